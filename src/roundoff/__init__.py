@@ -1,0 +1,32 @@
+"""Same maths, different bits, different speed: the library behind the roundoff gallery.
+
+Importing :mod:`roundoff` is cheap: public names are loaded when they are first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+__version__ = "0.1.0"
+
+#: Public name -> the module that defines it.
+_PUBLIC: dict[str, str] = {
+    "RoundoffError": "errors",
+    "onnx_dtype_name": "dtypes",
+    "onnx_dtype_to_np_dtype": "dtypes",
+    "onnx_dtype_to_torch_dtype": "dtypes",
+}
+
+__all__ = ["__version__", *_PUBLIC]
+
+
+def __getattr__(name: str) -> Any:
+    module = _PUBLIC.get(name)
+    if module is None:
+        raise AttributeError(f"module 'roundoff' has no attribute {name!r}")
+    return getattr(importlib.import_module(f".{module}", __name__), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

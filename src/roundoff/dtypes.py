@@ -1,0 +1,272 @@
+"""One table of element types: their ONNX, torch and NumPy names, eps, ulp and largest value.
+
+ONNX numbers its element types in ``TensorProto.DataType``; those numbers are the keys here.
+Neither torch nor onnx is imported until a function needs it.
+
+Source: ONNX ``onnx.proto`` (TensorProto.DataType); IEEE 754-2019 for the binary formats;
+`OCP 8-bit Floating Point Specification <https://www.opencompute.org/documents/>`_ for float8.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .errors import DtypeError
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = [
+    "DTYPES",
+    "DType",
+    "dtype_info",
+    "onnx_dtype_name",
+    "onnx_dtype_to_np_dtype",
+    "onnx_dtype_to_torch_dtype",
+    "ulp",
+]
+
+
+@dataclasses.dataclass(frozen=True)
+class DType:
+    """An element type.
+
+    Attributes
+    ----------
+    onnx : int
+        Number in ``onnx.TensorProto.DataType``.
+    onnx_name : str
+        Name in ``onnx.TensorProto.DataType``, such as ``"FLOAT16"``.
+    name : str
+        The name that torch, NumPy and ml_dtypes share, such as ``"float16"``.
+    bits : int
+        Width of an element in bits (0 for strings).
+    kind : str
+        ``"float"``, ``"int"``, ``"uint"``, ``"complex"``, ``"bool"`` or ``"string"``.
+    precision : int
+        Binary digits of the significand, the leading one included (0 unless a float; for a
+        complex type, of each part).
+    emax, emin : int
+        Exponents of the largest and smallest normal number: 2**emax <= largest.
+    max : float
+        Largest finite value (``nan`` where the kind has none).
+    """
+
+    onnx: int
+    onnx_name: str
+    name: str
+    bits: int
+    kind: str
+    precision: int = 0
+    emax: int = 0
+    emin: int = 0
+    max: float = math.nan
+
+    @property
+    def eps(self) -> float:
+        """Distance from 1 to the next larger number: 2**(1 - precision)."""
+        return math.ldexp(1.0, 1 - self.precision) if self.precision else math.nan
+
+    @property
+    def unit_roundoff(self) -> float:
+        """Largest relative error of one rounding to nearest: eps / 2."""
+        return self.eps / 2
+
+    @property
+    def tiny(self) -> float:
+        """Smallest positive normal number, 2**emin."""
+        return math.ldexp(1.0, self.emin) if self.precision else math.nan
+
+    @property
+    def is_float(self) -> bool:
+        """Whether this is a real floating-point type."""
+        return self.kind == "float"
+
+
+def _float(onnx: int, onnx_name: str, name: str, bits: int, p: int, emax: int, emin: int,
+           largest: float | None = None) -> DType:  # fmt: skip
+    if largest is None:
+        largest = math.ldexp(2.0 - math.ldexp(1.0, 1 - p), emax)
+    return DType(onnx, onnx_name, name, bits, "float", p, emax, emin, largest)
+
+
+def _int(onnx: int, onnx_name: str, name: str, bits: int, kind: str) -> DType:
+    return DType(onnx, onnx_name, name, bits, kind, max=float(2 ** (bits - (kind == "int")) - 1))
+
+
+#: Every element type of ONNX, by its number.
+DTYPES: dict[int, DType] = {
+    d.onnx: d
+    for d in (
+        _float(1, "FLOAT", "float32", 32, 24, 127, -126),
+        _int(2, "UINT8", "uint8", 8, "uint"),
+        _int(3, "INT8", "int8", 8, "int"),
+        _int(4, "UINT16", "uint16", 16, "uint"),
+        _int(5, "INT16", "int16", 16, "int"),
+        _int(6, "INT32", "int32", 32, "int"),
+        _int(7, "INT64", "int64", 64, "int"),
+        DType(8, "STRING", "str", 0, "string"),
+        DType(9, "BOOL", "bool", 8, "bool", max=1.0),
+        _float(10, "FLOAT16", "float16", 16, 11, 15, -14),
+        _float(11, "DOUBLE", "float64", 64, 53, 1023, -1022),
+        _int(12, "UINT32", "uint32", 32, "uint"),
+        _int(13, "UINT64", "uint64", 64, "uint"),
+        DType(14, "COMPLEX64", "complex64", 64, "complex", 24, 127, -126),
+        DType(15, "COMPLEX128", "complex128", 128, "complex", 53, 1023, -1022),
+        _float(16, "BFLOAT16", "bfloat16", 16, 8, 127, -126),
+        _float(17, "FLOAT8E4M3FN", "float8_e4m3fn", 8, 4, 8, -6, 448.0),
+        _float(18, "FLOAT8E4M3FNUZ", "float8_e4m3fnuz", 8, 4, 7, -7, 240.0),
+        _float(19, "FLOAT8E5M2", "float8_e5m2", 8, 3, 15, -14, 57344.0),
+        _float(20, "FLOAT8E5M2FNUZ", "float8_e5m2fnuz", 8, 3, 15, -15, 57344.0),
+        _int(21, "UINT4", "uint4", 4, "uint"),
+        _int(22, "INT4", "int4", 4, "int"),
+        _float(23, "FLOAT4E2M1", "float4_e2m1fn", 4, 2, 2, 0, 6.0),
+        DType(24, "FLOAT8E8M0", "float8_e8m0fnu", 8, "float", 1, 127, -127, 2.0**127),
+        _int(25, "UINT2", "uint2", 2, "uint"),
+        _int(26, "INT2", "int2", 2, "int"),
+    )
+}
+
+_BY_NAME: dict[str, DType] = {d.name: d for d in DTYPES.values()} | {
+    d.onnx_name: d for d in DTYPES.values()
+}
+_ALIASES = {"float": "float32", "double": "float64", "half": "float16", "object": "str"}
+
+
+def dtype_info(dtype: Any) -> DType:
+    """The :class:`DType` of an ONNX number or name, a torch dtype, or anything NumPy takes.
+
+    Raises
+    ------
+    DtypeError
+        When no ONNX element type corresponds.
+
+    Examples
+    --------
+    >>> dtype_info(10).name, dtype_info("bfloat16").onnx, dtype_info(np.float64).precision
+    ('float16', 16, 53)
+    """
+    if isinstance(dtype, DType):
+        return dtype
+    if isinstance(dtype, int) and not isinstance(dtype, bool):
+        found = DTYPES.get(dtype)
+    else:
+        name = dtype if isinstance(dtype, str) else str(dtype)
+        name = name.removeprefix("torch.")
+        found = _BY_NAME.get(_ALIASES.get(name, name))
+        if found is None:
+            found = _from_numpy(dtype)
+    if found is None:
+        raise DtypeError(
+            "unknown element type",
+            got=dtype,
+            expected="an ONNX number (1 is float32), a torch or NumPy dtype, or a name",
+            hint="roundoff.dtypes.DTYPES lists them all",
+        )
+    return found
+
+
+def _from_numpy(dtype: Any) -> DType | None:
+    try:
+        np_dtype = np.dtype(dtype)
+    except TypeError:
+        return None
+    if np_dtype.kind in "USOT":
+        return _BY_NAME["str"]
+    return _BY_NAME.get(np_dtype.name)
+
+
+def onnx_dtype_name(itype: int) -> str:
+    """Name of an ONNX element type: ``onnx_dtype_name(1) == "FLOAT"``.
+
+    Raises
+    ------
+    DtypeError
+        When *itype* is not in ``TensorProto.DataType``.
+    """
+    return dtype_info(int(itype)).onnx_name
+
+
+def onnx_dtype_to_np_dtype(itype: int) -> np.dtype[Any]:
+    """NumPy dtype of an ONNX element type; types that NumPy lacks come from ``ml_dtypes``.
+
+    Examples
+    --------
+    >>> onnx_dtype_to_np_dtype(10)
+    dtype('float16')
+    """
+    info = dtype_info(int(itype))
+    if info.kind == "string":
+        return np.dtype(object)
+    try:
+        return np.dtype(info.name)
+    except TypeError:
+        import ml_dtypes
+
+        return np.dtype(getattr(ml_dtypes, info.name))
+
+
+@functools.cache
+def onnx_dtype_to_torch_dtype(itype: int) -> torch.dtype:
+    """Torch dtype of an ONNX element type.
+
+    Raises
+    ------
+    DtypeError
+        When torch has none (strings, for instance).
+    """
+    import torch
+
+    info = dtype_info(int(itype))
+    found = getattr(torch, info.name, None)
+    if not isinstance(found, torch.dtype):
+        raise DtypeError(
+            "no torch dtype for this ONNX type", got=info.onnx_name, expected="a numeric type"
+        )
+    return found
+
+
+def ulp(x: Any, dtype: Any) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Unit in the last place of *dtype* at each real *x*, as float64.
+
+    Muller's definition: the spacing of the numbers of the format in the binade that holds
+    \\|x\\|; below the smallest normal number the spacing of the subnormals; past the largest
+    number the spacing of the last binade; ``nan`` where x is.
+
+    Parameters
+    ----------
+    x : array_like of float64
+        Any shape.
+    dtype : any
+        A floating-point type, as :func:`dtype_info` takes it.
+
+    Raises
+    ------
+    DtypeError
+        When *dtype* is not a floating-point type.
+
+    References
+    ----------
+    J.-M. Muller, *On the definition of ulp(x)*, INRIA RR-5504, 2005.
+
+    Examples
+    --------
+    >>> float(ulp(300.0, "float16")), float(ulp(1.0, "float32")) == 2.0**-23
+    (0.25, True)
+    """
+    info = dtype_info(dtype)
+    if not info.is_float:
+        raise DtypeError("no unit in the last place", got=info.name, expected="a floating type")
+    x = np.abs(np.asarray(x, dtype=np.float64))
+    with np.errstate(invalid="ignore"):
+        exponent = np.frexp(x)[1] - 1  # 2**exponent <= x < 2**(exponent + 1)
+        exponent = np.where(x == 0, info.emin, exponent)
+        exponent = np.where(np.isinf(x), info.emax, exponent)
+        exponent = np.clip(exponent, info.emin, info.emax)
+    spacing = np.ldexp(1.0, exponent + 1 - info.precision)
+    return np.where(np.isnan(x), np.nan, spacing)

@@ -1,0 +1,100 @@
+"""Typed exceptions: every user error says what was got, what was expected, and what to try.
+
+Each class also derives from the built-in exception a reader would expect
+(:class:`ValueError`, :class:`TypeError`, …), so that existing ``except`` clauses keep working.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "ArgumentError",
+    "DtypeError",
+    "MissingDependencyError",
+    "ModelError",
+    "RecordError",
+    "RoundoffError",
+    "ShapeError",
+    "UnsupportedError",
+]
+
+
+class RoundoffError(Exception):
+    """Base class of every error that roundoff raises on purpose.
+
+    Parameters
+    ----------
+    message : str
+        What went wrong, in one sentence, naming the argument, node or file.
+    got : object, optional
+        What was found; shown with ``repr`` unless it is a string.
+    expected : str, optional
+        What would have been right.
+    hint : str, optional
+        What to try next.
+
+    Examples
+    --------
+    >>> print(RoundoffError("size out of range", got=0, expected="at least 1", hint="use 2"))
+    size out of range: got 0, expected at least 1; try: use 2
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        got: object = None,
+        expected: str | None = None,
+        hint: str | None = None,
+    ) -> None:
+        self.message = message
+        self.got = got
+        self.expected = expected
+        self.hint = hint
+        super().__init__(message)
+
+    def __str__(self) -> str:
+        found = []
+        if self.got is not None:
+            found.append(f"got {self.got if isinstance(self.got, str) else repr(self.got)}")
+        if self.expected is not None:
+            found.append(f"expected {self.expected}")
+        text = self.message + (": " + ", ".join(found) if found else "")
+        return text + (f"; try: {self.hint}" if self.hint else "")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Keyword-only arguments: the default would rebuild the error from its message alone.
+        return (_rebuild, (type(self), self.message, self.got, self.expected, self.hint))
+
+
+def _rebuild(
+    kind: type[RoundoffError], message: str, got: object, expected: str | None, hint: str | None
+) -> RoundoffError:
+    return kind(message, got=got, expected=expected, hint=hint)
+
+
+class ArgumentError(RoundoffError, ValueError):
+    """An argument or option has a value that is not allowed."""
+
+
+class DtypeError(RoundoffError, TypeError):
+    """An element type is unknown, or not one the operation takes."""
+
+
+class ShapeError(RoundoffError, ValueError):
+    """A tensor has a rank or shape the operation does not take."""
+
+
+class ModelError(RoundoffError, ValueError):
+    """An ONNX model is broken, cyclic, or refers to something that is not there."""
+
+
+class UnsupportedError(RoundoffError, NotImplementedError):
+    """A valid request that this version, provider or machine does not support."""
+
+
+class MissingDependencyError(RoundoffError, ImportError):
+    """An optional package is needed here and is not installed."""
+
+
+class RecordError(RoundoffError, ValueError):
+    """A recorded file is unreadable or violates its schema; names the file and the field."""

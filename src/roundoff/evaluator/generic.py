@@ -37,7 +37,8 @@ class OrtKernel:
     @staticmethod
     def knows(node: Node) -> bool:
         """Whether ONNX Runtime has an operator of this name."""
-        return (node.domain, node.op_type) in _ort_operators()
+        known = _ort_operators()
+        return known is None or (node.domain, node.op_type) in known
 
     def bind(self, node: Node) -> Callable[..., Any]:
         """The function that computes *node*; sessions are made when types are known.
@@ -70,12 +71,15 @@ class OrtKernel:
 
 
 @functools.cache
-def _ort_operators() -> frozenset[tuple[str, str]]:
-    """Names of the operators that ONNX Runtime's schemas list."""
-    from ..ort import onnxruntime
+def _ort_operators() -> frozenset[tuple[str, str]] | None:
+    """Names of the operators that ONNX Runtime lists; None where it lists none."""
+    import onnxruntime
 
-    state = onnxruntime.capi.onnxruntime_pybind11_state
-    return frozenset((s.domain, s.name) for s in state.get_all_operator_schema())
+    try:  # what ONNX Runtime's own documentation tools read; not promised to stay
+        schemas = onnxruntime.capi.onnxruntime_pybind11_state.get_all_operator_schema()
+    except AttributeError:
+        return None
+    return frozenset((s.domain, s.name) for s in schemas)
 
 
 def _session(node: Node, inputs: tuple[Any, ...]) -> Any:

@@ -87,6 +87,7 @@ def _attention(node: Node) -> Function:
         k, v = _grouped(k, q.shape[1]), _grouped(v, q.shape[1])
         bias = _bias(q, k, mask, causal, offset, lengths)
         root = math.sqrt(node.attribute("scale") or 1 / math.sqrt(q.shape[3]))
+        root = torch.tensor(root, dtype=q.dtype).item()  # ONNX's definition casts it
         scores = torch.matmul(q * root, (k * root).transpose(2, 3))
         shown = scores
         if cap > 0:

@@ -8,8 +8,9 @@ operator, any operator can be replaced, and the whole model can be computed in f
 
 from __future__ import annotations
 
+from .generic import OrtKernel, ReferenceKernel
 from .nodes import Node
-from .registry import Kernel, LayerNormalizationOrt, MatMulOrt, OrtKernel, ReferenceKernel
+from .registry import Kernel, LayerNormalizationOrt, MatMulOrt
 from .session import Step, TorchOnnxEvaluator
 
 __all__ = [

@@ -10,9 +10,10 @@ import numpy as np
 import onnx
 from onnx import AttributeProto, ModelProto, NodeProto, TypeProto, helper
 
-from ..dtypes import DTYPES
-from ..errors import ModelError, RoundoffError
-from .checks import infer_from_values, schema_of
+from roundoff.dtypes import DTYPES
+from roundoff.errors import ModelError, RoundoffError, ShapeError
+
+from .checks import check_given, infer_from_values, schema_of
 from .nodes import Node
 from .values import signature, to_numpy, to_value, type_proto
 
@@ -50,6 +51,9 @@ class OrtKernel:
         """
         if not self.knows(node):
             raise NotHandledError(f"ONNX Runtime has no operator {node.operator}")
+        known = _ort_operators()
+        if known is not None and schema_of(node.domain, node.op_type, node.opset) is None:
+            check_given(node, known[node.domain, node.op_type])
         sessions: dict[Any, Any] = {}
         checked: set[Any] = set()
 
@@ -71,19 +75,19 @@ class OrtKernel:
 
 
 @functools.cache
-def _ort_operators() -> frozenset[tuple[str, str]] | None:
-    """Names of the operators that ONNX Runtime lists; None where it lists none."""
+def _ort_operators() -> dict[tuple[str, str], Any] | None:
+    """Schemas of the operators that ONNX Runtime lists; None where it lists none."""
     import onnxruntime
 
     try:  # what ONNX Runtime's own documentation tools read; not promised to stay
         schemas = onnxruntime.capi.onnxruntime_pybind11_state.get_all_operator_schema()
     except AttributeError:
         return None
-    return frozenset((s.domain, s.name) for s in schemas)
+    return {(s.domain, s.name): s for s in sorted(schemas, key=lambda s: s.since_version)}
 
 
 def _session(node: Node, inputs: tuple[Any, ...]) -> Any:
-    from ..ort import session
+    from roundoff.ort import session
 
     model = single_node_model(node, inputs)
     return session(model, node.settings.providers)
@@ -100,9 +104,7 @@ def _feeds(node: Node, inputs: tuple[Any, ...]) -> dict[str, Any]:
     return {name: x for name, x in named if name and x is not None}
 
 
-def single_node_model(
-    node: Node, inputs: tuple[Any, ...], opset: int | None = None
-) -> ModelProto:
+def single_node_model(node: Node, inputs: tuple[Any, ...], opset: int | None = None) -> ModelProto:
     """A model of this node alone, for inputs of these types and any shape."""
     names = _feed_names(node)
     absent = [n if x is not None else "" for n, x in zip(names, inputs, strict=True)]
@@ -149,13 +151,26 @@ def _as_outputs(node: Node, made: list[Any]) -> Any:
     return tuple(next(given) if name else None for name in node.outputs)
 
 
+_LOSSES = ("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss")
+
+
 def refuse_hazards(node: Node, inputs: tuple[Any, ...]) -> None:
-    """Refuse what would stop the process in a compiled kernel: an integer divided by zero.
+    """Refuse what ONNX's inference lets pass and a compiled kernel does not survive or notice.
 
     Raises
     ------
     ModelError
+        An integer divided by zero, which stops the process.
+    ShapeError
+        A loss over labels of another shape than its scores.
     """
+    if node.domain == "" and node.op_type in _LOSSES:
+        scores, labels = (list(x.shape) for x in inputs[:2])
+        if scores[:1] + scores[2:] != labels:
+            raise ShapeError(
+                f"node {node.label!r} ({node.op_type})", got=f"scores {scores}, labels {labels}",
+                expected="labels of the scores' shape without the classes",
+            )  # fmt: skip
     if node.domain == "" and node.op_type in ("Div", "Mod") and len(inputs) == 2:
         a, b = (to_numpy(x) for x in inputs)
         if b.dtype.kind in "iu" or b.dtype.name.startswith(("int", "uint")):
@@ -197,7 +212,9 @@ class ReferenceKernel:
             feeds = {n: to_numpy(x) for n, x in _feeds(node, inputs).items()}
             with np.errstate(all="ignore"):
                 made = evaluator.run(None, feeds)
-            return _as_outputs(node, [_typed(node, x, t) for x, t in zip(made, expected)])
+            return _as_outputs(
+                node, [_typed(node, x, t) for x, t in zip(made, expected, strict=True)]
+            )
 
         return call
 

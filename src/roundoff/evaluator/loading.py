@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import onnx
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import DecodeError, Message  # type: ignore[import-untyped]
 from onnx import (
     AttributeProto,
     FunctionProto,
@@ -20,8 +20,9 @@ from onnx import (
     numpy_helper,
 )
 
-from ..dtypes import dtype_info, onnx_dtype_to_np_dtype
-from ..errors import ModelError
+from roundoff.dtypes import dtype_info, onnx_dtype_to_np_dtype
+from roundoff.errors import ModelError
+
 from .values import to_value
 
 # Larger constants are left out of the copy that the checker sees.
@@ -66,7 +67,9 @@ def load(model: Any) -> Loaded:
         try:
             content = path.read_bytes()
         except OSError as error:
-            raise ModelError(f"cannot read the model {path.name}", got=str(error.strerror)) from error
+            raise ModelError(
+                f"cannot read the model {path.name}", got=str(error.strerror)
+            ) from error
         folder, model = path.resolve().parent, content
     if isinstance(model, (bytes, bytearray, memoryview)):
         try:

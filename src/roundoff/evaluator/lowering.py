@@ -15,8 +15,9 @@ from typing import Any
 import onnx
 from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto, TypeProto, helper
 
-from ..errors import ModelError
-from .checks import infer, schema_of
+from roundoff.errors import ModelError
+
+from .checks import check_attributes, check_declared, check_given, infer, schema_of
 from .loading import Loaded, attribute_value, sparse_value, tensor_value
 from .nodes import Node, Settings
 from .values import type_proto
@@ -135,14 +136,16 @@ class Lowering:
             scope.outer_names = ChainMap(parent.names, parent.outer_names)  # type: ignore[arg-type]
             graph.types.update({prefix + n: t for n, t in input_types.items()})
         else:
-            graph.types.update(
-                {i.name: i.type for i in proto.input if i.type.WhichOneof("value")}
-            )
+            graph.types.update({i.name: i.type for i in proto.input if i.type.WhichOneof("value")})
         self._constants(proto, scope)
         for position, node in enumerate(proto.node):
             self._node(node, position, scope)
         graph.outputs = [scope.read(o.name) for o in proto.output]
         graph.captures = tuple(graph.aliases)
+        for declared, name in zip(proto.output, graph.outputs, strict=True):
+            known = scope.types.get(name)
+            if known is not None:
+                check_declared(declared.name, declared.type, known)
         return graph
 
     def _constants(self, proto: GraphProto, scope: _Scope) -> None:
@@ -259,6 +262,9 @@ class Lowering:
             op_type=proto.op_type, domain=domain, name=name, input=inputs,
             output=node.outputs, attribute=attributes, overload=proto.overload,
         )  # fmt: skip
+        check_attributes(node)
+        if schema is not None:
+            check_given(node, schema)
         if not custom:
             graph.types.update(self._outputs(node, schema))
         graph.nodes.append(node)
@@ -283,9 +289,7 @@ class Lowering:
         if schema is None:
             return {}
         if not node.subgraphs:
-            data = {
-                node.inputs[k]: _small(v, node.inputs[k]) for k, v in node.constants.items()
-            }
+            data = {node.inputs[k]: _small(v, node.inputs[k]) for k, v in node.constants.items()}
             return infer(node, node.types, {k: v for k, v in data.items() if v is not None})
         if node.op_type == "If" and node.domain == "":
             return _agreed(node)

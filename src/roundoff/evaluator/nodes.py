@@ -23,7 +23,7 @@ class Settings:
     """
 
     providers: tuple[Any, ...] = ("CPUExecutionProvider",)
-    device: torch.device = torch.device("cpu")
+    device: torch.device = dataclasses.field(default_factory=lambda: torch.device("cpu"))
     truth: bool = False
 
 

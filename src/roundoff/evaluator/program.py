@@ -11,7 +11,8 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from ..errors import ModelError, RoundoffError, UnsupportedError
+from roundoff.errors import ModelError, RoundoffError, UnsupportedError
+
 from .checks import guarded, schema_of
 from .generic import NotHandledError
 from .lowering import Lowered
@@ -128,12 +129,10 @@ class Bound:
 
 
 def _out_of_memory(error: Exception) -> bool:
-    text = str(error)
-    return isinstance(error, MemoryError) or (
-        isinstance(error, RuntimeError)
-        and ("allocate memory" in text or "out of memory" in text or "overflow" in text.lower()
-             and "storage" in text.lower())
-    )  # fmt: skip
+    if isinstance(error, MemoryError):
+        return True
+    wordings = ("allocate memory", "out of memory", "Storage size calculation overflowed")
+    return isinstance(error, RuntimeError) and any(w in str(error) for w in wordings)
 
 
 def _brief(error: Exception) -> str:
@@ -205,7 +204,7 @@ class Graph:
         remaining = iter(plan.steps)
         while True:
             try:
-                for step in remaining:  # noqa: B007 - the failing one is needed below
+                for step in remaining:
                     step(values)
                 return
             except Exception as error:

@@ -7,10 +7,12 @@ definition that it was not written for: a newer one falls to a generic kernel.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ..errors import ArgumentError, UnsupportedError
+from roundoff.errors import ArgumentError, UnsupportedError
+
 from .generic import NotHandledError, OrtKernel, ReferenceKernel
 from .nodes import Node
 
@@ -53,10 +55,14 @@ def torch_kernel(op_type: str, *versions: int, domain: str = "") -> Callable[[Fa
     return register
 
 
+def _load() -> None:
+    """Import the torch kernels, which registers them."""
+    importlib.import_module(".torch_kernels", __package__)
+
+
 def torch_kernels() -> dict[tuple[str, str], tuple[int, ...]]:
     """(domain, operator) -> versions that have a torch kernel."""
-    from . import torch_kernels as _  # registers them
-
+    _load()
     return {key: tuple(sorted(found)) for key, found in sorted(_TORCH.items())}
 
 
@@ -73,8 +79,7 @@ class TorchKernel(Kernel):
         NotHandledError
             No torch kernel for this operator, version or combination of attributes.
         """
-        from . import torch_kernels as _  # registers them
-
+        _load()
         factory = _TORCH.get((node.domain, node.op_type), {}).get(node.version)
         if factory is None:
             raise NotHandledError(f"no torch kernel for {node.operator} version {node.version}")
@@ -132,7 +137,9 @@ class Choice:
     truth : bool
     """
 
-    def __init__(self, custom: Mapping[tuple[str, str], Any] | None, order: Any, truth: bool):
+    def __init__(
+        self, custom: Mapping[tuple[str, str], Any] | None, order: Any, truth: bool
+    ) -> None:
         self.custom = {_key(k): _kernel(k, v) for k, v in dict(custom or {}).items()}
         self.truth = truth
         default = TRUTH_ORDER if truth else DEFAULT_ORDER

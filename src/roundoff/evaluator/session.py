@@ -7,15 +7,16 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..dtypes import dtype_info
-from ..errors import ArgumentError, UnsupportedError
-from .checks import check_feed
+from roundoff.dtypes import dtype_info
+from roundoff.errors import ArgumentError, UnsupportedError
+
+from .checks import check_declared, check_feed
 from .loading import load
 from .lowering import Lowering
 from .nodes import Node, Settings
 from .program import Bound, Graph
 from .registry import Choice
-from .values import elem_type, to_value, type_name
+from .values import elem_type, to_value, type_name, type_proto
 
 
 class Step(NamedTuple):
@@ -99,15 +100,18 @@ class TorchOnnxEvaluator:
         loaded = load(model)
         choice = Choice(custom_kernels, kernels, truth)
         lowered = Lowering(loaded, choice.replaced, self._constant, self.settings).main()
-        self._declared = {
-            i.name: i.type for i in loaded.graph.input if i.type.WhichOneof("value")
-        }
+        self._declared = {i.name: i.type for i in loaded.graph.input if i.type.WhichOneof("value")}
         self._graph = Graph(lowered, choice)
         self.input_names = list(self._graph.input_names)
         self.output_names = list(self._graph.output_names)
         self.nodes: tuple[Node, ...] = self._graph.nodes
         self._inputs = set(self.input_names)
-        self._host = self.settings.device.type == "cpu"
+        # Outputs whose type could not be proved before the run; truth has types of its own.
+        self._unproved = [] if truth else [
+            (k, o.type)
+            for k, (o, n) in enumerate(zip(loaded.graph.output, lowered.outputs, strict=True))
+            if n not in lowered.types and o.type.HasField("tensor_type")
+        ]  # fmt: skip
 
     def _constant(self, value: Any) -> Any:
         return self._widened(value)
@@ -141,7 +145,13 @@ class TorchOnnxEvaluator:
             arguments = self._arguments(feeds)
             if self.verbose:
                 return self._tell(keep, arguments)
-            return self._graph.call(arguments, keep)
+            results = self._graph.call(arguments, keep)
+        if names is None and self._unproved:
+            for place, declared in self._unproved:
+                value = results[place]
+                if elem_type(value):
+                    check_declared(keep[place], declared, type_proto(value, shape=False))
+        return results
 
     def _known(self, names: Sequence[str]) -> tuple[str, ...]:
         if isinstance(names, str):
@@ -267,14 +277,14 @@ class TorchOnnxEvaluator:
         results: dict[str, Any] = dict(self._graph.constants)
         results.update(zip(self._graph.input_names, arguments, strict=True))
         for node, inputs, outputs, kernel in self._graph.observe(arguments):
-            print(f"{node.label} {node.operator} [{kernel}]")  # noqa: T201
+            print(f"{node.label} {node.operator} [{kernel}]")
             if self.verbose > 1:
                 for sign, names, values in (
                     ("<", node.inputs, inputs), (">", node.outputs, outputs)
                 ):  # fmt: skip
                     for name, value in zip(names, values, strict=False):
                         if name:
-                            print(f"  {sign} {name} {type_name(value)}")  # noqa: T201
+                            print(f"  {sign} {name} {type_name(value)}")
             results.update((n, x) for n, x in zip(node.outputs, outputs, strict=False) if n)
         return [results[n] for n in keep]
 
@@ -295,5 +305,3 @@ def _device(providers: Sequence[Any]) -> torch.device:
             "torch sees no CUDA device", got=name, hint='providers=["CPUExecutionProvider"]'
         )
     return torch.device("cuda", int(options.get("device_id", torch.cuda.current_device())))
-
-

@@ -16,8 +16,8 @@ import onnx
 import torch
 from onnx import TypeProto, helper
 
-from ..dtypes import dtype_info, onnx_dtype_to_np_dtype
-from ..errors import DtypeError
+from roundoff.dtypes import dtype_info, onnx_dtype_to_np_dtype
+from roundoff.errors import DtypeError
 
 #: ONNX element type of the torch dtypes that values may have.
 TORCH_TO_ONNX: dict[torch.dtype, int] = {
@@ -41,9 +41,7 @@ _VIEWED = {
               torch.float8_e5m2fnuz, torch.float8_e8m0fnu)
 }  # fmt: skip
 _VIEWED_BACK = {t: (d, i) for d, (t, i) in _VIEWED.items()}
-_NATIVE = {
-    onnx_dtype_to_np_dtype(k) for k, t in ONNX_TO_TORCH.items() if t not in _VIEWED_BACK
-}
+_NATIVE = {onnx_dtype_to_np_dtype(k) for k, t in ONNX_TO_TORCH.items() if t not in _VIEWED_BACK}
 #: Element types that stay NumPy arrays.
 ARRAY_ONLY = {
     onnx_dtype_to_np_dtype(k): k

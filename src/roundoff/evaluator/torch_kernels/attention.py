@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 
-from ...errors import ShapeError
-from ..nodes import Node
-from ..registry import torch_kernel
+from roundoff.errors import DtypeError, ModelError, ShapeError
+from roundoff.evaluator.nodes import Node
+from roundoff.evaluator.registry import torch_kernel
+
 from .common import NotHandledError, element_type
 
 Tensor = torch.Tensor
@@ -65,6 +66,8 @@ def rotated(x: Tensor, cos: Tensor, sin: Tensor, width: int, interleaved: bool) 
 def _attention(node: Node) -> Function:
     causal = bool(node.attribute("is_causal", 0))
     cap, mode = node.attribute("softcap", 0.0), node.attribute("qk_matmul_output_mode", 0)
+    if mode not in (0, 1, 2, 3):
+        raise ModelError("qk_matmul_output_mode", got=mode, expected="0, 1, 2 or 3")
     precision = node.attribute("softmax_precision")
     soft = None if precision is None else element_type(node, precision)
 
@@ -86,7 +89,8 @@ def _attention(node: Node) -> Function:
         present = (k, v)
         k, v = _grouped(k, q.shape[1]), _grouped(v, q.shape[1])
         bias = _bias(q, k, mask, causal, offset, lengths)
-        root = math.sqrt(node.attribute("scale") or 1 / math.sqrt(q.shape[3]))
+        scale = node.attribute("scale")
+        root = math.sqrt(1 / math.sqrt(q.shape[3]) if scale is None else scale)
         root = torch.tensor(root, dtype=q.dtype).item()  # ONNX's definition casts it
         scores = torch.matmul(q * root, (k * root).transpose(2, 3))
         shown = scores
@@ -132,8 +136,10 @@ def _bias(
     if mask is not None:
         if mask.dtype == torch.bool:
             bias = torch.zeros_like(mask, dtype=q.dtype).masked_fill(~mask, -math.inf)
-        else:
+        elif mask.is_floating_point():
             bias = mask.to(q.dtype)
+        else:
+            raise DtypeError("mask", got=str(mask.dtype), expected="bool or a floating type")
         if bias.shape[-1] < columns:
             bias = torch.nn.functional.pad(bias, (0, columns - bias.shape[-1]), value=-math.inf)
     places = torch.arange(columns, device=q.device)

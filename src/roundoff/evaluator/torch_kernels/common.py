@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from ...dtypes import DTYPES
-from ...errors import DtypeError, ShapeError, UnsupportedError
-from ..generic import NotHandledError
-from ..nodes import Node
-from ..values import ONNX_TO_TORCH
+from roundoff.dtypes import DTYPES
+from roundoff.errors import DtypeError, ShapeError, UnsupportedError
+from roundoff.evaluator.generic import NotHandledError
+from roundoff.evaluator.nodes import Node
+from roundoff.evaluator.values import ONNX_TO_TORCH
 
 __all__ = [
     "NotHandledError",

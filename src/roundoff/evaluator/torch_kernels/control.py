@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 
-from ...errors import DtypeError, ModelError, ShapeError
-from ..nodes import Node
-from ..registry import torch_kernel
-from ..values import type_name
+from roundoff.errors import DtypeError, ModelError, ShapeError
+from roundoff.evaluator.nodes import Node
+from roundoff.evaluator.registry import torch_kernel
+from roundoff.evaluator.values import type_name
+
 from .common import NotHandledError, axis_of, ints
 
 Tensor = torch.Tensor

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812 - as torch's users write it
 
-from ...errors import ModelError
-from ..nodes import Node
-from ..registry import torch_kernel
+from roundoff.errors import ModelError
+from roundoff.evaluator.nodes import Node
+from roundoff.evaluator.registry import torch_kernel
+
 from .common import NotHandledError, element_type
 
 Tensor = torch.Tensor
@@ -68,7 +69,13 @@ _BINARY: dict[str, tuple[Function, tuple[int, ...]]] = {
 
 def _register(table: dict[str, tuple[Function, tuple[int, ...]]]) -> None:
     for op_type, (function, versions) in table.items():
-        torch_kernel(op_type, *versions)(lambda node, f=function: f)
+        _register_one(op_type, function, versions)
+
+
+def _register_one(op_type: str, function: Function, versions: tuple[int, ...]) -> None:
+    @torch_kernel(op_type, *versions)
+    def factory(node: Node) -> Function:
+        return function
 
 
 _register(_UNARY)
@@ -160,7 +167,7 @@ def _clip(node: Node) -> Function:
         if low is None and high is None:
             return x
         if x.is_floating_point():  # a NaN bound would otherwise be ignored
-            return torch.clamp(x, low, high)  # type: ignore[arg-type]
+            return torch.clamp(x, low, high)
         y = x if low is None else torch.maximum(x, low)
         return y if high is None else torch.minimum(y, high)
 
@@ -306,10 +313,8 @@ def cast(x: Any, dtype: torch.dtype) -> Tensor:
         return x
     if dtype in _NARROW:
         raise NotHandledError("ONNX defines its own conversion to float8")
-    if not dtype.is_floating_point and not dtype.is_complex and x.is_floating_point():
-        # What a float out of range becomes is not defined; uint64 goes through int64 in torch.
-        if dtype in (torch.uint16, torch.uint32, torch.uint64):
-            raise NotHandledError("torch has no such conversion")
+    if x.is_floating_point() and dtype in (torch.uint16, torch.uint32, torch.uint64):
+        raise NotHandledError("torch goes through int64")
     return x.to(dtype)
 
 

@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 
-from ...errors import ModelError, ShapeError
-from ..nodes import Node
-from ..registry import torch_kernel
+from roundoff.errors import ModelError, ShapeError
+from roundoff.evaluator.nodes import Node
+from roundoff.evaluator.registry import torch_kernel
+
 from .common import NotHandledError, axis_of, ints, refuse_larger_than_memory
 
 Tensor = torch.Tensor
@@ -82,9 +83,7 @@ def _gather_nd(node: Node) -> Function:
                                                       for j in range(indices.dim() - 1)])
             for k, d in enumerate(x.shape[:batch])
         ]  # fmt: skip
-        parts = [
-            _positions(indices[..., j], x.shape[batch + j], "GatherND") for j in range(depth)
-        ]
+        parts = [_positions(indices[..., j], x.shape[batch + j], "GatherND") for j in range(depth)]
         return x[tuple(lead + parts)]
 
     return gather
@@ -121,9 +120,7 @@ def _scatter_nd(node: Node) -> Function:
         if depth > x.dim() or updates.shape != (*indices.shape[:-1], *x.shape[depth:]):
             raise ShapeError("ScatterND", got=f"{list(x.shape)}, {list(indices.shape)}, "
                              f"{list(updates.shape)}")  # fmt: skip
-        places = tuple(
-            _positions(indices[..., j], x.shape[j], "ScatterND") for j in range(depth)
-        )
+        places = tuple(_positions(indices[..., j], x.shape[j], "ScatterND") for j in range(depth))
         y = x.clone(memory_format=torch.contiguous_format)
         if reduction == "none":
             y[places] = updates

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812 - as torch's users write it
 
-from ..nodes import Node
-from ..registry import torch_kernel
+from roundoff.evaluator.nodes import Node
+from roundoff.evaluator.registry import torch_kernel
+
 from .common import NotHandledError, axis_of, element_type
 
 Tensor = torch.Tensor

@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 
-from ...dtypes import DTYPES
-from ...errors import ShapeError
-from ..nodes import Node
-from ..registry import torch_kernel
+from roundoff.dtypes import DTYPES
+from roundoff.errors import ShapeError
+from roundoff.evaluator.nodes import Node
+from roundoff.evaluator.registry import torch_kernel
+
 from .common import NotHandledError, axis_of, element_type
 
 Tensor = torch.Tensor

@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
-from ..nodes import Node
-from ..registry import torch_kernel
+from roundoff.evaluator.nodes import Node
+from roundoff.evaluator.registry import torch_kernel
+
 from .common import NotHandledError, axis_of, ints, steering
 
 Tensor = torch.Tensor

@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 
-from ...errors import ShapeError
-from ..nodes import Node
-from ..registry import torch_kernel
+from roundoff.errors import ShapeError
+from roundoff.evaluator.nodes import Node
+from roundoff.evaluator.registry import torch_kernel
+
 from .common import NotHandledError, axis_of, ints
 
 Tensor = torch.Tensor
@@ -30,7 +31,7 @@ def _construct(node: Node) -> Function:
 
 @torch_kernel("SequenceEmpty", 11)
 def _empty(node: Node) -> Function:
-    return lambda: []
+    return list
 
 
 @torch_kernel("SequenceLength", 11)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from ...errors import ModelError, ShapeError
-from ..nodes import Node
-from ..registry import torch_kernel
+from roundoff.errors import ModelError, ShapeError
+from roundoff.evaluator.nodes import Node
+from roundoff.evaluator.registry import torch_kernel
+
 from .common import (
     NotHandledError,
     axis_of,
@@ -217,17 +219,17 @@ def _eye_like(node: Node) -> Function:
 def _range(node: Node) -> Function:
     def arange(start: Tensor, limit: Tensor, delta: Tensor) -> Tensor:
         first, last, step = (t.reshape(()) for t in (start, limit, delta))
-        a, b, s = first.item(), last.item(), step.item()
-        if s == 0:
+        if step.item() == 0:
             raise ModelError("Range with a step of 0")
         if start.is_floating_point():
-            count = max(int(torch.ceil((last - first).double() / s).item()), 0)
+            count = math.ceil((last - first).item() / step.item())
         else:
-            count = max(-((a - b) // s), 0)
+            count = -((int(first) - int(last)) // int(step))
+        count = max(count, 0)
         refuse_larger_than_memory([count], start.dtype, start.device)
         steps = torch.arange(count, device=start.device)
         if not start.is_floating_point():
-            return (a + steps * s).to(start.dtype)
+            return (int(first) + steps * int(step)).to(start.dtype)
         return first + steps.to(start.dtype) * step
 
     return arange

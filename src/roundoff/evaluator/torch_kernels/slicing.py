@@ -8,9 +8,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812 - as torch's users write it
 
-from ...errors import ModelError, ShapeError
-from ..nodes import Node
-from ..registry import torch_kernel
+from roundoff.errors import ModelError, ShapeError
+from roundoff.evaluator.nodes import Node
+from roundoff.evaluator.registry import torch_kernel
+
 from .common import NotHandledError, axis_of, ints, refuse_larger_than_memory, steering
 
 Tensor = torch.Tensor

@@ -184,7 +184,8 @@ def _encode(path: Path, name: str, frame: pd.DataFrame) -> dict[str, Any]:
     columns, cells = [], []
     for label, series in frame.items():
         values = [v.item() if hasattr(v, "item") else v for v in series.tolist()]
-        values = [None if _is_missing(v) else v for v in values]
+        is_text = any(isinstance(v, str) for v in values)
+        values = [None if _is_missing(v, is_text) else v for v in values]
         kind = _kind_of(values)
         if kind is None:
             odd = next(v for v in values if not isinstance(v, (str, int, float, bool, type(None))))
@@ -200,9 +201,11 @@ def _encode(path: Path, name: str, frame: pd.DataFrame) -> dict[str, Any]:
     return {"columns": columns, "rows": [list(row) for row in zip(*cells, strict=True)]}
 
 
-def _is_missing(value: Any) -> bool:
-    """pandas' NA and NaT are missing; a float's NaN is a result, and kept."""
-    return type(value).__name__ in ("NAType", "NaTType")
+def _is_missing(value: Any, is_text: bool) -> bool:
+    """pandas' NA and NaT are missing; NaN is a result among numbers, missing among strings."""
+    if type(value).__name__ in ("NAType", "NaTType"):
+        return True
+    return is_text and isinstance(value, float) and math.isnan(value)
 
 
 def _kind_of(values: list[Any]) -> str | None:

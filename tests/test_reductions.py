@@ -31,6 +31,7 @@ from roundoff.reductions import (
     error_bound,
     exact,
     exact_sum,
+    judge,
     mean,
     moments,
     neumaier,
@@ -462,6 +463,20 @@ def test_the_sequential_bound_is_nearly_reached() -> None:
 def test_distinct_bits() -> None:
     assert distinct_bits(np.array([0.0, -0.0, math.nan, math.nan])) == 3
     assert distinct_bits(np.ones(5, storage("bfloat16"))) == 1
+
+
+def test_judge_tells_spread_and_error_apart() -> None:
+    unit = 2.0**-23
+    results = np.array([1.0, 1.0 + 2 * unit, 1.0 + 2 * unit], np.float32)
+    found = judge(results, Fraction(1) + Fraction(5, 2) * Fraction(unit), "float32")
+    assert found == {"distinct": 2, "spread": 2.0, "error": 2.5, "median": 0.5}
+    same = judge(np.full(4, 3.0), Fraction(2), "float64")
+    assert (same["distinct"], same["spread"]) == (1, 0.0)
+    assert same["error"] == 2.0**51
+    lost = judge(np.array([1.0, np.inf], np.float32), Fraction(1), "float32")
+    assert lost["distinct"] == 2
+    assert math.isnan(lost["spread"])
+    assert math.isnan(lost["error"])
 
 
 # -- a stack of layers ----------------------------------------------------------------------------

@@ -2,11 +2,9 @@
 
 Floating-point addition commutes but does not associate, so the sum of a vector depends on the
 order and on the grouping in which its values are added. This package draws the data and the
-orders (:mod:`~roundoff.reductions.data`), adds them with several algorithms
-(:mod:`~roundoff.reductions.algorithms`), knows the exact sum and the classical bounds
-(:mod:`~roundoff.reductions.truth`), measures how far 128 orders of the same numbers spread
-(:mod:`~roundoff.reductions.spread`) and how such differences travel through a network
-(:mod:`~roundoff.reductions.stack`).
+orders, adds them with several algorithms, knows the exact sum and the classical bounds, and
+measures how far 128 orders of the same numbers spread; ``roundoff.reductions.stack`` follows such
+differences through a network.
 
 Examples
 --------
@@ -43,11 +41,13 @@ from .data import (
     round_to,
     work_dtype,
 )
-from .spread import Spread, distinct_bits, mean, moments, normalize, spread, spread_study
+from .spread import Spread, mean, moments, normalize, spread, spread_study
 from .truth import (
     condition,
+    distinct_bits,
     error_bound,
     exact_sum,
+    judge,
     numpy_depth,
     probable_bound,
     round_exact,
@@ -70,6 +70,7 @@ __all__ = [
     "error_bound",
     "exact",
     "exact_sum",
+    "judge",
     "mean",
     "moments",
     "neumaier",

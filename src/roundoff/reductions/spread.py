@@ -15,11 +15,12 @@ import numpy as np
 import numpy.typing as npt
 
 from .data import DTYPES, SIZES, arrange, draw_orders, quantize, round_to
+from .truth import distinct_bits
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Spread", "distinct_bits", "mean", "moments", "normalize", "spread", "spread_study"]
+__all__ = ["Spread", "mean", "moments", "normalize", "spread", "spread_study"]
 
 #: Added to the standard deviation, as layer norms do, though theirs add it to the variance.
 EPSILON = 1e-6
@@ -79,18 +80,6 @@ def normalize(x: npt.NDArray[Any], dtype: Any) -> npt.NDArray[Any]:
     mu, sd = moments(x)
     with np.errstate(invalid="ignore"):
         return round_to((x - mu[..., np.newaxis]) / (sd[..., np.newaxis] + EPSILON), dtype)
-
-
-def distinct_bits(results: npt.NDArray[Any]) -> int:
-    """How many different bit patterns there are among *results*: −0 is not 0, NaN is itself.
-
-    Examples
-    --------
-    >>> distinct_bits(np.array([0.0, -0.0, 1.0, 1.0], np.float32))
-    3
-    """
-    flat = np.ascontiguousarray(results).ravel()
-    return len(np.unique(flat.view(f"u{flat.itemsize}")))
 
 
 @dataclasses.dataclass(frozen=True)

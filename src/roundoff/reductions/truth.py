@@ -9,13 +9,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from roundoff.dtypes import dtype_info
+from roundoff.dtypes import dtype_info, ulp
 from roundoff.errors import ArgumentError, ShapeError
 
 __all__ = [
     "condition",
+    "distinct_bits",
     "error_bound",
     "exact_sum",
+    "judge",
     "numpy_depth",
     "probable_bound",
     "round_exact",
@@ -116,6 +118,53 @@ def signed_errors(results: npt.ArrayLike, truth: Fraction) -> npt.NDArray[np.flo
         known[float(v)] = float(Fraction(float(v)) - truth) if np.isfinite(v) else float(v)
     errors = [known.get(v, math.nan) for v in values.ravel().tolist()]
     return np.array(errors, np.float64).reshape(values.shape)
+
+
+def distinct_bits(results: npt.NDArray[Any]) -> int:
+    """How many different bit patterns there are among *results*: −0 is not 0, NaN is itself.
+
+    Examples
+    --------
+    >>> distinct_bits(np.array([0.0, -0.0, 1.0, 1.0], np.float32))
+    3
+    """
+    flat = np.ascontiguousarray(results).ravel()
+    return len(np.unique(flat.view(f"u{flat.itemsize}")))
+
+
+def judge(results: npt.ArrayLike, truth: Fraction, dtype: Any) -> dict[str, float]:
+    """Spread and error of several results for one truth, told apart.
+
+    Parameters
+    ----------
+    results : array_like, shape (k,)
+        What k orders, or k repeats, gave.
+    truth : Fraction
+        What they should have given.
+    dtype : any
+        Type of the results; its spacing at *truth* is the unit (ULP).
+
+    Returns
+    -------
+    dict
+        ``distinct``, the number of bit patterns; in ULP: ``spread``, highest minus lowest,
+        ``error``, the largest absolute error, and ``median``, its median over the results. The last
+        three are ``nan`` when a result is not finite.
+
+    Examples
+    --------
+    >>> judge(np.array([1.0, 1.25, 1.25]), Fraction(9, 8), np.float16)["spread"] / 256
+    1.0
+    """
+    values = np.asarray(results)
+    found: dict[str, float] = {"distinct": distinct_bits(values)}
+    if not np.isfinite(values.astype(np.float64)).all():
+        return found | {"spread": math.nan, "error": math.nan, "median": math.nan}
+    unit = float(ulp(float(truth), dtype))
+    errors = np.abs(signed_errors(values, truth)) / unit
+    spread = float(values.max()) - float(values.min())
+    largest, median = float(errors.max()), float(np.median(errors))
+    return found | {"spread": spread / unit, "error": largest, "median": median}
 
 
 def numpy_depth(n: int) -> int:

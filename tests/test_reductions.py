@@ -142,21 +142,21 @@ def test_a_batch_across_memory_has_other_bits(dtype: type) -> None:
 
 
 def test_the_study_has_every_row_and_repeats_itself() -> None:
-    sizes = (2, 512)
-    one = spread_study(VALUES, sizes, orders=16, seed=3)
-    assert one.equals(spread_study(VALUES, sizes, orders=16, seed=3))
-    assert len(one) == len(sizes) * len(POPULATIONS) * len(DTYPES)
-    assert not one.equals(spread_study(VALUES, sizes, orders=16, seed=4))
+    drawn, others = ({n: draw_orders(n, 16, seed) for n in (2, 512)} for seed in (3, 4))
+    one = spread_study(VALUES, drawn)
+    assert one.equals(spread_study(VALUES, drawn))
+    assert len(one) == len(drawn) * len(POPULATIONS) * len(DTYPES)
+    assert not one.equals(spread_study(VALUES, others))
     for row in one.itertuples():
         x = quantize(VALUES[row.population][: row.size], row.dtype)
-        expected = spread(x, draw_orders(row.size, 16, 3), row.dtype)
+        expected = spread(x, drawn[row.size], row.dtype)
         assert (row.mean, row.normalized) == (expected.mean, expected.normalized)
 
 
 def test_overflow_is_kept() -> None:
     seed = next(s for s in range(100) if overflows(population("pareto", seed=s), "float16"))
     x = population("pareto", seed=seed)
-    frame = spread_study({"pareto": x}, (8192,), ("float16", "float32"), orders=8)
+    frame = spread_study({"pareto": x}, {8192: ORDERS[8192][:8]}, ("float16", "float32"))
     half, single = frame.itertuples()
     assert half.overflow == overflows(x, "float16") > 0
     assert math.isnan(half.mean)

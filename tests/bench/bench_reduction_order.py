@@ -62,7 +62,7 @@ def compare(rounds: int, orders: int = 128, seed: int = 0) -> list[float]:
     ratios = []
     for round_ in range(rounds + 1):
         start = time.perf_counter()
-        batch = spread_study(values, orders=orders, seed=seed)
+        batch = spread_study(values, {n: draw_orders(n, orders, seed) for n in SIZES})
         middle = time.perf_counter()
         loop = one_at_a_time(values, orders, seed)
         end = time.perf_counter()

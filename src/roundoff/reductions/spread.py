@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from .data import DTYPES, SIZES, arrange, draw_orders, quantize, round_to
+from .data import DTYPES, arrange, quantize, round_to
 from .truth import distinct_bits
 
 if TYPE_CHECKING:
@@ -157,11 +157,8 @@ def _range(high: Any, low: Any) -> float:
 
 def spread_study(
     values: Mapping[str, npt.NDArray[np.float64]],
-    sizes: Iterable[int] = SIZES,
+    drawn: Mapping[int, npt.NDArray[np.intp]],
     dtypes: Iterable[str] = DTYPES,
-    *,
-    orders: int = 128,
-    seed: int = 0,
 ) -> pd.DataFrame:
     """Spread of mean and normalisation for every population, size and element type.
 
@@ -169,12 +166,11 @@ def spread_study(
     ----------
     values : mapping of str to ndarray of float64
         Vectors at least as long as the largest size; their prefixes are used.
-    sizes, dtypes : iterable
-        What to run.
-    orders : int
-        How many orders of each prefix, the three that are not drawn included.
-    seed : int
-        Of the orders, which are drawn once a size.
+    drawn : mapping of int to ndarray of intp
+        Size -> permutations, from :func:`draw_orders`; all populations, types and both
+        statistics share them.
+    dtypes : iterable of str
+        Element types.
 
     Returns
     -------
@@ -188,10 +184,9 @@ def spread_study(
     dtypes = tuple(dtypes)
     held = {(p, d): quantize(x, d) for p, x in values.items() for d in dtypes}
     rows = []
-    for size in sizes:
-        drawn = draw_orders(size, orders, seed)
+    for size, orders in drawn.items():
         for (name, dtype), x in held.items():
-            found = spread(x[:size], drawn, dtype)
+            found = spread(x[:size], orders, dtype)
             rows.append(
                 {
                     "population": name,

@@ -129,6 +129,8 @@ DTYPES: dict[int, DType] = {
         DType(24, "FLOAT8E8M0", "float8_e8m0fnu", 8, "float", 1, 127, -127, 2.0**127),
         _int(25, "UINT2", "uint2", 2, "uint"),
         _int(26, "INT2", "int2", 2, "int"),
+        _float(27, "FLOAT6E2M3", "float6_e2m3fn", 6, 4, 2, 0, 7.5),
+        _float(28, "FLOAT6E3M2", "float6_e3m2fn", 6, 3, 4, -2, 28.0),
     )
 }
 

@@ -23,7 +23,13 @@ study = Study("plot_reduction_order", args)
 # A table
 # -------
 df = pd.DataFrame({f"column {i}": np.arange(5) * 0.1 * i for i in range(12)})
-study.table("t", df, caption="Largest minus smallest `mean`.", emphasize={"column 3": "max"}, units={"column 3": "ULP"})
+study.table(
+    "t",
+    df,
+    caption="Largest minus smallest `mean`.",
+    emphasize={"column 3": "max"},
+    units={"column 3": "ULP"},
+)
 
 # %%
 study.recorded("t")
@@ -31,7 +37,9 @@ study.recorded("t")
 # %%
 # A figure
 fig, ax = subplots(1, 2)
-ax[0].semilogy(np.arange(1, 10), np.sum(df.to_numpy()) * np.arange(1, 10) * float(ulp(1.0, "float32")))
+ax[0].semilogy(
+    np.arange(1, 10), np.sum(df.to_numpy()) * np.arange(1, 10) * float(ulp(1.0, "float32"))
+)
 ax[0].set_title("Spread over size")
 ax[0].set_xlabel("n")
 for i in range(5):

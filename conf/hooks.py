@@ -4,13 +4,15 @@ import hashlib
 import importlib.metadata
 import os
 import random
+import re
 import warnings
 from pathlib import Path
 from typing import Any
 
-import roundoff
 from sphinx.application import Sphinx
 from sphinx.util import logging
+
+import roundoff
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +45,7 @@ def reset(gallery_conf: dict[str, Any], filename: str) -> None:
 
     mpl.rcdefaults()
     random.seed(0)
-    np.random.seed(0)  # noqa: NPY002 - a page draws from its own generator; this is for libraries
+    np.random.seed(0)
     torch.manual_seed(0)
     torch.backends.cuda.matmul.allow_tf32 = False
     torch._dynamo.reset()
@@ -107,8 +109,53 @@ def finished(app: Sphinx, exception: Exception | None) -> None:
         (Path(app.srcdir) / "gallery" / "running").unlink(missing_ok=True)
 
 
+def finish_page(
+    app: Sphinx, pagename: str, templatename: str, context: dict[str, Any], doctree: Any
+) -> None:
+    """Let the keyboard reach what scrolls sideways, and fold the long cells of a gallery page."""
+    tree = context.get("furo_navigation_tree", "")
+    context["furo_navigation_tree"] = tree.replace(
+        'role="heading"', 'role="heading" aria-level="2"'
+    )
+    body = context.get("body")
+    if not body:
+        return
+    body = body.replace('<div class="highlight"><pre>', '<div class="highlight"><pre tabindex="0">')
+    body = body.replace(
+        '<div class="table-wrapper',
+        '<div tabindex="0" role="region" aria-label="table" class="table-wrapper',
+    )
+    body = re.sub(
+        r'<div class="ro-drawing[^"]*"',
+        r'\g<0> tabindex="0" role="group" aria-label="figure"',
+        body,
+    )
+    if pagename.startswith("gallery/"):
+        # Spans around blanks, and four classes on every name, that nothing here uses.
+        body = re.sub(r'<span class="w">(\s*)</span>', r"\1", body)
+        body = re.sub(r' class="sphx-glr-backref[^"]*(reference \w+)"', r' class="\1"', body)
+        body = _CELL.sub(_fold, body)
+    context["body"] = body
+
+
+_CELL = re.compile(
+    r'<div class="highlight-Python notranslate"><div class="highlight"><pre.*?</pre></div></div>',
+    re.DOTALL,
+)
+LONG_CELL = 16
+
+
+def _fold(cell: re.Match[str]) -> str:
+    """A cell longer than a screen's third is closed at first: the story is what is read."""
+    lines = cell[0].count("\n")
+    if lines <= LONG_CELL:
+        return cell[0]
+    return f'<details class="ro-code"><summary>Code, {lines} lines</summary>{cell[0]}</details>'
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
     """Connect the hooks; the first one must come before Sphinx-Gallery's own."""
     app.connect("builder-inited", forget_stale_pages, priority=1)
+    app.connect("html-page-context", finish_page, priority=900)
     app.connect("build-finished", finished, priority=999)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

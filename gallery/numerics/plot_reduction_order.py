@@ -517,9 +517,8 @@ study.table(
     "vector, relative to NumPy's float32 sum (on a GPU, to torch's there).",
     formats={"cost": lambda ratio: f"{ratio:,.2f}" if ratio < 10 else f"{ratio:,.0f}"},
     emphasize={"order_free": lambda table: table.order_free},
-    labels={"adds_in": "adds in", "repeats": "repeats of one order", "order_free": "order-free",
-            "cost": "relative cost"},
-)  # fmt: skip
+    labels={"adds_in": "adds in", "order_free": "order-free"},
+)
 
 # %%
 # The same runs, as distances from each other and from the truth:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import scipy.special
 import scipy.stats
 
-__all__ = ["Interval", "Ratio", "bimodal", "drift", "median_interval", "ratio"]
+__all__ = ["Interval", "Ratio", "bimodal", "drift", "median_interval", "pooled", "ratio"]
 
 _RESAMPLES = 1999
 
@@ -37,18 +38,18 @@ class Ratio:
     ----------
     value, low, high : float
         Median of the ratios of the rounds (of their logarithms, so that ``ratio(b, a)`` is the
-        inverse of ``ratio(a, b)``), and the ends of its interval.
+        inverse of ``ratio(a, b)``), the mean of that over sittings, and the ends of its interval.
     se : float
         Standard error of the logarithm of the value.
-    rounds : int
-        How many rounds it comes from.
+    units : int
+        Independent values behind the standard error: sittings, or the rounds of a single one.
     """
 
     value: float
     low: float
     high: float
     se: float
-    rounds: int
+    units: int
 
     def __str__(self) -> str:
         return f"{self.value:.3g} [{self.low:.3g}, {self.high:.3g}]"
@@ -69,7 +70,7 @@ class Ratio:
         if v1 + v2 == 0:
             return 1.0 if difference == 0 else 0.0
         freedom = (v1 + v2) ** 2 / (
-            v1**2 / max(self.rounds - 1, 1) + v2**2 / max(other.rounds - 1, 1)
+            v1**2 / max(self.units - 1, 1) + v2**2 / max(other.units - 1, 1)
         )
         return float(2 * scipy.stats.t.sf(abs(difference) / math.sqrt(v1 + v2), freedom))
 
@@ -140,11 +141,32 @@ def _correlation_factor(x: np.ndarray) -> float:
     return math.sqrt((1 + rho) / (1 - rho))
 
 
-def ratio(a: np.ndarray, b: np.ndarray, level: float = 0.95, seed: int = 0) -> Ratio:
-    """Ratio of two series paired by round: what slows a whole round down cancels."""
-    found = median_interval(np.log(a) - np.log(b), level, seed)
+def pooled(sittings: Sequence[np.ndarray], level: float = 0.95, seed: int = 0) -> Interval:
+    """Mean of the medians of several sittings, with Student's interval over sittings.
+
+    What stays the same throughout a sitting (where buffers lie, which neighbour is busy) moves
+    all its rounds together, so more rounds do not make it known better: only another sitting does.
+    A single sitting has the interval of its median, :func:`median_interval`.
+    """
+    if len(sittings) == 1:
+        return median_interval(sittings[0], level, seed)
+    medians = np.array([np.median(x) for x in sittings])
+    n = medians.size
+    se = float(medians.std(ddof=1)) / math.sqrt(n)
+    wide = -float(scipy.special.stdtrit(n - 1, (1 - level) / 2)) * se
+    centre = float(medians.mean())
+    return Interval(centre, centre - wide, centre + wide, se)
+
+
+def ratio(
+    a: Sequence[np.ndarray], b: Sequence[np.ndarray], level: float = 0.95, seed: int = 0
+) -> Ratio:
+    """Ratio of two rivals' sittings, paired by round: what slows a whole round down cancels."""
+    logs = [np.log(x) - np.log(y) for x, y in zip(a, b, strict=True)]
+    found = pooled(logs, level, seed)
     value, low, high = (math.exp(v) for v in (found.value, found.low, found.high))
-    return Ratio(value, low, high, found.se, int(np.size(a)))
+    units = len(logs) if len(logs) > 1 else int(np.size(logs[0]))
+    return Ratio(value, low, high, found.se, units)
 
 
 def drift(x: np.ndarray, least: float) -> float | None:

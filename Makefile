@@ -40,7 +40,7 @@ serve: $(NEEDS)  ## serve the built site on this machine
 	@$(BIN)/python -m http.server --bind 127.0.0.1 --directory $(HTML) $(PORT)
 
 test: $(NEEDS) lint  ## unit, property and doc tests, lint, types, and the fast build of the site
-	@$(BIN)/python -m pytest
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup
 
 lint: $(NEEDS)  ## lint and types alone
 	@$(BIN)/ruff check .
@@ -51,7 +51,7 @@ bench: $(NEEDS)  ## speed, side by side in one run
 	@for script in tests/bench/bench_*.py; do echo "== $$script"; $(BIN)/python $$script || exit; done
 
 clean:  ## remove all that a build made; the environment stays
-	rm -rf build docs/gallery docs/backreferences docs/generated docs/sg_execution_times.rst
+	rm -rf build docs/gallery docs/backreferences docs/generated
 	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis
 

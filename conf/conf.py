@@ -35,7 +35,7 @@ extensions = [
     "sphinx_copybutton",
     "sphinx_gallery.gen_gallery",
     "hooks",
-    "machines",
+    "listings",
     "mathml",
 ]
 # Absolute: autosummary looks beside the pages, Sphinx beside this file.
@@ -87,7 +87,8 @@ sphinx_gallery_conf = {
     "show_memory": False,
     "show_signature": False,
     "download_all_examples": True,
-    "min_reported_time": 0,
+    # Its page of running times loads scripts from elsewhere; the directive running-times is ours.
+    "write_computation_times": False,
     "recommender": {"enable": True, "n_examples": 2},
     "thumbnail_size": (480, 300),
     "first_notebook_cell": "# Install what this notebook needs:\n# %pip install 'roundoff[cpu]'",

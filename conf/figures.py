@@ -9,15 +9,17 @@ from roundoff.page import dark
 
 _SVG = {"format": "svg", "transparent": True, "metadata": {"Date": None}}
 _RST = """
-.. image:: /{light}
-   :alt: {alt}
-   :class: only-light ro-figure
-   :loading: lazy
+.. container:: ro-drawing
 
-.. image:: /{dark}
-   :alt: {alt}
-   :class: only-dark ro-figure
-   :loading: lazy
+   .. image:: /{light}
+      :alt: {alt}
+      :class: only-light ro-figure
+      :loading: lazy
+
+   .. image:: /{dark}
+      :alt: {alt}
+      :class: only-dark ro-figure
+      :loading: lazy
 
 """
 

@@ -4,13 +4,15 @@ import hashlib
 import importlib.metadata
 import os
 import random
+import re
 import warnings
 from pathlib import Path
 from typing import Any
 
-import roundoff
 from sphinx.application import Sphinx
 from sphinx.util import logging
+
+import roundoff
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +45,7 @@ def reset(gallery_conf: dict[str, Any], filename: str) -> None:
 
     mpl.rcdefaults()
     random.seed(0)
-    np.random.seed(0)  # noqa: NPY002 - a page draws from its own generator; this is for libraries
+    np.random.seed(0)
     torch.manual_seed(0)
     torch.backends.cuda.matmul.allow_tf32 = False
     torch._dynamo.reset()
@@ -107,8 +109,32 @@ def finished(app: Sphinx, exception: Exception | None) -> None:
         (Path(app.srcdir) / "gallery" / "running").unlink(missing_ok=True)
 
 
+def reach_by_keyboard(
+    app: Sphinx, pagename: str, templatename: str, context: dict[str, Any], doctree: Any
+) -> None:
+    """Let the keyboard reach what scrolls sideways: code, tables, drawings."""
+    tree = context.get("furo_navigation_tree", "")
+    context["furo_navigation_tree"] = tree.replace(
+        'role="heading"', 'role="heading" aria-level="2"'
+    )
+    body = context.get("body")
+    if not body:
+        return
+    body = body.replace('<div class="highlight"><pre>', '<div class="highlight"><pre tabindex="0">')
+    body = body.replace(
+        '<div class="table-wrapper',
+        '<div tabindex="0" role="region" aria-label="table" class="table-wrapper',
+    )
+    context["body"] = re.sub(
+        r'<div class="ro-drawing[^"]*"',
+        r'\g<0> tabindex="0" role="group" aria-label="figure"',
+        body,
+    )
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
     """Connect the hooks; the first one must come before Sphinx-Gallery's own."""
     app.connect("builder-inited", forget_stale_pages, priority=1)
+    app.connect("html-page-context", reach_by_keyboard, priority=900)
     app.connect("build-finished", finished, priority=999)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

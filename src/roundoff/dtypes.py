@@ -143,7 +143,12 @@ _ALIASES = {"float": "float32", "double": "float64", "half": "float16", "object"
 
 
 def dtype_info(dtype: Any) -> DType:
-    """The :class:`~roundoff.dtypes.DType` of an ONNX number or name, a torch dtype, or anything NumPy takes.
+    """The :class:`~roundoff.dtypes.DType` that goes by any of its names.
+
+    Parameters
+    ----------
+    dtype : any
+        An ONNX number or name, a torch dtype, or anything NumPy takes for a dtype.
 
     Raises
     ------

@@ -1,13 +1,16 @@
-"""The directive ``recorded-machines``: a table of the machines that the pages show beside the build."""
+"""Two directives that list what the build knows: ``recorded-machines`` and ``running-times``."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 from docutils import nodes
-from roundoff.page import Table
-from roundoff.record import RECORDED, Record, read_record
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
+
+from roundoff.page import Table
+from roundoff.record import RECORDED, Record, read_record
 
 
 def _row(record: Record) -> dict[str, Any]:
@@ -42,7 +45,28 @@ class RecordedMachines(SphinxDirective):
         return [nodes.raw("", table._repr_html_(), format="html")]
 
 
+class RunningTimes(SphinxDirective):
+    """One row a page: how long it ran in this build, or in the build that last ran it."""
+
+    def run(self) -> list[nodes.Node]:
+        """Make the table."""
+        rows = []
+        gallery = Path(self.env.srcdir) / "gallery"
+        for script in sorted(gallery.glob("*/plot_*.py")):
+            cost = script.with_suffix(".cost.json")
+            self.env.note_dependency(str(cost))
+            seconds = json.loads(cost.read_text("utf-8"))["time"] if cost.exists() else None
+            rows.append({"page": f"{script.parent.name}/{script.stem}", "seconds": seconds})
+        frame = pd.DataFrame(rows, columns=["page", "seconds"])
+        table = Table(
+            frame, "Running time of each page.", units={"seconds": "s"}, formats={"seconds": ".1f"},
+            labels={"seconds": "time"}, identifier="table-running-times",
+        )  # fmt: skip
+        return [nodes.raw("", table._repr_html_(), format="html")]
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
-    """Register the directive."""
+    """Register the directives."""
     app.add_directive("recorded-machines", RecordedMachines)
+    app.add_directive("running-times", RunningTimes)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

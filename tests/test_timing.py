@@ -2,6 +2,7 @@
 
 import gc
 import math
+import time
 
 import numpy as np
 import pandas as pd
@@ -439,10 +440,24 @@ def test_a_type_without_a_product_is_a_row_that_says_so():
 def test_agrees_with_torchs_own_timer():
     from torch.utils.benchmark import Timer
 
-    x = torch.randn(512, 512)
-    ours = measure({"mm": lambda: x @ x}, budget_s=0.3).frame["min"].item()
-    theirs = min(Timer("x @ x", globals={"x": x}).timeit(5).median for _ in range(20))
-    assert 0.5 < ours / theirs < 2
+    ours = measure({"sleep": lambda: time.sleep(0.004)}, budget_s=0.2).frame["min"].item()
+    theirs = min(Timer("sleep(0.004)", "from time import sleep").timeit(1).mean for _ in range(30))
+    assert 0.9 < ours / theirs < 1.1
+
+
+def test_trends_agree_with_scipy():
+    import scipy.stats
+
+    rng = np.random.default_rng(0)
+    agree = 0
+    for slope in np.linspace(0, 0.02, 100):
+        x = 10 + slope * np.arange(60) + 0.3 * rng.standard_normal(60)
+        found = statistics.drift(x, 0.0)
+        agree += (found is not None) == (scipy.stats.kendalltau(np.arange(60), x).pvalue < 1e-3)
+        if found is not None:
+            line = scipy.stats.theilslopes(x).slope * 59 / np.median(x)
+            assert found == pytest.approx(line)
+    assert agree >= 98  # an exact and a normal p-value may fall on two sides of the limit
 
 
 def test_copies_exceed_the_cache_and_fit_the_memory():

@@ -798,9 +798,9 @@ def on_repeats(run):
 
 def binomial_below(k, n, p=0.05):
     """Chance of at most k in n."""
-    from scipy.stats import binom
+    from scipy.special import bdtr
 
-    return float(binom.cdf(k, n, p))
+    return float(bdtr(k, n, p)) if k >= 0 else 0.0
 
 
 study.conclude(on_repeats, "again")

@@ -81,7 +81,9 @@ class Timings:
         return row
 
     def _sittings(self, label: str) -> list[np.ndarray]:
-        return [x.to_numpy() for _, x in self.samples[label].groupby(level=0, sort=False)]
+        sitting = self.samples.index.get_level_values(0).to_numpy()
+        cuts = np.flatnonzero(np.diff(sitting)) + 1
+        return np.split(self.samples[label].to_numpy(), cuts)
 
     def _median(self, label: str) -> Interval:
         parts = self._sittings(label)

@@ -109,10 +109,10 @@ def finished(app: Sphinx, exception: Exception | None) -> None:
         (Path(app.srcdir) / "gallery" / "running").unlink(missing_ok=True)
 
 
-def reach_by_keyboard(
+def finish_page(
     app: Sphinx, pagename: str, templatename: str, context: dict[str, Any], doctree: Any
 ) -> None:
-    """Let the keyboard reach what scrolls sideways: code, tables, drawings."""
+    """Let the keyboard reach what scrolls sideways, and fold the long cells of a gallery page."""
     tree = context.get("furo_navigation_tree", "")
     context["furo_navigation_tree"] = tree.replace(
         'role="heading"', 'role="heading" aria-level="2"'
@@ -125,16 +125,47 @@ def reach_by_keyboard(
         '<div class="table-wrapper',
         '<div tabindex="0" role="region" aria-label="table" class="table-wrapper',
     )
-    context["body"] = re.sub(
+    body = re.sub(
         r'<div class="ro-drawing[^"]*"',
         r'\g<0> tabindex="0" role="group" aria-label="figure"',
         body,
     )
+    if pagename.startswith("gallery/"):
+        # Spans around blanks, and four classes on every name, that nothing here uses.
+        body = re.sub(r'<span class="w">(\s*)</span>', r"\1", body)
+        body = re.sub(r' class="sphx-glr-backref[^"]*(reference \w+)"', r' class="\1"', body)
+        body = _CELL.sub(_fold, body)
+        images = Path(app.srcdir, pagename).parent / "images"
+        body = _FIGURE.sub(lambda figure: figure[0] + _size(images / figure[1]), body)
+    context["body"] = body
+
+
+_FIGURE = re.compile(r'<img (?=[^>]*ro-figure)(?=[^>]*src="[^"]*/([^"/]+\.svg)")')
+_CELL = re.compile(
+    r'<div class="highlight-Python notranslate"><div class="highlight"><pre.*?</pre></div></div>',
+    re.DOTALL,
+)
+LONG_CELL = 16
+
+
+def _size(drawing: Path) -> str:
+    """Width and height as attributes, so that the page keeps its place while the figure loads."""
+    head = drawing.read_text("utf-8")[:2000]
+    sizes = [float(re.search(rf'{side}="([\d.]+)pt"', head)[1]) for side in ("width", "height")]
+    return 'width="{:.0f}" height="{:.0f}" '.format(*sizes)
+
+
+def _fold(cell: re.Match[str]) -> str:
+    """A cell longer than a screen's third is closed at first: the story is what is read."""
+    lines = cell[0].count("\n")
+    if lines <= LONG_CELL:
+        return cell[0]
+    return f'<details class="ro-code"><summary>Code, {lines} lines</summary>{cell[0]}</details>'
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
     """Connect the hooks; the first one must come before Sphinx-Gallery's own."""
     app.connect("builder-inited", forget_stale_pages, priority=1)
-    app.connect("html-page-context", reach_by_keyboard, priority=900)
+    app.connect("html-page-context", finish_page, priority=900)
     app.connect("build-finished", finished, priority=999)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

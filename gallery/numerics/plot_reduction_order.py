@@ -577,8 +577,8 @@ def who_sees_the_order(run):
         f"for {price:.2g} times the time of its float32 sum.",
         f"float16 values added one by one in float16 end up to {narrow['error normal']:,.0f} ULP "
         "from the sum of the normal population; added in float32, "
-        f"{accumulated['error normal']:.2g}. The exact sum of the Pareto values exceeds the largest "
-        "float16; their mean, divided before it is rounded back, does not.",
+        f"{accumulated['error normal']:.2g}. The exact sum of the Pareto values exceeds the "
+        "largest float16; their mean, divided before it is rounded back, does not.",
     ]
     atomics = counts[counts.algorithm.str.contains("atomics")]
     if len(atomics) == 0:

@@ -430,7 +430,7 @@ study.say(
 #   ``index_add_`` does so, and a Triton kernel of ours; beside it stands our kernel in two passes,
 #   which does not.
 #
-# Two rows add in a wider type than that of the values: float32 in float64, and float16 in float32,
+# Two rows add in a wider type than that of the values: float32 in float64 and float16 in float32,
 # as NumPy does. Four add 16-bit values *in 16 bits*.
 
 
@@ -500,7 +500,7 @@ if on_gpu:
 # %%
 
 found["values"] = [
-    data if data == adds_in else f"{data}, added in {adds_in}"
+    data if data == adds_in else f"{data} in {adds_in}"
     for data, adds_in in zip(found.data, found.adds_in, strict=True)
 ]
 wide = found.pivot(
@@ -558,11 +558,11 @@ def who_sees_the_order(run):
     assert worst["Neumaier"] < 1
     assert worst["binned, 3 folds"] < 2
     assert worst["sequential"] > 10 * worst[TREE]
-    doubled = far.loc["float32, added in float64"].filter(like="error").max(axis=None)
-    price = counts[counts["values"] == "float32, added in float64"].cost.iloc[0]
+    doubled = far.loc["float32 in float64"].filter(like="error").max(axis=None)
+    price = counts[counts["values"] == "float32 in float64"].cost.iloc[0]
     assert doubled < 0.51
     narrow = far.loc["float16", "sequential"]
-    accumulated = far.loc["float16, added in float32", NUMPY]
+    accumulated = far.loc["float16 in float32", NUMPY]
     assert narrow["error normal"] > 100 * accumulated["error normal"]
     assert math.isnan(narrow["error pareto"])
     assert math.isnan(accumulated["error pareto"])

@@ -517,9 +517,8 @@ study.table(
     "vector, relative to NumPy's float32 sum (on a GPU, to torch's there).",
     formats={"cost": lambda ratio: f"{ratio:,.2f}" if ratio < 10 else f"{ratio:,.0f}"},
     emphasize={"order_free": lambda table: table.order_free},
-    labels={"adds_in": "adds in", "repeats": "repeats of one order", "order_free": "order-free",
-            "cost": "relative cost"},
-)  # fmt: skip
+    labels={"adds_in": "adds in", "order_free": "order-free"},
+)
 
 # %%
 # The same runs, as distances from each other and from the truth:
@@ -569,7 +568,7 @@ def who_sees_the_order(run):
         f"{worst[NUMPY]:.3g}, to the leaves {worst[TREE]:.3g}, Neumaier {worst['Neumaier']:.3g}, "
         f"binned {worst['binned, 3 folds']:.3g}, exact {worst['exact']:.3g}.",
         f"NumPy's sum of the float32 values with float64 additions is within {doubled:.3g} ULP, "
-        f"for {price:.2g} times the time of its float32 sum, and NumPy adds in float64 when asked with `dtype`.",
+        f"for {price:.2g} times the time of its float32 sum.",
         f"float16 values added one by one in float16 end up to {narrow:,.0f} ULP from the sum of "
         f"the normal population; added in float32, {accumulated:.2g}. The sum of the Pareto values "
         "leaves float16 either way; their mean, divided before it is rounded back, does not.",

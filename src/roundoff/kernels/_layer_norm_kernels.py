@@ -34,6 +34,15 @@ def same_bits(x, zero, OPAQUE: tl.constexpr):
 
 
 @kernel
+def columns_of(W, k: tl.constexpr, K: tl.constexpr, P: tl.constexpr, cols, last):
+    """Piece k of a vector; only the last of K pieces can end beyond it."""
+    if k == K - 1:
+        return tl.load(W + k * P + cols, mask=last, other=0.0)
+    else:
+        return tl.load(W + k * P + cols)
+
+
+@kernel
 def forward(
     X,  # (M, N), rows stride_x apart
     W,  # (N,) or anything where not HAS_W
@@ -148,7 +157,10 @@ def backward(
     R: tl.constexpr,
     P: tl.constexpr,
     K: tl.constexpr,
-    STAGES: tl.constexpr,  # 2: the next tile is on its way while this one is worked on
+    STAGES: tl.constexpr,  # 2 or more: the next tiles are on their way while one is worked on
+    HOLD: tl.constexpr,  # keep the weight in registers: 0 no, 1 yes, 2 packed
+    SHARED: tl.constexpr,  # the rows of a tile add to one sum a column
+    FUSED: tl.constexpr,  # (x - mean) * rstd as one multiply-add
     HAS_W: tl.constexpr,
     PARTIALS: tl.constexpr,
     OPAQUE: tl.constexpr,
@@ -165,23 +177,19 @@ def backward(
     last = (K - 1) * P + cols < N
     dw = ()
     db = ()
-    weight = ()
+    held = ()
     for k in tl.static_range(K):
         if PARTIALS:
-            dw = dw + (tl.full((R, P), 0.0, ACC),)
-            db = db + (tl.full((R, P), 0.0, ACC),)
-        if HAS_W:
-            if k == K - 1:
-                weight = weight + (tl.load(W + k * P + cols, mask=last, other=0.0),)
-            else:
-                weight = weight + (tl.load(W + k * P + cols),)
+            dw = dw + (tl.full((1 if SHARED else R, P), 0.0, ACC),)
+            db = db + (tl.full((1 if SHARED else R, P), 0.0, ACC),)
+        if HAS_W and HOLD > 0:
+            held = held + (columns_of(W, k, K, P, cols, last),)
     if PDL:
         tlc.gdc_launch_dependents()
-    rows = program * R + tl.arange(0, R)
-    mean = tl.load(MEAN + rows, mask=rows < M, other=0.0)
-    rstd = tl.load(RSTD + rows, mask=rows < M, other=0.0)
     for tile in tl.range(program, tiles, programs, num_stages=STAGES):
         rows = tile * R + tl.arange(0, R)
+        mean = tl.load(MEAN + rows, mask=rows < M, other=0.0)[:, None]
+        rstd = tl.load(RSTD + rows, mask=rows < M, other=0.0)[:, None]
         here = (rows < M)[:, None]
         wide = rows.to(tl.int64)[:, None]
         x = ()
@@ -190,36 +198,55 @@ def backward(
             mask = here & last if k == K - 1 else here
             x = x + (tl.load(X + k * P + (wide * stride_x + cols), mask=mask, other=0.0),)
             dy = dy + (tl.load(DY + k * P + (wide * stride_dy + cols), mask=mask, other=0.0),)
+        shift = -mean * rstd
         s1 = tl.full((R, P), 0.0, ACC)
         s2 = tl.full((R, P), 0.0, ACC)
         next_dw = ()
         next_db = ()
+        weight = ()
         for k in tl.static_range(K):
-            centred = x[k].to(ACC) - mean[:, None]
+            if FUSED:
+                xhat = x[k].to(ACC) * rstd + shift
+            else:
+                xhat = (x[k].to(ACC) - mean) * rstd
             g = dy[k].to(ACC)
-            wg = g * weight[k].to(ACC) if HAS_W else g
-            s1 += centred * wg
+            wg = g
+            if HAS_W:
+                if HOLD == 0:
+                    weight = weight + (columns_of(W, k, K, P, cols, last),)
+                elif HOLD == 1:
+                    weight = weight + (held[k],)
+                else:
+                    weight = weight + (same_bits(held[k], tile * zero, OPAQUE),)
+                wg = g * weight[k].to(ACC)
+            s1 += xhat * wg
             s2 += wg
             if PARTIALS:
-                next_dw = next_dw + (dw[k] + centred * (g * rstd[:, None]),)
-                next_db = next_db + (db[k] + g,)
+                if SHARED:
+                    next_dw = next_dw + (dw[k] + total(g * xhat, 0)[None, :],)
+                    next_db = next_db + (db[k] + total(g, 0)[None, :],)
+                else:
+                    next_dw = next_dw + (dw[k] + g * xhat,)
+                    next_db = next_db + (db[k] + g,)
         dw = next_dw
         db = next_db
         # Both sums at once: one exchange between warps, not two.
         c1, c2 = tl.split(total(tl.join(s1, s2), 1))
-        c1 = (c1 / N * rstd * rstd * rstd)[:, None]
-        c2 = (c2 / N * rstd)[:, None]
+        c1 = (c1 / N)[:, None] * rstd
+        c2 = (c2 / N)[:, None] * rstd
+        scale = c1 * rstd
+        offset = mean * scale - c2
         for k in tl.static_range(K):
-            centred = same_bits(x[k], zero, OPAQUE).to(ACC) - mean[:, None]
+            again = same_bits(x[k], zero, OPAQUE).to(ACC)
             wg = same_bits(dy[k], zero, OPAQUE).to(ACC)
             if HAS_W:
-                wg = wg * weight[k].to(ACC)
-            dx = wg * rstd[:, None] - (centred * c1 + c2)
+                wg = wg * same_bits(weight[k], zero, OPAQUE and HOLD != 1).to(ACC)
+            if FUSED:
+                dx = wg * rstd + (offset - again * scale)
+            else:
+                dx = wg * rstd - (((again - mean) * rstd) * c1 + c2)
             mask = here & last if k == K - 1 else here
             tl.store(DX + k * P + (wide * N + cols), dx.to(DX.dtype.element_ty), mask=mask)
-        rows = (tile + programs) * R + tl.arange(0, R)
-        mean = tl.load(MEAN + rows, mask=rows < M, other=0.0)
-        rstd = tl.load(RSTD + rows, mask=rows < M, other=0.0)
     if PARTIALS:
         flat = tl.arange(0, P)
         for k in tl.static_range(K):

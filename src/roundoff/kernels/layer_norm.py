@@ -56,6 +56,8 @@ class Plan(NamedTuple):
         Depth of the pipeline: 2 loads the next tile while one is worked on.
     per_sm : int
         Programs for each multiprocessor (backward).
+    hold : int
+        Whether the weight stays in registers (backward): 0 no, 1 yes, 2 in its own type.
     """
 
     rows: int
@@ -64,6 +66,7 @@ class Plan(NamedTuple):
     warps: int
     stages: int = 1
     per_sm: int = 1
+    hold: int = 1
 
 
 def _power_of_two(n: int) -> int:
@@ -360,10 +363,12 @@ def _backward_rows(
     compiled = not interpreting()
     opaque = compiled and x.itemsize == 2
     strides = (x.stride(0), dy.stride(0))
+    # Whether each thread has the same columns in every row of a tile.
+    shared = plan.rows == 1 or plan.piece * x.itemsize >= plan.warps * 512
     flags = (weight is not None, sums, opaque, compiled and _early_launch(x.device.index))
     args = (
         x, dy, w, mean, rstd, dx, part, m, n, *strides, -(-m // plan.rows), 0,
-        _constant(mean.dtype), *plan[:3], plan.stages, *flags,
+        _constant(mean.dtype), *plan[:3], plan.stages, plan.hold, shared, x.itemsize == 2, *flags,
     )  # fmt: skip
     key = (x.dtype, dy.dtype, w.dtype, n, strides, flags)
     aligned = _aligned(x, dy, w, dx)

@@ -37,9 +37,18 @@ def same_bits(x, zero, OPAQUE: tl.constexpr):
 def columns_of(W, k: tl.constexpr, K: tl.constexpr, P: tl.constexpr, cols, last):
     """Piece k of a vector; only the last of K pieces can end beyond it."""
     if k == K - 1:
-        return tl.load(W + k * P + cols, mask=last, other=0.0)
+        return tl.load(W + cols + k * P, mask=last, other=0.0)
     else:
-        return tl.load(W + k * P + cols)
+        return tl.load(W + cols + k * P)
+
+
+@kernel
+def normalised(x, mean, rstd, shift, ACC: tl.constexpr, FUSED: tl.constexpr):
+    """(x - mean) rstd; for two-byte types, whose spacing is far wider, as x rstd + shift."""
+    if FUSED:
+        return x.to(ACC) * rstd + shift
+    else:
+        return (x.to(ACC) - mean) * rstd
 
 
 @kernel
@@ -158,7 +167,7 @@ def backward(
     P: tl.constexpr,
     K: tl.constexpr,
     STAGES: tl.constexpr,  # 2 or more: the next tiles are on their way while one is worked on
-    HOLD: tl.constexpr,  # keep the weight in registers: 0 no, 1 yes, 2 packed
+    HOLD: tl.constexpr,  # the weight: 0 fetched with x, 1 in registers, 3 and 4 from the cache
     SHARED: tl.constexpr,  # the rows of a tile add to one sum a column
     FUSED: tl.constexpr,  # (x - mean) * rstd as one multiply-add
     HAS_W: tl.constexpr,
@@ -182,7 +191,7 @@ def backward(
         if PARTIALS:
             dw = dw + (tl.full((1 if SHARED else R, P), 0.0, ACC),)
             db = db + (tl.full((1 if SHARED else R, P), 0.0, ACC),)
-        if HAS_W and HOLD > 0:
+        if HAS_W and HOLD == 1:
             held = held + (columns_of(W, k, K, P, cols, last),)
     if PDL:
         tlc.gdc_launch_dependents()
@@ -192,61 +201,66 @@ def backward(
         rstd = tl.load(RSTD + rows, mask=rows < M, other=0.0)[:, None]
         here = (rows < M)[:, None]
         wide = rows.to(tl.int64)[:, None]
+        # Pieces lie at constant distances from one address a thread.
+        x_at = X + (wide * stride_x + cols)
+        dy_at = DY + (wide * stride_dy + cols)
+        dx_at = DX + (wide * N + cols)
         x = ()
         dy = ()
         for k in tl.static_range(K):
             mask = here & last if k == K - 1 else here
-            x = x + (tl.load(X + k * P + (wide * stride_x + cols), mask=mask, other=0.0),)
-            dy = dy + (tl.load(DY + k * P + (wide * stride_dy + cols), mask=mask, other=0.0),)
+            x = x + (tl.load(x_at + k * P, mask=mask, other=0.0),)
+            dy = dy + (tl.load(dy_at + k * P, mask=mask, other=0.0),)
+        weight = held
+        if HAS_W and (HOLD == 0 or HOLD == 3):
+            weight = ()
+            for k in tl.static_range(K):
+                weight = weight + (columns_of(W, k, K, P, cols, last),)
         shift = -mean * rstd
         s1 = tl.full((R, P), 0.0, ACC)
         s2 = tl.full((R, P), 0.0, ACC)
-        next_dw = ()
-        next_db = ()
-        weight = ()
-        for k in tl.static_range(K):
-            if FUSED:
-                xhat = x[k].to(ACC) * rstd + shift
-            else:
-                xhat = (x[k].to(ACC) - mean) * rstd
-            g = dy[k].to(ACC)
-            wg = g
-            if HAS_W:
-                if HOLD == 0:
-                    weight = weight + (columns_of(W, k, K, P, cols, last),)
-                elif HOLD == 1:
-                    weight = weight + (held[k],)
-                else:
-                    weight = weight + (same_bits(held[k], tile * zero, OPAQUE),)
-                wg = g * weight[k].to(ACC)
-            s1 += xhat * wg
-            s2 += wg
-            if PARTIALS:
-                if SHARED:
-                    next_dw = next_dw + (dw[k] + total(g * xhat, 0)[None, :],)
-                    next_db = next_db + (db[k] + total(g, 0)[None, :],)
-                else:
-                    next_dw = next_dw + (dw[k] + g * xhat,)
-                    next_db = next_db + (db[k] + g,)
-        dw = next_dw
-        db = next_db
+        # True in every turn. Inside the condition the weight is read when it is wanted, from the
+        # cache; outside it would be fetched a row ahead, as x and dy are.
+        if tile < tiles:
+            for k in tl.static_range(K):
+                xhat = normalised(x[k], mean, rstd, shift, ACC, FUSED)
+                wg = dy[k].to(ACC)
+                if HAS_W:
+                    if HOLD == 4:
+                        wg = wg * columns_of(W, k, K, P, cols, last).to(ACC)
+                    else:
+                        wg = wg * weight[k].to(ACC)
+                s1 += xhat * wg
+                s2 += wg
         # Both sums at once: one exchange between warps, not two.
         c1, c2 = tl.split(total(tl.join(s1, s2), 1))
         c1 = (c1 / N)[:, None] * rstd
         c2 = (c2 / N)[:, None] * rstd
-        scale = c1 * rstd
-        offset = mean * scale - c2
-        for k in tl.static_range(K):
-            again = same_bits(x[k], zero, OPAQUE).to(ACC)
-            wg = same_bits(dy[k], zero, OPAQUE).to(ACC)
-            if HAS_W:
-                wg = wg * same_bits(weight[k], zero, OPAQUE and HOLD != 1).to(ACC)
-            if FUSED:
-                dx = wg * rstd + (offset - again * scale)
-            else:
-                dx = wg * rstd - (((again - mean) * rstd) * c1 + c2)
-            mask = here & last if k == K - 1 else here
-            tl.store(DX + k * P + (wide * N + cols), dx.to(DX.dtype.element_ty), mask=mask)
+        if tile < tiles:
+            next_dw = ()
+            next_db = ()
+            for k in tl.static_range(K):
+                again = same_bits(x[k], zero, OPAQUE)
+                xhat = normalised(again, mean, rstd, shift, ACC, FUSED)
+                g = same_bits(dy[k], zero, OPAQUE).to(ACC)
+                wg = g
+                if HAS_W:
+                    if HOLD >= 3:
+                        wg = g * columns_of(W, k, K, P, cols, last).to(ACC)
+                    else:
+                        wg = g * same_bits(weight[k], zero, OPAQUE and HOLD == 0).to(ACC)
+                if PARTIALS:
+                    if SHARED:
+                        next_dw = next_dw + (dw[k] + total(g * xhat, 0)[None, :],)
+                        next_db = next_db + (db[k] + total(g, 0)[None, :],)
+                    else:
+                        next_dw = next_dw + (dw[k] + g * xhat,)
+                        next_db = next_db + (db[k] + g,)
+                dx = (wg * rstd - c2) - xhat * c1
+                mask = here & last if k == K - 1 else here
+                tl.store(dx_at + k * P, dx.to(DX.dtype.element_ty), mask=mask)
+            dw = next_dw
+            db = next_db
     if PARTIALS:
         flat = tl.arange(0, P)
         for k in tl.static_range(K):

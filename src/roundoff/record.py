@@ -64,12 +64,14 @@ class Record:
 
     Attributes
     ----------
-    page, machine : str
-        Names of the page and of the machine.
-    tables : dict of str to pandas.DataFrame
-        The tables, by name.
-    provenance : dict of str to Provenance
-        The run that measured each table, by the table's name.
+    page : str
+        Name of the page.
+    machine : str
+        Name of the machine.
+    tables : dict
+        The tables (:class:`pandas.DataFrame`), by name.
+    provenance : dict
+        The run (:class:`Provenance`) that measured each table, by the table's name.
     """
 
     page: str

@@ -44,8 +44,8 @@ def unit_test_going() -> bool:
 def run_mode() -> str:
     """How this process runs a page: ``"rendered"``, ``"notebook"`` or ``"script"``.
 
-    The site's build says so in the environment (:data:`RENDERING`); IPython and Jupyter leave a
-    mark in :mod:`builtins`; everything else is a script with a command line.
+    The site's build says so in the environment (``ROUNDOFF_RENDERING``); IPython and Jupyter leave
+    a mark among the builtins; everything else is a script with a command line.
     """
     if os.environ.get(RENDERING):
         return "rendered"

@@ -33,8 +33,8 @@ class Run:
     ----------
     label : str
         "This build", or the recorded machine with versions, date and commit.
-    tables : dict of str to pandas.DataFrame
-        Its tables, by name.
+    tables : dict
+        Its tables (:class:`pandas.DataFrame`), by name.
     environment : dict
         As :func:`roundoff.environment.environment` gives it.
     is_build : bool

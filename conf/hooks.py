@@ -135,14 +135,24 @@ def finish_page(
         body = re.sub(r'<span class="w">(\s*)</span>', r"\1", body)
         body = re.sub(r' class="sphx-glr-backref[^"]*(reference \w+)"', r' class="\1"', body)
         body = _CELL.sub(_fold, body)
+        images = Path(app.srcdir, pagename).parent / "images"
+        body = _FIGURE.sub(lambda figure: figure[0] + _size(images / figure[1]), body)
     context["body"] = body
 
 
+_FIGURE = re.compile(r'<img (?=[^>]*ro-figure)(?=[^>]*src="[^"]*/([^"/]+\.svg)")')
 _CELL = re.compile(
     r'<div class="highlight-Python notranslate"><div class="highlight"><pre.*?</pre></div></div>',
     re.DOTALL,
 )
 LONG_CELL = 16
+
+
+def _size(drawing: Path) -> str:
+    """Width and height as attributes, so that the page keeps its place while the figure loads."""
+    head = drawing.read_text("utf-8")[:2000]
+    sizes = [float(re.search(rf'{side}="([\d.]+)pt"', head)[1]) for side in ("width", "height")]
+    return 'width="{:.0f}" height="{:.0f}" '.format(*sizes)
 
 
 def _fold(cell: re.Match[str]) -> str:

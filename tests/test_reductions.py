@@ -58,6 +58,14 @@ from roundoff.reductions.stack import (
     run_stack,
     stack_study,
 )
+from roundoff.reductions.studies import (
+    algorithm_study,
+    bound_study,
+    condition_study,
+    order_name,
+    split_study,
+    truth_study,
+)
 
 ORDERS = {size: draw_orders(size) for size in SIZES}
 VALUES = {name: population(name) for name in POPULATIONS}
@@ -477,6 +485,86 @@ def test_judge_tells_spread_and_error_apart() -> None:
     assert lost["distinct"] == 2
     assert math.isnan(lost["spread"])
     assert math.isnan(lost["error"])
+
+
+# -- the page's studies ---------------------------------------------------------------------------
+
+FEW = {size: ORDERS[size][:13] for size in (8, 512)}
+
+
+def test_truth_study() -> None:
+    frame = truth_study(VALUES, FEW)
+    assert len(frame) == len(POPULATIONS) * len(DTYPES)
+    assert (frame.spread <= 2 * frame.error * (1 + 1e-12)).all()
+    row = frame[(frame.population == "normal") & (frame.dtype == "float32")].iloc[0]
+    x = VALUES["normal"][:512].astype(np.float32)
+    truth = exact_sum(x) / 512
+    means = [np.mean(v) for v in arrange(x, FEW[512])]
+    far = [abs(float(Fraction(float(m)) - truth)) for m in means]
+    assert row.error == pytest.approx(
+        max(far) / abs(float(np.spacing(np.float32(truth)))), rel=1e-12
+    )
+    assert row.worst_order == order_name(int(np.argmax(far)))
+    assert row.condition == condition(x)
+
+
+def test_condition_study_keeps_the_bound_and_the_overflow() -> None:
+    frame = condition_study(VALUES, FEW)
+    assert len(frame) == len(POPULATIONS) * len(DTYPES) * len(FEW)
+    depth = np.log2(frame["size"])
+    units = frame.dtype.map(lambda d: dtype_info(d).unit_roundoff)
+    assert (frame.error <= depth * frame.scale / (1 - depth * units)).all()
+    big = condition_study({"large": np.full(8, 6e4)}, {8: ORDERS[8]}, ("float16", "float32"))
+    assert big.error.isna().tolist() == [True, False]
+
+
+def test_algorithm_study() -> None:
+    ways = {
+        ("sequential", "float32", "float32"): sequential,
+        ("exact", "float16", "float16"): exact,
+    }
+    frame = algorithm_study(ways, VALUES, FEW[512])
+    assert len(frame) == len(ways) * len(POPULATIONS)
+    assert (frame.repeats == 1).all()
+    right = frame[frame.algorithm == "exact"]
+    assert (right.distinct == 1).all()
+    assert (right.error <= 0.5).all()
+    row = frame[(frame.algorithm == "sequential") & (frame.population == "normal")].iloc[0]
+    sums = sequential(arrange(VALUES["normal"][:512].astype(np.float32), FEW[512]))
+    assert row.distinct == distinct_bits(sums) > 1
+
+    calls = iter(range(10**6))
+    shaky = algorithm_study(
+        {("shaky", "float32", "float32"): lambda rows: np.float32([next(calls) for _ in rows])},
+        {"normal": VALUES["normal"]},
+        FEW[512],
+    )
+    assert shaky.repeats.tolist() == [16], "repeats of one order must be told apart, too"
+
+
+def test_bound_study() -> None:
+    names = ["sequential", "pairwise, NumPy's", "pairwise, to the leaves"]
+    frame = bound_study(VALUES, FEW, names)
+    assert len(frame) == len(names) * len(POPULATIONS) * len(FEW)
+    assert (frame.error <= frame.bound).all()
+    assert (frame.spread <= 2 * frame.bound).all()
+    last = frame[frame["size"] == 512].groupby("algorithm")[["expected", "bound"]].first()
+    assert last.expected["sequential"] == pytest.approx(math.sqrt(511))
+    assert last.bound["pairwise, to the leaves"] == pytest.approx(9, rel=1e-5)
+    assert (frame[frame.error <= frame.expected].within == 16).all()
+
+
+def test_split_study() -> None:
+    values = {"normal": population("normal", 4096)}
+    frame = split_study(values, {"chunks": chunked, "none": lambda x, _: exact(x)}, (1, 2, 3, 5))
+    assert frame.workers.tolist() == [1, 2, 3, 5]
+    assert (frame["none change"] == 0).all()
+    assert (frame["none error"].abs() <= 0.5).all()
+    x = values["normal"].astype(np.float32)
+    unit = float(np.spacing(exact(x)))
+    moved = (float(chunked(x, 5)) - float(chunked(x, 1))) / abs(unit)
+    assert frame["chunks change"].tolist()[-1] == moved
+    assert frame["chunks error"].nunique() > 1
 
 
 # -- a stack of layers ----------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 import gc
 import math
+import time
 
 import numpy as np
 import pandas as pd
@@ -268,6 +269,62 @@ def test_intervals_of_the_ratio_cover_what_they_say_when_the_harness_stops(sprea
     assert hits / trials >= 0.95 - 3 * math.sqrt(0.95 * 0.05 / trials)
 
 
+def sat(seed, sittings, factor=1.0, shift=0.1):
+    """A measurement in some sittings, each with a bias of its own, as a real machine gives."""
+    rng = np.random.default_rng(seed)
+    parts = []
+    for sitting in range(sittings):
+        biased = 0.01 * factor * math.exp(shift * rng.standard_normal())
+        costs = {"a": noisy(0.01, 0.05), "b": noisy(biased, 0.05)}
+        found, _ = timed(costs, seed=1000 * seed + sitting, min_rounds=10, budget_s=0.0)
+        parts.append(found)
+    return timing.pool(parts)
+
+
+def test_sittings_cover_what_differs_between_them():
+    found = [sat(seed, 5).ratio("b", "a") for seed in range(150)]
+    hits = sum(r.low <= 1 <= r.high for r in found)
+    assert hits / 150 >= 0.95 - 3 * math.sqrt(0.95 * 0.05 / 150)
+    assert {r.units for r in found} == {5}
+    alone = [sat(seed, 1).ratio("b", "a") for seed in range(150)]
+    # The reason for sittings: rounds of a single one do not see its bias.
+    assert sum(r.low <= 1 <= r.high for r in alone) / 150 < 0.7
+
+
+def test_the_test_of_a_difference_holds_across_sittings():
+    def found(seed, factor=1.0):
+        return sat(seed, 5, factor).ratio("b", "a")
+
+    p = [found(2 * s).p_value(found(2 * s + 1)) for s in range(100)]
+    assert sum(v < 0.05 for v in p) / 100 <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / 100)
+    assert found(0).p_value(found(1, factor=2.0)) < 0.05
+
+
+def test_pooled_sittings_as_tables():
+    one, _ = timed({"a": 0.01, "b": 0.02}, bytes={"a": 1e7})
+    two, _ = timed({"a": 0.04, "b": 0.08})
+    both = timing.pool([one, two])
+    frame = both.frame.set_index("label")
+    assert frame.loc["a", "median"] == pytest.approx(0.02)  # geometric mean
+    assert frame.loc["a", "low"] < 0.01 < 0.04 < frame.loc["a", "high"]
+    assert frame.loc["a", "rounds"] == 20
+    assert frame.loc["a", "warmup"] == sum(t.rivals["a"].warmup for t in (one, two))
+    assert both.stopped == "precise"  # the ratio is 2 in each, whatever the times are
+    assert both.ratio("b", "a").value == pytest.approx(2)
+    assert timing.pool([one]).ratio("b", "a") == one.ratio("b", "a")
+    rough, _ = timed({"a": noisy(0.01, 0.5), "b": noisy(0.01, 0.5)}, precision=1e-4)
+    other, _ = timed({"a": noisy(0.01, 0.5), "b": noisy(0.01, 0.5)}, precision=1e-4, seed=1)
+    assert timing.pool([rough, other]).stopped == "budget"
+
+
+def test_only_the_same_rivals_can_be_pooled():
+    one, _ = timed({"a": 0.01})
+    two, _ = timed({"b": 0.01})
+    for sittings in ([], [one, two]):
+        with pytest.raises(ArgumentError, match="sittings"):
+            timing.pool(sittings)
+
+
 def test_the_test_of_a_difference_keeps_its_level_and_sees_one():
     def one(seed, factor):
         costs = {"a": noisy(0.01, 0.1), "b": noisy(0.01 * factor, 0.1)}
@@ -294,12 +351,12 @@ def test_p_value_of_exact_ratios():
 @settings(max_examples=80, deadline=None)
 def test_properties_of_a_ratio(pairs, scale):
     a, b = np.array(pairs).T
-    there, back = statistics.ratio(a, b), statistics.ratio(b, a)
+    there, back = statistics.ratio([a], [b]), statistics.ratio([b], [a])
     assert there.value == pytest.approx(1 / back.value)
     assert there.low <= there.value * (1 + 1e-12)
     assert there.value <= there.high * (1 + 1e-12)
-    assert statistics.ratio(a * scale, b * scale).value == pytest.approx(there.value)
-    itself = statistics.ratio(a, a)
+    assert statistics.ratio([a * scale], [b * scale]).value == pytest.approx(there.value)
+    itself = statistics.ratio([a], [a])
     assert itself.value == 1.0
 
 
@@ -383,10 +440,24 @@ def test_a_type_without_a_product_is_a_row_that_says_so():
 def test_agrees_with_torchs_own_timer():
     from torch.utils.benchmark import Timer
 
-    x = torch.randn(512, 512)
-    ours = measure({"mm": lambda: x @ x}, budget_s=0.3).frame["min"].item()
-    theirs = min(Timer("x @ x", globals={"x": x}).timeit(5).median for _ in range(20))
-    assert 0.5 < ours / theirs < 2
+    ours = measure({"sleep": lambda: time.sleep(0.004)}, budget_s=0.2).frame["min"].item()
+    theirs = min(Timer("sleep(0.004)", "from time import sleep").timeit(1).mean for _ in range(30))
+    assert 0.9 < ours / theirs < 1.1
+
+
+def test_trends_agree_with_scipy():
+    import scipy.stats
+
+    rng = np.random.default_rng(0)
+    agree = 0
+    for slope in np.linspace(0, 0.02, 100):
+        x = 10 + slope * np.arange(60) + 0.3 * rng.standard_normal(60)
+        found = statistics.drift(x, 0.0)
+        agree += (found is not None) == (scipy.stats.kendalltau(np.arange(60), x).pvalue < 1e-3)
+        if found is not None:
+            line = scipy.stats.theilslopes(x).slope * 59 / np.median(x)
+            assert found == pytest.approx(line)
+    assert agree >= 98  # an exact and a normal p-value may fall on two sides of the limit
 
 
 def test_copies_exceed_the_cache_and_fit_the_memory():

@@ -147,7 +147,9 @@ def test_figures_follow_the_theme_and_say_what_they_show(site: Path, address: st
             assert tab.locator(f"article img.only-{scheme}").count() > 0, f"{name} shows no figure"
             for image in tab.locator(f"article img.only-{scheme}").all():
                 image.scroll_into_view_if_needed()
-                tab.wait_for_timeout(50)
                 assert image.is_visible()
+                tab.wait_for_function(
+                    "i => i.complete && i.naturalWidth > 0", arg=image.element_handle()
+                )
                 assert len(image.get_attribute("alt")) > 20, f"{name}: an alt text says too little"
             assert not any(i.is_visible() for i in tab.locator(f"article img.only-{other}").all())

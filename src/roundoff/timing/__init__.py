@@ -16,7 +16,7 @@ from __future__ import annotations
 from .ceilings import Ceilings, measure_ceilings
 from .harness import measure
 from .machine import copies, free_memory, last_level_cache, torch_precision
-from .result import Timings
+from .result import Timings, pool
 from .statistics import Ratio, median_interval
 
 __all__ = [
@@ -29,5 +29,6 @@ __all__ = [
     "measure",
     "measure_ceilings",
     "median_interval",
+    "pool",
     "torch_precision",
 ]

@@ -94,7 +94,7 @@ def measure(
     --------
     >>> x = torch.ones(100)
     >>> t = measure({"sum": x.sum, "exp": x.exp}, budget_s=0.01, min_rounds=3)
-    >>> list(t.frame["label"]), t.ratio("exp", "sum").rounds == len(t.samples)
+    >>> list(t.frame["label"]), t.ratio("exp", "sum").units == len(t.samples)
     (['sum', 'exp'], True)
     """
     _check(rivals, budget_s, precision, min_rounds, max_rounds, warmup, rotate, level)
@@ -126,8 +126,8 @@ def measure(
         samples, stopped = _rounds(
             sampler, calls, budget_s, precision, min_rounds, max_rounds, seed, level, clock
         )
-    frame = pd.DataFrame(samples, columns=list(rivals))
-    frame.index.name = "round"
+    index = pd.MultiIndex.from_product([[0], range(len(samples))], names=["sitting", "round"])
+    frame = pd.DataFrame(samples, columns=list(rivals), index=index)
     return Timings(frame, warmed, stopped, device, precision, level, seed)
 
 
@@ -279,7 +279,7 @@ def _precise(samples: np.ndarray, precision: float, seed: int, level: float) -> 
         return median_interval(samples[:, 0], level, seed).half_width <= precision
     base = samples[:, 0]
     for other in samples.T[1:]:
-        r = ratio(other, base, level, seed)
+        r = ratio([other], [base], level, seed)
         if (r.high - r.low) / 2 > precision * r.value:
             return False
     return True

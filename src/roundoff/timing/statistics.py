@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import scipy.special
-import scipy.stats
 
-__all__ = ["Interval", "Ratio", "bimodal", "drift", "median_interval", "ratio"]
+__all__ = ["Interval", "Ratio", "bimodal", "drift", "median_interval", "pooled", "ratio"]
 
 _RESAMPLES = 1999
 
@@ -37,18 +37,18 @@ class Ratio:
     ----------
     value, low, high : float
         Median of the ratios of the rounds (of their logarithms, so that ``ratio(b, a)`` is the
-        inverse of ``ratio(a, b)``), and the ends of its interval.
+        inverse of ``ratio(a, b)``), the mean of that over sittings, and the ends of its interval.
     se : float
         Standard error of the logarithm of the value.
-    rounds : int
-        How many rounds it comes from.
+    units : int
+        Independent values behind the standard error: sittings, or the rounds of a single one.
     """
 
     value: float
     low: float
     high: float
     se: float
-    rounds: int
+    units: int
 
     def __str__(self) -> str:
         return f"{self.value:.3g} [{self.low:.3g}, {self.high:.3g}]"
@@ -69,9 +69,9 @@ class Ratio:
         if v1 + v2 == 0:
             return 1.0 if difference == 0 else 0.0
         freedom = (v1 + v2) ** 2 / (
-            v1**2 / max(self.rounds - 1, 1) + v2**2 / max(other.rounds - 1, 1)
+            v1**2 / max(self.units - 1, 1) + v2**2 / max(other.units - 1, 1)
         )
-        return float(2 * scipy.stats.t.sf(abs(difference) / math.sqrt(v1 + v2), freedom))
+        return float(2 * scipy.special.stdtr(freedom, -abs(difference) / math.sqrt(v1 + v2)))
 
 
 def median_interval(
@@ -130,7 +130,8 @@ def _correlation_factor(x: np.ndarray) -> float:
     n = x.size
     if n < 8:
         return 1.0
-    ranks = scipy.stats.rankdata(x)
+    _, place, count = np.unique(x, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(count) - (count + 1) / 2)[place]  # equal values share their mean rank
     ranks -= ranks.mean()
     total = float(ranks @ ranks)
     rho = float(ranks[1:] @ ranks[:-1]) / total if total else 0.0
@@ -140,26 +141,58 @@ def _correlation_factor(x: np.ndarray) -> float:
     return math.sqrt((1 + rho) / (1 - rho))
 
 
-def ratio(a: np.ndarray, b: np.ndarray, level: float = 0.95, seed: int = 0) -> Ratio:
-    """Ratio of two series paired by round: what slows a whole round down cancels."""
-    found = median_interval(np.log(a) - np.log(b), level, seed)
+def pooled(sittings: Sequence[np.ndarray], level: float = 0.95, seed: int = 0) -> Interval:
+    """Mean of the medians of several sittings, with Student's interval over sittings.
+
+    What stays the same throughout a sitting (where buffers lie, which neighbour is busy) moves
+    all its rounds together, so more rounds do not make it known better: only another sitting does.
+    A single sitting has the interval of its median, :func:`median_interval`.
+    """
+    if len(sittings) == 1:
+        return median_interval(sittings[0], level, seed)
+    medians = np.array([np.median(x) for x in sittings])
+    n = medians.size
+    se = float(medians.std(ddof=1)) / math.sqrt(n)
+    wide = -float(scipy.special.stdtrit(n - 1, (1 - level) / 2)) * se
+    centre = float(medians.mean())
+    return Interval(centre, centre - wide, centre + wide, se)
+
+
+def ratio(
+    a: Sequence[np.ndarray], b: Sequence[np.ndarray], level: float = 0.95, seed: int = 0
+) -> Ratio:
+    """Ratio of two rivals' sittings, paired by round: what slows a whole round down cancels."""
+    logs = [np.log(x) - np.log(y) for x, y in zip(a, b, strict=True)]
+    found = pooled(logs, level, seed)
     value, low, high = (math.exp(v) for v in (found.value, found.low, found.high))
-    return Ratio(value, low, high, found.se, int(np.size(a)))
+    units = len(logs) if len(logs) > 1 else int(np.size(logs[0]))
+    return Ratio(value, low, high, found.se, units)
 
 
 def drift(x: np.ndarray, least: float) -> float | None:
     """Relative change from the first to the last round, when there is a trend; else None.
 
-    A trend is a Kendall rank correlation with the round that chance gives once in a thousand
-    series, and a Theil-Sen line that moves by more than *least* of the median.
+    A trend is what chance gives once in a thousand series by the Mann-Kendall test, and moves by
+    more than *least* of the median by the Theil-Sen line. Long series are thinned: both look at
+    all pairs of rounds.
+
+    References
+    ----------
+    H. Mann, *Nonparametric tests against trend*, Econometrica 13, 1945. P. Sen, *Estimates of the
+    regression coefficient based on Kendall's tau*, JASA 63, 1968.
     """
-    n = np.size(x)
+    x = np.asarray(x, dtype=np.float64)
+    rounds = np.arange(x.size)[:: -(-x.size // 400) or 1]
+    n = rounds.size
     if n < 8:
         return None
-    tau = scipy.stats.kendalltau(np.arange(n), x)
-    if not tau.pvalue < 1e-3:
+    i, j = np.triu_indices(n, 1)
+    rise = x[rounds[j]] - x[rounds[i]]
+    score = abs(float(np.sign(rise).sum())) - 1  # the continuity correction
+    if scipy.special.ndtr(-score / math.sqrt(n * (n - 1) * (2 * n + 5) / 18)) > 0.5e-3:
         return None
-    change = float(scipy.stats.theilslopes(x).slope) * (n - 1) / float(np.median(x))
+    slope = float(np.median(rise / (rounds[j] - rounds[i])))
+    change = slope * (x.size - 1) / float(np.median(x))
     return change if abs(change) > least else None
 
 

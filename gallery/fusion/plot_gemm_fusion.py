@@ -917,6 +917,7 @@ study.conclude(lambda run: list(on_shapes(run)) or "No ratio to speak of.", "bey
 # the products are short and drown where they are long. So a ratio belongs to a size, a type and a
 # machine; and one row of one table belongs to chance until a second run has said the same.
 
+runtime.cache_clear()
 torch.set_num_threads(threads)
 if device == "cuda":
     torch.cuda.set_stream(torch.cuda.default_stream())

@@ -9,7 +9,18 @@ from hypothesis import strategies as st
 
 from roundoff import ort
 from roundoff.errors import ArgumentError, DtypeError
-from roundoff.models import GEMM_VARIANTS, Cost, Step, gemm_cost, gemm_feeds, gemm_model
+from roundoff.models import (
+    GEMM_VARIANTS,
+    Cost,
+    Step,
+    gemm_cost,
+    gemm_feeds,
+    gemm_model,
+    layer_norm_feeds,
+    layer_norm_matmul,
+    residual_rms_norm,
+    skip_layer_norm,
+)
 
 WIDTHS = st.lists(st.integers(1, 6), min_size=2, max_size=4)
 
@@ -108,3 +119,46 @@ def test_what_fits_in_a_cache_costs_no_memory_traffic():
 def test_wrong_arguments(call, error, match):
     with pytest.raises(error, match=match):
         call()
+
+
+@pytest.mark.parametrize("wide", [False, True])
+def test_residual_rms_norm_is_its_formula(wide: bool) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, r = (torch.rand(2, 3, 8, generator=generator) for _ in "xr")
+    scale = torch.rand(8, generator=generator)
+    feeds = {"X": x, "residual": r, "scale": scale}
+    model = residual_rms_norm(1, wide=wide)
+    onnx.checker.check_model(model, full_check=True)
+    (z,) = ort.session(model).run(feeds)
+    h = (x + r).double()
+    exact = h / torch.sqrt((h * h).mean(-1, keepdim=True) + 1e-5) * scale.double()
+    assert (z.double() - exact).abs().max() < 1e-6
+
+
+def test_layer_norm_models_are_their_formulas() -> None:
+    half = layer_norm_feeds(5, 16)
+    assert {v.dtype for v in half.values()} == {torch.float16}
+    assert half["X"].shape == (2, 5, 16)
+    assert half["X"].min() < -30
+    assert half["weights"].min() >= 0
+    again = layer_norm_feeds(5, 16)
+    assert all(torch.equal(half[k], again[k]) for k in half)
+    assert torch.equal(layer_norm_feeds(5, 16, batch=4)["X"][:2], half["X"])
+    assert not torch.equal(layer_norm_feeds(5, 16, seed=1)["X"], half["X"])
+    feeds = {k: v.double() for k, v in half.items()}
+    normed = torch.nn.functional.layer_norm(feeds["X"], (16,), feeds["scale"], feeds["bias"])
+    exact = normed @ feeds["weights"] + feeds["bias2"]
+    model = layer_norm_matmul(1)
+    onnx.checker.check_model(model, full_check=True)
+    (z,) = ort.session(model).run({k: v.float() for k, v in half.items()})
+    assert (z.double() - exact).abs().max() < 1e-5
+    inputs = {k: half[k].float() for k in ("X", "scale", "bias")} | {"skip": half["X"].float()}
+    (z,) = ort.session(skip_layer_norm(1)).run(inputs)
+    twice = torch.nn.functional.layer_norm(2 * feeds["X"], (16,), feeds["scale"], feeds["bias"])
+    assert (z.double() - twice).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("make", [layer_norm_matmul, skip_layer_norm, residual_rms_norm])
+def test_norms_of_integers_are_refused(make: object) -> None:
+    with pytest.raises(DtypeError, match="got int64"):
+        make(7)

@@ -117,7 +117,7 @@ def gemm_model(
 def gemm_feeds(
     variant: str, x: torch.Tensor, weights: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    """Inputs of :func:`gemm_model`; ``"fused ahead"`` pays its concatenation here."""
+    """Inputs of :func:`~roundoff.models.gemm_model`; ``"fused ahead"`` pays its concatenation here."""
     import torch
 
     if variant == "fused ahead":
@@ -207,7 +207,7 @@ class Cost:
 def gemm_cost(
     variant: str, m: int, k: int, widths: Sequence[int], itemsize: int, separate: bool = False
 ) -> Cost:
-    """Kernels, bytes and operations of :func:`gemm_model` on X of shape (m, k).
+    """Kernels, bytes and operations of :func:`~roundoff.models.gemm_model` on X of shape (m, k).
 
     Parameters
     ----------
@@ -230,7 +230,6 @@ def gemm_cost(
         return Step("Gemm", itemsize * (m * k + k * n + m * n), 2.0 * m * k * n, between)
 
     if variant == "not fused":
-<<<<<<< HEAD
         steps = [gemm(n, 0 if separate else itemsize * m * n) for n in widths]
         return Cost(
             tuple(steps if separate else [*steps, Step("Concat", 2 * products, 0, products)])
@@ -238,12 +237,6 @@ def gemm_cost(
     steps = [Step("Concat", 2 * weights, 0, weights)] if variant == "fused" else []
     steps.append(gemm(total, weights * (variant == "fused") + products * separate))
     return Cost(tuple([*steps, Step("Split", 2 * products, 0, products)] if separate else steps))
-=======
-        steps = [gemm(n) for n in widths]
-        return Cost(tuple(steps if separate else [*steps, Step("Concat", products)]))
-    steps = [Step("Concat", weights)] if variant == "fused" else []
-    steps.append(gemm(total))
-    return Cost(tuple([*steps, Step("Split", products)] if separate else steps))
 
 
 _NORM_OPSET = 18
@@ -388,4 +381,3 @@ def residual_rms_norm(itype: int = 10, *, wide: bool = False) -> onnx.ModelProto
         ]
     )
     return model
->>>>>>> compare

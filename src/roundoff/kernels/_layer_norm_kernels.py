@@ -62,54 +62,66 @@ def forward(
     M,
     N,
     stride_x,
+    tiles,  # ceil(M / R)
     zero,  # 0
     EPS: tl.constexpr,
     ACC: tl.constexpr,  # tl.float32, or tl.float64
     R: tl.constexpr,
     P: tl.constexpr,
     K: tl.constexpr,
+    STAGES: tl.constexpr,
+    HOLD: tl.constexpr,  # weight and bias: 1 in registers, 4 from the cache
     HAS_W: tl.constexpr,
     HAS_B: tl.constexpr,
     OPAQUE: tl.constexpr,
 ):
-    """One tile of R whole rows a program: mean, then variance about it, then the result."""
-    rows = tl.program_id(0) * R + tl.arange(0, R)
+    """Tiles of R whole rows: mean, then variance about it, then the result."""
+    program = tl.program_id(0)
+    programs = tl.num_programs(0)
     cols = tl.arange(0, P)[None, :]
-    here = (rows < M)[:, None]
     last = (K - 1) * P + cols < N
-    start = rows.to(tl.int64)[:, None] * stride_x + cols
-    x = ()
-    summed = tl.full((R, P), 0.0, ACC)
+    weight = ()
+    bias = ()
     for k in tl.static_range(K):
-        mask = here & last if k == K - 1 else here
-        piece = tl.load(X + k * P + start, mask=mask, other=0.0)
-        x = x + (piece,)
-        summed += piece.to(ACC)
-    mean = total(summed, 1) / N
-    squared = tl.full((R, P), 0.0, ACC)
-    for k in tl.static_range(K):
-        centred = same_bits(x[k], zero, OPAQUE).to(ACC) - mean[:, None]
-        if k == K - 1:
-            centred = tl.where(last, centred, 0.0)
-        squared += centred * centred
-    rstd = 1.0 / tl.sqrt(total(squared, 1) / N + EPS)
-    tl.store(MEAN + rows, mean, mask=rows < M)
-    tl.store(RSTD + rows, rstd, mask=rows < M)
-    end = rows.to(tl.int64)[:, None] * N + cols
-    for k in tl.static_range(K):
-        y = (same_bits(x[k], zero, OPAQUE).to(ACC) - mean[:, None]) * rstd[:, None]
-        if HAS_W:
+        if HAS_W and HOLD == 1:
+            weight = weight + (columns_of(W, k, K, P, cols, last),)
+        if HAS_B and HOLD == 1:
+            bias = bias + (columns_of(B, k, K, P, cols, last),)
+    for tile in tl.range(program, tiles, programs, num_stages=STAGES):
+        rows = tile * R + tl.arange(0, R)
+        here = (rows < M)[:, None]
+        x_at = X + (rows.to(tl.int64)[:, None] * stride_x + cols)
+        y_at = Y + (rows.to(tl.int64)[:, None] * N + cols)
+        x = ()
+        summed = tl.full((R, P), 0.0, ACC)
+        for k in tl.static_range(K):
+            mask = here & last if k == K - 1 else here
+            piece = tl.load(x_at + k * P, mask=mask, other=0.0, eviction_policy="evict_first")
+            x = x + (piece,)
+            summed += piece.to(ACC)
+        mean = total(summed, 1) / N
+        squared = tl.full((R, P), 0.0, ACC)
+        for k in tl.static_range(K):
+            centred = same_bits(x[k], zero, OPAQUE).to(ACC) - mean[:, None]
             if k == K - 1:
-                y = y * tl.load(W + k * P + cols, mask=last, other=0.0).to(ACC)
-            else:
-                y = y * tl.load(W + k * P + cols).to(ACC)
-        if HAS_B:
-            if k == K - 1:
-                y = y + tl.load(B + k * P + cols, mask=last, other=0.0).to(ACC)
-            else:
-                y = y + tl.load(B + k * P + cols).to(ACC)
-        mask = here & last if k == K - 1 else here
-        tl.store(Y + k * P + end, y.to(Y.dtype.element_ty), mask=mask)
+                centred = tl.where(last, centred, 0.0)
+            squared += centred * centred
+        variance = tl.where(rows < M, total(squared, 1) / N + EPS, 1.0)
+        rstd = 1.0 / tl.sqrt(variance)
+        tl.store(MEAN + rows, mean, mask=rows < M)
+        tl.store(RSTD + rows, rstd, mask=rows < M)
+        # True in every turn: keeps the two vectors out of what is fetched a row ahead.
+        if tile < tiles:
+            for k in tl.static_range(K):
+                y = (same_bits(x[k], zero, OPAQUE).to(ACC) - mean[:, None]) * rstd[:, None]
+                if HAS_W:
+                    w = weight[k] if HOLD == 1 else columns_of(W, k, K, P, cols, last)
+                    y = y * w.to(ACC)
+                if HAS_B:
+                    b = bias[k] if HOLD == 1 else columns_of(B, k, K, P, cols, last)
+                    y = y + b.to(ACC)
+                mask = here & last if k == K - 1 else here
+                tl.store(y_at + k * P, y.to(Y.dtype.element_ty), mask=mask)
 
 
 @kernel

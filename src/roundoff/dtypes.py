@@ -51,8 +51,10 @@ class DType:
     precision : int
         Binary digits of the significand, the leading one included (0 unless a float; for a
         complex type, of each part).
-    emax, emin : int
-        Exponents of the largest and smallest normal number: 2**emax <= largest.
+    emax : int
+        Exponent of the largest finite number.
+    emin : int
+        Exponent of the smallest normal number.
     max : float
         Largest finite value (``nan`` where the kind has none).
     """
@@ -69,12 +71,12 @@ class DType:
 
     @property
     def eps(self) -> float:
-        """Distance from 1 to the next larger number: 2**(1 - precision)."""
+        """Distance from 1 to the next larger number, 2**(1 - precision)."""
         return math.ldexp(1.0, 1 - self.precision) if self.precision else math.nan
 
     @property
     def unit_roundoff(self) -> float:
-        """Largest relative error of one rounding to nearest: eps / 2."""
+        """Largest relative error of one rounding to nearest, eps / 2."""
         return self.eps / 2
 
     @property
@@ -129,6 +131,8 @@ DTYPES: dict[int, DType] = {
         DType(24, "FLOAT8E8M0", "float8_e8m0fnu", 8, "float", 1, 127, -127, 2.0**127),
         _int(25, "UINT2", "uint2", 2, "uint"),
         _int(26, "INT2", "int2", 2, "int"),
+        _float(27, "FLOAT6E2M3", "float6_e2m3fn", 6, 4, 2, 0, 7.5),
+        _float(28, "FLOAT6E3M2", "float6_e3m2fn", 6, 3, 4, -2, 28.0),
     )
 }
 
@@ -139,7 +143,12 @@ _ALIASES = {"float": "float32", "double": "float64", "half": "float16", "object"
 
 
 def dtype_info(dtype: Any) -> DType:
-    """The :class:`DType` of an ONNX number or name, a torch dtype, or anything NumPy takes.
+    """The :class:`~roundoff.dtypes.DType` that goes by any of its names.
+
+    Parameters
+    ----------
+    dtype : any
+        An ONNX number or name, a torch dtype, or anything NumPy takes for a dtype.
 
     Raises
     ------

@@ -1,0 +1,74 @@
+# roundoff: `make html` builds the site, `make test` checks everything. `make help` lists the rest.
+
+# The first Python that is a version we support.
+PYTHON  ?= $(shell for p in python3 python3.12 python3.11; do $$p -c 'import sys; \
+	sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' 2>/dev/null && echo $$p && break; done)
+PAGE    ?=
+PORT    ?= 8000
+RUNTIME := $(if $(GPU),gpu,cpu)
+BIN     := .venv/bin
+HTML    := build/html
+# What the installed environment depends on: the runtime's build and these files.
+NEEDS   := .venv/installed-$(RUNTIME)
+
+ifdef FAST
+export UNITTEST_GOING := 1
+endif
+# Warnings are errors, and all of them are shown before the build ends.
+SPHINX  := $(BIN)/sphinx-build -c conf -d build/doctrees --fail-on-warning --keep-going
+
+.PHONY: help html page serve test lint bench clean distclean
+.DEFAULT_GOAL := help
+
+help:  ## list the commands
+	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 20
+	@echo "  options: FAST=1 (small sizes), GPU=1 (ONNX Runtime's CUDA build), PAGE=plot_…, PORT=8000"
+
+html: $(NEEDS)  ## build the site; only what changed runs again
+	@$(SPHINX) docs $(HTML)
+	@echo "The site is at $(CURDIR)/$(HTML)/index.html"
+
+page: $(NEEDS)  ## run one page, PAGE=plot_reduction_order
+	@test -n "$(PAGE)" || { echo "make page needs PAGE, such as PAGE=plot_reduction_order" >&2; exit 2; }
+	@ls gallery/*/$(PAGE).py >/dev/null 2>&1 || { echo "there is no gallery/*/$(PAGE).py" >&2; exit 2; }
+	@$(SPHINX) -D 'sphinx_gallery_conf.filename_pattern=/$(PAGE)\.py' docs $(HTML)
+	@echo "The page is at $(CURDIR)/$$(ls $(HTML)/gallery/*/$(PAGE).html)"
+
+serve: $(NEEDS)  ## serve the built site on this machine
+	@test -f $(HTML)/index.html || { echo "nothing built yet: make html" >&2; exit 2; }
+	@echo "http://127.0.0.1:$(PORT)/"
+	@$(BIN)/python -m http.server --bind 127.0.0.1 --directory $(HTML) $(PORT)
+
+test: $(NEEDS) lint  ## unit, property and doc tests, lint, types, and the fast build of the site
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup
+
+lint: $(NEEDS)  ## lint and types alone
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+bench: $(NEEDS)  ## speed, side by side in one run
+	@for script in tests/bench/bench_*.py; do echo "== $$script"; $(BIN)/python $$script || exit; done
+
+clean:  ## remove all that a build made; the environment stays
+	rm -rf build docs/gallery docs/backreferences docs/generated
+	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
+	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+distclean: clean  ## remove the environment, too
+	rm -rf .venv src/*.egg-info
+
+# An environment that was being made when it was interrupted has no `made` and is made again.
+.venv/made:
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or 3.12 is needed; PYTHON=… says where it is" >&2; exit 2; }
+	@echo "making .venv with $(PYTHON)"
+	@$(PYTHON) -m venv --clear .venv
+	@touch $@
+
+# The two builds of ONNX Runtime install the same module: the other one goes first.
+$(NEEDS): .venv/made pyproject.toml constraints.txt
+	@rm -f .venv/installed-*
+	@$(BIN)/python -m pip uninstall --quiet --yes onnxruntime$(if $(GPU),,-gpu) 2>/dev/null
+	@echo "installing what constraints.txt names"
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[$(RUNTIME),docs,test]'
+	@touch $@

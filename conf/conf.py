@@ -1,0 +1,131 @@
+"""How the site is built: ``sphinx-build -c conf docs build/html`` (``make html`` calls it)."""
+
+import os
+import sys
+import warnings
+from pathlib import Path
+
+CONF = Path(__file__).resolve().parent
+sys.path.insert(0, str(CONF))
+# What the pages' processes see, the workers of a parallel build included.
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    [str(CONF), *filter(None, [os.environ.get("PYTHONPATH")])]
+)
+os.environ["ROUNDOFF_RENDERING"] = "1"
+os.environ["TQDM_DISABLE"] = "1"  # a progress bar is 30 garbled lines in a page
+os.environ.setdefault("MPLBACKEND", "agg")
+
+import inventories  # noqa: E402
+import roundoff  # noqa: E402
+from roundoff.script import unit_test_going  # noqa: E402
+
+FAST = unit_test_going()
+
+project = "roundoff"
+author = "the roundoff authors"
+copyright = "the roundoff authors"  # noqa: A001 - the name Sphinx reads
+version = release = roundoff.__version__
+
+extensions = [
+    "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "sphinx.ext.intersphinx",
+    "sphinx.ext.extlinks",
+    "sphinx.ext.napoleon",
+    "sphinx_copybutton",
+    "sphinx_gallery.gen_gallery",
+    "hooks",
+    "listings",
+    "mathml",
+]
+# Absolute: autosummary looks beside the pages, Sphinx beside this file.
+templates_path = [str(CONF / "templates")]
+exclude_patterns = ["gallery/**/*.ipynb", "gallery/**/*.py", "gallery/**/*.md5"]
+nitpicky = True
+nitpick_ignore_regex = [
+    # Dunders and typing's own names that signatures mention.
+    (r"py:.*", r"(typing|collections\.abc|argparse|dataclasses)\..*"),
+    (r"py:.*", r"(optional|callable|any|path|array_like|default.*)"),
+]
+default_role = None
+html_math_renderer = "mathml"
+
+autosummary_generate = True
+autodoc_typehints = "none"
+autodoc_member_order = "bysource"
+autoclass_content = "class"
+# Definition lists instead of fields: a type in words ("float32 tensor") is no cross-reference.
+napoleon_use_param = False
+napoleon_use_rtype = False
+napoleon_use_ivar = True
+
+intersphinx_mapping = inventories.mapping()
+intersphinx_timeout = 1
+extlinks = {
+    "doi": ("https://doi.org/%s", "doi:%s"),
+    "arxiv": ("https://arxiv.org/abs/%s", "arXiv:%s"),
+}
+extlinks_detect_hardcoded_links = False
+
+copybutton_exclude = ".linenos, .gp, .go"
+copybutton_prompt_text = r">>> |\.\.\. |\$ "
+copybutton_prompt_is_regexp = True
+
+sphinx_gallery_conf = {
+    "examples_dirs": "../gallery",
+    "gallery_dirs": "gallery",
+    "filename_pattern": r"[/\\]plot_",
+    "subsection_order": "hooks.section_order",
+    "within_subsection_order": "hooks.page_order",
+    "backreferences_dir": "backreferences",
+    "doc_module": ("roundoff",),
+    "image_scrapers": ("figures.scraper",),
+    "reset_modules": ("hooks.reset",),
+    "capture_repr": ("_repr_html_",),
+    "ignore_repr_types": r"",
+    "remove_config_comments": True,
+    "show_memory": False,
+    "show_signature": False,
+    "download_all_examples": True,
+    # Its page of running times loads scripts from elsewhere; the directive running-times is ours.
+    "write_computation_times": False,
+    "recommender": {"enable": True, "n_examples": 2},
+    "thumbnail_size": (480, 300),
+    "first_notebook_cell": "# Install what this notebook needs:\n# %pip install 'roundoff[cpu]'",
+    "plot_gallery": True,
+    "inspect_global_variables": True,
+    # A quick build is not for its times; a full one runs one page at a time, to be fair to them.
+    "parallel": (os.cpu_count() or 1) if FAST else False,
+}
+
+html_theme = "furo"
+html_title = "roundoff"
+html_static_path = ["static"]
+html_css_files = ["roundoff.css"]
+html_favicon = "static/favicon.svg"
+html_copy_source = False
+html_show_sourcelink = False
+html_show_sphinx = False
+html_permalinks_icon = "#"
+html_theme_options = {
+    "light_logo": "logo.svg",
+    "dark_logo": "logo-dark.svg",
+    "sidebar_hide_name": True,
+    "light_css_variables": {
+        "color-brand-primary": "#1c5fa8",
+        "color-brand-content": "#1c5fa8",
+        "color-brand-visited": "#6b4591",
+        "font-stack": "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', "
+        "'Noto Sans', 'DejaVu Sans', sans-serif",
+        "font-stack--monospace": "ui-monospace, 'SF Mono', 'Cascadia Mono', Menlo, Consolas, "
+        "'DejaVu Sans Mono', monospace",
+    },
+    "dark_css_variables": {
+        "color-brand-primary": "#7db4f0",
+        "color-brand-content": "#7db4f0",
+        "color-brand-visited": "#c2a3e0",
+    },
+}
+
+# sphinx-gallery's workers set no filter of their own; a page's warnings are part of its output.
+warnings.filterwarnings("ignore", message="Matplotlib is currently using agg")

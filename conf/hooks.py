@@ -1,0 +1,171 @@
+"""The build's own hooks: when pages run again, in which order, and in what state."""
+
+import hashlib
+import importlib.metadata
+import os
+import random
+import re
+import warnings
+from pathlib import Path
+from typing import Any
+
+from sphinx.application import Sphinx
+from sphinx.util import logging
+
+import roundoff
+
+logger = logging.getLogger(__name__)
+
+SECTIONS = ("numerics", "fusion", "kernels")
+PAGES = (
+    "plot_reduction_order.py",
+    "plot_layer_norm_discrepancies.py",
+    "plot_gemm_fusion.py",
+    "plot_llama_backend.py",
+    "plot_triton_layer_norm.py",
+)
+
+
+def section_order(folder: str) -> int:
+    """Place of a section in the gallery."""
+    return SECTIONS.index(Path(folder).name)
+
+
+def page_order(filename: str) -> tuple[int, str]:
+    """Place of a page in its section; a page that has none yet comes last."""
+    name = Path(filename).name
+    return (PAGES.index(name) if name in PAGES else len(PAGES), name)
+
+
+def reset(gallery_conf: dict[str, Any], filename: str) -> None:
+    """Give every page the same start, whatever ran before it in this process."""
+    import matplotlib as mpl
+    import numpy as np
+    import torch
+
+    mpl.rcdefaults()
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch._dynamo.reset()
+    # By default a warning prints the absolute path of the file that raised it.
+    warnings.formatwarning = _warning_without_path
+
+
+def _warning_without_path(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: Any = None
+) -> str:
+    return f"{category.__name__}: {message}\n"
+
+
+def stamp() -> str:
+    """Hash of all that decides what a page shows, the page itself apart."""
+    digest = hashlib.sha256()
+    library = Path(roundoff.__file__).parent
+    for path in sorted(library.rglob("*")):
+        if path.is_file() and path.suffix in (".py", ".json"):
+            digest.update(path.relative_to(library).as_posix().encode() + path.read_bytes())
+    versions = {d.metadata["Name"].lower(): d.version for d in importlib.metadata.distributions()}
+    # Another commit of the same library is the same library.
+    versions.pop("roundoff", None)
+    digest.update(repr(sorted(versions.items())).encode())
+    digest.update(Path(__file__).with_name("figures.py").read_bytes())
+    digest.update(repr(os.environ.get("UNITTEST_GOING", "")).encode())
+    return digest.hexdigest()
+
+
+def forget_stale_pages(app: Sphinx) -> None:
+    """Drop the mark "this page has run" where it no longer means anything.
+
+    Sphinx-Gallery's mark is the md5 of the script alone. It says nothing of the library, and it is
+    written before the page's text, images and archive are: of an interrupted build only the pages
+    whose archive, which comes last, is there count.
+    """
+    gallery = Path(app.srcdir) / "gallery"
+    gallery.mkdir(exist_ok=True)
+    running, seen = gallery / "running", gallery / "stamp"
+    marks = list(gallery.rglob("*.py.md5"))
+    if running.exists():
+        # A half-written page is newer than its source: read and write all of them again.
+        app.connect("env-get-outdated", lambda app, env, *_: list(env.found_docs))
+        for mark in marks:
+            archive = mark.with_suffix("").with_suffix(".zip")
+            if not archive.exists() or archive.stat().st_mtime_ns < mark.stat().st_mtime_ns:
+                mark.unlink()
+    now = stamp()
+    if not seen.exists() or seen.read_text("utf-8") != now:
+        for mark in marks:
+            mark.unlink(missing_ok=True)
+        if marks:
+            logger.info("library, mode or versions changed: every page runs again")
+    running.touch()
+    seen.write_text(now, "utf-8")
+
+
+def finished(app: Sphinx, exception: Exception | None) -> None:
+    """Note that the gallery is whole."""
+    if exception is None:
+        (Path(app.srcdir) / "gallery" / "running").unlink(missing_ok=True)
+
+
+def finish_page(
+    app: Sphinx, pagename: str, templatename: str, context: dict[str, Any], doctree: Any
+) -> None:
+    """Let the keyboard reach what scrolls sideways, and fold the long cells of a gallery page."""
+    tree = context.get("furo_navigation_tree", "")
+    context["furo_navigation_tree"] = tree.replace(
+        'role="heading"', 'role="heading" aria-level="2"'
+    )
+    body = context.get("body")
+    if not body:
+        return
+    body = body.replace('<div class="highlight"><pre>', '<div class="highlight"><pre tabindex="0">')
+    body = body.replace(
+        '<div class="table-wrapper',
+        '<div tabindex="0" role="region" aria-label="table" class="table-wrapper',
+    )
+    body = re.sub(
+        r'<div class="ro-drawing[^"]*"',
+        r'\g<0> tabindex="0" role="group" aria-label="figure"',
+        body,
+    )
+    if pagename.startswith("gallery/"):
+        # Spans around blanks, and four classes on every name, that nothing here uses.
+        body = re.sub(r'<span class="w">(\s*)</span>', r"\1", body)
+        body = re.sub(r' class="sphx-glr-backref[^"]*(reference \w+)"', r' class="\1"', body)
+        body = _CELL.sub(_fold, body)
+        images = Path(app.srcdir, pagename).parent / "images"
+        body = _FIGURE.sub(lambda figure: figure[0] + _size(images / figure[1]), body)
+    context["body"] = body
+
+
+_FIGURE = re.compile(r'<img (?=[^>]*ro-figure)(?=[^>]*src="[^"]*/([^"/]+\.svg)")')
+_CELL = re.compile(
+    r'<div class="highlight-Python notranslate"><div class="highlight"><pre.*?</pre></div></div>',
+    re.DOTALL,
+)
+LONG_CELL = 16
+
+
+def _size(drawing: Path) -> str:
+    """Width and height as attributes, so that the page keeps its place while the figure loads."""
+    head = drawing.read_text("utf-8")[:2000]
+    sizes = [float(re.search(rf'{side}="([\d.]+)pt"', head)[1]) for side in ("width", "height")]
+    return 'width="{:.0f}" height="{:.0f}" '.format(*sizes)
+
+
+def _fold(cell: re.Match[str]) -> str:
+    """A cell longer than a screen's third is closed at first: the story is what is read."""
+    lines = cell[0].count("\n")
+    if lines <= LONG_CELL:
+        return cell[0]
+    return f'<details class="ro-code"><summary>Code, {lines} lines</summary>{cell[0]}</details>'
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    """Connect the hooks; the first one must come before Sphinx-Gallery's own."""
+    app.connect("builder-inited", forget_stale_pages, priority=1)
+    app.connect("html-page-context", finish_page, priority=900)
+    app.connect("build-finished", finished, priority=999)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,0 +1,216 @@
+"""What a number was measured on: machine, driver, versions, precision switches, commit.
+
+Every entry is plain data (strings, numbers, lists, dicts), so that a record can hold it. Nothing
+here fails where torch, ONNX Runtime or git is absent: the entry says ``None``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import os
+import platform
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+__all__ = ["environment", "machine_name", "summary"]
+
+#: Packages whose version decides what bits come out.
+COMPUTING = (
+    "numpy",
+    "torch",
+    "onnx",
+    "onnxscript",
+    "onnx-ir",
+    "triton",
+    "transformers",
+    "pandas",
+)
+
+
+def environment(commit: str | None = None) -> dict[str, Any]:
+    """Describe this machine and what computes on it.
+
+    Parameters
+    ----------
+    commit : str, optional
+        Commit of the code that runs, where git cannot tell (a copy without its history).
+
+    Returns
+    -------
+    dict
+        ``processor``, ``cores``, ``memory_gib``, ``os``, ``python``, ``versions`` (package ->
+        version or None), ``blas``, ``threads``, ``gpu`` (None, or name, memory, capability,
+        multiprocessors, driver, cuda, cudnn), ``precision`` (torch's switches), ``commit``.
+    """
+    return {
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "memory_gib": _memory_gib(),
+        "os": _os(),
+        "python": platform.python_version(),
+        "versions": _versions(),
+        "blas": _blas(),
+        **_torch(),
+        "commit": commit or _commit(),
+    }
+
+
+def machine_name(env: dict[str, Any]) -> str:
+    """A short name for a file: the GPU where there is one, else the processor.
+
+    Examples
+    --------
+    >>> machine_name({"gpu": {"name": "NVIDIA H200"}})
+    'nvidia-h200'
+    >>> machine_name({"gpu": None, "processor": "AMD EPYC 9654 96-Core Processor", "cores": 2})
+    'amd-epyc-9654-2-cores'
+    """
+    if env.get("gpu"):
+        return _slug(env["gpu"]["name"])
+    processor = re.sub(r"\(R\)|\(TM\)|@.*|\d+-Core|\bProcessor\b|\bCPU\b", "", env["processor"])
+    return _slug(f"{processor} {env['cores']} cores")
+
+
+def summary(env: dict[str, Any]) -> str:
+    """One line for a reader: machine, then the versions that matter.
+
+    Examples
+    --------
+    >>> summary({"gpu": {"name": "NVIDIA H200"}, "python": "3.12.3",
+    ...          "versions": {"torch": "2.11.0", "triton": None}})
+    'NVIDIA H200; Python 3.12.3, torch 2.11.0'
+    """
+    gpu = env.get("gpu")
+    where = gpu["name"] if gpu else f"{env['processor']}, {env['cores']} cores"
+    versions = [f"Python {env['python']}"]
+    versions += [
+        f"{name} {version}"
+        for name, version in env["versions"].items()
+        if version and name in {"torch", "onnxruntime", "onnxruntime-gpu", "triton", "numpy"}
+    ]
+    return f"{where}; {', '.join(versions)}"
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+
+
+def _processor() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        found = re.search(r"^model name\s*:\s*(.+)$", cpuinfo.read_text("utf-8"), re.MULTILINE)
+        if found:
+            return found[1].strip()
+    if sys.platform == "darwin":
+        name = _output("sysctl", "-n", "machdep.cpu.brand_string")
+        if name:
+            return name
+    return platform.processor() or platform.machine()
+
+
+def _memory_gib() -> float | None:
+    try:
+        pages, size = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return None
+    return round(pages * size / 2**30, 1)
+
+
+def _os() -> str:
+    # The distribution rather than the kernel's release: the latter names a host, not a platform.
+    try:
+        return platform.freedesktop_os_release().get("PRETTY_NAME", platform.system())
+    except OSError:
+        return f"{platform.system()} {platform.release()}"
+
+
+def _versions() -> dict[str, str | None]:
+    found: dict[str, str | None] = {}
+    for name in (*COMPUTING, "onnxruntime", "onnxruntime-gpu"):
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = None
+    # A runtime unpacked onto the path has a module that shadows the one that is installed.
+    with contextlib.suppress(ImportError):
+        import onnxruntime
+
+        gpu = "CUDAExecutionProvider" in onnxruntime.get_available_providers()
+        found["onnxruntime-gpu" if gpu else "onnxruntime"] = onnxruntime.__version__
+        found["onnxruntime" if gpu else "onnxruntime-gpu"] = None
+    return found
+
+
+def _blas() -> str | None:
+    import numpy as np
+
+    with contextlib.suppress(Exception):
+        config = np.show_config(mode="dicts")
+        blas = config["Build Dependencies"]["blas"]
+        return f"{blas['name']} {blas['version']}"
+    return None
+
+
+def _torch() -> dict[str, Any]:
+    absent: dict[str, Any] = {"threads": None, "gpu": None, "precision": None}
+    try:
+        import torch
+    except ImportError:
+        return absent
+    matmul = torch.backends.cuda.matmul
+    gpu = None
+    if torch.cuda.is_available():
+        properties = torch.cuda.get_device_properties(0)
+        gpu = {
+            "name": properties.name,
+            "memory_gib": round(properties.total_memory / 2**30, 1),
+            "capability": f"{properties.major}.{properties.minor}",
+            "multiprocessors": properties.multi_processor_count,
+            "driver": _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),
+            "cuda": torch.version.cuda,
+            "cudnn": torch.backends.cudnn.version(),
+        }
+    return {
+        "threads": torch.get_num_threads(),
+        "gpu": gpu,
+        "precision": {
+            "allow_tf32": matmul.allow_tf32,
+            "cudnn_allow_tf32": torch.backends.cudnn.allow_tf32,
+            "float32_matmul_precision": torch.get_float32_matmul_precision(),
+            "allow_fp16_reduced_precision_reduction": matmul.allow_fp16_reduced_precision_reduction,
+            "allow_bf16_reduced_precision_reduction": matmul.allow_bf16_reduced_precision_reduction,
+            "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
+            "flush_denormal": _flushes_denormals(),
+        },
+    }
+
+
+def _flushes_denormals() -> bool:
+    import torch
+
+    return bool(torch.tensor(2.0**-140, dtype=torch.float32).mul(1.0).item() == 0.0)
+
+
+def _commit() -> str | None:
+    """Commit of the checkout this package runs from, with ``+`` where files were changed since."""
+    here = str(Path(__file__).parent)
+    # An installed copy may lie inside somebody else's repository: its commit is not ours.
+    if not _output("git", "-C", here, "ls-files", "--error-unmatch", __file__):
+        return None
+    commit = _output("git", "-C", here, "rev-parse", "HEAD")
+    changed = _output("git", "-C", here, "status", "--porcelain", "--untracked-files=no")
+    return f"{commit}+" if commit and changed else commit
+
+
+def _output(*command: str) -> str | None:
+    try:
+        done = subprocess.run(  # noqa: S603 - fixed commands, no shell
+            command, capture_output=True, text=True, timeout=20, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip() or None

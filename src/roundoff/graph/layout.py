@@ -1,0 +1,233 @@
+"""Layered drawing of a directed graph: ranks, order within a rank, coordinates.
+
+Method: K. Sugiyama, S. Tagawa, M. Toda, *Methods for visual understanding of hierarchical system
+structures*, IEEE Transactions on Systems, Man, and Cybernetics 11 (1981), 109-125. Ranks and order
+come from ``fast-sugiyama``; coordinates are found here, because boxes have different widths: each
+rank is placed by least squares around its neighbours, order and gaps kept (isotonic regression by
+pooling adjacent violators).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+#: Width that an edge takes where it passes a rank.
+LANE = 12.0
+
+
+@dataclasses.dataclass
+class Layout:
+    """Where to draw.
+
+    Attributes
+    ----------
+    x : list of float
+        Centre of each vertex, in the unit of the widths; the smallest left side is 0.
+    rank : list of int
+        Rank of each vertex; 0 is at the top.
+    routes : dict
+        Edge -> [(x, rank)] of the points it goes through between its two ends.
+    width : float
+        Right side of the rightmost vertex or edge.
+    """
+
+    x: list[float]
+    rank: list[int]
+    routes: dict[tuple[int, int], list[tuple[float, int]]]
+    width: float
+
+
+#: Ranks of a component, each an ordered list of vertices (dummies are counted after the real
+#: ones), and its edges, each the chain of vertices that it goes through.
+_Component = tuple[list[list[int]], dict[tuple[int, int], list[int]]]
+
+
+def layered(widths: Sequence[float], edges: Sequence[tuple[int, int]], gap: float) -> Layout:
+    """Lay out vertices ``0 … len(widths) - 1`` of an acyclic graph.
+
+    Parameters
+    ----------
+    widths : sequence of float
+        Width of each vertex.
+    edges : sequence of (int, int)
+        From, to; every edge goes down by at least one rank.
+    gap : float
+        Smallest distance between two neighbours of a rank.
+    """
+    edges = list(dict.fromkeys(edges))
+    touched = sorted({v for edge in edges for v in edge})
+    components = _ranked(touched, edges) if edges else []
+    components += [([[v]], {}) for v in range(len(widths)) if v not in set(touched)]
+    result = Layout([0.0] * len(widths), [0] * len(widths), {}, 0.0)
+    offset = 0.0
+    for ranks, chains in components:
+        size = [*widths, *([LANE] * _dummies(ranks, len(widths)))]
+        x = _coordinates(ranks, chains, size, gap)
+        left = min(x[v] - size[v] / 2 for row in ranks for v in row)
+        for level, row in enumerate(ranks):
+            for v in row:
+                x[v] += offset - left
+                if v < len(widths):
+                    result.x[v], result.rank[v] = x[v], level
+        where = {v: level for level, row in enumerate(ranks) for v in row}
+        for edge, chain in chains.items():
+            result.routes[edge] = [(x[v], where[v]) for v in chain[1:-1]]
+        result.width = max(x[v] + size[v] / 2 for row in ranks for v in row)
+        offset = result.width + 2 * gap
+    return result
+
+
+def _dummies(ranks: list[list[int]], real: int) -> int:
+    return max(max(row) for row in ranks) + 1 - real if ranks else 0
+
+
+def _ranked(touched: list[int], edges: list[tuple[int, int]]) -> list[_Component]:
+    """Ranks and order from fast-sugiyama, or from :func:`_plain_ranks` where it is missing."""
+    try:
+        from fast_sugiyama import from_edges
+    except ImportError:  # a machine that only records results needs no good-looking graph
+        return [_plain_ranks(touched, edges)]
+    components = []
+    # One call a component: numbers of dummy vertices may clash between components.
+    for part in _connected(touched, edges):
+        small = {v: i for i, v in enumerate(part)}
+        [(positions, _, _, pieces)] = from_edges(
+            [(small[a], small[b]) for a, b in edges if a in small],
+            vertex_spacing=1,
+            minimum_length=1,
+            dummy_vertices=True,
+            dummy_size=1.0,
+            check_layout=False,
+        )
+        components.append(_component(positions, pieces, part, max(touched) + 1))
+    return components
+
+
+def _connected(touched: list[int], edges: list[tuple[int, int]]) -> list[list[int]]:
+    """Vertices of each connected component, in order."""
+    group = {v: [v] for v in touched}
+    for a, b in edges:
+        if group[a] is not group[b]:
+            small, large = sorted((group[a], group[b]), key=len)
+            large.extend(small)
+            group.update(dict.fromkeys(small, large))
+    unique = {id(g): sorted(g) for g in group.values()}
+    return sorted(unique.values())
+
+
+def _component(positions: Any, pieces: Any, touched: list[int], first: int) -> _Component:
+    # Dummy vertices are renumbered from *first* in the order of their places: reproducible.
+    places = sorted(((-y, x, v) for v, (x, y) in positions))
+    name = dict(enumerate(touched))
+    for _, _, v in places:
+        if v >= len(touched):
+            name[v] = first + len(name) - len(touched)
+    levels = sorted({y for y, _, _ in places})
+    ranks: list[list[int]] = [[] for _ in levels]
+    where = {y: i for i, y in enumerate(levels)}
+    for y, _, v in places:
+        ranks[where[y]].append(name[v])
+    chains = {}
+    follow = {a: b for a, b in pieces if a >= len(touched)}
+    for a, b in pieces:
+        if a < len(touched):
+            chain = [name[a], name[b]]
+            while b in follow:
+                b = follow[b]
+                chain.append(name[b])
+            chains[chain[0], chain[-1]] = chain
+    return ranks, chains
+
+
+def _plain_ranks(touched: list[int], edges: list[tuple[int, int]]) -> _Component:
+    """Longest-path ranks; order by the mean place of the neighbours, four sweeps."""
+    rank = dict.fromkeys(touched, 0)
+    for _ in touched:
+        late = [(a, b) for a, b in edges if rank[b] <= rank[a]]
+        if not late:
+            break
+        for a, b in late:
+            rank[b] = max(rank[b], rank[a] + 1)
+    for v in touched:  # a source moves down to just above its first reader
+        if all(b != v for _, b in edges):
+            rank[v] = min(rank[b] for a, b in edges if a == v) - 1
+    ranks: list[list[int]] = [[] for _ in range(max(rank.values()) + 1)]
+    for v in touched:
+        ranks[rank[v]].append(v)
+    chains = {}
+    fresh = max(touched) + 1
+    for a, b in edges:
+        chain = [a]
+        for level in range(rank[a] + 1, rank[b]):
+            ranks[level].append(fresh)
+            chain.append(fresh)
+            fresh += 1
+        chains[a, b] = [*chain, b]
+    for down in (True, False, True, False):
+        neighbours = _neighbours(chains, down)
+        for level in range(len(ranks)) if down else reversed(range(len(ranks))):
+            place = {v: float(i) for row in ranks for i, v in enumerate(row)}
+            ranks[level].sort(
+                key=lambda v: (
+                    sum(place[w] for w in neighbours[v]) / len(neighbours[v])
+                    if neighbours.get(v)
+                    else place[v]
+                )
+            )
+    return ranks, chains
+
+
+def _neighbours(chains: dict[tuple[int, int], list[int]], above: bool) -> dict[int, list[int]]:
+    """Neighbours in the rank above (or below) of each vertex, dummies included."""
+    found: dict[int, list[int]] = {}
+    for chain in chains.values():
+        for a, b in itertools.pairwise(chain):
+            found.setdefault(b if above else a, []).append(a if above else b)
+    return found
+
+
+def _coordinates(
+    ranks: list[list[int]], chains: dict[tuple[int, int], list[int]],
+    size: list[float], gap: float, sweeps: int = 12,
+) -> dict[int, float]:  # fmt: skip
+    """Centres: each rank around the mean of its neighbours, sweep after sweep."""
+    x: dict[int, float] = {}
+    for row in ranks:
+        total = sum(size[v] + gap for v in row)
+        at = -total / 2
+        for v in row:
+            x[v] = at + (size[v] + gap) / 2
+            at += size[v] + gap
+    above, below = _neighbours(chains, True), _neighbours(chains, False)
+    for sweep in range(sweeps):
+        order = range(len(ranks)) if sweep % 2 == 0 else reversed(range(len(ranks)))
+        last = sweep >= sweeps - 2  # the last two sweeps look both ways
+        for level in order:
+            wanted = []
+            for v in ranks[level]:
+                near = list(above.get(v, ())) if sweep % 2 == 0 or last else []
+                near += list(below.get(v, ())) if sweep % 2 == 1 or last else []
+                wanted.append(sum(x[w] for w in near) / len(near) if near else x[v])
+            placed = _spread([size[v] for v in ranks[level]], wanted, gap)
+            x.update(zip(ranks[level], placed, strict=True))
+    return x
+
+
+def _spread(size: list[float], wanted: list[float], gap: float) -> list[float]:
+    """Centres nearest to *wanted* in least squares, in order, boxes at least *gap* apart."""
+    shift, at = [], 0.0
+    for i, s in enumerate(size):
+        at += s / 2 if i == 0 else size[i - 1] / 2 + s / 2 + gap
+        shift.append(at)
+    blocks: list[list[float]] = []  # mean, count
+    for w, s in zip(wanted, shift, strict=True):
+        blocks.append([w - s, 1.0])
+        while len(blocks) > 1 and blocks[-2][0] > blocks[-1][0]:
+            mean, count = blocks.pop()
+            total = blocks[-1][1] + count
+            blocks[-1] = [(blocks[-1][0] * blocks[-1][1] + mean * count) / total, total]
+    flat = [mean for mean, count in blocks for _ in range(int(count))]
+    return [f + s for f, s in zip(flat, shift, strict=True)]

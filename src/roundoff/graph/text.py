@@ -1,0 +1,131 @@
+"""An ONNX graph as text: one line for each opset, input, initializer, node and output."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import onnx
+
+from .protos import (
+    attribute_text,
+    bodies,
+    captured,
+    dtype_text,
+    load,
+    shape_of,
+    small_value,
+    type_text,
+)
+
+
+def onnx_simple_text_plot(
+    model: Any, *, recursive: bool = True, functions: bool = True, max_indent: int = 20
+) -> str:
+    """Text of a model, a line for each opset, input, initializer, node and output.
+
+    A node is indented by its depth: two spaces for each node on the longest way from an input to
+    it. Missing optional inputs and outputs stand as empty names.
+
+    Parameters
+    ----------
+    model : ModelProto, GraphProto, FunctionProto, NodeProto, bytes or path
+        What to show; weights stored in other files are not read.
+    recursive : bool, default True
+        Print the bodies of If, Loop and Scan below their node.
+    functions : bool, default True
+        Print the model's local functions below the graph.
+    max_indent : int, default 20
+        Depth from which nodes are not indented further.
+
+    Raises
+    ------
+    ArgumentError, ModelError
+        When *model* is not an ONNX model.
+
+    Examples
+    --------
+    >>> import onnx.parser
+    >>> model = onnx.parser.parse_model('''<ir_version: 10, opset_import: ["" : 18]>
+    ... agraph (float[N, 4] X, float[4] B) => (float[N, 4] Z) {
+    ...     Y = Softmax<axis = -1>(X)
+    ...     Z = Add(Y, B) }''')
+    >>> print(onnx_simple_text_plot(model))
+    opset: domain='' version=18
+    input: name='X' type='float32' shape=['N', 4]
+    input: name='B' type='float32' shape=[4]
+    Softmax(X, axis=-1) -> Y
+      Add(Y, B) -> Z
+    output: name='Z' type='float32' shape=['N', 4]
+    """
+    proto = load(model)
+    lines = [
+        f"opset: domain={o.domain!r} version={o.version}"
+        for o in getattr(proto, "opset_import", ())
+    ]
+    if isinstance(proto, onnx.NodeProto):
+        return "\n".join(_node_lines(proto, 0, recursive, max_indent))
+    graph = proto.graph if isinstance(proto, onnx.ModelProto) else proto
+    lines += _graph_lines(graph, 0, recursive, max_indent)
+    if functions and isinstance(proto, onnx.ModelProto):
+        for function in proto.functions:
+            lines.append(f"----- function name={function.name!r} domain={function.domain!r}")
+            lines += [
+                f"opset: domain={o.domain!r} version={o.version}" for o in function.opset_import
+            ]
+            lines += _graph_lines(function, 0, recursive, max_indent)
+    return "\n".join(lines)
+
+
+def _value_line(kind: str, value: Any) -> str:
+    if isinstance(value, str):  # a function's inputs and outputs have no types
+        return f"{kind}: name={value!r}"
+    text = f"{kind}: name={value.name!r} type={type_text(value.type)!r}"
+    shape = shape_of(value.type)
+    return text if shape is None else f"{text} shape={shape}"
+
+
+def _graph_lines(graph: Any, indent: int, recursive: bool, max_indent: int) -> list[str]:
+    """Lines of a GraphProto or FunctionProto, all indented by *indent* steps at least."""
+    lines = [_value_line("input", i) for i in graph.input]
+    lines += [f"attribute: {name!r}" for name in getattr(graph, "attribute", ())]
+    lines += [_value_line_of_default(a) for a in getattr(graph, "attribute_proto", ())]
+    lines += [_initializer_line(t) for t in getattr(graph, "initializer", ())]
+    lines += [
+        f"init: name={t.values.name!r} type='sparse({dtype_text(t.values.data_type)})' "
+        f"shape={list(t.dims)}"
+        for t in getattr(graph, "sparse_initializer", ())
+    ]
+    lines = ["  " * indent + line for line in lines]
+    depth: dict[str, int] = {}
+    for node in graph.node:
+        read = [n for n in node.input if n]
+        read += [n for _, body in bodies(node) for n in captured(body)]
+        level = max((depth.get(n, 0) for n in read), default=0)
+        depth.update(dict.fromkeys((o for o in node.output if o), level + 1))
+        step = indent + min(level, max_indent)
+        lines += _node_lines(node, step, recursive, max_indent)
+    return lines + ["  " * indent + _value_line("output", o) for o in graph.output]
+
+
+def _node_lines(node: onnx.NodeProto, step: int, recursive: bool, max_indent: int) -> list[str]:
+    domain = f"[{node.domain}]" if node.domain not in ("", "ai.onnx") else ""
+    arguments = [*node.input, *(attribute_text(a) for a in node.attribute)]
+    lines = [f"{'  ' * step}{node.op_type}{domain}({', '.join(arguments)}) -> "
+             f"{', '.join(node.output)}"]  # fmt: skip
+    if recursive:
+        for name, body in bodies(node):
+            lines.append("  " * (step + 1) + f"----- {name}")
+            lines += _graph_lines(body, step + 1, recursive, max_indent)
+    return lines
+
+
+def _initializer_line(tensor: onnx.TensorProto) -> str:
+    value = small_value(tensor)
+    return (
+        f"init: name={tensor.name!r} type={dtype_text(tensor.data_type)!r} "
+        f"shape={list(tensor.dims)}" + (f" -- {value}" if value is not None else "")
+    )
+
+
+def _value_line_of_default(attribute: onnx.AttributeProto) -> str:
+    return f"attribute: {attribute.name!r} {attribute_text(attribute)}"

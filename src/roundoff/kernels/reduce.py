@@ -1,0 +1,110 @@
+"""Sums of a vector in Triton: with atomic additions, and in two passes.
+
+Both cut the vector into blocks, one a program, and add each block as a tree in float32. They
+differ in how the partial sums meet. With atomics each program adds its own to one number in
+memory, in the order in which programs happen to finish: the grouping changes from run to run.
+In two passes the partial sums are stored, each in its place, and a single program adds them in
+an order that does not change.
+"""
+
+# mypy: disallow-incomplete-defs=False
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from roundoff.errors import ArgumentError, DtypeError, ShapeError
+
+__all__ = ["sum_atomic", "sum_two_pass"]
+
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+@triton.jit
+def _sum_atomic_kernel(
+    x_ptr,  # (n,) float32, float16 or bfloat16
+    out_ptr,  # (1,) float32, zero at the start
+    n,
+    BLOCK: tl.constexpr,
+):
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + place, mask=place < n, other=0.0).to(tl.float32)
+    tl.atomic_add(out_ptr, tl.sum(x, axis=0))
+
+
+@triton.jit
+def _sum_blocks_kernel(
+    x_ptr,  # (n,) float32, float16 or bfloat16
+    out_ptr,  # (number of programs,) float32
+    n,
+    BLOCK: tl.constexpr,
+):
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + place, mask=place < n, other=0.0).to(tl.float32)
+    tl.store(out_ptr + tl.program_id(0), tl.sum(x, axis=0))
+
+
+def sum_atomic(x: torch.Tensor, block: int = 256) -> torch.Tensor:
+    """Sum of a vector whose blocks are added by atomic additions.
+
+    Parameters
+    ----------
+    x : torch.Tensor, shape (n,)
+        float32, float16 or bfloat16, contiguous, on a device that Triton runs on.
+    block : int
+        Values a program adds; a power of two.
+
+    Returns
+    -------
+    torch.Tensor, shape ()
+        float32. Not reproducible: two calls may differ in their last bits.
+
+    Raises
+    ------
+    ShapeError, DtypeError, ArgumentError
+        When the tensor or the block is not as above.
+    """
+    _check(x, block)
+    out = torch.zeros(1, dtype=torch.float32, device=x.device)
+    _sum_atomic_kernel[(triton.cdiv(x.numel(), block),)](x, out, x.numel(), BLOCK=block)
+    return out[0]
+
+
+def sum_two_pass(x: torch.Tensor, block: int = 1024) -> torch.Tensor:
+    """Sum of a vector whose blocks are added in a fixed order, pass after pass.
+
+    Parameters
+    ----------
+    x : torch.Tensor, shape (n,)
+        float32, float16 or bfloat16, contiguous, on a device that Triton runs on.
+    block : int
+        Values a program adds; a power of two, at least 2.
+
+    Returns
+    -------
+    torch.Tensor, shape ()
+        float32. The same bits on every call, for one block size.
+
+    Raises
+    ------
+    ShapeError, DtypeError, ArgumentError
+        When the tensor or the block is not as above.
+    """
+    _check(x, block)
+    while True:
+        programs = triton.cdiv(x.numel(), block)
+        out = torch.empty(programs, dtype=torch.float32, device=x.device)
+        _sum_blocks_kernel[(programs,)](x, out, x.numel(), BLOCK=block)
+        if programs == 1:
+            return out[0]
+        x = out
+
+
+def _check(x: torch.Tensor, block: int) -> None:
+    if x.dim() != 1 or x.numel() == 0 or not x.is_contiguous():
+        raise ShapeError("cannot be added", got=tuple(x.shape), expected="a contiguous vector")
+    if x.dtype not in _DTYPES:
+        raise DtypeError("cannot be added", got=x.dtype, expected="float32, float16 or bfloat16")
+    if block < 2 or block & (block - 1):
+        raise ArgumentError("block size", got=block, expected="a power of two, at least 2")

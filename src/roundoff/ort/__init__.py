@@ -1,0 +1,18 @@
+"""ONNX Runtime in one place: sessions, zero-copy exchange with torch, and bound runs.
+
+Only public names of ``onnxruntime`` are used. Tensors cross in both directions by DLPack, so
+nothing is copied where ONNX Runtime can read the tensor where it lies.
+
+On CUDA a session made inside ``with torch.cuda.stream(s)`` computes on ``s`` and returns without
+waiting, as a torch operator would. torch's *default* stream cannot be handed over (its handle is
+zero, which ONNX Runtime reads as "none given"); there the session has a stream of its own, and a
+run waits for torch before and for ONNX Runtime after.
+"""
+
+from __future__ import annotations
+
+from .binding import Binding, OrtSession
+from .exchange import from_ort, to_ort
+from .making import available, session, torch_tf32
+
+__all__ = ["Binding", "OrtSession", "available", "from_ort", "session", "to_ort", "torch_tf32"]

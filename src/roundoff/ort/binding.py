@@ -1,0 +1,239 @@
+"""Runs of a session on torch tensors: once, or bound for many times."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from roundoff.errors import ArgumentError, DtypeError, ModelError, ShapeError, UnsupportedError
+
+from .exchange import element, from_ort, onnxruntime, to_ort
+
+__all__ = ["CUDA", "Binding", "OrtSession", "translated"]
+
+CUDA = "CUDAExecutionProvider"
+
+# A message may carry a source line of the machine that built ONNX Runtime: of no use to a reader.
+_NOISE = re.compile(r"^\[ONNXRuntimeError\] : \d+ : \w+ : |/\S+?\.(?:cc|h|cu|cuh):\d+ ")
+
+
+def translated(error: Exception, doing: str) -> Exception:
+    """ONNX Runtime's exception as ours; its classes live in a private module, hence the names."""
+    text = _NOISE.sub("", str(error)).strip()
+    kind = type(error).__name__
+    # "try to allocate" is the arena's wording, "out of memory" the driver's.
+    if re.search(r"failed to allocate memory|out of memory|bad_alloc", text, re.IGNORECASE):
+        return MemoryError(f"{doing}: {text}")
+    if kind == "NotImplemented":
+        return UnsupportedError(f"{doing}: {text}")
+    if kind in ("NoSuchFile", "InvalidProtobuf", "InvalidGraph", "NoModel", "NoSuchGraph"):
+        return ModelError(f"{doing}: {text}")
+    if re.search(r"rank|dimension|shape", text, re.IGNORECASE):
+        return ShapeError(f"{doing}: {text}")
+    return ModelError(f"{doing}: {text}")
+
+
+class OrtSession:
+    """An ``onnxruntime.InferenceSession`` that takes and gives torch tensors; see :func:`session`.
+
+    Attributes
+    ----------
+    input_names, output_names : list of str
+        Names, in the model's order.
+    providers : list of str
+        Providers in use.
+    device : torch.device
+        Where outputs are made.
+    tf32 : bool
+        Whether float32 matrix products may use TF32.
+    stream : torch.cuda.Stream or None
+        torch's stream, when the session computes on it.
+    raw : onnxruntime.InferenceSession
+        The session itself.
+    """
+
+    def __init__(self, made: onnxruntime.InferenceSession) -> None:
+        self.raw = made
+        self.input_names = [i.name for i in made.get_inputs()]
+        self.output_names = [o.name for o in made.get_outputs()]
+        self.providers = list(made.get_providers())
+        known = [*made.get_inputs(), *made.get_overridable_initializers()]
+        self._inputs = {i.name: element(i.type) for i in known}
+        self._optional = {i.name for i in made.get_overridable_initializers()}
+        self._plain = all(
+            (e := element(v.type)) is not None and e.kind != "string"
+            for v in [*made.get_inputs(), *made.get_outputs()]
+        )
+        options = made.get_provider_options().get(CUDA)
+        self.tf32 = options is not None and options.get("use_tf32") == "1"
+        self.device = torch.device("cpu")
+        self.stream: Any = None
+        self._run_options = onnxruntime.RunOptions()
+        self._run_options.log_severity_level = 4
+        if options is not None:
+            self.device = torch.device("cuda", int(options.get("device_id", 0)))
+            if int(options.get("user_compute_stream", "0") or 0):
+                self.stream = torch.cuda.current_stream(self.device)
+                # On torch's own stream the order of the work is enough: no need to wait.
+                self._run_options.add_run_config_entry(
+                    "disable_synchronize_execution_providers", "1"
+                )
+
+    def __repr__(self) -> str:
+        ins, outs = ", ".join(self.input_names), ", ".join(self.output_names)
+        return f"OrtSession({ins} -> {outs}; {self.providers[0]}, tf32={self.tf32})"
+
+    def run(self, feeds: Mapping[str, Any]) -> list[Any]:
+        """Run once; every output is new memory.
+
+        Parameters
+        ----------
+        feeds : mapping
+            Input name -> torch tensor or NumPy array, on the session's device or the CPU. Models
+            with string, sequence or optional values also take what ONNX Runtime takes for those.
+
+        Returns
+        -------
+        list of torch.Tensor
+            In the order of ``output_names``; a list of tensors for a sequence, an array of
+            objects for strings, None for an empty optional.
+
+        Raises
+        ------
+        ArgumentError, DtypeError, ShapeError
+            An input is missing, unknown, or not what the model takes.
+        MemoryError
+            The run does not fit the device's memory.
+        """
+        if not self._plain:
+            return self._run_any(feeds)
+        return Binding(self, feeds).run()
+
+    def bind(
+        self, feeds: Mapping[str, Any], outputs: Mapping[str, torch.Tensor] | None = None
+    ) -> Binding:
+        """Bind inputs once for many runs; see :class:`Binding`."""
+        if not self._plain:
+            raise UnsupportedError(
+                "only tensors of numbers can be bound", hint="OrtSession.run takes the others"
+            )
+        return Binding(self, feeds, outputs)
+
+    def _check(self, feeds: Mapping[str, Any]) -> None:
+        unknown = [n for n in feeds if n not in self._inputs]
+        missing = [n for n in self.input_names if n not in feeds and n not in self._optional]
+        if unknown or missing:
+            what = f"unknown {unknown}" if unknown else f"missing {missing}"
+            raise ArgumentError("inputs of the model", got=what, expected=str(self.input_names))
+
+    def _ort_values(self, feeds: Mapping[str, Any]) -> dict[str, onnxruntime.OrtValue]:
+        self._check(feeds)
+        values = {}
+        for name, value in feeds.items():
+            values[name] = to_ort(value)
+            found, wanted = element(values[name].data_type()), self._inputs[name]
+            if wanted is not None and found is not wanted:
+                raise DtypeError(f"input {name!r}", got=found and found.name, expected=wanted.name)
+        return values
+
+    def _run_any(self, feeds: Mapping[str, Any]) -> list[Any]:
+        """Through NumPy, with copies: the way for strings, sequences and optionals."""
+        self._check(feeds)
+        given = {n: _arrays(v) for n, v in feeds.items()}
+        try:
+            return [_tensors(v) for v in self.raw.run(None, given, self._run_options)]
+        except Exception as e:
+            raise translated(e, "ONNX Runtime fails in the run") from e
+
+
+def _arrays(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.detach().cpu().contiguous().numpy()
+    return [_arrays(v) for v in value] if isinstance(value, (list, tuple)) else value
+
+
+def _tensors(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_tensors(v) for v in value]
+    if isinstance(value, np.ndarray) and value.dtype.kind not in "OSUT":
+        return from_ort(to_ort(value))
+    return value
+
+
+class Binding:
+    """Inputs, and outputs where given, bound to a session: repeated runs copy nothing.
+
+    The returned tensors belong to the binding: the next run writes over them, so the shapes of
+    the outputs must not change between runs. Change an input by writing into its tensor.
+
+    Parameters
+    ----------
+    owner : OrtSession
+    feeds : mapping
+        Input name -> tensor or array; a contiguous one is read where it lies, at each run.
+    outputs : mapping, optional
+        Output name -> contiguous tensor on the session's device to write to.
+    """
+
+    def __init__(
+        self,
+        owner: OrtSession,
+        feeds: Mapping[str, Any],
+        outputs: Mapping[str, torch.Tensor] | None = None,
+    ) -> None:
+        self.session = owner
+        self._io = owner.raw.io_binding()
+        self._outputs: list[torch.Tensor] | None = None
+        # Held here as well: what is bound must outlive the binding whatever ONNX Runtime keeps.
+        self._held: list[Any] = []
+        for name, value in owner._ort_values(feeds).items():
+            self._io.bind_ortvalue_input(name, value)
+            self._held.append(value)
+        self._bind_outputs(dict(outputs or {}))
+
+    def _bind_outputs(self, given: dict[str, torch.Tensor]) -> None:
+        device = self.session.device
+        for name in self.session.output_names:
+            tensor = given.pop(name, None)
+            if tensor is None:
+                self._io.bind_output(name, device.type, device.index or 0)
+                continue
+            if not tensor.is_contiguous() or tensor.device != device:
+                raise ArgumentError(
+                    f"output {name!r}",
+                    got=f"{tensor.device}, contiguous={tensor.is_contiguous()}",
+                    expected=f"contiguous, on {device}",
+                )
+            value = to_ort(tensor)
+            self._io.bind_ortvalue_output(name, value)
+            self._held += [tensor, value]
+        if given:
+            raise ArgumentError(
+                "no such outputs", got=list(given), expected=str(self.session.output_names)
+            )
+
+    def run(self) -> list[torch.Tensor]:
+        """Run once and return the outputs, in the order of the session's ``output_names``."""
+        owner = self.session
+        other_stream = None
+        if owner.device.type == "cuda":
+            current = torch.cuda.current_stream(owner.device)
+            if owner.stream is None:
+                current.synchronize()
+            elif current != owner.stream:
+                other_stream = current
+                owner.stream.wait_stream(current)
+        try:
+            owner.raw.run_with_iobinding(self._io, owner._run_options)
+        except Exception as e:
+            raise translated(e, "ONNX Runtime fails in the run") from e
+        if other_stream is not None:
+            other_stream.wait_stream(owner.stream)
+        if self._outputs is None:
+            # ONNX Runtime keeps an output it has allocated and writes to it again.
+            self._outputs = [from_ort(v) for v in self._io.get_outputs()]
+        return list(self._outputs)

@@ -1,0 +1,146 @@
+"""Values between torch, NumPy and ONNX Runtime, over the same memory."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import warnings
+from typing import Any
+
+import numpy as np
+import torch  # before onnxruntime: its CUDA provider finds cuBLAS and cuDNN through torch
+
+from roundoff.dtypes import DType, dtype_info, onnx_dtype_to_torch_dtype
+from roundoff.errors import ArgumentError, DtypeError, MissingDependencyError, UnsupportedError
+
+try:
+    import onnxruntime
+except ImportError as e:  # pragma: no cover - the test environment has it
+    raise MissingDependencyError(
+        "roundoff.ort needs onnxruntime", hint="pip install onnxruntime (or onnxruntime-gpu)"
+    ) from e
+
+__all__ = ["element", "from_ort", "onnxruntime", "to_ort"]
+
+#: Types that DLPack cannot carry into ONNX Runtime, of the width of one that it can.
+_BYTE_TYPES = {"float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"}
+
+
+class _Bool:
+    """A bool tensor as OrtValue.from_dlpack takes it: the bytes of uint8, the name of bool."""
+
+    dtype = "bool"
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.bytes = tensor.view(torch.uint8)
+
+    def __dlpack__(self) -> Any:
+        return self.bytes.__dlpack__()
+
+
+def to_ort(value: torch.Tensor | np.ndarray) -> onnxruntime.OrtValue:
+    """An ``OrtValue`` over the memory of a torch tensor or NumPy array, on the device it is on.
+
+    Nothing is copied unless the value is not contiguous. The ``OrtValue`` keeps the memory alive.
+
+    Parameters
+    ----------
+    value : torch.Tensor or numpy.ndarray
+        Any shape, contiguous or not; numbers or bool. Gradients are not followed.
+
+    Raises
+    ------
+    DtypeError
+        For a type that ONNX Runtime cannot hold (complex numbers, strings).
+    UnsupportedError
+        For float8 on another device than the CPU.
+
+    Examples
+    --------
+    >>> x = torch.arange(3.0)
+    >>> v = to_ort(x)
+    >>> v.data_ptr() == x.data_ptr(), v.data_type()
+    (True, 'tensor(float)')
+    """
+    if isinstance(value, np.ndarray):
+        value = _over_array(value)
+    if not isinstance(value, torch.Tensor):
+        raise ArgumentError(
+            "cannot give this to ONNX Runtime",
+            got=type(value).__name__,
+            expected="a torch tensor or a NumPy array",
+        )
+    make = onnxruntime.OrtValue
+    tensor = value.detach().contiguous()
+    info = dtype_info(tensor.dtype)
+    if info.kind == "bool":
+        return make.from_dlpack(_Bool(tensor))
+    if info.name in _BYTE_TYPES:
+        if tensor.device.type != "cpu":
+            raise UnsupportedError(
+                "no zero-copy way for float8 on this device",
+                got=f"{info.name} on {tensor.device.type}",
+                hint="bind float16 and cast inside the model",
+            )
+        return make.ortvalue_from_numpy_with_onnx_type(tensor.view(torch.uint8).numpy(), info.onnx)
+    if info.kind not in ("float", "int", "uint"):
+        raise DtypeError("ONNX Runtime has no such tensors", got=info.name)
+    return make.from_dlpack(tensor)
+
+
+def _over_array(array: np.ndarray) -> torch.Tensor:
+    """A torch tensor over the array's memory.
+
+    The way through torch, not ``ortvalue_from_numpy``: that one's memory is freed with the array
+    even while a tensor made from the OrtValue still reads it.
+    """
+    info = dtype_info(array.dtype)
+    if info.kind in ("complex", "string"):
+        raise DtypeError("cannot share this array with ONNX Runtime", got=info.name)
+    if not array.dtype.isnative:
+        array = array.astype(info.name)
+    if not array.flags.c_contiguous:
+        array = array.copy(order="C")
+    if array.dtype.isbuiltin != 1:  # a type of ml_dtypes
+        same_width = {8: np.uint8, 16: np.uint16}.get(info.bits)
+        if same_width is None or array.dtype.itemsize * 8 != info.bits:
+            raise DtypeError("cannot share this array with ONNX Runtime", got=info.name)
+        return _quietly(array.view(same_width)).view(onnx_dtype_to_torch_dtype(info.onnx))
+    return _quietly(array)
+
+
+def _quietly(array: np.ndarray) -> torch.Tensor:
+    if array.flags.writeable:
+        return torch.from_numpy(array)
+    with warnings.catch_warnings():  # it is only read here
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        return torch.from_numpy(array)
+
+
+def from_ort(value: onnxruntime.OrtValue) -> torch.Tensor:
+    """A torch tensor over the memory of an ``OrtValue``, on the device it is on.
+
+    Nothing is copied, except for float8, which DLPack cannot carry out of ONNX Runtime.
+
+    Examples
+    --------
+    >>> from_ort(to_ort(torch.tensor([True, False])))
+    tensor([ True, False])
+    """
+    info = element(value.data_type())
+    if info is None or info.kind == "string":
+        raise DtypeError("not a tensor of numbers", got=value.data_type())
+    if info.name not in _BYTE_TYPES:
+        tensor = torch.utils.dlpack.from_dlpack(value)
+        return tensor.view(torch.bool) if info.kind == "bool" else tensor
+    if value.device_name() != "cpu":
+        raise UnsupportedError("no way for float8 out of this device", got=value.device_name())
+    raw = bytearray(ctypes.string_at(value.data_ptr(), value.tensor_size_in_bytes()))
+    flat = torch.frombuffer(raw, dtype=torch.uint8) if raw else torch.empty(0, dtype=torch.uint8)
+    return flat.view(onnx_dtype_to_torch_dtype(info.onnx)).reshape(value.shape())
+
+
+def element(ort_type: str) -> DType | None:
+    """The element type of ``"tensor(float)"``; None for sequences, maps and optionals."""
+    found = re.fullmatch(r"tensor\((\w+)\)", ort_type)
+    return dtype_info(found[1].upper()) if found else None

@@ -1,0 +1,175 @@
+"""Sessions: providers, precision, threads and optimisation, chosen in one place."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from roundoff.errors import ArgumentError, UnsupportedError
+
+from .binding import CUDA, OrtSession, translated
+from .exchange import onnxruntime
+
+__all__ = ["available", "session", "torch_tf32"]
+
+#: ``optimization=`` of :func:`session` -> attribute of ``GraphOptimizationLevel``.
+_LEVELS = {
+    "none": "ORT_DISABLE_ALL",
+    "basic": "ORT_ENABLE_BASIC",
+    "extended": "ORT_ENABLE_EXTENDED",
+    "layout": "ORT_ENABLE_LAYOUT",
+    "all": "ORT_ENABLE_ALL",
+}
+
+
+def torch_tf32() -> bool:
+    """Whether torch may use TF32 in float32 matrix products on CUDA.
+
+    Reads either of torch's two families of switches, whichever was set.
+    """
+    try:
+        return bool(torch.backends.cuda.matmul.allow_tf32)
+    except RuntimeError:  # set through the newer switch, where the older one refuses to answer
+        return str(torch.backends.cuda.matmul.fp32_precision) == "tf32"
+
+
+def session(
+    model: Any,
+    providers: Sequence[str | tuple[str, Mapping[str, Any]]] = ("CPUExecutionProvider",),
+    *,
+    tf32: bool | None = None,
+    threads: int | None = None,
+    optimization: str = "all",
+    provider_options: Mapping[str, Any] | None = None,
+    session_options: Mapping[str, Any] | onnxruntime.SessionOptions | None = None,
+) -> OrtSession:
+    """Make a session whose rivals in torch compute in the same precision with as many threads.
+
+    Parameters
+    ----------
+    model : onnx.ModelProto, bytes or path
+        Give a path for a model of 2 GB or more.
+    providers : sequence
+        In order of preference, as ONNX Runtime takes them. Unlike there, a provider that this
+        build lacks is an error: falling back to the CPU would time another machine.
+    tf32 : bool, optional
+        Whether the CUDA provider may use TF32 for float32 matrix products. By default what torch
+        may do (:func:`torch_tf32`); ONNX Runtime's own default is to use it.
+    threads : int, optional
+        Threads within an operator; by default as many as torch uses. They never spin: a spinning
+        pool slows every rival in the same process.
+    optimization : {"all", "layout", "extended", "basic", "none"}
+        Level of ONNX Runtime's graph optimisation.
+    provider_options : mapping, optional
+        More options of the first provider, such as ``{"enable_cuda_graph": True}``.
+    session_options : mapping or onnxruntime.SessionOptions, optional
+        Configuration entries (``{"session.disable_prepacking": "1"}``), or options to start from.
+
+    Raises
+    ------
+    UnsupportedError
+        A provider is missing, or has no kernel for an operator and type of the model.
+    ModelError
+        The model is not valid.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from onnx import helper, TensorProto
+    >>> info = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [None]) for n in "XYZ"]
+    >>> graph = helper.make_graph([helper.make_node("Add", ["X", "Y"], ["Z"])], "add",
+    ...                           info[:2], info[2:])
+    >>> model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)],
+    ...                           ir_version=10)
+    >>> session(model).run({"X": torch.ones(2), "Y": np.array([1, 2], dtype=np.float32)})
+    [tensor([2., 3.])]
+    """
+    listed = _providers(providers, tf32, provider_options)
+    options = _options(session_options, threads, optimization)
+    if hasattr(model, "SerializeToString"):
+        model = model.SerializeToString()
+    elif isinstance(model, os.PathLike):
+        model = os.fspath(model)
+    elif not isinstance(model, (str, bytes)):
+        raise ArgumentError(
+            "cannot make a session of this",
+            got=type(model).__name__,
+            expected="an onnx.ModelProto, its bytes, or a path",
+        )
+    try:
+        made = onnxruntime.InferenceSession(model, options, providers=listed)
+    except Exception as e:
+        raise translated(e, "ONNX Runtime refuses the model") from e
+    return OrtSession(made)
+
+
+def _providers(
+    providers: Sequence[str | tuple[str, Mapping[str, Any]]],
+    tf32: bool | None,
+    more: Mapping[str, Any] | None,
+) -> list[tuple[str, dict[str, str]]]:
+    if isinstance(providers, str) or not providers:
+        raise ArgumentError("providers", got=providers, expected="a sequence of provider names")
+    available = onnxruntime.get_available_providers()
+    listed = []
+    for i, item in enumerate(providers):
+        name, given = (item, {}) if isinstance(item, str) else item
+        if name not in available:
+            raise UnsupportedError(
+                "this build of ONNX Runtime lacks a provider",
+                got=name,
+                expected=f"one of {', '.join(available)}",
+                hint="pip install onnxruntime-gpu" if name == CUDA else None,
+            )
+        merged = dict(given) | (dict(more) if more and i == 0 else {})
+        if name == CUDA:
+            merged = _cuda_defaults(merged, tf32) | merged
+        listed.append((name, {k: _text(v) for k, v in merged.items()}))
+    return listed
+
+
+def _cuda_defaults(given: Mapping[str, Any], tf32: bool | None) -> dict[str, Any]:
+    index = int(given.get("device_id", torch.cuda.current_device()))
+    found = {
+        "device_id": index,
+        "use_tf32": torch_tf32() if tf32 is None else tf32,
+        # The default doubles the arena, which leaves too little to torch in the same process.
+        "arena_extend_strategy": "kSameAsRequested",
+    }
+    handle = torch.cuda.current_stream(index).cuda_stream
+    if handle:
+        found["user_compute_stream"] = handle
+    return found
+
+
+def _text(value: Any) -> str:
+    return str(int(value)) if isinstance(value, bool) else str(value)
+
+
+def _options(given: Any, threads: int | None, optimization: str) -> onnxruntime.SessionOptions:
+    if optimization not in _LEVELS:
+        raise ArgumentError("optimization", got=optimization, expected=f"one of {list(_LEVELS)}")
+    if threads is not None and threads < 1:
+        raise ArgumentError("threads", got=threads, expected="at least 1")
+    started = isinstance(given, onnxruntime.SessionOptions)
+    options = given if started else onnxruntime.SessionOptions()
+    if not started:
+        # What fails is raised; the C++ log would print it a second time, past any capture.
+        options.log_severity_level = 4
+    options.graph_optimization_level = getattr(
+        onnxruntime.GraphOptimizationLevel, _LEVELS[optimization]
+    )
+    options.intra_op_num_threads = threads or torch.get_num_threads()
+    entries = {"session.intra_op.allow_spinning": "0", "session.inter_op.allow_spinning": "0"}
+    for key, value in (entries | ({} if started else dict(given or {}))).items():
+        options.add_session_config_entry(key, _text(value))
+    return options
+
+
+def available(names: Iterable[str]) -> list[str]:
+    """Those of the provider *names* that this build of ONNX Runtime has, in the order given."""
+    have = onnxruntime.get_available_providers()
+    return [n for n in names if n in have]

@@ -1,0 +1,227 @@
+"""The numbers and the orders in which they are added."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from roundoff.dtypes import dtype_info, onnx_dtype_to_np_dtype
+from roundoff.errors import ArgumentError, DtypeError, ShapeError
+
+__all__ = [
+    "DTYPES",
+    "POPULATIONS",
+    "SIZES",
+    "arrange",
+    "draw_orders",
+    "overflows",
+    "population",
+    "quantize",
+    "round_to",
+    "work_dtype",
+]
+
+#: Lengths of the vectors; powers of two, so that dividing a sum by the length rounds nothing.
+SIZES = (2, 4, 8, 16, 512, 1024, 2048, 4096, 8192)
+
+#: Element types of the vectors.
+DTYPES = ("float64", "float32", "float16", "bfloat16")
+
+#: What :func:`~roundoff.reductions.population` knows how to draw.
+POPULATIONS = ("normal", "spikes", "pareto")
+
+#: Orders that are not drawn: the given one, ascending, descending.
+FIXED_ORDERS = 3
+
+
+def population(name: str, size: int = max(SIZES), seed: int = 0) -> npt.NDArray[np.float64]:
+    """Values of one of the three populations.
+
+    ``"normal"`` is standard normal; ``"spikes"`` is −1e-4 with 100 at every 128th place, the
+    first included, and draws nothing; ``"pareto"`` is Pareto of shape 1 shifted to start at 0
+    (Lomax), whose mean does not exist.
+
+    Parameters
+    ----------
+    name : str
+        One of ``POPULATIONS``.
+    size : int
+        How many values. The first n of a longer vector are not those of a shorter one drawn
+        afresh by every generator: draw the longest and take its prefixes.
+    seed : int
+        Seed of :func:`numpy.random.default_rng`.
+
+    Returns
+    -------
+    ndarray of float64, shape (size,)
+
+    Raises
+    ------
+    ArgumentError
+        When the name is unknown.
+
+    Examples
+    --------
+    >>> population("spikes", size=3)
+    array([ 1.e+02, -1.e-04, -1.e-04])
+    """
+    rng = np.random.default_rng(seed)
+    if name == "normal":
+        return rng.standard_normal(size)
+    if name == "spikes":
+        values = np.full(size, -1e-4)
+        values[::128] = 100.0
+        return values
+    if name == "pareto":
+        return rng.pareto(1.0, size)
+    raise ArgumentError("unknown population", got=name, expected=", ".join(POPULATIONS))
+
+
+def work_dtype(dtype: Any) -> np.dtype[Any]:
+    """Type in which values of *dtype* are added: float32 for the 16-bit types, else their own.
+
+    Raises
+    ------
+    DtypeError
+        When *dtype* is none of ``DTYPES``.
+
+    Examples
+    --------
+    >>> work_dtype("float16"), work_dtype("float64")
+    (dtype('float32'), dtype('float64'))
+    """
+    name = dtype_info(dtype).name
+    if name not in DTYPES:
+        raise DtypeError("no reduction in this type", got=name, expected=", ".join(DTYPES))
+    return np.dtype(np.float64 if name == "float64" else np.float32)
+
+
+def quantize(x: npt.ArrayLike, dtype: Any, *, storage: bool = False) -> npt.NDArray[Any]:
+    """Values rounded to *dtype*, held in the type in which they are to be added.
+
+    Parameters
+    ----------
+    x : array_like of float64
+        Any shape.
+    dtype : any
+        One of ``DTYPES``, as :func:`roundoff.dtypes.dtype_info` takes it.
+    storage : bool
+        Hold the values in *dtype* itself (bfloat16 is then the type of ``ml_dtypes``).
+
+    Returns
+    -------
+    ndarray, same shape
+        A value past the largest one of *dtype* is infinite: overflow is kept, not clipped.
+
+    Examples
+    --------
+    >>> quantize([1 / 3, 1e5], "float16")
+    array([0.33325195,        inf], dtype=float32)
+    """
+    held = work_dtype(dtype)
+    with np.errstate(over="ignore"):
+        stored = np.asarray(x, np.float64).astype(onnx_dtype_to_np_dtype(dtype_info(dtype).onnx))
+    return stored if storage else stored.astype(held, copy=False)
+
+
+def round_to(x: Any, dtype: Any) -> Any:
+    """Round results to *dtype*, and hold them in the type in which they were added.
+
+    Parameters
+    ----------
+    x : ndarray or scalar of float64 or float32
+        Any shape.
+    dtype : any
+        One of ``DTYPES``.
+
+    Examples
+    --------
+    >>> round_to(np.float32(1) + np.float32(2) ** -12, "float16")
+    np.float32(1.0)
+    """
+    held = work_dtype(dtype)
+    storage = onnx_dtype_to_np_dtype(dtype_info(dtype).onnx)
+    if held == storage:
+        return x
+    with np.errstate(over="ignore", invalid="ignore"):
+        return x.astype(storage).astype(held)
+
+
+def overflows(x: npt.ArrayLike, dtype: Any) -> int:
+    """How many of the values *x* become infinite when they are rounded to *dtype*.
+
+    Examples
+    --------
+    >>> overflows([1.0, 65519.0, 65520.0], "float16")
+    1
+    """
+    return int(np.count_nonzero(np.isinf(quantize(x, dtype)) & np.isfinite(x)))
+
+
+def draw_orders(size: int, count: int = 128, seed: int = 0) -> npt.NDArray[np.intp]:
+    """Random permutations for *count* orders, less the three that are not drawn.
+
+    They depend on nothing but the arguments, so one draw serves every population, element
+    type and statistic.
+
+    Returns
+    -------
+    ndarray of intp, shape (count - 3, size)
+
+    Raises
+    ------
+    ArgumentError
+        When *count* leaves no room for the given, the ascending and the descending order.
+
+    Examples
+    --------
+    >>> draw_orders(4, count=5).shape
+    (2, 4)
+    """
+    if count < FIXED_ORDERS:
+        raise ArgumentError("too few orders", got=count, expected=f"at least {FIXED_ORDERS}")
+    rng = np.random.default_rng((seed, size))
+    return rng.permuted(np.tile(np.arange(size), (count - FIXED_ORDERS, 1)), axis=1)
+
+
+def arrange(x: npt.NDArray[Any], drawn: npt.NDArray[np.intp]) -> npt.NDArray[Any]:
+    """The values of *x* in every order: as given, ascending, descending, then as drawn.
+
+    The result is C-contiguous, each order in a row of its own. NumPy adds such a row exactly
+    as it adds the same values alone; the transposed layout it adds in another order.
+
+    Parameters
+    ----------
+    x : ndarray, shape (n,)
+        Values, any floating type.
+    drawn : ndarray of intp, shape (k, n)
+        Permutations, from :func:`~roundoff.reductions.draw_orders`.
+
+    Returns
+    -------
+    ndarray, shape (k + 3, n), same dtype
+
+    Raises
+    ------
+    ShapeError
+        When the permutations are not as long as the vector.
+
+    Examples
+    --------
+    >>> arrange(np.array([2.0, 3.0, 1.0]), np.array([[2, 0, 1]]))
+    array([[2., 3., 1.], [1., 2., 3.], [3., 2., 1.], [1., 2., 3.]])
+    """
+    if x.ndim != 1 or drawn.shape[1:] != x.shape:
+        raise ShapeError(
+            "orders and values do not match",
+            got=f"values {x.shape}, orders {drawn.shape}",
+            expected="(n,) and (k, n)",
+        )
+    rows = np.empty((FIXED_ORDERS + len(drawn), x.size), x.dtype)
+    rows[0] = x
+    rows[1] = np.sort(x)
+    rows[2] = rows[1, ::-1]
+    np.take(x, drawn, out=rows[FIXED_ORDERS:], mode="clip")  # "raise" would copy first
+    return rows

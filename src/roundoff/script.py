@@ -1,0 +1,177 @@
+"""What every page needs at its top: its options, and whether to be quick.
+
+A page is one script that runs in four ways: rendered by the site, quickly in CI, as a notebook, on
+a command line. Only the last one has a command line; the others get the defaults.
+"""
+
+from __future__ import annotations
+
+import argparse
+import builtins
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from .errors import ArgumentError
+
+__all__ = ["RENDERING", "get_parsed_args", "run_mode", "unit_test_going", "usage_error"]
+
+#: Environment variable that the site's build sets: the page is being rendered, not run by hand.
+RENDERING = "ROUNDOFF_RENDERING"
+
+_TRUE = {"1", "true", "yes", "on"}
+_FALSE = {"", "0", "false", "no", "off"}
+
+
+def unit_test_going() -> bool:
+    """Whether to be quick: the environment variable ``UNITTEST_GOING`` is set.
+
+    Raises
+    ------
+    ArgumentError
+        When the variable is neither 1, true, yes, on nor 0, false, no, off or empty.
+    """
+    value = os.environ.get("UNITTEST_GOING", "").strip().lower()
+    if value in _TRUE:
+        return True
+    if value in _FALSE:
+        return False
+    raise ArgumentError("UNITTEST_GOING is not understood", got=value, expected="1 or 0")
+
+
+def run_mode() -> str:
+    """How this process runs a page: ``"rendered"``, ``"notebook"`` or ``"script"``.
+
+    The site's build says so in the environment (``ROUNDOFF_RENDERING``); IPython and Jupyter leave
+    a mark among the builtins; everything else is a script with a command line.
+    """
+    if os.environ.get(RENDERING):
+        return "rendered"
+    return "notebook" if hasattr(builtins, "__IPYTHON__") else "script"
+
+
+def get_parsed_args(
+    name: str,
+    description: str | None = None,
+    expose: str = "",
+    argv: Sequence[str] | None = None,
+    **options: Any,
+) -> argparse.Namespace:
+    """The options of a page: its defaults, or what the command line says.
+
+    Parameters
+    ----------
+    name : str
+        Name of the page, such as ``"plot_gemm_fusion"``.
+    description : str, optional
+        What the page does; ``--help`` shows it.
+    expose : str
+        Comma-separated names of the options a command line offers; the others keep their
+        defaults. Empty: every option.
+    argv : sequence of str, optional
+        The command line without the program's name. By default ``sys.argv[1:]`` in a script, and
+        nothing when rendered or in a notebook, where it belongs to somebody else.
+    **options
+        ``name=default`` or ``name=(default, help)``. A value keeps the type of the default
+        (a bool reads 1, 0, true, false …; ``None`` stands for an optional string).
+
+    Returns
+    -------
+    argparse.Namespace
+        One attribute an option, plus ``record`` (folder or None) and ``commit`` (hash or None).
+
+    Raises
+    ------
+    ArgumentError
+        When *expose* names an option that does not exist. A bad command line is not an exception:
+        it prints a message and ends the process with status 2, as every command does.
+
+    Examples
+    --------
+    >>> options = {"config": "small", "repeat": (5, "rounds")}
+    >>> args = get_parsed_args("plot_x", argv=["--repeat", "7"], **options)
+    >>> args.config, args.repeat, args.record
+    ('small', 7, None)
+    """
+    names = [n.strip() for n in expose.split(",") if n.strip()] or list(options)
+    unknown = [n for n in names if n not in options]
+    if unknown:
+        raise ArgumentError(
+            "expose names an option that is not there",
+            got=", ".join(unknown),
+            expected="some of " + ", ".join(options),
+        )
+    parser = argparse.ArgumentParser(prog=name, description=_first_paragraph(description))
+    for option, value in options.items():
+        default, text = value if isinstance(value, tuple) else (value, "")
+        if option not in names:
+            parser.set_defaults(**{option: default})
+            continue
+        parser.add_argument(
+            f"--{option}",
+            default=default,
+            type=_type_of(default),
+            help=f"{text} (default: {default})".strip().replace("%", "%%"),
+            metavar=option.upper(),
+        )
+    parser.add_argument(
+        "--record",
+        nargs="?",
+        const="",
+        metavar="FOLDER",
+        help="keep the tables as FOLDER/<page>/<machine>.json (default folder: the package's own)",
+    )
+    parser.add_argument(
+        "--commit", metavar="HASH", help="commit of this code, where git cannot tell"
+    )
+    if argv is None:
+        argv = sys.argv[1:] if run_mode() == "script" else []
+    return parser.parse_args(list(argv))
+
+
+def usage_error(name: str, message: str) -> NoReturn:
+    """End a script with a clear message and status 2; raise where there is no command line.
+
+    Parameters
+    ----------
+    name : str
+        Name of the page.
+    message : str
+        What is wrong with which option, and what would be right.
+
+    Raises
+    ------
+    ArgumentError
+        When rendered or in a notebook.
+    SystemExit
+        With status 2, in a script.
+    """
+    if run_mode() != "script":
+        raise ArgumentError(message)
+    print(f"{name}: error: {message}", file=sys.stderr)
+    raise SystemExit(2)
+
+
+def _first_paragraph(description: str | None) -> str | None:
+    """The first paragraph of prose: a page's docstring begins with a label and a title."""
+    for block in (description or "").strip().split("\n\n"):
+        lines = [line for line in block.splitlines() if line.strip()]
+        is_title = len(lines) > 1 and set(lines[-1].strip()) <= set("=-~#*")
+        if lines and not is_title and not lines[0].startswith(".. "):
+            return " ".join(line.strip() for line in lines)
+    return None
+
+
+def _boolean(text: str) -> bool:
+    value = text.strip().lower()
+    if value not in _TRUE | _FALSE:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither true nor false (1 or 0)")
+    return value in _TRUE
+
+
+def _type_of(default: Any) -> Any:
+    if default is None or isinstance(default, (str, Path)):
+        return str
+    return _boolean if isinstance(default, bool) else type(default)

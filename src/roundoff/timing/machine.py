@@ -1,0 +1,112 @@
+"""What the harness asks of the machine: caches, free memory, precision switches."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from roundoff.errors import ArgumentError
+
+__all__ = ["copies", "free_memory", "last_level_cache", "torch_precision"]
+
+
+def last_level_cache(device: str = "cpu") -> int:
+    """Size in bytes of the last cache before memory: L2 of a CUDA device, L3 of a CPU.
+
+    32 MiB where the machine does not tell.
+    """
+    if torch.device(device).type == "cuda":
+        return int(torch.cuda.get_device_properties(device).L2_cache_size)
+    sizes = []
+    for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
+        found = re.fullmatch(r"(\d+)([KM]?)", path.read_text("ascii").strip())
+        if found:
+            sizes.append(int(found[1]) * {"": 1, "K": 2**10, "M": 2**20}[found[2]])
+    return max(sizes, default=32 * 2**20)
+
+
+def copies(nbytes: int, device: str = "cpu", most: int = 64) -> int:
+    """How many sets of buffers to rotate over so that none is still in the cache at its turn.
+
+    Three times the last cache in all, and at least two sets; never more than *most*, nor than
+    fit in a quarter of the free memory.
+
+    Parameters
+    ----------
+    nbytes : int
+        Bytes that one call touches.
+
+    Examples
+    --------
+    >>> copies(2**40)
+    1
+    """
+    if nbytes < 1:
+        raise ArgumentError("bytes of a call", got=nbytes, expected="at least 1")
+    wanted = max(2, -(-3 * last_level_cache(device) // nbytes))
+    fitting = free_memory(device) // 4 // nbytes
+    return int(max(1, min(wanted, most, fitting)))
+
+
+def free_memory(device: str = "cpu") -> int:
+    """Bytes that can still be allocated on *device*, what torch's cache would give back included.
+
+    On a CPU the smaller of the machine's and the control group's, because a group that runs over
+    is killed rather than told.
+    """
+    if torch.device(device).type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(free + cached)
+    found = [_meminfo(), *_control_group()]
+    known = [f for f in found if f is not None]
+    return min(known) if known else 4 * 2**30
+
+
+def _meminfo() -> int | None:
+    with contextlib.suppress(OSError):
+        found = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text("ascii"))
+        if found:
+            return int(found[1]) * 1024
+    with contextlib.suppress(ValueError, OSError, AttributeError):
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    return None
+
+
+def _control_group() -> list[int | None]:
+    root = Path("/sys/fs/cgroup")
+    found: list[int | None] = []
+    for limit, used in (
+        ("memory.max", "memory.current"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+    ):
+        with contextlib.suppress(OSError, ValueError):
+            top = int((root / limit).read_text("ascii"))
+            found.append(max(0, top - int((root / used).read_text("ascii"))))
+    return found
+
+
+@contextlib.contextmanager
+def torch_precision(tf32: bool) -> Iterator[None]:
+    """Let torch use TF32 in float32 matrix products on CUDA, or not, within a block."""
+    matmul = torch.backends.cuda.matmul
+    try:
+        before = matmul.allow_tf32
+        matmul.allow_tf32 = tf32
+    except RuntimeError:  # the program uses the newer switch: the two may not be mixed
+        newer = matmul.fp32_precision
+        matmul.fp32_precision = "tf32" if tf32 else "ieee"
+        try:
+            yield
+        finally:
+            matmul.fp32_precision = newer
+        return
+    try:
+        yield
+    finally:
+        matmul.allow_tf32 = before

@@ -1,0 +1,236 @@
+"""Medians, ratios and what is odd about a series of times."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import scipy.special
+
+__all__ = ["Interval", "Ratio", "bimodal", "drift", "median_interval", "pooled", "ratio"]
+
+_RESAMPLES = 1999
+
+
+@dataclasses.dataclass(frozen=True)
+class Interval:
+    """An estimate, the ends of its interval, and its standard error."""
+
+    value: float
+    low: float
+    high: float
+    se: float
+
+    @property
+    def half_width(self) -> float:
+        """Half the width of the interval, relative to the estimate."""
+        return (self.high - self.low) / 2 / abs(self.value) if self.value else math.inf
+
+
+@dataclasses.dataclass(frozen=True)
+class Ratio:
+    """Time of one rival over time of another, with its interval.
+
+    Attributes
+    ----------
+    value, low, high : float
+        Median of the ratios of the rounds (of their logarithms, so that ``ratio(b, a)`` is the
+        inverse of ``ratio(a, b)``), the mean of that over sittings, and the ends of its interval.
+    se : float
+        Standard error of the logarithm of the value.
+    units : int
+        Independent values behind the standard error: sittings, or the rounds of a single one.
+    """
+
+    value: float
+    low: float
+    high: float
+    se: float
+    units: int
+
+    def __str__(self) -> str:
+        return f"{self.value:.3g} [{self.low:.3g}, {self.high:.3g}]"
+
+    @property
+    def equal(self) -> bool:
+        """Whether the interval holds 1: no difference is shown."""
+        return self.low <= 1 <= self.high
+
+    def p_value(self, other: Ratio) -> float:
+        """How likely chance alone sets two independent measurements this far apart, or further.
+
+        A two-sided Welch test of the difference of the logarithms. Two intervals that overlap may
+        still differ by this test; two that do not overlap do.
+        """
+        difference = math.log(self.value) - math.log(other.value)
+        v1, v2 = self.se**2, other.se**2
+        if v1 + v2 == 0:
+            return 1.0 if difference == 0 else 0.0
+        freedom = (v1 + v2) ** 2 / (
+            v1**2 / max(self.units - 1, 1) + v2**2 / max(other.units - 1, 1)
+        )
+        return float(2 * scipy.special.stdtr(freedom, -abs(difference) / math.sqrt(v1 + v2)))
+
+
+def median_interval(
+    x: np.ndarray, level: float = 0.95, seed: int = 0, resamples: int = _RESAMPLES
+) -> Interval:
+    """Median of a series in the order it was taken, with a bootstrap interval.
+
+    The percentiles are widened for short series by Hesterberg's expansion, and the interval by
+    the correlation of neighbours: a machine that is slow for a while gives fewer independent
+    values than rounds. With five values the widest possible interval, smallest to largest, covers
+    the median 94 times in 100; from six on 95 can be reached.
+
+    Parameters
+    ----------
+    x : array of shape (n,)
+        At least one finite value.
+    level : float
+        Coverage wanted, between 0 and 1.
+
+    References
+    ----------
+    T. Hesterberg, *What teachers should know about the bootstrap*, Am. Stat. 69(4), 2015.
+
+    Examples
+    --------
+    >>> found = median_interval(np.array([10.0, 12, 14, 11, 16, 13, 15]))
+    >>> found.value, found.low <= 11 < 15 <= found.high
+    (13.0, True)
+    """
+    x = np.asarray(x, dtype=np.float64)
+    n = x.size
+    centre = float(np.median(x))
+    if n < 2:
+        return Interval(centre, -math.inf, math.inf, math.inf)
+    # Student's t at n - 1 degrees, back to a normal probability: the expanded percentile.
+    t = scipy.special.stdtrit(n - 1, (1 - level) / 2)
+    tail = float(scipy.special.ndtr(math.sqrt(n / (n - 1)) * t))
+    index = np.random.default_rng(seed).integers(0, n, (resamples, n))
+    medians = np.median(x[index], axis=1)
+    low, high = np.quantile(medians, [tail, 1 - tail], method="inverted_cdf")
+    wider = _correlation_factor(x)
+    return Interval(
+        centre,
+        centre - wider * (centre - float(low)),
+        centre + wider * (float(high) - centre),
+        wider * float(medians.std(ddof=1)),
+    )
+
+
+def _correlation_factor(x: np.ndarray) -> float:
+    """How much wider neighbours that are alike make an interval: sqrt((1 + rho) / (1 - rho)).
+
+    That is the factor of a first-order autoregressive series. Of ranks, so that one outlier does
+    not decide; corrected for the bias of a short series (Kendall, 1954).
+    """
+    n = x.size
+    if n < 8:
+        return 1.0
+    _, place, count = np.unique(x, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(count) - (count + 1) / 2)[place]  # equal values share their mean rank
+    ranks -= ranks.mean()
+    total = float(ranks @ ranks)
+    rho = float(ranks[1:] @ ranks[:-1]) / total if total else 0.0
+    if rho < 1.28 / math.sqrt(n):  # one chance series in ten
+        return 1.0
+    rho = min(rho + (1 + 3 * rho) / n, 0.95)
+    return math.sqrt((1 + rho) / (1 - rho))
+
+
+def pooled(sittings: Sequence[np.ndarray], level: float = 0.95, seed: int = 0) -> Interval:
+    """Mean of the medians of several sittings, with Student's interval over sittings.
+
+    What stays the same throughout a sitting (where buffers lie, which neighbour is busy) moves
+    all its rounds together, so more rounds do not make it known better: only another sitting does.
+    A single sitting has the interval of its median, :func:`median_interval`.
+    """
+    if len(sittings) == 1:
+        return median_interval(sittings[0], level, seed)
+    medians = np.array([np.median(x) for x in sittings])
+    n = medians.size
+    se = float(medians.std(ddof=1)) / math.sqrt(n)
+    wide = -float(scipy.special.stdtrit(n - 1, (1 - level) / 2)) * se
+    centre = float(medians.mean())
+    return Interval(centre, centre - wide, centre + wide, se)
+
+
+def ratio(
+    a: Sequence[np.ndarray], b: Sequence[np.ndarray], level: float = 0.95, seed: int = 0
+) -> Ratio:
+    """Ratio of two rivals' sittings, paired by round: what slows a whole round down cancels."""
+    logs = [np.log(x) - np.log(y) for x, y in zip(a, b, strict=True)]
+    found = pooled(logs, level, seed)
+    value, low, high = (math.exp(v) for v in (found.value, found.low, found.high))
+    units = len(logs) if len(logs) > 1 else int(np.size(logs[0]))
+    return Ratio(value, low, high, found.se, units)
+
+
+def drift(x: np.ndarray, least: float) -> float | None:
+    """Relative change from the first to the last round, when there is a trend; else None.
+
+    A trend is what chance gives once in a thousand series by the Mann-Kendall test, and moves by
+    more than *least* of the median by the Theil-Sen line. Long series are thinned: both look at
+    all pairs of rounds.
+
+    References
+    ----------
+    H. Mann, *Nonparametric tests against trend*, Econometrica 13, 1945. P. Sen, *Estimates of the
+    regression coefficient based on Kendall's tau*, JASA 63, 1968.
+    """
+    x = np.asarray(x, dtype=np.float64)
+    rounds = np.arange(x.size)[:: -(-x.size // 400) or 1]
+    n = rounds.size
+    if n < 8:
+        return None
+    i, j = np.triu_indices(n, 1)
+    rise = x[rounds[j]] - x[rounds[i]]
+    score = abs(float(np.sign(rise).sum())) - 1  # the continuity correction
+    if scipy.special.ndtr(-score / math.sqrt(n * (n - 1) * (2 * n + 5) / 18)) > 0.5e-3:
+        return None
+    slope = float(np.median(rise / (rounds[j] - rounds[i])))
+    change = slope * (x.size - 1) / float(np.median(x))
+    return change if abs(change) > least else None
+
+
+def bimodal(x: np.ndarray, least: float) -> tuple[float, float, float] | None:
+    """(lower mode, upper mode, share of the upper), when a series has two; else None.
+
+    The series is cut in two where the variance between the parts is largest. Two modes are two
+    parts of at least 15 % each, further apart than *least* of the median and than four times the
+    spread of a part (Ashman's D, 2.7 for a normal series and 3.5 for a uniform one), with at most
+    one value in twenty in the middle half of the way from one to the other.
+
+    References
+    ----------
+    N. Otsu, *A threshold selection method from gray-level histograms*, 1979.
+    K. Ashman, C. Bird, S. Zepf, *Detecting bimodality in astronomical datasets*, 1994.
+    """
+    x = np.sort(np.asarray(x, dtype=np.float64))
+    n = x.size
+    if n < 20:
+        return None
+    sizes = np.arange(1, n)
+    left = np.cumsum(x)[:-1] / sizes
+    right = (x.sum() - np.cumsum(x)[:-1]) / (n - sizes)
+    between = sizes * (n - sizes) * (right - left) ** 2
+    share = sizes / n
+    between[(share < 0.15) | (share > 0.85)] = -1
+    cut = int(np.argmax(between)) + 1
+    a, b = x[:cut], x[cut:]
+    apart = float(np.median(b) - np.median(a))
+    spread = math.sqrt((_spread(a) ** 2 + _spread(b) ** 2) / 2)
+    low, high = float(np.median(a)), float(np.median(b))
+    between_them = np.mean((x > low + apart / 4) & (x < high - apart / 4))
+    if apart <= 4 * spread or apart <= least * float(np.median(x)) or between_them > 0.05:
+        return None
+    return low, high, b.size / n
+
+
+def _spread(x: np.ndarray) -> float:
+    """Standard deviation of the bulk: one far outlier must not hide two modes."""
+    inner = x[(x >= np.quantile(x, 0.05)) & (x <= np.quantile(x, 0.95))]
+    return float((inner if inner.size > 2 else x).std())

@@ -1,0 +1,232 @@
+"""The text and the picture of ONNX graphs."""
+
+import random
+import time
+import xml.etree.ElementTree as ElementTree
+from itertools import pairwise
+from pathlib import Path
+
+import onnx
+import onnx.helper as oh
+import onnx.parser
+import pytest
+
+from roundoff.errors import ArgumentError, ModelError
+from roundoff.graph import Svg, onnx_simple_text_plot, plot_dot
+from roundoff.graph.picture import FILLS, LINES, RAMP, _ink, _mix
+
+SVG = "{http://www.w3.org/2000/svg}"
+NORM = """<ir_version: 10, opset_import: ["" : 18]>
+agraph (float[a,b,c] X, float[c] scale, float[c] bias, float[c,d] weights, float[d] bias2)
+    => (float[a,b,d] Z) {
+  normed = LayerNormalization<axis=-1>(X, scale, bias)
+  mult = MatMul(normed, weights)
+  Z = Add(mult, bias2) }"""
+BRANCHES = """<ir_version: 10, opset_import: ["" : 18, "my" : 2]>
+agraph (float[N] X, bool c, float[N] K) => (float[N] Z, float[N] Q) {
+  one = Constant<value = float {1.0}>()
+  A = Add(X, one)
+  Z = If<then_branch = g1 () => (float[N] o) { t = Mul(A, K) o = Add(t, A) },
+         else_branch = g2 () => (float[N] p) { p = my.Twice(X) }>(c)
+  Q = Clip(A, , one) }
+<domain: "my", opset_import: ["" : 18]>
+Twice (x) => (y) { y = Add(x, x) }"""
+
+
+def chain(n: int, seed: int = 0) -> onnx.ModelProto:
+    """A graph of n nodes, each reading a recent result and an older one."""
+    rng = random.Random(seed)
+    names, nodes = ["X"], []
+    for i in range(n):
+        read = [rng.choice(names[-3:]), rng.choice(names[-30:])]
+        nodes.append(oh.make_node(rng.choice(["Add", "LayerNormalization"]), read, [f"r{i}"]))
+        names.append(f"r{i}")
+    value = oh.make_tensor_value_info
+    graph = oh.make_graph(nodes, "g", [value("X", 1, [3])], [value(names[-1], 1, [3])])
+    return oh.make_model(graph)
+
+
+def texts(svg: str) -> list[str]:
+    return [t.text or "" for t in ElementTree.fromstring(svg).iter(f"{SVG}text")]
+
+
+def contrast(a: str, b: str) -> float:
+    """Contrast ratio of two colours, as WCAG 2.2 defines it."""
+    light = []
+    for color in (a, b):
+        channels = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+        light.append(0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2])
+    return (max(light) + 0.05) / (min(light) + 0.05)
+
+
+def test_text_has_a_line_for_everything() -> None:
+    assert onnx_simple_text_plot(onnx.parser.parse_model(NORM)).splitlines() == [
+        "opset: domain='' version=18",
+        "input: name='X' type='float32' shape=['a', 'b', 'c']",
+        "input: name='scale' type='float32' shape=['c']",
+        "input: name='bias' type='float32' shape=['c']",
+        "input: name='weights' type='float32' shape=['c', 'd']",
+        "input: name='bias2' type='float32' shape=['d']",
+        "LayerNormalization(X, scale, bias, axis=-1) -> normed",
+        "  MatMul(normed, weights) -> mult",
+        "    Add(mult, bias2) -> Z",
+        "output: name='Z' type='float32' shape=['a', 'b', 'd']",
+    ]
+
+
+def test_text_of_bodies_and_functions() -> None:
+    model = onnx.parser.parse_model(BRANCHES)
+    lines = onnx_simple_text_plot(model).splitlines()
+    assert "      Mul(A, K) -> t" in lines  # below the If, which is at depth 2 because of A
+    assert "      Twice[my](X) -> p" in lines
+    assert "    Clip(A, , one) -> Q" in lines
+    assert "----- function name='Twice' domain='my'" in lines
+    assert lines[-3:] == ["input: name='x'", "Add(x, x) -> y", "output: name='y'"]
+    short = onnx_simple_text_plot(model, recursive=False, functions=False)
+    assert "Mul" not in short
+    assert "function" not in short
+
+
+def test_text_of_initializers_sequences_and_unknown_shapes() -> None:
+    sequence = oh.make_tensor_sequence_value_info("S", 10, None)
+    optional = oh.make_value_info(
+        "O", oh.make_optional_type_proto(oh.make_tensor_type_proto(7, []))
+    )
+    loose = oh.make_value_info("L", oh.make_tensor_type_proto(1, None))
+    small = oh.make_tensor("w", 16, [2], [1.0, 2.0])
+    large = oh.make_tensor("W", 1, [8], [0.0] * 8)
+    words = oh.make_tensor("s", 8, [1], [b"a<b"])
+    graph = oh.make_graph([], "g", [sequence, optional, loose], [], [small, large, words])
+    assert onnx_simple_text_plot(graph).splitlines() == [
+        "input: name='S' type='sequence(float16)'",
+        "input: name='O' type='optional(int64)' shape=[]",
+        "input: name='L' type='float32'",
+        "init: name='w' type='bfloat16' shape=[2] -- [1,2]",
+        "init: name='W' type='float32' shape=[8]",
+        "init: name='s' type='str' shape=[1] -- ['a<b']",
+    ]
+
+
+def test_depth_is_the_longest_way_and_is_bounded() -> None:
+    lines = onnx_simple_text_plot(chain(60), max_indent=5).splitlines()
+    indents = {n: len(line) - len(line.lstrip()) for line in lines for n in [line.split("> ")[-1]]}
+    assert max(indents.values()) == 10
+    model = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["" : 18]> g (float[1] X) => (float[1] Z) '
+        "{ A = Abs(X) B = Abs(A) C = Abs(B) Z = Add(X, C) }"
+    )
+    assert "      Add(X, C) -> Z" in onnx_simple_text_plot(model).splitlines()
+
+
+@pytest.mark.parametrize("form", ["proto", "bytes", "path", "str", "graph", "function"])
+def test_every_form_of_a_model(form: str, tmp_path: Path) -> None:
+    model = onnx.parser.parse_model(BRANCHES)
+    path = tmp_path / "m.onnx"
+    path.write_bytes(model.SerializeToString())
+    what = {
+        "proto": model, "bytes": model.SerializeToString(), "path": path, "str": str(path),
+        "graph": model.graph, "function": model.functions[0],
+    }[form]  # fmt: skip
+    assert "Add" in onnx_simple_text_plot(what)
+    assert "Add" in texts(plot_dot(what))
+
+
+def test_what_is_not_a_model(tmp_path: Path) -> None:
+    for show in (onnx_simple_text_plot, plot_dot):
+        with pytest.raises(ArgumentError, match="not an ONNX model: got int"):
+            show(3)
+        with pytest.raises(ModelError, match="bytes are not"):
+            show(b"\xff\xff\xff")
+        with pytest.raises(ArgumentError, match=r"got none\.onnx"):
+            show(tmp_path / "none.onnx")
+
+
+def test_picture_has_every_box_and_edge() -> None:
+    svg = plot_dot(onnx.parser.parse_model(NORM))
+    assert isinstance(svg, Svg)
+    assert svg in svg._repr_html_()
+    found = texts(svg)
+    for word in ("X", "float32 a×b×c", "LayerNormalization", "axis=-1", "→ normed", "Add", "Z"):
+        assert word in found
+    root = ElementTree.fromstring(svg)
+    assert len(list(root.iter(f"{SVG}rect"))) == 5 + 3 + 1
+    assert sum(p.get("stroke-width") is not None for p in root.iter(f"{SVG}path")) == 8
+    assert root.get("role") == "img"
+    assert root.get("aria-label")
+    assert " id=" not in svg  # several pictures may stand on one page
+
+
+def test_picture_of_bodies_and_small_constants() -> None:
+    svg = plot_dot(onnx.parser.parse_model(BRANCHES))
+    assert "Constant" not in texts(svg)
+    assert "1.0" in texts(svg)
+    paths = list(ElementTree.fromstring(svg).iter(f"{SVG}path"))
+    assert sum(p.get("stroke-dasharray") is not None for p in paths) == 3  # A, K and X
+
+
+def test_numbers_and_colors() -> None:
+    model = onnx.parser.parse_model(NORM)
+    model.graph.node[1].name = "product"
+    svg = plot_dot(
+        model,
+        numbers={"normed": 4.8e-7, "product": 0.018123, "Z": float("inf")},
+        colors={"Z": "#102030"},
+    )
+    assert {"4.8e-07", "0.0181", "inf"} <= set(texts(svg))
+    fills = {r.get("fill") for r in ElementTree.fromstring(svg).iter(f"{SVG}rect")}
+    assert {*RAMP, "#102030"} <= fills
+    with pytest.raises(ArgumentError, match="got nothing"):
+        plot_dot(model, numbers={"nothing": 1.0})
+    with pytest.raises(ArgumentError, match="not a colour"):
+        plot_dot(model, colors={"Z": "red"})
+
+
+def test_text_reads_on_every_fill_and_lines_on_every_page() -> None:
+    ramp = [_mix(*RAMP, part / 10) for part in range(11)]
+    extremes = [f"#{v:02x}{v:02x}{v:02x}" for v in range(0, 256, 5)]
+    for fill in [*FILLS.values(), *ramp, *extremes]:
+        assert contrast(_ink(fill), fill) >= 4.5, fill
+    for page in ("#ffffff", "#131416", "#000000"):
+        assert contrast(LINES, page) >= 3
+
+
+def test_names_are_escaped() -> None:
+    node = oh.make_node("Add", ["<&\"'>", "<&\"'>"], ["]]>"], name="</svg><script>")
+    value = oh.make_tensor_value_info
+    graph = oh.make_graph([node], "<g>", [value("<&\"'>", 1, ["<"])], [value("]]>", 1, None)])
+    svg = plot_dot(graph)
+    assert "<script>" not in svg
+    assert "<&\"'>" in texts(svg)
+
+
+def test_a_cycle_is_named() -> None:
+    nodes = [oh.make_node("Add", ["b", "b"], ["a"]), oh.make_node("Add", ["a", "a"], ["b"])]
+    with pytest.raises(ModelError, match=r"has a cycle: got (a → b → a|b → a → b)"):
+        plot_dot(oh.make_graph(nodes, "g", [], []))
+
+
+def test_empty_and_dangling_graphs() -> None:
+    assert texts(plot_dot(oh.make_graph([], "g", [], []))) == []
+    node = oh.make_node("Sink", ["nowhere"], [])
+    assert "Sink" in texts(plot_dot(oh.make_graph([node], "g", [], [])))
+
+
+@pytest.mark.parametrize("n", [3, 30, 300])
+def test_two_seconds_at_most(n: int) -> None:
+    model = chain(n)
+    times = []
+    for _ in range(3):
+        begin = time.perf_counter()
+        svg = plot_dot(model)
+        times.append(time.perf_counter() - begin)
+    assert min(times) < 2
+    assert svg == plot_dot(model)
+    rects = [
+        tuple(float(r.get(k) or "nan") for k in ("x", "y", "width", "height"))
+        for r in ElementTree.fromstring(svg).iter(f"{SVG}rect")
+    ]
+    assert len(rects) == n + 2
+    rects.sort(key=lambda r: (r[1] + r[3] / 2, r[0]))
+    for (x, y, w, h), (x2, y2, _, h2) in pairwise(rects):
+        assert x2 >= x + w or y + h <= y2 or y2 + h2 <= y

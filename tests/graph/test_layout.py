@@ -1,0 +1,93 @@
+"""Layered layout: every edge goes down, boxes keep their distance, whatever the graph."""
+
+import builtins
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given, settings
+
+from roundoff.graph.layout import LANE, Layout, _spread, layered
+
+GAP = 10.0
+Graph = tuple[list[float], list[tuple[int, int]]]
+
+
+@st.composite
+def graphs(draw: Callable[[Any], Any]) -> Graph:
+    n = draw(st.integers(1, 25))
+    widths = draw(st.lists(st.floats(20, 200), min_size=n, max_size=n))
+    pairs = draw(st.lists(st.tuples(st.integers(0, n - 1), st.integers(0, n - 1)), max_size=40))
+    return widths, [(min(p), max(p)) for p in pairs if p[0] != p[1]]
+
+
+def check(layout: Layout, widths: list[float], edges: list[tuple[int, int]]) -> None:
+    assert len(layout.x) == len(layout.rank) == len(widths)
+    for a, b in edges:
+        assert layout.rank[a] < layout.rank[b]
+        passed = [rank for _, rank in layout.routes[a, b]]
+        assert passed == list(range(layout.rank[a] + 1, layout.rank[b]))
+    rows: dict[int, list[tuple[float, float]]] = {}
+    for x, rank, width in zip(layout.x, layout.rank, widths, strict=True):
+        rows.setdefault(rank, []).append((x - width / 2, x + width / 2))
+    for route in layout.routes.values():
+        for x, rank in route:
+            rows.setdefault(rank, []).append((x - LANE / 2, x + LANE / 2))
+    for row in rows.values():
+        row.sort()
+        assert row[0][0] >= -1e-6
+        assert row[-1][1] <= layout.width + 1e-6
+        for (_, right), (left, _) in pairwise(row):
+            assert left - right >= GAP - 1e-6
+
+
+@given(graphs())
+@settings(max_examples=150, deadline=None)
+def test_edges_go_down_and_boxes_keep_apart(graph: Graph) -> None:
+    widths, edges = graph
+    layout = layered(widths, edges, GAP)
+    check(layout, widths, edges)
+    assert layered(widths, edges, GAP) == layout
+
+
+@given(graphs())
+@settings(max_examples=75, deadline=None)
+def test_without_fast_sugiyama(graph: Graph) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        original = builtins.__import__
+
+        def missing(name: str, *rest: Any, **more: Any) -> Any:
+            if name == "fast_sugiyama":
+                raise ImportError(name)
+            return original(name, *rest, **more)
+
+        patch.setattr(builtins, "__import__", missing)
+        check(layered(*graph, GAP), *graph)
+
+
+def test_an_edge_does_not_pass_through_a_box() -> None:
+    layout = layered([50, 50, 50], [(0, 1), (1, 2), (0, 2)], GAP)
+    [(x, rank)] = layout.routes[0, 2]
+    assert rank == layout.rank[1]
+    assert abs(x - layout.x[1]) >= 25 + LANE / 2 + GAP - 1e-6
+
+
+@given(st.lists(st.tuples(st.floats(1, 50), st.floats(-100, 100)), min_size=1, max_size=8))
+def test_spread_is_least_squares(cells: list[tuple[float, float]]) -> None:
+    size, wanted = [c[0] for c in cells], [c[1] for c in cells]
+    placed = _spread(size, wanted, GAP)
+    cost = sum((p - w) ** 2 for p, w in zip(placed, wanted, strict=True))
+    # A convex problem: no feasible small move of a suffix or a prefix does better.
+    for cut in range(len(cells)):
+        for step in (-1e-3, 1e-3):
+            for part in (range(cut), range(cut, len(cells))):
+                moved = [p + step * (i in part) for i, p in enumerate(placed)]
+                gaps = [
+                    moved[i + 1] - moved[i] - (size[i] + size[i + 1]) / 2 - GAP
+                    for i in range(len(moved) - 1)
+                ]
+                if all(g >= -1e-9 for g in gaps):
+                    other = sum((m - w) ** 2 for m, w in zip(moved, wanted, strict=True))
+                    assert other >= cost - 1e-9

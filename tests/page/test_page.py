@@ -1,0 +1,221 @@
+import argparse
+import math
+import re
+from pathlib import Path
+
+import matplotlib as mpl
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from roundoff.errors import ArgumentError
+from roundoff.page import DARK, PALETTE, Study, Table, dark, subplots
+from roundoff.record import write_record
+from roundoff.script import RENDERING
+
+mpl.use("agg")
+ENV = {"processor": "Some CPU", "cores": 2, "python": "3.11.7", "versions": {"torch": "2.11.0"}}
+ENV |= {"gpu": None, "commit": "0123456789abcdef"}
+FRAME = pd.DataFrame({"size": [256, 1024], "ratio": [0.63, 1.16], "dtype": ["<a>", None]})
+
+
+@pytest.fixture
+def rendered(monkeypatch, tmp_path: Path) -> Path:
+    monkeypatch.setenv(RENDERING, "1")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def script(monkeypatch, tmp_path: Path) -> Path:
+    monkeypatch.delenv(RENDERING, raising=False)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def luminance(colour: str) -> float:
+    channels = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4
+                for c in mpl.colors.to_rgb(colour)]  # fmt: skip
+    return 0.2126 * channels[0] + 0.7152 * channels[1] + 0.0722 * channels[2]
+
+
+def contrast(a: str, b: str) -> float:
+    low, high = sorted((luminance(a), luminance(b)))
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("colour", PALETTE)
+@pytest.mark.parametrize("background", ["#ffffff", "#131416"])
+def test_a_line_is_seen_on_a_light_and_on_a_dark_page(colour: str, background: str) -> None:
+    assert contrast(colour, background) >= 3.0
+
+
+def test_text_is_read_on_a_light_and_on_a_dark_page() -> None:
+    (ink, dark_ink), _, (paper, dark_paper) = DARK.items()
+    assert contrast(ink, paper) >= 7
+    assert contrast(dark_ink, dark_paper) >= 7
+
+
+def test_a_figure_turns_dark_and_back() -> None:
+    figure, axes = subplots()
+    axes.bar([0, 1], [1, 2], edgecolor="#24292f")
+    axes.plot([0, 1], [1, 2], color=PALETTE[0])
+    axes.set_title("a title")
+    figure.canvas.draw()
+
+    def colours() -> list[str]:
+        found = []
+        for artist in figure.findobj():
+            for name in ("get_color", "get_edgecolor", "get_facecolor"):
+                if hasattr(artist, name):
+                    found += [mpl.colors.to_hex(c) for c in mpl.colors.to_rgba_array(
+                        getattr(artist, name)())]  # fmt: skip
+        return found
+
+    before = colours()
+    assert "#24292f" in before
+    with dark(figure):
+        during = colours()
+        assert "#24292f" not in during
+        assert "#d9dee4" in during
+        assert PALETTE[0] in during
+    assert colours() == before
+
+
+def test_a_table_is_captioned_scoped_and_escaped() -> None:
+    markup = Table(FRAME, "The `ratio`.", units={"ratio": "×"}, identifier="t")._repr_html_()
+    assert '<caption id="t">The <code>ratio</code>.' in markup
+    assert markup.count('scope="col"') == 3
+    assert markup.count('scope="row"') == 2
+    assert 'role="region" aria-labelledby="t" tabindex="0"' in markup
+    assert "&lt;a&gt;" in markup
+    assert "<a>" not in markup
+    assert '<span class="ro-unit">×</span>' in markup
+    assert "<th></th>" not in markup
+
+
+@pytest.mark.parametrize(
+    ("value", "spec", "shown"),
+    [
+        (1234, None, "1,234"), (0.00012345, None, "0.000123"), (-1.5, ".2f", "−1.50"),
+        (math.nan, ".2f", "–"), (None, None, "–"), (True, None, "yes"), (math.inf, None, "inf"),
+        (0.25, lambda v: f"{v:.0%}", "25%"), ("-x", None, "-x"), (-3, None, "−3"),
+    ],
+)  # fmt: skip
+def test_a_number_is_formatted(value, spec, shown: str) -> None:
+    frame = pd.DataFrame({"x": pd.Series([value], dtype=object)})
+    table = Table(frame, "c", formats={"x": spec} if spec else {})
+    assert table.cells().x[0] == shown
+
+
+def test_emphasis_does_not_depend_on_colour() -> None:
+    rules = {"ratio": "min", "size": lambda f: f["ratio"] > 1}
+    markup = Table(FRAME, "c", emphasize=rules)._repr_html_()
+    assert re.findall("<strong>(.+?)</strong>", markup) == ["0.63", "1,024"]
+
+
+@given(st.text(st.characters(codec="utf-8", exclude_categories=["Cs"])))
+def test_no_text_breaks_the_markup(text: str) -> None:
+    markup = Table(pd.DataFrame({"x": [text]}), text)._repr_html_()
+    assert not re.search(r"<(?!/?(div|table|caption|thead|tbody|tr|th|td|code|strong)\b)", markup)
+
+
+def test_a_rendered_page_writes_nothing(rendered: Path) -> None:
+    study = Study("plot_x", records=rendered / "none")
+    study.table("t", FRAME, caption="c")
+    figure, _ = subplots()
+    study.figure("f", figure, alt="nothing yet")
+    study.finish()
+    assert list(rendered.iterdir()) == []
+    assert figure.get_label() == "nothing yet"
+
+
+def test_a_script_saves_and_records(script: Path, capsys) -> None:
+    args = argparse.Namespace(config="small", record="out", commit="feed")
+    study = Study("plot_x", args, records=script / "none")
+    study.table("t", FRAME, caption="The ratios.", units={"ratio": "×"})
+    study.table("scratch", FRAME, caption="c", recorded=False)
+    figure, _ = subplots()
+    study.figure("f", figure, alt="nothing")
+    study.finish()
+    saved = script / "build" / "plot_x"
+    assert sorted(p.name for p in saved.iterdir()) == ["f.png", "scratch.csv", "t.csv"]
+    assert pd.read_csv(saved / "t.csv").ratio.tolist() == [0.63, 1.16]
+    (path,) = (script / "out" / "plot_x").iterdir()
+    assert '"commit": "feed"' in path.read_text()
+    assert '"scratch"' not in path.read_text()
+    out = capsys.readouterr().out
+    assert "The ratios." in out
+    assert "ratio ×" in out
+
+
+def test_recorded_machines_are_labelled_and_never_mixed(rendered: Path) -> None:
+    other = FRAME.assign(ratio=[9.0, 9.5])
+    write_record(rendered, "plot_x", {"t": other}, ENV)
+    study = Study("plot_x", records=rendered)
+    shown = study.table("t", FRAME, caption="c", formats={"ratio": ".2f"})._repr_html_()
+    assert "9.50" not in shown
+    assert "This build" in shown
+    recorded = study.recorded("t")._repr_html_()
+    assert "9.50" in recorded
+    assert "1.16" not in recorded
+    for word in ("Some CPU", "torch 2.11.0", "commit 0123456789", "20"):
+        assert word in recorded
+    build, recording = study.runs("t")
+    assert (build.is_build, recording.is_build) == (True, False)
+    assert recording.tables["t"].ratio.tolist() == [9.0, 9.5]
+    assert [r.is_build for r in study.runs("t", "absent")] == [True]
+
+
+def test_a_conclusion_is_drawn_from_each_run(rendered: Path) -> None:
+    write_record(rendered, "plot_x", {"t": FRAME.assign(ratio=[9.0, 9.5])}, ENV)
+    study = Study("plot_x", records=rendered)
+    study.table("t", FRAME, caption="c")
+    shown = study.conclude(lambda run: f"at most **{run.tables['t'].ratio.max()}**", "t")
+    assert re.findall("<strong>(.+?)</strong>", shown._repr_html_()) == ["1.16", "9.5"]
+    assert "Recorded: Some CPU" in repr(shown)
+
+    def wrong(run) -> str:
+        assert run.tables["t"].ratio.max() < 2
+        return ""
+
+    with pytest.raises(AssertionError):
+        study.conclude(wrong, "t")
+
+
+def test_a_pivot_has_plain_headings(rendered: Path) -> None:
+    study = Study("plot_x", records=rendered / "none")
+    long = pd.DataFrame({"size": [1, 1], "label": ["a", "b"], "t": [1.0, 2.0], "u": [3.0, 4.0]})
+    pivot = long.pivot(index="size", columns="label", values=["t", "u"])
+    assert list(study.table("p", pivot, caption="c", index=True).frame) == [
+        "size", "t a", "t b", "u a", "u b",
+    ]  # fmt: skip
+
+
+def test_names_are_used_once(rendered: Path) -> None:
+    study = Study("plot_x", records=rendered / "none")
+    study.table("t", FRAME, caption="c")
+    with pytest.raises(ArgumentError, match="two tables of one name"):
+        study.table("t", FRAME, caption="c")
+    with pytest.raises(ArgumentError, match="no such table yet"):
+        study.recorded("u")
+    figure, _ = subplots()
+    study.figure("f", figure, alt="a")
+    with pytest.raises(ArgumentError, match="two figures of one name"):
+        study.figure("f", figure, alt="a")
+
+
+def test_sentences_are_marked_and_escaped(rendered: Path) -> None:
+    study = Study("plot_x", records=rendered / "none")
+    one = study.say("a < b: **yes**, see `f`")
+    assert "<p>a &lt; b: <strong>yes</strong>, see <code>f</code></p>" in one._repr_html_()
+    many = study.say(["first", "second"], label="H200")
+    assert many._repr_html_().count("<li>") == 2
+    assert repr(many) == "H200:\nfirst\nsecond"
+
+
+def test_boolean_columns_are_numpys_too() -> None:
+    frame = pd.DataFrame({"x": np.array([True, False])})
+    assert Table(frame, "c").cells().x.tolist() == ["yes", "no"]

@@ -1,0 +1,86 @@
+"""The fast site, built once for all of these tests, and a browser to look at it with."""
+
+import http.server
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+# Kept between runs: what has not changed does not run again.
+SITE = ROOT / "build" / "test-site"
+REQUIRED = os.environ.get("ROUNDOFF_BROWSER") == "required"
+FLAGS = (
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
+    "--disable-background-networking", "--disable-component-update",
+)  # fmt: skip
+
+
+def sphinx(root: Path, *options: str, fast: bool = True, **env: str) -> subprocess.CompletedProcess:
+    """Run the build of the site under *root* as the Makefile does."""
+    command = [sys.executable, "-m", "sphinx", "-c", "conf", "-d", "build/doctrees"]
+    command += ["--fail-on-warning", "--keep-going", *options, "docs", "build/html"]
+    return subprocess.run(
+        command,
+        cwd=root,
+        env=os.environ | {"UNITTEST_GOING": "1" if fast else "0"} | env,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="session")
+def site() -> Path:
+    """The built fast site; the developer's own build under ``build/html`` is left alone."""
+    for folder in ("conf", "docs", "gallery"):
+        shutil.copytree(
+            ROOT / folder,
+            SITE / folder,
+            dirs_exist_ok=True,
+            ignore=lambda where, names: (
+                {"gallery", "generated", "backreferences"} & set(names)
+                if Path(where) == ROOT / "docs"
+                else {"__pycache__"} & set(names)
+            ),
+        )
+    done = sphinx(SITE)
+    assert done.returncode == 0, f"the fast build fails:\n{done.stdout[-2000:]}\n{done.stderr}"
+    return SITE / "build" / "html"
+
+
+@pytest.fixture(scope="session")
+def address(site: Path) -> Iterator[str]:
+    """Where the site is served, on this machine alone."""
+
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        def __init__(self, *args, **kwargs) -> None:
+            super().__init__(*args, directory=str(site), **kwargs)
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator:
+    """Headless Chromium; without one these tests are skipped, unless they are required."""
+    program = shutil.which("chromium") or shutil.which("chromium-browser")
+    if program is None:
+        message = "no Chromium: the browser checks of the site did not run"
+        pytest.fail(message) if REQUIRED else pytest.skip(message)
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=program, args=list(FLAGS))
+        yield chromium
+        chromium.close()

@@ -1,0 +1,357 @@
+"""Sessions and zero-copy exchange with ONNX Runtime."""
+
+import gc
+
+import ml_dtypes
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import TensorProto, helper
+
+from roundoff import ort
+from roundoff.errors import (
+    ArgumentError,
+    DtypeError,
+    ModelError,
+    RoundoffError,
+    ShapeError,
+    UnsupportedError,
+)
+from roundoff.ort import binding
+
+SHARED = [
+    torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.bool,
+    torch.int8, torch.int16, torch.int32, torch.int64,
+    torch.uint8, torch.uint16, torch.uint32, torch.uint64,
+]  # fmt: skip
+FLOAT8 = [torch.float8_e4m3fn, torch.float8_e5m2]
+
+
+def one_node(op, n_inputs, itype=TensorProto.FLOAT, out_type=None, shape=None, **attributes):
+    names = [f"X{i}" for i in range(n_inputs)]
+    info = [helper.make_tensor_value_info(n, itype, shape) for n in names]
+    out = helper.make_tensor_value_info("Y", out_type or itype, None)
+    graph = helper.make_graph([helper.make_node(op, names, ["Y"], **attributes)], "g", info, [out])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+
+
+@pytest.mark.parametrize("dtype", SHARED, ids=str)
+def test_exchange_shares_the_memory(dtype):
+    x = torch.tensor([[0, 1, 2], [3, 0, 1]]).to(dtype)
+    value = ort.to_ort(x)
+    back = ort.from_ort(value)
+    assert value.data_ptr() == x.data_ptr() == back.data_ptr()
+    assert back.dtype == dtype
+    assert torch.equal(back, x)
+
+
+@pytest.mark.parametrize("dtype", FLOAT8, ids=str)
+def test_float8_goes_in_without_a_copy_and_out_with_one(dtype):
+    x = torch.tensor([[0.0, 1.5], [-3.0, 448.0]]).to(dtype)
+    value = ort.to_ort(x)
+    assert value.data_ptr() == x.data_ptr()
+    back = ort.from_ort(value)
+    assert back.dtype == dtype
+    assert torch.equal(back.view(torch.uint8), x.view(torch.uint8))
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.arange(6, dtype=np.float32).reshape(2, 3),
+        np.arange(6, dtype=np.int64).reshape(2, 3).T,
+        np.array(2.5),
+        np.zeros((0, 3), np.float16),
+        np.array([True, False]),
+        np.array([1.5, 2.0], ">f4"),
+        np.arange(4.0)[::-1],
+        np.array([1.5, -2.0], dtype=ml_dtypes.bfloat16),
+        np.array([1.5, -2.0], dtype=ml_dtypes.float8_e5m2),
+    ],
+    ids=lambda a: f"{a.dtype}{a.shape}",
+)
+def test_arrays(array):
+    back = ort.from_ort(ort.to_ort(array))
+    assert tuple(back.shape) == array.shape
+    assert np.array_equal(back.double().numpy(), array.astype(np.float64))
+
+
+def test_a_read_only_array_is_taken():
+    array = np.ones(3, np.float32)
+    array.flags.writeable = False
+    assert ort.from_ort(ort.to_ort(array)).tolist() == [1, 1, 1]
+
+
+@given(
+    rows=st.integers(0, 4), columns=st.integers(0, 4),
+    view=st.sampled_from(["plain", "transposed", "sliced", "strided", "expanded", "grad"]),
+)  # fmt: skip
+@settings(max_examples=60, deadline=None)
+def test_any_view_arrives_with_its_values(rows, columns, view):
+    base = torch.arange(rows * columns, dtype=torch.float32).reshape(rows, columns)
+    x = {
+        "plain": lambda: base,
+        "transposed": lambda: base.t(),
+        "sliced": lambda: base[1:],
+        "strided": lambda: base[:, ::2],
+        "expanded": lambda: base[None].expand(3, -1, -1),
+        "grad": lambda: base.requires_grad_(),
+    }[view]()
+    back = ort.from_ort(ort.to_ort(x))
+    assert back.shape == x.shape
+    assert torch.equal(back, x.detach())
+    assert not back.requires_grad
+
+
+def test_the_memory_outlives_the_tensor():
+    value = ort.to_ort(torch.full((100_000,), 7.0))
+    gc.collect()
+    torch.zeros(100_000)
+    assert value.numpy().sum() == 700_000
+
+
+def test_the_memory_outlives_the_array():
+    back = ort.from_ort(ort.to_ort(np.full(100_000, 7.0)))
+    gc.collect()
+    np.zeros(100_000)
+    assert back.sum() == 700_000
+
+
+def test_outputs_outlive_the_session():
+    made = ort.session(one_node("Neg", 1))
+    outs = [made.run({"X0": torch.full((1000,), float(i))})[0] for i in range(5)]
+    del made
+    gc.collect()
+    torch.zeros(5000)
+    assert [o.sum().item() for o in outs] == [-1000.0 * i for i in range(5)]
+
+
+@pytest.mark.parametrize(
+    "value", [torch.zeros(2, dtype=torch.complex64), np.array(["a"]), np.zeros(2, complex)]
+)
+def test_types_that_cannot_cross(value):
+    with pytest.raises(DtypeError):
+        ort.to_ort(value)
+
+
+def test_other_objects_cannot_cross():
+    with pytest.raises(ArgumentError, match="torch tensor or a NumPy array"):
+        ort.to_ort([1.0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64], ids=str)
+def test_a_gemm_against_float64(dtype):
+    itype = {torch.float32: 1, torch.float16: 10, torch.float64: 11}[dtype]
+    made = ort.session(one_node("Gemm", 2, itype))
+    g = torch.Generator().manual_seed(0)
+    x, y = (torch.randn(33, 33, generator=g, dtype=torch.float64).to(dtype) for _ in range(2))
+    (out,) = made.run({"X0": x, "X1": y.numpy()})
+    truth = x.double() @ y.double()
+    bound = 33 * torch.finfo(dtype).eps * (x.double().abs() @ y.double().abs())
+    assert out.dtype == dtype
+    assert ((out.double() - truth).abs() <= bound).all()
+
+
+def test_bool_inputs_and_outputs():
+    made = ort.session(one_node("Not", 1, TensorProto.BOOL))
+    (out,) = made.run({"X0": torch.tensor([True, False])})
+    assert out.dtype == torch.bool
+    assert out.tolist() == [False, True]
+
+
+def test_every_run_returns_new_memory():
+    made = ort.session(one_node("Neg", 1))
+    first = made.run({"X0": torch.ones(3)})[0]
+    made.run({"X0": torch.zeros(3)})
+    assert first.tolist() == [-1, -1, -1]
+
+
+def test_a_binding_reads_and_writes_in_place():
+    made = ort.session(one_node("Neg", 1))
+    x = torch.ones(3)
+    bound = made.bind({"X0": x})
+    (first,) = bound.run()
+    x.fill_(5)
+    (second,) = bound.run()
+    assert first.data_ptr() == second.data_ptr()
+    assert first.tolist() == [-5, -5, -5]
+
+
+def test_a_binding_writes_where_told():
+    made = ort.session(one_node("Neg", 1))
+    out = torch.zeros(3)
+    (got,) = made.bind({"X0": torch.ones(3)}, {"Y": out}).run()
+    assert got.data_ptr() == out.data_ptr()
+    assert out.tolist() == [-1, -1, -1]
+
+
+def test_outputs_given_wrongly():
+    made = ort.session(one_node("Neg", 1))
+    feeds = {"X0": torch.ones(2, 2)}
+    with pytest.raises(ArgumentError, match="contiguous"):
+        made.bind(feeds, {"Y": torch.zeros(2, 2).t()})
+    with pytest.raises(ArgumentError, match="no such outputs"):
+        made.bind(feeds, {"Q": torch.zeros(2, 2)})
+
+
+@pytest.mark.parametrize(
+    ("feeds", "error", "match"),
+    [
+        ({}, ArgumentError, "missing"),
+        ({"X0": torch.ones(2, 2)}, ArgumentError, "missing"),
+        ({"X0": torch.ones(2, 2), "X1": torch.ones(2, 2), "Q": 1}, ArgumentError, "unknown"),
+        ({"X0": torch.ones(2, 2), "X1": torch.ones(2, 2).double()}, DtypeError, "expected float32"),
+        ({"X0": torch.ones(2, 2), "X1": torch.ones(3, 2)}, ShapeError, "mismatch"),
+    ],
+)
+def test_wrong_feeds(feeds, error, match, capfd):
+    made = ort.session(one_node("Gemm", 2))
+    with pytest.raises(error, match=match) as caught:
+        made.run(feeds)
+    assert "onnxruntime_src" not in str(caught.value)
+    assert capfd.readouterr().err == ""  # ONNX Runtime's own log stays quiet
+
+
+def test_a_wrong_rank_is_a_shape_error():
+    made = ort.session(one_node("Neg", 1, shape=[None, None]))
+    with pytest.raises(ShapeError, match="rank"):
+        made.run({"X0": torch.ones(2)})
+
+
+def test_a_provider_that_is_not_there():
+    with pytest.raises(UnsupportedError, match="NopeExecutionProvider"):
+        ort.session(one_node("Neg", 1), ["NopeExecutionProvider"])
+
+
+def test_a_type_that_the_provider_lacks():
+    with pytest.raises(UnsupportedError, match="Gemm"):
+        ort.session(one_node("Gemm", 2, TensorProto.BFLOAT16))
+
+
+@pytest.mark.parametrize("model", [b"junk", "/no/such/file.onnx"])
+def test_a_broken_model(model):
+    with pytest.raises(ModelError):
+        ort.session(model)
+
+
+def test_what_is_not_a_model():
+    with pytest.raises(ArgumentError, match="ModelProto"):
+        ort.session(12)
+    with pytest.raises(ArgumentError, match="optimization"):
+        ort.session(one_node("Neg", 1), optimization="most")
+    with pytest.raises(ArgumentError, match="threads"):
+        ort.session(one_node("Neg", 1), threads=0)
+    with pytest.raises(ArgumentError, match="providers"):
+        ort.session(one_node("Neg", 1), "CPUExecutionProvider")
+
+
+def test_options_reach_the_session(tmp_path):
+    path = tmp_path / "m.onnx"
+    onnx.save(one_node("Neg", 1), path)
+    made = ort.session(
+        path, threads=2, optimization="none", session_options={"session.disable_prepacking": True}
+    )
+    options = made.raw.get_session_options()
+    assert options.intra_op_num_threads == 2
+    assert options.graph_optimization_level == (onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL)
+    assert options.get_session_config_entry("session.disable_prepacking") == "1"
+    assert options.get_session_config_entry("session.intra_op.allow_spinning") == "0"
+    assert ort.session(path).raw.get_session_options().intra_op_num_threads == (
+        torch.get_num_threads()
+    )
+
+
+def test_own_options_are_taken():
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.enable_mem_pattern = False
+    made = ort.session(one_node("Neg", 1), session_options=options)
+    assert made.raw.get_session_options().enable_mem_pattern is False
+
+
+def test_strings_and_sequences():
+    split = one_node("StringSplit", 1, TensorProto.STRING, shape=[None], delimiter=" ")
+    split.graph.node[0].output.append("N")
+    split.graph.output.append(helper.make_tensor_value_info("N", TensorProto.INT64, None))
+    made = ort.session(split)
+    parts, counts = made.run({"X0": np.array(["a b", "c"], dtype=object)})
+    assert parts.tolist() == [["a", "b"], ["c", ""]]
+    assert counts.tolist() == [2, 1]
+    with pytest.raises(UnsupportedError, match="bound"):
+        made.bind({})
+
+    model = one_node("SequenceConstruct", 2)
+    model.graph.output[0].CopyFrom(
+        helper.make_tensor_sequence_value_info("Y", TensorProto.FLOAT, None)
+    )
+    (sequence,) = ort.session(model).run({"X0": torch.ones(2), "X1": torch.zeros(1)})
+    gc.collect()
+    torch.zeros(2)
+    assert [t.tolist() for t in sequence] == [[1, 1], [0]]
+
+
+def test_an_initializer_may_be_overridden():
+    model = one_node("Add", 2)
+    model.graph.initializer.append(helper.make_tensor("X1", TensorProto.FLOAT, [1], [10.0]))
+    made = ort.session(model)
+    assert made.run({"X0": torch.ones(1)})[0].item() == 11
+    assert made.run({"X0": torch.ones(1), "X1": torch.ones(1)})[0].item() == 2
+
+
+@pytest.fixture
+def _keep_precision():
+    before = torch.backends.cuda.matmul.allow_tf32
+    yield
+    torch.backends.cuda.matmul.allow_tf32 = before
+
+
+@pytest.mark.usefixtures("_keep_precision")
+def test_tf32_follows_torch_unless_told():
+    for switch in (True, False):
+        torch.backends.cuda.matmul.allow_tf32 = switch
+        assert ort.torch_tf32() is switch
+    assert ort.session(one_node("Neg", 1)).tf32 is False
+
+
+def test_out_of_memory_is_a_memory_error():
+    class RuntimeException(Exception): ...  # noqa: N818 - the name ONNX Runtime gives it
+
+    arena = RuntimeException(
+        "[ONNXRuntimeError] : 6 : RUNTIME_EXCEPTION : /x/y.cc:376 void* f() Failed to allocate "
+        "memory for requested buffer of size 68719476736"
+    )
+    found = binding.translated(arena, "run")
+    assert isinstance(found, MemoryError)
+    assert not isinstance(found, RoundoffError)
+    assert "/x/y.cc" not in str(found)
+
+
+@pytest.mark.skipif(
+    not torch.cuda.is_available()
+    or "CUDAExecutionProvider" not in onnxruntime.get_available_providers(),
+    reason="needs a GPU and onnxruntime-gpu",
+)
+class TestCuda:
+    @pytest.mark.parametrize("side", [False, True], ids=["default stream", "side stream"])
+    def test_a_chain_of_runs_keeps_its_order(self, side):
+        stream = torch.cuda.Stream() if side else torch.cuda.default_stream()
+        with torch.cuda.stream(stream):
+            made = ort.session(one_node("Gemm", 2), ["CUDAExecutionProvider"], tf32=False)
+            assert (made.stream is not None) == side
+            g = torch.Generator("cuda").manual_seed(0)
+            w = torch.randn(2048, 2048, device="cuda", generator=g) / 2048**0.5
+            x = want = torch.randn(2048, 2048, device="cuda", generator=g)
+            for _ in range(10):
+                x = made.run({"X0": x * 1.0, "X1": w})[0]
+                want = want.double() @ w.double()
+            assert x.device.type == "cuda"
+            assert (x.double() - want).abs().max() < 1e-2
+
+    def test_tf32_reaches_the_provider(self):
+        for tf32 in (False, True):
+            made = ort.session(one_node("Gemm", 2), ["CUDAExecutionProvider"], tf32=tf32)
+            assert made.tf32 is tf32

@@ -1,0 +1,664 @@
+"""Orders, algorithms, exact sums and bounds of :mod:`roundoff.reductions`."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from roundoff import errors
+from roundoff.dtypes import dtype_info, onnx_dtype_to_np_dtype
+from roundoff.reductions import (
+    ALGORITHMS,
+    DTYPES,
+    POPULATIONS,
+    SIZES,
+    arrange,
+    binned,
+    chunked,
+    condition,
+    distinct_bits,
+    draw_orders,
+    error_bound,
+    exact,
+    exact_sum,
+    judge,
+    mean,
+    moments,
+    neumaier,
+    normalize,
+    numpy_depth,
+    overflows,
+    pairwise,
+    pairwise_numpy,
+    population,
+    probable_bound,
+    quantize,
+    round_exact,
+    round_to,
+    sequential,
+    signed_errors,
+    spread,
+    spread_study,
+    work_dtype,
+)
+from roundoff.reductions.stack import (
+    build_stack,
+    layer_norm,
+    layer_norm_census,
+    run_stack,
+    stack_study,
+)
+from roundoff.reductions.studies import (
+    algorithm_study,
+    bound_study,
+    condition_study,
+    order_name,
+    split_study,
+    truth_study,
+)
+
+ORDERS = {size: draw_orders(size) for size in SIZES}
+VALUES = {name: population(name) for name in POPULATIONS}
+
+
+def bits(x: np.ndarray) -> np.ndarray:
+    x = np.ascontiguousarray(x)
+    return x.view(f"u{x.itemsize}")
+
+
+def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
+    return a.dtype == b.dtype and bool(np.array_equal(bits(a), bits(b)))
+
+
+def storage(name: str) -> np.dtype:
+    return onnx_dtype_to_np_dtype(dtype_info(name).onnx)
+
+
+def vectors(dtype: np.dtype, low: int = 1, high: int = 300, magnitude: float = 1e4):
+    numbers = st.floats(-magnitude, magnitude, width=64).map(lambda v: float(dtype.type(v)))
+    return st.lists(numbers, min_size=low, max_size=high).map(lambda v: np.array(v, dtype))
+
+
+def wide(seed: int, n: int, dtype: type = np.float32, digits: int = 12) -> np.ndarray:
+    """Values of both signs over many binades."""
+    rng = np.random.default_rng(seed)
+    return (rng.standard_normal(n) * 10.0 ** rng.uniform(-digits / 2, digits / 2, n)).astype(dtype)
+
+
+# -- the study's promise: a batch has the bits of separate calls ---------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("name", POPULATIONS)
+def test_batch_has_the_bits_of_separate_calls(name: str, size: int, dtype: str) -> None:
+    x = quantize(VALUES[name][:size], dtype)
+    up = np.sort(x)
+    alone = [x, up, up[::-1].copy(), *(x[order] for order in ORDERS[size])]
+    assert len(alone) == 128
+
+    rows = arrange(x, ORDERS[size])
+    assert same_bits(rows, np.array(alone))
+    means = np.array([mean(v, dtype) for v in alone])
+    results = np.array([normalize(v, dtype) for v in alone])
+    assert same_bits(mean(rows, dtype), means)
+    assert same_bits(normalize(rows, dtype), results)
+
+    found = spread(x, ORDERS[size], dtype)
+    assert same_bits(found.means, means)
+    assert found.mean == means.max().astype(float) - means.min().astype(float)
+    results.sort(axis=1)
+    gaps = results.max(axis=0).astype(float) - results.min(axis=0).astype(float)
+    assert found.normalized == gaps.max()
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_mean_and_deviation_are_those_of_numpy(dtype: str) -> None:
+    x = quantize(VALUES["normal"], dtype)
+    mu, sd = moments(x)
+    assert same_bits(mu, np.mean(x))
+    assert same_bits(sd, np.std(x))
+    assert mean(x, dtype) == np.mean(x)
+
+
+def test_a_float16_mean_is_that_of_numpy() -> None:
+    for name in POPULATIONS:
+        stored = quantize(VALUES[name], "float16", storage=True)
+        assert mean(quantize(VALUES[name], "float16"), "float16") == np.mean(stored)
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_a_batch_across_memory_has_other_bits(dtype: type) -> None:
+    """Why the batch must be contiguous along the reduced axis: NumPy then adds row by row."""
+    rows = arrange(VALUES["normal"][:512].astype(dtype), ORDERS[512])
+    across = np.asfortranarray(rows)
+    assert np.array_equal(across, rows)
+    other = np.add.reduce(across, axis=-1)
+    assert not same_bits(other, np.add.reduce(rows, axis=-1))
+    assert same_bits(other, sequential(rows))
+    assert same_bits(pairwise_numpy(across), pairwise_numpy(rows))
+
+
+def test_the_study_has_every_row_and_repeats_itself() -> None:
+    drawn, others = ({n: draw_orders(n, 16, seed) for n in (2, 512)} for seed in (3, 4))
+    one = spread_study(VALUES, drawn)
+    assert one.equals(spread_study(VALUES, drawn))
+    assert len(one) == len(drawn) * len(POPULATIONS) * len(DTYPES)
+    assert not one.equals(spread_study(VALUES, others))
+    for row in one.itertuples():
+        x = quantize(VALUES[row.population][: row.size], row.dtype)
+        expected = spread(x, drawn[row.size], row.dtype)
+        assert (row.mean, row.normalized) == (expected.mean, expected.normalized)
+
+
+def test_overflow_is_kept() -> None:
+    seed = next(s for s in range(100) if overflows(population("pareto", seed=s), "float16"))
+    x = population("pareto", seed=seed)
+    frame = spread_study({"pareto": x}, {8192: ORDERS[8192][:8]}, ("float16", "float32"))
+    half, single = frame.itertuples()
+    assert half.overflow == overflows(x, "float16") > 0
+    assert math.isnan(half.mean)
+    assert math.isnan(half.normalized)
+    assert single.overflow == 0
+    assert single.mean > 0
+    assert single.normalized > 0
+
+
+def test_one_pareto_vector_in_ten_overflows_float16() -> None:
+    # P(x > 65520) = 1/65521 for one value; three standard deviations of 400 draws.
+    expected = 1 - (1 - 1 / 65521) ** 8192
+    seen = np.mean([overflows(population("pareto", seed=s), "float16") > 0 for s in range(400)])
+    assert abs(seen - expected) < 3 * math.sqrt(expected * (1 - expected) / 400)
+
+
+# -- data and orders ------------------------------------------------------------------------------
+
+
+def test_populations() -> None:
+    for name, x in VALUES.items():
+        assert x.shape == (8192,)
+        assert np.array_equal(x, population(name, 8192, 0))
+    spikes = VALUES["spikes"]
+    assert np.flatnonzero(spikes == 100.0).tolist() == list(range(0, 8192, 128))
+    assert np.count_nonzero(spikes == -1e-4) == 8192 - 64
+    assert VALUES["pareto"].min() >= 0
+    with pytest.raises(errors.ArgumentError, match=r"cauchy.*expected normal, spikes"):
+        population("cauchy")
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_orders_are_permutations(size: int) -> None:
+    drawn = draw_orders(size)
+    assert drawn.shape == (125, size)
+    assert np.array_equal(np.sort(drawn, axis=1), np.tile(np.arange(size), (125, 1)))
+    assert np.array_equal(drawn, ORDERS[size])
+    if size > 16:
+        assert len(np.unique(drawn, axis=0)) == 125
+
+
+def test_orders_that_cannot_be() -> None:
+    with pytest.raises(errors.ArgumentError, match="at least 3"):
+        draw_orders(4, count=2)
+    with pytest.raises(errors.ShapeError, match="do not match"):
+        arrange(np.zeros(4), draw_orders(5))
+    with pytest.raises(errors.DtypeError, match="no reduction"):
+        work_dtype("int32")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_quantized_values_are_those_of_the_type(dtype: str) -> None:
+    x = quantize(VALUES["normal"], dtype)
+    assert x.dtype == work_dtype(dtype)
+    assert same_bits(round_to(x, dtype), x)
+    assert [round_exact(Fraction(v), dtype) for v in VALUES["normal"][:200].tolist()] == x[
+        :200
+    ].tolist()
+
+
+# -- algorithms against their definitions ---------------------------------------------------------
+
+
+def add_numpy(x: list, zero: object) -> object:
+    """NumPy's pairwise sum as its source describes it, one addition at a time."""
+    n = len(x)
+    if n < 8:
+        total = zero
+        for v in x:
+            total = total + v
+        return total
+    if n <= 128:
+        r = x[:8]
+        whole = n - n % 8
+        for i in range(8, whole, 8):
+            r = [a + b for a, b in zip(r, x[i : i + 8], strict=True)]
+        total = ((r[0] + r[1]) + (r[2] + r[3])) + ((r[4] + r[5]) + (r[6] + r[7]))
+        for v in x[whole:]:
+            total = total + v
+        return total
+    half = n // 2 - (n // 2) % 8
+    return add_numpy(x[:half], zero) + add_numpy(x[half:], zero)
+
+
+class Depth(int):
+    """Stands for a value: how many additions it has been through at most."""
+
+    def __add__(self, other: int) -> Depth:
+        # Adding to the initial zero rounds nothing.
+        deepest = max(int(self), int(other))
+        if int(self) < 0 or int(other) < 0:
+            return Depth(deepest)
+        return Depth(deepest + 1)
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+@pytest.mark.parametrize("n", [1, 2, 7, 8, 9, 16, 127, 128, 129, 136, 300, 512, 1000, 2048])
+def test_numpy_adds_in_blocks_of_128(n: int, dtype: type) -> None:
+    x = wide(n, n, dtype)
+    assert add_numpy(list(x), dtype(-0.0)) == pairwise_numpy(x)
+    assert numpy_depth(n) == add_numpy([Depth(0)] * n, Depth(-1))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_sequential_is_the_loop(dtype: str) -> None:
+    for n in (1, 2, 3, 9, 200):
+        x = wide(n, n, np.float64, 4).astype(storage(dtype))
+        total = x[0]
+        for v in x[1:]:
+            total = total + v
+        assert same_bits(np.asarray(sequential(x)), np.asarray(total))
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 5, 8, 13, 64, 100, 129])
+def test_pairwise_goes_to_the_leaves(n: int) -> None:
+    x = wide(n, n)
+    level = list(x)
+    depth = 0
+    while len(level) > 1:
+        odd = level[len(level) & ~1 :]
+        level = [a + b for a, b in zip(level[::2], level[1::2], strict=False)] + odd
+        depth += 1
+    assert pairwise(x) == level[0]
+    assert depth == ALGORITHMS["pairwise, to the leaves"].depth(n)
+
+
+def neumaier_loop(x: np.ndarray) -> object:
+    total, kept = x[0], x.dtype.type(0)
+    for v in x[1:]:
+        new = total + v
+        kept = kept + ((total - new) + v if abs(total) >= abs(v) else (v - new) + total)
+        total = new
+    return total + kept
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+@pytest.mark.parametrize("n", [2, 3, 17, 1000])
+def test_neumaier_is_the_textbook_loop(n: int, dtype: type) -> None:
+    for seed in range(5):
+        x = wide(seed, n, dtype)
+        # With everything cancelled, the kept errors are the result.
+        for values in (x, np.concatenate([x, -np.random.default_rng(seed).permutation(x)])):
+            assert same_bits(np.asarray(neumaier(values)), np.asarray(neumaier_loop(values)))
+    assert neumaier(x[:1]) == x[0]
+
+
+@pytest.mark.parametrize("name", list(ALGORITHMS))
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+@pytest.mark.parametrize("n", [1, 2, 3, 100, 512])
+def test_a_row_is_added_as_if_alone(name: str, dtype: type, n: int) -> None:
+    rows = np.stack([wide(seed, n, dtype) for seed in range(12)])
+    add = ALGORITHMS[name].add
+    found = add(rows)
+    assert found.shape == (12,)
+    assert same_bits(found, np.array([add(row) for row in rows]))
+    assert same_bits(add(rows.reshape(3, 4, n)), found.reshape(3, 4))
+
+
+@pytest.mark.parametrize("name", [k for k, a in ALGORITHMS.items() if not a.ordered])
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_what_claims_no_order_has_none(name: str, dtype: type) -> None:
+    for n in (1, 2, 3, 64, 1000, 8192):
+        rows = arrange(wide(n, n, dtype), draw_orders(n, 32))
+        assert distinct_bits(ALGORITHMS[name].add(rows)) == 1
+
+
+def test_what_has_an_order_shows_it() -> None:
+    rows = arrange(wide(0, 8192), draw_orders(8192, 32))
+    for name in ("sequential", "pairwise, NumPy's", "pairwise, to the leaves"):
+        assert distinct_bits(ALGORITHMS[name].add(rows)) > 1
+
+
+@given(vectors(np.dtype(np.float32)), st.randoms(use_true_random=False), st.integers(1, 4))
+def test_binned_does_not_see_the_order(x: np.ndarray, random, folds: int) -> None:
+    order = list(range(len(x)))
+    random.shuffle(order)
+    assert same_bits(np.asarray(binned(x, folds)), np.asarray(binned(x[order], folds)))
+
+
+@given(vectors(np.dtype(np.float32)))
+def test_binned_loses_only_what_is_below_its_last_cut(x: np.ndarray) -> None:
+    error = abs(Fraction(float(binned(x))) - exact_sum(x))
+    # 2^L >= n; the last cut is at e - 2 (24 - L) with 2^e < 4 n max|x|; two roundings at the end.
+    bits_of_n = max((len(x) - 1).bit_length(), 1)
+    lost = (
+        len(x)
+        * 2.0 ** (bits_of_n + 1)
+        * float(np.abs(x).max())
+        * 2.0 ** -(24 + 2 * (24 - bits_of_n))
+    )
+    assert error <= lost + 2 * 2.0**-24 * abs(float(exact_sum(x))) + 2.0**-149
+
+
+def test_one_fold_is_not_enough() -> None:
+    x = wide(1, 4096, digits=2)
+    near, far = (abs(float(Fraction(float(binned(x, k))) - exact_sum(x))) for k in (3, 1))
+    assert near < far / 100
+
+
+@given(vectors(np.dtype(np.float32)), st.randoms(use_true_random=False))
+def test_exact_is_the_nearest_number(x: np.ndarray, random) -> None:
+    truth = sum((Fraction(float(v)) for v in x), Fraction(0))
+    assert exact_sum(x) == truth
+    found = exact(x)
+    assert found == round_exact(truth, "float32")
+    for way in (-np.inf, np.inf):
+        neighbour = np.nextafter(found, np.float32(way))
+        assert abs(Fraction(float(found)) - truth) <= abs(Fraction(float(neighbour)) - truth)
+
+
+@given(hnp.arrays(np.float64, st.integers(1, 50), elements=st.floats(-1e300, 1e300)))
+def test_exact_sum_over_the_whole_range(x: np.ndarray) -> None:
+    assert exact_sum(x) == sum((Fraction(v) for v in x.tolist()), Fraction(0))
+    assert exact(x) == math.fsum(x.tolist())
+
+
+def test_exact_does_not_round_twice() -> None:
+    # 2^24 + 1 is a tie in float32; what follows is lost in float64, and decides.
+    x = np.array([2.0**24, 1.0, 2.0**-40], np.float32)
+    assert np.float32(math.fsum(x.tolist())) == 2.0**24
+    assert exact(x) == 2.0**24 + 2
+
+
+def test_a_sum_that_is_not_finite() -> None:
+    assert exact(np.array([np.inf, 1.0], np.float32)) == np.inf
+    with pytest.raises(errors.ArgumentError, match="no exact value"):
+        exact_sum([1.0, math.inf])
+    with pytest.raises(errors.ShapeError, match=r"\(n,\)"):
+        exact_sum([[1.0]])
+    half = quantize(np.full(8, 6e4), "float16", storage=True)
+    assert sequential(half) == np.inf
+    assert pairwise(half) == np.inf
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False))
+@settings(max_examples=300)
+def test_round_exact_is_a_cast(value: float) -> None:
+    for dtype in DTYPES:
+        assert round_exact(Fraction(value), dtype) == quantize([value], dtype)[0]
+
+
+@given(st.integers(-(2**12), 2**12), st.integers(-160, 130))
+def test_round_exact_of_ties_and_subnormals(whole: int, power: int) -> None:
+    value = Fraction(whole) * Fraction(2) ** power
+    for dtype in ("float32", "float16", "bfloat16"):
+        assert round_exact(value, dtype) == quantize([float(value)], dtype)[0]
+
+
+@given(st.integers(1, 64))
+def test_chunks_add_up(workers: int) -> None:
+    x = np.arange(1000.0)
+    assert chunked(x, workers) == 499500
+    assert chunked(x.astype(np.float32), 1) == pairwise_numpy(x.astype(np.float32))
+
+
+def test_chunks_change_the_bits() -> None:
+    x = VALUES["normal"].astype(np.float32)
+    assert len({float(chunked(x, w)) for w in (1, 3, 5, 7, 11, 13)}) > 1
+
+
+# -- truth and bounds -----------------------------------------------------------------------------
+
+
+def test_condition() -> None:
+    assert condition(np.array([1.0, 2.0, 3.0])) == 1.0
+    assert condition(np.array([1.0, -1.0])) == math.inf
+    assert condition(np.array([1.0, -0.75], np.float32)) == 7.0
+
+
+def test_signed_errors_are_exact() -> None:
+    third = Fraction(1, 3)
+    found = signed_errors([1 / 3, 0.5, math.inf, math.nan, -0.0], third)
+    assert found[0] == float(Fraction(1 / 3) - third) != 0
+    assert found[1] == pytest.approx(1 / 6, rel=1e-15)
+    assert found[2] == math.inf
+    assert math.isnan(found[3])
+    assert found[4] == pytest.approx(-1 / 3, rel=1e-15)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@given(data=st.data())
+@settings(max_examples=40, deadline=None)
+def test_no_error_exceeds_its_bound(dtype: str, data: st.DataObject) -> None:
+    x = data.draw(vectors(storage(dtype), high=120, magnitude=100.0))
+    truth, absolute = exact_sum(x), float(exact_sum(np.abs(x.astype(float))))
+    for name in ("sequential", "pairwise, to the leaves", "pairwise, NumPy's"):
+        algorithm = ALGORITHMS[name]
+        error = abs(float(signed_errors(algorithm.add(x), truth)))
+        bound = error_bound(algorithm.depth(len(x)), absolute, dtype)
+        assert error <= bound * (1 + 1e-12), name
+        # float64 rounds the sum of absolute values in the bound: hence the last factor.
+
+
+def test_the_sequential_bound_is_nearly_reached() -> None:
+    # A half last place is lost at every step.
+    x = np.array([1.0] + [2.0**-24] * 1000, np.float32)
+    error = abs(float(signed_errors(sequential(x), exact_sum(x))))
+    bound = error_bound(1000, float(exact_sum(x)), "float32")
+    assert 0.99 < error / bound <= 1
+    assert probable_bound(1000, 1.0, "float32") == math.sqrt(1000) * 2.0**-24
+    assert error_bound(300, 1.0, "bfloat16") == math.inf
+
+
+def test_distinct_bits() -> None:
+    assert distinct_bits(np.array([0.0, -0.0, math.nan, math.nan])) == 3
+    assert distinct_bits(np.ones(5, storage("bfloat16"))) == 1
+
+
+def test_judge_tells_spread_and_error_apart() -> None:
+    unit = 2.0**-23
+    results = np.array([1.0, 1.0 + 2 * unit, 1.0 + 2 * unit], np.float32)
+    found = judge(results, Fraction(1) + Fraction(5, 2) * Fraction(unit), "float32")
+    assert found == {"distinct": 2, "spread": 2.0, "error": 2.5, "median": 0.5}
+    same = judge(np.full(4, 3.0), Fraction(2), "float64")
+    assert (same["distinct"], same["spread"]) == (1, 0.0)
+    assert same["error"] == 2.0**51
+    lost = judge(np.array([1.0, np.inf], np.float32), Fraction(1), "float32")
+    assert lost["distinct"] == 2
+    assert math.isnan(lost["spread"])
+    assert math.isnan(lost["error"])
+
+
+# -- the page's studies ---------------------------------------------------------------------------
+
+FEW = {size: ORDERS[size][:13] for size in (8, 512)}
+
+
+def test_truth_study() -> None:
+    frame = truth_study(VALUES, FEW)
+    assert len(frame) == len(POPULATIONS) * len(DTYPES)
+    assert (frame.spread <= 2 * frame.error * (1 + 1e-12)).all()
+    row = frame[(frame.population == "normal") & (frame.dtype == "float32")].iloc[0]
+    x = VALUES["normal"][:512].astype(np.float32)
+    truth = exact_sum(x) / 512
+    means = [np.mean(v) for v in arrange(x, FEW[512])]
+    far = [abs(float(Fraction(float(m)) - truth)) for m in means]
+    assert row.error == pytest.approx(
+        max(far) / abs(float(np.spacing(np.float32(truth)))), rel=1e-12
+    )
+    assert row.worst_order == order_name(int(np.argmax(far)))
+    assert row.condition == condition(x)
+
+
+def test_condition_study_keeps_the_bound_and_the_overflow() -> None:
+    frame = condition_study(VALUES, FEW)
+    assert len(frame) == len(POPULATIONS) * len(DTYPES) * len(FEW)
+    depth = np.log2(frame["size"])
+    units = frame.dtype.map(lambda d: dtype_info(d).unit_roundoff)
+    assert (frame.error <= depth * frame.scale / (1 - depth * units)).all()
+    big = condition_study({"large": np.full(8, 6e4)}, {8: ORDERS[8]}, ("float16", "float32"))
+    assert big.error.isna().tolist() == [True, False]
+
+
+def test_algorithm_study() -> None:
+    ways = {
+        ("sequential", "float32", "float32"): sequential,
+        ("exact", "float16", "float16"): exact,
+    }
+    frame = algorithm_study(ways, VALUES, FEW[512])
+    assert len(frame) == len(ways) * len(POPULATIONS)
+    assert (frame.repeats == 1).all()
+    right = frame[frame.algorithm == "exact"]
+    assert (right.distinct == 1).all()
+    assert (right.error <= 0.5).all()
+    row = frame[(frame.algorithm == "sequential") & (frame.population == "normal")].iloc[0]
+    sums = sequential(arrange(VALUES["normal"][:512].astype(np.float32), FEW[512]))
+    assert row.distinct == distinct_bits(sums) > 1
+
+    calls = iter(range(10**6))
+    shaky = algorithm_study(
+        {("shaky", "float32", "float32"): lambda rows: np.float32([next(calls) for _ in rows])},
+        {"normal": VALUES["normal"]},
+        FEW[512],
+    )
+    assert shaky.repeats.tolist() == [16], "repeats of one order must be told apart, too"
+
+
+def test_bound_study() -> None:
+    names = ["sequential", "pairwise, NumPy's", "pairwise, to the leaves"]
+    frame = bound_study(VALUES, FEW, names)
+    assert len(frame) == len(names) * len(POPULATIONS) * len(FEW)
+    assert (frame.error <= frame.bound).all()
+    assert (frame.spread <= 2 * frame.bound).all()
+    last = frame[frame["size"] == 512].groupby("algorithm")[["expected", "bound"]].first()
+    assert last.expected["sequential"] == pytest.approx(math.sqrt(511))
+    assert last.bound["pairwise, to the leaves"] == pytest.approx(9, rel=1e-5)
+    assert (frame[frame.error <= frame.expected].within == 16).all()
+
+
+def test_split_study() -> None:
+    values = {"normal": population("normal", 4096)}
+    frame = split_study(values, {"chunks": chunked, "none": lambda x, _: exact(x)}, (1, 2, 3, 5))
+    assert frame.workers.tolist() == [1, 2, 3, 5]
+    assert (frame["none change"] == 0).all()
+    assert (frame["none error"].abs() <= 0.5).all()
+    x = values["normal"].astype(np.float32)
+    unit = float(np.spacing(exact(x)))
+    moved = (float(chunked(x, 5)) - float(chunked(x, 1))) / abs(unit)
+    assert frame["chunks change"].tolist()[-1] == moved
+    assert frame["chunks error"].nunique() > 1
+
+
+# -- a stack of layers ----------------------------------------------------------------------------
+
+
+def test_a_layer_norm_in_the_given_order_is_normalize() -> None:
+    x = quantize(np.random.default_rng(0).standard_normal((5, 64)), "float16")
+    order = np.random.default_rng(1).permutation(64)
+    assert same_bits(layer_norm(x, None, "float16"), normalize(x, "float16"))
+    assert same_bits(layer_norm(x, np.arange(64), "float16"), normalize(x, "float16"))
+    permuted = layer_norm(x[:, order].copy(), np.argsort(order), "float16")
+    assert same_bits(permuted, normalize(x, "float16")[:, order].copy())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_stack(dtype: str) -> None:
+    stack = build_stack(rows=8, width=64, layers=3, seed=1)
+    order = np.random.default_rng(2).permutation(64)
+    same = stack_study(stack, dtype, np.arange(64))
+    assert (same[["differing", "between", "largest_between"]] == 0).all(axis=None)
+    assert (same.error == same.error_other).all()
+    other = stack_study(stack, dtype, order)
+    assert (other.error == same.error).all()
+    assert (other.error > 0).all()
+    unit = dtype_info(dtype).unit_roundoff
+    assert (other.error < 20 * unit).all(), "far from truth: the rounding is not that of the type"
+    if dtype == "float32":
+        assert (other.differing > 0).all()
+    for state in run_stack(stack, dtype, order):
+        assert state.dtype == np.float32
+        assert same_bits(round_to(state, dtype), state)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_census_counts_what_a_plain_comparison_counts(dtype: str) -> None:
+    rows, width = 3000, 512  # more than one block
+    order = np.random.default_rng(3).permutation(width)
+    found = layer_norm_census(rows, width, dtype, order, seed=5)
+    x = quantize(np.random.default_rng(5).standard_normal((rows, width), np.float32), dtype)
+    differ = layer_norm(x, None, dtype) != layer_norm(x, order, dtype)
+    (mu, sd), (mu2, sd2) = moments(x), moments(x[:, order].copy())
+    assert found == {
+        "rows": rows,
+        "mean": np.mean(mu != mu2),
+        "sd": np.mean(sd != sd2),
+        "row": np.mean(differ.any(axis=1)),
+        "value": np.mean(differ),
+    }
+    assert 0 < found["row"] < 1
+
+
+# -- the Triton kernels, in Triton's interpreter --------------------------------------------------
+
+KERNELS = """
+import numpy as np, torch
+from roundoff import errors
+from roundoff.kernels.reduce import sum_atomic, sum_two_pass
+from roundoff.reductions import exact_sum, pairwise
+for n in (1, 2, 255, 256, 257, 5000):
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        x = torch.randn(n, generator=torch.Generator().manual_seed(n)).to(dtype)
+        truth, size = float(exact_sum(x.double().numpy())), float(x.double().abs().sum())
+        for add in (sum_atomic, sum_two_pass):
+            found = add(x, 256)
+            assert found.dtype == torch.float32 and found.shape == ()
+            assert abs(float(found) - truth) <= 40 * 2.0**-24 * size, (add.__name__, n, dtype)
+        assert float(sum_two_pass(x, 256)) == float(sum_two_pass(x, 256))
+whole = torch.arange(4096, dtype=torch.float32)
+assert float(sum_two_pass(whole, 2)) == float(sum_atomic(whole, 64)) == 4096 * 4095 / 2
+for bad, error in (
+    (lambda: sum_atomic(whole[::2]), errors.ShapeError),
+    (lambda: sum_atomic(whole.double()), errors.DtypeError),
+    (lambda: sum_two_pass(whole, 1), errors.ArgumentError),
+    (lambda: sum_two_pass(whole, 48), errors.ArgumentError),
+):
+    try:
+        bad()
+    except error:
+        continue
+    raise SystemExit(f"{error.__name__} was not raised")
+print("kernels hold")
+"""
+
+
+@pytest.mark.slow
+def test_kernels_in_the_interpreter() -> None:
+    pytest.importorskip("triton")
+    # A process of its own: Triton looks at the variable when a kernel is defined.
+    source = str(Path(__file__).parents[1] / "src")
+    done = subprocess.run(
+        [sys.executable, "-c", KERNELS],
+        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": source},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.stdout.strip() == "kernels hold", done.stderr

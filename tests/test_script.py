@@ -1,0 +1,117 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from roundoff.errors import ArgumentError
+from roundoff.script import RENDERING, get_parsed_args, run_mode, unit_test_going, usage_error
+
+
+@pytest.mark.parametrize(
+    ("value", "fast"), [("1", True), ("True", True), ("0", False), ("", False)]
+)
+def test_unit_test_going(monkeypatch, value: str, fast: bool) -> None:
+    monkeypatch.setenv("UNITTEST_GOING", value)
+    assert unit_test_going() is fast
+
+
+def test_unit_test_going_is_not_guessed(monkeypatch) -> None:
+    monkeypatch.setenv("UNITTEST_GOING", "perhaps")
+    with pytest.raises(ArgumentError, match="UNITTEST_GOING"):
+        unit_test_going()
+    monkeypatch.delenv("UNITTEST_GOING")
+    assert not unit_test_going()
+
+
+@given(
+    st.integers(), st.floats(allow_nan=False), st.booleans(), st.text(st.characters(codec="utf-8"))
+)
+def test_an_option_keeps_the_type_of_its_default(i: int, x: float, b: bool, text: str) -> None:
+    options = {"i": (0, "an integer"), "x": 0.5, "b": False, "text": "small", "path": None}
+    argv = [f"--i={i}", f"--x={x!r}", f"--b={b}", f"--text={text}", "--path=here"]
+    got = get_parsed_args("plot_x", argv=argv, **options)
+    assert (got.i, got.x, got.b, got.text, got.path) == (i, x, b, text, "here")
+
+
+def test_only_exposed_options_are_offered(capsys) -> None:
+    options = {"config": "small", "seed": 3}
+    assert get_parsed_args("plot_x", expose="config", argv=[], **options).seed == 3
+    with pytest.raises(SystemExit) as stop:
+        get_parsed_args("plot_x", expose="config", argv=["--seed", "4"], **options)
+    assert stop.value.code == 2
+    assert "--seed" in capsys.readouterr().err
+    with pytest.raises(ArgumentError, match="got repeat"):
+        get_parsed_args("plot_x", expose="config,repeat", **options)
+
+
+@pytest.mark.parametrize("wrong", [["--repeat", "many"], ["--quick", "2"], ["--repeat"], ["stray"]])
+def test_a_bad_value_ends_with_a_message_and_status_2(capsys, wrong: list[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        get_parsed_args("plot_x", argv=wrong, repeat=5, quick=False)
+    assert stop.value.code == 2
+    assert "plot_x: error:" in capsys.readouterr().err
+
+
+def test_help_shows_the_prose_of_a_page_not_its_markup(capsys) -> None:
+    page = ".. _x:\n\nA title\n=======\n\nWhat the page shows, 100 %.\n\nMore."
+    with pytest.raises(SystemExit) as stop:
+        get_parsed_args("plot_x", page, argv=["--help"], share=(5, "in %"))
+    shown = capsys.readouterr().out
+    assert stop.value.code == 0
+    assert "What the page shows, 100 %." in shown
+    assert "in % (default: 5)" in shown
+    assert "A title" not in shown
+    assert "_x:" not in shown
+
+
+def test_record_and_commit_are_always_there() -> None:
+    assert get_parsed_args("plot_x", argv=[]).record is None
+    assert get_parsed_args("plot_x", argv=["--record"]).record == ""
+    got = get_parsed_args("plot_x", argv=["--record", "out", "--commit", "abc"])
+    assert (got.record, got.commit) == ("out", "abc")
+
+
+def test_a_rendered_page_ignores_the_command_line(monkeypatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["sphinx-build", "-W", "docs"])
+    monkeypatch.setenv(RENDERING, "1")
+    assert run_mode() == "rendered"
+    assert get_parsed_args("plot_x", config="small").config == "small"
+    with pytest.raises(ArgumentError, match="a list of sizes"):
+        usage_error("plot_x", "--config is a list of sizes")
+
+
+def test_a_notebook_ignores_the_command_line(monkeypatch) -> None:
+    monkeypatch.delenv(RENDERING, raising=False)
+    monkeypatch.setattr("builtins.__IPYTHON__", True, raising=False)
+    monkeypatch.setattr(sys, "argv", ["ipykernel_launcher", "-f", "kernel.json"])
+    assert run_mode() == "notebook"
+    assert get_parsed_args("plot_x", config="small").config == "small"
+
+
+def test_usage_error_ends_a_script_with_status_2(monkeypatch, capsys) -> None:
+    monkeypatch.delenv(RENDERING, raising=False)
+    with pytest.raises(SystemExit) as stop:
+        usage_error("plot_x", "--itype 7 is no floating type")
+    assert stop.value.code == 2
+    assert capsys.readouterr().err == "plot_x: error: --itype 7 is no floating type\n"
+
+
+def test_import_is_quick_and_light() -> None:
+    code = (
+        "import sys, time; t = time.perf_counter(); import roundoff; d = time.perf_counter() - t;"
+        "heavy = {'torch', 'matplotlib', 'pandas', 'onnx', 'numpy'} & set(sys.modules);"
+        "print(d, heavy); sys.exit(d > 0.2 or bool(heavy))"
+    )
+    source = str(Path(__file__).parents[1] / "src")
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"PYTHONPATH": source},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -1,0 +1,515 @@
+"""The harness against a clock that the tests turn."""
+
+import gc
+import math
+import time
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from roundoff import timing
+from roundoff.errors import ArgumentError, UnsupportedError
+from roundoff.timing import Ratio, harness, measure, statistics
+
+
+class Clock:
+    """A clock that only moves when a rival is called; keeps who was called when."""
+
+    def __init__(self, seed=0):
+        self.now = 0.0
+        self.rng = np.random.default_rng(seed)
+        self.called = []
+
+    def __call__(self):
+        return self.now
+
+    def rival(self, label, cost):
+        """cost: seconds, or a function of (call number, rng) that gives them."""
+        count = 0
+
+        def run():
+            nonlocal count
+            self.now += cost(count, self.rng) if callable(cost) else cost
+            count += 1
+            self.called.append(label)
+
+        return run
+
+
+def timed(costs, seed=0, **options):
+    clock = Clock(seed)
+    rivals = {k: clock.rival(k, c) for k, c in costs.items()}
+    options = {"budget_s": 1.0, "clock": clock, **options}
+    return measure(rivals, **options), clock
+
+
+def noisy(centre, spread=0.05):
+    return lambda _, rng: centre * math.exp(spread * rng.standard_normal())
+
+
+# -- rounds -----------------------------------------------------------------------------------
+
+
+def test_constant_costs_are_found_exactly():
+    found, _ = timed({"a": 0.001, "b": 0.003})
+    frame = found.frame.set_index("label")
+    for label, cost in (("a", 0.001), ("b", 0.003)):
+        for column in ("median", "low", "high", "mean", "min", "max"):
+            assert frame.loc[label, column] == pytest.approx(cost, rel=1e-9)
+    assert found.ratio("b", "a").value == pytest.approx(3)
+    assert found.stopped == "precise"
+    assert len(found.samples) == 10  # as few as allowed: nothing more to learn
+    assert (frame["warnings"] == "").all()
+
+
+def test_fast_calls_are_repeated_within_a_sample():
+    found, clock = timed({"fast": 1e-6, "slow": 1e-2}, min_rounds=10, budget_s=0.01)
+    frame = found.frame.set_index("label")
+    assert frame.loc["fast", "calls"] == pytest.approx(200, abs=1)
+    assert frame.loc["slow", "calls"] == 1
+    assert frame.loc["fast", "median"] == pytest.approx(1e-6)
+    counted = 10 * frame.loc["fast", "calls"] + frame.loc["fast", "warmup"]
+    assert clock.called.count("fast") == counted
+
+
+def test_each_round_times_each_rival_once_in_a_changing_seeded_order():
+    costs = dict.fromkeys("abc", 0.01)
+    found, clock = timed(costs, min_rounds=30)
+    rounds = len(found.samples)
+    called = clock.called[-3 * rounds :]
+    orders = ["".join(called[i : i + 3]) for i in range(0, len(called), 3)]
+    assert all(sorted(o) == ["a", "b", "c"] for o in orders)
+    assert len(set(orders)) == 6
+    again, clock2 = timed(costs, min_rounds=30)
+    assert clock2.called == clock.called
+    assert timed(costs, min_rounds=30)[1].called == clock.called
+    assert timed(dict.fromkeys("abc", 0.01) | {}, min_rounds=30)[0].samples.equals(again.samples)
+    other = Clock()
+    measure({k: other.rival(k, 0.01) for k in "abc"}, min_rounds=30, clock=other, seed=1)
+    assert other.called != clock.called
+
+
+@pytest.mark.parametrize(
+    ("costs", "options", "stopped"),
+    [
+        ({"a": 0.01, "b": 0.01}, {}, "precise"),
+        ({"a": 0.01}, {}, "precise"),
+        ({"a": noisy(0.01, 0.5), "b": noisy(0.01, 0.5)}, {"precision": 0.001}, "budget"),
+        ({"a": noisy(0.01, 0.5)}, {"precision": 0.001}, "budget"),
+        ({"a": noisy(0.01, 0.5)}, {"precision": 1e-6, "budget_s": 1e9, "max_rounds": 20}, "rounds"),
+        ({"a": 1.0}, {"budget_s": 0.0}, "precise"),
+    ],
+)
+def test_the_reason_to_stop(costs, options, stopped):
+    found, _ = timed(costs, **options)
+    assert found.stopped == stopped
+    assert set(found.frame["stopped"]) == {stopped}
+
+
+def test_the_budget_and_the_least_rounds_are_kept():
+    found, clock = timed({"a": noisy(0.01, 0.5)}, precision=1e-6, budget_s=0.5)
+    assert 0.5 <= clock.now < 0.5 + 0.1 + 0.1  # rounds, warm-up, the last round
+    assert len(found.samples) > 10
+    few, _ = timed({"a": noisy(1.0, 0.5)}, precision=1e-6, budget_s=0.5, min_rounds=7)
+    assert len(few.samples) == 7
+
+
+def test_stops_once_the_ratio_is_known_as_well_as_asked():
+    found, _ = timed({"a": noisy(0.01, 0.1), "b": noisy(0.02, 0.1)}, precision=0.02, budget_s=1e9)
+    r = found.ratio("b", "a")
+    assert found.stopped == "precise"
+    assert (r.high - r.low) / 2 / r.value <= 0.02
+    assert 30 < len(found.samples) < 2000
+
+
+def test_a_disturbance_common_to_a_round_cancels_in_the_ratio():
+    clock = Clock()
+    slow = 1.0
+
+    def disturbed(cost, last):
+        def run():
+            nonlocal slow
+            clock.now += cost * slow
+            if last and clock.rng.random() < 0.5:
+                slow = 1 + clock.rng.random()
+
+        return run
+
+    rivals = {"a": disturbed(0.01, False), "b": disturbed(0.02, False), "c": disturbed(1e-3, True)}
+    found = measure(rivals, clock=clock, min_rounds=40, budget_s=0.0)
+    frame = found.frame.set_index("label")
+    assert frame.loc["a", "std"] / frame.loc["a", "mean"] > 0.05
+    r = found.ratio("b", "a")
+    assert r.low <= 2 <= r.high
+    assert abs(r.value - 2) < 0.02
+
+
+def test_buffers_are_gone_round_in_turn():
+    clock, seen = Clock(), []
+
+    def run(i):
+        seen.append(i)
+        clock.now += 0.01
+
+    measure({"a": run}, clock=clock, rotate=3, budget_s=0.0)
+    assert seen == [i % 3 for i in range(len(seen))]
+
+
+def test_the_collector_is_off_in_the_rounds_and_back_after():
+    states = []
+    measure({"a": lambda: states.append(gc.isenabled())}, budget_s=0.0, min_rounds=2)
+    assert not any(states)
+    assert gc.isenabled()
+    with pytest.raises(ZeroDivisionError) as caught:
+        measure({"a": lambda: 1 / 0})
+    assert gc.isenabled()
+    assert "'a'" in caught.value.__notes__[0]
+
+
+def test_warms_up_until_calls_get_no_faster():
+    cost = lambda i, _: 0.01 * (1 + 20 * 0.5**i)  # noqa: E731
+    found, _ = timed({"a": cost}, warmup=1, budget_s=100.0, max_rounds=50)
+    assert found.frame["warmup"].item() >= 8
+    assert found.frame["median"].item() == pytest.approx(0.01, rel=0.02)
+    quick, _ = timed({"a": 0.01}, warmup=1)
+    assert quick.frame["warmup"].item() == 4
+
+
+# -- warnings ---------------------------------------------------------------------------------
+
+
+def test_a_first_call_that_compiled_is_left_out_and_said():
+    cost = lambda i, _: 3.0 if i == 0 else 0.01  # noqa: E731
+    found, _ = timed({"a": cost, "b": 0.01})
+    frame = found.frame.set_index("label")
+    assert frame.loc["a", "first"] == pytest.approx(3.0)
+    assert frame.loc["a", "max"] == pytest.approx(0.01)
+    assert frame.loc["a", "warnings"].startswith("first call took 3 s")
+    assert frame.loc["b", "warnings"] == ""
+
+
+def test_drift_is_said():
+    cost = lambda i, rng: 0.01 * (1 + 0.004 * i) * math.exp(0.01 * rng.standard_normal())  # noqa: E731
+    found, _ = timed({"a": cost, "b": noisy(0.01, 0.01)}, min_rounds=60)
+    assert "drifts by +2" in found.warnings("a")[0]
+    assert found.warnings("b") == []
+
+
+def test_two_modes_are_said():
+    cost = lambda i, rng: (0.01 if rng.random() < 0.6 else 0.015) * (1 + 0.01 * rng.random())  # noqa: E731
+    found, _ = timed({"a": cost}, min_rounds=60)
+    assert "bimodal" in found.warnings("a")[0]
+    assert "1.50 times as long" in found.warnings("a")[0]
+
+
+@pytest.mark.parametrize("n", [20, 40, 100])
+@pytest.mark.parametrize("kind", ["normal", "exponential", "uniform"])
+def test_one_mode_without_trend_raises_no_warning(kind, n):
+    rng = np.random.default_rng(5)
+    draw = {
+        "normal": lambda: 100 + 5 * rng.standard_normal(n),
+        "exponential": lambda: 100 + 20 * rng.exponential(size=n),
+        "uniform": lambda: 100 + 20 * rng.random(n),
+    }[kind]
+    modes = sum(statistics.bimodal(draw(), 0.02) is not None for _ in range(100))
+    trends = sum(statistics.drift(draw(), 0.02) is not None for _ in range(100))
+    assert modes <= 12
+    assert trends <= 3
+
+
+# -- intervals --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n", [6, 10, 30])
+@pytest.mark.parametrize("kind", ["normal", "exponential", "outliers"])
+def test_intervals_of_the_median_cover_what_they_say(kind, n):
+    rng = np.random.default_rng(0)
+    draw, truth = {
+        "normal": (lambda: 100 + rng.standard_normal(n), 100.0),
+        "exponential": (lambda: 100 + rng.exponential(size=n), 100 + math.log(2)),
+        "outliers": (
+            lambda: 100 + np.where(rng.random(n) < 0.1, 50, 1) * rng.standard_normal(n), 100.0
+        ),
+    }[kind]  # fmt: skip
+    trials = 300
+    hits = 0
+    for _ in range(trials):
+        found = statistics.median_interval(draw(), resamples=499)
+        hits += found.low <= truth <= found.high
+    # Three standard errors of a count below 95 %; a 90 % interval would fail this.
+    assert hits / trials >= 0.95 - 3 * math.sqrt(0.95 * 0.05 / trials)
+
+
+def test_neighbours_that_are_alike_widen_the_interval():
+    rng = np.random.default_rng(0)
+    hits = 0
+    for _ in range(200):
+        x = np.zeros(150)
+        for i in range(1, 150):
+            x[i] = 0.7 * x[i - 1] + rng.standard_normal()
+        found = statistics.median_interval(x[50:], resamples=499)
+        hits += found.low <= 0 <= found.high
+    assert hits / 200 >= 0.88  # about 0.65 were they taken for independent
+
+
+@pytest.mark.parametrize("spread", [0.02, 0.2])
+def test_intervals_of_the_ratio_cover_what_they_say_when_the_harness_stops(spread):
+    hits, trials = 0, 150
+    for seed in range(trials):
+        found, _ = timed(
+            {"a": noisy(0.010, spread), "b": noisy(0.013, spread)},
+            seed=seed, precision=0.05, budget_s=2.0,
+        )  # fmt: skip
+        r = found.ratio("b", "a")
+        hits += r.low <= 1.3 <= r.high
+    assert hits / trials >= 0.95 - 3 * math.sqrt(0.95 * 0.05 / trials)
+
+
+def sat(seed, sittings, factor=1.0, shift=0.1):
+    """A measurement in some sittings, each with a bias of its own, as a real machine gives."""
+    rng = np.random.default_rng(seed)
+    parts = []
+    for sitting in range(sittings):
+        biased = 0.01 * factor * math.exp(shift * rng.standard_normal())
+        costs = {"a": noisy(0.01, 0.05), "b": noisy(biased, 0.05)}
+        found, _ = timed(costs, seed=1000 * seed + sitting, min_rounds=10, budget_s=0.0)
+        parts.append(found)
+    return timing.pool(parts)
+
+
+def test_sittings_cover_what_differs_between_them():
+    found = [sat(seed, 5).ratio("b", "a") for seed in range(150)]
+    hits = sum(r.low <= 1 <= r.high for r in found)
+    assert hits / 150 >= 0.95 - 3 * math.sqrt(0.95 * 0.05 / 150)
+    assert {r.units for r in found} == {5}
+    alone = [sat(seed, 1).ratio("b", "a") for seed in range(150)]
+    # The reason for sittings: rounds of a single one do not see its bias.
+    assert sum(r.low <= 1 <= r.high for r in alone) / 150 < 0.7
+
+
+def test_the_test_of_a_difference_holds_across_sittings():
+    def found(seed, factor=1.0):
+        return sat(seed, 5, factor).ratio("b", "a")
+
+    p = [found(2 * s).p_value(found(2 * s + 1)) for s in range(100)]
+    assert sum(v < 0.05 for v in p) / 100 <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / 100)
+    assert found(0).p_value(found(1, factor=2.0)) < 0.05
+
+
+def test_pooled_sittings_as_tables():
+    one, _ = timed({"a": 0.01, "b": 0.02}, bytes={"a": 1e7})
+    two, _ = timed({"a": 0.04, "b": 0.08})
+    both = timing.pool([one, two])
+    frame = both.frame.set_index("label")
+    assert frame.loc["a", "median"] == pytest.approx(0.02)  # geometric mean
+    assert frame.loc["a", "low"] < 0.01 < 0.04 < frame.loc["a", "high"]
+    assert frame.loc["a", "rounds"] == 20
+    assert frame.loc["a", "warmup"] == sum(t.rivals["a"].warmup for t in (one, two))
+    assert both.stopped == "precise"  # the ratio is 2 in each, whatever the times are
+    assert both.ratio("b", "a").value == pytest.approx(2)
+    assert timing.pool([one]).ratio("b", "a") == one.ratio("b", "a")
+    rough, _ = timed({"a": noisy(0.01, 0.5), "b": noisy(0.01, 0.5)}, precision=1e-4)
+    other, _ = timed({"a": noisy(0.01, 0.5), "b": noisy(0.01, 0.5)}, precision=1e-4, seed=1)
+    assert timing.pool([rough, other]).stopped == "budget"
+
+
+def test_only_the_same_rivals_can_be_pooled():
+    one, _ = timed({"a": 0.01})
+    two, _ = timed({"b": 0.01})
+    for sittings in ([], [one, two]):
+        with pytest.raises(ArgumentError, match="sittings"):
+            timing.pool(sittings)
+
+
+def test_the_test_of_a_difference_keeps_its_level_and_sees_one():
+    def one(seed, factor):
+        costs = {"a": noisy(0.01, 0.1), "b": noisy(0.01 * factor, 0.1)}
+        return timed(costs, seed=seed, min_rounds=20, budget_s=0.0)[0].ratio("b", "a")
+
+    same = sum(one(2 * s, 1).p_value(one(2 * s + 1, 1)) < 0.05 for s in range(150)) / 150
+    other = sum(one(2 * s, 1).p_value(one(2 * s + 1, 1.3)) < 0.05 for s in range(50)) / 50
+    assert same <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / 150)
+    assert other > 0.95
+
+
+def test_p_value_of_exact_ratios():
+    a, b = Ratio(2.0, 2.0, 2.0, 0.0, 9), Ratio(3.0, 3.0, 3.0, 0.0, 9)
+    assert a.p_value(a) == 1.0
+    assert a.p_value(b) == 0.0
+    assert not a.equal
+    assert str(b) == "3 [3, 3]"
+
+
+@given(
+    st.lists(st.tuples(*[st.floats(1e-6, 1e3)] * 2), min_size=1, max_size=30),
+    st.floats(1e-3, 1e3),
+)
+@settings(max_examples=80, deadline=None)
+def test_properties_of_a_ratio(pairs, scale):
+    a, b = np.array(pairs).T
+    there, back = statistics.ratio([a], [b]), statistics.ratio([b], [a])
+    assert there.value == pytest.approx(1 / back.value)
+    assert there.low <= there.value * (1 + 1e-12)
+    assert there.value <= there.high * (1 + 1e-12)
+    assert statistics.ratio([a * scale], [b * scale]).value == pytest.approx(there.value)
+    itself = statistics.ratio([a], [a])
+    assert itself.value == 1.0
+
+
+# -- tables -----------------------------------------------------------------------------------
+
+
+def test_rates_and_shares():
+    found, _ = timed({"a": 0.01, "b": 0.02}, bytes={"a": 1e7, "b": 1e7}, flops={"b": 4e8})
+    frame = found.frame.set_index("label")
+    assert frame.loc["a", "gb_s"] == pytest.approx(1.0)
+    assert frame.loc["b", "gb_s"] == pytest.approx(0.5)
+    assert frame.loc["b", "gflop_s"] == pytest.approx(20.0)
+    assert math.isnan(frame.loc["a", "gflop_s"])
+    ceilings = timing.Ceilings(pd.DataFrame({"ceiling": ["copy", "float32"], "rate": [2e9, 4e10]}))
+    shares = found.against(ceilings, matmul="float32").set_index("label")
+    assert shares.loc["a", "share_memory"] == pytest.approx(0.5)
+    assert shares.loc["b", "share_matmul"] == pytest.approx(0.5)
+    with pytest.raises(ArgumentError, match="no such ceiling"):
+        ceilings["float8"]
+
+
+def test_ratios_table_and_unknown_rivals():
+    found, _ = timed({"a": 0.01, "b": 0.02})
+    table = found.ratios()
+    assert table["label"].tolist() == ["a", "b"]
+    assert table["ratio"].tolist() == pytest.approx([1, 2])
+    assert found.ratios("b")["ratio"].tolist() == pytest.approx([0.5, 1])
+    with pytest.raises(ArgumentError, match="no such rival"):
+        found.ratio("a", "z")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"budget_s": -1}, {"precision": 0}, {"min_rounds": 0}, {"max_rounds": 3},
+        {"warmup": -1}, {"rotate": 0}, {"level": 1.0},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_options_out_of_range(options):
+    with pytest.raises(ArgumentError, match=next(iter(options))):
+        measure({"a": lambda: None}, **options)
+
+
+def test_no_rivals_and_no_callables():
+    with pytest.raises(ArgumentError, match="rivals"):
+        measure({})
+    with pytest.raises(ArgumentError, match="callable"):
+        measure({"a": 3})
+    with pytest.raises(UnsupportedError, match="CUDA graph"):
+        measure({"a": lambda: None}, cuda_graph=True)
+
+
+def test_no_progress_bar_away_from_a_terminal(capsys):
+    measure({"a": lambda: None}, budget_s=0.0)
+    assert capsys.readouterr() == ("", "")
+
+
+# -- the machine ------------------------------------------------------------------------------
+
+
+def test_ceilings_of_this_machine():
+    found = timing.measure_ceilings(
+        dtypes=["float32", "complex64"], side=64, nbytes=2**16, budget_s=0.02
+    )
+    frame = found.frame.set_index("ceiling")
+    assert list(frame.index) == ["copy", "two reads, one write", "float32", "complex64"]
+    assert (frame["low"] <= frame["rate"]).all()
+    assert (frame["rate"] <= frame["high"]).all()
+    assert 1e8 < found["copy"] < 1e13
+    assert 1e8 < found["float32"] < 1e14
+
+
+def test_a_type_without_a_product_is_a_row_that_says_so():
+    frame = timing.measure_ceilings(dtypes=["bool"], side=8, nbytes=64, budget_s=0.0).frame
+    row = frame.set_index("ceiling").loc["bool"]
+    assert math.isnan(row["rate"])
+    assert row["note"]
+
+
+def test_agrees_with_torchs_own_timer():
+    from torch.utils.benchmark import Timer
+
+    ours = measure({"sleep": lambda: time.sleep(0.004)}, budget_s=0.2).frame["min"].item()
+    theirs = min(Timer("sleep(0.004)", "from time import sleep").timeit(1).mean for _ in range(30))
+    assert 0.9 < ours / theirs < 1.1
+
+
+def test_trends_agree_with_scipy():
+    import scipy.stats
+
+    rng = np.random.default_rng(0)
+    agree = 0
+    for slope in np.linspace(0, 0.02, 100):
+        x = 10 + slope * np.arange(60) + 0.3 * rng.standard_normal(60)
+        found = statistics.drift(x, 0.0)
+        agree += (found is not None) == (scipy.stats.kendalltau(np.arange(60), x).pvalue < 1e-3)
+        if found is not None:
+            line = scipy.stats.theilslopes(x).slope * 59 / np.median(x)
+            assert found == pytest.approx(line)
+    assert agree >= 98  # an exact and a normal p-value may fall on two sides of the limit
+
+
+def test_copies_exceed_the_cache_and_fit_the_memory():
+    cache = timing.last_level_cache()
+    assert cache >= 2**18
+    assert timing.copies(cache // 4) == 12
+    assert timing.copies(cache * 2) == 2
+    assert timing.copies(1) == 64
+    assert timing.copies(timing.free_memory() * 2) == 1
+    with pytest.raises(ArgumentError):
+        timing.copies(0)
+    assert 2**20 < timing.free_memory() < 2**50
+
+
+def test_precision_is_put_back():
+    before = torch.backends.cuda.matmul.allow_tf32
+
+    def fails():
+        with timing.torch_precision(not before):
+            assert torch.backends.cuda.matmul.allow_tf32 is not before
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fails()
+    assert torch.backends.cuda.matmul.allow_tf32 is before
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+class TestCuda:
+    @pytest.mark.parametrize("cuda_graph", [False, True])
+    def test_half_the_work_takes_about_half_the_time(self, cuda_graph):
+        x = [torch.randn(2**26, device="cuda") for _ in range(2)]
+        out = torch.empty_like(x[0])
+        found = measure(
+            {
+                "all": lambda i: out.copy_(x[i]),
+                "half": lambda i: out[: 2**25].copy_(x[i][: 2**25]),
+            },
+            device="cuda", cuda_graph=cuda_graph, rotate=2, budget_s=1.0,
+        )  # fmt: skip
+        assert 0.4 < found.ratio("half", "all").value < 0.65
+
+    def test_a_graph_holds_every_buffer_equally_often(self):
+        hits = torch.zeros(3, device="cuda")
+        replay, n = harness._captured(harness._rotating(lambda i: hits[i].add_(1), 3), 7, 3)
+        hits.zero_()
+        replay()
+        torch.cuda.synchronize()
+        assert n == 9
+        assert hits.tolist() == [3, 3, 3]
+
+    def test_ceilings(self):
+        found = timing.measure_ceilings("cuda", side=4096, budget_s=0.1)
+        assert found["float32 tf32"] > found["float32"]
+        assert found["copy"] > 1e11

@@ -84,6 +84,9 @@ def test_the_cost_counts_the_nodes_and_operands_of_the_model(variant, separate):
     for step, node in zip(cost.steps, model.graph.node, strict=True):
         operands = [n for n in [*node.input, *node.output] if n != "widths"]
         assert step.bytes == itemsize * sum(np.prod(shapes[n]) for n in operands)
+        outer = {v.name for v in [*model.graph.input, *model.graph.output]}
+        inner = [n for n in operands if n not in outer]
+        assert step.between == itemsize * sum(np.prod(shapes[n]) for n in inner)
     assert cost.flops == 2 * m * k * 13
     assert cost.launches == len(model.graph.node)
 
@@ -94,6 +97,12 @@ def test_the_plain_model_takes_the_longer_of_bytes_and_operations():
     assert cost.seconds(overlap=False, **options) == 5 + 10 + 10
     assert cost.seconds(overlap=True, **options) == 20
     assert cost.seconds(overlap=True, **(options | {"call": 30.0})) == 34
+
+
+def test_what_fits_in_a_cache_costs_no_memory_traffic():
+    cost = Cost((Step("a", 100.0, between=60.0),))
+    options = {"byte_rate": 10.0, "flop_rate": 1.0, "call": 0.0, "launch": 0.0, "overlap": True}
+    assert [cost.seconds(cache=c, **options) for c in (0.0, 59.0, 60.0)] == [10, 10, 4]
 
 
 @pytest.mark.parametrize(

@@ -117,7 +117,10 @@ def gemm_model(
 def gemm_feeds(
     variant: str, x: torch.Tensor, weights: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    """Inputs of :func:`gemm_model`; ``"fused ahead"`` pays its concatenation here."""
+    """Inputs of :func:`~roundoff.models.gemm_model`.
+
+    ``"fused ahead"`` pays its concatenation here.
+    """
     import torch
 
     if variant == "fused ahead":
@@ -142,11 +145,20 @@ def _check(variant: str, itype: int, weights: Sequence[str], widths: Sequence[in
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """One kernel: the bytes it must move at least, and its operations."""
+    """One kernel: the bytes of its operands, its operations, and where its operands are.
+
+    ``between`` are those of the bytes that another kernel of the model has written or will read:
+    as long as they fit in a cache, memory does not see them.
+    """
 
     op: str
     bytes: float
     flops: float = 0.0
+    between: float = 0.0
+
+    def traffic(self, cache: float) -> float:
+        """Bytes that memory sees."""
+        return self.bytes - (self.between if self.between <= cache else 0.0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,8 +183,9 @@ class Cost:
         return sum(s.flops for s in self.steps)
 
     def seconds(
-        self, *, byte_rate: float, flop_rate: float, call: float, launch: float, overlap: bool
-    ) -> float:
+        self, *, byte_rate: float, flop_rate: float, call: float, launch: float, overlap: bool,
+        cache: float = 0.0,
+    ) -> float:  # fmt: skip
         """Time of the plain model: launches beside, or under, the work of the kernels.
 
         A kernel takes as long as its bytes or its operations, whichever is longer.
@@ -186,16 +199,18 @@ class Cost:
         overlap : bool
             Whether the host starts kernels while the device computes (CUDA), so that only the
             longer of the two counts.
+        cache : float
+            Bytes of a cache that keeps what one kernel leaves for another.
         """
         host = call + launch * self.launches
-        work = sum(max(s.bytes / byte_rate, s.flops / flop_rate) for s in self.steps)
+        work = sum(max(s.traffic(cache) / byte_rate, s.flops / flop_rate) for s in self.steps)
         return max(host, work) if overlap else host + work
 
 
 def gemm_cost(
     variant: str, m: int, k: int, widths: Sequence[int], itemsize: int, separate: bool = False
 ) -> Cost:
-    """Kernels, bytes and operations of :func:`gemm_model` on X of shape (m, k).
+    """Kernels, bytes and operations of :func:`~roundoff.models.gemm_model` on X of shape (m, k).
 
     Parameters
     ----------
@@ -212,17 +227,19 @@ def gemm_cost(
     """
     _check(variant, 1, [str(i) for i in range(len(widths))], None)
     total = sum(widths)
+    weights, products = itemsize * k * total, itemsize * m * total
 
-    def gemm(n: int) -> Step:
-        return Step("Gemm", itemsize * (m * k + k * n + m * n), 2.0 * m * k * n)
+    def gemm(n: int, between: float) -> Step:
+        return Step("Gemm", itemsize * (m * k + k * n + m * n), 2.0 * m * k * n, between)
 
-    weights, products = 2 * itemsize * k * total, 2 * itemsize * m * total
     if variant == "not fused":
-        steps = [gemm(n) for n in widths]
-        return Cost(tuple(steps if separate else [*steps, Step("Concat", products)]))
-    steps = [Step("Concat", weights)] if variant == "fused" else []
-    steps.append(gemm(total))
-    return Cost(tuple([*steps, Step("Split", products)] if separate else steps))
+        steps = [gemm(n, 0 if separate else itemsize * m * n) for n in widths]
+        return Cost(
+            tuple(steps if separate else [*steps, Step("Concat", 2 * products, 0, products)])
+        )
+    steps = [Step("Concat", 2 * weights, 0, weights)] if variant == "fused" else []
+    steps.append(gemm(total, weights * (variant == "fused") + products * separate))
+    return Cost(tuple([*steps, Step("Split", 2 * products, 0, products)] if separate else steps))
 
 
 _NORM_OPSET = 18

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import torch
 from onnx import AttributeProto, ModelProto, NodeProto, TypeProto, helper
 
 from roundoff.dtypes import DTYPES
@@ -220,7 +221,7 @@ class ReferenceKernel:
 
 
 #: Operators whose reference implementation goes through float32 whatever its inputs are.
-_FLOAT32_INSIDE: frozenset[str] = frozenset()
+_FLOAT32_INSIDE = frozenset({"CausalConvWithState", "DynamicQuantizeLinear", "LinearAttention"})
 
 
 def _reference(node: Node, inputs: tuple[Any, ...]) -> tuple[Any, list[Any]]:
@@ -245,6 +246,9 @@ def _typed(node: Node, made: Any, expected: TypeProto | None) -> Any:
     if isinstance(made, np.generic):
         made = np.asarray(made)
     value = to_value(made)
+    narrow = isinstance(value, torch.Tensor) and value.dtype.is_floating_point
+    if node.truth and narrow and value.dtype != torch.float64:
+        raise NotHandledError(f"ONNX's reference {node.operator} computes in {value.dtype}")
     if expected is None or not expected.HasField("tensor_type") or isinstance(value, list):
         return value
     found = type_proto(value, False).tensor_type.elem_type

@@ -11,6 +11,8 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import torch
+
 from roundoff.errors import ModelError, RoundoffError, UnsupportedError
 
 from .checks import guarded, schema_of
@@ -74,6 +76,9 @@ class Bound:
         RoundoffError
             Every kernel failed; the message names the node.
         """
+        moved = self._moved(inputs)
+        if moved is not None:
+            return moved
         failures = []
         index, self.reasons = self.first, []
         while True:
@@ -100,6 +105,25 @@ class Bound:
             got=", ".join(type_name(x) for x in inputs) + "; " + "; ".join(failures + self.reasons),
             hint="check the node's inputs and attributes, or give another kernel",
         ) from error
+
+    def _moved(self, inputs: tuple[Any, ...]) -> Any:
+        """Outputs after moving shapes that were read on the CPU beside other inputs, if any."""
+        device = self.node.settings.device
+        tensors = [x for x in inputs if isinstance(x, torch.Tensor)]
+        if device.type == "cpu" or len({x.device.type for x in tensors}) < 2:
+            return None
+
+        def call(*given: Any) -> Any:
+            return self.first_call(
+                *[x.to(device) if isinstance(x, torch.Tensor) else x for x in given]
+            )
+
+        try:
+            made = call(*inputs)
+        except Exception:  # the kernel's own reason is told by its failure without the move
+            return None
+        self.call = call
+        return made
 
     def dispatch(self, *inputs: Any) -> Any:
         """Compute the node with the kernel that managed inputs of these types before."""

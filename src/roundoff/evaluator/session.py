@@ -16,7 +16,7 @@ from .lowering import Lowering
 from .nodes import Node, Settings
 from .program import Bound, Graph
 from .registry import Choice
-from .values import elem_type, to_value, type_name, type_proto
+from .values import ONNX_TO_TORCH, elem_type, to_value, type_name, type_proto
 
 
 class Step(NamedTuple):
@@ -106,6 +106,7 @@ class TorchOnnxEvaluator:
         self.output_names = list(self._graph.output_names)
         self.nodes: tuple[Node, ...] = self._graph.nodes
         self._inputs = set(self.input_names)
+        self._expected = {n: _Expected.of(self._declared.get(n)) for n in self.input_names}
         # Outputs whose type could not be proved before the run; truth has types of its own.
         self._unproved = [] if truth else [
             (k, o.type)
@@ -245,13 +246,15 @@ class TorchOnnxEvaluator:
             what = f"unknown {unknown}" if unknown else f"missing {missing}"
             raise ArgumentError("feeds of the model", got=what, expected=str(self.input_names))
         arguments = []
-        for name in graph.input_names:
+        for name, expected in self._expected.items():
             if name not in feeds:
                 arguments.append(graph.constants[name])
                 continue
-            value = to_value(feeds[name])
-            if name in self._declared:
-                check_feed(name, value, self._declared[name], self.settings.truth)
+            value = feeds[name]
+            if expected is None or not expected.fits(value):
+                value = to_value(value)
+                if name in self._declared:
+                    check_feed(name, value, self._declared[name], self.settings.truth)
             arguments.append(self._widened(value))
         return arguments
 
@@ -287,6 +290,34 @@ class TorchOnnxEvaluator:
                             print(f"  {sign} {name} {type_name(value)}")
             results.update((n, x) for n, x in zip(node.outputs, outputs, strict=False) if n)
         return [results[n] for n in keep]
+
+
+class _Expected(NamedTuple):
+    """What a feed must be, ready to compare: most calls need no more than that."""
+
+    dtype: torch.dtype
+    dims: tuple[int | None, ...]
+
+    @classmethod
+    def of(cls, declared: Any) -> _Expected | None:
+        """From the declared type; None where it is not a tensor of known rank."""
+        if declared is None or not declared.HasField("tensor_type"):
+            return None
+        tensor = declared.tensor_type
+        dtype = ONNX_TO_TORCH.get(tensor.elem_type)
+        if dtype is None or not tensor.HasField("shape"):
+            return None
+        dims = (d.dim_value if d.HasField("dim_value") else None for d in tensor.shape.dim)
+        return cls(dtype, tuple(dims))
+
+    def fits(self, value: Any) -> bool:
+        """Whether *value* is such a tensor."""
+        if not isinstance(value, torch.Tensor) or value.dtype is not self.dtype:
+            return False
+        shape = value.shape
+        return len(shape) == len(self.dims) and all(
+            d is None or d == s for d, s in zip(self.dims, shape, strict=True)
+        )
 
 
 def _device(providers: Sequence[Any]) -> torch.device:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F  # noqa: N812 - as torch's users write it
 
 from roundoff.errors import DtypeError, ModelError, ShapeError
 from roundoff.evaluator.nodes import Node
@@ -62,10 +63,11 @@ def rotated(x: Tensor, cos: Tensor, sin: Tensor, width: int, interleaved: bool) 
     return torch.cat((joined, rest), -1) if rest.shape[-1] else joined
 
 
-@torch_kernel("Attention", 23, 24)
+@torch_kernel("Attention", 23, 24, 25)
 def _attention(node: Node) -> Function:
     causal = bool(node.attribute("is_causal", 0))
     cap, mode = node.attribute("softcap", 0.0), node.attribute("qk_matmul_output_mode", 0)
+    left, right = node.attribute("left_window_size", -1), node.attribute("right_window_size", -1)
     if mode not in (0, 1, 2, 3):
         raise ModelError("qk_matmul_output_mode", got=mode, expected="0, 1, 2 or 3")
     precision = node.attribute("softmax_precision")
@@ -88,7 +90,7 @@ def _attention(node: Node) -> Function:
             k, v = torch.cat((past_k, k), 2), torch.cat((past_v, v), 2)
         present = (k, v)
         k, v = _grouped(k, q.shape[1]), _grouped(v, q.shape[1])
-        bias = _bias(q, k, mask, causal, offset, lengths)
+        bias = _bias(q, k, mask, _Window(causal, left, right, offset, lengths))
         scale = node.attribute("scale")
         root = math.sqrt(1 / math.sqrt(q.shape[3]) if scale is None else scale)
         root = torch.tensor(root, dtype=q.dtype).item()  # ONNX's definition casts it
@@ -127,9 +129,47 @@ def _grouped(x: Tensor, heads: int) -> Tensor:
     return x.repeat_interleave(heads // x.shape[1], 1)
 
 
-def _bias(
-    q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, offset: int, lengths: Tensor | None
-) -> Tensor | None:
+class _Window(NamedTuple):
+    """Which keys a query may see.
+
+    Attributes
+    ----------
+    causal : bool
+    left, right : int
+        Keys before and after the query's own place; -1 for any number.
+    offset : int
+        Place of the first query, when a cache comes before it.
+    lengths : Tensor or None
+        (batch,): valid keys of a cache of fixed size; its last queries are the newest.
+    """
+
+    causal: bool
+    left: int
+    right: int
+    offset: int
+    lengths: Tensor | None
+
+    def hidden(self, rows: int, columns: int, device: Any) -> Tensor | None:
+        """True where a key is not seen; (rows, columns), with lengths (batch, 1, …)."""
+        keys = torch.arange(columns, device=device)
+        queries = torch.arange(rows, device=device).unsqueeze(1) + self.offset
+        valid = None if self.lengths is None else self.lengths.reshape(-1, 1, 1, 1)
+        if valid is not None:
+            queries = queries + (valid - rows)
+        tests = [keys > queries] if self.causal else []
+        if self.left >= 0:
+            tests.append(queries - keys > self.left)
+        if self.right >= 0:
+            tests.append(keys - queries > self.right)
+        if valid is not None:
+            tests.append(keys >= valid)
+        found = None
+        for test in tests:
+            found = test if found is None else found | test
+        return found
+
+
+def _bias(q: Tensor, k: Tensor, mask: Tensor | None, window: _Window) -> Tensor | None:
     """What is added to the scores: 0 or the mask's number where a key is seen, else -inf."""
     rows, columns = q.shape[2], k.shape[2]
     bias = None
@@ -141,18 +181,9 @@ def _bias(
         else:
             raise DtypeError("mask", got=str(mask.dtype), expected="bool or a floating type")
         if bias.shape[-1] < columns:
-            bias = torch.nn.functional.pad(bias, (0, columns - bias.shape[-1]), value=-math.inf)
-    places = torch.arange(columns, device=q.device)
-    hidden = None
-    if causal:
-        first = torch.arange(rows, device=q.device).unsqueeze(1) + offset
-        if lengths is not None:
-            first = first + (lengths.reshape(-1, 1, 1, 1) - rows)
-        hidden = places > first
-    if lengths is not None:
-        beyond = places >= lengths.reshape(-1, 1, 1, 1)
-        hidden = beyond if hidden is None else hidden | beyond
-    if hidden is not None:
-        start = torch.zeros((), dtype=q.dtype, device=q.device) if bias is None else bias
-        bias = torch.where(hidden, torch.full_like(start, -math.inf), start)
-    return bias
+            bias = F.pad(bias, (0, columns - bias.shape[-1]), value=-math.inf)
+    hidden = window.hidden(rows, columns, q.device)
+    if hidden is None:
+        return bias
+    start = torch.zeros((), dtype=q.dtype, device=q.device) if bias is None else bias
+    return torch.where(hidden, torch.full_like(start, -math.inf), start)

@@ -20,6 +20,7 @@ __all__ = [
     "axis_of",
     "element_type",
     "ints",
+    "read",
     "refuse_larger_than_memory",
     "steering",
 ]
@@ -63,6 +64,12 @@ def steering(node: Node, position: int) -> list[int] | None:
     """An integer input that is a constant of the model, as a list; None where it is not."""
     value = node.constants.get(position)
     return None if value is None else ints(value)
+
+
+def read(node: Node, position: int, value: Any) -> list[int]:
+    """An integer input as a list: the model's constant, or what *value* holds in this run."""
+    fixed = steering(node, position)
+    return ints(value) if fixed is None else fixed
 
 
 _MEMORY = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -107,7 +107,7 @@ def _check_divisor(a: Tensor, b: Tensor) -> None:
         raise ModelError("integer overflow in a division", got=f"{lowest} / -1")
 
 
-@torch_kernel("Mod", 10, 13)
+@torch_kernel("Mod", 10, 13, 28)
 def _mod(node: Node) -> Function:
     truncated = bool(node.attribute("fmod", 0))
 
@@ -130,6 +130,16 @@ def _pow(node: Node) -> Function:
             return torch.pow(a.to(torch.float64), b).to(a.dtype)
         return torch.pow(a, b.to(a.dtype) if a.is_floating_point() else b).to(a.dtype)
 
+    fixed = node.constants.get(1)
+    if isinstance(fixed, Tensor) and fixed.numel() == 1 and fixed.is_floating_point():
+        exponent = fixed.item()  # torch has shorter ways for 2, 0.5 and their like
+
+        def known_power(a: Tensor, b: Tensor) -> Tensor:
+            if a.is_floating_point() and b.dim() <= a.dim():
+                return torch.pow(a, exponent)
+            return power(a, b)
+
+        return known_power
     return power
 
 
@@ -182,7 +192,7 @@ def _clip6(node: Node) -> Function:
     return lambda x: torch.clamp(x, low, high)
 
 
-@torch_kernel("BitShift", 11)
+@torch_kernel("BitShift", 11, 28)
 def _bit_shift(node: Node) -> Function:
     left = node.attribute("direction") == "LEFT"
 
@@ -221,7 +231,7 @@ def _elu(node: Node) -> Function:
     return lambda x: F.elu(x, alpha)
 
 
-@torch_kernel("Celu", 12)
+@torch_kernel("Celu", 12, 28)
 def _celu(node: Node) -> Function:
     alpha = node.attribute("alpha", 1.0)
     return lambda x: F.celu(x, alpha)
@@ -318,7 +328,7 @@ def cast(x: Any, dtype: torch.dtype) -> Tensor:
     return x.to(dtype)
 
 
-@torch_kernel("Cast", 6, 9, 13, 19, 21, 23, 24, 25)
+@torch_kernel("Cast", 6, 9, 13, 19, 21, 23, 24, 25, 28)
 def _cast(node: Node) -> Function:
     dtype = element_type(node, node.attribute("to"))
     return lambda x: cast(x, dtype)

@@ -11,7 +11,7 @@ from roundoff.errors import ModelError, ShapeError
 from roundoff.evaluator.nodes import Node
 from roundoff.evaluator.registry import torch_kernel
 
-from .common import NotHandledError, axis_of, ints, refuse_larger_than_memory
+from .common import NotHandledError, axis_of, read, refuse_larger_than_memory
 
 Tensor = torch.Tensor
 Function = Callable[..., Any]
@@ -133,12 +133,12 @@ def _scatter_nd(node: Node) -> Function:
     return scatter
 
 
-@torch_kernel("OneHot", 9, 11)
+@torch_kernel("OneHot", 9, 11, 28)
 def _one_hot(node: Node) -> Function:
     axis = node.attribute("axis", -1)
 
     def one_hot(indices: Tensor, depth: Tensor, values: Tensor) -> Tensor:
-        size = int(ints(depth)[0])
+        size = int(read(node, 1, depth)[0])
         k = axis_of(axis, indices.dim() + 1)
         shape = [*indices.shape[:k], size, *indices.shape[k:]]
         refuse_larger_than_memory(shape, values.dtype, values.device)
@@ -156,7 +156,7 @@ def _topk(node: Node) -> Function:
     axis, largest = node.attribute("axis", -1), bool(node.attribute("largest", 1))
 
     def topk(x: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
-        k, n = axis_of(axis, x.dim()), int(ints(count)[0])
+        k, n = axis_of(axis, x.dim()), int(read(node, 1, count)[0])
         if not 0 <= n <= x.shape[k]:
             raise ShapeError("TopK", got=n, expected=f"at most {x.shape[k]}")
         # A stable sort: of equals the first comes first, which torch.topk does not promise.
@@ -176,7 +176,7 @@ def _non_zero(node: Node) -> Function:
     return non_zero
 
 
-@torch_kernel("Compress", 9, 11)
+@torch_kernel("Compress", 9, 11, 28)
 def _compress(node: Node) -> Function:
     axis = node.attribute("axis")
 
@@ -192,7 +192,7 @@ def _compress(node: Node) -> Function:
     return compress
 
 
-@torch_kernel("ReverseSequence", 10)
+@torch_kernel("ReverseSequence", 10, 28)
 def _reverse_sequence(node: Node) -> Function:
     time, batch = node.attribute("time_axis", 0), node.attribute("batch_axis", 1)
     if {time, batch} != {0, 1}:

@@ -1,4 +1,4 @@
-"""Matrix products and convolutions."""
+"""Matrix products, convolutions and pooling."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _gemm(node: Node) -> Function:
     return gemm
 
 
-@torch_kernel("Einsum", 12)
+@torch_kernel("Einsum", 12, 28)
 def _einsum(node: Node) -> Function:
     equation = node.attribute("equation").replace(" ", "")
     return lambda *inputs: torch.einsum(equation, *inputs)
@@ -144,3 +144,43 @@ def _register_global(op_type: str, function: Function) -> None:
 
 _register_global("GlobalAveragePool", torch.mean)
 _register_global("GlobalMaxPool", torch.amax)
+
+
+_MAX_POOL: dict[int, Function] = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
+_AVG_POOL: dict[int, Function] = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
+
+
+def _register_pool(op_type: str, versions: tuple[int, ...], table: dict[int, Function]) -> None:
+    @torch_kernel(op_type, *versions)
+    def factory(node: Node) -> Function:
+        kernel = list(node.attribute("kernel_shape"))
+        rank = len(kernel)
+        pads = list(node.attribute("pads", [0] * (2 * rank)))
+        mode = node.attribute("auto_pad", "NOTSET")
+        stride, dilation = _spatial(node, rank, "strides", 1), _spatial(node, rank, "dilations", 1)
+        if (
+            rank not in table
+            or len(node.outputs) > 1
+            or mode not in ("NOTSET", "VALID")
+            or node.attribute("ceil_mode", 0)
+            or pads[:rank] != pads[rank:]
+            or any(not 0 <= 2 * p <= k for p, k in zip(pads, kernel, strict=False))
+            or (op_type == "AveragePool" and max(dilation) > 1)
+        ):
+            raise NotHandledError("torch pools with even padding and without rounding up")
+        padding = [0] * rank if mode == "VALID" else pads[:rank]
+        function = table[rank]
+        options: dict[str, Any] = {"dilation": dilation}
+        if op_type == "AveragePool":
+            options = {"count_include_pad": bool(node.attribute("count_include_pad", 0))}
+
+        def pool(x: Tensor) -> Tensor:
+            if x.dim() != rank + 2 or not x.is_floating_point():
+                raise NotHandledError("pooling of another rank or type")
+            return function(x, kernel, stride, padding, **options)
+
+        return pool
+
+
+_register_pool("MaxPool", (1, 8, 10, 11, 12, 22), _MAX_POOL)
+_register_pool("AveragePool", (7, 10, 11, 19, 22), _AVG_POOL)

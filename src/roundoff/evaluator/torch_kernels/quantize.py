@@ -31,13 +31,16 @@ def _spread(scale: Tensor, x: Tensor, axis: int, block: int) -> Tensor:
     return scale.reshape([-1 if j == k else 1 for j in range(x.dim())])
 
 
-@torch_kernel("DequantizeLinear", 10, 13, 19, 21, 23, 24, 25)
+@torch_kernel("DequantizeLinear", 10, 13, 19, 21, 23, 24, 25, 28)
 def _dequantize(node: Node) -> Function:
     axis, block = node.attribute("axis", 1), node.attribute("block_size", 0)
     wanted = node.attribute("output_dtype", 0)
 
     def dequantize(x: Any, scale: Any, zero: Any = None) -> Tensor:
         tensors = [t for t in (x, scale, zero) if t is not None]
+        if node.truth and isinstance(x, Tensor) and x.is_floating_point():
+            y = x if zero is None else x - _spread(zero, x, axis, block)
+            return y * _spread(scale, x, axis, block)
         if not all(isinstance(t, Tensor) for t in tensors) or x.dtype not in _INTEGERS:
             raise NotHandledError("torch has no such element type")
         dtype = element_type(node, wanted) if wanted else scale.dtype
@@ -50,7 +53,7 @@ def _dequantize(node: Node) -> Function:
     return dequantize
 
 
-@torch_kernel("QuantizeLinear", 10, 13, 19, 21, 23, 24, 25)
+@torch_kernel("QuantizeLinear", 10, 13, 19, 21, 23, 24, 25, 28)
 def _quantize(node: Node) -> Function:
     axis, block = node.attribute("axis", 1), node.attribute("block_size", 0)
     wanted, precision = node.attribute("output_dtype", 0), node.attribute("precision", 0)
@@ -62,6 +65,8 @@ def _quantize(node: Node) -> Function:
             dtype = element_type(node, wanted)
         else:
             dtype = torch.uint8 if zero is None else zero.dtype
+        if node.truth and dtype.is_floating_point:  # a narrower float is not rounded to
+            return x / _spread(scale, x, axis, block)
         if dtype not in _INTEGERS or not x.is_floating_point() or precision:
             raise NotHandledError("quantisation to or from such a type")
         step = _spread(scale, x, axis, block)

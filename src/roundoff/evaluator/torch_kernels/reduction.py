@@ -10,7 +10,7 @@ import torch
 from roundoff.evaluator.nodes import Node
 from roundoff.evaluator.registry import torch_kernel
 
-from .common import NotHandledError, axis_of, ints, steering
+from .common import NotHandledError, axis_of, ints, read, steering
 
 Tensor = torch.Tensor
 Function = Callable[..., Any]
@@ -194,7 +194,7 @@ def _register_cumulative(
         reverse = bool(node.attribute("reverse", 0))
 
         def cumulate(x: Tensor, axis: Tensor) -> Tensor:
-            k = axis_of(ints(axis)[0], x.dim())
+            k = axis_of(read(node, 1, axis)[0], x.dim())
             y = x.flip(k) if reverse else x
             y = function(y, k, dtype=x.dtype)
             if exclusive:

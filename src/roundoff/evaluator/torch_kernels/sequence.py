@@ -105,17 +105,17 @@ def _split(node: Node) -> Function:
     return split
 
 
-@torch_kernel("Optional", 15)
+@torch_kernel("Optional", 15, 28)
 def _optional(node: Node) -> Function:
     return lambda x=None: x
 
 
-@torch_kernel("OptionalHasElement", 15, 18)
+@torch_kernel("OptionalHasElement", 15, 18, 28)
 def _has_element(node: Node) -> Function:
     return lambda x=None: torch.tensor(x is not None)
 
 
-@torch_kernel("OptionalGetElement", 15, 18)
+@torch_kernel("OptionalGetElement", 15, 18, 28)
 def _get_element(node: Node) -> Function:
     def get(x: Any) -> Any:
         if x is None:

@@ -17,6 +17,7 @@ from .common import (
     axis_of,
     element_type,
     ints,
+    read,
     refuse_larger_than_memory,
     steering,
 )
@@ -152,7 +153,7 @@ def _expand(node: Node) -> Function:
 @torch_kernel("Tile", 6, 13)
 def _tile(node: Node) -> Function:
     def tile(x: Tensor, repeats: Tensor) -> Tensor:
-        counts = ints(repeats)
+        counts = read(node, 1, repeats)
         if len(counts) != x.dim():
             raise ShapeError("Tile", got=f"{len(counts)} repeats", expected=str(x.dim()))
         refuse_larger_than_memory(
@@ -193,7 +194,7 @@ def _constant_of_shape(node: Node) -> Function:
     item = value.reshape(()).to(device)
 
     def constant(shape: Tensor) -> Tensor:
-        dims = ints(shape)
+        dims = read(node, 0, shape)
         refuse_larger_than_memory(dims, item.dtype, device)
         return item.expand(dims).clone(memory_format=torch.contiguous_format)
 
@@ -240,7 +241,7 @@ def _trilu(node: Node) -> Function:
     upper = bool(node.attribute("upper", 1))
 
     def trilu(x: Tensor, k: Tensor | None = None) -> Tensor:
-        diagonal = 0 if k is None else ints(k)[0]
+        diagonal = 0 if k is None else read(node, 1, k)[0]
         if x.dim() < 2:
             raise ShapeError("Trilu", got=list(x.shape), expected="at least two dimensions")
         limit = max(x.shape[-2:]) + 1
@@ -250,7 +251,7 @@ def _trilu(node: Node) -> Function:
     return trilu
 
 
-@torch_kernel("DepthToSpace", 1, 11, 13)
+@torch_kernel("DepthToSpace", 1, 11, 13, 28)
 def _depth_to_space(node: Node) -> Function:
     b, mode = node.attribute("blocksize"), node.attribute("mode", "DCR")
 
@@ -265,15 +266,14 @@ def _depth_to_space(node: Node) -> Function:
     return depth_to_space
 
 
-@torch_kernel("SpaceToDepth", 1, 13)
+@torch_kernel("SpaceToDepth", 1, 13, 28)
 def _space_to_depth(node: Node) -> Function:
     b = node.attribute("blocksize")
+    order = (0, 3, 5, 1, 2, 4) if node.attribute("mode", "DCR") == "DCR" else (0, 1, 3, 5, 2, 4)
 
     def space_to_depth(x: Tensor) -> Tensor:
-        if node.attribute("mode", "DCR") != "DCR":
-            raise NotHandledError("SpaceToDepth in another order")
         n, c, h, w = x.shape
-        y = x.reshape(n, c, h // b, b, w // b, b).permute(0, 3, 5, 1, 2, 4)
+        y = x.reshape(n, c, h // b, b, w // b, b).permute(order)
         return y.reshape(n, c * b * b, h // b, w // b)
 
     return space_to_depth

@@ -12,7 +12,7 @@ from roundoff.errors import ModelError, ShapeError
 from roundoff.evaluator.nodes import Node
 from roundoff.evaluator.registry import torch_kernel
 
-from .common import NotHandledError, axis_of, ints, refuse_larger_than_memory, steering
+from .common import NotHandledError, axis_of, ints, read, refuse_larger_than_memory, steering
 
 Tensor = torch.Tensor
 Function = Callable[..., Any]
@@ -135,8 +135,10 @@ def _pad(node: Node) -> Function:
     mode = node.attribute("mode", "constant")
 
     def pad(x: Tensor, pads: Tensor, value: Any = None, axes: Tensor | None = None) -> Tensor:
-        rank, amounts = x.dim(), ints(pads)
-        over = list(range(rank)) if axes is None else [axis_of(a, rank) for a in ints(axes)]
+        rank, amounts = x.dim(), read(node, 1, pads)
+        over = (
+            list(range(rank)) if axes is None else [axis_of(a, rank) for a in read(node, 3, axes)]
+        )
         if len(amounts) != 2 * len(over):
             raise ShapeError("Pad", got=f"{len(amounts)} pads", expected=str(2 * len(over)))
         before, after = [0] * rank, [0] * rank

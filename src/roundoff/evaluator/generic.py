@@ -1,0 +1,260 @@
+"""Kernels for any operator: the node alone, in ONNX Runtime or in ONNX's reference evaluator."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+from onnx import AttributeProto, ModelProto, NodeProto, TypeProto, helper
+
+from roundoff.dtypes import DTYPES
+from roundoff.errors import ModelError, RoundoffError, ShapeError
+
+from .checks import check_given, infer_from_values, schema_of
+from .nodes import Node
+from .values import signature, to_numpy, to_value, type_proto
+
+# Old enough for every ONNX Runtime that runs these opsets.
+_IR_VERSION = 10
+_FLOAT_ATTRIBUTES = {"to", "dtype", "output_dtype", "stash_type", "softmax_precision"}
+
+
+class NotHandledError(Exception):
+    """A kernel leaves this node, or these inputs, to the next one."""
+
+
+class OrtKernel:
+    """Runs a node, alone, in an ONNX Runtime session; one session per combination of types."""
+
+    def __init__(self, name: str = "ort") -> None:
+        self.name = name
+
+    def __repr__(self) -> str:
+        return f"OrtKernel({self.name!r})"
+
+    @staticmethod
+    def knows(node: Node) -> bool:
+        """Whether ONNX Runtime has an operator of this name."""
+        known = _ort_operators()
+        return known is None or (node.domain, node.op_type) in known
+
+    def bind(self, node: Node) -> Callable[..., Any]:
+        """The function that computes *node*; sessions are made when types are known.
+
+        Raises
+        ------
+        NotHandledError
+            ONNX Runtime has no such operator.
+        """
+        if not self.knows(node):
+            raise NotHandledError(f"ONNX Runtime has no operator {node.operator}")
+        known = _ort_operators()
+        if known is not None and schema_of(node.domain, node.op_type, node.opset) is None:
+            check_given(node, known[node.domain, node.op_type])
+        sessions: dict[Any, Any] = {}
+        checked: set[Any] = set()
+
+        def call(*inputs: Any) -> Any:
+            shapes = signature(inputs, shape=True)
+            if shapes not in checked:
+                # A kernel of ONNX Runtime may crash on what ONNX does not allow.
+                infer_from_values(node, inputs)
+                checked.add(shapes)
+            refuse_hazards(node, inputs)
+            types = signature(inputs)
+            if types not in sessions:
+                sessions[types] = _session(node, inputs)
+            session = sessions[types]
+            outputs = session.run(_feeds(node, inputs))
+            return _as_outputs(node, [_from_session(x) for x in outputs])
+
+        return call
+
+
+@functools.cache
+def _ort_operators() -> dict[tuple[str, str], Any] | None:
+    """Schemas of the operators that ONNX Runtime lists; None where it lists none."""
+    import onnxruntime
+
+    try:  # what ONNX Runtime's own documentation tools read; not promised to stay
+        schemas = onnxruntime.capi.onnxruntime_pybind11_state.get_all_operator_schema()
+    except AttributeError:
+        return None
+    return {(s.domain, s.name): s for s in sorted(schemas, key=lambda s: s.since_version)}
+
+
+def _session(node: Node, inputs: tuple[Any, ...]) -> Any:
+    from roundoff.ort import session
+
+    model = single_node_model(node, inputs)
+    return session(model, node.settings.providers)
+
+
+def _feed_names(node: Node) -> list[str]:
+    """An input name for each position, captures included; ``""`` for an absent input."""
+    names = [f"input_{k}" if n else "" for k, n in enumerate(node.inputs)]
+    return names + [node.aliases[c] for c in node.captures]
+
+
+def _feeds(node: Node, inputs: tuple[Any, ...]) -> dict[str, Any]:
+    named = zip(_feed_names(node), inputs, strict=True)
+    return {name: x for name, x in named if name and x is not None}
+
+
+def single_node_model(node: Node, inputs: tuple[Any, ...], opset: int | None = None) -> ModelProto:
+    """A model of this node alone, for inputs of these types and any shape."""
+    names = _feed_names(node)
+    absent = [n if x is not None else "" for n, x in zip(names, inputs, strict=True)]
+    attributes = list(node.proto.attribute)
+    proto = NodeProto(
+        op_type=node.op_type, domain=node.domain, name=node.name,
+        input=absent[: len(node.inputs)],
+        output=[f"output_{k}" if n else "" for k, n in enumerate(node.outputs)],
+        attribute=[_in_float64(a) for a in attributes] if node.truth else attributes,
+    )  # fmt: skip
+    feeds = [
+        helper.make_value_info(n, type_proto(x, shape=False))
+        for n, x in zip(absent, inputs, strict=True)
+        if n
+    ]
+    outputs = [helper.make_value_info(n, TypeProto()) for n in proto.output if n]
+    graph = helper.make_graph([proto], "node", feeds, outputs)
+    known = schema_of(node.domain, node.op_type, node.opset) is not None
+    version = opset or (node.version if known else node.opset)
+    opsets = {"": 21} | {node.domain: max(version, 1)}
+    return helper.make_model(
+        graph,
+        opset_imports=[helper.make_opsetid(d, v) for d, v in opsets.items()],
+        ir_version=_IR_VERSION,
+    )
+
+
+def _in_float64(attribute: AttributeProto) -> AttributeProto:
+    info = DTYPES.get(attribute.i)
+    if attribute.name not in _FLOAT_ATTRIBUTES or info is None or not info.is_float:
+        return attribute
+    return helper.make_attribute(attribute.name, onnx.TensorProto.DOUBLE)
+
+
+def _from_session(x: Any) -> Any:
+    return x if not isinstance(x, (np.ndarray, list)) else to_value(x)
+
+
+def _as_outputs(node: Node, made: list[Any]) -> Any:
+    """One result per output of the node, None for those not asked for."""
+    if len(node.outputs) == 1:
+        return made[0]
+    given = iter(made)
+    return tuple(next(given) if name else None for name in node.outputs)
+
+
+_LOSSES = ("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss")
+
+
+def refuse_hazards(node: Node, inputs: tuple[Any, ...]) -> None:
+    """Refuse what ONNX's inference lets pass and a compiled kernel does not survive or notice.
+
+    Raises
+    ------
+    ModelError
+        An integer divided by zero, which stops the process.
+    ShapeError
+        A loss over labels of another shape than its scores.
+    """
+    if node.domain == "" and node.op_type in _LOSSES:
+        scores, labels = (list(x.shape) for x in inputs[:2])
+        if scores[:1] + scores[2:] != labels:
+            raise ShapeError(
+                f"node {node.label!r} ({node.op_type})", got=f"scores {scores}, labels {labels}",
+                expected="labels of the scores' shape without the classes",
+            )  # fmt: skip
+    if node.domain == "" and node.op_type in ("Div", "Mod") and len(inputs) == 2:
+        a, b = (to_numpy(x) for x in inputs)
+        if b.dtype.kind in "iu" or b.dtype.name.startswith(("int", "uint")):
+            if (b == 0).any():
+                raise ModelError(f"node {node.label!r} ({node.op_type}): integer division by zero")
+            if b.dtype.kind == "i" and (b == -1).any() and (a == np.iinfo(a.dtype).min).any():
+                raise ModelError(f"node {node.label!r} ({node.op_type}): integer overflow")
+
+
+class ReferenceKernel:
+    """Runs a node in ONNX's reference evaluator (NumPy, one operator at a time)."""
+
+    name = "reference"
+
+    def __repr__(self) -> str:
+        return "ReferenceKernel()"
+
+    def bind(self, node: Node) -> Callable[..., Any]:
+        """The function that computes *node*.
+
+        Raises
+        ------
+        NotHandledError
+            ONNX's reference evaluator has no such operator.
+        """
+        if schema_of(node.domain, node.op_type, node.opset) is None:
+            raise NotHandledError(f"ONNX's reference evaluator has no operator {node.operator}")
+        if node.truth and node.operator in _FLOAT32_INSIDE:
+            raise NotHandledError(
+                f"ONNX's reference {node.operator} computes in float32, which is no truth"
+            )
+        evaluators: dict[Any, Any] = {}
+
+        def call(*inputs: Any) -> Any:
+            types = signature(inputs)
+            if types not in evaluators:
+                evaluators[types] = _reference(node, inputs)
+            evaluator, expected = evaluators[types]
+            feeds = {n: to_numpy(x) for n, x in _feeds(node, inputs).items()}
+            with np.errstate(all="ignore"):
+                made = evaluator.run(None, feeds)
+            return _as_outputs(
+                node, [_typed(node, x, t) for x, t in zip(made, expected, strict=True)]
+            )
+
+        return call
+
+
+#: Operators whose reference implementation goes through float32 whatever its inputs are.
+_FLOAT32_INSIDE = frozenset({"CausalConvWithState", "DynamicQuantizeLinear", "LinearAttention"})
+
+
+def _reference(node: Node, inputs: tuple[Any, ...]) -> tuple[Any, list[Any]]:
+    from onnx.reference import ReferenceEvaluator
+
+    inferred: dict[str, TypeProto] = {}
+    try:
+        if not node.truth:
+            inferred = infer_from_values(node, inputs)
+        model = single_node_model(node, inputs, node.opset)
+        evaluator = ReferenceEvaluator(model)
+    except RoundoffError:
+        raise
+    except Exception as error:
+        raise NotHandledError(f"ONNX's reference evaluator: {error}") from error
+    expected = [inferred.get(n) for n in node.outputs if n]
+    return evaluator, expected
+
+
+def _typed(node: Node, made: Any, expected: TypeProto | None) -> Any:
+    """A result of the reference evaluator as a value of the type that ONNX's definition gives."""
+    if isinstance(made, np.generic):
+        made = np.asarray(made)
+    value = to_value(made)
+    narrow = isinstance(value, torch.Tensor) and value.dtype.is_floating_point
+    if node.truth and narrow and value.dtype != torch.float64:
+        raise NotHandledError(f"ONNX's reference {node.operator} computes in {value.dtype}")
+    if expected is None or not expected.HasField("tensor_type") or isinstance(value, list):
+        return value
+    found = type_proto(value, False).tensor_type.elem_type
+    wanted = expected.tensor_type.elem_type
+    if wanted and found != wanted:
+        raise NotHandledError(
+            f"ONNX's reference {node.operator} gave {DTYPES[found].name} for {DTYPES[wanted].name}"
+        )
+    return value

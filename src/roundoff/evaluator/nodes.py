@@ -1,0 +1,108 @@
+"""A node as the evaluator sees it."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What all nodes of an evaluator share.
+
+    Attributes
+    ----------
+    providers : tuple
+        ONNX Runtime's, in order of preference.
+    device : torch.device
+        Where results live.
+    truth : bool
+        Whether nodes compute in float64 whatever their types say.
+    """
+
+    providers: tuple[Any, ...] = ("CPUExecutionProvider",)
+    device: torch.device = dataclasses.field(default_factory=lambda: torch.device("cpu"))
+    truth: bool = False
+
+
+@dataclasses.dataclass(eq=False)
+class Node:
+    """One node of the graph, ready to run.
+
+    Attributes
+    ----------
+    index : int
+        Position in the ``nodes`` of its graph.
+    path : tuple of str
+        Function calls and subgraphs that hold it; empty in the main graph.
+    name, domain, op_type : str
+        As in the model; an empty name is replaced by ``"<op_type>_<position>"``.
+    version : int
+        Version of the operator: the opset in which its definition last changed. For a domain
+        that ONNX does not define, the version of the opset that the model imports.
+    opset : int
+        Version of the opset of *domain* that the model imports.
+    inputs, outputs : tuple of str
+        Names of the results, unique in the graph; ``""`` for an absent one.
+    captures : tuple of str
+        Results of the enclosing graph that the node's subgraphs read.
+    aliases : dict of str to str
+        The names that the subgraphs' protos have for the captures.
+    attributes : dict
+        Attributes that the node has, as Python objects; a tensor is a value.
+    subgraphs : dict of str to :class:`~roundoff.evaluator.program.Graph`
+        Bodies of If, Loop, Scan by attribute name.
+    constants : dict of int to value
+        Inputs that are constants of the model, by position.
+    types : dict of str to TypeProto
+        What is known of the inputs before a run; a name that is missing is not known.
+    settings : Settings
+        What all nodes of an evaluator share.
+    """
+
+    index: int
+    path: tuple[str, ...]
+    name: str
+    domain: str
+    op_type: str
+    version: int
+    opset: int
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    captures: tuple[str, ...] = ()
+    aliases: dict[str, str] = dataclasses.field(default_factory=dict, repr=False)
+    attributes: dict[str, Any] = dataclasses.field(default_factory=dict, repr=False)
+    subgraphs: dict[str, Any] = dataclasses.field(default_factory=dict, repr=False)
+    constants: dict[int, Any] = dataclasses.field(default_factory=dict, repr=False)
+    types: dict[str, Any] = dataclasses.field(default_factory=dict, repr=False)
+    settings: Settings = dataclasses.field(default_factory=lambda: Settings(), repr=False)
+    proto: Any = dataclasses.field(default=None, repr=False)
+
+    @property
+    def label(self) -> str:
+        """Path and name: ``"layer_0/if_3/then_branch/Add_7"``."""
+        return "/".join((*self.path, self.name))
+
+    @property
+    def operator(self) -> str:
+        """Domain and operator: ``"Add"``, ``"com.microsoft.FusedMatMul"``."""
+        return f"{self.domain}.{self.op_type}" if self.domain else self.op_type
+
+    @property
+    def truth(self) -> bool:
+        """Whether the node computes in float64 whatever its types say."""
+        return self.settings.truth
+
+    def attribute(self, name: str, default: Any = None) -> Any:
+        """An attribute, or *default* where the node has none."""
+        return self.attributes.get(name, default)
+
+    def has_input(self, position: int) -> bool:
+        """Whether the input at *position* is given."""
+        return position < len(self.inputs) and bool(self.inputs[position])
+
+    def wants(self, position: int) -> bool:
+        """Whether the output at *position* is asked for."""
+        return position < len(self.outputs) and bool(self.outputs[position])

@@ -1,0 +1,212 @@
+"""Kernels and how one is chosen for a node.
+
+Torch kernels are registered for an operator and the versions of it that they implement. An
+operator's version is the opset in which ONNX last changed it, so a kernel is never used for a
+definition that it was not written for: a newer one falls to a generic kernel.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from roundoff.errors import ArgumentError, UnsupportedError
+
+from .generic import NotHandledError, OrtKernel, ReferenceKernel
+from .nodes import Node
+
+Function = Callable[..., Any]
+Factory = Callable[[Node], Function]
+
+
+class Kernel:
+    """Turns a node into a function of its inputs.
+
+    A subclass defines :meth:`bind`; the function it returns takes the node's inputs (None for an
+    absent one), then its captures, and returns the output, or a tuple of as many as the node has.
+    Attributes
+    ----------
+    name : str
+        What :meth:`~roundoff.evaluator.TorchOnnxEvaluator.kernels_used` reports.
+    """
+
+    name = "custom"
+
+    def bind(self, node: Node) -> Function:
+        """The function that computes *node*."""
+        raise NotImplementedError
+
+
+_TORCH: dict[tuple[str, str], dict[int, Factory]] = {}
+
+
+def torch_kernel(op_type: str, *versions: int, domain: str = "") -> Callable[[Factory], Factory]:
+    """Register a factory ``node -> function`` for *op_type*, in exactly these versions."""
+
+    def register(factory: Factory) -> Factory:
+        known = _TORCH.setdefault((domain, op_type), {})
+        for version in versions:
+            if version in known:
+                raise ArgumentError(f"two torch kernels for {op_type} {version}")
+            known[version] = factory
+        return factory
+
+    return register
+
+
+def _load() -> None:
+    """Import the torch kernels, which registers them."""
+    importlib.import_module(".torch_kernels", __package__)
+
+
+def torch_kernels() -> dict[tuple[str, str], tuple[int, ...]]:
+    """(domain, operator) -> versions that have a torch kernel."""
+    _load()
+    return {key: tuple(sorted(found)) for key, found in sorted(_TORCH.items())}
+
+
+class TorchKernel(Kernel):
+    """The registered torch kernel of an operator."""
+
+    name = "torch"
+
+    def bind(self, node: Node) -> Function:
+        """The function that computes *node* with torch.
+
+        Raises
+        ------
+        NotHandledError
+            No torch kernel for this operator, version or combination of attributes.
+        """
+        _load()
+        factory = _TORCH.get((node.domain, node.op_type), {}).get(node.version)
+        if factory is None:
+            raise NotHandledError(f"no torch kernel for {node.operator} version {node.version}")
+        return factory(node)
+
+
+class FunctionKernel(Kernel):
+    """A plain function of inputs and attributes as a kernel."""
+
+    def __init__(self, function: Function) -> None:
+        self.function = function
+        self.name = getattr(function, "__name__", type(function).__name__)
+
+    def bind(self, node: Node) -> Function:
+        """The function, the node's attributes given by keyword."""
+        function, attributes = self.function, dict(node.attributes)
+        if not attributes:
+            return function
+        return lambda *inputs: function(*inputs, **attributes)
+
+
+#: The kernels that ``kernels=`` names.
+BY_NAME: dict[str, Any] = {
+    "torch": TorchKernel(),
+    "ort": OrtKernel(),
+    "reference": ReferenceKernel(),
+}
+#: In truth mode ONNX Runtime is left out: its kernels may round to float32 inside.
+DEFAULT_ORDER: tuple[str, ...] = ("torch", "ort", "reference")
+TRUTH_ORDER: tuple[str, ...] = ("torch", "reference")
+
+#: Operators for which ONNX's reference comes before ONNX Runtime, and why.
+REFERENCE_FIRST: dict[tuple[str, str], str] = {
+    ("", "DFT"): "ONNX Runtime's loses four digits",
+    ("", "STFT"): "ONNX Runtime's loses two digits",
+    ("", "Resize"): "ONNX Runtime's align_corners rounds the output size before the scale",
+    ("", "MaxUnpool"): "ONNX Runtime's reads indices in the shape before output_shape",
+    ("", "Dropout"): "a seed gives the mask that ONNX's own test data has",
+}
+
+#: ``custom_kernels={("", "LayerNormalization"): LayerNormalizationOrt}``: torch everywhere else.
+LayerNormalizationOrt = OrtKernel("LayerNormalizationOrt")
+#: ``custom_kernels={("", "MatMul"): MatMulOrt}``: torch everywhere but in matrix products.
+MatMulOrt = OrtKernel("MatMulOrt")
+
+
+class Choice:
+    """Which kernels to try for a node, in order.
+
+    Parameters
+    ----------
+    custom : mapping (domain, op_type) -> Kernel or function
+    order : sequence of names, or mapping (domain, op_type) -> sequence of names
+        A mapping leaves the operators that it does not name in the default order.
+    truth : bool
+    """
+
+    def __init__(
+        self, custom: Mapping[tuple[str, str], Any] | None, order: Any, truth: bool
+    ) -> None:
+        self.custom = {_key(k): _kernel(k, v) for k, v in dict(custom or {}).items()}
+        self.truth = truth
+        default = TRUTH_ORDER if truth else DEFAULT_ORDER
+        self.by_operator: dict[tuple[str, str], tuple[str, ...]] = {}
+        self.is_default = order is None or isinstance(order, Mapping)
+        if isinstance(order, Mapping):
+            self.by_operator = {_key(k): _order(v) for k, v in order.items()}
+        self.order = default if self.is_default else _order(order)
+
+    def replaced(self, domain: str, op_type: str) -> bool:
+        """Whether a custom kernel stands for the operator."""
+        return (domain, op_type) in self.custom
+
+    def kernels(self, node: Node) -> list[Any]:
+        """The kernels to try for *node*."""
+        key = (node.domain, node.op_type)
+        if key in self.custom:
+            return [self.custom[key]]
+        order = self.by_operator.get(key, self.order)
+        if self.is_default and not self.truth and key in REFERENCE_FIRST:
+            order = self.by_operator.get(key, ("torch", "reference", "ort"))
+        return [BY_NAME[name] for name in order]
+
+
+def _key(key: Any) -> tuple[str, str]:
+    if not (isinstance(key, tuple) and len(key) == 2 and all(isinstance(k, str) for k in key)):
+        raise ArgumentError(
+            "a kernel's key", got=key, expected='(domain, op_type), such as ("", "MatMul")'
+        )
+    return ("" if key[0] == "ai.onnx" else key[0], key[1])
+
+
+def _kernel(key: Any, given: Any) -> Any:
+    if isinstance(given, type):
+        given = given()
+    if hasattr(given, "bind"):
+        return given
+    if callable(given):
+        return FunctionKernel(given)
+    raise ArgumentError(
+        f"custom kernel of {key}", got=type(given).__name__, expected="a Kernel or a function"
+    )
+
+
+def _order(given: Any) -> tuple[str, ...]:
+    names = (given,) if isinstance(given, str) else tuple(given)
+    if not names or any(n not in BY_NAME for n in names):
+        raise ArgumentError("kernels", got=given, expected=f"names among {', '.join(BY_NAME)}")
+    return names
+
+
+def check_supported(node: Node, kernels: Sequence[Any]) -> None:
+    """Refuse, before any run, an operator that no kernel in *kernels* can know.
+
+    Raises
+    ------
+    UnsupportedError
+    """
+    from .checks import schema_of
+
+    if any(k.name not in ("torch", "ort", "reference") for k in kernels):
+        return
+    if schema_of(node.domain, node.op_type, node.opset) is not None:
+        return
+    if (node.domain, node.op_type) in torch_kernels() or OrtKernel.knows(node):
+        return
+    raise UnsupportedError(
+        f"node {node.label!r}: no kernel for {node.operator}",
+        hint="give one in custom_kernels={(domain, op_type): kernel}",
+    )

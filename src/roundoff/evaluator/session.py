@@ -1,0 +1,338 @@
+"""``TorchOnnxEvaluator``: a model, its kernels, and the ways to run them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from roundoff.dtypes import dtype_info
+from roundoff.errors import ArgumentError, UnsupportedError
+
+from .checks import check_declared, check_feed
+from .loading import load
+from .lowering import Lowering
+from .nodes import Node, Settings
+from .program import Bound, Graph
+from .registry import Choice
+from .values import ONNX_TO_TORCH, elem_type, to_value, type_name, type_proto
+
+
+class Step(NamedTuple):
+    """What one node did: see :meth:`TorchOnnxEvaluator.steps`."""
+
+    node: Node
+    inputs: tuple[Any, ...]
+    outputs: tuple[Any, ...]
+    kernel: str
+
+
+class TorchOnnxEvaluator:
+    """Runs an ONNX model node by node.
+
+    Parameters
+    ----------
+    model : ModelProto, GraphProto, FunctionProto, bytes, str or Path
+        A bare graph is taken to use the newest opset that ``onnx`` knows.
+    providers : sequence of str
+        ``("CPUExecutionProvider",)`` or with ``"CUDAExecutionProvider"`` first: where every
+        result is computed, by torch as by ONNX Runtime. Feeds are moved there.
+    custom_kernels : mapping (domain, op_type) -> Kernel or function
+        Used instead of every other kernel, in subgraphs and local functions too. A plain
+        function is called as ``f(*inputs, **attributes)``.
+    verbose : int
+        1 prints a line for each node as it runs, 2 also its inputs and outputs.
+    kernels : sequence of str, or mapping (domain, op_type) -> sequence of str
+        Order in which kernels are tried: any of ``"torch"``, ``"ort"``, ``"reference"``; by
+        default all three in this order. A mapping changes only the operators that it names.
+    truth : bool
+        Compute in float64 throughout, whatever the model's types say: every floating constant
+        and feed is widened, a Cast to a floating type gives float64, and attributes such as
+        ``stash_type`` that ask for a narrower type are ignored. Integers keep their types and
+        their wrapping: QuantizeLinear still rounds to its integer type, so a quantised model's
+        truth includes its quantisation, but none of the rounding of its floating arithmetic.
+
+    Attributes
+    ----------
+    input_names, output_names : list of str
+        Inputs that have a default value (an initializer of the same name) may be left out.
+    nodes : tuple of Node
+        In execution order, local functions inlined (``node.path`` says where a node comes
+        from). If, Loop and Scan are one node each; ``node.subgraphs`` holds their bodies.
+        Constant nodes are not among them: they are constants before the run.
+
+    Raises
+    ------
+    ModelError
+        The model is broken, cyclic, or refers to data outside its folder.
+    UnsupportedError
+        An operator has no kernel, or a provider is not available.
+    DtypeError, ShapeError
+        The model's types or shapes do not fit together.
+
+    Examples
+    --------
+    >>> from onnx import TensorProto, helper
+    >>> info = [helper.make_tensor_value_info(n, TensorProto.FLOAT, ["n"]) for n in "XYZ"]
+    >>> node = helper.make_node("Add", ["X", "Y"], ["Z"], name="sum")
+    >>> model = helper.make_model(helper.make_graph([node], "add", info[:2], info[2:]),
+    ...                           opset_imports=[helper.make_opsetid("", 20)])
+    >>> evaluator = TorchOnnxEvaluator(model)
+    >>> evaluator.run(None, {"X": torch.ones(2), "Y": torch.tensor([1.0, 2.0])})
+    [tensor([2., 3.])]
+    >>> evaluator.kernels_used()
+    {'sum': 'torch'}
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        providers: Sequence[Any] = ("CPUExecutionProvider",),
+        custom_kernels: Mapping[tuple[str, str], Any] | None = None,
+        verbose: int = 0,
+        *,
+        kernels: Sequence[str] | Mapping[tuple[str, str], Sequence[str]] | None = None,
+        truth: bool = False,
+    ) -> None:
+        self.verbose = verbose
+        self.settings = Settings(tuple(providers), _device(providers), truth)
+        loaded = load(model)
+        choice = Choice(custom_kernels, kernels, truth)
+        lowered = Lowering(loaded, choice.replaced, self._constant, self.settings).main()
+        self._declared = {i.name: i.type for i in loaded.graph.input if i.type.WhichOneof("value")}
+        self._graph = Graph(lowered, choice)
+        self.input_names = list(self._graph.input_names)
+        self.output_names = list(self._graph.output_names)
+        self.nodes: tuple[Node, ...] = self._graph.nodes
+        self._inputs = set(self.input_names)
+        self._expected = {n: _Expected.of(self._declared.get(n)) for n in self.input_names}
+        # Outputs whose type could not be proved before the run; truth has types of its own.
+        self._unproved = [] if truth else [
+            (k, o.type)
+            for k, (o, n) in enumerate(zip(loaded.graph.output, lowered.outputs, strict=True))
+            if n not in lowered.types and o.type.HasField("tensor_type")
+        ]  # fmt: skip
+
+    def _constant(self, value: Any) -> Any:
+        return self._widened(value)
+
+    def run(self, names: Sequence[str] | None, feeds: Mapping[str, Any]) -> list[Any]:
+        """Run the model.
+
+        Parameters
+        ----------
+        names : sequence of str or None
+            Results to return: outputs, or any other result of the main graph; None for the
+            outputs.
+        feeds : mapping of str to tensor or array
+            Checked against the declared element types, ranks and fixed dimensions.
+
+        Returns
+        -------
+        list
+            Torch tensors; NumPy arrays for strings and types narrower than a byte; lists for
+            sequences. A result may share memory with a feed; no feed is ever written to.
+
+        Raises
+        ------
+        ArgumentError, DtypeError, ShapeError
+            A feed is missing, unknown, or of the wrong type or shape.
+        ModelError, UnsupportedError
+            A node fails; the message names it.
+        """
+        keep = self._graph.output_names if names is None else self._known(names)
+        with torch.no_grad():
+            arguments = self._arguments(feeds)
+            if self.verbose:
+                return self._tell(keep, arguments)
+            results = self._graph.call(arguments, keep)
+        if names is None and self._unproved:
+            for place, declared in self._unproved:
+                value = results[place]
+                if elem_type(value):
+                    check_declared(keep[place], declared, type_proto(value, shape=False))
+        return results
+
+    def _known(self, names: Sequence[str]) -> tuple[str, ...]:
+        if isinstance(names, str):
+            names = (names,)
+        for name in names:
+            if name not in self._graph.names:
+                raise ArgumentError(
+                    "no such result", got=name, expected=f"outputs {self.output_names}"
+                )
+        return tuple(names)
+
+    def intermediates(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
+        """Every result of the main graph by name: feeds and outputs too, constants not."""
+        results: dict[str, Any] = {}
+        with torch.no_grad():
+            arguments = self._arguments(feeds)
+            results.update(zip(self._graph.input_names, arguments, strict=True))
+            for node, _, outputs, _ in self._graph.observe(arguments):
+                results.update((n, x) for n, x in zip(node.outputs, outputs, strict=False) if n)
+        return results
+
+    def steps(self, feeds: Mapping[str, Any]) -> Iterator[Step]:
+        """Run, and yield after each node; results are freed at last use as in :meth:`run`.
+
+        Two evaluators of one model advance together with
+        ``zip(a.steps(feeds), b.steps(feeds), strict=True)``.
+        """
+        arguments = self._arguments(feeds)
+        running = self._graph.observe(arguments)
+        while True:
+            with torch.no_grad():
+                found = next(running, None)
+            if found is None:
+                return
+            yield Step(*found)
+
+    def run_node(self, node: Node | int | str, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        """Run one node (itself, its index or its name) on *inputs*, and nothing else.
+
+        *inputs* follow ``node.inputs`` (None for an absent one), then ``node.captures`` for
+        an If, Loop or Scan: the layout of ``step.inputs``, here or in another evaluator of the
+        same model. A constant that steers a kernel (a shape, axes) is the model's, whatever
+        stands in its place.
+        """
+        bound = self._find(node)
+        expected = len(bound.node.inputs) + len(bound.node.captures)
+        if len(inputs) != expected:
+            raise ArgumentError(
+                f"inputs of node {bound.node.label!r}", got=len(inputs), expected=str(expected)
+            )
+        with torch.no_grad():
+            values = tuple(self._widened(to_value(x)) for x in inputs)
+            made = self._graph.run_bound(bound, values)
+        return made if isinstance(made, tuple) else (made,)
+
+    def _find(self, node: Node | int | str) -> Bound:
+        if isinstance(node, Node):
+            node = node.label if node.path else node.index
+        if isinstance(node, int) and 0 <= node < len(self.nodes):
+            return self._graph.bound[node]
+        for bound in self._bounds(self._graph):
+            if node in (bound.node.label, bound.node.name):
+                return bound
+        raise ArgumentError("no such node", got=node, expected="a node, its index or its label")
+
+    def kernels_used(self) -> dict[str, str]:
+        """Which kernel ran, or would run, each node: ``node.label`` -> ``"torch"``, ``"ort"``, …
+
+        Nodes of subgraphs are included. A kernel that leaves some types to the next is
+        reported as of the last run.
+        """
+        return {b.node.label: b.used or "" for b in self._bounds(self._graph)}
+
+    def walk(self) -> Iterator[Node]:
+        """Every node, those of subgraphs included, depth first."""
+        for bound in self._bounds(self._graph):
+            yield bound.node
+
+    def _bounds(self, graph: Graph) -> Iterator[Bound]:
+        for bound in graph.bound:
+            yield bound
+            for body in bound.node.subgraphs.values():
+                yield from self._bounds(body)
+
+    def _arguments(self, feeds: Mapping[str, Any]) -> list[Any]:
+        """The inputs in order: converted, checked, on the device."""
+        graph = self._graph
+        unknown = [n for n in feeds if n not in self._inputs]
+        missing = [n for n in graph.input_names if n not in feeds and n not in graph.optional]
+        if unknown or missing:
+            what = f"unknown {unknown}" if unknown else f"missing {missing}"
+            raise ArgumentError("feeds of the model", got=what, expected=str(self.input_names))
+        arguments = []
+        for name, expected in self._expected.items():
+            if name not in feeds:
+                arguments.append(graph.constants[name])
+                continue
+            value = feeds[name]
+            if expected is None or not expected.fits(value):
+                value = to_value(value)
+                if name in self._declared:
+                    check_feed(name, value, self._declared[name], self.settings.truth)
+            arguments.append(self._widened(value))
+        return arguments
+
+    def _widened(self, value: Any) -> Any:
+        """The value on the device, in float64 in truth mode."""
+        settings = self.settings
+        if isinstance(value, torch.Tensor):
+            if value.device != settings.device:
+                value = value.to(settings.device)
+            if settings.truth and value.is_floating_point():
+                value = value.to(torch.float64)
+            elif settings.truth and value.is_complex():
+                value = value.to(torch.complex128)
+            return value
+        if isinstance(value, list):
+            return [self._widened(item) for item in value]
+        if settings.truth and elem_type(value) and dtype_info(elem_type(value)).is_float:
+            return torch.from_numpy(value.astype("float64"))
+        return value
+
+    def _tell(self, keep: tuple[str, ...], arguments: list[Any]) -> list[Any]:
+        """Run, printing a line for each node."""
+        results: dict[str, Any] = dict(self._graph.constants)
+        results.update(zip(self._graph.input_names, arguments, strict=True))
+        for node, inputs, outputs, kernel in self._graph.observe(arguments):
+            print(f"{node.label} {node.operator} [{kernel}]")
+            if self.verbose > 1:
+                for sign, names, values in (
+                    ("<", node.inputs, inputs), (">", node.outputs, outputs)
+                ):  # fmt: skip
+                    for name, value in zip(names, values, strict=False):
+                        if name:
+                            print(f"  {sign} {name} {type_name(value)}")
+            results.update((n, x) for n, x in zip(node.outputs, outputs, strict=False) if n)
+        return [results[n] for n in keep]
+
+
+class _Expected(NamedTuple):
+    """What a feed must be, ready to compare: most calls need no more than that."""
+
+    dtype: torch.dtype
+    dims: tuple[int | None, ...]
+
+    @classmethod
+    def of(cls, declared: Any) -> _Expected | None:
+        """From the declared type; None where it is not a tensor of known rank."""
+        if declared is None or not declared.HasField("tensor_type"):
+            return None
+        tensor = declared.tensor_type
+        dtype = ONNX_TO_TORCH.get(tensor.elem_type)
+        if dtype is None or not tensor.HasField("shape"):
+            return None
+        dims = (d.dim_value if d.HasField("dim_value") else None for d in tensor.shape.dim)
+        return cls(dtype, tuple(dims))
+
+    def fits(self, value: Any) -> bool:
+        """Whether *value* is such a tensor."""
+        if not isinstance(value, torch.Tensor) or value.dtype is not self.dtype:
+            return False
+        shape = value.shape
+        return len(shape) == len(self.dims) and all(
+            d is None or d == s for d, s in zip(self.dims, shape, strict=True)
+        )
+
+
+def _device(providers: Sequence[Any]) -> torch.device:
+    if isinstance(providers, str) or not providers:
+        raise ArgumentError("providers", got=providers, expected="a sequence of provider names")
+    first = providers[0]
+    name, options = (first, {}) if isinstance(first, str) else (first[0], dict(first[1]))
+    if name == "CPUExecutionProvider":
+        return torch.device("cpu")
+    if name != "CUDAExecutionProvider":
+        raise UnsupportedError(
+            "provider", got=name, expected="CPUExecutionProvider or CUDAExecutionProvider"
+        )
+    if not torch.cuda.is_available():
+        raise UnsupportedError(
+            "torch sees no CUDA device", got=name, hint='providers=["CPUExecutionProvider"]'
+        )
+    return torch.device("cuda", int(options.get("device_id", torch.cuda.current_device())))

@@ -1,0 +1,94 @@
+"""What the families share: axes, constants that steer a kernel, element types in truth mode."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from roundoff.dtypes import DTYPES
+from roundoff.errors import DtypeError, ShapeError, UnsupportedError
+from roundoff.evaluator.generic import NotHandledError
+from roundoff.evaluator.nodes import Node
+from roundoff.evaluator.values import ONNX_TO_TORCH
+
+__all__ = [
+    "NotHandledError",
+    "ShapeError",
+    "axis_of",
+    "element_type",
+    "ints",
+    "read",
+    "refuse_larger_than_memory",
+    "steering",
+]
+
+
+def element_type(node: Node, onnx_type: int) -> torch.dtype:
+    """The torch dtype for an element type that an attribute names; float64 in truth mode."""
+    info = DTYPES.get(onnx_type)
+    if info is None:
+        raise DtypeError("unknown element type", got=onnx_type)
+    if node.truth and info.is_float:
+        return torch.float64
+    if node.truth and info.kind == "complex":
+        return torch.complex128
+    dtype = ONNX_TO_TORCH.get(onnx_type)
+    if dtype is None:
+        raise NotHandledError(f"torch has no {info.name}")
+    return dtype
+
+
+def axis_of(axis: int, rank: int) -> int:
+    """A non-negative axis.
+
+    Raises
+    ------
+    ShapeError
+        When it is not in [-rank, rank).
+    """
+    if not -rank <= axis < rank:
+        raise ShapeError("axis out of range", got=axis, expected=f"within {-rank}..{rank - 1}")
+    return axis % rank if rank else 0
+
+
+def ints(value: Any) -> list[int]:
+    """An integer tensor as a list of Python integers (a scalar as a list of one)."""
+    found: Any = value.tolist()
+    return found if isinstance(found, list) else [found]
+
+
+def steering(node: Node, position: int) -> list[int] | None:
+    """An integer input that is a constant of the model, as a list; None where it is not."""
+    value = node.constants.get(position)
+    return None if value is None else ints(value)
+
+
+def read(node: Node, position: int, value: Any) -> list[int]:
+    """An integer input as a list: the model's constant, or what *value* holds in this run."""
+    fixed = steering(node, position)
+    return ints(value) if fixed is None else fixed
+
+
+_MEMORY = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def refuse_larger_than_memory(shape: Sequence[int], dtype: torch.dtype, device: Any) -> None:
+    """Refuse a result that cannot fit: the allocation itself may succeed and end the process.
+
+    Raises
+    ------
+    ShapeError, UnsupportedError
+    """
+    size = dtype.itemsize
+    for d in shape:
+        if d < 0:
+            raise ShapeError("negative dimension", got=list(shape))
+        size *= d
+    limit = _MEMORY if device.type == "cpu" else torch.cuda.mem_get_info(device)[1]
+    if size > limit // 2:
+        raise UnsupportedError(
+            "the result would not fit in memory", got=f"{list(shape)} of {dtype.itemsize} bytes"
+        )

@@ -1,0 +1,163 @@
+"""If, Loop and Scan: their bodies run on the evaluator's own steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from roundoff.errors import DtypeError, ModelError, ShapeError
+from roundoff.evaluator.nodes import Node
+from roundoff.evaluator.registry import torch_kernel
+from roundoff.evaluator.values import type_name
+
+from .common import NotHandledError, axis_of, ints
+
+Tensor = torch.Tensor
+Function = Callable[..., Any]
+Body = Callable[[list[Any], tuple[Any, ...]], list[Any]]
+
+
+def _body(node: Node, name: str) -> Body:
+    """A subgraph as a function of its inputs and of all of the node's captures."""
+    graph = node.subgraphs.get(name)
+    if graph is None:
+        raise ModelError(f"node {node.label!r} ({node.op_type}) has no {name}")
+    places = [node.captures.index(c) for c in graph.captures]
+
+    def call(inputs: list[Any], captures: tuple[Any, ...]) -> list[Any]:
+        return graph.call([*inputs, *[captures[k] for k in places]])
+
+    return call
+
+
+def _truth_of(condition: Tensor) -> bool:
+    if condition.numel() != 1 or condition.dtype != torch.bool:
+        raise ShapeError("condition", got=type_name(condition), expected="one bool")
+    return bool(condition)
+
+
+def _given(node: Node, made: list[Any]) -> Any:
+    if len(made) != len(node.outputs):
+        raise ModelError(
+            f"node {node.label!r} ({node.op_type})", got=f"{len(made)} results",
+            expected=str(len(node.outputs)),
+        )  # fmt: skip
+    return made[0] if len(made) == 1 else tuple(made)
+
+
+@torch_kernel("If", 1, 11, 13, 16, 19, 21, 23, 24, 25)
+def _if(node: Node) -> Function:
+    then_branch, else_branch = _body(node, "then_branch"), _body(node, "else_branch")
+
+    def branch(condition: Tensor, *captures: Any) -> Any:
+        chosen = then_branch if _truth_of(condition) else else_branch
+        return _given(node, chosen([], captures))
+
+    return branch
+
+
+@torch_kernel("Loop", 1, 11, 13, 16, 19, 21, 23, 24, 25)
+def _loop(node: Node) -> Function:
+    body, graph = _body(node, "body"), node.subgraphs["body"]
+    carried = max(len(node.inputs) - 2, 0)
+    scans = len(graph.output_names) - 1 - carried
+    if len(graph.input_names) != 2 + carried or scans < 0:
+        raise ModelError(
+            f"node {node.label!r} (Loop): the body's inputs and outputs do not fit",
+            got=f"{len(graph.input_names)} and {len(graph.output_names)}",
+            expected=f"{2 + carried} and at least {1 + carried}",
+        )
+
+    def loop(*inputs: Any) -> Any:
+        given = len(node.inputs)
+        captures = inputs[given:]
+        trips = inputs[0] if given > 0 else None
+        condition = inputs[1] if given > 1 else None
+        limit = None if trips is None else ints(trips)[0]
+        going = True if condition is None else _truth_of(condition)
+        state = list(inputs[2:given])
+        rows: list[list[Any]] = [[] for _ in range(scans)]
+        count = 0
+        while going and (limit is None or count < limit):
+            made = body([torch.tensor(count), torch.tensor(going), *state], captures)
+            going = _truth_of(made[0])
+            _check_carried(node, state, made[1 : 1 + carried])
+            state = made[1 : 1 + carried]
+            for row, value in zip(rows, made[1 + carried :], strict=True):
+                row.append(value)
+            count += 1
+        return _given(node, state + [_stacked(row) for row in rows])
+
+    return loop
+
+
+def _check_carried(node: Node, before: list[Any], after: list[Any]) -> None:
+    """A carried value may change its shape from turn to turn, not its type."""
+    for old, new in zip(before, after, strict=True):
+        if isinstance(old, Tensor) and (not isinstance(new, Tensor) or old.dtype != new.dtype):
+            raise DtypeError(
+                f"node {node.label!r} ({node.op_type}): a carried value changes its type",
+                got=type_name(new), expected=type_name(old),
+            )  # fmt: skip
+
+
+def _stacked(rows: list[Any]) -> Tensor:
+    if not rows:
+        raise NotHandledError("a loop that never turns has no shape for its scan outputs")
+    if not all(isinstance(r, Tensor) for r in rows):
+        raise NotHandledError("scan outputs that are no tensors")
+    return torch.stack(rows)
+
+
+@torch_kernel("Scan", 9, 11, 16, 19, 21, 23, 24, 25)
+def _scan(node: Node) -> Function:
+    body, graph = _body(node, "body"), node.subgraphs["body"]
+    scanned = node.attribute("num_scan_inputs")
+    states = len(node.inputs) - scanned
+    outs = len(graph.output_names) - states
+    if states < 0 or outs < 0 or len(graph.input_names) != len(node.inputs):
+        raise ModelError(f"node {node.label!r} (Scan): the body's inputs and outputs do not fit")
+    in_axes = _listed(node, "scan_input_axes", scanned)
+    out_axes = _listed(node, "scan_output_axes", outs)
+    in_back = _listed(node, "scan_input_directions", scanned)
+    out_back = _listed(node, "scan_output_directions", outs)
+
+    def scan(*inputs: Any) -> Any:
+        given = len(node.inputs)
+        state, sequences, captures = list(inputs[:states]), inputs[states:given], inputs[given:]
+        axes = [axis_of(a, x.dim()) for a, x in zip(in_axes, sequences, strict=True)]
+        lengths = {x.shape[a] for a, x in zip(axes, sequences, strict=True)}
+        if len(lengths) != 1:
+            raise ShapeError("Scan", got=sorted(lengths), expected="sequences of one length")
+        (length,) = lengths
+        rows: list[list[Any]] = [[] for _ in range(outs)]
+        for turn in range(length):
+            items = [
+                x.select(a, length - 1 - turn if back else turn)
+                for x, a, back in zip(sequences, axes, in_back, strict=True)
+            ]
+            made = body([*state, *items], captures)
+            _check_carried(node, state, made[:states])
+            state = made[:states]
+            for row, value in zip(rows, made[states:], strict=True):
+                row.append(value)
+        stacked = [
+            _along(_stacked(row[::-1] if back else row), axis)
+            for row, axis, back in zip(rows, out_axes, out_back, strict=True)
+        ]
+        return _given(node, state + stacked)
+
+    return scan
+
+
+def _along(x: Tensor, axis: int) -> Tensor:
+    return x.movedim(0, axis_of(axis, x.dim()))
+
+
+def _listed(node: Node, name: str, count: int) -> list[int]:
+    found = list(node.attribute(name, [0] * count))
+    if len(found) != count:
+        raise ModelError(f"node {node.label!r} (Scan): {name}", got=found, expected=f"{count}")
+    return found

@@ -1,0 +1,344 @@
+"""Elementwise operators, with ONNX's broadcasting."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - as torch's users write it
+
+from roundoff.errors import ModelError
+from roundoff.evaluator.nodes import Node
+from roundoff.evaluator.registry import torch_kernel
+
+from .common import NotHandledError, element_type
+
+Tensor = torch.Tensor
+Function = Callable[..., Any]
+
+_UNARY: dict[str, tuple[Function, tuple[int, ...]]] = {
+    "Abs": (torch.abs, (6, 13)),
+    "Acos": (torch.acos, (7, 22)),
+    "Acosh": (torch.acosh, (9, 22)),
+    "Asin": (torch.asin, (7, 22)),
+    "Asinh": (torch.asinh, (9, 22)),
+    "Atan": (torch.atan, (7, 22)),
+    "Atanh": (torch.atanh, (9, 22)),
+    "Ceil": (torch.ceil, (6, 13)),
+    "Cos": (torch.cos, (7, 22)),
+    "Cosh": (torch.cosh, (9, 22)),
+    "Erf": (torch.erf, (9, 13)),
+    "Exp": (torch.exp, (6, 13)),
+    "Floor": (torch.floor, (6, 13)),
+    "IsNaN": (torch.isnan, (9, 13, 20)),
+    "Log": (torch.log, (6, 13)),
+    "Mish": (F.mish, (18, 22)),
+    "Neg": (torch.neg, (6, 13)),
+    "Not": (torch.logical_not, (1,)),
+    "BitwiseNot": (torch.bitwise_not, (18,)),
+    "Reciprocal": (torch.reciprocal, (6, 13)),
+    "Relu": (torch.relu, (6, 13, 14)),
+    "Round": (torch.round, (11, 22)),
+    "Sigmoid": (torch.sigmoid, (6, 13)),
+    "Sign": (torch.sign, (9, 13)),
+    "Sin": (torch.sin, (7, 22)),
+    "Sinh": (torch.sinh, (9, 22)),
+    "Softsign": (F.softsign, (1, 22)),
+    "Sqrt": (torch.sqrt, (6, 13)),
+    "Tan": (torch.tan, (7, 22)),
+    "Tanh": (torch.tanh, (6, 13)),
+}
+_BINARY: dict[str, tuple[Function, tuple[int, ...]]] = {
+    "Add": (torch.add, (7, 13, 14)),
+    "And": (torch.logical_and, (7,)),
+    "BitwiseAnd": (torch.bitwise_and, (18,)),
+    "BitwiseOr": (torch.bitwise_or, (18,)),
+    "BitwiseXor": (torch.bitwise_xor, (18,)),
+    "Equal": (torch.eq, (7, 11, 13, 19)),
+    "Greater": (torch.gt, (7, 9, 13)),
+    "GreaterOrEqual": (torch.ge, (12, 16)),
+    "Less": (torch.lt, (7, 9, 13)),
+    "LessOrEqual": (torch.le, (12, 16)),
+    "Mul": (torch.mul, (7, 13, 14)),
+    "Or": (torch.logical_or, (7,)),
+    "Sub": (torch.sub, (7, 13, 14)),
+    "Xor": (torch.logical_xor, (7,)),
+}
+
+
+def _register(table: dict[str, tuple[Function, tuple[int, ...]]]) -> None:
+    for op_type, (function, versions) in table.items():
+        _register_one(op_type, function, versions)
+
+
+def _register_one(op_type: str, function: Function, versions: tuple[int, ...]) -> None:
+    @torch_kernel(op_type, *versions)
+    def factory(node: Node) -> Function:
+        return function
+
+
+_register(_UNARY)
+_register(_BINARY)
+
+
+@torch_kernel("Identity", 1, 13, 14, 16, 19, 21, 23, 24, 25)
+def _identity(node: Node) -> Function:
+    return lambda x: x
+
+
+@torch_kernel("Div", 7, 13, 14)
+def _div(node: Node) -> Function:
+    def div(a: Tensor, b: Tensor) -> Tensor:
+        if a.is_floating_point():
+            return torch.div(a, b)
+        _check_divisor(a, b)
+        return torch.div(a, b, rounding_mode="trunc")
+
+    return div
+
+
+def _check_divisor(a: Tensor, b: Tensor) -> None:
+    """Zero, and the one quotient that overflows, would stop the process."""
+    if bool((b == 0).any()):
+        raise ModelError("integer division by zero")
+    lowest = torch.iinfo(a.dtype).min
+    if lowest < 0 and bool((b == -1).any()) and bool((a == lowest).any()):
+        raise ModelError("integer overflow in a division", got=f"{lowest} / -1")
+
+
+@torch_kernel("Mod", 10, 13, 28)
+def _mod(node: Node) -> Function:
+    truncated = bool(node.attribute("fmod", 0))
+
+    def mod(a: Tensor, b: Tensor) -> Tensor:
+        if not a.is_floating_point():
+            _check_divisor(a, b)
+        elif not truncated:
+            raise NotHandledError("Mod of floats needs fmod=1")
+        return torch.fmod(a, b) if truncated else torch.remainder(a, b)
+
+    return mod
+
+
+@torch_kernel("Pow", 7, 12, 13, 15)
+def _pow(node: Node) -> Function:
+    def power(a: Tensor, b: Tensor) -> Tensor:
+        if not a.is_floating_point() and b.is_floating_point():
+            return torch.pow(a.to(torch.float64), b.to(torch.float64)).to(a.dtype)
+        if b.dtype == torch.float64 and a.dtype != b.dtype:
+            return torch.pow(a.to(torch.float64), b).to(a.dtype)
+        return torch.pow(a, b.to(a.dtype) if a.is_floating_point() else b).to(a.dtype)
+
+    fixed = node.constants.get(1)
+    if isinstance(fixed, Tensor) and fixed.numel() == 1 and fixed.is_floating_point():
+        exponent = fixed.item()  # torch has shorter ways for 2, 0.5 and their like
+
+        def known_power(a: Tensor, b: Tensor) -> Tensor:
+            if a.is_floating_point() and b.dim() <= a.dim():
+                return torch.pow(a, exponent)
+            return power(a, b)
+
+        return known_power
+    return power
+
+
+@torch_kernel("Where", 9, 16)
+def _where(node: Node) -> Function:
+    return torch.where
+
+
+def _variadic(op_type: str, versions: tuple[int, ...], pair: Function, mean: bool = False) -> None:
+    @torch_kernel(op_type, *versions)
+    def factory(node: Node) -> Function:
+        if len(node.inputs) == 1:
+            return lambda x: x
+        if len(node.inputs) == 2 and not mean:
+            return pair
+
+        def reduce(*inputs: Tensor) -> Tensor:
+            total = inputs[0]
+            for x in inputs[1:]:
+                total = pair(total, x)
+            return total / len(inputs) if mean else total
+
+        return reduce
+
+
+_variadic("Max", (8, 12, 13), torch.maximum)
+_variadic("Min", (8, 12, 13), torch.minimum)
+_variadic("Sum", (8, 13), torch.add)
+_variadic("Mean", (8, 13), torch.add, mean=True)
+
+
+@torch_kernel("Clip", 11, 12, 13)
+def _clip(node: Node) -> Function:
+    def clip(x: Tensor, low: Tensor | None = None, high: Tensor | None = None) -> Tensor:
+        if low is None and high is None:
+            return x
+        if x.is_floating_point():  # a NaN bound would otherwise be ignored
+            return torch.clamp(x, low, high)
+        y = x if low is None else torch.maximum(x, low)
+        return y if high is None else torch.minimum(y, high)
+
+    return clip
+
+
+@torch_kernel("Clip", 6)
+def _clip6(node: Node) -> Function:
+    low, high = node.attribute("min"), node.attribute("max")
+    if low is None and high is None:
+        return lambda x: x
+    return lambda x: torch.clamp(x, low, high)
+
+
+@torch_kernel("BitShift", 11, 28)
+def _bit_shift(node: Node) -> Function:
+    left = node.attribute("direction") == "LEFT"
+
+    def shift(a: Tensor, b: Tensor) -> Tensor:
+        if a.dtype != torch.uint8 or bool((b >= 8).any()):
+            raise NotHandledError("torch shifts uint8 only")
+        return torch.bitwise_left_shift(a, b) if left else torch.bitwise_right_shift(a, b)
+
+    return shift
+
+
+@torch_kernel("IsInf", 10, 20)
+def _is_inf(node: Node) -> Function:
+    negative, positive = node.attribute("detect_negative", 1), node.attribute("detect_positive", 1)
+    if negative and positive:
+        return torch.isinf
+    if negative:
+        return torch.isneginf
+    return torch.isposinf if positive else lambda x: torch.zeros_like(x, dtype=torch.bool)
+
+
+# -- activations -------------------------------------------------------------------------------
+
+
+@torch_kernel("Gelu", 20)
+def _gelu(node: Node) -> Function:
+    approximate = node.attribute("approximate", "none")
+    if approximate not in ("none", "tanh"):
+        raise NotHandledError(f"Gelu approximate={approximate}")
+    return lambda x: F.gelu(x, approximate=approximate)
+
+
+@torch_kernel("Elu", 6, 22)
+def _elu(node: Node) -> Function:
+    alpha = node.attribute("alpha", 1.0)
+    return lambda x: F.elu(x, alpha)
+
+
+@torch_kernel("Celu", 12, 28)
+def _celu(node: Node) -> Function:
+    alpha = node.attribute("alpha", 1.0)
+    return lambda x: F.celu(x, alpha)
+
+
+@torch_kernel("Selu", 6, 22)
+def _selu(node: Node) -> Function:
+    alpha = node.attribute("alpha", 1.67326319217681884765625)
+    gamma = node.attribute("gamma", 1.05070102214813232421875)
+    return lambda x: gamma * torch.where(x > 0, x, alpha * torch.expm1(x))
+
+
+@torch_kernel("LeakyRelu", 6, 16)
+def _leaky_relu(node: Node) -> Function:
+    alpha = node.attribute("alpha", 0.01)
+    return lambda x: F.leaky_relu(x, alpha)
+
+
+@torch_kernel("PRelu", 7, 9, 16)
+def _prelu(node: Node) -> Function:
+    def prelu(x: Tensor, slope: Tensor) -> Tensor:
+        slope = torch.broadcast_to(slope, x.shape)  # one way only, in ONNX
+        return torch.where(x < 0, slope * x, x)
+
+    return prelu
+
+
+@torch_kernel("HardSigmoid", 6, 22)
+def _hard_sigmoid(node: Node) -> Function:
+    alpha, beta = node.attribute("alpha", 0.2), node.attribute("beta", 0.5)
+    return lambda x: torch.clamp(alpha * x + beta, 0, 1)
+
+
+@torch_kernel("HardSwish", 14, 22)
+def _hard_swish(node: Node) -> Function:
+    return lambda x: x * torch.clamp(x / 6 + 0.5, 0, 1)
+
+
+@torch_kernel("Softplus", 1, 22)
+def _softplus(node: Node) -> Function:
+    # F.softplus becomes the identity above 20, which is off by 2e-9.
+    return lambda x: torch.logaddexp(x, torch.zeros((), dtype=x.dtype, device=x.device))
+
+
+@torch_kernel("Swish", 24)
+def _swish(node: Node) -> Function:
+    alpha = node.attribute("alpha", 1.0)
+    if alpha == 1.0:
+        return F.silu
+    return lambda x: x * torch.sigmoid(alpha * x)
+
+
+@torch_kernel("ThresholdedRelu", 10, 22)
+def _thresholded_relu(node: Node) -> Function:
+    alpha = node.attribute("alpha", 1.0)
+    return lambda x: torch.where(x > alpha, x, torch.zeros((), dtype=x.dtype, device=x.device))
+
+
+@torch_kernel("Shrink", 9)
+def _shrink(node: Node) -> Function:
+    lambd, bias = node.attribute("lambd", 0.5), node.attribute("bias", 0.0)
+
+    def shrink(x: Tensor) -> Tensor:
+        if not x.is_floating_point():
+            raise NotHandledError("Shrink of integers")
+        zero = torch.zeros((), dtype=x.dtype, device=x.device)
+        return torch.where(x < -lambd, x + bias, torch.where(x > lambd, x - bias, zero))
+
+    return shrink
+
+
+# -- casts -------------------------------------------------------------------------------------
+
+_NARROW = {torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz}
+_NARROW |= {d for d in (getattr(torch, "float8_e8m0fnu", None),) if d is not None}
+
+
+def cast(x: Any, dtype: torch.dtype) -> Tensor:
+    """A tensor in another element type.
+
+    Raises
+    ------
+    NotHandledError
+        For strings, types narrower than a byte, and float8, whose rounding ONNX defines itself.
+    """
+    if not isinstance(x, Tensor):
+        raise NotHandledError("torch has no such element type")
+    if x.dtype is dtype:
+        return x
+    if dtype in _NARROW:
+        raise NotHandledError("ONNX defines its own conversion to float8")
+    if x.is_floating_point() and dtype in (torch.uint16, torch.uint32, torch.uint64):
+        raise NotHandledError("torch goes through int64")
+    return x.to(dtype)
+
+
+@torch_kernel("Cast", 6, 9, 13, 19, 21, 23, 24, 25, 28)
+def _cast(node: Node) -> Function:
+    dtype = element_type(node, node.attribute("to"))
+    return lambda x: cast(x, dtype)
+
+
+@torch_kernel("CastLike", 15, 19, 21, 23, 24, 25)
+def _cast_like(node: Node) -> Function:
+    def cast_like(x: Any, like: Any) -> Tensor:
+        if not isinstance(like, Tensor):
+            raise NotHandledError("torch has no such element type")
+        return cast(x, like.dtype)
+
+    return cast_like

@@ -1,0 +1,211 @@
+"""Operators that read or write at computed positions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from roundoff.errors import ModelError, ShapeError
+from roundoff.evaluator.nodes import Node
+from roundoff.evaluator.registry import torch_kernel
+
+from .common import NotHandledError, axis_of, read, refuse_larger_than_memory
+
+Tensor = torch.Tensor
+Function = Callable[..., Any]
+
+
+def _positions(indices: Tensor, size: int, what: str) -> Tensor:
+    """Indices made non-negative, as int64.
+
+    Raises
+    ------
+    ShapeError
+        One is out of range.
+    """
+    indices = indices.to(torch.int64)
+    if indices.device.type == "cpu" and indices.numel():
+        low, high = (int(t) for t in torch.aminmax(indices))
+        if low < -size or high >= size:
+            raise ShapeError(f"{what}: index out of range", got=f"{low}..{high}",
+                             expected=f"within {-size}..{size - 1}")  # fmt: skip
+        if low >= 0:
+            return indices
+    # On another device a check would wait for it; the kernel there checks by itself.
+    return torch.where(indices < 0, indices + size, indices)
+
+
+@torch_kernel("Gather", 1, 11, 13)
+def _gather(node: Node) -> Function:
+    axis = node.attribute("axis", 0)
+    fixed = node.constants.get(1)
+    single = int(fixed) if fixed is not None and fixed.dim() == 0 else None
+
+    def gather(x: Tensor, indices: Tensor) -> Tensor:
+        k = axis_of(axis, x.dim())
+        size = x.shape[k]
+        if single is not None and -size <= single < size:
+            return x.select(k, single)
+        found = _positions(indices, size, "Gather")
+        if x.device != found.device:
+            found = found.to(x.device)
+        flat = x.index_select(k, found.reshape(-1))
+        if found.dim() == 1:
+            return flat
+        return flat.reshape((*x.shape[:k], *found.shape, *x.shape[k + 1 :]))
+
+    return gather
+
+
+@torch_kernel("GatherElements", 11, 13)
+def _gather_elements(node: Node) -> Function:
+    axis = node.attribute("axis", 0)
+
+    def gather(x: Tensor, indices: Tensor) -> Tensor:
+        k = axis_of(axis, x.dim())
+        return torch.gather(x, k, _positions(indices, x.shape[k], "GatherElements"))
+
+    return gather
+
+
+@torch_kernel("GatherND", 11, 12, 13)
+def _gather_nd(node: Node) -> Function:
+    batch = node.attribute("batch_dims", 0)
+
+    def gather(x: Tensor, indices: Tensor) -> Tensor:
+        depth = indices.shape[-1]
+        if batch + depth > x.dim() or x.shape[:batch] != indices.shape[:batch]:
+            raise ShapeError("GatherND", got=f"{list(x.shape)}, {list(indices.shape)}")
+        lead = [
+            torch.arange(d, device=x.device).reshape([-1 if j == k else 1
+                                                      for j in range(indices.dim() - 1)])
+            for k, d in enumerate(x.shape[:batch])
+        ]  # fmt: skip
+        parts = [_positions(indices[..., j], x.shape[batch + j], "GatherND") for j in range(depth)]
+        return x[tuple(lead + parts)]
+
+    return gather
+
+
+_REDUCTIONS = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}
+
+
+@torch_kernel("ScatterElements", 11, 13, 16, 18)
+@torch_kernel("Scatter", 9)
+def _scatter_elements(node: Node) -> Function:
+    axis, reduction = node.attribute("axis", 0), node.attribute("reduction", "none")
+    if reduction != "none" and reduction not in _REDUCTIONS:
+        raise NotHandledError(f"reduction={reduction}")
+
+    def scatter(x: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
+        k = axis_of(axis, x.dim())
+        if indices.shape != updates.shape:
+            raise ShapeError("ScatterElements", got=f"{list(indices.shape)}, {list(updates.shape)}")
+        found = _positions(indices, x.shape[k], "ScatterElements")
+        if reduction == "none":
+            return x.scatter(k, found, updates)
+        return x.scatter_reduce(k, found, updates, _REDUCTIONS[reduction], include_self=True)
+
+    return scatter
+
+
+@torch_kernel("ScatterND", 11, 13, 16, 18)
+def _scatter_nd(node: Node) -> Function:
+    reduction = node.attribute("reduction", "none")
+
+    def scatter(x: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
+        depth = indices.shape[-1]
+        if depth > x.dim() or updates.shape != (*indices.shape[:-1], *x.shape[depth:]):
+            raise ShapeError("ScatterND", got=f"{list(x.shape)}, {list(indices.shape)}, "
+                             f"{list(updates.shape)}")  # fmt: skip
+        places = tuple(_positions(indices[..., j], x.shape[j], "ScatterND") for j in range(depth))
+        y = x.clone(memory_format=torch.contiguous_format)
+        if reduction == "none":
+            y[places] = updates
+        elif reduction == "add":
+            y.index_put_(places, updates, accumulate=True)
+        else:
+            raise NotHandledError(f"reduction={reduction}")
+        return y
+
+    return scatter
+
+
+@torch_kernel("OneHot", 9, 11, 28)
+def _one_hot(node: Node) -> Function:
+    axis = node.attribute("axis", -1)
+
+    def one_hot(indices: Tensor, depth: Tensor, values: Tensor) -> Tensor:
+        size = int(read(node, 1, depth)[0])
+        k = axis_of(axis, indices.dim() + 1)
+        shape = [*indices.shape[:k], size, *indices.shape[k:]]
+        refuse_larger_than_memory(shape, values.dtype, values.device)
+        places = indices.to(torch.int64)
+        places = torch.where(places < 0, places + size, places).unsqueeze(k)
+        columns = torch.arange(size, device=indices.device)
+        columns = columns.reshape([-1 if j == k else 1 for j in range(len(shape))])
+        return torch.where(columns == places, values[1], values[0])
+
+    return one_hot
+
+
+@torch_kernel("TopK", 10, 11, 24)
+def _topk(node: Node) -> Function:
+    axis, largest = node.attribute("axis", -1), bool(node.attribute("largest", 1))
+
+    def topk(x: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
+        k, n = axis_of(axis, x.dim()), int(read(node, 1, count)[0])
+        if not 0 <= n <= x.shape[k]:
+            raise ShapeError("TopK", got=n, expected=f"at most {x.shape[k]}")
+        # A stable sort: of equals the first comes first, which torch.topk does not promise.
+        values, places = torch.sort(x, dim=k, descending=largest, stable=True)
+        return values.narrow(k, 0, n), places.narrow(k, 0, n)
+
+    return topk
+
+
+@torch_kernel("NonZero", 9, 13)
+def _non_zero(node: Node) -> Function:
+    def non_zero(x: Tensor) -> Tensor:
+        if x.dim() == 0:
+            raise NotHandledError("NonZero of a scalar")
+        return torch.nonzero(x).t().contiguous()
+
+    return non_zero
+
+
+@torch_kernel("Compress", 9, 11, 28)
+def _compress(node: Node) -> Function:
+    axis = node.attribute("axis")
+
+    def compress(x: Tensor, condition: Tensor) -> Tensor:
+        if axis is None:
+            x, k = x.reshape(-1), 0
+        else:
+            k = axis_of(axis, x.dim())
+        if condition.numel() > x.shape[k]:
+            raise ShapeError("Compress", got=condition.numel(), expected=f"up to {x.shape[k]}")
+        return x.index_select(k, torch.nonzero(condition.reshape(-1)).reshape(-1))
+
+    return compress
+
+
+@torch_kernel("ReverseSequence", 10, 28)
+def _reverse_sequence(node: Node) -> Function:
+    time, batch = node.attribute("time_axis", 0), node.attribute("batch_axis", 1)
+    if {time, batch} != {0, 1}:
+        raise ModelError(f"node {node.label!r}: time_axis and batch_axis are 0 and 1")
+
+    def reverse(x: Tensor, lengths: Tensor) -> Tensor:
+        steps = torch.arange(x.shape[time], device=x.device).unsqueeze(1)
+        ends = lengths.to(x.device).unsqueeze(0)
+        if bool((ends > x.shape[time]).any()) or bool((ends < 0).any()):
+            raise ShapeError("ReverseSequence: a length is out of range")
+        places = torch.where(steps < ends, ends - 1 - steps, steps)
+        places = places if time == 0 else places.t()
+        places = places.reshape(*places.shape, *[1] * (x.dim() - 2)).expand(x.shape)
+        return torch.gather(x, time, places)
+
+    return reverse

@@ -1,0 +1,186 @@
+"""Matrix products, convolutions and pooling."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - as torch's users write it
+
+from roundoff.errors import ShapeError
+from roundoff.evaluator.nodes import Node
+from roundoff.evaluator.registry import torch_kernel
+
+from .common import NotHandledError
+
+Tensor = torch.Tensor
+Function = Callable[..., Any]
+
+
+@torch_kernel("MatMul", 1, 9, 13)
+def _matmul(node: Node) -> Function:
+    return torch.matmul
+
+
+@torch_kernel("Gemm", 7, 9, 11, 13)
+def _gemm(node: Node) -> Function:
+    alpha, beta = node.attribute("alpha", 1.0), node.attribute("beta", 1.0)
+    trans_a, trans_b = node.attribute("transA", 0), node.attribute("transB", 0)
+
+    def gemm(a: Tensor, b: Tensor, c: Tensor | None = None) -> Tensor:
+        if a.dim() != 2 or b.dim() != 2:
+            raise ShapeError("Gemm", got=f"{list(a.shape)}, {list(b.shape)}", expected="matrices")
+        a = a.t() if trans_a else a
+        b = b.t() if trans_b else b
+        if not a.is_floating_point():
+            raise NotHandledError("Gemm of integers")
+        if c is None:
+            y = torch.mm(a, b)
+            return y if alpha == 1 else y * alpha
+        c = torch.broadcast_to(c, (a.shape[0], b.shape[1]))  # one way only, in ONNX
+        return torch.addmm(c, a, b, beta=beta, alpha=alpha)
+
+    return gemm
+
+
+@torch_kernel("Einsum", 12, 28)
+def _einsum(node: Node) -> Function:
+    equation = node.attribute("equation").replace(" ", "")
+    return lambda *inputs: torch.einsum(equation, *inputs)
+
+
+_CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+_CONV_TRANSPOSE: dict[int, Function] = {
+    1: F.conv_transpose1d,
+    2: F.conv_transpose2d,
+    3: F.conv_transpose3d,
+}
+
+
+def _spatial(node: Node, rank: int, name: str, default: int) -> list[int]:
+    found = list(node.attribute(name, [default] * rank))
+    if len(found) != rank:
+        raise ShapeError(f"attribute {name}", got=found, expected=f"{rank} integers")
+    return found
+
+
+def _auto_pads(
+    mode: str, size: Sequence[int], kernel: Sequence[int], stride: list[int], dilation: list[int]
+) -> list[int]:
+    """Begins then ends for SAME_UPPER and SAME_LOWER."""
+    begins, ends = [], []
+    for n, k, s, d in zip(size, kernel, stride, dilation, strict=True):
+        total = max((-(-n // s) - 1) * s + (k - 1) * d + 1 - n, 0)
+        small = total // 2
+        begins.append(small if mode == "SAME_UPPER" else total - small)
+        ends.append(total - begins[-1])
+    return begins + ends
+
+
+@torch_kernel("Conv", 1, 11, 22)
+def _conv(node: Node) -> Function:
+    mode, group = node.attribute("auto_pad", "NOTSET"), node.attribute("group", 1)
+
+    def conv(x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
+        rank = x.dim() - 2
+        if rank not in _CONV or w.dim() != x.dim():
+            raise NotHandledError(f"convolution in {rank} dimensions")
+        declared = node.attribute("kernel_shape")
+        if declared is not None and list(declared) != list(w.shape[2:]):
+            raise ShapeError("kernel_shape", got=list(declared), expected=str(list(w.shape[2:])))
+        stride = _spatial(node, rank, "strides", 1)
+        dilation = _spatial(node, rank, "dilations", 1)
+        if mode in ("SAME_UPPER", "SAME_LOWER"):
+            pads = _auto_pads(mode, x.shape[2:], w.shape[2:], stride, dilation)
+        elif mode == "VALID":
+            pads = [0] * (2 * rank)
+        else:
+            pads = list(node.attribute("pads", [0] * (2 * rank)))
+        if len(pads) != 2 * rank or min(pads) < 0:
+            raise ShapeError("pads", got=pads, expected=f"{2 * rank} non-negative integers")
+        begins, ends = pads[:rank], pads[rank:]
+        if begins != ends:
+            x = F.pad(x, [p for pair in zip(begins[::-1], ends[::-1], strict=True) for p in pair])
+            begins = [0] * rank
+        return _CONV[rank](x, w, b, stride, begins, dilation, group)
+
+    return conv
+
+
+@torch_kernel("ConvTranspose", 1, 11, 22)
+def _conv_transpose(node: Node) -> Function:
+    mode, group = node.attribute("auto_pad", "NOTSET"), node.attribute("group", 1)
+    if mode not in ("NOTSET", "VALID") or node.attribute("output_shape"):
+        raise NotHandledError("ConvTranspose with automatic padding")
+
+    def conv(x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
+        rank = x.dim() - 2
+        if rank not in _CONV_TRANSPOSE or w.dim() != x.dim():
+            raise NotHandledError(f"convolution in {rank} dimensions")
+        stride = _spatial(node, rank, "strides", 1)
+        dilation = _spatial(node, rank, "dilations", 1)
+        extra = _spatial(node, rank, "output_padding", 0)
+        pads = [0] * (2 * rank) if mode == "VALID" else node.attribute("pads", [0] * (2 * rank))
+        if list(pads[:rank]) != list(pads[rank:]):
+            raise NotHandledError("ConvTranspose with uneven padding")
+        return _CONV_TRANSPOSE[rank](
+            x, w, b, stride, list(pads[:rank]), extra, group, dilation
+        )  # fmt: skip
+
+    return conv
+
+
+def _register_global(op_type: str, function: Function) -> None:
+    @torch_kernel(op_type, 1, 22)
+    def factory(node: Node) -> Function:
+        def pool(x: Tensor) -> Tensor:
+            if x.dim() < 3:
+                raise NotHandledError("pooling over no axis")
+            return function(x, list(range(2, x.dim())), keepdim=True)
+
+        return pool
+
+
+_register_global("GlobalAveragePool", torch.mean)
+_register_global("GlobalMaxPool", torch.amax)
+
+
+_MAX_POOL: dict[int, Function] = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
+_AVG_POOL: dict[int, Function] = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
+
+
+def _register_pool(op_type: str, versions: tuple[int, ...], table: dict[int, Function]) -> None:
+    @torch_kernel(op_type, *versions)
+    def factory(node: Node) -> Function:
+        kernel = list(node.attribute("kernel_shape"))
+        rank = len(kernel)
+        pads = list(node.attribute("pads", [0] * (2 * rank)))
+        mode = node.attribute("auto_pad", "NOTSET")
+        stride, dilation = _spatial(node, rank, "strides", 1), _spatial(node, rank, "dilations", 1)
+        if (
+            rank not in table
+            or len(node.outputs) > 1
+            or mode not in ("NOTSET", "VALID")
+            or node.attribute("ceil_mode", 0)
+            or pads[:rank] != pads[rank:]
+            or any(not 0 <= 2 * p <= k for p, k in zip(pads, kernel, strict=False))
+            or (op_type == "AveragePool" and max(dilation) > 1)
+        ):
+            raise NotHandledError("torch pools with even padding and without rounding up")
+        padding = [0] * rank if mode == "VALID" else pads[:rank]
+        function = table[rank]
+        options: dict[str, Any] = {"dilation": dilation}
+        if op_type == "AveragePool":
+            options = {"count_include_pad": bool(node.attribute("count_include_pad", 0))}
+
+        def pool(x: Tensor) -> Tensor:
+            if x.dim() != rank + 2 or not x.is_floating_point():
+                raise NotHandledError("pooling of another rank or type")
+            return function(x, kernel, stride, padding, **options)
+
+        return pool
+
+
+_register_pool("MaxPool", (1, 8, 10, 11, 12, 22), _MAX_POOL)
+_register_pool("AveragePool", (7, 10, 11, 19, 22), _AVG_POOL)

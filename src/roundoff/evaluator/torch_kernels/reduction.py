@@ -1,0 +1,209 @@
+"""Reductions along axes, softmax and its relatives, and cumulative sums."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from roundoff.evaluator.nodes import Node
+from roundoff.evaluator.registry import torch_kernel
+
+from .common import NotHandledError, axis_of, ints, read, steering
+
+Tensor = torch.Tensor
+Function = Callable[..., Any]
+Reducer = Callable[[Tensor, list[int], bool], Tensor]
+
+
+def _sum(x: Tensor, axes: list[int], keep: bool) -> Tensor:
+    return torch.sum(x, axes, keepdim=keep, dtype=x.dtype)
+
+
+def _mean(x: Tensor, axes: list[int], keep: bool) -> Tensor:
+    if not x.is_floating_point():
+        raise NotHandledError("mean of integers")
+    return torch.mean(x, axes, keepdim=keep)
+
+
+def _prod(x: Tensor, axes: list[int], keep: bool) -> Tensor:
+    for axis in sorted(axes, reverse=True):
+        x = torch.prod(x, axis, keepdim=keep, dtype=x.dtype)
+    return x
+
+
+def _l1(x: Tensor, axes: list[int], keep: bool) -> Tensor:
+    return _sum(torch.abs(x), axes, keep)
+
+
+def _l2(x: Tensor, axes: list[int], keep: bool) -> Tensor:
+    if not x.is_floating_point():
+        raise NotHandledError("norm of integers")
+    return torch.sqrt(_sum(x * x, axes, keep))
+
+
+def _sum_square(x: Tensor, axes: list[int], keep: bool) -> Tensor:
+    return _sum(x * x, axes, keep)
+
+
+def _log_sum(x: Tensor, axes: list[int], keep: bool) -> Tensor:
+    if not x.is_floating_point():
+        raise NotHandledError("logarithm of integers")
+    return torch.log(_sum(x, axes, keep))
+
+
+def _log_sum_exp(x: Tensor, axes: list[int], keep: bool) -> Tensor:
+    if not x.is_floating_point():
+        raise NotHandledError("logarithm of integers")
+    return torch.logsumexp(x, axes, keepdim=keep)
+
+
+def _extreme(function: Function) -> Reducer:
+    def reduce(x: Tensor, axes: list[int], keep: bool) -> Tensor:
+        if x.numel() == 0:
+            raise NotHandledError("extreme of nothing")
+        if x.dtype == torch.bool:
+            return function(x.to(torch.uint8), axes, keepdim=keep).to(torch.bool)
+        return function(x, axes, keepdim=keep)
+
+    return reduce
+
+
+# Operator -> reducer, versions with the axes in an attribute, versions with them as an input.
+_REDUCERS: dict[str, tuple[Reducer, tuple[int, ...], tuple[int, ...]]] = {
+    "ReduceSum": (_sum, (1, 11), (13,)),
+    "ReduceMean": (_mean, (1, 11, 13), (18,)),
+    "ReduceProd": (_prod, (1, 11, 13), (18,)),
+    "ReduceL1": (_l1, (1, 11, 13), (18,)),
+    "ReduceL2": (_l2, (1, 11, 13), (18,)),
+    "ReduceSumSquare": (_sum_square, (1, 11, 13), (18,)),
+    "ReduceLogSum": (_log_sum, (1, 11, 13), (18, 28)),
+    "ReduceLogSumExp": (_log_sum_exp, (1, 11, 13), (18, 28)),
+    "ReduceMax": (_extreme(torch.amax), (1, 11, 12, 13), (18, 20)),
+    "ReduceMin": (_extreme(torch.amin), (1, 11, 12, 13), (18, 20)),
+}
+
+
+def _register(
+    op_type: str, reducer: Reducer, with_attribute: tuple[int, ...], with_input: tuple[int, ...]
+) -> None:
+    @torch_kernel(op_type, *with_attribute)
+    def by_attribute(node: Node) -> Function:
+        axes, keep = node.attribute("axes"), bool(node.attribute("keepdims", 1))
+        return lambda x: reducer(x, _axes(axes, x.dim()), keep)
+
+    @torch_kernel(op_type, *with_input)
+    def by_input(node: Node) -> Function:
+        keep = bool(node.attribute("keepdims", 1))
+        noop = bool(node.attribute("noop_with_empty_axes", 0))
+        fixed = steering(node, 1)
+        if fixed:
+            return lambda x, axes: reducer(x, _axes(fixed, x.dim()), keep)
+
+        def reduce(x: Tensor, axes: Tensor | None = None) -> Tensor:
+            found = [] if axes is None else ints(axes)
+            if not found and noop:
+                # Along no axis: a sum of one term, so a square is still taken.
+                return x if reducer in (_sum, _mean, _prod) else _pointwise(op_type, x)
+            return reducer(x, _axes(found, x.dim()), keep)
+
+        return reduce
+
+
+def _pointwise(op_type: str, x: Tensor) -> Tensor:
+    if op_type in ("ReduceMax", "ReduceMin"):
+        return x
+    raise NotHandledError("reduction along no axis")
+
+
+def _axes(axes: list[int] | None, rank: int) -> list[int]:
+    if not axes:
+        return list(range(rank))
+    return [axis_of(a, rank) for a in axes]
+
+
+for _op_type, _parts in _REDUCERS.items():
+    _register(_op_type, *_parts)
+
+
+def _register_arg(op_type: str, function: Function) -> None:
+    @torch_kernel(op_type, 1, 11, 12, 13)
+    def factory(node: Node) -> Function:
+        axis, keep = node.attribute("axis", 0), bool(node.attribute("keepdims", 1))
+        last = bool(node.attribute("select_last_index", 0))
+
+        def arg(x: Tensor) -> Tensor:
+            k = axis_of(axis, x.dim())
+            if x.is_floating_point() and bool(torch.isnan(x).any()):
+                raise NotHandledError("NaN among the values")
+            # torch does not promise the first of equals: take the first place of the extreme.
+            best = function(x, k, keepdim=True)
+            hits = (x == best).to(torch.uint8)
+            if last:
+                found = x.shape[k] - 1 - torch.argmax(hits.flip(k), k, keepdim=keep)
+            else:
+                found = torch.argmax(hits, k, keepdim=keep)
+            return found
+
+        return arg
+
+
+_register_arg("ArgMax", torch.amax)
+_register_arg("ArgMin", torch.amin)
+
+
+def _register_softmax(op_type: str, function: Function) -> None:
+    @torch_kernel(op_type, 13)
+    def along_axis(node: Node) -> Function:
+        axis = node.attribute("axis", -1)
+        return lambda x: function(x, axis)
+
+    @torch_kernel(op_type, 1, 11)
+    def flattened(node: Node) -> Function:
+        axis = node.attribute("axis", 1)
+
+        def softmax(x: Tensor) -> Tensor:
+            k = axis_of(axis, x.dim()) if axis != x.dim() else axis
+            rows = 1
+            for d in x.shape[:k]:
+                rows *= d
+            return function(x.reshape(rows, -1), 1).reshape(x.shape)
+
+        return softmax
+
+
+def _hardmax(x: Tensor, axis: int) -> Tensor:
+    k = axis_of(axis, x.dim())
+    hits = (x == torch.amax(x, k, keepdim=True)).to(torch.uint8)
+    first = torch.argmax(hits, k, keepdim=True)
+    return torch.zeros_like(x).scatter_(k, first, 1)
+
+
+_register_softmax("Softmax", torch.softmax)
+_register_softmax("LogSoftmax", torch.log_softmax)
+_register_softmax("Hardmax", _hardmax)
+
+
+def _register_cumulative(
+    op_type: str, versions: tuple[int, ...], function: Function, neutral: int
+) -> None:
+    @torch_kernel(op_type, *versions)
+    def factory(node: Node) -> Function:
+        exclusive = bool(node.attribute("exclusive", 0))
+        reverse = bool(node.attribute("reverse", 0))
+
+        def cumulate(x: Tensor, axis: Tensor) -> Tensor:
+            k = axis_of(read(node, 1, axis)[0], x.dim())
+            y = x.flip(k) if reverse else x
+            y = function(y, k, dtype=x.dtype)
+            if exclusive:
+                first = torch.full_like(y.narrow(k, 0, min(1, y.shape[k])), neutral)
+                y = torch.cat([first, y.narrow(k, 0, max(y.shape[k] - 1, 0))], k)
+            return y.flip(k) if reverse else y
+
+        return cumulate
+
+
+_register_cumulative("CumSum", (11, 14), torch.cumsum, 0)
+_register_cumulative("CumProd", (26,), torch.cumprod, 1)

@@ -1,0 +1,279 @@
+"""Operators that change a shape, or make a tensor of a given shape."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from roundoff.errors import ModelError, ShapeError
+from roundoff.evaluator.nodes import Node
+from roundoff.evaluator.registry import torch_kernel
+
+from .common import (
+    NotHandledError,
+    axis_of,
+    element_type,
+    ints,
+    read,
+    refuse_larger_than_memory,
+    steering,
+)
+
+Tensor = torch.Tensor
+Function = Callable[..., Any]
+
+
+def _target_shape(shape: Sequence[int], wanted: list[int], allow_zero: bool) -> list[int]:
+    if allow_zero:
+        if 0 in wanted and -1 in wanted:
+            raise ShapeError("Reshape with allowzero", got=wanted, expected="no 0 beside -1")
+        return wanted
+    if 0 in wanted:
+        if any(d == 0 and k >= len(shape) for k, d in enumerate(wanted)):
+            raise ShapeError("Reshape copies a dimension that is not there", got=wanted)
+        return [shape[k] if d == 0 else d for k, d in enumerate(wanted)]
+    return wanted
+
+
+def _reshaped(x: Tensor, wanted: list[int]) -> Tensor:
+    if x.numel() == 0 and -1 in wanted:
+        known = 1
+        for d in wanted:
+            known *= d if d != -1 else 1
+        if known == 0:  # torch calls the free dimension ambiguous; ONNX makes it 0
+            return x.reshape([0 if d == -1 else d for d in wanted])
+    return x.reshape(wanted)
+
+
+@torch_kernel("Reshape", 5, 13, 14, 19, 21, 23, 24, 25)
+def _reshape(node: Node) -> Function:
+    allow_zero = bool(node.attribute("allowzero", 0))
+    fixed = steering(node, 1)
+    if fixed is not None and min(fixed, default=1) > 0:
+        return lambda x, shape: x.reshape(fixed)
+    if fixed is not None:
+        return lambda x, shape: _reshaped(x, _target_shape(x.shape, fixed, allow_zero))
+    return lambda x, shape: _reshaped(x, _target_shape(x.shape, ints(shape), allow_zero))
+
+
+@torch_kernel("Transpose", 1, 13, 21, 23, 24, 25)
+def _transpose(node: Node) -> Function:
+    perm = node.attribute("perm")
+    if perm is None:
+        return lambda x: x.permute(tuple(range(x.dim() - 1, -1, -1)))
+    if any(p < 0 for p in perm):
+        raise ShapeError(
+            f"node {node.label!r} (Transpose)", got=list(perm), expected="non-negative axes"
+        )
+    order = tuple(perm)
+    return lambda x: x.permute(order)
+
+
+@torch_kernel("Flatten", 1, 9, 11, 13, 21, 23, 24, 25)
+def _flatten(node: Node) -> Function:
+    axis = node.attribute("axis", 1)
+
+    def flatten(x: Tensor) -> Tensor:
+        k = axis if axis == x.dim() else axis_of(axis, x.dim())
+        rows = columns = 1
+        for d in x.shape[:k]:
+            rows *= d
+        for d in x.shape[k:]:
+            columns *= d
+        return x.reshape(rows, columns)
+
+    return flatten
+
+
+def _squeezed(x: Tensor, axes: list[int]) -> Tensor:
+    over = [axis_of(a, x.dim()) for a in axes]
+    if any(x.shape[a] != 1 for a in over):
+        raise ShapeError("Squeeze of a dimension that is not 1", got=f"{list(x.shape)}, {axes}")
+    return x.squeeze(tuple(over))
+
+
+@torch_kernel("Squeeze", 1, 11)
+def _squeeze_attribute(node: Node) -> Function:
+    axes = node.attribute("axes")
+    return torch.squeeze if axes is None else lambda x: _squeezed(x, axes)
+
+
+@torch_kernel("Squeeze", 13, 21, 23, 24, 25)
+def _squeeze(node: Node) -> Function:
+    fixed = steering(node, 1)
+    if fixed is not None:
+        return lambda x, axes: _squeezed(x, fixed)
+    return lambda x, axes=None: torch.squeeze(x) if axes is None else _squeezed(x, ints(axes))
+
+
+def _unsqueezed(x: Tensor, axes: list[int]) -> Tensor:
+    rank = x.dim() + len(axes)
+    over = sorted(axis_of(a, rank) for a in axes)
+    if len(set(over)) != len(over):
+        raise ShapeError("Unsqueeze", got=axes, expected="distinct axes")
+    for a in over:
+        x = x.unsqueeze(a)
+    return x
+
+
+@torch_kernel("Unsqueeze", 1, 11)
+def _unsqueeze_attribute(node: Node) -> Function:
+    axes = node.attribute("axes")
+    return lambda x: _unsqueezed(x, axes)
+
+
+@torch_kernel("Unsqueeze", 13, 21, 23, 24, 25)
+def _unsqueeze(node: Node) -> Function:
+    fixed = steering(node, 1)
+    if fixed is not None and len(fixed) == 1:
+        axis = fixed[0]
+        return lambda x, axes: x.unsqueeze(axis)
+    if fixed is not None:
+        return lambda x, axes: _unsqueezed(x, fixed)
+    return lambda x, axes: _unsqueezed(x, ints(axes))
+
+
+def _expanded(x: Tensor, shape: list[int]) -> Tensor:
+    if any(d < 0 for d in shape):
+        raise ShapeError("Expand", got=shape, expected="no negative dimension")
+    return x.expand(torch.broadcast_shapes(x.shape, shape))
+
+
+@torch_kernel("Expand", 8, 13)
+def _expand(node: Node) -> Function:
+    fixed = steering(node, 1)
+    if fixed is not None:
+        return lambda x, shape: _expanded(x, fixed)
+    return lambda x, shape: _expanded(x, ints(shape))
+
+
+@torch_kernel("Tile", 6, 13)
+def _tile(node: Node) -> Function:
+    def tile(x: Tensor, repeats: Tensor) -> Tensor:
+        counts = read(node, 1, repeats)
+        if len(counts) != x.dim():
+            raise ShapeError("Tile", got=f"{len(counts)} repeats", expected=str(x.dim()))
+        refuse_larger_than_memory(
+            [d * c for d, c in zip(x.shape, counts, strict=True)], x.dtype, x.device
+        )
+        return x.repeat(counts)
+
+    return tile
+
+
+# A shape lives on the CPU, where it is read: reading it elsewhere would wait for the device.
+@torch_kernel("Shape", 1, 13, 15, 19, 21, 23, 24, 25)
+def _shape(node: Node) -> Function:
+    start, end = node.attribute("start", 0), node.attribute("end")
+    return lambda x: torch.tensor(list(x.shape)[slice(start, end)], dtype=torch.int64)
+
+
+@torch_kernel("Size", 1, 13, 19, 21, 23, 24, 25)
+def _size(node: Node) -> Function:
+    def size(x: Any) -> Tensor:
+        count = 1
+        for d in x.shape:
+            count *= d
+        return torch.tensor(count, dtype=torch.int64)
+
+    return size
+
+
+@torch_kernel("ConstantOfShape", 9, 20, 21, 23, 24, 25)
+def _constant_of_shape(node: Node) -> Function:
+    value, device = node.attribute("value"), node.settings.device
+    if value is None:
+        value = torch.zeros(1, dtype=torch.float32)
+    if not isinstance(value, Tensor) or value.numel() != 1:
+        raise NotHandledError("ConstantOfShape of a value that torch does not have")
+    if node.truth and value.is_floating_point():
+        value = value.to(torch.float64)
+    item = value.reshape(()).to(device)
+
+    def constant(shape: Tensor) -> Tensor:
+        dims = read(node, 0, shape)
+        refuse_larger_than_memory(dims, item.dtype, device)
+        return item.expand(dims).clone(memory_format=torch.contiguous_format)
+
+    return constant
+
+
+@torch_kernel("EyeLike", 9, 22)
+def _eye_like(node: Node) -> Function:
+    to, k = node.attribute("dtype"), node.attribute("k", 0)
+
+    def eye_like(x: Tensor) -> Tensor:
+        if x.dim() != 2:
+            raise ShapeError("EyeLike", got=list(x.shape), expected="a matrix")
+        dtype = x.dtype if to is None else element_type(node, to)
+        y = torch.zeros(x.shape, dtype=dtype, device=x.device)
+        y.diagonal(k).fill_(1) if -x.shape[0] < k < x.shape[1] else None
+        return y
+
+    return eye_like
+
+
+@torch_kernel("Range", 11)
+def _range(node: Node) -> Function:
+    def arange(start: Tensor, limit: Tensor, delta: Tensor) -> Tensor:
+        first, last, step = (t.reshape(()) for t in (start, limit, delta))
+        if step.item() == 0:
+            raise ModelError("Range with a step of 0")
+        if start.is_floating_point():
+            count = math.ceil((last - first).item() / step.item())
+        else:
+            count = -((int(first) - int(last)) // int(step))
+        count = max(count, 0)
+        refuse_larger_than_memory([count], start.dtype, start.device)
+        steps = torch.arange(count, device=start.device)
+        if not start.is_floating_point():
+            return (int(first) + steps * int(step)).to(start.dtype)
+        return first + steps.to(start.dtype) * step
+
+    return arange
+
+
+@torch_kernel("Trilu", 14)
+def _trilu(node: Node) -> Function:
+    upper = bool(node.attribute("upper", 1))
+
+    def trilu(x: Tensor, k: Tensor | None = None) -> Tensor:
+        diagonal = 0 if k is None else read(node, 1, k)[0]
+        if x.dim() < 2:
+            raise ShapeError("Trilu", got=list(x.shape), expected="at least two dimensions")
+        limit = max(x.shape[-2:]) + 1
+        diagonal = max(-limit, min(limit, diagonal))
+        return torch.triu(x, diagonal) if upper else torch.tril(x, diagonal)
+
+    return trilu
+
+
+@torch_kernel("DepthToSpace", 1, 11, 13, 28)
+def _depth_to_space(node: Node) -> Function:
+    b, mode = node.attribute("blocksize"), node.attribute("mode", "DCR")
+
+    def depth_to_space(x: Tensor) -> Tensor:
+        n, c, h, w = x.shape
+        if mode == "DCR":
+            y = x.reshape(n, b, b, c // (b * b), h, w).permute(0, 3, 4, 1, 5, 2)
+        else:
+            y = x.reshape(n, c // (b * b), b, b, h, w).permute(0, 1, 4, 2, 5, 3)
+        return y.reshape(n, c // (b * b), h * b, w * b)
+
+    return depth_to_space
+
+
+@torch_kernel("SpaceToDepth", 1, 13, 28)
+def _space_to_depth(node: Node) -> Function:
+    b = node.attribute("blocksize")
+    order = (0, 3, 5, 1, 2, 4) if node.attribute("mode", "DCR") == "DCR" else (0, 1, 3, 5, 2, 4)
+
+    def space_to_depth(x: Tensor) -> Tensor:
+        n, c, h, w = x.shape
+        y = x.reshape(n, c, h // b, b, w // b, b).permute(order)
+        return y.reshape(n, c * b * b, h // b, w // b)
+
+    return space_to_depth

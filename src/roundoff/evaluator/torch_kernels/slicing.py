@@ -1,0 +1,189 @@
+"""Operators that cut and join tensors along axes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - as torch's users write it
+
+from roundoff.errors import ModelError, ShapeError
+from roundoff.evaluator.nodes import Node
+from roundoff.evaluator.registry import torch_kernel
+
+from .common import NotHandledError, axis_of, ints, read, refuse_larger_than_memory, steering
+
+Tensor = torch.Tensor
+Function = Callable[..., Any]
+
+
+@torch_kernel("Concat", 4, 11, 13)
+def _concat(node: Node) -> Function:
+    axis = node.attribute("axis")
+
+    def concat(*inputs: Tensor) -> Tensor:
+        rank = inputs[0].dim()
+        # torch.cat skips empty vectors whatever their rank.
+        if any(x.dim() != rank for x in inputs):
+            raise ShapeError("Concat", got=str([x.dim() for x in inputs]), expected="one rank")
+        return torch.cat(inputs, axis_of(axis, rank))
+
+    return concat
+
+
+def _sliced(
+    x: Tensor, starts: list[int], ends: list[int], axes: list[int] | None, steps: list[int] | None
+) -> Tensor:
+    axes = list(range(len(starts))) if axes is None else axes
+    steps = [1] * len(starts) if steps is None else steps
+    if not len(starts) == len(ends) == len(axes) == len(steps):
+        raise ShapeError("Slice", got=f"{starts}, {ends}, {axes}, {steps}", expected="one length")
+    seen = set()
+    for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
+        k = axis_of(axis, x.dim())
+        if k in seen:
+            raise ShapeError("Slice", got=axes, expected="distinct axes")
+        seen.add(k)
+        if step == 0:
+            raise ModelError("Slice with a step of 0")
+        size = x.shape[k]
+        if step > 0:
+            first, last, stride = slice(start, end, step).indices(size)
+            x = x[(slice(None),) * k + (slice(first, max(first, last), stride),)]
+        else:
+            # ONNX clamps where Python would read -1 as the last element.
+            first = min(start + size if start < 0 else start, size - 1)
+            last = max(end + size if end < 0 else end, -1)
+            positions = torch.arange(first, min(last, first), step, device=x.device)
+            x = x.index_select(k, positions) if first >= 0 else x.narrow(k, 0, 0)
+    return x
+
+
+@torch_kernel("Slice", 1)
+def _slice1(node: Node) -> Function:
+    starts, ends = node.attribute("starts"), node.attribute("ends")
+    return lambda x: _sliced(x, starts, ends, node.attribute("axes"), None)
+
+
+@torch_kernel("Slice", 10, 11, 13)
+def _slice(node: Node) -> Function:
+    given = [k for k in range(1, 5) if node.has_input(k)]
+    fixed = {k: steering(node, k) for k in given}
+    if all(v is not None for v in fixed.values()):
+        parts: list[Any] = [fixed.get(k) for k in range(1, 5)]
+        starts, ends, axes, steps = parts
+        if len(starts) == 1 and axes and steps in (None, [1]) and axes[0] >= 0:
+            return _one_slice(starts[0], ends[0], axes[0])
+        return lambda x, *rest: _sliced(x, starts, ends, axes, steps)
+
+    def cut(x: Tensor, *rest: Tensor | None) -> Tensor:
+        values: list[Any] = [None if t is None else ints(t) for t in rest]
+        values += [None] * (4 - len(values))
+        return _sliced(x, *values)
+
+    return cut
+
+
+def _one_slice(start: int, end: int, axis: int) -> Function:
+    index = (slice(None),) * axis + (slice(start, end),)
+    return lambda x, *rest: x[index]
+
+
+def _split_sizes(total: int, count: int) -> list[int]:
+    size = -(-total // count)
+    return [max(min(size, total - k * size), 0) for k in range(count)]
+
+
+def _split(x: Tensor, axis: int, sizes: list[int] | None, count: int) -> tuple[Tensor, ...]:
+    k = axis_of(axis, x.dim())
+    sizes = _split_sizes(x.shape[k], count) if sizes is None else sizes
+    if sum(sizes) != x.shape[k] or min(sizes, default=0) < 0:
+        raise ShapeError("Split", got=sizes, expected=f"sizes that add up to {x.shape[k]}")
+    return torch.split(x, sizes, k)
+
+
+def _outputs(node: Node, parts: tuple[Tensor, ...]) -> Any:
+    if len(parts) != len(node.outputs):
+        raise ShapeError("Split", got=f"{len(parts)} parts", expected=str(len(node.outputs)))
+    return parts if len(parts) > 1 else parts[0]
+
+
+@torch_kernel("Split", 2, 11)
+def _split_attribute(node: Node) -> Function:
+    axis, sizes, count = node.attribute("axis", 0), node.attribute("split"), len(node.outputs)
+    return lambda x: _outputs(node, _split(x, axis, sizes, count))
+
+
+@torch_kernel("Split", 13, 18)
+def _split_input(node: Node) -> Function:
+    axis, count = node.attribute("axis", 0), node.attribute("num_outputs", len(node.outputs))
+    fixed = steering(node, 1)
+
+    def split(x: Tensor, sizes: Tensor | None = None) -> Any:
+        given = fixed if sizes is None or fixed is not None else ints(sizes)
+        return _outputs(node, _split(x, axis, given, count))
+
+    return split
+
+
+# -- padding -----------------------------------------------------------------------------------
+
+
+@torch_kernel("Pad", 11, 13, 18, 19, 21, 23, 24, 25)
+def _pad(node: Node) -> Function:
+    mode = node.attribute("mode", "constant")
+
+    def pad(x: Tensor, pads: Tensor, value: Any = None, axes: Tensor | None = None) -> Tensor:
+        rank, amounts = x.dim(), read(node, 1, pads)
+        over = (
+            list(range(rank)) if axes is None else [axis_of(a, rank) for a in read(node, 3, axes)]
+        )
+        if len(amounts) != 2 * len(over):
+            raise ShapeError("Pad", got=f"{len(amounts)} pads", expected=str(2 * len(over)))
+        before, after = [0] * rank, [0] * rank
+        for k, axis in enumerate(over):
+            before[axis], after[axis] = amounts[k], amounts[len(over) + k]
+        item = 0 if value is None or value.numel() == 0 else value.reshape(()).item()
+        return _padded(x, before, after, mode, item)
+
+    return pad
+
+
+@torch_kernel("Pad", 2)
+def _pad2(node: Node) -> Function:
+    mode, value, pads = (
+        node.attribute("mode", "constant"), node.attribute("value", 0.0), node.attribute("pads")
+    )  # fmt: skip
+    half = len(pads) // 2
+    return lambda x: _padded(x, pads[:half], pads[half:], mode, value)
+
+
+def _padded(x: Tensor, before: list[int], after: list[int], mode: str, item: Any) -> Tensor:
+    sizes = [d + b + a for d, b, a in zip(x.shape, before, after, strict=True)]
+    refuse_larger_than_memory(sizes, x.dtype, x.device)
+    if mode == "constant":
+        flat = [p for b, a in zip(before[::-1], after[::-1], strict=True) for p in (b, a)]
+        return F.pad(x, flat, value=item)
+    for axis, (b, a) in enumerate(zip(before, after, strict=True)):
+        if b or a:
+            x = x.index_select(axis, _source(x.shape[axis], b, a, mode).to(x.device))
+    return x
+
+
+def _source(size: int, before: int, after: int, mode: str) -> Tensor:
+    """For each position of the padded axis, the one it copies."""
+    if size == 0:
+        raise ShapeError("Pad of an empty axis by its own values")
+    positions = torch.arange(-before, size + after)
+    if mode == "edge":
+        return positions.clamp(0, size - 1)
+    if mode == "wrap":
+        return positions.remainder(size)
+    if mode == "reflect":
+        if size == 1:
+            return torch.zeros_like(positions)
+        period = 2 * (size - 1)
+        positions = positions.remainder(period)
+        return torch.where(positions < size, positions, period - positions)
+    raise NotHandledError(f"Pad mode={mode}")

@@ -1,0 +1,156 @@
+"""Values between nodes, and their conversions.
+
+A tensor is a ``torch.Tensor`` where torch has the element type; strings and the types narrower
+than a byte (int4, uint4, int2, uint2, float4) stay NumPy arrays, the latter with the dtypes of
+``ml_dtypes``. A sequence is a list, an absent optional is None, a map is a dict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+import torch
+from onnx import TypeProto, helper
+
+from roundoff.dtypes import dtype_info, onnx_dtype_to_np_dtype
+from roundoff.errors import DtypeError
+
+#: ONNX element type of the torch dtypes that values may have.
+TORCH_TO_ONNX: dict[torch.dtype, int] = {
+    getattr(torch, name): dtype_info(name).onnx
+    for name in (
+        "float32", "uint8", "int8", "uint16", "int16", "int32", "int64", "bool", "float16",
+        "float64", "uint32", "uint64", "complex64", "complex128", "bfloat16", "float8_e4m3fn",
+        "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu",
+    )
+    if hasattr(torch, name)
+}  # fmt: skip
+ONNX_TO_TORCH: dict[int, torch.dtype] = {v: k for k, v in TORCH_TO_ONNX.items()}
+
+# NumPy has no such type of its own: ml_dtypes array -> integer view -> torch view.
+_VIEWED = {
+    np.dtype(getattr(ml_dtypes, dtype_info(t).name)): (
+        t,
+        np.dtype(f"uint{dtype_info(t).bits}"),
+    )
+    for t in (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2,
+              torch.float8_e5m2fnuz, torch.float8_e8m0fnu)
+}  # fmt: skip
+_VIEWED_BACK = {t: (d, i) for d, (t, i) in _VIEWED.items()}
+_NATIVE = {onnx_dtype_to_np_dtype(k) for k, t in ONNX_TO_TORCH.items() if t not in _VIEWED_BACK}
+#: Element types that stay NumPy arrays.
+ARRAY_ONLY = {
+    onnx_dtype_to_np_dtype(k): k
+    for k in range(1, 27)
+    if k not in ONNX_TO_TORCH and k != onnx.TensorProto.STRING
+}
+
+
+def to_value(x: Any) -> Any:
+    """A value of the evaluator from a tensor, array, scalar, list or dict.
+
+    Raises
+    ------
+    DtypeError
+        When ONNX has no such element type.
+    """
+    if x is None or isinstance(x, torch.Tensor):
+        return x
+    if isinstance(x, (list, tuple)):
+        return [to_value(item) for item in x]
+    if isinstance(x, dict):
+        return dict(x)
+    array = np.asarray(x)
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
+    if array.dtype in _NATIVE:
+        return torch.from_numpy(_owned(array))
+    viewed = _VIEWED.get(array.dtype)
+    if viewed is not None:
+        return torch.from_numpy(_owned(array).view(viewed[1])).view(viewed[0])
+    if array.dtype.kind in "USOT":
+        return array.astype(object)
+    if array.dtype in ARRAY_ONLY:
+        return array
+    raise DtypeError(
+        "no ONNX element type for this array", got=str(array.dtype), expected="an ONNX type"
+    )
+
+
+def _owned(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The array as torch takes it: writeable, positive strides."""
+    if array.flags.writeable and all(s >= 0 for s in array.strides):
+        return array
+    return np.array(array, order="C")
+
+
+def to_numpy(x: Any) -> Any:
+    """The NumPy form of a value; lists and dicts keep their nesting."""
+    if isinstance(x, torch.Tensor):
+        x = x.detach().cpu().resolve_conj().resolve_neg()
+        viewed = _VIEWED_BACK.get(x.dtype)
+        if viewed is None:
+            return x.numpy()
+        dtype, as_int = viewed
+        return x.contiguous().view(ONNX_TO_TORCH[dtype_info(as_int).onnx]).numpy().view(dtype)
+    if isinstance(x, (list, tuple)):
+        return [to_numpy(item) for item in x]
+    return x
+
+
+def elem_type(x: Any) -> int:
+    """ONNX element type of a tensor or array (0 for anything else)."""
+    if isinstance(x, torch.Tensor):
+        return TORCH_TO_ONNX.get(x.dtype, 0)
+    if isinstance(x, np.ndarray):
+        return ARRAY_ONLY.get(x.dtype, 8 if x.dtype == object else 0)
+    return 0
+
+
+def type_proto(x: Any, shape: bool = True) -> TypeProto:
+    """``TypeProto`` of a value; an empty sequence counts as one of float tensors."""
+    if isinstance(x, (list, tuple)):
+        item = type_proto(x[0], False) if x else helper.make_tensor_type_proto(1, None)
+        if any(type_proto(other, False) != item for other in x[1:]):
+            raise DtypeError("a sequence holds values of several types", got=type_name(x[:4]))
+        return helper.make_sequence_type_proto(item)
+    code = elem_type(x)
+    if code == 0:
+        raise DtypeError("not a value that ONNX knows", got=type_name(x))
+    return helper.make_tensor_type_proto(code, list(x.shape) if shape else None)
+
+
+def type_name(x: Any) -> str:
+    """Short description of a value for messages: ``float32[2,3]``."""
+    if isinstance(x, (torch.Tensor, np.ndarray)):
+        name = "str" if x.dtype == object else str(x.dtype).removeprefix("torch.")
+        return f"{name}[{','.join(str(d) for d in x.shape)}]"
+    if isinstance(x, (list, tuple)):
+        return f"sequence of {len(x)}" + (f" ({type_name(x[0])}, …)" if x else "")
+    return "nothing" if x is None else type(x).__name__
+
+
+def signature(values: Iterable[Any], shape: bool = False) -> tuple[Any, ...]:
+    """A hashable key of the types (and shapes) of *values*."""
+    key: list[Any] = []
+    for x in values:
+        if isinstance(x, (torch.Tensor, np.ndarray)):
+            key.append((x.dtype, tuple(x.shape)) if shape else x.dtype)
+        elif isinstance(x, (list, tuple)):
+            key.append(("seq", signature(x[:1])))
+        else:
+            key.append(type(x))
+    return tuple(key)
+
+
+def nbytes(x: Any) -> int:
+    """Bytes that a value holds (0 for strings and for nothing)."""
+    if isinstance(x, torch.Tensor):
+        return x.numel() * x.element_size()
+    if isinstance(x, np.ndarray) and x.dtype != object:
+        return int(x.nbytes)
+    return sum(nbytes(item) for item in x) if isinstance(x, (list, tuple)) else 0

@@ -23,7 +23,7 @@ def __getattr__(name: str) -> Any:
     if module is None:
         raise AttributeError(f"module 'roundoff.kernels' has no attribute {name!r}")
     value = getattr(importlib.import_module(f".{module}", __name__), name)
-    # Importing the submodule layer_norm has just bound its name here: the function is what is meant.
+    # Importing the submodule layer_norm has just bound its name here; the function is meant.
     globals()[name] = value
     return value
 

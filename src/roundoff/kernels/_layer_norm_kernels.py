@@ -5,6 +5,9 @@ mask, and a width just above a power of two costs one more piece, not a block of
 rows form a tile. Sums and products are float32 (float64 for float64), whatever the rows' type.
 """
 
+# Triton has no starred tuples.
+# ruff: noqa: RUF005
+
 from __future__ import annotations
 
 import triton.language as tl
@@ -62,54 +65,64 @@ def forward(
     M,
     N,
     stride_x,
+    tiles,  # ceil(M / R)
     zero,  # 0
     EPS: tl.constexpr,
     ACC: tl.constexpr,  # tl.float32, or tl.float64
     R: tl.constexpr,
     P: tl.constexpr,
     K: tl.constexpr,
+    STAGES: tl.constexpr,
+    HOLD: tl.constexpr,  # weight and bias stay in registers; else they come from the cache
     HAS_W: tl.constexpr,
     HAS_B: tl.constexpr,
     OPAQUE: tl.constexpr,
 ):
-    """One tile of R whole rows a program: mean, then variance about it, then the result."""
-    rows = tl.program_id(0) * R + tl.arange(0, R)
+    """Tiles of R whole rows: mean, then variance about it, then the result."""
+    program = tl.program_id(0)
+    programs = tl.num_programs(0)
     cols = tl.arange(0, P)[None, :]
-    here = (rows < M)[:, None]
     last = (K - 1) * P + cols < N
-    start = rows.to(tl.int64)[:, None] * stride_x + cols
-    x = ()
-    summed = tl.full((R, P), 0.0, ACC)
+    weight = ()
+    bias = ()
     for k in tl.static_range(K):
-        mask = here & last if k == K - 1 else here
-        piece = tl.load(X + k * P + start, mask=mask, other=0.0)
-        x = x + (piece,)
-        summed += piece.to(ACC)
-    mean = total(summed, 1) / N
-    squared = tl.full((R, P), 0.0, ACC)
-    for k in tl.static_range(K):
-        centred = same_bits(x[k], zero, OPAQUE).to(ACC) - mean[:, None]
-        if k == K - 1:
-            centred = tl.where(last, centred, 0.0)
-        squared += centred * centred
-    rstd = 1.0 / tl.sqrt(total(squared, 1) / N + EPS)
-    tl.store(MEAN + rows, mean, mask=rows < M)
-    tl.store(RSTD + rows, rstd, mask=rows < M)
-    end = rows.to(tl.int64)[:, None] * N + cols
-    for k in tl.static_range(K):
-        y = (same_bits(x[k], zero, OPAQUE).to(ACC) - mean[:, None]) * rstd[:, None]
-        if HAS_W:
+        if HAS_W and HOLD:
+            weight = weight + (columns_of(W, k, K, P, cols, last),)
+        if HAS_B and HOLD:
+            bias = bias + (columns_of(B, k, K, P, cols, last),)
+    for tile in tl.range(program, tiles, programs, num_stages=STAGES):
+        rows = tile * R + tl.arange(0, R)
+        here = (rows < M)[:, None]
+        x_at = X + (rows.to(tl.int64)[:, None] * stride_x + cols)
+        y_at = Y + (rows.to(tl.int64)[:, None] * N + cols)
+        x = ()
+        summed = tl.full((R, P), 0.0, ACC)
+        for k in tl.static_range(K):
+            mask = here & last if k == K - 1 else here
+            piece = tl.load(x_at + k * P, mask=mask, other=0.0)
+            x = x + (piece,)
+            summed += piece.to(ACC)
+        mean = total(summed, 1) / N
+        squared = tl.full((R, P), 0.0, ACC)
+        for k in tl.static_range(K):
+            centred = same_bits(x[k], zero, OPAQUE).to(ACC) - mean[:, None]
             if k == K - 1:
-                y = y * tl.load(W + k * P + cols, mask=last, other=0.0).to(ACC)
-            else:
-                y = y * tl.load(W + k * P + cols).to(ACC)
-        if HAS_B:
-            if k == K - 1:
-                y = y + tl.load(B + k * P + cols, mask=last, other=0.0).to(ACC)
-            else:
-                y = y + tl.load(B + k * P + cols).to(ACC)
-        mask = here & last if k == K - 1 else here
-        tl.store(Y + k * P + end, y.to(Y.dtype.element_ty), mask=mask)
+                centred = tl.where(last, centred, 0.0)
+            squared += centred * centred
+        variance = tl.where(rows < M, total(squared, 1) / N + EPS, 1.0)
+        rstd = 1.0 / tl.sqrt(variance)
+        tl.store(MEAN + rows, mean, mask=rows < M)
+        tl.store(RSTD + rows, rstd, mask=rows < M)
+        for k in tl.static_range(K):
+            y = (same_bits(x[k], zero, OPAQUE).to(ACC) - mean[:, None]) * rstd[:, None]
+            if HAS_W:
+                w = weight[k] if HOLD else columns_of(W, k, K, P, cols, last)
+                y = y * w.to(ACC)
+            if HAS_B:
+                b = bias[k] if HOLD else columns_of(B, k, K, P, cols, last)
+                y = y + b.to(ACC)
+            mask = here & last if k == K - 1 else here
+            tl.store(y_at + k * P, y.to(Y.dtype.element_ty), mask=mask)
 
 
 @kernel
@@ -167,7 +180,7 @@ def backward(
     P: tl.constexpr,
     K: tl.constexpr,
     STAGES: tl.constexpr,  # 2 or more: the next tiles are on their way while one is worked on
-    HOLD: tl.constexpr,  # the weight: 0 fetched with x, 1 in registers, 3 and 4 from the cache
+    HOLD: tl.constexpr,  # the weight stays in registers; else it is fetched with every row
     SHARED: tl.constexpr,  # the rows of a tile add to one sum a column
     FUSED: tl.constexpr,  # (x - mean) * rstd as one multiply-add
     HAS_W: tl.constexpr,
@@ -191,7 +204,7 @@ def backward(
         if PARTIALS:
             dw = dw + (tl.full((1 if SHARED else R, P), 0.0, ACC),)
             db = db + (tl.full((1 if SHARED else R, P), 0.0, ACC),)
-        if HAS_W and HOLD == 1:
+        if HAS_W and HOLD:
             held = held + (columns_of(W, k, K, P, cols, last),)
     if PDL:
         tlc.gdc_launch_dependents()
@@ -212,55 +225,45 @@ def backward(
             x = x + (tl.load(x_at + k * P, mask=mask, other=0.0),)
             dy = dy + (tl.load(dy_at + k * P, mask=mask, other=0.0),)
         weight = held
-        if HAS_W and (HOLD == 0 or HOLD == 3):
+        if HAS_W and not HOLD:
             weight = ()
             for k in tl.static_range(K):
                 weight = weight + (columns_of(W, k, K, P, cols, last),)
         shift = -mean * rstd
         s1 = tl.full((R, P), 0.0, ACC)
         s2 = tl.full((R, P), 0.0, ACC)
-        # True in every turn. Inside the condition the weight is read when it is wanted, from the
-        # cache; outside it would be fetched a row ahead, as x and dy are.
-        if tile < tiles:
-            for k in tl.static_range(K):
-                xhat = normalised(x[k], mean, rstd, shift, ACC, FUSED)
-                wg = dy[k].to(ACC)
-                if HAS_W:
-                    if HOLD == 4:
-                        wg = wg * columns_of(W, k, K, P, cols, last).to(ACC)
-                    else:
-                        wg = wg * weight[k].to(ACC)
-                s1 += xhat * wg
-                s2 += wg
+        for k in tl.static_range(K):
+            xhat = normalised(x[k], mean, rstd, shift, ACC, FUSED)
+            wg = dy[k].to(ACC)
+            if HAS_W:
+                wg = wg * weight[k].to(ACC)
+            s1 += xhat * wg
+            s2 += wg
         # Both sums at once: one exchange between warps, not two.
         c1, c2 = tl.split(total(tl.join(s1, s2), 1))
         c1 = (c1 / N)[:, None] * rstd
         c2 = (c2 / N)[:, None] * rstd
-        if tile < tiles:
-            next_dw = ()
-            next_db = ()
-            for k in tl.static_range(K):
-                again = same_bits(x[k], zero, OPAQUE)
-                xhat = normalised(again, mean, rstd, shift, ACC, FUSED)
-                g = same_bits(dy[k], zero, OPAQUE).to(ACC)
-                wg = g
-                if HAS_W:
-                    if HOLD >= 3:
-                        wg = g * columns_of(W, k, K, P, cols, last).to(ACC)
-                    else:
-                        wg = g * same_bits(weight[k], zero, OPAQUE and HOLD == 0).to(ACC)
-                if PARTIALS:
-                    if SHARED:
-                        next_dw = next_dw + (dw[k] + total(g * xhat, 0)[None, :],)
-                        next_db = next_db + (db[k] + total(g, 0)[None, :],)
-                    else:
-                        next_dw = next_dw + (dw[k] + g * xhat,)
-                        next_db = next_db + (db[k] + g,)
-                dx = (wg * rstd - c2) - xhat * c1
-                mask = here & last if k == K - 1 else here
-                tl.store(dx_at + k * P, dx.to(DX.dtype.element_ty), mask=mask)
-            dw = next_dw
-            db = next_db
+        next_dw = ()
+        next_db = ()
+        for k in tl.static_range(K):
+            again = same_bits(x[k], zero, OPAQUE)
+            xhat = normalised(again, mean, rstd, shift, ACC, FUSED)
+            g = same_bits(dy[k], zero, OPAQUE).to(ACC)
+            wg = g
+            if HAS_W:
+                wg = g * same_bits(weight[k], zero, OPAQUE and not HOLD).to(ACC)
+            if PARTIALS:
+                if SHARED:
+                    next_dw = next_dw + (dw[k] + total(g * xhat, 0)[None, :],)
+                    next_db = next_db + (db[k] + total(g, 0)[None, :],)
+                else:
+                    next_dw = next_dw + (dw[k] + g * xhat,)
+                    next_db = next_db + (db[k] + g,)
+            dx = (wg * rstd - c2) - xhat * c1
+            mask = here & last if k == K - 1 else here
+            tl.store(dx_at + k * P, dx.to(DX.dtype.element_ty), mask=mask)
+        dw = next_dw
+        db = next_db
     if PARTIALS:
         flat = tl.arange(0, P)
         for k in tl.static_range(K):

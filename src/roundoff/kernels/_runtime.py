@@ -30,7 +30,14 @@ except ImportError as error:  # pragma: no cover - the platform has no Triton
 
 from ..errors import ArgumentError, UnsupportedError
 
-__all__ = ["check_device", "interpreting", "kernel", "launch", "multiprocessors", "shuffled_programs"]
+__all__ = [
+    "check_device",
+    "interpreting",
+    "kernel",
+    "launch",
+    "multiprocessors",
+    "shuffled_programs",
+]
 
 
 @cache

@@ -38,6 +38,9 @@ extensions = [
     "listings",
     "mathml",
     "notebooks",
+    "results",
+    "terms",
+    "findable",
 ]
 # Absolute: autosummary looks beside the pages, Sphinx beside this file.
 templates_path = [str(CONF / "templates")]
@@ -91,6 +94,7 @@ sphinx_gallery_conf = {
     "download_all_examples": True,
     # Its page of running times loads scripts from elsewhere; the directive running-times is ours.
     "write_computation_times": False,
+    "minigallery_sort_order": "hooks.page_order",
     "recommender": {"enable": True, "n_examples": 2},
     "thumbnail_size": (480, 300),
     # The notebooks are written by the extension of that name.

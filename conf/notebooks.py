@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -133,12 +134,27 @@ def _check(script: Path, shown: list[str]) -> None:
         )
 
 
-def archive(target: Path, files: list[Path], root: Path | None = None) -> None:
-    """Zip *files*; the same files give the same bytes, whatever their dates."""
+def archive(
+    target: Path, files: Iterable[Path] | Mapping[str, str], root: Path | None = None
+) -> None:
+    """Zip files; the same content gives the same bytes, whatever the dates.
+
+    Parameters
+    ----------
+    target : path
+        The archive.
+    files : paths, or dict
+        Files, or name -> text.
+    root : path, optional
+        What the names in the archive are relative to; by default they are the files' names alone.
+    """
+    if isinstance(files, Mapping):
+        held = {name: text.encode() for name, text in files.items()}
+    else:
+        held = {p.relative_to(root).as_posix() if root else p.name: p.read_bytes() for p in files}
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as zipped:
-        for path in sorted(files):
-            name = path.relative_to(root).as_posix() if root else path.name
-            zipped.writestr(zipfile.ZipInfo(name, _STEADY), path.read_bytes())
+        for name in sorted(held):
+            zipped.writestr(zipfile.ZipInfo(name, _STEADY), held[name])
 
 
 def build_wheel(app: Sphinx) -> Path | None:

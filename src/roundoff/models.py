@@ -117,7 +117,10 @@ def gemm_model(
 def gemm_feeds(
     variant: str, x: torch.Tensor, weights: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    """Inputs of :func:`~roundoff.models.gemm_model`; ``"fused ahead"`` pays its concatenation here."""
+    """Inputs of :func:`~roundoff.models.gemm_model`.
+
+    ``"fused ahead"`` pays its concatenation here.
+    """
     import torch
 
     if variant == "fused ahead":

@@ -38,7 +38,9 @@ def translated(error: Exception, doing: str) -> Exception:
 
 
 class OrtSession:
-    """An ``onnxruntime.InferenceSession`` that takes and gives torch tensors; see :func:`~roundoff.ort.session`.
+    """An ``onnxruntime.InferenceSession`` that takes and gives torch tensors.
+
+    See :func:`~roundoff.ort.session`.
 
     Attributes
     ----------

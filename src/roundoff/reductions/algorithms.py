@@ -52,7 +52,7 @@ def pairwise_numpy(x: Array) -> Array:
     so. NumPy adds float16 so in float32 and rounds once, at the end.
 
     An array that is not contiguous along its last axis is copied first: NumPy would add it row
-    by row, which for each vector is :func:`sequential`.
+    by row, which for each vector is :func:`~roundoff.reductions.sequential`.
     """
     with np.errstate(over="ignore", invalid="ignore"):
         return np.add.reduce(np.ascontiguousarray(x), axis=-1)
@@ -166,8 +166,9 @@ def binned(x: Array, folds: int = 3) -> Array:
 def exact(x: Array) -> Array:
     """The exact sum, rounded once to nearest: depends on nothing but the values.
 
-    :func:`math.fsum` for float64, rationals (:func:`exact_sum`) for narrower types, which would
-    round the result of ``fsum`` a second time. Infinities and NaN are added as usual.
+    :func:`math.fsum` for float64; rationals (:func:`~roundoff.reductions.exact_sum`) for narrower
+    types, which would round the result of ``fsum`` a second time. Infinities and NaN are added
+    as usual.
 
     References
     ----------

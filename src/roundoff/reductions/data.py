@@ -29,7 +29,7 @@ SIZES = (2, 4, 8, 16, 512, 1024, 2048, 4096, 8192)
 #: Element types of the vectors.
 DTYPES = ("float64", "float32", "float16", "bfloat16")
 
-#: What :func:`population` knows how to draw.
+#: What :func:`~roundoff.reductions.population` knows how to draw.
 POPULATIONS = ("normal", "spikes", "pareto")
 
 #: Orders that are not drawn: the given one, ascending, descending.
@@ -46,7 +46,7 @@ def population(name: str, size: int = max(SIZES), seed: int = 0) -> npt.NDArray[
     Parameters
     ----------
     name : str
-        One of :data:`POPULATIONS`.
+        One of ``POPULATIONS``.
     size : int
         How many values. The first n of a longer vector are not those of a shorter one drawn
         afresh by every generator: draw the longest and take its prefixes.
@@ -85,7 +85,7 @@ def work_dtype(dtype: Any) -> np.dtype[Any]:
     Raises
     ------
     DtypeError
-        When *dtype* is none of :data:`DTYPES`.
+        When *dtype* is none of ``DTYPES``.
 
     Examples
     --------
@@ -106,10 +106,9 @@ def quantize(x: npt.ArrayLike, dtype: Any, *, storage: bool = False) -> npt.NDAr
     x : array_like of float64
         Any shape.
     dtype : any
-        One of :data:`DTYPES`, as :func:`roundoff.dtypes.dtype_info` takes it.
+        One of ``DTYPES``, as :func:`roundoff.dtypes.dtype_info` takes it.
     storage : bool
-        Return *dtype* itself instead of the type of :func:`work_dtype` (bfloat16 is then the
-        type of ``ml_dtypes``).
+        Hold the values in *dtype* itself (bfloat16 is then the type of ``ml_dtypes``).
 
     Returns
     -------
@@ -128,14 +127,14 @@ def quantize(x: npt.ArrayLike, dtype: Any, *, storage: bool = False) -> npt.NDAr
 
 
 def round_to(x: Any, dtype: Any) -> Any:
-    """Round results that are held in the type of :func:`work_dtype` to *dtype*, and keep them so.
+    """Round results to *dtype*, and hold them in the type in which they were added.
 
     Parameters
     ----------
     x : ndarray or scalar of float64 or float32
         Any shape.
     dtype : any
-        One of :data:`DTYPES`.
+        One of ``DTYPES``.
 
     Examples
     --------
@@ -198,7 +197,7 @@ def arrange(x: npt.NDArray[Any], drawn: npt.NDArray[np.intp]) -> npt.NDArray[Any
     x : ndarray, shape (n,)
         Values, any floating type.
     drawn : ndarray of intp, shape (k, n)
-        Permutations, from :func:`draw_orders`.
+        Permutations, from :func:`~roundoff.reductions.draw_orders`.
 
     Returns
     -------

@@ -88,8 +88,8 @@ class Spread:
 
     Attributes
     ----------
-    means : ndarray, shape (orders,)
-        Mean in each order, rounded to the element type.
+    means : numpy.ndarray
+        Of shape (orders,): mean in each order, rounded to the element type.
     mean : float
         Highest mean minus lowest; ``nan`` when one is not finite.
     normalized : float
@@ -167,8 +167,8 @@ def spread_study(
     values : mapping of str to ndarray of float64
         Vectors at least as long as the largest size; their prefixes are used.
     drawn : mapping of int to ndarray of intp
-        Size -> permutations, from :func:`draw_orders`; all populations, types and both
-        statistics share them.
+        Size -> permutations, from :func:`~roundoff.reductions.draw_orders`; all populations, types
+        and both statistics share them.
     dtypes : iterable of str
         Element types.
 

@@ -48,8 +48,12 @@ class Stack:
 
     Attributes
     ----------
-    x : ndarray, shape (rows, width)
-    up, down : ndarray, shape (layers, width, width)
+    x : numpy.ndarray
+        Input, of shape (rows, width).
+    up : numpy.ndarray
+        First matrices, of shape (layers, width, width).
+    down : numpy.ndarray
+        Second matrices, of the same shape.
     """
 
     x: npt.NDArray[np.float64]

@@ -41,8 +41,7 @@ Array = npt.NDArray[Any]
 Values = Mapping[str, npt.NDArray[np.float64]]
 Drawn = Mapping[int, npt.NDArray[np.intp]]
 
-#: What :func:`algorithm_study` calls a way to add: its name, the type of the values, and the
-#: type in which they are added.
+#: A way to add: its name, the type of the values, and the type in which they are added.
 Way = tuple[str, str, str]
 
 
@@ -63,8 +62,8 @@ def truth_study(values: Values, drawn: Drawn, dtypes: Iterable[str] = DTYPES) ->
     Returns
     -------
     pandas.DataFrame
-        Columns population, dtype, condition, those of :func:`judge`, and worst_order, the
-        order with the largest error (``"any"`` when all orders agree).
+        Columns population, dtype, condition, those of :func:`~roundoff.reductions.judge`, and
+        worst_order, the order with the largest error (``"any"`` when all orders agree).
     """
     import pandas as pd
 
@@ -133,13 +132,14 @@ def algorithm_study(
     values : mapping
         Vectors; as many values are used as the orders are long.
     orders : ndarray of intp, shape (k, n)
-        From :func:`draw_orders`.
+        From :func:`~roundoff.reductions.draw_orders`.
 
     Returns
     -------
     pandas.DataFrame
-        Columns algorithm, data, adds_in, population, those of :func:`judge` over the orders, and
-        repeats: different results when the given order is added as often as there are orders.
+        Columns algorithm, data, adds_in, population, those of :func:`~roundoff.reductions.judge`
+        over the orders, and repeats: different results when the given order is added as often as
+        there are orders.
     """
     import pandas as pd
 
@@ -167,7 +167,7 @@ def bound_study(
     values, drawn : mapping
         Vectors, and the orders of their prefixes.
     algorithms : sequence of str
-        Keys of :data:`ALGORITHMS` whose depth is known.
+        Keys of ``ALGORITHMS`` whose depth is known.
     dtype : str
         ``"float32"`` or ``"float64"``.
 

@@ -1,0 +1,26 @@
+"""A ``torch.compile`` backend on ONNX Runtime that can be read: capture, fuse, run.
+
+Dynamo's graph is made functional by AOTAutograd (which also takes care of mutated inputs,
+aliases and views), converted by torch's own exporter, rewritten by the rules of
+:mod:`roundoff.fusion`, and run by ONNX Runtime on the tensors where they lie.
+
+Examples
+--------
+>>> import torch, roundoff.backend
+>>> model = torch.nn.Linear(3, 2).eval()
+>>> compiled = torch.compile(model, backend=roundoff.backend.onnx_custom_backend)
+>>> with torch.no_grad():
+...     y = compiled(torch.ones(1, 3))
+>>> torch.allclose(y, model(torch.ones(1, 3)))
+True
+"""
+
+from __future__ import annotations
+
+from roundoff.fusion import OptimizationOptions
+
+from .compiled import Compiled
+from .entry import onnx_custom_backend
+from .variant import reset
+
+__all__ = ["Compiled", "OptimizationOptions", "onnx_custom_backend", "reset"]

@@ -1,0 +1,263 @@
+"""From the graph that dynamo hands over to ONNX: composites kept whole, layouts kept apart."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import math
+import operator
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import _disable_current_modes
+
+from roundoff.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    import onnx
+
+__all__ = ["STRIDED", "keep_composites", "outside", "specialised", "to_onnx"]
+
+# Functionalisation takes a product with a weight apart into views and a two-axis product, and
+# attention into whatever kernel torch would have picked. As operators of our own they pass
+# through it whole, and rules find them by name afterwards.
+_LIBRARY = torch.library.Library("roundoff", "FRAGMENT")
+_LIBRARY.define("linear(Tensor x, Tensor weight, Tensor? bias=None) -> Tensor")
+_LIBRARY.define("matmul(Tensor a, Tensor b) -> Tensor")
+_LIBRARY.impl("linear", torch.nn.functional.linear, "CompositeExplicitAutograd")
+_LIBRARY.impl("matmul", torch.matmul, "CompositeExplicitAutograd")
+_LINEAR, _MATMUL = torch.ops.roundoff.linear.default, torch.ops.roundoff.matmul.default
+_WHOLE = {_LINEAR: torch.ops.aten.linear.default, _MATMUL: torch.ops.aten.matmul.default}
+
+
+def _product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    # A product of vectors, or of other types than floats, is none that a rule would fuse.
+    if a.dim() < 2 or b.dim() < 2 or not a.is_floating_point() or a.dtype != b.dtype:
+        return torch.matmul(a, b)
+    return _MATMUL(a, b)
+
+
+def _linear(
+    input: torch.Tensor,  # noqa: A002 - the name in torch's signature
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+) -> torch.Tensor:
+    if input.dim() < 2 or weight.dim() != 2:
+        return torch.nn.functional.linear(input, weight, bias)
+    return _LINEAR(input, weight, bias)
+
+
+def _attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    """torch's scaled dot-product attention, spelled out; the same with rows that see no key.
+
+    torch's exporter shuts keys out with the lowest finite number, which makes such a row the
+    mean of all values; torch itself makes it zero.
+    """
+    if dropout_p or query.dim() != 4:
+        return torch.nn.functional.scaled_dot_product_attention(
+            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )
+    groups = query.shape[1] // key.shape[1] if enable_gqa else 1
+    if groups > 1:
+        key, value = (_repeated(x, groups) for x in (key, value))
+    bias = attn_mask
+    if is_causal:
+        ones = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device)
+        attn_mask = ones.tril()
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        zero = torch.zeros((), dtype=query.dtype, device=query.device)
+        low = torch.full((), -math.inf, dtype=query.dtype, device=query.device)
+        bias = torch.where(attn_mask, zero, low)
+    factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    scores = _MATMUL(query * factor, key.transpose(-1, -2))
+    if bias is not None:
+        scores = scores + bias
+    probabilities = torch.softmax(scores, dim=-1)
+    if bias is not None and not is_causal:
+        dead = bias.amax(-1, keepdim=True) == -math.inf
+        probabilities = probabilities.masked_fill(dead, 0)
+    return _MATMUL(probabilities, value)
+
+
+def _repeated(x: torch.Tensor, groups: int) -> torch.Tensor:
+    batch, heads, length, head = x.shape
+    wide = x[:, :, None].expand(batch, heads, groups, length, head)
+    return wide.reshape(batch, heads * groups, length, head)
+
+
+_KEEP = {
+    torch._C._nn.linear: _linear,
+    torch.nn.functional.linear: _linear,
+    torch.matmul: _product,
+    operator.matmul: _product,
+    torch._C._nn.scaled_dot_product_attention: _attention,
+    torch.nn.functional.scaled_dot_product_attention: _attention,
+}
+
+
+def keep_composites(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """A copy of dynamo's graph in which products and attention pass functionalisation whole.
+
+    Left as it is where autocast is on, as autocast chooses types operator by operator.
+    """
+    graph = torch.fx.Graph()
+    copies: dict[torch.fx.Node, torch.fx.Node] = {}
+    graph.output(graph.graph_copy(gm.graph, copies))
+    for old, new in copies.items():
+        # Where an input comes from, beside its meta: AOTAutograd finds the weights by it.
+        if hasattr(old, "_dynamo_source"):
+            new._dynamo_source = old._dynamo_source
+    autocast = any("autocast" in str(n.target) for n in graph.nodes if n.op == "call_function")
+    if not autocast and not any(map(torch.is_autocast_enabled, ("cpu", "cuda"))):
+        for node in graph.nodes:
+            if node.op == "call_function":
+                node.target = _KEEP.get(node.target, node.target)
+            elif node.op == "call_method" and node.target in ("matmul", "__matmul__"):
+                node.op, node.target = "call_function", _product
+    kept = torch.fx.GraphModule(gm, graph)
+    kept.meta = dict(gm.meta)
+    if hasattr(gm, "_param_name_to_source"):
+        kept._param_name_to_source = gm._param_name_to_source
+    return kept
+
+
+def _places(
+    x: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset: int | None
+) -> torch.Tensor:
+    """Where the elements of a strided view lie in its contiguous base, flat."""
+    if not x.is_contiguous() or x.storage_offset():
+        raise UnsupportedError("a strided view of a tensor that is not contiguous itself")
+    at = torch.full((), offset or 0, dtype=torch.int64, device=x.device)
+    for n, step in zip(size, stride, strict=True):
+        at = at[..., None] + torch.arange(n, device=x.device) * step
+    return at.reshape(-1)
+
+
+def _as_strided_scatter(
+    x: torch.Tensor,
+    src: torch.Tensor,
+    size: Sequence[int],
+    stride: Sequence[int],
+    storage_offset: int | None = None,
+) -> torch.Tensor:
+    at = _places(x, size, stride, storage_offset)
+    return x.reshape(-1).index_put((at,), src.reshape(-1)).reshape(x.shape)
+
+
+#: AOTAutograd writes inputs that overlap as strided views of one base: the exporter has no form.
+STRIDED = {torch.ops.aten.as_strided_scatter.default: _as_strided_scatter}
+
+
+@contextlib.contextmanager
+def outside() -> Iterator[None]:
+    """Out of dynamo's tracing, of fake tensors and every other mode, quietly."""
+    with (
+        _disable_current_modes(),
+        torch._guards.tracing(None),
+        torch.inference_mode(False),
+        torch.no_grad(),
+        warnings.catch_warnings(),
+        contextlib.redirect_stdout(io.StringIO()),
+    ):
+        warnings.simplefilter("ignore")
+        log = logging.getLogger("torch.onnx")
+        level = log.level
+        log.setLevel(logging.ERROR)
+        try:
+            yield
+        finally:
+            log.setLevel(level)
+
+
+def specialised(gm: torch.fx.GraphModule, args: Sequence[Any]) -> torch.fx.GraphModule:
+    """The graph for the shapes and integers at hand, where the given one has symbols."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    with outside(), FakeTensorMode() as mode:
+        fakes = [_fake(a, mode) if isinstance(a, torch.Tensor) else a for a in args]
+        made = make_fx(gm, tracing_mode="fake")(*fakes)
+    for node, a in zip(made.graph.find_nodes(op="placeholder"), args, strict=True):
+        if not isinstance(a, torch.Tensor):
+            made.graph.erase_node(node)  # an integer, by now part of the graph
+    made.recompile()
+    return made
+
+
+def _fake(a: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
+    with mode:
+        return torch.empty_strided(
+            [int(n) for n in a.shape],
+            [int(n) for n in a.stride()],
+            dtype=a.dtype,
+            device=a.device,
+        )
+
+
+def to_onnx(
+    gm: torch.fx.GraphModule,
+    args: Sequence[torch.Tensor],
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    opset: int,
+) -> onnx.ModelProto:
+    """Convert a functional graph of ATen operators with torch's exporter.
+
+    Parameters
+    ----------
+    gm : torch.fx.GraphModule
+        Flat tensors in, a flat tuple out; changed in place.
+    args : sequence of torch.Tensor
+        Examples, of which only shape, strides, type and device are read.
+    inputs, outputs : sequence of str
+        Names for the ONNX graph.
+
+    Raises
+    ------
+    UnsupportedError
+        The exporter has no ONNX form for an operator; the message names it.
+    """
+    for node in gm.graph.nodes:
+        if node.op == "call_function":
+            node.target = _WHOLE.get(node.target, node.target)
+    gm.recompile()
+    with outside():
+        mode = FakeTensorMode()
+        fakes = tuple(_fake(a, mode) for a in args)
+        try:
+            exported = torch.export.export(gm, fakes, strict=False)
+            program = torch.onnx.export(
+                exported,
+                dynamo=True,
+                optimize=True,
+                opset_version=opset,
+                input_names=list(inputs),
+                output_names=list(outputs),
+                verbose=False,
+            )
+        except Exception as e:
+            raise UnsupportedError(
+                "torch's exporter does not convert the graph", got=_reason(e),
+                hint="torch.compiler.disable on the part that holds it breaks the graph there",
+            ) from e  # fmt: skip
+        assert program is not None
+        return program.model_proto
+
+
+def _reason(error: BaseException) -> str:
+    """The innermost message, on one line."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return " ".join(str(error).split())[:300]

@@ -1,0 +1,172 @@
+"""The entry point: what ``torch.compile(model, backend=...)`` calls."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._dynamo.backends.common import aot_autograd
+
+from roundoff.errors import ArgumentError, DtypeError, RoundoffError, UnsupportedError
+from roundoff.fusion import OptimizationOptions
+
+from .capture import STRIDED, keep_composites
+from .compiled import Compiled, Settings
+
+__all__ = ["onnx_custom_backend"]
+
+
+def onnx_custom_backend(
+    graph_module: torch.fx.GraphModule,
+    args: Sequence[Any],
+    *,
+    target_opset: int | None = None,
+    verbose: int = 0,
+    options: OptimizationOptions | None = None,
+    optimize: bool = True,
+    storage: dict[str, Any] | None = None,
+    dump_prefix: str | os.PathLike[str] | None = None,
+    providers: Sequence[Any] | None = None,
+    check: bool = False,
+    cuda_graph: bool = False,
+) -> Callable[..., Any]:
+    """Compile a dynamo graph with torch's ONNX exporter, our rewrite rules and ONNX Runtime.
+
+    Parameters
+    ----------
+    graph_module, args
+        As dynamo hands them to a backend.
+    target_opset : int, optional
+        ONNX opset, 18 or later; 20 by default.
+    verbose : int
+        1 prints a line a graph, 2 also a line a rewrite.
+    options : OptimizationOptions, optional
+        Which tiers rewrite the graph; ``default+onnxruntime`` by default.
+    optimize : bool
+        False runs the exporter's graph as it is.
+    storage : dict, optional
+        Filled: ``storage["instance"]`` is a list with a dict for each graph, of ``"onnx"`` (the
+        model that is run at each call), ``"prepare"`` (what is computed from weights alone, and
+        again when one changes, or None), ``"exported"`` (the exporter's model),
+        ``"graph_module"``, ``"session"`` (a list, one an island), ``"report"``, ``"seconds"``
+        and ``"compiled"``.
+    dump_prefix : path, optional
+        Writes each model to ``<dump_prefix>_<n>.onnx``.
+    providers : sequence, optional
+        Execution providers; by default CUDA where the inputs are on a GPU, else CPU.
+    check : bool
+        On the first call also runs the graph before fusion, and raises where the fused one
+        differs by more than its types explain, with the table of where it begins.
+    cuda_graph : bool
+        On CUDA, record the run as a CUDA graph and replay it. Outputs are then overwritten by
+        the next call: copy what must last. Inputs are copied in.
+
+    Returns
+    -------
+    callable
+        Takes and returns what the graph does. Outputs are new memory at each call, unless
+        *cuda_graph*.
+
+    Raises
+    ------
+    UnsupportedError
+        Training, inputs on several devices, another device than CPU or CUDA, or an operator
+        without an ONNX form. Under ``torch.compile`` it is raised by the first call.
+    DtypeError
+        An input has a type that ONNX Runtime lacks (complex, float8).
+    ArgumentError
+        *target_opset* is below 18.
+
+    Notes
+    -----
+    Weights stay where they are: changed in place, the next call sees it. Packed weights and
+    tables are computed again when the version counter of a weight moves. Inference tensors have
+    no counter, and writes through ``.data`` do not move it: call :func:`roundoff.backend.reset`.
+    With ``dynamic=True`` a graph is specialised and kept for each set of sizes that arrives.
+    TF32 follows ``torch.backends.cuda.matmul.allow_tf32``, call by call.
+    """
+    settings = _settings(target_opset, verbose, options, optimize, storage, dump_prefix, providers)
+    settings = dataclasses.replace(settings, check=check, cuda_graph=cuda_graph)
+    try:
+        _refuse(args)
+        kept = keep_composites(graph_module)
+        names = [n.target for n in graph_module.graph.nodes if n.op == "placeholder"]
+
+        def compiler(gm: torch.fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
+            made = Compiled(gm, examples, [str(n) for n in names], settings)
+            made._boxed_call = True  # AOTAutograd then hands one list over, and may empty it
+            return made
+
+        return aot_autograd(fw_compiler=compiler, decompositions=STRIDED)(kept, args)
+    except RoundoffError as e:
+        if torch._guards.TracingContext.try_get() is None:
+            raise
+        # Dynamo would wrap it: raised from the compiled function it reaches the caller as it is.
+        return _refusing(e)
+
+
+def _refusing(error: RoundoffError) -> Callable[..., Any]:
+    def refuse(*_: Any) -> Any:
+        raise error
+
+    return refuse
+
+
+def _settings(
+    target_opset: int | None,
+    verbose: int,
+    options: OptimizationOptions | None,
+    optimize: bool,
+    storage: dict[str, Any] | None,
+    dump_prefix: str | os.PathLike[str] | None,
+    providers: Sequence[Any] | None,
+) -> Settings:
+    opset = 20 if target_opset is None else target_opset
+    if opset < 18:
+        raise ArgumentError("target_opset", got=opset, expected="18 or later")
+    if not isinstance(options, OptimizationOptions):
+        if options is not None:
+            raise ArgumentError("options", got=options, expected="an OptimizationOptions")
+        options = OptimizationOptions(verbose=max(verbose - 1, 0))
+    return Settings(
+        opset=opset,
+        verbose=verbose,
+        options=options if optimize else OptimizationOptions(None),
+        storage=storage,
+        dump_prefix=None if dump_prefix is None else Path(dump_prefix),
+        providers=None if providers is None else list(providers),
+        check=False,
+        cuda_graph=False,
+    )
+
+
+def _refuse(args: Sequence[Any]) -> None:
+    """Refuse what no graph of ours can do, before anything is compiled."""
+    tensors = [a for a in args if isinstance(a, torch.Tensor)]
+    if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+        raise UnsupportedError(
+            "training: an input or a parameter requires grad and gradients are on",
+            hint="call the compiled model under torch.no_grad() or torch.inference_mode()",
+        )
+    devices = {t.device for t in tensors if t.dim() or t.device.type != "cpu"}
+    if len(devices) > 1:
+        raise UnsupportedError(
+            "inputs and weights on several devices",
+            got=", ".join(sorted(map(str, devices))),
+            expected="one device",
+            hint="move them, or break the graph where the device changes",
+        )
+    other = next((d for d in devices if d.type not in ("cpu", "cuda")), None)
+    if other is not None:
+        raise UnsupportedError("device", got=str(other), expected="cpu or cuda")
+    for t in tensors:
+        if t.dtype.is_complex or "float8" in str(t.dtype) or t.is_sparse or t.is_quantized:
+            raise DtypeError(
+                "an input that ONNX Runtime does not take",
+                got=f"{str(t.dtype).removeprefix('torch.')}, {t.layout}",
+                expected="dense numbers or bool",
+            )

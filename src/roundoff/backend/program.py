@@ -1,0 +1,353 @@
+"""A model as steps: islands of ONNX Runtime, and kernels of our own between them."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import onnx
+import torch
+
+from roundoff.dtypes import onnx_dtype_to_torch_dtype
+from roundoff.errors import ModelError
+from roundoff.ort import OrtSession, session
+from roundoff.ort.binding import CUDA, translated
+
+__all__ = ["Graphed", "Program", "islands", "split_static"]
+
+#: A kernel of domain "roundoff": (input tensors, attributes) -> output tensors.
+Kernel = Callable[[Sequence[Any], dict[str, Any]], Sequence[torch.Tensor]]
+
+
+@dataclasses.dataclass
+class Slot:
+    """A value of the program: where it lies in the list of values, and its static type."""
+
+    index: int
+    shape: tuple[int, ...] | None
+    dtype: torch.dtype
+    onnx_type: int
+
+
+def islands(model: onnx.ModelProto) -> list[list[onnx.NodeProto]]:
+    """The nodes in an order of execution, grouped: runs for ONNX Runtime, single kernels of ours.
+
+    Whatever can run in ONNX Runtime before the next kernel of ours does, so that islands are few.
+    """
+    made = {"", *(i.name for i in model.graph.input), *(i.name for i in model.graph.initializer)}
+    waiting = list(model.graph.node)
+    groups: list[list[onnx.NodeProto]] = []
+    while waiting:
+        island: list[onnx.NodeProto] = []
+        for ours in (False, True):
+            rest = []
+            for node in waiting:
+                ready = all(i in made for i in node.input)
+                if ready and (node.domain == "roundoff") == ours:
+                    made.update(node.output)
+                    if ours:
+                        groups.append([node])
+                    else:
+                        island.append(node)
+                else:
+                    rest.append(node)
+            moved, waiting = len(rest) < len(waiting), rest
+            if not ours and island:
+                groups.append(island)
+            if ours and not moved and not island:
+                raise ModelError("a node waits for a value that nothing makes",
+                                 got=waiting[0].name)  # fmt: skip
+    return groups
+
+
+def split_static(
+    model: onnx.ModelProto, static: Iterable[str]
+) -> tuple[onnx.ModelProto, onnx.ModelProto | None]:
+    """(what to run each time, what to run when a static input has changed).
+
+    The second computes all that depends on static inputs alone; its outputs are inputs of the
+    first, under the same names. None where there is nothing of that kind.
+    """
+    known = {"", *static, *(i.name for i in model.graph.initializer)}
+    ahead, rest = [], []
+    for node in model.graph.node:
+        if all(i in known for i in node.input) and node.domain != "roundoff":
+            known.update(node.output)
+            ahead.append(node)
+        else:
+            rest.append(node)
+    if not ahead:
+        return model, None
+    made = {o for n in ahead for o in n.output}
+    wanted = {i for n in rest for i in n.input} | {o.name for o in model.graph.output}
+    shared = [o for n in ahead for o in n.output if o in wanted]
+    first = _part(model, ahead, shared)
+    # Outputs that nothing but weights decide are returned through the second model as well.
+    second = _part(model, rest, [o.name for o in model.graph.output if o.name not in made])
+    return second, first
+
+
+def _part(
+    model: onnx.ModelProto, nodes: Sequence[onnx.NodeProto], outputs: Sequence[str]
+) -> onnx.ModelProto:
+    """The sub-model of some nodes; what they do not make themselves is an input."""
+    graph = model.graph
+    known = {v.name: v for v in [*graph.value_info, *graph.input, *graph.output]}
+    stored = {i.name: i for i in graph.initializer}
+    made = {o for n in nodes for o in n.output}
+    read = dict.fromkeys(i for n in nodes for i in n.input if i and i not in made)
+    order = [i.name for i in graph.input if i.name in read]
+    order += [n for n in read if n not in order and n not in stored]
+    part = onnx.helper.make_graph(
+        list(nodes),
+        graph.name,
+        [known[n] for n in order],
+        [known[n] for n in outputs],
+        [stored[n] for n in read if n in stored],
+        value_info=[known[n] for n in made if n in known and n not in outputs],
+    )
+    return onnx.helper.make_model(
+        part, opset_imports=list(model.opset_import), ir_version=model.ir_version
+    )
+
+
+class Program:
+    """A model ready to run on one device, with torch tensors in and out and no copies.
+
+    Parameters
+    ----------
+    model : onnx.ModelProto
+        Static shapes; nodes of domain "roundoff" run as kernels.
+    device : torch.device
+    kernels : mapping
+        Operator of domain "roundoff" -> :data:`Kernel`.
+    tf32 : bool
+    providers : sequence, optional
+        As :func:`roundoff.ort.session` takes them.
+    """
+
+    def __init__(
+        self,
+        model: onnx.ModelProto,
+        device: torch.device,
+        kernels: dict[str, Kernel],
+        tf32: bool = False,
+        providers: Sequence[Any] | None = None,
+    ) -> None:
+        self.device = device
+        self.cuda = device.type == "cuda"
+        self.stream = torch.cuda.Stream(device) if self.cuda else None
+        graph = model.graph
+        self.inputs = [i.name for i in graph.input]
+        self.outputs = [o.name for o in graph.output]
+        self._slots: dict[str, Slot] = {}
+        for value in [*graph.input, *graph.value_info, *graph.output]:
+            self._slot(value)
+        self.values: list[Any] = [None] * len(self._slots)
+        self.sessions: list[OrtSession] = []
+        self.steps: list[_Island | _KernelStep] = []
+        self._lock = threading.Lock()
+        self._in = [self._slots[n].index for n in self.inputs]
+        self._out = [self._slots[n] for n in self.outputs]
+        by_kernel = {o for n in graph.node if n.domain == "roundoff" for o in n.output}
+        self._new = [self._slots[n] for n in self.outputs if n not in by_kernel]
+        self._made = [i for i, n in enumerate(self.outputs) if n in by_kernel]
+        self._free: list[int] = []
+        chosen = list(providers or [CUDA if self.cuda else "CPUExecutionProvider"])
+        for group in islands(model):
+            if group[0].domain == "roundoff":
+                self.steps.append(_KernelStep(group[0], self._slots, kernels, model))
+            else:
+                self._add_island(model, group, chosen, tf32)
+        kept = {i for s in self.steps if isinstance(s, _Island) for i in s.buffers}
+        self._free = [s.index for s in self._slots.values() if s.index not in kept]
+
+    def _slot(self, value: onnx.ValueInfoProto) -> None:
+        kind = value.type.tensor_type
+        dims = [d.dim_value if d.HasField("dim_value") else None for d in kind.shape.dim]
+        static = tuple(d for d in dims if d is not None)
+        self._slots[value.name] = Slot(
+            len(self._slots),
+            static if len(static) == len(dims) else None,
+            onnx_dtype_to_torch_dtype(kind.elem_type),
+            kind.elem_type,
+        )
+
+    def _add_island(
+        self,
+        model: onnx.ModelProto,
+        nodes: list[onnx.NodeProto],
+        providers: list[Any],
+        tf32: bool,
+    ) -> None:
+        inside = {n.name for n in nodes}
+        outside = {i for n in model.graph.node if n.name not in inside for i in n.input}
+        wanted = outside | set(self.outputs)
+        outputs = [o for n in nodes for o in n.output if o and o in wanted]
+        part = _part(model, nodes, outputs)
+        if self.stream is None:
+            made = session(part, providers, tf32=tf32)
+        else:
+            with torch.cuda.stream(self.stream):
+                made = session(part, providers, tf32=tf32)
+        self.sessions.append(made)
+        final = set(self.outputs)
+        self.steps.append(_Island(made, self._slots, self.device, final))
+
+    def run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Run once. *inputs* are contiguous, in the order of ``self.inputs``, on the device.
+
+        Returns
+        -------
+        list of torch.Tensor
+            New memory, in the order of ``self.outputs``.
+        """
+        with self._lock:
+            if self.stream is None:
+                return self._steps(inputs)
+            current = torch.cuda.current_stream(self.device)
+            self.stream.wait_stream(current)
+            made = self._steps(inputs)
+            current.wait_stream(self.stream)
+            for i in self._made:  # allocated on our stream, and now read on another
+                made[i].record_stream(current)
+            return made
+
+    def _steps(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        values = self.values
+        for index, tensor in zip(self._in, inputs, strict=True):
+            values[index] = tensor
+        # On the caller's stream, whose allocator will reuse them when it frees them.
+        for slot in self._new:
+            values[slot.index] = torch.empty(slot.shape, dtype=slot.dtype, device=self.device)  # type: ignore[arg-type]
+        if self.stream is None:
+            for step in self.steps:
+                step.run(values)
+        else:
+            with torch.cuda.stream(self.stream):
+                for step in self.steps:
+                    step.run(values)
+        made = [values[slot.index] for slot in self._out]
+        for index in self._free:
+            values[index] = None
+        return made
+
+    def capture(
+        self, inputs: Sequence[torch.Tensor]
+    ) -> tuple[torch.cuda.CUDAGraph, list[torch.Tensor]]:
+        """Record one run as a CUDA graph, over these very inputs; (graph, outputs)."""
+        for _ in range(2):  # arenas and workspaces grow now: nothing may be allocated later
+            self.run(inputs)
+        torch.cuda.synchronize(self.device)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
+            made = self._steps(inputs)
+        return graph, made
+
+
+class Graphed:
+    """A program replayed as a CUDA graph; its outputs are overwritten by the next run.
+
+    Parameters
+    ----------
+    program : Program
+    moving : sequence of bool
+        For each input, whether to copy it where the graph reads it. The others are read where
+        they lie, and the graph is recorded again when one of them has moved.
+    """
+
+    def __init__(self, program: Program, moving: Sequence[bool]) -> None:
+        self._program, self._moving = program, moving
+        self._key: tuple[int, ...] | None = None
+        self._inputs: list[torch.Tensor] = []
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._made: list[torch.Tensor] = []
+
+    def run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """As :meth:`Program.run`, over memory that stays."""
+        key = tuple(t.data_ptr() for t, m in zip(inputs, self._moving, strict=True) if not m)
+        if key != self._key or self._graph is None:
+            self._inputs = [
+                t.clone() if m else t for t, m in zip(inputs, self._moving, strict=True)
+            ]
+            self._graph, self._made = self._program.capture(self._inputs)
+            self._key = key
+        for kept, given, m in zip(self._inputs, inputs, self._moving, strict=True):
+            if m:
+                kept.copy_(given)
+        self._graph.replay()
+        return list(self._made)
+
+
+class _Island:
+    """One session with its inputs and outputs bound by address; only what moved is bound again."""
+
+    def __init__(
+        self, made: OrtSession, slots: dict[str, Slot], device: torch.device, final: set[str]
+    ) -> None:
+        self.session = made
+        self._raw, self._options = made.raw, made._run_options
+        self._io = made.raw.io_binding()
+        self._device = device
+        self._place = (device.type, device.index or 0)
+        self._inputs = [(n, slots[n]) for n in made.input_names]
+        self._outputs = [(n, slots[n]) for n in made.output_names]
+        self._bound: dict[str, int] = {}
+        # A tensor without elements has no address, and ONNX Runtime wants one.
+        self._nowhere = torch.empty(1, device=device)
+        # What passes from step to step keeps one buffer; what is returned is new each time.
+        self.buffers = {
+            s.index: torch.empty(s.shape, dtype=s.dtype, device=device)  # type: ignore[arg-type]
+            for n, s in self._outputs
+            if n not in final
+        }
+
+    def run(self, values: list[Any]) -> None:
+        io, bound, place = self._io, self._bound, self._place
+        for name, slot in self._inputs:
+            tensor = values[slot.index]
+            key = tensor.data_ptr() or self._nowhere.data_ptr()
+            if bound.get(name) != key:
+                kind = place if tensor.device.type != "cpu" else ("cpu", 0)
+                io.bind_input(name, *kind, slot.onnx_type, tuple(tensor.shape), key)
+                bound[name] = key
+        for name, slot in self._outputs:
+            buffer = self.buffers.get(slot.index)
+            tensor = values[slot.index] if buffer is None else buffer
+            values[slot.index] = tensor
+            key = tensor.data_ptr() or self._nowhere.data_ptr()
+            if bound.get(name) != key:
+                io.bind_output(name, *place, slot.onnx_type, tuple(tensor.shape), key)
+                bound[name] = key
+        try:
+            self._raw.run_with_iobinding(io, self._options)
+        except Exception as e:
+            raise translated(e, "ONNX Runtime fails in the run") from e
+
+
+class _KernelStep:
+    """One node of domain "roundoff"."""
+
+    def __init__(
+        self,
+        node: onnx.NodeProto,
+        slots: dict[str, Slot],
+        kernels: dict[str, Kernel],
+        model: onnx.ModelProto,
+    ) -> None:
+        if node.op_type not in kernels:
+            raise ModelError("no kernel of ours has this name", got=node.op_type,
+                             expected=", ".join(sorted(kernels)))  # fmt: skip
+        self._kernel = kernels[node.op_type]
+        self._attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+        self._inputs = [slots[i].index if i else None for i in node.input]
+        self._outputs = [slots[o].index if o else None for o in node.output]
+
+    def run(self, values: list[Any]) -> None:
+        given = [None if i is None else values[i] for i in self._inputs]
+        made = self._kernel(given, self._attributes)
+        for index, tensor in zip(self._outputs, made, strict=True):
+            if index is not None:
+                values[index] = tensor

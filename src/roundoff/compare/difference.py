@@ -1,0 +1,162 @@
+"""The result of a comparison: a mapping that scripts may edit, merge and judge."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from roundoff.errors import ArgumentError
+
+#: Thresholds of the histogram, and so the keys of ``rep``.
+THRESHOLDS = (0.0, 0.0001, 0.001, 0.01, 0.1, 1.0, 10.0, 100.0)
+
+
+class Difference(dict[str, Any]):
+    """How two nests of tensors differ: a dict, with a few methods.
+
+    ``abs``, ``ulp`` and ``n`` do not change when expected and got change places; nor do ``sum``,
+    ``rep`` and the counts. ``rel`` and ``err_ulp`` do.
+
+    ======================= ======================================================================
+    key                     value
+    ======================= ======================================================================
+    ``abs``                 largest absolute difference, a float
+    ``rel``                 largest \\|got − expected\\| / \\|expected\\|; 0 / 0 is 0, and infinite
+                            where expected is 0 and got is not: ``zeros`` counts these elements,
+                            ``rel_nonzero`` is the largest over the others
+    ``ulp``                 largest distance in units in the last place of the coarser type, an
+                            integer; infinite beside a NaN or an infinity; for integers and bools
+                            the difference itself; ``None`` where there is no number
+    ``err_ulp``             largest \\|got − t\\| / ulp(t) where expected is a truth t in a wider
+                            floating type than got, in units of got's type; else absent
+    ``sum``, ``n``          sum of the absolute differences, number of elements; both floats
+    ``bias``, ``finite``    mean of got − expected where that is finite; number of these elements
+    ``dnan``, ``nan``       elements NaN in one alone; in both (which counts as no difference)
+    ``dinf``                elements where an infinity meets another value that is not NaN
+    ``dev``                 leaves whose devices differ
+    ``argm``, ``where``     index of the worst element, and the way to its tensor; ``None``, ``""``
+    ``expected``, ``got``   values of the worst element
+    ``rep``                 with a histogram: differences above each threshold (``">0.001"``)
+    ``notes``               what was compared all the same: types, devices or kinds that differ
+    ``mismatch``            what could not be compared: shapes and structures; never empty when
+                            they differ, and then ``abs``, ``rel``, ``sum``, ``n``, ``dnan`` and
+                            ``ulp`` are infinite
+    ======================= ======================================================================
+    """
+
+    def within(
+        self,
+        abs: float | None = None,  # noqa: A002  the keys' own names
+        rel: float | None = None,
+        ulp: float | None = None,
+        err_ulp: float | None = None,
+    ) -> bool:
+        """Whether every threshold that is given holds, and the structures are the same.
+
+        Raises
+        ------
+        ArgumentError
+            When no threshold is given, or one for a value that this comparison has not.
+
+        Examples
+        --------
+                >>> from roundoff.compare import max_diff
+        >>> d = max_diff([1.0, 2.0], [1.0, 2.5])
+        >>> d.within(abs=0.5), d.within(rel=0.1)
+        (True, False)
+        """
+        limits = {"abs": abs, "rel": rel, "ulp": ulp, "err_ulp": err_ulp}
+        given = {k: v for k, v in limits.items() if v is not None}
+        if not given:
+            raise ArgumentError("no threshold", expected="abs=, rel=, ulp= or err_ulp=")
+        missing = [k for k in given if self.get(k) is None]
+        if missing and not self.get("mismatch"):
+            raise ArgumentError(
+                f"this comparison has no {missing[0]!r}", got=sorted(self),
+                hint="err_ulp needs an expected value in a wider type",
+            )  # fmt: skip
+        return not self.get("mismatch") and all(self[k] <= v for k, v in given.items())
+
+
+def identical(n: float = 0.0) -> Difference:
+    """A difference of nothing, over *n* elements."""
+    zero = {"abs": 0.0, "rel": 0.0, "sum": 0.0, "n": float(n), "dnan": 0.0, "ulp": 0}
+    return Difference(
+        zero, bias=0.0, finite=0, rel_nonzero=0.0, zeros=0, nan=0, dinf=0, argm=None, where="",
+        expected=None, got=None, notes=[], mismatch=[],
+    )  # fmt: skip
+
+
+def unlike(what: str) -> Difference:
+    """A difference of structure: infinite, with the reason."""
+    found = identical()
+    for key in ("abs", "rel", "rel_nonzero", "sum", "n", "dnan", "ulp"):
+        found[key] = math.inf
+    found["mismatch"] = [what]
+    return found
+
+
+def merge(into: Difference, other: Difference) -> None:
+    """Take in the comparison of another part of the same nest."""
+    weights = [d["finite"] for d in (into, other)]
+    if weights[0] == 0 < weights[1]:
+        into["bias"] = other["bias"]
+    elif sum(weights) > 0:
+        total = sum(w * d["bias"] for w, d in zip(weights, (into, other), strict=True) if w)
+        into["bias"] = total / sum(weights)
+    if other["abs"] > into["abs"] or (into["argm"] is None and other["abs"] == into["abs"] > 0):
+        for key in ("argm", "where", "expected", "got"):
+            into[key] = other[key]
+    for key in ("abs", "rel", "rel_nonzero", "err_ulp"):
+        if key in other:
+            into[key] = max(into.get(key, 0.0), other[key])
+    units = [u for u in (into["ulp"], other["ulp"]) if u is not None]
+    into["ulp"] = max(units) if units else None
+    for key in ("sum", "n", "finite", "dnan", "zeros", "nan", "dinf"):
+        into[key] += other[key]
+    if "dev" in other:
+        into["dev"] = into.get("dev", 0) + other["dev"]
+    for key in ("notes", "mismatch"):
+        into[key] = into[key] + [t for t in other[key] if t not in into[key]]
+    if "rep" in other:
+        counts = into.get("rep", {})
+        into["rep"] = {k: counts.get(k, 0) + v for k, v in other["rep"].items()}
+
+
+def string_diff(diff: Mapping[str, Any]) -> str:
+    """One line for the result of :func:`~roundoff.compare.max_diff`.
+
+    ``abs=…, rel=…``; then, where something differs, ``n=`` the number of elements; with a
+    histogram, ``/#`` the number above each threshold that any is above; then what else must not be
+    missed: NaNs on one side, infinities, devices, shapes and structures. Keys that were deleted
+    are left out.
+
+    Examples
+    --------
+    >>> from roundoff.compare import max_diff
+    >>> string_diff(max_diff([1.0, 2.0], [1.0, 2.5], hist=True))
+    'abs=0.5, rel=0.25, n=2.0/#1>0.0-#1>0.0001-#1>0.001-#1>0.01-#1>0.1'
+    >>> string_diff(max_diff(1, 1))
+    'abs=0, rel=0'
+    """
+    size, ratio = diff.get("abs", 0), diff.get("rel", 0)
+    if size == 0 and ratio == 0 and not diff.get("dnan") and not diff.get("mismatch"):
+        text = "abs=0, rel=0"
+    else:
+        text = f"abs={size}, rel={ratio}"
+        if "n" in diff:
+            text += f", n={diff['n']}"
+        counts = [f"#{v}{k}" for k, v in diff.get("rep", {}).items() if v]
+        if counts:
+            text += "/" + "-".join(counts)
+        if diff.get("zeros"):
+            text += f", zeros={diff['zeros']} (rel={diff.get('rel_nonzero')} elsewhere)"
+    for key in ("dnan", "dinf"):
+        if diff.get(key):
+            text += f", {key}={diff[key]}"
+    if diff.get("dev"):
+        text += f", dev={diff['dev']}"
+    if diff.get("mismatch"):
+        text += ", " + "; ".join(diff["mismatch"])
+    return text

@@ -1,0 +1,193 @@
+"""What a value holds: the torch tensor in it, or the parts that it is made of.
+
+:func:`as_tensor` sees a torch tensor in whatever holds one (array, scalar, OrtValue, TensorProto),
+without a copy where it can; :func:`parts` sees a cache or a model's output as the dict or list it
+stands for.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import warnings
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from roundoff.dtypes import DType, dtype_info
+from roundoff.errors import DtypeError
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Held", "as_tensor", "is_text", "parts"]
+
+#: Views of ml_dtypes' types that torch has too, by the width of their integers.
+_BITS = {8: np.uint8, 16: np.uint16}
+_BYTES = {"int": np.int8, "uint": np.uint8}
+
+
+@dataclasses.dataclass(frozen=True)
+class Held:
+    """A tensor, and what held it.
+
+    Attributes
+    ----------
+    tensor : torch.Tensor
+        The values; shares memory with what held them where possible.
+    info : DType
+        The element type as declared; the tensor may be wider (int4 is held as int8).
+    kind : str
+        ``"tensor"``, ``"array"``, ``"scalar"``, ``"OrtValue"`` or ``"TensorProto"``.
+    """
+
+    tensor: torch.Tensor
+    info: DType
+    kind: str
+
+    @property
+    def device(self) -> str:
+        """``"cpu"``, ``"cuda:0"``, …"""
+        return str(self.tensor.device)
+
+
+def is_text(obj: Any) -> bool:
+    """Whether *obj* is a string, or an array of strings as ONNX has them."""
+    if isinstance(obj, (str, bytes)):
+        return True
+    return isinstance(obj, np.ndarray) and obj.dtype.kind in "USOT"
+
+
+def as_tensor(obj: Any) -> Held | None:
+    """The tensor in *obj*, or ``None`` where there is none.
+
+    Parameters
+    ----------
+    obj : torch.Tensor, numpy array or scalar, number, OrtValue, or TensorProto
+        Sparse tensors become dense; gradients are dropped.
+
+    Raises
+    ------
+    DtypeError
+        When ONNX has no such element type (``longdouble``, dates), or torch cannot read it.
+    """
+    if isinstance(obj, (np.ndarray, np.generic)) and not is_text(obj):
+        return Held(*_from_numpy(np.asarray(obj)), "array")
+    if isinstance(obj, (bool, int, float, complex)):
+        return Held(*_from_numpy(_scalar_array(obj)), "scalar")
+    name = type(obj).__name__
+    if name == "OrtValue" and obj.has_value() and obj.is_tensor():
+        return _from_ort(obj)
+    if name == "TensorProto":
+        import onnx
+
+        array = onnx.numpy_helper.to_array(obj)
+        if not is_text(array):
+            tensor, _ = _from_numpy(array)
+            return Held(tensor, dtype_info(obj.data_type), "TensorProto")
+    torch = sys.modules.get("torch")  # an object of torch exists only where torch is imported
+    if torch is not None and isinstance(obj, torch.Tensor):
+        tensor = obj.detach()
+        if tensor.is_quantized:
+            tensor = tensor.dequantize()
+        if tensor.layout is not torch.strided:
+            tensor = tensor.to_dense()
+        return Held(tensor.resolve_conj().resolve_neg(), dtype_info(tensor.dtype), "tensor")
+    return None
+
+
+def _scalar_array(value: complex) -> np.ndarray[Any, Any]:
+    if isinstance(value, bool):
+        return np.array(value)
+    if isinstance(value, int):
+        inside = -(2**63) <= value < 2**63
+        return np.array(value, dtype=np.int64 if inside else np.float64)
+    return np.array(value, dtype=np.float64 if isinstance(value, float) else np.complex128)
+
+
+def _from_numpy(array: np.ndarray[Any, Any]) -> tuple[torch.Tensor, DType]:
+    import torch
+
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
+    info = dtype_info(array.dtype)
+    narrow = info.bits < 8  # torch cannot compute with these: a wider type holds them exactly
+    if narrow:
+        array = array.astype(np.float32 if info.is_float else _BYTES[info.kind])
+    if any(stride < 0 for stride in array.strides):
+        array = array.copy()
+    foreign = info.is_float and info.bits <= 16 and info.name != "float16"  # from ml_dtypes
+    if foreign and not narrow:
+        found = getattr(torch, info.name, None)
+        if found is None:
+            raise DtypeError("torch has no such element type", got=info.name)
+        return _share(array.view(_BITS[info.bits])).view(found), info
+    return _share(array), info
+
+
+def _share(array: np.ndarray[Any, Any]) -> torch.Tensor:
+    import torch
+
+    with warnings.catch_warnings():  # torch warns of arrays that may not be written to
+        warnings.filterwarnings("ignore", message=".*not writable.*")
+        return torch.from_numpy(array)
+
+
+def _from_ort(value: Any) -> Held:
+    """Through DLPack, which keeps bfloat16 and the GPU; else through NumPy."""
+    import torch.utils.dlpack
+
+    inner = getattr(value, "_ortvalue", value)
+    info = dtype_info(int(value.element_type()))
+    try:
+        tensor = torch.utils.dlpack.from_dlpack(inner.to_dlpack())
+        if info.kind == "bool":  # ONNX Runtime hands out bool as uint8
+            tensor = tensor.to(torch.bool)
+    except Exception:  # a build without DLPack, or a type that DLPack has not
+        tensor, _ = _from_numpy(np.asarray(value.numpy()))
+    return Held(tensor, info, "OrtValue")
+
+
+def parts(obj: Any) -> tuple[str, Any] | None:
+    """(class name, dict or list of what it holds) of a cache, model output or data class.
+
+    A cache of keys and values is ``{"key_cache": [...], "value_cache": [...]}``, a layer at a
+    time; ``None`` where *obj* is no such container. Lists, tuples and dicts are not taken apart.
+    """
+    name = type(obj).__name__
+    if type(obj) in (dict, list, tuple, set, frozenset) or as_is(obj):
+        return None
+    if hasattr(obj, "self_attention_cache") and hasattr(obj, "cross_attention_cache"):
+        both = ("self_attention_cache", "cross_attention_cache")
+        return name, {k: getattr(obj, k) for k in both}
+    if hasattr(obj, "conv_states") and hasattr(obj, "ssm_states"):
+        return name, {k: getattr(obj, k) for k in ("conv_states", "ssm_states")}
+    if isinstance(layers := getattr(obj, "layers", None), list) and "Cache" in name:
+        return name, {
+            "key_cache": [getattr(layer, "keys", None) for layer in layers],
+            "value_cache": [getattr(layer, "values", None) for layer in layers],
+        }
+    if hasattr(obj, "key_cache") and hasattr(obj, "value_cache"):
+        return name, {"key_cache": list(obj.key_cache), "value_cache": list(obj.value_cache)}
+    if "Layer" in name and hasattr(obj, "keys") and not callable(obj.keys):
+        return name, {"keys": obj.keys, "values": obj.values}
+    if name in ("BatchEncoding", "BatchFeature"):
+        return name, {"data": dict(obj.data)}
+    if isinstance(obj, Mapping):
+        return name, dict(obj)
+    if dataclasses.is_dataclass(obj) and not isinstance(obj, type):
+        values = {f.name: getattr(obj, f.name, None) for f in dataclasses.fields(obj)}
+        return name, {k: v for k, v in values.items() if v is not None}
+    if isinstance(obj, tuple) and hasattr(obj, "_fields"):
+        return name, {k: getattr(obj, k) for k in obj._fields}
+    if isinstance(obj, (list, tuple)):  # their other subclasses, such as torch.Size
+        return name, list(obj)
+    return None
+
+
+def as_is(obj: Any) -> bool:
+    """Whether *obj* is a leaf that :func:`parts` must not look into."""
+    return obj is None or isinstance(
+        obj, (str, bytes, bool, int, float, complex, np.ndarray, np.generic, type)
+    )

@@ -1,0 +1,263 @@
+"""Any nest of tensors in one line: kinds, element types, shapes, and smallest, largest and mean."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from roundoff.dtypes import DType, dtype_info
+from roundoff.errors import DtypeError
+
+from .held import Held, as_tensor, is_text, parts
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["string_type"]
+
+
+def string_type(
+    obj: Any,
+    with_shape: bool = False,
+    with_min_max: bool = False,
+    with_device: bool = False,
+    limit: int = 20,
+) -> str:
+    """One line that describes any nest of tensors.
+
+    ``CT1s2x3[0.0,5.0:A2.5]`` is a tensor on the CPU (``C``; ``G`` on a GPU) of torch (``T``; ``A``
+    is a NumPy array, which has no device letter; ``F`` a fake tensor), with element type 1, ONNX's
+    number of float32, shape 2 × 3, smallest value 0, largest 5 and mean 2.5. The mean is taken in
+    float64. NaNs are left out of all three and counted: ``[0.0,5.0:A2.5N1nans]``. A complex tensor
+    gives those of its modulus. A tensor without dimensions shows its value, ``T1s=3.5``; one
+    without elements says ``[empty]``.
+
+    Parameters
+    ----------
+    obj : object
+        Tensors, arrays, numbers, strings, lists, tuples, sets, dicts, data classes, OrtValues
+        (``OV…``), ONNX protos (``OT…`` for a tensor, declared or stored), transformers' caches and
+        outputs, nested at will. An unknown class shows as ``Name(...)``.
+    with_shape : bool
+        Shapes (``s2x3``) instead of ranks (``r2``).
+    with_min_max : bool
+        Smallest, largest and mean; numbers show their value.
+    with_device : bool
+        A letter for the device of each tensor.
+    limit : int, default 20
+        From this length on, a list or tuple shows its first element only.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> string_type([np.arange(6, dtype=np.float32).reshape(2, 3)], True, True)
+    '#1[A1s2x3[0.0,5.0:A2.5]]'
+    >>> string_type({"a": (1, 2.5), "b": None}, with_min_max=True)
+    'dict(a:(int=1,float=2.5),b:None)'
+    """
+    return _Describer(with_shape, with_min_max, with_device, limit).line(obj)
+
+
+@dataclasses.dataclass
+class _Describer:
+    with_shape: bool
+    with_min_max: bool
+    with_device: bool
+    limit: int
+    inside: list[int] = dataclasses.field(default_factory=list)
+
+    def line(self, obj: Any) -> str:
+        if id(obj) in self.inside:
+            return "..."  # a list that holds itself
+        self.inside.append(id(obj))
+        try:
+            return self._line(obj)
+        finally:
+            self.inside.pop()
+
+    def _line(self, obj: Any) -> str:
+        if obj is None:
+            return "None"
+        if isinstance(obj, (bool, int, float, complex)) and not isinstance(obj, np.generic):
+            kind = next(t.__name__ for t in (bool, int, float, complex) if isinstance(obj, t))
+            return f"{kind}={obj}" if self.with_min_max else kind
+        if isinstance(obj, (str, bytes)):
+            return type(obj).__name__
+        if isinstance(obj, (np.ndarray, np.generic)):
+            return self._array(np.asarray(obj))
+        if type(obj) in (list, tuple):
+            return self._sequence(obj)
+        if isinstance(obj, (set, frozenset)):
+            cells = sorted(self.line(o) for o in obj)
+            return f"{{{','.join(cells)}}}" if len(cells) < self.limit else f"#{len(cells)}{{...}}"
+        if type(obj) is dict:
+            return self._dict(obj)
+        return self._other(obj)
+
+    def _sequence(self, obj: Any) -> str:
+        opening, closing = ("(", ")") if isinstance(obj, tuple) else (f"#{len(obj)}[", "]")
+        if len(obj) < self.limit:
+            cells = ",".join(self.line(o) for o in obj)
+            comma = "," if isinstance(obj, tuple) and len(obj) == 1 else ""
+            return f"{opening}{cells}{comma}{closing}"
+        opening = f"#{len(obj)}{opening[-1]}"
+        text = f"{opening}{self.line(obj[0])},...{closing}"
+        if self.with_min_max and all(isinstance(o, (bool, int, float)) for o in obj):
+            text += f"[{min(obj)},{max(obj)}:A{sum(float(o) for o in obj) / len(obj)}]"
+        return text
+
+    def _dict(self, obj: Mapping[Any, Any], name: str = "dict") -> str:
+        cells = ",".join(f"{k}:{self.line(v)}" for k, v in obj.items())
+        if name == "dict" and all(type(k) is int for k in obj):
+            return f"{{{cells}}}"
+        return f"{name}({cells})"
+
+    def _array(self, array: np.ndarray[Any, Any]) -> str:
+        if is_text(array):
+            return f"A8{self._shape(array.shape)}"
+        try:
+            held = as_tensor(array)
+        except DtypeError:  # dates, records: NumPy's own name
+            return f"A<{array.dtype}>{self._shape(array.shape)}"
+        assert held is not None
+        return f"A{held.info.onnx}{self._shape(array.shape)}{self._values(held)}"
+
+    def _shape(self, shape: Any) -> str:
+        return f"s{'x'.join(map(str, shape))}" if self.with_shape else f"r{len(shape)}"
+
+    def _values(self, held: Held) -> str:
+        if not self.with_min_max:
+            return ""
+        tensor = held.tensor
+        if tensor.numel() == 0:
+            return "[empty]"
+        if tensor.dim() == 0:
+            return f"={_number(tensor, held.info)}"
+        low, high, mean, nans = extremes(held)
+        tail = f"N{nans}nans" if nans else ""
+        return f"[{tail}]" if low is None else f"[{low},{high}:A{mean}{tail}]"
+
+    def _device(self, on_gpu: bool) -> str:
+        return ("G" if on_gpu else "C") if self.with_device else ""
+
+    def _other(self, obj: Any) -> str:
+        name = type(obj).__name__
+        if name == "OrtValue":
+            return self._ort_value(obj)
+        if type(obj).__module__.startswith("onnx."):
+            return self._proto(obj)
+        torch = sys.modules.get("torch")
+        if torch is not None:
+            if isinstance(obj, torch.Tensor):
+                letter = "F" if name == "FakeTensor" else "T"
+                prefix = self._device(obj.device.type not in ("cpu", "meta")) + letter
+                text = f"{prefix}{dtype_info(obj.dtype).onnx}{self._shape(obj.shape)}"
+                if letter == "F" or obj.device.type == "meta" or not self.with_min_max:
+                    return text
+                held = as_tensor(obj)
+                return text if held is None else text + self._values(held)
+            if isinstance(obj, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+                return name
+            if isinstance(obj, (torch.device, torch.dtype, torch.layout, torch.memory_format)):
+                return f"{name}({obj})"
+        found = parts(obj)
+        if found is None:
+            return f"{name}(...)"
+        inner = found[1]
+        if isinstance(inner, dict) and list(inner) == ["data"]:
+            return f"{name}(data={self.line(inner['data'])})"
+        if isinstance(inner, dict) and ("key_cache" in inner or name.endswith("Cache")):
+            return f"{name}({', '.join(f'{k}={self.line(v)}' for k, v in inner.items())})"
+        if isinstance(inner, dict):
+            return self._dict(inner, name)
+        return f"{name}{self._sequence(inner)}"
+
+    def _ort_value(self, obj: Any) -> str:
+        if not obj.has_value():
+            return "OV(<novalue>)"
+        if not obj.is_tensor():
+            return f"OV({obj.data_type()})"
+        device = self._device(obj.device_name().lower() not in ("cpu", ""))
+        itype = int(obj.element_type())
+        text = f"{itype}{self._shape(obj.shape())}"
+        if not self.with_min_max or itype == 8:
+            return f"{device}OV{text}"
+        held = as_tensor(obj)
+        assert held is not None
+        return f"{device}OV(A{text}{self._values(held)})"
+
+    def _proto(self, obj: Any) -> str:
+        name = type(obj).__name__
+        if name == "TensorProto":
+            shape = self._shape(tuple(obj.dims))
+            if not self.with_min_max or obj.data_type == 8:
+                return f"OT{obj.data_type}{shape}"
+            held = as_tensor(obj)
+            assert held is not None
+            return f"OT{obj.data_type}{shape}{self._values(held)}"
+        if name in ("ValueInfoProto", "TypeProto"):
+            kind = obj.type if name == "ValueInfoProto" else obj
+            return self._declared(kind)
+        if name == "NodeProto":
+            return f"NodeProto({obj.op_type}({','.join(obj.input)})->{','.join(obj.output)})"
+        graph = getattr(obj, "graph", obj)
+        if hasattr(graph, "node"):
+            ends = [
+                ",".join(f"{v.name}:{self.line(v)}" if hasattr(v, "name") else v for v in values)
+                for values in (graph.input, graph.output)
+            ]
+            return f"{name}({ends[0]}->{ends[1]},{len(graph.node)} nodes)"
+        return f"{name}(...)"
+
+    def _declared(self, kind: Any) -> str:
+        if kind.HasField("sequence_type"):
+            return f"sequence({self._declared(kind.sequence_type.elem_type)})"
+        if kind.HasField("optional_type"):
+            return f"optional({self._declared(kind.optional_type.elem_type)})"
+        tensor = kind.tensor_type
+        if not tensor.HasField("shape"):
+            return f"OT{tensor.elem_type}"
+        dims = [d.dim_param or (d.dim_value if d.HasField("dim_value") else "?")
+                for d in tensor.shape.dim]  # fmt: skip
+        return f"OT{tensor.elem_type}{self._shape(dims)}"
+
+
+def _number(tensor: torch.Tensor, info: DType) -> Any:
+    """A value as Python has it: all digits, whatever the type that held it."""
+    return float(tensor) if info.is_float else tensor.item()
+
+
+def extremes(held: Held) -> tuple[Any, Any, float, int]:
+    """Smallest, largest, mean in float64, and the number of NaNs, which are left out.
+
+    The first two are ``None`` and the mean NaN where nothing is left.
+    """
+    import torch
+
+    tensor, info = held.tensor.flatten(), held.info
+    if info.name == "uint64":
+        # In the order of signed integers once the highest bit is flipped, that is 2**63 taken off.
+        flipped = tensor.view(torch.int64) ^ -(2**63)
+        ends = [int(v) + 2**63 for v in flipped.aminmax()]
+        return ends[0], ends[1], float(tensor.to(torch.float64).sum()) / len(tensor), 0
+    if info.kind == "complex":
+        tensor = tensor.abs()
+    elif info.kind in ("uint", "bool") or (info.is_float and info.bits < 16):
+        # torch has no minimum of these types on every device.
+        tensor = tensor.to(torch.float32 if info.is_float else torch.int64)
+    nans = 0
+    if tensor.is_floating_point():
+        mask = tensor.isnan()
+        nans = int(mask.sum())
+        tensor = tensor[~mask] if nans else tensor
+        if tensor.numel() == 0:
+            return None, None, float("nan"), nans
+    low, high = tensor.aminmax()
+    mean = float(tensor.sum(dtype=torch.float64)) / tensor.numel()
+    if info.kind == "bool":
+        return bool(low), bool(high), mean, nans
+    return low.item(), high.item(), mean, nans

@@ -1,0 +1,89 @@
+"""Rewrite rules on ONNX graphs, in three tiers: default, onnxruntime, experimental.
+
+A rule is a short class that states its pattern, its conditions and their source. Whatever does
+not match exactly is left alone, and the :class:`Report` says why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from .options import TIERS, OptimizationOptions
+
+if TYPE_CHECKING:
+    import onnx
+
+    from .rule import Report, Rule
+
+__all__ = ["TIERS", "OptimizationOptions", "fuse", "rules"]
+
+
+def rules(tier: str) -> tuple[Rule, ...]:
+    """The rules of one tier, in the order in which they are tried.
+
+    Examples
+    --------
+    >>> [r.name for r in rules("default")][:2]
+    ['FoldConstants', 'DropNoOps']
+    """
+    if tier == "default":
+        from .default import DEFAULT
+
+        return DEFAULT
+    if tier == "onnxruntime":
+        from .onnxruntime import ONNXRUNTIME
+
+        return ONNXRUNTIME
+    from .experimental import EXPERIMENTAL
+
+    return EXPERIMENTAL
+
+
+def fuse(
+    model: onnx.ModelProto,
+    options: OptimizationOptions | str | None = "default+onnxruntime",
+    *,
+    static: Iterable[str] = (),
+    tf32: bool = False,
+) -> tuple[onnx.ModelProto, Report]:
+    """Rewrite a model with the rules of the tiers asked for, until none matches.
+
+    Parameters
+    ----------
+    model : onnx.ModelProto
+        With shapes inferred, as torch's exporter leaves it; it is not changed.
+    options : OptimizationOptions or str or None
+        A string stands for ``OptimizationOptions(patterns=...)``.
+    static : iterable of str
+        Inputs that rarely change (weights): products with them may be packed.
+    tf32 : bool
+        Whether float32 products on CUDA may round to TF32: some rules choose by it.
+
+    Returns
+    -------
+    model : onnx.ModelProto
+        The rewritten graph; inputs, outputs and their names are the same.
+    report : Report
+        What matched, what was refused and why, nodes after each tier.
+    """
+    from .editor import Editor
+    from .rule import Report, apply_rules
+
+    if not isinstance(options, OptimizationOptions):
+        options = OptimizationOptions(options)
+    processor = options.processor or "CPU"
+    ours = "experimental" in options.tiers
+    if ours:
+        from .experimental import missing
+
+        ours = missing(processor) is None
+    g = Editor(model, processor, static, tf32, ours)
+    report = Report(nodes={"exported": g.count()})
+    chosen: list[Rule] = []
+    skipped = {*options.leave, *(() if options.constant_folding else ("FoldConstants",))}
+    for tier in options.tiers:
+        chosen += [r for r in rules(tier) if r.name not in skipped]
+        apply_rules(g, chosen, report, options.verbose)
+        report.nodes[tier] = g.count()
+    return g.proto(), report

@@ -1,0 +1,434 @@
+"""Attention, of tier "onnxruntime": GroupQueryAttention where causal, else MultiHeadAttention."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import onnx_ir as ir
+
+from roundoff.dtypes import dtype_info
+
+from .editor import Editor
+from .rule import Refusal, Rule
+
+__all__ = ["Attention", "PackedAttention", "PresentKeys", "RotaryAttention"]
+
+CONTRIB = "https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md#"
+MICROSOFT = "com.microsoft"
+BY_TOKEN = (0, 2, 1, 3)  # (batch, heads, sequence, head) <-> (batch, sequence, heads, head)
+
+
+@dataclasses.dataclass
+class Parts:
+    """What attention is made of, found upwards from its last product.
+
+    Attributes
+    ----------
+    q, k, v : ir.Value
+        (batch, heads, sequence, head); k and v of as many heads as q.
+    scale : float
+        Of the scores.
+    mask : ir.Value or None
+        Added to the scores.
+    dead : ir.Value or None
+        True for the rows that see no key and are zero, (…, sequence, 1).
+    """
+
+    q: ir.Value
+    k: ir.Value
+    v: ir.Value
+    scale: float
+    mask: ir.Value | None
+    dead: ir.Value | None
+
+
+class Attention(Rule):
+    """Pattern: ``softmax(q k^T scale + mask) v``, spelled by any of transformers' attentions.
+
+    Becomes GroupQueryAttention where the mask is exactly causal and the processor has the kernel,
+    with grouped keys and values left unrepeated; else MultiHeadAttention, with the mask as its
+    bias, or causal by attribute. A row that the exporter zeroes because its mask leaves no key
+    is zeroed after.
+    Conditions: as many queries as keys, one head size, the probabilities not returned, and a
+    mask that broadcasts over (batch, heads).
+    """
+
+    ops = ("MatMul",)
+    tier = "onnxruntime"
+    source = (
+        "A. Vaswani et al., Attention is all you need, 2017, equation 1; "
+        + CONTRIB
+        + ("com.microsoft.MultiHeadAttention, com.microsoft.GroupQueryAttention")
+    )
+
+    def rewrite(self, g: Editor, node: ir.Node) -> bool:
+        found = find(g, node)
+        if found is None:
+            return False
+        shape, keys = g.shape(found.q), g.shape(found.k)
+        if shape is None or keys is None or len(shape) != 4 or keys != g.shape(found.v):
+            raise Refusal(f"queries {shape}, keys {keys}, values {g.shape(found.v)}")
+        if shape != keys:
+            raise Refusal(f"{shape[2]} queries of {keys[2]} keys")
+        dtype = found.q.dtype
+        floats = {ir.DataType.FLOAT, ir.DataType.FLOAT16}
+        floats |= {ir.DataType.BFLOAT16} if g.processor == "CUDA" else set()
+        if dtype not in floats:
+            raise Refusal(f"no kernel for {dtype} on the {g.processor}")
+        causal, mask = classify(g, found.mask, shape)
+        zeroed = found.dead is not None and mask is not None and not has_keys(g, mask)
+        rows = _rows(g, found, shape, node) if zeroed else None
+        # GroupQueryAttention needs whole 16-byte rows, and has no float32 kernel on CUDA: one of
+        # ours takes it there.
+        has_kernel = g.processor == "CPU" or dtype != ir.DataType.FLOAT or g.ours
+        grouped = causal and shape[3] % 8 == 0 and has_kernel
+        emit = self._grouped if grouped else self._plain
+        flat = emit(g, found, shape, causal, mask, node)
+        if rows is not None:
+            alive, dead = rows
+            zero = g.initializer(np.zeros((), dtype.numpy()), "zero")
+            inputs = [alive, flat, zero] if alive is not None else [dead, zero, flat]
+            flat = g.emit("Where", inputs, node, shapes=[g.shape(flat)], like=flat,
+                          rule=self.name)[0]  # fmt: skip
+        batch, heads, length, head = shape
+        out = g.reshape(flat, [batch, length, heads, head], node)
+        g.replace(node.outputs[0], g.transpose(out, BY_TOKEN, node))
+        return True
+
+    def _plain(
+        self,
+        g: Editor,
+        p: Parts,
+        shape: tuple[int, ...],
+        causal: bool,
+        mask: ir.Value | None,
+        at: ir.Node,
+    ) -> ir.Value:
+        batch, heads, length, head = shape
+        q, k, v = (tokens(g, x, at) for x in (p.q, p.k, p.v))
+        inputs = [q, k, v, None, None, mask] if mask is not None else [q, k, v]
+        return g.emit("MultiHeadAttention", inputs, at, shapes=[[batch, length, heads * head]],
+                      like=q, domain=MICROSOFT, rule=self.name, num_heads=heads, scale=p.scale,
+                      unidirectional=int(causal))[0]  # fmt: skip
+
+    def _grouped(
+        self,
+        g: Editor,
+        p: Parts,
+        shape: tuple[int, ...],
+        causal: bool,
+        mask: ir.Value | None,
+        at: ir.Node,
+    ) -> ir.Value:
+        batch, heads, length, head = shape
+        k, v = unrepeated(g, p.k), unrepeated(g, p.v)
+        if g.shape(k) != g.shape(v):
+            k, v = p.k, p.v
+        some = (g.shape(k) or shape)[1]
+        last = g.initializer(np.full(batch, length - 1, np.int32), "last_token")
+        total = g.initializer(np.array([length], np.int32), "total_length")
+        inputs = [*(tokens(g, x, at) for x in (p.q, k, v)), None, None, last, total]
+        present = [batch, some, length, head]
+        made = g.emit("GroupQueryAttention", inputs, at,
+                      shapes=[[batch, length, heads * head], present, present], like=p.q,
+                      domain=MICROSOFT, rule=self.name, num_heads=heads, kv_num_heads=some,
+                      scale=p.scale, do_rotary=0, rotary_interleaved=0)  # fmt: skip
+        # The operator returns what it attended to: no need to make keys and values twice.
+        for source, copy in ((k, made[1]), (v, made[2])):
+            if g.is_output(source):
+                g.replace(source, copy, returned_only=True)
+        return made[0]
+
+
+def find(g: Editor, node: ir.Node) -> Parts | None:
+    """The parts of attention whose last product is *node*."""
+    probabilities, v = node.inputs
+    dead = None
+    chosen = g.node(probabilities, "Where")
+    if chosen is not None and g.scalar(chosen.inputs[1]) == 0:
+        dead, probabilities = chosen.inputs[0], chosen.inputs[2]
+    cast = g.node(probabilities, "Cast")
+    softmax = g.node(cast.inputs[0] if cast is not None else probabilities, "Softmax")
+    if softmax is None or v is None or probabilities is None:
+        return None
+    rank = len(softmax.inputs[0].shape or ()) if softmax.inputs[0] is not None else 0
+    if g.attribute(softmax, "axis", -1) not in (-1, rank - 1):
+        return None
+    if g.uses(probabilities) > 1:
+        raise Refusal("the probabilities are read by others too")
+    source = softmax.inputs[0]
+    wide = g.node(source, "Cast")
+    source = wide.inputs[0] if wide is not None else source
+    scores, mask = _masked(g, source)
+    found = _scores(g, scores)
+    if found is None:
+        return None
+    q, turned, scale = found
+    if dead is not None and not _shut_out(g, dead, mask):
+        raise Refusal("probabilities are replaced where the mask alone does not say so")
+    k = g.transpose(turned, [0, 1, 3, 2], node) if rank == 4 else turned
+    return Parts(q, k, v, scale, mask, dead)
+
+
+def _shut_out(g: Editor, dead: ir.Value, mask: ir.Value | None) -> bool:
+    """Whether *dead* is ``max(mask, axis=-1) == -inf``: the rows that see no key."""
+    equal = g.node(dead, "Equal")
+    if equal is None or g.scalar(equal.inputs[1]) != -math.inf:
+        return False
+    most = g.node(_uncast(g, equal.inputs[0]), "ReduceMax")
+    axes = g.ints(most.inputs[1]) if most is not None and len(most.inputs) > 1 else None
+    rank = len(g.shape(mask) or ())
+    return most is not None and _uncast(g, most.inputs[0]) is mask and axes in ([-1], [rank - 1])
+
+
+def _uncast(g: Editor, value: ir.Value | None) -> ir.Value | None:
+    """Before any casts: they keep infinities and the order, which is all that is asked here."""
+    while (node := g.node(value, "Cast")) is not None:
+        value = node.inputs[0]
+    return value
+
+
+def _masked(g: Editor, value: ir.Value | None) -> tuple[ir.Value | None, ir.Value | None]:
+    """(scores, mask): the operand that leads to a product is the scores."""
+    total = g.node(value, "Add")
+    if total is None:
+        return value, None
+    for scores, mask in (total.inputs, tuple(reversed(total.inputs))):
+        if _scores(g, scores) is not None:
+            return scores, mask
+    return value, None
+
+
+def _scores(g: Editor, value: ir.Value | None) -> tuple[ir.Value, ir.Value, float] | None:
+    """(q, k transposed, scale) of ``q @ k * scale``, scaled before or after the product."""
+    value, scale = _unscaled(g, value)
+    product = g.node(value, "MatMul", "FusedMatMul")
+    if product is None or product.op_type == "FusedMatMul":
+        return None
+    q, first = _unscaled(g, product.inputs[0])
+    k, second = _unscaled(g, product.inputs[1])
+    return None if q is None or k is None else (q, k, scale * first * second)
+
+
+def _unscaled(g: Editor, value: ir.Value | None) -> tuple[ir.Value | None, float]:
+    node = g.node(value, "Mul", "Div")
+    factor = g.scalar(node.inputs[1]) if node is not None else None
+    if node is None or factor is None or g.shape(node.inputs[0]) != g.shape(value):
+        return value, 1.0
+    return node.inputs[0], 1 / factor if node.op_type == "Div" else factor
+
+
+def classify(
+    g: Editor, mask: ir.Value | None, shape: tuple[int, ...]
+) -> tuple[bool, ir.Value | None]:
+    """(exactly causal, bias): the mask as the operators take it."""
+    if mask is None:
+        return False, None
+    batch, heads, length, _ = shape
+    dims = g.shape(mask)
+    array = g.constant(mask)
+    if array is not None and is_causal(array, length):
+        return True, None
+    if array is not None and not array.any():
+        return False, None
+    if dims is None or dims[-2:] != (length, length):
+        raise Refusal(f"the mask is {dims}: it does not reach all queries and keys by itself")
+    dims = (1,) * (4 - len(dims)) + dims
+    if dims[0] not in (1, batch) or dims[1] not in (1, heads):
+        raise Refusal(f"the mask is {dims}, scores are {(batch, heads, length, length)}")
+    node = mask.producer() or _reader(mask)
+    if mask.producer() is None:
+        return False, g.reshape(mask, dims, node)
+    return False, mask if g.shape(mask) == dims else g.reshape(mask, dims, _reader(mask))
+
+
+def _reader(value: ir.Value) -> ir.Node:
+    return next(iter(value.uses())).node
+
+
+def is_causal(mask: np.ndarray, length: int) -> bool:
+    """Whether an additive mask is zero up to the diagonal and shuts out all beyond it.
+
+    What shuts out is -inf, or so low that no score can bring it back: half the lowest number of
+    its type or less.
+
+    Parameters
+    ----------
+    mask : numpy.ndarray
+        (..., length, length), of a floating type; every leading index must be causal.
+
+    Examples
+    --------
+    >>> is_causal(np.triu(np.full((3, 3), -np.inf, np.float32), 1), 3)
+    True
+    """
+    if mask.shape[-2:] != (length, length):
+        return False
+    lowest = np.float64(dtype_info(mask.dtype).max) * -0.5
+    below = np.tril(np.ones((length, length), bool))
+    mask = mask.reshape(-1, length, length)
+    return bool((mask[:, below] == 0).all() and (mask[:, ~below] <= lowest).all())
+
+
+def has_keys(g: Editor, mask: ir.Value) -> bool:
+    """Whether every row of a constant mask leaves at least one key."""
+    array = g.constant(mask)
+    return array is not None and bool(np.isfinite(array.astype(np.float64)).any(-1).all())
+
+
+def _rows(
+    g: Editor, p: Parts, shape: tuple[int, ...], at: ir.Node
+) -> tuple[ir.Value | None, ir.Value | None]:
+    """(alive, None) or (None, dead): which rows see a key, (batch, sequence, 1) of bool."""
+    batch, _, length, _ = shape
+    dims = g.shape(p.dead)
+    if p.dead is None or dims is None or dims not in ((batch, 1, length, 1), (1, 1, length, 1)):
+        raise Refusal(f"rows without keys are zeroed, head by head: {dims}")
+    chosen = g.node(p.mask, "Where")
+    if chosen is None or g.opset < 20:  # ReduceMax takes bool from opset 20
+        return None, g.reshape(p.dead, [dims[0], length, 1], at)
+    kept, inside, outside = chosen.inputs
+    if g.scalar(inside) != 0 or g.scalar(outside) != -math.inf or g.shape(kept) != g.shape(p.mask):
+        return None, g.reshape(p.dead, [dims[0], length, 1], at)
+    assert kept is not None
+    axes = g.initializer(np.array([3], np.int64), "axes")
+    alive = g.emit("ReduceMax", [kept, axes], at, shapes=[dims], like=kept, keepdims=1,
+                   rule="Attention")[0]  # fmt: skip
+    return g.reshape(alive, [dims[0], length, 1], at), None
+
+
+def tokens(g: Editor, x: ir.Value, at: ir.Node) -> ir.Value:
+    """(batch, heads, sequence, head) as (batch, sequence, heads * head)."""
+    batch, heads, length, head = g.shape(x) or ()
+    return g.reshape(g.transpose(x, BY_TOKEN, at), [batch, length, heads * head], at)
+
+
+def unrepeated(g: Editor, x: ir.Value) -> ir.Value:
+    """Keys or values before each head was repeated for its group; *x* itself where it was not."""
+    node = g.node(x, "Transpose")
+    if node is not None and list(g.attribute(node, "perm") or ()) == [0, 1, 3, 2]:
+        twice = g.node(node.inputs[0], "Transpose")
+        if twice is not None and list(g.attribute(twice, "perm") or ()) == [0, 1, 3, 2]:
+            x = twice.inputs[0] or x
+    merged = g.node(x, "Reshape")
+    wide = g.node(merged.inputs[0], "Expand") if merged is not None else None
+    narrow = g.node(wide.inputs[0], "Reshape", "Unsqueeze") if wide is not None else None
+    if wide is None or narrow is None or narrow.inputs[0] is None:
+        return x
+    shapes = [g.shape(v) for v in (narrow.inputs[0], narrow.outputs[0], wide.outputs[0], x)]
+    small, thin, five, full = shapes
+    if small is None or thin is None or five is None or full is None or len(small) != 4:
+        return x
+    batch, some, length, head = small
+    grouped = thin == (batch, some, 1, length, head) and five[:2] == (batch, some)
+    return narrow.inputs[0] if grouped and five[3:] == (length, head) else x
+
+
+class PresentKeys(Rule):
+    """Pattern: MultiHeadAttention whose keys or values are also returned head by head.
+
+    Becomes the operator's own second and third output. Conditions: both are returned; CPU (on
+    CUDA asking for them keeps the operator from its fast kernels).
+    """
+
+    ops = ("MultiHeadAttention",)
+    tier = "onnxruntime"
+    source = CONTRIB + "com.microsoft.MultiHeadAttention"
+
+    def rewrite(self, g: Editor, node: ir.Node) -> bool:
+        if len(node.outputs) > 1 or len(g.shape(node.inputs[1]) or ()) != 3:
+            return False
+        found = [self._by_head(g, node, i) for i in (1, 2)]
+        if None in found:
+            return False
+        if g.processor != "CPU":
+            raise Refusal("on CUDA the operator's keys and values cost its fast kernels")
+        out, heads = node.outputs[0], int(g.attribute(node, "num_heads"))
+        batch, length, width = g.shape(node.inputs[1]) or ()
+        present = [batch, heads, length, width // heads]
+        kept = {k: a.value for k, a in node.attributes.items()}
+        made = g.emit("MultiHeadAttention", list(node.inputs), node,
+                      shapes=[g.shape(out), present, present], like=out, domain=MICROSOFT,
+                      rule=self.name, **kept)  # fmt: skip
+        for old, new in zip((out, *found), made, strict=True):
+            assert old is not None
+            g.replace(old, new)
+        g.graph.sort()
+        return True
+
+    @staticmethod
+    def _by_head(g: Editor, node: ir.Node, index: int) -> ir.Value | None:
+        flat = node.inputs[index]
+        batch, length, width = g.shape(flat) or (0, 0, 0)
+        heads = int(g.attribute(node, "num_heads"))
+        for use in flat.uses() if flat is not None else ():
+            split = use.node.outputs[0]
+            if use.node.op_type != "Reshape" or g.shape(split) != (batch, length, heads,
+                                                                  width // heads):  # fmt: skip
+                continue
+            for again in split.uses():
+                turned = again.node
+                if turned.op_type == "Transpose" and tuple(g.attribute(turned, "perm")) == BY_TOKEN:
+                    return turned.outputs[0]
+        return None
+
+
+class RotaryAttention(Rule):
+    """Pattern: GroupQueryAttention of rotated queries and keys. Becomes its ``do_rotary``.
+
+    Conditions: both rotated with the same tables, from position zero on; the rotated keys are
+    returned by the operator alone; the head size is a multiple of 16.
+    """
+
+    ops = ("GroupQueryAttention",)
+    tier = "onnxruntime"
+    source = CONTRIB + "com.microsoft.GroupQueryAttention"
+
+    def rewrite(self, g: Editor, node: ir.Node) -> bool:
+        turned = [g.node(i, "RotaryEmbedding") for i in node.inputs[:2]]
+        if g.attribute(node, "do_rotary", 0) or turned[0] is None or turned[1] is None:
+            return False
+        if turned[0].inputs[2:] != turned[1].inputs[2:]:
+            raise Refusal("queries and keys are rotated by different tables")
+        if any(g.ints(t.inputs[1]) != [0] for t in turned if t):
+            raise Refusal("positions do not start at zero in every sequence")
+        if any(g.uses(t.outputs[0]) > 1 for t in turned if t):
+            raise Refusal("rotated queries or keys have other readers")
+        head = (g.shape(node.outputs[1]) or (0,))[-1]
+        if head % 16:
+            raise Refusal(f"head size {head} is not a multiple of 16")
+        inputs = list(node.inputs)
+        inputs[:2] = [t.inputs[0] for t in turned if t]
+        inputs[7:] = turned[0].inputs[2:4]
+        again(g, node, inputs, self.name, do_rotary=1)
+        return True
+
+
+class PackedAttention(Rule):
+    """Pattern: GroupQueryAttention of the three parts of one Split. Becomes that of the whole."""
+
+    ops = ("GroupQueryAttention",)
+    tier = "onnxruntime"
+    source = CONTRIB + "com.microsoft.GroupQueryAttention"
+
+    def rewrite(self, g: Editor, node: ir.Node) -> bool:
+        whole = g.node(node.inputs[0], "Split")
+        if whole is None or not g.attribute(node, "do_rotary", 0):
+            return False
+        if list(whole.outputs) != list(node.inputs[:3]):
+            return False
+        again(g, node, [whole.inputs[0], None, None, *node.inputs[3:]], self.name)
+        return True
+
+
+def again(
+    g: Editor, node: ir.Node, inputs: list[ir.Value | None], rule: str, **changed: object
+) -> None:
+    """The node once more, with other inputs and attributes, in place of itself."""
+    kept = {k: a.value for k, a in node.attributes.items()} | changed
+    made = g.emit(node.op_type, inputs, node, shapes=[g.shape(o) for o in node.outputs],
+                  like=list(node.outputs), domain=node.domain, rule=rule, **kept)  # fmt: skip
+    for old, new in zip(node.outputs, made, strict=True):
+        g.replace(old, new)

@@ -1,0 +1,361 @@
+"""Tier "default": ONNX operators only, fewer of them than the exporter leaves.
+
+Every rule here keeps the bits, except :class:`DivideOnce`, which rounds once instead of twice.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import onnx_ir as ir
+
+from .editor import Editor
+from .rule import Refusal, Rule
+
+__all__ = [
+    "DEFAULT",
+    "CommonSubexpressions",
+    "DivideOnce",
+    "DropNoOps",
+    "FoldConstants",
+    "MergeReshapes",
+    "MergeTransposes",
+    "ReshapedTranspose",
+    "SlicesToSplit",
+    "WholeGather",
+]
+
+ONNX = "https://onnx.ai/onnx/operators/"
+#: Operators that give the same elements, in the same order, another shape.
+RELABEL = ("Reshape", "Unsqueeze", "Squeeze", "Flatten")
+
+
+class FoldConstants(Rule):
+    """Pattern: a node whose inputs are all constant. Becomes the constant.
+
+    Conditions: the value has no more elements than *most* (a constant is stored in the model);
+    a wide constant is only folded where it does not grow (Expand and ConstantOfShape stay).
+    """
+
+    ops = ("Add", "Sub", "Mul", "Div", "Pow", "Neg", "Sqrt", "Reciprocal", "Cast", "Concat", "Cos",
+           "Sin", "Exp", "Gather", "GatherND", "Slice", "Unsqueeze", "Squeeze", "Reshape",
+           "Transpose", "Where", "And", "Or", "Not", "Less", "LessOrEqual", "Greater",
+           "GreaterOrEqual", "Equal", "Range", "Shape", "Expand", "Tile", "Trilu",
+           "ConstantOfShape", "CumSum", "Max", "Min", "Identity", "Sum")  # fmt: skip
+    source = ONNX
+    most = 1 << 22
+
+    def rewrite(self, g: Editor, node: ir.Node) -> bool:
+        size = g.size(node.outputs[0])
+        if size is None or len(node.outputs) != 1 or not _all_constant(g, node):
+            return False
+        widest = max(
+            [self.most if size <= 4096 else 0, *(g.size(i) or 0 for i in node.inputs if i)]
+        )
+        if size > min(self.most, widest) and node.op_type in ("Expand", "Tile", "ConstantOfShape"):
+            return False
+        if size > self.most:
+            raise Refusal(f"{size} elements are too many to store")
+        value = g.constant(node.outputs[0])
+        if value is None:
+            return False
+        g.replace(node.outputs[0], g.initializer(value, f"{node.outputs[0].name}_folded"))
+        return True
+
+
+def _all_constant(g: Editor, node: ir.Node) -> bool:
+    """Cheap: no value is computed unless every input is one already."""
+    return all(
+        i is None or i.name in g.graph.initializers or g.node(i, "Constant") is not None
+        for i in node.inputs
+    )
+
+
+class DropNoOps(Rule):
+    """Pattern: a node whose output is its input, bit for bit. Becomes the input.
+
+    Identity; Reshape, Expand to the same shape; Transpose that moves nothing; Cast to the same
+    type; Concat of one, or with empty tensors; Mul or Div by one.
+    """
+
+    ops = ("Identity", "Reshape", "Unsqueeze", "Squeeze", "Flatten", "Expand", "Transpose", "Cast",
+           "Concat", "Mul", "Div")  # fmt: skip
+    source = ONNX
+
+    def rewrite(self, g: Editor, node: ir.Node) -> bool:
+        out, kept = node.outputs[0], self._kept(g, node)
+        if kept is None or kept.dtype != out.dtype:
+            return False
+        if node.op_type != "Identity" and (g.shape(kept) is None or g.shape(kept) != g.shape(out)):
+            return False
+        copied = g.is_output(out) and (kept.producer() is None or g.is_output(kept))
+        if copied and node.op_type == "Identity":
+            return False  # an output that is an input, or another output: needs its copy
+        g.replace(out, kept)
+        return True
+
+    def _kept(self, g: Editor, node: ir.Node) -> ir.Value | None:
+        first = node.inputs[0]
+        if node.op_type == "Transpose":
+            perm = g.attribute(node, "perm")
+            return first if perm is not None and list(perm) == sorted(perm) else None
+        if node.op_type == "Concat":
+            full = [i for i in node.inputs if i is None or g.size(i) != 0]
+            return full[0] if len(full) == 1 else None
+        if node.op_type in ("Mul", "Div"):
+            second = node.inputs[1]
+            if g.scalar(second) == 1.0:
+                return first
+            return second if node.op_type == "Mul" and g.scalar(first) == 1.0 else None
+        return first
+
+
+class MergeReshapes(Rule):
+    """Pattern: Reshape (Unsqueeze, Squeeze, Flatten) of another. Becomes one Reshape.
+
+    Conditions: the last shape is static; nothing else is lost, as each keeps the order.
+    """
+
+    ops = RELABEL
+    source = ONNX + "onnx__Reshape.html"
+
+    def rewrite(self, g: Editor, node: ir.Node) -> bool:
+        first = g.node(node.inputs[0], *RELABEL)
+        shape = g.shape(node.outputs[0])
+        if first is None or shape is None or first.inputs[0] is None:
+            return False
+        g.replace(node.outputs[0], g.reshape(first.inputs[0], shape, node))
+        return True
+
+
+class MergeTransposes(Rule):
+    """Pattern: Transpose of a Transpose, or one that only moves axes of one element.
+
+    Becomes one Transpose, or a Reshape.
+    """
+
+    ops = ("Transpose",)
+    source = ONNX + "onnx__Transpose.html"
+
+    def rewrite(self, g: Editor, node: ir.Node) -> bool:
+        perm, x = g.attribute(node, "perm"), node.inputs[0]
+        shape = g.shape(x)
+        if perm is None or x is None or shape is None:
+            return False
+        long = [p for p in perm if shape[p] != 1]
+        if long == sorted(long):
+            g.replace(node.outputs[0], g.reshape(x, [shape[p] for p in perm], node))
+            return True
+        first = g.node(x, "Transpose")
+        before = g.attribute(first, "perm") if first is not None else None
+        if first is None or before is None or first.inputs[0] is None:
+            return False
+        both = [before[p] for p in perm]
+        g.replace(node.outputs[0], g.transpose(first.inputs[0], both, node))
+        return True
+
+
+class ReshapedTranspose(Rule):
+    """Pattern: leading axes merged, the others transposed, the leading ones split again.
+
+    ``Reshape(Transpose(Reshape(x)))`` becomes one Transpose, as in the keys of the exporter's
+    scaled dot-product attention: (b, h, s, d) -> (b h, s, d) -> (b h, d, s) -> (b, h, d, s).
+    """
+
+    ops = ("Reshape",)
+    source = "torch.onnx, aten.scaled_dot_product_attention"
+
+    def rewrite(self, g: Editor, node: ir.Node) -> bool:
+        middle = g.node(node.inputs[0], "Transpose")
+        first = g.node(middle.inputs[0], "Reshape") if middle is not None else None
+        if middle is None or first is None or first.inputs[0] is None:
+            return False
+        perm = g.attribute(middle, "perm")
+        x, merged, out = (g.shape(v) for v in (first.inputs[0], *first.outputs, *node.outputs))
+        if perm is None or x is None or merged is None or out is None or perm[0] != 0:
+            return False
+        rest = len(merged) - 1
+        lead = len(x) - rest
+        if lead < 1 or math.prod(x[:lead]) != merged[0] or x[lead:] != merged[1:]:
+            return False
+        if out[:lead] != x[:lead] or len(out) != len(x):
+            return False
+        moved = [*range(lead), *(lead + p - 1 for p in perm[1:])]
+        if out != tuple(x[p] for p in moved):
+            return False
+        g.replace(node.outputs[0], g.transpose(first.inputs[0], moved, node))
+        return True
+
+
+class CommonSubexpressions(Rule):
+    """Pattern: two nodes of one operator with the same inputs and attributes. The later goes.
+
+    Conditions: no randomness, no subgraph.
+    """
+
+    ops = ("Add", "Sub", "Mul", "Div", "Pow", "Cast", "Concat", "Cos", "Sin", "Reshape",
+           "Unsqueeze", "Transpose", "Expand", "Gather", "Slice", "Where", "And", "Neg", "Sqrt",
+           "ReduceMean", "Reciprocal", "Sigmoid", "MatMul", "Split")  # fmt: skip
+    source = "A. Aho et al., Compilers, 2006, section 9.1"
+
+    def rewrite(self, g: Editor, node: ir.Node) -> bool:
+        first = next((i for i in node.inputs if i is not None and i.producer() is not None), None)
+        anchor = first if first is not None else node.inputs[0]
+        if anchor is None:
+            return False
+        key = self._key(g, node)
+        for use in anchor.uses():
+            other = use.node
+            if other is node or other.op_type != node.op_type or self._key(g, other) != key:
+                continue
+            if not _before(g, other, node) or len(other.outputs) != len(node.outputs):
+                continue
+            for old, new in zip(node.outputs, other.outputs, strict=True):
+                g.replace(old, new)
+            return True
+        return False
+
+    @staticmethod
+    def _key(g: Editor, node: ir.Node) -> tuple[object, ...]:
+        inputs = []
+        for i in node.inputs:
+            small = i is not None and i.producer() is None and (g.size(i) or 99) <= 16
+            array = g.constant(i) if small else None
+            inputs.append(id(i) if array is None else (array.dtype, array.shape, array.tobytes()))
+        attributes = sorted((k, str(a.value)) for k, a in node.attributes.items())
+        return (node.domain, tuple(inputs), tuple(attributes))
+
+
+def _before(g: Editor, a: ir.Node, b: ir.Node) -> bool:
+    for node in g.graph:
+        if node is a:
+            return True
+        if node is b:
+            return False
+    return False
+
+
+class SlicesToSplit(Rule):
+    """Pattern: Slices that cut one axis of a value into its consecutive parts. Becomes a Split.
+
+    Conditions: constant bounds, step one, the parts cover the axis once.
+    """
+
+    ops = ("Slice",)
+    source = ONNX + "onnx__Split.html"
+
+    def rewrite(self, g: Editor, node: ir.Node) -> bool:
+        first = self._bounds(g, node)
+        x = node.inputs[0]
+        if first is None or first[1] != 0 or x is None:
+            return False
+        axis, _, _ = first
+        shape = g.shape(x)
+        parts: dict[int, tuple[int, ir.Node]] = {}
+        for use in x.uses():
+            found = self._bounds(g, use.node) if use.node.op_type == "Slice" else None
+            if found is not None and found[0] == axis and found[1] not in parts:
+                parts[found[1]] = (found[2], use.node)
+        sizes, nodes, at = [], [], 0
+        while shape is not None and at < shape[axis] and at in parts:
+            end, piece = parts[at]
+            sizes.append(end - at)
+            nodes.append(piece)
+            at = end
+        if shape is None or at != shape[axis] or len(nodes) < 2:
+            return False
+        self._split(g, x, axis, sizes, nodes, node)
+        return True
+
+    def _split(
+        self,
+        g: Editor,
+        x: ir.Value,
+        axis: int,
+        sizes: list[int],
+        nodes: list[ir.Node],
+        node: ir.Node,
+    ) -> None:
+        earliest = next(n for n in g.graph if n in nodes)
+        shapes = [list(g.shape(n.outputs[0]) or ()) for n in nodes]
+        lengths = g.initializer(np.array(sizes, dtype=np.int64), "lengths")
+        made = g.emit("Split", [x, lengths], earliest, shapes=shapes, like=x, axis=axis,
+                      rule=self.name)  # fmt: skip
+        for piece, value in zip(nodes, made, strict=True):
+            g.replace(piece.outputs[0], value)
+
+    @staticmethod
+    def _bounds(g: Editor, node: ir.Node) -> tuple[int, int, int] | None:
+        """(axis, start, end) of a Slice along one axis with step one."""
+        shape = g.shape(node.inputs[0])
+        rest = [g.ints(i) for i in node.inputs[1:]]
+        if shape is None or len(rest) < 3 or any(r is None or len(r) != 1 for r in rest):
+            return None
+        (start,), (end,), (axis,) = rest[:3]  # type: ignore[misc]
+        if len(rest) > 3 and rest[3] != [1]:
+            return None
+        axis = axis + len(shape) if axis < 0 else axis
+        size = shape[axis]
+        start, end = (min(max(b + size if b < 0 else b, 0), size) for b in (start, end))
+        return (axis, start, end) if end > start else None
+
+
+class WholeGather(Rule):
+    """Pattern: GatherND with constant indices that name every element once, in order.
+
+    Becomes a Reshape. The exporter writes a padding mask's broadcast that way.
+    """
+
+    ops = ("GatherND",)
+    source = "transformers, masking_utils.padding_mask_function"
+
+    def rewrite(self, g: Editor, node: ir.Node) -> bool:
+        x, out = node.inputs[0], node.outputs[0]
+        indices, shape, made = g.constant(node.inputs[1]), g.shape(x), g.shape(out)
+        if x is None or indices is None or shape is None or made is None:
+            return False
+        if g.attribute(node, "batch_dims", 0) != 0 or indices.shape[-1] != len(shape):
+            return False
+        flat = np.ravel_multi_index(tuple(np.moveaxis(indices, -1, 0)), shape, mode="wrap")
+        if not np.array_equal(flat.reshape(-1), np.arange(math.prod(shape))):
+            raise Refusal("the indices do not name every element once, in order")
+        g.replace(out, g.reshape(x, made, node))
+        return True
+
+
+class DivideOnce(Rule):
+    """Pattern: ``x * Reciprocal(y)``. Becomes ``x / y``: one rounding instead of two."""
+
+    ops = ("Mul",)
+    source = "IEEE 754-2019, section 5.4.1: division is correctly rounded"
+
+    def rewrite(self, g: Editor, node: ir.Node) -> bool:
+        for x, inverse in (node.inputs, tuple(reversed(node.inputs))):
+            divided = g.node(inverse, "Reciprocal")
+            if divided is None or x is None or inverse is None:
+                continue
+            if g.uses(inverse) > 1:
+                raise Refusal("the reciprocal has other readers: dividing would add work")
+            shape = g.shape(node.outputs[0])
+            if shape is None:
+                return False
+            made = g.emit("Div", [x, divided.inputs[0]], node, shapes=[shape], like=x,
+                          rule=self.name)  # fmt: skip
+            g.replace(node.outputs[0], made[0])
+            return True
+        return False
+
+
+#: The rules of the tier, in the order in which they are tried.
+DEFAULT: tuple[Rule, ...] = (
+    FoldConstants(),
+    DropNoOps(),
+    MergeReshapes(),
+    MergeTransposes(),
+    ReshapedTranspose(),
+    WholeGather(),
+    SlicesToSplit(),
+    DivideOnce(),
+    CommonSubexpressions(),
+)

@@ -1,0 +1,317 @@
+"""An ONNX graph that a rule can ask and change: constants, shapes, static values, edits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from roundoff.errors import ArgumentError, ModelError
+
+__all__ = ["DOMAINS", "Editor"]
+
+#: Domain -> version, of every operator that a rule may emit.
+DOMAINS = {"com.microsoft": 1, "roundoff": 1}
+# Values past this many elements are never computed at rewriting time.
+_LARGEST = 1 << 26
+_RANDOM = {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli",
+           "Multinomial", "Dropout"}  # fmt: skip
+
+
+class Editor:
+    """One ONNX graph under rewriting.
+
+    Parameters
+    ----------
+    proto : onnx.ModelProto
+        Left as it is: the editor works on a copy.
+    processor : {"CPU", "CUDA"}
+        Where the model is to run; a rule emits only what has a kernel there.
+    static : iterable of str
+        Inputs that rarely change between runs (weights): what is computed from them alone may be
+        computed ahead.
+    tf32 : bool
+        Whether float32 products on CUDA may round to TF32.
+    ours : bool
+        Whether kernels of ours will take what ONNX Runtime has no kernel for.
+    """
+
+    def __init__(
+        self,
+        proto: onnx.ModelProto,
+        processor: str = "CPU",
+        static: Iterable[str] = (),
+        tf32: bool = False,
+        ours: bool = False,
+    ) -> None:
+        # From bytes: ir.from_proto shares tensors with the proto it is given.
+        self.model = ir.from_proto(onnx.ModelProto.FromString(proto.SerializeToString()))
+        self.graph = self.model.graph
+        self.processor = processor
+        self.static = set(static)
+        self.tf32, self.ours = tf32, ours
+        self.opset = self.model.opset_imports.get("", 20)
+        unknown = self.static - {v.name for v in self.graph.inputs}
+        if unknown:
+            raise ArgumentError("static inputs that the model lacks", got=sorted(unknown))
+        self._constants: dict[ir.Value, np.ndarray | None] = {}
+        self._static: dict[ir.Value, bool] = {}
+        self._names = {v.name for v in self.graph.inputs} | set(self.graph.initializers)
+        for node in self.graph:
+            self._names.update(o.name for o in node.outputs)
+        self._node_names = {n.name for n in self.graph}
+
+    # Questions
+
+    def node(self, value: ir.Value | None, *ops: str) -> ir.Node | None:
+        """The node that makes *value*, if it is one of *ops* (any domain of ours or ONNX's)."""
+        found = value.producer() if value is not None else None
+        return found if found is not None and found.op_type in ops else None
+
+    def constant(self, value: ir.Value | None) -> np.ndarray | None:
+        """The value, where it depends on nothing but initialisers and constants; else None."""
+        if value is None:
+            return None
+        if value not in self._constants:
+            self._constants[value] = self._compute(value)
+        return self._constants[value]
+
+    def scalar(self, value: ir.Value | None) -> float | None:
+        """The one number that a constant holds, whatever its rank."""
+        array = self.constant(value) if value is not None and self.size(value) == 1 else None
+        return None if array is None else float(array.reshape(()))
+
+    def ints(self, value: ir.Value | None) -> list[int] | None:
+        """A constant as a list of integers."""
+        array = self.constant(value)
+        return None if array is None else [int(i) for i in array.reshape(-1)]
+
+    def shape(self, value: ir.Value | None) -> tuple[int, ...] | None:
+        """The static shape; None where a dimension is unknown or symbolic."""
+        if value is None or value.shape is None:
+            return None
+        dims = tuple(value.shape)
+        return tuple(map(int, dims)) if all(isinstance(d, int) for d in dims) else None
+
+    def size(self, value: ir.Value) -> int | None:
+        """Number of elements, where the shape is static."""
+        shape = self.shape(value)
+        return None if shape is None else math.prod(shape)
+
+    def attribute(self, node: ir.Node, name: str, default: Any = None) -> Any:
+        """An attribute's value, or the default."""
+        found = node.attributes.get(name)
+        return default if found is None else found.value
+
+    def axis(self, node: ir.Node, default: int = -1) -> int:
+        """The ``axis`` of a node, counted from the front."""
+        axis = int(self.attribute(node, "axis", default))
+        shape = node.inputs[0].shape if node.inputs[0] is not None else None
+        return axis + len(shape) if axis < 0 and shape is not None else axis
+
+    def is_static(self, value: ir.Value | None) -> bool:
+        """Whether *value* depends on nothing but constants and static inputs."""
+        if value is None:
+            return True
+        if value not in self._static:
+            node = value.producer()
+            if node is None:
+                known = value.name in self.static or value.name in self.graph.initializers
+                self._static[value] = known
+            else:
+                self._static[value] = node.op_type not in _RANDOM and all(
+                    self.is_static(i) for i in node.inputs
+                )
+        return self._static[value]
+
+    def is_output(self, value: ir.Value) -> bool:
+        """Whether the graph returns *value*."""
+        return any(value is o for o in self.graph.outputs)
+
+    def uses(self, value: ir.Value) -> int:
+        """How many nodes read *value*, one more where the graph returns it."""
+        return len(list(value.uses())) + self.is_output(value)
+
+    def _compute(self, value: ir.Value) -> np.ndarray | None:
+        if value.const_value is not None and (
+            value.name in self.graph.initializers or value.producer() is not None
+        ):
+            return value.const_value.numpy()
+        node = value.producer()
+        size = self.size(value)
+        if node is None or size is None or size > _LARGEST or node.op_type in _RANDOM:
+            return None
+        subgraph = any(a.type.name == "GRAPH" for a in node.attributes.values())
+        if node.domain not in ("", "ai.onnx") or subgraph:
+            return None
+        feeds = [self.constant(i) for i in node.inputs]
+        if any(f is None and i is not None for f, i in zip(feeds, node.inputs, strict=True)):
+            return None
+        made = _evaluate(node, feeds, self.opset)
+        return made[list(node.outputs).index(value)]
+
+    # Changes
+
+    def emit(
+        self,
+        op: str,
+        inputs: Sequence[ir.Value | None],
+        before: ir.Node,
+        *,
+        shapes: Sequence[Sequence[int] | None],
+        like: ir.Value | Sequence[ir.Value],
+        domain: str = "",
+        rule: str = "",
+        **attributes: Any,
+    ) -> list[ir.Value]:
+        """Insert a node; its outputs have *shapes* and the element type of *like*.
+
+        An entry None of *shapes* leaves that optional output out. Returns all outputs.
+        """
+        likes = [like] * len(shapes) if isinstance(like, ir.Value) else list(like)
+        outputs = []
+        for i, (shape, source) in enumerate(zip(shapes, likes, strict=True)):
+            if shape is None:
+                outputs.append(ir.Value(name=""))
+                continue
+            outputs.append(
+                ir.Value(
+                    name=self.fresh(f"{op}{i or ''}"),
+                    shape=ir.Shape(list(shape)),
+                    type=ir.TensorType(source.dtype),
+                )
+            )
+        node = ir.Node(
+            domain,
+            op,
+            list(inputs),
+            ir.convenience.convert_attributes(attributes),
+            outputs=outputs,
+            name=self._fresh_node(op),
+        )
+        if rule:
+            node.metadata_props["roundoff.rule"] = rule
+        self.graph.insert_before(before, node)
+        if domain in DOMAINS:
+            self.model.opset_imports.setdefault(domain, DOMAINS[domain])
+        return outputs
+
+    def initializer(self, array: np.ndarray, name: str = "const") -> ir.Value:
+        """A new constant."""
+        value = ir.Value(
+            name=self.fresh(name),
+            shape=ir.Shape(array.shape),
+            type=ir.TensorType(ir.DataType.from_numpy(array.dtype)),
+            const_value=ir.tensor(array),
+        )
+        self.graph.register_initializer(value)
+        return value
+
+    def reshape(self, value: ir.Value, shape: Sequence[int], before: ir.Node) -> ir.Value:
+        """*value* under another static shape (itself, where it has that shape)."""
+        if self.shape(value) == tuple(shape):
+            return value
+        target = self.initializer(np.array(shape, dtype=np.int64), "shape")
+        return self.emit("Reshape", [value, target], before, shapes=[shape], like=value)[0]
+
+    def transpose(self, value: ir.Value, perm: Sequence[int], before: ir.Node) -> ir.Value:
+        """*value* with its axes in another order."""
+        shape = self.shape(value)
+        if shape is None:
+            raise ModelError("cannot transpose a value of unknown shape", got=value.name)
+        made = [shape[p] for p in perm]
+        return self.emit("Transpose", [value], before, shapes=[made], like=value, perm=perm)[0]
+
+    def replace(self, old: ir.Value, new: ir.Value, *, returned_only: bool = False) -> None:
+        """Let every reader of *old*, the graph's outputs included, read *new*.
+
+        With *returned_only* the nodes keep reading *old*, and the graph returns *new*.
+
+        A value that the graph returns keeps its name, which is how before and after compare.
+        """
+        for node, index in list(old.uses()) if not returned_only else ():
+            node.replace_input_with(index, new)
+        if not self.is_output(old):
+            return
+        taken = new.producer() is None or self.is_output(new)
+        if taken:  # an input or another output: the name cannot move, so a copy carries it
+            last = old.producer()
+            assert last is not None
+            shape = self.shape(new)
+            made = self.emit("Identity", [new], last, shapes=[shape or ()], like=new)[0]
+            made.shape = new.shape
+            new = made
+        name, old.name = old.name, self.fresh(f"{old.name}_was")
+        new.name = name
+        for i, output in enumerate(self.graph.outputs):
+            if output is old:
+                self.graph.outputs[i] = new
+
+    def clean(self) -> None:
+        """Drop what nothing reads, and restore the order of the nodes."""
+        changed = True
+        while changed:
+            changed = False
+            for node in reversed(list(self.graph)):
+                if not any(self.uses(o) for o in node.outputs):
+                    self.graph.remove(node, safe=True)
+                    changed = True
+        for name, value in list(self.graph.initializers.items()):
+            if not self.uses(value):
+                del self.graph.initializers[name]
+        self.graph.sort()
+
+    def fresh(self, name: str) -> str:
+        """A value's name that the graph does not use yet."""
+        return _fresh(name, self._names)
+
+    def _fresh_node(self, op: str) -> str:
+        return _fresh(f"node_{op}", self._node_names)
+
+    def count(self) -> int:
+        """Number of nodes."""
+        return sum(1 for _ in self.graph)
+
+    def proto(self) -> onnx.ModelProto:
+        """The graph as it now is, as a new proto."""
+        self.clean()
+        used = {n.domain for n in self.graph}
+        for domain in [d for d in self.model.opset_imports if d and d not in used]:
+            del self.model.opset_imports[domain]
+        return ir.to_proto(self.model)
+
+
+def _fresh(name: str, taken: set[str | None]) -> str:
+    candidate, i = name, 0
+    while candidate in taken:
+        i += 1
+        candidate = f"{name}_{i}"
+    taken.add(candidate)
+    return candidate
+
+
+def _evaluate(
+    node: ir.Node, feeds: Sequence[np.ndarray | None], opset: int
+) -> list[np.ndarray | None]:
+    """One ONNX node in NumPy, by ONNX's reference evaluator; Nones where it cannot."""
+    from onnx.reference import ReferenceEvaluator
+
+    proto = ir.to_proto(node)
+    names = [i for i in proto.input if i]
+    graph = onnx.helper.make_graph(
+        [proto],
+        "one",
+        [onnx.ValueInfoProto(name=n) for n in dict.fromkeys(names)],
+        [onnx.ValueInfoProto(name=n) for n in proto.output if n],
+    )
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", opset)])
+    given = {i: f for i, f in zip(proto.input, feeds, strict=True) if i}
+    try:
+        made = iter(ReferenceEvaluator(model).run(None, given))
+        return [np.asarray(next(made)) if o else None for o in proto.output]
+    except Exception:  # a node it does not implement stays in the graph
+        return [None] * len(proto.output)

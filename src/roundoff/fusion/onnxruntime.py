@@ -1,0 +1,416 @@
+"""Tier "onnxruntime": operators that ONNX Runtime adds to ONNX (domain ``com.microsoft``)."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from .attention import Attention, PackedAttention, PresentKeys, RotaryAttention
+from .editor import Editor
+from .rule import Refusal, Rule
+
+__all__ = [
+    "ONNXRUNTIME",
+    "PackedProducts",
+    "RmsNorm",
+    "Rotary",
+    "ScaledProduct",
+    "Silu",
+    "SkipRmsNorm",
+    "TransposedProduct",
+]
+
+CONTRIB = "https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md#"
+MICROSOFT = "com.microsoft"
+FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+
+
+def uncast(g: Editor, value: ir.Value | None, to: ir.DataType | None = None) -> ir.Value | None:
+    """What *value* was before a Cast (to *to*, where given), or *value* itself."""
+    node = g.node(value, "Cast")
+    if node is None or (to is not None and value is not None and value.dtype != to):
+        return value
+    return node.inputs[0]
+
+
+class RmsNorm(Rule):
+    """Pattern: ``x / sqrt(mean(x^2) + eps) * w`` over the last axis, computed in float32.
+
+    Becomes SimplifiedLayerNormalization. A cast of a 16-bit x up to float32 and back before the
+    product with w goes with it: the operator computes in float32 inside.
+    Conditions: w has the last axis' length, and the type of x.
+    """
+
+    ops = ("Mul",)
+    tier = "onnxruntime"
+    source = (
+        "B. Zhang, R. Sennrich, Root Mean Square Layer Normalization, 2019; "
+        + CONTRIB
+        + ("com.microsoft.SimplifiedLayerNormalization")
+    )
+
+    def rewrite(self, g: Editor, node: ir.Node) -> bool:
+        for normed, weight in (node.inputs, tuple(reversed(node.inputs))):
+            inner = uncast(g, normed)
+            found = self._normed(g, inner)
+            if found is None or normed is None or weight is None:
+                continue
+            wide, epsilon = found
+            x = uncast(g, wide, ir.DataType.FLOAT) if normed is not inner else wide
+            shape = g.shape(x)
+            if x is None or shape is None or g.shape(weight) != shape[-1:]:
+                raise Refusal(f"the weight's shape is {g.shape(weight)}, not the last axis alone")
+            out = node.outputs[0]
+            if not x.dtype == weight.dtype == out.dtype:
+                raise Refusal(f"types differ: x {x.dtype}, weight {weight.dtype}, out {out.dtype}")
+            made = g.emit("SimplifiedLayerNormalization", [x, weight], node, shapes=[shape], like=x,
+                          axis=-1, epsilon=epsilon, stash_type=1, rule=self.name)  # fmt: skip
+            g.replace(out, made[0])
+            return True
+        return False
+
+    @staticmethod
+    def _normed(g: Editor, value: ir.Value | None) -> tuple[ir.Value, float] | None:
+        """(x, eps) where *value* is x / sqrt(mean(x^2) + eps), in either of two spellings."""
+        node = g.node(value, "Div", "Mul")
+        if node is None or value is None or value.dtype != ir.DataType.FLOAT:
+            return None
+        x, below = node.inputs
+        if node.op_type == "Mul":
+            inverse = g.node(below, "Reciprocal") or g.node(x, "Reciprocal")
+            if inverse is None:
+                return None
+            x, below = (x if inverse.outputs[0] is below else below), inverse.inputs[0]
+        root = g.node(below, "Sqrt")
+        shifted = g.node(root.inputs[0], "Add") if root is not None else None
+        if shifted is None or x is None:
+            return None
+        mean, epsilon = g.node(shifted.inputs[0], "ReduceMean"), g.scalar(shifted.inputs[1])
+        if mean is None or epsilon is None or mean.inputs[0] is None:
+            return None
+        square = g.node(mean.inputs[0], "Pow", "Mul")
+        axes = g.ints(mean.inputs[1]) if len(mean.inputs) > 1 else g.attribute(mean, "axes")
+        last = len(x.shape) - 1 if x.shape is not None else -1
+        if square is None or axes is None or list(axes) not in ([-1], [last]):
+            return None
+        squared = g.scalar(square.inputs[1]) == 2 if square.op_type == "Pow" else (
+            square.inputs[1] is x)  # fmt: skip
+        return (x, epsilon) if squared and square.inputs[0] is x else None
+
+
+class SkipRmsNorm(Rule):
+    """Pattern: SimplifiedLayerNormalization of ``a + b``. Becomes SkipSimplifiedLayerNormalization.
+
+    The sum stays available as the operator's fourth output.
+    Conditions: a and b have the sum's shape, of two or three axes.
+    """
+
+    ops = ("SimplifiedLayerNormalization",)
+    tier = "onnxruntime"
+    source = CONTRIB + "com.microsoft.SkipSimplifiedLayerNormalization"
+
+    def rewrite(self, g: Editor, node: ir.Node) -> bool:
+        total = g.node(node.inputs[0], "Add")
+        if total is None:
+            return False
+        a, b = total.inputs
+        shape = g.shape(total.outputs[0])
+        if shape is None or not g.shape(a) == g.shape(b) == shape or len(shape) not in (2, 3):
+            raise Refusal(f"the sum broadcasts: {g.shape(a)} + {g.shape(b)}")
+        if g.processor == "CPU" and total.outputs[0].dtype == ir.DataType.BFLOAT16:
+            raise Refusal("no bfloat16 kernel on the CPU")
+        normed = node.outputs[0]
+        shapes = [shape, None, None, shape]
+        made = g.emit("SkipSimplifiedLayerNormalization", [a, b, node.inputs[1]], node,
+                      shapes=shapes, like=normed, domain=MICROSOFT, rule=self.name,
+                      epsilon=float(g.attribute(node, "epsilon", 1e-5)))  # fmt: skip
+        g.replace(total.outputs[0], made[3])
+        g.replace(normed, made[0])
+        g.graph.sort()
+        return True
+
+
+class Rotary(Rule):
+    """Pattern: ``x cos + rotate_half(x) sin``. Becomes RotaryEmbedding.
+
+    cos and sin are of ``Concat(f, f)``, perhaps scaled, cast and given axes of one: the operator
+    takes the half table. Conditions: x is (batch, heads, sequence, head), all of it rotated.
+    """
+
+    ops = ("Add",)
+    tier = "onnxruntime"
+    source = (
+        "J. Su et al., RoFormer, 2021, equation 34; " + CONTRIB + ("com.microsoft.RotaryEmbedding")
+    )
+
+    def rewrite(self, g: Editor, node: ir.Node) -> bool:
+        found = self._parts(g, node)
+        if found is None:
+            return False
+        x, cos, sin = found
+        shape = g.shape(x)
+        if shape is None or len(shape) != 4 or shape[-1] % 2:
+            raise Refusal(f"x is {shape}, not (batch, heads, sequence, an even head size)")
+        if x.dtype not in FLOATS or (g.processor == "CPU" and x.dtype == ir.DataType.BFLOAT16):
+            raise Refusal(f"no kernel for {x.dtype} on the {g.processor}")
+        batch, heads, length, head = shape
+        tables = [self._table(g, t, op, node) for t, op in ((cos, "Cos"), (sin, "Sin"))]
+        if any(t is None or t.dtype != x.dtype for t in tables):
+            raise Refusal("cos and sin are not of two equal halves, in the type of x")
+        sizes = [g.size(t) or 0 for t in tables if t is not None]
+        rows = sizes[0] // (head // 2)
+        if rows not in (length, batch * length) or sizes[0] != sizes[1]:
+            raise Refusal(f"cos has {rows} rows for {batch} x {length} tokens")
+        flat = [g.reshape(t, [rows, head // 2], node) for t in tables if t is not None]
+        ids = np.zeros(1, np.int64) if rows == length else np.arange(rows).reshape(batch, length)
+        flat_x = g.reshape(g.transpose(x, [0, 2, 1, 3], node), [batch, length, heads * head], node)
+        made = g.emit("RotaryEmbedding", [flat_x, g.initializer(ids, "position_ids"), *flat], node,
+                      shapes=[[batch, length, heads * head]], like=x, domain=MICROSOFT,
+                      rule=self.name, interleaved=0, num_heads=heads)[0]  # fmt: skip
+        back = g.reshape(made, [batch, length, heads, head], node)
+        g.replace(node.outputs[0], g.transpose(back, [0, 2, 1, 3], node))
+        return True
+
+    def _parts(self, g: Editor, node: ir.Node) -> tuple[ir.Value, ir.Value, ir.Value] | None:
+        """(x, cos, sin) of the sum, whatever the order of its operands."""
+        for one, two in (node.inputs, tuple(reversed(node.inputs))):
+            straight, turned = g.node(one, "Mul"), g.node(two, "Mul")
+            if straight is None or turned is None:
+                continue
+            for rotated, sin in (turned.inputs, tuple(reversed(turned.inputs))):
+                x = self._half_turn(g, rotated)
+                if x is None or sin is None:
+                    continue
+                for same, cos in (straight.inputs, tuple(reversed(straight.inputs))):
+                    if same is x and cos is not None:
+                        return x, cos, sin
+        return None
+
+    @staticmethod
+    def _half_turn(g: Editor, value: ir.Value | None) -> ir.Value | None:
+        """x, where *value* is Concat(-x2, x1) and [x1, x2] is Split(x) in equal halves."""
+        joined = g.node(value, "Concat")
+        if joined is None or len(joined.inputs) != 2:
+            return None
+        negated = g.node(joined.inputs[0], "Neg")
+        halves = g.node(joined.inputs[1], "Split")
+        if negated is None or halves is None or negated.inputs[0] is not halves.outputs[-1]:
+            return None
+        if len(halves.outputs) != 2 or halves.outputs[0] is not joined.inputs[1]:
+            return None
+        shapes = [g.shape(o) for o in halves.outputs]
+        rank = len(shapes[0] or ())
+        equal = shapes[0] == shapes[1] and g.axis(halves, 0) == rank - 1 == g.axis(joined)
+        return halves.inputs[0] if equal else None
+
+    def _table(self, g: Editor, value: ir.Value | None, op: str, at: ir.Node) -> ir.Value | None:
+        """The half of a table of cosines or sines: the same nodes over f instead of (f, f)."""
+        node = g.node(value, "Reshape", "Unsqueeze", "Cast", "Mul", op)
+        full = g.shape(value)
+        if node is None or full is None or value is None:
+            return None
+        half = [*full[:-1], full[-1] // 2]
+        source = node.inputs[0]
+        if node.op_type == op:
+            joined = g.node(source, "Concat")
+            if (
+                joined is None
+                or len(joined.inputs) != 2
+                or joined.inputs[0] is not joined.inputs[1]
+            ):
+                return None
+            if joined.inputs[0] is None or g.axis(joined) != len(full) - 1:
+                return None
+            return g.emit(op, [joined.inputs[0]], at, shapes=[half], like=value)[0]
+        before = self._table(g, source, op, at)
+        if before is None or source is None:
+            return None
+        if node.op_type == "Mul":
+            if g.scalar(node.inputs[1]) is None:
+                return None
+            return g.emit("Mul", [before, node.inputs[1]], at, shapes=[half], like=value)[0]
+        if node.op_type == "Cast":
+            to = int(g.attribute(node, "to"))
+            return g.emit("Cast", [before], at, shapes=[half], like=value, to=to)[0]
+        if (g.shape(source) or (0,))[-1] != full[-1]:
+            return None
+        return g.reshape(before, half, at)
+
+
+class Silu(Rule):
+    """Pattern: ``x * Sigmoid(x)``. Becomes QuickGelu with alpha one."""
+
+    ops = ("Mul",)
+    tier = "onnxruntime"
+    source = (
+        "S. Elfwing et al., Sigmoid-weighted linear units, 2017; "
+        + CONTRIB
+        + ("com.microsoft.QuickGelu")
+    )
+
+    def rewrite(self, g: Editor, node: ir.Node) -> bool:
+        for x, gate in (node.inputs, tuple(reversed(node.inputs))):
+            sigmoid = g.node(gate, "Sigmoid")
+            if sigmoid is None or x is None:
+                continue
+            if sigmoid.inputs[0] is not x:
+                raise Refusal("a sigmoid gate, but of another value")
+            if g.processor == "CPU" and x.dtype == ir.DataType.BFLOAT16:
+                raise Refusal("no bfloat16 kernel on the CPU")
+            shape = g.shape(x)
+            if shape is None:
+                raise Refusal("the shape is not static")
+            made = g.emit("QuickGelu", [x], node, shapes=[shape], like=x, domain=MICROSOFT,
+                          rule=self.name, alpha=1.0)  # fmt: skip
+            g.replace(node.outputs[0], made[0])
+            return True
+        return False
+
+
+class TransposedProduct(Rule):
+    """Pattern: MatMul with the Transpose of its second operand. Becomes FusedMatMul(transB=1).
+
+    Conditions: the Transpose exchanges the last two axes alone.
+    """
+
+    ops = ("MatMul",)
+    tier = "onnxruntime"
+    source = CONTRIB + "com.microsoft.FusedMatMul"
+
+    def rewrite(self, g: Editor, node: ir.Node) -> bool:
+        turned, a = g.node(node.inputs[1], "Transpose"), node.inputs[0]
+        if turned is None or a is None:
+            return False
+        perm = list(g.attribute(turned, "perm") or [])
+        rank = len(perm)
+        if perm != [*range(rank - 2), rank - 1, rank - 2]:
+            raise Refusal(f"the transpose is {perm}, not of the last two axes")
+        if a.dtype not in FLOATS or (g.processor == "CPU" and a.dtype == ir.DataType.BFLOAT16):
+            raise Refusal(f"no kernel for {a.dtype} on the {g.processor}")
+        shape = g.shape(node.outputs[0])
+        if shape is None or len(g.shape(a) or ()) < 2:
+            raise Refusal("the shape is not static, or the left operand is a vector")
+        made = g.emit("FusedMatMul", [a, turned.inputs[0]], node, shapes=[shape], like=a,
+                      domain=MICROSOFT, rule=self.name, transA=0, transB=1, alpha=1.0)  # fmt: skip
+        g.replace(node.outputs[0], made[0])
+        return True
+
+
+class ScaledProduct(Rule):
+    """Pattern: a FusedMatMul times a constant number. Becomes its alpha.
+
+    Conditions: nothing else reads the unscaled product.
+    """
+
+    ops = ("Mul",)
+    tier = "onnxruntime"
+    source = CONTRIB + "com.microsoft.FusedMatMul"
+
+    def rewrite(self, g: Editor, node: ir.Node) -> bool:
+        product, scale = g.node(node.inputs[0], "FusedMatMul"), g.scalar(node.inputs[1])
+        if product is None or scale is None or node.inputs[0] is None:
+            return False
+        if g.shape(node.inputs[0]) != g.shape(node.outputs[0]):
+            return False
+        if g.uses(node.inputs[0]) > 1:
+            raise Refusal("the product before scaling has other readers")
+        alpha = float(g.attribute(product, "alpha", 1.0)) * scale
+        flags = {k: int(g.attribute(product, k, 0)) for k in ("transA", "transB")}
+        made = g.emit("FusedMatMul", list(product.inputs), node,
+                      shapes=[g.shape(node.outputs[0]) or ()], like=node.outputs[0],
+                      domain=MICROSOFT, rule=self.name, alpha=alpha, **flags)  # fmt: skip
+        g.replace(node.outputs[0], made[0])
+        return True
+
+
+class PackedProducts(Rule):
+    """Pattern: products of one value with several weights. Becomes one product and a Split.
+
+    The packed weight is a Concat of the weights alone, so that it is computed once and again
+    when a weight changes. Biases that follow each product are packed as well.
+    Conditions: FusedMatMul(transB=1) or MatMul of two-axis weights that rarely change.
+    """
+
+    ops = ("FusedMatMul", "MatMul")
+    tier = "onnxruntime"
+    source = "T. Dao et al., FlashAttention, 2022 (packed QKV); N. Shazeer, GLU variants, 2020"
+
+    def rewrite(self, g: Editor, node: ir.Node) -> bool:
+        x = node.inputs[0]
+        if x is None or not self._fits(g, node):
+            return False
+        nodes = [n for n in g.graph if n.op_type == node.op_type and n.inputs[0] is x]
+        nodes = [n for n in nodes if self._fits(g, n) and self._same(node, n)]
+        if len(nodes) < 2 or nodes[0] is not node:
+            return False
+        if not all(g.is_static(n.inputs[1]) for n in nodes):
+            raise Refusal("a weight is computed anew in each run: packing it would be too")
+        rows = 0 if node.op_type == "FusedMatMul" else 1
+        shapes = [g.shape(n.outputs[0]) or () for n in nodes]
+        sizes = [s[-1] for s in shapes]
+        weight = self._joined(g, [n.inputs[1] for n in nodes], rows, node)
+        made = g.emit(node.op_type, [x, weight], node, shapes=[[*shapes[0][:-1], sum(sizes)]],
+                      like=x, domain=node.domain, rule=self.name,
+                      **{k: a.value for k, a in node.attributes.items()})[0]  # fmt: skip
+        ends = [n.outputs[0] for n in nodes]
+        biased = [self._biased(g, n.outputs[0]) for n in nodes]
+        if all(b is not None for b in biased):
+            bias = self._joined(g, [b[1] for b in biased if b], 0, node)
+            made = g.emit("Add", [made, bias], node, shapes=[made.shape or ()], like=x,
+                          rule=self.name)[0]  # fmt: skip
+            ends = [b[0] for b in biased if b]
+        lengths = g.initializer(np.array(sizes, dtype=np.int64), "lengths")
+        parts = g.emit("Split", [made, lengths], node, shapes=shapes, like=x, axis=-1,
+                       rule=self.name)  # fmt: skip
+        for old, new in zip(ends, parts, strict=True):
+            g.replace(old, new)
+        g.graph.sort()
+        return True
+
+    @staticmethod
+    def _fits(g: Editor, node: ir.Node) -> bool:
+        two = len(g.shape(node.inputs[1]) or ()) == 2 and g.shape(node.outputs[0]) is not None
+        if node.op_type == "MatMul":
+            return two
+        return two and g.attribute(node, "transB", 0) == 1 and g.attribute(node, "transA", 0) == 0
+
+    @staticmethod
+    def _same(a: ir.Node, b: ir.Node) -> bool:
+        return {k: v.value for k, v in a.attributes.items()} == {
+            k: v.value for k, v in b.attributes.items()
+        }
+
+    def _joined(self, g: Editor, values: list[ir.Value | None], axis: int, at: ir.Node) -> ir.Value:
+        shapes = [list(g.shape(v) or ()) for v in values]
+        shapes[0][axis] = sum(s[axis] for s in shapes)
+        like = values[0]
+        assert like is not None
+        return g.emit("Concat", values, at, shapes=[shapes[0]], like=like, axis=axis,
+                      rule=self.name)[0]  # fmt: skip
+
+    @staticmethod
+    def _biased(g: Editor, product: ir.Value) -> tuple[ir.Value, ir.Value] | None:
+        """(sum, bias) where the only reader of *product* adds a static vector to it."""
+        if g.uses(product) != 1 or g.is_output(product):
+            return None
+        (use,) = product.uses()
+        bias = use.node.inputs[1 - use.idx] if use.node.op_type == "Add" else None
+        if bias is None or len(g.shape(bias) or ()) != 1 or not g.is_static(bias):
+            return None
+        return use.node.outputs[0], bias
+
+
+#: The rules of the tier, in the order in which they are tried; the default tier's come before.
+ONNXRUNTIME: tuple[Rule, ...] = (
+    RmsNorm(),
+    SkipRmsNorm(),
+    Rotary(),
+    Silu(),
+    Attention(),
+    PresentKeys(),
+    TransposedProduct(),
+    ScaledProduct(),
+    PackedProducts(),
+    RotaryAttention(),
+    PackedAttention(),
+)

@@ -1,0 +1,64 @@
+"""What a caller may choose about fusion, and the tiers by name."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from roundoff.errors import ArgumentError
+
+__all__ = ["TIERS", "OptimizationOptions"]
+
+#: Every tier includes the ones before it.
+TIERS = ("default", "onnxruntime", "experimental")
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizationOptions:
+    """Which rules rewrite the exported graph.
+
+    Attributes
+    ----------
+    patterns : str or None
+        ``"default"``, ``"default+onnxruntime"`` or ``"default+onnxruntime+experimental"``; None
+        leaves the exporter's graph as it is.
+    constant_folding : bool
+        Whether values that depend on constants alone are computed ahead and stored.
+    verbose : int
+        1 prints a line a rewrite.
+    processor : {"CPU", "CUDA", None}
+        Where the model is to run: a rule emits what has a kernel there. None follows the inputs.
+    leave : tuple of str
+        Names of rules not to apply.
+
+    Raises
+    ------
+    ArgumentError
+        For an unknown tier or processor.
+
+    Examples
+    --------
+    >>> OptimizationOptions("default+onnxruntime").tiers
+    ('default', 'onnxruntime')
+    """
+
+    patterns: str | None = "default+onnxruntime"
+    constant_folding: bool = True
+    verbose: int = 0
+    processor: str | None = None
+    leave: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        names = self.patterns.split("+") if self.patterns else []
+        if tuple(names) != TIERS[: len(names)]:
+            raise ArgumentError(
+                "patterns",
+                got=self.patterns,
+                expected="None or one of " + ", ".join("+".join(TIERS[: i + 1]) for i in range(3)),
+            )
+        if self.processor not in (None, "CPU", "CUDA"):
+            raise ArgumentError("processor", got=self.processor, expected="'CPU', 'CUDA' or None")
+
+    @property
+    def tiers(self) -> tuple[str, ...]:
+        """The tiers asked for, in order."""
+        return tuple(self.patterns.split("+")) if self.patterns else ()

@@ -1,0 +1,149 @@
+"""What a rewrite rule is, and how a list of them is applied until nothing changes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import onnx_ir as ir
+
+from .editor import Editor
+
+__all__ = ["Matched", "Refusal", "Report", "Rule", "apply_rules"]
+
+
+class Refusal(Exception):  # noqa: N818 - a condition that is not met is no error
+    """Raised by a rule that sees its pattern, but not all of its conditions."""
+
+
+class Rule:
+    """One rewrite. A subclass states its pattern, its conditions and their source.
+
+    Attributes
+    ----------
+    ops : tuple of str
+        Operators of the node on which the rule is tried: the last node of its pattern.
+    tier : str
+        ``"default"``, ``"onnxruntime"`` or ``"experimental"``.
+    source : str
+        Where the replaced form and its replacement are defined.
+    """
+
+    ops: ClassVar[tuple[str, ...]] = ()
+    tier: ClassVar[str] = "default"
+    source: ClassVar[str] = ""
+
+    def rewrite(self, g: Editor, node: ir.Node) -> bool:
+        """Rewrite the pattern that ends in *node*; False where there is none.
+
+        Raises
+        ------
+        Refusal
+            The pattern is there and a condition is not met; the text says which.
+        """
+        raise NotImplementedError
+
+    @property
+    def name(self) -> str:
+        """The class's name."""
+        return type(self).__name__
+
+
+@dataclasses.dataclass(frozen=True)
+class Matched:
+    """One rewrite that was made: the rule, and the value that it now makes otherwise."""
+
+    rule: str
+    tier: str
+    value: str
+
+
+@dataclasses.dataclass
+class Report:
+    """What each rule did to one model.
+
+    Attributes
+    ----------
+    matched : list of Matched
+        In the order in which they were made.
+    refused : dict
+        ``(rule, value) -> reason`` of every pattern that was seen and left alone.
+    nodes : dict
+        Number of nodes: as exported, and after each tier.
+    """
+
+    matched: list[Matched] = dataclasses.field(default_factory=list)
+    refused: dict[tuple[str, str], str] = dataclasses.field(default_factory=dict)
+    nodes: dict[str, int] = dataclasses.field(default_factory=dict)
+
+    def counts(self) -> dict[str, int]:
+        """How many times each rule matched."""
+        found: dict[str, int] = {}
+        for m in self.matched:
+            found[m.rule] = found.get(m.rule, 0) + 1
+        return found
+
+    def frame(self) -> Any:
+        """One row a rule: tier, rule, matched, refused, reasons (a pandas DataFrame)."""
+        import pandas as pd
+
+        tiers = {m.rule: m.tier for m in self.matched}
+        reasons: dict[str, list[str]] = {}
+        for (rule, _), reason in self.refused.items():
+            reasons.setdefault(rule, []).append(reason)
+        counts = self.counts()
+        rows = [
+            {
+                "tier": tiers.get(rule, _tier_of(rule)),
+                "rule": rule,
+                "matched": counts.get(rule, 0),
+                "refused": len(reasons.get(rule, [])),
+                "reason": "; ".join(sorted(set(reasons.get(rule, [])))),
+            }
+            for rule in dict.fromkeys([*counts, *reasons])
+        ]
+        return pd.DataFrame(rows, columns=["tier", "rule", "matched", "refused", "reason"])
+
+    def __str__(self) -> str:
+        done = ", ".join(f"{rule} {n}" for rule, n in self.counts().items()) or "nothing"
+        nodes = " -> ".join(f"{n} {tier}" for tier, n in self.nodes.items())
+        return f"{nodes}; matched: {done}"
+
+
+def _tier_of(rule: str) -> str:
+    found = [c.tier for c in _subclasses(Rule) if c.__name__ == rule]
+    return found[0] if found else ""
+
+
+def _subclasses(kind: type[Rule]) -> list[type[Rule]]:
+    return [s for c in kind.__subclasses__() for s in (c, *_subclasses(c))]
+
+
+def apply_rules(g: Editor, rules: Sequence[Rule], report: Report, verbose: int = 0) -> None:
+    """Try every rule on every node, again and again, until none matches."""
+    changed = True
+    while changed:
+        changed = False
+        for rule in rules:
+            for node in list(g.graph):
+                if node.op_type in rule.ops and node.graph is not None:
+                    changed |= _attempt(g, rule, node, report, verbose)
+            g.clean()
+
+
+def _attempt(g: Editor, rule: Rule, node: ir.Node, report: Report, verbose: int) -> bool:
+    if not any(g.uses(o) for o in node.outputs):
+        return False  # dead since an earlier rewrite of this pass
+    value = next((o.name for o in node.outputs if o.name), "") or ""
+    try:
+        done = rule.rewrite(g, node)
+    except Refusal as e:
+        report.refused[rule.name, value] = str(e)
+        return False
+    if done:
+        report.matched.append(Matched(rule.name, rule.tier, value))
+        report.refused.pop((rule.name, value), None)
+        if verbose:
+            print(f"{rule.tier}: {rule.name} at {value}")
+    return done

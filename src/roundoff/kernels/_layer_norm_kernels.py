@@ -1,0 +1,364 @@
+"""The Triton kernels of layer normalisation; :mod:`roundoff.kernels.layer_norm` launches them.
+
+A row of N columns is cut into K pieces of P columns, P a power of two. Only the last piece needs a
+mask, and a width just above a power of two costs one more piece, not a block of twice the size. R
+rows form a tile. Sums and products are float32 (float64 for float64), whatever the rows' type.
+"""
+
+# A language of its own: without starred tuples, and typed by Triton.
+# ruff: noqa: RUF005
+# mypy: ignore-errors
+
+from __future__ import annotations
+
+import triton.language as tl
+import triton.language.extra.cuda as tlc
+
+from ._runtime import kernel
+
+
+@kernel
+def total(x, axis: tl.constexpr):
+    """Sum along one axis. Not ``tl.sum``, which belongs to whoever imported Triton first."""
+    return tl.reduce(x, axis, tl.standard._sum_combine)
+
+
+@kernel
+def same_bits(x, zero, OPAQUE: tl.constexpr):
+    """x, in a form that the compiler cannot tell to be x (`zero` is 0, which it does not know).
+
+    A row is needed twice, before and after its sums are known. Left alone, the compiler converts it
+    to float32 once and keeps that: twice the registers. This way the row stays packed.
+    """
+    if OPAQUE:
+        return tl.inline_asm_elementwise(
+            "xor.b32 $0, $1, $2;", "=r,r,r", [x, zero.to(tl.int16)], x.dtype, True, 2
+        )
+    return x
+
+
+@kernel
+def columns_of(W, k: tl.constexpr, K: tl.constexpr, P: tl.constexpr, cols, last):
+    """Piece k of a vector; only the last of K pieces can end beyond it."""
+    if k == K - 1:
+        return tl.load(W + cols + k * P, mask=last, other=0.0)
+    else:
+        return tl.load(W + cols + k * P)
+
+
+@kernel
+def normalised(x, mean, rstd, shift, ACC: tl.constexpr, FUSED: tl.constexpr):
+    """(x - mean) rstd; for two-byte types, whose spacing is far wider, as x rstd + shift."""
+    if FUSED:
+        return x.to(ACC) * rstd + shift
+    else:
+        return (x.to(ACC) - mean) * rstd
+
+
+@kernel
+def forward(
+    X,  # (M, N), rows stride_x apart
+    W,  # (N,) or anything where not HAS_W
+    B,  # (N,) or anything where not HAS_B
+    Y,  # (M, N), contiguous
+    MEAN,  # (M,) float32 (float64)
+    RSTD,  # (M,) float32 (float64)
+    M,
+    N,
+    stride_x,
+    tiles,  # ceil(M / R)
+    zero,  # 0
+    EPS: tl.constexpr,
+    ACC: tl.constexpr,  # tl.float32, or tl.float64
+    R: tl.constexpr,
+    P: tl.constexpr,
+    K: tl.constexpr,
+    STAGES: tl.constexpr,
+    HOLD: tl.constexpr,  # weight and bias stay in registers; else they come from the cache
+    HAS_W: tl.constexpr,
+    HAS_B: tl.constexpr,
+    OPAQUE: tl.constexpr,
+):
+    """Tiles of R whole rows: mean, then variance about it, then the result."""
+    program = tl.program_id(0)
+    programs = tl.num_programs(0)
+    cols = tl.arange(0, P)[None, :]
+    last = (K - 1) * P + cols < N
+    weight = ()
+    bias = ()
+    for k in tl.static_range(K):
+        if HAS_W and HOLD:
+            weight = weight + (columns_of(W, k, K, P, cols, last),)
+        if HAS_B and HOLD:
+            bias = bias + (columns_of(B, k, K, P, cols, last),)
+    for tile in tl.range(program, tiles, programs, num_stages=STAGES):
+        rows = tile * R + tl.arange(0, R)
+        here = (rows < M)[:, None]
+        x_at = X + (rows.to(tl.int64)[:, None] * stride_x + cols)
+        y_at = Y + (rows.to(tl.int64)[:, None] * N + cols)
+        x = ()
+        summed = tl.full((R, P), 0.0, ACC)
+        for k in tl.static_range(K):
+            mask = here & last if k == K - 1 else here
+            piece = tl.load(x_at + k * P, mask=mask, other=0.0)
+            x = x + (piece,)
+            summed += piece.to(ACC)
+        mean = total(summed, 1) / N
+        squared = tl.full((R, P), 0.0, ACC)
+        for k in tl.static_range(K):
+            centred = same_bits(x[k], zero, OPAQUE).to(ACC) - mean[:, None]
+            if k == K - 1:
+                centred = tl.where(last, centred, 0.0)
+            squared += centred * centred
+        variance = tl.where(rows < M, total(squared, 1) / N + EPS, 1.0)
+        rstd = 1.0 / tl.sqrt(variance)
+        tl.store(MEAN + rows, mean, mask=rows < M)
+        tl.store(RSTD + rows, rstd, mask=rows < M)
+        for k in tl.static_range(K):
+            y = (same_bits(x[k], zero, OPAQUE).to(ACC) - mean[:, None]) * rstd[:, None]
+            if HAS_W:
+                w = weight[k] if HOLD else columns_of(W, k, K, P, cols, last)
+                y = y * w.to(ACC)
+            if HAS_B:
+                b = bias[k] if HOLD else columns_of(B, k, K, P, cols, last)
+                y = y + b.to(ACC)
+            mask = here & last if k == K - 1 else here
+            tl.store(y_at + k * P, y.to(Y.dtype.element_ty), mask=mask)
+
+
+@kernel
+def forward_wide(
+    X, W, B, Y, MEAN, RSTD, M, N, stride_x,
+    EPS: tl.constexpr, ACC: tl.constexpr, P: tl.constexpr, HAS_W: tl.constexpr, HAS_B: tl.constexpr,
+):  # fmt: skip
+    """A row too wide for the registers: each chunk's mean and squares are merged into the row's."""
+    row = tl.program_id(0).to(tl.int64)
+    cols = tl.arange(0, P)
+    mean = tl.full((), 0.0, ACC)
+    squares = tl.full((), 0.0, ACC)
+    for start in range(0, N, P):
+        here = start + cols < N
+        x = tl.load(X + row * stride_x + start + cols, mask=here, other=0.0).to(ACC)
+        count = tl.minimum(N - start, P)
+        chunk_mean = total(x, 0) / count
+        centred = tl.where(here, x - chunk_mean, 0.0)
+        # Chan, Golub and LeVeque's update for the union of two samples.
+        delta = chunk_mean - mean
+        share = count.to(ACC) / (start + count)
+        mean += delta * share
+        squares += total(centred * centred, 0) + delta * delta * share * start
+    rstd = 1.0 / tl.sqrt(squares / N + EPS)
+    tl.store(MEAN + row, mean)
+    tl.store(RSTD + row, rstd)
+    for start in range(0, N, P):
+        here = start + cols < N
+        y = tl.load(X + row * stride_x + start + cols, mask=here, other=0.0).to(ACC)
+        y = (y - mean) * rstd
+        if HAS_W:
+            y = y * tl.load(W + start + cols, mask=here, other=0.0).to(ACC)
+        if HAS_B:
+            y = y + tl.load(B + start + cols, mask=here, other=0.0).to(ACC)
+        tl.store(Y + row * N + start + cols, y.to(Y.dtype.element_ty), mask=here)
+
+
+@kernel
+def backward(
+    X,  # (M, N), rows stride_x apart
+    DY,  # (M, N), rows stride_dy apart
+    W,  # (N,), or anything where not HAS_W
+    MEAN,  # (M,)
+    RSTD,  # (M,)
+    DX,  # (M, N), contiguous
+    PART,  # (2, programs, N): what each program saw of dweight and of dbias
+    M,
+    N,
+    stride_x,
+    stride_dy,
+    tiles,  # ceil(M / R)
+    zero,  # 0
+    ACC: tl.constexpr,
+    R: tl.constexpr,
+    P: tl.constexpr,
+    K: tl.constexpr,
+    STAGES: tl.constexpr,  # 2 or more: the next tiles are on their way while one is worked on
+    HOLD: tl.constexpr,  # the weight stays in registers; else it is fetched with every row
+    SHARED: tl.constexpr,  # the rows of a tile add to one sum a column
+    FUSED: tl.constexpr,  # (x - mean) * rstd as one multiply-add
+    HAS_W: tl.constexpr,
+    PARTIALS: tl.constexpr,
+    OPAQUE: tl.constexpr,
+    PDL: tl.constexpr,  # the second stage may be launched before this one ends
+):
+    """dx of every tile, and this program's share of dweight and dbias.
+
+    Program p takes the tiles p, p + programs, … in that order: which rows a partial sum holds, and
+    in what order, depends on the number of programs alone.
+    """
+    program = tl.program_id(0)
+    programs = tl.num_programs(0)
+    cols = tl.arange(0, P)[None, :]
+    last = (K - 1) * P + cols < N
+    dw = ()
+    db = ()
+    held = ()
+    for k in tl.static_range(K):
+        if PARTIALS:
+            dw = dw + (tl.full((1 if SHARED else R, P), 0.0, ACC),)
+            db = db + (tl.full((1 if SHARED else R, P), 0.0, ACC),)
+        if HAS_W and HOLD:
+            held = held + (columns_of(W, k, K, P, cols, last),)
+    if PDL:
+        tlc.gdc_launch_dependents()
+    for tile in tl.range(program, tiles, programs, num_stages=STAGES):
+        rows = tile * R + tl.arange(0, R)
+        mean = tl.load(MEAN + rows, mask=rows < M, other=0.0)[:, None]
+        rstd = tl.load(RSTD + rows, mask=rows < M, other=0.0)[:, None]
+        here = (rows < M)[:, None]
+        wide = rows.to(tl.int64)[:, None]
+        # Pieces lie at constant distances from one address a thread.
+        x_at = X + (wide * stride_x + cols)
+        dy_at = DY + (wide * stride_dy + cols)
+        dx_at = DX + (wide * N + cols)
+        x = ()
+        dy = ()
+        for k in tl.static_range(K):
+            mask = here & last if k == K - 1 else here
+            x = x + (tl.load(x_at + k * P, mask=mask, other=0.0),)
+            dy = dy + (tl.load(dy_at + k * P, mask=mask, other=0.0),)
+        weight = held
+        if HAS_W and not HOLD:
+            weight = ()
+            for k in tl.static_range(K):
+                weight = weight + (columns_of(W, k, K, P, cols, last),)
+        shift = -mean * rstd
+        s1 = tl.full((R, P), 0.0, ACC)
+        s2 = tl.full((R, P), 0.0, ACC)
+        for k in tl.static_range(K):
+            xhat = normalised(x[k], mean, rstd, shift, ACC, FUSED)
+            wg = dy[k].to(ACC)
+            if HAS_W:
+                wg = wg * weight[k].to(ACC)
+            s1 += xhat * wg
+            s2 += wg
+        # Both sums at once: one exchange between warps, not two.
+        c1, c2 = tl.split(total(tl.join(s1, s2), 1))
+        c1 = (c1 / N)[:, None] * rstd
+        c2 = (c2 / N)[:, None] * rstd
+        next_dw = ()
+        next_db = ()
+        for k in tl.static_range(K):
+            again = same_bits(x[k], zero, OPAQUE)
+            xhat = normalised(again, mean, rstd, shift, ACC, FUSED)
+            g = same_bits(dy[k], zero, OPAQUE).to(ACC)
+            wg = g
+            if HAS_W:
+                wg = g * same_bits(weight[k], zero, OPAQUE and not HOLD).to(ACC)
+            if PARTIALS:
+                if SHARED:
+                    next_dw = next_dw + (dw[k] + total(g * xhat, 0)[None, :],)
+                    next_db = next_db + (db[k] + total(g, 0)[None, :],)
+                else:
+                    next_dw = next_dw + (dw[k] + g * xhat,)
+                    next_db = next_db + (db[k] + g,)
+            dx = (wg * rstd - c2) - xhat * c1
+            mask = here & last if k == K - 1 else here
+            tl.store(dx_at + k * P, dx.to(DX.dtype.element_ty), mask=mask)
+        dw = next_dw
+        db = next_db
+    if PARTIALS:
+        flat = tl.arange(0, P)
+        for k in tl.static_range(K):
+            mask = k * P + flat < N
+            at = PART + program.to(tl.int64) * N + k * P + flat
+            tl.store(at, total(dw[k], 0), mask=mask)
+            tl.store(at + programs.to(tl.int64) * N, total(db[k], 0), mask=mask)
+
+
+@kernel
+def backward_sums(
+    X, DY, W, MEAN, RSTD, C1, C2, N, stride_x, stride_dy,
+    ACC: tl.constexpr, P: tl.constexpr, HAS_W: tl.constexpr,
+):  # fmt: skip
+    """The two sums that dx needs, for rows too wide for the registers: one row a program."""
+    row = tl.program_id(0).to(tl.int64)
+    cols = tl.arange(0, P)
+    mean = tl.load(MEAN + row)
+    s1 = tl.full((P,), 0.0, ACC)
+    s2 = tl.full((P,), 0.0, ACC)
+    for start in range(0, N, P):
+        here = start + cols < N
+        x = tl.load(X + row * stride_x + start + cols, mask=here, other=0.0).to(ACC)
+        g = tl.load(DY + row * stride_dy + start + cols, mask=here, other=0.0).to(ACC)
+        if HAS_W:
+            g = g * tl.load(W + start + cols, mask=here, other=0.0).to(ACC)
+        s1 += (x - mean) * g
+        s2 += g
+    rstd = tl.load(RSTD + row)
+    tl.store(C1 + row, total(s1, 0) / N * rstd * rstd * rstd)
+    tl.store(C2 + row, total(s2, 0) / N * rstd)
+
+
+@kernel
+def backward_wide(
+    X, DY, W, MEAN, RSTD, C1, C2, DX, PART, M, N, stride_x, stride_dy, tiles,
+    ACC: tl.constexpr, R: tl.constexpr, P: tl.constexpr, HAS_W: tl.constexpr,
+    PARTIALS: tl.constexpr,
+):  # fmt: skip
+    """dx and partial sums of P columns, the row sums being known: a second reading of x and dy."""
+    program = tl.program_id(0)
+    programs = tl.num_programs(0)
+    cols = tl.program_id(1) * P + tl.arange(0, P)[None, :]
+    inside = cols < N
+    dw = tl.full((R, P), 0.0, ACC)
+    db = tl.full((R, P), 0.0, ACC)
+    for tile in range(program, tiles, programs):
+        rows = tile * R + tl.arange(0, R)
+        wide = rows.to(tl.int64)[:, None]
+        mask = (rows < M)[:, None] & inside
+        mean = tl.load(MEAN + rows, mask=rows < M, other=0.0)[:, None]
+        rstd = tl.load(RSTD + rows, mask=rows < M, other=0.0)[:, None]
+        c1 = tl.load(C1 + rows, mask=rows < M, other=0.0)[:, None]
+        c2 = tl.load(C2 + rows, mask=rows < M, other=0.0)[:, None]
+        x = tl.load(X + wide * stride_x + cols, mask=mask, other=0.0).to(ACC)
+        g = tl.load(DY + wide * stride_dy + cols, mask=mask, other=0.0).to(ACC)
+        if PARTIALS:
+            dw += (x - mean) * (g * rstd)
+            db += g
+        if HAS_W:
+            g = g * tl.load(W + cols, mask=inside, other=0.0).to(ACC)
+        dx = g * rstd - ((x - mean) * c1 + c2)
+        tl.store(DX + wide * N + cols, dx.to(DX.dtype.element_ty), mask=mask)
+    if PARTIALS:
+        flat = tl.program_id(1) * P + tl.arange(0, P)
+        at = PART + program.to(tl.int64) * N + flat
+        tl.store(at, total(dw, 0), mask=flat < N)
+        tl.store(at + programs.to(tl.int64) * N, total(db, 0), mask=flat < N)
+
+
+@kernel
+def second_stage(
+    PART,  # (2, G, N)
+    DW,  # (N,)
+    DB,  # (N,)
+    G,
+    N,
+    ACC: tl.constexpr,
+    ROWS: tl.constexpr,
+    P: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Add the partial sums of P columns, always in the same order."""
+    cols = tl.program_id(0) * P + tl.arange(0, P)
+    which = tl.program_id(1)
+    if PDL:
+        tlc.gdc_wait()
+    summed = tl.full((ROWS, P), 0.0, ACC)
+    for start in range(0, G, ROWS):
+        rows = start + tl.arange(0, ROWS)
+        at = PART + (which.to(tl.int64) * G + rows.to(tl.int64)[:, None]) * N + cols[None, :]
+        summed += tl.load(at, mask=(rows < G)[:, None] & (cols < N)[None, :], other=0.0)
+    result = total(summed, 0)
+    if which == 0:
+        tl.store(DW + cols, result.to(DW.dtype.element_ty), mask=cols < N)
+    else:
+        tl.store(DB + cols, result.to(DB.dtype.element_ty), mask=cols < N)

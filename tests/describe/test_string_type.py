@@ -1,0 +1,186 @@
+"""The line that describes a nest of tensors."""
+
+import dataclasses
+import math
+from typing import Any, NamedTuple
+
+import hypothesis.strategies as st
+import ml_dtypes
+import numpy as np
+import onnx
+import onnx.helper as oh
+import onnxruntime
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis.extra import numpy as hnp
+
+from roundoff.describe import as_tensor, string_type
+from roundoff.dtypes import DTYPES, onnx_dtype_to_np_dtype
+
+
+def test_the_published_line() -> None:
+    t = torch.zeros(2, 1024, 1152)
+    t[0, 0, 0], t[1, 2, 3] = 240.0, 333.25
+    line = string_type([t], with_shape=True, with_min_max=True, with_device=True)
+    head, mean = line.split(":A")
+    assert head == "#1[CT1s2x1024x1152[0.0,333.25"
+    assert mean == f"{573.25 / (2 * 1024 * 1152)}]]"
+    assert string_type([t], with_shape=True) == "#1[T1s2x1024x1152]"
+    assert string_type(t) == "T1r3"
+    assert string_type(t.numpy(), with_device=True) == "A1r3"
+
+
+def test_all_digits() -> None:
+    third = np.float32([1 / 3, 2 / 3])
+    assert string_type(third, True, True) == (
+        "A1s2[0.3333333432674408,0.6666666865348816:A0.5000000149011612]"
+    )
+    assert (
+        string_type(torch.from_numpy(third), True, True)[1:] == string_type(third, True, True)[1:]
+    )
+
+
+@given(hnp.arrays(st.sampled_from([np.float16, np.float32, np.float64, np.int32, np.bool_]),
+                  hnp.array_shapes(min_dims=0, max_dims=3)))  # fmt: skip
+@settings(max_examples=100, deadline=None)
+def test_torch_and_numpy_say_the_same(array: Any) -> None:
+    array = np.asarray(array)
+    other = torch.from_numpy(array.copy())
+    assert string_type(array, True, True)[1:] == string_type(other, True, True)[1:]
+
+
+@pytest.mark.parametrize("info", [d for d in DTYPES.values() if d.kind != "string"],
+                         ids=lambda d: d.name)  # fmt: skip
+def test_every_onnx_type(info: Any) -> None:
+    array = np.array([1, 1]).astype(onnx_dtype_to_np_dtype(info.onnx))
+    one = {"bool": "True", "int": "1", "uint": "1"}.get(info.kind, "1.0")
+    assert string_type(array, True, True) == f"A{info.onnx}s2[{one},{one}:A1.0]"
+    held = as_tensor(array)
+    assert held is not None
+    assert held.info == info
+    proto = onnx.numpy_helper.from_array(array)
+    assert string_type(proto, True, True) == f"OT{info.onnx}s2[{one},{one}:A1.0]"
+
+
+@pytest.mark.parametrize(
+    ("obj", "line"),
+    [
+        (None, "None"),
+        (True, "bool=True"),
+        (3, "int=3"),
+        (2.5, "float=2.5"),
+        (1j, "complex=1j"),
+        ("x", "str"),
+        ([], "#0[]"),
+        ((), "()"),
+        ((1,), "(int=1,)"),
+        ([1, (2.0, None)], "#2[int=1,(float=2.0,None)]"),
+        ({}, "{}"),
+        ({"a": 1}, "dict(a:int=1)"),
+        ({0: 1}, "{0:int=1}"),
+        ({3, "a"}, "{int=3,str}"),
+        (list(range(30)), "#30[int=0,...][0,29:A14.5]"),
+        (tuple([None] * 20), "#20(None,...)"),
+        (np.float32(3), "A1s=3.0"),
+        (torch.tensor(3), "T7s=3"),
+        (torch.zeros(0, 2), "T1s0x2[empty]"),
+        (torch.tensor([math.nan, 1.0, 3.0]), "T1s3[1.0,3.0:A2.0N1nans]"),
+        (torch.tensor([math.nan]), "T1s1[N1nans]"),
+        (np.array([3 + 4j, 0]), "A15s2[0.0,5.0:A2.5]"),
+        (
+            np.array([2**64 - 1, 2**64 - 1], np.uint64),
+            "A13s2[18446744073709551615,18446744073709551615:A1.8446744073709552e+19]",
+        ),
+        (np.array(["a", "b"]), "A8s2"),
+        (np.array(["2020"], "datetime64[Y]"), "A<datetime64[Y]>s1"),
+        (torch.float16, "dtype(torch.float16)"),
+        (torch.nn.Linear(1, 1), "Linear(...)"),
+        (torch.Size([2]), "Size#1[int=2]"),
+        (object(), "object(...)"),
+    ],
+)
+def test_values(obj: Any, line: str) -> None:
+    found = string_type(obj, with_shape=True, with_min_max=True)
+    assert found == line
+
+
+def test_a_list_that_holds_itself() -> None:
+    loop: list[Any] = [1]
+    loop.append(loop)
+    assert string_type(loop) == "#2[int,...]"
+    same = np.zeros(1)
+    assert string_type([same, same]) == "#2[A11r1,A11r1]"
+
+
+def test_caches_and_outputs() -> None:
+    from transformers import DynamicCache, EncoderDecoderCache
+    from transformers.modeling_outputs import CausalLMOutputWithPast
+
+    cache = DynamicCache()
+    cache.update(torch.zeros(1, 2, 3, 4), torch.zeros(1, 2, 3, 4), 0)
+    line = "DynamicCache(key_cache=#1[T1s1x2x3x4], value_cache=#1[T1s1x2x3x4])"
+    assert string_type(cache, with_shape=True) == line
+    both = string_type(EncoderDecoderCache(cache, DynamicCache()), with_shape=True)
+    assert both == (
+        f"EncoderDecoderCache(self_attention_cache={line}, "
+        "cross_attention_cache=DynamicCache(key_cache=#0[], value_cache=#0[]))"
+    )
+    output = CausalLMOutputWithPast(logits=torch.ones(2), past_key_values=cache)
+    assert string_type(output, with_shape=True) == (
+        f"CausalLMOutputWithPast(logits:T1s2,past_key_values:{line})"
+    )
+
+
+class Pair(NamedTuple):
+    x: int
+    y: Any
+
+
+@dataclasses.dataclass
+class Box:
+    x: int
+    y: Any = None
+
+
+def test_data_classes_and_named_tuples() -> None:
+    assert string_type(Box(1, (2.0,))) == "Box(x:int,y:(float,))"
+    assert string_type(Pair(1, None)) == "Pair(x:int,y:None)"
+
+
+def test_ort_values_and_protos() -> None:
+    value = onnxruntime.OrtValue.ortvalue_from_numpy(np.float32([[1, 2]]))
+    assert string_type(value) == "OV1r2"
+    assert string_type(value, True, True, True) == "COV(A1s1x2[1.0,2.0:A1.5])"
+    node = oh.make_node("Add", ["a", "b"], ["c"])
+    graph = oh.make_graph(
+        [node], "g", [oh.make_tensor_value_info("a", 1, ["N", 2, None])],
+        [oh.make_tensor_sequence_value_info("c", 7, None)],
+    )  # fmt: skip
+    assert string_type(node) == "NodeProto(Add(a,b)->c)"
+    assert string_type(oh.make_model(graph), with_shape=True) == (
+        "ModelProto(a:OT1sNx2x?->c:sequence(OT7),1 nodes)"
+    )
+    assert string_type(oh.make_attribute("x", 1)) == "AttributeProto(...)"
+
+
+def test_fake_and_meta_tensors_have_no_values() -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        fake = torch.zeros(2)
+    assert string_type(fake, True, True) == "F1s2"
+    assert string_type(torch.zeros(2, device="meta"), True, True) == "T1s2"
+
+
+def test_memory_is_shared_where_it_can_be() -> None:
+    for array in (np.zeros(3, np.float32), np.zeros(3, ml_dtypes.bfloat16)):
+        held = as_tensor(array)
+        assert held is not None
+        assert held.tensor.data_ptr() == array.ctypes.data
+    for array in (np.arange(3.0)[::-1], np.arange(3, dtype=">f4"), np.broadcast_to(1.0, (2, 2))):
+        held = as_tensor(array)
+        assert held is not None
+        assert (held.tensor.numpy() == array).all()
+    assert as_tensor("text") is None
+    assert as_tensor([1]) is None

@@ -1,0 +1,157 @@
+"""Localisation finds the node that was tampered with, and says who is nearer the truth."""
+
+import contextlib
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+import torch
+
+from roundoff.compare import max_diff
+from roundoff.errors import ArgumentError
+from roundoff.evaluator import TorchOnnxEvaluator
+from roundoff.localize import COLUMNS, Way, localize
+
+TEXT = """<ir_version: 10, opset_import: ["" : 18]>
+g (TYPE[4, 8] X, TYPE[8, 8] W) => (TYPE[4, 8] Z) {
+  squares = Mul(X, X)
+  product = MatMul(squares, W)
+  Z = Sqrt(product)
+}"""
+
+
+def model(dtype: str = "float") -> onnx.ModelProto:
+    return onnx.parser.parse_model(TEXT.replace("TYPE", dtype))
+
+
+def feeds(dtype: torch.dtype = torch.float32, scale: float = 1.0) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return {
+        "X": (torch.rand(4, 8, generator=generator) * scale).to(dtype),
+        "W": torch.rand(8, 8, generator=generator).to(dtype),
+    }
+
+
+def off_by(amount: float) -> dict[tuple[str, str], object]:
+    return {("", "MatMul"): lambda a, b: torch.matmul(a, b) + amount}
+
+
+def test_the_node_that_differs_is_found() -> None:
+    one, other = (
+        TorchOnnxEvaluator(model()),
+        TorchOnnxEvaluator(model(), custom_kernels=off_by(0.25)),
+    )
+    found = localize(one, other, feeds(), truth=TorchOnnxEvaluator(model(), truth=True))
+    frame = found.frame.set_index("op")
+    assert list(found.frame.columns) == list(COLUMNS)
+    assert frame["isolated abs"].tolist() == pytest.approx([0, 0.25, 0], abs=1e-6)
+    assert frame.loc["Sqrt", "isolated abs"] == 0
+    assert frame.loc["MatMul", "isolated bias"] == pytest.approx(0.25, rel=1e-6)
+    assert frame.loc["Sqrt", "propagated abs"] > 0.01
+    row = found.first_beyond("propagated abs", 1e-3)
+    assert row is not None
+    assert row["op"] == "MatMul"
+    assert found.first_beyond("isolated abs", 1.0) is None
+    assert frame.loc["MatMul", "truth abs first"] < 1e-5 < frame.loc["MatMul", "truth abs second"]
+    assert frame.loc["MatMul", "own error second"] > 1e5 > frame.loc["MatMul", "own error first"]
+    numbers = found.numbers("isolated abs")
+    assert list(numbers) == ["squares", "product", "Z"]
+    assert numbers["product"] == frame.loc["MatMul", "isolated abs"]
+
+
+def test_errors_against_truth_are_those_of_float64() -> None:
+    given = feeds()
+    found = localize(
+        TorchOnnxEvaluator(model()), TorchOnnxEvaluator(model()), given,
+        truth=TorchOnnxEvaluator(model(), truth=True),
+    )  # fmt: skip
+    x, w = (given[n].double() for n in "XW")
+    exact = torch.sqrt((x * x) @ w)
+    ours = torch.sqrt((given["X"] * given["X"]) @ given["W"])
+    difference = max_diff(exact, ours)
+    last = found.frame.iloc[-1]
+    assert last["truth abs first"] == difference["abs"]
+    assert last["truth ulp first"] == difference["err_ulp"]
+    assert last["truth bias second"] == difference["bias"]
+    assert last["largest truth"] == float(exact.max())
+    assert found.frame.iloc[0]["own error first"] <= 0.5  # a product is rounded correctly
+    assert (found.frame["propagated abs"] == 0).all()
+
+
+def test_overflow_in_float16_is_found() -> None:
+    half = Way("float16", TorchOnnxEvaluator(model("float16")), dtype=torch.float16)
+    single = Way("float32", TorchOnnxEvaluator(model()), dtype=torch.float32)
+    truth = TorchOnnxEvaluator(model(), truth=True)
+    found = localize(half, single, feeds(torch.float16, 400.0), truth=truth)
+    row = found.first_non_finite()
+    assert row is not None
+    assert row["op"] == "Mul"
+    assert row["non-finite first"] > 0
+    assert row["non-finite second"] == 0
+    assert 65504 < row["largest second"] <= 400.0**2
+    assert found.names == ("float16", "float32")
+    row = found.first_beyond("propagated abs", 1e9)
+    assert row is not None
+    assert row["op"] == "Mul"
+    calm = localize(half, single, feeds(torch.float16), truth=truth)
+    assert calm.first_non_finite() is None
+    assert calm.frame["isolated ulp"].max() <= 2  # a float16 kernel on float16 inputs
+
+
+def test_without_truth_its_columns_are_empty() -> None:
+    frame = localize(TorchOnnxEvaluator(model()), TorchOnnxEvaluator(model()), feeds()).frame
+    assert frame["truth abs first"].isna().all()
+    assert (frame["isolated ulp"] == 0).all()
+
+
+def test_the_context_is_entered_for_each_node_only() -> None:
+    inside: list[str] = []
+
+    @contextlib.contextmanager
+    def switch() -> Iterator[None]:
+        inside.append("in")
+        yield
+        inside.append("out")
+
+    def watched(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        assert inside[-1] == "in"
+        return torch.matmul(a, b)
+
+    one = Way("plain", TorchOnnxEvaluator(model()))
+    kernels = {("", "MatMul"): watched}
+    other = Way("switched", TorchOnnxEvaluator(model(), custom_kernels=kernels), context=switch)
+    localize(one, other, feeds())
+    assert inside.count("in") == inside.count("out") >= 6
+
+
+def test_nan_counts_as_beyond() -> None:
+    spoiled = {("", "MatMul"): lambda a, b: torch.full((4, 8), math.nan)}
+    one, other = TorchOnnxEvaluator(model()), TorchOnnxEvaluator(model(), custom_kernels=spoiled)
+    found = localize(one, other, feeds())
+    row = found.first_beyond("propagated abs", 1e30)
+    assert row is not None
+    assert row["op"] == "MatMul"
+    first = found.first_non_finite()
+    assert first is not None
+    assert first["non-finite second"] == 32
+
+
+def test_different_models_and_columns_are_refused() -> None:
+    other = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["" : 18]> g (float[4, 8] X, float[8, 8] W) => (float Z) '
+        "{ squares = Add(X, X)  product = MatMul(squares, W)  Z = Sqrt(product) }"
+    )
+    with pytest.raises(ArgumentError, match=r"run different nodes.*Mul.*Add"):
+        localize(TorchOnnxEvaluator(model()), TorchOnnxEvaluator(other), feeds())
+    found = localize(TorchOnnxEvaluator(model()), TorchOnnxEvaluator(model()), feeds())
+    with pytest.raises(ArgumentError, match="no such column"):
+        found.first_beyond("abs", 1)
+
+
+def test_feeds_may_be_arrays() -> None:
+    arrays = {k: v.numpy().astype(np.float64) for k, v in feeds().items()}
+    way = Way("a", TorchOnnxEvaluator(model()), dtype=torch.float32)
+    assert len(localize(way, way, arrays).frame) == 3

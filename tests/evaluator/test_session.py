@@ -339,7 +339,7 @@ def test_a_carried_value_may_not_change_its_type() -> None:
 def test_nor_by_a_custom_kernel() -> None:
     wide = {("", "Add"): lambda a, b: (a + b).double()}
     evaluator = TorchOnnxEvaluator(text(LOOP), custom_kernels=wide)
-    with pytest.raises(DtypeError, match="node 'Loop_2'.*carried value"):
+    with pytest.raises(DtypeError, match=r"node 'Loop_2'.*carried value"):
         evaluator.run(None, {"n": torch.tensor(2), "X": torch.ones(2)})
 
 

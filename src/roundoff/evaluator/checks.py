@@ -75,6 +75,35 @@ _CHOICES: dict[tuple[str, str], tuple[Any, ...]] = {
 }  # fmt: skip
 
 
+#: Attributes that set how often a kernel turns.
+_MOST = {
+    ("RoiAlign", "sampling_ratio"): 1000,
+    ("TfIdfVectorizer", "max_gram_length"): 1000,
+    ("TfIdfVectorizer", "max_skip_count"): 1000,
+}
+
+
+def _check_ngrams(node: Node) -> None:
+    """The starts of the n-grams in their pool: ONNX Runtime ends the process on wrong ones.
+
+    Raises
+    ------
+    ModelError
+    """
+    starts = node.attribute("ngram_counts", [])
+    pool = node.attribute("pool_int64s") or node.attribute("pool_strings") or []
+    longest = node.attribute("max_gram_length", 0)
+    if (
+        len(starts) < longest
+        or sorted(starts) != starts
+        or (starts and not 0 <= starts[0] <= starts[-1] <= len(pool))
+    ):
+        raise ModelError(
+            f"node {node.label!r} (TfIdfVectorizer): ngram_counts", got=starts,
+            expected=f"{longest} rising positions in a pool of {len(pool)}",
+        )  # fmt: skip
+
+
 def check_attributes(node: Node) -> None:
     """Refuse integers that ONNX's compiled inference would cut to 32 bits, and die of.
 
@@ -92,12 +121,20 @@ def check_attributes(node: Node) -> None:
         raise ModelError(
             f"node {node.label!r} (Split): num_outputs", got=count, expected=str(len(node.outputs))
         )
+    if node.op_type == "TfIdfVectorizer":
+        _check_ngrams(node)
     for name, value in node.attributes.items():
         allowed = _CHOICES.get((node.op_type, name))
         if allowed is not None and value not in allowed:
             raise ModelError(
                 f"node {node.label!r} ({node.operator}): attribute {name!r}", got=value,
                 expected=f"one of {', '.join(map(repr, allowed))}",
+            )  # fmt: skip
+        most = _MOST.get((node.op_type, name))
+        if most is not None and value > most:
+            raise UnsupportedError(
+                f"node {node.label!r} ({node.operator}): attribute {name!r}", got=value,
+                expected=f"at most {most}", hint="a run would take days",
             )  # fmt: skip
         if name in _FLAGS and value not in (0, 1):
             raise ModelError(

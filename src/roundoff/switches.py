@@ -73,7 +73,7 @@ def switch_study(
     Returns
     -------
     pandas.DataFrame
-        With the columns of :data:`COLUMNS`: ``moves ulp`` is the distance to the runtime's own
+        With the columns of ``COLUMNS``: ``moves ulp`` is the distance to the runtime's own
         default, ``gap`` to the other runtime's default (``gap share``: the part of the elements
         that differ at all), ``error`` and ``bias`` are against
         float64, ``cost`` is the time over the own default's. Defaults are what each runtime does

@@ -185,7 +185,7 @@ class Program:
         inside = {n.name for n in nodes}
         outside = {i for n in model.graph.node if n.name not in inside for i in n.input}
         wanted = outside | set(self.outputs)
-        outputs = [o for n in nodes for o in n.output if o in wanted]
+        outputs = [o for n in nodes for o in n.output if o and o in wanted]
         part = _part(model, nodes, outputs)
         if self.stream is None:
             made = session(part, providers, tf32=tf32)

@@ -5,6 +5,7 @@ the switch. Keys and values are read by head, as :func:`roundoff.kernels.rotary.
 writes them.
 """
 
+# mypy: disallow-incomplete-defs=False
 from __future__ import annotations
 
 import torch
@@ -115,7 +116,7 @@ def causal_attention(
     batch, groups, length, head = k.shape
     out = torch.empty_like(q)
     wide = q.dtype == torch.float32
-    rows, columns, warps, stages = (64, 32, 4, 2) if wide else (128, 64, 8, 3)
+    rows, columns, warps, stages = (128, 64, 8, 2) if wide else (64, 64, 4, 3)
     d = max(triton.next_power_of_2(head), 16)
     if q.numel():
         _causal_attention[(triton.cdiv(length, rows), batch * heads)](

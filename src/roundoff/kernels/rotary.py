@@ -5,6 +5,7 @@ in which attention reads them and in which a model returns its keys and values. 
 rotations and two transpositions would move each element two or three times.
 """
 
+# mypy: disallow-incomplete-defs=False
 from __future__ import annotations
 
 import torch
@@ -85,10 +86,9 @@ def rotary_qkv(
     """
     batch, length, width = packed.shape
     head = width // (heads + 2 * groups)
-    kind = {"dtype": packed.dtype, "device": packed.device}
-    q = torch.empty(batch, length, heads * head, **kind)
-    k = torch.empty(batch, groups, length, head, **kind)
-    v = torch.empty(batch, groups, length, head, **kind)
+    q = packed.new_empty(batch, length, heads * head)
+    k = packed.new_empty(batch, groups, length, head)
+    v = packed.new_empty(batch, groups, length, head)
     block = min(triton.next_power_of_2(heads + 2 * groups), 16)
     grid = (batch * length, triton.cdiv(heads + 2 * groups, block))
     if packed.numel():

@@ -4,6 +4,7 @@ ONNX Runtime needs three kernels for it (Split, QuickGelu, Mul), which move ten 
 six that count in float16; one pass reads the packed product once and writes the result.
 """
 
+# mypy: disallow-incomplete-defs=False
 from __future__ import annotations
 
 from typing import Any

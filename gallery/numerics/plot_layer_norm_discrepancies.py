@@ -592,7 +592,7 @@ study.table(
     "switches",
     pd.concat(parts, ignore_index=True),
     caption="What each switch does to the result.",
-    formats={"moves ulp": ",.0f", "gap ulp": ",.0f", "gap abs": ".2g", "gap share": ".2%"}
+    formats={"moves ulp": ",.0f", "gap ulp": ",.0f", "gap share": ".2%"}
     | {"error ulp": ".3g", "error abs": ".2g", "bias": "+.1g", "cost": ".2f"},
     units={"cost": "×"},
     missing="–",
@@ -613,27 +613,27 @@ def nearest(where, of):
         return f"{where}: no switch brings the two nearer than their defaults, {start}."
     cost = "" if np.isnan(best["cost"]) else f", at {best['cost']:.2f} times the time"
     return (
-        f"{where}: {best['runtime']}'s `{best['switch']}` = {best['value']} brings the two from "
+        f"{where}: {best['runtime']} with `{best['switch']}` brings the two from "
         f"{start} to {unit(best['gap ulp'])} on {best['gap share']:.2%}{cost}."
     )
 
 
 def after_switches(run):
     """Which setting makes the two runtimes agree."""
-    table = run.tables["switches"].fillna({"value": ""})
-    model = table[table["model"] == "LN, MatMul, Add"]
+    table = run.tables["switches"]
+    model = table[table["model"] == "LN-MatMul-Add"]
     said = [nearest(where, of) for where, of in each(model)]
-    level = model[model["switch"] == "graph optimisation"]["moves ulp"]
+    level = model[model["switch"] == "graph optimisation = none"]["moves ulp"]
     said.append(
         "The level of graph optimisation "
         + ("changes no bit of this model." if (level == 0).all() else "changes bits.")
     )
-    chain = table[table["model"] == "pointwise chain"].set_index(["runtime", "switch"])
+    chain = table[table["model"] == "pointwise"].set_index(["runtime", "switch"])
     if len(chain):
         keys = (
             ("eager", "default"),
             ("inductor", "default"),
-            ("inductor", "emulate_precision_casts"),
+            ("inductor", "emulate_precision_casts = True"),
         )
         eager, fused, emulated = (chain.loc[k] for k in keys)
         assert fused["error abs"] < eager["error abs"]

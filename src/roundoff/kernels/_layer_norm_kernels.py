@@ -233,8 +233,8 @@ def backward(
         shift = -mean * rstd
         s1 = tl.full((R, P), 0.0, ACC)
         s2 = tl.full((R, P), 0.0, ACC)
-        # True in every turn. The two passes stay apart this way: merged into one block of code, their
-        # instructions mix, more values are alive at once, and the widest rows lose a fifth.
+        # True in every turn. The two passes stay apart this way: in one block of code their
+        # instructions mix, and more values are alive at once than there are registers for.
         if tile < tiles:
             for k in tl.static_range(K):
                 xhat = normalised(x[k], mean, rstd, shift, ACC, FUSED)

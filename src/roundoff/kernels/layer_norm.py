@@ -345,7 +345,7 @@ def _forward(
         constants = (float(eps), kind, plan.piece, *flags)
         args = (x, w, b, y, mean, rstd, m, n, stride, *constants)
         function, grid = kernels.forward_wide, m
-    key = (x.dtype, w.dtype, b.dtype, n, stride, constants[0], flags)
+    key = (plan, x.dtype, w.dtype, b.dtype, n, stride, constants[0], flags)
     launch(function, (grid, 1), key, _aligned(x, w, b, y), x.device, args, num_warps=plan.warps)
     return y, mean, rstd
 
@@ -405,7 +405,7 @@ def _backward_rows(
         x, dy, w, mean, rstd, dx, part, m, n, *strides, -(-m // plan.rows), 0,
         _constant(mean.dtype), *plan[:3], plan.stages, plan.hold, shared, x.itemsize == 2, *flags,
     )  # fmt: skip
-    key = (x.dtype, dy.dtype, w.dtype, n, strides, flags)
+    key = (plan, x.dtype, dy.dtype, w.dtype, n, strides, flags)
     aligned = _aligned(x, dy, w, dx)
     # So many registers that per_sm programs fit on a multiprocessor.
     limit = 65536 // (plan.per_sm * plan.warps * 32) if plan.per_sm > 1 else None
@@ -423,7 +423,7 @@ def _backward_wide(
     strides = (x.stride(0), dy.stride(0))
     c1, c2 = torch.empty_like(mean), torch.empty_like(mean)
     aligned = _aligned(x, dy, w, dx)
-    key = (x.dtype, dy.dtype, w.dtype, n, strides, weight is not None, sums)
+    key = (plan, x.dtype, dy.dtype, w.dtype, n, strides, weight is not None, sums)
     args: tuple[Any, ...] = (
         x,
         dy,
@@ -468,7 +468,7 @@ def _second_stage(part: torch.Tensor, dw: torch.Tensor, db: torch.Tensor) -> Non
     rows, columns, warps = plan_second_stage(count, n)
     early = not interpreting() and _early_launch(part.device.index)
     args = (part, dw, db, count, n, _constant(part.dtype), rows, columns, early)
-    key = (part.dtype, dw.dtype, db.dtype, n, rows)
+    key = (part.dtype, dw.dtype, db.dtype, n, rows, columns)
     options = {"launch_pdl": True} if early else {}
     grid = (-(-n // columns), 2)
     aligned = _aligned(part, dw, db)

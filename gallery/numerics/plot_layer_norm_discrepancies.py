@@ -332,9 +332,11 @@ def after_blame(run):
         of = of.set_index("way")
         assert of["on"].str.startswith("cuda" if where.startswith("CUDA") else "cpu").all()
         norm, product = of.loc["ORT-TORCH", "diff_torch"], of.loc["TORCH-ORT", "diff_torch"]
-        verdict = "neither alone is to blame"
-        if product > 3 * norm > 0:
-            verdict = f"{product / norm:.0f} times as much: the product is to blame"
+        verdict = "both move it"
+        if product > 3 * norm:
+            verdict = "the product is to blame"
+        elif norm > 3 * product:
+            verdict = "the difference begins in LayerNormalization"
         said.append(
             f"{where}: ORT's LayerNormalization moves torch's result by {norm:.2g}, ORT's MatMul "
             f"by {product:.2g}; {verdict}."

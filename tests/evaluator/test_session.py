@@ -319,6 +319,16 @@ def test_scan_is_a_cumulative_sum(length: int, seed: int) -> None:
     torch.testing.assert_close(last, sums[-1])
 
 
+def test_the_order_of_kernels_holds_inside_a_body() -> None:
+    evaluator = TorchOnnxEvaluator(text(LOOP), kernels=["ort"])
+    x = torch.tensor([1.5, -2.0])
+    total, _ = evaluator.run(None, {"n": torch.tensor(3), "X": x})
+    torch.testing.assert_close(total, 3 * x)
+    used = evaluator.kernels_used()
+    assert used.pop("Loop_2") == "torch"
+    assert set(used.values()) == {"ort"}
+
+
 def test_a_carried_value_may_not_change_its_type() -> None:
     body = LOOP.replace("next = Add(so_far, X)", "t = Add(so_far, X) next = Cast<to = 11>(t)")
     model = text(body.replace("float[2] next, float[2] shown", "double[2] next, double[2] shown"))

@@ -336,6 +336,13 @@ def test_a_carried_value_may_not_change_its_type() -> None:
         TorchOnnxEvaluator(model).run(None, {"n": torch.tensor(2), "X": torch.ones(2)})
 
 
+def test_nor_by_a_custom_kernel() -> None:
+    wide = {("", "Add"): lambda a, b: (a + b).double()}
+    evaluator = TorchOnnxEvaluator(text(LOOP), custom_kernels=wide)
+    with pytest.raises(DtypeError, match=r"node 'Loop_2'.*carried value"):
+        evaluator.run(None, {"n": torch.tensor(2), "X": torch.ones(2)})
+
+
 # -- what localisation is built on -------------------------------------------------------------
 
 

@@ -78,8 +78,10 @@ class OrtKernel:
 @functools.cache
 def _ort_operators() -> dict[tuple[str, str], Any] | None:
     """Schemas of the operators that ONNX Runtime lists; None where it lists none."""
-    import onnxruntime
-
+    try:
+        import onnxruntime
+    except ImportError:  # the other kernels do without
+        return {}
     try:  # what ONNX Runtime's own documentation tools read; not promised to stay
         schemas = onnxruntime.capi.onnxruntime_pybind11_state.get_all_operator_schema()
     except AttributeError:

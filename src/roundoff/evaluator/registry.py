@@ -25,6 +25,7 @@ class Kernel:
 
     A subclass defines :meth:`bind`; the function it returns takes the node's inputs (None for an
     absent one), then its captures, and returns the output, or a tuple of as many as the node has.
+
     Attributes
     ----------
     name : str

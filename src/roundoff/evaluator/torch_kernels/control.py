@@ -21,7 +21,7 @@ Body = Callable[[list[Any], tuple[Any, ...]], list[Any]]
 
 #: A loop of more turns, or without a trip count of more than the second, is taken for endless.
 MOST_TURNS = 10_000_000
-MOST_OPEN_TURNS = 100_000
+MOST_OPEN_TURNS = 10_000
 
 
 def _body(node: Node, name: str) -> Body:

@@ -234,8 +234,8 @@ def proven(run):
     sums = table[table.result == "dw, not rounded"]
     assert (sums["Triton rms"] < 0.1).all()
     return [
-        "No root mean square exceeds 1.1 times torch's plus half a unit; the worst of the 16-bit "
-        f"types is {halves['Triton rms'].max():.2f} units, torch's {halves['Torch rms'].max():.2f}.",
+        "No root mean square exceeds 1.1 times torch's plus half a unit. The worst of the 16-bit "
+        f"types is {halves['Triton rms'].max():.2f} units; torch: {halves['Torch rms'].max():.2f}.",
         f"Before its final rounding dw is within {sums['Triton rms'].max():.2g} units of the truth "
         "in the root mean square: what is lost is lost by rounding the result.",
     ]
@@ -294,8 +294,8 @@ def offsets(run):
     assert table["Triton"] < 2**-10
     return (
         f"One pass is off by up to {table['one pass']:.2g}; ours by {table['Triton']:.1g}, torch "
-        f"by {table['Torch']:.1g}. That remainder is the rounding of the mean itself, whose spacing "
-        "at 10,000 is 2⁻¹⁰."
+        f"by {table['Torch']:.1g}. That remainder is the rounding of the mean itself, whose "
+        "spacing at 10,000 is 2⁻¹⁰."
     )
 
 

@@ -9,7 +9,18 @@ from hypothesis import strategies as st
 
 from roundoff import ort
 from roundoff.errors import ArgumentError, DtypeError
-from roundoff.models import GEMM_VARIANTS, Cost, Step, gemm_cost, gemm_feeds, gemm_model
+from roundoff.models import (
+    GEMM_VARIANTS,
+    Cost,
+    Step,
+    gemm_cost,
+    gemm_feeds,
+    gemm_model,
+    layer_norm_feeds,
+    layer_norm_matmul,
+    residual_rms_norm,
+    skip_layer_norm,
+)
 
 WIDTHS = st.lists(st.integers(1, 6), min_size=2, max_size=4)
 
@@ -73,6 +84,9 @@ def test_the_cost_counts_the_nodes_and_operands_of_the_model(variant, separate):
     for step, node in zip(cost.steps, model.graph.node, strict=True):
         operands = [n for n in [*node.input, *node.output] if n != "widths"]
         assert step.bytes == itemsize * sum(np.prod(shapes[n]) for n in operands)
+        outer = {v.name for v in [*model.graph.input, *model.graph.output]}
+        inner = [n for n in operands if n not in outer]
+        assert step.between == itemsize * sum(np.prod(shapes[n]) for n in inner)
     assert cost.flops == 2 * m * k * 13
     assert cost.launches == len(model.graph.node)
 
@@ -83,6 +97,12 @@ def test_the_plain_model_takes_the_longer_of_bytes_and_operations():
     assert cost.seconds(overlap=False, **options) == 5 + 10 + 10
     assert cost.seconds(overlap=True, **options) == 20
     assert cost.seconds(overlap=True, **(options | {"call": 30.0})) == 34
+
+
+def test_what_fits_in_a_cache_costs_no_memory_traffic():
+    cost = Cost((Step("a", 100.0, between=60.0),))
+    options = {"byte_rate": 10.0, "flop_rate": 1.0, "call": 0.0, "launch": 0.0, "overlap": True}
+    assert [cost.seconds(cache=c, **options) for c in (0.0, 59.0, 60.0)] == [10, 10, 4]
 
 
 @pytest.mark.parametrize(
@@ -99,3 +119,46 @@ def test_the_plain_model_takes_the_longer_of_bytes_and_operations():
 def test_wrong_arguments(call, error, match):
     with pytest.raises(error, match=match):
         call()
+
+
+@pytest.mark.parametrize("wide", [False, True])
+def test_residual_rms_norm_is_its_formula(wide: bool) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, r = (torch.rand(2, 3, 8, generator=generator) for _ in "xr")
+    scale = torch.rand(8, generator=generator)
+    feeds = {"X": x, "residual": r, "scale": scale}
+    model = residual_rms_norm(1, wide=wide)
+    onnx.checker.check_model(model, full_check=True)
+    (z,) = ort.session(model).run(feeds)
+    h = (x + r).double()
+    exact = h / torch.sqrt((h * h).mean(-1, keepdim=True) + 1e-5) * scale.double()
+    assert (z.double() - exact).abs().max() < 1e-6
+
+
+def test_layer_norm_models_are_their_formulas() -> None:
+    half = layer_norm_feeds(5, 16)
+    assert {v.dtype for v in half.values()} == {torch.float16}
+    assert half["X"].shape == (2, 5, 16)
+    assert half["X"].min() < -30
+    assert half["weights"].min() >= 0
+    again = layer_norm_feeds(5, 16)
+    assert all(torch.equal(half[k], again[k]) for k in half)
+    assert torch.equal(layer_norm_feeds(5, 16, batch=4)["X"][:2], half["X"])
+    assert not torch.equal(layer_norm_feeds(5, 16, seed=1)["X"], half["X"])
+    feeds = {k: v.double() for k, v in half.items()}
+    normed = torch.nn.functional.layer_norm(feeds["X"], (16,), feeds["scale"], feeds["bias"])
+    exact = normed @ feeds["weights"] + feeds["bias2"]
+    model = layer_norm_matmul(1)
+    onnx.checker.check_model(model, full_check=True)
+    (z,) = ort.session(model).run({k: v.float() for k, v in half.items()})
+    assert (z.double() - exact).abs().max() < 1e-5
+    inputs = {k: half[k].float() for k in ("X", "scale", "bias")} | {"skip": half["X"].float()}
+    (z,) = ort.session(skip_layer_norm(1)).run(inputs)
+    twice = torch.nn.functional.layer_norm(2 * feeds["X"], (16,), feeds["scale"], feeds["bias"])
+    assert (z.double() - twice).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("make", [layer_norm_matmul, skip_layer_norm, residual_rms_norm])
+def test_norms_of_integers_are_refused(make: object) -> None:
+    with pytest.raises(DtypeError, match="got int64"):
+        make(7)

@@ -227,6 +227,29 @@ def test_a_provider_that_is_not_there():
         ort.session(one_node("Neg", 1), ["NopeExecutionProvider"])
 
 
+@pytest.mark.filterwarnings("ignore:Specified provider")
+def test_a_provider_that_does_not_start(monkeypatch):
+    # Built in, yet absent when asked for: ONNX Runtime then quietly computes on the CPU.
+    monkeypatch.setattr(
+        onnxruntime, "get_available_providers", lambda: ["MIGraphXExecutionProvider"]
+    )
+    with pytest.raises(UnsupportedError, match="does not start"):
+        ort.session(one_node("Neg", 1), ["MIGraphXExecutionProvider"])
+
+
+def test_available_keeps_the_order_asked_for():
+    asked = ["NopeExecutionProvider", "CPUExecutionProvider"]
+    assert ort.available(asked) == ["CPUExecutionProvider"]
+
+
+def test_cuda_without_a_gpu(monkeypatch):
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: ["CUDAExecutionProvider"])
+    with pytest.raises(UnsupportedError, match="torch sees no GPU"):
+        ort.session(one_node("Neg", 1), ["CUDAExecutionProvider"])
+
+
 def test_a_type_that_the_provider_lacks():
     with pytest.raises(UnsupportedError, match="Gemm"):
         ort.session(one_node("Gemm", 2, TensorProto.BFLOAT16))

@@ -15,7 +15,18 @@ from .errors import ArgumentError, DtypeError
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["GEMM_VARIANTS", "Cost", "Step", "gemm_cost", "gemm_feeds", "gemm_model"]
+__all__ = [
+    "GEMM_VARIANTS",
+    "Cost",
+    "Step",
+    "gemm_cost",
+    "gemm_feeds",
+    "gemm_model",
+    "layer_norm_feeds",
+    "layer_norm_matmul",
+    "residual_rms_norm",
+    "skip_layer_norm",
+]
 
 #: How the products of one matrix with several weights can be computed.
 GEMM_VARIANTS = ("not fused", "fused", "fused ahead")
@@ -106,7 +117,10 @@ def gemm_model(
 def gemm_feeds(
     variant: str, x: torch.Tensor, weights: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    """Inputs of :func:`gemm_model`; ``"fused ahead"`` pays its concatenation here."""
+    """Inputs of :func:`~roundoff.models.gemm_model`.
+
+    ``"fused ahead"`` pays its concatenation here.
+    """
     import torch
 
     if variant == "fused ahead":
@@ -131,11 +145,20 @@ def _check(variant: str, itype: int, weights: Sequence[str], widths: Sequence[in
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """One kernel: the bytes it must move at least, and its operations."""
+    """One kernel: the bytes of its operands, its operations, and where its operands are.
+
+    ``between`` are those of the bytes that another kernel of the model has written or will read:
+    as long as they fit in a cache, memory does not see them.
+    """
 
     op: str
     bytes: float
     flops: float = 0.0
+    between: float = 0.0
+
+    def traffic(self, cache: float) -> float:
+        """Bytes that memory sees."""
+        return self.bytes - (self.between if self.between <= cache else 0.0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,8 +183,9 @@ class Cost:
         return sum(s.flops for s in self.steps)
 
     def seconds(
-        self, *, byte_rate: float, flop_rate: float, call: float, launch: float, overlap: bool
-    ) -> float:
+        self, *, byte_rate: float, flop_rate: float, call: float, launch: float, overlap: bool,
+        cache: float = 0.0,
+    ) -> float:  # fmt: skip
         """Time of the plain model: launches beside, or under, the work of the kernels.
 
         A kernel takes as long as its bytes or its operations, whichever is longer.
@@ -175,16 +199,18 @@ class Cost:
         overlap : bool
             Whether the host starts kernels while the device computes (CUDA), so that only the
             longer of the two counts.
+        cache : float
+            Bytes of a cache that keeps what one kernel leaves for another.
         """
         host = call + launch * self.launches
-        work = sum(max(s.bytes / byte_rate, s.flops / flop_rate) for s in self.steps)
+        work = sum(max(s.traffic(cache) / byte_rate, s.flops / flop_rate) for s in self.steps)
         return max(host, work) if overlap else host + work
 
 
 def gemm_cost(
     variant: str, m: int, k: int, widths: Sequence[int], itemsize: int, separate: bool = False
 ) -> Cost:
-    """Kernels, bytes and operations of :func:`gemm_model` on X of shape (m, k).
+    """Kernels, bytes and operations of :func:`~roundoff.models.gemm_model` on X of shape (m, k).
 
     Parameters
     ----------
@@ -201,14 +227,160 @@ def gemm_cost(
     """
     _check(variant, 1, [str(i) for i in range(len(widths))], None)
     total = sum(widths)
+    weights, products = itemsize * k * total, itemsize * m * total
 
-    def gemm(n: int) -> Step:
-        return Step("Gemm", itemsize * (m * k + k * n + m * n), 2.0 * m * k * n)
+    def gemm(n: int, between: float) -> Step:
+        return Step("Gemm", itemsize * (m * k + k * n + m * n), 2.0 * m * k * n, between)
 
-    weights, products = 2 * itemsize * k * total, 2 * itemsize * m * total
     if variant == "not fused":
-        steps = [gemm(n) for n in widths]
-        return Cost(tuple(steps if separate else [*steps, Step("Concat", products)]))
-    steps = [Step("Concat", weights)] if variant == "fused" else []
-    steps.append(gemm(total))
-    return Cost(tuple([*steps, Step("Split", products)] if separate else steps))
+        steps = [gemm(n, 0 if separate else itemsize * m * n) for n in widths]
+        return Cost(
+            tuple(steps if separate else [*steps, Step("Concat", 2 * products, 0, products)])
+        )
+    steps = [Step("Concat", 2 * weights, 0, weights)] if variant == "fused" else []
+    steps.append(gemm(total, weights * (variant == "fused") + products * separate))
+    return Cost(tuple([*steps, Step("Split", 2 * products, 0, products)] if separate else steps))
+
+
+_NORM_OPSET = 18
+
+
+def _model(
+    name: str, nodes: list, inputs: list, outputs: list, more: Sequence = ()
+) -> onnx.ModelProto:
+    graph = helper.make_graph(nodes, name, inputs, outputs)
+    opsets = [helper.make_opsetid("", _NORM_OPSET), *more]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=_IR)
+
+
+def _check_float(itype: int) -> None:
+    if not dtype_info(itype).is_float:
+        raise DtypeError("a model of floats", got=dtype_info(itype).name, expected="a float type")
+
+
+def layer_norm_matmul(itype: int = 1) -> onnx.ModelProto:
+    """LayerNormalization, MatMul and Add: ``Z = LN(X; scale, bias) @ weights + bias2``.
+
+    Parameters
+    ----------
+    itype : int
+        ONNX element type of every tensor.
+
+    Returns
+    -------
+    onnx.ModelProto
+        Opset 18. Inputs X (a, b, c), scale (c,), bias (c,), weights (c, d), bias2 (d,); results
+        ``normed`` and ``mult`` on the way; output Z (a, b, d).
+
+    Raises
+    ------
+    DtypeError
+        *itype* is not a floating-point type.
+
+    Examples
+    --------
+    >>> [n.op_type for n in layer_norm_matmul().graph.node]
+    ['LayerNormalization', 'MatMul', 'Add']
+    """
+    _check_float(itype)
+    info = helper.make_tensor_value_info
+    shapes = {"X": "abc", "scale": "c", "bias": "c", "weights": "cd", "bias2": "d"}
+    nodes = [
+        helper.make_node("LayerNormalization", ["X", "scale", "bias"], ["normed"], axis=-1),
+        helper.make_node("MatMul", ["normed", "weights"], ["mult"]),
+        helper.make_node("Add", ["mult", "bias2"], ["Z"]),
+    ]
+    inputs = [info(name, itype, list(shape)) for name, shape in shapes.items()]
+    return _model("layer_norm_matmul", nodes, inputs, [info("Z", itype, list("abd"))])
+
+
+def layer_norm_feeds(
+    rows: int, width: int, *, batch: int = 2, low: float = -60.0, high: float = 60.0, seed: int = 0
+) -> dict[str, torch.Tensor]:
+    """Feeds of :func:`layer_norm_matmul` in float16, for any wider type to be made from.
+
+    Parameters
+    ----------
+    rows, width, batch : int
+        X has the shape (batch, rows, width); weights (width, width).
+    low, high : float
+        X is uniform between them; the others are uniform in [0, 1).
+    seed : int
+        Seed of the draws.
+    """
+    import torch
+
+    def draw(stream: int, *shape: int) -> torch.Tensor:
+        return torch.rand(*shape, generator=torch.Generator().manual_seed(1000 * seed + stream))
+
+    # A stream each: the first items of a large batch are those of a small one.
+    items = [draw(10 + i, rows, width) for i in range(batch)]
+    feeds = {"X": torch.stack(items) * (high - low) + low}
+    shapes = {"scale": (width,), "bias": (width,), "weights": (width, width), "bias2": (width,)}
+    feeds |= {name: draw(i, *shape) for i, (name, shape) in enumerate(shapes.items())}
+    return {name: value.to(torch.float16) for name, value in feeds.items()}
+
+
+def skip_layer_norm(itype: int = 10) -> onnx.ModelProto:
+    """LayerNormalization of a sum, as ONNX Runtime's fused ``SkipLayerNormalization``.
+
+    Inputs X and skip (a, b, c), scale and bias (c,); output Z (a, b, c).
+    """
+    _check_float(itype)
+    info = helper.make_tensor_value_info
+    node = helper.make_node(
+        "SkipLayerNormalization", ["X", "skip", "scale", "bias"], ["Z"],
+        domain="com.microsoft", epsilon=1e-5,
+    )  # fmt: skip
+    inputs = [info(n, itype, list("abc")) for n in ("X", "skip")]
+    inputs += [info(n, itype, ["c"]) for n in ("scale", "bias")]
+    more = [helper.make_opsetid("com.microsoft", 1)]
+    return _model("skip_layer_norm", [node], inputs, [info("Z", itype, list("abc"))], more)
+
+
+def residual_rms_norm(itype: int = 10, *, wide: bool = False) -> onnx.ModelProto:
+    """RMSNorm of a residual sum, written out in elementary operators.
+
+    Inputs X and residual (a, b, c), scale (c,); output Z (a, b, c). The squares are the result
+    ``squares``, their mean ``mean``.
+
+    Parameters
+    ----------
+    itype : int
+        ONNX element type of inputs and output.
+    wide : bool
+        Convert to float32 before squaring and back after scaling.
+
+    Examples
+    --------
+    >>> [n.op_type for n in residual_rms_norm(wide=True).graph.node][:4]
+    ['Add', 'Cast', 'Mul', 'ReduceMean']
+    """
+    _check_float(itype)
+    info, node = helper.make_tensor_value_info, helper.make_node
+    inner = 1 if wide else itype
+    narrow = [node("Add", ["X", "residual"], ["hidden"])]
+    if wide:
+        narrow.append(node("Cast", ["hidden"], ["widened"], to=1))
+    name = narrow[-1].output[0]
+    result = "unrounded" if wide else "normed"
+    nodes = [
+        *narrow,
+        node("Mul", [name, name], ["squares"]),
+        node("ReduceMean", ["squares", "last"], ["mean"], keepdims=1),
+        node("Add", ["mean", "epsilon"], ["shifted"]),
+        node("Sqrt", ["shifted"], ["root"]),
+        node("Div", [name, "root"], [result]),
+        *([node("Cast", [result], ["normed"], to=itype)] if wide else []),
+        node("Mul", ["normed", "scale"], ["Z"]),
+    ]
+    inputs = [info(n, itype, list("abc")) for n in ("X", "residual")]
+    inputs.append(info("scale", itype, ["c"]))
+    model = _model("residual_rms_norm", nodes, inputs, [info("Z", itype, list("abc"))])
+    model.graph.initializer.extend(
+        [
+            helper.make_tensor("last", onnx.TensorProto.INT64, [1], [-1]),
+            helper.make_tensor("epsilon", inner, [], [1e-5]),
+        ]
+    )
+    return model

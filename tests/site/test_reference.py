@@ -24,6 +24,8 @@ def test_every_public_name_is_in_the_reference(room: str) -> None:
         f"roundoff.{room}.{name}"
         for name in getattr(module, "__all__", [])
         if inspect.isclass(getattr(module, name)) or inspect.isroutine(getattr(module, name))
+        # A name that another room defines is listed there.
+        if getattr(module, name).__module__.startswith(f"roundoff.{room}")
     }
     assert public <= LISTED, f"missing from docs/api.rst: {sorted(public - LISTED)}"
     wordless = [n for n in public if not inspect.getdoc(getattr(module, n.rsplit(".", 1)[1]))]

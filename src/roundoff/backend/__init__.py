@@ -19,7 +19,8 @@ from __future__ import annotations
 
 from roundoff.fusion import OptimizationOptions
 
-from .compiled import Compiled, reset
+from .compiled import Compiled
 from .entry import onnx_custom_backend
+from .variant import reset
 
 __all__ = ["Compiled", "OptimizationOptions", "onnx_custom_backend", "reset"]

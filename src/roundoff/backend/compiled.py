@@ -13,28 +13,14 @@ import onnx
 import torch
 
 from roundoff.errors import UnsupportedError
-from roundoff.fusion import OptimizationOptions, fuse
-from roundoff.fusion.rule import Report
+from roundoff.fusion import OptimizationOptions
 from roundoff.ort import torch_tf32
 
 from .capture import outside, specialised, to_onnx
 from .outputs import Outputs
-from .program import Program, split_static
-from .widen import has_bfloat16, in_float32, without_kernel
+from .variant import Variant
 
-__all__ = ["Compiled", "Graph", "Settings", "reset"]
-
-_epoch = 0
-
-
-def reset() -> None:
-    """Let every compiled graph read its weights anew at its next call.
-
-    Needed after a write that moves no version counter: through ``.data``, or into a parameter
-    that was made under ``inference_mode``.
-    """
-    global _epoch
-    _epoch += 1
+__all__ = ["Compiled", "Graph", "Settings"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +34,7 @@ class Settings:
     dump_prefix: Path | None
     providers: list[Any] | None
     check: bool
+    cuda_graph: bool
 
 
 class Compiled:
@@ -129,14 +116,11 @@ class Graph:
     ----------
     exported : onnx.ModelProto
         As torch's exporter leaves it.
-    whole : onnx.ModelProto
-        After fusion.
-    model, prepare : onnx.ModelProto
-        The part of it that is run at each call, and the part that depends on weights alone.
-    report : Report
-        What each rule did.
+    names, static : list of str
+        Inputs that are tensors, and those of them that are weights.
+    device : torch.device
     seconds : dict
-        Time spent in conversion, fusion, and making sessions.
+        Time spent in conversion.
     """
 
     def __init__(
@@ -161,71 +145,36 @@ class Graph:
             return
         self.exported = to_onnx(gm, tensors, self.names, self._outputs.names, settings.opset)
         self.seconds["convert"] = time.perf_counter() - start
-        self._fuse()
-        start = time.perf_counter()
-        self._programs: dict[bool, _Run] = {}
-        with outside():
-            self._run = self._first_program()
-        self.seconds["sessions"] = time.perf_counter() - start
         self._unchecked = settings.check
-        self._store()
+        self._variants: dict[bool, Variant] = {}
+        self._variant = self._for_precision(torch_tf32() if self.device.type == "cuda" else False)
+        self._store(self._variant)
 
-    def _fuse(self) -> None:
-        start = time.perf_counter()
-        options = self.settings.options
-        processor = options.processor or ("CUDA" if self.device.type == "cuda" else "CPU")
-        options = dataclasses.replace(options, processor=processor)
-        present = {i.name for i in self.exported.graph.input}
-        static = [n for n in self.static if n in present]
-        self.whole, self.report = self.exported, Report()
-        if options.tiers:
-            self.whole, self.report = fuse(self.exported, options, static=static)
-        if self.device.type == "cpu" and has_bfloat16(self.whole):
-            self.whole = in_float32(self.whole)
-        self._split()
-        self.seconds["fuse"] = time.perf_counter() - start
+    def _for_precision(self, tf32: bool) -> Variant:
+        if tf32 not in self._variants:
+            with outside():
+                self._variants[tf32] = Variant(self.exported, self, tf32)
+        return self._variants[tf32]
 
-    def _split(self) -> None:
-        self.model, self.prepare = self.whole, None
-        options = self.settings.options
-        if options.tiers and options.constant_folding:
-            self.model, self.prepare = split_static(self.whole, self.static)
-
-    def _first_program(self) -> _Run:
-        tf32 = torch_tf32() if self.device.type == "cuda" else False
-        while True:
-            try:
-                return self._program(tf32)
-            except UnsupportedError as e:
-                wider = without_kernel(self.whole, e)
-                if wider is None:
-                    raise
-                self.whole = wider
-                self._split()
-
-    def _program(self, tf32: bool) -> _Run:
-        if tf32 not in self._programs:
-            self._programs[tf32] = _Run(self, tf32)
-        return self._programs[tf32]
-
-    def _store(self) -> None:
+    def _store(self, variant: Variant) -> None:
         settings = self.settings
         if settings.verbose:
-            print(f"onnx_custom_backend: {len(self.model.graph.node)} nodes, {self.report}")
+            nodes = len(variant.model.graph.node)
+            print(f"onnx_custom_backend: {nodes} nodes a call; {variant.report}")
         number = 0
         if settings.storage is not None:
             instances = settings.storage.setdefault("instance", [])
             number = len(instances)
             instances.append(
                 {
-                    "onnx": self.model,
-                    "whole": self.whole,
-                    "prepare": self.prepare,
+                    "onnx": variant.model,
+                    "whole": variant.whole,
+                    "prepare": variant.prepare,
                     "exported": self.exported,
                     "graph_module": self.gm,
-                    "session": self._run.main.sessions,
-                    "report": self.report,
-                    "seconds": self.seconds,
+                    "session": variant.main.sessions,
+                    "report": variant.report,
+                    "seconds": self.seconds | variant.seconds,
                     "compiled": self,
                 }
             )
@@ -235,19 +184,19 @@ class Graph:
                 settings.storage is None
             ):
                 number += 1
-            onnx.save(self.whole, str(path))
+            onnx.save(variant.whole, str(path))
 
     def __call__(self, args: list[Any]) -> list[Any]:
         """Run; *args* as the graph takes them, integers included."""
         if not self._outputs.names:
             return self._outputs.restore([])
-        run = self._run
-        if self.device.type == "cuda":
-            run = self._run = self._program(torch_tf32())
+        variant = self._variant
+        if self.device.type == "cuda" and variant.tf32 != torch_tf32():
+            variant = self._variant = self._for_precision(torch_tf32())
         if self._unchecked:
             self._unchecked = False
             self.verify(args)
-        made = run(args if len(self._given) == len(args) else [args[i] for i in self._given])
+        made = variant(args if len(self._given) == len(args) else [args[i] for i in self._given])
         return made if self._outputs.plain else self._outputs.restore(made)
 
     def verify(self, args: Sequence[Any]) -> None:
@@ -255,82 +204,6 @@ class Graph:
         from .check import verify
 
         verify(self, [args[i] for i in self._given])
-
-
-class _Run:
-    """The two programs of a graph, and what of the weights the first was last run on."""
-
-    def __init__(self, graph: Graph, tf32: bool) -> None:
-        from roundoff.fusion.experimental import KERNELS
-
-        make = graph.settings.providers
-        self.main = Program(graph.model, graph.device, KERNELS, tf32, make)
-        self.ahead = None
-        place = {n: i for i, n in enumerate(graph.names)}
-        self._ready: dict[str, torch.Tensor] = {}
-        self._first: list[int] = []
-        self._seen: list[tuple[Any, int, int]] = []
-        self._epoch = -1
-        if graph.prepare is not None:
-            self.ahead = Program(graph.prepare, graph.device, KERNELS, tf32, make)
-            self._first = [place[n] for n in self.ahead.inputs]
-        self._order = [place.get(n, -1) for n in self.main.inputs]
-        # Weights with strides of their own are copied once, and again when they change.
-        self._static = {place[n] for n in graph.static}
-        self._copies: dict[int, tuple[tuple[Any, int, int], torch.Tensor]] = {}
-        made = set(self.main.outputs)
-        self._outputs = [o.name for o in graph.whole.graph.output]
-        self._all = all(o in made for o in self._outputs)
-
-    def __call__(self, args: Sequence[Any]) -> list[torch.Tensor]:
-        if self.ahead is not None or self._copies:
-            self._refresh(args)
-        inputs = []
-        for name, i in zip(self.main.inputs, self._order, strict=True):
-            if i < 0:
-                inputs.append(self._ready[name])
-                continue
-            tensor = args[i]
-            inputs.append(tensor if tensor.is_contiguous() else self._contiguous(tensor, i))
-        made = self.main.run(inputs)
-        if self._all:
-            return made
-        found = dict(zip(self.main.outputs, made, strict=True))
-        return [found[n] if n in found else self._ready[n].clone() for n in self._outputs]
-
-    def _refresh(self, args: Sequence[Any]) -> None:
-        global _epoch
-        if self._epoch != _epoch:
-            self._copies.clear()
-        elif all(
-            args[i] is t and t.data_ptr() == at and _version(t) == v
-            for i, (t, at, v) in zip(self._first, self._seen, strict=True)
-        ):
-            return
-        self._epoch = _epoch
-        self._seen = [_state(args[i]) for i in self._first]
-        if self.ahead is not None:
-            made = self.ahead.run([args[i].contiguous() for i in self._first])
-            self._ready = dict(zip(self.ahead.outputs, made, strict=True))
-
-    def _contiguous(self, tensor: torch.Tensor, i: int) -> torch.Tensor:
-        if i not in self._static:
-            return tensor.contiguous()
-        state, copy = self._copies.get(i, (None, None))
-        now = _state(tensor)
-        if copy is None or state is None or state[0] is not tensor or state[1:] != now[1:]:
-            copy = tensor.detach().contiguous()
-            self._copies[i] = (now, copy)
-        return copy
-
-
-def _version(t: torch.Tensor) -> int:
-    return -1 if t.is_inference() else t._version
-
-
-def _state(t: torch.Tensor) -> tuple[torch.Tensor, int, int]:
-    # The tensor itself is kept: its memory cannot be given to another while it is.
-    return t, t.data_ptr(), _version(t)
 
 
 def _device(tensors: Sequence[torch.Tensor], gm: torch.fx.GraphModule) -> torch.device:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -31,6 +32,7 @@ def onnx_custom_backend(
     dump_prefix: str | os.PathLike[str] | None = None,
     providers: Sequence[Any] | None = None,
     check: bool = False,
+    cuda_graph: bool = False,
 ) -> Callable[..., Any]:
     """Compile a dynamo graph with torch's ONNX exporter, our rewrite rules and ONNX Runtime.
 
@@ -59,11 +61,15 @@ def onnx_custom_backend(
     check : bool
         On the first call also runs the graph before fusion, and raises where the fused one
         differs by more than its types explain, with the table of where it begins.
+    cuda_graph : bool
+        On CUDA, record the run as a CUDA graph and replay it. Outputs are then overwritten by
+        the next call: copy what must last. Inputs are copied in.
 
     Returns
     -------
     callable
-        Takes and returns what the graph does. Outputs are new memory at each call.
+        Takes and returns what the graph does. Outputs are new memory at each call, unless
+        *cuda_graph*.
 
     Raises
     ------
@@ -83,9 +89,8 @@ def onnx_custom_backend(
     With ``dynamic=True`` a graph is specialised and kept for each set of sizes that arrives.
     TF32 follows ``torch.backends.cuda.matmul.allow_tf32``, call by call.
     """
-    settings = _settings(
-        target_opset, verbose, options, optimize, storage, dump_prefix, providers, check
-    )
+    settings = _settings(target_opset, verbose, options, optimize, storage, dump_prefix, providers)
+    settings = dataclasses.replace(settings, check=check, cuda_graph=cuda_graph)
     try:
         _refuse(args)
         kept = keep_composites(graph_module)
@@ -119,7 +124,6 @@ def _settings(
     storage: dict[str, Any] | None,
     dump_prefix: str | os.PathLike[str] | None,
     providers: Sequence[Any] | None,
-    check: bool,
 ) -> Settings:
     opset = 20 if target_opset is None else target_opset
     if opset < 18:
@@ -135,7 +139,8 @@ def _settings(
         storage=storage,
         dump_prefix=None if dump_prefix is None else Path(dump_prefix),
         providers=None if providers is None else list(providers),
-        check=check,
+        check=False,
+        cuda_graph=False,
     )
 
 

@@ -15,7 +15,7 @@ from roundoff.errors import ModelError
 from roundoff.ort import OrtSession, session
 from roundoff.ort.binding import CUDA, translated
 
-__all__ = ["Program", "islands", "split_static"]
+__all__ = ["Graphed", "Program", "islands", "split_static"]
 
 #: A kernel of domain "roundoff": (input tensors, attributes) -> output tensors.
 Kernel = Callable[[Sequence[Any], dict[str, Any]], Sequence[torch.Tensor]]
@@ -151,12 +151,18 @@ class Program:
         self._lock = threading.Lock()
         self._in = [self._slots[n].index for n in self.inputs]
         self._out = [self._slots[n] for n in self.outputs]
+        by_kernel = {o for n in graph.node if n.domain == "roundoff" for o in n.output}
+        self._new = [self._slots[n] for n in self.outputs if n not in by_kernel]
+        self._made = [i for i, n in enumerate(self.outputs) if n in by_kernel]
+        self._free: list[int] = []
         chosen = list(providers or [CUDA if self.cuda else "CPUExecutionProvider"])
         for group in islands(model):
             if group[0].domain == "roundoff":
                 self.steps.append(_KernelStep(group[0], self._slots, kernels, model))
             else:
                 self._add_island(model, group, chosen, tf32)
+        kept = {i for s in self.steps if isinstance(s, _Island) for i in s.buffers}
+        self._free = [s.index for s in self._slots.values() if s.index not in kept]
 
     def _slot(self, value: onnx.ValueInfoProto) -> None:
         kind = value.type.tensor_type
@@ -179,7 +185,7 @@ class Program:
         inside = {n.name for n in nodes}
         outside = {i for n in model.graph.node if n.name not in inside for i in n.input}
         wanted = outside | set(self.outputs)
-        outputs = [o for n in nodes for o in n.output if o in wanted]
+        outputs = [o for n in nodes for o in n.output if o and o in wanted]
         part = _part(model, nodes, outputs)
         if self.stream is None:
             made = session(part, providers, tf32=tf32)
@@ -199,28 +205,80 @@ class Program:
             New memory, in the order of ``self.outputs``.
         """
         with self._lock:
-            values = self.values
-            for index, tensor in zip(self._in, inputs, strict=True):
-                values[index] = tensor
-            # On the caller's stream, whose allocator will reuse them when it frees them.
-            for slot in self._out:
-                values[slot.index] = torch.empty(slot.shape, dtype=slot.dtype, device=self.device)  # type: ignore[arg-type]
             if self.stream is None:
+                return self._steps(inputs)
+            current = torch.cuda.current_stream(self.device)
+            self.stream.wait_stream(current)
+            made = self._steps(inputs)
+            current.wait_stream(self.stream)
+            for i in self._made:  # allocated on our stream, and now read on another
+                made[i].record_stream(current)
+            return made
+
+    def _steps(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        values = self.values
+        for index, tensor in zip(self._in, inputs, strict=True):
+            values[index] = tensor
+        # On the caller's stream, whose allocator will reuse them when it frees them.
+        for slot in self._new:
+            values[slot.index] = torch.empty(slot.shape, dtype=slot.dtype, device=self.device)  # type: ignore[arg-type]
+        if self.stream is None:
+            for step in self.steps:
+                step.run(values)
+        else:
+            with torch.cuda.stream(self.stream):
                 for step in self.steps:
                     step.run(values)
-            else:
-                current = torch.cuda.current_stream(self.device)
-                self.stream.wait_stream(current)
-                with torch.cuda.stream(self.stream):
-                    for step in self.steps:
-                        step.run(values)
-                current.wait_stream(self.stream)
-            made = [values[slot.index] for slot in self._out]
-            for slot in self._out:
-                values[slot.index] = None
-            for index in self._in:
-                values[index] = None
-            return made
+        made = [values[slot.index] for slot in self._out]
+        for index in self._free:
+            values[index] = None
+        return made
+
+    def capture(
+        self, inputs: Sequence[torch.Tensor]
+    ) -> tuple[torch.cuda.CUDAGraph, list[torch.Tensor]]:
+        """Record one run as a CUDA graph, over these very inputs; (graph, outputs)."""
+        for _ in range(2):  # arenas and workspaces grow now: nothing may be allocated later
+            self.run(inputs)
+        torch.cuda.synchronize(self.device)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
+            made = self._steps(inputs)
+        return graph, made
+
+
+class Graphed:
+    """A program replayed as a CUDA graph; its outputs are overwritten by the next run.
+
+    Parameters
+    ----------
+    program : Program
+    moving : sequence of bool
+        For each input, whether to copy it where the graph reads it. The others are read where
+        they lie, and the graph is recorded again when one of them has moved.
+    """
+
+    def __init__(self, program: Program, moving: Sequence[bool]) -> None:
+        self._program, self._moving = program, moving
+        self._key: tuple[int, ...] | None = None
+        self._inputs: list[torch.Tensor] = []
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._made: list[torch.Tensor] = []
+
+    def run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """As :meth:`Program.run`, over memory that stays."""
+        key = tuple(t.data_ptr() for t, m in zip(inputs, self._moving, strict=True) if not m)
+        if key != self._key or self._graph is None:
+            self._inputs = [
+                t.clone() if m else t for t, m in zip(inputs, self._moving, strict=True)
+            ]
+            self._graph, self._made = self._program.capture(self._inputs)
+            self._key = key
+        for kept, given, m in zip(self._inputs, inputs, self._moving, strict=True):
+            if m:
+                kept.copy_(given)
+        self._graph.replay()
+        return list(self._made)
 
 
 class _Island:
@@ -240,7 +298,7 @@ class _Island:
         # A tensor without elements has no address, and ONNX Runtime wants one.
         self._nowhere = torch.empty(1, device=device)
         # What passes from step to step keeps one buffer; what is returned is new each time.
-        self._buffers = {
+        self.buffers = {
             s.index: torch.empty(s.shape, dtype=s.dtype, device=device)  # type: ignore[arg-type]
             for n, s in self._outputs
             if n not in final
@@ -256,7 +314,7 @@ class _Island:
                 io.bind_input(name, *kind, slot.onnx_type, tuple(tensor.shape), key)
                 bound[name] = key
         for name, slot in self._outputs:
-            buffer = self._buffers.get(slot.index)
+            buffer = self.buffers.get(slot.index)
             tensor = values[slot.index] if buffer is None else buffer
             values[slot.index] = tensor
             key = tensor.data_ptr() or self._nowhere.data_ptr()

@@ -125,7 +125,7 @@ def merge(into: Difference, other: Difference) -> None:
 
 
 def string_diff(diff: Mapping[str, Any]) -> str:
-    """One line for the result of :func:`max_diff`.
+    """One line for the result of :func:`~roundoff.compare.max_diff`.
 
     ``abs=…, rel=…``; then, where something differs, ``n=`` the number of elements; with a
     histogram, ``/#`` the number above each threshold that any is above; then what else must not be

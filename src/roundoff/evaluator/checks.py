@@ -52,6 +52,29 @@ _FLAGS = {
 }  # fmt: skip
 
 
+_PADDING = ("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID")
+_REDUCTIONS = ("none", "add", "mul", "max", "min")
+#: Attributes with a closed list of values, which runtimes do not all check.
+_CHOICES: dict[tuple[str, str], tuple[Any, ...]] = {
+    ("Attention", "qk_matmul_output_mode"): (0, 1, 2, 3),
+    ("BitShift", "direction"): ("LEFT", "RIGHT"),
+    ("DepthToSpace", "mode"): ("DCR", "CRD"),
+    ("GatherND", "batch_dims"): tuple(range(8)),  # a negative one is an address to some
+    ("Gelu", "approximate"): ("none", "tanh"),
+    ("Pad", "mode"): ("constant", "reflect", "edge", "wrap"),
+    ("ScatterElements", "reduction"): _REDUCTIONS,
+    ("ScatterND", "reduction"): _REDUCTIONS,
+    ("SpaceToDepth", "mode"): ("DCR", "CRD"),
+    **{
+        (op_type, "auto_pad"): _PADDING
+        for op_type in ("Conv", "ConvTranspose", "ConvInteger", "QLinearConv", "AveragePool",
+                        "MaxPool", "LpPool", "DeformConv")
+    },
+    **{(op_type, "reduction"): ("none", "mean", "sum")
+       for op_type in ("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss")},
+}  # fmt: skip
+
+
 def check_attributes(node: Node) -> None:
     """Refuse integers that ONNX's compiled inference would cut to 32 bits, and die of.
 
@@ -70,6 +93,12 @@ def check_attributes(node: Node) -> None:
             f"node {node.label!r} (Split): num_outputs", got=count, expected=str(len(node.outputs))
         )
     for name, value in node.attributes.items():
+        allowed = _CHOICES.get((node.op_type, name))
+        if allowed is not None and value not in allowed:
+            raise ModelError(
+                f"node {node.label!r} ({node.operator}): attribute {name!r}", got=value,
+                expected=f"one of {', '.join(map(repr, allowed))}",
+            )  # fmt: skip
         if name in _FLAGS and value not in (0, 1):
             raise ModelError(
                 f"node {node.label!r} ({node.operator}): attribute {name!r}", got=value,

@@ -110,9 +110,11 @@ def single_node_model(node: Node, inputs: tuple[Any, ...], opset: int | None = N
     names = _feed_names(node)
     absent = [n if x is not None else "" for n, x in zip(names, inputs, strict=True)]
     attributes = list(node.proto.attribute)
+    given = absent[: len(node.inputs)]
+    while given and not given[-1]:  # ONNX Runtime dies of a trailing input that is named ""
+        given.pop()
     proto = NodeProto(
-        op_type=node.op_type, domain=node.domain, name=node.name,
-        input=absent[: len(node.inputs)],
+        op_type=node.op_type, domain=node.domain, name=node.name, input=given,
         output=[f"output_{k}" if n else "" for k, n in enumerate(node.outputs)],
         attribute=[_in_float64(a) for a in attributes] if node.truth else attributes,
     )  # fmt: skip

@@ -133,6 +133,10 @@ def _check(model: ModelProto) -> None:
     copy = ModelProto()
     copy.CopyFrom(model) if model.ByteSize() < 1 << 20 else _copy_light(model, copy)
     _drop_external(copy)
+    for info in (*copy.graph.input, *copy.graph.output):
+        # The checker asks for a shape; ONNX Runtime and the specification take an unknown rank.
+        if info.type.HasField("tensor_type") and info.type.tensor_type.elem_type:
+            info.type.tensor_type.shape.SetInParent()
     try:
         onnx.checker.check_model(copy)
     except onnx.checker.ValidationError as error:

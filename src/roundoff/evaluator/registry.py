@@ -120,6 +120,8 @@ REFERENCE_FIRST: dict[tuple[str, str], str] = {
     ("", "Dropout"): "a seed gives the mask that ONNX's own test data has",
 }
 
+_CONTROL = {("", "If"), ("", "Loop"), ("", "Scan")}
+
 #: ``custom_kernels={("", "LayerNormalization"): LayerNormalizationOrt}``: torch everywhere else.
 LayerNormalizationOrt = OrtKernel("LayerNormalizationOrt")
 #: ``custom_kernels={("", "MatMul"): MatMulOrt}``: torch everywhere but in matrix products.
@@ -161,6 +163,9 @@ class Choice:
         order = self.by_operator.get(key, self.order)
         if self.is_default and not self.truth and key in REFERENCE_FIRST:
             order = self.by_operator.get(key, ("torch", "reference", "ort"))
+        if key in _CONTROL:
+            # Their bodies run on the evaluator's own steps, where the order is kept node by node.
+            order = ("torch", *[name for name in order if name != "torch"])
         return [BY_NAME[name] for name in order]
 
 

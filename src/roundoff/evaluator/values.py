@@ -65,6 +65,8 @@ def to_value(x: Any) -> Any:
     if isinstance(x, dict):
         return dict(x)
     array = np.asarray(x)
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
     if array.dtype in _NATIVE:
         return torch.from_numpy(_owned(array))
     viewed = _VIEWED.get(array.dtype)
@@ -80,10 +82,10 @@ def to_value(x: Any) -> Any:
 
 
 def _owned(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """The array as torch takes it: writeable, positive strides, native byte order."""
-    if array.flags.writeable and all(s >= 0 for s in array.strides) and array.dtype.isnative:
+    """The array as torch takes it: writeable, positive strides."""
+    if array.flags.writeable and all(s >= 0 for s in array.strides):
         return array
-    return np.array(array, dtype=array.dtype.newbyteorder("="), order="C")
+    return np.array(array, order="C")
 
 
 def to_numpy(x: Any) -> Any:

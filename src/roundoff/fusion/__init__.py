@@ -6,7 +6,7 @@ not match exactly is left alone, and the :class:`Report` says why.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from .options import TIERS, OptimizationOptions
@@ -45,7 +45,7 @@ def fuse(
     options: OptimizationOptions | str | None = "default+onnxruntime",
     *,
     static: Iterable[str] = (),
-    leave: Sequence[str] = (),
+    tf32: bool = False,
 ) -> tuple[onnx.ModelProto, Report]:
     """Rewrite a model with the rules of the tiers asked for, until none matches.
 
@@ -57,8 +57,8 @@ def fuse(
         A string stands for ``OptimizationOptions(patterns=...)``.
     static : iterable of str
         Inputs that rarely change (weights): products with them may be packed.
-    leave : sequence of str
-        Names of rules not to apply.
+    tf32 : bool
+        Whether float32 products on CUDA may round to TF32: some rules choose by it.
 
     Returns
     -------
@@ -72,10 +72,16 @@ def fuse(
 
     if not isinstance(options, OptimizationOptions):
         options = OptimizationOptions(options)
-    g = Editor(model, options.processor or "CPU", static)
+    processor = options.processor or "CPU"
+    ours = "experimental" in options.tiers
+    if ours:
+        from .experimental import missing
+
+        ours = missing(processor) is None
+    g = Editor(model, processor, static, tf32, ours)
     report = Report(nodes={"exported": g.count()})
     chosen: list[Rule] = []
-    skipped = {*leave, *(() if options.constant_folding else ("FoldConstants",))}
+    skipped = {*options.leave, *(() if options.constant_folding else ("FoldConstants",))}
     for tier in options.tiers:
         chosen += [r for r in rules(tier) if r.name not in skipped]
         apply_rules(g, chosen, report, options.verbose)

@@ -80,9 +80,10 @@ class Attention(Rule):
         causal, mask = classify(g, found.mask, shape)
         zeroed = found.dead is not None and mask is not None and not has_keys(g, mask)
         rows = _rows(g, found, shape, node) if zeroed else None
-        # GroupQueryAttention has no float32 kernel on CUDA, and needs whole 16-byte rows.
-        grouped = causal and shape[3] % 8 == 0 and (
-            g.processor == "CPU" or dtype != ir.DataType.FLOAT)  # fmt: skip
+        # GroupQueryAttention needs whole 16-byte rows, and has no float32 kernel on CUDA: one of
+        # ours takes it there.
+        has_kernel = g.processor == "CPU" or dtype != ir.DataType.FLOAT or g.ours
+        grouped = causal and shape[3] % 8 == 0 and has_kernel
         emit = self._grouped if grouped else self._plain
         flat = emit(g, found, shape, causal, mask, node)
         if rows is not None:

@@ -34,16 +34,26 @@ class Editor:
     static : iterable of str
         Inputs that rarely change between runs (weights): what is computed from them alone may be
         computed ahead.
+    tf32 : bool
+        Whether float32 products on CUDA may round to TF32.
+    ours : bool
+        Whether kernels of ours will take what ONNX Runtime has no kernel for.
     """
 
     def __init__(
-        self, proto: onnx.ModelProto, processor: str = "CPU", static: Iterable[str] = ()
+        self,
+        proto: onnx.ModelProto,
+        processor: str = "CPU",
+        static: Iterable[str] = (),
+        tf32: bool = False,
+        ours: bool = False,
     ) -> None:
         # From bytes: ir.from_proto shares tensors with the proto it is given.
         self.model = ir.from_proto(onnx.ModelProto.FromString(proto.SerializeToString()))
         self.graph = self.model.graph
         self.processor = processor
         self.static = set(static)
+        self.tf32, self.ours = tf32, ours
         self.opset = self.model.opset_imports.get("", 20)
         unknown = self.static - {v.name for v in self.graph.inputs}
         if unknown:

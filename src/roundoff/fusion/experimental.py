@@ -1,7 +1,313 @@
+"""Tier "experimental": Triton kernels of our own, between islands of ONNX Runtime.
+
+A rule here replaces several kernels that are bound by memory by one that moves each element once.
+Its node, of domain ``roundoff``, runs on CUDA, or on the CPU in Triton's interpreter when
+``TRITON_INTERPRET=1`` is set (slow, and right). Anywhere else the rule refuses.
+"""
+
 from __future__ import annotations
-from .rule import Rule
 
-EXPERIMENTAL: tuple[Rule, ...] = ()
-from typing import Any
+import importlib.util
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
 
-KERNELS: dict[str, Any] = {}
+import numpy as np
+import onnx_ir as ir
+
+from .attention import BY_TOKEN
+from .editor import Editor
+from .rule import Refusal, Rule
+
+__all__ = [
+    "EXPERIMENTAL",
+    "KERNELS",
+    "AddRmsNorm",
+    "EmbedRmsNorm",
+    "OwnAttention",
+    "RotaryQkv",
+    "SiluTimesUp",
+]
+
+OURS = "roundoff"
+MICROSOFT = "com.microsoft"
+
+
+def missing(processor: str) -> str | None:
+    """Why our kernels cannot run there; None where they can."""
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is not installed"
+    if processor != "CUDA" and os.environ.get("TRITON_INTERPRET", "0") != "1":
+        return "Triton needs CUDA, or TRITON_INTERPRET=1 for its interpreter"
+    return None
+
+
+class Ours(Rule):
+    """A rule whose result is a kernel of ours."""
+
+    tier = "experimental"
+
+    def rewrite(self, g: Editor, node: ir.Node) -> bool:
+        found = self.match(g, node)
+        if found is None:
+            return False
+        reason = missing(g.processor)
+        if reason is not None:
+            raise Refusal(reason)
+        self.emit(g, node, found)
+        return True
+
+    def match(self, g: Editor, node: ir.Node) -> Any:
+        """What was found, or None."""
+        raise NotImplementedError
+
+    def emit(self, g: Editor, node: ir.Node, found: Any) -> None:
+        """Put the kernel in its place."""
+        raise NotImplementedError
+
+
+class SiluTimesUp(Ours):
+    """Pattern: QuickGelu of one half of a Split, times the other. Becomes SiluMul of the whole.
+
+    Three kernels that move 12 elements for each result become one that moves 3.
+    """
+
+    ops = ("Mul",)
+    source = "N. Shazeer, GLU variants improve transformer, 2020"
+
+    def match(self, g: Editor, node: ir.Node) -> ir.Value | None:
+        for gated, up in (node.inputs, tuple(reversed(node.inputs))):
+            gelu = g.node(gated, "QuickGelu")
+            if gelu is None or float(g.attribute(gelu, "alpha", 1.702)) != 1.0:
+                continue
+            halves = g.node(gelu.inputs[0], "Split")
+            if halves is None or list(halves.outputs) != [gelu.inputs[0], up]:
+                return None
+            first, second = (g.shape(o) for o in halves.outputs)
+            last = len(first or ()) - 1
+            if first is None or first != second or g.axis(halves, 0) != last:
+                return None
+            return halves.inputs[0]
+        return None
+
+    def emit(self, g: Editor, node: ir.Node, found: ir.Value) -> None:
+        out = node.outputs[0]
+        made = g.emit("SiluMul", [found], node, shapes=[g.shape(out)], like=out, domain=OURS,
+                      rule=self.name)  # fmt: skip
+        g.replace(out, made[0])
+
+
+class RotaryQkv(Ours):
+    """Pattern: GroupQueryAttention that rotates a packed product.
+
+    Becomes RotaryQkv, which takes it apart in one pass, and attention of what it makes: queries
+    by token, keys and values by head.
+    """
+
+    ops = ("GroupQueryAttention",)
+    source = "J. Su et al., RoFormer, 2021, equation 34"
+
+    def match(self, g: Editor, node: ir.Node) -> ir.Node | None:
+        packed = g.attribute(node, "do_rotary", 0) == 1 and node.inputs[1] is None
+        return node if packed else None
+
+    def emit(self, g: Editor, node: ir.Node, found: ir.Node) -> None:
+        heads = int(g.attribute(node, "num_heads"))
+        groups = int(g.attribute(node, "kv_num_heads"))
+        shapes = [g.shape(v) for v in node.outputs]
+        q, k, v = g.emit("RotaryQkv", [node.inputs[0], *node.inputs[7:9]], node, shapes=shapes,
+                         like=node.outputs[0], domain=OURS, rule=self.name, num_heads=heads,
+                         kv_num_heads=groups)  # fmt: skip
+        attend(g, node, q, k, v, self.name)
+
+
+class OwnAttention(Ours):
+    """Pattern: GroupQueryAttention of float32 on CUDA, where ONNX Runtime has no kernel.
+
+    Becomes CausalAttention, of ours, where TF32 is allowed (ONNX Runtime's attention would stay
+    in float32), else MultiHeadAttention.
+    """
+
+    ops = ("GroupQueryAttention",)
+    source = "T. Dao, FlashAttention-2, 2023"
+    #: (type, TF32 allowed) for which ours is faster than ONNX Runtime's on an H200.
+    types: ClassVar[set[tuple[str, bool]]] = {("FLOAT", True)}
+
+    def match(self, g: Editor, node: ir.Node) -> ir.Node | None:
+        packed = node.inputs[1] is None
+        wide = node.outputs[0].dtype == ir.DataType.FLOAT and g.processor == "CUDA"
+        return node if not packed and (wide or self.pays(g, node)) else None
+
+    @classmethod
+    def pays(cls, g: Editor, node: ir.Node) -> bool:
+        """Whether the kernel is ours for this node's type and precision."""
+        dtype = node.outputs[0].dtype
+        return dtype is not None and (dtype.name, g.tf32) in cls.types
+
+    def emit(self, g: Editor, node: ir.Node, found: ir.Node) -> None:
+        q, k, v = node.inputs[:3]
+        batch, groups, length, head = g.shape(node.outputs[1]) or ()
+        if g.attribute(node, "do_rotary", 0):
+            q, k = (self._rotated(g, node, x, n) for x, n in
+                    ((q, int(g.attribute(node, "num_heads"))), (k, groups)))  # fmt: skip
+        keys, values = (
+            g.transpose(g.reshape(x, [batch, length, groups, head], node), BY_TOKEN, node)
+            for x in (k, v)
+            if x is not None
+        )
+        attend(g, node, q, keys, values, self.name)
+
+    def _rotated(self, g: Editor, node: ir.Node, x: ir.Value | None, heads: int) -> ir.Value:
+        assert x is not None
+        ids = g.initializer(np.zeros(1, np.int64), "position_ids")
+        return g.emit("RotaryEmbedding", [x, ids, *node.inputs[7:9]], node, shapes=[g.shape(x)],
+                      like=x, domain=MICROSOFT, rule=self.name, interleaved=0,
+                      num_heads=heads)[0]  # fmt: skip
+
+
+def attend(
+    g: Editor, node: ir.Node, q: ir.Value | None, k: ir.Value, v: ir.Value, rule: str
+) -> None:
+    """Causal attention of queries by token with keys and values by head, in place of *node*."""
+    out, keys, values = node.outputs
+    heads, scale = int(g.attribute(node, "num_heads")), float(g.attribute(node, "scale"))
+    shape = g.shape(out)
+    if OwnAttention.pays(g, node):
+        made = g.emit("CausalAttention", [q, k, v], node, shapes=[shape], like=out, domain=OURS,
+                      rule=rule, tf32=int(g.tf32), num_heads=heads, scale=scale)  # fmt: skip
+    else:
+        inputs = [q, _repeated(g, k, heads, node), _repeated(g, v, heads, node)]
+        made = g.emit("MultiHeadAttention", inputs, node, shapes=[shape], like=out,
+                      domain=MICROSOFT, rule=rule, num_heads=heads, scale=scale,
+                      unidirectional=1)  # fmt: skip
+    g.replace(out, made[0])
+    g.replace(keys, k)
+    g.replace(values, v)
+
+
+def _repeated(g: Editor, x: ir.Value, heads: int, at: ir.Node) -> ir.Value:
+    """Keys or values with each head repeated for the queries of its group."""
+    batch, groups, length, head = g.shape(x) or ()
+    if groups == heads:
+        return x
+    wide = [batch, groups, heads // groups, length, head]
+    target = g.initializer(np.array(wide, dtype=np.int64), "shape")
+    thin = g.reshape(x, [batch, groups, 1, length, head], at)
+    made = g.emit("Expand", [thin, target], at, shapes=[wide], like=x)[0]
+    return g.reshape(made, [batch, heads, length, head], at)
+
+
+class AddRmsNorm(Ours):
+    """Pattern: SkipSimplifiedLayerNormalization. Becomes AddRmsNorm, one row held in registers.
+
+    The sum is stored where something reads it. Conditions: rows of at most 16,384 elements.
+    """
+
+    ops = ("SkipSimplifiedLayerNormalization",)
+    source = "B. Zhang, R. Sennrich, Root Mean Square Layer Normalization, 2019"
+
+    def match(self, g: Editor, node: ir.Node) -> ir.Node | None:
+        _fits(g, node.inputs[2])
+        return node if len(node.inputs) == 3 else None
+
+    def emit(self, g: Editor, node: ir.Node, found: ir.Node) -> None:
+        out, total = node.outputs[0], node.outputs[3]
+        shape, keep = g.shape(out), g.uses(total) > 0
+        made = g.emit("AddRmsNorm", list(node.inputs), node,
+                      shapes=[shape, shape if keep else None], like=out, domain=OURS,
+                      rule=self.name, epsilon=float(g.attribute(node, "epsilon")),
+                      keep=int(keep))  # fmt: skip
+        g.replace(out, made[0])
+        if keep:
+            g.replace(total, made[1])
+
+
+class EmbedRmsNorm(Ours):
+    """Pattern: SimplifiedLayerNormalization of rows gathered from a table. Becomes EmbedRmsNorm.
+
+    Conditions: int64 tokens, rows of at most 16,384 elements.
+    """
+
+    ops = ("SimplifiedLayerNormalization",)
+    source = "B. Zhang, R. Sennrich, Root Mean Square Layer Normalization, 2019"
+
+    def match(self, g: Editor, node: ir.Node) -> ir.Node | None:
+        gathered = g.node(node.inputs[0], "Gather")
+        if gathered is None or gathered.inputs[0] is None or gathered.inputs[1] is None:
+            return None
+        if g.axis(gathered, 0) != 0 or len(g.shape(gathered.inputs[0]) or ()) != 2:
+            return None
+        if gathered.inputs[1].dtype != ir.DataType.INT64:
+            raise Refusal(f"tokens are {gathered.inputs[1].dtype}, not int64")
+        _fits(g, node.inputs[1])
+        return gathered
+
+    def emit(self, g: Editor, node: ir.Node, found: ir.Node) -> None:
+        out = node.outputs[0]
+        shape = g.shape(out)
+        made = g.emit("EmbedRmsNorm", [*found.inputs, node.inputs[1]], node, shapes=[shape, shape],
+                      like=out, domain=OURS, rule=self.name,
+                      epsilon=float(g.attribute(node, "epsilon")))  # fmt: skip
+        g.replace(out, made[0])
+        g.replace(found.outputs[0], made[1])
+        g.graph.sort()
+
+
+def _fits(g: Editor, weight: ir.Value | None) -> None:
+    width = (g.shape(weight) or (0,))[-1]
+    if width > 16384:
+        raise Refusal(f"a row of {width} does not fit the registers")
+
+
+def _silu_mul(given: Sequence[Any], _: dict[str, Any]) -> tuple[Any, ...]:
+    from roundoff.kernels.silu_mul import silu_mul
+
+    return (silu_mul(given[0]),)
+
+
+def _rotary_qkv(given: Sequence[Any], a: dict[str, Any]) -> tuple[Any, ...]:
+    from roundoff.kernels.rotary import rotary_qkv
+
+    packed, cos, sin = given
+    return rotary_qkv(packed, cos, sin, a["num_heads"], a["kv_num_heads"])
+
+
+def _causal_attention(given: Sequence[Any], a: dict[str, Any]) -> tuple[Any, ...]:
+    from roundoff.kernels.attention import causal_attention
+
+    q, k, v = given
+    return (causal_attention(q, k, v, a["num_heads"], a["scale"], bool(a["tf32"])),)
+
+
+def _add_rms_norm(given: Sequence[Any], a: dict[str, Any]) -> tuple[Any, ...]:
+    from roundoff.kernels.rms_norm import add_rms_norm
+
+    x, residual, weight = given
+    made = add_rms_norm(x, residual, weight, a["epsilon"], bool(a["keep"]))
+    return made if a["keep"] else made[:1]
+
+
+def _embed_rms_norm(given: Sequence[Any], a: dict[str, Any]) -> tuple[Any, ...]:
+    from roundoff.kernels.rms_norm import embed_rms_norm
+
+    table, ids, weight = given
+    return embed_rms_norm(table, ids, weight, a["epsilon"])
+
+
+#: Operator of domain "roundoff" -> what runs it on torch tensors: (inputs, attributes) -> outputs.
+KERNELS: dict[str, Callable[[Sequence[Any], dict[str, Any]], Sequence[Any]]] = {
+    "SiluMul": _silu_mul,
+    "RotaryQkv": _rotary_qkv,
+    "CausalAttention": _causal_attention,
+    "AddRmsNorm": _add_rms_norm,
+    "EmbedRmsNorm": _embed_rms_norm,
+}
+
+#: The rules of the tier, in the order in which they are tried.
+EXPERIMENTAL: tuple[Rule, ...] = (
+    RotaryQkv(),
+    OwnAttention(),
+    SiluTimesUp(),
+    AddRmsNorm(),
+    EmbedRmsNorm(),
+)

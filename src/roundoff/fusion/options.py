@@ -27,6 +27,8 @@ class OptimizationOptions:
         1 prints a line a rewrite.
     processor : {"CPU", "CUDA", None}
         Where the model is to run: a rule emits what has a kernel there. None follows the inputs.
+    leave : tuple of str
+        Names of rules not to apply.
 
     Raises
     ------
@@ -43,6 +45,7 @@ class OptimizationOptions:
     constant_folding: bool = True
     verbose: int = 0
     processor: str | None = None
+    leave: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         names = self.patterns.split("+") if self.patterns else []

@@ -38,7 +38,9 @@ def translated(error: Exception, doing: str) -> Exception:
 
 
 class OrtSession:
-    """An ``onnxruntime.InferenceSession`` that takes and gives torch tensors; see :func:`session`.
+    """An ``onnxruntime.InferenceSession`` that takes and gives torch tensors.
+
+    See :func:`~roundoff.ort.session`.
 
     Attributes
     ----------
@@ -76,8 +78,14 @@ class OrtSession:
         self._run_options.log_severity_level = 4
         if options is not None:
             self.device = torch.device("cuda", int(options.get("device_id", 0)))
-            if int(options.get("user_compute_stream", "0") or 0):
-                self.stream = torch.cuda.current_stream(self.device)
+            handle = int(options.get("user_compute_stream", "0") or 0)
+            if handle:
+                current = torch.cuda.current_stream(self.device)
+                self.stream = (
+                    current
+                    if current.cuda_stream == handle
+                    else torch.cuda.ExternalStream(handle, self.device)
+                )
                 # On torch's own stream the order of the work is enough: no need to wait.
                 self._run_options.add_run_config_entry(
                     "disable_synchronize_execution_providers", "1"

@@ -20,6 +20,9 @@ except ImportError as e:  # pragma: no cover - the test environment has it
         "roundoff.ort needs onnxruntime", hint="pip install onnxruntime (or onnxruntime-gpu)"
     ) from e
 
+# What fails is raised; the warnings of its C++ log go past any capture.
+onnxruntime.set_default_logger_severity(3)
+
 __all__ = ["element", "from_ort", "onnxruntime", "to_ort"]
 
 #: Types that DLPack cannot carry into ONNX Runtime, of the width of one that it can.

@@ -103,6 +103,10 @@ def session(
         made = onnxruntime.InferenceSession(model, options, providers=listed)
     except Exception as e:
         raise translated(e, "ONNX Runtime refuses the model") from e
+    # ONNX Runtime falls back to the CPU when a provider does not start, with a warning at most.
+    absent = [name for name, _ in listed if name not in made.get_providers()]
+    if absent:
+        raise UnsupportedError("a provider does not start on this machine", got=absent[0])
     return OrtSession(made)
 
 
@@ -126,6 +130,8 @@ def _providers(
             )
         merged = dict(given) | (dict(more) if more and i == 0 else {})
         if name == CUDA:
+            if not torch.cuda.is_available():
+                raise UnsupportedError("torch sees no GPU", got=name, hint="the CPU's provider")
             merged = _cuda_defaults(merged, tf32) | merged
         listed.append((name, {k: _text(v) for k, v in merged.items()}))
     return listed

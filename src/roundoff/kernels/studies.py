@@ -11,7 +11,7 @@ from ._runtime import compiled_kernels, interpreting, shuffled_programs
 from .layer_norm import plan_backward
 from .rivals import LayerNorm
 
-__all__ = ["RESULTS", "accuracy", "bit_patterns", "draw", "exact", "spills", "units"]
+__all__ = ["RESULTS", "accuracy", "bit_patterns", "draw", "exact", "spills", "unit"]
 
 RESULTS = ("y", "dx", "dw", "db")
 
@@ -65,25 +65,27 @@ def exact(
     return {"y": xhat * w + b, "dx": dx, "dw": (dy * xhat).sum(0), "db": dy.sum(0)}
 
 
-def units(error: torch.Tensor, truth: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """An error in units in the last place: the spacing of `dtype` at the true value.
+def unit(truth: torch.Tensor, dtype: torch.dtype) -> float:
+    """A unit in the last place of a whole result: the root mean square of those of its elements.
+
+    A result that is correctly rounded has an error of 0.29 of it, in the root mean square. Units of
+    single elements tell less: near a zero of the truth any error is many of them.
 
     Examples
     --------
-    >>> one = torch.ones(1, dtype=torch.float64)
-    >>> units(one * 2**-10, one, torch.float16).item()
-    1.0
+    >>> unit(torch.ones(1, dtype=torch.float64), torch.float16) == 2**-10
+    True
     """
     info = torch.finfo(dtype)
     exponent = torch.frexp(truth.abs().clamp_min(info.tiny))[1].double() - 1
-    return error / (torch.exp2(exponent) * info.eps)
+    return float((torch.exp2(exponent) * info.eps).square().mean().sqrt())
 
 
 def accuracy(
     norms: Mapping[str, LayerNorm], rows: int, columns: int, dtype: torch.dtype,
     device: str = "cpu", **options: Any,
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """Errors against float64, in units of `dtype`: root mean square and largest.
+    """Errors against float64, in a :func:`unit` of `dtype`: root mean square and largest.
 
     For 16-bit types dw is also computed with a float32 weight: its sum before the final rounding.
 
@@ -108,7 +110,7 @@ def accuracy(
     for result in next(iter(found.values())):
         row: dict[str, Any] = {"dtype": str(dtype).removeprefix("torch."), "result": result}
         for label, results_of in found.items():
-            e = units(results_of[result].double() - truth[result], truth[result], dtype)
+            e = (results_of[result].double() - truth[result]) / unit(truth[result], dtype)
             row[f"{label} rms"] = e.square().mean().sqrt().item()
             row[f"{label} max"] = e.abs().max().item()
         table.append(row)

@@ -225,7 +225,7 @@ def test_a_published_site_names_its_addresses(tmp_path: Path) -> None:
 
 
 def test_a_description_is_cut_at_a_word() -> None:
-    words = findable.description(paragraph(nodes.Text("much, " * 60)))
+    words = findable.description(nodes.section("", paragraph(nodes.Text("much, " * 60))))
     assert words.endswith("much …")
     assert len(words) <= 200
 

@@ -200,10 +200,16 @@ class Graph:
         return made if self._outputs.plain else self._outputs.restore(made)
 
     def verify(self, args: Sequence[Any]) -> None:
-        """Compare with the graph before fusion on these inputs; see :mod:`.check`."""
+        """Raise where fusion changed the result on these inputs; see :mod:`.check`."""
         from .check import verify
 
         verify(self, [args[i] for i in self._given])
+
+    def compare(self, args: Sequence[torch.Tensor]) -> Any:
+        """Before and after fusion, value by value; see :func:`.check.before_and_after`."""
+        from .check import before_and_after
+
+        return before_and_after(self, self._variant, [args[i] for i in self._given])
 
 
 def _device(tensors: Sequence[torch.Tensor], gm: torch.fx.GraphModule) -> torch.device:

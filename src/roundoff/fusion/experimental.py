@@ -108,8 +108,13 @@ class RotaryQkv(Ours):
     source = "J. Su et al., RoFormer, 2021, equation 34"
 
     def match(self, g: Editor, node: ir.Node) -> ir.Node | None:
-        packed = g.attribute(node, "do_rotary", 0) == 1 and node.inputs[1] is None
-        return node if packed else None
+        if g.attribute(node, "do_rotary", 0) != 1 or node.inputs[1] is not None:
+            return None
+        alone = node.outputs[0].dtype == ir.DataType.FLOAT and g.processor == "CUDA"
+        grouped = g.attribute(node, "num_heads") != g.attribute(node, "kv_num_heads")
+        if grouped and not alone and not OwnAttention.pays(g, node):
+            raise Refusal("grouped heads: repeating keys and values would cost more than it saves")
+        return node
 
     def emit(self, g: Editor, node: ir.Node, found: ir.Node) -> None:
         heads = int(g.attribute(node, "num_heads"))

@@ -8,6 +8,8 @@ PORT    ?= 8000
 RUNTIME := $(if $(GPU),gpu,cpu)
 BIN     := .venv/bin
 HTML    := build/html
+# What a clean environment installs from, without a network: wheels of the pinned versions.
+WHEELS  := .venv/wheelhouse
 # What the installed environment depends on: the runtime's build and these files.
 NEEDS   := .venv/installed-$(RUNTIME)
 
@@ -17,11 +19,11 @@ endif
 # Warnings are errors, and all of them are shown before the build ends.
 SPHINX  := $(BIN)/sphinx-build -c conf -d build/doctrees --fail-on-warning --keep-going
 
-.PHONY: help html page serve test lint bench clean distclean
+.PHONY: help html page serve test test-notebooks links lint bench clean distclean
 .DEFAULT_GOAL := help
 
 help:  ## list the commands
-	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 20
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
 	@echo "  options: FAST=1 (small sizes), GPU=1 (ONNX Runtime's CUDA build), PAGE=plot_…, PORT=8000"
 
 html: $(NEEDS)  ## build the site; only what changed runs again
@@ -41,6 +43,14 @@ serve: $(NEEDS)  ## serve the built site on this machine
 
 test: $(NEEDS) lint  ## unit, property and doc tests, lint, types, and the fast build of the site
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup
+
+test-notebooks: $(NEEDS) $(WHEELS)/complete  ## each page's notebook and script, as a reader runs them
+	@OMP_NUM_THREADS=1 ROUNDOFF_WHEELHOUSE=$(CURDIR)/$(WHEELS) \
+		$(BIN)/python -m pytest tests/site/notebooks.py --durations 5
+
+links: $(NEEDS)  ## follow the links that leave the site; needs a network
+	@UNITTEST_GOING=1 $(BIN)/sphinx-build -c conf -d build/doctrees -b linkcheck -D plot_gallery=0 \
+		docs build/links
 
 lint: $(NEEDS)  ## lint and types alone
 	@$(BIN)/ruff check .
@@ -71,4 +81,13 @@ $(NEEDS): .venv/made pyproject.toml constraints.txt
 	@$(BIN)/python -m pip uninstall --quiet --yes onnxruntime$(if $(GPU),,-gpu) 2>/dev/null
 	@echo "installing what constraints.txt names"
 	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[$(RUNTIME),docs,test]'
+	@touch $@
+
+# An interrupted download has no `complete` and is made again.
+$(WHEELS)/complete: $(NEEDS)
+	@rm -rf $(WHEELS) && mkdir -p $(WHEELS)
+	@echo "collecting wheels for the notebooks' test"
+	@$(BIN)/python tests/site/requirements.py > $(WHEELS)/requirements.txt
+	@$(BIN)/python -m pip wheel --quiet --constraint constraints.txt --wheel-dir $(WHEELS) \
+		--requirement $(WHEELS)/requirements.txt
 	@touch $@

@@ -37,6 +37,10 @@ extensions = [
     "hooks",
     "listings",
     "mathml",
+    "notebooks",
+    "results",
+    "terms",
+    "findable",
 ]
 # Absolute: autosummary looks beside the pages, Sphinx beside this file.
 templates_path = [str(CONF / "templates")]
@@ -90,14 +94,20 @@ sphinx_gallery_conf = {
     "download_all_examples": True,
     # Its page of running times loads scripts from elsewhere; the directive running-times is ours.
     "write_computation_times": False,
+    "minigallery_sort_order": "hooks.page_order",
     "recommender": {"enable": True, "n_examples": 2},
     "thumbnail_size": (480, 300),
-    "first_notebook_cell": "# Install what this notebook needs:\n# %pip install 'roundoff[cpu]'",
+    # The notebooks are written by the extension of that name.
+    "first_notebook_cell": None,
     "plot_gallery": True,
     "inspect_global_variables": True,
     # A quick build is not for its times; a full one runs one page at a time, to be fair to them.
     "parallel": (os.cpu_count() or 1) if FAST else False,
 }
+
+# Where the site is published. Without it, notebooks look for `make serve`, and no page names its
+# canonical address.
+html_baseurl = os.environ.get("ROUNDOFF_SITE", "")
 
 html_theme = "furo"
 html_title = "roundoff"

@@ -1,11 +1,17 @@
-"""How a page's figures reach the site: each drawn twice, for a light page and for a dark one."""
+"""What the build takes from a page that runs: its figures and its tables.
 
+Each figure is drawn twice, for a light page and for a dark one. Each table is kept as CSV, beside
+what it was measured on, for the page of results and for readers.
+"""
+
+import json
+import weakref
 from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
 
-from roundoff.page import dark
+from roundoff.page import Study, dark
 
 _SVG = {"format": "svg", "transparent": True, "metadata": {"Date": None}}
 _RST = """
@@ -39,6 +45,9 @@ def scraper(block: Any, block_vars: dict[str, Any], gallery_conf: dict[str, Any]
     ValueError
         When a figure has no alternative text: call ``Study.figure`` for each.
     """
+    for study in block_vars["example_globals"].values():
+        if isinstance(study, Study):
+            keep_tables(study, tables_of(Path(block_vars["target_file"])))
     shown = []
     for number in plt.get_fignums():
         figure = plt.figure(number)
@@ -57,3 +66,26 @@ def scraper(block: Any, block_vars: dict[str, Any], gallery_conf: dict[str, Any]
         shown.append(_RST.format(alt=alt, **relative))
     plt.close("all")
     return "".join(shown)
+
+
+_kept: weakref.WeakKeyDictionary[Study, set[str]] = weakref.WeakKeyDictionary()
+
+
+def tables_of(script: Path) -> Path:
+    """Folder of the tables that the gallery's *script* showed when this site's build ran it."""
+    return script.parent / "tables" / script.stem
+
+
+def keep_tables(study: Study, folder: Path) -> None:
+    """Save the tables that have come since the last call; the first call empties the folder."""
+    if study not in _kept:
+        _kept[study] = set()
+        folder.mkdir(parents=True, exist_ok=True)
+        for old in folder.iterdir():
+            old.unlink()
+    build = study.runs()[0]
+    for name in build.tables.keys() - _kept[study]:
+        build.tables[name].to_csv(folder / f"{name}.csv", index=False)
+        _kept[study].add(name)
+    about = {"label": build.label, "environment": build.environment}
+    (folder / "environment.json").write_text(json.dumps(about, indent=1) + "\n", "utf-8")

@@ -135,7 +135,10 @@ def finish_page(
         body = re.sub(r'<span class="w">(\s*)</span>', r"\1", body)
         body = re.sub(r' class="sphx-glr-backref[^"]*(reference \w+)"', r' class="\1"', body)
         body = _CELL.sub(_fold, body)
+    if "ro-figure" in body:
         images = Path(app.srcdir, pagename).parent / "images"
+        if not images.is_dir():
+            images = Path(app.srcdir, "gallery", "images")
         body = _FIGURE.sub(lambda figure: figure[0] + _size(images / figure[1]), body)
     context["body"] = body
 

@@ -17,7 +17,7 @@ import pandas as pd
 import torch
 
 from roundoff.compare import max_diff
-from roundoff.dtypes import DTYPES, onnx_dtype_to_torch_dtype
+from roundoff.dtypes import DTYPES, onnx_dtype_to_torch_dtype, ulp
 from roundoff.errors import UnsupportedError
 from roundoff.graph import onnx_simple_text_plot, plot_dot
 from roundoff.models import GEMM_VARIANTS, gemm_cost, gemm_feeds, gemm_model
@@ -225,8 +225,8 @@ def product(case, x, joined, out):
 # shape of the product, and the kernel decides in how many parts a sum is cut and in which order
 # they are added; a wider product may get another one. So the table counts the elements whose bits
 # differ from *not fused*, and measures each variant against a float64 product of the same inputs.
-# ULP are units in the last place of each element; where a sum cancels almost to zero its unit is
-# tiny, so the largest number of ULP says how close to zero a sum came. The mean error ranks.
+# One ULP (:ref:`ulp`) is that of a typical output, the root mean square: where a sum cancels almost
+# to zero its own unit is tiny, and a distance in that unit says how close to zero the sum came.
 
 
 def discrepancy(case):
@@ -240,6 +240,7 @@ def discrepancy(case):
     if ran:
         x, weights = matrices(case, 0)
         truth = x.double() @ torch.cat(list(weights.values()), 1).double()
+        unit = float(ulp(truth.square().mean().sqrt().item(), DTYPES[case.itype]))
     for label, out in outputs.items():
         row = named(case) | {"size": case.m, "label": label}
         if label not in ran:
@@ -249,12 +250,12 @@ def discrepancy(case):
         row |= {
             "error": off["abs"],
             "mean_error": off["sum"] / off["n"],
-            "error_ulp": off["err_ulp"],
+            "error_ulp": off["abs"] / unit,
         }
         if "not fused" in ran:
             apart = max_diff(outputs["not fused"], out, hist=(0.0,))
             row |= {"differ": apart["rep"][">0.0"] / apart["n"]}
-            row |= {"apart": apart["abs"], "apart_ulp": apart["ulp"]}
+            row |= {"apart": apart["abs"], "apart_ulp": apart["abs"] / unit}
         yield row
 
 
@@ -307,12 +308,23 @@ def on_bits(run):
             continue
         base = part[part["label"] == "not fused"].set_index("size")["mean_error"]
         factor = fused["mean_error"].to_numpy() / base[fused["size"]].to_numpy()
-        nearer = "as near" if factor.max() < 1.25 and factor.min() > 0.8 else "not as near"
+        nearer = verdict(factor.min(), factor.max())
         yield (
             f"{name}: fusing changes bits at {', '.join(map(str, changed))}, by "
-            f"{fused['apart_ulp'].max():.3g} ULP at most; the result is {nearer} to float64 "
-            f"({factor.min():.2f} to {factor.max():.2f} times the mean error of not fused)."
+            f"{fused['apart_ulp'].max():.3g} ULP of a typical output at most; the result is "
+            f"{nearer} float64 ({factor.min():.2f} to {factor.max():.2f} times the mean error of not fused)."
         )
+
+
+def verdict(least, most):
+    """What a range of errors over that of *not fused* says; a quarter more or less says nothing."""
+    if least > 0.8 and most < 1.25:
+        return "as near to"
+    if most < 1.25:
+        return "as near to, or nearer,"
+    if least > 0.8:
+        return "as near to, or further from,"
+    return "nearer at some sizes and further at others from"
 
 
 def spoken(dtype, tf32):
@@ -437,27 +449,26 @@ def rows_of(case, timings, reasons):
             }
             row |= {column: found[source] / base for column, source in times.items()}
             row |= {"warmup": found["warmup"], "repeat": found["rounds"]}
-            row |= {"stopped": found["stopped"], "note": found["warnings"]}
+            row |= {"stopped": found["stopped"], "note": found["warnings"], "unit": unit}
         yield row
 
 
+unit = "µs" if device == "cuda" else "of not fused"
 squares = [
     Case(itype, tf32, size, size, (size, size)) for itype, tf32 in precisions() for size in sizes
 ]
 contests = timed(squares)
-columns = "dtype tf32 size label warmup time std min max median low high repeat stopped note"
+columns = "dtype tf32 size label warmup time std min max median low high unit repeat stopped note"
 times = pd.DataFrame(
     [row for case, found in contests.items() for row in rows_of(case, *found)],
     columns=columns.split(),
 )
-unit = "µs" if device == "cuda" else "of not fused"
 study.table(
     "times",
     times,
     caption="Times of the rivals: mean, spread, and the median with its interval.",
     formats={"size": "d", "warmup": ".0f", "repeat": ".0f"},
     labels={"time": "mean", "warmup": "warm-up", "repeat": "rounds"},
-    units=dict.fromkeys(["time", "std", "min", "max", "median", "low", "high"], unit),
 )
 
 # %%
@@ -503,12 +514,14 @@ def pivot_table(name, frame, caption, *keys):
         pivot(frame, *keys),
         caption=caption,
         index=True,
-        recorded=False,
         formats={"size": "d"},
     )
 
 
 pivot_table("pivot", ratios, "Time over that of **not fused**.", "dtype", "tf32", "size")
+
+# %%
+study.recorded("pivot")
 
 # %%
 # A script keeps the same as a spreadsheet.
@@ -525,7 +538,6 @@ if run_mode() == "script":
 
 
 def draw_times(axis, part):
-    # On a CPU every time is in units of the smallest case of not fused: one unit for all sizes.
     for i, label in enumerate(LABELS):
         rows = part[(part["label"] == label) & part["median"].notna()]
         if rows.empty:
@@ -536,13 +548,14 @@ def draw_times(axis, part):
             rows["size"] * aside, rows["median"], errors, label=label, color=PALETTE[i],
             marker=MARKERS[i], capsize=3,
         )  # fmt: skip
-    axis.set(xscale="log", yscale="log", xlabel="size", ylabel=f"median time, {drawn_unit}")
+    unit = part["unit"].iloc[0]
+    axis.set(xscale="log", yscale="log", xlabel="size", ylabel=f"median time, {unit}")
     axis.set_xticks(sorted(part["size"].unique()), map(str, sorted(part["size"].unique())))
     axis.minorticks_off()
 
 
 def rescaled(times):
-    """Absolute on CUDA; on a CPU in units of *not fused* at the smallest size."""
+    """Absolute on CUDA; on a CPU in units of *not fused* at the smallest size, one unit for all."""
     if device == "cuda":
         return times
     first = {}
@@ -558,19 +571,24 @@ def rescaled(times):
             / first.get((itype_of(dtype), min(sizes)), np.nan)
             for value, dtype, size in zip(frame[column], frame["dtype"], frame["size"], strict=True)
         ]
-    return frame
+    return frame.assign(unit=f"of not fused at {min(sizes)}")
 
 
 def itype_of(name):
     return next(d.onnx for d in DTYPES.values() if d.name == name)
 
 
-drawn_unit = "µs" if device == "cuda" else f"of not fused at {min(sizes)}"
-panels = list(rescaled(times).groupby(["dtype", "tf32"], sort=False))
-fig, axes = subplots(-(-len(panels) // 2), min(len(panels), 2), squeeze=False)
-for axis, (precision, part) in zip(axes.flat, panels, strict=False):
+panels = [
+    (precision, part, "this build" if run.is_build else run.label.split(";")[0])
+    for run in study.runs("times")
+    for precision, part in (rescaled(times) if run.is_build else run.tables["times"])
+    .dropna(subset=["median"])
+    .groupby(["dtype", "tf32"], sort=False)
+]
+fig, axes = subplots(-(-len(panels) // 2), 2, squeeze=False)
+for axis, (precision, part, machine) in zip(axes.flat, panels, strict=False):
     draw_times(axis, part)
-    axis.set_title(spoken(*precision).replace("*", ""))
+    axis.set_title(f"{spoken(*precision).replace('*', '')}, {machine}", fontsize=9)
 axes.flat[0].legend()
 for axis in axes.flat[len(panels) :]:
     axis.set_axis_off()
@@ -673,6 +691,9 @@ beyond = pd.DataFrame(
 )
 study.table("beyond", beyond, caption="Time over that of **not fused**.", formats={"size": "d"})
 pivot_table("beyond-pivot", beyond, "Time over that of **not fused**.", "dtype", "tf32", "shape")
+
+# %%
+study.recorded("beyond-pivot")
 
 # %%
 # A plain model

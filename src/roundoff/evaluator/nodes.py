@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import numpy as np
 import torch
 
 
@@ -96,8 +97,12 @@ class Node:
         return self.settings.truth
 
     def attribute(self, name: str, default: Any = None) -> Any:
-        """An attribute, or *default* where the node has none."""
-        return self.attributes.get(name, default)
+        """An attribute, or *default* where the node has none.
+
+        ONNX's floating attributes, defaults included, are float32: 1e-5 is 9.99999974737875e-06.
+        """
+        found = self.attributes.get(name, default)
+        return float(np.float32(found)) if isinstance(found, float) else found
 
     def has_input(self, position: int) -> bool:
         """Whether the input at *position* is given."""

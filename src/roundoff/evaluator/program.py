@@ -338,6 +338,8 @@ def _step(
     f: Callable[..., Any], ins: tuple[int, ...], outs: tuple[int, ...], clears: tuple[int, ...]
 ) -> Step:
     """The closure that runs one node; the common shapes have one of their own."""
+    if len(outs) == 1 and len(ins) == 2 and len(clears) == 1:
+        return _pair_step(f, ins, outs[0], clears[0])
     if len(outs) != 1 or clears or not 1 <= len(ins) <= 3:
         return _any_step(f, ins, outs, clears)
     o = outs[0]
@@ -361,6 +363,17 @@ def _step(
         v[o] = f(v[a], v[b], v[c])
 
     return three
+
+
+def _pair_step(f: Callable[..., Any], ins: tuple[int, ...], o: int, clear: int) -> Step:
+    """Two inputs, both read for the last time: one slot is taken, the other cleared."""
+    a, b = ins
+
+    def two(v: Values) -> None:
+        v[o] = f(v[a], v[b])
+        v[clear] = None
+
+    return two
 
 
 def _any_step(

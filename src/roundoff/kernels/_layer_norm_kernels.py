@@ -5,8 +5,9 @@ mask, and a width just above a power of two costs one more piece, not a block of
 rows form a tile. Sums and products are float32 (float64 for float64), whatever the rows' type.
 """
 
-# Triton has no starred tuples.
+# A language of its own: without starred tuples, and typed by Triton.
 # ruff: noqa: RUF005
+# mypy: ignore-errors
 
 from __future__ import annotations
 

@@ -40,7 +40,14 @@ __all__ = [
 ]
 
 
-@cache
+def _choose() -> bool:
+    wish = os.environ.get("TRITON_INTERPRET", "").lower()
+    return wish in {"1", "true", "yes", "on", "y"} if wish else not torch.cuda.is_available()
+
+
+_INTERPRETING = _choose()
+
+
 def interpreting() -> bool:
     """Whether the kernels of this process run in Triton's interpreter.
 
@@ -54,10 +61,7 @@ def interpreting() -> bool:
     >>> isinstance(interpreting(), bool)
     True
     """
-    wish = os.environ.get("TRITON_INTERPRET", "").lower()
-    if wish:
-        return wish in {"1", "true", "yes", "on", "y"}
-    return not torch.cuda.is_available()
+    return _INTERPRETING
 
 
 _COUNTS = {"M", "G", "tiles", "zero"}

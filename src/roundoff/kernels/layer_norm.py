@@ -424,7 +424,20 @@ def _backward_wide(
     c1, c2 = torch.empty_like(mean), torch.empty_like(mean)
     aligned = _aligned(x, dy, w, dx)
     key = (x.dtype, dy.dtype, w.dtype, n, strides, weight is not None, sums)
-    args = (x, dy, w, mean, rstd, c1, c2, n, *strides, acc, 4096, weight is not None)
+    args: tuple[Any, ...] = (
+        x,
+        dy,
+        w,
+        mean,
+        rstd,
+        c1,
+        c2,
+        n,
+        *strides,
+        acc,
+        4096,
+        weight is not None,
+    )
     launch(kernels.backward_sums, (m, 1), key, aligned, x.device, args, num_warps=16)
     args = (
         x, dy, w, mean, rstd, c1, c2, dx, part, m, n, *strides, -(-m // plan.rows), acc,

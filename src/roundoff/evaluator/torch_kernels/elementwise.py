@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -34,7 +35,7 @@ _UNARY: dict[str, tuple[Function, tuple[int, ...]]] = {
     "IsNaN": (torch.isnan, (9, 13, 20)),
     "Log": (torch.log, (6, 13)),
     "Mish": (F.mish, (18, 22)),
-    "Neg": (torch.neg, (6, 13)),
+    "Neg": (operator.neg, (6, 13)),
     "Not": (torch.logical_not, (1,)),
     "BitwiseNot": (torch.bitwise_not, (18,)),
     "Reciprocal": (torch.reciprocal, (6, 13)),
@@ -49,8 +50,9 @@ _UNARY: dict[str, tuple[Function, tuple[int, ...]]] = {
     "Tan": (torch.tan, (7, 22)),
     "Tanh": (torch.tanh, (6, 13)),
 }
+# For the commonest, Python's operator is a shorter way to the same code than torch's function.
 _BINARY: dict[str, tuple[Function, tuple[int, ...]]] = {
-    "Add": (torch.add, (7, 13, 14)),
+    "Add": (operator.add, (7, 13, 14)),
     "And": (torch.logical_and, (7,)),
     "BitwiseAnd": (torch.bitwise_and, (18,)),
     "BitwiseOr": (torch.bitwise_or, (18,)),
@@ -60,9 +62,9 @@ _BINARY: dict[str, tuple[Function, tuple[int, ...]]] = {
     "GreaterOrEqual": (torch.ge, (12, 16)),
     "Less": (torch.lt, (7, 9, 13)),
     "LessOrEqual": (torch.le, (12, 16)),
-    "Mul": (torch.mul, (7, 13, 14)),
+    "Mul": (operator.mul, (7, 13, 14)),
     "Or": (torch.logical_or, (7,)),
-    "Sub": (torch.sub, (7, 13, 14)),
+    "Sub": (operator.sub, (7, 13, 14)),
     "Xor": (torch.logical_xor, (7,)),
 }
 
@@ -309,6 +311,9 @@ _NARROW = {torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.
 _NARROW |= {d for d in (getattr(torch, "float8_e8m0fnu", None),) if d is not None}
 
 
+_UNSIGNED = {torch.uint16, torch.uint32, torch.uint64}
+
+
 def cast(x: Any, dtype: torch.dtype) -> Tensor:
     """A tensor in another element type.
 
@@ -323,7 +328,7 @@ def cast(x: Any, dtype: torch.dtype) -> Tensor:
         return x
     if dtype in _NARROW:
         raise NotHandledError("ONNX defines its own conversion to float8")
-    if x.is_floating_point() and dtype in (torch.uint16, torch.uint32, torch.uint64):
+    if x.is_floating_point() and dtype in _UNSIGNED:
         raise NotHandledError("torch goes through int64")
     return x.to(dtype)
 
@@ -331,7 +336,9 @@ def cast(x: Any, dtype: torch.dtype) -> Tensor:
 @torch_kernel("Cast", 6, 9, 13, 19, 21, 23, 24, 25, 28)
 def _cast(node: Node) -> Function:
     dtype = element_type(node, node.attribute("to"))
-    return lambda x: cast(x, dtype)
+    if dtype in _NARROW or dtype in _UNSIGNED:
+        return lambda x: cast(x, dtype)
+    return lambda x: x.to(dtype) if isinstance(x, Tensor) else cast(x, dtype)
 
 
 @torch_kernel("CastLike", 15, 19, 21, 23, 24, 25)

@@ -48,13 +48,17 @@ def _gather(node: Node) -> Function:
         size = x.shape[k]
         if single is not None and -size <= single < size:
             return x.select(k, single)
-        found = _positions(indices, size, "Gather")
-        if x.device != found.device:
-            found = found.to(x.device)
-        flat = x.index_select(k, found.reshape(-1))
-        if found.dim() == 1:
+        if x.device != indices.device:
+            indices = indices.to(x.device)
+        try:  # torch refuses negative indices, and those beyond the end
+            if k == 0 and x.dim() == 2:
+                return torch.embedding(x, indices)
+            flat = x.index_select(k, indices.reshape(-1))
+        except (IndexError, RuntimeError):
+            flat = x.index_select(k, _positions(indices, size, "Gather").reshape(-1))
+        if indices.dim() == 1:
             return flat
-        return flat.reshape((*x.shape[:k], *found.shape, *x.shape[k + 1 :]))
+        return flat.reshape(x.shape[:k] + indices.shape + x.shape[k + 1 :])
 
     return gather
 
@@ -83,8 +87,7 @@ def _gather_nd(node: Node) -> Function:
                                                       for j in range(indices.dim() - 1)])
             for k, d in enumerate(x.shape[:batch])
         ]  # fmt: skip
-        parts = [_positions(indices[..., j], x.shape[batch + j], "GatherND") for j in range(depth)]
-        return x[tuple(lead + parts)]
+        return x[(*lead, *indices.unbind(-1))]  # torch takes negative ones, and checks
 
     return gather
 

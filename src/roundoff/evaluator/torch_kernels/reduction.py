@@ -28,7 +28,7 @@ def _mean(x: Tensor, axes: list[int], keep: bool) -> Tensor:
 
 
 def _prod(x: Tensor, axes: list[int], keep: bool) -> Tensor:
-    for axis in sorted(axes, reverse=True):
+    for axis in sorted(_axes(axes, x.dim()), reverse=True):
         x = torch.prod(x, axis, keepdim=keep, dtype=x.dtype)
     return x
 
@@ -99,7 +99,7 @@ def _register(
         noop = bool(node.attribute("noop_with_empty_axes", 0))
         fixed = steering(node, 1)
         if fixed:
-            return lambda x, axes: reducer(x, _axes(fixed, x.dim()), keep)
+            return lambda x, axes: reducer(x, fixed, keep)  # torch checks their range
 
         def reduce(x: Tensor, axes: Tensor | None = None) -> Tensor:
             found = [] if axes is None else ints(axes)

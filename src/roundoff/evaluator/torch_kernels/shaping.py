@@ -52,7 +52,7 @@ def _reshaped(x: Tensor, wanted: list[int]) -> Tensor:
 def _reshape(node: Node) -> Function:
     allow_zero = bool(node.attribute("allowzero", 0))
     fixed = steering(node, 1)
-    if fixed is not None and min(fixed, default=1) > 0:
+    if fixed is not None and 0 not in fixed:
         return lambda x, shape: x.reshape(fixed)
     if fixed is not None:
         return lambda x, shape: _reshaped(x, _target_shape(x.shape, fixed, allow_zero))
@@ -145,6 +145,8 @@ def _expanded(x: Tensor, shape: list[int]) -> Tensor:
 @torch_kernel("Expand", 8, 13)
 def _expand(node: Node) -> Function:
     fixed = steering(node, 1)
+    if fixed is not None and min(fixed, default=0) > 1:
+        return lambda x, shape: x.expand(fixed)
     if fixed is not None:
         return lambda x, shape: _expanded(x, fixed)
     return lambda x, shape: _expanded(x, ints(shape))

@@ -21,6 +21,9 @@ Function = Callable[..., Any]
 @torch_kernel("Concat", 4, 11, 13)
 def _concat(node: Node) -> Function:
     axis = node.attribute("axis")
+    ranks = {_known_rank(node, n) for n in node.inputs}
+    if len(ranks) == 1 and None not in ranks:
+        return lambda *inputs: torch.cat(inputs, axis)
 
     def concat(*inputs: Tensor) -> Tensor:
         rank = inputs[0].dim()
@@ -30,6 +33,14 @@ def _concat(node: Node) -> Function:
         return torch.cat(inputs, axis_of(axis, rank))
 
     return concat
+
+
+def _known_rank(node: Node, name: str) -> int | None:
+    """Rank of an input where it is known before a run."""
+    known = node.types.get(name)
+    if known is None or not known.tensor_type.HasField("shape"):
+        return None
+    return len(known.tensor_type.shape.dim)
 
 
 def _sliced(

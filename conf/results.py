@@ -1,0 +1,280 @@
+"""The page of results and the home page's figures: made at build time from records and this build.
+
+Directives: ``results-table``, ``results-charts``, ``machine-cards``, ``telling-figures``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from docutils import nodes
+from sphinx.application import Sphinx
+from sphinx.util.docutils import SphinxDirective
+
+import charts
+from headlines import HEADLINES, Figure, figure_of
+from notebooks import archive
+from roundoff.environment import summary
+from roundoff.record import RECORDED, read_record
+
+#: Folder of the site that holds what can be downloaded.
+FOLDER = "records"
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """The tables of one page on one machine.
+
+    Attributes
+    ----------
+    page : str
+        Name of the page, such as ``plot_gemm_fusion``.
+    key : str
+        Name of the machine in addresses; ``this-build`` for the build's own.
+    label : str
+        Name of the machine for readers.
+    tables : dict
+        Tables by name.
+    environment : dict
+        What it ran on.
+    date, commit : str
+        When and with which code; empty for this build.
+    """
+
+    page: str
+    key: str
+    label: str
+    tables: Mapping[str, pd.DataFrame]
+    environment: Mapping[str, Any]
+    date: str = ""
+    commit: str = ""
+
+    @property
+    def is_build(self) -> bool:
+        """Whether it is this build's."""
+        return self.key == "this-build"
+
+
+def built(gallery: Path) -> list[Run]:
+    """What this build's pages showed, or an earlier build's that it goes on from."""
+    runs = []
+    for about in sorted(gallery.glob("*/tables/*/environment.json")):
+        data = json.loads(about.read_text("utf-8"))
+        tables = {p.stem: pd.read_csv(p) for p in sorted(about.parent.glob("*.csv"))}
+        page = about.parent.name
+        if (about.parents[2] / f"{page}.py").exists():
+            runs.append(Run(page, "this-build", data["label"], tables, data["environment"]))
+    return runs
+
+
+def recorded(folder: Path = RECORDED) -> list[Run]:
+    """What the records hold; machines with a GPU come first."""
+    runs = []
+    for path in sorted(folder.glob("*/*.json")):
+        record = read_record(path)
+        newest = max(record.provenance.values(), key=lambda run: run.date)
+        runs.append(
+            Run(
+                record.page,
+                record.machine,
+                summary(newest.environment).split("; ")[0],
+                record.tables,
+                newest.environment,
+                newest.date[:10],
+                (newest.commit or "unknown")[:10],
+            )
+        )
+    return sorted(runs, key=lambda run: (run.environment.get("gpu") is None, run.key))
+
+
+class _Results(SphinxDirective):
+    """What the four directives share."""
+
+    option_spec = {}  # noqa: RUF012 - docutils' own form
+
+    def runs(self) -> list[Run]:
+        """This build's, then the recorded; the page is made again when one of them changes."""
+        gallery = Path(self.env.srcdir) / "gallery"
+        watched = [RECORDED, *RECORDED.glob("*"), *RECORDED.glob("*/*.json"), gallery]
+        watched += [*gallery.glob("*"), *gallery.glob("*/tables"), *gallery.glob("*/tables/*/*")]
+        for path in watched:
+            self.env.note_dependency(str(path))
+        return built(gallery) + recorded()
+
+    def document(self, page: str) -> str | None:
+        """Name of the page's document, where the gallery has it."""
+        found = (n for n in sorted(self.env.found_docs) if n.endswith(f"/{page}"))
+        return next((n for n in found if n.startswith("gallery/")), None)
+
+    def parsed(self, lines: list[str]) -> list[nodes.Node]:
+        """Nodes of generated reStructuredText."""
+        return self.parse_text_to_nodes("\n".join(lines))
+
+
+class ResultsTable(_Results):
+    """Machines × studies: a row a study, a column a machine."""
+
+    def run(self) -> list[nodes.Node]:
+        """Make the table; a study that no run covers has no row."""
+        runs = self.runs()
+        keys = {run.key: run.label for run in runs}
+        rows = []
+        for headline in HEADLINES:
+            document = self.document(headline.page)
+            mine = {run.key: run for run in runs if run.page == headline.page}
+            if document is None or not mine:
+                continue
+            cells = [f":doc:`{headline.asks} </{document}>`"]
+            for key in keys:
+                cells.append(_cell(mine.get(key), headline))
+            rows.append(cells)
+        if not rows:
+            return self.parsed(["No page has run yet."])
+        head = ["Study", *(_text(label) for label in keys.values())]
+        lines = [".. list-table:: The figure of each study, on each machine.", "   :widths: auto",
+                 "   :header-rows: 1", "   :class: ro-results", ""]  # fmt: skip
+        for row in [head, *rows]:
+            for i, cell in enumerate(row):
+                first, *rest = cell.split("\n")
+                lines.append(f"   {'* ' if i == 0 else '  '}- {first}")
+                lines += [f"       {line}".rstrip() for line in rest]
+        return self.parsed(lines)
+
+
+def _cell(run: Run | None, headline: Any) -> str:
+    if run is None:
+        return "–"
+    figure: Figure | None = figure_of(headline, run.tables)
+    links = f"`CSV <{FOLDER}/{run.page}/{run.key}.zip>`__"
+    if not run.is_build:
+        links = f"`JSON <{FOLDER}/{run.page}/{run.key}.json>`__, " + links
+    shown = f"**{_text(figure.value)}**\n\n{_text(figure.sentence)}" if figure else "measured"
+    return f"{shown}\n\n{links}"
+
+
+def _text(words: str) -> str:
+    """Words as they are, whatever reStructuredText would make of them."""
+    return "".join(f"\\{c}" if c in "\\*`|_<>" else c for c in words)
+
+
+class ResultsCharts(_Results):
+    """Charts, each from the machine that says most: a recorded GPU, a recorded CPU, this build."""
+
+    def run(self) -> list[nodes.Node]:
+        """Draw those whose tables are there."""
+        runs = self.runs()
+        lines = []
+        for chart in charts.CHARTS:
+            for run in [r for r in runs if not r.is_build] + [r for r in runs if r.is_build]:
+                if run.page != chart.page or (document := self.document(run.page)) is None:
+                    continue
+                folder = Path(self.env.srcdir) / "gallery" / "images"
+                drawn = charts.draw(chart, run.tables, folder)
+                if drawn is None:
+                    continue
+                (light, night), alt = drawn
+                where = run.label if run.is_build else f"{run.label}, {run.date}"
+                lines += [f".. rubric:: {chart.title}", "", ".. container:: ro-drawing", ""]
+                for path, scheme in ((light, "only-light"), (night, "only-dark")):
+                    lines += [f"   .. image:: /gallery/images/{path.name}", f"      :alt: {alt}",
+                              f"      :class: {scheme} ro-figure", "      :loading: lazy",
+                              ""]  # fmt: skip
+                lines += [f"Measured on: {_text(where)}. From :doc:`/{document}`.", ""]
+                break
+        return self.parsed(lines)
+
+
+class MachineCards(_Results):
+    """A card a machine: what it is, with which versions, and what it has recorded when."""
+
+    def run(self) -> list[nodes.Node]:
+        """Make the cards."""
+        machines: dict[str, list[Run]] = {}
+        for run in self.runs():
+            machines.setdefault(run.key, []).append(run)
+        lines = [".. container:: ro-start", ""]
+        for runs in machines.values():
+            lines += ["   .. container::", "", *(f"      {line}" for line in _card(runs)), ""]
+        return self.parsed(lines) if machines else []
+
+
+def _card(runs: list[Run]) -> list[str]:
+    env = max(runs, key=lambda run: run.date).environment
+    gpu, versions = env.get("gpu"), env["versions"]
+    name = gpu["name"] if gpu else f"{env['processor']}, {env['cores']} cores"
+    lines = [f"**{_text(name)}**" + (f" ({_text(runs[0].label)})" if runs[0].is_build else ""), ""]
+    if gpu:
+        lines.append(f"* driver {gpu['driver']}, CUDA {gpu['cuda']}, {gpu['memory_gib']} GiB")
+        lines.append(f"* host: {_text(env['processor'])}, {env['cores']} cores")
+    named = ", ".join(f"{k} {v}" for k, v in versions.items() if v and k not in ("pandas", "numpy"))
+    lines.append(f"* {_text(env['os'])}, Python {env['python']}")
+    lines.append(f"* {_text(named)}")
+    for run in runs:
+        what = run.page.removeprefix("plot_").replace("_", " ")
+        lines.append(f"* {what}" + (f": {run.date}, commit ``{run.commit}``" if run.date else ""))
+    return lines
+
+
+class TellingFigures(_Results):
+    """The three figures of the home page: recorded ones alone; without records, nothing."""
+
+    ORDER = ("plot_layer_norm_discrepancies", "plot_triton_layer_norm", "plot_reduction_order",
+             "plot_llama_backend", "plot_gemm_fusion")  # fmt: skip
+
+    def run(self) -> list[nodes.Node]:
+        """Make the three cards."""
+        runs = [run for run in self.runs() if not run.is_build]
+        asked = {headline.page: headline for headline in HEADLINES}
+        chosen: list[tuple[Run, Figure, str]] = []
+        for page in self.ORDER:
+            document = self.document(page)
+            found = ((run, figure_of(asked[page], run.tables)) for run in runs if run.page == page)
+            best = next(((run, figure) for run, figure in found if figure), None)
+            if document and best:
+                chosen.append((*best, document))
+        if not chosen:
+            return []
+        lines = [".. container:: ro-start ro-telling", ""]
+        for run, figure, document in chosen[:3]:
+            lines += [
+                "   .. container::", "",
+                f"      **{_text(figure.value)}**", "",
+                f"      {_text(figure.sentence)} :doc:`How <{'/' + document}>`", "",
+                f"      {_text(run.label)}, {run.date}", "",
+            ]  # fmt: skip
+        return self.parsed(lines)
+
+
+def offer(app: Sphinx, exception: Exception | None) -> None:
+    """Put the records (JSON) and the tables (an archive of CSV) into the site."""
+    if exception is not None or app.builder.format != "html":
+        return
+    target = Path(app.outdir, FOLDER)
+    shutil.rmtree(target, ignore_errors=True)
+    gallery = Path(app.srcdir, "gallery")
+    for run in built(gallery):
+        folder = next(gallery.glob(f"*/tables/{run.page}"))
+        (target / run.page).mkdir(parents=True, exist_ok=True)
+        archive(target / run.page / f"{run.key}.zip", list(folder.iterdir()))
+    for run in recorded():
+        (target / run.page).mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(RECORDED / run.page / f"{run.key}.json",
+                        target / run.page / f"{run.key}.json")  # fmt: skip
+        tables = {f"{name}.csv": frame.to_csv(index=False) for name, frame in run.tables.items()}
+        archive(target / run.page / f"{run.key}.zip", tables)
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    """Register the directives."""
+    app.add_directive("results-table", ResultsTable)
+    app.add_directive("results-charts", ResultsCharts)
+    app.add_directive("machine-cards", MachineCards)
+    app.add_directive("telling-figures", TellingFigures)
+    app.connect("build-finished", offer)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -312,7 +312,8 @@ def on_bits(run):
         yield (
             f"{name}: fusing changes bits at {', '.join(map(str, changed))}, by "
             f"{fused['apart_ulp'].max():.3g} ULP of a typical output at most; the result is "
-            f"{nearer} float64 ({factor.min():.2f} to {factor.max():.2f} times the mean error of not fused)."
+            f"{nearer} float64 ({factor.min():.2f} to {factor.max():.2f} times the mean error of "
+            "not fused)."
         )
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from .compiled import Graph
 
-__all__ = ["COLUMNS", "before_and_after", "verify"]
+__all__ = ["COLUMNS", "before_and_after", "truth", "verify"]
 
 #: Columns of the table, in order.
 COLUMNS = (
@@ -62,19 +62,25 @@ def before_and_after(
     floating = _floating(after)
     names = [o for n in after.graph.node for o in n.output if o in made and o in floating]
     feeds = dict(zip(graph.names, (t.detach() for t in tensors), strict=True))
-    truth = TorchOnnxEvaluator(before, truth=True).run(
-        names, {i.name: feeds[i.name] for i in before.graph.input}
-    )
-    values = [
-        _run(m, names, feeds, graph.device, variant.tf32) for m in (before, after)
-    ]
+    exact = truth(graph, tensors, names)
+    values = [_run(m, names, feeds, graph.device, variant.tf32) for m in (before, after)]
     makers = {o: n for n in after.graph.node for o in n.output}
     returned = {o.name for o in after.graph.output}
     rows = [
         _row(n, makers[n], n in returned, *three)
-        for n, *three in zip(names, truth, *values, strict=True)
+        for n, *three in zip(names, exact, *values, strict=True)
     ]
     return pd.DataFrame(rows, columns=list(COLUMNS))
+
+
+def truth(
+    graph: Graph, tensors: Sequence[torch.Tensor], names: Sequence[str]
+) -> list[torch.Tensor]:
+    """Values of the exporter's graph computed in float64 throughout."""
+    feeds = dict(zip(graph.names, (t.detach() for t in tensors), strict=True))
+    wanted = {i.name: feeds[i.name] for i in graph.exported.graph.input}
+    provider = "CUDAExecutionProvider" if graph.device.type == "cuda" else "CPUExecutionProvider"
+    return TorchOnnxEvaluator(graph.exported, providers=(provider,), truth=True).run(names, wanted)
 
 
 def verify(graph: Graph, tensors: Sequence[torch.Tensor]) -> None:

@@ -248,9 +248,10 @@ class Editor:
             for i, output in enumerate(self.graph.outputs):
                 if output is old:
                     self.graph.outputs[i] = new
-        elif new.producer() is not None and new.name not in self._given:
-            if old.name in self._given and not returned_only:
-                self._take_name(old, new)
+            return
+        fresh = new.producer() is not None and new.name not in self._given
+        if fresh and old.name in self._given and not returned_only:
+            self._take_name(old, new)
 
     def _take_name(self, old: ir.Value, new: ir.Value) -> None:
         name = old.name

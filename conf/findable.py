@@ -24,9 +24,7 @@ _ASIDE = ("genindex", "py-modindex", "search", "404")
 def description(tree: nodes.Node) -> str:
     """The first paragraph of a page, cut at a word."""
     for paragraph in tree.findall(nodes.paragraph):
-        around = [paragraph, paragraph.parent]
-        marks = " ".join(" ".join(n.get("classes", ())) for n in around)
-        if "sphx-glr" in marks or isinstance(paragraph.parent, (nodes.note, nodes.list_item)):
+        if isinstance(paragraph.parent, (nodes.note, nodes.list_item)):
             continue
         words = " ".join(paragraph.astext().split())
         if len(words) <= _LENGTH:

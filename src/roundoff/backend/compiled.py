@@ -7,18 +7,21 @@ import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import onnx
 import torch
 
-from roundoff.errors import UnsupportedError
+from roundoff.errors import ArgumentError, UnsupportedError
 from roundoff.fusion import OptimizationOptions
 from roundoff.ort import torch_tf32
 
 from .capture import outside, specialised, to_onnx
 from .outputs import Outputs
 from .variant import Variant
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["Compiled", "Graph", "Settings"]
 
@@ -145,7 +148,9 @@ class Graph:
             return
         self.exported = to_onnx(gm, tensors, self.names, self._outputs.names, settings.opset)
         self.seconds["convert"] = time.perf_counter() - start
-        self._unchecked = settings.check
+        self._first = True
+        #: Inputs of the first call, where a storage was given: weights and examples to study.
+        self.inputs: list[torch.Tensor] | None = None
         self._variants: dict[bool, Variant] = {}
         self._variant = self._for_precision(torch_tf32() if self.device.type == "cuda" else False)
         self._store(self._variant)
@@ -193,17 +198,51 @@ class Graph:
         variant = self._variant
         if self.device.type == "cuda" and variant.tf32 != torch_tf32():
             variant = self._variant = self._for_precision(torch_tf32())
-        if self._unchecked:
-            self._unchecked = False
-            self.verify(args)
+        if self._first:
+            self._first = False
+            if self.settings.storage is not None:
+                self.inputs = [args[i].detach() for i in self._given]
+            if self.settings.check:
+                self.verify(args)
         made = variant(args if len(self._given) == len(args) else [args[i] for i in self._given])
         return made if self._outputs.plain else self._outputs.restore(made)
 
     def verify(self, args: Sequence[Any]) -> None:
-        """Compare with the graph before fusion on these inputs; see :mod:`.check`."""
+        """Raise where fusion changed the result on these inputs; see :mod:`.check`."""
         from .check import verify
 
         verify(self, [args[i] for i in self._given])
+
+    def compare(self) -> pd.DataFrame:
+        """Before and after fusion, value by value; see :func:`.check.before_and_after`.
+
+        Raises
+        ------
+        ArgumentError
+            Nothing is known to run it on: no call was made yet, or no *storage* was given.
+        """
+        from .check import before_and_after
+
+        return before_and_after(self, self._variant, self._known_inputs())
+
+    def truth(self) -> list[torch.Tensor]:
+        """What the graph returns on the inputs of its first call, in float64 throughout.
+
+        Computed by :class:`roundoff.evaluator.TorchOnnxEvaluator` from the exporter's graph, so
+        that nothing is rounded to float32 inside, as ``module.double()`` would.
+        """
+        from .check import truth
+
+        names = [o.name for o in self.exported.graph.output]
+        return truth(self, self._known_inputs(), names)
+
+    def _known_inputs(self) -> list[torch.Tensor]:
+        if self.inputs is None:
+            raise ArgumentError(
+                "no inputs to run the graph on",
+                hint="give onnx_custom_backend a storage, and call the compiled function once",
+            )
+        return self.inputs
 
 
 def _device(tensors: Sequence[torch.Tensor], gm: torch.fx.GraphModule) -> torch.device:

@@ -165,6 +165,8 @@ class Program:
         self._free = [s.index for s in self._slots.values() if s.index not in kept]
 
     def _slot(self, value: onnx.ValueInfoProto) -> None:
+        if value.name in self._slots:
+            return
         kind = value.type.tensor_type
         dims = [d.dim_value if d.HasField("dim_value") else None for d in kind.shape.dim]
         static = tuple(d for d in dims if d is not None)

@@ -20,7 +20,7 @@ from .widen import has_bfloat16, in_float32, without_kernel
 if TYPE_CHECKING:
     from .compiled import Graph
 
-__all__ = ["Variant", "reset"]
+__all__ = ["Variant", "reset", "widened"]
 
 _epoch = 0
 
@@ -106,10 +106,7 @@ class Variant:
                 self.ahead = None if self.prepare is None else Program(self.prepare, *make)
                 return
             except UnsupportedError as e:
-                wider = without_kernel(self.whole, e)
-                if wider is None:
-                    raise
-                self.whole = wider
+                self.whole = widened(self.whole, e)
 
     def __call__(self, args: Sequence[Any]) -> list[torch.Tensor]:
         if self.ahead is not None or self._copies:
@@ -152,6 +149,14 @@ class Variant:
             copy = tensor.detach().contiguous()
             self._copies[i] = (now, copy)
         return copy
+
+
+def widened(model: onnx.ModelProto, error: UnsupportedError) -> onnx.ModelProto:
+    """The model with the node that *error* names in a wider type; *error* itself where none is."""
+    wider = without_kernel(model, error)
+    if wider is None:
+        raise error
+    return wider
 
 
 def _version(t: torch.Tensor) -> int:

@@ -77,7 +77,7 @@ def fuse(
     if ours:
         from .experimental import missing
 
-        ours = missing(processor) is None
+        ours = missing(processor, options.interpret) is None
     g = Editor(model, processor, static, tf32, ours)
     report = Report(nodes={"exported": g.count()})
     chosen: list[Rule] = []

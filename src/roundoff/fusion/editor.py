@@ -61,8 +61,10 @@ class Editor:
         self._constants: dict[ir.Value, np.ndarray | None] = {}
         self._static: dict[ir.Value, bool] = {}
         self._names = {v.name for v in self.graph.inputs} | set(self.graph.initializers)
+        self._given: set[str | None] = set()
         for node in self.graph:
             self._names.update(o.name for o in node.outputs)
+        self._given |= self._names
         self._node_names = {n.name for n in self.graph}
 
     # Questions
@@ -229,27 +231,32 @@ class Editor:
     def replace(self, old: ir.Value, new: ir.Value, *, returned_only: bool = False) -> None:
         """Let every reader of *old*, the graph's outputs included, read *new*.
 
-        With *returned_only* the nodes keep reading *old*, and the graph returns *new*.
-
-        A value that the graph returns keeps its name, which is how before and after compare.
+        A value that a rule made takes the name of what it stands for: by their names the graphs
+        before and after are compared. With *returned_only* the nodes keep reading *old*, and
+        the graph returns *new*.
         """
         for node, index in list(old.uses()) if not returned_only else ():
             node.replace_input_with(index, new)
-        if not self.is_output(old):
+        if self.is_output(old):
+            # An input or another output keeps its name, so a copy carries this one.
+            if new.producer() is None or self.is_output(new):
+                last = old.producer()
+                assert last is not None
+                made = self.emit("Identity", [new], last, shapes=[()], like=new)[0]
+                made.shape, new = new.shape, made
+            self._take_name(old, new)
+            for i, output in enumerate(self.graph.outputs):
+                if output is old:
+                    self.graph.outputs[i] = new
             return
-        taken = new.producer() is None or self.is_output(new)
-        if taken:  # an input or another output: the name cannot move, so a copy carries it
-            last = old.producer()
-            assert last is not None
-            shape = self.shape(new)
-            made = self.emit("Identity", [new], last, shapes=[shape or ()], like=new)[0]
-            made.shape = new.shape
-            new = made
-        name, old.name = old.name, self.fresh(f"{old.name}_was")
+        fresh = new.producer() is not None and new.name not in self._given
+        if fresh and old.name in self._given and not returned_only:
+            self._take_name(old, new)
+
+    def _take_name(self, old: ir.Value, new: ir.Value) -> None:
+        name = old.name
+        old.name = self.fresh(f"{name}_was")
         new.name = name
-        for i, output in enumerate(self.graph.outputs):
-            if output is old:
-                self.graph.outputs[i] = new
 
     def clean(self) -> None:
         """Drop what nothing reads, and restore the order of the nodes."""

@@ -1,14 +1,13 @@
 """Tier "experimental": Triton kernels of our own, between islands of ONNX Runtime.
 
 A rule here replaces several kernels that are bound by memory by one that moves each element once.
-Its node, of domain ``roundoff``, runs on CUDA, or on the CPU in Triton's interpreter when
-``TRITON_INTERPRET=1`` is set (slow, and right). Anywhere else the rule refuses.
+Its node, of domain ``roundoff``, runs on CUDA, or with ``OptimizationOptions(interpret=True)`` on
+the CPU in Triton's interpreter (slow, and right). Anywhere else the rule refuses.
 """
 
 from __future__ import annotations
 
 import importlib.util
-import os
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
@@ -33,12 +32,12 @@ OURS = "roundoff"
 MICROSOFT = "com.microsoft"
 
 
-def missing(processor: str) -> str | None:
+def missing(processor: str, interpret: bool) -> str | None:
     """Why our kernels cannot run there; None where they can."""
     if importlib.util.find_spec("triton") is None:
         return "Triton is not installed"
-    if processor != "CUDA" and os.environ.get("TRITON_INTERPRET", "0") != "1":
-        return "Triton needs CUDA, or TRITON_INTERPRET=1 for its interpreter"
+    if processor != "CUDA" and not interpret:
+        return "Triton needs CUDA; OptimizationOptions(interpret=True) runs its interpreter"
     return None
 
 
@@ -51,9 +50,8 @@ class Ours(Rule):
         found = self.match(g, node)
         if found is None:
             return False
-        reason = missing(g.processor)
-        if reason is not None:
-            raise Refusal(reason)
+        if not g.ours:
+            raise Refusal(missing(g.processor, False) or "kernels of ours were not asked for")
         self.emit(g, node, found)
         return True
 
@@ -108,8 +106,13 @@ class RotaryQkv(Ours):
     source = "J. Su et al., RoFormer, 2021, equation 34"
 
     def match(self, g: Editor, node: ir.Node) -> ir.Node | None:
-        packed = g.attribute(node, "do_rotary", 0) == 1 and node.inputs[1] is None
-        return node if packed else None
+        if g.attribute(node, "do_rotary", 0) != 1 or node.inputs[1] is not None:
+            return None
+        alone = node.outputs[0].dtype == ir.DataType.FLOAT and g.processor == "CUDA"
+        grouped = g.attribute(node, "num_heads") != g.attribute(node, "kv_num_heads")
+        if grouped and not alone and not OwnAttention.pays(g, node):
+            raise Refusal("grouped heads: repeating keys and values would cost more than it saves")
+        return node
 
     def emit(self, g: Editor, node: ir.Node, found: ir.Node) -> None:
         heads = int(g.attribute(node, "num_heads"))

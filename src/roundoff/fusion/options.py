@@ -29,6 +29,8 @@ class OptimizationOptions:
         Where the model is to run: a rule emits what has a kernel there. None follows the inputs.
     leave : tuple of str
         Names of rules not to apply.
+    interpret : bool
+        On the CPU, run kernels of the experimental tier in Triton's interpreter: slow, and right.
 
     Raises
     ------
@@ -46,6 +48,7 @@ class OptimizationOptions:
     verbose: int = 0
     processor: str | None = None
     leave: tuple[str, ...] = ()
+    interpret: bool = False
 
     def __post_init__(self) -> None:
         names = self.patterns.split("+") if self.patterns else []

@@ -12,10 +12,14 @@ import torch
 import triton
 import triton.language as tl
 
+from ._pieces import greatest, run
+from ._pieces import total as sum_of
+from ._runtime import kernel
+
 __all__ = ["causal_attention"]
 
 
-@triton.jit
+@kernel
 def _tiles(
     acc, total, most, q, k, v, low, high, rows, head, length, scale,
     D: tl.constexpr, COLUMNS: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr,
@@ -31,10 +35,10 @@ def _tiles(
         if MASKED:
             seen = (columns[None, :] <= rows[:, None]) & (columns < length)[None, :]
             scores = tl.where(seen, scores, float("-inf"))
-        higher = tl.maximum(most, tl.max(scores, 1))
+        higher = tl.maximum(most, greatest(scores, 1))
         p = tl.math.exp2(scores - higher[:, None])
         shrink = tl.math.exp2(most - higher)
-        total = total * shrink + tl.sum(p, 1)
+        total = total * shrink + sum_of(p, 1)
         values = tl.load(v + at, mask=inside, other=0.0)
         acc = acc * shrink[:, None]
         acc = tl.dot(p.to(values.dtype), values, acc, input_precision=PRECISION)
@@ -42,7 +46,7 @@ def _tiles(
     return acc, total, most
 
 
-@triton.jit
+@kernel
 def _causal_attention(
     q,  # (batch, length, heads, head)
     k,  # (batch, groups, length, head)
@@ -68,8 +72,8 @@ def _causal_attention(
     at = ((batch * length + rows[:, None]) * heads + h) * head + i[None, :]
     queries = tl.load(q + at, mask=inside, other=0.0)
     shared = (batch * groups + h // (heads // groups)) * length * head
-    acc = tl.zeros((ROWS, D), tl.float32)
-    total = tl.zeros((ROWS,), tl.float32)
+    acc = tl.full((ROWS, D), 0.0, tl.float32)
+    total = tl.full((ROWS,), 0.0, tl.float32)
     most = tl.full((ROWS,), float("-inf"), tl.float32)
     full = block * ROWS  # keys that every row of the block sees
     acc, total, most = _tiles(
@@ -119,9 +123,8 @@ def causal_attention(
     rows, columns, warps, stages = (128, 64, 8, 2) if wide else (64, 64, 4, 3)
     d = max(triton.next_power_of_2(head), 16)
     if q.numel():
-        _causal_attention[(triton.cdiv(length, rows), batch * heads)](
-            q, k, v, out, length, heads, groups, head, scale * 1.4426950408889634, D=d, ROWS=rows,
-            COLUMNS=columns, PRECISION="tf32" if tf32 else "ieee", num_warps=warps,
-            num_stages=stages,
-        )  # fmt: skip
+        args = (q, k, v, out, length, heads, groups, head, scale * 1.4426950408889634)
+        constants = (d, rows, columns, "tf32" if tf32 else "ieee")
+        grid = (triton.cdiv(length, rows), batch * heads)
+        run(_causal_attention, grid, *args, *constants, num_warps=warps, num_stages=stages)
     return out

@@ -11,10 +11,14 @@ import torch
 import triton
 import triton.language as tl
 
+from ._pieces import run
+from ._pieces import total as sum_of
+from ._runtime import kernel
+
 __all__ = ["add_rms_norm", "embed_rms_norm"]
 
 
-@triton.jit
+@kernel
 def _add_rms_norm(
     x,  # (rows, n)
     residual,  # (rows, n)
@@ -36,12 +40,12 @@ def _add_rms_norm(
     if KEEP:
         tl.store(total + row * n + at, y, mask=inside)
     y = y.to(tl.float32)
-    scale = 1.0 / tl.sqrt_rn(tl.sum(y * y, axis=0) / n + epsilon)
+    scale = 1.0 / tl.sqrt_rn(sum_of(y * y, 0) / n + epsilon)
     w = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + row * n + at, (y * scale * w).to(out.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@kernel
 def _embed_rms_norm(
     table,  # (tokens, n)
     ids,  # (rows,), int64
@@ -61,14 +65,15 @@ def _embed_rms_norm(
     y = tl.load(table + token * n + at, mask=(at < n) & known, other=0.0)
     tl.store(embedded + row * n + at, y, mask=at < n)
     y = y.to(tl.float32)
-    scale = 1.0 / tl.sqrt_rn(tl.sum(y * y, axis=0) / n + epsilon)
+    scale = 1.0 / tl.sqrt_rn(sum_of(y * y, 0) / n + epsilon)
     w = tl.load(weight + at, mask=at < n, other=0.0).to(tl.float32)
     tl.store(out + row * n + at, (y * scale * w).to(out.dtype.element_ty), mask=at < n)
 
 
-def _launch(n: int) -> dict[str, int]:
+def _block(n: int) -> tuple[int, int]:
+    """(elements, warps) of a program that holds a row."""
     block = triton.next_power_of_2(n)
-    return {"BLOCK": block, "num_warps": min(max(block // 512, 1), 16)}
+    return block, min(max(block // 512, 1), 16)
 
 
 def add_rms_norm(
@@ -100,8 +105,9 @@ def add_rms_norm(
     out = torch.empty_like(x)
     total = torch.empty_like(x) if keep else out
     if x.numel():
-        grid = (x.numel() // n,)
-        _add_rms_norm[grid](x, residual, weight, total, out, n, epsilon, KEEP=keep, **_launch(n))
+        block, warps = _block(n)
+        args = (x, residual, weight, total, out, n, epsilon, block, keep)
+        run(_add_rms_norm, (x.numel() // n, 1), *args, num_warps=warps)
     return out, total
 
 
@@ -130,6 +136,7 @@ def embed_rms_norm(
     embedded = table.new_empty(*ids.shape, n)
     out = torch.empty_like(embedded)
     if out.numel():
-        grid = (ids.numel(),)
-        _embed_rms_norm[grid](table, ids, weight, embedded, out, tokens, n, epsilon, **_launch(n))
+        block, warps = _block(n)
+        args = (table, ids, weight, embedded, out, tokens, n, epsilon, block)
+        run(_embed_rms_norm, (ids.numel(), 1), *args, num_warps=warps)
     return out, embedded

@@ -12,10 +12,13 @@ import torch
 import triton
 import triton.language as tl
 
+from ._pieces import run
+from ._runtime import kernel
+
 __all__ = ["rotary_qkv"]
 
 
-@triton.jit
+@kernel
 def _rotary_qkv(
     packed,  # (batch, length, (heads + 2 groups) * 2 * half)
     cos,  # (length, half)
@@ -93,6 +96,6 @@ def rotary_qkv(
     grid = (batch * length, triton.cdiv(heads + 2 * groups, block))
     if packed.numel():
         half = triton.next_power_of_2(head // 2)
-        _rotary_qkv[grid](packed, cos, sin, q, k, v, length, heads, groups, head // 2,
-                          HEADS=block, HALF=half)  # fmt: skip
+        sizes = (length, heads, groups, head // 2)
+        run(_rotary_qkv, grid, packed, cos, sin, q, k, v, *sizes, block, half)
     return q, k, v

@@ -7,16 +7,17 @@ six that count in float16; one pass reads the packed product once and writes the
 # mypy: disallow-incomplete-defs=False
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 
+from ._pieces import run
+from ._runtime import kernel
+
 __all__ = ["silu_mul"]
 
 
-@triton.jit
+@kernel
 def _silu_mul(
     packed,  # (rows, 2 * n): gate, then up
     out,  # (rows, n)
@@ -32,7 +33,7 @@ def _silu_mul(
     tl.store(out + row * n + at, y.to(out.dtype.element_ty), mask=inside)
 
 
-def silu_mul(packed: torch.Tensor, **launch: Any) -> torch.Tensor:
+def silu_mul(packed: torch.Tensor) -> torch.Tensor:
     """``silu(gate) * up`` where ``packed = concat(gate, up)`` along the last axis.
 
     Computed in float32 and rounded once.
@@ -56,5 +57,5 @@ def silu_mul(packed: torch.Tensor, **launch: Any) -> torch.Tensor:
     block = min(triton.next_power_of_2(n), 1024)
     grid = (out.numel() // max(n, 1), triton.cdiv(n, block))
     if out.numel():
-        _silu_mul[grid](packed, out, n, BLOCK=block, **launch)
+        run(_silu_mul, grid, packed, out, n, block)
     return out

@@ -1,0 +1,614 @@
+r"""
+.. _llama-backend:
+
+A Llama layer through our own torch.compile backend
+===================================================
+
+``torch.compile(model, backend="roundoff")`` converts a model to ONNX, fuses it with rules that can
+be read, and runs it in ONNX Runtime on the tensors where they lie. This page shows what three tiers
+of rules make of a Llama layer, times them against eager torch and inductor **at equal precision**,
+and asks of every result how far it is from a float64 computation.
+"""
+
+# sphinx_gallery_parallel = False
+
+import time
+from functools import cache, partial
+
+import pandas as pd
+import torch
+
+from roundoff.backend.llama import SIZES, Llama, compiled, cost, errors, tokens
+from roundoff.errors import UnsupportedError
+from roundoff.fusion import OptimizationOptions, fuse
+from roundoff.graph import plot_dot
+from roundoff.ort import available
+from roundoff.page import MARKERS, PALETTE, Study, subplots
+from roundoff.script import get_parsed_args, unit_test_going, usage_error
+from roundoff.timing import measure, measure_ceilings, torch_precision
+
+NAME = "plot_llama_backend"
+args = get_parsed_args(
+    NAME,
+    __doc__,
+    config=("medium", f"one of {', '.join(SIZES)}"),
+    num_hidden_layers=("1", "layers, or several: 1,4"),
+    with_mask=(0, "1: a batch x sequence mask as a second input"),
+    dtype=("", "types to compare; by default what is sensible on the device"),
+    autotune=(0, "1: inductor's max-autotune too, which compiles for minutes"),
+    limit=(0.0, "seconds after which no further table is begun; 0: none"),
+    warmup=(0, "least warm-up calls; 0: chosen for the size and the device"),
+    repeat=(0, "least measured rounds; 0: chosen for the size and the device"),
+    budget=(0.0, "seconds of measuring for a table; 0: chosen for the device"),
+)
+
+begun = time.perf_counter()
+quick = unit_test_going()
+if args.config not in SIZES:
+    usage_error(NAME, f"--config {args.config}: expected one of {', '.join(SIZES)}")
+if not all(n.isdigit() and int(n) for n in args.num_hidden_layers.split(",")):
+    usage_error(NAME, f"--num_hidden_layers {args.num_hidden_layers}: expected such as 1,4")
+size = SIZES["tiny" if quick and args.config == "medium" else args.config]
+depths = [int(n) for n in args.num_hidden_layers.split(",")]
+cuda = torch.cuda.is_available() and bool(available(["CUDAExecutionProvider"]))
+device, processor = ("cuda", "CUDA") if cuda else ("cpu", "CPU")
+warmup = args.warmup or ((10 if args.config != "large" else 5) if cuda else 1)
+repeat = args.repeat or ((50 if args.config != "large" else 25) if cuda else 2 if quick else 5)
+budget = args.budget or (6.0 if cuda else 0.5 if quick else 75.0)
+# Every rival is a compilation of one forward: torch would stop after eight.
+torch._dynamo.config.recompile_limit = 1000
+study = Study(NAME, args)
+
+
+@cache
+def llama(size, layers, dtype, attention, device):
+    """One model for all rivals that can share it."""
+    return Llama(size, layers, dtype, attention, device)
+
+
+@cache
+def rival(label, how, size, layers=1, dtype=torch.float32, attention="sdpa", on="cpu", **options):
+    """A rival, compiled and warm; one that was asked for before is the same again."""
+    model = llama(size, layers, dtype, attention, on)
+    return compiled(label, model, tokens(size, bool(args.with_mask), on), how=how, **options)
+
+
+# %%
+# The model
+# ---------
+#
+# One decoder layer of Llama, with the sizes of Llama-2-7B but for a narrower feed-forward (the
+# configuration ``large`` has its own), from transformers, with random weights: an embedding, the
+# layer, the last norm. Every rival returns the same: the hidden state, keys and values.
+#
+# A model is **loaded** in a type here. ``model.half()`` does something else: it also rounds the
+# frequencies of the rotary embedding, which transformers keeps in float32, and the angle of a token
+# is its position times the frequency. The table has both, in float16, against float64.
+
+
+def loaded_or_halved():
+    """Errors of eager float16, for the two ways to get there."""
+    small = SIZES["tiny" if quick else "small"]
+    ids = tokens(small, bool(args.with_mask), "cpu")
+    plain = rival("exported", "onnx", small, dtype=torch.float16)
+    truth = plain.instance["compiled"].truth()
+    for label in ("loaded in float16", "model.half()"):
+        model = Llama(small, dtype=torch.float16)
+        if label == "model.half()":
+            model.half()
+        with torch.no_grad():
+            yield {"way": label} | errors(truth, model(*ids))
+
+
+halved = pd.DataFrame(loaded_or_halved())
+study.table(
+    "half",
+    halved,
+    caption="Float16 errors of eager torch: weights the same, frequencies rounded or not.",
+    labels={"error": "hidden, largest", "error_ulp": "hidden, largest",
+            "mean_ulp": "hidden, mean", "keys_ulp": "keys and values, largest"},
+    units={"error_ulp": "ULP", "mean_ulp": "ULP", "keys_ulp": "ULP"},
+)  # fmt: skip
+
+# %%
+# One ULP (:ref:`ulp`) is that of a typical element, the root mean square. Truth is the exporter's
+# graph evaluated in float64 throughout (:class:`roundoff.evaluator.TorchOnnxEvaluator`), with the
+# weights of the type; ``model.double()`` would not do: transformers' norms and angles go through
+# float32 whatever the type of the model.
+
+
+def on_halves(run):
+    loaded, half = run.tables["half"]["keys_ulp"]
+    assert half > loaded
+    return (
+        f"Rounding the frequencies takes the keys from {loaded:.2g} to {half:.3g} ULP: "
+        f"{half / loaded:.0f} times further from the model that was trained."
+    )
+
+
+study.conclude(on_halves, "half")
+
+# %%
+# The backend
+# -----------
+#
+# Dynamo hands over a graph; AOTAutograd makes it functional; torch's exporter turns it into ONNX;
+# rules rewrite that; ONNX Runtime runs it. The options choose the tiers::
+#
+#     from functools import cache, partial
+#     from roundoff.backend import OptimizationOptions, onnx_custom_backend
+#
+#     backend = partial(
+#         onnx_custom_backend, options=OptimizationOptions("default+onnxruntime"), storage=found
+#     )
+#     compiled = torch.compile(model, backend=backend, fullgraph=True, dynamic=False)
+#
+# ``found["instance"][0]`` then holds the model that is run, what is computed from weights alone
+# (packed weights, tables of cosines: once, and again when a weight changes), and a report.
+#
+# ``default``
+#     ONNX alone: no-ops, chains of reshapes and transposes, slices that are a split, repeated work.
+# ``+onnxruntime``
+#     operators that ONNX Runtime adds: RMS norms, rotary embedding, attention, packed products.
+# ``+experimental``
+#     Triton kernels of our own between islands of ONNX Runtime, on CUDA.
+
+TIERS = {
+    "exported": "onnx",
+    "default": "default",
+    "+onnxruntime": "default+onnxruntime",
+    "+experimental": "default+onnxruntime+experimental",
+}
+example = SIZES["tiny"]
+stages = {
+    label: rival(label, how, example, interpret=not cuda).instance for label, how in TIERS.items()
+}
+tiers = pd.DataFrame(
+    {
+        "tier": label,
+        "nodes": len(one["onnx"].graph.node),
+        "not ONNX's": sum(n.domain != "" for n in one["onnx"].graph.node),
+        "ahead": len(one["prepare"].graph.node) if one["prepare"] else 0,
+        "whole": len(one["whole"].graph.node),
+        "islands": len(one["session"]),
+    }
+    for label, one in stages.items()
+)
+study.table(
+    "tiers",
+    tiers,
+    caption="Nodes of one layer on a CPU: run at each call, computed ahead from weights, and both.",
+    labels={"not ONNX's": "not ONNX's own"},
+)
+
+# %%
+study.say(
+    f"The exporter leaves {tiers['nodes'][0]} nodes. Fused, a call runs "
+    f"{tiers['nodes'][2]}, and {tiers['nodes'][3]} with kernels of our own, where ONNX Runtime "
+    f"has {tiers['islands'][3]} islands."
+)
+
+# %%
+# Before, and after the first two tiers:
+
+study.svg(
+    "exported",
+    plot_dot(stages["exported"]["onnx"]),
+    alt="The exported layer: norms, rotary embedding and attention in their single operations.",
+)
+
+# %%
+study.svg(
+    "fused",
+    plot_dot(stages["+onnxruntime"]["onnx"]),
+    alt="The fused layer: norm, packed product, attention, product, norm with sum, gate, norm.",
+)
+
+# %%
+# With kernels of our own, as nodes of domain ``roundoff``:
+
+study.svg(
+    "experimental",
+    plot_dot(stages["+experimental"]["onnx"]),
+    alt="Products and attention are left to ONNX Runtime; all between them are single kernels.",
+)
+
+# %%
+# What each rule matched, and where one saw its pattern and left it alone, why:
+
+report = pd.concat(
+    [
+        fuse(stages["exported"]["exported"], OptimizationOptions(TIERS["+experimental"],
+                                                                  processor=p),
+             static=stages["exported"]["compiled"].static)[1].frame().assign(processor=p)
+        for p in ("CPU", "CUDA")
+    ]
+)[["processor", "tier", "rule", "matched", "refused", "reason"]]  # fmt: skip
+study.table("rules", report, caption="Rules on one layer in float32, by processor.")
+
+# %%
+# Does fusion keep the numbers?
+# -----------------------------
+#
+# Values that survive fusion keep their names. Each is compared with float64, before and after: the
+# table localises what a rule changes. ``onnx_custom_backend(…, check=True)`` does this on the first
+# call, and raises where an error grew by more than another order of the same sums explains.
+
+kept = stages["+onnxruntime"]["compiled"].compare()
+study.table(
+    "kept",
+    kept[["value", "made by", "rule", "shape", "largest", "abs before", "abs after"]],
+    caption="Largest errors of each surviving value, before and after fusion.",
+    labels={"abs before": "error before", "abs after": "error after"},
+)
+
+# %%
+# And through several layers? The same at a small size, with eager torch beside it.
+
+
+def through_layers():
+    """Error against depth, by type and by rival."""
+    small = SIZES["tiny" if quick else "small"]
+    for dtype in (torch.float32,) if quick else (torch.float32, torch.float16):
+        for depth in (1, 2) if quick else (1, 2, 4, 8):
+            made = {
+                label: rival(label, how, small, depth, dtype, on=device, interpret=not cuda)
+                for label, how in (("eager", "eager"), ("+onnxruntime", TIERS["+onnxruntime"]))
+            }
+            truth = made["+onnxruntime"].instance["compiled"].truth()
+            for label, one in made.items():
+                row = {"dtype": str(dtype).removeprefix("torch."), "layers": depth, "label": label}
+                yield row | errors(truth, one.outputs)
+
+
+deep = pd.DataFrame(through_layers())
+study.table(
+    "depth",
+    deep[["dtype", "layers", "label", "mean_ulp", "error_ulp"]],
+    caption="Error of the hidden state against float64, with depth.",
+    labels={"mean_ulp": "mean", "error_ulp": "largest"},
+    units={"mean_ulp": "ULP", "error_ulp": "ULP"},
+)
+
+# %%
+kinds = list(deep["dtype"].unique())
+fig, axes = subplots(1, len(kinds), height=3.2)
+for ax, kind in zip([axes] if len(kinds) == 1 else axes, kinds, strict=True):
+    for i, (label, part) in enumerate(deep[deep["dtype"] == kind].groupby("label", sort=False)):
+        ax.plot(part["layers"], part["mean_ulp"], label=label, color=PALETTE[i], marker=MARKERS[i])
+    ax.set_title(kind)
+    ax.set_xlabel("layers")
+    ax.set_ylabel("mean error, ULP")
+    ax.set_ylim(bottom=0)
+    ax.legend()
+study.figure(
+    "depth", fig, alt="Mean error of the hidden state against depth: it grows slowly with layers."
+)
+
+# %%
+
+
+def on_depth(run):
+    table = run.tables["depth"]
+    for kind, part in table.groupby("dtype", sort=False):
+        wide = part.pivot(index="layers", columns="label", values="mean_ulp")
+        factor = wide["+onnxruntime"] / wide["eager"]
+        far = "nearer to" if factor.max() < 0.9 else "further from" if factor.min() > 1.1 else (
+            "as far from")  # fmt: skip
+        yield (
+            f"**{kind}**: the fused graph is {far} float64 {'than' if 'er' in far else 'as'} eager "
+            f"torch, {factor.min():.2f} to {factor.max():.2f} times its mean error through "
+            f"{wide.index.min()} to {wide.index.max()} layers."
+        )
+
+
+study.conclude(lambda run: list(on_depth(run)), "depth")
+
+# %%
+# Time, at equal precision
+# ------------------------
+#
+# One table a precision, as a time means nothing without it: float32 with TF32 is another
+# computation than float32. The rivals take turns, round by round, in one process. On CUDA a sample
+# is five calls in a row, so that launches overlap as they do in a model; *reduce-overhead* and
+# *CUDA graph* replay recorded launches, and overwrite their outputs at the next call. On a CPU,
+# times are ratios to eager.
+
+
+def field(precision, layers):
+    """(label, attention, how, options) of every rival in one table."""
+    for attention in ("eager", "sdpa"):
+        named = "eager attention" if attention == "eager" else attention
+        yield f"eager, {named}", attention, "eager", {}
+        if not cuda and attention == "eager":
+            continue  # one attention is enough for a ratio on a CPU, and saves the reader a minute
+        modes = ["reduce-overhead"] if cuda else [""]
+        if cuda and layers == 1:
+            modes += ["", *(["max-autotune"] if args.autotune and precision in tuned else [])]
+        for mode in modes:
+            label = ", ".join(filter(None, ("inductor", attention, mode)))
+            yield label, attention, f"inductor:{mode}", {}
+    for label, how in TIERS.items():
+        # The interpreter is for small sizes.
+        here = cuda or quick or label != "+experimental"
+        if here and (layers == 1 or label == "exported"):
+            yield label, "sdpa", how, {"interpret": not cuda}
+        if cuda and label.startswith("+"):
+            yield f"{label}, CUDA graph", "sdpa", how, {"cuda_graph": True}
+
+
+tuned = ("float16", "tf32")
+
+
+def precisions():
+    """(name, type, TF32) of each table."""
+    known = {
+        "float32": (torch.float32, False),
+        "tf32": (torch.float32, True),
+        "float16": (torch.float16, False),
+        "bfloat16": (torch.bfloat16, False),
+    }
+    usual = list(known) if cuda else ["float32"]
+    for name in args.dtype.split(",") if args.dtype else usual:
+        if name not in known:
+            usage_error(NAME, f"--dtype {name}: expected some of {', '.join(known)}")
+        yield name, *known[name]
+
+
+def contest(name, dtype, tf32, layers):
+    """The rows of one table, and reasons for what does not run."""
+    make = rival if quick else rival.__wrapped__  # large models are not kept
+    rivals, reasons = {}, {}
+    for label, attention, how, options in field(name, layers):
+        try:
+            rivals[label] = make(label, how, size, layers, dtype, attention, device, **options)
+        except (UnsupportedError, MemoryError, RuntimeError) as e:
+            reasons[label] = str(e).strip().splitlines()[0][:160]
+    truth = rivals["exported"].instance["compiled"].truth()
+    calls = 5 if cuda else 1
+    timings = measure(
+        {label: partial(repeated, r.call, calls) for label, r in rivals.items()},
+        device=device,
+        budget_s=budget,
+        min_rounds=repeat,
+        max_rounds=max(repeat, 100),
+        warmup=max(1, warmup // calls),
+    )
+    rows = rows_of(timings, rivals, truth, calls)
+    if not quick:
+        llama.cache_clear()
+    return [{"precision": name, "layers": layers} | row for row in rows], reasons
+
+
+def repeated(call, times):
+    for _ in range(times):
+        made = call()
+    return made
+
+
+def rows_of(timings, rivals, truth, calls):
+    frame = timings.frame.set_index("label")
+    base = frame["median"]["eager, eager attention"]
+    unit = 1e3 / calls if cuda else 1 / base
+    for label, one in rivals.items():
+        t = frame.loc[label]
+        yield {
+            "optimization": label,
+            "processor": processor,
+            "avg_time": t["mean"] * unit,
+            "median": t["median"] * unit,
+            "low": t["low"] * unit,
+            "high": t["high"] * unit,
+            "warmup": int(t["warmup"]) * calls,
+            "N": int(t["rounds"]) * calls,
+            "n_custom_ops": one.custom,
+            "nodes": one.nodes,
+            "speedup": base / t["median"],
+            "memory": one.memory,
+            "compile": one.seconds,
+        } | errors(truth, one.outputs)
+
+
+results, skipped = [], []
+for layers in depths:
+    for precision, dtype, tf32 in precisions():
+        if results and args.limit and time.perf_counter() - begun > args.limit:
+            skipped.append(f"{precision}, {layers} layers: there was no time left.")
+            continue
+        with torch_precision(tf32):
+            rows, reasons = contest(precision, dtype, tf32, layers)
+        results += rows
+        skipped += [
+            f"{precision}: {label} does not run here: {why}." for label, why in reasons.items()
+        ]
+
+times = pd.DataFrame(results)
+COLUMNS = ["layers", "optimization", "processor", "avg_time", "median", "low", "high", "warmup",
+           "N", "n_custom_ops", "nodes", "speedup", "error_ulp", "mean_ulp", "keys_ulp", "memory",
+           "compile"]  # fmt: skip
+unit = "ms" if cuda else "× eager"
+
+
+def show(precision, what):
+    """The table of one precision; without rows where this build has none."""
+    part = times[times["precision"] == precision]
+    why = "no CUDA" if precision == "tf32" else "torch takes many seconds a call on a CPU"
+    caption = f"One call at {what}: time, size of the graph, error against float64."
+    if part.empty:
+        caption = f"{what}: not in this build ({why}); recorded runs have it."
+    return study.table(
+        f"time-{precision}",
+        part[COLUMNS],
+        caption=caption,
+        formats={"avg_time": ".4g", "median": ".4g", "low": ".4g", "high": ".4g",
+                 "n_custom_ops": ".0f", "nodes": ".0f", "speedup": ".3g", "memory": ".0f",
+                 "compile": ".1f"},
+        units={"avg_time": unit, "median": unit, "low": unit, "high": unit, "error_ulp": "ULP",
+               "mean_ulp": "ULP", "keys_ulp": "ULP", "memory": "MiB", "compile": "s"},
+        labels={"error_ulp": "hidden, largest", "mean_ulp": "hidden, mean",
+                "keys_ulp": "keys, values"},
+    )  # fmt: skip
+
+
+show("float32", "float32")
+
+# %%
+study.recorded("time-float32")
+
+# %%
+# With TF32, which rounds the operands of float32 products to 11 binary digits:
+
+show("tf32", "float32 with TF32")
+
+# %%
+study.recorded("time-tf32")
+
+# %%
+show("float16", "float16")
+
+# %%
+study.recorded("time-float16")
+
+# %%
+show("bfloat16", "bfloat16")
+
+# %%
+study.recorded("time-bfloat16")
+
+# %%
+if not cuda:
+    skipped.append(
+        "Kernels of our own need CUDA: on a CPU they are checked in Triton's interpreter, whose "
+        "time says nothing."
+    )
+study.say(skipped or ["Every rival ran."])
+
+# %%
+
+
+def on_times(run):
+    """Ours against the best of inductor, and against eager, for each precision and depth."""
+    names = [t for t in run.tables if t.startswith("time-")]
+    for name in names:
+        for layers, part in run.tables[name].groupby("layers", sort=False):
+            part = part.set_index("optimization")
+            best = {
+                who: part.loc[part.index.str.startswith(start), "median"]
+                for who, start in (("inductor", "inductor"), ("ours", ("+", "default")))
+            }
+            if best["inductor"].empty or best["ours"].empty:
+                continue
+            theirs, own = best["inductor"].idxmin(), best["ours"].idxmin()
+            ratio = part["median"][own] / part["median"][theirs]
+            how = "ahead of" if ratio < 0.98 else "behind" if ratio > 1.02 else "level with"
+            nearer = part["mean_ulp"][own] / part["mean_ulp"]["eager, sdpa"]
+            yield (
+                f"**{name.removeprefix('time-')}**, {layers} layer{'s' if layers > 1 else ''}: "
+                f"``{own}`` takes {ratio:.2f} of the time of the best inductor (``{theirs}``), "
+                f"{how} it, and is {part['speedup'][own]:.2f} times as fast as eager attention in "
+                f"eager torch; its mean error is {nearer:.2f} of eager's."
+            )
+
+
+study.conclude(lambda run: list(on_times(run)) or "Nothing to compare.",
+               f"time-{times['precision'].iloc[0]}")  # fmt: skip
+
+# %%
+# Where the time goes
+# -------------------
+#
+# A call cannot do without its products, its attention, and one pass over what lies between them.
+# Operations over the measured rate of matrix products, and bytes over that of a copy, give a least
+# time for each; fusion can take away no more than the rest.
+
+ceilings = measure_ceilings(
+    device,
+    dtypes=("float32", "float16", "bfloat16") if cuda else ("float32",),
+    side=128 if quick else None,
+    nbytes=2**20 if quick else None,
+    budget_s=0.05 if quick else 0.4,
+).frame
+study.table(
+    "ceilings",
+    ceilings.assign(rate=ceilings["rate"] / 1e9, low=ceilings["low"] / 1e9,
+                    high=ceilings["high"] / 1e9, unit="G" + ceilings["unit"]),
+    caption="Measured ceilings of this machine.",
+    formats={"size": "d"},
+)  # fmt: skip
+
+# %%
+
+
+def bounds():
+    """Least times by part, next to the best measured time."""
+    copy = ceilings.set_index("ceiling")["rate"]["copy"]
+    for (name, layers), part in times.groupby(["precision", "layers"], sort=False):
+        wanted = "float32" if name == "tf32" else name
+        rates = ceilings[ceilings["ceiling"].str.contains(wanted)]
+        is_tf32 = rates["ceiling"].str.contains("TF32", case=False) | rates["note"].astype(
+            str).str.contains("TF32", case=False)  # fmt: skip
+        rates = rates[is_tf32] if name == "tf32" else rates[~is_tf32] if len(rates) > 1 else rates
+        if rates.empty:
+            continue
+        parts = cost(size, layers, 4 if wanted == "float32" else 2).set_index("part")
+        least = pd.concat([parts["flops"] / rates["rate"].iloc[0], parts["bytes"] / copy], axis=1)
+        least = least.max(axis=1) * 1e3
+        best = part.loc[part["median"].idxmin()]
+        yield (
+            {"precision": name, "layers": layers}
+            | least.to_dict()
+            | {
+                "least": least.sum(),
+                "measured": best["median"] if cuda else float("nan"),
+                "share": least.sum() / best["median"] if cuda else float("nan"),
+                "by": best["optimization"],
+            }
+        )
+
+
+shares = pd.DataFrame(
+    bounds(),
+    columns=["precision", "layers", "products", "attention", "the rest", "least", "measured",
+             "share", "by"],
+)  # fmt: skip
+study.table(
+    "shares",
+    shares,
+    caption="Least time of each part at the measured ceilings, and the best measured time.",
+    formats={"share": ".0%"},
+    units=dict.fromkeys(("products", "attention", "the rest", "least", "measured"), "ms"),
+    labels={"share": "least / measured"},
+)
+
+# %%
+study.recorded("shares")
+
+# %%
+
+
+def on_shares(run):
+    for row in run.tables["shares"].to_dict("records"):
+        part = row["products"] / row["least"]
+        yield (
+            f"**{row['precision']}**, {row['layers']} layer{'s' if row['layers'] > 1 else ''}: "
+            f"products alone are {part:.0%} of the least time"
+            + (f"; the best rival runs at {row['share']:.0%} of it." if row["share"] == row["share"]
+               else ".")
+        )  # fmt: skip
+
+
+study.conclude(lambda run: list(on_shares(run)), "shares")
+
+# %%
+# What a tier refuses
+# -------------------
+#
+# A rule that sees its pattern but not all of its conditions leaves the graph alone and says why;
+# the report has the line. Refused as a whole, with a typed error that names it: training (call
+# under ``torch.no_grad()``), inputs on several devices, complex and float8 inputs, an operator
+# that the exporter cannot convert. Not fused: attention whose probabilities are returned, or with
+# fewer queries than keys; bfloat16 on a CPU, where ONNX Runtime has no kernels (it is computed
+# operator by operator in float32 and rounded); grouped heads with a padding mask (the heads stay
+# repeated).
+
+study.finish()

@@ -235,6 +235,36 @@ def node_model(op_type: str, inputs: list[str], rank: int, opset: int, **attribu
     )  # fmt: skip
 
 
+NGRAMS = {
+    "max_gram_length": 2, "min_gram_length": 1, "max_skip_count": 0, "mode": "TF",
+    "ngram_counts": [0, 4], "ngram_indexes": [0, 1, 2, 3, 4, 5, 6],
+    "pool_int64s": [2, 3, 5, 4, 5, 6, 7, 8, 6, 7],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"ngram_indexes": [0, 1, 2]}, {"ngram_counts": [0, 40]}, {"ngram_counts": [4, 0]},
+     {"ngram_counts": [0]}, {"ngram_indexes": [0, 1, 2, 3, 4, 5, 2**31 - 1]},
+     {"max_skip_count": 2**31 - 1}],
+)  # fmt: skip
+def test_n_grams_that_do_not_fit_their_pool(change: dict[str, Any]) -> None:
+    def model(**attributes: Any) -> Any:
+        return helper.make_model(
+            helper.make_graph(
+                [helper.make_node("TfIdfVectorizer", ["X"], ["Y"], **attributes)], "g",
+                [helper.make_tensor_value_info("X", TensorProto.INT32, [6])],
+                [helper.make_tensor_value_info("Y", TensorProto.FLOAT, [7])],
+            ),
+            opset_imports=[helper.make_opsetid("", 9)], ir_version=8,
+        )  # fmt: skip
+
+    feeds = {"X": np.int32([2, 3, 5, 4, 5, 6])}
+    assert TorchOnnxEvaluator(model(**NGRAMS)).run(None, feeds)[0].shape == (7,)
+    with pytest.raises(RoundoffError, match="TfIdfVectorizer"):
+        TorchOnnxEvaluator(model(**{**NGRAMS, **change}))
+
+
 # ONNX's inference, or ONNX Runtime, stops the process at each of these.
 DEADLY = {
     "an axis of 33 bits": node_model("LayerNormalization", ["A", "B"], 1, 17, axis=2**31),

@@ -84,7 +84,7 @@ _MOST = {
 
 
 def _check_ngrams(node: Node) -> None:
-    """The starts of the n-grams in their pool: ONNX Runtime ends the process on wrong ones.
+    """The n-grams and their pool: ONNX Runtime ends the process where they do not fit.
 
     Raises
     ------
@@ -102,6 +102,16 @@ def _check_ngrams(node: Node) -> None:
             f"node {node.label!r} (TfIdfVectorizer): ngram_counts", got=starts,
             expected=f"{longest} rising positions in a pool of {len(pool)}",
         )  # fmt: skip
+    ends = [*starts[1:], len(pool)]
+    grams = sum((b - a) // n for n, (a, b) in enumerate(zip(starts, ends, strict=True), 1))
+    indexes = node.attribute("ngram_indexes", [])
+    weights = node.attribute("weights", indexes)
+    if len(indexes) != grams or len(weights) != grams or any(not 0 <= k < 2**24 for k in indexes):
+        raise ModelError(
+            f"node {node.label!r} (TfIdfVectorizer): ngram_indexes and weights",
+            got=f"{len(indexes)} and {len(weights)}",
+            expected=f"{grams} each, the indexes below 2**24",
+        )
 
 
 def check_attributes(node: Node) -> None:

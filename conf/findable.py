@@ -37,6 +37,9 @@ def describe(
     app: Sphinx, pagename: str, templatename: str, context: dict[str, Any], doctree: Any
 ) -> None:
     """Add a description and Open Graph's tags to a page."""
+    if pagename.startswith("generated/"):
+        # Two rooms may have a Step each: the title says which.
+        context["title"] = Path(pagename).name
     title = html.unescape(re.sub(r"<[^>]+>", "", context.get("title", ""))) or app.config.html_title
     words = description(doctree) if doctree is not None else ""
     words = words or f"{title}: {app.config.html_title}, same maths, different bits."

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from docutils import nodes
+from sphinx.addnodes import tabular_col_spec
 from sphinx.application import Sphinx
 from sphinx.ext.autosummary import autosummary_table, autosummary_toc
 from sphinx.util import logging
@@ -146,10 +147,13 @@ def finish_page(
     context["body"] = body
 
 
+_TRACELESS = (nodes.comment, tabular_col_spec, autosummary_table, autosummary_toc)
+
+
 def keep_places(app: Sphinx, tree: nodes.document) -> None:
     """Give the place of a module to its section: what follows the directive may leave no trace."""
     for node in list(tree.findall(nodes.Element)):
-        if isinstance(node, (nodes.comment, autosummary_table, autosummary_toc)) and node["ids"]:
+        if isinstance(node, _TRACELESS) and node["ids"]:
             node.parent["ids"] += node["ids"]
             node["ids"] = []
 

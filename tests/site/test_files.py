@@ -267,3 +267,8 @@ def test_figures_are_computed_and_absent_where_the_run_does_not_hold_them() -> N
     speed = pd.DataFrame({"N": [1024, 2048], "Triton": [50.0, 90.0], "copy": [100.0, 100.0]})
     share = figure_of(asked["plot_triton_layer_norm"], {"layer-norm-backward": speed})
     assert share.value == "90%"
+    llama = pd.DataFrame({"layers": 1, "optimization": ["eager", "inductor", "+onnxruntime"],
+                          "median": [4.0, 2.0, 1.0], "speedup": [1.0, 2.0, 4.0]})  # fmt: skip
+    gain = figure_of(asked["plot_llama_backend"], {"time-float16": llama, "time-tf32": llama[:0]})
+    assert gain.value == "4.00×"
+    assert "0.50 of the time of inductor" in gain.sentence

@@ -1,0 +1,166 @@
+"""Each rule of the first tier: a hit, a near miss, and the numbers (checked by ``rewritten``)."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from fusion_models import model, rewritten
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from roundoff.errors import ArgumentError
+from roundoff.fusion import OptimizationOptions, fuse, rules
+
+I64 = np.int64
+
+
+def ops(text: str, **constants: np.ndarray) -> list[str]:
+    return rewritten(model(text, **constants), "default", tolerance=0)[0]
+
+
+def test_constants_are_folded_and_can_be_kept() -> None:
+    m = model("g (float[2] x) => (float[2] y) { c = Add(a, b) y = Mul(x, c) }",
+              a=np.float32([1, 2]), b=np.float32([3, 4]))  # fmt: skip
+    assert rewritten(m, "default")[0] == ["Mul"]
+    assert rewritten(m, "default", constant_folding=False)[0] == ["Add", "Mul"]
+
+
+def test_random_values_are_no_constants() -> None:
+    text = """g (float[2] x) => (float[2] y)
+    { r = RandomNormal<shape = [2]>() y = Add(x, r) }"""
+    made, _ = fuse(model(text), "default")
+    assert [n.op_type for n in made.graph.node] == ["RandomNormal", "Add"]
+
+
+@pytest.mark.parametrize(
+    "node",
+    ["Identity(x)", "Reshape(x, s)", "Transpose<perm = [0, 1]>(x)", "Cast<to = 1>(x)",
+     "Concat<axis = 0>(x)", "Mul(x, one)", "Mul(one, x)", "Div(x, one)", "Expand(x, s)"],
+)  # fmt: skip
+def test_no_ops_go(node: str) -> None:
+    text = f"g (float[2, 3] x) => (float[2, 3] y) {{ h = {node} y = Neg(h) }}"
+    assert ops(text, s=np.array([2, 3], I64), one=np.float32(1)) == ["Neg"]
+
+
+@pytest.mark.parametrize(
+    "node",
+    ["Concat<axis = 0>(x, x)", "Mul(x, two)", "Div(one, x)", "Expand(x, s)", "Mul(x, ones)"],
+)  # fmt: skip
+def test_near_no_ops_stay(node: str) -> None:
+    text = f"g (float[1, 3] x) => (y) {{ h = {node} y = Neg(h) }}"
+    constants = {"s": np.array([2, 3], I64), "one": np.float32(1), "two": np.float32(2),
+                 "ones": np.ones((2, 1), np.float32)}  # fmt: skip
+    used = {k: v for k, v in constants.items() if f"{k})" in node or f"({k}," in node}
+    made = onnx.shape_inference.infer_shapes(model(text.replace("(y)", "(float[a, b] y)"), **used))
+    left = [n.op_type for n in fuse(made, "default")[0].graph.node]
+    assert left == [node.split("(")[0].split("<")[0], "Neg"]
+
+
+def test_an_output_that_is_an_input_keeps_its_copy() -> None:
+    text = "g (float[2] x) => (float[2] y, float[2] z) { y = Identity(x) z = Identity(y) }"
+    assert ops(text) == ["Identity", "Identity"]
+
+
+def test_reshapes_and_transposes_merge() -> None:
+    text = """g (float[2, 3, 4] x) => (float[2, 4, 3] y) {
+      a = Reshape(x, s) b = Unsqueeze(a, zero) c = Reshape(b, t)
+      d = Transpose<perm = [1, 0, 2]>(c) e = Transpose<perm = [1, 2, 0]>(d) y = Neg(e) }"""
+    left = ops(text, s=np.array([24], I64), zero=np.array([0], I64), t=np.array([2, 3, 4], I64))
+    assert left == ["Transpose", "Neg"]
+
+
+def test_a_transpose_of_ones_is_a_reshape() -> None:
+    text = "g (float[2, 1, 3] x) => (float[1, 2, 3] y) { y = Transpose<perm = [1, 0, 2]>(x) }"
+    assert ops(text) == ["Reshape"]
+
+
+def test_reshaped_transpose() -> None:
+    text = """g (float[2, 4, 5, 3] x) => (float[2, 4, 3, 5] y)
+    { a = Reshape(x, s) b = Transpose<perm = [0, 2, 1]>(a) y = Reshape(b, t) }"""
+    hit = {"s": np.array([8, 5, 3], I64), "t": np.array([2, 4, 3, 5], I64)}
+    assert ops(text, **hit) == ["Transpose"]
+    miss = text.replace("float[2, 4, 3, 5] y", "float[4, 2, 3, 5] y")
+    assert ops(miss, s=hit["s"], t=np.array([4, 2, 3, 5], I64)) == [
+        "Reshape", "Transpose", "Reshape"]  # fmt: skip
+
+
+def test_slices_are_a_split() -> None:
+    text = """g (float[2, 6] x) => (float[2, 2] a, float[2, 4] b)
+    { a = Slice(x, zero, two, one) b = Slice(x, two, end, one) }"""
+    constants = {k: np.array([v], I64) for k, v in (("zero", 0), ("two", 2), ("one", 1))}
+    assert ops(text, **constants, end=np.array([2**62], I64)) == ["Split"]
+    # One element is in neither part.
+    gap = text.replace("float[2, 4] b", "float[2, 3] b").replace("(x, two", "(x, three")
+    assert ops(gap, **constants, three=np.array([3], I64), end=np.array([99], I64)) == [
+        "Slice", "Slice"]  # fmt: skip
+
+
+def test_repeated_work_is_done_once() -> None:
+    text = """g (float[2] x) => (float[2] y) { a = Sqrt(x) b = Sqrt(x) y = Add(a, b) }"""
+    assert ops(text) == ["Sqrt", "Add"]
+    assert ops(text.replace("b = Sqrt", "b = Exp")) == ["Sqrt", "Exp", "Add"]
+    cast = "g (float[2] x) => (float16[2] y, double[2] z) { y = Cast<to=10>(x) z = Cast<to=11>(x) }"
+    assert ops(cast) == ["Cast", "Cast"]
+
+
+def test_whole_gather() -> None:
+    text = "g (int64[2, 3] x) => (int64[2, 1, 1, 3] y) { y = GatherND(x, i) }"
+    all_of_it = np.stack(np.indices((2, 3)), -1).reshape(2, 1, 1, 3, 2)
+    assert ops(text, i=all_of_it.astype(I64)) == ["Reshape"]
+    made, report = fuse(model(text, i=all_of_it[:, :, :, ::-1].astype(I64)), "default")
+    assert [n.op_type for n in made.graph.node] == ["GatherND"]
+    assert "in order" in next(iter(report.refused.values()))
+
+
+def test_divide_once() -> None:
+    text = "g (float[4] x, float[4] y) => (float[4] z) { r = Reciprocal(y) z = Mul(x, r) }"
+    assert rewritten(model(text), "default")[0] == ["Div"]
+    both = text.replace("=> (float[4] z)", "=> (float[4] z, float[4] r)")
+    left, report = rewritten(model(both), "default")
+    assert left == ["Reciprocal", "Mul"]
+    assert report.frame().set_index("rule").loc["DivideOnce", "refused"] == 1
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.data())
+def test_any_chain_of_shapes_keeps_the_numbers(data: st.DataObject) -> None:
+    """Reshapes and transposes at random: the same elements in the same places."""
+    shape = [2, 3, 4]
+    nodes, value, constants = [], "x", {}
+    for i in range(data.draw(st.integers(1, 5))):
+        if data.draw(st.booleans()):
+            perm = data.draw(st.permutations(range(len(shape))))
+            nodes.append(f"v{i} = Transpose<perm = {list(perm)}>({value})")
+            shape = [shape[p] for p in perm]
+        else:
+            shape = data.draw(st.sampled_from([[24], [2, 12], [4, 6], [1, 2, 3, 4], [3, 2, 4]]))
+            constants[f"s{i}"] = np.array(shape, I64)
+            nodes.append(f"v{i} = Reshape({value}, s{i})")
+        value = f"v{i}"
+    text = f"g (float[2, 3, 4] x) => (float{shape} y) {{ {' '.join(nodes)} y = Neg({value}) }}"
+    assert len(ops(text, **constants)) <= len(nodes) + 1
+
+
+def test_options_and_tiers() -> None:
+    assert [len(rules(t)) > 0 for t in ("default", "onnxruntime", "experimental")] == [True] * 3
+    for tier in ("default", "onnxruntime", "experimental"):
+        for rule in rules(tier):
+            assert rule.tier == tier
+            assert rule.ops
+            assert rule.source
+            assert "Pattern:" in (rule.__doc__ or "")
+    with pytest.raises(ArgumentError, match="processor"):
+        OptimizationOptions(processor="TPU")
+    with pytest.raises(ArgumentError, match="static inputs"):
+        fuse(model("g (float[2] x) => (float[2] y) { y = Neg(x) }"), static=["w"])
+
+
+def test_names_of_outputs_and_the_model_given_are_kept() -> None:
+    m = model("g (float[2] x) => (float[2] y) { h = Identity(x) y = Mul(h, one) }",
+              one=np.float32(1))  # fmt: skip
+    before = m.SerializeToString(deterministic=True)
+    made, report = fuse(m, "default")
+    assert m.SerializeToString(deterministic=True) == before
+    assert [o.name for o in made.graph.output] == ["y"]
+    assert "exported" in str(report)

@@ -1,0 +1,208 @@
+"""Each rule of the second tier: a hit, a near miss, and the numbers (checked by ``rewritten``)."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from fusion_models import model, rewritten
+
+from roundoff.fusion import fuse
+from roundoff.fusion.attention import is_causal
+
+RMS = """g ({t}[2, 3, 8] x, {t}[{w}] w) => ({t}[2, 3, 8] y) {{
+  {up} s = Pow(h, two) m = ReduceMean<keepdims = 1>(s, axes) a = Add(m, eps) r = Sqrt(a)
+  i = Reciprocal(r) n = Mul(h, i) {down} y = Mul(w, d) }}"""
+RMS_CONSTANTS = {"two": np.float32(2), "axes": np.array([-1]), "eps": np.float32(1e-5)}
+
+
+def rms(t: str = "float", w: str = "8") -> str:
+    wide = t == "float"
+    up = "h = Identity(x)" if wide else "h = Cast<to = 1>(x)"
+    number = {"float16": 10, "bfloat16": 16}.get(t)
+    down = "d = Identity(n)" if wide else f"d = Cast<to = {number}>(n)"
+    return RMS.format(t=t, w=w, up=up, down=down)
+
+
+@pytest.mark.parametrize(("kind", "tolerance"), [("float", 1e-5), ("float16", 4e-3)])
+def test_rms_norm(kind: str, tolerance: float) -> None:
+    left, _ = rewritten(model(rms(kind), **RMS_CONSTANTS), tolerance=tolerance)
+    assert left == ["SimplifiedLayerNormalization"]
+
+
+def test_rms_norm_near_misses() -> None:
+    left, report = rewritten(model(rms(w="1"), **RMS_CONSTANTS))
+    assert "SimplifiedLayerNormalization" not in left
+    assert "last axis" in " ".join(report.refused.values())
+    for change in ({"two": np.float32(3)}, {"axes": np.array([1])}):
+        left, _ = rewritten(model(rms(), **(RMS_CONSTANTS | change)), tolerance=1e-4)
+        assert "SimplifiedLayerNormalization" not in left
+
+
+SKIP = """g (float[{a}] a, float[2, 3, 8] b, float[8] w) => (float[2, 3, 8] y, float[2, 3, 8] z) {{
+  x = Add(a, b) z = Neg(x)
+  s = Pow(x, two) m = ReduceMean<keepdims = 1>(s, axes) e = Add(m, eps) r = Sqrt(e)
+  n = Div(x, r) y = Mul(n, w) }}"""
+
+
+def test_skip_rms_norm() -> None:
+    hit, _ = rewritten(model(SKIP.format(a="2, 3, 8"), **RMS_CONSTANTS))
+    assert sorted(hit) == ["Neg", "SkipSimplifiedLayerNormalization"]
+    miss, report = rewritten(model(SKIP.format(a="8"), **RMS_CONSTANTS))
+    assert "SkipSimplifiedLayerNormalization" not in miss
+    assert "broadcasts" in " ".join(report.refused.values())
+
+
+ROTARY = """g (float[2, 3, {d}] q, float[1, 3, {f}] f) => (float[2, 2, 3, {h}] y) {{
+  q4 = Reshape(q, s) x = Transpose<perm = [0, 2, 1, 3]>(q4)
+  t = Concat<axis = -1>(f, {other}) c3 = Cos(t) s3 = Sin(t)
+  c = Unsqueeze(c3, one) n = Unsqueeze(s3, one)
+  x1, x2 = Split<axis = -1>(x, halves) m = Neg(x2) r = Concat<axis = -1>({turned})
+  a = Mul(x, c) b = Mul(r, n) y = Add(a, b) }}"""
+
+
+def rotary(other: str = "f", turned: str = "m, x1") -> list[str]:
+    text = ROTARY.format(d=16, f=4, h=8, other=other, turned=turned)
+    constants = {"s": np.array([2, 3, 2, 8]), "one": np.array([1]), "halves": np.array([4, 4])}
+    if other != "f":
+        text = text.replace("t = Concat", "e = Neg(f) t = Concat")
+    return rewritten(model(text, **constants))[0]
+
+
+def test_rotary() -> None:
+    assert "RotaryEmbedding" in rotary()
+
+
+@pytest.mark.parametrize("change", [{"other": "e"}, {"turned": "x1, m"}], ids=str)
+def test_rotary_near_misses(change: dict[str, str]) -> None:
+    assert "RotaryEmbedding" not in rotary(**change)
+
+
+def test_silu() -> None:
+    text = "g (float[2, 4] x, float[2, 4] z) => (float[2, 4] y) { g = Sigmoid(x) y = Mul(g, x) }"
+    assert rewritten(model(text))[0] == ["QuickGelu"]
+    left, report = rewritten(model(text.replace("Mul(g, x)", "Mul(g, z)")))
+    assert left == ["Sigmoid", "Mul"]
+    assert "another value" in " ".join(report.refused.values())
+
+
+def test_transposed_and_scaled_products() -> None:
+    text = """g (float[2, 3, 4] a, float[5, 4] w) => (float[2, 3, 5] y)
+    { t = Transpose<perm = [1, 0]>(w) p = MatMul(a, t) y = Mul(p, c) }"""
+    assert rewritten(model(text, c=np.float32(0.5)))[0] == ["FusedMatMul"]
+    assert rewritten(model(text, c=np.arange(5, dtype=np.float32)))[0] == ["FusedMatMul", "Mul"]
+    other = """g (float[2, 3, 4] a, float[4, 2, 5] w) => (float[2, 3, 5] y)
+    { t = Transpose<perm = [1, 0, 2]>(w) y = MatMul(a, t) }"""
+    assert rewritten(model(other))[0] == ["Transpose", "MatMul"]
+
+
+PACK = """g (float[2, 3, 4] x, float[5, 4] v, float[6, 4] w, float[5] b, float[6] c)
+  => (float[2, 3, 5] y, float[2, 3, 6] z) {
+  vt = Transpose<perm = [1, 0]>(v) wt = Transpose<perm = [1, 0]>(w)
+  p = MatMul(x, vt) q = MatMul(x, wt) y = Add(p, b) z = Add(c, q) }"""
+
+
+def test_packed_products_with_their_biases() -> None:
+    static = ("v", "w", "b", "c")
+    left, _ = rewritten(model(PACK), static=static)
+    assert left == ["Concat", "FusedMatMul", "Concat", "Add", "Split"]
+    left, report = rewritten(model(PACK), static=("v",))
+    assert left.count("FusedMatMul") == 2
+    assert "anew in each run" in " ".join(report.refused.values())
+    # One bias alone changes in each run: the products are packed, the sums are not.
+    left, _ = rewritten(model(PACK), static=("v", "w", "b"))
+    assert left.count("Add") == 2
+    assert left.count("Split") == 1
+
+
+ATTENTION = """g (float[2, 6, 16] q, float[2, 6, 16] k, float[2, 6, 16] v{more})
+  => (float[2, 6, 16] y{returned}) {{
+  q3 = Reshape(q, s) q4 = Transpose<perm = [0, 2, 1, 3]>(q3)
+  k3 = Reshape(k, s) kt = Transpose<perm = [0, 2, 3, 1]>(k3)
+  v3 = Reshape(v, s) v4 = Transpose<perm = [0, 2, 1, 3]>(v3)
+  p = MatMul(q4, kt) c = Mul(p, scale) {mask} z = Softmax<axis = -1>(m)
+  o = MatMul(z, v4) t = Transpose<perm = [0, 2, 1, 3]>(o) y = Reshape(t, back) }}"""
+SHAPES = {"s": np.array([2, 6, 2, 8]), "back": np.array([2, 6, 16]), "scale": np.float32(0.3)}
+CAUSAL = np.triu(np.full((6, 6), -np.inf, np.float32), 1)
+
+
+def attention(mask: str = "m = Add(c, bias)", more: str = "", returned: str = "",
+              processor: str = "CPU", **constants: np.ndarray) -> list[str]:  # fmt: skip
+    text = ATTENTION.format(mask=mask, more=more, returned=returned)
+    return rewritten(model(text, **SHAPES, **constants), processor=processor)[0]
+
+
+@pytest.mark.parametrize("low", [-np.inf, np.finfo(np.float32).min])
+def test_causal_attention_is_grouped_query_attention(low: float) -> None:
+    assert attention(bias=np.where(CAUSAL < 0, np.float32(low), 0)) == ["GroupQueryAttention"]
+    assert attention(bias=np.stack([CAUSAL] * 2)[:, None]) == ["GroupQueryAttention"]
+
+
+def test_other_masks_are_a_bias() -> None:
+    banded = CAUSAL + np.tril(np.full((6, 6), -np.inf, np.float32), -3)
+    assert attention(bias=banded)[-1] == "MultiHeadAttention"
+    assert attention(bias=CAUSAL.T.copy())[-1] == "MultiHeadAttention"
+    weak = np.where(CAUSAL < 0, np.float32(-10), 0)  # does not shut out
+    assert attention(bias=weak)[-1] == "MultiHeadAttention"
+    assert attention(bias=np.zeros((6, 6), np.float32))[-1] == "MultiHeadAttention"
+    assert attention("m = Identity(c)") == ["MultiHeadAttention"]
+    assert attention(more=", float[2, 1, 6, 6] bias") == ["MultiHeadAttention"]
+
+
+def test_attention_near_misses() -> None:
+    # The probabilities are returned, the mask is by key alone, the softmax is over queries.
+    assert "MultiHeadAttention" not in attention("m = Identity(c)", returned=", float[2, 2, 6, 6] z")
+    assert "MultiHeadAttention" not in attention(bias=np.zeros((1, 6), np.float32) - 1)
+    text = ATTENTION.format(mask="m = Identity(c)", more="", returned="")
+    left, _ = rewritten(model(text.replace("axis = -1", "axis = 2"), **SHAPES))
+    assert "MultiHeadAttention" not in left
+
+
+def test_on_cuda_float32_is_multi_head_attention() -> None:
+    assert attention(bias=CAUSAL, processor="CUDA") == ["MultiHeadAttention"]
+
+
+def dead_rows(condition: str = "Equal(top, low)") -> tuple[list[str], dict[tuple[str, str], str]]:
+    mask = f"""m = Add(c, bias) top = ReduceMax<keepdims = 1>(bias, last)
+      dead = {condition} soft = Softmax<axis = -1>(m)"""
+    text = ATTENTION.format(mask=mask, more=", bool[2, 1, 6, 6] keep", returned="")
+    text = text.replace("z = Softmax<axis = -1>(m)", "z = Where(dead, zero, soft)")
+    text = text.replace("p = MatMul", "bias = Where(keep, zero, low) p = MatMul")
+    made = model(text, **SHAPES, zero=np.float32(0), low=np.float32(-np.inf), last=np.array([-1]))
+    left, report = rewritten(made)
+    return left, report.refused
+
+
+def test_rows_that_see_no_key_are_zeroed_after() -> None:
+    left, refused = dead_rows()
+    assert "MultiHeadAttention" in left, refused
+    assert "ReduceMax" in left
+    left, refused = dead_rows("Equal(top, zero)")
+    assert "MultiHeadAttention" not in left
+    assert "the mask alone" in " ".join(refused.values())
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_is_causal(dtype: type) -> None:
+    for low in (-np.inf, np.finfo(dtype).min):
+        mask = np.triu(np.full((4, 4), low, dtype), 1)
+        assert is_causal(mask, 4)
+        assert not is_causal(mask.T.copy(), 4)
+        assert not is_causal(mask, 5)
+        for i, j in ((2, 1), (3, 3), (1, 3)):
+            broken = mask.copy()
+            broken[i, j] = -1
+            assert not is_causal(broken, 4)
+    assert not is_causal(np.triu(np.full((4, 4), -1e4 / 7, dtype), 1), 4)
+
+
+def test_present_keys() -> None:
+    text = ATTENTION.format(
+        mask="m = Identity(c)", more="", returned=", float[2, 2, 6, 8] v4, float[2, 2, 6, 8] k4"
+    ).replace("kt = Transpose<perm = [0, 2, 3, 1]>(k3)",
+              "k4 = Transpose<perm = [0, 2, 1, 3]>(k3) kt = Transpose<perm = [0, 1, 3, 2]>(k4)")  # fmt: skip
+    assert rewritten(model(text, **SHAPES))[0] == ["MultiHeadAttention"]
+    left, report = fuse(model(text, **SHAPES), "default+onnxruntime")
+    assert "PresentKeys" in report.counts()
+    left, report = rewritten(model(text, **SHAPES), processor="CUDA")
+    assert left.count("Transpose") == 2
+    assert "fast kernels" in " ".join(report.refused.values())

@@ -120,7 +120,7 @@ def on_halves(run):
     assert half > loaded
     return (
         f"Rounding the frequencies takes the keys from {loaded:.2g} to {half:.3g} ULP: "
-        f"{half / loaded:.0f} times further from the model that was trained."
+        f"{half / loaded:.1f} times as far from the model that was trained."
     )
 
 

@@ -20,7 +20,7 @@ from roundoff.dtypes import dtype_info
 if TYPE_CHECKING:
     from .stats import Plan, Stats
 
-BLOCK = 512
+BLOCK = 256  # an element a thread: 64 registers, so that many programs run at once
 FIELDS = 8
 _TYPES = ("float64", "float32", "float16", "bfloat16")
 
@@ -60,7 +60,7 @@ def _gather(ints: Any, n: int, thresholds: int, how: Plan) -> Stats:
     zeros, dnan, nan, dinf, unfit = sums[:5].tolist()
     total = Stats(n, sums[5 : 5 + thresholds])
     total.abs, total.rel_nonzero, total.err_ulp = tops
-    total.sums, total.signed = floats[:, 3].tolist(), floats[:, 4].tolist()
+    total.sums, total.signed = [exact_sum(floats[:, 3])], [exact_sum(floats[:, 4])]
     total.zeros, total.dnan, total.nan, total.dinf = zeros, dnan, nan, dinf
     total.finite = n - unfit - nan
     total.rel = math.inf if zeros else total.rel_nonzero
@@ -82,8 +82,15 @@ def _programs(tensor: Any) -> int:
 
     if not tensor.is_cuda:  # the interpreter
         return 4
-    # Three programs fit on a multiprocessor (168 registers a thread): two full waves.
-    return 6 * torch.cuda.get_device_properties(tensor.device).multi_processor_count
+    return 4 * torch.cuda.get_device_properties(tensor.device).multi_processor_count
+
+
+def exact_sum(values: Any) -> float:
+    """Sum rounded once; as floats add where it overflows on the way."""
+    try:
+        return math.fsum(values.tolist())
+    except (OverflowError, ValueError):  # past the largest number; infinities of both signs
+        return float(values.sum())
 
 
 @functools.lru_cache(maxsize=16)

@@ -251,6 +251,6 @@ def partial_statistics(
     _statistics[(programs,)](
         e, g, bounds, out, n, steps,
         HIST=len(limits) > 0, CLEAN=clean, BITS=how.same, TRUTH=how.truth is not None,
-        BLOCK=block, num_warps=4, **format_of(how.coarse.name),
+        BLOCK=block, num_warps=8, **format_of(how.coarse.name),
     )  # fmt: skip
     return out.cpu().numpy()

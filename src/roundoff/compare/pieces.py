@@ -6,7 +6,6 @@ piece; what involves an infinity or a NaN is settled beside it.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -62,7 +61,7 @@ def measure_piece(
     for i, t in enumerate(thresholds):
         if t < top:
             found.counts[i] = _above(size, t, room)
-    _relative(found, torch.abs(ew, out=room("em", n)), size, room("ratio", n))
+    _relative(found, ew.abs() if how.kind == "complex" else ew, size, room("ratio", n))
     _ulps(found, e, g, ew, gw, size, how, odd, room)
     return found
 
@@ -105,16 +104,14 @@ def _settle(
     return d, size
 
 
-def _relative(found: Stats, em: torch.Tensor, size: torch.Tensor, out: torch.Tensor) -> None:
-    if not em.amin().item() > 0:  # a zero or a NaN
-        zero = em == 0
+def _relative(found: Stats, ew: torch.Tensor, size: torch.Tensor, out: torch.Tensor) -> None:
+    low, high = torch.div(size, ew, out=out).aminmax()
+    top = max(abs(low.item()), abs(high.item()))
+    if not top < INF:  # a zero, an infinity or a NaN
+        zero = ew == 0
         found.zeros = int((zero & (size != 0)).sum())
-        em.masked_fill_(zero, INF)
-    ratio = torch.div(size, em, out=out)
-    top = ratio.amax().item()
-    if math.isnan(top):  # infinity over infinity, or over NaN; or nothing over NaN
-        ratio.masked_fill_(ratio.isnan(), INF).masked_fill_(size == 0, 0.0)
-        top = ratio.amax().item()
+        out.masked_fill_(out.isnan(), INF).masked_fill_(zero | (size == 0), 0.0)
+        top = out.abs_().amax().item()
     found.rel_nonzero = top
     found.rel = INF if found.zeros else top
 
@@ -163,7 +160,8 @@ def _farthest(a: torch.Tensor, b: torch.Tensor, fits: torch.Tensor | None, room:
     distance = torch.sub(x, spare, out=x)  # of w bits, once read as unsigned
     if fits is not None:
         distance.masked_fill_(~fits, 0)
-    if distance.amin().item() >= 0:
-        return int(distance.amax())
+    low, high = distance.aminmax()
+    if low.item() >= 0:
+        return int(high)
     info = torch.iinfo(dtype)
     return int((distance ^ info.min).amax()) - info.min

@@ -2,12 +2,11 @@
 
 Every difference is taken in float64 (in complex128 for complex types; 64-bit integers by halves,
 so that nothing overflows). A piece of the two tensors is widened, measured and forgotten, which
-keeps the extra memory bounded and the work in cache. On a CPU a few threads take pieces of their
-own, which another process on their cores hardly disturbs. Many would wait for the interpreter's
-lock between any two operations, and longer the more they are: there torch shares each operation
-on a wider piece out among its own threads. Sums are taken over runs of elements and these are
-added exactly (:func:`math.fsum`), so that neither the number of threads nor the kind of tensor
-changes a result.
+keeps the extra memory bounded. On a CPU two threads take pieces of their own, which other
+processes on their cores hardly disturb. More would wait for the interpreter's lock between any
+two operations, and longer the more they are: there torch shares each operation on a wider piece
+out among its threads. Sums are taken over runs of elements and these are added exactly
+(:func:`math.fsum`), so that neither the number of threads nor the kind of tensor changes a result.
 """
 
 from __future__ import annotations
@@ -28,13 +27,16 @@ from .ulps import Array
 if TYPE_CHECKING:
     import torch
 
-#: Elements that a thread has of a piece: a few arrays of float64 then fit in its core's cache.
-#: torch keeps work on fewer than 32,768 to one thread, and shares more out in parts of this size.
+#: Elements of a run, whose sum is taken at once; few threads measure a run at a time: its arrays
+#: of float64 fit in a core's cache, and torch keeps work on fewer than 32,768 to one thread.
 PIECE = 32_704
-#: Pieces are shared out among threads from this many elements on.
-SHARED = 1 << 21
-#: Up to so many threads take pieces of their own; more share each operation on a wider piece.
-FEW = 4
+#: Up to so many threads take runs of their own, from so many runs on.
+FEW, SHARED = 2, 64
+#: Runs that each of more threads has of a piece: with fewer, starting and joining threads costs
+#: more; with more, the arrays leave the caches.
+WIDE = 2
+#: Elements of a piece of tensors that are not contiguous; it must not depend on the threads.
+STRIDED = PIECE << 4
 INF = math.inf
 
 
@@ -136,24 +138,23 @@ def measure(expected: Held, got: Held, thresholds: Sequence[float]) -> Stats:
 
         if (found := cuda.measure(expected, got, how, thresholds)) is not None:
             return found
-    workers = threads() if total.n >= SHARED else 1
-    both = (expected.tensor, got.tensor)
-    if all(t.is_contiguous() for t in both):
-        both = (both[0].view(-1), both[1].view(-1))
-        if workers > FEW:
-            spans = list(_spans((total.n,), PIECE * workers))
-            total.add(_share(spans, *both, how, thresholds))
-            return total
-    spans = list(_spans(both[0].shape, PIECE))
-    workers = min(workers, FEW)
-    size = math.ceil(len(spans) / workers)
-    groups = [spans[i : i + size] for i in range(0, len(spans), size)]
-    if len(groups) == 1:
-        total.add(_share(spans, *both, how, thresholds))
+    e, g, workers = expected.tensor, got.tensor, threads()
+    if e.is_contiguous() and g.is_contiguous():
+        e, g = e.view(-1), g.view(-1)
+        spans = list(_spans((total.n,), PIECE if workers <= FEW else PIECE * WIDE * workers))
+    else:
+        spans = list(_spans(e.shape, STRIDED))
+
+    def share(group: list[_Span]) -> Stats:
+        return _share(group, e, g, how, thresholds)
+
+    if not 1 < workers <= FEW or len(spans) < SHARED or not e.is_contiguous():
+        total.add(share(spans))
         return total
+    size = math.ceil(len(spans) / workers)
     with ThreadPoolExecutor(workers) as pool:
-        for share in pool.map(lambda group: _share(group, *both, how, thresholds), groups):
-            total.add(share)
+        for found in pool.map(share, [spans[i : i + size] for i in range(0, len(spans), size)]):
+            total.add(found)
     return total
 
 

@@ -535,8 +535,9 @@ study.conclude(shares, "layer-norm-backward", "layer-norm-forward")
 # %%
 # What holds the widest rows back is in the table of registers: from 14,848 columns on some words of
 # every thread are spilled, and only one row, not two, can be on its way while another is worked on,
-# because the weight has to be fetched again with every row. At 1024 and 2048 columns the launch and
-# the second stage, 2 to 3 µs together, are what is left of a time of 15.
+# because the weight has to be fetched again with every row. The narrowest take 12 to 18 µs, and two
+# or three of them are the second stage. Where a row's bytes are one and a half times a power of two
+# some of the last piece is padding, and threads wait for each other at the two sums of every row.
 #
 # Other types, other numbers of rows
 # ----------------------------------

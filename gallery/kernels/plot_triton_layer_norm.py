@@ -535,9 +535,9 @@ study.conclude(shares, "layer-norm-backward", "layer-norm-forward")
 # %%
 # What holds the widest rows back is in the table of registers: from 14,848 columns on some words of
 # every thread are spilled, and only one row, not two, can be on its way while another is worked on,
-# because the weight has to be fetched again with every row. The narrowest take 12 to 18 µs, and two
-# or three of them are the second stage. Where a row's bytes are one and a half times a power of two
-# some of the last piece is padding, and threads wait for each other at the two sums of every row.
+# because the weight has to be fetched again with every row. The narrowest rows take 12 to 20 µs, and
+# two or three of those are the second stage. Between multiples of 2048 columns a part of the last
+# piece is padding, for which instructions are spent, if no bytes.
 #
 # Other types, other numbers of rows
 # ----------------------------------

@@ -150,7 +150,9 @@ def test_other_masks_are_a_bias() -> None:
 
 def test_attention_near_misses() -> None:
     # The probabilities are returned, the mask is by key alone, the softmax is over queries.
-    assert "MultiHeadAttention" not in attention("m = Identity(c)", returned=", float[2, 2, 6, 6] z")
+    assert "MultiHeadAttention" not in attention(
+        "m = Identity(c)", returned=", float[2, 2, 6, 6] z"
+    )
     assert "MultiHeadAttention" not in attention(bias=np.zeros((1, 6), np.float32) - 1)
     text = ATTENTION.format(mask="m = Identity(c)", more="", returned="")
     left, _ = rewritten(model(text.replace("axis = -1", "axis = 2"), **SHAPES))
@@ -196,10 +198,10 @@ def test_is_causal(dtype: type) -> None:
 
 
 def test_present_keys() -> None:
-    text = ATTENTION.format(
-        mask="m = Identity(c)", more="", returned=", float[2, 2, 6, 8] v4, float[2, 2, 6, 8] k4"
-    ).replace("kt = Transpose<perm = [0, 2, 3, 1]>(k3)",
-              "k4 = Transpose<perm = [0, 2, 1, 3]>(k3) kt = Transpose<perm = [0, 1, 3, 2]>(k4)")  # fmt: skip
+    returned = ", float[2, 2, 6, 8] v4, float[2, 2, 6, 8] k4"
+    text = ATTENTION.format(mask="m = Identity(c)", more="", returned=returned)
+    whole = "k4 = Transpose<perm = [0, 2, 1, 3]>(k3) kt = Transpose<perm = [0, 1, 3, 2]>(k4)"
+    text = text.replace("kt = Transpose<perm = [0, 2, 3, 1]>(k3)", whole)
     assert rewritten(model(text, **SHAPES))[0] == ["MultiHeadAttention"]
     left, report = fuse(model(text, **SHAPES), "default+onnxruntime")
     assert "PresentKeys" in report.counts()

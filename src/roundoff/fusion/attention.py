@@ -174,6 +174,9 @@ def find(g: Editor, node: ir.Node) -> Parts | None:
 
 def _shut_out(g: Editor, dead: ir.Value, mask: ir.Value | None) -> bool:
     """Whether *dead* is ``max(mask, axis=-1) == -inf``: the rows that see no key."""
+    rows, array = g.constant(dead), g.constant(mask)
+    if rows is not None and array is not None:
+        return np.array_equal(rows, np.isneginf(array.astype(np.float64)).all(-1, keepdims=True))
     equal = g.node(dead, "Equal")
     if equal is None or g.scalar(equal.inputs[1]) != -math.inf:
         return False

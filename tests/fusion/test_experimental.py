@@ -1,0 +1,128 @@
+"""The third tier on the CPU, in Triton's interpreter: each rule's hit, near miss and numbers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from fusion_models import model, rewritten
+from test_onnxruntime import CAUSAL, SKIP
+
+from roundoff.fusion import OptimizationOptions, fuse
+from roundoff.fusion.experimental import OwnAttention
+from roundoff.fusion.onnxruntime import Rotary
+
+EVERY = "default+onnxruntime+experimental"
+RMS = {"two": np.float32(2), "axes": np.array([-1]), "eps": np.float32(1e-5)}
+
+GATE = """g ({t}[2, 3, 16] x) => ({t}[2, 3, 8] y) {{
+  a, b = Split<axis = -1>(x, halves) s = Sigmoid(a) g = Mul(a, s) y = Mul({last}) }}"""
+
+
+@pytest.mark.parametrize(("kind", "tolerance"), [("float", 1e-5), ("float16", 3e-3)])
+def test_silu_times_up(kind: str, tolerance: float) -> None:
+    halves = {"halves": np.array([8, 8])}
+    for last in ("g, b", "b, g"):
+        made = model(GATE.format(t=kind, last=last), **halves)
+        assert rewritten(made, EVERY, tolerance)[0] == ["SiluMul"]
+    left, _ = rewritten(model(GATE.format(t=kind, last="g, a"), **halves), EVERY, tolerance)
+    assert "SiluMul" not in left
+
+
+def test_add_rms_norm() -> None:
+    text = SKIP.format(a="2, 3, 8")
+    assert sorted(rewritten(model(text, **RMS), EVERY)[0]) == ["AddRmsNorm", "Neg"]
+    alone = text.replace(", float[2, 3, 8] z", "").replace("z = Neg(x)", "")
+    assert rewritten(model(alone, **RMS), EVERY)[0] == ["AddRmsNorm"]
+
+
+EMBED = """g (int64[2, 3] ids, float[5, 8] table, float[8] w)
+  => (float[2, 3, 8] y, float[2, 3, 8] x) {{
+  x = Gather<axis = {axis}>(table, ids) s = Pow(x, two) m = ReduceMean<keepdims = 1>(s, axes)
+  a = Add(m, eps) r = Sqrt(a) n = Div(x, r) y = Mul(n, w) }}"""
+
+
+def test_embed_rms_norm() -> None:
+    assert rewritten(model(EMBED.format(axis=0), **RMS), EVERY)[0] == ["EmbedRmsNorm"]
+    narrow = EMBED.format(axis=0).replace("int64[2, 3]", "int32[2, 3]")
+    left, report = rewritten(model(narrow, **RMS), EVERY)
+    assert left == ["Gather", "SimplifiedLayerNormalization"]
+    assert "int64" in " ".join(report.refused.values())
+
+
+LAYER = """g (float[2, 6, 64] x, float[{w}, 64] w, float[1, 6, 8] f) => (float[2, 6, 64] y,
+  float[2, {g}, 6, 16] keys, float[2, {g}, 6, 16] v4) {{
+  wt = Transpose<perm = [1, 0]>(w) p = MatMul(x, wt)
+  q, k, v = Split<axis = -1>(p, parts)
+  q3 = Reshape(q, by_head) qt = Transpose<perm = [0, 2, 1, 3]>(q3)
+  k3 = Reshape(k, by_group) k4 = Transpose<perm = [0, 2, 1, 3]>(k3)
+  v3 = Reshape(v, by_group) v4 = Transpose<perm = [0, 2, 1, 3]>(v3)
+  t = Concat<axis = -1>(f, f) c3 = Cos(t) s3 = Sin(t) c = Unsqueeze(c3, one) s = Unsqueeze(s3, one)
+  q1, q2 = Split<axis = -1>(qt, halves) qn = Neg(q2) qr = Concat<axis = -1>(qn, q1)
+  qa = Mul(qt, c) qb = Mul(qr, s) queries = Add(qa, qb)
+  k1, k2 = Split<axis = -1>(k4, halves) kn = Neg(k2) kr = Concat<axis = -1>(kn, k1)
+  ka = Mul(k4, c) kb = Mul(kr, s) keys = Add(ka, kb)
+  {repeat} kt = Transpose<perm = [0, 1, 3, 2]>(kk)
+  m = MatMul(queries, kt) sc = Mul(m, scale) b = Add(sc, bias) z = Softmax<axis = -1>(b)
+  o = MatMul(z, vv) ot = Transpose<perm = [0, 2, 1, 3]>(o) y = Reshape(ot, flat) }}"""
+
+
+def layer(groups: int = 4) -> tuple[str, dict[str, np.ndarray]]:
+    repeat = "kk = Identity(keys) vv = Identity(v4)"
+    if groups != 4:
+        repeat = " ".join(
+            f"{n}5 = Unsqueeze({s}, two) {n}w = Expand({n}5, wide) {n}{n} = Reshape({n}w, full)"
+            for n, s in (("k", "keys"), ("v", "v4"))
+        )
+    constants = {
+        "parts": np.array([64, 16 * groups, 16 * groups]), "by_head": np.array([2, 6, 4, 16]),
+        "by_group": np.array([2, 6, groups, 16]), "one": np.array([1]), "two": np.array([2]),
+        "halves": np.array([8, 8]), "scale": np.float32(0.25), "bias": CAUSAL,
+        "flat": np.array([2, 6, 64]), "wide": np.array([2, groups, 4 // groups, 6, 16]),
+        "full": np.array([2, 4, 6, 16]),
+    }  # fmt: skip
+    text = LAYER.format(w=64 + 32 * groups, g=groups, repeat=repeat)
+    return text, {k: v for k, v in constants.items() if k in text}
+
+
+def test_rotary_and_attention_of_a_packed_product() -> None:
+    text, constants = layer()
+    left, _ = rewritten(model(text, **constants), EVERY, static=["w", "f"], tolerance=1e-4)
+    assert [n for n in left if n not in ("Cos", "Sin", "Reshape")] == [
+        "FusedMatMul", "RotaryQkv", "MultiHeadAttention"]  # fmt: skip
+
+
+def test_attention_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(OwnAttention, "types", {("FLOAT", False)})
+    for groups in (4, 2):
+        text, constants = layer(groups)
+        left, _ = rewritten(model(text, **constants), EVERY, static=["w", "f"], tolerance=1e-4)
+        assert "CausalAttention" in left
+        assert "MultiHeadAttention" not in left
+
+
+def test_grouped_heads_stay_with_onnx_runtime() -> None:
+    text, constants = layer(groups=2)
+    left, report = rewritten(model(text, **constants), EVERY, static=["w", "f"], tolerance=1e-4)
+    assert "GroupQueryAttention" in left
+    assert "grouped heads" in " ".join(report.refused.values())
+
+
+@pytest.mark.parametrize("tf32", [False, True])
+@pytest.mark.parametrize("groups", [4, 2])
+def test_no_float32_grouped_attention_is_left_on_cuda(tf32: bool, groups: int) -> None:
+    text, constants = layer(groups)
+    made = model(text, **constants)
+    for leave in ((), ("PackedAttention",), ("Rotary",)):
+        options = OptimizationOptions(EVERY, processor="CUDA", leave=leave)
+        left, _ = fuse(made, options, static=["w", "f"], tf32=tf32)
+        ops = [n.op_type for n in left.graph.node]
+        assert "GroupQueryAttention" not in ops
+        assert ("CausalAttention" in ops) == tf32
+    assert Rotary.tier == "onnxruntime"
+
+
+def test_without_cuda_or_interpreter_every_rule_refuses() -> None:
+    text, constants = layer()
+    made, report = fuse(model(text, **constants), EVERY, static=["w", "f"])
+    assert not [n for n in made.graph.node if n.domain == "roundoff"]
+    assert "Triton needs CUDA" in " ".join(report.refused.values())

@@ -1,0 +1,98 @@
+"""The kernels of the experimental tier against float64: on CUDA where it is, else interpreted."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from roundoff.kernels.attention import causal_attention
+from roundoff.kernels.rms_norm import add_rms_norm, embed_rms_norm
+from roundoff.kernels.rotary import rotary_qkv
+from roundoff.kernels.silu_mul import silu_mul
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+TYPES = [torch.float32, torch.float16, torch.bfloat16]
+# Triton's interpreter cuts bfloat16 off instead of rounding it, and multiplies its bits.
+EXACT = TYPES if DEVICE == "cuda" else TYPES[:2]
+
+
+def draw(*shape: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator).to(DEVICE, dtype)
+
+
+def near(made: torch.Tensor, truth: torch.Tensor, units: float = 1.0) -> None:
+    """Within *units* roundings of the largest element."""
+    allowed = units * torch.finfo(made.dtype).eps * float(truth.abs().max())
+    assert float((made.double() - truth).abs().max()) <= allowed
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("n", [1, 24, 1030])
+def test_silu_mul(dtype: torch.dtype, n: int) -> None:
+    packed = draw(2, 3, 2 * n, dtype=dtype)
+    gate, up = packed.double().chunk(2, -1)
+    near(silu_mul(packed), torch.nn.functional.silu(gate) * up, 2)
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize(("heads", "groups", "head"), [(4, 4, 16), (4, 2, 12), (3, 1, 2)])
+def test_rotary(dtype: torch.dtype, heads: int, groups: int, head: int) -> None:
+    batch, length = 2, 5
+    packed = draw(batch, length, (heads + 2 * groups) * head, dtype=dtype)
+    angle = draw(length, head // 2, dtype=torch.float32, seed=1)
+    cos, sin = angle.cos().to(dtype), angle.sin().to(dtype)
+    q, k, v = rotary_qkv(packed, cos, sin, heads, groups)
+    wide = packed.double().view(batch, length, heads + 2 * groups, head)
+    c, s = cos.double()[:, None], sin.double()[:, None]
+    one, two = wide.chunk(2, -1)
+    turned = torch.cat([one * c - two * s, two * c + one * s], -1)
+    near(q, turned[:, :, :heads].reshape(batch, length, -1), 2)
+    near(k, turned[:, :, heads : heads + groups].transpose(1, 2), 2)
+    assert torch.equal(v.double(), wide[:, :, heads + groups :].transpose(1, 2))
+
+
+@pytest.mark.parametrize("dtype", EXACT, ids=str)
+@pytest.mark.parametrize("n", [1, 40, 1024])
+@pytest.mark.parametrize("keep", [True, False])
+def test_add_rms_norm(dtype: torch.dtype, n: int, keep: bool) -> None:
+    x, residual, weight = (
+        draw(*s, n, dtype=dtype, seed=i) for i, s in enumerate([(3, 2)] * 2 + [()])
+    )
+    out, total = add_rms_norm(x, residual, weight, 1e-5, keep)
+    summed = (x.double() + residual.double()).to(dtype).double()
+    truth = summed * (summed.square().mean(-1, keepdim=True) + 1e-5).rsqrt() * weight.double()
+    near(out, truth, 3)
+    if keep:
+        assert torch.equal(total, (x.float() + residual.float()).to(dtype))
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_embed_rms_norm(dtype: torch.dtype) -> None:
+    table, weight = draw(7, 24, dtype=dtype), draw(24, dtype=dtype, seed=1)
+    ids = torch.tensor([[0, 6, -1], [3, 99, 2]], device=DEVICE)  # one from the end, one outside
+    out, embedded = embed_rms_norm(table, ids, weight, 1e-6)
+    rows = table[torch.tensor([[0, 6, 6], [3, 0, 2]], device=DEVICE)].clone()
+    rows[1, 1] = 0
+    assert torch.equal(embedded, rows)
+    wide = rows.double()
+    near(out, wide * (wide.square().mean(-1, keepdim=True) + 1e-6).rsqrt() * weight.double(), 3)
+
+
+@pytest.mark.parametrize("dtype", EXACT, ids=str)
+@pytest.mark.parametrize("length", [1, 7, 64, 130])
+@pytest.mark.parametrize(("heads", "groups", "head"), [(2, 2, 16), (4, 2, 12)])
+def test_causal_attention(
+    dtype: torch.dtype, length: int, heads: int, groups: int, head: int
+) -> None:
+    q = draw(2, length, heads * head, dtype=dtype)
+    k, v = (draw(2, groups, length, head, dtype=dtype, seed=s) for s in (1, 2))
+    made = causal_attention(q, k, v, heads, 0.3)
+    by_head = q.double().view(2, length, heads, head).transpose(1, 2)
+    truth = torch.nn.functional.scaled_dot_product_attention(
+        by_head, k.double(), v.double(), is_causal=True, scale=0.3, enable_gqa=True
+    )
+    # The probabilities are rounded to the type before the second product.
+    near(made, truth.transpose(1, 2).reshape(q.shape), 4)

@@ -93,13 +93,19 @@ def plan_forward(columns: int, itemsize: int) -> Plan:
         return Plan(1, 16384 // itemsize, 0, 16)
     if size <= 1024:
         piece = _power_of_two(columns)
-        return Plan(max(1, 2048 // itemsize // piece), piece, 1, 1)
-    if itemsize == 2 and size <= 4096:
-        return _pieces(columns, 1, 1024, 4, 3, 6 if size <= 2048 else 4, True)
+        return Plan(max(1, 4096 // itemsize // piece), piece, 1, 1, 1, 0, itemsize == 4)
     if itemsize == 2:
+        if size <= 1536:
+            return _pieces(columns, 1, 512, 1, 1, 0, True)
+        if size <= 4096:
+            return _pieces(columns, 1, 1024, 4, 3, 6 if size <= 2048 else 4, True)
         return _pieces(columns, 1, 2048, 4)
-    if 8192 < size <= 24576:
-        return _pieces(columns, 1, 8192 // itemsize, 16)
+    if itemsize == 4:
+        if size <= 2048:
+            return _pieces(columns, 1, 1024, 1, 1, 0, True)
+        if size <= 16384:
+            return _pieces(columns, 1, 2048, 4 if size <= 8192 else 8, 1, 0, True)
+        return _pieces(columns, 1, 2048, 16 if size <= 24576 else 8)
     return _pieces(columns, 1, 4096 // itemsize, 4)
 
 
@@ -118,13 +124,17 @@ def plan_backward(columns: int, itemsize: int) -> Plan:
     small, large = 2048 // itemsize, 4096 // itemsize
     if size <= 1024:
         piece = _power_of_two(columns)
-        return Plan(max(1, 8192 // itemsize // piece), piece, 1, 4, 3, 1, True)
+        rows = (4096 if itemsize == 2 else 8192) // itemsize // piece
+        return Plan(max(1, rows), piece, 1, 4, 3, 2 if itemsize == 2 else 1, True)
     if size <= 2048:
-        return _pieces(columns, 4, small, 4, 3, 1, True)
+        rows, per_sm = (2, 2) if itemsize == 2 else (4, 1)
+        return _pieces(columns, rows, small, 4, 3, per_sm, True)
     if size <= 3072:
         return _pieces(columns, 2, small, 4, 4, 1, True)
     if size <= 4096:
         return _pieces(columns, 2, large, 8, 3, 1, True)
+    if size <= 4608 and itemsize == 2:  # three large pieces would be a third too much
+        return _pieces(columns, 1, small, 8, 3, 2, True)
     if size <= 6144:
         return _pieces(columns, 1, large, 8, 4, 1, True)
     # From here on registers are short: wider types and wider rows read the weight again.
@@ -403,7 +413,7 @@ def _backward_rows(
         _constant(x.dtype), *plan[:3], plan.stages, plan.hold, shared, short, *flags,
     )  # fmt: skip
     # So many registers that per_sm programs fit on a multiprocessor.
-    limit = 65536 // (plan.per_sm * plan.warps * 32) if plan.per_sm > 1 else None
+    limit = min(65536 // (plan.per_sm * plan.warps * 32), 255) if plan.per_sm > 1 else None
     tensors = (x, dy, w, mean, rstd, dx, part)
     options = {"num_warps": plan.warps, "maxnreg": limit}
     launch(kernels.backward, (count, 1), key, tensors, rest, **options)

@@ -75,7 +75,10 @@ def fusion_gain(tables: Tables) -> Figure | None:
     chosen = rows[(rows["label"] == "fused ahead") & rows["ratio"].notna()]
     low, high = chosen["ratio"].min(), chosen["ratio"].max()
     ordered = chosen.sort_values("ratio").iloc[[0, -1]]
-    best, worst = (f"{r['dtype']}, {int(r['size'])}" for _, r in ordered.iterrows())
+    best, worst = (
+        f"{r['dtype']}{' with TF32' * (r['tf32'] == 'on')}, {int(r['size'])}"
+        for _, r in ordered.iterrows()
+    )
     return Figure(
         f"{low:.2f} to {high:.2f}",
         "One large Gemm in the time of two small ones and their Concat: from "
@@ -101,7 +104,7 @@ def speed_up(tables: Tables) -> Figure | None:
     return Figure(
         f"{gain:.2f}×",
         f"A Llama layer on our ONNX Runtime backend ({way}, {precision}): {gain:.2f} times as fast "
-        f"as eager PyTorch at the same precision{beside}.",
+        f"as PyTorch with eager attention at the same precision{beside}.",
     )
 
 

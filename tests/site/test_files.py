@@ -261,9 +261,11 @@ def test_figures_are_computed_and_absent_where_the_run_does_not_hold_them() -> N
     assert isinstance(gap, Figure)
     assert gap.value == "20×"
     ratios = pd.DataFrame({"label": ["fused", "fused ahead", "fused ahead"], "size": [1, 2, 4],
-                           "dtype": "float32", "ratio": [0.1, 0.5, 1.5]})  # fmt: skip
+                           "tf32": ["off", "off", "on"], "dtype": "float32",
+                           "ratio": [0.1, 0.5, 1.5]})  # fmt: skip
     gain = figure_of(asked["plot_gemm_fusion"], {"ratios": ratios})
     assert gain.value == "0.50 to 1.50"
+    assert "1.50 (float32 with TF32, 4)" in gain.sentence
     speed = pd.DataFrame({"N": [1024, 2048], "Triton": [50.0, 90.0], "copy": [100.0, 100.0]})
     share = figure_of(asked["plot_triton_layer_norm"], {"layer-norm-backward": speed})
     assert share.value == "90%"

@@ -16,22 +16,22 @@ from urllib.parse import urljoin, urlsplit
 from docutils import nodes
 from sphinx.application import Sphinx
 
+from hooks import page_order
+
 _LENGTH = 200
 # Made by the machine, for the machine's own use.
 _ASIDE = ("genindex", "py-modindex", "search", "404")
 
 
-def description(tree: nodes.Node) -> str:
+def description(tree: nodes.Node, length: int = _LENGTH) -> str:
     """The first paragraph of a page, cut at a word."""
     for paragraph in tree.findall(nodes.paragraph):
-        around = [paragraph, paragraph.parent]
-        marks = " ".join(" ".join(n.get("classes", ())) for n in around)
-        if "sphx-glr" in marks or isinstance(paragraph.parent, (nodes.note, nodes.list_item)):
+        if isinstance(paragraph.parent, (nodes.note, nodes.list_item)):
             continue
         words = " ".join(paragraph.astext().split())
-        if len(words) <= _LENGTH:
+        if len(words) <= length:
             return words
-        return words[:_LENGTH].rsplit(" ", 1)[0].rstrip(",;:") + " …"
+        return words[:length].rsplit(" ", 1)[0].rstrip(",;:") + " …"
     return ""
 
 
@@ -39,6 +39,9 @@ def describe(
     app: Sphinx, pagename: str, templatename: str, context: dict[str, Any], doctree: Any
 ) -> None:
     """Add a description and Open Graph's tags to a page."""
+    if pagename.startswith("generated/"):
+        # Two rooms may have a Step each: the title says which.
+        context["title"] = Path(pagename).name
     title = html.unescape(re.sub(r"<[^>]+>", "", context.get("title", ""))) or app.config.html_title
     words = description(doctree) if doctree is not None else ""
     words = words or f"{title}: {app.config.html_title}, same maths, different bits."
@@ -99,11 +102,18 @@ def rooted(page: Path, root: str) -> None:
     page.write_text(text.replace('data-content_root="./"', f'data-content_root="{root}"'), "utf-8")
 
 
+def resolved(app: Sphinx, name: str) -> nodes.document:
+    """A page's tree, its references as readers see them; the reference's own need none."""
+    if name.startswith("generated/"):
+        return app.env.get_doctree(name)
+    return app.env.get_and_resolve_doctree(name, app.builder, tags=app.tags)
+
+
 def llms(app: Sphinx, names: list[str]) -> str:
     """The site for a language model: what it is, and one line a page."""
     site = app.config.html_baseurl.rstrip("/") + "/" if app.config.html_baseurl else ""
     parts = {"The studies": [], "Reading and running them": [], "The library": []}
-    for name in names:
+    for name in sorted(names, key=lambda n: (page_order(f"{n}.py"), n)):
         base = name.rsplit("/", 1)[-1]
         if name.startswith("gallery/"):
             part = "The studies" if base.startswith("plot_") else None
@@ -115,10 +125,10 @@ def llms(app: Sphinx, names: list[str]) -> str:
             part = "Reading and running them"
         if part:
             title = app.env.titles[name].astext()
-            words = description(app.env.get_doctree(name))
+            words = description(resolved(app, name))
             address = site + app.builder.get_target_uri(name)
             parts[part].append(f"- [{title}]({address}): {words}".rstrip(": "))
-    head = description(app.env.get_doctree("index"))
+    head = description(resolved(app, "index"), 2 * _LENGTH)
     lines = [f"# {app.config.html_title}", "", f"> {head}"]
     for part, entries in parts.items():
         if entries:

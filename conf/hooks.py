@@ -9,7 +9,10 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+from docutils import nodes
+from sphinx.addnodes import tabular_col_spec
 from sphinx.application import Sphinx
+from sphinx.ext.autosummary import autosummary_table, autosummary_toc
 from sphinx.util import logging
 
 import roundoff
@@ -131,8 +134,8 @@ def finish_page(
         body,
     )
     if pagename.startswith("gallery/"):
-        # Spans around blanks, and four classes on every name, that nothing here uses.
-        body = re.sub(r'<span class="w">(\s*)</span>', r"\1", body)
+        # Spans that colour nothing (a third of a page), and four classes on every name.
+        body = re.sub(r'<span class="(?:n|p|w|nn|o)">([^<]*)</span>', r"\1", body)
         body = re.sub(r' class="sphx-glr-backref[^"]*(reference \w+)"', r' class="\1"', body)
         body = _CELL.sub(_fold, body)
     if "ro-figure" in body:
@@ -140,7 +143,19 @@ def finish_page(
         if not images.is_dir():
             images = Path(app.srcdir, "gallery", "images")
         body = _FIGURE.sub(lambda figure: figure[0] + _size(images / figure[1]), body)
+    body = re.sub(r"<img (?![^>]*\bloading=)", '<img loading="lazy" ', body)
     context["body"] = body
+
+
+_TRACELESS = (nodes.comment, tabular_col_spec, autosummary_table, autosummary_toc)
+
+
+def keep_places(app: Sphinx, tree: nodes.document) -> None:
+    """Give the place of a module to its section: what follows the directive may leave no trace."""
+    for node in list(tree.findall(nodes.Element)):
+        if isinstance(node, _TRACELESS) and node["ids"]:
+            node.parent["ids"] += node["ids"]
+            node["ids"] = []
 
 
 _FIGURE = re.compile(r'<img (?=[^>]*ro-figure)(?=[^>]*src="[^"]*/([^"/]+\.svg)")')
@@ -169,6 +184,7 @@ def _fold(cell: re.Match[str]) -> str:
 def setup(app: Sphinx) -> dict[str, bool]:
     """Connect the hooks; the first one must come before Sphinx-Gallery's own."""
     app.connect("builder-inited", forget_stale_pages, priority=1)
+    app.connect("doctree-read", keep_places)
     app.connect("html-page-context", finish_page, priority=900)
     app.connect("build-finished", finished, priority=999)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

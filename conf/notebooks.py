@@ -123,10 +123,14 @@ def write_notebooks(app: Sphinx, env: BuildEnvironment) -> None:
 
 def _check(script: Path, shown: list[str]) -> None:
     """A notebook without one of the script's cells would be another study."""
-    from sphinx_gallery.py_source_parser import split_code_and_text_blocks
+    from sphinx_gallery.py_source_parser import (
+        remove_config_comments,
+        split_code_and_text_blocks,
+    )
 
     _, parts = split_code_and_text_blocks(str(script))
-    written = [b[1].strip() for b in parts if b[0] == "code" and b[1].strip()]
+    code = [remove_config_comments(part[1]).strip() for part in parts if part[0] == "code"]
+    written = [text for text in code if text]
     if written != [text.strip() for text in shown]:
         raise ExtensionError(
             f"{script.name}: the page shows {len(shown)} cells, the script has {len(written)}, or "

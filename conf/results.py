@@ -154,7 +154,7 @@ def _cell(run: Run | None, headline: Any) -> str:
     links = f"`CSV <{FOLDER}/{run.page}/{run.key}.zip>`__"
     if not run.is_build:
         links = f"`JSON <{FOLDER}/{run.page}/{run.key}.json>`__, " + links
-    shown = f"**{_text(figure.value)}**\n\n{_text(figure.sentence)}" if figure else "measured"
+    shown = f"**{_text(figure.value)}**\n\n{_text(figure.sentence)}" if figure else "–"
     return f"{shown}\n\n{links}"
 
 

@@ -31,8 +31,7 @@ def test_rows_of_the_cpu(itype: int) -> None:
 
 def test_rounding_after_each_node_costs_accuracy() -> None:
     frame = switch_study(10, FEEDS, budget_s=0.01).set_index(["runtime", "switch"])
-    each = frame.loc[("ORT", "rounding")]
-    assert each["value"] == "after each node"
+    each = frame.loc[("ORT", "rounding after each node")]
     assert each["error ulp"] > frame.loc[("ORT", "default"), "error ulp"]
     assert each["gap share"] < frame.loc[("ORT", "default"), "gap share"]
 
@@ -60,7 +59,7 @@ def test_inductor_matches_eager_when_asked() -> None:
         frame = pointwise_study(FEEDS, budget_s=0.01).set_index(["runtime", "switch"])
     except UnsupportedError as error:
         pytest.skip(str(error))
-    assert frame.loc[("inductor", "emulate_precision_casts"), "gap ulp"] == 0
+    assert frame.loc[("inductor", "emulate_precision_casts = True"), "gap ulp"] == 0
     assert frame.loc[("inductor", "default"), "gap ulp"] > 0
     assert (
         frame.loc[("inductor", "default"), "error ulp"]
@@ -69,7 +68,7 @@ def test_inductor_matches_eager_when_asked() -> None:
 
 
 def test_a_result_without_rival_has_no_gap() -> None:
-    one = switches._Setting("ORT", "default", "", lambda: torch.ones(3))
+    one = switches._Setting("ORT", "default", lambda: torch.ones(3))
     (row,) = switches._rows([one], torch.ones(3).double(), torch.device("cpu"), 0.01)
     assert math.isnan(row["gap ulp"])
     assert row["error ulp"] == 0
@@ -78,8 +77,8 @@ def test_a_result_without_rival_has_no_gap() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_rows_of_cuda() -> None:
     frame = switch_study(1, FEEDS, switches.CUDA, budget_s=0.05).set_index(["runtime", "switch"])
-    assert ("ORT", "use_tf32") in frame.index
-    assert ("torch", "allow_tf32") in frame.index
+    assert ("ORT", "use_tf32 = 0") in frame.index
+    assert ("torch", "allow_tf32 = True") in frame.index
     half = switch_study(10, FEEDS, switches.CUDA, budget_s=0.05)
-    assert (half["switch"] == "ORT_CUDA_GEMM_OPTIONS").sum() == 3
+    assert half["switch"].str.startswith("ORT_CUDA_GEMM_OPTIONS").sum() == 3
     assert len(skip_study(FEEDS, budget_s=0.05)) == 3

@@ -120,7 +120,7 @@ def on_halves(run):
     assert half > loaded
     return (
         f"Rounding the frequencies takes the keys from {loaded:.2g} to {half:.3g} ULP: "
-        f"{half / loaded:.0f} times further from the model that was trained."
+        f"{half / loaded:.1f} times as far from the model that was trained."
     )
 
 
@@ -424,7 +424,13 @@ times = pd.DataFrame(results)
 COLUMNS = ["layers", "optimization", "processor", "avg_time", "median", "low", "high", "warmup",
            "N", "n_custom_ops", "nodes", "speedup", "error_ulp", "mean_ulp", "keys_ulp", "memory",
            "compile"]  # fmt: skip
-unit = "ms" if cuda else "× eager"
+
+
+def units(environment):
+    """Times are absolute on a GPU, and ratios on a CPU, which others share."""
+    unit = "ms" if environment["gpu"] else "× eager"
+    return {"avg_time": unit, "median": unit, "low": unit, "high": unit, "error_ulp": "ULP",
+            "mean_ulp": "ULP", "keys_ulp": "ULP", "memory": "MiB", "compile": "s"}  # fmt: skip
 
 
 def show(precision, what):
@@ -443,17 +449,22 @@ def show(precision, what):
         formats={"avg_time": ".4g", "median": ".4g", "low": ".4g", "high": ".4g",
                  "n_custom_ops": ".0f", "nodes": ".0f", "speedup": ".3g", "memory": ".0f",
                  "compile": ".1f"},
-        units={"avg_time": unit, "median": unit, "low": unit, "high": unit, "error_ulp": "ULP",
-               "mean_ulp": "ULP", "keys_ulp": "ULP", "memory": "MiB", "compile": "s"},
+        units=units(study.environment),
         labels={"error_ulp": "hidden, largest", "mean_ulp": "hidden, mean",
                 "keys_ulp": "keys, values"},
     )  # fmt: skip
 
 
+def recorded(precision, what):
+    """The same from every recorded machine."""
+    caption = f"One call at {what}: time, size of the graph, error against float64."
+    return study.recorded(f"time-{precision}", caption=caption, units=units)
+
+
 show("float32", "float32")
 
 # %%
-study.recorded("time-float32")
+recorded("float32", "float32")
 
 # %%
 # With TF32, which rounds the operands of float32 products to 11 binary digits:
@@ -461,19 +472,19 @@ study.recorded("time-float32")
 show("tf32", "float32 with TF32")
 
 # %%
-study.recorded("time-tf32")
+recorded("tf32", "float32 with TF32")
 
 # %%
 show("float16", "float16")
 
 # %%
-study.recorded("time-float16")
+recorded("float16", "float16")
 
 # %%
 show("bfloat16", "bfloat16")
 
 # %%
-study.recorded("time-bfloat16")
+recorded("bfloat16", "bfloat16")
 
 # %%
 if not cuda:

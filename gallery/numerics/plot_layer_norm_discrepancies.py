@@ -332,9 +332,11 @@ def after_blame(run):
         of = of.set_index("way")
         assert of["on"].str.startswith("cuda" if where.startswith("CUDA") else "cpu").all()
         norm, product = of.loc["ORT-TORCH", "diff_torch"], of.loc["TORCH-ORT", "diff_torch"]
-        verdict = "neither alone is to blame"
-        if product > 3 * norm > 0:
-            verdict = f"{product / norm:.0f} times as much: the product is to blame"
+        verdict = "both move it"
+        if product > 3 * norm:
+            verdict = "the product is to blame"
+        elif norm > 3 * product:
+            verdict = "the difference begins in LayerNormalization"
         said.append(
             f"{where}: ORT's LayerNormalization moves torch's result by {norm:.2g}, ORT's MatMul "
             f"by {product:.2g}; {verdict}."
@@ -449,9 +451,9 @@ def after_truth(run):
             assert on["abs"] > 3 * ours["abs"]
             said.append(
                 f"{where}: ORT with TF32 is {on['abs']:.2g} from the truth, without it "
-                f"{off['abs']:.2g}; torch {ours['abs']:.2g}. **ORT's default is {on['abs'] / ours['abs']:.0f} times "
-                f"further away than torch's.** Its bias is {on['bias']:+.1g}, against "
-                f"{off['bias']:+.1g} without TF32."
+                f"{off['abs']:.2g}; torch {ours['abs']:.2g}. **ORT's default is "
+                f"{on['abs'] / ours['abs']:.0f} times further away than torch's.** Its bias is "
+                f"{on['bias']:+.1g}, against {off['bias']:+.1g} without TF32."
             )
         elif len(by) == 2:
             near, far = (r for _, r in of.sort_values("abs").iterrows())
@@ -470,8 +472,8 @@ def after_truth(run):
         if where.endswith("bfloat16") and (of["bias"] < -0.3).all():
             said.append(
                 f"{where}: the bias of {of['bias'].iloc[0]:.2g} is no rounding error of the "
-                "product. Between 256 and 512 an ULP of bfloat16 is 2, and bias2, which is below 1, "
-                "vanishes in the addition."
+                "product. Between 256 and 512 an ULP of bfloat16 is 2, and bias2, which is below "
+                "1, vanishes in the addition."
             )
     return said
 
@@ -545,10 +547,11 @@ def after_nodes(run):
         )
         if where.endswith("TF32 on in ORT"):
             assert parts.idxmax() == "MatMul"
-            bias = by.loc["MatMul", "truth bias second"]
+            bias, other = by.loc["MatMul", ["truth bias second", "truth bias first"]]
+            signed = "has a sign" if abs(bias) > 5 * abs(other) else "has no sign to speak of"
             said.append(
-                f"TF32's error has a sign: the mean error of the product is {bias:+.1g}, against "
-                f"{by.loc['MatMul', 'truth bias first']:+.1g} in torch."
+                f"TF32's error {signed}: the mean error of the product is {bias:+.1g}, against "
+                f"{other:+.1g} in torch."
             )
     return said
 
@@ -559,7 +562,7 @@ study.conclude(after_nodes, "nodes")
 # The switches
 # ------------
 #
-# Every switch that the two runtimes offer for this, measured (:mod:`roundoff.switches`). **Moves**
+# Every switch that the two runtimes offer for this, measured (``roundoff.switches``). **Moves**
 # is the distance to the same runtime's default; **gap** is the distance to the other runtime's
 # default, and **share** the part of the elements that differ at all; **error** and **bias** are
 # against float64; **cost** is the time over the default's, from interleaved rounds. A switch that
@@ -591,7 +594,7 @@ study.table(
     "switches",
     pd.concat(parts, ignore_index=True),
     caption="What each switch does to the result.",
-    formats={"moves ulp": ",.0f", "gap ulp": ",.0f", "gap abs": ".2g", "gap share": ".2%"}
+    formats={"moves ulp": ",.0f", "gap ulp": ",.0f", "gap share": ".2%"}
     | {"error ulp": ".3g", "error abs": ".2g", "bias": "+.1g", "cost": ".2f"},
     units={"cost": "×"},
     missing="–",
@@ -612,27 +615,27 @@ def nearest(where, of):
         return f"{where}: no switch brings the two nearer than their defaults, {start}."
     cost = "" if np.isnan(best["cost"]) else f", at {best['cost']:.2f} times the time"
     return (
-        f"{where}: {best['runtime']}'s `{best['switch']}` = {best['value']} brings the two from "
+        f"{where}: {best['runtime']} with `{best['switch']}` brings the two from "
         f"{start} to {unit(best['gap ulp'])} on {best['gap share']:.2%}{cost}."
     )
 
 
 def after_switches(run):
     """Which setting makes the two runtimes agree."""
-    table = run.tables["switches"].fillna({"value": ""})
-    model = table[table["model"] == "LN, MatMul, Add"]
+    table = run.tables["switches"]
+    model = table[table["model"] == "LN-MatMul-Add"]
     said = [nearest(where, of) for where, of in each(model)]
-    level = model[model["switch"] == "graph optimisation"]["moves ulp"]
+    level = model[model["switch"] == "graph optimisation = none"]["moves ulp"]
     said.append(
         "The level of graph optimisation "
         + ("changes no bit of this model." if (level == 0).all() else "changes bits.")
     )
-    chain = table[table["model"] == "pointwise chain"].set_index(["runtime", "switch"])
+    chain = table[table["model"] == "pointwise"].set_index(["runtime", "switch"])
     if len(chain):
         keys = (
             ("eager", "default"),
             ("inductor", "default"),
-            ("inductor", "emulate_precision_casts"),
+            ("inductor", "emulate_precision_casts = True"),
         )
         eager, fused, emulated = (chain.loc[k] for k in keys)
         assert fused["error abs"] < eager["error abs"]
@@ -757,9 +760,9 @@ def after_remedies(run):
     kept = [r for r, count in zeros["as written"].items() if not count]
     worst = table.loc["squares in float32", "err_ulp"].max()
     return [
-        f"As written: rows of zeros with {' and '.join(lost) or 'nobody'}, none with "
-        f"{' and '.join(kept) or 'nobody'}.",
-        f"Squares in float32: none with anybody, and all within {worst:.2g} ULP of the truth.",
+        f"As written: rows of zeros from {', '.join(lost) or 'none'}; no such row from "
+        f"{', '.join(kept) or 'any'}.",
+        f"Squares in float32: no such row, and all within {worst:.2g} ULP of the truth.",
     ]
 
 

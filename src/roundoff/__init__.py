@@ -12,10 +12,22 @@ __version__ = "0.1.0"
 
 #: Public name -> the module that defines it.
 _PUBLIC: dict[str, str] = {
+    "LayerNormalizationOrt": "evaluator",
+    "MatMulOrt": "evaluator",
+    "OptimizationOptions": "fusion",
     "RoundoffError": "errors",
+    "TorchOnnxEvaluator": "evaluator",
+    "get_parsed_args": "script",
+    "max_diff": "compare",
+    "onnx_custom_backend": "backend",
     "onnx_dtype_name": "dtypes",
     "onnx_dtype_to_np_dtype": "dtypes",
     "onnx_dtype_to_torch_dtype": "dtypes",
+    "onnx_simple_text_plot": "graph",
+    "plot_dot": "graph",
+    "string_diff": "compare",
+    "string_type": "describe",
+    "unit_test_going": "script",
 }
 
 __all__ = ["__version__", *_PUBLIC]

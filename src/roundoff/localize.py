@@ -49,7 +49,7 @@ class Way:
         What tables call it.
     evaluator : TorchOnnxEvaluator
         The model with its kernels, on its device.
-    context : callable
+    context : callable, optional
         Gives a context manager in which nodes run, such as a switch of torch.
     dtype : torch.dtype, optional
         Floating feeds are converted to it.
@@ -57,7 +57,7 @@ class Way:
 
     name: str
     evaluator: TorchOnnxEvaluator
-    context: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
+    context: Callable[[], contextlib.AbstractContextManager[Any]] | None = None
     dtype: torch.dtype | None = None
 
     def feeds(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
@@ -68,15 +68,18 @@ class Way:
         """The evaluator's steps, each run inside the context."""
         running = self.evaluator.steps(self.feeds(feeds))
         while True:
-            with self.context():
+            with self._inside():
                 step = next(running, None)
             if step is None:
                 return
             yield step
 
+    def _inside(self) -> contextlib.AbstractContextManager[Any]:
+        return self.context() if self.context else contextlib.nullcontext()
+
     def run_node(self, index: int, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         """One node on given inputs, inside the context."""
-        with self.context():
+        with self._inside():
             return self.evaluator.run_node(index, inputs)
 
 
@@ -90,12 +93,12 @@ def _cast(value: Any, dtype: torch.dtype | None) -> Any:
 
 @dataclasses.dataclass
 class Localization:
-    """The result of :func:`localize`.
+    """The result of :func:`roundoff.localize.localize`.
 
     Attributes
     ----------
     frame : pandas.DataFrame
-        A row a node, in execution order, with the columns of :data:`COLUMNS`:
+        A row a node, in execution order, with the columns of ``COLUMNS``:
 
         - ``isolated …`` and ``propagated …``: of the second way against the first; ``bias`` is
           the mean of second − first;

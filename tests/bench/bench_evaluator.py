@@ -3,7 +3,7 @@
 Two models: a chain of 1,000 tiny Add and Mul nodes, where the cost a node is all there is; and
 the one-layer Llama that torch exports, against torch eager running the same operators (straight-
 line code written from the graph, operator by operator) and against the module itself. Not a test:
-run it by hand, ``python tests/bench/bench_evaluator.py [small|medium|large]``.
+run it by hand, ``python tests/bench/bench_evaluator.py [small|medium|wide|large]``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from roundoff.timing import measure
 SIZES = {
     "small": (64, 64, 4, 1, 8),
     "medium": (512, 512, 8, 2, 128),
-    "large": (4096, 1024, 32, 2, 1024),
+    "wide": (4096, 1024, 32, 1, 64),
+    "large": (4096, 1024, 32, 2, 1024),  # minutes on a CPU
 }
 
 
@@ -139,7 +140,8 @@ def straight_line(model: onnx.ModelProto) -> Callable[..., Any]:
 
 def call(op_type: str, x: list[str], attributes: dict[str, Any], fixed: list[Any]) -> str:
     """One node as a torch expression."""
-    binary = {"Add": "+", "Sub": "-", "Mul": "*", "Div": "/", "MatMul": "@", "And": "&"}
+    binary = {"Add": "+", "Sub": "-", "Mul": "*", "Div": "/", "MatMul": "@", "And": "&", "Or": "|",
+              "Less": "<", "LessOrEqual": "<=", "Greater": ">", "Equal": "=="}  # fmt: skip
     if op_type in binary:
         return f"{x[0]} {binary[op_type]} {x[1]}"
     if op_type == "Cast":

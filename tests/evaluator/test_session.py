@@ -319,11 +319,28 @@ def test_scan_is_a_cumulative_sum(length: int, seed: int) -> None:
     torch.testing.assert_close(last, sums[-1])
 
 
+def test_the_order_of_kernels_holds_inside_a_body() -> None:
+    evaluator = TorchOnnxEvaluator(text(LOOP), kernels=["ort"])
+    x = torch.tensor([1.5, -2.0])
+    total, _ = evaluator.run(None, {"n": torch.tensor(3), "X": x})
+    torch.testing.assert_close(total, 3 * x)
+    used = evaluator.kernels_used()
+    assert used.pop("Loop_2") == "torch"
+    assert set(used.values()) == {"ort"}
+
+
 def test_a_carried_value_may_not_change_its_type() -> None:
     body = LOOP.replace("next = Add(so_far, X)", "t = Add(so_far, X) next = Cast<to = 11>(t)")
     model = text(body.replace("float[2] next, float[2] shown", "double[2] next, double[2] shown"))
     with pytest.raises((DtypeError, ModelError), match="type"):
         TorchOnnxEvaluator(model).run(None, {"n": torch.tensor(2), "X": torch.ones(2)})
+
+
+def test_nor_by_a_custom_kernel() -> None:
+    wide = {("", "Add"): lambda a, b: (a + b).double()}
+    evaluator = TorchOnnxEvaluator(text(LOOP), custom_kernels=wide)
+    with pytest.raises(DtypeError, match=r"node 'Loop_2'.*carried value"):
+        evaluator.run(None, {"n": torch.tensor(2), "X": torch.ones(2)})
 
 
 # -- what localisation is built on -------------------------------------------------------------

@@ -113,13 +113,14 @@ def test_truth_agrees_and_sees_what_float32_cannot(everything: list[Case]) -> No
             if not isinstance(x, torch.Tensor) or not x.is_floating_point():
                 continue
             assert x.dtype == torch.float64, case.name
-            if x.shape == np.shape(e) and "dropout" not in case.name:
+            exact = not any(w in case.name for w in ("cast", "quantize", "dropout"))
+            if exact and x.shape == np.shape(e):  # the others round, and truth does not
                 np.testing.assert_allclose(
                     to_numpy(x), np.asarray(e).astype(np.float64), rtol=2e-2, atol=2e-3,
                     err_msg=case.name,
                 )  # fmt: skip
             if x.shape == y.shape == z.shape:
-                seen = (x - z).abs() > 1e-5 * x.abs()
-                assert not seen.any() or (x != y)[seen].double().mean() > 0.5, case.name
+                seen = ((x - z).abs() > 1e-5 * x.abs()) & (x.abs() > 1e-200)
+                assert not seen.any() or (x != y)[seen].double().mean() >= 0.5, case.name
                 checked += 1
     assert checked > 800

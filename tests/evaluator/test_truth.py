@@ -131,6 +131,13 @@ def test_no_truth_is_better_than_a_false_one() -> None:
         truth(text(body + "{ Y, S, Z = DynamicQuantizeLinear(X) }"), {"X": np.ones(3)})
 
 
+def test_one_node_of_a_truth_is_wide_too() -> None:
+    model = text("agraph (float[n] X) => (float[n] Y) { Y = Exp(X) }")
+    (got,) = TorchOnnxEvaluator(model, truth=True).run_node(0, [np.float32([1.0])])
+    assert got.dtype == torch.float64
+    np.testing.assert_allclose(got.numpy(), [np.e], rtol=1e-15)
+
+
 def test_feeds_of_any_floating_type() -> None:
     model = text("agraph (float16[n] X) => (float16[n] Y) { Y = Neg(X) }")
     for x in (np.float64([1 / 3]), torch.tensor([1 / 3], dtype=torch.float64)):

@@ -169,6 +169,21 @@ def test_recorded_machines_are_labelled_and_never_mixed(rendered: Path) -> None:
     assert [r.is_build for r in study.runs("t", "absent")] == [True]
 
 
+def test_units_of_a_recorded_table_are_those_of_its_machine(rendered: Path) -> None:
+    write_record(rendered, "plot_x", {"t": FRAME}, ENV | {"gpu": {"name": "Some GPU"}})
+    study = Study("plot_x", records=rendered)
+
+    def units(environment) -> dict[str, str]:
+        return {"ratio": "ms" if environment["gpu"] else "of eager"}
+
+    own = study.table("t", FRAME, caption="Here.", units=units(study.environment | {"gpu": None}))
+    recorded = study.recorded("t", caption="There.", units=units)._repr_html_()
+    assert '<span class="ro-unit">of eager</span>' in own._repr_html_()
+    assert '<span class="ro-unit">ms</span>' in recorded
+    assert "There." in recorded
+    assert "Here." not in recorded
+
+
 def test_a_conclusion_is_drawn_from_each_run(rendered: Path) -> None:
     write_record(rendered, "plot_x", {"t": FRAME.assign(ratio=[9.0, 9.5])}, ENV)
     study = Study("plot_x", records=rendered)

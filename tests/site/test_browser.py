@@ -92,23 +92,24 @@ def test_every_page_opens_alone_and_fits(site: Path, address: str, tab) -> None:
     assert not wrong, "\n".join(wrong)
 
 
+# Each width and each scheme; the other two pairs hold nothing that these do not.
+LOOKS = ((1280, "light"), (390, "dark"))
+
+
 @pytest.mark.slow
 def test_no_serious_violation_of_accessibility(site: Path, address: str, tab, axe: str) -> None:
     wrong = []
-    for name in pages(site):
+    # Pages of the reference are of one making: one in ten is looked at.
+    reference = [name for name in pages(site) if name.startswith("generated/")][::10]
+    others = [name for name in pages(site) if not name.startswith("generated/")]
+    for name in others + reference:
         visit(tab, f"{address}/{name}")
-        # Pages of the reference are of one making: each is looked at once, in turn.
-        reference = name.startswith("generated/") or name in MACHINE_MADE
-        looks = [(w, s) for w in WIDTHS for s in SCHEMES]
-        for width, scheme in looks[hash_of(name) % 4 :][:1] if reference else looks:
+        looks = LOOKS[len(name) % 2 :][:1] if name in {*reference, *MACHINE_MADE} else LOOKS
+        for width, scheme in looks:
             tab.set_viewport_size({"width": width, "height": 900})
             tab.emulate_media(color_scheme=scheme)
             wrong += [f"{name} at {width} in {scheme}: {v}" for v in serious(tab, axe)]
     assert not wrong, "\n".join(wrong)
-
-
-def hash_of(name: str) -> int:
-    return sum(name.encode())
 
 
 def test_a_wide_table_and_bad_contrast_would_be_seen(address: str, tab, axe: str) -> None:
@@ -123,11 +124,129 @@ def test_a_wide_table_and_bad_contrast_would_be_seen(address: str, tab, axe: str
     assert any(v.startswith("color-contrast") for v in serious(tab, axe))
 
 
-def test_search_finds_reduction(address: str, tab) -> None:
-    visit(tab, f"{address}/search.html?q=reduction")
-    tab.wait_for_selector("ul.search li", timeout=10_000)
-    found = tab.locator("ul.search li a").all_text_contents()
-    assert any("eduction" in title for title in found), found
+# What a reader would type -> the page that must be among the first answers.
+TOPICS = {
+    "gallery/numerics/plot_reduction_order": "parallel reduction",
+    "gallery/numerics/plot_layer_norm_discrepancies": "LayerNormalization TF32",
+    "gallery/fusion/plot_gemm_fusion": "Gemm Concat",
+    "gallery/fusion/plot_llama_backend": "Llama backend",
+    "gallery/kernels/plot_triton_layer_norm": "Triton backward",
+    "glossary": "stash type",
+    "install": "install GPU",
+    "results": "results machines",
+}
+
+
+def test_search_finds_each_page_by_its_topic(site: Path, address: str, tab) -> None:
+    there = {name.removesuffix(".html") for name in pages(site)}
+    studies = {name for name in there if re.match(r"gallery/\w+/plot_", name)}
+    assert studies <= TOPICS.keys(), "a study without a topic"
+    for name in there & TOPICS.keys():
+        visit(tab, f"{address}/search.html?q={TOPICS[name].replace(' ', '+')}")
+        tab.wait_for_selector("ul.search li", timeout=10_000)
+        tab.wait_for_function(
+            "document.querySelector('.search-summary')?.innerText.match(/found|/)"
+        )
+        found = tab.locator("ul.search li > a").evaluate_all("as => as.map(a => a.href)")
+        first = [link.partition("#")[0].partition("?")[0] for link in found[:5]]
+        assert f"{address}/{name}.html" in first, f"{TOPICS[name]}: {first}"
+
+
+MOST_WEIGHT = 600_000
+
+
+def weight(browser, url: str) -> tuple[int, list[str]]:
+    """Bytes, uncompressed, that a first visit loads, and the three largest."""
+    page = browser.new_page(viewport={"width": 1280, "height": 900})
+    page.goto(url, wait_until="networkidle")
+    sizes = page.evaluate("""() => [...performance.getEntriesByType('navigation'),
+        ...performance.getEntriesByType('resource')].map(e => [e.decodedBodySize, e.name])""")
+    page.close()
+    largest = [f"{size} {name}" for size, name in sorted(sizes, reverse=True)[:3]]
+    return sum(size for size, _ in sizes), largest
+
+
+@pytest.mark.slow
+def test_a_first_visit_loads_at_most_600_kilobytes(site: Path, address: str, browser) -> None:
+    heavy = []
+    for name in pages(site):
+        # Pages of the reference are of one making; the longest stands for them.
+        if name.startswith("generated/") and (site / name).stat().st_size < 100_000:
+            continue
+        size, largest = weight(browser, f"{address}/{name}")
+        assert size > 50_000, "the sizes were not measured"
+        if size > MOST_WEIGHT:
+            heavy.append(f"{name}: {size:,} bytes: {largest}")
+    assert not heavy, "\n".join(heavy)
+
+
+def test_images_load_and_their_texts_mean_something(site: Path, address: str, tab) -> None:
+    wrong = []
+    shown = (n for n in pages(site) if not n.startswith("generated/") and n not in MACHINE_MADE)
+    for name in shown:
+        visit(tab, f"{address}/{name}")
+        wrong += tab.evaluate("""async name => {
+            const wrong = [];
+            for (const image of document.querySelectorAll('img')) {
+                image.loading = 'eager';
+                try { await image.decode(); } catch { wrong.push(`${name}: ${image.src}`); }
+                const text = image.alt, linked =
+                    image.closest(".sphx-glr-thumbcontainer, .sidebar-brand");
+                if (!linked && (text.length < 20 || !/ /.test(text) || /\\.(png|svg)/.test(text)))
+                    wrong.push(`${name}: "${text}" says too little`);
+            }
+            return wrong;
+        }""", name)  # fmt: skip
+    assert not wrong, "\n".join(wrong)
+
+
+# Elements that take the keyboard's focus, as the page lies there: folded ones do not.
+REACHABLE = """() => [...document.querySelectorAll(
+    'a[href], button, input, select, textarea, summary, [tabindex]')].filter(e => {
+        if (e.tabIndex < 0 || e.disabled || !e.checkVisibility({visibilityProperty: true}))
+            return false;
+        const box = e.getBoundingClientRect();
+        return box.width > 0 && box.height > 0;
+    })"""
+
+
+def test_the_keyboard_alone_reaches_everything(site: Path, address: str, tab) -> None:
+    tab.set_viewport_size({"width": 1280, "height": 900})
+    studies = [n for n in pages(site) if re.match(r"gallery/\w+/plot_", n)]
+    for name in ["index.html", "results.html", "glossary.html", *studies]:
+        visit(tab, f"{address}/{name}")
+        expected = tab.evaluate(
+            f"({REACHABLE})().map((e, i) => {{ e.dataset.stop = i; return i; }})"
+        )
+        reached = set()
+        for _ in range(len(expected) + 20):
+            tab.keyboard.press("Tab")
+            reached.add(tab.evaluate("document.activeElement.dataset.stop"))
+            if len(reached - {None}) == len(expected):
+                break
+        missed = [i for i in expected if str(i) not in reached]
+        shown = tab.evaluate(
+            "missed => missed.slice(0, 5).map(i => "
+            "document.querySelector(`[data-stop='${i}']`).outerHTML.slice(0, 150))", missed
+        )  # fmt: skip
+        assert not missed, f"{name}: {len(missed)} of {len(expected)} out of reach: {shown}"
+
+
+def test_tables_can_be_copied_into_a_spreadsheet(site: Path, address: str, tab) -> None:
+    for name in (n for n in pages(site) if re.match(r"gallery/\w+/plot_|results", n)):
+        visit(tab, f"{address}/{name}")
+        for table in tab.evaluate("""() => [...document.querySelectorAll('article table')]
+            .filter(t => t.checkVisibility()).map(table => {
+                getSelection().selectAllChildren(table);
+                return {text: getSelection().toString(),
+                        cells: [...table.rows].map(row => row.cells.length),
+                        plain: table.matches('.ro-table table')};
+            })"""):
+            if table["plain"]:
+                lines = [x.count("\t") + 1 for x in table["text"].split("\n") if "\t" in x]
+                wide = [n for n in table["cells"] if n > 1]
+                assert lines == wide, f"{name}: {table['text'][:300]}"
+            assert len(table["text"]) > 10, f"{name}: nothing was selected"
 
 
 def test_a_page_offers_its_notebook_script_and_archive(site: Path, address: str, tab) -> None:

@@ -1,17 +1,24 @@
-"""What the built fast site carries beside its pages: notebooks and the library's wheel."""
+"""The files of the built fast site: notebooks, wheel, downloads, links, what makes it findable."""
 
+import html.parser
+import io
 import json
 import re
+import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from urllib.parse import unquote
 
+import pandas as pd
 import pytest
 from docutils import nodes
 
 from .conftest import ROOT, SITE
 
 sys.path.insert(0, str(ROOT / "conf"))
+import findable
+from headlines import HEADLINES, Figure, figure_of
 from prose import Prose, blocks
 
 pytestmark = [pytest.mark.site, pytest.mark.xdist_group("site")]
@@ -93,3 +100,175 @@ def test_what_a_cell_showed_is_not_in_the_notebook() -> None:
                             paragraph(nodes.Text("after")))  # fmt: skip
     tree = nodes.Element("", section)
     assert list(blocks(tree, "https://example.org/")) == [("text", "# T"), ("code", "x = 1")]
+
+
+class Page(html.parser.HTMLParser):
+    """Addresses that a page points to, and places that can be pointed to."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.links: set[str] = set()
+        self.places: set[str] = set()
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attributes: list) -> None:
+        for name, value in attributes:
+            if name in ("href", "src", "action") and value:
+                self.links.add(value)
+            elif name == "id" or (name == "name" and tag == "a"):
+                self.places.add(value)
+
+
+def dead_links(site: Path) -> list[str]:
+    """Links inside the site that lead to no file, or to no place in it."""
+    pages = {
+        p: Page(p.read_text("utf-8")) for p in site.rglob("*.html") if "_static" not in p.parts
+    }
+    dead = []
+    for path, page in pages.items():
+        for link in page.links:
+            if re.match(r"[a-z]+:|//", link):
+                continue
+            address, _, place = link.partition("#")
+            address = unquote(address.partition("?")[0])
+            base = site if address.startswith("/") else path.parent
+            target = (base / address.lstrip("/")).resolve() if address else path
+            target = target / "index.html" if target.is_dir() else target
+            if not target.exists():
+                dead.append(f"{path.relative_to(site)}: {link}")
+            elif place and target in pages and unquote(place) not in pages[target].places:
+                dead.append(f"{path.relative_to(site)}: no such place: {link}")
+    return sorted(dead)
+
+
+def test_no_link_inside_the_site_is_dead(site: Path) -> None:
+    dead = dead_links(site)
+    assert not dead, "\n".join(dead)
+
+
+def test_a_dead_link_would_be_seen(tmp_path: Path) -> None:
+    (tmp_path / "a.html").write_text('<a href="b.html#c">b</a><a href="d.html">d</a><p id="x">')
+    (tmp_path / "b.html").write_text('<p id="e"><a href="a.html#x">a</a><img src="f.png">')
+    assert [d.partition(": ")[2] for d in dead_links(tmp_path)] == [
+        "d.html", "no such place: b.html#c", "f.png",
+    ]  # fmt: skip
+
+
+def test_every_page_has_a_title_and_a_description_of_its_own(site: Path) -> None:
+    titles, said = {}, {}
+    for path in sorted(site.rglob("*.html")):
+        if "_static" in path.parts:
+            continue
+        text, name = path.read_text("utf-8"), path.relative_to(site).as_posix()
+        found = re.findall(r'<meta name="description" content="([^"]+)"', text)
+        assert len(found) == 1, f"{name}: {found}"
+        assert f'<meta property="og:description" content="{found[0]}">' in text
+        assert '<meta property="og:title"' in text
+        titles.setdefault(re.search(r"<title>(.*?)</title>", text, re.S)[1].strip(), []).append(
+            name
+        )
+        if name.startswith("gallery/") and "/plot_" in name:
+            assert len(found[0]) > 80, f"{name}: {found}"
+            said.setdefault(found[0], []).append(name)
+    double = {t: n for t, n in (titles | said).items() if len(n) > 1}
+    assert not double
+
+
+def test_a_language_model_finds_every_study(site: Path) -> None:
+    text = (site / "llms.txt").read_text("utf-8")
+    for script in (ROOT / "gallery").glob("*/plot_*.py"):
+        assert f"gallery/{script.parent.name}/{script.stem}.html" in text
+    for link in re.findall(r"\]\(([^)]+)\)", text):
+        assert (site / link).exists(), link
+    assert text.startswith("# roundoff\n\n> ")
+
+
+def test_others_can_link_to_the_reference(site: Path) -> None:
+    import zlib
+
+    head, body = (site / "objects.inv").read_bytes().split(b"zlib.\n", 1)
+    assert b"Project: roundoff" in head
+    names = zlib.decompress(body).decode()
+    for name in ("roundoff.dtypes.ulp py:function", "ULP std:term", "results std:label"):
+        assert name in names
+
+
+def test_a_published_site_names_its_addresses(tmp_path: Path) -> None:
+    """A site of two pages, built for an address below another site."""
+    (tmp_path / "index.rst").write_text("Home\n====\n\nFirst words.\n\n.. toctree::\n\n   a\n")
+    (tmp_path / "a.rst").write_text("A page\n======\n\nWhat *it* says.\n")
+    (tmp_path / "404.rst").write_text(":orphan:\n\nNot here\n========\n\nSee :doc:`a`.\n")
+    (tmp_path / "conf.py").write_text(
+        "import sys\n"
+        f"sys.path.insert(0, {str(ROOT / 'conf')!r})\n"
+        "extensions = ['findable']\nhtml_theme = 'furo'\nhtml_title = 'roundoff'\n"
+        "html_baseurl = 'https://example.org/below/'\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "sphinx", "-q", "-W", str(tmp_path), str(tmp_path / "out")],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    page = (tmp_path / "out" / "a.html").read_text("utf-8")
+    assert '<link rel="canonical" href="https://example.org/below/a.html"' in page
+    assert '<meta property="og:url" content="https://example.org/below/a.html">' in page
+    assert '<meta name="description" content="What it says.">' in page
+    sitemap = (tmp_path / "out" / "sitemap.xml").read_text("utf-8")
+    assert re.findall("<loc>(.*?)</loc>", sitemap) == [
+        "https://example.org/below/a.html", "https://example.org/below/index.html",
+    ]  # fmt: skip
+    assert "https://example.org/below/sitemap.xml" in (tmp_path / "out/robots.txt").read_text()
+    missing = Page((tmp_path / "out" / "404.html").read_text("utf-8"))
+    assert "/below/a.html" in missing.links
+    inside = [x for x in missing.links if not re.match(r"https?:|data:|#|/below/", x)]
+    assert not inside, "a wrong address can be at any depth: relative links would be dead"
+
+
+def test_a_description_is_cut_at_a_word() -> None:
+    words = findable.description(nodes.section("", paragraph(nodes.Text("much, " * 60))))
+    assert words.endswith("much …")
+    assert len(words) <= 200
+
+
+def test_results_cover_every_page_that_ran(site: Path) -> None:
+    text = (site / "results.html").read_text("utf-8")
+    pages = {p.stem: p.parent.name for p in (ROOT / "gallery").glob("*/plot_*.py")}
+    asked = {headline.page for headline in HEADLINES}
+    assert pages.keys() <= asked, f"no figure is asked of {pages.keys() - asked}"
+    for page, section in pages.items():
+        assert f'href="gallery/{section}/{page}.html"' in text
+        with zipfile.ZipFile(site / "records" / page / "this-build.zip") as zipped:
+            tables = [n for n in zipped.namelist() if n.endswith(".csv")]
+            assert tables
+            for name in tables:
+                assert len(pd.read_csv(io.BytesIO(zipped.read(name))).columns)
+    for record in (ROOT / "src" / "roundoff" / "recorded").glob("*/*.json"):
+        copy = site / "records" / record.parent.name / record.name
+        assert copy.read_bytes() == record.read_bytes()
+
+
+def test_figures_are_computed_and_absent_where_the_run_does_not_hold_them() -> None:
+    asked = {headline.page: headline for headline in HEADLINES}
+    for headline in HEADLINES:
+        assert figure_of(headline, {"other": pd.DataFrame({"a": [1]})}) is None
+    errors = pd.DataFrame(
+        [("CUDA", "float32", r, t, e, 1.0)
+         for r, t, e in (("ORT", "on", 0.02), ("ORT", "off", 0.001),
+                         ("torch", "off", 0.001), ("torch", "on", 0.02))],
+        columns=["provider", "dtype", "runtime", "TF32", "abs", "err_ulp"],
+    )  # fmt: skip
+    gap = figure_of(asked["plot_layer_norm_discrepancies"], {"truth": errors})
+    assert isinstance(gap, Figure)
+    assert gap.value == "20×"
+    ratios = pd.DataFrame({"label": ["fused", "fused ahead", "fused ahead"], "size": [1, 2, 4],
+                           "dtype": "float32", "ratio": [0.1, 0.5, 1.5]})  # fmt: skip
+    gain = figure_of(asked["plot_gemm_fusion"], {"ratios": ratios})
+    assert gain.value == "0.50 to 1.50"
+    speed = pd.DataFrame({"N": [1024, 2048], "Triton": [50.0, 90.0], "copy": [100.0, 100.0]})
+    share = figure_of(asked["plot_triton_layer_norm"], {"layer-norm-backward": speed})
+    assert share.value == "90%"
+    llama = pd.DataFrame({"layers": 1, "optimization": ["eager", "inductor", "+onnxruntime"],
+                          "median": [4.0, 2.0, 1.0], "speedup": [1.0, 2.0, 4.0]})  # fmt: skip
+    gain = figure_of(asked["plot_llama_backend"], {"time-float16": llama, "time-tf32": llama[:0]})
+    assert gain.value == "4.00×"
+    assert "0.50 of the time of inductor" in gain.sentence

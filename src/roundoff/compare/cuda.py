@@ -7,6 +7,7 @@ them, exactly for the sums, so that a result does not depend on the order of pro
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -19,9 +20,7 @@ from roundoff.dtypes import dtype_info
 if TYPE_CHECKING:
     from .stats import Plan, Stats
 
-BLOCK = 512
-#: A lane counts into fields of 16 bits, so a program makes fewer steps than this.
-STEPS = 60_000
+BLOCK = 256  # an element a thread: 64 registers, so that many programs run at once
 FIELDS = 8
 _TYPES = ("float64", "float32", "float16", "bfloat16")
 
@@ -31,8 +30,6 @@ def measure(expected: Held, got: Held, how: Plan, thresholds: Sequence[float]) -
 
     It takes float64, float32, float16 and bfloat16, and at most eight thresholds.
     """
-    from .stats import Stats
-
     e, g = expected.tensor, got.tensor
     if how.coarse is None or len(thresholds) > FIELDS:
         return None
@@ -44,27 +41,39 @@ def measure(expected: Held, got: Held, how: Plan, thresholds: Sequence[float]) -
         from .kernel import partial_statistics
     except ImportError:  # torch without Triton
         return None
-    order = sorted(range(len(thresholds)), key=lambda i: thresholds[i])
-    run, floats, ints = partial_statistics(
-        e, g, [thresholds[i] for i in order], how, _programs(e), STEPS, BLOCK
-    )
-    total = Stats(e.numel(), np.zeros(len(thresholds), dtype=np.int64))
-    total.abs = float(floats[:, 0].max())
-    total.rel_nonzero = float(floats[:, 1].max())
-    total.err_ulp = float(floats[:, 2].max()) if how.truth is not None else 0.0
-    total.sums, total.signed = floats[:, 4].tolist(), floats[:, 5].tolist()
-    total.dnan, total.nan, total.dinf, total.zeros, total.finite = (
-        int(ints[:, i].sum()) for i in range(1, 6)
-    )
-    total.finite -= total.nan
-    total.rel = math.inf if total.zeros else total.rel_nonzero
-    buckets = [int(ints[:, 6 + i].sum()) for i in range(len(thresholds))]
-    for rank, i in enumerate(order):  # bucket r: above exactly r + 1 thresholds
-        total.counts[i] = sum(buckets[rank:])
-    total.ulp = _ulp(total, floats, ints, how)
+
+    def run(clean: bool) -> Any:
+        return partial_statistics(e, g, thresholds, how, clean, _programs(e), BLOCK)
+
+    ints = run(True)
+    if not np.isfinite(ints.view(np.float64)[:, 3]).all():  # NaN, infinity, or an overflow
+        ints = run(False)
+    return _gather(ints, e.numel(), len(thresholds), how)
+
+
+def _gather(ints: Any, n: int, thresholds: int, how: Plan) -> Stats:
+    """Statistics from what the programs found; see the stores of the kernel."""
+    from .stats import Stats
+
+    floats = ints.view(np.float64)
+    tops, sums = floats[:, :3].max(axis=0).tolist(), ints[:, 7:].sum(axis=0)
+    zeros, dnan, nan, dinf, unfit = sums[:5].tolist()
+    total = Stats(n, sums[5 : 5 + thresholds])
+    total.abs, total.rel_nonzero, total.err_ulp = tops
+    total.sums, total.signed = [exact_sum(floats[:, 3])], [exact_sum(floats[:, 4])]
+    total.zeros, total.dnan, total.nan, total.dinf = zeros, dnan, nan, dinf
+    total.finite = n - unfit - nan
+    total.rel = math.inf if zeros else total.rel_nonzero
     if total.abs > 0:
-        finite = total.nan + total.dnan + total.dinf == 0
-        total.at = _worst(e, g, int(floats[:, 0].argmax()) * run, run, finite)
+        total.at = int(ints[floats[:, 0].argmax(), 6])
+    if how.same:
+        far = dnan + dinf > 0
+        top = int(ints[:, 5].max())
+        # The kernel orders distances of 64 bits as signed integers, from the smallest one up.
+        total.ulp = math.inf if far else top + 2**63 * (how.got.bits == 64)
+    else:
+        most = math.inf if dnan else float(floats[:, 5].max())
+        total.ulp = most if most == math.inf else int(most)
     return total
 
 
@@ -73,31 +82,18 @@ def _programs(tensor: Any) -> int:
 
     if not tensor.is_cuda:  # the interpreter
         return 4
-    # Three programs fit on a multiprocessor (168 registers a thread): two full waves.
-    return 6 * torch.cuda.get_device_properties(tensor.device).multi_processor_count
+    return 4 * torch.cuda.get_device_properties(tensor.device).multi_processor_count
 
 
-def _ulp(total: Stats, floats: Any, ints: Any, how: Plan) -> float:
-    if how.same or (how.coarse is not None and how.coarse.name == "float64"):
-        far = total.dnan + total.dinf > 0
-        # The kernel orders unsigned distances as signed integers, from the smallest one up.
-        return math.inf if far else int(ints[:, 0].max()) + 2**63
-    top = math.inf if total.dnan else float(floats[:, 3].max())
-    return top if top == math.inf else int(top)
+def exact_sum(values: Any) -> float:
+    """Sum rounded once; as floats add where it overflows on the way."""
+    try:
+        return math.fsum(values.tolist())
+    except (OverflowError, ValueError):  # past the largest number; infinities of both signs
+        return float(values.sum())
 
 
-def _worst(e: Any, g: Any, start: int, run: int, finite: bool) -> int:
-    """Flat index of the first largest difference within one program's run."""
-    import torch
-
-    ew, gw = (t.view(-1)[start : start + run].to(torch.float64) for t in (e, g))
-    size = (gw - ew).abs()
-    if not finite:
-        same = (ew == gw) | (ew.isnan() & gw.isnan())
-        size = torch.where(same, 0.0, size).nan_to_num(nan=math.inf, posinf=math.inf)
-    return start + int(size.argmax())
-
-
+@functools.lru_cache(maxsize=16)
 def format_of(name: str) -> dict[str, Any]:
     """What the kernel must know of a floating type, as compile-time constants."""
     from .ulps import _last_place

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from .stats import Plan
 
 INFINITY = tl.constexpr(float("inf"))
+WIDTH = tl.constexpr(20)
 
 
 @triton.jit
@@ -72,15 +74,20 @@ def _widen(raw):
 
 
 @triton.jit
+def _store_sum(to, count):
+    tl.store(to, tl.sum(count.to(tl.int64), 0))
+
+
+@triton.jit
 def _statistics(
     e_ptr,  # [n] expected
     g_ptr,  # [n] got
-    limits_ptr,  # [NT] float64, ascending
-    floats_ptr,  # [programs, 8] float64 out
-    ints_ptr,  # [programs, 16] int64 out
+    limits_ptr,  # [8] float64, ascending, filled up with infinity
+    out_ptr,  # [programs, WIDTH] int64 out; float64 are stored as their bits
     n,  # elements
-    run,  # elements a program measures
-    NT: tl.constexpr,
+    steps,  # blocks of elements a program measures
+    HIST: tl.constexpr,  # count the differences above the limits
+    CLEAN: tl.constexpr,  # no NaN and no infinity: the first sum says whether that held
     BITS: tl.constexpr,  # both have one type: count its units by bits
     TRUTH: tl.constexpr,  # expected is a truth for got
     P: tl.constexpr,  # the coarser format: precision, exponents, place of its largest number
@@ -90,62 +97,94 @@ def _statistics(
     BLOCK: tl.constexpr,
 ):
     pid = tl.program_id(0).to(tl.int64)
-    start = pid * run
-    stop = tl.minimum(start + run, n)
+    start = pid * steps * BLOCK
     lanes = tl.arange(0, BLOCK)
     top = tl.zeros([BLOCK], tl.float64)
+    when = tl.zeros([BLOCK], tl.int32)
     ratio_top = tl.zeros([BLOCK], tl.float64)
     error_top = tl.zeros([BLOCK], tl.float64)
     far_top = tl.zeros([BLOCK], tl.float64)
     total = tl.zeros([BLOCK], tl.float64)
     signed = tl.zeros([BLOCK], tl.float64)
-    key_top = tl.full([BLOCK], -9223372036854775808, tl.int64)
-    odd = tl.zeros([BLOCK], tl.int64)  # fields of 16 bits: dnan, nan, dinf, zeros
-    finite = tl.zeros([BLOCK], tl.int32)
-    low = tl.zeros([BLOCK], tl.int64)  # fields of 16 bits: buckets 0 to 3, 4 to 7
-    high = tl.zeros([BLOCK], tl.int64)
-    for offset in range(start, stop, BLOCK):
-        at = offset + lanes
-        inside = at < stop
-        e_raw = tl.load(e_ptr + at, mask=inside, other=0.0)
-        g_raw = tl.load(g_ptr + at, mask=inside, other=0.0)
+    if e_ptr.dtype.element_ty.primitive_bitwidth == 64:
+        unit_top = tl.full([BLOCK], -9223372036854775808, tl.int64)
+    else:
+        unit_top = tl.zeros([BLOCK], tl.uint32)
+    zeros = tl.zeros([BLOCK], tl.int32)
+    dnan = tl.zeros([BLOCK], tl.int32)
+    nan = tl.zeros([BLOCK], tl.int32)
+    dinf = tl.zeros([BLOCK], tl.int32)
+    unfit = tl.zeros([BLOCK], tl.int32)
+    c0 = tl.zeros([BLOCK], tl.int32)
+    c1 = tl.zeros([BLOCK], tl.int32)
+    c2 = tl.zeros([BLOCK], tl.int32)
+    c3 = tl.zeros([BLOCK], tl.int32)
+    c4 = tl.zeros([BLOCK], tl.int32)
+    c5 = tl.zeros([BLOCK], tl.int32)
+    c6 = tl.zeros([BLOCK], tl.int32)
+    c7 = tl.zeros([BLOCK], tl.int32)
+    if HIST:
+        t0 = tl.load(limits_ptr)
+        t1 = tl.load(limits_ptr + 1)
+        t2 = tl.load(limits_ptr + 2)
+        t3 = tl.load(limits_ptr + 3)
+        t4 = tl.load(limits_ptr + 4)
+        t5 = tl.load(limits_ptr + 5)
+        t6 = tl.load(limits_ptr + 6)
+        t7 = tl.load(limits_ptr + 7)
+    blocks = tl.minimum(steps, tl.cdiv(n - start, BLOCK)).to(tl.int32)
+    for step in range(blocks):
+        first = start + step * BLOCK
+        at = first + lanes
+        if first + BLOCK <= n:  # no mask: it would split wide loads
+            e_raw = tl.load(e_ptr + at)
+            g_raw = tl.load(g_ptr + at)
+        else:  # two equal numbers change nothing
+            e_raw = tl.load(e_ptr + at, mask=at < n, other=1.0)
+            g_raw = tl.load(g_ptr + at, mask=at < n, other=1.0)
         e = _widen(e_raw)
         g = _widen(g_raw)
-        e_nan = e != e
-        g_nan = g != g
-        both = e_nan & g_nan
-        one = e_nan ^ g_nan
-        same = (e == g) | both
         d = g - e
-        d = tl.where(same, 0.0, tl.where(one, INFINITY, d))
-        size = tl.abs(d)
-        is_finite = size < INFINITY
-        top = tl.maximum(top, size)
-        total += size
-        signed += tl.where(is_finite, d, 0.0)
-        finite += (is_finite & inside).to(tl.int32)
-
         e_size = tl.abs(e)
-        e_fits = e_size < INFINITY
-        g_fits = tl.abs(g) < INFINITY
-        apart = (~same) & (~one) & (~(e_fits & g_fits))
+        if CLEAN:
+            signed += d
+        else:
+            e_nan = e != e
+            g_nan = g != g
+            both = e_nan & g_nan
+            one = e_nan ^ g_nan
+            same = (e == g) | both
+            d = tl.where(same, 0.0, tl.where(one, INFINITY, d))
+            fits = (e_size < INFINITY) & (tl.abs(g) < INFINITY)
+            finite = tl.abs(d) < INFINITY
+            signed += tl.where(finite, d, 0.0)
+            dnan += one.to(tl.int32)
+            nan += both.to(tl.int32)
+            dinf += ((~same) & (~one) & (~fits)).to(tl.int32)
+            unfit += (~finite).to(tl.int32)
+        size = tl.abs(d)
+        total += size
+        larger = size > top
+        top = tl.where(larger, size, top)
+        when = tl.where(larger, step, when)
+
         zero = e == 0.0
-        missed = zero & (size > 0)
-        odd += (one.to(tl.int64) + (both.to(tl.int64) << 16) + (apart.to(tl.int64) << 32)
-                + (missed.to(tl.int64) << 48))  # fmt: skip
-        ratio = size / tl.where(zero, 1.0, e_size)
-        ratio = tl.where(zero | (size == 0), 0.0, tl.where(ratio != ratio, INFINITY, ratio))
-        ratio_top = tl.maximum(ratio_top, ratio)
+        zeros += (zero & (size > 0)).to(tl.int32)
+        ratio = size / tl.where(zero, INFINITY, e_size)
+        if not CLEAN:
+            ratio = tl.where(zero | (size == 0), 0.0, tl.where(ratio != ratio, INFINITY, ratio))
+        ratio_top = tl.where(ratio > ratio_top, ratio, ratio_top)
 
         if BITS:
             x = _ladder(e_raw)
             y = _ladder(g_raw)
-            if e_raw.dtype.primitive_bitwidth == 64:
-                distance = tl.maximum(x, y) - tl.minimum(x, y)
+            distance = tl.maximum(x, y) - tl.minimum(x, y)  # as unsigned; it may wrap
+            if not CLEAN:
+                distance = tl.where(fits, distance, 0)
+            if e_ptr.dtype.element_ty.primitive_bitwidth == 64:
+                unit_top = tl.maximum(unit_top, distance ^ -9223372036854775808)
             else:
-                distance = tl.maximum(x, y).to(tl.int64) - tl.minimum(x, y).to(tl.int64)
-            distance = tl.where(e_fits & g_fits, distance, 0)
-            key_top = tl.maximum(key_top, distance ^ -9223372036854775808)
+                unit_top = tl.maximum(unit_top, distance.to(tl.uint32, bitcast=True))
         else:
             far = tl.abs(_place(e, P, EMIN, EMAX, LAST) - _place(g, P, EMIN, EMAX, LAST))
             far_top = tl.maximum(far_top, tl.where(far != far, 0.0, far))
@@ -153,51 +192,65 @@ def _statistics(
             error = size * _power(P - 1 - _exponent(e, EMIN, EMAX))
             error_top = tl.maximum(error_top, error)
 
-        bucket = tl.zeros([BLOCK], tl.int32)
-        for k in tl.static_range(NT):
-            bucket += (size > tl.load(limits_ptr + k)).to(tl.int32)
-        one64 = tl.full([BLOCK], 1, tl.int64)
-        field = (bucket - 1).to(tl.int64)
-        low += tl.where((bucket > 0) & (bucket <= 4), one64 << ((field & 3) * 16), 0)
-        high += tl.where(bucket > 4, one64 << ((field & 3) * 16), 0)
+        if HIST:
+            c0 += (size > t0).to(tl.int32)
+            c1 += (size > t1).to(tl.int32)
+            c2 += (size > t2).to(tl.int32)
+            c3 += (size > t3).to(tl.int32)
+            c4 += (size > t4).to(tl.int32)
+            c5 += (size > t5).to(tl.int32)
+            c6 += (size > t6).to(tl.int32)
+            c7 += (size > t7).to(tl.int32)
 
-    out = floats_ptr + pid * 8
-    tl.store(out, tl.max(top, 0))
-    tl.store(out + 1, tl.max(ratio_top, 0))
-    tl.store(out + 2, tl.max(error_top, 0))
-    tl.store(out + 3, tl.max(far_top, 0))
-    tl.store(out + 4, tl.sum(total, 0))
-    tl.store(out + 5, tl.sum(signed, 0))
-    to = ints_ptr + pid * 16
-    tl.store(to, tl.max(key_top, 0))
-    for k in tl.static_range(4):
-        tl.store(to + 1 + k, tl.sum((odd >> (16 * k)) & 0xFFFF, 0))
-        tl.store(to + 6 + k, tl.sum((low >> (16 * k)) & 0xFFFF, 0))
-        tl.store(to + 10 + k, tl.sum((high >> (16 * k)) & 0xFFFF, 0))
-    tl.store(to + 5, tl.sum(finite.to(tl.int64), 0))
+    floats = out_ptr.to(tl.pointer_type(tl.float64)) + pid * WIDTH
+    most = tl.max(top, 0)
+    tl.store(floats, most)
+    tl.store(floats + 1, tl.max(ratio_top, 0))
+    tl.store(floats + 2, tl.max(error_top, 0))
+    tl.store(floats + 3, tl.sum(total, 0))
+    tl.store(floats + 4, tl.sum(signed, 0))
+    if not BITS:
+        tl.store(floats + 5, tl.max(far_top, 0))
+    out = out_ptr + pid * WIDTH
+    if BITS:
+        tl.store(out + 5, tl.max(unit_top.to(tl.int64), 0))
+    place = start + when.to(tl.int64) * BLOCK + lanes  # of each lane's largest
+    tl.store(out + 6, tl.min(tl.where(top == most, place, 9223372036854775807), 0))
+    _store_sum(out + 7, zeros)
+    _store_sum(out + 8, dnan)
+    _store_sum(out + 9, nan)
+    _store_sum(out + 10, dinf)
+    _store_sum(out + 11, unfit)
+    _store_sum(out + 12, c0)
+    _store_sum(out + 13, c1)
+    _store_sum(out + 14, c2)
+    _store_sum(out + 15, c3)
+    _store_sum(out + 16, c4)
+    _store_sum(out + 17, c5)
+    _store_sum(out + 18, c6)
+    _store_sum(out + 19, c7)
 
 
 @functools.lru_cache(maxsize=64)
 def _limits(limits: tuple[float, ...], device: torch.device) -> torch.Tensor:
-    return torch.tensor(limits or (0.0,), dtype=torch.float64, device=device)
+    return torch.tensor([*limits, *[float("inf")] * (8 - len(limits))], dtype=torch.float64,
+                        device=device)  # fmt: skip
 
 
 def partial_statistics(
-    e: torch.Tensor, g: torch.Tensor, limits: list[float], how: Plan,
-    programs: int, steps: int, block: int,
-) -> tuple[int, np.ndarray[Any, Any], np.ndarray[Any, Any]]:  # fmt: skip
-    """Elements a program, and the partial results: float64 [programs, 8], int64 [programs, 16]."""
+    e: torch.Tensor, g: torch.Tensor, limits: Sequence[float], how: Plan, clean: bool,
+    programs: int, block: int,
+) -> np.ndarray[Any, Any]:  # fmt: skip
+    """What each program found, int64 [programs, WIDTH]: one copy from the device."""
     n = e.numel()
-    run = triton.cdiv(triton.cdiv(n, programs), block) * block
-    run = min(run, steps * block)
-    programs = triton.cdiv(n, run)
-    floats = torch.empty((programs, 8), dtype=torch.float64, device=e.device)
-    ints = torch.empty((programs, 16), dtype=torch.int64, device=e.device)
+    steps = triton.cdiv(triton.cdiv(n, block), programs)
+    programs = triton.cdiv(n, steps * block)
+    out = torch.empty((programs, WIDTH.value), dtype=torch.int64, device=e.device)
     bounds = _limits(tuple(limits), e.device)
     assert how.coarse is not None
     _statistics[(programs,)](
-        e, g, bounds, floats, ints, n, run,
-        NT=len(limits), BITS=how.same, TRUTH=how.truth is not None, BLOCK=block,
-        num_warps=4, **format_of(how.coarse.name),
+        e, g, bounds, out, n, steps,
+        HIST=len(limits) > 0, CLEAN=clean, BITS=how.same, TRUTH=how.truth is not None,
+        BLOCK=block, num_warps=8, **format_of(how.coarse.name),
     )  # fmt: skip
-    return run, floats.cpu().numpy(), ints.cpu().numpy()
+    return out.cpu().numpy()

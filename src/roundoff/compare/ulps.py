@@ -26,68 +26,60 @@ Array = np.ndarray[Any, np.dtype[Any]]
 FAR = np.uint64(2**64 - 1)
 
 
-def ordered(bits: Array) -> Array:
+def ladder(bits: torch.Tensor, out: torch.Tensor, sign: torch.Tensor) -> None:
     """Signed integers in the order of the floats that have these bits; both zeros give 0.
 
     Parameters
     ----------
-    bits : array of int8, int16, int32 or int64
+    bits : tensor of int8, int16, int32 or int64
         The bits of floats with a sign, an exponent and a significand.
+    out, sign : tensor
+        Of the same type and length: the result, and room to compute in.
     """
-    width = bits.dtype.itemsize * 8
-    sign = bits >> (width - 1)  # 0 or -1
-    size = bits & np.iinfo(bits.dtype).max
-    np.bitwise_xor(size, sign, out=size)
-    return np.subtract(size, sign, out=size)
-
-
-def bit_distance(a: torch.Tensor, b: torch.Tensor) -> Array:
-    """Distance of floats of one type, element by element, as unsigned integers of its width."""
     import torch
 
-    as_int = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[a.element_size()]
-    x, y = ordered(a.view(as_int).numpy()), ordered(b.view(as_int).numpy())
-    # Both lie in +-(2**(w - 1) - 1): their distance fits in w bits once read as unsigned.
-    low = np.minimum(x, y)
-    np.maximum(x, y, out=x)
-    return np.subtract(x, low, out=x).view(f"u{x.dtype.itemsize}")
+    info = torch.iinfo(bits.dtype)
+    torch.bitwise_right_shift(bits, info.bits - 1, out=sign)  # 0 or -1
+    torch.bitwise_and(bits, info.max, out=out)
+    torch.bitwise_xor(out, sign, out=out)
+    torch.sub(out, sign, out=out)
 
 
-def _exponent(x: Array, info: DType) -> Array:
+def _exponent(x: torch.Tensor, info: DType) -> torch.Tensor:
     """Exponent of the binade of float64 *x* in a format, kept within what the format has."""
-    biased = (np.ascontiguousarray(x).view(np.int64) >> 52) & 0x7FF
-    return np.clip(biased - 1023, info.emin, info.emax)
+    import torch
+
+    biased = (x.view(torch.int64) >> 52).bitwise_and_(0x7FF)
+    return biased.sub_(1023).clamp_(info.emin, info.emax)
 
 
-def _power(exponent: Array) -> Array:
+def _power(exponent: torch.Tensor) -> torch.Tensor:
     """2**exponent as float64, for exponents of normal numbers."""
-    return ((exponent + 1023) << 52).view(np.float64)
+    import torch
+
+    return ((exponent + 1023) << 52).view(torch.float64)
 
 
-def scaled_by_ulp(size: Array, at: Array, info: DType) -> Array:
+def scaled_by_ulp(size: torch.Tensor, at: torch.Tensor, info: DType) -> torch.Tensor:
     """*size* in units in the last place of a format at *at*; exact unless it overflows.
 
-    Both are float64; NaN in *at* gives the unit of the last binade.
+    Both are float64, the format is a narrower one; NaN in *at* gives the unit of the last binade.
     """
-    if info.name == "float64":  # its smallest unit has no finite inverse
-        exponent = _exponent(at, info)
-        return np.ldexp(size, -(exponent + 1 - info.precision))
     return size * _power(info.precision - 1 - _exponent(at, info))
 
 
-def position(x: Array, info: DType) -> Array:
+def place(x: torch.Tensor, info: DType) -> torch.Tensor:
     """Place of float64 *x*, rounded to nearest even, on the ladder of a narrower format.
 
     0 is at 0 and the next larger number at 1. Past the largest number a format with infinities
     gives an infinity, one without its last place. NaN stays NaN.
     """
     exponent = _exponent(x, info)
-    steps = np.rint(np.abs(x) * _power(info.precision - 1 - exponent))
-    place = steps + (exponent - info.emin) * 2.0 ** (info.precision - 1)
+    steps = _power(info.precision - 1 - exponent).mul_(x.abs()).round_()
+    steps += exponent.sub_(info.emin) * 2.0 ** (info.precision - 1)
     last = _last_place(info)
-    beyond = np.inf if _has_infinity(info) else last
-    place = np.where(place > last, beyond, place)
-    return np.where(np.isnan(x), np.nan, np.copysign(place, x))
+    steps.masked_fill_(steps > last, math.inf if _has_infinity(info) else last)
+    return steps.copysign_(x).masked_fill_(x.isnan(), math.nan)
 
 
 def _last_place(info: DType) -> float:
@@ -129,9 +121,9 @@ def ulp_distance(a: Any, b: Any) -> Array:
     """
     x, y = as_tensor(a), as_tensor(b)
     if x is None or y is None or not (x.info.is_float or y.info.is_float):
-        found = [type(v).__name__ if h is None else h.info.name for v, h in ((a, x), (b, y))]
+        names = [type(v).__name__ if h is None else h.info.name for v, h in ((a, x), (b, y))]
         raise DtypeError(
-            "no units in the last place", got=", ".join(found), expected="a floating type"
+            "no units in the last place", got=", ".join(names), expected="a floating type"
         )
     if x.tensor.shape != y.tensor.shape:
         raise ShapeError(
@@ -142,17 +134,18 @@ def ulp_distance(a: Any, b: Any) -> Array:
     shape = tuple(x.tensor.shape)
     import torch
 
-    wide = [h.tensor.reshape(-1).cpu().to(torch.float64).numpy() for h in (x, y)]
-    with np.errstate(all="ignore"):
-        if coarse.name == "float64":
-            found64 = bit_distance(*(torch.from_numpy(np.ascontiguousarray(w)) for w in wide))
-            apart = ~(np.isfinite(wide[0]) & np.isfinite(wide[1]))
-            found64 = np.where(apart, FAR, found64)
-        else:
-            places = [position(w, coarse) for w in wide]
-            far = np.abs(places[0] - places[1])
-            apart = ~np.isfinite(far)
-            found64 = np.where(apart, FAR, np.where(apart, 0, far).astype(np.uint64))
-            wide = [np.where(np.isinf(p), p, w) for p, w in zip(places, wide, strict=True)]
-        equal = (wide[0] == wide[1]) | (np.isnan(wide[0]) & np.isnan(wide[1]))
-    return np.where(apart & equal, np.uint64(0), found64).reshape(shape)
+    wide = [h.tensor.reshape(-1).cpu().to(torch.float64) for h in (x, y)]
+    if coarse.name == "float64":
+        rungs = [torch.empty(len(w), dtype=torch.int64) for w in wide]
+        for w, out in zip(wide, rungs, strict=True):
+            ladder(w.view(torch.int64), out, torch.empty_like(out))
+        found = (torch.maximum(*rungs) - torch.minimum(*rungs)).numpy().view(np.uint64)
+        apart = ~(wide[0].isfinite() & wide[1].isfinite()).numpy()
+    else:
+        places = [place(w, coarse) for w in wide]
+        far = (places[0] - places[1]).abs_().numpy()
+        apart = ~np.isfinite(far)
+        found = np.where(apart, 0, far).astype(np.uint64)
+        wide = [torch.where(p.isinf(), p, w) for p, w in zip(places, wide, strict=True)]
+    equal = ((wide[0] == wide[1]) | (wide[0].isnan() & wide[1].isnan())).numpy()
+    return np.where(apart, np.where(equal, np.uint64(0), FAR), found).reshape(shape)

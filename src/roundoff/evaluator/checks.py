@@ -52,6 +52,68 @@ _FLAGS = {
 }  # fmt: skip
 
 
+_PADDING = ("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID")
+_REDUCTIONS = ("none", "add", "mul", "max", "min")
+#: Attributes with a closed list of values, which runtimes do not all check.
+_CHOICES: dict[tuple[str, str], tuple[Any, ...]] = {
+    ("Attention", "qk_matmul_output_mode"): (0, 1, 2, 3),
+    ("BitShift", "direction"): ("LEFT", "RIGHT"),
+    ("DepthToSpace", "mode"): ("DCR", "CRD"),
+    ("GatherND", "batch_dims"): tuple(range(8)),  # a negative one is an address to some
+    ("Gelu", "approximate"): ("none", "tanh"),
+    ("Pad", "mode"): ("constant", "reflect", "edge", "wrap"),
+    ("ScatterElements", "reduction"): _REDUCTIONS,
+    ("ScatterND", "reduction"): _REDUCTIONS,
+    ("SpaceToDepth", "mode"): ("DCR", "CRD"),
+    **{
+        (op_type, "auto_pad"): _PADDING
+        for op_type in ("Conv", "ConvTranspose", "ConvInteger", "QLinearConv", "AveragePool",
+                        "MaxPool", "LpPool", "DeformConv")
+    },
+    **{(op_type, "reduction"): ("none", "mean", "sum")
+       for op_type in ("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss")},
+}  # fmt: skip
+
+
+#: Attributes that set how often a kernel turns.
+_MOST = {
+    ("RoiAlign", "sampling_ratio"): 1000,
+    ("TfIdfVectorizer", "max_gram_length"): 1000,
+    ("TfIdfVectorizer", "max_skip_count"): 1000,
+}
+
+
+def _check_ngrams(node: Node) -> None:
+    """The n-grams and their pool: ONNX Runtime ends the process where they do not fit.
+
+    Raises
+    ------
+    ModelError
+    """
+    starts = node.attribute("ngram_counts", [])
+    pool = node.attribute("pool_int64s") or node.attribute("pool_strings") or []
+    longest = node.attribute("max_gram_length", 0)
+    if (
+        len(starts) < longest
+        or sorted(starts) != starts
+        or (starts and not 0 <= starts[0] <= starts[-1] <= len(pool))
+    ):
+        raise ModelError(
+            f"node {node.label!r} (TfIdfVectorizer): ngram_counts", got=starts,
+            expected=f"{longest} rising positions in a pool of {len(pool)}",
+        )  # fmt: skip
+    ends = [*starts[1:], len(pool)]
+    grams = sum((b - a) // n for n, (a, b) in enumerate(zip(starts, ends, strict=True), 1))
+    indexes = node.attribute("ngram_indexes", [])
+    weights = node.attribute("weights", indexes)
+    if len(indexes) != grams or len(weights) != grams or any(not 0 <= k < 2**24 for k in indexes):
+        raise ModelError(
+            f"node {node.label!r} (TfIdfVectorizer): ngram_indexes and weights",
+            got=f"{len(indexes)} and {len(weights)}",
+            expected=f"{grams} each, the indexes below 2**24",
+        )
+
+
 def check_attributes(node: Node) -> None:
     """Refuse integers that ONNX's compiled inference would cut to 32 bits, and die of.
 
@@ -69,7 +131,21 @@ def check_attributes(node: Node) -> None:
         raise ModelError(
             f"node {node.label!r} (Split): num_outputs", got=count, expected=str(len(node.outputs))
         )
+    if node.op_type == "TfIdfVectorizer":
+        _check_ngrams(node)
     for name, value in node.attributes.items():
+        allowed = _CHOICES.get((node.op_type, name))
+        if allowed is not None and value not in allowed:
+            raise ModelError(
+                f"node {node.label!r} ({node.operator}): attribute {name!r}", got=value,
+                expected=f"one of {', '.join(map(repr, allowed))}",
+            )  # fmt: skip
+        most = _MOST.get((node.op_type, name))
+        if most is not None and value > most:
+            raise UnsupportedError(
+                f"node {node.label!r} ({node.operator}): attribute {name!r}", got=value,
+                expected=f"at most {most}", hint="a run would take days",
+            )  # fmt: skip
         if name in _FLAGS and value not in (0, 1):
             raise ModelError(
                 f"node {node.label!r} ({node.operator}): attribute {name!r}", got=value,

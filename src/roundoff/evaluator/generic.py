@@ -78,8 +78,10 @@ class OrtKernel:
 @functools.cache
 def _ort_operators() -> dict[tuple[str, str], Any] | None:
     """Schemas of the operators that ONNX Runtime lists; None where it lists none."""
-    import onnxruntime
-
+    try:
+        import onnxruntime
+    except ImportError:  # the other kernels do without
+        return {}
     try:  # what ONNX Runtime's own documentation tools read; not promised to stay
         schemas = onnxruntime.capi.onnxruntime_pybind11_state.get_all_operator_schema()
     except AttributeError:
@@ -110,9 +112,11 @@ def single_node_model(node: Node, inputs: tuple[Any, ...], opset: int | None = N
     names = _feed_names(node)
     absent = [n if x is not None else "" for n, x in zip(names, inputs, strict=True)]
     attributes = list(node.proto.attribute)
+    given = absent[: len(node.inputs)]
+    while given and not given[-1]:  # ONNX Runtime dies of a trailing input that is named ""
+        given.pop()
     proto = NodeProto(
-        op_type=node.op_type, domain=node.domain, name=node.name,
-        input=absent[: len(node.inputs)],
+        op_type=node.op_type, domain=node.domain, name=node.name, input=given,
         output=[f"output_{k}" if n else "" for k, n in enumerate(node.outputs)],
         attribute=[_in_float64(a) for a in attributes] if node.truth else attributes,
     )  # fmt: skip

@@ -53,7 +53,7 @@ class Node:
         The names that the subgraphs' protos have for the captures.
     attributes : dict
         Attributes that the node has, as Python objects; a tensor is a value.
-    subgraphs : dict of str to :class:`~roundoff.evaluator.program.Graph`
+    subgraphs : dict of str to graphs
         Bodies of If, Loop, Scan by attribute name.
     constants : dict of int to value
         Inputs that are constants of the model, by position.

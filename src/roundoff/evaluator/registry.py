@@ -25,6 +25,7 @@ class Kernel:
 
     A subclass defines :meth:`bind`; the function it returns takes the node's inputs (None for an
     absent one), then its captures, and returns the output, or a tuple of as many as the node has.
+
     Attributes
     ----------
     name : str
@@ -120,6 +121,8 @@ REFERENCE_FIRST: dict[tuple[str, str], str] = {
     ("", "Dropout"): "a seed gives the mask that ONNX's own test data has",
 }
 
+_CONTROL = {("", "If"), ("", "Loop"), ("", "Scan")}
+
 #: ``custom_kernels={("", "LayerNormalization"): LayerNormalizationOrt}``: torch everywhere else.
 LayerNormalizationOrt = OrtKernel("LayerNormalizationOrt")
 #: ``custom_kernels={("", "MatMul"): MatMulOrt}``: torch everywhere but in matrix products.
@@ -161,6 +164,9 @@ class Choice:
         order = self.by_operator.get(key, self.order)
         if self.is_default and not self.truth and key in REFERENCE_FIRST:
             order = self.by_operator.get(key, ("torch", "reference", "ort"))
+        if key in _CONTROL:
+            # Their bodies run on the evaluator's own steps, where the order is kept node by node.
+            order = ("torch", *[name for name in order if name != "torch"])
         return [BY_NAME[name] for name in order]
 
 

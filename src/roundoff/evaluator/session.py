@@ -46,6 +46,9 @@ class TorchOnnxEvaluator:
     kernels : sequence of str, or mapping (domain, op_type) -> sequence of str
         Order in which kernels are tried: any of ``"torch"``, ``"ort"``, ``"reference"``; by
         default all three in this order. A mapping changes only the operators that it names.
+        The bodies of If, Loop and Scan keep the order node by node. Where ONNX Runtime departs
+        from ONNX's definition (``roundoff.evaluator.registry.REFERENCE_FIRST``) the default
+        has ONNX's reference before it.
     truth : bool
         Compute in float64 throughout, whatever the model's types say: every floating constant
         and feed is widened, a Cast to a floating type gives float64, and attributes such as

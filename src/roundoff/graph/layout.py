@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -87,6 +88,8 @@ def _dummies(ranks: list[list[int]], real: int) -> int:
 def _ranked(touched: list[int], edges: list[tuple[int, int]]) -> list[_Component]:
     """Ranks and order from fast-sugiyama, or from :func:`_plain_ranks` where it is missing."""
     try:
+        for name in ("connected_components", "rust-sugiyama"):  # it tells each step it takes
+            logging.getLogger(name).setLevel(logging.WARNING)
         from fast_sugiyama import from_edges
     except ImportError:  # a machine that only records results needs no good-looking graph
         return [_plain_ranks(touched, edges)]

@@ -3,6 +3,7 @@
 # mypy: disallow-incomplete-defs=False
 from __future__ import annotations
 
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -26,12 +27,7 @@ def greatest(x, axis: tl.constexpr):
 
 
 def run(function: Any, grid: tuple[int, int], *args: Any, **options: int) -> None:
-    """Launch a kernel on its arguments, constants included, in order.
-
-    Triton looks at each argument on the first call of a kind alone: types and numbers, and
-    pointers that are multiples of 16 bytes.
-    """
-    tensors = [a for a in args if isinstance(a, torch.Tensor)]
-    aligned = not any(t.data_ptr() % 16 for t in tensors)
-    key = tuple(a.dtype if isinstance(a, torch.Tensor) else a for a in args)
-    launch(function, grid, key, aligned, tensors[0].device, args, **options)
+    """Launch a kernel on its arguments in order: tensors, then numbers and constants."""
+    tensors = tuple(takewhile(lambda a: isinstance(a, torch.Tensor), args))
+    rest = args[len(tensors) :]
+    launch(function, grid, (*(t.dtype for t in tensors), *rest), tensors, rest, **options)

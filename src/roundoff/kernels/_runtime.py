@@ -32,6 +32,7 @@ from ..errors import ArgumentError, UnsupportedError
 
 __all__ = [
     "check_device",
+    "compiled_kernels",
     "interpreting",
     "kernel",
     "launch",
@@ -91,12 +92,13 @@ def launch(
     function: Any,
     grid: tuple[int, int],
     key: Any,
-    aligned: bool,
-    device: torch.device,
-    args: tuple[Any, ...],
+    tensors: tuple[torch.Tensor, ...],
+    rest: tuple[Any, ...],
     **options: Any,
 ) -> None:
     """Launch a kernel, with Triton's analysis of each argument on the first call alone.
+
+    At 1024 columns a kernel takes a few microseconds, and that analysis several times as long.
 
     Parameters
     ----------
@@ -107,30 +109,44 @@ def launch(
     key : hashable
         What the compiled code depends on besides the kernel and the device: element types, sizes
         and strides, and whatever chooses the constants. Equal keys share one compiled kernel.
-    aligned : bool
-        Whether every pointer is a multiple of 16 bytes; where not, Triton looks at each again.
-    device : torch.device
-        Where the tensors are.
-    args : tuple
-        Every argument of the kernel in order, its constants too.
+    tensors : tuple
+        The first arguments; all on one device. Where one is not aligned to 16 bytes, Triton looks
+        at each argument again.
+    rest : tuple
+        The other arguments in order, constants too.
     **options
         ``num_warps`` and the like.
     """
-    if device.type != "cuda":
-        function[grid](*args, **options)
+    if not tensors[0].is_cuda:
+        function[grid](*tensors, *rest, **options)
         return
-    if device.index != torch.cuda.current_device():
-        with torch.cuda.device(device):
-            launch(function, grid, key, aligned, device, args, **options)
+    index = tensors[0].device.index
+    if index != torch.cuda.current_device():
+        with torch.cuda.device(index):
+            launch(function, grid, key, tensors, rest, **options)
         return
-    key = (function, device.index, key)
-    compiled = _COMPILED.get(key) if aligned else None
-    if compiled is not None:
-        compiled[(*grid, 1)](*args)
+    key = (function, index, key)
+    compiled = _COMPILED.get(key)
+    pointers = [t.data_ptr() for t in tensors]
+    bits = 0
+    for pointer in pointers:
+        bits |= pointer
+    if compiled is None or bits & 15:
+        compiled = function[grid](*tensors, *rest, **options)
+        if not bits & 15 and compiled is not None:  # the interpreter returns nothing
+            _COMPILED[key] = compiled
         return
-    compiled = function[grid](*args, **options)
-    if aligned and compiled is not None:  # the interpreter returns nothing
-        _COMPILED[key] = compiled
+    stream = torch._C._cuda_getCurrentRawStream(index)
+    # As Triton's own CompiledKernel[grid](…) calls it, without the hooks of a profiler.
+    compiled.run(
+        *grid, 1, stream, compiled.function, compiled.packed_metadata, None, None, None,
+        *pointers, *rest,
+    )  # fmt: skip
+
+
+def compiled_kernels() -> list[tuple[Any, Any]]:
+    """What :func:`launch` has compiled in this process: (key, Triton's compiled kernel)."""
+    return [(key[2], compiled) for key, compiled in _COMPILED.items()]
 
 
 @cache

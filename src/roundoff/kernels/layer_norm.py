@@ -93,13 +93,19 @@ def plan_forward(columns: int, itemsize: int) -> Plan:
         return Plan(1, 16384 // itemsize, 0, 16)
     if size <= 1024:
         piece = _power_of_two(columns)
-        return Plan(max(1, 2048 // itemsize // piece), piece, 1, 1)
-    if itemsize == 2 and size <= 4096:
-        return _pieces(columns, 1, 1024, 4, 3, 6 if size <= 2048 else 4, True)
+        return Plan(max(1, 4096 // itemsize // piece), piece, 1, 1, 1, 0, itemsize == 4)
     if itemsize == 2:
-        return _pieces(columns, 1, 2048 if size <= 12288 else 1024, 4)
-    if 8192 < size <= 24576:
-        return _pieces(columns, 1, 8192 // itemsize, 16)
+        if size <= 1536:
+            return _pieces(columns, 1, 512, 1, 1, 0, True)
+        if size <= 4096:
+            return _pieces(columns, 1, 1024, 4, 3, 6 if size <= 2048 else 4, True)
+        return _pieces(columns, 1, 2048, 4)
+    if itemsize == 4:
+        if size <= 2048:
+            return _pieces(columns, 1, 1024, 1, 1, 0, True)
+        if size <= 16384:
+            return _pieces(columns, 1, 2048, 4 if size <= 8192 else 8, 1, 0, True)
+        return _pieces(columns, 1, 2048, 16 if size <= 24576 else 8)
     return _pieces(columns, 1, 4096 // itemsize, 4)
 
 
@@ -118,13 +124,17 @@ def plan_backward(columns: int, itemsize: int) -> Plan:
     small, large = 2048 // itemsize, 4096 // itemsize
     if size <= 1024:
         piece = _power_of_two(columns)
-        return Plan(max(1, 8192 // itemsize // piece), piece, 1, 4, 3, 1, True)
+        rows = (4096 if itemsize == 2 else 8192) // itemsize // piece
+        return Plan(max(1, rows), piece, 1, 4, 3, 2 if itemsize == 2 else 1, True)
     if size <= 2048:
-        return _pieces(columns, 4, small, 4, 3, 1, True)
+        rows, per_sm = (2, 2) if itemsize == 2 else (4, 1)
+        return _pieces(columns, rows, small, 4, 3, per_sm, True)
     if size <= 3072:
         return _pieces(columns, 2, small, 4, 4, 1, True)
     if size <= 4096:
         return _pieces(columns, 2, large, 8, 3, 1, True)
+    if size <= 4608 and itemsize == 2:  # three large pieces would be a third too much
+        return _pieces(columns, 1, small, 8, 3, 2, True)
     if size <= 6144:
         return _pieces(columns, 1, large, 8, 4, 1, True)
     # From here on registers are short: wider types and wider rows read the weight again.
@@ -199,7 +209,8 @@ def layer_norm(
     wanted = x.requires_grad or any(t is not None and t.requires_grad for t in (weight, bias))
     if wanted and torch.is_grad_enabled():
         return _LayerNorm.apply(x, shape, weight, bias, eps, programs or 0)
-    return _forward(_rows(x, shape), _flat(weight), _flat(bias), eps)[0].view(x.shape)
+    y = _forward(_rows(x, shape), _flat(weight), _flat(bias), eps)[0]
+    return y if x.dim() == 2 and len(shape) == 1 else y.view(x.shape)
 
 
 def _check(
@@ -210,7 +221,7 @@ def _check(
     eps: float,
     programs: int | None,
 ) -> None:
-    if not shape or tuple(x.shape[-len(shape) :]) != shape:
+    if not shape or x.shape[-len(shape) :] != shape:
         raise ShapeError(
             "the last dimensions of x are not normalized_shape",
             got=f"x {tuple(x.shape)}, normalized_shape {shape}",
@@ -220,6 +231,7 @@ def _check(
         raise ShapeError(
             "a row has no elements or too many", got=shape, expected=f"1 to {_WIDEST} elements"
         )
+    device = x.device
     for name, tensor in (("x", x), ("weight", weight), ("bias", bias)):
         if tensor is None:
             continue
@@ -229,15 +241,13 @@ def _check(
                 got=str(tensor.dtype),
                 expected="float16, bfloat16, float32 or float64",
             )
-        if tensor is not x and tuple(tensor.shape) != shape:
+        if tensor is not x and tensor.shape != shape:
             raise ShapeError(
                 f"{name} has another shape", got=tuple(tensor.shape), expected=f"{shape}"
             )
-        if tensor.device != x.device:
+        if tensor.device != device:
             raise ArgumentError(
-                f"{name} is on another device than x",
-                got=str(tensor.device),
-                expected=str(x.device),
+                f"{name} is on another device than x", got=str(tensor.device), expected=str(device)
             )
     if not eps >= 0:
         raise ArgumentError("eps must not be negative", got=eps, expected="0 or more")
@@ -248,7 +258,9 @@ def _check(
 
 def _rows(x: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
     """View x as rows of contiguous elements; a copy only where its strides ask for one."""
-    return _adjacent(x.reshape(-1, x.shape[-1] if len(shape) == 1 else math.prod(shape)))
+    if x.dim() != 2 or len(shape) != 1:
+        x = x.reshape(-1, math.prod(shape))
+    return _adjacent(x)
 
 
 def _adjacent(rows: torch.Tensor) -> torch.Tensor:
@@ -276,45 +288,35 @@ class _LayerNorm(torch.autograd.Function):
         y, mean, rstd = _forward(rows, flat, _flat(bias), eps)
         ctx.save_for_backward(rows, flat, mean, rstd)
         ctx.programs = programs
-        ctx.shape = x.shape
-        ctx.parameters = tuple(None if t is None else (t.shape, t.dtype) for t in (weight, bias))
-        return y.view(x.shape)
+        ctx.shape, ctx.normalized = x.shape, shape
+        ctx.types = (weight.dtype if weight is not None else None,
+                     bias.dtype if bias is not None else None)  # fmt: skip
+        return y if y.shape == x.shape else y.view(x.shape)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dy: torch.Tensor) -> Any:
         x, weight, mean, rstd = ctx.saved_tensors
-        wanted = (ctx.needs_input_grad[2], ctx.needs_input_grad[3])
-        kept = [
-            None if p is None or not w else p for p, w in zip(ctx.parameters, wanted, strict=True)
-        ]
-        types = [None if p is None else p[1] for p in kept]
+        _, _, needs_dw, needs_db, _, _ = ctx.needs_input_grad
+        dw_type, db_type = ctx.types
         dx, dw, db = _backward(
-            dy.reshape(x.shape), x, weight, mean, rstd, types[0], types[1], ctx.programs
-        )
-        return (
-            dx.view(ctx.shape),
-            None,
-            None if kept[0] is None or dw is None else dw.view(kept[0][0]),
-            None if kept[1] is None or db is None else db.view(kept[1][0]),
-            None,
-            None,
-        )
+            dy if dy.shape == x.shape else dy.reshape(x.shape),
+            x, weight, mean, rstd,
+            dw_type if needs_dw else None, db_type if needs_db else None, ctx.programs,
+        )  # fmt: skip
+        if dx.shape != ctx.shape:
+            dx = dx.view(ctx.shape)
+        if len(ctx.normalized) > 1:
+            dw, db = (None if t is None else t.view(ctx.normalized) for t in (dw, db))
+        return dx, None, dw, db, None, None
 
 
 def _multiprocessors(x: torch.Tensor) -> int:
-    return multiprocessors(x.device.index if x.is_cuda else -1)
+    return multiprocessors(x.get_device())
 
 
 def _accumulator(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
-
-
-def _aligned(*tensors: torch.Tensor) -> bool:
-    bits = 0
-    for tensor in tensors:
-        bits |= tensor.data_ptr()
-    return bits % 16 == 0
 
 
 def _forward(
@@ -322,31 +324,30 @@ def _forward(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """y (M, N), mean (M,) and 1/sqrt(variance + eps) (M,) of rows x (M, N)."""
     m, n = x.shape
-    acc = _accumulator(x.dtype)
+    dtype = x.dtype
     y = x.new_empty((m, n))
-    mean, rstd = x.new_empty(m, dtype=acc), x.new_empty(m, dtype=acc)
+    mean = x.new_empty(m, dtype=_accumulator(dtype))
+    rstd = torch.empty_like(mean)
     if m == 0:
         return y, mean, rstd
     w, b = x if weight is None else weight, x if bias is None else bias
-    plan = plan_forward(n, x.itemsize)
-    kind = tl.float64 if acc == torch.float64 else tl.float32
+    plan, stride = plan_forward(n, x.itemsize), x.stride(0)
     flags = (weight is not None, bias is not None)
-    stride = x.stride(0)
+    tensors = (x, w, b, y, mean, rstd)
+    key = (plan, dtype, w.dtype, b.dtype, n, stride, eps, flags)
+    kind = _constant(dtype)
     if plan.pieces:
+        tiles = -(-m // plan.rows)
+        grid = min(tiles, _multiprocessors(x) * plan.per_sm) if plan.per_sm else tiles
         opaque = x.itemsize == 2 and not interpreting()
-        constants: tuple[Any, ...] = (
+        rest: tuple[Any, ...] = (
+            m, n, stride, tiles, 0,
             float(eps), kind, *plan[:3], plan.stages, plan.hold, *flags, opaque,
         )  # fmt: skip
-        tiles = -(-m // plan.rows)
-        args: tuple[Any, ...] = (x, w, b, y, mean, rstd, m, n, stride, tiles, 0, *constants)
-        function = kernels.forward
-        grid = min(tiles, _multiprocessors(x) * plan.per_sm) if plan.per_sm else tiles
+        launch(kernels.forward, (grid, 1), key, tensors, rest, num_warps=plan.warps)
     else:
-        constants = (float(eps), kind, plan.piece, *flags)
-        args = (x, w, b, y, mean, rstd, m, n, stride, *constants)
-        function, grid = kernels.forward_wide, m
-    key = (x.dtype, w.dtype, b.dtype, n, stride, constants[0], flags)
-    launch(function, (grid, 1), key, _aligned(x, w, b, y), x.device, args, num_warps=plan.warps)
+        rest = (m, n, stride, float(eps), kind, plan.piece, *flags)
+        launch(kernels.forward_wide, (m, 1), key, tensors, rest, num_warps=plan.warps)
     return y, mean, rstd
 
 
@@ -385,8 +386,8 @@ def _backward(
     return dx, None if dw_type is None else dw, None if db_type is None else db
 
 
-def _constant(acc: torch.dtype) -> Any:
-    return tl.float64 if acc == torch.float64 else tl.float32
+def _constant(dtype: torch.dtype) -> Any:
+    return tl.float64 if dtype == torch.float64 else tl.float32
 
 
 def _backward_rows(
@@ -395,22 +396,27 @@ def _backward_rows(
 ) -> None:  # fmt: skip
     m, n = x.shape
     w = x if weight is None else weight
-    compiled = not interpreting()
-    opaque = compiled and x.itemsize == 2
+    short = x.itemsize == 2
     strides = (x.stride(0), dy.stride(0))
     # Whether each thread has the same columns in every row of a tile.
     shared = plan.rows == 1 or plan.piece * x.itemsize >= plan.warps * 512
-    flags = (weight is not None, sums, opaque, compiled and _early_launch(x.device.index))
-    args = (
-        x, dy, w, mean, rstd, dx, part, m, n, *strides, -(-m // plan.rows), 0,
-        _constant(mean.dtype), *plan[:3], plan.stages, plan.hold, shared, x.itemsize == 2, *flags,
+    compiled = not interpreting()
+    flags = (
+        weight is not None,
+        sums,
+        compiled and short,
+        compiled and _early_launch(x.get_device()),
+    )
+    key = (plan, x.dtype, dy.dtype, w.dtype, n, strides, flags)
+    rest = (
+        m, n, *strides, -(-m // plan.rows), 0,
+        _constant(x.dtype), *plan[:3], plan.stages, plan.hold, shared, short, *flags,
     )  # fmt: skip
-    key = (x.dtype, dy.dtype, w.dtype, n, strides, flags)
-    aligned = _aligned(x, dy, w, dx)
     # So many registers that per_sm programs fit on a multiprocessor.
-    limit = 65536 // (plan.per_sm * plan.warps * 32) if plan.per_sm > 1 else None
+    limit = min(65536 // (plan.per_sm * plan.warps * 32), 255) if plan.per_sm > 1 else None
+    tensors = (x, dy, w, mean, rstd, dx, part)
     options = {"num_warps": plan.warps, "maxnreg": limit}
-    launch(kernels.backward, (count, 1), key, aligned, x.device, args, **options)
+    launch(kernels.backward, (count, 1), key, tensors, rest, **options)
 
 
 def _backward_wide(
@@ -419,38 +425,22 @@ def _backward_wide(
 ) -> None:  # fmt: skip
     m, n = x.shape
     w = x if weight is None else weight
-    acc = _constant(mean.dtype)
     strides = (x.stride(0), dy.stride(0))
-    c1, c2 = torch.empty_like(mean), torch.empty_like(mean)
-    aligned = _aligned(x, dy, w, dx)
-    key = (x.dtype, dy.dtype, w.dtype, n, strides, weight is not None, sums)
-    args: tuple[Any, ...] = (
-        x,
-        dy,
-        w,
-        mean,
-        rstd,
-        c1,
-        c2,
-        n,
-        *strides,
-        acc,
-        4096,
-        weight is not None,
-    )
-    launch(kernels.backward_sums, (m, 1), key, aligned, x.device, args, num_warps=16)
-    args = (
-        x, dy, w, mean, rstd, c1, c2, dx, part, m, n, *strides, -(-m // plan.rows), acc,
-        plan.rows, plan.piece, weight is not None, sums,
-    )  # fmt: skip
+    tensors = (x, dy, w, mean, rstd, torch.empty_like(mean), torch.empty_like(mean))
+    acc, has_weight = _constant(x.dtype), weight is not None
+    key = (plan, x.dtype, dy.dtype, w.dtype, n, strides, has_weight, sums)
+    rest: tuple[Any, ...] = (n, *strides, acc, 4096, has_weight)
+    launch(kernels.backward_sums, (m, 1), key, tensors, rest, num_warps=16)
+    tiles = -(-m // plan.rows)
+    rest = (m, n, *strides, tiles, acc, plan.rows, plan.piece, has_weight, sums)
     grid = (count, -(-n // plan.piece))
-    launch(kernels.backward_wide, grid, key, aligned, x.device, args, num_warps=plan.warps)
+    launch(kernels.backward_wide, grid, key, (*tensors, dx, part), rest, num_warps=plan.warps)
 
 
 @cache
 def _early_launch(index: int) -> bool:
     """Whether a kernel may be launched before the one it depends on has ended (Hopper on)."""
-    return index is not None and torch.cuda.get_device_capability(index) >= (9, 0)
+    return torch.cuda.get_device_capability(index) >= (9, 0)
 
 
 def plan_second_stage(count: int, columns: int) -> tuple[int, int, int]:
@@ -466,13 +456,12 @@ def plan_second_stage(count: int, columns: int) -> tuple[int, int, int]:
 def _second_stage(part: torch.Tensor, dw: torch.Tensor, db: torch.Tensor) -> None:
     _, count, n = part.shape
     rows, columns, warps = plan_second_stage(count, n)
-    early = not interpreting() and _early_launch(part.device.index)
-    args = (part, dw, db, count, n, _constant(part.dtype), rows, columns, early)
-    key = (part.dtype, dw.dtype, db.dtype, n, rows)
+    early = not interpreting() and _early_launch(part.get_device())
+    rest = (count, n, _constant(part.dtype), rows, columns, early)
+    key = (part.dtype, dw.dtype, db.dtype, n, rows, columns)
     options = {"launch_pdl": True} if early else {}
     grid = (-(-n // columns), 2)
-    aligned = _aligned(part, dw, db)
-    launch(kernels.second_stage, grid, key, aligned, part.device, args, num_warps=warps, **options)
+    launch(kernels.second_stage, grid, key, (part, dw, db), rest, num_warps=warps, **options)
 
 
 # Under torch.compile the kernels are two opaque operators with shapes that can be predicted.

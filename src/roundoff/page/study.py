@@ -130,8 +130,24 @@ class Study:
             print(table)
         return table
 
-    def recorded(self, name: str) -> Shown:
+    def recorded(
+        self,
+        name: str,
+        *,
+        caption: str | None = None,
+        units: Callable[[Mapping[str, Any]], Mapping[str, str]] | None = None,
+    ) -> Shown:
         """The table *name* of every recorded machine, formatted as this build's.
+
+        Parameters
+        ----------
+        name : str
+            A table that this page has shown.
+        caption : str, optional
+            Where this build's does not fit.
+        units : callable, optional
+            Column -> unit for the environment of the machine, where they depend on it: a GPU's
+            times are absolute, a CPU's are ratios.
 
         Raises
         ------
@@ -147,6 +163,8 @@ class Study:
                 frame=record.tables[name],
                 source=f"Recorded: {_label(record.provenance[name])}",
                 identifier=f"table-{name}-{record.machine}",
+                caption=caption or like.caption,
+                units=units(record.provenance[name].environment) if units else like.units,
             )
             for record in self._records
             if name in record.tables

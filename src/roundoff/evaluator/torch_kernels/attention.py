@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F  # noqa: N812 - as torch's users write it
 
-from roundoff.errors import DtypeError, ModelError, ShapeError
+from roundoff.errors import DtypeError, ShapeError
 from roundoff.evaluator.nodes import Node
 from roundoff.evaluator.registry import torch_kernel
 
@@ -68,8 +68,6 @@ def _attention(node: Node) -> Function:
     causal = bool(node.attribute("is_causal", 0))
     cap, mode = node.attribute("softcap", 0.0), node.attribute("qk_matmul_output_mode", 0)
     left, right = node.attribute("left_window_size", -1), node.attribute("right_window_size", -1)
-    if mode not in (0, 1, 2, 3):
-        raise ModelError("qk_matmul_output_mode", got=mode, expected="0, 1, 2 or 3")
     precision = node.attribute("softmax_precision")
     soft = None if precision is None else element_type(node, precision)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from roundoff.errors import DtypeError, ModelError, ShapeError
+from roundoff.errors import DtypeError, ModelError, ShapeError, UnsupportedError
 from roundoff.evaluator.nodes import Node
 from roundoff.evaluator.registry import torch_kernel
 from roundoff.evaluator.values import type_name
@@ -17,6 +17,11 @@ from .common import NotHandledError, axis_of, ints
 Tensor = torch.Tensor
 Function = Callable[..., Any]
 Body = Callable[[list[Any], tuple[Any, ...]], list[Any]]
+
+
+#: A loop of more turns, or without a trip count of more than the second, is taken for endless.
+MOST_TURNS = 10_000_000
+MOST_OPEN_TURNS = 10_000
 
 
 def _body(node: Node, name: str) -> Body:
@@ -80,7 +85,14 @@ def _loop(node: Node) -> Function:
         state = list(inputs[2:given])
         rows: list[list[Any]] = [[] for _ in range(scans)]
         count = 0
+        if limit is not None and limit > MOST_TURNS and going:
+            raise UnsupportedError("trip count", got=limit, expected=f"at most {MOST_TURNS}")
         while going and (limit is None or count < limit):
+            if limit is None and count == MOST_OPEN_TURNS:
+                raise UnsupportedError(
+                    f"no trip count, and no end after {count} turns",
+                    hint="give a trip count, or a condition that turns false",
+                )
             made = body([torch.tensor(count), torch.tensor(going), *state], captures)
             going = _truth_of(made[0])
             _check_carried(node, state, made[1 : 1 + carried])

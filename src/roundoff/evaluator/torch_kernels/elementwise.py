@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -236,6 +237,8 @@ def _elu(node: Node) -> Function:
 @torch_kernel("Celu", 12, 28)
 def _celu(node: Node) -> Function:
     alpha = node.attribute("alpha", 1.0)
+    if math.isnan(alpha):  # max(0, x) + min(0, NaN)
+        return lambda x: x * alpha
     return lambda x: F.celu(x, alpha)
 
 

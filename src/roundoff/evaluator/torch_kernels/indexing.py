@@ -48,8 +48,8 @@ def _gather(node: Node) -> Function:
         size = x.shape[k]
         if single is not None and -size <= single < size:
             return x.select(k, single)
-        if x.device != indices.device:
-            indices = indices.to(x.device)
+        if x.device.type != "cpu":
+            indices = _positions(indices.to(x.device), size, "Gather")
         try:  # torch refuses negative indices, and those beyond the end
             if k == 0 and x.dim() == 2:
                 return torch.embedding(x, indices)

@@ -1,0 +1,152 @@
+"""Small kernels to learn from: a two-stage backward that is right, and one with a lock.
+
+They take rows that fit in one block and are not tuned; :func:`roundoff.kernels.layer_norm` is the
+one to use. The page :ref:`triton-layer-norm` walks through them.
+"""
+
+# A language of its own, typed by Triton.
+# mypy: ignore-errors
+
+from __future__ import annotations
+
+import torch
+import triton.language as tl
+
+from ..errors import ArgumentError
+from ._layer_norm_kernels import total
+from ._runtime import check_device, kernel
+
+__all__ = ["add_partial_sums", "locked", "locked_sums", "simple_backward", "two_stage"]
+
+
+@kernel
+def simple_backward(X, DY, W, MEAN, RSTD, DX, PART, M, N, P: tl.constexpr):
+    """First stage: dx of each row, and one partial sum of dw and of db for each program."""
+    program, programs = tl.program_id(0), tl.num_programs(0)
+    cols = tl.arange(0, P)
+    here = cols < N
+    w = tl.load(W + cols, mask=here, other=0.0).to(tl.float32)
+    dw = tl.full((P,), 0.0, tl.float32)
+    db = tl.full((P,), 0.0, tl.float32)
+    for row in range(program, M, programs):  # always in this order
+        x = tl.load(X + row * N + cols, mask=here, other=0.0).to(tl.float32)
+        g = tl.load(DY + row * N + cols, mask=here, other=0.0).to(tl.float32)
+        rstd = tl.load(RSTD + row)
+        xhat = tl.where(here, (x - tl.load(MEAN + row)) * rstd, 0.0)
+        c1 = total(xhat * w * g, 0) / N
+        c2 = total(w * g, 0) / N
+        dx = rstd * (w * g - c2 - xhat * c1)
+        tl.store(DX + row * N + cols, dx.to(DX.dtype.element_ty), mask=here)
+        dw += g * xhat
+        db += g
+    tl.store(PART + program * N + cols, dw, mask=here)
+    tl.store(PART + (programs + program) * N + cols, db, mask=here)
+
+
+@kernel
+def add_partial_sums(PART, OUT, G, N, P: tl.constexpr):
+    """Second stage: add G partial sums, in the order of their programs."""
+    cols = tl.program_id(0) * P + tl.arange(0, P)
+    here = cols < N
+    first = tl.program_id(1) * G
+    result = tl.full((P,), 0.0, tl.float32)
+    for program in range(G):
+        result += tl.load(PART + (first + program) * N + cols, mask=here, other=0.0)
+    tl.store(OUT + tl.program_id(1) * N + cols, result, mask=here)
+
+
+@kernel
+def locked_sums(X, DY, MEAN, RSTD, DW, LOCK, N, GROUPS, P: tl.constexpr, BARRIER: tl.constexpr):
+    """One row a program; the rows of a group add to one sum, whoever holds the lock."""
+    row = tl.program_id(0)
+    group = row % GROUPS
+    cols = tl.arange(0, P)
+    here = cols < N
+    x = tl.load(X + row * N + cols, mask=here, other=0.0).to(tl.float32)
+    g = tl.load(DY + row * N + cols, mask=here, other=0.0).to(tl.float32)
+    xhat = (x - tl.load(MEAN + row)) * tl.load(RSTD + row)
+    while tl.atomic_cas(LOCK + group, 0, 1) == 1:
+        pass
+    at = DW + group * N + cols
+    summed = tl.load(at, mask=here, other=0.0).to(tl.float32) + g * xhat
+    tl.store(at, summed.to(DW.dtype.element_ty), mask=here)
+    if BARRIER:
+        tl.debug_barrier()  # every thread of the program has stored
+    tl.atomic_xchg(LOCK + group, 0)
+
+
+def _block(n: int) -> int:
+    if n > 16384:
+        raise ArgumentError("a lesson takes rows of one block", got=n, expected="at most 16384")
+    return 1 << max(n - 1, 0).bit_length()
+
+
+def two_stage(
+    dy: torch.Tensor, x: torch.Tensor, mean: torch.Tensor, rstd: torch.Tensor,
+    weight: torch.Tensor, programs: int = 4,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    """Backward of layer normalisation in two stages, without locks.
+
+    Parameters
+    ----------
+    dy, x : torch.Tensor
+        Shape (M, N), contiguous.
+    mean, rstd : torch.Tensor
+        Shape (M,), float32.
+    weight : torch.Tensor
+        Shape (N,).
+    programs : int
+        Partial sums.
+
+    Returns
+    -------
+    tuple of torch.Tensor
+        dx (M, N) in the type of `x`; dw and db (N,) in float32, before any final rounding.
+
+    Examples
+    --------
+    >>> device = "cuda" if torch.cuda.is_available() else "cpu"
+    >>> x = torch.tensor([[-1.0, 1.0], [-1.0, 1.0]], device=device)
+    >>> zero, one = torch.zeros(2, device=device), torch.ones(2, device=device)
+    >>> two_stage(torch.ones_like(x), x, zero, one, one)[1].tolist()
+    [-2.0, 2.0]
+    """
+    check_device(x, "x")
+    m, n = x.shape
+    programs = max(1, min(programs, m))
+    dx = torch.empty_like(x)
+    part = x.new_empty((2 * programs, n), dtype=torch.float32)
+    out = x.new_empty((2, n), dtype=torch.float32)
+    simple_backward[(programs,)](x, dy, weight, mean, rstd, dx, part, m, n, _block(n))
+    block = min(_block(n), 1024)
+    add_partial_sums[(-(-n // block), 2)](part, out, programs, n, block)
+    return dx, out[0], out[1]
+
+
+def locked(
+    dy: torch.Tensor, x: torch.Tensor, mean: torch.Tensor, rstd: torch.Tensor,
+    groups: int = 4, barrier: bool = True,
+) -> torch.Tensor:  # fmt: skip
+    """dweight summed under locks: a counter-example, whose bits depend on who comes first.
+
+    Parameters
+    ----------
+    dy, x, mean, rstd : torch.Tensor
+        As for :func:`two_stage`.
+    groups : int
+        Locks, and sums kept in the type of `x`; row i adds to sum i modulo `groups`.
+    barrier : bool
+        Wait for the program's own stores before the lock is released. Without it another program
+        may read a sum half written: a race. With it the order is still that of arrival.
+
+    Returns
+    -------
+    torch.Tensor
+        dw (N,) in float32.
+    """
+    check_device(x, "x")
+    m, n = x.shape
+    sums = x.new_zeros((groups, n))
+    lock = torch.zeros(groups, dtype=torch.int32, device=x.device)
+    locked_sums[(m,)](x, dy, mean, rstd, sums, lock, n, groups, _block(n), barrier)
+    return sums.float().sum(0)

@@ -1,0 +1,72 @@
+"""The lessons: right, and wrong in the way they say."""
+
+import pytest
+import torch
+
+from roundoff.errors import ArgumentError
+from roundoff.kernels import interpreting, shuffled_programs
+from roundoff.kernels.layer_norm import _forward
+from roundoff.kernels.lessons import locked, two_stage
+from roundoff.kernels.rivals import layer_norms
+
+DEVICE = "cpu" if interpreting() else "cuda"
+
+
+def data(rows=37, columns=70, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(rows, columns, generator=generator).to(dtype).to(DEVICE)
+    dy = torch.randn(rows, columns, generator=generator).to(dtype).to(DEVICE)
+    w = torch.rand(columns, generator=generator).to(dtype).to(DEVICE)
+    _, mean, rstd = _forward(x, None, None, 1e-5)
+    return dy, x, mean, rstd, w
+
+
+def exact(dy, x, mean, rstd, w):
+    x, dy, w = (t.double().requires_grad_() for t in (x, dy, w))
+    b = torch.zeros_like(w, requires_grad=True)
+    y = torch.nn.functional.layer_norm(x, w.shape, w, b)
+    return torch.autograd.grad(y, (x, w, b), dy)
+
+
+@pytest.mark.parametrize("programs", [1, 4, 100])
+def test_two_stages_are_right(programs):
+    given = data()
+    for a, e in zip(two_stage(*given, programs=programs), exact(*given), strict=True):
+        torch.testing.assert_close(a.double(), e, rtol=1e-5, atol=1e-5)
+
+
+def test_the_lock_is_right_up_to_rounding_and_moves():
+    *given, w = data(dtype=torch.float16)
+    found = [locked(*given)]
+    torch.testing.assert_close(found[0].double(), exact(*given, w)[1], rtol=0, atol=0.1)
+    if not interpreting():
+        return
+    steady = []
+    for seed in range(4):
+        with shuffled_programs(seed):
+            found.append(locked(*given))
+            steady.append(two_stage(*given, w)[1])
+    assert len({t.numpy().tobytes() for t in found}) > 1
+    assert len({t.numpy().tobytes() for t in steady}) == 1
+
+
+def test_a_row_is_one_block():
+    x = torch.zeros(1, 20000, device=DEVICE)
+    with pytest.raises(ArgumentError, match="at most 16384"):
+        locked(x, x, x[:, 0], x[:, 0])
+
+
+def test_rivals_agree_with_float64():
+    dy, x, _, _, w = data()
+    b = torch.zeros_like(w)
+    found, missing = layer_norms("Triton", "Torch", "Apex", device=DEVICE)
+    assert "Torch" in found
+    assert len(found) + len(missing) == 3
+    for norm in found.values():
+        y, mean, rstd = norm.forward(x, w, b, 1e-5)
+        assert y.shape == x.shape
+        results = norm.backward(dy, x, w, b, mean, rstd)
+        for a, e in zip(results, exact(dy, x, None, None, w), strict=True):
+            torch.testing.assert_close(a.double(), e, rtol=1e-5, atol=1e-5)
+    with pytest.raises(ArgumentError, match="one of"):
+        layer_norms("Keras")

@@ -46,7 +46,7 @@ class Compiled:
     Graphs with symbolic sizes are specialised for each set of sizes that arrives, and kept.
     """
 
-    _boxed_call: bool
+    _boxed_call = True  # AOTAutograd then hands one list over, and may empty it
 
     def __init__(
         self,
@@ -67,11 +67,12 @@ class Compiled:
         if not _symbolic(examples):
             self._graph = self._make(gm, examples)
 
+    def callable(self) -> Compiled | Graph:
+        """What to call: the one graph, where sizes are static."""
+        return self._graph or self
+
     def __call__(self, args: list[Any]) -> list[Any]:
-        """Run on flat inputs; the list is emptied, as a boxed call may."""
-        graph = self._graph
-        if graph is not None:
-            return graph(args)
+        """Run on flat inputs."""
         key = tuple(
             (tuple(a.shape), a.stride()) if isinstance(a, torch.Tensor) else a for a in args
         )
@@ -125,6 +126,8 @@ class Graph:
     seconds : dict
         Time spent in conversion.
     """
+
+    _boxed_call = True
 
     def __init__(
         self,

@@ -97,9 +97,7 @@ def onnx_custom_backend(
         names = [n.target for n in graph_module.graph.nodes if n.op == "placeholder"]
 
         def compiler(gm: torch.fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
-            made = Compiled(gm, examples, [str(n) for n in names], settings)
-            made._boxed_call = True  # AOTAutograd then hands one list over, and may empty it
-            return made
+            return Compiled(gm, examples, [str(n) for n in names], settings).callable()
 
         return aot_autograd(fw_compiler=compiler, decompositions=STRIDED)(kept, args)
     except RoundoffError as e:

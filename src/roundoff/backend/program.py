@@ -15,6 +15,7 @@ from roundoff.dtypes import onnx_dtype_to_torch_dtype
 from roundoff.errors import ModelError
 from roundoff.ort import OrtSession, session
 from roundoff.ort.binding import CUDA, translated
+from roundoff.ort.exchange import onnxruntime  # after torch, whose CUDA libraries it shares
 
 __all__ = ["Graphed", "Program", "islands", "split_static"]
 
@@ -146,7 +147,7 @@ class Program:
         self._slots: dict[str, Slot] = {}
         for value in [*graph.input, *graph.value_info, *graph.output]:
             self._slot(value)
-        self.values: list[Any] = [None] * len(self._slots)
+        self._blank: list[Any] = [None] * len(self._slots)
         self.sessions: list[OrtSession] = []
         self.steps: list[_Island | _KernelStep] = []
         self._lock = threading.Lock()
@@ -155,15 +156,12 @@ class Program:
         by_kernel = {o for n in graph.node if n.domain == "roundoff" for o in n.output}
         self._new = [self._slots[n] for n in self.outputs if n not in by_kernel]
         self._made = [i for i, n in enumerate(self.outputs) if n in by_kernel]
-        self._free: list[int] = []
         chosen = list(providers or [CUDA if self.cuda else "CPUExecutionProvider"])
         for group in islands(model):
             if group[0].domain == "roundoff":
                 self.steps.append(_KernelStep(group[0], self._slots, kernels, model))
             else:
                 self._add_island(model, group, chosen, tf32)
-        kept = {i for s in self.steps if isinstance(s, _Island) for i in s.buffers}
-        self._free = [s.index for s in self._slots.values() if s.index not in kept]
 
     def _slot(self, value: onnx.ValueInfoProto) -> None:
         if value.name in self._slots:
@@ -219,8 +217,8 @@ class Program:
             return made
 
     def _steps(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        values = self.values
-        for index, tensor in zip(self._in, inputs, strict=True):
+        values = self._blank.copy()
+        for index, tensor in zip(self._in, inputs):  # noqa: B905 - each microsecond counts here
             values[index] = tensor
         # On the caller's stream, whose allocator will reuse them when it frees them.
         for slot in self._new:
@@ -232,10 +230,7 @@ class Program:
             with torch.cuda.stream(self.stream):
                 for step in self.steps:
                     step.run(values)
-        made = [values[slot.index] for slot in self._out]
-        for index in self._free:
-            values[index] = None
-        return made
+        return [values[slot.index] for slot in self._out]
 
     def capture(
         self, inputs: Sequence[torch.Tensor]
@@ -293,6 +288,7 @@ class _Island:
         self.session = made
         self._io = made.raw.io_binding()
         self._run = _quick_run(made, self._io)
+        self._bind_output = _quick_bind(self._io, (device.type, device.index or 0))
         self._device = device
         self._place = (device.type, device.index or 0)
         self._inputs = [(n, slots[n]) for n in made.input_names]
@@ -322,7 +318,7 @@ class _Island:
             values[slot.index] = tensor
             key = tensor.data_ptr() or self._nowhere.data_ptr()
             if bound.get(name) != key:
-                io.bind_output(name, *place, slot.onnx_type, tuple(tensor.shape), key)
+                self._bind_output(name, slot.onnx_type, slot.shape, key)
                 bound[name] = key
         try:
             self._run()
@@ -340,6 +336,24 @@ def _quick_run(made: OrtSession, io: Any) -> Callable[[], Any]:
     if inner is None or binding is None:
         return functools.partial(made.raw.run_with_iobinding, io, made._run_options)
     return functools.partial(inner.run_with_iobinding, binding, made._run_options)
+
+
+def _quick_bind(io: Any, place: tuple[str, int]) -> Callable[..., Any]:
+    """Bind an output by (name, type, shape, address); each result is new, so each call does it.
+
+    The public method makes a device object each time, for several microseconds.
+    """
+    inner = getattr(io, "_iobinding", None)
+    device = getattr(onnxruntime.OrtDevice.make(*place), "_get_c_device", None)
+    if inner is None or device is None:
+        return lambda name, kind, shape, at: io.bind_output(name, *place, kind, shape, at)
+    return functools.partial(_bound, inner.bind_output, device())
+
+
+def _bound(
+    bind: Callable[..., Any], device: Any, name: str, kind: int, shape: Any, at: int
+) -> None:
+    bind(name, device, kind, shape, at)
 
 
 class _KernelStep:

@@ -66,7 +66,7 @@ class Variant:
         self._epoch = -1
         if self.ahead is not None:
             self._first = [place[n] for n in self.ahead.inputs]
-        self._order = [place.get(n, -1) for n in self.main.inputs]
+        self._order = [(n, place.get(n, -1)) for n in self.main.inputs]
         # Weights with strides of their own are copied once, and again when they change.
         self._static = {place[n] for n in graph.static}
         self._copies: dict[int, tuple[tuple[Any, int, int], torch.Tensor]] = {}
@@ -74,7 +74,7 @@ class Variant:
         self._outputs = [o.name for o in self.whole.graph.output]
         self._all = all(o in made for o in self._outputs)
         # Inputs that may lie elsewhere at the next call, for a CUDA graph to copy.
-        self._moving = [i not in self._static and i >= 0 for i in self._order]
+        self._moving = [i not in self._static and i >= 0 for _, i in self._order]
         self._graphed: Graphed | None = None
         if graph.settings.cuda_graph and graph.device.type == "cuda":
             self._graphed = Graphed(self.main, self._moving)
@@ -111,13 +111,12 @@ class Variant:
     def __call__(self, args: Sequence[Any]) -> list[torch.Tensor]:
         if self.ahead is not None or self._copies:
             self._refresh(args)
-        inputs = []
-        for name, i in zip(self.main.inputs, self._order, strict=True):
-            if i < 0:
-                inputs.append(self._ready[name])
-                continue
-            tensor = args[i]
-            inputs.append(tensor if tensor.is_contiguous() else self._contiguous(tensor, i))
+        inputs = [args[i] if i >= 0 else self._ready[n] for n, i in self._order]
+        if not all(map(torch.Tensor.is_contiguous, inputs)):
+            inputs = [
+                t if t.is_contiguous() else self._contiguous(t, i)
+                for t, (_, i) in zip(inputs, self._order, strict=True)
+            ]
         graphed = self._graphed
         made = self.main.run(inputs) if graphed is None else graphed.run(inputs)
         if self._all:

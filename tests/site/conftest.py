@@ -1,5 +1,6 @@
 """The fast site, built once for all of these tests, and a browser to look at it with."""
 
+import fcntl
 import http.server
 import os
 import shutil
@@ -38,18 +39,22 @@ def sphinx(root: Path, *options: str, fast: bool = True, **env: str) -> subproce
 @pytest.fixture(scope="session")
 def site() -> Path:
     """The built fast site; the developer's own build under ``build/html`` is left alone."""
-    for folder in ("conf", "docs", "gallery"):
-        shutil.copytree(
-            ROOT / folder,
-            SITE / folder,
-            dirs_exist_ok=True,
-            ignore=lambda where, names: (
-                {"gallery", "generated", "backreferences"} & set(names)
-                if Path(where) == ROOT / "docs"
-                else {"__pycache__"} & set(names)
-            ),
-        )
-    done = sphinx(SITE)
+    SITE.mkdir(parents=True, exist_ok=True)
+    # Two builds of one folder at once would take each other's files away.
+    with (SITE / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for folder in ("conf", "docs", "gallery"):
+            shutil.copytree(
+                ROOT / folder,
+                SITE / folder,
+                dirs_exist_ok=True,
+                ignore=lambda where, names: (
+                    {"gallery", "generated", "backreferences"} & set(names)
+                    if Path(where) == ROOT / "docs"
+                    else {"__pycache__"} & set(names)
+                ),
+            )
+        done = sphinx(SITE)
     assert done.returncode == 0, f"the fast build fails:\n{done.stdout[-2000:]}\n{done.stderr}"
     return SITE / "build" / "html"
 

@@ -61,8 +61,7 @@ def forward(
     W,  # (N,) or anything where not HAS_W
     B,  # (N,) or anything where not HAS_B
     Y,  # (M, N), contiguous
-    MEAN,  # (M,) float32 (float64)
-    RSTD,  # (M,) float32 (float64)
+    STATS,  # (2, M) float32 (float64): mean and rstd; anything where not KEEP
     M,
     N,
     stride_x,
@@ -77,6 +76,7 @@ def forward(
     HOLD: tl.constexpr,  # weight and bias stay in registers; else they come from the cache
     HAS_W: tl.constexpr,
     HAS_B: tl.constexpr,
+    KEEP: tl.constexpr,  # mean and rstd, for a backward
     OPAQUE: tl.constexpr,
 ):
     """Tiles of R whole rows: mean, then variance about it, then the result."""
@@ -112,8 +112,9 @@ def forward(
             squared += centred * centred
         variance = tl.where(rows < M, total(squared, 1) / N + EPS, 1.0)
         rstd = 1.0 / tl.sqrt(variance)
-        tl.store(MEAN + rows, mean, mask=rows < M)
-        tl.store(RSTD + rows, rstd, mask=rows < M)
+        if KEEP:
+            tl.store(STATS + rows, mean, mask=rows < M)
+            tl.store(STATS + M + rows, rstd, mask=rows < M)
         for k in tl.static_range(K):
             y = (same_bits(x[k], zero, OPAQUE).to(ACC) - mean[:, None]) * rstd[:, None]
             if HAS_W:
@@ -128,8 +129,9 @@ def forward(
 
 @kernel
 def forward_wide(
-    X, W, B, Y, MEAN, RSTD, M, N, stride_x,
+    X, W, B, Y, STATS, M, N, stride_x,
     EPS: tl.constexpr, ACC: tl.constexpr, P: tl.constexpr, HAS_W: tl.constexpr, HAS_B: tl.constexpr,
+    KEEP: tl.constexpr,
 ):  # fmt: skip
     """A row too wide for the registers: each chunk's mean and squares are merged into the row's."""
     row = tl.program_id(0).to(tl.int64)
@@ -148,8 +150,9 @@ def forward_wide(
         mean += delta * share
         squares += total(centred * centred, 0) + delta * delta * share * start
     rstd = 1.0 / tl.sqrt(squares / N + EPS)
-    tl.store(MEAN + row, mean)
-    tl.store(RSTD + row, rstd)
+    if KEEP:
+        tl.store(STATS + row, mean)
+        tl.store(STATS + M + row, rstd)
     for start in range(0, N, P):
         here = start + cols < N
         y = tl.load(X + row * stride_x + start + cols, mask=here, other=0.0).to(ACC)
@@ -166,8 +169,7 @@ def backward(
     X,  # (M, N), rows stride_x apart
     DY,  # (M, N), rows stride_dy apart
     W,  # (N,), or anything where not HAS_W
-    MEAN,  # (M,)
-    RSTD,  # (M,)
+    STATS,  # (2, M): mean and rstd
     DX,  # (M, N), contiguous
     PART,  # (2, programs, N): what each program saw of dweight and of dbias
     M,
@@ -211,8 +213,8 @@ def backward(
         tlc.gdc_launch_dependents()
     for tile in tl.range(program, tiles, programs, num_stages=STAGES):
         rows = tile * R + tl.arange(0, R)
-        mean = tl.load(MEAN + rows, mask=rows < M, other=0.0)[:, None]
-        rstd = tl.load(RSTD + rows, mask=rows < M, other=0.0)[:, None]
+        mean = tl.load(STATS + rows, mask=rows < M, other=0.0)[:, None]
+        rstd = tl.load(STATS + M + rows, mask=rows < M, other=0.0)[:, None]
         here = (rows < M)[:, None]
         wide = rows.to(tl.int64)[:, None]
         # Pieces lie at constant distances from one address a thread.
@@ -280,13 +282,13 @@ def backward(
 
 @kernel
 def backward_sums(
-    X, DY, W, MEAN, RSTD, C1, C2, N, stride_x, stride_dy,
+    X, DY, W, STATS, SUMS, M, N, stride_x, stride_dy,
     ACC: tl.constexpr, P: tl.constexpr, HAS_W: tl.constexpr,
 ):  # fmt: skip
     """The two sums that dx needs, for rows too wide for the registers: one row a program."""
     row = tl.program_id(0).to(tl.int64)
     cols = tl.arange(0, P)
-    mean = tl.load(MEAN + row)
+    mean = tl.load(STATS + row)
     s1 = tl.full((P,), 0.0, ACC)
     s2 = tl.full((P,), 0.0, ACC)
     for start in range(0, N, P):
@@ -297,14 +299,14 @@ def backward_sums(
             g = g * tl.load(W + start + cols, mask=here, other=0.0).to(ACC)
         s1 += (x - mean) * g
         s2 += g
-    rstd = tl.load(RSTD + row)
-    tl.store(C1 + row, total(s1, 0) / N * rstd * rstd * rstd)
-    tl.store(C2 + row, total(s2, 0) / N * rstd)
+    rstd = tl.load(STATS + M + row)
+    tl.store(SUMS + row, total(s1, 0) / N * rstd * rstd * rstd)
+    tl.store(SUMS + M + row, total(s2, 0) / N * rstd)
 
 
 @kernel
 def backward_wide(
-    X, DY, W, MEAN, RSTD, C1, C2, DX, PART, M, N, stride_x, stride_dy, tiles,
+    X, DY, W, STATS, SUMS, DX, PART, M, N, stride_x, stride_dy, tiles,
     ACC: tl.constexpr, R: tl.constexpr, P: tl.constexpr, HAS_W: tl.constexpr,
     PARTIALS: tl.constexpr,
 ):  # fmt: skip
@@ -319,10 +321,10 @@ def backward_wide(
         rows = tile * R + tl.arange(0, R)
         wide = rows.to(tl.int64)[:, None]
         mask = (rows < M)[:, None] & inside
-        mean = tl.load(MEAN + rows, mask=rows < M, other=0.0)[:, None]
-        rstd = tl.load(RSTD + rows, mask=rows < M, other=0.0)[:, None]
-        c1 = tl.load(C1 + rows, mask=rows < M, other=0.0)[:, None]
-        c2 = tl.load(C2 + rows, mask=rows < M, other=0.0)[:, None]
+        mean = tl.load(STATS + rows, mask=rows < M, other=0.0)[:, None]
+        rstd = tl.load(STATS + M + rows, mask=rows < M, other=0.0)[:, None]
+        c1 = tl.load(SUMS + rows, mask=rows < M, other=0.0)[:, None]
+        c2 = tl.load(SUMS + M + rows, mask=rows < M, other=0.0)[:, None]
         x = tl.load(X + wide * stride_x + cols, mask=mask, other=0.0).to(ACC)
         g = tl.load(DY + wide * stride_dy + cols, mask=mask, other=0.0).to(ACC)
         if PARTIALS:

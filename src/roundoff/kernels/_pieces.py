@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import triton.language as tl
 
-from ._runtime import kernel, launch
+from ._runtime import Launch, kernel
 
 __all__ = ["greatest", "run", "total"]
 
@@ -26,8 +26,16 @@ def greatest(x, axis: tl.constexpr):
     return tl.reduce(x, axis, tl.standard._elementwise_max)
 
 
+_LAUNCHES: dict[Any, Launch] = {}
+
+
 def run(function: Any, grid: tuple[int, int], *args: Any, **options: int) -> None:
     """Launch a kernel on its arguments in order: tensors, then numbers and constants."""
     tensors = tuple(takewhile(lambda a: isinstance(a, torch.Tensor), args))
-    rest = args[len(tensors) :]
-    launch(function, grid, (*(t.dtype for t in tensors), *rest), tensors, rest, **options)
+    rest, index = args[len(tensors) :], tensors[0].get_device()
+    # By identity: hashing one of Triton's functions takes a lock.
+    key = (id(function), index, rest, *(t.dtype for t in tensors), *options.values())
+    found = _LAUNCHES.get(key)
+    if found is None:
+        found = _LAUNCHES[key] = Launch(function, index, (), **options)
+    found(grid, tensors, rest)

@@ -31,11 +31,10 @@ except ImportError as error:  # pragma: no cover - the platform has no Triton
 from ..errors import ArgumentError, UnsupportedError
 
 __all__ = [
+    "Launch",
     "check_device",
-    "compiled_kernels",
     "interpreting",
     "kernel",
-    "launch",
     "multiprocessors",
     "shuffled_programs",
 ]
@@ -85,68 +84,73 @@ def kernel(function: Callable[..., Any]) -> Any:
     return triton.JITFunction(function, do_not_specialize=sorted(_COUNTS & set(_names(function))))
 
 
-_COMPILED: dict[Any, Any] = {}
+class Launch:
+    """A kernel and its constants; a call adds the grid, the tensors and the counts.
 
-
-def launch(
-    function: Any,
-    grid: tuple[int, int],
-    key: Any,
-    tensors: tuple[torch.Tensor, ...],
-    rest: tuple[Any, ...],
-    **options: Any,
-) -> None:
-    """Launch a kernel, with Triton's analysis of each argument on the first call alone.
-
-    At 1024 columns a kernel takes a few microseconds, and that analysis several times as long.
+    At 1024 columns a kernel takes a few microseconds, and Triton's analysis of its arguments
+    several times as long. Here that happens on the first call alone, so one object must serve
+    only arguments that compile alike: the same types, and the same counts but for those that
+    :func:`kernel` does not specialise for.
 
     Parameters
     ----------
     function : kernel
         Made by :func:`kernel`.
-    grid : (int, int)
-        Programs along each axis.
-    key : hashable
-        What the compiled code depends on besides the kernel and the device: element types, sizes
-        and strides, and whatever chooses the constants. Equal keys share one compiled kernel.
-    tensors : tuple
-        The first arguments; all on one device. Where one is not aligned to 16 bytes, Triton looks
-        at each argument again.
-    rest : tuple
-        The other arguments in order, constants too.
+    index : int
+        The CUDA device, -1 for the CPU.
+    constants : tuple
+        The last arguments.
     **options
         ``num_warps`` and the like.
+
+    Attributes
+    ----------
+    compiled
+        Triton's compiled kernel, None before the first call and in the interpreter.
     """
-    if not tensors[0].is_cuda:
-        function[grid](*tensors, *rest, **options)
-        return
-    index = tensors[0].device.index
-    if index != torch.cuda.current_device():
-        with torch.cuda.device(index):
-            launch(function, grid, key, tensors, rest, **options)
-        return
-    key = (function, index, key)
-    compiled = _COMPILED.get(key)
-    pointers = [t.data_ptr() for t in tensors]
-    bits = 0
-    for pointer in pointers:
-        bits |= pointer
-    if compiled is None or bits & 15:
-        compiled = function[grid](*tensors, *rest, **options)
-        if not bits & 15 and compiled is not None:  # the interpreter returns nothing
-            _COMPILED[key] = compiled
-        return
-    stream = torch._C._cuda_getCurrentRawStream(index)
-    # As Triton's own CompiledKernel[grid](…) calls it, without the hooks of a profiler.
-    compiled.run(
-        *grid, 1, stream, compiled.function, compiled.packed_metadata, None, None, None,
-        *pointers, *rest,
-    )  # fmt: skip
 
+    __slots__ = ("_run", "compiled", "constants", "function", "index", "options")
 
-def compiled_kernels() -> list[tuple[Any, Any]]:
-    """What :func:`launch` has compiled in this process: (key, Triton's compiled kernel)."""
-    return [(key[2], compiled) for key, compiled in _COMPILED.items()]
+    def __init__(self, function: Any, index: int, constants: tuple[Any, ...], **options: Any):
+        self.function, self.index = function, index
+        self.constants, self.options = constants, options
+        self.compiled: Any = None
+        self._run: Any = None
+
+    def __call__(
+        self, grid: tuple[int, int], tensors: tuple[torch.Tensor, ...], counts: tuple[int, ...]
+    ) -> None:
+        """Launch on the current stream. Unaligned tensors take Triton's own way."""
+        pointers = [t.data_ptr() for t in tensors]
+        bits = 0
+        for pointer in pointers:
+            bits |= pointer
+        if self._run is None or bits & 15:
+            self._analysed(grid, tensors, counts, bits & 15 == 0)
+        elif torch._C._cuda_getDevice() == self.index:
+            self._quick(grid, pointers, counts)
+        else:
+            with torch.cuda.device(self.index):
+                self._quick(grid, pointers, counts)
+
+    def _quick(self, grid: tuple[int, int], pointers: list[int], counts: tuple[int, ...]) -> None:
+        # As Triton's own CompiledKernel[grid](…) calls it, without the hooks of a profiler.
+        compiled = self.compiled
+        self._run(
+            *grid, 1, torch._C._cuda_getCurrentRawStream(self.index),
+            compiled.function, compiled.packed_metadata, None, None, None,
+            *pointers, *counts, *self.constants,
+        )  # fmt: skip
+
+    def _analysed(
+        self, grid: tuple[int, int], tensors: tuple[torch.Tensor, ...], counts: tuple[int, ...],
+        aligned: bool,
+    ) -> None:  # fmt: skip
+        with torch.cuda.device(self.index):  # -1: none
+            arguments = (*tensors, *counts, *self.constants)
+            compiled = self.function[grid](*arguments, **self.options)
+        if aligned and compiled is not None:  # the interpreter returns nothing
+            self.compiled, self._run = compiled, compiled.run
 
 
 @cache
@@ -157,18 +161,18 @@ def multiprocessors(index: int) -> int:
     return torch.cuda.get_device_properties(index).multi_processor_count
 
 
-def check_device(tensor: torch.Tensor, name: str) -> None:
-    """Refuse a tensor that the kernels of this process cannot reach.
+def check_device(device: torch.device, name: str) -> None:
+    """Refuse the device of a tensor that the kernels of this process cannot reach.
 
     Raises
     ------
     UnsupportedError
-        The tensor is not on a CUDA device and the kernels are compiled.
+        It is not a CUDA device and the kernels are compiled.
     """
-    if not tensor.is_cuda and not interpreting():
+    if device.type != "cuda" and not interpreting():
         raise UnsupportedError(
             f"{name} is not on a CUDA device, and the kernels of this process are compiled for one",
-            got=str(tensor.device),
+            got=str(device),
             expected="cuda",
             hint="move it with .cuda(), or set TRITON_INTERPRET=1 before the first import",
         )

@@ -22,8 +22,8 @@ J. L. Ba, J. R. Kiros and G. E. Hinton, "Layer Normalization", 2016, https://arx
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from functools import cache
+from collections.abc import Callable, Sequence
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -31,12 +31,13 @@ import triton.language as tl
 
 from ..errors import ArgumentError, DtypeError, ShapeError
 from . import _layer_norm_kernels as kernels
-from ._runtime import check_device, interpreting, launch, multiprocessors
+from ._runtime import Launch, check_device, interpreting, multiprocessors
 
 __all__ = ["Plan", "layer_norm", "plan_backward", "plan_forward"]
 
-_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_DTYPES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 _WIDEST = 2**30
+_MOST = 2**31 - 1  # Triton takes a larger number as another type
 
 
 class Plan(NamedTuple):
@@ -200,241 +201,304 @@ def layer_norm(
     tensor([[-1.3416, -0.4472,  0.4472,  1.3416]])
     """
     shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
-    _check(x, shape, weight, bias, eps, programs)
+    call = (shape, eps, programs, *map(_like, (x, weight, bias)))
     if torch.compiler.is_compiling():
+        _check(*call)
         columns = math.prod(shape)
         flat = [None if t is None else t.reshape(columns) for t in (weight, bias)]
-        y, _, _ = _forward_op(x.reshape(-1, columns), *flat, eps, programs or 0)
-        return y.view(x.shape)
-    wanted = x.requires_grad or any(t is not None and t.requires_grad for t in (weight, bias))
-    if wanted and torch.is_grad_enabled():
-        return _LayerNorm.apply(x, shape, weight, bias, eps, programs or 0)
-    y = _forward(_rows(x, shape), _flat(weight), _flat(bias), eps)[0]
-    return y if x.dim() == 2 and len(shape) == 1 else y.view(x.shape)
+        return _forward_op(x.reshape(-1, columns), *flat, eps, programs or 0)[0].view(x.shape)
+    case = _case(*call)
+    if torch.is_grad_enabled() and (
+        x.requires_grad
+        or (weight is not None and weight.requires_grad)
+        or (bias is not None and bias.requires_grad)
+    ):
+        return _LayerNorm.apply(x, weight, bias, case)
+    return case.forward(x, weight, bias, False)[0]
+
+
+#: What of a tensor decides how it is worked on: shape, strides, type, device.
+Like = tuple[tuple[int, ...], tuple[int, ...], torch.dtype, torch.device]
+
+
+def _like(tensor: torch.Tensor | None) -> Any:
+    return None if tensor is None else (tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
 
 
 def _check(
-    x: torch.Tensor,
-    shape: tuple[int, ...],
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    eps: float,
-    programs: int | None,
-) -> None:
-    if not shape or x.shape[-len(shape) :] != shape:
+    shape: tuple[int, ...], eps: float, programs: int | None, x: Like, weight: Like | None,
+    bias: Like | None,
+) -> None:  # fmt: skip
+    x_shape, _, _, device = x
+    if not shape or x_shape[-len(shape) :] != shape:
         raise ShapeError(
             "the last dimensions of x are not normalized_shape",
-            got=f"x {tuple(x.shape)}, normalized_shape {shape}",
+            got=f"x {tuple(x_shape)}, normalized_shape {shape}",
             expected="x of shape (…, *normalized_shape)",
         )
     if not 1 <= math.prod(shape) <= _WIDEST:
         raise ShapeError(
             "a row has no elements or too many", got=shape, expected=f"1 to {_WIDEST} elements"
         )
-    device = x.device
-    for name, tensor in (("x", x), ("weight", weight), ("bias", bias)):
-        if tensor is None:
+    for name, like in (("x", x), ("weight", weight), ("bias", bias)):
+        if like is None:
             continue
-        if tensor.dtype not in _DTYPES:
+        if like[2] not in _DTYPES:
             raise DtypeError(
                 f"{name} has a type that layer_norm does not take",
-                got=str(tensor.dtype),
+                got=str(like[2]),
                 expected="float16, bfloat16, float32 or float64",
             )
-        if tensor is not x and tensor.shape != shape:
-            raise ShapeError(
-                f"{name} has another shape", got=tuple(tensor.shape), expected=f"{shape}"
-            )
-        if tensor.device != device:
+        if like is not x and like[0] != shape:
+            raise ShapeError(f"{name} has another shape", got=tuple(like[0]), expected=f"{shape}")
+        if like[3] != device:
             raise ArgumentError(
-                f"{name} is on another device than x", got=str(tensor.device), expected=str(device)
+                f"{name} is on another device than x", got=str(like[3]), expected=str(device)
             )
     if not eps >= 0:
         raise ArgumentError("eps must not be negative", got=eps, expected="0 or more")
     if programs is not None and programs < 1:
         raise ArgumentError("programs out of range", got=programs, expected="at least 1")
-    check_device(x, "x")
+    check_device(device, "x")
 
 
-def _rows(x: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
-    """View x as rows of contiguous elements; a copy only where its strides ask for one."""
-    if x.dim() != 2 or len(shape) != 1:
-        x = x.reshape(-1, math.prod(shape))
-    return _adjacent(x)
+def _rows(x: torch.Tensor, columns: int) -> torch.Tensor:
+    """x where it is contiguous, else its rows, elements side by side; a copy only at need."""
+    if x.is_contiguous():
+        return x
+    rows = x.reshape(-1, columns)
+    return rows if rows.stride(1) == 1 or columns == 1 else rows.contiguous()
 
 
-def _adjacent(rows: torch.Tensor) -> torch.Tensor:
-    return rows if rows.stride(1) == 1 or rows.shape[1] == 1 else rows.contiguous()
+def _stride(rows: torch.Tensor, columns: int) -> int:
+    """Elements between the beginnings of two rows, of what :func:`_rows` gives."""
+    return columns if rows.is_contiguous() else rows.stride(0)
 
 
 def _flat(parameter: torch.Tensor | None) -> torch.Tensor | None:
-    if parameter is None or (parameter.dim() == 1 and parameter.is_contiguous()):
-        return parameter
-    return parameter.reshape(-1).contiguous()
+    return None if parameter is None else parameter.contiguous()
+
+
+def _type(tensor: torch.Tensor | None) -> torch.dtype | None:
+    return None if tensor is None else tensor.dtype
 
 
 class _LayerNorm(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        x: torch.Tensor,
-        shape: tuple[int, ...],
-        weight: torch.Tensor | None,
-        bias: torch.Tensor | None,
-        eps: float,
-        programs: int,
+        ctx: Any, x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, case: Any
     ) -> torch.Tensor:
-        rows, flat = _rows(x, shape), _flat(weight)
-        y, mean, rstd = _forward(rows, flat, _flat(bias), eps)
-        ctx.save_for_backward(rows, flat, mean, rstd)
-        ctx.programs = programs
-        ctx.shape, ctx.normalized = x.shape, shape
-        ctx.types = (weight.dtype if weight is not None else None,
-                     bias.dtype if bias is not None else None)  # fmt: skip
-        return y if y.shape == x.shape else y.view(x.shape)
+        y, rows, stats = case.forward(x, weight, bias, True)
+        ctx.save_for_backward(rows, weight, stats)
+        ctx.case = case
+        return y
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dy: torch.Tensor) -> Any:
-        x, weight, mean, rstd = ctx.saved_tensors
-        _, _, needs_dw, needs_db, _, _ = ctx.needs_input_grad
-        dw_type, db_type = ctx.types
-        dx, dw, db = _backward(
-            dy if dy.shape == x.shape else dy.reshape(x.shape),
-            x, weight, mean, rstd,
-            dw_type if needs_dw else None, db_type if needs_db else None, ctx.programs,
-        )  # fmt: skip
-        if dx.shape != ctx.shape:
-            dx = dx.view(ctx.shape)
-        if len(ctx.normalized) > 1:
-            dw, db = (None if t is None else t.view(ctx.normalized) for t in (dw, db))
-        return dx, None, dw, db, None, None
+        # The manager that once_differentiable enters takes time, and is needed for double backward.
+        return (_refusing if torch.is_grad_enabled() else _gradients)(ctx, dy)
 
 
-def _multiprocessors(x: torch.Tensor) -> int:
-    return multiprocessors(x.get_device())
+def _gradients(ctx: Any, dy: torch.Tensor) -> Any:
+    rows, weight, stats = ctx.saved_tensors
+    _, needs_dw, needs_db, _ = ctx.needs_input_grad
+    return *ctx.case.backward(dy, rows, weight, stats, needs_dw, needs_db), None
+
+
+_refusing = torch.autograd.function.once_differentiable(_gradients)
 
 
 def _accumulator(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
+def _constant(dtype: torch.dtype) -> Any:
+    return tl.float64 if dtype == torch.float64 else tl.float32
+
+
+class _Case:
+    """Calls alike: what the metadata of their tensors decides, decided once.
+
+    Reading those, and looking them up, is all that a call does in Python besides launching.
+    """
+
+    def __init__(
+        self, shape: tuple[int, ...], eps: float, programs: int | None, x: Like,
+        weight: Like | None, bias: Like | None,
+    ) -> None:  # fmt: skip
+        _check(shape, eps, programs, x, weight, bias)
+        self.shape, self.columns, self.programs = shape, math.prod(shape), programs or 0
+        self.x_shape, _, self.dtype, device = x
+        self.w_type, self.b_type = (None if t is None else t[2] for t in (weight, bias))
+        alike = torch.empty_strided(*x[:2], dtype=x[2], device="meta")
+        self.plain = alike.is_contiguous()
+        stride = _stride(_rows(alike, self.columns), self.columns)
+        self.m = math.prod(self.x_shape) // self.columns
+        self.forwards = [
+            _forward_launch(
+                self.columns, stride, self.dtype, self.w_type, self.b_type, float(eps), keep,
+                self.m > _MOST, -1 if device.index is None else device.index,
+            )
+            for keep in (False, True)
+        ]  # fmt: skip
+
+    def forward(
+        self, x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, keep: bool
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """y of x's shape, x as rows, and with `keep` mean and rstd (2, M) of its M rows."""
+        if self.plain:
+            rows, y = x, torch.empty_like(x)
+        else:
+            rows, y = _rows(x, self.columns), x.new_empty(self.x_shape)
+        stats = x.new_empty((2, self.m), dtype=_accumulator(self.dtype)) if keep else y
+        w = rows if weight is None else weight.contiguous()
+        b = rows if bias is None else bias.contiguous()
+        if self.m:
+            self.forwards[keep](self.m, (rows, w, b, y, stats))
+        return y, rows, stats
+
+    def backward(
+        self, dy: torch.Tensor, rows: torch.Tensor, weight: torch.Tensor | None,
+        stats: torch.Tensor, needs_dw: bool, needs_db: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:  # fmt: skip
+        """dx, dw and db in the shapes of x, weight and bias; None where one is not needed."""
+        dx, dw, db = _backward(
+            dy, rows, weight, stats, self.columns,
+            self.w_type if needs_dw else None, self.b_type if needs_db else None, self.programs,
+        )  # fmt: skip
+        if not self.plain:
+            dx = dx.view(self.x_shape)
+        if len(self.shape) > 1:
+            dw, db = (None if t is None else t.view(self.shape) for t in (dw, db))
+        return dx, dw, db
+
+
+_case = lru_cache(4096)(_Case)
+
+
 def _forward(
     x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """y (M, N), mean (M,) and 1/sqrt(variance + eps) (M,) of rows x (M, N)."""
-    m, n = x.shape
-    dtype = x.dtype
-    y = x.new_empty((m, n))
-    mean = x.new_empty(m, dtype=_accumulator(dtype))
-    rstd = torch.empty_like(mean)
-    if m == 0:
-        return y, mean, rstd
-    w, b = x if weight is None else weight, x if bias is None else bias
-    plan, stride = plan_forward(n, x.itemsize), x.stride(0)
-    flags = (weight is not None, bias is not None)
-    tensors = (x, w, b, y, mean, rstd)
-    key = (plan, dtype, w.dtype, b.dtype, n, stride, eps, flags)
-    kind = _constant(dtype)
-    if plan.pieces:
-        tiles = -(-m // plan.rows)
-        grid = min(tiles, _multiprocessors(x) * plan.per_sm) if plan.per_sm else tiles
-        opaque = x.itemsize == 2 and not interpreting()
-        rest: tuple[Any, ...] = (
-            m, n, stride, tiles, 0,
-            float(eps), kind, *plan[:3], plan.stages, plan.hold, *flags, opaque,
-        )  # fmt: skip
-        launch(kernels.forward, (grid, 1), key, tensors, rest, num_warps=plan.warps)
-    else:
-        rest = (m, n, stride, float(eps), kind, plan.piece, *flags)
-        launch(kernels.forward_wide, (m, 1), key, tensors, rest, num_warps=plan.warps)
-    return y, mean, rstd
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """y, and mean and rstd (2, M), of rows x (M, N)."""
+    case = _case((x.shape[1],), eps, None, *map(_like, (x, weight, bias)))
+    y, _, stats = case.forward(x, weight, bias, True)
+    return y, stats
+
+
+Call = Callable[[int, tuple[torch.Tensor, ...]], None]
+
+
+@lru_cache(4096)
+def _forward_launch(
+    n: int, stride: int, dtype: torch.dtype, w_type: torch.dtype | None,
+    b_type: torch.dtype | None, eps: float, keep: bool, wide_counts: bool, index: int,
+) -> Call:  # fmt: skip
+    """The forward of M rows alike, as a function of M and (x, w, b, y, stats)."""
+    plan, kind = plan_forward(n, dtype.itemsize), _constant(dtype)
+    flags = (w_type is not None, b_type is not None, keep)
+    if not plan.pieces:
+        shape = (eps, kind, plan.piece, *flags)
+        wide = Launch(kernels.forward_wide, index, shape, num_warps=plan.warps)
+        return lambda m, tensors: wide((m, 1), tensors, (m, n, stride))
+    opaque = dtype.itemsize == 2 and not interpreting()
+    constants = (eps, kind, *plan[:3], plan.stages, plan.hold, *flags, opaque)
+    launch = Launch(kernels.forward, index, constants, num_warps=plan.warps)
+    rows, most = plan.rows, plan.per_sm * multiprocessors(index) if plan.per_sm else _MOST
+
+    def call(m: int, tensors: tuple[torch.Tensor, ...]) -> None:
+        tiles = -(-m // rows)
+        launch((min(tiles, most), 1), tensors, (m, n, stride, tiles, 0))
+
+    return call
 
 
 def _backward(
     dy: torch.Tensor,
     x: torch.Tensor,
     weight: torch.Tensor | None,
-    mean: torch.Tensor,
-    rstd: torch.Tensor,
+    stats: torch.Tensor,
+    columns: int,
     dw_type: torch.dtype | None,
     db_type: torch.dtype | None,
     programs: int,
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-    """dx (M, N), and dweight and dbias (N,) of the types asked for, None where none is."""
-    m, n = x.shape
-    dy = _adjacent(dy)
-    dx = x.new_empty((m, n))
+    """dx of x's shape, and dweight and dbias (N,) of the types asked for, None where none is."""
+    rows, dy = _rows(x, columns), _rows(dy, columns)
+    dx = torch.empty_like(x) if rows is x else x.new_empty(x.shape)
+    m = x.numel() // columns
     if m == 0:
-        zeros = [None if t is None else x.new_zeros(n, dtype=t) for t in (dw_type, db_type)]
+        zeros = [None if t is None else x.new_zeros(columns, dtype=t) for t in (dw_type, db_type)]
         return dx, zeros[0], zeros[1]
-    plan = plan_backward(n, x.itemsize)
+    w = _flat(weight)
     sums = dw_type is not None or db_type is not None
-    tiles = -(-m // plan.rows)
-    count = programs or _multiprocessors(x) * plan.per_sm
-    count = min(tiles, count)
-    part = mean.new_empty((2, count, n)) if sums else mean
-    if plan.pieces:
-        _backward_rows(plan, count, dy, x, weight, mean, rstd, dx, part, sums)
-    else:
-        _backward_wide(plan, count, dy, x, weight, mean, rstd, dx, part, sums)
+    first = _backward_launch(
+        columns, _stride(rows, columns), _stride(dy, columns), x.dtype, dy.dtype, _type(w), sums,
+        m > _MOST, x.get_device(),
+    )  # fmt: skip
+    tiles = -(-m // first.rows)
+    count = min(tiles, programs or first.most)
+    part = stats.new_empty((2, count, columns)) if sums else stats
+    first.call(m, tiles, count, (rows, dy, rows if w is None else w, stats, dx, part))
     if not sums:
         return dx, None, None
-    dw = x.new_empty(n, dtype=dw_type or db_type)
-    db = x.new_empty(n, dtype=db_type or dw_type)
+    dw = x.new_empty(columns, dtype=dw_type or db_type)
+    db = x.new_empty(columns, dtype=db_type or dw_type)
     _second_stage(part, dw, db)
     return dx, None if dw_type is None else dw, None if db_type is None else db
 
 
-def _constant(dtype: torch.dtype) -> Any:
-    return tl.float64 if dtype == torch.float64 else tl.float32
+class _Backward(NamedTuple):
+    """The first stage of rows alike: rows of a tile, most programs, and a launch.
+
+    The launch is a function of the numbers of rows, tiles and programs, and (x, dy, w, stats, dx,
+    part).
+    """
+
+    rows: int
+    most: int
+    call: Callable[[int, int, int, tuple[torch.Tensor, ...]], None]
+    launch: Launch
 
 
-def _backward_rows(
-    plan: Plan, count: int, dy: Any, x: Any, weight: Any, mean: Any, rstd: Any, dx: Any, part: Any,
-    sums: bool,
-) -> None:  # fmt: skip
-    m, n = x.shape
-    w = x if weight is None else weight
-    short = x.itemsize == 2
-    strides = (x.stride(0), dy.stride(0))
+@lru_cache(4096)
+def _backward_launch(
+    n: int, stride_x: int, stride_dy: int, dtype: torch.dtype, dy_type: torch.dtype,
+    w_type: torch.dtype | None, sums: bool, wide_counts: bool, index: int,
+) -> _Backward:  # fmt: skip
+    plan, kind = plan_backward(n, dtype.itemsize), _constant(dtype)
+    weighted, strides = w_type is not None, (stride_x, stride_dy)
+    most = multiprocessors(index) * plan.per_sm
+    if not plan.pieces:
+        add = Launch(kernels.backward_sums, index, (kind, 4096, weighted), num_warps=16)
+        shape = (kind, plan.rows, plan.piece, weighted, sums)
+        finish = Launch(kernels.backward_wide, index, shape, num_warps=plan.warps)
+
+        def twice(m: int, tiles: int, count: int, tensors: tuple[torch.Tensor, ...]) -> None:
+            x, dy, w, stats, dx, part = tensors
+            of_rows = torch.empty_like(stats)
+            add((m, 1), (x, dy, w, stats, of_rows), (m, n, *strides))
+            grid = (count, -(-n // plan.piece))
+            finish(grid, (x, dy, w, stats, of_rows, dx, part), (m, n, *strides, tiles))
+
+        return _Backward(plan.rows, most, twice, finish)
+    # One column is its own mean, and a rounding of what remains of it would be all there is.
+    short, compiled = dtype.itemsize == 2 and n > 1, not interpreting()
     # Whether each thread has the same columns in every row of a tile.
-    shared = plan.rows == 1 or plan.piece * x.itemsize >= plan.warps * 512
-    compiled = not interpreting()
-    flags = (
-        weight is not None,
-        sums,
-        compiled and short,
-        compiled and _early_launch(x.get_device()),
-    )
-    key = (plan, x.dtype, dy.dtype, w.dtype, n, strides, flags)
-    rest = (
-        m, n, *strides, -(-m // plan.rows), 0,
-        _constant(x.dtype), *plan[:3], plan.stages, plan.hold, shared, short, *flags,
+    shared = plan.rows == 1 or plan.piece * dtype.itemsize >= plan.warps * 512
+    early = compiled and _early_launch(index)
+    constants = (
+        kind, *plan[:3], plan.stages, plan.hold, shared, short, weighted, sums,
+        compiled and dtype.itemsize == 2, early,
     )  # fmt: skip
     # So many registers that per_sm programs fit on a multiprocessor.
     limit = min(65536 // (plan.per_sm * plan.warps * 32), 255) if plan.per_sm > 1 else None
-    tensors = (x, dy, w, mean, rstd, dx, part)
     options = {"num_warps": plan.warps, "maxnreg": limit}
-    launch(kernels.backward, (count, 1), key, tensors, rest, **options)
+    launch = Launch(kernels.backward, index, constants, **options)
 
+    def once(m: int, tiles: int, count: int, tensors: tuple[torch.Tensor, ...]) -> None:
+        launch((count, 1), tensors, (m, n, *strides, tiles, 0))
 
-def _backward_wide(
-    plan: Plan, count: int, dy: Any, x: Any, weight: Any, mean: Any, rstd: Any, dx: Any, part: Any,
-    sums: bool,
-) -> None:  # fmt: skip
-    m, n = x.shape
-    w = x if weight is None else weight
-    strides = (x.stride(0), dy.stride(0))
-    tensors = (x, dy, w, mean, rstd, torch.empty_like(mean), torch.empty_like(mean))
-    acc, has_weight = _constant(x.dtype), weight is not None
-    key = (plan, x.dtype, dy.dtype, w.dtype, n, strides, has_weight, sums)
-    rest: tuple[Any, ...] = (n, *strides, acc, 4096, has_weight)
-    launch(kernels.backward_sums, (m, 1), key, tensors, rest, num_warps=16)
-    tiles = -(-m // plan.rows)
-    rest = (m, n, *strides, tiles, acc, plan.rows, plan.piece, has_weight, sums)
-    grid = (count, -(-n // plan.piece))
-    launch(kernels.backward_wide, grid, key, (*tensors, dx, part), rest, num_warps=plan.warps)
+    return _Backward(plan.rows, most, once, launch)
 
 
 @cache
@@ -455,13 +519,21 @@ def plan_second_stage(count: int, columns: int) -> tuple[int, int, int]:
 
 def _second_stage(part: torch.Tensor, dw: torch.Tensor, db: torch.Tensor) -> None:
     _, count, n = part.shape
+    columns, launch = _second_launch(
+        min(count, 64), n, part.dtype, dw.dtype, db.dtype, part.get_device()
+    )
+    launch((-(-n // columns), 2), (part, dw, db), (count, n))
+
+
+@lru_cache(4096)
+def _second_launch(
+    count: int, n: int, dtype: torch.dtype, dw_type: torch.dtype, db_type: torch.dtype, index: int
+) -> tuple[int, Launch]:
     rows, columns, warps = plan_second_stage(count, n)
-    early = not interpreting() and _early_launch(part.get_device())
-    rest = (count, n, _constant(part.dtype), rows, columns, early)
-    key = (part.dtype, dw.dtype, db.dtype, n, rows, columns)
+    early = not interpreting() and _early_launch(index)
     options = {"launch_pdl": True} if early else {}
-    grid = (-(-n // columns), 2)
-    launch(kernels.second_stage, grid, key, (part, dw, db), rest, num_warps=warps, **options)
+    constants = (_constant(dtype), rows, columns, early)
+    return columns, Launch(kernels.second_stage, index, constants, num_warps=warps, **options)
 
 
 # Under torch.compile the kernels are two opaque operators with shapes that can be predicted.
@@ -474,14 +546,13 @@ def _forward_op(
     bias: torch.Tensor | None,
     eps: float,
     programs: int,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return _forward(_adjacent(x), _flat(weight), _flat(bias), eps)
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return _forward(x, weight, bias, eps)
 
 
 @_forward_op.register_fake
 def _(x: Any, weight: Any, bias: Any, eps: float, programs: int) -> Any:
-    stats = x.new_empty(x.shape[0], dtype=_accumulator(x.dtype))
-    return x.new_empty(x.shape), stats, torch.empty_like(stats)
+    return x.new_empty(x.shape), x.new_empty((2, x.shape[0]), dtype=_accumulator(x.dtype))
 
 
 @torch.library.custom_op("roundoff::layer_norm_backward", mutates_args=())
@@ -489,21 +560,18 @@ def _backward_op(
     dy: torch.Tensor,
     x: torch.Tensor,
     weight: torch.Tensor | None,
-    mean: torch.Tensor,
-    rstd: torch.Tensor,
+    stats: torch.Tensor,
     dw_type: torch.dtype | None,
     db_type: torch.dtype | None,
     programs: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    results = _backward(dy, _adjacent(x), _flat(weight), mean, rstd, dw_type, db_type, programs)
+    results = _backward(dy, x, weight, stats, x.shape[1], dw_type, db_type, programs)
     none = [x.new_empty(0) if r is None else r for r in results]
     return none[0], none[1], none[2]
 
 
 @_backward_op.register_fake
-def _(
-    dy: Any, x: Any, weight: Any, mean: Any, rstd: Any, dw_type: Any, db_type: Any, programs: int
-) -> Any:
+def _(dy: Any, x: Any, weight: Any, stats: Any, dw_type: Any, db_type: Any, programs: int) -> Any:
     sizes = [
         x.new_empty(0) if t is None else x.new_empty(x.shape[1], dtype=t)
         for t in (dw_type, db_type)
@@ -513,17 +581,16 @@ def _(
 
 def _setup(ctx: Any, inputs: Any, output: Any) -> None:
     x, weight, bias, _, programs = inputs
-    ctx.save_for_backward(x, weight, output[1], output[2])
-    ctx.types = tuple(None if t is None else t.dtype for t in (weight, bias))
+    ctx.save_for_backward(x, weight, output[1])
+    ctx.types = _type(weight), _type(bias)
     ctx.programs = programs
-    ctx.set_materialize_grads(True)
 
 
-def _gradients(ctx: Any, dy: Any, dmean: Any, drstd: Any) -> Any:
-    x, weight, mean, rstd = ctx.saved_tensors
+def _op_gradients(ctx: Any, dy: Any, dstats: Any) -> Any:
+    x, weight, stats = ctx.saved_tensors
     types = [t if w else None for t, w in zip(ctx.types, ctx.needs_input_grad[1:3], strict=True)]
-    dx, dw, db = _backward_op(dy, x, weight, mean, rstd, *types, ctx.programs)
+    dx, dw, db = _backward_op(dy, x, weight, stats, *types, ctx.programs)
     return dx, None if types[0] is None else dw, None if types[1] is None else db, None, None
 
 
-_forward_op.register_autograd(_gradients, setup_context=_setup)
+_forward_op.register_autograd(_op_gradients, setup_context=_setup)

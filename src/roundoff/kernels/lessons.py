@@ -111,7 +111,7 @@ def two_stage(
     >>> two_stage(torch.ones_like(x), x, zero, one, one)[1].tolist()
     [-2.0, 2.0]
     """
-    check_device(x, "x")
+    check_device(x.device, "x")
     m, n = x.shape
     programs = max(1, min(programs, m))
     dx = torch.empty_like(x)
@@ -144,7 +144,7 @@ def locked(
     torch.Tensor
         dw (N,) in float32.
     """
-    check_device(x, "x")
+    check_device(x.device, "x")
     m, n = x.shape
     sums = x.new_zeros((groups, n))
     lock = torch.zeros(groups, dtype=torch.int32, device=x.device)

@@ -24,9 +24,9 @@ class LayerNorm(NamedTuple):
     label : str
         Name in tables.
     forward : callable
-        (x, w, b, eps) -> (y, mean, rstd), x of shape (M, N).
+        (x, w, b, eps) -> (y, *saved), x of shape (M, N); saved are mean and rstd in its own form.
     backward : callable
-        (dy, x, w, b, mean, rstd) -> (dx, dw, db), from its own mean and rstd.
+        (dy, x, w, b, *saved) -> (dx, dw, db), from what its own forward saved.
     """
 
     label: str
@@ -35,8 +35,8 @@ class LayerNorm(NamedTuple):
 
 
 def _ours() -> LayerNorm:
-    def backward(dy: Any, x: Any, w: Any, b: Any, mean: Any, rstd: Any) -> Any:
-        return _backward(dy, x, w, mean, rstd, w.dtype, b.dtype, 0)
+    def backward(dy: Any, x: Any, w: Any, b: Any, stats: Any) -> Any:
+        return _backward(dy, x, w, stats, x.shape[1], w.dtype, b.dtype, 0)
 
     return LayerNorm("Triton", _forward, backward)
 

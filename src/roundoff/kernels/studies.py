@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from ._runtime import compiled_kernels, interpreting, shuffled_programs
-from .layer_norm import plan_backward
+from ._runtime import interpreting, shuffled_programs
+from .layer_norm import _backward_launch, plan_backward
 from .rivals import LayerNorm
 
 __all__ = ["RESULTS", "accuracy", "bit_patterns", "draw", "exact", "spills", "unit"]
@@ -100,14 +100,14 @@ def accuracy(
     truth = exact(x, dy, w, b)
     found: dict[str, dict[str, torch.Tensor]] = {}
     for label, norm in norms.items():
-        y, mean, rstd = norm.forward(x, w, b, 1e-5)
-        results = (y, *norm.backward(dy, x, w, b, mean, rstd))
+        y, *saved = norm.forward(x, w, b, 1e-5)
+        results = (y, *norm.backward(dy, x, w, b, *saved))
         found[label] = dict(zip(RESULTS, results, strict=True))
         if dtype.itemsize == 2:
             wide = (w.float(), b.float())
             with contextlib.suppress(RuntimeError):  # a weight of another type is not for everyone
-                y, mean, rstd = norm.forward(x, *wide, 1e-5)
-                found[label][_SUM] = norm.backward(dy, x, *wide, mean, rstd)[1]
+                y, *saved = norm.forward(x, *wide, 1e-5)
+                found[label][_SUM] = norm.backward(dy, x, *wide, *saved)[1]
     truth[_SUM] = truth["dw"]
     table = []
     for result in next(iter(found.values())):
@@ -161,7 +161,9 @@ def spills(columns: int, dtype: torch.dtype = torch.float16) -> dict[str, Any]:
     row: dict[str, Any] = {"N": columns, "piece": plan.piece, "pieces": plan.pieces}
     row |= {"padded": plan.piece * plan.pieces, "rows": plan.rows, "warps": plan.warps}
     row |= {"registers": None, "spilled": None}
-    for key, kernel in compiled_kernels():
-        if key[0] == plan and dtype in key and columns in key:
-            row |= {"registers": kernel.n_regs, "spilled": kernel.n_spills}
+    index = -1 if interpreting() else torch.cuda.current_device()
+    widths = (columns, columns, columns)
+    kernel = _backward_launch(*widths, *(dtype,) * 3, True, False, index).launch.compiled
+    if kernel is not None:
+        row |= {"registers": kernel.n_regs, "spilled": kernel.n_spills}
     return row

@@ -249,6 +249,20 @@ def test_a_fixed_number_of_programs_ignores_the_machine(monkeypatch):
     assert not (same(free[0], free[1]) and same(free[0], free[2]))
 
 
+@pytest.mark.parametrize("columns", [700, 1500, 2500, 4000, 5000, 7000, 9000])
+def test_a_row_has_the_same_bits_among_few_and_among_many(columns):
+    x, w, b, _ = inputs(3, columns, torch.float16)
+    few = layer_norm(x, columns, w, b)
+    many = module._forward_launch.__wrapped__(
+        columns, columns, x.dtype, w.dtype, b.dtype, 1e-5, False, True, False, x.get_device()
+    )
+    y = torch.empty_like(x)
+    many((3, 1), (x, w, b, y, y), (3, columns, columns, 3, 0))
+    assert torch.equal(few, y)
+    plans = [module.plan_forward(columns, 2, flag) for flag in (False, True)]
+    assert plans[0][:4] == plans[1][:4]  # the interpreter has an order of its own
+
+
 # --- under torch's other machinery --------------------------------------------------------------
 
 

@@ -6,7 +6,7 @@ rows form a tile. Sums and products are float32 (float64 for float64), whatever 
 """
 
 # A language of its own: without starred tuples, and typed by Triton.
-# ruff: noqa: RUF005
+# ruff: noqa: RUF005, SIM300
 # mypy: ignore-errors
 
 from __future__ import annotations
@@ -35,6 +35,24 @@ def same_bits(x, zero, OPAQUE: tl.constexpr):
             "xor.b32 $0, $1, $2;", "=r,r,r", [x, zero.to(tl.int16)], x.dtype, True, 2
         )
     return x
+
+
+@kernel
+def quotient(x, y, ACC: tl.constexpr):
+    """x / y correctly rounded: left alone, Triton's is off by up to two units in float32."""
+    if ACC == tl.float32:
+        return tl.div_rn(x, y)
+    else:
+        return x / y
+
+
+@kernel
+def inverse_root(x, ACC: tl.constexpr):
+    """1 / sqrt(x), of two correctly rounded operations."""
+    if ACC == tl.float32:
+        return tl.div_rn(1.0, tl.sqrt_rn(x))
+    else:
+        return 1.0 / tl.sqrt(x)
 
 
 @kernel
@@ -77,6 +95,7 @@ def forward(
     HAS_W: tl.constexpr,
     HAS_B: tl.constexpr,
     KEEP: tl.constexpr,  # mean and rstd, for a backward
+    CORRECT: tl.constexpr,  # the mean by what is left of the row after taking it off
     OPAQUE: tl.constexpr,
 ):
     """Tiles of R whole rows: mean, then variance about it, then the result."""
@@ -103,15 +122,23 @@ def forward(
             piece = tl.load(x_at + k * P, mask=mask, other=0.0)
             x = x + (piece,)
             summed += piece.to(ACC)
-        mean = total(summed, 1) / N
+        mean = quotient(total(summed, 1), tl.full((), N, ACC), ACC)
         squared = tl.full((R, P), 0.0, ACC)
+        left = tl.full((R, P), 0.0, ACC)
         for k in tl.static_range(K):
             centred = same_bits(x[k], zero, OPAQUE).to(ACC) - mean[:, None]
             if k == K - 1:
                 centred = tl.where(last, centred, 0.0)
             squared += centred * centred
-        variance = tl.where(rows < M, total(squared, 1) / N + EPS, 1.0)
-        rstd = 1.0 / tl.sqrt(variance)
+            left += centred
+        variance = quotient(total(squared, 1), tl.full((), N, ACC), ACC)
+        if CORRECT:
+            # Chan, Golub and LeVeque's corrected two passes: in the type of the sums themselves
+            # the rounding of the first sum would be the largest error of all.
+            rest = quotient(total(left, 1), tl.full((), N, ACC), ACC)
+            mean += rest
+            variance -= rest * rest
+        rstd = inverse_root(tl.where(rows < M, variance + EPS, 1.0), ACC)
         if KEEP:
             tl.store(STATS + rows, mean, mask=rows < M)
             tl.store(STATS + M + rows, rstd, mask=rows < M)
@@ -142,14 +169,14 @@ def forward_wide(
         here = start + cols < N
         x = tl.load(X + row * stride_x + start + cols, mask=here, other=0.0).to(ACC)
         count = tl.minimum(N - start, P)
-        chunk_mean = total(x, 0) / count
+        chunk_mean = quotient(total(x, 0), count.to(ACC), ACC)
         centred = tl.where(here, x - chunk_mean, 0.0)
         # Chan, Golub and LeVeque's update for the union of two samples.
         delta = chunk_mean - mean
-        share = count.to(ACC) / (start + count)
+        share = quotient(count.to(ACC), (start + count).to(ACC), ACC)
         mean += delta * share
         squares += total(centred * centred, 0) + delta * delta * share * start
-    rstd = 1.0 / tl.sqrt(squares / N + EPS)
+    rstd = inverse_root(quotient(squares, tl.full((), N, ACC), ACC) + EPS, ACC)
     if KEEP:
         tl.store(STATS + row, mean)
         tl.store(STATS + M + row, rstd)

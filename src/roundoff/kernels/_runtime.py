@@ -109,13 +109,13 @@ class Launch:
         Triton's compiled kernel, None before the first call and in the interpreter.
     """
 
-    __slots__ = ("_run", "compiled", "constants", "function", "index", "options")
+    __slots__ = ("_launch", "compiled", "constants", "function", "index", "options")
 
     def __init__(self, function: Any, index: int, constants: tuple[Any, ...], **options: Any):
         self.function, self.index = function, index
         self.constants, self.options = constants, options
         self.compiled: Any = None
-        self._run: Any = None
+        self._launch: Any = None
 
     def __call__(
         self, grid: tuple[int, int], tensors: tuple[torch.Tensor, ...], counts: tuple[int, ...]
@@ -125,21 +125,14 @@ class Launch:
         bits = 0
         for pointer in pointers:
             bits |= pointer
-        if self._run is None or bits & 15:
+        if self._launch is None or bits & 15 or torch._C._cuda_getDevice() != self.index:
             self._analysed(grid, tensors, counts, bits & 15 == 0)
-        elif torch._C._cuda_getDevice() == self.index:
-            self._quick(grid, pointers, counts)
-        else:
-            with torch.cuda.device(self.index):
-                self._quick(grid, pointers, counts)
-
-    def _quick(self, grid: tuple[int, int], pointers: list[int], counts: tuple[int, ...]) -> None:
+            return
+        run, function, metadata = self._launch
         # As Triton's own CompiledKernel[grid](…) calls it, without the hooks of a profiler.
-        compiled = self.compiled
-        self._run(
-            *grid, 1, torch._C._cuda_getCurrentRawStream(self.index),
-            compiled.function, compiled.packed_metadata, None, None, None,
-            *pointers, *counts, *self.constants,
+        run(
+            *grid, 1, torch._C._cuda_getCurrentRawStream(self.index), function, metadata,
+            None, None, None, *pointers, *counts, *self.constants,
         )  # fmt: skip
 
     def _analysed(
@@ -150,7 +143,8 @@ class Launch:
             arguments = (*tensors, *counts, *self.constants)
             compiled = self.function[grid](*arguments, **self.options)
         if aligned and compiled is not None:  # the interpreter returns nothing
-            self.compiled, self._run = compiled, compiled.run
+            self.compiled = compiled
+            self._launch = compiled.run, compiled.function, compiled.packed_metadata
 
 
 @cache

@@ -37,6 +37,7 @@ __all__ = ["Plan", "layer_norm", "plan_backward", "plan_forward"]
 
 _DTYPES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 _WIDEST = 2**30
+_MANY = 8192
 _MOST = 2**31 - 1  # Triton takes a larger number as another type
 
 
@@ -69,6 +70,11 @@ class Plan(NamedTuple):
     per_sm: int = 0
     hold: bool = False
 
+    def programs(self, tiles: int, index: int | None) -> int:
+        """Programs for so many tiles on a CUDA device; None is the interpreter."""
+        most = self.per_sm * multiprocessors(-1 if index is None else index)
+        return min(tiles, most) if most else tiles
+
 
 def _power_of_two(n: int) -> int:
     return 1 << max(n - 1, 0).bit_length()
@@ -79,10 +85,12 @@ def _pieces(columns: int, rows: int, piece: int, *rest: Any) -> Plan:
 
 
 @cache
-def plan_forward(columns: int, itemsize: int) -> Plan:
+def plan_forward(columns: int, itemsize: int, many: bool = False) -> Plan:
     """Launch parameters of the forward kernel for rows of `columns` elements of `itemsize` bytes.
 
-    Measured on an H200 in float16 and float32; other types go by the bytes of a row.
+    Measured on an H200 in float16 and float32; other types go by the bytes of a row. With `many`
+    rows, more than 8192, some widths do better without a pipeline. Pieces and warps, which fix the
+    order of the sums, stay the same: the bits of a row do not depend on how many others there are.
 
     Examples
     --------
@@ -98,8 +106,12 @@ def plan_forward(columns: int, itemsize: int) -> Plan:
     if itemsize == 2:
         if size <= 1536:
             return _pieces(columns, 1, 512, 1, 1, 0, True)
-        if size <= 4096:
+        if size <= 3072 or (size <= 4096 and not many):
             return _pieces(columns, 1, 1024, 4, 3, 6 if size <= 2048 else 4, True)
+        if size <= 7168:
+            if many:
+                return _pieces(columns, 1, 1024, 4)
+            return _pieces(columns, 1, 1024, 4, *((3, 3) if size <= 6144 else (4, 2)), True)
         return _pieces(columns, 1, 2048, 4)
     if itemsize == 4:
         if size <= 2048:
@@ -334,13 +346,22 @@ class _Case:
         self.plain = alike.is_contiguous()
         stride = _stride(_rows(alike, self.columns), self.columns)
         self.m = math.prod(self.x_shape) // self.columns
-        self.forwards = [
+        many = self.m > _MANY
+        self.launches = [
             _forward_launch(
                 self.columns, stride, self.dtype, self.w_type, self.b_type, float(eps), keep,
-                self.m > _MOST, -1 if device.index is None else device.index,
+                many, self.m > _MOST, -1 if device.index is None else device.index,
             )
             for keep in (False, True)
         ]  # fmt: skip
+        plan = plan_forward(self.columns, self.dtype.itemsize, many)
+        if plan.pieces:
+            tiles = -(-self.m // plan.rows)
+            self.grid = plan.programs(tiles, device.index), 1
+            self.counts: tuple[int, ...] = (self.m, self.columns, stride, tiles, 0)
+        else:
+            self.grid = self.m, 1
+            self.counts = (self.m, self.columns, stride)
 
     def forward(
         self, x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, keep: bool
@@ -351,10 +372,10 @@ class _Case:
         else:
             rows, y = _rows(x, self.columns), x.new_empty(self.x_shape)
         stats = x.new_empty((2, self.m), dtype=_accumulator(self.dtype)) if keep else y
-        w = rows if weight is None else weight.contiguous()
-        b = rows if bias is None else bias.contiguous()
         if self.m:
-            self.forwards[keep](self.m, (rows, w, b, y, stats))
+            w = rows if weight is None else weight.contiguous()
+            b = rows if bias is None else bias.contiguous()
+            self.launches[keep](self.grid, (rows, w, b, y, stats), self.counts)
         return y, rows, stats
 
     def backward(
@@ -385,31 +406,21 @@ def _forward(
     return y, stats
 
 
-Call = Callable[[int, tuple[torch.Tensor, ...]], None]
-
-
 @lru_cache(4096)
 def _forward_launch(
     n: int, stride: int, dtype: torch.dtype, w_type: torch.dtype | None,
-    b_type: torch.dtype | None, eps: float, keep: bool, wide_counts: bool, index: int,
-) -> Call:  # fmt: skip
-    """The forward of M rows alike, as a function of M and (x, w, b, y, stats)."""
-    plan, kind = plan_forward(n, dtype.itemsize), _constant(dtype)
+    b_type: torch.dtype | None, eps: float, keep: bool, many: bool, wide_counts: bool, index: int,
+) -> Launch:  # fmt: skip
+    """The forward of rows alike."""
+    plan, kind = plan_forward(n, dtype.itemsize, many), _constant(dtype)
     flags = (w_type is not None, b_type is not None, keep)
     if not plan.pieces:
-        shape = (eps, kind, plan.piece, *flags)
-        wide = Launch(kernels.forward_wide, index, shape, num_warps=plan.warps)
-        return lambda m, tensors: wide((m, 1), tensors, (m, n, stride))
-    opaque = dtype.itemsize == 2 and not interpreting()
-    constants = (eps, kind, *plan[:3], plan.stages, plan.hold, *flags, opaque)
-    launch = Launch(kernels.forward, index, constants, num_warps=plan.warps)
-    rows, most = plan.rows, plan.per_sm * multiprocessors(index) if plan.per_sm else _MOST
-
-    def call(m: int, tensors: tuple[torch.Tensor, ...]) -> None:
-        tiles = -(-m // rows)
-        launch((min(tiles, most), 1), tensors, (m, n, stride, tiles, 0))
-
-    return call
+        wide = (eps, kind, plan.piece, *flags)
+        return Launch(kernels.forward_wide, index, wide, num_warps=plan.warps)
+    short = dtype.itemsize == 2
+    opaque = short and not interpreting()
+    constants = (eps, kind, *plan[:3], plan.stages, plan.hold, *flags, not short, opaque)
+    return Launch(kernels.forward, index, constants, num_warps=plan.warps)
 
 
 def _backward(
@@ -442,7 +453,11 @@ def _backward(
     if not sums:
         return dx, None, None
     dw = x.new_empty(columns, dtype=dw_type or db_type)
-    db = x.new_empty(columns, dtype=db_type or dw_type)
+    db = (
+        torch.empty_like(dw)
+        if dw_type == db_type
+        else x.new_empty(columns, dtype=db_type or dw_type)
+    )
     _second_stage(part, dw, db)
     return dx, None if dw_type is None else dw, None if db_type is None else db
 

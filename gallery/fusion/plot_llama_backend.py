@@ -318,7 +318,9 @@ study.conclude(lambda run: list(on_depth(run)), "depth")
 # computation than float32. The rivals take turns, round by round, in one process. On CUDA a sample
 # is five calls in a row, so that launches overlap as they do in a model; *reduce-overhead* and
 # *CUDA graph* replay recorded launches, and overwrite their outputs at the next call. On a CPU,
-# times are ratios to eager.
+# times are ratios to eager. All rivals meet at one layer; with several layers, the best of each
+# kind. Compile time is from nothing to the end of the first call, in the order of the rows: the
+# backend keeps what the exporter made for the tiers that follow, as inductor keeps its kernels.
 
 
 #: Name -> type, TF32; the most telling first, as --limit may cut the last.
@@ -340,11 +342,12 @@ def suffix(config):
 
 def contests():
     """(table, precision, config, layers, few, max-autotune): all rivals once, then the best."""
-    first = [p for p in asked if args.dtype or p != "bfloat16"]
+    best = asked if args.dtype else [p for p in ("float16", "tf32", "float32") if p in asked]
     for config in configs:
         for layers in depths if config == configs[0] else depths[:1]:
             few = (config, layers) != (configs[0], depths[0])
-            for precision in first if few else asked:
+            rest = best if config == configs[0] or args.dtype else best[:2]
+            for precision in rest if few else asked:
                 yield f"time-{precision}{suffix(config)}", precision, config, layers, few, False
     for precision in ("float16", "tf32") if args.autotune and cuda else ():
         if precision in asked:
@@ -608,7 +611,7 @@ study.table(
 def bounds(config):
     """Least times by part, next to the best measured time."""
     copy = ceilings.set_index("ceiling")["rate"]["copy"]
-    chosen = times[times["config"] == config]
+    chosen = times[(times["config"] == config) & ~times["table"].str.endswith("-autotune")]
     for (name, layers), part in chosen.groupby(["precision", "layers"], sort=False):
         wanted = "float32" if name == "tf32" else name
         rates = ceilings[ceilings["ceiling"].str.contains(wanted)]
@@ -684,5 +687,15 @@ study.conclude(lambda run: list(on_shares(run)), f"shares{suffix(configs[0])}")
 # fewer queries than keys; bfloat16 on a CPU, where ONNX Runtime has no kernels (it is computed
 # operator by operator in float32 and rounded); grouped heads with a padding mask (the heads stay
 # repeated).
+#
+# What to do
+# ----------
+#
+# Load a model in its type; do not halve it. Compare times at one precision, between rivals that
+# return the same, with the error beside the time: a fast row that is far from float64 is another
+# result. Where one of the tiers is ahead on your machine, take it as
+# ``torch.compile(model, backend=…)``, with ``check=True`` for the first call of a model of your
+# own, and read in the report what was fused. On CUDA, where a call is short and its outputs may be
+# overwritten by the next one, ``cuda_graph=True`` takes the launches away.
 
 study.finish()

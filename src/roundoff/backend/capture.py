@@ -13,7 +13,7 @@ from typing import Any
 
 import onnx
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from roundoff.errors import UnsupportedError
@@ -259,7 +259,9 @@ def _key(gm: torch.fx.GraphModule, args: Sequence[torch.Tensor], *rest: Any) -> 
     constants = []
     for node in gm.graph.find_nodes(op="get_attr"):
         value = getattr(gm, str(node.target), None)
-        if not isinstance(value, torch.Tensor) or value.numel() > 64:
+        if not isinstance(value, torch.Tensor) or isinstance(value, FakeTensor):
+            return None
+        if value.numel() > 64:
             return None
         with outside():
             constants.append((node.target, str(value.tolist()), value.dtype, value.device))

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import roundoff.backend as rb
+from roundoff.backend import capture
 from roundoff.errors import ArgumentError, DtypeError, UnsupportedError
 from roundoff.fusion import OptimizationOptions
 
@@ -339,6 +340,35 @@ def test_arguments_are_checked() -> None:
         rb.onnx_custom_backend(gm, [torch.ones(1)], options="default")  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="default\\+onnxruntime"):
         OptimizationOptions("onnxruntime")
+
+
+@torch.no_grad()
+def test_one_export_serves_all_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capture, "_made", {})
+    model, x = Gated().eval(), torch.randn(3, 8)
+    tiers: list[tuple[str | None, dict[str, Any]]] = [(p, {}) for p in (None, "default")]
+    made = [compiled(model, patterns, storage)(x) for patterns, storage in tiers]
+    for result in made:
+        close(result, model(x))
+    first, second = (storage["instance"][0]["exported"] for _, storage in tiers)
+    assert len(capture._made) == 1
+    assert first == second
+    assert first is not second, "a user may change what is stored"
+    compiled(model)(x[:2])
+    assert len(capture._made) == 2, "another size is another graph"
+
+
+@torch.no_grad()
+def test_constants_tell_exports_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capture, "_made", {})
+    x = torch.randn(3)
+    for value in (2.0, 3.0):
+
+        def f(x: torch.Tensor, value: float = value) -> torch.Tensor:
+            return x * torch.tensor([value, -value, 1.0])
+
+        torch._dynamo.reset()
+        close(compiled(f)(x), f(x))
 
 
 @torch.no_grad()

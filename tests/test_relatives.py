@@ -31,7 +31,7 @@ def test_one_llama_layer(attention: str, dtype: torch.dtype, with_mask: bool) ->
     """At most 21 nodes a call, and an error against float64 like eager torch's."""
     model = Llama(SIZE, 1, dtype, attention)
     ids = tokens(SIZE, with_mask, "cpu")
-    rival = compiled("ours", model, ids, how=TIERS)
+    rival = compiled(model, ids, how=TIERS)
     assert rival.instance is not None
     ours = errors(rival.instance["compiled"].truth(), rival.outputs)
     with torch.no_grad():
@@ -154,7 +154,7 @@ def test_check_names_the_rule_that_is_wrong(monkeypatch: pytest.MonkeyPatch) -> 
 
 @torch.no_grad()
 def test_four_layers() -> None:
-    rival = compiled("ours", Llama(SIZE, 4), tokens(SIZE, False, "cpu"), how=TIERS)
+    rival = compiled(Llama(SIZE, 4), tokens(SIZE, False, "cpu"), how=TIERS)
     assert rival.instance is not None
     assert rival.nodes == 12 + 3 * 10
     counts = rival.instance["report"].counts()

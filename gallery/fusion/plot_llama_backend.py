@@ -12,6 +12,7 @@ and asks of every result how far it is from a float64 computation.
 
 # sphinx_gallery_parallel = False
 
+import math
 import time
 from functools import cache, partial
 
@@ -22,7 +23,7 @@ from roundoff.backend.llama import SIZES, Llama, compiled, cost, errors, tokens
 from roundoff.errors import UnsupportedError
 from roundoff.fusion import OptimizationOptions, fuse
 from roundoff.graph import plot_dot
-from roundoff.ort import available
+from roundoff.ort import available, torch_tf32
 from roundoff.page import MARKERS, PALETTE, Study, subplots
 from roundoff.script import get_parsed_args, unit_test_going, usage_error
 from roundoff.timing import measure, measure_ceilings, torch_precision
@@ -31,44 +32,50 @@ NAME = "plot_llama_backend"
 args = get_parsed_args(
     NAME,
     __doc__,
-    config=("medium", f"one of {', '.join(SIZES)}"),
+    config=("medium", f"one of {', '.join(SIZES)}, or several: medium,large"),
     num_hidden_layers=("1", "layers, or several: 1,4"),
     with_mask=(0, "1: a batch x sequence mask as a second input"),
     dtype=("", "types to compare; by default what is sensible on the device"),
-    autotune=(0, "1: inductor's max-autotune too, which compiles for minutes"),
-    limit=(0.0, "seconds after which no further table is begun; 0: none"),
+    autotune=(0, "1: tables with inductor's max-autotune too, which compiles for minutes"),
+    limit=(0.0, "seconds after which no further table is begun, or two minutes earlier where it "
+           "has max-autotune; 0: none"),
     warmup=(0, "least warm-up calls; 0: chosen for the size and the device"),
     repeat=(0, "least measured rounds; 0: chosen for the size and the device"),
     budget=(0.0, "seconds of measuring for a table; 0: chosen for the device"),
-)
+)  # fmt: skip
 
 begun = time.perf_counter()
 quick = unit_test_going()
-if args.config not in SIZES:
-    usage_error(NAME, f"--config {args.config}: expected one of {', '.join(SIZES)}")
+configs = args.config.split(",")
+if not set(configs) <= set(SIZES):
+    usage_error(NAME, f"--config {args.config}: expected some of {', '.join(SIZES)}")
 if not all(n.isdigit() and int(n) for n in args.num_hidden_layers.split(",")):
     usage_error(NAME, f"--num_hidden_layers {args.num_hidden_layers}: expected such as 1,4")
-size = SIZES["tiny" if quick and args.config == "medium" else args.config]
+sizes = {c: SIZES["tiny" if quick and c == "medium" else c] for c in configs}
 depths = [int(n) for n in args.num_hidden_layers.split(",")]
 cuda = torch.cuda.is_available() and bool(available(["CUDAExecutionProvider"]))
 device, processor = ("cuda", "CUDA") if cuda else ("cpu", "CPU")
-warmup = args.warmup or ((10 if args.config != "large" else 5) if cuda else 1)
-repeat = args.repeat or ((50 if args.config != "large" else 25) if cuda else 2 if quick else 5)
 budget = args.budget or (6.0 if cuda else 0.5 if quick else 75.0)
 study = Study(NAME, args)
 
 
 @cache
-def llama(size, layers, dtype, attention, device):
+def llama(size, layers, dtype, attention, on):
     """One model for all rivals that can share it."""
-    return Llama(size, layers, dtype, attention, device)
+    return Llama(size, layers, dtype, attention, on)
+
+
+def rival(how, size, layers=1, dtype=torch.float32, attention="sdpa", on=device, **options):
+    """A rival, compiled and warm; of a small size, one that was asked for before is it again."""
+    kept = size in (SIZES["tiny"], SIZES["small"]) and not torch_tf32()
+    make = prepared if kept else prepared.__wrapped__
+    return make(how, size, layers, dtype, attention, on, *sorted(options.items()))
 
 
 @cache
-def rival(label, how, size, layers=1, dtype=torch.float32, attention="sdpa", on="cpu", **options):
-    """A rival, compiled and warm; one that was asked for before is the same again."""
+def prepared(how, size, layers, dtype, attention, on, *options):
     model = llama(size, layers, dtype, attention, on)
-    return compiled(label, model, tokens(size, bool(args.with_mask), on), how=how, **options)
+    return compiled(model, tokens(size, bool(args.with_mask), on), how=how, **dict(options))
 
 
 # %%
@@ -88,7 +95,7 @@ def loaded_or_halved():
     """Errors of eager float16, for the two ways to get there."""
     small = SIZES["tiny" if quick else "small"]
     ids = tokens(small, bool(args.with_mask), "cpu")
-    plain = rival("exported", "onnx", small, dtype=torch.float16)
+    plain = rival("onnx", small, dtype=torch.float16, on="cpu")
     truth = plain.instance["compiled"].truth()
     for label in ("loaded in float16", "model.half()"):
         model = Llama(small, dtype=torch.float16)
@@ -133,7 +140,7 @@ study.conclude(on_halves, "half")
 # Dynamo hands over a graph; AOTAutograd makes it functional; torch's exporter turns it into ONNX;
 # rules rewrite that; ONNX Runtime runs it. The options choose the tiers::
 #
-#     from functools import cache, partial
+#     from functools import partial
 #     from roundoff.backend import OptimizationOptions, onnx_custom_backend
 #
 #     backend = partial(
@@ -157,10 +164,8 @@ TIERS = {
     "+onnxruntime": "default+onnxruntime",
     "+experimental": "default+onnxruntime+experimental",
 }
-example = SIZES["tiny"]
-stages = {
-    label: rival(label, how, example, interpret=not cuda).instance for label, how in TIERS.items()
-}
+example = SIZES["small" if cuda and not quick else "tiny"]
+stages = {label: rival(how, example, interpret=not cuda).instance for label, how in TIERS.items()}
 tiers = pd.DataFrame(
     {
         "tier": label,
@@ -175,7 +180,8 @@ tiers = pd.DataFrame(
 study.table(
     "tiers",
     tiers,
-    caption="Nodes of one layer on a CPU: run at each call, computed ahead from weights, and both.",
+    caption=f"Nodes of one layer in float32 on {'a GPU' if cuda else 'a CPU'}: run at each call, "
+    "computed ahead from weights, and both.",
     labels={"not ONNX's": "not ONNX's own"},
 )
 
@@ -250,9 +256,10 @@ def through_layers():
     for dtype in (torch.float32,) if quick else (torch.float32, torch.float16):
         for depth in (1, 2) if quick else (1, 2, 4, 8):
             made = {
-                label: rival(label, how, small, depth, dtype, on=device, interpret=not cuda)
-                for label, how in (("eager", "eager"), ("+onnxruntime", TIERS["+onnxruntime"]))
-            }
+                "eager": rival("eager", small, depth, dtype),
+                "+onnxruntime": rival(TIERS["+onnxruntime"], small, depth, dtype,
+                                      interpret=not cuda),
+            }  # fmt: skip
             truth = made["+onnxruntime"].instance["compiled"].truth()
             for label, one in made.items():
                 row = {"dtype": str(dtype).removeprefix("torch."), "layers": depth, "label": label}
@@ -291,12 +298,13 @@ def on_depth(run):
     for kind, part in table.groupby("dtype", sort=False):
         wide = part.pivot(index="layers", columns="label", values="mean_ulp")
         factor = wide["+onnxruntime"] / wide["eager"]
-        far = "nearer to" if factor.max() < 0.9 else "further from" if factor.min() > 1.1 else (
-            "as far from")  # fmt: skip
+        far = "nearer to float64 than" if factor.max() < 1 else (
+            "further from float64 than" if factor.min() > 1 else "about as far from float64 as"
+        )  # fmt: skip
         yield (
-            f"**{kind}**: the fused graph is {far} float64 {'than' if 'er' in far else 'as'} eager "
-            f"torch, {factor.min():.2f} to {factor.max():.2f} times its mean error through "
-            f"{wide.index.min()} to {wide.index.max()} layers."
+            f"**{kind}**: the fused graph is {far} eager torch, {factor.min():.2f} to "
+            f"{factor.max():.2f} times its mean error, through {wide.index.min()} to "
+            f"{wide.index.max()} layers."
         )
 
 
@@ -310,72 +318,88 @@ study.conclude(lambda run: list(on_depth(run)), "depth")
 # computation than float32. The rivals take turns, round by round, in one process. On CUDA a sample
 # is five calls in a row, so that launches overlap as they do in a model; *reduce-overhead* and
 # *CUDA graph* replay recorded launches, and overwrite their outputs at the next call. On a CPU,
-# times are ratios to eager.
+# times are ratios to eager. All rivals meet at one layer; with several layers, the best of each
+# kind. Compile time is from nothing to the end of the first call, in the order of the rows: the
+# backend keeps what the exporter made for the tiers that follow, as inductor keeps its kernels.
 
 
-def field(precision, layers):
+#: Name -> type, TF32; the most telling first, as --limit may cut the last.
+PRECISIONS = {
+    "float16": (torch.float16, False),
+    "float32": (torch.float32, False),
+    "tf32": (torch.float32, True),
+    "bfloat16": (torch.bfloat16, False),
+}
+asked = args.dtype.split(",") if args.dtype else list(PRECISIONS) if cuda else ["float32"]
+if not set(asked) <= set(PRECISIONS):
+    usage_error(NAME, f"--dtype {args.dtype}: expected some of {', '.join(PRECISIONS)}")
+
+
+def suffix(config):
+    """What tells the tables of a configuration from those of ``medium``."""
+    return "" if config == "medium" else f"-{config}"
+
+
+def contests():
+    """(table, precision, config, layers, few, max-autotune): all rivals once, then the best."""
+    best = asked if args.dtype else [p for p in ("float16", "tf32", "float32") if p in asked]
+    for config in configs:
+        for layers in depths if config == configs[0] else depths[:1]:
+            few = (config, layers) != (configs[0], depths[0])
+            rest = best if config == configs[0] or args.dtype else best[:2]
+            for precision in rest if few else asked:
+                yield f"time-{precision}{suffix(config)}", precision, config, layers, few, False
+    for precision in ("float16", "tf32") if args.autotune and cuda else ():
+        if precision in asked:
+            yield f"time-{precision}-autotune", precision, configs[0], depths[0], True, True
+
+
+def field(few, tuned):
     """(label, attention, how, options) of every rival in one table."""
     for attention in ("eager", "sdpa"):
         named = "eager attention" if attention == "eager" else attention
         yield f"eager, {named}", attention, "eager", {}
         if not cuda and attention == "eager":
             continue  # one attention is enough for a ratio on a CPU, and saves the reader a minute
-        modes = ["reduce-overhead"] if cuda else [""]
-        if cuda and layers == 1:
-            modes += ["", *(["max-autotune"] if args.autotune and precision in tuned else [])]
-        for mode in modes:
+        modes = ["reduce-overhead", *([] if few else [""])] if cuda else [""]
+        if quick and not cuda:
+            modes = ["lite"]  # torch's own kernels: a C++ compiler takes as long as all the rest
+        for mode in modes + ["max-autotune"] * tuned:
             label = ", ".join(filter(None, ("inductor", attention, mode)))
             yield label, attention, f"inductor:{mode}", {}
     for label, how in TIERS.items():
+        ours = label.startswith("+")
         # The interpreter is for small sizes.
         here = cuda or quick or label != "+experimental"
-        if here and (layers == 1 or label == "exported"):
+        if here and (not few or (ours and not cuda)):
             yield label, "sdpa", how, {"interpret": not cuda}
-        if cuda and label.startswith("+"):
+        if ours and cuda:
             yield f"{label}, CUDA graph", "sdpa", how, {"cuda_graph": True}
 
 
-tuned = ("float16", "tf32")
-
-
-def precisions():
-    """(name, type, TF32) of each table."""
-    known = {
-        "float32": (torch.float32, False),
-        "tf32": (torch.float32, True),
-        "float16": (torch.float16, False),
-        "bfloat16": (torch.bfloat16, False),
-    }
-    usual = list(known) if cuda else ["float32"]
-    for name in args.dtype.split(",") if args.dtype else usual:
-        if name not in known:
-            usage_error(NAME, f"--dtype {name}: expected some of {', '.join(known)}")
-        yield name, *known[name]
-
-
-def contest(name, dtype, tf32, layers):
+def contest(precision, config, layers, few, tuned):
     """The rows of one table, and reasons for what does not run."""
-    make = rival if quick else rival.__wrapped__  # large models are not kept
+    dtype, tf32 = PRECISIONS[precision]
     rivals, reasons = {}, {}
-    for label, attention, how, options in field(name, layers):
-        try:
-            rivals[label] = make(label, how, size, layers, dtype, attention, device, **options)
-        except (UnsupportedError, MemoryError, RuntimeError) as e:
-            reasons[label] = str(e).strip().splitlines()[0][:160]
-    truth = rivals["exported"].instance["compiled"].truth()
-    calls = 5 if cuda else 1
-    timings = measure(
-        {label: partial(repeated, r.call, calls) for label, r in rivals.items()},
-        device=device,
-        budget_s=budget,
-        min_rounds=repeat,
-        max_rounds=max(repeat, 100),
-        warmup=max(1, warmup // calls),
-    )
-    rows = rows_of(timings, rivals, truth, calls)
-    if not quick:
-        llama.cache_clear()
-    return [{"precision": name, "layers": layers} | row for row in rows], reasons
+    with torch_precision(tf32):
+        for label, attention, how, options in field(few, tuned):
+            try:
+                rivals[label] = rival(how, sizes[config], layers, dtype, attention, **options)
+            except (UnsupportedError, MemoryError, RuntimeError) as e:
+                reasons[label] = str(e).strip().splitlines()[0][:160]
+        truth = next(r.instance["compiled"].truth() for r in rivals.values() if r.instance)
+        calls = 5 if cuda else 1
+        least = 25 if config == "large" else 50
+        repeat = args.repeat or (least if cuda else 2 if quick else 5)
+        timings = measure(
+            {label: partial(repeated, r.call, calls) for label, r in rivals.items()},
+            device=device,
+            budget_s=budget,
+            min_rounds=math.ceil(repeat / calls),
+            max_rounds=max(repeat, 100),
+            warmup=math.ceil((args.warmup or (least // 5 if cuda else 1)) / calls),
+        )
+        return list(rows_of(timings, rivals, truth, calls)), reasons
 
 
 def repeated(call, times):
@@ -408,17 +432,18 @@ def rows_of(timings, rivals, truth, calls):
 
 
 results, skipped = [], []
-for layers in depths:
-    for precision, dtype, tf32 in precisions():
-        if results and args.limit and time.perf_counter() - begun > args.limit:
-            skipped.append(f"{precision}, {layers} layers: there was no time left.")
-            continue
-        with torch_precision(tf32):
-            rows, reasons = contest(precision, dtype, tf32, layers)
-        results += rows
-        skipped += [
-            f"{precision}: {label} does not run here: {why}." for label, why in reasons.items()
-        ]
+for table, precision, config, layers, few, tuned in contests():
+    what = f"{table.removeprefix('time-')}, {layers} layer{'s' if layers > 1 else ''}"
+    spent = time.perf_counter() - begun + 120 * tuned
+    if results and args.limit and spent > args.limit:
+        skipped.append(f"{what}: there was no time left.")
+        continue
+    rows, reasons = contest(precision, config, layers, few, tuned)
+    key = {"table": table, "precision": precision, "config": config, "layers": layers}
+    results += [key | row for row in rows]
+    skipped += [f"{what}: {label} does not run here: {why}." for label, why in reasons.items()]
+    if not quick:
+        llama.cache_clear()  # large models are not kept
 
 times = pd.DataFrame(results)
 COLUMNS = ["layers", "optimization", "processor", "avg_time", "median", "low", "high", "warmup",
@@ -433,19 +458,22 @@ def units(environment):
             "mean_ulp": "ULP", "keys_ulp": "ULP", "memory": "MiB", "compile": "s"}  # fmt: skip
 
 
-def show(precision, what):
-    """The table of one precision; without rows where this build has none."""
-    part = times[times["precision"] == precision]
+def caption(what):
+    return f"One call at {what}: time, size of the graph, error against float64."
+
+
+def show(name, what):
+    """A table of this build; without rows where it has none, and then not recorded."""
+    part = times[times["table"] == f"time-{name}"]
     why = "torch takes many seconds a call on a CPU"
-    if cuda or precision == "tf32":
+    if cuda or name == "tf32":
         why = "no time for it" if cuda else "no CUDA"
-    caption = f"One call at {what}: time, size of the graph, error against float64."
-    if part.empty:
-        caption = f"{what}: not in this build ({why}); recorded runs have it."
+    absent = f"{what}: not in this build ({why}); recorded runs have it."
     return study.table(
-        f"time-{precision}",
+        f"time-{name}",
         part[COLUMNS],
-        caption=caption,
+        caption=absent if part.empty else caption(what),
+        recorded=not part.empty,
         formats={"avg_time": ".4g", "median": ".4g", "low": ".4g", "high": ".4g",
                  "n_custom_ops": ".0f", "nodes": ".0f", "speedup": ".3g", "memory": ".0f",
                  "compile": ".1f"},
@@ -455,10 +483,9 @@ def show(precision, what):
     )  # fmt: skip
 
 
-def recorded(precision, what):
+def recorded(name, what):
     """The same from every recorded machine."""
-    caption = f"One call at {what}: time, size of the graph, error against float64."
-    return study.recorded(f"time-{precision}", caption=caption, units=units)
+    return study.recorded(f"time-{name}", caption=caption(what), units=units, like="time-float32")
 
 
 show("float32", "float32")
@@ -487,6 +514,27 @@ show("bfloat16", "bfloat16")
 recorded("bfloat16", "bfloat16")
 
 # %%
+# With the feed-forward and the vocabulary of Llama-2-7B (``large``):
+
+shown = {f"time-{p}" for p in PRECISIONS}
+for table in dict.fromkeys(times["table"]):
+    if table not in shown:
+        show(table.removeprefix("time-"), table.removeprefix("time-").replace("-", ", "))
+recorded("float16-large", "float16, large")
+
+# %%
+recorded("tf32-large", "float32 with TF32, large")
+
+# %%
+# Inductor's *max-autotune* tries kernels for minutes, and has tables of its own, beside the best of
+# the others:
+
+recorded("float16-autotune", "float16, with max-autotune")
+
+# %%
+recorded("tf32-autotune", "float32 with TF32, with max-autotune")
+
+# %%
 if not cuda:
     skipped.append(
         "Kernels of our own need CUDA: on a CPU they are checked in Triton's interpreter, whose "
@@ -501,12 +549,13 @@ def on_times(run):
     """Ours against the best of inductor, and against eager, for each precision and depth."""
     names = [t for t in run.tables if t.startswith("time-")]
     for name in names:
+        what = name.removeprefix("time-").replace("-", ", ")
         for layers, part in run.tables[name].groupby("layers", sort=False):
             part = part.set_index("optimization")
             off = part["mean_ulp"] > 10 * part["mean_ulp"]["eager, sdpa"]
             for label in part.index[off]:
                 yield (
-                    f"**{name.removeprefix('time-')}**: ``{label}`` is "
+                    f"**{what}**: ``{label}`` is "
                     f"{part['mean_ulp'][label] / part['mean_ulp']['eager, sdpa']:.0f} times as far "
                     "from float64 as eager torch: its time is that of another result, and it is "
                     "left out of the comparison."
@@ -523,7 +572,7 @@ def on_times(run):
             how = "ahead of" if ratio < 0.98 else "behind" if ratio > 1.02 else "level with"
             nearer = part["mean_ulp"][own] / part["mean_ulp"]["eager, sdpa"]
             yield (
-                f"**{name.removeprefix('time-')}**, {layers} layer{'s' if layers > 1 else ''}: "
+                f"**{what}**, {layers} layer{'s' if layers > 1 else ''}: "
                 f"``{own}`` takes {ratio:.2f} of the time of the best inductor (``{theirs}``), "
                 f"{how} it, and is {part['speedup'][own]:.2f} times as fast as eager attention in "
                 f"eager torch; its mean error is {nearer:.2f} of eager's."
@@ -531,7 +580,7 @@ def on_times(run):
 
 
 study.conclude(lambda run: list(on_times(run)) or "Nothing to compare.",
-               f"time-{times['precision'].iloc[0]}")  # fmt: skip
+               times["table"].iloc[0])  # fmt: skip
 
 # %%
 # Where the time goes
@@ -559,10 +608,11 @@ study.table(
 # %%
 
 
-def bounds():
+def bounds(config):
     """Least times by part, next to the best measured time."""
     copy = ceilings.set_index("ceiling")["rate"]["copy"]
-    for (name, layers), part in times.groupby(["precision", "layers"], sort=False):
+    chosen = times[(times["config"] == config) & ~times["table"].str.endswith("-autotune")]
+    for (name, layers), part in chosen.groupby(["precision", "layers"], sort=False):
         wanted = "float32" if name == "tf32" else name
         rates = ceilings[ceilings["ceiling"].str.contains(wanted)]
         is_tf32 = rates["ceiling"].str.contains("TF32", case=False) | rates["note"].astype(
@@ -570,7 +620,7 @@ def bounds():
         rates = rates[is_tf32] if name == "tf32" else rates[~is_tf32] if len(rates) > 1 else rates
         if rates.empty:
             continue
-        parts = cost(size, layers, 4 if wanted == "float32" else 2).set_index("part")
+        parts = cost(sizes[config], layers, 4 if wanted == "float32" else 2).set_index("part")
         least = pd.concat([parts["flops"] / rates["rate"].iloc[0], parts["bytes"] / copy], axis=1)
         least = least.max(axis=1) * 1e3
         best = part.loc[part["median"].idxmin()]
@@ -586,38 +636,45 @@ def bounds():
         )
 
 
-shares = pd.DataFrame(
-    bounds(),
-    columns=["precision", "layers", "products", "attention", "the rest", "least", "measured",
-             "share", "by"],
-)  # fmt: skip
-study.table(
-    "shares",
-    shares,
-    caption="Least time of each part at the measured ceilings, and the best measured time.",
-    formats={"share": ".0%"},
-    units=dict.fromkeys(("products", "attention", "the rest", "least", "measured"), "ms"),
-    labels={"share": "least / measured"},
-)
+def show_shares(config):
+    return study.table(
+        f"shares{suffix(config)}",
+        pd.DataFrame(
+            bounds(config),
+            columns=["precision", "layers", "products", "attention", "the rest", "least",
+                     "measured", "share", "by"],
+        ),
+        caption="Least time of each part at the measured ceilings, and the best measured time.",
+        formats={"share": ".0%"},
+        units=dict.fromkeys(("products", "attention", "the rest", "least", "measured"), "ms"),
+        labels={"share": "least / measured"},
+    )  # fmt: skip
+
+
+for config in configs[1:]:
+    show_shares(config)
+show_shares(configs[0])
 
 # %%
-study.recorded("shares")
+study.recorded("shares", like=f"shares{suffix(configs[0])}")
 
 # %%
 
 
 def on_shares(run):
-    for row in run.tables["shares"].to_dict("records"):
+    names = [n for n in run.tables if n.startswith("shares")]
+    for name, row in ((n, row) for n in names for row in run.tables[n].to_dict("records")):
         part = row["products"] / row["least"]
+        what = row["precision"] + name.removeprefix("shares").replace("-", ", ")
         yield (
-            f"**{row['precision']}**, {row['layers']} layer{'s' if row['layers'] > 1 else ''}: "
+            f"**{what}**, {row['layers']} layer{'s' if row['layers'] > 1 else ''}: "
             f"products alone are {part:.0%} of the least time"
             + (f"; the best rival runs at {row['share']:.0%} of it." if row["share"] == row["share"]
                else ".")
         )  # fmt: skip
 
 
-study.conclude(lambda run: list(on_shares(run)), "shares")
+study.conclude(lambda run: list(on_shares(run)), f"shares{suffix(configs[0])}")
 
 # %%
 # What a tier refuses
@@ -630,5 +687,15 @@ study.conclude(lambda run: list(on_shares(run)), "shares")
 # fewer queries than keys; bfloat16 on a CPU, where ONNX Runtime has no kernels (it is computed
 # operator by operator in float32 and rounded); grouped heads with a padding mask (the heads stay
 # repeated).
+#
+# What to do
+# ----------
+#
+# Load a model in its type; do not halve it. Compare times at one precision, between rivals that
+# return the same, with the error beside the time: a fast row that is far from float64 is another
+# result. Where one of the tiers is ahead on your machine, take it as
+# ``torch.compile(model, backend=…)``, with ``check=True`` for the first call of a model of your
+# own, and read in the report what was fused. On CUDA, where a call is short and its outputs may be
+# overwritten by the next one, ``cuda_graph=True`` takes the launches away.
 
 study.finish()

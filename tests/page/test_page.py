@@ -184,6 +184,17 @@ def test_units_of_a_recorded_table_are_those_of_its_machine(rendered: Path) -> N
     assert "Here." not in recorded
 
 
+def test_a_table_that_only_records_have_is_shown_like_another(rendered: Path) -> None:
+    write_record(rendered, "plot_x", {"u": FRAME.assign(ratio=[9.0, 9.5])}, ENV)
+    study = Study("plot_x", records=rendered)
+    study.table("t", FRAME, caption="Here.", formats={"ratio": ".3f"})
+    shown = study.recorded("u", caption="There.", like="t")._repr_html_()
+    assert "9.500" in shown
+    assert "There." in shown
+    with pytest.raises(ArgumentError, match="no such table yet"):
+        study.recorded("u", like="absent")
+
+
 def test_a_conclusion_is_drawn_from_each_run(rendered: Path) -> None:
     write_record(rendered, "plot_x", {"t": FRAME.assign(ratio=[9.0, 9.5])}, ENV)
     study = Study("plot_x", records=rendered)

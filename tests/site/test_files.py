@@ -271,6 +271,8 @@ def test_figures_are_computed_and_absent_where_the_run_does_not_hold_them() -> N
     assert share.value == "90%"
     llama = pd.DataFrame({"layers": 1, "optimization": ["eager", "inductor", "+onnxruntime"],
                           "median": [4.0, 2.0, 1.0], "speedup": [1.0, 2.0, 4.0]})  # fmt: skip
-    gain = figure_of(asked["plot_llama_backend"], {"time-float16": llama, "time-tf32": llama[:0]})
+    large = llama.assign(speedup=[1.0, 2.0, 9.0])
+    tables = {"time-float16": llama, "time-tf32": llama[:0], "time-float16-large": large}
+    gain = figure_of(asked["plot_llama_backend"], tables)
     assert gain.value == "4.00×"
     assert "0.50 of the time of inductor" in gain.sentence

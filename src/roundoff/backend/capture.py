@@ -8,17 +8,15 @@ import logging
 import math
 import operator
 import warnings
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Hashable, Iterator, Sequence
+from typing import Any
 
+import onnx
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from roundoff.errors import UnsupportedError
-
-if TYPE_CHECKING:
-    import onnx
 
 __all__ = ["STRIDED", "keep_composites", "outside", "specialised", "to_onnx"]
 
@@ -173,13 +171,15 @@ def outside() -> Iterator[None]:
         contextlib.redirect_stdout(io.StringIO()),
     ):
         warnings.simplefilter("ignore")
-        log = logging.getLogger("torch.onnx")
-        level = log.level
-        log.setLevel(logging.ERROR)
+        logs = [logging.getLogger(n) for n in ("torch.onnx", "onnxscript", "onnx_ir")]
+        levels = [log.level for log in logs]
+        for log in logs:
+            log.setLevel(logging.ERROR)
         try:
             yield
         finally:
-            log.setLevel(level)
+            for log, level in zip(logs, levels, strict=True):
+                log.setLevel(level)
 
 
 def specialised(gm: torch.fx.GraphModule, args: Sequence[Any]) -> torch.fx.GraphModule:
@@ -206,6 +206,12 @@ def _fake(a: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
         )
 
 
+# What the exporter made of the last graphs, by all that decides it: seconds of work, which other
+# tiers, precisions and providers of one model share. Bytes, which nobody can change.
+_made: dict[Hashable, bytes] = {}
+_MOST_MADE, _MOST_BYTES = 16, 2**24
+
+
 def to_onnx(
     gm: torch.fx.GraphModule,
     args: Sequence[torch.Tensor],
@@ -214,6 +220,9 @@ def to_onnx(
     opset: int,
 ) -> onnx.ModelProto:
     """Convert a functional graph of ATen operators with torch's exporter.
+
+    The same graph on inputs of the same kind is converted once and kept; the last 16 are, unless
+    they hold large constants.
 
     Parameters
     ----------
@@ -233,6 +242,40 @@ def to_onnx(
         if node.op == "call_function":
             node.target = _WHOLE.get(node.target, node.target)
     gm.recompile()
+    key = _key(gm, args, inputs, outputs, opset)
+    if key in _made:
+        return onnx.ModelProto.FromString(_made[key])
+    made = _converted(gm, args, inputs, outputs, opset)
+    data = made.SerializeToString()
+    if key is not None and len(data) <= _MOST_BYTES:
+        while len(_made) >= _MOST_MADE:
+            _made.pop(next(iter(_made)), None)
+        _made[key] = data
+    return made
+
+
+def _key(gm: torch.fx.GraphModule, args: Sequence[torch.Tensor], *rest: Any) -> Hashable | None:
+    """All that decides what the exporter makes; None where a large constant is part of it."""
+    constants = []
+    for node in gm.graph.find_nodes(op="get_attr"):
+        value = getattr(gm, str(node.target), None)
+        if not isinstance(value, torch.Tensor) or isinstance(value, FakeTensor):
+            return None
+        if value.numel() > 64:
+            return None
+        with outside():
+            constants.append((node.target, str(value.tolist()), value.dtype, value.device))
+    kinds = [(tuple(a.shape), a.stride(), a.dtype, a.device) for a in args]
+    return str((gm.code, constants, kinds, rest, torch.get_default_dtype()))
+
+
+def _converted(
+    gm: torch.fx.GraphModule,
+    args: Sequence[torch.Tensor],
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    opset: int,
+) -> onnx.ModelProto:
     with outside():
         mode = FakeTensorMode()
         fakes = tuple(_fake(a, mode) for a in args)

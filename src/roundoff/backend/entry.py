@@ -86,7 +86,9 @@ def onnx_custom_backend(
     Weights stay where they are: changed in place, the next call sees it. Packed weights and
     tables are computed again when the version counter of a weight moves. Inference tensors have
     no counter, and writes through ``.data`` do not move it: call :func:`roundoff.backend.reset`.
-    With ``dynamic=True`` a graph is specialised and kept for each set of sizes that arrives.
+    With ``dynamic=True`` a graph is specialised and kept for each set of sizes that arrives: a new
+    set costs a conversion, and none the compilation by dynamo.
+    What the exporter made of a graph is kept too, for the same graph under other options.
     TF32 follows ``torch.backends.cuda.matmul.allow_tf32``, call by call.
     """
     settings = _settings(target_opset, verbose, options, optimize, storage, dump_prefix, providers)

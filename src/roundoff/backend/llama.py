@@ -125,7 +125,6 @@ class Rival:
 
     Attributes
     ----------
-    label : str
     call : callable
         Without arguments; returns the model's outputs.
     outputs : tuple of torch.Tensor
@@ -138,7 +137,6 @@ class Rival:
         MiB by which the process, or its memory on the GPU, grew.
     """
 
-    label: str
     call: Callable[[], tuple[Any, ...]]
     outputs: tuple[torch.Tensor, ...]
     instance: Mapping[str, Any] | None
@@ -159,7 +157,6 @@ class Rival:
 
 
 def compiled(
-    label: str,
     model: Callable[..., Any],
     inputs: tuple[torch.Tensor, ...],
     *,
@@ -202,7 +199,7 @@ def compiled(
         _wait(device)
     grown = (_memory(device) - before) / 2**20
     instance = storage["instance"][0] if storage else None
-    return Rival(label, functools.partial(_quietly, run, inputs), outputs, instance, seconds, grown)
+    return Rival(functools.partial(_quietly, run, inputs), outputs, instance, seconds, grown)
 
 
 def _alone(model: Callable[..., Any]) -> Any:
@@ -230,8 +227,8 @@ def _wait(device: torch.device) -> None:
 
 
 def _memory(device: torch.device) -> float:
-    gc.collect()
     if device.type == "cuda":
+        gc.collect()
         torch.cuda.empty_cache()
         free, total = torch.cuda.mem_get_info(device)
         return float(total - free)

@@ -14,7 +14,7 @@ import torch
 from roundoff.dtypes import onnx_dtype_to_torch_dtype
 from roundoff.errors import ModelError
 from roundoff.ort import OrtSession, session
-from roundoff.ort.binding import CUDA, translated
+from roundoff.ort.binding import CUDA, quick_run, translated
 from roundoff.ort.exchange import onnxruntime  # after torch, whose CUDA libraries it shares
 
 __all__ = ["Graphed", "Program", "islands", "split_static"]
@@ -287,7 +287,7 @@ class _Island:
     ) -> None:
         self.session = made
         self._io = made.raw.io_binding()
-        self._run = _quick_run(made, self._io)
+        self._run = quick_run(made, self._io)
         self._bind_output = _quick_bind(self._io, (device.type, device.index or 0))
         self._device = device
         self._place = (device.type, device.index or 0)
@@ -324,18 +324,6 @@ class _Island:
             self._run()
         except Exception as e:
             raise translated(e, "ONNX Runtime fails in the run") from e
-
-
-def _quick_run(made: OrtSession, io: Any) -> Callable[[], Any]:
-    """One run of a binding.
-
-    The public method reads every entry of the run options at each call, which takes 60 µs in
-    onnxruntime 1.31, against 3 µs for a small run; what it wraps is called where it is there.
-    """
-    inner, binding = getattr(made.raw, "_sess", None), getattr(io, "_iobinding", None)
-    if inner is None or binding is None:
-        return functools.partial(made.raw.run_with_iobinding, io, made._run_options)
-    return functools.partial(inner.run_with_iobinding, binding, made._run_options)
 
 
 def _quick_bind(io: Any, place: tuple[str, int]) -> Callable[..., Any]:

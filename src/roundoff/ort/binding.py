@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from roundoff.errors import ArgumentError, DtypeError, ModelError, ShapeError, U
 
 from .exchange import element, from_ort, onnxruntime, to_ort
 
-__all__ = ["CUDA", "Binding", "OrtSession", "translated"]
+__all__ = ["CUDA", "Binding", "OrtSession", "quick_run", "translated"]
 
 CUDA = "CUDAExecutionProvider"
 
@@ -35,6 +36,18 @@ def translated(error: Exception, doing: str) -> Exception:
     if re.search(r"rank|dimension|shape", text, re.IGNORECASE):
         return ShapeError(f"{doing}: {text}")
     return ModelError(f"{doing}: {text}")
+
+
+def quick_run(made: OrtSession, io: Any) -> Callable[[], Any]:
+    """One run of a binding.
+
+    The public method reads every entry of the run options at each call, which takes 60 µs in
+    onnxruntime 1.31, against 3 µs for a small run; what it wraps is called where it is there.
+    """
+    inner, binding = getattr(made.raw, "_sess", None), getattr(io, "_iobinding", None)
+    if inner is None or binding is None:
+        return functools.partial(made.raw.run_with_iobinding, io, made._run_options)
+    return functools.partial(inner.run_with_iobinding, binding, made._run_options)
 
 
 class OrtSession:
@@ -195,6 +208,7 @@ class Binding:
     ) -> None:
         self.session = owner
         self._io = owner.raw.io_binding()
+        self._run = quick_run(owner, self._io)
         self._outputs: list[torch.Tensor] | None = None
         # Held here as well: what is bound must outlive the binding whatever ONNX Runtime keeps.
         self._held: list[Any] = []
@@ -236,7 +250,7 @@ class Binding:
                 other_stream = current
                 owner.stream.wait_stream(current)
         try:
-            owner.raw.run_with_iobinding(self._io, owner._run_options)
+            self._run()
         except Exception as e:
             raise translated(e, "ONNX Runtime fails in the run") from e
         if other_stream is not None:

@@ -136,43 +136,48 @@ class Study:
         *,
         caption: str | None = None,
         units: Callable[[Mapping[str, Any]], Mapping[str, str]] | None = None,
+        like: str | None = None,
     ) -> Shown:
         """The table *name* of every recorded machine, formatted as this build's.
 
         Parameters
         ----------
         name : str
-            A table that this page has shown.
+            A table that this page has shown, unless *like* is given.
         caption : str, optional
             Where this build's does not fit.
         units : callable, optional
             Column -> unit for the environment of the machine, where they depend on it: a GPU's
             times are absolute, a CPU's are ratios.
+        like : str, optional
+            A table that this page has shown, to format it like: for one that only records have.
 
         Raises
         ------
         ArgumentError
             When this page has shown no table of that name before.
         """
-        if name not in self._tables:
-            raise ArgumentError("no such table yet", got=name, expected=", ".join(self._tables))
-        like = self._tables[name]
+        shown = like or name
+        if shown not in self._tables:
+            raise ArgumentError("no such table yet", got=shown, expected=", ".join(self._tables))
+        model = self._tables[shown]
         found = [
             dataclasses.replace(
-                like,
+                model,
                 frame=record.tables[name],
                 source=f"Recorded: {_label(record.provenance[name])}",
                 identifier=f"table-{name}-{record.machine}",
-                caption=caption or like.caption,
-                units=units(record.provenance[name].environment) if units else like.units,
+                caption=caption or model.caption,
+                units=units(record.provenance[name].environment) if units else model.units,
             )
             for record in self._records
             if name in record.tables
         ]
         if not found:
             return self.say("No other machine has recorded this table yet.")
-        shown = Shown("".join(t._repr_html_() for t in found), "\n".join(map(repr, found)))
-        return self._print(shown)
+        return self._print(
+            Shown("".join(t._repr_html_() for t in found), "\n".join(map(repr, found)))
+        )
 
     def figure(self, name: str, figure: Figure, *, alt: str) -> None:
         """Show a figure: the site scrapes it, a script saves it as PNG.

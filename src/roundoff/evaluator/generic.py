@@ -24,11 +24,36 @@ _FLOAT_ATTRIBUTES = {"to", "dtype", "output_dtype", "stash_type", "softmax_preci
 
 
 class NotHandledError(Exception):
-    """A kernel leaves this node, or these inputs, to the next one."""
+    """A kernel leaves this node, or these inputs, to the next one.
+
+    Raised by :meth:`Kernel.bind` or by the function it returns; no caller of an evaluator sees it.
+
+    Examples
+    --------
+    >>> import onnx.parser
+    >>> from roundoff.evaluator import Kernel, TorchOnnxEvaluator
+    >>> class Never(Kernel):
+    ...     def bind(self, node):
+    ...         raise NotHandledError("not this one")
+    >>> graph = onnx.parser.parse_graph("g (float[2] X) => (float[2] Z) { Z = Abs(X) }")
+    >>> evaluator = TorchOnnxEvaluator(graph, custom_kernels={("", "Abs"): Never()})
+    >>> list(evaluator.kernels_used().values())
+    ['torch']
+    """
 
 
 class OrtKernel:
-    """Runs a node, alone, in an ONNX Runtime session; one session per combination of types."""
+    """Runs a node, alone, in an ONNX Runtime session; one session per combination of types.
+
+    Examples
+    --------
+    >>> from roundoff.evaluator import TorchOnnxEvaluator
+    >>> from roundoff.models import layer_norm_feeds, layer_norm_matmul
+    >>> kernels = {("", "MatMul"): OrtKernel("MatMulOrt")}
+    >>> evaluator = TorchOnnxEvaluator(layer_norm_matmul(10), custom_kernels=kernels)
+    >>> list(evaluator.kernels_used().values())
+    ['torch', 'MatMulOrt', 'torch']
+    """
 
     def __init__(self, name: str = "ort") -> None:
         self.name = name
@@ -186,7 +211,16 @@ def refuse_hazards(node: Node, inputs: tuple[Any, ...]) -> None:
 
 
 class ReferenceKernel:
-    """Runs a node in ONNX's reference evaluator (NumPy, one operator at a time)."""
+    """Runs a node in ONNX's reference evaluator (NumPy, one operator at a time).
+
+    Examples
+    --------
+    >>> from roundoff.evaluator import TorchOnnxEvaluator
+    >>> from roundoff.models import layer_norm_matmul
+    >>> evaluator = TorchOnnxEvaluator(layer_norm_matmul(), kernels=["reference"])
+    >>> set(evaluator.kernels_used().values())
+    {'reference'}
+    """
 
     name = "reference"
 

@@ -39,6 +39,12 @@ class Run:
         As :func:`roundoff.environment.environment` gives it.
     is_build : bool
         Whether this is the running process.
+
+    Examples
+    --------
+    >>> run = Run("This build", {"t": pd.DataFrame({"n": [1, 2]})}, {"gpu": None}, is_build=True)
+    >>> run.tables["t"]["n"].max() == 2
+    np.True_
     """
 
     label: str
@@ -60,6 +66,21 @@ class Study:
         Folder of the recorded runs to show; the package's own by default.
     output : path
         Folder that a script saves tables and figures in, ``build/<page>`` by default.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     study = Study("plot_x", output=folder)
+    ...     shown = study.say("Two and two is **four**.")
+    ...     table = study.table("sums", pd.DataFrame({"sum": [4]}), caption="One sum.")
+    Two and two is four.
+    One sum.
+    sum
+      4
+    This build...
+    >>> table.cells().values.tolist()
+    [['4']]
     """
 
     def __init__(

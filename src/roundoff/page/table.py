@@ -19,7 +19,13 @@ Emphasis = str | Callable[[pd.DataFrame], "pd.Series[bool]"]
 
 
 class Shown:
-    """Something a cell shows: HTML in a page or notebook, text in a terminal."""
+    """Something a cell shows: HTML in a page or notebook, text in a terminal.
+
+    Examples
+    --------
+    >>> Shown("<strong>bits</strong>", "bits")
+    bits
+    """
 
     def __init__(self, markup: str, text: str) -> None:
         self._markup = markup
@@ -59,6 +65,13 @@ class Table:
         Identifier of the element in the page.
     is_recorded : bool
         Whether the table belongs in a record.
+
+    Examples
+    --------
+    >>> frame = pd.DataFrame({"n": [2048], "error": [0.00012], "kernel": ["torch"]})
+    >>> table = Table(frame, "Largest error.", units={"error": "ULP"}, formats={"error": ".1e"})
+    >>> table.cells().values.tolist()
+    [['2,048', '1.2e−04', 'torch']]
     """
 
     frame: pd.DataFrame

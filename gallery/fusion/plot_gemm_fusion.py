@@ -357,8 +357,8 @@ study.table(
         high=ceilings.frame["high"] / 1e9,
         unit="G" + ceilings.frame["unit"],
     ),
-    caption="Measured ceilings: median and the interval of the median.",
-    formats={"size": "d"},
+    caption="Measured ceilings: median and the interval of the median. Size: bytes of a buffer, or "
+    "side of the matrices.",
 )
 
 # %%
@@ -574,7 +574,7 @@ def rescaled(times):
             / first.get((itype_of(dtype), min(sizes)), np.nan)
             for value, dtype, size in zip(frame[column], frame["dtype"], frame["size"], strict=True)
         ]
-    return frame.assign(unit=f"of not fused at {min(sizes)}")
+    return frame.assign(unit=f"× not fused at {min(sizes)}")
 
 
 def itype_of(name):

@@ -815,7 +815,7 @@ stack = build_stack(ROWS, WIDTH, LAYERS, SEED)
 other = draw_orders(WIDTH, 4, SEED)[0]
 followed = {dtype: stack_study(stack, dtype, other) for dtype in TYPES}
 
-fig, axis = subplots(height=4, title="Two orders drift apart as far as either is from the truth")
+fig, axis = subplots(height=4, title="Error, and difference between two orders, by layer")
 for colour, (dtype, frame) in zip(PALETTE[1:], followed.items(), strict=False):
     apart = frame.between.where(frame.between > 0)
     axis.plot(frame.layer, frame.error, color=colour, label=f"{dtype}, from the truth")

@@ -320,7 +320,7 @@ def layer_norm_matmul(itype: int = 1) -> onnx.ModelProto:
 def layer_norm_feeds(
     rows: int, width: int, *, batch: int = 2, low: float = -60.0, high: float = 60.0, seed: int = 0
 ) -> dict[str, torch.Tensor]:
-    """Feeds of :func:`layer_norm_matmul` in float16, for any wider type to be made from.
+    """Feeds of :func:`~roundoff.models.layer_norm_matmul` in float16, to make wider types from.
 
     Parameters
     ----------

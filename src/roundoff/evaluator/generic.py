@@ -26,19 +26,17 @@ _FLOAT_ATTRIBUTES = {"to", "dtype", "output_dtype", "stash_type", "softmax_preci
 class NotHandledError(Exception):
     """A kernel leaves this node, or these inputs, to the next one.
 
-    Raised by :meth:`Kernel.bind` or by the function it returns; no caller of an evaluator sees it.
+    The evaluator then tries the next kernel of its order; a custom kernel has none after it.
 
     Examples
     --------
-    >>> import onnx.parser
-    >>> from roundoff.evaluator import Kernel, TorchOnnxEvaluator
-    >>> class Never(Kernel):
-    ...     def bind(self, node):
-    ...         raise NotHandledError("not this one")
-    >>> graph = onnx.parser.parse_graph("g (float[2] X) => (float[2] Z) { Z = Abs(X) }")
-    >>> evaluator = TorchOnnxEvaluator(graph, custom_kernels={("", "Abs"): Never()})
-    >>> list(evaluator.kernels_used().values())
-    ['torch']
+    >>> from roundoff.evaluator import Node, ReferenceKernel
+    >>> node = Node(0, (), "twice", "nowhere", "Twice", 1, 1, ("X",), ("Z",))
+    >>> try:
+    ...     ReferenceKernel().bind(node)
+    ... except NotHandledError as error:
+    ...     print(error)
+    ONNX's reference evaluator has no operator nowhere.Twice
     """
 
 

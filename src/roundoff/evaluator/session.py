@@ -20,7 +20,7 @@ from .values import ONNX_TO_TORCH, elem_type, to_value, type_name, type_proto
 
 
 class Step(NamedTuple):
-    """What one node did: see :meth:`TorchOnnxEvaluator.steps`.
+    """What one node did: see :meth:`~roundoff.evaluator.TorchOnnxEvaluator.steps`.
 
     Examples
     --------

@@ -17,7 +17,7 @@ from ..errors import ArgumentError
 from ..record import RECORDED, Provenance, read_records, write_record
 from ..script import run_mode, unit_test_going
 from .style import PAPER, use_style
-from .table import Shown, Table, inline, unmarked
+from .table import Shown, Table, inline, minus, unmarked
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -158,7 +158,7 @@ class Study:
         caption: str | None = None,
         units: Callable[[Mapping[str, Any]], Mapping[str, str]] | None = None,
     ) -> Shown:
-        """The table *name* of every recorded machine, formatted as this build's.
+        """The table *name* of every machine that recorded rows of it, formatted as this build's.
 
         Parameters
         ----------
@@ -188,7 +188,7 @@ class Study:
                 units=units(record.provenance[name].environment) if units else like.units,
             )
             for record in self._records
-            if name in record.tables
+            if len(record.tables.get(name, ()))
         ]
         if not found:
             return self.say("No other machine has recorded this table yet.")
@@ -246,7 +246,7 @@ class Study:
         label : str
             What the sentences are about, set before them.
         """
-        lines = [sentences] if isinstance(sentences, str) else list(sentences)
+        lines = [minus(s) for s in ([sentences] if isinstance(sentences, str) else sentences)]
         items = [inline(line) for line in lines]
         inner = (
             items[0] if len(items) == 1 else "<ul>" + "".join(f"<li>{i}" for i in items) + "</ul>"

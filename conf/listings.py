@@ -23,7 +23,8 @@ class _Listing(SphinxDirective):
 
     def table(self, caption: str, head: list[str], rows: list[list[str]]) -> list[nodes.Node]:
         """A table as reStructuredText makes it, so that its links are checked."""
-        lines = [f".. list-table:: {caption}", "   :widths: auto", "   :header-rows: 1", ""]
+        lines = [f".. list-table:: {caption}", "   :widths: auto", "   :header-rows: 1",
+                 "   :class: ro-listing", ""]  # fmt: skip
         for row in [head, *rows]:
             lines += [f"   {'  ' if i else '* '}- {cell}" for i, cell in enumerate(row)]
         return self.parse_text_to_nodes("\n".join(lines))

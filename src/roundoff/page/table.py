@@ -158,8 +158,9 @@ def _format(value: Any, spec: Format | None, missing: str) -> str:
     if isinstance(value, (int, np.integer)):
         return f"{value:,d}".replace("-", "−")
     if isinstance(value, (float, np.floating)):
-        spec = ",.0f" if 1000 <= abs(value) < 1e7 else ".3g"
-        return f"{value:{spec}}".replace("-", "−")
+        number = float(value)
+        spec = ",.0f" if 1000 <= abs(number) < 1e7 else ".3g"
+        return f"{number:{spec}}".replace("-", "−")
     return str(value)
 
 

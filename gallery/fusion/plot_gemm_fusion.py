@@ -953,7 +953,8 @@ study.conclude(lambda run: list(on_shapes(run)) or "No ratio to speak of.", "bey
 #   the weights, and joining them adds two.
 # * **Measure your own shapes.** A ratio belongs to a size, a type and a machine, and one row of one
 #   table belongs to chance until a second run has said the same.
-# * **Expect other bits, not worse ones**: compare with float64 before and after, as above.
+# * **Be ready for other bits**, nearer to the truth or further from it: compare with float64 before
+#   and after, as above.
 #
 # :ref:`llama-backend` has a rule that packs the products of queries, keys and values in this way,
 # and what the whole layer gains.

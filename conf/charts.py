@@ -10,8 +10,8 @@ from typing import Any
 import matplotlib.pyplot as plt
 import pandas as pd
 
-from figures import _SVG
-from roundoff.page import MARKERS, PALETTE, dark, subplots
+from figures import save_svg
+from roundoff.page import MARKERS, PALETTE, subplots
 
 __all__ = ["CHARTS", "Chart", "draw"]
 
@@ -46,9 +46,7 @@ def draw(chart: Chart, tables: Tables, folder: Path) -> tuple[list[Path], str] |
     figure, alt = made
     folder.mkdir(parents=True, exist_ok=True)
     files = [folder / f"{chart.name}.svg", folder / f"{chart.name}_dark.svg"]
-    figure.savefig(files[0], **_SVG)
-    with dark(figure):
-        figure.savefig(files[1], **_SVG)
+    save_svg(figure, *files)
     plt.close("all")
     return files, alt
 

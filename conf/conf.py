@@ -51,15 +51,17 @@ nitpick_ignore_regex = [
     (r"py:.*", r"(typing|collections\.abc|argparse|dataclasses)\..*"),
     # A type in words is no cross-reference: "dict of str", "{'CPU', 'CUDA'}", "low".
     (r"py:class", r"(.*[ {}\"'].*|[a-z_]+)"),
-    # The evaluator's own, which no reader needs.
-    (r"py:(class|exc)", r"(Settings|NotHandledError)"),
 ]
-# The reference names each function in full under the module's own heading: that is meant.
-suppress_warnings = ["autosummary.import_cycle"]
 default_role = None
 html_math_renderer = "mathml"
 
 autosummary_generate = True
+# Names that the package itself gives: a page's import is noted under the shortest one.
+autosummary_context = {
+    "short": {
+        f"roundoff.{room}.{name}": f"roundoff.{name}" for name, room in roundoff.ROOMS.items()
+    }
+}
 autodoc_typehints = "none"
 autodoc_member_order = "bysource"
 autoclass_content = "class"

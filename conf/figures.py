@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
+from matplotlib.transforms import Bbox
 
 from roundoff.page import Study, dark
 
@@ -56,16 +58,28 @@ def scraper(block: Any, block_vars: dict[str, Any], gallery_conf: dict[str, Any]
             raise ValueError("a figure without a text: pass it to study.figure(name, fig, alt=…)")
         path = Path(next(block_vars["image_path_iterator"]))
         light, night = path.with_suffix(".svg"), path.with_name(f"{path.stem}_dark.svg")
-        figure.savefig(path, dpi=110, facecolor="white", transparent=False)
-        figure.savefig(light, **_SVG)
-        with dark(figure):
-            figure.savefig(night, **_SVG)
+        figure.savefig(path, dpi=110, facecolor="white", transparent=False, **_top(figure))
+        save_svg(figure, light, night)
         root = Path(gallery_conf["src_dir"])
         names = {"light": light, "dark": night}
         relative = {k: Path(p).relative_to(root).as_posix() for k, p in names.items()}
         shown.append(_RST.format(alt=alt, **relative))
     plt.close("all")
     return "".join(shown)
+
+
+def save_svg(figure: Figure, light: Path, night: Path) -> None:
+    """Draw a figure for a light page and for a dark one."""
+    figure.savefig(light, **_SVG)
+    with dark(figure):
+        figure.savefig(night, **_SVG)
+
+
+def _top(figure: Figure) -> dict[str, Any]:
+    """What a thumbnail shows of a tall figure: its top, where lines can still be told apart."""
+    width, height = figure.get_size_inches()
+    shown = width / 1.6
+    return {"bbox_inches": Bbox([[0, height - shown], [width, height]])} if shown < height else {}
 
 
 _kept: weakref.WeakKeyDictionary[Study, set[str]] = weakref.WeakKeyDictionary()

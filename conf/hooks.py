@@ -34,7 +34,7 @@ def section_order(folder: str) -> int:
     return SECTIONS.index(Path(folder).name)
 
 
-def page_order(filename: str) -> tuple[int, str]:
+def page_order(filename: str | Path) -> tuple[int, str]:
     """Place of a page in its section; a page that has none yet comes last."""
     name = Path(filename).name
     return (PAGES.index(name) if name in PAGES else len(PAGES), name)

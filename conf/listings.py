@@ -2,67 +2,79 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
-import pandas as pd
 from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
-from roundoff.page import Table
+from hooks import page_order
 from roundoff.record import RECORDED, Record, read_record
 
 
-def _row(record: Record) -> dict[str, Any]:
-    newest = max(record.provenance.values(), key=lambda run: run.date)
-    env = newest.environment
-    versions = env["versions"]
-    runtime = versions.get("onnxruntime-gpu") or versions.get("onnxruntime")
-    return {
-        "machine": env["gpu"]["name"] if env["gpu"] else env["processor"],
-        "page": record.page.removeprefix("plot_").replace("_", " "),
-        "date": newest.date[:10],
-        "commit": (newest.commit or "unknown")[:10],
-        "python": env["python"],
-        "torch": versions.get("torch"),
-        "triton": versions.get("triton"),
-        "onnxruntime": runtime,
-    }
+class _Listing(SphinxDirective):
+    """What the two directives share."""
+
+    def page(self, name: str) -> str:
+        """A link to a page of the gallery, or its name where this site has no such page."""
+        words = name.removeprefix("plot_").replace("_", " ")
+        found = (n for n in sorted(self.env.found_docs) if n.endswith(f"/{name}"))
+        document = next((n for n in found if n.startswith("gallery/")), None)
+        return f":doc:`{words} </{document}>`" if document else words
+
+    def table(self, caption: str, head: list[str], rows: list[list[str]]) -> list[nodes.Node]:
+        """A table as reStructuredText makes it, so that its links are checked."""
+        lines = [f".. list-table:: {caption}", "   :widths: auto", "   :header-rows: 1",
+                 "   :class: ro-listing", ""]  # fmt: skip
+        for row in [head, *rows]:
+            lines += [f"   {'  ' if i else '* '}- {cell}" for i, cell in enumerate(row)]
+        return self.parse_text_to_nodes("\n".join(lines))
 
 
-class RecordedMachines(SphinxDirective):
+class RecordedMachines(_Listing):
     """One row a machine and page; a sentence where nothing has been recorded."""
 
     def run(self) -> list[nodes.Node]:
         """Make the table."""
         self.env.note_dependency(str(RECORDED))
-        paths = sorted(RECORDED.glob("*/*.json"))
-        if not paths:
+        records = [read_record(path) for path in sorted(RECORDED.glob("*/*.json"))]
+        if not records:
             return [nodes.paragraph(text="No machine has been recorded yet.")]
-        frame = pd.DataFrame([_row(read_record(path)) for path in paths])
-        frame = frame.sort_values(["machine", "page"], ignore_index=True)
-        table = Table(frame, "Machines and pages recorded so far.", identifier="table-machines")
-        return [nodes.raw("", table._repr_html_(), format="html")]
+        records.sort(key=lambda record: (record.machine, page_order(f"{record.page}.py")))
+        head = ["Machine", "Page", "Date", "Commit", "torch", "Triton", "ONNX Runtime"]
+        rows = [self.row(record) for record in records]
+        return self.table("Machines and pages recorded so far.", head, rows)
+
+    def row(self, record: Record) -> list[str]:
+        """The cells of one record: its newest run."""
+        newest = max(record.provenance.values(), key=lambda run: run.date)
+        env = newest.environment
+        versions = env["versions"]
+        runtime = versions.get("onnxruntime-gpu") or versions.get("onnxruntime")
+        return [
+            env["gpu"]["name"] if env["gpu"] else env["processor"],
+            self.page(record.page),
+            newest.date[:10],
+            (newest.commit or "unknown")[:10],
+            *(
+                version or "–"
+                for version in (versions.get("torch"), versions.get("triton"), runtime)
+            ),
+        ]
 
 
-class RunningTimes(SphinxDirective):
+class RunningTimes(_Listing):
     """One row a page: how long it ran in this build, or in the build that last ran it."""
 
     def run(self) -> list[nodes.Node]:
         """Make the table."""
         rows = []
         gallery = Path(self.env.srcdir) / "gallery"
-        for script in sorted(gallery.glob("*/plot_*.py")):
+        for script in sorted(gallery.glob("*/plot_*.py"), key=page_order):
             cost = script.with_suffix(".cost.json")
             self.env.note_dependency(str(cost))
             seconds = json.loads(cost.read_text("utf-8"))["time"] if cost.exists() else None
-            rows.append({"page": f"{script.parent.name}/{script.stem}", "seconds": seconds})
-        frame = pd.DataFrame(rows, columns=["page", "seconds"])
-        table = Table(
-            frame, "Running time of each page.", units={"seconds": "s"}, formats={"seconds": ".1f"},
-            labels={"seconds": "time"}, identifier="table-running-times",
-        )  # fmt: skip
-        return [nodes.raw("", table._repr_html_(), format="html")]
+            rows.append([self.page(script.stem), "–" if seconds is None else f"{seconds:.1f}"])
+        return self.table("Running time of each page.", ["Page", "Seconds"], rows)
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

@@ -19,6 +19,7 @@ from sphinx.util.docutils import SphinxDirective
 
 import charts
 from headlines import HEADLINES, Figure, figure_of
+from hooks import page_order
 from notebooks import archive
 from roundoff.environment import summary
 from roundoff.record import RECORDED, read_record
@@ -200,6 +201,7 @@ class MachineCards(_Results):
             machines.setdefault(run.key, []).append(run)
         lines = [".. container:: ro-start", ""]
         for runs in machines.values():
+            runs.sort(key=lambda run: page_order(f"{run.page}.py"))
             lines += ["   .. container::", "", *(f"      {line}" for line in _card(runs)), ""]
         return self.parsed(lines) if machines else []
 

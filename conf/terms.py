@@ -21,6 +21,8 @@ _COMMON = {
     "tolerance",
     "spread",
     "Gemm",
+    "program",
+    "interpreter",
 }
 _NOT_HERE = (nodes.reference, nodes.literal, nodes.title, nodes.footnote, nodes.caption,
              addnodes.pending_xref)  # fmt: skip

@@ -223,7 +223,8 @@ def product(case, x, joined, out):
 #
 # On paper every element is the same sum of the same products. A library picks its kernel by the
 # shape of the product, and the kernel decides in how many parts a sum is cut and in which order
-# they are added; a wider product may get another one. So the table counts the elements whose bits
+# they are added (:ref:`reduction-order` says what that does); a wider product may get another one.
+# So the table counts the elements whose bits
 # differ from *not fused*, and measures each variant against a float64 product of the same inputs.
 # One ULP (:ref:`ulp`) is that of a typical output, the root mean square: where a sum cancels almost
 # to zero its own unit is tiny, and a distance in that unit says how close to zero the sum came.
@@ -356,8 +357,8 @@ study.table(
         high=ceilings.frame["high"] / 1e9,
         unit="G" + ceilings.frame["unit"],
     ),
-    caption="Measured ceilings: median and the interval of the median.",
-    formats={"size": "d"},
+    caption="Measured ceilings: median and the interval of the median. Size: bytes of a buffer, or "
+    "side of the matrices.",
 )
 
 # %%
@@ -370,9 +371,9 @@ study.recorded("ceilings")
 # Each case is a contest of four rivals in one process. A round times each once, in an order drawn
 # anew; the rounds of a sitting end when each ratio to *not fused* is known to 2 %, or the budget
 # is spent. Then the next case has its turn, and so on round the cases, several times, each sitting
-# with new buffers. What stays the same throughout a sitting (where its
-# buffers lie, who else is busy) shows between sittings, and the intervals come from there. They
-# cover 95 times in 100. On a CPU, times are divided by the median of *not fused* at the same
+# with new buffers. What stays the same throughout a sitting (where its buffers lie, who else is
+# busy) shows between sittings, and the intervals come from there. They hold the true median 95
+# times in 100. On a CPU, times are divided by the median of *not fused* at the same
 # size (of ``torch`` for a type that ONNX Runtime lacks): only ratios mean anything there.
 
 
@@ -550,7 +551,8 @@ def draw_times(axis, part):
             marker=MARKERS[i], capsize=3,
         )  # fmt: skip
     unit = part["unit"].iloc[0]
-    axis.set(xscale="log", yscale="log", xlabel="size", ylabel=f"median time, {unit}")
+    axis.set(xscale="log", yscale="log", xlabel="side of the matrices")
+    axis.set_ylabel(f"median time, {unit}")
     axis.set_xticks(sorted(part["size"].unique()), map(str, sorted(part["size"].unique())))
     axis.minorticks_off()
 
@@ -572,7 +574,7 @@ def rescaled(times):
             / first.get((itype_of(dtype), min(sizes)), np.nan)
             for value, dtype, size in zip(frame[column], frame["dtype"], frame["size"], strict=True)
         ]
-    return frame.assign(unit=f"of not fused at {min(sizes)}")
+    return frame.assign(unit=f"× not fused at {min(sizes)}")
 
 
 def itype_of(name):
@@ -586,7 +588,9 @@ panels = [
     .dropna(subset=["median"])
     .groupby(["dtype", "tf32"], sort=False)
 ]
-fig, axes = subplots(-(-len(panels) // 2), 2, squeeze=False)
+fig, axes = subplots(
+    -(-len(panels) // 2), 2, squeeze=False, title="Time of the rivals, by side of the matrices"
+)
 for axis, (precision, part, machine) in zip(axes.flat, panels, strict=False):
     draw_times(axis, part)
     axis.set_title(f"{spoken(*precision).replace('*', '')}, {machine}", fontsize=9)
@@ -596,7 +600,9 @@ for axis in axes.flat[len(panels) :]:
 study.figure(
     "times",
     fig,
-    alt="Median time of the four rivals over the size, both logarithmic, with error bars.",
+    alt="Median time of not fused, fused, fused ahead and torch over the side of the matrices, "
+    "both logarithmic, with error bars: a panel for each machine and precision. The lines lie "
+    "close together where the matrices are large.",
 )
 
 # %%
@@ -702,9 +708,9 @@ study.recorded("beyond-pivot")
 #
 # Each kernel takes its bytes over the measured copy or its operations over the fastest product,
 # whichever is longer; what one kernel leaves for the next is free while it fits in the last cache.
-# What a call and a launch cost on top comes from a 16 × 16 case,
-# where nothing else counts: *not fused* starts three kernels there, *fused ahead* one. On CUDA the
-# host starts kernels while others compute, so the longer of the two counts; on a CPU they add.
+# What a call and a launch cost on top comes from a 16 × 16 case, where nothing else counts: *not
+# fused* starts three kernels there, *fused ahead* one. On CUDA the host starts kernels while others
+# compute, so the longer of the two counts; on a CPU they add.
 
 
 def overheads(timings):
@@ -787,13 +793,16 @@ panels = [
     for run in found
     for precision, part in run.tables["model"].groupby(["dtype", "tf32"], sort=False)
 ]
-fig, axes = subplots(max(len(panels), 1), 2, height=2.8, squeeze=False)
+fig, axes = subplots(
+    max(len(panels), 1), 2, height=2.8, squeeze=False,
+    title="Measured (markers) and by the model (dashed)",
+)  # fmt: skip
 for row, (run, precision, part) in zip(axes, panels, strict=False):
     machine = "this build" if run.is_build else run.label.split(";")[0]
     for axis, series in zip(row, ("squares", "tokens"), strict=True):
         draw_model(axis, part[part["series"] == series])
         axis.set_title(f"{series}, {spoken(*precision).replace('*', '')}, {machine}", fontsize=9)
-        axis.set_xlabel("size" if series == "squares" else "tokens")
+        axis.set_xlabel("side of the matrices" if series == "squares" else "tokens")
 axes.flat[0].legend()
 study.figure(
     "model",
@@ -935,9 +944,20 @@ def on_shapes(run):
 study.conclude(lambda run: list(on_shapes(run)) or "No ratio to speak of.", "beyond")
 
 # %%
-# What fusing saves are launches and a pass over what a Concat moves: fixed costs, which show where
-# the products are short and drown where they are long. So a ratio belongs to a size, a type and a
-# machine; and one row of one table belongs to chance until a second run has said the same.
+# What to do
+# ----------
+#
+# * **Join constant weights ahead.** What that saves are launches and a pass over what a Concat
+#   moves: fixed costs, which show where the products are short and drown where they are long.
+# * **Do not join weights at each run** when the batch is small: the product is then one pass over
+#   the weights, and joining them adds two.
+# * **Measure your own shapes.** A ratio belongs to a size, a type and a machine, and one row of one
+#   table belongs to chance until a second run has said the same.
+# * **Be ready for other bits**, nearer to the truth or further from it: compare with float64 before
+#   and after, as above.
+#
+# :ref:`llama-backend` has a rule that packs the products of queries, keys and values in this way,
+# and what the whole layer gains.
 
 runtime.cache_clear()
 torch.set_num_threads(threads)

@@ -11,7 +11,7 @@ from typing import Any
 __version__ = "0.1.0"
 
 #: Public name -> the module that defines it.
-_PUBLIC: dict[str, str] = {
+ROOMS: dict[str, str] = {
     "LayerNormalizationOrt": "evaluator",
     "MatMulOrt": "evaluator",
     "OptimizationOptions": "fusion",
@@ -30,11 +30,11 @@ _PUBLIC: dict[str, str] = {
     "unit_test_going": "script",
 }
 
-__all__ = ["__version__", *_PUBLIC]
+__all__ = ["__version__", *ROOMS]
 
 
 def __getattr__(name: str) -> Any:
-    module = _PUBLIC.get(name)
+    module = ROOMS.get(name)
     if module is None:
         raise AttributeError(f"module 'roundoff' has no attribute {name!r}")
     return getattr(importlib.import_module(f".{module}", __name__), name)

@@ -57,6 +57,12 @@ class DType:
         Exponent of the smallest normal number.
     max : float
         Largest finite value (``nan`` where the kind has none).
+
+    Examples
+    --------
+    >>> half = dtype_info("float16")
+    >>> half.eps, half.unit_roundoff, half.max, half.tiny == 2.0**-14
+    (0.0009765625, 0.00048828125, 65504.0, True)
     """
 
     onnx: int
@@ -197,6 +203,11 @@ def onnx_dtype_name(itype: int) -> str:
     ------
     DtypeError
         When *itype* is not in ``TensorProto.DataType``.
+
+    Examples
+    --------
+    >>> onnx_dtype_name(1), onnx_dtype_name(16)
+    ('FLOAT', 'BFLOAT16')
     """
     return dtype_info(int(itype)).onnx_name
 
@@ -228,6 +239,11 @@ def onnx_dtype_to_torch_dtype(itype: int) -> torch.dtype:
     ------
     DtypeError
         When torch has none (strings, for instance).
+
+    Examples
+    --------
+    >>> onnx_dtype_to_torch_dtype(16)
+    torch.bfloat16
     """
     import torch
 

@@ -45,6 +45,12 @@ def environment(commit: str | None = None) -> dict[str, Any]:
         ``processor``, ``cores``, ``memory_gib``, ``os``, ``python``, ``versions`` (package ->
         version or None), ``blas``, ``threads``, ``gpu`` (None, or name, memory, capability,
         multiprocessors, driver, cuda, cudnn), ``precision`` (torch's switches), ``commit``.
+
+    Examples
+    --------
+    >>> found = environment(commit="4f2a1c")
+    >>> found["commit"], "torch" in found["versions"], found["cores"] > 0
+    ('4f2a1c', True, True)
     """
     return {
         "processor": _processor(),

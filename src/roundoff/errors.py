@@ -73,28 +73,87 @@ def _rebuild(
 
 
 class ArgumentError(RoundoffError, ValueError):
-    """An argument or option has a value that is not allowed."""
+    """An argument or option has a value that is not allowed.
+
+    Examples
+    --------
+    >>> print(ArgumentError("variant", got="fussed", expected="fused or not fused"))
+    variant: got fussed, expected fused or not fused
+    """
 
 
 class DtypeError(RoundoffError, TypeError):
-    """An element type is unknown, or not one the operation takes."""
+    """An element type is unknown, or not one the operation takes.
+
+    Examples
+    --------
+    >>> from roundoff.dtypes import ulp
+    >>> try:
+    ...     ulp(1.0, "int32")
+    ... except TypeError as error:
+    ...     print(error)
+    no unit in the last place: got int32, expected a floating type
+    """
 
 
 class ShapeError(RoundoffError, ValueError):
-    """A tensor has a rank or shape the operation does not take."""
+    """A tensor has a rank or shape the operation does not take.
+
+    Examples
+    --------
+    >>> print(ShapeError("cannot be added", got=(2, 3), expected="a contiguous vector"))
+    cannot be added: got (2, 3), expected a contiguous vector
+    """
 
 
 class ModelError(RoundoffError, ValueError):
-    """An ONNX model is broken, cyclic, or refers to something that is not there."""
+    """An ONNX model is broken, cyclic, or refers to something that is not there.
+
+    Examples
+    --------
+    >>> from roundoff.evaluator import TorchOnnxEvaluator
+    >>> try:
+    ...     TorchOnnxEvaluator(b"no model")
+    ... except ValueError as error:
+    ...     print(type(error).__name__)
+    ModelError
+    """
 
 
 class UnsupportedError(RoundoffError, NotImplementedError):
-    """A valid request that this version, provider or machine does not support."""
+    """A valid request that this version, provider or machine does not support.
+
+    Examples
+    --------
+    >>> from roundoff.models import gemm_model
+    >>> from roundoff.ort import session
+    >>> try:
+    ...     session(gemm_model("fused"), ["NoSuchExecutionProvider"])
+    ... except NotImplementedError as error:
+    ...     print(error.message)
+    this build of ONNX Runtime lacks a provider
+    """
 
 
 class MissingDependencyError(RoundoffError, ImportError):
-    """An optional package is needed here and is not installed."""
+    """An optional package is needed here and is not installed.
+
+    Examples
+    --------
+    >>> print(MissingDependencyError("no spreadsheet", expected="openpyxl", hint="pip install it"))
+    no spreadsheet: expected openpyxl; try: pip install it
+    """
 
 
 class RecordError(RoundoffError, ValueError):
-    """A recorded file is unreadable or violates its schema; names the file and the field."""
+    """A recorded file is unreadable or violates its schema; names the file and the field.
+
+    Examples
+    --------
+    >>> from roundoff.record import read_record
+    >>> try:
+    ...     read_record("nowhere/machine.json")
+    ... except ValueError as error:
+    ...     print(error.message)
+    nowhere/machine.json: not a readable JSON file
+    """

@@ -53,6 +53,14 @@ class Way:
         Gives a context manager in which nodes run, such as a switch of torch.
     dtype : torch.dtype, optional
         Floating feeds are converted to it.
+
+    Examples
+    --------
+    >>> from roundoff.evaluator import TorchOnnxEvaluator
+    >>> from roundoff.models import residual_rms_norm
+    >>> half = Way("float16", TorchOnnxEvaluator(residual_rms_norm(10)), dtype=torch.float16)
+    >>> half.feeds({"X": torch.ones(1, 1, 2)})["X"].dtype
+    torch.float16
     """
 
     name: str
@@ -111,6 +119,17 @@ class Localization:
         What needs the truth is NaN without one.
     names : (str, str)
         Of the first and the second way.
+
+    Examples
+    --------
+    >>> from roundoff.evaluator import MatMulOrt, TorchOnnxEvaluator
+    >>> from roundoff.models import layer_norm_feeds, layer_norm_matmul
+    >>> feeds = {name: value.float() for name, value in layer_norm_feeds(4, 8).items()}
+    >>> model, swapped = layer_norm_matmul(), {("", "MatMul"): MatMulOrt}
+    >>> other = TorchOnnxEvaluator(model, custom_kernels=swapped)
+    >>> found = localize(TorchOnnxEvaluator(model), other, feeds)
+    >>> found.frame["op"].tolist(), found.first_non_finite() is None
+    (['LayerNormalization', 'MatMul', 'Add'], True)
     """
 
     frame: pandas.DataFrame

@@ -120,6 +120,14 @@ def gemm_feeds(
     """Inputs of :func:`~roundoff.models.gemm_model`.
 
     ``"fused ahead"`` pays its concatenation here.
+
+    Examples
+    --------
+    >>> import torch
+    >>> weights = {"Y": torch.ones(3, 4), "Z": torch.ones(3, 4)}
+    >>> feeds = gemm_feeds("fused ahead", torch.ones(2, 3), weights)
+    >>> {name: tuple(x.shape) for name, x in feeds.items()}
+    {'X': (2, 3), 'YZ': (3, 8)}
     """
     import torch
 
@@ -149,6 +157,12 @@ class Step:
 
     ``between`` are those of the bytes that another kernel of the model has written or will read:
     as long as they fit in a cache, memory does not see them.
+
+    Examples
+    --------
+    >>> step = Step("Concat", bytes=300.0, between=100.0)
+    >>> step.traffic(cache=128.0), step.traffic(cache=64.0)
+    (200.0, 300.0)
     """
 
     op: str
@@ -163,7 +177,16 @@ class Step:
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """What a model must do at least, kernel by kernel."""
+    """What a model must do at least, kernel by kernel.
+
+    Examples
+    --------
+    >>> cost = Cost((Step("Gemm", 4e9, 8e12), Step("Concat", 2e9)))
+    >>> cost.launches, cost.bytes
+    (2, 6000000000.0)
+    >>> cost.seconds(byte_rate=1e12, flop_rate=1e15, call=1e-5, launch=5e-6, overlap=True)
+    0.01
+    """
 
     steps: tuple[Step, ...]
 
@@ -297,7 +320,7 @@ def layer_norm_matmul(itype: int = 1) -> onnx.ModelProto:
 def layer_norm_feeds(
     rows: int, width: int, *, batch: int = 2, low: float = -60.0, high: float = 60.0, seed: int = 0
 ) -> dict[str, torch.Tensor]:
-    """Feeds of :func:`layer_norm_matmul` in float16, for any wider type to be made from.
+    """Feeds of :func:`~roundoff.models.layer_norm_matmul` in float16, to make wider types from.
 
     Parameters
     ----------
@@ -307,6 +330,11 @@ def layer_norm_feeds(
         X is uniform between them; the others are uniform in [0, 1).
     seed : int
         Seed of the draws.
+
+    Examples
+    --------
+    >>> {name: tuple(x.shape) for name, x in layer_norm_feeds(4, 8).items()}
+    {'X': (2, 4, 8), 'scale': (8,), 'bias': (8,), 'weights': (8, 8), 'bias2': (8,)}
     """
     import torch
 
@@ -325,6 +353,11 @@ def skip_layer_norm(itype: int = 10) -> onnx.ModelProto:
     """LayerNormalization of a sum, as ONNX Runtime's fused ``SkipLayerNormalization``.
 
     Inputs X and skip (a, b, c), scale and bias (c,); output Z (a, b, c).
+
+    Examples
+    --------
+    >>> [(n.domain, n.op_type) for n in skip_layer_norm().graph.node]
+    [('com.microsoft', 'SkipLayerNormalization')]
     """
     _check_float(itype)
     info = helper.make_tensor_value_info

@@ -50,7 +50,14 @@ _NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 @dataclasses.dataclass(frozen=True)
 class Provenance:
-    """One run of a page: when, with which code and options, on what."""
+    """One run of a page: when, with which code and options, on what.
+
+    Examples
+    --------
+    >>> run = Provenance("2026-01-31T12:00:00+00:00", "4f2a1c", {"repeat": 5}, {"gpu": None})
+    >>> run.date[:10], run.options["repeat"]
+    ('2026-01-31', 5)
+    """
 
     date: str
     commit: str | None
@@ -72,6 +79,13 @@ class Record:
         The tables (:class:`pandas.DataFrame`), by name.
     provenance : dict
         The run (:class:`Provenance`) that measured each table, by the table's name.
+
+    Examples
+    --------
+    >>> import pandas as pd
+    >>> record = Record("plot_x", "a-machine", {"t": pd.DataFrame({"n": [1, 2]})}, {})
+    >>> record.tables["t"]["n"].sum()
+    np.int64(3)
     """
 
     page: str
@@ -108,6 +122,16 @@ def write_record(
     ------
     RecordError
         When a table holds something else, or the existing file is not a record.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import pandas as pd
+    >>> from roundoff.environment import environment
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = write_record(folder, "plot_x", {"t": pd.DataFrame({"n": [1]})}, environment())
+    ...     read_record(path).tables["t"].columns.tolist()
+    ['n']
     """
     machine = machine_name(environment)
     path = Path(folder) / page / f"{machine}.json"
@@ -142,6 +166,13 @@ def read_record(path: str | Path) -> Record:
     ------
     RecordError
         When the file is no JSON or breaks the schema: names the file and the field.
+
+    Examples
+    --------
+    >>> path = sorted(RECORDED.glob("plot_gemm_fusion/*.json"))[0]
+    >>> record = read_record(path)
+    >>> record.machine == path.stem, "ratios" in record.tables
+    (True, True)
     """
     import pandas as pd
 
@@ -170,7 +201,13 @@ def read_record(path: str | Path) -> Record:
 
 
 def read_records(page: str, folder: str | Path = RECORDED) -> list[Record]:
-    """The records of *page*, in the order of the machines' names; none is an empty list."""
+    """The records of *page*, in the order of the machines' names; none is an empty list.
+
+    Examples
+    --------
+    >>> {record.page for record in read_records("plot_gemm_fusion")}, read_records("no_such_page")
+    ({'plot_gemm_fusion'}, [])
+    """
     return [read_record(path) for path in sorted((Path(folder) / page).glob("*.json"))]
 
 

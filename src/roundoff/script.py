@@ -32,6 +32,13 @@ def unit_test_going() -> bool:
     ------
     ArgumentError
         When the variable is neither 1, true, yes, on nor 0, false, no, off or empty.
+
+    Examples
+    --------
+    >>> from unittest import mock
+    >>> with mock.patch.dict("os.environ", UNITTEST_GOING="1"):
+    ...     unit_test_going()
+    True
     """
     value = os.environ.get("UNITTEST_GOING", "").strip().lower()
     if value in _TRUE:
@@ -46,6 +53,13 @@ def run_mode() -> str:
 
     The site's build says so in the environment (``ROUNDOFF_RENDERING``); IPython and Jupyter leave
     a mark among the builtins; everything else is a script with a command line.
+
+    Examples
+    --------
+    >>> from unittest import mock
+    >>> with mock.patch.dict("os.environ", ROUNDOFF_RENDERING="1"):
+    ...     run_mode()
+    'rendered'
     """
     if os.environ.get(RENDERING):
         return "rendered"
@@ -147,6 +161,16 @@ def usage_error(name: str, message: str) -> NoReturn:
         When rendered or in a notebook.
     SystemExit
         With status 2, in a script.
+
+    Examples
+    --------
+    >>> from unittest import mock
+    >>> with mock.patch.dict("os.environ", ROUNDOFF_RENDERING="1"):
+    ...     try:
+    ...         usage_error("plot_x", "--config tiny: expected small or large")
+    ...     except ArgumentError as error:
+    ...         print(error)
+    --config tiny: expected small or large
     """
     if run_mode() != "script":
         raise ArgumentError(message)

@@ -82,6 +82,13 @@ def switch_study(
     ------
     UnsupportedError
         ONNX Runtime cannot run the model in this type, or has no such provider.
+
+    Examples
+    --------
+    >>> from roundoff.models import layer_norm_feeds
+    >>> frame = switch_study(1, layer_norm_feeds(4, 8), budget_s=0.02)
+    >>> frame[["runtime", "switch"]].values.tolist()[:2]
+    [['ORT', 'default'], ['ORT', 'graph optimisation = none']]
     """
     model, where = layer_norm_matmul(itype), _device(provider)
     dtype = onnx_dtype_to_torch_dtype(itype)
@@ -251,6 +258,13 @@ def skip_study(feeds: Mapping[str, torch.Tensor], *, budget_s: float = 1.0) -> p
 
     The CUDA provider's ``enable_skip_layer_norm_strict_mode`` chooses; torch adds, rounds, and
     normalises. The residual is the input itself. Columns as in :func:`switch_study`.
+
+    Examples
+    --------
+    >>> from roundoff.models import layer_norm_feeds
+    >>> if torch.cuda.is_available():
+    ...     frame = skip_study(layer_norm_feeds(4, 8), budget_s=0.02)
+    ...     assert frame["runtime"].tolist() == ["ORT", "ORT", "torch"]
     """
     model = skip_layer_norm(10)
     x, scale, bias = (feeds[n].half().cuda() for n in ("X", "scale", "bias"))
@@ -292,6 +306,13 @@ def pointwise_study(
     ------
     UnsupportedError
         Inductor cannot compile here: on a CPU it needs a C++ compiler.
+
+    Examples
+    --------
+    >>> from roundoff.models import layer_norm_feeds
+    >>> frame = pointwise_study(layer_norm_feeds(4, 8))  # doctest: +SKIP
+    >>> frame["runtime"].tolist()  # doctest: +SKIP
+    ['eager', 'inductor', 'inductor']
     """
     from torch._inductor import config
 

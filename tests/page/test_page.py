@@ -245,3 +245,34 @@ def test_sentences_are_marked_and_escaped(rendered: Path) -> None:
 def test_boolean_columns_are_numpys_too() -> None:
     frame = pd.DataFrame({"x": np.array([True, False])})
     assert Table(frame, "c").cells().x.tolist() == ["yes", "no"]
+
+
+def test_a_sentence_has_minus_signs_and_code_keeps_its_hyphens(rendered: Path) -> None:
+    said = repr(
+        Study("plot_x").say("From -0.5 to 2e-05 on 2026-01-31 with `x = -1`, not `-1`-fold.")
+    )
+    assert said == "From −0.5 to 2e−05 on 2026-01-31 with `x = -1`, not `-1`-fold."
+
+
+def test_large_numbers_are_read_without_an_exponent() -> None:
+    cells = Table(pd.DataFrame({"x": [0.00012345, 999.4, 4177.3, -50880.0, 3e9]}), "c").cells()
+    assert cells["x"].tolist() == ["0.000123", "999", "4,177", "−50,880", "3e+09"]
+
+
+def test_a_table_without_rows_is_its_caption(rendered: Path) -> None:
+    study = Study("plot_x", records=rendered)
+    table = study.table("t", FRAME.iloc[:0], caption="Nothing here.")
+    assert "Nothing here." in table._repr_html_()
+    assert "<table" not in table._repr_html_()
+    assert "Nothing here." in repr(table)
+    write_record(rendered, "plot_x", {"t": FRAME.iloc[:0]}, ENV)
+    again = Study("plot_x", records=rendered)
+    again.table("t", FRAME, caption="c")
+    assert "No other machine" in repr(again.recorded("t"))
+
+
+def test_a_figure_carries_its_title() -> None:
+    figure, axes = subplots(1, 2, title="Error by size")
+    assert figure.get_suptitle() == "Error by size"
+    assert len(axes) == 2
+    assert subplots()[0].get_suptitle() == ""

@@ -1,5 +1,6 @@
 """The files of the built fast site: notebooks, wheel, downloads, links, what makes it findable."""
 
+import ast
 import html.parser
 import io
 import json
@@ -181,6 +182,24 @@ def test_a_language_model_finds_every_study(site: Path) -> None:
     for link in re.findall(r"\]\(([^)]+)\)", text):
         assert (site / link).exists(), link
     assert text.startswith("# roundoff\n\n> ")
+
+
+def test_a_name_of_the_reference_lists_the_pages_that_use_it(site: Path) -> None:
+    missing = []
+    for script in (ROOT / "gallery").glob("*/plot_*.py"):
+        for node in ast.walk(ast.parse(script.read_text("utf-8"))):
+            if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith(
+                "roundoff"
+            ):
+                continue
+            for name in (f"{node.module}.{alias.name}" for alias in node.names):
+                page = site / "generated" / f"{name}.html"
+                if not page.exists():
+                    continue
+                _, _, users = page.read_text("utf-8").partition("sphx-glr-thumbnails")
+                if f"{script.stem}.html" not in users:
+                    missing.append(f"{name}: {script.stem}")
+    assert not missing, "\n".join(missing)
 
 
 def test_others_can_link_to_the_reference(site: Path) -> None:

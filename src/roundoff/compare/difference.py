@@ -43,6 +43,13 @@ class Difference(dict[str, Any]):
                             they differ, and then ``abs``, ``rel``, ``sum``, ``n``, ``dnan`` and
                             ``ulp`` are infinite
     ======================= ======================================================================
+
+    Examples
+    --------
+    >>> from roundoff.compare import max_diff
+    >>> d = max_diff([1.0, 2.0], [1.0, 2.5])
+    >>> d["abs"], d["rel"], d["where"], d.within(abs=0.1)
+    (0.5, 0.25, '[1]', False)
     """
 
     def within(
@@ -61,7 +68,7 @@ class Difference(dict[str, Any]):
 
         Examples
         --------
-                >>> from roundoff.compare import max_diff
+        >>> from roundoff.compare import max_diff
         >>> d = max_diff([1.0, 2.0], [1.0, 2.5])
         >>> d.within(abs=0.5), d.within(rel=0.1)
         (True, False)

@@ -82,6 +82,11 @@ def leaves(obj: Any) -> list[Any]:
     """Tensors, numbers and strings of a nest, in order; None is left out.
 
     A cache gives the key and the value of each layer in turn, as exported models do.
+
+    Examples
+    --------
+    >>> leaves({"a": [1, None], "b": (2.5, "bits")})
+    [1, 2.5, 'bits']
     """
     if obj is None:
         return []

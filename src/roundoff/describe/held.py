@@ -40,6 +40,12 @@ class Held:
         The element type as declared; the tensor may be wider (int4 is held as int8).
     kind : str
         ``"tensor"``, ``"array"``, ``"scalar"``, ``"OrtValue"`` or ``"TensorProto"``.
+
+    Examples
+    --------
+    >>> held = as_tensor(np.float16([1.5, 2.5]))
+    >>> held.kind, held.info.name, held.device
+    ('array', 'float16', 'cpu')
     """
 
     tensor: torch.Tensor
@@ -53,7 +59,13 @@ class Held:
 
 
 def is_text(obj: Any) -> bool:
-    """Whether *obj* is a string, or an array of strings as ONNX has them."""
+    """Whether *obj* is a string, or an array of strings as ONNX has them.
+
+    Examples
+    --------
+    >>> is_text("bits"), is_text(np.array(["a", "b"])), is_text(1.0)
+    (True, True, False)
+    """
     if isinstance(obj, (str, bytes)):
         return True
     return isinstance(obj, np.ndarray) and obj.dtype.kind in "USOT"
@@ -71,6 +83,13 @@ def as_tensor(obj: Any) -> Held | None:
     ------
     DtypeError
         When ONNX has no such element type (``longdouble``, dates), or torch cannot read it.
+
+    Examples
+    --------
+    >>> as_tensor(2.5).tensor
+    tensor(2.5000, dtype=torch.float64)
+    >>> as_tensor("bits") is None
+    True
     """
     if isinstance(obj, (np.ndarray, np.generic)) and not is_text(obj):
         return Held(*_from_numpy(np.asarray(obj)), "array")
@@ -154,6 +173,13 @@ def parts(obj: Any) -> tuple[str, Any] | None:
 
     A cache of keys and values is ``{"key_cache": [...], "value_cache": [...]}``, a layer at a
     time; ``None`` where *obj* is no such container. Lists, tuples and dicts are not taken apart.
+
+    Examples
+    --------
+    >>> from collections import namedtuple
+    >>> Output = namedtuple("Output", "logits loss")
+    >>> parts(Output([1.0], 0.5))
+    ('Output', {'logits': [1.0], 'loss': 0.5})
     """
     name = type(obj).__name__
     if type(obj) in (dict, list, tuple, set, frozenset) or as_is(obj):

@@ -24,11 +24,34 @@ _FLOAT_ATTRIBUTES = {"to", "dtype", "output_dtype", "stash_type", "softmax_preci
 
 
 class NotHandledError(Exception):
-    """A kernel leaves this node, or these inputs, to the next one."""
+    """A kernel leaves this node, or these inputs, to the next one.
+
+    The evaluator then tries the next kernel of its order; a custom kernel has none after it.
+
+    Examples
+    --------
+    >>> from roundoff.evaluator import Node, ReferenceKernel
+    >>> node = Node(0, (), "twice", "nowhere", "Twice", 1, 1, ("X",), ("Z",))
+    >>> try:
+    ...     ReferenceKernel().bind(node)
+    ... except NotHandledError as error:
+    ...     print(error)
+    ONNX's reference evaluator has no operator nowhere.Twice
+    """
 
 
 class OrtKernel:
-    """Runs a node, alone, in an ONNX Runtime session; one session per combination of types."""
+    """Runs a node, alone, in an ONNX Runtime session; one session per combination of types.
+
+    Examples
+    --------
+    >>> from roundoff.evaluator import TorchOnnxEvaluator
+    >>> from roundoff.models import layer_norm_feeds, layer_norm_matmul
+    >>> kernels = {("", "MatMul"): OrtKernel("MatMulOrt")}
+    >>> evaluator = TorchOnnxEvaluator(layer_norm_matmul(10), custom_kernels=kernels)
+    >>> list(evaluator.kernels_used().values())
+    ['torch', 'MatMulOrt', 'torch']
+    """
 
     def __init__(self, name: str = "ort") -> None:
         self.name = name
@@ -186,7 +209,16 @@ def refuse_hazards(node: Node, inputs: tuple[Any, ...]) -> None:
 
 
 class ReferenceKernel:
-    """Runs a node in ONNX's reference evaluator (NumPy, one operator at a time)."""
+    """Runs a node in ONNX's reference evaluator (NumPy, one operator at a time).
+
+    Examples
+    --------
+    >>> from roundoff.evaluator import TorchOnnxEvaluator
+    >>> from roundoff.models import layer_norm_matmul
+    >>> evaluator = TorchOnnxEvaluator(layer_norm_matmul(), kernels=["reference"])
+    >>> set(evaluator.kernels_used().values())
+    {'reference'}
+    """
 
     name = "reference"
 

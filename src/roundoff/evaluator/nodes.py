@@ -21,6 +21,11 @@ class Settings:
         Where results live.
     truth : bool
         Whether nodes compute in float64 whatever their types say.
+
+    Examples
+    --------
+    >>> Settings().device, Settings().truth
+    (device(type='cpu'), False)
     """
 
     providers: tuple[Any, ...] = ("CPUExecutionProvider",)
@@ -61,6 +66,14 @@ class Node:
         What is known of the inputs before a run; a name that is missing is not known.
     settings : Settings
         What all nodes of an evaluator share.
+
+    Examples
+    --------
+    >>> from roundoff.evaluator import TorchOnnxEvaluator
+    >>> from roundoff.models import layer_norm_matmul
+    >>> node = TorchOnnxEvaluator(layer_norm_matmul()).nodes[0]
+    >>> node.operator, node.version, node.outputs, node.attribute("axis")
+    ('LayerNormalization', 17, ('normed',), -1)
     """
 
     index: int

@@ -30,6 +30,21 @@ class Kernel:
     ----------
     name : str
         What :meth:`~roundoff.evaluator.TorchOnnxEvaluator.kernels_used` reports.
+
+    Examples
+    --------
+    >>> import onnx.parser
+    >>> import torch
+    >>> from roundoff.evaluator import TorchOnnxEvaluator
+    >>> class Twice(Kernel):
+    ...     name = "twice"
+    ...
+    ...     def bind(self, node):
+    ...         return lambda x: 2 * x
+    >>> graph = onnx.parser.parse_graph("g (float[2] X) => (float[2] Z) { Z = Abs(X) }")
+    >>> evaluator = TorchOnnxEvaluator(graph, custom_kernels={("", "Abs"): Twice()})
+    >>> evaluator.run(None, {"X": torch.ones(2)})
+    [tensor([2., 2.])]
     """
 
     name = "custom"

@@ -20,7 +20,16 @@ from .values import ONNX_TO_TORCH, elem_type, to_value, type_name, type_proto
 
 
 class Step(NamedTuple):
-    """What one node did: see :meth:`TorchOnnxEvaluator.steps`."""
+    """What one node did: see :meth:`~roundoff.evaluator.TorchOnnxEvaluator.steps`.
+
+    Examples
+    --------
+    >>> import onnx.parser
+    >>> graph = onnx.parser.parse_graph("g (float[2] X) => (float[2] Z) { Z = Abs(X) }")
+    >>> (step,) = TorchOnnxEvaluator(graph).steps({"X": -torch.ones(2)})
+    >>> step.node.op_type, step.kernel, step.outputs
+    ('Abs', 'torch', (tensor([1., 1.]),))
+    """
 
     node: Node
     inputs: tuple[Any, ...]

@@ -43,7 +43,14 @@ RAMP = ("#f3ead9", "#e0762f")
 
 
 class Svg(str):
-    """The text of an SVG picture; a notebook shows the picture itself."""
+    """The text of an SVG picture; a notebook shows the picture itself.
+
+    Examples
+    --------
+    >>> picture = Svg("<svg></svg>")
+    >>> picture.startswith("<svg"), picture._repr_html_()
+    (True, '<div style="overflow-x:auto"><svg></svg></div>')
+    """
 
     __slots__ = ()
 

@@ -64,6 +64,11 @@ def sum_atomic(x: torch.Tensor, block: int = 256) -> torch.Tensor:
     ------
     ShapeError, DtypeError, ArgumentError
         When the tensor or the block is not as above.
+
+    Examples
+    --------
+    >>> if torch.cuda.is_available():
+    ...     assert sum_atomic(torch.ones(1000, device="cuda")).item() == 1000
     """
     _check(x, block)
     out = torch.zeros(1, dtype=torch.float32, device=x.device)
@@ -90,6 +95,11 @@ def sum_two_pass(x: torch.Tensor, block: int = 1024) -> torch.Tensor:
     ------
     ShapeError, DtypeError, ArgumentError
         When the tensor or the block is not as above.
+
+    Examples
+    --------
+    >>> if torch.cuda.is_available():
+    ...     assert sum_two_pass(torch.ones(1000, device="cuda"), block=256).item() == 1000
     """
     _check(x, block)
     while True:

@@ -69,6 +69,16 @@ class OrtSession:
         torch's stream, when the session computes on it.
     raw : onnxruntime.InferenceSession
         The session itself.
+
+    Examples
+    --------
+    >>> from roundoff.models import gemm_model
+    >>> from roundoff.ort import session
+    >>> made = session(gemm_model("fused ahead"))
+    >>> made
+    OrtSession(X, YZ -> O; CPUExecutionProvider, tf32=False)
+    >>> made.run({"X": torch.ones(1, 2), "YZ": torch.ones(2, 2)})
+    [tensor([[2., 2.]])]
     """
 
     def __init__(self, made: onnxruntime.InferenceSession) -> None:
@@ -198,6 +208,18 @@ class Binding:
         Input name -> tensor or array; a contiguous one is read where it lies, at each run.
     outputs : mapping, optional
         Output name -> contiguous tensor on the session's device to write to.
+
+    Examples
+    --------
+    >>> from roundoff.models import gemm_model
+    >>> from roundoff.ort import session
+    >>> x = torch.ones(1, 2)
+    >>> bound = session(gemm_model("fused ahead")).bind({"X": x, "YZ": torch.ones(2, 2)})
+    >>> bound.run()
+    [tensor([[2., 2.]])]
+    >>> _ = x.fill_(3.0)
+    >>> bound.run()
+    [tensor([[6., 6.]])]
     """
 
     def __init__(

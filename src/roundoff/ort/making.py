@@ -29,6 +29,13 @@ def torch_tf32() -> bool:
     """Whether torch may use TF32 in float32 matrix products on CUDA.
 
     Reads either of torch's two families of switches, whichever was set.
+
+    Examples
+    --------
+    >>> from roundoff.timing import torch_precision
+    >>> with torch_precision(True):
+    ...     torch_tf32()
+    True
     """
     try:
         return bool(torch.backends.cuda.matmul.allow_tf32)
@@ -176,6 +183,12 @@ def _options(given: Any, threads: int | None, optimization: str) -> onnxruntime.
 
 
 def available(names: Iterable[str]) -> list[str]:
-    """Those of the provider *names* that this build of ONNX Runtime has, in the order given."""
+    """Those of the provider *names* that this build of ONNX Runtime has, in the order given.
+
+    Examples
+    --------
+    >>> available(["NoSuchExecutionProvider", "CPUExecutionProvider"])
+    ['CPUExecutionProvider']
+    """
     have = onnxruntime.get_available_providers()
     return [n for n in names if n in have]

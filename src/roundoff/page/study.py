@@ -17,7 +17,7 @@ from ..errors import ArgumentError
 from ..record import RECORDED, Provenance, read_records, write_record
 from ..script import run_mode, unit_test_going
 from .style import PAPER, use_style
-from .table import Shown, Table, inline, unmarked
+from .table import Shown, Table, inline, minus, unmarked
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -39,6 +39,12 @@ class Run:
         As :func:`roundoff.environment.environment` gives it.
     is_build : bool
         Whether this is the running process.
+
+    Examples
+    --------
+    >>> run = Run("This build", {"t": pd.DataFrame({"n": [1, 2]})}, {"gpu": None}, is_build=True)
+    >>> run.tables["t"]["n"].max() == 2
+    np.True_
     """
 
     label: str
@@ -60,6 +66,21 @@ class Study:
         Folder of the recorded runs to show; the package's own by default.
     output : path
         Folder that a script saves tables and figures in, ``build/<page>`` by default.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     study = Study("plot_x", output=folder)
+    ...     shown = study.say("Two and two is **four**.")
+    ...     table = study.table("sums", pd.DataFrame({"sum": [4]}), caption="One sum.")
+    Two and two is four.
+    One sum.
+    sum
+      4
+    This build...
+    >>> table.cells().values.tolist()
+    [['4']]
     """
 
     def __init__(
@@ -138,7 +159,7 @@ class Study:
         units: Callable[[Mapping[str, Any]], Mapping[str, str]] | None = None,
         like: str | None = None,
     ) -> Shown:
-        """The table *name* of every recorded machine, formatted as this build's.
+        """The table *name* of every machine that recorded rows of it, formatted as this build's.
 
         Parameters
         ----------
@@ -171,7 +192,7 @@ class Study:
                 units=units(record.provenance[name].environment) if units else model.units,
             )
             for record in self._records
-            if name in record.tables
+            if len(record.tables.get(name, ()))
         ]
         if not found:
             return self.say("No other machine has recorded this table yet.")
@@ -230,7 +251,7 @@ class Study:
         label : str
             What the sentences are about, set before them.
         """
-        lines = [sentences] if isinstance(sentences, str) else list(sentences)
+        lines = [minus(s) for s in ([sentences] if isinstance(sentences, str) else sentences)]
         items = [inline(line) for line in lines]
         inner = (
             items[0] if len(items) == 1 else "<ul>" + "".join(f"<li>{i}" for i in items) + "</ul>"

@@ -62,11 +62,20 @@ STYLE: dict[str, Any] = {
 
 
 def use_style() -> None:
-    """Set matplotlib's defaults to the site's style."""
+    """Set matplotlib's defaults to the site's style.
+
+    Examples
+    --------
+    >>> use_style()
+    >>> mpl.rcParams["axes.titlelocation"]
+    'left'
+    """
     mpl.rcParams.update(STYLE)
 
 
-def subplots(nrows: int = 1, ncols: int = 1, *, height: float = 3.4, **kwargs: Any) -> Any:
+def subplots(
+    nrows: int = 1, ncols: int = 1, *, height: float = 3.4, title: str = "", **kwargs: Any
+) -> Any:
     """``matplotlib.pyplot.subplots`` in the site's style and width.
 
     Parameters
@@ -75,17 +84,49 @@ def subplots(nrows: int = 1, ncols: int = 1, *, height: float = 3.4, **kwargs: A
         Rows and columns of axes.
     height : float
         Height of a row in inches; the width is that of a page, 8 inches.
+    title : str
+        Title of the whole figure, so that it can be read where its page is not at hand.
     **kwargs
         Go to :func:`matplotlib.pyplot.subplots`.
+
+    Returns
+    -------
+    (matplotlib.figure.Figure, axes)
+        One axes object, or an array of them.
+
+    Examples
+    --------
+    >>> figure, axes = subplots(1, 2, height=3, title="Error by size")
+    >>> len(axes), figure.get_suptitle()
+    (2, 'Error by size')
     """
     import matplotlib.pyplot as plt
 
     use_style()
-    return plt.subplots(nrows, ncols, **{"figsize": (8, height * nrows), **kwargs})
+    size = (8, height * nrows + (0.3 if title else 0))
+    figure, axes = plt.subplots(nrows, ncols, **{"figsize": size, **kwargs})
+    if title:
+        figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold")
+    return figure, axes
 
 
 class dark:  # noqa: N801 - a context manager, used as a verb
-    """Draw a figure for a dark page while the context lasts: ink, rules and paper change places."""
+    """Draw a figure for a dark page while the context lasts: ink, rules and paper change places.
+
+    Parameters
+    ----------
+    figure : matplotlib.figure.Figure
+        What is drawn; afterwards it has its own colours again.
+
+    Examples
+    --------
+    >>> figure, axis = subplots()
+    >>> with dark(figure):
+    ...     mpl.colors.to_hex(axis.xaxis.label.get_color())
+    '#d9dee4'
+    >>> mpl.colors.to_hex(axis.xaxis.label.get_color())
+    '#24292f'
+    """
 
     def __init__(self, figure: Figure) -> None:
         self._figure = figure

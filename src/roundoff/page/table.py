@@ -12,14 +12,20 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-__all__ = ["Emphasis", "Format", "Shown", "Table", "inline", "unmarked"]
+__all__ = ["Emphasis", "Format", "Shown", "Table", "inline", "minus", "unmarked"]
 
 Format = str | Callable[[Any], str]
 Emphasis = str | Callable[[pd.DataFrame], "pd.Series[bool]"]
 
 
 class Shown:
-    """Something a cell shows: HTML in a page or notebook, text in a terminal."""
+    """Something a cell shows: HTML in a page or notebook, text in a terminal.
+
+    Examples
+    --------
+    >>> Shown("<strong>bits</strong>", "bits")
+    bits
+    """
 
     def __init__(self, markup: str, text: str) -> None:
         self._markup = markup
@@ -39,7 +45,8 @@ class Table:
     Attributes
     ----------
     frame : pandas.DataFrame
-        What is shown; a column of floats is formatted with ``.3g``, of integers with ``,d``.
+        What is shown; floats have three digits, or all before the point from 1,000 to 10 million;
+        integers are formatted with ``,d``. Without rows the caption alone is shown.
     caption : str
         One sentence; it stands above the table and is read out with it.
     formats : dict
@@ -59,6 +66,13 @@ class Table:
         Identifier of the element in the page.
     is_recorded : bool
         Whether the table belongs in a record.
+
+    Examples
+    --------
+    >>> frame = pd.DataFrame({"n": [2048], "error": [0.00012], "kernel": ["torch"]})
+    >>> table = Table(frame, "Largest error.", units={"error": "ULP"}, formats={"error": ".1e"})
+    >>> table.cells().values.tolist()
+    [['2,048', '1.2e−04', 'torch']]
     """
 
     frame: pd.DataFrame
@@ -81,6 +95,10 @@ class Table:
         return pd.DataFrame(columns, index=self.frame.index, dtype=object)
 
     def _repr_html_(self) -> str:
+        name = html.escape(self.identifier)
+        source = f'<span class="ro-source">{html.escape(self.source)}</span>' if self.source else ""
+        if self.frame.empty:
+            return f'<div class="ro-say" id="{name}"><p>{inline(self.caption)}{source}</p></div>'
         cells, strong = self.cells(), self._emphasized()
         numeric = {c: pd.api.types.is_numeric_dtype(self.frame[c]) for c in cells}
         head = "".join(
@@ -96,8 +114,6 @@ class Table:
                 tag = 'th scope="row"' if i == 0 else "td"
                 line.append(f"<{tag}{_class(numeric[column])}>{shown}</{tag[:2]}>")
             body.append(f"<tr>{''.join(line)}</tr>")
-        name = html.escape(self.identifier)
-        source = f'<span class="ro-source">{html.escape(self.source)}</span>' if self.source else ""
         return (
             f'<div class="ro-table" role="region" aria-labelledby="{name}" tabindex="0" '
             'style="overflow-x:auto"><table>'
@@ -107,7 +123,8 @@ class Table:
 
     def __repr__(self) -> str:
         cells = self.cells().rename(columns=lambda c: _plain(self._heading(str(c))))
-        lines = [self.caption, cells.to_string(index=False), self.source]
+        shown = "" if cells.empty else cells.to_string(index=False)
+        lines = [self.caption, shown, self.source]
         return "\n".join(line for line in lines if line) + "\n"
 
     def _heading(self, column: str) -> str:
@@ -141,7 +158,9 @@ def _format(value: Any, spec: Format | None, missing: str) -> str:
     if isinstance(value, (int, np.integer)):
         return f"{value:,d}".replace("-", "−")
     if isinstance(value, (float, np.floating)):
-        return f"{value:.3g}".replace("-", "−")
+        number = float(value)
+        spec = ",.0f" if 1000 <= abs(number) < 1e7 else ".3g"
+        return f"{number:{spec}}".replace("-", "−")
     return str(value)
 
 
@@ -149,6 +168,14 @@ def inline(text: str) -> str:
     """Escape, then turn ``code`` (one or two backquotes) and **bold** into elements."""
     text = re.sub(r"(``?)(.+?)\1", r"<code>\2</code>", html.escape(text, quote=False))
     return re.sub(r"\*\*(.+?)\*\*", r"<strong>\1</strong>", text)
+
+
+_HYPHEN = re.compile(r"(`[^`]*`)|(?<![\w-])-(?=\d)|(?<=\de)-(?=\d)")
+
+
+def minus(text: str) -> str:
+    """A minus sign where a number begins, or its exponent, with a hyphen; code is left alone."""
+    return _HYPHEN.sub(lambda found: found[1] or "−", text)
 
 
 def unmarked(text: str) -> str:

@@ -212,6 +212,12 @@ def error_bound(depth: int, absolute: float, dtype: Any) -> float:
     ----------
     N. J. Higham, *The accuracy of floating point summation*, SIAM J. Sci. Comput. 14, 1993,
     `doi:10.1137/0914050 <https://doi.org/10.1137/0914050>`_.
+
+    Examples
+    --------
+    >>> u = 2.0**-24
+    >>> f"{error_bound(13, 1.0, 'float32') / u:.5f}", error_bound(2048, 1.0, "float16")
+    ('13.00001', inf)
     """
     du = depth * dtype_info(dtype).unit_roundoff
     return du / (1 - du) * absolute if du < 1 else math.inf
@@ -228,5 +234,10 @@ def probable_bound(depth: int, absolute: float, dtype: Any) -> float:
     N. J. Higham, T. Mary, *A new approach to probabilistic rounding error analysis*,
     SIAM J. Sci. Comput. 41, 2019,
     `doi:10.1137/18M1226312 <https://doi.org/10.1137/18M1226312>`_.
+
+    Examples
+    --------
+    >>> probable_bound(16, 1.0, "float32") / 2.0**-24
+    4.0
     """
     return math.sqrt(depth) * dtype_info(dtype).unit_roundoff * absolute

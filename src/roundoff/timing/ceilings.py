@@ -28,6 +28,12 @@ class Ceilings:
         ``"float32 tf32"``, ``"float16"`` …), rate and its interval low and high (bytes or
         operations a second), unit (``"B/s"`` or ``"FLOP/s"``), size (bytes of a buffer, or the
         side of the square matrices), note.
+
+    Examples
+    --------
+    >>> ceilings = Ceilings(pd.DataFrame({"ceiling": ["copy"], "rate": [2e11]}))
+    >>> ceilings["copy"]
+    200000000000.0
     """
 
     frame: pd.DataFrame
@@ -74,6 +80,12 @@ def measure_ceilings(
     -----
     The matrices hold random numbers: on zeros a GPU draws less power and runs faster than on any
     real data.
+
+    Examples
+    --------
+    >>> found = measure_ceilings(dtypes=["float32"], side=64, nbytes=2**16, budget_s=0.02)
+    >>> found.frame["ceiling"].tolist(), found["copy"] > 0
+    (['copy', 'two reads, one write', 'float32'], True)
     """
     kind = torch.device(device).type
     side = side or (8192 if kind == "cuda" else 512)

@@ -19,6 +19,11 @@ def last_level_cache(device: str = "cpu") -> int:
     """Size in bytes of the last cache before memory: L2 of a CUDA device, L3 of a CPU.
 
     32 MiB where the machine does not tell.
+
+    Examples
+    --------
+    >>> last_level_cache() >= 2**10
+    True
     """
     if torch.device(device).type == "cuda":
         return int(torch.cuda.get_device_properties(device).L2_cache_size)
@@ -58,6 +63,11 @@ def free_memory(device: str = "cpu") -> int:
 
     On a CPU the smaller of the machine's and the control group's, because a group that runs over
     is killed rather than told.
+
+    Examples
+    --------
+    >>> free_memory() > 2**20
+    True
     """
     if torch.device(device).type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
@@ -93,7 +103,16 @@ def _control_group() -> list[int | None]:
 
 @contextlib.contextmanager
 def torch_precision(tf32: bool) -> Iterator[None]:
-    """Let torch use TF32 in float32 matrix products on CUDA, or not, within a block."""
+    """Let torch use TF32 in float32 matrix products on CUDA, or not, within a block.
+
+    Examples
+    --------
+    >>> with torch_precision(True):
+    ...     torch.backends.cuda.matmul.allow_tf32
+    True
+    >>> torch.backends.cuda.matmul.allow_tf32
+    False
+    """
     matmul = torch.backends.cuda.matmul
     try:
         before = matmul.allow_tf32

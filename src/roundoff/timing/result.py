@@ -42,6 +42,14 @@ class Timings:
         a lone one), ``"budget"`` or ``"rounds"``: why the rounds ended.
     level : float
         Coverage of every interval.
+
+    Examples
+    --------
+    >>> from roundoff.timing import measure
+    >>> rivals = {"short": lambda: sum(range(100)), "long": lambda: sum(range(10_000))}
+    >>> found = measure(rivals, budget_s=0.05)
+    >>> found.frame["label"].tolist(), found.ratio("long", "short").value > 1
+    (['short', 'long'], True)
     """
 
     samples: pd.DataFrame
@@ -164,6 +172,13 @@ def pool(sittings: Sequence[Timings]) -> Timings:
     ------
     ArgumentError
         There are none, or their rivals differ.
+
+    Examples
+    --------
+    >>> from roundoff.timing import measure
+    >>> sittings = [measure({"sum": lambda: sum(range(100))}, budget_s=0.02) for _ in range(2)]
+    >>> pool(sittings).samples.index.get_level_values("sitting").unique().tolist()
+    [0, 1]
     """
     if not sittings or any(
         list(s.samples.columns) != list(sittings[0].samples.columns) for s in sittings

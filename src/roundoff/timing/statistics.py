@@ -42,6 +42,12 @@ class Ratio:
         Standard error of the logarithm of the value.
     units : int
         Independent values behind the standard error: sittings, or the rounds of a single one.
+
+    Examples
+    --------
+    >>> ratio = Ratio(0.9, 0.85, 0.96, se=0.02, units=5)
+    >>> str(ratio), ratio.equal
+    ('0.9 [0.85, 0.96]', False)
     """
 
     value: float

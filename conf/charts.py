@@ -129,7 +129,7 @@ def bandwidth(tables: Tables) -> tuple[Any, str] | None:
 
 
 CHARTS = (
-    Chart("plot_triton_layer_norm", "results-backward", "A backward pass at the speed of memory",
+    Chart("plot_triton_layer_norm", "results-backward", "A backward pass near the speed of memory",
           bandwidth),
     Chart("plot_reduction_order", "results-algorithms", "Repeatable is not the same as right",
           algorithms),

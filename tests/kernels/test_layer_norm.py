@@ -391,22 +391,28 @@ COMPILE = """
     from triton.compiler import ASTSource
     from roundoff.kernels import _layer_norm_kernels as kernels
     module = importlib.import_module("roundoff.kernels.layer_norm")
-    columns = int(sys.argv[1])
-    plan = module.plan_backward(columns, 2)
+    direction, columns, itemsize = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    plan = getattr(module, "plan_" + direction)(columns, itemsize)
+    kernel = getattr(kernels, direction)
+    short = itemsize == 2
     constants = dict(
-        ACC=tl.float32, R=plan.rows, P=plan.piece, K=plan.pieces, STAGES=plan.stages,
-        HOLD=plan.hold, SHARED=True, FUSED=True, HAS_W=True, PARTIALS=True, OPAQUE=True, PDL=True,
+        EPS=1e-5, ACC=tl.float32, R=plan.rows, P=plan.piece, K=plan.pieces, STAGES=plan.stages,
+        HOLD=plan.hold, SHARED=True, FUSED=short, HAS_W=True, HAS_B=True, PARTIALS=True, KEEP=True,
+        EXACT=not short, OPAQUE=short, PDL=True,
     )
+    constants = {n: c for n, c in constants.items() if n in kernel.arg_names}
     types = {"STATS": "*fp32", "PART": "*fp32"}
     integers = ("M", "N", "stride_x", "stride_dy", "tiles", "zero")
-    names = kernels.backward.arg_names
+    usual = "*fp16" if short else "*fp32"
     signature = {
-        n: "constexpr" if n in constants else "i32" if n in integers else types.get(n, "*fp16")
-        for n in names
+        n: "constexpr" if n in constants else "i32" if n in integers else types.get(n, usual)
+        for n in kernel.arg_names
     }
-    multiples = {n for n in names if signature[n][0] == "*"} | {"N", "stride_x", "stride_dy"}
-    attributes = {(i,): [["tt.divisibility", 16]] for i, n in enumerate(names) if n in multiples}
-    source = ASTSource(kernels.backward, signature, constexprs=constants, attrs=attributes)
+    multiples = {n for n in signature if signature[n][0] == "*"} | {"N", "stride_x", "stride_dy"}
+    attributes = {
+        (i,): [["tt.divisibility", 16]] for i, n in enumerate(kernel.arg_names) if n in multiples
+    }
+    source = ASTSource(kernel, signature, constexprs=constants, attrs=attributes)
     kernel = triton.compile(
         source, target=GPUTarget("cuda", 90, 32), options={"num_warps": plan.warps}
     )
@@ -414,9 +420,22 @@ COMPILE = """
     with tempfile.NamedTemporaryFile(suffix=".cubin") as f:
         f.write(kernel.asm["cubin"]); f.flush()
         command = [tool, "--dump-resource-usage", f.name]
-        usage = subprocess.run(command, capture_output=True, text=True)
-    print(re.search(r"STACK:(\\d+)", usage.stdout)[1])
+        usage = subprocess.run(command, capture_output=True, text=True).stdout
+    registers = -(-int(re.search(r"REG:(\\d+)", usage)[1]) // 8) * 8
+    print(re.search(r"STACK:(\\d+)", usage)[1], 65536 // (registers * plan.warps * 32))
 """
+
+
+def compiled_for_an_h200(direction, columns, itemsize=2):
+    """(bytes spilled, programs whose registers fit on a multiprocessor)."""
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
+    arguments = (direction, str(columns), str(itemsize))
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(COMPILE), *arguments],
+        capture_output=True, text=True, env=environment,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return tuple(map(int, done.stdout.split()))
 
 
 @pytest.mark.slow
@@ -425,13 +444,17 @@ COMPILE = """
 )
 def test_the_backward_keeps_to_its_registers(columns, most):
     """No cliff above a power of two: compiled for an H200, without one, nothing spills."""
-    environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(COMPILE), str(columns)],
-        capture_output=True, text=True, env=environment,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout) <= most
+    assert compiled_for_an_h200("backward", columns)[0] <= most
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("columns", "itemsize", "least"),
+    [(2048, 2, 6), (4096, 2, 4), (6144, 2, 3), (7168, 2, 2), (4096, 4, 3), (8192, 4, 2)],
+)
+def test_as_many_forward_programs_fit_as_were_planned(columns, itemsize, least):
+    """One register too many, and a multiprocessor holds a program less than were launched for."""
+    assert compiled_for_an_h200("forward", columns, itemsize)[1] >= least
 
 
 def test_large_numbers_of_rows_are_counted_in_64_bits():

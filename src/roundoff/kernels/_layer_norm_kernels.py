@@ -38,18 +38,18 @@ def same_bits(x, zero, OPAQUE: tl.constexpr):
 
 
 @kernel
-def quotient(x, y, ACC: tl.constexpr):
-    """x / y correctly rounded: left alone, Triton's is off by up to two units in float32."""
-    if ACC == tl.float32:
+def quotient(x, y, ACC: tl.constexpr, EXACT: tl.constexpr):
+    """x / y; in float32 Triton's is off by up to two units, unless correctly rounded at a cost."""
+    if EXACT and ACC == tl.float32:
         return tl.div_rn(x, y)
     else:
         return x / y
 
 
 @kernel
-def inverse_root(x, ACC: tl.constexpr):
-    """1 / sqrt(x), of two correctly rounded operations."""
-    if ACC == tl.float32:
+def inverse_root(x, ACC: tl.constexpr, EXACT: tl.constexpr):
+    """1 / sqrt(x), likewise."""
+    if EXACT and ACC == tl.float32:
         return tl.div_rn(1.0, tl.sqrt_rn(x))
     else:
         return 1.0 / tl.sqrt(x)
@@ -95,7 +95,7 @@ def forward(
     HAS_W: tl.constexpr,
     HAS_B: tl.constexpr,
     KEEP: tl.constexpr,  # mean and rstd, for a backward
-    CORRECT: tl.constexpr,  # the mean by what is left of the row after taking it off
+    EXACT: tl.constexpr,  # for types as wide as the sums: a rounding of those would be seen
     OPAQUE: tl.constexpr,
 ):
     """Tiles of R whole rows: mean, then variance about it, then the result."""
@@ -117,28 +117,29 @@ def forward(
         y_at = Y + (rows.to(tl.int64)[:, None] * N + cols)
         x = ()
         summed = tl.full((R, P), 0.0, ACC)
+        if EXACT:
+            # Numbers about the first of their row: their sum is small, and so is its rounding.
+            first = tl.load(X + rows.to(tl.int64) * stride_x, mask=rows < M, other=0.0).to(ACC)
         for k in tl.static_range(K):
             mask = here & last if k == K - 1 else here
             piece = tl.load(x_at + k * P, mask=mask, other=0.0)
             x = x + (piece,)
-            summed += piece.to(ACC)
-        mean = quotient(total(summed, 1), tl.full((), N, ACC), ACC)
+            if EXACT:
+                from_first = piece.to(ACC) - first[:, None]
+                summed += tl.where(last, from_first, 0.0) if k == K - 1 else from_first
+            else:
+                summed += piece.to(ACC)
+        mean = quotient(total(summed, 1), tl.full((), N, ACC), ACC, EXACT)
+        if EXACT:
+            mean += first
         squared = tl.full((R, P), 0.0, ACC)
-        left = tl.full((R, P), 0.0, ACC)
         for k in tl.static_range(K):
             centred = same_bits(x[k], zero, OPAQUE).to(ACC) - mean[:, None]
             if k == K - 1:
                 centred = tl.where(last, centred, 0.0)
             squared += centred * centred
-            left += centred
-        variance = quotient(total(squared, 1), tl.full((), N, ACC), ACC)
-        if CORRECT:
-            # Chan, Golub and LeVeque's corrected two passes: in the type of the sums themselves
-            # the rounding of the first sum would be the largest error of all.
-            rest = quotient(total(left, 1), tl.full((), N, ACC), ACC)
-            mean += rest
-            variance -= rest * rest
-        rstd = inverse_root(tl.where(rows < M, variance + EPS, 1.0), ACC)
+        variance = quotient(total(squared, 1), tl.full((), N, ACC), ACC, EXACT) + EPS
+        rstd = inverse_root(tl.where(rows < M, variance, 1.0), ACC, EXACT)
         if KEEP:
             tl.store(STATS + rows, mean, mask=rows < M)
             tl.store(STATS + M + rows, rstd, mask=rows < M)
@@ -169,14 +170,14 @@ def forward_wide(
         here = start + cols < N
         x = tl.load(X + row * stride_x + start + cols, mask=here, other=0.0).to(ACC)
         count = tl.minimum(N - start, P)
-        chunk_mean = quotient(total(x, 0), count.to(ACC), ACC)
+        chunk_mean = quotient(total(x, 0), count.to(ACC), ACC, True)
         centred = tl.where(here, x - chunk_mean, 0.0)
         # Chan, Golub and LeVeque's update for the union of two samples.
         delta = chunk_mean - mean
-        share = quotient(count.to(ACC), (start + count).to(ACC), ACC)
+        share = quotient(count.to(ACC), (start + count).to(ACC), ACC, True)
         mean += delta * share
         squares += total(centred * centred, 0) + delta * delta * share * start
-    rstd = inverse_root(quotient(squares, tl.full((), N, ACC), ACC) + EPS, ACC)
+    rstd = inverse_root(quotient(squares, tl.full((), N, ACC), ACC, True) + EPS, ACC, True)
     if KEEP:
         tl.store(STATS + row, mean)
         tl.store(STATS + M + row, rstd)

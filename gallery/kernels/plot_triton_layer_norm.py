@@ -600,14 +600,14 @@ def others(name, what):
     return sentences
 
 
-study.conclude(others("types", lambda r: f"{r.dtype} {r.N:,}"), "types")
+study.conclude(others("types", lambda r: f"{r['dtype']}, {r['N']:,} columns"), "types")
 
 # %%
 # In float32 the rounding of a row's sum is the largest error of all. The forward of the record adds
 # up what is left of each row once its mean is off, and corrects the mean by that: 160 registers
 # instead of 128 at 8192 columns, one program on a multiprocessor instead of two, and a third of the
-# speed. Numbers that are taken from the first of their row have a small sum to begin with. They cost
-# nothing in registers, and are what the kernel adds now; on a GPU it has yet to be timed.
+# speed. Numbers that are taken from the first of their row have a small sum to begin with. They
+# cost nothing in registers, and are what the kernel adds now; on a GPU it has yet to be timed.
 
 # %%
 

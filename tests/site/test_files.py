@@ -34,6 +34,7 @@ def test_notebooks_hold_markdown_and_the_cells_of_their_script(site: Path) -> No
         prose = [s for s, c in zip(sources, cells, strict=True) if c["cell_type"] == "markdown"]
         assert prose[0].startswith("# ")
         assert len(prose) > 5, script.name
+        assert re.findall(r"^## (.+)$", "\n\n".join(prose), re.M)[-1] == "What to do", script.name
         text = re.sub(r"`[^`]+`", "", "\n\n".join(prose))
         for raw in (r":\w+:`", r"^\.\. ", r"\w`_", r"\[#", r"\|[a-z]+\|_", r"^[=~^-]{4,}$"):
             assert not re.search(raw, text, re.M), f"{script.name}: {raw} in the notebook"

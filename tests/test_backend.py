@@ -14,17 +14,21 @@ import roundoff.backend as rb
 from roundoff.backend import capture
 from roundoff.errors import ArgumentError, DtypeError, UnsupportedError
 from roundoff.fusion import OptimizationOptions
+from roundoff.fusion.products import TorchProduct
+
+EVERY = "default+onnxruntime+experimental"
 
 
 @pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
+def _fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(TorchProduct, "least", 1)  # the models are small
     torch._dynamo.reset()
     torch.manual_seed(0)
     yield
     torch._dynamo.reset()
 
 
-@pytest.fixture(params=[None, "default+onnxruntime"], ids=["plain", "fused"])
+@pytest.fixture(params=[None, "default+onnxruntime", EVERY], ids=["plain", "fused", "islands"])
 def patterns(request: pytest.FixtureRequest) -> str | None:
     return request.param
 
@@ -191,10 +195,10 @@ def test_writes_without_a_version_need_reset() -> None:
     assert not torch.allclose(g(x), before)
 
 
-def test_inference_tensors_as_weights() -> None:
+def test_inference_tensors_as_weights(patterns: str | None) -> None:
     with torch.inference_mode():
         f = Gated()
-        g, x = compiled(f), torch.randn(2, 3, 8)
+        g, x = compiled(f, patterns), torch.randn(2, 3, 8)
         close(g(x), f(x))
         f.gate.weight.mul_(2)
         rb.reset()
@@ -202,10 +206,10 @@ def test_inference_tensors_as_weights() -> None:
 
 
 @torch.no_grad()
-def test_weights_replaced_at_the_same_address() -> None:
+def test_weights_replaced_at_the_same_address(patterns: str | None) -> None:
     """A packed weight must not survive its parameter, wherever the next one lies."""
     f = Gated()
-    g, x = compiled(f), torch.randn(2, 3, 8)
+    g, x = compiled(f, patterns), torch.randn(2, 3, 8)
     for _ in range(20):
         f.gate.weight = None
         f.gate.weight = torch.nn.Parameter(torch.randn(8, 8))
@@ -214,11 +218,11 @@ def test_weights_replaced_at_the_same_address() -> None:
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 @pytest.mark.parametrize("grad", [False, True])
-def test_modes(mode: Callable[[], Any], grad: bool) -> None:
+def test_modes(mode: Callable[[], Any], grad: bool, patterns: str | None) -> None:
     f = Gated()
     x = torch.randn(2, 8, requires_grad=grad)
     with mode():
-        g = compiled(f)
+        g = compiled(f, patterns)
         close(g(x), f(x))
         close(g(x.detach().clone()), f(x))
 
@@ -402,6 +406,37 @@ def test_autocast_keeps_its_types() -> None:
         made, wanted = compiled(f)(x), f(x)
     assert made.dtype == wanted.dtype
     close(made.float(), wanted.float(), 0.02)
+
+
+@torch.no_grad()
+def test_products_by_torch_between_islands() -> None:
+    """Weights are read where they lie, results are new, and what is passed on is kept."""
+    storage: dict[str, Any] = {}
+    f = torch.nn.Sequential(
+        torch.nn.Linear(8, 6, bias=False), torch.nn.ReLU(), torch.nn.Linear(6, 4, bias=False)
+    )
+    g, x = compiled(f, EVERY, storage), torch.randn(5, 8)
+    first = g(x)
+    (one,) = storage["instance"]
+    assert [n.op_type for n in one["onnx"].graph.node] == ["TorchProduct", "Relu", "TorchProduct"]
+    assert one["prepare"] is None, "no weight is packed or turned"
+    assert len(one["session"]) == 1
+    assert torch.equal(first, f(x))
+    kept = first.clone()
+    f[0].weight.mul_(-1)
+    f[2].weight.data.mul_(3)  # moves no version: seen all the same
+    assert torch.equal(g(x + 1), f(x + 1))
+    assert torch.equal(first, kept), "a later call wrote over an earlier result"
+
+
+@pytest.mark.parametrize("order", [(True, False), (False, True)])
+def test_products_by_torch_in_and_out_of_inference_mode(order: tuple[bool, bool]) -> None:
+    f = torch.nn.Sequential(torch.nn.Linear(8, 6), torch.nn.ReLU(), torch.nn.Linear(6, 4))
+    f.requires_grad_(False)
+    g, x = compiled(f, EVERY), torch.randn(5, 8)
+    for inference in order:
+        with torch.inference_mode(inference):
+            close(g(x), f(x))
 
 
 @torch.no_grad()

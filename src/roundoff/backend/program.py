@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import onnx
@@ -13,14 +13,16 @@ import torch
 
 from roundoff.dtypes import onnx_dtype_to_torch_dtype
 from roundoff.errors import ModelError
+from roundoff.fusion.products import Into
 from roundoff.ort import OrtSession, session
 from roundoff.ort.binding import CUDA, quick_run, translated
 from roundoff.ort.exchange import onnxruntime  # after torch, whose CUDA libraries it shares
 
 __all__ = ["Graphed", "Program", "islands", "split_static"]
 
-#: A kernel of domain "roundoff": (input tensors, attributes) -> output tensors.
-Kernel = Callable[[Sequence[Any], dict[str, Any]], Sequence[torch.Tensor]]
+#: A kernel of domain "roundoff": (input tensors, attributes) -> output tensors, or one that writes
+#: into tensors that it is given.
+Kernel = Callable[[Sequence[Any], dict[str, Any]], Sequence[torch.Tensor]] | Into
 
 
 @dataclasses.dataclass
@@ -134,7 +136,7 @@ class Program:
         self,
         model: onnx.ModelProto,
         device: torch.device,
-        kernels: dict[str, Kernel],
+        kernels: Mapping[str, Kernel],
         tf32: bool = False,
         providers: Sequence[Any] | None = None,
     ) -> None:
@@ -149,19 +151,35 @@ class Program:
             self._slot(value)
         self._blank: list[Any] = [None] * len(self._slots)
         self.sessions: list[OrtSession] = []
-        self.steps: list[_Island | _KernelStep] = []
+        self.steps: list[_Island | _KernelStep | _IntoStep] = []
         self._lock = threading.Lock()
         self._in = [self._slots[n].index for n in self.inputs]
         self._out = [self._slots[n] for n in self.outputs]
-        by_kernel = {o for n in graph.node if n.domain == "roundoff" for o in n.output}
+        by_kernel = {
+            o
+            for n in graph.node
+            if n.domain == "roundoff" and not isinstance(kernels.get(n.op_type), Into)
+            for o in n.output
+        }
         self._new = [self._slots[n] for n in self.outputs if n not in by_kernel]
         self._made = [i for i, n in enumerate(self.outputs) if n in by_kernel]
         chosen = list(providers or [CUDA if self.cuda else "CPUExecutionProvider"])
         for group in islands(model):
             if group[0].domain == "roundoff":
-                self.steps.append(_KernelStep(group[0], self._slots, kernels, model))
+                self.steps.append(self._kernel(group[0], kernels))
             else:
                 self._add_island(model, group, chosen, tf32)
+
+    def _kernel(
+        self, node: onnx.NodeProto, kernels: Mapping[str, Kernel]
+    ) -> _KernelStep | _IntoStep:
+        kernel = kernels.get(node.op_type)
+        if kernel is None:
+            raise ModelError("no kernel of ours has this name", got=node.op_type,
+                             expected=", ".join(sorted(kernels)))  # fmt: skip
+        if isinstance(kernel, Into):
+            return _IntoStep(node, self._slots, kernel, self.device, set(self.outputs))
+        return _KernelStep(node, self._slots, kernel)
 
     def _slot(self, value: onnx.ValueInfoProto) -> None:
         if value.name in self._slots:
@@ -345,20 +363,15 @@ def _bound(
 
 
 class _KernelStep:
-    """One node of domain "roundoff"."""
+    """One node of domain "roundoff", whose kernel makes its outputs."""
 
     def __init__(
         self,
         node: onnx.NodeProto,
         slots: dict[str, Slot],
-        kernels: dict[str, Kernel],
-        model: onnx.ModelProto,
+        kernel: Callable[[Sequence[Any], dict[str, Any]], Sequence[torch.Tensor]],
     ) -> None:
-        if node.op_type not in kernels:
-            raise ModelError("no kernel of ours has this name", got=node.op_type,
-                             expected=", ".join(sorted(kernels)))  # fmt: skip
-        self._kernel = kernels[node.op_type]
-        self._attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+        self._kernel, self._attributes = kernel, _attributes(node)
         self._inputs = [slots[i].index if i else None for i in node.input]
         self._outputs = [slots[o].index if o else None for o in node.output]
 
@@ -368,3 +381,35 @@ class _KernelStep:
         for index, tensor in zip(self._outputs, made, strict=True):
             if index is not None:
                 values[index] = tensor
+
+
+class _IntoStep:
+    """One node of domain "roundoff", whose kernel writes into buffers as an island does."""
+
+    def __init__(
+        self,
+        node: onnx.NodeProto,
+        slots: dict[str, Slot],
+        kernel: Into,
+        device: torch.device,
+        final: set[str],
+    ) -> None:
+        self._kernel, self._attributes = kernel.run, _attributes(node)
+        self._inputs = [slots[i].index for i in node.input]
+        self._outputs = [slots[o].index for o in node.output]
+        with torch.inference_mode(False):  # else a call outside of it could not write them
+            self.buffers = {
+                slots[o].index: torch.empty(slots[o].shape, dtype=slots[o].dtype, device=device)  # type: ignore[arg-type]
+                for o in node.output
+                if o not in final
+            }
+
+    def run(self, values: list[Any]) -> None:
+        for index, buffer in self.buffers.items():
+            values[index] = buffer
+        given = [values[i] for i in self._inputs]
+        self._kernel(given, [values[o] for o in self._outputs], self._attributes)
+
+
+def _attributes(node: onnx.NodeProto) -> dict[str, Any]:
+    return {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}

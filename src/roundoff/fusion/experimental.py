@@ -1,8 +1,9 @@
-"""Tier "experimental": Triton kernels of our own, between islands of ONNX Runtime.
+"""Tier "experimental": kernels that are not ONNX Runtime's, between islands of it.
 
-A rule here replaces several kernels that are bound by memory by one that moves each element once.
-Its node, of domain ``roundoff``, runs on CUDA, or with ``OptimizationOptions(interpret=True)`` on
-the CPU in Triton's interpreter (slow, and right). Anywhere else the rule refuses.
+On CUDA a rule replaces several kernels that are bound by memory by one in Triton that moves each
+element once. Its node, of domain ``roundoff``, runs there, or with
+``OptimizationOptions(interpret=True)`` on the CPU in Triton's interpreter (slow, and right).
+Anywhere else the rule refuses. On the CPU, products are torch's: see :mod:`.products`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import onnx_ir as ir
 
 from .attention import BY_TOKEN
 from .editor import Editor
+from .products import Into, TorchProduct, torch_product
 from .rule import Refusal, Rule
 
 __all__ = [
@@ -26,6 +28,7 @@ __all__ = [
     "OwnAttention",
     "RotaryQkv",
     "SiluTimesUp",
+    "TorchProduct",
 ]
 
 OURS = "roundoff"
@@ -297,13 +300,15 @@ def _embed_rms_norm(given: Sequence[Any], a: dict[str, Any]) -> tuple[Any, ...]:
     return embed_rms_norm(table, ids, weight, a["epsilon"])
 
 
-#: Operator of domain "roundoff" -> what runs it on torch tensors: (inputs, attributes) -> outputs.
-KERNELS: dict[str, Callable[[Sequence[Any], dict[str, Any]], Sequence[Any]]] = {
+#: Operator of domain "roundoff" -> what runs it on torch tensors: (inputs, attributes) -> outputs,
+#: or a kernel that writes where it is told.
+KERNELS: dict[str, Callable[[Sequence[Any], dict[str, Any]], Sequence[Any]] | Into] = {
     "SiluMul": _silu_mul,
     "RotaryQkv": _rotary_qkv,
     "CausalAttention": _causal_attention,
     "AddRmsNorm": _add_rms_norm,
     "EmbedRmsNorm": _embed_rms_norm,
+    "TorchProduct": Into(torch_product),
 }
 
 #: The rules of the tier, in the order in which they are tried.
@@ -313,4 +318,5 @@ EXPERIMENTAL: tuple[Rule, ...] = (
     SiluTimesUp(),
     AddRmsNorm(),
     EmbedRmsNorm(),
+    TorchProduct(),
 )

@@ -20,7 +20,8 @@ class OptimizationOptions:
     ----------
     patterns : str or None
         ``"default"``, ``"default+onnxruntime"`` or ``"default+onnxruntime+experimental"``; None
-        leaves the exporter's graph as it is.
+        leaves the exporter's graph as it is. The last puts kernels between islands of ONNX
+        Runtime: in Triton on CUDA, torch's products on the CPU.
     constant_folding : bool
         Whether values that depend on constants alone are computed ahead and stored.
     verbose : int
@@ -30,7 +31,8 @@ class OptimizationOptions:
     leave : tuple of str
         Names of rules not to apply.
     interpret : bool
-        On the CPU, run kernels of the experimental tier in Triton's interpreter: slow, and right.
+        On the CPU, also use the experimental tier's Triton kernels, in Triton's interpreter: slow,
+        and right.
 
     Raises
     ------

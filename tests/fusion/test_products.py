@@ -1,0 +1,118 @@
+"""Products by torch on the CPU: the rule's hit, near misses and numbers."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from fusion_models import feeds, model, rewritten, run
+
+from roundoff.fusion import OptimizationOptions, fuse
+from roundoff.fusion.products import TorchProduct
+
+EVERY = "default+onnxruntime+experimental"
+PRODUCT = """g ({t}[2, 3, 40] x, {t}[24, 40] w) => ({t}[2, 3, 24] y) {{
+  r = Relu(x) wt = Transpose<perm = [1, 0]>(w) p = MatMul(r, wt) y = Relu(p) }}"""
+AS_STORED = "g (float[6, 40] x, float[40, 24] w) => (float[6, 24] y) { y = MatMul(x, w) }"
+GEMM = """g (float[6, 40] x, float[24, 40] w, float[{c}] c) => (float[6, 24] y) {{
+  y = Gemm<transB = 1{more}>(x, w, c) }}"""
+
+
+@pytest.fixture
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TorchProduct, "least", 1)
+
+
+def made(proto: onnx.ModelProto, **options: object) -> tuple[onnx.ModelProto, str]:
+    """The fused model, and all reasons for what was left alone."""
+    fused, report = fuse(proto, OptimizationOptions(EVERY, **options))  # type: ignore[arg-type]
+    return fused, "; ".join(report.refused.values())
+
+
+@pytest.mark.usefixtures("_small")
+@pytest.mark.parametrize(("kind", "tolerance"), [("float", 1e-5), ("double", 1e-14)])
+def test_a_product_is_torchs_bit_for_bit(kind: str, tolerance: float) -> None:
+    proto = model(PRODUCT.format(t=kind))
+    assert rewritten(proto, EVERY, tolerance)[0] == ["Relu", "TorchProduct", "Relu"]
+    given = feeds(proto)
+    (y,) = run(made(proto)[0], given)
+    x, w = given["x"].relu().view(6, 40), given["w"]
+    assert torch.equal(y.view(6, 24), torch.mm(x, w.t()).relu())
+
+
+@pytest.mark.usefixtures("_small")
+def test_a_matrix_that_is_not_transposed() -> None:
+    proto = model(AS_STORED)
+    assert rewritten(proto, EVERY)[0] == ["TorchProduct"]
+    given = feeds(proto)
+    (y,) = run(made(proto)[0], given)
+    assert torch.equal(y, given["x"] @ given["w"])
+
+
+@pytest.mark.usefixtures("_small")
+def test_a_bias_goes_with_the_product() -> None:
+    proto = model(GEMM.format(c=24, more=""))
+    assert rewritten(proto, EVERY)[0] == ["TorchProduct"]
+    given = feeds(proto)
+    (y,) = run(made(proto)[0], given)
+    assert torch.equal(y, torch.addmm(given["c"], given["x"], given["w"].t()))
+
+
+@pytest.mark.usefixtures("_small")
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (PRODUCT.format(t="float16"), "products of FLOAT16 stay"),
+        (GEMM.format(c="6, 1", more=""), r"the bias is \(6, 1\)"),
+        (GEMM.format(c=24, more=", beta = 0.5"), "scaled"),
+        (GEMM.format(c=24, more=", alpha = 0.5"), "scaled"),
+        (GEMM.format(c=24, more=", transA = 1").replace("[6, 40] x", "[40, 6] x"), "transposed"),
+    ],
+)
+def test_near_misses_are_left_alone(text: str, why: str) -> None:
+    fused, reasons = made(model(text))
+    assert not [n for n in fused.graph.node if n.domain == "roundoff"]
+    assert re.search(why, reasons), reasons
+
+
+@pytest.mark.usefixtures("_small")
+def test_products_of_two_batches_are_no_pattern() -> None:
+    text = "g (float[2, 6, 4] a, float[2, 4, 6] b) => (float[2, 6, 6] y) { y = MatMul(a, b) }"
+    fused, reasons = made(model(text))
+    assert [n.op_type for n in fused.graph.node] == ["MatMul"]
+    assert not reasons
+
+
+def test_only_where_it_pays() -> None:
+    rows = TorchProduct.least // (64 * 64)
+    for n, op in ((rows, "TorchProduct"), (rows - 1, "MatMul")):
+        text = f"g (float[{n}, 64] x, float[64, 64] w) => (float[{n}, 64] y) {{ y = MatMul(x, w) }}"
+        fused, reasons = made(model(text))
+        assert [node.op_type for node in fused.graph.node] == [op]
+        assert ("second island" in reasons) == (op == "MatMul")
+        fused, reasons = made(model(text), processor="CUDA")
+        assert [node.op_type for node in fused.graph.node] == ["MatMul"]
+    assert "second island" in reasons
+
+
+@pytest.mark.usefixtures("_small")
+def test_cuda_keeps_its_products() -> None:
+    fused, reasons = made(model(AS_STORED), processor="CUDA")
+    assert [n.op_type for n in fused.graph.node] == ["MatMul"]
+    assert "cuBLAS" in reasons
+
+
+@pytest.mark.usefixtures("_small")
+def test_error_is_within_the_bound_of_a_sum() -> None:
+    """Whatever the order of 40 products: (k + 1) u times the product of the magnitudes."""
+    proto = model(AS_STORED)
+    given = feeds(proto)
+    (y,) = run(made(proto)[0], given)
+    (ort,) = run(proto, given)
+    x, w = given["x"].double(), given["w"].double()
+    bound = 41 * np.finfo(np.float32).eps / 2 * (x.abs() @ w.abs())
+    assert ((y.double() - x @ w).abs() <= bound).all()
+    assert ((y.double() - ort.double()).abs() <= 2 * bound).all()

@@ -17,7 +17,7 @@ ifdef FAST
 export UNITTEST_GOING := 1
 endif
 # Warnings are errors, and all of them are shown before the build ends.
-SPHINX  := $(BIN)/sphinx-build -c conf -d build/doctrees --fail-on-warning --keep-going
+SPHINX  := $(BIN)/sphinx-build -c conf -d build/doctrees --jobs auto --fail-on-warning --keep-going
 
 .PHONY: help html page serve test test-notebooks links lint bench clean distclean
 .DEFAULT_GOAL := help

@@ -78,6 +78,11 @@ def stamp() -> str:
     return digest.hexdigest()
 
 
+def read_all_again(app: Sphinx) -> None:
+    """Let this build read and write every document."""
+    app.connect("env-get-outdated", lambda app, env, *_: list(env.found_docs))
+
+
 def forget_stale_pages(app: Sphinx) -> None:
     """Drop the mark "this page has run" where it no longer means anything.
 
@@ -90,8 +95,8 @@ def forget_stale_pages(app: Sphinx) -> None:
     running, seen = gallery / "running", gallery / "stamp"
     marks = list(gallery.rglob("*.py.md5"))
     if running.exists():
-        # A half-written page is newer than its source: read and write all of them again.
-        app.connect("env-get-outdated", lambda app, env, *_: list(env.found_docs))
+        # A half-written page is newer than its source.
+        read_all_again(app)
         for mark in marks:
             archive = mark.with_suffix("").with_suffix(".zip")
             if not archive.exists() or archive.stat().st_mtime_ns < mark.stat().st_mtime_ns:
@@ -102,6 +107,8 @@ def forget_stale_pages(app: Sphinx) -> None:
             mark.unlink(missing_ok=True)
         if marks:
             logger.info("library, mode or versions changed: every page runs again")
+        # A record that was added is in no page's list of files yet.
+        read_all_again(app)
     running.touch()
     seen.write_text(now, "utf-8")
 

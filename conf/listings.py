@@ -35,8 +35,10 @@ class RecordedMachines(_Listing):
 
     def run(self) -> list[nodes.Node]:
         """Make the table."""
-        self.env.note_dependency(str(RECORDED))
-        records = [read_record(path) for path in sorted(RECORDED.glob("*/*.json"))]
+        paths = sorted(RECORDED.glob("*/*.json"))
+        for path in paths:
+            self.env.note_dependency(str(path))
+        records = [read_record(path) for path in paths]
         if not records:
             return [nodes.paragraph(text="No machine has been recorded yet.")]
         records.sort(key=lambda record: (record.machine, page_order(f"{record.page}.py")))

@@ -8,6 +8,7 @@ own, cell by cell, after one cell that installs roundoff from the site where it 
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import shutil
@@ -113,7 +114,7 @@ def write_notebooks(app: Sphinx, env: BuildEnvironment) -> None:
         cells = list(prose.blocks(tree, f"{site}{name}.html"))
         _check(script, [text for kind, text in cells if kind == "code"])
         target = script.with_suffix(".ipynb")
-        target.write_text(notebook(cells, first), "utf-8")
+        _put(target, notebook(cells, first).encode())
         archive(script.with_suffix(".zip"), [script, target])
     gallery = Path(app.srcdir, "gallery")
     for ending, language in ((".ipynb", "jupyter"), (".py", "python")):
@@ -156,9 +157,17 @@ def archive(
         held = {name: text.encode() for name, text in files.items()}
     else:
         held = {p.relative_to(root).as_posix() if root else p.name: p.read_bytes() for p in files}
-    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as zipped:
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as zipped:
         for name in sorted(held):
             zipped.writestr(zipfile.ZipInfo(name, _STEADY), held[name])
+    _put(target, made.getvalue())
+
+
+def _put(path: Path, data: bytes) -> None:
+    """Write a file that pages depend on, unless it is there: a new date has them read again."""
+    if not path.exists() or path.read_bytes() != data:
+        path.write_bytes(data)
 
 
 def build_wheel(app: Sphinx) -> Path | None:

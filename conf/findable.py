@@ -103,10 +103,14 @@ def rooted(page: Path, root: str) -> None:
 
 
 def resolved(app: Sphinx, name: str) -> nodes.document:
-    """A page's tree, its references as readers see them; the reference's own need none."""
+    """The beginning of a page, its references as readers see them."""
+    tree = app.env.get_doctree(name)
     if name.startswith("generated/"):
-        return app.env.get_doctree(name)
-    return app.env.get_and_resolve_doctree(name, app.builder, tags=app.tags)
+        return tree  # there are none
+    for section in list(tree.findall(nodes.section))[1:]:
+        if section.parent is not None:
+            section.parent.remove(section)
+    return app.env.get_and_resolve_doctree(name, app.builder, doctree=tree, tags=app.tags)
 
 
 def llms(app: Sphinx, names: list[str]) -> str:

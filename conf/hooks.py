@@ -83,6 +83,28 @@ def read_all_again(app: Sphinx) -> None:
     app.connect("env-get-outdated", lambda app, env, *_: list(env.found_docs))
 
 
+def keep_reference(app: Sphinx) -> None:
+    """Leave the pages of the reference as they are, where what they are made from is older.
+
+    Making them imports the whole library, torch's compiler included, to write what is there.
+    """
+    made = list(Path(app.srcdir, "generated").glob("*.rst"))
+    templates = Path(app.confdir, "templates", "autosummary").glob("*.rst")
+    sources = [Path(app.srcdir, "api.rst"), Path(app.confdir, "conf.py"), *templates]
+    dates = [path.stat().st_mtime_ns for path in made]
+    if not dates or min(dates) <= max(path.stat().st_mtime_ns for path in sources):
+        return
+    usual = app.config.autosummary_generate
+
+    def give_back(app: Sphinx, *_: Any) -> list[str]:
+        app.config.autosummary_generate = usual
+        return []
+
+    app.config.autosummary_generate = False
+    # Before the environment is kept: the next build would find the configuration changed.
+    app.connect("env-get-outdated", give_back)
+
+
 def forget_stale_pages(app: Sphinx) -> None:
     """Drop the mark "this page has run" where it no longer means anything.
 
@@ -102,7 +124,9 @@ def forget_stale_pages(app: Sphinx) -> None:
             if not archive.exists() or archive.stat().st_mtime_ns < mark.stat().st_mtime_ns:
                 mark.unlink()
     now = stamp()
-    if not seen.exists() or seen.read_text("utf-8") != now:
+    if seen.exists() and seen.read_text("utf-8") == now:
+        keep_reference(app)
+    else:
         for mark in marks:
             mark.unlink(missing_ok=True)
         if marks:

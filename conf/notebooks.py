@@ -110,6 +110,10 @@ def write_notebooks(app: Sphinx, env: BuildEnvironment) -> None:
     first = FIRST_CELL.format(site=site, wheel=WHEEL)
     for name in pages(app):
         script = Path(app.srcdir, name).with_suffix(".py")
+        if _is_current(
+            script.with_suffix(".ipynb"), Path(app.doctreedir, f"{name}.doctree"), first
+        ):
+            continue
         tree = env.get_and_resolve_doctree(name, app.builder, tags=app.tags)
         cells = list(prose.blocks(tree, f"{site}{name}.html"))
         _check(script, [text for kind, text in cells if kind == "code"])
@@ -120,6 +124,14 @@ def write_notebooks(app: Sphinx, env: BuildEnvironment) -> None:
     for ending, language in ((".ipynb", "jupyter"), (".py", "python")):
         files = [Path(app.srcdir, name).with_suffix(ending) for name in pages(app)]
         archive(gallery / f"gallery_{language}.zip", files, gallery)
+
+
+def _is_current(target: Path, tree: Path, first: str) -> bool:
+    """Whether a notebook was made from this tree, for this site."""
+    if not target.exists() or target.stat().st_mtime_ns <= tree.stat().st_mtime_ns:
+        return False
+    cells = json.loads(target.read_text("utf-8"))["cells"]
+    return bool(cells) and cells[0] == _cell("code", first)
 
 
 def _check(script: Path, shown: list[str]) -> None:

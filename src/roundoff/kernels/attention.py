@@ -14,15 +14,34 @@ import triton.language as tl
 
 from ._pieces import greatest, run
 from ._pieces import total as sum_of
-from ._runtime import kernel
+from ._runtime import interpreting, kernel
 
 __all__ = ["causal_attention"]
+
+
+@kernel
+def _nearest(x, PRECISION: tl.constexpr, COMPILED: tl.constexpr):
+    """*x* to the nearest TF32 number, ties away from zero, where the product is in TF32.
+
+    A tensor core does not round: it ignores the last 13 bits, which leaves every factor too small
+    and the result several times further off.
+    """
+    if PRECISION != "tf32" or x.dtype != tl.float32:
+        return x
+    if COMPILED:
+        made = tl.inline_asm_elementwise(
+            "cvt.rna.tf32.f32 $0, $1;", "=r,r", [x], dtype=tl.int32, is_pure=True, pack=1
+        )
+        return made.to(tl.float32, bitcast=True)
+    made = (x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000
+    return tl.where(x == x, made.to(tl.float32, bitcast=True), x)
 
 
 @kernel
 def _tiles(
     acc, total, most, q, k, v, low, high, rows, head, length, scale,
     D: tl.constexpr, COLUMNS: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr,
+    COMPILED: tl.constexpr,
 ):  # fmt: skip
     """One stretch of keys, *low* to *high*, into the running sums (online softmax)."""
     i = tl.arange(0, D)
@@ -30,7 +49,7 @@ def _tiles(
         columns = start + tl.arange(0, COLUMNS)
         inside = (columns < length)[:, None] & (i < head)[None, :]
         at = columns[:, None] * head + i[None, :]
-        keys = tl.load(k + at, mask=inside, other=0.0)
+        keys = _nearest(tl.load(k + at, mask=inside, other=0.0), PRECISION, COMPILED)
         scores = tl.dot(q, tl.trans(keys), input_precision=PRECISION) * scale
         if MASKED:
             seen = (columns[None, :] <= rows[:, None]) & (columns < length)[None, :]
@@ -39,9 +58,10 @@ def _tiles(
         p = tl.math.exp2(scores - higher[:, None])
         shrink = tl.math.exp2(most - higher)
         total = total * shrink + sum_of(p, 1)
-        values = tl.load(v + at, mask=inside, other=0.0)
+        values = _nearest(tl.load(v + at, mask=inside, other=0.0), PRECISION, COMPILED)
         acc = acc * shrink[:, None]
-        acc = tl.dot(p.to(values.dtype), values, acc, input_precision=PRECISION)
+        p = _nearest(p.to(values.dtype), PRECISION, COMPILED)
+        acc = tl.dot(p, values, acc, input_precision=PRECISION)
         most = higher
     return acc, total, most
 
@@ -61,6 +81,7 @@ def _causal_attention(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     PRECISION: tl.constexpr,  # of products of float32: "tf32" or "ieee"
+    COMPILED: tl.constexpr,
 ):
     # The longest rows first, so that the last programs to run are short.
     block = tl.num_programs(0) - 1 - tl.program_id(0)
@@ -70,7 +91,7 @@ def _causal_attention(
     i = tl.arange(0, D)
     inside = (rows < length)[:, None] & (i < head)[None, :]
     at = ((batch * length + rows[:, None]) * heads + h) * head + i[None, :]
-    queries = tl.load(q + at, mask=inside, other=0.0)
+    queries = _nearest(tl.load(q + at, mask=inside, other=0.0), PRECISION, COMPILED)
     shared = (batch * groups + h // (heads // groups)) * length * head
     acc = tl.full((ROWS, D), 0.0, tl.float32)
     total = tl.full((ROWS,), 0.0, tl.float32)
@@ -78,13 +99,22 @@ def _causal_attention(
     full = block * ROWS  # keys that every row of the block sees
     acc, total, most = _tiles(
         acc, total, most, queries, k + shared, v + shared, 0, full, rows, head, length, scale,
-        D, COLUMNS, False, PRECISION,
+        D, COLUMNS, False, PRECISION, COMPILED,
     )  # fmt: skip
     acc, total, most = _tiles(
         acc, total, most, queries, k + shared, v + shared, full, full + ROWS, rows, head, length,
-        scale, D, COLUMNS, True, PRECISION,
+        scale, D, COLUMNS, True, PRECISION, COMPILED,
     )  # fmt: skip
     tl.store(out + at, (acc / total[:, None]).to(out.dtype.element_ty), mask=inside)
+
+
+#: Bytes of an element -> queries, keys, warps and stages of a tile, the quickest on an H200 first.
+#: The rest are for wide heads, and for devices with less shared memory.
+_TILES = {
+    2: ((64, 64, 4, 3), (64, 32, 4, 2), (32, 16, 4, 1)),
+    4: ((128, 64, 8, 3), (128, 64, 8, 2), (64, 32, 4, 2), (32, 16, 4, 1)),
+}
+_FITTING: dict[tuple[int, ...], int] = {}  # device, bytes, head, TF32 -> place among the tiles
 
 
 def causal_attention(
@@ -106,25 +136,40 @@ def causal_attention(
     scale : float
         Of the scores.
     tf32 : bool
-        Whether products of float32 may be rounded to TF32.
+        Whether products of float32 may be rounded to TF32: factors to the nearest TF32 number.
 
     Returns
     -------
     torch.Tensor
         (batch, length, heads * head), of the same type; sums in float32.
 
+    Raises
+    ------
+    triton.OutOfResources
+        A head so wide that not even a small tile fits the device.
+
     References
     ----------
-    T. Dao, *FlashAttention-2*, 2023, algorithm 1.
+    T. Dao, *FlashAttention-2*, 2023, algorithm 1. NVIDIA, *PTX ISA*, ``cvt.rna.tf32.f32``.
     """
     batch, groups, length, head = k.shape
     out = torch.empty_like(q)
-    wide = q.dtype == torch.float32
-    rows, columns, warps, stages = (128, 64, 8, 2) if wide else (64, 64, 4, 3)
+    if not q.numel():
+        return out
     d = max(triton.next_power_of_2(head), 16)
-    if q.numel():
-        args = (q, k, v, out, length, heads, groups, head, scale * 1.4426950408889634)
-        constants = (d, rows, columns, "tf32" if tf32 else "ieee")
+    tiles = _TILES[2 if q.element_size() == 2 else 4]
+    kind = (q.get_device(), q.element_size(), d, tf32)
+    args = (q, k, v, out, length, heads, groups, head, scale * 1.4426950408889634)
+    for place in range(_FITTING.get(kind, 0), len(tiles)):
+        rows, columns, warps, stages = tiles[place]
+        constants = (d, rows, columns, "tf32" if tf32 else "ieee", not interpreting())
         grid = (triton.cdiv(length, rows), batch * heads)
-        run(_causal_attention, grid, *args, *constants, num_warps=warps, num_stages=stages)
+        try:
+            run(_causal_attention, grid, *args, *constants, num_warps=warps, num_stages=stages)
+        except triton.OutOfResources:
+            if place == len(tiles) - 1:
+                raise
+        else:
+            _FITTING[kind] = place
+            break
     return out

@@ -116,8 +116,10 @@ def plan_forward(columns: int, itemsize: int, many: bool = False) -> Plan:
     if itemsize == 4:
         if size <= 2048:
             return _pieces(columns, 1, 1024, 1, 1, 0, True)
+        if size <= 8192:
+            return _pieces(columns, 1, 1024, 2 if size <= 4096 else 4, 1, 0, True)
         if size <= 16384:
-            return _pieces(columns, 1, 2048, 4 if size <= 8192 else 8, 1, 0, True)
+            return _pieces(columns, 1, 2048, 8, 1, 0, True)
         return _pieces(columns, 1, 2048, 16 if size <= 24576 else 8)
     return _pieces(columns, 1, 4096 // itemsize, 4)
 

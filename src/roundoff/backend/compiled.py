@@ -144,7 +144,8 @@ class Graph:
         self.device = _device(tensors, gm)
         self.names = [names[i] for i in given]
         self.static = [n for i, n in zip(given, self.names, strict=True) if static[i]]
-        self._given = given
+        self._given, self._whole = given, len(given) == len(examples)
+        self._cuda = self.device.type == "cuda"
         self._outputs = Outputs(gm)
         self.seconds: dict[str, float] = {}
         if not self._outputs.names:
@@ -155,7 +156,7 @@ class Graph:
         #: Inputs of the first call, where a storage was given: weights and examples to study.
         self.inputs: list[torch.Tensor] | None = None
         self._variants: dict[bool, Variant] = {}
-        self._variant = self._for_precision(torch_tf32() if self.device.type == "cuda" else False)
+        self._variant = self._for_precision(self._cuda and torch_tf32())
         self._store(self._variant)
 
     def _for_precision(self, tf32: bool) -> Variant:
@@ -199,7 +200,7 @@ class Graph:
         if not self._outputs.names:
             return self._outputs.restore([])
         variant = self._variant
-        if self.device.type == "cuda" and variant.tf32 != torch_tf32():
+        if self._cuda and variant.tf32 != torch_tf32():
             variant = self._variant = self._for_precision(torch_tf32())
         if self._first:
             self._first = False
@@ -207,7 +208,7 @@ class Graph:
                 self.inputs = [args[i].detach() for i in self._given]
             if self.settings.check:
                 self.verify(args)
-        made = variant(args if len(self._given) == len(args) else [args[i] for i in self._given])
+        made = variant(args if self._whole else [args[i] for i in self._given])
         return made if self._outputs.plain else self._outputs.restore(made)
 
     def verify(self, args: Sequence[Any]) -> None:

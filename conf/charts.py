@@ -10,7 +10,7 @@ from typing import Any
 import matplotlib.pyplot as plt
 import pandas as pd
 
-from figures import save_svg
+from figures import save_svg, settled
 from roundoff.page import MARKERS, PALETTE, subplots
 
 __all__ = ["CHARTS", "Chart", "draw"]
@@ -46,7 +46,8 @@ def draw(chart: Chart, tables: Tables, folder: Path) -> tuple[list[Path], str] |
     figure, alt = made
     folder.mkdir(parents=True, exist_ok=True)
     files = [folder / f"{chart.name}.svg", folder / f"{chart.name}_dark.svg"]
-    save_svg(figure, *files)
+    with settled(figure):
+        save_svg(figure, *files)
     plt.close("all")
     return files, alt
 

@@ -20,6 +20,8 @@ import roundoff  # noqa: E402
 from roundoff.script import unit_test_going  # noqa: E402
 
 FAST = unit_test_going()
+if FAST:  # as many pages run at once as there are processors
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 project = "roundoff"
 author = "the roundoff authors"
@@ -33,8 +35,8 @@ extensions = [
     "sphinx.ext.extlinks",
     "sphinx.ext.napoleon",
     "sphinx_copybutton",
+    "hooks",  # the workers are awaited between autosummary and the gallery
     "sphinx_gallery.gen_gallery",
-    "hooks",
     "listings",
     "mathml",
     "notebooks",

@@ -4,11 +4,14 @@ Each figure is drawn twice, for a light page and for a dark one. Each table is k
 what it was measured on, for the page of results and for readers.
 """
 
+import contextlib
 import json
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import matplotlib as mpl
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 from matplotlib.transforms import Bbox
@@ -58,14 +61,25 @@ def scraper(block: Any, block_vars: dict[str, Any], gallery_conf: dict[str, Any]
             raise ValueError("a figure without a text: pass it to study.figure(name, fig, alt=…)")
         path = Path(next(block_vars["image_path_iterator"]))
         light, night = path.with_suffix(".svg"), path.with_name(f"{path.stem}_dark.svg")
-        figure.savefig(path, dpi=110, facecolor="white", transparent=False, **_top(figure))
-        save_svg(figure, light, night)
+        with settled(figure):
+            figure.savefig(path, dpi=110, facecolor="white", transparent=False, **_top(figure))
+            save_svg(figure, light, night)
         root = Path(gallery_conf["src_dir"])
         names = {"light": light, "dark": night}
         relative = {k: Path(p).relative_to(root).as_posix() for k, p in names.items()}
         shown.append(_RST.format(alt=alt, **relative))
     plt.close("all")
     return "".join(shown)
+
+
+@contextlib.contextmanager
+def settled(figure: Figure) -> Iterator[None]:
+    """Lay a figure out once: else each file that is saved of it does, which takes longer."""
+    figure.draw_without_rendering()
+    # The setting as well: a figure that is saved is then given its engine anew.
+    with mpl.rc_context({"figure.constrained_layout.use": False, "figure.autolayout": False}):
+        figure.set_layout_engine(None)
+        yield
 
 
 def save_svg(figure: Figure, light: Path, night: Path) -> None:

@@ -1,11 +1,16 @@
 """The build's own hooks: when pages run again, in which order, and in what state."""
 
+import functools
 import hashlib
+import importlib
 import importlib.metadata
 import os
 import random
 import re
+import sys
+import threading
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +19,13 @@ from sphinx.addnodes import tabular_col_spec
 from sphinx.application import Sphinx
 from sphinx.ext.autosummary import autosummary_table, autosummary_toc
 from sphinx.util import logging
+from sphinx_gallery.utils import get_md5sum
 
 import roundoff
 
 logger = logging.getLogger(__name__)
 
+REFERENCE = "generated/"
 SECTIONS = ("numerics", "fusion", "kernels")
 PAGES = (
     "plot_reduction_order.py",
@@ -51,7 +58,8 @@ def reset(gallery_conf: dict[str, Any], filename: str) -> None:
     np.random.seed(0)
     torch.manual_seed(0)
     torch.backends.cuda.matmul.allow_tf32 = False
-    torch._dynamo.reset()
+    if "torch._dynamo" in sys.modules:  # its import takes seconds, and not every page compiles
+        torch._dynamo.reset()
     # By default a warning prints the absolute path of the file that raised it.
     warnings.formatwarning = _warning_without_path
 
@@ -143,11 +151,50 @@ def finished(app: Sphinx, exception: Exception | None) -> None:
         (Path(app.srcdir) / "gallery" / "running").unlink(missing_ok=True)
 
 
+def share_navigation(
+    app: Sphinx, pagename: str, templatename: str, context: dict[str, Any], doctree: Any
+) -> None:
+    """Make the sidebar of the reference's pages once, not a hundred times.
+
+    It lists all of them, takes most of the time that writing one takes, and differs from page to
+    page in one mark: :func:`mark_current` sets it.
+    """
+    if not pagename.startswith(REFERENCE) or "toctree" not in context:
+        return
+    made, here = context["toctree"], Path(pagename).name
+
+    @functools.wraps(made)
+    def shared(**options: Any) -> str:
+        kept = vars(app).setdefault("_roundoff_navigation", {})
+        key = tuple(sorted(options.items()))
+        if key not in kept:
+            kept[key] = made(**options).replace(_marked("#", True), _marked(f"{here}.html", False))
+        return kept[key]
+
+    context["toctree"] = shared
+
+
+def mark_current(tree: str, pagename: str) -> str:
+    """The shared sidebar, with one page of the reference as the one that is open."""
+    here = _marked(f"{Path(pagename).name}.html", False)
+    assert tree.count(here) == 1, f"{pagename} is not in the sidebar once"
+    opened = _marked("#", True).replace(" current", " current current-page", 1)
+    return tree.replace(" current-page", "").replace(here, opened)
+
+
+def _marked(address: str, current: bool) -> str:
+    """An entry of the second level, as Sphinx writes it."""
+    mark, first = (" current", "current ") if current else ("", "")
+    return f'<li class="toctree-l2{mark}"><a class="{first}reference internal" href="{address}">'
+
+
 def finish_page(
     app: Sphinx, pagename: str, templatename: str, context: dict[str, Any], doctree: Any
 ) -> None:
     """Let the keyboard reach what scrolls sideways, and fold the long cells of a gallery page."""
     tree = context.get("furo_navigation_tree", "")
+    if pagename.startswith(REFERENCE):
+        tree = mark_current(tree, pagename)
     context["furo_navigation_tree"] = tree.replace(
         'role="heading"', 'role="heading" aria-level="2"'
     )
@@ -176,6 +223,52 @@ def finish_page(
         body = _FIGURE.sub(lambda figure: figure[0] + _size(images / figure[1]), body)
     body = re.sub(r"<img (?![^>]*\bloading=)", '<img loading="lazy" ', body)
     context["body"] = body
+
+
+def call_workers(app: Sphinx) -> None:
+    """Let the processes that will run the pages import what they need while the reference is made.
+
+    Sphinx-Gallery starts them when it comes to its first page, and leaves them waiting after its
+    last: see :func:`await_workers` and :func:`dismiss_workers`.
+    """
+    count = app.config.sphinx_gallery_conf["parallel"]
+    if count and any(_will_run(app)):
+        from joblib import Parallel, delayed
+
+        pool = Parallel(n_jobs=count, pre_dispatch="n_jobs", batch_size=1, backend="loky")
+        _starting.append(threading.Thread(target=pool, args=([delayed(_import)()] * count,)))
+        _starting[-1].start()
+
+
+def _will_run(app: Sphinx) -> Iterator[bool]:
+    """For each page: whether its mark says that it has not run as it is."""
+    scripts = Path(app.srcdir, app.config.sphinx_gallery_conf["examples_dirs"])
+    for script in scripts.glob("*/plot_*.py"):
+        mark = Path(app.srcdir, "gallery", script.parent.name, f"{script.name}.md5")
+        now = get_md5sum(script, mode="t")
+        yield not mark.exists() or mark.read_text("utf-8").strip() != now
+
+
+def await_workers(app: Sphinx) -> None:
+    """The workers are ready for the first page."""
+    while _starting:
+        _starting.pop().join()
+
+
+def dismiss_workers(app: Sphinx) -> None:
+    """End the workers: left alone they wait, and the end of the build waits for them."""
+    if app.config.sphinx_gallery_conf["parallel"]:
+        from joblib.externals.loky import get_reusable_executor
+
+        get_reusable_executor(reuse=True).shutdown(wait=False)
+
+
+def _import() -> None:
+    for name in ("matplotlib.pyplot", "pandas", "sphinx_gallery.gen_rst", "torch", "roundoff.ort"):
+        importlib.import_module(name)
+
+
+_starting: list[threading.Thread] = []
 
 
 _TRACELESS = (nodes.comment, tabular_col_spec, autosummary_table, autosummary_toc)
@@ -213,9 +306,13 @@ def _fold(cell: re.Match[str]) -> str:
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
-    """Connect the hooks; the first one must come before Sphinx-Gallery's own."""
+    """Connect the hooks; the first ones must come before Sphinx-Gallery's own."""
     app.connect("builder-inited", forget_stale_pages, priority=1)
+    app.connect("builder-inited", call_workers, priority=2)
+    app.connect("builder-inited", await_workers)
+    app.connect("builder-inited", dismiss_workers, priority=900)
     app.connect("doctree-read", keep_places)
+    app.connect("html-page-context", share_navigation, priority=100)
     app.connect("html-page-context", finish_page, priority=900)
     app.connect("build-finished", finished, priority=999)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

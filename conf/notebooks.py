@@ -1,8 +1,8 @@
 """Notebooks that a reader can run with nothing but the file: the site carries the library's wheel.
 
 Sphinx-Gallery's own notebooks keep much of reStructuredText. These are written again from the
-page's resolved tree, after all pages are read and before any is written; the code is the page's
-own, cell by cell, after one cell that installs roundoff from the site where it is missing.
+page's resolved tree, with the page; the code is the page's own, cell by cell, after one cell that
+installs roundoff from the site where it is missing.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 from sphinx.errors import ExtensionError
@@ -102,28 +104,48 @@ def _cell(kind: str, text: str) -> dict[str, Any]:
     }
 
 
-def write_notebooks(app: Sphinx, env: BuildEnvironment) -> None:
-    """Write the notebook of every page, and the archives that hold it."""
-    if app.builder.format != "html":
-        return
-    site = site_address(app)
-    first = FIRST_CELL.format(site=site, wheel=WHEEL)
+def write_beside(
+    app: Sphinx, pagename: str, templatename: str, context: dict[str, Any], doctree: Any
+) -> None:
+    """Write the notebook of a page of the gallery as the page itself is written."""
+    if doctree is not None and pagename in pages(app):
+        _write(app, pagename, doctree)
+
+
+def write_rest(app: Sphinx) -> list[Any]:
+    """Write the notebooks of pages that were not, and the archives of all."""
     for name in pages(app):
-        script = Path(app.srcdir, name).with_suffix(".py")
-        if _is_current(
-            script.with_suffix(".ipynb"), Path(app.doctreedir, f"{name}.doctree"), first
-        ):
-            continue
-        tree = env.get_and_resolve_doctree(name, app.builder, tags=app.tags)
-        cells = list(prose.blocks(tree, f"{site}{name}.html"))
-        _check(script, [text for kind, text in cells if kind == "code"])
-        target = script.with_suffix(".ipynb")
-        _put(target, notebook(cells, first).encode())
-        archive(script.with_suffix(".zip"), [script, target])
+        tree = Path(app.doctreedir, f"{name}.doctree")
+        if not _is_current(Path(app.srcdir, f"{name}.ipynb"), tree, _first(app)):
+            _write(app, name, app.env.get_and_resolve_doctree(name, app.builder, tags=app.tags))
     gallery = Path(app.srcdir, "gallery")
     for ending, language in ((".ipynb", "jupyter"), (".py", "python")):
         files = [Path(app.srcdir, name).with_suffix(ending) for name in pages(app)]
         archive(gallery / f"gallery_{language}.zip", files, gallery)
+    app.builder.copy_download_files()  # before the pages Sphinx copied Sphinx-Gallery's own
+    return []  # no pages to add
+
+
+def _first(app: Sphinx) -> str:
+    return FIRST_CELL.format(site=site_address(app), wheel=WHEEL)
+
+
+def _write(app: Sphinx, name: str, tree: nodes.document) -> None:
+    """The notebook of a page whose references are resolved, and the page's archive."""
+    cells = list(prose.blocks(tree, f"{site_address(app)}{name}.html"))
+    script = Path(app.srcdir, name).with_suffix(".py")
+    _check(script, [text for kind, text in cells if kind == "code"])
+    target = script.with_suffix(".ipynb")
+    _put(target, notebook(cells, _first(app)).encode())
+    os.utime(target)  # newer than the page's tree, whether or not it has changed
+    archive(script.with_suffix(".zip"), [script, target])
+
+
+def forget_downloads(app: Sphinx, env: BuildEnvironment) -> None:
+    """No page is read again for the notebooks and archives that are made from it."""
+    for name, files in env.dependencies.items():
+        if name.startswith("gallery/"):
+            files.difference_update([f for f in files if str(f).endswith((".ipynb", ".zip"))])
 
 
 def _is_current(target: Path, tree: Path, first: str) -> bool:
@@ -226,11 +248,17 @@ def build_wheel(app: Sphinx) -> Path | None:
     return folder / WHEEL
 
 
+def begin_wheel(app: Sphinx) -> None:
+    """Build the wheel while the pages are read and written: that is another process."""
+    if app.builder.format == "html":
+        _building.append(_thread.submit(build_wheel, app))
+
+
 def carry_wheel(app: Sphinx, exception: Exception | None) -> None:
     """Put the wheel where the notebooks' first cell looks for it."""
     if exception is not None or app.builder.format != "html":
         return
-    wheel = build_wheel(app)
+    wheel = _building.pop().result()
     folder = Path(app.outdir, "wheels")
     shutil.rmtree(folder, ignore_errors=True)
     if wheel:
@@ -238,8 +266,15 @@ def carry_wheel(app: Sphinx, exception: Exception | None) -> None:
         shutil.copyfile(wheel, folder / wheel.name)
 
 
+_thread = ThreadPoolExecutor(1)
+_building: list[Future[Path | None]] = []
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
-    """Connect the two steps."""
-    app.connect("env-check-consistency", write_notebooks)
+    """Connect the steps."""
+    app.connect("builder-inited", begin_wheel, priority=900)
+    app.connect("env-updated", forget_downloads)
+    app.connect("html-page-context", write_beside)
+    app.connect("html-collect-pages", write_rest)
     app.connect("build-finished", carry_wheel)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

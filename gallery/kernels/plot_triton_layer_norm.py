@@ -130,7 +130,7 @@ print(inspect.getsource(lessons.locked_sums.fn))
 SHAPES = [(4096, 1024), (4096, 4096), (4096, 8704), (4096, 12288), (1000, 15872)] if gpu else (
     [(24, 64), (24, 200)] if quick else [(64, 64), (64, 200), (48, 1024), (24, 2500)]
 )  # fmt: skip
-runs = 100 if gpu else 5 if quick else 12
+runs = 100 if gpu else 3 if quick else 12
 norms, missing = layer_norms("Triton", "Torch", "Liger", device="cuda" if gpu else "cpu")
 if not gpu:  # interpreted
     norms = {**layer_norms("Triton", device="cuda")[0], **norms}
@@ -167,7 +167,7 @@ def patterns(m, n):
 study.table(
     "patterns",
     pd.DataFrame(itertools.chain.from_iterable(patterns(m, n) for m, n in SHAPES)).convert_dtypes(),
-    caption="Different results in 100 runs on a GPU (interpreted: 5 or 12), float16, and the "
+    caption="Different results in 100 runs on a GPU (interpreted: 3 or 12), float16, and the "
     "largest error of dw against float64 in one of them.",
     formats={"error": ".2g"},
 )

@@ -118,7 +118,7 @@ def attended(
 
 @pytest.mark.parametrize("head", [64, 256])
 def test_attention_in_tf32_rounds_its_factors(head: int) -> None:
-    """To the nearest: a tensor core left to itself cuts them off, and errs 1.3 to 3.5 times more."""
+    """To the nearest: a tensor core left to itself cuts them off, and errs up to 3.5 times more."""
     length, heads = 96, 2
     q = draw(1, length, heads * head, dtype=torch.float32)
     k, v = (draw(1, heads, length, head, dtype=torch.float32, seed=s) for s in (1, 2))

@@ -229,8 +229,13 @@ class Graph:
 
         return before_and_after(self, self._variant, self._known_inputs())
 
-    def truth(self) -> list[torch.Tensor]:
+    def truth(self, inputs: Sequence[torch.Tensor] | None = None) -> list[torch.Tensor]:
         """What the graph returns on the inputs of its first call, in float64 throughout.
+
+        Parameters
+        ----------
+        inputs : sequence of torch.Tensor, optional
+            Others in their place, in the order of ``names``.
 
         Computed by :class:`roundoff.evaluator.TorchOnnxEvaluator` from the exporter's graph, so
         that nothing is rounded to float32 inside, as ``module.double()`` would.
@@ -238,7 +243,7 @@ class Graph:
         from .check import truth
 
         names = [o.name for o in self.exported.graph.output]
-        return truth(self, self._known_inputs(), names)
+        return truth(self, self._known_inputs() if inputs is None else inputs, names)
 
     def _known_inputs(self) -> list[torch.Tensor]:
         if self.inputs is None:

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -348,6 +348,11 @@ class _Case:
         self.plain = alike.is_contiguous()
         stride = _stride(_rows(alike, self.columns), self.columns)
         self.m = math.prod(self.x_shape) // self.columns
+        # With strides given an allocation takes half the time of x.new_empty.
+        self.stats = partial(
+            torch.empty_strided, (2, self.m), (self.m, 1), dtype=_accumulator(self.dtype),
+            device=device,
+        )  # fmt: skip
         many = self.m > _MANY
         self.launches = [
             _forward_launch(
@@ -373,7 +378,7 @@ class _Case:
             rows, y = x, torch.empty_like(x)
         else:
             rows, y = _rows(x, self.columns), x.new_empty(self.x_shape)
-        stats = x.new_empty((2, self.m), dtype=_accumulator(self.dtype)) if keep else y
+        stats = self.stats() if keep else y
         if self.m:
             w = rows if weight is None else weight.contiguous()
             b = rows if bias is None else bias.contiguous()

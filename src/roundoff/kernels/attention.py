@@ -26,15 +26,16 @@ def _nearest(x, PRECISION: tl.constexpr, COMPILED: tl.constexpr):
     A tensor core does not round: it ignores the last 13 bits, which leaves every factor too small
     and the result several times further off.
     """
-    if PRECISION != "tf32" or x.dtype != tl.float32:
-        return x
-    if COMPILED:
-        made = tl.inline_asm_elementwise(
-            "cvt.rna.tf32.f32 $0, $1;", "=r,r", [x], dtype=tl.int32, is_pure=True, pack=1
-        )
-        return made.to(tl.float32, bitcast=True)
-    made = (x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000
-    return tl.where(x == x, made.to(tl.float32, bitcast=True), x)
+    if PRECISION == "tf32" and x.dtype == tl.float32:
+        if COMPILED:
+            bits = tl.inline_asm_elementwise(
+                "cvt.rna.tf32.f32 $0, $1;", "=r,r", [x], dtype=tl.int32, is_pure=True, pack=1
+            )
+            x = bits.to(tl.float32, bitcast=True)
+        else:
+            bits = (x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000
+            x = tl.where(x == x, bits.to(tl.float32, bitcast=True), x)
+    return x
 
 
 @kernel

@@ -506,7 +506,7 @@ study.figure(
 study.figure(
     "layer-norm-forward",
     plot("forward"),
-    alt="Forward, GB/s against columns. On a GPU our kernel stays a tenth to a quarter below the "
+    alt="Forward, GB/s against columns. On a GPU our kernel stays a tenth to a fifth below the "
     "copy; torch stays near 2100, Liger falls behind above 8192.",
 )
 
@@ -548,11 +548,10 @@ study.conclude(shares, "layer-norm-backward", "layer-norm-forward")
 # 14,848 columns on, some words of every thread are spilled, and only one row, not two, can be on
 # its way while another is worked on, because the weight is fetched again with every row. In the
 # forward, 168 registers let three programs of four warps share a multiprocessor, and 176 let two:
-# dividing with correct rounding, which no float16 result can show, took eight at 5632 and 6144
-# columns, and a sixth of the speed that the record has there. The kernel now does so for float32
-# and float64 alone. The narrowest rows take 12 to 20 µs, and two or three of those are the second
-# stage. Between multiples of a piece a part of the last one is padding, for which instructions are
-# spent, if no bytes.
+# to divide with correct rounding, which no float16 result can show, took eight, and with them a
+# sixth of the speed at 5632 and 6144 columns. The kernel does so for float32 and float64 alone. The
+# narrowest rows take 12 to 20 µs, and two or three of those are the second stage. Between multiples
+# of a piece a part of the last one is padding, for which instructions are spent, if no bytes.
 #
 # Other types, other numbers of rows
 # ----------------------------------
@@ -603,11 +602,11 @@ def others(name, what):
 study.conclude(others("types", lambda r: f"{r['dtype']}, {r['N']:,} columns"), "types")
 
 # %%
-# In float32 the rounding of a row's sum is the largest error of all. The forward of the record adds
-# up what is left of each row once its mean is off, and corrects the mean by that: 160 registers
-# instead of 128 at 8192 columns, one program on a multiprocessor instead of two, and a third of the
-# speed. Numbers that are taken from the first of their row have a small sum to begin with. They
-# cost nothing in registers, and are what the kernel adds now; on a GPU it has yet to be timed.
+# In float32 the rounding of a row's sum is the largest error of all. To add up what is left of each
+# row once its mean is off, and correct the mean by that, took 160 registers instead of 128 at 8192
+# columns, one program on a multiprocessor instead of two, and a third of the speed. So the numbers
+# are taken from the first of their row before they are added: their sum is small to begin with, and
+# that costs no registers.
 
 # %%
 

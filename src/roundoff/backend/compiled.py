@@ -44,6 +44,19 @@ class Compiled:
     """What AOTAutograd calls: a functional graph on flat inputs.
 
     Graphs with symbolic sizes are specialised for each set of sizes that arrives, and kept.
+
+    Examples
+    --------
+    >>> from roundoff.backend import onnx_custom_backend
+    >>> storage = {}
+    >>> run = torch.compile(
+    ...     torch.nn.functional.relu, dynamic=True,
+    ...     backend=lambda gm, args: onnx_custom_backend(gm, args, storage=storage),
+    ... )
+    >>> [tuple(run(torch.ones(n, 2)).shape) for n in (3, 4, 3)]
+    [(3, 2), (4, 2), (3, 2)]
+    >>> len(storage["instance"])  # two sets of sizes
+    2
     """
 
     _boxed_call = True  # AOTAutograd then hands one list over, and may empty it

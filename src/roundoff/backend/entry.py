@@ -90,6 +90,22 @@ def onnx_custom_backend(
     set costs a conversion, and none the compilation by dynamo.
     What the exporter made of a graph is kept too, for the same graph under other options.
     TF32 follows ``torch.backends.cuda.matmul.allow_tf32``, call by call.
+
+    Examples
+    --------
+    Options are bound with a partial; what was made of the graph is in the storage.
+
+    >>> from functools import partial
+    >>> from roundoff.backend import OptimizationOptions
+    >>> storage = {}
+    >>> backend = partial(
+    ...     onnx_custom_backend, options=OptimizationOptions("default"), storage=storage
+    ... )
+    >>> model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.ReLU()).eval()
+    >>> with torch.no_grad():
+    ...     y = torch.compile(model, backend=backend, fullgraph=True)(torch.ones(1, 3))
+    >>> [node.op_type for node in storage["instance"][0]["onnx"].graph.node]
+    ['Gemm', 'Relu']
     """
     settings = _settings(target_opset, verbose, options, optimize, storage, dump_prefix, providers)
     settings = dataclasses.replace(settings, check=check, cuda_graph=cuda_graph)

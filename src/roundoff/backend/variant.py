@@ -30,6 +30,21 @@ def reset() -> None:
 
     Needed after a write that moves no version counter: through ``.data``, or into a parameter
     that was made under ``inference_mode``.
+
+    Examples
+    --------
+    A transposed weight is computed ahead, and a write through ``.data`` goes unseen:
+
+    >>> from roundoff.backend import onnx_custom_backend
+    >>> weight = torch.nn.Parameter(torch.ones(2, 2), requires_grad=False)
+    >>> double = torch.compile(lambda x: x @ (2 * weight), backend=onnx_custom_backend)
+    >>> x = torch.ones(1, 2)
+    >>> double(x)
+    tensor([[4., 4.]])
+    >>> _ = weight.data.zero_()
+    >>> reset()
+    >>> double(x)
+    tensor([[0., 0.]])
     """
     global _epoch
     _epoch += 1

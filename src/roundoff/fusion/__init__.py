@@ -66,6 +66,20 @@ def fuse(
         The rewritten graph; inputs, outputs and their names are the same.
     report : Report
         What matched, what was refused and why, nodes after each tier.
+
+    Examples
+    --------
+    >>> import onnx
+    >>> from onnx import parser
+    >>> model = parser.parse_model('''
+    ...     <ir_version: 10, opset_import: ["" : 20]>
+    ...     g (float[2, 3] x) => (float[2, 3] y) { s = Sigmoid(x)  y = Mul(x, s) }
+    ... ''')
+    >>> fused, report = fuse(onnx.shape_inference.infer_shapes(model))
+    >>> [node.op_type for node in fused.graph.node]
+    ['QuickGelu']
+    >>> report.nodes["exported"], len(fused.graph.node)
+    (2, 1)
     """
     from .editor import Editor
     from .rule import Report, apply_rules

@@ -189,6 +189,16 @@ def shuffled_programs(seed: int) -> Iterator[None]:
     ------
     ArgumentError
         The kernels of this process are compiled: the GPU chooses the order.
+
+    Examples
+    --------
+    >>> from roundoff.kernels.layer_norm import layer_norm
+    >>> x = torch.randn(12, 8, generator=torch.Generator().manual_seed(0))
+    >>> def shuffled(seed):
+    ...     with shuffled_programs(seed):
+    ...         return layer_norm(x, 8)
+    >>> not interpreting() or torch.equal(shuffled(1), shuffled(2))
+    True
     """
     if not interpreting():
         raise ArgumentError(

@@ -60,6 +60,12 @@ class Plan(NamedTuple):
         Programs for each multiprocessor; 0 where each tile has its own.
     hold : bool
         Whether the weight stays in registers.
+
+    Examples
+    --------
+    >>> plan = plan_backward(15872, 2)
+    >>> plan.pieces * plan.piece  # columns that are worked on, padding included
+    16384
     """
 
     rows: int

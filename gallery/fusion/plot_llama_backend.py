@@ -380,9 +380,7 @@ def field(few, tuned):
         yield f"eager, {named}", attention, "eager", {}
         if not cuda and attention == "eager":
             continue  # one attention is enough for a ratio on a CPU, and saves the reader a minute
-        modes = ["reduce-overhead", *([] if few else [""])] if cuda else [""]
-        if quick and not cuda:
-            modes = ["lite"]  # torch's own kernels: a C++ compiler takes as long as all the rest
+        modes = ["reduce-overhead", *([] if few else [""])] if cuda else [""] * (not quick)
         for mode in modes + ["max-autotune"] * tuned:
             label = ", ".join(filter(None, ("inductor", attention, mode)))
             yield label, attention, f"inductor:{mode}", {}
@@ -567,6 +565,8 @@ if not cuda:
         "Triton kernels of our own need CUDA: on a CPU the third tier is torch's products, and the "
         "tests run the Triton kernels in Triton's interpreter, whose time says nothing."
     )
+if quick and not cuda:
+    skipped.append("Inductor is left to a full build: its compiler takes as long as all the rest.")
 study.say(skipped or ["Every rival ran."])
 
 # %%

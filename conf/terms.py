@@ -42,7 +42,8 @@ def link_terms(app: Sphinx, tree: nodes.document) -> None:
     if not re.search(r"(^|/)plot_\w+$", name):
         return
     glossary = Path(app.srcdir, "glossary.rst")
-    app.env.note_dependency(str(glossary))
+    if glossary.exists():  # a file that is missing makes a page outdated at each build
+        app.env.note_dependency(str(glossary))
     for term in terms(glossary):
         # Acronyms as they are written; words at the start of a sentence, too.
         first = term[0] if term[:2].isupper() else f"[{term[0].lower()}{term[0].upper()}]"

@@ -13,6 +13,7 @@ from urllib.parse import unquote
 
 import pandas as pd
 import pytest
+from bs4 import BeautifulSoup
 from docutils import nodes
 
 from .conftest import ROOT, SITE
@@ -296,3 +297,19 @@ def test_figures_are_computed_and_absent_where_the_run_does_not_hold_them() -> N
     gain = figure_of(asked["plot_llama_backend"], tables)
     assert gain.value == "4.00×"
     assert "0.50 of the time of inductor" in gain.sentence
+
+
+def test_the_sidebar_marks_the_page_that_is_open(site: Path) -> None:
+    """The reference's pages share one sidebar, in which each has to find itself."""
+    pages = sorted((site / "generated").glob("roundoff.*.html"))[::7]
+    assert len(pages) > 10
+    for page in [*pages, site / "api.html", *site.glob("gallery/*/plot_*.html")]:
+        tree = BeautifulSoup(page.read_text("utf-8"), "html.parser").select_one(".sidebar-tree")
+        (entry,) = tree.select("li.current-page")
+        assert entry.a["href"] == "#"
+        assert "current" in entry["class"]
+        if page in pages:
+            assert entry.a.get_text() == page.stem.rpartition(".")[2]
+            (opened,) = tree.select("input[checked]")
+            assert opened["aria-label"] == "Toggle navigation of API reference"
+            assert not tree.select(f'a[href="{page.name}"]')

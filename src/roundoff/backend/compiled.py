@@ -245,13 +245,13 @@ class Graph:
     def truth(self, inputs: Sequence[torch.Tensor] | None = None) -> list[torch.Tensor]:
         """What the graph returns on the inputs of its first call, in float64 throughout.
 
+        Computed by :class:`roundoff.evaluator.TorchOnnxEvaluator` from the exporter's graph, so
+        that nothing is rounded to float32 inside, as ``module.double()`` would.
+
         Parameters
         ----------
         inputs : sequence of torch.Tensor, optional
             Others in their place, in the order of ``names``.
-
-        Computed by :class:`roundoff.evaluator.TorchOnnxEvaluator` from the exporter's graph, so
-        that nothing is rounded to float32 inside, as ``module.double()`` would.
         """
         from .check import truth
 

@@ -33,9 +33,9 @@ def reset() -> None:
 
     Examples
     --------
-    A transposed weight is computed ahead, and a write through ``.data`` goes unseen:
+    What depends on weights alone is computed ahead, and a write through ``.data`` goes unseen:
 
-    >>> from roundoff.backend import onnx_custom_backend
+    >>> from roundoff.backend import onnx_custom_backend, reset
     >>> weight = torch.nn.Parameter(torch.ones(2, 2), requires_grad=False)
     >>> double = torch.compile(lambda x: x @ (2 * weight), backend=onnx_custom_backend)
     >>> x = torch.ones(1, 2)

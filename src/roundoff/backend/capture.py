@@ -14,11 +14,14 @@ from typing import Any
 import onnx
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._python_dispatch import (
+    _disable_current_modes,
+    is_traceable_wrapper_subclass,
+)
 
 from roundoff.errors import UnsupportedError
 
-__all__ = ["STRIDED", "keep_composites", "outside", "specialised", "to_onnx"]
+__all__ = ["STRIDED", "keep_composites", "outside", "passes_through", "specialised", "to_onnx"]
 
 # Functionalisation takes a product with a weight apart into views and a two-axis product, and
 # attention into whatever kernel torch would have picked. As operators of our own they pass
@@ -157,6 +160,35 @@ def _as_strided_scatter(
 
 #: AOTAutograd writes inputs that overlap as strided views of one base: the exporter has no form.
 STRIDED = {torch.ops.aten.as_strided_scatter.default: _as_strided_scatter}
+
+
+def passes_through(args: Sequence[Any], examples: Sequence[Any]) -> bool:
+    """Whether AOTAutograd leaves nothing to do around a call, which it says while it compiles.
+
+    It then hands the inputs of dynamo's graph to the functional one, and returns what that
+    returns: no input is written to, no output is a view, no mode has to be set back.
+
+    Parameters
+    ----------
+    args, examples
+        Inputs of dynamo's graph and of the functional one.
+    """
+    found = torch._guards.TracingContext.try_get()
+    known = None if found is None else found.fw_metadata
+    if known is None or len(args) != len(examples) or torch._C._is_any_autocast_enabled():
+        return False
+    around = (
+        known.num_mutated_inp_runtime_indices,
+        known.num_outputs_aliased,
+        known.num_intermediate_bases,
+        known.grad_enabled_mutation is not None,
+        known.dynamic_outputs,
+        known.is_rng_op_functionalized,
+        known.tokens,
+        getattr(known, "act_input_indices", ()),  # from torch 2.12 on
+        any(map(is_traceable_wrapper_subclass, args)),
+    )
+    return not any(around)
 
 
 @contextlib.contextmanager

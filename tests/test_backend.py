@@ -408,6 +408,44 @@ def test_autocast_keeps_its_types() -> None:
     close(made.float(), wanted.float(), 0.02)
 
 
+def written(x: torch.Tensor) -> torch.Tensor:
+    x.add_(1)
+    return x * 2
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(
+    ("f", "direct"),
+    [
+        (lambda x: torch.relu(x) * 2, True),
+        (lambda x: (torch.exp(x), x.sum(0)), True),
+        (written, False),
+        (lambda x: x.t(), False),
+        (lambda x: (x * 2, x[1:]), False),
+        (lambda x: [(y := x * 2), y.view(-1)], True),  # shared as Outputs has it
+    ],
+    ids=["plain", "two outputs", "an input is written to", "a view", "beside another", "shared"],
+)
+def test_a_wrapper_stands_between_where_it_has_work_alone(
+    f: Callable[..., Any], direct: bool, dynamic: bool
+) -> None:
+    made: list[Callable[..., Any]] = []
+
+    def backend(*args: Any) -> Callable[..., Any]:
+        made.append(rb.onnx_custom_backend(*args))
+        return made[-1]
+
+    run = torch.compile(f, backend=backend, fullgraph=True, dynamic=dynamic)
+    for _ in range(2):
+        x = torch.randn(3, 4)
+        y = x.clone()
+        close(run(x), f(y))
+        close(x, y)
+    # AOTAutograd's own function is closed to dynamo. It also marks sizes that may change.
+    assert hasattr(made[0], "_torchdynamo_disable") != (direct and not dynamic)
+
+
 @torch.no_grad()
 def test_products_by_torch_between_islands() -> None:
     """Weights are read where they lie, results are new, and what is passed on is kept."""

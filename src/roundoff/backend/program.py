@@ -172,9 +172,9 @@ class Program:
             for o in n.output
         }
         self._new = [
-            (slot.index, slot.maker(device))
-            for n, slot in self._slots.items()
-            if n in self.outputs and n not in by_kernel
+            (self._slots[n].index, self._slots[n].maker(device))
+            for n in self.outputs
+            if n not in by_kernel
         ]
         self._made = [i for i, n in enumerate(self.outputs) if n in by_kernel]
         chosen = list(providers or [CUDA if self.cuda else "CPUExecutionProvider"])
@@ -183,6 +183,10 @@ class Program:
                 self.steps.append(self._kernel(group[0], kernels))
             else:
                 self._add_island(model, group, chosen, tf32)
+        self._whole: _Island | None = None
+        first = self.steps[0] if len(self.steps) == 1 and not self.cuda else None
+        if isinstance(first, _Island) and first.names == self.inputs + self.outputs:
+            self._whole = first
 
     def _kernel(
         self, node: onnx.NodeProto, kernels: Mapping[str, Kernel]
@@ -218,16 +222,16 @@ class Program:
         inside = {n.name for n in nodes}
         outside = {i for n in model.graph.node if n.name not in inside for i in n.input}
         wanted = outside | set(self.outputs)
-        outputs = [o for n in nodes for o in n.output if o and o in wanted]
-        part = _part(model, nodes, outputs)
+        made = {o for n in nodes for o in n.output if o and o in wanted}
+        final = [o for o in self.outputs if o in made]
+        part = _part(model, nodes, final + sorted(made.difference(final)))
         if self.stream is None:
-            made = session(part, providers, tf32=tf32)
+            ready = session(part, providers, tf32=tf32)
         else:
             with torch.cuda.stream(self.stream):
-                made = session(part, providers, tf32=tf32)
-        self.sessions.append(made)
-        final = set(self.outputs)
-        self.steps.append(_Island(made, self._slots, self.device, final))
+                ready = session(part, providers, tf32=tf32)
+        self.sessions.append(ready)
+        self.steps.append(_Island(ready, self._slots, self.device, set(self.outputs)))
 
     def run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Run once. *inputs* are contiguous, in the order of ``self.inputs``, on the device.
@@ -249,6 +253,10 @@ class Program:
             return made
 
     def _steps(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        if self._whole is not None:  # the list of values would take longer than a small run
+            made = [empty() for _, empty in self._new]
+            self._whole.call([*inputs, *made])
+            return made
         values = self._blank.copy()
         for index, tensor in zip(self._in, inputs):  # noqa: B905 - each microsecond counts here
             values[index] = tensor
@@ -322,41 +330,44 @@ class _Island:
         self._run = quick_run(made, self._io)
         self._place = (device.type, device.index or 0)
         self._bind_output = _quick_bind(self._io, self._place)
-        self._inputs = [(i, n, slots[n]) for i, n in enumerate(made.input_names)]
-        self._outputs = [
-            (i, n, slots[n]) for i, n in enumerate(made.output_names, len(self._inputs))
-        ]
-        # Addresses in use, inputs first.
-        self._bound: list[int | None] = [None] * (len(self._inputs) + len(self._outputs))
+        self.names = [*made.input_names, *made.output_names]
+        self._slots = [slots[n] for n in self.names]
+        self._places = [slot.index for slot in self._slots]
+        self._bound: list[int | None] = [None] * len(self.names)  # addresses in use
         # A tensor without elements has no address, and ONNX Runtime wants one.
         self._nowhere = torch.empty(1, device=device)
         # What passes from step to step keeps one buffer; what is returned is new each time.
         self.buffers = {
             s.index: torch.empty(s.shape, dtype=s.dtype, device=device)  # type: ignore[arg-type]
-            for _, n, s in self._outputs
-            if n not in final
+            for n, s in zip(self.names, self._slots, strict=True)
+            if n in made.output_names and n not in final
         }
 
     def run(self, values: list[Any]) -> None:
-        bound = self._bound
-        for i, name, slot in self._inputs:
-            tensor = values[slot.index]
-            if (at := tensor.data_ptr()) != bound[i]:
-                place = self._place if tensor.device.type != "cpu" else ("cpu", 0)
-                key = at or self._nowhere.data_ptr()
-                self._io.bind_input(name, *place, slot.onnx_type, tuple(tensor.shape), key)
-                bound[i] = at
         for index, buffer in self.buffers.items():
             values[index] = buffer
-        for i, name, slot in self._outputs:
-            if (at := values[slot.index].data_ptr()) != bound[i]:
-                key = at or self._nowhere.data_ptr()
-                self._bind_output(name, slot.onnx_type, slot.shape, key)
-                bound[i] = at
+        self.call([values[index] for index in self._places])
+
+    def call(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Run on inputs and outputs, in the order of ``names``."""
+        bound = self._bound
+        for i, tensor in enumerate(tensors):
+            if tensor.data_ptr() != bound[i]:
+                self._bind(i, tensor)
         try:
             self._run()
         except Exception as e:
             raise translated(e, "ONNX Runtime fails in the run") from e
+
+    def _bind(self, i: int, tensor: torch.Tensor) -> None:
+        at, name, slot = tensor.data_ptr(), self.names[i], self._slots[i]
+        key = at or self._nowhere.data_ptr()
+        if i < len(self.session.input_names):
+            place = self._place if tensor.device.type != "cpu" else ("cpu", 0)
+            self._io.bind_input(name, *place, slot.onnx_type, tuple(tensor.shape), key)
+        else:
+            self._bind_output(name, slot.onnx_type, slot.shape, key)
+        self._bound[i] = at
 
 
 def _quick_bind(io: Any, place: tuple[str, int]) -> Callable[..., Any]:

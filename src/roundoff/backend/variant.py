@@ -82,6 +82,7 @@ class Variant:
         if self.ahead is not None:
             self._first = [place[n] for n in self.ahead.inputs]
         self._order = [(n, place.get(n, -1)) for n in self.main.inputs]
+        self._straight = self.main.inputs == graph.names
         # Weights with strides of their own are copied once, and again when they change.
         self._static = {place[n] for n in graph.static}
         self._copies: dict[int, tuple[tuple[Any, int, int], torch.Tensor]] = {}
@@ -126,7 +127,9 @@ class Variant:
     def __call__(self, args: Sequence[Any]) -> list[torch.Tensor]:
         if self.ahead is not None or self._copies:
             self._refresh(args)
-        inputs = [args[i] if i >= 0 else self._ready[n] for n, i in self._order]
+        inputs = args
+        if not self._straight:
+            inputs = [args[i] if i >= 0 else self._ready[n] for n, i in self._order]
         if not all(map(torch.Tensor.is_contiguous, inputs)):
             inputs = [
                 t if t.is_contiguous() else self._contiguous(t, i)

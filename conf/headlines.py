@@ -102,7 +102,7 @@ def speed_up(tables: Tables) -> Figure | None:
     if best is None:
         return None
     gain, way, precision, ratio = best
-    beside = f", and {ratio:.2f} of the time of inductor's best mode" if ratio == ratio else ""
+    beside = f", and {ratio:.2f} of the time of inductor's best that ran" if ratio == ratio else ""
     return Figure(
         f"{gain:.2f}×",
         f"A Llama layer on our ONNX Runtime backend ({way}, {precision}): {gain:.2f} times as fast "

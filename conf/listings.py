@@ -56,7 +56,7 @@ class RecordedMachines(_Listing):
             env["gpu"]["name"] if env["gpu"] else env["processor"],
             self.page(record.page),
             newest.date[:10],
-            (newest.commit or "unknown")[:10],
+            ", ".join(record.commits),
             *(
                 version or "–"
                 for version in (versions.get("torch"), versions.get("triton"), runtime)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +44,10 @@ class Run:
         Tables by name.
     environment : dict
         What it ran on.
-    date, commit : str
-        When and with which code; empty for this build.
+    date : str
+        When; empty for this build.
+    commits : sequence of str
+        With which code; one for each run that a record is made of.
     """
 
     page: str
@@ -54,7 +56,7 @@ class Run:
     tables: Mapping[str, pd.DataFrame]
     environment: Mapping[str, Any]
     date: str = ""
-    commit: str = ""
+    commits: Sequence[str] = ()
 
     @property
     def is_build(self) -> bool:
@@ -88,7 +90,7 @@ def recorded(folder: Path = RECORDED) -> list[Run]:
                 record.tables,
                 newest.environment,
                 newest.date[:10],
-                (newest.commit or "unknown")[:10],
+                record.commits,
             )
         )
     return sorted(runs, key=lambda run: (run.environment.get("gpu") is None, run.key))
@@ -218,7 +220,8 @@ def _card(runs: list[Run]) -> list[str]:
     lines.append(f"* {_text(named)}")
     for run in runs:
         what = run.page.removeprefix("plot_").replace("_", " ")
-        lines.append(f"* {what}" + (f": {run.date}, commit ``{run.commit}``" if run.date else ""))
+        commits = ", ".join(f"``{commit}``" for commit in run.commits)
+        lines.append(f"* {what}" + (f": {run.date}, commit {commits}" if run.date else ""))
     return lines
 
 

@@ -224,10 +224,12 @@ def product(case, x, joined, out):
 # On paper every element is the same sum of the same products. A library picks its kernel by the
 # shape of the product, and the kernel decides in how many parts a sum is cut and in which order
 # they are added (:ref:`reduction-order` says what that does); a wider product may get another one.
-# So the table counts the elements whose bits
-# differ from *not fused*, and measures each variant against a float64 product of the same inputs.
-# One ULP (:ref:`ulp`) is that of a typical output, the root mean square: where a sum cancels almost
-# to zero its own unit is tiny, and a distance in that unit says how close to zero the sum came.
+# So the table counts the elements whose bits differ from *not fused*, and measures each variant
+# against a float64 product of the same inputs. One ULP (:ref:`ulp`) is that of a typical output,
+# the root mean square: where a sum cancels almost to zero its own unit is tiny, and a distance in
+# that unit says how close to zero the sum came. Here that root mean square is about 1, where the
+# unit doubles, and chance puts it on either side: across sizes and machines, compare absolute
+# errors.
 
 
 def discrepancy(case):
@@ -947,10 +949,10 @@ study.conclude(lambda run: list(on_shapes(run)) or "No ratio to speak of.", "bey
 # What to do
 # ----------
 #
-# * **Join constant weights ahead.** What that saves are launches and a pass over what a Concat
-#   moves: fixed costs, which show where the products are short and drown where they are long.
-# * **Do not join weights at each run** when the batch is small: the product is then one pass over
-#   the weights, and joining them adds two.
+# * **Join constant weights ahead** where the products are short: that saves launches, and a pass
+#   over what a Concat moves. Where they are long it may lose, above all if a Split has to follow.
+# * **Do not join large weights at each run** when the batch is small: the product is then one pass
+#   over the weights, and joining them adds two. Where launches take the time, that costs nothing.
 # * **Measure your own shapes.** A ratio belongs to a size, a type and a machine, and one row of one
 #   table belongs to chance until a second run has said the same.
 # * **Be ready for other bits**, nearer to the truth or further from it: compare with float64 before

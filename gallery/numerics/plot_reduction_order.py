@@ -104,8 +104,8 @@ assert batch.tobytes() == alone.tobytes(), "the batch must have the bits of sepa
 assert same < ORDERS / 2
 study.say(
     f"Rows contiguous: {np.sum(batch == alone)} of {ORDERS} sums have the bits of a separate call. "
-    f"Columns contiguous: {same}, because NumPy then adds whole rows to one another, and so each "
-    "vector from left to right."
+    f"Columns contiguous: {same}, because NumPy then adds whole columns to one another, and so "
+    "each vector from left to right."
 )
 
 # %%
@@ -794,8 +794,9 @@ def census_in_words(run):
     every = 16 * 32 * 1024
     listed = ", ".join(f"{table.row[dtype] * every:,.0f} in {dtype}" for dtype in TYPES)
     return (
-        f"Of {every:,} rows that makes {listed}. The shorter the type, the rarer a difference, and "
-        "the larger when it shows: a last place of float16 is 8,192 times one of float32."
+        f"Of {every:,} rows that makes {listed}. The shorter the type, the rarer a row that "
+        "differs, and the larger what it differs by: a last place of float16 is 8,192 times one of "
+        "float32."
     )
 
 

@@ -93,6 +93,12 @@ class Record:
     tables: dict[str, pd.DataFrame]
     provenance: dict[str, Provenance]
 
+    @property
+    def commits(self) -> list[str]:
+        """Commits of the code that ran, ten digits each, the newest run's first."""
+        runs = sorted(self.provenance.values(), key=lambda run: run.date, reverse=True)
+        return list(dict.fromkeys((run.commit or "unknown")[:10] for run in runs))
+
 
 def write_record(
     folder: str | Path,

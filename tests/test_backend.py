@@ -442,8 +442,12 @@ def test_a_wrapper_stands_between_where_it_has_work_alone(
         y = x.clone()
         close(run(x), f(y))
         close(x, y)
-    # AOTAutograd's own function is closed to dynamo. It also marks sizes that may change.
-    assert hasattr(made[0], "_torchdynamo_disable") != (direct and not dynamic)
+    with torch.autocast("cpu", torch.bfloat16):
+        close(run(x), f(y))
+    # AOTAutograd's own function is closed to dynamo. It also marks sizes that may change, and
+    # ends autocast.
+    wrapped = [hasattr(one, "_torchdynamo_disable") for one in made]
+    assert wrapped == [not direct or dynamic, True]
 
 
 @torch.no_grad()

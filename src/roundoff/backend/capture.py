@@ -166,7 +166,8 @@ def passes_through(args: Sequence[Any], examples: Sequence[Any]) -> bool:
     """Whether AOTAutograd leaves nothing to do around a call, which it says while it compiles.
 
     It then hands the inputs of dynamo's graph to the functional one, and returns what that
-    returns: no input is written to, no output is a view, no mode has to be set back.
+    returns: no input is written to, no output is a view, and no mode has to be set back, unless
+    autocast is on.
 
     Parameters
     ----------
@@ -175,7 +176,7 @@ def passes_through(args: Sequence[Any], examples: Sequence[Any]) -> bool:
     """
     found = torch._guards.TracingContext.try_get()
     known = None if found is None else found.fw_metadata
-    if known is None or len(args) != len(examples) or torch._C._is_any_autocast_enabled():
+    if known is None or len(args) != len(examples):
         return False
     around = (
         known.num_mutated_inp_runtime_indices,

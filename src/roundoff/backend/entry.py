@@ -114,10 +114,11 @@ def onnx_custom_backend(
         kept = keep_composites(graph_module)
         names = [n.target for n in graph_module.graph.nodes if n.op == "placeholder"]
         direct: list[Callable[..., Any]] = []
+        autocast = torch._C._is_any_autocast_enabled()  # which AOTAutograd ends for the compiler
 
         def compiler(gm: torch.fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
             made = Compiled(gm, examples, [str(n) for n in names], settings).callable()
-            if passes_through(args, examples):
+            if not autocast and passes_through(args, examples):
                 direct.append(made)
             return made
 

@@ -215,7 +215,6 @@ def build_wheel(app: Sphinx) -> Path | None:
     root = Path(roundoff.__file__).resolve().parents[2]
     sources = [root / name for name in ("pyproject.toml", "README.md", "LICENSE")]
     if not all(path.exists() for path in sources):
-        logger.info("no pyproject.toml beside the library: the site carries no wheel")
         return None
     sources += sorted(
         p for p in (root / "src" / "roundoff").rglob("*") if p.suffix in (".py", ".json", ".typed")
@@ -261,9 +260,11 @@ def carry_wheel(app: Sphinx, exception: Exception | None) -> None:
     wheel = _building.pop().result()
     folder = Path(app.outdir, "wheels")
     shutil.rmtree(folder, ignore_errors=True)
-    if wheel:
-        folder.mkdir(parents=True)
-        shutil.copyfile(wheel, folder / wheel.name)
+    if wheel is None:
+        logger.info("no pyproject.toml beside the library: the site carries no wheel")
+        return
+    folder.mkdir(parents=True)
+    shutil.copyfile(wheel, folder / wheel.name)
 
 
 _thread = ThreadPoolExecutor(1)

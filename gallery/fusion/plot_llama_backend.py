@@ -626,8 +626,11 @@ study.conclude(on_main_times, times["table"].iloc[0])
 
 
 def on_autotune(name):
-    found = lambda run: list(on_times(run, [name])) if name in run.tables else None  # noqa: E731
-    return lambda run: found(run) or "max-autotune did not run here."
+    def sentences(run):
+        names = [name] if name in run.tables else []
+        return list(on_times(run, names)) or "max-autotune did not run here."
+
+    return sentences
 
 
 study.conclude(on_autotune("time-float16-autotune"), "time-float16-autotune")

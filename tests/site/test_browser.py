@@ -10,7 +10,6 @@ pytestmark = [pytest.mark.site, pytest.mark.xdist_group("site")]
 
 WIDTHS = (1280, 390)
 SCHEMES = ("light", "dark")
-ALL_LOOKS = tuple(itertools.product(WIDTHS, SCHEMES))
 # Each width and each scheme; the other two pairs hold nothing that these do not.
 LOOKS = ((1280, "light"), (390, "dark"))
 # Pages that hold neither prose nor code of ours.
@@ -86,21 +85,16 @@ LOOKED_AT = """() => {
 }"""
 
 
-def serious(tab, axe: str, *, sight_alone: bool = False) -> list[str]:
-    """Serious and critical violations, with the first elements concerned.
-
-    Of what needs no eye (names, roles, order), nothing depends on colours: *sight_alone* leaves
-    it out.
-    """
+def serious(tab, axe: str) -> list[str]:
+    """Serious and critical violations, with the first elements concerned."""
     tab.evaluate(f"window.axe || (() => {{ {axe} }})()")
     found = tab.evaluate(f"axe.run({{include: ({LOOKED_AT})()}}, {{runOnly: ['color-contrast']}})")[
         "violations"
     ]
-    if not sight_alone:
-        rules = "{'color-contrast': {enabled: false}, 'target-size': {enabled: true}}"
-        found += tab.evaluate(
-            f"axe.run(document, {{resultTypes: ['violations'], rules: {rules}}})"
-        )["violations"]
+    rules = "{'color-contrast': {enabled: false}, 'target-size': {enabled: true}}"
+    found += tab.evaluate(f"axe.run(document, {{resultTypes: ['violations'], rules: {rules}}})")[
+        "violations"
+    ]
     return [
         f"{v['id']}: {', '.join(str(n['target']) + ' ' + n['html'][:120] for n in v['nodes'][:3])}"
         for v in found
@@ -110,14 +104,13 @@ def serious(tab, axe: str, *, sight_alone: bool = False) -> list[str]:
 
 def test_every_page_opens_alone_and_fits(site: Path, address: str, tab) -> None:
     wrong = []
-    for i, name in enumerate(pages(site)):
-        # Pages of the reference are of one making: each is opened, in one look after the other.
-        looks = ALL_LOOKS[i % 4 :][:1] if name.startswith("generated/") else ALL_LOOKS
-        for width, scheme in looks:
+    for name in pages(site):
+        tab.set_viewport_size({"width": WIDTHS[0], "height": 900})
+        tab.emulate_media(color_scheme=SCHEMES[0])
+        visit(tab, f"{address}/{name}")
+        for width, scheme in itertools.product(WIDTHS, SCHEMES):
             tab.set_viewport_size({"width": width, "height": 900})
             tab.emulate_media(color_scheme=scheme)
-            if (width, scheme) == looks[0]:
-                visit(tab, f"{address}/{name}")
             if (pixels := overflow(tab)) > 0:
                 wrong.append(f"{name} at {width} in {scheme}: {pixels} pixels too wide")
         wrong += [f"{name}: {problem}" for problem in tab.problems]
@@ -136,10 +129,7 @@ def test_no_serious_violation_of_accessibility(site: Path, address: str, tab, ax
         for width, scheme in looks:
             tab.set_viewport_size({"width": width, "height": 900})
             tab.emulate_media(color_scheme=scheme)
-            # What a phone changes is around the studies, and on the other pages, too.
-            again = name.startswith("gallery/") and (width, scheme) != looks[0]
-            found = serious(tab, axe, sight_alone=again)
-            wrong += [f"{name} at {width} in {scheme}: {v}" for v in found]
+            wrong += [f"{name} at {width} in {scheme}: {v}" for v in serious(tab, axe)]
     assert not wrong, "\n".join(wrong)
 
 

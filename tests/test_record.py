@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from roundoff.errors import RecordError
-from roundoff.record import RECORDED, read_record, read_records, write_record
+from roundoff.record import RECORDED, Record, read_record, read_records, row_parts, write_record
 
 ENV = {
     "processor": "Some CPU",
@@ -48,7 +48,9 @@ def same(a: object, b: object) -> bool:
     return a == b
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None
+)
 @given(frame=frames())
 def test_a_table_comes_back_bit_for_bit(tmp_path: Path, frame: pd.DataFrame) -> None:
     path = write_record(tmp_path, "plot_x", {"t": frame}, ENV)
@@ -95,10 +97,15 @@ def test_an_interrupted_write_leaves_the_old_record(tmp_path: Path, monkeypatch)
     assert list(path.parent.iterdir()) == [path]
 
 
+FRAME = pd.DataFrame({"n": [1], "x": [0.5], "s": ["a"], "b": [True]})
+
+
 @pytest.fixture
 def good(tmp_path: Path) -> Path:
-    frame = pd.DataFrame({"n": [1], "x": [0.5], "s": ["a"], "b": [True]})
-    return write_record(tmp_path, "p", {"t": frame}, ENV)
+    """A record with a second run of its only table."""
+    write_record(tmp_path, "p", {"t": FRAME}, ENV, parts={"t": "s"})
+    again = {"t": FRAME.assign(x=[0.25])}
+    return write_record(tmp_path, "p", again, ENV, times={"t": ["x"]}, second=True)
 
 
 def fields(data: object, trail: tuple = ()) -> list[tuple]:
@@ -110,13 +117,20 @@ def fields(data: object, trail: tuple = ()) -> list[tuple]:
         return []
     items = data.items() if isinstance(data, dict) else enumerate(data)
     inner = [f for k, v in items if isinstance(v, (dict, list)) for f in fields(v, (*trail, k))]
-    return [t for t in own if t != ("tables", "t")] + inner
+    optional = [("tables", "t"), ("tables", "t", "second")]
+    return [t for t in own if t not in optional] + inner
 
 
 def test_each_missing_field_is_named_with_its_file(good: Path) -> None:
     whole = json.loads(good.read_text())
     trails = fields(whole)
-    assert len(trails) > 20
+    assert len(trails) > 35
+    table = ("tables", "t")
+    assert {
+        (*table, "part"),
+        (*table, "part", "column"),
+        *((*table, "second", k) for k in ("run", "columns", "rows")),
+    } <= set(trails)
     for *parents, last in trails:
         broken = copy.deepcopy(whole)
         node = broken
@@ -129,27 +143,248 @@ def test_each_missing_field_is_named_with_its_file(good: Path) -> None:
         assert str(good) in str(error.value)
 
 
+T, SECOND = ("tables", "t"), ("tables", "t", "second")
+
+
 @pytest.mark.parametrize(
-    ("old", "new", "field"),
+    ("trail", "value", "field"),
     [
-        ('"schema": 1', '"schema": 2', "schema"),
-        ('"page": "p"', '"page": "q"', "page"),
-        ('"run": 0', '"run": 1', r"tables\.t\.run"),
-        ("0.5", '"half"', r"tables\.t\.rows\[0\]\.x"),
-        ("[1, 0.5", "[true, 0.5", r"tables\.t\.rows\[0\]\.n"),
-        ("[1, 0.5", "[0.5", r"tables\.t\.rows\[0\]"),
-        ('"type": "integer"', '"type": "int"', r"columns\[0\]\.type"),
-        ('"date": "2', '"date": "x', r"runs\[0\]\.date"),
-        ('"schema": 1,', "", "schema is missing"),
-        ("{", "", "not a readable JSON file"),
+        (("schema",), 3, "schema is not known"),
+        (("schema",), True, "schema has a wrong type"),
+        (("page",), "q", "page"),
+        (("runs", 0, "date"), "x", r"runs\[0\]\.date"),
+        ((*T, "run"), 2, r"tables\.t\.run refers"),
+        ((*T, "rows", 0, 1), "half", r"tables\.t\.rows\[0\]\.x"),
+        ((*T, "rows", 0, 0), True, r"tables\.t\.rows\[0\]\.n"),
+        ((*T, "rows", 0), [0.5], r"tables\.t\.rows\[0\]"),
+        ((*T, "columns", 0, "type"), "int", r"columns\[0\]\.type"),
+        ((*T, "part"), "CPU", r"tables\.t\.part is not known: got CPU, expected cpu, gpu"),
+        ((*T, "part"), 1, r"tables\.t\.part has a wrong type"),
+        ((*T, "part"), {"column": "provider"}, r"part\.column names no column.*got provider"),
+        ((*T, "part"), {"column": "cpu"}, r"part\.column names no column"),
+        ((*T, "part"), {"column": None}, r"part\.column has a wrong type"),
+        ((*T, "part"), {"column": "n"}, r"part\.column: the column's row 0 is no text: got 1"),
+        (SECOND, None, r"tables\.t\.second has a wrong type"),
+        ((*SECOND, "run"), 2, r"second\.run refers to no run: got 2"),
+        ((*SECOND, "run"), 0, r"second\.run is the first run's: got 0"),
+        ((*SECOND, "run"), "1", r"second\.run has a wrong type"),
+        ((*SECOND, "columns", 0, "name"), "y", r"second\.columns\[0\]\.name is no column"),
+        ((*SECOND, "columns", 0, "type"), "float", r"second\.columns\[0\]\.type is not known"),
+        ((*SECOND, "columns"), [], r"second\.rows\[0\] does not fit the columns"),
+        ((*SECOND, "rows"), [[0.5], [0.25]], r"second\.rows does not fit .*2 rows, expected 1"),
+        ((*SECOND, "rows", 0), [0.5, 0.25], r"second\.rows\[0\] does not fit"),
+        ((*SECOND, "rows", 0, 0), "fast", r"second\.rows\[0\]\.x has a wrong type"),
     ],
 )
-def test_each_broken_value_is_named(good: Path, old: str, new: str, field: str) -> None:
-    text = good.read_text()
-    assert old in text
-    good.write_text(text.replace(old, new, 1))
-    with pytest.raises(RecordError, match=field):
+def test_each_broken_value_is_named(good: Path, trail: tuple, value: object, field: str) -> None:
+    data = json.loads(good.read_text())
+    node = data
+    for key in trail[:-1]:
+        node = node[key]
+    node[trail[-1]] = value
+    good.write_text(json.dumps(data))
+    with pytest.raises(RecordError, match=field) as error:
         read_record(good)
+    assert str(good) in str(error.value)
+
+
+def test_what_is_no_json_is_named(good: Path) -> None:
+    good.write_text(good.read_text()[1:])
+    with pytest.raises(RecordError, match="not a readable JSON file"):
+        read_record(good)
+
+
+def test_a_file_of_schema_1_is_read_and_becomes_schema_2(good: Path, tmp_path: Path) -> None:
+    data = json.loads(good.read_text())
+    data["schema"] = 1
+    del data["tables"]["t"]["part"], data["tables"]["t"]["second"], data["runs"][1]
+    good.write_text(json.dumps(data))
+    record = read_record(good)
+    assert (record.parts, record.second, record.second_provenance) == ({"t": None}, {}, {})
+    assert record.part_of("t") is None
+    assert record.tables["t"].x.tolist() == [0.5]
+    for field in ("run", "columns", "rows"):
+        broken = copy.deepcopy(data)
+        del broken["tables"]["t"][field]
+        good.write_text(json.dumps(broken))
+        with pytest.raises(RecordError, match=rf"tables\.t\.{field} is missing"):
+            read_record(good)
+    good.write_text(json.dumps(data | {"tables": {"t": []}}))
+    with pytest.raises(RecordError, match=r"tables\.t\.run is missing"):
+        read_record(good)
+    good.write_text(json.dumps(data))
+    write_record(tmp_path, "p", {"u": FRAME}, ENV, parts={"u": "cpu"})
+    written = json.loads(good.read_text())
+    assert written["schema"] == 2
+    assert [written["tables"][t]["part"] for t in "tu"] == [None, "cpu"]
+    assert list(written["tables"]["t"]) == ["run", "part", "columns", "rows"]
+
+
+def test_a_part_is_kept_with_each_table(tmp_path: Path) -> None:
+    frame = pd.DataFrame({"where": ["CPU", "CUDA"], "x": [1.0, 2.0]})
+    parts = {"a": "cpu", "b": "gpu", "c": "where", "d": {"column": "where"}, "other": "cpu"}
+    path = write_record(tmp_path, "p", dict.fromkeys("abcde", frame), ENV, parts=parts)
+    record = read_record(path)
+    assert record.parts == {"a": "cpu", "b": "gpu", "c": "where", "d": "where", "e": None}
+    assert [record.part_of(name) for name in "abcde"] == ["cpu", "gpu", None, None, None]
+    one = Record("p", "m", {"t": frame.iloc[1:]}, {}, {"t": "where"})
+    assert one.part_of("t") == "gpu"
+    with pytest.raises(RecordError, match="no such table: got f, expected a, b, c, d, e"):
+        record.part_of("f")
+
+
+@pytest.mark.parametrize("part", ["gpuu", {"column": "s2"}, "x", {"row": "s"}, 1])
+def test_a_part_that_cannot_be_is_refused(tmp_path: Path, part: object) -> None:
+    with pytest.raises(RecordError, match=r"field tables\.t\.part"):
+        write_record(tmp_path, "p", {"t": FRAME}, ENV, parts={"t": part})
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("value", "part"),
+    [
+        ("CPU", "cpu"),
+        ("CUDAExecutionProvider", "gpu"),
+        ("cuda:0", "gpu"),
+        ("gpu", "gpu"),
+        ("ORT on CUDA", "gpu"),
+        ("torch on CPU", "cpu"),
+        ("torch.sum, CUDA", "gpu"),
+        ("Triton, two passes", "gpu"),
+        ("Triton on CPU", "cpu"),
+        ("sequential", "cpu"),
+        (None, None),
+    ],
+)
+def test_a_cell_names_its_part(value: str | None, part: str | None) -> None:
+    assert row_parts(pd.DataFrame({"on": [value]}), "on") == [part]
+
+
+def test_row_parts_of_a_column_that_is_not_there() -> None:
+    with pytest.raises(RecordError, match="got provider, expected cpu, gpu, n, x, s, b"):
+        row_parts(FRAME, "provider")
+
+
+#: A first run: what was measured, in which rows, and what came out.
+FIRST = pd.DataFrame(
+    {
+        "label": ["a", "b"],
+        "size": [1, 2],
+        "fused": [False, True],
+        "median": [1.0, 2.0],
+        "repeat": [5, 7],
+        "note": [None, None],
+        "error": [0.5, 0.75],
+    }
+)
+AGAIN = FIRST.assign(median=[1.5, math.nan], repeat=[6, 7], note=["drifts", None], error=[0.5, 0.8])
+TIMES = {"t": ["median", "repeat", "note"]}
+
+
+def test_a_second_run_keeps_its_times_beside_the_first(tmp_path: Path) -> None:
+    tables = {"t": FIRST, "u": FRAME}
+    first = read_record(
+        write_record(tmp_path, "p", tables, ENV, {"repeat": 1}, parts={"t": "cpu"}, times=TIMES)
+    )
+    tables = {"t": AGAIN, "u": FRAME.assign(s=["other"]), "new": FRAME}
+    times = TIMES | {"new": ["x"], "not measured": ["x"]}
+    path = write_record(
+        tmp_path, "p", tables, ENV, {"repeat": 2}, parts={"t": "gpu"}, times=times, second=True
+    )
+    record = read_record(path)
+    for name, frame in first.tables.items():
+        pd.testing.assert_frame_equal(record.tables[name], frame)
+    assert record.parts == {"t": "cpu", "u": None}
+    assert record.provenance == first.provenance
+    assert list(record.second) == list(record.second_provenance) == ["t"]
+    assert list(record.second["t"]) == TIMES["t"]
+    assert record.second["t"]["median"][0] == 1.5
+    assert math.isnan(record.second["t"]["median"][1])
+    assert record.second["t"]["repeat"].tolist() == [6, 7]
+    assert record.second["t"]["note"].tolist() == ["drifts", None]
+    assert record.second_provenance["t"].options == {"repeat": 2}
+    assert '\n     [1.5, 6, "drifts"],\n' in path.read_text(), "one row a line"
+
+
+def test_a_third_run_takes_the_place_of_the_second(tmp_path: Path) -> None:
+    write_record(tmp_path, "p", {"t": FIRST}, ENV)
+    for value in (3.0, 4.0):
+        again = {"t": AGAIN.assign(median=value)}
+        path = write_record(tmp_path, "p", again, ENV, times=TIMES, second=True)
+    assert read_record(path).second["t"]["median"].tolist() == [4.0, 4.0]
+    assert len(json.loads(path.read_text())["runs"]) == 2
+
+
+def test_an_ordinary_run_drops_the_second_of_what_it_replaces(tmp_path: Path) -> None:
+    tables = {"t": FIRST, "u": FIRST}
+    write_record(tmp_path, "p", tables, ENV)
+    again = {"t": AGAIN, "u": AGAIN}
+    times = TIMES | {"u": TIMES["t"]}
+    write_record(tmp_path, "p", again, ENV, {"run": 2}, times=times, second=True)
+    path = write_record(tmp_path, "p", {"t": FIRST}, ENV | {"commit": "def"})
+    record = read_record(path)
+    assert list(record.second) == ["u"]
+    assert record.second_provenance["u"].options == {"run": 2}
+    assert len(json.loads(path.read_text())["runs"]) == 3
+    write_record(tmp_path, "p", {"u": FIRST}, ENV)
+    assert read_record(path).second == {}
+    assert len(json.loads(path.read_text())["runs"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            {"label": ["a", "c"]},
+            r"tables\.t: row 1 .* 'label': got 'c', expected 'b'; try: the opt",
+        ),
+        ({"label": ["b", "a"]}, r"tables\.t: row 0 .* 'label': got 'b', expected 'a'"),
+        ({"label": ["a", None]}, r"row 1 .* 'label': got None, expected 'b'"),
+        ({"size": [1, 3]}, r"row 1 .* 'size': got 3, expected 2"),
+        ({"size": [1.5, 2]}, r"row 0 .* 'size': got 1.5, expected 1"),
+        ({"fused": [True, True]}, r"row 0 .* 'fused': got True, expected False"),
+        ({"extra": [1, 2]}, r"tables\.t: the second run has other columns: got label.*extra, exp"),
+    ],
+)
+def test_a_second_run_of_something_else_is_refused(tmp_path: Path, change: dict, said: str) -> None:
+    path = write_record(tmp_path, "p", {"t": FIRST}, ENV)
+    before = path.read_bytes()
+    with pytest.raises(RecordError, match=said):
+        write_record(tmp_path, "p", {"t": AGAIN.assign(**change)}, ENV, times=TIMES, second=True)
+    assert path.read_bytes() == before
+
+
+def test_a_second_run_with_other_rows_commit_or_tables_is_refused(tmp_path: Path) -> None:
+    def again(tables: dict, env: dict = ENV, times: dict = TIMES) -> Path:
+        return write_record(tmp_path, "p", tables, env, times=times, second=True)
+
+    with pytest.raises(RecordError, match=r"there is no first run: .*; try: --record without"):
+        again({"t": AGAIN})
+    assert not list(tmp_path.iterdir())
+    path = write_record(tmp_path, "p", {"t": FIRST, "none": FIRST.iloc[:0]}, ENV)
+    before = path.read_bytes()
+    with pytest.raises(RecordError, match="another number of rows: got 1, expected 2"):
+        again({"t": AGAIN.iloc[:1]})
+    with pytest.raises(RecordError, match="not of the first run's commit: got def, expected abc"):
+        again({"t": AGAIN}, ENV | {"commit": "def"})
+    for tables, times in (
+        ({"u": AGAIN}, {"u": ["median"]}),  # a table the first run did not have
+        ({"u": AGAIN}, TIMES),
+        ({"t": AGAIN}, {}),
+        ({"t": AGAIN.iloc[:0]}, TIMES),  # shown, but not measured
+        ({"none": AGAIN}, {"none": ["median"]}),
+    ):
+        with pytest.raises(RecordError, match="no times of a table that the first has"):
+            again(tables, times=times)
+    assert path.read_bytes() == before
+    assert again({"t": AGAIN}, ENV | {"commit": None}) == path
+
+
+@pytest.mark.parametrize("second", [False, True])
+def test_times_are_columns(tmp_path: Path, second: bool) -> None:
+    write_record(tmp_path, "p", {"t": FIRST}, ENV)
+    with pytest.raises(RecordError, match=r"times are not columns .*: got mean, expected some of"):
+        write_record(tmp_path, "p", {"t": FIRST}, ENV, times={"t": ["mean"]}, second=second)
 
 
 def test_what_cannot_be_recorded_is_refused(tmp_path: Path) -> None:
@@ -164,6 +399,9 @@ def test_records_that_ship_are_sound() -> None:
             for run in record.provenance.values():
                 assert run.commit, f"{page} on {record.machine} does not say which code ran"
                 assert not run.commit.endswith("+"), "recorded with uncommitted changes"
+            for name, part in record.parts.items():
+                assert part, f"{page} on {record.machine}: what computed {name} is not known"
+                assert None not in row_parts(record.tables[name], part)
 
 
 def test_a_page_without_records_has_none(tmp_path: Path) -> None:

@@ -2,16 +2,24 @@
 
 A record is one file a page and machine, ``<folder>/<page>/<machine>.json``:
 
-* ``schema``: version of this layout, 1;
+* ``schema``: version of this layout, 2;
 * ``page``, ``machine``: what the file's place says, repeated;
 * ``runs``: a list of runs, each with ``date`` (ISO 8601, UTC), ``commit``, ``options`` and
   ``environment`` (:func:`roundoff.environment.environment`);
-* ``tables``: name -> ``run`` (index of the run that measured it), ``columns`` (``name`` and
-  ``type``: number, integer, string or boolean) and ``rows``. Numbers that JSON lacks are strings,
-  ``"nan"``, ``"inf"`` and ``"-inf"``; a missing value is null.
+* ``tables``: name -> ``run`` (index of the run that measured it), ``part`` (see below), ``columns``
+  (``name`` and ``type``: number, integer, string or boolean) and ``rows``. Numbers that JSON lacks
+  are strings, ``"nan"``, ``"inf"`` and ``"-inf"``; a missing value is null. Where a second run
+  repeated the measurement, ``second`` has its ``run``, ``columns`` and ``rows``: the columns of
+  times alone, aligned row by row with the first run's.
 
-A later run of part of a page replaces the tables it measured and leaves the others with the run
-that made them. A run that no table refers to is dropped.
+``part`` says which part of the machine computed the rows: ``"cpu"`` (the host's processor),
+``"gpu"``, ``{"column": "provider"}`` where a column says it row by row (:func:`row_parts` reads
+it), or null where it is unknown.
+
+A later run of part of a page replaces the tables it measured, with their second runs, and leaves
+the others with the run that made them. A run that no table and no second run refers to is dropped.
+
+Schema 1 had neither ``part`` nor ``second``. Such files are read as if every part were null.
 """
 
 from __future__ import annotations
@@ -23,6 +31,7 @@ import math
 import os
 import re
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,9 +41,17 @@ from .errors import RecordError
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["RECORDED", "Provenance", "Record", "read_record", "read_records", "write_record"]
+__all__ = [
+    "RECORDED",
+    "Provenance",
+    "Record",
+    "read_record",
+    "read_records",
+    "row_parts",
+    "write_record",
+]
 
-SCHEMA = 1
+SCHEMA = 2
 
 #: Folder of the records that ship with the package.
 RECORDED = Path(__file__).parent / "recorded"
@@ -46,6 +63,9 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "boolean": (bool,),
 }
 _NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+_PARTS = ("cpu", "gpu")
+#: Words that name a part in a cell: "CUDAExecutionProvider", "ORT on CPU", "Triton, two passes".
+_NAMES_A_PART = re.compile(r"\b(cpu|cuda|gpu|triton)", re.IGNORECASE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,6 +99,15 @@ class Record:
         The tables (:class:`pandas.DataFrame`), by name.
     provenance : dict
         The run (:class:`Provenance`) that measured each table, by the table's name.
+    parts : dict
+        What computed the rows of each table, by the table's name: ``"cpu"`` (the host's
+        processor), ``"gpu"``, the name of the column that says so, or None where it is unknown. No
+        column of that role is named ``cpu`` or ``gpu``. :meth:`part_of` sums it up.
+    second : dict
+        For tables that were measured again: their columns of times in the second run, row by row
+        as in the table.
+    second_provenance : dict
+        The run (:class:`Provenance`) that measured each of these.
 
     Examples
     --------
@@ -92,6 +121,46 @@ class Record:
     machine: str
     tables: dict[str, pd.DataFrame]
     provenance: dict[str, Provenance]
+    parts: dict[str, str | None] = dataclasses.field(default_factory=dict)
+    second: dict[str, pd.DataFrame] = dataclasses.field(default_factory=dict)
+    second_provenance: dict[str, Provenance] = dataclasses.field(default_factory=dict)
+
+    def part_of(self, name: str) -> str | None:
+        """The part that computed every row of table *name*; None: several, or unknown.
+
+        Parameters
+        ----------
+        name : str
+            A table of this record.
+
+        Returns
+        -------
+        str or None
+            ``"cpu"``, ``"gpu"`` or None.
+
+        Raises
+        ------
+        RecordError
+            When the record has no such table.
+
+        Examples
+        --------
+        >>> import pandas as pd
+        >>> frame = pd.DataFrame({"provider": ["CUDA", "CUDA"]})
+        >>> Record("p", "m", {"t": frame}, {}, {"t": "provider"}).part_of("t")
+        'gpu'
+        """
+        if name not in self.tables:
+            raise RecordError(
+                f"{self.page} on {self.machine}: no such table",
+                got=name,
+                expected=", ".join(self.tables),
+            )
+        part = self.parts.get(name)
+        if part is None or part in _PARTS:
+            return part
+        found = set(row_parts(self.tables[name], part))
+        return found.pop() if len(found) == 1 else None
 
     @property
     def commits(self) -> list[str]:
@@ -100,16 +169,70 @@ class Record:
         return list(dict.fromkeys((run.commit or "unknown")[:10] for run in runs))
 
 
+def row_parts(frame: pd.DataFrame, part: str | None) -> list[str | None]:
+    """Which part of the machine computed each row of *frame*.
+
+    Where a column says it, the last word that names a part counts: CUDA, GPU and Triton name the
+    GPU, CPU names the host's processor, in any case and with any ending
+    (``CUDAExecutionProvider``, ``cuda:0``). Text without such a word is of the host's processor; a
+    missing value is unknown.
+
+    Parameters
+    ----------
+    frame : pandas.DataFrame
+        A table.
+    part : str or None
+        As in :attr:`Record.parts`: ``"cpu"``, ``"gpu"``, the name of a column, or None.
+
+    Returns
+    -------
+    list of str or None
+        ``"cpu"``, ``"gpu"`` or None, one a row.
+
+    Raises
+    ------
+    RecordError
+        When *part* is neither a part nor a column.
+
+    Examples
+    --------
+    >>> import pandas as pd
+    >>> frame = pd.DataFrame({"runtime": ["torch on CPU", "ORT on CUDA", "sequential", None]})
+    >>> row_parts(frame, "runtime")
+    ['cpu', 'gpu', 'cpu', None]
+    >>> row_parts(frame, "gpu")
+    ['gpu', 'gpu', 'gpu', 'gpu']
+    """
+    if part is None or part in _PARTS:
+        return [part] * len(frame)
+    if part not in frame.columns:
+        raise RecordError(
+            "part names no column",
+            got=part,
+            expected=", ".join(map(str, (*_PARTS, *frame.columns))),
+        )
+    return [_named_part(value) for value in frame[part].tolist()]
+
+
 def write_record(
     folder: str | Path,
     page: str,
     tables: dict[str, pd.DataFrame],
     environment: dict[str, Any],
     options: dict[str, Any] | None = None,
+    *,
+    parts: Mapping[str, str | Mapping[str, str] | None] | None = None,
+    times: Mapping[str, Sequence[str]] | None = None,
+    second: bool = False,
 ) -> Path:
     """Write, or merge into, ``<folder>/<page>/<machine>.json``.
 
     The file is replaced in one step: whoever reads it sees the old record or the new one.
+
+    With *second*, nothing of the first run is replaced: its tables get the times of this run beside
+    theirs, so that a reader sees how far two runs of the same code are apart. This needs rows that
+    mean the same, hence text, booleans and integers outside *times* must agree row by row. Other
+    numbers may differ and are not kept. A second run that was kept before is replaced.
 
     Parameters
     ----------
@@ -123,42 +246,78 @@ def write_record(
         As :func:`roundoff.environment.environment` gives it.
     options : dict, optional
         The options the page ran with.
+    parts : dict, optional
+        Table -> what computed its rows: ``"cpu"``, ``"gpu"``, the name of the column that says so
+        (or ``{"column": name}``, as the file spells it), or None where it is unknown, which is also
+        what a table has that is not named.
+    times : dict, optional
+        Table -> its columns that a second run keeps: times, and what changes with them from run to
+        run (numbers of rounds, notes). Tables that this run has not measured may be among them.
+    second : bool
+        Whether this is the second run. It keeps each table of *times* that has rows here and that
+        the existing record has.
 
     Raises
     ------
     RecordError
-        When a table holds something else, or the existing file is not a record.
+        When a table holds something else; *parts* or *times* names a column that a table lacks; the
+        existing file is not a record. For a second run also when there is no record yet, no table
+        in common, another commit (unless one is unknown), or rows that do not agree.
 
     Examples
     --------
     >>> import tempfile
     >>> import pandas as pd
     >>> from roundoff.environment import environment
+    >>> tables = {"t": pd.DataFrame({"n": [1], "median": [2.5]})}
+    >>> again = {"t": pd.DataFrame({"n": [1], "median": [2.75]})}
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     path = write_record(folder, "plot_x", {"t": pd.DataFrame({"n": [1]})}, environment())
-    ...     read_record(path).tables["t"].columns.tolist()
-    ['n']
+    ...     path = write_record(folder, "plot_x", tables, environment(), parts={"t": "cpu"})
+    ...     path = write_record(
+    ...         folder, "plot_x", again, environment(), times={"t": ["median"]}, second=True
+    ...     )
+    ...     record = read_record(path)
+    >>> record.tables["t"]["median"].tolist(), record.second["t"]["median"].tolist()
+    ([2.5], [2.75])
+    >>> record.part_of("t")
+    'cpu'
     """
     machine = machine_name(environment)
     path = Path(folder) / page / f"{machine}.json"
+    parts, times = parts or {}, times or {}
     encoded = {name: _encode(path, name, frame) for name, frame in tables.items()}
+    for name in sorted(encoded.keys() & times.keys()):
+        _check_times(path, name, encoded[name], times[name])
+    if second and not path.exists():
+        raise RecordError(
+            f"{path}: there is no first run",
+            expected="a record of this page and machine to keep the second run's times in",
+            hint="--record without --second",
+        )
     data = _load(path) if path.exists() else {"runs": [], "tables": {}}
-    date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     run = {
-        "date": date,
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "commit": environment.get("commit"),
         "options": options or {},
         "environment": environment,
     }
     runs = [*data["runs"], run]
-    merged = data["tables"] | {name: {"run": len(runs) - 1, **t} for name, t in encoded.items()}
-    used = sorted({table["run"] for table in merged.values()})
+    new = len(runs) - 1
+    if second:
+        measured = _second_runs(path, data["tables"], encoded, times, runs)
+    else:
+        measured = {
+            name: {"run": new, "part": _spelled(parts.get(name)), **table}
+            for name, table in encoded.items()
+        }
+    merged = data["tables"] | measured
+    used = sorted({i for table in merged.values() for i in _runs_of(table)})
     data = {
         "schema": SCHEMA,
         "page": page,
         "machine": machine,
         "runs": [runs[i] for i in used],
-        "tables": {n: t | {"run": used.index(t["run"])} for n, t in merged.items()},
+        "tables": {name: _renumbered(table, used) for name, table in merged.items()},
     }
     _validate(path, data)
     _replace(path, _dumps(data))
@@ -180,29 +339,22 @@ def read_record(path: str | Path) -> Record:
     >>> record.machine == path.stem, "ratios" in record.tables
     (True, True)
     """
-    import pandas as pd
-
     path = Path(path)
     data = _load(path)
     runs = [
         Provenance(**{f.name: run[f.name] for f in dataclasses.fields(Provenance)})
         for run in data["runs"]
     ]
-    tables = {}
-    for name, table in data["tables"].items():
-        columns = {
-            column["name"]: pd.Series(
-                [_decode(row[i], column["type"]) for row in table["rows"]],
-                dtype=object if column["type"] in ("string", "boolean") else None,
-            )
-            for i, column in enumerate(table["columns"])
-        }
-        tables[name] = pd.DataFrame(columns)
+    tables = data["tables"]
+    again = {name: table["second"] for name, table in tables.items() if "second" in table}
     return Record(
         data["page"],
         data["machine"],
-        tables,
-        {name: runs[table["run"]] for name, table in data["tables"].items()},
+        {name: _frame(table) for name, table in tables.items()},
+        {name: runs[table["run"]] for name, table in tables.items()},
+        {name: _part_name(table["part"]) for name, table in tables.items()},
+        {name: _frame(table) for name, table in again.items()},
+        {name: runs[table["run"]] for name, table in again.items()},
     )
 
 
@@ -215,6 +367,136 @@ def read_records(page: str, folder: str | Path = RECORDED) -> list[Record]:
     ({'plot_gemm_fusion'}, [])
     """
     return [read_record(path) for path in sorted((Path(folder) / page).glob("*.json"))]
+
+
+def _named_part(value: Any) -> str | None:
+    if not isinstance(value, str):
+        return None
+    words = _NAMES_A_PART.findall(value)
+    return "gpu" if words and words[-1].lower() != "cpu" else "cpu"
+
+
+def _spelled(part: str | Mapping[str, str] | None) -> Any:
+    """A part as the file has it."""
+    if isinstance(part, Mapping):
+        return dict(part)
+    return {"column": part} if isinstance(part, str) and part not in _PARTS else part
+
+
+def _part_name(part: Any) -> str | None:
+    """A part as :class:`Record` has it."""
+    return part["column"] if isinstance(part, dict) else part
+
+
+def _runs_of(table: dict[str, Any]) -> list[int]:
+    return [table["run"]] + ([table["second"]["run"]] if "second" in table else [])
+
+
+def _renumbered(table: dict[str, Any], used: list[int]) -> dict[str, Any]:
+    table = table | {"run": used.index(table["run"])}
+    if "second" in table:
+        table["second"] = table["second"] | {"run": used.index(table["second"]["run"])}
+    return table
+
+
+def _check_times(path: Path, name: str, table: dict[str, Any], times: Sequence[str]) -> None:
+    columns = [column["name"] for column in table["columns"]]
+    absent = [column for column in times if column not in columns]
+    if absent or not times:
+        raise RecordError(
+            f"{path}: tables.{name}: times are not columns of the table",
+            got=", ".join(absent) or "no column",
+            expected="some of " + ", ".join(columns),
+        )
+
+
+def _second_runs(
+    path: Path,
+    tables: dict[str, Any],
+    encoded: dict[str, Any],
+    times: Mapping[str, Sequence[str]],
+    runs: list[dict[str, Any]],
+) -> dict[str, Any]:
+    """The tables of the first run that this one, the last of *runs*, measured again."""
+    found = {}
+    for name, columns in times.items():
+        # A page that was told to measure less shows empty tables for the rest.
+        if not tables.get(name, {}).get("rows") or not encoded.get(name, {}).get("rows"):
+            continue
+        first, again = tables[name], encoded[name]
+        before, now = runs[first["run"]]["commit"], runs[-1]["commit"]
+        if before and now and before != now:
+            raise RecordError(
+                f"{path}: tables.{name}: the second run is not of the first run's commit",
+                got=now,
+                expected=before,
+                hint="--record without --second, which replaces the first run",
+            )
+        _check_rows(path, name, first, again, columns)
+        kept = [i for i, column in enumerate(again["columns"]) if column["name"] in columns]
+        found[name] = first | {
+            "second": {
+                "run": len(runs) - 1,
+                "columns": [again["columns"][i] for i in kept],
+                "rows": [[row[i] for i in kept] for row in again["rows"]],
+            }
+        }
+    if not found:
+        raise RecordError(
+            f"{path}: the second run has no times of a table that the first has",
+            got=", ".join(name for name in times if encoded.get(name, {}).get("rows")) or "none",
+            expected="some of " + ", ".join(tables),
+            hint="the options of the first run",
+        )
+    return found
+
+
+def _check_rows(
+    path: Path, name: str, first: dict[str, Any], again: dict[str, Any], times: Sequence[str]
+) -> None:
+    """Whether row by row the two runs measured the same."""
+    where = f"{path}: tables.{name}"
+    hint = "the options of the first run, or --record without --second, which replaces it"
+    names = [[column["name"] for column in table["columns"]] for table in (first, again)]
+    if names[0] != names[1]:
+        raise RecordError(
+            f"{where}: the second run has other columns",
+            got=", ".join(names[1]),
+            expected=", ".join(names[0]),
+            hint=hint,
+        )
+    if len(first["rows"]) != len(again["rows"]):
+        raise RecordError(
+            f"{where}: the second run has another number of rows",
+            got=len(again["rows"]),
+            expected=str(len(first["rows"])),
+            hint=hint,
+        )
+    for i, (old, new) in enumerate(zip(first["columns"], again["columns"], strict=True)):
+        # Numbers that are not times are results: they may differ, say by an atomic addition.
+        if old["name"] in times or old["type"] == new["type"] == "number":
+            continue
+        for j, rows in enumerate(zip(first["rows"], again["rows"], strict=True)):
+            if rows[0][i] != rows[1][i]:
+                raise RecordError(
+                    f"{where}: row {j} of the second run differs in {old['name']!r}",
+                    got=repr(rows[1][i]),
+                    expected=repr(rows[0][i]),
+                    hint=hint,
+                )
+
+
+def _frame(table: dict[str, Any]) -> pd.DataFrame:
+    import pandas as pd
+
+    columns = {
+        column["name"]: pd.Series(
+            [_decode(row[i], column["type"]) for row in table["rows"]],
+            dtype=object if column["type"] in ("string", "boolean") else None,
+        )
+        for i, column in enumerate(table["columns"])
+    }
+    return pd.DataFrame(columns)
 
 
 def _decode(value: Any, kind: str) -> Any:
@@ -306,7 +588,24 @@ def _load(path: Path) -> dict[str, Any]:
         data = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError) as error:
         raise RecordError(f"{path}: not a readable JSON file", got=str(error)) from error
+    data = _upgraded(data)
     _validate(path, data)
+    return data
+
+
+def _upgraded(data: Any) -> Any:
+    """What schema 1 says, in schema 2; anything else as it is, for the validator to judge."""
+    if not isinstance(data, dict) or data.get("schema") != 1 or isinstance(data["schema"], bool):
+        return data
+    data = data | {"schema": SCHEMA}
+    if isinstance(data.get("tables"), dict):
+        data["tables"] = {
+            # The run first, as in a file of schema 2.
+            name: {k: table[k] for k in ("run",) if k in table} | {"part": None} | table
+            if isinstance(table, dict)
+            else table
+            for name, table in data["tables"].items()
+        }
     return data
 
 
@@ -355,6 +654,68 @@ def _validate(path: Path, data: Any) -> None:
 
 
 def _validate_table(path: Path, where: str, table: Any, n_runs: int) -> None:
+    _validate_rows(path, where, table, n_runs)
+    _validate_part(path, where, table)
+    if "second" in table:
+        _validate_second(path, where, table, n_runs)
+
+
+def _validate_part(path: Path, where: str, table: dict[str, Any]) -> None:
+    part = _field(path, table, where, "part", (str, dict, type(None)))
+    if isinstance(part, str) and part not in _PARTS:
+        raise RecordError(
+            f"{path}: field {where}.part is not known",
+            got=part,
+            expected=", ".join(_PARTS) + ", a column or null",
+        )
+    if not isinstance(part, dict):
+        return
+    column = _field(path, part, f"{where}.part", "column", str)
+    names = [c["name"] for c in table["columns"]]
+    # The reader gives a part as one string: a column called "cpu" would be taken for the part.
+    if column not in names or column in _PARTS:
+        raise RecordError(
+            f"{path}: field {where}.part.column names no column that can say it",
+            got=column,
+            expected="some of " + ", ".join(n for n in names if n not in _PARTS),
+        )
+    index = names.index(column)
+    for j, row in enumerate(table["rows"]):
+        if not isinstance(row[index], (str, type(None))):
+            raise RecordError(
+                f"{path}: field {where}.part.column: the column's row {j} is no text",
+                got=row[index],
+                expected="such as CPU or CUDA",
+            )
+
+
+def _validate_second(path: Path, where: str, table: dict[str, Any], n_runs: int) -> None:
+    second = _field(path, table, where, "second", dict)
+    where = f"{where}.second"
+    _validate_rows(path, where, second, n_runs)
+    if second["run"] == table["run"]:
+        raise RecordError(
+            f"{path}: field {where}.run is the first run's",
+            got=second["run"],
+            expected="another run",
+        )
+    names = [column["name"] for column in table["columns"]]
+    for i, column in enumerate(second["columns"]):
+        if column["name"] not in names:
+            raise RecordError(
+                f"{path}: field {where}.columns[{i}].name is no column of the table",
+                got=column["name"],
+                expected="some of " + ", ".join(names),
+            )
+    if len(second["rows"]) != len(table["rows"]):
+        raise RecordError(
+            f"{path}: field {where}.rows does not fit the table",
+            got=f"{len(second['rows'])} rows",
+            expected=f"{len(table['rows'])}",
+        )
+
+
+def _validate_rows(path: Path, where: str, table: Any, n_runs: int) -> None:
     run = _field(path, table, where, "run", int)
     if not 0 <= run < n_runs:
         raise RecordError(f"{path}: field {where}.run refers to no run", got=run)

@@ -1,11 +1,13 @@
 import builtins
 import json
 import subprocess
+import sys
 
 import pytest
 
 from roundoff import environment as room
-from roundoff.environment import environment, machine_name, summary
+from roundoff.environment import environment, machine_name, short_name, summary
+from roundoff.errors import ArgumentError
 
 
 def test_it_is_plain_data_and_complete() -> None:
@@ -45,6 +47,7 @@ def test_it_works_without_torch_ort_and_git(monkeypatch) -> None:
     assert (env["threads"], env["gpu"], env["precision"], env["commit"]) == (None,) * 4
     assert summary(env)
     assert machine_name(env)
+    assert short_name(env)
 
 
 def test_a_given_commit_wins(monkeypatch) -> None:
@@ -63,3 +66,60 @@ def test_a_given_commit_wins(monkeypatch) -> None:
 )
 def test_a_machine_has_a_name_for_a_file(processor: str, name: str) -> None:
     assert machine_name({"gpu": None, "processor": processor, "cores": 8}) == name
+
+
+@pytest.mark.parametrize(
+    ("gpu", "name"),
+    [
+        ("NVIDIA H200", "H200"),
+        ("NVIDIA H100 80GB HBM3", "H100"),
+        ("NVIDIA H100 PCIe", "H100"),
+        ("NVIDIA H200 NVL", "H200"),
+        ("NVIDIA A100-SXM4-80GB", "A100"),
+        ("NVIDIA GeForce RTX 4090", "RTX 4090"),
+        ("NVIDIA RTX A6000", "RTX A6000"),
+        ("Tesla T4", "T4"),
+        ("NVIDIA", "NVIDIA"),
+    ],
+)
+def test_a_gpu_has_a_short_name(gpu: str, name: str) -> None:
+    env = {"gpu": {"name": gpu}, "processor": "Some CPU", "cores": 8}
+    assert short_name(env) == short_name(env, "gpu") == name
+    assert short_name(env, "cpu") == f"{name}'s host"
+
+
+@pytest.mark.parametrize(
+    ("processor", "name"),
+    [
+        ("Intel(R) Xeon(R) Processor", "Intel Xeon"),
+        ("Intel(R) Xeon(R) Platinum 8480C CPU @ 2.00GHz", "Intel Xeon Platinum 8480C"),
+        ("Intel(R) Core(TM) i7-8650U CPU @ 1.90GHz", "Intel Core i7-8650U"),
+        ("AMD EPYC 9654 96-Core Processor", "AMD EPYC 9654"),
+        ("AMD Ryzen Threadripper 2950X 16-Core Processor", "AMD Ryzen Threadripper 2950X"),
+        ("AMD Ryzen 3 3200G with Radeon Vega Graphics", "AMD Ryzen 3 3200G"),
+        ("AMD Ryzen 7 7840U w/ Radeon  780M Graphics", "AMD Ryzen 7 7840U"),
+        ("Apple M3", "Apple M3"),
+        ("x86_64", "x86_64"),
+        ("Processor", "Processor"),
+    ],
+)
+@pytest.mark.parametrize("part", [None, "cpu", "gpu"])
+def test_a_processor_has_a_short_name(processor: str, name: str, part: str | None) -> None:
+    assert short_name({"gpu": None, "processor": processor, "cores": 8}, part) == name
+
+
+def test_a_summary_names_what_computed() -> None:
+    env = {"processor": "Some CPU", "cores": 16, "python": "3.12.3", "versions": {}}
+    with_gpu = env | {"gpu": {"name": "NVIDIA H200"}}
+    assert summary(with_gpu, "cpu") == "Some CPU, 16 cores (host of the NVIDIA H200); Python 3.12.3"
+    assert summary(with_gpu, "gpu") == summary(with_gpu) == "NVIDIA H200; Python 3.12.3"
+    for part in (None, "cpu", "gpu"):
+        assert summary(env | {"gpu": None}, part) == "Some CPU, 16 cores; Python 3.12.3"
+    for name in (summary, short_name):
+        with pytest.raises(ArgumentError, match="part: got provider, expected cpu, gpu or None"):
+            name(with_gpu, "provider")
+
+
+def test_it_works_without_numpy(monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "numpy", None)
+    assert room._blas() is None

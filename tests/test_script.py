@@ -75,6 +75,18 @@ def test_record_and_commit_are_always_there() -> None:
     assert (got.record, got.commit) == ("out", "abc")
 
 
+def test_a_second_run_is_one_that_is_recorded(capsys) -> None:
+    assert get_parsed_args("plot_x", argv=["--record", "out"]).second is False
+    assert get_parsed_args("plot_x", argv=["--second", "--record", "out"]).second is True
+    assert get_parsed_args("plot_x", argv=["--record", "--second"]).record == ""
+    with pytest.raises(SystemExit) as stop:
+        get_parsed_args("plot_x", argv=["--second"])
+    assert stop.value.code == 2
+    assert "plot_x: error: --second keeps times in a record: expected --record" in (
+        capsys.readouterr().err
+    )
+
+
 def test_a_rendered_page_ignores_the_command_line(monkeypatch) -> None:
     monkeypatch.setattr(sys, "argv", ["sphinx-build", "-W", "docs"])
     monkeypatch.setenv(RENDERING, "1")

@@ -16,7 +16,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-__all__ = ["environment", "machine_name", "summary"]
+from .errors import ArgumentError
+
+__all__ = ["environment", "machine_name", "short_name", "summary"]
 
 #: Packages whose version decides what bits come out.
 COMPUTING = (
@@ -81,17 +83,70 @@ def machine_name(env: dict[str, Any]) -> str:
     return _slug(f"{processor} {env['cores']} cores")
 
 
-def summary(env: dict[str, Any]) -> str:
-    """One line for a reader: machine, then the versions that matter.
+def short_name(env: dict[str, Any], part: str | None = None) -> str:
+    """A short name for a reader: the GPU's model where there is one, else the processor's.
+
+    Parameters
+    ----------
+    env : dict
+        As :func:`environment` gives it.
+    part : str, optional
+        What computed: ``"cpu"``, the host's processor, or ``"gpu"``; None where both did or it is
+        unknown.
+
+    Raises
+    ------
+    ArgumentError
+        When *part* is something else.
 
     Examples
     --------
-    >>> summary({"gpu": {"name": "NVIDIA H200"}, "python": "3.12.3",
-    ...          "versions": {"torch": "2.11.0", "triton": None}})
-    'NVIDIA H200; Python 3.12.3, torch 2.11.0'
+    >>> short_name({"gpu": {"name": "NVIDIA H100 80GB HBM3"}})
+    'H100'
+    >>> short_name({"gpu": {"name": "NVIDIA H200"}}, part="cpu")
+    "H200's host"
+    >>> short_name({"gpu": None, "processor": "Intel(R) Xeon(R) Platinum 8480C CPU @ 2.00GHz"})
+    'Intel Xeon Platinum 8480C'
     """
+    _check_part(part)
     gpu = env.get("gpu")
-    where = gpu["name"] if gpu else f"{env['processor']}, {env['cores']} cores"
+    if gpu:
+        return _short(gpu["name"], _GPU_NOISE) + ("'s host" if part == "cpu" else "")
+    return _short(env["processor"], _PROCESSOR_NOISE)
+
+
+def summary(env: dict[str, Any], part: str | None = None) -> str:
+    """One line for a reader: machine, then the versions that matter.
+
+    Parameters
+    ----------
+    env : dict
+        As :func:`environment` gives it.
+    part : str, optional
+        What computed: ``"cpu"``, the host's processor, or ``"gpu"``; None where both did or it is
+        unknown. A GPU's host is named by its processor, and by the GPU it belongs to.
+
+    Raises
+    ------
+    ArgumentError
+        When *part* is something else.
+
+    Examples
+    --------
+    >>> env = {"gpu": {"name": "NVIDIA H200"}, "python": "3.12.3", "processor": "Intel Xeon",
+    ...        "cores": 16, "versions": {"torch": "2.11.0", "triton": None}}
+    >>> summary(env)
+    'NVIDIA H200; Python 3.12.3, torch 2.11.0'
+    >>> summary(env, part="cpu")
+    'Intel Xeon, 16 cores (host of the NVIDIA H200); Python 3.12.3, torch 2.11.0'
+    """
+    _check_part(part)
+    gpu = env.get("gpu")
+    if gpu and part != "cpu":
+        where = gpu["name"]
+    else:
+        where = f"{env['processor']}, {env['cores']} cores"
+        where += f" (host of the {gpu['name']})" if gpu else ""
     versions = [f"Python {env['python']}"]
     versions += [
         f"{name} {version}"
@@ -99,6 +154,22 @@ def summary(env: dict[str, Any]) -> str:
         if version and name in {"torch", "onnxruntime", "onnxruntime-gpu", "triton", "numpy"}
     ]
     return f"{where}; {', '.join(versions)}"
+
+
+#: What a short name leaves out of a GPU's: maker, memory, socket.
+_GPU_NOISE = r"\b(NVIDIA|GeForce|Tesla|AMD|PCIe|NVL|GPU)\b|\bSXM\d*\b|\bHBM\w*|\b\d+ ?(GB|MB)\b"
+#: And out of a processor's: marks, numbers of cores, built-in graphics, clock.
+_PROCESSOR_NOISE = r"\((R|TM)\)|@.*|\b(with|w/) .*Graphics\b|\b[\w-]+-Cores?\b|\b(Processor|CPU)\b"
+
+
+def _check_part(part: str | None) -> None:
+    if part not in (None, "cpu", "gpu"):
+        raise ArgumentError("part", got=part, expected="cpu, gpu or None")
+
+
+def _short(name: str, noise: str) -> str:
+    rest = re.sub(noise, " ", name, flags=re.IGNORECASE)
+    return " ".join(rest.split()).strip(" -,") or name
 
 
 def _slug(text: str) -> str:
@@ -152,9 +223,9 @@ def _versions() -> dict[str, str | None]:
 
 
 def _blas() -> str | None:
-    import numpy as np
-
     with contextlib.suppress(Exception):
+        import numpy as np
+
         config = np.show_config(mode="dicts")
         blas = config["Build Dependencies"]["blas"]
         return f"{blas['name']} {blas['version']}"

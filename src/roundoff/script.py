@@ -94,20 +94,24 @@ def get_parsed_args(
     Returns
     -------
     argparse.Namespace
-        One attribute an option, plus ``record`` (folder or None) and ``commit`` (hash or None).
+        One attribute an option, plus ``record`` (folder or None), ``second`` (whether this is the
+        second run, whose times a record keeps beside the first's) and ``commit`` (hash or None).
 
     Raises
     ------
     ArgumentError
         When *expose* names an option that does not exist. A bad command line is not an exception:
-        it prints a message and ends the process with status 2, as every command does.
+        it prints a message and ends the process with status 2, as every command does;
+        ``--second`` without ``--record`` is one.
 
     Examples
     --------
     >>> options = {"config": "small", "repeat": (5, "rounds")}
     >>> args = get_parsed_args("plot_x", argv=["--repeat", "7"], **options)
-    >>> args.config, args.repeat, args.record
-    ('small', 7, None)
+    >>> args.config, args.repeat, args.record, args.second
+    ('small', 7, None, False)
+    >>> get_parsed_args("plot_x", argv=["--record", "--second"], **options).second
+    True
     """
     names = [n.strip() for n in expose.split(",") if n.strip()] or list(options)
     unknown = [n for n in names if n not in options]
@@ -138,11 +142,19 @@ def get_parsed_args(
         help="keep the tables as FOLDER/<page>/<machine>.json (default folder: the package's own)",
     )
     parser.add_argument(
+        "--second",
+        action="store_true",
+        help="this is the second run: keep its times beside the recorded ones (with --record)",
+    )
+    parser.add_argument(
         "--commit", metavar="HASH", help="commit of this code, where git cannot tell"
     )
     if argv is None:
         argv = sys.argv[1:] if run_mode() == "script" else []
-    return parser.parse_args(list(argv))
+    args = parser.parse_args(list(argv))
+    if args.second and args.record is None:
+        parser.error("--second keeps times in a record: expected --record beside it")
+    return args
 
 
 def usage_error(name: str, message: str) -> NoReturn:

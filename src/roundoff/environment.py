@@ -213,7 +213,7 @@ def _versions() -> dict[str, str | None]:
         except importlib.metadata.PackageNotFoundError:
             found[name] = None
     # A runtime unpacked onto the path has a module that shadows the one that is installed.
-    with contextlib.suppress(ImportError):
+    with contextlib.suppress(ImportError, OSError):
         import onnxruntime
 
         gpu = "CUDAExecutionProvider" in onnxruntime.get_available_providers()
@@ -236,7 +236,7 @@ def _torch() -> dict[str, Any]:
     absent: dict[str, Any] = {"threads": None, "gpu": None, "precision": None}
     try:
         import torch
-    except ImportError:
+    except (ImportError, OSError):  # OSError: a library that torch links to is missing
         return absent
     matmul = torch.backends.cuda.matmul
     gpu = None

@@ -1,12 +1,19 @@
 """The tolerance against measured errors: never below them, and not far above."""
 
+import math
 from fractions import Fraction
 
 import numpy as np
 import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from roundoff.compare import tolerance
-from roundoff.errors import ArgumentError, DtypeError
+from roundoff.compare import round_up, scaled, tolerance, tolerance_used
+from roundoff.errors import ArgumentError, DtypeError, ShapeError
+from roundoff.reductions import tensor_core_matmul
+
+SINGLE = 2.0**-24
 
 
 def sums(
@@ -94,6 +101,185 @@ def test_monotone() -> None:
     assert grid[:3] <= grid[3:]
 
 
+def truncated(a: np.ndarray, b: np.ndarray, block: int, bits: int = 24) -> tuple:
+    """|error| of the simulated tensor core, and Σ|x w|; the operands are float16 numbers.
+
+    Their products and sums are exact in float64 where exponents lie within 2**±5 or so.
+    """
+    wide = a.astype(np.float64), b.astype(np.float64)
+    got = tensor_core_matmul(a, b, operands="float16", block=block, bits=bits)
+    return np.abs(got - wide[0] @ wide[1]), np.abs(wide[0]) @ np.abs(wide[1])
+
+
+BLOCKS = st.sampled_from([1, 4, 8, 16])
+
+
+@given(st.integers(1, 700), BLOCKS, st.integers(24, 26), st.booleans(), st.integers(0, 2**32 - 1))
+@settings(max_examples=40, deadline=None)
+def test_truncation_stays_below_its_bound(
+    terms: int, block: int, bits: int, signs: bool, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    a = rng.uniform(0.05, 1, (8, terms)) * (rng.choice([-1, 1], (8, terms)) if signs else 1)
+    b = rng.standard_normal((terms, 8)) if signs else rng.uniform(0, 1, (terms, 8))
+    error, size = truncated(a.astype(np.float16), b.astype(np.float16), block, bits)
+    assert (error <= tolerance("float32", terms, rounding="truncation") * size).all()
+
+
+@given(st.integers(2, 3000), BLOCKS)
+@settings(max_examples=40, deadline=None)
+def test_truncation_almost_reaches_its_bound(terms: int, block: int) -> None:
+    # After 1 each term is almost the last place of the sum, and is cut.
+    u = SINGLE
+    almost = 2 * u * (1 - 2.0**-11)  # 11 bits
+    a = np.array([[1] + [almost * 2.0**12] * (terms - 1)], np.float16)  # no float16 is so small
+    b = np.array([[1]] + [[2.0**-12]] * (terms - 1), np.float16)
+    error, size = truncated(a, b, block)
+    bound = tolerance("float32", terms, rounding="truncation") * size
+    assert 0.998 * (terms - 1) / terms * bound < error <= bound
+    if terms > 2:
+        assert error > tolerance("float32", terms) * size  # 2 u is needed, u is not enough
+
+
+@pytest.mark.parametrize("block", [4, 8, 16])
+def test_equal_terms_are_no_chance_but_a_drift(block: int) -> None:
+    # All terms alike, with a product of many bits: every step cuts, and always the same way.
+    terms = 4096
+    a = np.full((1, terms), 2 - 2.0**-10, np.float16)
+    b = np.full((terms, 1), 1 + 341 * 2.0**-10, np.float16)
+    error, size = truncated(a, b, block)
+    bound = tolerance("float32", terms, rounding="truncation") * size
+    assert bound / 8 < error <= bound
+    probable = tolerance("float32", terms, confidence=1 - 1e-9, elements=10**9) * size
+    assert error > probable  # errors with a sign: √n is no bound, at any confidence
+
+
+@pytest.mark.parametrize("block", [4, 8, 16])
+def test_truncation_of_random_terms_drifts_as_well(block: int) -> None:
+    rng = np.random.default_rng(7)
+    a, b = (rng.uniform(0, 1, shape).astype(np.float16) for shape in ((16, 4096), (4096, 16)))
+    error, size = truncated(a, b, block)
+    assert np.mean(error > tolerance("float32", 4096, confidence=0.99) * size) == 1
+    assert (error <= tolerance("float32", 4096, rounding="truncation") * size).all()
+
+
+def test_truncation_with_converted_operands_and_a_narrow_result() -> None:
+    rng = np.random.default_rng(8)
+    a, b = (rng.standard_normal(shape) for shape in ((64, 500), (500, 64)))
+    exact, size = a @ b, np.abs(a) @ np.abs(b)
+    for convert in ("nearest", "truncate"):
+        got = tensor_core_matmul(a, b, operands="tf32", convert=convert, block=4)
+        bound = tolerance("float32", 500, operands="tf32", rounding="truncation")
+        assert (np.abs(got - exact) <= bound * size).all()
+    half = tensor_core_matmul(a, b, operands="float16").astype(np.float16)
+    bound = tolerance("float16", 500, "float32", operands="float16", rounding="truncation")
+    assert (np.abs(half - exact) <= bound * size).all()
+
+
+def test_truncation_is_twice_rounding() -> None:
+    assert tolerance("float32", 100, rounding="truncation") == 200 * SINGLE
+    assert tolerance("float32", 100, rounding="truncation", elements=10**7) == 200 * SINGLE
+    assert tolerance("float32", 100, condition=10, rounding="truncation") == 2000 * SINGLE
+
+
+@given(st.integers(1, 10**5), st.integers(1, 10**9), st.floats(0.01, 0.999_999))
+@settings(max_examples=100)
+def test_the_union_bound(terms: int, elements: int, confidence: float) -> None:
+    one = tolerance("float32", terms, confidence=confidence)
+    all_of_them = tolerance("float32", terms, confidence=confidence, elements=elements)
+    assert one == tolerance("float32", terms, confidence=confidence, elements=1)
+    assert one <= all_of_them <= tolerance("float32", terms)
+    assert all_of_them <= tolerance("float32", terms, confidence=confidence, elements=2 * elements)
+    # Each may fail so much more rarely.
+    each = tolerance("float32", terms, confidence=1 - (1 - confidence) / elements)
+    assert all_of_them == pytest.approx(each, rel=1e-4)
+    assert tolerance("float32", terms, elements=elements) == terms * SINGLE
+
+
+def test_all_elements_at_once_keep_within() -> None:
+    # 50 tensors of 2000 elements: the share of tensors, not of elements, is held.
+    errors = np.concatenate([sums(64, 2000, np.float32, s, -1.0)[0] for s in range(50)])
+    bound = tolerance("float32", 64, confidence=0.9, elements=2000)
+    assert np.mean((errors.reshape(50, 2000) <= bound).all(1)) >= 0.9
+
+
+def test_the_part_of_a_tolerance_that_was_used() -> None:
+    a = np.float32([[1, -2], [3, 0]])
+    b = a + np.float32([[0, 0.5], [-0.25, 0]])
+    size = np.array([[1, 2], [0.5, 0]])
+    assert tolerance_used(a, b, size, 0.5) == 0.5  # 0.25 / (2 × 0.5 × 0.5) and 0.5 / 2
+    assert tolerance_used(b, a, size, 0.25) == 1
+    assert tolerance_used(a.T, b.T, size.T, 0.25) == 1
+    assert tolerance_used(a, a, 0 * size, 0.25) == 0
+    assert tolerance_used(a[:0], b[:0], size[:0], 0.25) == 0
+    tensors = [torch.from_numpy(x) for x in (a, b)]
+    assert tolerance_used(*tensors, torch.from_numpy(size).bfloat16(), 0.25) == 1
+    size[0, 1] = 0
+    assert tolerance_used(a, b, size, 0.25) == math.inf
+    for bad in (math.nan, math.inf):
+        b[0, 0] = bad
+        assert tolerance_used(a, b, np.ones((2, 2)), 1.0) == math.inf
+
+
+def test_the_last_piece_counts() -> None:
+    a = torch.zeros(scaled.PIECE + 3)
+    b = a.clone()
+    b[-1] = 1
+    assert tolerance_used(a, b, torch.ones(len(a)), 0.25) == 2
+
+
+def test_two_tensor_cores_within_one_tolerance() -> None:
+    # Weights of both signs: some results are nearly 0, where no relative tolerance would do.
+    rng = np.random.default_rng(9)
+    a, b = (rng.standard_normal(shape).astype(np.float32) for shape in ((64, 1152), (1152, 64)))
+    results = [tensor_core_matmul(a, b, block=8, bits=26), a @ b]
+    size = np.abs(a) @ np.abs(b)
+    tol = tolerance("float32", 1152, operands="tf32", rounding="truncation")
+    assert 0.005 < tolerance_used(*results, size, tol) <= 1
+    relative = np.abs(results[0] - results[1]) / np.abs(results[1])
+    assert relative.max() > 10 * 2 * tol
+
+
+@pytest.mark.parametrize(
+    ("a", "size", "tol", "error", "text"),
+    [
+        (np.ones(2), np.ones(2), 0.0, ArgumentError, "more than 0"),
+        (np.ones(2), np.ones(2), math.nan, ArgumentError, "more than 0"),
+        (np.ones(2), -np.ones(2), 0.1, ArgumentError, "magnitudes"),
+        (np.ones(2), np.array([1, np.nan]), 0.1, ArgumentError, "magnitudes"),
+        (np.ones(3), np.ones(2), 0.1, ShapeError, "shapes differ"),
+        (np.ones(2, int), np.ones(2), 0.1, DtypeError, "int64"),
+        ("bits", np.ones(2), 0.1, ArgumentError, "a is no tensor"),
+    ],
+)
+def test_bad_arguments_of_the_part(
+    a: object, size: np.ndarray, tol: float, error: type, text: str
+) -> None:
+    with pytest.raises(error, match=text):
+        tolerance_used(a, np.ones(2), size, tol)
+
+
+@given(st.floats(0, 1e300), st.integers(1, 12))
+def test_rounding_up_never_goes_below(value: float, digits: int) -> None:
+    up = round_up(value, digits)
+    assert value <= up
+    assert round_up(up, digits) == up
+    if value > 1e-300:
+        assert up <= value * (1 + 10.0 ** (1 - digits)) * (1 + 1e-15)
+        assert float(f"{up:.{digits - 1}e}") == up
+
+
+def test_rounding_up_what_was_shipped() -> None:
+    assert (round_up(0.031, 1), round_up(0.03, 1), round_up(0.0961, 1)) == (0.04, 0.03, 0.1)
+    assert (round_up(np.float64(1.21)), round_up(0.0), round_up(math.inf)) == (1.3, 0.0, math.inf)
+
+
+@pytest.mark.parametrize(("value", "digits"), [(-1.0, 2), (math.nan, 2), (1.0, 0), (1.0, 1.5)])
+def test_what_cannot_be_rounded_up(value: float, digits: float) -> None:
+    with pytest.raises(ArgumentError):
+        round_up(value, digits)
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "text"),
     [
@@ -102,6 +288,10 @@ def test_monotone() -> None:
         ({"terms": 3, "condition": 0.5}, ArgumentError, "condition"),
         ({"terms": 3, "confidence": 1.0}, ArgumentError, "between 0 and 1"),
         ({"terms": 3, "accumulate": "int32"}, DtypeError, "got int32"),
+        ({"terms": 3, "rounding": "up"}, ArgumentError, "'nearest' or 'truncation'"),
+        ({"terms": 3, "rounding": "truncation", "confidence": 0.9}, ArgumentError, "have a sign"),
+        ({"terms": 3, "elements": 0}, ArgumentError, "count the results"),
+        ({"terms": 3, "elements": 1.5}, ArgumentError, "count the results"),
     ],
 )
 def test_bad_arguments(arguments: dict, error: type, text: str) -> None:

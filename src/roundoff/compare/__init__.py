@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
-from .bounds import tolerance
+from .bounds import round_up, tolerance, tolerance_used
 from .difference import Difference, string_diff
 from .nest import leaves, max_diff
+from .scaled import ScaledError, scaled_error
 from .ulps import ulp_distance
 
-__all__ = ["Difference", "leaves", "max_diff", "string_diff", "tolerance", "ulp_distance"]
+__all__ = [
+    "Difference",
+    "ScaledError",
+    "leaves",
+    "max_diff",
+    "round_up",
+    "scaled_error",
+    "string_diff",
+    "tolerance",
+    "tolerance_used",
+    "ulp_distance",
+]

@@ -1,37 +1,69 @@
 """A tolerance that can be defended: what rounding alone can do to a sum of products.
 
-Model: the result is a sum of *terms* products, each product and each addition rounded to the
-accumulation type, in any order, and the sum rounded once more to the result's type.
+The result is a sum of n products x_i w_i, added in any order, and rounded once more where its type
+is narrower than that of the sum. u is the unit roundoff of the accumulation type, half its eps, and
+S = Σ\\|x_i w_i\\|.
 
-Deterministic. The error of an inner product of n terms is at most n u Σ\\|x_i y_i\\|, whatever the
-order and however large n (C.-P. Jeannerod, S. M. Rump, *Improved error bounds for inner products
-in floating-point arithmetic*, SIAM Journal on Matrix Analysis and Applications 34, 2013), which
-sharpens the classical γ_n = n u / (1 − n u) (N. J. Higham, *Accuracy and Stability of Numerical
-Algorithms*, SIAM, 2nd edition 2002, section 3.1).
+Rounding to nearest. Products and additions are each rounded to the accumulation type; a fused
+multiply-add is covered, too. The error is at most n u S, whatever the order and however large n
+(C.-P. Jeannerod, S. M. Rump, *Improved error bounds for inner products in floating-point
+arithmetic*, SIAM Journal on Matrix Analysis and Applications 34, 2013), which sharpens the
+classical γ_n = n u / (1 − n u) (N. J. Higham, *Accuracy and Stability of Numerical Algorithms*,
+SIAM, 2nd edition 2002, section 3.1).
 
-Probabilistic. Where rounding errors are independent and of mean zero, n can be replaced by about
-λ √n: the error is at most (exp(λ √n u + n u² / (1 − u)) − 1) Σ\\|x_i y_i\\| with probability at
-least 1 − 2 n exp(−λ² (1 − u)² / 2) (N. J. Higham, T. Mary, *A new approach to probabilistic
-rounding error analysis*, SIAM Journal on Scientific Computing 41, 2019, theorem 3.1). It does not
-hold where errors have a sign: truncation, as in tensor cores (M. Fasi, N. J. Higham, M. Mikaitis,
-S. Pranesh, *Numerical behavior of NVIDIA tensor cores*, PeerJ Computer Science 7, 2021), or the
-stagnation of a long sum in a narrow type.
+Rounding to nearest, with a probability. Where rounding errors are independent and of mean zero, n
+can be replaced by about λ √n: the error is at most (exp(λ √n u + n u² / (1 − u)) − 1) S with
+probability at least 1 − 2 n exp(−λ² (1 − u)² / 2) (N. J. Higham, T. Mary, *A new approach to
+probabilistic rounding error analysis*, SIAM Journal on Scientific Computing 41, 2019, theorem
+3.1). For m elements to keep within the bound at once, each may fail with a probability m times
+smaller, whether or not they are independent. None of this holds where errors have a sign:
+truncation, or the stagnation of a long sum in a narrow type.
 
-Two steps of precision, narrow products and wide sums, add up as in P. Blanchard, N. J. Higham,
-F. Lopez, T. Mary, S. Pranesh, *Mixed precision block fused multiply-add: error analysis and
-application to GPU tensor cores*, SIAM Journal on Scientific Computing 42, 2020.
+Truncation, as in tensor cores. A step adds a block of products and the accumulator at once: all
+addends are aligned to the largest of them, cut to p bits, added without error, and the sum is cut
+to the accumulation type (M. Fasi, N. J. Higham, M. Mikaitis, S. Pranesh, *Numerical behavior of
+NVIDIA tensor cores*, PeerJ Computer Science 7, 2021; the error analysis of such a step rounded to
+nearest is in P. Blanchard, N. J. Higham, F. Lopez, T. Mary, S. Pranesh, *Mixed precision block
+fused multiply-add*, SIAM Journal on Scientific Computing 42, 2020). Then the error is at most
+2 n u S, for every size of block, every order of the steps, and any number of partial sums that are
+added in the same way. It is assumed that
+
+- a step keeps at least as many bits as the accumulation type has: 24 with float32, which is what
+  a V100 keeps of 16-bit operands (an A100 25, an H100 26; F. A. Khattak, M. Mikaitis, *Accurate
+  models of NVIDIA tensor cores*, 2025). Hopper's products of 8-bit operands keep 14 and are
+  **not** covered;
+- products are exact in that many bits: those of two 11-bit significands (float16, TF32) take 22,
+  of two 8-bit ones (bfloat16) 16;
+- partial sums, where there are several, are added by truncation or rounded to nearest, in which
+  case 2 n u is at most 1;
+- nothing overflows or underflows, and the final conversion to a narrower type is to nearest.
+
+Derivation. Let a step add k numbers that are not zero, 2^E ≤ M < 2^(E+1) for the largest magnitude
+M, and q = 2^E 2u be its last place, at most 2u M. The largest fits and loses nothing; the
+k − 1 others lose less than q each. The sum s of what is left is a multiple of q. If \\|s\\| is
+below 2^(E+1) it fits: the step has lost at most (k − 1) q ≤ (k − 1) 2u M. If \\|s\\| is in
+[2^(E+j), 2^(E+j+1)) with j ≥ 1, it loses at most (2^j − 1) q more, and q ≤ 2u \\|s\\| / 2^j, so
+that the step has lost at most (k − 1 + 2^j − 1) 2u \\|s\\| / 2^j ≤ (k − 1) 2u \\|s\\| for k ≥ 2.
+With more bits, q of the first loss is smaller and the same holds. Cutting enlarges no magnitude,
+so M and \\|s\\| are at most the sum of the magnitudes of all products that they contain, and
+that is at most S. The steps form a tree with n leaves, in which the k − 1 add up to n − 1: the
+error is at most 2 (n − 1) u S. The one that is left over pays for a bias that is added to the sum
+before it is rounded to the result's type; S then contains it.
 """
 
 from __future__ import annotations
 
+import decimal
 import math
 from typing import Any
 
-from roundoff.dtypes import DType, dtype_info
-from roundoff.errors import ArgumentError, DtypeError
+from roundoff.describe import as_tensor
+from roundoff.errors import ArgumentError
 
-#: Relative error of an operand taken as TF32: 11 significant bits, the others dropped rather than
-#: rounded where nothing rounded them before.
+from .scaled import float64_pieces, real_type, same_shape
+
+#: Largest relative error of an operand taken as TF32, 11 significant bits: a library may round the
+#: others away (2**-11) or, where nothing rounded them before, the hardware drops them (2**-10).
 TF32 = 2.0**-10
 
 
@@ -42,11 +74,19 @@ def tolerance(
     condition: float = 1.0,
     confidence: float | None = None,
     operands: Any = None,
+    *,
+    rounding: str = "nearest",
+    elements: int = 1,
 ) -> float:
-    """Largest relative error that rounding can explain in a sum of products.
+    """Largest error that rounding can explain in a sum of products x_i w_i, over Σ\\|x_i w_i\\|.
 
-    Two results that are each within t of the truth are within 2 t of each other: allow that much
-    between two implementations. Overflow and underflow are not covered.
+    Use it so, element by element: where two results A and B of X W + bias are each within t of
+    the truth, they are within 2 t (\\|X\\| \\|W\\| + \\|bias\\|) of each other, \\|X\\| \\|W\\|
+    being the product of the magnitudes; :func:`~roundoff.compare.tolerance_used` measures it.
+
+    A tolerance relative to the result itself needs *condition*. With weights of both signs that
+    has no upper limit (for 1152 normal terms its median is 33, and 5e8 was seen), so that a bound
+    for all elements says nothing. It serves where all terms have one sign.
 
     Parameters
     ----------
@@ -58,25 +98,35 @@ def tolerance(
         Type of products and sums; by default *dtype*. Matrix products in float16 and bfloat16
         usually accumulate in float32.
     condition : float, default 1
-        Σ\\|x_i y_i\\| / \\|Σ x_i y_i\\|: 1 where all terms have one sign, large where they cancel.
-        With 1 the tolerance is relative to Σ\\|x_i y_i\\| instead of to the result.
+        Σ\\|x_i w_i\\| / \\|Σ x_i w_i\\|, 1 or more; the tolerance is then relative to the result.
     confidence : float, optional
-        Probability, between 0 and 1, with which one sum keeps within the tolerance, under the
-        probabilistic model; by default the bound always holds.
+        Probability, between 0 and 1, with which all *elements* keep within the tolerance, under
+        the probabilistic model; by default the bound always holds.
     operands : any, optional
         Narrower type that the operands are converted to first: ``"tf32"`` or a floating type. The
-        conversions are counted in full, since they are the same for all results.
+        conversions are counted in full, since they are the same for all results. TF32 may be
+        rounded or cut: the larger error, 2**-10, is taken; every other type is rounded to nearest.
+    rounding : {"nearest", "truncation"}
+        How sums are rounded: truncation for tensor cores, whose products are exact but whose
+        accumulation cuts. The bound is then 2u for each term, in blocks of any size; the
+        assumptions are listed in :mod:`roundoff.compare.bounds`.
+    elements : int, default 1
+        Number of elements in the result, all of which are to keep within the tolerance. It
+        matters with *confidence* alone: each may then fail with probability
+        (1 − confidence) / elements.
 
     Returns
     -------
     float
-        A relative tolerance; divided by ``dtype_info(dtype).eps`` it is about as many units in the
-        last place.
+        A tolerance without a unit; divided by ``dtype_info(dtype).eps`` it is about as many units
+        in the last place. Overflow and underflow are not covered.
 
     Raises
     ------
     ArgumentError
-        When *terms* < 1, *condition* < 1, or *confidence* is not between 0 and 1.
+        When *terms* or *elements* is less than 1, *condition* < 1, *confidence* is not between 0
+        and 1, *rounding* is unknown, or *confidence* is given with truncation: its errors have a
+        sign, and the probabilistic model does not hold.
     DtypeError
         When a type is not a floating one.
 
@@ -88,11 +138,14 @@ def tolerance(
     1.125
     >>> tolerance("float32", 1024, confidence=0.99) < tolerance("float32", 1024) / 4
     True
+    >>> tolerance("float32", 1024, rounding="truncation") / tolerance("float32", 1024)
+    2.0
     """
-    result = _float_type(dtype)
-    wide = result if accumulate is None else _float_type(accumulate)
-    if isinstance(terms, bool) or int(terms) != terms or terms < 1:
-        raise ArgumentError("terms must count the products", got=terms, expected="at least 1")
+    result = real_type(dtype)
+    wide = result if accumulate is None else real_type(accumulate)
+    for name, count, what in (("terms", terms, "products"), ("elements", elements, "results")):
+        if isinstance(count, bool) or int(count) != count or count < 1:
+            raise ArgumentError(f"{name} must count the {what}", got=count, expected="at least 1")
     if not condition >= 1:
         raise ArgumentError("a condition number", got=condition, expected="at least 1")
     if confidence is not None and not 0 < confidence < 1:
@@ -100,15 +153,22 @@ def tolerance(
             "confidence is a probability", got=confidence, expected="a number between 0 and 1",
             hint="leave it out for a bound that always holds",
         )  # fmt: skip
+    if rounding not in ("nearest", "truncation"):
+        raise ArgumentError("rounding", got=rounding, expected="'nearest' or 'truncation'")
+    if rounding == "truncation" and confidence is not None:
+        raise ArgumentError(
+            "no confidence with truncation: its errors have a sign and add up, so that √n is no "
+            "bound", got=confidence, hint="leave confidence out for the bound that always holds",
+        )  # fmt: skip
     u = wide.unit_roundoff
-    bound = terms * u
+    bound = terms * (2 * u if rounding == "truncation" else u)
     if confidence is not None:
-        spread = math.sqrt(2 * math.log(2 * terms / (1 - confidence))) / (1 - u)
+        spread = math.sqrt(2 * math.log(2 * terms * elements / (1 - confidence))) / (1 - u)
         exponent = spread * math.sqrt(terms) * u + terms * u * u / (1 - u)
         bound = min(bound, math.expm1(exponent) if exponent < 700 else math.inf)
     if operands is not None:
         name = str(operands).lower()
-        each = TF32 if name in ("tf32", "tensorfloat32") else _float_type(operands).unit_roundoff
+        each = TF32 if name in ("tf32", "tensorfloat32") else real_type(operands).unit_roundoff
         bound = (1 + bound) * (1 + each) ** 2 - 1
     bound *= condition
     if wide.precision > result.precision:  # one more rounding, of the result
@@ -116,8 +176,99 @@ def tolerance(
     return bound
 
 
-def _float_type(dtype: Any) -> DType:
-    info = dtype_info(dtype)
-    if not info.is_float:
-        raise DtypeError("rounding needs a floating type", got=info.name)
-    return info
+def tolerance_used(a: Any, b: Any, size: Any, tol: float) -> float:
+    """Largest \\|a − b\\| / (2 tol size): 1 is the limit for two results of one computation.
+
+    Parameters
+    ----------
+    a, b : tensor or array
+        Two results, of one shape, in any floating types.
+    size : tensor or array
+        For each element what the tolerance is relative to, of the same shape:
+        Σ\\|x_i w_i\\| + \\|bias\\|, the product of the magnitudes of the operands. 0 or more.
+    tol : float
+        What each result may be from the truth, over *size*, as from
+        :func:`~roundoff.compare.tolerance`; more than 0.
+
+    Returns
+    -------
+    float
+        Computed in float64 on the device of *a*, a piece at a time. Infinite where the two differ
+        and *size* is 0, or where one is not finite; 0 for tensors without elements.
+
+    Raises
+    ------
+    ArgumentError
+        When *tol* is not above 0, a size is negative or NaN, or an argument is not a tensor.
+    DtypeError
+        When a type is not a floating one.
+    ShapeError
+        When the shapes differ.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> x, w = np.float32([[3.0, -1.0]]), np.float32([[1.0], [2.0]])
+    >>> a, size = x @ w, np.abs(x) @ np.abs(w)
+    >>> tol = tolerance("float32", 2)
+    >>> tolerance_used(a, a + np.float32(2.0**-23), size, tol)
+    0.1
+    """
+    import torch
+
+    if not tol > 0:
+        raise ArgumentError("a tolerance", got=tol, expected="more than 0")
+    tensors = []
+    for name, value in (("a", a), ("b", b), ("size", size)):
+        held = as_tensor(value)
+        if held is None:
+            raise ArgumentError(f"{name} is no tensor", got=type(value).__name__)
+        real_type(held.info)
+        tensors.append(held.tensor)
+    same_shape(*tensors)
+    if tensors[0].numel() == 0:
+        return 0.0
+    most = 0.0
+    for one, other, limit in float64_pieces(*tensors):
+        least = float(limit.amin())  # NaN where there is one
+        if not least >= 0:
+            raise ArgumentError("size is a sum of magnitudes", got=least, expected="at least 0")
+        apart = one.sub_(other).abs_()
+        same = apart == 0
+        used = apart.div_(limit.mul_(2 * tol)).masked_fill_(same, 0.0)
+        most = max(most, float(torch.nan_to_num_(used, nan=math.inf, posinf=math.inf).amax()))
+    return most
+
+
+def round_up(value: float, digits: int = 2) -> float:
+    """The smallest number of so many significant decimal digits that is not below *value*.
+
+    For a tolerance that is to be shipped: rounded to nearest it might be below its bound.
+
+    Parameters
+    ----------
+    value : float
+        0 or more; infinity stays.
+    digits : int, default 2
+        Significant decimal digits, at least 1.
+
+    Raises
+    ------
+    ArgumentError
+        When *value* is negative or NaN, or *digits* less than 1.
+
+    Examples
+    --------
+    >>> round_up(0.031, digits=1), round_up(0.031), round_up(0.0312)
+    (0.04, 0.031, 0.032)
+    """
+    if not value >= 0:
+        raise ArgumentError("a tolerance to round up", got=value, expected="0 or more")
+    if isinstance(digits, bool) or int(digits) != digits or digits < 1:
+        raise ArgumentError("significant digits", got=digits, expected="at least 1")
+    if value == math.inf:
+        return value
+    # The shortest decimal that reads as this float: the float 0.04 itself is a little above 0.04.
+    shortest = decimal.Decimal(repr(float(value)))
+    context = decimal.Context(prec=int(digits), rounding=decimal.ROUND_CEILING)
+    return float(context.plus(shortest))

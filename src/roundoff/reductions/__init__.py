@@ -42,6 +42,7 @@ from .data import (
     work_dtype,
 )
 from .spread import Spread, mean, moments, normalize, spread, spread_study
+from .tensor_core import matmul as tensor_core_matmul
 from .truth import (
     condition,
     distinct_bits,
@@ -88,5 +89,6 @@ __all__ = [
     "signed_errors",
     "spread",
     "spread_study",
+    "tensor_core_matmul",
     "work_dtype",
 ]

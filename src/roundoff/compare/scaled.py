@@ -1,0 +1,202 @@
+"""The error of a tensor in one unit that is smooth in the size of the truth.
+
+The unit is eps(type) × the root mean square of the truth. An ULP of the root mean square would
+double each time that crosses a power of two, so that the same relative error would look half as
+large just above one as just below. Where single numbers are the subject, count ULPs instead
+(:func:`roundoff.compare.ulp_distance`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from roundoff.describe import Held, as_tensor
+from roundoff.dtypes import DType, dtype_info
+from roundoff.errors import ArgumentError, DtypeError, ShapeError
+
+from .nest import leaves
+from .stats import _spans
+
+if TYPE_CHECKING:
+    import torch
+
+#: Elements of a piece that is widened to float64 at once: on a CPU what its caches hold, on a GPU
+#: enough to keep it busy.
+PIECE, PIECE_GPU = 1 << 17, 1 << 22
+
+
+class ScaledError(NamedTuple):
+    """The error of a tensor, or of several, over eps(type) × root mean square of the truth.
+
+    Attributes
+    ----------
+    largest : float
+        Error of the element that is furthest from the truth; infinite where got is not finite.
+    rms : float
+        Root mean square of the errors.
+    mean : float
+        Mean of got − truth, with its sign; ``nan`` where got is not finite.
+    abs : float
+        Largest absolute error, in the units of the data.
+
+    Examples
+    --------
+    >>> ScaledError(largest=1.5, rms=0.25, mean=-0.125, abs=0.001).mean
+    -0.125
+    """
+
+    largest: float
+    rms: float
+    mean: float
+    abs: float
+
+
+def scaled_error(truth: Any, got: Any, dtype: Any = None) -> ScaledError:
+    """Error of a tensor over eps(type of got) × the root mean square of the truth.
+
+    Multiplying truth and got by one factor changes nothing. A correctly rounded result has
+    ``largest`` ≤ 0.5 × max\\|truth\\| / rms(truth).
+
+    Parameters
+    ----------
+    truth : tensor, array, or nest of these
+        What got should have been, of any shape and in a wider floating type than that of the unit:
+        float64, as a rule. All its values are finite.
+    got : tensor, array, or nest of these
+        Of the same shape, in a floating type. It is compared on the device of the truth, a piece
+        at a time.
+    dtype : any, optional
+        Type whose eps is the unit, as :func:`roundoff.dtypes.dtype_info` takes it; by default that
+        of got. It serves results of a narrow model that are stored in a wider type.
+
+    Returns
+    -------
+    ScaledError
+        Several tensors (the leaves of a nest, as :func:`~roundoff.compare.leaves` gives them) are
+        each measured in a unit of their own; ``largest`` and ``abs`` are then the largest of all,
+        ``rms`` and ``mean`` are taken over all elements. Zero for tensors without elements.
+        A truth of zeros has no size: any error is infinite there.
+
+    Raises
+    ------
+    ShapeError
+        When the shapes, or the numbers of tensors, differ.
+    DtypeError
+        When a type is not a real floating one, or the truth's is not wider than the unit's.
+    ArgumentError
+        When there is no tensor, or the truth is not finite.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> truth = np.array([1.0, -1.0, 1.0, 1.0])
+    >>> got = np.float32(truth)
+    >>> got[1] -= 2.0**-21
+    >>> scaled_error(truth, got)
+    ScaledError(largest=4.0, rms=2.0, mean=-1.0, abs=4.76837158203125e-07)
+    >>> scaled_error(1024 * truth, 1024 * got).largest
+    4.0
+    """
+    truths, results = _tensors(truth, "truth"), _tensors(got, "got")
+    if len(truths) != len(results):
+        raise ShapeError("numbers of tensors differ", got=f"{len(truths)} and {len(results)}")
+    override = None if dtype is None else real_type(dtype)
+    found = [
+        (_one(t, g, override or g.info), t.tensor.numel())
+        for t, g in zip(truths, results, strict=True)
+    ]
+    elements = max(sum(n for _, n in found), 1)
+    return ScaledError(
+        largest=max(e.largest for e, _ in found),
+        rms=math.sqrt(sum(n * (e.rms * e.rms) for e, n in found) / elements),
+        mean=sum(n * e.mean for e, n in found) / elements,
+        abs=max(e.abs for e, _ in found),
+    )
+
+
+def _tensors(nest: Any, name: str) -> list[Held]:
+    held = [(leaf, as_tensor(leaf)) for leaf in leaves(nest)]
+    if not held:
+        raise ArgumentError(f"{name} holds no tensor", expected="at least one")
+    for leaf, h in held:
+        if h is None:
+            raise ArgumentError(
+                f"{name} holds something else than tensors", got=type(leaf).__name__,
+                expected="tensors, arrays, and lists, tuples and dicts of them",
+            )  # fmt: skip
+        real_type(h.info)
+    return [h for _, h in held if h is not None]
+
+
+def real_type(dtype: Any) -> DType:
+    """The floating type of this name; a DtypeError for every other type."""
+    info = dtype_info(dtype)
+    if not info.is_float:
+        raise DtypeError("rounding needs a floating type", got=info.name)
+    return info
+
+
+def _one(truth: Held, got: Held, unit: DType) -> ScaledError:
+    import torch
+
+    same_shape(truth.tensor, got.tensor)
+    if truth.info.precision <= unit.precision:
+        raise DtypeError(
+            "the truth has no wider type than the unit",
+            got=f"{truth.info.name} and {unit.name}", expected="a truth in float64",
+            hint="compute it in float64; converting a result afterwards makes no truth of it",
+        )  # fmt: skip
+    n = truth.tensor.numel()
+    if n == 0:
+        return ScaledError(0.0, 0.0, 0.0, 0.0)
+    top = max(float(t.abs().amax()) for (t,) in float64_pieces(truth.tensor))
+    if not math.isfinite(top):
+        raise ArgumentError("the truth must be finite", got=top)
+    # A power of two near the largest truth: it rounds nothing, and no square leaves float64.
+    shift = min(max(-math.frexp(top)[1], -1000), 1000) if top else 0
+    rows = []
+    for t, g in float64_pieces(truth.tensor, got.tensor):
+        g.sub_(t).mul_(2.0**shift)
+        t.mul_(2.0**shift)
+        t.mul_(t)
+        row = [t.sum(), g.sum(), g.abs().amax(), g.mul_(g).sum()]
+        rows.append(torch.stack(row).tolist())  # one wait for a GPU
+    size, total, largest, squares = zip(*rows, strict=True)
+    if not all(math.isfinite(x) for x in (*total, *largest)):
+        return ScaledError(math.inf, math.inf, math.nan, math.inf)
+    one = unit.eps * math.sqrt(math.fsum(size) / n)
+    return ScaledError(
+        largest=_over(max(largest), one),
+        rms=_over(math.sqrt(math.fsum(squares) / n), one),
+        mean=_over(math.fsum(total) / n, one),
+        abs=math.ldexp(max(largest), -shift),
+    )
+
+
+def _over(error: float, unit: float) -> float:
+    if unit:
+        return error / unit
+    return math.copysign(math.inf, error) if error else 0.0
+
+
+def same_shape(*tensors: torch.Tensor) -> None:
+    """A ShapeError unless all have one shape."""
+    shapes = [tuple(t.shape) for t in tensors]
+    if len(set(shapes)) > 1:
+        raise ShapeError("shapes differ", got=" and ".join(map(str, shapes)))
+
+
+def float64_pieces(*tensors: torch.Tensor) -> Iterator[list[torch.Tensor]]:
+    """Pieces of tensors of one shape as flat float64, on the device of the first one.
+
+    The pieces are copies that may be written to; strides do not matter, no tensor is copied whole.
+    """
+    import torch
+
+    device = tensors[0].device
+    most = PIECE if device.type == "cpu" else PIECE_GPU
+    for _, index in _spans(tensors[0].shape, most):
+        views = [(t[index] if index else t).reshape(-1) for t in tensors]
+        yield [v.to(device, torch.float64, copy=True) for v in views]

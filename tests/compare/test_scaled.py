@@ -1,0 +1,187 @@
+"""The one unit of a tensor's error: smooth, free of the scale, and computed by pieces."""
+
+import math
+from collections.abc import Iterator
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from roundoff.compare import ScaledError, scaled, scaled_error
+from roundoff.dtypes import dtype_info, onnx_dtype_to_np_dtype
+from roundoff.errors import ArgumentError, DtypeError, ShapeError
+
+TYPES = ("float32", "float16", "bfloat16")
+
+
+def numpy_type(name: str) -> np.dtype:
+    return onnx_dtype_to_np_dtype(dtype_info(name).onnx)
+
+
+def plain(truth: np.ndarray, got: np.ndarray) -> ScaledError:
+    """The definition, in NumPy."""
+    errors = got.astype(np.float64) - truth
+    unit = dtype_info(got.dtype).eps * np.sqrt(np.mean(truth**2))
+    return ScaledError(
+        np.abs(errors).max() / unit, np.sqrt(np.mean(errors**2)) / unit,
+        errors.mean() / unit, np.abs(errors).max(),
+    )  # fmt: skip
+
+
+@given(st.sampled_from(TYPES), st.integers(1, 400), st.integers(0, 2**32 - 1))
+@settings(max_examples=60, deadline=None)
+def test_it_is_what_the_definition_says(name: str, size: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    truth = rng.standard_normal(size)
+    got = (truth * (1 + 0.01 * rng.standard_normal(size))).astype(numpy_type(name))
+    assert scaled_error(truth, got) == pytest.approx(plain(truth, got), rel=1e-12, abs=1e-15)
+
+
+@given(st.sampled_from(TYPES), st.integers(-10, 10), st.integers(0, 2**32 - 1))
+@settings(max_examples=60, deadline=None)
+def test_a_power_of_two_changes_nothing(name: str, power: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    truth = rng.uniform(0.25, 1, 50) * rng.choice([-1, 1], 50)
+    got = (truth * (1 + 0.01 * rng.standard_normal(50))).astype(numpy_type(name))
+    moved = (got.astype(np.float64) * 2.0**power).astype(got.dtype)
+    before, after = scaled_error(truth, got), scaled_error(truth * 2.0**power, moved)
+    assert after[:3] == before[:3]
+    assert after.abs == before.abs * 2.0**power
+
+
+@given(st.sampled_from(TYPES), st.integers(1, 300), st.integers(0, 2**32 - 1))
+@settings(max_examples=60, deadline=None)
+def test_a_correctly_rounded_result_is_within_half(name: str, size: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    truth = np.exp(rng.uniform(-3, 3, size)) * rng.choice([-1, 1], size)
+    found = scaled_error(truth, truth.astype(numpy_type(name)))
+    assert found.largest <= 0.5 * np.abs(truth).max() / np.sqrt(np.mean(truth**2)) * (1 + 1e-12)
+    assert abs(found.mean) <= found.rms <= found.largest
+
+
+def test_it_is_continuous_across_a_power_of_two() -> None:
+    # The same relative error just below and just above 1, where the ULP doubles.
+    found = []
+    for size in (1 - 1e-6, 1 + 1e-6):
+        truth = np.full(100, size)
+        found.append(scaled_error(truth, (truth * 1.01).astype(np.float32)).largest)
+    assert found[1] == pytest.approx(found[0], rel=1e-4)
+    assert found[0] == pytest.approx(0.01 * 2**23, rel=1e-4)
+
+
+@pytest.mark.parametrize("size", [1, scaled.PIECE, 3 * scaled.PIECE + 5])
+def test_pieces_of_any_number_and_stride(size: int) -> None:
+    rng = np.random.default_rng(3)
+    truth = rng.standard_normal((size, 2))
+    got = truth.astype(np.float32)
+    for t, g in ((truth, got), (truth.T, got.T), (truth[::-1], got[::-1])):
+        assert scaled_error(t, g) == pytest.approx(plain(t, g), rel=1e-12)
+    tensors = torch.from_numpy(truth), torch.from_numpy(got)
+    assert scaled_error(*(t.t() for t in tensors)) == pytest.approx(plain(truth, got), rel=1e-12)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_only_pieces_are_widened(monkeypatch: pytest.MonkeyPatch, turned: bool) -> None:
+    truth = torch.ones(500, 3000, dtype=torch.float64)
+    truth = truth.t() if turned else truth
+    seen = []
+
+    def watched(*tensors: torch.Tensor) -> Iterator[list[torch.Tensor]]:
+        for pieces in pieces_of(*tensors):
+            seen.extend(p.numel() for p in pieces[1:])
+            assert all(p.untyped_storage().nbytes() <= 8 * scaled.PIECE for p in pieces)
+            yield pieces
+
+    pieces_of = scaled.float64_pieces
+    monkeypatch.setattr(scaled, "float64_pieces", watched)
+    assert scaled_error(truth, truth.float()).largest == 0
+    assert sum(seen) == truth.numel()
+    assert (truth == 1).all()  # the pieces are copies
+
+
+def test_bfloat16_and_the_type_of_another() -> None:
+    truth = torch.linspace(1, 2, 1000, dtype=torch.float64)
+    narrow = truth.to(torch.bfloat16)
+    inside = scaled_error(truth, narrow)
+    assert 0.25 < inside.largest < 0.71
+    assert scaled_error(truth, narrow.float(), dtype="bfloat16") == inside
+    assert scaled_error(truth.float(), narrow.float(), dtype=torch.bfloat16).largest == (
+        pytest.approx(inside.largest, rel=1e-4)
+    )
+    array = truth.numpy().astype(ml_dtypes.bfloat16)
+    assert scaled_error(truth.numpy(), array) == inside
+
+
+def test_several_tensors() -> None:
+    truths = [np.ones(10), np.full((3, 30), 100.0)]
+    results = [t.astype(np.float32) for t in truths]
+    results[0][3] += 2.0**-22  # 2 units of the first
+    results[1][1, 1] -= 3 * 2.0**-17  # 3 × 64 / 100 units of the second
+    one, two = (scaled_error(t, r) for t, r in zip(truths, results, strict=True))
+    assert (one.largest, two.largest) == (2.0, pytest.approx(1.92))
+    both = scaled_error({"a": truths[0], "b": (truths[1], None)}, results)
+    assert (both.largest, both.abs) == (2.0, two.abs)
+    assert both.mean == pytest.approx((10 * one.mean + 90 * two.mean) / 100)
+    assert both.rms == pytest.approx(math.sqrt((10 * one.rms**2 + 90 * two.rms**2) / 100))
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_result_that_is_not_finite(bad: float) -> None:
+    found = scaled_error(np.ones(3), np.float32([1, bad, 1]))
+    assert found[:2] == (math.inf, math.inf)
+    assert math.isnan(found.mean)
+    assert found.abs == math.inf
+
+
+def test_a_truth_of_zeros_and_of_nothing() -> None:
+    zero = np.zeros(4)
+    assert scaled_error(zero, np.float32(zero)) == (0, 0, 0, 0)
+    found = scaled_error(zero, np.float32([0, 0, -1e-3, 0]))
+    assert found[:3] == (math.inf, math.inf, -math.inf)
+    assert found.abs == pytest.approx(1e-3)
+    assert scaled_error(np.zeros((0, 3)), np.zeros((0, 3), np.float32)) == (0, 0, 0, 0)
+
+
+def test_squares_neither_overflow_nor_underflow() -> None:
+    for size in (1e-180, 1e180):
+        truth = np.array([size, -size])
+        assert scaled_error(truth, np.zeros(2, np.float32)).largest == pytest.approx(2**23)
+
+
+@pytest.mark.parametrize(
+    ("truth", "got", "error", "text"),
+    [
+        (np.ones(3), np.ones(4, np.float32), ShapeError, "shapes differ"),
+        ([np.ones(3)] * 2, [np.ones(3, np.float32)], ShapeError, "2 and 1"),
+        (np.ones(3), np.ones(3, np.int32), DtypeError, "got int32"),
+        (np.ones(3, np.int64), np.ones(3, np.float32), DtypeError, "got int64"),
+        (np.ones(3), np.ones(3, np.complex64), DtypeError, "got complex64"),
+        (np.ones(3, np.float32), np.ones(3, np.float32), DtypeError, "no wider type"),
+        (np.array([1, np.nan]), np.ones(2, np.float32), ArgumentError, "finite"),
+        (np.array([1, -np.inf]), np.ones(2, np.float32), ArgumentError, "finite"),
+        ([], [], ArgumentError, "no tensor"),
+        ("bits", np.ones(2, np.float32), ArgumentError, "something else"),
+    ],
+)
+def test_bad_arguments(truth: object, got: object, error: type, text: str) -> None:
+    with pytest.raises(error, match=text):
+        scaled_error(truth, got)
+
+
+def test_a_bad_unit() -> None:
+    with pytest.raises(DtypeError, match="int8"):
+        scaled_error(np.ones(3), np.ones(3, np.float32), dtype="int8")
+    with pytest.raises(DtypeError, match="no wider type"):
+        scaled_error(np.ones(3), np.ones(3, np.float32), dtype="float64")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_on_a_gpu() -> None:
+    truth = torch.linspace(-1, 3, scaled.PIECE_GPU + 7, dtype=torch.float64)
+    got = truth.to(torch.bfloat16)
+    here, there = scaled_error(truth, got), scaled_error(truth.cuda(), got.cuda())
+    assert there == pytest.approx(here, rel=1e-12)
+    assert scaled_error(truth, got.cuda()) == here

@@ -12,7 +12,7 @@ FLOORS = {
     "models": 2, "reductions": 2, "timing": 2, "ort": 2, "kernels": 2,
     "evaluator": 3, "fusion": 3,
     "localize": 4, "switches": 4, "record": 4,
-    "backend": 5, "page": 5, "graph": 5,
+    "backend": 5, "page": 5, "graph": 5, "runtimes": 5,
 }  # fmt: skip
 # Peers on the two ground floors: dtypes raises the errors, compare describes what differs.
 SAME_FLOOR = {("dtypes", "errors"), ("compare", "describe")}

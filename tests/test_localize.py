@@ -155,3 +155,22 @@ def test_feeds_may_be_arrays() -> None:
     arrays = {k: v.numpy().astype(np.float64) for k, v in feeds().items()}
     way = Way("a", TorchOnnxEvaluator(model()), dtype=torch.float32)
     assert len(localize(way, way, arrays).frame) == 3
+
+
+def test_scaled_errors_are_in_units_of_eps_and_rms_and_pass_over_shared_infinities() -> None:
+    given = feeds()
+    found = localize(
+        TorchOnnxEvaluator(model()), TorchOnnxEvaluator(model(), custom_kernels=off_by(0.25)),
+        given, truth=Way("truth", TorchOnnxEvaluator(model(), truth=True)),
+    )  # fmt: skip
+    frame = found.frame.set_index("op")
+    x, w = (given[n].double() for n in "XW")
+    unit = 2.0**-23 * float(((x * x) @ w).square().mean().sqrt())
+    assert frame.loc["MatMul", "own scaled second"] == pytest.approx(0.25 / unit, rel=1e-5)
+    assert frame.loc["MatMul", "isolated scaled"] == pytest.approx(0.25 / unit, rel=1e-5)
+    assert frame.loc["MatMul", "own scaled first"] < 4
+    given["X"][0, 0] = math.inf  # in the truth, too: no error
+    way = TorchOnnxEvaluator(model())
+    found = localize(way, way, given, truth=TorchOnnxEvaluator(model(), truth=True))
+    assert found.frame["truth scaled first"].max() < 8
+    assert (found.frame["non-finite truth"] == found.frame["non-finite first"]).all()

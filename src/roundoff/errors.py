@@ -11,6 +11,7 @@ __all__ = [
     "DtypeError",
     "MissingDependencyError",
     "ModelError",
+    "ModelSizeError",
     "RecordError",
     "RoundoffError",
     "ShapeError",
@@ -117,6 +118,16 @@ class ModelError(RoundoffError, ValueError):
     ... except ValueError as error:
     ...     print(type(error).__name__)
     ModelError
+    """
+
+
+class ModelSizeError(RoundoffError, MemoryError):
+    """A run of the model would not fit in memory; raised before anything large is allocated.
+
+    Examples
+    --------
+    >>> print(ModelSizeError("the model does not fit", got="12.0 GiB", expected="at most 8.0 GiB"))
+    the model does not fit: got 12.0 GiB, expected at most 8.0 GiB
     """
 
 

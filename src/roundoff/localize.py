@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .compare import Difference, max_diff
+from .compare import Difference, leaves, max_diff, scaled_error
 from .errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -35,7 +35,9 @@ COLUMNS = (
     "truth abs first", "truth abs second", "truth ulp first", "truth ulp second",
     "truth bias first", "truth bias second",
     "largest first", "largest second", "largest truth",
-    "non-finite first", "non-finite second",
+    "non-finite first", "non-finite second", "non-finite truth",
+    "isolated scaled", "propagated scaled", "own scaled first", "own scaled second",
+    "truth scaled first", "truth scaled second",
 )  # fmt: skip
 
 
@@ -114,7 +116,9 @@ class Localization:
           units in the last place of its type;
         - ``truth …``: errors of the two runs against the run in float64;
         - ``largest …``: largest magnitude among the finite outputs, and ``non-finite …`` how many
-          outputs are NaN or infinite.
+          outputs are NaN or infinite;
+        - ``… scaled``: the same differences and errors in units of eps × RMS, as
+          :func:`roundoff.compare.scaled_error` has them; NaN where no output is floating.
 
         What needs the truth is NaN without one.
     names : (str, str)
@@ -171,7 +175,7 @@ def localize(
     second: Way | TorchOnnxEvaluator,
     feeds: Mapping[str, Any],
     *,
-    truth: TorchOnnxEvaluator | None = None,
+    truth: Way | TorchOnnxEvaluator | None = None,
 ) -> Localization:
     """Run a model two ways side by side and compare them node by node.
 
@@ -184,7 +188,7 @@ def localize(
         that conversion exact.
     feeds : mapping of str to tensor
         Inputs of the model.
-    truth : TorchOnnxEvaluator, optional
+    truth : Way or TorchOnnxEvaluator, optional
         The model with ``truth=True``.
 
     Raises
@@ -208,7 +212,7 @@ def localize(
         w if isinstance(w, Way) else Way(n, w) for w, n in ((first, "first"), (second, "second"))
     ]
     _check_same(ways[0].evaluator, ways[1].evaluator)
-    exact = Way("truth", truth) if truth is not None else None
+    exact = truth if isinstance(truth, Way) or truth is None else Way("truth", truth)
     if exact is not None:
         _check_same(ways[0].evaluator, exact.evaluator)
     streams = [w.steps(feeds) for w in ways]
@@ -259,18 +263,22 @@ def _row(
     ):
         row[f"{name} abs"], row[f"{name} ulp"] = difference["abs"], _ulp(difference)
         row[f"{name} bias"] = difference["bias"]
+    row["isolated scaled"] = scaled(one.outputs, again)[0]
+    row["propagated scaled"] = scaled(one.outputs, other.outputs)[0]
     for name, outputs in (("first", one.outputs), ("second", other.outputs)):
         row[f"largest {name}"], row[f"non-finite {name}"] = _extent(outputs)
     if exact is None or true is None:
         return row
     ideal = exact.run_node(index, one.inputs)
-    row["largest truth"] = _extent(true.outputs)[0]
+    row["largest truth"], row["non-finite truth"] = _extent(true.outputs)
     for name, outputs, own in (("first", one.outputs, one.outputs),
                                ("second", other.outputs, again)):  # fmt: skip
         error = _compare(true.outputs, outputs)
         row[f"truth abs {name}"], row[f"truth ulp {name}"] = error["abs"], _ulp(error)
         row[f"truth bias {name}"] = error["bias"]
         row[f"own error {name}"] = _ulp(_compare(ideal, own))
+        row[f"truth scaled {name}"] = scaled(true.outputs, outputs)[0]
+        row[f"own scaled {name}"] = scaled(ideal, own)[0]
     return row
 
 
@@ -288,6 +296,36 @@ def _ulp(difference: Difference) -> float:
     """Units against a truth where there is one, else the distance; NaN where there is neither."""
     units = difference.get("err_ulp", difference["ulp"])
     return math.nan if units is None else float(units)
+
+
+def scaled(truth: Any, got: Any) -> tuple[float, float]:
+    """Largest and RMS error of the floating tensors of two nests, in units of eps × RMS.
+
+    That of the worst tensor; NaN where none is floating and narrower than float64. An infinity or
+    NaN that both have in one place is no error; any other one is infinite.
+    """
+    found = [
+        _scaled(t, g)
+        for t, g in zip(leaves(truth), leaves(got), strict=False)
+        if isinstance(t, torch.Tensor) and isinstance(g, torch.Tensor)
+        and t.is_floating_point() and g.is_floating_point()
+        and g.dtype != torch.float64 and t.shape == g.shape
+    ]  # fmt: skip
+    if not found:
+        return math.nan, math.nan
+    return max(largest for largest, _ in found), max(rms for _, rms in found)
+
+
+def _scaled(truth: torch.Tensor, got: torch.Tensor) -> tuple[float, float]:
+    truth = truth.to(torch.float64)
+    finite = truth.isfinite()
+    if not bool(finite.all()):
+        t, g = truth[~finite], got[~finite].to(torch.float64)
+        if not bool(((t == g) | (t.isnan() & g.isnan())).all()):
+            return math.inf, math.inf
+        truth, got = truth[finite], got[finite]
+    error = scaled_error(truth, got)
+    return error.largest, error.rms
 
 
 def _extent(outputs: tuple[Any, ...]) -> tuple[float, int]:

@@ -61,21 +61,7 @@ def load(model: Any) -> Loaded:
     ModelError
         When the model can't be read, or ONNX's checker refuses it.
     """
-    folder = None
-    if isinstance(model, (str, Path)):
-        path = Path(model)
-        try:
-            content = path.read_bytes()
-        except OSError as error:
-            raise ModelError(
-                f"cannot read the model {path.name}", got=str(error.strerror)
-            ) from error
-        folder, model = path.resolve().parent, content
-    if isinstance(model, (bytes, bytearray, memoryview)):
-        try:
-            model = ModelProto.FromString(bytes(model))
-        except DecodeError as error:
-            raise ModelError("not an ONNX model: the bytes do not decode") from error
+    model, folder = read(model)
     if isinstance(model, FunctionProto):
         return _from_function(model)
     if isinstance(model, GraphProto):
@@ -94,6 +80,34 @@ def load(model: Any) -> Loaded:
         {(_domain(f.domain), f.name, f.overload): f for f in model.functions},
         folder,
     )
+
+
+def read(model: Any) -> tuple[Any, Path | None]:
+    """The proto of a model given as path, bytes or proto, and the folder of a path.
+
+    Data in other files is not read.
+
+    Raises
+    ------
+    ModelError
+        When the model can't be read.
+    """
+    folder = None
+    if isinstance(model, (str, Path)):
+        path = Path(model)
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            raise ModelError(
+                f"cannot read the model {path.name}", got=str(error.strerror)
+            ) from error
+        folder, model = path.resolve().parent, content
+    if isinstance(model, (bytes, bytearray, memoryview)):
+        try:
+            model = ModelProto.FromString(bytes(model))
+        except DecodeError as error:
+            raise ModelError("not an ONNX model: the bytes do not decode") from error
+    return model, folder
 
 
 def _newest_opset() -> int:
@@ -278,7 +292,10 @@ def _read_external(tensor: TensorProto, folder: Path | None, where: str) -> Any:
             hint="move the data beside the model",
         )
     if not path.is_file():
-        raise ModelError(f"the data of constant {where!r} is missing", got=location)
+        raise ModelError(
+            f"the data of constant {where!r} is missing", got=location,
+            hint="put that file beside the model",
+        )  # fmt: skip
     offset, length = int(info.get("offset", 0)), int(info.get("length", -1))
     size = path.stat().st_size
     length = size - offset if length < 0 else length

@@ -1,0 +1,192 @@
+"""Inputs of a model whose owner gave none, and a check of those that were given."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+
+from roundoff.dtypes import DTYPES, onnx_dtype_to_torch_dtype
+from roundoff.errors import ArgumentError, ShapeError, UnsupportedError
+from roundoff.evaluator import TorchOnnxEvaluator
+from roundoff.evaluator.checks import check_feed
+
+__all__ = ["check_feeds", "dims", "draw", "drawn_shapes", "limits"]
+
+
+def check_feeds(proto: onnx.ModelProto, feeds: Mapping[str, Any]) -> None:
+    """Names, element types and shapes are those that the model declares."""
+    declared = {i.name: i.type for i in proto.graph.input}
+    optional = {t.name for t in proto.graph.initializer}
+    unknown = [n for n in feeds if n not in declared]
+    missing = [n for n in declared if n not in feeds and n not in optional]
+    if unknown or missing:
+        what = " and ".join(
+            f"{w} {n}" for w, n in (("unknown", unknown), ("missing", missing)) if n
+        )
+        raise ArgumentError("feeds of the model", got=what, expected=str(list(declared)))
+    seen: dict[str, tuple[str, int]] = {}
+    for name, value in feeds.items():
+        check_feed(name, value, declared[name], False)
+        for dim, size in zip(dims(declared[name]) or (), getattr(value, "shape", ()), strict=False):
+            if not isinstance(dim, str) or not dim.isidentifier():
+                continue
+            other, before = seen.setdefault(dim, (name, size))
+            if before != size:
+                raise ShapeError(
+                    f"input {name!r}", got=f"{dim} = {size}",
+                    expected=f"{dim} = {before}, as in input {other!r}",
+                )  # fmt: skip
+
+
+def dims(declared: onnx.TypeProto) -> list[int | str] | None:
+    """Declared dimensions of a tensor, "" where nothing is said; None where the rank is not."""
+    if not declared.tensor_type.HasField("shape"):
+        return None
+    return [
+        d.dim_value if d.HasField("dim_value") else d.dim_param
+        for d in declared.tensor_type.shape.dim
+    ]
+
+
+def drawn_shapes(
+    inputs: Sequence[onnx.ValueInfoProto], sizes: Mapping[str, int] | None, seed: int
+) -> dict[str, tuple[int, ...]]:
+    """A shape for each input: one size for one symbolic name."""
+    random = np.random.default_rng(seed)
+    declared: dict[str, list[int | str]] = {}
+    for info in inputs:
+        wanted = dims(info.type)
+        if not info.type.HasField("tensor_type") or wanted is None or _undrawable(info.type):
+            raise UnsupportedError(
+                f"input {info.name!r} can't be drawn",
+                got=" ".join(str(info.type).split())[:80] or "no type",
+                expected="a tensor of numbers of declared rank", hint="feeds=",
+            )  # fmt: skip
+        declared[info.name] = wanted
+    symbols = [d for wanted in declared.values() for d in wanted if isinstance(d, str) and d]
+    names = {n.id for s in symbols for n in _walk(s) if isinstance(n, ast.Name)} | set(symbols)
+    unknown = [n for n in sizes or () if n not in names]
+    if unknown:
+        raise ArgumentError("sizes", got=unknown, expected=f"names among {sorted(names)}")
+    wrong = {n: s for n, s in (sizes or {}).items() if not isinstance(s, int) or s < 0}
+    if wrong:
+        raise ArgumentError("sizes", got=wrong, expected="counts")
+    known = {n: int(random.integers(2, 9)) for n in sorted(names)} | dict(sizes or {})
+    return {
+        name: tuple(
+            d if isinstance(d, int) else _size(d, known, sizes or {}) if d
+            else int(random.integers(2, 9))
+            for d in wanted
+        )
+        for name, wanted in declared.items()
+    }  # fmt: skip
+
+
+def _undrawable(declared: onnx.TypeProto) -> bool:
+    info = DTYPES.get(declared.tensor_type.elem_type)
+    return info is None or info.kind == "string" or (info.bits < 8 and info.kind != "bool")
+
+
+def _walk(symbol: str) -> list[ast.AST]:
+    """Parts of a dimension such as ``past + sequence``; none where it is a plain name."""
+    with contextlib.suppress(SyntaxError):
+        return list(ast.walk(ast.parse(symbol, mode="eval")))
+    return []
+
+
+def _size(symbol: str, known: Mapping[str, int], given: Mapping[str, int]) -> int:
+    """Size of a dimension: of a name, or the value of an expression of names."""
+    if symbol in given:
+        return given[symbol]
+    with contextlib.suppress(SyntaxError, KeyError, TypeError):
+        return max(_value(ast.parse(symbol, mode="eval").body, known), 0)
+    return known[symbol]
+
+
+def _value(part: ast.expr, known: Mapping[str, int]) -> int:
+    if isinstance(part, ast.Name):
+        return known[part.id]
+    if isinstance(part, ast.Constant) and isinstance(part.value, int):
+        return part.value
+    if isinstance(part, ast.BinOp):
+        a, b = _value(part.left, known), _value(part.right, known)
+        if isinstance(part.op, ast.Add):
+            return a + b
+        if isinstance(part.op, ast.Sub):
+            return a - b
+        if isinstance(part.op, ast.Mult):
+            return a * b
+        if isinstance(part.op, (ast.FloorDiv, ast.Div)) and b:
+            return a // b
+    raise TypeError(ast.dump(part))
+
+
+#: Operators that look rows up: position of the indices -> position of the table.
+_LOOKUPS = {
+    ("", "Gather"): {1: 0},
+    ("", "GatherElements"): {1: 0},
+    ("com.microsoft", "GatherBlockQuantized"): {1: 0},
+    ("com.microsoft", "EmbedLayerNormalization"): {0: 2, 1: 4, 8: 3},
+}
+#: Operators that keep the values of their first input, in some shape.
+_CARRIERS = {"Cast", "Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose",
+             "Expand", "Slice", "Tile"}  # fmt: skip
+#: Those that keep its shape, too.
+_SAME_SHAPE = {"Cast", "Identity", "DequantizeLinear"}
+
+
+def limits(evaluator: TorchOnnxEvaluator, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
+    """Input -> size of the smallest table that it indexes."""
+    makers = {name: node for node in evaluator.nodes for name in node.outputs if name}
+
+    def source(name: str, through: set[str]) -> tuple[str, Any]:
+        """The input or constant that a result comes from."""
+        while name in makers and makers[name].domain == "" and makers[name].op_type in through:
+            node = makers[name]
+            if 0 in node.constants:
+                return "", node.constants[0]
+            name = node.inputs[0]
+        return name, None
+
+    found: dict[str, int] = {}
+    for node in evaluator.nodes:
+        for at, table_at in _LOOKUPS.get((node.domain, node.op_type), {}).items():
+            if not (node.has_input(at) and node.has_input(table_at)):
+                continue
+            ids, _ = source(node.inputs[at], _CARRIERS)
+            table, value = source(node.inputs[table_at], _SAME_SHAPE)
+            value = node.constants.get(table_at, value)
+            shape = tuple(value.shape) if value is not None else shapes.get(table)
+            axis = node.attribute("axis", node.attribute("gather_axis", 0))
+            if ids in shapes and shape and -len(shape) <= axis < len(shape):
+                found[ids] = min(found.get(ids, shape[axis]), shape[axis])
+    return found
+
+
+def draw(
+    inputs: Mapping[str, onnx.ValueInfoProto], shapes: Mapping[str, tuple[int, ...]],
+    below: Mapping[str, int], seed: int,
+) -> dict[str, torch.Tensor]:  # fmt: skip
+    """Floats from a normal distribution, integers below their limit or 2, masks of ones."""
+    generator = torch.Generator().manual_seed(seed)
+    feeds = {}
+    for name, shape in shapes.items():
+        code = inputs[name].type.tensor_type.elem_type
+        info, dtype = DTYPES[code], onnx_dtype_to_torch_dtype(code)
+        if info.kind == "float":
+            feeds[name] = torch.randn(shape, generator=generator).to(dtype)
+        elif info.kind == "complex":
+            feeds[name] = torch.randn(shape, generator=generator, dtype=dtype)
+        elif "mask" in name.lower() and name not in below:
+            feeds[name] = torch.ones(shape, dtype=dtype)
+        else:
+            most = min(below.get(name, 2), int(info.max) + 1)
+            drawn = torch.randint(0, max(most, 1), shape, generator=generator)
+            feeds[name] = drawn.to(dtype)
+    return feeds

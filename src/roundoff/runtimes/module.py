@@ -1,0 +1,88 @@
+"""The module that a model was exported from: called on the model's feeds."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from roundoff.compare import leaves
+from roundoff.errors import ArgumentError, RoundoffError, ShapeError
+from roundoff.evaluator.values import type_name
+
+__all__ = ["call_module", "check_module", "check_outputs"]
+
+
+def check_module(module: Any) -> None:
+    """Refuse a module whose results are random, or which a call would change."""
+    if not callable(module):
+        raise ArgumentError("module", got=type(module).__name__, expected="a torch.nn.Module")
+    if not isinstance(module, torch.nn.Module):
+        return
+    kinds = (torch.nn.modules.dropout._DropoutNd, torch.nn.modules.batchnorm._BatchNorm)
+    for name, part in module.named_modules():
+        if part.training and isinstance(part, kinds):
+            raise ArgumentError(
+                "the module is in training mode", got=f"{type(part).__name__} {name!r}",
+                expected="a module that gives the same twice", hint="module.eval()",
+            )  # fmt: skip
+
+
+def call_module(
+    module: Any, names: Sequence[str], feeds: Mapping[str, Any], device: torch.device
+) -> list[Any]:
+    """Outputs of the module, in order."""
+    tensors = next(iter(module.parameters()), None) if hasattr(module, "parameters") else None
+    place = tensors.device if isinstance(tensors, torch.Tensor) else device
+    given = {
+        n: feeds[n].to(place) if isinstance(feeds[n], torch.Tensor) else feeds[n]
+        for n in names
+        if n in feeds
+    }
+    function = module.forward if isinstance(module, torch.nn.Module) else module
+    try:
+        signature = inspect.signature(function)
+    except (ValueError, TypeError):  # a compiled function has none
+        return _outputs(module, tuple(given.values()), {})
+    named = {n for n, p in signature.parameters.items() if p.kind != p.POSITIONAL_ONLY}
+    positional, keywords = ((), given) if set(given) <= named else (tuple(given.values()), {})
+    try:
+        signature.bind(*positional, **keywords)
+    except TypeError as error:
+        raise ArgumentError(
+            "the module does not take the model's inputs", got=str(list(given)),
+            expected=f"arguments {signature}",
+        ) from error  # fmt: skip
+    return _outputs(module, positional, keywords)
+
+
+def _outputs(module: Any, positional: tuple[Any, ...], named: Mapping[str, Any]) -> list[Any]:
+    with torch.no_grad():
+        try:
+            return leaves(module(*positional, **named))
+        except RoundoffError:
+            raise
+        except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
+            text = (str(error).splitlines() or [type(error).__name__])[0]
+            fed = ", ".join(type_name(x) for x in (*positional, *named.values()))
+            raise ArgumentError(
+                "the module fails on the model's feeds", got=f"{text[:200]} for {fed}",
+                expected="the module that the model was exported from",
+            ) from error  # fmt: skip
+
+
+def check_outputs(names: Sequence[str], expected: Sequence[Any], got: Sequence[Any]) -> None:
+    """The module gives as many tensors as the model has outputs, of the same shapes."""
+    if len(names) != len(got):
+        raise ArgumentError(
+            "outputs of the module", got=f"{len(got)} ({', '.join(map(type_name, got))})",
+            expected=f"{len(names)}: {', '.join(names)}",
+        )  # fmt: skip
+    for name, ours, theirs in zip(names, expected, got, strict=True):
+        shapes = [getattr(x, "shape", None) for x in (ours, theirs)]
+        if shapes[0] != shapes[1]:
+            raise ShapeError(
+                f"the module's output for {name!r}", got=type_name(theirs), expected=type_name(ours)
+            )

@@ -1,0 +1,183 @@
+"""What a comparison of two runtimes found, as tables and as an answer in words."""
+
+from __future__ import annotations
+
+import dataclasses
+import html
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pandas
+
+__all__ = ["NODE_COLUMNS", "OUTPUT_COLUMNS", "SOURCES", "RuntimeComparison", "name_of", "overflows"]
+
+#: Columns of :attr:`RuntimeComparison.frame`, and those of ``localize`` that they are.
+SOURCES = {
+    "node": "node", "op": "op", "output": "outputs",
+    "kernel torch": "kernel first", "kernel ORT": "kernel second",
+    "isolated abs": "isolated abs", "isolated difference": "isolated scaled",
+    "propagated abs": "propagated abs", "propagated difference": "propagated scaled",
+    "own error torch": "own scaled first", "own error ORT": "own scaled second",
+    "error torch": "truth scaled first", "error ORT": "truth scaled second",
+    "non-finite torch": "non-finite first", "non-finite ORT": "non-finite second",
+    "non-finite truth": "non-finite truth",
+}  # fmt: skip
+NODE_COLUMNS = tuple(SOURCES)
+
+#: Columns of :attr:`RuntimeComparison.outputs`; those that say "module" are there with a module.
+OUTPUT_COLUMNS = (
+    "output", "type", "abs", "error torch", "error ORT", "rms torch", "rms ORT", "nearer",
+    "atol", "session abs", "module abs", "error module",
+)  # fmt: skip
+
+_UNIT = "eps × RMS of the float64 truth"
+
+
+@dataclasses.dataclass
+class RuntimeComparison:
+    """The result of :func:`compare_runtimes`; ``print`` it, or show it in a notebook.
+
+    Errors are in one unit: absolute error over eps of the element type times the root mean square
+    of the float64 truth. A correctly rounded result is within half such units where it is not
+    larger than the root mean square.
+
+    Attributes
+    ----------
+    frame : pandas.DataFrame
+        A row per node, in execution order, with the columns ``NODE_COLUMNS``. *isolated
+        difference*: of the two kernels on the same inputs; *propagated difference*: of the two
+        runs; *own error*: of a kernel against float64 on the same inputs; *error*: of a run against
+        the run in float64. The last three columns count NaNs and infinities.
+    outputs : pandas.DataFrame
+        A row per output of the model, with the columns ``OUTPUT_COLUMNS``. "ORT" is here one
+        session of the whole model with its graph optimisations. *abs*: largest difference between
+        torch's kernels and ORT; *error*: the largest, *rms*: the root mean square against float64;
+        *nearer*: "torch", "ORT", or "equal" where the RMS errors are within 10 %; *atol*:
+        twice the larger absolute error, rounded up; *session abs*: between the session and
+        ONNX Runtime's kernels one by one; *module abs*: between torch's kernels and the module.
+    advice : list of str
+        What to set, the most important first.
+    where : str
+        Model, element types and device, in words.
+
+    Examples
+    --------
+    >>> from roundoff.runtimes import compare_runtimes
+    >>> from roundoff.models import layer_norm_matmul
+    >>> found = compare_runtimes(layer_norm_matmul(), sizes={"c": 64})
+    >>> found.frame["op"].tolist(), found.outputs["output"].tolist()
+    (['LayerNormalization', 'MatMul', 'Add'], ['Z'])
+    >>> found.first_nonfinite is None
+    True
+    """
+
+    frame: pandas.DataFrame
+    outputs: pandas.DataFrame
+    advice: list[str]
+    where: str
+
+    @property
+    def first(self) -> Mapping[str, Any] | None:
+        """Row of the first node whose two kernels differ on the same inputs; None: none does."""
+        return self._row(lambda row: row["isolated abs"] != 0)
+
+    @property
+    def first_nonfinite(self) -> Mapping[str, Any] | None:
+        """Row of the first node with more NaNs and infinities than the truth has; or None."""
+        return self._row(lambda row: overflows(row) != "")
+
+    @property
+    def largest(self) -> Mapping[str, Any] | None:
+        """Row of the node that adds most: the largest own error; None where none is floating."""
+        rows = [row for row in self.frame.to_dict("records") if not math.isnan(_own(row))]
+        return max(rows, key=_own, default=None)
+
+    @property
+    def nearer(self) -> str:
+        """Which side is nearer the truth: "torch", "ORT" or "equal".
+
+        Of several outputs that disagree, the one with the largest RMS error decides.
+        """
+        told = self.outputs[self.outputs["nearer"] != "equal"]
+        if not len(told):
+            return "equal"
+        worst = told[["rms torch", "rms ORT"]].max(axis=1).fillna(0.0)
+        return str(told.loc[worst.idxmax(), "nearer"])
+
+    def _row(self, holds: Callable[[dict[str, Any]], bool]) -> Mapping[str, Any] | None:
+        return next((row for row in self.frame.to_dict("records") if holds(row)), None)
+
+    def _lines(self) -> list[tuple[str, str]]:
+        """The answer, as (question, answer)."""
+        first, odd, most = self.first, self.first_nonfinite, self.largest
+        worst = self.outputs[["rms torch", "rms ORT"]].max() if len(self.outputs) else None
+        lines = [(
+            "first differs at node",
+            f"{name_of(first)}: {first['isolated abs']:.3g} on the same inputs" if first else
+            "none: every pair of kernels gives equal bits on the same inputs",
+        )]  # fmt: skip
+        rms = (
+            f" (RMS error {worst['rms torch']:.3g} torch, {worst['rms ORT']:.3g} ORT)"
+            if worst is not None and not worst.isna().any()
+            else ""
+        )
+        lines.append(("nearer the truth", self.nearer + rms))
+        if most is not None:
+            errors = f"{most['own error torch']:.3g} torch, {most['own error ORT']:.3g} ORT"
+            lines.append(("largest error of its own", f"{name_of(most)}: {errors}"))
+        if odd is not None:
+            lines.append(("first NaN or infinity", f"{name_of(odd)}, in {overflows(odd)}"))
+        return lines
+
+    def __repr__(self) -> str:
+        lines = [f"{what}: {answer}" for what, answer in self._lines()]
+        lines += [f"set: {text}" for text in self.advice]
+        for row in self.outputs.head(4).to_dict("records"):
+            errors = {s: row.get(f"error {s}", math.nan) for s in ("torch", "ORT", "module")}
+            known = ", ".join(f"{e:.3g} {s}" for s, e in errors.items() if not math.isnan(e))
+            text = f"output {row['output']}, {row['type']}: torch − ORT {row['abs']:.3g}"
+            text += f"; error {known}" if known else ""
+            lines.append(text)
+        if len(self.outputs) > 4:
+            lines.append(f"{len(self.outputs) - 4} more outputs: see .outputs")
+        differ = int((self.frame["isolated abs"] != 0).sum())
+        lines.append(f"nodes whose kernels differ: {differ} of {len(self.frame)}; see .frame")
+        lines.append(f"errors are in units of {_UNIT}")
+        return "\n".join([*lines, self.where])
+
+    def _repr_html_(self) -> str:
+        def cells(values: Sequence[Any], tag: str) -> str:
+            texts = (f"{v:.3g}" if isinstance(v, float) else str(v) for v in values)
+            return "".join(f"<{tag}>{html.escape(t)}</{tag}>" for t in texts)
+
+        answers = "".join(
+            f"<tr><th>{html.escape(what)}</th><td>{html.escape(answer)}</td></tr>"
+            for what, answer in self._lines()
+        )
+        rows = "".join(f"<tr>{cells(row, 'td')}</tr>" for row in self.outputs.values.tolist())
+        advice = "".join(f"<li>{html.escape(text)}</li>" for text in self.advice)
+        return (
+            f"<p>{html.escape(self.where)}</p><table>{answers}</table><p>What to set:</p>"
+            f"<ul>{advice}</ul><table><thead><tr>{cells(list(self.outputs.columns), 'th')}</tr>"
+            f"</thead><tbody>{rows}</tbody></table><p>Errors are in units of {_UNIT}.</p>"
+        )
+
+
+def name_of(row: Mapping[str, Any]) -> str:
+    """A node in words: name, operator and results."""
+    return f"{row['node']} ({row['op']} -> {row['output']})"
+
+
+def _own(row: Mapping[str, Any]) -> float:
+    """The larger error of a node's two kernels; NaN where neither has one."""
+    known = [e for s in ("torch", "ORT") if not math.isnan(e := row[f"own error {s}"])]
+    return max(known, default=math.nan)
+
+
+def overflows(row: Mapping[str, Any]) -> str:
+    """Sides of a node with more NaNs and infinities than the truth."""
+    return " and ".join(
+        s for s in ("torch", "ORT") if row[f"non-finite {s}"] > row["non-finite truth"]
+    )

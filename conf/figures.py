@@ -6,6 +6,7 @@ what it was measured on, for the page of results and for readers.
 
 import contextlib
 import json
+import re
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.transforms import Bbox
 
 from roundoff.page import Study, dark
+from roundoff.page.legacy import Study as OldStudy
 
 _SVG = {"format": "svg", "transparent": True, "metadata": {"Date": None}}
 _RST = """
@@ -51,7 +53,7 @@ def scraper(block: Any, block_vars: dict[str, Any], gallery_conf: dict[str, Any]
         When a figure has no alternative text: call ``Study.figure`` for each.
     """
     for study in block_vars["example_globals"].values():
-        if isinstance(study, Study):
+        if isinstance(study, (Study, OldStudy)):
             keep_tables(study, tables_of(Path(block_vars["target_file"])))
     shown = []
     for number in plt.get_fignums():
@@ -61,9 +63,18 @@ def scraper(block: Any, block_vars: dict[str, Any], gallery_conf: dict[str, Any]
             raise ValueError("a figure without a text: pass it to study.figure(name, fig, alt=…)")
         path = Path(next(block_vars["image_path_iterator"]))
         light, night = path.with_suffix(".svg"), path.with_name(f"{path.stem}_dark.svg")
+        page = Path(block_vars["target_file"]).stem
+        if is_answer := figure.get_gid() == "answer":
+            # The box finds it by name, and the first picture is the thumbnail.
+            light = path.with_name(f"{page}_answer.svg")
+            night = path.with_name(f"{page}_answer_dark.svg")
+            light.with_suffix(".txt").write_text(alt, "utf-8")
+            path = path.with_name(re.sub(r"_\d+\.png$", "_001.png", path.name))
         with settled(figure):
             figure.savefig(path, dpi=110, facecolor="white", transparent=False, **_top(figure))
             save_svg(figure, light, night)
+        if is_answer:
+            continue
         root = Path(gallery_conf["src_dir"])
         names = {"light": light, "dark": night}
         relative = {k: Path(p).relative_to(root).as_posix() for k, p in names.items()}
@@ -96,7 +107,7 @@ def _top(figure: Figure) -> dict[str, Any]:
     return {"bbox_inches": Bbox([[0, height - shown], [width, height]])} if shown < height else {}
 
 
-_kept: weakref.WeakKeyDictionary[Study, set[str]] = weakref.WeakKeyDictionary()
+_kept: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
 
 
 def tables_of(script: Path) -> Path:
@@ -104,16 +115,23 @@ def tables_of(script: Path) -> Path:
     return script.parent / "tables" / script.stem
 
 
-def keep_tables(study: Study, folder: Path) -> None:
+def keep_tables(study: Study | OldStudy, folder: Path) -> None:
     """Save the tables that have come since the last call; the first call empties the folder."""
     if study not in _kept:
         _kept[study] = set()
         folder.mkdir(parents=True, exist_ok=True)
         for old in folder.iterdir():
             old.unlink()
-    build = study.runs()[0]
+    if isinstance(study, OldStudy):
+        build = study.runs()[0]
+        label = build.label
+    else:
+        build = study.runs[-1]
+        label = build.name()
+        claims = json.dumps(study.verdicts(), indent=1, ensure_ascii=False) + "\n"
+        (folder / "claims.json").write_text(claims, "utf-8")
     for name in build.tables.keys() - _kept[study]:
         build.tables[name].to_csv(folder / f"{name}.csv", index=False)
         _kept[study].add(name)
-    about = {"label": build.label, "environment": build.environment}
+    about = {"label": label, "environment": build.environment}
     (folder / "environment.json").write_text(json.dumps(about, indent=1) + "\n", "utf-8")

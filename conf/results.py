@@ -264,14 +264,19 @@ def offer(app: Sphinx, exception: Exception | None) -> None:
     gallery = Path(app.srcdir, "gallery")
     for run in built(gallery):
         folder = next(gallery.glob(f"*/tables/{run.page}"))
-        (target / run.page).mkdir(parents=True, exist_ok=True)
+        (target / run.page / run.key).mkdir(parents=True, exist_ok=True)
         archive(target / run.page / f"{run.key}.zip", list(folder.iterdir()))
+        for table in folder.glob("*.csv"):
+            shutil.copyfile(table, target / run.page / run.key / table.name)
     for run in recorded():
         (target / run.page).mkdir(parents=True, exist_ok=True)
         shutil.copyfile(RECORDED / run.page / f"{run.key}.json",
                         target / run.page / f"{run.key}.json")  # fmt: skip
         tables = {f"{name}.csv": frame.to_csv(index=False) for name, frame in run.tables.items()}
         archive(target / run.page / f"{run.key}.zip", tables)
+        (target / run.page / run.key).mkdir(parents=True, exist_ok=True)
+        for name, text in tables.items():
+            (target / run.page / run.key / name).write_text(text, "utf-8")
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

@@ -22,7 +22,8 @@ from roundoff.errors import UnsupportedError
 from roundoff.graph import onnx_simple_text_plot, plot_dot
 from roundoff.models import GEMM_VARIANTS, gemm_cost, gemm_feeds, gemm_model
 from roundoff.ort import available, session
-from roundoff.page import MARKERS, PALETTE, Study, subplots
+from roundoff.page import MARKERS, PALETTE, subplots
+from roundoff.page.legacy import Study
 from roundoff.script import get_parsed_args, run_mode, unit_test_going, usage_error
 from roundoff.timing import (
     copies,

@@ -23,7 +23,8 @@ from roundoff.errors import UnsupportedError
 from roundoff.fusion import OptimizationOptions, fuse
 from roundoff.graph import plot_dot
 from roundoff.ort import available, torch_tf32
-from roundoff.page import MARKERS, PALETTE, Study, subplots
+from roundoff.page import MARKERS, PALETTE, subplots
+from roundoff.page.legacy import Study
 from roundoff.record import read_records
 from roundoff.script import get_parsed_args, unit_test_going, usage_error
 from roundoff.timing import measure, measure_ceilings, torch_precision

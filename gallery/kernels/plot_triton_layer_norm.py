@@ -37,7 +37,8 @@ from roundoff.kernels import interpreting, lessons
 from roundoff.kernels.layer_norm import plan_backward
 from roundoff.kernels.rivals import layer_norms
 from roundoff.kernels.studies import accuracy, bit_patterns, draw, exact, spills
-from roundoff.page import MARKERS, PALETTE, Study, subplots
+from roundoff.page import MARKERS, PALETTE, subplots
+from roundoff.page.legacy import Study
 from roundoff.script import get_parsed_args, unit_test_going
 from roundoff.timing import copies, measure, pool
 

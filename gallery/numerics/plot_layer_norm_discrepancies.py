@@ -1,53 +1,51 @@
 r"""
 .. _layer-norm-discrepancies:
 
-LayerNormalization implementations cannot be exchanged
-======================================================
+PyTorch and ONNX Runtime give different results: why, and what to set
+======================================================================
 
-A model moves from PyTorch to ONNX Runtime and its output changes. This page says by how much, which
-node did it, which of the two is nearer the truth, which switch removes the difference, and what
-tolerance can be shipped. Most of what one sees is not the normalisation itself but how the product
-after it rounds, and on a GPU in float32 the largest difference is no kernel at all but a setting.
+LayerNormalization, a matrix product and an addition, with the same weights in both runtimes.
+
 """
 
 # %%
-# The model
-# ---------
+# One model, two runtimes
+# -----------------------
 #
-# :ref:`reduction-order` shows that a normalisation depends on the order of its sums. Two kernels
-# rarely add in the same order, so two implementations of LayerNormalization rarely give the same
-# bits. Both compute mean and deviation in the stash type, float32 here whatever the type of the
-# data. A matrix product follows, as in every transformer:
+# The model is a piece of every transformer. "torch" runs it node by node with torch's kernels,
+# "ORT" is one ``InferenceSession``. Everything is drawn once in float32 and rounded to each type.
 
-# sphinx_gallery_thumbnail_number = 2
+from functools import partial
 from typing import NamedTuple
 
-import numpy as np
+import onnxruntime
 import pandas as pd
 import torch
 
-from roundoff.compare import max_diff, tolerance
-from roundoff.describe import string_type
-from roundoff.dtypes import dtype_info, onnx_dtype_to_torch_dtype
+from roundoff.compare import max_diff, scaled_error, tolerance, tolerance_used
+from roundoff.dtypes import dtype_info, onnx_dtype_to_torch_dtype, ulp
 from roundoff.errors import UnsupportedError
 from roundoff.evaluator import LayerNormalizationOrt, MatMulOrt, TorchOnnxEvaluator
 from roundoff.graph import onnx_simple_text_plot, plot_dot
 from roundoff.localize import Way, localize
 from roundoff.models import layer_norm_feeds, layer_norm_matmul, residual_rms_norm
-from roundoff.ort import available, session
-from roundoff.page import PALETTE, Study, subplots
+from roundoff.ort import available, run_apart, session
+from roundoff.page import Study
+from roundoff.reductions import tensor_core_matmul
+from roundoff.runtimes import compare_runtimes
 from roundoff.script import get_parsed_args, unit_test_going
-from roundoff.switches import CPU, CUDA, pointwise_study, skip_study, switch_study
-from roundoff.timing import torch_precision
+from roundoff.timing import measure, torch_precision
 
 args = get_parsed_args(
     "plot_layer_norm_discrepancies",
     __doc__,
-    expose="width,rows",
     width=(64 if unit_test_going() else 1152, "inner size"),
     rows=(1024, "rows of X in a batch item"),
 )
 study = Study("plot_layer_norm_discrepancies", args)
+CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
+FLOAT32, FLOAT16, BFLOAT16 = 1, 10, 16
+providers = available([CPU, CUDA] if torch.cuda.is_available() else [CPU])
 
 print(onnx_simple_text_plot(layer_norm_matmul()))
 
@@ -61,825 +59,420 @@ study.svg(
 )
 
 # %%
-# X is uniform in ±60 and everything else uniform in [0, 1). All numbers are drawn once, in
-# float16, and converted to the wider types: every type computes on the same values. The CPU takes
-# the first two batch items, a GPU all 32.
+# A case is a device, a type and, for float32 on a GPU, who may multiply in TF32: ONNX Runtime
+# alone (what you get when you set nothing), both, neither, or torch alone.
 
-providers = available([CPU, CUDA] if torch.cuda.is_available() else [CPU])
-feeds16 = layer_norm_feeds(args.rows, args.width, batch=32 if CUDA in providers else 2)
-
-
-def feeds_of(case):
-    """The feeds in the type of a case, on its device."""
-    dtype, on_gpu = onnx_dtype_to_torch_dtype(case.itype), case.provider == CUDA
-    part = {**feeds16, "X": feeds16["X"][: 32 if on_gpu else 2]}
-    return {name: value.to(dtype).to("cuda" if on_gpu else "cpu") for name, value in part.items()}
+TF32 = {"ORT alone": (True, False), "both": (True, True), "neither": (False, False),
+        "torch alone": (False, True)}  # fmt: skip
 
 
 class Case(NamedTuple):
-    """A device, an element type, and whether each runtime may use TF32 (None: there is none)."""
-
     provider: str
     itype: int
-    ort_tf32: bool | None = None
-    torch_tf32: bool | None = None
+    tf32: str = ""
+
+    @property
+    def columns(self):
+        short, dtype = self.provider.removesuffix("ExecutionProvider"), dtype_info(self.itype).name
+        where = "GPU" if short == "CUDA" else short
+        case = f"{where} {dtype}" + (f", TF32 in {self.tf32}" if self.tf32 else "")
+        return {"case": case, "provider": short, "dtype": dtype, "tf32": self.tf32}
+
+    @property
+    def uses_tf32(self):
+        return TF32.get(self.tf32, (False, False))
+
+    def feeds(self, weights="uniform"):
+        batch = 32 if self.provider == CUDA else 2
+        feeds = layer_norm_feeds(args.rows, args.width, batch=batch, weights=weights)
+        dtype = onnx_dtype_to_torch_dtype(self.itype)
+        device = "cuda" if self.provider == CUDA else "cpu"
+        return {name: value.to(dtype).to(device) for name, value in feeds.items()}
+
+    def evaluator(self, **options):
+        cuda = (CUDA, {"use_tf32": int(self.uses_tf32[0])})
+        provider = cuda if self.provider == CUDA else CPU
+        return TorchOnnxEvaluator(layer_norm_matmul(self.itype), [provider], **options)
+
+    def torch(self, feeds):
+        with torch_precision(self.uses_tf32[1]):
+            return self.evaluator().run(None, feeds)[0]
+
+    def ort(self, feeds, **options):
+        options = {"tf32": self.uses_tf32[0]} | options
+        return session(layer_norm_matmul(self.itype), [self.provider], **options).run(feeds)[0]
 
 
-print(string_type(feeds_of(Case(CPU, 1)), with_shape=True, with_min_max=True, with_device=True))
+cases = [Case(p, t) for p in providers for t in (FLOAT32, FLOAT16, BFLOAT16) if (p, t) != (CUDA, 1)]
+cases += [Case(CUDA, FLOAT32, tf32) for tf32 in TF32 if CUDA in providers]
 
 # %%
-# PyTorch against ONNX Runtime
-# ----------------------------
+# How far apart they are, and who is nearer the truth
+# ---------------------------------------------------
 #
-# The same model runs in three element types on each device. "torch" is the ONNX model run node by
-# node with torch's kernels (:class:`roundoff.evaluator.TorchOnnxEvaluator`); "ORT" is one session
-# of ONNX Runtime. On a GPU, float32 products may use TF32, which keeps 11 of the 24 significant
-# bits of each operand. **ONNX Runtime uses it unless told otherwise, torch does not**, so each
-# float32 row on a GPU says what was set. A combination that a runtime does not have is shown as
-# such.
-#
-# Published figures for this model [#published]_, taken on another GPU, are 0.0196 in float32 and
-# 0.5 in float16 on CUDA, and 1.5e-4 and 0.25 on a CPU.
+# The truth is the same model in float64 from the first operation to the last. Errors are given
+# in :ref:`one unit <unit>`: ε of the type times the root mean square of the truth.
 
-cases = [Case(p, i) for p in providers for i in (1, 10, 16) if (p, i) != (CUDA, 1)]
-if CUDA in providers:
-    cases += [Case(CUDA, 1, o, t) for o in (True, False) for t in (False, True)]
-
-
-def head(case, *columns):
-    """The columns that say which case a row is about."""
-    words = {None: "", True: "on", False: "off"}
-    found = {
-        "provider": case.provider.removesuffix("ExecutionProvider"),
-        "dtype": dtype_info(case.itype).name,
-        "ORT TF32": words[case.ort_tf32],
-        "torch TF32": words[case.torch_tf32],
-    }
-    return {name: found[name] for name in ("provider", "dtype", *columns)}
-
-
-def ort_output(case):
-    """Output of a whole session."""
-    made = session(layer_norm_matmul(case.itype), [case.provider], tf32=case.ort_tf32)
-    return made.run(feeds_of(case))[0]
-
-
-def evaluator(case, **options):
-    """The model node by node; ONNX Runtime's kernels follow the case's TF32."""
-    cuda = (CUDA, {"use_tf32": int(bool(case.ort_tf32))})
-    chosen = [cuda if case.provider == CUDA else CPU]
-    return TorchOnnxEvaluator(layer_norm_matmul(case.itype), chosen, **options)
-
-
-def torch_output(case):
-    """Output of torch's kernels."""
-    with torch_precision(bool(case.torch_tf32)):
-        return evaluator(case).run(None, feeds_of(case))[0]
-
-
-described, gaps, usable = [], [], []
+gaps = []
 for case in cases:
-    outputs = {"torch": torch_output(case)}
+    feeds = case.feeds()
+    truth = case.evaluator(truth=True).run(None, feeds)[0]
+    results = {"torch": case.torch(feeds)}
     try:
-        outputs["ORT"] = ort_output(case)
-    except UnsupportedError as error:
-        described.append(head(case) | {"runtime": "ORT", "output": f"unsupported: {error}"[:100]})
-        gaps.append(head(case, "ORT TF32", "torch TF32") | {"status": "unsupported by ORT"})
-        continue
-    usable.append(case)
-    for runtime, output in outputs.items():
-        text = string_type([output], with_shape=True, with_min_max=True, with_device=True)
-        flag = head(case, f"{runtime} TF32")[f"{runtime} TF32"]
-        described.append(head(case) | {"runtime": f"{runtime} {flag and 'TF32 ' + flag}".strip()})
-        described[-1]["output"] = text
-    found = max_diff(outputs["ORT"], outputs["torch"], hist=True)
-    gaps.append(head(case, "ORT TF32", "torch TF32") | {"status": ""})
-    gaps[-1] |= {k: found[k] for k in ("abs", "rel", "ulp", "bias", "n")} | found["rep"]
-
-described, gaps = pd.DataFrame(described).drop_duplicates(), pd.DataFrame(gaps)
-study.table(
-    "outputs",
-    described,
-    caption="Both outputs described: kind and device, ONNX's number of the type, shape, smallest, "
-    "largest and mean.",
-)
-
-# %%
-# The difference of the two, with the number of elements that differ by more than each threshold:
-
-counts = [c for c in gaps if c.startswith(">")]
+        results["ORT"] = case.ort(feeds)
+        apart = max_diff(results["ORT"], results["torch"], hist=[0])
+        near = float(ulp(apart["got"], case.itype))
+        row = {"abs": apart["abs"], "ulp there": apart["abs"] / near,
+               "share": apart["rep"][">0.0"] / apart["n"], "rel": apart["rel"]}  # fmt: skip
+    except UnsupportedError:
+        row = {"status": "ONNX Runtime has no such kernel"}
+    for runtime, z in results.items():
+        error = scaled_error(truth, z)
+        row |= {f"{runtime} error": error.rms, f"{runtime} largest": error.largest,
+                f"{runtime} abs": error.abs, f"{runtime} mean": error.mean}  # fmt: skip
+    gaps.append(case.columns | row)
 study.table(
     "gaps",
-    gaps,
-    caption="torch − ORT: largest absolute and relative difference, largest distance in units in "
-    "the last place (ULP), mean (bias), and how many of the n elements differ by more.",
-    formats={"abs": ".3g", "rel": ".3g", "ulp": ",.0f", "bias": "+.2g", "n": ",.0f"}
-    | dict.fromkeys(counts, ",.0f"),
-    missing="–",
+    pd.DataFrame(gaps),
+    "Z of torch against Z of ONNX Runtime, and the typical error of each against float64.",
+    columns=["case", "abs", "share", "torch error", "ORT error"],
 )
 
 # %%
-study.recorded("gaps")
 
-# %%
-
-
-def bars(frame, names, columns, ylabel, title):
-    """Bars on a logarithmic axis: a group a row, a colour a column; a zero has no bar."""
-    fig, ax = subplots(height=3.6, title=title)
-    places = np.arange(len(frame))
-    for k, (column, label) in enumerate(columns.items()):
-        heights = frame[column].astype(float)
-        shift = (k - (len(columns) - 1) / 2) * 0.8 / len(columns)
-        ax.bar(places + shift, heights.where(heights > 0), 0.8 / len(columns), label=label,
-               color=PALETTE[k])  # fmt: skip
-    ax.set_yscale("log")
-    ax.set_xticks(places, names, fontsize=8)
-    ax.set_ylabel(ylabel)
-    ax.legend()
-    return fig
-
-
-def lines(row, *columns):
-    """A label of several lines, for an axis."""
-    return "\n".join(
-        f"{'TF32 ' if 'TF32' in c else ''}{row[c]}"
-        for c in ("provider", "dtype", *columns)
-        if row[c]
-    )
-
-
-shown = gaps[gaps["status"] == ""]
-names = [lines(r, "ORT TF32", "torch TF32") for _, r in shown.iterrows()]
-title = "torch against ORT: largest difference of Z"
-fig = bars(shown, names, {"abs": "largest |torch − ORT|"}, "difference, absolute", title)
-study.figure(
+study.dots(
     "gaps",
-    fig,
-    alt="Bars of the largest absolute difference between torch and ONNX Runtime for each device, "
-    "type and setting of TF32, first of ORT and then of torch; the 16-bit types stand highest.",
-)
+    of="gaps",
+    where={"abs": lambda s: s.notna()},
+    x="abs",
+    label="case",
+    log=True,
+    title="Largest |torch − ORT| of Z",
+    xlabel="absolute difference",
+    answer=True,
+    alt="A dot for each device, type and setting of TF32: the largest difference between the two "
+    "runtimes. In float32 on a GPU TF32 on one side alone stands a hundred times above TF32 on "
+    "neither; the 16-bit types stand highest.",
+)  # fmt: skip
 
 # %%
-
-
-def unit(count):
-    """A number of units in the last place, in words."""
-    return "one unit" if count == 1 else f"{count:,.0f} units"
-
-
-def after_gaps(run):
-    """How far apart the two are, and the part of TF32."""
-    table = run.tables["gaps"].fillna({"status": "", "ORT TF32": "", "torch TF32": ""})
-    said = []
-    for provider, of in table[table["status"] == ""].groupby("provider"):
-        matched = of[~of["ORT TF32"].eq("on") & ~of["torch TF32"].eq("on")].set_index("dtype")
-        single, half = matched.loc["float32"], matched.loc["float16"]
-        assert 0 < single["abs"] < half["abs"]
-        said.append(
-            f"{provider}: in float32 the two differ by up to {single['abs']:.2g}, "
-            f"{unit(single['ulp'])} in the last place; in float16 by up to {half['abs']:.2g}, "
-            f"{unit(half['ulp'])}."
-        )
-        if (of["ORT TF32"] == "on").any():
-            by = of[of["dtype"] == "float32"].set_index(["ORT TF32", "torch TF32"])["abs"]
-            mixed, alike = by["on", "off"], max(by["off", "off"], by["on", "on"])
-            assert mixed > 5 * alike
-            said.append(
-                f"{provider} float32 as both come, TF32 on in ORT and off in torch: "
-                f"**{mixed:.3g}**. With `use_tf32=0` in ORT {by['off', 'off']:.3g}; with TF32 on "
-                f"in both {by['on', 'on']:.3g}. What looks like a difference between two runtimes "
-                "is one between two settings."
-            )
-    return said
-
-
-study.conclude(after_gaps, "gaps")
-
-# %%
-# An ULP of float16 is 0.25 between 256 and 512, where the largest outputs are: a difference of 0.25
-# or 0.5 there looks large and is one or two steps of the format. That is why differences on this
-# site come in ULP too.
+# Swap one operator at a time
+# ---------------------------
 #
-# Who is responsible?
-# -------------------
-#
-# Swap one kernel at a time. ORT-TORCH runs torch everywhere but for ONNX Runtime's
-# LayerNormalization; TORCH-ORT runs torch everywhere but for ONNX Runtime's MatMul; ORT and TORCH
-# are pure. ``diff_ort`` and ``diff_torch`` are the distances to the two pure ones. One argument
-# does it:
-#
-# .. code-block:: python
-#
-#    TorchOnnxEvaluator(model, custom_kernels={("", "LayerNormalization"): LayerNormalizationOrt})
+# Run torch everywhere but for one operator of ONNX Runtime's, and see how far Z moves from each of
+# the two pure runs.
 
-SWAPS = {
-    "ORT-TORCH": {("", "LayerNormalization"): LayerNormalizationOrt},
-    "TORCH-ORT": {("", "MatMul"): MatMulOrt},
-}
-plain = [case for case in usable if not case.torch_tf32]  # torch as it comes
+SWAPS = {"LayerNormalization": LayerNormalizationOrt, "MatMul": MatMulOrt}
+usable = [case for case, row in zip(cases, gaps, strict=True) if "status" not in row]
+plain = [case for case in usable if not case.uses_tf32[1]]  # torch as it comes
 blame = []
 for case in plain:
-    pure_ort, pure_torch = ort_output(case), torch_output(case)
-    results = {"ORT": (pure_ort, "one session"), "TORCH": (pure_torch, "torch")}
-    for way, kernels in SWAPS.items():
-        swapped = evaluator(case, custom_kernels=kernels)
-        output = swapped.run(None, feeds_of(case))[0]
-        results[way] = output, ", ".join(dict.fromkeys(swapped.kernels_used().values()))
-    for way in ("ORT", "ORT-TORCH", "TORCH-ORT", "TORCH"):
-        output, kernels = results[way]
-        blame.append(head(case, "ORT TF32") | {"way": way})
-        blame[-1]["diff_ort"] = max_diff(pure_ort, output)["abs"]
-        blame[-1]["diff_torch"] = max_diff(pure_torch, output)["abs"]
-        blame[-1] |= {"on": str(output.device), "kernels": kernels}
-
+    feeds = case.feeds()
+    pures = {"torch": case.torch(feeds), "ORT": case.ort(feeds)}
+    for op, kernel in SWAPS.items():
+        swapped = case.evaluator(custom_kernels={("", op): kernel})
+        z = swapped.run(None, feeds)[0]
+        far = {f"from {side}": max_diff(pure, z)["abs"] for side, pure in pures.items()}
+        names = ", ".join(swapped.kernels_used().values())
+        blame.append(case.columns | {"swapped": op} | far | {"kernels": names})
 blame = pd.DataFrame(blame)
 study.table(
     "blame",
     blame,
-    caption="Largest distance of each mixture to pure ONNX Runtime and to pure torch, the device "
-    "that its output is on, and the kernels that ran.",
-    formats={"diff_ort": ".3g", "diff_torch": ".3g"},
+    "How far Z moves when one operator of torch's run becomes ONNX Runtime's.",
+    columns=["case", "swapped", "from torch", "from ORT"],
+    rows={"dtype": "float32"},
 )
 
 # %%
-study.recorded("blame")
 
-# %%
-
-mixed = blame[blame["way"].isin(SWAPS)]
-names = [f"{r['way']}\n{lines(r, 'ORT TF32')}" for _, r in mixed.iterrows()]
-pure = {"diff_ort": "to pure ORT", "diff_torch": "to pure torch"}
-title = "One kernel swapped: largest distance of Z"
-fig = bars(mixed, names, pure, "distance, absolute", title)
-study.figure(
+study.dots(
     "blame",
-    fig,
-    alt="Two bars for each mixture of kernels, by device and type: the largest distance of its "
-    "result to pure ONNX Runtime, and to pure torch.",
+    of="blame",
+    x="from torch",
+    label="case",
+    colour="swapped",
+    log=True,
+    title="How far Z moves from torch's, one operator swapped",
+    xlabel="largest absolute difference",
+    alt="Two dots for each device and type: how far Z moves from torch's result when "
+    "LayerNormalization, or MatMul, is ONNX Runtime's.",
 )
 
 # %%
+# Origin and size are two questions
+# ---------------------------------
+#
+# The walk along the nodes (:func:`roundoff.localize.localize`) gives each node's two kernels the
+# same inputs (*isolated*) and follows the two runs (*propagated*).
 
-
-def each(table):
-    """The part of a table for each device, type and setting, with a name for it."""
-    keys = [k for k in ("provider", "dtype", "ORT TF32") if k in table]
-    for key, of in table.fillna({"ORT TF32": ""}).groupby(keys, sort=False):
-        flag = f", TF32 {key[2]} in ORT" if len(key) > 2 and key[2] else ""
-        yield f"{key[0]} {key[1]}{flag}", of
-
-
-def after_blame(run):
-    """Which kernel moves the result."""
-    said = []
-    for where, of in each(run.tables["blame"]):
-        of = of.set_index("way")
-        assert of["on"].str.startswith("cuda" if where.startswith("CUDA") else "cpu").all()
-        norm, product = of.loc["ORT-TORCH", "diff_torch"], of.loc["TORCH-ORT", "diff_torch"]
-        verdict = "both move it"
-        if product > 3 * norm:
-            verdict = "the product is to blame"
-        elif norm > 3 * product:
-            verdict = "the difference begins in LayerNormalization"
-        said.append(
-            f"{where}: ORT's LayerNormalization moves torch's result by {norm:.2g}, ORT's MatMul "
-            f"by {product:.2g}; {verdict}."
-        )
-    return said
-
-
-study.conclude(after_blame, "blame")
+nodes, carried = [], []
+for case in plain:
+    feeds = case.feeds()
+    walk = localize(Way("torch", case.evaluator()), Way("ORT", case.evaluator(kernels="ort")),
+                    feeds, truth=case.evaluator(truth=True))  # fmt: skip
+    for row in walk.frame.to_dict("records"):
+        nodes.append(case.columns | {k: row[k] for k in ("op", "isolated abs", "propagated abs",
+                                                         "isolated bias")})  # fmt: skip
+    normed = [case.evaluator(custom_kernels=swap).run(["normed", "Z"], feeds)
+              for swap in ({}, {("", "LayerNormalization"): LayerNormalizationOrt})]  # fmt: skip
+    (n0, z0), (n1, z1) = [[t.double() for t in pair] for pair in normed]
+    exact = (n1 - n0) @ feeds["weights"].double()
+    rms = {"in normed": n1 - n0, "carried": exact, "in Z": z1 - z0}
+    carried.append(case.columns | {k: float(v.square().mean().sqrt()) for k, v in rms.items()})
+study.table(
+    "nodes",
+    pd.DataFrame(nodes),
+    "Largest difference between the two kernels of a node on the same inputs, and between the "
+    "two runs.",
+    columns=["case", "op", "isolated abs", "propagated abs"],
+    rows={"dtype": "float32"},
+)
 
 # %%
-# Among the published figures [#published]_ TORCH-ORT in float32 "on the CPU" stands at 0.0188.
-# That is the size of TF32, not of a CPU: the kernel ran on the GPU. Hence the column that says
-# where each output is.
-#
-# Is LayerNormalization's difference amplified?
-# ---------------------------------------------
-#
-# Subtract the two normalised tensors and multiply the difference by the weights in float64: that is
-# all that LayerNormalization's own difference becomes. Anything more comes from the roundings of
-# the product and of the addition: one bit of their input changes, and they fall out differently.
+# LayerNormalization's own difference goes through the product exactly, by float64, and what is
+# left is the rounding of product and sum, which one changed bit of their input draws anew:
 
-carried = []
-for case in plain:
-    if case.ort_tf32:
-        continue
-    given = feeds_of(case)
-    norms = [
-        evaluator(case, custom_kernels=kernels).run(["normed"], given)[0].double()
-        for kernels in ({}, SWAPS["ORT-TORCH"])
-    ]
-    gap = norms[1] - norms[0]
-    (final,) = [
-        r["diff_torch"] for r in blame.to_dict("records")
-        if r["way"] == "ORT-TORCH" and head(case, "ORT TF32").items() <= r.items()
-    ]  # fmt: skip
-    exactly = float((gap @ given["weights"].double()).abs().max())
-    row = {"at the start": float(gap.abs().max()), "carried exactly": exactly, "in Z": final}
-    carried.append(head(case) | row)
-carried = pd.DataFrame(carried)
 study.table(
     "carried",
-    carried,
-    caption="Largest difference between the two LayerNormalizations, the same carried through the "
-    "product in float64, and the difference found in Z.",
-    formats=dict.fromkeys(("at the start", "carried exactly", "in Z"), ".2g"),
+    pd.DataFrame(carried),
+    "Root mean square of the difference that ONNX Runtime's LayerNormalization makes: in its "
+    "result, carried through the product in float64, and in Z.",
 )
 
 # %%
-
-
-def after_carried(run):
-    """Amplified, or rounded anew."""
-    said = []
-    for where, of in each(run.tables["carried"]):
-        start, exact, final = of.iloc[0][["at the start", "carried exactly", "in Z"]]
-        if start == 0:
-            said.append(f"{where}: the two LayerNormalizations agree bit by bit.")
-            continue
-        rest = "."
-        if final > exact:
-            rest = (
-                f": the product carries it {exact / start:.1f}-fold, and the roundings from there "
-                f"on make the other {1 - exact / final:.0%}."
-            )
-        said.append(f"{where}: {start:.2g} becomes {exact:.2g}, and {final:.2g} in Z{rest}")
-    return said
-
-
-study.conclude(after_carried, "carried")
-
-# %%
-# Who is nearer the truth?
-# ------------------------
+# Why TF32's error has a sign
+# ---------------------------
 #
-# "They differ" is not an answer. ``TorchOnnxEvaluator(model, truth=True)`` computes the whole model
-# in float64 whatever its types say. Errors are against it, in ULP of the result's type at the true
-# value (Muller's definition): rounding the exact result gives at most 0.5. The **bias** is the mean
-# error.
+# Tensor cores align a block of products to the largest and cut what is below their last bit, and
+# so the sum is always too small [#fasi]_. :func:`roundoff.reductions.tensor_core_matmul` simulates
+# it with the blocks and bits published for two GPUs, on operands that TF32 holds exactly:
 
-errors = []
-for case in cases:
-    exact = evaluator(case, truth=True).run(None, feeds_of(case))[0]
-    runs = {"torch": torch_output} | ({"ORT": ort_output} if case in usable else {})
-    for runtime, run in runs.items():
-        found = max_diff(exact, run(case))
-        row = head(case) | {"runtime": runtime, "TF32": head(case, f"{runtime} TF32").popitem()[1]}
-        mean = {"mean": found["sum"] / found["n"]}
-        errors.append(
-            row | {k: found[k] for k in ("abs", "err_ulp")} | mean | {"bias": found["bias"]}
-        )
-errors = pd.DataFrame(errors).drop_duplicates(["provider", "dtype", "runtime", "TF32"])
+feeds = Case(CPU, FLOAT32).feeds()
+x = Case(CPU, FLOAT32).evaluator().run(["normed"], feeds)[0][0, :32]
+w = feeds["weights"][:, :64]
+held = x.half().float(), w.half().float()  # 11 bits, as TF32 has
+SIMULATED = {
+    "operands rounded to TF32, sum exact": (x, w, {"accumulate": "nearest"}),
+    "operands cut to TF32, sum exact": (x, w, {"accumulate": "nearest", "convert": "truncate"}),
+    "sum cut as an A100 does": (*held, {"block": 4, "bits": 25}),
+    "sum cut as an H100 does": (*held, {"block": 8, "bits": 26}),
+}
+signs = []
+for name, (a, b, options) in SIMULATED.items():
+    z = tensor_core_matmul(a, b, operands="tf32", **options)
+    signs.append((f"simulated: {name}", "CPU", scaled_error(a.double() @ b.double(), z)))
+for case in cases[-4:] if CUDA in providers else ():
+    feeds = case.feeds()
+    truth = case.evaluator(truth=True).run(None, feeds)[0]
+    for runtime, used in zip(("ORT", "torch"), case.uses_tf32, strict=True):
+        z = case.ort(feeds) if runtime == "ORT" else case.torch(feeds)
+        what = f"measured: {runtime}, TF32 {'on' if used else 'off'}"
+        signs.append((what, "CUDA", scaled_error(truth, z)))
+signs = [{"what": w, "provider": p, "mean error": e.mean, "rms error": e.rms} for w, p, e in signs]
 study.table(
-    "truth",
-    errors,
-    caption="Errors against float64: largest, largest in ULP, mean of the absolute values, bias.",
-    formats={"abs": ".3g", "err_ulp": ".3g", "mean": ".2g", "bias": "+.2g"},
+    "signs",
+    pd.DataFrame(signs).drop_duplicates("what"),
+    "Mean and typical error of the product with operands in TF32, simulated and measured.",
 )
 
 # %%
-study.recorded("truth")
-
-# %%
-
-
-def after_truth(run):
-    """Who is nearer, and why."""
-    said = []
-    for where, of in each(run.tables["truth"].fillna({"TF32": ""})):
-        by = of.set_index(["runtime", "TF32"])
-        if ("ORT", "on") in by.index:
-            on, off, ours = (by.loc[k] for k in (("ORT", "on"), ("ORT", "off"), ("torch", "off")))
-            assert on["abs"] > 3 * off["abs"]
-            assert on["abs"] > 3 * ours["abs"]
-            said.append(
-                f"{where}: ORT with TF32 is {on['abs']:.2g} from the truth, without it "
-                f"{off['abs']:.2g}; torch {ours['abs']:.2g}. **ORT's default is "
-                f"{on['abs'] / ours['abs']:.0f} times further away than torch's.** Its bias is "
-                f"{on['bias']:+.1g}, against {off['bias']:+.1g} without TF32."
-            )
-        elif len(by) == 2:
-            near, far = (r for _, r in of.sort_values("abs").iterrows())
-            both = f"{near['abs']:.3g} and {far['abs']:.3g}, {near['err_ulp']:.2g} and "
-            both += f"{far['err_ulp']:.2g} ULP"
-            even = far["abs"] <= 1.1 * near["abs"]
-            who = "both are about as far from the truth" if even else f"{near['runtime']} is nearer"
-            said.append(f"{where}: {who} ({both}).")
-            if where == "CPU float16":
-                assert not even
-                assert near["runtime"] == "ORT"
-                said.append(
-                    "ONNX Runtime's CPU provider has no float16 product: it rounds what "
-                    "LayerNormalization gives, computes product and sum in float32, and rounds "
-                    "once more. Torch rounds after each node."
-                )
-        if where.endswith("bfloat16") and (of["bias"] < -0.3).all():
-            said.append(
-                f"{where}: the bias of {of['bias'].iloc[0]:.2g} is no rounding error of the "
-                "product. Between 256 and 512 an ULP of bfloat16 is 2, and bias2, which is below "
-                "1, vanishes in the addition."
-            )
-    return said
-
-
-study.conclude(after_truth, "truth")
-
-# %%
-# Node by node
-# ------------
+# Every switch, and what it costs
+# -------------------------------
 #
-# :func:`roundoff.localize.localize` runs the model two ways side by side. **Isolated** is what a
-# node's two kernels give on the same inputs; **propagated** is what the runs have come to; **own
-# error** is a kernel's distance from float64 on the same inputs. The ways are torch and ONNX
-# Runtime, each node a session of its own.
-
-located, drawn = [], {}
-for case in plain:
-    found = localize(
-        Way("torch", evaluator(case)),
-        Way("ORT", evaluator(case, kernels="ort")),
-        feeds_of(case),
-        truth=evaluator(case, truth=True),
-    )
-    located.append(found.frame.assign(**head(case, "ORT TF32")))
-    drawn[case] = found.numbers("propagated abs")
-columns = [
-    "provider", "dtype", "ORT TF32", "op", "isolated abs", "isolated bias", "propagated abs",
-    "propagated ulp", "own error first", "own error second", "truth bias first",
-    "truth bias second",
-]  # fmt: skip
-study.table(
-    "nodes",
-    pd.concat(located)[columns],
-    caption="A row a node. Biases of differences are ORT − torch; own errors are in ULP; the last "
-    "two columns are biases against the truth.",
-    formats={c: "+.1g" if "bias" in c else ".3g" for c in columns[4:]},
-    labels={"own error first": "own error torch", "own error second": "own error ORT",
-            "truth bias first": "bias torch", "truth bias second": "bias ORT"},
-)  # fmt: skip
-
-# %%
-study.recorded("nodes")
-
-# %%
-# LayerNormalization's own error in ULP is large where ``bias`` cancels the product and the result
-# is nearly zero: the unit there is tiny. Its absolute difference is the number to read. Propagated
-# differences along the graph, in float32 on the CPU:
-
-numbers = drawn[Case(CPU, 1)]
-assert numbers["normed"] < numbers["mult"]
-study.svg(
-    "nodes",
-    plot_dot(layer_norm_matmul(), numbers=numbers),
-    alt="The graph with the propagated difference written into each node: it is much smaller in "
-    "LayerNormalization than after MatMul.",
-)
-
-# %%
+# Each setting of each runtime, alone: how many elements of its own result it moves, how far it is
+# from the other runtime as it comes, the typical error, and the time over its own default.
 
 
-def after_nodes(run):
-    """Where the difference is born."""
-    said = []
-    for where, of in each(run.tables["nodes"]):
-        by = of.set_index("op")
-        parts = by["isolated abs"]
-        said.append(
-            f"{where}: on the same inputs LayerNormalization differs by "
-            f"{parts['LayerNormalization']:.2g}, MatMul by {parts['MatMul']:.2g}, Add by "
-            f"{parts['Add']:.2g}."
-        )
-        if where.endswith("TF32 on in ORT"):
-            assert parts.idxmax() == "MatMul"
-            bias, other = by.loc["MatMul", ["truth bias second", "truth bias first"]]
-            signed = "has a sign" if abs(bias) > 5 * abs(other) else "has no sign to speak of"
-            said.append(
-                f"With TF32 the error of the product {signed}: its mean is {bias:+.1g}, against "
-                f"{other:+.1g} in torch without."
-            )
-    return said
+def flag(name):
+    """How a switch of torch's products on a GPU is set and read."""
+    products = torch.backends.cuda.matmul
+    return partial(setattr, products, name), partial(getattr, products, name)
 
 
-study.conclude(after_nodes, "nodes")
+deterministic = onnxruntime.SessionOptions()
+deterministic.use_deterministic_compute = True
+denormal, skip = "session.set_denormal_as_zero", "enable_skip_layer_norm_strict_mode"
+ORT = {  # switch: where it acts, options of roundoff.ort.session
+    "default": ("", {}),
+    "graph optimisation off": ("", {"optimization": "none"}),
+    "use_deterministic_compute": ("", {"session_options": deterministic}),
+    denormal: ("CPU", {"session_options": {denormal: "1"}}),
+    "one thread": ("CPU", {"threads": 1}),
+    "use_tf32 = 0": ("CUDA float32", {"tf32": False}),
+    skip: ("CUDA float16", {"provider_options": {skip: 1}}),
+}
+TORCH = {  # switch: where it acts, how it is set and read, the value
+    "default": ("", lambda v: None, lambda: None, None),
+    "use_deterministic_algorithms": ("CPU", torch.use_deterministic_algorithms,
+                                     torch.are_deterministic_algorithms_enabled, True),
+    "one thread": ("CPU", torch.set_num_threads, torch.get_num_threads, 1),
+    "set_flush_denormal": ("CPU", torch.set_flush_denormal, lambda: False, True),
+    "set_float32_matmul_precision = high": (
+        "CUDA float32", torch.set_float32_matmul_precision,
+        torch.get_float32_matmul_precision, "high"),
+    "allow_fp16_accumulation": ("CUDA float16", *flag("allow_fp16_accumulation"), True),
+    "allow_fp16_reduced_precision_reduction = False": (
+        "CUDA float16", *flag("allow_fp16_reduced_precision_reduction"), False),
+    "allow_bf16_reduced_precision_reduction = False": (
+        "CUDA bfloat16", *flag("allow_bf16_reduced_precision_reduction"), False),
+}  # fmt: skip
 
-# %%
-# The switches
-# ------------
-#
-# Every switch that the two runtimes offer for this, measured (``roundoff.switches``). **Moves**
-# is the distance to the same runtime's default; **gap** is the distance to the other runtime's
-# default, and **share** the part of the elements that differ at all; **error** and **bias** are
-# against float64; **cost** is the time over the default's, from interleaved rounds. A switch that
-# this machine does not have is missing here and present in the recorded tables.
-#
-# * ``use_tf32`` and ``skip_layer_norm_strict_mode`` are options of ONNX Runtime's CUDA provider.
-#   ``ORT_CUDA_GEMM_OPTIONS`` is an environment variable that chooses how cuBLAS accumulates. It is
-#   read once in a process: its rows come from processes of their own, without a cost.
-# * "rounding after each node" is ONNX Runtime run node by node: without the conversions that its
-#   CPU provider inserts around whole stretches of a float16 graph.
-# * ``emulate_precision_casts`` makes PyTorch's inductor round where eager PyTorch does. It acts on
-#   fused pointwise code, and is measured on a chain of pointwise operations; there the gap is the
-#   distance to eager.
 
-budget = 0.05 if unit_test_going() else 1.0
-parts = []
-for case in dict.fromkeys(case._replace(ort_tf32=None, torch_tf32=None) for case in usable):
-    parts.append(switch_study(case.itype, feeds_of(case), case.provider, budget_s=budget))
-if CUDA in providers:
-    parts.append(skip_study(feeds_of(Case(CUDA, 10)), budget_s=budget))
-device = "cuda" if CUDA in providers else "cpu"
-if unit_test_going() and device == "cpu":
-    print("inductor has no rows in quick mode: it would compile C++ for most of the page's time")
-else:
+def with_switch(evaluator, feeds, put, get, value):
+    """torch's run, with a switch set for its time."""
+    before = get()
+    put(value)
     try:
-        small = {**feeds16, "X": feeds16["X"][:1]}
-        parts.append(pointwise_study(small, device, budget_s=budget))
-    except UnsupportedError as error:
-        print(error)
+        return evaluator.run(None, feeds)[0]
+    finally:
+        put(before)
 
+
+switches = []
+for case in plain:
+    if case.tf32 == "neither":
+        continue
+    feeds, model = case.feeds(), layer_norm_matmul(case.itype)
+    truth = case.evaluator(truth=True).run(None, feeds)[0]
+    provider, name = case.columns["provider"], case.columns["dtype"]
+    calls, here = {}, ("", provider, f"{provider} {name}")
+    for switch, (where, options) in ORT.items():
+        if where in here:
+            run = session(model, [case.provider], **{"tf32": True} | options).bind(feeds).run
+            calls["ORT", switch] = lambda run=run: run()[0]
+    for switch, (where, *how) in TORCH.items():
+        if where in here:
+            calls["torch", switch] = partial(with_switch, case.evaluator(), feeds, *how)
+    results = {key: call().clone() for key, call in calls.items()}
+    times = measure({": ".join(key): call for key, call in calls.items()}, warmup=1, min_rounds=5,
+                    budget_s=0.05 if unit_test_going() else 2.0,
+                    device="cuda" if case.provider == CUDA else "cpu")  # fmt: skip
+    medians = times.frame.set_index("label")["median"]
+    if "CUDA float16" in here:  # an environment variable that a process reads once
+        for value in ("1: float16 sums", "2: no split reduction", "4: pedantic"):
+            (z,) = run_apart(model, feeds, {"ORT_CUDA_GEMM_OPTIONS": value[0]}, [CUDA], tf32=True)
+            results["ORT", f"ORT_CUDA_GEMM_OPTIONS = {value}"] = z.to("cuda")
+    for (runtime, switch), z in results.items():
+        other = results["torch" if runtime == "ORT" else "ORT", "default"]
+        apart, error = max_diff(other, z, hist=[0]), scaled_error(truth, z)
+        own = results[runtime, "default"]
+        moved = float("nan") if z is own else float((z != own).float().mean())
+        cost = medians.get(f"{runtime}: {switch}", float("nan")) / medians[f"{runtime}: default"]
+        switches.append(case.columns | {
+            "runtime": runtime, "switch": switch, "moved": moved, "abs": apart["abs"],
+            "share": apart["rep"][">0.0"] / apart["n"], "rms error": error.rms,
+            "mean error": error.mean, "cost": cost})  # fmt: skip
 study.table(
     "switches",
-    pd.concat(parts, ignore_index=True),
-    caption="What each switch does to the result.",
-    formats={"moves ulp": ",.0f", "gap ulp": ",.0f", "gap share": ".2%"}
-    | {"error ulp": ".3g", "error abs": ".2g", "bias": "+.1g", "cost": ".2f"},
-    units={"cost": "×"},
-    missing="–",
+    pd.DataFrame(switches),
+    "Each switch alone, where it moves a result: distance from the other runtime's default, "
+    "typical error, time over its own default.",
+    columns=["switch", "runtime", "case", "abs", "rms error", "cost"],
+    rows={"moved": lambda s: s.isna() | (s > 0)},
 )
 
 # %%
-study.recorded("switches")
-
-# %%
-
-
-def share(part):
-    """A part of the elements, however small, in per cent."""
-    return f"{100 * part:.3g}%"
-
-
-def nearest(where, of):
-    """The setting that brings the two runtimes nearest to each other."""
-    before = of[of["switch"] == "default"].iloc[0]
-    best = of.sort_values(["gap ulp", "gap share"]).iloc[0]
-    start = f"{unit(before['gap ulp'])} on {share(before['gap share'])} of the elements"
-    if (best["gap ulp"], best["gap share"]) >= (before["gap ulp"], before["gap share"]):
-        fewest, also = of.sort_values("gap share").iloc[0], ""
-        if fewest["gap share"] < before["gap share"] / 2:
-            also = (
-                f" But {fewest['runtime']} with `{fewest['switch']}` differs on "
-                f"{share(fewest['gap share'])} alone, by up to {unit(fewest['gap ulp'])}."
-            )
-        return (
-            f"{where}: no switch makes the largest gap smaller than the defaults', {start}.{also}"
-        )
-    cost = "" if np.isnan(best["cost"]) else f", at {best['cost']:.2f} times the time"
-    return (
-        f"{where}: {best['runtime']} with `{best['switch']}` brings the two from "
-        f"{start} to {unit(best['gap ulp'])} on {share(best['gap share'])}{cost}."
-    )
-
-
-def after_switches(run):
-    """Which setting makes the two runtimes agree."""
-    table = run.tables["switches"]
-    model = table[table["model"] == "LN-MatMul-Add"]
-    said = [nearest(where, of) for where, of in each(model)]
-    level = model[model["switch"] == "graph optimisation = none"]["moves ulp"]
-    said.append(
-        "The level of graph optimisation "
-        + ("changes no bit of this model." if (level == 0).all() else "changes bits.")
-    )
-    chain = table[table["model"] == "pointwise"].set_index(["runtime", "switch"])
-    if len(chain):
-        keys = (
-            ("eager", "default"),
-            ("inductor", "default"),
-            ("inductor", "emulate_precision_casts = True"),
-        )
-        eager, fused, emulated = (chain.loc[k] for k in keys)
-        assert fused["error abs"] < eager["error abs"]
-        assert emulated["gap ulp"] < fused["gap ulp"]
-        said.append(
-            f"inductor: fused code is {unit(fused['gap ulp'])} from eager torch, and nearer the "
-            f"truth ({fused['error abs']:.2g} against {eager['error abs']:.2g}). With "
-            f"`emulate_precision_casts` it is "
-            + (
-                "eager's, bit by bit."
-                if emulated["gap ulp"] == 0
-                else f"{unit(emulated['gap ulp'])} away."
-            )
-        )
-    return said
-
-
-study.conclude(after_switches, "switches")
-
-# %%
-# When float16 really fails
-# -------------------------
+# In float16, look for overflow before rounding
+# ---------------------------------------------
 #
-# Half an ULP here or there does not break a model; overflow does. The residual of a deep
-# transformer grows a few large channels [#massive]_. RMSNorm, the normalisation of
-# :ref:`a Llama layer <llama-backend>`, squares them, and in float16 nothing above 255.9 has a
-# square. Written out in elementary operators, with one large channel in one of two sequences:
+# RMSNorm squares its input, and in float16 nothing above 255.9 has a square. One large channel, as
+# deep transformers have [#massive]_, in one of two sequences:
 
 generator = torch.Generator().manual_seed(1)
 x, residual = (torch.rand(2, 32, 64, generator=generator) * 4 - 2 for _ in range(2))
 residual[1, :, 7] *= 400
 large = {"X": x.half(), "residual": residual.half(), "scale": torch.ones(64).half()}
-
-half = Way("float16", TorchOnnxEvaluator(residual_rms_norm(10)), dtype=torch.float16)
-single = Way("float32", TorchOnnxEvaluator(residual_rms_norm(1)), dtype=torch.float32)
-truth = TorchOnnxEvaluator(residual_rms_norm(10), truth=True)
-overflow = localize(half, single, large, truth=truth)
-columns = {
-    "op": "op", "outputs": "result", "largest first": "largest, float16",
-    "largest second": "largest, float32", "non-finite first": "not finite, float16",
-    "propagated abs": "difference", "truth abs first": "error of float16",
-}  # fmt: skip
-study.table(
-    "overflow",
-    overflow.frame[list(columns)],
-    caption="RMSNorm node by node in float16 and in float32, torch's kernels on the CPU; the "
-    "largest values are those that are finite.",
-    labels=columns,
+half, single = (
+    Way(
+        dtype_info(i).name,
+        TorchOnnxEvaluator(residual_rms_norm(i)),
+        dtype=onnx_dtype_to_torch_dtype(i),
+    )
+    for i in (FLOAT16, FLOAT32)
 )
-
-# %%
-
-first = overflow.first_non_finite()
-output = half.evaluator.run(None, large)[0]
-dead = (output == 0).all(dim=-1)
-assert first["outputs"] == "squares"
-assert output.isfinite().all()
-assert dead[1].any()
-assert not dead[0].any()
-study.say(
-    f"The first value that is not finite is in **{first['outputs']}** ({first['op']}): float32 has "
-    f"{first['largest second']:,.0f} there, and float16 ends at 65,504. **The output shows nothing "
-    f"of it**: the mean is infinite, a number over it is 0, and {int(dead.sum())} of "
-    f"{dead.numel()} rows come out as plain zeros. A look for NaN at the end of the model passes; "
-    "the walk along the nodes finds it."
-)
-
-# %%
-
-study.svg(
-    "overflow",
-    plot_dot(
-        residual_rms_norm(10),
-        numbers={k: f"up to {v:.3g}" for k, v in overflow.numbers("largest second").items()},
-        colors={n: "#e0762f" for n, v in overflow.numbers("non-finite first").items() if v},
-    ),
-    alt="RMSNorm's graph with the largest value of each node in float32; the squares and what "
-    "follows them up to the root are marked, since they overflow in float16.",
-)
-
-# %%
-# The remedy is to square in float32. ONNX Runtime's CPU provider does it by itself, for lack of
-# float16 kernels; that a model is in float16 does not say what computes it:
+overflow = localize(half, single, large)
+print("first value that is not finite:", overflow.first_non_finite()["outputs"])
 
 remedies = []
 for name, wide in (("as written", False), ("squares in float32", True)):
-    model = residual_rms_norm(10, wide=wide)
+    model = residual_rms_norm(FLOAT16, wide=wide)
     exact = TorchOnnxEvaluator(model, truth=True).run(None, large)[0]
     for provider in providers:
-        where = provider.removesuffix("ExecutionProvider")
-        results = {
-            f"torch on {where}": TorchOnnxEvaluator(model, [provider]).run(None, large)[0],
-            f"ORT on {where}": session(model, [provider]).run(large)[0],
-        }
+        results = {"torch": TorchOnnxEvaluator(model, [provider]).run(None, large)[0],
+                   "ORT": session(model, [provider]).run(large)[0]}  # fmt: skip
         for runtime, z in results.items():
-            found = max_diff(exact, z.cpu())
-            row = {"rows of zeros": int((z == 0).all(dim=-1).sum()), "abs": found["abs"]}
-            remedies.append(
-                {"model": name, "runtime": runtime} | row | {"err_ulp": found["err_ulp"]}
-            )
+            row = {
+                "model": name,
+                "runtime": runtime,
+                "provider": provider.removesuffix("ExecutionProvider"),
+            }
+            remedies.append(row | {"rows of zeros": int((z == 0).all(dim=-1).sum()),
+                                   "rows": z.shape[0] * z.shape[1],
+                                   "error": scaled_error(exact, z.cpu()).largest})  # fmt: skip
 study.table(
     "remedies",
     pd.DataFrame(remedies),
-    caption="The same float16 model with its squares in float16 and in float32: errors against "
-    "float64.",
-    formats={"abs": ".2g"},
+    "RMSNorm in float16 with one channel near 800: rows of the output that are all zeros.",
 )
-
-# %%
-study.recorded("remedies")
-
-# %%
-
-
-def after_remedies(run):
-    """The conversion removes the zeros everywhere."""
-    table = run.tables["remedies"].set_index(["model", "runtime"])
-    zeros = table["rows of zeros"]
-    assert (zeros["squares in float32"] == 0).all()
-    lost = [r for r, count in zeros["as written"].items() if count]
-    kept = [r for r, count in zeros["as written"].items() if not count]
-    worst = table.loc["squares in float32", "err_ulp"].max()
-    return [
-        f"As written: rows of zeros from {', '.join(lost) or 'none'}; no such row from "
-        f"{', '.join(kept) or 'any'}.",
-        f"Squares in float32: no such row, and all within {worst:.2g} ULP of the truth.",
-    ]
-
-
-study.conclude(after_remedies, "remedies")
 
 # %%
 # The tolerance to ship
 # ---------------------
 #
-# :func:`roundoff.compare.tolerance` gives what rounding alone can do to a sum of products, from
-# bounds in the literature: deterministic, or with a confidence, here 1 − 10⁻⁹ for each element.
-# There are as many terms as the model is wide; products accumulate in float32; operands are rounded
-# to the model's type; the condition number Σ\|x w\| / \|Σ x w\| is measured in float64. Two
-# implementations may each be that far from the truth, and so **twice** that far from each other.
-# These are bounds of the product, for additions that round to nearest. The roundings around it are
-# few beside its terms, and not counted.
+# What rounding alone can do (:func:`roundoff.compare.tolerance`), relative to |X||W| + |bias|
+# element by element, since with weights of both signs a sum can cancel to nearly nothing:
+# rounding to nearest with a probability of 1 − 10⁻⁹ for the whole tensor on a CPU and for float32
+# without TF32, truncation always on tensor cores. The addition and the type of Z round once more.
 
-given = feeds_of(Case(CPU, 1))
-normed, z = evaluator(Case(CPU, 1), truth=True).run(["normed", "Z"], given)
-size = normed.abs() @ given["weights"].double() + given["bias2"].double()
-condition = float((size / z.abs()).max())
-
-
-def bound(name, operands, confidence=None):
-    """Relative tolerance between two implementations."""
-    return 2 * tolerance(name, args.width, "float32", condition, confidence, operands)
-
-
+ASSERT_CLOSE = {FLOAT32: (1.3e-6, 1e-5), FLOAT16: (1e-3, 1e-5), BFLOAT16: (1.6e-2, 1e-5)}
 limits = []
-for row in gaps[gaps["status"] == ""].to_dict("records"):
-    name, flags = row["dtype"], (row["ORT TF32"], row["torch TF32"])
-    limits.append(
-        {k: row[k] for k in ("provider", "dtype", "ORT TF32", "torch TF32")}
-        | {"measured": row["rel"], "tolerance": bound(name, name, 1 - 1e-9)}
-        | {"always": bound(name, name)}
-        | {"with TF32": bound(name, "tf32", 1 - 1e-9) if "on" in flags else np.nan}
-    )
-    limits[-1]["verdict"] = "within" if row["rel"] <= limits[-1]["tolerance"] else "outside"
+for weights in ("uniform", "normal"):
+    for case in usable:
+        feeds = case.feeds(weights)
+        normed, exact = case.evaluator(truth=True).run(["normed", "Z"], feeds)
+        size = normed.abs() @ feeds["weights"].double().abs() + feeds["bias2"].double()
+        results = case.torch(feeds), case.ort(feeds)
+        cores = case.provider == CUDA and (case.itype != FLOAT32 or any(case.uses_tf32))
+        kind = (
+            {"rounding": "truncation"}
+            if cores
+            else {"confidence": 1 - 1e-9, "elements": exact.numel()}
+        )
+        name = dtype_info(case.itype).name
+        operands = "tf32" if any(case.uses_tf32) else name
+        limit = tolerance(name, args.width, "float32", operands=operands, **kind)
+        limit += dtype_info(case.itype).eps / 2
+        rtol, atol = ASSERT_CLOSE[case.itype]
+        far = (results[0] - results[1]).abs() > atol + rtol * results[1].abs()
+        limits.append(case.columns | {
+            "weights": weights, "tolerance": 2 * limit,
+            "used": tolerance_used(*results, size, limit),
+            "condition": float((size / exact.abs()).max()),
+            "assert_close": float(far.float().mean())})  # fmt: skip
+        del normed, exact, size, results
 study.table(
     "limits",
     pd.DataFrame(limits),
-    caption="Largest relative difference measured, the tolerance at 1 − 10⁻⁹, the deterministic "
-    "bound of the product, and the tolerance for operands in TF32.",
-    formats=dict.fromkeys(("measured", "tolerance", "always", "with TF32"), ".2g"),
-    missing="–",
+    "The tolerance, the share of it that the two runtimes use, and the share of elements that "
+    "torch.testing.assert_close refuses with its defaults.",
+    columns=["case", "weights", "tolerance", "used", "assert_close"],
 )
 
 # %%
-study.recorded("limits")
+# Your own model
+# --------------
+#
+# Put in an ONNX file, its inputs if random ones will not do, and the module that it was exported
+# from, if there is one.
+
+MODEL = layer_norm_matmul(FLOAT16)  # or "model.onnx"
+FEEDS = None  # or {"input_ids": ids}: random ones where nothing is given
+MODULE = None  # or the torch module
+compare_runtimes(MODEL, FEEDS, module=MODULE)
 
 # %%
-
-
-def after_limits(run):
-    """What to ship."""
-    table = run.tables["limits"].fillna({"ORT TF32": "", "torch TF32": ""})
-    neither = table[~table["ORT TF32"].eq("on") & ~table["torch TF32"].eq("on")]
-    assert (neither["verdict"] == "within").all()
-    said = [
-        f"{r['provider']} {r['dtype']}: ship a relative tolerance of {r['tolerance']:.1g}; "
-        f"{r['measured']:.1g} was measured, {r['tolerance'] / r['measured']:.0f} times less."
-        for r in neither.to_dict("records")
-    ]
-    apart = table[table["ORT TF32"] != table["torch TF32"]]
-    if len(apart):
-        assert (apart["measured"] <= apart["with TF32"]).all()
-        caught = (apart["verdict"] == "outside").all()
-        said.append(
-            f"TF32 on one side only: {apart['measured'].max():.1g}. The tolerance for float32 "
-            + ("catches it" if caught else "lets it pass")
-            + f"; one that allows for TF32 has to be {apart['with TF32'].max():.1g}."
-        )
-    return said
-
-
-study.conclude(after_limits, "limits")
-
-# %%
-# What to do
-# ----------
-#
-# * **On a GPU in float32, decide on TF32 once, for both runtimes**: ``use_tf32`` among the options
-#   of ONNX Runtime's CUDA provider, ``torch.backends.cuda.matmul.allow_tf32`` in PyTorch.
-# * **In float16 and bfloat16, compare in ULP**: one or two units are roundings in different places,
-#   not a defect. To match eager PyTorch, round where it rounds (no inserted conversions,
-#   ``emulate_precision_casts``); to be nearer the truth, do the opposite.
-# * **Look for overflow before you look for rounding**: localise the first value that is not finite.
-# * **Ship the tolerance, not equality.** Each library, version and shape adds in an order of its
-#   own (:ref:`reduction-order`), and no switch here changes that. With matched precision the last
-#   places still differ; the tolerance above says how large a difference is no news.
-#
-# .. [#published] X. Dupré, `LayerNormalization implementation cannot be exchanged
-#    <https://sdpython.github.io/doc/onnx-diagnostic/dev/auto_technical/plot_layer_norm_discrepancies.html>`_,
-#    documentation of onnx-diagnostic.
-# .. [#massive] M. Sun, X. Chen, J. Z. Kolter, Z. Liu, *Massive activations in large language
-#    models*, 2024, `arXiv:2402.17762 <https://arxiv.org/abs/2402.17762>`_.
+# Limits, and what to read next
+# -----------------------------
 
 study.finish()

@@ -23,7 +23,8 @@ import numpy as np
 import pandas as pd
 import torch
 
-from roundoff.page import MARKERS, PALETTE, Study, subplots
+from roundoff.page import MARKERS, PALETTE, subplots
+from roundoff.page.legacy import Study
 from roundoff.reductions import (
     ALGORITHMS,
     DTYPES,

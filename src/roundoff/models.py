@@ -318,9 +318,16 @@ def layer_norm_matmul(itype: int = 1) -> onnx.ModelProto:
 
 
 def layer_norm_feeds(
-    rows: int, width: int, *, batch: int = 2, low: float = -60.0, high: float = 60.0, seed: int = 0
+    rows: int,
+    width: int,
+    *,
+    batch: int = 2,
+    low: float = -60.0,
+    high: float = 60.0,
+    weights: str = "uniform",
+    seed: int = 0,
 ) -> dict[str, torch.Tensor]:
-    """Feeds of :func:`~roundoff.models.layer_norm_matmul` in float16, to make wider types from.
+    """Feeds of :func:`~roundoff.models.layer_norm_matmul` in float32, to round to other types.
 
     Parameters
     ----------
@@ -328,8 +335,16 @@ def layer_norm_feeds(
         X has the shape (batch, rows, width); weights (width, width).
     low, high : float
         X is uniform between them; the others are uniform in [0, 1).
+    weights : {"uniform", "normal"}
+        The weights alone: uniform in [0, 1), all of one sign, or normal with variance 1 / width,
+        of both signs, as a trained layer's are.
     seed : int
         Seed of the draws.
+
+    Raises
+    ------
+    ArgumentError
+        The distribution of the weights is unknown.
 
     Examples
     --------
@@ -337,6 +352,9 @@ def layer_norm_feeds(
     {'X': (2, 4, 8), 'scale': (8,), 'bias': (8,), 'weights': (8, 8), 'bias2': (8,)}
     """
     import torch
+
+    if weights not in ("uniform", "normal"):
+        raise ArgumentError("weights", got=weights, expected="uniform or normal")
 
     def draw(stream: int, *shape: int) -> torch.Tensor:
         return torch.rand(*shape, generator=torch.Generator().manual_seed(1000 * seed + stream))
@@ -346,7 +364,10 @@ def layer_norm_feeds(
     feeds = {"X": torch.stack(items) * (high - low) + low}
     shapes = {"scale": (width,), "bias": (width,), "weights": (width, width), "bias2": (width,)}
     feeds |= {name: draw(i, *shape) for i, (name, shape) in enumerate(shapes.items())}
-    return {name: value.to(torch.float16) for name, value in feeds.items()}
+    if weights == "normal":
+        generator = torch.Generator().manual_seed(1000 * seed + 5)
+        feeds["weights"] = torch.randn(width, width, generator=generator) / width**0.5
+    return feeds
 
 
 def skip_layer_norm(itype: int = 10) -> onnx.ModelProto:

@@ -11,8 +11,9 @@ run waits for torch before and for ONNX Runtime after.
 
 from __future__ import annotations
 
+from .apart import run_apart
 from .binding import Binding, OrtSession
 from .exchange import from_ort, to_ort
 from .making import available, session, torch_tf32
 
-__all__ = ["Binding", "OrtSession", "available", "from_ort", "session", "to_ort", "torch_tf32"]
+__all__ = ["Binding", "OrtSession", "available", "from_ort", "run_apart", "session", "to_ort", "torch_tf32"]

@@ -6,6 +6,7 @@ a study also saves its tables (CSV) and figures (PNG) under ``build/<page>/``, a
 keeps the tables beside the environment they were measured in.
 """
 
+from .claims import Claim, ClaimError
 from .study import Run, Study
 from .style import DARK, MARKERS, PALETTE, dark, subplots, use_style
 from .table import Shown, Table
@@ -14,6 +15,8 @@ __all__ = [
     "DARK",
     "MARKERS",
     "PALETTE",
+    "Claim",
+    "ClaimError",
     "Run",
     "Shown",
     "Study",

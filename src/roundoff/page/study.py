@@ -5,24 +5,35 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import html
+import os
+import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from ..environment import environment, summary
+from ..environment import environment, short_name, summary
 from ..errors import ArgumentError
-from ..record import RECORDED, Provenance, read_records, write_record
+from ..record import RECORDED, Record, read_records, row_parts, write_record
 from ..script import run_mode, unit_test_going
+from . import charts
+from .claims import Claim, ClaimError, Outcome, choose
 from .style import PAPER, use_style
-from .table import Shown, Table, inline, minus, unmarked
+from .table import AGAIN, Shown, Table, inline, tabs
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Run", "Study"]
+__all__ = ["STRICT", "Run", "Study"]
+
+#: Environment variable of continuous integration: claims that hold anywhere must hold here, too.
+STRICT = "ROUNDOFF_STRICT"
+BUILD = "this-build"
+# The most telling machines come first; others follow by name.
+_FIRST = ("nvidia-h200", "nvidia-h100-80gb-hbm3")
+_MARKS = {"true": "✓", "false": "✗", "outdated": "record outdated", "not tested": "not tested"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,30 +42,60 @@ class Run:
 
     Attributes
     ----------
-    label : str
-        "This build", or the recorded machine with versions, date and commit.
+    machine : str
+        Name of the machine in files and addresses; ``this-build`` for the running process.
     tables : dict
-        Its tables (:class:`pandas.DataFrame`), by name.
+        Its tables (:class:`pandas.DataFrame`), by name; a recorded second run adds the column
+        "median, second run" to a table with a column "median".
     environment : dict
         As :func:`roundoff.environment.environment` gives it.
-    is_build : bool
-        Whether this is the running process.
+    record : Record, optional
+        Where it was read from.
 
     Examples
     --------
-    >>> run = Run("This build", {"t": pd.DataFrame({"n": [1, 2]})}, {"gpu": None}, is_build=True)
-    >>> run.tables["t"]["n"].max() == 2
-    np.True_
+    >>> run = Run("this-build", {"t": pd.DataFrame({"n": [1, 2]})}, {"gpu": None})
+    >>> run.is_build, run.tables["t"]["n"].max() == 2
+    (True, np.True_)
     """
 
-    label: str
+    machine: str
     tables: Mapping[str, pd.DataFrame]
     environment: Mapping[str, Any]
-    is_build: bool
+    record: Record | None = None
+
+    @property
+    def is_build(self) -> bool:
+        """Whether this is the running process."""
+        return self.record is None
+
+    def name(self, table: str = "", rows: pd.DataFrame | None = None) -> str:
+        """Name for a reader: "H200", "H200's host" for rows that its processor computed."""
+        if self.record is None:
+            return "This build, quick mode" if unit_test_going() else "This build"
+        run = self.record.provenance.get(table)
+        part = self.part(table, rows)
+        return short_name(run.environment if run else dict(self.environment), part)
+
+    def part(self, table: str, rows: pd.DataFrame | None = None) -> str | None:
+        """What computed a table, or some of its rows: "cpu", "gpu", or None for both."""
+        if self.record is None or table not in self.tables:
+            return None
+        frame = self.tables[table] if rows is None else rows
+        parts = set(row_parts(frame, self.record.parts.get(table)))
+        return parts.pop() if len(parts) == 1 else None
+
+    def source(self, table: str) -> str:
+        """Machine, date and commit of a table."""
+        if self.record is None:
+            return f"{self.name()}: {summary(dict(self.environment)).split('; ')[0]}"
+        run = self.record.provenance[table]
+        where = summary(run.environment, self.part(table)).split("; ")[0]
+        return f"{where}, {run.date[:10]}, commit {(run.commit or 'unknown')[:10]}"
 
 
 class Study:
-    """Collects what a page shows, and keeps it where the way it is run asks for.
+    """Collects what a page shows and claims, and keeps it where the way it is run asks for.
 
     Parameters
     ----------
@@ -72,15 +113,15 @@ class Study:
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     study = Study("plot_x", output=folder)
-    ...     shown = study.say("Two and two is **four**.")
-    ...     table = study.table("sums", pd.DataFrame({"sum": [4]}), caption="One sum.")
-    Two and two is four.
+    ...     frame = pd.DataFrame({"terms": [2], "sum": [4]})
+    ...     table = study.table("sums", frame, "One sum.", part="cpu")
+    ...     claim = study.claim("The sum is even.", of="sums", test=lambda t: t["sum"] % 2 == 0,
+    ...                         anywhere=True)
     One sum.
-    sum
-      4
+     terms sum
+         2   4
     This build...
-    >>> table.cells().values.tolist()
-    [['4']]
+    The sum is even. (this build...)
     """
 
     def __init__(
@@ -95,112 +136,210 @@ class Study:
         self.args = args or argparse.Namespace(record=None, commit=None)
         self.environment = environment(getattr(self.args, "commit", None))
         self.output = Path(output) if output else Path("build") / page
-        self._build = "This build, in quick mode" if unit_test_going() else "This build"
-        self._records = read_records(page, records)
-        self._tables: dict[str, Table] = {}
+        self.claims: list[Claim] = []
+        self._tables: dict[str, pd.DataFrame] = {}
+        self._parts: dict[str, str] = {}
+        self._times: dict[str, list[str]] = {}
         self._figures: set[str] = set()
-        self._is_script = run_mode() == "script"
+        self._mode = run_mode()
+        self._records = [_recorded(r) for r in sorted(read_records(page, records), key=_place)]
         use_style()
+
+    @property
+    def runs(self) -> list[Run]:
+        """The recorded machines, the most telling first, then this build."""
+        return [*self._records, Run(BUILD, self._tables, self.environment)]
 
     def table(
         self,
         name: str,
         frame: pd.DataFrame,
-        *,
         caption: str,
-        index: bool = False,
-        recorded: bool = True,
-        **options: Any,
-    ) -> Table:
-        """Show a table, and keep it for the record.
+        *,
+        columns: Sequence[str] | None = None,
+        rows: Mapping[str, Any] | None = None,
+        part: str | None = None,
+        times: Sequence[str] = (),
+    ) -> Shown:
+        """Show a table of this run beside the same table of the recorded machines.
 
         Parameters
         ----------
         name : str
-            Name of the table in files and records; once a page.
+            Name of the table in files, records and claims; once a page.
         frame : pandas.DataFrame
-            The numbers.
+            The numbers, tidy; the index is not kept.
         caption : str
             One sentence that says what the table shows; ``code`` and **bold** may mark words.
-        index : bool
-            Make the index the first columns.
-        recorded : bool
-            Whether the table belongs in a record.
-        **options
-            ``formats``, ``units``, ``emphasize``, ``labels``, ``missing``: see :class:`Table`.
+        columns : sequence of str, optional
+            The telling columns, at most seven; by default all.
+        rows : mapping, optional
+            Column -> value: the telling rows (:func:`roundoff.page.claims.choose`).
+        part : str, optional
+            What computed it: "cpu", "gpu", or the column that says so, ``provider`` by default.
+        times : sequence of str
+            Columns of absolute times, which a second run confirms.
 
         Raises
         ------
         ArgumentError
-            When the page already has a table of that name.
+            When the page already has a table of that name, or more than seven columns would be in
+            sight.
         """
         if name in self._tables:
             raise ArgumentError("two tables of one name", got=name, expected="a new name")
-        frame = _flat(frame, index)
-        table = Table(
-            frame,
-            caption,
-            source=f"{self._build}: {summary(self.environment)}",
-            identifier=f"table-{name}",
-            is_recorded=recorded,
-            **options,
-        )
-        self._tables[name] = table
-        if self._is_script:
+        if part is None and "provider" not in frame:
+            raise ArgumentError(f"table {name}: what computed it?", expected='part="cpu" or "gpu"')
+        frame = frame.reset_index(drop=True)
+        self._tables[name] = frame
+        self._parts[name], self._times[name] = part or "provider", list(times)
+        shown = []
+        for run in self.runs:
+            held = run.tables.get(name)
+            if held is None or (held.empty and not run.is_build):
+                continue
+            chosen = [c for c in columns if c in held] if columns else list(held)
+            if columns is None and not run.is_build:
+                chosen = [c for c in frame if c in held]
+            chosen += [c + AGAIN for c in chosen if c + AGAIN in held and held[c].dtype == float]
+            telling = _telling(held, rows)
+            address = f"../../records/{self.page}/{run.machine}/{name}.csv"
+            shown.append(
+                Table(held, caption, chosen, telling, run.machine, run.name(name),
+                      run.source(name), address if self._mode == "rendered" else "")
+            )  # fmt: skip
+        if self._mode == "script":
             frame.to_csv(self._file(f"{name}.csv"), index=False)
-            print(table)
-        return table
+            shown = shown[-1:]
+        if self._mode == "notebook":
+            shown = [shown[-1], *shown[:-1]]
+        return self._print(tabs(name, shown, alone=self._mode == "notebook"))
 
-    def recorded(
+    def claim(
         self,
-        name: str,
+        sentence: str,
         *,
-        caption: str | None = None,
-        units: Callable[[Mapping[str, Any]], Mapping[str, str]] | None = None,
-        like: str | None = None,
+        of: str,
+        where: Mapping[str, Any] | None = None,
+        value: Callable[[Any], Any] | None = None,
+        test: Callable[[Any], Any] | None = None,
+        on: str | None = None,
+        holds: Sequence[str] | None = None,
+        anywhere: bool = False,
+        timed: bool = False,
+        name: str | None = None,
     ) -> Shown:
-        """The table *name* of every machine that recorded rows of it, formatted as this build's.
+        """Show a sentence with what every machine says of it.
+
+        Parameters are those of :class:`roundoff.page.claims.Claim`; *name* is its address on the
+        page, and what the answer box refers to.
+
+        Raises
+        ------
+        ClaimError
+            When a function of the claim fails, or when no machine has the rows.
+        """
+        name = name or f"{of}-{sum(c.of == of for c in self.claims) + 1}"
+        if any(c.name == name for c in self.claims):
+            raise ClaimError(f"{self.page}: two claims of one name", got=name)
+        claim = Claim(
+            self.page, name, sentence, of, where or {}, value, test, on, holds, anywhere, timed
+        )
+        self.claims.append(claim)
+        outcomes = self.outcomes(claim)
+        if all(o.state == "not tested" for o in outcomes.values()):
+            raise ClaimError(f"{self.page}: claim {name}", got=f"no rows of {of} on any machine",
+                             expected="where= that some table has")  # fmt: skip
+        said = [
+            self._verdict(claim, run, outcomes[run.machine])
+            for run in self.runs
+            if run.is_build or outcomes[run.machine].state != "not tested"
+        ]
+        marks = " · ".join(f"{who} {html.escape(what)}".strip() for who, what in said)
+        words = inline(claim.sentence)
+        words = re.sub(r"\{([^{}]*)\}", r'<b class="ro-bound">\1</b>', words)
+        link = f'<a class="ro-anchor" href="#claim-{name}" aria-label="Link to this claim">#</a>'
+        markup = (
+            f'<p class="ro-claim" id="claim-{name}">{words} '
+            f'<span class="ro-verdicts">{marks}</span> {link}</p>'
+        )
+        text = re.sub(r"[`*]", "", claim.plain)
+        return self._print(
+            Shown(markup, f"{text} ({' · '.join(' '.join(pair).strip() for pair in said)})")
+        )
+
+    def outcomes(self, claim: Claim) -> dict[str, Outcome]:
+        """What each run says of a claim, by machine."""
+        known = list(dict.fromkeys(c for run in self.runs for c in run.tables.get(claim.of, ())))
+        found = {}
+        for run in self.runs:
+            columns = () if run.is_build else known
+            found[run.machine] = claim.judge(run.tables, run.machine, columns)
+        return found
+
+    def _verdict(self, claim: Claim, run: Run, outcome: Outcome) -> tuple[str, str]:
+        rows = choose(run.tables[claim.of], claim.where) if outcome.rows else None
+        who = run.name(claim.of, rows).replace("This", "this")
+        values = ", ".join(
+            number.shown(value)
+            for number, value in zip(claim.numbers, outcome.values, strict=False)
+            if run.machine != claim.on
+        )
+        mark = _MARKS.get(outcome.state, "")
+        if run.is_build and outcome.state in ("true", "false") and not self._judges(claim):
+            mark = "not judged"
+        return who, " ".join(filter(None, (values, mark)))
+
+    def _judges(self, claim: Claim) -> bool:
+        """Whether this build's own verdict counts: times and quick sizes say nothing."""
+        return claim.anywhere or not (claim.timed or unit_test_going())
+
+    def dots(self, name: str, *, of: str, alt: str, answer: bool = False, **options: Any) -> None:
+        """Dots or bars of a table, from the most telling machine: :func:`roundoff.page.charts.dots`.
 
         Parameters
         ----------
         name : str
-            A table that this page has shown, unless *like* is given.
-        caption : str, optional
-            Where this build's does not fit.
-        units : callable, optional
-            Column -> unit for the environment of the machine, where they depend on it: a GPU's
-            times are absolute, a CPU's are ratios.
-        like : str, optional
-            A table that this page has shown, to format it like: for one that only records have.
-
-        Raises
-        ------
-        ArgumentError
-            When this page has shown no table of that name before.
+            Name of the figure; once a page.
+        of : str
+            Name of the table.
+        alt : str
+            What the figure shows, in words, for those who cannot see it.
+        answer : bool
+            Whether it stands in the answer box, and is the page's thumbnail.
+        **options
+            Of the chart, and ``where``, which chooses rows.
         """
-        shown = like or name
-        if shown not in self._tables:
-            raise ArgumentError("no such table yet", got=shown, expected=", ".join(self._tables))
-        model = self._tables[shown]
-        found = [
-            dataclasses.replace(
-                model,
-                frame=record.tables[name],
-                source=f"Recorded: {_label(record.provenance[name])}",
-                identifier=f"table-{name}-{record.machine}",
-                caption=caption or model.caption,
-                units=units(record.provenance[name].environment) if units else model.units,
-            )
-            for record in self._records
-            if len(record.tables.get(name, ()))
-        ]
-        if not found:
-            return self.say("No other machine has recorded this table yet.")
-        return self._print(
-            Shown("".join(t._repr_html_() for t in found), "\n".join(map(repr, found)))
-        )
+        self._chart(charts.dots, name, of, alt, answer, options)
 
-    def figure(self, name: str, figure: Figure, *, alt: str) -> None:
+    def lines(self, name: str, *, of: str, alt: str, answer: bool = False, **options: Any) -> None:
+        """Lines of a table, from the most telling machine: :func:`roundoff.page.charts.lines`.
+
+        Parameters are those of :meth:`dots`.
+        """
+        self._chart(charts.lines, name, of, alt, answer, options)
+
+    def _chart(
+        self, draw: Callable[..., Any], name: str, of: str, alt: str, answer: bool,
+        options: dict[str, Any],
+    ) -> None:  # fmt: skip
+        where = options.pop("where", {})
+        for run in self.runs:
+            if of not in run.tables:
+                continue
+            try:
+                rows = choose(run.tables[of], where)
+            except KeyError:  # an older record without the column
+                continue
+            if len(rows):
+                break
+        else:
+            raise ArgumentError(f"figure {name}: no machine has the rows", got=repr(where))
+        figure = draw(rows, small=answer, **options)
+        figure.text(0.99, 0.995, run.name(of), ha="right", va="top", fontsize=9)
+        self.figure(name, figure, alt=alt, answer=answer)
+
+    def figure(self, name: str, figure: Figure, *, alt: str, answer: bool = False) -> None:
         """Show a figure: the site scrapes it, a script saves it as PNG.
 
         Parameters
@@ -211,6 +350,8 @@ class Study:
             The drawing.
         alt : str
             What the figure shows, in words, for those who cannot see it.
+        answer : bool
+            Whether it stands in the answer box, and is the page's thumbnail.
 
         Raises
         ------
@@ -221,7 +362,8 @@ class Study:
             raise ArgumentError("two figures of one name", got=name, expected="a new name")
         self._figures.add(name)
         figure.set_label(alt)
-        if self._is_script:
+        figure.set_gid("answer" if answer else "figure")
+        if self._mode == "script":
             import matplotlib.pyplot as plt
 
             path = self._file(f"{name}.png")
@@ -231,7 +373,7 @@ class Study:
 
     def svg(self, name: str, markup: str, *, alt: str) -> Shown:
         """Show a drawing that is SVG already, such as a graph; a script saves it."""
-        if self._is_script:
+        if self._mode == "script":
             path = self._file(f"{name}.svg")
             path.write_text(markup, "utf-8")
         label = html.escape(alt, quote=True)
@@ -241,68 +383,35 @@ class Study:
         )
         return self._print(Shown(shown, f"drawing: {alt}"))
 
-    def say(self, sentences: str | Iterable[str], *, label: str = "") -> Shown:
-        """Show sentences made from numbers; several become a list.
-
-        Parameters
-        ----------
-        sentences : str or iterable of str
-            Plain text, in which ``code`` in backquotes and **bold** are marked.
-        label : str
-            What the sentences are about, set before them.
-        """
-        lines = [minus(s) for s in ([sentences] if isinstance(sentences, str) else sentences)]
-        items = [inline(line) for line in lines]
-        inner = (
-            items[0] if len(items) == 1 else "<ul>" + "".join(f"<li>{i}" for i in items) + "</ul>"
-        )
-        head = f'<p class="ro-label">{html.escape(label)}</p>' if label else ""
-        markup = f'<div class="ro-say">{head}{inner if len(items) > 1 else f"<p>{inner}</p>"}</div>'
-        text = "\n".join(([label + ":"] if label else []) + [unmarked(line) for line in lines])
-        return self._print(Shown(markup, text))
-
-    def runs(self, *names: str) -> list[Run]:
-        """This build, then every recorded machine that has all the tables *names*."""
-        own = {name: table.frame for name, table in self._tables.items()}
-        runs = [Run(self._build, own, self.environment, True)]
-        for record in self._records:
-            if set(names) <= set(record.tables):
-                provenance = record.provenance[names[0] if names else next(iter(record.tables))]
-                runs.append(Run(_label(provenance), record.tables, provenance.environment, False))
-        return runs
-
-    def conclude(self, sentences: Callable[[Run], str | list[str]], *names: str) -> Shown:
-        """What follows from the tables *names*, for this build and each recorded machine.
-
-        Parameters
-        ----------
-        sentences : callable
-            Takes a :class:`Run`, returns what is true of it; holds the assertions for its words.
-        *names : str
-            Tables the function reads; a record without one of them is left out.
-        """
-        shown = []
-        for run in self.runs(*names):
-            label = run.label if run.is_build else f"Recorded: {run.label}"
-            shown.append(self.say(sentences(run), label=label))
-        return Shown("".join(s._repr_html_() for s in shown), "\n".join(map(repr, shown)))
-
     def finish(self) -> Shown:
-        """Close the page: write the record when ``--record`` asks for it, and say what ran it."""
+        """Close the page: judge its claims, write a record where one is asked for.
+
+        Raises
+        ------
+        ClaimError
+            In a build of the site, where a record's verdict is not the expected one; with
+            ``ROUNDOFF_STRICT=1`` also where a claim that holds anywhere does not hold here.
+        """
+        wrong = self.contradictions()
         folder = getattr(self.args, "record", None)
-        if self._is_script and folder is not None:
-            tables = {n: t.frame for n, t in self._tables.items() if t.is_recorded}
+        if self._mode == "script" and folder is not None:
+            options = {k: v for k, v in vars(self.args).items()
+                       if k not in ("record", "commit", "second")}  # fmt: skip
             path = write_record(
-                folder or RECORDED, self.page, tables, self.environment, self._options()
-            )
+                folder or RECORDED, self.page, self._tables, self.environment, options,
+                parts={n: p if p in ("cpu", "gpu") else {"column": p} for n, p in self._parts.items()},
+                times={n: t for n, t in self._times.items() if t},
+                second=getattr(self.args, "second", False),
+            )  # fmt: skip
             print(f"record: {path}", file=sys.stderr)
+        strict = os.environ.get(STRICT) == "1"
+        if wrong and (strict or self._mode == "rendered"):
+            raise ClaimError("\n".join(wrong))
         env = self.environment
         rows = [
             ("Machine", summary(env).split("; ")[0]),
             ("System", env["os"]),
-            ("Threads", env["threads"]),
             ("Versions", ", ".join(f"{k} {v}" for k, v in env["versions"].items() if v)),
-            ("BLAS of NumPy", env["blas"]),
             ("Commit", (env["commit"] or "unknown")[:10]),
         ]
         shown = "".join(
@@ -311,34 +420,69 @@ class Study:
         markup = (
             f'<details class="ro-build"><summary>This build</summary><dl>{shown}</dl></details>'
         )
-        return self._print(Shown(markup, "\n".join(f"{name}: {value}" for name, value in rows)))
+        return self._print(Shown(markup, "\n".join([f"{n}: {v}" for n, v in rows] + wrong)))
 
-    def _options(self) -> dict[str, Any]:
-        skipped = ("record", "commit")
-        return {k: v for k, v in vars(self.args).items() if k not in skipped}
+    def contradictions(self) -> list[str]:
+        """Every verdict that is not the expected one: page, claim, machine, rows and reason."""
+        wrong = []
+        for claim in self.claims:
+            for machine, outcome in self.outcomes(claim).items():
+                if machine == BUILD:
+                    strict = os.environ.get(STRICT) == "1"
+                    if not (claim.anywhere and strict and outcome.state == "false"):
+                        continue
+                elif outcome.state in ("not tested", "outdated"):
+                    continue
+                elif outcome.state == claim.expected(machine):
+                    continue
+                detail = outcome.detail or f"{outcome.state}, expected {claim.expected(machine)}"
+                wrong.append(
+                    f"{self.page}: claim {claim.name} on {machine}, {outcome.rows} rows of "
+                    f"{claim.of}: {detail}"
+                )
+        return wrong
+
+    def verdicts(self) -> list[dict[str, Any]]:
+        """The claims with what each run says of them, as ``claims.json`` carries them."""
+        found = []
+        for claim in self.claims:
+            machines = {
+                machine: {"state": o.state, "values": o.values, "rows": o.rows, "detail": o.detail}
+                for machine, o in self.outcomes(claim).items()
+            }
+            numbers = [dataclasses.asdict(n) for n in claim.numbers]
+            found.append(
+                {"page": claim.page, "name": claim.name, "sentence": claim.plain, "of": claim.of,
+                 "on": claim.on, "numbers": numbers, "machines": machines}
+            )  # fmt: skip
+        return found
 
     def _file(self, name: str) -> Path:
         self.output.mkdir(parents=True, exist_ok=True)
         return self.output / name
 
     def _print(self, shown: Shown) -> Shown:
-        if self._is_script:
+        if self._mode == "script":
             print(shown)
         return shown
 
 
-def _label(run: Provenance) -> str:
-    commit = f"commit {run.commit[:10]}" if run.commit else "commit unknown"
-    return f"{summary(run.environment)}; {run.date[:10]}; {commit}"
+def _place(record: Record) -> tuple[int, str]:
+    known = record.machine in _FIRST
+    return (_FIRST.index(record.machine) if known else len(_FIRST), record.machine)
 
 
-def _flat(frame: pd.DataFrame, index: bool) -> pd.DataFrame:
-    """A copy with plain columns: a pivot's levels are joined."""
-    frame = frame.reset_index() if index else frame.reset_index(drop=True)
-    frame.columns = pd.Index(
-        [
-            " ".join(str(part) for part in c if str(part)) if isinstance(c, tuple) else str(c)
-            for c in frame.columns
-        ]
-    )
-    return frame
+def _recorded(record: Record) -> Run:
+    """The tables of a record, each second run's times as columns of their own."""
+    tables = dict(record.tables)
+    for name, second in record.second.items():
+        tables[name] = tables[name].assign(**{c + AGAIN: second[c] for c in second})
+    newest = max(record.provenance.values(), key=lambda run: run.date)
+    return Run(record.machine, tables, newest.environment, record)
+
+
+def _telling(frame: pd.DataFrame, rows: Mapping[str, Any] | None) -> list[bool]:
+    try:
+        return frame.index.isin(choose(frame, rows or {}).index).tolist()
+    except KeyError:  # an older record without the column
+        return [True] * len(frame)

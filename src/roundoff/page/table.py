@@ -1,4 +1,4 @@
-"""What a cell shows: tables, sentences and drawings, as HTML and as text."""
+"""What a cell shows: a table, and the same table of several machines as tabs."""
 
 from __future__ import annotations
 
@@ -6,16 +6,21 @@ import dataclasses
 import html
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-__all__ = ["Emphasis", "Format", "Shown", "Table", "inline", "minus", "unmarked"]
+from ..errors import ArgumentError
+from .columns import column
 
-Format = str | Callable[[Any], str]
-Emphasis = str | Callable[[pd.DataFrame], "pd.Series[bool]"]
+__all__ = ["WIDEST", "Shown", "Table", "inline", "minus", "tabs"]
+
+#: Columns that a page can show at once.
+WIDEST = 7
+#: Rows that the switch can bring into view; a longer table is downloaded.
+_LONGEST = 40
 
 
 class Shown:
@@ -40,126 +45,232 @@ class Shown:
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """A table with a caption, units and number formats.
+    """One table of one run, its telling columns and rows in sight.
+
+    Labels, units and formats are those of :mod:`roundoff.page.columns`.
 
     Attributes
     ----------
     frame : pandas.DataFrame
-        What is shown; floats have three digits, or all before the point from 1,000 to 10 million;
-        integers are formatted with ``,d``. Without rows the caption alone is shown.
+        All of it.
     caption : str
-        One sentence; it stands above the table and is read out with it.
-    formats : dict
-        Column -> format specification, or a function of the value.
-    units : dict
-        Column -> unit, shown under the column's name.
-    emphasize : dict
-        Column -> ``"min"``, ``"max"`` or a function of the frame that says which rows; the cells
-        are bold and marked, so that the emphasis does not depend on colour.
-    labels : dict
-        Column -> heading.
-    missing : str
-        What stands for NaN and None.
+        One sentence that says what the table shows.
+    columns : sequence of str
+        The telling columns, at most seven; the others are behind a switch.
+    telling : sequence of bool, optional
+        The rows in sight; the others are behind the switch, or in the CSV file where they are
+        more than 40.
+    machine : str
+        Name of the run in addresses, such as ``nvidia-h200``.
+    name : str
+        Name of the run for a reader, such as "H200".
     source : str
-        Where the numbers come from.
-    identifier : str
-        Identifier of the element in the page.
-    is_recorded : bool
-        Whether the table belongs in a record.
+        Machine, date and commit.
+    csv : str
+        Address of the table as CSV, where there is one.
+
+    Raises
+    ------
+    ArgumentError
+        When more than seven columns would be in sight, or one of them does not exist.
 
     Examples
     --------
-    >>> frame = pd.DataFrame({"n": [2048], "error": [0.00012], "kernel": ["torch"]})
-    >>> table = Table(frame, "Largest error.", units={"error": "ULP"}, formats={"error": ".1e"})
+    >>> frame = pd.DataFrame({"N": [2048], "error": [0.00012], "kernel": ["torch"]})
+    >>> table = Table(frame, "Largest error.", ["N", "error"])
     >>> table.cells().values.tolist()
-    [['2,048', '1.2e−04', 'torch']]
+    [['2048', '0.00012', 'torch']]
+    >>> table.heading("error")
+    ('largest error', 'ε × RMS')
     """
 
     frame: pd.DataFrame
     caption: str
-    formats: Mapping[str, Format] = dataclasses.field(default_factory=dict)
-    units: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    emphasize: Mapping[str, Emphasis] = dataclasses.field(default_factory=dict)
-    labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    missing: str = "–"
+    columns: Sequence[str]
+    telling: Sequence[bool] | None = None
+    machine: str = "this-build"
+    name: str = "This build"
     source: str = ""
-    identifier: str = "table"
-    is_recorded: bool = True
+    csv: str = ""
+
+    def __post_init__(self) -> None:
+        missing = [c for c in self.columns if c not in self.frame]
+        if missing:
+            raise ArgumentError("no such column", got=", ".join(missing),
+                                expected=", ".join(map(str, self.frame)))  # fmt: skip
+        if len(self.columns) > WIDEST:
+            raise ArgumentError(
+                f"the table {self.caption[:40]!r} is too wide", got=f"{len(self.columns)} columns",
+                expected=f"at most {WIDEST} in sight", hint="columns= names the telling ones",
+            )  # fmt: skip
+
+    def heading(self, name: str) -> tuple[str, str]:
+        """Label and unit of a column; a second run's column is named after the first's."""
+        first = name.removesuffix(AGAIN)
+        label = column(first).label + (AGAIN if first != name else "")
+        return label, column(first).unit
 
     def cells(self) -> pd.DataFrame:
         """The table as text, formatted."""
         columns = {
-            name: [_format(v, self.formats.get(name), self.missing) for v in series.tolist()]
+            name: [
+                _format(v, column(str(name).removesuffix(AGAIN)).format) for v in series.tolist()
+            ]
             for name, series in self.frame.items()
         }
         return pd.DataFrame(columns, index=self.frame.index, dtype=object)
 
-    def _repr_html_(self) -> str:
-        name = html.escape(self.identifier)
-        source = f'<span class="ro-source">{html.escape(self.source)}</span>' if self.source else ""
-        if self.frame.empty:
-            return f'<div class="ro-say" id="{name}"><p>{inline(self.caption)}{source}</p></div>'
-        cells, strong = self.cells(), self._emphasized()
-        numeric = {c: pd.api.types.is_numeric_dtype(self.frame[c]) for c in cells}
-        head = "".join(
-            f'<th scope="col"{_class(numeric[c])}>{self._heading(str(c))}</th>' for c in cells
-        )
+    def markup(self, *, switch: bool) -> str:
+        """The ``table`` element; *switch*: with what is behind the switch."""
+        cells = self.cells()
+        telling = self._telling()
+        hidden = [c for c in cells if c not in self.columns] if switch else []
+        order = [*self.columns, *hidden]
+        rows = range(len(cells)) if self._can_unfold() and switch else np.flatnonzero(telling)
+        numeric = {c: pd.api.types.is_numeric_dtype(self.frame[c]) for c in order}
+        head = "".join(self._th(c, numeric[c], c in hidden) for c in order)
         body = []
-        for row, values in enumerate(cells.itertuples(index=False)):
+        for row in rows:
             line = []
-            for i, (column, value) in enumerate(zip(cells, values, strict=True)):
-                shown = html.escape(value)
-                if strong.get(column, {}).get(row):
-                    shown = f"<strong>{shown}</strong>"
+            for i, name in enumerate(order):
+                shown = html.escape(cells[name].iloc[row])
                 tag = 'th scope="row"' if i == 0 else "td"
-                line.append(f"<{tag}{_class(numeric[column])}>{shown}</{tag[:2]}>")
-            body.append(f"<tr>{''.join(line)}</tr>")
-        return (
-            f'<div class="ro-table" role="region" aria-labelledby="{name}" tabindex="0" '
-            'style="overflow-x:auto"><table>'
-            f'<caption id="{name}">{inline(self.caption)}{source}</caption>'
-            f"<thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table></div>"
-        )
+                line.append(f"<{tag}{_class(numeric[name], name in hidden)}>{shown}</{tag[:2]}>")
+            more = "" if telling[row] else ' class="ro-more"'
+            body.append(f"<tr{more}>{''.join(line)}</tr>")
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>"
+
+    def more(self) -> str:
+        """Label of the switch; empty where all is in sight."""
+        rest = len(self.frame.columns) - len(self.columns)
+        rows = len(self.frame) if self._can_unfold() and not all(self._telling()) else 0
+        parts = [f"{rows} rows"] if rows else []
+        parts += [f"{len(self.frame.columns)} columns"] if rest else []
+        return f"All {' and '.join(parts)}" if parts else ""
+
+    def _can_unfold(self) -> bool:
+        return len(self.frame) <= _LONGEST
+
+    def _telling(self) -> list[bool]:
+        return [True] * len(self.frame) if self.telling is None else [bool(t) for t in self.telling]
+
+    def _th(self, name: str, numeric: bool, more: bool) -> str:
+        label, unit = self.heading(str(name))
+        about = column(str(name)).about
+        title = f' title="{html.escape(about, quote=True)}"' if about else ""
+        shown = html.escape(label)
+        shown += f' <span class="ro-unit">{html.escape(unit)}</span>' if unit else ""
+        return f'<th scope="col"{_class(numeric, more)}{title}>{shown}</th>'
 
     def __repr__(self) -> str:
-        cells = self.cells().rename(columns=lambda c: _plain(self._heading(str(c))))
+        names = {c: " ".join(filter(None, self.heading(str(c)))) for c in self.frame}
+        cells = self.cells()[np.asarray(self._telling())][list(self.columns)].rename(columns=names)
         shown = "" if cells.empty else cells.to_string(index=False)
-        lines = [self.caption, shown, self.source]
-        return "\n".join(line for line in lines if line) + "\n"
-
-    def _heading(self, column: str) -> str:
-        unit = self.units.get(column)
-        shown = html.escape(self.labels.get(column, column))
-        return shown + (f' <span class="ro-unit">{html.escape(unit)}</span>' if unit else "")
-
-    def _emphasized(self) -> dict[str, dict[int, bool]]:
-        found = {}
-        for column, rule in self.emphasize.items():
-            series = self.frame[column]
-            if callable(rule):
-                chosen = rule(self.frame)
-            else:
-                chosen = series == (series.min() if rule == "min" else series.max())
-            found[column] = dict(enumerate(np.asarray(chosen, dtype=bool).tolist()))
-        return found
+        return "\n".join(line for line in (self.caption, shown, self.source) if line) + "\n"
 
 
-def _format(value: Any, spec: Format | None, missing: str) -> str:
+#: What a column of a second run is called after.
+AGAIN = ", second run"
+
+
+def tabs(name: str, tables: Sequence[Table], *, alone: bool = False) -> Shown:
+    """The same table of several machines, a tab each; equal ones are shown once.
+
+    The tabs of a page move together: their labels belong to the page's one set of radio buttons,
+    which the site puts below the answer.
+
+    Parameters
+    ----------
+    name : str
+        Name of the table.
+    tables : sequence of Table
+        The most telling first.
+    alone : bool
+        Whether this is a notebook, whose page has no radio buttons: the first table is shown, the
+        others fold.
+
+    Examples
+    --------
+    >>> table = Table(pd.DataFrame({"n": [1]}), "One number.", ["n"])
+    >>> "ro-pane" in tabs("numbers", [table])._repr_html_()
+    True
+    """
+    merged: list[tuple[Table, list[Table]]] = []
+    for table in tables:
+        for first, others in merged:
+            if first.cells().astype(str).equals(table.cells().astype(str)):
+                others.append(table)
+                break
+        else:
+            merged.append((table, []))
+    text = "\n".join(map(repr, (first for first, _ in merged)))
+    if alone:
+        return Shown(_folded(merged), text)
+    panes = "".join(_pane(name, i, first, others) for i, (first, others) in enumerate(merged))
+    bar = "".join(
+        f'<label for="ro-m-{t.machine}">{html.escape(t.name)}</label>'
+        for first, others in merged
+        for t in (first, *others)
+    )
+    bar = f'<div class="ro-bar">{bar}</div>' if len(tables) > 1 else ""
+    caption = inline(tables[0].caption)
+    markup = (
+        f'<div class="ro-tabs" id="table-{name}"><p class="ro-caption" id="caption-{name}">'
+        f"{caption}</p>{bar}{panes}</div>"
+    )
+    return Shown(markup, text)
+
+
+def _pane(name: str, place: int, table: Table, equal: Sequence[Table]) -> str:
+    machines = " ".join(t.machine for t in (table, *equal))
+    more = table.more()
+    switch = (
+        f'<label class="ro-switch"><input type="checkbox"> {html.escape(more)}</label>'
+        if more
+        else ""
+    )
+    links = f'<a href="{html.escape(table.csv)}">CSV</a>' if table.csv else ""
+    sources = " and ".join(t.source for t in (table, *equal) if t.source)
+    identifier = f"table-{name}-{place}"
+    return (
+        f'<div class="ro-pane" data-m="{machines}">{switch}'
+        f'<div class="ro-table" role="region" aria-labelledby="caption-{name} {identifier}" '
+        f'tabindex="0">{table.markup(switch=True)}</div>'
+        f'<p class="ro-source"><span id="{identifier}">{html.escape(sources)}</span> {links}</p>'
+        "</div>"
+    )
+
+
+def _folded(merged: Sequence[tuple[Table, Sequence[Table]]]) -> str:
+    shown = []
+    for i, (table, equal) in enumerate(merged):
+        sources = html.escape(" and ".join(t.source for t in (table, *equal) if t.source))
+        inner = table.markup(switch=False)
+        if i == 0:
+            shown.append(
+                f"<p><b>{inline(table.caption)}</b></p>{inner}<p><small>{sources}</small></p>"
+            )
+        else:
+            shown.append(f"<details><summary>{sources}</summary>{inner}</details>")
+    return "".join(shown)
+
+
+def _format(value: Any, spec: str) -> str:
     if value is None or value is pd.NA or (isinstance(value, float) and math.isnan(value)):
-        return missing
-    if callable(spec):
-        return spec(value)
+        return "–"
     if isinstance(value, (bool, np.bool_)):
         return "yes" if value else "no"
     if isinstance(value, str):
         return value
-    if spec is not None:
-        return f"{value:{spec}}".replace("-", "−")
     if isinstance(value, (int, np.integer)):
-        return f"{value:,d}".replace("-", "−")
+        return f"{value:{spec if spec.endswith('d') else ',d'}}".replace("-", "−")
     if isinstance(value, (float, np.floating)):
         number = float(value)
-        spec = ",.0f" if 1000 <= abs(number) < 1e7 else ".3g"
+        if not math.isfinite(number):
+            return "∞" if number > 0 else "−∞"
+        if not spec or (spec.endswith("g") and 1000 <= abs(number) < 1e7):
+            spec = ",.0f" if 1000 <= abs(number) < 1e7 else ".3g"
+        spec = ".0f" if spec.endswith("d") else spec
         return f"{number:{spec}}".replace("-", "−")
     return str(value)
 
@@ -178,13 +289,6 @@ def minus(text: str) -> str:
     return _HYPHEN.sub(lambda found: found[1] or "−", text)
 
 
-def unmarked(text: str) -> str:
-    return re.sub(r"\*\*(.+?)\*\*", r"\1", text)
-
-
-def _plain(markup: str) -> str:
-    return html.unescape(re.sub(r"<[^>]+>", "", markup))
-
-
-def _class(numeric: bool) -> str:
-    return ' class="ro-number"' if numeric else ""
+def _class(numeric: bool, more: bool = False) -> str:
+    names = " ".join(n for n, given in (("ro-number", numeric), ("ro-more", more)) if given)
+    return f' class="{names}"' if names else ""

@@ -1,0 +1,227 @@
+"""The form of a page: its answer box, the numbers bound to claims, and the machines' tabs.
+
+``.. answer:: nvidia-h200`` makes the box: its bullets, the page's answer figure, the machine that
+the numbers are of, the code, and what can be taken along. ``:bound:`0.0186 <tf32>``` prints a
+number that the claim of that name gives (``<tf32/2>``: its second number; ``<page#tf32>``: of
+another page); the build fails where it is another one.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from docutils import nodes
+from docutils.parsers.rst.states import Inliner
+from sphinx.application import Sphinx
+from sphinx.util.docutils import SphinxDirective, SphinxRole
+
+from roundoff.page.claims import Number
+from roundoff.record import RECORDED, read_record
+
+CLAIMS = "claims.json"
+
+
+def claims_of(srcdir: Path, page: str) -> list[dict[str, Any]]:
+    """The claims of a page, as its last run in this build left them."""
+    for path in (srcdir / "gallery").glob(f"*/tables/{page}/{CLAIMS}"):
+        return json.loads(path.read_text("utf-8"))
+    return []
+
+
+def wrong(text: str, target: str, claims: list[dict[str, Any]]) -> str:
+    """Why a printed number is not the one of the claim; empty where it is.
+
+    Examples
+    --------
+    >>> claim = {"name": "gap", "on": "nvidia-h200", "numbers": [{"kind": "", "text": "0.0186"}],
+    ...          "machines": {"nvidia-h200": {"values": [0.01861], "state": "true"}}}
+    >>> wrong("0.019", "gap", [claim]), wrong("0.018", "gap", [claim])
+    ('', 'claim gap on nvidia-h200: 0.018 is printed and 0.01861 measured')
+    """
+    kind = "about" if text.startswith("about ") else ""
+    name, _, place = target.partition("/")
+    claim = next((c for c in claims if c["name"] == name), None)
+    if claim is None:
+        return f"no claim {name}: " + (", ".join(c["name"] for c in claims) or "the page has none")
+    values = claim["machines"].get(claim["on"] or "", {}).get("values", [])
+    index = int(place or 1) - 1
+    if not 0 <= index < len(values):
+        return f"claim {name} on {claim['on']} has {len(values)} values, not a {index + 1}th"
+    number = Number(kind, re.sub(r"^(about|at least|up to) ", "", text))
+    try:
+        held = number.holds(values[index])
+    except ValueError:
+        return f"claim {name}: {text!r} is no number"
+    if held:
+        return ""
+    return f"claim {name} on {claim['on']}: {text} is printed and {values[index]:.6g} measured"
+
+
+class Bound(SphinxRole):
+    """A number of a claim, checked, with a link to the sentence that states it."""
+
+    inliner: Inliner
+
+    def run(self) -> tuple[list[nodes.Node], list[nodes.system_message]]:
+        """Check the number against ``claims.json``."""
+        found = re.fullmatch(r"(?s)(.+?)\s*<([^>]+)>", self.text)
+        if found is None:
+            return self._fail(f"{self.text!r}: expected a number and <claim>")
+        text, target = found[1], found[2]
+        page, _, name = target.rpartition("#")
+        here = Path(self.env.docname).name
+        srcdir = Path(self.env.srcdir)
+        for path in (srcdir / "gallery").glob(f"*/tables/{page or here}/{CLAIMS}"):
+            self.env.note_dependency(str(path))
+        why = wrong(text, name, claims_of(srcdir, page or here))
+        if why:
+            return self._fail(f"{page or here}: {why}")
+        anchor = f"claim-{name.partition('/')[0]}"
+        if page:
+            document = next(n for n in self.env.found_docs if n.endswith(f"/{page}"))
+            address = f"{'../' * self.env.docname.count('/')}{document}.html#{anchor}"
+        else:
+            address = f"#{anchor}"
+        link = nodes.reference("", "", nodes.strong(text, text), refuri=address, internal=True)
+        link["classes"].append("ro-quoted")
+        return [link], []
+
+    def _fail(self, why: str) -> tuple[list[nodes.Node], list[nodes.system_message]]:
+        message = self.inliner.reporter.error(f"a bound number: {why}", line=self.lineno)
+        return [self.inliner.problematic(self.rawtext, self.rawtext, message)], [message]
+
+
+class Answer(SphinxDirective):
+    """The answer of a page, in a box that ends within the first screen."""
+
+    has_content = True
+    required_arguments = 1  # the machine that its numbers are of
+    final_argument_whitespace = True
+
+    def run(self) -> list[nodes.Node]:
+        """Lay out bullets, figure, machine, code and downloads."""
+        page = Path(self.env.docname).name
+        parsed = self.parse_content_to_nodes()
+        code = [n for n in parsed if isinstance(n, nodes.literal_block)]
+        words = nodes.container("", *[n for n in parsed if n not in code], classes=["ro-words"])
+        where = self._where(page, self.arguments[0])
+        if where:
+            words += nodes.paragraph("", where, classes=["ro-where"])
+        box = nodes.container("", words, classes=["ro-answer"])
+        box += self._figure(page)
+        box += nodes.container("", *code, *self._take(page), classes=["ro-foot"])
+        return [box]
+
+    def _where(self, page: str, machine: str) -> str:
+        path = RECORDED / page / f"{machine}.json"
+        if not path.exists():
+            raise self.error(f"no record of {page} on {machine}")
+        self.env.note_dependency(str(path))
+        record = read_record(path)
+        newest = max(record.provenance.values(), key=lambda run: run.date)
+        env, versions = newest.environment, newest.environment["versions"]
+        gpu = env["gpu"]["name"] if env["gpu"] else env["processor"]
+        named = [f"{n} {v.partition('+')[0]}" for n in ("torch", "onnxruntime-gpu", "triton")
+                 if (v := versions.get(n))]  # fmt: skip
+        return f"Measured on {gpu}, {', '.join(named)}, {newest.date[:10]}."
+
+    def _figure(self, page: str) -> list[nodes.Node]:
+        folder = Path(self.env.srcdir, self.env.docname).parent / "images"
+        text = folder / f"{page}_answer.txt"
+        if not text.exists():
+            if self.config.plot_gallery in (False, "False", "0", 0):
+                return []
+            raise self.error(f"{page} drew no figure with answer=True")
+        lines = [".. container:: ro-picture", ""]
+        for scheme, ending in (("light", ""), ("dark", "_dark")):
+            lines += [f"   .. image:: images/{page}_answer{ending}.svg",
+                      f"      :alt: {text.read_text('utf-8')}",
+                      f"      :class: only-{scheme} ro-figure", ""]  # fmt: skip
+        return self.parse_text_to_nodes("\n".join(lines))
+
+    def _take(self, page: str) -> list[nodes.Node]:
+        document = f"/{self.env.docname}"
+        lines = [
+            ".. container:: ro-take", "",
+            f"   :download:`Notebook <{document}.ipynb>` :download:`Script <{document}.py>` "
+            f"`All numbers (CSV) <../../records/{page}/this-build.zip>`__ "
+            "`Run it on your own <#ro-own>`__",
+        ]  # fmt: skip
+        return self.parse_text_to_nodes("\n".join(lines))
+
+
+def finish_tree(app: Sphinx, tree: nodes.document) -> None:
+    """Lead to the reader's own cell, and drop Sphinx-Gallery's downloads at the foot."""
+    boxes = [n for n in tree.findall(nodes.container) if "ro-answer" in n["classes"]]
+    if not boxes:
+        return
+    for node in list(tree.findall(nodes.Element)):
+        classes = " ".join(node.get("classes", ()))
+        if "sphx-glr-footer" in classes or "sphx-glr-download-link-note" in classes:
+            node.parent.remove(node)
+    own = next((s for s in tree.findall(nodes.section)
+                if s[0].astext().lower().startswith("your own")), None)  # fmt: skip
+    for link in list(boxes[0].findall(nodes.reference)):
+        if link.get("refuri") == "#ro-own":
+            if own is None:
+                link.parent.remove(link)
+            else:
+                link["refuri"] = f"#{own['ids'][0]}"
+
+
+_LABEL = re.compile(r'<label for="ro-m-([\w-]+)">([^<]+)</label>')
+
+
+def machine_buttons(
+    app: Sphinx, pagename: str, templatename: str, context: dict[str, Any], doctree: Any
+) -> None:
+    """Put the page's one set of radio buttons below the answer: every tab's label belongs to it.
+
+    Without ``:has`` and in print the rules do not apply, and all machines are shown.
+    """
+    body = context.get("body") or ""
+    machines: dict[str, str] = {}
+    for machine, name in _LABEL.findall(body):
+        if machine not in machines or len(name) < len(machines[machine]):
+            machines[machine] = name  # "H200" rather than "H200's host"
+    if not machines:
+        return
+    first = next(iter(machines))
+    inputs, rules = [], []
+    for machine, name in machines.items():
+        checked = " checked" if machine == first else ""
+        inputs.append(
+            f'<input type="radio" name="ro-machine" id="ro-m-{machine}" aria-label="{name}"{checked}>'
+        )
+        rules.append(
+            f"body:has(#ro-m-{machine}:checked) .ro-tabs:has([data-m~={machine}])>"
+            f".ro-pane:not([data-m~={machine}]){{display:none}}"
+            f"body:has(#ro-m-{machine}:checked) label[for=ro-m-{machine}]{{color:inherit;"
+            "font-weight:600;border-color:currentColor}"
+            f"body:has(#ro-m-{machine}:focus-visible) label[for=ro-m-{machine}]{{outline:2px solid}}"
+            # A table that this machine has not: its first pane.
+            f"body:has(#ro-m-{machine}:checked) .ro-tabs:not(:has([data-m~={machine}]))>"
+            ".ro-pane~.ro-pane{display:none}"
+        )
+    labels = "".join(f'<label for="ro-m-{m}">{name}</label>' for m, name in machines.items())
+    fieldset = (
+        "<style>@supports selector(:has(a)){@media screen{" + "".join(rules) + "}}</style>"
+        '<fieldset class="ro-machines"><legend>Numbers of</legend>'
+        + "".join(inputs) + f'<div class="ro-bar">{labels}</div></fieldset>'
+    )  # fmt: skip
+    # Before the first section after the title: below the answer.
+    place = [m.start() for m in re.finditer(r"<section ", body)][1:2]
+    at = place[0] if place else 0
+    context["body"] = body[:at] + fieldset + body[at:]
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    """Register the directive and the role."""
+    app.add_directive("answer", Answer)
+    app.add_role("bound", Bound())
+    app.connect("doctree-read", finish_tree)
+    app.connect("html-page-context", machine_buttons, priority=800)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,0 +1,67 @@
+"""One label, unit and format for each column of the site's tables, by name.
+
+A column that is not listed is shown under its own name, with three digits.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+__all__ = ["COLUMNS", "Column", "column"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Column:
+    """How a column is shown.
+
+    Attributes
+    ----------
+    label : str
+        Its heading.
+    unit : str
+        What stands below the heading.
+    format : str
+        Format specification of a number; empty: three digits.
+    about : str
+        What it means, shown as the heading's tool tip.
+    """
+
+    label: str
+    unit: str = ""
+    format: str = ""
+    about: str = ""
+
+
+_EPS = "ε × RMS"
+_SCALED = "absolute error over the type's ε times the root mean square of the truth"
+
+COLUMNS: dict[str, Column] = {
+    "provider": Column("device"),
+    "dtype": Column("type"),
+    "abs": Column("largest difference", "", ".3g"),
+    "rel": Column("largest relative", "", ".2g"),
+    "ulp": Column("largest", "ULP", ",.0f"),
+    "share": Column("elements that differ", "", ".1%"),
+    "error": Column("largest error", _EPS, ".3g", _SCALED),
+    "rms error": Column("typical error", _EPS, ".3g", f"root mean square: {_SCALED}"),
+    "mean error": Column("mean error", _EPS, "+.2g", f"signed: {_SCALED}"),
+    "error abs": Column("largest error", "", ".3g"),
+    "cost": Column("time", "× default", ".2f"),
+    "time": Column("time", "ms", ".3g"),
+    "median": Column("median", "ms", ".3g"),
+    "speedup": Column("speed-up", "×", ".2f"),
+    "size": Column("size", "", "d"),
+    "N": Column("N", "columns", "d"),
+    "M": Column("M", "rows", "d"),
+}
+
+
+def column(name: str) -> Column:
+    """How the column *name* is shown.
+
+    Examples
+    --------
+    >>> column("dtype").label, column("n").label
+    ('type', 'n')
+    """
+    return COLUMNS.get(name) or Column(name)

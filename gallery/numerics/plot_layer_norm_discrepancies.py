@@ -370,6 +370,7 @@ study.table(
     "typical error, time over its own default.",
     columns=["switch", "runtime", "case", "abs", "rms error", "cost"],
     rows={"moved": lambda s: s.isna() | (s > 0)},
+    times=["cost"],
 )
 
 # %%

@@ -40,7 +40,9 @@ extensions = [
     "listings",
     "mathml",
     "notebooks",
+    "redirects",
     "results",
+    "search",
     "terms",
     "findable",
 ]
@@ -122,6 +124,7 @@ html_title = "roundoff"
 html_static_path = ["static"]
 html_css_files = ["roundoff.css"]
 html_favicon = "static/favicon.svg"
+html_search_scorer = str(CONF / "search.js")
 html_copy_source = False
 html_show_sourcelink = False
 html_show_sphinx = False

@@ -1,0 +1,153 @@
+"""Search: the words that readers use instead of ours, and which page is the best answer.
+
+Sphinx's own search finds a page that holds every word, whatever the words are about, and ranks it
+by whether one of them is in its title. Two things are added:
+
+- other words: a page that says "ONNX Runtime" is found by "ORT" and "onnxruntime", too. They are
+  put into the index, so that the query stays as it was typed (:class:`Words`);
+- weights: how much each page of prose is about each word, by BM25 over titles, headings and
+  paragraphs, not code (:func:`weigh`). They travel in the index, and ``search.js`` ranks by them.
+"""
+
+import math
+import re
+from collections import Counter
+from pathlib import Path
+
+from docutils import nodes
+from sphinx.application import Sphinx
+from sphinx.search import js_index
+from sphinx.search.en import SearchEnglish
+
+# What a page may say -> what readers may type.
+_OTHER_WORDS = (
+    (r"\bORT\b|\bonnx ?runtime", "ort onnxruntime onnx runtime"),
+    (r"\b(py)?torch\b", "torch pytorch"),
+    (r"\bTF32\b|\btensor-?float", "tf32 tensorfloat tensorfloat32"),
+    # A half and a double are everyday words: they are found, but do not count as a mention.
+    (r"\bfp16\b|\bfloat16\b", "fp16 float16 half"),
+    (r"\bbf16\b|\bbfloat16\b", "bf16 bfloat16"),
+    (r"\bfp32\b|\bfloat32\b", "fp32 float32 single"),
+    (r"\bfp64\b|\bfloat64\b", "fp64 float64 double"),
+    (r"layer[ _-]?norm", "layernorm layer norm normalization layernormalization"),
+    (r"\bmat ?mul\b|\bgemm|\bmatrix (product|multipl)",
+     "matmul gemm matrix product multiplication"),
+    (r"\ball-?reduce\b|\ball reduce\b", "allreduce reduce"),
+    (r"\bdiscrepan|\bdiffer(s|ent|ence|ences)?\b|\bmismatch", "different discrepancy mismatch"),
+    (r"\bnot deterministic|\bdeterminis|\brepeatab|\breproducib",
+     "deterministic nondeterministic repeatable reproducible"),
+)  # fmt: skip
+_COUNTED = [(re.compile(said, re.IGNORECASE), typed.split()) for said, typed in _OTHER_WORDS]
+# What a page is the answer to, in words that its title may not have. Each counts like a title's,
+# and half as much again: another page may say it more often and still be about something else.
+_ANSWERS = {
+    "plot_reduction_order": "order summation sum reduction parallel overflow fp16 deterministic",
+    "plot_layer_norm_discrepancies": "onnxruntime pytorch different results TF32 tolerance",
+    "plot_gemm_fusion": "Gemm MatMul fusion faster ONNX Runtime",
+    "plot_llama_backend": "torch.compile backend Llama onnxruntime attention inductor bfloat16",
+    "plot_triton_layer_norm": "Triton kernel LayerNorm backward atomics lock GPU bandwidth",
+    "results": "results figures machines",
+    "install": "install installation GPU CUDA driver pip",
+    "cite": "cite citation BibTeX",
+}
+# How often a word in a title or a heading counts, against one in a paragraph.
+_TITLE, _HEADING = 12, 4
+# BM25's usual constants: how soon more of one word adds nothing, and how much a page's length is
+# held against it.
+_SOON, _LENGTH = 1.5, 0.6
+_SCALE = 20
+
+
+class Words(SearchEnglish):
+    """English, with the other words for a thing beside each mention of it."""
+
+    def split(self, text: str) -> list[str]:
+        """Words of a text, as they go into the index."""
+        words = super().split(text)
+        for said, typed in _COUNTED:
+            for _ in said.findall(text):
+                words += typed
+        return words
+
+
+def counts(tree: nodes.document, language: Words) -> Counter[str]:
+    """How often a page says each word; code, output and notes on machines say nothing."""
+    found: Counter[str] = Counter()
+    headings = 0
+    for node in tree.findall(lambda n: isinstance(n, (nodes.title, nodes.paragraph, nodes.term))):
+        if any("sphx-glr-script-out" in parent.get("classes", ()) for parent in _parents(node)):
+            continue
+        times = 1
+        if isinstance(node, nodes.title) and isinstance(node.parent, nodes.section):
+            times = _HEADING if headings else _TITLE
+            headings += 1
+        for word in language.split(node.astext()):
+            stem = language.stem(word)
+            if language.word_filter(stem) and language.word_filter(word.lower()):
+                found[stem] += times
+    return found
+
+
+def answered(name: str, language: Words) -> Counter[str]:
+    """The words of the table for a page."""
+    words = language.split(_ANSWERS.get(name.rsplit("/", 1)[-1], ""))
+    return Counter({language.stem(word): _TITLE for word in words})
+
+
+def _parents(node: nodes.Node) -> list[nodes.Element]:
+    parents = []
+    while node.parent is not None:
+        node = node.parent
+        parents.append(node)
+    return parents
+
+
+def weigh(pages: dict[str, Counter[str]]) -> dict[str, dict[str, int]]:
+    """BM25 of each word in each page, as small integers; what rounds to nothing is left out."""
+    if not pages:
+        return {}
+    holders = Counter(word for page in pages.values() for word in page)
+    mean = sum(page.total() for page in pages.values()) / len(pages)
+    weights: dict[str, dict[str, int]] = {}
+    for name, page in pages.items():
+        length = 1 - _LENGTH + _LENGTH * page.total() / (mean or 1)
+        for word, count in page.items():
+            rare = math.log(1 + (len(pages) - holders[word] + 0.5) / (holders[word] + 0.5))
+            weight = round(_SCALE * rare * count * (_SOON + 1) / (count + _SOON * length))
+            if weight:
+                weights.setdefault(word, {})[name] = weight
+    return weights
+
+
+def add_weights(app: Sphinx, exception: Exception | None) -> None:
+    """Put the weights into the index that Sphinx has written."""
+    path = Path(app.outdir, "searchindex.js")
+    if exception is not None or app.builder.format != "html" or not path.exists():
+        return
+    language = Words({})
+    index = js_index.loads(path.read_text("utf-8"))
+    number = {name: i for i, name in enumerate(index["docnames"])}
+    prose = [name for name in number if not name.startswith("generated/")]
+    named = {name: answered(name, language) for name in prose}
+    said = {name: counts(app.env.get_doctree(name), language) for name in prose}
+    index["weights"] = {
+        word: {
+            number[name]: weight * 3 // 2 if word in named[name] else weight
+            for name, weight in found.items()
+        }
+        for word, found in weigh({name: said[name] + named[name] for name in prose}).items()
+    }
+    # Sphinx finds a page by a word only where the index says that it is there.
+    for name, words in named.items():
+        for word in words:
+            held = index["terms"].get(word, [])
+            held = held if isinstance(held, list) else [held]
+            index["terms"][word] = sorted({*held, number[name]})
+    path.write_text(js_index.dumps(index), "utf-8")
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    """Take the place of English; the scorer's file is named in ``conf.py``."""
+    app.add_search_language(Words)
+    app.connect("build-finished", add_weights)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -37,6 +37,7 @@ extensions = [
     "sphinx_copybutton",
     "hooks",  # the workers are awaited between autosummary and the gallery
     "sphinx_gallery.gen_gallery",
+    "cards",
     "listings",
     "mathml",
     "notebooks",

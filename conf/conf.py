@@ -120,6 +120,9 @@ sphinx_gallery_conf = {
 # canonical address.
 html_baseurl = os.environ.get("ROUNDOFF_SITE", "")
 
+# Where the source is, for the link at the foot of each page.
+REPOSITORY = os.environ.get("ROUNDOFF_REPOSITORY", "")
+
 html_theme = "furo"
 html_title = "roundoff"
 html_static_path = ["static"]
@@ -134,6 +137,9 @@ html_theme_options = {
     "light_logo": "logo.svg",
     "dark_logo": "logo-dark.svg",
     "sidebar_hide_name": True,
+    "footer_icons": [{"name": "Source", "url": REPOSITORY, "html": "Source", "class": ""}]
+    if REPOSITORY
+    else [],
     "light_css_variables": {
         "color-brand-primary": "#1c5fa8",
         "color-brand-content": "#1c5fa8",

@@ -1,0 +1,60 @@
+"""What the pages on installing and citing say agrees with the package and its records."""
+
+import os
+import re
+import runpy
+import subprocess
+import sys
+
+import roundoff
+from roundoff.record import RECORDED, read_record
+
+from .conftest import ROOT
+
+INSTALL = (ROOT / "docs" / "install.rst").read_text("utf-8")
+
+
+def test_the_versions_known_to_work_are_those_of_the_records() -> None:
+    rows = [re.findall(r"- (.+)", row) for row in re.split(r"\n   \* ", INSTALL)]
+    known = {tuple(cell.split(" (")[0] for cell in row) for row in rows if len(row) == 7}
+    recorded = set()
+    for path in RECORDED.glob("*/*.json"):
+        for run in read_record(path).provenance.values():
+            env, versions = run.environment, run.environment["versions"]
+            if gpu := env.get("gpu"):
+                names = [versions[name] for name in ("torch", "triton", "onnxruntime-gpu")]
+                recorded.add((gpu["name"], gpu["driver"], gpu["cuda"], env["python"], *names))
+    assert recorded
+    assert recorded <= known
+    assert all(row[0] == "GPU" or row in recorded for row in known)
+
+
+def test_the_commands_of_the_page_exist() -> None:
+    make = (ROOT / "Makefile").read_text("utf-8")
+    for target in set(re.findall(r"\bmake ([a-z]+)", INSTALL)):
+        assert re.search(rf"^{target}:", make, re.M), target
+    done = subprocess.run([sys.executable, "-m", "roundoff"], capture_output=True, check=False)
+    assert done.returncode == 0
+    assert f"roundoff-{roundoff.__version__}-py3" in INSTALL
+
+
+def test_the_citation_is_of_this_version() -> None:
+    file = (ROOT / "CITATION.cff").read_text("utf-8")
+    page = (ROOT / "docs" / "cite.rst").read_text("utf-8")
+    assert f"\nversion: {roundoff.__version__}\n" in file
+    assert f"version = {{{roundoff.__version__}}}" in page
+    title = re.search(r'^title: "(.+)"$', file, re.M)[1]
+    assert f"title   = {{{title}}}" in page
+    assert "\nlicense: MIT\n" in file
+    assert "license = {MIT}" in page
+
+
+def test_a_page_links_to_the_source_where_the_address_is_known(monkeypatch) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    conf = str(ROOT / "conf" / "conf.py")
+    monkeypatch.setitem(os.environ, "ROUNDOFF_REPOSITORY", "https://example.org/roundoff")
+    (icon,) = runpy.run_path(conf)["html_theme_options"]["footer_icons"]
+    assert icon["url"] == "https://example.org/roundoff"
+    monkeypatch.delitem(os.environ, "ROUNDOFF_REPOSITORY")
+    assert runpy.run_path(conf)["html_theme_options"]["footer_icons"] == []

@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from .conftest import FLAGS, REQUIRED, ROOT
+from .conftest import FLAGS, ROOT
 
 sys.path.insert(0, str(ROOT / "conf"))
 import mathml
 
-pytestmark = [pytest.mark.site, pytest.mark.xdist_group("maths")]
+pytestmark = [pytest.mark.site, pytest.mark.xdist_group("site")]
 
 FONTS = ROOT / "conf" / "static" / "fonts"
 OURS = {("STIX Two Math", True)}
@@ -65,25 +65,18 @@ def formulas(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def bare_browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator:
+def bare_browser(browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator:
     """Chromium on a system without a maths font."""
-    program = shutil.which("chromium") or shutil.which("chromium-browser")
-    if program is None:
-        message = "no Chromium: the formulas were not looked at"
-        pytest.fail(message) if REQUIRED else pytest.skip(message)
-    from playwright.sync_api import sync_playwright
-
     fonts = tmp_path_factory.mktemp("fontconfig") / "fonts.conf"
     fonts.write_text(NO_MATHS)
-    with sync_playwright() as playwright:
-        # Pages are opened as files, which is how a reader of a downloaded site opens them.
-        chromium = playwright.chromium.launch(
-            executable_path=program,
-            args=[*FLAGS, "--allow-file-access-from-files"],
-            env=os.environ | {"FONTCONFIG_FILE": str(fonts)},
-        )
-        yield chromium
-        chromium.close()
+    # Pages are opened as files, which is how a reader of a downloaded site opens them.
+    chromium = browser.browser_type.launch(
+        executable_path=shutil.which("chromium") or shutil.which("chromium-browser"),
+        args=[*FLAGS, "--allow-file-access-from-files"],
+        env=os.environ | {"FONTCONFIG_FILE": str(fonts)},
+    )
+    yield chromium
+    chromium.close()
 
 
 def opened(browser, page: Path, font: bool = True):

@@ -13,6 +13,7 @@ FLOORS = {
     "evaluator": 3, "fusion": 3,
     "localize": 4, "switches": 4, "record": 4,
     "backend": 5, "page": 5, "graph": 5, "runtimes": 5,
+    "__main__": 6,
 }  # fmt: skip
 # Peers on the two ground floors: dtypes raises the errors, compare describes what differs.
 SAME_FLOOR = {("dtypes", "errors"), ("compare", "describe")}
@@ -20,6 +21,11 @@ SAME_FLOOR = {("dtypes", "errors"), ("compare", "describe")}
 
 def imported(path: Path) -> set[tuple[int, str]]:
     """(line, room) of every import of this package in the file, wherever in it they stand."""
+    return {(line, target[1]) for line, target in targets_of(path) if len(target) > 1}
+
+
+def targets_of(path: Path) -> set[tuple[int, tuple[str, ...]]]:
+    """(line, dotted name) of every import of this package."""
     package = ("roundoff", *path.relative_to(SOURCE).parent.parts)
     found = set()
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
@@ -31,7 +37,7 @@ def imported(path: Path) -> set[tuple[int, str]]:
             targets = [tuple(alias.name.split(".")) for alias in node.names]
         else:
             continue
-        found |= {(node.lineno, t[1]) for t in targets if t[0] == "roundoff" and len(t) > 1}
+        found |= {(node.lineno, t) for t in targets if t[0] == "roundoff"}
     return found
 
 
@@ -57,3 +63,51 @@ def test_an_upward_import_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(globals(), "SOURCE", tmp_path)
     with pytest.raises(AssertionError, match=r"imports page \(floor 5\) from dtypes \(floor 0\)"):
         test_imports_go_down(tmp_path / "dtypes.py")
+
+
+def neighbours() -> dict[str, set[str]]:
+    """Module -> modules of its own room that it imports, by their paths."""
+    found = {}
+    for path in rooms():
+        room = path.relative_to(SOURCE).parts[0]
+        found[str(path.relative_to(SOURCE))] = {
+            str(other.relative_to(SOURCE))
+            for _, target in targets_of(path)
+            for other in (SOURCE.joinpath(*target[1:]).with_suffix(".py"),
+                          SOURCE.joinpath(*target[1:-1]).with_suffix(".py"))
+            if other.exists() and other != path and other.relative_to(SOURCE).parts[0] == room
+        }  # fmt: skip
+    return found
+
+
+def circles() -> list[str]:
+    """Modules of one room that import each other, over however many others."""
+    reached = neighbours()
+    for _ in reached:
+        further = {m: n.union(*(reached[o] for o in n)) for m, n in reached.items()}
+        if further == reached:
+            break
+        reached = further
+    return sorted(module for module, others in reached.items() if module in others)
+
+
+# Rooms with modules that import each other where a function needs them.
+CIRCLES = {"backend", "compare", "timing"}
+
+
+def test_no_module_imports_one_that_imports_it() -> None:
+    assert {module.split("/")[0] for module in circles()} <= CIRCLES
+
+
+def test_a_circle_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "page").mkdir()
+    for name, text in {"a": "from .b import f", "b": "from . import c", "d": "from . import a",
+                       "c": "def f():\n    import roundoff.page.a"}.items():  # fmt: skip
+        (tmp_path / "page" / f"{name}.py").write_text(text + "\n", "utf-8")
+    monkeypatch.setitem(globals(), "SOURCE", tmp_path)
+    assert circles() == ["page/a.py", "page/b.py", "page/c.py"]
+
+
+def test_the_old_form_of_a_page_is_nothing_that_the_library_needs() -> None:
+    users = [m for m, others in neighbours().items() if any("legacy" in o for o in others)]
+    assert users == ["page/legacy.py"]

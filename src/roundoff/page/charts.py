@@ -26,6 +26,7 @@ COLOURS = {
     "ORT": PALETTE[1], "ONNX Runtime": PALETTE[1],
     "roundoff": PALETTE[2], "inductor": PALETTE[3], "Liger": PALETTE[5], "copy": PALETTE[7],
 }  # fmt: skip
+_SMALL = (4.5, 2.7)  # inches: at most 260 pixels high
 _MANY = 24  # dots in a panel beyond which a value is not printed beside each
 
 Label = str | Callable[[Any], str]
@@ -111,16 +112,16 @@ def dots(
     names = list(dict.fromkeys(_text(frame, label)))
     series = list(dict.fromkeys(frame[colour].astype(str))) if colour else [""]
     colours = _colours(series)
-    rows = max(len(dict.fromkeys(_text(part, label))) for _, part in parts)
-    height = rows * (0.27 + 0.17 * (len(series) - 1)) + 0.75 + 0.25 * (len(series) > 1)
-    size = (4.5 if small else 8, min(height, 2.75) if small else height + 0.3)
+    height = len(names) * (0.27 + 0.17 * (len(series) - 1)) + 0.75 + 0.25 * (len(series) > 1)
+    size = (_SMALL[0], min(height, _SMALL[1])) if small else (8, height + 0.3)
     figure, axes = subplots(
         1, len(parts), title=title, figsize=size, sharey=len(parts) > 1 and panels is not None,
         squeeze=False, sharex=len(parts) > 1,
     )  # fmt: skip
     values = frame[x].astype(float)
     positive = values[values > 0]
-    least = 10.0 ** math.floor(math.log10(positive.min()) - 0.15) if log and len(positive) else 0.0
+    log = log and len(positive) > 0  # zeros alone have no logarithmic axis
+    least = 10.0 ** math.floor(math.log10(positive.min()) - 0.15) if log else 0.0
     for axis, (name, part) in zip(axes[0], parts, strict=True):
         places = {
             n: i for i, n in enumerate(names if panels else dict.fromkeys(_text(part, label)))
@@ -132,23 +133,24 @@ def dots(
             at = np.array([places[t] + shift for t in _text(own, label)])
             found = own[x].to_numpy(dtype=float)
             drawn = np.maximum(found, least) if log else found
-            _marks(axis, at, drawn, colours[one], MARKERS[k], one, bars, least, len(series))
+            marker = MARKERS[k % len(MARKERS)]
+            _marks(axis, at, drawn, colours[one], marker, one, bars, least, len(series))
             if low and high:
                 ends = own[[low, high]].to_numpy(dtype=float).T
                 axis.errorbar(drawn, at, xerr=np.abs(ends - drawn), fmt="none", capsize=3,
                               color=colours[one])  # fmt: skip
             for y, value, place in zip(at, found, drawn, strict=True) if printed else ():
-                edge = place if not high else max(place, float(np.nanmax(own[high])))
-                axis.annotate(_number(value), (place if not high else min(edge, place), y),
-                              (8, 6 if high else 0), textcoords="offset points",
-                              va="center", fontsize=8.5)  # fmt: skip
+                if not math.isnan(value):
+                    axis.annotate(_number(value), (place, y), (8, 6 if high else 0),
+                                  textcoords="offset points", va="center",
+                                  fontsize=8.5)  # fmt: skip
         axis.set_yticks(range(len(places)), list(places))
         axis.set_ylim(len(places) - 0.5, -0.5)
         if name:
             axis.set_title(name)
         if log:
             axis.set_xscale("log")
-            axis.set_xlim(least, positive.max() * (12 if small else 4) if len(positive) else None)
+            axis.set_xlim(least, positive.max() * (12 if small else 4))
         else:
             axis.margins(x=0.16)
             if bars:
@@ -240,7 +242,7 @@ def lines(
     names = list(dict.fromkeys(frame[series].astype(str))) if series else [""]
     colours = _colours(names)
     figure, axes = subplots(
-        1, len(parts), title=title, figsize=(4.5, 2.7) if small else (8, 3.7), sharey=True,
+        1, len(parts), title=title, figsize=_SMALL if small else (8, 3.7), sharey=True,
         squeeze=False,
     )  # fmt: skip
     for axis, (name, part) in zip(axes[0], parts, strict=True):

@@ -48,7 +48,7 @@ class Number:
     kind : str
         The words before it: "about", "at least", "up to", "at most", or "".
     text : str
-        As it is printed, such as ``1,536`` or ``2.4e-5``.
+        As it is printed, such as ``1,536``, ``2.4e-5`` or ``18.3%`` (of a share, 0.183).
 
     Examples
     --------
@@ -85,18 +85,29 @@ class Number:
     def shown(self, value: float) -> str:
         """Another machine's value, with as many significant digits."""
         digits = re.sub(r"^[0.]+", "", re.sub(r"[eE].*|[^0-9.]", "", self.text)).replace(".", "")
-        text = f"{value:.{max(len(digits), 1)}g}"
+        share = self.text.endswith("%")
+        value = 100 * value if share else value
+        text = f"{value:,.{max(len(digits), 1)}g}"
         if "e" in text and 1e-5 < abs(value) < 1e7:
             text = f"{float(text):,.0f}" if abs(value) >= 1 else f"{float(text):.12f}".rstrip("0")
-        return text.replace("-", "−")
+        return text.replace("-", "−") + ("%" if share else "")
 
 
 def _parse(text: str) -> tuple[float, float]:
     """The number, and the size of its last digit."""
     plain = text.replace(",", "").replace("−", "-").strip()
+    plain = f"{plain[:-1].strip()}e-2" if plain.endswith("%") else plain
     mantissa, _, exponent = plain.lower().partition("e")
     decimals = len(mantissa.partition(".")[2])
     return float(plain), 10.0 ** (int(exponent or 0) - decimals)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        _parse(text)
+    except ValueError:
+        return False
+    return True
 
 
 def prints(text: str, value: float) -> bool:
@@ -223,6 +234,13 @@ class Claim:
             expected = "as many numbers in braces as value= gives, and none without it"
         elif (self.value is None) != (self.on is None):
             expected = "on=, the machine that its numbers are of, where it has numbers"
+        elif not all(_is_number(number.text) for number in self.numbers):
+            expected = "numbers in braces, such as {1,536}, {2.4e-5} or {18.3%}"
+        elif self.holds is not None and self.test is None:
+            expected = "test=, which holds= names the machines of"
+        elif self.holds is not None and self.on is not None and self.on not in self.holds:
+            # Its expected verdict would be false, whatever number is printed.
+            expected = f"holds= with {self.on}, which its numbers are of"
         if expected:
             raise ClaimError(
                 f"{self.page}: claim {self.name}", got=self.sentence, expected=expected
@@ -271,8 +289,11 @@ class Claim:
             verdict = self._lookup(lambda: self._verdict(rows), tables, known)
         except _OutdatedError as error:
             return Outcome("outdated", detail=f"no column {error}")
-        except ClaimError:
-            raise
+        except ClaimError as error:
+            raise ClaimError(
+                f"{self.page}: claim {self.name} on {machine}: {error.message}",
+                got=error.got, expected=error.expected,
+            ) from error  # fmt: skip
         except Exception as error:
             raise ClaimError(
                 f"{self.page}: claim {self.name} on {machine} cannot be evaluated",
@@ -302,9 +323,10 @@ class Claim:
         try:
             return run()
         except KeyError as error:
-            missing = error.args[0] if error.args else None
-            if missing in known and missing not in tables[self.of]:
-                raise _OutdatedError(missing) from error
+            # The message quotes one column, or the list that was asked for.
+            missing = [c for c in known if c not in tables[self.of] and repr(c) in str(error)]
+            if missing:
+                raise _OutdatedError(", ".join(missing)) from error
             raise
 
     def _values(self, rows: pd.DataFrame) -> list[float]:
@@ -314,24 +336,22 @@ class Claim:
         parts = list(given) if isinstance(given, (tuple, list)) else [given]
         numbers = self.numbers
         if len(parts) != len(numbers):
-            raise ClaimError(
-                f"{self.page}: claim {self.name}", got=f"{len(parts)} values",
-                expected=f"{len(numbers)}, one for each number in braces",
-            )  # fmt: skip
+            raise ClaimError("another number of values", got=str(len(parts)),
+                             expected=f"{len(numbers)}, one for each in braces")  # fmt: skip
         found = []
         for number, part in zip(numbers, parts, strict=True):
             values = np.atleast_1d(np.asarray(part, dtype=float)).tolist()
             if not values or any(math.isnan(v) for v in values):
-                raise ClaimError(f"{self.page}: claim {self.name}", got="no number",
-                                 expected=f"a value for {number.text}")  # fmt: skip
+                raise ClaimError(f"no value for {number.text}", got=str(values))
             found.append(number.pick(values))
         return found
 
     def _verdict(self, rows: pd.DataFrame) -> bool | None:
         if self.test is None:
             return None
-        given = np.atleast_1d(np.asarray(self.test(rows)))
-        if given.dtype != bool or not given.size:
-            raise ClaimError(f"{self.page}: claim {self.name}", got=str(given.dtype),
+        given = np.atleast_1d(np.asarray(self.test(rows))).ravel().tolist()
+        # A column of booleans that was recorded is one of objects.
+        if not given or not all(isinstance(v, bool) for v in given):
+            raise ClaimError("its test gives no verdict", got=str(given[:4]),
                              expected="a bool, or one for each row")  # fmt: skip
-        return bool(given.all())
+        return all(given)

@@ -16,8 +16,8 @@ from ..environment import environment, summary
 from ..errors import ArgumentError
 from ..record import RECORDED, Provenance, read_records, write_record
 from ..script import run_mode, unit_test_going
-from .style import PAPER, use_style
 from .legacy_table import Shown, Table, inline, minus, unmarked
+from .style import PAPER, use_style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

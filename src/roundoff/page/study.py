@@ -255,7 +255,7 @@ class Study:
             for run in self.runs
             if run.is_build or outcomes[run.machine].state != "not tested"
         ]
-        marks = " · ".join(f"{who} {html.escape(what)}".strip() for who, what in said)
+        marks = " · ".join(html.escape(" ".join(pair).strip(), quote=False) for pair in said)
         words = inline(claim.sentence)
         words = re.sub(r"\{([^{}]*)\}", r'<b class="ro-bound">\1</b>', words)
         link = f'<a class="ro-anchor" href="#claim-{name}" aria-label="Link to this claim">#</a>'

@@ -177,6 +177,12 @@ def test_the_functions_see_the_chosen_rows_alone() -> None:
     assert judged(made).state == "true"
 
 
+def test_a_claim_about_several_values_needs_each_of_them() -> None:
+    made = claim(where={"tf32": ["on", "off", "both"]}, test=lambda t: t["ratio"] > 1e9)
+    assert judged(made).state == "not tested"
+    assert judged(made, rows=ROWS.assign(tf32=["on", "off", "both", "both"])).state == "false"
+
+
 # --- verdicts
 
 

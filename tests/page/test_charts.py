@@ -130,6 +130,7 @@ def test_rows_of_several_panels_have_room() -> None:
     rows = pd.DataFrame({"way": [str(i) for i in range(20)], "error": 1.0,
                          "panel": ["one"] * 10 + ["two"] * 10})  # fmt: skip
     figure = dots(rows, "error", "way", panels="panel")
+    assert figure.get_size_inches()[1] > 20 * 0.25
     assert figure.get_size_inches()[1] == dots(rows, "error", "way").get_size_inches()[1]
 
 

@@ -116,7 +116,7 @@ def test_headings_have_one_label_and_unit_on_the_whole_site() -> None:
         ("+", -0.5, "−0.5"), ("d", 2048, "2048"), ("d", 2048.0, "2048"),
         ("g", 4177.3, "4,177"), ("g", 0.1234, "0.123"), (",", 12345.6, "12,346"),
         ("%, second run", 0.1234, "12.3%"), ("%", math.nan, "–"), ("d", None, "–"),
-        ("g", 0.0, "0"), ("%", "all", "all"),
+        ("g", 0.0, "0"), ("%", "all", "all"), ("share", 4.31e-5, "0.00431 %"),
     ],
 )  # fmt: skip
 def test_a_number_is_formatted_by_its_column(monkeypatch, name: str, value, shown: str) -> None:
@@ -178,7 +178,7 @@ def test_equal_tables_are_shown_once() -> None:
     shown = tabs("t", [one, same, other])
     markup = shown._repr_html_()
     assert re.findall('data-m="(.+?)"', markup) == ["m1 m2", "this-build"]
-    assert "Source 1 and Source 2" in markup
+    assert "H200, Source 1; H100, Source 2" in markup
     assert re.findall('<label for="ro-m-(.+?)">(.+?)</label>', markup) == [
         ("m1", "H200"), ("m2", "H100"), ("this-build", "This build"),
     ]  # fmt: skip
@@ -191,7 +191,7 @@ def test_a_notebook_shows_the_first_table_and_folds_the_others() -> None:
     other = Table(FRAME.assign(N=[1, 2]), "The `c`.", ["N"], machine="m2", source="Source 2")
     markup = tabs("t", [one, other], alone=True)._repr_html_()
     assert markup.startswith("<p><b>The <code>c</code>.</b></p><table>")
-    assert "<details><summary>Source 2</summary><table>" in markup
+    assert "<details><summary>This build, Source 2</summary><table>" in markup
     for absent in ("ro-tabs", "<label", "<input", "t.csv"):
         assert absent not in markup
 

@@ -200,7 +200,7 @@ def test_a_notebook_shows_its_own_run_first_and_folds_the_records(notebook: Plac
     assert "1.16" in own
     assert "This build" in own
     assert "9.5" not in own
-    assert "<summary>NVIDIA H200" in folded
+    assert "<summary>H200, 20" in folded
     assert "9.5" in folded
     assert "CSV" not in markup
     assert "ro-tabs" not in markup
@@ -215,11 +215,38 @@ def test_a_second_run_stands_beside_the_first(place: Place) -> None:
     study = place.study()
     markup = study.table("t", timed, "c", times=["median"])._repr_html_()
     recorded, _, build = markup.partition('data-m="this-build"')
-    assert 'median, second run <span class="ro-unit">ms</span>' in recorded
+    assert '<th scope="col" class="ro-number">median, second run <span' in recorded
     assert "1.75" in recorded
     assert "second run" not in build
     narrow = place.study().table("t", timed, "c", columns=["N"], times=["median"])
     assert '<th scope="col" class="ro-number ro-more">median, second run' in narrow._repr_html_()
+
+
+def test_a_table_can_be_kept_without_being_shown(place: Place) -> None:
+    place.record(H200)
+    study = place.study()
+    markup = study.keep("t", FRAME.to_dict("records"))._repr_html_()
+    assert "<table" not in markup
+    assert f'<a href="../../records/plot_x/{H200}/t.csv">H200</a>' in markup
+    assert marks(claimed(study)) == ["H200 ✓", "this build ✓"]
+    with pytest.raises(ArgumentError, match="two tables of one name"):
+        study.table("t", FRAME, "c")
+
+
+def test_a_kept_table_is_saved_by_a_script(script: Place) -> None:
+    script.study().keep("t", FRAME)
+    (saved,) = (script.folder / "build" / "plot_x").iterdir()
+    assert pd.read_csv(saved).equals(FRAME)
+
+
+def test_a_run_without_the_telling_rows_shows_its_first_ones(place: Place) -> None:
+    long = pd.DataFrame({"provider": "CUDA", "N": range(20)})
+    place.record(H200, long)
+    shown = place.study().table("t", long.assign(provider="CPU"), "c", rows={"provider": "CPU"})
+    recorded, _, build = shown._repr_html_().partition('data-m="this-build"')
+    assert 0 < recorded.count("<tr>") < 10
+    assert recorded.count("<tr") == 21
+    assert "ro-more" not in build
 
 
 # --- claims
@@ -261,6 +288,14 @@ def test_a_bound_number_is_marked_and_other_machines_show_theirs(place: Place) -
     assert '<b class="ro-bound">1.16</b> times' in shown._repr_html_()
     assert marks(shown) == ["H200 ✓", "H100 0.504", "this build 7"]
     assert repr(shown).startswith("It takes 1.16 times. (")
+
+
+def test_a_machine_that_gives_the_same_number_says_so(place: Place) -> None:
+    place.record(H200)
+    place.record(H100, FRAME.assign(ratio=1.1623))
+    shown = claimed(place.study(), FRAME[:1], sentence="It takes {1.16} times.",
+                    value=lambda t: t["ratio"], on=H200)  # fmt: skip
+    assert marks(shown) == ["H200 ✓", "H100 the same", "this build not tested"]
 
 
 def test_a_row_of_the_host_is_of_the_host(place: Place) -> None:
@@ -402,8 +437,8 @@ def test_quick_sizes_are_not_judged_but_for_what_holds_anywhere(place: Place, mo
     place.record(H200)
     study = place.study()
     slower = FRAME.assign(ratio=0.5)
-    assert marks(claimed(study, slower)) == ["H200 ✓", "this build, quick mode not judged"]
-    assert marks(claimed(study, anywhere=True))[1] == "this build, quick mode ✗"
+    assert marks(claimed(study, slower)) == ["H200 ✓", "this build not judged"]
+    assert marks(claimed(study, anywhere=True))[1] == "this build ✗"
     study.finish()
     monkeypatch.setenv(STRICT, "1")
     assert [line.split(",")[0] for line in study.contradictions()] == [

@@ -202,6 +202,16 @@ def test_what_refutes_a_claim_is_named(small, where: str, test: str, how: str) -
     assert bool(found) == bool(how)
 
 
+@pytest.mark.parametrize(
+    ("where", "test"),
+    [('{"moved": lambda s: s > 0.1}', 't["moved"] > 0'), ('{"op": "MatMul"}', "moved(t) >= 0")],
+)  # fmt: skip
+def test_rows_that_are_gone_and_exceptions_refute_nothing(small, where: str, test: str) -> None:
+    source = f'study.claim("It is so.", of="blame", where={where}, test=lambda t: {test})\n'
+    study = study_of(small(source))
+    assert claims.refuted(study, study.claims[0]) == ""
+
+
 def test_a_number_of_a_machine_without_a_record_is_reported(small) -> None:
     study = study_of(small(RATIO.replace("on=H200", 'on="nvidia-h2000"')))
     assert claims.unbound_numbers(study, study.claims[0]) == [

@@ -19,6 +19,7 @@ from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective, SphinxRole
 
 from roundoff.page.claims import Number
+from roundoff.page.study import FIRST
 from roundoff.record import RECORDED, read_record
 
 CLAIMS = "claims.json"
@@ -47,9 +48,9 @@ def wrong(text: str, target: str, claims: list[dict[str, Any]]) -> str:
     if claim is None:
         return f"no claim {name}: " + (", ".join(c["name"] for c in claims) or "the page has none")
     values = claim["machines"].get(claim["on"] or "", {}).get("values", [])
-    index = int(place or 1) - 1
+    index = int(place or 1) - 1 if (place or "1").isdigit() else -1
     if not 0 <= index < len(values):
-        return f"claim {name} on {claim['on']} has {len(values)} values, not a {index + 1}th"
+        return f"claim {name} on {claim['on']} has {len(values)} values, no number {place or 1}"
     number = Number(kind, re.sub(r"^(about|at least|up to) ", "", text))
     try:
         held = number.holds(values[index])
@@ -189,19 +190,23 @@ def machine_buttons(
             machines[machine] = name  # "H200" rather than "H200's host"
     if not machines:
         return
+    known = [m for m in FIRST if m in machines]
+    machines = {m: machines[m] for m in (*known, *machines)}
     first = next(iter(machines))
     inputs, rules = [], []
     for machine, name in machines.items():
         checked = " checked" if machine == first else ""
         inputs.append(
-            f'<input type="radio" name="ro-machine" id="ro-m-{machine}" aria-label="{name}"{checked}>'
+            f'<input type="radio" name="ro-machine" id="ro-m-{machine}" '
+            f'aria-label="{name}"{checked}>'
         )
         rules.append(
             f"body:has(#ro-m-{machine}:checked) .ro-tabs:has([data-m~={machine}])>"
             f".ro-pane:not([data-m~={machine}]){{display:none}}"
             f"body:has(#ro-m-{machine}:checked) label[for=ro-m-{machine}]{{color:inherit;"
             "font-weight:600;border-color:currentColor}"
-            f"body:has(#ro-m-{machine}:focus-visible) label[for=ro-m-{machine}]{{outline:2px solid}}"
+            f"body:has(#ro-m-{machine}:focus-visible) label[for=ro-m-{machine}]"
+            "{outline:2px solid}"
             # A table that this machine has not: its first pane.
             f"body:has(#ro-m-{machine}:checked) .ro-tabs:not(:has([data-m~={machine}]))>"
             ".ro-pane~.ro-pane{display:none}"

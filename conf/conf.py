@@ -37,6 +37,7 @@ extensions = [
     "sphinx_copybutton",
     "hooks",  # the workers are awaited between autosummary and the gallery
     "sphinx_gallery.gen_gallery",
+    "answer",
     "cards",
     "listings",
     "mathml",
@@ -106,7 +107,7 @@ sphinx_gallery_conf = {
     # Its page of running times loads scripts from elsewhere; the directive running-times is ours.
     "write_computation_times": False,
     "minigallery_sort_order": "hooks.page_order",
-    "recommender": {"enable": True, "n_examples": 2},
+    "recommender": {"enable": False},
     "thumbnail_size": (480, 300),
     # The notebooks are written by the extension of that name.
     "first_notebook_cell": None,
@@ -126,7 +127,7 @@ REPOSITORY = os.environ.get("ROUNDOFF_REPOSITORY", "")
 html_theme = "furo"
 html_title = "roundoff"
 html_static_path = ["static"]
-html_css_files = ["roundoff.css"]
+html_css_files = ["roundoff.css", "page.css"]
 html_favicon = "static/favicon.svg"
 html_search_scorer = str(CONF / "search.js")
 html_copy_source = False

@@ -300,6 +300,11 @@ def _size(drawing: Path) -> str:
 def _fold(cell: re.Match[str]) -> str:
     """A cell longer than a screen's third is closed at first: the story is what is read."""
     lines = cell[0].count("\n")
+    first = re.sub(r"<[^>]+>", "", cell[0].split("\n", 1)[0])
+    if found := re.search(r"study\s*\.\s*(claim|dots|lines|svg|finish)\(", first):
+        # How a sentence is tested, or a chart drawn: one click away.
+        kind = "ro-test" if found[1] == "claim" else "ro-drawn"
+        return f'<details class="ro-code {kind}"><summary>Code</summary>{cell[0]}</details>'
     if lines <= LONG_CELL:
         return cell[0]
     return f'<details class="ro-code"><summary>Code, {lines} lines</summary>{cell[0]}</details>'

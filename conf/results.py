@@ -268,6 +268,10 @@ def offer(app: Sphinx, exception: Exception | None) -> None:
         archive(target / run.page / f"{run.key}.zip", list(folder.iterdir()))
         for table in folder.glob("*.csv"):
             shutil.copyfile(table, target / run.page / run.key / table.name)
+    claims = [c for p in sorted(gallery.glob("*/tables/*/claims.json"))
+              for c in json.loads(p.read_text("utf-8"))]  # fmt: skip
+    target.mkdir(parents=True, exist_ok=True)
+    (target / "claims.json").write_text(json.dumps(claims, indent=1, ensure_ascii=False), "utf-8")
     for run in recorded():
         (target / run.page).mkdir(parents=True, exist_ok=True)
         shutil.copyfile(RECORDED / run.page / f"{run.key}.json",

@@ -136,15 +136,21 @@ def test_residual_rms_norm_is_its_formula(wide: bool) -> None:
 
 
 def test_layer_norm_models_are_their_formulas() -> None:
-    half = layer_norm_feeds(5, 16)
-    assert {v.dtype for v in half.values()} == {torch.float16}
-    assert half["X"].shape == (2, 5, 16)
-    assert half["X"].min() < -30
-    assert half["weights"].min() >= 0
+    single = layer_norm_feeds(5, 16)
+    assert {v.dtype for v in single.values()} == {torch.float32}
+    assert single["X"].shape == (2, 5, 16)
+    assert single["X"].min() < -30
+    assert single["weights"].min() >= 0
     again = layer_norm_feeds(5, 16)
-    assert all(torch.equal(half[k], again[k]) for k in half)
-    assert torch.equal(layer_norm_feeds(5, 16, batch=4)["X"][:2], half["X"])
-    assert not torch.equal(layer_norm_feeds(5, 16, seed=1)["X"], half["X"])
+    assert all(torch.equal(single[k], again[k]) for k in single)
+    assert torch.equal(layer_norm_feeds(5, 16, batch=4)["X"][:2], single["X"])
+    assert not torch.equal(layer_norm_feeds(5, 16, seed=1)["X"], single["X"])
+    normal = layer_norm_feeds(5, 256, weights="normal")
+    assert normal["weights"].min() < 0 < normal["weights"].max()
+    assert 0.9 < normal["weights"].std() * 16 < 1.1
+    with pytest.raises(ArgumentError, match="uniform or normal"):
+        layer_norm_feeds(5, 16, weights="gaussian")
+    half = {k: v.half() for k, v in single.items()}
     feeds = {k: v.double() for k, v in half.items()}
     normed = torch.nn.functional.layer_norm(feeds["X"], (16,), feeds["scale"], feeds["bias"])
     exact = normed @ feeds["weights"] + feeds["bias2"]

@@ -182,7 +182,7 @@ def row_parts(frame: pd.DataFrame, part: str | None) -> list[str | None]:
     frame : pandas.DataFrame
         A table.
     part : str or None
-        As in :attr:`Record.parts`: ``"cpu"``, ``"gpu"``, the name of a column, or None.
+        As in ``Record.parts``: ``"cpu"``, ``"gpu"``, the name of a column, or None.
 
     Returns
     -------

@@ -109,7 +109,7 @@ def tolerance(
     rounding : {"nearest", "truncation"}
         How sums are rounded: truncation for tensor cores, whose products are exact but whose
         accumulation cuts. The bound is then 2u for each term, in blocks of any size; the
-        assumptions are listed in :mod:`roundoff.compare.bounds`.
+        assumptions are listed in the module's docstring.
     elements : int, default 1
         Number of elements in the result, all of which are to keep within the tolerance. It
         matters with *confidence* alone: each may then fail with probability

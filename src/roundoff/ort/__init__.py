@@ -16,4 +16,13 @@ from .binding import Binding, OrtSession
 from .exchange import from_ort, to_ort
 from .making import available, session, torch_tf32
 
-__all__ = ["Binding", "OrtSession", "available", "from_ort", "run_apart", "session", "to_ort", "torch_tf32"]
+__all__ = [
+    "Binding",
+    "OrtSession",
+    "available",
+    "from_ort",
+    "run_apart",
+    "session",
+    "to_ort",
+    "torch_tf32",
+]

@@ -73,7 +73,8 @@ def session(
     provider_options : mapping, optional
         More options of the first provider, such as ``{"enable_cuda_graph": True}``.
     session_options : mapping or onnxruntime.SessionOptions, optional
-        Configuration entries (``{"session.disable_prepacking": "1"}``), or options to start from.
+        Configuration entries (``{"session.disable_prepacking": "1"}``) and attributes
+        (``{"use_deterministic_compute": True}``), or options to start from.
 
     Raises
     ------
@@ -178,7 +179,15 @@ def _options(given: Any, threads: int | None, optimization: str) -> onnxruntime.
     options.intra_op_num_threads = threads or torch.get_num_threads()
     entries = {"session.intra_op.allow_spinning": "0", "session.inter_op.allow_spinning": "0"}
     for key, value in (entries | ({} if started else dict(given or {}))).items():
-        options.add_session_config_entry(key, _text(value))
+        if "." in key:
+            options.add_session_config_entry(key, _text(value))
+        elif hasattr(options, key):
+            setattr(options, key, value)
+        else:
+            raise ArgumentError(
+                "no such session option", got=key,
+                expected="an attribute of onnxruntime.SessionOptions, or a key with a dot",
+            )  # fmt: skip
     return options
 
 

@@ -6,7 +6,8 @@ a study also saves its tables (CSV) and figures (PNG) under ``build/<page>/``, a
 keeps the tables beside the environment they were measured in.
 """
 
-from .claims import Claim, ClaimError
+from .charts import dots, lines
+from .claims import Claim, ClaimError, choose
 from .study import Run, Study
 from .style import DARK, MARKERS, PALETTE, dark, subplots, use_style
 from .table import Shown, Table
@@ -21,7 +22,10 @@ __all__ = [
     "Shown",
     "Study",
     "Table",
+    "choose",
     "dark",
+    "dots",
+    "lines",
     "subplots",
     "use_style",
 ]

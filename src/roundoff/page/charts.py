@@ -24,17 +24,22 @@ __all__ = ["COLOURS", "dots", "lines"]
 COLOURS = {
     "torch": PALETTE[0], "eager": PALETTE[0], "PyTorch": PALETTE[0],
     "ORT": PALETTE[1], "ONNX Runtime": PALETTE[1],
-    "roundoff": PALETTE[2], "inductor": PALETTE[3], "Liger": PALETTE[5], "copy": PALETTE[7],
+    "roundoff": PALETTE[2], "inductor": PALETTE[3], "copy": PALETTE[7],
 }  # fmt: skip
-_SMALL = (4.5, 2.7)  # inches: at most 260 pixels high
+#: For series that are not listed.
+_FREE = (PALETTE[6], PALETTE[5], PALETTE[4], PALETTE[7])
+_SMALL = (3.9, 2.7)  # inches: at most 260 pixels high
 _MANY = 24  # dots in a panel beyond which a value is not printed beside each
 
 Label = str | Callable[[Any], str]
 
 
 def _colours(names: Sequence[str]) -> dict[str, str]:
+    """A colour for each series: its own where it has one, else one that is nobody's."""
     taken = {COLOURS[n] for n in names if n in COLOURS}
-    rest = itertools.cycle([c for c in PALETTE if c not in taken] or PALETTE)
+    rest = itertools.cycle(
+        dict.fromkeys(c for c in (*_FREE, *PALETTE) if c not in taken) or PALETTE
+    )
     return {n: COLOURS[n] if n in COLOURS else next(rest) for n in names}
 
 

@@ -190,7 +190,8 @@ class Claim:
     of : str
         Name of the table.
     where : mapping
-        Column -> value: the rows it speaks of (:func:`choose`).
+        Column -> value: the rows it speaks of (:func:`~roundoff.page.choose`). A run without one
+        of the values of a list does not test it.
     value : callable, optional
         Takes the chosen rows; gives the value of the bound number, or a tuple of them in order.
     test : callable, optional
@@ -283,7 +284,7 @@ class Claim:
             return Outcome("not tested")
         try:
             rows = self._lookup(lambda: choose(tables[self.of], self.where), tables, known)
-            if rows.empty:
+            if rows.empty or not self._complete(rows):
                 return Outcome("not tested")
             values = self._lookup(lambda: self._values(rows), tables, known)
             verdict = self._lookup(lambda: self._verdict(rows), tables, known)
@@ -316,6 +317,11 @@ class Claim:
         if self.test is not None and self.holds is not None and machine not in self.holds:
             return "false"
         return "true" if self.test is not None or machine == self.on else "value"
+
+    def _complete(self, rows: pd.DataFrame) -> bool:
+        """Whether every value that *where* lists is there: a claim about three needs three."""
+        lists = ((c, w) for c, w in self.where.items() if isinstance(w, (list, tuple, set)))
+        return all(set(wanted) <= set(rows[column]) for column, wanted in lists)
 
     def _lookup(
         self, run: Callable[[], Any], tables: Mapping[str, pd.DataFrame], known: Sequence[str]

@@ -21,7 +21,7 @@ class Column:
     unit : str
         What stands below the heading.
     format : str
-        Format specification of a number; empty: three digits.
+        Format specification of a number, or "share" for per cent; empty: three digits.
     about : str
         What it means, shown as the heading's tool tip.
     """
@@ -41,7 +41,23 @@ COLUMNS: dict[str, Column] = {
     "abs": Column("largest difference", "", ".3g"),
     "rel": Column("largest relative", "", ".2g"),
     "ulp": Column("largest", "ULP", ",.0f"),
-    "share": Column("elements that differ", "", ".1%"),
+    "share": Column("elements that differ", "", "share"),
+    "case": Column("case"),
+    "torch error": Column("torch's error", _EPS, ".3g", f"root mean square: {_SCALED}"),
+    "ORT error": Column("ORT's error", _EPS, ".3g", f"root mean square: {_SCALED}"),
+    "swapped": Column("ORT's operator"),
+    "from torch": Column("Z moves from torch", "", ".3g"),
+    "from ORT": Column("Z is from ORT", "", ".3g"),
+    "isolated abs": Column("isolated", "largest difference", ".3g"),
+    "propagated abs": Column("propagated", "largest difference", ".3g"),
+    "op": Column("node"),
+    "in normed": Column("after LayerNorm", "RMS", ".2g"),
+    "carried": Column("carried exactly", "RMS", ".2g"),
+    "in Z": Column("in Z", "RMS", ".2g"),
+    "what": Column("product"),
+    "tolerance": Column("tolerance", "of |X||W| + |b|", ".2g"),
+    "used": Column("used of it", "", "share"),
+    "assert_close": Column("assert_close refuses", "", "share"),
     "error": Column("largest error", _EPS, ".3g", _SCALED),
     "rms error": Column("typical error", _EPS, ".3g", f"root mean square: {_SCALED}"),
     "mean error": Column("mean error", _EPS, "+.2g", f"signed: {_SCALED}"),

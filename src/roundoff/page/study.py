@@ -31,8 +31,9 @@ __all__ = ["STRICT", "Run", "Study"]
 #: Environment variable of continuous integration: claims that hold anywhere must hold here, too.
 STRICT = "ROUNDOFF_STRICT"
 BUILD = "this-build"
-# The most telling machines come first; others follow by name.
-_FIRST = ("nvidia-h200", "nvidia-h100-80gb-hbm3")
+#: The most telling machines come first; others follow by name.
+FIRST = ("nvidia-h200", "nvidia-h100-80gb-hbm3")
+_SOME = 6
 _MARKS = {"true": "✓", "false": "✗", "outdated": "record outdated", "not tested": "not tested"}
 
 
@@ -86,12 +87,11 @@ class Run:
         return parts.pop() if len(parts) == 1 else None
 
     def source(self, table: str) -> str:
-        """Machine, date and commit of a table."""
+        """What it was measured on, or when and with which commit."""
         if self.record is None:
-            return f"{self.name()}: {summary(dict(self.environment)).split('; ')[0]}"
+            return summary(dict(self.environment)).split("; ")[0]
         run = self.record.provenance[table]
-        where = summary(run.environment, self.part(table)).split("; ")[0]
-        return f"{where}, {run.date[:10]}, commit {(run.commit or 'unknown')[:10]}"
+        return f"{run.date[:10]}, commit {(run.commit or 'unknown')[:10]}"
 
 
 class Study:
@@ -153,7 +153,7 @@ class Study:
     def table(
         self,
         name: str,
-        frame: pd.DataFrame,
+        frame: pd.DataFrame | Sequence[Mapping[str, Any]],
         caption: str,
         *,
         columns: Sequence[str] | None = None,
@@ -167,14 +167,14 @@ class Study:
         ----------
         name : str
             Name of the table in files, records and claims; once a page.
-        frame : pandas.DataFrame
+        frame : pandas.DataFrame or list of dict
             The numbers, tidy; the index is not kept.
         caption : str
             One sentence that says what the table shows; ``code`` and **bold** may mark words.
         columns : sequence of str, optional
             The telling columns, at most seven; by default all.
         rows : mapping, optional
-            Column -> value: the telling rows (:func:`roundoff.page.claims.choose`).
+            Column -> value: the telling rows (:func:`roundoff.page.choose`).
         part : str, optional
             What computed it: "cpu", "gpu", or the column that says so, ``provider`` by default.
         times : sequence of str
@@ -186,21 +186,16 @@ class Study:
             When the page already has a table of that name, or more than seven columns would be in
             sight.
         """
-        if name in self._tables:
-            raise ArgumentError("two tables of one name", got=name, expected="a new name")
-        if part is None and "provider" not in frame:
-            raise ArgumentError(f"table {name}: what computed it?", expected='part="cpu" or "gpu"')
-        frame = frame.reset_index(drop=True)
-        self._tables[name] = frame
-        self._parts[name], self._times[name] = part or "provider", list(times)
+        self._keep(name, frame, part, times)
+        frame = self._tables[name]
         shown = []
         for run in self.runs:
             held = run.tables.get(name)
             if held is None or (held.empty and not run.is_build):
                 continue
-            chosen = [c for c in columns if c in held] if columns else list(held)
-            if columns is None and not run.is_build:
-                chosen = [c for c in frame if c in held]
+            chosen = list(columns or frame)
+            if not run.is_build:  # an older record may lack one
+                chosen = [c for c in chosen if c in held]
             chosen += [c + AGAIN for c in chosen if c + AGAIN in held and held[c].dtype == float]
             telling = _telling(held, rows)
             address = f"../../records/{self.page}/{run.machine}/{name}.csv"
@@ -209,11 +204,44 @@ class Study:
                       run.source(name), address if self._mode == "rendered" else "")
             )  # fmt: skip
         if self._mode == "script":
-            frame.to_csv(self._file(f"{name}.csv"), index=False)
             shown = shown[-1:]
         if self._mode == "notebook":
             shown = [shown[-1], *shown[:-1]]
         return self._print(tabs(name, shown, alone=self._mode == "notebook"))
+
+    def keep(
+        self,
+        name: str,
+        frame: pd.DataFrame | Sequence[Mapping[str, Any]],
+        *,
+        part: str | None = None,
+        times: Sequence[str] = (),
+    ) -> Shown:
+        """Keep a table for claims, the record and the CSV files, without showing it.
+
+        Parameters and errors are those of :meth:`table`.
+        """
+        self._keep(name, frame, part, times)
+        runs = [run for run in self.runs if name in run.tables]
+        if self._mode != "rendered":
+            return self._print(Shown("", f"table {name}: {len(self._tables[name])} rows"))
+        links = ", ".join(
+            f'<a href="../../records/{self.page}/{run.machine}/{name}.csv">'
+            f"{html.escape(run.name(name))}</a>"
+            for run in runs
+        )
+        return Shown(f'<p class="ro-source">Table {html.escape(name)} as CSV: {links}</p>', "")
+
+    def _keep(self, name: str, frame: Any, part: str | None, times: Sequence[str]) -> None:
+        if name in self._tables and self._mode != "notebook":
+            raise ArgumentError("two tables of one name", got=name, expected="a new name")
+        frame = pd.DataFrame(frame).reset_index(drop=True)
+        if part is None and "provider" not in frame:
+            raise ArgumentError(f"table {name}: what computed it?", expected='part="cpu" or "gpu"')
+        self._tables[name] = frame
+        self._parts[name], self._times[name] = part or "provider", list(times)
+        if self._mode == "script":
+            frame.to_csv(self._file(f"{name}.csv"), index=False)
 
     def claim(
         self,
@@ -231,7 +259,7 @@ class Study:
     ) -> Shown:
         """Show a sentence with what every machine says of it.
 
-        Parameters are those of :class:`roundoff.page.claims.Claim`; *name* is its address on the
+        Parameters are those of :class:`roundoff.page.Claim`; *name* is its address on the
         page, and what the answer box refers to.
 
         Raises
@@ -240,16 +268,18 @@ class Study:
             When a function of the claim fails, or when no machine has the rows.
         """
         name = name or f"{of}-{sum(c.of == of for c in self.claims) + 1}"
-        if any(c.name == name for c in self.claims):
+        if self._mode == "notebook":  # a cell may run again
+            self.claims = [c for c in self.claims if c.sentence != sentence]
+        elif any(c.name == name for c in self.claims):
             raise ClaimError(f"{self.page}: two claims of one name", got=name)
         claim = Claim(
             self.page, name, sentence, of, where or {}, value, test, on, holds, anywhere, timed
         )
-        self.claims.append(claim)
         outcomes = self.outcomes(claim)
         if all(o.state == "not tested" for o in outcomes.values()):
             raise ClaimError(f"{self.page}: claim {name}", got=f"no rows of {of} on any machine",
                              expected="where= that some table has")  # fmt: skip
+        self.claims.append(claim)
         said = [
             self._verdict(claim, run, outcomes[run.machine])
             for run in self.runs
@@ -273,20 +303,21 @@ class Study:
         known = list(dict.fromkeys(c for run in self.runs for c in run.tables.get(claim.of, ())))
         found = {}
         for run in self.runs:
-            columns = () if run.is_build else known
+            # This build has no second run, and may lack nothing else.
+            columns = [c for c in known if str(c).endswith(AGAIN)] if run.is_build else known
             found[run.machine] = claim.judge(run.tables, run.machine, columns)
         return found
 
     def _verdict(self, claim: Claim, run: Run, outcome: Outcome) -> tuple[str, str]:
         rows = choose(run.tables[claim.of], claim.where) if outcome.rows else None
-        who = run.name(claim.of, rows).replace("This", "this")
-        values = ", ".join(
-            number.shown(value)
-            for number, value in zip(claim.numbers, outcome.values, strict=False)
-            if run.machine != claim.on
-        )
+        who = "this build" if run.is_build else run.name(claim.of, rows)
+        pairs = list(zip(claim.numbers, outcome.values, strict=False))
+        values = "" if run.machine == claim.on else ", ".join(n.shown(v) for n, v in pairs)
+        if pairs and run.machine != claim.on and all(n.holds(v) for n, v in pairs):
+            values = "the same"
         mark = _MARKS.get(outcome.state, "")
-        if run.is_build and outcome.state in ("true", "false") and not self._judges(claim):
+        judged = outcome.state in ("true", "false", "outdated")
+        if run.is_build and judged and (outcome.state == "outdated" or not self._judges(claim)):
             mark = "not judged"
         return who, " ".join(filter(None, (values, mark)))
 
@@ -295,7 +326,7 @@ class Study:
         return claim.anywhere or not (claim.timed or unit_test_going())
 
     def dots(self, name: str, *, of: str, alt: str, answer: bool = False, **options: Any) -> None:
-        """Dots or bars of a table, from the most telling machine: :func:`roundoff.page.charts.dots`.
+        """Dots or bars of a table, of the most telling machine: :func:`roundoff.page.dots`.
 
         Parameters
         ----------
@@ -313,7 +344,7 @@ class Study:
         self._chart(charts.dots, name, of, alt, answer, options)
 
     def lines(self, name: str, *, of: str, alt: str, answer: bool = False, **options: Any) -> None:
-        """Lines of a table, from the most telling machine: :func:`roundoff.page.charts.lines`.
+        """Lines of a table, of the most telling machine: :func:`roundoff.page.lines`.
 
         Parameters are those of :meth:`dots`.
         """
@@ -358,7 +389,7 @@ class Study:
         ArgumentError
             When the page already has a figure of that name.
         """
-        if name in self._figures:
+        if name in self._figures and self._mode != "notebook":
             raise ArgumentError("two figures of one name", got=name, expected="a new name")
         self._figures.add(name)
         figure.set_label(alt)
@@ -399,7 +430,7 @@ class Study:
                        if k not in ("record", "commit", "second")}  # fmt: skip
             path = write_record(
                 folder or RECORDED, self.page, self._tables, self.environment, options,
-                parts={n: p if p in ("cpu", "gpu") else {"column": p} for n, p in self._parts.items()},
+                parts=self._parts,
                 times={n: t for n, t in self._times.items() if t},
                 second=getattr(self.args, "second", False),
             )  # fmt: skip
@@ -426,14 +457,19 @@ class Study:
         """Every verdict that is not the expected one: page, claim, machine, rows and reason."""
         wrong = []
         for claim in self.claims:
-            for machine, outcome in self.outcomes(claim).items():
+            outcomes = self.outcomes(claim)
+            on = outcomes.get(claim.on or BUILD, Outcome("not tested"))
+            if claim.on and on.state in ("not tested", "outdated"):
+                wrong.append(
+                    f"{self.page}: claim {claim.name} prints numbers of {claim.on}, which has no "
+                    f"such rows of {claim.of}: {on.detail or on.state}"
+                )
+            for machine, outcome in outcomes.items():
                 if machine == BUILD:
                     strict = os.environ.get(STRICT) == "1"
                     if not (claim.anywhere and strict and outcome.state == "false"):
                         continue
-                elif outcome.state in ("not tested", "outdated"):
-                    continue
-                elif outcome.state == claim.expected(machine):
+                elif outcome.state in ("not tested", "outdated", claim.expected(machine)):
                     continue
                 detail = outcome.detail or f"{outcome.state}, expected {claim.expected(machine)}"
                 wrong.append(
@@ -468,8 +504,8 @@ class Study:
 
 
 def _place(record: Record) -> tuple[int, str]:
-    known = record.machine in _FIRST
-    return (_FIRST.index(record.machine) if known else len(_FIRST), record.machine)
+    known = record.machine in FIRST
+    return (FIRST.index(record.machine) if known else len(FIRST), record.machine)
 
 
 def _recorded(record: Record) -> Run:
@@ -482,7 +518,9 @@ def _recorded(record: Record) -> Run:
 
 
 def _telling(frame: pd.DataFrame, rows: Mapping[str, Any] | None) -> list[bool]:
+    """The rows in sight; the first ones of a run that has none of those."""
     try:
-        return frame.index.isin(choose(frame, rows or {}).index).tolist()
+        found = frame.index.isin(choose(frame, rows or {}).index).tolist()
     except KeyError:  # an older record without the column
-        return [True] * len(frame)
+        found = []
+    return found if any(found) else [i < _SOME for i in range(len(frame))]

@@ -47,7 +47,7 @@ class Shown:
 class Table:
     """One table of one run, its telling columns and rows in sight.
 
-    Labels, units and formats are those of :mod:`roundoff.page.columns`.
+    Labels, units and formats come from one registry, by the column's name.
 
     Attributes
     ----------
@@ -127,7 +127,7 @@ class Table:
         hidden = [c for c in cells if c not in self.columns] if switch else []
         order = [*self.columns, *hidden]
         rows = range(len(cells)) if self._can_unfold() and switch else np.flatnonzero(telling)
-        numeric = {c: pd.api.types.is_numeric_dtype(self.frame[c]) for c in order}
+        numeric = {c: _is_number(self.frame[c]) for c in order}
         head = "".join(self._th(c, numeric[c], c in hidden) for c in order)
         body = []
         for row in rows:
@@ -156,7 +156,7 @@ class Table:
 
     def _th(self, name: str, numeric: bool, more: bool) -> str:
         label, unit = self.heading(str(name))
-        about = column(str(name)).about
+        about = column(str(name).removesuffix(AGAIN)).about
         title = f' title="{html.escape(about, quote=True)}"' if about else ""
         shown = html.escape(label)
         shown += f' <span class="ro-unit">{html.escape(unit)}</span>' if unit else ""
@@ -166,7 +166,7 @@ class Table:
         names = {c: " ".join(filter(None, self.heading(str(c)))) for c in self.frame}
         cells = self.cells()[np.asarray(self._telling())][list(self.columns)].rename(columns=names)
         shown = "" if cells.empty else cells.to_string(index=False)
-        return "\n".join(line for line in (self.caption, shown, self.source) if line) + "\n"
+        return "\n".join(line for line in (self.caption, shown, _sources(self, ())) if line) + "\n"
 
 
 #: What a column of a second run is called after.
@@ -230,7 +230,7 @@ def _pane(name: str, place: int, table: Table, equal: Sequence[Table]) -> str:
         else ""
     )
     links = f'<a href="{html.escape(table.csv)}">CSV</a>' if table.csv else ""
-    sources = " and ".join(t.source for t in (table, *equal) if t.source)
+    sources = _sources(table, equal)
     identifier = f"table-{name}-{place}"
     return (
         f'<div class="ro-pane" data-m="{machines}">{switch}'
@@ -241,10 +241,19 @@ def _pane(name: str, place: int, table: Table, equal: Sequence[Table]) -> str:
     )
 
 
+def _sources(table: Table, equal: Sequence[Table]) -> str:
+    """Names of the machines, and once what is the same of them."""
+    named: dict[str, list[str]] = {}
+    for t in (table, *equal):
+        named.setdefault(t.source, []).append(t.name)
+    return "; ".join(f"{' and '.join(names)}, {source}".rstrip(", ")
+                     for source, names in named.items())  # fmt: skip
+
+
 def _folded(merged: Sequence[tuple[Table, Sequence[Table]]]) -> str:
     shown = []
     for i, (table, equal) in enumerate(merged):
-        sources = html.escape(" and ".join(t.source for t in (table, *equal) if t.source))
+        sources = html.escape(_sources(table, equal))
         inner = table.markup(switch=False)
         if i == 0:
             shown.append(
@@ -262,6 +271,8 @@ def _format(value: Any, spec: str) -> str:
         return "yes" if value else "no"
     if isinstance(value, str):
         return value
+    if spec == "share":
+        return f"{100 * value:.3g} %".replace("-", "−").replace("inf", "∞")
     if isinstance(value, (int, np.integer)):
         return f"{value:{spec if spec.endswith('d') else ',d'}}".replace("-", "−")
     if isinstance(value, (float, np.floating)):
@@ -287,6 +298,10 @@ _HYPHEN = re.compile(r"(`[^`]*`)|(?<![\w-])-(?=\d)|(?<=\de)-(?=\d)")
 def minus(text: str) -> str:
     """A minus sign where a number begins, or its exponent, with a hyphen; code is left alone."""
     return _HYPHEN.sub(lambda found: found[1] or "−", text)
+
+
+def _is_number(series: pd.Series) -> bool:
+    return pd.api.types.is_numeric_dtype(series) and not pd.api.types.is_bool_dtype(series)
 
 
 def _class(numeric: bool, more: bool = False) -> str:

@@ -1,15 +1,13 @@
 """Summation orders and algorithms: one set of numbers, many sums.
 
 Floating-point addition commutes but does not associate, so the sum of a vector depends on the
-order and on the grouping in which its values are added. This package draws the data and the
-orders, adds them with several algorithms, knows the exact sum and the classical bounds, and
-measures how far 128 orders of the same numbers spread; ``roundoff.reductions.stack`` follows such
-differences through a network.
+order and on the grouping in which its values are added. This package draws values and orders, adds
+them with several algorithms, and knows the exact sum and the classical bounds.
 
 Examples
 --------
 >>> import numpy as np
->>> x = quantize(population("normal", size=64, seed=0), "float32")
+>>> x = round_to(draw_values("normal", size=64, seed=0), "float32")
 >>> mean(x, "float32") == mean(np.sort(x), "float32")
 np.False_
 >>> exact(x) == exact(np.sort(x))
@@ -22,7 +20,6 @@ from .algorithms import (
     ALGORITHMS,
     Algorithm,
     binned,
-    chunked,
     exact,
     neumaier,
     pairwise,
@@ -30,18 +27,15 @@ from .algorithms import (
     sequential,
 )
 from .data import (
+    DISTRIBUTIONS,
     DTYPES,
-    POPULATIONS,
-    SIZES,
     arrange,
     draw_orders,
-    overflows,
-    population,
-    quantize,
+    draw_values,
     round_to,
     work_dtype,
 )
-from .spread import Spread, mean, moments, normalize, spread, spread_study
+from .statistics import mean, moments, normalize
 from .tensor_core import matmul as tensor_core_matmul
 from .truth import (
     condition,
@@ -57,17 +51,15 @@ from .truth import (
 
 __all__ = [
     "ALGORITHMS",
+    "DISTRIBUTIONS",
     "DTYPES",
-    "POPULATIONS",
-    "SIZES",
     "Algorithm",
-    "Spread",
     "arrange",
     "binned",
-    "chunked",
     "condition",
     "distinct_bits",
     "draw_orders",
+    "draw_values",
     "error_bound",
     "exact",
     "exact_sum",
@@ -77,18 +69,13 @@ __all__ = [
     "neumaier",
     "normalize",
     "numpy_depth",
-    "overflows",
     "pairwise",
     "pairwise_numpy",
-    "population",
     "probable_bound",
-    "quantize",
     "round_exact",
     "round_to",
     "sequential",
     "signed_errors",
-    "spread",
-    "spread_study",
     "tensor_core_matmul",
     "work_dtype",
 ]

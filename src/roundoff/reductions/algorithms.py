@@ -21,7 +21,6 @@ __all__ = [
     "ALGORITHMS",
     "Algorithm",
     "binned",
-    "chunked",
     "exact",
     "neumaier",
     "pairwise",
@@ -198,26 +197,6 @@ def exact(x: Array) -> Array:
         else:
             found[i] = round_exact(exact_sum(row), row.dtype)
     return found.reshape(x.shape[:-1])[()]
-
-
-def chunked(x: Array, workers: int, add: Callable[[Array], Array] = pairwise_numpy) -> Any:
-    """One long sum split over *workers*: each adds a contiguous share, then the shares are added.
-
-    Parameters
-    ----------
-    x : ndarray, shape (n,)
-        Values.
-    workers : int
-        How many shares, as equal as can be.
-    add : callable
-        What a worker does, and what is done to the partial sums in the end.
-
-    Examples
-    --------
-    >>> chunked(np.arange(10.0), workers=3)
-    np.float64(45.0)
-    """
-    return add(np.array([add(share) for share in np.array_split(x, workers)], x.dtype))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,33 +11,27 @@ from roundoff.dtypes import dtype_info, onnx_dtype_to_np_dtype
 from roundoff.errors import ArgumentError, DtypeError, ShapeError
 
 __all__ = [
+    "DISTRIBUTIONS",
     "DTYPES",
-    "POPULATIONS",
-    "SIZES",
     "arrange",
     "draw_orders",
-    "overflows",
-    "population",
-    "quantize",
+    "draw_values",
     "round_to",
     "work_dtype",
 ]
 
-#: Lengths of the vectors; powers of two, so that dividing a sum by the length rounds nothing.
-SIZES = (2, 4, 8, 16, 512, 1024, 2048, 4096, 8192)
-
 #: Element types of the vectors.
 DTYPES = ("float64", "float32", "float16", "bfloat16")
 
-#: What :func:`~roundoff.reductions.population` knows how to draw.
-POPULATIONS = ("normal", "spikes", "pareto")
+#: What :func:`~roundoff.reductions.draw_values` knows how to draw.
+DISTRIBUTIONS = ("normal", "spikes", "pareto")
 
 #: Orders that are not drawn: the given one, ascending, descending.
 FIXED_ORDERS = 3
 
 
-def population(name: str, size: int = max(SIZES), seed: int = 0) -> npt.NDArray[np.float64]:
-    """Values of one of the three populations.
+def draw_values(name: str, size: int = 8192, seed: int = 0) -> npt.NDArray[np.float64]:
+    """Values of one of the three distributions.
 
     ``"normal"`` is standard normal; ``"spikes"`` is −1e-4 with 100 at every 128th place, the
     first included, and draws nothing; ``"pareto"`` is Pareto of shape 1 shifted to start at 0
@@ -46,7 +40,7 @@ def population(name: str, size: int = max(SIZES), seed: int = 0) -> npt.NDArray[
     Parameters
     ----------
     name : str
-        One of ``POPULATIONS``.
+        One of ``DISTRIBUTIONS``.
     size : int
         How many values. The first n of a longer vector are not those of a shorter one drawn
         afresh by every generator: draw the longest and take its prefixes.
@@ -64,7 +58,7 @@ def population(name: str, size: int = max(SIZES), seed: int = 0) -> npt.NDArray[
 
     Examples
     --------
-    >>> population("spikes", size=3)
+    >>> draw_values("spikes", size=3)
     array([ 1.e+02, -1.e-04, -1.e-04])
     """
     rng = np.random.default_rng(seed)
@@ -76,7 +70,7 @@ def population(name: str, size: int = max(SIZES), seed: int = 0) -> npt.NDArray[
         return values
     if name == "pareto":
         return rng.pareto(1.0, size)
-    raise ArgumentError("unknown population", got=name, expected=", ".join(POPULATIONS))
+    raise ArgumentError("unknown distribution", got=name, expected=", ".join(DISTRIBUTIONS))
 
 
 def work_dtype(dtype: Any) -> np.dtype[Any]:
@@ -98,12 +92,12 @@ def work_dtype(dtype: Any) -> np.dtype[Any]:
     return np.dtype(np.float64 if name == "float64" else np.float32)
 
 
-def quantize(x: npt.ArrayLike, dtype: Any, *, storage: bool = False) -> npt.NDArray[Any]:
-    """Values rounded to *dtype*, held in the type in which they are to be added.
+def round_to(x: Any, dtype: Any, *, storage: bool = False) -> Any:
+    """Values, or results, rounded to *dtype* and held in the type in which they are added.
 
     Parameters
     ----------
-    x : array_like of float64
+    x : array_like or scalar
         Any shape.
     dtype : any
         One of ``DTYPES``, as :func:`roundoff.dtypes.dtype_info` takes it.
@@ -112,59 +106,27 @@ def quantize(x: npt.ArrayLike, dtype: Any, *, storage: bool = False) -> npt.NDAr
 
     Returns
     -------
-    ndarray, same shape
+    ndarray or scalar, same shape
         A value past the largest one of *dtype* is infinite: overflow is kept, not clipped.
 
     Examples
     --------
-    >>> quantize([1 / 3, 1e5], "float16")
+    >>> round_to([1 / 3, 1e5], "float16")
     array([0.33325195,        inf], dtype=float32)
-    """
-    held = work_dtype(dtype)
-    with np.errstate(over="ignore"):
-        stored = np.asarray(x, np.float64).astype(onnx_dtype_to_np_dtype(dtype_info(dtype).onnx))
-    return stored if storage else stored.astype(held, copy=False)
-
-
-def round_to(x: Any, dtype: Any) -> Any:
-    """Round results to *dtype*, and hold them in the type in which they were added.
-
-    Parameters
-    ----------
-    x : ndarray or scalar of float64 or float32
-        Any shape.
-    dtype : any
-        One of ``DTYPES``.
-
-    Examples
-    --------
     >>> round_to(np.float32(1) + np.float32(2) ** -12, "float16")
     np.float32(1.0)
     """
     held = work_dtype(dtype)
-    storage = onnx_dtype_to_np_dtype(dtype_info(dtype).onnx)
-    if held == storage:
-        return x
     with np.errstate(over="ignore", invalid="ignore"):
-        return x.astype(storage).astype(held)
-
-
-def overflows(x: npt.ArrayLike, dtype: Any) -> int:
-    """How many of the values *x* become infinite when they are rounded to *dtype*.
-
-    Examples
-    --------
-    >>> overflows([1.0, 65519.0, 65520.0], "float16")
-    1
-    """
-    return int(np.count_nonzero(np.isinf(quantize(x, dtype)) & np.isfinite(x)))
+        stored = np.asarray(x).astype(onnx_dtype_to_np_dtype(dtype_info(dtype).onnx), copy=False)
+        return (stored if storage else stored.astype(held, copy=False))[()]
 
 
 def draw_orders(size: int, count: int = 128, seed: int = 0) -> npt.NDArray[np.intp]:
     """Random permutations for *count* orders, less the three that are not drawn.
 
-    They depend on nothing but the arguments, so one draw serves every population, element
-    type and statistic.
+    They depend on nothing but the arguments, so one draw serves every distribution,
+    element type and statistic.
 
     Returns
     -------

@@ -147,24 +147,24 @@ def judge(results: npt.ArrayLike, truth: Fraction, dtype: Any) -> dict[str, floa
     Returns
     -------
     dict
-        ``distinct``, the number of bit patterns; in ULP: ``spread``, highest minus lowest,
-        ``error``, the largest absolute error, and ``median``, its median over the results. The last
-        three are ``nan`` when a result is not finite.
+        ``distinct``, the number of bit patterns; ``spread ulp``, highest minus lowest;
+        ``error ulp``, the largest absolute error; ``median ulp``, its median over the results. The
+        last three are ``nan`` when a result is not finite.
 
     Examples
     --------
-    >>> judge(np.array([1.0, 1.25, 1.25]), Fraction(9, 8), np.float16)["spread"] / 256
+    >>> judge(np.array([1.0, 1.25, 1.25]), Fraction(9, 8), np.float16)["spread ulp"] / 256
     1.0
     """
     values = np.asarray(results)
     found: dict[str, float] = {"distinct": distinct_bits(values)}
     if not np.isfinite(values.astype(np.float64)).all():
-        return found | {"spread": math.nan, "error": math.nan, "median": math.nan}
+        return found | dict.fromkeys(("spread ulp", "error ulp", "median ulp"), math.nan)
     unit = float(ulp(float(truth), dtype))
     errors = np.abs(signed_errors(values, truth)) / unit
     spread = float(values.max()) - float(values.min())
     largest, median = float(errors.max()), float(np.median(errors))
-    return found | {"spread": spread / unit, "error": largest, "median": median}
+    return found | {"spread ulp": spread / unit, "error ulp": largest, "median ulp": median}
 
 
 def numpy_depth(n: int) -> int:

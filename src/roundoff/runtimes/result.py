@@ -37,7 +37,7 @@ _UNIT = "eps × RMS of the float64 truth"
 
 @dataclasses.dataclass
 class RuntimeComparison:
-    """The result of :func:`compare_runtimes`; ``print`` it, or show it in a notebook.
+    """The result of :func:`roundoff.runtimes.compare_runtimes`; ``print`` it, or show it in a notebook.
 
     Errors are in one unit: absolute error over eps of the element type times the root mean square
     of the float64 truth. A correctly rounded result is within half such units where it is not
@@ -80,17 +80,17 @@ class RuntimeComparison:
 
     @property
     def first(self) -> Mapping[str, Any] | None:
-        """Row of the first node whose two kernels differ on the same inputs; None: none does."""
+        """The first node whose two kernels differ on the same inputs, or None."""
         return self._row(lambda row: row["isolated abs"] != 0)
 
     @property
     def first_nonfinite(self) -> Mapping[str, Any] | None:
-        """Row of the first node with more NaNs and infinities than the truth has; or None."""
+        """The first node with more NaNs and infinities than the truth has, or None."""
         return self._row(lambda row: overflows(row) != "")
 
     @property
     def largest(self) -> Mapping[str, Any] | None:
-        """Row of the node that adds most: the largest own error; None where none is floating."""
+        """The node with the largest error of its own, or None where none is floating."""
         rows = [row for row in self.frame.to_dict("records") if not math.isnan(_own(row))]
         return max(rows, key=_own, default=None)
 
@@ -153,16 +153,21 @@ class RuntimeComparison:
             return "".join(f"<{tag}>{html.escape(t)}</{tag}>" for t in texts)
 
         answers = "".join(
-            f"<tr><th>{html.escape(what)}</th><td>{html.escape(answer)}</td></tr>"
+            f"<li><b>{html.escape(what)}</b>: {html.escape(answer)}</li>"
             for what, answer in self._lines()
         )
-        rows = "".join(f"<tr>{cells(row, 'td')}</tr>" for row in self.outputs.values.tolist())
-        advice = "".join(f"<li>{html.escape(text)}</li>" for text in self.advice)
+        telling = [c for c in _TELLING if c in self.outputs]
+        rows = "".join(f"<tr>{cells(r, 'td')}</tr>" for r in self.outputs[telling].values.tolist())
+        advice = "".join(f"<li><b>set</b>: {html.escape(text)}</li>" for text in self.advice)
         return (
-            f"<p>{html.escape(self.where)}</p><table>{answers}</table><p>What to set:</p>"
-            f"<ul>{advice}</ul><table><thead><tr>{cells(list(self.outputs.columns), 'th')}</tr>"
-            f"</thead><tbody>{rows}</tbody></table><p>Errors are in units of {_UNIT}.</p>"
+            f"<p>{html.escape(self.where)}</p><ul>{answers}{advice}</ul>"
+            f"<table><thead><tr>{cells(telling, 'th')}</tr></thead><tbody>{rows}</tbody></table>"
+            f"<p>Errors are in units of {_UNIT}; .outputs and .frame have the rest.</p>"
         )
+
+
+#: Columns of the outputs that a page shows.
+_TELLING = ("output", "abs", "rms torch", "rms ORT", "module abs", "nearer", "atol")
 
 
 def name_of(row: Mapping[str, Any]) -> str:

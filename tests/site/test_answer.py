@@ -95,7 +95,7 @@ def test_there_is_one_set_of_buttons_with_one_for_each_machine() -> None:
     assert [one.endswith(" checked>") for one in inputs] == [True, False, False]
     fieldset = re.search("<fieldset.*</fieldset>", body)[0]
     assert re.findall(LABEL.format("(.+?)", "(.+?)"), fieldset) == [
-        (H200, "H200"), ("this-build", "This build"), (H100, "H100"),
+        (H200, "H200"), (H100, "H100"), ("this-build", "This build"),
     ]  # fmt: skip
     assert 'aria-label="H200"' in inputs[0]
 

@@ -153,12 +153,12 @@ class RuntimeComparison:
             return "".join(f"<{tag}>{html.escape(t)}</{tag}>" for t in texts)
 
         answers = "".join(
-            f"<li><b>{html.escape(what)}</b>: {html.escape(answer)}</li>"
+            f"<li><strong>{html.escape(what)}</strong>: {html.escape(answer)}</li>"
             for what, answer in self._lines()
         )
         telling = [c for c in _TELLING if c in self.outputs]
         rows = "".join(f"<tr>{cells(r, 'td')}</tr>" for r in self.outputs[telling].values.tolist())
-        advice = "".join(f"<li><b>set</b>: {html.escape(text)}</li>" for text in self.advice)
+        advice = "".join(f"<li><strong>set</strong>: {html.escape(text)}</li>" for text in self.advice)
         return (
             f"<p>{html.escape(self.where)}</p><ul>{answers}{advice}</ul>"
             f"<table><thead><tr>{cells(telling, 'th')}</tr></thead><tbody>{rows}</tbody></table>"

@@ -95,7 +95,34 @@ class Bound(SphinxRole):
         return [self.inliner.problematic(self.rawtext, self.rawtext, message)], [message]
 
 
-class Answer(SphinxDirective):
+class AnswerFigure(SphinxDirective):
+    """The figure of a page's answer, for a light page and for a dark one."""
+
+    required_arguments = 1  # the page
+
+    def run(self) -> list[nodes.Node]:
+        """Show it, where this build or an earlier one has drawn it."""
+        return self.figure(self.arguments[0])
+
+    def figure(self, page: str) -> list[nodes.Node]:
+        """Two images, of which a scheme shows one."""
+        texts = list(Path(self.env.srcdir, "gallery").glob(f"*/images/{page}_answer.txt"))
+        if not texts:
+            if self.config.plot_gallery in (False, "False", "0", 0):
+                return []
+            raise self.error(f"{page} drew no figure with answer=True")
+        (text,) = texts
+        self.env.note_dependency(str(text))
+        where = "/" + text.parent.relative_to(self.env.srcdir).as_posix()
+        lines = [".. container:: ro-picture", ""]
+        for scheme, ending in (("light", ""), ("dark", "_dark")):
+            lines += [f"   .. image:: {where}/{page}_answer{ending}.svg",
+                      f"      :alt: {text.read_text('utf-8')}",
+                      f"      :class: only-{scheme} ro-figure", ""]  # fmt: skip
+        return self.parse_text_to_nodes("\n".join(lines))
+
+
+class Answer(AnswerFigure):
     """The answer of a page, in a box that ends within the first screen."""
 
     has_content = True
@@ -112,7 +139,7 @@ class Answer(SphinxDirective):
         if where:
             words += nodes.paragraph("", where, classes=["ro-where"])
         box = nodes.container("", words, classes=["ro-answer"])
-        box += self._figure(page)
+        box += self.figure(page)
         box += nodes.container("", *code, *self._take(page), classes=["ro-foot"])
         return [box]
 
@@ -125,23 +152,9 @@ class Answer(SphinxDirective):
         newest = max(record.provenance.values(), key=lambda run: run.date)
         env, versions = newest.environment, newest.environment["versions"]
         gpu = env["gpu"]["name"] if env["gpu"] else env["processor"]
-        named = [f"{n} {v.partition('+')[0]}" for n in ("torch", "onnxruntime-gpu", "triton")
-                 if (v := versions.get(n))]  # fmt: skip
+        packages = ("torch", "triton") if "triton" in page else ("torch", "onnxruntime-gpu")
+        named = [f"{n} {v.partition('+')[0]}" for n in packages if (v := versions.get(n))]
         return f"Measured on {gpu}, {', '.join(named)}, {newest.date[:10]}."
-
-    def _figure(self, page: str) -> list[nodes.Node]:
-        folder = Path(self.env.srcdir, self.env.docname).parent / "images"
-        text = folder / f"{page}_answer.txt"
-        if not text.exists():
-            if self.config.plot_gallery in (False, "False", "0", 0):
-                return []
-            raise self.error(f"{page} drew no figure with answer=True")
-        lines = [".. container:: ro-picture", ""]
-        for scheme, ending in (("light", ""), ("dark", "_dark")):
-            lines += [f"   .. image:: images/{page}_answer{ending}.svg",
-                      f"      :alt: {text.read_text('utf-8')}",
-                      f"      :class: only-{scheme} ro-figure", ""]  # fmt: skip
-        return self.parse_text_to_nodes("\n".join(lines))
 
     def _take(self, page: str) -> list[nodes.Node]:
         document = f"/{self.env.docname}"
@@ -171,6 +184,7 @@ def finish_tree(app: Sphinx, tree: nodes.document) -> None:
                 link.parent.remove(link)
             else:
                 link["refuri"] = f"#{own['ids'][0]}"
+                link.children = [nodes.Text(own[0].astext())]
 
 
 _LABEL = re.compile(r'<label for="ro-m-([\w-]+)">([^<]+)</label>')
@@ -214,7 +228,7 @@ def machine_buttons(
     labels = "".join(f'<label for="ro-m-{m}">{name}</label>' for m, name in machines.items())
     fieldset = (
         "<style>@supports selector(:has(a)){@media screen{" + "".join(rules) + "}}</style>"
-        '<fieldset class="ro-machines"><legend>Numbers of</legend>'
+        '<fieldset class="ro-machines"><legend>Tables from</legend>'
         + "".join(inputs) + f'<div class="ro-bar">{labels}</div></fieldset>'
     )  # fmt: skip
     # Before the first section after the title: below the answer.
@@ -226,6 +240,7 @@ def machine_buttons(
 def setup(app: Sphinx) -> dict[str, bool]:
     """Register the directive and the role."""
     app.add_directive("answer", Answer)
+    app.add_directive("answer-figure", AnswerFigure)
     app.add_role("bound", Bound())
     app.connect("doctree-read", finish_tree)
     app.connect("html-page-context", machine_buttons, priority=800)

@@ -1,12 +1,13 @@
-"""The page of results and the home page's figures: made at build time from records and this build.
+"""The page of results and the machines' cards: made from ``claims.json``, records and this build.
 
-Directives: ``results-table``, ``results-charts``, ``machine-cards``, ``telling-figures``.
+Directives: ``results-table``, ``machine-cards``.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,8 +18,7 @@ from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
-import charts
-from headlines import HEADLINES, Figure, figure_of
+from answer import CLAIMS
 from hooks import page_order
 from notebooks import archive
 from roundoff.environment import summary
@@ -120,76 +120,59 @@ class _Results(SphinxDirective):
 
 
 class ResultsTable(_Results):
-    """Machines × studies: a row a study, a column a machine."""
+    """Claims × machines: for each page what its answer says, and what every machine says of it."""
 
     def run(self) -> list[nodes.Node]:
-        """Make the table; a study that no run covers has no row."""
+        """Make the tables, one a page."""
+        lines: list[str] = []
+        gallery = Path(self.env.srcdir, "gallery")
         runs = self.runs()
-        keys = {run.key: run.label for run in runs}
-        rows = []
-        for headline in HEADLINES:
-            document = self.document(headline.page)
-            mine = {run.key: run for run in runs if run.page == headline.page}
-            if document is None or not mine:
-                continue
-            cells = [f":doc:`{headline.asks} </{document}>`"]
-            for key in keys:
-                cells.append(_cell(mine.get(key), headline))
-            rows.append(cells)
-        if not rows:
-            return self.parsed(["No page has run yet."])
-        head = ["Study", *(_text(label) for label in keys.values())]
-        lines = [".. list-table:: The figure of each study, on each machine.", "   :widths: auto",
-                 "   :header-rows: 1", "   :class: ro-results", ""]  # fmt: skip
-        for row in [head, *rows]:
-            for i, cell in enumerate(row):
-                first, *rest = cell.split("\n")
-                lines.append(f"   {'* ' if i == 0 else '  '}- {first}")
-                lines += [f"       {line}".rstrip() for line in rest]
-        return self.parsed(lines)
+        for path in sorted(gallery.glob(f"*/tables/*/{CLAIMS}"), key=_place):
+            page = path.parent.name
+            document = self.document(page)
+            claims = json.loads(path.read_text("utf-8"))
+            chosen = [c for c in claims if c["name"] in quoted(gallery, page)]
+            if document and chosen:
+                lines += _table(page, document, chosen, [r for r in runs if r.page == page])
+        return self.parsed(lines or ["No page has run yet."])
 
 
-def _cell(run: Run | None, headline: Any) -> str:
-    if run is None:
-        return "–"
-    figure: Figure | None = figure_of(headline, run.tables)
-    links = f"`CSV <{FOLDER}/{run.page}/{run.key}.zip>`__"
-    if not run.is_build:
-        links = f"`JSON <{FOLDER}/{run.page}/{run.key}.json>`__, " + links
-    shown = f"**{_text(figure.value)}**\n\n{_text(figure.sentence)}" if figure else "–"
-    return f"{shown}\n\n{links}"
+def quoted(gallery: Path, page: str) -> list[str]:
+    """Names of the claims that the answer of a page quotes."""
+    script = next(gallery.glob(f"*/{page}.py")).read_text("utf-8")
+    docstring = script.split('"""', 2)[1]
+    return re.findall(r":bound:`[^`]*<([\w-]+)[^>]*>`", docstring)
+
+
+def _place(path: Path) -> tuple[int, str]:
+    return page_order(f"{path.parent.name}.py")
+
+
+def _table(page: str, document: str, claims: list[dict[str, Any]], runs: list[Run]) -> list[str]:
+    machines = {m: said for c in claims for m, said in c["said"].items()}
+    rows = [["Answer", *(_text(name) for name, _ in machines.values())]]
+    for claim in claims:
+        words = re.sub(r"[`*]", "", claim["sentence"])
+        address = f"{document}.html#claim-{claim['name']}"
+        said = [claim["said"].get(m, ["", "–"])[1] or "–" for m in machines]
+        rows.append([f"{_text(words)} `Evidence <{address}>`__", *map(_text, said)])
+    links = ["Tables"]
+    for machine in machines:
+        run = next((r for r in runs if r.key == machine), None)
+        link = f"`CSV <{FOLDER}/{page}/{machine}.zip>`__"
+        if run is not None and not run.is_build:
+            link += f", `JSON <{FOLDER}/{page}/{machine}.json>`__"
+        links.append(link if run else "–")
+    lines = [f".. list-table:: :doc:`/{document}`", "   :widths: auto", "   :header-rows: 1",
+             "   :class: ro-results", ""]  # fmt: skip
+    for row in [*rows, links]:
+        lines += [f"   {'  ' if i else '* '}- {cell}" for i, cell in enumerate(row)]
+    return [*lines, ""]
 
 
 def _text(words: str) -> str:
     """Words as they are, whatever reStructuredText would make of them."""
     return "".join(f"\\{c}" if c in "\\*`|_<>" else c for c in words)
-
-
-class ResultsCharts(_Results):
-    """Charts, each from the machine that says most: a recorded GPU, a recorded CPU, this build."""
-
-    def run(self) -> list[nodes.Node]:
-        """Draw those whose tables are there."""
-        runs = self.runs()
-        lines = []
-        for chart in charts.CHARTS:
-            for run in [r for r in runs if not r.is_build] + [r for r in runs if r.is_build]:
-                if run.page != chart.page or (document := self.document(run.page)) is None:
-                    continue
-                folder = Path(self.env.srcdir) / "gallery" / "images"
-                drawn = charts.draw(chart, run.tables, folder)
-                if drawn is None:
-                    continue
-                (light, night), alt = drawn
-                where = run.label if run.is_build else f"{run.label}, {run.date}"
-                lines += [f".. rubric:: {chart.title}", "", ".. container:: ro-drawing", ""]
-                for path, scheme in ((light, "only-light"), (night, "only-dark")):
-                    lines += [f"   .. image:: /gallery/images/{path.name}", f"      :alt: {alt}",
-                              f"      :class: {scheme} ro-figure", "      :loading: lazy",
-                              ""]  # fmt: skip
-                lines += [f"Measured on: {_text(where)}. From :doc:`/{document}`.", ""]
-                break
-        return self.parsed(lines)
 
 
 class MachineCards(_Results):
@@ -225,36 +208,6 @@ def _card(runs: list[Run]) -> list[str]:
     return lines
 
 
-class TellingFigures(_Results):
-    """The three figures of the home page: recorded ones alone; without records, nothing."""
-
-    ORDER = ("plot_layer_norm_discrepancies", "plot_triton_layer_norm", "plot_reduction_order",
-             "plot_llama_backend", "plot_gemm_fusion")  # fmt: skip
-
-    def run(self) -> list[nodes.Node]:
-        """Make the three cards."""
-        runs = [run for run in self.runs() if not run.is_build]
-        asked = {headline.page: headline for headline in HEADLINES}
-        chosen: list[tuple[Run, Figure, str]] = []
-        for page in self.ORDER:
-            document = self.document(page)
-            found = ((run, figure_of(asked[page], run.tables)) for run in runs if run.page == page)
-            best = next(((run, figure) for run, figure in found if figure), None)
-            if document and best:
-                chosen.append((*best, document))
-        if not chosen:
-            return []
-        lines = [".. container:: ro-start ro-telling", ""]
-        for run, figure, document in chosen[:3]:
-            lines += [
-                "   .. container::", "",
-                f"      **{_text(figure.value)}**", "",
-                f"      {_text(figure.sentence)} :doc:`How <{'/' + document}>`", "",
-                f"      {_text(run.label)}, {run.date}", "",
-            ]  # fmt: skip
-        return self.parsed(lines)
-
-
 def offer(app: Sphinx, exception: Exception | None) -> None:
     """Put the records (JSON) and the tables (an archive of CSV) into the site."""
     if exception is not None or app.builder.format != "html":
@@ -286,8 +239,6 @@ def offer(app: Sphinx, exception: Exception | None) -> None:
 def setup(app: Sphinx) -> dict[str, bool]:
     """Register the directives."""
     app.add_directive("results-table", ResultsTable)
-    app.add_directive("results-charts", ResultsCharts)
     app.add_directive("machine-cards", MachineCards)
-    app.add_directive("telling-figures", TellingFigures)
     app.connect("build-finished", offer)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

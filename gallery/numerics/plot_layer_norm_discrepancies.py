@@ -9,30 +9,34 @@ to set.
 
 .. answer:: nvidia-h200
 
-   * **On a GPU in float32 it is a setting.** ONNX Runtime's ``CUDAExecutionProvider`` multiplies in
-     TF32, PyTorch does not: results near 300 are :bound:`0.0256 <tf32>` apart, ONNX Runtime's with
-     :bound:`32 <nearer>` times the error. With ``use_tf32=0``: :bound:`0.00015 <tf32/2>`, in
-     :bound:`about 4 <cost>` times ONNX Runtime's time.
-   * **In float16 it is one rounding**: :bound:`0.25 <half>`, one unit in the last place, on
-     :bound:`0.0043 <half/2>` % of the elements. Nothing to set; look for overflow first.
-   * **LayerNormalization differs in the last bit**, by :bound:`4.8e-7 <origin>`; the product after
-     it makes that visible.
+   * **On a GPU in float32 it is a setting.** By default ONNX Runtime's ``CUDAExecutionProvider``
+     multiplies in TF32, which keeps 11 of 24 bits, and PyTorch does not. They differ by
+     :bound:`0.0256 <tf32>` on results near 300, and **PyTorch is nearer the truth**: ONNX
+     Runtime's typical error against float64 is :bound:`32 <nearer>` times as large. With
+     ``use_tf32`` off they differ by :bound:`0.00015 <tf32/2>`, and ONNX Runtime takes
+     :bound:`about 4 <cost>` times as long.
+   * **In float16 there is nothing to set.** They differ by :bound:`0.25 <half>`, on
+     :bound:`0.0043 <half/2>` % of the elements: float16's own step near 300, one rounding. But look
+     for overflow.
+   * **What is left begins in LayerNormalization**: its float32 kernels differ by
+     :bound:`4.8e-7 <origin>`, and the product after it rounds anew.
 
    .. code-block:: python
 
-      # The same precision on both sides: TF32 in neither ...
+      # TF32 in neither; for TF32 in both, "1" here and "high" below
       onnxruntime.InferenceSession("model.onnx", providers=[
-          ("CUDAExecutionProvider", {"use_tf32": "0"})])
-      torch.set_float32_matmul_precision("highest")  # ... or "1" and "high": TF32 in both
+          ("CUDAExecutionProvider", {"use_tf32": "0"}), "CPUExecutionProvider"])
+      torch.set_float32_matmul_precision("highest")  # torch's default
 """
 
 # %%
 # One model, two runtimes
 # -----------------------
 #
-# The model is a piece of every transformer. "torch" runs it node by node with torch's kernels
-# (:class:`~roundoff.evaluator.TorchOnnxEvaluator`), "ORT" is one ``InferenceSession``. X is uniform
-# in ±60, the rest uniform in [0, 1), drawn in float32 and rounded to each type.
+# "torch" runs the ONNX graph node by node with torch's kernels, so that single operators can be
+# swapped (:class:`~roundoff.evaluator.TorchOnnxEvaluator`); "ORT" is one ``InferenceSession``. X is
+# uniform in ±60, scale, weights and biases are uniform in [0, 1), drawn in float32 and rounded to
+# each type. A section below has weights of both signs.
 
 from functools import partial
 from typing import NamedTuple
@@ -225,10 +229,10 @@ study.dots(
         "case": lambda s: ~s.isin(["GPU bfloat16", "GPU float32, TF32 in torch alone"]),
     },
     x="abs",
-    label="case",
+    label=lambda r: r["case"].replace("ORT alone", "ORT alone (default)"),
     log=True,
-    title="Largest |torch − ORT| of Z",
-    xlabel="absolute difference",
+    title="PyTorch against ONNX Runtime",
+    xlabel="largest absolute difference",
     answer=True,
     alt="A dot for each device, type and setting of TF32: the largest difference between the two "
     "runtimes. In float32 on a GPU TF32 on one side alone stands a hundred times above TF32 on "
@@ -752,6 +756,8 @@ study.claim(
 )
 
 # %%
+# .. _your-own-model:
+#
 # Your own model
 # --------------
 #

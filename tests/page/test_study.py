@@ -116,7 +116,7 @@ def test_quick_mode_is_labelled(place: Place, monkeypatch) -> None:
     place.record(H200, FRAME.assign(ratio=9.0))
     monkeypatch.setenv("UNITTEST_GOING", "1")
     assert tabs_of(place.study().table("t", FRAME, "c")._repr_html_())[-1] == (
-        "This build, quick mode"
+        "This build (quick)"
     )
 
 

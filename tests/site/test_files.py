@@ -20,7 +20,6 @@ from .conftest import ROOT, SITE
 
 sys.path.insert(0, str(ROOT / "conf"))
 import findable
-from headlines import HEADLINES, Figure, figure_of
 from prose import Prose, blocks
 
 pytestmark = [pytest.mark.site, pytest.mark.xdist_group("site")]
@@ -35,7 +34,8 @@ def test_notebooks_hold_markdown_and_the_cells_of_their_script(site: Path) -> No
         prose = [s for s, c in zip(sources, cells, strict=True) if c["cell_type"] == "markdown"]
         assert prose[0].startswith("# ")
         assert len(prose) > 5, script.name
-        assert re.findall(r"^## (.+)$", "\n\n".join(prose), re.M)[-1] == "What to do", script.name
+        last = re.findall(r"^## (.+)$", "\n\n".join(prose), re.M)[-1]
+        assert last in ("What to do", "Limits, and what to read next"), script.name
         text = re.sub(r"`[^`]+`", "", "\n\n".join(prose))
         for raw in (r":\w+:`", r"^\.\. ", r"\w`_", r"\[#", r"\|[a-z]+\|_", r"^[=~^-]{4,}$"):
             assert not re.search(raw, text, re.M), f"{script.name}: {raw} in the notebook"
@@ -254,10 +254,12 @@ def test_a_description_is_cut_at_a_word() -> None:
 def test_results_cover_every_page_that_ran(site: Path) -> None:
     text = (site / "results.html").read_text("utf-8")
     pages = {p.stem: p.parent.name for p in (ROOT / "gallery").glob("*/plot_*.py")}
-    asked = {headline.page for headline in HEADLINES}
-    assert pages.keys() <= asked, f"no figure is asked of {pages.keys() - asked}"
+    claims = json.loads((site / "records" / "claims.json").read_text("utf-8"))
     for page, section in pages.items():
-        assert f'href="gallery/{section}/{page}.html"' in text
+        script = (ROOT / "gallery" / section / f"{page}.py").read_text("utf-8")
+        for name in re.findall(r":bound:`[^`]*<([\w-]+)", script.split('"""', 2)[1]):
+            assert f'href="gallery/{section}/{page}.html#claim-{name}"' in text
+            assert any((c["page"], c["name"]) == (page, name) for c in claims)
         with zipfile.ZipFile(site / "records" / page / "this-build.zip") as zipped:
             tables = [n for n in zipped.namelist() if n.endswith(".csv")]
             assert tables
@@ -266,37 +268,6 @@ def test_results_cover_every_page_that_ran(site: Path) -> None:
     for record in (ROOT / "src" / "roundoff" / "recorded").glob("*/*.json"):
         copy = site / "records" / record.parent.name / record.name
         assert copy.read_bytes() == record.read_bytes()
-
-
-def test_figures_are_computed_and_absent_where_the_run_does_not_hold_them() -> None:
-    asked = {headline.page: headline for headline in HEADLINES}
-    for headline in HEADLINES:
-        assert figure_of(headline, {"other": pd.DataFrame({"a": [1]})}) is None
-    errors = pd.DataFrame(
-        [("CUDA", "float32", r, t, e, 1.0)
-         for r, t, e in (("ORT", "on", 0.02), ("ORT", "off", 0.001),
-                         ("torch", "off", 0.001), ("torch", "on", 0.02))],
-        columns=["provider", "dtype", "runtime", "TF32", "abs", "err_ulp"],
-    )  # fmt: skip
-    gap = figure_of(asked["plot_layer_norm_discrepancies"], {"truth": errors})
-    assert isinstance(gap, Figure)
-    assert gap.value == "20×"
-    ratios = pd.DataFrame({"label": ["fused", "fused ahead", "fused ahead"], "size": [1, 2, 4],
-                           "tf32": ["off", "off", "on"], "dtype": "float32",
-                           "ratio": [0.1, 0.5, 1.5]})  # fmt: skip
-    gain = figure_of(asked["plot_gemm_fusion"], {"ratios": ratios})
-    assert gain.value == "0.50 to 1.50"
-    assert "1.50 (float32 with TF32, 4)" in gain.sentence
-    speed = pd.DataFrame({"N": [1024, 2048], "Triton": [50.0, 90.0], "copy": [100.0, 100.0]})
-    share = figure_of(asked["plot_triton_layer_norm"], {"layer-norm-backward": speed})
-    assert share.value == "90%"
-    llama = pd.DataFrame({"layers": 1, "optimization": ["eager", "inductor", "+onnxruntime"],
-                          "median": [4.0, 2.0, 1.0], "speedup": [1.0, 2.0, 4.0]})  # fmt: skip
-    large = llama.assign(speedup=[1.0, 2.0, 9.0])
-    tables = {"time-float16": llama, "time-tf32": llama[:0], "time-float16-large": large}
-    gain = figure_of(asked["plot_llama_backend"], tables)
-    assert gain.value == "4.00×"
-    assert "0.50 of the time of inductor" in gain.sentence
 
 
 def test_the_sidebar_marks_the_page_that_is_open(site: Path) -> None:

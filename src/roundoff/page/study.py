@@ -73,7 +73,7 @@ class Run:
     def name(self, table: str = "", rows: pd.DataFrame | None = None) -> str:
         """Name for a reader: "H200", "H200's host" for rows that its processor computed."""
         if self.record is None:
-            return "This build, quick mode" if unit_test_going() else "This build"
+            return "This build (quick)" if unit_test_going() else "This build"
         run = self.record.provenance.get(table)
         part = self.part(table, rows)
         return short_name(run.environment if run else dict(self.environment), part)
@@ -482,14 +482,17 @@ class Study:
         """The claims with what each run says of them, as ``claims.json`` carries them."""
         found = []
         for claim in self.claims:
+            outcomes = self.outcomes(claim)
             machines = {
                 machine: {"state": o.state, "values": o.values, "rows": o.rows, "detail": o.detail}
-                for machine, o in self.outcomes(claim).items()
+                for machine, o in outcomes.items()
             }
+            said = {run.machine: self._verdict(claim, run, outcomes[run.machine])
+                    for run in self.runs}  # fmt: skip
             numbers = [dataclasses.asdict(n) for n in claim.numbers]
             found.append(
                 {"page": claim.page, "name": claim.name, "sentence": claim.plain, "of": claim.of,
-                 "on": claim.on, "numbers": numbers, "machines": machines}
+                 "on": claim.on, "numbers": numbers, "machines": machines, "said": said}
             )  # fmt: skip
         return found
 

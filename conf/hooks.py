@@ -221,6 +221,8 @@ def finish_page(
         if not images.is_dir():
             images = Path(app.srcdir, "gallery", "images")
         body = _FIGURE.sub(lambda figure: figure[0] + _size(images / figure[1]), body)
+    if "_thumb.png" in body:
+        body = _THUMB.sub(lambda found: _thumbnail(app, found), body)
     body = re.sub(r"<img (?![^>]*\bloading=)", '<img loading="lazy" ', body)
     context["body"] = body
 
@@ -282,6 +284,7 @@ def keep_places(app: Sphinx, tree: nodes.document) -> None:
             node["ids"] = []
 
 
+_THUMB = re.compile(r'<img [^>]*src="([^"]*)sphx_glr_(plot_\w+?)_thumb\.png"[^>]*>')
 _FIGURE = re.compile(r'<img (?=[^>]*ro-figure)(?=[^>]*src="[^"]*/([^"/]+\.svg)")')
 _CELL = re.compile(
     r'<div class="highlight-Python notranslate"><div class="highlight"><pre.*?</pre></div></div>',
@@ -295,6 +298,19 @@ def _size(drawing: Path) -> str:
     head = drawing.read_text("utf-8")[:2000]
     sizes = [float(re.search(rf'{side}="([\d.]+)pt"', head)[1]) for side in ("width", "height")]
     return 'width="{:.0f}" height="{:.0f}" '.format(*sizes)
+
+
+def _thumbnail(app: Sphinx, found: re.Match[str]) -> str:
+    """The figure of the page's answer, for each scheme, instead of its picture for a light page."""
+    folder, page = found.groups()
+    drawn = list(Path(app.srcdir, "gallery").glob(f"*/images/{page}_answer.svg"))
+    if not drawn:
+        return found[0]
+    size = _size(drawn[0])
+    return "".join(
+        f'<img class="only-{scheme}" alt="" src="{folder}{page}_answer{ending}.svg" {size}>'
+        for scheme, ending in (("light", ""), ("dark", "_dark"))
+    )
 
 
 def _fold(cell: re.Match[str]) -> str:

@@ -17,7 +17,7 @@ from roundoff.errors import ArgumentError, DtypeError, ShapeError, UnsupportedEr
 from roundoff.kernels import _layer_norm_kernels as kernels
 from roundoff.kernels import interpreting, layer_norm, shuffled_programs
 
-module = importlib.import_module("roundoff.kernels.layer_norm")
+module = importlib.import_module("roundoff.kernels._layer_norm")
 SOURCE = Path(__file__).parents[2] / "src"
 DEVICE = "cpu" if interpreting() else "cuda"
 TYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -390,7 +390,7 @@ COMPILE = """
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
     from roundoff.kernels import _layer_norm_kernels as kernels
-    module = importlib.import_module("roundoff.kernels.layer_norm")
+    module = importlib.import_module("roundoff.kernels._layer_norm")
     direction, columns, itemsize = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     plan = getattr(module, "plan_" + direction)(columns, itemsize)
     kernel = getattr(kernels, direction)

@@ -1,13 +1,15 @@
-"""The lessons: right, and wrong in the way they say."""
+"""The lessons: right, and wrong in the way they say; the baselines: right."""
+
+import sys
 
 import pytest
 import torch
 
 from roundoff.errors import ArgumentError
 from roundoff.kernels import interpreting, shuffled_programs
-from roundoff.kernels.layer_norm import _forward
+from roundoff.kernels._layer_norm import _forward
+from roundoff.kernels.baselines import layer_norms
 from roundoff.kernels.lessons import locked, two_stage
-from roundoff.kernels.rivals import layer_norms
 
 DEVICE = "cpu" if interpreting() else "cuda"
 
@@ -37,14 +39,14 @@ def test_two_stages_are_right(programs):
 
 def test_the_lock_is_right_up_to_rounding_and_moves():
     *given, w = data(dtype=torch.float16)
-    found = [locked(*given)]
+    found = [locked(*given, groups=4)]
     torch.testing.assert_close(found[0].double(), exact(*given, w)[1], rtol=0, atol=0.1)
     if not interpreting():
         return
     steady = []
     for seed in range(4):
         with shuffled_programs(seed):
-            found.append(locked(*given))
+            found.append(locked(*given, groups=4))
             steady.append(two_stage(*given, w)[1])
     assert len({t.numpy().tobytes() for t in found}) > 1
     assert len({t.numpy().tobytes() for t in steady}) == 1
@@ -56,17 +58,24 @@ def test_a_row_is_one_block():
         locked(x, x, x[:, 0], x[:, 0])
 
 
-def test_rivals_agree_with_float64():
-    dy, x, _, _, w = data()
+@pytest.mark.parametrize("device", sorted({"cpu", DEVICE}))
+def test_baselines_agree_with_float64(device):
+    dy, x, _, _, w = (t.to(device) for t in data())
     b = torch.zeros_like(w)
-    found, missing = layer_norms("Triton", "Torch", "Apex", device=DEVICE)
-    assert "Torch" in found
-    assert len(found) + len(missing) == 3
+    found, missing = layer_norms(device)
+    assert "torch" in found
+    assert ("roundoff" in found) == (interpreting() or device == "cuda")
+    assert set(found) | set(missing) == {"roundoff", "torch", "inductor", "Liger", "QuACK"}
     for norm in found.values():
         y, *saved = norm.forward(x, w, b, 1e-5)
         assert y.shape == x.shape
         results = norm.backward(dy, x, w, b, *saved)
         for a, e in zip(results, exact(dy, x, None, None, w), strict=True):
             torch.testing.assert_close(a.double(), e, rtol=1e-5, atol=1e-5)
-    with pytest.raises(ArgumentError, match="one of"):
-        layer_norms("Keras")
+
+
+def test_what_is_not_installed_is_missing_with_its_reason(monkeypatch):
+    monkeypatch.setitem(sys.modules, "liger_kernel", None)
+    found, missing = layer_norms("cuda")
+    assert "Liger" not in found
+    assert "liger_kernel" in missing["Liger"]

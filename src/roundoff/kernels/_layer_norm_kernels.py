@@ -1,4 +1,4 @@
-"""The Triton kernels of layer normalisation; :mod:`roundoff.kernels.layer_norm` launches them.
+"""The Triton kernels of layer normalisation; :func:`roundoff.kernels.layer_norm` launches them.
 
 A row of N columns is cut into K pieces of P columns, P a power of two. Only the last piece needs a
 mask, and a width just above a power of two costs one more piece, not a block of twice the size. R

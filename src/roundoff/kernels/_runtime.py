@@ -192,7 +192,7 @@ def shuffled_programs(seed: int) -> Iterator[None]:
 
     Examples
     --------
-    >>> from roundoff.kernels.layer_norm import layer_norm
+    >>> from roundoff.kernels import layer_norm
     >>> x = torch.randn(12, 8, generator=torch.Generator().manual_seed(0))
     >>> def shuffled(seed):
     ...     with shuffled_programs(seed):

@@ -1,7 +1,8 @@
 """Small kernels to learn from: a two-stage backward that is right, and one with a lock.
 
 They take rows that fit in one block and are not tuned; :func:`roundoff.kernels.layer_norm` is the
-one to use. The page :ref:`triton-layer-norm` walks through them.
+one to use, and ``fast_backward`` the first stage of its backward. The page
+:ref:`triton-layer-norm` walks through them.
 """
 
 # A language of its own, typed by Triton.
@@ -13,10 +14,19 @@ import torch
 import triton.language as tl
 
 from ..errors import ArgumentError
+from ._layer_norm_kernels import backward as fast_backward
 from ._layer_norm_kernels import total
-from ._runtime import check_device, kernel
+from ._runtime import check_device, interpreting, kernel, multiprocessors
 
-__all__ = ["add_partial_sums", "locked", "locked_sums", "simple_backward", "two_stage"]
+__all__ = [
+    "add_partial_sums",
+    "fast_backward",
+    "locked",
+    "locked_sums",
+    "simple_backward",
+    "tutorial_groups",
+    "two_stage",
+]
 
 
 @kernel
@@ -44,15 +54,14 @@ def simple_backward(X, DY, W, MEAN, RSTD, DX, PART, M, N, P: tl.constexpr):
 
 
 @kernel
-def add_partial_sums(PART, OUT, G, N, P: tl.constexpr):
-    """Second stage: add G partial sums, in the order of their programs."""
+def add_partial_sums(PART, OUT, G, N, R: tl.constexpr, P: tl.constexpr):
+    """Second stage: add G partial sums of P columns, always in the same order."""
+    which = tl.program_id(1)  # 0: dw, 1: db
+    rows = tl.arange(0, R)
     cols = tl.program_id(0) * P + tl.arange(0, P)
-    here = cols < N
-    first = tl.program_id(1) * G
-    result = tl.full((P,), 0.0, tl.float32)
-    for program in range(G):
-        result += tl.load(PART + (first + program) * N + cols, mask=here, other=0.0)
-    tl.store(OUT + tl.program_id(1) * N + cols, result, mask=here)
+    here = (rows < G)[:, None] & (cols < N)[None, :]
+    part = tl.load(PART + (which * G + rows)[:, None] * N + cols[None, :], mask=here, other=0.0)
+    tl.store(OUT + which * N + cols, total(part, 0), mask=cols < N)
 
 
 @kernel
@@ -65,14 +74,25 @@ def locked_sums(X, DY, MEAN, RSTD, DW, LOCK, N, GROUPS, P: tl.constexpr, BARRIER
     x = tl.load(X + row * N + cols, mask=here, other=0.0).to(tl.float32)
     g = tl.load(DY + row * N + cols, mask=here, other=0.0).to(tl.float32)
     xhat = (x - tl.load(MEAN + row)) * tl.load(RSTD + row)
+    summed = (g * xhat).to(DW.dtype.element_ty)
     while tl.atomic_cas(LOCK + group, 0, 1) == 1:
         pass
-    at = DW + group * N + cols
-    summed = tl.load(at, mask=here, other=0.0).to(tl.float32) + g * xhat
-    tl.store(at, summed.to(DW.dtype.element_ty), mask=here)
+    summed += tl.load(DW + group * N + cols, mask=here, other=0.0)
+    tl.store(DW + group * N + cols, summed, mask=here)
     if BARRIER:
         tl.debug_barrier()  # every thread of the program has stored
     tl.atomic_xchg(LOCK + group, 0)
+
+
+def tutorial_groups(columns: int) -> int:
+    """Locks, and sums, that Triton's tutorial uses for rows of so many columns.
+
+    Examples
+    --------
+    >>> [tutorial_groups(n) for n in (1024, 4096, 8192, 8193)]
+    [256, 128, 96, 64]
+    """
+    return 256 if columns <= 1024 else 128 if columns <= 4096 else 96 if columns <= 8192 else 64
 
 
 def _block(n: int) -> int:
@@ -81,9 +101,13 @@ def _block(n: int) -> int:
     return 1 << max(n - 1, 0).bit_length()
 
 
+def _warps(n: int) -> int:
+    return min(max(_block(n) // 256, 1), 8)  # as the tutorial has it
+
+
 def two_stage(
     dy: torch.Tensor, x: torch.Tensor, mean: torch.Tensor, rstd: torch.Tensor,
-    weight: torch.Tensor, programs: int = 4,
+    weight: torch.Tensor, programs: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
     """Backward of layer normalisation in two stages, without locks.
 
@@ -95,13 +119,13 @@ def two_stage(
         Shape (M,), float32.
     weight : torch.Tensor
         Shape (N,).
-    programs : int
-        Partial sums.
+    programs : int, optional
+        Partial sums; by default one for each multiprocessor.
 
     Returns
     -------
     tuple of torch.Tensor
-        dx (M, N) in the type of `x`; dw and db (N,) in float32, before any final rounding.
+        dx (M, N) in the type of `x`; dw and db (N,) in that of `weight`.
 
     Examples
     --------
@@ -113,19 +137,21 @@ def two_stage(
     """
     check_device(x.device, "x")
     m, n = x.shape
-    programs = max(1, min(programs, m))
+    programs = max(1, min(programs or multiprocessors(x.get_device()), m))
     dx = torch.empty_like(x)
     part = x.new_empty((2 * programs, n), dtype=torch.float32)
     out = x.new_empty((2, n), dtype=torch.float32)
-    simple_backward[(programs,)](x, dy, weight, mean, rstd, dx, part, m, n, _block(n))
-    block = min(_block(n), 1024)
-    add_partial_sums[(-(-n // block), 2)](part, out, programs, n, block)
-    return dx, out[0], out[1]
+    simple_backward[(programs,)](x, dy, weight, mean, rstd, dx, part, m, n, _block(n),
+                                num_warps=_warps(n))  # fmt: skip
+    columns = 1024 if interpreting() else 16
+    grid = (-(-n // columns), 2)
+    add_partial_sums[grid](part, out, programs, n, _block(programs), columns)
+    return dx, out[0].to(weight.dtype), out[1].to(weight.dtype)
 
 
 def locked(
     dy: torch.Tensor, x: torch.Tensor, mean: torch.Tensor, rstd: torch.Tensor,
-    groups: int = 4, barrier: bool = True,
+    groups: int | None = None, barrier: bool = True,
 ) -> torch.Tensor:  # fmt: skip
     """dweight summed under locks: a counter-example, whose bits depend on who comes first.
 
@@ -133,8 +159,9 @@ def locked(
     ----------
     dy, x, mean, rstd : torch.Tensor
         As for :func:`two_stage`.
-    groups : int
-        Locks, and sums kept in the type of `x`; row i adds to sum i modulo `groups`.
+    groups : int, optional
+        Locks, and sums kept in the type of `x`; row i adds to sum i modulo `groups`. By default
+        :func:`tutorial_groups`.
     barrier : bool
         Wait for the program's own stores before the lock is released. Without it another program
         may read a sum half written: a race. With it the order is still that of arrival.
@@ -142,11 +169,13 @@ def locked(
     Returns
     -------
     torch.Tensor
-        dw (N,) in float32.
+        dw (N,) in the type of `x`; the groups' sums are added in float32.
     """
     check_device(x.device, "x")
     m, n = x.shape
+    groups = groups or tutorial_groups(n)
     sums = x.new_zeros((groups, n))
     lock = torch.zeros(groups, dtype=torch.int32, device=x.device)
-    locked_sums[(m,)](x, dy, mean, rstd, sums, lock, n, groups, _block(n), barrier)
-    return sums.float().sum(0)
+    locked_sums[(m,)](x, dy, mean, rstd, sums, lock, n, groups, _block(n), barrier,
+                      num_warps=_warps(n))  # fmt: skip
+    return sums.float().sum(0).to(x.dtype)

@@ -33,7 +33,7 @@ from ..errors import ArgumentError, DtypeError, ShapeError
 from . import _layer_norm_kernels as kernels
 from ._runtime import Launch, check_device, interpreting, multiprocessors
 
-__all__ = ["Plan", "layer_norm", "plan_backward", "plan_forward"]
+__all__ = ["Plan", "backward_plan", "layer_norm", "plan_backward", "plan_forward"]
 
 _DTYPES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 _WIDEST = 2**30
@@ -161,6 +161,41 @@ def plan_backward(columns: int, itemsize: int) -> Plan:
     # From here on registers are short: wider types and wider rows read the weight again.
     held = size <= (12288 if itemsize == 2 else 8192)
     return _pieces(columns, 1, large, 8, 3 if size <= 14336 else 2, 1, held)
+
+
+def backward_plan(columns: int, dtype: torch.dtype = torch.float16) -> dict[str, Any]:
+    """How the backward cuts a row, and what the compiler made of it on this machine.
+
+    Parameters
+    ----------
+    columns : int
+        Elements of a row.
+    dtype : torch.dtype
+        Their type.
+
+    Returns
+    -------
+    dict
+        Keys: N, piece, pieces, padded (columns that are worked on), rows (of a tile), warps,
+        registers and spilled (32-bit words of a thread; None in the interpreter, or before such a
+        row was computed in this process).
+
+    Examples
+    --------
+    >>> plan = backward_plan(8704)
+    >>> plan["pieces"], plan["padded"]
+    (5, 10240)
+    """
+    plan = plan_backward(columns, dtype.itemsize)
+    row: dict[str, Any] = {"N": columns, "piece": plan.piece, "pieces": plan.pieces}
+    row |= {"padded": plan.piece * plan.pieces, "rows": plan.rows, "warps": plan.warps}
+    row |= {"registers": None, "spilled": None}
+    index = -1 if interpreting() else torch.cuda.current_device()
+    widths = (columns, columns, columns)
+    kernel = _backward_launch(*widths, *(dtype,) * 3, True, False, index).launch.compiled
+    if kernel is not None:
+        row |= {"registers": kernel.n_regs, "spilled": kernel.n_spills}
+    return row
 
 
 def layer_norm(

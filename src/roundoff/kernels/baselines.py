@@ -1,0 +1,129 @@
+"""Layer norms to compare with, forward and backward: those that are installed here."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+
+from ._layer_norm import _backward, _forward
+from ._runtime import interpreting
+
+__all__ = ["LayerNorm", "layer_norms"]
+
+Tensors = tuple[torch.Tensor, ...]
+
+
+class LayerNorm(NamedTuple):
+    """One implementation, split where autograd splits it.
+
+    Attributes
+    ----------
+    forward : callable
+        (x, w, b, eps) -> (y, \\*saved), x of shape (M, N); saved are mean and rstd in its own form.
+    backward : callable
+        (dy, x, w, b, \\*saved) -> (dx, dw, db), from what its own forward saved.
+    weights : torch.dtype, optional
+        The type of w and b that it needs; None: that of x.
+    """
+
+    forward: Callable[..., Tensors]
+    backward: Callable[..., Tensors]
+    weights: torch.dtype | None = None
+
+
+def _ours() -> LayerNorm:
+    def backward(dy: Any, x: Any, w: Any, b: Any, stats: Any) -> Any:
+        return _backward(dy, x, w, stats, x.shape[1], w.dtype, b.dtype, 0)
+
+    return LayerNorm(_forward, backward)
+
+
+def _torch_forward(x: Any, w: Any, b: Any, eps: float) -> Any:
+    return torch.ops.aten.native_layer_norm(x, [x.shape[1]], w, b, eps)
+
+
+def _torch_backward(dy: Any, x: Any, w: Any, b: Any, mean: Any, rstd: Any) -> Any:
+    call = torch.ops.aten.native_layer_norm_backward
+    return call(dy, x, [x.shape[1]], mean, rstd, w, b, [True, True, True])
+
+
+def _torch() -> LayerNorm:
+    return LayerNorm(_torch_forward, _torch_backward)
+
+
+@cache
+def _inductor() -> LayerNorm:
+    # Every shape is compiled for itself; after eight, torch would give up.
+    importlib.import_module("torch._dynamo").config.recompile_limit = 256
+    return LayerNorm(
+        torch.compile(_torch_forward, dynamic=False, fullgraph=True),
+        torch.compile(_torch_backward, dynamic=False, fullgraph=True),
+    )
+
+
+def _liger() -> LayerNorm:
+    ops = importlib.import_module("liger_kernel.ops.layer_norm")
+
+    def forward(x: Any, w: Any, b: Any, eps: float) -> Any:
+        y, _, mean, rstd, *_ = ops.layer_norm_forward(x, w, b, eps)
+        return y, mean, rstd
+
+    def backward(dy: Any, x: Any, w: Any, b: Any, mean: Any, rstd: Any) -> Any:
+        return ops.layer_norm_backward(dy, x, w, b, mean, rstd)[:3]
+
+    return LayerNorm(forward, backward)
+
+
+def _quack() -> LayerNorm:
+    ops = importlib.import_module("quack.rmsnorm")
+
+    def forward(x: Any, w: Any, b: Any, eps: float) -> Any:
+        return ops.layernorm_fwd(x, w, b, eps, return_rstd=True, return_mean=True)
+
+    def backward(dy: Any, x: Any, w: Any, b: Any, rstd: Any, mean: Any) -> Any:
+        return ops.layernorm_bwd(x, w, dy, rstd, mean)
+
+    return LayerNorm(forward, backward, torch.float32)
+
+
+_KNOWN: dict[str, Callable[[], LayerNorm]] = {
+    "roundoff": _ours, "torch": _torch, "inductor": _inductor, "Liger": _liger, "QuACK": _quack,
+}  # fmt: skip
+
+
+def layer_norms(device: str = "cuda") -> tuple[dict[str, LayerNorm], dict[str, str]]:
+    """This package's layer norm and its baselines, as far as they are there.
+
+    Parameters
+    ----------
+    device : str
+        On a CPU only torch's, and this package's where its kernels are interpreted: the others are
+        made for a GPU.
+
+    Returns
+    -------
+    (dict, dict)
+        Label -> :class:`LayerNorm`, of roundoff, torch, inductor, Liger and QuACK; label -> reason,
+        of those that are missing.
+
+    Examples
+    --------
+    >>> found, missing = layer_norms("cpu")
+    >>> "torch" in found, missing["Liger"]
+    (True, 'made for a GPU')
+    """
+    found, missing = {}, {}
+    on_cpu = {"torch", "roundoff"} if interpreting() else {"torch"}
+    for label, make in _KNOWN.items():
+        if not device.startswith("cuda") and label not in on_cpu:
+            missing[label] = "made for a GPU"
+            continue
+        try:
+            found[label] = make()
+        except (ImportError, OSError, AttributeError) as error:
+            missing[label] = f"{type(error).__name__}: {error}"
+    return found, missing

@@ -401,7 +401,7 @@ def test_tf32_on_one_side_is_told() -> None:
     _, told = comparison((False, True), "cuda")
     assert told[0].startswith("ONNX Runtime may use TF32")
     assert "use_tf32=0" in told[0]
-    assert "torch.backends.cuda.matmul.fp32_precision" in told[0]
+    assert "torch.set_float32_matmul_precision" in told[0]
     _, told = comparison((True, False), "cuda")
     assert told[0].startswith("torch may use TF32")
     _, told = comparison((True, True), "cuda")

@@ -94,8 +94,8 @@ class Advice:
         uses, other = sides if self.tf32[1] else sides[::-1]
         return (
             f"{uses} may use TF32 for float32 matrix products and {other} may not. Off in both: "
-            "the CUDA provider's option use_tf32=0 and torch.backends.cuda.matmul.fp32_precision = "
-            '"ieee"; on in both: use_tf32=1 and "tf32".'
+            "the CUDA provider's option use_tf32=0 and torch.set_float32_matmul_precision("
+            '"highest"); on in both: use_tf32=1 and "high".'
         )
 
     def _half(self) -> str:

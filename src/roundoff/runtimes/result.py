@@ -37,7 +37,9 @@ _UNIT = "eps × RMS of the float64 truth"
 
 @dataclasses.dataclass
 class RuntimeComparison:
-    """The result of :func:`roundoff.runtimes.compare_runtimes`; ``print`` it, or show it in a notebook.
+    """The result of :func:`roundoff.runtimes.compare_runtimes`.
+
+    ``print`` it, or show it in a notebook.
 
     Errors are in one unit: absolute error over eps of the element type times the root mean square
     of the float64 truth. A correctly rounded result is within half such units where it is not
@@ -158,7 +160,9 @@ class RuntimeComparison:
         )
         telling = [c for c in _TELLING if c in self.outputs]
         rows = "".join(f"<tr>{cells(r, 'td')}</tr>" for r in self.outputs[telling].values.tolist())
-        advice = "".join(f"<li><strong>set</strong>: {html.escape(text)}</li>" for text in self.advice)
+        advice = "".join(
+            f"<li><strong>set</strong>: {html.escape(text)}</li>" for text in self.advice
+        )
         return (
             f"<p>{html.escape(self.where)}</p><ul>{answers}{advice}</ul>"
             f"<table><thead><tr>{cells(telling, 'th')}</tr></thead><tbody>{rows}</tbody></table>"

@@ -1,969 +1,647 @@
 r"""
 .. _gemm-fusion:
 
-One large Gemm or two small ones?
-=================================
+Is one large Gemm faster than two small ones?
+=============================================
 
-Two products of the same matrix, :math:`XY` and :math:`XZ`, can be had from one: :math:`X[Y, Z]`.
-This page times both, and what real fusions do, with intervals and interleaved rounds; first it
-checks whether the bits agree. Then it asks a plain model of launches, bytes and operations why.
+:math:`XY` and :math:`XZ` as two products, or as one, :math:`X[Y, Z]`: time, bits and errors.
+
+.. answer:: nvidia-h200
+
+   * **For one token, no.** Joining a layer's gate and up weights at each run takes 2.65 to 2.77
+     times the time of two Gemms. One Gemm of weights joined before, and a Split, take 0.96 to 0.98.
+   * **For 4096 tokens, no**: in ONNX Runtime the Split that follows costs more than the larger
+     product gains, up to 1.15 times in all. Squares, without a Split, gain: 0.92 at 8192, float16.
+   * **Small sizes measure the runtime.** At 256 PyTorch needs 0.12 of ONNX Runtime's time for the
+     same products. Take out the cost per run and node before you fuse.
+
+   .. code-block:: python
+
+      graph = torch.cuda.CUDAGraph()  # what small products gain most from
+      with torch.cuda.graph(graph):
+          gate, up = x @ gate_weight, x @ up_weight
+      graph.replay()
 """
 
-from collections import namedtuple
-from functools import cache, partial
+# %%
+# Two Gemms, one with a Concat at each run, one with weights joined before
+# ------------------------------------------------------------------------
+#
+# The three models that ONNX Runtime runs. *Fused inside* is what a fusion gives that treats
+# weights as inputs; *precomputed* is what one gives that treats them as constants.
 
-import numpy as np
+from functools import cache, partial
+from typing import NamedTuple
+
+import onnx.parser
 import pandas as pd
 import torch
 
-from roundoff.compare import max_diff
-from roundoff.dtypes import DTYPES, onnx_dtype_to_torch_dtype, ulp
+from roundoff.compare import scaled_error
+from roundoff.dtypes import DTYPES, onnx_dtype_to_torch_dtype
 from roundoff.errors import UnsupportedError
-from roundoff.graph import onnx_simple_text_plot, plot_dot
-from roundoff.models import GEMM_VARIANTS, gemm_cost, gemm_feeds, gemm_model
 from roundoff.ort import available, session
-from roundoff.page import MARKERS, PALETTE, subplots
-from roundoff.page.legacy import Study
+from roundoff.page import Study
 from roundoff.script import get_parsed_args, run_mode, unit_test_going, usage_error
-from roundoff.timing import (
-    copies,
-    free_memory,
-    last_level_cache,
-    measure,
-    measure_ceilings,
-    pool,
-    torch_precision,
-)
+from roundoff.timing import copies, free_memory, measure, pool, torch_precision
 
 NAME = "plot_gemm_fusion"
+quick = unit_test_going()
 CONFIGS = {
-    "small": (256, 512, 1024),
+    "small": (32, 64, 128) if quick else (256, 512, 1024),
     "medium": (512, 1024, 2048),
     "large": (1024, 2048, 4096, 8192),
+    "full": (32, 64, 128) if quick else (256, 512, 1024, 2048, 4096, 8192),
 }
+cuda = torch.cuda.is_available() and bool(available(["CUDAExecutionProvider"]))
 args = get_parsed_args(
     NAME,
     __doc__,
-    config=("small", f"{', '.join(CONFIGS)}, or sizes such as 256,300"),
-    itype=("1", "ONNX types: 1 (float32), 10 (float16), 16 (bfloat16), or several: 1,10"),
+    config=("full" if cuda else "small", f"{', '.join(CONFIGS)}, or sizes such as 256,300"),
+    itype=("1,10,16" if cuda else "1", "ONNX types: 1 (float32), 10 (float16), 16 (bfloat16)"),
     warmup=(3, "least calls before the first round"),
-    repeat=(5, "least number of rounds"),
+    repeat=(6, "least number of rounds"),
     budget=(0.0, "seconds to spend on a comparison; 0: chosen for the device"),
 )
 
 
 def numbers(option, text, allowed=None):
     """The whole numbers of an option, or a clear end."""
-    wanted = f"some of {', '.join(map(str, allowed))}" if allowed else "numbers from 1 on"
+    wanted = f"some of {', '.join(map(str, allowed))}" if allowed else "a name, or numbers from 1"
     try:
-        found = [int(part) for part in text.split(",")]
+        listed = [int(part) for part in text.split(",")]
     except ValueError:
-        found = []
-    if not found or min(found) < 1 or (allowed and not set(found) <= set(allowed)):
+        listed = [0]
+    if min(listed) < 1 or (allowed and not set(listed) <= set(allowed)):
         usage_error(NAME, f"--{option} {text}: expected {wanted}, separated by commas")
-    return found
+    return list(dict.fromkeys(listed))
 
 
-quick = unit_test_going()
-if args.config not in CONFIGS and not args.config[:1].isdigit():
-    usage_error(NAME, f"--config {args.config}: expected {', '.join(CONFIGS)}, or sizes: 256,300")
-sizes = CONFIGS.get(args.config) or sorted(set(numbers("config", args.config)))
-itypes = list(dict.fromkeys(numbers("itype", args.itype, (1, 10, 16))))
+sizes = CONFIGS.get(args.config) or sorted(numbers("config", args.config))
+itypes = numbers("itype", args.itype, (1, 10, 16))
 if args.warmup < 0 or args.repeat < 1 or args.budget < 0:
     usage_error(NAME, "--warmup and --budget take 0 or more, --repeat 1 or more")
-if quick and args.config == "small":
-    sizes = (32, 64, 128)
-
-device = "cuda" if torch.cuda.is_available() else "cpu"
-provider = "CUDAExecutionProvider" if device == "cuda" else "CPUExecutionProvider"
-if not available([provider]):  # a GPU, but ONNX Runtime's CPU build: rivals must share a device
-    device, provider = "cpu", "CPUExecutionProvider"
-threads = torch.get_num_threads()
-if device == "cuda":
-    torch.cuda.set_stream(torch.cuda.Stream())  # ONNX Runtime can compute on it; see roundoff.ort
-else:
-    torch.set_num_threads(1)  # of two thread pools, each waits for cores that the other holds
-budget = args.budget or (0.08 if quick else 0.5 if device == "cuda" else 1.5)
 study = Study(NAME, args)
+device = "cuda" if cuda else "cpu"
+threads = torch.get_num_threads()
+if cuda:
+    torch.cuda.set_stream(torch.cuda.Stream())  # ONNX Runtime computes on it, too
+else:
+    torch.set_num_threads(1)  # of two thread pools, each waits for cores that the other has
+
+
+class Case(NamedTuple):
+    itype: int
+    tf32: bool
+    m: int
+    k: int
+    widths: tuple
+    separate: bool = False  # whether the products are used one by one
+    name: str = "your own"
+
+
+def gemms(how, case):
+    """The model as text."""
+    dtype, weights = DTYPES[case.itype].name.replace("float32", "float"), "YZV"[: len(case.widths)]
+    parts = [f"O_{w}" for w in weights]
+    products = [f"{p} = Gemm(X, {w})" for p, w in zip(parts, weights, strict=True)]
+    side_by_side = [f"O = Concat<axis=1>({', '.join(parts)})"]
+    split = [
+        f"widths = Constant<value_ints={list(case.widths)}>()",
+        f"{', '.join(parts)} = Split<axis=1>(P, widths)",
+    ]
+    one = ["P = Gemm(X, W)", *split] if case.separate else ["O = Gemm(X, W)"]
+    nodes = {
+        "not fused": products if case.separate else products + side_by_side,
+        "fused inside": [f"W = Concat<axis=1>({', '.join(weights)})", *one],
+        "precomputed": one,
+    }
+    inputs = ["W"] if how == "precomputed" else weights
+    outputs = parts if case.separate else ["O"]
+    given = ", ".join([f"{dtype}[m,k] X", *(f"{dtype}[k,n_{w}] {w}" for w in inputs)])
+    body = "".join(f"\n  {node}" for node in nodes[how])
+    made = ", ".join(f"{dtype}[m,{o.lower()}] {o}" for o in outputs)
+    return f'<ir_version: 10, opset_import: ["": 20]>\ngemms ({given}) => ({made}) {{{body}\n}}'
+
+
+for how in ("not fused", "fused inside", "precomputed"):
+    print(f"{how}:\n{gemms(how, Case(1, False, 1, 1, (1, 1)))}\n")
 
 # %%
-# Three models
-# ------------
+# Every way in one interleaved measurement
+# ----------------------------------------
 #
-# *Not fused* multiplies twice and joins the products.
+# PyTorch computes the same, unfused and precomputed, and inductor compiles the unfused code. On a
+# GPU four of the ways are also replayed as CUDA graphs. TF32 is set alike on both sides.
 
-print(onnx_simple_text_plot(gemm_model("not fused", itypes[0])))
-study.svg(
-    "not-fused",
-    plot_dot(gemm_model("not fused", itypes[0])),
-    alt="X goes into two Gemms, one with Y and one with Z; a Concat joins their results.",
-)
-
-# %%
-# *Fused* joins the weights, at each run, and multiplies once.
-
-print(onnx_simple_text_plot(gemm_model("fused", itypes[0])))
-study.svg(
-    "fused",
-    plot_dot(gemm_model("fused", itypes[0])),
-    alt="A Concat joins Y and Z; one Gemm multiplies X with the result.",
-)
-
-# %%
-# *Fused ahead* finds the weights already joined, as a fusion of constant weights stores them.
-
-print(onnx_simple_text_plot(gemm_model("fused ahead", itypes[0])))
-study.svg(
-    "fused-ahead",
-    plot_dot(gemm_model("fused ahead", itypes[0])),
-    alt="One Gemm multiplies X with YZ.",
-)
-
-# %%
-# What is compared
-# ----------------
-#
-# A case is a shape, a type and a precision. TF32 rounds the operands of a float32 product to 11
-# binary digits; ONNX Runtime's CUDA provider does that unless told not to, torch only when told
-# to. Here both are told the same, and the setting is a column. ``torch`` has the weights joined
-# ahead too: it shows what the runtime itself costs.
-
-Case = namedtuple("Case", "itype tf32 m k widths separate name", defaults=(False, ""))
-LABELS = (*GEMM_VARIANTS, "torch")
+WAYS = [
+    "ORT, not fused",
+    "ORT, fused inside",
+    "ORT, precomputed",
+    "torch, not fused",
+    "torch, precomputed",
+    "inductor, not fused",
+]
+GRAPHS = [f"{way}, CUDA graph" for way in WAYS if "inside" not in way and "inductor" not in way]
+ways = [w for w in WAYS if not (quick and "inductor" in w)] + GRAPHS * cuda
+REASONS = {
+    UnsupportedError: "no Gemm of this type",
+    MemoryError: "does not fit",
+    torch.OutOfMemoryError: "does not fit",
+}
 
 
-def precisions():
-    """(element type, TF32) in the order of the tables."""
-    for itype in itypes:
-        for tf32 in (False, True) if itype == 1 and device == "cuda" else (False,):
-            yield itype, tf32
+def not_fused(separate, x, *weights):
+    parts = [x @ w for w in weights]
+    return parts if separate else [torch.cat(parts, 1)]
 
 
-def named(case):
-    """The first columns of every table."""
-    tf32 = ("on" if case.tf32 else "off") if case.itype == 1 else "–"
-    return {"dtype": DTYPES[case.itype].name, "tf32": tf32}
-
-
-def matrices(case, seed):
-    """X and the weights, normal, scaled so that the products are too."""
-    generator = torch.Generator(device).manual_seed(seed)
-    normal = partial(torch.randn, device=device, generator=generator)
-    dtype = onnx_dtype_to_torch_dtype(case.itype)
-    weights = [normal(case.k, n).div_(case.k**0.5).to(dtype) for n in case.widths]
-    return normal(case.m, case.k).to(dtype), dict(zip("YZVW", weights, strict=False))
-
-
-# %%
-# Every rival gets the same buffers, and several sets of them: the calls go round, so that each
-# finds a cold cache. A rival that cannot run gives its reason instead.
-
-
-def bytes_of_a_set(case):
-    """Inputs, the weights joined, and what each rival writes."""
-    columns = sum(case.widths)
-    elements = case.m * case.k + 2 * case.k * columns + 8 * case.m * columns
-    return elements * DTYPES[case.itype].bits // 8
-
-
-def rivals(case, sets, seed=0):
-    """Label -> a list of callables, one a set of buffers, or the reason why there are none."""
-    needed, free = bytes_of_a_set(case), free_memory(device)
-    if needed > 0.8 * free:
-        reason = f"does not fit: {needed / 2**30:.1f} GiB needed, {free / 2**30:.1f} free"
-        return dict.fromkeys(LABELS, reason)
-    x, weights = matrices(case, seed)
-    buffers = [(x.clone(), {n: w.clone() for n, w in weights.items()}) for _ in range(sets)]
-    return {label: ready(label, case, buffers) for label in LABELS}
-
-
-def ready(label, case, buffers):
-    """Callables that have run once: what does not fit or is not there shows at the first run."""
-    try:
-        made = with_torch(case, buffers) if label == "torch" else with_ort(label, case, buffers)
-        for run in made:
-            run()
-        return made
-    except UnsupportedError:
-        return f"{provider} has no Gemm of this type"
-    except (MemoryError, torch.OutOfMemoryError):
-        return "does not fit: out of memory"
+def precomputed(case, x, joined):
+    return (x @ joined).split(case.widths, 1) if case.separate else [x @ joined]
 
 
 @cache
-def runtime(variant, itype, tf32, names, widths, separate):
-    """A session, for all sizes of a measurement."""
-    model = gemm_model(variant, itype, weights=names, widths=widths, separate=separate)
-    return session(model, [provider], tf32=tf32)
+def ready(who, how, case):
+    """What makes a call of a set of buffers; sessions and compiled code serve all sets."""
+    if who == "ORT":
+        model = onnx.parser.parse_model(gemms(how, case))
+        run = session(model, [f"{device.upper()}ExecutionProvider"], tf32=case.tf32)
+        return lambda *fed: run.bind(dict(zip(run.input_names, fed, strict=True))).run
+    if how == "precomputed":
+        return partial(partial, precomputed, case)
+    if who == "torch":
+        return partial(partial, not_fused, case.separate)
+    torch.compiler.reset()
+    return partial(partial, torch.compile(partial(not_fused, case.separate), dynamic=False))
 
 
-def with_ort(variant, case, buffers):
-    widths = case.widths if case.separate and len(set(case.widths)) > 1 else None
-    names = tuple(buffers[0][1])
-    run = runtime(variant, case.itype, case.tf32, names, widths, case.separate)
-    return [run.bind(gemm_feeds(variant, *b)).run for b in buffers]
+def graphed(runs):
+    """The calls as CUDA graphs, captured on the current stream, where ONNX Runtime is, too."""
+    replays, pool = [], ()
+    for run in runs:
+        run()
+        graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize()
+        graph.capture_begin(*pool, capture_error_mode="thread_local")
+        try:
+            outputs = run()
+        finally:
+            graph.capture_end()
+        replays.append(lambda graph=graph, outputs=outputs: (graph.replay(), outputs)[1])
+        pool = (graph.pool(),)
+    return replays
 
 
-def with_torch(case, buffers):
-    def one(x, weights):
-        joined = torch.cat(list(weights.values()), dim=1)
-        out = torch.empty(len(x), joined.shape[1], dtype=x.dtype, device=device)
-        return partial(product, case, x, joined, out)
-
-    return [one(*b) for b in buffers]
-
-
-def product(case, x, joined, out):
-    torch.mm(x, joined, out=out)
-    return out.split(case.widths, 1) if case.separate else [out]
+def calls(way, case, buffers):
+    """A callable for each set of buffers: x, the weights, the weights joined."""
+    who, how, *graph = way.split(", ")
+    make = ready(who, how, case)
+    fed = [(x, *([joined] if how == "precomputed" else weights)) for x, weights, joined in buffers]
+    made = [make(*f) for f in fed]
+    for call in made:  # loads, compiles, grows arenas, or fails
+        call()
+    return graphed(made) if graph else made
 
 
 # %%
-# Do the bits agree?
-# ------------------
-#
-# On paper every element is the same sum of the same products. A library picks its kernel by the
-# shape of the product, and the kernel decides in how many parts a sum is cut and in which order
-# they are added (:ref:`reduction-order` says what that does); a wider product may get another one.
-# So the table counts the elements whose bits differ from *not fused*, and measures each variant
-# against a float64 product of the same inputs. One ULP (:ref:`ulp`) is that of a typical output,
-# the root mean square: where a sum cancels almost to zero its own unit is tiny, and a distance in
-# that unit says how close to zero the sum came. Here that root mean square is about 1, where the
-# unit doubles, and chance puts it on either side: across sizes and machines, compare absolute
-# errors.
+# The buffers rotate, so that no call finds its own in the cache. A case is set up three times, and
+# the intervals come from how these differ. Each way's error is taken against float64.
 
 
-def discrepancy(case):
-    """A row a rival: against *not fused*, and against float64."""
+def buffers_of(case, touched, seed):
+    generator = torch.Generator(device).manual_seed(seed)
+    normal = partial(torch.randn, device=device, generator=generator)
+    dtype = onnx_dtype_to_torch_dtype(case.itype)
+    x = normal(case.m, case.k).to(dtype)
+    weights = [normal(case.k, n).div_(case.k**0.5).to(dtype) for n in case.widths]
+    room = int(free_memory(device) // 8 // touched)
+    sets = max(1, min(copies(touched, device, most=4 if quick else 64), room))
+    for _ in range(sets):
+        yield x.clone(), [w.clone() for w in weights], torch.cat(weights, 1)
+
+
+MEASURED = ["ratio", "low", "high", "median", "mean", "std", "min", "max", "warmup", "rounds"]
+ERRORS = ["error", "rms error", "mean error", "share"]
+
+
+def contest(case):
+    """A row for each way: time, ratio to ORT's unfused time, error; or why there is none."""
+    columns = sum(case.widths)
+    elements = case.m * case.k + case.k * columns + case.m * columns
+    touched = elements * DTYPES[case.itype].bits // 8
+    notes, runs, parts, rows = {}, {}, [], []
+    # inductor compiles each shape: the shapes of the tables alone
+    todo = [w for w in ways if "inductor" not in w or case.m in (1, case.k)]
+    ready.cache_clear()
+    if 5 * touched + 16 * elements > 0.8 * free_memory(device):
+        notes = dict.fromkeys(todo, "does not fit")
     with torch_precision(case.tf32):
-        outputs = {
-            label: runs if isinstance(runs, str) else runs[0]()[0]
-            for label, runs in rivals(case, 1).items()
+        for seed in range(0 if notes else 3):
+            buffers, runs = list(buffers_of(case, touched, seed)), {}
+            for way in [way for way in todo if way not in notes]:
+                try:
+                    runs[way] = calls(way, case, buffers)
+                except Exception as error:  # a compiler that is not there, a refused capture
+                    notes[way] = REASONS.get(type(error), f"{error!r:.60}")
+            parts.append(
+                measure(
+                    {way: lambda i, r=r: r[i]() for way, r in runs.items()},
+                    rotate=len(buffers),
+                    device=device,
+                    budget_s=(args.budget or (0.08 if quick else 0.6 if cuda else 1.5)) / 3,
+                    warmup=args.warmup,
+                    min_rounds=-(-args.repeat // 3),
+                    seed=seed,
+                )
+            )
+        outputs = {way: torch.cat(tuple(r[0]()), 1) for way, r in runs.items()}
+    if runs:
+        timings = pool([t for t in parts if list(t.samples) == list(runs)])
+        frame = timings.frame.set_index("label")
+        truth = buffers[0][0].double() @ buffers[0][2].double()
+    for way in todo:
+        row = {
+            "case": case.name,
+            "shape": case.name.split()[0].strip(","),
+            "m": case.m,
+            "k": case.k,
+            "n": columns,
+            "precision": "TF32" if case.tf32 else DTYPES[case.itype].name,
+            "tf32": "on" if case.tf32 else "off" if case.itype == 1 else "–",
+            "way": way,
+            "note": notes.get(way, ""),
+            **dict.fromkeys([*MEASURED, *ERRORS], float("nan")),
         }
-    ran = [label for label, out in outputs.items() if not isinstance(out, str)]
-    if ran:
-        x, weights = matrices(case, 0)
-        truth = x.double() @ torch.cat(list(weights.values()), 1).double()
-        unit = float(ulp(truth.square().mean().sqrt().item(), DTYPES[case.itype]))
-    for label, out in outputs.items():
-        row = named(case) | {"size": case.m, "label": label}
-        if label not in ran:
-            yield row | {"note": out}
-            continue
-        off = max_diff(truth, out)
-        row |= {
-            "error": off["abs"],
-            "mean_error": off["sum"] / off["n"],
-            "error_ulp": off["abs"] / unit,
-        }
-        if "not fused" in ran:
-            apart = max_diff(outputs["not fused"], out, hist=(0.0,))
-            row |= {"differ": apart["rep"][">0.0"] / apart["n"]}
-            row |= {"apart": apart["abs"], "apart_ulp": apart["abs"] / unit}
-        yield row
+        if way in runs:
+            error, times = scaled_error(truth, outputs[way]), frame.loc[way]
+            row |= {c: 1e3 * times[c] for c in ("median", "mean", "std", "min", "max")}
+            row |= {c: times[c] for c in ("warmup", "rounds", "warnings")}
+            row |= dict(zip(ERRORS, (error.largest, error.rms, error.mean), strict=False))
+            if WAYS[0] in runs:
+                ratio = timings.ratio(way, WAYS[0])
+                row |= {"ratio": ratio.value, "low": ratio.low, "high": ratio.high}
+                row["share"] = float((outputs[way] != outputs[WAYS[0]]).float().mean())
+        rows.append(row)
+    return rows
 
 
-bits = pd.DataFrame(
-    [
-        row
-        for itype, tf32 in precisions()
-        for size in sorted({16, *sizes})
-        for row in discrepancy(Case(itype, tf32, size, size, (size, size)))
-    ],
-    columns=[
-        *("dtype", "tf32", "size", "label", "differ", "apart", "apart_ulp"),
-        *("mean_error", "error", "error_ulp", "note"),
-    ],
+width = 128 if quick else 4096 if cuda else 512
+tokens = (1, 16) if quick else (1, 4, 16, 64, 256, 1024, 4096) if cuda else (1, 16, 256)
+LAYERS = {"gate-up": (width * 11 // 4,) * 2, "QKV": (width, width // 4, width // 4)}
+rows = []
+for itype, tf32 in [(i, t) for i in itypes for t in (False, True)[: 1 + (i == 1 and cuda)]]:
+    for n in sizes:
+        rows += contest(Case(itype, tf32, n, n, (n, n), name=f"square {n}"))
+    for m in tokens:
+        for layer, widths in LAYERS.items():
+            if layer == "gate-up" or m in (tokens[0], tokens[-1]):
+                named = f"{layer}, {m} token{'s' * (m > 1)}"
+                rows += contest(Case(itype, tf32, m, width, widths, True, named))
+times = pd.DataFrame(rows)
+ran = times[times["median"].notna()]
+study.keep("times", ran, part="gpu" if cuda else "cpu", times=[*MEASURED, "warnings"])
+
+
+def pivot(shapes, columns):
+    """Ratios with their intervals: a row for a case and precision, a column for a way."""
+    chosen, keys = times[times["shape"].isin(shapes)], ["case", "m", "precision"]
+    cells = [
+        f"{r.ratio:.2f} [{r.low:.2f}, {r.high:.2f}]" if r.ratio > 0 else r.note
+        for r in chosen.itertuples()
+    ]
+    wide = chosen.assign(cell=cells).pivot(index=keys, columns="way", values="cell")
+    wide = wide.reindex(chosen.set_index(keys).index.unique(), columns=columns)
+    return wide.replace("", "–").fillna("–").reset_index()
+
+
+def over(t, a, b):
+    """Time of one way over that of another, case by case."""
+    wide = t.pivot(index=["case", "precision"], columns="way", values="ratio")
+    return wide[a] / wide[b]
+
+
+# %%
+# One token: weights joined at each run cost more than the products
+# ------------------------------------------------------------------
+#
+# With one token a product reads its weights once and does little else. A Concat reads and writes
+# them first, which makes three passes of one. Joined before, it is one pass again, and what is
+# left to gain is a kernel's start. QKV: queries, keys and values. gate-up: the two wide products
+# of a feed-forward layer. Each product is used alone, so that the fused models need a Split.
+
+study.table(
+    "one-token",
+    pivot(["gate-up", "QKV"], WAYS[1:]),
+    "Time over that of **ORT, not fused**, with its interval.",
+    columns=["case", "precision", *WAYS[1:]],
+    rows={"m": 1},
+    part="gpu" if cuda else "cpu",
+    times=WAYS[1:],
+)
+
+# %%
+
+study.claim(
+    "For one token, joining the gate and up weights at each run takes at least {2.65} and up to "
+    "{2.77} times the time of two Gemms.",
+    name="inside",
+    of="times",
+    where={"case": "gate-up, 1 token", "way": "ORT, fused inside"},
+    on="nvidia-h200",
+    value=lambda t: (t["ratio"], t["ratio"]),
+    test=lambda t: t["low"] > 1,
+    timed=True,
+)
+
+# %%
+
+study.claim(
+    "Joined before, it takes at least {0.96} and up to {0.98} of it, and a second run agrees "
+    "within 5 %.",
+    name="precomputed",
+    of="times",
+    where={"case": "gate-up, 1 token", "way": "ORT, precomputed"},
+    on="nvidia-h200",
+    value=lambda t: (t["ratio"], t["ratio"]),
+    test=lambda t: (t.get("ratio, second run", t["ratio"]) / t["ratio"] - 1).abs() < 0.05,
+    timed=True,
+)
+
+# %%
+
+study.claim(
+    "PyTorch's two products, not fused, take less time than ONNX Runtime's fused ones.",
+    name="torch",
+    of="times",
+    where={"case": "gate-up, 1 token", "way": ["torch, not fused", "ORT, precomputed"]},
+    test=lambda t: over(t, "torch, not fused", "ORT, precomputed") < 1,
+    timed=True,
+)
+
+# %%
+
+study.lines(
+    "tokens",
+    of="times",
+    where={"shape": "gate-up", "way": [*WAYS[1:3], "torch, precomputed"]},
+    x="m",
+    y="ratio",
+    series="way",
+    panels="precision",
+    logx=True,
+    reference=1,
+    title="gate-up: time over two Gemms of ONNX Runtime",
+    xlabel="tokens",
+    ylabel="time over ORT, not fused",
+    alt="A panel for each precision, time over ORT's two Gemms against the number of tokens. "
+    "Joined at each run, one token costs most. Joined before, many tokens cost more than two.",
+)
+
+# %%
+
+study.claim(
+    "With 4096 tokens the Split costs more than the larger product gains: precomputed takes at "
+    "least {1.02} and up to {1.15} times the time of two Gemms.",
+    name="split",
+    of="times",
+    where={"case": "gate-up, 4096 tokens", "way": "ORT, precomputed"},
+    on="nvidia-h200",
+    value=lambda t: (t["ratio"], t["ratio"]),
+    test=lambda t: t["low"] > 1,
+    timed=True,
+)
+
+# %%
+# Squares: fusing saves launches and a Concat, so large ones gain least
+# ---------------------------------------------------------------------
+#
+# The usual benchmark: square matrices, and the products side by side in one output, which the
+# unfused model needs a Concat for.
+
+study.table(
+    "squares",
+    pivot(["square"], WAYS[1:]),
+    "Time over that of **ORT, not fused**, with its interval.",
+    columns=["case", "precision", *WAYS[1:]],
+    rows={"precision": ["float32", "float16"]},
+    part="gpu" if cuda else "cpu",
+    times=WAYS[1:],
+)
+
+# %%
+
+study.lines(
+    "squares",
+    of="times",
+    where={"shape": "square", "way": ["ORT, not fused", *WAYS[2:5]]},
+    x="m",
+    y="median",
+    series="way",
+    panels="precision",
+    logx=True,
+    logy=True,
+    title="Median time of a call, squares",
+    xlabel="side",
+    ylabel="ms",
+    alt="A panel for each precision, median time against the side of the matrices, both "
+    "logarithmic. ONNX Runtime's lines are flat below about 1024; "
+    "all meet where matrices are large.",
+)
+
+# %%
+
+study.claim(
+    "At side 256 precomputed weights take at least {0.73} and up to {0.82} of the unfused time.",
+    name="small",
+    of="times",
+    where={"case": "square 256", "way": "ORT, precomputed"},
+    on="nvidia-h200",
+    value=lambda t: (t["ratio"], t["ratio"]),
+    test=lambda t: t["high"] < 1,
+    timed=True,
+)
+
+# %%
+
+study.claim(
+    "At side 8192 they take at least {0.92} and up to {0.98} of it.",
+    name="large",
+    of="times",
+    where={"case": "square 8192", "way": "ORT, precomputed"},
+    on="nvidia-h200",
+    value=lambda t: (t["ratio"], t["ratio"]),
+    test=lambda t: t["high"] < 1,
+    timed=True,
+)
+
+# %%
+
+study.claim(
+    "In TF32 at side 4096 one Gemm of precomputed weights loses: {1.06} of the unfused time, and a "
+    "second run agrees within 5 %.",
+    name="loss",
+    of="times",
+    where={"case": "square 4096", "precision": "TF32", "way": "ORT, precomputed"},
+    on="nvidia-h200",
+    value=lambda t: t["ratio"],
+    test=lambda t: (t.get("ratio, second run", t["ratio"]) / t["ratio"] - 1).abs() < 0.05,
+    timed=True,
+)
+
+# %%
+# Small sizes measure ONNX Runtime's cost per run and node
+# --------------------------------------------------------
+#
+# PyTorch computes the smallest squares with the same library, unfused, in a fraction of the time. A
+# CUDA graph takes the host away from both: what fusing gains then is the kernels' own.
+
+study.table(
+    "graphs",
+    pivot(["square", "gate-up"], GRAPHS),
+    "Replayed as a CUDA graph: time over that of **ORT, not fused** as called.",
+    columns=["case", "precision", *GRAPHS],
+    rows={"precision": "float16", "case": lambda s: s.str.contains("square|1 token")},
+    part="gpu" if cuda else "cpu",
+    times=GRAPHS,
+)
+
+# %%
+
+study.claim(
+    "At side 256 PyTorch needs less time for two products and a cat than ONNX Runtime "
+    "for one Gemm.",
+    name="host",
+    of="times",
+    where={"case": "square 256", "way": ["torch, not fused", "ORT, precomputed"]},
+    test=lambda t: over(t, "torch, not fused", "ORT, precomputed") < 1,
+    timed=True,
+)
+
+# %%
+
+study.claim(
+    "Replayed as a CUDA graph, two Gemms for one token take less time than one Gemm of precomputed "
+    "weights as called.",
+    name="graph",
+    of="times",
+    where={
+        "case": "gate-up, 1 token",
+        "way": ["ORT, not fused, CUDA graph", "ORT, precomputed"],
+    },
+    test=lambda t: over(t, "ORT, not fused, CUDA graph", "ORT, precomputed") < 1,
+    timed=True,
+)
+
+# %%
+# Fusing may change bits, and neither side is always nearer
+# ---------------------------------------------------------
+#
+# On paper every element is the same sum. A library picks its kernel by the shape of the product,
+# and the kernel decides in how many parts a sum is cut (:ref:`reduction-order`). Skinny products
+# are cut more often than squares. Errors are in :ref:`one unit <unit>`.
+
+fused, base = (times[times["way"] == w].reset_index() for w in ("ORT, precomputed", WAYS[0]))
+bits = fused[["case", "shape", "precision", "share"]].assign(
+    **{"not fused error": base["error"], "fused error": fused["error"]},
+    **{"not fused rms": base["rms error"], "fused rms": fused["rms error"]},
 )
 study.table(
     "discrepancy",
     bits,
-    caption="Differences from **not fused**, and errors against float64.",
-    formats={"size": "d", "differ": ".1%", "apart_ulp": ".3g", "error_ulp": ".3g"},
-    labels={
-        "differ": "other bits",
-        "apart": "apart, largest",
-        "apart_ulp": "apart, largest",
-        "mean_error": "error, mean",
-        "error": "error, largest",
-        "error_ulp": "error, largest",
+    "Elements that differ between **ORT, not fused** and **ORT, precomputed**, and the errors of "
+    "both against float64: largest and typical.",
+    columns=[c for c in bits if c != "shape"],
+    rows={"case": lambda s: ~s.str.contains("1024|2048|64|16")},
+    part="gpu" if cuda else "cpu",
+)
+
+# %%
+
+study.claim(
+    "Where bits differ, fusing multiplies the typical error by at least {0.62} and up to {1.35}: "
+    "neither side is always nearer.",
+    name="nearer",
+    of="discrepancy",
+    where={"share": lambda s: s > 0},
+    on="nvidia-h200",
+    value=lambda t: (t["fused rms"] / t["not fused rms"],) * 2,
+    test=lambda t: (t["fused rms"] < t["not fused rms"]).nunique() == 2,
+)
+
+# %%
+
+study.claim(
+    "In float16 and bfloat16 no bit of a square product changes.",
+    name="squares16",
+    of="discrepancy",
+    where={"shape": "square", "precision": ["float16", "bfloat16"], "share": lambda s: s.notna()},
+    test=lambda t: t["share"] == 0,
+)
+
+# %%
+
+study.claim(
+    "Joined inside or before, the bits are the same.",
+    name="same",
+    of="times",
+    where={"way": ["ORT, fused inside", "ORT, precomputed"], "share": lambda s: s.notna()},
+    test=lambda t: t.groupby(["case", "precision"])["share"].nunique() == 1,
+)
+
+# %%
+
+study.dots(
+    "answer",
+    of="times",
+    where={
+        "case": "gate-up, 1 token",
+        "precision": lambda s: s == ("float16" if "float16" in set(s) else s.iloc[0]),
+        "way": WAYS,
     },
-    units={"apart_ulp": "ULP", "error_ulp": "ULP"},
+    x="ratio",
+    label="way",
+    low="low",
+    high="high",
+    reference=1,
+    answer=True,
+    title="One token, two weights",
+    xlabel="time over ORT, not fused",
+    alt="A dot for each way of computing the gate and up products of one token: fused inside takes "
+    "more than twice the time of not fused, precomputed about the same, PyTorch less.",
 )
 
 # %%
-study.recorded("discrepancy")
-
-# %%
-
-
-def on_bits(run):
-    """Where fusing changes bits, and whether it costs accuracy."""
-    table = run.tables["discrepancy"].dropna(subset=["differ"])
-    for precision, part in table.groupby(["dtype", "tf32"], sort=False):
-        name = spoken(*precision)
-        fused = part[part["label"].isin(GEMM_VARIANTS[1:])]
-        if fused.empty:
-            continue
-        changed = sorted(fused.loc[fused["differ"] > 0, "size"].unique())
-        if not changed:
-            assert (fused["apart"] == 0).all()
-            yield f"{name}: all three variants agree to the last bit at every size."
-            continue
-        base = part[part["label"] == "not fused"].set_index("size")["mean_error"]
-        factor = fused["mean_error"].to_numpy() / base[fused["size"]].to_numpy()
-        nearer = verdict(factor.min(), factor.max())
-        yield (
-            f"{name}: fusing changes bits at {', '.join(map(str, changed))}, by "
-            f"{fused['apart_ulp'].max():.3g} ULP of a typical output at most; the result is "
-            f"{nearer} float64 ({factor.min():.2f} to {factor.max():.2f} times the mean error of "
-            "not fused)."
-        )
-
-
-def verdict(least, most):
-    """What a range of errors over that of *not fused* says; a quarter more or less says nothing."""
-    if least > 0.8 and most < 1.25:
-        return "as near to"
-    if most < 1.25:
-        return "as near to, or nearer,"
-    if least > 0.8:
-        return "as near to, or further from,"
-    return "nearer at some sizes and further at others from"
-
-
-def spoken(dtype, tf32):
-    return f"**{dtype}**" + ({"on": " with TF32", "off": ""}.get(tf32, ""))
-
-
-study.conclude(lambda run: list(on_bits(run)) or "Nothing to compare.", "discrepancy")
-
-# %%
-# What this machine can do
-# ------------------------
+# Your own shapes
+# ---------------
 #
-# The ceilings are measured by the same harness in the same run: a copy, two reads with one write,
-# and torch's matrix product for each type. They are the denominators of the shares below.
+# Rows of X, inner size, and the columns of two or three weights; the products used one by one.
 
-ceilings = measure_ceilings(
-    device,
-    dtypes=sorted({1, *itypes}),
-    side=128 if quick else None,
-    nbytes=2**20 if quick else None,
-    budget_s=0.05 if quick else 0.4,
-)
-study.table(
-    "ceilings",
-    ceilings.frame.assign(
-        rate=ceilings.frame["rate"] / 1e9,
-        low=ceilings.frame["low"] / 1e9,
-        high=ceilings.frame["high"] / 1e9,
-        unit="G" + ceilings.frame["unit"],
-    ),
-    caption="Measured ceilings: median and the interval of the median. Size: bytes of a buffer, or "
-    "side of the matrices.",
-)
+SHAPE = Case(itypes[0], False, 1, width, (2 * width, width), separate=True)
+own = pd.DataFrame(contest(SHAPE))
+print(own[["way", "ratio", "low", "high", "rms error", "note"]].to_string(index=False))
 
 # %%
-study.recorded("ceilings")
-
-# %%
-# Time
-# ----
-#
-# Each case is a contest of four rivals in one process. A round times each once, in an order drawn
-# anew; the rounds of a sitting end when each ratio to *not fused* is known to 2 %, or the budget
-# is spent. Then the next case has its turn, and so on round the cases, several times, each sitting
-# with new buffers. What stays the same throughout a sitting (where its buffers lie, who else is
-# busy) shows between sittings, and the intervals come from there. They hold the true median 95
-# times in 100. On a CPU, times are divided by the median of *not fused* at the same
-# size (of ``torch`` for a type that ONNX Runtime lacks): only ratios mean anything there.
-
-
-def sitting(case, seed):
-    """Timings of the rivals that run, and the reasons of those that do not."""
-    cost = gemm_cost("fused ahead", case.m, case.k, case.widths, DTYPES[case.itype].bits // 8)
-    room = free_memory(device) // 3 // bytes_of_a_set(case)
-    sets = max(1, min(copies(int(cost.bytes), device, most=4 if quick else 64), room))
-    found = rivals(case, sets, seed)
-    reasons = {label: why for label, why in found.items() if isinstance(why, str)}
-    runs = {label: r for label, r in found.items() if label not in reasons}
-    if not runs:
-        return None, reasons
-    with torch_precision(case.tf32):
-        agree(runs)
-        timings = measure(
-            {label: partial(call, r) for label, r in runs.items()},
-            rotate=sets,
-            device=device,
-            budget_s=budget / SITTINGS,
-            precision=0.02,
-            warmup=args.warmup,
-            min_rounds=-(-args.repeat // SITTINGS),
-            seed=seed,
-            bytes=dict.fromkeys(runs, cost.bytes),
-            flops=dict.fromkeys(runs, cost.flops),
-        )
-    return timings, reasons
-
-
-SITTINGS = 5
-
-
-def timed(cases, seed=0):
-    """Case -> (timings, reasons), its sittings spread over the time that all cases take."""
-    runtime.cache_clear()
-    found = {case: [] for case in cases}
-    for turn in range(SITTINGS):
-        for case, parts in found.items():
-            parts.append(sitting(case, seed + turn))
-    return {
-        case: (pool([t for t, _ in parts if t is not None]), parts[0][1])
-        if any(t is not None for t, _ in parts)
-        else (None, parts[0][1])
-        for case, parts in found.items()
-    }
-
-
-def agree(runs):
-    """Rivals must return the same outputs: these are of order one, and no rounding moves 0.1."""
-    first, *others = [r[0]() for r in runs.values()]
-    for other in others:
-        for a, b in zip(first, other, strict=True):
-            assert a.shape == b.shape
-            assert (a.float() - b.float()).abs().max() < 0.1
-
-
-def call(runs, i):
-    return runs[i]()
-
-
-def rows_of(case, timings, reasons):
-    """A row a rival: in microseconds, on a CPU in medians of *not fused*."""
-    frame = pd.DataFrame() if timings is None else timings.frame.set_index("label")
-    base = 1e-6
-    if device == "cpu" and len(frame):
-        base = frame["median"].get("not fused", frame["median"].iloc[0])
-    for label in LABELS:
-        row = named(case) | {"size": case.m, "label": label, "note": reasons.get(label, "")}
-        if label in frame.index:
-            found = frame.loc[label]
-            times = {
-                "time": "mean",
-                **{c: c for c in ("std", "min", "max", "median", "low", "high")},
-            }
-            row |= {column: found[source] / base for column, source in times.items()}
-            row |= {"warmup": found["warmup"], "repeat": found["rounds"]}
-            row |= {"stopped": found["stopped"], "note": found["warnings"], "unit": unit}
-        yield row
-
-
-unit = "µs" if device == "cuda" else "of not fused"
-squares = [
-    Case(itype, tf32, size, size, (size, size)) for itype, tf32 in precisions() for size in sizes
-]
-contests = timed(squares)
-columns = "dtype tf32 size label warmup time std min max median low high unit repeat stopped note"
-times = pd.DataFrame(
-    [row for case, found in contests.items() for row in rows_of(case, *found)],
-    columns=columns.split(),
-)
-study.table(
-    "times",
-    times,
-    caption="Times of the rivals: mean, spread, and the median with its interval.",
-    formats={"size": "d", "warmup": ".0f", "repeat": ".0f"},
-    labels={"time": "mean", "warmup": "warm-up", "repeat": "rounds"},
-)
-
-# %%
-study.recorded("times")
-
-# %%
-# The ratios are medians of the ratios of the rounds, so that what slows a whole round down
-# cancels, averaged over the sittings. An interval that holds 1 shows no difference.
-
-
-def ratios_of(case, timings, **more):
-    """A row a rival: its time over that of *not fused*."""
-    if timings is None or "not fused" not in timings.samples:
-        return
-    for label in timings.samples.columns[1:]:
-        r = timings.ratio(label, "not fused")
-        found = {"ratio": r.value, "low": r.low, "high": r.high, "se": r.se, "units": r.units}
-        yield named(case) | {"size": case.m, "label": label} | found | more
-
-
-ratios = pd.DataFrame(
-    [row for case, (timings, _) in contests.items() for row in ratios_of(case, timings)],
-    columns=["dtype", "tf32", "size", "label", "ratio", "low", "high", "se", "units"],
-)
-study.table("ratios", ratios, caption="Time over that of **not fused**.", formats={"size": "d"})
-
-
-def pivot(frame, *keys):
-    """Keys x label, each cell a ratio with its interval."""
-    shown = frame["ratio"].map("{:.3f}".format) + frame.apply(
-        lambda row: f" [{row['low']:.3f}, {row['high']:.3f}]", axis=1
-    )
-    wide = frame.assign(shown=shown).pivot(index=list(keys), columns="label", values="shown")
-    order = [label for label in LABELS if label in wide]
-    return wide.reindex(frame.set_index(list(keys)).index.unique())[order]
-
-
-def pivot_table(name, frame, caption, *keys):
-    if frame.empty:
-        return study.say("ONNX Runtime runs none of these cases here, so there is no ratio.")
-    return study.table(
-        name,
-        pivot(frame, *keys),
-        caption=caption,
-        index=True,
-        formats={"size": "d"},
-    )
-
-
-pivot_table("pivot", ratios, "Time over that of **not fused**.", "dtype", "tf32", "size")
-
-# %%
-study.recorded("pivot")
-
-# %%
-# A script keeps the same as a spreadsheet.
+# A script keeps the tables as a spreadsheet, too.
 
 if run_mode() == "script":
-    try:
-        with pd.ExcelWriter(study.output / f"{NAME}.xlsx") as book:
-            for sheet, frame in {"times": times, "ratios": ratios, "discrepancy": bits}.items():
-                frame.to_excel(book, sheet_name=sheet, index=False)
-    except ImportError:
-        print("no spreadsheet: openpyxl is not installed")
+    with pd.ExcelWriter(study.output / f"{NAME}.xlsx") as book:
+        for sheet, frame in {"times": times, "ratios": pivot(["square"], WAYS[1:])}.items():
+            frame.to_excel(book, sheet_name=sheet, index=False)
 
 # %%
-
-
-def draw_times(axis, part):
-    for i, label in enumerate(LABELS):
-        rows = part[(part["label"] == label) & part["median"].notna()]
-        if rows.empty:
-            continue
-        errors = [rows["median"] - rows["low"], rows["high"] - rows["median"]]
-        aside = 1.03 ** (i - 1.5)  # else the markers hide one another
-        axis.errorbar(
-            rows["size"] * aside, rows["median"], errors, label=label, color=PALETTE[i],
-            marker=MARKERS[i], capsize=3,
-        )  # fmt: skip
-    unit = part["unit"].iloc[0]
-    axis.set(xscale="log", yscale="log", xlabel="side of the matrices")
-    axis.set_ylabel(f"median time, {unit}")
-    axis.set_xticks(sorted(part["size"].unique()), map(str, sorted(part["size"].unique())))
-    axis.minorticks_off()
-
-
-def rescaled(times):
-    """Absolute on CUDA; on a CPU in units of *not fused* at the smallest size, one unit for all."""
-    if device == "cuda":
-        return times
-    first = {}
-    for case, (timings, _) in contests.items():
-        if timings is not None:
-            medians = timings.frame.set_index("label")["median"]
-            first[case.itype, case.m] = medians.get("not fused", medians.iloc[0])
-    frame = times.copy()
-    for column in ("median", "low", "high"):
-        frame[column] = [
-            value
-            * first.get((itype_of(dtype), size), np.nan)
-            / first.get((itype_of(dtype), min(sizes)), np.nan)
-            for value, dtype, size in zip(frame[column], frame["dtype"], frame["size"], strict=True)
-        ]
-    return frame.assign(unit=f"× not fused at {min(sizes)}")
-
-
-def itype_of(name):
-    return next(d.onnx for d in DTYPES.values() if d.name == name)
-
-
-panels = [
-    (precision, part, "this build" if run.is_build else run.label.split(";")[0])
-    for run in study.runs("times")
-    for precision, part in (rescaled(times) if run.is_build else run.tables["times"])
-    .dropna(subset=["median"])
-    .groupby(["dtype", "tf32"], sort=False)
-]
-fig, axes = subplots(
-    -(-len(panels) // 2), 2, squeeze=False, title="Time of the rivals, by side of the matrices"
-)
-for axis, (precision, part, machine) in zip(axes.flat, panels, strict=False):
-    draw_times(axis, part)
-    axis.set_title(f"{spoken(*precision).replace('*', '')}, {machine}", fontsize=9)
-axes.flat[0].legend()
-for axis in axes.flat[len(panels) :]:
-    axis.set_axis_off()
-study.figure(
-    "times",
-    fig,
-    alt="Median time of not fused, fused, fused ahead and torch over the side of the matrices, "
-    "both logarithmic, with error bars: a panel for each machine and precision. The lines lie "
-    "close together where the matrices are large.",
-)
-
-# %%
-# Share of what the machine can do
-# --------------------------------
+# Limits, and what to read next
+# -----------------------------
 #
-# Operations a second over the matrix product of the type: the measured ceiling, or the fastest
-# rival where one beats it. Bytes a second over the measured copy. Bytes are those of *fused
-# ahead*, the least that any rival must move.
+# * Inputs are normal and dense, and lie where no cache has them. Weights that stay in a cache, or
+#   are quantized, are another question. ONNX Runtime runs through a binding, without copies.
+# * inductor can join constant weights itself, before the first run, where ``freezing`` is on; here
+#   weights are arguments. Its default mode is measured, not ``max-autotune``.
+# * A CPU's ratios are those of one thread. A time of one size, type and machine is no rule: put
+#   your shapes into the cell above.
+# * Next: :ref:`llama-backend`, whose rule packs queries, keys and values, for what a whole layer
+#   gains; :ref:`reduction-order`, for why a kernel's partition of a sum changes bits.
 
-
-def rate_name(case):
-    return DTYPES[case.itype].name + (" tf32" if case.tf32 else "")
-
-
-fastest = {rate_name(case): ceilings[rate_name(case)] for case in squares}
-for case, (timings, _) in contests.items():
-    if timings is not None:
-        reached = timings.frame["gflop_s"].max() * 1e9
-        fastest[rate_name(case)] = float(np.nanmax([fastest[rate_name(case)], reached]))
-
-
-def shares_of(case, timings):
-    if timings is None:
-        return
-    for _, row in timings.against(ceilings).iterrows():
-        rates = {"product": fastest[rate_name(case)] / 1e9, "copy": ceilings["copy"] / 1e9}
-        found = {
-            "of_product": row["gflop_s"] / rates["product"],
-            "of_copy": row["gb_s"] / rates["copy"],
-        }
-        yield named(case) | {"size": case.m, "label": row["label"]} | found | rates
-
-
-shares = pd.DataFrame(
-    [row for case, (timings, _) in contests.items() for row in shares_of(case, timings)],
-    columns=[*["dtype", "tf32", "size", "label", "of_product", "of_copy", "product", "copy"]],
-)
-study.table(
-    "shares",
-    shares,
-    caption="Share of the measured ceilings.",
-    formats={"of_product": ".1%", "of_copy": ".1%", "size": "d"},
-    labels={
-        "of_product": "of the product",
-        "of_copy": "of the copy",
-        "product": "fastest product",
-        "copy": "measured copy",
-    },
-    units={"product": "GFLOP/s", "copy": "GB/s"},
-)
-
-# %%
-study.recorded("shares")
-
-# %%
-# Beyond squares
-# --------------
-#
-# In a transformer X is a batch of tokens and the weights stay. With one token the products only
-# read weights; with thousands they only compute. The products of queries, keys and values, and of
-# gate and up, are used one by one: there the unfused model needs no Concat and the fused ones need
-# a Split (``torch`` gives views, without a copy).
-
-width = 128 if quick else 4096 if device == "cuda" else 512
-tokens = (
-    (1, 16, 64)
-    if quick
-    else (1, 4, 16, 64, 256, 1024, 4096)
-    if device == "cuda"
-    else (1, 4, 16, 64, 256, 1024)
-)
-last = tokens[-1] if device == "cuda" else 64
-
-
-def shapes(itype, tf32):
-    for m in tokens:
-        yield Case(itype, tf32, m, width, (width, width), name=f"{m} × {width} × 2·{width}")
-    for m, batch in ((1, "1 token"), (last, f"{last} tokens")):
-        quarter, wide = width // 4, width * 11 // 4
-        yield Case(itype, tf32, m, width, (width, quarter, quarter), True, f"QKV, {batch}")
-        yield Case(itype, tf32, m, width, (wide, wide), True, f"gate-up, {batch}")
-
-
-others = timed([case for p in precisions() for case in shapes(*p)])
-beyond = pd.DataFrame(
-    [
-        row
-        for case, (timings, _) in others.items()
-        for row in ratios_of(case, timings, shape=case.name)
-    ],
-    columns=["dtype", "tf32", "shape", "size", "label", "ratio", "low", "high", "se", "units"],
-)
-study.table("beyond", beyond, caption="Time over that of **not fused**.", formats={"size": "d"})
-pivot_table("beyond-pivot", beyond, "Time over that of **not fused**.", "dtype", "tf32", "shape")
-
-# %%
-study.recorded("beyond-pivot")
-
-# %%
-# A plain model
-# -------------
-#
-# Each kernel takes its bytes over the measured copy or its operations over the fastest product,
-# whichever is longer; what one kernel leaves for the next is free while it fits in the last cache.
-# What a call and a launch cost on top comes from a 16 × 16 case, where nothing else counts: *not
-# fused* starts three kernels there, *fused ahead* one. On CUDA the host starts kernels while others
-# compute, so the longer of the two counts; on a CPU they add.
-
-
-def overheads(timings):
-    """Seconds of a call, and of a launch, from the smallest case."""
-    if timings is None or "not fused" not in timings.samples:
-        return None
-    medians = timings.samples.median()
-    launch = max(0.0, (medians["not fused"] - medians["fused ahead"]) / 2)
-    return {"call": max(0.0, medians["fused ahead"] - launch), "launch": launch}
-
-
-def predicted(case, label):
-    """Time of *label* over that of *not fused*, by the model."""
-    if label == "torch" or overhead[case.itype, case.tf32] is None:
-        return np.nan
-    rates = {"byte_rate": ceilings["copy"], "flop_rate": fastest[rate_name(case)]}
-    machine = {"overlap": device == "cuda", "cache": last_level_cache(device)}
-    size = DTYPES[case.itype].bits // 8
-    found = [
-        gemm_cost(variant, case.m, case.k, case.widths, size, case.separate).seconds(
-            **rates, **machine, **overhead[case.itype, case.tf32]
-        )
-        for variant in (label, "not fused")
-    ]
-    return found[0] / found[1]
-
-
-smallest = timed([Case(*precision, 16, 16, (16, 16)) for precision in precisions()])
-overhead = {case[:2]: overheads(timings) for case, (timings, _) in smallest.items()}
-measured = pd.concat(
-    [
-        pd.DataFrame(
-            [
-                row | {"series": series, "model": predicted(case, row["label"])}
-                for case, (timings, _) in cases.items()
-                if not case.separate
-                for row in ratios_of(case, timings)
-            ]
-        )
-        for series, cases in (("squares", contests), ("tokens", others))
-    ]
-)
-measured = measured.reindex(
-    columns=["series", "dtype", "tf32", "size", "label", "ratio", "low", "high", "model"]
-)
-study.table(
-    "model",
-    measured[measured["label"] != "torch"],
-    caption="Time over that of **not fused**: measured, and by the model.",
-    formats={"size": "d"},
-)
-
-# %%
-study.recorded("model")
-
-# %%
-# Markers are measured, with their intervals; lines are the model.
-
-
-def draw_model(axis, part):
-    for i, label in enumerate(GEMM_VARIANTS[1:], start=1):
-        rows = part[part["label"] == label].sort_values("size")
-        errors = [rows["ratio"] - rows["low"], rows["high"] - rows["ratio"]]
-        aside = 1.03 ** (i - 1.5)
-        axis.errorbar(
-            rows["size"] * aside, rows["ratio"], errors, color=PALETTE[i], marker=MARKERS[i],
-            linestyle="none", capsize=3, label=label,
-        )  # fmt: skip
-        axis.plot(rows["size"], rows["model"], color=PALETTE[i], linestyle="--", linewidth=1.2)
-    axis.axhline(1, color="#7b838d", linewidth=1)
-    ticks = sorted(part["size"].unique())
-    axis.set(xscale="log", ylabel="time over not fused")
-    axis.set_xticks(ticks, map(str, ticks))
-    axis.minorticks_off()
-
-
-found = study.runs("model")
-panels = [
-    (run, precision, part)
-    for run in found
-    for precision, part in run.tables["model"].groupby(["dtype", "tf32"], sort=False)
-]
-fig, axes = subplots(
-    max(len(panels), 1), 2, height=2.8, squeeze=False,
-    title="Measured (markers) and by the model (dashed)",
-)  # fmt: skip
-for row, (run, precision, part) in zip(axes, panels, strict=False):
-    machine = "this build" if run.is_build else run.label.split(";")[0]
-    for axis, series in zip(row, ("squares", "tokens"), strict=True):
-        draw_model(axis, part[part["series"] == series])
-        axis.set_title(f"{series}, {spoken(*precision).replace('*', '')}, {machine}", fontsize=9)
-        axis.set_xlabel("side of the matrices" if series == "squares" else "tokens")
-axes.flat[0].legend()
-study.figure(
-    "model",
-    fig,
-    alt="Time of the two fused variants over that of not fused, measured with error bars and as "
-    "dashed lines by the model: over the size of squares, and over the number of tokens.",
-)
-
-# %%
-
-
-def on_model(run):
-    """How far the model is from what was measured."""
-    table = run.tables["model"].dropna(subset=["model"])
-    for precision, part in table.groupby(["dtype", "tf32"], sort=False):
-        off = np.log(part["model"] / part["ratio"]).abs()
-        worst = part.loc[off.idxmax()]
-        assert np.expm1(off.median()) <= np.expm1(off.max())
-        yield (
-            f"{spoken(*precision)}: half of the model's ratios are within "
-            f"{np.expm1(off.median()):.0%} of the measured ones; the worst is {worst['label']} at "
-            f"{worst['series']} {worst['size']}, {worst['model']:.2f} instead of "
-            f"{worst['ratio']:.2f}."
-        )
-
-
-study.conclude(lambda run: list(on_model(run)) or "Nothing to model.", "model")
-
-# %%
-# Would a second run say the same?
-# --------------------------------
-#
-# The intervals say how well this run knows its ratios. The proof is another run: everything is
-# made anew (sessions, buffers, orders) and each ratio is compared with the first by a test of the
-# difference at 5 %. Of ratios that did not change, one in twenty fails that test.
-
-
-def again(case):
-    """Each ratio measured twice, and how likely chance sets the two this far apart."""
-    first, second = contests[case][0], repeats[case][0]
-    if first is None or "not fused" not in first.samples:
-        return
-    for label in first.samples.columns[1:]:
-        one, two = (t.ratio(label, "not fused") for t in (first, second))
-        row = named(case) | {"size": case.m, "label": label, "ratio": one.value}
-        yield row | {"again": two.value, "p": one.p_value(two)}
-
-
-repeats = timed(squares, seed=SITTINGS)
-repeated = pd.DataFrame(
-    [row for case in squares for row in again(case)],
-    columns=["dtype", "tf32", "size", "label", "ratio", "again", "p"],
-)
-study.table(
-    "again",
-    repeated,
-    caption="The ratios, measured twice. Bold: different at 5 %.",
-    formats={"size": "d", "p": ".2g", "ratio": ".3f", "again": ".3f"},
-    emphasize={"p": lambda frame: frame["p"] < 0.05},
-)
-
-# %%
-
-
-def on_repeats(run):
-    table = run.tables["again"]
-    count, different = len(table), int((table["p"] < 0.05).sum())
-    if not count:
-        return "Nothing to repeat."
-    apart = (table["again"] / table["ratio"]).map(np.log).abs().max()
-    # As many as chance gives, or fewer, 95 times in 100.
-    likely = next(k for k in range(count + 1) if binomial_below(k, count) >= 0.95)
-    verdict = "no more than chance explains" if different <= likely else "more than chance explains"
-    assert (different <= likely) == (binomial_below(different - 1, count) < 0.95)
-    return (
-        f"{different} of {count} ratios differ between the two runs at 5 %: {verdict} "
-        f"(up to {likely}). The furthest apart are {np.expm1(apart):.1%}."
-    )
-
-
-def binomial_below(k, n, p=0.05):
-    """Chance of at most k in n."""
-    from scipy.special import bdtr
-
-    return float(bdtr(k, n, p)) if k >= 0 else 0.0
-
-
-study.conclude(on_repeats, "again")
-
-# %%
-# When is it worth it?
-# --------------------
-
-
-def on_time(run):
-    """Range of each fused variant's ratios, and from which size on they do not matter."""
-    table = run.tables["ratios"]
-    for precision, part in table.groupby(["dtype", "tf32"], sort=False):
-        for label in GEMM_VARIANTS[1:]:
-            rows = part[part["label"] == label].sort_values("size")
-            faster = int((rows["high"] < 1).sum())
-            slower = int((rows["low"] > 1).sum())
-            assert faster + slower <= len(rows)
-            yield (
-                f"{spoken(*precision)}, {label}: {rows['ratio'].min():.2f} to "
-                f"{rows['ratio'].max():.2f} of the unfused time; shown faster at {faster} and "
-                f"slower at {slower} of {len(rows)} sizes{close_from(rows)}."
-            )
-
-
-def close_from(rows, within=0.03):
-    """The size from which on every interval is within 3 % of 1, if there is one."""
-    close = (rows["low"] >= 1 - within) & (rows["high"] <= 1 + within)
-    sizes = [s for s in rows["size"] if close[rows["size"] >= s].all()]
-    if sizes:
-        return f"; known to be within {within:.0%} of it from {min(sizes)} on"
-    end = rows.iloc[-1]
-    return f"; at {end['size']} it is {end['ratio']:.3f} [{end['low']:.3f}, {end['high']:.3f}]"
-
-
-study.conclude(lambda run: list(on_time(run)) or "No ratio to speak of.", "ratios")
-
-# %%
-
-
-def on_shapes(run):
-    table = run.tables["beyond"]
-    rows = table[table["label"] == "fused ahead"]
-    for precision, part in rows.groupby(["dtype", "tf32"], sort=False):
-        best, worst = part.loc[part["ratio"].idxmin()], part.loc[part["ratio"].idxmax()]
-        assert best["ratio"] <= worst["ratio"]
-        yield (
-            f"{spoken(*precision)}, fused ahead, shapes of a transformer: from "
-            f"{best['ratio']:.2f} of the unfused time ({best['shape']}) to {worst['ratio']:.2f} "
-            f"({worst['shape']})."
-        )
-
-
-study.conclude(lambda run: list(on_shapes(run)) or "No ratio to speak of.", "beyond")
-
-# %%
-# What to do
-# ----------
-#
-# * **Join constant weights ahead** where the products are short: that saves launches, and a pass
-#   over what a Concat moves. Where they are long it may lose, above all if a Split has to follow.
-# * **Do not join large weights at each run** when the batch is small: the product is then one pass
-#   over the weights, and joining them adds two. Where launches take the time, that costs nothing.
-# * **Measure your own shapes.** A ratio belongs to a size, a type and a machine, and one row of one
-#   table belongs to chance until a second run has said the same.
-# * **Be ready for other bits**, nearer to the truth or further from it: compare with float64 before
-#   and after, as above.
-#
-# :ref:`llama-backend` has a rule that packs the products of queries, keys and values in this way,
-# and what the whole layer gains.
-
-runtime.cache_clear()
 torch.set_num_threads(threads)
-if device == "cuda":
+if cuda:
     torch.cuda.set_stream(torch.cuda.default_stream())
 study.finish()

@@ -136,10 +136,10 @@ class UnsupportedError(RoundoffError, NotImplementedError):
 
     Examples
     --------
-    >>> from roundoff.models import gemm_model
+    >>> from roundoff.models import layer_norm_matmul
     >>> from roundoff.ort import session
     >>> try:
-    ...     session(gemm_model("fused"), ["NoSuchExecutionProvider"])
+    ...     session(layer_norm_matmul(), ["NoSuchExecutionProvider"])
     ... except NotImplementedError as error:
     ...     print(error.message)
     this build of ONNX Runtime lacks a provider

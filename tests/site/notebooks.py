@@ -26,10 +26,7 @@ DRIVER = Path(__file__).with_name("execute_notebook.py")
 TIMED = {
     "plot_reduction_order": ["algorithms.cost"],
     "plot_layer_norm_discrepancies": ["switches.cost"],
-    "plot_gemm_fusion": [
-        "again.*", "beyond*.*", "ceilings.*", "model.*", "pivot.*", "ratios.*", "shares.*",
-        "times.*",
-    ],
+    "plot_gemm_fusion": ["times.*", "one-token.*", "squares.*", "graphs.*"],
     "plot_llama_backend": [
         "ceilings.*", "shares.*", "time-*.warmup", "time-*.N", "time-*.memory", "time-*.compile",
         *(f"time-*.{column}" for column in ["avg_time", "median", "low", "high", "speedup"]),

@@ -72,12 +72,14 @@ class OrtSession:
 
     Examples
     --------
-    >>> from roundoff.models import gemm_model
+    >>> import onnx
     >>> from roundoff.ort import session
-    >>> made = session(gemm_model("fused ahead"))
+    >>> model = onnx.parser.parse_model('''<ir_version: 10, opset_import: ["": 20]>
+    ...     product (float[m,k] X, float[k,n] W) => (float[m,n] Z) { Z = Gemm(X, W) }''')
+    >>> made = session(model)
     >>> made
-    OrtSession(X, YZ -> O; CPUExecutionProvider, tf32=False)
-    >>> made.run({"X": torch.ones(1, 2), "YZ": torch.ones(2, 2)})
+    OrtSession(X, W -> Z; CPUExecutionProvider, tf32=False)
+    >>> made.run({"X": torch.ones(1, 2), "W": torch.ones(2, 2)})
     [tensor([[2., 2.]])]
     """
 
@@ -211,10 +213,12 @@ class Binding:
 
     Examples
     --------
-    >>> from roundoff.models import gemm_model
+    >>> import onnx
     >>> from roundoff.ort import session
+    >>> model = onnx.parser.parse_model('''<ir_version: 10, opset_import: ["": 20]>
+    ...     product (float[m,k] X, float[k,n] W) => (float[m,n] Z) { Z = Gemm(X, W) }''')
     >>> x = torch.ones(1, 2)
-    >>> bound = session(gemm_model("fused ahead")).bind({"X": x, "YZ": torch.ones(2, 2)})
+    >>> bound = session(model).bind({"X": x, "W": torch.ones(2, 2)})
     >>> bound.run()
     [tensor([[2., 2.]])]
     >>> _ = x.fill_(3.0)

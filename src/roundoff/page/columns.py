@@ -57,6 +57,8 @@ COLUMNS: dict[str, Column] = {
     "what": Column("product"),
     "tolerance": Column("tolerance", "of |X||W| + |b|", ".2g"),
     "used": Column("used of it", "", "share"),
+    "torch used": Column("torch uses", "of the bound", "share"),
+    "ORT used": Column("ORT uses", "of the bound", "share"),
     "assert_close": Column("assert_close refuses", "", "share"),
     "error": Column("largest error", _EPS, ".3g", _SCALED),
     "rms error": Column("typical error", _EPS, ".3g", f"root mean square: {_SCALED}"),
@@ -102,6 +104,10 @@ COLUMNS: dict[str, Column] = {
     "within √d": Column("within √d", "orders", "d"),
     "changed": Column("share that changes", "", ".2g"),
     "moved": Column("moved by", "ε × RMS", ".2g", "root mean square of the difference"),
+    "not fused error": Column("not fused, largest", _EPS, ".3g", _SCALED),
+    "fused error": Column("fused, largest", _EPS, ".3g", _SCALED),
+    "not fused rms": Column("not fused, typical", _EPS, ".3g", f"root mean square: {_SCALED}"),
+    "fused rms": Column("fused, typical", _EPS, ".3g", f"root mean square: {_SCALED}"),
 }
 
 

@@ -336,7 +336,7 @@ def read_record(path: str | Path) -> Record:
     --------
     >>> path = sorted(RECORDED.glob("plot_gemm_fusion/*.json"))[0]
     >>> record = read_record(path)
-    >>> record.machine == path.stem, "ratios" in record.tables
+    >>> record.machine == path.stem, "times" in record.tables
     (True, True)
     """
     path = Path(path)

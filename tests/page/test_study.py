@@ -486,6 +486,9 @@ def test_claims_are_kept_with_what_each_machine_says(place: Place) -> None:
             value=lambda t: t["ratio"], on=H200, name="slower")  # fmt: skip
     (kept,) = json.loads(json.dumps(study.verdicts()))
     machines = kept.pop("machines")
+    assert kept.pop("said") == {
+        H200: ["H200", "✓"], H100: ["H100", "0.5"], "this-build": ["this build", "7"],
+    }  # fmt: skip
     assert kept == {
         "page": "plot_x", "name": "slower", "sentence": "It takes about 1.2 times as long.",
         "of": "t", "on": H200, "numbers": [{"kind": "about", "text": "1.2"}],

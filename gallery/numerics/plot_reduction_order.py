@@ -26,7 +26,16 @@ Every addition rounds. One set of numbers, 128 orders, a dozen ways to add, in N
 # From four values on, the order shows
 # ------------------------------------
 #
-# Float addition commutes and does not associate: what is rounded depends on what meets what.
+# Addition rounds, so that it does not associate: in float32 (2²⁴ + 1) + 1 is 16,777,216 and
+# 2²⁴ + (1 + 1) is 16,777,218. How much do 128 orders of the same numbers differ?
+#
+# Three distributions: **normal**, of both signs, so that the sum cancels; **spikes**, 100 at every
+# 128th place and −0.0001 elsewhere; **pareto**, positive with a heavy tail. Shorter vectors are
+# prefixes. The 128 orders are the given one, ascending, descending, and 125 random ones. 16-bit
+# values are added in float32 and the result is rounded back.
+#
+# The mean is one reduction, the normalisation (x − mean) / (sd + 10⁻⁶) of a layer norm takes two.
+# Each order is a row of one C-contiguous array, which NumPy adds as it would add it alone.
 
 import math
 from functools import partial
@@ -72,18 +81,6 @@ args = get_parsed_args(
     layers=(4 if fast else 32, "layers of the network"),
 )
 study = Study("plot_reduction_order", args)
-
-one, big = np.float32(1), np.float32(2**24)
-print((big + one) + one, big + (one + one))
-
-# %%
-# Three distributions: **normal**, of both signs, so that the sum cancels; **spikes**, 100 at every
-# 128th place and −0.0001 elsewhere; **pareto**, positive with a heavy tail. Shorter vectors are
-# prefixes. The 128 orders are the given one, ascending, descending, and 125 random ones. 16-bit
-# values are added in float32 and the result is rounded back.
-#
-# The mean is one reduction, the normalisation (x − mean) / (sd + 10⁻⁶) of a layer norm takes two.
-# Each order is a row of one C-contiguous array, which NumPy adds as it would add it alone.
 
 SEED, ORDERS = 0, 128
 SIZES = [2, 4, 64, 128, 8192] if fast else [2**k for k in range(1, 14)]
@@ -357,14 +354,14 @@ study.claim(
 
 study.claim(
     "It takes about {2.4} times the time of `np.sum`; the binned sum about {20} times, Neumaier's "
-    "about {37}, `math.fsum` about {112}.",
+    "about {37}.",
     name="cost",
     of="ways",
-    where={"algorithm": ["np.sum in float64", "binned", "Neumaier", "math.fsum"]},
+    where={"algorithm": ["np.sum in float64", "binned", "Neumaier"]},
     timed=True,
     on="nvidia-h200",
     value=lambda t: t.set_index("algorithm")["times base"][
-        ["np.sum in float64", "binned", "Neumaier", "math.fsum"]
+        ["np.sum in float64", "binned", "Neumaier"]
     ].tolist(),
 )
 
@@ -457,8 +454,10 @@ study.claim(
 # The same in every order, and wrong: 16-bit accumulators
 # -------------------------------------------------------
 #
-# Small values that are less than half a unit of a large running sum are lost one after another: the
-# sum stagnates. It may do so in every order alike.
+# A value that is added to a large running sum is rounded to the sum's last place, the same way again
+# and again; where it is less than half of that, it is lost, and the sum stagnates. This may happen
+# in every order alike. Which accumulator a call takes depends on library, type and axis: NumPy adds
+# float16 in float32 along the contiguous axis alone.
 
 narrow = []
 for name, dtype in product(DISTRIBUTIONS, ("float16", "bfloat16")):
@@ -473,7 +472,6 @@ for name, dtype in product(DISTRIBUTIONS, ("float16", "bfloat16")):
             | {"given": float(sums[0]), "exact": float(exact_sum(rows[0]))}
             | judge(sums, exact_sum(rows[0]), dtype)
         )
-# 4096 ones, by different calls.
 half, bf16 = np.ones((4096, 2), np.float16), round_to(np.ones(4096), "bfloat16", storage=True)
 ones = {
     "np, float16, (2, 4096).sum(axis=1)": np.ascontiguousarray(half.T).sum(axis=1)[0],
@@ -484,6 +482,12 @@ ones = {
     "torch, bfloat16, (4096,).sum()": torch.ones(4096, dtype=torch.bfloat16).sum(),
 }
 study.keep("narrow", narrow, part="cpu")
+study.table(
+    "ones",
+    [{"call": call, "sum": float(total)} for call, total in ones.items()],
+    "4096 ones, added.",
+    part="cpu",
+)
 
 # %%
 
@@ -517,17 +521,6 @@ study.claim(
 )
 
 # %%
-# Which accumulator a call takes depends on library, type and axis: NumPy adds float16 in float32
-# along the contiguous axis alone.
-
-study.table(
-    "ones",
-    [{"call": call, "sum": float(total)} for call, total in ones.items()],
-    "4096 ones, added.",
-    part="cpu",
-)
-
-# %%
 
 study.claim(
     "4096 float16 ones are {2048} down the columns of a NumPy array, 4096 ones of bfloat16 "
@@ -546,8 +539,8 @@ study.claim(
 # [#higham]_: d = n − 1 one after another, log₂ n in a full tree, 24 in NumPy's sum of 8192 values.
 # For roundings that are independent and of mean zero √d takes the place of d, up to a factor that
 # grows with the probability asked for [#mary]_. That is an envelope. For data of mean zero the
-# error does not grow with n at all [#mary]_; where a sum stagnates, the roundings share a sign,
-# and √d fails.
+# bound need not grow with n at all [#mary]_; where a sum stagnates, the roundings share a sign, and
+# √d fails.
 
 bounds = []
 for name, add, depth in (

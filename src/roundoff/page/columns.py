@@ -108,6 +108,14 @@ COLUMNS: dict[str, Column] = {
     "fused error": Column("fused, largest", _EPS, ".3g", _SCALED),
     "not fused rms": Column("not fused, typical", _EPS, ".3g", f"root mean square: {_SCALED}"),
     "fused rms": Column("fused, typical", _EPS, ".3g", f"root mean square: {_SCALED}"),
+    "of ceiling": Column("share of ceiling", "", ".0%", "of a stream with the same bytes"),
+    "lead": Column("over the best", "×", ".2f", "rate over that of the best baseline"),
+    "lead low": Column("from", "×", ".2f"),
+    "lead high": Column("to", "×", ".2f"),
+    "× torch": Column("time", "× torch's", ".2f", "launches included"),
+    "dx": Column("dx", "results", "d"),
+    "dw": Column("dw", "results", "d"),
+    "db": Column("db", "results", "d"),
 }
 
 

@@ -20,7 +20,7 @@ __all__ = ["WIDEST", "Shown", "Table", "inline", "minus", "tabs"]
 #: Columns that a page can show at once.
 WIDEST = 7
 #: Rows that the switch can bring into view; a longer table is downloaded.
-_LONGEST = 40
+_LONGEST = 16
 
 
 class Shown:
@@ -59,7 +59,7 @@ class Table:
         The telling columns, at most seven; the others are behind a switch.
     telling : sequence of bool, optional
         The rows in sight; the others are behind the switch, or in the CSV file where they are
-        more than 40.
+        more than 16.
     machine : str
         Name of the run in addresses, such as ``nvidia-h200``.
     name : str

@@ -435,8 +435,8 @@ study.table(
 # %%
 
 study.claim(
-    "Rounding the operands has a mean of {0.6}, an H100's truncated sums have {−46}, and {−45} is "
-    "measured; operands that were cut would give about {−5600}.",
+    "Rounding the operands has a mean of {0.4}, an H100's truncated sums have {−46}, and {−45} is "
+    "measured; operands that were cut would give about {−5700}.",
     of="signs",
     where={"what": SIGNS},
     on="nvidia-h200",
@@ -737,7 +737,7 @@ study.table(
 # %%
 
 study.claim(
-    "Each runtime's error keeps within the bound, using up to {0.36} of it, and their difference "
+    "Each runtime's error keeps within the bound, using up to {0.37} of it, and their difference "
     "within twice the bound, with weights of one sign and of both.",
     of="limits",
     on="nvidia-h200",

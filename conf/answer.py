@@ -108,7 +108,8 @@ class AnswerFigure(SphinxDirective):
         """Two images, of which a scheme shows one."""
         texts = list(Path(self.env.srcdir, "gallery").glob(f"*/images/{page}_answer.txt"))
         if not texts:
-            if self.config.plot_gallery in (False, "False", "0", 0):
+            elsewhere = Path(self.env.docname).name != page
+            if elsewhere or self.config.plot_gallery in (False, "False", "0", 0):
                 return []
             raise self.error(f"{page} drew no figure with answer=True")
         (text,) = texts

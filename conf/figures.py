@@ -69,6 +69,7 @@ def scraper(block: Any, block_vars: dict[str, Any], gallery_conf: dict[str, Any]
             light = path.with_name(f"{page}_answer.svg")
             night = path.with_name(f"{page}_answer_dark.svg")
             light.with_suffix(".txt").write_text(alt, "utf-8")
+            path.touch()  # Sphinx-Gallery looks for a file of each number
             path = path.with_name(re.sub(r"_\d+\.png$", "_001.png", path.name))
         with settled(figure):
             figure.savefig(path, dpi=110, facecolor="white", transparent=False, **_top(figure))

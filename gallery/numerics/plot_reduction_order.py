@@ -8,12 +8,14 @@ Every addition rounds. One set of numbers, 128 orders, a dozen ways to add, in N
 
 .. answer:: nvidia-h200
 
-   * **8,192 float32 values, 128 orders:** 27 results from ``np.sum``, up to 116 ULP apart; 109
-     from a loop. ``torch.sum`` on a GPU gives 25.
-   * **Added in float64 there is one**, correctly rounded, in about 2.4 times ``np.sum``'s time.
-     That is no guarantee; a binned sum is, in about 20 times.
+   * **8,192 float32 values, 128 orders:** :bound:`27 <orders>` results from ``np.sum``, up to
+     :bound:`116 <orders/2>` ULP apart; :bound:`109 <loop>` from a loop. ``torch.sum`` on a GPU
+     gives :bound:`25 <gpu>`.
+   * **Added in float64 there is one**, correctly rounded, in :bound:`about 2.4 <cost>` times
+     ``np.sum``'s time, on a GPU :bound:`about 1.1 <gpu-cost>` times ``torch.sum``'s. That is no
+     guarantee; a binned sum is, in :bound:`about 20 <cost/2>` times.
    * **The same in every order may still be wrong:** bfloat16 values added in bfloat16, one after
-     another, give 6208; their sum is 6399.
+     another, give :bound:`6208 <wrong>`; their sum is :bound:`6399 <wrong/2>`.
 
    .. code-block:: python
 
@@ -366,6 +368,29 @@ study.claim(
 
 # %%
 
+study.claim(
+    "On a GPU `torch.sum` gives {25} results, and added in float64 {1}.",
+    name="gpu",
+    of="ways",
+    where={"algorithm": ["torch.sum, GPU", "torch.sum in float64, GPU"]},
+    on="nvidia-h200",
+    value=lambda t: t["distinct"].tolist(),
+)
+
+# %%
+
+study.claim(
+    "There float64 takes about {1.1} times the time of `torch.sum`.",
+    name="gpu-cost",
+    of="ways",
+    where={"algorithm": "torch.sum in float64, GPU"},
+    timed=True,
+    on="nvidia-h200",
+    value=lambda t: t["times base"],
+)
+
+# %%
+
 study.dots(
     "ways",
     of="ways",
@@ -438,6 +463,23 @@ study.table(
     columns=["algorithm", "distinct", "spread ulp", "error ulp"],
     part="algorithm",
     times=["distinct"],
+)
+
+# %%
+
+study.claim(
+    "On a GPU `index_add_` gives {99} results in 128 runs of one order, a kernel with atomics "
+    "{19}; with deterministic algorithms `index_add_` gives {1}.",
+    of="runs",
+    where={
+        "algorithm": [
+            "index_add_, GPU",
+            "Triton, atomics, GPU",
+            "index_add_, deterministic algorithms, GPU",
+        ]
+    },
+    on="nvidia-h200",
+    value=lambda t: t["distinct"].sort_values(ascending=False).tolist(),
 )
 
 # %%

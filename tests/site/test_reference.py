@@ -12,7 +12,7 @@ LIBRARY = ROOT / "src" / "roundoff"
 ROOMS = sorted(
     p.stem if p.suffix == ".py" else p.name
     for p in LIBRARY.iterdir()
-    if (p.suffix == ".py" or (p / "__init__.py").exists()) and p.stem not in ("__init__", "__main__")
+    if (p.suffix == ".py" or (p / "__init__.py").exists()) and not p.stem.startswith("__")
 )
 LISTED = set(re.findall(r"^   (roundoff\.\S+)$", (ROOT / "docs" / "api.rst").read_text(), re.M))
 

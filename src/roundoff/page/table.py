@@ -164,7 +164,8 @@ class Table:
 
     def __repr__(self) -> str:
         names = {c: " ".join(filter(None, self.heading(str(c)))) for c in self.frame}
-        cells = self.cells()[np.asarray(self._telling(), dtype=bool)][list(self.columns)].rename(columns=names)
+        telling = np.asarray(self._telling(), dtype=bool)
+        cells = self.cells()[telling][list(self.columns)].rename(columns=names)
         shown = "" if cells.empty else cells.to_string(index=False)
         return "\n".join(line for line in (self.caption, shown, _sources(self, ())) if line) + "\n"
 

@@ -41,8 +41,10 @@ _COUNTED = [(re.compile(said, re.IGNORECASE), typed.split()) for said, typed in 
 # What a page is the answer to, in words that its title may not have. Each counts like a title's,
 # and half as much again: another page may say it more often and still be about something else.
 _ANSWERS = {
-    "plot_reduction_order": "order summation sum reduction parallel overflow fp16 deterministic",
-    "plot_layer_norm_discrepancies": "onnxruntime pytorch different results TF32 tolerance",
+    "plot_reduction_order": "order summation sum reduction parallel float64 deterministic",
+    "plot_layer_norm_discrepancies": (
+        "onnxruntime pytorch different results TF32 tolerance fp16 overflow"
+    ),
     "plot_gemm_fusion": "Gemm MatMul fusion faster ONNX Runtime",
     "plot_llama_backend": "torch.compile backend Llama onnxruntime attention inductor bfloat16",
     "plot_triton_layer_norm": "Triton kernel LayerNorm backward atomics lock GPU bandwidth",

@@ -147,7 +147,7 @@ def test_a_wide_table_and_bad_contrast_would_be_seen(address: str, tab, axe: str
 
 # What a reader would type -> the page that must be among the first answers.
 TOPICS = {
-    "gallery/numerics/plot_reduction_order": "parallel reduction",
+    "gallery/numerics/plot_reduction_order": "order of a sum",
     "gallery/numerics/plot_layer_norm_discrepancies": "LayerNormalization TF32",
     "gallery/fusion/plot_gemm_fusion": "Gemm Concat",
     "gallery/fusion/plot_llama_backend": "Llama backend",

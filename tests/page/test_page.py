@@ -161,13 +161,13 @@ def test_what_is_not_telling_is_behind_the_switch() -> None:
 
 
 def test_a_long_table_is_downloaded_rather_than_unfolded() -> None:
-    frame = pd.DataFrame({"N": range(41), "error": 1.0})
-    table = Table(frame, "c", ["N"], telling=[i < 3 for i in range(41)])
+    frame = pd.DataFrame({"N": range(17), "error": 1.0})
+    table = Table(frame, "c", ["N"], telling=[i < 3 for i in range(17)])
     assert table.more() == "All 2 columns"
     assert table.markup(switch=True).count("<tr") == 4
-    short = Table(frame[:40], "c", ["N"], telling=[i < 3 for i in range(40)])
-    assert short.more() == "All 40 rows and 2 columns"
-    assert short.markup(switch=True).count("<tr") == 41
+    short = Table(frame[:16], "c", ["N"], telling=[i < 3 for i in range(16)])
+    assert short.more() == "All 16 rows and 2 columns"
+    assert short.markup(switch=True).count("<tr") == 17
 
 
 def test_equal_tables_are_shown_once() -> None:

@@ -41,7 +41,7 @@ _COUNTED = [(re.compile(said, re.IGNORECASE), typed.split()) for said, typed in 
 # What a page is the answer to, in words that its title may not have. Each counts like a title's,
 # and half as much again: another page may say it more often and still be about something else.
 _ANSWERS = {
-    "plot_reduction_order": "order summation sum reduction parallel float64 deterministic",
+    "plot_reduction_order": "order summation sum reduction parallel float64 non deterministic",
     "plot_layer_norm_discrepancies": (
         "onnxruntime pytorch different results TF32 tolerance fp16 overflow"
     ),

@@ -1,5 +1,6 @@
 """What a chart shows: labels, values, intervals, panels, and one colour for one thing."""
 
+import itertools
 import math
 import warnings
 
@@ -152,6 +153,44 @@ def test_an_unlisted_series_takes_no_colour_of_a_listed_one_beside_it() -> None:
     found = [colour_of(axis, name) for name in ("ours", "torch", "theirs")]
     assert found[1] == COLOURS["torch"]
     assert len(set(found)) == 3
+
+
+def test_colours_side_by_side_are_told_apart() -> None:
+    names = ["roundoff", "torch", "inductor", "Liger", "ceiling"]
+    found = [mpl.colors.to_rgb(COLOURS[name]) for name in names]
+    apart = [math.dist(a, b) for a, b in itertools.combinations(found, 2)]
+    assert min(apart) > 0.3  # the green and the teal of the palette: 0.27
+
+
+def legend(figure) -> list[str]:
+    return [text.get_text() for text in figure.legends[0].get_texts()]
+
+
+def test_the_legend_of_a_narrow_figure_lies_within_it() -> None:
+    names = ["roundoff", "torch", "inductor", "Liger", "ceiling"]
+    frame = pd.DataFrame({"N": [1, 2]} | dict.fromkeys(names, 1.0))
+    for small in (True, False):
+        figure = lines(frame, "N", names, small=small, xlabel="columns N", ylabel="GB/s")
+        figure.draw_without_rendering()
+        box, whole = figure.legends[0].get_window_extent(), figure.bbox
+        assert whole.x0 <= box.x0 < box.x1 <= whole.x1
+        assert legend(figure) == names
+        assert figure.legends[0]._ncols == (3 if small else 5)
+
+
+@pytest.mark.parametrize("bars", [True, False])
+def test_a_series_without_values_is_not_in_the_legend(bars: bool) -> None:
+    frame = pd.DataFrame({"N": [1, 2], "torch": [1.0, math.nan], "inductor": math.nan, "ORT": 2.0})
+    assert legend(lines(frame, "N", ["torch", "inductor", "ORT"])) == ["torch", "ORT"]
+    tidy = frame.melt("N", var_name="runtime")
+    assert legend(dots(tidy, "value", "N", colour="runtime", bars=bars)) == ["torch", "ORT"]
+
+
+def test_a_series_of_the_second_panel_alone_is_in_the_legend() -> None:
+    last = WAYS.assign(error=[1.0, math.nan, 1.0, 2.0])
+    assert legend(dots(last, "error", "way", colour="runtime", panels="device")) == ["torch", "ORT"]
+    none = WAYS.assign(error=math.nan)
+    assert dots(none, "error", "way", colour="runtime").legends == []
 
 
 def test_more_series_than_markers() -> None:

@@ -24,11 +24,13 @@ __all__ = ["COLOURS", "dots", "lines"]
 COLOURS = {
     "torch": PALETTE[0], "eager": PALETTE[0], "PyTorch": PALETTE[0],
     "ORT": PALETTE[1], "ONNX Runtime": PALETTE[1],
-    "roundoff": PALETTE[2], "inductor": PALETTE[3], "copy": PALETTE[7],
+    "roundoff": PALETTE[2], "inductor": PALETTE[3], "Liger": PALETTE[4],
+    "copy": PALETTE[7], "ceiling": PALETTE[7],
 }  # fmt: skip
 #: For series that are not listed.
 _FREE = (PALETTE[6], PALETTE[5], PALETTE[4], PALETTE[7])
 _SMALL = (3.9, 2.7)  # inches: at most 260 pixels high
+_NARROW = 5  # inches: below it five columns of a legend do not fit
 _MANY = 24  # dots in a panel beyond which a value is not printed beside each
 
 Label = str | Callable[[Any], str]
@@ -165,7 +167,7 @@ def dots(
         axis.grid(axis="y", visible=False)
         axis.set_xlabel(xlabel)
     if colour and len(series) > 1:
-        _legend(figure, axes[0][0])
+        _legend(figure)
     return figure
 
 
@@ -180,9 +182,22 @@ def _marks(
     axis.plot(values, at, linestyle="none", marker=marker, markersize=6.5, color=colour, label=name)
 
 
-def _legend(figure: Any, axis: Any) -> None:
-    handles, labels = axis.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 5))
+def _legend(figure: Any) -> None:
+    """The series of all panels that have values, in as many columns as the figure has room for."""
+    found: dict[str, Any] = {}
+    for axis in figure.axes:
+        for handle, name in zip(*axis.get_legend_handles_labels(), strict=True):
+            if _has_values(handle):
+                found.setdefault(name, handle)
+    ncols = min(len(found), 3 if figure.get_size_inches()[0] < _NARROW else 5)
+    if found:
+        figure.legend(found.values(), found, loc="outside lower center", ncols=ncols)
+
+
+def _has_values(handle: Any) -> bool:
+    is_bars = hasattr(handle, "datavalues")
+    values = np.atleast_2d(handle.datavalues).T if is_bars else handle.get_xydata()
+    return bool(np.isfinite(values).all(axis=1).any())
 
 
 def lines(
@@ -278,5 +293,5 @@ def lines(
         axis.set_xlabel(xlabel)
     axes[0][0].set_ylabel(ylabel)
     if names != [""]:
-        _legend(figure, axes[0][0])
+        _legend(figure)
     return figure

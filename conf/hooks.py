@@ -217,10 +217,7 @@ def finish_page(
         body = re.sub(r' class="sphx-glr-backref[^"]*(reference \w+)"', r' class="\1"', body)
         body = _CELL.sub(_fold, body)
     if "ro-figure" in body:
-        images = Path(app.srcdir, pagename).parent / "images"
-        if not images.is_dir():
-            images = Path(app.srcdir, "gallery", "images")
-        body = _FIGURE.sub(lambda figure: figure[0] + _size(images / figure[1]), body)
+        body = _FIGURE.sub(lambda figure: figure[0] + _size_of(app, figure[1]), body)
     if "_thumb.png" in body:
         body = _THUMB.sub(lambda found: _thumbnail(app, found), body)
     body = re.sub(r"<img (?![^>]*\bloading=)", '<img loading="lazy" ', body)
@@ -291,6 +288,12 @@ _CELL = re.compile(
     re.DOTALL,
 )
 LONG_CELL = 16
+
+
+def _size_of(app: Sphinx, name: str) -> str:
+    """Size of a figure that some page has drawn; nothing where it is not there."""
+    drawn = next(Path(app.srcdir, "gallery").glob(f"**/images/{name}"), None)
+    return _size(drawn) if drawn else ""
 
 
 def _size(drawing: Path) -> str:

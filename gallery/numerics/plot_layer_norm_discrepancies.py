@@ -10,17 +10,14 @@ to set.
 .. answer:: nvidia-h200
 
    * **On a GPU in float32 it is a setting.** By default ONNX Runtime's ``CUDAExecutionProvider``
-     multiplies in TF32, which keeps 11 of 24 bits, and PyTorch does not. They differ by
-     :bound:`0.0256 <tf32>` on results near 300, and **PyTorch is nearer the truth**: ONNX
-     Runtime's typical error against float64 is :bound:`32 <nearer>` times as large. With
-     ``use_tf32`` off they differ by :bound:`0.00015 <tf32/2>`, and ONNX Runtime takes
-     :bound:`about 4 <cost>` times as long.
-   * **On a GPU in float16 there is nothing to set.** They differ by :bound:`0.25 <half>`, on
-     :bound:`0.0043 <half/2>` % of the elements: float16's own step near 300, one rounding. But
-     look for overflow.
-   * **On a CPU in float32** the products add in other orders: they differ by
-     :bound:`0.00027 <cpu>`, torch with :bound:`2.2 <cpu/3>` times ONNX Runtime's error. What is
-     left on a GPU begins in LayerNormalization, with :bound:`4.8e-7 <origin>`.
+     multiplies in TF32 (11 of 24 bits), PyTorch does not: :bound:`0.0256 <tf32>` apart on results
+     near 300. **PyTorch is nearer the truth**: ONNX Runtime's typical error is
+     :bound:`32 <nearer>` times as large. With ``use_tf32`` off they are :bound:`0.00015 <tf32/2>`
+     apart, and ONNX Runtime takes :bound:`about 4 <cost>` times as long.
+   * **On a GPU in float16 there is nothing to set**: :bound:`0.25 <half>` apart, float16's own step
+     near 300, on :bound:`0.0043 <half/2>` % of the elements. But look for overflow.
+   * **On a CPU in float32** the products add in other orders: :bound:`0.00027 <cpu>` apart, torch
+     with :bound:`2.2 <cpu/3>` times ONNX Runtime's error.
 
    .. code-block:: python
 
@@ -286,13 +283,14 @@ study.table(
 study.dots(
     "blame",
     of="blame",
+    where={"dtype": "float32"},
     x="from torch",
     label="case",
     colour="swapped",
     log=True,
     title="How far Z moves from torch's, one operator swapped",
     xlabel="largest absolute difference",
-    alt="Two dots for each device and type: how far Z moves from torch's result when "
+    alt="Two dots for each device and setting of TF32: how far Z moves from torch's result when "
     "LayerNormalization, or MatMul, is ONNX Runtime's.",
 )
 
@@ -344,24 +342,20 @@ for case in plain:
     exact = (n1 - n0) @ feeds["weights"].double()
     rms = {"in normed": n1 - n0, "carried": exact, "in Z": z1 - z0}
     carried.append(case.columns | {k: float(v.square().mean().sqrt()) for k, v in rms.items()})
+study.keep("carried", carried)
 study.table(
     "nodes",
     nodes,
     "Largest difference between the two kernels of a node on the same inputs, and between the "
     "two runs.",
     columns=["case", "op", "isolated abs", "propagated abs"],
-    rows={"provider": "CUDA", "dtype": "float32"},
+    rows={"provider": "CUDA", "dtype": "float32", "op": ["LayerNormalization", "MatMul"]},
 )
 
 # %%
-# Is that amplified? LayerNormalization's difference, carried through the product in float64, is a
-# small part of what is found in Z. The rest is rounding: the product of a changed input rounds
-# anew. With TF32 in both, one changed bit can move an operand by a unit of TF32, 2¹³ times as
-# large.
-
-study.keep("carried", carried)
-
-# %%
+# Carried through the product in float64, LayerNormalization's difference is a small part of what is
+# found in Z. The rest is rounding: the product of a changed input rounds anew. With TF32 in both,
+# one changed bit can move an operand by a unit of TF32, 2¹³ times as large.
 
 study.claim(
     "On a GPU without TF32 LayerNormalization differs by up to {4.8e-7}, the product on the "
@@ -377,7 +371,7 @@ study.claim(
 # %%
 
 study.claim(
-    "Carried exactly, it would be {0.18} of the difference in Z, both as root mean squares.",
+    "Carried exactly, it is {0.18} of the difference in Z, both as root mean squares.",
     of="carried",
     where={"tf32": "neither"},
     on="nvidia-h200",
@@ -633,7 +627,7 @@ half, single = (
     )
     for i in (FLOAT16, FLOAT32)
 )
-print(localize(half, single, large).first_non_finite()["outputs"], "is the first infinite result")
+print("first infinite result:", localize(half, single, large).first_non_finite()["outputs"])
 
 remedies = []
 for name, wide in (("as written", False), ("squares in float32", True)):
@@ -728,9 +722,9 @@ for weights in ("uniform", "normal"):
 study.table(
     "limits",
     limits,
-    "The tolerance, the share of it that the two runtimes use, and the share of elements that "
-    "torch.testing.assert_close refuses with its defaults.",
-    columns=["case", "weights", "tolerance", "torch used", "ORT used", "assert_close"],
+    "Weights of both signs: the tolerance, the share of the bound that each error uses, and the "
+    "share of elements that torch.testing.assert_close refuses with its defaults.",
+    columns=["case", "tolerance", "torch used", "ORT used", "assert_close"],
     rows={"weights": "normal", "tf32": ["", "ORT alone", "neither"]},
 )
 

@@ -164,9 +164,9 @@ class RuntimeComparison:
             f"<li><strong>set</strong>: {html.escape(text)}</li>" for text in self.advice
         )
         return (
-            f"<p>{html.escape(self.where)}</p><ul>{answers}{advice}</ul>"
+            f"<p>{html.escape(self.where)}; errors in units of {_UNIT}.</p>"
+            f"<ul>{answers}{advice}</ul>"
             f"<table><thead><tr>{cells(telling, 'th')}</tr></thead><tbody>{rows}</tbody></table>"
-            f"<p>Errors are in units of {_UNIT}; .outputs and .frame have the rest.</p>"
         )
 
 

@@ -240,10 +240,10 @@ study.dots(
         "case": lambda s: ~s.isin(["GPU bfloat16", "GPU float32, TF32 in torch alone"]),
     },
     x="abs",
-    label=lambda r: r["case"].replace("ORT alone", "ORT alone (default)"),
+    label=lambda r: r["case"].replace("TF32 in ORT alone", "as both come"),
     log=True,
     title="PyTorch against ONNX Runtime",
-    xlabel="largest absolute difference",
+    xlabel="largest difference",
     answer=True,
     alt="A dot for each device, type and setting of TF32: the largest difference between the two "
     "runtimes. In float32 on a GPU TF32 on one side alone stands a hundred times above TF32 on "

@@ -4,8 +4,7 @@ r"""
 Why PyTorch and ONNX Runtime give different results
 ===================================================
 
-LayerNormalization and a matrix product, one set of weights: how far apart, who is right, and what
-to set.
+LayerNormalization and a matrix product: how far apart, who is right, and what to set.
 
 .. answer:: nvidia-h200
 

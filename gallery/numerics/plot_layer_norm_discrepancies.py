@@ -12,7 +12,7 @@ LayerNormalization and a matrix product: how far apart, who is right, and what t
      multiplies in TF32 (11 of 24 bits), PyTorch does not: :bound:`0.0256 <tf32>` apart on results
      near 300. **PyTorch is nearer the truth**: ONNX Runtime's typical error is
      :bound:`32 <nearer>` times as large. With ``use_tf32`` off they are :bound:`0.00015 <tf32/2>`
-     apart, and ONNX Runtime takes :bound:`about 4 <cost>` times as long.
+     apart, and ONNX Runtime takes :bound:`about 4 <cost>` times as long here.
    * **On a GPU in float16 there is nothing to set**: :bound:`0.25 <half>` apart, float16's own step
      near 300, on :bound:`0.0043 <half/2>` % of the elements. But look for overflow.
    * **On a CPU in float32** the products add in other orders: :bound:`0.00027 <cpu>` apart, torch

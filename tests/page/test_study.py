@@ -115,9 +115,7 @@ def test_only_machines_with_rows_have_a_tab(place: Place) -> None:
 def test_quick_mode_is_labelled(place: Place, monkeypatch) -> None:
     place.record(H200, FRAME.assign(ratio=9.0))
     monkeypatch.setenv("UNITTEST_GOING", "1")
-    assert tabs_of(place.study().table("t", FRAME, "c")._repr_html_())[-1] == (
-        "This build (quick)"
-    )
+    assert tabs_of(place.study().table("t", FRAME, "c")._repr_html_())[-1] == ("This build (quick)")
 
 
 def test_eight_columns_in_sight_end_the_build(place: Place) -> None:

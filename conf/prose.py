@@ -19,7 +19,7 @@ _SKIPPED = (
     nodes.raw, nodes.image, nodes.figure, nodes.comment, nodes.target, nodes.system_message,
     nodes.substitution_definition, nodes.rubric,
 )  # fmt: skip
-_NOT_PROSE = ("sphx-glr", "ro-drawing")
+_NOT_PROSE = ("sphx-glr", "ro-drawing", "ro-take", "ro-picture")
 
 
 class Prose:

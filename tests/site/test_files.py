@@ -30,6 +30,7 @@ def test_notebooks_hold_markdown_and_the_cells_of_their_script(site: Path) -> No
         cells = json.loads(script.with_suffix(".ipynb").read_text("utf-8"))["cells"]
         sources = ["".join(cell["source"]) for cell in cells]
         assert "%pip install" in sources[0]
+        assert "All numbers (CSV)" not in "".join(sources), "what the site offers beside the answer"
         assert "/wheels/roundoff-" in sources[0]
         prose = [s for s, c in zip(sources, cells, strict=True) if c["cell_type"] == "markdown"]
         assert prose[0].startswith("# ")

@@ -4,8 +4,8 @@ r"""
 Is one large Gemm faster than two small ones?
 =============================================
 
-:math:`XY` and :math:`XZ` as two products, or as one, :math:`X[Y, Z]`: time, bits and errors, in ONNX
-Runtime, PyTorch and inductor.
+:math:`XY` and :math:`XZ` as two products, or as one, :math:`X[Y, Z]`: time, bits and errors, in
+ONNX Runtime, PyTorch and inductor.
 
 .. answer:: nvidia-h200
 

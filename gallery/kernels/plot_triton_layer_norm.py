@@ -4,7 +4,7 @@ r"""
 How do I write a fast LayerNorm in Triton?
 ==========================================
 
-Forward and backward, 1024 to 15,872 columns, three types, beside torch's.
+Forward and backward, 1024 to 15,872 columns, three types, beside torch, inductor and Liger.
 
 .. answer:: nvidia-h200
 

@@ -9,11 +9,9 @@ from pathlib import Path
 
 KEEP = """
 from pathlib import Path
-from roundoff.page import Study
-for value in list(globals().values()):
-    if isinstance(value, Study):
-        for name, frame in value.runs()[0].tables.items():
-            frame.to_csv(Path({folder!r}) / f"{{name}}.csv", index=False)
+runs = study.runs() if callable(study.runs) else study.runs[::-1]
+for name, frame in runs[0].tables.items():
+    frame.to_csv(Path({folder!r}) / f"{{name}}.csv", index=False)
 """
 
 

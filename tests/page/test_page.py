@@ -190,7 +190,7 @@ def test_a_notebook_shows_the_first_table_and_folds_the_others() -> None:
     one = Table(FRAME, "The `c`.", ["N"], source="Source 1", csv="t.csv")
     other = Table(FRAME.assign(N=[1, 2]), "The `c`.", ["N"], machine="m2", source="Source 2")
     markup = tabs("t", [one, other], alone=True)._repr_html_()
-    assert markup.startswith("<p><b>The <code>c</code>.</b></p><table>")
+    assert markup.startswith('<p id="caption-t"><b>The <code>c</code>.</b></p><table>')
     assert "<details><summary>This build, Source 2</summary><table>" in markup
     for absent in ("ro-tabs", "<label", "<input", "t.csv"):
         assert absent not in markup

@@ -160,8 +160,9 @@ def test_a_notebook_displays_each_table_of_the_page(page: str, ran: dict, site: 
         for cell in executed["cells"]
         for output in cell.get("outputs", ())
     ]
-    found = set(re.findall(r'<caption id="([^"]+)"', "".join(outputs)))
-    there = set(re.findall(r'<caption id="([^"]+)"', (site / f"{page}.html").read_text("utf-8")))
+    caption = r'<(?:caption|p [^>]*|p) ?id="((?:table|caption)-[^"]+)"'
+    found = set(re.findall(caption, "".join(outputs)))
+    there = set(re.findall(caption, (site / f"{page}.html").read_text("utf-8")))
     assert found == there
     assert there
 

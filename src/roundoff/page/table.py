@@ -206,7 +206,7 @@ def tabs(name: str, tables: Sequence[Table], *, alone: bool = False) -> Shown:
             merged.append((table, []))
     text = "\n".join(map(repr, (first for first, _ in merged)))
     if alone:
-        return Shown(_folded(merged), text)
+        return Shown(_folded(name, merged), text)
     panes = "".join(_pane(name, i, first, others) for i, (first, others) in enumerate(merged))
     bar = "".join(
         f'<label for="ro-m-{t.machine}">{html.escape(t.name)}</label>'
@@ -251,15 +251,14 @@ def _sources(table: Table, equal: Sequence[Table]) -> str:
                      for source, names in named.items())  # fmt: skip
 
 
-def _folded(merged: Sequence[tuple[Table, Sequence[Table]]]) -> str:
+def _folded(name: str, merged: Sequence[tuple[Table, Sequence[Table]]]) -> str:
     shown = []
     for i, (table, equal) in enumerate(merged):
         sources = html.escape(_sources(table, equal))
         inner = table.markup(switch=False)
         if i == 0:
-            shown.append(
-                f"<p><b>{inline(table.caption)}</b></p>{inner}<p><small>{sources}</small></p>"
-            )
+            caption = f'<p id="caption-{name}"><b>{inline(table.caption)}</b></p>'
+            shown.append(f"{caption}{inner}<p><small>{sources}</small></p>")
         else:
             shown.append(f"<details><summary>{sources}</summary>{inner}</details>")
     return "".join(shown)

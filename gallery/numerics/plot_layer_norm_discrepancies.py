@@ -704,7 +704,7 @@ for weights in ("uniform", "normal"):
         rtol, atol = {FLOAT32: (1.3e-6, 1e-5), FLOAT16: (1e-3, 1e-5), BFLOAT16: (1.6e-2, 1e-5)}[
             case.itype
         ]  # of torch.testing
-        far = (results[0] - results[1]).abs() > 1e-5 + rtol * results[1].abs()
+        far = (results[0] - results[1]).abs() > atol + rtol * results[1].abs()
         limits.append(
             case.columns
             | {

@@ -1,768 +1,645 @@
 r"""
 .. _llama-backend:
 
-A Llama layer through our own torch.compile backend
-===================================================
+Is an ONNX Runtime backend faster than inductor?
+================================================
 
-``torch.compile(model, backend="roundoff")`` converts a model to ONNX, fuses it with rules that can
-be read, and runs it in ONNX Runtime on the tensors where they lie. This page shows what three tiers
-of rules make of a Llama layer, and times them against eager torch and inductor **at equal
-precision**. Of every result it asks how far it is from a float64 computation.
+Prefill of 2 × 1,024 tokens by one Llama layer (hidden size 4096, 32 heads, intermediate size 1024)
+under ``torch.compile``: inductor against ``backend="roundoff"``, at matched precision.
+
+.. answer:: nvidia-h200
+
+   * **If you just call it, no**: it takes :bound:`1.11 <called>` times inductor's time in float16,
+     :bound:`1.28 <called/4>` times in TF32, and is level in bfloat16
+     (:bound:`0.96 <called/2>`) and float32 (:bound:`0.98 <called/3>`).
+   * **With its third tier, our Triton kernels, and CUDA graphs on both sides, yes**:
+     :bound:`0.87 <best>` in float16, :bound:`0.86 <best/2>` in bfloat16, :bound:`0.94 <best/3>` in
+     float32; :bound:`0.92 <large>` with the feed-forward of Llama-2-7B.
+   * **For prefill of one fixed length.** No decode and no KV cache as an input; each new length
+     is converted again, about a second for each layer. It takes more memory
+     (:bound:`484 <memory>` MiB, inductor :bound:`80 <memory/2>`).
+
+   .. code-block:: python
+
+      options = roundoff.OptimizationOptions("default+onnxruntime+experimental")
+      backend = partial(roundoff.onnx_custom_backend, options=options, cuda_graph=True)
+      fast = torch.compile(model, backend=backend, dynamic=False)  # under torch.no_grad()
+      y = fast(ids)  # overwritten by the next call
 """
 
-import math
+# %%
+# One layer, every way to run it
+# ------------------------------
+#
+# The layer has the sizes of Llama-2-7B's but for a narrower feed-forward (``--config large`` has
+# its own). It comes from transformers, with random weights, an embedding before it and a norm after
+# it. Every way returns the same: the hidden state, the keys and the values. The backend converts
+# dynamo's graph to ONNX, rewrites it in tiers, and runs it in ONNX Runtime on torch's memory:
+#
+# * *unfused*: the exporter's graph as it is;
+# * *tier 1*, ``default``: fewer operators, all of them ONNX's;
+# * *roundoff*: with tier 2, ``+onnxruntime``, operators that ONNX Runtime adds. This is what
+#   ``backend="roundoff"`` gives;
+# * *tier 3*, ``+experimental``: our own Triton kernels between those of ONNX Runtime (on a CPU,
+#   torch's matrix products).
+
+import dataclasses
 import time
-from functools import cache, partial
+from functools import partial
 
-import pandas as pd
+import onnxruntime
 import torch
+from torch._dynamo.backends.common import aot_autograd
+from torch._inductor.utils import fresh_cache
 
-from roundoff.backend.llama import SIZES, Llama, compiled, cost, errors, tokens
-from roundoff.backend.program import split_static
-from roundoff.errors import UnsupportedError
-from roundoff.fusion import OptimizationOptions, fuse
+from roundoff.backend import OptimizationOptions, onnx_custom_backend
+from roundoff.backend.llama import SIZES, Llama, tokens
+from roundoff.compare import scaled_error
+from roundoff.dtypes import dtype_info
+from roundoff.fusion import fuse
+from roundoff.fusion.editor import Editor
+from roundoff.fusion.rule import Report, Rule, apply_rules
 from roundoff.graph import plot_dot
-from roundoff.ort import available, torch_tf32
-from roundoff.page import MARKERS, PALETTE, subplots
-from roundoff.page.legacy import Study
-from roundoff.record import read_records
-from roundoff.script import get_parsed_args, unit_test_going, usage_error
-from roundoff.timing import measure, measure_ceilings, torch_precision
+from roundoff.ort import available, session
+from roundoff.page import MARKERS, PALETTE, Study, subplots
+from roundoff.script import get_parsed_args, unit_test_going
+from roundoff.timing import free_memory, measure, measure_ceilings, torch_precision
 
-NAME = "plot_llama_backend"
-args = get_parsed_args(
-    NAME,
-    __doc__,
-    config=("medium", f"one of {', '.join(SIZES)}, or several: medium,large"),
-    num_hidden_layers=("1", "layers, or several: 1,4"),
-    with_mask=(0, "1: a batch x sequence mask as a second input"),
-    dtype=("", "types to compare; by default what is sensible on the device"),
-    autotune=(0, "1: tables with inductor's max-autotune too, which compiles for minutes"),
-    limit=(0.0, "seconds after which no further table is begun, or two minutes earlier where it "
-           "has max-autotune; 0: none"),
-    warmup=(0, "least warm-up calls; 0: chosen for the size and the device"),
-    repeat=(0, "least measured rounds; 0: chosen for the size and the device"),
-    budget=(0.0, "seconds of measuring for a table; 0: chosen for the device"),
-)  # fmt: skip
-
-begun = time.perf_counter()
 quick = unit_test_going()
-configs = args.config.split(",")
-if not set(configs) <= set(SIZES):
-    usage_error(NAME, f"--config {args.config}: expected some of {', '.join(SIZES)}")
-if not all(n.isdigit() and int(n) for n in args.num_hidden_layers.split(",")):
-    usage_error(NAME, f"--num_hidden_layers {args.num_hidden_layers}: expected such as 1,4")
-sizes = {c: SIZES["small" if quick and c == "medium" else c] for c in configs}
-small = SIZES["small"]  # for all but times
-depths = [int(n) for n in args.num_hidden_layers.split(",")]
 cuda = torch.cuda.is_available() and bool(available(["CUDAExecutionProvider"]))
 device, processor = ("cuda", "CUDA") if cuda else ("cpu", "CPU")
-budget = args.budget or (6.0 if cuda else 0.5 if quick else 75.0)
-study = Study(NAME, args)
-with_rows = {name for r in read_records(NAME) for name, t in r.tables.items() if len(t)}
-
-
-@cache
-def llama(size, layers, dtype, attention, on):
-    """One model for all rivals that can share it."""
-    return Llama(size, layers, dtype, attention, on)
-
-
-def rival(how, size, layers=1, dtype=torch.float32, attention="sdpa", on=device, **options):
-    """A rival, compiled and warm; of a small size, one that was asked for before is it again."""
-    kept = size in (SIZES["tiny"], SIZES["small"]) and not torch_tf32()
-    make = prepared if kept else prepared.__wrapped__
-    return make(how, size, layers, dtype, attention, on, *sorted(options.items()))
-
-
-@cache
-def prepared(how, size, layers, dtype, attention, on, *options):
-    model = llama(size, layers, dtype, attention, on)
-    return compiled(model, tokens(size, bool(args.with_mask), on), how=how, **dict(options))
-
-
-# %%
-# The model
-# ---------
-#
-# One decoder layer of Llama, with the sizes of Llama-2-7B but for a narrower feed-forward and a
-# smaller vocabulary (the configuration ``large`` has its own), from transformers, with random
-# weights: an embedding, the layer, the last norm. Every rival returns the same: the hidden state,
-# keys and values. Times are of these sizes; all else is shown on a small layer, 256 wide.
-#
-# A model is **loaded** in a type here. ``model.half()`` does something else: it also rounds the
-# frequencies of the rotary embedding, which transformers keeps in float32, and the angle of a token
-# is its position times the frequency. The table has both, in float16, against float64.
-
-
-def loaded_or_halved():
-    """Errors of eager float16, for the two ways to get there."""
-    ids = tokens(small, bool(args.with_mask), "cpu")
-    graph = rival("onnx", small, on="cpu").instance["compiled"]
-    truth = graph.truth([
-        t.half().float() if name in graph.static and "inv_freq" not in name else t
-        for name, t in zip(graph.names, graph.inputs, strict=True)
-    ])  # fmt: skip
-    for label in ("loaded in float16", "model.half()"):
-        model = Llama(small, dtype=torch.float16)
-        if label == "model.half()":
-            model.half()
-        with torch.no_grad():
-            yield {"way": label} | errors(truth, model(*ids))
-
-
-halved = pd.DataFrame(loaded_or_halved())
-study.table(
-    "half",
-    halved,
-    caption="Float16 errors of eager torch: weights the same, frequencies rounded or not.",
-    labels={"error": "hidden, largest", "error_ulp": "hidden, largest",
-            "mean_ulp": "hidden, mean", "keys_ulp": "keys and values, largest"},
-    units={"error_ulp": "ULP", "mean_ulp": "ULP", "keys_ulp": "ULP"},
-)  # fmt: skip
-
-# %%
-# One ULP (:ref:`ulp`) is that of a typical element, the root mean square. Truth is the exporter's
-# graph evaluated in float64 throughout (:class:`roundoff.evaluator.TorchOnnxEvaluator`), with the
-# weights of the type; ``model.double()`` would not do: transformers' norms and angles go through
-# float32 whatever the type of the model.
-
-
-def on_halves(run):
-    loaded, half = run.tables["half"]["keys_ulp"]
-    assert half > loaded
-    return (
-        f"Rounding the frequencies takes the keys from {loaded:.2g} to {half:.3g} ULP: "
-        f"{half / loaded:.1f} times as far from the model that was trained."
-    )
-
-
-study.conclude(on_halves, "half")
-
-# %%
-# The backend
-# -----------
-#
-# Dynamo hands over a graph; AOTAutograd makes it functional; torch's exporter turns it into ONNX;
-# rules rewrite that; ONNX Runtime runs it. The options choose the tiers::
-#
-#     from functools import partial
-#     from roundoff.backend import OptimizationOptions, onnx_custom_backend
-#
-#     backend = partial(
-#         onnx_custom_backend, options=OptimizationOptions("default+onnxruntime"), storage=found
-#     )
-#     compiled = torch.compile(model, backend=backend, fullgraph=True, dynamic=False)
-#
-# ``found["instance"][0]`` then holds the model that is run, what is computed from weights alone
-# (packed weights, as in :ref:`gemm-fusion`, tables of cosines: once, and again when a weight
-# changes), and a report.
-#
-# ``default``
-#     ONNX alone: no-ops, chains of reshapes and transposes, slices that are a split, repeated work.
-# ``+onnxruntime``
-#     operators that ONNX Runtime adds: RMS norms, rotary embedding, attention, packed products.
-# ``+experimental``
-#     kernels that are not ONNX Runtime's, as nodes of domain ``roundoff`` between islands of it. On
-#     CUDA they are our own, in Triton: :ref:`triton-layer-norm` shows how one is made. On a CPU
-#     they are torch's products: those read a weight where it lies, while ONNX Runtime's are made
-#     for weights that they may copy and pack.
+args = get_parsed_args(
+    "plot_llama_backend",
+    __doc__,
+    config=("tiny" if quick else "medium" if cuda else "narrow", f"one of {', '.join(SIZES)}"),
+    num_hidden_layers=(1, "decoder layers"),
+    with_mask=(False, "a batch × sequence padding mask as a second input"),
+    dtype=("", "precisions to compare, such as float16,TF32"),
+    budget=(4.0 if cuda else 0.2 if quick else 15.0, "seconds of measuring for each precision"),
+)
+study = Study("plot_llama_backend", args)
 
 TIERS = {
-    "exported": "onnx",
-    "default": "default",
-    "+onnxruntime": "default+onnxruntime",
-    "+experimental": "default+onnxruntime+experimental",
+    "roundoff, unfused": None,
+    "roundoff, tier 1": "default",
+    "roundoff": "default+onnxruntime",
+    "roundoff, tier 3": "default+onnxruntime+experimental",
 }
-stages = {label: rival(how, small).instance for label, how in TIERS.items()}
-tiers = pd.DataFrame(
-    {
-        "tier": label,
-        "nodes": len(one["onnx"].graph.node),
-        "not ONNX's": sum(n.domain != "" for n in one["onnx"].graph.node),
-        "ahead": len(one["prepare"].graph.node) if one["prepare"] else 0,
-        "whole": len(one["whole"].graph.node),
-        "islands": len(one["session"]),
-    }
-    for label, one in stages.items()
-)
-study.table(
-    "tiers",
-    tiers,
-    caption=f"Nodes of one small layer in float32 on {'a GPU' if cuda else 'a CPU'}: run at each "
-    "call, computed ahead from weights, and both.",
-    labels={"not ONNX's": "not ONNX's own"},
-)
+BEST = "roundoff, tier 3, CUDA graph"
+CHOSEN = ("inductor", "inductor, reduce-overhead", "roundoff", BEST)
+
+
+def ways():
+    """Label, attention that transformers is told to use, whether it replays a CUDA graph."""
+    for attention in ("sdpa", "eager"):
+        yield "eager", attention, False
+        if not quick and (cuda or attention == "sdpa"):
+            yield "inductor", attention, False
+        if cuda:
+            yield "inductor, reduce-overhead", attention, True
+    for label in list(TIERS)[2 * quick :]:
+        yield label, "sdpa", False
+        if cuda and label in list(TIERS)[2:]:
+            yield f"{label}, CUDA graph", "sdpa", True
+
+
+def prepare(model, label, **options):
+    """A model as one of the ways runs it, and what our backend stores of the graph."""
+
+    def forward(*inputs):
+        return model(*inputs)
+
+    # torch.compile keeps what it compiled by code object: one for each way.
+    forward.__code__ = forward.__code__.replace(co_name="forward_apart")
+    storage = {}
+    by, _, mode = label.partition(", ")
+    if by == "eager":
+        return forward, storage
+    options = {"dynamic": False, "fullgraph": True} | options
+    if by == "inductor":
+        return torch.compile(forward, mode=mode or None, **options), storage
+    tiers = OptimizationOptions(TIERS[label.removesuffix(", CUDA graph")])
+    graph = label.endswith("CUDA graph")
+    backend = partial(onnx_custom_backend, options=tiers, cuda_graph=graph, storage=storage)
+    return torch.compile(forward, backend=backend, **options), storage
+
+
+def captured(model, inputs):
+    """The graph of a model as exported; its ``truth()`` is in float64 from first to last."""
+    run, storage = prepare(model, "roundoff, unfused")
+    with torch.no_grad():
+        run(*inputs)
+    return storage["instance"][0]["compiled"]
+
 
 # %%
-products = sum(n.op_type == "TorchProduct" for n in stages["+experimental"]["onnx"].graph.node)
-third = f"and {tiers['nodes'][3]} with kernels of our own" if cuda else (
-    f"of which the third tier gives {products}, the large products, to torch"
-)  # fmt: skip
-study.say(
-    f"The exporter leaves {tiers['nodes'][0]} nodes. Fused, a call runs {tiers['nodes'][2]}, "
-    f"{third}; ONNX Runtime then has {tiers['islands'][3]} islands."
-)
-
-# %%
-# Before, and after the first two tiers:
-
-study.svg(
-    "exported",
-    plot_dot(stages["exported"]["onnx"]),
-    alt="The exported layer: norms, rotary embedding and attention in their single operations.",
-)
-
-# %%
-study.svg(
-    "fused",
-    plot_dot(stages["+onnxruntime"]["onnx"]),
-    alt="The fused layer: norm, packed product, attention, product, norm with sum, gate, norm.",
-)
-
-# %%
-# The third tier on CUDA, with Triton kernels of our own:
-
-exported, static = stages["exported"]["exported"], stages["exported"]["compiled"].static
-fused = {
-    p: fuse(exported, OptimizationOptions(TIERS["+experimental"], processor=p), static=static)
-    for p in ("CPU", "CUDA")
-}
-study.svg(
-    "experimental",
-    plot_dot(split_static(fused["CUDA"][0], static)[0]),
-    alt="Products and attention are left to ONNX Runtime; all between them are single kernels.",
-)
-
-# %%
-# What each rule matched, and where one saw its pattern and left it alone, why:
-
-report = pd.concat([r.frame().assign(processor=p) for p, (_, r) in fused.items()])
-report = report[["processor", "tier", "rule", "matched", "refused", "reason"]]
-study.table("rules", report, caption="Rules on one small layer in float32, by processor.")
-
-# %%
-# Does fusion keep the numbers?
-# -----------------------------
+# Just called it is level or behind; with tier 3 and CUDA graphs it is ahead
+# --------------------------------------------------------------------------
 #
-# Values that survive fusion keep their names. Each is compared with float64, before and after: the
-# table localises what a rule changes. ``onnx_custom_backend(…, check=True)`` does this on the first
-# call, and raises where an error grew by more than another order of the same sums explains.
-
-kept = stages["+onnxruntime"]["compiled"].compare()
-study.table(
-    "kept",
-    kept[["value", "made by", "rule", "shape", "largest", "abs before", "abs after"]],
-    caption="Largest errors of each surviving value, before and after fusion.",
-    labels={"abs before": "error before", "abs after": "error after"},
-)
-
-# %%
-# And through several layers? The same, with eager torch beside it.
+# The ways take turns, round by round, in one process; a sample is five calls in a row, so that
+# launches overlap as they do in a model. *× inductor* is the ratio to the fastest inductor, of
+# either attention, that replays a CUDA graph where this way does. Precision is the same on both
+# sides of every ratio.
 
 
-def through_layers():
-    """Error against depth, by type and by rival."""
-    for dtype in (torch.float32,) if quick else (torch.float32, torch.float16):
-        for depth in (1,) if quick else (1, 2, 4, 8):
-            made = {
-                "eager": rival("eager", small, depth, dtype),
-                "+onnxruntime": rival(TIERS["+onnxruntime"], small, depth, dtype),
+def repeated(run, inputs, times):
+    for _ in range(times):
+        run(*inputs)
+
+
+def contest(models, inputs, chosen, budget, tf32=False):
+    """Time, error, nodes and memory of every chosen way to run a model."""
+    calls, rows = {}, {}
+    with torch.no_grad(), torch_precision(tf32):
+        truth = captured(next(iter(models.values())), inputs).truth()
+        for label, attention, graph in chosen:
+            before = free_memory(device)
+            run, storage = prepare(models[attention], label)
+            run(*inputs)
+            made = [t.clone() for t in run(*inputs)]
+            nodes = storage["instance"][0]["onnx"].graph.node if storage else None
+            key = f"{label}, {attention} attention"
+            calls[key] = partial(repeated, run, inputs, 5 if cuda else 1)
+            rows[key] = {
+                "optimization": label,
+                "attention": attention,
+                "processor": processor,
+                "CUDA graph": graph,
+                "n_custom_ops": None if nodes is None else sum(n.domain != "" for n in nodes),
+                "nodes": None if nodes is None else len(nodes),
+                "rms error": scaled_error(truth[0], made[0]).rms,
+                "error": scaled_error(truth[0], made[0]).largest,
+                "keys error": scaled_error(truth[1:], made[1:]).rms if made[1:] else None,
+                "memory": (before - free_memory(device)) / 2**20 if cuda else None,
             }
-            truth = made["+onnxruntime"].instance["compiled"].truth()
-            for label, one in made.items():
-                row = {"dtype": str(dtype).removeprefix("torch."), "layers": depth, "label": label}
-                yield row | errors(truth, one.outputs)
+        times = measure(calls, device=device, budget_s=budget, min_rounds=5, warmup=1)
+    frame = times.frame.set_index("label")
+    for key, row in rows.items():
+        alike = [k for k in rows if rows[k]["CUDA graph"] == row["CUDA graph"]]
+        rivals = [k for k in alike if k.startswith("inductor")]
+        base = min(rivals, key=frame["median"].get) if rivals else None
+        ratio = times.ratio(key, base) if base else None
+        n, ms = (5, 1e3 / 5) if cuda else (1, float("nan"))  # a CPU's times are ratios alone
+        row |= {
+            "median": frame["median"][key] * ms,
+            "avg_time": frame["mean"][key] * ms,
+            "warmup": int(frame["warmup"][key]) * n,
+            "N calls": int(frame["rounds"][key]) * n,
+            "speedup": times.ratio(next(iter(rows)), key).value,
+            "× inductor": ratio.value if ratio else float("nan"),
+            "low": ratio.low if ratio else float("nan"),
+            "high": ratio.high if ratio else float("nan"),
+        }
+    torch._dynamo.reset()
+    return list(rows.values())
 
 
-deep = pd.DataFrame(through_layers())
-study.table(
-    "depth",
-    deep[["dtype", "layers", "label", "mean_ulp", "error_ulp"]],
-    caption="Error of the hidden state against float64, with depth.",
-    labels={"mean_ulp": "mean", "error_ulp": "largest"},
-    units={"mean_ulp": "ULP", "error_ulp": "ULP"},
-)
-
-# %%
-kinds = list(deep["dtype"].unique())
-fig, axes = subplots(
-    1, len(kinds), height=3.2, title="Error of the hidden state against float64, by depth"
-)
-for ax, kind in zip([axes] if len(kinds) == 1 else axes, kinds, strict=True):
-    for i, (label, part) in enumerate(deep[deep["dtype"] == kind].groupby("label", sort=False)):
-        ax.plot(part["layers"], part["mean_ulp"], label=label, color=PALETTE[i], marker=MARKERS[i])
-    ax.set_title(kind)
-    ax.set_xlabel("layers")
-    ax.set_ylabel("mean error, ULP")
-    ax.set_ylim(bottom=0)
-    ax.legend()
-study.figure(
-    "depth",
-    fig,
-    alt="Mean error of the hidden state in ULP against depth, eager and fused, a panel for each "
-    "type.",
-)
-
-# %%
-
-
-def on_depth(run):
-    table = run.tables["depth"]
-    for kind, part in table.groupby("dtype", sort=False):
-        wide = part.pivot(index="layers", columns="label", values="mean_ulp")
-        factor = wide["+onnxruntime"] / wide["eager"]
-        far = "nearer to float64 than" if factor.max() < 1 else (
-            "further from float64 than" if factor.min() > 1 else "about as far from float64 as"
-        )  # fmt: skip
-        yield (
-            f"**{kind}**: the fused graph is {far} eager torch, {factor.min():.2f} to "
-            f"{factor.max():.2f} times its mean error, through "
-            f"{'one layer' if len(wide) == 1 else f'1 to {wide.index.max()} layers'}."
-        )
-
-
-study.conclude(lambda run: list(on_depth(run)), "depth")
-
-# %%
-# Time, at equal precision
-# ------------------------
-#
-# One table a precision, as a time means nothing without it: float32 with TF32 is another
-# computation than float32. The rivals take turns, round by round, in one process. On CUDA a sample
-# is five calls in a row, so that launches overlap as they do in a model; *reduce-overhead* and
-# *CUDA graph* replay recorded launches, and overwrite their outputs at the next call. On a CPU,
-# times are ratios to eager. All rivals meet at one layer; with several layers, the best of each
-# kind.
-#
-# *N* counts the measured calls, *n_custom_ops* the nodes that are not ONNX's own. *memory* is by
-# how much the process, or its memory on the GPU, grew; it may shrink. *compile* counts the seconds
-# from nothing to the end of the first call, in the order of the rows: the backend keeps what the
-# exporter made for the tiers that follow, as inductor keeps its kernels.
-#
-# In float32 the keys of all rivals are far off, in units of float32, for one reason: the angle of a
-# rotation, position times frequency, is itself rounded before its cosine is taken.
-
-
-#: Name -> type, TF32; the most telling first, as --limit may cut the last.
-PRECISIONS = {
+PRECISIONS = {  # type, TF32 in its products
     "float16": (torch.float16, False),
-    "float32": (torch.float32, False),
-    "tf32": (torch.float32, True),
     "bfloat16": (torch.bfloat16, False),
+    "float32": (torch.float32, False),
+    "TF32": (torch.float32, True),
 }
 asked = args.dtype.split(",") if args.dtype else list(PRECISIONS) if cuda else ["float32"]
-if not set(asked) <= set(PRECISIONS):
-    usage_error(NAME, f"--dtype {args.dtype}: expected some of {', '.join(PRECISIONS)}")
-
-
-def suffix(config):
-    """What tells the tables of a configuration from those of ``medium``."""
-    return "" if config == "medium" else f"-{config}"
-
-
-def contests():
-    """(table, precision, config, layers, few, max-autotune): all rivals once, then the best."""
-    best = asked if args.dtype else [p for p in ("float16", "tf32", "float32") if p in asked]
-    for config in configs:
-        for layers in depths if config == configs[0] else depths[:1]:
-            few = (config, layers) != (configs[0], depths[0])
-            rest = best if config == configs[0] or args.dtype else best[:2]
-            for precision in rest if few else asked:
-                yield f"time-{precision}{suffix(config)}", precision, config, layers, few, False
-    for precision in ("float16", "tf32") if args.autotune and cuda else ():
-        if precision in asked:
-            yield f"time-{precision}-autotune", precision, configs[0], depths[0], True, True
-
-
-def field(few, tuned):
-    """(label, attention, how, options) of every rival in one table."""
-    for attention in ("eager", "sdpa"):
-        named = "eager attention" if attention == "eager" else attention
-        yield f"eager, {named}", attention, "eager", {}
-        if not cuda and attention == "eager":
-            continue  # one attention is enough for a ratio on a CPU, and saves the reader a minute
-        modes = ["reduce-overhead", *([] if few else [""])] if cuda else [""] * (not quick)
-        for mode in modes + ["max-autotune"] * tuned:
-            label = ", ".join(filter(None, ("inductor", attention, mode)))
-            yield label, attention, f"inductor:{mode}", {}
-    for label, how in TIERS.items():
-        ours = label.startswith("+")
-        if not few or (ours and not cuda):
-            yield label, "sdpa", how, {}
-        if ours and cuda:
-            yield f"{label}, CUDA graph", "sdpa", how, {"cuda_graph": True}
-
-
-def contest(precision, config, layers, few, tuned):
-    """The rows of one table, and reasons for what does not run."""
-    dtype, tf32 = PRECISIONS[precision]
-    rivals, reasons = {}, {}
-    with torch_precision(tf32):
-        for label, attention, how, options in field(few, tuned):
-            try:
-                rivals[label] = rival(how, sizes[config], layers, dtype, attention, **options)
-            except (UnsupportedError, MemoryError, RuntimeError) as e:
-                reasons[label] = str(e).strip().splitlines()[0][:160]
-        truth = next(r.instance["compiled"].truth() for r in rivals.values() if r.instance)
-        calls = 5 if cuda else 1
-        least = 25 if config == "large" else 50
-        repeat = args.repeat or (least if cuda else 2 if quick else 5)
-        timings = measure(
-            {label: partial(repeated, r.call, calls) for label, r in rivals.items()},
-            device=device,
-            budget_s=budget,
-            min_rounds=math.ceil(repeat / calls),
-            max_rounds=max(repeat, 100),
-            warmup=math.ceil((args.warmup or (least // 5 if cuda else 1)) / calls),
-        )
-        return list(rows_of(timings, rivals, truth, calls)), reasons
-
-
-def repeated(call, times):
-    for _ in range(times):
-        made = call()
-    return made
-
-
-def rows_of(timings, rivals, truth, calls):
-    frame = timings.frame.set_index("label")
-    base = frame["median"]["eager, eager attention"]
-    unit = 1e3 / calls if cuda else 1 / base
-    for label, one in rivals.items():
-        t = frame.loc[label]
-        yield {
-            "optimization": label,
-            "processor": processor,
-            "avg_time": t["mean"] * unit,
-            "median": t["median"] * unit,
-            "low": t["low"] * unit,
-            "high": t["high"] * unit,
-            "warmup": int(t["warmup"]) * calls,
-            "N": int(t["rounds"]) * calls,
-            "n_custom_ops": one.custom,
-            "nodes": one.nodes,
-            "speedup": base / t["median"],
-            "memory": one.memory,
-            "compile": one.seconds,
-        } | errors(truth, one.outputs)
-
-
-results, skipped = [], []
-for table, precision, config, layers, few, tuned in contests():
-    what = f"{table.removeprefix('time-')}, {layers} layer{'s' if layers > 1 else ''}"
-    spent = time.perf_counter() - begun + 120 * tuned
-    if results and args.limit and spent > args.limit:
-        skipped.append(f"{what}: there was no time left.")
-        continue
-    rows, reasons = contest(precision, config, layers, few, tuned)
-    key = {"table": table, "precision": precision, "config": config, "layers": layers}
-    results += [key | row for row in rows]
-    skipped += [f"{what}: {label} does not run here: {why}." for label, why in reasons.items()]
-    if not quick:
-        llama.cache_clear()  # large models are not kept
-
-times = pd.DataFrame(results)
-COLUMNS = ["layers", "optimization", "processor", "avg_time", "median", "low", "high", "warmup",
-           "N", "n_custom_ops", "nodes", "speedup", "error_ulp", "mean_ulp", "keys_ulp", "memory",
-           "compile"]  # fmt: skip
-
-
-def units(environment):
-    """Times are absolute on a GPU, and ratios on a CPU, which others share."""
-    unit = "ms" if environment["gpu"] else "× eager"
-    return {"avg_time": unit, "median": unit, "low": unit, "high": unit, "error_ulp": "ULP",
-            "mean_ulp": "ULP", "keys_ulp": "ULP", "memory": "MiB", "compile": "s"}  # fmt: skip
-
-
-def caption(what):
-    return f"One call at {what}: time, size of the graph, error against float64."
-
-
-def show(name, what):
-    """A table of this build; without rows where it has none, and then not recorded."""
-    part = times[times["table"] == f"time-{name}"]
-    why = "torch takes many seconds a call on a CPU"
-    if cuda or name == "tf32":
-        why = "no time for it" if cuda else "no CUDA"
-    absent = f"{what}: not in this build ({why})"
-    absent += "; recorded runs have it." if f"time-{name}" in with_rows else "."
-    return study.table(
-        f"time-{name}",
-        part[COLUMNS],
-        caption=absent if part.empty else caption(what),
-        recorded=not part.empty,
-        formats={"avg_time": ".4g", "median": ".4g", "low": ".4g", "high": ".4g",
-                 "n_custom_ops": ".0f", "nodes": ".0f", "speedup": ".3g", "memory": ".0f",
-                 "compile": ".1f"},
-        units=units(study.environment),
-        labels={"error_ulp": "hidden, largest", "mean_ulp": "hidden, mean",
-                "keys_ulp": "keys, values"},
-    )  # fmt: skip
-
-
-def recorded(name, what):
-    """The same from every recorded machine, where there is one."""
-    if f"time-{name}" not in with_rows:
-        return None
-    return study.recorded(f"time-{name}", caption=caption(what), units=units, like="time-float32")
-
-
-show("float32", "float32")
-
-# %%
-recorded("float32", "float32")
-
-# %%
-# With TF32, which keeps 11 binary digits of the operands of float32 products. Attention differs:
-# sdpa's and ONNX Runtime's own stay as near as float32; eager attention and the first tier's are
-# two products in TF32; our third tier's kernel computes in TF32 as well. Left to itself a tensor
-# core does not round a float32 to TF32, it ignores the last 13 bits: every factor is a little too
-# small, and the errors of a sum add up instead of cancelling. So the kernel rounds its factors to
-# the nearest first, and is as near to float64 as eager attention.
-
-show("tf32", "float32 with TF32")
-
-# %%
-recorded("tf32", "float32 with TF32")
-
-# %%
-show("float16", "float16")
-
-# %%
-recorded("float16", "float16")
-
-# %%
-show("bfloat16", "bfloat16")
-
-# %%
-recorded("bfloat16", "bfloat16")
-
-# %%
-# With the feed-forward and the vocabulary of Llama-2-7B (``large``):
-
-shown = {f"time-{p}" for p in PRECISIONS}
-for table in dict.fromkeys(times["table"]):
-    if table not in shown:
-        show(table.removeprefix("time-"), table.removeprefix("time-").replace("-", ", "))
-recorded("float16-large", "float16, large")
-
-# %%
-recorded("tf32-large", "float32 with TF32, large")
-
-# %%
-# Inductor's *max-autotune* tries many kernels, which takes up to minutes, and has a table of its
-# own, beside the best of the others:
-
-recorded("float16-autotune", "float16, with max-autotune")
-
-# %%
-# With TF32 it found kernels that compute something else. Nothing but the column of errors tells:
-
-recorded("tf32-autotune", "float32 with TF32, with max-autotune")
-
-# %%
-if not cuda:
-    skipped.append(
-        "Triton kernels of our own need CUDA: on a CPU the third tier is torch's products, and the "
-        "tests run the Triton kernels in Triton's interpreter, whose time says nothing."
-    )
-if quick and not cuda:
-    skipped.append("Inductor is left to a full build: its compiler takes as long as all the rest.")
-study.say(skipped or ["Every rival ran."])
-
-# %%
-
-
-def on_times(run, names):
-    """Ours against the best of inductor, and against eager, for each precision and depth."""
-    for name in names:
-        what = name.removeprefix("time-").replace("-", ", ")
-        for layers, part in run.tables[name].groupby("layers", sort=False):
-            part = part.set_index("optimization")
-            off = part["mean_ulp"] > 10 * part["mean_ulp"]["eager, sdpa"]
-            for label in part.index[off]:
-                yield (
-                    f"**{what}**: ``{label}`` is "
-                    f"{part['mean_ulp'][label] / part['mean_ulp']['eager, sdpa']:.0f} times as far "
-                    "from float64 as eager torch with sdpa: its time is that of another result, "
-                    "and it is left out of the comparison."
-                )
-            part = part[~off]
-            best = {
-                who: part.loc[part.index.str.startswith(start), "median"]
-                for who, start in (("inductor", "inductor"), ("ours", ("+", "default")))
-            }
-            if best["inductor"].empty or best["ours"].empty:
-                continue
-            theirs, own = best["inductor"].idxmin(), best["ours"].idxmin()
-            ratio = part["median"][own] / part["median"][theirs]
-            low, high = part["low"], part["high"]
-            how = "ahead of" if high[own] < low[theirs] else "level with"
-            how = "behind" if low[own] > high[theirs] else how
-            near = {
-                k: part["mean_ulp"][own] / part["mean_ulp"][f"eager, {k}"]
-                for k in ("sdpa", "eager attention")
-            }
-            # A product in TF32 errs alike, whoever computes it.
-            assert "tf32" not in name or near["eager attention"] < 1.05
-            yield (
-                f"**{what}**, {layers} layer{'s' if layers > 1 else ''}: "
-                f"``{own}`` takes {ratio:.2f} of the time of the best inductor (``{theirs}``), "
-                f"{how} it, and is {part['speedup'][own]:.2f} times as fast as eager attention in "
-                f"eager torch. Its mean error is {near['sdpa']:.2f} of that of eager torch with "
-                f"sdpa, and {near['eager attention']:.2f} with eager attention."
-            )
-
-
-def on_main_times(run):
-    names = [t for t in run.tables if t.startswith("time-") and not t.endswith("-autotune")]
-    return list(on_times(run, names)) or "Nothing of ours ran beside inductor here."
-
-
-study.conclude(on_main_times, times["table"].iloc[0])
-
-# %%
-# With *max-autotune*, each measured in a run of its own:
-
-
-def on_autotune(name):
-    def sentences(run):
-        names = [name] if name in run.tables else []
-        return list(on_times(run, names)) or "max-autotune did not run here."
-
-    return sentences
-
-
-study.conclude(on_autotune("time-float16-autotune"), "time-float16-autotune")
-
-# %%
-study.conclude(on_autotune("time-tf32-autotune"), "time-tf32-autotune")
-
-# %%
-# Where the time goes
-# -------------------
-#
-# A call cannot do without its products, its attention, and one pass over what lies between them.
-# Operations over the measured rate of matrix products, and bytes over that of a copy, give a least
-# time for each; fusion can take away no more than the rest.
-
-ceilings = measure_ceilings(
+cases = [(args.config, precision) for precision in asked]
+if cuda and args.config == "medium" and not args.dtype:
+    cases.append(("large", "float16"))
+rates = measure_ceilings(
     device,
     dtypes=("float32", "float16", "bfloat16") if cuda else ("float32",),
     side=128 if quick else None,
-    nbytes=2**20 if quick else None,
-    budget_s=0.05 if quick else 0.4,
-).frame
+    nbytes=2**20,
+    budget_s=0.2,
+)
+layers, contests = args.num_hidden_layers, []
+telling = [w for w in ways() if w[1] == "sdpa" and w[0] in ("eager", *CHOSEN)]
+for config, precision in cases:
+    size, (dtype, tf32) = SIZES[config], PRECISIONS[precision]
+    models = {a: Llama(size, layers, dtype, a, device) for a in ("sdpa", "eager")}
+    inputs = tokens(size, args.with_mask, device)
+    weights = sum(w.numel() for w in models["sdpa"].model.layers.parameters() if w.dim() == 2)
+    least = 2 * inputs[0].numel() * weights / rates["float32 tf32" if tf32 else precision]
+    chosen = telling if config == "large" else list(ways())
+    head = {"precision": precision, "config": config, "layers": layers}
+    for row in contest(models, inputs, chosen, args.budget, tf32):
+        contests.append(head | row | {"products": 1e3 * least if cuda else None})
 study.table(
-    "ceilings",
-    ceilings.assign(rate=ceilings["rate"] / 1e9, low=ceilings["low"] / 1e9,
-                    high=ceilings["high"] / 1e9, unit="G" + ceilings["unit"]),
-    caption="Measured ceilings of this machine.",
-    formats={"size": "d"},
-)  # fmt: skip
+    "times",
+    contests,
+    "One call: time, its ratio to inductor's, speed-up over eager PyTorch, error of the hidden "
+    "state, memory.",
+    columns=["precision", "optimization", "median", "× inductor", "speedup", "rms error", "memory"],
+    rows={"attention": "sdpa", "optimization": CHOSEN},
+    part="processor",
+    times=[
+        "median",
+        "avg_time",
+        "warmup",
+        "N calls",
+        "speedup",
+        "× inductor",
+        "low",
+        "high",
+        "memory",
+        "products",
+    ],
+)
 
 # %%
 
-
-def bounds(config):
-    """Least times by part, next to the best measured time."""
-    copy = ceilings.set_index("ceiling")["rate"]["copy"]
-    chosen = times[(times["config"] == config) & ~times["table"].str.endswith("-autotune")]
-    for (name, layers), part in chosen.groupby(["precision", "layers"], sort=False):
-        wanted = "float32" if name == "tf32" else name
-        rates = ceilings[ceilings["ceiling"].str.contains(wanted)]
-        is_tf32 = rates["ceiling"].str.contains("TF32", case=False) | rates["note"].astype(
-            str).str.contains("TF32", case=False)  # fmt: skip
-        rates = rates[is_tf32] if name == "tf32" else rates[~is_tf32] if len(rates) > 1 else rates
-        if rates.empty:
-            continue
-        parts = cost(sizes[config], layers, 4 if wanted == "float32" else 2).set_index("part")
-        least = pd.concat([parts["flops"] / rates["rate"].iloc[0], parts["bytes"] / copy], axis=1)
-        least = least.max(axis=1) * 1e3
-        best = part.loc[part["median"].idxmin()]
-        yield (
-            {"precision": name, "layers": layers}
-            | least.to_dict()
-            | {
-                "least": least.sum(),
-                "measured": best["median"] if cuda else float("nan"),
-                "share": least.sum() / best["median"] if cuda else float("nan"),
-                "by": best["optimization"],
-            }
-        )
-
-
-def show_shares(config):
-    return study.table(
-        f"shares{suffix(config)}",
-        pd.DataFrame(
-            bounds(config),
-            columns=["precision", "layers", "products", "attention", "the rest", "least",
-                     "measured", "share", "by"],
-        ),
-        caption="Least time of each part at the measured ceilings, and the best measured time.",
-        formats={"share": ".0%"},
-        units=dict.fromkeys(("products", "attention", "the rest", "least", "measured"), "ms"),
-        labels={"share": "least / measured"},
-    )  # fmt: skip
-
-
-for config in configs[1:]:
-    show_shares(config)
-show_shares(configs[0])
-
-# %%
-study.recorded("shares", like=f"shares{suffix(configs[0])}")
-
-# %%
-# And with the sizes of ``large``:
-
-study.recorded("shares-large", like=f"shares{suffix(configs[0])}")
+study.dots(
+    "ratio",
+    of="times",
+    where={"config": "medium", "optimization": ["roundoff", BEST]},
+    x="× inductor",
+    label="precision",
+    colour="optimization",
+    low="low",
+    high="high",
+    reference=1,
+    title="Time of one call",
+    xlabel="time of the fastest inductor = 1",
+    answer=True,
+    alt="Two dots for each precision: the backend as it is called, near or above inductor's time, "
+    "and with tier 3 and CUDA graphs, below it.",
+)
 
 # %%
 
-
-def on_shares(run):
-    names = [n for n in run.tables if n.startswith("shares")]
-    for name, row in ((n, row) for n in names for row in run.tables[n].to_dict("records")):
-        part = row["products"] / row["least"]
-        what = row["precision"] + name.removeprefix("shares").replace("-", ", ")
-        yield (
-            f"**{what}**, {row['layers']} layer{'s' if row['layers'] > 1 else ''}: "
-            f"products alone are {part:.0%} of the least time"
-            + (f"; the least time is {row['share']:.0%} of what the quickest takes."
-               if row["share"] == row["share"] else ".")
-        )  # fmt: skip
-
-
-study.conclude(lambda run: list(on_shares(run)), f"shares{suffix(configs[0])}")
+study.claim(
+    "Just called, the backend takes {1.11} times the fastest inductor's time in float16, {0.96} in "
+    "bfloat16, {0.98} in float32 and {1.28} in TF32.",
+    name="called",
+    of="times",
+    where={"optimization": "roundoff", "config": "medium", "precision": list(PRECISIONS)},
+    on="nvidia-h200",
+    timed=True,
+    value=lambda t: t.set_index("precision")["× inductor"][list(PRECISIONS)].tolist(),
+)
 
 # %%
-# What a tier refuses
-# -------------------
+
+study.claim(
+    "With tier 3, and CUDA graphs on both sides, it takes {0.87}, {0.86}, {0.94} and {0.94}: less "
+    "in each of the four.",
+    name="best",
+    of="times",
+    where={"optimization": BEST, "config": "medium", "precision": list(PRECISIONS)},
+    on="nvidia-h200",
+    timed=True,
+    value=lambda t: t.set_index("precision")["× inductor"][list(PRECISIONS)].tolist(),
+    test=lambda t: t["× inductor"] < 1,
+)
+
+# %%
+
+study.claim(
+    "In float16 it takes both: {1.05} with tier 3 alone, {1.12} with CUDA graphs alone.",
+    name="both",
+    of="times",
+    where={
+        "optimization": ["roundoff, tier 3", "roundoff, CUDA graph"],
+        "config": "medium",
+        "precision": "float16",
+    },
+    on="nvidia-h200",
+    timed=True,
+    value=lambda t: t.set_index("optimization")["× inductor"].sort_index(ascending=False).tolist(),
+)
+
+# %%
+
+study.claim(
+    "With Llama-2-7B's own feed-forward, where products take more of the time, it is {0.92}.",
+    name="large",
+    of="times",
+    where={"optimization": BEST, "config": "large"},
+    on="nvidia-h200",
+    timed=True,
+    value=lambda t: t["× inductor"],
+)
+
+# %%
+
+study.claim(
+    "The seven products alone take {70%} of that best time in float16, at the rate of a large "
+    "product: fusion has the rest to work on.",
+    name="products",
+    of="times",
+    where={"optimization": BEST, "config": "medium", "precision": "float16"},
+    on="nvidia-h200",
+    timed=True,
+    value=lambda t: t["products"] / t["median"],
+)
+
+# %%
+# Faster at the same error, not at a larger one
+# ---------------------------------------------
 #
-# A rule that sees its pattern but not all of its conditions leaves the graph alone and says why;
-# the report has the line. Refused as a whole, with a typed error that names it: training (call
-# under ``torch.no_grad()``), inputs on several devices, complex and float8 inputs, an operator
-# that the exporter cannot convert. Not fused: attention whose probabilities are returned, or with
-# fewer queries than keys; bfloat16 on a CPU, where ONNX Runtime has no kernels (it is computed
-# operator by operator in float32 and rounded); grouped heads with a padding mask (the heads stay
-# repeated).
+# The truth is the exporter's graph evaluated in float64 throughout: ``model.double()`` would not
+# do, as transformers' norms and angles pass through float32 whatever the model's type. The error is
+# in :ref:`one unit <unit>`, ε of the type times the root mean square of the truth. In TF32, sdpa
+# and ONNX Runtime's attention keep float32; eager attention and tier 3's use TF32 there, too.
+
+run = next(r for r in study.runs if "rms error" in r.tables.get("times", ()))
+rows = run.tables["times"].query("config == config.iloc[0]")
+rows = rows.assign(
+    way=rows["optimization"].str.replace(", CUDA graph|, reduce-overhead", "", regex=True)
+)
+names = list(dict.fromkeys(rows["precision"]))
+figure, axes = subplots(1, len(names), squeeze=False, figsize=(8, 3.4), title="Speed against error")
+for axis, name in zip(axes[0], names, strict=True):
+    for i, way in enumerate(dict.fromkeys(rows["way"])):
+        own = rows[(rows["precision"] == name) & (rows["way"] == way)]
+        axis.plot(own["speedup"], own["rms error"], MARKERS[i], color=PALETTE[i], label=way)
+    axis.set_title(name)
+    axis.set_ylim(0, 1.2 * rows["rms error"][rows["precision"] == name].max())
+    axis.margins(x=0.15)
+    axis.set_xlabel("speed, × eager")
+axes[0][0].set_ylabel("typical error, ε × RMS")
+figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
+figure.text(0.99, 0.995, run.name("times"), ha="right", va="top", fontsize=9)
+study.figure(
+    "speed-error",
+    figure,
+    alt="A panel for each precision, a mark for each way, with and without a CUDA graph: speed to "
+    "the right, error upwards.",
+)
+
+# %%
+
+study.claim(
+    "No way has more than 1.25 times the typical error of eager PyTorch with sdpa.",
+    name="error",
+    of="times",
+    where={"attention": "sdpa", "config": "medium"},
+    test=lambda t: (
+        t["rms error"] <= 1.25 * t["precision"].map(t.groupby("precision")["rms error"].first())
+    ),
+)
+
+# %%
+
+study.claim(
+    "TF32 has more than 100 times the error of float32: its times are those of another "
+    "computation.",
+    name="tf32",
+    of="times",
+    where={"optimization": "roundoff", "config": "medium", "precision": ["float32", "TF32"]},
+    test=lambda t: t["rms error"].max() > 100 * t["rms error"].min(),
+)
+
+# %%
+# ``model.half()`` is another model than one loaded in float16
+# ------------------------------------------------------------
 #
-# What to do
-# ----------
+# It also rounds the frequencies of the rotary embedding, which transformers keeps in float32, and a
+# token's angle is its position times the frequency. All models of this page are loaded in their
+# type, so that no way is blamed for this.
+
+small = SIZES["tiny" if quick else "small"]
+inputs = tokens(small, args.with_mask, device)
+graph = captured(Llama(small, device=device), inputs)
+half = [
+    t.half().float() if name in graph.static and "inv_freq" not in name else t
+    for name, t in zip(graph.names, graph.inputs, strict=True)
+]
+truth, loading = graph.truth(half), []
+for name in ("loaded in float16", "model.half()"):
+    model = Llama(small, dtype=torch.float16, device=device)
+    made = (model.half() if name == "model.half()" else model)(*inputs)
+    hidden, keys = scaled_error(truth[0], made[0]).rms, scaled_error(truth[1:], made[1:]).rms
+    loading.append({"model": name, "rms error": hidden, "keys error": keys, "processor": processor})
+study.table(
+    "loading",
+    loading,
+    "Errors of eager PyTorch in float16 on a small layer, against the model as it was loaded.",
+    columns=["model", "rms error", "keys error"],
+    part="processor",
+)
+
+# %%
+
+study.claim(
+    "Rounding the frequencies makes the error of keys and values more than twice as large.",
+    name="half",
+    of="loading",
+    test=lambda t: t["keys error"].iloc[1] > 2 * t["keys error"].iloc[0],
+)
+
+# %%
+# A torch.compile backend on ONNX Runtime in thirty lines
+# -------------------------------------------------------
 #
-# * **Compare times only at equal precision**, between rivals that return the same, with the error
-#   beside the time: a fast row that is far from float64 is another result.
-# * **Load a model in its type.** Halving it rounds what should stay in float32.
-# * **Count nodes, then look at the ceilings.** Few nodes are the means; what the products leave of
-#   the time is all that fusion can take away.
-# * **Read the report** of what each rule matched and refused, before you believe that a model of
-#   your own was fused.
-# * **Call it once with** ``check=True`` before use: it raises where fusion changed a result.
-#   :ref:`layer-norm-discrepancies` has the tolerance to ship.
-# * **On CUDA, where a call is short,** ``cuda_graph=True`` takes the launches away; its outputs are
-#   overwritten by the next call.
+# Dynamo hands over a graph, AOTAutograd makes it functional with the weights as inputs, torch's
+# exporter turns it into ONNX, and a session runs it on the memory of torch's tensors. It takes what
+# the exporter takes, which is not every fused attention of CUDA.
+# :func:`roundoff.backend.onnx_custom_backend` adds rules, new lengths, weights that change, aliases
+# and CUDA graphs.
+
+
+def convert(graph, examples):
+    """What runs a functional graph in ONNX Runtime."""
+    program = torch.onnx.export(graph.eval(), tuple(examples), dynamo=True, verbose=False)
+    place = examples[-1].device.type
+    made = onnxruntime.InferenceSession(
+        program.model_proto.SerializeToString(),
+        providers=[("CUDAExecutionProvider", {"use_tf32": "0"})] if place == "cuda" else None,
+    )
+    results = [node.meta["val"] for node in graph.graph.output_node().args[0]]
+
+    def run(inputs):
+        inputs = [t.contiguous() for t in inputs]
+        outputs = [torch.empty(v.shape, dtype=v.dtype, device=place) for v in results]
+        binding = made.io_binding()
+        for bind, values, tensors in (
+            (binding.bind_input, made.get_inputs(), inputs),
+            (binding.bind_output, made.get_outputs(), outputs),
+        ):
+            for value, t in zip(values, tensors, strict=True):
+                bind(value.name, place, 0, dtype_info(t.dtype).onnx, t.shape, t.data_ptr())
+        if place == "cuda":
+            torch.cuda.synchronize()  # ONNX Runtime's stream is another one
+        made.run_with_iobinding(binding)
+        return outputs
+
+    run._boxed_call = True  # it takes one list
+    return run
+
+
+thirty_lines = aot_autograd(fw_compiler=convert)
+with torch.no_grad():
+    model = Llama(small, attention="eager", device=device)
+    made = torch.compile(model, backend=thirty_lines, dynamic=False)(*inputs)
+print(scaled_error(graph.truth(), made))
+
+# %%
+# One rewrite rule in full
+# ------------------------
+#
+# A rule names the last operator of its pattern, looks at what comes before it, and replaces it;
+# anything else is left alone. ``x * Sigmoid(x)``, SiLU, is one node of ONNX Runtime's:
+
+
+class SiluToQuickGelu(Rule):
+    """Mul(x, Sigmoid(x)) becomes com.microsoft.QuickGelu(x, alpha=1)."""
+
+    ops = ("Mul",)
+
+    def rewrite(self, g, node):
+        for x, gate in (node.inputs, node.inputs[::-1]):
+            sigmoid = g.node(gate, "Sigmoid")
+            if sigmoid is not None and sigmoid.inputs[0] is x:
+                (new,) = g.emit(
+                    "QuickGelu",
+                    [x],
+                    before=node,
+                    shapes=[g.shape(x)],
+                    like=x,
+                    domain="com.microsoft",
+                    alpha=1.0,
+                )
+                g.replace(node.outputs[0], new)
+                return True
+        return False
+
+
+editor, report = Editor(graph.exported, processor), Report()
+apply_rules(editor, [SiluToQuickGelu()], report)
+rewritten = session(editor.proto(), [f"{processor}ExecutionProvider"])
+made = rewritten.run(dict(zip(graph.names, graph.inputs, strict=True)))
+print(report.counts(), editor.count(), "nodes, error", scaled_error(graph.truth(), made).rms)
+
+# %%
+# With every rule of the first two tiers. What depends on weights alone, the packed weights and the
+# tables of cosines, is computed once, and again when a weight changes; the rest runs at each call.
+# The report says which rules saw their pattern and left it alone, and why.
+
+options = OptimizationOptions(TIERS["roundoff"], processor=processor)
+fused, report = fuse(graph.exported, options, static=graph.static)
+print(report, report.refused)
+study.svg(
+    "fused",
+    plot_dot(fused),
+    alt="The fused layer: norm, packed product, attention with its rotation, product, norm with "
+    "sum, gate, norm.",
+)
+
+# %%
+
+study.claim(
+    "Of {84} nodes that the exporter leaves of the model in float32, {19} run at each call as the "
+    "backend is called, and {10} with tier 3.",
+    name="nodes",
+    of="times",
+    where={
+        "optimization": ["roundoff, unfused", "roundoff", "roundoff, tier 3"],
+        "config": "medium",
+        "precision": "float32",
+    },
+    on="nvidia-h200",
+    value=lambda t: t["nodes"].sort_values(ascending=False).tolist(),
+)
+
+# %%
+# It costs seconds to compile, again for each length, and memory
+# --------------------------------------------------------------
+#
+# Small layers, as the sizes of tensors do not matter here, with ``dynamic=True``. The process is
+# warm, the caches of inductor and Triton are empty, and nothing was converted for these lengths.
+# Memory stands in the first table.
+
+costs, depth = [], 0 if quick else 2
+for i, label in enumerate(CHOSEN if cuda else ("roundoff",) if quick else CHOSEN[::2]):
+    model = Llama(small, depth, device=device)
+    run, _ = prepare(model, label, dynamic=True)
+    seconds = []
+    for length in (9 + 8 * i, 12 + 8 * i, 9 + 8 * i):
+        ids = tokens(dataclasses.replace(small, length=length), False, device)
+        with fresh_cache(), torch.no_grad():
+            start = time.perf_counter()
+            float(run(*ids)[0].sum())
+            seconds.append(time.perf_counter() - start)
+    costs.append(
+        {"optimization": label, "layers": depth, "processor": processor}
+        | dict(zip(("first length", "second length", "known length"), seconds, strict=True))
+    )
+    torch._dynamo.reset()
+study.table(
+    "costs",
+    costs,
+    "Seconds of the first call at a first length, at a second one, and of a call at a known one.",
+    part="processor",
+    times=["first length", "second length", "known length"],
+)
+
+# %%
+
+study.claim(
+    "A second length takes the backend more than 100 times as long as a call at a known one.",
+    name="length",
+    of="costs",
+    where={"optimization": "roundoff"},
+    timed=True,
+    test=lambda t: t["second length"] > 100 * t["known length"],
+)
+
+# %%
+
+study.claim(
+    "The backend takes {484} MiB beside the model in float16, inductor {80}; with tier 3 and a "
+    "CUDA graph {774}.",
+    name="memory",
+    of="times",
+    where={
+        "optimization": ["inductor", "roundoff", BEST],
+        "attention": "sdpa",
+        "config": "medium",
+        "precision": "float16",
+    },
+    on="nvidia-h200",
+    timed=True,
+    value=lambda t: t.set_index("optimization")["memory"][["roundoff", "inductor", BEST]].tolist(),
+)
+
+# %%
+# Your own model
+# --------------
+#
+# Put in a module and its inputs: each way's speed, error against float64, and nodes. Call it once
+# with ``check=True`` before you rely on it: :func:`~roundoff.backend.onnx_custom_backend` then
+# raises where fusion changed a result.
+
+MODEL = torch.nn.Sequential(torch.nn.Linear(256, 1024), torch.nn.SiLU(), torch.nn.Linear(1024, 256))
+INPUTS = (torch.randn(64, 256, generator=torch.Generator().manual_seed(0)),)
+
+own = MODEL.eval().requires_grad_(False).to(device)
+
+
+def flat(*inputs):
+    return torch.utils._pytree.tree_leaves(own(*inputs))
+
+
+for row in contest({"sdpa": flat}, [t.to(device) for t in INPUTS], telling, args.budget):
+    shown = "{optimization:28} {speedup:6.2f} × eager, error {rms error:.3g}, nodes {nodes}"
+    print(shown.format(**row))
+
+# %%
+# Limits, and what to read next
+# -----------------------------
+#
+# * The forward pass alone, gradients off, one static length, one device, one model family. Each new
+#   length is converted again, with ``dynamic=True`` too, so a decoder that grows token by token
+#   cannot be used this way. On a CPU that took 0.8 seconds a layer for 4 and 8 layers, 1.05 for 16,
+#   and with 30 the first call had not ended after five minutes: the exporter's optimizer looks
+#   through the whole graph again and again. vLLM and TensorRT-LLM were not measured, nor inductor's
+#   *max-autotune*, which compiles for minutes.
+# * Refused with an error that names it: training, inputs on several devices, complex and float8
+#   inputs, operators that the exporter cannot convert. Not fused: attention that returns its
+#   probabilities or has fewer queries than keys, bfloat16 on a CPU, grouped heads with a padding
+#   mask.
+# * Outputs of *CUDA graph* and *reduce-overhead* are overwritten by the next call.
+# * Next: :ref:`gemm-fusion`, for what packing weights gives, :ref:`triton-layer-norm`, for a kernel
+#   of the kind that tier 3 uses, and :ref:`layer-norm-discrepancies`, for the tolerance to ship.
 
 study.finish()

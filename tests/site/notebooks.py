@@ -28,8 +28,9 @@ TIMED = {
     "plot_layer_norm_discrepancies": ["switches.cost"],
     "plot_gemm_fusion": ["times.*", "one-token.*", "squares.*", "graphs.*"],
     "plot_llama_backend": [
-        "ceilings.*", "shares.*", "time-*.warmup", "time-*.N", "time-*.memory", "time-*.compile",
-        *(f"time-*.{column}" for column in ["avg_time", "median", "low", "high", "speedup"]),
+        "costs.*", "times.warmup", "times.N calls", "times.memory", "times.products",
+        "times.× inductor",
+        *(f"times.{column}" for column in ["avg_time", "median", "low", "high", "speedup"]),
     ],
     "plot_triton_layer_norm": [
         "launches.*", "layer-norm-backward.*", "layer-norm-forward.*", "rows.*", "types.*",

@@ -216,6 +216,7 @@ def lines(
     ylabel: str = "",
     title: str = "",
     dashed: Sequence[str] = (),
+    own_scales: bool = False,
     small: bool = False,
 ) -> Any:
     """A line for each series, against a size.
@@ -240,6 +241,8 @@ def lines(
         What the axes and the figure show, with units.
     dashed : sequence of str
         Series that are ceilings rather than measurements of a kernel.
+    own_scales : bool
+        Each panel has vertical limits of its own, for values that differ by orders of magnitude.
     small : bool
         For the answer box: half a page wide.
 
@@ -262,8 +265,8 @@ def lines(
     names = list(dict.fromkeys(frame[series].astype(str))) if series else [""]
     colours = _colours(names)
     figure, axes = subplots(
-        1, len(parts), title=title, figsize=_SMALL if small else (8, 3.7), sharey=True,
-        squeeze=False,
+        1, len(parts), title=title, figsize=_SMALL if small else (8, 3.7),
+        sharey=not own_scales, squeeze=False,
     )  # fmt: skip
     for axis, (name, part) in zip(axes[0], parts, strict=True):
         for k, one in enumerate(names):

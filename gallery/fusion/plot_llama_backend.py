@@ -51,7 +51,7 @@ from functools import partial
 import onnxruntime
 import torch
 from torch._dynamo.backends.common import aot_autograd
-from torch._inductor.utils import fresh_cache
+from torch._inductor import config as inductor
 
 from roundoff.backend import OptimizationOptions, onnx_custom_backend
 from roundoff.backend.llama import SIZES, Llama, tokens
@@ -144,10 +144,10 @@ def captured(model, inputs):
 
 
 def free_memory():
-    """Bytes that the GPU has free when torch keeps none that it does not use."""
+    """Bytes that the GPU has free when torch's cache is empty; 0 without one."""
     gc.collect()
     torch.cuda.empty_cache()
-    return torch.cuda.mem_get_info()[0]
+    return torch.cuda.mem_get_info()[0] if cuda else 0
 
 
 def repeated(run, inputs, times):
@@ -161,13 +161,15 @@ def contest(models, inputs, chosen, budget, tf32=False):
     with torch.no_grad(), torch_precision(tf32):
         truth = captured(next(iter(models.values())), inputs).truth()
         for label, attention, graph in chosen:
-            before = free_memory() if cuda else 0
+            before = free_memory()
             run, storage = prepare(models[attention], label)
             run(*inputs)
-            # What compiling took goes back; what a call takes stays in torch's or ORT's pool.
-            _ = cuda and free_memory()
+            memory = before - free_memory()  # what stays, compiling aside
+            start = torch.cuda.memory_allocated()
+            if cuda:
+                torch.cuda.reset_peak_memory_stats()
             made = run(*inputs)
-            taken = before - torch.cuda.mem_get_info()[0] if cuda else 0
+            memory += torch.cuda.max_memory_allocated() - start  # and what comes and goes
             nodes = storage["instance"][0]["onnx"].graph.node if storage else None
             key = f"{label}, {attention} attention"
             calls[key] = partial(repeated, run, inputs, 5 if cuda else 1)
@@ -182,7 +184,7 @@ def contest(models, inputs, chosen, budget, tf32=False):
                 "rms error": scaled_error(truth[0], made[0]).rms,
                 "error": scaled_error(truth[0], made[0]).largest,
                 "keys error": scaled_error(truth[1:], made[1:]).rms if made[1:] else None,
-                "memory": taken / 2**20 if cuda else None,
+                "memory": memory / 2**20 if cuda else None,
             }
             del made
         times = measure(calls, device=device, budget_s=budget, min_rounds=5, warmup=1)
@@ -552,7 +554,7 @@ study.claim(
 # --------------------------------------------------------------
 #
 # Small layers, as the sizes of tensors do not matter here, with ``dynamic=True``. The process is
-# warm, the caches of inductor and Triton are empty, and nothing was converted for these lengths.
+# warm, its cache of graphs is off, and nothing was converted for these lengths.
 # Memory stands in the first table.
 
 costs, depth = [], 0 if quick else 2
@@ -562,7 +564,7 @@ for i, label in enumerate(CHOSEN if cuda else ("roundoff",) if quick else CHOSEN
     seconds = []
     for length in (9 + 8 * i, 12 + 8 * i, 9 + 8 * i):
         ids = tokens(dataclasses.replace(small, length=length), False, device)
-        with fresh_cache(), torch.no_grad():
+        with inductor.patch(fx_graph_cache=False), torch.no_grad():
             start = time.perf_counter()
             float(run(*ids)[0].sum())
             seconds.append(time.perf_counter() - start)

@@ -18,7 +18,6 @@ from matplotlib.figure import Figure
 from matplotlib.transforms import Bbox
 
 from roundoff.page import Study, dark
-from roundoff.page.legacy import Study as OldStudy
 
 _SVG = {"format": "svg", "transparent": True, "metadata": {"Date": None}}
 _RST = """
@@ -53,7 +52,7 @@ def scraper(block: Any, block_vars: dict[str, Any], gallery_conf: dict[str, Any]
         When a figure has no alternative text: call ``Study.figure`` for each.
     """
     for study in block_vars["example_globals"].values():
-        if isinstance(study, (Study, OldStudy)):
+        if isinstance(study, Study):
             keep_tables(study, tables_of(Path(block_vars["target_file"])))
     shown = []
     for number in plt.get_fignums():
@@ -116,21 +115,17 @@ def tables_of(script: Path) -> Path:
     return script.parent / "tables" / script.stem
 
 
-def keep_tables(study: Study | OldStudy, folder: Path) -> None:
+def keep_tables(study: Study, folder: Path) -> None:
     """Save the tables that have come since the last call; the first call empties the folder."""
     if study not in _kept:
         _kept[study] = set()
         folder.mkdir(parents=True, exist_ok=True)
         for old in folder.iterdir():
             old.unlink()
-    if isinstance(study, OldStudy):
-        build = study.runs()[0]
-        label = build.label
-    else:
-        build = study.runs[-1]
-        label = build.name()
-        claims = json.dumps(study.verdicts(), indent=1, ensure_ascii=False) + "\n"
-        (folder / "claims.json").write_text(claims, "utf-8")
+    build = study.runs[-1]
+    label = build.name()
+    claims = json.dumps(study.verdicts(), indent=1, ensure_ascii=False) + "\n"
+    (folder / "claims.json").write_text(claims, "utf-8")
     for name in build.tables.keys() - _kept[study]:
         build.tables[name].to_csv(folder / f"{name}.csv", index=False)
         _kept[study].add(name)

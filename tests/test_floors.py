@@ -106,8 +106,3 @@ def test_a_circle_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         (tmp_path / "page" / f"{name}.py").write_text(text + "\n", "utf-8")
     monkeypatch.setitem(globals(), "SOURCE", tmp_path)
     assert circles() == ["page/a.py", "page/b.py", "page/c.py"]
-
-
-def test_the_old_form_of_a_page_is_nothing_that_the_library_needs() -> None:
-    users = [m for m, others in neighbours().items() if any("legacy" in o for o in others)]
-    assert users == ["page/legacy.py"]

@@ -387,6 +387,7 @@ study.claim(
     value=lambda t: (t["ratio"], t["ratio"]),
     test=lambda t: (t["high"] < 1) & agrees(t),
     timed=True,
+    holds=["nvidia-h200"],
 )
 
 # %%
@@ -402,6 +403,7 @@ study.claim(
     value=lambda t: (t["ratio"], t["ratio"]),
     test=lambda t: (t["high"] < 1) & agrees(t),
     timed=True,
+    holds=["nvidia-h200"],
 )
 
 # %%
@@ -578,6 +580,7 @@ study.claim(
     value=lambda t: (t["ratio"], t["ratio"]),
     test=lambda t: (t["high"] < 1) & agrees(t),
     timed=True,
+    holds=["nvidia-h200"],
 )
 
 # %%

@@ -56,13 +56,6 @@ class Page:
         return self.path.stem
 
     @property
-    def is_new(self) -> bool:
-        """Whether it has the form with claims."""
-        return any(isinstance(n, ast.ImportFrom) and n.module == "roundoff.page"
-                   and any(alias.name == "Study" for alias in n.names)
-                   for n in self.tree.body)  # fmt: skip
-
-    @property
     def variable(self) -> str:
         """What the page calls its study."""
         for node in self.tree.body:
@@ -95,8 +88,7 @@ class Page:
 
 
 def pages(gallery: Path = ROOT / "gallery") -> list[Page]:
-    """The pages in the new form."""
-    return [p for p in map(Page, sorted(gallery.glob("*/plot_*.py"))) if p.is_new]
+    return [Page(path) for path in sorted(gallery.glob("*/plot_*.py"))]
 
 
 def misplaced(page: Page) -> list[str]:

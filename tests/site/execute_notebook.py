@@ -9,8 +9,7 @@ from pathlib import Path
 
 KEEP = """
 from pathlib import Path
-runs = study.runs() if callable(study.runs) else study.runs[::-1]
-for name, frame in runs[0].tables.items():
+for name, frame in study.runs[-1].tables.items():
     frame.to_csv(Path({folder!r}) / f"{{name}}.csv", index=False)
 """
 

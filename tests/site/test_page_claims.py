@@ -115,7 +115,6 @@ def small(tmp_path: Path):
         folder = tmp_path / "gallery" / "numerics"
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "plot_small.py").write_text(TOP.format(bullets=bullets) + source, "utf-8")
-        (folder / "plot_old.py").write_text("from roundoff.page.legacy import Study\n", "utf-8")
         (page,) = pages(tmp_path / "gallery")
         page.records = records
         return page

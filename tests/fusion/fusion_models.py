@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from roundoff.backend.widen import has_bfloat16, in_float32
 from roundoff.errors import UnsupportedError
 from roundoff.fusion import OptimizationOptions, fuse
 from roundoff.fusion.experimental import KERNELS
+from roundoff.fusion.products import Into
 from roundoff.fusion.rule import Report
 
 OPSETS = '["" : 20, "com.microsoft" : 1]'
@@ -46,13 +47,29 @@ def feeds(proto: onnx.ModelProto, seed: int = 0) -> dict[str, torch.Tensor]:
     return made
 
 
+def _from_the_cpu(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """A kernel of ours for tensors of the CPU: a compiled one gets and returns copies."""
+
+    def run(inputs: Sequence[Any], attributes: dict[str, Any]) -> Sequence[Any]:
+        from roundoff.kernels import interpreting
+
+        device = "cpu" if interpreting() else "cuda"
+        made = kernel([x if x is None else x.to(device) for x in inputs], attributes)
+        return [x.cpu() for x in made]
+
+    return run
+
+
+FROM_THE_CPU = {n: k if isinstance(k, Into) else _from_the_cpu(k) for n, k in KERNELS.items()}
+
+
 def run(proto: onnx.ModelProto, given: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
-    """On the CPU, with kernels of ours in Triton's interpreter."""
+    """On the CPU; kernels of ours in Triton's interpreter, or on a GPU where there is one."""
     if has_bfloat16(proto):
         proto = in_float32(proto)
     while True:
         try:
-            program = Program(proto, torch.device("cpu"), KERNELS)
+            program = Program(proto, torch.device("cpu"), FROM_THE_CPU)
             return program.run([given[n].contiguous() for n in program.inputs])
         except UnsupportedError as e:
             proto = widened(proto, e)

@@ -1,4 +1,4 @@
-"""The third tier on the CPU, in Triton's interpreter: each rule's hit, near miss and numbers."""
+"""The third tier: each rule's hit, near miss and numbers, by the kernels as they run here."""
 
 from __future__ import annotations
 

@@ -53,6 +53,11 @@ def place(monkeypatch, tmp_path: Path) -> Place:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv(RENDERING, "1")
     monkeypatch.chdir(tmp_path)
+
+    def known(commit: str | None) -> dict:  # this machine may be one that the records name
+        return environment(CPU, **({"commit": commit} if commit else {}))
+
+    monkeypatch.setattr("roundoff.page.study.environment", known)
     return Place(tmp_path)
 
 

@@ -12,6 +12,7 @@ import torch
 from roundoff.dtypes import DType, dtype_info, onnx_dtype_to_torch_dtype
 from roundoff.errors import ArgumentError
 
+from .harness import measure
 from .machine import last_level_cache, torch_precision
 
 __all__ = ["Ceilings", "measure_ceilings"]
@@ -31,6 +32,8 @@ class Ceilings:
 
     Examples
     --------
+    >>> import pandas as pd
+    >>> from roundoff.timing import Ceilings
     >>> ceilings = Ceilings(pd.DataFrame({"ceiling": ["copy"], "rate": [2e11]}))
     >>> ceilings["copy"]
     200000000000.0
@@ -40,12 +43,12 @@ class Ceilings:
 
     def __getitem__(self, name: str) -> float:
         """Rate of a ceiling, in bytes or operations a second."""
-        found = self.frame.loc[self.frame["ceiling"] == name, "rate"]
-        if found.empty:
+        rates = self.frame.loc[self.frame["ceiling"] == name, "rate"]
+        if rates.empty:
             raise ArgumentError(
                 "no such ceiling", got=name, expected=f"one of {list(self.frame['ceiling'])}"
             )
-        return float(found.iloc[0])
+        return float(rates.iloc[0])
 
 
 def measure_ceilings(
@@ -57,7 +60,7 @@ def measure_ceilings(
     budget_s: float = 0.5,
     seed: int = 0,
 ) -> Ceilings:
-    """Measure a copy, two reads with one write, and a matrix product a type.
+    """Measure a copy, two reads with one write, and a matrix product for each type.
 
     Parameters
     ----------
@@ -83,33 +86,34 @@ def measure_ceilings(
 
     Examples
     --------
-    >>> found = measure_ceilings(dtypes=["float32"], side=64, nbytes=2**16, budget_s=0.02)
-    >>> found.frame["ceiling"].tolist(), found["copy"] > 0
+    >>> from roundoff.timing import measure_ceilings
+    >>> ceilings = measure_ceilings(dtypes=["float32"], side=64, nbytes=2**16, budget_s=0.02)
+    >>> ceilings.frame["ceiling"].tolist(), ceilings["copy"] > 0
     (['copy', 'two reads, one write', 'float32'], True)
     """
     kind = torch.device(device).type
     side = side or (8192 if kind == "cuda" else 512)
     nbytes = nbytes or min(2**30, 8 * last_level_cache(device))
-    one = functools.partial(_one, device, budget_s, seed)
-    rows = _memory(one, device, nbytes)
+    rate = functools.partial(_rate, device, budget_s, seed)
+    rows = _memory(rate, device, nbytes)
     for dtype in dtypes:
-        rows += _products(one, device, dtype_info(dtype), side, seed)
+        rows += _products(rate, device, dtype_info(dtype), side, seed)
     return Ceilings(
         pd.DataFrame(rows, columns=["ceiling", "rate", "low", "high", "unit", "size", "note"])
     )
 
 
-def _memory(one: Callable[..., dict], device: str, nbytes: int) -> list[dict]:
+def _memory(rate: Callable[..., dict], device: str, nbytes: int) -> list[dict]:
     n = nbytes // 4
     x, y, out = (torch.ones(n, device=device) for _ in range(3))
     return [
-        one("copy", "B/s", nbytes, 8 * n, lambda: out.copy_(x)),
-        one("two reads, one write", "B/s", nbytes, 12 * n, lambda: torch.add(x, y, out=out)),
+        rate("copy", "B/s", nbytes, 8 * n, lambda: out.copy_(x)),
+        rate("two reads, one write", "B/s", nbytes, 12 * n, lambda: torch.add(x, y, out=out)),
     ]
 
 
 def _products(
-    one: Callable[..., dict], device: str, info: DType, side: int, seed: int
+    rate: Callable[..., dict], device: str, info: DType, side: int, seed: int
 ) -> list[dict]:
     dtype = onnx_dtype_to_torch_dtype(info.onnx)
     generator = torch.Generator(device).manual_seed(seed)
@@ -120,23 +124,22 @@ def _products(
     for tf32 in (False, True) if has_tf32 else (False,):
         with torch_precision(tf32):
             name = info.name + (" tf32" if tf32 else "")
-            rows.append(one(name, "FLOP/s", side, 2.0 * side**3, lambda: torch.mm(a, b, out=out)))
+            rows.append(rate(name, "FLOP/s", side, 2.0 * side**3, lambda: torch.mm(a, b, out=out)))
     return rows
 
 
-def _one(
+def _rate(
     device: str, budget_s: float, seed: int,
     name: str, unit: str, size: int, work: float, call: Callable[[], object],
 ) -> dict:  # fmt: skip
-    from .harness import measure  # measure's result refers to Ceilings
-
+    """A row of the table; a rate of NaN, and why, where the device cannot do it."""
     row: dict[str, object] = {"ceiling": name, "unit": unit, "size": size}
     try:
-        found = measure(
+        timing = measure(
             {name: call}, device=device, budget_s=budget_s, min_rounds=5, warmup=1, seed=seed
         ).frame.iloc[0]
     except (RuntimeError, NotImplementedError) as e:  # a type the device lacks, or no memory
         return row | {"rate": float("nan"), "note": str(e).splitlines()[0]}
     # The ends change sides: a short time is a high rate.
     rates = {"rate": "median", "low": "high", "high": "low"}
-    return row | {k: work / found[v] for k, v in rates.items()} | {"note": found["warnings"]}
+    return row | {k: work / timing[v] for k, v in rates.items()} | {"note": timing["warnings"]}

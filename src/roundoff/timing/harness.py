@@ -1,4 +1,4 @@
-"""The rounds: who is timed when, and for how long."""
+"""The rounds of a measurement: which callable is timed when, and how often."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch
 
 from roundoff.errors import ArgumentError, UnsupportedError
 
-from .result import Rival, Timings
+from .result import Sampling, Timings
 from .statistics import median_interval, ratio
 
 __all__ = ["measure"]
@@ -28,7 +28,7 @@ _MOST_CAPTURED = 256
 
 
 def measure(
-    rivals: Mapping[str, Callable[..., object]],
+    callables: Mapping[str, Callable[..., object]],
     *,
     budget_s: float = 2.0,
     precision: float = 0.02,
@@ -44,36 +44,36 @@ def measure(
     level: float = 0.95,
     clock: Clock = time.perf_counter,
 ) -> Timings:
-    """Time callables against each other.
+    """Time callables beside each other.
 
-    Every round times each rival once, in an order drawn anew, so that whatever the machine goes
-    through meets them alike. Rounds go on until each ratio to the first rival is known to within
-    *precision*, or the budget is spent. A rival must do its work in full: on CUDA on the current
-    stream, or synchronised before it returns.
+    Every round times each callable once, in a new random order, so that a change of the machine's
+    speed affects all of them. Rounds go on until the ratio of each to the first, the baseline, is
+    known to within *precision*, or the budget is spent. A callable must do its work in full: on
+    CUDA on the current stream, or synchronised before it returns.
 
     Parameters
     ----------
-    rivals : mapping
-        Label -> callable. Called without arguments, or with *rotate* with the number of the set
-        of buffers to use.
+    callables : mapping
+        Label -> callable; the first is the baseline. Called without arguments, or with *rotate*
+        with the number of the set of buffers to use.
     budget_s : float
-        Seconds for the rounds of all rivals together; *min_rounds* are made even past it.
+        Seconds for the rounds of all callables together; at least *min_rounds* are made.
     precision : float
         Half the width of an interval that is narrow enough, relative to the estimate.
     min_rounds, max_rounds : int
-        Least and most rounds.
+        Smallest and largest number of rounds.
     warmup : int
-        Least calls before the first round; more follow while calls still get faster.
+        Smallest number of calls before the first round; more follow while calls still get faster.
     seed : int
         Of the orders and of the bootstrap.
     device : str
         ``"cpu"``: wall time. ``"cuda"``, ``"cuda:1"``: CUDA events on the current stream.
     cuda_graph : bool
-        Capture each rival's calls in a CUDA graph and time replays: without launch overhead.
+        Capture the calls of each in a CUDA graph and time replays: without launch overhead.
     rotate : int, optional
-        Sets of buffers to go round, so that each call finds a cold cache: :func:`copies`.
+        Sets of buffers to rotate over, so that each call finds a cold cache: :func:`copies`.
     bytes, flops : mapping, optional
-        Label -> bytes moved and operations done by a call.
+        Label -> bytes that a call moves, and operations that it does.
     level : float
         Coverage of the intervals.
     clock : callable
@@ -86,18 +86,20 @@ def measure(
     Raises
     ------
     ArgumentError
-        No rivals, or an option out of range.
+        No callables, or an option out of range.
     UnsupportedError
         A CUDA graph is asked for on a CPU.
 
     Examples
     --------
+    >>> import torch
+    >>> from roundoff.timing import measure
     >>> x = torch.ones(100)
     >>> t = measure({"sum": x.sum, "exp": x.exp}, budget_s=0.01, min_rounds=3)
     >>> list(t.frame["label"]), t.ratio("exp", "sum").units == len(t.samples)
     (['sum', 'exp'], True)
     """
-    _check(rivals, budget_s, precision, min_rounds, max_rounds, warmup, rotate, level)
+    _check(callables, budget_s, precision, min_rounds, max_rounds, warmup, rotate, level)
     kind = torch.device(device).type
     if cuda_graph and kind != "cuda":
         raise UnsupportedError("a CUDA graph needs a CUDA device", got=device)
@@ -108,36 +110,38 @@ def measure(
         else:
             sampler = _Sampler(clock)
         stack.enter_context(_no_collection())
-        calls, warmed = {}, {}
-        for label, rival in rivals.items():
-            one = _rotating(rival, rotate)
+        calls, sampling = {}, {}
+        for label, function in callables.items():
+            call = _rotating(function, rotate)
             try:
-                first, count, each = _warm_up(sampler, one, warmup, budget_s / 10, clock)
+                first, count, each = _warm_up(sampler, call, warmup, budget_s / 10, clock)
                 n = min(max(math.ceil(_SAMPLE_S[kind] / max(each, 1e-9)), 1), _MOST_CALLS)
                 if cuda_graph:
-                    one, n = _captured(one, n, rotate or 1)
+                    call, n = _captured(call, n, rotate or 1)
             except Exception as e:
                 e.add_note(f"while warming up {label!r}")
                 raise
-            calls[label] = (one, n, cuda_graph)
-            warmed[label] = Rival(
-                label, count, n, first, (bytes or {}).get(label), (flops or {}).get(label)
+            calls[label] = (call, n, cuda_graph)
+            sampling[label] = Sampling(
+                count, n, first, (bytes or {}).get(label), (flops or {}).get(label)
             )
         samples, stopped = _rounds(
             sampler, calls, budget_s, precision, min_rounds, max_rounds, seed, level, clock
         )
-    index = pd.MultiIndex.from_product([[0], range(len(samples))], names=["sitting", "round"])
-    frame = pd.DataFrame(samples, columns=list(rivals), index=index)
-    return Timings(frame, warmed, stopped, device, precision, level, seed)
+    index = pd.MultiIndex.from_product([[0], range(len(samples))], names=["session", "round"])
+    frame = pd.DataFrame(samples, columns=list(callables), index=index)
+    return Timings(frame, sampling, stopped, device, precision, level, seed)
 
 
-def _check(rivals: Mapping[str, Any], budget_s: float, precision: float, min_rounds: int,
+def _check(callables: Mapping[str, Any], budget_s: float, precision: float, min_rounds: int,
            max_rounds: int, warmup: int, rotate: int | None, level: float) -> None:  # fmt: skip
-    if not rivals:
-        raise ArgumentError("rivals", got=dict(rivals), expected="at least one callable")
-    for label, rival in rivals.items():
-        if not callable(rival):
-            raise ArgumentError(f"rival {label!r}", got=type(rival).__name__, expected="callable")
+    if not callables:
+        raise ArgumentError("callables", got=dict(callables), expected="at least one")
+    for label, function in callables.items():
+        if not callable(function):
+            raise ArgumentError(
+                f"{label!r} is not callable", got=type(function).__name__, expected="a callable"
+            )
     for name, value, good, expected in (
         ("budget_s", budget_s, budget_s >= 0, "seconds, 0 or more"),
         ("precision", precision, precision > 0, "more than 0"),
@@ -153,27 +157,27 @@ def _check(rivals: Mapping[str, Any], budget_s: float, precision: float, min_rou
 
 @contextlib.contextmanager
 def _no_collection() -> Iterator[None]:
-    """No garbage collection between samples: it would strike rivals at random."""
-    was = gc.isenabled()
+    """No garbage collection between samples: it would slow some of them down at random."""
+    enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if was:
+        if enabled:
             gc.enable()
 
 
-def _rotating(rival: Callable[..., object], rotate: int | None) -> Callable[[], object]:
+def _rotating(function: Callable[..., object], rotate: int | None) -> Callable[[], object]:
     if rotate is None:
-        return rival
+        return function
     turn = -1
 
-    def one() -> object:
+    def call() -> object:
         nonlocal turn
         turn = (turn + 1) % rotate
-        return rival(turn)
+        return function(turn)
 
-    return one
+    return call
 
 
 class _Sampler:
@@ -222,7 +226,7 @@ def _warm_up(
 
 
 def _captured(call: Callable[[], object], n: int, rotate: int) -> tuple[Callable[[], object], int]:
-    """Some calls as one CUDA graph, every set of buffers equally often."""
+    """About *n* calls as one CUDA graph, every set of buffers equally often; and their number."""
     n = rotate * max(1, -(-min(n, _MOST_CAPTURED) // rotate))
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
@@ -246,30 +250,30 @@ def _rounds(
     from tqdm import tqdm
 
     rng = np.random.default_rng(seed)
-    found: list[np.ndarray] = []
-    todo = list(calls.values())
+    samples: list[np.ndarray] = []
+    order = list(calls.values())
     check, start = min_rounds, clock()
     # disable=None: a bar in a terminal only
     with tqdm(total=max_rounds, disable=None, leave=False, unit="round") as bar:
         while True:
-            row = np.empty(len(todo))
-            for j in rng.permutation(len(todo)):
-                call, n, replayed = todo[j]
+            row = np.empty(len(order))
+            for j in rng.permutation(len(order)):
+                call, n, replayed = order[j]
                 row[j] = sampler(call, 1) / n if replayed else sampler(call, n)
-            found.append(row)
+            samples.append(row)
             bar.update()
-            n_rounds = len(found)
+            n_rounds = len(samples)
             if n_rounds < min_rounds:
                 continue
             spent = clock() - start >= budget_s
             last = spent or n_rounds >= max_rounds
-            # Looking at every round would stop at a lucky one: look ever more rarely.
+            # A check after every round would stop at a lucky one: check ever more rarely.
             if n_rounds >= check or last:
-                if _precise(np.array(found), precision, seed, level):
-                    return np.array(found), "precise"
+                if _precise(np.array(samples), precision, seed, level):
+                    return np.array(samples), "precise"
                 check = math.ceil(1.3 * n_rounds)
             if last:
-                return np.array(found), "budget" if spent else "rounds"
+                return np.array(samples), "budget" if spent else "rounds"
 
 
 def _precise(samples: np.ndarray, precision: float, seed: int, level: float) -> bool:

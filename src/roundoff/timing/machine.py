@@ -22,6 +22,7 @@ def last_level_cache(device: str = "cpu") -> int:
 
     Examples
     --------
+    >>> from roundoff.timing import last_level_cache
     >>> last_level_cache() >= 2**10
     True
     """
@@ -29,9 +30,9 @@ def last_level_cache(device: str = "cpu") -> int:
         return int(torch.cuda.get_device_properties(device).L2_cache_size)
     sizes = []
     for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
-        found = re.fullmatch(r"(\d+)([KM]?)", path.read_text("ascii").strip())
-        if found:
-            sizes.append(int(found[1]) * {"": 1, "K": 2**10, "M": 2**20}[found[2]])
+        match = re.fullmatch(r"(\d+)([KM]?)", path.read_text("ascii").strip())
+        if match:
+            sizes.append(int(match[1]) * {"": 1, "K": 2**10, "M": 2**20}[match[2]])
     return max(sizes, default=32 * 2**20)
 
 
@@ -48,7 +49,8 @@ def copies(nbytes: int, device: str = "cpu", most: int = 64) -> int:
 
     Examples
     --------
-    >>> copies(2**40)
+    >>> from roundoff.timing import copies
+    >>> copies(2**40)  # larger than the memory: one set
     1
     """
     if nbytes < 1:
@@ -61,11 +63,12 @@ def copies(nbytes: int, device: str = "cpu", most: int = 64) -> int:
 def free_memory(device: str = "cpu") -> int:
     """Bytes that can still be allocated on *device*, what torch's cache would give back included.
 
-    On a CPU the smaller of the machine's and the control group's, because a group that runs over
-    is killed rather than told.
+    On a CPU the smaller of the machine's and the control group's: a process that exceeds the
+    group's limit is killed instead of getting an error. 4 GiB where the machine does not tell.
 
     Examples
     --------
+    >>> from roundoff.timing import free_memory
     >>> free_memory() > 2**20
     True
     """
@@ -73,32 +76,32 @@ def free_memory(device: str = "cpu") -> int:
         free, _ = torch.cuda.mem_get_info(device)
         cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return int(free + cached)
-    found = [_meminfo(), *_control_group()]
-    known = [f for f in found if f is not None]
-    return min(known) if known else 4 * 2**30
+    limits = [n for n in (_meminfo(), *_control_group()) if n is not None]
+    return min(limits) if limits else 4 * 2**30
 
 
 def _meminfo() -> int | None:
     with contextlib.suppress(OSError):
-        found = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text("ascii"))
-        if found:
-            return int(found[1]) * 1024
+        match = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text("ascii"))
+        if match:
+            return int(match[1]) * 1024
     with contextlib.suppress(ValueError, OSError, AttributeError):
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
     return None
 
 
-def _control_group() -> list[int | None]:
+def _control_group() -> list[int]:
+    """What the limits of the process' control group leave, in versions 2 and 1."""
     root = Path("/sys/fs/cgroup")
-    found: list[int | None] = []
+    remaining = []
     for limit, used in (
         ("memory.max", "memory.current"),
         ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
     ):
         with contextlib.suppress(OSError, ValueError):
             top = int((root / limit).read_text("ascii"))
-            found.append(max(0, top - int((root / used).read_text("ascii"))))
-    return found
+            remaining.append(max(0, top - int((root / used).read_text("ascii"))))
+    return remaining
 
 
 @contextlib.contextmanager
@@ -107,6 +110,8 @@ def torch_precision(tf32: bool) -> Iterator[None]:
 
     Examples
     --------
+    >>> import torch
+    >>> from roundoff.timing import torch_precision
     >>> with torch_precision(True):
     ...     torch.backends.cuda.matmul.allow_tf32
     True

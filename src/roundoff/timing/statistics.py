@@ -1,4 +1,4 @@
-"""Medians, ratios and what is odd about a series of times."""
+"""Medians and ratios with intervals, and checks of a series of times for trends and modes."""
 
 from __future__ import annotations
 
@@ -31,20 +31,21 @@ class Interval:
 
 @dataclasses.dataclass(frozen=True)
 class Ratio:
-    """Time of one rival over time of another, with its interval.
+    """Time of one callable over time of another, with its interval.
 
     Attributes
     ----------
     value, low, high : float
         Median of the ratios of the rounds (of their logarithms, so that ``ratio(b, a)`` is the
-        inverse of ``ratio(a, b)``), the mean of that over sittings, and the ends of its interval.
+        inverse of ``ratio(a, b)``), the mean of that over sessions, and the ends of its interval.
     se : float
         Standard error of the logarithm of the value.
     units : int
-        Independent values behind the standard error: sittings, or the rounds of a single one.
+        Independent values behind the standard error: sessions, or the rounds of a single one.
 
     Examples
     --------
+    >>> from roundoff.timing import Ratio
     >>> ratio = Ratio(0.9, 0.85, 0.96, se=0.02, units=5)
     >>> str(ratio), ratio.equal
     ('0.9 [0.85, 0.96]', False)
@@ -64,31 +65,16 @@ class Ratio:
         """Whether the interval holds 1: no difference is shown."""
         return self.low <= 1 <= self.high
 
-    def p_value(self, other: Ratio) -> float:
-        """How likely chance alone sets two independent measurements this far apart, or further.
-
-        A two-sided Welch test of the difference of the logarithms. Two intervals that overlap may
-        still differ by this test; two that do not overlap do.
-        """
-        difference = math.log(self.value) - math.log(other.value)
-        v1, v2 = self.se**2, other.se**2
-        if v1 + v2 == 0:
-            return 1.0 if difference == 0 else 0.0
-        freedom = (v1 + v2) ** 2 / (
-            v1**2 / max(self.units - 1, 1) + v2**2 / max(other.units - 1, 1)
-        )
-        return float(2 * scipy.special.stdtr(freedom, -abs(difference) / math.sqrt(v1 + v2)))
-
 
 def median_interval(
     x: np.ndarray, level: float = 0.95, seed: int = 0, resamples: int = _RESAMPLES
 ) -> Interval:
     """Median of a series in the order it was taken, with a bootstrap interval.
 
-    The percentiles are widened for short series by Hesterberg's expansion, and the interval by
-    the correlation of neighbours: a machine that is slow for a while gives fewer independent
-    values than rounds. With five values the widest possible interval, smallest to largest, covers
-    the median 94 times in 100; from six on 95 can be reached.
+    Short series have wider percentiles, by Hesterberg's expansion. Correlated neighbours make the
+    interval wider: a machine that is slow for a while gives fewer independent values than rounds.
+    With five values the widest possible interval, smallest to largest, covers the median 94 times
+    in 100; from six on 95 can be reached.
 
     Parameters
     ----------
@@ -103,8 +89,10 @@ def median_interval(
 
     Examples
     --------
-    >>> found = median_interval(np.array([10.0, 12, 14, 11, 16, 13, 15]))
-    >>> found.value, found.low <= 11 < 15 <= found.high
+    >>> import numpy as np
+    >>> from roundoff.timing import median_interval
+    >>> median = median_interval(np.array([10.0, 12, 14, 11, 16, 13, 15]))
+    >>> median.value, median.low <= 11 < 15 <= median.high
     (13.0, True)
     """
     x = np.asarray(x, dtype=np.float64)
@@ -128,10 +116,10 @@ def median_interval(
 
 
 def _correlation_factor(x: np.ndarray) -> float:
-    """How much wider neighbours that are alike make an interval: sqrt((1 + rho) / (1 - rho)).
+    """The factor by which correlated neighbours widen an interval: sqrt((1 + rho) / (1 - rho)).
 
-    That is the factor of a first-order autoregressive series. Of ranks, so that one outlier does
-    not decide; corrected for the bias of a short series (Kendall, 1954).
+    That is the factor of a first-order autoregressive series. The correlation rho is that of
+    ranks, so that one outlier does not decide, corrected for short series (Kendall, 1954).
     """
     n = x.size
     if n < 8:
@@ -147,32 +135,32 @@ def _correlation_factor(x: np.ndarray) -> float:
     return math.sqrt((1 + rho) / (1 - rho))
 
 
-def pooled(sittings: Sequence[np.ndarray], level: float = 0.95, seed: int = 0) -> Interval:
-    """Mean of the medians of several sittings, with Student's interval over sittings.
+def pooled(sessions: Sequence[np.ndarray], level: float = 0.95, seed: int = 0) -> Interval:
+    """Mean of the medians of several sessions, with Student's interval over sessions.
 
-    What stays the same throughout a sitting (where buffers lie, which neighbour is busy) moves
-    all its rounds together, so more rounds do not make it known better: only another sitting does.
-    A single sitting has the interval of its median, :func:`median_interval`.
+    What stays the same throughout a session (addresses of buffers, load of the machine) changes
+    all its rounds alike: more rounds do not narrow the interval, more sessions do. A single
+    session has the interval of its median, :func:`median_interval`.
     """
-    if len(sittings) == 1:
-        return median_interval(sittings[0], level, seed)
-    medians = np.array([np.median(x) for x in sittings])
+    if len(sessions) == 1:
+        return median_interval(sessions[0], level, seed)
+    medians = np.array([np.median(x) for x in sessions])
     n = medians.size
     se = float(medians.std(ddof=1)) / math.sqrt(n)
-    wide = -float(scipy.special.stdtrit(n - 1, (1 - level) / 2)) * se
+    half_width = -float(scipy.special.stdtrit(n - 1, (1 - level) / 2)) * se
     centre = float(medians.mean())
-    return Interval(centre, centre - wide, centre + wide, se)
+    return Interval(centre, centre - half_width, centre + half_width, se)
 
 
 def ratio(
     a: Sequence[np.ndarray], b: Sequence[np.ndarray], level: float = 0.95, seed: int = 0
 ) -> Ratio:
-    """Ratio of two rivals' sittings, paired by round: what slows a whole round down cancels."""
+    """Ratio of two callables' sessions, paired by round: what slows a whole round down cancels."""
     logs = [np.log(x) - np.log(y) for x, y in zip(a, b, strict=True)]
-    found = pooled(logs, level, seed)
-    value, low, high = (math.exp(v) for v in (found.value, found.low, found.high))
+    log = pooled(logs, level, seed)
+    value, low, high = (math.exp(v) for v in (log.value, log.low, log.high))
     units = len(logs) if len(logs) > 1 else int(np.size(logs[0]))
-    return Ratio(value, low, high, found.se, units)
+    return Ratio(value, low, high, log.se, units)
 
 
 def drift(x: np.ndarray, least: float) -> float | None:

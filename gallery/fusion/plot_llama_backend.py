@@ -584,17 +584,6 @@ study.table(
 # %%
 
 study.claim(
-    "A second length takes the backend more than 100 times as long as a call at a known one.",
-    name="length",
-    of="costs",
-    where={"optimization": "roundoff"},
-    timed=True,
-    test=lambda t: t["second length"] > 100 * t["known length"],
-)
-
-# %%
-
-study.claim(
     "The backend takes {288} MiB beside the model in float16, inductor {80}; with tier 3 and a "
     "CUDA graph {706}.",
     name="memory",

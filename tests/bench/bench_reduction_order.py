@@ -26,7 +26,6 @@ from roundoff.reductions import (
     draw_values,
     mean,
     moments,
-    normalize,
     round_to,
 )
 
@@ -63,7 +62,8 @@ def one_at_a_time(values: Mapping[str, np.ndarray], orders: int, seed: int) -> p
                 means, low, high = [], np.full(size, np.inf), np.full(size, -np.inf)
                 for vector in (x, up, up[::-1].copy(), *(x[order] for order in drawn)):
                     means.append(mean(vector, dtype))
-                    y = np.sort(normalize(vector, dtype))
+                    mu, sd = moments(vector)
+                    y = np.sort(round_to((vector - mu) / (sd + 1e-6), dtype))
                     np.minimum(low, y, out=low)
                     np.maximum(high, y, out=high)
                 with np.errstate(invalid="ignore"):

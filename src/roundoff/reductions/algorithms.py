@@ -1,27 +1,23 @@
-"""Ways to add the values of a vector, each over the last axis of an array.
+"""Ways to add the values of a vector, each over the last axis of an array; mean and deviation.
 
 Every function takes an array of shape (..., n) with n at least 1 and returns one of shape (...)
-in the same type: each addition is rounded to that type. A row of a batch is added exactly as the
-same vector alone.
+in the same type: each addition is rounded to that type. A row of a batch has the bits of the same
+vector added alone, so that many orders of one vector are evaluated at once.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from .truth import exact_sum, numpy_depth, round_exact
+from .data import round_to
 
 __all__ = [
-    "ALGORITHMS",
-    "Algorithm",
     "binned",
-    "exact",
+    "mean",
+    "moments",
     "neumaier",
     "pairwise",
     "pairwise_numpy",
@@ -125,7 +121,7 @@ def binned(x: Array, folds: int = 3) -> Array:
 
     The largest \\|x\\| and n, neither of which depends on the order, choose a number
     σ = 1.5 · 2^e so large that the parts of all values above its last place add up without
-    rounding, in any order. What is left is cut again, *folds* times. The few exact sums are
+    rounding, in any order. The remainders are cut again, *folds* times. The few exact sums are
     added last, smallest first.
 
     Parameters
@@ -168,71 +164,45 @@ def binned(x: Array, folds: int = 3) -> Array:
     return total
 
 
-def exact(x: Array) -> Array:
-    """The exact sum, rounded once to nearest: depends on nothing but the values.
+def mean(x: Array, dtype: Any) -> Any:
+    """Mean over the last axis, added in the type of *x* and rounded once to *dtype*.
 
-    :func:`math.fsum` for float64; rationals (:func:`~roundoff.reductions.exact_sum`) for narrower
-    types, which would round the result of ``fsum`` a second time. Infinities and NaN are added
-    as usual.
-
-    References
+    Parameters
     ----------
-    J. R. Shewchuk, *Adaptive precision floating-point arithmetic*, 1997,
-    `doi:10.1007/PL00009321 <https://doi.org/10.1007/PL00009321>`_ (what ``fsum`` does).
+    x : ndarray of float64 or float32, shape (..., n)
+        Values of *dtype*, from :func:`~roundoff.reductions.round_to`; C-contiguous.
+    dtype : any
+        Type of the result, which is stored in the type of *x*.
+
+    Returns
+    -------
+    ndarray or scalar, shape (...)
 
     Examples
     --------
-    >>> exact(np.array([1e8, 1.0, 1.0, 1.0, 1.0], np.float32))
-    np.float32(1e+08)
-    >>> exact(np.array([1e8, 1.0, 1.0, 1.0, 1.5], np.float32))
-    np.float32(1.0000001e+08)
+    >>> mean(np.float32([1, 2, 4]), "float16")
+    np.float32(2.3339844)
     """
-    flat = np.reshape(x, (-1, x.shape[-1]))
-    found = np.empty(len(flat), x.dtype)
-    for i, row in enumerate(flat):
-        if not np.isfinite(row).all():
-            found[i] = np.add.reduce(row)
-        elif row.dtype == np.float64:
-            found[i] = math.fsum(row.tolist())
-        else:
-            found[i] = round_exact(exact_sum(row), row.dtype)
-    return found.reshape(x.shape[:-1])[()]
+    with np.errstate(invalid="ignore"):
+        return round_to(np.add.reduce(x, axis=-1) / x.shape[-1], dtype)
 
 
-@dataclasses.dataclass(frozen=True)
-class Algorithm:
-    """A way to add, and what is known about it without running it.
+def moments(x: Array) -> tuple[Any, Any]:
+    """Mean and population standard deviation over the last axis, in the type of *x*.
 
-    Attributes
-    ----------
-    add : callable
-        From an array (..., n) to its sums (...).
-    additions : int or None
-        Additions and subtractions a value, in a long vector; None where it depends on the data.
-    ordered : bool
-        Whether the result may depend on the order of the values.
-    depth : callable or None
-        From n to the largest number of roundings that a value passes through.
+    Two passes, as :func:`numpy.std`: the squares added are those of x − mean.
+
+    Returns
+    -------
+    tuple of (mean, sd), each of shape (...)
 
     Examples
     --------
-    >>> tree = ALGORITHMS["pairwise, to the leaves"]
-    >>> tree.depth(8192), tree.ordered, float(tree.add(np.ones(8192)))
-    (13, True, 8192.0)
+    >>> moments(np.array([1.0, 3.0]))
+    (np.float64(2.0), np.float64(1.0))
     """
-
-    add: Callable[[Array], Array]
-    additions: int | None
-    ordered: bool = True
-    depth: Callable[[int], int] | None = None
-
-
-#: The algorithms written here, in NumPy, by the name they have in tables.
-ALGORITHMS: dict[str, Algorithm] = {
-    "sequential": Algorithm(sequential, 1, depth=lambda n: n - 1),
-    "pairwise, NumPy's": Algorithm(pairwise_numpy, 1, depth=numpy_depth),
-    "pairwise, to the leaves": Algorithm(pairwise, 1, depth=lambda n: (n - 1).bit_length()),
-    "Neumaier": Algorithm(neumaier, 7),
-    "binned, 3 folds": Algorithm(binned, 12, ordered=False),
-    "exact": Algorithm(exact, None, ordered=False),
-}
+    with np.errstate(invalid="ignore", over="ignore"):
+        mu = np.add.reduce(x, axis=-1) / x.shape[-1]
+        centred = x - mu[..., np.newaxis]
+        np.multiply(centred, centred, out=centred)
+        return mu, np.sqrt(np.add.reduce(centred, axis=-1) / x.shape[-1])

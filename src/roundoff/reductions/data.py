@@ -1,4 +1,4 @@
-"""The numbers and the orders in which they are added."""
+"""The values to add, rounded to a type, and the orders in which they are added."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DTYPES = ("float64", "float32", "float16", "bfloat16")
 #: What :func:`~roundoff.reductions.draw_values` knows how to draw.
 DISTRIBUTIONS = ("normal", "spikes", "pareto")
 
-#: Orders that are not drawn: the given one, ascending, descending.
+#: Orders that are not drawn: unchanged, ascending, descending.
 FIXED_ORDERS = 3
 
 
@@ -93,7 +93,7 @@ def work_dtype(dtype: Any) -> np.dtype[Any]:
 
 
 def round_to(x: Any, dtype: Any, *, storage: bool = False) -> Any:
-    """Values, or results, rounded to *dtype* and held in the type in which they are added.
+    """Values, or results, rounded to *dtype* and stored in the type in which they are added.
 
     Parameters
     ----------
@@ -102,7 +102,7 @@ def round_to(x: Any, dtype: Any, *, storage: bool = False) -> Any:
     dtype : any
         One of ``DTYPES``, as :func:`roundoff.dtypes.dtype_info` takes it.
     storage : bool
-        Hold the values in *dtype* itself (bfloat16 is then the type of ``ml_dtypes``).
+        Store the values in *dtype* itself (bfloat16 is then the type of ``ml_dtypes``).
 
     Returns
     -------
@@ -116,14 +116,14 @@ def round_to(x: Any, dtype: Any, *, storage: bool = False) -> Any:
     >>> round_to(np.float32(1) + np.float32(2) ** -12, "float16")
     np.float32(1.0)
     """
-    held = work_dtype(dtype)
+    work = work_dtype(dtype)
     with np.errstate(over="ignore", invalid="ignore"):
         stored = np.asarray(x).astype(onnx_dtype_to_np_dtype(dtype_info(dtype).onnx), copy=False)
-        return (stored if storage else stored.astype(held, copy=False))[()]
+        return (stored if storage else stored.astype(work, copy=False))[()]
 
 
 def draw_orders(size: int, count: int = 128, seed: int = 0) -> npt.NDArray[np.intp]:
-    """Random permutations for *count* orders, less the three that are not drawn.
+    """Random permutations for *count* orders, without the three that are not drawn.
 
     They depend on nothing but the arguments, so one draw serves every distribution,
     element type and statistic.
@@ -135,7 +135,7 @@ def draw_orders(size: int, count: int = 128, seed: int = 0) -> npt.NDArray[np.in
     Raises
     ------
     ArgumentError
-        When *count* leaves no room for the given, the ascending and the descending order.
+        When *count* is below 3: the unchanged, the ascending and the descending order.
 
     Examples
     --------

@@ -1,9 +1,9 @@
-"""A matrix product as tensor cores compute it: exact products, added by the block, truncated.
+"""A matrix product as tensor cores compute it: exact products, added in blocks, truncated.
 
 A tensor core adds a block of products to its accumulator in one step. All of them are aligned to
 the largest, what falls below a fixed number of bits is cut off, not rounded, and the sum is cut to
-float32. Each cut is towards zero. Where the products have one sign the errors have the other, and
-add up, where those of rounding to nearest mostly cancel.
+float32. Each cut is towards zero. Where all products have one sign, all errors have the other sign
+and accumulate; errors of rounding to nearest mostly cancel.
 
 Source: M. Fasi, N. J. Higham, M. Mikaitis, S. Pranesh, *Numerical behavior of NVIDIA tensor
 cores*, PeerJ Computer Science 7, 2021,
@@ -34,7 +34,7 @@ _PRODUCTS = 1 << 17
 _SMALLEST = -149
 
 
-def matmul(
+def tensor_core_matmul(
     a: Any,
     b: Any,
     *,

@@ -1,4 +1,4 @@
-"""The exact sum, the condition of a sum, and the bounds on the error of adding."""
+"""The exact sum, the condition of a sum, and the errors of computed sums."""
 
 from __future__ import annotations
 
@@ -15,11 +15,9 @@ from roundoff.errors import ArgumentError, ShapeError
 __all__ = [
     "condition",
     "distinct_bits",
-    "error_bound",
     "exact_sum",
     "judge",
     "numpy_depth",
-    "probable_bound",
     "round_exact",
     "signed_errors",
 ]
@@ -113,10 +111,10 @@ def signed_errors(results: npt.ArrayLike, truth: Fraction) -> npt.NDArray[np.flo
     array([-0.08333333,  0.16666667])
     """
     values = np.asarray(results).astype(np.float64)
-    known: dict[float, float] = {}
+    error_of: dict[float, float] = {}
     for v in np.unique(values):
-        known[float(v)] = float(Fraction(float(v)) - truth) if np.isfinite(v) else float(v)
-    errors = [known.get(v, math.nan) for v in values.ravel().tolist()]
+        error_of[float(v)] = float(Fraction(float(v)) - truth) if np.isfinite(v) else float(v)
+    errors = [error_of.get(v, math.nan) for v in values.ravel().tolist()]
     return np.array(errors, np.float64).reshape(values.shape)
 
 
@@ -133,7 +131,7 @@ def distinct_bits(results: npt.NDArray[Any]) -> int:
 
 
 def judge(results: npt.ArrayLike, truth: Fraction, dtype: Any) -> dict[str, float]:
-    """Spread and error of several results for one truth, told apart.
+    """Spread and errors of several results for one truth.
 
     Parameters
     ----------
@@ -157,14 +155,14 @@ def judge(results: npt.ArrayLike, truth: Fraction, dtype: Any) -> dict[str, floa
     1.0
     """
     values = np.asarray(results)
-    found: dict[str, float] = {"distinct": distinct_bits(values)}
+    row: dict[str, float] = {"distinct": distinct_bits(values)}
     if not np.isfinite(values.astype(np.float64)).all():
-        return found | dict.fromkeys(("spread ulp", "error ulp", "median ulp"), math.nan)
+        return row | dict.fromkeys(("spread ulp", "error ulp", "median ulp"), math.nan)
     unit = float(ulp(float(truth), dtype))
     errors = np.abs(signed_errors(values, truth)) / unit
     spread = float(values.max()) - float(values.min())
     largest, median = float(errors.max()), float(np.median(errors))
-    return found | {"spread ulp": spread / unit, "error ulp": largest, "median ulp": median}
+    return row | {"spread ulp": spread / unit, "error ulp": largest, "median ulp": median}
 
 
 def numpy_depth(n: int) -> int:
@@ -185,59 +183,3 @@ def numpy_depth(n: int) -> int:
     half = n // 2
     half -= half % 8
     return 1 + max(numpy_depth(half), numpy_depth(n - half))
-
-
-def error_bound(depth: int, absolute: float, dtype: Any) -> float:
-    """Largest possible error of a sum of depth *depth*: γ · Σ\\|x\\| with γ = du / (1 − du).
-
-    To first order (n − 1)·u·Σ\\|x\\| for :func:`~roundoff.reductions.sequential` and
-    ⌈log2 n⌉·u·Σ\\|x\\| for :func:`~roundoff.reductions.pairwise`. Two sums of the same numbers
-    are at most twice as far apart.
-
-    Parameters
-    ----------
-    depth : int
-        Most additions that a value passes through.
-    absolute : float
-        Σ\\|x\\|.
-    dtype : any
-        Type in which the additions are rounded; u is half its eps.
-
-    Returns
-    -------
-    float
-        Infinite when du is 1 or more: then the bound says nothing.
-
-    References
-    ----------
-    N. J. Higham, *The accuracy of floating point summation*, SIAM J. Sci. Comput. 14, 1993,
-    `doi:10.1137/0914050 <https://doi.org/10.1137/0914050>`_.
-
-    Examples
-    --------
-    >>> u = 2.0**-24
-    >>> f"{error_bound(13, 1.0, 'float32') / u:.5f}", error_bound(2048, 1.0, "float16")
-    ('13.00001', inf)
-    """
-    du = depth * dtype_info(dtype).unit_roundoff
-    return du / (1 - du) * absolute if du < 1 else math.inf
-
-
-def probable_bound(depth: int, absolute: float, dtype: Any) -> float:
-    """√d·u·Σ\\|x\\|: the size that errors have when roundings are independent and of mean zero.
-
-    Higham and Mary prove λ·√n·u, with a probability that grows with λ; this is λ = 1, an
-    estimate of scale and not a bound.
-
-    References
-    ----------
-    N. J. Higham, T. Mary, *A new approach to probabilistic rounding error analysis*,
-    SIAM J. Sci. Comput. 41, 2019,
-    `doi:10.1137/18M1226312 <https://doi.org/10.1137/18M1226312>`_.
-
-    Examples
-    --------
-    >>> probable_bound(16, 1.0, "float32") / 2.0**-24
-    4.0
-    """
-    return math.sqrt(depth) * dtype_info(dtype).unit_roundoff * absolute

@@ -289,6 +289,8 @@ def lines(
             axis.minorticks_off()
         if logy:
             axis.set_yscale("log")
+        elif own_scales:
+            axis.set_ylim(0, 1.1 * part[y].max())
         elif reference is None:
             axis.set_ylim(bottom=0)
         if reference is not None:

@@ -36,6 +36,19 @@ def compiled(model: Llama, ids: tuple[torch.Tensor, ...]) -> tuple[dict[str, Any
     return storage["instance"][0], made
 
 
+def nodes_of_the_angles(graph: Any) -> int:
+    """Nodes before Cos: one Mul, or the product and the transpose of older transformers."""
+    makers = {name: i for i, node in enumerate(graph.node) for name in node.output}
+    wanted = [name for node in graph.node if node.op_type == "Cos" for name in node.input]
+    nodes = set()
+    while wanted:
+        maker = makers.get(wanted.pop())
+        if maker is not None and maker not in nodes:
+            nodes.add(maker)
+            wanted += graph.node[maker].input
+    return len(nodes)
+
+
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize("with_mask", [False, True])
@@ -53,7 +66,8 @@ def test_one_llama_layer(attention: str, dtype: torch.dtype, with_mask: bool) ->
     nodes = instance["onnx"].graph.node
     assert len(nodes) <= (22 if zeroes else 21)
     if not with_mask:
-        assert len(instance["whole"].graph.node) <= 21
+        whole = instance["whole"].graph
+        assert len(whole.node) - nodes_of_the_angles(whole) <= 20
         assert "GroupQueryAttention" in {n.op_type for n in nodes}
     for part in (slice(0, 1), slice(1, None)):  # the hidden state; keys and values
         off, theirs = (scaled_error(truth[part], list(made)[part]) for made in (ours, eager))

@@ -9,12 +9,12 @@ under ``torch.compile``: inductor against ``backend="roundoff"``, at matched pre
 
 .. answer:: nvidia-h200
 
-   * **If you just call it, no**: it takes :bound:`1.14 <called>` times inductor's time in float16,
-     :bound:`1.17 <called/2>` in bfloat16 and :bound:`1.28 <called/4>` in TF32; in float32
-     :bound:`0.98 <called/3>`.
-   * **With its third tier, our Triton kernels, and CUDA graphs on both sides, yes**:
+   * **If you just call it, no**: it takes :bound:`1.14 <called>` times the fastest inductor's time
+     in float16, :bound:`1.17 <called/2>` in bfloat16 and :bound:`1.28 <called/4>` in TF32; float32
+     alone is level, :bound:`0.98 <called/3>`.
+   * **With tier 3, our Triton kernels, and CUDA graphs on both sides, yes**:
      :bound:`0.86 <best>` in float16, :bound:`0.86 <best/2>` in bfloat16, :bound:`0.94 <best/3>` in
-     float32; :bound:`0.90 <large>` with the feed-forward of Llama-2-7B.
+     float32; :bound:`0.90 <large>` in float16 with the feed-forward of Llama-2-7B.
    * **For prefill of one fixed length.** No decode and no KV cache as an input; each new length
      is converted again, in seconds. A call takes more memory: :bound:`288 <memory>` MiB beside the
      model, inductor :bound:`80 <memory/2>`.

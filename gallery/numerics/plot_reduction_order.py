@@ -21,12 +21,13 @@ Every addition rounds. One set of numbers, 128 orders, a dozen ways to add, in N
 
       x.sum(dtype=np.float64)  # NumPy: float32 values, added in float64
       x.sum(dtype=torch.float64)  # PyTorch: a float64 copy is made, and added
-      torch.use_deterministic_algorithms(True)  # one order in every run, or an error
+      roundoff.reductions.binned(x)  # NumPy: one result in every order, by construction
+      torch.use_deterministic_algorithms(True)  # one result in every run of one order
 """
 
 # %%
-# From four values on, the order shows
-# ------------------------------------
+# A few values are enough for the order to show
+# ---------------------------------------------
 #
 # Addition rounds, so that it does not associate: in float32 (2²⁴ + 1) + 1 is 16,777,216 and
 # 2²⁴ + (1 + 1) is 16,777,218. How much do 128 orders of the same numbers differ?

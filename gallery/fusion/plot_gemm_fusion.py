@@ -11,9 +11,9 @@ ONNX Runtime, PyTorch and inductor.
 
    * **For one token, yes, where the weights are joined before and some are narrow.** In ONNX
      Runtime one Gemm for queries, keys and values, and a Split, take :bound:`0.51 <narrow>` to
-     :bound:`0.80 <narrow/2>` of the time of three. For a layer's gate and up weights it is :bound:`0.977 <precomputed>` to
-     :bound:`0.985 <precomputed/2>` of the time of two, and :bound:`2.85 <inside>` to
-     :bound:`3.87 <inside/2>` where they are joined at each run.
+     :bound:`0.80 <narrow/2>` of the time of three. For a layer's gate and up weights it is
+     :bound:`0.977 <precomputed>` to :bound:`0.985 <precomputed/2>` of the time of two, and
+     :bound:`2.85 <inside>` to :bound:`3.87 <inside/2>` where they are joined at each run.
    * **For 4096 tokens, no**: in ONNX Runtime the Split costs more than the larger product gains,
      up to :bound:`1.15 <split/2>` times the time. Squares of 8192, without a Split, take
      :bound:`0.92 <large>` to :bound:`0.98 <large/2>` of it.

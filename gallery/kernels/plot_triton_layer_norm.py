@@ -14,9 +14,8 @@ Forward and backward, 1024 to 15,872 columns, three types, beside torch, inducto
    * **In float16 it outruns torch, inductor and Liger**: :bound:`1.51 <backward-lead>` to
      :bound:`2.12 <backward-lead/2>` times the best one's rate, and from 2048 columns on
      :bound:`72 <backward-share>` to :bound:`85 <backward-share/2>` % of a stream with the same
-     bytes. At 4096 the loop below reaches :bound:`42 <lesson>` %; pieces of 1024
-     or 2048 columns, loaded while others are worked on, make the difference. At 24,576 inductor is
-     ahead.
+     bytes. At 4096 the loop below reaches :bound:`42 <lesson>` %; pieces of 1024 or 2048 columns,
+     loaded while others are worked on, make the difference. At 24,576 inductor is ahead.
    * **Launches included, a small call is slower than torch's**: forward and
      backward of 1024 columns take :bound:`1.44 <launches/2>` and :bound:`1.62 <launches/4>` times
      its time in two runs. Replay them from a CUDA graph.

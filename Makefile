@@ -1,4 +1,4 @@
-# roundoff: `make html` builds the site, `make test` checks everything. `make help` lists the rest.
+# roundoff: `make html` builds the site, `make test` checks a change. `make help` lists the rest.
 
 # The first Python that is a version we support.
 PYTHON  ?= $(shell for p in python3 python3.12 python3.11; do $$p -c 'import sys; \
@@ -18,8 +18,10 @@ export UNITTEST_GOING := 1
 endif
 # Warnings are errors, and all of them are shown before the build ends.
 SPHINX  := $(BIN)/sphinx-build -c conf -d build/doctrees --jobs auto --fail-on-warning --keep-going
+# One thread a worker: more of them wait for each other.
+PYTEST  := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
-.PHONY: help html page serve test test-notebooks links lint bench clean distclean
+.PHONY: help html page serve test test-all test-notebooks links lint bench clean distclean
 .DEFAULT_GOAL := help
 
 help:  ## list the commands
@@ -41,8 +43,11 @@ serve: $(NEEDS)  ## serve the built site on this machine
 	@echo "http://127.0.0.1:$(PORT)/"
 	@$(BIN)/python -m http.server --bind 127.0.0.1 --directory $(HTML) $(PORT)
 
-test: $(NEEDS) lint  ## unit, property and doc tests, lint, types, and the fast build of the site
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup
+test: $(NEEDS) lint  ## before a change: tests, examples of docstrings, lint, types, the fast site
+	@$(PYTEST) -m "not slow"
+
+test-all: $(NEEDS) lint  ## what CI runs: make test and the tests that are marked slow
+	@$(PYTEST)
 
 test-notebooks: $(NEEDS) $(WHEELS)/complete  ## each page's notebook and script, as a reader runs them
 	@OMP_NUM_THREADS=1 ROUNDOFF_WHEELHOUSE=$(CURDIR)/$(WHEELS) \

@@ -480,7 +480,7 @@ print("kernels hold")
 """
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="only a change of the two kernels can break it")
 def test_kernels_in_the_interpreter() -> None:
     pytest.importorskip("triton")
     # A process of its own: Triton looks at the variable when a kernel is defined.

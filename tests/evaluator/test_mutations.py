@@ -1,4 +1,4 @@
-"""A thousand mutated models: each is refused with a typed error, or gives a right result.
+"""Mutated models: each is refused with a typed error, or gives a right result.
 
 They run in a process of their own: one that dies or hangs is seen, and names its case.
 """
@@ -45,6 +45,6 @@ def test_a_hundred_mutated_models() -> None:
     judge(4, 100)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="a hundred stand for them until the evaluator itself changes")
 def test_a_thousand_mutated_models() -> None:
     judge(7, 1000)

@@ -46,7 +46,7 @@ def everything() -> list[Case]:
     return list(cases())
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="a tenth stands for it until a kernel or the evaluator itself changes")
 def test_the_whole_suite(everything: list[Case]) -> None:
     failed, through = [], collections.Counter[str]()
     for case in everything:
@@ -64,8 +64,8 @@ def test_the_whole_suite(everything: list[Case]) -> None:
     assert len(failed) <= 0.01 * len(everything)
 
 
-def test_a_part_of_the_suite(everything: list[Case]) -> None:
-    for case in everything[::9]:
+def test_a_tenth_of_the_suite(everything: list[Case]) -> None:
+    for case in everything[::10]:
         if case.name not in KNOWN:
             outcome(case)
 
@@ -93,11 +93,13 @@ def truths(case: Case, feeds: list[Any], evaluator: TorchOnnxEvaluator) -> list[
     return evaluator.run(None, dict(zip(evaluator.input_names, feeds, strict=False)))
 
 
-@pytest.mark.slow
-def test_truth_agrees_and_sees_what_float32_cannot(everything: list[Case]) -> None:
-    """Feeds moved by 1e-12 move every result that a move by 1e-2 moves: nothing was rounded."""
+def check_truths(some: list[Case]) -> int:
+    """Feeds moved by 1e-12 move every result that a move by 1e-2 moves: nothing was rounded.
+
+    How many results were checked.
+    """
     checked = 0
-    for case in everything:
+    for case in some:
         feeds = float_feeds(case) if case.data else []
         moves = [x for x in feeds if isinstance(x, np.ndarray) and x.dtype == np.float64]
         if not moves or len(case.model.graph.node) > 8 or case.name in KNOWN:
@@ -123,4 +125,13 @@ def test_truth_agrees_and_sees_what_float32_cannot(everything: list[Case]) -> No
                 seen = ((x - z).abs() > 1e-5 * x.abs()) & (x.abs() > 1e-200)
                 assert not seen.any() or (x != y)[seen].double().mean() >= 0.5, case.name
                 checked += 1
-    assert checked > 800
+    return checked
+
+
+@pytest.mark.slow(reason="a tenth stands for it until a kernel or the evaluator itself changes")
+def test_truth_agrees_and_sees_what_float32_cannot(everything: list[Case]) -> None:
+    assert check_truths(everything) > 800
+
+
+def test_truth_of_a_tenth_of_the_suite(everything: list[Case]) -> None:
+    assert check_truths(everything[::10]) > 80

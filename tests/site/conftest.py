@@ -39,12 +39,19 @@ def sphinx(root: Path, *options: str, fast: bool = True, **env: str) -> subproce
 
 
 @pytest.fixture(scope="session")
-def site() -> Path:
-    """The built fast site; the developer's own build under ``build/html`` is left alone."""
+def site(testrun_uid: str) -> Path:
+    """The built fast site; the developer's own build under ``build/html`` is left alone.
+
+    The first worker of a run that needs it builds it, and the others take what it built.
+    """
     SITE.mkdir(parents=True, exist_ok=True)
     # Two builds of one folder at once would take each other's files away.
-    with (SITE / "lock").open("w") as lock:
+    with (SITE / "lock").open("a+") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
+        lock.seek(0)
+        if lock.read() == testrun_uid:
+            return SITE / "build" / "html"
+        lock.truncate(0)
         for folder in ("conf", "docs", "gallery"):
             shutil.copytree(
                 ROOT / folder,
@@ -57,7 +64,8 @@ def site() -> Path:
                 ),
             )
         done = sphinx(SITE)
-    assert done.returncode == 0, f"the fast build fails:\n{done.stdout[-2000:]}\n{done.stderr}"
+        assert done.returncode == 0, f"the fast build fails:\n{done.stdout[-2000:]}\n{done.stderr}"
+        lock.write(testrun_uid)
     return SITE / "build" / "html"
 
 

@@ -2,11 +2,12 @@
 
 import itertools
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.site, pytest.mark.xdist_group("site")]
+pytestmark = pytest.mark.site
 
 WIDTHS = (1280, 390)
 SCHEMES = ("light", "dark")
@@ -19,6 +20,13 @@ MACHINE_MADE = {"genindex.html", "py-modindex.html", "search.html"}
 def pages(site: Path) -> list[str]:
     return sorted(p.relative_to(site).as_posix() for p in site.rglob("*.html")
                   if "_static" not in p.parts)  # fmt: skip
+
+
+def some(site: Path) -> list[str]:
+    """Of the pages of the reference, which are of one making, one in ten; all the others."""
+    names = pages(site)
+    reference = [name for name in names if name.startswith("generated/")]
+    return [name for name in names if name not in reference] + reference[::10]
 
 
 @pytest.fixture(scope="module")
@@ -102,34 +110,57 @@ def serious(tab, axe: str) -> list[str]:
     ]
 
 
-def test_every_page_opens_alone_and_fits(site: Path, address: str, tab) -> None:
+def misfits(address: str, tab, names: Iterable[str], looks: Iterable[tuple[int, str]]) -> list[str]:
+    """What pages complain of or ask others for, and where they are wider than the window."""
     wrong = []
-    for name in pages(site):
+    for name in names:
         tab.set_viewport_size({"width": WIDTHS[0], "height": 900})
         tab.emulate_media(color_scheme=SCHEMES[0])
         visit(tab, f"{address}/{name}")
-        for width, scheme in itertools.product(WIDTHS, SCHEMES):
+        for width, scheme in looks:
             tab.set_viewport_size({"width": width, "height": 900})
             tab.emulate_media(color_scheme=scheme)
             if (pixels := overflow(tab)) > 0:
                 wrong.append(f"{name} at {width} in {scheme}: {pixels} pixels too wide")
         wrong += [f"{name}: {problem}" for problem in tab.problems]
+    return wrong
+
+
+def test_pages_open_alone_and_fit(site: Path, address: str, tab) -> None:
+    wrong = misfits(address, tab, some(site), LOOKS)
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.slow
-def test_no_serious_violation_of_accessibility(site: Path, address: str, tab, axe: str) -> None:
+@pytest.mark.slow(reason="the theme alone tells the other pages and looks from those above")
+def test_every_page_opens_alone_and_fits_in_every_look(site: Path, address: str, tab) -> None:
+    wrong = misfits(address, tab, pages(site), list(itertools.product(WIDTHS, SCHEMES)))
+    assert not wrong, "\n".join(wrong)
+
+
+def violations(tab, axe: str, url: str, looks: Iterable[tuple[int, str]]) -> list[str]:
+    """Serious violations of a page in some looks."""
     wrong = []
-    # Pages of the reference are of one making: one in ten is looked at.
-    reference = [name for name in pages(site) if name.startswith("generated/")][::10]
-    others = [name for name in pages(site) if not name.startswith("generated/")]
-    for name in others + reference:
-        visit(tab, f"{address}/{name}")
-        looks = LOOKS[len(name) % 2 :][:1] if name in {*reference, *MACHINE_MADE} else LOOKS
-        for width, scheme in looks:
-            tab.set_viewport_size({"width": width, "height": 900})
-            tab.emulate_media(color_scheme=scheme)
-            wrong += [f"{name} at {width} in {scheme}: {v}" for v in serious(tab, axe)]
+    visit(tab, url)
+    for width, scheme in looks:
+        tab.set_viewport_size({"width": width, "height": 900})
+        tab.emulate_media(color_scheme=scheme)
+        wrong += [f"{url} at {width} in {scheme}: {v}" for v in serious(tab, axe)]
+    return wrong
+
+
+@pytest.mark.parametrize("name", ["index.html", "results.html", "install.html"])
+def test_a_page_has_no_serious_violation_of_accessibility(address, tab, axe, name: str) -> None:
+    wrong = violations(tab, axe, f"{address}/{name}", LOOKS)
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.slow(reason="axe takes seconds a page; pages are of three makings, looked at above")
+def test_no_page_has_a_serious_violation(site: Path, address: str, tab, axe: str) -> None:
+    wrong = []
+    for name in some(site):
+        alike = name.startswith("generated/") or name in MACHINE_MADE
+        looks = LOOKS[len(name) % 2 :][:1] if alike else LOOKS
+        wrong += violations(tab, axe, f"{address}/{name}", looks)
     assert not wrong, "\n".join(wrong)
 
 
@@ -187,18 +218,28 @@ def weight(browser, url: str) -> tuple[int, list[str]]:
     return sum(size for size, _ in sizes), largest
 
 
-@pytest.mark.slow
-def test_a_first_visit_loads_at_most_600_kilobytes(site: Path, address: str, browser) -> None:
-    heavy = []
-    for name in pages(site):
-        # Pages of the reference are of one making; the longest stands for them.
-        if name.startswith("generated/") and (site / name).stat().st_size < 100_000:
-            continue
+def heavy(browser, address: str, names: Iterable[str]) -> list[str]:
+    """The pages whose first visit loads more than it may."""
+    found = []
+    for name in names:
         size, largest = weight(browser, f"{address}/{name}")
         assert size > 50_000, "the sizes were not measured"
         if size > MOST_WEIGHT:
-            heavy.append(f"{name}: {size:,} bytes: {largest}")
-    assert not heavy, "\n".join(heavy)
+            found.append(f"{name}: {size:,} bytes: {largest}")
+    return found
+
+
+def test_a_first_visit_of_a_study_loads_at_most_600_kilobytes(site, address, browser) -> None:
+    studies = [name for name in pages(site) if re.match(r"gallery/\w+/plot_", name)]
+    assert not heavy(browser, address, ["index.html", *studies])
+
+
+@pytest.mark.slow(reason="studies weigh most, and are weighed above")
+def test_a_first_visit_loads_at_most_600_kilobytes(site, address, browser) -> None:
+    # Of the pages of the reference the longest stand for all.
+    long = {name for name in pages(site) if (site / name).stat().st_size >= 100_000}
+    names = [n for n in pages(site) if n in long or not n.startswith("generated/")]
+    assert not heavy(browser, address, names)
 
 
 def test_images_load_and_their_texts_mean_something(site: Path, address: str, tab) -> None:

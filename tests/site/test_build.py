@@ -14,8 +14,6 @@ import pytest
 
 from .conftest import ROOT, sphinx
 
-pytestmark = pytest.mark.xdist_group("build")
-
 PAGE = '''"""
 .. _page-{name}:
 

@@ -9,7 +9,7 @@ import pytest
 from .conftest import ROOT
 from .test_browser import axe, overflow, serious  # noqa: F401 - a fixture
 
-pytestmark = [pytest.mark.site, pytest.mark.xdist_group("site")]
+pytestmark = pytest.mark.site
 
 PAGE = """
 Results

@@ -22,7 +22,7 @@ sys.path.insert(0, str(ROOT / "conf"))
 import findable
 from prose import Prose, blocks
 
-pytestmark = [pytest.mark.site, pytest.mark.xdist_group("site")]
+pytestmark = pytest.mark.site
 
 
 def test_notebooks_hold_markdown_and_the_cells_of_their_script(site: Path) -> None:

@@ -20,7 +20,7 @@ from .conftest import FLAGS, ROOT
 sys.path.insert(0, str(ROOT / "conf"))
 import mathml
 
-pytestmark = [pytest.mark.site, pytest.mark.xdist_group("site")]
+pytestmark = pytest.mark.site
 
 FONTS = ROOT / "conf" / "static" / "fonts"
 OURS = {("STIX Two Math", True)}

@@ -18,7 +18,7 @@ sys.path.insert(0, str(ROOT / "conf"))
 import search
 from redirects import FILE
 
-pytestmark = [pytest.mark.site, pytest.mark.xdist_group("site")]
+pytestmark = pytest.mark.site
 
 NUMERICS, FUSION, KERNELS = "gallery/numerics/", "gallery/fusion/", "gallery/kernels/"
 # What a reader types -> the page that answers it.

@@ -1,0 +1,41 @@
+"""For the tests and for the examples in docstrings alike: each leaves nothing behind."""
+
+import functools
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def _globals_of_an_example_outlive_its_compiled_code(
+    request: pytest.FixtureRequest,
+) -> Iterator[None]:
+    """Clear the globals of a doctest after dynamo has let go of them, not before.
+
+    Dynamo adds names to the globals of the code that it compiles and deletes them when that code
+    goes. doctest clears its globals first: the deletion then raises in whatever test runs next.
+    """
+    item = request.node
+    if not isinstance(item, pytest.DoctestItem):
+        yield
+        return
+    run = item.runner.run
+    item.runner.run = functools.partial(run, clear_globs=False)
+    yield
+    item.runner.run = run
+    if dynamo := sys.modules.get("torch._dynamo"):
+        dynamo.reset()
+    item.dtest.globs.clear()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A slow test says why; the built site comes first.
+
+    While one worker builds the site the other runs what does not need it.
+    """
+    for item in items:
+        for mark in item.iter_markers("slow"):
+            if not mark.kwargs.get("reason"):
+                raise pytest.UsageError(f"{item.nodeid}: slow without a reason=")
+    items.sort(key=lambda item: item.get_closest_marker("site") is None)

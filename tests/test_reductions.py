@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import math
-import os
-import subprocess
-import sys
 from fractions import Fraction
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -445,51 +441,3 @@ def test_judge_tells_spread_and_error_apart() -> None:
     assert lost["distinct"] == 2
     assert math.isnan(lost["spread ulp"])
     assert math.isnan(lost["error ulp"])
-
-
-# -- the Triton kernels, in Triton's interpreter --------------------------------------------------
-
-KERNELS = """
-import numpy as np, torch
-from roundoff import errors
-from roundoff.kernels.reduce import sum_atomic, sum_two_pass
-from roundoff.reductions import exact_sum, pairwise
-for n in (1, 2, 255, 256, 257, 5000):
-    for dtype in (torch.float32, torch.float16, torch.bfloat16):
-        x = torch.randn(n, generator=torch.Generator().manual_seed(n)).to(dtype)
-        truth, size = float(exact_sum(x.double().numpy())), float(x.double().abs().sum())
-        for add in (sum_atomic, sum_two_pass):
-            found = add(x, 256)
-            assert found.dtype == torch.float32 and found.shape == ()
-            assert abs(float(found) - truth) <= 40 * 2.0**-24 * size, (add.__name__, n, dtype)
-        assert float(sum_two_pass(x, 256)) == float(sum_two_pass(x, 256))
-whole = torch.arange(4096, dtype=torch.float32)
-assert float(sum_two_pass(whole, 2)) == float(sum_atomic(whole, 64)) == 4096 * 4095 / 2
-for bad, error in (
-    (lambda: sum_atomic(whole[::2]), errors.ShapeError),
-    (lambda: sum_atomic(whole.double()), errors.DtypeError),
-    (lambda: sum_two_pass(whole, 1), errors.ArgumentError),
-    (lambda: sum_two_pass(whole, 48), errors.ArgumentError),
-):
-    try:
-        bad()
-    except error:
-        continue
-    raise SystemExit(f"{error.__name__} was not raised")
-print("kernels hold")
-"""
-
-
-@pytest.mark.slow(reason="only a change of the two kernels can break it")
-def test_kernels_in_the_interpreter() -> None:
-    pytest.importorskip("triton")
-    # A process of its own: Triton looks at the variable when a kernel is defined.
-    source = str(Path(__file__).parents[1] / "src")
-    done = subprocess.run(
-        [sys.executable, "-c", KERNELS],
-        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": source},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.stdout.strip() == "kernels hold", done.stderr

@@ -50,6 +50,12 @@ def batched(values: Mapping[str, np.ndarray], orders: int, seed: int) -> pd.Data
     return pd.DataFrame(rows, columns=COLUMNS).replace([math.inf, -math.inf], math.nan)
 
 
+def normalize(x: np.ndarray, dtype: str) -> np.ndarray:
+    mu, sd = moments(x)
+    with np.errstate(invalid="ignore"):
+        return round_to((x - mu[..., np.newaxis]) / (sd[..., np.newaxis] + 1e-6), dtype)
+
+
 def one_at_a_time(values: Mapping[str, np.ndarray], orders: int, seed: int) -> pd.DataFrame:
     """The study as one would first write it: a mean and a normalisation for each order."""
     rows = []
@@ -62,8 +68,7 @@ def one_at_a_time(values: Mapping[str, np.ndarray], orders: int, seed: int) -> p
                 means, low, high = [], np.full(size, np.inf), np.full(size, -np.inf)
                 for vector in (x, up, up[::-1].copy(), *(x[order] for order in drawn)):
                     means.append(mean(vector, dtype))
-                    mu, sd = moments(vector)
-                    y = np.sort(round_to((vector - mu) / (sd + 1e-6), dtype))
+                    y = np.sort(normalize(vector, dtype))
                     np.minimum(low, y, out=low)
                     np.maximum(high, y, out=high)
                 with np.errstate(invalid="ignore"):

@@ -268,8 +268,8 @@ def test_a_row_has_the_same_bits_among_few_and_among_many(columns):
     y = torch.empty_like(x)
     many((3, 1), (x, w, b, y, y), (3, columns, columns, 3, 0))
     assert torch.equal(few, y)
-    plans = [module.plan_forward(columns, 2, flag) for flag in (False, True)]
-    assert plans[0][:4] == plans[1][:4]  # the interpreter has an order of its own
+    tilings = [module.forward_tiling(columns, 2, flag) for flag in (False, True)]
+    assert tilings[0][:4] == tilings[1][:4]  # the interpreter has an order of its own
 
 
 # --- under torch's other machinery --------------------------------------------------------------
@@ -379,16 +379,16 @@ def test_a_cpu_tensor_for_compiled_kernels(monkeypatch):
 
 
 @pytest.mark.parametrize("itemsize", [2, 4, 8])
-def test_plans_cover_every_width(itemsize):
+def test_tilings_cover_every_width(itemsize):
     for columns in [*range(1, 300), *range(300, 70000, 37)]:
-        for plan in (
-            module.plan_forward(columns, itemsize),
-            module.plan_backward(columns, itemsize),
+        for tiling in (
+            module.forward_tiling(columns, itemsize),
+            module.backward_tiling(columns, itemsize),
         ):
-            assert plan.piece & (plan.piece - 1) == 0
-            if plan.pieces:
-                assert 0 <= plan.pieces * plan.piece - columns < plan.piece
-                assert plan.rows * plan.piece >= plan.warps * 32 or columns < 64
+            assert tiling.piece & (tiling.piece - 1) == 0
+            if tiling.pieces:
+                assert 0 <= tiling.pieces * tiling.piece - columns < tiling.piece
+                assert tiling.rows * tiling.piece >= tiling.warps * 32 or columns < 64
 
 
 COMPILE = """
@@ -401,12 +401,14 @@ COMPILE = """
     from roundoff.kernels import _layer_norm_kernels as kernels
     module = importlib.import_module("roundoff.kernels._layer_norm")
     direction, columns, itemsize = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-    plan = getattr(module, "plan_" + direction)(columns, itemsize)
+    tiling = getattr(module, direction + "_tiling")(columns, itemsize)
     kernel = getattr(kernels, direction)
     short = itemsize == 2
     constants = dict(
-        EPS=1e-5, ACC=tl.float32, R=plan.rows, P=plan.piece, K=plan.pieces, STAGES=plan.stages,
-        HOLD=plan.hold, SHARED=True, FUSED=short, HAS_W=True, HAS_B=True, PARTIALS=True, KEEP=True,
+        EPS=1e-5, ACC=tl.float32, R=tiling.rows, P=tiling.piece, K=tiling.pieces,
+        STAGES=tiling.stages,
+        HOLD=tiling.hold, SHARED=True, FUSED=short, HAS_W=True, HAS_B=True, PARTIALS=True,
+        KEEP=True,
         EXACT=not short, OPAQUE=short, PDL=True,
     )
     constants = {n: c for n, c in constants.items() if n in kernel.arg_names}
@@ -423,7 +425,7 @@ COMPILE = """
     }
     source = ASTSource(kernel, signature, constexprs=constants, attrs=attributes)
     kernel = triton.compile(
-        source, target=GPUTarget("cuda", 90, 32), options={"num_warps": plan.warps}
+        source, target=GPUTarget("cuda", 90, 32), options={"num_warps": tiling.warps}
     )
     tool = os.path.join(os.path.dirname(triton.__file__), "backends/nvidia/bin/cuobjdump")
     with tempfile.NamedTemporaryFile(suffix=".cubin") as f:
@@ -431,7 +433,7 @@ COMPILE = """
         command = [tool, "--dump-resource-usage", f.name]
         usage = subprocess.run(command, capture_output=True, text=True).stdout
     registers = -(-int(re.search(r"REG:(\\d+)", usage)[1]) // 8) * 8
-    print(re.search(r"STACK:(\\d+)", usage)[1], 65536 // (registers * plan.warps * 32))
+    print(re.search(r"STACK:(\\d+)", usage)[1], 65536 // (registers * tiling.warps * 32))
 """
 
 

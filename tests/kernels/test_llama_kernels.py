@@ -7,10 +7,13 @@ import torch
 
 pytest.importorskip("triton")
 
-from roundoff.kernels.attention import causal_attention
-from roundoff.kernels.rms_norm import add_rms_norm, embed_rms_norm
-from roundoff.kernels.rotary import rotary_qkv
-from roundoff.kernels.silu_mul import silu_mul
+from roundoff.kernels.llama import (
+    add_rms_norm,
+    causal_attention,
+    embed_rms_norm,
+    rotary_qkv,
+    silu_mul,
+)
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TYPES = [torch.float32, torch.float16, torch.bfloat16]

@@ -266,27 +266,27 @@ def _fits(g: Editor, weight: ir.Value | None) -> None:
 
 
 def _silu_mul(given: Sequence[Any], _: dict[str, Any]) -> tuple[Any, ...]:
-    from roundoff.kernels.silu_mul import silu_mul
+    from roundoff.kernels.llama import silu_mul
 
     return (silu_mul(given[0]),)
 
 
 def _rotary_qkv(given: Sequence[Any], a: dict[str, Any]) -> tuple[Any, ...]:
-    from roundoff.kernels.rotary import rotary_qkv
+    from roundoff.kernels.llama import rotary_qkv
 
     packed, cos, sin = given
     return rotary_qkv(packed, cos, sin, a["num_heads"], a["kv_num_heads"])
 
 
 def _causal_attention(given: Sequence[Any], a: dict[str, Any]) -> tuple[Any, ...]:
-    from roundoff.kernels.attention import causal_attention
+    from roundoff.kernels.llama import causal_attention
 
     q, k, v = given
     return (causal_attention(q, k, v, a["num_heads"], a["scale"], bool(a["tf32"])),)
 
 
 def _add_rms_norm(given: Sequence[Any], a: dict[str, Any]) -> tuple[Any, ...]:
-    from roundoff.kernels.rms_norm import add_rms_norm
+    from roundoff.kernels.llama import add_rms_norm
 
     x, residual, weight = given
     made = add_rms_norm(x, residual, weight, a["epsilon"], bool(a["keep"]))
@@ -294,7 +294,7 @@ def _add_rms_norm(given: Sequence[Any], a: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def _embed_rms_norm(given: Sequence[Any], a: dict[str, Any]) -> tuple[Any, ...]:
-    from roundoff.kernels.rms_norm import embed_rms_norm
+    from roundoff.kernels.llama import embed_rms_norm
 
     table, ids, weight = given
     return embed_rms_norm(table, ids, weight, a["epsilon"])

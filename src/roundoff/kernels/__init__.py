@@ -1,4 +1,4 @@
-"""Triton kernels, one file a kernel.
+"""Kernels written in Triton: layer normalisation, sums, and those of a Llama layer.
 
 Where there is no GPU the kernels run in Triton's interpreter: slowly, on the CPU, with the same
 results up to rounding. ``TRITON_INTERPRET=1`` in the environment asks for it where there is one.

@@ -33,7 +33,7 @@ from ..errors import ArgumentError, DtypeError, ShapeError
 from . import _layer_norm_kernels as kernels
 from ._runtime import Launch, check_device, interpreting, multiprocessors
 
-__all__ = ["Plan", "backward_plan", "layer_norm", "plan_backward", "plan_forward"]
+__all__ = ["Tiling", "backward_plan", "backward_tiling", "forward_tiling", "layer_norm"]
 
 _DTYPES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 _WIDEST = 2**30
@@ -41,8 +41,8 @@ _MANY = 8192
 _MOST = 2**31 - 1  # Triton takes a larger number as another type
 
 
-class Plan(NamedTuple):
-    """How a kernel cuts its rows; part of what fixes the bits of a result.
+class Tiling(NamedTuple):
+    """How a kernel divides its rows; part of what fixes the bits of a result.
 
     Attributes
     ----------
@@ -51,11 +51,11 @@ class Plan(NamedTuple):
     piece : int
         Columns of a piece, a power of two.
     pieces : int
-        Pieces of a row; 0 where a row is walked in chunks of `piece` columns instead.
+        Pieces of a row; 0 where the kernel loops over chunks of `piece` columns instead.
     warps : int
         Warps of a program.
     stages : int
-        Depth of the pipeline: 2 loads the next tile while one is worked on.
+        Depth of the pipeline: with 2 the next tile is loaded while one is computed.
     per_sm : int
         Programs for each multiprocessor; 0 where each tile has its own.
     hold : bool
@@ -63,8 +63,8 @@ class Plan(NamedTuple):
 
     Examples
     --------
-    >>> plan = plan_backward(15872, 2)
-    >>> plan.pieces * plan.piece  # columns that are worked on, padding included
+    >>> tiling = backward_tiling(15872, 2)
+    >>> tiling.pieces * tiling.piece  # columns that are computed, padding included
     16384
     """
 
@@ -86,12 +86,12 @@ def _power_of_two(n: int) -> int:
     return 1 << max(n - 1, 0).bit_length()
 
 
-def _pieces(columns: int, rows: int, piece: int, *rest: Any) -> Plan:
-    return Plan(rows, piece, -(-columns // piece), *rest)
+def _pieces(columns: int, rows: int, piece: int, *rest: Any) -> Tiling:
+    return Tiling(rows, piece, -(-columns // piece), *rest)
 
 
 @cache
-def plan_forward(columns: int, itemsize: int, many: bool = False) -> Plan:
+def forward_tiling(columns: int, itemsize: int, many: bool = False) -> Tiling:
     """Launch parameters of the forward kernel for rows of `columns` elements of `itemsize` bytes.
 
     Measured on an H200 in float16 and float32; other types go by the bytes of a row. With `many`
@@ -100,15 +100,15 @@ def plan_forward(columns: int, itemsize: int, many: bool = False) -> Plan:
 
     Examples
     --------
-    >>> plan_forward(8704, 2)
-    Plan(rows=1, piece=2048, pieces=5, warps=4, stages=1, per_sm=0, hold=False)
+    >>> forward_tiling(8704, 2)
+    Tiling(rows=1, piece=2048, pieces=5, warps=4, stages=1, per_sm=0, hold=False)
     """
     size = columns * itemsize // 2
     if size > 32768:
-        return Plan(1, 16384 // itemsize, 0, 16)
+        return Tiling(1, 16384 // itemsize, 0, 16)
     if size <= 1024:
         piece = _power_of_two(columns)
-        return Plan(max(1, 4096 // itemsize // piece), piece, 1, 1, 1, 0, itemsize == 4)
+        return Tiling(max(1, 4096 // itemsize // piece), piece, 1, 1, 1, 0, itemsize == 4)
     if itemsize == 2:
         if size <= 1536:
             return _pieces(columns, 1, 512, 1, 1, 0, True)
@@ -131,22 +131,22 @@ def plan_forward(columns: int, itemsize: int, many: bool = False) -> Plan:
 
 
 @cache
-def plan_backward(columns: int, itemsize: int) -> Plan:
-    """Launch parameters of the backward kernel, likewise.
+def backward_tiling(columns: int, itemsize: int) -> Tiling:
+    """Launch parameters of the backward kernel, as :func:`forward_tiling`.
 
     Examples
     --------
-    >>> plan_backward(8704, 2)
-    Plan(rows=1, piece=2048, pieces=5, warps=8, stages=3, per_sm=1, hold=True)
+    >>> backward_tiling(8704, 2)
+    Tiling(rows=1, piece=2048, pieces=5, warps=8, stages=3, per_sm=1, hold=True)
     """
     size = columns * itemsize // 2
     if size > (16384 if itemsize == 2 else 24576):
-        return Plan(16, 256, 0, 4, 1, 1)
+        return Tiling(16, 256, 0, 4, 1, 1)
     small, large = 2048 // itemsize, 4096 // itemsize
     if size <= 1024:
         piece = _power_of_two(columns)
         rows = (4096 if itemsize == 2 else 8192) // itemsize // piece
-        return Plan(max(1, rows), piece, 1, 4, 3, 2 if itemsize == 2 else 1, True)
+        return Tiling(max(1, rows), piece, 1, 4, 3, 2 if itemsize == 2 else 1, True)
     if size <= 2048:
         rows, per_sm = (2, 2) if itemsize == 2 else (4, 1)
         return _pieces(columns, rows, small, 4, 3, per_sm, True)
@@ -159,12 +159,12 @@ def plan_backward(columns: int, itemsize: int) -> Plan:
     if size <= 6144:
         return _pieces(columns, 1, large, 8, 4, 1, True)
     # From here on registers are short: wider types and wider rows read the weight again.
-    held = size <= (12288 if itemsize == 2 else 8192)
-    return _pieces(columns, 1, large, 8, 3 if size <= 14336 else 2, 1, held)
+    hold = size <= (12288 if itemsize == 2 else 8192)
+    return _pieces(columns, 1, large, 8, 3 if size <= 14336 else 2, 1, hold)
 
 
 def backward_plan(columns: int, dtype: torch.dtype = torch.float16) -> dict[str, Any]:
-    """How the backward cuts a row, and what the compiler made of it on this machine.
+    """How the backward divides a row, and the registers that its compiled kernel uses.
 
     Parameters
     ----------
@@ -176,19 +176,20 @@ def backward_plan(columns: int, dtype: torch.dtype = torch.float16) -> dict[str,
     Returns
     -------
     dict
-        Keys: N, piece, pieces, padded (columns that are worked on), rows (of a tile), warps,
+        Keys: N, piece, pieces, padded (columns that are computed), rows (of a tile), warps,
         registers and spilled (32-bit words of a thread; None in the interpreter, or before such a
         row was computed in this process).
 
     Examples
     --------
+    >>> from roundoff.kernels import backward_plan
     >>> plan = backward_plan(8704)
     >>> plan["pieces"], plan["padded"]
     (5, 10240)
     """
-    plan = plan_backward(columns, dtype.itemsize)
-    row: dict[str, Any] = {"N": columns, "piece": plan.piece, "pieces": plan.pieces}
-    row |= {"padded": plan.piece * plan.pieces, "rows": plan.rows, "warps": plan.warps}
+    tiling = backward_tiling(columns, dtype.itemsize)
+    row: dict[str, Any] = {"N": columns, "piece": tiling.piece, "pieces": tiling.pieces}
+    row |= {"padded": tiling.piece * tiling.pieces, "rows": tiling.rows, "warps": tiling.warps}
     row |= {"registers": None, "spilled": None}
     index = -1 if interpreting() else torch.cuda.current_device()
     widths = (columns, columns, columns)
@@ -251,6 +252,7 @@ def layer_norm(
     Examples
     --------
     >>> import torch
+    >>> from roundoff.kernels import layer_norm
     >>> device = "cuda" if torch.cuda.is_available() else "cpu"
     >>> layer_norm(torch.tensor([[1.0, 2.0, 3.0, 4.0]], device=device), 4, eps=0.0).cpu()
     tensor([[-1.3416, -0.4472,  0.4472,  1.3416]])
@@ -272,7 +274,7 @@ def layer_norm(
     return case.forward(x, weight, bias, False)[0]
 
 
-#: What of a tensor decides how it is worked on: shape, strides, type, device.
+#: What of a tensor decides how it is processed: shape, strides, type, device.
 Like = tuple[tuple[int, ...], tuple[int, ...], torch.dtype, torch.device]
 
 
@@ -318,7 +320,7 @@ def _check(
 
 
 def _rows(x: torch.Tensor, columns: int) -> torch.Tensor:
-    """x where it is contiguous, else its rows, elements side by side; a copy only at need."""
+    """x where it is contiguous, else its rows with adjacent elements; copied only where needed."""
     if x.is_contiguous():
         return x
     rows = x.reshape(-1, columns)
@@ -350,7 +352,7 @@ class _LayerNorm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> Any:
-        # The manager that once_differentiable enters takes time, and is needed for double backward.
+        # once_differentiable takes time, and is only needed for double backward.
         return (_refusing if torch.is_grad_enabled() else _gradients)(ctx, dy)
 
 
@@ -372,9 +374,9 @@ def _constant(dtype: torch.dtype) -> Any:
 
 
 class _Case:
-    """Calls alike: what the metadata of their tensors decides, decided once.
+    """What calls with the same metadata share: launch parameters and kernels, chosen once.
 
-    Reading those, and looking them up, is all that a call does in Python besides launching.
+    Each call only reads the metadata of its tensors, looks its case up, and launches.
     """
 
     def __init__(
@@ -385,9 +387,9 @@ class _Case:
         self.shape, self.columns, self.programs = shape, math.prod(shape), programs or 0
         self.x_shape, _, self.dtype, device = x
         self.w_type, self.b_type = (None if t is None else t[2] for t in (weight, bias))
-        alike = torch.empty_strided(*x[:2], dtype=x[2], device="meta")
-        self.plain = alike.is_contiguous()
-        stride = _stride(_rows(alike, self.columns), self.columns)
+        meta = torch.empty_strided(*x[:2], dtype=x[2], device="meta")
+        self.plain = meta.is_contiguous()
+        stride = _stride(_rows(meta, self.columns), self.columns)
         self.m = math.prod(self.x_shape) // self.columns
         # With strides given an allocation takes half the time of x.new_empty.
         self.stats = partial(
@@ -402,10 +404,10 @@ class _Case:
             )
             for keep in (False, True)
         ]  # fmt: skip
-        plan = plan_forward(self.columns, self.dtype.itemsize, many)
-        if plan.pieces:
-            tiles = -(-self.m // plan.rows)
-            self.grid = plan.programs(tiles, device.index), 1
+        tiling = forward_tiling(self.columns, self.dtype.itemsize, many)
+        if tiling.pieces:
+            tiles = -(-self.m // tiling.rows)
+            self.grid = tiling.programs(tiles, device.index), 1
             self.counts: tuple[int, ...] = (self.m, self.columns, stride, tiles, 0)
         else:
             self.grid = self.m, 1
@@ -459,16 +461,16 @@ def _forward_launch(
     n: int, stride: int, dtype: torch.dtype, w_type: torch.dtype | None,
     b_type: torch.dtype | None, eps: float, keep: bool, many: bool, wide_counts: bool, index: int,
 ) -> Launch:  # fmt: skip
-    """The forward of rows alike."""
-    plan, kind = plan_forward(n, dtype.itemsize, many), _constant(dtype)
+    """The forward for rows of one width, stride and type."""
+    tiling, kind = forward_tiling(n, dtype.itemsize, many), _constant(dtype)
     flags = (w_type is not None, b_type is not None, keep)
-    if not plan.pieces:
-        wide = (eps, kind, plan.piece, *flags)
-        return Launch(kernels.forward_wide, index, wide, num_warps=plan.warps)
+    if not tiling.pieces:
+        wide = (eps, kind, tiling.piece, *flags)
+        return Launch(kernels.forward_wide, index, wide, num_warps=tiling.warps)
     short = dtype.itemsize == 2
     opaque = short and not interpreting()
-    constants = (eps, kind, *plan[:3], plan.stages, plan.hold, *flags, not short, opaque)
-    return Launch(kernels.forward, index, constants, num_warps=plan.warps)
+    constants = (eps, kind, *tiling[:3], tiling.stages, tiling.hold, *flags, not short, opaque)
+    return Launch(kernels.forward, index, constants, num_warps=tiling.warps)
 
 
 def _backward(
@@ -511,9 +513,9 @@ def _backward(
 
 
 class _Backward(NamedTuple):
-    """The first stage of rows alike: rows of a tile, most programs, and a launch.
+    """The first stage for rows of one kind: rows of a tile, most programs, and the call.
 
-    The launch is a function of the numbers of rows, tiles and programs, and (x, dy, w, stats, dx,
+    The call is a function of the numbers of rows, tiles and programs, and (x, dy, w, stats, dx,
     part).
     """
 
@@ -528,40 +530,40 @@ def _backward_launch(
     n: int, stride_x: int, stride_dy: int, dtype: torch.dtype, dy_type: torch.dtype,
     w_type: torch.dtype | None, sums: bool, wide_counts: bool, index: int,
 ) -> _Backward:  # fmt: skip
-    plan, kind = plan_backward(n, dtype.itemsize), _constant(dtype)
+    tiling, kind = backward_tiling(n, dtype.itemsize), _constant(dtype)
     weighted, strides = w_type is not None, (stride_x, stride_dy)
-    most = multiprocessors(index) * plan.per_sm
-    if not plan.pieces:
+    most = multiprocessors(index) * tiling.per_sm
+    if not tiling.pieces:
         add = Launch(kernels.backward_sums, index, (kind, 4096, weighted), num_warps=16)
-        shape = (kind, plan.rows, plan.piece, weighted, sums)
-        finish = Launch(kernels.backward_wide, index, shape, num_warps=plan.warps)
+        shape = (kind, tiling.rows, tiling.piece, weighted, sums)
+        finish = Launch(kernels.backward_wide, index, shape, num_warps=tiling.warps)
 
         def twice(m: int, tiles: int, count: int, tensors: tuple[torch.Tensor, ...]) -> None:
             x, dy, w, stats, dx, part = tensors
             of_rows = torch.empty_like(stats)
             add((m, 1), (x, dy, w, stats, of_rows), (m, n, *strides))
-            grid = (count, -(-n // plan.piece))
+            grid = (count, -(-n // tiling.piece))
             finish(grid, (x, dy, w, stats, of_rows, dx, part), (m, n, *strides, tiles))
 
-        return _Backward(plan.rows, most, twice, finish)
-    # One column is its own mean, and a rounding of what remains of it would be all there is.
+        return _Backward(tiling.rows, most, twice, finish)
+    # A single column is its own mean: nothing would remain but the rounding of the difference.
     short, compiled = dtype.itemsize == 2 and n > 1, not interpreting()
     # Whether each thread has the same columns in every row of a tile.
-    shared = plan.rows == 1 or plan.piece * dtype.itemsize >= plan.warps * 512
+    shared = tiling.rows == 1 or tiling.piece * dtype.itemsize >= tiling.warps * 512
     early = compiled and _early_launch(index)
     constants = (
-        kind, *plan[:3], plan.stages, plan.hold, shared, short, weighted, sums,
+        kind, *tiling[:3], tiling.stages, tiling.hold, shared, short, weighted, sums,
         compiled and dtype.itemsize == 2, early,
     )  # fmt: skip
     # So many registers that per_sm programs fit on a multiprocessor.
-    limit = min(65536 // (plan.per_sm * plan.warps * 32), 255) if plan.per_sm > 1 else None
-    options = {"num_warps": plan.warps, "maxnreg": limit}
+    limit = min(65536 // (tiling.per_sm * tiling.warps * 32), 255) if tiling.per_sm > 1 else None
+    options = {"num_warps": tiling.warps, "maxnreg": limit}
     launch = Launch(kernels.backward, index, constants, **options)
 
     def once(m: int, tiles: int, count: int, tensors: tuple[torch.Tensor, ...]) -> None:
         launch((count, 1), tensors, (m, n, *strides, tiles, 0))
 
-    return _Backward(plan.rows, most, once, launch)
+    return _Backward(tiling.rows, most, once, launch)
 
 
 @cache
@@ -570,7 +572,7 @@ def _early_launch(index: int) -> bool:
     return torch.cuda.get_device_capability(index) >= (9, 0)
 
 
-def plan_second_stage(count: int, columns: int) -> tuple[int, int, int]:
+def second_stage_tiling(count: int, columns: int) -> tuple[int, int, int]:
     """Partial sums and columns of a tile of the second stage, and its warps."""
     # The interpreter is quicker with few large tiles; the order of the sum stays the same.
     return (
@@ -592,14 +594,14 @@ def _second_stage(part: torch.Tensor, dw: torch.Tensor, db: torch.Tensor) -> Non
 def _second_launch(
     count: int, n: int, dtype: torch.dtype, dw_type: torch.dtype, db_type: torch.dtype, index: int
 ) -> tuple[int, Launch]:
-    rows, columns, warps = plan_second_stage(count, n)
+    rows, columns, warps = second_stage_tiling(count, n)
     early = not interpreting() and _early_launch(index)
     options = {"launch_pdl": True} if early else {}
     constants = (_constant(dtype), rows, columns, early)
     return columns, Launch(kernels.second_stage, index, constants, num_warps=warps, **options)
 
 
-# Under torch.compile the kernels are two opaque operators with shapes that can be predicted.
+# Under torch.compile the kernels are two opaque operators with known output shapes.
 
 
 @torch.library.custom_op("roundoff::layer_norm_forward", mutates_args=())

@@ -14,21 +14,15 @@ from __future__ import annotations
 import triton.language as tl
 import triton.language.extra.cuda as tlc
 
-from ._runtime import kernel
-
-
-@kernel
-def total(x, axis: tl.constexpr):
-    """Sum along one axis. Not ``tl.sum``, which belongs to whoever imported Triton first."""
-    return tl.reduce(x, axis, tl.standard._sum_combine)
+from ._runtime import kernel, sum_along
 
 
 @kernel
 def same_bits(x, zero, OPAQUE: tl.constexpr):
-    """x, in a form that the compiler cannot tell to be x (`zero` is 0, which it does not know).
+    """x, by an operation that the compiler cannot remove (`zero` is 0, which it does not know).
 
-    A row is needed twice, before and after its sums are known. Left alone, the compiler converts it
-    to float32 once and keeps that: twice the registers. This way the row stays packed.
+    A row is needed twice, before and after its sums are known. Without this the compiler converts
+    it to float32 once and keeps that: twice the registers. With it the row stays packed.
     """
     if OPAQUE:
         return tl.inline_asm_elementwise(
@@ -129,7 +123,7 @@ def forward(
                 summed += tl.where(last, from_first, 0.0) if k == K - 1 else from_first
             else:
                 summed += piece.to(ACC)
-        mean = quotient(total(summed, 1), tl.full((), N, ACC), ACC, EXACT)
+        mean = quotient(sum_along(summed, 1), tl.full((), N, ACC), ACC, EXACT)
         if EXACT:
             mean += first
         squared = tl.full((R, P), 0.0, ACC)
@@ -138,7 +132,7 @@ def forward(
             if k == K - 1:
                 centred = tl.where(last, centred, 0.0)
             squared += centred * centred
-        variance = quotient(total(squared, 1), tl.full((), N, ACC), ACC, EXACT) + EPS
+        variance = quotient(sum_along(squared, 1), tl.full((), N, ACC), ACC, EXACT) + EPS
         rstd = inverse_root(tl.where(rows < M, variance, 1.0), ACC, EXACT)
         if KEEP:
             tl.store(STATS + rows, mean, mask=rows < M)
@@ -170,13 +164,13 @@ def forward_wide(
         here = start + cols < N
         x = tl.load(X + row * stride_x + start + cols, mask=here, other=0.0).to(ACC)
         count = tl.minimum(N - start, P)
-        chunk_mean = quotient(total(x, 0), count.to(ACC), ACC, True)
+        chunk_mean = quotient(sum_along(x, 0), count.to(ACC), ACC, True)
         centred = tl.where(here, x - chunk_mean, 0.0)
         # Chan, Golub and LeVeque's update for the union of two samples.
         delta = chunk_mean - mean
         share = quotient(count.to(ACC), (start + count).to(ACC), ACC, True)
         mean += delta * share
-        squares += total(centred * centred, 0) + delta * delta * share * start
+        squares += sum_along(centred * centred, 0) + delta * delta * share * start
     rstd = inverse_root(quotient(squares, tl.full((), N, ACC), ACC, True) + EPS, ACC, True)
     if KEEP:
         tl.store(STATS + row, mean)
@@ -210,7 +204,7 @@ def backward(
     R: tl.constexpr,
     P: tl.constexpr,
     K: tl.constexpr,
-    STAGES: tl.constexpr,  # 2 or more: the next tiles are on their way while one is worked on
+    STAGES: tl.constexpr,  # 2 or more: the next tiles are loaded while one is computed
     HOLD: tl.constexpr,  # the weight stays in registers; else it is fetched with every row
     SHARED: tl.constexpr,  # the rows of a tile add to one sum a column
     FUSED: tl.constexpr,  # (x - mean) * rstd as one multiply-add
@@ -230,13 +224,13 @@ def backward(
     last = (K - 1) * P + cols < N
     dw = ()
     db = ()
-    held = ()
+    in_registers = ()
     for k in tl.static_range(K):
         if PARTIALS:
             dw = dw + (tl.full((1 if SHARED else R, P), 0.0, ACC),)
             db = db + (tl.full((1 if SHARED else R, P), 0.0, ACC),)
         if HAS_W and HOLD:
-            held = held + (columns_of(W, k, K, P, cols, last),)
+            in_registers = in_registers + (columns_of(W, k, K, P, cols, last),)
     if PDL:
         tlc.gdc_launch_dependents()
     for tile in tl.range(program, tiles, programs, num_stages=STAGES):
@@ -255,7 +249,7 @@ def backward(
             mask = here & last if k == K - 1 else here
             x = x + (tl.load(x_at + k * P, mask=mask, other=0.0),)
             dy = dy + (tl.load(dy_at + k * P, mask=mask, other=0.0),)
-        weight = held
+        weight = in_registers
         if HAS_W and not HOLD:
             weight = ()
             for k in tl.static_range(K):
@@ -263,7 +257,7 @@ def backward(
         shift = -mean * rstd
         s1 = tl.full((R, P), 0.0, ACC)
         s2 = tl.full((R, P), 0.0, ACC)
-        # True in every turn. The two passes stay apart this way: in one block of code their
+        # Always true: it keeps the two passes in separate blocks of code. In one block their
         # instructions mix, and more values are alive at once than there are registers for.
         if tile < tiles:
             for k in tl.static_range(K):
@@ -274,7 +268,7 @@ def backward(
                 s1 += xhat * wg
                 s2 += wg
         # Both sums at once: one exchange between warps, not two.
-        c1, c2 = tl.split(total(tl.join(s1, s2), 1))
+        c1, c2 = tl.split(sum_along(tl.join(s1, s2), 1))
         c1 = (c1 / N)[:, None] * rstd
         c2 = (c2 / N)[:, None] * rstd
         if tile < tiles:
@@ -289,8 +283,8 @@ def backward(
                     wg = g * same_bits(weight[k], zero, OPAQUE and not HOLD).to(ACC)
                 if PARTIALS:
                     if SHARED:
-                        next_dw = next_dw + (dw[k] + total(g * xhat, 0)[None, :],)
-                        next_db = next_db + (db[k] + total(g, 0)[None, :],)
+                        next_dw = next_dw + (dw[k] + sum_along(g * xhat, 0)[None, :],)
+                        next_db = next_db + (db[k] + sum_along(g, 0)[None, :],)
                     else:
                         next_dw = next_dw + (dw[k] + g * xhat,)
                         next_db = next_db + (db[k] + g,)
@@ -304,8 +298,8 @@ def backward(
         for k in tl.static_range(K):
             mask = k * P + flat < N
             at = PART + program.to(tl.int64) * N + k * P + flat
-            tl.store(at, total(dw[k], 0), mask=mask)
-            tl.store(at + programs.to(tl.int64) * N, total(db[k], 0), mask=mask)
+            tl.store(at, sum_along(dw[k], 0), mask=mask)
+            tl.store(at + programs.to(tl.int64) * N, sum_along(db[k], 0), mask=mask)
 
 
 @kernel
@@ -328,8 +322,8 @@ def backward_sums(
         s1 += (x - mean) * g
         s2 += g
     rstd = tl.load(STATS + M + row)
-    tl.store(SUMS + row, total(s1, 0) / N * rstd * rstd * rstd)
-    tl.store(SUMS + M + row, total(s2, 0) / N * rstd)
+    tl.store(SUMS + row, sum_along(s1, 0) / N * rstd * rstd * rstd)
+    tl.store(SUMS + M + row, sum_along(s2, 0) / N * rstd)
 
 
 @kernel
@@ -365,8 +359,8 @@ def backward_wide(
     if PARTIALS:
         flat = tl.program_id(1) * P + tl.arange(0, P)
         at = PART + program.to(tl.int64) * N + flat
-        tl.store(at, total(dw, 0), mask=flat < N)
-        tl.store(at + programs.to(tl.int64) * N, total(db, 0), mask=flat < N)
+        tl.store(at, sum_along(dw, 0), mask=flat < N)
+        tl.store(at + programs.to(tl.int64) * N, sum_along(db, 0), mask=flat < N)
 
 
 @kernel
@@ -391,7 +385,7 @@ def second_stage(
         rows = start + tl.arange(0, ROWS)
         at = PART + (which.to(tl.int64) * G + rows.to(tl.int64)[:, None]) * N + cols[None, :]
         summed += tl.load(at, mask=(rows < G)[:, None] & (cols < N)[None, :], other=0.0)
-    result = total(summed, 0)
+    result = sum_along(summed, 0)
     if which == 0:
         tl.store(DW + cols, result.to(DW.dtype.element_ty), mask=cols < N)
     else:

@@ -1,4 +1,4 @@
-"""Where a kernel runs: compiled on a GPU, or in Triton's interpreter where there is none.
+"""How a kernel runs: compiled on a GPU, or in Triton's interpreter where there is none.
 
 The choice is made once, when a kernel's module is imported: ``TRITON_INTERPRET`` decides where it
 is set; else kernels are compiled if CUDA is there and interpreted if it is not. It does not matter
@@ -12,12 +12,14 @@ import inspect
 import os
 from collections.abc import Callable, Iterator
 from functools import cache
+from itertools import takewhile
 from typing import Any
 
 import torch
 
 try:
     import triton
+    import triton.language as tl
     from triton.runtime.interpreter import InterpretedFunction, interpreter_builder
 except ImportError as error:  # pragma: no cover - the platform has no Triton
     from ..errors import MissingDependencyError
@@ -35,14 +37,17 @@ __all__ = [
     "check_device",
     "interpreting",
     "kernel",
+    "max_along",
     "multiprocessors",
+    "run",
     "shuffled_programs",
+    "sum_along",
 ]
 
 
 def _choose() -> bool:
-    wish = os.environ.get("TRITON_INTERPRET", "").lower()
-    return wish in {"1", "true", "yes", "on", "y"} if wish else not torch.cuda.is_available()
+    setting = os.environ.get("TRITON_INTERPRET", "").lower()
+    return setting in {"1", "true", "yes", "on", "y"} if setting else not torch.cuda.is_available()
 
 
 _INTERPRETING = _choose()
@@ -58,6 +63,7 @@ def interpreting() -> bool:
 
     Examples
     --------
+    >>> from roundoff.kernels import interpreting
     >>> isinstance(interpreting(), bool)
     True
     """
@@ -82,6 +88,18 @@ def kernel(function: Callable[..., Any]) -> Any:
         return InterpretedFunction(function)
     # One compiled kernel for every number of rows and programs.
     return triton.JITFunction(function, do_not_specialize=sorted(_COUNTS & set(_names(function))))
+
+
+@kernel
+def sum_along(x, axis: tl.constexpr):
+    """Sum along one axis. Not ``tl.sum``, which is decorated by whoever imports Triton first."""
+    return tl.reduce(x, axis, tl.standard._sum_combine)
+
+
+@kernel
+def max_along(x, axis: tl.constexpr):
+    """Largest along one axis."""
+    return tl.reduce(x, axis, tl.standard._elementwise_max)
 
 
 class Launch:
@@ -120,7 +138,7 @@ class Launch:
     def __call__(
         self, grid: tuple[int, int], tensors: tuple[torch.Tensor, ...], counts: tuple[int, ...]
     ) -> None:
-        """Launch on the current stream. Unaligned tensors take Triton's own way."""
+        """Launch on the current stream; with unaligned tensors through Triton's own launcher."""
         pointers = [t.data_ptr() for t in tensors]
         bits = 0
         for pointer in pointers:
@@ -147,6 +165,21 @@ class Launch:
             self._launch = compiled.run, compiled.function, compiled.packed_metadata
 
 
+_LAUNCHES: dict[Any, Launch] = {}
+
+
+def run(function: Any, grid: tuple[int, int], *args: Any, **options: int) -> None:
+    """Launch a kernel on its arguments in order: tensors, then numbers and constants."""
+    tensors = tuple(takewhile(lambda a: isinstance(a, torch.Tensor), args))
+    rest, index = args[len(tensors) :], tensors[0].get_device()
+    # By identity: hashing one of Triton's functions takes a lock.
+    key = (id(function), index, rest, *(t.dtype for t in tensors), *options.values())
+    launch = _LAUNCHES.get(key)
+    if launch is None:
+        launch = _LAUNCHES[key] = Launch(function, index, (), **options)
+    launch(grid, tensors, rest)
+
+
 @cache
 def multiprocessors(index: int) -> int:
     """Multiprocessors of a CUDA device; in the interpreter 4, so that small inputs use several."""
@@ -156,7 +189,7 @@ def multiprocessors(index: int) -> int:
 
 
 def check_device(device: torch.device, name: str) -> None:
-    """Refuse the device of a tensor that the kernels of this process cannot reach.
+    """Check that the kernels of this process can run on the device of a tensor.
 
     Raises
     ------
@@ -176,9 +209,9 @@ def check_device(device: torch.device, name: str) -> None:
 def shuffled_programs(seed: int) -> Iterator[None]:
     """Let the interpreter run the programs of each launch in a shuffled order.
 
-    A GPU gives no promise about the order in which programs run; the interpreter runs them one
-    after another. Under this manager it does so in an order drawn from `seed`, so that a result
-    that depends on the order shows without a GPU.
+    A GPU runs programs in no defined order; the interpreter runs them one after another. Under
+    this context manager it does so in a random order, so that a result that depends on the order
+    shows without a GPU.
 
     Parameters
     ----------
@@ -192,7 +225,8 @@ def shuffled_programs(seed: int) -> Iterator[None]:
 
     Examples
     --------
-    >>> from roundoff.kernels import layer_norm
+    >>> import torch
+    >>> from roundoff.kernels import interpreting, layer_norm, shuffled_programs
     >>> x = torch.randn(12, 8, generator=torch.Generator().manual_seed(0))
     >>> def shuffled(seed):
     ...     with shuffled_programs(seed):

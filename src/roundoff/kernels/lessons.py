@@ -15,8 +15,7 @@ import triton.language as tl
 
 from ..errors import ArgumentError
 from ._layer_norm_kernels import backward as fast_backward
-from ._layer_norm_kernels import total
-from ._runtime import check_device, interpreting, kernel, multiprocessors
+from ._runtime import check_device, interpreting, kernel, multiprocessors, sum_along
 
 __all__ = [
     "add_partial_sums",
@@ -43,8 +42,8 @@ def simple_backward(X, DY, W, MEAN, RSTD, DX, PART, M, N, P: tl.constexpr):
         g = tl.load(DY + row * N + cols, mask=here, other=0.0).to(tl.float32)
         rstd = tl.load(RSTD + row)
         xhat = tl.where(here, (x - tl.load(MEAN + row)) * rstd, 0.0)
-        c1 = total(xhat * w * g, 0) / N
-        c2 = total(w * g, 0) / N
+        c1 = sum_along(xhat * w * g, 0) / N
+        c2 = sum_along(w * g, 0) / N
         dx = rstd * (w * g - c2 - xhat * c1)
         tl.store(DX + row * N + cols, dx.to(DX.dtype.element_ty), mask=here)
         dw += g * xhat
@@ -61,7 +60,7 @@ def add_partial_sums(PART, OUT, G, N, R: tl.constexpr, P: tl.constexpr):
     cols = tl.program_id(0) * P + tl.arange(0, P)
     here = (rows < G)[:, None] & (cols < N)[None, :]
     part = tl.load(PART + (which * G + rows)[:, None] * N + cols[None, :], mask=here, other=0.0)
-    tl.store(OUT + which * N + cols, total(part, 0), mask=cols < N)
+    tl.store(OUT + which * N + cols, sum_along(part, 0), mask=cols < N)
 
 
 @kernel

@@ -16,12 +16,14 @@ import triton.language as tl
 
 from roundoff.errors import ArgumentError, DtypeError, ShapeError
 
+from ._runtime import check_device, kernel, sum_along
+
 __all__ = ["sum_atomic", "sum_two_pass"]
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
-@triton.jit
+@kernel
 def _sum_atomic_kernel(
     x_ptr,  # (n,) float32, float16 or bfloat16
     out_ptr,  # (1,) float32, zero at the start
@@ -30,10 +32,10 @@ def _sum_atomic_kernel(
 ):
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(x_ptr + place, mask=place < n, other=0.0).to(tl.float32)
-    tl.atomic_add(out_ptr, tl.sum(x, axis=0))
+    tl.atomic_add(out_ptr, sum_along(x, 0))
 
 
-@triton.jit
+@kernel
 def _sum_blocks_kernel(
     x_ptr,  # (n,) float32, float16 or bfloat16
     out_ptr,  # (number of programs,) float32
@@ -42,7 +44,7 @@ def _sum_blocks_kernel(
 ):
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(x_ptr + place, mask=place < n, other=0.0).to(tl.float32)
-    tl.store(out_ptr + tl.program_id(0), tl.sum(x, axis=0))
+    tl.store(out_ptr + tl.program_id(0), sum_along(x, 0))
 
 
 def sum_atomic(x: torch.Tensor, block: int = 256) -> torch.Tensor:
@@ -51,24 +53,28 @@ def sum_atomic(x: torch.Tensor, block: int = 256) -> torch.Tensor:
     Parameters
     ----------
     x : torch.Tensor, shape (n,)
-        float32, float16 or bfloat16, contiguous, on a device that Triton runs on.
+        float32, float16 or bfloat16, contiguous; on a CUDA device, or where the kernels are
+        interpreted on the CPU.
     block : int
-        Values a program adds; a power of two.
+        Values that a program adds; a power of two, at least 2.
 
     Returns
     -------
     torch.Tensor, shape ()
-        float32. Not reproducible: two calls may differ in their last bits.
+        float32. Not reproducible on a GPU: two calls may differ in their last bits.
 
     Raises
     ------
-    ShapeError, DtypeError, ArgumentError
-        When the tensor or the block is not as above.
+    ShapeError, DtypeError, ArgumentError, UnsupportedError
+        When the tensor, its device or the block is not as above.
 
     Examples
     --------
-    >>> if torch.cuda.is_available():
-    ...     assert sum_atomic(torch.ones(1000, device="cuda")).item() == 1000
+    >>> import torch
+    >>> from roundoff.kernels.reduce import sum_atomic
+    >>> device = "cuda" if torch.cuda.is_available() else "cpu"
+    >>> sum_atomic(torch.ones(1000, device=device)).item()
+    1000.0
     """
     _check(x, block)
     out = torch.zeros(1, dtype=torch.float32, device=x.device)
@@ -79,27 +85,20 @@ def sum_atomic(x: torch.Tensor, block: int = 256) -> torch.Tensor:
 def sum_two_pass(x: torch.Tensor, block: int = 1024) -> torch.Tensor:
     """Sum of a vector whose blocks are added in a fixed order, pass after pass.
 
-    Parameters
-    ----------
-    x : torch.Tensor, shape (n,)
-        float32, float16 or bfloat16, contiguous, on a device that Triton runs on.
-    block : int
-        Values a program adds; a power of two, at least 2.
+    Parameters and errors are those of :func:`sum_atomic`.
 
     Returns
     -------
     torch.Tensor, shape ()
         float32. The same bits on every call, for one block size.
 
-    Raises
-    ------
-    ShapeError, DtypeError, ArgumentError
-        When the tensor or the block is not as above.
-
     Examples
     --------
-    >>> if torch.cuda.is_available():
-    ...     assert sum_two_pass(torch.ones(1000, device="cuda"), block=256).item() == 1000
+    >>> import torch
+    >>> from roundoff.kernels.reduce import sum_two_pass
+    >>> device = "cuda" if torch.cuda.is_available() else "cpu"
+    >>> sum_two_pass(torch.ones(1000, device=device), block=256).item()
+    1000.0
     """
     _check(x, block)
     while True:
@@ -118,3 +117,4 @@ def _check(x: torch.Tensor, block: int) -> None:
         raise DtypeError("cannot be added", got=x.dtype, expected="float32, float16 or bfloat16")
     if block < 2 or block & (block - 1):
         raise ArgumentError("block size", got=block, expected="a power of two, at least 2")
+    check_device(x.device, "x")

@@ -119,6 +119,7 @@ def test_pages_run_when_what_they_show_may_have_changed(site: Site) -> None:
     assert site.ran(fast=False) == ""
 
 
+@pytest.mark.slow(reason="conf/ alone decides it; what a changed module runs again is tried above")
 def test_another_version_of_a_package_runs_all_pages(site: Site) -> None:
     """A distribution that appears on the path is what a changed pin looks like."""
     (site.root / "src" / "another-2.0.dist-info").mkdir()
@@ -138,6 +139,7 @@ def test_a_page_that_raises_fails_the_build_with_name_and_traceback(site: Site) 
     assert "Traceback" in shown
 
 
+@pytest.mark.slow(reason="Sphinx sees it; what conf/ sees is tried below")
 def test_a_link_to_a_missing_label_fails_the_build(site: Site) -> None:
     page = site.pages["a"]
     page.write_text(page.read_text().replace("What the page", "See :ref:`nowhere`. What the page"))
@@ -155,6 +157,7 @@ def test_a_figure_without_words_fails_the_build(site: Site) -> None:
     assert "a figure without a text" in done.stdout + done.stderr
 
 
+@pytest.mark.slow(reason="conf/ alone decides what is left of a build that was killed")
 @pytest.mark.parametrize("moment", ["a page runs", "a page was written by half"])
 def test_an_interrupted_build_leaves_nothing_wrong(site: Site, moment: str) -> None:
     for page in site.pages.values():

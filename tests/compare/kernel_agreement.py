@@ -7,6 +7,7 @@ import sys
 import numpy as np
 import torch
 
+import roundoff.kernels  # noqa: F401 - mends the interpreter of Triton 3.6 under NumPy 2.5
 from roundoff.compare import cuda, stats
 from roundoff.describe import as_tensor
 

@@ -213,20 +213,23 @@ def test_empty_and_dangling_graphs() -> None:
 
 
 @pytest.mark.parametrize("n", [3, 30, 300])
-def test_two_seconds_at_most(n: int) -> None:
-    model = chain(n)
-    times = []
-    for _ in range(3):
-        begin = time.perf_counter()
-        svg = plot_dot(model)
-        times.append(time.perf_counter() - begin)
-    assert min(times) < 2
-    assert svg == plot_dot(model)
+def test_boxes_of_a_chain_keep_apart(n: int) -> None:
     rects = [
         tuple(float(r.get(k) or "nan") for k in ("x", "y", "width", "height"))
-        for r in ElementTree.fromstring(svg).iter(f"{SVG}rect")
+        for r in ElementTree.fromstring(plot_dot(chain(n))).iter(f"{SVG}rect")
     ]
     assert len(rects) == n + 2
     rects.sort(key=lambda r: (r[1] + r[3] / 2, r[0]))
     for (x, y, w, h), (x2, y2, _, h2) in pairwise(rects):
         assert x2 >= x + w or y + h <= y2 or y2 + h2 <= y
+
+
+def test_a_graph_of_300_nodes_takes_two_seconds_at_most() -> None:
+    model = chain(300)
+    begin = time.process_time()  # what a machine of its own would take, whoever else is busy
+    plot_dot(model)
+    assert time.process_time() - begin < 2
+
+
+def test_a_graph_is_drawn_the_same_twice() -> None:
+    assert plot_dot(chain(30)) == plot_dot(chain(30))

@@ -11,7 +11,7 @@ FLOORS = {
     "describe": 1, "compare": 1, "environment": 1, "script": 1,
     "models": 2, "reductions": 2, "timing": 2, "ort": 2, "kernels": 2,
     "evaluator": 3, "fusion": 3,
-    "localize": 4, "record": 4,
+    "localization": 4, "record": 4,
     "backend": 5, "page": 5, "graph": 5, "runtimes": 5,
     "__main__": 6,
 }  # fmt: skip

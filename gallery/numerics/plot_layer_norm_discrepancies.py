@@ -46,7 +46,7 @@ from roundoff.dtypes import dtype_info, onnx_dtype_to_torch_dtype, ulp
 from roundoff.errors import UnsupportedError
 from roundoff.evaluator import LayerNormalizationOrt, MatMulOrt, TorchOnnxEvaluator
 from roundoff.graph import plot_dot
-from roundoff.localize import Way, localize
+from roundoff.localization import Runner, localize
 from roundoff.models import layer_norm_feeds, layer_norm_matmul, residual_rms_norm
 from roundoff.ort import available, run_apart, session
 from roundoff.page import Study
@@ -316,15 +316,15 @@ study.claim(
 # On a GPU without TF32 it begins in LayerNormalization
 # -----------------------------------------------------
 #
-# :func:`roundoff.localize.localize` walks along the nodes: *isolated* is what a node's two kernels
-# give on the same inputs, *propagated* what the two runs have come to.
+# :func:`roundoff.localization.localize` goes from node to node: *isolated* is what a node's two
+# kernels give on the same inputs, *propagated* what the two runs have come to.
 
 nodes, carried = [], []
 for case in plain:
     feeds = case.feeds()
     walk = localize(
-        Way("torch", case.evaluator()),
-        Way("ORT", case.evaluator(kernels="ort")),
+        Runner("torch", case.evaluator()),
+        Runner("ORT", case.evaluator(kernels="ort")),
         feeds,
         truth=case.evaluator(truth=True),
     )
@@ -619,7 +619,7 @@ x, residual = (torch.rand(2, 32, 64, generator=generator) * 4 - 2 for _ in range
 residual[1, :, 7] *= 400
 large = {"X": x.half(), "residual": residual.half(), "scale": torch.ones(64).half()}
 half, single = (
-    Way(
+    Runner(
         dtype_info(i).name,
         TorchOnnxEvaluator(residual_rms_norm(i)),
         dtype=onnx_dtype_to_torch_dtype(i),

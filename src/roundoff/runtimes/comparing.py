@@ -16,7 +16,7 @@ from roundoff.errors import ArgumentError, ModelError, ShapeError, UnsupportedEr
 from roundoff.evaluator import Step, TorchOnnxEvaluator
 from roundoff.evaluator.loading import read
 from roundoff.evaluator.values import to_value, type_name
-from roundoff.localize import Way, localize, scaled
+from roundoff.localization import Runner, localize, scaled
 from roundoff.ort import available, session, torch_tf32
 from roundoff.ort.exchange import onnxruntime
 from roundoff.timing import torch_precision
@@ -140,7 +140,7 @@ def _is_cuda(providers: Sequence[Any]) -> bool:
     return (first if isinstance(first, str) else first[0]) == CUDA
 
 
-class _Recorded(Way):
+class _Recorded(Runner):
     """A way that keeps the model's outputs."""
 
     def __init__(self, *given: Any, **more: Any) -> None:

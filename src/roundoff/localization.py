@@ -1,9 +1,8 @@
-"""Which node differs first: two ways to run one model, node by node, as data.
+"""Which node differs first: two runs of one model, compared node by node, as a table.
 
-Three questions have three answers. The *isolated* difference of a node is what its two kernels
-give on the same inputs: the kernel's own part. The *propagated* difference is what the two runs
-have come to at that node, each on its own inputs. The errors against *truth*, the same model in
-float64, say which of the two is nearer.
+The *isolated* difference of a node is between its two kernels on the same inputs. The *propagated*
+difference is between the two runs, each on its own inputs. The errors against *truth*, the same
+model in float64, say which of the two runs is nearer.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .compare import Difference, leaves, max_diff, scaled_error
+from .compare import leaves, max_diff, scaled_error
 from .errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -24,43 +23,43 @@ if TYPE_CHECKING:
 
     from .evaluator import Step, TorchOnnxEvaluator
 
-__all__ = ["COLUMNS", "Localization", "Way", "localize"]
+__all__ = ["COLUMNS", "Localization", "Runner", "localize"]
 
 #: Columns of the table, in order.
 COLUMNS = (
     "node", "op", "outputs", "kernel first", "kernel second",
-    "isolated abs", "isolated ulp", "isolated bias",
-    "propagated abs", "propagated ulp", "propagated bias",
-    "own error first", "own error second",
-    "truth abs first", "truth abs second", "truth ulp first", "truth ulp second",
-    "truth bias first", "truth bias second",
+    "isolated abs", "isolated bias", "isolated scaled",
+    "propagated abs", "propagated bias", "propagated scaled",
+    "own scaled first", "own scaled second",
+    "truth abs first", "truth abs second", "truth bias first", "truth bias second",
+    "truth scaled first", "truth scaled second",
     "largest first", "largest second", "largest truth",
     "non-finite first", "non-finite second", "non-finite truth",
-    "isolated scaled", "propagated scaled", "own scaled first", "own scaled second",
-    "truth scaled first", "truth scaled second",
 )  # fmt: skip
 
 
 @dataclasses.dataclass
-class Way:
-    """One way to run a model.
+class Runner:
+    """A model with its kernels, the type of its feeds, and the context in which its nodes run.
 
     Parameters
     ----------
     name : str
-        What tables call it.
+        Its name in tables.
     evaluator : TorchOnnxEvaluator
         The model with its kernels, on its device.
     context : callable, optional
-        Gives a context manager in which nodes run, such as a switch of torch.
+        Returns a context manager in which nodes run, such as one that sets a switch of torch.
     dtype : torch.dtype, optional
-        Floating feeds are converted to it.
+        Type to which floating feeds are converted.
 
     Examples
     --------
+    >>> import torch
     >>> from roundoff.evaluator import TorchOnnxEvaluator
+    >>> from roundoff.localization import Runner
     >>> from roundoff.models import residual_rms_norm
-    >>> half = Way("float16", TorchOnnxEvaluator(residual_rms_norm(10)), dtype=torch.float16)
+    >>> half = Runner("float16", TorchOnnxEvaluator(residual_rms_norm(10)), dtype=torch.float16)
     >>> half.feeds({"X": torch.ones(1, 1, 2)})["X"].dtype
     torch.float16
     """
@@ -71,7 +70,7 @@ class Way:
     dtype: torch.dtype | None = None
 
     def feeds(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
-        """The feeds in this way's type."""
+        """The feeds, floating ones converted to :attr:`dtype`."""
         return {name: _cast(value, self.dtype) for name, value in feeds.items()}
 
     def steps(self, feeds: Mapping[str, Any]) -> Iterator[Step]:
@@ -88,7 +87,7 @@ class Way:
         return self.context() if self.context else contextlib.nullcontext()
 
     def run_node(self, index: int, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        """One node on given inputs, inside the context."""
+        """Outputs of one node on *inputs*, inside the context."""
         with self._inside():
             return self.evaluator.run_node(index, inputs)
 
@@ -103,36 +102,36 @@ def _cast(value: Any, dtype: torch.dtype | None) -> Any:
 
 @dataclasses.dataclass
 class Localization:
-    """The result of :func:`roundoff.localize.localize`.
+    """The result of :func:`localize`.
 
     Attributes
     ----------
     frame : pandas.DataFrame
-        A row a node, in execution order, with the columns of ``COLUMNS``:
+        A row per node, in execution order, with the columns of ``COLUMNS``:
 
-        - ``isolated …`` and ``propagated …``: of the second way against the first; ``bias`` is
-          the mean of second − first;
-        - ``own error …``: largest error of each kernel against float64 on the same inputs, in
-          units in the last place of its type;
+        - ``isolated …`` and ``propagated …``: differences of the second run from the first;
+        - ``own …``: largest error of each kernel against float64 on the same inputs;
         - ``truth …``: errors of the two runs against the run in float64;
         - ``largest …``: largest magnitude among the finite outputs, and ``non-finite …`` how many
-          outputs are NaN or infinite;
-        - ``… scaled``: the same differences and errors in units of eps × RMS, as
-          :func:`roundoff.compare.scaled_error` has them; NaN where no output is floating.
+          outputs are NaN or infinite.
 
-        What needs the truth is NaN without one.
+        ``abs`` is the largest absolute difference, ``bias`` the mean difference, ``scaled`` the
+        largest difference in units of eps × RMS (:func:`roundoff.compare.scaled_error`) with the
+        eps of the run that is compared, the second where both are; NaN where no output is
+        floating. What needs the truth is NaN without one.
     names : (str, str)
-        Of the first and the second way.
+        Of the first and the second run.
 
     Examples
     --------
     >>> from roundoff.evaluator import MatMulOrt, TorchOnnxEvaluator
+    >>> from roundoff.localization import localize
     >>> from roundoff.models import layer_norm_feeds, layer_norm_matmul
     >>> feeds = {name: value.float() for name, value in layer_norm_feeds(4, 8).items()}
     >>> model, swapped = layer_norm_matmul(), {("", "MatMul"): MatMulOrt}
     >>> other = TorchOnnxEvaluator(model, custom_kernels=swapped)
-    >>> found = localize(TorchOnnxEvaluator(model), other, feeds)
-    >>> found.frame["op"].tolist(), found.first_non_finite() is None
+    >>> nodes = localize(TorchOnnxEvaluator(model), other, feeds)
+    >>> nodes.frame["op"].tolist(), nodes.first_non_finite() is None
     (['LayerNormalization', 'MatMul', 'Add'], True)
     """
 
@@ -158,7 +157,7 @@ class Localization:
         return None
 
     def first_non_finite(self) -> Mapping[str, Any] | None:
-        """Row of the first node of which either way gives a NaN or an infinity."""
+        """Row of the first node with a NaN or an infinity in either run."""
         for row in self.frame.to_dict("records"):
             if row["non-finite first"] or row["non-finite second"]:
                 return row
@@ -171,24 +170,24 @@ class Localization:
 
 
 def localize(
-    first: Way | TorchOnnxEvaluator,
-    second: Way | TorchOnnxEvaluator,
+    first: Runner | TorchOnnxEvaluator,
+    second: Runner | TorchOnnxEvaluator,
     feeds: Mapping[str, Any],
     *,
-    truth: Way | TorchOnnxEvaluator | None = None,
+    truth: Runner | TorchOnnxEvaluator | None = None,
 ) -> Localization:
-    """Run a model two ways side by side and compare them node by node.
+    """Run a model in two ways and compare the two runs node by node.
 
     Parameters
     ----------
-    first, second : Way or TorchOnnxEvaluator
+    first, second : Runner or TorchOnnxEvaluator
         Evaluators of one model, or of two with the same nodes in other types. They may differ in
-        kernels, device, element type and switches. The inputs of the isolated comparison are the
-        first way's, converted to the second's types: give the narrower type first, which makes
-        that conversion exact.
+        kernels, device, element type and switches. The inputs of the isolated comparison are those
+        of the first run, converted to the types of the second: give the narrower type first, so
+        that this conversion is exact.
     feeds : mapping of str to tensor
         Inputs of the model.
-    truth : Way or TorchOnnxEvaluator, optional
+    truth : Runner or TorchOnnxEvaluator, optional
         The model with ``truth=True``.
 
     Raises
@@ -198,46 +197,47 @@ def localize(
 
     Examples
     --------
-    >>> import onnx.parser
+    >>> import onnx.parser, torch
     >>> from roundoff.evaluator import MatMulOrt, TorchOnnxEvaluator
+    >>> from roundoff.localization import localize
     >>> model = onnx.parser.parse_model('''<ir_version: 10, opset_import: ["" : 18]>
     ... g (float[2, 2] X) => (float[2, 2] Z) { Y = MatMul(X, X)  Z = Neg(Y) }''')
     >>> ours = TorchOnnxEvaluator(model)
     >>> other = TorchOnnxEvaluator(model, custom_kernels={("", "MatMul"): MatMulOrt})
-    >>> found = localize(ours, other, {"X": torch.eye(2)})
-    >>> found.frame[["op", "kernel second", "isolated abs"]].values.tolist()
+    >>> nodes = localize(ours, other, {"X": torch.eye(2)})
+    >>> nodes.frame[["op", "kernel second", "isolated abs"]].values.tolist()
     [['MatMul', 'MatMulOrt', 0.0], ['Neg', 'torch', 0.0]]
     """
-    ways = [
-        w if isinstance(w, Way) else Way(n, w) for w, n in ((first, "first"), (second, "second"))
-    ]
-    _check_same(ways[0].evaluator, ways[1].evaluator)
-    exact = truth if isinstance(truth, Way) or truth is None else Way("truth", truth)
-    if exact is not None:
-        _check_same(ways[0].evaluator, exact.evaluator)
-    streams = [w.steps(feeds) for w in ways]
-    # The truth starts from what the narrower way is fed, so that no feed is rounded for it alone.
-    true_steps = exact.steps(ways[0].feeds(feeds)) if exact is not None else None
-    rows = []
-    for index, (one, other) in enumerate(zip(*streams, strict=True)):
-        true = next(true_steps) if true_steps is not None else None
-        rows.append(_row(index, ways, one, other, exact, true))
     import pandas
 
+    one, other = _runner(first, "first"), _runner(second, "second")
+    _check_same(one.evaluator, other.evaluator)
+    steps = zip(one.steps(feeds), other.steps(feeds), strict=True)
+    if truth is None:
+        rows = [_row(index, other, *pair) for index, pair in enumerate(steps)]
+    else:
+        true = _runner(truth, "truth")
+        _check_same(one.evaluator, true.evaluator)
+        # The truth gets the feeds of the first run: those of the narrower type.
+        true_steps = true.steps(one.feeds(feeds))
+        rows = [
+            _row(index, other, *pair, true, step)
+            for index, (pair, step) in enumerate(zip(steps, true_steps, strict=True))
+        ]
     frame = pandas.DataFrame(rows, columns=list(COLUMNS))
-    return Localization(frame, (ways[0].name, ways[1].name))
+    return Localization(frame, (one.name, other.name))
+
+
+def _runner(value: Runner | TorchOnnxEvaluator, name: str) -> Runner:
+    return value if isinstance(value, Runner) else Runner(name, value)
 
 
 def _check_same(one: TorchOnnxEvaluator, other: TorchOnnxEvaluator) -> None:
-    found = [[(n.operator, tuple(n.outputs)) for n in e.nodes] for e in (one, other)]
-    if found[0] == found[1]:
+    nodes = [[(n.operator, tuple(n.outputs)) for n in e.nodes] for e in (one, other)]
+    if nodes[0] == nodes[1]:
         return
-    apart = [(a, b) for a, b in zip(*found, strict=False) if a != b]
-    got = (
-        f"{apart[0][0]} and {apart[0][1]}"
-        if apart
-        else f"{len(found[0])} and {len(found[1])} nodes"
-    )
+    unequal = [f"{a} and {b}" for a, b in zip(*nodes, strict=False) if a != b]
+    got = unequal[0] if unequal else f"{len(nodes[0])} and {len(nodes[1])} nodes"
     raise ArgumentError(
         "the two evaluators run different nodes", got=got, expected="one model, run two ways",
         hint="two models of different types must have the same nodes with the same result names",
@@ -245,38 +245,31 @@ def _check_same(one: TorchOnnxEvaluator, other: TorchOnnxEvaluator) -> None:
 
 
 def _row(
-    index: int, ways: list[Way], one: Step, other: Step, exact: Way | None, true: Step | None
-) -> dict[str, Any]:
+    index: int, second: Runner, one: Step, other: Step,
+    truth: Runner | None = None, true: Step | None = None,
+) -> dict[str, Any]:  # fmt: skip
     shared = tuple(_like(a, b) for a, b in zip(one.inputs, other.inputs, strict=True))
-    again = ways[1].run_node(index, shared)
+    isolated = second.run_node(index, shared)
     row: dict[str, Any] = dict.fromkeys(COLUMNS, math.nan)
-    row.update(
-        {
-            "node": one.node.label, "op": one.node.operator,
-            "outputs": ", ".join(n for n in one.node.outputs if n),
-            "kernel first": one.kernel, "kernel second": other.kernel,
-        }
-    )  # fmt: skip
-    for name, difference in (
-        ("isolated", _compare(one.outputs, again)),
-        ("propagated", _compare(one.outputs, other.outputs)),
-    ):
-        row[f"{name} abs"], row[f"{name} ulp"] = difference["abs"], _ulp(difference)
-        row[f"{name} bias"] = difference["bias"]
-    row["isolated scaled"] = scaled(one.outputs, again)[0]
-    row["propagated scaled"] = scaled(one.outputs, other.outputs)[0]
+    row |= {
+        "node": one.node.label, "op": one.node.operator,
+        "outputs": ", ".join(n for n in one.node.outputs if n),
+        "kernel first": one.kernel, "kernel second": other.kernel,
+    }  # fmt: skip
+    for name, outputs in (("isolated", isolated), ("propagated", other.outputs)):
+        difference = max_diff(list(one.outputs), list(outputs))
+        row[f"{name} abs"], row[f"{name} bias"] = difference["abs"], difference["bias"]
+        row[f"{name} scaled"] = scaled(one.outputs, outputs)[0]
     for name, outputs in (("first", one.outputs), ("second", other.outputs)):
         row[f"largest {name}"], row[f"non-finite {name}"] = _extent(outputs)
-    if exact is None or true is None:
+    if truth is None or true is None:
         return row
-    ideal = exact.run_node(index, one.inputs)
+    ideal = truth.run_node(index, one.inputs)
     row["largest truth"], row["non-finite truth"] = _extent(true.outputs)
     for name, outputs, own in (("first", one.outputs, one.outputs),
-                               ("second", other.outputs, again)):  # fmt: skip
-        error = _compare(true.outputs, outputs)
-        row[f"truth abs {name}"], row[f"truth ulp {name}"] = error["abs"], _ulp(error)
-        row[f"truth bias {name}"] = error["bias"]
-        row[f"own error {name}"] = _ulp(_compare(ideal, own))
+                               ("second", other.outputs, isolated)):  # fmt: skip
+        error = max_diff(list(true.outputs), list(outputs))
+        row[f"truth abs {name}"], row[f"truth bias {name}"] = error["abs"], error["bias"]
         row[f"truth scaled {name}"] = scaled(true.outputs, outputs)[0]
         row[f"own scaled {name}"] = scaled(ideal, own)[0]
     return row
@@ -288,32 +281,22 @@ def _like(value: Any, other: Any) -> Any:
     return value.to(other.dtype) if tensors and value.dtype != other.dtype else value
 
 
-def _compare(expected: tuple[Any, ...], got: tuple[Any, ...]) -> Difference:
-    return max_diff(list(expected), list(got))
-
-
-def _ulp(difference: Difference) -> float:
-    """Units against a truth where there is one, else the distance; NaN where there is neither."""
-    units = difference.get("err_ulp", difference["ulp"])
-    return math.nan if units is None else float(units)
-
-
 def scaled(truth: Any, got: Any) -> tuple[float, float]:
-    """Largest and RMS error of the floating tensors of two nests, in units of eps × RMS.
+    """Largest and RMS error of the floating tensors of two nested structures, in eps × RMS.
 
-    That of the worst tensor; NaN where none is floating and narrower than float64. An infinity or
-    NaN that both have in one place is no error; any other one is infinite.
+    The largest over the tensors; NaN where none is floating and narrower than float64. An infinity
+    or NaN that both have in the same place is no error; any other one is an infinite error.
     """
-    found = [
+    errors = [
         _scaled(t, g)
         for t, g in zip(leaves(truth), leaves(got), strict=False)
         if isinstance(t, torch.Tensor) and isinstance(g, torch.Tensor)
         and t.is_floating_point() and g.is_floating_point()
         and g.dtype != torch.float64 and t.shape == g.shape
     ]  # fmt: skip
-    if not found:
+    if not errors:
         return math.nan, math.nan
-    return max(largest for largest, _ in found), max(rms for _, rms in found)
+    return max(largest for largest, _ in errors), max(rms for _, rms in errors)
 
 
 def _scaled(truth: torch.Tensor, got: torch.Tensor) -> tuple[float, float]:
@@ -330,12 +313,12 @@ def _scaled(truth: torch.Tensor, got: torch.Tensor) -> tuple[float, float]:
 
 def _extent(outputs: tuple[Any, ...]) -> tuple[float, int]:
     """Largest finite magnitude, and the number of values that are not finite."""
-    largest, odd = 0.0, 0
+    largest, non_finite = 0.0, 0
     for value in outputs:
         if not isinstance(value, torch.Tensor) or not value.is_floating_point():
             continue
         finite = value.isfinite()
-        odd += int(value.numel() - finite.sum())
+        non_finite += int(value.numel() - finite.sum())
         if bool(finite.any()):
             largest = max(largest, float(value[finite].abs().max()))
-    return largest, odd
+    return largest, non_finite

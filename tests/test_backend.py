@@ -28,7 +28,7 @@ def _fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch._dynamo.reset()
 
 
-@pytest.fixture(params=[None, "default+onnxruntime", EVERY], ids=["plain", "fused", "islands"])
+@pytest.fixture(params=[None, "default+onnxruntime", EVERY], ids=["plain", "fused", "partitions"])
 def patterns(request: pytest.FixtureRequest) -> str | None:
     return request.param
 
@@ -348,23 +348,23 @@ def test_arguments_are_checked() -> None:
 
 @torch.no_grad()
 def test_one_export_serves_all_options(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(capture, "_made", {})
+    monkeypatch.setattr(capture, "_exported", {})
     model, x = Gated().eval(), torch.randn(3, 8)
     tiers: list[tuple[str | None, dict[str, Any]]] = [(p, {}) for p in (None, "default")]
     made = [compiled(model, patterns, storage)(x) for patterns, storage in tiers]
     for result in made:
         close(result, model(x))
     first, second = (storage["instance"][0]["exported"] for _, storage in tiers)
-    assert len(capture._made) == 1
+    assert len(capture._exported) == 1
     assert first == second
     assert first is not second, "a user may change what is stored"
     compiled(model)(x[:2])
-    assert len(capture._made) == 2, "another size is another graph"
+    assert len(capture._exported) == 2, "another size is another graph"
 
 
 @torch.no_grad()
 def test_constants_tell_exports_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(capture, "_made", {})
+    monkeypatch.setattr(capture, "_exported", {})
     x = torch.randn(3)
     for value in (2.0, 3.0):
 
@@ -397,6 +397,27 @@ def test_opsets_and_what_is_stored(opset: int, tmp_path: Any) -> None:
     onnx.checker.check_model(onnx.load(tmp_path / "gated_0.onnx"), full_check=True)
     assert one["report"].nodes["exported"] == len(one["exported"].graph.node)
     assert isinstance(one["graph_module"], torch.fx.GraphModule)
+
+
+@torch.no_grad()
+def test_a_stored_graph_has_named_parts_and_todays_keys() -> None:
+    storage: dict[str, Any] = {}
+    f, x = Gated(), torch.randn(2, 3, 8)
+    y = compiled(f, storage=storage)(x)
+    (one,) = storage["instance"]
+    parts = {
+        "onnx": one.model, "whole": one.fused, "prepare": one.precomputed,
+        "exported": one.exported, "graph_module": one.graph_module, "session": one.sessions,
+        "report": one.report, "seconds": one.seconds, "compiled": one,
+    }  # fmt: skip
+    assert dict(one) == parts
+    assert "onnx" in one
+    with pytest.raises(KeyError):
+        one["nothing"]
+    assert [tuple(t.shape) for n, t in zip(one.names, one.inputs, strict=True)
+            if n not in one.static] == [(2, 3, 8)]  # fmt: skip
+    close(one(one.inputs)[0], y)
+    close(one.truth()[0].float(), y)
 
 
 @torch.no_grad()
@@ -451,7 +472,7 @@ def test_a_wrapper_stands_between_where_it_has_work_alone(
 
 
 @torch.no_grad()
-def test_products_by_torch_between_islands() -> None:
+def test_products_by_torch_between_partitions() -> None:
     """Weights are read where they lie, results are new, and what is passed on is kept."""
     storage: dict[str, Any] = {}
     f = torch.nn.Sequential(

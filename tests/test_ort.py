@@ -1,6 +1,7 @@
 """Sessions and zero-copy exchange with ONNX Runtime."""
 
 import gc
+import sys
 
 import ml_dtypes
 import numpy as np
@@ -181,30 +182,19 @@ def test_a_binding_reads_and_writes_in_place():
     assert first.tolist() == [-5, -5, -5]
 
 
-@pytest.mark.parametrize("wrapped", [True, False])
-def test_a_binding_runs_without_reading_its_options_each_time(monkeypatch, wrapped):
-    made, calls = ort.session(one_node("Neg", 1)), []
-    public = type(made.raw).run_with_iobinding
-
-    def counted(session, io, options):
-        calls.append(options)
-        return public(session, io, options)
-
-    monkeypatch.setattr(type(made.raw), "run_with_iobinding", counted)
-    if not wrapped:  # an ONNX Runtime that names what it wraps otherwise
-
-        class Public:
-            def io_binding(self):
-                return io
-
-            def run_with_iobinding(self, io, options):
-                counted(raw, io, options)
-
-        raw, io = made.raw, made.raw.io_binding()
-        made.raw = Public()
-    bound = made.bind({"X0": torch.ones(3)})
-    assert [bound.run()[0].tolist() for _ in range(2)] == [[-1, -1, -1]] * 2
-    assert calls == ([] if wrapped else [made._run_options] * 2)
+def test_a_bound_run_raises_no_exception_inside():
+    """onnxruntime looks up an entry of the run options by exception where it is not set: 80 µs."""
+    bound = ort.session(one_node("Neg", 1)).bind({"X0": torch.ones(3)})
+    bound.run()
+    exceptions = []
+    sys.setprofile(
+        lambda _, event, function: event == "c_exception" and exceptions.append(function)
+    )
+    try:
+        bound.run()
+    finally:
+        sys.setprofile(None)
+    assert exceptions == []
 
 
 def test_a_binding_writes_where_told():

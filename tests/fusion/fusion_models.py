@@ -12,9 +12,7 @@ import onnx.shape_inference
 import torch
 
 from roundoff.backend.program import Program
-from roundoff.backend.variant import widened
-from roundoff.backend.widen import has_bfloat16, in_float32
-from roundoff.errors import UnsupportedError
+from roundoff.backend.upcast import with_kernels
 from roundoff.fusion import OptimizationOptions, fuse
 from roundoff.fusion.experimental import KERNELS
 from roundoff.fusion.products import Into
@@ -65,14 +63,9 @@ FROM_THE_CPU = {n: k if isinstance(k, Into) else _from_the_cpu(k) for n, k in KE
 
 def run(proto: onnx.ModelProto, given: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
     """On the CPU; kernels of ours in Triton's interpreter, or on a GPU where there is one."""
-    if has_bfloat16(proto):
-        proto = in_float32(proto)
-    while True:
-        try:
-            program = Program(proto, torch.device("cpu"), FROM_THE_CPU)
-            return program.run([given[n].contiguous() for n in program.inputs])
-        except UnsupportedError as e:
-            proto = widened(proto, e)
+    cpu = torch.device("cpu")
+    program = with_kernels(proto, True, lambda model: Program(model, cpu, FROM_THE_CPU))
+    return program.run([given[n].contiguous() for n in program.inputs])
 
 
 def rewritten(

@@ -1,4 +1,4 @@
-"""From the graph that dynamo hands over to ONNX: composites kept whole, layouts kept apart."""
+"""From dynamo's graph to ONNX: products and attention stay single operators until then."""
 
 from __future__ import annotations
 
@@ -174,19 +174,19 @@ def passes_through(args: Sequence[Any], examples: Sequence[Any]) -> bool:
     args, examples
         Inputs of dynamo's graph and of the functional one.
     """
-    found = torch._guards.TracingContext.try_get()
-    known = None if found is None else found.fw_metadata
-    if known is None or len(args) != len(examples):
+    context = torch._guards.TracingContext.try_get()
+    metadata = None if context is None else context.fw_metadata
+    if metadata is None or len(args) != len(examples):
         return False
     around = (
-        known.num_mutated_inp_runtime_indices,
-        known.num_outputs_aliased,
-        known.num_intermediate_bases,
-        known.grad_enabled_mutation is not None,
-        known.dynamic_outputs,
-        known.is_rng_op_functionalized,
-        known.tokens,
-        getattr(known, "act_input_indices", ()),  # from torch 2.12 on
+        metadata.num_mutated_inp_runtime_indices,
+        metadata.num_outputs_aliased,
+        metadata.num_intermediate_bases,
+        metadata.grad_enabled_mutation is not None,
+        metadata.dynamic_outputs,
+        metadata.is_rng_op_functionalized,
+        metadata.tokens,
+        getattr(metadata, "act_input_indices", ()),  # from torch 2.12 on
         any(map(is_traceable_wrapper_subclass, args)),
     )
     return not any(around)
@@ -216,17 +216,17 @@ def outside() -> Iterator[None]:
 
 
 def specialised(gm: torch.fx.GraphModule, args: Sequence[Any]) -> torch.fx.GraphModule:
-    """The graph for the shapes and integers at hand, where the given one has symbols."""
+    """The graph for the shapes and integers at hand, where *gm* has symbols."""
     from torch.fx.experimental.proxy_tensor import make_fx
 
     with outside(), FakeTensorMode() as mode:
         fakes = [_fake(a, mode) if isinstance(a, torch.Tensor) else a for a in args]
-        made = make_fx(gm, tracing_mode="fake")(*fakes)
-    for node, a in zip(made.graph.find_nodes(op="placeholder"), args, strict=True):
+        traced = make_fx(gm, tracing_mode="fake")(*fakes)
+    for node, a in zip(traced.graph.find_nodes(op="placeholder"), args, strict=True):
         if not isinstance(a, torch.Tensor):
-            made.graph.erase_node(node)  # an integer, by now part of the graph
-    made.recompile()
-    return made
+            traced.graph.erase_node(node)  # an integer, by now part of the graph
+    traced.recompile()
+    return traced
 
 
 def _fake(a: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
@@ -239,10 +239,10 @@ def _fake(a: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
         )
 
 
-# What the exporter made of the last graphs, by all that decides it: seconds of work, which other
-# tiers, precisions and providers of one model share. Bytes, which nobody can change.
-_made: dict[Hashable, bytes] = {}
-_MOST_MADE, _MOST_BYTES = 16, 2**24
+# The last exported models, by all that decides them: seconds of work, which other tiers, precisions
+# and providers of one model share. Bytes, which nobody can change.
+_exported: dict[Hashable, bytes] = {}
+_MOST_MODELS, _MOST_BYTES = 16, 2**24
 
 
 def to_onnx(
@@ -275,20 +275,21 @@ def to_onnx(
         if node.op == "call_function":
             node.target = _WHOLE.get(node.target, node.target)
     gm.recompile()
-    key = _key(gm, args, inputs, outputs, opset)
-    if key in _made:
-        return onnx.ModelProto.FromString(_made[key])
-    made = _converted(gm, args, inputs, outputs, opset)
-    data = made.SerializeToString()
+    names = {"input_names": list(inputs), "output_names": list(outputs)}
+    key = _key(gm, args, names, opset)
+    if key in _exported:
+        return onnx.ModelProto.FromString(_exported[key])
+    model = _converted(gm, args, opset_version=opset, **names)
+    data = model.SerializeToString()
     if key is not None and len(data) <= _MOST_BYTES:
-        while len(_made) >= _MOST_MADE:
-            _made.pop(next(iter(_made)), None)
-        _made[key] = data
-    return made
+        while len(_exported) >= _MOST_MODELS:
+            _exported.pop(next(iter(_exported)), None)
+        _exported[key] = data
+    return model
 
 
 def _key(gm: torch.fx.GraphModule, args: Sequence[torch.Tensor], *rest: Any) -> Hashable | None:
-    """All that decides what the exporter makes; None where a large constant is part of it."""
+    """All that decides the exporter's model; None where a large constant is part of it."""
     constants = []
     for node in gm.graph.find_nodes(op="get_attr"):
         value = getattr(gm, str(node.target), None)
@@ -303,11 +304,7 @@ def _key(gm: torch.fx.GraphModule, args: Sequence[torch.Tensor], *rest: Any) -> 
 
 
 def _converted(
-    gm: torch.fx.GraphModule,
-    args: Sequence[torch.Tensor],
-    inputs: Sequence[str],
-    outputs: Sequence[str],
-    opset: int,
+    gm: torch.fx.GraphModule, args: Sequence[torch.Tensor], **options: Any
 ) -> onnx.ModelProto:
     with outside():
         mode = FakeTensorMode()
@@ -315,13 +312,7 @@ def _converted(
         try:
             exported = torch.export.export(gm, fakes, strict=False)
             program = torch.onnx.export(
-                exported,
-                dynamo=True,
-                optimize=True,
-                opset_version=opset,
-                input_names=list(inputs),
-                output_names=list(outputs),
-                verbose=False,
+                exported, dynamo=True, optimize=True, verbose=False, **options
             )
         except Exception as e:
             raise UnsupportedError(

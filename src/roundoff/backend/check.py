@@ -10,17 +10,16 @@ import torch
 
 from roundoff.compare import max_diff
 from roundoff.dtypes import dtype_info
-from roundoff.errors import ModelError, UnsupportedError
+from roundoff.errors import ModelError
 from roundoff.evaluator import TorchOnnxEvaluator
+from roundoff.fusion.experimental import KERNELS
 
 from .program import Program
-from .variant import Variant, widened
-from .widen import has_bfloat16, in_float32
+from .upcast import with_kernels
+from .variant import Exported, Variant
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from .compiled import Graph
 
 __all__ = ["COLUMNS", "before_and_after", "truth", "verify"]
 
@@ -34,56 +33,57 @@ COLUMNS = (
 FACTOR, ROUNDINGS = 4.0, 8.0
 
 
-def before_and_after(
-    graph: Graph, variant: Variant, tensors: Sequence[torch.Tensor]
-) -> pd.DataFrame:
-    """Run a graph before fusion, after it, and in float64, and compare what all three make.
+def before_and_after(variant: Variant, tensors: Sequence[torch.Tensor]) -> pd.DataFrame:
+    """Run a graph before fusion, after it, and in float64, and compare the values of all three.
 
     Parameters
     ----------
-    graph, variant
-        What was exported, and what fusion made of it.
+    variant : Variant
     tensors : sequence of torch.Tensor
         Inputs, as the graph takes them.
 
     Returns
     -------
     pandas.DataFrame
-        A row for each value that both graphs make under one name, in the order of the fused
-        graph: the node that makes it after fusion and the rule that put it there (empty where
-        none did), its largest element, and the errors against float64 of the graph before and
-        after fusion, absolute and in units in the last place; ``between`` is the largest
+        A row for each value that both graphs compute under one name, in the order of the fused
+        graph: the operator that computes it after fusion and the rule that put it there (empty
+        where none did), its largest element, and the errors against float64 of the graph before
+        and after fusion, absolute and in units in the last place; ``between`` is the largest
         difference of the two.
     """
     import pandas as pd
 
-    before, after = graph.exported, variant.whole
-    made = {o for n in before.graph.node for o in n.output if o}
+    exported = variant.exported
+    before, after = exported.model, variant.fused
+    names_before = {o for n in before.graph.node for o in n.output if o}
     floating = _floating(after)
-    names = [o for n in after.graph.node for o in n.output if o in made and o in floating]
-    feeds = dict(zip(graph.names, (t.detach() for t in tensors), strict=True))
-    exact = truth(graph, tensors, names)
-    values = [_run(m, names, feeds, graph.device, variant.tf32) for m in (before, after)]
-    makers = {o: n for n in after.graph.node for o in n.output}
+    names = [o for n in after.graph.node for o in n.output if o in names_before and o in floating]
+    float64 = truth(exported, tensors, names)
+    values = [_run(m, names, exported, tensors, variant.tf32) for m in (before, after)]
+    producers = {o: n for n in after.graph.node for o in n.output}
     returned = {o.name for o in after.graph.output}
     rows = [
-        _row(n, makers[n], n in returned, *three)
-        for n, *three in zip(names, exact, *values, strict=True)
+        _row(n, producers[n], n in returned, *three)
+        for n, *three in zip(names, float64, *values, strict=True)
     ]
     return pd.DataFrame(rows, columns=list(COLUMNS))
 
 
 def truth(
-    graph: Graph, tensors: Sequence[torch.Tensor], names: Sequence[str]
+    exported: Exported, tensors: Sequence[torch.Tensor], names: Sequence[str]
 ) -> list[torch.Tensor]:
     """Values of the exporter's graph computed in float64 throughout."""
-    feeds = dict(zip(graph.names, (t.detach() for t in tensors), strict=True))
-    wanted = {i.name: feeds[i.name] for i in graph.exported.graph.input}
-    provider = "CUDAExecutionProvider" if graph.device.type == "cuda" else "CPUExecutionProvider"
-    return TorchOnnxEvaluator(graph.exported, providers=(provider,), truth=True).run(names, wanted)
+    known = _feeds(exported, tensors)
+    feeds = {i.name: known[i.name] for i in exported.model.graph.input}
+    provider = "CUDAExecutionProvider" if exported.device.type == "cuda" else "CPUExecutionProvider"
+    return TorchOnnxEvaluator(exported.model, providers=(provider,), truth=True).run(names, feeds)
 
 
-def verify(graph: Graph, tensors: Sequence[torch.Tensor]) -> None:
+def _feeds(exported: Exported, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+    return dict(zip(exported.names, (t.detach() for t in tensors), strict=True))
+
+
+def verify(variant: Variant, tensors: Sequence[torch.Tensor]) -> None:
     """Compare the returned values; nothing is returned where fusion kept them.
 
     Raises
@@ -92,8 +92,7 @@ def verify(graph: Graph, tensors: Sequence[torch.Tensor]) -> None:
         An error against float64 grew past what another order of the same sums explains. The
         message holds the table, and names the first value that is off.
     """
-    variant = graph._variant
-    table = before_and_after(graph, variant, tensors)
+    table = before_and_after(variant, tensors)
     off = [row["value"] for row in table.to_dict("records") if _is_off(row)]
     wrong = [v for v in off if table.set_index("value").loc[v, "returned"]]
     if not wrong:
@@ -147,22 +146,19 @@ def _floating(model: onnx.ModelProto) -> set[str]:
 def _run(
     model: onnx.ModelProto,
     names: Sequence[str],
-    feeds: dict[str, torch.Tensor],
-    device: torch.device,
+    exported: Exported,
+    tensors: Sequence[torch.Tensor],
     tf32: bool,
 ) -> list[torch.Tensor]:
     """Run a whole model, returning the *names*, with the kernels of the backend."""
-    from roundoff.fusion.experimental import KERNELS
-
-    shown = onnx.ModelProto.FromString(model.SerializeToString())
+    returning = onnx.ModelProto.FromString(model.SerializeToString())
     known = {v.name: v for v in [*model.graph.value_info, *model.graph.output]}
-    del shown.graph.output[:]
-    shown.graph.output.extend(known[n] for n in names)
-    if device.type == "cpu" and has_bfloat16(shown):
-        shown = in_float32(shown)
-    while True:
-        try:
-            program = Program(shown, device, KERNELS, tf32)
-            return program.run([feeds[n].contiguous() for n in program.inputs])
-        except UnsupportedError as e:
-            shown = widened(shown, e)
+    del returning.graph.output[:]
+    returning.graph.output.extend(known[n] for n in names)
+    program = with_kernels(
+        returning,
+        exported.device.type == "cpu",
+        lambda m: Program(m, exported.device, KERNELS, tf32),
+    )
+    feeds = _feeds(exported, tensors)
+    return program.run([feeds[n].contiguous() for n in program.inputs])

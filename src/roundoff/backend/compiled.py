@@ -1,62 +1,33 @@
-"""One compiled graph: converted and fused once a set of sizes, run on the caller's tensors."""
+"""A compiled graph: converted and fused for a set of sizes, run on the caller's tensors."""
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import time
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import onnx
 import torch
 
 from roundoff.errors import ArgumentError, UnsupportedError
-from roundoff.fusion import OptimizationOptions
-from roundoff.ort import torch_tf32
+from roundoff.fusion.rule import Report
+from roundoff.ort import OrtSession, torch_tf32
 
 from .capture import outside, specialised, to_onnx
 from .outputs import Outputs
-from .variant import Variant
+from .variant import CompileSettings, Exported, Variant
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Compiled", "Graph", "Settings"]
+__all__ = ["BySizes", "Compiled"]
 
 
-@dataclasses.dataclass(frozen=True)
-class Settings:
-    """What :func:`onnx_custom_backend` was asked for."""
-
-    opset: int
-    verbose: int
-    options: OptimizationOptions
-    storage: dict[str, Any] | None
-    dump_prefix: Path | None
-    providers: list[Any] | None
-    check: bool
-    cuda_graph: bool
-
-
-class Compiled:
+class BySizes:
     """What AOTAutograd calls: a functional graph on flat inputs.
 
     Graphs with symbolic sizes are specialised for each set of sizes that arrives, and kept.
-
-    Examples
-    --------
-    >>> from roundoff.backend import onnx_custom_backend
-    >>> storage = {}
-    >>> run = torch.compile(
-    ...     torch.nn.functional.relu, dynamic=True,
-    ...     backend=lambda gm, args: onnx_custom_backend(gm, args, storage=storage),
-    ... )
-    >>> [tuple(run(torch.ones(n, 2)).shape) for n in (3, 4, 3)]
-    [(3, 2), (4, 2), (3, 2)]
-    >>> len(storage["instance"])  # two sets of sizes
-    2
     """
 
     _boxed_call = True  # AOTAutograd then hands one list over, and may empty it
@@ -66,7 +37,7 @@ class Compiled:
         gm: torch.fx.GraphModule,
         examples: Sequence[Any],
         names: Sequence[str],
-        settings: Settings,
+        settings: CompileSettings,
     ) -> None:
         self._gm, self._settings = gm, settings
         context = torch._guards.TracingContext.try_get()
@@ -75,27 +46,26 @@ class Compiled:
         places = [n.target for n in gm.graph.nodes if n.op == "placeholder"]
         self._names = readable(names if len(names) == len(places) else [str(p) for p in places])
         self._static = [i in static for i in range(len(places))]
-        self._graphs: dict[Any, Graph] = {}
-        self._graph: Graph | None = None
+        self._by_sizes: dict[Any, Compiled] = {}
+        self._only: Compiled | None = None
         if not _symbolic(examples):
-            self._graph = self._make(gm, examples)
+            self._only = self._compile(gm, examples)
 
-    def callable(self) -> Compiled | Graph:
-        """What to call: the one graph, where sizes are static."""
-        return self._graph or self
+    def callable(self) -> BySizes | Compiled:
+        """What to call: the one compiled graph, where sizes are static."""
+        return self if self._only is None else self._only
 
     def __call__(self, args: list[Any]) -> list[Any]:
         """Run on flat inputs."""
         key = tuple(
             (tuple(a.shape), a.stride()) if isinstance(a, torch.Tensor) else a for a in args
         )
-        if key not in self._graphs:
-            gm = specialised(self._gm, args)
-            self._graphs[key] = self._make(gm, args)
-        return self._graphs[key](args)
+        if key not in self._by_sizes:
+            self._by_sizes[key] = self._compile(specialised(self._gm, args), args)
+        return self._by_sizes[key](args)
 
-    def _make(self, gm: torch.fx.GraphModule, examples: Sequence[Any]) -> Graph:
-        return Graph(gm, examples, self._names, self._static, self._settings)
+    def _compile(self, gm: torch.fx.GraphModule, examples: Sequence[Any]) -> Compiled:
+        return Compiled(gm, examples, self._names, self._static, self._settings)
 
 
 def _symbolic(examples: Sequence[Any]) -> bool:
@@ -114,30 +84,93 @@ def readable(names: Sequence[str]) -> list[str]:
     >>> readable(["L_self_modules_layers_modules_0_modules_up_parameters_weight_", "L_x_"])
     ['layers.0.up.weight', 'x']
     """
-    found: list[str] = []
+    unique: list[str] = []
     for name in names:
         short = name.removeprefix("L_").removesuffix("_")
         short = re.sub(r"^self_+modules_+", "", short).replace("_modules_", ".")
         short = re.sub(r"_+(parameters|buffers)_+", ".", short)
         short = re.sub(r"^self\.", "", short) or name
-        while short in found:
+        while short in unique:
             short += "_"
-        found.append(short)
-    return found
+        unique.append(short)
+    return unique
 
 
-class Graph:
-    """A graph of static sizes: its models, and the program that runs them.
+#: Key of a stored graph -> attribute of :class:`Compiled`.
+KEYS = {
+    "onnx": "model",
+    "whole": "fused",
+    "prepare": "precomputed",
+    "exported": "exported",
+    "graph_module": "graph_module",
+    "session": "sessions",
+    "report": "report",
+    "seconds": "seconds",
+}
+
+
+class Compiled:
+    """A compiled graph of one set of sizes: what ``storage["instance"]`` lists.
+
+    Call it with the list of the graph's inputs. Its parts are attributes, and those that the table
+    names are items, too: ``graph["onnx"]`` is ``graph.model``. What fusion decides is of the
+    precision that ran last (TF32 or not).
+
+    ================= ==========================
+    item              attribute
+    ================= ==========================
+    ``onnx``          ``model``
+    ``whole``         ``fused``
+    ``prepare``       ``precomputed``
+    ``exported``      ``exported``
+    ``graph_module``  ``graph_module``
+    ``session``       ``sessions``
+    ``report``        ``report``
+    ``seconds``       ``seconds``
+    ``compiled``      the object itself
+    ================= ==========================
 
     Attributes
     ----------
     exported : onnx.ModelProto
         As torch's exporter leaves it.
-    names, static : list of str
-        Inputs that are tensors, and those of them that are weights.
-    device : torch.device
+    fused : onnx.ModelProto
+        After fusion.
+    model : onnx.ModelProto
+        What is run at each call: *fused* without what is precomputed.
+    precomputed : onnx.ModelProto or None
+        What depends on weights alone: run once, and again when a weight changes.
+    graph_module : torch.fx.GraphModule
+        The functional graph of ATen operators that was exported.
+    sessions : list of OrtSession
+        One for each partition of *model*.
+    report : Report
+        What each rule of :mod:`roundoff.fusion` did.
     seconds : dict
-        Time spent in conversion.
+        Time spent: ``"convert"``, ``"fuse"``, ``"sessions"``.
+    names : list of str
+        Inputs that are tensors, weights included.
+    static : list of str
+        Those of them that are weights.
+    inputs : list of torch.Tensor or None
+        Those of the first call, in the order of *names*; None before it.
+    device : torch.device
+
+    Examples
+    --------
+    >>> from roundoff.backend import onnx_custom_backend
+    >>> storage = {}
+    >>> run = torch.compile(
+    ...     torch.nn.functional.relu, dynamic=True,
+    ...     backend=lambda gm, args: onnx_custom_backend(gm, args, storage=storage),
+    ... )
+    >>> [tuple(run(torch.ones(n, 2)).shape) for n in (3, 4, 3)]
+    [(3, 2), (4, 2), (3, 2)]
+    >>> three, four = storage["instance"]  # two sets of sizes
+    >>> [node.op_type for node in three.model.graph.node], four.inputs[0].shape
+    (['Relu'], torch.Size([4, 2]))
+    >>> three["onnx"] is three.model
+    True
     """
 
     _boxed_call = True
@@ -148,38 +181,38 @@ class Graph:
         examples: Sequence[Any],
         names: Sequence[str],
         static: Sequence[bool],
-        settings: Settings,
+        settings: CompileSettings,
     ) -> None:
-        self.settings, self.gm = settings, gm
+        self._settings, self.graph_module = settings, gm
         start = time.perf_counter()
-        given = [i for i, a in enumerate(examples) if isinstance(a, torch.Tensor)]
-        tensors = [examples[i] for i in given]
+        places = [i for i, a in enumerate(examples) if isinstance(a, torch.Tensor)]
+        tensors = [examples[i] for i in places]
         self.device = _device(tensors, gm)
-        self.names = [names[i] for i in given]
-        self.static = [n for i, n in zip(given, self.names, strict=True) if static[i]]
-        self._given, self._whole = given, len(given) == len(examples)
+        self.names = [names[i] for i in places]
+        self.static = [n for i, n in zip(places, self.names, strict=True) if static[i]]
+        self._places, self._all_tensors = places, len(places) == len(examples)
         self._cuda = self.device.type == "cuda"
         self._outputs = Outputs(gm)
-        self.seconds: dict[str, float] = {}
         if not self._outputs.names:
             return
         self.exported = to_onnx(gm, tensors, self.names, self._outputs.names, settings.opset)
-        self.seconds["convert"] = time.perf_counter() - start
+        self._convert_seconds = time.perf_counter() - start
         self._first = True
-        #: Inputs of the first call, where a storage was given: weights and examples to study.
         self.inputs: list[torch.Tensor] | None = None
         self._variants: dict[bool, Variant] = {}
         self._variant = self._for_precision(self._cuda and torch_tf32())
-        self._store(self._variant)
+        self._announce()
 
     def _for_precision(self, tf32: bool) -> Variant:
         if tf32 not in self._variants:
+            exported = Exported(self.exported, self.names, self.static, self.device)
             with outside():
-                self._variants[tf32] = Variant(self.exported, self, tf32)
+                self._variants[tf32] = Variant(exported, self._settings, tf32)
         return self._variants[tf32]
 
-    def _store(self, variant: Variant) -> None:
-        settings = self.settings
+    def _announce(self) -> None:
+        """Print, store and write what the settings ask for."""
+        settings, variant = self._settings, self._variant
         if settings.verbose:
             nodes = len(variant.model.graph.node)
             print(f"onnx_custom_backend: {nodes} nodes a call; {variant.report}")
@@ -187,26 +220,48 @@ class Graph:
         if settings.storage is not None:
             instances = settings.storage.setdefault("instance", [])
             number = len(instances)
-            instances.append(
-                {
-                    "onnx": variant.model,
-                    "whole": variant.whole,
-                    "prepare": variant.prepare,
-                    "exported": self.exported,
-                    "graph_module": self.gm,
-                    "session": variant.main.sessions,
-                    "report": variant.report,
-                    "seconds": self.seconds | variant.seconds,
-                    "compiled": self,
-                }
-            )
+            instances.append(self)
         if settings.dump_prefix is not None:
             prefix = settings.dump_prefix
             while (path := prefix.with_name(f"{prefix.name}_{number}.onnx")).exists() and (
                 settings.storage is None
             ):
                 number += 1
-            onnx.save(variant.whole, str(path))
+            onnx.save(variant.fused, str(path))
+
+    @property
+    def fused(self) -> onnx.ModelProto:
+        return self._variant.fused
+
+    @property
+    def model(self) -> onnx.ModelProto:
+        return self._variant.model
+
+    @property
+    def precomputed(self) -> onnx.ModelProto | None:
+        return self._variant.precomputed
+
+    @property
+    def sessions(self) -> list[OrtSession]:
+        return self._variant.program.sessions
+
+    @property
+    def report(self) -> Report:
+        return self._variant.report
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        return {"convert": self._convert_seconds} | self._variant.seconds
+
+    def __getitem__(self, key: str) -> Any:
+        return self if key == "compiled" else getattr(self, KEYS[key])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.keys())
+
+    def keys(self) -> list[str]:
+        """The items' names."""
+        return [*KEYS, "compiled"]
 
     def __call__(self, args: list[Any]) -> list[Any]:
         """Run; *args* as the graph takes them, integers included."""
@@ -215,20 +270,17 @@ class Graph:
         variant = self._variant
         if self._cuda and variant.tf32 != torch_tf32():
             variant = self._variant = self._for_precision(torch_tf32())
+        tensors = args if self._all_tensors else [args[i] for i in self._places]
         if self._first:
             self._first = False
-            if self.settings.storage is not None:
-                self.inputs = [args[i].detach() for i in self._given]
-            if self.settings.check:
-                self.verify(args)
-        made = variant(args if self._whole else [args[i] for i in self._given])
-        return made if self._outputs.plain else self._outputs.restore(made)
+            if self._settings.storage is not None:
+                self.inputs = [t.detach() for t in tensors]
+            if self._settings.check:
+                from .check import verify
 
-    def verify(self, args: Sequence[Any]) -> None:
-        """Raise where fusion changed the result on these inputs; see :mod:`.check`."""
-        from .check import verify
-
-        verify(self, [args[i] for i in self._given])
+                verify(variant, tensors)
+        outputs = variant(tensors)
+        return outputs if self._outputs.plain else self._outputs.restore(outputs)
 
     def compare(self) -> pd.DataFrame:
         """Before and after fusion, value by value; see :func:`.check.before_and_after`.
@@ -240,7 +292,7 @@ class Graph:
         """
         from .check import before_and_after
 
-        return before_and_after(self, self._variant, self._known_inputs())
+        return before_and_after(self._variant, self._known_inputs())
 
     def truth(self, inputs: Sequence[torch.Tensor] | None = None) -> list[torch.Tensor]:
         """What the graph returns on the inputs of its first call, in float64 throughout.
@@ -256,7 +308,8 @@ class Graph:
         from .check import truth
 
         names = [o.name for o in self.exported.graph.output]
-        return truth(self, self._known_inputs() if inputs is None else inputs, names)
+        inputs = self._known_inputs() if inputs is None else inputs
+        return truth(self._variant.exported, inputs, names)
 
     def _known_inputs(self) -> list[torch.Tensor]:
         if self.inputs is None:

@@ -15,7 +15,8 @@ from roundoff.errors import ArgumentError, DtypeError, RoundoffError, Unsupporte
 from roundoff.fusion import OptimizationOptions
 
 from .capture import STRIDED, keep_composites, passes_through
-from .compiled import Compiled, Settings
+from .compiled import BySizes
+from .variant import CompileSettings
 
 __all__ = ["onnx_custom_backend"]
 
@@ -49,11 +50,9 @@ def onnx_custom_backend(
     optimize : bool
         False runs the exporter's graph as it is.
     storage : dict, optional
-        Filled: ``storage["instance"]`` is a list with a dict for each graph, of ``"onnx"`` (the
-        model that is run at each call), ``"prepare"`` (what is computed from weights alone, and
-        again when one changes, or None), ``"exported"`` (the exporter's model),
-        ``"graph_module"``, ``"session"`` (a list, one an island), ``"report"``, ``"seconds"``
-        and ``"compiled"``.
+        Filled: ``storage["instance"]`` is a list of :class:`roundoff.backend.Compiled`, one for
+        each graph and set of sizes, with what was exported, fused and run, the inputs of the
+        first call, and their result in float64.
     dump_prefix : path, optional
         Writes each model to ``<dump_prefix>_<n>.onnx``.
     providers : sequence, optional
@@ -83,17 +82,18 @@ def onnx_custom_backend(
 
     Notes
     -----
-    Weights stay where they are: changed in place, the next call sees it. Packed weights and
-    tables are computed again when the version counter of a weight moves. Inference tensors have
-    no counter, and writes through ``.data`` do not move it: call :func:`roundoff.backend.reset`.
+    Weights stay where they are: changed in place, the next call sees it. What is precomputed
+    (packed weights, tables) is computed again when the version counter of a weight moves.
+    Inference tensors have no counter, and writes through ``.data`` do not move it: call
+    :func:`roundoff.backend.reset`.
     With ``dynamic=True`` a graph is specialised and kept for each set of sizes that arrives: a new
     set costs a conversion, and none the compilation by dynamo.
-    What the exporter made of a graph is kept too, for the same graph under other options.
+    The exporter's model of a graph is kept, too, for the same graph under other options.
     TF32 follows ``torch.backends.cuda.matmul.allow_tf32``, call by call.
 
     Examples
     --------
-    Options are bound with a partial; what was made of the graph is in the storage.
+    Options are bound with a partial; the compiled graph is in the storage.
 
     >>> from functools import partial
     >>> from roundoff.backend import OptimizationOptions
@@ -104,7 +104,8 @@ def onnx_custom_backend(
     >>> model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.ReLU()).eval()
     >>> with torch.no_grad():
     ...     y = torch.compile(model, backend=backend, fullgraph=True)(torch.ones(1, 3))
-    >>> [node.op_type for node in storage["instance"][0]["onnx"].graph.node]
+    >>> (graph,) = storage["instance"]
+    >>> [node.op_type for node in graph.model.graph.node]
     ['Gemm', 'Relu']
     """
     settings = _settings(target_opset, verbose, options, optimize, storage, dump_prefix, providers)
@@ -117,10 +118,10 @@ def onnx_custom_backend(
         autocast = torch._C._is_any_autocast_enabled()  # which AOTAutograd ends for the compiler
 
         def compiler(gm: torch.fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
-            made = Compiled(gm, examples, [str(n) for n in names], settings).callable()
+            compiled = BySizes(gm, examples, [str(n) for n in names], settings).callable()
             if not autocast and passes_through(args, examples):
-                direct.append(made)
-            return made
+                direct.append(compiled)
+            return compiled
 
         wrapped = aot_autograd(fw_compiler=compiler, decompositions=STRIDED)(kept, args)
         return _unboxed(direct[0]) if direct else wrapped
@@ -131,9 +132,9 @@ def onnx_custom_backend(
         return _refusing(e)
 
 
-def _unboxed(made: Callable[..., Any]) -> Callable[..., Any]:
+def _unboxed(compiled: Callable[..., Any]) -> Callable[..., Any]:
     """Without AOTAutograd's wrapper, where it would only take time (12 µs a call)."""
-    return lambda *inputs: made(inputs)
+    return lambda *inputs: compiled(inputs)
 
 
 def _refusing(error: RoundoffError) -> Callable[..., Any]:
@@ -151,7 +152,7 @@ def _settings(
     storage: dict[str, Any] | None,
     dump_prefix: str | os.PathLike[str] | None,
     providers: Sequence[Any] | None,
-) -> Settings:
+) -> CompileSettings:
     opset = 20 if target_opset is None else target_opset
     if opset < 18:
         raise ArgumentError("target_opset", got=opset, expected="18 or later")
@@ -159,7 +160,7 @@ def _settings(
         if options is not None:
             raise ArgumentError("options", got=options, expected="an OptimizationOptions")
         options = OptimizationOptions(verbose=max(verbose - 1, 0))
-    return Settings(
+    return CompileSettings(
         opset=opset,
         verbose=verbose,
         options=options if optimize else OptimizationOptions(None),
@@ -172,7 +173,7 @@ def _settings(
 
 
 def _refuse(args: Sequence[Any]) -> None:
-    """Refuse what no graph of ours can do, before anything is compiled."""
+    """Refuse what cannot be compiled, before anything is."""
     tensors = [a for a in args if isinstance(a, torch.Tensor)]
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
         raise UnsupportedError(

@@ -15,8 +15,8 @@ Restore = Callable[[list[torch.Tensor]], Any]
 
 
 @dataclasses.dataclass(frozen=True)
-class _Kept:
-    """One tensor that the ONNX graph makes: ``node.permute(perm)``, contiguous."""
+class _Returned:
+    """One tensor that the ONNX graph returns: ``node.permute(perm)``, contiguous."""
 
     node: torch.fx.Node
     perm: tuple[int, ...] | None
@@ -26,8 +26,8 @@ class Outputs:
     """Change a graph to return contiguous tensors of memory of their own, and undo it after.
 
     An output that is a permutation of a contiguous one is returned as that one and permuted
-    back, which copies nothing. Outputs that share memory in torch are made once, as the tensor
-    that holds all of them, and cut from it. What is no tensor is kept aside.
+    back, which copies nothing. Outputs that share memory in torch are computed once, as the tensor
+    that contains all of them, and cut from it. What is no tensor is kept aside.
 
     Parameters
     ----------
@@ -45,38 +45,38 @@ class Outputs:
     def __init__(self, gm: torch.fx.GraphModule) -> None:
         last = gm.graph.output_node()
         (returned,) = last.args
-        self._kept: list[_Kept] = []
+        self._returned: list[_Returned] = []
         self._restore: list[Restore] = []
         bases = _bases(gm, returned)  # type: ignore[arg-type]
         for node in returned:  # type: ignore[union-attr]
             self._restore.append(self._restoring(node, bases))
         nodes = []
-        for kept in self._kept:
-            node = kept.node
-            if kept.perm is not None:
+        for item in self._returned:
+            node = item.node
+            if item.perm is not None:
                 with gm.graph.inserting_before(last):
                     node = gm.graph.call_function(
-                        torch.ops.aten.permute.default, (node, list(kept.perm))
+                        torch.ops.aten.permute.default, (node, list(item.perm))
                     )
             nodes.append(node)
         last.args = (tuple(nodes),)
         self.names = [f"output_{i}" for i in range(len(nodes))]
         self.plain = all(isinstance(r, _Same) for r in self._restore)
 
-    def restore(self, made: list[torch.Tensor]) -> list[Any]:
+    def restore(self, tensors: list[torch.Tensor]) -> list[Any]:
         """The outputs that torch would return."""
-        return [r(made) for r in self._restore]
+        return [r(tensors) for r in self._restore]
 
     def _restoring(self, node: Any, bases: dict[int, torch.fx.Node]) -> Restore:
         value = node.meta.get("val") if isinstance(node, torch.fx.Node) else None
         if not isinstance(value, torch.Tensor):
-            return lambda made: node
+            return lambda tensors: node
         base = bases.get(_memory(value))
         if base is not None:
             index, whole = self._index(base), base.meta["val"]
             where = (tuple(value.shape), value.stride(), value.storage_offset())
             back = _unpermuted(_permutation(whole.shape, whole.stride()))
-            return lambda made: back(made[index]).as_strided(*where)
+            return lambda tensors: back(tensors[index]).as_strided(*where)
         perm = _permutation(value.shape, value.stride())
         index = self._index(node)
         if perm is None and not value.is_contiguous() and 0 not in value.stride():
@@ -84,20 +84,20 @@ class Outputs:
         return _Same(index) if perm is None else _permuted(index, perm)
 
     def _index(self, node: torch.fx.Node) -> int:
-        for i, kept in enumerate(self._kept):
-            if kept.node is node:
+        for i, item in enumerate(self._returned):
+            if item.node is node:
                 return i
         value = node.meta["val"]
-        self._kept.append(_Kept(node, _permutation(value.shape, value.stride())))
-        return len(self._kept) - 1
+        self._returned.append(_Returned(node, _permutation(value.shape, value.stride())))
+        return len(self._returned) - 1
 
 
 class _Same:
     def __init__(self, index: int) -> None:
         self.index = index
 
-    def __call__(self, made: list[torch.Tensor]) -> torch.Tensor:
-        return made[self.index]
+    def __call__(self, tensors: list[torch.Tensor]) -> torch.Tensor:
+        return tensors[self.index]
 
 
 def _unpermuted(perm: tuple[int, ...] | None) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -109,12 +109,12 @@ def _unpermuted(perm: tuple[int, ...] | None) -> Callable[[torch.Tensor], torch.
 
 def _permuted(index: int, perm: tuple[int, ...]) -> Restore:
     back = _unpermuted(perm)
-    return lambda made: back(made[index])
+    return lambda tensors: back(tensors[index])
 
 
 def _strided(index: int, stride: tuple[int, ...]) -> Restore:
-    def restore(made: list[torch.Tensor]) -> torch.Tensor:
-        t = made[index]
+    def restore(tensors: list[torch.Tensor]) -> torch.Tensor:
+        t = tensors[index]
         return torch.empty_strided(t.shape, stride, dtype=t.dtype, device=t.device).copy_(t)
 
     return restore
@@ -147,14 +147,14 @@ def _memory(value: torch.Tensor) -> int:
 
 
 def _bases(gm: torch.fx.GraphModule, returned: Sequence[Any]) -> dict[int, torch.fx.Node]:
-    """For each memory that several outputs share: the node that holds all of it."""
+    """For each memory that several outputs share: the node whose tensor is all of it."""
     seen: dict[int, int] = {}
     for node in returned:
         value = node.meta.get("val") if isinstance(node, torch.fx.Node) else None
         if isinstance(value, torch.Tensor):
             seen[_memory(value)] = seen.get(_memory(value), 0) + 1
     shared = {m for m, n in seen.items() if n > 1}
-    found: dict[int, torch.fx.Node] = {}
+    bases: dict[int, torch.fx.Node] = {}
     for node in gm.graph.nodes if shared else ():
         value = node.meta.get("val")
         if not isinstance(value, torch.Tensor) or _memory(value) not in shared:
@@ -162,5 +162,5 @@ def _bases(gm: torch.fx.GraphModule, returned: Sequence[Any]) -> dict[int, torch
         size = math.prod(value.shape) * value.element_size()
         dense = value.is_contiguous() or _permutation(value.shape, value.stride()) is not None
         if dense and value.storage_offset() == 0 and size == value.untyped_storage().nbytes():
-            found.setdefault(_memory(value), node)
-    return found
+            bases.setdefault(_memory(value), node)
+    return bases

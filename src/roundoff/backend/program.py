@@ -1,7 +1,8 @@
-"""A model as steps: islands of ONNX Runtime, and kernels of our own between them."""
+"""A model as steps: partitions that ONNX Runtime runs, and kernels of our own between them."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import math
@@ -16,14 +17,13 @@ from roundoff.dtypes import onnx_dtype_to_torch_dtype
 from roundoff.errors import ModelError
 from roundoff.fusion.products import Into
 from roundoff.ort import OrtSession, session
-from roundoff.ort.binding import CUDA, quick_run, translated
-from roundoff.ort.exchange import onnxruntime  # after torch, whose CUDA libraries it shares
+from roundoff.ort.binding import CUDA, translated
 
-__all__ = ["Graphed", "Program", "islands", "split_static"]
+__all__ = ["CudaGraphProgram", "Program", "partitions", "split_precomputed"]
 
-#: A kernel of domain "roundoff": (input tensors, attributes) -> output tensors, or one that writes
-#: into tensors that it is given.
-Kernel = Callable[[Sequence[Any], dict[str, Any]], Sequence[torch.Tensor]] | Into
+#: What runs a node of domain "roundoff": (input tensors, attributes) -> output tensors, or one that
+#: writes into tensors that it is passed.
+TorchKernel = Callable[[Sequence[Any], dict[str, Any]], Sequence[torch.Tensor]] | Into
 
 
 @dataclasses.dataclass
@@ -45,85 +45,85 @@ class Slot:
         )
 
 
-def islands(model: onnx.ModelProto) -> list[list[onnx.NodeProto]]:
-    """The nodes in an order of execution, grouped: runs for ONNX Runtime, single kernels of ours.
+def partitions(model: onnx.ModelProto) -> list[list[onnx.NodeProto]]:
+    """The nodes in an order of execution, grouped: partitions for ONNX Runtime, single kernels.
 
-    Whatever can run in ONNX Runtime before the next kernel of ours does, so that islands are few.
+    Whatever can run in ONNX Runtime before the next kernel of ours does, so that partitions are
+    few.
     """
-    made = {"", *(i.name for i in model.graph.input), *(i.name for i in model.graph.initializer)}
+    known = {"", *(i.name for i in model.graph.input), *(i.name for i in model.graph.initializer)}
     waiting = list(model.graph.node)
     groups: list[list[onnx.NodeProto]] = []
     while waiting:
-        island: list[onnx.NodeProto] = []
+        partition: list[onnx.NodeProto] = []
         for ours in (False, True):
             rest = []
             for node in waiting:
-                ready = all(i in made for i in node.input)
+                ready = all(i in known for i in node.input)
                 if ready and (node.domain == "roundoff") == ours:
-                    made.update(node.output)
+                    known.update(node.output)
                     if ours:
                         groups.append([node])
                     else:
-                        island.append(node)
+                        partition.append(node)
                 else:
                     rest.append(node)
             moved, waiting = len(rest) < len(waiting), rest
-            if not ours and island:
-                groups.append(island)
-            if ours and not moved and not island:
-                raise ModelError("a node waits for a value that nothing makes",
+            if not ours and partition:
+                groups.append(partition)
+            if ours and not moved and not partition:
+                raise ModelError("a node waits for a value that nothing computes",
                                  got=waiting[0].name)  # fmt: skip
     return groups
 
 
-def split_static(
+def split_precomputed(
     model: onnx.ModelProto, static: Iterable[str]
 ) -> tuple[onnx.ModelProto, onnx.ModelProto | None]:
-    """(what to run each time, what to run when a static input has changed).
+    """(what to run at each call, what to run when a static input has changed).
 
     The second computes all that depends on static inputs alone; its outputs are inputs of the
     first, under the same names. None where there is nothing of that kind.
     """
     known = {"", *static, *(i.name for i in model.graph.initializer)}
-    ahead, rest = [], []
+    precomputed, rest = [], []
     for node in model.graph.node:
         if all(i in known for i in node.input) and node.domain != "roundoff":
             known.update(node.output)
-            ahead.append(node)
+            precomputed.append(node)
         else:
             rest.append(node)
-    if not ahead:
+    if not precomputed:
         return model, None
-    made = {o for n in ahead for o in n.output}
-    wanted = {i for n in rest for i in n.input} | {o.name for o in model.graph.output}
-    shared = [o for n in ahead for o in n.output if o in wanted]
-    first = _part(model, ahead, shared)
+    values = {o for n in precomputed for o in n.output}
+    needed = {i for n in rest for i in n.input} | {o.name for o in model.graph.output}
+    shared = [o for n in precomputed for o in n.output if o in needed]
     # Outputs that nothing but weights decide are returned through the second model as well.
-    second = _part(model, rest, [o.name for o in model.graph.output if o.name not in made])
-    return second, first
+    each_call = [o.name for o in model.graph.output if o.name not in values]
+    return _submodel(model, rest, each_call), _submodel(model, precomputed, shared)
 
 
-def _part(
+def _submodel(
     model: onnx.ModelProto, nodes: Sequence[onnx.NodeProto], outputs: Sequence[str]
 ) -> onnx.ModelProto:
-    """The sub-model of some nodes; what they do not make themselves is an input."""
+    """The model of some nodes; what they read and do not compute themselves is an input."""
     graph = model.graph
     known = {v.name: v for v in [*graph.value_info, *graph.input, *graph.output]}
     stored = {i.name: i for i in graph.initializer}
-    made = {o for n in nodes for o in n.output}
-    read = dict.fromkeys(i for n in nodes for i in n.input if i and i not in made)
-    order = [i.name for i in graph.input if i.name in read]
-    order += [n for n in read if n not in order and n not in stored]
-    part = onnx.helper.make_graph(
+    computed = {o for n in nodes for o in n.output}
+    read = dict.fromkeys(i for n in nodes for i in n.input if i and i not in computed)
+    inputs = [i.name for i in graph.input if i.name in read]
+    inputs += [n for n in read if n not in inputs and n not in stored]
+    subgraph = onnx.helper.make_graph(
         list(nodes),
         graph.name,
-        [known[n] for n in order],
+        [known[n] for n in inputs],
         [known[n] for n in outputs],
         [stored[n] for n in read if n in stored],
-        value_info=[known[n] for n in made if n in known and n not in outputs],
+        value_info=[known[n] for n in computed if n in known and n not in outputs],
     )
     return onnx.helper.make_model(
-        part, opset_imports=list(model.opset_import), ir_version=model.ir_version
+        subgraph, opset_imports=list(model.opset_import), ir_version=model.ir_version
     )
 
 
@@ -136,7 +136,7 @@ class Program:
         Static shapes; nodes of domain "roundoff" run as kernels.
     device : torch.device
     kernels : mapping
-        Operator of domain "roundoff" -> :data:`Kernel`.
+        Operator of domain "roundoff" -> :data:`TorchKernel`.
     tf32 : bool
     providers : sequence, optional
         As :func:`roundoff.ort.session` takes them.
@@ -146,7 +146,7 @@ class Program:
         self,
         model: onnx.ModelProto,
         device: torch.device,
-        kernels: Mapping[str, Kernel],
+        kernels: Mapping[str, TorchKernel],
         tf32: bool = False,
         providers: Sequence[Any] | None = None,
     ) -> None:
@@ -161,7 +161,7 @@ class Program:
             self._slot(value)
         self._blank: list[Any] = [None] * len(self._slots)
         self.sessions: list[OrtSession] = []
-        self.steps: list[_Island | _KernelStep | _IntoStep] = []
+        self.steps: list[_Partition | _KernelStep | _IntoStep] = []
         self._lock = threading.Lock()
         self._in = [self._slots[n].index for n in self.inputs]
         self._out = [self._slots[n].index for n in self.outputs]
@@ -176,20 +176,21 @@ class Program:
             for n in self.outputs
             if n not in by_kernel
         ]
-        self._made = [i for i, n in enumerate(self.outputs) if n in by_kernel]
+        self._by_kernel = [i for i, n in enumerate(self.outputs) if n in by_kernel]
         chosen = list(providers or [CUDA if self.cuda else "CPUExecutionProvider"])
-        for group in islands(model):
+        for group in partitions(model):
             if group[0].domain == "roundoff":
                 self.steps.append(self._kernel(group[0], kernels))
             else:
-                self._add_island(model, group, chosen, tf32)
-        self._whole: _Island | None = None
+                self._add_partition(model, group, chosen, tf32)
+        #: The one step that is the whole program.
+        self._whole: _Partition | None = None
         first = self.steps[0] if len(self.steps) == 1 and not self.cuda else None
-        if isinstance(first, _Island) and first.names == self.inputs + self.outputs:
+        if isinstance(first, _Partition) and first.names == self.inputs + self.outputs:
             self._whole = first
 
     def _kernel(
-        self, node: onnx.NodeProto, kernels: Mapping[str, Kernel]
+        self, node: onnx.NodeProto, kernels: Mapping[str, TorchKernel]
     ) -> _KernelStep | _IntoStep:
         kernel = kernels.get(node.op_type)
         if kernel is None:
@@ -212,7 +213,7 @@ class Program:
             kind.elem_type,
         )
 
-    def _add_island(
+    def _add_partition(
         self,
         model: onnx.ModelProto,
         nodes: list[onnx.NodeProto],
@@ -221,17 +222,14 @@ class Program:
     ) -> None:
         inside = {n.name for n in nodes}
         outside = {i for n in model.graph.node if n.name not in inside for i in n.input}
-        wanted = outside | set(self.outputs)
-        made = {o for n in nodes for o in n.output if o and o in wanted}
-        final = [o for o in self.outputs if o in made]
-        part = _part(model, nodes, final + sorted(made.difference(final)))
-        if self.stream is None:
-            ready = session(part, providers, tf32=tf32)
-        else:
-            with torch.cuda.stream(self.stream):
-                ready = session(part, providers, tf32=tf32)
-        self.sessions.append(ready)
-        self.steps.append(_Island(ready, self._slots, self.device, set(self.outputs)))
+        needed = outside | set(self.outputs)
+        outputs = {o for n in nodes for o in n.output if o and o in needed}
+        returned = [o for o in self.outputs if o in outputs]
+        part = _submodel(model, nodes, returned + sorted(outputs.difference(returned)))
+        with contextlib.nullcontext() if self.stream is None else torch.cuda.stream(self.stream):
+            self.sessions.append(session(part, providers, tf32=tf32))
+        returned_names = set(self.outputs)
+        self.steps.append(_Partition(self.sessions[-1], self._slots, self.device, returned_names))
 
     def run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Run once. *inputs* are contiguous, in the order of ``self.inputs``, on the device.
@@ -246,17 +244,17 @@ class Program:
                 return self._steps(inputs)
             current = torch.cuda.current_stream(self.device)
             self.stream.wait_stream(current)
-            made = self._steps(inputs)
+            outputs = self._steps(inputs)
             current.wait_stream(self.stream)
-            for i in self._made:  # allocated on our stream, and now read on another
-                made[i].record_stream(current)
-            return made
+            for i in self._by_kernel:  # allocated on our stream, and now read on another
+                outputs[i].record_stream(current)
+            return outputs
 
     def _steps(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         if self._whole is not None:  # the list of values would take longer than a small run
-            made = [empty() for _, empty in self._new]
-            self._whole.call([*inputs, *made])
-            return made
+            outputs = [empty() for _, empty in self._new]
+            self._whole.call([*inputs, *outputs])
+            return outputs
         values = self._blank.copy()
         for index, tensor in zip(self._in, inputs):  # noqa: B905 - each microsecond counts here
             values[index] = tensor
@@ -281,11 +279,11 @@ class Program:
         torch.cuda.synchronize(self.device)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
-            made = self._steps(inputs)
-        return graph, made
+            outputs = self._steps(inputs)
+        return graph, outputs
 
 
-class Graphed:
+class CudaGraphProgram:
     """A program replayed as a CUDA graph; its outputs are overwritten by the next run.
 
     Parameters
@@ -301,7 +299,7 @@ class Graphed:
         self._key: tuple[int, ...] | None = None
         self._inputs: list[torch.Tensor] = []
         self._graph: torch.cuda.CUDAGraph | None = None
-        self._made: list[torch.Tensor] = []
+        self._outputs: list[torch.Tensor] = []
 
     def run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """As :meth:`Program.run`, over memory that stays."""
@@ -310,27 +308,26 @@ class Graphed:
             self._inputs = [
                 t.clone() if m else t for t, m in zip(inputs, self._moving, strict=True)
             ]
-            self._graph, self._made = self._program.capture(self._inputs)
+            self._graph, self._outputs = self._program.capture(self._inputs)
             self._key = key
-        for kept, given, m in zip(self._inputs, inputs, self._moving, strict=True):
+        for recorded, tensor, m in zip(self._inputs, inputs, self._moving, strict=True):
             if m:
-                kept.copy_(given)
+                recorded.copy_(tensor)
         self._graph.replay()
-        return list(self._made)
+        return list(self._outputs)
 
 
-class _Island:
+class _Partition:
     """One session with its inputs and outputs bound by address; only what moved is bound again."""
 
     def __init__(
-        self, made: OrtSession, slots: dict[str, Slot], device: torch.device, final: set[str]
+        self, session: OrtSession, slots: dict[str, Slot], device: torch.device, returned: set[str]
     ) -> None:
-        self.session = made
-        self._io = made.raw.io_binding()
-        self._run = quick_run(made, self._io)
+        self.session = session
+        self._io = session.raw.io_binding()
+        self._run = functools.partial(session.raw.run_with_iobinding, self._io, session.run_options)
         self._place = (device.type, device.index or 0)
-        self._bind_output = _quick_bind(self._io, self._place)
-        self.names = [*made.input_names, *made.output_names]
+        self.names = [*session.input_names, *session.output_names]
         self._slots = [slots[n] for n in self.names]
         self._places = [slot.index for slot in self._slots]
         self._bound: list[int | None] = [None] * len(self.names)  # addresses in use
@@ -340,7 +337,7 @@ class _Island:
         self.buffers = {
             s.index: torch.empty(s.shape, dtype=s.dtype, device=device)  # type: ignore[arg-type]
             for n, s in zip(self.names, self._slots, strict=True)
-            if n in made.output_names and n not in final
+            if n in session.output_names and n not in returned
         }
 
     def run(self, values: list[Any]) -> None:
@@ -366,21 +363,8 @@ class _Island:
             place = self._place if tensor.device.type != "cpu" else ("cpu", 0)
             self._io.bind_input(name, *place, slot.onnx_type, tuple(tensor.shape), key)
         else:
-            self._bind_output(name, slot.onnx_type, slot.shape, key)
+            self._io.bind_output(name, *self._place, slot.onnx_type, slot.shape, key)
         self._bound[i] = at
-
-
-def _quick_bind(io: Any, place: tuple[str, int]) -> Callable[..., Any]:
-    """Bind an output by (name, type, shape, address); each result is new, so each call does it.
-
-    The public method makes a device object each time, for several microseconds.
-    """
-    inner = getattr(io, "_iobinding", None)
-    device = getattr(onnxruntime.OrtDevice.make(*place), "_get_c_device", None)
-    if inner is None or device is None:
-        return lambda name, kind, shape, at: io.bind_output(name, *place, kind, shape, at)
-    bind, where = inner.bind_output, device()
-    return lambda name, kind, shape, at: bind(name, where, kind, shape, at)
 
 
 class _KernelStep:
@@ -397,15 +381,15 @@ class _KernelStep:
         self._outputs = [slots[o].index if o else None for o in node.output]
 
     def run(self, values: list[Any]) -> None:
-        given = [None if i is None else values[i] for i in self._inputs]
-        made = self._kernel(given, self._attributes)
-        for index, tensor in zip(self._outputs, made, strict=True):
+        inputs = [None if i is None else values[i] for i in self._inputs]
+        outputs = self._kernel(inputs, self._attributes)
+        for index, tensor in zip(self._outputs, outputs, strict=True):
             if index is not None:
                 values[index] = tensor
 
 
 class _IntoStep:
-    """One node of domain "roundoff", whose kernel writes into buffers as an island does."""
+    """One node of domain "roundoff", whose kernel writes into buffers as a partition does."""
 
     def __init__(
         self,
@@ -413,7 +397,7 @@ class _IntoStep:
         slots: dict[str, Slot],
         kernel: Into,
         device: torch.device,
-        final: set[str],
+        returned: set[str],
     ) -> None:
         self._kernel, self._attributes = kernel.run, _attributes(node)
         self._inputs = [slots[i].index for i in node.input]
@@ -422,14 +406,14 @@ class _IntoStep:
             self.buffers = {
                 slots[o].index: torch.empty(slots[o].shape, dtype=slots[o].dtype, device=device)  # type: ignore[arg-type]
                 for o in node.output
-                if o not in final
+                if o not in returned
             }
 
     def run(self, values: list[Any]) -> None:
         for index, buffer in self.buffers.items():
             values[index] = buffer
-        given = [values[i] for i in self._inputs]
-        self._kernel(given, [values[o] for o in self._outputs], self._attributes)
+        inputs = [values[i] for i in self._inputs]
+        self._kernel(inputs, [values[o] for o in self._outputs], self._attributes)
 
 
 def _attributes(node: onnx.NodeProto) -> dict[str, Any]:

@@ -5,22 +5,20 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import onnx
 import torch
 
-from roundoff.errors import UnsupportedError
-from roundoff.fusion import fuse
+from roundoff.fusion import OptimizationOptions, fuse
+from roundoff.fusion.experimental import KERNELS
 from roundoff.fusion.rule import Report
 
-from .program import Graphed, Program, split_static
-from .widen import has_bfloat16, in_float32, without_kernel
+from .program import CudaGraphProgram, Program, split_precomputed
+from .upcast import with_kernels
 
-if TYPE_CHECKING:
-    from .compiled import Graph
-
-__all__ = ["Variant", "reset", "widened"]
+__all__ = ["CompileSettings", "Exported", "Variant", "reset"]
 
 _epoch = 0
 
@@ -29,11 +27,11 @@ def reset() -> None:
     """Let every compiled graph read its weights anew at its next call.
 
     Needed after a write that moves no version counter: through ``.data``, or into a parameter
-    that was made under ``inference_mode``.
+    that was created under ``inference_mode``.
 
     Examples
     --------
-    What depends on weights alone is computed ahead, and a write through ``.data`` goes unseen:
+    What depends on weights alone is precomputed, and a write through ``.data`` goes unseen:
 
     >>> from roundoff.backend import onnx_custom_backend, reset
     >>> weight = torch.nn.Parameter(torch.ones(2, 2), requires_grad=False)
@@ -50,97 +48,135 @@ def reset() -> None:
     _epoch += 1
 
 
-class Variant:
-    """A graph fused for one precision: its models, its programs, and what it knows of weights.
+@dataclasses.dataclass(frozen=True)
+class CompileSettings:
+    """What :func:`onnx_custom_backend` was asked for."""
+
+    opset: int
+    verbose: int
+    options: OptimizationOptions
+    storage: dict[str, Any] | None
+    dump_prefix: Path | None
+    providers: list[Any] | None
+    check: bool
+    cuda_graph: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Exported:
+    """A graph as the exporter leaves it, and what is known of its inputs.
 
     Attributes
     ----------
-    whole : onnx.ModelProto
+    model : onnx.ModelProto
+    names : list of str
+        Inputs that are tensors.
+    static : list of str
+        Those of them that are weights.
+    device : torch.device
+        Where all of them are.
+    """
+
+    model: onnx.ModelProto
+    names: list[str]
+    static: list[str]
+    device: torch.device
+
+
+class Variant:
+    """A graph fused for one precision: its models, its programs, and its weights as last read.
+
+    Parameters
+    ----------
+    exported : Exported
+    settings : CompileSettings
+    tf32 : bool
+        Whether float32 products on CUDA may round to TF32.
+
+    Attributes
+    ----------
+    fused : onnx.ModelProto
         After fusion.
-    model, prepare : onnx.ModelProto
-        The part of it that is run at each call, and the part that depends on weights alone.
+    model : onnx.ModelProto
+        The part of it that is run at each call.
+    precomputed : onnx.ModelProto or None
+        The part of it that depends on weights alone.
     report : Report
         What each rule did.
     seconds : dict
-        Time spent in fusion and in making sessions.
+        Time spent in fusion and in creating sessions.
     """
 
-    def __init__(self, exported: onnx.ModelProto, graph: Graph, tf32: bool) -> None:
-        self.tf32 = tf32
+    def __init__(self, exported: Exported, settings: CompileSettings, tf32: bool) -> None:
+        self.exported, self.tf32 = exported, tf32
         self.seconds: dict[str, float] = {}
         start = time.perf_counter()
-        self._fuse(exported, graph)
+        fused = self._fuse(settings.options)
         self.seconds["fuse"] = time.perf_counter() - start
         start = time.perf_counter()
-        self._programs(graph)
+        with_kernels(
+            fused, exported.device.type == "cpu", lambda model: self._load(model, settings)
+        )
         self.seconds["sessions"] = time.perf_counter() - start
-        place = {n: i for i, n in enumerate(graph.names)}
-        self._ready: dict[str, torch.Tensor] = {}
-        self._first: list[int] = []
-        self._seen: list[tuple[Any, int, int]] = []
+        place = {n: i for i, n in enumerate(exported.names)}
+        self._packed: dict[str, torch.Tensor] = {}
+        self._weights: list[int] = []
+        self._last_read: list[tuple[Any, int, int]] = []
         self._epoch = -1
-        if self.ahead is not None:
-            self._first = [place[n] for n in self.ahead.inputs]
-        self._order = [(n, place.get(n, -1)) for n in self.main.inputs]
-        self._straight = self.main.inputs == graph.names
+        if self._packing is not None:
+            self._weights = [place[n] for n in self._packing.inputs]
+        self._order = [(n, place.get(n, -1)) for n in self.program.inputs]
+        self._straight = self.program.inputs == exported.names
         # Weights with strides of their own are copied once, and again when they change.
-        self._static = {place[n] for n in graph.static}
+        self._static = {place[n] for n in exported.static}
         self._copies: dict[int, tuple[tuple[Any, int, int], torch.Tensor]] = {}
-        made = set(self.main.outputs)
-        self._outputs = [o.name for o in self.whole.graph.output]
-        self._all = all(o in made for o in self._outputs)
+        self._outputs = [o.name for o in self.fused.graph.output]
+        self._all = set(self._outputs) <= set(self.program.outputs)
         # Inputs that may lie elsewhere at the next call, for a CUDA graph to copy.
-        self._moving = [i not in self._static and i >= 0 for _, i in self._order]
-        self._graphed: Graphed | None = None
-        if graph.settings.cuda_graph and graph.device.type == "cuda":
-            self._graphed = Graphed(self.main, self._moving)
+        moving = [i not in self._static and i >= 0 for _, i in self._order]
+        self._cuda_graph: CudaGraphProgram | None = None
+        if settings.cuda_graph and exported.device.type == "cuda":
+            self._cuda_graph = CudaGraphProgram(self.program, moving)
 
-    def _fuse(self, exported: onnx.ModelProto, graph: Graph) -> None:
-        options = graph.settings.options
-        processor = options.processor or ("CUDA" if graph.device.type == "cuda" else "CPU")
-        options = dataclasses.replace(options, processor=processor)
-        present = {i.name for i in exported.graph.input}
-        static = [n for n in graph.static if n in present]
-        self.whole, self.report = exported, Report(nodes={"exported": len(exported.graph.node)})
-        if options.tiers:
-            self.whole, self.report = fuse(exported, options, static=static, tf32=self.tf32)
-        if graph.device.type == "cpu" and has_bfloat16(self.whole):
-            self.whole = in_float32(self.whole)
+    def _fuse(self, options: OptimizationOptions) -> onnx.ModelProto:
+        exported = self.exported
+        model = exported.model
+        self.report = Report(nodes={"exported": len(model.graph.node)})
+        if not options.tiers:
+            return model
+        if options.processor is None:
+            options = dataclasses.replace(options, processor=exported.device.type.upper())
+        present = {i.name for i in model.graph.input}
+        static = [n for n in exported.static if n in present]
+        fused, self.report = fuse(model, options, static=static, tf32=self.tf32)
+        return fused
 
-    def _programs(self, graph: Graph) -> None:
-        """Make the sessions; a node without a kernel is widened, until all have one."""
-        from roundoff.fusion.experimental import KERNELS
-
-        ahead = graph.settings.options.tiers and graph.settings.options.constant_folding
-        while True:
-            self.model, self.prepare = self.whole, None
-            if ahead:
-                self.model, self.prepare = split_static(self.whole, graph.static)
-            try:
-                make = (graph.device, KERNELS, self.tf32, graph.settings.providers)
-                self.main = Program(self.model, *make)
-                self.ahead = None if self.prepare is None else Program(self.prepare, *make)
-                return
-            except UnsupportedError as e:
-                self.whole = widened(self.whole, e)
+    def _load(self, fused: onnx.ModelProto, settings: CompileSettings) -> None:
+        """Create the sessions of a model."""
+        self.fused, self.model, self.precomputed = fused, fused, None
+        if settings.options.tiers and settings.options.constant_folding:
+            self.model, self.precomputed = split_precomputed(fused, self.exported.static)
+        where = (self.exported.device, KERNELS, self.tf32, settings.providers)
+        self.program = Program(self.model, *where)
+        self._packing = None if self.precomputed is None else Program(self.precomputed, *where)
 
     def __call__(self, args: Sequence[Any]) -> list[torch.Tensor]:
-        if self.ahead is not None or self._copies:
+        if self._packing is not None or self._copies:
             self._refresh(args)
         inputs = args
         if not self._straight:
-            inputs = [args[i] if i >= 0 else self._ready[n] for n, i in self._order]
+            inputs = [args[i] if i >= 0 else self._packed[n] for n, i in self._order]
         if not all(map(torch.Tensor.is_contiguous, inputs)):
             inputs = [
                 t if t.is_contiguous() else self._contiguous(t, i)
                 for t, (_, i) in zip(inputs, self._order, strict=True)
             ]
-        graphed = self._graphed
-        made = self.main.run(inputs) if graphed is None else graphed.run(inputs)
+        cuda_graph = self._cuda_graph
+        outputs = self.program.run(inputs) if cuda_graph is None else cuda_graph.run(inputs)
         if self._all:
-            return made
-        found = dict(zip(self.main.outputs, made, strict=True))
-        return [found[n] if n in found else self._ready[n].clone() for n in self._outputs]
+            return outputs
+        by_name = dict(zip(self.program.outputs, outputs, strict=True))
+        return [by_name[n] if n in by_name else self._packed[n].clone() for n in self._outputs]
 
     def _refresh(self, args: Sequence[Any]) -> None:
         global _epoch
@@ -148,14 +184,14 @@ class Variant:
             self._copies.clear()
         elif all(
             args[i] is t and t.data_ptr() == at and _version(t) == v
-            for i, (t, at, v) in zip(self._first, self._seen, strict=True)
+            for i, (t, at, v) in zip(self._weights, self._last_read, strict=True)
         ):
             return
         self._epoch = _epoch
-        self._seen = [_state(args[i]) for i in self._first]
-        if self.ahead is not None:
-            made = self.ahead.run([args[i].contiguous() for i in self._first])
-            self._ready = dict(zip(self.ahead.outputs, made, strict=True))
+        self._last_read = [_state(args[i]) for i in self._weights]
+        if self._packing is not None:
+            packed = self._packing.run([args[i].contiguous() for i in self._weights])
+            self._packed = dict(zip(self._packing.outputs, packed, strict=True))
 
     def _contiguous(self, tensor: torch.Tensor, i: int) -> torch.Tensor:
         if i not in self._static:
@@ -168,18 +204,10 @@ class Variant:
         return copy
 
 
-def widened(model: onnx.ModelProto, error: UnsupportedError) -> onnx.ModelProto:
-    """The model with the node that *error* names in a wider type; *error* itself where none is."""
-    wider = without_kernel(model, error)
-    if wider is None:
-        raise error
-    return wider
-
-
 def _version(t: torch.Tensor) -> int:
     return -1 if t.is_inference() else t._version
 
 
 def _state(t: torch.Tensor) -> tuple[torch.Tensor, int, int]:
-    # The tensor itself is kept: its memory cannot be given to another while it is.
+    # The tensor itself is kept: its memory cannot be reused for another while it is.
     return t, t.data_ptr(), _version(t)

@@ -1,4 +1,4 @@
-"""ONNX Runtime in one place: sessions, zero-copy exchange with torch, and bound runs.
+"""ONNX Runtime in one place: sessions, tensors shared with torch without a copy, bound runs.
 
 Only public names of ``onnxruntime`` are used. Tensors cross in both directions by DLPack, so
 nothing is copied where ONNX Runtime can read the tensor where it lies.
@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from .apart import run_apart
 from .binding import Binding, OrtSession
-from .exchange import from_ort, to_ort
-from .making import available, session, torch_tf32
+from .sessions import available, session, torch_tf32
+from .tensors import from_ort, to_ort
 
 __all__ = [
     "Binding",

@@ -68,14 +68,14 @@ def run_apart(
     """
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "model.onnx").write_bytes(model.SerializeToString())
-        held = {name: value.cpu() for name, value in feeds.items()}
-        torch.save((held, list(providers), tf32), Path(folder, "feeds.pt"))
+        on_cpu = {name: value.cpu() for name, value in feeds.items()}
+        torch.save((on_cpu, list(providers), tf32), Path(folder, "feeds.pt"))
         environment = os.environ | variables | {"PYTHONPATH": os.pathsep.join(sys.path)}
-        done = subprocess.run(  # noqa: S603  our own interpreter and text
+        child = subprocess.run(  # noqa: S603  our own interpreter and text
             [sys.executable, "-c", _CHILD, folder], env=environment, capture_output=True, text=True
         )
-        if done.returncode:
+        if child.returncode:
             raise UnsupportedError(
-                "a session in a process of its own failed", got=done.stderr.strip()[-300:]
+                "a session in a process of its own failed", got=child.stderr.strip()[-300:]
             )
         return torch.load(Path(folder, "outputs.pt"))

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -12,9 +11,9 @@ import torch
 
 from roundoff.errors import ArgumentError, DtypeError, ModelError, ShapeError, UnsupportedError
 
-from .exchange import element, from_ort, onnxruntime, to_ort
+from .tensors import element, from_ort, onnxruntime, to_ort
 
-__all__ = ["CUDA", "Binding", "OrtSession", "quick_run", "translated"]
+__all__ = ["CUDA", "Binding", "OrtSession", "translated"]
 
 CUDA = "CUDAExecutionProvider"
 
@@ -38,18 +37,6 @@ def translated(error: Exception, doing: str) -> Exception:
     return ModelError(f"{doing}: {text}")
 
 
-def quick_run(made: OrtSession, io: Any) -> Callable[[], Any]:
-    """One run of a binding.
-
-    The public method reads every entry of the run options at each call, which takes 60 µs in
-    onnxruntime 1.31, against 3 µs for a small run; what it wraps is called where it is there.
-    """
-    inner, binding = getattr(made.raw, "_sess", None), getattr(io, "_iobinding", None)
-    if inner is None or binding is None:
-        return functools.partial(made.raw.run_with_iobinding, io, made._run_options)
-    return functools.partial(inner.run_with_iobinding, binding, made._run_options)
-
-
 class OrtSession:
     """An ``onnxruntime.InferenceSession`` that takes and gives torch tensors.
 
@@ -57,8 +44,10 @@ class OrtSession:
 
     Attributes
     ----------
-    input_names, output_names : list of str
-        Names, in the model's order.
+    input_names : list of str
+        In the model's order.
+    output_names : list of str
+        In the model's order.
     providers : list of str
         Providers in use.
     device : torch.device
@@ -69,6 +58,8 @@ class OrtSession:
         torch's stream, when the session computes on it.
     raw : onnxruntime.InferenceSession
         The session itself.
+    run_options : onnxruntime.RunOptions
+        For every run of it.
 
     Examples
     --------
@@ -76,31 +67,34 @@ class OrtSession:
     >>> from roundoff.ort import session
     >>> model = onnx.parser.parse_model('''<ir_version: 10, opset_import: ["": 20]>
     ...     product (float[m,k] X, float[k,n] W) => (float[m,n] Z) { Z = Gemm(X, W) }''')
-    >>> made = session(model)
-    >>> made
+    >>> session(model)
     OrtSession(X, W -> Z; CPUExecutionProvider, tf32=False)
-    >>> made.run({"X": torch.ones(1, 2), "W": torch.ones(2, 2)})
+    >>> session(model).run({"X": torch.ones(1, 2), "W": torch.ones(2, 2)})
     [tensor([[2., 2.]])]
     """
 
-    def __init__(self, made: onnxruntime.InferenceSession) -> None:
-        self.raw = made
-        self.input_names = [i.name for i in made.get_inputs()]
-        self.output_names = [o.name for o in made.get_outputs()]
-        self.providers = list(made.get_providers())
-        known = [*made.get_inputs(), *made.get_overridable_initializers()]
-        self._inputs = {i.name: element(i.type) for i in known}
-        self._optional = {i.name for i in made.get_overridable_initializers()}
+    def __init__(self, raw: onnxruntime.InferenceSession) -> None:
+        self.raw = raw
+        self.input_names = [i.name for i in raw.get_inputs()]
+        self.output_names = [o.name for o in raw.get_outputs()]
+        self.providers = list(raw.get_providers())
+        overridable = raw.get_overridable_initializers()
+        self._inputs = {i.name: element(i.type) for i in [*raw.get_inputs(), *overridable]}
+        self._optional = {i.name for i in overridable}
         self._plain = all(
             (e := element(v.type)) is not None and e.kind != "string"
-            for v in [*made.get_inputs(), *made.get_outputs()]
+            for v in [*raw.get_inputs(), *raw.get_outputs()]
         )
-        options = made.get_provider_options().get(CUDA)
+        options = raw.get_provider_options().get(CUDA)
         self.tf32 = options is not None and options.get("use_tf32") == "1"
         self.device = torch.device("cpu")
         self.stream: Any = None
-        self._run_options = onnxruntime.RunOptions()
-        self._run_options.log_severity_level = 4
+        #: For every run of the session.
+        self.run_options = onnxruntime.RunOptions()
+        self.run_options.log_severity_level = 4
+        # The default, written down: where the entry is absent onnxruntime 1.31 raises and catches
+        # an exception at each run, which takes 80 µs against 3 µs for a small run.
+        self.run_options.add_run_config_entry("gpu_graph_id", "0")
         if options is not None:
             self.device = torch.device("cuda", int(options.get("device_id", 0)))
             handle = int(options.get("user_compute_stream", "0") or 0)
@@ -112,7 +106,7 @@ class OrtSession:
                     else torch.cuda.ExternalStream(handle, self.device)
                 )
                 # On torch's own stream the order of the work is enough: no need to wait.
-                self._run_options.add_run_config_entry(
+                self.run_options.add_run_config_entry(
                     "disable_synchronize_execution_providers", "1"
                 )
 
@@ -168,17 +162,19 @@ class OrtSession:
         values = {}
         for name, value in feeds.items():
             values[name] = to_ort(value)
-            found, wanted = element(values[name].data_type()), self._inputs[name]
-            if wanted is not None and found is not wanted:
-                raise DtypeError(f"input {name!r}", got=found and found.name, expected=wanted.name)
+            dtype, expected = element(values[name].data_type()), self._inputs[name]
+            if expected is not None and dtype is not expected:
+                raise DtypeError(
+                    f"input {name!r}", got=dtype and dtype.name, expected=expected.name
+                )
         return values
 
     def _run_any(self, feeds: Mapping[str, Any]) -> list[Any]:
         """Through NumPy, with copies: the way for strings, sequences and optionals."""
         self._check(feeds)
-        given = {n: _arrays(v) for n, v in feeds.items()}
+        arrays = {n: _arrays(v) for n, v in feeds.items()}
         try:
-            return [_tensors(v) for v in self.raw.run(None, given, self._run_options)]
+            return [_tensors(v) for v in self.raw.run(None, arrays, self.run_options)]
         except Exception as e:
             raise translated(e, "ONNX Runtime fails in the run") from e
 
@@ -234,19 +230,18 @@ class Binding:
     ) -> None:
         self.session = owner
         self._io = owner.raw.io_binding()
-        self._run = quick_run(owner, self._io)
         self._outputs: list[torch.Tensor] | None = None
-        # Held here as well: what is bound must outlive the binding whatever ONNX Runtime keeps.
-        self._held: list[Any] = []
+        # References: what is bound must outlive the binding whatever ONNX Runtime keeps.
+        self._bound: list[Any] = []
         for name, value in owner._ort_values(feeds).items():
             self._io.bind_ortvalue_input(name, value)
-            self._held.append(value)
+            self._bound.append(value)
         self._bind_outputs(dict(outputs or {}))
 
-    def _bind_outputs(self, given: dict[str, torch.Tensor]) -> None:
+    def _bind_outputs(self, tensors: dict[str, torch.Tensor]) -> None:
         device = self.session.device
         for name in self.session.output_names:
-            tensor = given.pop(name, None)
+            tensor = tensors.pop(name, None)
             if tensor is None:
                 self._io.bind_output(name, device.type, device.index or 0)
                 continue
@@ -258,10 +253,10 @@ class Binding:
                 )
             value = to_ort(tensor)
             self._io.bind_ortvalue_output(name, value)
-            self._held += [tensor, value]
-        if given:
+            self._bound += [tensor, value]
+        if tensors:
             raise ArgumentError(
-                "no such outputs", got=list(given), expected=str(self.session.output_names)
+                "no such outputs", got=list(tensors), expected=str(self.session.output_names)
             )
 
     def run(self) -> list[torch.Tensor]:
@@ -276,7 +271,7 @@ class Binding:
                 other_stream = current
                 owner.stream.wait_stream(current)
         try:
-            self._run()
+            owner.raw.run_with_iobinding(self._io, owner.run_options)
         except Exception as e:
             raise translated(e, "ONNX Runtime fails in the run") from e
         if other_stream is not None:

@@ -18,7 +18,7 @@ from roundoff.evaluator.loading import read
 from roundoff.evaluator.values import to_value, type_name
 from roundoff.localization import Runner, localize, scaled
 from roundoff.ort import available, session, torch_tf32
-from roundoff.ort.exchange import onnxruntime
+from roundoff.ort.tensors import onnxruntime
 from roundoff.timing import torch_precision
 
 from .advice import Advice

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from typing import TypeVar
 
 import onnx
 import onnx_ir as ir
 
-__all__ = ["has_bfloat16", "in_float32", "without_kernel"]
+from roundoff.errors import UnsupportedError
+
+__all__ = ["with_kernels"]
+
+T = TypeVar("T")
 
 #: Type without a kernel -> one that holds all its values, and usually has one.
 WIDER = {
@@ -25,7 +31,38 @@ WIDER = {
 _FIXED = {"Where": {0}, "Not": {0}, "And": {0, 1}, "Or": {0, 1}, "Xor": {0, 1}}
 
 
-def has_bfloat16(model: onnx.ModelProto) -> bool:
+def with_kernels(model: onnx.ModelProto, cpu: bool, prepare: Callable[[onnx.ModelProto], T]) -> T:
+    """``prepare(model)``, where operators without a kernel are computed in a wider type.
+
+    Parameters
+    ----------
+    model : onnx.ModelProto
+        With the types of its values.
+    cpu : bool
+        Whether it is to run on the CPU: bfloat16 is then computed in float32 throughout, and
+        rounded after each operator.
+    prepare : callable
+        Makes sessions of a model; called again, on a model with one more node in a wider type,
+        as long as it raises for a node that can be helped this way.
+
+    Raises
+    ------
+    UnsupportedError
+        What *prepare* raises, where it names no node, or no wider type is left.
+    """
+    if cpu and _has_bfloat16(model):
+        model = _in_float32(model)
+    while True:
+        try:
+            return prepare(model)
+        except UnsupportedError as error:
+            wider = _without_kernel(model, error)
+            if wider is None:
+                raise
+            model = wider
+
+
+def _has_bfloat16(model: onnx.ModelProto) -> bool:
     """Whether an input, an initialiser or a value of the model is bfloat16."""
     kind = onnx.TensorProto.BFLOAT16
     values = [*model.graph.input, *model.graph.value_info, *model.graph.output]
@@ -34,45 +71,45 @@ def has_bfloat16(model: onnx.ModelProto) -> bool:
     )
 
 
-def in_float32(model: onnx.ModelProto) -> onnx.ModelProto:
+def _in_float32(proto: onnx.ModelProto) -> onnx.ModelProto:
     """The model with every bfloat16 operator computed in float32 and rounded after.
 
     float32 holds every bfloat16 number, and each result is rounded as the operator would round
     it: this is bfloat16 arithmetic with float32 inside, which is what torch does on a CPU.
     """
-    made = _copy(model)
-    for node in list(made.graph):
+    model = _copy(proto)
+    for node in list(model.graph):
         if node.op_type != "Cast":
-            _widen(made.graph, node, {ir.DataType.BFLOAT16})
-    made.graph.sort()
-    return ir.to_proto(made)
+            _upcast(model.graph, node, {ir.DataType.BFLOAT16})
+    model.graph.sort()
+    return ir.to_proto(model)
 
 
-def without_kernel(model: onnx.ModelProto, error: Exception) -> onnx.ModelProto | None:
+def _without_kernel(proto: onnx.ModelProto, error: Exception) -> onnx.ModelProto | None:
     """The model with the node that a session's *error* names computed in a wider type.
 
-    None where the error names no node, or there is no wider type to try: then it stands.
+    None where the error names no node, or there is no wider type to try.
     """
-    found = re.search(r"implementation for (\w+)\(\d+\) node with name '([^']*)'", str(error))
-    made = _copy(model)
-    node = next((n for n in made.graph if found and n.name == found[2]), None)
+    match = re.search(r"implementation for (\w+)\(\d+\) node with name '([^']*)'", str(error))
+    model = _copy(proto)
+    node = next((n for n in model.graph if match and n.name == match[2]), None)
     if node is None:
         return None
     values = [v for v in (*node.inputs, *node.outputs) if v is not None and v.dtype in WIDER]
     kinds = {v.dtype for v in values if v.dtype is not None}
     if node.op_type == "Where":
         kinds = {node.outputs[0].dtype} & kinds
-    if not kinds or not _widen(made.graph, node, kinds):
+    if not kinds or not _upcast(model.graph, node, kinds):
         return None
-    made.graph.sort()
-    return ir.to_proto(made)
+    model.graph.sort()
+    return ir.to_proto(model)
 
 
 def _copy(model: onnx.ModelProto) -> ir.Model:
     return ir.from_proto(onnx.ModelProto.FromString(model.SerializeToString()))
 
 
-def _widen(graph: ir.Graph, node: ir.Node, kinds: set[ir.DataType | None]) -> bool:
+def _upcast(graph: ir.Graph, node: ir.Node, kinds: set[ir.DataType | None]) -> bool:
     """Put Casts around a node for its inputs and outputs of the *kinds*."""
     changed = False
     fixed = _FIXED.get(node.op_type, set())
@@ -95,7 +132,7 @@ def _widen(graph: ir.Graph, node: ir.Node, kinds: set[ir.DataType | None]) -> bo
         changed = True
     for i, value in enumerate(node.outputs):
         if value.name and value.dtype in kinds:
-            _narrow(graph, node, i)
+            _round_to(graph, node, i)
             changed = True
     return changed
 
@@ -108,19 +145,19 @@ def _cast(value: ir.Value, to: ir.DataType) -> ir.Node:
     return ir.Node("", "Cast", [value], attributes, outputs=[out], name=f"{out.name}_cast")
 
 
-def _narrow(graph: ir.Graph, node: ir.Node, index: int) -> None:
-    """Let the node make the wider type, and a Cast after it the value under its old name."""
+def _round_to(graph: ir.Graph, node: ir.Node, index: int) -> None:
+    """Let the node compute the wider type, and a Cast after it the value under its old name."""
     value = node.outputs[index]
     uses, name, kind = list(value.uses()), value.name, value.dtype
     assert kind is not None
     value.name = f"{name}_wide"
     value.type = ir.TensorType(WIDER[kind])
     cast = _cast(value, kind)
-    narrow = cast.outputs[0]
-    narrow.name = name
+    rounded = cast.outputs[0]
+    rounded.name = name
     graph.insert_after(node, cast)
     for user, i in uses:
-        user.replace_input_with(i, narrow)
+        user.replace_input_with(i, rounded)
     for i, output in enumerate(graph.outputs):
         if output is value:
-            graph.outputs[i] = narrow
+            graph.outputs[i] = rounded

@@ -1,4 +1,4 @@
-"""Values between torch, NumPy and ONNX Runtime, over the same memory."""
+"""Tensors of torch, NumPy and ONNX Runtime over the same memory."""
 
 from __future__ import annotations
 
@@ -145,5 +145,5 @@ def from_ort(value: onnxruntime.OrtValue) -> torch.Tensor:
 
 def element(ort_type: str) -> DType | None:
     """The element type of ``"tensor(float)"``; None for sequences, maps and optionals."""
-    found = re.fullmatch(r"tensor\((\w+)\)", ort_type)
-    return dtype_info(found[1].upper()) if found else None
+    match = re.fullmatch(r"tensor\((\w+)\)", ort_type)
+    return dtype_info(match[1].upper()) if match else None

@@ -11,7 +11,7 @@ import torch
 from roundoff.errors import ArgumentError, UnsupportedError
 
 from .binding import CUDA, OrtSession, translated
-from .exchange import onnxruntime
+from .tensors import onnxruntime
 
 __all__ = ["available", "session", "torch_tf32"]
 
@@ -53,7 +53,7 @@ def session(
     provider_options: Mapping[str, Any] | None = None,
     session_options: Mapping[str, Any] | onnxruntime.SessionOptions | None = None,
 ) -> OrtSession:
-    """Make a session whose rivals in torch compute in the same precision with as many threads.
+    """Make a session that computes in torch's precision, with as many threads as torch.
 
     Parameters
     ----------
@@ -67,7 +67,7 @@ def session(
         may do (:func:`torch_tf32`); ONNX Runtime's own default is to use it.
     threads : int, optional
         Threads within an operator; by default as many as torch uses. They never spin: a spinning
-        pool slows every rival in the same process.
+        pool slows everything else in the process.
     optimization : {"all", "layout", "extended", "basic", "none"}
         Level of ONNX Runtime's graph optimisation.
     provider_options : mapping, optional
@@ -108,14 +108,14 @@ def session(
             expected="an onnx.ModelProto, its bytes, or a path",
         )
     try:
-        made = onnxruntime.InferenceSession(model, options, providers=listed)
+        raw = onnxruntime.InferenceSession(model, options, providers=listed)
     except Exception as e:
         raise translated(e, "ONNX Runtime refuses the model") from e
     # ONNX Runtime falls back to the CPU when a provider does not start, with a warning at most.
-    absent = [name for name, _ in listed if name not in made.get_providers()]
+    absent = [name for name, _ in listed if name not in raw.get_providers()]
     if absent:
         raise UnsupportedError("a provider does not start on this machine", got=absent[0])
-    return OrtSession(made)
+    return OrtSession(raw)
 
 
 def _providers(
@@ -128,7 +128,7 @@ def _providers(
     available = onnxruntime.get_available_providers()
     listed = []
     for i, item in enumerate(providers):
-        name, given = (item, {}) if isinstance(item, str) else item
+        name, options = (item, {}) if isinstance(item, str) else item
         if name not in available:
             raise UnsupportedError(
                 "this build of ONNX Runtime lacks a provider",
@@ -136,7 +136,7 @@ def _providers(
                 expected=f"one of {', '.join(available)}",
                 hint="pip install onnxruntime-gpu" if name == CUDA else None,
             )
-        merged = dict(given) | (dict(more) if more and i == 0 else {})
+        merged = dict(options) | (dict(more) if more and i == 0 else {})
         if name == CUDA:
             if not torch.cuda.is_available():
                 raise UnsupportedError("torch sees no GPU", got=name, hint="the CPU's provider")
@@ -145,9 +145,9 @@ def _providers(
     return listed
 
 
-def _cuda_defaults(given: Mapping[str, Any], tf32: bool | None) -> dict[str, Any]:
-    index = int(given.get("device_id", torch.cuda.current_device()))
-    found = {
+def _cuda_defaults(options: Mapping[str, Any], tf32: bool | None) -> dict[str, Any]:
+    index = int(options.get("device_id", torch.cuda.current_device()))
+    defaults = {
         "device_id": index,
         "use_tf32": torch_tf32() if tf32 is None else tf32,
         # The default doubles the arena, which leaves too little to torch in the same process.
@@ -155,22 +155,22 @@ def _cuda_defaults(given: Mapping[str, Any], tf32: bool | None) -> dict[str, Any
     }
     handle = torch.cuda.current_stream(index).cuda_stream
     if handle:
-        found["user_compute_stream"] = handle
-    return found
+        defaults["user_compute_stream"] = handle
+    return defaults
 
 
 def _text(value: Any) -> str:
     return str(int(value)) if isinstance(value, bool) else str(value)
 
 
-def _options(given: Any, threads: int | None, optimization: str) -> onnxruntime.SessionOptions:
+def _options(requested: Any, threads: int | None, optimization: str) -> onnxruntime.SessionOptions:
     if optimization not in _LEVELS:
         raise ArgumentError("optimization", got=optimization, expected=f"one of {list(_LEVELS)}")
     if threads is not None and threads < 1:
         raise ArgumentError("threads", got=threads, expected="at least 1")
-    started = isinstance(given, onnxruntime.SessionOptions)
-    options = given if started else onnxruntime.SessionOptions()
-    if not started:
+    complete = isinstance(requested, onnxruntime.SessionOptions)
+    options = requested if complete else onnxruntime.SessionOptions()
+    if not complete:
         # What fails is raised; the C++ log would print it a second time, past any capture.
         options.log_severity_level = 4
     options.graph_optimization_level = getattr(
@@ -178,7 +178,7 @@ def _options(given: Any, threads: int | None, optimization: str) -> onnxruntime.
     )
     options.intra_op_num_threads = threads or torch.get_num_threads()
     entries = {"session.intra_op.allow_spinning": "0", "session.inter_op.allow_spinning": "0"}
-    for key, value in (entries | ({} if started else dict(given or {}))).items():
+    for key, value in (entries | ({} if complete else dict(requested or {}))).items():
         if "." in key:
             options.add_session_config_entry(key, _text(value))
         elif hasattr(options, key):

@@ -1,4 +1,4 @@
-"""What to set: sentences chosen by what a comparison found."""
+"""What to set: sentences chosen by the tables of a comparison."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _CONTROL = ("If", "Loop", "Scan")
 
 @dataclasses.dataclass
 class Advice:
-    """Sentences chosen by what was found."""
+    """Chooses the sentences that apply to a comparison."""
 
     frame: pandas.DataFrame
     outputs: pandas.DataFrame
@@ -36,11 +36,11 @@ class Advice:
 
     def sentences(self) -> list[str]:
         """What applies, the most important first."""
-        found = (
+        texts = (
             self._module(), self._non_finite(), self._tf32(), self._half(),
             self._session(), self._rounding(), self._fallback(),
         )  # fmt: skip
-        return [text for text in found if text]
+        return [text for text in texts if text]
 
     def _types(self) -> set[str]:
         return {text.partition("[")[0] for text in self.outputs["type"]}
@@ -59,13 +59,13 @@ class Advice:
         if self.module is None:
             return ""
         if hasattr(self.module, "parameters"):
-            place = next((p.device for p in self.module.parameters()), self.device)
-            if place.type != self.device.type:
-                return f"The module is on {place}, the model on {self.device}: move the module."
-        off = float(self.outputs["error module"].max())
-        if off > _ELSEWHERE * max(self._errors(), 1.0):
+            device = next((p.device for p in self.module.parameters()), self.device)
+            if device.type != self.device.type:
+                return f"The module is on {device}, the model on {self.device}: move the module."
+        error = float(self.outputs["error module"].max())
+        if error > _ELSEWHERE * max(self._errors(), 1.0):
             return (
-                f"The module's error is {off:.3g}, those of both runtimes are at most "
+                f"The module's error is {error:.3g}, those of both runtimes are at most "
                 f"{self._errors():.3g}: the ONNX model does not compute what the module does. "
                 "Look at the export (weights, order of operations, feeds) before the runtimes."
             )
@@ -128,7 +128,7 @@ class Advice:
                 return "Nothing in the runtimes: they give equal bits; the module gives others."
             return (
                 "Nothing: every node and every output has equal bits in both." if same else
-                "Nothing: every output has equal bits in both, though nodes on the way have not."
+                "Nothing: every output has equal bits in both, though some nodes differ."
             )  # fmt: skip
         eps = self._eps()
         if "float64" in self._types():
@@ -164,7 +164,7 @@ class Advice:
         ]
         if not parts:
             return ""
-        return f"{'; '.join(parts)}: these nodes ran with another kernel and tell nothing."
+        return f"{'; '.join(parts)}: another kernel ran these nodes."
 
     def _differ(self) -> bool:
         return bool((self.outputs["abs"] != 0).any())

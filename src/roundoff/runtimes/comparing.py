@@ -1,4 +1,4 @@
-"""Several runs of one model, and what they say together."""
+"""Runs of one model by torch, by ONNX Runtime and in float64, and their comparison."""
 
 from __future__ import annotations
 
@@ -91,12 +91,13 @@ def compare_runtimes(
     Examples
     --------
     >>> import onnx.parser
+    >>> from roundoff.runtimes import compare_runtimes
     >>> model = onnx.parser.parse_model('''<ir_version: 10, opset_import: ["" : 18]>
     ... g (float[n, 2] X) => (float[n, 2] Z) { Y = Relu(X)  Z = Neg(Y) }''')
-    >>> found = compare_runtimes(model)
-    >>> found.first is None, found.nearer
+    >>> comparison = compare_runtimes(model)
+    >>> comparison.first is None, comparison.nearer
     (True, 'equal')
-    >>> found.advice
+    >>> comparison.advice
     ['Nothing: every node and every output has equal bits in both.']
     """
     proto, folder = read(model)
@@ -118,20 +119,20 @@ def compare_runtimes(
         check_feeds(proto, feeds)
         shapes = {name: tuple(getattr(value, "shape", ())) for name, value in feeds.items()}
     check_memory(proto, shapes, _is_cuda(providers), memory_gib)
-    # All evaluators share one proto; data in other files is found from the path alone.
+    # All evaluators share one proto; data in other files is only reachable by the path.
     shared = model if folder is not None and has_external(proto) else proto
-    runs = _Runs(proto, shared, proto if folder is None else model, providers, tf32)
+    setup = _Setup(proto, shared, proto if folder is None else model, providers, tf32)
     try:
-        return runs.compare(feeds, shapes, seed, module)
+        return setup.compare(feeds, shapes, seed, module)
     except (ModelError, ShapeError, UnsupportedError) as error:
         if feeds is None and error.hint is None:
             error.hint = "feeds= that the model takes, or sizes= of its dimensions"
         raise
 
 
-def _providers(given: Sequence[Any] | None) -> Sequence[Any]:
-    if given is not None:
-        return given
+def _providers(providers: Sequence[Any] | None) -> Sequence[Any]:
+    if providers is not None:
+        return providers
     return [CUDA] if torch.cuda.is_available() and available([CUDA]) else [CPU]
 
 
@@ -141,10 +142,10 @@ def _is_cuda(providers: Sequence[Any]) -> bool:
 
 
 class _Recorded(Runner):
-    """A way that keeps the model's outputs."""
+    """A runner that keeps the model's outputs."""
 
-    def __init__(self, *given: Any, **more: Any) -> None:
-        super().__init__(*given, **more)
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
         self.kept: dict[str, Any] = {}
 
     def steps(self, feeds: Mapping[str, Any]) -> Iterator[Step]:
@@ -155,7 +156,7 @@ class _Recorded(Runner):
             yield step
 
     def outputs(self, feeds: Mapping[str, Any]) -> list[Any]:
-        """In order; those that no node makes (an input, a constant) are asked for."""
+        """In order; those of no node (an input, a constant) need another run."""
         names = self.evaluator.output_names
         absent = [n for n in names if n not in self.kept]
         if absent:
@@ -164,8 +165,8 @@ class _Recorded(Runner):
 
 
 @dataclasses.dataclass
-class _Runs:
-    """One model, to be run in several ways on one device."""
+class _Setup:
+    """One model, and the providers and switches with which each runtime runs it."""
 
     proto: onnx.ModelProto
     model: Any  # what evaluators read
@@ -177,23 +178,23 @@ class _Runs:
         self.cuda = _is_cuda(self.providers)
         self.torch_tf32 = self.cuda and (torch_tf32() if self.tf32 is None else self.tf32)
         self.ort_tf32 = self.cuda and self.tf32 is not False
-        if self.cuda:  # sessions of single nodes, too, shall do what the whole one does
+        if self.cuda:  # sessions of single nodes get the switch of the whole one
             first, *others = self.providers
             name, options = (first, {}) if isinstance(first, str) else first
             self.ort_tf32 = str(options.get("use_tf32", int(self.ort_tf32))) in ("1", "True")
             self.providers = [(name, {**options, "use_tf32": int(self.ort_tf32)}), *others]
 
-    def evaluator(self, **how: Any) -> TorchOnnxEvaluator:
-        return TorchOnnxEvaluator(self.model, self.providers, **how)
+    def evaluator(self, **options: Any) -> TorchOnnxEvaluator:
+        return TorchOnnxEvaluator(self.model, self.providers, **options)
 
     def session(self, feeds: Mapping[str, Any], optimization: str = "all") -> list[Any]:
         """Outputs of one session of the whole model."""
         try:
-            made = session(self.file, self.providers, optimization=optimization)
+            whole = session(self.file, self.providers, optimization=optimization)
         except UnsupportedError as error:
             error.hint = error.hint or "another provider, or the model in another element type"
             raise
-        return made.run(feeds)
+        return whole.run(feeds)
 
     def inside(self) -> contextlib.AbstractContextManager[Any]:
         return torch_precision(self.torch_tf32) if self.cuda else contextlib.nullcontext()
@@ -217,8 +218,8 @@ class _Runs:
         import pandas
 
         outputs = pandas.DataFrame(rows, columns=columns)
-        apart = bool((outputs["session abs"] != 0).any())
-        level = self._level(fed, results["nodes"]) if apart else None
+        differs = bool((outputs["session abs"] != 0).any())
+        level = self._level(fed, results["nodes"]) if differs else None
         tf32 = (self.torch_tf32, self.ort_tf32)
         advice = Advice(frame, outputs, tf32, level, module, device).sentences()
         types = ", ".join(sorted({row["type"].partition("[")[0] for row in rows}))
@@ -240,14 +241,14 @@ class _Runs:
             inputs = {i.name: i for i in self.proto.graph.input}
             feeds = draw(inputs, shapes, limits(first, shapes), seed)
         results = {"ORT": self.session(feeds)}
-        ways = [
+        runners = [
             _Recorded("torch", first, self.inside),
             _Recorded("ORT", self.evaluator(kernels=("ort", "torch", "reference"))),
         ]
-        exact = _Recorded("truth", self.evaluator(truth=True))
-        found = localize(ways[0], ways[1], feeds, truth=exact).frame
-        frame = found[list(SOURCES.values())].set_axis(list(SOURCES), axis=1)
-        results["torch"], results["nodes"], truth = (w.outputs(feeds) for w in (*ways, exact))
+        true = _Recorded("truth", self.evaluator(truth=True))
+        nodes = localize(runners[0], runners[1], feeds, truth=true).frame
+        frame = nodes[list(SOURCES.values())].set_axis(list(SOURCES), axis=1)
+        results["torch"], results["nodes"], truth = (r.outputs(feeds) for r in (*runners, true))
         return feeds, frame, truth, results, first.settings.device
 
     def _level(self, feeds: Mapping[str, Any], nodes: list[Any]) -> str:
@@ -283,7 +284,7 @@ def _nearer(row: Mapping[str, Any], truth: Any, results: Mapping[str, Any]) -> s
     errors = [float(row[f"rms {side}"]) for side in ("torch", "ORT")]
     if "float64" in row["type"]:  # the truth is no more precise
         return "equal"
-    if all(math.isnan(e) for e in errors):  # not floating: by how far they are off in all
+    if all(math.isnan(e) for e in errors):  # not floating: the sum of absolute errors
         errors = [float(max_diff(truth, results[side])["sum"]) for side in ("torch", "ORT")]
     errors = [math.inf if math.isnan(e) else e for e in errors]
     if max(errors) <= _EQUAL * min(errors):

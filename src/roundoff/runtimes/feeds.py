@@ -1,4 +1,4 @@
-"""Inputs of a model whose owner gave none, and a check of those that were given."""
+"""Random inputs of a model, and a check of those that the caller gives."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def check_feeds(proto: onnx.ModelProto, feeds: Mapping[str, Any]) -> None:
 
 
 def dims(declared: onnx.TypeProto) -> list[int | str] | None:
-    """Declared dimensions of a tensor, "" where nothing is said; None where the rank is not."""
+    """Declared dimensions of a tensor, "" for an unnamed one; None where the rank is unknown."""
     if not declared.tensor_type.HasField("shape"):
         return None
     return [
@@ -100,10 +100,10 @@ def _walk(symbol: str) -> list[ast.AST]:
     return []
 
 
-def _size(symbol: str, known: Mapping[str, int], given: Mapping[str, int]) -> int:
+def _size(symbol: str, known: Mapping[str, int], sizes: Mapping[str, int]) -> int:
     """Size of a dimension: of a name, or the value of an expression of names."""
-    if symbol in given:
-        return given[symbol]
+    if symbol in sizes:
+        return sizes[symbol]
     with contextlib.suppress(SyntaxError, KeyError, TypeError):
         return max(_value(ast.parse(symbol, mode="eval").body, known), 0)
     return known[symbol]
@@ -143,18 +143,21 @@ _SAME_SHAPE = {"Cast", "Identity", "DequantizeLinear"}
 
 def limits(evaluator: TorchOnnxEvaluator, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
     """Input -> size of the smallest table that it indexes."""
-    makers = {name: node for node in evaluator.nodes for name in node.outputs if name}
+    producers = {name: node for node in evaluator.nodes for name in node.outputs if name}
 
     def source(name: str, through: set[str]) -> tuple[str, Any]:
         """The input or constant that a result comes from."""
-        while name in makers and makers[name].domain == "" and makers[name].op_type in through:
-            node = makers[name]
+        while (
+            name in producers
+            and (node := producers[name]).domain == ""
+            and (node.op_type in through)
+        ):
             if 0 in node.constants:
                 return "", node.constants[0]
             name = node.inputs[0]
         return name, None
 
-    found: dict[str, int] = {}
+    smallest: dict[str, int] = {}
     for node in evaluator.nodes:
         for at, table_at in _LOOKUPS.get((node.domain, node.op_type), {}).items():
             if not (node.has_input(at) and node.has_input(table_at)):
@@ -165,8 +168,8 @@ def limits(evaluator: TorchOnnxEvaluator, shapes: Mapping[str, tuple[int, ...]])
             shape = tuple(value.shape) if value is not None else shapes.get(table)
             axis = node.attribute("axis", node.attribute("gather_axis", 0))
             if ids in shapes and shape and -len(shape) <= axis < len(shape):
-                found[ids] = min(found.get(ids, shape[axis]), shape[axis])
-    return found
+                smallest[ids] = min(smallest.get(ids, shape[axis]), shape[axis])
+    return smallest
 
 
 def draw(

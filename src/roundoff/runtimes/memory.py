@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-import os
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 
 import onnx
-import torch
 
 from roundoff.dtypes import DTYPES
 from roundoff.errors import ModelSizeError
+from roundoff.timing import free_memory
 
 from .feeds import dims as declared_dims
 
@@ -25,22 +22,21 @@ def check_memory(
 ) -> None:  # fmt: skip
     """Refuse what would not fit, from the sizes that the model declares.
 
-    The weights are held as the model stores them, once by each of two evaluators and by the
-    session, and in float64. On a CPU ONNX Runtime adds two copies in float32 of those in 16 bits.
-    Intermediate results live in each of the runs.
+    The weights are in memory as the model stores them, once for each of two evaluators and for
+    the session, and in float64. On a CPU ONNX Runtime adds two copies in float32 of those in 16
+    bits. Each run has intermediate results of its own.
     """
     stored, wide, half = _weights(proto)
-    made = _intermediates(proto, shapes)
-    needed = {"host": 4 * stored + wide + 5 * half + made}
-    free: dict[str, float | None] = {"host": _free_memory()}
+    intermediate = _intermediates(proto, shapes)
+    needed = {"cpu": 4 * stored + wide + 5 * half + intermediate}
     if cuda:
-        needed = {"host": 3 * stored, "CUDA": 3 * stored + wide + made}
-        free["CUDA"] = torch.cuda.mem_get_info()[0]
-    for where, size in needed.items():
-        limit = memory_gib * 2**30 if memory_gib is not None else free[where]
-        if limit is not None and size > limit:
+        needed = {"cpu": 3 * stored, "cuda": 3 * stored + wide + intermediate}
+    for device, size in needed.items():
+        limit = free_memory(device) if memory_gib is None else memory_gib * 2**30
+        if size > limit:
+            memory = "CUDA" if device == "cuda" else "host"
             raise ModelSizeError(
-                f"the comparison of this model would not fit in {where} memory",
+                f"the comparison of this model would not fit in {memory} memory",
                 got=f"about {size / 2**30:.3g} GiB", expected=f"at most {limit / 2**30:.3g} GiB",
                 hint="a machine with more memory, smaller feeds, or a part of the model: "
                 "onnx.utils.extract_model",
@@ -95,16 +91,16 @@ def has_external(proto: onnx.ModelProto) -> bool:
 
 
 def _intermediates(proto: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> float:
-    """Most bytes of results alive at once over the three runs, where shapes can be inferred."""
+    """Peak bytes of intermediate results over the three runs, where shapes can be inferred."""
     light = onnx.ModelProto(ir_version=max(proto.ir_version, 4), opset_import=proto.opset_import)
     light.graph.name = "sizes"
     light.graph.node.extend(proto.graph.node)
     for info in (*proto.graph.input, *proto.graph.output):
         if info.name in shapes and info.type.HasField("tensor_type"):
-            made = onnx.helper.make_tensor_value_info(
-                info.name, info.type.tensor_type.elem_type, shapes[info.name]
+            element = info.type.tensor_type.elem_type
+            light.graph.input.append(
+                onnx.helper.make_tensor_value_info(info.name, element, shapes[info.name])
             )
-            light.graph.input.append(made)
     for tensor in proto.graph.initializer:
         small = tensor.data_location != onnx.TensorProto.EXTERNAL and tensor.ByteSize() <= 4096
         if small:
@@ -115,7 +111,7 @@ def _intermediates(proto: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]
             )
     try:
         graph = onnx.shape_inference.infer_shapes(light, data_prop=True).graph
-    except Exception:  # an estimate: what it leaves out the run itself will tell
+    except Exception:  # an estimate: without shapes only the weights are counted
         return 0.0
     sizes: dict[str, float] = {}
     for info in (*graph.value_info, *graph.input):
@@ -133,20 +129,3 @@ def _intermediates(proto: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]
         ends = {n for n in node.input if last[n] == k and n not in shapes}
         alive -= sum(sizes.get(n, 0.0) for n in ends if n in sizes)
     return most
-
-
-def _free_memory() -> float | None:
-    """Bytes that a process may still take; None where the machine does not say."""
-    found: list[float] = []
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                found.append(float(line.split()[1]) * 1024)
-    with contextlib.suppress(OSError, ValueError):  # a container's own limit; "max" is none
-        group = Path("/sys/fs/cgroup")
-        limit = float((group / "memory.max").read_text())
-        found.append(limit - float((group / "memory.current").read_text()))
-    if not found:
-        with contextlib.suppress(AttributeError, OSError, ValueError):
-            found.append(float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")))
-    return min(found) if found else None

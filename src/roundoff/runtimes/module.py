@@ -16,7 +16,7 @@ __all__ = ["call_module", "check_module", "check_outputs"]
 
 
 def check_module(module: Any) -> None:
-    """Refuse a module whose results are random, or which a call would change."""
+    """Raise for a module whose results are random, or which a call would change."""
     if not callable(module):
         raise ArgumentError("module", got=type(module).__name__, expected="a torch.nn.Module")
     if not isinstance(module, torch.nn.Module):
@@ -36,7 +36,7 @@ def call_module(
     """Outputs of the module, in order."""
     tensors = next(iter(module.parameters()), None) if hasattr(module, "parameters") else None
     place = tensors.device if isinstance(tensors, torch.Tensor) else device
-    given = {
+    arguments = {
         n: feeds[n].to(place) if isinstance(feeds[n], torch.Tensor) else feeds[n]
         for n in names
         if n in feeds
@@ -45,14 +45,15 @@ def call_module(
     try:
         signature = inspect.signature(function)
     except (ValueError, TypeError):  # a compiled function has none
-        return _outputs(module, tuple(given.values()), {})
+        return _outputs(module, tuple(arguments.values()), {})
     named = {n for n, p in signature.parameters.items() if p.kind != p.POSITIONAL_ONLY}
-    positional, keywords = ((), given) if set(given) <= named else (tuple(given.values()), {})
+    by_name = set(arguments) <= named
+    positional, keywords = ((), arguments) if by_name else (tuple(arguments.values()), {})
     try:
         signature.bind(*positional, **keywords)
     except TypeError as error:
         raise ArgumentError(
-            "the module does not take the model's inputs", got=str(list(given)),
+            "the module does not take the model's inputs", got=str(list(arguments)),
             expected=f"arguments {signature}",
         ) from error  # fmt: skip
     return _outputs(module, positional, keywords)

@@ -1,4 +1,4 @@
-"""What a comparison of two runtimes found, as tables and as an answer in words."""
+"""The result of a comparison of two runtimes, as tables and as an answer in words."""
 
 from __future__ import annotations
 
@@ -68,10 +68,10 @@ class RuntimeComparison:
     --------
     >>> from roundoff.runtimes import compare_runtimes
     >>> from roundoff.models import layer_norm_matmul
-    >>> found = compare_runtimes(layer_norm_matmul(), sizes={"c": 64})
-    >>> found.frame["op"].tolist(), found.outputs["output"].tolist()
+    >>> comparison = compare_runtimes(layer_norm_matmul(), sizes={"c": 64})
+    >>> comparison.frame["op"].tolist(), comparison.outputs["output"].tolist()
     (['LayerNormalization', 'MatMul', 'Add'], ['Z'])
-    >>> found.first_nonfinite is None
+    >>> comparison.first_nonfinite is None
     True
     """
 
@@ -102,11 +102,11 @@ class RuntimeComparison:
 
         Of several outputs that disagree, the one with the largest RMS error decides.
         """
-        told = self.outputs[self.outputs["nearer"] != "equal"]
-        if not len(told):
+        decided = self.outputs[self.outputs["nearer"] != "equal"]
+        if not len(decided):
             return "equal"
-        worst = told[["rms torch", "rms ORT"]].max(axis=1).fillna(0.0)
-        return str(told.loc[worst.idxmax(), "nearer"])
+        worst = decided[["rms torch", "rms ORT"]].max(axis=1).fillna(0.0)
+        return str(decided.loc[worst.idxmax(), "nearer"])
 
     def _row(self, holds: Callable[[dict[str, Any]], bool]) -> Mapping[str, Any] | None:
         return next((row for row in self.frame.to_dict("records") if holds(row)), None)
@@ -158,20 +158,20 @@ class RuntimeComparison:
             f"<li><strong>{html.escape(what)}</strong>: {html.escape(answer)}</li>"
             for what, answer in self._lines()
         )
-        telling = [c for c in _TELLING if c in self.outputs]
-        rows = "".join(f"<tr>{cells(r, 'td')}</tr>" for r in self.outputs[telling].values.tolist())
+        shown = [c for c in _SHOWN if c in self.outputs]
+        rows = "".join(f"<tr>{cells(r, 'td')}</tr>" for r in self.outputs[shown].values.tolist())
         advice = "".join(
             f"<li><strong>set</strong>: {html.escape(text)}</li>" for text in self.advice
         )
         return (
             f"<p>{html.escape(self.where)}; errors in units of {_UNIT}.</p>"
             f"<ul>{answers}{advice}</ul>"
-            f"<table><thead><tr>{cells(telling, 'th')}</tr></thead><tbody>{rows}</tbody></table>"
+            f"<table><thead><tr>{cells(shown, 'th')}</tr></thead><tbody>{rows}</tbody></table>"
         )
 
 
-#: Columns of the outputs that a page shows.
-_TELLING = ("output", "abs", "rms torch", "rms ORT", "module abs", "nearer", "atol")
+#: Columns of the outputs that a notebook shows.
+_SHOWN = ("output", "abs", "rms torch", "rms ORT", "module abs", "nearer", "atol")
 
 
 def name_of(row: Mapping[str, Any]) -> str:

@@ -50,8 +50,9 @@ def environment(commit: str | None = None) -> dict[str, Any]:
 
     Examples
     --------
-    >>> found = environment(commit="4f2a1c")
-    >>> found["commit"], "torch" in found["versions"], found["cores"] > 0
+    >>> from roundoff.environment import environment
+    >>> env = environment(commit="4f2a1c")
+    >>> env["commit"], "torch" in env["versions"], env["cores"] > 0
     ('4f2a1c', True, True)
     """
     return {
@@ -72,6 +73,7 @@ def machine_name(env: dict[str, Any]) -> str:
 
     Examples
     --------
+    >>> from roundoff.environment import machine_name
     >>> machine_name({"gpu": {"name": "NVIDIA H200"}})
     'nvidia-h200'
     >>> machine_name({"gpu": None, "processor": "AMD EPYC 9654 96-Core Processor", "cores": 2})
@@ -101,6 +103,7 @@ def short_name(env: dict[str, Any], part: str | None = None) -> str:
 
     Examples
     --------
+    >>> from roundoff.environment import short_name
     >>> short_name({"gpu": {"name": "NVIDIA H100 80GB HBM3"}})
     'H100'
     >>> short_name({"gpu": {"name": "NVIDIA H200"}}, part="cpu")
@@ -133,6 +136,7 @@ def summary(env: dict[str, Any], part: str | None = None) -> str:
 
     Examples
     --------
+    >>> from roundoff.environment import summary
     >>> env = {"gpu": {"name": "NVIDIA H200"}, "python": "3.12.3", "processor": "Intel Xeon",
     ...        "cores": 16, "versions": {"torch": "2.11.0", "triton": None}}
     >>> summary(env)
@@ -179,9 +183,9 @@ def _slug(text: str) -> str:
 def _processor() -> str:
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
-        found = re.search(r"^model name\s*:\s*(.+)$", cpuinfo.read_text("utf-8"), re.MULTILINE)
-        if found:
-            return found[1].strip()
+        match = re.search(r"^model name\s*:\s*(.+)$", cpuinfo.read_text("utf-8"), re.MULTILINE)
+        if match:
+            return match[1].strip()
     if sys.platform == "darwin":
         name = _output("sysctl", "-n", "machdep.cpu.brand_string")
         if name:
@@ -206,20 +210,20 @@ def _os() -> str:
 
 
 def _versions() -> dict[str, str | None]:
-    found: dict[str, str | None] = {}
+    versions: dict[str, str | None] = {}
     for name in (*COMPUTING, "onnxruntime", "onnxruntime-gpu"):
         try:
-            found[name] = importlib.metadata.version(name)
+            versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            found[name] = None
+            versions[name] = None
     # A runtime unpacked onto the path has a module that shadows the one that is installed.
     with contextlib.suppress(ImportError, OSError):
         import onnxruntime
 
         gpu = "CUDAExecutionProvider" in onnxruntime.get_available_providers()
-        found["onnxruntime-gpu" if gpu else "onnxruntime"] = onnxruntime.__version__
-        found["onnxruntime" if gpu else "onnxruntime-gpu"] = None
-    return found
+        versions["onnxruntime-gpu" if gpu else "onnxruntime"] = onnxruntime.__version__
+        versions["onnxruntime" if gpu else "onnxruntime-gpu"] = None
+    return versions
 
 
 def _blas() -> str | None:

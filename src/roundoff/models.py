@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import onnx
@@ -18,21 +17,12 @@ __all__ = [
     "layer_norm_feeds",
     "layer_norm_matmul",
     "residual_rms_norm",
-    "skip_layer_norm",
 ]
 
-_IR = 10
 
-
-_NORM_OPSET = 18
-
-
-def _model(
-    name: str, nodes: list, inputs: list, outputs: list, more: Sequence = ()
-) -> onnx.ModelProto:
+def _model(name: str, nodes: list, inputs: list, outputs: list) -> onnx.ModelProto:
     graph = helper.make_graph(nodes, name, inputs, outputs)
-    opsets = [helper.make_opsetid("", _NORM_OPSET), *more]
-    return helper.make_model(graph, opset_imports=opsets, ir_version=_IR)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
 
 
 def _check_float(itype: int) -> None:
@@ -51,8 +41,8 @@ def layer_norm_matmul(itype: int = 1) -> onnx.ModelProto:
     Returns
     -------
     onnx.ModelProto
-        Opset 18. Inputs X (a, b, c), scale (c,), bias (c,), weights (c, d), bias2 (d,); results
-        ``normed`` and ``mult`` on the way; output Z (a, b, d).
+        Opset 18. Inputs X (a, b, c), scale (c,), bias (c,), weights (c, d), bias2 (d,);
+        intermediate results ``normed`` and ``mult``; output Z (a, b, d).
 
     Raises
     ------
@@ -61,6 +51,7 @@ def layer_norm_matmul(itype: int = 1) -> onnx.ModelProto:
 
     Examples
     --------
+    >>> from roundoff.models import layer_norm_matmul
     >>> [n.op_type for n in layer_norm_matmul().graph.node]
     ['LayerNormalization', 'MatMul', 'Add']
     """
@@ -107,6 +98,7 @@ def layer_norm_feeds(
 
     Examples
     --------
+    >>> from roundoff.models import layer_norm_feeds
     >>> {name: tuple(x.shape) for name, x in layer_norm_feeds(4, 8).items()}
     {'X': (2, 4, 8), 'scale': (8,), 'bias': (8,), 'weights': (8, 8), 'bias2': (8,)}
     """
@@ -118,7 +110,7 @@ def layer_norm_feeds(
     def draw(stream: int, *shape: int) -> torch.Tensor:
         return torch.rand(*shape, generator=torch.Generator().manual_seed(1000 * seed + stream))
 
-    # A stream each: the first items of a large batch are those of a small one.
+    # One stream for each item: the first items of a large batch are those of a small one.
     items = [draw(10 + i, rows, width) for i in range(batch)]
     feeds = {"X": torch.stack(items) * (high - low) + low}
     shapes = {"scale": (width,), "bias": (width,), "weights": (width, width), "bias2": (width,)}
@@ -127,28 +119,6 @@ def layer_norm_feeds(
         generator = torch.Generator().manual_seed(1000 * seed + 5)
         feeds["weights"] = torch.randn(width, width, generator=generator) / width**0.5
     return feeds
-
-
-def skip_layer_norm(itype: int = 10) -> onnx.ModelProto:
-    """LayerNormalization of a sum, as ONNX Runtime's fused ``SkipLayerNormalization``.
-
-    Inputs X and skip (a, b, c), scale and bias (c,); output Z (a, b, c).
-
-    Examples
-    --------
-    >>> [(n.domain, n.op_type) for n in skip_layer_norm().graph.node]
-    [('com.microsoft', 'SkipLayerNormalization')]
-    """
-    _check_float(itype)
-    info = helper.make_tensor_value_info
-    node = helper.make_node(
-        "SkipLayerNormalization", ["X", "skip", "scale", "bias"], ["Z"],
-        domain="com.microsoft", epsilon=1e-5,
-    )  # fmt: skip
-    inputs = [info(n, itype, list("abc")) for n in ("X", "skip")]
-    inputs += [info(n, itype, ["c"]) for n in ("scale", "bias")]
-    more = [helper.make_opsetid("com.microsoft", 1)]
-    return _model("skip_layer_norm", [node], inputs, [info("Z", itype, list("abc"))], more)
 
 
 def residual_rms_norm(itype: int = 10, *, wide: bool = False) -> onnx.ModelProto:
@@ -166,6 +136,7 @@ def residual_rms_norm(itype: int = 10, *, wide: bool = False) -> onnx.ModelProto
 
     Examples
     --------
+    >>> from roundoff.models import residual_rms_norm
     >>> [n.op_type for n in residual_rms_norm(wide=True).graph.node][:4]
     ['Add', 'Cast', 'Mul', 'ReduceMean']
     """
@@ -174,7 +145,7 @@ def residual_rms_norm(itype: int = 10, *, wide: bool = False) -> onnx.ModelProto
     inner = 1 if wide else itype
     narrow = [node("Add", ["X", "residual"], ["hidden"])]
     if wide:
-        narrow.append(node("Cast", ["hidden"], ["widened"], to=1))
+        narrow.append(node("Cast", ["hidden"], ["hidden32"], to=1))
     name = narrow[-1].output[0]
     result = "unrounded" if wide else "normed"
     nodes = [

@@ -35,6 +35,7 @@ def unit_test_going() -> bool:
 
     Examples
     --------
+    >>> from roundoff.script import unit_test_going
     >>> from unittest import mock
     >>> with mock.patch.dict("os.environ", UNITTEST_GOING="1"):
     ...     unit_test_going()
@@ -56,6 +57,7 @@ def run_mode() -> str:
 
     Examples
     --------
+    >>> from roundoff.script import run_mode
     >>> from unittest import mock
     >>> with mock.patch.dict("os.environ", ROUNDOFF_RENDERING="1"):
     ...     run_mode()
@@ -106,6 +108,7 @@ def get_parsed_args(
 
     Examples
     --------
+    >>> from roundoff.script import get_parsed_args
     >>> options = {"config": "small", "repeat": (5, "rounds")}
     >>> args = get_parsed_args("plot_x", argv=["--repeat", "7"], **options)
     >>> args.config, args.repeat, args.record, args.second
@@ -176,6 +179,8 @@ def usage_error(name: str, message: str) -> NoReturn:
 
     Examples
     --------
+    >>> from roundoff.errors import ArgumentError
+    >>> from roundoff.script import usage_error
     >>> from unittest import mock
     >>> with mock.patch.dict("os.environ", ROUNDOFF_RENDERING="1"):
     ...     try:

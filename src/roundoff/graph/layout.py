@@ -2,9 +2,9 @@
 
 Method: K. Sugiyama, S. Tagawa, M. Toda, *Methods for visual understanding of hierarchical system
 structures*, IEEE Transactions on Systems, Man, and Cybernetics 11 (1981), 109-125. Ranks and order
-come from ``fast-sugiyama``; coordinates are found here, because boxes have different widths: each
-rank is placed by least squares around its neighbours, order and gaps kept (isotonic regression by
-pooling adjacent violators).
+come from ``fast-sugiyama``; coordinates are computed here, because boxes have different widths:
+each rank is placed by least squares around its neighbours, with its order and gaps (isotonic
+regression by pooling adjacent violators).
 """
 
 from __future__ import annotations
@@ -88,10 +88,10 @@ def _dummies(ranks: list[list[int]], real: int) -> int:
 def _ranked(touched: list[int], edges: list[tuple[int, int]]) -> list[_Component]:
     """Ranks and order from fast-sugiyama, or from :func:`_plain_ranks` where it is missing."""
     try:
-        for name in ("connected_components", "rust-sugiyama"):  # it tells each step it takes
+        for name in ("connected_components", "rust-sugiyama"):  # they log each step
             logging.getLogger(name).setLevel(logging.WARNING)
         from fast_sugiyama import from_edges
-    except ImportError:  # a machine that only records results needs no good-looking graph
+    except ImportError:  # not needed on a machine that only records results
         return [_plain_ranks(touched, edges)]
     components = []
     # One call a component: numbers of dummy vertices may clash between components.
@@ -185,11 +185,11 @@ def _plain_ranks(touched: list[int], edges: list[tuple[int, int]]) -> _Component
 
 def _neighbours(chains: dict[tuple[int, int], list[int]], above: bool) -> dict[int, list[int]]:
     """Neighbours in the rank above (or below) of each vertex, dummies included."""
-    found: dict[int, list[int]] = {}
+    neighbours: dict[int, list[int]] = {}
     for chain in chains.values():
         for a, b in itertools.pairwise(chain):
-            found.setdefault(b if above else a, []).append(a if above else b)
-    return found
+            neighbours.setdefault(b if above else a, []).append(a if above else b)
+    return neighbours
 
 
 def _coordinates(

@@ -47,6 +47,7 @@ class Svg(str):
 
     Examples
     --------
+    >>> from roundoff.graph import Svg
     >>> picture = Svg("<svg></svg>")
     >>> picture.startswith("<svg"), picture._repr_html_()
     (True, '<div style="overflow-x:auto"><svg></svg></div>')
@@ -115,6 +116,7 @@ def plot_dot(
 
     Examples
     --------
+    >>> from roundoff.graph import plot_dot
     >>> import onnx.parser
     >>> graph = onnx.parser.parse_graph("g (float[2] X) => (float[2] Z) { Z = Abs(X) }")
     >>> plot_dot(graph, numbers={"Z": 0.5})[:4]
@@ -145,7 +147,7 @@ def _short(text: str, limit: int = 30) -> str:
 
 def _constants(graph: Any) -> dict[str, str]:
     """Name -> value of the initializers and constants small enough to write into a node."""
-    found = {}
+    texts = {}
     tensors = {t.name: t for t in getattr(graph, "initializer", ())}
     for node in graph.node:
         if node.op_type == "Constant" and node.domain in ("", "ai.onnx") and node.attribute:
@@ -153,13 +155,13 @@ def _constants(graph: Any) -> dict[str, str]:
             if attribute.type == onnx.AttributeProto.TENSOR:
                 tensors[node.output[0]] = attribute.t
             elif not attribute.ref_attr_name:
-                found[node.output[0]] = attribute_text(attribute, 20).split("=", 1)[1]
+                texts[node.output[0]] = attribute_text(attribute, 20).split("=", 1)[1]
     for name, tensor in tensors.items():
         text = small_value(tensor)
         if text is not None and len(text) <= 20:
-            found[name] = text
+            texts[name] = text
     outputs = {o if isinstance(o, str) else o.name for o in graph.output}
-    return {name: text for name, text in found.items() if name not in outputs}
+    return {name: text for name, text in texts.items() if name not in outputs}
 
 
 def _boxes(graph: Any) -> tuple[list[_Box], dict[tuple[int, int], tuple[str, bool]]]:

@@ -151,11 +151,11 @@ def captured(graph: onnx.GraphProto) -> list[str]:
     """Names that a subgraph takes from the graphs around it, in order of first use."""
     known = {i.name for i in graph.input} | {i.name for i in graph.initializer}
     known |= {i.values.name for i in graph.sparse_initializer}
-    found: dict[str, None] = {}
+    outer: dict[str, None] = {}
     for node in graph.node:
         names = [n for n in node.input if n]
         names += [n for _, body in bodies(node) for n in captured(body)]
-        found.update(dict.fromkeys(n for n in names if n not in known))
+        outer.update(dict.fromkeys(n for n in names if n not in known))
         known.update(node.output)
-    found.update(dict.fromkeys(o.name for o in graph.output if o.name and o.name not in known))
-    return list(found)
+    outer.update(dict.fromkeys(o.name for o in graph.output if o.name and o.name not in known))
+    return list(outer)

@@ -44,6 +44,7 @@ def onnx_simple_text_plot(
 
     Examples
     --------
+    >>> from roundoff.graph import onnx_simple_text_plot
     >>> import onnx.parser
     >>> model = onnx.parser.parse_model('''<ir_version: 10, opset_import: ["" : 18]>
     ... agraph (float[N, 4] X, float[4] B) => (float[N, 4] Z) {

@@ -63,6 +63,7 @@ class Tiling(NamedTuple):
 
     Examples
     --------
+    >>> from roundoff.kernels._layer_norm import backward_tiling
     >>> tiling = backward_tiling(15872, 2)
     >>> tiling.pieces * tiling.piece  # columns that are computed, padding included
     16384
@@ -100,6 +101,7 @@ def forward_tiling(columns: int, itemsize: int, many: bool = False) -> Tiling:
 
     Examples
     --------
+    >>> from roundoff.kernels._layer_norm import forward_tiling
     >>> forward_tiling(8704, 2)
     Tiling(rows=1, piece=2048, pieces=5, warps=4, stages=1, per_sm=0, hold=False)
     """
@@ -136,6 +138,7 @@ def backward_tiling(columns: int, itemsize: int) -> Tiling:
 
     Examples
     --------
+    >>> from roundoff.kernels._layer_norm import backward_tiling
     >>> backward_tiling(8704, 2)
     Tiling(rows=1, piece=2048, pieces=5, warps=8, stages=3, per_sm=1, hold=True)
     """

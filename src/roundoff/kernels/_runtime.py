@@ -100,7 +100,7 @@ def kernel(function: Callable[..., Any]) -> Any:
     """Make a Triton kernel of a function: interpreted or compiled, as :func:`interpreting` says.
 
     ``triton.jit`` reads the environment instead, and then only works where nothing imported Triton
-    before the variable was set. Kernels made here keep to ``triton.language``'s own builtins: the
+    before the variable was set. These kernels use only ``triton.language``'s own builtins: the
     helpers of its standard library (``tl.sum``, ``tl.zeros``, …) were decorated with it.
     """
     if interpreting():

@@ -96,7 +96,7 @@ _KNOWN: dict[str, Callable[[], LayerNorm]] = {
 
 
 def layer_norms(device: str = "cuda") -> tuple[dict[str, LayerNorm], dict[str, str]]:
-    """This package's layer norm and its baselines, as far as they are there.
+    """This package's layer norm and the baselines that are installed.
 
     Parameters
     ----------
@@ -112,18 +112,19 @@ def layer_norms(device: str = "cuda") -> tuple[dict[str, LayerNorm], dict[str, s
 
     Examples
     --------
-    >>> found, missing = layer_norms("cpu")
-    >>> "torch" in found, missing["Liger"]
+    >>> from roundoff.kernels.baselines import layer_norms
+    >>> norms, missing = layer_norms("cpu")
+    >>> "torch" in norms, missing["Liger"]
     (True, 'made for a GPU')
     """
-    found, missing = {}, {}
+    norms, missing = {}, {}
     on_cpu = {"torch", "roundoff"} if interpreting() else {"torch"}
     for label, make in _KNOWN.items():
         if not device.startswith("cuda") and label not in on_cpu:
             missing[label] = "made for a GPU"
             continue
         try:
-            found[label] = make()
+            norms[label] = make()
         except (ImportError, OSError, AttributeError) as error:
             missing[label] = f"{type(error).__name__}: {error}"
-    return found, missing
+    return norms, missing

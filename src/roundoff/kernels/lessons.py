@@ -1,8 +1,8 @@
-"""Small kernels to learn from: a two-stage backward that is right, and one with a lock.
+"""Short kernels for the page: a correct backward in two stages, and one with a lock.
 
-They take rows that fit in one block and are not tuned; :func:`roundoff.kernels.layer_norm` is the
-one to use, and ``fast_backward`` the first stage of its backward. The page
-:ref:`triton-layer-norm` walks through them.
+They take rows that fit in one block and are not tuned. :func:`roundoff.kernels.layer_norm` is the
+one to use; ``fast_backward`` is the first stage of its backward. The page
+:ref:`triton-layer-norm` explains them.
 """
 
 # A language of its own, typed by Triton.
@@ -88,6 +88,7 @@ def tutorial_groups(columns: int) -> int:
 
     Examples
     --------
+    >>> from roundoff.kernels.lessons import tutorial_groups
     >>> [tutorial_groups(n) for n in (1024, 4096, 8192, 8193)]
     [256, 128, 96, 64]
     """
@@ -128,6 +129,8 @@ def two_stage(
 
     Examples
     --------
+    >>> import torch
+    >>> from roundoff.kernels.lessons import two_stage
     >>> device = "cuda" if torch.cuda.is_available() else "cpu"
     >>> x = torch.tensor([[-1.0, 1.0], [-1.0, 1.0]], device=device)
     >>> zero, one = torch.zeros(2, device=device), torch.ones(2, device=device)

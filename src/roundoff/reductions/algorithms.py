@@ -32,6 +32,8 @@ def sequential(x: Array) -> Array:
 
     Examples
     --------
+    >>> import numpy as np
+    >>> from roundoff.reductions import sequential
     >>> sequential(np.array([1e8, 1.0, 1.0, 1.0, 1.0], np.float32))
     np.float32(1e+08)
     """
@@ -51,6 +53,8 @@ def pairwise_numpy(x: Array) -> Array:
 
     Examples
     --------
+    >>> import numpy as np
+    >>> from roundoff.reductions import pairwise_numpy
     >>> x = np.linspace(0, 1, 1000, dtype=np.float32)
     >>> bool(pairwise_numpy(x) == np.sum(x))
     True
@@ -64,6 +68,8 @@ def pairwise(x: Array) -> Array:
 
     Examples
     --------
+    >>> import numpy as np
+    >>> from roundoff.reductions import pairwise
     >>> pairwise(np.array([1e8, 1.0, 3.0, 3.0], np.float32))
     np.float32(1.0000001e+08)
     """
@@ -92,7 +98,7 @@ def neumaier(x: Array) -> Array:
     """Sequential, with the rounding error of each addition kept, and their sum added at the end.
 
     Neumaier's improvement of Kahan's compensated sum. The error of an addition is itself a
-    floating-point number, whichever way it is found, so that the running sums can be taken
+    floating-point number, whichever formula gives it, so that the running sums can be taken
     first and all the errors after them: the bits are those of the loop. The error is as if
     computed in twice the precision, then rounded; the result may still depend on the order.
 
@@ -105,6 +111,8 @@ def neumaier(x: Array) -> Array:
 
     Examples
     --------
+    >>> import numpy as np
+    >>> from roundoff.reductions import neumaier
     >>> neumaier(np.array([1.0, 1e30, 1.0, -1e30], np.float64))
     np.float64(2.0)
     """
@@ -140,6 +148,8 @@ def binned(x: Array, folds: int = 3) -> Array:
 
     Examples
     --------
+    >>> import numpy as np
+    >>> from roundoff.reductions import binned
     >>> x = np.random.default_rng(0).standard_normal(1000).astype(np.float32)
     >>> binned(x) == binned(np.sort(x))
     np.True_
@@ -180,6 +190,8 @@ def mean(x: Array, dtype: Any) -> Any:
 
     Examples
     --------
+    >>> import numpy as np
+    >>> from roundoff.reductions import mean
     >>> mean(np.float32([1, 2, 4]), "float16")
     np.float32(2.3339844)
     """
@@ -198,6 +210,8 @@ def moments(x: Array) -> tuple[Any, Any]:
 
     Examples
     --------
+    >>> import numpy as np
+    >>> from roundoff.reductions import moments
     >>> moments(np.array([1.0, 3.0]))
     (np.float64(2.0), np.float64(1.0))
     """

@@ -58,6 +58,7 @@ def draw_values(name: str, size: int = 8192, seed: int = 0) -> npt.NDArray[np.fl
 
     Examples
     --------
+    >>> from roundoff.reductions import draw_values
     >>> draw_values("spikes", size=3)
     array([ 1.e+02, -1.e-04, -1.e-04])
     """
@@ -83,6 +84,7 @@ def work_dtype(dtype: Any) -> np.dtype[Any]:
 
     Examples
     --------
+    >>> from roundoff.reductions import work_dtype
     >>> work_dtype("float16"), work_dtype("float64")
     (dtype('float32'), dtype('float64'))
     """
@@ -111,6 +113,8 @@ def round_to(x: Any, dtype: Any, *, storage: bool = False) -> Any:
 
     Examples
     --------
+    >>> import numpy as np
+    >>> from roundoff.reductions import round_to
     >>> round_to([1 / 3, 1e5], "float16")
     array([0.33325195,        inf], dtype=float32)
     >>> round_to(np.float32(1) + np.float32(2) ** -12, "float16")
@@ -139,6 +143,7 @@ def draw_orders(size: int, count: int = 128, seed: int = 0) -> npt.NDArray[np.in
 
     Examples
     --------
+    >>> from roundoff.reductions import draw_orders
     >>> draw_orders(4, count=5).shape
     (2, 4)
     """
@@ -172,6 +177,8 @@ def arrange(x: npt.NDArray[Any], drawn: npt.NDArray[np.intp]) -> npt.NDArray[Any
 
     Examples
     --------
+    >>> import numpy as np
+    >>> from roundoff.reductions import arrange
     >>> arrange(np.array([2.0, 3.0, 1.0]), np.array([[2, 0, 1]]))
     array([[2., 3., 1.], [1., 2., 3.], [3., 2., 1.], [1., 2., 3.]])
     """

@@ -150,17 +150,17 @@ def tensor_core_matmul(
 
 
 def _operand(value: Any, name: str, operands: str | None) -> Held:
-    held = as_tensor(value)
-    if held is None:
+    operand = as_tensor(value)
+    if operand is None:
         raise ArgumentError(f"{name} is no tensor", got=type(value).__name__)
-    if not held.info.is_float:
-        raise DtypeError(f"{name} has no floating type", got=held.info.name)
-    if operands is None and held.info.precision > 24:
+    if not operand.info.is_float:
+        raise DtypeError(f"{name} has no floating type", got=operand.info.name)
+    if operands is None and operand.info.precision > 24:
         raise DtypeError(
-            f"{name} is too wide: its products would not be exact", got=held.info.name,
+            f"{name} is too wide: its products would not be exact", got=operand.info.name,
             expected="float32 or narrower", hint="convert it, or name operands=",
         )  # fmt: skip
-    return held
+    return operand
 
 
 def _power(exponent: torch.Tensor) -> torch.Tensor:

@@ -43,6 +43,7 @@ def exact_sum(x: npt.ArrayLike) -> Fraction:
 
     Examples
     --------
+    >>> from roundoff.reductions import exact_sum
     >>> exact_sum([0.1] * 10) == 1, float(exact_sum([1e300, 1.0, -1e300]))
     (False, 1.0)
     """
@@ -66,6 +67,8 @@ def round_exact(value: Fraction, dtype: Any) -> float:
 
     Examples
     --------
+    >>> from fractions import Fraction
+    >>> from roundoff.reductions import round_exact
     >>> round_exact(Fraction(1, 3), "float16"), round_exact(Fraction(65520), "float16")
     (0.333251953125, inf)
     """
@@ -89,6 +92,7 @@ def condition(x: npt.ArrayLike) -> float:
 
     Examples
     --------
+    >>> from roundoff.reductions import condition
     >>> condition([3.0, 1.0]), condition([1.0, -0.5])
     (1.0, 3.0)
     """
@@ -107,6 +111,8 @@ def signed_errors(results: npt.ArrayLike, truth: Fraction) -> npt.NDArray[np.flo
 
     Examples
     --------
+    >>> from fractions import Fraction
+    >>> from roundoff.reductions import signed_errors
     >>> signed_errors([0.25, 0.5], Fraction(1, 3))
     array([-0.08333333,  0.16666667])
     """
@@ -123,6 +129,8 @@ def distinct_bits(results: npt.NDArray[Any]) -> int:
 
     Examples
     --------
+    >>> import numpy as np
+    >>> from roundoff.reductions import distinct_bits
     >>> distinct_bits(np.array([0.0, -0.0, 1.0, 1.0], np.float32))
     3
     """
@@ -136,9 +144,9 @@ def judge(results: npt.ArrayLike, truth: Fraction, dtype: Any) -> dict[str, floa
     Parameters
     ----------
     results : array_like, shape (k,)
-        What k orders, or k repeats, gave.
+        Of k orders, or of k repeats.
     truth : Fraction
-        What they should have given.
+        The exact result.
     dtype : any
         Type of the results; its spacing at *truth* is the unit (ULP).
 
@@ -151,6 +159,9 @@ def judge(results: npt.ArrayLike, truth: Fraction, dtype: Any) -> dict[str, floa
 
     Examples
     --------
+    >>> import numpy as np
+    >>> from fractions import Fraction
+    >>> from roundoff.reductions import judge
     >>> judge(np.array([1.0, 1.25, 1.25]), Fraction(9, 8), np.float16)["spread ulp"] / 256
     1.0
     """
@@ -173,6 +184,7 @@ def numpy_depth(n: int) -> int:
 
     Examples
     --------
+    >>> from roundoff.reductions import numpy_depth
     >>> [numpy_depth(n) for n in (2, 8, 128, 256, 8192)]
     [1, 3, 18, 19, 24]
     """

@@ -1,94 +1,126 @@
-"""A module of the library imports only from floors below its own."""
+"""A module imports only from floors below its own, and no module imports one that imports it.
+
+``python tests/test_floors.py`` prints the graph of the library's modules, floor by floor, and its
+circles, and ends with status 1 where an import goes up or a circle is there.
+"""
 
 import ast
+import sys
 from pathlib import Path
 
 import pytest
 
+import roundoff
+
 SOURCE = Path(__file__).parents[1] / "src" / "roundoff"
-FLOORS = {
-    "errors": 0, "dtypes": 0,
-    "describe": 1, "compare": 1, "environment": 1, "script": 1,
-    "models": 2, "reductions": 2, "timing": 2, "ort": 2, "kernels": 2,
-    "evaluator": 3, "fusion": 3,
-    "localization": 4, "record": 4,
-    "backend": 5, "page": 5, "graph": 5, "runtimes": 5,
-    "__main__": 6,
-}  # fmt: skip
-# Peers on the two ground floors: dtypes raises the errors, compare describes what differs.
-SAME_FLOOR = {("dtypes", "errors"), ("compare", "describe")}
+#: The rooms of each floor. The package itself imports each of them by name, where it is needed.
+FLOORS = (
+    ("errors", "dtypes"),
+    ("environment", "script", "describe", "graph"),
+    ("compare", "timing", "reductions", "ort", "models", "kernels"),
+    ("evaluator", "fusion", "record"),
+    ("localization", "page"),
+    ("backend", "runtimes"),
+    ("__main__",),
+)
+FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
+#: On the ground floor the types raise the errors.
+PEERS = {("dtypes", "errors")}
+
+#: Module -> module that it imports -> the line.
+Graph = dict[str, dict[str, int]]
 
 
-def imported(path: Path) -> set[tuple[int, str]]:
-    """(line, room) of every import of this package in the file, wherever in it they stand."""
-    return {(line, target[1]) for line, target in targets_of(path) if len(target) > 1}
+def graph(source: Path = SOURCE) -> Graph:
+    """The imports of each module below *source*, wherever in it they stand."""
+    files = {path.relative_to(source).with_suffix("").as_posix(): path
+             for path in sorted(source.rglob("*.py"))}  # fmt: skip
+    return {module: imports(module, path, set(files)) for module, path in files.items()}
 
 
-def targets_of(path: Path) -> set[tuple[int, tuple[str, ...]]]:
-    """(line, dotted name) of every import of this package."""
-    package = ("roundoff", *path.relative_to(SOURCE).parent.parts)
-    found = set()
+def imports(module: str, path: Path, modules: set[str]) -> dict[str, int]:
+    package = ("roundoff", *module.split("/")[:-1])
+    lines: dict[str, int] = {}
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.ImportFrom):
             base = package[: len(package) - node.level + 1] if node.level else ()
-            full = (*base, *(node.module.split(".") if node.module else ()))
-            targets = [(*full, alias.name) for alias in node.names]
+            origin = (*base, *(node.module.split(".") if node.module else ()))
+            names = [(*origin, alias.name) for alias in node.names]
         elif isinstance(node, ast.Import):
-            targets = [tuple(alias.name.split(".")) for alias in node.names]
+            names = [tuple(alias.name.split(".")) for alias in node.names]
         else:
             continue
-        found |= {(node.lineno, t) for t in targets if t[0] == "roundoff"}
-    return found
+        for name in names:
+            imported = module_of(name, modules)
+            if imported and imported != module:
+                lines.setdefault(imported, node.lineno)
+    return lines
 
 
-def rooms() -> list[Path]:
-    return [p for p in sorted(SOURCE.rglob("*.py")) if p != SOURCE / "__init__.py"]
+def module_of(name: tuple[str, ...], modules: set[str]) -> str | None:
+    """The module that has a dotted name, or that is the longest part of it."""
+    if name[0] != "roundoff":
+        return None
+    for end in range(len(name), 1, -1):
+        path = "/".join(name[1:end])
+        for module in (path, f"{path}/__init__"):
+            if module in modules:
+                return module
+    return None
 
 
-@pytest.mark.parametrize("path", rooms(), ids=lambda p: str(p.relative_to(SOURCE)))
-def test_imports_go_down(path: Path) -> None:
-    room = path.relative_to(SOURCE).parts[0].removesuffix(".py")
-    assert room in FLOORS, f"{room} has no floor: add it to the house first"
-    for line, target in imported(path):
-        if target == room or target not in FLOORS:
-            continue
-        assert FLOORS[target] < FLOORS[room] or (room, target) in SAME_FLOOR, (
-            f"{path.name}:{line} imports {target} (floor {FLOORS[target]}) "
-            f"from {room} (floor {FLOORS[room]})"
-        )
+def room_of(module: str) -> str:
+    return module.split("/")[0]
 
 
-def test_an_upward_import_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "dtypes.py").write_text("def f():\n    from .page import Study\n", "utf-8")
-    monkeypatch.setitem(globals(), "SOURCE", tmp_path)
-    with pytest.raises(AssertionError, match=r"imports page \(floor 5\) from dtypes \(floor 0\)"):
-        test_imports_go_down(tmp_path / "dtypes.py")
+def upward(modules: Graph) -> list[str]:
+    """Imports of another room that is not on a lower floor."""
+    return [
+        f"{module}:{line} imports {imported} (floor {FLOOR[room_of(imported)]}) "
+        f"from floor {FLOOR[room_of(module)]}"
+        for module, others in modules.items()
+        for imported, line in others.items()
+        if (pair := (room_of(module), room_of(imported))) not in PEERS
+        and pair[0] != pair[1]
+        and FLOOR[pair[0]] <= FLOOR[pair[1]]
+    ]
 
 
-def neighbours() -> dict[str, set[str]]:
-    """Module -> modules of its own room that it imports, by their paths."""
-    found = {}
-    for path in rooms():
-        room = path.relative_to(SOURCE).parts[0]
-        found[str(path.relative_to(SOURCE))] = {
-            str(other.relative_to(SOURCE))
-            for _, target in targets_of(path)
-            for other in (SOURCE.joinpath(*target[1:]).with_suffix(".py"),
-                          SOURCE.joinpath(*target[1:-1]).with_suffix(".py"))
-            if other.exists() and other != path and other.relative_to(SOURCE).parts[0] == room
-        }  # fmt: skip
-    return found
-
-
-def circles() -> list[str]:
-    """Modules of one room that import each other, over however many others."""
-    reached = neighbours()
+def circles(modules: Graph) -> list[str]:
+    """Modules that import themselves, over however many others."""
+    reached = {module: set(others) for module, others in modules.items()}
     for _ in reached:
-        further = {m: n.union(*(reached[o] for o in n)) for m, n in reached.items()}
+        further = {m: others.union(*(reached[o] for o in others)) for m, others in reached.items()}
         if further == reached:
             break
         reached = further
     return sorted(module for module, others in reached.items() if module in others)
+
+
+def doubled(source: Path = SOURCE) -> list[str]:
+    """Names that are a module of a package and something else that it exports."""
+    pairs = []
+    for init in sorted(source.rglob("__init__.py")):
+        inner = {path.stem for path in init.parent.glob("*.py")}
+        inner |= {path.parent.name for path in init.parent.glob("*/__init__.py")}
+        for node in ast.walk(ast.parse(init.read_text("utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                names = [alias.asname or alias.name for alias in node.names]
+                pairs += [f"{init.parent.name}.{name}" for name in names if name in inner]
+    return pairs + [f"roundoff.{name}" for name in roundoff.__all__ if name in FLOOR]
+
+
+def library() -> Graph:
+    """The graph of the library, without the package that loads its rooms by name."""
+    return {module: others for module, others in graph().items() if module != "__init__"}
+
+
+def test_each_room_has_a_floor() -> None:
+    assert {room_of(module) for module in library()} == set(FLOOR)
+
+
+def test_imports_go_down() -> None:
+    assert upward(library()) == []
 
 
 # Rooms with modules that import each other where a function needs them.
@@ -96,13 +128,74 @@ CIRCLES = {"compare"}
 
 
 def test_no_module_imports_one_that_imports_it() -> None:
-    assert {module.split("/")[0] for module in circles()} <= CIRCLES
+    assert [module for module in circles(library()) if room_of(module) not in CIRCLES] == []
 
 
-def test_a_circle_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "page").mkdir()
-    for name, text in {"a": "from .b import f", "b": "from . import c", "d": "from . import a",
-                       "c": "def f():\n    import roundoff.page.a"}.items():  # fmt: skip
-        (tmp_path / "page" / f"{name}.py").write_text(text + "\n", "utf-8")
-    monkeypatch.setitem(globals(), "SOURCE", tmp_path)
-    assert circles() == ["page/a.py", "page/b.py", "page/c.py"]
+def test_no_name_is_a_module_and_something_else() -> None:
+    assert doubled() == []
+
+
+def write(folder: Path, **files: str) -> Path:
+    for name, text in files.items():
+        path = folder / f"{name.replace('__', '/', 1)}.py"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text + "\n", "utf-8")
+    return folder
+
+
+def test_an_upward_import_is_seen(tmp_path: Path) -> None:
+    lines = upward(graph(write(
+        tmp_path, dtypes="def f():\n    from .page.study import Study", page__study="",
+        page__table="import roundoff.dtypes\nfrom ..localization import localize", localization="",
+        compare__ulps="from roundoff import ort", ort__sessions="",
+    )))  # fmt: skip
+    (tmp_path / "ort" / "__init__.py").touch()
+    assert lines == [
+        "dtypes:2 imports page/study (floor 4) from floor 0",
+        "page/table:2 imports localization (floor 4) from floor 4",
+    ]
+    [first, *_] = upward(graph(tmp_path))
+    assert first == "compare/ulps:1 imports ort/__init__ (floor 2) from floor 2"
+
+
+@pytest.mark.parametrize("package", ["from .a import f", ""])
+def test_a_circle_is_seen(tmp_path: Path, package: str) -> None:
+    write(tmp_path, page__a="from .b import f", page__b="from . import c",
+          page__c="def f():\n    import roundoff.page.a", page__d="from . import a")  # fmt: skip
+    (tmp_path / "page" / "__init__.py").write_text(package, "utf-8")
+    assert circles(graph(tmp_path)) == ["page/a", "page/b", "page/c"]
+
+
+def test_a_circle_over_the_package_is_seen(tmp_path: Path) -> None:
+    write(tmp_path, page__a="from roundoff.page import g")
+    (tmp_path / "page" / "__init__.py").write_text("from .a import f", "utf-8")
+    assert circles(graph(tmp_path)) == ["page/__init__", "page/a"]
+
+
+def test_a_name_that_is_a_module_too_is_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, page__study="", page__a="")
+    (tmp_path / "page" / "__init__.py").write_text("from .a import f as study", "utf-8")
+    monkeypatch.setattr(roundoff, "__all__", ["graph", "ulp"])
+    assert doubled(tmp_path) == ["page.study", "roundoff.graph"]
+
+
+def main() -> int:
+    modules = library()
+    for floor, rooms in enumerate(FLOORS):
+        print(f"{floor}  {', '.join(rooms)}")
+        for module, others in modules.items():
+            if room_of(module) in rooms:
+                print(f"     {module} -> {', '.join(sorted(others)) or '(none)'}")
+    faults = {"imports that go up": upward(modules), "circles": circles(modules),
+              "names that are a module and something else": doubled()}  # fmt: skip
+    edges = sum(map(len, modules.values()))
+    print(f"{len(modules)} modules, {edges} imports")
+    for what, lines in faults.items():
+        print(f"{what}: {'; '.join(lines) or 'none'}")
+    return int(any(faults.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -176,34 +176,6 @@ def test_a_wide_table_and_bad_contrast_would_be_seen(address: str, tab, axe: str
     assert any(v.startswith("color-contrast") for v in serious(tab, axe))
 
 
-# What a reader would type -> the page that must be among the first answers.
-TOPICS = {
-    "gallery/numerics/plot_reduction_order": "order of a sum",
-    "gallery/numerics/plot_layer_norm_discrepancies": "LayerNormalization TF32",
-    "gallery/fusion/plot_gemm_fusion": "Gemm Concat",
-    "gallery/fusion/plot_llama_backend": "Llama backend",
-    "gallery/kernels/plot_triton_layer_norm": "Triton backward",
-    "glossary": "stash type",
-    "install": "install GPU",
-    "results": "results machines",
-}
-
-
-def test_search_finds_each_page_by_its_topic(site: Path, address: str, tab) -> None:
-    there = {name.removesuffix(".html") for name in pages(site)}
-    studies = {name for name in there if re.match(r"gallery/\w+/plot_", name)}
-    assert studies <= TOPICS.keys(), "a study without a topic"
-    for name in there & TOPICS.keys():
-        visit(tab, f"{address}/search.html?q={TOPICS[name].replace(' ', '+')}")
-        tab.wait_for_selector("ul.search li", timeout=10_000)
-        tab.wait_for_function(
-            "document.querySelector('.search-summary')?.innerText.match(/found|/)"
-        )
-        found = tab.locator("ul.search li > a").evaluate_all("as => as.map(a => a.href)")
-        first = [link.partition("#")[0].partition("?")[0] for link in found[:5]]
-        assert f"{address}/{name}.html" in first, f"{TOPICS[name]}: {first}"
-
-
 MOST_WEIGHT = 600_000
 
 
@@ -323,29 +295,49 @@ def test_a_page_offers_its_notebook_script_and_archive(site: Path, address: str,
             assert tab.request.get(link).ok, link
 
 
-def test_machines_change_in_step_and_without_moving_the_page(site, address: str, tab) -> None:
+MACHINES = "gallery/numerics/plot_layer_norm_discrepancies.html"
+# Whether every table that a machine is in shows that machine and no other.
+SHOWN = """m => [...document.querySelectorAll('.ro-tabs')].filter(t => t.querySelector(
+    `[data-m~="${m}"]`)).every(t => [...t.querySelectorAll('.ro-pane')].every(
+    p => p.checkVisibility() === p.dataset.m.split(' ').includes(m)))"""
+
+
+def choose_this_build(tab, address: str) -> None:
+    """Open a page of several machines, and take another one at its last table."""
     tab.set_viewport_size({"width": 1280, "height": 900})
-    visit(tab, f"{address}/gallery/numerics/plot_layer_norm_discrepancies.html")
-    shown = """m => [...document.querySelectorAll('.ro-tabs')].filter(t => t.querySelector(
-        `[data-m~="${m}"]`)).every(t => [...t.querySelectorAll('.ro-pane')].every(
-        p => p.checkVisibility() === p.dataset.m.split(' ').includes(m)))"""
-    assert tab.evaluate(shown, "nvidia-h200")
-    assert not tab.evaluate(shown, "this-build")
+    visit(tab, f"{address}/{MACHINES}")
     last = tab.locator('.ro-tabs label[for="ro-m-this-build"]').last
     last.scroll_into_view_if_needed()
-    before = last.bounding_box()["y"]
-    top = tab.evaluate("scrollY")
     last.click()
-    assert tab.evaluate(shown, "this-build")
-    assert tab.evaluate("scrollY") <= top, "the page jumped to its buttons"
-    assert last.is_visible()
-    assert before is not None
+
+
+def test_machines_change_in_step(address: str, tab) -> None:
+    visit(tab, f"{address}/{MACHINES}")
+    assert tab.evaluate(SHOWN, "nvidia-h200")
+    assert not tab.evaluate(SHOWN, "this-build")
+    choose_this_build(tab, address)
+    assert tab.evaluate(SHOWN, "this-build")
+    assert not tab.evaluate(SHOWN, "nvidia-h200")
+
+
+def test_another_machine_leaves_its_button_in_view(address: str, tab) -> None:
+    choose_this_build(tab, address)
+    button = tab.locator('.ro-tabs label[for="ro-m-this-build"]').last.bounding_box()
+    assert 0 <= button["y"] < 900
+
+
+def test_an_arrow_takes_the_next_machine(address: str, tab) -> None:
+    choose_this_build(tab, address)
     tab.keyboard.press("ArrowLeft")  # the buttons are one group
-    assert not tab.evaluate(shown, "this-build")
-    switch = tab.locator("#table-gaps .ro-pane:visible .ro-switch input")
+    assert not tab.evaluate(SHOWN, "this-build")
+
+
+def test_a_switch_shows_the_rest_of_its_table(address: str, tab) -> None:
+    tab.set_viewport_size({"width": 1280, "height": 900})
+    visit(tab, f"{address}/{MACHINES}")
     hidden = tab.locator("#table-gaps .ro-pane:visible .ro-more").first
     assert not hidden.is_visible()
-    switch.check()
+    tab.locator("#table-gaps .ro-pane:visible .ro-switch input").check()
     assert hidden.is_visible()
 
 

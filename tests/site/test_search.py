@@ -37,6 +37,7 @@ FIRST = {
     "results machines": "results",
     "install cuda": "install",
     "bibtex": "cite",
+    "stash type": "glossary",
 }
 # A gallery page comes first; which of them is no matter.
 STUDY = ("ORT", "onnx runtime", "bf16", "half precision", "matmul", "layer normalization")
@@ -62,6 +63,12 @@ def tab(browser):
 @pytest.mark.parametrize("query", FIRST)
 def test_the_page_that_answers_comes_first(address: str, tab, query: str) -> None:
     assert answers(tab, address, query)[:1] == [FIRST[query]]
+
+
+def test_every_study_is_the_answer_to_something(site: Path) -> None:
+    studies = site.glob("gallery/*/plot_*.html")
+    names = {page.relative_to(site).with_suffix("").as_posix() for page in studies}
+    assert names <= set(FIRST.values())
 
 
 @pytest.mark.parametrize("query", STUDY)

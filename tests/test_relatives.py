@@ -49,9 +49,23 @@ def nodes_of_the_angles(graph: Any) -> int:
     return len(nodes)
 
 
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-@pytest.mark.parametrize("with_mask", [False, True])
+slow = pytest.mark.slow(reason="every pair of choices is in one that is quick")
+
+
+@pytest.mark.parametrize(
+    ("attention", "dtype", "with_mask"),
+    [
+        ("eager", torch.float32, False),
+        ("eager", torch.float16, True),
+        ("sdpa", torch.float32, True),
+        ("sdpa", torch.float16, False),
+        pytest.param("eager", torch.float32, True, marks=slow),
+        pytest.param("eager", torch.float16, False, marks=slow),
+        pytest.param("sdpa", torch.float32, False, marks=slow),
+        pytest.param("sdpa", torch.float16, True, marks=slow),
+    ],
+    ids=str,
+)
 def test_one_llama_layer(attention: str, dtype: torch.dtype, with_mask: bool) -> None:
     """At most 21 nodes a call, and an error against float64 like eager torch's."""
     model = Llama(SIZE, 1, dtype, attention)

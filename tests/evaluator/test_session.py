@@ -24,6 +24,7 @@ from roundoff.evaluator import (
     Node,
     OrtKernel,
     TorchOnnxEvaluator,
+    generic,
 )
 from roundoff.evaluator.registry import torch_kernels
 
@@ -178,6 +179,19 @@ def test_one_operator_by_onnx_runtime(norm: onnx.ModelProto, norm_feeds: dict[st
         assert kernel.name in used.values()
 
 
+def test_the_known_names_are_onnx_runtime_s_kernel_of_one_operator(norm: onnx.ModelProto) -> None:
+    assert repr(MatMulOrt) == repr(OrtKernel("MatMul"))
+    assert repr(LayerNormalizationOrt) == repr(OrtKernel("LayerNormalization"))
+    for key, kernel in (
+        (("", "Add"), MatMulOrt),
+        (("com.microsoft", "MatMul"), MatMulOrt),
+        (("", "FusedMatMul"), OrtKernel("FusedMatMul", "com.microsoft")),
+    ):
+        with pytest.raises(ArgumentError, match="custom kernel of"):
+            TorchOnnxEvaluator(norm, custom_kernels={key: kernel})
+    TorchOnnxEvaluator(norm, custom_kernels={("ai.onnx", "MatMul"): MatMulOrt})
+
+
 def test_the_generic_kernel_is_onnx_runtime_to_the_bit(
     norm: onnx.ModelProto, norm_feeds: dict[str, Any]
 ) -> None:
@@ -285,6 +299,24 @@ def test_operators_of_onnx_runtime() -> None:
     for kernels in (["torch"], ["ort"]):
         (got,) = TorchOnnxEvaluator(model, kernels=kernels).run(None, feeds)
         np.testing.assert_allclose(got.numpy(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_operators_of_onnx_runtime_where_it_does_not_list_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import onnxruntime
+
+    state = onnxruntime.capi.onnxruntime_pybind11_state
+    generic._ort_operators.cache_clear()
+    try:
+        monkeypatch.delattr(state, "get_all_operator_schema")
+        test_operators_of_onnx_runtime()
+        model = text("agraph (float[n] X) => (float[n] Y) { Y = com.microsoft.Nonsense(X) }")
+        evaluator = TorchOnnxEvaluator(model)
+        with pytest.raises(ModelError, match=r"Nonsense_0.*not a registered function"):
+            evaluator.run(None, arrays(X=(3,)))
+    finally:
+        generic._ort_operators.cache_clear()
 
 
 def test_every_torch_kernel_is_of_a_version_that_onnx_knows() -> None:

@@ -92,10 +92,10 @@ def test_only_where_it_pays() -> None:
         text = f"g (float[{n}, 64] x, float[64, 64] w) => (float[{n}, 64] y) {{ y = MatMul(x, w) }}"
         fused, reasons = made(model(text))
         assert [node.op_type for node in fused.graph.node] == [op]
-        assert ("second island" in reasons) == (op == "MatMul")
+        assert ("second partition" in reasons) == (op == "MatMul")
         fused, reasons = made(model(text), processor="CUDA")
         assert [node.op_type for node in fused.graph.node] == ["MatMul"]
-    assert "second island" in reasons
+    assert "second partition" in reasons
 
 
 @pytest.mark.usefixtures("_small")

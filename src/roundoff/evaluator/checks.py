@@ -216,14 +216,14 @@ def _typed_by_constraints(
     node: Node, schema: Any, types: Mapping[str, TypeProto]
 ) -> dict[str, TypeProto]:
     """Check one input against the schema; the output has its type."""
-    given = types[node.proto.input[0]]
-    name = TensorProto.DataType.Name(given.tensor_type.elem_type).lower()
+    type_in = types[node.proto.input[0]]
+    name = TensorProto.DataType.Name(type_in.tensor_type.elem_type).lower()
     if f"tensor({name})" not in schema.inputs[0].types:
         raise DtypeError(
             f"node {node.label!r} ({node.operator})", got=name,
             expected=", ".join(sorted(schema.inputs[0].types)),
         )  # fmt: skip
-    return {node.outputs[0]: given}
+    return {node.outputs[0]: type_in}
 
 
 def _clean(error: Exception) -> str:
@@ -266,20 +266,20 @@ def guarded(node: Node, function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def check_declared(name: str, declared: TypeProto, found: TypeProto) -> None:
+def check_declared(name: str, declared: TypeProto, inferred: TypeProto) -> None:
     """An output has the element type that the graph declares.
 
     Raises
     ------
     ModelError
     """
-    if not (declared.HasField("tensor_type") and found.HasField("tensor_type")):
+    if not (declared.HasField("tensor_type") and inferred.HasField("tensor_type")):
         return
-    wanted, given = declared.tensor_type.elem_type, found.tensor_type.elem_type
-    if wanted and given and wanted != given:
+    wanted, actual = declared.tensor_type.elem_type, inferred.tensor_type.elem_type
+    if wanted and actual and wanted != actual:
         raise ModelError(
             f"output {name!r} is not of the type that the graph declares",
-            got=DTYPES[given].name,
+            got=DTYPES[actual].name,
             expected=DTYPES[wanted].name if wanted in DTYPES else f"unknown type {wanted}",
         )
 
@@ -294,10 +294,10 @@ def check_feed(name: str, value: Any, declared: TypeProto, truth: bool) -> None:
     """
     kind = declared.WhichOneof("value")
     if kind == "tensor_type":
-        given = type_proto(value) if value is not None else TypeProto()
-        if not given.HasField("tensor_type"):
+        actual = type_proto(value) if value is not None else TypeProto()
+        if not actual.HasField("tensor_type"):
             raise DtypeError(f"input {name!r}", got=type_name(value), expected="a tensor")
-        _check_tensor(name, value, given, declared.tensor_type, truth)
+        _check_tensor(name, value, actual, declared.tensor_type, truth)
     elif kind == "sequence_type" and not isinstance(value, list):
         raise DtypeError(f"input {name!r}", got=type_name(value), expected="a list")
     elif kind == "sequence_type":
@@ -308,12 +308,12 @@ def check_feed(name: str, value: Any, declared: TypeProto, truth: bool) -> None:
 
 
 def _check_tensor(
-    name: str, value: Any, given: TypeProto, wanted: TypeProto.Tensor, truth: bool
+    name: str, value: Any, actual: TypeProto, wanted: TypeProto.Tensor, truth: bool
 ) -> None:
-    found = given.tensor_type.elem_type
-    if wanted.elem_type and found != wanted.elem_type:
+    elem_type = actual.tensor_type.elem_type
+    if wanted.elem_type and elem_type != wanted.elem_type:
         info = DTYPES.get(wanted.elem_type)
-        if not (truth and info is not None and info.is_float and DTYPES[found].is_float):
+        if not (truth and info is not None and info.is_float and DTYPES[elem_type].is_float):
             raise DtypeError(
                 f"input {name!r}",
                 got=type_name(value),

@@ -41,23 +41,43 @@ class NotHandledError(Exception):
 
 
 class OrtKernel:
-    """Runs a node, alone, in an ONNX Runtime session; one session per combination of types.
+    """ONNX Runtime's kernel of an operator: its nodes run alone, in a session for each type.
+
+    Parameters
+    ----------
+    op_type : str, optional
+        The operator that it stands for, as ONNX names it; None for any. For another one in
+        ``custom_kernels`` it is refused.
+    domain : str
+        The operator's domain.
+
+    Attributes
+    ----------
+    name : str
+        What :meth:`~roundoff.evaluator.TorchOnnxEvaluator.kernels_used` reports: the operator's
+        name and ``Ort``, or ``ort``.
+    operator : tuple of str or None
+        (domain, op_type).
 
     Examples
     --------
     >>> from roundoff.evaluator import TorchOnnxEvaluator
-    >>> from roundoff.models import layer_norm_feeds, layer_norm_matmul
-    >>> kernels = {("", "MatMul"): OrtKernel("MatMulOrt")}
+    >>> from roundoff.models import layer_norm_matmul
+    >>> kernels = {("", "MatMul"): OrtKernel("MatMul")}
     >>> evaluator = TorchOnnxEvaluator(layer_norm_matmul(10), custom_kernels=kernels)
     >>> list(evaluator.kernels_used().values())
     ['torch', 'MatMulOrt', 'torch']
     """
 
-    def __init__(self, name: str = "ort") -> None:
-        self.name = name
+    def __init__(self, op_type: str | None = None, domain: str = "") -> None:
+        self.name = "ort" if op_type is None else f"{op_type}Ort"
+        self.operator = None if op_type is None else (domain, op_type)
 
     def __repr__(self) -> str:
-        return f"OrtKernel({self.name!r})"
+        if self.operator is None:
+            return "OrtKernel()"
+        domain, op_type = self.operator
+        return f"OrtKernel({op_type!r}, {domain!r})" if domain else f"OrtKernel({op_type!r})"
 
     @staticmethod
     def knows(node: Node) -> bool:
@@ -100,12 +120,17 @@ class OrtKernel:
 
 @functools.cache
 def _ort_operators() -> dict[tuple[str, str], Any] | None:
-    """Schemas of the operators that ONNX Runtime lists; None where it lists none."""
+    """Schemas of the operators that ONNX Runtime lists; None where it lists none.
+
+    The one private interface of ONNX Runtime that the library uses, as no public one tells which
+    operators there are before a session is created, nor which inputs they require: some kernels
+    end the process where one is left out. Without it a session says what it lacks.
+    """
     try:
         import onnxruntime
     except ImportError:  # the other kernels do without
         return {}
-    try:  # what ONNX Runtime's own documentation tools read; not promised to stay
+    try:  # ONNX Runtime's own documentation tools read it; it is not promised to stay
         schemas = onnxruntime.capi.onnxruntime_pybind11_state.get_all_operator_schema()
     except AttributeError:
         return None
@@ -135,11 +160,11 @@ def single_node_model(node: Node, inputs: tuple[Any, ...], opset: int | None = N
     names = _feed_names(node)
     absent = [n if x is not None else "" for n, x in zip(names, inputs, strict=True)]
     attributes = list(node.proto.attribute)
-    given = absent[: len(node.inputs)]
-    while given and not given[-1]:  # ONNX Runtime dies of a trailing input that is named ""
-        given.pop()
+    names_in = absent[: len(node.inputs)]
+    while names_in and not names_in[-1]:  # a trailing input named "" crashes ONNX Runtime
+        names_in.pop()
     proto = NodeProto(
-        op_type=node.op_type, domain=node.domain, name=node.name, input=given,
+        op_type=node.op_type, domain=node.domain, name=node.name, input=names_in,
         output=[f"output_{k}" if n else "" for k, n in enumerate(node.outputs)],
         attribute=[_in_float64(a) for a in attributes] if node.truth else attributes,
     )  # fmt: skip
@@ -171,12 +196,12 @@ def _from_session(x: Any) -> Any:
     return x if not isinstance(x, (np.ndarray, list)) else to_value(x)
 
 
-def _as_outputs(node: Node, made: list[Any]) -> Any:
+def _as_outputs(node: Node, results: list[Any]) -> Any:
     """One result per output of the node, None for those not asked for."""
     if len(node.outputs) == 1:
-        return made[0]
-    given = iter(made)
-    return tuple(next(given) if name else None for name in node.outputs)
+        return results[0]
+    remaining = iter(results)
+    return tuple(next(remaining) if name else None for name in node.outputs)
 
 
 _LOSSES = ("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss")
@@ -248,9 +273,9 @@ class ReferenceKernel:
             evaluator, expected = evaluators[types]
             feeds = {n: to_numpy(x) for n, x in _feeds(node, inputs).items()}
             with np.errstate(all="ignore"):
-                made = evaluator.run(None, feeds)
+                results = evaluator.run(None, feeds)
             return _as_outputs(
-                node, [_typed(node, x, t) for x, t in zip(made, expected, strict=True)]
+                node, [_typed(node, x, t) for x, t in zip(results, expected, strict=True)]
             )
 
         return call
@@ -277,20 +302,20 @@ def _reference(node: Node, inputs: tuple[Any, ...]) -> tuple[Any, list[Any]]:
     return evaluator, expected
 
 
-def _typed(node: Node, made: Any, expected: TypeProto | None) -> Any:
+def _typed(node: Node, result: Any, expected: TypeProto | None) -> Any:
     """A result of the reference evaluator as a value of the type that ONNX's definition gives."""
-    if isinstance(made, np.generic):
-        made = np.asarray(made)
-    value = to_value(made)
+    if isinstance(result, np.generic):
+        result = np.asarray(result)
+    value = to_value(result)
     narrow = isinstance(value, torch.Tensor) and value.dtype.is_floating_point
     if node.truth and narrow and value.dtype != torch.float64:
         raise NotHandledError(f"ONNX's reference {node.operator} computes in {value.dtype}")
     if expected is None or not expected.HasField("tensor_type") or isinstance(value, list):
         return value
-    found = type_proto(value, False).tensor_type.elem_type
+    got = type_proto(value, False).tensor_type.elem_type
     wanted = expected.tensor_type.elem_type
-    if wanted and found != wanted:
+    if wanted and got != wanted:
         raise NotHandledError(
-            f"ONNX's reference {node.operator} gave {DTYPES[found].name} for {DTYPES[wanted].name}"
+            f"ONNX's reference {node.operator} gave {DTYPES[got].name} for {DTYPES[wanted].name}"
         )
     return value

@@ -207,14 +207,14 @@ def _drop_external(message: Message) -> None:
 
 
 def _check_order(graph: GraphProto, outer: set[str]) -> None:
-    """Every result is made before it is read; say whether a cycle or the order is to blame."""
+    """Every result is computed before it is read; if not, a cycle or the order is to blame."""
     known = outer | {i.name for i in graph.input} | {t.name for t in graph.initializer}
     known |= {t.values.name for t in graph.sparse_initializer}
-    made_later = {name: node for node in graph.node for name in node.output if name}
+    producers = {name: node for node in graph.node for name in node.output if name}
     for index, node in enumerate(graph.node):
         for name in _reads(node):
-            if name and name not in known and name in made_later:
-                _raise_order(node, index, name, made_later)
+            if name and name not in known and name in producers:
+                _raise_order(node, index, name, producers)
         known |= set(node.output)
 
 
@@ -222,10 +222,10 @@ def _reads(node: Any) -> list[str]:
     names = list(node.input)
     for attribute in node.attribute:
         for body in (attribute.g, *attribute.graphs):
-            made = {i.name for i in body.input} | {t.name for t in body.initializer}
+            inside = {i.name for i in body.input} | {t.name for t in body.initializer}
             for inner in body.node:
-                names += [name for name in _reads(inner) if name not in made]
-                made |= set(inner.output)
+                names += [name for name in _reads(inner) if name not in inside]
+                inside |= set(inner.output)
     return names
 
 

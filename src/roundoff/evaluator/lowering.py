@@ -29,7 +29,7 @@ _MAX_DEPTH = 64
 
 @dataclasses.dataclass
 class Lowered:
-    """A graph of nodes: what :class:`~roundoff.evaluator.program.Graph` is made of."""
+    """A graph of nodes, from which :class:`~roundoff.evaluator.program.Graph` is compiled."""
 
     path: tuple[str, ...]
     inputs: list[str]
@@ -40,7 +40,7 @@ class Lowered:
     types: dict[str, TypeProto]
     captures: tuple[str, ...] = ()
     aliases: dict[str, str] = dataclasses.field(default_factory=dict)  # capture -> in the proto
-    made: set[str] = dataclasses.field(default_factory=set)
+    results: set[str] = dataclasses.field(default_factory=set)
     prefixes: set[str] = dataclasses.field(default_factory=set)
 
 
@@ -63,24 +63,24 @@ class _Scope:
         """The graph's name of a result that a node reads."""
         if not name:
             return ""
-        found = self.names.get(name)
-        if found is not None:
-            return found
-        found = self.outer_names.get(name)
-        if found is None:
+        unique = self.names.get(name)
+        if unique is not None:
+            return unique
+        unique = self.outer_names.get(name)
+        if unique is None:
             raise ModelError(
                 f"{self.prefix or 'the graph'} reads a result that nothing makes", got=name
             )
-        self.graph.aliases.setdefault(found, name)
-        return found
+        self.graph.aliases.setdefault(unique, name)
+        return unique
 
     def make(self, name: str) -> str:
         """The graph's name of a result that a node makes."""
         if not name:
             return ""
-        made = self.names.setdefault(name, self.prefix + name)
-        self.graph.made.add(made)
-        return made
+        unique = self.names.setdefault(name, self.prefix + name)
+        self.graph.results.add(unique)
+        return unique
 
 
 class Lowering:
@@ -125,7 +125,7 @@ class Lowering:
             raise ModelError("subgraphs are nested too deeply", got="/".join(path)[:100])
         prefix = "/".join((*path, "")) if parent is not None else ""
         inputs = [prefix + i.name for i in proto.input]
-        graph = Lowered(path, inputs, [], [], {}, set(), {}, made=set(inputs))
+        graph = Lowered(path, inputs, [], [], {}, set(), {}, results=set(inputs))
         names = {i.name: prefix + i.name for i in proto.input}
         scope = _Scope(graph, opsets, names, path, prefix, types=graph.types,
                        constants=graph.constants)  # fmt: skip
@@ -158,9 +158,9 @@ class Lowering:
         graph.optional = set(graph.inputs) & set(graph.constants)
 
     def _constant(self, scope: _Scope, name: str, value: Any) -> None:
-        made = scope.make(name)
-        scope.graph.types.setdefault(made, type_proto(value))
-        scope.graph.constants[made] = self.convert(value)
+        unique = scope.make(name)
+        scope.graph.types.setdefault(unique, type_proto(value))
+        scope.graph.constants[unique] = self.convert(value)
 
     def _node(self, proto: NodeProto, position: int, scope: _Scope) -> None:
         self.count += 1
@@ -181,16 +181,16 @@ class Lowering:
 
     def _attributes(self, proto: NodeProto, scope: _Scope) -> list[AttributeProto]:
         """The node's attributes, references to those of the function resolved."""
-        found = []
+        attributes = []
         for attribute in proto.attribute:
             if not attribute.ref_attr_name:
-                found.append(attribute)
+                attributes.append(attribute)
             elif attribute.ref_attr_name in scope.attributes:
                 copy = AttributeProto()
                 copy.CopyFrom(scope.attributes[attribute.ref_attr_name])
                 copy.name = attribute.name
-                found.append(copy)
-        return found
+                attributes.append(copy)
+        return attributes
 
     def _constant_node(
         self, proto: NodeProto, name: str, attributes: list[AttributeProto], scope: _Scope
@@ -255,7 +255,7 @@ class Lowering:
                 )
         node.captures = tuple(node.aliases)
         for outer, alias in node.aliases.items():  # what the body takes from beyond this graph
-            if outer not in graph.made:
+            if outer not in graph.results:
                 graph.aliases.setdefault(outer, alias)
         node.outputs = tuple(scope.make(n) for n in proto.output)
         node.proto = NodeProto(
@@ -272,9 +272,9 @@ class Lowering:
     def _body(self, node: Node, attribute: AttributeProto, scope: _Scope) -> Lowered:
         types: dict[str, TypeProto] = {}
         if node.operator == "Loop":
-            given = [None, None, *node.inputs[2:]]
+            actuals = [None, None, *node.inputs[2:]]
             for position, (formal, actual) in enumerate(
-                zip(attribute.g.input, given, strict=False)
+                zip(attribute.g.input, actuals, strict=False)
             ):
                 if actual is None:
                     types[formal.name] = helper.make_tensor_type_proto(9 if position else 7, [])
@@ -320,24 +320,24 @@ class Lowering:
             types=scope.types,
             constants=scope.constants,
         )
-        made = {n for node in function.node for n in node.output}
+        computed = {n for node in function.node for n in node.output}
         aliases = []
-        for formal, given in zip(function.output, proto.output, strict=False):
-            if not given:
+        for formal, actual_output in zip(function.output, proto.output, strict=False):
+            if not actual_output:
                 continue
-            if formal in made and formal not in inner.names:
-                inner.names[formal] = scope.make(given)
+            if formal in computed and formal not in inner.names:
+                inner.names[formal] = scope.make(actual_output)
             else:
-                aliases.append((formal, given))
+                aliases.append((formal, actual_output))
         for position, node in enumerate(function.node):
             self._node(node, position, inner)
         opset = inner.opsets.get("", 13)
-        for formal, given in aliases:
+        for formal, actual_output in aliases:
             copy = _Scope(**{**inner.__dict__, "opsets": {"": opset}})
             source = copy.read(formal)
-            copy.names = {source: source, given: scope.make(given)}
-            node = helper.make_node("Identity", [source], [given])
-            self._plain(node, "", f"Identity_{given}", [], copy, False)
+            copy.names = {source: source, actual_output: scope.make(actual_output)}
+            node = helper.make_node("Identity", [source], [actual_output])
+            self._plain(node, "", f"Identity_{actual_output}", [], copy, False)
 
     def _unique(self, scope: _Scope, label: str) -> str:
         """A prefix that no result of the graph has yet: node names need not be unique."""
@@ -357,15 +357,15 @@ def _without_shape(known: TypeProto) -> TypeProto:
 
 def _agreed(node: Node) -> dict[str, TypeProto]:
     """Types of the outputs of an If: element types on which both branches agree."""
-    found: dict[str, TypeProto] = {}
+    agreed: dict[str, TypeProto] = {}
     branches = list(node.subgraphs.values())
     for position, name in enumerate(node.outputs):
         types = [b.types.get(b.outputs[position]) for b in branches if position < len(b.outputs)]
         if len(types) == 2 and None not in types:
             first, second = (_without_shape(t) for t in types if t is not None)
             if first == second:
-                found[name] = first
-    return found
+                agreed[name] = first
+    return agreed
 
 
 def _small(value: Any, name: str) -> Any:

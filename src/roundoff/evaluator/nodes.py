@@ -43,15 +43,21 @@ class Node:
         Position in the ``nodes`` of its graph.
     path : tuple of str
         Function calls and subgraphs that hold it; empty in the main graph.
-    name, domain, op_type : str
-        As in the model; an empty name is replaced by ``"<op_type>_<position>"``.
+    name : str
+        As in the model; an empty one is replaced by ``"<op_type>_<position>"``.
+    domain : str
+        As in the model; ``""`` for ONNX's own.
+    op_type : str
+        As in the model.
     version : int
         Version of the operator: the opset in which its definition last changed. For a domain
         that ONNX does not define, the version of the opset that the model imports.
     opset : int
         Version of the opset of *domain* that the model imports.
-    inputs, outputs : tuple of str
-        Names of the results, unique in the graph; ``""`` for an absent one.
+    inputs : tuple of str
+        Names of the results that it reads, unique in the graph; ``""`` for an absent one.
+    outputs : tuple of str
+        Names of its results, unique in the graph; ``""`` for one that is not asked for.
     captures : tuple of str
         Results of the enclosing graph that the node's subgraphs read.
     aliases : dict of str to str
@@ -114,8 +120,8 @@ class Node:
 
         ONNX's floating attributes, defaults included, are float32: 1e-5 is 9.99999974737875e-06.
         """
-        found = self.attributes.get(name, default)
-        return float(np.float32(found)) if isinstance(found, float) else found
+        value = self.attributes.get(name, default)
+        return float(np.float32(value)) if isinstance(value, float) else value
 
     def has_input(self, position: int) -> bool:
         """Whether the input at *position* is given."""

@@ -1,8 +1,8 @@
 """A graph compiled to a flat list of closures over numbered slots.
 
 Everything that can be decided before a run is: kernels are bound, names become slot numbers, and
-a result takes the slot of one that has just been read for the last time, which frees it. A step
-of the inner loop is then one call: ``values[o] = f(values[a], values[b])``.
+a result takes the slot of one that has just been read for the last time, which frees it. An
+instruction of the inner loop is then one call: ``values[o] = f(values[a], values[b])``.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from .registry import Choice, check_supported
 from .values import signature, type_name
 
 Values = list[Any]
-Step = Callable[[Values], None]
+Instruction = Callable[[Values], None]
 
 
 class Bound:
-    """A node with its kernels: the first that can is used, the others are its deputies.
+    """A node with its kernels: the first that can is used, the others where it fails.
 
     Attributes
     ----------
@@ -92,14 +92,14 @@ class Bound:
                 break
             function: Any = self.functions[index]
             try:
-                made = function(*inputs)
+                outputs = function(*inputs)
             except Exception as next_error:
                 error = next_error
                 continue
             self.starts[signature(inputs)] = index
             self.used = self.kernels[index].name
             self.call = self.dispatch
-            return made
+            return outputs
         raise ModelError(
             f"node {self.node.label!r} ({self.node.operator}) fails on these inputs",
             got=", ".join(type_name(x) for x in inputs) + "; " + "; ".join(failures + self.reasons),
@@ -113,17 +113,17 @@ class Bound:
         if device.type == "cpu" or len({x.device.type for x in tensors}) < 2:
             return None
 
-        def call(*given: Any) -> Any:
+        def call(*inputs: Any) -> Any:
             return self.first_call(
-                *[x.to(device) if isinstance(x, torch.Tensor) else x for x in given]
+                *[x.to(device) if isinstance(x, torch.Tensor) else x for x in inputs]
             )
 
         try:
-            made = call(*inputs)
+            outputs = call(*inputs)
         except Exception:  # the kernel's own reason is told by its failure without the move
             return None
         self.call = call
-        return made
+        return outputs
 
     def dispatch(self, *inputs: Any) -> Any:
         """Compute the node with the kernel that managed inputs of these types before."""
@@ -165,12 +165,12 @@ def _brief(error: Exception) -> str:
 
 
 @dataclasses.dataclass
-class Plan:
-    """Slots and steps of a graph for one choice of the results to keep."""
+class Schedule:
+    """Slots and instructions of a graph for one choice of the results to return."""
 
     template: Values
     slots: dict[str, int]  # inputs and captures
-    steps: list[Step]
+    instructions: list[Instruction]
     inputs: list[tuple[int, ...]]
     outputs: list[tuple[int, ...]]
     clears: list[tuple[int, ...]]
@@ -184,7 +184,9 @@ class Graph:
     ----------
     nodes : tuple of Node
         In the order in which they run.
-    input_names, output_names, captures : tuple of str
+    input_names : tuple of str
+    output_names : tuple of str
+    captures : tuple of str
     constants : dict of str to value
     """
 
@@ -202,63 +204,63 @@ class Graph:
             kernels = choice.kernels(node)
             check_supported(node, kernels)
             self.bound.append(Bound(node, kernels))
-        self._plans: dict[tuple[str, ...], Plan] = {}
+        self._schedules: dict[tuple[str, ...], Schedule] = {}
         self.names = {*self.input_names, *self.captures, *self.constants} | {
             n for node in self.nodes for n in node.outputs if n
         }
 
-    def plan(self, keep: tuple[str, ...]) -> Plan:
-        """Slots and steps to compute the results named in *keep*."""
-        found = self._plans.get(keep)
-        if found is None:
-            found = self._plans[keep] = _Planner(self, keep).plan()
-        return found
+    def schedule(self, keep: tuple[str, ...]) -> Schedule:
+        """Slots and instructions to compute the results named in *keep*."""
+        schedule = self._schedules.get(keep)
+        if schedule is None:
+            schedule = self._schedules[keep] = _Scheduler(self, keep).schedule()
+        return schedule
 
     def call(self, arguments: Sequence[Any], keep: tuple[str, ...] | None = None) -> list[Any]:
         """Run: *arguments* are the inputs in order, then the captures."""
-        plan = self.plan(self.output_names if keep is None else keep)
-        values = plan.template.copy()
-        for slot, value in zip(plan.slots.values(), arguments, strict=True):
+        schedule = self.schedule(self.output_names if keep is None else keep)
+        values = schedule.template.copy()
+        for slot, value in zip(schedule.slots.values(), arguments, strict=True):
             values[slot] = value
-        self.execute(plan, values)
-        return [values[k] for k in plan.kept]
+        self.execute(schedule, values)
+        return [values[k] for k in schedule.kept]
 
-    def execute(self, plan: Plan, values: Values) -> None:
-        """Run all steps; a step whose kernel fails is taken over by its deputies."""
-        remaining = iter(plan.steps)
+    def execute(self, schedule: Schedule, values: Values) -> None:
+        """Run all instructions; where a kernel fails, the node's next kernel takes its place."""
+        remaining = iter(schedule.instructions)
         while True:
             try:
-                for step in remaining:
-                    step(values)
+                for instruction in remaining:
+                    instruction(values)
                 return
             except Exception as error:
-                self._take_over(plan, values, plan.steps.index(step), error)
+                self._take_over(schedule, values, schedule.instructions.index(instruction), error)
 
-    def _take_over(self, plan: Plan, values: Values, index: int, error: Exception) -> None:
+    def _take_over(self, schedule: Schedule, values: Values, index: int, error: Exception) -> None:
         bound = self.bound[index]
-        inputs = tuple(values[k] for k in plan.inputs[index])
-        made = bound.recover(inputs, error)
-        _store(values, plan.outputs[index], made)
-        for slot in plan.clears[index]:
+        inputs = tuple(values[k] for k in schedule.inputs[index])
+        outputs = bound.recover(inputs, error)
+        _store(values, schedule.outputs[index], outputs)
+        for slot in schedule.clears[index]:
             values[slot] = None
-        plan.steps[index] = _step(
-            bound.call, plan.inputs[index], plan.outputs[index], plan.clears[index]
+        schedule.instructions[index] = _instruction(
+            bound.call, schedule.inputs[index], schedule.outputs[index], schedule.clears[index]
         )
 
     def observe(
         self, arguments: Sequence[Any]
     ) -> Iterator[tuple[Node, tuple[Any, ...], tuple[Any, ...], str]]:
         """Run, giving (node, inputs, outputs, kernel) after each node."""
-        plan = self.plan(self.output_names)
-        values = plan.template.copy()
-        for slot, value in zip(plan.slots.values(), arguments, strict=True):
+        schedule = self.schedule(self.output_names)
+        values = schedule.template.copy()
+        for slot, value in zip(schedule.slots.values(), arguments, strict=True):
             values[slot] = value
         for index, bound in enumerate(self.bound):
-            inputs = tuple(values[k] for k in plan.inputs[index])
-            made = self.run_bound(bound, inputs)
-            _store(values, plan.outputs[index], made)
-            outputs = made if isinstance(made, tuple) else (made,)
-            for slot in plan.clears[index]:
+            inputs = tuple(values[k] for k in schedule.inputs[index])
+            result = self.run_bound(bound, inputs)
+            _store(values, schedule.outputs[index], result)
+            outputs = result if isinstance(result, tuple) else (result,)
+            for slot in schedule.clears[index]:
                 values[slot] = None
             yield bound.node, inputs, outputs, bound.used or ""
 
@@ -271,7 +273,7 @@ class Graph:
             return bound.recover(inputs, error)
 
 
-class _Planner:
+class _Scheduler:
     """Gives results their slots, in the order of the nodes."""
 
     def __init__(self, graph: Graph, keep: tuple[str, ...]) -> None:
@@ -292,14 +294,14 @@ class _Planner:
         self.template.append(value)
         return len(self.template) - 1
 
-    def plan(self) -> Plan:
+    def schedule(self) -> Schedule:
         graph = self.graph
         fixed = set(graph.constants) | set(self.keep)
         last: dict[str, int] = {}
         for index, node in enumerate(graph.nodes):
             last.update(dict.fromkeys((*node.inputs, *node.captures), index))
         arguments = {n: self.slots[n] for n in (*graph.input_names, *graph.captures)}
-        plan = Plan(self.template, arguments, [], [], [], [], [])
+        schedule = Schedule(self.template, arguments, [], [], [], [], [])
         for index, (node, bound) in enumerate(zip(graph.nodes, graph.bound, strict=True)):
             reads = (*node.inputs, *node.captures)
             inputs = tuple(self.slots[n] if n else self.none for n in reads)
@@ -310,12 +312,14 @@ class _Planner:
             freed = {inputs[k] for k, n in enumerate(reads) if n in dying} - set(outputs)
             freed |= {self.slots[n] for n in unread}
             self.free += [self.slots.pop(n) for n in unread]
-            plan.inputs.append(inputs)
-            plan.outputs.append(outputs)
-            plan.clears.append(tuple(sorted(freed)))
-            plan.steps.append(_step(bound.call, inputs, outputs, plan.clears[-1]))
-        plan.kept = [self.slots[n] if n else self.none for n in self.keep]
-        return plan
+            schedule.inputs.append(inputs)
+            schedule.outputs.append(outputs)
+            schedule.clears.append(tuple(sorted(freed)))
+            schedule.instructions.append(
+                _instruction(bound.call, inputs, outputs, schedule.clears[-1])
+            )
+        schedule.kept = [self.slots[n] if n else self.none for n in self.keep]
+        return schedule
 
     def _place(self, name: str) -> int:
         if not name:
@@ -325,23 +329,23 @@ class _Planner:
         return slot
 
 
-def _store(values: Values, outputs: tuple[int, ...], made: Any) -> None:
-    if len(outputs) == 1:
-        values[outputs[0]] = made
+def _store(values: Values, slots: tuple[int, ...], result: Any) -> None:
+    if len(slots) == 1:
+        values[slots[0]] = result
         return
-    for slot, value in zip(outputs, made, strict=False):
+    for slot, value in zip(slots, result, strict=False):
         if slot >= 0:
             values[slot] = value
 
 
-def _step(
+def _instruction(
     f: Callable[..., Any], ins: tuple[int, ...], outs: tuple[int, ...], clears: tuple[int, ...]
-) -> Step:
+) -> Instruction:
     """The closure that runs one node; the common shapes have one of their own."""
     if len(outs) == 1 and len(ins) == 2 and len(clears) == 1:
-        return _pair_step(f, ins, outs[0], clears[0])
+        return _pair_instruction(f, ins, outs[0], clears[0])
     if len(outs) != 1 or clears or not 1 <= len(ins) <= 3:
-        return _any_step(f, ins, outs, clears)
+        return _any_instruction(f, ins, outs, clears)
     o = outs[0]
     if len(ins) == 1:
         (a,) = ins
@@ -365,7 +369,9 @@ def _step(
     return three
 
 
-def _pair_step(f: Callable[..., Any], ins: tuple[int, ...], o: int, clear: int) -> Step:
+def _pair_instruction(
+    f: Callable[..., Any], ins: tuple[int, ...], o: int, clear: int
+) -> Instruction:
     """Two inputs, both read for the last time: one slot is taken, the other cleared."""
     a, b = ins
 
@@ -376,9 +382,9 @@ def _pair_step(f: Callable[..., Any], ins: tuple[int, ...], o: int, clear: int) 
     return two
 
 
-def _any_step(
+def _any_instruction(
     f: Callable[..., Any], ins: tuple[int, ...], outs: tuple[int, ...], clears: tuple[int, ...]
-) -> Step:
+) -> Instruction:
     if len(outs) == 1:
         o = outs[0]
 

@@ -7,7 +7,6 @@ definition that it was not written for: a newer one falls to a generic kernel.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,9 +14,9 @@ from roundoff.errors import ArgumentError, UnsupportedError
 
 from .generic import NotHandledError, OrtKernel, ReferenceKernel
 from .nodes import Node
+from .torch_kernels import REGISTERED
 
 Function = Callable[..., Any]
-Factory = Callable[[Node], Function]
 
 
 class Kernel:
@@ -54,32 +53,9 @@ class Kernel:
         raise NotImplementedError
 
 
-_TORCH: dict[tuple[str, str], dict[int, Factory]] = {}
-
-
-def torch_kernel(op_type: str, *versions: int, domain: str = "") -> Callable[[Factory], Factory]:
-    """Register a factory ``node -> function`` for *op_type*, in exactly these versions."""
-
-    def register(factory: Factory) -> Factory:
-        known = _TORCH.setdefault((domain, op_type), {})
-        for version in versions:
-            if version in known:
-                raise ArgumentError(f"two torch kernels for {op_type} {version}")
-            known[version] = factory
-        return factory
-
-    return register
-
-
-def _load() -> None:
-    """Import the torch kernels, which registers them."""
-    importlib.import_module(".torch_kernels", __package__)
-
-
 def torch_kernels() -> dict[tuple[str, str], tuple[int, ...]]:
     """(domain, operator) -> versions that have a torch kernel."""
-    _load()
-    return {key: tuple(sorted(found)) for key, found in sorted(_TORCH.items())}
+    return {key: tuple(sorted(versions)) for key, versions in sorted(REGISTERED.items())}
 
 
 class TorchKernel(Kernel):
@@ -95,8 +71,7 @@ class TorchKernel(Kernel):
         NotHandledError
             No torch kernel for this operator, version or combination of attributes.
         """
-        _load()
-        factory = _TORCH.get((node.domain, node.op_type), {}).get(node.version)
+        factory = REGISTERED.get((node.domain, node.op_type), {}).get(node.version)
         if factory is None:
             raise NotHandledError(f"no torch kernel for {node.operator} version {node.version}")
         return factory(node)
@@ -139,9 +114,9 @@ REFERENCE_FIRST: dict[tuple[str, str], str] = {
 _CONTROL = {("", "If"), ("", "Loop"), ("", "Scan")}
 
 #: ``custom_kernels={("", "LayerNormalization"): LayerNormalizationOrt}``: torch everywhere else.
-LayerNormalizationOrt = OrtKernel("LayerNormalizationOrt")
+LayerNormalizationOrt = OrtKernel("LayerNormalization")
 #: ``custom_kernels={("", "MatMul"): MatMulOrt}``: torch everywhere but in matrix products.
-MatMulOrt = OrtKernel("MatMulOrt")
+MatMulOrt = OrtKernel("MatMul")
 
 
 class Choice:
@@ -158,7 +133,7 @@ class Choice:
     def __init__(
         self, custom: Mapping[tuple[str, str], Any] | None, order: Any, truth: bool
     ) -> None:
-        self.custom = {_key(k): _kernel(k, v) for k, v in dict(custom or {}).items()}
+        self.custom = {_key(k): _kernel(_key(k), v) for k, v in dict(custom or {}).items()}
         self.truth = truth
         default = TRUTH_ORDER if truth else DEFAULT_ORDER
         self.by_operator: dict[tuple[str, str], tuple[str, ...]] = {}
@@ -193,23 +168,29 @@ def _key(key: Any) -> tuple[str, str]:
     return ("" if key[0] == "ai.onnx" else key[0], key[1])
 
 
-def _kernel(key: Any, given: Any) -> Any:
-    if isinstance(given, type):
-        given = given()
-    if hasattr(given, "bind"):
-        return given
-    if callable(given):
-        return FunctionKernel(given)
+def _kernel(key: tuple[str, str], kernel: Any) -> Any:
+    if isinstance(kernel, type):
+        kernel = kernel()
+    if isinstance(kernel, OrtKernel) and kernel.operator not in (None, key):
+        raise ArgumentError(
+            f"custom kernel of {key}",
+            got=kernel,
+            expected=f"{OrtKernel(key[1], key[0])}, OrtKernel() or another kernel",
+        )
+    if hasattr(kernel, "bind"):
+        return kernel
+    if callable(kernel):
+        return FunctionKernel(kernel)
     raise ArgumentError(
-        f"custom kernel of {key}", got=type(given).__name__, expected="a Kernel or a function"
+        f"custom kernel of {key}", got=type(kernel).__name__, expected="a Kernel or a function"
     )
 
 
-def _order(given: Any) -> tuple[str, ...]:
-    names = (given,) if isinstance(given, str) else tuple(given)
-    if not names or any(n not in BY_NAME for n in names):
-        raise ArgumentError("kernels", got=given, expected=f"names among {', '.join(BY_NAME)}")
-    return names
+def _order(names: Any) -> tuple[str, ...]:
+    order = (names,) if isinstance(names, str) else tuple(names)
+    if not order or any(n not in BY_NAME for n in order):
+        raise ArgumentError("kernels", got=names, expected=f"names among {', '.join(BY_NAME)}")
+    return order
 
 
 def check_supported(node: Node, kernels: Sequence[Any]) -> None:

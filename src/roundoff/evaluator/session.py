@@ -60,15 +60,18 @@ class TorchOnnxEvaluator:
         has ONNX's reference before it.
     truth : bool
         Compute in float64 throughout, whatever the model's types say: every floating constant
-        and feed is widened, a Cast to a floating type gives float64, and attributes such as
+        and feed is converted, a Cast to a floating type gives float64, and attributes such as
         ``stash_type`` that ask for a narrower type are ignored. Integers keep their types and
         their wrapping: QuantizeLinear still rounds to its integer type, so a quantised model's
         truth includes its quantisation, but none of the rounding of its floating arithmetic.
 
     Attributes
     ----------
-    input_names, output_names : list of str
-        Inputs that have a default value (an initializer of the same name) may be left out.
+    input_names : list of str
+        Inputs, in the model's order; one that has a default value (an initializer of the same
+        name) may be left out of the feeds.
+    output_names : list of str
+        Outputs, in the model's order.
     nodes : tuple of Node
         In execution order, local functions inlined (``node.path`` says where a node comes
         from). If, Loop and Scan are one node each; ``node.subgraphs`` holds their bodies.
@@ -111,7 +114,7 @@ class TorchOnnxEvaluator:
         self.settings = Settings(tuple(providers), _device(providers), truth)
         loaded = load(model)
         choice = Choice(custom_kernels, kernels, truth)
-        lowered = Lowering(loaded, choice.replaced, self._constant, self.settings).main()
+        lowered = Lowering(loaded, choice.replaced, self._prepared, self.settings).main()
         self._declared = {i.name: i.type for i in loaded.graph.input if i.type.WhichOneof("value")}
         self._graph = Graph(lowered, choice)
         self.input_names = list(self._graph.input_names)
@@ -125,9 +128,6 @@ class TorchOnnxEvaluator:
             for k, (o, n) in enumerate(zip(loaded.graph.output, lowered.outputs, strict=True))
             if n not in lowered.types and o.type.HasField("tensor_type")
         ]  # fmt: skip
-
-    def _constant(self, value: Any) -> Any:
-        return self._widened(value)
 
     def run(self, names: Sequence[str] | None, feeds: Mapping[str, Any]) -> list[Any]:
         """Run the model.
@@ -196,10 +196,10 @@ class TorchOnnxEvaluator:
         running = self._graph.observe(arguments)
         while True:
             with torch.no_grad():
-                found = next(running, None)
-            if found is None:
+                step = next(running, None)
+            if step is None:
                 return
-            yield Step(*found)
+            yield Step(*step)
 
     def run_node(self, node: Node | int | str, inputs: Sequence[Any]) -> tuple[Any, ...]:
         """Run one node (itself, its index or its name) on *inputs*, and nothing else.
@@ -216,9 +216,9 @@ class TorchOnnxEvaluator:
                 f"inputs of node {bound.node.label!r}", got=len(inputs), expected=str(expected)
             )
         with torch.no_grad():
-            values = tuple(self._widened(to_value(x)) for x in inputs)
-            made = self._graph.run_bound(bound, values)
-        return made if isinstance(made, tuple) else (made,)
+            values = tuple(self._prepared(to_value(x)) for x in inputs)
+            result = self._graph.run_bound(bound, values)
+        return result if isinstance(result, tuple) else (result,)
 
     def _find(self, node: Node | int | str) -> Bound:
         if isinstance(node, Node):
@@ -267,10 +267,10 @@ class TorchOnnxEvaluator:
                 value = to_value(value)
                 if name in self._declared:
                     check_feed(name, value, self._declared[name], self.settings.truth)
-            arguments.append(self._widened(value))
+            arguments.append(self._prepared(value))
         return arguments
 
-    def _widened(self, value: Any) -> Any:
+    def _prepared(self, value: Any) -> Any:
         """The value on the device, in float64 in truth mode."""
         settings = self.settings
         if isinstance(value, torch.Tensor):
@@ -282,7 +282,7 @@ class TorchOnnxEvaluator:
                 value = value.to(torch.complex128)
             return value
         if isinstance(value, list):
-            return [self._widened(item) for item in value]
+            return [self._prepared(item) for item in value]
         if settings.truth and elem_type(value) and dtype_info(elem_type(value)).is_float:
             return torch.from_numpy(value.astype("float64"))
         return value

@@ -22,12 +22,16 @@ BY_TOKEN = (0, 2, 1, 3)  # (batch, heads, sequence, head) <-> (batch, sequence, 
 
 @dataclasses.dataclass
 class Parts:
-    """What attention is made of, found upwards from its last product.
+    """The parts of attention, searched upwards from its last product.
 
     Attributes
     ----------
-    q, k, v : ir.Value
-        (batch, heads, sequence, head); k and v of as many heads as q.
+    q : ir.Value
+        Queries, (batch, heads, sequence, head).
+    k : ir.Value
+        Keys, of as many heads.
+    v : ir.Value
+        Values, of as many heads.
     scale : float
         Of the scores.
     mask : ir.Value or None
@@ -64,28 +68,29 @@ class Attention(Rule):
     )
 
     def rewrite(self, g: Editor, node: ir.Node) -> bool:
-        found = find(g, node)
-        if found is None:
+        parts = find(g, node)
+        if parts is None:
             return False
-        shape, keys = g.shape(found.q), g.shape(found.k)
-        if shape is None or keys is None or len(shape) != 4 or keys != g.shape(found.v):
-            raise Refusal(f"queries {shape}, keys {keys}, values {g.shape(found.v)}")
+        shape, keys = g.shape(parts.q), g.shape(parts.k)
+        if shape is None or keys is None or len(shape) != 4 or keys != g.shape(parts.v):
+            raise Refusal(f"queries {shape}, keys {keys}, values {g.shape(parts.v)}")
         if shape != keys:
             raise Refusal(f"{shape[2]} queries of {keys[2]} keys")
-        dtype = found.q.dtype
+        dtype = parts.q.dtype
         floats = {ir.DataType.FLOAT, ir.DataType.FLOAT16}
         floats |= {ir.DataType.BFLOAT16} if g.processor == "CUDA" else set()
         if dtype not in floats:
             raise Refusal(f"no kernel for {dtype} on the {g.processor}")
-        causal, mask = classify(g, found.mask, shape)
-        zeroed = found.dead is not None and mask is not None and not has_keys(g, mask)
-        rows = _rows(g, found, shape, node) if zeroed else None
+        causal, mask = classify(g, parts.mask, shape)
+        zeroed = parts.dead is not None and mask is not None and not has_keys(g, mask)
+        rows = _rows(g, parts, shape, node) if zeroed else None
         # GroupQueryAttention needs whole 16-byte rows, and has no float32 kernel on CUDA: one of
         # ours takes it there.
         has_kernel = g.processor == "CPU" or dtype != ir.DataType.FLOAT or g.ours
         grouped = causal and shape[3] % 8 == 0 and has_kernel
-        emit = self._grouped if grouped else self._plain
-        flat = emit(g, found, shape, causal, mask, node)
+        flat = (
+            self._grouped(g, parts, node) if grouped else self._plain(g, parts, causal, mask, node)
+        )
         if rows is not None:
             alive, dead = rows
             zero = g.initializer(np.zeros((), dtype.numpy()), "zero")
@@ -98,30 +103,17 @@ class Attention(Rule):
         return True
 
     def _plain(
-        self,
-        g: Editor,
-        p: Parts,
-        shape: tuple[int, ...],
-        causal: bool,
-        mask: ir.Value | None,
-        at: ir.Node,
+        self, g: Editor, p: Parts, causal: bool, mask: ir.Value | None, at: ir.Node
     ) -> ir.Value:
-        batch, heads, length, head = shape
+        batch, heads, length, head = g.shape(p.q) or ()
         q, k, v = (tokens(g, x, at) for x in (p.q, p.k, p.v))
         inputs = [q, k, v, None, None, mask] if mask is not None else [q, k, v]
         return g.emit("MultiHeadAttention", inputs, at, shapes=[[batch, length, heads * head]],
                       like=q, domain=MICROSOFT, rule=self.name, num_heads=heads, scale=p.scale,
                       unidirectional=int(causal))[0]  # fmt: skip
 
-    def _grouped(
-        self,
-        g: Editor,
-        p: Parts,
-        shape: tuple[int, ...],
-        causal: bool,
-        mask: ir.Value | None,
-        at: ir.Node,
-    ) -> ir.Value:
+    def _grouped(self, g: Editor, p: Parts, at: ir.Node) -> ir.Value:
+        shape = g.shape(p.q) or ()
         batch, heads, length, head = shape
         k, v = unrepeated(g, p.k), unrepeated(g, p.v)
         if g.shape(k) != g.shape(v):
@@ -131,15 +123,15 @@ class Attention(Rule):
         total = g.initializer(np.array([length], np.int32), "total_length")
         inputs = [*(tokens(g, x, at) for x in (p.q, k, v)), None, None, last, total]
         present = [batch, some, length, head]
-        made = g.emit("GroupQueryAttention", inputs, at,
-                      shapes=[[batch, length, heads * head], present, present], like=p.q,
-                      domain=MICROSOFT, rule=self.name, num_heads=heads, kv_num_heads=some,
-                      scale=p.scale, do_rotary=0, rotary_interleaved=0)  # fmt: skip
-        # The operator returns what it attended to: no need to make keys and values twice.
-        for source, copy in ((k, made[1]), (v, made[2])):
+        outputs = g.emit("GroupQueryAttention", inputs, at,
+                         shapes=[[batch, length, heads * head], present, present], like=p.q,
+                         domain=MICROSOFT, rule=self.name, num_heads=heads, kv_num_heads=some,
+                         scale=p.scale, do_rotary=0, rotary_interleaved=0)  # fmt: skip
+        # The operator returns what it attended to: keys and values need not be computed twice.
+        for source, copy in ((k, outputs[1]), (v, outputs[2])):
             if g.is_output(source):
                 g.replace(source, copy, returned_only=True)
-        return made[0]
+        return outputs[0]
 
 
 def find(g: Editor, node: ir.Node) -> Parts | None:
@@ -162,10 +154,10 @@ def find(g: Editor, node: ir.Node) -> Parts | None:
     wide = g.node(source, "Cast")
     source = wide.inputs[0] if wide is not None else source
     scores, mask = _masked(g, source)
-    found = _scores(g, scores)
-    if found is None:
+    operands = _scores(g, scores)
+    if operands is None:
         return None
-    q, turned, scale = found
+    q, turned, scale = operands
     if dead is not None and not _shut_out(g, dead, mask):
         raise Refusal("probabilities are replaced where the mask alone does not say so")
     k = g.transpose(turned, [0, 1, 3, 2], node) if rank == 4 else turned
@@ -343,8 +335,8 @@ class PresentKeys(Rule):
     def rewrite(self, g: Editor, node: ir.Node) -> bool:
         if len(node.outputs) > 1 or len(g.shape(node.inputs[1]) or ()) != 3:
             return False
-        found = [self._by_head(g, node, i) for i in (1, 2)]
-        if None in found:
+        by_head = [self._by_head(g, node, i) for i in (1, 2)]
+        if None in by_head:
             return False
         if g.processor != "CPU":
             raise Refusal("on CUDA the operator's keys and values cost its fast kernels")
@@ -352,10 +344,10 @@ class PresentKeys(Rule):
         batch, length, width = g.shape(node.inputs[1]) or ()
         present = [batch, heads, length, width // heads]
         kept = {k: a.value for k, a in node.attributes.items()}
-        made = g.emit("MultiHeadAttention", list(node.inputs), node,
-                      shapes=[g.shape(out), present, present], like=out, domain=MICROSOFT,
-                      rule=self.name, **kept)  # fmt: skip
-        for old, new in zip((out, *found), made, strict=True):
+        outputs = g.emit("MultiHeadAttention", list(node.inputs), node,
+                         shapes=[g.shape(out), present, present], like=out, domain=MICROSOFT,
+                         rule=self.name, **kept)  # fmt: skip
+        for old, new in zip((out, *by_head), outputs, strict=True):
             assert old is not None
             g.replace(old, new)
         g.graph.sort()
@@ -430,8 +422,10 @@ def again(
     g: Editor, node: ir.Node, inputs: list[ir.Value | None], rule: str, **changed: object
 ) -> None:
     """The node once more, with other inputs and attributes, in place of itself."""
-    kept = {k: a.value for k, a in node.attributes.items()} | changed
-    made = g.emit(node.op_type, inputs, node, shapes=[g.shape(o) for o in node.outputs],
-                  like=list(node.outputs), domain=node.domain, rule=rule, **kept)  # fmt: skip
-    for old, new in zip(node.outputs, made, strict=True):
+    attributes = {k: a.value for k, a in node.attributes.items()} | changed
+    shapes = [g.shape(o) for o in node.outputs]
+    outputs = g.emit(node.op_type, inputs, node, shapes=shapes,
+                     like=list(node.outputs), domain=node.domain, rule=rule,
+                     **attributes)  # fmt: skip
+    for old, new in zip(node.outputs, outputs, strict=True):
         g.replace(old, new)

@@ -254,9 +254,9 @@ class SlicesToSplit(Rule):
         shape = g.shape(x)
         parts: dict[int, tuple[int, ir.Node]] = {}
         for use in x.uses():
-            found = self._bounds(g, use.node) if use.node.op_type == "Slice" else None
-            if found is not None and found[0] == axis and found[1] not in parts:
-                parts[found[1]] = (found[2], use.node)
+            bounds = self._bounds(g, use.node) if use.node.op_type == "Slice" else None
+            if bounds is not None and bounds[0] == axis and bounds[1] not in parts:
+                parts[bounds[1]] = (bounds[2], use.node)
         sizes, nodes, at = [], [], 0
         while shape is not None and at < shape[axis] and at in parts:
             end, piece = parts[at]
@@ -280,9 +280,9 @@ class SlicesToSplit(Rule):
         earliest = next(n for n in g.graph if n in nodes)
         shapes = [list(g.shape(n.outputs[0]) or ()) for n in nodes]
         lengths = g.initializer(np.array(sizes, dtype=np.int64), "lengths")
-        made = g.emit("Split", [x, lengths], earliest, shapes=shapes, like=x, axis=axis,
-                      rule=self.name)  # fmt: skip
-        for piece, value in zip(nodes, made, strict=True):
+        outputs = g.emit("Split", [x, lengths], earliest, shapes=shapes, like=x, axis=axis,
+                         rule=self.name)  # fmt: skip
+        for piece, value in zip(nodes, outputs, strict=True):
             g.replace(piece.outputs[0], value)
 
     @staticmethod
@@ -312,15 +312,15 @@ class WholeGather(Rule):
 
     def rewrite(self, g: Editor, node: ir.Node) -> bool:
         x, out = node.inputs[0], node.outputs[0]
-        indices, shape, made = g.constant(node.inputs[1]), g.shape(x), g.shape(out)
-        if x is None or indices is None or shape is None or made is None:
+        indices, shape, out_shape = g.constant(node.inputs[1]), g.shape(x), g.shape(out)
+        if x is None or indices is None or shape is None or out_shape is None:
             return False
         if g.attribute(node, "batch_dims", 0) != 0 or indices.shape[-1] != len(shape):
             return False
         flat = np.ravel_multi_index(tuple(np.moveaxis(indices, -1, 0)), shape, mode="wrap")
         if not np.array_equal(flat.reshape(-1), np.arange(math.prod(shape))):
             raise Refusal("the indices do not name every element once, in order")
-        g.replace(out, g.reshape(x, made, node))
+        g.replace(out, g.reshape(x, out_shape, node))
         return True
 
 
@@ -340,9 +340,9 @@ class DivideOnce(Rule):
             shape = g.shape(node.outputs[0])
             if shape is None:
                 return False
-            made = g.emit("Div", [x, divided.inputs[0]], node, shapes=[shape], like=x,
-                          rule=self.name)  # fmt: skip
-            g.replace(node.outputs[0], made[0])
+            outputs = g.emit("Div", [x, divided.inputs[0]], node, shapes=[shape], like=x,
+                             rule=self.name)  # fmt: skip
+            g.replace(node.outputs[0], outputs[0])
             return True
         return False
 

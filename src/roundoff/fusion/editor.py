@@ -32,8 +32,8 @@ class Editor:
     processor : {"CPU", "CUDA"}
         Where the model is to run; a rule emits only what has a kernel there.
     static : iterable of str
-        Inputs that rarely change between runs (weights): what is computed from them alone may be
-        computed ahead.
+        Inputs that rarely change between runs (weights): what depends on them alone may be
+        precomputed.
     tf32 : bool
         Whether float32 products on CUDA may round to TF32.
     ours : bool
@@ -61,18 +61,18 @@ class Editor:
         self._constants: dict[ir.Value, np.ndarray | None] = {}
         self._static: dict[ir.Value, bool] = {}
         self._names = {v.name for v in self.graph.inputs} | set(self.graph.initializers)
-        self._given: set[str | None] = set()
+        self._original: set[str | None] = set()
         for node in self.graph:
             self._names.update(o.name for o in node.outputs)
-        self._given |= self._names
+        self._original |= self._names
         self._node_names = {n.name for n in self.graph}
 
     # Questions
 
     def node(self, value: ir.Value | None, *ops: str) -> ir.Node | None:
         """The node that makes *value*, if it is one of *ops* (any domain of ours or ONNX's)."""
-        found = value.producer() if value is not None else None
-        return found if found is not None and found.op_type in ops else None
+        producer = value.producer() if value is not None else None
+        return producer if producer is not None and producer.op_type in ops else None
 
     def constant(self, value: ir.Value | None) -> np.ndarray | None:
         """The value, where it depends on nothing but initialisers and constants; else None."""
@@ -106,8 +106,8 @@ class Editor:
 
     def attribute(self, node: ir.Node, name: str, default: Any = None) -> Any:
         """An attribute's value, or the default."""
-        found = node.attributes.get(name)
-        return default if found is None else found.value
+        attribute = node.attributes.get(name)
+        return default if attribute is None else attribute.value
 
     def axis(self, node: ir.Node, default: int = -1) -> int:
         """The ``axis`` of a node, counted from the front."""
@@ -153,8 +153,8 @@ class Editor:
         feeds = [self.constant(i) for i in node.inputs]
         if any(f is None and i is not None for f, i in zip(feeds, node.inputs, strict=True)):
             return None
-        made = _evaluate(node, feeds, self.opset)
-        return made[list(node.outputs).index(value)]
+        outputs = _evaluate(node, feeds, self.opset)
+        return outputs[list(node.outputs).index(value)]
 
     # Changes
 
@@ -225,14 +225,14 @@ class Editor:
         shape = self.shape(value)
         if shape is None:
             raise ModelError("cannot transpose a value of unknown shape", got=value.name)
-        made = [shape[p] for p in perm]
-        return self.emit("Transpose", [value], before, shapes=[made], like=value, perm=perm)[0]
+        shapes = [[shape[p] for p in perm]]
+        return self.emit("Transpose", [value], before, shapes=shapes, like=value, perm=perm)[0]
 
     def replace(self, old: ir.Value, new: ir.Value, *, returned_only: bool = False) -> None:
         """Let every reader of *old*, the graph's outputs included, read *new*.
 
-        A value that a rule made takes the name of what it stands for: by their names the graphs
-        before and after are compared. With *returned_only* the nodes keep reading *old*, and
+        A value that a rule introduced takes the name of what it stands for: by their names the
+        graphs before and after are compared. With *returned_only* the nodes keep reading *old*, and
         the graph returns *new*.
         """
         for node, index in list(old.uses()) if not returned_only else ():
@@ -242,15 +242,15 @@ class Editor:
             if new.producer() is None or self.is_output(new):
                 last = old.producer()
                 assert last is not None
-                made = self.emit("Identity", [new], last, shapes=[()], like=new)[0]
-                made.shape, new = new.shape, made
+                copy = self.emit("Identity", [new], last, shapes=[()], like=new)[0]
+                copy.shape, new = new.shape, copy
             self._take_name(old, new)
             for i, output in enumerate(self.graph.outputs):
                 if output is old:
                     self.graph.outputs[i] = new
             return
-        fresh = new.producer() is not None and new.name not in self._given
-        if fresh and old.name in self._given and not returned_only:
+        fresh = new.producer() is not None and new.name not in self._original
+        if fresh and old.name in self._original and not returned_only:
             self._take_name(old, new)
 
     def _take_name(self, old: ir.Value, new: ir.Value) -> None:
@@ -316,9 +316,9 @@ def _evaluate(
         [onnx.ValueInfoProto(name=n) for n in proto.output if n],
     )
     model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", opset)])
-    given = {i: f for i, f in zip(proto.input, feeds, strict=True) if i}
+    known = {i: f for i, f in zip(proto.input, feeds, strict=True) if i}
     try:
-        made = iter(ReferenceEvaluator(model).run(None, given))
-        return [np.asarray(next(made)) if o else None for o in proto.output]
+        outputs = iter(ReferenceEvaluator(model).run(None, known))
+        return [np.asarray(next(outputs)) if o else None for o in proto.output]
     except Exception:  # a node it does not implement stays in the graph
         return [None] * len(proto.output)

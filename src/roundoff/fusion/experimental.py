@@ -1,4 +1,4 @@
-"""Tier "experimental": kernels that are not ONNX Runtime's, between islands of it.
+"""Tier "experimental": kernels that are not ONNX Runtime's, between partitions that it runs.
 
 On CUDA a rule replaces several kernels that are bound by memory by one in Triton that moves each
 element once. Its node, of domain ``roundoff``, runs there, or with
@@ -50,19 +50,19 @@ class Ours(Rule):
     tier = "experimental"
 
     def rewrite(self, g: Editor, node: ir.Node) -> bool:
-        found = self.match(g, node)
-        if found is None:
+        match = self.match(g, node)
+        if match is None:
             return False
         if not g.ours:
             raise Refusal(missing(g.processor, False) or "kernels of ours were not asked for")
-        self.emit(g, node, found)
+        self.emit(g, node, match)
         return True
 
     def match(self, g: Editor, node: ir.Node) -> Any:
-        """What was found, or None."""
+        """What the pattern consists of; None where it is not there."""
         raise NotImplementedError
 
-    def emit(self, g: Editor, node: ir.Node, found: Any) -> None:
+    def emit(self, g: Editor, node: ir.Node, match: Any) -> None:
         """Put the kernel in its place."""
         raise NotImplementedError
 
@@ -91,11 +91,11 @@ class SiluTimesUp(Ours):
             return halves.inputs[0]
         return None
 
-    def emit(self, g: Editor, node: ir.Node, found: ir.Value) -> None:
+    def emit(self, g: Editor, node: ir.Node, match: ir.Value) -> None:
         out = node.outputs[0]
-        made = g.emit("SiluMul", [found], node, shapes=[g.shape(out)], like=out, domain=OURS,
-                      rule=self.name)  # fmt: skip
-        g.replace(out, made[0])
+        outputs = g.emit("SiluMul", [match], node, shapes=[g.shape(out)], like=out, domain=OURS,
+                         rule=self.name)  # fmt: skip
+        g.replace(out, outputs[0])
 
 
 class RotaryQkv(Ours):
@@ -117,7 +117,7 @@ class RotaryQkv(Ours):
             raise Refusal("grouped heads: repeating keys and values would cost more than it saves")
         return node
 
-    def emit(self, g: Editor, node: ir.Node, found: ir.Node) -> None:
+    def emit(self, g: Editor, node: ir.Node, match: ir.Node) -> None:
         heads = int(g.attribute(node, "num_heads"))
         groups = int(g.attribute(node, "kv_num_heads"))
         shapes = [g.shape(v) for v in node.outputs]
@@ -150,7 +150,7 @@ class OwnAttention(Ours):
         dtype = node.outputs[0].dtype
         return dtype is not None and (dtype.name, g.tf32) in cls.types
 
-    def emit(self, g: Editor, node: ir.Node, found: ir.Node) -> None:
+    def emit(self, g: Editor, node: ir.Node, match: ir.Node) -> None:
         q, k, v = node.inputs[:3]
         batch, groups, length, head = g.shape(node.outputs[1]) or ()
         if g.attribute(node, "do_rotary", 0):
@@ -179,14 +179,14 @@ def attend(
     heads, scale = int(g.attribute(node, "num_heads")), float(g.attribute(node, "scale"))
     shape = g.shape(out)
     if OwnAttention.pays(g, node):
-        made = g.emit("CausalAttention", [q, k, v], node, shapes=[shape], like=out, domain=OURS,
-                      rule=rule, tf32=int(g.tf32), num_heads=heads, scale=scale)  # fmt: skip
+        outputs = g.emit("CausalAttention", [q, k, v], node, shapes=[shape], like=out, domain=OURS,
+                         rule=rule, tf32=int(g.tf32), num_heads=heads, scale=scale)  # fmt: skip
     else:
         inputs = [q, _repeated(g, k, heads, node), _repeated(g, v, heads, node)]
-        made = g.emit("MultiHeadAttention", inputs, node, shapes=[shape], like=out,
-                      domain=MICROSOFT, rule=rule, num_heads=heads, scale=scale,
-                      unidirectional=1)  # fmt: skip
-    g.replace(out, made[0])
+        outputs = g.emit("MultiHeadAttention", inputs, node, shapes=[shape], like=out,
+                         domain=MICROSOFT, rule=rule, num_heads=heads, scale=scale,
+                         unidirectional=1)  # fmt: skip
+    g.replace(out, outputs[0])
     g.replace(keys, k)
     g.replace(values, v)
 
@@ -199,12 +199,12 @@ def _repeated(g: Editor, x: ir.Value, heads: int, at: ir.Node) -> ir.Value:
     wide = [batch, groups, heads // groups, length, head]
     target = g.initializer(np.array(wide, dtype=np.int64), "shape")
     thin = g.reshape(x, [batch, groups, 1, length, head], at)
-    made = g.emit("Expand", [thin, target], at, shapes=[wide], like=x)[0]
-    return g.reshape(made, [batch, heads, length, head], at)
+    repeated = g.emit("Expand", [thin, target], at, shapes=[wide], like=x)[0]
+    return g.reshape(repeated, [batch, heads, length, head], at)
 
 
 class AddRmsNorm(Ours):
-    """Pattern: SkipSimplifiedLayerNormalization. Becomes AddRmsNorm, one row held in registers.
+    """Pattern: SkipSimplifiedLayerNormalization. Becomes AddRmsNorm, one row in registers.
 
     The sum is stored where something reads it. Conditions: rows of at most 16,384 elements.
     """
@@ -216,16 +216,16 @@ class AddRmsNorm(Ours):
         _fits(g, node.inputs[2])
         return node if len(node.inputs) == 3 else None
 
-    def emit(self, g: Editor, node: ir.Node, found: ir.Node) -> None:
+    def emit(self, g: Editor, node: ir.Node, match: ir.Node) -> None:
         out, total = node.outputs[0], node.outputs[3]
         shape, keep = g.shape(out), g.uses(total) > 0
-        made = g.emit("AddRmsNorm", list(node.inputs), node,
-                      shapes=[shape, shape if keep else None], like=out, domain=OURS,
-                      rule=self.name, epsilon=float(g.attribute(node, "epsilon")),
-                      keep=int(keep))  # fmt: skip
-        g.replace(out, made[0])
+        outputs = g.emit("AddRmsNorm", list(node.inputs), node,
+                         shapes=[shape, shape if keep else None], like=out, domain=OURS,
+                         rule=self.name, epsilon=float(g.attribute(node, "epsilon")),
+                         keep=int(keep))  # fmt: skip
+        g.replace(out, outputs[0])
         if keep:
-            g.replace(total, made[1])
+            g.replace(total, outputs[1])
 
 
 class EmbedRmsNorm(Ours):
@@ -248,14 +248,14 @@ class EmbedRmsNorm(Ours):
         _fits(g, node.inputs[1])
         return gathered
 
-    def emit(self, g: Editor, node: ir.Node, found: ir.Node) -> None:
+    def emit(self, g: Editor, node: ir.Node, gathered: ir.Node) -> None:
         out = node.outputs[0]
         shape = g.shape(out)
-        made = g.emit("EmbedRmsNorm", [*found.inputs, node.inputs[1]], node, shapes=[shape, shape],
-                      like=out, domain=OURS, rule=self.name,
-                      epsilon=float(g.attribute(node, "epsilon")))  # fmt: skip
-        g.replace(out, made[0])
-        g.replace(found.outputs[0], made[1])
+        outputs = g.emit("EmbedRmsNorm", [*gathered.inputs, node.inputs[1]], node,
+                         shapes=[shape, shape], like=out, domain=OURS, rule=self.name,
+                         epsilon=float(g.attribute(node, "epsilon")))  # fmt: skip
+        g.replace(out, outputs[0])
+        g.replace(gathered.outputs[0], outputs[1])
         g.graph.sort()
 
 
@@ -265,38 +265,38 @@ def _fits(g: Editor, weight: ir.Value | None) -> None:
         raise Refusal(f"a row of {width} does not fit the registers")
 
 
-def _silu_mul(given: Sequence[Any], _: dict[str, Any]) -> tuple[Any, ...]:
+def _silu_mul(inputs: Sequence[Any], _: dict[str, Any]) -> tuple[Any, ...]:
     from roundoff.kernels.llama import silu_mul
 
-    return (silu_mul(given[0]),)
+    return (silu_mul(inputs[0]),)
 
 
-def _rotary_qkv(given: Sequence[Any], a: dict[str, Any]) -> tuple[Any, ...]:
+def _rotary_qkv(inputs: Sequence[Any], a: dict[str, Any]) -> tuple[Any, ...]:
     from roundoff.kernels.llama import rotary_qkv
 
-    packed, cos, sin = given
+    packed, cos, sin = inputs
     return rotary_qkv(packed, cos, sin, a["num_heads"], a["kv_num_heads"])
 
 
-def _causal_attention(given: Sequence[Any], a: dict[str, Any]) -> tuple[Any, ...]:
+def _causal_attention(inputs: Sequence[Any], a: dict[str, Any]) -> tuple[Any, ...]:
     from roundoff.kernels.llama import causal_attention
 
-    q, k, v = given
+    q, k, v = inputs
     return (causal_attention(q, k, v, a["num_heads"], a["scale"], bool(a["tf32"])),)
 
 
-def _add_rms_norm(given: Sequence[Any], a: dict[str, Any]) -> tuple[Any, ...]:
+def _add_rms_norm(inputs: Sequence[Any], a: dict[str, Any]) -> tuple[Any, ...]:
     from roundoff.kernels.llama import add_rms_norm
 
-    x, residual, weight = given
-    made = add_rms_norm(x, residual, weight, a["epsilon"], bool(a["keep"]))
-    return made if a["keep"] else made[:1]
+    x, residual, weight = inputs
+    outputs = add_rms_norm(x, residual, weight, a["epsilon"], bool(a["keep"]))
+    return outputs if a["keep"] else outputs[:1]
 
 
-def _embed_rms_norm(given: Sequence[Any], a: dict[str, Any]) -> tuple[Any, ...]:
+def _embed_rms_norm(inputs: Sequence[Any], a: dict[str, Any]) -> tuple[Any, ...]:
     from roundoff.kernels.llama import embed_rms_norm
 
-    table, ids, weight = given
+    table, ids, weight = inputs
     return embed_rms_norm(table, ids, weight, a["epsilon"])
 
 

@@ -52,10 +52,10 @@ class RmsNorm(Rule):
     def rewrite(self, g: Editor, node: ir.Node) -> bool:
         for normed, weight in (node.inputs, tuple(reversed(node.inputs))):
             inner = uncast(g, normed)
-            found = self._normed(g, inner)
-            if found is None or normed is None or weight is None:
+            parts = self._normed(g, inner)
+            if parts is None or normed is None or weight is None:
                 continue
-            wide, epsilon = found
+            wide, epsilon = parts
             x = uncast(g, wide, ir.DataType.FLOAT) if normed is not inner else wide
             shape = g.shape(x)
             if x is None or shape is None or g.shape(weight) != shape[-1:]:
@@ -63,9 +63,10 @@ class RmsNorm(Rule):
             out = node.outputs[0]
             if not x.dtype == weight.dtype == out.dtype:
                 raise Refusal(f"types differ: x {x.dtype}, weight {weight.dtype}, out {out.dtype}")
-            made = g.emit("SimplifiedLayerNormalization", [x, weight], node, shapes=[shape], like=x,
-                          axis=-1, epsilon=epsilon, stash_type=1, rule=self.name)  # fmt: skip
-            g.replace(out, made[0])
+            outputs = g.emit("SimplifiedLayerNormalization", [x, weight], node,
+                             shapes=[shape], like=x, axis=-1, epsilon=epsilon, stash_type=1,
+                             rule=self.name)  # fmt: skip
+            g.replace(out, outputs[0])
             return True
         return False
 
@@ -121,11 +122,11 @@ class SkipRmsNorm(Rule):
             raise Refusal("no bfloat16 kernel on the CPU")
         normed = node.outputs[0]
         shapes = [shape, None, None, shape]
-        made = g.emit("SkipSimplifiedLayerNormalization", [a, b, node.inputs[1]], node,
-                      shapes=shapes, like=normed, domain=MICROSOFT, rule=self.name,
-                      epsilon=float(g.attribute(node, "epsilon", 1e-5)))  # fmt: skip
-        g.replace(total.outputs[0], made[3])
-        g.replace(normed, made[0])
+        outputs = g.emit("SkipSimplifiedLayerNormalization", [a, b, node.inputs[1]], node,
+                         shapes=shapes, like=normed, domain=MICROSOFT, rule=self.name,
+                         epsilon=float(g.attribute(node, "epsilon", 1e-5)))  # fmt: skip
+        g.replace(total.outputs[0], outputs[3])
+        g.replace(normed, outputs[0])
         g.graph.sort()
         return True
 
@@ -144,10 +145,10 @@ class Rotary(Rule):
     )
 
     def rewrite(self, g: Editor, node: ir.Node) -> bool:
-        found = self._parts(g, node)
-        if found is None:
+        parts = self._parts(g, node)
+        if parts is None:
             return False
-        x, cos, sin = found
+        x, cos, sin = parts
         shape = g.shape(x)
         if shape is None or len(shape) != 4 or shape[-1] % 2:
             raise Refusal(f"x is {shape}, not (batch, heads, sequence, an even head size)")
@@ -164,10 +165,10 @@ class Rotary(Rule):
         flat = [g.reshape(t, [rows, head // 2], node) for t in tables if t is not None]
         ids = np.zeros(1, np.int64) if rows == length else np.arange(rows).reshape(batch, length)
         flat_x = g.reshape(g.transpose(x, [0, 2, 1, 3], node), [batch, length, heads * head], node)
-        made = g.emit("RotaryEmbedding", [flat_x, g.initializer(ids, "position_ids"), *flat], node,
-                      shapes=[[batch, length, heads * head]], like=x, domain=MICROSOFT,
-                      rule=self.name, interleaved=0, num_heads=heads)[0]  # fmt: skip
-        back = g.reshape(made, [batch, length, heads, head], node)
+        rotated = g.emit("RotaryEmbedding", [flat_x, g.initializer(ids, "position_ids"), *flat],
+                         node, shapes=[[batch, length, heads * head]], like=x, domain=MICROSOFT,
+                         rule=self.name, interleaved=0, num_heads=heads)[0]  # fmt: skip
+        back = g.reshape(rotated, [batch, length, heads, head], node)
         g.replace(node.outputs[0], g.transpose(back, [0, 2, 1, 3], node))
         return True
 
@@ -260,9 +261,9 @@ class Silu(Rule):
             shape = g.shape(x)
             if shape is None:
                 raise Refusal("the shape is not static")
-            made = g.emit("QuickGelu", [x], node, shapes=[shape], like=x, domain=MICROSOFT,
-                          rule=self.name, alpha=1.0)  # fmt: skip
-            g.replace(node.outputs[0], made[0])
+            outputs = g.emit("QuickGelu", [x], node, shapes=[shape], like=x, domain=MICROSOFT,
+                             rule=self.name, alpha=1.0)  # fmt: skip
+            g.replace(node.outputs[0], outputs[0])
             return True
         return False
 
@@ -270,7 +271,7 @@ class Silu(Rule):
 class TransposedProduct(Rule):
     """Pattern: MatMul with the Transpose of its second operand. Becomes FusedMatMul(transB=1).
 
-    Conditions: the Transpose exchanges the last two axes alone.
+    Conditions: the Transpose swaps the last two axes alone.
     """
 
     ops = ("MatMul",)
@@ -290,9 +291,10 @@ class TransposedProduct(Rule):
         shape = g.shape(node.outputs[0])
         if shape is None or len(g.shape(a) or ()) < 2:
             raise Refusal("the shape is not static, or the left operand is a vector")
-        made = g.emit("FusedMatMul", [a, turned.inputs[0]], node, shapes=[shape], like=a,
-                      domain=MICROSOFT, rule=self.name, transA=0, transB=1, alpha=1.0)  # fmt: skip
-        g.replace(node.outputs[0], made[0])
+        outputs = g.emit("FusedMatMul", [a, turned.inputs[0]], node, shapes=[shape], like=a,
+                         domain=MICROSOFT, rule=self.name, transA=0, transB=1,
+                         alpha=1.0)  # fmt: skip
+        g.replace(node.outputs[0], outputs[0])
         return True
 
 
@@ -316,10 +318,10 @@ class ScaledProduct(Rule):
             raise Refusal("the product before scaling has other readers")
         alpha = float(g.attribute(product, "alpha", 1.0)) * scale
         flags = {k: int(g.attribute(product, k, 0)) for k in ("transA", "transB")}
-        made = g.emit("FusedMatMul", list(product.inputs), node,
-                      shapes=[g.shape(node.outputs[0]) or ()], like=node.outputs[0],
-                      domain=MICROSOFT, rule=self.name, alpha=alpha, **flags)  # fmt: skip
-        g.replace(node.outputs[0], made[0])
+        outputs = g.emit("FusedMatMul", list(product.inputs), node,
+                         shapes=[g.shape(node.outputs[0]) or ()], like=node.outputs[0],
+                         domain=MICROSOFT, rule=self.name, alpha=alpha, **flags)  # fmt: skip
+        g.replace(node.outputs[0], outputs[0])
         return True
 
 
@@ -349,18 +351,18 @@ class PackedProducts(Rule):
         shapes = [g.shape(n.outputs[0]) or () for n in nodes]
         sizes = [s[-1] for s in shapes]
         weight = self._joined(g, [n.inputs[1] for n in nodes], rows, node)
-        made = g.emit(node.op_type, [x, weight], node, shapes=[[*shapes[0][:-1], sum(sizes)]],
-                      like=x, domain=node.domain, rule=self.name,
-                      **{k: a.value for k, a in node.attributes.items()})[0]  # fmt: skip
+        product = g.emit(node.op_type, [x, weight], node, shapes=[[*shapes[0][:-1], sum(sizes)]],
+                         like=x, domain=node.domain, rule=self.name,
+                         **{k: a.value for k, a in node.attributes.items()})[0]  # fmt: skip
         ends = [n.outputs[0] for n in nodes]
         biased = [self._biased(g, n.outputs[0]) for n in nodes]
         if all(b is not None for b in biased):
             bias = self._joined(g, [b[1] for b in biased if b], 0, node)
-            made = g.emit("Add", [made, bias], node, shapes=[made.shape or ()], like=x,
-                          rule=self.name)[0]  # fmt: skip
+            product = g.emit("Add", [product, bias], node, shapes=[product.shape or ()], like=x,
+                             rule=self.name)[0]  # fmt: skip
             ends = [b[0] for b in biased if b]
         lengths = g.initializer(np.array(sizes, dtype=np.int64), "lengths")
-        parts = g.emit("Split", [made, lengths], node, shapes=shapes, like=x, axis=-1,
+        parts = g.emit("Split", [product, lengths], node, shapes=shapes, like=x, axis=-1,
                        rule=self.name)  # fmt: skip
         for old, new in zip(ends, parts, strict=True):
             g.replace(old, new)

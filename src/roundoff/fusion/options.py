@@ -20,10 +20,10 @@ class OptimizationOptions:
     ----------
     patterns : str or None
         ``"default"``, ``"default+onnxruntime"`` or ``"default+onnxruntime+experimental"``; None
-        leaves the exporter's graph as it is. The last puts kernels between islands of ONNX
-        Runtime: in Triton on CUDA, torch's products on the CPU.
+        leaves the exporter's graph as it is. The last puts kernels between partitions that ONNX
+        Runtime runs: in Triton on CUDA, torch's products on the CPU.
     constant_folding : bool
-        Whether values that depend on constants alone are computed ahead and stored.
+        Whether values that depend on constants alone are precomputed and stored.
     verbose : int
         1 prints a line a rewrite.
     processor : {"CPU", "CUDA", None}

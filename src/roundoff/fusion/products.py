@@ -32,7 +32,7 @@ class TorchProduct(Rule):
     """Pattern: MatMul, FusedMatMul or Gemm with a matrix. Becomes TorchProduct, on the CPU.
 
     torch's library reads the weight where it lies and as it is stored, (out, in). ONNX Runtime's
-    kernels are made for weights that they may copy and pack, and the backend's weights may change.
+    kernels are written for weights that they may copy and pack, and the backend's may change.
     Conditions: float32 or float64; only the matrix transposed, nothing scaled; a bias of one
     number a column; at least ``least`` multiplications and additions.
     """
@@ -40,10 +40,10 @@ class TorchProduct(Rule):
     ops = ("MatMul", "FusedMatMul", "Gemm")
     tier = "experimental"
     source = "K. Goto, R. van de Geijn, Anatomy of high-performance matrix multiplication, 2008"
-    #: From here on the quicker product pays for the second island (some 20 µs a call): two products
-    #: of 2^24 between activations take 0.8 to 1.1 of the time, of 2^29 0.6 to 0.9, of 2^33 0.7, on
-    #: two cores that nothing else uses. Where others do, torch's threads wait for each other, and
-    #: a short product may take 15 ms.
+    #: From here on the faster product pays for the second partition (some 20 µs a call): two
+    #: products of 2^24 between activations take 0.8 to 1.1 of the time, of 2^29 0.6 to 0.9, of 2^33
+    #: 0.7, on two cores that nothing else uses. Where others do, torch's threads wait for each
+    #: other, and a short product may take 15 ms.
     least: ClassVar[int] = 1 << 24
 
     def rewrite(self, g: Editor, node: ir.Node) -> bool:
@@ -53,7 +53,7 @@ class TorchProduct(Rule):
             return False
         work = math.prod(shapes[2] or ()) * (shapes[0] or ())[-1]
         if work < self.least:
-            raise Refusal(f"{work:.2g} multiplications: a second island would cost more")
+            raise Refusal(f"{work:.2g} multiplications: a second partition would cost more")
         if g.processor != "CPU":
             raise Refusal("on CUDA torch and ONNX Runtime call the same cuBLAS")
         if x.dtype not in (ir.DataType.FLOAT, ir.DataType.DOUBLE):
@@ -68,13 +68,13 @@ class TorchProduct(Rule):
         turned = g.node(weight, "Transpose")
         if turned is not None and list(g.attribute(turned, "perm", [1, 0])) == [1, 0]:
             weight, flip = turned.inputs[0], 1 - flip
-        made = g.emit("TorchProduct", [x, weight, *bias], node, shapes=[shapes[2]], like=out,
-                      domain="roundoff", rule=self.name, transB=flip)  # fmt: skip
-        g.replace(out, made[0])
+        outputs = g.emit("TorchProduct", [x, weight, *bias], node, shapes=[shapes[2]], like=out,
+                         domain="roundoff", rule=self.name, transB=flip)  # fmt: skip
+        g.replace(out, outputs[0])
         return True
 
 
-def torch_product(given: Sequence[Any], out: Sequence[Any], attributes: dict[str, Any]) -> None:
+def torch_product(inputs: Sequence[Any], out: Sequence[Any], attributes: dict[str, Any]) -> None:
     """``x @ w`` (``x @ w.T`` with transB), plus the bias if there is one, by torch.
 
     Parameters
@@ -88,7 +88,7 @@ def torch_product(given: Sequence[Any], out: Sequence[Any], attributes: dict[str
     """
     import torch
 
-    x, weight, *bias = given
+    x, weight, *bias = inputs
     weight = weight.t() if attributes["transB"] else weight
     into = out[0].view(-1, out[0].shape[-1])
     x = x.view(-1, x.shape[-1])

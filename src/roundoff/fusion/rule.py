@@ -52,7 +52,7 @@ class Rule:
 
 @dataclasses.dataclass(frozen=True)
 class Matched:
-    """One rewrite that was made: the rule, and the value that it now makes otherwise."""
+    """One rewrite: the rule, and the value that is now computed otherwise."""
 
     rule: str
     tier: str
@@ -66,7 +66,7 @@ class Report:
     Attributes
     ----------
     matched : list of Matched
-        In the order in which they were made.
+        In the order in which they were applied.
     refused : dict
         ``(rule, value) -> reason`` of every pattern that was seen and left alone.
     nodes : dict
@@ -79,10 +79,10 @@ class Report:
 
     def counts(self) -> dict[str, int]:
         """How many times each rule matched."""
-        found: dict[str, int] = {}
+        counts: dict[str, int] = {}
         for m in self.matched:
-            found[m.rule] = found.get(m.rule, 0) + 1
-        return found
+            counts[m.rule] = counts.get(m.rule, 0) + 1
+        return counts
 
     def frame(self) -> Any:
         """One row a rule: tier, rule, matched, refused, reasons (a pandas DataFrame)."""
@@ -112,8 +112,8 @@ class Report:
 
 
 def _tier_of(rule: str) -> str:
-    found = [c.tier for c in _subclasses(Rule) if c.__name__ == rule]
-    return found[0] if found else ""
+    tiers = [c.tier for c in _subclasses(Rule) if c.__name__ == rule]
+    return tiers[0] if tiers else ""
 
 
 def _subclasses(kind: type[Rule]) -> list[type[Rule]]:

@@ -21,3 +21,6 @@ from . import (  # noqa: F401
     shaping,
     slicing,
 )
+from .common import REGISTERED
+
+__all__ = ["REGISTERED"]

@@ -11,9 +11,8 @@ import torch.nn.functional as F  # noqa: N812 - as torch's users write it
 
 from roundoff.errors import DtypeError, ShapeError
 from roundoff.evaluator.nodes import Node
-from roundoff.evaluator.registry import torch_kernel
 
-from .common import NotHandledError, element_type
+from .common import NotHandledError, element_type, torch_kernel
 
 Tensor = torch.Tensor
 Function = Callable[..., Any]
@@ -161,10 +160,10 @@ class _Window(NamedTuple):
             tests.append(keys - queries > self.right)
         if valid is not None:
             tests.append(keys >= valid)
-        found = None
+        hidden = None
         for test in tests:
-            found = test if found is None else found | test
-        return found
+            hidden = test if hidden is None else hidden | test
+        return hidden
 
 
 def _bias(q: Tensor, k: Tensor, mask: Tensor | None, window: _Window) -> Tensor | None:

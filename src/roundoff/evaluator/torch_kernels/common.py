@@ -1,20 +1,21 @@
-"""What the families share: axes, constants that steer a kernel, element types in truth mode."""
+"""What the families share: their registry, axes, constants that steer a kernel, element types."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from roundoff.dtypes import DTYPES
-from roundoff.errors import DtypeError, ShapeError, UnsupportedError
+from roundoff.errors import ArgumentError, DtypeError, ShapeError, UnsupportedError
 from roundoff.evaluator.generic import NotHandledError
 from roundoff.evaluator.nodes import Node
 from roundoff.evaluator.values import ONNX_TO_TORCH
 
 __all__ = [
+    "REGISTERED",
     "NotHandledError",
     "ShapeError",
     "axis_of",
@@ -23,7 +24,28 @@ __all__ = [
     "read",
     "refuse_larger_than_memory",
     "steering",
+    "torch_kernel",
 ]
+
+Function = Callable[..., Any]
+Factory = Callable[[Node], Function]
+
+#: (domain, operator) -> version -> factory of its torch kernel.
+REGISTERED: dict[tuple[str, str], dict[int, Factory]] = {}
+
+
+def torch_kernel(op_type: str, *versions: int, domain: str = "") -> Callable[[Factory], Factory]:
+    """Register a factory ``node -> function`` for *op_type*, in exactly these versions."""
+
+    def register(factory: Factory) -> Factory:
+        known = REGISTERED.setdefault((domain, op_type), {})
+        for version in versions:
+            if version in known:
+                raise ArgumentError(f"two torch kernels for {op_type} {version}")
+            known[version] = factory
+        return factory
+
+    return register
 
 
 def element_type(node: Node, onnx_type: int) -> torch.dtype:
@@ -56,8 +78,8 @@ def axis_of(axis: int, rank: int) -> int:
 
 def ints(value: Any) -> list[int]:
     """An integer tensor as a list of Python integers (a scalar as a list of one)."""
-    found: Any = value.tolist()
-    return found if isinstance(found, list) else [found]
+    numbers: Any = value.tolist()
+    return numbers if isinstance(numbers, list) else [numbers]
 
 
 def steering(node: Node, position: int) -> list[int] | None:

@@ -13,9 +13,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - as torch's users write it
 
 from roundoff.evaluator.nodes import Node
-from roundoff.evaluator.registry import torch_kernel
 
-from .common import NotHandledError, axis_of
+from .common import NotHandledError, axis_of, torch_kernel
 
 Tensor = torch.Tensor
 Function = Callable[..., Any]
@@ -69,8 +68,8 @@ def _skip_layer(node: Node) -> Function:
     return normalize
 
 
-def _some(node: Node, made: tuple[Any, ...]) -> Any:
-    return made[0] if len(node.outputs) == 1 else made[: len(node.outputs)]
+def _some(node: Node, results: tuple[Any, ...]) -> Any:
+    return results[0] if len(node.outputs) == 1 else results[: len(node.outputs)]
 
 
 @torch_kernel("QuickGelu", 1, domain=_MS)

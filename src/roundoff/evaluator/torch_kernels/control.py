@@ -9,10 +9,9 @@ import torch
 
 from roundoff.errors import DtypeError, ModelError, ShapeError, UnsupportedError
 from roundoff.evaluator.nodes import Node
-from roundoff.evaluator.registry import torch_kernel
 from roundoff.evaluator.values import type_name
 
-from .common import NotHandledError, axis_of, ints
+from .common import NotHandledError, axis_of, ints, torch_kernel
 
 Tensor = torch.Tensor
 Function = Callable[..., Any]
@@ -43,13 +42,13 @@ def _truth_of(condition: Tensor) -> bool:
     return bool(condition)
 
 
-def _given(node: Node, made: list[Any]) -> Any:
-    if len(made) != len(node.outputs):
+def _outputs_of(node: Node, results: list[Any]) -> Any:
+    if len(results) != len(node.outputs):
         raise ModelError(
-            f"node {node.label!r} ({node.op_type})", got=f"{len(made)} results",
+            f"node {node.label!r} ({node.op_type})", got=f"{len(results)} results",
             expected=str(len(node.outputs)),
         )  # fmt: skip
-    return made[0] if len(made) == 1 else tuple(made)
+    return results[0] if len(results) == 1 else tuple(results)
 
 
 @torch_kernel("If", 1, 11, 13, 16, 19, 21, 23, 24, 25)
@@ -58,7 +57,7 @@ def _if(node: Node) -> Function:
 
     def branch(condition: Tensor, *captures: Any) -> Any:
         chosen = then_branch if _truth_of(condition) else else_branch
-        return _given(node, chosen([], captures))
+        return _outputs_of(node, chosen([], captures))
 
     return branch
 
@@ -76,13 +75,13 @@ def _loop(node: Node) -> Function:
         )
 
     def loop(*inputs: Any) -> Any:
-        given = len(node.inputs)
-        captures = inputs[given:]
-        trips = inputs[0] if given > 0 else None
-        condition = inputs[1] if given > 1 else None
+        own = len(node.inputs)
+        captures = inputs[own:]
+        trips = inputs[0] if own > 0 else None
+        condition = inputs[1] if own > 1 else None
         limit = None if trips is None else ints(trips)[0]
         going = True if condition is None else _truth_of(condition)
-        state = list(inputs[2:given])
+        state = list(inputs[2:own])
         rows: list[list[Any]] = [[] for _ in range(scans)]
         count = 0
         if limit is not None and limit > MOST_TURNS and going:
@@ -93,14 +92,14 @@ def _loop(node: Node) -> Function:
                     f"no trip count, and no end after {count} turns",
                     hint="give a trip count, or a condition that turns false",
                 )
-            made = body([torch.tensor(count), torch.tensor(going), *state], captures)
-            going = _truth_of(made[0])
-            _check_carried(node, state, made[1 : 1 + carried])
-            state = made[1 : 1 + carried]
-            for row, value in zip(rows, made[1 + carried :], strict=True):
+            results = body([torch.tensor(count), torch.tensor(going), *state], captures)
+            going = _truth_of(results[0])
+            _check_carried(node, state, results[1 : 1 + carried])
+            state = results[1 : 1 + carried]
+            for row, value in zip(rows, results[1 + carried :], strict=True):
                 row.append(value)
             count += 1
-        return _given(node, state + [_stacked(row) for row in rows])
+        return _outputs_of(node, state + [_stacked(row) for row in rows])
 
     return loop
 
@@ -137,8 +136,8 @@ def _scan(node: Node) -> Function:
     out_back = _listed(node, "scan_output_directions", outs)
 
     def scan(*inputs: Any) -> Any:
-        given = len(node.inputs)
-        state, sequences, captures = list(inputs[:states]), inputs[states:given], inputs[given:]
+        own = len(node.inputs)
+        state, sequences, captures = list(inputs[:states]), inputs[states:own], inputs[own:]
         axes = [axis_of(a, x.dim()) for a, x in zip(in_axes, sequences, strict=True)]
         lengths = {x.shape[a] for a, x in zip(axes, sequences, strict=True)}
         if len(lengths) != 1:
@@ -150,16 +149,16 @@ def _scan(node: Node) -> Function:
                 x.select(a, length - 1 - turn if back else turn)
                 for x, a, back in zip(sequences, axes, in_back, strict=True)
             ]
-            made = body([*state, *items], captures)
-            _check_carried(node, state, made[:states])
-            state = made[:states]
-            for row, value in zip(rows, made[states:], strict=True):
+            results = body([*state, *items], captures)
+            _check_carried(node, state, results[:states])
+            state = results[:states]
+            for row, value in zip(rows, results[states:], strict=True):
                 row.append(value)
         stacked = [
             _along(_stacked(row[::-1] if back else row), axis)
             for row, axis, back in zip(rows, out_axes, out_back, strict=True)
         ]
-        return _given(node, state + stacked)
+        return _outputs_of(node, state + stacked)
 
     return scan
 
@@ -169,7 +168,7 @@ def _along(x: Tensor, axis: int) -> Tensor:
 
 
 def _listed(node: Node, name: str, count: int) -> list[int]:
-    found = list(node.attribute(name, [0] * count))
-    if len(found) != count:
-        raise ModelError(f"node {node.label!r} (Scan): {name}", got=found, expected=f"{count}")
-    return found
+    numbers = list(node.attribute(name, [0] * count))
+    if len(numbers) != count:
+        raise ModelError(f"node {node.label!r} (Scan): {name}", got=numbers, expected=f"{count}")
+    return numbers

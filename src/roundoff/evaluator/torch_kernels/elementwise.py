@@ -12,9 +12,8 @@ import torch.nn.functional as F  # noqa: N812 - as torch's users write it
 
 from roundoff.errors import ModelError
 from roundoff.evaluator.nodes import Node
-from roundoff.evaluator.registry import torch_kernel
 
-from .common import NotHandledError, element_type
+from .common import NotHandledError, element_type, torch_kernel
 
 Tensor = torch.Tensor
 Function = Callable[..., Any]

@@ -9,16 +9,15 @@ import torch
 
 from roundoff.errors import ModelError, ShapeError
 from roundoff.evaluator.nodes import Node
-from roundoff.evaluator.registry import torch_kernel
 
-from .common import NotHandledError, axis_of, read, refuse_larger_than_memory
+from .common import NotHandledError, axis_of, read, refuse_larger_than_memory, torch_kernel
 
 Tensor = torch.Tensor
 Function = Callable[..., Any]
 
 
 def _positions(indices: Tensor, size: int, what: str) -> Tensor:
-    """Indices made non-negative, as int64.
+    """Indices counted from the front, as int64.
 
     Raises
     ------
@@ -106,10 +105,10 @@ def _scatter_elements(node: Node) -> Function:
         k = axis_of(axis, x.dim())
         if indices.shape != updates.shape:
             raise ShapeError("ScatterElements", got=f"{list(indices.shape)}, {list(updates.shape)}")
-        found = _positions(indices, x.shape[k], "ScatterElements")
+        positions = _positions(indices, x.shape[k], "ScatterElements")
         if reduction == "none":
-            return x.scatter(k, found, updates)
-        return x.scatter_reduce(k, found, updates, _REDUCTIONS[reduction], include_self=True)
+            return x.scatter(k, positions, updates)
+        return x.scatter_reduce(k, positions, updates, _REDUCTIONS[reduction], include_self=True)
 
     return scatter
 

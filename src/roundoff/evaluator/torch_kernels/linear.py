@@ -10,9 +10,8 @@ import torch.nn.functional as F  # noqa: N812 - as torch's users write it
 
 from roundoff.errors import ShapeError
 from roundoff.evaluator.nodes import Node
-from roundoff.evaluator.registry import torch_kernel
 
-from .common import NotHandledError
+from .common import NotHandledError, torch_kernel
 
 Tensor = torch.Tensor
 Function = Callable[..., Any]
@@ -59,10 +58,10 @@ _CONV_TRANSPOSE: dict[int, Function] = {
 
 
 def _spatial(node: Node, rank: int, name: str, default: int) -> list[int]:
-    found = list(node.attribute(name, [default] * rank))
-    if len(found) != rank:
-        raise ShapeError(f"attribute {name}", got=found, expected=f"{rank} integers")
-    return found
+    numbers = list(node.attribute(name, [default] * rank))
+    if len(numbers) != rank:
+        raise ShapeError(f"attribute {name}", got=numbers, expected=f"{rank} integers")
+    return numbers
 
 
 def _auto_pads(

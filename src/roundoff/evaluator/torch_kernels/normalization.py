@@ -9,9 +9,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - as torch's users write it
 
 from roundoff.evaluator.nodes import Node
-from roundoff.evaluator.registry import torch_kernel
 
-from .common import NotHandledError, axis_of, element_type
+from .common import NotHandledError, axis_of, element_type, torch_kernel
 
 Tensor = torch.Tensor
 Function = Callable[..., Any]

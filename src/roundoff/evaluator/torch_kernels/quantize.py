@@ -10,9 +10,8 @@ import torch
 from roundoff.dtypes import DTYPES
 from roundoff.errors import ShapeError
 from roundoff.evaluator.nodes import Node
-from roundoff.evaluator.registry import torch_kernel
 
-from .common import NotHandledError, axis_of, element_type
+from .common import NotHandledError, axis_of, element_type, torch_kernel
 
 Tensor = torch.Tensor
 Function = Callable[..., Any]

@@ -8,9 +8,8 @@ from typing import Any
 import torch
 
 from roundoff.evaluator.nodes import Node
-from roundoff.evaluator.registry import torch_kernel
 
-from .common import NotHandledError, axis_of, ints, read, steering
+from .common import NotHandledError, axis_of, ints, read, steering, torch_kernel
 
 Tensor = torch.Tensor
 Function = Callable[..., Any]
@@ -102,11 +101,11 @@ def _register(
             return lambda x, axes: reducer(x, fixed, keep)  # torch checks their range
 
         def reduce(x: Tensor, axes: Tensor | None = None) -> Tensor:
-            found = [] if axes is None else ints(axes)
-            if not found and noop:
+            reduced = [] if axes is None else ints(axes)
+            if not reduced and noop:
                 # Along no axis: a sum of one term, so a square is still taken.
                 return x if reducer in (_sum, _mean, _prod) else _pointwise(op_type, x)
-            return reducer(x, _axes(found, x.dim()), keep)
+            return reducer(x, _axes(reduced, x.dim()), keep)
 
         return reduce
 
@@ -141,10 +140,10 @@ def _register_arg(op_type: str, function: Function) -> None:
             best = function(x, k, keepdim=True)
             hits = (x == best).to(torch.uint8)
             if last:
-                found = x.shape[k] - 1 - torch.argmax(hits.flip(k), k, keepdim=keep)
+                place = x.shape[k] - 1 - torch.argmax(hits.flip(k), k, keepdim=keep)
             else:
-                found = torch.argmax(hits, k, keepdim=keep)
-            return found
+                place = torch.argmax(hits, k, keepdim=keep)
+            return place
 
         return arg
 

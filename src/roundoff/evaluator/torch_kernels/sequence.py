@@ -9,9 +9,8 @@ import torch
 
 from roundoff.errors import ShapeError
 from roundoff.evaluator.nodes import Node
-from roundoff.evaluator.registry import torch_kernel
 
-from .common import NotHandledError, axis_of, ints
+from .common import NotHandledError, axis_of, ints, torch_kernel
 
 Tensor = torch.Tensor
 Function = Callable[..., Any]
@@ -97,10 +96,10 @@ def _split(node: Node) -> Function:
             if size <= 0:
                 raise ShapeError("SplitToSequence", got=size, expected="a positive size")
             return list(torch.split(x, size, k))
-        given = ints(sizes)
-        if sum(given) != x.shape[k] or min(given, default=0) < 0:
-            raise ShapeError("SplitToSequence", got=given, expected=f"a sum of {x.shape[k]}")
-        return list(torch.split(x, given, k))
+        lengths = ints(sizes)
+        if sum(lengths) != x.shape[k] or min(lengths, default=0) < 0:
+            raise ShapeError("SplitToSequence", got=lengths, expected=f"a sum of {x.shape[k]}")
+        return list(torch.split(x, lengths, k))
 
     return split
 

@@ -10,7 +10,6 @@ import torch
 
 from roundoff.errors import ModelError, ShapeError
 from roundoff.evaluator.nodes import Node
-from roundoff.evaluator.registry import torch_kernel
 
 from .common import (
     NotHandledError,
@@ -20,6 +19,7 @@ from .common import (
     read,
     refuse_larger_than_memory,
     steering,
+    torch_kernel,
 )
 
 Tensor = torch.Tensor

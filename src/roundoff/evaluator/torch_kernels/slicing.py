@@ -10,9 +10,16 @@ import torch.nn.functional as F  # noqa: N812 - as torch's users write it
 
 from roundoff.errors import ModelError, ShapeError
 from roundoff.evaluator.nodes import Node
-from roundoff.evaluator.registry import torch_kernel
 
-from .common import NotHandledError, axis_of, ints, read, refuse_larger_than_memory, steering
+from .common import (
+    NotHandledError,
+    axis_of,
+    ints,
+    read,
+    refuse_larger_than_memory,
+    steering,
+    torch_kernel,
+)
 
 Tensor = torch.Tensor
 Function = Callable[..., Any]
@@ -79,8 +86,8 @@ def _slice1(node: Node) -> Function:
 
 @torch_kernel("Slice", 10, 11, 13)
 def _slice(node: Node) -> Function:
-    given = [k for k in range(1, 5) if node.has_input(k)]
-    fixed = {k: steering(node, k) for k in given}
+    present = [k for k in range(1, 5) if node.has_input(k)]
+    fixed = {k: steering(node, k) for k in present}
     if all(v is not None for v in fixed.values()):
         parts: list[Any] = [fixed.get(k) for k in range(1, 5)]
         starts, ends, axes, steps = parts
@@ -132,8 +139,8 @@ def _split_input(node: Node) -> Function:
     fixed = steering(node, 1)
 
     def split(x: Tensor, sizes: Tensor | None = None) -> Any:
-        given = fixed if sizes is None or fixed is not None else ints(sizes)
-        return _outputs(node, _split(x, axis, given, count))
+        lengths = fixed if sizes is None or fixed is not None else ints(sizes)
+        return _outputs(node, _split(x, axis, lengths, count))
 
     return split
 

@@ -94,7 +94,7 @@ def _ranked(touched: list[int], edges: list[tuple[int, int]]) -> list[_Component
     except ImportError:  # not needed on a machine that only records results
         return [_plain_ranks(touched, edges)]
     components = []
-    # One call a component: numbers of dummy vertices may clash between components.
+    # One call per component: numbers of dummy vertices may clash between components.
     for part in _connected(touched, edges):
         small = {v: i for i, v in enumerate(part)}
         [(positions, _, _, pieces)] = from_edges(

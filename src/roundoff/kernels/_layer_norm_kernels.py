@@ -42,7 +42,7 @@ def quotient(x, y, ACC: tl.constexpr, EXACT: tl.constexpr):
 
 @kernel
 def inverse_root(x, ACC: tl.constexpr, EXACT: tl.constexpr):
-    """1 / sqrt(x), likewise."""
+    """1 / sqrt(x), with the same choice."""
     if EXACT and ACC == tl.float32:
         return tl.div_rn(1.0, tl.sqrt_rn(x))
     else:
@@ -155,7 +155,7 @@ def forward_wide(
     EPS: tl.constexpr, ACC: tl.constexpr, P: tl.constexpr, HAS_W: tl.constexpr, HAS_B: tl.constexpr,
     KEEP: tl.constexpr,
 ):  # fmt: skip
-    """A row too wide for the registers: each chunk's mean and squares are merged into the row's."""
+    """For rows too wide for the registers: mean and squares of each chunk are merged."""
     row = tl.program_id(0).to(tl.int64)
     cols = tl.arange(0, P)
     mean = tl.full((), 0.0, ACC)
@@ -206,7 +206,7 @@ def backward(
     K: tl.constexpr,
     STAGES: tl.constexpr,  # 2 or more: the next tiles are loaded while one is computed
     HOLD: tl.constexpr,  # the weight stays in registers; else it is fetched with every row
-    SHARED: tl.constexpr,  # the rows of a tile add to one sum a column
+    SHARED: tl.constexpr,  # the rows of a tile add to one sum per column
     FUSED: tl.constexpr,  # (x - mean) * rstd as one multiply-add
     HAS_W: tl.constexpr,
     PARTIALS: tl.constexpr,
@@ -239,7 +239,7 @@ def backward(
         rstd = tl.load(STATS + M + rows, mask=rows < M, other=0.0)[:, None]
         here = (rows < M)[:, None]
         wide = rows.to(tl.int64)[:, None]
-        # Pieces lie at constant distances from one address a thread.
+        # Each thread reaches all pieces at constant offsets from one address.
         x_at = X + (wide * stride_x + cols)
         dy_at = DY + (wide * stride_dy + cols)
         dx_at = DX + (wide * N + cols)
@@ -307,7 +307,7 @@ def backward_sums(
     X, DY, W, STATS, SUMS, M, N, stride_x, stride_dy,
     ACC: tl.constexpr, P: tl.constexpr, HAS_W: tl.constexpr,
 ):  # fmt: skip
-    """The two sums that dx needs, for rows too wide for the registers: one row a program."""
+    """The two sums that dx needs, for rows too wide for the registers: one row per program."""
     row = tl.program_id(0).to(tl.int64)
     cols = tl.arange(0, P)
     mean = tl.load(STATS + row)
@@ -332,7 +332,7 @@ def backward_wide(
     ACC: tl.constexpr, R: tl.constexpr, P: tl.constexpr, HAS_W: tl.constexpr,
     PARTIALS: tl.constexpr,
 ):  # fmt: skip
-    """dx and partial sums of P columns, the row sums being known: a second reading of x and dy."""
+    """dx and partial sums of P columns from the sums of the rows: x and dy are read again."""
     program = tl.program_id(0)
     programs = tl.num_programs(0)
     cols = tl.program_id(1) * P + tl.arange(0, P)[None, :]

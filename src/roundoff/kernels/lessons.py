@@ -65,7 +65,7 @@ def add_partial_sums(PART, OUT, G, N, R: tl.constexpr, P: tl.constexpr):
 
 @kernel
 def locked_sums(X, DY, MEAN, RSTD, DW, LOCK, N, GROUPS, P: tl.constexpr, BARRIER: tl.constexpr):
-    """One row a program; the rows of a group add to one sum, whoever holds the lock."""
+    """One row per program; the rows of a group are added to one sum, under the group's lock."""
     row = tl.program_id(0)
     group = row % GROUPS
     cols = tl.arange(0, P)
@@ -155,7 +155,7 @@ def locked(
     dy: torch.Tensor, x: torch.Tensor, mean: torch.Tensor, rstd: torch.Tensor,
     groups: int | None = None, barrier: bool = True,
 ) -> torch.Tensor:  # fmt: skip
-    """dweight summed under locks: a counter-example, whose bits depend on who comes first.
+    """dweight summed under locks: a counter-example, whose bits depend on the order of arrival.
 
     Parameters
     ----------
@@ -166,12 +166,22 @@ def locked(
         :func:`tutorial_groups`.
     barrier : bool
         Wait for the program's own stores before the lock is released. Without it another program
-        may read a sum half written: a race. With it the order is still that of arrival.
+        may read a sum half written: a race. With it the order of the additions still varies.
 
     Returns
     -------
     torch.Tensor
         dw (N,) in the type of `x`; the groups' sums are added in float32.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from roundoff.kernels.lessons import locked
+    >>> device = "cuda" if torch.cuda.is_available() else "cpu"
+    >>> x = torch.tensor([[-1.0, 1.0], [-1.0, 1.0]], device=device)
+    >>> zero, one = torch.zeros(2, device=device), torch.ones(2, device=device)
+    >>> locked(torch.ones_like(x), x, zero, one).tolist()
+    [-2.0, 2.0]
     """
     check_device(x.device, "x")
     m, n = x.shape

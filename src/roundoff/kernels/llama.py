@@ -74,7 +74,7 @@ def _rotary_qkv(
     heads,
     groups,
     half,
-    HEADS: tl.constexpr,  # heads a program
+    HEADS: tl.constexpr,  # heads per program
     HALF: tl.constexpr,  # half, up to a power of two
 ):
     token = tl.program_id(0).to(tl.int64)

@@ -27,7 +27,7 @@ class Ceilings:
     frame : pandas.DataFrame
         Columns: ceiling (``"copy"``, ``"two reads, one write"``, ``"float32"``,
         ``"float32 tf32"``, ``"float16"`` …), rate and its interval low and high (bytes or
-        operations a second), unit (``"B/s"`` or ``"FLOP/s"``), size (bytes of a buffer, or the
+        operations per second), unit (``"B/s"`` or ``"FLOP/s"``), size (bytes of a buffer, or the
         side of the square matrices), note.
 
     Examples
@@ -42,7 +42,7 @@ class Ceilings:
     frame: pd.DataFrame
 
     def __getitem__(self, name: str) -> float:
-        """Rate of a ceiling, in bytes or operations a second."""
+        """Rate of a ceiling, in bytes or operations per second."""
         rates = self.frame.loc[self.frame["ceiling"] == name, "rate"]
         if rates.empty:
             raise ArgumentError(

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .compare import leaves, max_diff, scaled_error
+from .compare import max_diff, scaled_error
+from .describe import tree_leaves
 from .errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -289,7 +290,7 @@ def scaled(truth: Any, got: Any) -> tuple[float, float]:
     """
     errors = [
         _scaled(t, g)
-        for t, g in zip(leaves(truth), leaves(got), strict=False)
+        for t, g in zip(tree_leaves(truth), tree_leaves(got), strict=False)
         if isinstance(t, torch.Tensor) and isinstance(g, torch.Tensor)
         and t.is_floating_point() and g.is_floating_point()
         and g.dtype != torch.float64 and t.shape == g.shape

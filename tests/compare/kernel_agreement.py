@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 import roundoff.kernels  # noqa: F401 - mends the interpreter of Triton 3.6 under NumPy 2.5
-from roundoff.compare import cuda, stats
+from roundoff.compare import gpu, stats
 from roundoff.describe import as_tensor
 
 TYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -32,7 +32,7 @@ def tensors(first: torch.dtype, second: torch.dtype, special: bool) -> list[torc
 
 
 def disagreements(a: stats.Stats, b: stats.Stats) -> list[str]:
-    found = []
+    problems = []
     for key, one in vars(a).items():
         other = getattr(b, key)
         if key in ("sums", "signed"):
@@ -42,18 +42,19 @@ def disagreements(a: stats.Stats, b: stats.Stats) -> list[str]:
         else:
             same = bool(np.all(one == other))
         if not same:
-            found.append(f"{key} {one} {other}")
-    return found
+            problems.append(f"{key} {one} {other}")
+    return problems
 
 
 def main(device: str) -> None:
     wrong = total = 0
     for first, second, special in itertools.product(TYPES, TYPES, (False, True)):
         e, g = tensors(first, second, special)
-        held = as_tensor(e), as_tensor(g)
+        typed = as_tensor(e), as_tensor(g)
+        pair = stats.dtype_pair(*typed)
         moved = as_tensor(e.to(device)), as_tensor(g.to(device))
-        one = stats.measure(*held, LIMITS)
-        other = cuda.measure(*moved, stats.plan(*held), LIMITS)
+        one = stats.measure(*typed, pair, LIMITS)
+        other = gpu.measure(*moved, pair, LIMITS)
         problems = ["the kernel refused"] if other is None else disagreements(one, other)
         total += 1
         wrong += bool(problems)

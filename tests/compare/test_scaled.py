@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from roundoff.compare import ScaledError, scaled, scaled_error
+from roundoff.compare import ScaledError, pieces, scaled, scaled_error
 from roundoff.dtypes import dtype_info, onnx_dtype_to_np_dtype
 from roundoff.errors import ArgumentError, DtypeError, ShapeError
 
@@ -72,7 +72,7 @@ def test_it_is_continuous_across_a_power_of_two() -> None:
     assert found[0] == pytest.approx(0.01 * 2**23, rel=1e-4)
 
 
-@pytest.mark.parametrize("size", [1, scaled.PIECE, 3 * scaled.PIECE + 5])
+@pytest.mark.parametrize("size", [1, pieces.PIECE, 3 * pieces.PIECE + 5])
 def test_pieces_of_any_number_and_stride(size: int) -> None:
     rng = np.random.default_rng(3)
     truth = rng.standard_normal((size, 2))
@@ -90,10 +90,10 @@ def test_only_pieces_are_widened(monkeypatch: pytest.MonkeyPatch, turned: bool) 
     seen = []
 
     def watched(*tensors: torch.Tensor) -> Iterator[list[torch.Tensor]]:
-        for pieces in pieces_of(*tensors):
-            seen.extend(p.numel() for p in pieces[1:])
-            assert all(p.untyped_storage().nbytes() <= 8 * scaled.PIECE for p in pieces)
-            yield pieces
+        for copies in pieces_of(*tensors):
+            seen.extend(p.numel() for p in copies[1:])
+            assert all(p.untyped_storage().nbytes() <= 8 * pieces.PIECE for p in copies)
+            yield copies
 
     pieces_of = scaled.float64_pieces
     monkeypatch.setattr(scaled, "float64_pieces", watched)
@@ -180,7 +180,7 @@ def test_a_bad_unit() -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_on_a_gpu() -> None:
-    truth = torch.linspace(-1, 3, scaled.PIECE_GPU + 7, dtype=torch.float64)
+    truth = torch.linspace(-1, 3, pieces.PIECE_GPU + 7, dtype=torch.float64)
     got = truth.to(torch.bfloat16)
     here, there = scaled_error(truth, got), scaled_error(truth.cuda(), got.cuda())
     assert there == pytest.approx(here, rel=1e-12)

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from roundoff.compare import round_up, scaled, tolerance, tolerance_used
+from roundoff.compare import pieces, round_up, tolerance, tolerance_used
 from roundoff.errors import ArgumentError, DtypeError, ShapeError
 from roundoff.reductions import tensor_core_matmul
 
@@ -222,7 +222,7 @@ def test_the_part_of_a_tolerance_that_was_used() -> None:
 
 
 def test_the_last_piece_counts() -> None:
-    a = torch.zeros(scaled.PIECE + 3)
+    a = torch.zeros(pieces.PIECE + 3)
     b = a.clone()
     b[-1] = 1
     assert tolerance_used(a, b, torch.ones(len(a)), 0.25) == 2

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from .bounds import round_up, tolerance, tolerance_used
 from .difference import Difference, string_diff
-from .nest import leaves, max_diff
 from .scaled import ScaledError, scaled_error
+from .tree import max_diff
 from .ulps import ulp_distance
 
 __all__ = [

@@ -60,7 +60,8 @@ from typing import Any
 from roundoff.describe import as_tensor
 from roundoff.errors import ArgumentError
 
-from .scaled import float64_pieces, real_type, same_shape
+from .pieces import float64_pieces, same_shape
+from .scaled import real_type
 
 #: Largest relative error of an operand taken as TF32, 11 significant bits: a library may round the
 #: others away (2**-11) or, where nothing rounded them before, the hardware drops them (2**-10).
@@ -220,11 +221,11 @@ def tolerance_used(a: Any, b: Any, size: Any, tol: float) -> float:
         raise ArgumentError("a tolerance", got=tol, expected="more than 0")
     tensors = []
     for name, value in (("a", a), ("b", b), ("size", size)):
-        held = as_tensor(value)
-        if held is None:
+        typed = as_tensor(value)
+        if typed is None:
             raise ArgumentError(f"{name} is no tensor", got=type(value).__name__)
-        real_type(held.info)
-        tensors.append(held.tensor)
+        real_type(typed.info)
+        tensors.append(typed.tensor)
     same_shape(*tensors)
     if tensors[0].numel() == 0:
         return 0.0

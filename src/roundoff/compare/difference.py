@@ -13,10 +13,11 @@ THRESHOLDS = (0.0, 0.0001, 0.001, 0.01, 0.1, 1.0, 10.0, 100.0)
 
 
 class Difference(dict[str, Any]):
-    """How two nests of tensors differ: a dict, with a few methods.
+    """How two pytrees of tensors differ: named values, which are the items of a dict as well.
 
     ``abs``, ``ulp`` and ``n`` do not change when expected and got change places; nor do ``sum``,
-    ``rep`` and the counts. ``rel`` and ``err_ulp`` do.
+    ``rep`` and the counts. ``rel`` and ``err_ulp`` do. Every key is an attribute, too, for as long
+    as it is in the dict; ``share``, ``index`` and ``histogram`` are attributes only.
 
     ======================= ======================================================================
     key                     value
@@ -31,26 +32,89 @@ class Difference(dict[str, Any]):
     ``err_ulp``             largest \\|got − t\\| / ulp(t) where expected is a truth t in a wider
                             floating type than got, in units of got's type; else absent
     ``sum``, ``n``          sum of the absolute differences, number of elements; both floats
+    ``differ``              number of elements that differ, those NaN in one alone included
     ``bias``, ``finite``    mean of got − expected where that is finite; number of these elements
     ``dnan``, ``nan``       elements NaN in one alone; in both (which counts as no difference)
     ``dinf``                elements where an infinity meets another value that is not NaN
     ``dev``                 leaves whose devices differ
     ``argm``, ``where``     index of the worst element, and the way to its tensor; ``None``, ``""``
     ``expected``, ``got``   values of the worst element
-    ``rep``                 with a histogram: differences above each threshold (``">0.001"``)
+    ``rep``                 with a histogram: number of differences above each threshold, under
+                            ``">0.0"``, ``">0.0001"``, …
     ``notes``               what was compared all the same: types, devices or kinds that differ
     ``mismatch``            what could not be compared: shapes and structures; never empty when
-                            they differ, and then ``abs``, ``rel``, ``sum``, ``n``, ``dnan`` and
-                            ``ulp`` are infinite
+                            they differ, and then ``abs``, ``rel``, ``ulp``, ``sum``, ``n``,
+                            ``differ`` and ``dnan`` are infinite
     ======================= ======================================================================
 
     Examples
     --------
     >>> from roundoff.compare import max_diff
     >>> d = max_diff([1.0, 2.0], [1.0, 2.5])
-    >>> d["abs"], d["rel"], d["where"], d.within(abs=0.1)
-    (0.5, 0.25, '[1]', False)
+    >>> d
+    Difference(abs=0.5, rel=0.25, ulp=1125899906842624, share=0.5, n=2, where='[1]', index=())
+    >>> d.abs, d["abs"], d.within(abs=0.1)
+    (0.5, 0.5, False)
+    >>> max_diff([1.0, 2.0], [1.0, 2.5], hist=[0.1, 1]).histogram
+    {0.1: 1, 1.0: 0}
     """
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"this comparison has no {name!r}") from None
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *self})
+
+    @property
+    def abs(self) -> float:
+        """Largest absolute difference."""
+        return float(self["abs"])
+
+    @property
+    def rel(self) -> float:
+        """Largest absolute difference over the magnitude of what was expected."""
+        return float(self["rel"])
+
+    @property
+    def ulp(self) -> float | None:
+        """Largest distance in units in the last place; ``None`` where there is no number."""
+        units: float | None = self["ulp"]
+        return units
+
+    @property
+    def share(self) -> float:
+        """Share of the elements that differ, from 0 to 1; 1 where the structures differ."""
+        if self.get("mismatch"):
+            return 1.0
+        return float(self["differ"] / self["n"]) if self["n"] else 0.0
+
+    @property
+    def where(self) -> str:
+        """The way to the tensor with the largest difference; empty for the tensor itself."""
+        return str(self["where"])
+
+    @property
+    def index(self) -> tuple[int, ...] | None:
+        """Index, in its tensor, of the largest difference (``argm``); ``None`` where none is."""
+        place: tuple[int, ...] | None = self["argm"]
+        return place
+
+    @property
+    def histogram(self) -> dict[float, int]:
+        """Threshold -> number of differences above it (``rep``); empty without a histogram."""
+        return {float(key[1:]): count for key, count in self.get("rep", {}).items()}
+
+    def __repr__(self) -> str:
+        cells = [f"{key}={self[key]!r}" for key in ("abs", "rel", "ulp", "err_ulp") if key in self]
+        if "n" in self and "differ" in self:
+            cells += [f"share={self.share:.3g}", f"n={self['n']:.0f}"]
+        if self.get("argm") is not None:
+            cells += [f"{at}={getattr(self, at)!r}" for at in ("where", "index")]
+        cells += [f"{key}={self[key]!r}" for key in ("dnan", "dinf", "mismatch") if self.get(key)]
+        return f"Difference({', '.join(cells)})"
 
     def within(
         self,
@@ -59,12 +123,12 @@ class Difference(dict[str, Any]):
         ulp: float | None = None,
         err_ulp: float | None = None,
     ) -> bool:
-        """Whether every threshold that is given holds, and the structures are the same.
+        """Whether every threshold that is passed holds, and the structures are the same.
 
         Raises
         ------
         ArgumentError
-            When no threshold is given, or one for a value that this comparison has not.
+            When no threshold is passed, or one for a value that this comparison has not.
 
         Examples
         --------
@@ -74,38 +138,38 @@ class Difference(dict[str, Any]):
         (True, False)
         """
         limits = {"abs": abs, "rel": rel, "ulp": ulp, "err_ulp": err_ulp}
-        given = {k: v for k, v in limits.items() if v is not None}
-        if not given:
+        limits = {k: v for k, v in limits.items() if v is not None}
+        if not limits:
             raise ArgumentError("no threshold", expected="abs=, rel=, ulp= or err_ulp=")
-        missing = [k for k in given if self.get(k) is None]
+        missing = [k for k in limits if self.get(k) is None]
         if missing and not self.get("mismatch"):
             raise ArgumentError(
                 f"this comparison has no {missing[0]!r}", got=sorted(self),
                 hint="err_ulp needs an expected value in a wider type",
             )  # fmt: skip
-        return not self.get("mismatch") and all(self[k] <= v for k, v in given.items())
+        return not self.get("mismatch") and all(self[k] <= v for k, v in limits.items())
 
 
 def identical(n: float = 0.0) -> Difference:
     """A difference of nothing, over *n* elements."""
     zero = {"abs": 0.0, "rel": 0.0, "sum": 0.0, "n": float(n), "dnan": 0.0, "ulp": 0}
     return Difference(
-        zero, bias=0.0, finite=0, rel_nonzero=0.0, zeros=0, nan=0, dinf=0, argm=None, where="",
-        expected=None, got=None, notes=[], mismatch=[],
+        zero, bias=0.0, finite=0, rel_nonzero=0.0, zeros=0, differ=0, nan=0, dinf=0, argm=None,
+        where="", expected=None, got=None, notes=[], mismatch=[],
     )  # fmt: skip
 
 
 def unlike(what: str) -> Difference:
     """A difference of structure: infinite, with the reason."""
-    found = identical()
-    for key in ("abs", "rel", "rel_nonzero", "sum", "n", "dnan", "ulp"):
-        found[key] = math.inf
-    found["mismatch"] = [what]
-    return found
+    difference = identical()
+    for key in ("abs", "rel", "rel_nonzero", "sum", "n", "dnan", "ulp", "differ"):
+        difference[key] = math.inf
+    difference["mismatch"] = [what]
+    return difference
 
 
 def merge(into: Difference, other: Difference) -> None:
-    """Take in the comparison of another part of the same nest."""
+    """Take in the comparison of another part of the same pytree."""
     weights = [d["finite"] for d in (into, other)]
     if weights[0] == 0 < weights[1]:
         into["bias"] = other["bias"]
@@ -120,7 +184,7 @@ def merge(into: Difference, other: Difference) -> None:
             into[key] = max(into.get(key, 0.0), other[key])
     units = [u for u in (into["ulp"], other["ulp"]) if u is not None]
     into["ulp"] = max(units) if units else None
-    for key in ("sum", "n", "finite", "dnan", "zeros", "nan", "dinf"):
+    for key in ("sum", "n", "finite", "differ", "dnan", "zeros", "nan", "dinf"):
         into[key] += other[key]
     if "dev" in other:
         into["dev"] = into.get("dev", 0) + other["dev"]

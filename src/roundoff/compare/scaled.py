@@ -9,22 +9,13 @@ large just above one as just below. Where single numbers are the subject, count 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from roundoff.describe import Held, as_tensor
+from roundoff.describe import TypedTensor, as_tensor, tree_leaves
 from roundoff.dtypes import DType, dtype_info
 from roundoff.errors import ArgumentError, DtypeError, ShapeError
 
-from .nest import leaves
-from .stats import _spans
-
-if TYPE_CHECKING:
-    import torch
-
-#: Elements of a piece that is widened to float64 at once: on a CPU what its caches hold, on a GPU
-#: enough to keep it busy.
-PIECE, PIECE_GPU = 1 << 17, 1 << 22
+from .pieces import float64_pieces, same_shape
 
 
 class ScaledError(NamedTuple):
@@ -61,10 +52,10 @@ def scaled_error(truth: Any, got: Any, dtype: Any = None) -> ScaledError:
 
     Parameters
     ----------
-    truth : tensor, array, or nest of these
+    truth : tensor, array, or pytree of these
         What got should have been, of any shape and in a wider floating type than that of the unit:
         float64, as a rule. All its values are finite.
-    got : tensor, array, or nest of these
+    got : tensor, array, or pytree of these
         Of the same shape, in a floating type. It is compared on the device of the truth, a piece
         at a time.
     dtype : any, optional
@@ -74,7 +65,7 @@ def scaled_error(truth: Any, got: Any, dtype: Any = None) -> ScaledError:
     Returns
     -------
     ScaledError
-        Several tensors (the leaves of a nest, as :func:`~roundoff.compare.leaves` gives them) are
+        Several tensors (the leaves of a pytree, see :func:`~roundoff.describe.tree_leaves`) are
         each measured in a unit of their own; ``largest`` and ``abs`` are then the largest of all,
         ``rms`` and ``mean`` are taken over all elements. Zero for tensors without elements.
         A truth of zeros has no size: any error is infinite there.
@@ -103,31 +94,33 @@ def scaled_error(truth: Any, got: Any, dtype: Any = None) -> ScaledError:
     if len(truths) != len(results):
         raise ShapeError("numbers of tensors differ", got=f"{len(truths)} and {len(results)}")
     override = None if dtype is None else real_type(dtype)
-    found = [
+    errors = [
         (_one(t, g, override or g.info), t.tensor.numel())
         for t, g in zip(truths, results, strict=True)
     ]
-    elements = max(sum(n for _, n in found), 1)
+    elements = max(sum(n for _, n in errors), 1)
     return ScaledError(
-        largest=max(e.largest for e, _ in found),
-        rms=math.sqrt(sum(n * (e.rms * e.rms) for e, n in found) / elements),
-        mean=sum(n * e.mean for e, n in found) / elements,
-        abs=max(e.abs for e, _ in found),
+        largest=max(e.largest for e, _ in errors),
+        rms=math.sqrt(sum(n * (e.rms * e.rms) for e, n in errors) / elements),
+        mean=sum(n * e.mean for e, n in errors) / elements,
+        abs=max(e.abs for e, _ in errors),
     )
 
 
-def _tensors(nest: Any, name: str) -> list[Held]:
-    held = [(leaf, as_tensor(leaf)) for leaf in leaves(nest)]
-    if not held:
+def _tensors(tree: Any, name: str) -> list[TypedTensor]:
+    leaves = tree_leaves(tree)
+    if not leaves:
         raise ArgumentError(f"{name} holds no tensor", expected="at least one")
-    for leaf, h in held:
-        if h is None:
+    tensors = []
+    for leaf in leaves:
+        if (typed := as_tensor(leaf)) is None:
             raise ArgumentError(
                 f"{name} holds something else than tensors", got=type(leaf).__name__,
                 expected="tensors, arrays, and lists, tuples and dicts of them",
             )  # fmt: skip
-        real_type(h.info)
-    return [h for _, h in held if h is not None]
+        real_type(typed.info)
+        tensors.append(typed)
+    return tensors
 
 
 def real_type(dtype: Any) -> DType:
@@ -138,7 +131,7 @@ def real_type(dtype: Any) -> DType:
     return info
 
 
-def _one(truth: Held, got: Held, unit: DType) -> ScaledError:
+def _one(truth: TypedTensor, got: TypedTensor, unit: DType) -> ScaledError:
     import torch
 
     same_shape(truth.tensor, got.tensor)
@@ -179,24 +172,3 @@ def _over(error: float, unit: float) -> float:
     if unit:
         return error / unit
     return math.copysign(math.inf, error) if error else 0.0
-
-
-def same_shape(*tensors: torch.Tensor) -> None:
-    """A ShapeError unless all have one shape."""
-    shapes = [tuple(t.shape) for t in tensors]
-    if len(set(shapes)) > 1:
-        raise ShapeError("shapes differ", got=" and ".join(map(str, shapes)))
-
-
-def float64_pieces(*tensors: torch.Tensor) -> Iterator[list[torch.Tensor]]:
-    """Pieces of tensors of one shape as flat float64, on the device of the first one.
-
-    The pieces are copies that may be written to; strides do not matter, no tensor is copied whole.
-    """
-    import torch
-
-    device = tensors[0].device
-    most = PIECE if device.type == "cpu" else PIECE_GPU
-    for _, index in _spans(tensors[0].shape, most):
-        views = [(t[index] if index else t).reshape(-1) for t in tensors]
-        yield [v.to(device, torch.float64, copy=True) for v in views]

@@ -77,12 +77,13 @@ def place(x: torch.Tensor, info: DType) -> torch.Tensor:
     exponent = _exponent(x, info)
     steps = _power(info.precision - 1 - exponent).mul_(x.abs()).round_()
     steps += exponent.sub_(info.emin) * 2.0 ** (info.precision - 1)
-    last = _last_place(info)
+    last = last_place(info)
     steps.masked_fill_(steps > last, math.inf if _has_infinity(info) else last)
     return steps.copysign_(x).masked_fill_(x.isnan(), math.nan)
 
 
-def _last_place(info: DType) -> float:
+def last_place(info: DType) -> float:
+    """Place of the largest finite number of a format, see :func:`place`."""
     steps = math.ldexp(info.max, info.precision - 1 - info.emax)
     return steps + (info.emax - info.emin) * 2.0 ** (info.precision - 1)
 
@@ -139,13 +140,13 @@ def ulp_distance(a: Any, b: Any) -> Array:
         rungs = [torch.empty(len(w), dtype=torch.int64) for w in wide]
         for w, out in zip(wide, rungs, strict=True):
             ladder(w.view(torch.int64), out, torch.empty_like(out))
-        found = (torch.maximum(*rungs) - torch.minimum(*rungs)).numpy().view(np.uint64)
+        steps = (torch.maximum(*rungs) - torch.minimum(*rungs)).numpy().view(np.uint64)
         apart = ~(wide[0].isfinite() & wide[1].isfinite()).numpy()
     else:
         places = [place(w, coarse) for w in wide]
         far = (places[0] - places[1]).abs_().numpy()
         apart = ~np.isfinite(far)
-        found = np.where(apart, 0, far).astype(np.uint64)
+        steps = np.where(apart, 0, far).astype(np.uint64)
         wide = [torch.where(p.isinf(), p, w) for p, w in zip(places, wide, strict=True)]
     equal = ((wide[0] == wide[1]) | (wide[0].isnan() & wide[1].isnan())).numpy()
-    return np.where(apart, np.where(equal, np.uint64(0), FAR), found).reshape(shape)
+    return np.where(apart, np.where(equal, np.uint64(0), FAR), steps).reshape(shape)

@@ -1,8 +1,8 @@
-"""Any nest of tensors in one line (:func:`string_type`), and what such a nest is made of."""
+"""Any pytree of tensors in one line (:func:`string_type`), and what it is made of."""
 
 from __future__ import annotations
 
-from .held import Held, as_tensor, is_text, parts
 from .line import string_type
+from .tensors import TypedTensor, as_tensor, is_text, parts, tree_leaves
 
-__all__ = ["Held", "as_tensor", "is_text", "parts", "string_type"]
+__all__ = ["TypedTensor", "as_tensor", "is_text", "parts", "string_type", "tree_leaves"]

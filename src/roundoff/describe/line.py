@@ -1,4 +1,4 @@
-"""Any nest of tensors in one line: kinds, element types, shapes, and smallest, largest and mean."""
+"""Any pytree of tensors in one line: kinds, element types, shapes, smallest, largest and mean."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from roundoff.dtypes import DType, dtype_info
 from roundoff.errors import DtypeError
 
-from .held import Held, as_tensor, is_text, parts
+from .tensors import TypedTensor, as_tensor, is_text, parts
 
 if TYPE_CHECKING:
     import torch
@@ -27,7 +27,7 @@ def string_type(
     with_device: bool = False,
     limit: int = 20,
 ) -> str:
-    """One line that describes any nest of tensors.
+    """One line that describes any pytree of tensors.
 
     ``CT1s2x3[0.0,5.0:A2.5]`` is a tensor on the CPU (``C``; ``G`` on a GPU) of torch (``T``; ``A``
     is a NumPy array, which has no device letter; ``F`` a fake tensor), with element type 1, ONNX's
@@ -120,24 +120,24 @@ class _Describer:
         if is_text(array):
             return f"A8{self._shape(array.shape)}"
         try:
-            held = as_tensor(array)
+            typed = as_tensor(array)
         except DtypeError:  # dates, records: NumPy's own name
             return f"A<{array.dtype}>{self._shape(array.shape)}"
-        assert held is not None
-        return f"A{held.info.onnx}{self._shape(array.shape)}{self._values(held)}"
+        assert typed is not None
+        return f"A{typed.info.onnx}{self._shape(array.shape)}{self._values(typed)}"
 
     def _shape(self, shape: Any) -> str:
         return f"s{'x'.join(map(str, shape))}" if self.with_shape else f"r{len(shape)}"
 
-    def _values(self, held: Held) -> str:
+    def _values(self, typed: TypedTensor) -> str:
         if not self.with_min_max:
             return ""
-        tensor = held.tensor
+        tensor = typed.tensor
         if tensor.numel() == 0:
             return "[empty]"
         if tensor.dim() == 0:
-            return f"={_number(tensor, held.info)}"
-        low, high, mean, nans = extremes(held)
+            return f"={_number(tensor, typed.info)}"
+        low, high, mean, nans = extremes(typed)
         tail = f"N{nans}nans" if nans else ""
         return f"[{tail}]" if low is None else f"[{low},{high}:A{mean}{tail}]"
 
@@ -158,16 +158,16 @@ class _Describer:
                 text = f"{prefix}{dtype_info(obj.dtype).onnx}{self._shape(obj.shape)}"
                 if letter == "F" or obj.device.type == "meta" or not self.with_min_max:
                     return text
-                held = as_tensor(obj)
-                return text if held is None else text + self._values(held)
+                typed = as_tensor(obj)
+                return text if typed is None else text + self._values(typed)
             if isinstance(obj, (torch.SymInt, torch.SymFloat, torch.SymBool)):
                 return name
             if isinstance(obj, (torch.device, torch.dtype, torch.layout, torch.memory_format)):
                 return f"{name}({obj})"
-        found = parts(obj)
-        if found is None:
+        opened = parts(obj)
+        if opened is None:
             return f"{name}(...)"
-        inner = found[1]
+        inner = opened[1]
         if isinstance(inner, dict) and list(inner) == ["data"]:
             return f"{name}(data={self.line(inner['data'])})"
         if isinstance(inner, dict) and ("key_cache" in inner or name.endswith("Cache")):
@@ -186,9 +186,9 @@ class _Describer:
         text = f"{itype}{self._shape(obj.shape())}"
         if not self.with_min_max or itype == 8:
             return f"{device}OV{text}"
-        held = as_tensor(obj)
-        assert held is not None
-        return f"{device}OV(A{text}{self._values(held)})"
+        typed = as_tensor(obj)
+        assert typed is not None
+        return f"{device}OV(A{text}{self._values(typed)})"
 
     def _proto(self, obj: Any) -> str:
         name = type(obj).__name__
@@ -196,9 +196,9 @@ class _Describer:
             shape = self._shape(tuple(obj.dims))
             if not self.with_min_max or obj.data_type == 8:
                 return f"OT{obj.data_type}{shape}"
-            held = as_tensor(obj)
-            assert held is not None
-            return f"OT{obj.data_type}{shape}{self._values(held)}"
+            typed = as_tensor(obj)
+            assert typed is not None
+            return f"OT{obj.data_type}{shape}{self._values(typed)}"
         if name in ("ValueInfoProto", "TypeProto"):
             kind = obj.type if name == "ValueInfoProto" else obj
             return self._declared(kind)
@@ -227,18 +227,18 @@ class _Describer:
 
 
 def _number(tensor: torch.Tensor, info: DType) -> Any:
-    """A value as Python has it: all digits, whatever the type that held it."""
+    """A value as Python has it: all digits, whatever its type."""
     return float(tensor) if info.is_float else tensor.item()
 
 
-def extremes(held: Held) -> tuple[Any, Any, float, int]:
+def extremes(typed: TypedTensor) -> tuple[Any, Any, float, int]:
     """Smallest, largest, mean in float64, and the number of NaNs, which are left out.
 
     The first two are ``None`` and the mean NaN where nothing is left.
     """
     import torch
 
-    tensor, info = held.tensor.flatten(), held.info
+    tensor, info = typed.tensor.flatten(), typed.info
     if info.name == "uint64":
         # In the order of signed integers once the highest bit is flipped, that is 2**63 taken off.
         flipped = tensor.view(torch.int64) ^ -(2**63)

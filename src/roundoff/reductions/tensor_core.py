@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from roundoff.describe import Held, as_tensor
+from roundoff.describe import TypedTensor, as_tensor
 from roundoff.dtypes import dtype_info
 from roundoff.errors import ArgumentError, DtypeError, ShapeError
 
@@ -149,7 +149,7 @@ def tensor_core_matmul(
     return result if left.kind == "tensor" else result.cpu().numpy()
 
 
-def _operand(value: Any, name: str, operands: str | None) -> Held:
+def _operand(value: Any, name: str, operands: str | None) -> TypedTensor:
     operand = as_tensor(value)
     if operand is None:
         raise ArgumentError(f"{name} is no tensor", got=type(value).__name__)

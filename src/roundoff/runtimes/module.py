@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from roundoff.compare import leaves
+from roundoff.describe import tree_leaves
 from roundoff.errors import ArgumentError, RoundoffError, ShapeError
 from roundoff.evaluator.values import type_name
 
@@ -62,7 +62,7 @@ def call_module(
 def _outputs(module: Any, positional: tuple[Any, ...], named: Mapping[str, Any]) -> list[Any]:
     with torch.no_grad():
         try:
-            return leaves(module(*positional, **named))
+            return tree_leaves(module(*positional, **named))
         except RoundoffError:
             raise
         except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:

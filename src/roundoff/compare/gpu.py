@@ -1,22 +1,32 @@
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
-"""The Triton kernel of :mod:`roundoff.compare.cuda`."""
+"""The statistics of :mod:`roundoff.compare.stats` in one pass over two tensors of a GPU, by Triton.
+
+Separate torch calls would read the tensors some thirty times; this kernel reads each once. Each
+program measures one run of elements in float64 and writes its partial results; the host adds
+them, exactly for the sums, so that a result does not depend on the order of programs.
+"""
 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 import triton
 import triton.language as tl
 
-from .cuda import format_of
+from roundoff.describe import TypedTensor
+from roundoff.dtypes import dtype_info
 
-if TYPE_CHECKING:
-    from .stats import Plan
+from .stats import DtypePair, Stats, exact_sum
+from .ulps import last_place
 
+BLOCK = 256  # an element a thread: 64 registers, so that many programs run at once
+FIELDS = 8  # thresholds at most
+_TYPES = ("float64", "float32", "float16", "bfloat16")
 INFINITY = tl.constexpr(float("inf"))
 WIDTH = tl.constexpr(20)
 
@@ -86,7 +96,6 @@ def _statistics(
     out_ptr,  # [programs, WIDTH] int64 out; float64 are stored as their bits
     n,  # elements
     steps,  # blocks of elements a program measures
-    HIST: tl.constexpr,  # count the differences above the limits
     CLEAN: tl.constexpr,  # no NaN and no infinity: the first sum says whether that held
     BITS: tl.constexpr,  # both have one type: count its units by bits
     TRUTH: tl.constexpr,  # expected is a truth for got
@@ -123,15 +132,14 @@ def _statistics(
     c5 = tl.zeros([BLOCK], tl.int32)
     c6 = tl.zeros([BLOCK], tl.int32)
     c7 = tl.zeros([BLOCK], tl.int32)
-    if HIST:
-        t0 = tl.load(limits_ptr)
-        t1 = tl.load(limits_ptr + 1)
-        t2 = tl.load(limits_ptr + 2)
-        t3 = tl.load(limits_ptr + 3)
-        t4 = tl.load(limits_ptr + 4)
-        t5 = tl.load(limits_ptr + 5)
-        t6 = tl.load(limits_ptr + 6)
-        t7 = tl.load(limits_ptr + 7)
+    t0 = tl.load(limits_ptr)
+    t1 = tl.load(limits_ptr + 1)
+    t2 = tl.load(limits_ptr + 2)
+    t3 = tl.load(limits_ptr + 3)
+    t4 = tl.load(limits_ptr + 4)
+    t5 = tl.load(limits_ptr + 5)
+    t6 = tl.load(limits_ptr + 6)
+    t7 = tl.load(limits_ptr + 7)
     blocks = tl.minimum(steps, tl.cdiv(n - start, BLOCK)).to(tl.int32)
     for step in range(blocks):
         first = start + step * BLOCK
@@ -192,15 +200,14 @@ def _statistics(
             error = size * _power(P - 1 - _exponent(e, EMIN, EMAX))
             error_top = tl.maximum(error_top, error)
 
-        if HIST:
-            c0 += (size > t0).to(tl.int32)
-            c1 += (size > t1).to(tl.int32)
-            c2 += (size > t2).to(tl.int32)
-            c3 += (size > t3).to(tl.int32)
-            c4 += (size > t4).to(tl.int32)
-            c5 += (size > t5).to(tl.int32)
-            c6 += (size > t6).to(tl.int32)
-            c7 += (size > t7).to(tl.int32)
+        c0 += (size > t0).to(tl.int32)
+        c1 += (size > t1).to(tl.int32)
+        c2 += (size > t2).to(tl.int32)
+        c3 += (size > t3).to(tl.int32)
+        c4 += (size > t4).to(tl.int32)
+        c5 += (size > t5).to(tl.int32)
+        c6 += (size > t6).to(tl.int32)
+        c7 += (size > t7).to(tl.int32)
 
     floats = out_ptr.to(tl.pointer_type(tl.float64)) + pid * WIDTH
     most = tl.max(top, 0)
@@ -231,26 +238,85 @@ def _statistics(
     _store_sum(out + 19, c7)
 
 
+def measure(
+    expected: TypedTensor, got: TypedTensor, pair: DtypePair, thresholds: Sequence[float]
+) -> Stats | None:
+    """Statistics of two contiguous tensors of one GPU; ``None`` where this kernel cannot.
+
+    It takes float64, float32, float16 and bfloat16, and at most eight thresholds.
+    """
+    e, g = expected.tensor, got.tensor
+    if pair.coarse is None or len(thresholds) > FIELDS:
+        return None
+    if expected.info.name not in _TYPES or got.info.name not in _TYPES:
+        return None
+    if not (e.is_contiguous() and g.is_contiguous()):
+        return None
+    rows = _partial_statistics(e, g, thresholds, pair, clean=True)
+    if not np.isfinite(rows.view(np.float64)[:, 3]).all():  # NaN, infinity, or an overflow
+        rows = _partial_statistics(e, g, thresholds, pair, clean=False)
+    return _gather(rows, e.numel(), len(thresholds), pair)
+
+
+def _gather(rows: np.ndarray[Any, Any], n: int, thresholds: int, pair: DtypePair) -> Stats:
+    """Statistics from what the programs measured; see the stores of the kernel."""
+    floats = rows.view(np.float64)
+    tops, sums = floats[:, :3].max(axis=0).tolist(), rows[:, 7:].sum(axis=0)
+    zeros, dnan, nan, dinf, unfit = sums[:5].tolist()
+    total = Stats(n, sums[5 : 5 + thresholds])
+    total.abs, total.rel_nonzero, total.err_ulp = tops
+    total.sums, total.signed = (
+        [exact_sum(floats[:, 3].tolist())],
+        [exact_sum(floats[:, 4].tolist())],
+    )
+    total.zeros, total.dnan, total.nan, total.dinf = zeros, dnan, nan, dinf
+    total.finite = n - unfit - nan
+    total.rel = math.inf if zeros else total.rel_nonzero
+    if total.abs > 0:
+        total.at = int(rows[floats[:, 0].argmax(), 6])
+    if pair.same:
+        far = dnan + dinf > 0
+        top = int(rows[:, 5].max())
+        # The kernel orders distances of 64 bits as signed integers, from the smallest one up.
+        total.ulp = math.inf if far else top + 2**63 * (pair.got.bits == 64)
+    else:
+        most = math.inf if dnan else float(floats[:, 5].max())
+        total.ulp = most if most == math.inf else int(most)
+    return total
+
+
+def _partial_statistics(
+    e: torch.Tensor, g: torch.Tensor, limits: Sequence[float], pair: DtypePair, clean: bool
+) -> np.ndarray[Any, Any]:
+    """What each program measured, int64 [programs, WIDTH]: one copy from the device."""
+    n = e.numel()
+    steps = triton.cdiv(triton.cdiv(n, BLOCK), _programs(e))
+    programs = triton.cdiv(n, steps * BLOCK)
+    out = torch.empty((programs, WIDTH.value), dtype=torch.int64, device=e.device)
+    bounds = _limits(tuple(limits), e.device)
+    assert pair.coarse is not None
+    _statistics[(programs,)](
+        e, g, bounds, out, n, steps,
+        CLEAN=clean, BITS=pair.same, TRUTH=pair.truth is not None,
+        BLOCK=BLOCK, num_warps=8, **_format_of(pair.coarse.name),
+    )  # fmt: skip
+    return out.cpu().numpy()
+
+
+def _programs(tensor: torch.Tensor) -> int:
+    if not tensor.is_cuda:  # the interpreter
+        return 4
+    return 4 * torch.cuda.get_device_properties(tensor.device).multi_processor_count
+
+
 @functools.lru_cache(maxsize=64)
 def _limits(limits: tuple[float, ...], device: torch.device) -> torch.Tensor:
     return torch.tensor([*limits, *[float("inf")] * (8 - len(limits))], dtype=torch.float64,
                         device=device)  # fmt: skip
 
 
-def partial_statistics(
-    e: torch.Tensor, g: torch.Tensor, limits: Sequence[float], how: Plan, clean: bool,
-    programs: int, block: int,
-) -> np.ndarray[Any, Any]:  # fmt: skip
-    """What each program found, int64 [programs, WIDTH]: one copy from the device."""
-    n = e.numel()
-    steps = triton.cdiv(triton.cdiv(n, block), programs)
-    programs = triton.cdiv(n, steps * block)
-    out = torch.empty((programs, WIDTH.value), dtype=torch.int64, device=e.device)
-    bounds = _limits(tuple(limits), e.device)
-    assert how.coarse is not None
-    _statistics[(programs,)](
-        e, g, bounds, out, n, steps,
-        HIST=len(limits) > 0, CLEAN=clean, BITS=how.same, TRUTH=how.truth is not None,
-        BLOCK=block, num_warps=8, **format_of(how.coarse.name),
-    )  # fmt: skip
-    return out.cpu().numpy()
+@functools.lru_cache(maxsize=16)
+def _format_of(name: str) -> dict[str, Any]:
+    """What the kernel must know of a floating type, as compile-time constants."""
+    info = dtype_info(name)
+    return {"P": info.precision, "EMIN": info.emin, "EMAX": info.emax, "LAST": last_place(info)}

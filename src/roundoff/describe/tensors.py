@@ -1,8 +1,8 @@
-"""What a value holds: the torch tensor in it, or the parts that it is made of.
+"""What a value is made of: the torch tensor in it, or its parts, or the leaves of these.
 
 :func:`as_tensor` sees a torch tensor in whatever holds one (array, scalar, OrtValue, TensorProto),
 without a copy where it can; :func:`parts` sees a cache or a model's output as the dict or list it
-stands for.
+stands for; :func:`tree_leaves` is all that a pytree of these ends in.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from roundoff.errors import DtypeError
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Held", "as_tensor", "is_text", "parts"]
+__all__ = ["TypedTensor", "as_tensor", "is_text", "parts", "tree_leaves"]
 
 #: Views of ml_dtypes' types that torch has too, by the width of their integers.
 _BITS = {8: np.uint8, 16: np.uint16}
@@ -29,22 +29,22 @@ _BYTES = {"int": np.int8, "uint": np.uint8}
 
 
 @dataclasses.dataclass(frozen=True)
-class Held:
-    """A tensor, and what held it.
+class TypedTensor:
+    """A tensor, its declared element type, and the kind of object it came from.
 
     Attributes
     ----------
     tensor : torch.Tensor
-        The values; shares memory with what held them where possible.
+        The values; shares memory with the object it came from where possible.
     info : DType
-        The element type as declared; the tensor may be wider (int4 is held as int8).
+        The element type as declared; the tensor may be wider (int8 for int4).
     kind : str
         ``"tensor"``, ``"array"``, ``"scalar"``, ``"OrtValue"`` or ``"TensorProto"``.
 
     Examples
     --------
-    >>> held = as_tensor(np.float16([1.5, 2.5]))
-    >>> held.kind, held.info.name, held.device
+    >>> typed = as_tensor(np.float16([1.5, 2.5]))
+    >>> typed.kind, typed.info.name, typed.device
     ('array', 'float16', 'cpu')
     """
 
@@ -71,7 +71,7 @@ def is_text(obj: Any) -> bool:
     return isinstance(obj, np.ndarray) and obj.dtype.kind in "USOT"
 
 
-def as_tensor(obj: Any) -> Held | None:
+def as_tensor(obj: Any) -> TypedTensor | None:
     """The tensor in *obj*, or ``None`` where there is none.
 
     Parameters
@@ -92,9 +92,9 @@ def as_tensor(obj: Any) -> Held | None:
     True
     """
     if isinstance(obj, (np.ndarray, np.generic)) and not is_text(obj):
-        return Held(*_from_numpy(np.asarray(obj)), "array")
+        return TypedTensor(*_from_numpy(np.asarray(obj)), "array")
     if isinstance(obj, (bool, int, float, complex)):
-        return Held(*_from_numpy(_scalar_array(obj)), "scalar")
+        return TypedTensor(*_from_numpy(_scalar_array(obj)), "scalar")
     name = type(obj).__name__
     if name == "OrtValue" and obj.has_value() and obj.is_tensor():
         return _from_ort(obj)
@@ -104,7 +104,7 @@ def as_tensor(obj: Any) -> Held | None:
         array = onnx.numpy_helper.to_array(obj)
         if not is_text(array):
             tensor, _ = _from_numpy(array)
-            return Held(tensor, dtype_info(obj.data_type), "TensorProto")
+            return TypedTensor(tensor, dtype_info(obj.data_type), "TensorProto")
     torch = sys.modules.get("torch")  # an object of torch exists only where torch is imported
     if torch is not None and isinstance(obj, torch.Tensor):
         tensor = obj.detach()
@@ -112,7 +112,7 @@ def as_tensor(obj: Any) -> Held | None:
             tensor = tensor.dequantize()
         if tensor.layout is not torch.strided:
             tensor = tensor.to_dense()
-        return Held(tensor.resolve_conj().resolve_neg(), dtype_info(tensor.dtype), "tensor")
+        return TypedTensor(tensor.resolve_conj().resolve_neg(), dtype_info(tensor.dtype), "tensor")
     return None
 
 
@@ -138,10 +138,10 @@ def _from_numpy(array: np.ndarray[Any, Any]) -> tuple[torch.Tensor, DType]:
         array = array.copy()
     foreign = info.is_float and info.bits <= 16 and info.name != "float16"  # from ml_dtypes
     if foreign and not narrow:
-        found = getattr(torch, info.name, None)
-        if found is None:
+        dtype = getattr(torch, info.name, None)
+        if dtype is None:
             raise DtypeError("torch has no such element type", got=info.name)
-        return _share(array.view(_BITS[info.bits])).view(found), info
+        return _share(array.view(_BITS[info.bits])).view(dtype), info
     return _share(array), info
 
 
@@ -153,7 +153,7 @@ def _share(array: np.ndarray[Any, Any]) -> torch.Tensor:
         return torch.from_numpy(array)
 
 
-def _from_ort(value: Any) -> Held:
+def _from_ort(value: Any) -> TypedTensor:
     """Through DLPack, which keeps bfloat16 and the GPU; else through NumPy."""
     import torch.utils.dlpack
 
@@ -165,7 +165,7 @@ def _from_ort(value: Any) -> Held:
             tensor = tensor.to(torch.bool)
     except Exception:  # a build without DLPack, or a type that DLPack has not
         tensor, _ = _from_numpy(np.asarray(value.numpy()))
-    return Held(tensor, info, "OrtValue")
+    return TypedTensor(tensor, info, "OrtValue")
 
 
 def parts(obj: Any) -> tuple[str, Any] | None:
@@ -217,3 +217,27 @@ def as_is(obj: Any) -> bool:
     return obj is None or isinstance(
         obj, (str, bytes, bool, int, float, complex, np.ndarray, np.generic, type)
     )
+
+
+def tree_leaves(tree: Any) -> list[Any]:
+    """Tensors, numbers and strings of a pytree, in order; None is left out.
+
+    A cache gives the key and the value of each layer in turn, as exported models do.
+
+    Examples
+    --------
+    >>> tree_leaves({"a": [1, None], "b": (2.5, "bits")})
+    [1, 2.5, 'bits']
+    """
+    if tree is None:
+        return []
+    if (opened := parts(tree)) is not None:
+        tree = opened[1]
+        if isinstance(tree, dict) and list(tree) == ["key_cache", "value_cache"]:
+            layers = zip(tree["key_cache"], tree["value_cache"], strict=False)
+            return [leaf for layer in layers for half in layer for leaf in tree_leaves(half)]
+    if isinstance(tree, dict):
+        tree = list(tree.values())
+    if isinstance(tree, (list, tuple)):
+        return [leaf for item in tree for leaf in tree_leaves(item)]
+    return [tree]

@@ -1,25 +1,28 @@
-"""Comparison of two nests of tensors: walk both, compare the leaves, merge."""
+"""Comparison of two pytrees of tensors: walk both, compare the leaves, merge."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from roundoff.describe import Held, as_tensor, is_text, parts, string_type
+from roundoff.describe import TypedTensor, as_tensor, is_text, parts, string_type, tree_leaves
 from roundoff.errors import ArgumentError
 
 from .difference import THRESHOLDS, Difference, identical, merge, unlike
-from .stats import measure
+
+if TYPE_CHECKING:
+    from .stats import Stats
 
 
 def max_diff(
     expected: Any, got: Any, hist: bool | Sequence[float] = False, *, flatten: bool = False
 ) -> Difference:
-    """Compare two nests of tensors.
+    """Compare two pytrees of tensors.
 
     Parameters
     ----------
@@ -27,8 +30,9 @@ def max_diff(
         Tensors of torch (any device), NumPy arrays, numbers, strings, None, OrtValues,
         TensorProtos, and lists, tuples, dicts, caches and model outputs of these. Element types,
         devices and kinds may differ: the comparison is then done in a wider type, and noted. A
-        tensor may stand for a list of one tensor; a list for a tuple; a list or tuple for a dict
-        with as many values, in its order.
+        tensor may stand for a list of one tensor; a list for a tuple; a list or tuple for a dict,
+        data class or model output with as many values, in its order, or for one with as many
+        tensors, in the order in which exported models give them.
     hist : bool or sequence of float
         Count the differences above 0, 0.0001, 0.001, 0.01, 0.1, 1, 10 and 100, or above the
         thresholds given.
@@ -38,7 +42,8 @@ def max_diff(
     Returns
     -------
     Difference
-        A dict; its class lists the keys.
+        ``abs``, ``rel``, ``ulp``, ``share``, ``where``, ``index``, ``histogram`` and more, as
+        attributes and, as a dict, under the keys that its class lists.
 
     Raises
     ------
@@ -60,8 +65,8 @@ def max_diff(
     --------
     >>> import numpy as np
     >>> d = max_diff(np.float32([1, 2]), np.float32([1, 2.5]))
-    >>> d["abs"], d["rel"], d["n"], d["argm"], d["bias"]
-    (0.5, 0.25, 2.0, (1,), 0.25)
+    >>> d.abs, d.rel, d.share, d.index, d["bias"]
+    (0.5, 0.25, 0.5, (1,), 0.25)
     >>> max_diff({"a": 1.0}, {"b": 1.0})["mismatch"]
     ["keys ['a'] against ['b']"]
     """
@@ -70,37 +75,10 @@ def max_diff(
     else:
         thresholds = tuple(float(h) for h in hist)
     walk = _Walk(thresholds)
-    if flatten:
-        found = walk.compare(expected, got, "")
-        if not found["mismatch"]:
-            return found
-        return walk.compare(list(leaves(expected)), list(leaves(got)), "")
-    return walk.compare(expected, got, "")
-
-
-def leaves(obj: Any) -> list[Any]:
-    """Tensors, numbers and strings of a nest, in order; None is left out.
-
-    A cache gives the key and the value of each layer in turn, as exported models do.
-
-    Examples
-    --------
-    >>> leaves({"a": [1, None], "b": (2.5, "bits")})
-    [1, 2.5, 'bits']
-    """
-    if obj is None:
-        return []
-    found = parts(obj)
-    if found is not None:
-        obj = found[1]
-        if isinstance(obj, dict) and list(obj) == ["key_cache", "value_cache"]:
-            pairs = zip(obj["key_cache"], obj["value_cache"], strict=False)
-            return [leaf for pair in pairs for half in pair for leaf in leaves(half)]
-    if isinstance(obj, dict):
-        obj = list(obj.values())
-    if isinstance(obj, (list, tuple)):
-        return [leaf for item in obj for leaf in leaves(item)]
-    return [obj]
+    difference = walk.compare(expected, got, "")
+    if flatten and difference["mismatch"]:
+        return walk.compare(tree_leaves(expected), tree_leaves(got), "")
+    return difference
 
 
 @dataclasses.dataclass
@@ -112,16 +90,16 @@ class _Walk:
             return identical()
         if is_text(e) or is_text(g):
             return self._text(e, g, where)
-        held = as_tensor(e), as_tensor(g)
-        if held[0] is not None and held[1] is not None:
-            return self._tensors(held[0], held[1], where)
-        for one, other, swap in ((held[0], g, False), (held[1], e, True)):
+        tensors = as_tensor(e), as_tensor(g)
+        if tensors[0] is not None and tensors[1] is not None:
+            return self._tensors(tensors[0], tensors[1], where)
+        for one, other, swap in ((tensors[0], g, False), (tensors[1], e, True)):
             if one is not None and isinstance(other, (list, tuple)) and len(other) == 1:
                 pair = (other[0], g) if swap else (e, other[0])
-                found = self.compare(*pair, where)
-                found["notes"] = [*found["notes"], f"a tensor against one in a list{_at(where)}"]
-                return found
-        if (e is None) or (g is None) or held[0] is not None or held[1] is not None:
+                total = self.compare(*pair, where)
+                total["notes"] = [*total["notes"], f"a tensor against one in a list{_at(where)}"]
+                return total
+        if (e is None) or (g is None) or tensors[0] is not None or tensors[1] is not None:
             return self._unlike(e, g, where)
         return self._containers(e, g, where)
 
@@ -132,6 +110,7 @@ class _Walk:
         notes = []
         opened = [parts(e), parts(g)]
         names = [type(e).__name__, type(g).__name__]
+        leaves = [tree_leaves(e), tree_leaves(g)]  # of a cache, a layer at a time
         e, g = (o if p is None else p[1] for o, p in zip((e, g), opened, strict=True))
         if isinstance(e, (set, frozenset)) and isinstance(g, (set, frozenset)):
             return identical(len(e)) if e == g else unlike(f"sets differ{_at(where)}")
@@ -148,6 +127,9 @@ class _Walk:
                 only = [sorted(map(str, a.keys() - b.keys())) for a, b in ((e, g), (g, e))]
                 return unlike(f"keys {only[0]} against {only[1]}{_at(where)}")
             pairs = [(f"{where}[{k!r}]", e[k], g[k]) for k in e]
+        elif len(leaves[0]) == len(leaves[1]) and (_one_by_one(e, g) or _one_by_one(g, e)):
+            notes.append(f"tensor by tensor{_at(where)}")
+            pairs = [(f"{where}[{i}]", a, b) for i, (a, b) in enumerate(zip(*leaves, strict=True))]
         else:
             lists = [list(o.values()) if isinstance(o, dict) else list(o) for o in (e, g)]
             if len(lists[0]) != len(lists[1]):
@@ -167,63 +149,81 @@ class _Walk:
         cells = [np.asarray(o, dtype=object) for o in (e, g)]
         if cells[0].shape != cells[1].shape:
             return unlike(f"shape {cells[0].shape} against {cells[1].shape}{_at(where)}")
-        found = identical(cells[0].size)
-        found["ulp"] = None
+        total = identical(cells[0].size)
+        total["ulp"] = None
         apart = [i for i, (a, b) in enumerate(zip(*(c.flat for c in cells), strict=True))
                  if _decoded(a) != _decoded(b)]  # fmt: skip
         if apart:
             first = tuple(int(i) for i in np.unravel_index(apart[0], cells[0].shape))
-            found.update(abs=math.inf, rel=math.inf, rel_nonzero=math.inf, sum=math.inf)
-            found.update(argm=first, where=where, bias=0.0)
-            found.update(expected=cells[0][first], got=cells[1][first])
+            total.update(abs=math.inf, rel=math.inf, rel_nonzero=math.inf, sum=math.inf)
+            total.update(argm=first, where=where, bias=0.0)
+            total.update(expected=cells[0][first], got=cells[1][first])
+        total["differ"] = len(apart)
         if self.thresholds:
-            found["rep"] = {f">{t}": len(apart) for t in self.thresholds}
-        return found
+            total["rep"] = {f">{t}": len(apart) for t in self.thresholds}
+        return total
 
-    def _tensors(self, e: Held, g: Held, where: str) -> Difference:
+    def _tensors(self, e: TypedTensor, g: TypedTensor, where: str) -> Difference:
         if e.tensor.shape != g.tensor.shape:
             shapes = [tuple(h.tensor.shape) for h in (e, g)]
             return unlike(f"shape {shapes[0]} against {shapes[1]}{_at(where)}")
-        stats = measure(e, g, self.thresholds)
-        found = identical(stats.n)
-        parts_of = [_sum([getattr(c, p) for c in stats.signed]) for p in ("real", "imag")]
-        whole = complex(*parts_of) if "complex" in (e.info.kind, g.info.kind) else parts_of[0]
-        found["bias"] = whole / max(stats.finite, 1)
-        found.update(
+        from .stats import exact_sum  # torch
+
+        # Zero is among the thresholds, for the share that differs.
+        thresholds = (*self.thresholds, *(() if 0.0 in self.thresholds else (0.0,)))
+        stats = _measure(e, g, thresholds)
+        counts = dict(zip(thresholds, stats.counts.tolist(), strict=True))
+        total = identical(stats.n)
+        signed = [exact_sum([getattr(c, p) for c in stats.signed]) for p in ("real", "imag")]
+        whole = complex(*signed) if "complex" in (e.info.kind, g.info.kind) else signed[0]
+        total["bias"] = whole / max(stats.finite, 1)
+        total.update(
             abs=stats.abs, rel=stats.rel, rel_nonzero=stats.rel_nonzero, zeros=stats.zeros,
-            sum=_sum(stats.sums),
+            sum=exact_sum(stats.sums), differ=counts[0.0],
             dnan=float(stats.dnan), nan=stats.nan, dinf=stats.dinf,
             ulp=stats.ulp, finite=stats.finite,
         )  # fmt: skip
         if _is_truth(e, g):
-            found["err_ulp"] = stats.err_ulp
+            total["err_ulp"] = stats.err_ulp
         if stats.at is not None:
             index = tuple(int(i) for i in np.unravel_index(stats.at, tuple(e.tensor.shape)))
-            found.update(argm=index, where=where)
-            found.update(expected=e.tensor[index].item(), got=g.tensor[index].item())
+            total.update(argm=index, where=where)
+            total.update(expected=e.tensor[index].item(), got=g.tensor[index].item())
         if self.thresholds:
-            counts = zip(self.thresholds, stats.counts, strict=True)
-            found["rep"] = {f">{t}": int(c) for t, c in counts}
+            total["rep"] = {f">{t}": counts[t] for t in self.thresholds}
         if e.kind == g.kind == "tensor":
-            found["dev"] = int(e.device != g.device)
-        found["notes"] = [
+            total["dev"] = int(e.device != g.device)
+        total["notes"] = [
             f"{what} {a} against {b}{_at(where)}"
             for what, a, b in (("dtype", e.info.name, g.info.name),
                                ("device", e.device, g.device), ("kind", e.kind, g.kind))
             if a != b
         ]  # fmt: skip
-        return found
+        return total
 
 
-def _sum(values: list[float]) -> float:
-    """Exact sum, rounded once."""
-    try:
-        return math.fsum(values)
-    except OverflowError:
-        return sum(values)
+def _one_by_one(fields: Any, values: Any) -> bool:
+    """Whether a list or tuple is not the fields of an output object, but may be its tensors."""
+    if not isinstance(fields, dict) or not isinstance(values, (list, tuple)):
+        return False
+    # A list of keys and one of values is not a pair for each layer, even of two layers.
+    return len(fields) != len(values) or list(fields) == ["key_cache", "value_cache"]
 
 
-def _is_truth(e: Held, g: Held) -> bool:
+def _measure(e: TypedTensor, g: TypedTensor, thresholds: Sequence[float]) -> Stats:
+    from . import stats
+
+    pair = stats.dtype_pair(e, g)
+    if e.device == g.device and e.tensor.is_cuda and pair.kind == "float" and e.tensor.numel():
+        with contextlib.suppress(ImportError):  # torch without Triton
+            from . import gpu
+
+            if (measured := gpu.measure(e, g, pair, thresholds)) is not None:
+                return measured
+    return stats.measure(e, g, pair, thresholds)
+
+
+def _is_truth(e: TypedTensor, g: TypedTensor) -> bool:
     kinds = ("float", "complex")
     return e.info.kind in kinds and g.info.kind in kinds and e.info.precision > g.info.precision > 0
 

@@ -49,7 +49,7 @@ def nodes_of_the_angles(graph: Any) -> int:
     return len(nodes)
 
 
-slow = pytest.mark.slow(reason="every pair of choices is in one that is quick")
+slow = pytest.mark.slow(reason="each model, type and attention is in one that is quick")
 
 
 @pytest.mark.parametrize(
@@ -114,8 +114,14 @@ def parts(made: Any) -> tuple[torch.Tensor, ...]:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", RELATIVES)
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize(
+    ("name", "attention"),
+    [
+        pytest.param(name, kind, marks=[] if i % 2 == j else slow)
+        for i, name in enumerate(RELATIVES)
+        for j, kind in enumerate(["eager", "sdpa"])
+    ],
+)
 def test_relatives_are_fused_and_right(name: str, attention: str) -> None:
     model, storage = relative(name, attention), {}
     ids = torch.randint(0, 128, (2, 9), generator=torch.Generator().manual_seed(0))

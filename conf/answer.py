@@ -1,9 +1,10 @@
 """The form of a page: its answer box, the numbers bound to claims, and the machines' tabs.
 
-``.. answer:: nvidia-h200`` makes the box: its bullets, the page's answer figure, the machine that
-the numbers are of, the code, and what can be taken along. ``:bound:`0.0186 <tf32>``` prints a
-number that the claim of that name gives (``<tf32/2>``: its second number; ``<page#tf32>``: of
-another page); the build fails where it is another one.
+Ours, as it checks what a page says against what the page measured. ``.. answer:: nvidia-h200``
+makes the box: its bullets, the page's answer figure, the machine that the numbers are of, the code,
+and what can be taken along. ``:bound:`0.0186 <tf32>``` prints a number that the claim of that name
+gives (``<tf32/2>``: its second number; ``<page#tf32>``: of another page); the build fails where it
+is another one.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 from docutils import nodes
 from docutils.parsers.rst.states import Inliner
 from sphinx.application import Sphinx
+from sphinx.environment import BuildEnvironment
 from sphinx.util.docutils import SphinxDirective, SphinxRole
 
 from roundoff.page.claims import Number
@@ -27,9 +29,14 @@ CLAIMS = "claims.json"
 
 def claims_of(srcdir: Path, page: str) -> list[dict[str, Any]]:
     """The claims of a page, as its last run in this build left them."""
-    for path in (srcdir / "gallery").glob(f"*/tables/{page}/{CLAIMS}"):
+    for path in srcdir.glob(f"gallery/*/tables/{page}/{CLAIMS}"):
         return json.loads(path.read_text("utf-8"))
     return []
+
+
+def document(env: BuildEnvironment, page: str) -> str | None:
+    """Name of the document of a page of the gallery; None where this site has no such page."""
+    return next((n for n in env.found_docs if re.fullmatch(f"gallery/\\w+/{page}", n)), None)
 
 
 def wrong(text: str, target: str, claims: list[dict[str, Any]]) -> str:
@@ -68,24 +75,20 @@ class Bound(SphinxRole):
 
     def run(self) -> tuple[list[nodes.Node], list[nodes.system_message]]:
         """Check the number against ``claims.json``."""
-        found = re.fullmatch(r"(?s)(.+?)\s*<([^>]+)>", self.text)
-        if found is None:
+        match = re.fullmatch(r"(?s)(.+?)\s*<(?:(\w+)#)?([^>]+)>", self.text)
+        if match is None:
             return self._fail(f"{self.text!r}: expected a number and <claim>")
-        text, target = found[1], found[2]
-        page, _, name = target.rpartition("#")
-        here = Path(self.env.docname).name
+        text, elsewhere, name = match.groups()
+        page = elsewhere or Path(self.env.docname).name
         srcdir = Path(self.env.srcdir)
-        for path in (srcdir / "gallery").glob(f"*/tables/{page or here}/{CLAIMS}"):
+        for path in srcdir.glob(f"gallery/*/tables/{page}/{CLAIMS}"):
             self.env.note_dependency(str(path))
-        why = wrong(text, name, claims_of(srcdir, page or here))
-        if why:
-            return self._fail(f"{page or here}: {why}")
-        anchor = f"claim-{name.partition('/')[0]}"
-        if page:
-            document = next(n for n in self.env.found_docs if n.endswith(f"/{page}"))
-            address = f"{'../' * self.env.docname.count('/')}{document}.html#{anchor}"
-        else:
-            address = f"#{anchor}"
+        if why := wrong(text, name, claims_of(srcdir, page)):
+            return self._fail(f"{page}: {why}")
+        address = f"#claim-{name.partition('/')[0]}"
+        if elsewhere:
+            up = "../" * self.env.docname.count("/")
+            address = f"{up}{document(self.env, page)}.html{address}"
         link = nodes.reference("", "", nodes.strong(text, text), refuri=address, internal=True)
         link["classes"].append("ro-quoted")
         return [link], []
@@ -106,7 +109,7 @@ class AnswerFigure(SphinxDirective):
 
     def figure(self, page: str) -> list[nodes.Node]:
         """Two images, of which a scheme shows one."""
-        texts = list(Path(self.env.srcdir, "gallery").glob(f"*/images/{page}_answer.txt"))
+        texts = list(Path(self.env.srcdir).glob(f"gallery/*/images/{page}_answer.txt"))
         if not texts:
             elsewhere = Path(self.env.docname).name != page
             if elsewhere or self.config.plot_gallery in (False, "False", "0", 0):
@@ -136,9 +139,7 @@ class Answer(AnswerFigure):
         parsed = self.parse_content_to_nodes()
         code = [n for n in parsed if isinstance(n, nodes.literal_block)]
         words = nodes.container("", *[n for n in parsed if n not in code], classes=["ro-words"])
-        where = self._where(page, self.arguments[0])
-        if where:
-            words += nodes.paragraph("", where, classes=["ro-where"])
+        words += nodes.paragraph("", self._where(page, self.arguments[0]), classes=["ro-where"])
         box = nodes.container("", words, classes=["ro-answer"])
         box += self.figure(page)
         box += nodes.container("", *code, *self._take(page), classes=["ro-foot"])
@@ -149,23 +150,21 @@ class Answer(AnswerFigure):
         if not path.exists():
             raise self.error(f"no record of {page} on {machine}")
         self.env.note_dependency(str(path))
-        record = read_record(path)
-        newest = max(record.provenance.values(), key=lambda run: run.date)
-        env, versions = newest.environment, newest.environment["versions"]
-        gpu = env["gpu"]["name"] if env["gpu"] else env["processor"]
+        run = max(read_record(path).provenance.values(), key=lambda run: run.date)
+        gpu, versions = run.environment["gpu"], run.environment["versions"]
         packages = ("torch", "triton") if "triton" in page else ("torch", "onnxruntime-gpu")
         named = [f"{n} {v.partition('+')[0]}" for n in packages if (v := versions.get(n))]
-        return f"Measured on {gpu}, {', '.join(named)}, {newest.date[:10]}."
+        name = gpu["name"] if gpu else run.environment["processor"]
+        return f"Measured on {name}, {', '.join(named)}, {run.date[:10]}."
 
     def _take(self, page: str) -> list[nodes.Node]:
         document = f"/{self.env.docname}"
-        lines = [
-            ".. container:: ro-take", "",
+        return self.parse_text_to_nodes(
+            ".. container:: ro-take\n\n"
             f"   :download:`Notebook <{document}.ipynb>` :download:`Script <{document}.py>` "
             f"`All numbers (CSV) <../../records/{page}/this-build.zip>`__ "
-            "`Run it on your own <#ro-own>`__",
-        ]  # fmt: skip
-        return self.parse_text_to_nodes("\n".join(lines))
+            "`Run it on your own <#ro-own>`__"
+        )
 
 
 def finish_tree(app: Sphinx, tree: nodes.document) -> None:
@@ -179,16 +178,26 @@ def finish_tree(app: Sphinx, tree: nodes.document) -> None:
             node.parent.remove(node)
     own = next((s for s in tree.findall(nodes.section)
                 if s[0].astext().lower().startswith("your own")), None)  # fmt: skip
-    for link in list(boxes[0].findall(nodes.reference)):
-        if link.get("refuri") == "#ro-own":
-            if own is None:
-                link.parent.remove(link)
-            else:
-                link["refuri"] = f"#{own['ids'][0]}"
-                link.children = [nodes.Text(own[0].astext())]
+    for link in [n for n in boxes[0].findall(nodes.reference) if n.get("refuri") == "#ro-own"]:
+        if own is None:
+            link.parent.remove(link)
+        else:
+            link["refuri"] = f"#{own['ids'][0]}"
+            link.children = [nodes.Text(own[0].astext())]
 
 
 _LABEL = re.compile(r'<label for="ro-m-([\w-]+)">([^<]+)</label>')
+_INPUT = '<input type="radio" name="ro-machine" id="ro-m-{machine}" aria-label="{name}"{checked}>'
+# The last rule: of a table that the machine has not, the first pane.
+_RULES = (
+    "body:has(#ro-m-{m}:checked) .ro-tabs:has([data-m~={m}])>.ro-pane:not([data-m~={m}])"
+    "{{display:none}}"
+    "body:has(#ro-m-{m}:checked) label[for=ro-m-{m}]"
+    "{{color:inherit;font-weight:600;border-color:currentColor}}"
+    "body:has(#ro-m-{m}:focus-visible) label[for=ro-m-{m}]{{outline:2px solid}}"
+    "body:has(#ro-m-{m}:checked) .ro-tabs:not(:has([data-m~={m}]))>.ro-pane~.ro-pane"
+    "{{display:none}}"
+)
 
 
 def machine_buttons(
@@ -199,43 +208,26 @@ def machine_buttons(
     Without ``:has`` and in print the rules do not apply, and all machines are shown.
     """
     body = context.get("body") or ""
-    machines: dict[str, str] = {}
+    names: dict[str, str] = {}
     for machine, name in _LABEL.findall(body):
-        if machine not in machines or len(name) < len(machines[machine]):
-            machines[machine] = name  # "H200" rather than "H200's host"
-    if not machines:
+        names[machine] = min(names.get(machine, name), name, key=len)  # not "H200's host"
+    if not names:
         return
-    known = [m for m in FIRST if m in machines]
-    machines = {m: machines[m] for m in (*known, *machines)}
-    first = next(iter(machines))
-    inputs, rules = [], []
-    for machine, name in machines.items():
-        checked = " checked" if machine == first else ""
-        inputs.append(
-            f'<input type="radio" name="ro-machine" id="ro-m-{machine}" '
-            f'aria-label="{name}"{checked}>'
-        )
-        rules.append(
-            f"body:has(#ro-m-{machine}:checked) .ro-tabs:has([data-m~={machine}])>"
-            f".ro-pane:not([data-m~={machine}]){{display:none}}"
-            f"body:has(#ro-m-{machine}:checked) label[for=ro-m-{machine}]{{color:inherit;"
-            "font-weight:600;border-color:currentColor}"
-            f"body:has(#ro-m-{machine}:focus-visible) label[for=ro-m-{machine}]"
-            "{outline:2px solid}"
-            # A table that this machine has not: its first pane.
-            f"body:has(#ro-m-{machine}:checked) .ro-tabs:not(:has([data-m~={machine}]))>"
-            ".ro-pane~.ro-pane{display:none}"
-        )
-    labels = "".join(f'<label for="ro-m-{m}">{name}</label>' for m, name in machines.items())
-    fieldset = (
-        "<style>@supports selector(:has(a)){@media screen{" + "".join(rules) + "}}</style>"
-        '<fieldset class="ro-machines"><legend>Tables from</legend>'
-        + "".join(inputs) + f'<div class="ro-bar">{labels}</div></fieldset>'
-    )  # fmt: skip
+    names = {m: names[m] for m in (*[m for m in FIRST if m in names], *names)}
+    first = next(iter(names))
+    inputs = "".join(
+        _INPUT.format(machine=m, name=name, checked=" checked" if m == first else "")
+        for m, name in names.items()
+    )
+    labels = "".join(f'<label for="ro-m-{m}">{name}</label>' for m, name in names.items())
+    rules = "".join(_RULES.format(m=m) for m in names)
     # Before the first section after the title: below the answer.
-    place = [m.start() for m in re.finditer(r"<section ", body)][1:2]
-    at = place[0] if place else 0
-    context["body"] = body[:at] + fieldset + body[at:]
+    at = body.find("<section ", body.find("<section ") + 1)
+    context["body"] = (
+        f"{body[:at]}<style>@supports selector(:has(a)){{@media screen{{{rules}}}}}</style>"
+        f'<fieldset class="ro-machines"><legend>Tables from</legend>{inputs}'
+        f'<div class="ro-bar">{labels}</div></fieldset>{body[at:]}'
+    )
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

@@ -15,7 +15,6 @@ os.environ["ROUNDOFF_RENDERING"] = "1"
 os.environ["TQDM_DISABLE"] = "1"  # a progress bar is 30 garbled lines in a page
 os.environ.setdefault("MPLBACKEND", "agg")
 
-import inventories  # noqa: E402
 import roundoff  # noqa: E402
 from roundoff.script import unit_test_going  # noqa: E402
 
@@ -38,15 +37,14 @@ extensions = [
     "hooks",  # the workers are awaited between autosummary and the gallery
     "sphinx_gallery.gen_gallery",
     "answer",
-    "cards",
-    "listings",
+    "sphinx_markdown_builder",  # its translator writes the prose of notebooks
+    "findable",
     "mathml",
     "notebooks",
     "redirects",
     "results",
     "search",
     "terms",
-    "findable",
 ]
 # Absolute: autosummary looks beside the pages, Sphinx beside this file.
 templates_path = [str(CONF / "templates")]
@@ -58,10 +56,9 @@ nitpick_ignore_regex = [
     # A type in words is no cross-reference: "dict of str", "{'CPU', 'CUDA'}", "low".
     (r"py:class", r"(.*[ {}\"'].*|[a-z_]+)"),
 ]
-default_role = None
 html_math_renderer = "mathml"
+markdown_flavor = "github"  # of the notebooks: a paragraph is one line
 
-autosummary_generate = True
 # Names that the package itself gives: a page's import is noted under the shortest one.
 autosummary_context = {
     "short": {
@@ -70,19 +67,29 @@ autosummary_context = {
 }
 autodoc_typehints = "none"
 autodoc_member_order = "bysource"
-autoclass_content = "class"
 # Definition lists instead of fields: a type in words ("float32 tensor") is no cross-reference.
 napoleon_use_param = False
 napoleon_use_rtype = False
 napoleon_use_ivar = True
 
-intersphinx_mapping = inventories.mapping()
-intersphinx_timeout = 1
+# A few names of each project, in the plain text of Sphinx's first format: a build asks no network.
+intersphinx_mapping = {
+    name: (address, str(CONF / "inventories" / f"{name}.inv"))
+    for name, address in {
+        "matplotlib": "https://matplotlib.org/stable",
+        "numpy": "https://numpy.org/doc/stable",
+        "onnx": "https://onnx.ai/onnx",
+        "onnxruntime": "https://onnxruntime.ai/docs/api/python",
+        "pandas": "https://pandas.pydata.org/docs",
+        "python": "https://docs.python.org/3",
+        "torch": "https://docs.pytorch.org/docs/stable",
+        "triton": "https://triton-lang.org/main",
+    }.items()
+}
 extlinks = {
     "doi": ("https://doi.org/%s", "doi:%s"),
     "arxiv": ("https://arxiv.org/abs/%s", "arXiv:%s"),
 }
-extlinks_detect_hardcoded_links = False
 
 copybutton_exclude = ".linenos, .gp, .go"
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
@@ -91,28 +98,19 @@ copybutton_prompt_is_regexp = True
 sphinx_gallery_conf = {
     "examples_dirs": "../gallery",
     "gallery_dirs": "gallery",
-    "filename_pattern": r"[/\\]plot_",
     "subsection_order": "hooks.section_order",
     "within_subsection_order": "hooks.page_order",
     "backreferences_dir": "backreferences",
     "doc_module": ("roundoff",),
     "image_scrapers": ("figures.scraper",),
-    "reset_modules": ("hooks.reset",),
+    "reset_modules": ("matplotlib", "hooks.reset"),
     "capture_repr": ("_repr_html_",),
-    "ignore_repr_types": r"",
     "remove_config_comments": True,
-    "show_memory": False,
     "show_signature": False,
-    "download_all_examples": True,
     # Its page of running times loads scripts from elsewhere; the directive running-times is ours.
     "write_computation_times": False,
     "minigallery_sort_order": "hooks.page_order",
-    "recommender": {"enable": False},
     "thumbnail_size": (480, 300),
-    # The notebooks are written by the extension of that name.
-    "first_notebook_cell": None,
-    "plot_gallery": True,
-    "inspect_global_variables": True,
     # A quick build is not for its times; a full one runs one page at a time, to be fair to them.
     "parallel": (os.cpu_count() or 1) if FAST else False,
 }
@@ -120,6 +118,7 @@ sphinx_gallery_conf = {
 # Where the site is published. Without it, notebooks look for `make serve`, and no page names its
 # canonical address.
 html_baseurl = os.environ.get("ROUNDOFF_SITE", "")
+html_baseurl = html_baseurl and html_baseurl.rstrip("/") + "/"
 
 # Where the source is, for the link at the foot of each page.
 REPOSITORY = os.environ.get("ROUNDOFF_REPOSITORY", "")
@@ -141,20 +140,6 @@ html_theme_options = {
     "footer_icons": [{"name": "Source", "url": REPOSITORY, "html": "Source", "class": ""}]
     if REPOSITORY
     else [],
-    "light_css_variables": {
-        "color-brand-primary": "#1c5fa8",
-        "color-brand-content": "#1c5fa8",
-        "color-brand-visited": "#6b4591",
-        "font-stack": "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', "
-        "'Noto Sans', 'DejaVu Sans', sans-serif",
-        "font-stack--monospace": "ui-monospace, 'SF Mono', 'Cascadia Mono', Menlo, Consolas, "
-        "'DejaVu Sans Mono', monospace",
-    },
-    "dark_css_variables": {
-        "color-brand-primary": "#7db4f0",
-        "color-brand-content": "#7db4f0",
-        "color-brand-visited": "#c2a3e0",
-    },
 }
 
 # sphinx-gallery's workers set no filter of their own; a page's warnings are part of its output.

@@ -1,6 +1,5 @@
 """The build's own hooks: when pages run again, in which order, and in what state."""
 
-import functools
 import hashlib
 import importlib
 import importlib.metadata
@@ -10,7 +9,6 @@ import re
 import sys
 import threading
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,21 +17,25 @@ from sphinx.addnodes import tabular_col_spec
 from sphinx.application import Sphinx
 from sphinx.ext.autosummary import autosummary_table, autosummary_toc
 from sphinx.util import logging
-from sphinx_gallery.utils import get_md5sum
 
 import roundoff
 
 logger = logging.getLogger(__name__)
 
-REFERENCE = "generated/"
 SECTIONS = ("numerics", "fusion", "kernels")
-PAGES = (
-    "plot_reduction_order.py",
-    "plot_layer_norm_discrepancies.py",
-    "plot_gemm_fusion.py",
-    "plot_llama_backend.py",
-    "plot_triton_layer_norm.py",
-)
+# In their order, each with what it is the answer to in words that its title may not have: search.py
+# counts each like a title's, and half as much again, as another page may say it more often.
+PAGES = {
+    "plot_reduction_order": "order summation sum reduction parallel float64 non deterministic",
+    "plot_layer_norm_discrepancies":
+        "onnxruntime pytorch different results TF32 tolerance fp16 overflow",
+    "plot_gemm_fusion": "Gemm MatMul fusion faster ONNX Runtime",
+    "plot_llama_backend": "torch.compile backend Llama onnxruntime attention inductor bfloat16",
+    "plot_triton_layer_norm": "Triton kernel LayerNorm backward atomics lock GPU bandwidth",
+    "results": "results figures machines",
+    "install": "install installation GPU CUDA driver pip",
+    "cite": "cite citation BibTeX",
+}  # fmt: skip
 
 
 def section_order(folder: str) -> int:
@@ -41,19 +43,17 @@ def section_order(folder: str) -> int:
     return SECTIONS.index(Path(folder).name)
 
 
-def page_order(filename: str | Path) -> tuple[int, str]:
-    """Place of a page in its section; a page that has none yet comes last."""
-    name = Path(filename).name
-    return (PAGES.index(name) if name in PAGES else len(PAGES), name)
+def page_order(page: str | Path) -> tuple[int, str]:
+    """Place of a page, its script or its document; one that has none yet comes last."""
+    name = Path(page).stem
+    return (list(PAGES).index(name) if name in PAGES else len(PAGES), str(page))
 
 
 def reset(gallery_conf: dict[str, Any], filename: str) -> None:
     """Give every page the same start, whatever ran before it in this process."""
-    import matplotlib as mpl
     import numpy as np
     import torch
 
-    mpl.rcdefaults()
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)
@@ -61,13 +61,7 @@ def reset(gallery_conf: dict[str, Any], filename: str) -> None:
     if "torch._dynamo" in sys.modules:  # its import takes seconds, and not every page compiles
         torch._dynamo.reset()
     # By default a warning prints the absolute path of the file that raised it.
-    warnings.formatwarning = _warning_without_path
-
-
-def _warning_without_path(
-    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: Any = None
-) -> str:
-    return f"{category.__name__}: {message}\n"
+    warnings.formatwarning = lambda words, kind, *_, **__: f"{kind.__name__}: {words}\n"
 
 
 def stamp() -> str:
@@ -151,77 +145,25 @@ def finished(app: Sphinx, exception: Exception | None) -> None:
         (Path(app.srcdir) / "gallery" / "running").unlink(missing_ok=True)
 
 
-def share_navigation(
-    app: Sphinx, pagename: str, templatename: str, context: dict[str, Any], doctree: Any
-) -> None:
-    """Make the sidebar of the reference's pages once, not a hundred times.
-
-    It lists all of them, takes most of the time that writing one takes, and differs from page to
-    page in one mark: :func:`mark_current` sets it.
-    """
-    if not pagename.startswith(REFERENCE) or "toctree" not in context:
-        return
-    made, here = context["toctree"], Path(pagename).name
-
-    @functools.wraps(made)
-    def shared(**options: Any) -> str:
-        kept = vars(app).setdefault("_roundoff_navigation", {})
-        key = tuple(sorted(options.items()))
-        if key not in kept:
-            kept[key] = made(**options).replace(_marked("#", True), _marked(f"{here}.html", False))
-        return kept[key]
-
-    context["toctree"] = shared
-
-
-def mark_current(tree: str, pagename: str) -> str:
-    """The shared sidebar, with one page of the reference as the one that is open."""
-    here = _marked(f"{Path(pagename).name}.html", False)
-    assert tree.count(here) == 1, f"{pagename} is not in the sidebar once"
-    opened = _marked("#", True).replace(" current", " current current-page", 1)
-    return tree.replace(" current-page", "").replace(here, opened)
-
-
-def _marked(address: str, current: bool) -> str:
-    """An entry of the second level, as Sphinx writes it."""
-    mark, first = (" current", "current ") if current else ("", "")
-    return f'<li class="toctree-l2{mark}"><a class="{first}reference internal" href="{address}">'
-
-
 def finish_page(
     app: Sphinx, pagename: str, templatename: str, context: dict[str, Any], doctree: Any
 ) -> None:
     """Let the keyboard reach what scrolls sideways, and fold the long cells of a gallery page."""
     tree = context.get("furo_navigation_tree", "")
-    if pagename.startswith(REFERENCE):
-        tree = mark_current(tree, pagename)
     context["furo_navigation_tree"] = tree.replace(
         'role="heading"', 'role="heading" aria-level="2"'
     )
-    body = context.get("body")
-    if not body:
-        return
-    body = body.replace('<div class="highlight"><pre>', '<div class="highlight"><pre tabindex="0">')
-    body = body.replace(
-        '<div class="table-wrapper',
-        '<div tabindex="0" role="region" aria-label="table" class="table-wrapper',
-    )
-    body = re.sub(
-        r'<div class="ro-drawing[^"]*"',
-        r'\g<0> tabindex="0" role="group" aria-label="figure"',
-        body,
-    )
+    body = context.get("body") or ""
+    for pattern, replacement in (*_EDITS, *_GALLERY_EDITS * pagename.startswith("gallery/")):
+        body = re.sub(pattern, replacement, body)
     if pagename.startswith("gallery/"):
-        # Spans that colour nothing (a third of a page), and four classes on every name.
-        body = re.sub(r'<span class="(?:n|p|w|nn|o)">([^<]*)</span>', r"\1", body)
-        body = re.sub(r' class="sphx-glr-backref[^"]*(reference \w+)"', r' class="\1"', body)
         body = _CELL.sub(_fold, body)
     if "ro-figure" in body:
-        body = _FIGURE.sub(lambda figure: figure[0] + _size_of(app, figure[1]), body)
+        body = _FIGURE.sub(lambda figure: figure[0] + _size(app, figure[1]), body)
     if "_thumb.png" in body:
-        body = _THUMB.sub(lambda found: _thumbnail(app, found), body)
-    body = re.sub(r"<img (?![^>]*\bloading=)", '<img loading="lazy" ', body)
-    context["body"] = body
+        body = _THUMB.sub(lambda thumb: _thumbnail(app, thumb), body)
+    if body:
+        context["body"] = re.sub(r"<img (?![^>]*\bloading=)", '<img loading="lazy" ', body)
 
 
 def call_workers(app: Sphinx) -> None:
@@ -231,21 +173,12 @@ def call_workers(app: Sphinx) -> None:
     last: see :func:`await_workers` and :func:`dismiss_workers`.
     """
     count = app.config.sphinx_gallery_conf["parallel"]
-    if count and any(_will_run(app)):
+    if count and not list(Path(app.srcdir, "gallery").glob("*/*.py.md5")):
         from joblib import Parallel, delayed
 
         pool = Parallel(n_jobs=count, pre_dispatch="n_jobs", batch_size=1, backend="loky")
         _starting.append(threading.Thread(target=pool, args=([delayed(_import)()] * count,)))
         _starting[-1].start()
-
-
-def _will_run(app: Sphinx) -> Iterator[bool]:
-    """For each page: whether its mark says that it has not run as it is."""
-    scripts = Path(app.srcdir, app.config.sphinx_gallery_conf["examples_dirs"])
-    for script in scripts.glob("*/plot_*.py"):
-        mark = Path(app.srcdir, "gallery", script.parent.name, f"{script.name}.md5")
-        now = get_md5sum(script, mode="t")
-        yield not mark.exists() or mark.read_text("utf-8").strip() != now
 
 
 def await_workers(app: Sphinx) -> None:
@@ -281,6 +214,17 @@ def keep_places(app: Sphinx, tree: nodes.document) -> None:
             node["ids"] = []
 
 
+_EDITS = (
+    ('<div class="highlight"><pre>', '<div class="highlight"><pre tabindex="0">'),
+    ('<div class="table-wrapper',
+     '<div tabindex="0" role="region" aria-label="table" class="table-wrapper'),
+    (r'<div class="ro-drawing[^"]*"', r'\g<0> tabindex="0" role="group" aria-label="figure"'),
+)  # fmt: skip
+# Spans that colour nothing (a third of a page), and four classes on every name.
+_GALLERY_EDITS = (
+    (r'<span class="(?:n|p|w|nn|o)">([^<]*)</span>', r"\1"),
+    (r' class="sphx-glr-backref[^"]*(reference \w+)"', r' class="\1"'),
+)
 _THUMB = re.compile(r'<img [^>]*src="([^"]*)sphx_glr_(plot_\w+?)_thumb\.png"[^>]*>')
 _FIGURE = re.compile(r'<img (?=[^>]*ro-figure)(?=[^>]*src="[^"]*/([^"/]+\.svg)")')
 _CELL = re.compile(
@@ -290,30 +234,23 @@ _CELL = re.compile(
 LONG_CELL = 16
 
 
-def _size_of(app: Sphinx, name: str) -> str:
-    """Size of a figure that some page has drawn; nothing where it is not there."""
+def _size(app: Sphinx, name: str) -> str:
+    """Size of a figure as attributes, so that a page keeps its place while it loads."""
     drawn = next(Path(app.srcdir, "gallery").glob(f"**/images/{name}"), None)
-    return _size(drawn) if drawn else ""
+    head = drawn.read_text("utf-8")[:2000] if drawn else ""
+    sizes = re.findall(r'\b(width|height)="([\d.]+)pt"', head)
+    return "".join(f'{side}="{float(points):.0f}" ' for side, points in sizes)
 
 
-def _size(drawing: Path) -> str:
-    """Width and height as attributes, so that the page keeps its place while the figure loads."""
-    head = drawing.read_text("utf-8")[:2000]
-    sizes = [float(re.search(rf'{side}="([\d.]+)pt"', head)[1]) for side in ("width", "height")]
-    return 'width="{:.0f}" height="{:.0f}" '.format(*sizes)
-
-
-def _thumbnail(app: Sphinx, found: re.Match[str]) -> str:
+def _thumbnail(app: Sphinx, thumb: re.Match[str]) -> str:
     """The figure of the page's answer, for each scheme, instead of its picture for a light page."""
-    folder, page = found.groups()
-    drawn = list(Path(app.srcdir, "gallery").glob(f"*/images/{page}_answer.svg"))
-    if not drawn:
-        return found[0]
-    size = _size(drawn[0])
-    return "".join(
+    folder, page = thumb.groups()
+    size = _size(app, f"{page}_answer.svg")
+    images = (
         f'<img class="only-{scheme}" alt="" src="{folder}{page}_answer{ending}.svg" {size}>'
         for scheme, ending in (("light", ""), ("dark", "_dark"))
     )
+    return "".join(images) if size else thumb[0]
 
 
 def _fold(cell: re.Match[str]) -> str:
@@ -336,7 +273,6 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.connect("builder-inited", await_workers)
     app.connect("builder-inited", dismiss_workers, priority=900)
     app.connect("doctree-read", keep_places)
-    app.connect("html-page-context", share_navigation, priority=100)
     app.connect("html-page-context", finish_page, priority=900)
     app.connect("build-finished", finished, priority=999)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

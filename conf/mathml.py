@@ -1,26 +1,29 @@
-"""Formulas as MathML: no JavaScript, for screen readers too, in the font of ``static/fonts``."""
+"""Formulas as MathML: no JavaScript, for screen readers too, in the font of ``static/fonts``.
+
+Sphinx's own renderers draw pictures or load a script; docutils, which it is built on, writes the
+markup, and this hands it the formulas.
+"""
 
 from typing import Any
 
 from docutils import nodes
-from latex2mathml.converter import convert
+from docutils.utils.math.latex2mathml import tex2mathml
 from sphinx.application import Sphinx
 from sphinx.errors import ExtensionError
 
-# What the converter writes -> what browsers set as TeX does.
+# What docutils writes -> what browsers set as TeX does.
 _BETTER = (
     # The bar over several letters is as long as they are.
-    ('<mo accent="true">&#x02015;</mo>', '<mo accent="true" stretchy="true">&#x0203E;</mo>'),
+    ('<mo accent="true">_</mo>', '<mo accent="true" stretchy="true">‾</mo>'),
     # A bar that is neither opening nor closing has a relation's space on both sides.
-    ('<mo stretchy="false">&#x0007C;</mo>',
-     '<mo stretchy="false" lspace="0" rspace="0">&#x0007C;</mo>'),
-)  # fmt: skip
+    ('<mo stretchy="false">|</mo>', '<mo stretchy="false" lspace="0" rspace="0">|</mo>'),
+)
 
 
-def _markup(latex: str, display: str) -> str:
+def _markup(latex: str, block: bool = False) -> str:
     try:
-        markup = convert(latex, display=display)
-    except Exception as error:  # the library raises a class for each mistake
+        markup = tex2mathml(latex, as_block=block)
+    except Exception as error:  # of many classes
         raise ExtensionError(f"formula {latex!r} cannot be set: {error!r}") from error
     for written, better in _BETTER:
         markup = markup.replace(written, better)
@@ -28,7 +31,7 @@ def _markup(latex: str, display: str) -> str:
 
 
 def _inline(writer: Any, node: nodes.math) -> None:
-    writer.body.append(f'<span class="math">{_markup(node.astext(), "inline")}</span>')
+    writer.body.append(f'<span class="math">{_markup(node.astext())}</span>')
     raise nodes.SkipNode
 
 
@@ -37,10 +40,7 @@ def _block(writer: Any, node: nodes.math_block) -> None:
     writer.body.append(writer.starttag(node, "div", **attributes))
     if node.get("number"):
         writer.body.append(f'<span class="eqno">({node["number"]})</span>')
-    latex = node.astext()
-    if "\\\\" in latex and "\\begin" not in latex:
-        latex = f"\\begin{{aligned}}{latex}\\end{{aligned}}"
-    writer.body.append(_markup(latex, "block") + "</div>\n")
+    writer.body.append(_markup(node.astext(), block=True) + "</div>\n")
     raise nodes.SkipNode
 
 

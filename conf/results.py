@@ -1,171 +1,83 @@
-"""The page of results and the machines' cards: made from ``claims.json``, records and this build.
+"""What this build and the records of other machines hold, as tables, cards and downloads.
 
-Directives: ``results-table``, ``machine-cards``.
+Ours, as the data are: ``claims.json`` and the tables that a page leaves when it runs, and the
+library's records. Directives: ``results-table`` (claims × machines), ``machine-cards``,
+``recorded-machines``, ``running-times``. Sphinx-Gallery's own page of running times loads scripts
+from elsewhere.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
-from answer import CLAIMS
+from answer import claims_of, document
 from hooks import page_order
 from notebooks import archive
-from roundoff.environment import summary
-from roundoff.record import RECORDED, read_record
+from roundoff.record import RECORDED, Provenance, Record, read_record
 
 #: Folder of the site that holds what can be downloaded.
 FOLDER = "records"
+BUILD = "this-build"
+# On a phone a row of this class is a card, in which each cell says whose column it is.
+CARDS, COLUMN = "ro-results", "ro-column"
 
 
-@dataclasses.dataclass(frozen=True)
-class Run:
-    """The tables of one page on one machine.
-
-    Attributes
-    ----------
-    page : str
-        Name of the page, such as ``plot_gemm_fusion``.
-    key : str
-        Name of the machine in addresses; ``this-build`` for the build's own.
-    label : str
-        Name of the machine for readers.
-    tables : dict
-        Tables by name.
-    environment : dict
-        What it ran on.
-    date : str
-        When; empty for this build.
-    commits : sequence of str
-        With which code; one for each run that a record is made of.
-    """
-
-    page: str
-    key: str
-    label: str
-    tables: Mapping[str, pd.DataFrame]
-    environment: Mapping[str, Any]
-    date: str = ""
-    commits: Sequence[str] = ()
-
-    @property
-    def is_build(self) -> bool:
-        """Whether it is this build's."""
-        return self.key == "this-build"
+def newest(record: Record) -> Provenance:
+    """The last of the runs that a record is made of."""
+    return max(record.provenance.values(), key=lambda run: run.date)
 
 
-def built(gallery: Path) -> list[Run]:
-    """What this build's pages showed, or an earlier build's that it goes on from."""
-    runs = []
-    for about in sorted(gallery.glob("*/tables/*/environment.json")):
-        data = json.loads(about.read_text("utf-8"))
-        tables = {p.stem: pd.read_csv(p) for p in sorted(about.parent.glob("*.csv"))}
-        page = about.parent.name
-        if (about.parents[2] / f"{page}.py").exists():
-            runs.append(Run(page, "this-build", data["label"], tables, data["environment"]))
-    return runs
+def records() -> list[Record]:
+    """All records; machines with a GPU come first, pages in the gallery's order."""
+    return sorted(
+        map(read_record, RECORDED.glob("*/*.json")),
+        key=lambda record: (newest(record).environment.get("gpu") is None, record.machine,
+                            page_order(record.page)),
+    )  # fmt: skip
 
 
-def recorded(folder: Path = RECORDED) -> list[Run]:
-    """What the records hold; machines with a GPU come first."""
-    runs = []
-    for path in sorted(folder.glob("*/*.json")):
-        record = read_record(path)
-        newest = max(record.provenance.values(), key=lambda run: run.date)
-        runs.append(
-            Run(
-                record.page,
-                record.machine,
-                summary(newest.environment).split("; ")[0],
-                record.tables,
-                newest.environment,
-                newest.date[:10],
-                record.commits,
-            )
-        )
-    return sorted(runs, key=lambda run: (run.environment.get("gpu") is None, run.key))
+def built(srcdir: Path) -> list[Path]:
+    """Folders of the tables of this build's pages, or of an earlier one's that it goes on from."""
+    folders = (p.parent for p in (srcdir / "gallery").glob("*/tables/*/environment.json"))
+    there = (f for f in folders if (f.parents[1] / f"{f.name}.py").exists())
+    return sorted(there, key=lambda folder: page_order(folder.name))
 
 
-class _Results(SphinxDirective):
-    """What the four directives share."""
-
-    option_spec = {}  # noqa: RUF012 - docutils' own form
-
-    def runs(self) -> list[Run]:
-        """This build's, then the recorded; the page is made again when one of them changes."""
-        gallery = Path(self.env.srcdir) / "gallery"
-        # Files alone: to Sphinx a folder is a file that is missing, and its page always outdated.
-        for path in (*RECORDED.glob("*/*.json"), *gallery.glob("*/tables/*/*")):
-            self.env.note_dependency(str(path))
-        return built(gallery) + recorded()
-
-    def document(self, page: str) -> str | None:
-        """Name of the page's document, where the gallery has it."""
-        found = (n for n in sorted(self.env.found_docs) if n.endswith(f"/{page}"))
-        return next((n for n in found if n.startswith("gallery/")), None)
-
-    def parsed(self, lines: list[str]) -> list[nodes.Node]:
-        """Nodes of generated reStructuredText."""
-        return self.parse_text_to_nodes("\n".join(lines))
-
-
-class ResultsTable(_Results):
-    """Claims × machines: for each page what its answer says, and what every machine says of it."""
+class _Listing(SphinxDirective):
+    """What the four directives share: reStructuredText lines, whose links Sphinx checks."""
 
     def run(self) -> list[nodes.Node]:
-        """Make the tables, one a page."""
-        lines: list[str] = []
+        """Parse the lines; the page is made again when one of the files changes."""
         gallery = Path(self.env.srcdir, "gallery")
-        runs = self.runs()
-        for path in sorted(gallery.glob(f"*/tables/*/{CLAIMS}"), key=_place):
-            page = path.parent.name
-            document = self.document(page)
-            claims = json.loads(path.read_text("utf-8"))
-            chosen = [c for c in claims if c["name"] in quoted(gallery, page)]
-            if document and chosen:
-                lines += _table(page, document, chosen, [r for r in runs if r.page == page])
-        return self.parsed(lines or ["No page has run yet."])
+        # Files alone: to Sphinx a folder is a file that is missing, and its page always outdated.
+        for path in (*RECORDED.glob("*/*.json"), *gallery.glob("*/tables/*/*"),
+                     *gallery.glob("*/*.cost.json")):  # fmt: skip
+            self.env.note_dependency(str(path))
+        return self.parse_text_to_nodes("\n".join(self.lines()))
+
+    def lines(self) -> list[str]:
+        """The reStructuredText."""
+        raise NotImplementedError
+
+    def link(self, page: str) -> str:
+        """A link to a page of the gallery, or its name where this site has no such page."""
+        words, name = page.removeprefix("plot_").replace("_", " "), document(self.env, page)
+        return f":doc:`{words} </{name}>`" if name else words
 
 
-def quoted(gallery: Path, page: str) -> list[str]:
-    """Names of the claims that the answer of a page quotes."""
-    script = next(gallery.glob(f"*/{page}.py")).read_text("utf-8")
-    docstring = script.split('"""', 2)[1]
-    return re.findall(r":bound:`[^`]*<([\w-]+)[^>]*>`", docstring)
-
-
-def _place(path: Path) -> tuple[int, str]:
-    return page_order(f"{path.parent.name}.py")
-
-
-def _table(page: str, document: str, claims: list[dict[str, Any]], runs: list[Run]) -> list[str]:
-    machines = {m: said for c in claims for m, said in c["said"].items()}
-    rows = [["Answer", *(_text(name) for name, _ in machines.values())]]
-    for claim in claims:
-        words = re.sub(r"[`*]", "", claim["sentence"])
-        address = f"{document}.html#claim-{claim['name']}"
-        said = [claim["said"].get(m, ["", "–"])[1] or "–" for m in machines]
-        rows.append([f"{_text(words)} `Evidence <{address}>`__", *map(_text, said)])
-    links = ["Tables"]
-    for machine in machines:
-        run = next((r for r in runs if r.key == machine), None)
-        link = f"`CSV <{FOLDER}/{page}/{machine}.zip>`__"
-        if run is not None and not run.is_build:
-            link += f", `JSON <{FOLDER}/{page}/{machine}.json>`__"
-        links.append(link if run else "–")
-    lines = [f".. list-table:: :doc:`/{document}`", "   :widths: auto", "   :header-rows: 1",
-             "   :class: ro-results", ""]  # fmt: skip
-    for row in [*rows, links]:
+def _table(caption: str, rows: list[list[str]], kind: str = "ro-listing") -> list[str]:
+    lines = [f".. list-table:: {caption}", "   :widths: auto", "   :header-rows: 1",
+             f"   :class: {kind}", ""]  # fmt: skip
+    for row in rows:
         lines += [f"   {'  ' if i else '* '}- {cell}" for i, cell in enumerate(row)]
     return [*lines, ""]
 
@@ -175,70 +87,150 @@ def _text(words: str) -> str:
     return "".join(f"\\{c}" if c in "\\*`|_<>" else c for c in words)
 
 
-class MachineCards(_Results):
+class ResultsTable(_Listing):
+    """For each page what its answer says, and what every machine says of it."""
+
+    def lines(self) -> list[str]:
+        """One table a page."""
+        srcdir = Path(self.env.srcdir)
+        return [line for folder in built(srcdir) for line in self.page(srcdir, folder.name)]
+
+    def page(self, srcdir: Path, page: str) -> list[str]:
+        """The claims that the answer of a page quotes; nothing where it quotes none."""
+        name = document(self.env, page)
+        docstring = (srcdir / f"{name}.py").read_text("utf-8").split('"""', 2)[1]
+        quoted = re.findall(r":bound:`[^`]*<([\w-]+)[^>]*>`", docstring)
+        claims = [claim for claim in claims_of(srcdir, page) if claim["name"] in quoted]
+        if not claims:
+            return []
+        machines = {m: label for claim in claims for m, (label, _) in claim["said"].items()}
+        rows = [["Answer", *map(_text, machines.values())]]
+        for claim in claims:
+            words = _text(re.sub(r"[`*]", "", claim["sentence"]))
+            said = [claim["said"].get(m, ["", ""])[1] or "–" for m in machines]
+            evidence = f"`Evidence <{name}.html#claim-{claim['name']}>`__"
+            rows.append([f"{words} {evidence}", *map(_text, said)])
+        links = ["Tables"]
+        for machine in machines:
+            link = f"`CSV <{FOLDER}/{page}/{machine}.zip>`__"
+            if (RECORDED / page / f"{machine}.json").exists():
+                link += f", `JSON <{FOLDER}/{page}/{machine}.json>`__"
+            links.append(link)
+        return _table(f":doc:`/{name}`", [*rows, links], CARDS)
+
+
+class MachineCards(_Listing):
     """A card a machine: what it is, with which versions, and what it has recorded when."""
 
-    def run(self) -> list[nodes.Node]:
-        """Make the cards."""
-        machines: dict[str, list[Run]] = {}
-        for run in self.runs():
-            machines.setdefault(run.key, []).append(run)
-        lines = [".. container:: ro-start", ""]
-        for runs in machines.values():
-            runs.sort(key=lambda run: page_order(f"{run.page}.py"))
-            lines += ["   .. container::", "", *(f"      {line}" for line in _card(runs)), ""]
-        return self.parsed(lines) if machines else []
+    def lines(self) -> list[str]:
+        """This build's machine, then the recorded ones."""
+        cards: dict[str, list[str]] = {}
+        for folder in built(Path(self.env.srcdir)):
+            about = json.loads((folder / "environment.json").read_text("utf-8"))
+            card = cards.setdefault(BUILD, _machine(about["environment"], about["label"]))
+            card.append(f"* {self.link(folder.name)}")
+        latest = {r.machine: r for r in sorted(records(), key=lambda r: newest(r).date)}
+        for record in records():
+            environment = newest(latest[record.machine]).environment
+            commits = ", ".join(f"``{commit}``" for commit in record.commits)
+            card = cards.setdefault(record.machine, _machine(environment))
+            card.append(f"* {self.link(record.page)}: {newest(record).date[:10]}, commit {commits}")
+        inner = [line for card in cards.values() for line in
+                 (".. container::", "", *(f"   {line}" for line in card), "")]  # fmt: skip
+        return [".. container:: ro-start", "", *(f"   {line}" for line in inner)]
 
 
-def _card(runs: list[Run]) -> list[str]:
-    env = max(runs, key=lambda run: run.date).environment
-    gpu, versions = env.get("gpu"), env["versions"]
+def _machine(env: Mapping[str, Any], label: str = "") -> list[str]:
+    gpu = env.get("gpu")
     name = gpu["name"] if gpu else f"{env['processor']}, {env['cores']} cores"
-    lines = [f"**{_text(name)}**" + (f" ({_text(runs[0].label)})" if runs[0].is_build else ""), ""]
+    lines = [f"**{_text(name)}**" + (f" ({_text(label)})" if label else ""), ""]
     if gpu:
-        lines.append(f"* driver {gpu['driver']}, CUDA {gpu['cuda']}, {gpu['memory_gib']} GiB")
-        lines.append(f"* host: {_text(env['processor'])}, {env['cores']} cores")
-    named = ", ".join(f"{k} {v}" for k, v in versions.items() if v and k not in ("pandas", "numpy"))
-    lines.append(f"* {_text(env['os'])}, Python {env['python']}")
-    lines.append(f"* {_text(named)}")
-    for run in runs:
-        what = run.page.removeprefix("plot_").replace("_", " ")
-        commits = ", ".join(f"``{commit}``" for commit in run.commits)
-        lines.append(f"* {what}" + (f": {run.date}, commit {commits}" if run.date else ""))
-    return lines
+        lines += [f"* driver {gpu['driver']}, CUDA {gpu['cuda']}, {gpu['memory_gib']} GiB",
+                  f"* host: {_text(env['processor'])}, {env['cores']} cores"]  # fmt: skip
+    versions = ", ".join(
+        f"{k} {v}" for k, v in env["versions"].items() if v and k not in ("pandas", "numpy")
+    )
+    return [*lines, f"* {_text(env['os'])}, Python {env['python']}", f"* {_text(versions)}"]
+
+
+class RecordedMachines(_Listing):
+    """One row a machine and page; a sentence where nothing has been recorded."""
+
+    def lines(self) -> list[str]:
+        """Machine, page, date, commits and versions of the newest run of each record."""
+        rows = [["Machine", "Page", "Date", "Commit", "torch", "Triton", "ONNX Runtime"]]
+        for record in records():
+            env = newest(record).environment
+            v = env["versions"]
+            runtime = v.get("onnxruntime-gpu") or v.get("onnxruntime")
+            rows.append([
+                env["gpu"]["name"] if env["gpu"] else env["processor"], self.link(record.page),
+                newest(record).date[:10], ", ".join(record.commits),
+                *(version or "–" for version in (v.get("torch"), v.get("triton"), runtime)),
+            ])  # fmt: skip
+        if not rows[1:]:
+            return ["No machine has been recorded yet."]
+        return _table("Machines and pages recorded so far.", rows)
+
+
+class RunningTimes(_Listing):
+    """One row a page: how long it ran in this build, or in the build that last ran it."""
+
+    def lines(self) -> list[str]:
+        """Page and seconds."""
+        rows = [["Page", "Seconds"]]
+        gallery = Path(self.env.srcdir, "gallery")
+        for script in sorted(gallery.glob("*/plot_*.py"), key=lambda path: page_order(path.stem)):
+            cost = script.with_suffix(".cost.json")
+            seconds = f"{json.loads(cost.read_text('utf-8'))['time']:.1f}" if cost.exists() else "–"
+            rows.append([self.link(script.stem), seconds])
+        return _table("Running time of each page.", rows)
+
+
+def label_cells(app: Sphinx, tree: nodes.document) -> None:
+    """Write the heading of its column into each cell but the first, which is the card's title.
+
+    ``roundoff.css`` shows it where the headings are out of sight; it does not know them by itself.
+    """
+    for table in tree.findall(nodes.table):
+        if CARDS in table["classes"]:
+            head, *rows = table.findall(nodes.row)
+            for row in rows:
+                for heading, entry in list(zip(head, row, strict=True))[1:]:
+                    entry.insert(0, nodes.paragraph("", heading.astext(), classes=[COLUMN]))
 
 
 def offer(app: Sphinx, exception: Exception | None) -> None:
-    """Put the records (JSON) and the tables (an archive of CSV) into the site."""
+    """Put the records (JSON) and the tables (CSV, and an archive of them) into the site."""
     if exception is not None or app.builder.format != "html":
         return
-    target = Path(app.outdir, FOLDER)
+    target, claims = Path(app.outdir, FOLDER), []
     shutil.rmtree(target, ignore_errors=True)
-    gallery = Path(app.srcdir, "gallery")
-    for run in built(gallery):
-        folder = next(gallery.glob(f"*/tables/{run.page}"))
-        (target / run.page / run.key).mkdir(parents=True, exist_ok=True)
-        archive(target / run.page / f"{run.key}.zip", list(folder.iterdir()))
-        for table in folder.glob("*.csv"):
-            shutil.copyfile(table, target / run.page / run.key / table.name)
-    claims = [c for p in sorted(gallery.glob("*/tables/*/claims.json"))
-              for c in json.loads(p.read_text("utf-8"))]  # fmt: skip
-    target.mkdir(parents=True, exist_ok=True)
+    target.mkdir(parents=True)
+    for folder in built(Path(app.srcdir)):
+        _put(target / folder.name / BUILD, {p.name: p.read_bytes() for p in folder.iterdir()})
+        claims += claims_of(Path(app.srcdir), folder.name)
     (target / "claims.json").write_text(json.dumps(claims, indent=1, ensure_ascii=False), "utf-8")
-    for run in recorded():
-        (target / run.page).mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(RECORDED / run.page / f"{run.key}.json",
-                        target / run.page / f"{run.key}.json")  # fmt: skip
-        tables = {f"{name}.csv": frame.to_csv(index=False) for name, frame in run.tables.items()}
-        archive(target / run.page / f"{run.key}.zip", tables)
-        (target / run.page / run.key).mkdir(parents=True, exist_ok=True)
-        for name, text in tables.items():
-            (target / run.page / run.key / name).write_text(text, "utf-8")
+    for record in records():
+        tables = {f"{name}.csv": t.to_csv(index=False) for name, t in record.tables.items()}
+        _put(target / record.page / record.machine, {n: t.encode() for n, t in tables.items()})
+        name = f"{record.page}/{record.machine}.json"
+        shutil.copyfile(RECORDED / name, target / name)
+
+
+def _put(folder: Path, files: Mapping[str, bytes]) -> None:
+    folder.mkdir(parents=True)
+    for name, data in files.items():
+        (folder / name).write_bytes(data)
+    archive(folder.with_name(f"{folder.name}.zip"), files)
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
     """Register the directives."""
     app.add_directive("results-table", ResultsTable)
     app.add_directive("machine-cards", MachineCards)
+    app.add_directive("recorded-machines", RecordedMachines)
+    app.add_directive("running-times", RunningTimes)
+    app.connect("doctree-read", label_cells)
     app.connect("build-finished", offer)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

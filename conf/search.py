@@ -1,7 +1,7 @@
 """Search: the words that readers use instead of ours, and which page is the best answer.
 
-Sphinx's own search finds a page that holds every word, whatever the words are about, and ranks it
-by whether one of them is in its title. Two things are added:
+Ours, as Sphinx's own search finds a page that holds every word, whatever the words are about, and
+ranks it by whether one of them is in its title. Two things are added:
 
 - other words: a page that says "ONNX Runtime" is found by "ORT" and "onnxruntime", too. They are
   put into the index, so that the query stays as it was typed (:class:`Words`);
@@ -18,6 +18,8 @@ from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.search import js_index
 from sphinx.search.en import SearchEnglish
+
+from hooks import PAGES
 
 # What a page may say -> what readers may type.
 _OTHER_WORDS = (
@@ -38,20 +40,6 @@ _OTHER_WORDS = (
      "deterministic nondeterministic repeatable reproducible"),
 )  # fmt: skip
 _COUNTED = [(re.compile(said, re.IGNORECASE), typed.split()) for said, typed in _OTHER_WORDS]
-# What a page is the answer to, in words that its title may not have. Each counts like a title's,
-# and half as much again: another page may say it more often and still be about something else.
-_ANSWERS = {
-    "plot_reduction_order": "order summation sum reduction parallel float64 non deterministic",
-    "plot_layer_norm_discrepancies": (
-        "onnxruntime pytorch different results TF32 tolerance fp16 overflow"
-    ),
-    "plot_gemm_fusion": "Gemm MatMul fusion faster ONNX Runtime",
-    "plot_llama_backend": "torch.compile backend Llama onnxruntime attention inductor bfloat16",
-    "plot_triton_layer_norm": "Triton kernel LayerNorm backward atomics lock GPU bandwidth",
-    "results": "results figures machines",
-    "install": "install installation GPU CUDA driver pip",
-    "cite": "cite citation BibTeX",
-}
 # How often a word in a title or a heading counts, against one in a paragraph.
 _TITLE, _HEADING = 12, 4
 # BM25's usual constants: how soon more of one word adds nothing, and how much a page's length is
@@ -72,36 +60,28 @@ class Words(SearchEnglish):
         return words
 
 
-def counts(tree: nodes.document, language: Words) -> Counter[str]:
-    """How often a page says each word; code, output and notes on machines say nothing."""
+def counts(tree: nodes.document, language: Words, answer: str = "") -> Counter[str]:
+    """How often a page says each word; code, output and notes on machines say nothing.
+
+    The words of its *answer* count as if the title said them.
+    """
     found: Counter[str] = Counter()
-    headings = 0
+    for output in [n for n in tree.findall(nodes.Element)
+                   if "sphx-glr-script-out" in n.get("classes", ())]:  # fmt: skip
+        output.parent.remove(output)
+    texts, of_heading = [(answer, _TITLE)], _TITLE
     for node in tree.findall(lambda n: isinstance(n, (nodes.title, nodes.paragraph, nodes.term))):
-        if any("sphx-glr-script-out" in parent.get("classes", ()) for parent in _parents(node)):
-            continue
-        times = 1
         if isinstance(node, nodes.title) and isinstance(node.parent, nodes.section):
-            times = _HEADING if headings else _TITLE
-            headings += 1
-        for word in language.split(node.astext()):
+            texts.append((node.astext(), of_heading))
+            of_heading = _HEADING
+        else:
+            texts.append((node.astext(), 1))
+    for text, times in texts:
+        for word in language.split(text):
             stem = language.stem(word)
             if language.word_filter(stem) and language.word_filter(word.lower()):
                 found[stem] += times
     return found
-
-
-def answered(name: str, language: Words) -> Counter[str]:
-    """The words of the table for a page."""
-    words = language.split(_ANSWERS.get(name.rsplit("/", 1)[-1], ""))
-    return Counter({language.stem(word): _TITLE for word in words})
-
-
-def _parents(node: nodes.Node) -> list[nodes.Element]:
-    parents = []
-    while node.parent is not None:
-        node = node.parent
-        parents.append(node)
-    return parents
 
 
 def weigh(pages: dict[str, Counter[str]]) -> dict[str, dict[str, int]]:
@@ -129,22 +109,19 @@ def add_weights(app: Sphinx, exception: Exception | None) -> None:
     language = Words({})
     index = js_index.loads(path.read_text("utf-8"))
     number = {name: i for i, name in enumerate(index["docnames"])}
-    prose = [name for name in number if not name.startswith("generated/")]
-    named = {name: answered(name, language) for name in prose}
-    said = {name: counts(app.env.get_doctree(name), language) for name in prose}
-    index["weights"] = {
-        word: {
-            number[name]: weight * 3 // 2 if word in named[name] else weight
-            for name, weight in found.items()
-        }
-        for word, found in weigh({name: said[name] + named[name] for name in prose}).items()
-    }
-    # Sphinx finds a page by a word only where the index says that it is there.
-    for name, words in named.items():
-        for word in words:
-            held = index["terms"].get(word, [])
-            held = held if isinstance(held, list) else [held]
-            index["terms"][word] = sorted({*held, number[name]})
+    answers = {name: PAGES.get(Path(name).name, "") for name in number}
+    weights = weigh({name: counts(app.env.get_doctree(name), language, answers[name])
+                     for name in number if not name.startswith("generated/")})  # fmt: skip
+    for name, answer in answers.items():
+        for word in {language.stem(word) for word in language.split(answer)}:
+            # Sphinx finds a page by a word only where the index says that it is there.
+            pages = index["terms"].get(word, [])
+            pages = pages if isinstance(pages, list) else [pages]
+            index["terms"][word] = sorted({*pages, number[name]})
+            if name in weights.get(word, {}):
+                weights[word][name] = weights[word][name] * 3 // 2
+    index["weights"] = {word: {number[name]: weight for name, weight in pages.items()}
+                        for word, pages in weights.items()}  # fmt: skip
     path.write_text(js_index.dumps(index), "utf-8")
 
 

@@ -1,6 +1,7 @@
 """Link the first mention of a glossary's term in each page of the gallery, wherever it stands.
 
-The pages are scripts: their comments read better without markup for every word.
+Ours, as Sphinx links what ``:term:`` marks alone: the pages are scripts, whose comments read better
+without markup for every word.
 """
 
 import re
@@ -11,47 +12,32 @@ from sphinx import addnodes
 from sphinx.application import Sphinx
 
 # Everyday words: a link on them would be noise.
-_COMMON = {
-    "bias",
-    "ceiling",
-    "interval",
-    "record",
-    "truth",
-    "fusion",
-    "tolerance",
-    "spread",
-    "Gemm",
-    "program",
-    "interpreter",
-}
+_COMMON = {"bias", "ceiling", "interval", "record", "truth", "fusion", "tolerance", "spread",
+           "Gemm", "program", "interpreter"}  # fmt: skip
 _NOT_HERE = (nodes.reference, nodes.literal, nodes.title, nodes.footnote, nodes.caption,
              addnodes.pending_xref)  # fmt: skip
 
 
-def terms(glossary: Path) -> list[str]:
-    """The glossary's terms, longest first; none where there is no glossary."""
-    if not glossary.exists():
-        return []
-    found = re.findall(r"^   (\S.*)$", glossary.read_text("utf-8"), re.MULTILINE)
-    return sorted(set(found) - _COMMON, key=lambda term: (-len(term), term))
-
-
 def link_terms(app: Sphinx, tree: nodes.document) -> None:
     """Replace each first mention by a reference, resolved later as ``:term:`` is."""
-    name = app.env.docname
-    if not re.search(r"(^|/)plot_\w+$", name):
+    name, glossary = app.env.docname, Path(app.srcdir, "glossary.rst")
+    # A file that is missing, noted as a dependency, makes a page outdated at each build.
+    if not re.search(r"(^|/)plot_\w+$", name) or not glossary.exists():
         return
-    glossary = Path(app.srcdir, "glossary.rst")
-    if glossary.exists():  # a file that is missing makes a page outdated at each build
-        app.env.note_dependency(str(glossary))
-    for term in terms(glossary):
+    app.env.note_dependency(str(glossary))
+    terms = set(re.findall(r"^   (\S.*)$", glossary.read_text("utf-8"), re.MULTILINE)) - _COMMON
+    for term in sorted(terms, key=lambda term: (-len(term), term)):
         # Acronyms as they are written; words at the start of a sentence, too.
         first = term[0] if term[:2].isupper() else f"[{term[0].lower()}{term[0].upper()}]"
-        pattern = re.compile(rf"(?<![\w-]){first}{re.escape(term[1:])}s?(?![\w-])")
-        for text in list(tree.findall(nodes.Text)):
-            found = pattern.search(text)
-            if found and _is_prose(text):
-                _link(text, found, term, name)
+        pattern = re.compile(rf"(?<![\w-])({first}{re.escape(term[1:])}s?)(?![\w-])")
+        for text in filter(_is_prose, list(tree.findall(nodes.Text))):
+            before, *rest = pattern.split(text.astext(), maxsplit=1)
+            if rest:
+                link = addnodes.pending_xref(
+                    "", nodes.inline("", rest[0]), refdomain="std", reftype="term",
+                    reftarget=term, refexplicit=True, refwarn=True, refdoc=name,
+                )  # fmt: skip
+                text.parent.replace(text, [nodes.Text(before), link, nodes.Text(rest[1])])
                 break
 
 
@@ -63,16 +49,6 @@ def _is_prose(text: nodes.Text) -> bool:
     return any(isinstance(p, nodes.paragraph) for p in parents) and not any(
         isinstance(p, _NOT_HERE) or "sphx-glr-script-out" in p.get("classes", ()) for p in parents
     )
-
-
-def _link(text: nodes.Text, found: re.Match[str], term: str, name: str) -> None:
-    words = text.astext()
-    link = addnodes.pending_xref(
-        "", nodes.inline("", found[0]), refdomain="std", reftype="term", reftarget=term,
-        refexplicit=True, refwarn=True, refdoc=name,
-    )  # fmt: skip
-    around = [nodes.Text(words[: found.start()]), link, nodes.Text(words[found.end() :])]
-    text.parent.replace(text, [node for node in around if node.astext()])
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

@@ -42,7 +42,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("cards")
     (folder / "index.rst").write_text(PAGE)
     (folder / "conf.py").write_text(
-        f"import sys\nsys.path.insert(0, {str(ROOT / 'conf')!r})\nextensions = ['cards']\n"
+        f"import sys\nsys.path.insert(0, {str(ROOT / 'conf')!r})\nextensions = ['results']\n"
         f"html_theme = 'furo'\nhtml_static_path = [{str(ROOT / 'conf' / 'static')!r}]\n"
         "html_css_files = ['roundoff.css']\n"
     )

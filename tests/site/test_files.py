@@ -9,18 +9,20 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 from urllib.parse import unquote
 
 import pandas as pd
 import pytest
 from bs4 import BeautifulSoup
 from docutils import nodes
+from docutils.utils import new_document
 
 from .conftest import ROOT, SITE
 
 sys.path.insert(0, str(ROOT / "conf"))
 import findable
-from prose import Prose, blocks
+from prose import blocks
 
 pytestmark = pytest.mark.site
 
@@ -70,12 +72,22 @@ def test_the_wheel_is_the_library(site: Path) -> None:
     assert held == {f"roundoff/{p.relative_to(library).as_posix()}": p.read_bytes() for p in there}
 
 
+CONFIG = SimpleNamespace(markdown_docinfo=False, markdown_flavor="github", markdown_bullet="*")
+
+
+def cells(*children: nodes.Node) -> list[tuple[str, str]]:
+    """A page of these nodes, as a notebook has it."""
+    tree = new_document("page")
+    tree += nodes.section("", nodes.title("", "T"), *children)
+    builder = SimpleNamespace(config=CONFIG, env=SimpleNamespace(domains=()))
+    return list(blocks(tree, builder, "https://example.org/gallery/a.html"))
+
+
 def paragraph(*children: nodes.Node) -> nodes.paragraph:
     return nodes.paragraph("", "", *children)
 
 
 def test_markdown_means_what_the_page_says() -> None:
-    prose = Prose("https://example.org/gallery/a.html")
     link = nodes.reference("", "there", refuri="../b.html#c", internal=True)
     text = paragraph(
         nodes.Text("2 * 3 costs $5 in snake_case, _so_ <b>, "),
@@ -84,26 +96,24 @@ def test_markdown_means_what_the_page_says() -> None:
         link,
         nodes.literal("", "a_b"),
     )
-    assert prose.block(text) == (
-        r"2 \* 3 costs \$5 in snake_case, \_so\_ \<b>, $x_i \le 1$ and "
-        "[there](https://example.org/b.html#c)`a_b`"
-    )
-    assert prose.block(paragraph(nodes.Text("1. is no list"))) == r"1\. is no list"
     inner = nodes.bullet_list("", nodes.list_item("", paragraph(nodes.Text("b"))))
     item = nodes.list_item("", paragraph(nodes.Text("a")), inner)
-    assert prose.block(nodes.bullet_list("", item)) == "* a\n\n  * b"
-    with pytest.raises(TypeError, match="no Markdown for"):
-        prose.block(nodes.sidebar())
+    found = cells(text, paragraph(nodes.Text("1. is no list")), nodes.bullet_list("", item))
+    assert [words for _, words in found] == [
+        "# T",
+        r"2 \* 3 costs \$5 in snake_case, \_so_ \<b>, $x_i \le 1$ and "
+        "[there](https://example.org/b.html#c)`a_b`",
+        r"1\. is no list",
+        "* a\n  * b",
+    ]
 
 
 def test_what_a_cell_showed_is_not_in_the_notebook() -> None:
     code = nodes.literal_block("x = 1", "x = 1", language="Python")
     output = nodes.literal_block("1", "1", language="none", classes=["sphx-glr-script-out"])
     timing = nodes.block_quote("", paragraph(nodes.Text("Total")), classes=["sphx-glr-timing"])
-    section = nodes.section("", nodes.title("", "T"), code, output, timing,
-                            paragraph(nodes.Text("after")))  # fmt: skip
-    tree = nodes.Element("", section)
-    assert list(blocks(tree, "https://example.org/")) == [("text", "# T"), ("code", "x = 1")]
+    after = paragraph(nodes.Text("after"))
+    assert cells(code, output, timing, after) == [("text", "# T"), ("code", "x = 1")]
 
 
 class Page(html.parser.HTMLParser):

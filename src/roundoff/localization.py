@@ -164,11 +164,6 @@ class Localization:
                 return row
         return None
 
-    def numbers(self, column: str) -> dict[str, float]:
-        """First output of each node -> value, as :func:`roundoff.graph.plot_dot` takes it."""
-        pairs = zip(self.frame["outputs"], self.frame[column], strict=True)
-        return {outputs.split(", ")[0]: float(value) for outputs, value in pairs}
-
 
 def localize(
     first: Runner | TorchOnnxEvaluator,

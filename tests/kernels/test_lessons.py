@@ -1,6 +1,8 @@
 """The lessons: right, and wrong in the way they say; the baselines: right."""
 
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -79,3 +81,20 @@ def test_what_is_not_installed_is_missing_with_its_reason(monkeypatch):
     found, missing = layer_norms("cuda")
     assert "Liger" not in found
     assert "liger_kernel" in missing["Liger"]
+
+
+def test_without_triton_the_error_says_what_to_install():
+    code = """
+import sys
+sys.modules["triton"] = None
+from roundoff.errors import MissingDependencyError
+try:
+    import roundoff.kernels
+except MissingDependencyError as error:
+    print(error.hint)
+"""
+    source = str(Path(__file__).parents[2] / "src")
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env={"PYTHONPATH": source}
+    )
+    assert "pip install triton" in done.stdout, done.stderr

@@ -4,7 +4,9 @@ Where there is no GPU the kernels run in Triton's interpreter: slowly, on the CP
 results up to rounding. ``TRITON_INTERPRET=1`` in the environment asks for it where there is one.
 """
 
+from ._runtime import interpreting, shuffled_programs  # first: it says that Triton is missing
+
+# isort: split
 from ._layer_norm import backward_plan, layer_norm
-from ._runtime import interpreting, shuffled_programs
 
 __all__ = ["backward_plan", "interpreting", "layer_norm", "shuffled_programs"]

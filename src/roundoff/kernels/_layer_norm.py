@@ -27,6 +27,7 @@ from functools import cache, lru_cache, partial
 from typing import Any, NamedTuple
 
 import torch
+import triton
 import triton.language as tl
 
 from ..errors import ArgumentError, DtypeError, ShapeError
@@ -83,10 +84,6 @@ class Tiling(NamedTuple):
         return min(tiles, most) if most else tiles
 
 
-def _power_of_two(n: int) -> int:
-    return 1 << max(n - 1, 0).bit_length()
-
-
 def _pieces(columns: int, rows: int, piece: int, *rest: Any) -> Tiling:
     return Tiling(rows, piece, -(-columns // piece), *rest)
 
@@ -109,7 +106,7 @@ def forward_tiling(columns: int, itemsize: int, many: bool = False) -> Tiling:
     if size > 32768:
         return Tiling(1, 16384 // itemsize, 0, 16)
     if size <= 1024:
-        piece = _power_of_two(columns)
+        piece = triton.next_power_of_2(columns)
         return Tiling(max(1, 4096 // itemsize // piece), piece, 1, 1, 1, 0, itemsize == 4)
     if itemsize == 2:
         if size <= 1536:
@@ -147,7 +144,7 @@ def backward_tiling(columns: int, itemsize: int) -> Tiling:
         return Tiling(16, 256, 0, 4, 1, 1)
     small, large = 2048 // itemsize, 4096 // itemsize
     if size <= 1024:
-        piece = _power_of_two(columns)
+        piece = triton.next_power_of_2(columns)
         rows = (4096 if itemsize == 2 else 8192) // itemsize // piece
         return Tiling(max(1, rows), piece, 1, 4, 3, 2 if itemsize == 2 else 1, True)
     if size <= 2048:
@@ -579,8 +576,8 @@ def second_stage_tiling(count: int, columns: int) -> tuple[int, int, int]:
     """Partial sums and columns of a tile of the second stage, and its warps."""
     # The interpreter is quicker with few large tiles; the order of the sum stays the same.
     return (
-        min(_power_of_two(count), 64),
-        min(_power_of_two(columns), 1024 if interpreting() else 16),
+        min(triton.next_power_of_2(count), 64),
+        min(triton.next_power_of_2(columns), 1024 if interpreting() else 16),
         4,
     )
 

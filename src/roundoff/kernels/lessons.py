@@ -11,6 +11,7 @@ one to use; ``fast_backward`` is the first stage of its backward. The page
 from __future__ import annotations
 
 import torch
+import triton
 import triton.language as tl
 
 from ..errors import ArgumentError
@@ -98,7 +99,7 @@ def tutorial_groups(columns: int) -> int:
 def _block(n: int) -> int:
     if n > 16384:
         raise ArgumentError("a lesson takes rows of one block", got=n, expected="at most 16384")
-    return 1 << max(n - 1, 0).bit_length()
+    return triton.next_power_of_2(n)
 
 
 def _warps(n: int) -> int:

@@ -82,8 +82,8 @@ def pairwise(x: Array) -> Array:
         return x[..., 0][()]
 
 
-def two_sum(a: Array, b: Array) -> tuple[Array, Array]:
-    """The rounded sum s of *a* and *b*, and the error e of that rounding: a + b = s + e exactly.
+def two_sum(a: Any, b: Any) -> tuple[Any, Any]:
+    """The rounded sum s of two arrays or tensors, and its error e: a + b = s + e exactly.
 
     References
     ----------

@@ -21,6 +21,8 @@ from roundoff.describe import TypedTensor, as_tensor
 from roundoff.dtypes import dtype_info
 from roundoff.errors import ArgumentError, DtypeError, ShapeError
 
+from .algorithms import two_sum
+
 if TYPE_CHECKING:
     import torch
 
@@ -225,10 +227,8 @@ def _rounded(total: torch.Tensor, products: torch.Tensor) -> torch.Tensor:
 
 
 def _two_sum(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The rounded sum, and what rounding lost: a + b = s + e exactly (Knuth); no e without an s."""
+    """The rounded sum s and its error e, as :func:`two_sum`; e is 0 where s is not finite."""
     import torch
 
-    s = a + b
-    bb = s - a
-    e = (a - (s - bb)) + (b - bb)
+    s, e = two_sum(a, b)
     return s, torch.where(s.isfinite(), e, 0.0)

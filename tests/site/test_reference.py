@@ -1,38 +1,45 @@
-"""The reference names every public function and class of the library, and nothing that is gone."""
+"""The reference leads with the names to start with, and has what the pages use."""
 
+import ast
 import importlib
-import inspect
 import re
+from pathlib import Path
 
 import pytest
 
+import roundoff
+
 from .conftest import ROOT
 
-LIBRARY = ROOT / "src" / "roundoff"
-ROOMS = sorted(
-    p.stem if p.suffix == ".py" else p.name
-    for p in LIBRARY.iterdir()
-    if (p.suffix == ".py" or (p / "__init__.py").exists()) and not p.stem.startswith("__")
-)
-LISTED = set(re.findall(r"^   (roundoff\.\S+)$", (ROOT / "docs" / "api.rst").read_text(), re.M))
+API = (ROOT / "docs" / "api.rst").read_text("utf-8")
+LISTED = re.findall(r"^   (roundoff\.\S+)$", API, re.M)
+#: Rooms that pages take whole modules of, whose code they show.
+SHOWN = {"roundoff.kernels.lessons", "roundoff.kernels.baselines"}
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_every_public_name_is_in_the_reference(room: str) -> None:
-    module = importlib.import_module(f"roundoff.{room}")
-    public = {
-        f"roundoff.{room}.{name}"
-        for name in getattr(module, "__all__", [])
-        if inspect.isclass(getattr(module, name)) or inspect.isroutine(getattr(module, name))
-        # A name that another room defines is listed there.
-        if getattr(module, name).__module__.startswith(f"roundoff.{room}")
-    }
-    assert public <= LISTED, f"missing from docs/api.rst: {sorted(public - LISTED)}"
-    wordless = [n for n in public if not inspect.getdoc(getattr(module, n.rsplit(".", 1)[1]))]
-    assert not wordless, f"without a docstring: {wordless}"
+def test_the_reference_leads_with_the_names_that_can_be_had_from_the_top() -> None:
+    first = re.findall(r"^   (roundoff\.\S+)$", API[: API.index("Types of elements")], re.M)
+    assert {name.rpartition(".")[2] for name in first} == set(roundoff.ROOMS)
+    assert {name.split(".")[1] for name in first} == set(roundoff.ROOMS.values())
 
 
-def test_the_reference_lists_only_what_there_is() -> None:
+def test_a_name_is_listed_once_and_is_its_rooms_own() -> None:
+    assert len(LISTED) == len(set(LISTED))
     for name in LISTED:
-        module, attribute = name.rsplit(".", 1)
-        assert hasattr(importlib.import_module(module), attribute), name
+        room, _, short = name.rpartition(".")
+        assert short in importlib.import_module(room).__all__, name
+
+
+@pytest.mark.parametrize(
+    "page", sorted((ROOT / "gallery").rglob("plot_*.py")), ids=lambda p: p.stem
+)
+def test_the_reference_has_what_a_page_uses(page: Path) -> None:
+    used = {
+        f"{node.module}.{alias.name}"
+        for node in ast.walk(ast.parse(page.read_text("utf-8")))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("roundoff")
+        for alias in node.names
+        if not alias.name.isupper()  # a constant
+    }
+    missing = {n for n in used - set(LISTED) - SHOWN if n.rpartition(".")[0] not in SHOWN}
+    assert not missing

@@ -9,14 +9,23 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from .editor import Editor
 from .options import TIERS, OptimizationOptions
+from .rule import Report, Rule, apply_rules
 
 if TYPE_CHECKING:
     import onnx
 
-    from .rule import Report, Rule
-
-__all__ = ["TIERS", "OptimizationOptions", "fuse", "rules"]
+__all__ = [
+    "TIERS",
+    "Editor",
+    "OptimizationOptions",
+    "Report",
+    "Rule",
+    "apply_rules",
+    "fuse",
+    "rules",
+]
 
 
 def rules(tier: str) -> tuple[Rule, ...]:

@@ -38,6 +38,17 @@ class Editor:
         Whether float32 products on CUDA may round to TF32.
     ours : bool
         Whether kernels of ours will take what ONNX Runtime has no kernel for.
+
+    Examples
+    --------
+    >>> import onnx.parser
+    >>> model = onnx.parser.parse_model(
+    ...     '<ir_version: 10, opset_import: ["" : 20]>'
+    ...     "g (float[2] x) => (float[2] y) { z = Neg(x)  y = Neg(z) }"
+    ... )
+    >>> editor = Editor(model)
+    >>> editor.count(), editor.node(editor.graph.outputs[0], "Neg").inputs[0].name
+    (2, 'z')
     """
 
     def __init__(

@@ -28,6 +28,20 @@ class Rule:
         ``"default"``, ``"onnxruntime"`` or ``"experimental"``.
     source : str
         Where the replaced form and its replacement are defined.
+
+    Examples
+    --------
+    >>> class NegNeg(Rule):
+    ...     ops = ("Neg",)
+    ...
+    ...     def rewrite(self, g, node):
+    ...         inner = g.node(node.inputs[0], "Neg")
+    ...         if inner is None:
+    ...             return False
+    ...         g.replace(node.outputs[0], inner.inputs[0])
+    ...         return True
+    >>> NegNeg().name
+    'NegNeg'
     """
 
     ops: ClassVar[tuple[str, ...]] = ()
@@ -71,6 +85,11 @@ class Report:
         ``(rule, value) -> reason`` of every pattern that was seen and left alone.
     nodes : dict
         Number of nodes: as exported, and after each tier.
+
+    Examples
+    --------
+    >>> Report().counts()
+    {}
     """
 
     matched: list[Matched] = dataclasses.field(default_factory=list)
@@ -121,7 +140,38 @@ def _subclasses(kind: type[Rule]) -> list[type[Rule]]:
 
 
 def apply_rules(g: Editor, rules: Sequence[Rule], report: Report, verbose: int = 0) -> None:
-    """Try every rule on every node, again and again, until none matches."""
+    """Try every rule on every node, again and again, until none matches.
+
+    Parameters
+    ----------
+    g : Editor
+        The graph, which is changed.
+    rules : sequence of Rule
+        Tried in this order.
+    report : Report
+        It gets what matched and what was refused.
+    verbose : int
+        Prints each match.
+
+    Examples
+    --------
+    >>> import onnx.parser
+    >>> from roundoff.fusion import Editor
+    >>> class NegNeg(Rule):
+    ...     ops = ("Neg",)
+    ...
+    ...     def rewrite(self, g, node):
+    ...         inner = g.node(node.inputs[0], "Neg")
+    ...         return inner is not None and not g.replace(node.outputs[0], inner.inputs[0])
+    >>> model = onnx.parser.parse_model(
+    ...     '<ir_version: 10, opset_import: ["" : 20]>'
+    ...     "g (float[2] x) => (float[2] y) { a = Neg(x)  b = Neg(a)  y = Abs(b) }"
+    ... )
+    >>> editor, report = Editor(model), Report()
+    >>> apply_rules(editor, [NegNeg()], report)
+    >>> report.counts(), editor.count()
+    ({'NegNeg': 1}, 1)
+    """
     changed = True
     while changed:
         changed = False

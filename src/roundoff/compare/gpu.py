@@ -21,7 +21,7 @@ import triton.language as tl
 from roundoff.describe import TypedTensor
 from roundoff.dtypes import dtype_info
 
-from .stats import DtypePair, Stats, exact_sum
+from .stats import DtypePair, Stats, safe_fsum
 from .ulps import last_place
 
 BLOCK = 256  # an element a thread: 64 registers, so that many programs run at once
@@ -266,8 +266,8 @@ def _gather(rows: np.ndarray[Any, Any], n: int, thresholds: int, pair: DtypePair
     total = Stats(n, sums[5 : 5 + thresholds])
     total.abs, total.rel_nonzero, total.err_ulp = tops
     total.sums, total.signed = (
-        [exact_sum(floats[:, 3].tolist())],
-        [exact_sum(floats[:, 4].tolist())],
+        [safe_fsum(floats[:, 3].tolist())],
+        [safe_fsum(floats[:, 4].tolist())],
     )
     total.zeros, total.dnan, total.nan, total.dinf = zeros, dnan, nan, dinf
     total.finite = n - unfit - nan

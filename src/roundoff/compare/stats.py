@@ -6,9 +6,9 @@ keeps the extra memory bounded. The usual case, where every number is finite, wr
 that are used again for each piece; what involves an infinity or a NaN is settled beside it.
 
 With few threads one core does all of it. Python threads with pieces of their own would wait for
-the interpreter's lock between any two operations: two took 3.6 times as long as one. Sharing each
-operation out among torch's threads is twice as quick on two idle cores, and took up to a hundred
-times as long where other processes had work for these: torch's threads wait for each other at
+the interpreter's lock between any two operations: on two idle cores, two threads took twice as
+long as one. Sharing each operation out among torch's threads is twice as quick there, and took up
+to 35 times as long where other processes used the cores: torch's threads wait for each other at
 the end of every operation. On many threads it pays, with wider pieces.
 
 Sums are taken over runs of elements and these are added exactly, so that neither the number of
@@ -126,7 +126,7 @@ def _component(info: DType) -> DType:
     return dtype_info("float32" if info.name == "complex64" else "float64")
 
 
-def exact_sum(values: Sequence[float]) -> float:
+def safe_fsum(values: Sequence[float]) -> float:
     """Sum rounded once; as floats add where it overflows on the way."""
     try:
         return math.fsum(values)

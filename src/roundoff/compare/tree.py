@@ -167,19 +167,19 @@ class _Walk:
         if e.tensor.shape != g.tensor.shape:
             shapes = [tuple(h.tensor.shape) for h in (e, g)]
             return unlike(f"shape {shapes[0]} against {shapes[1]}{_at(where)}")
-        from .stats import exact_sum  # torch
+        from .stats import safe_fsum  # torch
 
         # Zero is among the thresholds, for the share that differs.
         thresholds = (*self.thresholds, *(() if 0.0 in self.thresholds else (0.0,)))
         stats = _measure(e, g, thresholds)
         counts = dict(zip(thresholds, stats.counts.tolist(), strict=True))
         total = identical(stats.n)
-        signed = [exact_sum([getattr(c, p) for c in stats.signed]) for p in ("real", "imag")]
+        signed = [safe_fsum([getattr(c, p) for c in stats.signed]) for p in ("real", "imag")]
         whole = complex(*signed) if "complex" in (e.info.kind, g.info.kind) else signed[0]
         total["bias"] = whole / max(stats.finite, 1)
         total.update(
             abs=stats.abs, rel=stats.rel, rel_nonzero=stats.rel_nonzero, zeros=stats.zeros,
-            sum=exact_sum(stats.sums), differ=counts[0.0],
+            sum=safe_fsum(stats.sums), differ=counts[0.0],
             dnan=float(stats.dnan), nan=stats.nan, dinf=stats.dinf,
             ulp=stats.ulp, finite=stats.finite,
         )  # fmt: skip

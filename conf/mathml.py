@@ -1,29 +1,30 @@
 """Formulas as MathML: no JavaScript, for screen readers too, in the font of ``static/fonts``.
 
-Sphinx's own renderers draw pictures or load a script; docutils, which it is built on, writes the
-markup, and this hands it the formulas.
+Ours, as Sphinx's renderers draw pictures or load a script; docutils' converter sets the index of a
+letter with an accent below the letter.
 """
 
 from typing import Any
 
 from docutils import nodes
-from docutils.utils.math.latex2mathml import tex2mathml
+from latex2mathml.converter import convert
 from sphinx.application import Sphinx
 from sphinx.errors import ExtensionError
 
-# What docutils writes -> what browsers set as TeX does.
+# What the converter writes -> what browsers set as TeX does.
 _BETTER = (
     # The bar over several letters is as long as they are.
-    ('<mo accent="true">_</mo>', '<mo accent="true" stretchy="true">‾</mo>'),
+    ('<mo accent="true">&#x02015;</mo>', '<mo accent="true" stretchy="true">&#x0203E;</mo>'),
     # A bar that is neither opening nor closing has a relation's space on both sides.
-    ('<mo stretchy="false">|</mo>', '<mo stretchy="false" lspace="0" rspace="0">|</mo>'),
-)
+    ('<mo stretchy="false">&#x0007C;</mo>',
+     '<mo stretchy="false" lspace="0" rspace="0">&#x0007C;</mo>'),
+)  # fmt: skip
 
 
-def _markup(latex: str, block: bool = False) -> str:
+def _markup(latex: str, display: str) -> str:
     try:
-        markup = tex2mathml(latex, as_block=block)
-    except Exception as error:  # of many classes
+        markup = convert(latex, display=display)
+    except Exception as error:  # the library raises a class for each mistake
         raise ExtensionError(f"formula {latex!r} cannot be set: {error!r}") from error
     for written, better in _BETTER:
         markup = markup.replace(written, better)
@@ -31,7 +32,7 @@ def _markup(latex: str, block: bool = False) -> str:
 
 
 def _inline(writer: Any, node: nodes.math) -> None:
-    writer.body.append(f'<span class="math">{_markup(node.astext())}</span>')
+    writer.body.append(f'<span class="math">{_markup(node.astext(), "inline")}</span>')
     raise nodes.SkipNode
 
 
@@ -40,7 +41,10 @@ def _block(writer: Any, node: nodes.math_block) -> None:
     writer.body.append(writer.starttag(node, "div", **attributes))
     if node.get("number"):
         writer.body.append(f'<span class="eqno">({node["number"]})</span>')
-    writer.body.append(_markup(node.astext(), block=True) + "</div>\n")
+    latex = node.astext()
+    if "\\\\" in latex and "\\begin" not in latex:
+        latex = f"\\begin{{aligned}}{latex}\\end{{aligned}}"
+    writer.body.append(_markup(latex, "block") + "</div>\n")
     raise nodes.SkipNode
 
 

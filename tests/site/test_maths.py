@@ -193,4 +193,8 @@ def test_the_font_is_small_and_its_licence_comes_with_it() -> None:
 
 
 def test_a_bar_that_opens_nothing_has_no_space_of_its_own() -> None:
-    assert mathml._markup("|x|").count('lspace="0" rspace="0"') == 2
+    assert mathml._markup("|x|", "inline").count('lspace="0" rspace="0"') == 2
+
+
+def test_the_index_of_a_letter_with_an_accent_stands_beside_it() -> None:
+    assert "<msub>" in mathml._markup(r"\hat x_i", "block")

@@ -22,12 +22,16 @@ class Sampling:
 
     Attributes
     ----------
-    warmup, calls : int
-        Calls to warm up, and calls for each sample.
+    warmup : int
+        Calls to warm up.
+    calls : int
+        Calls for each sample.
     first : float
         Seconds of the first call.
-    bytes, flops : float, optional
-        What a call moves and computes.
+    bytes : float, optional
+        Bytes that a call moves.
+    flops : float, optional
+        Floating-point operations of a call.
     """
 
     warmup: int

@@ -35,9 +35,13 @@ class Ratio:
 
     Attributes
     ----------
-    value, low, high : float
+    value : float
         Median of the ratios of the rounds (of their logarithms, so that ``ratio(b, a)`` is the
-        inverse of ``ratio(a, b)``), the mean of that over sessions, and the ends of its interval.
+        inverse of ``ratio(a, b)``), and the mean of that over sessions.
+    low : float
+        Lower end of its interval.
+    high : float
+        Upper end of its interval.
     se : float
         Standard error of the logarithm of the value.
     units : int

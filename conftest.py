@@ -1,10 +1,15 @@
 """For the tests and for the examples in docstrings alike: each leaves nothing behind."""
 
 import functools
+import os
 import sys
 from collections.abc import Iterator
 
 import pytest
+
+# As many workers as cores with as many threads each wait for each other more than they compute.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture(autouse=True)

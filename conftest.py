@@ -11,6 +11,9 @@ import pytest
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+#: Modules whose examples are about a trained model.
+TRAINED = {"trained.py", "decoding.py"}
+
 
 @pytest.fixture(autouse=True)
 def _globals_of_an_example_outlive_its_compiled_code(
@@ -40,6 +43,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     While one worker builds the site the other runs what does not need it.
     """
     for item in items:
+        if isinstance(item, pytest.DoctestItem) and item.path.name in TRAINED:
+            item.add_marker(pytest.mark.slow(reason="each reads a model of 135 million parameters"))
         for mark in item.iter_markers("slow"):
             if not mark.kwargs.get("reason"):
                 raise pytest.UsageError(f"{item.nodeid}: slow without a reason=")

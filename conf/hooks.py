@@ -91,10 +91,6 @@ def keep_reference(app: Sphinx) -> None:
     Making them imports the whole library, torch's compiler included, to write what is there.
     """
     made = list(Path(app.srcdir, "generated").glob("*.rst"))
-    listed = Path(app.srcdir, "api.rst").read_text("utf-8").split()
-    for page in [page for page in made if page.stem not in listed]:
-        page.unlink()  # a name that went: nothing leads to its page, and that fails the build
-        made.remove(page)
     templates = Path(app.confdir, "templates", "autosummary").glob("*.rst")
     sources = [Path(app.srcdir, "api.rst"), Path(app.confdir, "conf.py"), *templates]
     dates = [path.stat().st_mtime_ns for path in made]
@@ -109,6 +105,14 @@ def keep_reference(app: Sphinx) -> None:
     app.config.autosummary_generate = False
     # Before the environment is kept: the next build would find the configuration changed.
     app.connect("env-get-outdated", give_back)
+
+
+def drop_names_that_went(app: Sphinx) -> None:
+    """A page that the reference no longer lists fails the build: nothing leads to it."""
+    listed = Path(app.srcdir, "api.rst").read_text("utf-8").split()
+    for page in Path(app.srcdir, "generated").glob("*.rst"):
+        if page.stem not in listed:
+            page.unlink()
 
 
 def forget_stale_pages(app: Sphinx) -> None:
@@ -272,6 +276,7 @@ def _fold(cell: re.Match[str]) -> str:
 
 def setup(app: Sphinx) -> dict[str, bool]:
     """Connect the hooks; the first ones must come before Sphinx-Gallery's own."""
+    app.connect("builder-inited", drop_names_that_went, priority=0)
     app.connect("builder-inited", forget_stale_pages, priority=1)
     app.connect("builder-inited", call_workers, priority=2)
     app.connect("builder-inited", await_workers)

@@ -11,8 +11,8 @@ import torch
 import transformers
 
 from roundoff.backend import OptimizationOptions, onnx_custom_backend
-from roundoff.backend.llama import SIZES, Llama, tokens
 from roundoff.compare import scaled_error
+from roundoff.models import SIZES, Llama, tokens
 
 TIERS = "default+onnxruntime"
 SIZE = SIZES["tiny"]

@@ -55,11 +55,11 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._inductor import config as inductor
 
 from roundoff.backend import onnx_custom_backend
-from roundoff.backend.llama import SIZES, Llama, tokens
 from roundoff.compare import scaled_error
 from roundoff.dtypes import dtype_info
 from roundoff.fusion import Editor, OptimizationOptions, Report, Rule, apply_rules, fuse
 from roundoff.graph import plot_dot
+from roundoff.models import SIZES, Llama, tokens
 from roundoff.ort import available, session
 from roundoff.page import Study
 from roundoff.script import get_parsed_args, unit_test_going

@@ -71,7 +71,7 @@ class Runner:
     dtype: torch.dtype | None = None
 
     def feeds(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
-        """The feeds, floating ones converted to :attr:`dtype`."""
+        """The feeds, floating ones converted to ``dtype``."""
         return {name: _cast(value, self.dtype) for name, value in feeds.items()}
 
     def steps(self, feeds: Mapping[str, Any]) -> Iterator[Step]:
@@ -103,7 +103,7 @@ def _cast(value: Any, dtype: torch.dtype | None) -> Any:
 
 @dataclasses.dataclass
 class Localization:
-    """The result of :func:`localize`.
+    """The result of :func:`roundoff.localization.localize`.
 
     Attributes
     ----------

@@ -283,7 +283,7 @@ class Compiled:
         return outputs if self._outputs.plain else self._outputs.restore(outputs)
 
     def compare(self) -> pd.DataFrame:
-        """Before and after fusion, value by value; see :func:`.check.before_and_after`.
+        """Before and after fusion, value by value; see ``backend/check.py``.
 
         Raises
         ------

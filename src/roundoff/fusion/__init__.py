@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from .editor import Editor
 from .options import TIERS, OptimizationOptions
-from .rule import Report, Rule, apply_rules
+from .rule import Refusal, Report, Rule, apply_rules
 
 if TYPE_CHECKING:
     import onnx
@@ -20,6 +20,7 @@ __all__ = [
     "TIERS",
     "Editor",
     "OptimizationOptions",
+    "Refusal",
     "Report",
     "Rule",
     "apply_rules",

@@ -14,7 +14,15 @@ __all__ = ["Matched", "Refusal", "Report", "Rule", "apply_rules"]
 
 
 class Refusal(Exception):  # noqa: N818 - a condition that is not met is no error
-    """Raised by a rule that sees its pattern, but not all of its conditions."""
+    """Raised by a rule that sees its pattern, but not all of its conditions.
+
+    Examples
+    --------
+    >>> raise Refusal("the weight is no constant")
+    Traceback (most recent call last):
+    ...
+    roundoff.fusion.rule.Refusal: the weight is no constant
+    """
 
 
 class Rule:
@@ -79,8 +87,8 @@ class Report:
 
     Attributes
     ----------
-    matched : list of Matched
-        In the order in which they were applied.
+    matched : list
+        Each with ``rule``, ``tier`` and ``value``, in the order in which they were applied.
     refused : dict
         ``(rule, value) -> reason`` of every pattern that was seen and left alone.
     nodes : dict

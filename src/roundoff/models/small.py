@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import onnx
 from onnx import helper
 
-from .dtypes import dtype_info
-from .errors import ArgumentError, DtypeError
+from ..dtypes import dtype_info
+from ..errors import ArgumentError, DtypeError
 
 if TYPE_CHECKING:
     import torch

@@ -12,7 +12,28 @@ __all__ = ["SIZES", "Llama", "Size", "tokens"]
 
 @dataclasses.dataclass(frozen=True)
 class Size:
-    """Sizes of a model and of its input."""
+    """Sizes of a model and of its input.
+
+    Attributes
+    ----------
+    hidden : int
+        Values of a token between layers.
+    heads : int
+        Attention heads, for queries and for keys and values.
+    intermediate : int
+        Values between the products of the feed-forward.
+    vocabulary : int
+        Token numbers.
+    batch : int
+        Sequences of the input.
+    length : int
+        Tokens of a sequence.
+
+    Examples
+    --------
+    >>> SIZES["medium"].hidden
+    4096
+    """
 
     hidden: int
     heads: int
@@ -53,6 +74,12 @@ class Llama(torch.nn.Module):
     -----
     ``forward(ids, mask=None)`` returns the last hidden state, (batch, length, hidden), and the
     keys and values of each layer, (batch, heads, length, hidden / heads).
+
+    Examples
+    --------
+    >>> hidden, keys, values = Llama(SIZES["tiny"])(*tokens(SIZES["tiny"], False, "cpu"))
+    >>> hidden.shape, keys.shape
+    (torch.Size([2, 16, 64]), torch.Size([2, 4, 16, 16]))
     """
 
     def __init__(
@@ -94,7 +121,14 @@ class Llama(torch.nn.Module):
 
 
 def tokens(size: Size, with_mask: bool, device: str, seed: int = 0) -> tuple[torch.Tensor, ...]:
-    """(ids,) or (ids, mask): random tokens, and a mask that shuts out the left of the last row."""
+    """Random tokens: (ids,) or (ids, mask), with a mask that shuts out the left of the last row.
+
+    Examples
+    --------
+    >>> ids, mask = tokens(SIZES["tiny"], True, "cpu")
+    >>> ids.shape, mask[-1].tolist()[:6]
+    (torch.Size([2, 16]), [0, 0, 0, 0, 1, 1])
+    """
     generator = torch.Generator(device).manual_seed(seed)
     shape = (size.batch, size.length)
     ids = torch.randint(0, size.vocabulary, shape, generator=generator, device=device)

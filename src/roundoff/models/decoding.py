@@ -18,7 +18,7 @@ __all__ = ["Decoded", "TrueLlama", "decode", "padded"]
 
 
 class TrueLlama:
-    """The model of a :class:`Trained` in float64: norms, angles, softmax and products.
+    """A trained model in float64: norms, angles, softmax and products.
 
     ``model.double()`` of transformers' own is no truth: its norms, angles and softmax pass through
     float32 whatever the type of the module. This one is called as transformers' model is, returns
@@ -175,10 +175,10 @@ class Decoded:
 
     Attributes
     ----------
-    tokens : torch.Tensor of int64, shape (batch, tokens)
-        The most likely token of each step; the end token ever after the first one.
-    margin : torch.Tensor of float64, shape (batch, tokens)
-        How far the largest logit is above the second; NaN after the end.
+    tokens : torch.Tensor
+        int64, shape (batch, tokens): the most likely token of each step; the end token ever after the first one.
+    margin : torch.Tensor
+        float64, shape (batch, tokens): how far the largest logit is above the second; NaN after the end.
 
     Examples
     --------

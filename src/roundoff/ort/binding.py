@@ -58,7 +58,7 @@ class OrtSession:
         torch's stream, when the session computes on it.
     raw : onnxruntime.InferenceSession
         The session itself.
-    run_options : RunOptions of onnxruntime
+    run_options : object
         For every run of it.
 
     Examples

@@ -176,9 +176,11 @@ class Decoded:
     Attributes
     ----------
     tokens : torch.Tensor
-        int64, shape (batch, tokens): the most likely token of each step; the end token ever after the first one.
+        int64, shape (batch, tokens): the most likely token of each step; after the first end
+        token nothing else.
     margin : torch.Tensor
-        float64, shape (batch, tokens): how far the largest logit is above the second; NaN after the end.
+        float64, shape (batch, tokens): how far the largest logit is above the second; NaN after
+        the end.
 
     Examples
     --------

@@ -711,7 +711,7 @@ print(pd.DataFrame(compare(ROWS, COLUMNS, DTYPE, ALL)).T.to_string())
 # * Next: :ref:`layer-norm-discrepancies`, for what two such kernels do to a model, and
 #   :ref:`llama-backend`, which uses kernels made in this way.
 #
-# .. [#ba] J. L. Ba, J. R. Kiros, G. E. Hinton, *Layer normalization*, 2016, :arxiv:`1607.06450`.
+# .. [#ba] \J. L. Ba, J. R. Kiros, G. E. Hinton, *Layer normalization*, 2016, :arxiv:`1607.06450`.
 # .. [#tutorial] Triton's tutorial `Layer Normalization
 #    <https://triton-lang.org/main/getting-started/tutorials/05-layer-norm.html>`_.
 # .. [#barrier] Added to the tutorial in `pull 6307

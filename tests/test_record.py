@@ -150,6 +150,7 @@ T, SECOND = ("tables", "t"), ("tables", "t", "second")
     ("trail", "value", "field"),
     [
         (("schema",), 3, "schema is not known"),
+        (("schema",), 1, "schema is not known"),
         (("schema",), True, "schema has a wrong type"),
         (("page",), "q", "page"),
         (("runs", 0, "date"), "x", r"runs\[0\]\.date"),
@@ -192,32 +193,6 @@ def test_what_is_no_json_is_named(good: Path) -> None:
     good.write_text(good.read_text()[1:])
     with pytest.raises(RecordError, match="not a readable JSON file"):
         read_record(good)
-
-
-def test_a_file_of_schema_1_is_read_and_becomes_schema_2(good: Path, tmp_path: Path) -> None:
-    data = json.loads(good.read_text())
-    data["schema"] = 1
-    del data["tables"]["t"]["part"], data["tables"]["t"]["second"], data["runs"][1]
-    good.write_text(json.dumps(data))
-    record = read_record(good)
-    assert (record.parts, record.second, record.second_provenance) == ({"t": None}, {}, {})
-    assert record.part_of("t") is None
-    assert record.tables["t"].x.tolist() == [0.5]
-    for field in ("run", "columns", "rows"):
-        broken = copy.deepcopy(data)
-        del broken["tables"]["t"][field]
-        good.write_text(json.dumps(broken))
-        with pytest.raises(RecordError, match=rf"tables\.t\.{field} is missing"):
-            read_record(good)
-    good.write_text(json.dumps(data | {"tables": {"t": []}}))
-    with pytest.raises(RecordError, match=r"tables\.t\.run is missing"):
-        read_record(good)
-    good.write_text(json.dumps(data))
-    write_record(tmp_path, "p", {"u": FRAME}, ENV, parts={"u": "cpu"})
-    written = json.loads(good.read_text())
-    assert written["schema"] == 2
-    assert [written["tables"][t]["part"] for t in "tu"] == [None, "cpu"]
-    assert list(written["tables"]["t"]) == ["run", "part", "columns", "rows"]
 
 
 def test_a_part_is_kept_with_each_table(tmp_path: Path) -> None:

@@ -18,8 +18,6 @@ it), or null where it is unknown.
 
 A later run of part of a page replaces the tables it measured, with their second runs, and leaves
 the others with the run that made them. A run that no table and no second run refers to is dropped.
-
-Schema 1 had neither ``part`` nor ``second``. Such files are read as if every part were null.
 """
 
 from __future__ import annotations
@@ -588,24 +586,7 @@ def _load(path: Path) -> dict[str, Any]:
         data = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError) as error:
         raise RecordError(f"{path}: not a readable JSON file", got=str(error)) from error
-    data = _upgraded(data)
     _validate(path, data)
-    return data
-
-
-def _upgraded(data: Any) -> Any:
-    """What schema 1 says, in schema 2; anything else as it is, for the validator to judge."""
-    if not isinstance(data, dict) or data.get("schema") != 1 or isinstance(data["schema"], bool):
-        return data
-    data = data | {"schema": SCHEMA}
-    if isinstance(data.get("tables"), dict):
-        data["tables"] = {
-            # The run first, as in a file of schema 2.
-            name: {k: table[k] for k in ("run",) if k in table} | {"part": None} | table
-            if isinstance(table, dict)
-            else table
-            for name, table in data["tables"].items()
-        }
     return data
 
 
@@ -627,7 +608,7 @@ def _validate(path: Path, data: Any) -> None:
             f"{path}: field schema is not known here",
             got=schema,
             expected=str(SCHEMA),
-            hint="a newer roundoff",
+            hint="another version of roundoff, or recording again",
         )
     for name, owner in (("page", path.parent.name), ("machine", path.stem)):
         value = _field(path, data, "", name, str)

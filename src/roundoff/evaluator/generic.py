@@ -41,7 +41,7 @@ class NotHandledError(Exception):
 
 
 class OrtKernel:
-    """ONNX Runtime's kernel of an operator: its nodes run alone, in a session for each type.
+    """Runs the nodes of an operator in ONNX Runtime, each alone in a session for its types.
 
     Parameters
     ----------

@@ -40,7 +40,10 @@ class Rule:
     Examples
     --------
     >>> class NegNeg(Rule):
+    ...     __doc__ = "Pattern: Neg of Neg. Becomes the input."
+    ...
     ...     ops = ("Neg",)
+    ...     source = "https://onnx.ai/onnx/operators/onnx__Neg.html"
     ...
     ...     def rewrite(self, g, node):
     ...         inner = g.node(node.inputs[0], "Neg")

@@ -90,9 +90,14 @@ def _quack() -> LayerNorm:
     return LayerNorm(forward, backward, torch.float32)
 
 
-_KNOWN: dict[str, Callable[[], LayerNorm]] = {
-    "roundoff": _ours, "torch": _torch, "inductor": _inductor, "Liger": _liger, "QuACK": _quack,
-}  # fmt: skip
+# How each is made, and whether it runs on a CPU.
+_KNOWN: dict[str, tuple[Callable[[], LayerNorm], Callable[[], bool]]] = {
+    "roundoff": (_ours, interpreting),
+    "torch": (_torch, lambda: True),
+    "inductor": (_inductor, lambda: False),
+    "Liger": (_liger, lambda: False),
+    "QuACK": (_quack, lambda: False),
+}
 
 
 def layer_norms(device: str = "cuda") -> tuple[dict[str, LayerNorm], dict[str, str]]:
@@ -118,9 +123,8 @@ def layer_norms(device: str = "cuda") -> tuple[dict[str, LayerNorm], dict[str, s
     (True, 'made for a GPU')
     """
     norms, missing = {}, {}
-    on_cpu = {"torch", "roundoff"} if interpreting() else {"torch"}
-    for label, make in _KNOWN.items():
-        if not device.startswith("cuda") and label not in on_cpu:
+    for label, (make, on_cpu) in _KNOWN.items():
+        if not device.startswith("cuda") and not on_cpu():
             missing[label] = "made for a GPU"
             continue
         try:

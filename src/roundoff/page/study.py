@@ -224,7 +224,7 @@ class Study:
         self._keep(name, frame, part, times)
         runs = [run for run in self.runs if name in run.tables]
         if self._mode != "rendered":
-            return self._print(Shown("", f"table {name}: {len(self._tables[name])} rows"))
+            return self._print(Shown("", f"table {name}, rows: {len(self._tables[name])}"))
         links = ", ".join(
             f'<a href="../../records/{self.page}/{run.machine}/{name}.csv">'
             f"{html.escape(run.name(name))}</a>"

@@ -18,7 +18,7 @@ from typing import Any
 
 from .errors import ArgumentError
 
-__all__ = ["environment", "machine_name", "short_name", "summary"]
+__all__ = ["environment", "machine_name", "short_commit", "short_name", "summary"]
 
 #: Packages whose version decides what bits come out.
 COMPUTING = (
@@ -283,8 +283,21 @@ def _commit() -> str | None:
     if not _output("git", "-C", here, "ls-files", "--error-unmatch", __file__):
         return None
     commit = _output("git", "-C", here, "rev-parse", "HEAD")
-    changed = _output("git", "-C", here, "status", "--porcelain", "--untracked-files=no")
+    # A page that is not committed yet is no part of that commit either.
+    top = _output("git", "-C", here, "rev-parse", "--show-toplevel") or here
+    changed = _output("git", "-C", top, "status", "--porcelain", "--", "src", "gallery")
     return f"{commit}+" if commit and changed else commit
+
+
+def short_commit(commit: str | None) -> str:
+    """Ten digits of a commit, and the mark of changed files where there is one.
+
+    Examples
+    --------
+    >>> short_commit("0123456789abcdef+"), short_commit("0123456789abcdef"), short_commit(None)
+    ('0123456789+', '0123456789', 'unknown')
+    """
+    return "unknown" if commit is None else commit[:10] + "+" * commit.endswith("+")
 
 
 def _output(*command: str) -> str | None:

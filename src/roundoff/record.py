@@ -33,7 +33,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .environment import machine_name
+from .environment import machine_name, short_commit
 from .errors import RecordError
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ class Record:
     def commits(self) -> list[str]:
         """Commits of the code that ran, ten digits each, the newest run's first."""
         runs = sorted(self.provenance.values(), key=lambda run: run.date, reverse=True)
-        return list(dict.fromkeys((run.commit or "unknown")[:10] for run in runs))
+        return list(dict.fromkeys(short_commit(run.commit) for run in runs))
 
 
 def row_parts(frame: pd.DataFrame, part: str | None) -> list[str | None]:

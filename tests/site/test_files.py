@@ -36,7 +36,7 @@ def test_notebooks_hold_markdown_and_the_cells_of_their_script(site: Path) -> No
         assert "/wheels/roundoff-" in sources[0]
         prose = [s for s, c in zip(sources, cells, strict=True) if c["cell_type"] == "markdown"]
         assert prose[0].startswith("# ")
-        assert len(prose) > 5, script.name
+        assert len(prose) >= 3, f"{script.name}: an answer, a section, limits"
         last = re.findall(r"^## (.+)$", "\n\n".join(prose), re.M)[-1]
         assert last in ("What to do", "Limits, and what to read next"), script.name
         text = re.sub(r"`[^`]+`", "", "\n\n".join(prose))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from ..environment import environment, short_name, summary
+from ..environment import environment, short_commit, short_name, summary
 from ..errors import ArgumentError
 from ..record import RECORDED, Record, read_records, row_parts, write_record
 from ..script import run_mode, unit_test_going
@@ -91,7 +91,7 @@ class Run:
         if self.record is None:
             return summary(dict(self.environment)).split("; ")[0]
         run = self.record.provenance[table]
-        return f"{run.date[:10]}, commit {(run.commit or 'unknown')[:10]}"
+        return f"{run.date[:10]}, commit {short_commit(run.commit)}"
 
 
 class Study:
@@ -451,7 +451,7 @@ class Study:
             ("Machine", summary(env).split("; ")[0]),
             ("System", env["os"]),
             ("Versions", ", ".join(f"{k} {v}" for k, v in env["versions"].items() if v)),
-            ("Commit", (env["commit"] or "unknown")[:10]),
+            ("Commit", short_commit(env["commit"])),
         ]
         shown = "".join(
             f"<dt>{name}</dt><dd>{html.escape(str(value))}</dd>" for name, value in rows if value
@@ -470,7 +470,8 @@ class Study:
             if claim.on and on.state in ("not tested", "outdated"):
                 wrong.append(
                     f"{self.page}: claim {claim.name} prints numbers of {claim.on}, which has no "
-                    f"such rows of {claim.of}: {on.detail or on.state}"
+                    f"such rows of {claim.of}: {on.detail or on.state}; record the page there: "
+                    f"python gallery/…/{self.page}.py --record"
                 )
             for machine, outcome in outcomes.items():
                 if machine == BUILD:

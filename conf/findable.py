@@ -43,7 +43,7 @@ def describe(
 ) -> None:
     """Add a description and Open Graph's tags to a page."""
     if pagename.startswith("generated/"):
-        # Two rooms may have a Step each: the title says which.
+        # Rooms may have a class of one name each: the title says which.
         context["title"] = Path(pagename).name
     config, picture = app.config, f"sphx_glr_{Path(pagename).name}_thumb.png"
     title = html.unescape(re.sub(r"<[^>]+>", "", context.get("title", ""))) or config.html_title

@@ -12,7 +12,7 @@ import transformers
 
 from roundoff.backend import OptimizationOptions, onnx_custom_backend
 from roundoff.compare import scaled_error
-from roundoff.models import SIZES, Llama, tokens
+from roundoff.models import SIZES, Llama, random_tokens
 
 TIERS = "default+onnxruntime"
 SIZE = SIZES["tiny"]
@@ -69,7 +69,7 @@ slow = pytest.mark.slow(reason="each model, type and attention is in one that is
 def test_one_llama_layer(attention: str, dtype: torch.dtype, with_mask: bool) -> None:
     """At most 21 nodes a call, and an error against float64 like eager torch's."""
     model = Llama(SIZE, 1, dtype, attention)
-    ids = tokens(SIZE, with_mask, "cpu")
+    ids = random_tokens(SIZE, with_mask, "cpu")
     instance, ours = compiled(model, ids)
     truth = instance["compiled"].truth()
     with torch.no_grad():
@@ -200,7 +200,7 @@ def test_check_names_the_rule_that_is_wrong(monkeypatch: pytest.MonkeyPatch) -> 
 
 @torch.no_grad()
 def test_four_layers() -> None:
-    instance, _ = compiled(Llama(SIZE, 4), tokens(SIZE, False, "cpu"))
+    instance, _ = compiled(Llama(SIZE, 4), random_tokens(SIZE, False, "cpu"))
     assert len(instance["onnx"].graph.node) == 12 + 3 * 10
     counts = instance["report"].counts()
     assert counts["Attention"] == counts["Silu"] == 4

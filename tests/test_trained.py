@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from roundoff.errors import ArgumentError, MissingDependencyError, ModelError
-from roundoff.models import TrueLlama, decode, load_trained, padded
+from roundoff.models import Float64Llama, decode, load_trained, padded
 
 gguf = pytest.importorskip("gguf")
 
@@ -131,7 +131,7 @@ def test_the_truth_agrees_with_plain_numpy(small) -> None:
     _, weights, path = small
     exact = load_trained(path, round_to=None)
     expected = logits_by_numpy(weights, IDS)
-    got = TrueLlama(exact)(torch.tensor([IDS])).logits[0].numpy()
+    got = Float64Llama(exact)(torch.tensor([IDS])).logits[0].numpy()
     rms = np.sqrt(np.mean(expected**2))
     assert np.abs(got - expected).max() < 1e-13 * rms
 
@@ -152,7 +152,7 @@ def test_weights_are_rounded_once(small) -> None:
 def test_transformers_model_is_near_the_truth(small, attention: str) -> None:
     trained = small[0]
     ids = torch.tensor([IDS])
-    truth = TrueLlama(trained)(ids).logits
+    truth = Float64Llama(trained)(ids).logits
     rms = truth.square().mean().sqrt()
     errors = {
         dtype: (trained.model(dtype, attention)(ids).logits.double() - truth).abs().max() / rms
@@ -166,7 +166,7 @@ def test_transformers_model_is_near_the_truth(small, attention: str) -> None:
 @settings(max_examples=10, deadline=None)
 @given(st.lists(st.lists(st.integers(2, 250), min_size=1, max_size=9), min_size=1, max_size=4))
 def test_padding_changes_no_row_of_the_truth(small, prompts: list[list[int]]) -> None:
-    model = TrueLlama(small[0])
+    model = Float64Llama(small[0])
     together = decode(model, prompts, 3)
     for row, prompt in enumerate(prompts):
         alone = decode(model, [prompt], 3)
@@ -207,7 +207,7 @@ def test_an_untied_model_has_its_own_last_product(tmp_path: Path) -> None:
     trained = load_trained(tmp_path / "own.gguf")
     ids = torch.tensor([IDS])
     expected = trained.model()(ids).logits.double()
-    torch.testing.assert_close(TrueLlama(trained)(ids).logits, expected, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(Float64Llama(trained)(ids).logits, expected, rtol=1e-3, atol=1e-3)
     assert not trained.config.tie_word_embeddings
 
 

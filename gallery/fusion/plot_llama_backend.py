@@ -5,13 +5,13 @@ Is an ONNX Runtime backend faster than inductor?
 ================================================
 
 Prefill of 2 × 1,024 tokens by one Llama layer (hidden size 4096, 32 heads, intermediate size 1024)
-under ``torch.compile``: inductor against ``backend="roundoff"``, at matched precision.
+under ``torch.compile``: inductor against ``backend="roundoff"``, type by type.
 
 .. answer:: nvidia-h200
 
    * **If you just call it, no**: it takes :bound:`1.14 <called>` times the fastest inductor's time
-     in float16, :bound:`1.17 <called/2>` in bfloat16 and :bound:`1.28 <called/4>` in TF32; float32
-     alone is level, :bound:`0.98 <called/3>`.
+     in float16, :bound:`1.17 <called/2>` in bfloat16 and :bound:`1.28 <called/4>` in TF32, where it
+     keeps attention in float32; float32 alone is level, :bound:`0.98 <called/3>`.
    * **With tier 3, our Triton kernels, and CUDA graphs on both sides, yes**:
      :bound:`0.86 <best>` in float16, :bound:`0.86 <best/2>` in bfloat16, :bound:`0.94 <best/3>` in
      float32; :bound:`0.90 <large>` in float16 with the feed-forward of Llama-2-7B.
@@ -59,7 +59,7 @@ from roundoff.compare import scaled_error
 from roundoff.dtypes import dtype_info
 from roundoff.fusion import Editor, OptimizationOptions, Report, Rule, apply_rules, fuse
 from roundoff.graph import plot_dot
-from roundoff.models import SIZES, Llama, tokens
+from roundoff.models import SIZES, Llama, random_tokens
 from roundoff.ort import available, session
 from roundoff.page import Study
 from roundoff.script import get_parsed_args, unit_test_going
@@ -139,8 +139,10 @@ def captured(model, inputs):
 #
 # The ways take turns, round by round, in one process; a sample is five calls in a row, so that
 # launches overlap as they do in a model. *× inductor* is the ratio to the fastest inductor, of
-# either attention, that replays a CUDA graph where this way does. Precision is the same on both
-# sides of every ratio.
+# either attention, that replays a CUDA graph where this way does. The type is the same on both
+# sides of every ratio; in TF32 the fastest inductor has eager attention, in TF32 as well, and the
+# plain call has float32's. *Memory*, beside the model, is what stays taken after compiling and
+# what comes and goes in a call. The times are of one run; a second is not recorded yet.
 
 
 def free_memory():
@@ -231,7 +233,7 @@ telling = [w for w in ways() if w[1] == "sdpa" and w[0] in ("eager", *CHOSEN)]
 for config, precision in cases:
     size, (dtype, tf32) = SIZES[config], PRECISIONS[precision]
     models = {a: Llama(size, layers, dtype, a, device) for a in ("sdpa", "eager")}
-    inputs = tokens(size, args.with_mask, device)
+    inputs = random_tokens(size, args.with_mask, device)
     weights = sum(w.numel() for w in models["sdpa"].model.layers.parameters() if w.dim() == 2)
     least = 2 * inputs[0].numel() * weights / rates["float32 tf32" if tf32 else precision]
     chosen = telling if config == "large" else list(ways())
@@ -408,7 +410,7 @@ study.claim(
 # type, so that no way is blamed for this.
 
 small = SIZES["tiny" if quick else "small"]
-inputs = tokens(small, args.with_mask, device)
+inputs = random_tokens(small, args.with_mask, device)
 graph = captured(Llama(small, device=device), inputs)
 half = [
     t.half().float() if name in graph.static and "inv_freq" not in name else t
@@ -568,7 +570,7 @@ for i, label in enumerate(("roundoff",) if quick else ("inductor", "roundoff")):
     run, _ = prepare(model, label, dynamic=True)
     seconds = []
     for length in (9 + 8 * i, 12 + 8 * i, 9 + 8 * i):
-        ids = tokens(dataclasses.replace(small, length=length), False, device)
+        ids = random_tokens(dataclasses.replace(small, length=length), False, device)
         with inductor.patch(fx_graph_cache=False), torch.no_grad():
             start = time.perf_counter()
             float(run(*ids)[0].sum())
@@ -632,10 +634,8 @@ for row in contest({"sdpa": flat}, [t.to(device) for t in INPUTS], telling, args
 #
 # * The forward pass alone, gradients off, one static length, one device, one model family. Each new
 #   length is converted again, with ``dynamic=True`` too, so a decoder that grows token by token
-#   cannot be used this way. On a CPU that took 0.8 seconds a layer for 4 and 8 layers, 1.05 for 16,
-#   and with 30 the first call had not ended after five minutes: the exporter's optimizer looks
-#   through the whole graph again and again. vLLM and TensorRT-LLM were not measured, nor inductor's
-#   *max-autotune*, which compiles for minutes.
+#   cannot be used this way; conversion grows with the layers. vLLM, TensorRT-LLM and inductor's
+#   *max-autotune* were not measured.
 # * Refused with an error that names it: training, inputs on several devices, complex and float8
 #   inputs, operators that the exporter cannot convert. Not fused: attention that returns its
 #   probabilities or has fewer queries than keys, bfloat16 on a CPU, grouped heads with a padding

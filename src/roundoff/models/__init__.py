@@ -1,23 +1,23 @@
 """Models of the pages: small ONNX graphs, a Llama with random weights, a trained one."""
 
-from .decoding import Decoded, TrueLlama, decode, padded
-from .llama import SIZES, Llama, Size, tokens
+from .decoding import Decoded, Float64Llama, decode, padded
+from .llama import SIZES, Llama, Size, random_tokens
 from .small import layer_norm_feeds, layer_norm_matmul, residual_rms_norm
-from .trained import SMOLLM2, Trained, load_trained
+from .trained import SMOLLM2, TrainedLlama, load_trained
 
 __all__ = [
     "SIZES",
     "SMOLLM2",
     "Decoded",
+    "Float64Llama",
     "Llama",
     "Size",
-    "Trained",
-    "TrueLlama",
+    "TrainedLlama",
     "decode",
     "layer_norm_feeds",
     "layer_norm_matmul",
     "load_trained",
     "padded",
+    "random_tokens",
     "residual_rms_norm",
-    "tokens",
 ]

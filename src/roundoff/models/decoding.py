@@ -12,12 +12,12 @@ import torch
 from ..errors import ArgumentError
 
 if TYPE_CHECKING:
-    from .trained import Trained
+    from .trained import TrainedLlama
 
-__all__ = ["Decoded", "TrueLlama", "decode", "padded"]
+__all__ = ["Decoded", "Float64Llama", "decode", "padded"]
 
 
-class TrueLlama:
+class Float64Llama:
     """A trained model in float64: norms, angles, softmax and products.
 
     ``model.double()`` of transformers' own is no truth: its norms, angles and softmax pass through
@@ -26,7 +26,7 @@ class TrueLlama:
 
     Parameters
     ----------
-    trained : Trained
+    trained : TrainedLlama
         Weights and configuration; grouped heads, no biases, rotary embedding without scaling.
     device : str
         Where the weights go.
@@ -38,15 +38,15 @@ class TrueLlama:
 
     Examples
     --------
-    >>> from roundoff.models import TrueLlama, load_trained
-    >>> model = TrueLlama(load_trained())
+    >>> from roundoff.models import Float64Llama, load_trained
+    >>> model = Float64Llama(load_trained())
     >>> model(torch.tensor([[1, 2, 3]])).logits.shape, model.dtype
     (torch.Size([1, 3, 49152]), torch.float64)
     """
 
     dtype = torch.float64
 
-    def __init__(self, trained: Trained, device: str = "cpu") -> None:
+    def __init__(self, trained: TrainedLlama, device: str = "cpu") -> None:
         self.config = trained.config
         self.device = torch.device(device)
         self._weights = {name: w.to(device, torch.float64) for name, w in trained.weights.items()}
@@ -207,7 +207,7 @@ def decode(
 
     Parameters
     ----------
-    model : transformers' causal language model or TrueLlama
+    model : transformers' causal language model or Float64Llama
         It runs the prompts, and each step if *step* is not given.
     prompts : sequence of sequence of int
         A batch; shorter prompts are padded on the left.

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["SIZES", "Llama", "Size", "tokens"]
+__all__ = ["SIZES", "Llama", "Size", "random_tokens"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Llama(torch.nn.Module):
 
     Examples
     --------
-    >>> hidden, keys, values = Llama(SIZES["tiny"])(*tokens(SIZES["tiny"], False, "cpu"))
+    >>> hidden, keys, values = Llama(SIZES["tiny"])(*random_tokens(SIZES["tiny"], False, "cpu"))
     >>> hidden.shape, keys.shape
     (torch.Size([2, 16, 64]), torch.Size([2, 4, 16, 16]))
     """
@@ -120,12 +120,14 @@ class Llama(torch.nn.Module):
         return (made.last_hidden_state, *(t for c in layers for t in (c.keys, c.values)))
 
 
-def tokens(size: Size, with_mask: bool, device: str, seed: int = 0) -> tuple[torch.Tensor, ...]:
+def random_tokens(
+    size: Size, with_mask: bool, device: str, seed: int = 0
+) -> tuple[torch.Tensor, ...]:
     """Random tokens: (ids,) or (ids, mask), with a mask that shuts out the left of the last row.
 
     Examples
     --------
-    >>> ids, mask = tokens(SIZES["tiny"], True, "cpu")
+    >>> ids, mask = random_tokens(SIZES["tiny"], True, "cpu")
     >>> ids.shape, mask[-1].tolist()[:6]
     (torch.Size([2, 16]), [0, 0, 0, 0, 1, 1])
     """

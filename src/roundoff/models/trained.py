@@ -8,6 +8,7 @@ https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import importlib.metadata
 from collections.abc import Callable, Mapping
@@ -21,7 +22,7 @@ from ..errors import MissingDependencyError, ModelError
 if TYPE_CHECKING:
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-__all__ = ["SMOLLM2", "Trained", "load_trained"]
+__all__ = ["SMOLLM2", "TrainedLlama", "load_trained"]
 
 #: The model that is installed with the gallery.
 SMOLLM2 = "SmolLM2-135M-Instruct"
@@ -31,7 +32,7 @@ _CONTROL = 3  # GGUF's type of a token that no text contains
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Trained:
+class TrainedLlama:
     """Weights, configuration and tokenizer of a trained Llama.
 
     Attributes
@@ -83,8 +84,6 @@ class Trained:
         >>> sum(p.numel() for p in model.parameters())
         134515008
         """
-        import copy
-
         from transformers import LlamaForCausalLM
         from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
@@ -120,7 +119,7 @@ def load_trained(
     source: str | Path = SMOLLM2,
     round_to: torch.dtype | None = torch.bfloat16,
     progress: Callable[[Any], Any] | None = None,
-) -> Trained:
+) -> TrainedLlama:
     """Read a trained Llama, its tokenizer and its chat template from a GGUF file.
 
     The file has weights of four or eight bits with a scale for each block of 32. They are
@@ -139,7 +138,7 @@ def load_trained(
 
     Returns
     -------
-    Trained
+    TrainedLlama
 
     Raises
     ------
@@ -156,13 +155,13 @@ def load_trained(
     """
     path = _file_of(source)
     fields, tensors = _read(path)
-    config = _config(path, fields)
+    config = _config(path, fields, tied=all(t.name != "output.weight" for t in tensors))
     weights = {}
     for tensor in progress(tensors) if progress else tensors:
         name, value = _weight(path, tensor, config)
         weights[name] = value if round_to is None else value.to(round_to)
     _check_shapes(path, weights, config)
-    return Trained(str(source), config, weights, _tokenizer(path, fields))
+    return TrainedLlama(str(source), config, weights, _tokenizer(path, fields))
 
 
 def _file_of(source: str | Path) -> Path:
@@ -210,7 +209,7 @@ def _field(path: Path, fields: Mapping[str, Any], name: str) -> Any:
     return fields[name].contents()
 
 
-def _config(path: Path, fields: Mapping[str, Any]) -> LlamaConfig:
+def _config(path: Path, fields: Mapping[str, Any], tied: bool) -> LlamaConfig:
     from transformers import LlamaConfig
 
     architecture = _field(path, fields, "general.architecture")
@@ -237,7 +236,7 @@ def _config(path: Path, fields: Mapping[str, Any]) -> LlamaConfig:
         bos_token_id=_field(path, fields, "tokenizer.ggml.bos_token_id"),
         eos_token_id=_field(path, fields, "tokenizer.ggml.eos_token_id"),
         pad_token_id=_field(path, fields, "tokenizer.ggml.padding_token_id"),
-        tie_word_embeddings=True,
+        tie_word_embeddings=tied,
     )
 
 
@@ -281,7 +280,6 @@ def _weight(path: Path, tensor: Any, config: LlamaConfig) -> tuple[str, torch.Te
 def _check_shapes(path: Path, weights: Mapping[str, torch.Tensor], config: LlamaConfig) -> None:
     from transformers import LlamaForCausalLM
 
-    config.tie_word_embeddings = "lm_head.weight" not in weights
     with torch.device("meta"):
         expected = LlamaForCausalLM(config).state_dict()
     for name, parameter in expected.items():

@@ -27,10 +27,10 @@ _OTHER_WORDS = (
     (r"\b(py)?torch\b", "torch pytorch"),
     (r"\bTF32\b|\btensor-?float", "tf32 tensorfloat tensorfloat32"),
     # A half and a double are everyday words: they are found, but do not count as a mention.
-    (r"\bfp16\b|\bfloat16\b", "fp16 float16 half"),
+    (r"\bfp16\b|\bfloat16\b", "fp16 float16 half precision"),
     (r"\bbf16\b|\bbfloat16\b", "bf16 bfloat16"),
-    (r"\bfp32\b|\bfloat32\b", "fp32 float32 single"),
-    (r"\bfp64\b|\bfloat64\b", "fp64 float64 double"),
+    (r"\bfp32\b|\bfloat32\b", "fp32 float32 single precision"),
+    (r"\bfp64\b|\bfloat64\b", "fp64 float64 double precision"),
     (r"layer[ _-]?norm", "layernorm layer norm normalization layernormalization"),
     (r"\bmat ?mul\b|\bgemm|\bmatrix (product|multipl)",
      "matmul gemm matrix product multiplication"),

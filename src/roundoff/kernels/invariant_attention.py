@@ -1,0 +1,465 @@
+"""Attention with a cache of keys and values whose bits depend on what a query sees, alone."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+import triton
+
+from ..errors import ArgumentError, DtypeError, ShapeError, UnsupportedError
+from . import invariant_kernels as kernels
+from ._runtime import interpreting, multiprocessors, run
+from .invariant_matmul import _check_types, _on_cpu, own_work
+
+__all__ = ["SPLIT", "TILE", "attend", "attention", "seen_by_mask", "seen_by_position"]
+
+#: Keys of a tile and of a split: part of the definition, since they fix the bits.
+TILE, SPLIT = 64, 256
+_LOG2E = math.log2(math.e)
+
+
+class Seen(NamedTuple):
+    """Which keys each query sees: a stretch of ranks, and the column of each rank.
+
+    Attributes
+    ----------
+    first : torch.Tensor
+        int32, shape (batch, queries): rank of the first key.
+    last : torch.Tensor
+        int32, shape (batch, queries): rank after the last key.
+    order : torch.Tensor or None
+        int32, shape (batch, keys): the column of a rank; None where they are the same.
+    """
+
+    first: torch.Tensor
+    last: torch.Tensor
+    order: torch.Tensor | None = None
+
+
+def attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    causal: bool = True,
+    start: torch.Tensor | None = None,
+    length: torch.Tensor | None = None,
+    mask: torch.Tensor | None = None,
+    scale: float | None = None,
+    tf32: bool = False,
+) -> torch.Tensor:
+    r"""Attention, :math:`\mathrm{softmax}(q k^\top s)\, v`, equal in prefill, in chunks and in decoding.
+
+    The bits of a query's result depend on its own values and on the keys and values that it sees,
+    in their order, and on nothing else: not on the batch, on padding, on the length of the cache,
+    on which other queries are computed with it, or on whether its prefix was cached.
+
+    The keys that a query sees are counted from its first one. Every 64 of them are a tile, every
+    256 a split. Within a split the softmax is taken tile by tile (online softmax): after each tile
+    with scores :math:`t`,
+
+    .. math:: m' = \max(m, \max t), \quad p = e^{t - m'}, \quad
+              a \leftarrow a\, e^{m - m'} + p\, v, \quad l \leftarrow l\, e^{m - m'} + p\, 1,
+
+    where the products are chains as in :func:`matmul`, and on CUDA `p` is rounded to the type of
+    `v` in both. Splits are joined in ascending order in the same way; the result is :math:`a / l`.
+    With few rows each split has a GPU program of its own, with many one program has them all: the
+    same operations. A query that sees nothing gets zeros. What a query does not see does not
+    reach it, NaN and infinities included.
+
+    Parameters
+    ----------
+    q : torch.Tensor
+        Shape (batch, heads, queries, head), bfloat16, float16 or float32, any strides.
+    k, v : torch.Tensor
+        Shape (batch, groups, keys, head), heads a multiple of groups: a cache of any length.
+    causal : bool
+        Whether a query sees no key after its own position. The last query is at the last key.
+    start : torch.Tensor, optional
+        Integers, shape (batch,): the first key that is no padding. By default 0.
+    length : torch.Tensor, optional
+        Integers, shape (batch,): keys that are there, from 0 on; the rest of the cache is empty.
+        By default all.
+    mask : torch.Tensor, optional
+        Booleans, shape (batch or 1, 1, queries or 1, keys), true where a query sees a key; instead
+        of `causal`, `start` and `length`.
+    scale : float, optional
+        Of the scores; by default 1 / sqrt(head).
+    tf32 : bool
+        Whether products of float32 on CUDA round their factors to TF32.
+
+    Returns
+    -------
+    torch.Tensor
+        Shape (batch, heads, queries, head), contiguous, of the type of `q`. Not differentiable.
+
+    Raises
+    ------
+    ShapeError
+        Shapes that do not meet.
+    DtypeError
+        Another type, or types mixed.
+    ArgumentError
+        Tensors on different devices, or `mask` with `start` or `length`.
+    UnsupportedError
+        A gradient is asked for, or a mask in whose rows no stretch of the keys kept is left.
+
+    References
+    ----------
+    T. Dao, *FlashAttention-2*, 2023, https://arxiv.org/abs/2307.08691, for the online softmax.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from roundoff.kernels import attention
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> q, k, v = (torch.randn(1, 2, 100, 16, generator=generator) for _ in range(3))
+    >>> whole = attention(q, k, v)
+    >>> one = attention(q[:, :, 69:70], k[:, :, :70], v[:, :, :70])
+    >>> torch.equal(whole[:, :, 69:70], one)
+    True
+    """
+    _check(q, k, v)
+    batch, _, queries, head = q.shape
+    keys = k.shape[2]
+    if mask is not None:
+        if start is not None or length is not None:
+            raise ArgumentError("a mask says it all", got="mask and start or length")
+        seen = seen_by_mask(mask, batch, queries, keys)
+    else:
+        for name, t in (("start", start), ("length", length)):
+            if t is None:
+                continue
+            if tuple(t.shape) != (batch,):
+                raise ShapeError(name, got=tuple(t.shape), expected=f"({batch},)")
+            if t.dtype not in (torch.int64, torch.int32):
+                raise DtypeError(name, got=str(t.dtype), expected="int64 or int32")
+        seen = seen_by_position(batch, queries, keys, q.device, causal, start, length)
+    return attend(q, k, v, seen, scale, tf32)
+
+
+def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+    shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
+    expected = "(batch, heads, queries, head) and twice (batch, groups, keys, head)"
+    if not q.dim() == k.dim() == v.dim() == 4 or k.shape != v.shape:
+        raise ShapeError("q, k and v do not meet", got=shapes, expected=expected)
+    if q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
+        raise ShapeError("q, k and v do not meet", got=shapes, expected=expected)
+    if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
+        raise ShapeError("heads are no multiple of groups", got=shapes, expected=expected)
+    _check_types(q=q, k=k, v=v)
+    if torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v)):
+        raise UnsupportedError(
+            "this attention has no gradient", got="requires_grad", hint="use torch.no_grad()"
+        )
+
+
+# What a query sees. ---------------------------------------------------------------------------
+
+
+@lru_cache(256)
+def _constant(
+    batch: int, queries: int, keys: int, device: torch.device, last: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """First and last of a cache that is full."""
+    first = torch.zeros(batch, queries, dtype=torch.int32, device=device)
+    if last == "all":
+        return first, first + keys
+    i = torch.arange(1, queries + 1, dtype=torch.int32, device=device)
+    ends = i + (keys - queries) if last == "bottom" else i.clamp(max=keys)
+    return first, ends.clamp(min=0).expand(batch, -1).contiguous()
+
+
+def _capturing(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+def seen_by_position(
+    batch: int,
+    queries: int,
+    keys: int,
+    device: torch.device,
+    causal: bool | str = True,
+    start: torch.Tensor | None = None,
+    length: torch.Tensor | None = None,
+) -> Seen:
+    """What queries see by their positions; with ``causal="top"`` the first query is at key 0.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from roundoff.kernels.invariant_attention import seen_by_position
+    >>> seen_by_position(1, 2, 5, torch.device("cpu")).last
+    tensor([[4, 5]], dtype=torch.int32)
+    """
+    kind = ("top" if causal == "top" else "bottom") if causal else "all"
+    if start is None and length is None:
+        # In a capture the cache would keep memory of the graph, unwritten before its replay.
+        make = _constant.__wrapped__ if _capturing(device) else _constant
+        with torch.inference_mode(False):
+            return Seen(*make(batch, queries, keys, device, kind))
+    end = torch.full((batch,), keys, device=device) if length is None else length.clamp(0, keys)
+    begin = torch.zeros_like(end) if start is None else start.clamp(min=0)
+    last = end[:, None].expand(-1, queries)
+    if causal:
+        last = last + (torch.arange(queries, device=device) - (queries - 1))
+    last = last.clamp(min=0)
+    first = torch.minimum(begin[:, None], last)
+    return Seen(*(t.to(torch.int32).contiguous() for t in (first, last)))
+
+
+def seen_by_mask(mask: torch.Tensor, batch: int, queries: int, keys: int) -> Seen:
+    """What queries see by a mask, (batch or 1, 1, queries or 1, keys), true where seen.
+
+    Columns that no query of a sequence sees are left out: what is counted are the others.
+    """
+    shape = tuple(mask.shape)
+    ones = (1, shape[1] if mask.dim() == 4 and not mask.stride(1) else 1)
+    if mask.dim() != 4 or any(
+        got not in allowed
+        for got, allowed in zip(
+            shape, ((batch, 1), ones, (queries, 1), (keys,)), strict=True
+        )
+    ):
+        raise ShapeError(
+            "mask", got=shape, expected=f"({batch} or 1, 1, {queries} or 1, {keys})",
+            hint="one mask for all heads",
+        )  # fmt: skip
+    if mask.dtype != torch.bool:
+        raise DtypeError("mask", got=str(mask.dtype), expected="bool")
+    whole = mask[:, 0].expand(batch, queries, keys)
+    if not whole.numel():
+        none = torch.zeros(batch, queries, dtype=torch.int32, device=mask.device)
+        return Seen(none, none)
+    first, last, holes = _ranges(whole)
+    if _capturing(mask.device):
+        # Nothing can be asked now: a row with holes is made to see nothing but a NaN.
+        return Seen(first, torch.where(holes > 0, -1, last))
+    if not bool(holes.any()):
+        return Seen(first, last)
+    kept = whole.any(1)
+    order = torch.argsort(~kept, dim=1, stable=True)
+    first, last, holes = _ranges(whole.gather(2, order[:, None].expand(-1, queries, -1)))
+    if bool(holes.any()):
+        raise UnsupportedError(
+            "the keys that a query sees have gaps", got=f"a mask {shape}",
+            expected="a stretch of the keys that are no padding",
+        )  # fmt: skip
+    return Seen(first, last, order.to(torch.int32))
+
+
+def _ranges(mask: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """First key, the one after the last, and unseen keys between, of (batch, queries, keys)."""
+    batch, queries, keys = mask.shape
+    if mask.device.type == "cuda":
+        made = [mask.new_empty(batch, queries, dtype=torch.int32) for _ in range(3)]
+        sizes = (queries, keys, *mask.stride(), 1024)
+        run(kernels.ranges, (queries, batch), mask.view(torch.uint8), *made, *sizes)
+        return tuple(made)
+    count = mask.sum(-1)
+    first = torch.where(count > 0, mask.to(torch.uint8).argmax(-1), 0)
+    last = torch.where(count > 0, keys - mask.flip(-1).to(torch.uint8).argmax(-1), 0)
+    return tuple(t.to(torch.int32) for t in (first, last, last - first - count))
+
+
+# The computation. -----------------------------------------------------------------------------
+
+
+def attend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    seen: Seen,
+    scale: float | None = None,
+    tf32: bool = False,
+) -> torch.Tensor:
+    """:func:`attention`, of queries that see what `seen` says."""
+    scale = q.shape[3] ** -0.5 if scale is None else scale
+    if torch.compiler.is_compiling():
+        return _attention_op(q, k, v, *seen, scale, tf32)
+    return _attend(q, k, v, seen, scale, tf32)
+
+
+@own_work
+def _attend(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seen: Seen, scale: float, tf32: bool
+) -> torch.Tensor:
+    if not q.numel() or not k.shape[2]:
+        return q.new_zeros(q.shape)
+    if q.device.type == "cpu":
+        return _by_torch(q, k, v, seen, scale)
+    return _by_kernel(q, k, v, seen, scale, tf32)
+
+
+def _by_torch(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seen: Seen, scale: float
+) -> torch.Tensor:
+    """The definition, in float32 (float64 in float64), a group of heads at a time."""
+    batch, heads, queries, head = q.shape
+    groups = k.shape[1]
+    share = heads // groups
+    wide = torch.float64 if q.dtype == torch.float64 else torch.float32
+    out = torch.empty_like(q, memory_format=torch.contiguous_format)
+    for b in range(batch):
+        lo, hi = (t[b].repeat_interleave(share).long() for t in seen[:2])
+        for g in range(groups):
+            own = slice(g * share, (g + 1) * share)
+            rows = q[b, own].transpose(0, 1).reshape(-1, head).to(wide)
+            keys, values = (t[b, g].to(wide) for t in (k, v))
+            if seen.order is not None:
+                keys, values = (t[seen.order[b].long()] for t in (keys, values))
+            made = torch.zeros_like(rows)
+            for anchor in sorted(set(lo[lo < hi].tolist())):
+                at = ((lo == anchor) & (lo < hi)).nonzero()[:, 0]
+                made[at] = _sequence(rows[at], keys[anchor:], values[anchor:], hi[at] - anchor, scale)
+            out[b, own] = made.view(queries, share, head).transpose(0, 1).to(q.dtype)
+    return out
+
+
+def _sequence(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, hi: torch.Tensor, scale: float
+) -> torch.Tensor:
+    """Queries (rows, head) that see the first *hi* of keys (n, head)."""
+    acc, total = torch.zeros_like(q), q.new_zeros(len(q), 1)
+    most = torch.full_like(total, -torch.inf)
+    for split in range(0, int(hi.max()), SPLIT):
+        part = [torch.zeros_like(t) for t in (acc, total)] + [torch.full_like(most, -torch.inf)]
+        for begin in range(split, min(split + SPLIT, int(hi.max())), TILE):
+            live = (hi > begin).nonzero()[:, 0]
+            end = min(begin + TILE, len(k))
+            states = (t[live] for t in part)
+            for old, new in zip(
+                part,
+                _tile(q[live], k[begin:end], v[begin:end], hi[live] - begin, scale, *states),
+                strict=True,
+            ):
+                old[live] = new
+        acc, total, most = _joined(acc, total, most, *part)
+    return acc / total
+
+
+def _joined(
+    acc: torch.Tensor, total: torch.Tensor, most: torch.Tensor,
+    acc_s: torch.Tensor, total_s: torch.Tensor, most_s: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    """Two splits as one, the earlier first; one without keys changes nothing."""
+    higher = torch.maximum(most, most_s)
+    floor = higher.masked_fill(higher == -torch.inf, 0.0)
+    one, two = (most - floor).exp(), (most_s - floor).exp()
+    empty, fresh = most_s == -torch.inf, most == -torch.inf
+    both = ((acc, acc_s), (total, total_s))
+    sums = [torch.where(fresh, b, a * one + b * two) for a, b in both]
+    kept = [torch.where(empty, a, s) for (a, _), s in zip(both, sums, strict=True)]
+    return kept[0], kept[1], higher
+
+
+def _tile(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, hi: torch.Tensor, scale: float,
+    acc: torch.Tensor, total: torch.Tensor, most: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    """One tile of at most 64 keys, padded, into the running sums of a split."""
+    k, v = (torch.nn.functional.pad(t, (0, 0, 0, TILE - len(t))) for t in (k, v))
+    visible = torch.arange(TILE) < hi[:, None]
+    scores = (_on_cpu(q, k, None) * scale).masked_fill(~visible, -torch.inf)
+    higher = torch.maximum(most, scores.amax(1, keepdim=True))
+    floor = higher.masked_fill(higher == -torch.inf, 0.0)
+    p, shrink = (scores - floor).exp(), (most - floor).exp()
+    finite = v.isfinite()
+    # Zero times a NaN that a row must not see would reach it all the same.
+    clean = torch.where(finite, v, 0.0)
+    # A row of ones adds the weights up, in the same product.
+    sums = _on_cpu(p, torch.cat([clean.t(), v.new_ones(1, TILE)]), None)
+    made = acc * shrink + sums[:, :-1]
+    if not bool(finite.all()):
+        made = made + _special(p, v, visible)
+    return made, total * shrink + sums[:, -1:], higher
+
+
+def _special(p: torch.Tensor, v: torch.Tensor, visible: torch.Tensor) -> torch.Tensor:
+    """What infinities and NaN among the values add to each element of the result."""
+    some, none = ((visible & (p > 0)).to(p), (visible & (p == 0)).to(p))
+    up, down = some @ (v == torch.inf).to(p) > 0, some @ (v == -torch.inf).to(p) > 0
+    # Zero times infinity is no number.
+    bad = visible.to(p) @ v.isnan().to(p) + none @ v.isinf().to(p) > 0
+    signed = torch.where(up, torch.inf, torch.where(down, -torch.inf, 0.0)).to(p)
+    return torch.where(bad | (up & down), torch.nan, signed)
+
+
+#: What did not fit on a device -> the stages that do.
+_STAGES: dict[tuple[Any, ...], int] = {}
+
+
+def _rows(rows: int, head: int, itemsize: int) -> tuple[int, int]:
+    """(rows of a tile, warps): neither moves bits."""
+    if rows <= 16:
+        return 16, 4
+    if rows <= 32 or itemsize == 4:
+        return 32, 4
+    return (64, 4) if rows <= 64 or head > 128 else (128, 8)
+
+
+def _by_kernel(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seen: Seen, scale: float, tf32: bool,
+    rows: int | None = None, apart: bool | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """The Triton kernels; `rows` of a tile and `apart`, splits in programs of their own."""
+    batch, heads, queries, head = q.shape
+    groups, keys = k.shape[1:3]
+    index, itemsize = q.get_device(), q.element_size()
+    wide = max(16, triton.next_power_of_2(head))
+    chosen, warps = _rows(queries * heads // groups, wide, itemsize)
+    rows = rows or chosen
+    programs = batch * groups * triton.cdiv(queries * heads // groups, rows)
+    splits = triton.cdiv(keys, SPLIT)
+    if apart is None:
+        apart = splits > 1 and programs < 2 * multiprocessors(index)
+    out = q.new_empty(q.shape)
+    count = batch * heads * queries
+    parts = q.new_empty(splits, count, head, dtype=torch.float32) if apart else out
+    stats = q.new_empty(splits, count, 2, dtype=torch.float32) if apart else out
+    order = seen.first if seen.order is None else seen.order
+    constants = (
+        wide, rows, TILE, SPLIT, seen.order is not None, apart, "tf32" if tf32 else "ieee",
+        not interpreting(),
+    )  # fmt: skip
+    args = (
+        q, k, v, seen.first, seen.last, order, parts, stats, queries, keys, heads, groups, head,
+        scale * _LOG2E, *q.stride(), *k.stride(), *v.stride(), *constants,
+    )  # fmt: skip
+    key = (index, q.dtype, wide, rows, tf32)
+    stages = _STAGES.get(key, 3 if wide * itemsize <= 256 else 2)
+    grid = (programs, splits if apart else 1)
+    while True:
+        try:
+            # Without contraction: both forms of the kernel then do the same operations.
+            options = {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": False}
+            run(kernels.attend, grid, *args, **options)
+        except triton.OutOfResources:
+            if stages == 1:
+                raise
+            stages = _STAGES[key] = stages - 1
+        else:
+            break
+    if apart:
+        block = 16 if interpreting() else 4
+        run(
+            kernels.merge, (triton.cdiv(count, block), 1), parts, stats, out, count, head, splits,
+            wide, block, num_warps=4, enable_fp_fusion=False,
+        )  # fmt: skip
+    return out
+
+
+@torch.library.custom_op("roundoff::attention", mutates_args=())
+def _attention_op(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, first: torch.Tensor, last: torch.Tensor,
+    order: torch.Tensor | None, scale: float, tf32: bool,
+) -> torch.Tensor:  # fmt: skip
+    return _attend(q, k, v, Seen(first, last, order), scale, tf32)
+
+
+@_attention_op.register_fake
+def _(q: Any, k: Any, v: Any, first: Any, last: Any, order: Any, scale: float, tf32: bool) -> Any:
+    return q.new_empty(q.shape)

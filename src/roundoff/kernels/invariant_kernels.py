@@ -1,0 +1,398 @@
+"""The Triton kernels behind :func:`roundoff.kernels.matmul` and :func:`roundoff.kernels.attention`.
+
+A row's result depends on its own operands alone, in an order of addition that is the same in every
+tile. Attention is compiled without contraction into fused multiply-adds, so that two kernels
+with the same operations have the same bits.
+"""
+
+# mypy: ignore-errors
+from __future__ import annotations
+
+import triton.language as tl
+
+from ._runtime import kernel, max_along, sum_along
+from .llama import _nearest
+
+__all__ = ["attend", "log_softmax_rows", "merge", "product", "ranges", "sum_rows"]
+
+
+@kernel
+def _times(a, b, acc, PRECISION: tl.constexpr, COMPILED: tl.constexpr):
+    """acc + a b, in float32."""
+    a, b = _nearest(a, PRECISION, COMPILED), _nearest(b, PRECISION, COMPILED)
+    return tl.dot(a, b, acc, input_precision=PRECISION)
+
+
+@kernel
+def product(
+    x,  # (batch, M, K), any strides
+    w,  # (batch, N, K), any strides
+    bias,  # (N,), or anything where not BIAS
+    y,  # (batch, M, N), contiguous
+    M,
+    N,
+    K,
+    stride_xb,
+    stride_xm,
+    stride_xk,
+    stride_wb,
+    stride_wn,
+    stride_wk,
+    stride_bias,
+    SWAP: tl.constexpr,  # the weight is the left operand: for few rows
+    ROWS: tl.constexpr,  # of x in a tile
+    COLUMNS: tl.constexpr,  # of y in a tile
+    DEPTH: tl.constexpr,  # of K in a step
+    GROUP: tl.constexpr,  # tiles of rows that follow each other, so that the cache serves them
+    EVEN: tl.constexpr,  # K is a multiple of DEPTH
+    BIAS: tl.constexpr,
+    PRECISION: tl.constexpr,  # of float32: "tf32" or "ieee"
+    COMPILED: tl.constexpr,
+):
+    """y = x w^T + bias: one chain over K, ascending, for each element."""
+    tile = tl.program_id(0)
+    batch = tl.program_id(1).to(tl.int64)
+    down, across = (M + ROWS - 1) // ROWS, (N + COLUMNS - 1) // COLUMNS
+    group = tile // (GROUP * across)
+    high = tl.minimum(down - group * GROUP, GROUP)
+    m = (group * GROUP + tile % (GROUP * across) % high) * ROWS + tl.arange(0, ROWS)
+    n = (tile % (GROUP * across) // high) * COLUMNS + tl.arange(0, COLUMNS)
+    # A row beyond the last is the last again: it needs no mask, and is not stored.
+    xs = x + batch * stride_xb + tl.minimum(m, M - 1).to(tl.int64) * stride_xm
+    ws = w + batch * stride_wb + tl.minimum(n, N - 1).to(tl.int64) * stride_wn
+    k = tl.arange(0, DEPTH)
+    if SWAP:
+        acc = tl.full((COLUMNS, ROWS), 0.0, tl.float32)
+        left = ws[:, None] + k[None, :] * stride_wk
+        right = xs[None, :] + k[:, None] * stride_xk
+        step_left, step_right = DEPTH * stride_wk, DEPTH * stride_xk
+    else:
+        acc = tl.full((ROWS, COLUMNS), 0.0, tl.float32)
+        left = xs[:, None] + k[None, :] * stride_xk
+        right = ws[None, :] + k[:, None] * stride_wk
+        step_left, step_right = DEPTH * stride_xk, DEPTH * stride_wk
+    for start in range(0, K, DEPTH):
+        if EVEN:
+            a, b = tl.load(left), tl.load(right)
+        else:
+            a = tl.load(left, mask=(k < K - start)[None, :], other=0.0)
+            b = tl.load(right, mask=(k < K - start)[:, None], other=0.0)
+        acc = _times(a, b, acc, PRECISION, COMPILED)
+        left += step_left
+        right += step_right
+    inside_m, inside_n = m < M, n < N
+    base = y + batch * M * N
+    if BIAS:
+        b = tl.load(bias + n * stride_bias, mask=inside_n, other=0.0).to(tl.float32)
+    if SWAP:
+        if BIAS:
+            acc += b[:, None]
+        at = base + m.to(tl.int64)[None, :] * N + n[:, None]
+        tl.store(at, acc.to(y.dtype.element_ty), mask=inside_m[None, :] & inside_n[:, None])
+    else:
+        if BIAS:
+            acc += b[None, :]
+        at = base + m.to(tl.int64)[:, None] * N + n[None, :]
+        tl.store(at, acc.to(y.dtype.element_ty), mask=inside_m[:, None] & inside_n[None, :])
+
+
+@kernel
+def _special(p, v, seen, KIND: tl.constexpr):
+    """What infinities and NaN among the values add to each element of the result."""
+    zero = tl.full((seen.shape[0], v.shape[1]), 0.0, tl.float32)
+    some = (seen & (p > 0)).to(KIND)
+    none = (seen & (p == 0)).to(KIND)
+    infinite = (v == float("inf")) | (v == float("-inf"))
+    up = tl.dot(some, (v == float("inf")).to(KIND), zero)
+    down = tl.dot(some, (v == float("-inf")).to(KIND), zero)
+    # Zero times infinity is no number.
+    bad = tl.dot(seen.to(KIND), (v != v).to(KIND), tl.dot(none, infinite.to(KIND), zero))
+    signed = tl.where(up > 0, float("inf"), tl.where(down > 0, float("-inf"), 0.0))
+    return tl.where((bad > 0) | ((up > 0) & (down > 0)), float("nan"), signed)
+
+
+@kernel
+def _tile(
+    acc, total, most, queries, k, v, start, rank, lo, hi, mine,
+    order, head, stride_kn, stride_kd, stride_vn, stride_vd, scale,
+    D: tl.constexpr, TILE: tl.constexpr, ORDERED: tl.constexpr, MASKED: tl.constexpr,
+    PRECISION: tl.constexpr, COMPILED: tl.constexpr,
+):  # fmt: skip
+    """One tile of keys into the running sums of a split (online softmax)."""
+    d = tl.arange(0, D)
+    j = start + tl.arange(0, TILE)
+    there = j < rank
+    if ORDERED:
+        at = tl.load(order + j, mask=there, other=0).to(tl.int64)
+    else:
+        at = j.to(tl.int64)
+    if MASKED:
+        inside = there[:, None] & (d < head)[None, :]
+    else:
+        inside = (d < head)[None, :]
+    keys = tl.load(k + at[:, None] * stride_kn + d[None, :] * stride_kd, mask=inside, other=0.0)
+    empty = tl.full((queries.shape[0], TILE), 0.0, tl.float32)
+    scores = _times(queries, tl.trans(keys), empty, PRECISION, COMPILED) * scale
+    seen = (j[None, :] >= lo[:, None]) & (j[None, :] < hi[:, None]) & mine[:, None]
+    if MASKED:
+        scores = tl.where(seen, scores, float("-inf"))
+    higher = tl.maximum(most, max_along(scores, 1))
+    # A row that has seen no key yet has no largest score to subtract.
+    floor = tl.where(higher == float("-inf"), 0.0, higher)
+    p = tl.math.exp2(scores - floor[:, None])
+    shrink = tl.math.exp2(most - floor)[:, None]
+    values = tl.load(v + at[:, None] * stride_vn + d[None, :] * stride_vd, mask=inside, other=0.0)
+    clean = values
+    if MASKED:
+        # Zero times a NaN that a row must not see would reach it all the same.
+        finite = (values == values) & (tl.abs(values) != float("inf"))
+        clean = tl.where(finite, values, 0.0).to(values.dtype)
+    rounded = p.to(values.dtype)
+    ones = tl.full((TILE, 16), 1.0, values.dtype)
+    # The same product adds the weights up: a sum over a tile has no order of its own.
+    sums = _times(rounded, ones, total * shrink, PRECISION, COMPILED)
+    made = _times(rounded, clean, acc * shrink, PRECISION, COMPILED)
+    if MASKED:
+        if max_along(max_along((~finite).to(tl.int32), 1), 0) > 0:
+            made += _special(rounded, values, seen, values.dtype)
+        # A row whose keys are elsewhere keeps its bits.
+        touched = max_along(seen.to(tl.int32), 1) > 0
+        made = tl.where(touched[:, None], made, acc)
+        sums = tl.where(touched[:, None], sums, total)
+    return made, sums, higher
+
+
+@kernel
+def _merged(acc, total, most, acc_s, total_s, most_s):
+    """Two splits as one, the earlier first; one without keys changes nothing."""
+    higher = tl.maximum(most, most_s)
+    floor = tl.where(higher == float("-inf"), 0.0, higher)
+    one, two = tl.math.exp2(most - floor)[:, None], tl.math.exp2(most_s - floor)[:, None]
+    empty, first = (most_s == float("-inf"))[:, None], (most == float("-inf"))[:, None]
+    both = acc * one + acc_s * two
+    acc = tl.where(empty, acc, tl.where(first, acc_s, both))
+    sums = total * one + total_s * two
+    total = tl.where(empty, total, tl.where(first, total_s, sums))
+    return acc, total, higher
+
+
+@kernel
+def attend(
+    q,  # (batch, heads, queries, head), any strides
+    k,  # (batch, groups, keys, head), any strides
+    v,  # (batch, groups, keys, head), any strides
+    first,  # (batch, queries): rank of the first key that a query sees
+    last,  # (batch, queries): rank after the last one
+    order,  # (batch, keys): column of a rank; anything where not ORDERED
+    out,  # (batch, heads, queries, head), contiguous; (splits, rows, head) float32 where APART
+    stats,  # (splits, rows, 2) float32: largest score and sum; anything where not APART
+    queries,
+    keys,
+    heads,
+    groups,
+    head,
+    scale,  # of the scores, times log2(e)
+    stride_qb, stride_qh, stride_qm, stride_qd,
+    stride_kb, stride_kh, stride_kn, stride_kd,
+    stride_vb, stride_vh, stride_vn, stride_vd,
+    D: tl.constexpr,  # head, up to a power of two
+    ROWS: tl.constexpr,  # queries times heads of a group in a tile
+    TILE: tl.constexpr,  # keys of a tile
+    SPLIT: tl.constexpr,  # keys of a split, a multiple of TILE
+    ORDERED: tl.constexpr,
+    APART: tl.constexpr,  # each split has a program of its own
+    PRECISION: tl.constexpr,
+    COMPILED: tl.constexpr,
+):  # fmt: skip
+    """Attention of one tile of rows: splits of keys one after another, or one of them."""
+    share = heads // groups
+    blocks = (queries * share + ROWS - 1) // ROWS
+    block, part = tl.program_id(0) % blocks, tl.program_id(1)
+    which = tl.program_id(0) // blocks
+    batch, group = (which // groups).to(tl.int64), (which % groups).to(tl.int64)
+    row = block * ROWS + tl.arange(0, ROWS)
+    there = row < queries * share
+    query, h = (row // share).to(tl.int64), group * share + row % share
+    d = tl.arange(0, D)
+    inside = there[:, None] & (d < head)[None, :]
+    at = batch * stride_qb + h[:, None] * stride_qh + query[:, None] * stride_qm
+    tokens = tl.load(q + at + d[None, :] * stride_qd, mask=inside, other=0.0)
+    lo = tl.load(first + batch * queries + query, mask=there, other=0)
+    hi = tl.load(last + batch * queries + query, mask=there, other=0)
+    k += batch * stride_kb + group * stride_kh
+    v += batch * stride_vb + group * stride_vh
+    order += batch * keys
+    acc = tl.full((ROWS, D), 0.0, tl.float32)
+    total = tl.full((ROWS, 16), 0.0, tl.float32)
+    most = tl.full((ROWS,), float("-inf"), tl.float32)
+    # Tiles and splits are counted from a row's first key. Rows that begin alike go together: in
+    # a sequence they all do; with a sliding window each begins elsewhere.
+    waiting = there & (lo < hi)
+    anchor = -max_along(tl.where(waiting, -lo, -2147483647), 0)
+    while anchor < 2147483647:
+        mine = waiting & (lo == anchor)
+        end = max_along(tl.where(mine, hi, 0), 0)  # the last key of any row
+        least = -max_along(tl.where(mine, -hi, -2147483647), 0)  # all rows see those before it
+        alone = max_along((there & (lo != anchor)).to(tl.int32), 0) == 0
+        start, stop = anchor, end
+        if APART:
+            start = anchor + part * SPLIT
+            stop = tl.minimum(end, start + SPLIT)
+        for split in range(start, stop, SPLIT):
+            acc_s = tl.full((ROWS, D), 0.0, tl.float32)
+            total_s = tl.full((ROWS, 16), 0.0, tl.float32)
+            most_s = tl.full((ROWS,), float("-inf"), tl.float32)
+            upper = tl.minimum(stop, split + SPLIT)
+            # Tiles that all rows of the block see whole; rows beyond the last count as none.
+            whole = tl.maximum(tl.minimum(upper, least) - split, 0) // TILE * TILE
+            whole = tl.where(alone, whole, 0)
+            for begin in range(split, split + whole, TILE):
+                acc_s, total_s, most_s = _tile(
+                    acc_s, total_s, most_s, tokens, k, v, begin, upper, lo, hi, mine, order, head,
+                    stride_kn, stride_kd, stride_vn, stride_vd, scale,
+                    D, TILE, ORDERED, False, PRECISION, COMPILED,
+                )  # fmt: skip
+            for begin in range(split + whole, upper, TILE):
+                acc_s, total_s, most_s = _tile(
+                    acc_s, total_s, most_s, tokens, k, v, begin, upper, lo, hi, mine, order, head,
+                    stride_kn, stride_kd, stride_vn, stride_vd, scale,
+                    D, TILE, ORDERED, True, PRECISION, COMPILED,
+                )  # fmt: skip
+            acc_s = tl.where(mine[:, None], acc_s, 0.0)
+            most_s = tl.where(mine, most_s, float("-inf"))
+            acc, total, most = _merged(acc, total, most, acc_s, total_s, most_s)
+        waiting = waiting & (lo != anchor)
+        anchor = -max_along(tl.where(waiting, -lo, -2147483647), 0)
+    # All columns are equal. A row that was refused ends below zero, and is no number.
+    sums = tl.where(hi < 0, float("nan"), max_along(total, 1))
+    most = tl.where(hi < 0, 0.0, most)
+    flat = (batch * heads + h) * queries + query
+    if APART:
+        rows = (tl.num_programs(0) // (blocks * groups)).to(tl.int64) * heads * queries
+        at = part * rows + flat
+        tl.store(out + at[:, None] * head + d[None, :], acc, mask=inside)
+        tl.store(stats + at * 2, most, mask=there)
+        tl.store(stats + at * 2 + 1, sums, mask=there)
+    else:
+        divisor = tl.where(sums == 0, 1.0, sums)[:, None] + tl.full((ROWS, D), 0.0, tl.float32)
+        y = tl.div_rn(acc, divisor)
+        at = flat[:, None] * head + d[None, :]
+        tl.store(out + at, y.to(out.dtype.element_ty), mask=inside)
+
+
+@kernel
+def merge(
+    parts,  # (splits, M, head) float32
+    stats,  # (splits, M, 2) float32
+    out,  # (M, head)
+    M,
+    head,
+    splits,
+    D: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """The splits of each row, in ascending order."""
+    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
+    d = tl.arange(0, D)
+    there = row < M
+    inside = there[:, None] & (d < head)[None, :]
+    acc = tl.full((ROWS, D), 0.0, tl.float32)
+    total = tl.full((ROWS, 1), 0.0, tl.float32)
+    most = tl.full((ROWS,), float("-inf"), tl.float32)
+    for split in range(0, splits):
+        at = split * M.to(tl.int64) + row
+        acc_s = tl.load(parts + at[:, None] * head + d[None, :], mask=inside, other=0.0)
+        most_s = tl.load(stats + at * 2, mask=there, other=float("-inf"))
+        total_s = tl.load(stats + at * 2 + 1, mask=there, other=0.0)[:, None]
+        acc, total, most = _merged(acc, total, most, acc_s, total_s, most_s)
+    wide = tl.where(total == 0, 1.0, total) + tl.full((ROWS, D), 0.0, tl.float32)
+    y = tl.div_rn(acc, wide)
+    at = row[:, None] * head + d[None, :]
+    tl.store(out + at, y.to(out.dtype.element_ty), mask=inside)
+
+
+@kernel
+def sum_rows(
+    x,  # (M, n), rows stride apart
+    out,  # (M,)
+    M,
+    n,
+    stride,
+    divisor,
+    BLOCK: tl.constexpr,
+):
+    """The sum of each row over a divisor: one program a row, blocks of columns in order."""
+    row = tl.program_id(0).to(tl.int64)
+    acc = tl.full((BLOCK,), 0.0, tl.float32)
+    for start in range(0, n, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        acc += tl.load(x + row * stride + at, mask=at < n, other=0.0).to(tl.float32)
+    total = sum_along(acc, 0)
+    tl.store(out + row, tl.div_rn(total, divisor).to(out.dtype.element_ty))
+
+
+@kernel
+def log_softmax_rows(
+    x,  # (M, n), rows stride apart
+    out,  # (M, n), contiguous
+    M,
+    n,
+    stride,
+    BLOCK: tl.constexpr,
+    LOG: tl.constexpr,  # the logarithm, or the softmax itself
+):
+    """(Log-)softmax of each row: one program a row, blocks of columns in order."""
+    row = tl.program_id(0).to(tl.int64)
+    most = tl.full((BLOCK,), float("-inf"), tl.float32)
+    for start in range(0, n, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        here = tl.load(x + row * stride + at, mask=at < n, other=float("-inf")).to(tl.float32)
+        most = tl.maximum(most, here, propagate_nan=tl.PropagateNan.ALL)
+    largest = max_along(most, 0)
+    acc = tl.full((BLOCK,), 0.0, tl.float32)
+    for start in range(0, n, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        here = tl.load(x + row * stride + at, mask=at < n, other=float("-inf")).to(tl.float32)
+        acc += tl.exp(here - largest)
+    total = sum_along(acc, 0)
+    for start in range(0, n, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        here = tl.load(x + row * stride + at, mask=at < n, other=0.0).to(tl.float32)
+        if LOG:
+            y = here - largest - tl.log(total)
+        else:
+            y = tl.div_rn(tl.exp(here - largest), total + tl.full((BLOCK,), 0.0, tl.float32))
+        tl.store(out + row * n + at, y.to(out.dtype.element_ty), mask=at < n)
+
+
+@kernel
+def ranges(
+    mask,  # (batch, queries, keys) bytes, any strides
+    first,  # (batch, queries) int32
+    last,  # (batch, queries) int32
+    holes,  # (batch, queries) int32: keys between them that a query does not see
+    queries,
+    keys,
+    stride_b,
+    stride_q,
+    stride_k,
+    BLOCK: tl.constexpr,
+):
+    """The first and the last key that each query sees; 0 and 0 for one that sees none."""
+    query, batch = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    row = mask + batch * stride_b + query.to(tl.int64) * stride_q
+    low = tl.full((BLOCK,), 2147483647, tl.int32)
+    high = tl.full((BLOCK,), 0, tl.int32)
+    count = tl.full((BLOCK,), 0, tl.int32)
+    for start in range(0, keys, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        seen = tl.load(row + at.to(tl.int64) * stride_k, mask=at < keys, other=0) != 0
+        low = tl.minimum(low, tl.where(seen, at, 2147483647))
+        high = tl.maximum(high, tl.where(seen, at + 1, 0))
+        count += seen.to(tl.int32)
+    end = max_along(high, 0)
+    begin = tl.minimum(-max_along(-low, 0), end)
+    at = batch * queries + query
+    tl.store(first + at, begin)
+    tl.store(last + at, end)
+    tl.store(holes + at, end - begin - sum_along(count, 0))

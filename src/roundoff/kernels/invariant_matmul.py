@@ -1,0 +1,559 @@
+"""A matrix product whose rows do not depend on each other, nor on how many there are."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+from collections.abc import Callable, Iterator
+from functools import cache, partial, wraps
+from typing import Any, NamedTuple, TypeVar, cast
+
+import torch
+import triton
+
+from ..errors import ArgumentError, DtypeError, ShapeError, UnsupportedError
+from . import invariant_kernels as kernels
+from ._runtime import interpreting, multiprocessors, run
+
+__all__ = ["TILES", "Tile", "batched", "matmul", "routes", "tile_for"]
+
+_SHORT = (torch.bfloat16, torch.float16)
+_TYPES = (*_SHORT, torch.float32)
+_MOST = 2**31 - 1  # Triton takes a larger number as another type
+
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+_WORK = threading.local()
+
+
+def own_work(function: _Function) -> _Function:
+    """Mark what a function of ours has torch do: :func:`roundoff.invariant` leaves it alone."""
+
+    @wraps(function)
+    def marked(*args: Any, **kwargs: Any) -> Any:
+        before, _WORK.ours = at_own_work(), True
+        try:
+            return function(*args, **kwargs)
+        finally:
+            _WORK.ours = before
+
+    return cast(_Function, marked)
+
+
+def at_own_work() -> bool:
+    """Whether a function of ours is running in this thread."""
+    return getattr(_WORK, "ours", False)
+
+
+class Tile(NamedTuple):
+    """How our kernel cuts a product; it moves time, not bits.
+
+    Attributes
+    ----------
+    swap : bool
+        Whether the weight is the left operand of the tensor core's product: for few rows.
+    rows : int
+        Rows of x in a tile.
+    columns : int
+        Columns of y in a tile.
+    depth : int
+        Values of K that are loaded at a time.
+    warps : int
+        Warps of a program.
+    stages : int
+        Loads under way at the same time.
+    """
+
+    swap: bool
+    rows: int
+    columns: int
+    depth: int
+    warps: int
+    stages: int
+
+
+#: (N, K, bytes of an element) -> [(largest M, tile)], ascending: where one measured beats the
+#: choice of :func:`tile_for`. Tiles of an H200.
+TILES: dict[tuple[int, int, int], list[tuple[int, Tile]]] = {}
+
+
+@cache
+def tile_for(m: int, n: int, k: int, itemsize: int, processors: int) -> Tile:
+    """The tile for a product of M rows with a weight (N, K) of elements of *itemsize* bytes.
+
+    With few rows the time is that of reading the weight: tiles so narrow that each multiprocessor
+    has one, and many loads under way. With many rows it is that of the tensor cores.
+
+    Examples
+    --------
+    >>> from roundoff.kernels.invariant_matmul import tile_for
+    >>> tile_for(1, 4096, 4096, 2, 132)
+    Tile(swap=True, rows=16, columns=32, depth=256, warps=4, stages=6)
+    """
+    for most, tile in TILES.get((n, k, itemsize), ()):
+        if m <= most:
+            return tile
+    wide = itemsize == 4
+    if m <= 64:
+        rows = max(16, triton.next_power_of_2(m))
+        enough = [c for c in (128, 64, 32) if triton.cdiv(n, c) >= 0.9 * processors]
+        columns = enough[0] if enough else 16
+        depth = (256 if columns <= 32 else 128) // (2 if wide or rows > 32 else 1)
+        # Two programs of 100 KiB on a multiprocessor, or one where there is no more than one.
+        room = (150 if columns <= 32 and triton.cdiv(n, columns) <= processors else 100) * 1024
+        stages = max(2, min(8, room // ((rows + columns) * depth * itemsize)))
+        return Tile(True, rows, columns, depth, 4, stages)
+    depth = 32 if wide else 64
+    for rows, columns, warps, stages in ((128, 256, 8, 3), (128, 128, 8, 4), (64, 128, 4, 4)):
+        if triton.cdiv(m, rows) * triton.cdiv(n, columns) >= processors:
+            return Tile(False, rows, columns, depth, warps, stages)
+    return Tile(False, 64, 64 if m * n >= 64 * 32 * processors else 32, depth * 2, 4, 4)
+
+
+def matmul(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    tf32: bool = False,
+    tile: Tile | None = None,
+) -> torch.Tensor:
+    r"""Product :math:`y = x W^\top + b`, a row of which has the same bits in every batch.
+
+    Each element is one chain over K, ascending, in float32: from zero, a step of the GPU's own
+    matrix instruction after the other (16 products at a time on Hopper for 16-bit types, 8 for
+    TF32, one fused multiply-add in float32), the bias added last, and one rounding to the type.
+    K is never split. The tile does not matter, nor do strides and alignment.
+
+    On a CUDA device cuBLAS computes it wherever a check shows that it gives this chain, a check
+    for each shape, type, layout and number of rows when it is first seen; elsewhere a kernel of
+    ours does. No result is added by atomics. Two GPUs agree as far as their matrix instructions do.
+
+    On a CPU each row is computed in a product of one fixed number of rows, padded, with float32
+    accumulation in the order that the processor's library has for that number: as invariant, not
+    the same bits as a GPU's, and for one number of threads. Slower than torch, up to three times.
+
+    Parameters
+    ----------
+    x : torch.Tensor
+        Shape (…, K), bfloat16, float16 or float32, any strides; no rows and K = 0 as in torch.
+    weight : torch.Tensor
+        Shape (N, K), of the same type and device.
+    bias : torch.Tensor, optional
+        Shape (N,), of the same type and device.
+    tf32 : bool
+        Whether a product of float32 on CUDA rounds its factors to TF32, to the nearest.
+    tile : Tile, optional
+        Use our kernel, with this tile. By default :func:`tile_for` chooses.
+
+    Returns
+    -------
+    torch.Tensor
+        Shape (…, N), contiguous, of the type of `x`. Differentiable once.
+
+    Raises
+    ------
+    ShapeError
+        Shapes that do not meet.
+    DtypeError
+        Another type, or types mixed.
+    ArgumentError
+        Tensors on different devices.
+    UnsupportedError
+        A device that is neither CUDA nor a CPU.
+
+    References
+    ----------
+    H. He and Thinking Machines Lab, *Defeating Nondeterminism in LLM Inference*, 2025,
+    https://thinkingmachines.ai/blog/defeating-nondeterminism-in-llm-inference/
+
+    Examples
+    --------
+    >>> import torch
+    >>> from roundoff.kernels import matmul
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> x, weight = (torch.randn(n, 64, generator=generator) for n in (100, 32))
+    >>> torch.equal(matmul(x, weight)[70:71], matmul(x[70:71], weight))
+    True
+    """
+    _check(x, weight, bias)
+    if torch.compiler.is_compiling() or (
+        torch.is_grad_enabled()
+        and any(t is not None and t.requires_grad for t in (x, weight, bias))
+    ):
+        return _matmul_op(x, weight, bias, tf32)
+    return _product(x, weight, bias, tf32, tile)
+
+
+def _check(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+    if x.dim() < 1 or weight.dim() != 2 or x.shape[-1] != weight.shape[1]:
+        raise ShapeError(
+            "x and weight do not meet", got=f"{tuple(x.shape)} and {tuple(weight.shape)}",
+            expected="(…, K) and (N, K)",
+        )  # fmt: skip
+    if bias is not None and tuple(bias.shape) != (weight.shape[0],):
+        raise ShapeError("bias", got=tuple(bias.shape), expected=f"({weight.shape[0]},)")
+    _check_types(x=x, weight=weight, bias=bias)
+
+
+def _check_types(**tensors: torch.Tensor | None) -> None:
+    """One type and one device for all."""
+    there = {name: t for name, t in tensors.items() if t is not None}
+    first, x = next(iter(there.items()))
+    if x.device.type not in ("cpu", "cuda"):
+        raise UnsupportedError("no kernel", got=str(x.device), expected="a CPU or CUDA device")
+    # A CPU multiplies float64, too.
+    allowed = (*_TYPES, torch.float64) if x.device.type == "cpu" else _TYPES
+    for name, t in there.items():
+        if t.dtype not in allowed or t.dtype != x.dtype:
+            raise DtypeError(
+                f"{name} has another type", got=str(t.dtype),
+                expected="bfloat16, float16 or float32" if t is x else f"{x.dtype} as {first}",
+            )  # fmt: skip
+        if t.device != x.device:
+            raise ArgumentError(
+                f"{name} is on another device", got=str(t.device), expected=f"{x.device} as {first}"
+            )
+
+
+@own_work
+def _product(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    tf32: bool,
+    tile: Tile | None = None,
+) -> torch.Tensor:
+    (n, k), shape = weight.shape, (*x.shape[:-1], weight.shape[0])
+    rows = x.reshape(math.prod(x.shape[:-1]), k)
+    if not rows.shape[0] or not n or not k:
+        y = x.new_zeros(rows.shape[0], n)
+        return (y if bias is None else y + bias).view(shape)
+    if x.device.type == "cpu" and tile is None:
+        return _on_cpu(rows, weight, bias).view(shape)
+    if tile is None and (route := _route(rows, weight, bias, tf32)) is not None:
+        return route(rows, weight, bias).view(shape)
+    return _by_kernel(rows[None], weight[None], bias, tf32, tile)[0].view(shape)
+
+
+@own_work
+def batched(x: torch.Tensor, weight: torch.Tensor, *, tf32: bool = False) -> torch.Tensor:
+    """Products x[b] weight[b]^T, each as :func:`matmul`.
+
+    Parameters
+    ----------
+    x : torch.Tensor
+        Shape (batch, M, K).
+    weight : torch.Tensor
+        Shape (batch, N, K), of the same type and device.
+    tf32 : bool
+        As in :func:`matmul`.
+
+    Returns
+    -------
+    torch.Tensor
+        Shape (batch, M, N).
+
+    Examples
+    --------
+    >>> import torch
+    >>> from roundoff.kernels.invariant_matmul import batched
+    >>> batched(torch.ones(2, 3, 4), torch.ones(2, 5, 4)).shape
+    torch.Size([2, 3, 5])
+    """
+    if x.dim() != 3 or weight.dim() != 3 or x.shape[::2] != weight.shape[::2]:
+        raise ShapeError(
+            "x and weight do not meet", got=f"{tuple(x.shape)} and {tuple(weight.shape)}",
+            expected="(batch, M, K) and (batch, N, K)",
+        )  # fmt: skip
+    _check_types(x=x, weight=weight)
+    (batch, m, k), n = x.shape, weight.shape[1]
+    if not batch * m * n or not k:
+        return x.new_zeros(batch, m, n)
+    if x.device.type == "cpu":
+        return torch.stack([_on_cpu(a, b, None) for a, b in zip(x, weight, strict=True)])
+    return _by_kernel(x, weight, None, tf32)
+
+
+# Our kernel. ----------------------------------------------------------------------------------
+
+#: What did not fit on a device -> the stages that do.
+_STAGES: dict[tuple[Any, ...], int] = {}
+
+
+def _by_kernel(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    tf32: bool,
+    tile: Tile | None = None,
+) -> torch.Tensor:
+    """Products of (batch, M, K) and (batch, N, K) by the Triton kernel."""
+    (batch, m, k), n = x.shape, weight.shape[1]
+    y = x.new_empty(batch, m, n)
+    if not y.numel():
+        return y
+    index = x.get_device()
+    tile = tile or tile_for(_upward(m), n, k, x.element_size(), multiprocessors(index))
+    if max(m, n, k) > _MOST:
+        raise ShapeError("too large", got=(m, n, k), expected=f"at most {_MOST}")
+    constants = (
+        tile.swap, tile.rows, tile.columns, tile.depth, 8, k % tile.depth == 0, bias is not None,
+        "tf32" if tf32 else "ieee", not interpreting(),
+    )  # fmt: skip
+    grid = (triton.cdiv(m, tile.rows) * triton.cdiv(n, tile.columns), batch)
+    b = y if bias is None else bias
+    args = (x, weight, b, y, m, n, k, *x.stride(), *weight.stride(), b.stride(0), *constants)
+    key = (index, tile, x.dtype, tf32)
+    stages = _STAGES.get(key, tile.stages)
+    while True:
+        try:
+            run(kernels.product, grid, *args, num_warps=tile.warps, num_stages=stages)
+        except triton.OutOfResources:
+            if stages == 1:
+                raise
+            stages = _STAGES[key] = stages - 1
+        else:
+            return y
+
+
+def _upward(m: int) -> int:
+    """The number of rows that a tile is chosen for: one choice for numbers close together."""
+    return triton.next_power_of_2(m) if m <= 64 else -(-m // 64) * 64
+
+
+# cuBLAS, where it is the chain. ---------------------------------------------------------------
+
+Route = Callable[[torch.Tensor, torch.Tensor, "torch.Tensor | None"], torch.Tensor]
+
+
+def _plainly(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    return torch.nn.functional.linear(x, weight, bias)
+
+
+def _unsplit(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    with _without_split(x.dtype):
+        return torch.nn.functional.linear(x, weight, bias)
+
+
+def _unsplit_zero(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """With a bias of zeros: cuBLASLt has other kernels for it."""
+    with _without_split(x.dtype):
+        zero = weight.new_zeros(weight.shape[0]) if bias is None else bias
+        return torch.addmm(zero, x, weight.t())
+
+
+#: Ways to have cuBLAS compute a product, by name, in the order in which they are tried.
+_ROUTES: dict[str, Route] = {
+    "cuBLAS": _plainly,
+    "cuBLASLt, no split": _unsplit,
+    "cuBLASLt, no split, bias": _unsplit_zero,
+}
+_LOCK = threading.RLock()
+_CHOSEN: dict[tuple[Any, ...], str | None] = {}
+
+
+@contextlib.contextmanager
+def _without_split(dtype: torch.dtype) -> Iterator[None]:
+    """Products of 16-bit types by cuBLASLt, which is told not to split K.
+
+    torch's switches are of the process: a product of another thread in these microseconds is
+    not split, either.
+    """
+    if dtype not in _SHORT:
+        yield
+        return
+    switches = torch.backends.cuda.matmul
+    name = f"allow_{'bf16' if dtype == torch.bfloat16 else 'fp16'}_reduced_precision_reduction"
+    with _LOCK:
+        before = getattr(switches, name), getattr(switches, f"{name}_split_k")
+        backend = torch.backends.cuda.preferred_blas_library()
+        setattr(switches, name, (False, False))
+        torch.backends.cuda.preferred_blas_library("cublaslt")
+        try:
+            yield
+        finally:
+            setattr(switches, name, before)
+            torch.backends.cuda.preferred_blas_library(backend)
+
+
+def _route(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, tf32: bool
+) -> Route | None:
+    """What of cuBLAS gives the chain for such tensors, found out when they are first seen."""
+    if x.dtype == torch.float32:
+        return None  # cuBLAS has TF32 cut its factors off, and float32 kernels of other orders
+    key = (
+        x.get_device(), x.dtype, *x.shape, *x.stride(), *weight.shape, *weight.stride(),
+        None if bias is None else bias.stride(0),
+        *(0 if t is None else t.data_ptr() & 255 and t.data_ptr() & 15 for t in (x, weight, bias)),
+        torch.backends.cuda.matmul.allow_fp16_accumulation,
+    )  # fmt: skip
+    if key not in _CHOSEN:
+        if torch.cuda.is_current_stream_capturing():
+            return None  # a check waits for the device, which a capture forbids
+        _CHOSEN[key] = _proved(x, weight, bias)
+    name = _CHOSEN[key]
+    return None if name is None else _ROUTES[name]
+
+
+def _proved(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> str | None:
+    """The first route whose bits are our kernel's, for tensors laid out as these."""
+    probes = [_like(t, values) for t, values in zip((x, weight), cancelling(x, weight), strict=True)]
+    b = None if bias is None else _like(bias, torch.randn_like(bias).mul_(1e-6))
+    with torch.no_grad():
+        wanted = _by_kernel(probes[0][None], probes[1][None], b, False)[0]
+        for name, route in _ROUTES.items():
+            try:
+                made = route(*probes, b)
+            except RuntimeError:  # torch has no such kernel for these
+                continue
+            if torch.equal(made, wanted):
+                return name
+    return None
+
+
+def _like(tensor: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """*values* with the strides and the alignment of a tensor."""
+    offset = tensor.data_ptr() % 256 // tensor.element_size()
+    extent = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True)) + 1
+    room = tensor.new_empty(extent + offset)
+    laid = room.as_strided(tensor.shape, tensor.stride(), offset)
+    # Rows that are one row in memory (a stride of 0) stay equal.
+    return laid.copy_(values)
+
+
+def cancelling(x: torch.Tensor, weight: torch.Tensor, seed: int = 0) -> tuple[torch.Tensor, ...]:
+    """Operands whose products cancel: what remains is the rounding, which shows every order.
+
+    The second half of x is the first with the other sign, against equal columns of the weight,
+    in a random order of K. In a sum of that kind two orders hardly ever agree, not even rounded
+    to bfloat16; of random operands few elements would differ.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from roundoff.kernels.invariant_matmul import cancelling
+    >>> x, w = cancelling(torch.empty(1, 64), torch.empty(3, 64))
+    >>> float((x.double() @ w.double().T).abs().max())
+    0.0
+    """
+    k = x.shape[1]
+    generator = torch.Generator(x.device).manual_seed(seed)
+    draw = partial(torch.randn, generator=generator, device=x.device)
+    a, b = (draw(len(t), k // 2) for t in (x, weight))
+    place = torch.randperm(k, generator=generator, device=x.device)
+    rest = [t.new_zeros(len(t), k % 2) for t in (a, b)]
+    left, right = torch.cat([a, -a, rest[0]], 1), torch.cat([b, b, rest[1]], 1)
+    return left[:, place].to(x.dtype), right[:, place].to(weight.dtype)
+
+
+def routes() -> dict[str, int]:
+    """How many of the shapes seen so far take which way on CUDA; "kernel" is ours.
+
+    Examples
+    --------
+    >>> from roundoff.kernels.invariant_matmul import routes
+    >>> isinstance(routes(), dict)
+    True
+    """
+    counts: dict[str, int] = {}
+    for name in _CHOSEN.values():
+        counts[name or "kernel"] = counts.get(name or "kernel", 0) + 1
+    return counts
+
+
+# A CPU. ---------------------------------------------------------------------------------------
+
+#: Bytes that a row of vectors begins at: what torch allocates does.
+_ALIGNED = 64
+#: Rows of a fixed product, and of a larger one where it has the same bits.
+_LARGE = 128
+
+
+def _on_cpu(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """Products of a fixed number of rows."""
+    (m, k), n = x.shape, weight.shape[0]
+    weight = _aligned(weight)
+    small, large = _cpu_rows(n, k, x.dtype, bias is not None, torch.get_num_threads())
+    y = x.new_empty(m, n)
+    start = 0
+    while start < m:
+        rows = large if m - start >= large else small
+        piece = x[start : start + rows]
+        if len(piece) < rows:
+            piece = torch.cat([piece, piece.new_zeros(rows - len(piece), k)])
+        y[start : start + rows] = _fixed(_aligned(piece), weight, bias)[: m - start]
+        start += rows
+    return y
+
+
+def _fixed(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    y = torch.mm(x, weight.t()) if bias is None else torch.addmm(bias, x, weight.t())
+    return y
+
+
+def _aligned(tensor: torch.Tensor) -> torch.Tensor:
+    """A matrix by rows that begins where torch would allocate one."""
+    if tensor.is_contiguous() and tensor.data_ptr() % _ALIGNED == 0:
+        return tensor
+    return tensor.clone(memory_format=torch.contiguous_format)
+
+
+@cache
+def _cpu_rows(n: int, k: int, dtype: torch.dtype, bias: bool, threads: int) -> tuple[int, int]:
+    """(rows of a fixed product, rows of a large one with the same bits).
+
+    A row's bits must not depend on its place in the product. Libraries keep to that in our
+    experience; where one does not, rows are computed one by one.
+    """
+    small = 8 if dtype in _SHORT else 16
+    like = [torch.empty(rows, k, dtype=dtype) for rows in (_LARGE, n)]
+    x, weight = cancelling(*like)
+    b = torch.randn(n, generator=torch.Generator().manual_seed(1)).to(dtype) if bias else None
+
+    def pieces(rows: int, shift: int = 0) -> torch.Tensor:
+        turned = x.roll(shift, 0)
+        made = [_fixed(turned[i : i + rows].clone(), weight, b) for i in range(0, _LARGE, rows)]
+        return torch.cat(made).roll(-shift, 0)
+
+    wanted = pieces(small)
+    if any(not torch.equal(pieces(small, shift), wanted) for shift in range(1, small)):
+        return 1, 1
+    alike = all(torch.equal(pieces(_LARGE, shift), wanted) for shift in (0, 37))
+    return small, _LARGE if alike else small
+
+
+# Under torch.compile and autograd the product is an opaque operator. ----------------------------
+
+
+@torch.library.custom_op("roundoff::matmul", mutates_args=())
+def _matmul_op(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, tf32: bool
+) -> torch.Tensor:
+    return _product(x, weight, bias, tf32)
+
+
+@_matmul_op.register_fake
+def _(x: Any, weight: Any, bias: Any, tf32: bool) -> Any:
+    return x.new_empty(*x.shape[:-1], weight.shape[0])
+
+
+def _setup(ctx: Any, inputs: Any, output: Any) -> None:
+    x, weight, _, ctx.tf32 = inputs
+    ctx.save_for_backward(x, weight)
+
+
+def _gradients(ctx: Any, dy: torch.Tensor) -> Any:
+    x, weight = ctx.saved_tensors
+    needs = ctx.needs_input_grad
+    flat = dy.reshape(-1, dy.shape[-1])
+    dx = _matmul_op(dy, weight.t(), None, ctx.tf32) if needs[0] else None
+    dw = None
+    if needs[1]:  # a chain over the rows
+        dw = _matmul_op(flat.t(), x.reshape(-1, x.shape[-1]).t(), None, ctx.tf32)
+    return dx, dw, flat.sum(0) if needs[2] else None, None
+
+
+_matmul_op.register_autograd(_gradients, setup_context=_setup)

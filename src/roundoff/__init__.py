@@ -20,6 +20,7 @@ ROOMS: dict[str, str] = {
     "compare_runtimes": "runtimes",
     "fuse": "fusion",
     "get_parsed_args": "script",
+    "invariant": "kernels",
     "layer_norm": "kernels",
     "localize": "localization",
     "max_diff": "compare",

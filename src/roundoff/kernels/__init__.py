@@ -1,4 +1,4 @@
-"""Kernels written in Triton: layer normalisation, sums, and those of a Llama layer.
+"""Kernels written in Triton: layer normalisation, sums, those of a Llama layer, invariant ones.
 
 Where there is no GPU the kernels run in Triton's interpreter: slowly, on the CPU, with the same
 results up to rounding. ``TRITON_INTERPRET=1`` in the environment asks for it where there is one.
@@ -8,5 +8,16 @@ from ._runtime import interpreting, shuffled_programs  # first: it says that Tri
 
 # isort: split
 from ._layer_norm import backward_plan, layer_norm
+from .invariant_attention import attention
+from .invariant_matmul import matmul
+from .invariant_mode import invariant
 
-__all__ = ["backward_plan", "interpreting", "layer_norm", "shuffled_programs"]
+__all__ = [
+    "attention",
+    "backward_plan",
+    "interpreting",
+    "invariant",
+    "layer_norm",
+    "matmul",
+    "shuffled_programs",
+]

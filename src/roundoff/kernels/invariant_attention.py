@@ -44,7 +44,7 @@ def attention(
     k: torch.Tensor,
     v: torch.Tensor,
     *,
-    causal: bool = True,
+    causal: bool | str = True,
     start: torch.Tensor | None = None,
     length: torch.Tensor | None = None,
     mask: torch.Tensor | None = None,
@@ -76,8 +76,9 @@ def attention(
         Shape (batch, heads, queries, head), bfloat16, float16 or float32, any strides.
     k, v : torch.Tensor
         Shape (batch, groups, keys, head), heads a multiple of groups: a cache of any length.
-    causal : bool
-        Whether a query sees no key after its own position. The last query is at the last key.
+    causal : bool or "top"
+        Whether a query sees no key after its own position. The last query is at the last key; with
+        ``"top"`` the first is at the first, as torch's ``is_causal`` has it.
     start : torch.Tensor, optional
         Integers, shape (batch,): the first key that is no padding. By default 0.
     length : torch.Tensor, optional
@@ -130,6 +131,8 @@ def attention(
             raise ArgumentError("a mask says it all", got="mask and start or length")
         seen = seen_by_mask(mask, batch, queries, keys)
     else:
+        if causal not in (True, False, "top"):
+            raise ArgumentError("causal", got=causal, expected="True, False or 'top'")
         for name, t in (("start", start), ("length", length)):
             if t is None:
                 continue
@@ -204,7 +207,9 @@ def seen_by_position(
     end = torch.full((batch,), keys, device=device) if length is None else length.clamp(0, keys)
     begin = torch.zeros_like(end) if start is None else start.clamp(min=0)
     last = end[:, None].expand(-1, queries)
-    if causal:
+    if causal == "top":
+        last = last.clamp(max=torch.arange(1, queries + 1, device=device))
+    elif causal:
         last = last + (torch.arange(queries, device=device) - (queries - 1))
     last = last.clamp(min=0)
     first = torch.minimum(begin[:, None], last)

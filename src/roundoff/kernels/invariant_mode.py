@@ -1,0 +1,490 @@
+"""torch's operators, each result of which is independent of the rest of the batch."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import threading
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import triton
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ..errors import ArgumentError, UnsupportedError
+from . import invariant_kernels as kernels
+from ._runtime import run
+from .invariant_attention import attention
+from .invariant_matmul import at_own_work, batched, matmul, own_work
+
+__all__ = ["TRANSFORMERS", "Invariant", "VariantOperatorError", "invariant"]
+
+#: The name of our attention in transformers' registry.
+TRANSFORMERS = "roundoff"
+aten = torch.ops.aten
+Handler = Callable[..., Any]
+
+
+class VariantOperatorError(UnsupportedError):
+    """An operator was called whose result for a row may depend on the rest of the batch.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import roundoff
+    >>> try:
+    ...     with roundoff.invariant():
+    ...         torch.nn.functional.conv1d(torch.ones(1, 1, 3), torch.ones(1, 1, 2))
+    ... except NotImplementedError as error:
+    ...     print(error.got)
+    aten::convolution
+    """
+
+
+def invariant(lacking: str = "raise") -> Invariant:
+    """Have torch compute each row with the same bits whatever else is in the batch.
+
+    A context manager and a decorator, for the thread that enters it; it may be nested. Within it,
+
+    - products (``mm``, ``addmm``, ``bmm``, ``baddbmm``, ``mv``, ``dot``, ``linear``, and what torch
+      makes of them) go to :func:`roundoff.kernels.matmul`,
+    - ``scaled_dot_product_attention`` goes to :func:`roundoff.kernels.attention`, with masks whose
+      rows are a stretch of the keys that are no padding. transformers reaches it as ``"sdpa"``, its
+      default, or with ``model.set_attn_implementation("roundoff")``, which computes groups of heads
+      together. ``"eager"`` is made of products and a softmax over all columns: it is independent
+      of the batch, not of padding or of the length of a cache,
+    - sums and means of rows, softmax and a few functions whose bits depend on an element's place in
+      the tensor (on a CPU silu, gelu and rsqrt) are replaced where torch's lack the property.
+
+    What else a decoder does, torch computes; the tests hold it to the property. Float32 products on
+    CUDA use TF32 where torch is told to. A function made by :func:`torch.compile` runs uncompiled
+    within; the other way round, our two functions are opaque operators of a compiled graph.
+
+    On a CPU the property holds for one number of threads.
+
+    Parameters
+    ----------
+    lacking : {"raise", "count"}
+        What to do at an operator that is known to lack the property: convolutions, recurrent
+        layers, additions by index on CUDA and the like.
+
+    Returns
+    -------
+    Invariant
+        ``replaced`` and ``lacking`` count the calls of operators, by name.
+
+    Raises
+    ------
+    ArgumentError
+        Another value, or the decorator on a coroutine or generator function.
+    VariantOperatorError
+        Within: such an operator, which is named.
+    UnsupportedError
+        Entered in code that is being compiled; within: an attention with dropout, with a bias, or
+        with a mask that has gaps.
+
+    References
+    ----------
+    The tests name what they found wanting. Batch-invariant kernels for torch: Thinking Machines Lab,
+    https://github.com/thinking-machines-lab/batch_invariant_ops
+
+    Examples
+    --------
+    >>> import torch
+    >>> import roundoff
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> x, weight = torch.randn(50, 64, generator=generator), torch.ones(3, 64)
+    >>> with roundoff.invariant() as within:
+    ...     same = torch.equal((x @ weight.T)[7:8], x[7:8] @ weight.T)
+    >>> same, dict(within.replaced)
+    (True, {'aten::mm': 2})
+    """
+    if lacking not in ("raise", "count"):
+        raise ArgumentError("lacking", got=lacking, expected="'raise' or 'count'")
+    return Invariant(lacking)
+
+
+class Invariant(contextlib.ContextDecorator):
+    """What :func:`invariant` gives.
+
+    Attributes
+    ----------
+    replaced : collections.Counter
+        Operators that were computed by other means, and how often.
+    lacking : collections.Counter
+        Operators that lack the property and were counted.
+    """
+
+    def __init__(self, policy: str) -> None:
+        self.policy = policy
+        self.replaced: Counter[str] = Counter()
+        self.lacking: Counter[str] = Counter()
+        self._local = threading.local()  # one object may be entered by several threads
+
+    def __call__(self, function: Any) -> Any:
+        """The function, run within."""
+        if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
+            raise ArgumentError(
+                "its body runs after the call, outside", got=function.__qualname__,
+                expected="a plain function", hint="with roundoff.invariant(): in its body",
+            )  # fmt: skip
+        return super().__call__(function)
+
+    def __enter__(self) -> Invariant:
+        if torch.compiler.is_compiling():
+            raise UnsupportedError(
+                "torch.compile sees through what invariant() replaces",
+                hint="compile what calls roundoff.kernels.matmul and attention themselves",
+            )
+        _register()
+        stack = contextlib.ExitStack()
+        stack.enter_context(_Functions(self))
+        stack.enter_context(_Operators(self))
+        self._entered().append(stack)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._entered().pop().close()
+
+    def _entered(self) -> list[contextlib.ExitStack]:
+        if not hasattr(self._local, "stacks"):
+            self._local.stacks = []
+        return self._local.stacks
+
+
+class _Functions(TorchFunctionMode):
+    """Attention, before torch chooses one of its kernels for it."""
+
+    def __init__(self, owner: Invariant) -> None:
+        super().__init__()
+        self.owner = owner
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func is torch.nn.functional.scaled_dot_product_attention and not at_own_work():
+            self.owner.replaced["scaled_dot_product_attention"] += 1
+            return _sdpa(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+class _Operators(TorchDispatchMode):
+    """Everything else, where no composite operator is left."""
+
+    def __init__(self, owner: Invariant) -> None:
+        super().__init__()
+        self.owner = owner
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if at_own_work() or func.namespace != "aten":
+            return func(*args, **kwargs)
+        name = func.overloadpacket._qualified_op_name
+        made = None
+        if _concerns(args):
+            if handler := _HANDLERS.get(name):
+                made = handler(func, *args, **kwargs)
+            elif _lacks(name, args, kwargs):
+                made = NotImplemented
+            if isinstance(made, torch.Tensor):
+                self.owner.replaced[name] += 1
+                return made
+            if made is NotImplemented:
+                self._refuse(name)
+        return func(*args, **kwargs)
+
+    def _refuse(self, name: str) -> None:
+        if self.owner.policy == "raise":
+            raise VariantOperatorError(
+                "a row of its result may depend on the rest of the batch", got=name,
+                expected="an operator with the same bits in every batch",
+                hint='invariant(lacking="count") lets it pass and counts it',
+            )  # fmt: skip
+        self.owner.lacking[name] += 1
+
+
+def _tensors(args: Any) -> list[torch.Tensor]:
+    return [a for a in args if isinstance(a, torch.Tensor)]
+
+
+def _concerns(args: tuple[Any, ...]) -> bool:
+    """Whether values are computed that can be rounded."""
+    tensors = _tensors(args)
+    return any(t.is_floating_point() or t.is_complex() for t in tensors) and all(
+        t.device.type in ("cpu", "cuda") for t in tensors
+    )
+
+
+# Operators that lack the property. --------------------------------------------------------------
+
+_LACKING = frozenset(
+    f"aten::{name}"
+    for name in (
+        "convolution", "_convolution", "convolution_overrideable", "cudnn_convolution",
+        "mkldnn_convolution", "mkldnn_rnn_layer", "_cudnn_rnn", "_embedding_bag", "addbmm", "addmv",
+        "_addmm_activation", "_scaled_mm", "_grouped_mm", "_scaled_grouped_mm", "mkldnn_linear",
+        "_native_multi_head_attention", "_transformer_encoder_layer_fwd", "_cdist_forward",
+        "_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_for_cpu",
+        "_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention",
+        "_scaled_dot_product_attention_math", "_flash_attention_forward",
+        "_efficient_attention_forward", "_cudnn_attention_forward", "_weight_int4pack_mm",
+        "_weight_int8pack_mm", "_trilinear", "_fft_r2c", "_fft_c2c", "_fft_c2r",
+    )
+)  # fmt: skip
+#: These add in an order of their own on CUDA.
+_LACKING_ON_CUDA = frozenset(
+    f"aten::{name}"
+    for name in (
+        "index_add", "index_add_", "scatter_add", "scatter_add_", "scatter_reduce", "index_put",
+        "scatter_reduce_", "index_put_", "_index_put_impl_", "cumsum", "cumprod", "logcumsumexp",
+    )
+)  # fmt: skip
+
+
+def _lacks(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    if name in _LACKING:
+        return True
+    if name in _LACKING_ON_CUDA and any(t.is_cuda for t in _tensors(args)):
+        accumulates = args[3] if len(args) > 3 else kwargs.get("accumulate", False)
+        return bool(accumulates) if "index_put" in name else args[0].is_floating_point()
+    return False
+
+
+# Products. ----------------------------------------------------------------------------------------
+
+
+def _tf32() -> bool:
+    return torch.backends.cuda.matmul.fp32_precision == "tf32"
+
+
+def _plain(func: Any, *tensors: torch.Tensor) -> bool:
+    """Whether our functions take such operands."""
+    return func._overloadname == "default" and all(
+        t.layout == torch.strided and t.is_floating_point() for t in tensors
+    )
+
+
+def _mm(func: Any, a: Any, b: Any) -> Any:
+    return matmul(a, b.t(), tf32=_tf32()) if _plain(func, a, b) else NotImplemented
+
+
+def _addmm(func: Any, c: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
+    if not _plain(func, c, a, b):
+        return NotImplemented
+    if beta == alpha == 1 and c.shape == b.shape[1:]:
+        return matmul(a, b.t(), c, tf32=_tf32())
+    return _combined(c, lambda x, y: matmul(x, y.t(), tf32=_tf32()), a, b, beta, alpha)
+
+
+def _combined(c: Any, times: Any, a: Any, b: Any, beta: Any, alpha: Any) -> Any:
+    """beta c + alpha a b with one rounding: products and sum in float32."""
+    wide = torch.promote_types(c.dtype, torch.float32)
+    y = times(a.to(wide), b.to(wide)) * alpha
+    return (y if beta == 0 else y + c.to(wide) * beta).to(a.dtype)
+
+
+def _bmm(func: Any, a: Any, b: Any) -> Any:
+    return batched(a, b.mT, tf32=_tf32()) if _plain(func, a, b) else NotImplemented
+
+
+def _baddbmm(func: Any, c: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
+    if not _plain(func, c, a, b):
+        return NotImplemented
+    return _combined(c, lambda x, y: batched(x, y.mT, tf32=_tf32()), a, b, beta, alpha)
+
+
+def _mv(func: Any, a: Any, x: Any) -> Any:
+    # As the product of a batch of one, which a vector is to torch.nn.functional.linear.
+    return matmul(x[None], a, tf32=_tf32())[0] if _plain(func, a, x) else NotImplemented
+
+
+def _dot(func: Any, a: Any, b: Any) -> Any:
+    return matmul(a[None], b[None], tf32=_tf32())[0, 0] if _plain(func, a, b) else NotImplemented
+
+
+def _linear(func: Any, x: Any, weight: Any, bias: Any = None) -> Any:
+    if not _plain(func, *_tensors((x, weight, bias))):
+        return NotImplemented
+    return matmul(x, weight, bias, tf32=_tf32())
+
+
+# Sums of rows, and functions of one element. ------------------------------------------------------
+
+#: Elements of a piece that a CPU computes in one thread, and to whose multiple a last one is filled.
+_PIECE, _UNIT = 16384, 64
+#: From so many elements on torch adds a single row in several threads.
+_PARALLEL = 32768
+
+
+def _last_only(x: torch.Tensor, dim: Any) -> bool:
+    dims = [dim] if isinstance(dim, int) else dim
+    return x.dim() > 0 and dims is not None and [d % x.dim() for d in dims] == [x.dim() - 1]
+
+
+@own_work
+def _reduced(func: Any, x: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
+    """Sums and means of rows, where the number of rows decides how torch adds; None: as torch."""
+    if not _last_only(x, dim) or not x.numel() or func._overloadname not in ("dim", "dim_IntList"):
+        return None
+    n = x.shape[-1]
+    rows = x.reshape(-1, n)
+    if x.device.type == "cpu":
+        if len(rows) > 1 or n < _PARALLEL:
+            return None
+        pair = torch.cat([rows, rows])
+        made = func(pair, dim=[1], dtype=dtype)[0]
+    else:
+        into = dtype or x.dtype
+        if x.dtype == torch.float64 or into not in (torch.float32, torch.bfloat16, torch.float16):
+            return None
+        rows = rows if rows.stride(1) == 1 else rows.contiguous()
+        made = rows.new_empty(len(rows), dtype=into)
+        divisor = float(n) if "mean" in func.overloadpacket._qualified_op_name else 1.0
+        block = min(1024, triton.next_power_of_2(n))
+        sizes = (len(rows), n, rows.stride(0), divisor, block)
+        run(kernels.sum_rows, (len(rows), 1), rows, made, *sizes, num_warps=4)
+    return made.view(*x.shape[:-1], *([1] if keepdim else []))
+
+
+@own_work
+def _softmax(func: Any, x: Any, dim: int, widen: bool) -> Any:
+    """Softmax on CUDA of rows that do not begin alike: torch adds up to a boundary of 16 bytes."""
+    if not x.is_cuda or x.dtype == torch.float64 or not _last_only(x, dim) or not x.numel():
+        return None
+    n = x.shape[-1]
+    if n <= 1024 or n * x.element_size() % 16 == 0:
+        return None
+    rows = x.reshape(-1, n).contiguous()
+    made = torch.empty_like(rows, dtype=torch.float32 if widen else x.dtype)
+    log = "log" in func.overloadpacket._qualified_op_name
+    run(kernels.log_softmax_rows, (len(rows), 1), rows, made, len(rows), n, n, 1024, log)
+    return made.view(x.shape)
+
+
+@own_work
+def _pieces(func: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
+    """A function of one element, on a CPU.
+
+    torch computes whole vectors by one program, and what is left at the end of a tensor, or of a
+    thread's part of it, by another, with other bits. Here whole vectors are all there is.
+    """
+    if x.device.type != "cpu" or not x.numel():
+        return None
+    flat = x.reshape(-1)
+    more = -flat.numel() % _UNIT
+    flat = torch.cat([flat, flat.new_ones(more)]) if more else flat.contiguous()
+    made = torch.cat([func(piece, *args, **kwargs) for piece in flat.split(_PIECE)])
+    return made[: x.numel()].view(x.shape)
+
+
+_HANDLERS: dict[str, Handler] = {
+    f"aten::{name}": handler
+    for name, handler in {
+        "mm": _mm, "addmm": _addmm, "bmm": _bmm, "baddbmm": _baddbmm, "mv": _mv, "dot": _dot,
+        "linear": _linear, "sum": _reduced, "mean": _reduced, "_softmax": _softmax,
+        "_log_softmax": _softmax, "silu": _pieces, "gelu": _pieces, "rsqrt": _pieces,
+    }.items()
+}  # fmt: skip
+
+
+# Attention. ---------------------------------------------------------------------------------------
+
+
+def _sdpa(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    """torch.nn.functional.scaled_dot_product_attention by :func:`attention`."""
+    if dropout_p:
+        raise UnsupportedError("attention with dropout", got=dropout_p, expected="dropout_p=0")
+    if attn_mask is not None and is_causal:
+        raise ArgumentError("attn_mask with is_causal", expected="one of them")
+    if query.dim() != 4:
+        return _folded(query, key, value, attn_mask, is_causal, scale)
+    if attn_mask is not None:
+        mask = _booleans(attn_mask)
+        mask = mask.view(*(1,) * (4 - mask.dim()), *mask.shape)
+        return attention(query, key, value, mask=mask, scale=scale, tf32=_tf32())
+    # Causal to torch: the first query is at the first key.
+    top = "top" if is_causal else False
+    return attention(query, key, value, causal=top, scale=scale, tf32=_tf32())
+
+
+def _folded(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: torch.Tensor | None,
+    is_causal: bool, scale: float | None,
+) -> torch.Tensor:  # fmt: skip
+    """Of three dimensions: the first is that of heads."""
+    if query.dim() != 3:
+        raise UnsupportedError(
+            "attention of such a rank", got=query.dim(), expected="(batch, heads, length, head)"
+        )
+    one = (t[None] for t in (query, key, value))
+    return _sdpa(*one, attn_mask=attn_mask, is_causal=is_causal, scale=scale)[0]
+
+
+def _booleans(mask: torch.Tensor) -> torch.Tensor:
+    """A mask of booleans for one that is added to the scores: zeros, and what shuts out."""
+    if mask.dtype == torch.bool:
+        return mask
+    seen = mask == 0
+    if not (mask.is_cuda and torch.cuda.is_current_stream_capturing()) and bool(
+        (~seen & (mask > -1e4)).any()
+    ):
+        raise UnsupportedError(
+            "attention with a bias", got="a mask with numbers in it",
+            expected="0 where a key is seen, the smallest number where it is not",
+        )  # fmt: skip
+    return seen
+
+
+def _by_transformers(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    is_causal: bool | None = None,
+    **options: Any,
+) -> tuple[torch.Tensor, None]:
+    """:func:`attention` as transformers calls it: (batch, queries, heads, head), and no weights."""
+    for name in ("softcap", "s_aux", "position_bias", "cache"):
+        if options.get(name) is not None:
+            raise UnsupportedError(f"attention with {name}", got=type(options[name]).__name__)
+    if dropout:
+        raise UnsupportedError("attention with dropout", got=dropout, expected="0")
+    tf32 = query.is_cuda and _tf32()
+    if attention_mask is not None:
+        mask = _booleans(attention_mask)
+        made = attention(query, key, value, mask=mask, scale=scaling, tf32=tf32)
+    else:
+        causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+        top = "top" if causal and query.shape[2] > 1 else False
+        made = attention(query, key, value, causal=top, scale=scaling, tf32=tf32)
+    return made.transpose(1, 2).contiguous(), None
+
+
+def _register() -> None:
+    """Our attention under its name in transformers, where that is imported."""
+    import sys
+
+    if "transformers" not in sys.modules:
+        return
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import sdpa_mask
+
+    AttentionInterface.register(TRANSFORMERS, _by_transformers)
+    AttentionMaskInterface.register(TRANSFORMERS, sdpa_mask)

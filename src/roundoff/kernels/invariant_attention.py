@@ -51,7 +51,7 @@ def attention(
     scale: float | None = None,
     tf32: bool = False,
 ) -> torch.Tensor:
-    r"""Attention, :math:`\mathrm{softmax}(q k^\top s)\, v`, equal in prefill, in chunks and in decoding.
+    r"""Attention :math:`\mathrm{softmax}(q k^\top s)\, v`, equal in prefill, chunks and decoding.
 
     The bits of a query's result depend on its own values and on the keys and values that it sees,
     in their order, and on nothing else: not on the batch, on padding, on the length of the cache,
@@ -124,7 +124,7 @@ def attention(
     True
     """
     _check(q, k, v)
-    batch, _, queries, head = q.shape
+    batch, _, queries, _ = q.shape
     keys = k.shape[2]
     if mask is not None:
         if start is not None or length is not None:
@@ -201,7 +201,8 @@ def seen_by_position(
     kind = ("top" if causal == "top" else "bottom") if causal else "all"
     if start is None and length is None:
         # In a capture the cache would keep memory of the graph, unwritten before its replay.
-        make = _constant.__wrapped__ if _capturing(device) else _constant
+        fresh = torch.compiler.is_compiling() or _capturing(device)
+        make = _constant.__wrapped__ if fresh else _constant
         with torch.inference_mode(False):
             return Seen(*make(batch, queries, keys, device, kind))
     end = torch.full((batch,), keys, device=device) if length is None else length.clamp(0, keys)
@@ -225,9 +226,7 @@ def seen_by_mask(mask: torch.Tensor, batch: int, queries: int, keys: int) -> See
     ones = (1, shape[1] if mask.dim() == 4 and not mask.stride(1) else 1)
     if mask.dim() != 4 or any(
         got not in allowed
-        for got, allowed in zip(
-            shape, ((batch, 1), ones, (queries, 1), (keys,)), strict=True
-        )
+        for got, allowed in zip(shape, ((batch, 1), ones, (queries, 1), (keys,)), strict=True)
     ):
         raise ShapeError(
             "mask", got=shape, expected=f"({batch} or 1, 1, {queries} or 1, {keys})",
@@ -319,7 +318,9 @@ def _by_torch(
             made = torch.zeros_like(rows)
             for anchor in sorted(set(lo[lo < hi].tolist())):
                 at = ((lo == anchor) & (lo < hi)).nonzero()[:, 0]
-                made[at] = _sequence(rows[at], keys[anchor:], values[anchor:], hi[at] - anchor, scale)
+                made[at] = _sequence(
+                    rows[at], keys[anchor:], values[anchor:], hi[at] - anchor, scale
+                )
             out[b, own] = made.view(queries, share, head).transpose(0, 1).to(q.dtype)
     return out
 

@@ -6,6 +6,7 @@ with the same operations have the same bits.
 """
 
 # mypy: ignore-errors
+
 from __future__ import annotations
 
 import triton.language as tl
@@ -122,14 +123,12 @@ def _tile(
     d = tl.arange(0, D)
     j = start + tl.arange(0, TILE)
     there = j < rank
+    at = j.to(tl.int64)
     if ORDERED:
         at = tl.load(order + j, mask=there, other=0).to(tl.int64)
-    else:
-        at = j.to(tl.int64)
+    inside = (d < head)[None, :]
     if MASKED:
-        inside = there[:, None] & (d < head)[None, :]
-    else:
-        inside = (d < head)[None, :]
+        inside = there[:, None] & inside
     keys = tl.load(k + at[:, None] * stride_kn + d[None, :] * stride_kd, mask=inside, other=0.0)
     empty = tl.full((queries.shape[0], TILE), 0.0, tl.float32)
     scores = _times(queries, tl.trans(keys), empty, PRECISION, COMPILED) * scale
@@ -299,7 +298,7 @@ def merge(
     acc = tl.full((ROWS, D), 0.0, tl.float32)
     total = tl.full((ROWS, 1), 0.0, tl.float32)
     most = tl.full((ROWS,), float("-inf"), tl.float32)
-    for split in range(0, splits):
+    for split in range(splits):
         at = split * M.to(tl.int64) + row
         acc_s = tl.load(parts + at[:, None] * head + d[None, :], mask=inside, other=0.0)
         most_s = tl.load(stats + at * 2, mask=there, other=float("-inf"))
@@ -347,7 +346,7 @@ def log_softmax_rows(
     for start in range(0, n, BLOCK):
         at = start + tl.arange(0, BLOCK)
         here = tl.load(x + row * stride + at, mask=at < n, other=float("-inf")).to(tl.float32)
-        most = tl.maximum(most, here, propagate_nan=tl.PropagateNan.ALL)
+        most = tl.maximum(most, here)
     largest = max_along(most, 0)
     acc = tl.full((BLOCK,), 0.0, tl.float32)
     for start in range(0, n, BLOCK):

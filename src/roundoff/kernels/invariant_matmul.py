@@ -94,21 +94,21 @@ def tile_for(m: int, n: int, k: int, itemsize: int, processors: int) -> Tile:
     for most, tile in TILES.get((n, k, itemsize), ()):
         if m <= most:
             return tile
-    wide = itemsize == 4
+    if itemsize == 4:  # the registers of fused multiply-adds are few
+        return Tile(m <= 32, 16 if m <= 32 else 64, 64, 32, 4, 2)
     if m <= 64:
         rows = max(16, triton.next_power_of_2(m))
         enough = [c for c in (128, 64, 32) if triton.cdiv(n, c) >= 0.9 * processors]
         columns = enough[0] if enough else 16
-        depth = (256 if columns <= 32 else 128) // (2 if wide or rows > 32 else 1)
+        depth = (256 if columns <= 32 else 128) // (2 if rows > 32 else 1)
         # Two programs of 100 KiB on a multiprocessor, or one where there is no more than one.
         room = (150 if columns <= 32 and triton.cdiv(n, columns) <= processors else 100) * 1024
         stages = max(2, min(8, room // ((rows + columns) * depth * itemsize)))
         return Tile(True, rows, columns, depth, 4, stages)
-    depth = 32 if wide else 64
     for rows, columns, warps, stages in ((128, 256, 8, 3), (128, 128, 8, 4), (64, 128, 4, 4)):
         if triton.cdiv(m, rows) * triton.cdiv(n, columns) >= processors:
-            return Tile(False, rows, columns, depth, warps, stages)
-    return Tile(False, 64, 64 if m * n >= 64 * 32 * processors else 32, depth * 2, 4, 4)
+            return Tile(False, rows, columns, 64, warps, stages)
+    return Tile(False, 64, 64 if m * n >= 64 * 32 * processors else 32, 128, 4, 4)
 
 
 def matmul(
@@ -273,7 +273,10 @@ def batched(x: torch.Tensor, weight: torch.Tensor, *, tf32: bool = False) -> tor
         return x.new_zeros(batch, m, n)
     if x.device.type == "cpu":
         return torch.stack([_on_cpu(a, b, None) for a, b in zip(x, weight, strict=True)])
-    return _by_kernel(x, weight, None, tf32)
+    # A grid has at most 65,535 programs in its second direction.
+    pairs = zip(x.split(65535), weight.split(65535), strict=True)
+    made = [_by_kernel(a, b, None, tf32) for a, b in pairs]
+    return made[0] if len(made) == 1 else torch.cat(made)
 
 
 # Our kernel. ----------------------------------------------------------------------------------
@@ -387,10 +390,12 @@ def _route(
     key = (
         x.get_device(), x.dtype, *x.shape, *x.stride(), *weight.shape, *weight.stride(),
         None if bias is None else bias.stride(0),
-        *(0 if t is None else t.data_ptr() & 255 and t.data_ptr() & 15 for t in (x, weight, bias)),
+        *(0 if t is None else _alignment(t) for t in (x, weight, bias)),
         torch.backends.cuda.matmul.allow_fp16_accumulation,
     )  # fmt: skip
     if key not in _CHOSEN:
+        if 0 in (*x.stride(), *weight.stride()):
+            return None  # an expanded tensor
         if torch.cuda.is_current_stream_capturing():
             return None  # a check waits for the device, which a capture forbids
         _CHOSEN[key] = _proved(x, weight, bias)
@@ -398,10 +403,20 @@ def _route(
     return None if name is None else _ROUTES[name]
 
 
+def _alignment(tensor: torch.Tensor) -> int:
+    """Bytes, up to 256, that the address is a multiple of: what cuBLAS is told."""
+    address = tensor.data_ptr()
+    return min(address & -address, 256)
+
+
 def _proved(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> str | None:
     """The first route whose bits are our kernel's, for tensors laid out as these."""
-    probes = [_like(t, values) for t, values in zip((x, weight), cancelling(x, weight), strict=True)]
-    b = None if bias is None else _like(bias, torch.randn_like(bias).mul_(1e-6))
+    drawn = cancelling(x, weight)
+    probes = _like(x, drawn[0]), _like(weight, drawn[1])
+    b = None
+    if bias is not None:  # as small as what it is added to
+        generator = torch.Generator(x.device).manual_seed(1)
+        b = _like(bias, torch.randn(len(bias), generator=generator, device=x.device) * 1e-6)
     with torch.no_grad():
         wanted = _by_kernel(probes[0][None], probes[1][None], b, False)[0]
         for name, route in _ROUTES.items():
@@ -409,7 +424,7 @@ def _proved(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) ->
                 made = route(*probes, b)
             except RuntimeError:  # torch has no such kernel for these
                 continue
-            if torch.equal(made, wanted):
+            if torch.equal(made.view(torch.int16), wanted.view(torch.int16)):
                 return name
     return None
 
@@ -424,7 +439,9 @@ def _like(tensor: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     return laid.copy_(values)
 
 
-def cancelling(x: torch.Tensor, weight: torch.Tensor, seed: int = 0) -> tuple[torch.Tensor, ...]:
+def cancelling(
+    x: torch.Tensor, weight: torch.Tensor, seed: int = 0
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Operands whose products cancel: what remains is the rounding, which shows every order.
 
     The second half of x is the first with the other sign, against equal columns of the weight,
@@ -441,12 +458,12 @@ def cancelling(x: torch.Tensor, weight: torch.Tensor, seed: int = 0) -> tuple[to
     """
     k = x.shape[1]
     generator = torch.Generator(x.device).manual_seed(seed)
-    draw = partial(torch.randn, generator=generator, device=x.device)
+    draw = partial(torch.randn, generator=generator, device=x.device, dtype=x.dtype)
     a, b = (draw(len(t), k // 2) for t in (x, weight))
     place = torch.randperm(k, generator=generator, device=x.device)
     rest = [t.new_zeros(len(t), k % 2) for t in (a, b)]
     left, right = torch.cat([a, -a, rest[0]], 1), torch.cat([b, b, rest[1]], 1)
-    return left[:, place].to(x.dtype), right[:, place].to(weight.dtype)
+    return left[:, place], right[:, place]
 
 
 def routes() -> dict[str, int]:
@@ -490,8 +507,7 @@ def _on_cpu(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) ->
 
 
 def _fixed(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    y = torch.mm(x, weight.t()) if bias is None else torch.addmm(bias, x, weight.t())
-    return y
+    return torch.mm(x, weight.t()) if bias is None else torch.addmm(bias, x, weight.t())
 
 
 def _aligned(tensor: torch.Tensor) -> torch.Tensor:
@@ -509,8 +525,7 @@ def _cpu_rows(n: int, k: int, dtype: torch.dtype, bias: bool, threads: int) -> t
     experience; where one does not, rows are computed one by one.
     """
     small = 8 if dtype in _SHORT else 16
-    like = [torch.empty(rows, k, dtype=dtype) for rows in (_LARGE, n)]
-    x, weight = cancelling(*like)
+    x, weight = cancelling(torch.empty(_LARGE, k, dtype=dtype), torch.empty(n, k, dtype=dtype))
     b = torch.randn(n, generator=torch.Generator().manual_seed(1)).to(dtype) if bias else None
 
     def pieces(rows: int, shift: int = 0) -> torch.Tensor:

@@ -88,7 +88,7 @@ def invariant(lacking: str = "raise") -> Invariant:
 
     References
     ----------
-    The tests name what they found wanting. Batch-invariant kernels for torch: Thinking Machines Lab,
+    Batch-invariant kernels for torch by others: Thinking Machines Lab,
     https://github.com/thinking-machines-lab/batch_invariant_ops
 
     Examples
@@ -315,7 +315,7 @@ def _linear(func: Any, x: Any, weight: Any, bias: Any = None) -> Any:
 
 # Sums of rows, and functions of one element. ------------------------------------------------------
 
-#: Elements of a piece that a CPU computes in one thread, and to whose multiple a last one is filled.
+#: Elements of a piece that a CPU computes in one thread; a last one is filled to a multiple.
 _PIECE, _UNIT = 16384, 64
 #: From so many elements on torch adds a single row in several threads.
 _PARALLEL = 32768
@@ -327,7 +327,9 @@ def _last_only(x: torch.Tensor, dim: Any) -> bool:
 
 
 @own_work
-def _reduced(func: Any, x: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
+def _reduced(
+    func: Any, x: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
+) -> Any:
     """Sums and means of rows, where the number of rows decides how torch adds; None: as torch."""
     if not _last_only(x, dim) or not x.numel() or func._overloadname not in ("dim", "dim_IntList"):
         return None
@@ -382,14 +384,12 @@ def _pieces(func: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
     return made[: x.numel()].view(x.shape)
 
 
-_HANDLERS: dict[str, Handler] = {
-    f"aten::{name}": handler
-    for name, handler in {
-        "mm": _mm, "addmm": _addmm, "bmm": _bmm, "baddbmm": _baddbmm, "mv": _mv, "dot": _dot,
-        "linear": _linear, "sum": _reduced, "mean": _reduced, "_softmax": _softmax,
-        "_log_softmax": _softmax, "silu": _pieces, "gelu": _pieces, "rsqrt": _pieces,
-    }.items()
+_NAMED: dict[str, Handler] = {
+    "mm": _mm, "addmm": _addmm, "bmm": _bmm, "baddbmm": _baddbmm, "mv": _mv, "dot": _dot,
+    "linear": _linear, "sum": _reduced, "mean": _reduced, "_softmax": _softmax,
+    "_log_softmax": _softmax, "silu": _pieces, "gelu": _pieces, "rsqrt": _pieces,
 }  # fmt: skip
+_HANDLERS = {f"aten::{name}": handler for name, handler in _NAMED.items()}
 
 
 # Attention. ---------------------------------------------------------------------------------------
@@ -430,8 +430,7 @@ def _folded(
         raise UnsupportedError(
             "attention of such a rank", got=query.dim(), expected="(batch, heads, length, head)"
         )
-    one = (t[None] for t in (query, key, value))
-    return _sdpa(*one, attn_mask=attn_mask, is_causal=is_causal, scale=scale)[0]
+    return _sdpa(query[None], key[None], value[None], attn_mask, 0.0, is_causal, scale)[0]
 
 
 def _booleans(mask: torch.Tensor) -> torch.Tensor:

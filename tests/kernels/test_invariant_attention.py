@@ -1,0 +1,298 @@
+"""Attention whose bits depend on what a query sees, alone: in torch on a CPU, and the kernels.
+
+The kernels run in the interpreter where there is no GPU, with products that are chains.
+"""
+
+import pytest
+import torch
+
+from roundoff.errors import ArgumentError, DtypeError, ShapeError, UnsupportedError
+from roundoff.kernels import attention, interpreting, invariant_attention
+from roundoff.kernels.invariant_attention import Seen, seen_by_mask, seen_by_position
+
+DEVICE = "cpu" if interpreting() else "cuda"
+CUDA = DEVICE == "cuda"
+TYPES = (torch.float32, torch.float16, torch.bfloat16)
+#: Tokens around the end of a tile and of a split.
+TOKENS = 330 if CUDA else 270
+PLACES = (0, 1, 62, 63, 64, 65, 127, 128, 200, 254, 255, 256, 257, TOKENS - 1)
+
+
+def draw(*shape, dtype=torch.float32, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator).to(DEVICE, dtype)
+
+
+def sequence(dtype, tokens=TOKENS, batch=2, heads=4, groups=2, head=16):
+    q = draw(batch, heads, tokens, head, dtype=dtype)
+    return q, *(draw(batch, groups, tokens, head, dtype=dtype, seed=s) for s in (1, 2))
+
+
+def plain(q, k, v, seen, **kernel):
+    return invariant_attention._attend(q, k, v, seen, q.shape[3] ** -0.5, False)
+
+
+def by_kernel(q, k, v, seen, rows=None, apart=None):
+    scale = q.shape[3] ** -0.5
+    return invariant_attention._by_kernel(q, k, v, seen, scale, False, rows, apart)
+
+
+def at(q, k, queries, causal=True, **where):
+    return seen_by_position(len(q), queries, k.shape[2], q.device, causal, **where)
+
+
+def same(a, b):
+    """Bits, but that any NaN is as good as another."""
+    return torch.equal(a, b) or torch.equal(a.nan_to_num(7.0), b.nan_to_num(7.0))
+
+
+slow = pytest.mark.slow(reason="two other forms of the kernel are tried each time")
+#: The computation of this device, and the kernels in each of their forms.
+WAYS = [
+    pytest.param(plain, {}, id="plain"),
+    pytest.param(by_kernel, {"rows": 16, "apart": False}, id="16 rows"),
+    pytest.param(by_kernel, {"rows": 16, "apart": True}, id="16 rows, splits apart", marks=slow),
+    pytest.param(by_kernel, {"rows": 64, "apart": False}, id="64 rows", marks=slow),
+    pytest.param(by_kernel, {"rows": 64, "apart": True}, id="64 rows, splits apart"),
+]
+
+
+@pytest.fixture(scope="module")
+def whole():
+    """A prefill at once, in each type."""
+    return {dtype: plain(*sequence(dtype), at(*sequence(dtype)[:2], TOKENS)) for dtype in TYPES}
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_a_token_has_the_same_bits_in_prefill_chunks_and_decoding(dtype, whole):
+    q, k, v = sequence(dtype)
+    for i in range(TOKENS) if CUDA else PLACES:
+        end = i + 1
+        made = attention(q[:, :, i:end], k[:, :, :end], v[:, :, :end])
+        assert torch.equal(made, whole[dtype][:, :, i:end]), i
+    for size in (1, 7, 50, 64, 100, 256):
+        for start in range(0, TOKENS, size) if size > 40 else (0, 3 * size, 37 * size):
+            end = min(start + size, TOKENS)
+            made = attention(q[:, :, start:end], k[:, :, :end], v[:, :, :end])
+            assert torch.equal(made, whole[dtype][:, :, start:end]), (start, end)
+
+
+@pytest.mark.parametrize("rows", [16, 64])
+@pytest.mark.parametrize("apart", [False, True])
+def test_the_kernel_has_the_same_bits_in_every_form(rows, apart, chains):
+    q, k, v = sequence(torch.float16, batch=1, heads=2, groups=1)
+    wanted = by_kernel(q, k, v, at(q, k, TOKENS), rows=32, apart=False)
+    for start, end in ((0, 1), (63, 64), (64, 65), (250, 262), (TOKENS - 70, TOKENS)):
+        part = k[:, :, :end], v[:, :, :end]
+        made = by_kernel(q[:, :, start:end], *part, at(q, part[0], end - start), rows, apart)
+        assert torch.equal(made, wanted[:, :, start:end]), (start, end)
+
+
+def test_a_tile_that_depends_on_the_batch_is_seen(chains, monkeypatch):
+    q, k, v = sequence(torch.float32, batch=1, heads=2, groups=1)
+    last = q[:, :, -8:], k, v, at(q, k, 8)
+    wanted = by_kernel(*last)
+    for name, other in (("TILE", 32), ("SPLIT", 128)):
+        with monkeypatch.context() as patch:
+            patch.setattr(invariant_attention, name, other)
+            assert not torch.equal(by_kernel(*last), wanted)
+    assert torch.equal(by_kernel(*last), wanted)
+
+
+@pytest.mark.parametrize(("way", "form"), WAYS)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
+def test_padding_batch_and_length_of_the_cache_do_not_matter(way, form, dtype, chains):
+    q, k, v = sequence(dtype, tokens=70, batch=3, heads=2, groups=1)
+    wanted = [way(a[None], b[None], c[None], at(a[None], b[None], 70), **form)
+              for a, b, c in zip(q, k, v, strict=True)]  # fmt: skip
+    assert torch.equal(way(q, k, v, at(q, k, 70), **form), torch.cat(wanted))
+    # Padded on the left, each row by its own, in a cache that is longer than its content.
+    left, room = (0, 5, 64), 150
+    padded = [torch.full((3, 1, room, 16), float("nan"), device=DEVICE, dtype=dtype)
+              for t in (k, v)]  # fmt: skip
+    for b, n in enumerate(left):
+        for wide, t in zip(padded, (k, v), strict=True):
+            wide[b, :, n : n + 70] = t[b]
+    start = torch.tensor(left, device=DEVICE)
+    made = way(q, *padded, at(q, padded[0], 70, start=start, length=start + 70), **form)
+    assert torch.equal(made, torch.cat(wanted))
+    last = way(
+        q[:, :, -1:], *padded, at(q, padded[0], 1, start=start, length=start + 70), **form
+    )
+    assert torch.equal(last, torch.cat(wanted)[:, :, -1:])
+
+
+@pytest.mark.parametrize(("way", "form"), WAYS)
+def test_a_mask_says_the_same(way, form, chains):
+    q, k, v = sequence(torch.float32, tokens=40, heads=2, groups=1)
+    positions = torch.arange(40, device=DEVICE)
+    causal = (positions <= positions[:, None])[None, None]
+    there = torch.ones(2, 40, dtype=torch.bool, device=DEVICE)
+    there[1, :7] = False
+    mask = causal & there[:, None, None]
+    start = torch.tensor([0, 7], device=DEVICE)
+    wanted = way(q, k, v, at(q, k, 40, start=start), **form)
+    assert torch.equal(way(q, k, v, seen_by_mask(mask, 2, 40, 40), **form), wanted)
+    assert torch.equal(wanted[1, :, :7], torch.zeros_like(wanted[1, :, :7]))  # they see nothing
+    # Prompts padded on the right, then tokens: columns in the middle that nobody sees.
+    room = torch.tensor([*range(20), *range(33, 53)], device=DEVICE)
+    spread = [t.new_full((2, 1, 60, 16), float("nan")) for t in (k, v)]
+    for wide, t in zip(spread, (k, v), strict=True):
+        wide[:, :, room] = t
+    holes = torch.zeros(2, 1, 40, 60, dtype=torch.bool, device=DEVICE)
+    holes[..., room] = mask
+    assert torch.equal(way(q, *spread, seen_by_mask(holes, 2, 40, 60), **form), wanted)
+
+
+@pytest.mark.parametrize(("way", "form"), WAYS)
+def test_a_sliding_window_begins_anew_for_each_query(way, form, chains):
+    q, k, v = sequence(torch.float32, tokens=40, batch=1, heads=2, groups=1)
+    i = torch.arange(40, device=DEVICE)
+    window = ((i <= i[:, None]) & (i > i[:, None] - 9))[None, None]
+    made = way(q, k, v, seen_by_mask(window, 1, 40, 40), **form)
+    for end in (1, 9, 10, 30, 40):
+        low = max(0, end - 9)
+        kept = k[:, :, low:end], v[:, :, low:end]
+        alone = way(q[:, :, end - 1 : end], *kept, at(q, kept[0], 1), **form)
+        assert torch.equal(alone, made[:, :, end - 1 : end])
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize(("way", "form"), WAYS)
+@pytest.mark.parametrize("which", [1, 2], ids=["keys", "values"])
+def test_what_a_query_does_not_see_does_not_reach_it(way, form, which, bad, chains):
+    operands = list(sequence(torch.float32, tokens=80, batch=2, heads=1, groups=1))
+    wanted = way(*operands, at(*operands[:2], 80), **form)
+    operands[which] = operands[which].clone()
+    operands[which][0, :, 50, 3] = bad  # a later token of the same sequence
+    made = way(*operands, at(*operands[:2], 80), **form)
+    assert torch.equal(made[1], wanted[1])
+    assert torch.equal(made[0, :, :50], wanted[0, :, :50])
+    # What it sees reaches it as it does in decoding.
+    q, k, v = operands
+    for i in (50, 63, 79):
+        one = q[:, :, i : i + 1], k[:, :, : i + 1], v[:, :, : i + 1]
+        assert same(way(*one, at(*one[:2], 1), **form), made[:, :, i : i + 1])
+    if which == 2:
+        assert not made[0, :, 50:, 3].isfinite().any()
+        assert made[0, :, 50:, 4].isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize(("heads", "groups", "head"), [(4, 4, 16), (6, 2, 24), (4, 1, 40)])
+def test_errors_are_no_larger_than_those_of_torch(dtype, heads, groups, head):
+    q, k, v = sequence(dtype, 200, 2, heads, groups, head)
+    options = {"is_causal": True, "enable_gqa": True}
+    sdpa = torch.nn.functional.scaled_dot_product_attention
+    truth = sdpa(q.double(), k.double(), v.double(), **options)
+    ways = [attention(q, k, v), sdpa(q, k, v, **options)]
+    if CUDA or dtype != torch.bfloat16:
+        ways.append(by_kernel(q, k, v, at(q, k, 200)))
+    errors = [float((y.double() - truth).square().mean().sqrt()) for y in ways]
+    assert errors[0] <= 1.1 * errors[1]
+    assert errors[-1] <= 1.1 * errors[1]
+
+
+@pytest.mark.parametrize("layout", ["by token", "expanded", "sliced"])
+def test_strides_do_not_matter(layout):
+    q, k, v = sequence(torch.float32, 70)
+    if layout == "expanded":
+        k, v = (t[:, :1].expand(-1, 2, -1, -1) for t in (k, v))
+    wanted = attention(q, *(t.contiguous() for t in (k, v)))
+    if layout == "by token":
+        q, k, v = (t.transpose(1, 2).contiguous().transpose(1, 2) for t in (q, k, v))
+    elif layout == "sliced":
+        q, k, v = (torch.cat([t, t], 3)[..., :16] for t in (q, k, v))
+    assert torch.equal(attention(q, k, v), wanted)
+    if not CUDA:
+        seen = at(q, k, 70)
+        torch.testing.assert_close(by_kernel(q, k, v, seen), wanted)
+
+
+def test_grouped_heads_are_as_their_keys_repeated():
+    q, k, v = sequence(torch.float32, 70)
+    repeated = (t.repeat_interleave(2, 1) for t in (k, v))
+    assert torch.equal(attention(q, k, v), attention(q, *repeated))
+
+
+def test_causal_counts_from_the_last_key_or_from_the_first():
+    q, k, v = sequence(torch.float32, 9)
+    assert torch.equal(attention(q[:, :, :4], k, v, causal="top"), attention(q, k, v)[:, :, :4])
+    assert torch.equal(attention(q[:, :, 5:], k, v), attention(q, k, v)[:, :, 5:])
+    assert torch.equal(attention(q, k[:, :, :0], v[:, :, :0]), torch.zeros_like(q))
+    assert attention(q[:, :, :0], k, v).shape == (2, 4, 0, 16)
+
+
+def test_it_is_one_operator_of_a_compiled_graph():
+    operators = []
+
+    def backend(graph, _):
+        operators.extend(str(n.target) for n in graph.graph.nodes if n.op == "call_function")
+        return graph
+
+    q, k, v = sequence(torch.float32, 9)
+    compiled = torch.compile(lambda q: attention(q, k, v) + 1, backend=backend, fullgraph=True)
+    assert torch.equal(compiled(q), attention(q, k, v) + 1)
+    assert any("roundoff.attention" in name for name in operators)
+    torch._dynamo.reset()
+
+
+def test_the_operator_agrees_with_its_description():
+    q, k, v = sequence(torch.float32, 9)
+    first, last, order = at(q, k, 9)
+    operator = torch.ops.roundoff.attention
+    torch.library.opcheck(operator, (q, k, v, first, last, order, 0.25, False))
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        (lambda q, k, v: (q[0], k, v), ShapeError),
+        (lambda q, k, v: (q, k, v[:, :, :5]), ShapeError),
+        (lambda q, k, v: (q[:1], k, v), ShapeError),
+        (lambda q, k, v: (q[..., :8], k, v), ShapeError),
+        (lambda q, k, v: (q[:, :3], k, v), ShapeError),
+        (lambda q, k, v: (q, k[:, :0], v[:, :0]), ShapeError),
+        (lambda q, k, v: (q.half(), k, v), DtypeError),
+        (lambda q, k, v: (q.int(), k.int(), v.int()), DtypeError),
+        (lambda q, k, v: (q, k.to("meta"), v), ArgumentError),
+        (lambda q, k, v: (q.requires_grad_(), k, v), UnsupportedError),
+    ],
+)
+def test_operands_that_do_not_meet(change, error):
+    with pytest.raises(error, match="got"):
+        attention(*change(*sequence(torch.float32, 9)))
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"mask": torch.ones(2, 1, 9, 8, dtype=torch.bool)}, ShapeError),
+        ({"mask": torch.ones(2, 4, 9, 9, dtype=torch.bool)}, ShapeError),
+        ({"mask": torch.ones(9, 9, dtype=torch.bool)}, ShapeError),
+        ({"mask": torch.ones(1, 1, 9, 9)}, DtypeError),
+        ({"start": torch.zeros(3, dtype=torch.int64)}, ShapeError),
+        ({"length": torch.zeros(2)}, DtypeError),
+        ({"mask": torch.ones(1, 1, 9, 9, dtype=torch.bool), "start": torch.zeros(2)}, ArgumentError),
+        ({"causal": "bottom"}, ArgumentError),
+        ({"mask": torch.arange(9)[None, None, None] % 3 != torch.arange(9)[:, None] % 3},
+         UnsupportedError),
+    ],
+)  # fmt: skip
+def test_options_that_cannot_be(options, error):
+    there = {n: t.to(DEVICE) if isinstance(t, torch.Tensor) else t for n, t in options.items()}
+    with pytest.raises(error):
+        attention(*sequence(torch.float32, 9), **there)
+
+
+def test_a_row_refused_in_a_capture_is_no_number(chains):
+    """Where nothing can be asked, a query whose keys have gaps gets NaN, and no other does."""
+    q, k, v = sequence(torch.float32, 70)
+    first, last, _ = at(q, k, 70)
+    refused = last.clone()
+    refused[0, 3] = -1
+    for apart in (False, True):
+        made = by_kernel(q, k, v, Seen(first, refused), apart=apart)
+        assert made[0, :, 3].isnan().all()
+        made[0, :, 3] = 0
+        assert made.isfinite().all()

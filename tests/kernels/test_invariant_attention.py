@@ -46,11 +46,11 @@ def same(a, b):
     return torch.equal(a, b) or torch.equal(a.nan_to_num(7.0), b.nan_to_num(7.0))
 
 
-slow = pytest.mark.slow(reason="two other forms of the kernel are tried each time")
+slow = pytest.mark.slow(reason="one form of the kernel is tried each time")
 #: The computation of this device, and the kernels in each of their forms.
 WAYS = [
     pytest.param(plain, {}, id="plain"),
-    pytest.param(by_kernel, {"rows": 16, "apart": False}, id="16 rows"),
+    pytest.param(by_kernel, {"rows": 16, "apart": False}, id="16 rows", marks=slow),
     pytest.param(by_kernel, {"rows": 16, "apart": True}, id="16 rows, splits apart", marks=slow),
     pytest.param(by_kernel, {"rows": 64, "apart": False}, id="64 rows", marks=slow),
     pytest.param(by_kernel, {"rows": 64, "apart": True}, id="64 rows, splits apart"),
@@ -77,7 +77,7 @@ def test_a_token_has_the_same_bits_in_prefill_chunks_and_decoding(dtype, whole):
             assert torch.equal(made, whole[dtype][:, :, start:end]), (start, end)
 
 
-@pytest.mark.parametrize("rows", [16, 64])
+@pytest.mark.parametrize("rows", [pytest.param(16, marks=slow), 64])
 @pytest.mark.parametrize("apart", [False, True])
 def test_the_kernel_has_the_same_bits_in_every_form(rows, apart, chains):
     q, k, v = sequence(torch.float16, batch=1, heads=2, groups=1)
@@ -116,9 +116,7 @@ def test_padding_batch_and_length_of_the_cache_do_not_matter(way, form, dtype, c
     start = torch.tensor(left, device=DEVICE)
     made = way(q, *padded, at(q, padded[0], 70, start=start, length=start + 70), **form)
     assert torch.equal(made, torch.cat(wanted))
-    last = way(
-        q[:, :, -1:], *padded, at(q, padded[0], 1, start=start, length=start + 70), **form
-    )
+    last = way(q[:, :, -1:], *padded, at(q, padded[0], 1, start=start, length=start + 70), **form)
     assert torch.equal(last, torch.cat(wanted)[:, :, -1:])
 
 
@@ -180,17 +178,17 @@ def test_what_a_query_does_not_see_does_not_reach_it(way, form, which, bad, chai
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 @pytest.mark.parametrize(("heads", "groups", "head"), [(4, 4, 16), (6, 2, 24), (4, 1, 40)])
-def test_errors_are_no_larger_than_those_of_torch(dtype, heads, groups, head):
-    q, k, v = sequence(dtype, 200, 2, heads, groups, head)
+@pytest.mark.parametrize("way", [plain, by_kernel])
+def test_errors_are_no_larger_than_those_of_torch(way, dtype, heads, groups, head):
+    if way is by_kernel and dtype == torch.bfloat16 and not CUDA:
+        pytest.skip("the interpreter multiplies bfloat16's bits")
+    q, k, v = sequence(dtype, 200 if way is plain else 90, 1, heads, groups, head)
     options = {"is_causal": True, "enable_gqa": True}
     sdpa = torch.nn.functional.scaled_dot_product_attention
     truth = sdpa(q.double(), k.double(), v.double(), **options)
-    ways = [attention(q, k, v), sdpa(q, k, v, **options)]
-    if CUDA or dtype != torch.bfloat16:
-        ways.append(by_kernel(q, k, v, at(q, k, 200)))
-    errors = [float((y.double() - truth).square().mean().sqrt()) for y in ways]
-    assert errors[0] <= 1.1 * errors[1]
-    assert errors[-1] <= 1.1 * errors[1]
+    made = way(q, k, v, at(q, k, q.shape[2])), sdpa(q, k, v, **options)
+    ours, theirs = (float((y.double() - truth).square().mean().sqrt()) for y in made)
+    assert ours <= 1.1 * theirs
 
 
 @pytest.mark.parametrize("layout", ["by token", "expanded", "sliced"])
@@ -273,7 +271,7 @@ def test_operands_that_do_not_meet(change, error):
         ({"mask": torch.ones(1, 1, 9, 9)}, DtypeError),
         ({"start": torch.zeros(3, dtype=torch.int64)}, ShapeError),
         ({"length": torch.zeros(2)}, DtypeError),
-        ({"mask": torch.ones(1, 1, 9, 9, dtype=torch.bool), "start": torch.zeros(2)}, ArgumentError),
+        ({"mask": torch.ones(9, 9) > 0, "start": torch.zeros(2)}, ArgumentError),
         ({"causal": "bottom"}, ArgumentError),
         ({"mask": torch.arange(9)[None, None, None] % 3 != torch.arange(9)[:, None] % 3},
          UnsupportedError),

@@ -22,7 +22,11 @@ LARGER = (131, 144, 160, 191, 192, 200, 255, 256, 257, 300, 384, 511, 512, 640, 
           1500, 2048, 4096)  # fmt: skip
 MANY = [*range(1, 131), *(LARGER if CUDA else LARGER[:3])]
 FEW = MANY if CUDA else [1, 5, 16]
-TILES = (Tile(True, 16, 32, 64, 4, 3), Tile(False, 32, 16, 32, 4, 2), Tile(False, 64, 64, 128, 8, 2))
+TILES = (
+    Tile(True, 16, 32, 64, 4, 3),
+    Tile(False, 32, 16, 32, 4, 2),
+    Tile(False, 64, 64, 128, 8, 2),
+)
 #: The 16-bit shapes of the small model, narrow, wide and odd ones.
 SHAPES = ((192, 576), (37, 100), (5, 33), (64, 16), (1, 129))
 
@@ -244,7 +248,7 @@ def test_devices_that_do_not_meet():
         batched(x[None], x[None, :, :2])
 
 
-# The probe that decides whether cuBLAS, or a larger piece, gives the same bits. --------------------
+# The probe that decides whether cuBLAS, or a larger piece, gives the same bits. ---------------
 
 
 def chain(x, weight, parts):
@@ -282,7 +286,7 @@ def test_the_tile_is_chosen_by_shape_alone():
     for m, n in itertools.product((1, 64, 65, 1000, 4096), (16, 576, 4096, 128256)):
         for size in (2, 4):
             tile = tile_for(m, n, 4096, size, 132)
-            assert tile.rows >= 16 and tile.columns >= 16
+            assert min(tile.rows, tile.columns) >= 16
             # Shared memory of a multiprocessor, of which a program may have 227 KiB on Hopper.
             assert (tile.rows + tile.columns) * tile.depth * size * tile.stages <= 227 * 1024
 

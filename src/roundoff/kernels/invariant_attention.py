@@ -14,7 +14,7 @@ from . import invariant_kernels as kernels
 from ._runtime import interpreting, multiprocessors, run
 from .invariant_matmul import _check_types, _on_cpu, own_work
 
-__all__ = ["SPLIT", "TILE", "attend", "attention", "seen_by_mask", "seen_by_position"]
+__all__ = ["SPLIT", "TILE", "Seen", "attend", "attention", "seen_by_mask", "seen_by_position"]
 
 #: Keys of a tile and of a split: part of the definition, since they fix the bits.
 TILE, SPLIT = 64, 256
@@ -32,6 +32,13 @@ class Seen(NamedTuple):
         int32, shape (batch, queries): rank after the last key.
     order : torch.Tensor or None
         int32, shape (batch, keys): the column of a rank; None where they are the same.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from roundoff.kernels.invariant_attention import seen_by_position
+    >>> seen_by_position(1, 3, 3, torch.device("cpu")).last
+    tensor([[1, 2, 3]], dtype=torch.int32)
     """
 
     first: torch.Tensor
@@ -221,6 +228,13 @@ def seen_by_mask(mask: torch.Tensor, batch: int, queries: int, keys: int) -> See
     """What queries see by a mask, (batch or 1, 1, queries or 1, keys), true where seen.
 
     Columns that no query of a sequence sees are left out: what is counted are the others.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from roundoff.kernels.invariant_attention import seen_by_mask
+    >>> seen_by_mask(torch.tensor([[[[False, True, True]]]]), 1, 1, 3)[:2]
+    (tensor([[1]], dtype=torch.int32), tensor([[3]], dtype=torch.int32))
     """
     shape = tuple(mask.shape)
     ones = (1, shape[1] if mask.dim() == 4 and not mask.stride(1) else 1)

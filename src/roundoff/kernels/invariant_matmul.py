@@ -63,6 +63,12 @@ class Tile(NamedTuple):
         Warps of a program.
     stages : int
         Loads under way at the same time.
+
+    Examples
+    --------
+    >>> from roundoff.kernels.invariant_matmul import Tile
+    >>> Tile(swap=True, rows=16, columns=32, depth=256, warps=4, stages=6).columns
+    32
     """
 
     swap: bool

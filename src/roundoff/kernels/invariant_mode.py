@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import math
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -57,7 +58,8 @@ def invariant(lacking: str = "raise") -> Invariant:
       together. ``"eager"`` is made of products and a softmax over all columns: it is independent
       of the batch, not of padding or of the length of a cache,
     - sums and means of rows, softmax and a few functions whose bits depend on an element's place in
-      the tensor (on a CPU silu, gelu and rsqrt) are replaced where torch's lack the property.
+      the tensor (on a CPU silu, sigmoid, rsqrt and others) are replaced where torch's lack the
+      property.
 
     What else a decoder does, torch computes; the tests hold it to the property. Float32 products on
     CUDA use TF32 where torch is told to. A function made by :func:`torch.compile` runs uncompiled
@@ -116,6 +118,15 @@ class Invariant(contextlib.ContextDecorator):
         Operators that were computed by other means, and how often.
     lacking : collections.Counter
         Operators that lack the property and were counted.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import roundoff
+    >>> with roundoff.invariant("count") as within:
+    ...     made = torch.nn.functional.conv1d(torch.ones(1, 1, 3), torch.ones(1, 1, 2))
+    >>> dict(within.lacking)
+    {'aten::convolution': 1}
     """
 
     def __init__(self, policy: str) -> None:
@@ -184,11 +195,19 @@ class _Operators(TorchDispatchMode):
         kwargs = kwargs or {}
         if at_own_work() or func.namespace != "aten":
             return func(*args, **kwargs)
-        name = func.overloadpacket._qualified_op_name
+        packet = func.overloadpacket
+        name = packet._qualified_op_name
+        if func._overloadname == "out" and name in _HANDLERS and hasattr(packet, "default"):
+            out = kwargs.pop("out")
+            return out.copy_(self.__torch_dispatch__(packet.default, types, args, kwargs))
         made = None
         if _concerns(args):
             if handler := _HANDLERS.get(name):
                 made = handler(func, *args, **kwargs)
+            elif handler := _HANDLERS.get(name.removesuffix("_")):  # in place
+                made = handler(func, *args, **kwargs)
+                if isinstance(made, torch.Tensor):
+                    made = args[0].copy_(made)
             elif _lacks(name, args, kwargs):
                 made = NotImplemented
             if isinstance(made, torch.Tensor):
@@ -236,6 +255,7 @@ _LACKING = frozenset(
         "_weight_int8pack_mm", "_trilinear", "_fft_r2c", "_fft_c2c", "_fft_c2r",
     )
 )  # fmt: skip
+_LACKING_ON_CPU = frozenset({"aten::glu"})
 #: These add in an order of their own on CUDA.
 _LACKING_ON_CUDA = frozenset(
     f"aten::{name}"
@@ -247,9 +267,10 @@ _LACKING_ON_CUDA = frozenset(
 
 
 def _lacks(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    if name in _LACKING:
+    on_cuda = any(t.is_cuda for t in _tensors(args))
+    if name in _LACKING or (name in _LACKING_ON_CPU and not on_cuda):
         return True
-    if name in _LACKING_ON_CUDA and any(t.is_cuda for t in _tensors(args)):
+    if name in _LACKING_ON_CUDA and on_cuda:
         accumulates = args[3] if len(args) > 3 else kwargs.get("accumulate", False)
         return bool(accumulates) if "index_put" in name else args[0].is_floating_point()
     return False
@@ -369,26 +390,61 @@ def _softmax(func: Any, x: Any, dim: int, widen: bool) -> Any:
 
 
 @own_work
-def _pieces(func: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
-    """A function of one element, on a CPU.
+def _pieces(func: Any, *args: Any, **kwargs: Any) -> Any:
+    """A function of one element of each operand, on a CPU.
 
     torch computes whole vectors by one program, and what is left at the end of a tensor, or of a
     thread's part of it, by another, with other bits. Here whole vectors are all there is.
     """
-    if x.device.type != "cpu" or not x.numel():
+    tensors = _tensors(args)
+    shape = torch.broadcast_shapes(*(t.shape for t in tensors))
+    count = math.prod(shape)
+    if tensors[0].device.type != "cpu" or not count:
         return None
-    flat = x.reshape(-1)
-    more = -flat.numel() % _UNIT
-    flat = torch.cat([flat, flat.new_ones(more)]) if more else flat.contiguous()
-    made = torch.cat([func(piece, *args, **kwargs) for piece in flat.split(_PIECE)])
-    return made[: x.numel()].view(x.shape)
+    more = -count % _UNIT
+    flat = [t.expand(shape).reshape(-1) for t in tensors]
+    flat = [torch.cat([t, t.new_ones(more)]) if more else t.contiguous() for t in flat]
+    made = []
+    for pieces in zip(*(t.split(_PIECE) for t in flat), strict=True):
+        of = iter(pieces)
+        operands = (next(of) if isinstance(a, torch.Tensor) else a for a in args)
+        made.append(func(*operands, **kwargs))
+    return torch.cat(made)[:count].view(shape)
+
+
+def _power(func: Any, x: Any, exponent: Any) -> Any:
+    return None if isinstance(exponent, int) and exponent == 2 else _pieces(func, x, exponent)
+
+
+def _scaled_sum(func: Any, a: Any, b: Any, *, alpha: Any = 1) -> Any:
+    """a + alpha b, in one rounding or two in 16 bits; a plain sum has one anyway."""
+    if alpha == 1 or not isinstance(b, torch.Tensor):
+        return None
+    return _pieces(func, a, b, alpha=alpha)
 
 
 _NAMED: dict[str, Handler] = {
     "mm": _mm, "addmm": _addmm, "bmm": _bmm, "baddbmm": _baddbmm, "mv": _mv, "dot": _dot,
     "linear": _linear, "sum": _reduced, "mean": _reduced, "_softmax": _softmax,
-    "_log_softmax": _softmax, "silu": _pieces, "gelu": _pieces, "rsqrt": _pieces,
+    "_log_softmax": _softmax, "pow": _power, "add": _scaled_sum, "sub": _scaled_sum,
 }  # fmt: skip
+#: Functions of one element that differ between vectors and what is left over, as measured.
+_NAMED |= dict.fromkeys(
+    (
+        "silu",
+        "gelu",
+        "sigmoid",
+        "softplus",
+        "mish",
+        "elu",
+        "exp2",
+        "rsqrt",
+        "logit",
+        "atan2",
+        "hypot",
+    ),
+    _pieces,
+)
 _HANDLERS = {f"aten::{name}": handler for name, handler in _NAMED.items()}
 
 

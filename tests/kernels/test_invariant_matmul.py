@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from roundoff.errors import ArgumentError, DtypeError, ShapeError, UnsupportedError
 from roundoff.kernels import interpreting, invariant_matmul, matmul
-from roundoff.kernels.invariant_matmul import Tile, batched, cancelling, routes, tile_for
+from roundoff.kernels.invariant_cublas import cancelling, routes
+from roundoff.kernels.invariant_matmul import Tile, batched, tile_for
 
 DEVICE = "cpu" if interpreting() else "cuda"
 CUDA = DEVICE == "cuda"
@@ -207,13 +208,13 @@ def test_it_is_one_operator_of_a_compiled_graph():
     x, weight = draw(5, 32, dtype=torch.float32), draw(7, 32, dtype=torch.float32, seed=1)
     compiled = torch.compile(lambda x: matmul(x, weight) + 1, backend=backend, fullgraph=True)
     assert torch.equal(compiled(x), matmul(x, weight) + 1)
-    assert any("roundoff.matmul" in name for name in operators)
+    assert any("roundoff.invariant_matmul" in name for name in operators)
     torch._dynamo.reset()
 
 
 def test_the_operator_agrees_with_its_description():
     x, weight = draw(5, 32, dtype=torch.float32), draw(7, 32, dtype=torch.float32, seed=1)
-    torch.library.opcheck(torch.ops.roundoff.matmul, (x, weight, None, False))
+    torch.library.opcheck(torch.ops.roundoff.invariant_matmul, (x, weight, None, False))
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from torch.nn import functional
 
 import roundoff
 from roundoff.errors import ArgumentError, DtypeError, ShapeError, UnsupportedError
-from roundoff.kernels import attention, interpreting, invariant_mode, matmul
+from roundoff.kernels import attention, interpreting, invariant_operators, matmul
 from roundoff.kernels.invariant_mode import VariantOperatorError
 
 DEVICE = "cpu" if interpreting() else "cuda"
@@ -394,4 +394,4 @@ def test_attention_of_transformers_refuses_what_it_has_not():
     q = draw(1, 2, 3, 16)
     for options in ({"softcap": 5.0}, {"dropout": 0.5}, {"position_bias": q}):
         with pytest.raises(UnsupportedError, match="attention with"):
-            invariant_mode._by_transformers(torch.nn.Module(), q, q, q, None, **options)
+            invariant_operators.by_transformers(torch.nn.Module(), q, q, q, None, **options)

@@ -472,7 +472,7 @@ def _by_kernel(
     return out
 
 
-@torch.library.custom_op("roundoff::attention", mutates_args=())
+@torch.library.custom_op("roundoff::invariant_attention", mutates_args=())
 def _attention_op(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, first: torch.Tensor, last: torch.Tensor,
     order: torch.Tensor | None, scale: float, tf32: bool,

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import threading
-from collections.abc import Callable, Iterator
-from functools import cache, partial, wraps
+from collections.abc import Callable
+from functools import cache, wraps
 from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
@@ -15,8 +14,9 @@ import triton
 from ..errors import ArgumentError, DtypeError, ShapeError, UnsupportedError
 from . import invariant_kernels as kernels
 from ._runtime import interpreting, multiprocessors, run
+from .invariant_cublas import cancelling, route
 
-__all__ = ["TILES", "Tile", "batched", "matmul", "routes", "tile_for"]
+__all__ = ["TILES", "Tile", "batched", "matmul", "tile_for"]
 
 _SHORT = (torch.bfloat16, torch.float16)
 _TYPES = (*_SHORT, torch.float32)
@@ -238,9 +238,14 @@ def _product(
         return (y if bias is None else y + bias).view(shape)
     if x.device.type == "cpu" and tile is None:
         return _on_cpu(rows, weight, bias).view(shape)
-    if tile is None and (route := _route(rows, weight, bias, tf32)) is not None:
-        return route(rows, weight, bias).view(shape)
+    if tile is None and (way := route(rows, weight, bias, _one)) is not None:
+        return way(rows, weight, bias).view(shape)
     return _by_kernel(rows[None], weight[None], bias, tf32, tile)[0].view(shape)
+
+
+def _one(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """The product of 16-bit types by the kernel."""
+    return _by_kernel(x[None], weight[None], bias, False)[0]
 
 
 @own_work
@@ -332,161 +337,6 @@ def _upward(m: int) -> int:
     return triton.next_power_of_2(m) if m <= 64 else -(-m // 64) * 64
 
 
-# cuBLAS, where it is the chain. ---------------------------------------------------------------
-
-Route = Callable[[torch.Tensor, torch.Tensor, "torch.Tensor | None"], torch.Tensor]
-
-
-def _plainly(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    return torch.nn.functional.linear(x, weight, bias)
-
-
-def _unsplit(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    with _without_split(x.dtype):
-        return torch.nn.functional.linear(x, weight, bias)
-
-
-def _unsplit_zero(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """With a bias of zeros: cuBLASLt has other kernels for it."""
-    with _without_split(x.dtype):
-        zero = weight.new_zeros(weight.shape[0]) if bias is None else bias
-        return torch.addmm(zero, x, weight.t())
-
-
-#: Ways to have cuBLAS compute a product, by name, in the order in which they are tried.
-_ROUTES: dict[str, Route] = {
-    "cuBLAS": _plainly,
-    "cuBLASLt, no split": _unsplit,
-    "cuBLASLt, no split, bias": _unsplit_zero,
-}
-_LOCK = threading.RLock()
-_CHOSEN: dict[tuple[Any, ...], str | None] = {}
-
-
-@contextlib.contextmanager
-def _without_split(dtype: torch.dtype) -> Iterator[None]:
-    """Products of 16-bit types by cuBLASLt, which is told not to split K.
-
-    torch's switches are of the process: a product of another thread in these microseconds is
-    not split, either.
-    """
-    if dtype not in _SHORT:
-        yield
-        return
-    switches = torch.backends.cuda.matmul
-    name = f"allow_{'bf16' if dtype == torch.bfloat16 else 'fp16'}_reduced_precision_reduction"
-    with _LOCK:
-        before = getattr(switches, name), getattr(switches, f"{name}_split_k")
-        backend = torch.backends.cuda.preferred_blas_library()
-        setattr(switches, name, (False, False))
-        torch.backends.cuda.preferred_blas_library("cublaslt")
-        try:
-            yield
-        finally:
-            setattr(switches, name, before)
-            torch.backends.cuda.preferred_blas_library(backend)
-
-
-def _route(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, tf32: bool
-) -> Route | None:
-    """What of cuBLAS gives the chain for such tensors, found out when they are first seen."""
-    if x.dtype == torch.float32:
-        return None  # cuBLAS has TF32 cut its factors off, and float32 kernels of other orders
-    key = (
-        x.get_device(), x.dtype, *x.shape, *x.stride(), *weight.shape, *weight.stride(),
-        None if bias is None else bias.stride(0),
-        *(0 if t is None else _alignment(t) for t in (x, weight, bias)),
-        torch.backends.cuda.matmul.allow_fp16_accumulation,
-    )  # fmt: skip
-    if key not in _CHOSEN:
-        if 0 in (*x.stride(), *weight.stride()):
-            return None  # an expanded tensor
-        if torch.cuda.is_current_stream_capturing():
-            return None  # a check waits for the device, which a capture forbids
-        _CHOSEN[key] = _proved(x, weight, bias)
-    name = _CHOSEN[key]
-    return None if name is None else _ROUTES[name]
-
-
-def _alignment(tensor: torch.Tensor) -> int:
-    """Bytes, up to 256, that the address is a multiple of: what cuBLAS is told."""
-    address = tensor.data_ptr()
-    return min(address & -address, 256)
-
-
-def _proved(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> str | None:
-    """The first route whose bits are our kernel's, for tensors laid out as these."""
-    drawn = cancelling(x, weight)
-    probes = _like(x, drawn[0]), _like(weight, drawn[1])
-    b = None
-    if bias is not None:  # as small as what it is added to
-        generator = torch.Generator(x.device).manual_seed(1)
-        b = _like(bias, torch.randn(len(bias), generator=generator, device=x.device) * 1e-6)
-    with torch.no_grad():
-        wanted = _by_kernel(probes[0][None], probes[1][None], b, False)[0]
-        for name, route in _ROUTES.items():
-            try:
-                made = route(*probes, b)
-            except RuntimeError:  # torch has no such kernel for these
-                continue
-            if torch.equal(made.view(torch.int16), wanted.view(torch.int16)):
-                return name
-    return None
-
-
-def _like(tensor: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """*values* with the strides and the alignment of a tensor."""
-    offset = tensor.data_ptr() % 256 // tensor.element_size()
-    extent = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True)) + 1
-    room = tensor.new_empty(extent + offset)
-    laid = room.as_strided(tensor.shape, tensor.stride(), offset)
-    # Rows that are one row in memory (a stride of 0) stay equal.
-    return laid.copy_(values)
-
-
-def cancelling(
-    x: torch.Tensor, weight: torch.Tensor, seed: int = 0
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Operands whose products cancel: what remains is the rounding, which shows every order.
-
-    The second half of x is the first with the other sign, against equal columns of the weight,
-    in a random order of K. In a sum of that kind two orders hardly ever agree, not even rounded
-    to bfloat16; of random operands few elements would differ.
-
-    Examples
-    --------
-    >>> import torch
-    >>> from roundoff.kernels.invariant_matmul import cancelling
-    >>> x, w = cancelling(torch.empty(1, 64), torch.empty(3, 64))
-    >>> float((x.double() @ w.double().T).abs().max())
-    0.0
-    """
-    k = x.shape[1]
-    generator = torch.Generator(x.device).manual_seed(seed)
-    draw = partial(torch.randn, generator=generator, device=x.device, dtype=x.dtype)
-    a, b = (draw(len(t), k // 2) for t in (x, weight))
-    place = torch.randperm(k, generator=generator, device=x.device)
-    rest = [t.new_zeros(len(t), k % 2) for t in (a, b)]
-    left, right = torch.cat([a, -a, rest[0]], 1), torch.cat([b, b, rest[1]], 1)
-    return left[:, place], right[:, place]
-
-
-def routes() -> dict[str, int]:
-    """How many of the shapes seen so far take which way on CUDA; "kernel" is ours.
-
-    Examples
-    --------
-    >>> from roundoff.kernels.invariant_matmul import routes
-    >>> isinstance(routes(), dict)
-    True
-    """
-    counts: dict[str, int] = {}
-    for name in _CHOSEN.values():
-        counts[name or "kernel"] = counts.get(name or "kernel", 0) + 1
-    return counts
-
-
 # A CPU. ---------------------------------------------------------------------------------------
 
 #: Bytes that a row of vectors begins at: what torch allocates does.
@@ -549,7 +399,7 @@ def _cpu_rows(n: int, k: int, dtype: torch.dtype, bias: bool, threads: int) -> t
 # Under torch.compile and autograd the product is an opaque operator. ----------------------------
 
 
-@torch.library.custom_op("roundoff::matmul", mutates_args=())
+@torch.library.custom_op("roundoff::invariant_matmul", mutates_args=())
 def _matmul_op(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, tf32: bool
 ) -> torch.Tensor:

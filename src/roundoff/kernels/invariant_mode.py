@@ -4,29 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import math
 import threading
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import torch
-import triton
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..errors import ArgumentError, UnsupportedError
-from . import invariant_kernels as kernels
-from ._runtime import run
-from .invariant_attention import attention
-from .invariant_matmul import at_own_work, batched, matmul, own_work
+from .invariant_matmul import at_own_work
+from .invariant_operators import HANDLERS, concerns, lacks, register, sdpa
 
-__all__ = ["TRANSFORMERS", "Invariant", "VariantOperatorError", "invariant"]
-
-#: The name of our attention in transformers' registry.
-TRANSFORMERS = "roundoff"
-aten = torch.ops.aten
-Handler = Callable[..., Any]
+__all__ = ["Invariant", "VariantOperatorError", "invariant"]
 
 
 class VariantOperatorError(UnsupportedError):
@@ -150,7 +140,7 @@ class Invariant(contextlib.ContextDecorator):
                 "torch.compile sees through what invariant() replaces",
                 hint="compile what calls roundoff.kernels.matmul and attention themselves",
             )
-        _register()
+        register()
         stack = contextlib.ExitStack()
         stack.enter_context(_Functions(self))
         stack.enter_context(_Operators(self))
@@ -178,7 +168,7 @@ class _Functions(TorchFunctionMode):
     ) -> Any:
         if func is torch.nn.functional.scaled_dot_product_attention and not at_own_work():
             self.owner.replaced["scaled_dot_product_attention"] += 1
-            return _sdpa(*args, **(kwargs or {}))
+            return sdpa(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 
 
@@ -197,18 +187,18 @@ class _Operators(TorchDispatchMode):
             return func(*args, **kwargs)
         packet = func.overloadpacket
         name = packet._qualified_op_name
-        if func._overloadname == "out" and name in _HANDLERS and hasattr(packet, "default"):
+        if func._overloadname == "out" and name in HANDLERS and hasattr(packet, "default"):
             out = kwargs.pop("out")
             return out.copy_(self.__torch_dispatch__(packet.default, types, args, kwargs))
         made = None
-        if _concerns(args):
-            if handler := _HANDLERS.get(name):
+        if concerns(args):
+            if handler := HANDLERS.get(name):
                 made = handler(func, *args, **kwargs)
-            elif handler := _HANDLERS.get(name.removesuffix("_")):  # in place
+            elif handler := HANDLERS.get(name.removesuffix("_")):  # in place
                 made = handler(func, *args, **kwargs)
                 if isinstance(made, torch.Tensor):
                     made = args[0].copy_(made)
-            elif _lacks(name, args, kwargs):
+            elif lacks(name, args, kwargs):
                 made = NotImplemented
             if isinstance(made, torch.Tensor):
                 self.owner.replaced[name] += 1
@@ -225,321 +215,3 @@ class _Operators(TorchDispatchMode):
                 hint='invariant(lacking="count") lets it pass and counts it',
             )  # fmt: skip
         self.owner.lacking[name] += 1
-
-
-def _tensors(args: Any) -> list[torch.Tensor]:
-    return [a for a in args if isinstance(a, torch.Tensor)]
-
-
-def _concerns(args: tuple[Any, ...]) -> bool:
-    """Whether values are computed that can be rounded."""
-    tensors = _tensors(args)
-    return any(t.is_floating_point() or t.is_complex() for t in tensors) and all(
-        t.device.type in ("cpu", "cuda") for t in tensors
-    )
-
-
-# Operators that lack the property. --------------------------------------------------------------
-
-_LACKING = frozenset(
-    f"aten::{name}"
-    for name in (
-        "convolution", "_convolution", "convolution_overrideable", "cudnn_convolution",
-        "mkldnn_convolution", "mkldnn_rnn_layer", "_cudnn_rnn", "_embedding_bag", "addbmm", "addmv",
-        "_addmm_activation", "_scaled_mm", "_grouped_mm", "_scaled_grouped_mm", "mkldnn_linear",
-        "_native_multi_head_attention", "_transformer_encoder_layer_fwd", "_cdist_forward",
-        "_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_for_cpu",
-        "_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention",
-        "_scaled_dot_product_attention_math", "_flash_attention_forward",
-        "_efficient_attention_forward", "_cudnn_attention_forward", "_weight_int4pack_mm",
-        "_weight_int8pack_mm", "_trilinear", "_fft_r2c", "_fft_c2c", "_fft_c2r",
-    )
-)  # fmt: skip
-_LACKING_ON_CPU = frozenset({"aten::glu"})
-#: These add in an order of their own on CUDA.
-_LACKING_ON_CUDA = frozenset(
-    f"aten::{name}"
-    for name in (
-        "index_add", "index_add_", "scatter_add", "scatter_add_", "scatter_reduce", "index_put",
-        "scatter_reduce_", "index_put_", "_index_put_impl_", "cumsum", "cumprod", "logcumsumexp",
-    )
-)  # fmt: skip
-
-
-def _lacks(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    on_cuda = any(t.is_cuda for t in _tensors(args))
-    if name in _LACKING or (name in _LACKING_ON_CPU and not on_cuda):
-        return True
-    if name in _LACKING_ON_CUDA and on_cuda:
-        accumulates = args[3] if len(args) > 3 else kwargs.get("accumulate", False)
-        return bool(accumulates) if "index_put" in name else args[0].is_floating_point()
-    return False
-
-
-# Products. ----------------------------------------------------------------------------------------
-
-
-def _tf32() -> bool:
-    return torch.backends.cuda.matmul.fp32_precision == "tf32"
-
-
-def _plain(func: Any, *tensors: torch.Tensor) -> bool:
-    """Whether our functions take such operands."""
-    return func._overloadname == "default" and all(
-        t.layout == torch.strided and t.is_floating_point() for t in tensors
-    )
-
-
-def _mm(func: Any, a: Any, b: Any) -> Any:
-    return matmul(a, b.t(), tf32=_tf32()) if _plain(func, a, b) else NotImplemented
-
-
-def _addmm(func: Any, c: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
-    if not _plain(func, c, a, b):
-        return NotImplemented
-    if beta == alpha == 1 and c.shape == b.shape[1:]:
-        return matmul(a, b.t(), c, tf32=_tf32())
-    return _combined(c, lambda x, y: matmul(x, y.t(), tf32=_tf32()), a, b, beta, alpha)
-
-
-def _combined(c: Any, times: Any, a: Any, b: Any, beta: Any, alpha: Any) -> Any:
-    """beta c + alpha a b with one rounding: products and sum in float32."""
-    wide = torch.promote_types(c.dtype, torch.float32)
-    y = times(a.to(wide), b.to(wide)) * alpha
-    return (y if beta == 0 else y + c.to(wide) * beta).to(a.dtype)
-
-
-def _bmm(func: Any, a: Any, b: Any) -> Any:
-    return batched(a, b.mT, tf32=_tf32()) if _plain(func, a, b) else NotImplemented
-
-
-def _baddbmm(func: Any, c: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
-    if not _plain(func, c, a, b):
-        return NotImplemented
-    return _combined(c, lambda x, y: batched(x, y.mT, tf32=_tf32()), a, b, beta, alpha)
-
-
-def _mv(func: Any, a: Any, x: Any) -> Any:
-    # As the product of a batch of one, which a vector is to torch.nn.functional.linear.
-    return matmul(x[None], a, tf32=_tf32())[0] if _plain(func, a, x) else NotImplemented
-
-
-def _dot(func: Any, a: Any, b: Any) -> Any:
-    return matmul(a[None], b[None], tf32=_tf32())[0, 0] if _plain(func, a, b) else NotImplemented
-
-
-def _linear(func: Any, x: Any, weight: Any, bias: Any = None) -> Any:
-    if not _plain(func, *_tensors((x, weight, bias))):
-        return NotImplemented
-    return matmul(x, weight, bias, tf32=_tf32())
-
-
-# Sums of rows, and functions of one element. ------------------------------------------------------
-
-#: Elements of a piece that a CPU computes in one thread; a last one is filled to a multiple.
-_PIECE, _UNIT = 16384, 64
-#: From so many elements on torch adds a single row in several threads.
-_PARALLEL = 32768
-
-
-def _last_only(x: torch.Tensor, dim: Any) -> bool:
-    dims = [dim] if isinstance(dim, int) else dim
-    return x.dim() > 0 and dims is not None and [d % x.dim() for d in dims] == [x.dim() - 1]
-
-
-@own_work
-def _reduced(
-    func: Any, x: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
-) -> Any:
-    """Sums and means of rows, where the number of rows decides how torch adds; None: as torch."""
-    if not _last_only(x, dim) or not x.numel() or func._overloadname not in ("dim", "dim_IntList"):
-        return None
-    n = x.shape[-1]
-    rows = x.reshape(-1, n)
-    if x.device.type == "cpu":
-        if len(rows) > 1 or n < _PARALLEL:
-            return None
-        pair = torch.cat([rows, rows])
-        made = func(pair, dim=[1], dtype=dtype)[0]
-    else:
-        into = dtype or x.dtype
-        if x.dtype == torch.float64 or into not in (torch.float32, torch.bfloat16, torch.float16):
-            return None
-        rows = rows if rows.stride(1) == 1 else rows.contiguous()
-        made = rows.new_empty(len(rows), dtype=into)
-        divisor = float(n) if "mean" in func.overloadpacket._qualified_op_name else 1.0
-        block = min(1024, triton.next_power_of_2(n))
-        sizes = (len(rows), n, rows.stride(0), divisor, block)
-        run(kernels.sum_rows, (len(rows), 1), rows, made, *sizes, num_warps=4)
-    return made.view(*x.shape[:-1], *([1] if keepdim else []))
-
-
-@own_work
-def _softmax(func: Any, x: Any, dim: int, widen: bool) -> Any:
-    """Softmax on CUDA of rows that do not begin alike: torch adds up to a boundary of 16 bytes."""
-    if not x.is_cuda or x.dtype == torch.float64 or not _last_only(x, dim) or not x.numel():
-        return None
-    n = x.shape[-1]
-    if n <= 1024 or n * x.element_size() % 16 == 0:
-        return None
-    rows = x.reshape(-1, n).contiguous()
-    made = torch.empty_like(rows, dtype=torch.float32 if widen else x.dtype)
-    log = "log" in func.overloadpacket._qualified_op_name
-    run(kernels.log_softmax_rows, (len(rows), 1), rows, made, len(rows), n, n, 1024, log)
-    return made.view(x.shape)
-
-
-@own_work
-def _pieces(func: Any, *args: Any, **kwargs: Any) -> Any:
-    """A function of one element of each operand, on a CPU.
-
-    torch computes whole vectors by one program, and what is left at the end of a tensor, or of a
-    thread's part of it, by another, with other bits. Here whole vectors are all there is.
-    """
-    tensors = _tensors(args)
-    shape = torch.broadcast_shapes(*(t.shape for t in tensors))
-    count = math.prod(shape)
-    if tensors[0].device.type != "cpu" or not count:
-        return None
-    more = -count % _UNIT
-    flat = [t.expand(shape).reshape(-1) for t in tensors]
-    flat = [torch.cat([t, t.new_ones(more)]) if more else t.contiguous() for t in flat]
-    made = []
-    for pieces in zip(*(t.split(_PIECE) for t in flat), strict=True):
-        of = iter(pieces)
-        operands = (next(of) if isinstance(a, torch.Tensor) else a for a in args)
-        made.append(func(*operands, **kwargs))
-    return torch.cat(made)[:count].view(shape)
-
-
-def _power(func: Any, x: Any, exponent: Any) -> Any:
-    return None if isinstance(exponent, int) and exponent == 2 else _pieces(func, x, exponent)
-
-
-def _scaled_sum(func: Any, a: Any, b: Any, *, alpha: Any = 1) -> Any:
-    """a + alpha b, in one rounding or two in 16 bits; a plain sum has one anyway."""
-    if alpha == 1 or not isinstance(b, torch.Tensor):
-        return None
-    return _pieces(func, a, b, alpha=alpha)
-
-
-_NAMED: dict[str, Handler] = {
-    "mm": _mm, "addmm": _addmm, "bmm": _bmm, "baddbmm": _baddbmm, "mv": _mv, "dot": _dot,
-    "linear": _linear, "sum": _reduced, "mean": _reduced, "_softmax": _softmax,
-    "_log_softmax": _softmax, "pow": _power, "add": _scaled_sum, "sub": _scaled_sum,
-}  # fmt: skip
-#: Functions of one element that differ between vectors and what is left over, as measured.
-_NAMED |= dict.fromkeys(
-    (
-        "silu",
-        "gelu",
-        "sigmoid",
-        "softplus",
-        "mish",
-        "elu",
-        "exp2",
-        "rsqrt",
-        "logit",
-        "atan2",
-        "hypot",
-    ),
-    _pieces,
-)
-_HANDLERS = {f"aten::{name}": handler for name, handler in _NAMED.items()}
-
-
-# Attention. ---------------------------------------------------------------------------------------
-
-
-def _sdpa(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attn_mask: torch.Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> torch.Tensor:
-    """torch.nn.functional.scaled_dot_product_attention by :func:`attention`."""
-    if dropout_p:
-        raise UnsupportedError("attention with dropout", got=dropout_p, expected="dropout_p=0")
-    if attn_mask is not None and is_causal:
-        raise ArgumentError("attn_mask with is_causal", expected="one of them")
-    if query.dim() != 4:
-        return _folded(query, key, value, attn_mask, is_causal, scale)
-    if attn_mask is not None:
-        mask = _booleans(attn_mask)
-        mask = mask.view(*(1,) * (4 - mask.dim()), *mask.shape)
-        return attention(query, key, value, mask=mask, scale=scale, tf32=_tf32())
-    # Causal to torch: the first query is at the first key.
-    top = "top" if is_causal else False
-    return attention(query, key, value, causal=top, scale=scale, tf32=_tf32())
-
-
-def _folded(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: torch.Tensor | None,
-    is_causal: bool, scale: float | None,
-) -> torch.Tensor:  # fmt: skip
-    """Of three dimensions: the first is that of heads."""
-    if query.dim() != 3:
-        raise UnsupportedError(
-            "attention of such a rank", got=query.dim(), expected="(batch, heads, length, head)"
-        )
-    return _sdpa(query[None], key[None], value[None], attn_mask, 0.0, is_causal, scale)[0]
-
-
-def _booleans(mask: torch.Tensor) -> torch.Tensor:
-    """A mask of booleans for one that is added to the scores: zeros, and what shuts out."""
-    if mask.dtype == torch.bool:
-        return mask
-    seen = mask == 0
-    if not (mask.is_cuda and torch.cuda.is_current_stream_capturing()) and bool(
-        (~seen & (mask > -1e4)).any()
-    ):
-        raise UnsupportedError(
-            "attention with a bias", got="a mask with numbers in it",
-            expected="0 where a key is seen, the smallest number where it is not",
-        )  # fmt: skip
-    return seen
-
-
-def _by_transformers(
-    module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    is_causal: bool | None = None,
-    **options: Any,
-) -> tuple[torch.Tensor, None]:
-    """:func:`attention` as transformers calls it: (batch, queries, heads, head), and no weights."""
-    for name in ("softcap", "s_aux", "position_bias", "cache"):
-        if options.get(name) is not None:
-            raise UnsupportedError(f"attention with {name}", got=type(options[name]).__name__)
-    if dropout:
-        raise UnsupportedError("attention with dropout", got=dropout, expected="0")
-    tf32 = query.is_cuda and _tf32()
-    if attention_mask is not None:
-        mask = _booleans(attention_mask)
-        made = attention(query, key, value, mask=mask, scale=scaling, tf32=tf32)
-    else:
-        causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-        top = "top" if causal and query.shape[2] > 1 else False
-        made = attention(query, key, value, causal=top, scale=scaling, tf32=tf32)
-    return made.transpose(1, 2).contiguous(), None
-
-
-def _register() -> None:
-    """Our attention under its name in transformers, where that is imported."""
-    import sys
-
-    if "transformers" not in sys.modules:
-        return
-    from transformers import AttentionInterface, AttentionMaskInterface
-    from transformers.masking_utils import sdpa_mask
-
-    AttentionInterface.register(TRANSFORMERS, _by_transformers)
-    AttentionMaskInterface.register(TRANSFORMERS, sdpa_mask)

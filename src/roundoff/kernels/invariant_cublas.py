@@ -1,0 +1,175 @@
+"""cuBLAS where its product is the chain of :func:`roundoff.kernels.matmul`: which calls those are.
+
+cuBLAS chooses by shape, layout, alignment and room for partial sums whether it splits K. What it
+chose cannot be asked, but it shows in the bits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+
+__all__ = ["Route", "cancelling", "route", "routes"]
+
+_SHORT = (torch.bfloat16, torch.float16)
+Route = Callable[[torch.Tensor, torch.Tensor, "torch.Tensor | None"], torch.Tensor]
+
+
+def _plainly(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    return torch.nn.functional.linear(x, weight, bias)
+
+
+def _unsplit(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    with _without_split(x.dtype):
+        return torch.nn.functional.linear(x, weight, bias)
+
+
+def _unsplit_zero(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """With a bias of zeros: cuBLASLt has other kernels for it."""
+    with _without_split(x.dtype):
+        zero = weight.new_zeros(weight.shape[0]) if bias is None else bias
+        return torch.addmm(zero, x, weight.t())
+
+
+#: Ways to have cuBLAS compute a product, by name, in the order in which they are tried.
+_ROUTES: dict[str, Route] = {
+    "cuBLAS": _plainly,
+    "cuBLASLt, no split": _unsplit,
+    "cuBLASLt, no split, bias": _unsplit_zero,
+}
+_LOCK = threading.RLock()
+_CHOSEN: dict[tuple[Any, ...], str | None] = {}
+
+
+@contextlib.contextmanager
+def _without_split(dtype: torch.dtype) -> Iterator[None]:
+    """Products of 16-bit types by cuBLASLt, which is told not to split K.
+
+    torch's switches are of the process: a product of another thread in these microseconds is
+    not split, either.
+    """
+    if dtype not in _SHORT:
+        yield
+        return
+    switches = torch.backends.cuda.matmul
+    name = f"allow_{'bf16' if dtype == torch.bfloat16 else 'fp16'}_reduced_precision_reduction"
+    with _LOCK:
+        before = getattr(switches, name), getattr(switches, f"{name}_split_k")
+        backend = torch.backends.cuda.preferred_blas_library()
+        setattr(switches, name, (False, False))
+        torch.backends.cuda.preferred_blas_library("cublaslt")
+        try:
+            yield
+        finally:
+            setattr(switches, name, before)
+            torch.backends.cuda.preferred_blas_library(backend)
+
+
+def route(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, kernel: Route
+) -> Route | None:
+    """What of cuBLAS has the bits of *kernel* for such tensors, found out when they are first seen.
+
+    None where nothing has, or nothing can be found out: in a capture, for expanded tensors.
+    """
+    if x.dtype == torch.float32:
+        return None  # cuBLAS has TF32 cut its factors off, and float32 kernels of other orders
+    key = (
+        x.get_device(), x.dtype, *x.shape, *x.stride(), *weight.shape, *weight.stride(),
+        None if bias is None else bias.stride(0),
+        *(0 if t is None else _alignment(t) for t in (x, weight, bias)),
+        torch.backends.cuda.matmul.allow_fp16_accumulation,
+    )  # fmt: skip
+    if key not in _CHOSEN:
+        if 0 in (*x.stride(), *weight.stride()):
+            return None  # an expanded tensor
+        if torch.cuda.is_current_stream_capturing():
+            return None  # a check waits for the device, which a capture forbids
+        _CHOSEN[key] = _proved(x, weight, bias, kernel)
+    name = _CHOSEN[key]
+    return None if name is None else _ROUTES[name]
+
+
+def _alignment(tensor: torch.Tensor) -> int:
+    """Bytes, up to 256, that the address is a multiple of: what cuBLAS is told."""
+    address = tensor.data_ptr()
+    return min(address & -address, 256)
+
+
+def _proved(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, kernel: Route
+) -> str | None:
+    """The first route whose bits are the kernel's, for tensors laid out as these."""
+    drawn = cancelling(x, weight)
+    probes = _like(x, drawn[0]), _like(weight, drawn[1])
+    b = None
+    if bias is not None:  # as small as what it is added to
+        generator = torch.Generator(x.device).manual_seed(1)
+        b = _like(bias, torch.randn(len(bias), generator=generator, device=x.device) * 1e-6)
+    with torch.no_grad():
+        wanted = kernel(*probes, b)
+        for name, way in _ROUTES.items():
+            try:
+                made = way(*probes, b)
+            except RuntimeError:  # torch has no such kernel for these
+                continue
+            if torch.equal(made.view(torch.int16), wanted.view(torch.int16)):
+                return name
+    return None
+
+
+def _like(tensor: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """*values* with the strides and the alignment of a tensor."""
+    offset = tensor.data_ptr() % 256 // tensor.element_size()
+    extent = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True)) + 1
+    room = tensor.new_empty(extent + offset)
+    laid = room.as_strided(tensor.shape, tensor.stride(), offset)
+    # Rows that are one row in memory (a stride of 0) stay equal.
+    return laid.copy_(values)
+
+
+def cancelling(
+    x: torch.Tensor, weight: torch.Tensor, seed: int = 0
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Operands whose products cancel: what remains is the rounding, which shows every order.
+
+    The second half of x is the first with the other sign, against equal columns of the weight,
+    in a random order of K. In a sum of that kind two orders hardly ever agree, not even rounded
+    to bfloat16; of random operands few elements would differ.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from roundoff.kernels.invariant_cublas import cancelling
+    >>> x, w = cancelling(torch.empty(1, 64), torch.empty(3, 64))
+    >>> float((x.double() @ w.double().T).abs().max()) < 1e-12
+    True
+    """
+    k = x.shape[1]
+    generator = torch.Generator(x.device).manual_seed(seed)
+    draw = partial(torch.randn, generator=generator, device=x.device, dtype=x.dtype)
+    a, b = (draw(len(t), k // 2) for t in (x, weight))
+    place = torch.randperm(k, generator=generator, device=x.device)
+    rest = [t.new_zeros(len(t), k % 2) for t in (a, b)]
+    left, right = torch.cat([a, -a, rest[0]], 1), torch.cat([b, b, rest[1]], 1)
+    return left[:, place], right[:, place]
+
+
+def routes() -> dict[str, int]:
+    """How many of the shapes seen so far take which way on CUDA; "kernel" is ours.
+
+    Examples
+    --------
+    >>> from roundoff.kernels.invariant_cublas import routes
+    >>> isinstance(routes(), dict)
+    True
+    """
+    counts: dict[str, int] = {}
+    for name in _CHOSEN.values():
+        counts[name or "kernel"] = counts.get(name or "kernel", 0) + 1
+    return counts

@@ -415,23 +415,23 @@ _STAGES: dict[tuple[Any, ...], int] = {}
 def _rows(rows: int, head: int, itemsize: int) -> tuple[int, int]:
     """(rows of a tile, warps): neither moves bits."""
     if rows <= 16:
-        return 16, 4
-    if rows <= 32 or itemsize == 4:
-        return 32, 4
-    return (64, 4) if rows <= 64 or head > 128 else (128, 8)
+        return 16, 4 if head <= 128 else 8
+    if rows <= 32 or itemsize == 4 or head > 128:
+        return 32, 4 if head <= 64 else 8
+    return 64, 4 if head <= 64 else 8
 
 
 def _by_kernel(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seen: Seen, scale: float, tf32: bool,
-    rows: int | None = None, apart: bool | None = None,
+    rows: int | None = None, apart: bool | None = None, warps: int | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """The Triton kernels; `rows` of a tile and `apart`, splits in programs of their own."""
     batch, heads, queries, head = q.shape
     groups, keys = k.shape[1:3]
     index, itemsize = q.get_device(), q.element_size()
     wide = max(16, triton.next_power_of_2(head))
-    chosen, warps = _rows(queries * heads // groups, wide, itemsize)
-    rows = rows or chosen
+    chosen, usual = _rows(queries * heads // groups, wide, itemsize)
+    rows, warps = rows or chosen, warps or usual
     programs = batch * groups * triton.cdiv(queries * heads // groups, rows)
     splits = triton.cdiv(keys, SPLIT)
     if apart is None:

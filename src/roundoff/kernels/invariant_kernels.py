@@ -98,18 +98,23 @@ def product(
 
 
 @kernel
-def _special(p, v, seen, KIND: tl.constexpr):
-    """What infinities and NaN among the values add to each element of the result."""
-    zero = tl.full((seen.shape[0], v.shape[1]), 0.0, tl.float32)
-    some = (seen & (p > 0)).to(KIND)
-    none = (seen & (p == 0)).to(KIND)
-    infinite = (v == float("inf")) | (v == float("-inf"))
-    up = tl.dot(some, (v == float("inf")).to(KIND), zero)
-    down = tl.dot(some, (v == float("-inf")).to(KIND), zero)
-    # Zero times infinity is no number.
-    bad = tl.dot(seen.to(KIND), (v != v).to(KIND), tl.dot(none, infinite.to(KIND), zero))
-    signed = tl.where(up > 0, float("inf"), tl.where(down > 0, float("-inf"), 0.0))
-    return tl.where((bad > 0) | ((up > 0) & (down > 0)), float("nan"), signed)
+def _special(
+    made, p, v, start, lo, hi, mine, order, head, stride_vn, stride_vd,
+    there, D: tl.constexpr, TILE: tl.constexpr, ORDERED: tl.constexpr,
+):  # fmt: skip
+    """Add what infinities and NaN among the values of a tile are to those who see them."""
+    d, column = tl.arange(0, D), tl.arange(0, TILE)
+    for j in range(there):
+        at = tl.cast(start + j, tl.int64)
+        if ORDERED:
+            at = tl.load(order + start + j).to(tl.int64)
+        seen = (start + j >= lo) & (start + j < hi) & mine
+        value = tl.load(v + at * stride_vn + d * stride_vd, mask=d < head, other=0.0)
+        value = tl.where(d < head, value.to(tl.float32), 0.0)
+        bad = (value != value) | (tl.abs(value) == float("inf"))
+        weight = sum_along(tl.where(column[None, :] == j, p, 0.0), 1)
+        made += tl.where(seen[:, None] & bad[None, :], weight[:, None] * value[None, :], 0.0)
+    return made
 
 
 @kernel
@@ -151,13 +156,12 @@ def _tile(
     # The same product adds the weights up: a sum over a tile has no order of its own.
     sums = _times(rounded, ones, total * shrink, PRECISION, COMPILED)
     made = _times(rounded, clean, acc * shrink, PRECISION, COMPILED)
-    if MASKED:
+    if MASKED:  # noqa: SIM102 - the compiler's question, not the kernel's
         if max_along(max_along((~finite).to(tl.int32), 1), 0) > 0:
-            made += _special(rounded, values, seen, values.dtype)
-        # A row whose keys are elsewhere keeps its bits.
-        touched = max_along(seen.to(tl.int32), 1) > 0
-        made = tl.where(touched[:, None], made, acc)
-        sums = tl.where(touched[:, None], sums, total)
+            made = _special(
+                made, rounded.to(tl.float32), v, start, lo, hi, mine, order, head, stride_vn,
+                stride_vd, tl.minimum(rank - start, TILE), D, TILE, ORDERED,
+            )  # fmt: skip
     return made, sums, higher
 
 
@@ -257,9 +261,13 @@ def attend(
                     stride_kn, stride_kd, stride_vn, stride_vd, scale,
                     D, TILE, ORDERED, True, PRECISION, COMPILED,
                 )  # fmt: skip
-            acc_s = tl.where(mine[:, None], acc_s, 0.0)
-            most_s = tl.where(mine, most_s, float("-inf"))
-            acc, total, most = _merged(acc, total, most, acc_s, total_s, most_s)
+            if APART:
+                acc = tl.where(mine[:, None], acc_s, acc)
+                total = tl.where(mine[:, None], total_s, total)
+                most = tl.where(mine, most_s, most)
+            else:
+                most_s = tl.where(mine, most_s, float("-inf"))
+                acc, total, most = _merged(acc, total, most, acc_s, total_s, most_s)
         waiting = waiting & (lo != anchor)
         anchor = -max_along(tl.where(waiting, -lo, -2147483647), 0)
     # All columns are equal. A row that was refused ends below zero, and is no number.
@@ -274,7 +282,7 @@ def attend(
         tl.store(stats + at * 2 + 1, sums, mask=there)
     else:
         divisor = tl.where(sums == 0, 1.0, sums)[:, None] + tl.full((ROWS, D), 0.0, tl.float32)
-        y = tl.div_rn(acc, divisor)
+        y = tl.div_rn(acc, divisor) + 0.0  # a zero has no sign: later tiles of others take it away
         at = flat[:, None] * head + d[None, :]
         tl.store(out + at, y.to(out.dtype.element_ty), mask=inside)
 
@@ -305,7 +313,7 @@ def merge(
         total_s = tl.load(stats + at * 2 + 1, mask=there, other=0.0)[:, None]
         acc, total, most = _merged(acc, total, most, acc_s, total_s, most_s)
     wide = tl.where(total == 0, 1.0, total) + tl.full((ROWS, D), 0.0, tl.float32)
-    y = tl.div_rn(acc, wide)
+    y = tl.div_rn(acc, wide) + 0.0  # as above
     at = row[:, None] * head + d[None, :]
     tl.store(out + at, y.to(out.dtype.element_ty), mask=inside)
 

@@ -142,6 +142,18 @@ def test_a_mask_says_the_same(way, form, chains):
     assert torch.equal(way(q, *spread, seen_by_mask(holes, 2, 40, 60), **form), wanted)
 
 
+def test_a_mask_that_changes_is_read_again():
+    mask = torch.ones(1, 1, 4, 4, dtype=torch.bool, device=DEVICE).tril()
+    before = seen_by_mask(mask, 1, 4, 4)
+    assert seen_by_mask(mask, 1, 4, 4) is before
+    mask[..., 0] = False
+    assert seen_by_mask(mask, 1, 4, 4).first.tolist() == [[0, 1, 1, 1]]
+    assert seen_by_mask(mask, 1, 4, 4).last.tolist() == [[0, 2, 3, 4]]
+    with torch.inference_mode():
+        wide = mask.expand(2, -1, -1, -1)
+        assert seen_by_mask(wide, 2, 4, 4).last.tolist() == [[0, 2, 3, 4]] * 2
+
+
 @pytest.mark.parametrize(("way", "form"), WAYS)
 def test_a_sliding_window_begins_anew_for_each_query(way, form, chains):
     q, k, v = sequence(torch.float32, tokens=40, batch=1, heads=2, groups=1)

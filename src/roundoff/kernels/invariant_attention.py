@@ -236,6 +236,25 @@ def seen_by_mask(mask: torch.Tensor, batch: int, queries: int, keys: int) -> See
     >>> seen_by_mask(torch.tensor([[[[False, True, True]]]]), 1, 1, 3)[:2]
     (tensor([[1]], dtype=torch.int32), tensor([[3]], dtype=torch.int32))
     """
+    known = getattr(mask, "_seen", None)
+    state = _state(mask, batch, queries, keys)
+    if state is not None and known is not None and known[0] == state:
+        return known[1]
+    seen = _seen_by_mask(mask, batch, queries, keys)
+    if state is not None:
+        # A model has one mask for all its layers, and asking costs a wait for the device.
+        mask._seen = state, seen  # type: ignore[attr-defined]
+    return seen
+
+
+def _state(mask: torch.Tensor, *sizes: int) -> tuple[int, ...] | None:
+    """What says that a mask has not changed; None where nothing does."""
+    if mask.is_inference() or _capturing(mask.device):
+        return None
+    return (mask._version, *sizes)
+
+
+def _seen_by_mask(mask: torch.Tensor, batch: int, queries: int, keys: int) -> Seen:
     shape = tuple(mask.shape)
     ones = (1, shape[1] if mask.dim() == 4 and not mask.stride(1) else 1)
     if mask.dim() != 4 or any(

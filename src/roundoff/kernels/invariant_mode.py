@@ -75,8 +75,8 @@ def invariant(lacking: str = "raise") -> Invariant:
     VariantOperatorError
         Within: such an operator, which is named.
     UnsupportedError
-        Entered in code that is being compiled; within: an attention with dropout, with a bias, or
-        with a mask that has gaps.
+        Entered in code that is being compiled; within: an attention with dropout, with a bias, with
+        a mask that has gaps, or whose gradient is asked for.
 
     References
     ----------

@@ -267,7 +267,8 @@ def sdpa(
         return _folded(query, key, value, attn_mask, is_causal, scale)
     if attn_mask is not None:
         mask = _booleans(attn_mask)
-        mask = mask.view(*(1,) * (4 - mask.dim()), *mask.shape)
+        if mask.dim() < 4:
+            mask = mask.view(*(1,) * (4 - mask.dim()), *mask.shape)
         return attention(query, key, value, mask=mask, scale=scale, tf32=_tf32())
     # Causal to torch: the first query is at the first key.
     top = "top" if is_causal else False

@@ -4,6 +4,7 @@ On a CPU the product is torch's in pieces of fixed shape, and the kernel runs in
 on CUDA both are what readers get. Whatever a test asks of rows it asks there of more of them.
 """
 
+import contextlib
 import itertools
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from roundoff.errors import ArgumentError, DtypeError, ShapeError, UnsupportedError
-from roundoff.kernels import interpreting, invariant_matmul, matmul
+from roundoff.kernels import interpreting, invariant_cublas, invariant_matmul, matmul
 from roundoff.kernels.invariant_cublas import cancelling, routes
 from roundoff.kernels.invariant_matmul import Tile, batched, tile_for
 
@@ -290,6 +291,23 @@ def test_the_tile_is_chosen_by_shape_alone():
             assert min(tile.rows, tile.columns) >= 16
             # Shared memory of a multiprocessor, of which a program may have 227 KiB on Hopper.
             assert (tile.rows + tile.columns) * tile.depth * size * tile.stages <= 227 * 1024
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_torchs_switches_are_put_back(dtype):
+    switches = torch.backends.cuda.matmul
+    names = [f"allow_{t}_reduced_precision_reduction{s}" for t in ("bf16", "fp16")
+             for s in ("", "_split_k")]  # fmt: skip
+
+    def state():
+        library = torch.backends.cuda.preferred_blas_library()
+        return [getattr(switches, name) for name in names], library
+
+    before = state()
+    # A build without CUDA refuses in the middle.
+    with contextlib.suppress(RuntimeError), invariant_cublas._without_split(dtype):
+        assert state() != before
+    assert state() == before
 
 
 @pytest.mark.skipif(not CUDA, reason="cuBLAS needs CUDA")

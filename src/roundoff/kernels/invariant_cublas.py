@@ -61,9 +61,9 @@ def _without_split(dtype: torch.dtype) -> Iterator[None]:
     with _LOCK:
         before = getattr(switches, name), getattr(switches, f"{name}_split_k")
         backend = torch.backends.cuda.preferred_blas_library()
-        setattr(switches, name, (False, False))
-        torch.backends.cuda.preferred_blas_library("cublaslt")
         try:
+            setattr(switches, name, (False, False))
+            torch.backends.cuda.preferred_blas_library("cublaslt")
             yield
         finally:
             setattr(switches, name, before)
@@ -116,7 +116,7 @@ def _proved(
         for name, way in _ROUTES.items():
             try:
                 made = way(*probes, b)
-            except RuntimeError:  # torch has no such kernel for these
+            except (RuntimeError, AttributeError):  # torch has no such kernel, or no such switch
                 continue
             if torch.equal(made.view(torch.int16), wanted.view(torch.int16)):
                 return name

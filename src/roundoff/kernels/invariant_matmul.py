@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Callable
 from functools import cache, wraps
 from typing import Any, NamedTuple, TypeVar, cast
@@ -24,26 +23,20 @@ _MOST = 2**31 - 1  # Triton takes a larger number as another type
 
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-_WORK = threading.local()
 
 
 def own_work(function: _Function) -> _Function:
-    """Mark what a function of ours has torch do: :func:`roundoff.invariant` leaves it alone."""
+    """Have torch do what a function of ours asks for without :func:`roundoff.invariant`'s say.
+
+    It would replace the operators that it is made of, and cost more than they do.
+    """
 
     @wraps(function)
-    def marked(*args: Any, **kwargs: Any) -> Any:
-        before, _WORK.ours = at_own_work(), True
-        try:
+    def alone(*args: Any, **kwargs: Any) -> Any:
+        with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
             return function(*args, **kwargs)
-        finally:
-            _WORK.ours = before
 
-    return cast(_Function, marked)
-
-
-def at_own_work() -> bool:
-    """Whether a function of ours is running in this thread."""
-    return getattr(_WORK, "ours", False)
+    return cast(_Function, alone)
 
 
 class Tile(NamedTuple):

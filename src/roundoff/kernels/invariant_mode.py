@@ -13,7 +13,6 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..errors import ArgumentError, UnsupportedError
-from .invariant_matmul import at_own_work
 from .invariant_operators import HANDLERS, concerns, lacks, register, sdpa
 
 __all__ = ["Invariant", "VariantOperatorError", "invariant"]
@@ -166,7 +165,7 @@ class _Functions(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        if func is torch.nn.functional.scaled_dot_product_attention and not at_own_work():
+        if func is torch.nn.functional.scaled_dot_product_attention:
             self.owner.replaced["scaled_dot_product_attention"] += 1
             return sdpa(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
@@ -183,7 +182,7 @@ class _Operators(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        if at_own_work() or func.namespace != "aten":
+        if func.namespace != "aten":
             return func(*args, **kwargs)
         packet = func.overloadpacket
         name = packet._qualified_op_name

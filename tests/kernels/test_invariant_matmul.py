@@ -294,6 +294,46 @@ def test_the_tile_is_chosen_by_shape_alone():
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_a_route_is_taken_where_its_bits_are_the_chains(dtype, monkeypatch):
+    """What cuBLAS does is played by chains: it splits K from three rows on, unless told not to."""
+    calls = []
+
+    def kernel(x, w, b):
+        calls.append(len(x))
+        return chain(x, w, 1) if b is None else (chain(x.float(), w.float(), 1) + b).to(x.dtype)
+
+    def broken(x, w, b):
+        raise RuntimeError("no such kernel")
+
+    ways = {
+        "plain": lambda x, w, b: kernel(x, w, b) if len(x) < 3 else chain(x, w, 2),
+        "broken": broken,
+        "unsplit": lambda x, w, b: kernel(x, w, b) if b is None else chain(x, w, 1) + b,
+    }
+    monkeypatch.setattr(invariant_cublas, "_ROUTES", ways)
+    monkeypatch.setattr(invariant_cublas, "_CHOSEN", {})
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    weight, bias = torch.ones(40, 96, dtype=dtype), torch.ones(40, dtype=dtype)
+
+    def taken(x, b=None):
+        way = invariant_cublas.route(x, weight, b, kernel)
+        return next((name for name, f in ways.items() if f is way), None)
+
+    assert taken(torch.ones(2, 96, dtype=dtype)) == "plain"
+    assert taken(torch.ones(3, 96, dtype=dtype)) == "unsplit"
+    assert taken(torch.ones(3, 96, dtype=dtype), bias) is None  # rounds before it adds the bias
+    assert taken(torch.ones(3, 96, dtype=dtype).t().contiguous().t()) == "unsplit"
+    assert taken(torch.ones(1, 96, dtype=dtype).expand(3, -1)) is None
+    assert routes() == {"plain": 1, "unsplit": 2, "kernel": 1}
+    again = torch.ones(5, 96, dtype=dtype)
+    assert taken(again) == "unsplit"
+    before = len(calls)
+    assert taken(again) == "unsplit"
+    assert len(calls) == before  # found out once
+    assert invariant_cublas.route(torch.ones(3, 96), weight.float(), None, kernel) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_torchs_switches_are_put_back(dtype):
     switches = torch.backends.cuda.matmul
     names = [f"allow_{t}_reduced_precision_reduction{s}" for t in ("bf16", "fp16")

@@ -71,7 +71,7 @@ def attention(
     .. math:: m' = \max(m, \max t), \quad p = e^{t - m'}, \quad
               a \leftarrow a\, e^{m - m'} + p\, v, \quad l \leftarrow l\, e^{m - m'} + p\, 1,
 
-    where the products are chains as in :func:`matmul`, and on CUDA `p` is rounded to the type of
+    where the products are chains as in :func:`roundoff.kernels.matmul`, and on CUDA `p` is rounded to the type of
     `v` in both. Splits are joined in ascending order in the same way; the result is :math:`a / l`.
     With few rows each split has a GPU program of its own, with many one program has them all: the
     same operations. A query that sees nothing gets zeros. What a query does not see does not
@@ -313,7 +313,7 @@ def attend(
     scale: float | None = None,
     tf32: bool = False,
 ) -> torch.Tensor:
-    """:func:`attention`, of queries that see what `seen` says."""
+    """:func:`roundoff.kernels.attention`, of queries that see what `seen` says."""
     scale = q.shape[3] ** -0.5 if scale is None else scale
     if torch.compiler.is_compiling():
         return _attention_op(q, k, v, *seen, scale, tf32)

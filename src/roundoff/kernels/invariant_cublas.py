@@ -105,26 +105,31 @@ def _proved(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, kernel: Route
 ) -> str | None:
     """The first route whose bits are the kernel's, for tensors laid out as these."""
-    drawn = cancelling(x, weight)
-    probes = _like(x, drawn[0]), _like(weight, drawn[1])
-    b = None
-    if bias is not None:  # as small as what it is added to
-        generator = torch.Generator(x.device).manual_seed(1)
-        b = _like(bias, torch.randn(len(bias), generator=generator, device=x.device) * 1e-6)
+    generator = torch.Generator(x.device).manual_seed(1)
+    draw = partial(torch.randn, generator=generator, device=x.device, dtype=x.dtype)
+    # The first probe shows the order of the sum: a bias would hide what cancels. The second shows
+    # whether the bias is added before the result is rounded.
+    probes = [(*cancelling(x, weight), None if bias is None else torch.zeros_like(bias))]
+    if bias is not None:
+        probes.append((draw(x.shape), draw(weight.shape), draw(bias.shape)))
+    like = (x, weight, bias)
     with torch.no_grad():
-        wanted = kernel(*probes, b)
+        laid = [tuple(map(_like, like, probe)) for probe in probes]
+        wanted = [kernel(*operands).view(torch.int16) for operands in laid]
         for name, way in _ROUTES.items():
             try:
-                made = way(*probes, b)
+                made = [way(*operands).view(torch.int16) for operands in laid]
+                if all(map(torch.equal, made, wanted)):
+                    return name
             except (RuntimeError, AttributeError):  # torch has no such kernel, or no such switch
                 continue
-            if torch.equal(made.view(torch.int16), wanted.view(torch.int16)):
-                return name
     return None
 
 
-def _like(tensor: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """*values* with the strides and the alignment of a tensor."""
+def _like(tensor: Any, values: Any) -> Any:
+    """*values* with the strides and the alignment of a tensor; None of none."""
+    if tensor is None:
+        return None
     offset = tensor.data_ptr() % 256 // tensor.element_size()
     extent = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True)) + 1
     room = tensor.new_empty(extent + offset)

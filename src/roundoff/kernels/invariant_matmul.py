@@ -26,7 +26,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def own_work(function: _Function) -> _Function:
-    """Have torch do what a function of ours asks for without :func:`roundoff.invariant`'s say.
+    """Have torch do what a function of ours asks for without :func:`roundoff.kernels.invariant`'s say.
 
     It would replace the operators that it is made of, and cost more than they do.
     """
@@ -73,7 +73,7 @@ class Tile(NamedTuple):
 
 
 #: (N, K, bytes of an element) -> [(largest M, tile)], ascending: where one measured beats the
-#: choice of :func:`tile_for`. Tiles of an H200.
+#: choice of :func:`roundoff.kernels.invariant_matmul.tile_for`. Tiles of an H200.
 TILES: dict[tuple[int, int, int], list[tuple[int, Tile]]] = {}
 
 
@@ -144,7 +144,7 @@ def matmul(
     tf32 : bool
         Whether a product of float32 on CUDA rounds its factors to TF32, to the nearest.
     tile : Tile, optional
-        Use our kernel, with this tile. By default :func:`tile_for` chooses.
+        Use our kernel, with this tile. By default :func:`roundoff.kernels.invariant_matmul.tile_for` chooses.
 
     Returns
     -------
@@ -243,7 +243,7 @@ def _one(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> to
 
 @own_work
 def batched(x: torch.Tensor, weight: torch.Tensor, *, tf32: bool = False) -> torch.Tensor:
-    """Products x[b] weight[b]^T, each as :func:`matmul`.
+    """Products x[b] weight[b]^T, each as :func:`roundoff.kernels.matmul`.
 
     Parameters
     ----------
@@ -252,7 +252,7 @@ def batched(x: torch.Tensor, weight: torch.Tensor, *, tf32: bool = False) -> tor
     weight : torch.Tensor
         Shape (batch, N, K), of the same type and device.
     tf32 : bool
-        As in :func:`matmul`.
+        As in :func:`roundoff.kernels.matmul`.
 
     Returns
     -------

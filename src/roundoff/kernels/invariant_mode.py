@@ -99,7 +99,7 @@ def invariant(lacking: str = "raise") -> Invariant:
 
 
 class Invariant(contextlib.ContextDecorator):
-    """What :func:`invariant` gives.
+    """What :func:`roundoff.kernels.invariant` gives.
 
     Attributes
     ----------

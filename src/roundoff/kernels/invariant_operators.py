@@ -1,4 +1,4 @@
-"""What :func:`roundoff.invariant` computes by other means, and what it refuses."""
+"""What :func:`roundoff.kernels.invariant` computes by other means, and what it refuses."""
 
 from __future__ import annotations
 
@@ -258,7 +258,7 @@ def sdpa(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    """torch.nn.functional.scaled_dot_product_attention by :func:`attention`."""
+    """torch.nn.functional.scaled_dot_product_attention by :func:`roundoff.kernels.attention`."""
     if dropout_p:
         raise UnsupportedError("attention with dropout", got=dropout_p, expected="dropout_p=0")
     if attn_mask is not None and is_causal:
@@ -313,7 +313,7 @@ def by_transformers(
     is_causal: bool | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """:func:`attention` as transformers calls it: (batch, queries, heads, head), and no weights."""
+    """:func:`roundoff.kernels.attention` as transformers calls it: (batch, queries, heads, head), and no weights."""
     for name in ("softcap", "s_aux", "position_bias", "cache"):
         if options.get(name) is not None:
             raise UnsupportedError(f"attention with {name}", got=type(options[name]).__name__)

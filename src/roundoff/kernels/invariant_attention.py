@@ -71,11 +71,11 @@ def attention(
     .. math:: m' = \max(m, \max t), \quad p = e^{t - m'}, \quad
               a \leftarrow a\, e^{m - m'} + p\, v, \quad l \leftarrow l\, e^{m - m'} + p\, 1,
 
-    where the products are chains as in :func:`roundoff.kernels.matmul`, and on CUDA `p` is rounded to the type of
-    `v` in both. Splits are joined in ascending order in the same way; the result is :math:`a / l`.
-    With few rows each split has a GPU program of its own, with many one program has them all: the
-    same operations. A query that sees nothing gets zeros. What a query does not see does not
-    reach it, NaN and infinities included.
+    where the products are chains as in :func:`roundoff.kernels.matmul`, and on CUDA `p` is rounded
+    to the type of `v` in both. Splits are joined in ascending order in the same way; the result is
+    :math:`a / l`. With few rows each split has a GPU program of its own, with many one program has
+    them all: the same operations. A query that sees nothing gets zeros. What a query does not see
+    does not reach it, NaN and infinities included.
 
     Parameters
     ----------

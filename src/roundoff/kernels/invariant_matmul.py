@@ -26,9 +26,9 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def own_work(function: _Function) -> _Function:
-    """Have torch do what a function of ours asks for without :func:`roundoff.kernels.invariant`'s say.
+    """Have torch do what a function of ours asks for, under :func:`roundoff.invariant`, too.
 
-    It would replace the operators that it is made of, and cost more than they do.
+    It would replace the operators that the function is made of, and cost more than they do.
     """
 
     @wraps(function)
@@ -144,7 +144,8 @@ def matmul(
     tf32 : bool
         Whether a product of float32 on CUDA rounds its factors to TF32, to the nearest.
     tile : Tile, optional
-        Use our kernel, with this tile. By default :func:`roundoff.kernels.invariant_matmul.tile_for` chooses.
+        Use our kernel, with this tile; by default
+        :func:`roundoff.kernels.invariant_matmul.tile_for` chooses.
 
     Returns
     -------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import threading
 from collections import Counter
@@ -98,14 +99,14 @@ def invariant(lacking: str = "raise") -> Invariant:
     return Invariant(lacking)
 
 
-class Invariant(contextlib.ContextDecorator):
+class Invariant:
     """What :func:`roundoff.kernels.invariant` gives.
 
     Attributes
     ----------
-    replaced : collections.Counter
+    replaced : counts of str
         Operators that were computed by other means, and how often.
-    lacking : collections.Counter
+    lacking : counts of str
         Operators that lack the property and were counted.
 
     Examples
@@ -131,7 +132,13 @@ class Invariant(contextlib.ContextDecorator):
                 "its body runs after the call, outside", got=function.__qualname__,
                 expected="a plain function", hint="with roundoff.invariant(): in its body",
             )  # fmt: skip
-        return super().__call__(function)
+
+        @functools.wraps(function)
+        def within(*args: Any, **kwargs: Any) -> Any:
+            with self:
+                return function(*args, **kwargs)
+
+        return within
 
     def __enter__(self) -> Invariant:
         if torch.compiler.is_compiling():

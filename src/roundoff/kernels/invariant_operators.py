@@ -313,7 +313,7 @@ def by_transformers(
     is_causal: bool | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """:func:`roundoff.kernels.attention` as transformers calls it: (batch, queries, heads, head), and no weights."""
+    """Our attention as transformers calls it: (batch, queries, heads, head), and no weights."""
     for name in ("softcap", "s_aux", "position_bias", "cache"):
         if options.get(name) is not None:
             raise UnsupportedError(f"attention with {name}", got=type(options[name]).__name__)

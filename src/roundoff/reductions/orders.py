@@ -259,7 +259,9 @@ def _tree_of(common: Array, ranks: list[int]) -> Tree:
                 branches.append([other])
             else:
                 branch.append(other)
-        tree = (tree, *(_tree_of(common, branch) for branch in branches))
+        nodes = [tree, *(_tree_of(common, branch) for branch in branches)]
+        # Addition commutes: the larger branch comes first, as one would write a chain.
+        tree = tuple(sorted(nodes, key=lambda node: (-len(_leaves(node)), min(_leaves(node)))))
     return tree
 
 

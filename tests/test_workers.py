@@ -206,6 +206,22 @@ def test_a_port_in_use_is_no_matter(workers, monkeypatch: pytest.MonkeyPatch) ->
         assert workers.map(reduced, [1.0, 2.0]) == [(2, 9.0)] * 2
 
 
+def imported(name):
+    import sys
+
+    return name in sys.modules
+
+
+def test_modules_are_imported_before_the_workers_are() -> None:
+    with Workers(2, imports=["colorsys"]) as workers:
+        assert workers.map(imported, ["colorsys", "turtle"]) == [True, False]
+    with (
+        Workers(2, imports=["no_such_module"]) as workers,
+        pytest.raises(WorkerError, match=r"the workers ended: .*no_such_module"),
+    ):
+        workers.map(imported, ["colorsys"])
+
+
 def test_workers_that_nobody_holds_end() -> None:
     workers = Workers(2)
     group = group_of(workers)

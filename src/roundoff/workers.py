@@ -61,6 +61,8 @@ class Workers:
         Seconds that workers wait for work before they end.
     environment : mapping of str to str, optional
         Environment variables of the workers, such as ``NCCL_ALGO``, beside this process's own.
+    imports : sequence of str
+        Modules that they need beside torch and numpy: imported once, not once a worker.
 
     Raises
     ------
@@ -90,6 +92,7 @@ class Workers:
         limit_s: float = 60.0,
         idle_s: float = 20.0,
         environment: Mapping[str, str] | None = None,
+        imports: Sequence[str] = (),
     ) -> None:
         import torch.distributed as dist
 
@@ -102,7 +105,7 @@ class Workers:
             raise UnsupportedError("this build of torch lacks a backend", got=backend)
         self.count, self.backend = count, backend
         self.limit_s, self.idle_s = limit_s, idle_s
-        self.environment = dict(environment or {})
+        self.environment, self.imports = dict(environment or {}), list(imports)
         self._group: _Group | None = None
 
     def map(
@@ -144,7 +147,7 @@ class Workers:
         try:
             if self._group is None or not self._group.alive():
                 self.close()
-                self._group = _Group(self.count, self.backend, self.environment)
+                self._group = _Group(self)
             results = self._group.call(tasks, limit)
         except BaseException:  # an interrupt, too
             self.close()
@@ -168,19 +171,20 @@ class Workers:
 class _Group:
     """Workers that run: their guardian, a pair of pipes for each, and a clock."""
 
-    def __init__(self, count: int, backend: str, environment: Mapping[str, str]) -> None:
+    def __init__(self, workers: Workers) -> None:
         self.joined = 0  # ranks of the process group that the workers are in
         self.meetings = 0
         self.timer: threading.Timer | None = None
         self.late = threading.Event()
-        pipes = [(os.pipe(), os.pipe()) for _ in range(count)]
+        pipes = [(os.pipe(), os.pipe()) for _ in range(workers.count)]
         theirs = [(task[0], result[1]) for task, result in pipes]
         self.tasks = [Connection(task[1], readable=False) for task, _ in pipes]
         self.results = [Connection(result[0], writable=False) for _, result in pipes]
         folder = tempfile.TemporaryDirectory(prefix="roundoff-workers-")
         self.said = Path(folder.name, "stderr")
-        options = {"pipes": theirs, "backend": backend, "folder": folder.name}
-        variables = os.environ | {"OMP_NUM_THREADS": "1"} | dict(environment)
+        options = {"pipes": theirs, "backend": workers.backend, "folder": folder.name,
+                   "imports": workers.imports}  # fmt: skip
+        variables = os.environ | {"OMP_NUM_THREADS": "1"} | workers.environment
         variables["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
         try:
             with self.said.open("wb") as said:
@@ -367,7 +371,7 @@ def _guard(text: str) -> None:
     """Fork the workers, and end them with the process that asked for them."""
     options = json.loads(text)
     parent = os.getppid()
-    for name in _PRELOADED:
+    for name in (*_PRELOADED, *options["imports"]):
         importlib.import_module(name)
     children = []
     for rank, pipe in enumerate(options["pipes"]):

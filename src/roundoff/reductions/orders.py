@@ -123,7 +123,7 @@ def order_text(tree: Tree) -> str:
 
 
 def order_probes(ranks: int, dtype: Any) -> Array:
-    """Inputs whose sums tell the order: FPRev's masks [#fprev]_.
+    """Inputs whose sums tell the order: the masks of FPRev.
 
     Two ranks have M and −M, so large that a unit added to them is lost, and the others a unit. What
     meets M or −M before these two meet is lost with them: the sum counts the ranks outside the
@@ -148,8 +148,8 @@ def order_probes(ranks: int, dtype: Any) -> Array:
 
     References
     ----------
-    .. [#fprev] P. Xie, Y. Gao, J. Xue, *FPRev: Revealing the Order of Floating-Point Summation*,
-       `arXiv:2411.00442 <https://arxiv.org/abs/2411.00442>`_.
+    P. Xie, Y. Gao, J. Xue, *FPRev: Revealing the Order of Floating-Point Summation*, 2024,
+    `arXiv:2411.00442 <https://arxiv.org/abs/2411.00442>`_.
 
     Examples
     --------

@@ -232,6 +232,15 @@ def test_workers_that_nobody_holds_end() -> None:
     assert ends(group)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="prctl")
+def test_workers_do_not_outlive_their_guardian() -> None:
+    with Workers(2) as workers:
+        group = group_of(workers)
+        os.kill(group, signal.SIGKILL)
+        workers._group.guardian.wait(10)  # else its own entry keeps the group
+        assert ends(group)
+
+
 @slow
 def test_idle_workers_end_and_come_back() -> None:
     with Workers(2, idle_s=0.2) as workers:

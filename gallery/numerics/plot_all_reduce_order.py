@@ -51,7 +51,7 @@ import torch.distributed as dist
 
 from roundoff.compare import scaled_error
 from roundoff.dtypes import dtype_info
-from roundoff.errors import WorkerError
+from roundoff.errors import ArgumentError, WorkerError
 from roundoff.page import Study
 from roundoff.reductions import (
     add_in_order,
@@ -77,15 +77,19 @@ RANKS, DTYPES = [2, 3, 4, 8], ["float32", "float16", "bfloat16"]
 
 # The import is DistributedDataParallel's, when it is first used.
 backends = {"gloo on cpu": Workers(max(RANKS), limit_s=args.limit, imports=["torch._dynamo"])}
-gpus = torch.cuda.device_count()
-for choice in ("", "Ring LL", "Ring Simple", "Tree Simple") if gpus > 1 else ():
-    backends[f"NCCL {choice}".strip() + " on cuda"] = Workers(
-        min(gpus, max(RANKS)),
+NCCL = {
+    "default": {},
+    "Ring, LL": {"NCCL_ALGO": "Ring", "NCCL_PROTO": "LL"},
+    "Ring, Simple": {"NCCL_ALGO": "Ring", "NCCL_PROTO": "Simple"},
+    "Tree, Simple": {"NCCL_ALGO": "Tree", "NCCL_PROTO": "Simple"},
+}
+for choice, variables in NCCL.items() if torch.cuda.device_count() > 1 else ():
+    backends[f"NCCL {torch.cuda.nccl.version()}, {choice}, on cuda"] = Workers(
+        min(torch.cuda.device_count(), max(RANKS)),
         "nccl",
         limit_s=args.limit,
         imports=["torch._dynamo"],
-        environment={"NCCL_NVLS_ENABLE": "0"}  # no sums in the switch
-        | dict(zip(("NCCL_ALGO", "NCCL_PROTO"), choice.split(), strict=False)),
+        environment={"NCCL_NVLS_ENABLE": "0"} | variables,  # no sums in the switch
     )
 
 
@@ -130,7 +134,11 @@ def evidence(backend, ranks, size, dtype):
     totals = run(backend, all_reduced, [(messages, *shape) for messages in again])
     if sums is None or totals is None:
         return []
-    orders = orders_found(sums, ranks, dtype)
+    cell = {"backend": backend, "ranks": ranks, "dtype": dtype, "size": size}
+    try:
+        orders = orders_found(sums, ranks, dtype)
+    except ArgumentError:  # it is no tree of additions
+        return [cell | {"explained": 0.0}]
     total, wide = round_to(totals[0], dtype, storage=True), parts.astype(np.float32)
     explained = {}  # each sum is rounded to the type, or to float32 and at the end to the type
     for accumulator, rows in ((dtype, parts), ("float32", wide)):
@@ -138,7 +146,7 @@ def evidence(backend, ranks, size, dtype):
         explained[accumulator] = same(total, np.concatenate(pieces).astype(total.dtype))
     adds_in = max((dtype, "float32"), key=explained.get)
     return [
-        {"backend": backend, "ranks": ranks, "dtype": dtype, "size": size}
+        cell
         | {"orders": len({order_text(o.tree) for o in orders}), "adds in": adds_in}
         | {"first order": order_text(orders[0].tree), "last order": order_text(orders[-1].tree)}
         | {"explained": explained[adds_in], "as simulated": same(total, gloo_sum(parts))}
@@ -175,16 +183,6 @@ study.claim(
 # %%
 
 study.claim(
-    "Messages of 1000 float32 values have {1} order on 2 ranks, {4} on 4 and {8} on 8.",
-    of="orders",
-    where={"backend": "gloo on cpu", "dtype": "float32", "size": 1000},
-    on="intel-xeon-2-cores",
-    value=lambda t: t.set_index("ranks")["orders"][[2, 4, 8]].tolist(),
-)
-
-# %%
-
-study.claim(
     "Of 65,536 float32 values {0%} differ from the sum in rank order on 2 ranks, {36%} on 4 and "
     "{58%} on 8.",
     name="share",
@@ -207,8 +205,8 @@ study.claim(
 # %%
 
 study.claim(
-    "On 8 ranks the typical error against the exact sum is {0.47} ε in float32 and {0.47} ε of "
-    "bfloat16 in bfloat16.",
+    "On 8 ranks the typical error against the exact sum is {0.47} ε in float32, and {0.47} of "
+    "bfloat16's own ε in bfloat16.",
     of="orders",
     where={"backend": "gloo on cpu", "ranks": 8, "size": 65536},
     on="intel-xeon-2-cores",
@@ -246,7 +244,7 @@ def data_parallel(item):
 
 
 buckets = []
-for backend, ranks in product(backends, (2, 4)):
+for backend, ranks in product([*backends][:2], (2, 4)):
     if results := run(backend, data_parallel, [(WIDTH, CAPS, backend.split()[-1])] * ranks):
         for cap, gradient in zip(CAPS, results[0], strict=True):
             buckets.append(
@@ -310,9 +308,13 @@ def train(item):
     """In each rank: gradient descent on its share of each batch; the weights after each step."""
     steps, way, order, dtype, device = item
     torch.manual_seed(SEED)
-    widths = ((16, 64), (64, 64), (64, 1))
-    layers = [layer for w in widths for layer in (torch.nn.Linear(*w), torch.nn.Tanh())]
-    model = torch.nn.Sequential(*layers[:-1])
+    model = torch.nn.Sequential(
+        torch.nn.Linear(16, 64),
+        torch.nn.Tanh(),
+        torch.nn.Linear(64, 64),
+        torch.nn.Tanh(),
+        torch.nn.Linear(64, 1),
+    )
     x = torch.randn(1024, 16)
     y = torch.sin(x.sum(dim=1, keepdim=True)) + 0.1 * torch.randn(1024, 1)
     model, x, y = (part.to(device, getattr(torch, dtype)) for part in (model, x, y))
@@ -339,13 +341,13 @@ CASES = [("all-reduce", n, SEED, "float32") for n in (1, 2, 4, 8)]
 CASES += [("other data order", 1, SEED + 1, "float32"), ("float64", 1, SEED, "float64")]
 CASES += [("micro-batches", n, SEED, "float32") for n in (1, 2, 4, 8)]
 training = []
-for backend in backends:
+for backend, workers in [*backends.items()][:2]:
     tracks = {}
     for way, ranks, order, dtype in CASES:
         item = (STEPS, way, order, dtype, backend.split()[-1])
         if result := run(backend, train, [item] * ranks):
             tracks[way, ranks] = result
-    for (way, ranks), (track, loss) in tracks.items():
+    for (way, ranks), (track, loss) in tracks.items() if workers.count else ():
         (base, base_loss), (truth, _) = (
             tracks[way if way == "micro-batches" else "all-reduce", 1],
             tracks["float64", 1],
@@ -533,11 +535,17 @@ def compared(item):
 
 
 cures = []
-for backend, dtype in product(backends, ("float32", "bfloat16")):
+for backend, dtype in product([*backends][:2], ("float32", "bfloat16")):
     parts, results = draw(PARTS, LONG, dtype).astype(np.float32), {}
     for ranks in (1, 2, 4, 8):
-        rest = (dtype, backend.split()[-1], 2 if fast else 41 if ranks == 2 else 7)
-        if result := run(backend, compared, [(own, *rest) for own in np.split(parts, ranks)]):
+        if result := run(
+            backend,
+            compared,
+            [
+                (own, dtype, backend.split()[-1], 2 if fast else 41 if ranks == 2 else 7)
+                for own in np.split(parts, ranks)
+            ],
+        ):
             results[ranks] = result
     truth = parts.astype(np.float64).sum(axis=0)
     for way in results[1][0] if 1 in results else ():

@@ -178,8 +178,10 @@ class OrderRun:
 
     Attributes
     ----------
-    start, stop : int
-        The elements, *stop* excluded.
+    start : int
+        The first element.
+    stop : int
+        The one after the last.
     tree : int or tuple
         The order.
 

@@ -278,8 +278,11 @@ print(workers._group.guardian.pid, flush=True)
      pytest.param("workers.map(sleeps, [0, 0])", signal.SIGINT, marks=slow),
      pytest.param("workers.map(sleeps, [0, 0])", signal.SIGTERM, marks=slow)],
 )  # fmt: skip
-def test_the_end_of_a_page_is_the_end_of_its_workers(tmp_path: Path, end: str, sent) -> None:
+def test_the_end_of_a_page_is_the_end_of_its_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str, sent
+) -> None:
     script = tmp_path / "page.py"
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     script.write_text(textwrap.dedent(PAGE) + end, "utf-8")
     page = subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE,
                             stderr=subprocess.DEVNULL, text=True)  # fmt: skip
@@ -290,3 +293,4 @@ def test_the_end_of_a_page_is_the_end_of_its_workers(tmp_path: Path, end: str, s
             page.send_signal(sent)
         page.wait(20)
     assert ends(group)
+    assert list(tmp_path.glob("roundoff-workers-*")) == []

@@ -88,7 +88,6 @@ for choice, variables in NCCL.items() if torch.cuda.device_count() > 1 else ():
         min(torch.cuda.device_count(), max(RANKS)),
         "nccl",
         limit_s=args.limit,
-        imports=["torch._dynamo"],
         environment={"NCCL_NVLS_ENABLE": "0"} | variables,  # no sums in the switch
     )
 

@@ -16,6 +16,7 @@ import multiprocessing.connection
 import os
 import pickle
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -185,6 +186,8 @@ class _Group:
         options = {"pipes": theirs, "backend": workers.backend, "folder": folder.name,
                    "imports": workers.imports}  # fmt: skip
         variables = os.environ | {"OMP_NUM_THREADS": "1"} | workers.environment
+        # What is imported may ask for GPUs: asked through the driver, no fork could use one.
+        variables["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
         variables["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
         try:
             with self.said.open("wb") as said:
@@ -390,6 +393,7 @@ def _guard(text: str) -> None:
         for child in list(children):
             if os.waitpid(child, os.WNOHANG)[0]:
                 children.remove(child)
+    shutil.rmtree(options["folder"], ignore_errors=True)  # nobody else is left to do it
     os.killpg(0, signal.SIGKILL)
 
 

@@ -27,6 +27,8 @@ SECTIONS = ("numerics", "fusion", "kernels")
 # counts each like a title's, and half as much again, as another page may say it more often.
 PAGES = {
     "plot_reduction_order": "order summation sum reduction parallel float64 non deterministic",
+    "plot_all_reduce_order":
+        "all-reduce distributed DDP number of GPUs workers ranks different loss NCCL gloo",
     "plot_layer_norm_discrepancies":
         "onnxruntime pytorch different results TF32 tolerance fp16 overflow",
     "plot_gemm_fusion": "Gemm MatMul fusion faster ONNX Runtime",

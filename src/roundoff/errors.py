@@ -16,6 +16,7 @@ __all__ = [
     "RoundoffError",
     "ShapeError",
     "UnsupportedError",
+    "WorkerError",
 ]
 
 
@@ -167,4 +168,16 @@ class RecordError(RoundoffError, ValueError):
     ... except ValueError as error:
     ...     print(error.message)
     nowhere/machine.json: not a readable JSON file
+    """
+
+
+class WorkerError(RoundoffError, RuntimeError):
+    """A worker process raised, died, could not reach the others or took too long.
+
+    The note of the exception has the traceback of the worker that raised.
+
+    Examples
+    --------
+    >>> print(WorkerError("the worker of rank 1 failed", got="ValueError: no such size"))
+    the worker of rank 1 failed: got ValueError: no such size
     """

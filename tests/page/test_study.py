@@ -242,6 +242,38 @@ def test_a_kept_table_is_saved_by_a_script(script: Place) -> None:
     assert pd.read_csv(saved).equals(FRAME)
 
 
+@pytest.mark.parametrize("columns", [["N", "ratio"], None])
+def test_what_could_not_run_here_is_shown_of_the_records(place: Place, columns) -> None:
+    place.record(H200)
+    study = place.study()
+    shown = study.table("t", [], "Nothing.", columns=columns, part="provider")._repr_html_()
+    assert "H200" in shown
+    assert "This build" not in shown
+    claim = study.claim("It grows.", of="t", where={"provider": ["CPU", "CUDA"]},
+                        test=lambda t: t["ratio"].diff().iloc[1] > 0)  # fmt: skip
+    assert "H200 ✓" in claim._repr_html_()
+    assert "this build not tested" in claim._repr_html_()
+    study.dots("d", of="t", x="ratio", label="provider", alt="Two dots.")
+    study.finish()
+
+
+def test_what_could_run_nowhere_is_said(script: Place, capsys) -> None:
+    study = script.study()
+    study.table("t", [], "Nothing.", part="cpu")
+    study.keep("k", [], part="cpu")
+    assert "table t: no machine has rows\ntable k, rows: 0" in capsys.readouterr().out
+    assert not (study.output / "t.csv").exists()
+
+
+def test_a_record_leaves_out_what_could_not_run(script: Place) -> None:
+    args = argparse.Namespace(record=str(script.folder / "records"), commit=None, second=False)
+    study = script.study(args)
+    study.table("t", [], "Nothing.", part="provider", times=["ratio"])
+    study.table("u", FRAME, "Numbers.")
+    study.finish()
+    assert list(read_record(script.folder / f"records/plot_x/{CPU}.json").tables) == ["u"]
+
+
 def test_a_run_without_the_telling_rows_shows_its_first_ones(place: Place) -> None:
     long = pd.DataFrame({"provider": "CUDA", "N": range(16)})
     place.record(H200, long)

@@ -25,6 +25,7 @@ DRIVER = Path(__file__).with_name("execute_notebook.py")
 # Columns (table.column) that hold times, or follow from them: only these may differ.
 TIMED = {
     "plot_reduction_order": ["ways.times base", "ways.low", "ways.high"],
+    "plot_all_reduce_order": ["cures.cost *"],
     "plot_layer_norm_discrepancies": ["switches.cost"],
     "plot_gemm_fusion": ["times.*", "one-token.*", "squares.*", "graphs.*"],
     "plot_llama_backend": [

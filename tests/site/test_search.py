@@ -30,6 +30,8 @@ FIRST = {
     "fp16 overflow": NUMERICS + "plot_layer_norm_discrepancies",
     "order of summation": NUMERICS + "plot_reduction_order",
     "non-deterministic sum": NUMERICS + "plot_reduction_order",
+    "allreduce different results": NUMERICS + "plot_all_reduce_order",
+    "distributed training reproducible number of workers": NUMERICS + "plot_all_reduce_order",
     "layernorm backward triton": KERNELS + "plot_triton_layer_norm",
     "layer norm kernel": KERNELS + "plot_triton_layer_norm",
     "gemm fusion": FUSION + "plot_gemm_fusion",

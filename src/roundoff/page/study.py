@@ -168,7 +168,8 @@ class Study:
         name : str
             Name of the table in files, records and claims; once a page.
         frame : pandas.DataFrame or list of dict
-            The numbers, tidy; the index is not kept.
+            The numbers, tidy; the index is not kept. Of what could not run here, which gave neither
+            rows nor columns, the recorded machines' are shown alone.
         caption : str
             One sentence that says what the table shows; ``code`` and **bold** may mark words.
         columns : sequence of str, optional
@@ -187,13 +188,13 @@ class Study:
             sight.
         """
         self._keep(name, frame, part, times)
-        frame = self._tables[name]
+        own = self._tables.get(name)
         shown = []
         for run in self.runs:
             held = run.tables.get(name)
             if held is None or (held.empty and not run.is_build):
                 continue
-            chosen = list(columns or frame)
+            chosen = list(columns or (held if own is None else own))
             if not run.is_build:  # an older record may lack one
                 chosen = [c for c in chosen if c in held]
             chosen += [c + AGAIN for c in chosen if c + AGAIN in held and held[c].dtype == float]
@@ -203,6 +204,8 @@ class Study:
                 Table(held, caption, chosen, telling, run.machine, run.name(name),
                       run.source(name), address if self._mode == "rendered" else "")
             )  # fmt: skip
+        if not shown:
+            return self._print(Shown("", f"table {name}: no machine has rows"))
         if self._mode == "script":
             shown = shown[-1:]
         if self._mode == "notebook":
@@ -224,7 +227,7 @@ class Study:
         self._keep(name, frame, part, times)
         runs = [run for run in self.runs if name in run.tables]
         if self._mode != "rendered":
-            return self._print(Shown("", f"table {name}, rows: {len(self._tables[name])}"))
+            return self._print(Shown("", f"table {name}, rows: {len(self._tables.get(name, ()))}"))
         links = ", ".join(
             f'<a href="../../records/{self.page}/{run.machine}/{name}.csv">'
             f"{html.escape(run.name(name))}</a>"
@@ -238,6 +241,8 @@ class Study:
         frame = pd.DataFrame(frame).reset_index(drop=True)
         if part is None and "provider" not in frame:
             raise ArgumentError(f"table {name}: what computed it?", expected='part="cpu" or "gpu"')
+        if not len(frame.columns):
+            return  # nothing of it could run
         self._tables[name] = frame
         self._parts[name], self._times[name] = part or "provider", list(times)
         if self._mode == "script":

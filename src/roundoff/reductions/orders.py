@@ -1,0 +1,417 @@
+"""Orders in which processes add what each of them has, and the order found from a sum's bits.
+
+An order is a tree of additions. A leaf is the number of a rank, a node the tuple of what it adds:
+``(((1, 0), 3), 2)`` adds rank 1 and rank 0, to it rank 3, to it rank 2. A node of more than two is
+one operation, rounded once. Parts are arrays of shape (ranks, size), a row for each rank.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from itertools import combinations
+from itertools import pairwise as neighbours
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from roundoff.dtypes import dtype_info
+from roundoff.errors import ArgumentError, ShapeError
+
+from .algorithms import pairwise, sequential
+from .data import round_to
+
+__all__ = [
+    "OrderRun",
+    "add_in_order",
+    "gloo_bounds",
+    "gloo_order",
+    "gloo_sum",
+    "order_depth",
+    "order_probes",
+    "order_text",
+    "orders_found",
+    "ring_sum",
+    "tree_sum",
+    "two_level_sum",
+]
+
+Array = npt.NDArray[Any]
+Tree = int | tuple[Any, ...]
+
+#: Bytes of a piece that gloo sends at a time, ``AllreduceOptions::kMaxSegmentSize``.
+_GLOO_SEGMENT = 1 << 20
+
+
+def add_in_order(parts: Array, tree: Tree) -> Array:
+    """The parts of the ranks added in the order of a tree, each addition rounded to their type.
+
+    Parameters
+    ----------
+    parts : ndarray, shape (ranks, size)
+    tree : int or tuple
+        With each rank once.
+
+    Returns
+    -------
+    ndarray, shape (size,), same dtype
+
+    Raises
+    ------
+    ArgumentError
+        When the tree has not each rank once.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> parts = np.float32([[1e8], [-1e8], [1]])
+    >>> float(add_in_order(parts, ((0, 1), 2))[0]), float(add_in_order(parts, ((2, 1), 0))[0])
+    (1.0, 0.0)
+    """
+    leaves = sorted(_leaves(tree))
+    if leaves != list(range(len(parts))):
+        raise ArgumentError("the tree", got=str(leaves), expected=f"ranks 0 to {len(parts) - 1}")
+    with np.errstate(over="ignore", invalid="ignore"):
+        return _add(parts, tree)
+
+
+def _add(parts: Array, tree: Tree) -> Array:
+    if isinstance(tree, int):
+        return parts[tree]
+    added = [_add(parts, branch) for branch in tree]
+    if len(added) == 2:
+        return added[0] + added[1]
+    # One operation, rounded once: float64 stands for an adder wider than the parts' type.
+    wide = [a.astype(np.float64) for a in added]
+    return sequential(np.stack(wide, axis=-1)).astype(parts.dtype)
+
+
+def _leaves(tree: Tree) -> list[int]:
+    return [tree] if isinstance(tree, int) else [leaf for t in tree for leaf in _leaves(t)]
+
+
+def order_depth(tree: Tree) -> int:
+    """Most additions that a rank's part passes through.
+
+    Examples
+    --------
+    >>> order_depth((((1, 0), 3), 2)), order_depth(((0, 1), (2, 3)))
+    (3, 2)
+    """
+    return 0 if isinstance(tree, int) else 1 + max(map(order_depth, tree))
+
+
+def order_text(tree: Tree) -> str:
+    """The tree as a sum, without the brackets that adding from left to right implies.
+
+    Examples
+    --------
+    >>> order_text((((1, 0), 3), 2)), order_text(((0, 1), (2, 3))), order_text((0, 1, 2))
+    ('1 + 0 + 3 + 2', '0 + 1 + (2 + 3)', '{0, 1, 2}')
+    """
+    if isinstance(tree, int):
+        return str(tree)
+    if len(tree) > 2:
+        return "{" + ", ".join(map(order_text, tree)) + "}"
+    first, second = tree
+    right = order_text(second)
+    bracketed = not isinstance(second, int) and len(second) == 2
+    return f"{order_text(first)} + " + (f"({right})" if bracketed else right)
+
+
+# --- the order, found from the bits of sums
+
+
+def order_probes(ranks: int, dtype: Any) -> Array:
+    """Inputs whose sums tell the order: the masks of FPRev.
+
+    Two ranks have M and −M, so large that a unit added to them is lost, and the others a unit. What
+    meets M or −M before these two meet is lost with them: the sum counts the ranks outside the
+    smallest subtree with both. The unit is small enough for an accumulator in float32 to lose it,
+    too.
+
+    Parameters
+    ----------
+    ranks : int
+    dtype : any
+        float64, float32, float16 or bfloat16.
+
+    Returns
+    -------
+    ndarray, shape (ranks (ranks − 1) / 2, ranks)
+        A probe in each row: M in rank i, −M in rank j, for the pairs i < j in order.
+
+    Raises
+    ------
+    ArgumentError
+        Fewer than two ranks, or more than a count of units in this type can tell.
+
+    References
+    ----------
+    P. Xie, Y. Gao, J. Xue, *FPRev: Revealing the Order of Floating-Point Summation*, 2024,
+    `arXiv:2411.00442 <https://arxiv.org/abs/2411.00442>`_.
+
+    Examples
+    --------
+    >>> order_probes(3, "float16")[0].tolist()
+    [32768.0, -32768.0, 6.103515625e-05]
+    """
+    most = 2 ** dtype_info(dtype).precision
+    if not 2 <= ranks <= most:
+        raise ArgumentError("ranks", got=ranks, expected=f"2 to {most}")
+    large, unit = _mask(dtype)
+    pairs = list(combinations(range(ranks), 2))
+    probes = np.full((len(pairs), ranks), unit)
+    for probe, (i, j) in zip(probes, pairs, strict=True):
+        probe[[i, j]] = large, -large
+    return round_to(probes, dtype, storage=True)
+
+
+def _mask(dtype: Any) -> tuple[float, float]:
+    # float16: its largest power of two, and its smallest normal number.
+    return (2.0**15, 2.0**-14) if dtype_info(dtype).name == "float16" else (2.0**100, 1.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class OrderRun:
+    """Elements next to each other that are added in one order.
+
+    Attributes
+    ----------
+    start : int
+        The first element.
+    stop : int
+        The one after the last.
+    tree : int or tuple
+        The order.
+
+    Examples
+    --------
+    >>> OrderRun(0, 8, ((0, 1), 2)).tree
+    ((0, 1), 2)
+    """
+
+    start: int
+    stop: int
+    tree: Tree
+
+
+def orders_found(sums: Array, ranks: int, dtype: Any) -> list[OrderRun]:
+    """The order of each element, from the sums of the probes.
+
+    Parameters
+    ----------
+    sums : ndarray, shape (probes, size)
+        What the probes of :func:`order_probes` add up to, with each probe in all elements.
+    ranks : int
+    dtype : any
+        As the probes were asked for.
+
+    Returns
+    -------
+    list of OrderRun
+
+    Raises
+    ------
+    ShapeError
+        When there is not a sum for each probe.
+    ArgumentError
+        When no tree gives these sums: a unit was not lost, or it was not one order.
+
+    Examples
+    --------
+    >>> from roundoff.reductions import sequential
+    >>> probes = order_probes(4, "float32")
+    >>> orders_found(sequential(probes)[:, None], 4, "float32")[0].tree
+    (((0, 1), 2), 3)
+    """
+    pairs = list(combinations(range(ranks), 2))
+    if sums.ndim != 2 or len(sums) != len(pairs):
+        raise ShapeError("sums", got=sums.shape, expected=f"({len(pairs)}, size)")
+    with np.errstate(invalid="ignore"):
+        outside = np.asarray(sums).astype(np.float64) / _mask(dtype)[1]
+    changes = np.flatnonzero((outside[:, 1:] != outside[:, :-1]).any(axis=0)) + 1
+    bounds = [0, *changes.tolist(), sums.shape[1]]
+    runs = []
+    for start, stop in neighbours(bounds):
+        common = np.zeros((ranks, ranks))
+        for (i, j), count in zip(pairs, outside[:, start], strict=True):
+            common[i, j] = common[j, i] = ranks - count
+        tree = _tree_of(common, list(range(ranks)))
+        if not np.array_equal(_common(tree, ranks), common):
+            raise ArgumentError(
+                f"no order of additions gives the sums of element {start}",
+                got=str(outside[:, start].tolist()),
+                expected="numbers of ranks outside of subtrees",
+            )
+        runs.append(OrderRun(start, stop, tree))
+    return runs
+
+
+def _tree_of(common: Array, ranks: list[int]) -> Tree:
+    """The tree over some ranks: those whose subtrees with the first are as small, from inside."""
+    first, *others = ranks
+    tree: Tree = first
+    for size in sorted({common[first, other] for other in others}):
+        level = [other for other in others if common[first, other] == size]
+        branches: list[list[int]] = []
+        for other in level:  # ranks of one branch meet each other before they meet the first
+            branch = next((b for b in branches if common[b[0], other] < size), None)
+            if branch is None:
+                branches.append([other])
+            else:
+                branch.append(other)
+        nodes = [tree, *(_tree_of(common, branch) for branch in branches)]
+        # Addition commutes: the larger branch comes first, as one would write a chain.
+        tree = tuple(sorted(nodes, key=lambda node: (-len(_leaves(node)), min(_leaves(node)))))
+    return tree
+
+
+def _common(tree: Tree, ranks: int) -> Array:
+    """Leaves of the smallest subtree with both, for each pair of ranks."""
+    common = np.zeros((ranks, ranks))
+
+    def visit(node: Tree) -> list[int]:
+        if isinstance(node, int):
+            return [node]
+        branches = [visit(branch) for branch in node]
+        leaves = [leaf for branch in branches for leaf in branch]
+        for one, other in combinations(branches, 2):
+            common[np.ix_(one, other)] = common[np.ix_(other, one)] = len(leaves)
+        return leaves
+
+    visit(tree)
+    return common
+
+
+# --- orders of all-reduce algorithms
+
+
+def gloo_order(chunk: int, ranks: int) -> Tree:
+    """The order of gloo's ring in one of its chunks: down the ranks, its own comes last.
+
+    Examples
+    --------
+    >>> order_text(gloo_order(0, 4)), order_text(gloo_order(3, 4))
+    ('3 + 2 + 1 + 0', '2 + 1 + 0 + 3')
+    """
+    tree: Tree = (chunk - 1) % ranks
+    for step in range(2, ranks + 1):
+        tree = (tree, (chunk - step) % ranks)
+    return tree
+
+
+def gloo_bounds(size: int, ranks: int, itemsize: int) -> list[int]:
+    """Where gloo's ring cuts a message: chunk c has the elements from bound c up to bound c + 1.
+
+    A chunk for each rank, each of two pieces or, so that none is above 1 MiB, of more; the last
+    chunks of a short message are empty.
+
+    Parameters
+    ----------
+    size : int
+        Elements.
+    ranks : int
+    itemsize : int
+        Bytes of an element.
+
+    References
+    ----------
+    gloo, `gloo/allreduce.cc <https://github.com/pytorch/gloo/blob/main/gloo/allreduce.cc>`_.
+
+    Examples
+    --------
+    >>> gloo_bounds(1000, 8, 4)
+    [0, 126, 252, 378, 504, 630, 756, 882, 1000]
+    >>> gloo_bounds(3, 4, 4)
+    [0, 2, 3, 3, 3]
+    """
+    largest = itemsize * max(1, _GLOO_SEGMENT // itemsize)
+    of_rank = _divided(max(_divided(size * itemsize, largest), 2 * ranks), ranks)
+    piece = _divided(_divided(size * itemsize, of_rank * ranks), itemsize)  # in elements
+    return [min(rank * of_rank * piece, size) for rank in range(ranks + 1)]
+
+
+def _divided(number: int, by: int) -> int:
+    return -(-number // by)  # rounded up
+
+
+def gloo_sum(parts: Array) -> Array:
+    """What gloo's all-reduce gives for these parts, bit for bit.
+
+    Parameters
+    ----------
+    parts : ndarray, shape (ranks, size)
+        In the type of the message, in which gloo adds, too.
+
+    Returns
+    -------
+    ndarray, shape (size,), same dtype
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> parts = np.float32([[1e8] * 3, [-1e8] * 3, [1] * 3])
+    >>> gloo_sum(np.repeat(parts, 2, axis=1)).tolist()  # 2 + 1 + 0, 0 + 2 + 1, 1 + 0 + 2
+    [0.0, 0.0, 0.0, 0.0, 1.0, 1.0]
+    """
+    bounds = gloo_bounds(parts.shape[1], len(parts), parts.dtype.itemsize)
+    return np.concatenate([
+        add_in_order(parts[:, a:b], gloo_order(chunk, len(parts)))
+        for chunk, (a, b) in enumerate(neighbours(bounds))
+    ])  # fmt: skip
+
+
+def ring_sum(parts: Array, first: int = 0) -> Array:
+    """Around a ring of ranks, from one of them: n − 1 additions, one after another.
+
+    Shapes are those of :func:`add_in_order`; so are those of the next two.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> parts = np.float32([[1e8], [-1e8], [1]])
+    >>> float(ring_sum(parts)[0]), float(ring_sum(parts, first=1)[0])
+    (1.0, 0.0)
+    """
+    return sequential(np.roll(parts, -first, axis=0).T)
+
+
+def tree_sum(parts: Array) -> Array:
+    """Ranks in pairs, then the pairs: recursive doubling or halving, ⌈log2 n⌉ additions deep.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> float(tree_sum(np.float32([[1e8], [-1e8], [1], [2]]))[0])
+    3.0
+    """
+    return pairwise(np.ascontiguousarray(parts.T))
+
+
+def two_level_sum(parts: Array, of_host: int, *, tree: bool = False) -> Array:
+    """First within each host, one after another, then over the hosts: in a ring or a tree.
+
+    Parameters
+    ----------
+    parts : ndarray, shape (ranks, size)
+    of_host : int
+        Ranks of a host; those of host 0 come first.
+    tree : bool
+        Over the hosts a tree, instead of a ring.
+
+    Raises
+    ------
+    ArgumentError
+        When the ranks do not fill their hosts.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> float(two_level_sum(np.float32([[1e8], [1], [-1e8], [1]]), of_host=2)[0])
+    0.0
+    """
+    if of_host < 1 or len(parts) % of_host:
+        raise ArgumentError("ranks of a host", got=of_host, expected=f"a part of {len(parts)}")
+    hosts = sequential(np.moveaxis(parts.reshape(-1, of_host, parts.shape[1]), 1, 2))
+    return tree_sum(hosts) if tree else ring_sum(hosts)

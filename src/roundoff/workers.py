@@ -1,0 +1,469 @@
+"""Processes that run collectives of ``torch.distributed`` on one machine, and end with their page.
+
+A child process of this one imports torch once and forks a worker for each rank, so that eight
+workers start as fast as one. It is their guardian: it ends them all, and itself, when this process
+ends in whatever way. There is no port to agree on: ranks find each other through a file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dis
+import importlib
+import json
+import marshal
+import multiprocessing.connection
+import os
+import pickle
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+import types
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from .errors import ArgumentError, UnsupportedError, WorkerError
+
+__all__ = ["Workers"]
+
+#: What the guardian imports before it forks.
+_PRELOADED = ("numpy", "torch", "torch.distributed", "roundoff.reductions")
+_CHILD = "import sys; from roundoff.workers import _guard; _guard(sys.argv[1])"
+_LEAVE = "leave"
+_GRACE_S = 0.5  # after an error of one rank, for the death of another that caused it
+
+
+class Workers:
+    """Up to *count* ranks of ``torch.distributed``, a process each.
+
+    They start with the first :meth:`map`, wait for the next, and end with :meth:`close`, when this
+    process ends or drops the object, after *idle_s* without work, and after any failure. The next
+    :meth:`map` starts new ones.
+
+    Parameters
+    ----------
+    count : int
+        Most ranks that a :meth:`map` may have.
+    backend : str
+        ``"gloo"``, or ``"nccl"`` with a GPU for each rank: in rank r ``"cuda"`` is GPU r.
+    limit_s : float
+        Seconds that one :meth:`map` may take, start included.
+    idle_s : float
+        Seconds that workers wait for work before they end.
+    environment : mapping of str to str, optional
+        Environment variables of the workers, such as ``NCCL_ALGO``, beside this process's own.
+    imports : sequence of str
+        Modules that they need beside torch and numpy: imported once, not once a worker.
+
+    Raises
+    ------
+    ArgumentError
+        When *count*, *limit_s* or *idle_s* is out of range.
+    UnsupportedError
+        When processes cannot fork here, or torch lacks the backend.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import torch.distributed as dist
+    >>> def add(x):
+    ...     total = torch.tensor(x)
+    ...     dist.all_reduce(total)
+    ...     return float(total)
+    >>> with Workers(2, limit_s=60) as workers:
+    ...     workers.map(add, [1.0, 2.0])
+    [3.0, 3.0]
+    """
+
+    def __init__(
+        self,
+        count: int,
+        backend: str = "gloo",
+        *,
+        limit_s: float = 60.0,
+        idle_s: float = 20.0,
+        environment: Mapping[str, str] | None = None,
+        imports: Sequence[str] = (),
+    ) -> None:
+        import torch.distributed as dist
+
+        for name, value in (("count", count), ("limit_s", limit_s), ("idle_s", idle_s)):
+            if not value > 0:
+                raise ArgumentError(name, got=value, expected="more than 0")
+        if not hasattr(os, "fork") or not dist.is_available():
+            raise UnsupportedError("workers need fork and torch.distributed", got=sys.platform)
+        if not dist.is_backend_available(backend):
+            raise UnsupportedError("this build of torch lacks a backend", got=backend)
+        self.count, self.backend = count, backend
+        self.limit_s, self.idle_s = limit_s, idle_s
+        self.environment, self.imports = dict(environment or {}), list(imports)
+        self._group: _Group | None = None
+
+    def map(
+        self, function: Callable[[Any], Any], items: Sequence[Any], limit_s: float | None = None
+    ) -> list[Any]:
+        """Call *function* once in each of ``len(items)`` ranks, each with its item.
+
+        Parameters
+        ----------
+        function : callable
+            Of a module, or of a script or notebook: then it is sent as code, with the modules, the
+            functions of the script and the plain values that it names; it may have no closure.
+        items : sequence
+            One for each rank: anything that pickles.
+        limit_s : float, optional
+            Instead of the workers' own limit.
+
+        Returns
+        -------
+        list
+            What the function returned, by rank.
+
+        Raises
+        ------
+        ArgumentError
+            More items than workers, none, or a function or an item that cannot be sent.
+        WorkerError
+            A worker raised, died, could not reach the others, or the time was up. All workers have
+            ended then.
+        """
+        if not 1 <= len(items) <= self.count:
+            raise ArgumentError("items", got=len(items), expected=f"1 to {self.count}, one a rank")
+        message = _portable(function)
+        try:
+            tasks = [pickle.dumps((message, item)) for item in items]
+        except (pickle.PicklingError, TypeError, AttributeError) as error:
+            raise ArgumentError("an item cannot be sent", got=str(error)) from error
+        limit = self.limit_s if limit_s is None else limit_s
+        try:
+            if self._group is None or not self._group.alive():
+                self.close()
+                self._group = _Group(self)
+            results = self._group.call(tasks, limit)
+        except BaseException:  # an interrupt, too
+            self.close()
+            raise
+        self._group.wait_for_work(self.idle_s)
+        return results
+
+    def close(self) -> None:
+        """End the workers; nothing happens where there are none."""
+        group, self._group = self._group, None
+        if group is not None:
+            group.end()
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class _Group:
+    """Workers that run: their guardian, a pair of pipes for each, and a clock."""
+
+    def __init__(self, workers: Workers) -> None:
+        self.joined = 0  # ranks of the process group that the workers are in
+        self.meetings = 0
+        self.timer: threading.Timer | None = None
+        self.late = threading.Event()
+        pipes = [(os.pipe(), os.pipe()) for _ in range(workers.count)]
+        theirs = [(task[0], result[1]) for task, result in pipes]
+        self.tasks = [Connection(task[1], readable=False) for task, _ in pipes]
+        self.results = [Connection(result[0], writable=False) for _, result in pipes]
+        folder = tempfile.TemporaryDirectory(prefix="roundoff-workers-")
+        self.said = Path(folder.name, "stderr")
+        options = {"pipes": theirs, "backend": workers.backend, "folder": folder.name,
+                   "imports": workers.imports}  # fmt: skip
+        variables = os.environ | {"OMP_NUM_THREADS": "1"} | workers.environment
+        # What is imported may ask for GPUs: asked through the driver, no fork could use one.
+        variables["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+        variables["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+        try:
+            with self.said.open("wb") as said:
+                self.guardian = subprocess.Popen(  # noqa: S603  our own interpreter and text
+                    [sys.executable, "-c", _CHILD, json.dumps(options)],
+                    stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=said, env=variables,
+                    start_new_session=True, pass_fds=[fd for pair in theirs for fd in pair],
+                )  # fmt: skip
+        except OSError as error:
+            for connection in (*self.tasks, *self.results):
+                connection.close()
+            folder.cleanup()
+            raise WorkerError("the workers cannot start", got=str(error)) from error
+        finally:
+            for fd in (fd for pair in theirs for fd in pair):
+                os.close(fd)
+        ends = (*self.tasks, *self.results)
+        self.end = weakref.finalize(self, _end, self.guardian, ends, folder)
+
+    def alive(self) -> bool:
+        """Whether the guardian still runs."""
+        return self.guardian.poll() is None
+
+    def wait_for_work(self, idle_s: float) -> None:
+        """End the workers later, unless there is something to do before."""
+        self._after(idle_s, self.end)
+
+    def call(self, tasks: Sequence[bytes], limit_s: float) -> list[Any]:
+        """Send each rank its task, and collect the results."""
+        self._after(limit_s, self._expire)
+        ranks = len(tasks)
+        if self.joined != ranks:
+            if self.joined:  # all of them: NCCL waits for the others
+                self._exchange([pickle.dumps(_LEAVE)] * self.joined, limit_s)
+            self.joined, self.meetings = ranks, self.meetings + 1
+        meeting = pickle.dumps((ranks, self.meetings, limit_s))
+        return self._exchange([meeting + task for task in tasks], limit_s)
+
+    def _exchange(self, messages: Sequence[bytes], limit_s: float) -> list[Any]:
+        waiting = {}
+        for rank, message in enumerate(messages):
+            try:
+                self.tasks[rank].send_bytes(message)
+            except OSError:
+                raise self._failure({rank: None}, limit_s) from None
+            waiting[self.results[rank]] = rank
+        results: dict[int, Any] = {}
+        failed: dict[int, str | None] = {}
+        until = None
+        while waiting and (until is None or time.monotonic() < until):
+            grace = None if until is None else max(until - time.monotonic(), 0)
+            for end in multiprocessing.connection.wait(list(waiting), grace):
+                rank = waiting.pop(end)  # type: ignore[call-overload]
+                try:
+                    right, result = pickle.loads(self.results[rank].recv_bytes())  # noqa: S301
+                except (EOFError, OSError):
+                    right, result = False, None
+                (results if right else failed)[rank] = result
+            if failed and until is None:
+                until = time.monotonic() + _GRACE_S
+        if failed:
+            raise self._failure(failed, limit_s)
+        return [results[rank] for rank in range(len(messages))]
+
+    def _failure(self, failed: Mapping[int, str | None], limit_s: float) -> WorkerError:
+        """What went wrong; *failed* has what a rank said, or None where it died."""
+        if self.late.is_set():
+            return WorkerError(
+                "the workers took too long", got=f"more than {limit_s:g} s",
+                hint="a larger limit_s, where no rank waits for one that has left",
+            )  # fmt: skip
+        # A rank that died is why the others complain; an error that is not of the network, too.
+        died = [rank for rank, words in failed.items() if words is None]
+        if died:  # of a guardian that ended the pipes break a moment before it is gone
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.guardian.wait(_GRACE_S)
+        if died and self.alive():
+            return WorkerError(f"the worker of rank {died[0]} died", got="no result")
+        if died:
+            said = self.said.read_text("utf-8", "replace").strip().splitlines()
+            return WorkerError("the workers ended", got=said[-1] if said else "no result")
+        rank, words = min(
+            failed.items(), key=lambda pair: ("Connection closed" in str(pair[1]), pair[0])
+        )
+        error = WorkerError(f"the worker of rank {rank} failed", got=str(words).splitlines()[-1])
+        error.add_note(str(words))
+        return error
+
+    def _expire(self) -> None:
+        self.late.set()
+        _kill(self.guardian)  # pipes that break wake the thread that waits
+
+    def _after(self, seconds: float, then: Callable[[], object]) -> None:
+        if self.timer is not None:
+            self.timer.cancel()
+        # The clock may not keep these workers alive.
+        method = weakref.WeakMethod(then) if isinstance(then, types.MethodType) else None
+        self.timer = threading.Timer(seconds, (lambda: (method() or int)()) if method else then)
+        self.timer.daemon = True
+        self.timer.start()
+
+
+def _kill(guardian: subprocess.Popen[bytes]) -> None:
+    """End the guardian and the workers: they are one process group."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(guardian.pid, signal.SIGKILL)
+
+
+def _end(
+    guardian: subprocess.Popen[bytes],
+    ends: Sequence[Connection],
+    folder: tempfile.TemporaryDirectory[str],
+) -> None:
+    _kill(guardian)
+    guardian.wait()
+    assert guardian.stdin is not None
+    guardian.stdin.close()
+    for end in ends:
+        end.close()
+    folder.cleanup()
+
+
+# --- a function as data
+
+
+def _portable(function: Callable[..., Any]) -> bytes:
+    """A function, and what it names, in a form that another process of this Python can read."""
+    if not isinstance(function, types.FunctionType):
+        raise ArgumentError("function", got=type(function).__name__, expected="a plain function")
+    parts: dict[str, tuple[str, Any]] = {}
+    _collect(function, function.__name__, parts)
+    return pickle.dumps((function.__name__, parts))
+
+
+def _collect(function: types.FunctionType, name: str, parts: dict[str, tuple[str, Any]]) -> None:
+    if function.__closure__:
+        raise ArgumentError(f"{name} cannot be sent", got="a closure", expected="arguments instead")
+    defaults = pickle.dumps((function.__defaults__, function.__kwdefaults__))
+    parts[name] = ("code", (marshal.dumps(function.__code__), defaults))
+    for other in sorted(_globals_of(function.__code__)):
+        if other in parts or other not in function.__globals__:
+            continue  # a builtin
+        value = function.__globals__[other]
+        if isinstance(value, types.ModuleType):
+            parts[other] = ("module", value.__name__)
+        elif isinstance(value, types.FunctionType) and value.__globals__ is function.__globals__:
+            _collect(value, other, parts)
+        else:
+            try:
+                parts[other] = ("value", pickle.dumps(value))
+            except (pickle.PicklingError, TypeError, AttributeError) as error:
+                raise ArgumentError(f"{name} cannot be sent: it names {other}",
+                                    got=str(error), expected="what pickles") from error  # fmt: skip
+
+
+def _globals_of(code: types.CodeType) -> set[str]:
+    loaded = {i.argval for i in dis.get_instructions(code) if i.opname in _LOADS}
+    return loaded.union(*(_globals_of(c) for c in code.co_consts if isinstance(c, types.CodeType)))
+
+
+_LOADS = ("LOAD_GLOBAL", "LOAD_NAME")
+
+
+def _readable(message: bytes) -> Callable[[Any], Any]:
+    """The function of :func:`_portable`."""
+    name, parts = pickle.loads(message)  # noqa: S301  from the process that started this one
+    names: dict[str, Any] = {"__name__": "__worker__", "__builtins__": __builtins__}
+    for other, (kind, value) in parts.items():
+        if kind == "module":
+            names[other] = importlib.import_module(value)
+        elif kind == "value":
+            names[other] = pickle.loads(value)  # noqa: S301
+        else:
+            code, defaults = value
+            names[other] = types.FunctionType(marshal.loads(code), names, other)  # noqa: S302
+            names[other].__defaults__, names[other].__kwdefaults__ = pickle.loads(defaults)  # noqa: S301
+    return names[name]
+
+
+# --- the other side
+
+
+def _guard(text: str) -> None:
+    """Fork the workers, and end them with the process that asked for them."""
+    options = json.loads(text)
+    parent = os.getppid()
+    for name in (*_PRELOADED, *options["imports"]):
+        importlib.import_module(name)
+    children = []
+    for rank, pipe in enumerate(options["pipes"]):
+        child = os.fork()
+        if child == 0:
+            try:
+                _work(rank, pipe, options)
+            finally:
+                os._exit(1)
+        children.append(child)
+    for fd in (fd for pipe in options["pipes"] for fd in pipe):
+        os.close(fd)
+    while os.getppid() == parent:
+        if select.select([sys.stdin], [], [], 0.2)[0]:
+            break  # nothing is ever written: the other end is closed
+        for child in list(children):
+            if os.waitpid(child, os.WNOHANG)[0]:
+                children.remove(child)
+    shutil.rmtree(options["folder"], ignore_errors=True)  # nobody else is left to do it
+    os.killpg(0, signal.SIGKILL)
+
+
+def _work(rank: int, pipe: Sequence[int], options: Mapping[str, Any]) -> None:
+    """One worker: calls what it is sent until the pipe is closed."""
+    import torch
+    import torch.distributed as dist
+
+    _die_with_parent()
+    for fd in {fd for other in options["pipes"] for fd in other} - set(pipe):
+        os.close(fd)
+    torch.set_num_threads(1)
+    if options["backend"] == "gloo" and sys.platform == "linux":
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    tasks, results = Connection(pipe[0], writable=False), Connection(pipe[1], readable=False)
+    met = 0
+    while True:
+        try:
+            task = tasks.recv_bytes()
+        except EOFError:
+            return
+        try:
+            result = None
+            stream = _Bytes(task)
+            meeting = stream.next()
+            if meeting == _LEAVE:
+                dist.destroy_process_group()
+            else:
+                ranks, meeting_number, limit_s = meeting
+                if met != meeting_number:
+                    _join(rank, ranks, meeting_number, limit_s, options)
+                    met = meeting_number
+                function, item = stream.next()
+                result = _readable(function)(item)
+            reply = pickle.dumps((True, result))
+        except BaseException:
+            reply = pickle.dumps((False, traceback.format_exc().strip()))
+        results.send_bytes(reply)
+
+
+class _Bytes:
+    """Pickled objects, one after another."""
+
+    def __init__(self, data: bytes) -> None:
+        import io
+
+        self.stream = io.BytesIO(data)
+
+    def next(self) -> Any:
+        return pickle.load(self.stream)  # noqa: S301  from the process that started this one
+
+
+def _join(rank: int, ranks: int, number: int, limit_s: float, options: Mapping[str, Any]) -> None:
+    import torch
+    import torch.distributed as dist
+    from torch.distributed import FileStore  # type: ignore[attr-defined]
+
+    store = FileStore(str(Path(options["folder"], f"ranks-{number}")), ranks)
+    more: dict[str, Any] = {}
+    if options["backend"] == "nccl":
+        torch.cuda.set_device(rank)
+        more["device_id"] = torch.device("cuda", rank)
+    dist.init_process_group(options["backend"], store=store, rank=rank, world_size=ranks,
+                            timeout=timedelta(seconds=limit_s), **more)  # fmt: skip
+
+
+def _die_with_parent() -> None:
+    """Where Linux offers it: the guardian's end, whatever ended it, ends this process."""
+    if sys.platform == "linux":
+        import ctypes
+
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)

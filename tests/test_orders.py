@@ -1,0 +1,276 @@
+"""Orders of all-reduce: simulated, found from bits, and those of gloo's own processes."""
+
+from __future__ import annotations
+
+import os
+from itertools import pairwise as neighbours
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from roundoff.errors import ArgumentError, ShapeError
+from roundoff.reductions import (
+    add_in_order,
+    gloo_bounds,
+    gloo_order,
+    gloo_sum,
+    order_depth,
+    order_probes,
+    order_text,
+    orders_found,
+    pairwise,
+    pairwise_numpy,
+    ring_sum,
+    round_to,
+    sequential,
+    tree_sum,
+    two_level_sum,
+)
+from roundoff.workers import Workers
+
+DTYPES = ("float64", "float32", "float16", "bfloat16")
+
+
+def parts_of(ranks: int, size: int, dtype: str = "float32", seed: int = 0) -> np.ndarray:
+    rng = np.random.default_rng((seed, ranks, size))
+    return round_to(rng.standard_normal((ranks, size)), dtype, storage=True)
+
+
+def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
+    unsigned = f"u{a.dtype.itemsize}"
+    return a.dtype == b.dtype and np.array_equal(a.view(unsigned), b.view(unsigned))
+
+
+@st.composite
+def trees(draw, ranks: int, most: int = 2):
+    """Any tree over ranks, with nodes of 2 to *most* branches."""
+    nodes = list(range(ranks))
+    while len(nodes) > 1:
+        count = draw(st.integers(2, min(most, len(nodes))))
+        taken = [nodes.pop(draw(st.integers(0, len(nodes) - 1))) for _ in range(count)]
+        nodes.append(tuple(taken))
+    return nodes[0]
+
+
+def as_sets(tree):
+    """A tree without the order within its nodes: addition commutes."""
+    return tree if isinstance(tree, int) else frozenset(map(as_sets, tree))
+
+
+# --- what is found
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data(), ranks=st.integers(2, 12), dtype=st.sampled_from(DTYPES))
+def test_any_tree_is_found_from_its_sums(data, ranks: int, dtype: str) -> None:
+    tree = data.draw(trees(ranks))
+    sums = add_in_order(np.ascontiguousarray(order_probes(ranks, dtype).T), tree)
+    (run,) = orders_found(sums[:, None], ranks, dtype)
+    assert as_sets(run.tree) == as_sets(tree)
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data(), ranks=st.integers(3, 9), dtype=st.sampled_from(("float16", "bfloat16")))
+def test_a_tree_is_found_whose_accumulator_is_wider(data, ranks: int, dtype: str) -> None:
+    tree = data.draw(trees(ranks))
+    probes = np.ascontiguousarray(order_probes(ranks, dtype).T)
+    sums = add_in_order(probes.astype(np.float32), tree).astype(probes.dtype)
+    assert as_sets(orders_found(sums[:, None], ranks, dtype)[0].tree) == as_sets(tree)
+
+
+def test_a_sum_of_many_at_once_is_one_node() -> None:
+    """{0, 1, 2} + 3, in an adder that loses units beside M."""
+    probes = order_probes(4, "float32")
+    sums = np.array([1.0 if set(np.flatnonzero(abs(p) > 1)) <= {0, 1, 2} else 0.0 for p in probes])
+    assert orders_found(sums[:, None], 4, "float32")[0].tree == ((0, 1, 2), 3)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_orders_of_other_sums_are_found(dtype: str) -> None:
+    probes = order_probes(7, dtype)
+    chain = orders_found(sequential(probes)[:, None], 7, dtype)[0].tree
+    assert order_text(chain) == "0 + 1 + 2 + 3 + 4 + 5 + 6"
+    tree = orders_found(pairwise(probes)[:, None], 7, dtype)[0].tree
+    assert as_sets(tree) == as_sets((((0, 1), (2, 3)), ((4, 5), 6)))
+
+
+def test_the_order_of_numpy_is_found() -> None:
+    """Eight accumulators, added in pairs: what its documentation says of 128 values or fewer."""
+    found = orders_found(pairwise_numpy(order_probes(16, "float32"))[:, None], 16, "float32")
+    lanes = [(k, k + 8) for k in range(8)]
+    halves = [tuple(lanes[a : a + 2]) for a in range(0, 8, 2)]
+    assert as_sets(found[0].tree) == as_sets(((halves[0], halves[1]), (halves[2], halves[3])))
+
+
+def test_elements_of_one_order_are_one_run() -> None:
+    probes = order_probes(4, "float32")
+    sums = np.stack([gloo_sum(np.repeat(p[:, None], 1000, axis=1)) for p in probes])
+    runs = orders_found(sums, 4, "float32")
+    assert [(run.start, run.stop) for run in runs] == [
+        (0, 250),
+        (250, 500),
+        (500, 750),
+        (750, 1000),
+    ]
+    assert [as_sets(r.tree) for r in runs] == [as_sets(gloo_order(c, 4)) for c in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("sums", "error", "words"),
+    [
+        (np.ones((2, 5)), ShapeError, r"got \(2, 5\), expected \(3, size\)"),
+        (np.zeros(3), ShapeError, "sums"),
+        (np.array([[0.0], [0.0], [1.0]]) + 0.25, ArgumentError, "no order .* element 0"),
+        (np.array([[1.0], [1.0], [0.0]]), ArgumentError, "no order"),
+        (np.full((3, 1), np.nan), ArgumentError, "no order"),
+    ],
+)  # fmt: skip
+def test_sums_that_no_order_gives_are_refused(sums, error, words: str) -> None:
+    with pytest.raises(error, match=words):
+        orders_found(sums, 3, "float32")
+
+
+@pytest.mark.parametrize(("ranks", "dtype"), [(1, "float32"), (0, "float64"), (257, "bfloat16")])
+def test_too_few_or_too_many_ranks_are_refused(ranks: int, dtype: str) -> None:
+    with pytest.raises(ArgumentError, match="ranks"):
+        order_probes(ranks, dtype)
+
+
+# --- what is simulated
+
+
+def chain_of(ranks):
+    tree, *rest = ranks
+    for rank in rest:
+        tree = (tree, rank)
+    return tree
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_simulated_orders_are_their_trees(dtype: str) -> None:
+    parts = parts_of(8, 300, dtype)
+    for first in (0, 3):
+        ring = chain_of([(first + k) % 8 for k in range(8)])
+        assert same_bits(ring_sum(parts, first), add_in_order(parts, ring))
+    full = (((0, 1), (2, 3)), ((4, 5), (6, 7)))
+    assert same_bits(tree_sum(parts), add_in_order(parts, full))
+    hosts = [chain_of(range(a, a + 2)) for a in (0, 2, 4, 6)]
+    assert same_bits(two_level_sum(parts, 2), add_in_order(parts, chain_of(hosts)))
+    over = ((hosts[0], hosts[1]), (hosts[2], hosts[3]))
+    assert same_bits(two_level_sum(parts, 2, tree=True), add_in_order(parts, over))
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data(), ranks=st.integers(1, 9))
+def test_every_order_of_whole_numbers_is_exact(data, ranks: int) -> None:
+    parts = np.random.default_rng(ranks).integers(-1000, 1000, (ranks, 50)).astype(np.float32)
+    tree = data.draw(trees(ranks, most=4))
+    assert np.array_equal(add_in_order(parts, tree), parts.sum(axis=0))
+    assert np.array_equal(gloo_sum(parts), parts.sum(axis=0))
+
+
+@pytest.mark.parametrize("tree", [(0, 1), ((0, 1), (1, 2)), ((0, 1), 3), 0])
+def test_a_tree_without_each_rank_once_is_refused(tree) -> None:
+    with pytest.raises(ArgumentError, match="the tree"):
+        add_in_order(parts_of(3, 4), tree)
+
+
+@pytest.mark.parametrize("of_host", [0, 3, 16])
+def test_ranks_that_do_not_fill_their_hosts_are_refused(of_host: int) -> None:
+    with pytest.raises(ArgumentError, match="ranks of a host"):
+        two_level_sum(parts_of(8, 4), of_host)
+
+
+def test_depth_and_text_of_an_order() -> None:
+    assert (order_depth(0), order_depth(gloo_order(2, 8)), order_depth(((0, 1), (2, 3)))) == (
+        0,
+        7,
+        2,
+    )
+    assert order_text((((0, 1), (2, 3)), (4, 5, 6))) == "0 + 1 + (2 + 3) + {4, 5, 6}"
+
+
+@settings(max_examples=200, deadline=None)
+@given(size=st.integers(1, 10**8), ranks=st.integers(1, 64), itemsize=st.sampled_from((2, 4, 8)))
+def test_chunks_of_gloo_cover_a_message(size: int, ranks: int, itemsize: int) -> None:
+    bounds = gloo_bounds(size, ranks, itemsize)
+    lengths = [b - a for a, b in neighbours(bounds)]
+    assert (bounds[0], bounds[-1], len(lengths)) == (0, size, ranks)
+    full = max(lengths)
+    # All are full, then one may be short, then they are empty.
+    assert lengths == sorted(lengths, reverse=True)
+    assert sum(0 < length < full for length in lengths) <= 1
+
+
+# --- what gloo's own processes do
+
+
+def reduced(item):
+    """One all-reduce for each message of this rank; what rank 0 has."""
+    messages, name = item
+    sums = []
+    for message in messages:
+        kind = getattr(torch, name)
+        total = torch.from_numpy(message).to(kind)
+        dist.all_reduce(total)
+        sums.append(total.double().numpy())
+    return sums if dist.get_rank() == 0 else None
+
+
+@pytest.fixture(scope="module")
+def workers():
+    with Workers(8, limit_s=120, idle_s=60) as some:
+        yield some
+
+
+def gloo(workers, messages: list[np.ndarray], dtype: str) -> list[np.ndarray]:
+    """Sums by gloo of messages of shape (ranks, size)."""
+    ranks = len(messages[0])
+    items = [([m[r].astype(np.float64) for m in messages], dtype) for r in range(ranks)]
+    return [round_to(s, dtype, storage=True) for s in workers.map(reduced, items)[0]]
+
+
+needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="workers fork")
+slow = pytest.mark.slow(reason="eight processes on two cores; 2 and 4 ranks are quick")
+
+
+@needs_fork
+@pytest.mark.parametrize(
+    "ranks", [2, 4, pytest.param(3, marks=slow), pytest.param(8, marks=slow)]
+)  # fmt: skip
+def test_gloo_adds_as_simulated_bit_by_bit(workers, ranks: int) -> None:
+    for dtype in DTYPES:
+        messages = [parts_of(ranks, size, dtype) for size in (1, 7, 1000, 40_001)]
+        for parts, total in zip(messages, gloo(workers, messages, dtype), strict=True):
+            assert same_bits(total, gloo_sum(parts)), (dtype, parts.shape)
+
+
+@needs_fork
+@pytest.mark.parametrize(
+    "ranks", [2, 4, pytest.param(3, marks=slow), pytest.param(8, marks=slow)]
+)  # fmt: skip
+def test_the_order_found_in_gloo_is_the_simulated_one(workers, ranks: int) -> None:
+    for dtype in ("float32", "float16"):
+        probes = [np.repeat(p[:, None], 100, axis=1) for p in order_probes(ranks, dtype)]
+        sums = np.stack(gloo(workers, probes, dtype))
+        itemsize = np.dtype(dtype).itemsize
+        expected = [
+            (a, b, as_sets(gloo_order(chunk, ranks)))
+            for chunk, (a, b) in enumerate(neighbours(gloo_bounds(100, ranks, itemsize)))
+        ]
+        runs = [(r.start, r.stop, as_sets(r.tree)) for r in orders_found(sums, ranks, dtype)]
+        assert runs == (expected if ranks > 2 else [(0, 100, frozenset({0, 1}))])
+
+
+@needs_fork
+@pytest.mark.slow(reason="messages of 15 MB; the small ones are quick")
+@pytest.mark.parametrize(("ranks", "size"), [(3, 3_700_001), (2, 3_000_000), (4, 2_500_003)])
+def test_pieces_of_large_messages_are_simulated(workers, ranks: int, size: int) -> None:
+    """Beyond 1 MiB a piece a chunk has more than two of them."""
+    parts = parts_of(ranks, size)
+    (total,) = gloo(workers, [parts], "float32")
+    assert same_bits(total, gloo_sum(parts))

@@ -1,0 +1,296 @@
+"""Workers run what they are sent, and none outlives its page, whatever fails."""
+
+import gc
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from roundoff.errors import ArgumentError, UnsupportedError, WorkerError
+from roundoff.workers import Workers
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="workers fork")
+slow = pytest.mark.slow(reason="starts new workers; a quick one of its kind is beside it")
+FACTOR = 3
+
+
+def scaled(x):
+    return x * FACTOR
+
+
+def reduced(x):
+    total = torch.tensor(scaled(x))
+    dist.all_reduce(total)
+    return dist.get_world_size(), float(total)
+
+
+def process(_):
+    return os.getpid()
+
+
+def raises_in_rank_1(_):
+    if dist.get_rank() == 1:
+        raise ValueError("no such size")
+    dist.barrier()
+
+
+def dies_in_rank_1(_):
+    if dist.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.barrier()
+
+
+def sleeps(_):
+    time.sleep(60)
+
+
+def stops(_):
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def running(group: int) -> bool:
+    """Whether any process of a group is left."""
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def ends(group: int, within_s: float = 10.0) -> bool:
+    until = time.monotonic() + within_s
+    while running(group) and time.monotonic() < until:
+        time.sleep(0.02)
+    return not running(group)
+
+
+@pytest.fixture(scope="module")
+def workers():
+    """Workers that the tests share: new ones start after each that fails."""
+    with Workers(4, limit_s=60, idle_s=60) as some:
+        yield some
+
+
+def group_of(workers: Workers) -> int:
+    workers.map(process, [0])
+    return workers._group.guardian.pid
+
+
+def test_each_rank_gets_its_item_and_functions_of_a_script_come_along(workers) -> None:
+    assert workers.map(reduced, [1.0, 2.0]) == [(2, 9.0)] * 2
+    assert workers.map(reduced, [1.0, 2.0, 3.0, 4.0]) == [(4, 30.0)] * 4
+    first = workers.map(process, [0] * 4)
+    assert workers.map(reduced, [1.0]) == [(1, 3.0)]
+    assert workers.map(process, [0] * 4) == first  # they wait, and are not started again
+    assert len({*first, os.getpid()}) == 5
+
+
+def test_code_that_has_no_module_is_sent(workers) -> None:
+    page = {}
+    text = "import numpy as np\nK = 2\ndef f(x, y=5):\n  return y + sum(K for _ in x) + np.sum(x)"
+    exec(text, page)
+    assert workers.map(page["f"], [np.arange(3)] * 2) == [14, 14]
+
+
+def closure():
+    local = 3
+    return lambda x: x + local
+
+
+@pytest.mark.parametrize(
+    ("function", "items", "words"),
+    [
+        (process, [], "items: got 0, expected 1 to 4"),
+        (process, [0] * 5, "items: got 5"),
+        (process, [threading.Lock()], "an item cannot be sent"),
+        (closure(), [0], "got a closure"),
+        (print, [0], "expected a plain function"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_sent_is_refused(workers, function, items, words: str) -> None:
+    with pytest.raises(ArgumentError, match=words):
+        workers.map(function, items)
+
+
+LOCK = threading.Lock()
+
+
+def names_a_lock(_):
+    return LOCK
+
+
+def test_a_value_that_cannot_be_sent_is_named(workers) -> None:
+    with pytest.raises(ArgumentError, match="names_a_lock cannot be sent: it names LOCK"):
+        workers.map(names_a_lock, [0])
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [({"count": 0}, ArgumentError), ({"count": 2, "limit_s": 0}, ArgumentError),
+     ({"count": 2, "backend": "no-such"}, UnsupportedError)],
+)  # fmt: skip
+def test_impossible_workers_are_refused(options, error) -> None:
+    with pytest.raises(error):
+        Workers(**options)
+
+
+@pytest.mark.parametrize(
+    ("function", "limit_s", "words"),
+    [
+        (raises_in_rank_1, 60, "the worker of rank 1 failed: got ValueError: no such size"),
+        (dies_in_rank_1, 60, "the worker of rank 1 died"),
+        (sleeps, 1.5, "took too long: got more than 1.5 s"),
+        pytest.param(stops, 1.5, "took too long", marks=slow),
+    ],
+)  # fmt: skip
+def test_a_failure_is_named_and_ends_them_all(workers, function, limit_s, words: str) -> None:
+    group = group_of(workers)
+    with pytest.raises(WorkerError, match=words):
+        workers.map(function, [0, 0], limit_s)
+    assert ends(group)
+
+
+def test_the_traceback_of_a_worker_is_kept(workers) -> None:
+    with pytest.raises(WorkerError) as caught:
+        workers.map(raises_in_rank_1, [0, 0])
+    assert "raises_in_rank_1" in caught.value.__notes__[0]
+
+
+@slow
+def test_a_worker_killed_from_outside_is_noticed(workers) -> None:
+    group = group_of(workers)
+    victim = workers.map(process, [0, 0])[1]
+    threading.Timer(0.5, os.kill, (victim, signal.SIGKILL)).start()
+    with pytest.raises(WorkerError, match="the worker of rank 1 died"):
+        workers.map(sleeps, [0, 0])
+    assert ends(group)
+
+
+def test_a_machine_without_the_network_interface_says_so() -> None:
+    named = {"GLOO_SOCKET_IFNAME": "no-such-interface"}
+    with (
+        Workers(2, environment=named) as workers,
+        pytest.raises(WorkerError, match="no-such-interface"),
+    ):
+        workers.map(reduced, [1.0, 2.0])
+
+
+def test_a_guardian_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("roundoff.workers._CHILD", "raise SystemExit('no such module')")
+    with (
+        Workers(2) as workers,
+        pytest.raises(WorkerError, match="the workers ended: got no such module"),
+    ):
+        workers.map(process, [0])
+    monkeypatch.setattr(sys, "executable", "/no/such/python")
+    with pytest.raises(WorkerError, match=r"the workers cannot start: .*/no/such/python"):
+        workers.map(process, [0])
+
+
+def test_a_port_in_use_is_no_matter(workers, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        monkeypatch.setenv("MASTER_PORT", str(taken.getsockname()[1]))
+        monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+        assert workers.map(reduced, [1.0, 2.0]) == [(2, 9.0)] * 2
+
+
+def imported(name):
+    import sys
+
+    return name in sys.modules
+
+
+def test_modules_are_imported_before_the_workers_are() -> None:
+    with Workers(2, imports=["colorsys"]) as workers:
+        assert workers.map(imported, ["colorsys", "turtle"]) == [True, False]
+    with (
+        Workers(2, imports=["no_such_module"]) as workers,
+        pytest.raises(WorkerError, match=r"the workers ended: .*no_such_module"),
+    ):
+        workers.map(imported, ["colorsys"])
+
+
+def test_workers_that_nobody_holds_end() -> None:
+    workers = Workers(2)
+    group = group_of(workers)
+    names = {"workers": workers}  # as a page's names: in a circle
+    names["self"] = names
+    del workers, names
+    gc.collect()
+    assert ends(group)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="prctl")
+def test_workers_do_not_outlive_their_guardian() -> None:
+    with Workers(2) as workers:
+        group = group_of(workers)
+        os.kill(group, signal.SIGKILL)
+        workers._group.guardian.wait(10)  # else its own entry keeps the group
+        assert ends(group)
+
+
+@slow
+def test_idle_workers_end_and_come_back() -> None:
+    with Workers(2, idle_s=0.2) as workers:
+        group = group_of(workers)
+        assert ends(group)
+        assert workers.map(reduced, [1.0, 2.0]) == [(2, 9.0)] * 2
+
+
+def test_an_interrupt_ends_them(workers) -> None:
+    group = group_of(workers)
+    main = threading.main_thread().ident
+    threading.Timer(0.5, signal.pthread_kill, (main, signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        workers.map(sleeps, [0, 0])
+    assert ends(group)
+
+
+PAGE = """
+import os, signal, sys, time
+from roundoff.workers import Workers
+def process(_):
+    return os.getpid()
+def sleeps(_):
+    time.sleep(60)
+workers = Workers(2)
+workers.map(process, [0, 0])
+print(workers._group.guardian.pid, flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "sent"),
+    [("1 / 0", None), ("workers.map(sleeps, [0, 0])", signal.SIGKILL),
+     pytest.param("pass", None, marks=slow), pytest.param("os._exit(3)", None, marks=slow),
+     pytest.param("workers.map(sleeps, [0, 0])", signal.SIGINT, marks=slow),
+     pytest.param("workers.map(sleeps, [0, 0])", signal.SIGTERM, marks=slow)],
+)  # fmt: skip
+def test_the_end_of_a_page_is_the_end_of_its_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str, sent
+) -> None:
+    script = tmp_path / "page.py"
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    script.write_text(textwrap.dedent(PAGE) + end, "utf-8")
+    page = subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE,
+                            stderr=subprocess.DEVNULL, text=True)  # fmt: skip
+    with page:
+        group = int(page.stdout.readline())
+        if sent:
+            time.sleep(0.3)
+            page.send_signal(sent)
+        page.wait(20)
+    assert ends(group)
+    assert list(tmp_path.glob("roundoff-workers-*")) == []

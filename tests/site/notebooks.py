@@ -26,6 +26,7 @@ DRIVER = Path(__file__).with_name("execute_notebook.py")
 TIMED = {
     "plot_reduction_order": ["ways.times base", "ways.low", "ways.high"],
     "plot_layer_norm_discrepancies": ["switches.cost"],
+    "plot_bits_to_words": ["costs.× bfloat16", "costs.low", "costs.high"],
     "plot_gemm_fusion": ["times.*", "one-token.*", "squares.*", "graphs.*"],
     "plot_llama_backend": [
         "costs.*", "times.warmup", "times.N calls", "times.memory", "times.products",

@@ -30,6 +30,8 @@ FIRST = {
     "fp16 overflow": NUMERICS + "plot_layer_norm_discrepancies",
     "order of summation": NUMERICS + "plot_reduction_order",
     "non-deterministic sum": NUMERICS + "plot_reduction_order",
+    "llm temperature 0 nondeterministic": NUMERICS + "plot_bits_to_words",
+    "different answer batch size": NUMERICS + "plot_bits_to_words",
     "layernorm backward triton": KERNELS + "plot_triton_layer_norm",
     "layer norm kernel": KERNELS + "plot_triton_layer_norm",
     "gemm fusion": FUSION + "plot_gemm_fusion",

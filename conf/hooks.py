@@ -31,6 +31,8 @@ PAGES = {
         "all-reduce distributed DDP number of GPUs workers ranks different loss NCCL gloo",
     "plot_layer_norm_discrepancies":
         "onnxruntime pytorch different results TF32 tolerance fp16 overflow",
+    "plot_bits_to_words":
+        "LLM language model temperature 0 nondeterministic answers tokens batch bfloat16 greedy",
     "plot_gemm_fusion": "Gemm MatMul fusion faster ONNX Runtime",
     "plot_llama_backend": "torch.compile backend Llama onnxruntime attention inductor bfloat16",
     "plot_triton_layer_norm": "Triton kernel LayerNorm backward atomics lock GPU bandwidth",

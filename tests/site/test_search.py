@@ -32,6 +32,8 @@ FIRST = {
     "non-deterministic sum": NUMERICS + "plot_reduction_order",
     "allreduce different results": NUMERICS + "plot_all_reduce_order",
     "distributed training reproducible number of workers": NUMERICS + "plot_all_reduce_order",
+    "llm temperature 0 nondeterministic": NUMERICS + "plot_bits_to_words",
+    "different answer batch size": NUMERICS + "plot_bits_to_words",
     "layernorm backward triton": KERNELS + "plot_triton_layer_norm",
     "layer norm kernel": KERNELS + "plot_triton_layer_norm",
     "gemm fusion": FUSION + "plot_gemm_fusion",

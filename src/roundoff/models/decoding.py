@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,7 +14,7 @@ from ..errors import ArgumentError
 if TYPE_CHECKING:
     from .trained import TrainedLlama
 
-__all__ = ["Decoded", "Float64Llama", "decode", "padded"]
+__all__ = ["Decoded", "Float64Llama", "GraphStep", "decode", "padded"]
 
 
 class Float64Llama:
@@ -57,9 +57,10 @@ class Float64Llama:
         attention_mask: torch.Tensor | None = None,
         position_ids: torch.Tensor | None = None,
         past_key_values: Any = None,
+        logits_to_keep: int = 0,
         **_: Any,
     ) -> Any:
-        """Logits of every position, shape (batch, length, vocabulary), in float64.
+        """Logits, shape (batch, length, vocabulary), in float64.
 
         Parameters
         ----------
@@ -69,6 +70,8 @@ class Float64Llama:
         position_ids : torch.Tensor of int64, shape (batch, length), optional
         past_key_values : transformers.Cache, optional
             Keys and values of earlier tokens, which gets those of these.
+        logits_to_keep : int
+            Of that many last positions; 0: of all.
         """
         config, w = self.config, self._weights
         batch, length = input_ids.shape
@@ -114,7 +117,7 @@ class Float64Llama:
             gate = torch.nn.functional.silu(h @ w[f"{layer}.mlp.gate_proj.weight"].T)
             up = h @ w[f"{layer}.mlp.up_proj.weight"].T
             x = x + (gate * up) @ w[f"{layer}.mlp.down_proj.weight"].T
-        x = norm(x, "model.norm")
+        x = norm(x[:, -logits_to_keep:], "model.norm")
         last = w.get("lm_head.weight", w["model.embed_tokens.weight"])
         return types.SimpleNamespace(logits=x @ last.T)
 
@@ -177,7 +180,7 @@ class Decoded:
     ----------
     tokens : torch.Tensor
         int64, shape (batch, tokens): the most likely token of each step; after the first end
-        token nothing else.
+        token (of the text that was followed, where there is one) nothing else.
     margin : torch.Tensor
         float64, shape (batch, tokens): how far the largest logit is above the second; NaN after
         the end.
@@ -192,11 +195,69 @@ class Decoded:
     margin: torch.Tensor
 
 
+class GraphStep:
+    """One step of decoding as a CUDA graph, for *step* of :func:`decode`.
+
+    The model's own kernels are recorded at the first step of a text and replayed at the others: the
+    bits are those of the model called directly, without the time to launch each kernel.
+
+    Parameters
+    ----------
+    model : transformers' causal language model or Float64Llama
+        On a GPU.
+
+    Raises
+    ------
+    ArgumentError
+        When the model is not on a GPU.
+
+    Notes
+    -----
+    https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs
+    """
+
+    def __init__(self, model: Any) -> None:
+        if torch.device(model.device).type != "cuda":
+            raise ArgumentError("a CUDA graph", got=str(model.device), expected="a model on a GPU")
+        self._model = model
+        self._cache: Any = None
+
+    def __call__(self, *, past_key_values: Any, **inputs: Any) -> Any:
+        """Logits of one token, as the model gives them; they are overwritten by the next step."""
+        if past_key_values is not self._cache:
+            self._capture(past_key_values, inputs)
+        for name, tensor in self._tensors.items():
+            tensor.copy_(inputs[name])
+        self._graph.replay()
+        return self._result
+
+    def _capture(self, cache: Any, inputs: Mapping[str, Any]) -> None:
+        self._tensors = {n: t.clone() for n, t in inputs.items() if isinstance(t, torch.Tensor)}
+        call = {**inputs, **self._tensors, "past_key_values": cache}
+        places = [layer.cumulative_length for layer in cache.layers]
+        saved = [place.clone() for place in places]
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(2):  # libraries choose kernels and take their workspaces
+                self._model(**call)
+                for place, value in zip(places, saved, strict=True):  # it counted the token
+                    place.copy_(value)
+        torch.cuda.current_stream().wait_stream(stream)
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph):
+            self._result = self._model(**call)
+        self._cache = cache
+
+
 def decode(
     model: Any,
     prompts: Sequence[Sequence[int]],
     tokens: int,
     *,
+    follow: torch.Tensor | None = None,
+    observe: Callable[[int, torch.Tensor], Any] | None = None,
+    length: int = 0,
     step: Callable[..., Any] | None = None,
     progress: Callable[[Any], Any] | None = None,
 ) -> Decoded:
@@ -213,6 +274,14 @@ def decode(
         A batch; shorter prompts are padded on the left.
     tokens : int
         How many to write.
+    follow : torch.Tensor of int64, shape (batch, tokens), optional
+        A text that every step goes on from, whatever it would have written itself (teacher
+        forcing). Up to the first token that differs both ways compute the same.
+    observe : callable, optional
+        Called with the number of each step and its logits, shape (batch, vocabulary), in the
+        model's type; it must not change them.
+    length : int
+        Pad the prompts to at least this many columns.
     step : callable, optional
         Runs one token, such as ``torch.compile(model)``; called as *model* is.
     progress : callable, optional
@@ -236,8 +305,11 @@ def decode(
         raise ArgumentError("nothing to decode", got=str(tokens), expected="tokens of at least 1")
     end = model.config.eos_token_id
     pad = model.config.pad_token_id
-    ids, mask = padded(prompts, end if pad is None else pad, device=str(model.device))
+    ids, mask = padded(prompts, end if pad is None else pad, str(model.device), length)
     batch, length = ids.shape
+    if follow is not None and follow.shape != (batch, tokens):
+        raise ArgumentError("a text to follow", got=str(tuple(follow.shape)),
+                            expected=f"({batch}, {tokens}): (prompts, tokens)")  # fmt: skip
     cache = StaticCache(config=model.config, max_cache_len=length + tokens)
     # One mask of the cache's whole length; what is not written yet is later than any query.
     whole = torch.nn.functional.pad(mask, (0, tokens), value=1)
@@ -246,7 +318,7 @@ def decode(
     finished = torch.zeros(batch, dtype=torch.bool, device=ids.device)
     written, margins = [], []
     run = model
-    for _ in (progress or iter)(range(tokens)):
+    for i in (progress or iter)(range(tokens)):
         with torch.no_grad():
             logits = run(
                 input_ids=ids,
@@ -254,12 +326,15 @@ def decode(
                 position_ids=positions,
                 past_key_values=cache,
                 use_cache=True,
+                logits_to_keep=1,
             ).logits[:, -1]
         run = step or model
+        if observe:
+            observe(i, logits)
         best = logits.topk(2).values.double()
-        token = torch.where(finished, ends[0], logits.argmax(-1))
-        written.append(token)
-        margins.append(best[:, 0] - best[:, 1])
+        written.append(torch.where(finished, ends[0], logits.argmax(-1)))
+        margins.append((best[:, 0] - best[:, 1]).masked_fill(finished, torch.nan))
+        token = written[-1] if follow is None else follow[:, i].to(ids.device)
         finished = finished | torch.isin(token, ends)
         if bool(finished.all()):
             break

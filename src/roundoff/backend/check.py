@@ -158,7 +158,21 @@ def _run(
     program = with_kernels(
         returning,
         exported.device.type == "cpu",
-        lambda m: Program(m, exported.device, KERNELS, tf32),
+        lambda m: Program(m, exported.device, KERNELS | exported.kernels, tf32),
     )
     feeds = _feeds(exported, tensors)
-    return program.run([feeds[n].contiguous() for n in program.inputs])
+    sizes = sizes_of(exported, tensors)
+    return program.run([feeds[n].contiguous() for n in program.inputs], sizes)
+
+
+def sizes_of(exported: Exported, tensors: Sequence[torch.Tensor]) -> dict[str, int]:
+    """The values of the symbolic sizes that inputs have."""
+    sizes: dict[str, int] = {}
+    feeds = _feeds(exported, tensors)
+    for value in exported.model.graph.input:
+        tensor = feeds[value.name]
+        for d, n in zip(value.type.tensor_type.shape.dim, tensor.shape, strict=True):
+            sizes.setdefault(d.dim_param, int(n))
+        if value.name.isidentifier() and tensor.dtype == torch.int64 and tensor.shape == (1,):
+            sizes.setdefault(value.name, int(tensor))  # a size that is an input by itself
+    return sizes

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
-import math
 import operator
 import warnings
 from collections.abc import Iterator, Sequence
@@ -27,9 +26,67 @@ __all__ = ["STRIDED", "keep_composites", "outside", "passes_through"]
 _LIBRARY = torch.library.Library("roundoff", "FRAGMENT")
 _LIBRARY.define("linear(Tensor x, Tensor weight, Tensor? bias=None) -> Tensor")
 _LIBRARY.define("matmul(Tensor a, Tensor b) -> Tensor")
+_LIBRARY.define(
+    "attention(Tensor query, Tensor key, Tensor value, Tensor? mask, bool is_causal, float? scale,"
+    " bool grouped) -> Tensor"
+)
+_LINEAR, _MATMUL = torch.ops.roundoff.linear.default, torch.ops.roundoff.matmul.default
+_ATTENTION = torch.ops.roundoff.attention.default
+
+
+def _by_torch(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    is_causal: bool,
+    scale: float | None,
+    grouped: bool,
+) -> torch.Tensor:
+    return torch.nn.functional.scaled_dot_product_attention(
+        query, key, value, mask, 0.0, is_causal, scale=scale, enable_gqa=grouped
+    ).contiguous()
+
+
 _LIBRARY.impl("linear", torch.nn.functional.linear, "CompositeExplicitAutograd")
 _LIBRARY.impl("matmul", torch.matmul, "CompositeExplicitAutograd")
-_LINEAR, _MATMUL = torch.ops.roundoff.linear.default, torch.ops.roundoff.matmul.default
+_LIBRARY.impl("attention", _by_torch, "CompositeExplicitAutograd")
+
+
+# Shapes alone, for tracing: with symbolic sizes the operators' own decomposition takes 10 times as
+# long.
+def _linear_shape(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    torch._check(x.shape[-1] == weight.shape[1], lambda: f"{x.shape} @ {weight.shape}.T")
+    return x.new_empty([*x.shape[:-1], weight.shape[0]])
+
+
+def _matmul_shape(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    if a.dim() != b.dim():
+        return torch.matmul(a, b)
+    torch._check(a.shape[-1] == b.shape[-2], lambda: f"{a.shape} @ {b.shape}")
+    leading = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    return a.new_empty([*leading, a.shape[-2], b.shape[-1]])
+
+
+def _attention_shape(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    is_causal: bool,
+    scale: float | None,
+    grouped: bool,
+) -> torch.Tensor:
+    torch._check(key.shape[-2] == value.shape[-2], lambda: f"keys {key.shape}, {value.shape}")
+    return query.new_empty([*query.shape[:-1], value.shape[-1]])
+
+
+for _name, _shape in (
+    ("linear", _linear_shape), ("matmul", _matmul_shape), ("attention", _attention_shape),
+):  # fmt: skip
+    torch.library.register_fake(f"roundoff::{_name}", _shape, lib=_LIBRARY)
 
 
 def _product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -59,41 +116,11 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    """torch's scaled dot-product attention, spelled out; the same with rows that see no key.
-
-    torch's exporter shuts keys out with the lowest finite number, which makes such a row the
-    mean of all values; torch itself makes it zero.
-    """
-    if dropout_p or query.dim() != 4:
+    if dropout_p or query.dim() != 4 or not query.is_floating_point():
         return torch.nn.functional.scaled_dot_product_attention(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )
-    groups = query.shape[1] // key.shape[1] if enable_gqa else 1
-    if groups > 1:
-        key, value = (_repeated(x, groups) for x in (key, value))
-    bias = attn_mask
-    if is_causal:
-        ones = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device)
-        attn_mask = ones.tril()
-    if attn_mask is not None and attn_mask.dtype == torch.bool:
-        zero = torch.zeros((), dtype=query.dtype, device=query.device)
-        low = torch.full((), -math.inf, dtype=query.dtype, device=query.device)
-        bias = torch.where(attn_mask, zero, low)
-    factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-    scores = _MATMUL(query * factor, key.transpose(-1, -2))
-    if bias is not None:
-        scores = scores + bias
-    probabilities = torch.softmax(scores, dim=-1)
-    if bias is not None and not is_causal:
-        dead = bias.amax(-1, keepdim=True) == -math.inf
-        probabilities = probabilities.masked_fill(dead, 0)
-    return _MATMUL(probabilities, value)
-
-
-def _repeated(x: torch.Tensor, groups: int) -> torch.Tensor:
-    batch, heads, length, head = x.shape
-    wide = x[:, :, None].expand(batch, heads, groups, length, head)
-    return wide.reshape(batch, heads * groups, length, head)
+    return _ATTENTION(query, key, value, attn_mask, is_causal, scale, enable_gqa)
 
 
 _KEEP = {
@@ -180,6 +207,7 @@ def passes_through(args: Sequence[Any], examples: Sequence[Any]) -> bool:
         metadata.num_outputs_aliased,
         metadata.num_intermediate_bases,
         metadata.grad_enabled_mutation is not None,
+        any(i.mutates_data for i in metadata.input_info),
         metadata.dynamic_outputs,
         metadata.is_rng_op_functionalized,
         metadata.tokens,

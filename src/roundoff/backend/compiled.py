@@ -171,7 +171,10 @@ class Compiled:
                   if isinstance(a, torch.Tensor) and i not in numbers]  # fmt: skip
         self.device = _device([examples[i] for i in places], gm)
         self.names = [names[i] for i in places]
-        self.static = [n for i, n in zip(places, self.names, strict=True) if static[i]]
+        writes = {n.args[0] for n in gm.graph.nodes if n.target is torch.ops.aten.copy_.default}
+        written = [p in writes for p in gm.graph.find_nodes(op="placeholder")]
+        self.static = [n for i, n in zip(places, self.names, strict=True)
+                       if static[i] and not written[i]]  # fmt: skip
         self._places, self._all_tensors = places, len(places) == len(examples)
         self._cuda = self.device.type == "cuda"
         self._outputs = Outputs(gm)
@@ -279,7 +282,7 @@ class Compiled:
             s.name: args[s.argument] if s.axis is None else args[s.argument].shape[s.axis]
             for s in self._converted.symbols
         }
-        if not self._outputs.names:
+        if not self.exported.graph.output:
             return self._outputs.restore([], sizes)
         variant = self._variant
         if self._cuda and variant.tf32 != torch_tf32():
@@ -296,6 +299,12 @@ class Compiled:
 
                 verify(variant, tensors)
         outputs = variant(tensors, sizes)
+        if self._converted.written:
+            first = len(self._outputs.names)
+            for i, value in zip(self._converted.written, outputs[first:], strict=True):
+                if args[i].data_ptr() != value.data_ptr():  # else it was written where it lies
+                    args[i].copy_(value)
+            outputs = outputs[:first]
         return outputs if self._outputs.plain else self._outputs.restore(outputs, sizes)
 
     def compare(self) -> pd.DataFrame:

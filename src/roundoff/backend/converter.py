@@ -51,6 +51,8 @@ class Converted:
         Operator of domain "roundoff" -> what runs it: the operators that stay with torch.
     by_torch : dict of str to str
         Operator that stays with torch -> why.
+    written : list of int
+        Arguments that the graph writes to: their new values are the model's last outputs.
     """
 
     model: onnx.ModelProto
@@ -58,6 +60,7 @@ class Converted:
     integers: list[str]
     kernels: dict[str, Kernel]
     by_torch: dict[str, str]
+    written: list[int]
 
 
 class Converter:
@@ -69,6 +72,8 @@ class Converter:
         self.kernels: dict[str, Kernel] = {}
         self.by_torch: dict[str, str] = {}
         self.current = ""
+        #: Placeholders that are written to -> the new value.
+        self.written: dict[torch.fx.Node, ir.Value] = {}
         self._nodes: list[ir.Node] = []
         self._inputs: list[ir.Value] = []
         self._initializers: list[ir.Value] = []
@@ -124,8 +129,11 @@ class Converter:
     def finish(self, gm: torch.fx.GraphModule, names: Sequence[str]) -> Converted:
         (returned,) = gm.graph.output_node().args
         outputs: list[ir.Value] = []
-        for node, name in zip(returned, names, strict=True):  # type: ignore[arg-type]
-            value = self.values[node]
+        places = gm.graph.find_nodes(op="placeholder")
+        values = [self.values[node] for node in returned]  # type: ignore[union-attr, index]
+        values += self.written.values()
+        names = [*names, *(f"written_{i}" for i in range(len(self.written)))]
+        for value, name in zip(values, names, strict=True):
             if value.producer() is None or value in outputs:
                 value = self.op("Identity", value)
             outputs.append(value)
@@ -135,7 +143,8 @@ class Converter:
             opset_imports=self._domains, name="graph",
         )  # fmt: skip
         model = ir.to_proto(ir.Model(graph, ir_version=10))
-        return Converted(model, self._symbols, self._integers, self.kernels, self.by_torch)
+        written = [places.index(node) for node in self.written]
+        return Converted(model, self._symbols, self._integers, self.kernels, self.by_torch, written)
 
     # Nodes
 

@@ -90,6 +90,8 @@ def onnx_custom_backend(
 
     Notes
     -----
+    An input that the graph writes to one place of (a static cache, by ``index_copy_``) is written
+    where it lies; others are computed anew and copied.
     Weights stay where they are: changed in place, the next call sees it. What is precomputed
     (packed weights, tables) is computed again when the version counter of a weight moves.
     Inference tensors have no counter, and writes through ``.data`` do not move it: call
@@ -139,7 +141,9 @@ def onnx_custom_backend(
                 direct.append(compiled)
             return compiled
 
-        wrapped = aot_autograd(fw_compiler=compiler, decompositions=STRIDED)(kept, args)
+        wrapped = aot_autograd(
+            fw_compiler=compiler, decompositions=STRIDED, keep_inference_input_mutations=True
+        )(kept, args)
         return _unboxed(direct[0]) if direct else wrapped
     except RoundoffError as e:
         if torch._guards.TracingContext.try_get() is None:

@@ -490,6 +490,60 @@ def _addmm(
     return c.op("Gemm", *inputs, shape=_out(node), alpha=float(alpha), beta=float(beta))
 
 
+@_writes("roundoff.attention")
+def _attention(
+    c: Converter, node: Any, query: Any, key: Any, value: Any, mask: Any, is_causal: bool,
+    scale: Any, grouped: bool,
+) -> Any:  # fmt: skip
+    """torch's scaled dot-product attention, spelled out; rows that see no key are zero.
+
+    torch's exporter shuts keys out with the lowest finite number, which makes such a row the
+    mean of all values; torch itself makes it zero.
+    """
+    kind, out = _kind(node), _out(node)
+    q, k, v = (c.tensor(x) for x in (query, key, value))
+    factor = _constant(c, 1 / math.sqrt(int(dims_of(q)[-1])) if scale is None else scale)
+    if factor is None or not isinstance(dims_of(q)[-1], int):
+        return NotImplemented
+    if grouped:
+        k, v = (_repeated(c, x, dims_of(q)[1]) for x in (k, v))
+    scores = [*dims_of(q)[:3], dims_of(k)[2]]
+    bias = None if mask is None else c.tensor(mask)
+    if is_causal:
+        square = scores[2:]
+        ones = c.op("Expand", c.constant(np.array(True)), c.shape(square), shape=square)
+        bias = c.op("Trilu", ones, c.constant(np.array(0, np.int64)), upper=0)
+    if bias is not None and bias.dtype == _BOOL:
+        zero, low = (c.tensor(n, kind) for n in (0.0, -math.inf))
+        bias = c.op("Where", bias, zero, low, dtype=kind)
+    k_shape = dims_of(k)
+    turned = c.op("Transpose", k, shape=[*k_shape[:2], k_shape[3], k_shape[2]], perm=[0, 1, 3, 2])
+    scaled = c.op("Mul", q, c.tensor(factor, kind))
+    product = c.op("MatMul", scaled, turned, shape=scores)
+    if bias is not None:
+        product = c.op("Add", product, bias)
+    probabilities = c.op("Softmax", product, axis=-1)
+    if bias is not None and not is_causal:
+        some = [*dims_of(bias)[:-1], 1]
+        most = c.op("ReduceMax", bias, c.ints([-1]), shape=some, keepdims=1)
+        dead = c.op("Equal", most, c.tensor(-math.inf, kind), dtype=_BOOL)
+        probabilities = c.op("Where", dead, c.tensor(0.0, kind), probabilities, shape=scores,
+                             dtype=kind)  # fmt: skip
+    return c.op("MatMul", probabilities, v, shape=out)
+
+
+def _repeated(c: Converter, x: ir.Value, heads: Dim) -> ir.Value:
+    """Keys or values with each head repeated for the queries of its group."""
+    batch, groups, length, head = dims_of(x)
+    times = int(heads) // int(groups)
+    if times == 1:
+        return x
+    thin = c.reshape(x, [batch, groups, 1, length, head])
+    wide = c.op("Expand", thin, c.ints([1, 1, times, 1, 1]),
+                shape=[batch, groups, times, length, head])  # fmt: skip
+    return c.reshape(wide, [batch, heads, length, head])
+
+
 # Elements by index
 
 
@@ -602,6 +656,18 @@ def _index_copy(c: Converter, node: Any, x: Any, axis: int, index: Any, source: 
     if any(d != 1 for d in target):
         at = c.op("Expand", at, c.shape(target), shape=shape)
     return c.op("ScatterElements", c.tensor(x), at, new, axis=axis)
+
+
+@_writes("copy_")
+def _copy_into(
+    c: Converter, node: Any, target: Any, source: Any, non_blocking: bool = False
+) -> Any:
+    """A write to an input, which AOTAutograd leaves at the end of the graph."""
+    value, out = c.tensor(source, _kind(node)), _out(node)
+    if dims_of(value) != out:
+        value = c.op("Expand", value, c.shape(out), shape=out)
+    c.written[target] = value
+    return value
 
 
 @_writes("_assert_async.msg", "_assert_scalar")

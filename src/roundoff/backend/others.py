@@ -33,6 +33,9 @@ def by_exporter(c: Converter, node: torch.fx.Node) -> Any:
     UnsupportedError
         It has no form for the operator, or none for all sizes at once.
     """
+    space = str(getattr(node.target, "namespace", ""))
+    if space not in ("aten", "prims"):  # a library's or a user's own: no need to ask
+        raise _unsupported(node, f"an operator of {space or type(node.target).__name__}")
     leaves, spec = pytree.tree_flatten((node.args, node.kwargs))
     tensors = [x for x in leaves if isinstance(x, torch.fx.Node) and _is_tensor(x)]
     tensors = list(dict.fromkeys(tensors))

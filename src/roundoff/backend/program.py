@@ -148,6 +148,29 @@ def _submodel(
     )
 
 
+def written_in_place(model: onnx.ModelProto) -> dict[str, str]:
+    """Outputs that may lie where an input does -> that input.
+
+    Those are an input with some elements replaced, whose old elements nothing else reads: ONNX
+    Runtime copies the rest only where the two lie apart.
+    """
+    readers: dict[str, int] = {}
+    for node in model.graph.node:
+        for name in node.input:
+            readers[name] = readers.get(name, 0) + 1
+    inputs = {i.name for i in model.graph.input}
+    returned = {o.name for o in model.graph.output}
+    return {
+        node.output[0]: node.input[0]
+        for node in model.graph.node
+        if node.op_type in ("ScatterElements", "ScatterND")
+        and node.output[0] in returned
+        and node.output[0].startswith("written_")
+        and node.input[0] in inputs
+        and readers[node.input[0]] == 1
+    }
+
+
 class Program:
     """A model ready to run on one device, with torch tensors in and out and no copies.
 
@@ -198,8 +221,13 @@ class Program:
             if n.domain == "roundoff" and not isinstance(kernels.get(n.op_type), Into)
             for o in n.output
         }
+        in_place = written_in_place(model)
         self._new = [
-            (self._slots[n].index, self._slots[n].maker(device))
+            (
+                self._slots[n].index,
+                None if n in in_place else self._slots[n].maker(device),
+                self.inputs.index(in_place[n]) if n in in_place else -1,
+            )
             for n in self.outputs
             if n not in by_kernel and self._slots[n].shape is not None
         ]
@@ -293,15 +321,15 @@ class Program:
         self, inputs: Sequence[torch.Tensor], sizes: Mapping[str, int]
     ) -> list[torch.Tensor]:
         if self._whole is not None:  # the list of values would take longer than a small run
-            outputs = [empty(sizes) for _, empty in self._new]
+            outputs = [inputs[i] if empty is None else empty(sizes) for _, empty, i in self._new]
             self._whole.call([*inputs, *outputs])
             return outputs
         values = self._blank.copy()
         for index, tensor in zip(self._in, inputs):  # noqa: B905 - each microsecond counts here
             values[index] = tensor
         # On the caller's stream, whose allocator will reuse them when it frees them.
-        for index, empty in self._new:
-            values[index] = empty(sizes)
+        for index, empty, i in self._new:
+            values[index] = inputs[i] if empty is None else empty(sizes)
         if self.stream is None:
             for step in self.steps:
                 step.run(values, sizes)

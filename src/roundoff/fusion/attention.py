@@ -108,11 +108,36 @@ class Attention(Rule):
         self, g: Editor, p: Parts, causal: bool, mask: ir.Value | None, at: ir.Node
     ) -> ir.Value:
         batch, heads, length, head = g.shape(p.q) or ()
-        q, k, v = (tokens(g, x, at) for x in (p.q, p.k, p.v))
+        k, v = unrepeated(g, p.k), unrepeated(g, p.v)
+        one_query = g.processor == "CPU" and length == 1 and g.shape(k) == g.shape(v)
+        if one_query and not causal and (mask is None or (g.shape(mask) or ())[1] == 1):
+            return self._one_query(g, p, k, v, mask, at)
+        if g.shape(p.k)[2] != length:  # type: ignore[index]
+            # Of a cache, by head: as they lie.
+            q, k, v = tokens(g, p.q, at), p.k, p.v
+        else:
+            q, k, v = (tokens(g, x, at) for x in (p.q, p.k, p.v))
         inputs = [q, k, v, None, None, mask] if mask is not None else [q, k, v]
         return g.emit("MultiHeadAttention", inputs, at, shapes=[[batch, length, heads * head]],
                       like=q, domain=MICROSOFT, rule=self.name, num_heads=heads, scale=p.scale,
                       unidirectional=int(causal))[0]  # fmt: skip
+
+    def _one_query(
+        self, g: Editor, p: Parts, k: ir.Value, v: ir.Value, mask: ir.Value | None, at: ir.Node
+    ) -> ir.Value:
+        """A decode step: two products over the cache as it lies, its heads not repeated."""
+        batch, heads, _, head = g.shape(p.q) or ()
+        groups, keys = (g.shape(k) or ())[1:3]
+        q = g.reshape(p.q, [batch, groups, heads // groups, head], at)
+        shape = [batch, groups, heads // groups, keys]
+        (scores,) = g.emit("FusedMatMul", [q, k], at, shapes=[shape], like=q, domain=MICROSOFT,
+                           rule=self.name, transA=0, transB=1, alpha=p.scale)  # fmt: skip
+        if mask is not None:
+            (scores,) = g.emit("Add", [scores, mask], at, shapes=[shape], like=q, rule=self.name)
+        (weights,) = g.emit("Softmax", [scores], at, shapes=[shape], like=q, axis=-1)
+        (out,) = g.emit("MatMul", [weights, v], at, shapes=[[*shape[:3], head]], like=q,
+                        rule=self.name)  # fmt: skip
+        return g.reshape(out, [batch, 1, heads * head], at)
 
     def _lengths(self, g: Editor, q: ir.Value, at: ir.Node) -> tuple[ir.Value, ir.Value]:
         """(the last token of each sequence, the length of all), int32."""

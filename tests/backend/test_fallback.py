@@ -10,11 +10,13 @@ import pytest
 import torch
 
 import roundoff.backend as rb
-from roundoff.errors import UnsupportedError
+from roundoff.errors import ArgumentError, UnsupportedError
 
 _LIBRARY = torch.library.Library("roundoff_tests", "FRAGMENT")
 _LIBRARY.define("double_odd(Tensor x, SymInt n) -> (Tensor, Tensor)")
 _LIBRARY.impl("double_odd", lambda x, n: (x * 2 + n, x[::2].clone()), "CompositeExplicitAutograd")
+_LIBRARY.define("type_of(Tensor x) -> Tensor")
+_LIBRARY.impl("type_of", lambda x: x + int(x.dtype == torch.bfloat16), "CompositeExplicitAutograd")
 
 
 @pytest.fixture(autouse=True)
@@ -47,6 +49,41 @@ def test_a_custom_operator_runs_between_partitions(dynamic: bool) -> None:
     (graph,) = graphs
     assert list(graph.by_torch) == ["roundoff_tests.double_odd.default"]
     assert len(graph.sessions) == 2, "one border on each side"
+
+
+@torch.no_grad()
+def test_what_stays_with_torch_keeps_its_type() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return torch.ops.roundoff_tests.type_of(x * 2) + x
+
+    run, graphs = compiled(f)
+    x = torch.randn(4, 5, dtype=torch.bfloat16)
+    torch.testing.assert_close(run(x), f(x))
+    assert graphs[0].borders == 2
+
+
+@torch.no_grad()
+@torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True)
+def test_sizes_that_the_data_decide() -> None:
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = torch.relu(x)
+        return torch.nonzero(y) + 1, y.sum(0)
+
+    run, graphs = compiled(f)
+    for _ in range(3):
+        x = torch.randn(5, 4)
+        torch.testing.assert_close(run(x), f(x))
+    assert len(graphs) == 1
+
+
+@torch.no_grad()
+def test_modes_of_torch_compile() -> None:
+    f, x = torch.nn.functional.relu, torch.randn(3)
+    run = torch.compile(f, backend=rb.onnx_custom_backend, mode="reduce-overhead")
+    torch.testing.assert_close(run(x), f(x))
+    gm = torch.fx.symbolic_trace(lambda x: x + 1)
+    with pytest.raises(ArgumentError, match=r"mode: got max-autotune, expected 'default'"):
+        rb.onnx_custom_backend(gm, [x], mode="max-autotune")
 
 
 @torch.no_grad()

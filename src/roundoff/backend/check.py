@@ -72,7 +72,7 @@ def before_and_after(variant: Variant, tensors: Sequence[torch.Tensor]) -> pd.Da
 def truth(
     exported: Exported, tensors: Sequence[torch.Tensor], names: Sequence[str]
 ) -> list[torch.Tensor]:
-    """Values of the exporter's graph computed in float64 throughout."""
+    """Values of the converted graph computed in float64 throughout."""
     known = _feeds(exported, tensors)
     feeds = {i.name: known[i.name] for i in exported.model.graph.input}
     provider = "CUDAExecutionProvider" if exported.device.type == "cuda" else "CPUExecutionProvider"

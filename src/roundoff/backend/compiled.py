@@ -129,6 +129,8 @@ class Compiled:
         Time spent: ``"convert"``, ``"fuse"``, ``"sessions"``.
     by_torch : dict of str to str
         Operator that stays with torch -> why.
+    borders : int
+        How often a call goes from one partition or kernel to the next.
     names : list of str
         Inputs that are tensors, weights included.
     static : list of str
@@ -221,12 +223,20 @@ class Compiled:
     def by_torch(self) -> dict[str, str]:
         return self._converted.by_torch
 
+    @property
+    def borders(self) -> int:
+        """Between steps of the program: each waits for the one before, some 5 to 20 µs."""
+        return len(self._variant.program.steps) - 1
+
     def _announce(self) -> None:
         """Print, store and write what the settings ask for."""
         settings, variant = self._settings, self._variant
         if settings.verbose:
             nodes = len(variant.model.graph.node)
-            print(f"onnx_custom_backend: {nodes} nodes a call; {variant.report}")
+            print(
+                f"onnx_custom_backend: {nodes} nodes a call, {self.borders} borders; "
+                f"{variant.report}"
+            )
             for name, reason in self.by_torch.items():
                 print(f"onnx_custom_backend: {name} stays with torch: {reason}")
         number = 0
@@ -322,7 +332,7 @@ class Compiled:
     def truth(self, inputs: Sequence[torch.Tensor] | None = None) -> list[torch.Tensor]:
         """What the graph returns on the inputs of its first call, in float64 throughout.
 
-        Computed by :class:`roundoff.evaluator.TorchOnnxEvaluator` from the exporter's graph, so
+        Computed by :class:`roundoff.evaluator.TorchOnnxEvaluator` from the converted graph, so
         that nothing is rounded to float32 inside, as ``module.double()`` would.
 
         Parameters

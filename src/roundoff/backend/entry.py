@@ -36,6 +36,7 @@ def onnx_custom_backend(
     check: bool = False,
     cuda_graph: bool = False,
     fallback: bool = True,
+    mode: str | None = None,
 ) -> Callable[..., Any]:
     """Compile a dynamo graph: convert it to ONNX, rewrite it by rules, run it in ONNX Runtime.
 
@@ -70,6 +71,9 @@ def onnx_custom_backend(
         Whether an operator without an ONNX form, or without a kernel in ONNX Runtime, stays with
         torch, between partitions that ONNX Runtime runs; ``Compiled.by_torch`` says which and why.
         False raises instead.
+    mode : {"default", "reduce-overhead"}, optional
+        As ``torch.compile(model, backend=..., mode=...)`` passes it. "reduce-overhead" records
+        CUDA graphs on CUDA and copies their outputs, which *cuda_graph* does not.
 
     Returns
     -------
@@ -86,7 +90,7 @@ def onnx_custom_backend(
     DtypeError
         An input has a type that ONNX Runtime lacks (complex, float8).
     ArgumentError
-        *target_opset* is below 18.
+        *target_opset* is below 18, or *mode* is unknown.
 
     Notes
     -----
@@ -117,8 +121,17 @@ def onnx_custom_backend(
     >>> [node.op_type for node in graph.model.graph.node]
     ['Gemm', 'Relu']
     """
+    if mode not in (None, "default", "reduce-overhead"):
+        raise ArgumentError("mode", got=mode, expected="'default' or 'reduce-overhead'")
+    copied = mode == "reduce-overhead" and not cuda_graph
     settings = _settings(target_opset, verbose, options, optimize, storage, dump_prefix, providers)
-    settings = dataclasses.replace(settings, check=check, cuda_graph=cuda_graph, fallback=fallback)
+    settings = dataclasses.replace(
+        settings,
+        check=check,
+        cuda_graph=cuda_graph or copied,
+        fallback=fallback,
+        copy_outputs=copied,
+    )
     try:
         _refuse(args)
         kept = keep_composites(graph_module)

@@ -361,12 +361,14 @@ class CudaGraphProgram:
     moving : sequence of bool
         For each input, whether to copy it where the graph reads it. The others are read where
         they lie, and the graph is recorded again when one of them has moved.
+    copy : bool
+        Whether to return copies of the outputs, which the next run leaves alone.
     """
 
     most = 8  # graphs are kept for this many sets of sizes
 
-    def __init__(self, program: Program, moving: Sequence[bool]) -> None:
-        self._program, self._moving = program, moving
+    def __init__(self, program: Program, moving: Sequence[bool], copy: bool = False) -> None:
+        self._program, self._moving, self._copy = program, moving, copy
         self._recorded: dict[Any, _Recorded] = {}
 
     def run(
@@ -387,7 +389,7 @@ class CudaGraphProgram:
             if m:
                 copy.copy_(tensor)
         recorded.graph.replay()
-        return list(recorded.outputs)
+        return [o.clone() for o in recorded.outputs] if self._copy else list(recorded.outputs)
 
 
 @dataclasses.dataclass

@@ -61,6 +61,7 @@ class CompileSettings:
     check: bool
     cuda_graph: bool
     fallback: bool = True
+    copy_outputs: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,7 +141,7 @@ class Variant:
         moving = [i not in self._static and i >= 0 for _, i in self._order]
         self._cuda_graph: CudaGraphProgram | None = None
         if settings.cuda_graph and exported.device.type == "cuda":
-            self._cuda_graph = CudaGraphProgram(self.program, moving)
+            self._cuda_graph = CudaGraphProgram(self.program, moving, settings.copy_outputs)
 
     def _fuse(self, options: OptimizationOptions) -> onnx.ModelProto:
         exported = self.exported

@@ -361,7 +361,7 @@ def reshape_target(before: Sequence[Dim], after: Sequence[Dim]) -> list[int] | N
     --------
     >>> reshape_target([2, "s0", 12], [2, "s0", 3, 4])
     [2, 0, 3, 4]
-    >>> reshape_target(["s0", 12], [3, "s0", 4]), reshape_target([12, "s0", "s1"], ["s1", "s0"])
+    >>> reshape_target(["s0", 12], [3, "s0", 4]), reshape_target(["s0", "s1"], ["s1", "s0"])
     ([3, -1, 4], None)
     """
     if static(*after):

@@ -530,7 +530,7 @@ study.claim(
     where={"computed": ["float32", "converted"]},
     timed=True,
     on="intel-xeon-2-cores",
-    value=lambda t: (t["MiB"].iloc[1] / t["MiB"].iloc[0], t.filter(like="× bfloat16").iloc[1]),
+    value=lambda t: (t["MiB"].iloc[1] / t["MiB"].iloc[0], t["× bfloat16"].iloc[1]),
 )
 
 # %%

@@ -1,8 +1,9 @@
 """A ``torch.compile`` backend on ONNX Runtime that can be read: capture, fuse, run.
 
 Dynamo's graph is made functional by AOTAutograd (which also takes care of mutated inputs,
-aliases and views), converted by torch's own exporter, rewritten by the rules of
-:mod:`roundoff.fusion`, and run by ONNX Runtime on the tensors where they lie.
+aliases and views), converted to ONNX with its sizes symbolic or not, rewritten by the rules of
+:mod:`roundoff.fusion`, and run by ONNX Runtime on the tensors where they lie. What has no ONNX form
+stays with torch, between partitions.
 
 Examples
 --------

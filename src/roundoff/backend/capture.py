@@ -5,15 +5,12 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
-import math
 import operator
 import warnings
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-import onnx
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import (
     _disable_current_modes,
     is_traceable_wrapper_subclass,
@@ -21,7 +18,7 @@ from torch.utils._python_dispatch import (
 
 from roundoff.errors import UnsupportedError
 
-__all__ = ["STRIDED", "keep_composites", "outside", "passes_through", "specialised", "to_onnx"]
+__all__ = ["STRIDED", "keep_composites", "outside", "passes_through"]
 
 # Functionalisation takes a product with a weight apart into views and a two-axis product, and
 # attention into whatever kernel torch would have picked. As operators of our own they pass
@@ -29,10 +26,67 @@ __all__ = ["STRIDED", "keep_composites", "outside", "passes_through", "specialis
 _LIBRARY = torch.library.Library("roundoff", "FRAGMENT")
 _LIBRARY.define("linear(Tensor x, Tensor weight, Tensor? bias=None) -> Tensor")
 _LIBRARY.define("matmul(Tensor a, Tensor b) -> Tensor")
+_LIBRARY.define(
+    "attention(Tensor query, Tensor key, Tensor value, Tensor? mask, bool is_causal, float? scale,"
+    " bool grouped) -> Tensor"
+)
+_LINEAR, _MATMUL = torch.ops.roundoff.linear.default, torch.ops.roundoff.matmul.default
+_ATTENTION = torch.ops.roundoff.attention.default
+
+
+def _by_torch(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    is_causal: bool,
+    scale: float | None,
+    grouped: bool,
+) -> torch.Tensor:
+    return torch.nn.functional.scaled_dot_product_attention(
+        query, key, value, mask, 0.0, is_causal, scale=scale, enable_gqa=grouped
+    ).contiguous()
+
+
 _LIBRARY.impl("linear", torch.nn.functional.linear, "CompositeExplicitAutograd")
 _LIBRARY.impl("matmul", torch.matmul, "CompositeExplicitAutograd")
-_LINEAR, _MATMUL = torch.ops.roundoff.linear.default, torch.ops.roundoff.matmul.default
-_WHOLE = {_LINEAR: torch.ops.aten.linear.default, _MATMUL: torch.ops.aten.matmul.default}
+_LIBRARY.impl("attention", _by_torch, "CompositeExplicitAutograd")
+
+
+# Shapes alone, for tracing: with symbolic sizes the operators' own decomposition takes 10 times as
+# long.
+def _linear_shape(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    torch._check(x.shape[-1] == weight.shape[1], lambda: f"{x.shape} @ {weight.shape}.T")
+    return x.new_empty([*x.shape[:-1], weight.shape[0]])
+
+
+def _matmul_shape(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    if a.dim() != b.dim():
+        return torch.matmul(a, b)
+    torch._check(a.shape[-1] == b.shape[-2], lambda: f"{a.shape} @ {b.shape}")
+    leading = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    return a.new_empty([*leading, a.shape[-2], b.shape[-1]])
+
+
+def _attention_shape(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    is_causal: bool,
+    scale: float | None,
+    grouped: bool,
+) -> torch.Tensor:
+    torch._check(key.shape[-2] == value.shape[-2], lambda: f"keys {key.shape}, {value.shape}")
+    return query.new_empty([*query.shape[:-1], value.shape[-1]])
+
+
+for _name, _shape in (
+    ("linear", _linear_shape), ("matmul", _matmul_shape), ("attention", _attention_shape),
+):  # fmt: skip
+    torch.library.register_fake(f"roundoff::{_name}", _shape, lib=_LIBRARY)
 
 
 def _product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -62,41 +116,11 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    """torch's scaled dot-product attention, spelled out; the same with rows that see no key.
-
-    torch's exporter shuts keys out with the lowest finite number, which makes such a row the
-    mean of all values; torch itself makes it zero.
-    """
-    if dropout_p or query.dim() != 4:
+    if dropout_p or query.dim() != 4 or not query.is_floating_point():
         return torch.nn.functional.scaled_dot_product_attention(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )
-    groups = query.shape[1] // key.shape[1] if enable_gqa else 1
-    if groups > 1:
-        key, value = (_repeated(x, groups) for x in (key, value))
-    bias = attn_mask
-    if is_causal:
-        ones = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device)
-        attn_mask = ones.tril()
-    if attn_mask is not None and attn_mask.dtype == torch.bool:
-        zero = torch.zeros((), dtype=query.dtype, device=query.device)
-        low = torch.full((), -math.inf, dtype=query.dtype, device=query.device)
-        bias = torch.where(attn_mask, zero, low)
-    factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-    scores = _MATMUL(query * factor, key.transpose(-1, -2))
-    if bias is not None:
-        scores = scores + bias
-    probabilities = torch.softmax(scores, dim=-1)
-    if bias is not None and not is_causal:
-        dead = bias.amax(-1, keepdim=True) == -math.inf
-        probabilities = probabilities.masked_fill(dead, 0)
-    return _MATMUL(probabilities, value)
-
-
-def _repeated(x: torch.Tensor, groups: int) -> torch.Tensor:
-    batch, heads, length, head = x.shape
-    wide = x[:, :, None].expand(batch, heads, groups, length, head)
-    return wide.reshape(batch, heads * groups, length, head)
+    return _ATTENTION(query, key, value, attn_mask, is_causal, scale, enable_gqa)
 
 
 _KEEP = {
@@ -183,6 +207,7 @@ def passes_through(args: Sequence[Any], examples: Sequence[Any]) -> bool:
         metadata.num_outputs_aliased,
         metadata.num_intermediate_bases,
         metadata.grad_enabled_mutation is not None,
+        any(i.mutates_data for i in metadata.input_info),
         metadata.dynamic_outputs,
         metadata.is_rng_op_functionalized,
         metadata.tokens,
@@ -213,118 +238,3 @@ def outside() -> Iterator[None]:
         finally:
             for log, level in zip(logs, levels, strict=True):
                 log.setLevel(level)
-
-
-def specialised(gm: torch.fx.GraphModule, args: Sequence[Any]) -> torch.fx.GraphModule:
-    """The graph for the shapes and integers at hand, where *gm* has symbols."""
-    from torch.fx.experimental.proxy_tensor import make_fx
-
-    with outside(), FakeTensorMode() as mode:
-        fakes = [_fake(a, mode) if isinstance(a, torch.Tensor) else a for a in args]
-        traced = make_fx(gm, tracing_mode="fake")(*fakes)
-    for node, a in zip(traced.graph.find_nodes(op="placeholder"), args, strict=True):
-        if not isinstance(a, torch.Tensor):
-            traced.graph.erase_node(node)  # an integer, by now part of the graph
-    traced.recompile()
-    return traced
-
-
-def _fake(a: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
-    with mode:
-        return torch.empty_strided(
-            [int(n) for n in a.shape],
-            [int(n) for n in a.stride()],
-            dtype=a.dtype,
-            device=a.device,
-        )
-
-
-# The last exported models, by all that decides them: seconds of work, which other tiers, precisions
-# and providers of one model share. Bytes, which nobody can change.
-_exported: dict[Hashable, bytes] = {}
-_MOST_MODELS, _MOST_BYTES = 16, 2**24
-
-
-def to_onnx(
-    gm: torch.fx.GraphModule,
-    args: Sequence[torch.Tensor],
-    inputs: Sequence[str],
-    outputs: Sequence[str],
-    opset: int,
-) -> onnx.ModelProto:
-    """Convert a functional graph of ATen operators with torch's exporter.
-
-    The same graph on inputs of the same kind is converted once and kept; the last 16 are, unless
-    they hold large constants.
-
-    Parameters
-    ----------
-    gm : torch.fx.GraphModule
-        Flat tensors in, a flat tuple out; changed in place.
-    args : sequence of torch.Tensor
-        Examples, of which only shape, strides, type and device are read.
-    inputs, outputs : sequence of str
-        Names for the ONNX graph.
-
-    Raises
-    ------
-    UnsupportedError
-        The exporter has no ONNX form for an operator; the message names it.
-    """
-    for node in gm.graph.nodes:
-        if node.op == "call_function":
-            node.target = _WHOLE.get(node.target, node.target)
-    gm.recompile()
-    names = {"input_names": list(inputs), "output_names": list(outputs)}
-    key = _key(gm, args, names, opset)
-    if key in _exported:
-        return onnx.ModelProto.FromString(_exported[key])
-    model = _converted(gm, args, opset_version=opset, **names)
-    data = model.SerializeToString()
-    if key is not None and len(data) <= _MOST_BYTES:
-        while len(_exported) >= _MOST_MODELS:
-            _exported.pop(next(iter(_exported)), None)
-        _exported[key] = data
-    return model
-
-
-def _key(gm: torch.fx.GraphModule, args: Sequence[torch.Tensor], *rest: Any) -> Hashable | None:
-    """All that decides the exporter's model; None where a large constant is part of it."""
-    constants = []
-    for node in gm.graph.find_nodes(op="get_attr"):
-        value = getattr(gm, str(node.target), None)
-        if not isinstance(value, torch.Tensor) or isinstance(value, FakeTensor):
-            return None
-        if value.numel() > 64:
-            return None
-        with outside():
-            constants.append((node.target, str(value.tolist()), value.dtype, value.device))
-    kinds = [(tuple(a.shape), a.stride(), a.dtype, a.device) for a in args]
-    return str((gm.code, constants, kinds, rest, torch.get_default_dtype()))
-
-
-def _converted(
-    gm: torch.fx.GraphModule, args: Sequence[torch.Tensor], **options: Any
-) -> onnx.ModelProto:
-    with outside():
-        mode = FakeTensorMode()
-        fakes = tuple(_fake(a, mode) for a in args)
-        try:
-            exported = torch.export.export(gm, fakes, strict=False)
-            program = torch.onnx.export(
-                exported, dynamo=True, optimize=True, verbose=False, **options
-            )
-        except Exception as e:
-            raise UnsupportedError(
-                "torch's exporter does not convert the graph", got=_reason(e),
-                hint="torch.compiler.disable on the part that holds it breaks the graph there",
-            ) from e  # fmt: skip
-        assert program is not None
-        return program.model_proto
-
-
-def _reason(error: BaseException) -> str:
-    """The innermost message, on one line."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return " ".join(str(error).split())[:300]

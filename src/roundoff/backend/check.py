@@ -72,7 +72,7 @@ def before_and_after(variant: Variant, tensors: Sequence[torch.Tensor]) -> pd.Da
 def truth(
     exported: Exported, tensors: Sequence[torch.Tensor], names: Sequence[str]
 ) -> list[torch.Tensor]:
-    """Values of the exporter's graph computed in float64 throughout."""
+    """Values of the converted graph computed in float64 throughout."""
     known = _feeds(exported, tensors)
     feeds = {i.name: known[i.name] for i in exported.model.graph.input}
     provider = "CUDAExecutionProvider" if exported.device.type == "cuda" else "CPUExecutionProvider"
@@ -158,7 +158,21 @@ def _run(
     program = with_kernels(
         returning,
         exported.device.type == "cpu",
-        lambda m: Program(m, exported.device, KERNELS, tf32),
+        lambda m: Program(m, exported.device, KERNELS | exported.kernels, tf32),
     )
     feeds = _feeds(exported, tensors)
-    return program.run([feeds[n].contiguous() for n in program.inputs])
+    sizes = sizes_of(exported, tensors)
+    return program.run([feeds[n].contiguous() for n in program.inputs], sizes)
+
+
+def sizes_of(exported: Exported, tensors: Sequence[torch.Tensor]) -> dict[str, int]:
+    """The values of the symbolic sizes that inputs have."""
+    sizes: dict[str, int] = {}
+    feeds = _feeds(exported, tensors)
+    for value in exported.model.graph.input:
+        tensor = feeds[value.name]
+        for d, n in zip(value.type.tensor_type.shape.dim, tensor.shape, strict=True):
+            sizes.setdefault(d.dim_param, int(n))
+        if value.name.isidentifier() and tensor.dtype == torch.int64 and tensor.shape == (1,):
+            sizes.setdefault(value.name, int(tensor))  # a size that is an input by itself
+    return sizes

@@ -1,79 +1,58 @@
-"""A compiled graph: converted and fused for a set of sizes, run on the caller's tensors."""
+"""A compiled graph: converted and fused, run on the caller's tensors."""
 
 from __future__ import annotations
 
+import functools
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import onnx
 import torch
 
-from roundoff.errors import ArgumentError, UnsupportedError
+from roundoff.errors import ArgumentError, RoundoffError, UnsupportedError
 from roundoff.fusion.rule import Report
 from roundoff.ort import OrtSession, torch_tf32
 
-from .capture import outside, specialised, to_onnx
+from .capture import outside
+from .convert import convert
+from .converter import Converted
 from .outputs import Outputs
 from .variant import CompileSettings, Exported, Variant
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["BySizes", "Compiled"]
+__all__ = ["ByNumbers", "Compiled", "readable"]
 
 
-class BySizes:
-    """What AOTAutograd calls: a functional graph on flat inputs.
+class ByNumbers:
+    """What AOTAutograd calls where dynamo passes Python's floats as tensors of one number.
 
-    Graphs with symbolic sizes are specialised for each set of sizes that arrives, and kept.
+    An epsilon is no number that changes: the first call's are taken as constants, and others make
+    another graph; from the second on, what differs stays an input.
     """
 
     _boxed_call = True  # AOTAutograd then hands one list over, and may empty it
 
-    def __init__(
-        self,
-        gm: torch.fx.GraphModule,
-        examples: Sequence[Any],
-        names: Sequence[str],
-        settings: CompileSettings,
-    ) -> None:
-        self._gm, self._settings = gm, settings
-        context = torch._guards.TracingContext.try_get()
-        metadata = getattr(context, "fw_metadata", None)
-        static = set(getattr(metadata, "static_input_indices", None) or ())
-        places = [n.target for n in gm.graph.nodes if n.op == "placeholder"]
-        self._names = readable(names if len(names) == len(places) else [str(p) for p in places])
-        self._static = [i in static for i in range(len(places))]
-        self._by_sizes: dict[Any, Compiled] = {}
-        self._only: Compiled | None = None
-        if not _symbolic(examples):
-            self._only = self._compile(gm, examples)
-
-    def callable(self) -> BySizes | Compiled:
-        """What to call: the one compiled graph, where sizes are static."""
-        return self if self._only is None else self._only
+    def __init__(self, numbers: Sequence[int], compiler: Callable[..., Compiled]) -> None:
+        self._places, self._compile = list(numbers), compiler
+        self._by_numbers: dict[tuple[float, ...], Compiled] = {}
 
     def __call__(self, args: list[Any]) -> list[Any]:
         """Run on flat inputs."""
-        key = tuple(
-            (tuple(a.shape), a.stride()) if isinstance(a, torch.Tensor) else a for a in args
-        )
-        if key not in self._by_sizes:
-            self._by_sizes[key] = self._compile(specialised(self._gm, args), args)
-        return self._by_sizes[key](args)
-
-    def _compile(self, gm: torch.fx.GraphModule, examples: Sequence[Any]) -> Compiled:
-        return Compiled(gm, examples, self._names, self._static, self._settings)
-
-
-def _symbolic(examples: Sequence[Any]) -> bool:
-    return any(
-        isinstance(a, torch.SymInt)
-        or (isinstance(a, torch.Tensor) and any(isinstance(n, torch.SymInt) for n in a.shape))
-        for a in examples
-    )
+        key = tuple([args[i].item() for i in self._places])
+        compiled = self._by_numbers.get(key)
+        if compiled is None:
+            for other in list(self._by_numbers)[:1]:
+                same = [a == b for a, b in zip(key, other, strict=True)]
+                self._places = [p for p, s in zip(self._places, same, strict=True) if s]
+                key = tuple([k for k, s in zip(key, same, strict=True) if s])
+                self._by_numbers.clear()
+            numbers = dict(zip(self._places, key, strict=True))
+            compiled = self._by_numbers[key] = self._compile(numbers)
+        return compiled(args)
 
 
 def readable(names: Sequence[str]) -> list[str]:
@@ -110,7 +89,7 @@ KEYS = {
 
 
 class Compiled:
-    """A compiled graph of one set of sizes: what ``storage["instance"]`` lists.
+    """A compiled graph, for all its sizes: what ``storage["instance"]`` lists.
 
     Call it with the list of the graph's inputs. Its parts are attributes, and those that the table
     names are items, too: ``graph["onnx"]`` is ``graph.model``. What fusion decides is of the
@@ -133,7 +112,7 @@ class Compiled:
     Attributes
     ----------
     exported : onnx.ModelProto
-        As torch's exporter leaves it.
+        As converted.
     fused : onnx.ModelProto
         After fusion.
     model : onnx.ModelProto
@@ -141,13 +120,17 @@ class Compiled:
     precomputed : onnx.ModelProto or None
         What depends on weights alone: run once, and again when a weight changes.
     graph_module : torch.fx.GraphModule
-        The functional graph of ATen operators that was exported.
+        The functional graph of ATen operators that was converted.
     sessions : list of OrtSession
         One for each partition of *model*.
     report : Report
         What each rule of :mod:`roundoff.fusion` did.
     seconds : dict
         Time spent: ``"convert"``, ``"fuse"``, ``"sessions"``.
+    by_torch : dict of str to str
+        Operator that stays with torch -> why.
+    borders : int
+        How often a call goes from one partition or kernel to the next.
     names : list of str
         Inputs that are tensors, weights included.
     static : list of str
@@ -166,10 +149,10 @@ class Compiled:
     ... )
     >>> [tuple(run(torch.ones(n, 2)).shape) for n in (3, 4, 3)]
     [(3, 2), (4, 2), (3, 2)]
-    >>> three, four = storage["instance"]  # two sets of sizes
-    >>> [node.op_type for node in three.model.graph.node], four.inputs[0].shape
-    (['Relu'], torch.Size([4, 2]))
-    >>> three["onnx"] is three.model
+    >>> (graph,) = storage["instance"]  # one graph for both sizes
+    >>> [node.op_type for node in graph.model.graph.node], graph.inputs[0].shape
+    (['Relu'], torch.Size([3, 2]))
+    >>> graph["onnx"] is graph.model
     True
     """
 
@@ -182,40 +165,80 @@ class Compiled:
         names: Sequence[str],
         static: Sequence[bool],
         settings: CompileSettings,
+        numbers: Mapping[int, float] | None = None,
     ) -> None:
         self._settings, self.graph_module = settings, gm
-        start = time.perf_counter()
-        places = [i for i, a in enumerate(examples) if isinstance(a, torch.Tensor)]
-        tensors = [examples[i] for i in places]
-        self.device = _device(tensors, gm)
+        numbers = numbers or {}
+        places = [i for i, a in enumerate(examples)
+                  if isinstance(a, torch.Tensor) and i not in numbers]  # fmt: skip
+        self.device = _device([examples[i] for i in places], gm)
         self.names = [names[i] for i in places]
-        self.static = [n for i, n in zip(places, self.names, strict=True) if static[i]]
+        writes = {n.args[0] for n in gm.graph.nodes if n.target is torch.ops.aten.copy_.default}
+        written = [p in writes for p in gm.graph.find_nodes(op="placeholder")]
+        self.static = [n for i, n in zip(places, self.names, strict=True)
+                       if static[i] and not written[i]]  # fmt: skip
         self._places, self._all_tensors = places, len(places) == len(examples)
         self._cuda = self.device.type == "cuda"
         self._outputs = Outputs(gm)
-        if not self._outputs.names:
-            return
-        self.exported = to_onnx(gm, tensors, self.names, self._outputs.names, settings.opset)
-        self._convert_seconds = time.perf_counter() - start
         self._first = True
         self.inputs: list[torch.Tensor] | None = None
         self._variants: dict[bool, Variant] = {}
-        self._variant = self._for_precision(self._cuda and torch_tf32())
+        self._convert_seconds = 0.0
+        converter = functools.partial(
+            convert, gm, examples, names, self._outputs.names, settings.opset, numbers,
+            fallback=settings.fallback,
+        )  # fmt: skip
+        self._prepare(converter)
         self._announce()
+
+    def _prepare(self, converter: Callable[..., Converted]) -> None:
+        """Convert and load; what ONNX Runtime refuses goes to torch."""
+        refused: dict[str, str] = {}
+        while True:
+            start = time.perf_counter()
+            with outside():
+                self._converted = converter(refused=refused)
+            self.exported = self._converted.model
+            self._convert_seconds += time.perf_counter() - start
+            try:
+                self._variants.clear()
+                self._variant = self._for_precision(self._cuda and torch_tf32())
+                return
+            except RoundoffError as e:
+                name = _culprit(self.exported, e)
+                if name is None or name in refused or not self._settings.fallback:
+                    raise
+                refused[name] = str(e)
 
     def _for_precision(self, tf32: bool) -> Variant:
         if tf32 not in self._variants:
-            exported = Exported(self.exported, self.names, self.static, self.device)
+            converted = self._converted
+            names = self.names + converted.integers
+            exported = Exported(self.exported, names, self.static, self.device, converted.kernels)
             with outside():
                 self._variants[tf32] = Variant(exported, self._settings, tf32)
         return self._variants[tf32]
+
+    @property
+    def by_torch(self) -> dict[str, str]:
+        return self._converted.by_torch
+
+    @property
+    def borders(self) -> int:
+        """Between steps of the program: each waits for the one before, some 5 to 20 µs."""
+        return len(self._variant.program.steps) - 1
 
     def _announce(self) -> None:
         """Print, store and write what the settings ask for."""
         settings, variant = self._settings, self._variant
         if settings.verbose:
             nodes = len(variant.model.graph.node)
-            print(f"onnx_custom_backend: {nodes} nodes a call; {variant.report}")
+            print(
+                f"onnx_custom_backend: {nodes} nodes a call, {self.borders} borders; "
+                f"{variant.report}"
+            )
+            for name, reason in self.by_torch.items():
+                print(f"onnx_custom_backend: {name} stays with torch: {reason}")
         number = 0
         if settings.storage is not None:
             instances = settings.storage.setdefault("instance", [])
@@ -265,12 +288,18 @@ class Compiled:
 
     def __call__(self, args: list[Any]) -> list[Any]:
         """Run; *args* as the graph takes them, integers included."""
-        if not self._outputs.names:
-            return self._outputs.restore([])
+        sizes = {
+            s.name: args[s.argument] if s.axis is None else args[s.argument].shape[s.axis]
+            for s in self._converted.symbols
+        }
+        if not self.exported.graph.output:
+            return self._outputs.restore([], sizes)
         variant = self._variant
         if self._cuda and variant.tf32 != torch_tf32():
             variant = self._variant = self._for_precision(torch_tf32())
         tensors = args if self._all_tensors else [args[i] for i in self._places]
+        if self._converted.integers:
+            tensors += [torch.tensor([sizes[n]]) for n in self._converted.integers]
         if self._first:
             self._first = False
             if self._settings.storage is not None:
@@ -279,8 +308,14 @@ class Compiled:
                 from .check import verify
 
                 verify(variant, tensors)
-        outputs = variant(tensors)
-        return outputs if self._outputs.plain else self._outputs.restore(outputs)
+        outputs = variant(tensors, sizes)
+        if self._converted.written:
+            first = len(self._outputs.names)
+            for i, value in zip(self._converted.written, outputs[first:], strict=True):
+                if args[i].data_ptr() != value.data_ptr():  # else it was written where it lies
+                    args[i].copy_(value)
+            outputs = outputs[:first]
+        return outputs if self._outputs.plain else self._outputs.restore(outputs, sizes)
 
     def compare(self) -> pd.DataFrame:
         """Before and after fusion, value by value; see ``backend/check.py``.
@@ -297,7 +332,7 @@ class Compiled:
     def truth(self, inputs: Sequence[torch.Tensor] | None = None) -> list[torch.Tensor]:
         """What the graph returns on the inputs of its first call, in float64 throughout.
 
-        Computed by :class:`roundoff.evaluator.TorchOnnxEvaluator` from the exporter's graph, so
+        Computed by :class:`roundoff.evaluator.TorchOnnxEvaluator` from the converted graph, so
         that nothing is rounded to float32 inside, as ``module.double()`` would.
 
         Parameters
@@ -318,6 +353,14 @@ class Compiled:
                 hint="give onnx_custom_backend a storage, and call the compiled function once",
             )
         return self.inputs
+
+
+def _culprit(model: onnx.ModelProto, error: Exception) -> str | None:
+    """The node of torch's graph to which an ONNX node belongs that an error names."""
+    for node in model.graph.node:
+        if f"'{node.name}'" in str(error) or f"({node.name})" in str(error):
+            return {p.key: p.value for p in node.metadata_props}.get("roundoff.fx")
+    return None
 
 
 def _device(tensors: Sequence[torch.Tensor], gm: torch.fx.GraphModule) -> torch.device:

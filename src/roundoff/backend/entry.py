@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ from roundoff.errors import ArgumentError, DtypeError, RoundoffError, Unsupporte
 from roundoff.fusion import OptimizationOptions
 
 from .capture import STRIDED, keep_composites, passes_through
-from .compiled import BySizes
+from .compiled import ByNumbers, Compiled, readable
 from .variant import CompileSettings
 
 __all__ = ["onnx_custom_backend"]
@@ -34,8 +35,10 @@ def onnx_custom_backend(
     providers: Sequence[Any] | None = None,
     check: bool = False,
     cuda_graph: bool = False,
+    fallback: bool = True,
+    mode: str | None = None,
 ) -> Callable[..., Any]:
-    """Compile a dynamo graph with torch's ONNX exporter, our rewrite rules and ONNX Runtime.
+    """Compile a dynamo graph: convert it to ONNX, rewrite it by rules, run it in ONNX Runtime.
 
     Parameters
     ----------
@@ -48,10 +51,10 @@ def onnx_custom_backend(
     options : OptimizationOptions, optional
         Which tiers rewrite the graph; ``default+onnxruntime`` by default.
     optimize : bool
-        False runs the exporter's graph as it is.
+        False runs the graph as converted.
     storage : dict, optional
         Filled: ``storage["instance"]`` is a list of :class:`roundoff.backend.Compiled`, one for
-        each graph and set of sizes, with what was exported, fused and run, the inputs of the
+        each graph, with what was exported, fused and run, the inputs of the
         first call, and their result in float64.
     dump_prefix : path, optional
         Writes each model to ``<dump_prefix>_<n>.onnx``.
@@ -62,7 +65,15 @@ def onnx_custom_backend(
         differs by more than its types explain, with the table of where it begins.
     cuda_graph : bool
         On CUDA, record the run as a CUDA graph and replay it. Outputs are then overwritten by
-        the next call: copy what must last. Inputs are copied in.
+        the next call: copy what must last. Inputs are copied in. A graph is recorded for each
+        set of sizes; the last eight are kept.
+    fallback : bool
+        Whether an operator without an ONNX form, or without a kernel in ONNX Runtime, stays with
+        torch, between partitions that ONNX Runtime runs; ``Compiled.by_torch`` says which and why.
+        False raises instead.
+    mode : {"default", "reduce-overhead"}, optional
+        As ``torch.compile(model, backend=..., mode=...)`` passes it. "reduce-overhead" records
+        CUDA graphs on CUDA and copies their outputs, which *cuda_graph* does not.
 
     Returns
     -------
@@ -73,22 +84,24 @@ def onnx_custom_backend(
     Raises
     ------
     UnsupportedError
-        Training, inputs on several devices, another device than CPU or CUDA, or an operator
-        without an ONNX form. Under ``torch.compile`` it is raised by the first call.
+        Training, inputs on several devices, another device than CPU or CUDA, or, without
+        *fallback*, an operator without an ONNX form. Under ``torch.compile`` it is raised by the
+        first call.
     DtypeError
         An input has a type that ONNX Runtime lacks (complex, float8).
     ArgumentError
-        *target_opset* is below 18.
+        *target_opset* is below 18, or *mode* is unknown.
 
     Notes
     -----
+    An input that the graph writes to one place of (a static cache, by ``index_copy_``) is written
+    where it lies; others are computed anew and copied.
     Weights stay where they are: changed in place, the next call sees it. What is precomputed
     (packed weights, tables) is computed again when the version counter of a weight moves.
     Inference tensors have no counter, and writes through ``.data`` do not move it: call
     :func:`roundoff.backend.reset`.
-    With ``dynamic=True`` a graph is specialised and kept for each set of sizes that arrives: a new
-    set costs a conversion, and none the compilation by dynamo.
-    The exporter's model of a graph is kept, too, for the same graph under other options.
+    With ``dynamic=True`` one conversion serves all sizes that dynamo lets into the graph: it makes
+    another for a size of zero or one.
     TF32 follows ``torch.backends.cuda.matmul.allow_tf32``, call by call.
 
     Examples
@@ -108,28 +121,59 @@ def onnx_custom_backend(
     >>> [node.op_type for node in graph.model.graph.node]
     ['Gemm', 'Relu']
     """
+    if mode not in (None, "default", "reduce-overhead"):
+        raise ArgumentError("mode", got=mode, expected="'default' or 'reduce-overhead'")
+    copied = mode == "reduce-overhead" and not cuda_graph
     settings = _settings(target_opset, verbose, options, optimize, storage, dump_prefix, providers)
-    settings = dataclasses.replace(settings, check=check, cuda_graph=cuda_graph)
+    settings = dataclasses.replace(
+        settings,
+        check=check,
+        cuda_graph=cuda_graph or copied,
+        fallback=fallback,
+        copy_outputs=copied,
+    )
     try:
         _refuse(args)
         kept = keep_composites(graph_module)
-        names = [n.target for n in graph_module.graph.nodes if n.op == "placeholder"]
+        places = [n for n in graph_module.graph.nodes if n.op == "placeholder"]
         direct: list[Callable[..., Any]] = []
         autocast = torch._C._is_any_autocast_enabled()  # which AOTAutograd ends for the compiler
 
         def compiler(gm: torch.fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
-            compiled = BySizes(gm, examples, [str(n) for n in names], settings).callable()
+            own = gm.graph.find_nodes(op="placeholder")
+            same = len(own) == len(places)
+            names = readable([str(n.target) for n in (places if same else own)])
+            numbers = [i for i, p in enumerate(places) if same and _is_number(p, examples[i])]
+            context = torch._guards.TracingContext.try_get()
+            metadata = getattr(context, "fw_metadata", None)
+            static = set(getattr(metadata, "static_input_indices", None) or ())
+            weights = [i in static for i in range(len(own))]
+            make = functools.partial(Compiled, gm, examples, names, weights, settings)
+            compiled = ByNumbers(numbers, make) if numbers else make()
             if not autocast and passes_through(args, examples):
                 direct.append(compiled)
             return compiled
 
-        wrapped = aot_autograd(fw_compiler=compiler, decompositions=STRIDED)(kept, args)
+        wrapped = aot_autograd(
+            fw_compiler=compiler, decompositions=STRIDED, keep_inference_input_mutations=True
+        )(kept, args)
         return _unboxed(direct[0]) if direct else wrapped
     except RoundoffError as e:
         if torch._guards.TracingContext.try_get() is None:
             raise
         # Dynamo would wrap it: raised from the compiled function it reaches the caller as it is.
         return _refusing(e)
+
+
+def _is_number(place: torch.fx.Node, example: Any) -> bool:
+    """Whether dynamo passes a float of Python's as this tensor."""
+    argument = place.meta.get("grapharg")
+    return (
+        bool(getattr(argument, "pass_arg_as_tensor", False))
+        and isinstance(example, torch.Tensor)
+        and example.dim() == 0
+        and example.dtype == torch.float64
+    )
 
 
 def _unboxed(compiled: Callable[..., Any]) -> Callable[..., Any]:

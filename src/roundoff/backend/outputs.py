@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from .sizes import dim, dims, evaluate, hint
 
 __all__ = ["Outputs"]
 
-Restore = Callable[[list[torch.Tensor]], Any]
+Restore = Callable[[list[torch.Tensor], Mapping[str, int]], Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,28 +62,46 @@ class Outputs:
                     node = gm.graph.call_function(
                         torch.ops.aten.permute.default, (node, list(item.perm))
                     )
+                node.meta["val"] = item.node.meta["val"].permute(item.perm)
             nodes.append(node)
         last.args = (tuple(nodes),)
+        # Sizes that the data decide are those of what came out.
+        self._learned = [
+            (d, i, axis)
+            for i, node in enumerate(nodes)
+            for axis, d in enumerate(dims(node.meta["val"].shape))
+            if isinstance(d, str) and re.fullmatch(r"u\d+", d)
+        ]
         self.names = [f"output_{i}" for i in range(len(nodes))]
         self.plain = all(isinstance(r, _Same) for r in self._restore)
 
-    def restore(self, tensors: list[torch.Tensor]) -> list[Any]:
-        """The outputs that torch would return."""
-        return [r(tensors) for r in self._restore]
+    def restore(self, tensors: list[torch.Tensor], sizes: Mapping[str, int]) -> list[Any]:
+        """The outputs that torch would return, for these values of symbolic sizes."""
+        if self._learned:
+            sizes = {**sizes, **{d: tensors[i].shape[axis] for d, i, axis in self._learned}}
+        return [r(tensors, sizes) for r in self._restore]
 
     def _restoring(self, node: Any, bases: dict[int, torch.fx.Node]) -> Restore:
         value = node.meta.get("val") if isinstance(node, torch.fx.Node) else None
+        if isinstance(value, torch.SymInt):
+            number = dim(value)
+            return lambda tensors, sizes: evaluate(number, sizes)
         if not isinstance(value, torch.Tensor):
-            return lambda tensors: node
+            return lambda tensors, sizes: node
         base = bases.get(_memory(value))
         if base is not None:
             index, whole = self._index(base), base.meta["val"]
-            where = (tuple(value.shape), value.stride(), value.storage_offset())
+            shape, stride = dims(value.shape), dims(value.stride())
+            offset = dim(value.storage_offset())
             back = _unpermuted(_permutation(whole.shape, whole.stride()))
-            return lambda tensors: back(tensors[index]).as_strided(*where)
+            return lambda tensors, sizes: back(tensors[index]).as_strided(
+                [evaluate(d, sizes) for d in shape],
+                [evaluate(d, sizes) for d in stride],
+                evaluate(offset, sizes),
+            )
         perm = _permutation(value.shape, value.stride())
         index = self._index(node)
-        if perm is None and not value.is_contiguous() and 0 not in value.stride():
+        if perm is None and not _contiguous(value) and 0 not in value.stride():
             return _strided(index, value.stride())
         return _Same(index) if perm is None else _permuted(index, perm)
 
@@ -96,7 +118,7 @@ class _Same:
     def __init__(self, index: int) -> None:
         self.index = index
 
-    def __call__(self, tensors: list[torch.Tensor]) -> torch.Tensor:
+    def __call__(self, tensors: list[torch.Tensor], sizes: Mapping[str, int]) -> torch.Tensor:
         return tensors[self.index]
 
 
@@ -109,13 +131,16 @@ def _unpermuted(perm: tuple[int, ...] | None) -> Callable[[torch.Tensor], torch.
 
 def _permuted(index: int, perm: tuple[int, ...]) -> Restore:
     back = _unpermuted(perm)
-    return lambda tensors: back(tensors[index])
+    return lambda tensors, sizes: back(tensors[index])
 
 
-def _strided(index: int, stride: tuple[int, ...]) -> Restore:
-    def restore(tensors: list[torch.Tensor]) -> torch.Tensor:
+def _strided(index: int, stride: Sequence[Any]) -> Restore:
+    steps = dims(stride)
+
+    def restore(tensors: list[torch.Tensor], sizes: Mapping[str, int]) -> torch.Tensor:
         t = tensors[index]
-        return torch.empty_strided(t.shape, stride, dtype=t.dtype, device=t.device).copy_(t)
+        known = [evaluate(s, sizes) for s in steps]
+        return torch.empty_strided(t.shape, known, dtype=t.dtype, device=t.device).copy_(t)
 
     return restore
 
@@ -130,16 +155,26 @@ def _permutation(shape: Sequence[int], stride: Sequence[int]) -> tuple[int, ...]
     >>> _permutation((2, 3, 4), (12, 1, 3))
     (0, 2, 1)
     """
-    long = [i for i, n in enumerate(shape) if n != 1]
-    by_stride = sorted(long, key=lambda i: (-stride[i], i))
+    long = [i for i, n in enumerate(shape) if dim(n) != 1]
+    by_stride = sorted(long, key=lambda i: (-hint(stride[i]), i))
     expected = 1
     for i in reversed(by_stride):
-        if stride[i] != expected:
+        if not statically_known_true(stride[i] == expected):
             return None
         expected *= shape[i]
     if by_stride == long:
         return None
     return tuple([i for i in range(len(shape)) if shape[i] == 1] + by_stride)
+
+
+def _contiguous(value: torch.Tensor) -> bool:
+    """Whether it is for all sizes; asks for no guard."""
+    expected: Any = 1
+    for size, stride in reversed(list(zip(value.shape, value.stride(), strict=True))):
+        if dim(size) != 1 and not statically_known_true(stride == expected):
+            return False
+        expected = expected * size
+    return True
 
 
 def _memory(value: torch.Tensor) -> int:
@@ -160,7 +195,8 @@ def _bases(gm: torch.fx.GraphModule, returned: Sequence[Any]) -> dict[int, torch
         if not isinstance(value, torch.Tensor) or _memory(value) not in shared:
             continue
         size = math.prod(value.shape) * value.element_size()
-        dense = value.is_contiguous() or _permutation(value.shape, value.stride()) is not None
-        if dense and value.storage_offset() == 0 and size == value.untyped_storage().nbytes():
+        dense = _contiguous(value) or _permutation(value.shape, value.stride()) is not None
+        whole = statically_known_true(size == value.untyped_storage().nbytes())
+        if dense and dim(value.storage_offset()) == 0 and whole:
             bases.setdefault(_memory(value), node)
     return bases

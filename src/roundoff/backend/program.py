@@ -15,34 +15,55 @@ import torch
 
 from roundoff.dtypes import onnx_dtype_to_torch_dtype
 from roundoff.errors import ModelError
+from roundoff.fusion.editor import Dim, static
 from roundoff.fusion.products import Into
 from roundoff.ort import OrtSession, session
 from roundoff.ort.binding import CUDA, translated
+from roundoff.ort.tensors import from_ort
+
+from .sizes import evaluate, known
 
 __all__ = ["CudaGraphProgram", "Program", "partitions", "split_precomputed"]
 
 #: What runs a node of domain "roundoff": (input tensors, attributes) -> output tensors, or one that
 #: writes into tensors that it is passed.
 TorchKernel = Callable[[Sequence[Any], dict[str, Any]], Sequence[torch.Tensor]] | Into
+#: Symbolic sizes -> a new tensor.
+Maker = Callable[[Mapping[str, int]], torch.Tensor]
+_NO_SIZES: Mapping[str, int] = {}
 
 
 @dataclasses.dataclass
 class Slot:
-    """A value of the program: where it lies in the list of values, and its static type."""
+    """A value of the program: where it lies in the list of values, its type and its sizes.
+
+    Sizes are numbers or expressions of symbols; None where only the run decides them.
+    """
 
     index: int
-    shape: tuple[int, ...] | None
+    shape: tuple[Dim, ...] | None
     dtype: torch.dtype
     onnx_type: int
 
-    def maker(self, device: torch.device) -> Callable[[], torch.Tensor]:
+    @property
+    def moving(self) -> bool:
+        """Whether its sizes may differ from call to call."""
+        return self.shape is None or not static(*self.shape)
+
+    def maker(self, device: torch.device) -> Maker:
         """What allocates this value; with strides given, in half the time of torch.empty."""
-        shape = self.shape
-        assert shape is not None
+        if self.moving:
+            return functools.partial(self._sized, device)
+        shape = tuple(int(n) for n in self.shape or ())
         strides = [math.prod(n or 1 for n in shape[i + 1 :]) for i in range(len(shape))]
-        return functools.partial(
+        make = functools.partial(
             torch.empty_strided, shape, tuple(strides), dtype=self.dtype, device=device
         )
+        return lambda sizes: make()
+
+    def _sized(self, device: torch.device, sizes: Mapping[str, int]) -> torch.Tensor:
+        shape = [evaluate(d, sizes) for d in self.shape or ()]
+        return torch.empty(shape, dtype=self.dtype, device=device)
 
 
 def partitions(model: onnx.ModelProto) -> list[list[onnx.NodeProto]]:
@@ -127,19 +148,44 @@ def _submodel(
     )
 
 
+def written_in_place(model: onnx.ModelProto) -> dict[str, str]:
+    """Outputs that may lie where an input does -> that input.
+
+    Those are an input with some elements replaced, whose old elements nothing else reads: ONNX
+    Runtime copies the rest only where the two lie apart.
+    """
+    readers: dict[str, int] = {}
+    for node in model.graph.node:
+        for name in node.input:
+            readers[name] = readers.get(name, 0) + 1
+    inputs = {i.name for i in model.graph.input}
+    returned = {o.name for o in model.graph.output}
+    return {
+        node.output[0]: node.input[0]
+        for node in model.graph.node
+        if node.op_type in ("ScatterElements", "ScatterND")
+        and node.output[0] in returned
+        and node.output[0].startswith("written_")
+        and node.input[0] in inputs
+        and readers[node.input[0]] == 1
+    }
+
+
 class Program:
     """A model ready to run on one device, with torch tensors in and out and no copies.
 
     Parameters
     ----------
     model : onnx.ModelProto
-        Static shapes; nodes of domain "roundoff" run as kernels.
+        Nodes of domain "roundoff" run as kernels.
     device : torch.device
     kernels : mapping
         Operator of domain "roundoff" -> :data:`TorchKernel`.
     tf32 : bool
     providers : sequence, optional
         As :func:`roundoff.ort.session` takes them.
+    symbols : iterable of str
+        Symbolic sizes whose values each run is told, beside those of the model's inputs.
     """
 
     def __init__(
@@ -149,6 +195,7 @@ class Program:
         kernels: Mapping[str, TorchKernel],
         tf32: bool = False,
         providers: Sequence[Any] | None = None,
+        symbols: Iterable[str] = (),
     ) -> None:
         self.device = device
         self.cuda = device.type == "cuda"
@@ -157,6 +204,9 @@ class Program:
         self.inputs = [i.name for i in graph.input]
         self.outputs = [o.name for o in graph.output]
         self._slots: dict[str, Slot] = {}
+        # What the caller will say: sizes of inputs, and integers.
+        sizes = [d.dim_param for i in graph.input for d in i.type.tensor_type.shape.dim]
+        self._symbols = {n for n in [*sizes, *self.inputs, *symbols] if n.isidentifier()}
         for value in [*graph.input, *graph.value_info, *graph.output]:
             self._slot(value)
         self._blank: list[Any] = [None] * len(self._slots)
@@ -171,10 +221,15 @@ class Program:
             if n.domain == "roundoff" and not isinstance(kernels.get(n.op_type), Into)
             for o in n.output
         }
+        in_place = written_in_place(model)
         self._new = [
-            (self._slots[n].index, self._slots[n].maker(device))
+            (
+                self._slots[n].index,
+                None if n in in_place else self._slots[n].maker(device),
+                self.inputs.index(in_place[n]) if n in in_place else -1,
+            )
             for n in self.outputs
-            if n not in by_kernel
+            if n not in by_kernel and self._slots[n].shape is not None
         ]
         self._by_kernel = [i for i, n in enumerate(self.outputs) if n in by_kernel]
         chosen = list(providers or [CUDA if self.cuda else "CPUExecutionProvider"])
@@ -186,6 +241,8 @@ class Program:
         #: The one step that is the whole program.
         self._whole: _Partition | None = None
         first = self.steps[0] if len(self.steps) == 1 and not self.cuda else None
+        if len(self._new) < len(self.outputs):
+            first = None
         if isinstance(first, _Partition) and first.names == self.inputs + self.outputs:
             self._whole = first
 
@@ -204,11 +261,13 @@ class Program:
         if value.name in self._slots:
             return
         kind = value.type.tensor_type
-        dims = [d.dim_value if d.HasField("dim_value") else None for d in kind.shape.dim]
-        static = tuple(d for d in dims if d is not None)
+        sizes: list[Dim | None] = [
+            d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in kind.shape.dim
+        ]
+        decided = [d for d in sizes if d is not None and known(d, self._symbols)]
         self._slots[value.name] = Slot(
             len(self._slots),
-            static if len(static) == len(dims) else None,
+            tuple(decided) if len(decided) == len(sizes) and kind.HasField("shape") else None,
             onnx_dtype_to_torch_dtype(kind.elem_type),
             kind.elem_type,
         )
@@ -231,8 +290,16 @@ class Program:
         returned_names = set(self.outputs)
         self.steps.append(_Partition(self.sessions[-1], self._slots, self.device, returned_names))
 
-    def run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def run(
+        self, inputs: Sequence[torch.Tensor], sizes: Mapping[str, int] = _NO_SIZES
+    ) -> list[torch.Tensor]:
         """Run once. *inputs* are contiguous, in the order of ``self.inputs``, on the device.
+
+        Parameters
+        ----------
+        inputs : sequence of torch.Tensor
+        sizes : mapping
+            Symbolic size -> its value.
 
         Returns
         -------
@@ -241,45 +308,47 @@ class Program:
         """
         with self._lock:
             if self.stream is None:
-                return self._steps(inputs)
+                return self._steps(inputs, sizes)
             current = torch.cuda.current_stream(self.device)
             self.stream.wait_stream(current)
-            outputs = self._steps(inputs)
+            outputs = self._steps(inputs, sizes)
             current.wait_stream(self.stream)
             for i in self._by_kernel:  # allocated on our stream, and now read on another
                 outputs[i].record_stream(current)
             return outputs
 
-    def _steps(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def _steps(
+        self, inputs: Sequence[torch.Tensor], sizes: Mapping[str, int]
+    ) -> list[torch.Tensor]:
         if self._whole is not None:  # the list of values would take longer than a small run
-            outputs = [empty() for _, empty in self._new]
+            outputs = [inputs[i] if empty is None else empty(sizes) for _, empty, i in self._new]
             self._whole.call([*inputs, *outputs])
             return outputs
         values = self._blank.copy()
         for index, tensor in zip(self._in, inputs):  # noqa: B905 - each microsecond counts here
             values[index] = tensor
         # On the caller's stream, whose allocator will reuse them when it frees them.
-        for index, empty in self._new:
-            values[index] = empty()
+        for index, empty, i in self._new:
+            values[index] = inputs[i] if empty is None else empty(sizes)
         if self.stream is None:
             for step in self.steps:
-                step.run(values)
+                step.run(values, sizes)
         else:
             with torch.cuda.stream(self.stream):
                 for step in self.steps:
-                    step.run(values)
+                    step.run(values, sizes)
         return [values[index] for index in self._out]
 
     def capture(
-        self, inputs: Sequence[torch.Tensor]
+        self, inputs: Sequence[torch.Tensor], sizes: Mapping[str, int]
     ) -> tuple[torch.cuda.CUDAGraph, list[torch.Tensor]]:
         """Record one run as a CUDA graph, over these very inputs; (graph, outputs)."""
         for _ in range(2):  # arenas and workspaces grow now: nothing may be allocated later
-            self.run(inputs)
+            self.run(inputs, sizes)
         torch.cuda.synchronize(self.device)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
-            outputs = self._steps(inputs)
+            outputs = self._steps(inputs, sizes)
         return graph, outputs
 
 
@@ -292,29 +361,64 @@ class CudaGraphProgram:
     moving : sequence of bool
         For each input, whether to copy it where the graph reads it. The others are read where
         they lie, and the graph is recorded again when one of them has moved.
+    copy : bool
+        Whether to return copies of the outputs, which the next run leaves alone.
     """
 
-    def __init__(self, program: Program, moving: Sequence[bool]) -> None:
-        self._program, self._moving = program, moving
-        self._key: tuple[int, ...] | None = None
-        self._inputs: list[torch.Tensor] = []
-        self._graph: torch.cuda.CUDAGraph | None = None
-        self._outputs: list[torch.Tensor] = []
+    most = 8  # graphs are kept for this many sets of sizes
 
-    def run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def __init__(self, program: Program, moving: Sequence[bool], copy: bool = False) -> None:
+        self._program, self._moving, self._copy = program, moving, copy
+        self._recorded: dict[Any, _Recorded] = {}
+
+    def run(
+        self, inputs: Sequence[torch.Tensor], sizes: Mapping[str, int] = _NO_SIZES
+    ) -> list[torch.Tensor]:
         """As :meth:`Program.run`, over memory that stays."""
-        key = tuple(t.data_ptr() for t, m in zip(inputs, self._moving, strict=True) if not m)
-        if key != self._key or self._graph is None:
-            self._inputs = [
-                t.clone() if m else t for t, m in zip(inputs, self._moving, strict=True)
-            ]
-            self._graph, self._outputs = self._program.capture(self._inputs)
-            self._key = key
-        for recorded, tensor, m in zip(self._inputs, inputs, self._moving, strict=True):
+        addresses = tuple(t.data_ptr() for t, m in zip(inputs, self._moving, strict=True) if not m)
+        key = tuple(sizes.values())
+        recorded = self._recorded.get(key)
+        if recorded is None or recorded.addresses != addresses:
+            self._recorded.pop(key, None)
+            while len(self._recorded) >= self.most:
+                self._recorded.pop(next(iter(self._recorded)))
+            copies = [t.clone() if m else t for t, m in zip(inputs, self._moving, strict=True)]
+            recorded = _Recorded(addresses, copies, *self._program.capture(copies, sizes))
+            self._recorded[key] = recorded
+        for copy, tensor, m in zip(recorded.inputs, inputs, self._moving, strict=True):
             if m:
-                recorded.copy_(tensor)
-        self._graph.replay()
-        return list(self._outputs)
+                copy.copy_(tensor)
+        recorded.graph.replay()
+        return [o.clone() for o in recorded.outputs] if self._copy else list(recorded.outputs)
+
+
+@dataclasses.dataclass
+class _Recorded:
+    """A CUDA graph, and the memory that it reads and writes."""
+
+    addresses: tuple[int, ...]
+    inputs: list[torch.Tensor]
+    graph: torch.cuda.CUDAGraph
+    outputs: list[torch.Tensor]
+
+
+class _Buffers:
+    """Memory for what passes from step to step: one for each value, as long as sizes stay."""
+
+    def __init__(self, slots: Sequence[Slot], device: torch.device) -> None:
+        self._makers = [(s.index, s.maker(device)) for s in slots if s.shape is not None]
+        self._moving = any(s.moving for s in slots)
+        self._sizes: tuple[int, ...] = ()
+        self._buffers: dict[int, torch.Tensor] | None = None
+
+    def into(self, values: list[Any], sizes: Mapping[str, int]) -> None:
+        """Put the buffers among the values."""
+        if self._buffers is None or (self._moving and self._sizes != tuple(sizes.values())):
+            with torch.inference_mode(False):  # else a call outside of it could not write them
+                self._buffers = {index: make(sizes) for index, make in self._makers}
+            self._sizes = tuple(sizes.values())
+        for index, buffer in self._buffers.items():
+            values[index] = buffer
 
 
 class _Partition:
@@ -330,26 +434,39 @@ class _Partition:
         self.names = [*session.input_names, *session.output_names]
         self._slots = [slots[n] for n in self.names]
         self._places = [slot.index for slot in self._slots]
-        self._bound: list[int | None] = [None] * len(self.names)  # addresses in use
+        # Addresses in use, and sizes where they move.
+        self._bound: list[Any] = [None] * len(self.names)
+        self._moving = [slot.moving for slot in self._slots]
         # A tensor without elements has no address, and ONNX Runtime wants one.
         self._nowhere = torch.empty(1, device=device)
         # What passes from step to step keeps one buffer; what is returned is new each time.
-        self.buffers = {
-            s.index: torch.empty(s.shape, dtype=s.dtype, device=device)  # type: ignore[arg-type]
-            for n, s in zip(self.names, self._slots, strict=True)
-            if n in session.output_names and n not in returned
-        }
+        made = [slots[n] for n in session.output_names]
+        self.buffers = _Buffers(
+            [s for n, s in zip(session.output_names, made, strict=True) if n not in returned],
+            device,
+        )
+        # Outputs whose sizes the run alone decides: ONNX Runtime allocates them.
+        self._unknown = [(i, s.index) for i, s in enumerate(made) if s.shape is None]
+        self._first = len(session.input_names)
 
-    def run(self, values: list[Any]) -> None:
-        for index, buffer in self.buffers.items():
-            values[index] = buffer
+    def run(self, values: list[Any], sizes: Mapping[str, int]) -> None:
+        self.buffers.into(values, sizes)
+        for i, index in self._unknown:
+            values[index] = None
+            self._bound[self._first + i] = ()
         self.call([values[index] for index in self._places])
+        if self._unknown:
+            outputs = self._io.get_outputs()
+            for i, index in self._unknown:
+                values[index] = from_ort(outputs[i])
 
-    def call(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Run on inputs and outputs, in the order of ``names``."""
-        bound = self._bound
+    def call(self, tensors: Sequence[torch.Tensor | None]) -> None:
+        """Run on inputs and outputs, in the order of ``names``; None is allocated by the run."""
+        bound, moving = self._bound, self._moving
         for i, tensor in enumerate(tensors):
-            if tensor.data_ptr() != bound[i]:
+            if tensor is None:
+                self._io.bind_output(self.names[i], *self._place)
+            elif tensor.data_ptr() != bound[i] or moving[i]:
                 self._bind(i, tensor)
         try:
             self._run()
@@ -363,7 +480,7 @@ class _Partition:
             place = self._place if tensor.device.type != "cpu" else ("cpu", 0)
             self._io.bind_input(name, *place, slot.onnx_type, tuple(tensor.shape), key)
         else:
-            self._io.bind_output(name, *self._place, slot.onnx_type, slot.shape, key)
+            self._io.bind_output(name, *self._place, slot.onnx_type, tuple(tensor.shape), key)
         self._bound[i] = at
 
 
@@ -380,7 +497,7 @@ class _KernelStep:
         self._inputs = [slots[i].index if i else None for i in node.input]
         self._outputs = [slots[o].index if o else None for o in node.output]
 
-    def run(self, values: list[Any]) -> None:
+    def run(self, values: list[Any], sizes: Mapping[str, int]) -> None:
         inputs = [None if i is None else values[i] for i in self._inputs]
         outputs = self._kernel(inputs, self._attributes)
         for index, tensor in zip(self._outputs, outputs, strict=True):
@@ -402,16 +519,10 @@ class _IntoStep:
         self._kernel, self._attributes = kernel.run, _attributes(node)
         self._inputs = [slots[i].index for i in node.input]
         self._outputs = [slots[o].index for o in node.output]
-        with torch.inference_mode(False):  # else a call outside of it could not write them
-            self.buffers = {
-                slots[o].index: torch.empty(slots[o].shape, dtype=slots[o].dtype, device=device)  # type: ignore[arg-type]
-                for o in node.output
-                if o not in returned
-            }
+        self.buffers = _Buffers([slots[o] for o in node.output if o not in returned], device)
 
-    def run(self, values: list[Any]) -> None:
-        for index, buffer in self.buffers.items():
-            values[index] = buffer
+    def run(self, values: list[Any], sizes: Mapping[str, int]) -> None:
+        self.buffers.into(values, sizes)
         inputs = [values[i] for i in self._inputs]
         self._kernel(inputs, [values[o] for o in self._outputs], self._attributes)
 

@@ -79,7 +79,8 @@ def _in_float32(proto: onnx.ModelProto) -> onnx.ModelProto:
     """
     model = _copy(proto)
     for node in list(model.graph):
-        if node.op_type != "Cast":
+        # What stays with torch is computed as torch computes it.
+        if node.op_type != "Cast" and not node.op_type.startswith("torch."):
             _upcast(model.graph, node, {ir.DataType.BFLOAT16})
     model.graph.sort()
     return ir.to_proto(model)

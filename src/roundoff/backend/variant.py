@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,27 +60,32 @@ class CompileSettings:
     providers: list[Any] | None
     check: bool
     cuda_graph: bool
+    fallback: bool = True
+    copy_outputs: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
 class Exported:
-    """A graph as the exporter leaves it, and what is known of its inputs.
+    """A graph as converted, and what is known of its inputs.
 
     Attributes
     ----------
     model : onnx.ModelProto
     names : list of str
-        Inputs that are tensors.
+        Inputs, all of them tensors.
     static : list of str
         Those of them that are weights.
     device : torch.device
         Where all of them are.
+    kernels : dict
+        What runs the operators that stay with torch.
     """
 
     model: onnx.ModelProto
     names: list[str]
     static: list[str]
     device: torch.device
+    kernels: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
 class Variant:
@@ -136,7 +141,7 @@ class Variant:
         moving = [i not in self._static and i >= 0 for _, i in self._order]
         self._cuda_graph: CudaGraphProgram | None = None
         if settings.cuda_graph and exported.device.type == "cuda":
-            self._cuda_graph = CudaGraphProgram(self.program, moving)
+            self._cuda_graph = CudaGraphProgram(self.program, moving, settings.copy_outputs)
 
     def _fuse(self, options: OptimizationOptions) -> onnx.ModelProto:
         exported = self.exported
@@ -156,11 +161,12 @@ class Variant:
         self.fused, self.model, self.precomputed = fused, fused, None
         if settings.options.tiers and settings.options.constant_folding:
             self.model, self.precomputed = split_precomputed(fused, self.exported.static)
-        where = (self.exported.device, KERNELS, self.tf32, settings.providers)
+        kernels = KERNELS | self.exported.kernels
+        where = (self.exported.device, kernels, self.tf32, settings.providers)
         self.program = Program(self.model, *where)
         self._packing = None if self.precomputed is None else Program(self.precomputed, *where)
 
-    def __call__(self, args: Sequence[Any]) -> list[torch.Tensor]:
+    def __call__(self, args: Sequence[Any], sizes: Mapping[str, int]) -> list[torch.Tensor]:
         if self._packing is not None or self._copies:
             self._refresh(args)
         inputs = args
@@ -172,7 +178,7 @@ class Variant:
                 for t, (_, i) in zip(inputs, self._order, strict=True)
             ]
         cuda_graph = self._cuda_graph
-        outputs = self.program.run(inputs) if cuda_graph is None else cuda_graph.run(inputs)
+        outputs = (cuda_graph or self.program).run(inputs, sizes)
         if self._all:
             return outputs
         by_name = dict(zip(self.program.outputs, outputs, strict=True))

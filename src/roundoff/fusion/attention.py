@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
 from roundoff.dtypes import dtype_info
 
-from .editor import Editor
+from .editor import Dim, Editor, static
 from .rule import Refusal, Rule
 
 __all__ = ["Attention", "PackedAttention", "PresentKeys", "RotaryAttention"]
@@ -55,8 +56,9 @@ class Attention(Rule):
     with grouped keys and values left unrepeated; else MultiHeadAttention, with the mask as its
     bias, or causal by attribute. A row that the exporter zeroes because its mask leaves no key
     is zeroed after.
-    Conditions: as many queries as keys, one head size, the probabilities not returned, and a
-    mask that broadcasts over (batch, heads).
+    Conditions: one head size, the probabilities not returned, and a mask that broadcasts over
+    (batch, heads). The sizes of batch and sequences may be symbolic; where there are fewer queries
+    than keys (decoding with a cache), the operator is MultiHeadAttention.
     """
 
     ops = ("MatMul",)
@@ -74,14 +76,14 @@ class Attention(Rule):
         shape, keys = g.shape(parts.q), g.shape(parts.k)
         if shape is None or keys is None or len(shape) != 4 or keys != g.shape(parts.v):
             raise Refusal(f"queries {shape}, keys {keys}, values {g.shape(parts.v)}")
-        if shape != keys:
-            raise Refusal(f"{shape[2]} queries of {keys[2]} keys")
+        if (*shape[:2], shape[3]) != (*keys[:2], keys[3]) or not static(shape[1], shape[3]):
+            raise Refusal(f"queries {shape}, keys {keys}")
         dtype = parts.q.dtype
         floats = {ir.DataType.FLOAT, ir.DataType.FLOAT16}
         floats |= {ir.DataType.BFLOAT16} if g.processor == "CUDA" else set()
         if dtype not in floats:
             raise Refusal(f"no kernel for {dtype} on the {g.processor}")
-        causal, mask = classify(g, parts.mask, shape)
+        causal, mask = classify(g, parts.mask, shape, keys[2])
         zeroed = parts.dead is not None and mask is not None and not has_keys(g, mask)
         rows = _rows(g, parts, shape, node) if zeroed else None
         # GroupQueryAttention needs whole 16-byte rows, and has no float32 kernel on CUDA: one of
@@ -106,11 +108,50 @@ class Attention(Rule):
         self, g: Editor, p: Parts, causal: bool, mask: ir.Value | None, at: ir.Node
     ) -> ir.Value:
         batch, heads, length, head = g.shape(p.q) or ()
-        q, k, v = (tokens(g, x, at) for x in (p.q, p.k, p.v))
+        k, v = unrepeated(g, p.k), unrepeated(g, p.v)
+        one_query = g.processor == "CPU" and length == 1 and g.shape(k) == g.shape(v)
+        if one_query and not causal and (mask is None or (g.shape(mask) or ())[1] == 1):
+            return self._one_query(g, p, k, v, mask, at)
+        if g.shape(p.k)[2] != length:  # type: ignore[index]
+            # Of a cache, by head: as they lie.
+            q, k, v = tokens(g, p.q, at), p.k, p.v
+        else:
+            q, k, v = (tokens(g, x, at) for x in (p.q, p.k, p.v))
         inputs = [q, k, v, None, None, mask] if mask is not None else [q, k, v]
         return g.emit("MultiHeadAttention", inputs, at, shapes=[[batch, length, heads * head]],
                       like=q, domain=MICROSOFT, rule=self.name, num_heads=heads, scale=p.scale,
                       unidirectional=int(causal))[0]  # fmt: skip
+
+    def _one_query(
+        self, g: Editor, p: Parts, k: ir.Value, v: ir.Value, mask: ir.Value | None, at: ir.Node
+    ) -> ir.Value:
+        """A decode step: two products over the cache as it lies, its heads not repeated."""
+        batch, heads, _, head = g.shape(p.q) or ()
+        groups, keys = (g.shape(k) or ())[1:3]
+        q = g.reshape(p.q, [batch, groups, heads // groups, head], at)
+        shape = [batch, groups, heads // groups, keys]
+        (scores,) = g.emit("FusedMatMul", [q, k], at, shapes=[shape], like=q, domain=MICROSOFT,
+                           rule=self.name, transA=0, transB=1, alpha=p.scale)  # fmt: skip
+        if mask is not None:
+            (scores,) = g.emit("Add", [scores, mask], at, shapes=[shape], like=q, rule=self.name)
+        (weights,) = g.emit("Softmax", [scores], at, shapes=[shape], like=q, axis=-1)
+        (out,) = g.emit("MatMul", [weights, v], at, shapes=[[*shape[:3], head]], like=q,
+                        rule=self.name)  # fmt: skip
+        return g.reshape(out, [batch, 1, heads * head], at)
+
+    def _lengths(self, g: Editor, q: ir.Value, at: ir.Node) -> tuple[ir.Value, ir.Value]:
+        """(the last token of each sequence, the length of all), int32."""
+        batch, _, length, _ = g.shape(q) or ()
+        if static(batch, length):
+            last = g.initializer(np.full(batch, length - 1, np.int32), "last_token")
+            return last, g.initializer(np.array([length], np.int32), "total_length")
+        kind = ir.Value(name="", type=ir.TensorType(ir.DataType.INT32))
+        (total,) = g.emit("Cast", [g.length(q, 2, at)], at, shapes=[[1]], like=kind,
+                          to=int(ir.DataType.INT32))  # fmt: skip
+        one = g.initializer(np.array([1], np.int32), "one")
+        (each,) = g.emit("Sub", [total, one], at, shapes=[[1]], like=total)
+        (last,) = g.emit("Expand", [each, g.length(q, 0, at)], at, shapes=[[batch]], like=each)
+        return last, total
 
     def _grouped(self, g: Editor, p: Parts, at: ir.Node) -> ir.Value:
         shape = g.shape(p.q) or ()
@@ -119,8 +160,7 @@ class Attention(Rule):
         if g.shape(k) != g.shape(v):
             k, v = p.k, p.v
         some = (g.shape(k) or shape)[1]
-        last = g.initializer(np.full(batch, length - 1, np.int32), "last_token")
-        total = g.initializer(np.array([length], np.int32), "total_length")
+        last, total = self._lengths(g, p.q, at)
         inputs = [*(tokens(g, x, at) for x in (p.q, k, v)), None, None, last, total]
         present = [batch, some, length, head]
         outputs = g.emit("GroupQueryAttention", inputs, at,
@@ -216,7 +256,7 @@ def _unscaled(g: Editor, value: ir.Value | None) -> tuple[ir.Value | None, float
 
 
 def classify(
-    g: Editor, mask: ir.Value | None, shape: tuple[int, ...]
+    g: Editor, mask: ir.Value | None, shape: tuple[Any, ...], keys: Dim
 ) -> tuple[bool, ir.Value | None]:
     """(exactly causal, bias): the mask as the operators take it."""
     if mask is None:
@@ -224,19 +264,40 @@ def classify(
     batch, heads, length, _ = shape
     dims = g.shape(mask)
     array = g.constant(mask)
-    if array is not None and is_causal(array, length):
+    square = length == keys
+    if square and array is not None and is_causal(array, length):
+        return True, None
+    if square and _is_lower(g, mask, length):
         return True, None
     if array is not None and not array.any():
         return False, None
-    if dims is None or dims[-2:] != (length, length):
+    if dims is None or dims[-2:] != (length, keys):
         raise Refusal(f"the mask is {dims}: it does not reach all queries and keys by itself")
     dims = (1,) * (4 - len(dims)) + dims
     if dims[0] not in (1, batch) or dims[1] not in (1, heads):
-        raise Refusal(f"the mask is {dims}, scores are {(batch, heads, length, length)}")
+        raise Refusal(f"the mask is {dims}, scores are {(batch, heads, length, keys)}")
     node = mask.producer() or _reader(mask)
     if mask.producer() is None:
         return False, g.reshape(mask, dims, node)
     return False, mask if g.shape(mask) == dims else g.reshape(mask, dims, _reader(mask))
+
+
+def _is_lower(g: Editor, mask: ir.Value, length: Dim) -> bool:
+    """Whether *mask* is ``Where(Trilu(ones), 0, -inf)``, of any length: causal."""
+    chosen = g.node(mask, "Where")
+    lower = g.node(chosen.inputs[0], "Trilu") if chosen is not None else None
+    if chosen is None or lower is None or (g.shape(mask) or ())[-2:] != (length, length):
+        return False
+    if g.attribute(lower, "upper", 1) or (len(lower.inputs) > 1 and g.scalar(lower.inputs[1]) != 0):
+        return False
+    spread = g.node(lower.inputs[0], "Expand")
+    ones = spread.inputs[0] if spread is not None else lower.inputs[0]
+    array = g.constant(ones)
+    outside = g.scalar(chosen.inputs[2])
+    if array is None or not array.all() or outside is None or mask.dtype is None:
+        return False
+    lowest = float(dtype_info(mask.dtype.numpy()).max) * -0.5
+    return g.scalar(chosen.inputs[1]) == 0 and outside <= lowest
 
 
 def _reader(value: ir.Value) -> ir.Node:
@@ -274,7 +335,7 @@ def has_keys(g: Editor, mask: ir.Value) -> bool:
 
 
 def _rows(
-    g: Editor, p: Parts, shape: tuple[int, ...], at: ir.Node
+    g: Editor, p: Parts, shape: tuple[Any, ...], at: ir.Node
 ) -> tuple[ir.Value | None, ir.Value | None]:
     """(alive, None) or (None, dead): which rows see a key, (batch, sequence, 1) of bool."""
     batch, _, length, _ = shape
@@ -350,7 +411,6 @@ class PresentKeys(Rule):
         for old, new in zip((out, *by_head), outputs, strict=True):
             assert old is not None
             g.replace(old, new)
-        g.graph.sort()
         return True
 
     @staticmethod

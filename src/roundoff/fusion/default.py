@@ -10,7 +10,7 @@ import math
 import numpy as np
 import onnx_ir as ir
 
-from .editor import Editor
+from .editor import Editor, reshape_target, static
 from .rule import Refusal, Rule
 
 __all__ = [
@@ -114,7 +114,7 @@ class DropNoOps(Rule):
 class MergeReshapes(Rule):
     """Pattern: Reshape (Unsqueeze, Squeeze, Flatten) of another. Becomes one Reshape.
 
-    Conditions: the last shape is static; nothing else is lost, as each keeps the order.
+    Conditions: at most one size of the last shape is symbolic and new.
     """
 
     ops = RELABEL
@@ -124,6 +124,8 @@ class MergeReshapes(Rule):
         first = g.node(node.inputs[0], *RELABEL)
         shape = g.shape(node.outputs[0])
         if first is None or shape is None or first.inputs[0] is None:
+            return False
+        if reshape_target(g.shape(first.inputs[0]) or (), shape) is None:
             return False
         g.replace(node.outputs[0], g.reshape(first.inputs[0], shape, node))
         return True
@@ -177,7 +179,7 @@ class ReshapedTranspose(Rule):
             return False
         rest = len(merged) - 1
         lead = len(x) - rest
-        if lead < 1 or math.prod(x[:lead]) != merged[0] or x[lead:] != merged[1:]:
+        if lead < 1 or not static(*x) or math.prod(x[:lead]) != merged[0] or x[lead:] != merged[1:]:
             return False
         if out[:lead] != x[:lead] or len(out) != len(x):
             return False
@@ -196,7 +198,8 @@ class CommonSubexpressions(Rule):
 
     ops = ("Add", "Sub", "Mul", "Div", "Pow", "Cast", "Concat", "Cos", "Sin", "Reshape",
            "Unsqueeze", "Transpose", "Expand", "Gather", "Slice", "Where", "And", "Neg", "Sqrt",
-           "ReduceMean", "Reciprocal", "Sigmoid", "MatMul", "Split")  # fmt: skip
+           "ReduceMean", "Reciprocal", "Sigmoid", "MatMul", "Split", "ReduceMax", "Equal",
+           "Shape", "Range")  # fmt: skip
     source = "A. Aho et al., Compilers, 2006, section 9.1"
 
     def rewrite(self, g: Editor, node: ir.Node) -> bool:
@@ -258,12 +261,14 @@ class SlicesToSplit(Rule):
             if bounds is not None and bounds[0] == axis and bounds[1] not in parts:
                 parts[bounds[1]] = (bounds[2], use.node)
         sizes, nodes, at = [], [], 0
-        while shape is not None and at < shape[axis] and at in parts:
+        if shape is None or not static(shape[axis]):
+            return False
+        while at < shape[axis] and at in parts:
             end, piece = parts[at]
             sizes.append(end - at)
             nodes.append(piece)
             at = end
-        if shape is None or at != shape[axis] or len(nodes) < 2:
+        if at != shape[axis] or len(nodes) < 2:
             return False
         self._split(g, x, axis, sizes, nodes, node)
         return True
@@ -297,6 +302,8 @@ class SlicesToSplit(Rule):
             return None
         axis = axis + len(shape) if axis < 0 else axis
         size = shape[axis]
+        if not static(size):
+            return None
         start, end = (min(max(b + size if b < 0 else b, 0), size) for b in (start, end))
         return (axis, start, end) if end > start else None
 
@@ -314,6 +321,8 @@ class WholeGather(Rule):
         x, out = node.inputs[0], node.outputs[0]
         indices, shape, out_shape = g.constant(node.inputs[1]), g.shape(x), g.shape(out)
         if x is None or indices is None or shape is None or out_shape is None:
+            return False
+        if not static(*shape):
             return False
         if g.attribute(node, "batch_dims", 0) != 0 or indices.shape[-1] != len(shape):
             return False

@@ -12,7 +12,10 @@ import onnx_ir as ir
 
 from roundoff.errors import ArgumentError, ModelError
 
-__all__ = ["DOMAINS", "Editor"]
+__all__ = ["DOMAINS", "Dim", "Editor", "reshape_target", "static"]
+
+#: A size: a number, or a symbolic one by name ("s0 + 1"): equal names are equal sizes.
+Dim = int | str
 
 #: Domain -> version, of every operator that a rule may emit.
 DOMAINS = {"com.microsoft": 1, "roundoff": 1}
@@ -103,17 +106,17 @@ class Editor:
         array = self.constant(value)
         return None if array is None else [int(i) for i in array.reshape(-1)]
 
-    def shape(self, value: ir.Value | None) -> tuple[int, ...] | None:
-        """The static shape; None where a dimension is unknown or symbolic."""
+    def shape(self, value: ir.Value | None) -> tuple[Any, ...] | None:
+        """The sizes: numbers, and names where symbolic; None where one is unknown."""
         if value is None or value.shape is None:
             return None
-        dims = tuple(value.shape)
-        return tuple(map(int, dims)) if all(isinstance(d, int) for d in dims) else None
+        dims = tuple(d if isinstance(d, int) else d.value for d in value.shape)
+        return None if None in dims else dims
 
     def size(self, value: ir.Value) -> int | None:
         """Number of elements, where the shape is static."""
         shape = self.shape(value)
-        return None if shape is None else math.prod(shape)
+        return math.prod(shape) if shape is not None and static(*shape) else None
 
     def attribute(self, node: ir.Node, name: str, default: Any = None) -> Any:
         """An attribute's value, or the default."""
@@ -143,11 +146,11 @@ class Editor:
 
     def is_output(self, value: ir.Value) -> bool:
         """Whether the graph returns *value*."""
-        return any(value is o for o in self.graph.outputs)
+        return value.is_graph_output()
 
     def uses(self, value: ir.Value) -> int:
         """How many nodes read *value*, one more where the graph returns it."""
-        return len(list(value.uses())) + self.is_output(value)
+        return len(value.uses()) + self.is_output(value)
 
     def _compute(self, value: ir.Value) -> np.ndarray | None:
         if value.const_value is not None and (
@@ -175,7 +178,7 @@ class Editor:
         inputs: Sequence[ir.Value | None],
         before: ir.Node,
         *,
-        shapes: Sequence[Sequence[int] | None],
+        shapes: Sequence[Sequence[Dim] | None],
         like: ir.Value | Sequence[ir.Value],
         domain: str = "",
         rule: str = "",
@@ -224,12 +227,48 @@ class Editor:
         self.graph.register_initializer(value)
         return value
 
-    def reshape(self, value: ir.Value, shape: Sequence[int], before: ir.Node) -> ir.Value:
-        """*value* under another static shape (itself, where it has that shape)."""
-        if self.shape(value) == tuple(shape):
+    def reshape(self, value: ir.Value, shape: Sequence[Dim], before: ir.Node) -> ir.Value:
+        """*value* under another shape (itself, where it has that shape).
+
+        Raises
+        ------
+        ModelError
+            Two sizes or more are symbolic, and neither stays where it is nor is one of *value*'s.
+        """
+        own = self.shape(value)
+        if own == tuple(shape):
             return value
-        target = self.initializer(np.array(shape, dtype=np.int64), "shape")
+        numbers = reshape_target(own or (), shape)
+        if numbers is not None:
+            target = self.initializer(np.array(numbers, dtype=np.int64), "shape")
+        else:
+            target = self.sizes(value, shape, before)
         return self.emit("Reshape", [value, target], before, shapes=[shape], like=value)[0]
+
+    def sizes(self, value: ir.Value, shape: Sequence[Dim], before: ir.Node) -> ir.Value:
+        """Sizes as an int64 vector; symbolic ones are read from *value*, which must have them."""
+        if static(*shape):
+            return self.initializer(np.array(shape, dtype=np.int64), "shape")
+        own, parts = self.shape(value) or (), []
+        for size in shape:
+            if isinstance(size, int):
+                parts.append(self.initializer(np.array([size], dtype=np.int64), "size"))
+                continue
+            if size not in own:
+                raise ModelError("a size that the value has not", got=size, expected=str(own))
+            parts.append(self.length(value, own.index(size), before))
+        if len(parts) == 1:
+            return parts[0]
+        return self.emit("Concat", parts, before, shapes=[[len(parts)]], like=parts[0], axis=0)[0]
+
+    def length(self, value: ir.Value, axis: int, before: ir.Node) -> ir.Value:
+        """One size of *value*, int64 of shape (1,)."""
+        size = (self.shape(value) or ())[axis]
+        if isinstance(size, int):
+            return self.initializer(np.array([size], dtype=np.int64), "size")
+        kind = ir.Value(name="", type=ir.TensorType(ir.DataType.INT64))
+        return self.emit("Shape", [value], before, shapes=[[1]], like=kind, start=axis,
+                         end=axis + 1)[0]  # fmt: skip
 
     def transpose(self, value: ir.Value, perm: Sequence[int], before: ir.Node) -> ir.Value:
         """*value* with its axes in another order."""
@@ -271,13 +310,14 @@ class Editor:
 
     def clean(self) -> None:
         """Drop what nothing reads, and restore the order of the nodes."""
-        changed = True
-        while changed:
-            changed = False
-            for node in reversed(list(self.graph)):
-                if not any(self.uses(o) for o in node.outputs):
-                    self.graph.remove(node, safe=True)
-                    changed = True
+        unread = [n for n in self.graph if not any(self.uses(o) for o in n.outputs)]
+        while unread:
+            node = unread.pop()
+            if node.graph is None or any(self.uses(o) for o in node.outputs):
+                continue
+            makers = [i.producer() for i in node.inputs if i is not None]
+            self.graph.remove(node, safe=True)
+            unread += [m for m in makers if m is not None]
         for name, value in list(self.graph.initializers.items()):
             if not self.uses(value):
                 del self.graph.initializers[name]
@@ -301,6 +341,40 @@ class Editor:
         for domain in [d for d in self.model.opset_imports if d and d not in used]:
             del self.model.opset_imports[domain]
         return ir.to_proto(self.model)
+
+
+def static(*sizes: Any) -> bool:
+    """Whether all sizes are numbers.
+
+    Examples
+    --------
+    >>> static(2, 3), static(2, "s0")
+    (True, False)
+    """
+    return all(isinstance(s, int) for s in sizes)
+
+
+def reshape_target(before: Sequence[Dim], after: Sequence[Dim]) -> list[int] | None:
+    """What Reshape takes for *after*: numbers, 0 for "as it was", one -1; None where they fail.
+
+    Examples
+    --------
+    >>> reshape_target([2, "s0", 12], [2, "s0", 3, 4])
+    [2, 0, 3, 4]
+    >>> reshape_target(["s0", 12], [3, "s0", 4]), reshape_target(["s0", "s1"], ["s1", "s0"])
+    ([3, -1, 4], None)
+    """
+    if static(*after):
+        return [int(n) for n in after]
+    if 0 in after:  # beside it -1 cannot be inferred, and 0 would copy
+        return None
+    target: list[int] = []
+    for i, size in enumerate(after):
+        if isinstance(size, int):
+            target.append(size)
+        else:
+            target.append(0 if i < len(before) and before[i] == size else -1)
+    return target if target.count(-1) <= 1 else None
 
 
 def _fresh(name: str, taken: set[str | None]) -> str:

@@ -197,7 +197,7 @@ def _repeated(g: Editor, x: ir.Value, heads: int, at: ir.Node) -> ir.Value:
     if groups == heads:
         return x
     wide = [batch, groups, heads // groups, length, head]
-    target = g.initializer(np.array(wide, dtype=np.int64), "shape")
+    target = g.initializer(np.array([1, 1, heads // groups, 1, 1], dtype=np.int64), "shape")
     thin = g.reshape(x, [batch, groups, 1, length, head], at)
     repeated = g.emit("Expand", [thin, target], at, shapes=[wide], like=x)[0]
     return g.reshape(repeated, [batch, heads, length, head], at)
@@ -256,7 +256,6 @@ class EmbedRmsNorm(Ours):
                          epsilon=float(g.attribute(node, "epsilon")))  # fmt: skip
         g.replace(out, outputs[0])
         g.replace(gathered.outputs[0], outputs[1])
-        g.graph.sort()
 
 
 def _fits(g: Editor, weight: ir.Value | None) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import onnx_ir as ir
 
 from .attention import Attention, PackedAttention, PresentKeys, RotaryAttention
-from .editor import Editor
+from .editor import Dim, Editor, static
 from .rule import Refusal, Rule
 
 __all__ = [
@@ -127,7 +129,6 @@ class SkipRmsNorm(Rule):
                          epsilon=float(g.attribute(node, "epsilon", 1e-5)))  # fmt: skip
         g.replace(total.outputs[0], outputs[3])
         g.replace(normed, outputs[0])
-        g.graph.sort()
         return True
 
 
@@ -158,19 +159,36 @@ class Rotary(Rule):
         tables = [self._table(g, t, op, node) for t, op in ((cos, "Cos"), (sin, "Sin"))]
         if any(t is None or t.dtype != x.dtype for t in tables):
             raise Refusal("cos and sin are not of two equal halves, in the type of x")
-        sizes = [g.size(t) or 0 for t in tables if t is not None]
-        rows = sizes[0] // (head // 2)
-        if rows not in (length, batch * length) or sizes[0] != sizes[1]:
-            raise Refusal(f"cos has {rows} rows for {batch} x {length} tokens")
-        flat = [g.reshape(t, [rows, head // 2], node) for t in tables if t is not None]
-        ids = np.zeros(1, np.int64) if rows == length else np.arange(rows).reshape(batch, length)
+        if not static(heads, head):
+            raise Refusal(f"x is {shape}: heads are not known")
+        leading = [[d for d in (g.shape(t) or ())[:-1] if d != 1] for t in tables]
+        each = leading[0] == [d for d in (batch, length) if d != 1] and batch != 1
+        if leading[0] != leading[1] or not (each or leading[0] == [d for d in (length,) if d != 1]):
+            raise Refusal(f"cos has {leading[0]} rows for {batch} x {length} tokens")
         flat_x = g.reshape(g.transpose(x, [0, 2, 1, 3], node), [batch, length, heads * head], node)
-        rotated = g.emit("RotaryEmbedding", [flat_x, g.initializer(ids, "position_ids"), *flat],
+        rows = _product(batch, length) if each else length
+        flat = [g.reshape(t, [rows, head // 2], node) for t in tables if t is not None]
+        ids = self._ids(g, flat_x, batch, length, node) if each else g.initializer(
+            np.zeros(1, np.int64), "position_ids")  # fmt: skip
+        rotated = g.emit("RotaryEmbedding", [flat_x, ids, *flat],
                          node, shapes=[[batch, length, heads * head]], like=x, domain=MICROSOFT,
                          rule=self.name, interleaved=0, num_heads=heads)[0]  # fmt: skip
         back = g.reshape(rotated, [batch, length, heads, head], node)
         g.replace(node.outputs[0], g.transpose(back, [0, 2, 1, 3], node))
         return True
+
+    @staticmethod
+    def _ids(g: Editor, x: ir.Value, batch: Any, length: Any, at: ir.Node) -> ir.Value:
+        """Each token's row of a table that has one for each: (batch, length)."""
+        if static(batch, length):
+            ids = np.arange(batch * length).reshape(batch, length)
+            return g.initializer(ids.astype(np.int64), "position_ids")
+        sizes = g.sizes(x, [batch, length], at)
+        (rows,) = g.emit("ReduceProd", [sizes], at, shapes=[[]], like=sizes, keepdims=0)
+        zero, one = (g.initializer(np.array(i, np.int64), "number") for i in (0, 1))
+        (flat,) = g.emit("Range", [zero, rows, one], at, shapes=[[_product(batch, length)]],
+                         like=sizes)  # fmt: skip
+        return g.emit("Reshape", [flat, sizes], at, shapes=[[batch, length]], like=flat)[0]
 
     def _parts(self, g: Editor, node: ir.Node) -> tuple[ir.Value, ir.Value, ir.Value] | None:
         """(x, cos, sin) of the sum, whatever the order of its operands."""
@@ -236,6 +254,11 @@ class Rotary(Rule):
         if (g.shape(source) or (0,))[-1] != full[-1]:
             return None
         return g.reshape(before, half, at)
+
+
+def _product(a: Dim, b: Dim) -> Dim:
+    """A size that is the product of two."""
+    return a * b if isinstance(a, int) and isinstance(b, int) else f"({a})*({b})"
 
 
 class Silu(Rule):
@@ -341,7 +364,10 @@ class PackedProducts(Rule):
         x = node.inputs[0]
         if x is None or not self._fits(g, node):
             return False
-        nodes = [n for n in g.graph if n.op_type == node.op_type and n.inputs[0] is x]
+        beside = {u.node for u in x.uses() if u.idx == 0 and u.node.op_type == node.op_type}
+        if len(beside) < 2:
+            return False
+        nodes = [n for n in g.graph if n in beside]
         nodes = [n for n in nodes if self._fits(g, n) and self._same(node, n)]
         if len(nodes) < 2 or nodes[0] is not node:
             return False
@@ -366,7 +392,6 @@ class PackedProducts(Rule):
                        rule=self.name)  # fmt: skip
         for old, new in zip(ends, parts, strict=True):
             g.replace(old, new)
-        g.graph.sort()
         return True
 
     @staticmethod

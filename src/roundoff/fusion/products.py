@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import onnx_ir as ir
 
-from .editor import Editor
+from .editor import Editor, static
 from .rule import Refusal, Rule
 
 __all__ = ["Into", "TorchProduct", "torch_product"]
@@ -51,6 +51,8 @@ class TorchProduct(Rule):
         shapes = [g.shape(v) for v in (x, weight, out)]
         if x is None or None in shapes or len(shapes[1] or ()) != 2 or len(shapes[0] or ()) < 2:
             return False
+        if not static(*(shapes[0] or ()), *(shapes[2] or ())):
+            raise Refusal("sizes are symbolic: whether a second partition pays is not known")
         work = math.prod(shapes[2] or ()) * (shapes[0] or ())[-1]
         if work < self.least:
             raise Refusal(f"{work:.2g} multiplications: a second partition would cost more")

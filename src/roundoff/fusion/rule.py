@@ -187,10 +187,13 @@ def apply_rules(g: Editor, rules: Sequence[Rule], report: Report, verbose: int =
     while changed:
         changed = False
         for rule in rules:
+            matched = False
             for node in list(g.graph):
                 if node.op_type in rule.ops and node.graph is not None:
-                    changed |= _attempt(g, rule, node, report, verbose)
-            g.clean()
+                    matched |= _attempt(g, rule, node, report, verbose)
+            if matched:
+                g.clean()
+            changed |= matched
 
 
 def _attempt(g: Editor, rule: Rule, node: ir.Node, report: Report, verbose: int) -> bool:

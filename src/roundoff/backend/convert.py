@@ -1,0 +1,92 @@
+"""AOTAutograd's functional graph of ATen operators as one ONNX graph, sizes symbolic or not.
+
+An operator of the table (:mod:`.operators`) is written down directly, which takes microseconds;
+any other is converted by torch's exporter, alone, each kind once; what that refuses stays with
+torch, as a step between partitions.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from roundoff.errors import UnsupportedError
+
+from .converter import Converted, Converter
+from .operators import TABLE
+from .others import by_exporter, by_torch
+
+__all__ = ["convert"]
+
+
+def convert(
+    gm: torch.fx.GraphModule,
+    examples: Sequence[Any],
+    names: Sequence[str],
+    outputs: Sequence[str],
+    opset: int,
+    numbers: Mapping[int, float] | None = None,
+    refused: Mapping[str, str] | None = None,
+    fallback: bool = True,
+) -> Converted:
+    """Convert a functional graph.
+
+    Parameters
+    ----------
+    gm : torch.fx.GraphModule
+        Flat inputs, a flat tuple of tensors out, fake values in ``meta["val"]``.
+    examples : sequence
+        The inputs' fake values: tensors and integers.
+    names, outputs : sequence of str
+        Names for the ONNX graph's inputs (integers have one, too) and outputs.
+    opset : int
+    numbers : mapping of int to float, optional
+        Inputs of one number that are taken as constants.
+    refused : mapping of str to str, optional
+        Nodes of *gm* that have to stay with torch -> why.
+    fallback : bool
+        Whether any may.
+
+    Raises
+    ------
+    UnsupportedError
+        Without *fallback*, an operator has no ONNX form; the message names it.
+    """
+    converter = Converter(opset)
+    converter.read_inputs(gm, examples, names, numbers or {})
+    for node in gm.graph.nodes:
+        if converter.begin(node):
+            converter.end(node, _written(converter, node, refused or {}, fallback))
+    return converter.finish(gm, outputs)
+
+
+def _written(c: Converter, node: torch.fx.Node, refused: Mapping[str, str], fallback: bool) -> Any:
+    """A node's values: by the table, by torch's exporter, or by torch itself."""
+    reason = refused.get(node.name)
+    if reason is None:
+        write: Any = TABLE.get(node.target)
+        if write is not None and _takes(write, node):
+            result = write(c, node, *node.args, **node.kwargs)
+            if result is not NotImplemented:
+                return result
+        try:
+            return by_exporter(c, node)
+        except UnsupportedError as e:
+            if not fallback:
+                raise
+            reason = str(e)
+    result = by_torch(c, node)
+    c.by_torch[str(node.target)] = reason
+    return result
+
+
+def _takes(write: Any, node: torch.fx.Node) -> bool:
+    """Whether an entry of the table knows all arguments of this call."""
+    try:
+        inspect.signature(write).bind(None, node, *node.args, **node.kwargs)
+    except TypeError:
+        return False
+    return True

@@ -1,0 +1,400 @@
+"""An ONNX graph while it is written: values by torch's nodes, constants, sizes.
+
+Sizes are expressions of symbols, as torch keeps them: a value carries them as its dimensions, and
+nodes compute them only where an operator asks for a number.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import torch
+
+from roundoff.dtypes import dtype_info
+from roundoff.errors import UnsupportedError
+from roundoff.fusion.editor import Dim, reshape_target
+
+from .capture import outside
+from .sizes import dim, dims, symbols_of
+
+__all__ = ["Converted", "Converter", "Symbol", "dims_of", "onnx_type"]
+
+Kernel = Callable[[Sequence[Any], dict[str, Any]], Sequence[torch.Tensor]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Symbol:
+    """Where the value of a symbolic size comes from: an axis of an argument, or an integer."""
+
+    name: str
+    argument: int
+    axis: int | None
+
+
+@dataclasses.dataclass
+class Converted:
+    """An ONNX graph and what it takes to run it.
+
+    Attributes
+    ----------
+    model : onnx.ModelProto
+    symbols : list of Symbol
+        All symbolic sizes that the arguments decide.
+    integers : list of str
+        Symbols that are inputs of the model, after its tensors: int64, one element.
+    kernels : dict
+        Operator of domain "roundoff" -> what runs it: the operators that stay with torch.
+    by_torch : dict of str to str
+        Operator that stays with torch -> why.
+    written : list of int
+        Arguments that the graph writes to: their new values are the model's last outputs.
+    """
+
+    model: onnx.ModelProto
+    symbols: list[Symbol]
+    integers: list[str]
+    kernels: dict[str, Kernel]
+    by_torch: dict[str, str]
+    written: list[int]
+
+
+class Converter:
+    """A graph under construction: what an operator's function is handed first."""
+
+    def __init__(self, opset: int) -> None:
+        self.opset = opset
+        self.values: dict[torch.fx.Node, Any] = {}
+        self.kernels: dict[str, Kernel] = {}
+        self.by_torch: dict[str, str] = {}
+        self.current = ""
+        #: Placeholders that are written to -> the new value.
+        self.written: dict[torch.fx.Node, ir.Value] = {}
+        self._nodes: list[ir.Node] = []
+        self._inputs: list[ir.Value] = []
+        self._initializers: list[ir.Value] = []
+        self._constants: dict[Any, ir.Value] = {}
+        self._arrays: dict[ir.Value, np.ndarray] = {}
+        self._sizes: dict[Any, ir.Value] = {}
+        self._symbols: list[Symbol] = []
+        self._integers: list[str] = []
+        self._names: set[str] = set()
+        self._domains = {"": opset}
+
+    # Inputs and outputs
+
+    def read_inputs(
+        self,
+        gm: torch.fx.GraphModule,
+        examples: Sequence[Any],
+        names: Sequence[str],
+        numbers: Mapping[int, float],
+    ) -> None:
+        places = gm.graph.find_nodes(op="placeholder")
+        self._names.update(names)
+        alone: dict[str, int] = {}
+        for i, (node, example, name) in enumerate(zip(places, examples, names, strict=True)):
+            if i in numbers:
+                number = torch.tensor(numbers[i], dtype=example.dtype)
+                self.values[node] = self.constant(number.numpy())
+            elif isinstance(example, torch.Tensor):
+                value = self._value(name, dims(example.shape), onnx_type(example.dtype))
+                self.values[node] = value
+                self._inputs.append(value)
+                self._bind_axes(value, i)
+            elif isinstance(example, torch.SymInt) and isinstance(dim(example), str):
+                alone.setdefault(str(dim(example)), i)
+        for name, i in alone.items():
+            if name not in self._sizes and name.isidentifier():
+                value = self._value(name, [1], ir.DataType.INT64)
+                self._names.add(name)
+                self._inputs.append(value)
+                self._sizes[name] = value
+                self._integers.append(name)
+                self._symbols.append(Symbol(name, i, None))
+
+    def _bind_axes(self, value: ir.Value, argument: int | None) -> None:
+        """Sizes that *value* has along an axis are known from now on."""
+        for axis, size in enumerate(value.shape or ()):
+            name = size.value if isinstance(size, ir.SymbolicDim) else None
+            if name is not None and name.isidentifier() and name not in self._sizes:
+                self._sizes[name] = (value, axis)
+                if argument is not None:
+                    self._symbols.append(Symbol(name, argument, axis))
+
+    def finish(self, gm: torch.fx.GraphModule, names: Sequence[str]) -> Converted:
+        (returned,) = gm.graph.output_node().args
+        outputs: list[ir.Value] = []
+        places = gm.graph.find_nodes(op="placeholder")
+        values = [self.values[node] for node in returned]  # type: ignore[union-attr, index]
+        values += self.written.values()
+        names = [*names, *(f"written_{i}" for i in range(len(self.written)))]
+        for value, name in zip(values, names, strict=True):
+            if value.producer() is None or value in outputs:
+                value = self.op("Identity", value)
+            outputs.append(value)
+            value.name = name
+        graph = ir.Graph(
+            self._inputs, outputs, nodes=self._nodes, initializers=self._initializers,
+            opset_imports=self._domains, name="graph",
+        )  # fmt: skip
+        model = ir.to_proto(ir.Model(graph, ir_version=10))
+        written = [places.index(node) for node in self.written]
+        return Converted(model, self._symbols, self._integers, self.kernels, self.by_torch, written)
+
+    # Nodes
+
+    def begin(self, node: torch.fx.Node) -> bool:
+        """Whether there is anything to write for a node of torch's graph; it is the current one."""
+        if node.op == "get_attr":
+            attribute = _attribute(node)
+            if isinstance(attribute, torch.Tensor):
+                self.values[node] = self._tensor(attribute)
+            return False
+        self.current = node.name
+        return node.op == "call_function" and not _is_size(node.meta.get("val"))
+
+    def end(self, node: torch.fx.Node, result: Any) -> None:
+        """What was written for a node is its value from now on."""
+        self.values[node] = self._named(node, result)
+
+    def _named(self, node: torch.fx.Node, result: Any) -> Any:
+        """Results under the node's name, with the type and the sizes that torch gives them."""
+        expected = node.meta.get("val")
+        if isinstance(result, (list, tuple)):
+            some = [
+                None if r is None else self._finished(r, e, f"{node.name}_{i}")
+                for i, (r, e) in enumerate(zip(result, expected, strict=True))  # type: ignore[arg-type]
+            ]
+            return some
+        return None if result is None else self._finished(result, expected, node.name)
+
+    def _finished(self, value: ir.Value, expected: Any, name: str) -> ir.Value:
+        if not isinstance(expected, torch.Tensor):
+            return value
+        kind = onnx_type(expected.dtype)
+        if value.dtype != kind:
+            value = self.cast(value, kind)
+        shape = dims(expected.shape)
+        # What passes through (a clone, an alias) keeps the name that it has.
+        if value.producer() is not None and not (value.name or "").startswith("%"):
+            return value
+        if value.producer() is not None:
+            value.shape = ir.Shape(shape)
+            value.name = self._fresh(name)
+            self._bind_axes(value, None)
+        return value
+
+    def op(
+        self,
+        op_type: str,
+        *inputs: ir.Value | None,
+        shape: Sequence[Any] | None = None,
+        dtype: ir.DataType | None = None,
+        domain: str = "",
+        **attributes: Any,
+    ) -> ir.Value:
+        """A node of one output; shape and type are the first input's where not given."""
+        first = inputs[0] if inputs else None
+        if shape is None:
+            shape = list(first.shape) if first is not None and first.shape is not None else None
+        kind = dtype if dtype is not None else first.dtype if first is not None else None
+        out = self._value("%", shape, kind)
+        self.add(op_type, inputs, [out], domain, **attributes)
+        return out
+
+    def add(
+        self,
+        op_type: str,
+        inputs: Sequence[ir.Value | None],
+        outputs: Sequence[ir.Value],
+        domain: str = "",
+        **attributes: Any,
+    ) -> None:
+        """A node with outputs that exist already."""
+        name = self._fresh(f"{self.current or 'node'}/{op_type}")
+        kept = ir.convenience.convert_attributes(
+            {k: v for k, v in attributes.items() if v is not None}
+        )
+        for out in outputs:
+            if out.name == "%":  # the caller's name comes later, if it has one
+                out.name = self._fresh(f"%{self.current}")
+        node = ir.Node(domain, op_type, inputs, kept, outputs=outputs, name=name)
+        node.metadata_props["roundoff.fx"] = self.current
+        self._domains.setdefault(domain, 1)
+        self._nodes.append(node)
+
+    def append(self, node: ir.Node) -> None:
+        """A finished node."""
+        self._domains.setdefault(node.domain, 1)
+        self._nodes.append(node)
+
+    def append_initializers(self, values: Sequence[ir.Value]) -> None:
+        """Constants that came with finished nodes."""
+        self._initializers.extend(values)
+
+    def value_like(self, example: torch.Tensor) -> ir.Value:
+        """A value to be computed, of the type and sizes of a fake tensor."""
+        return self._value(self._fresh(f"%{self.current}"), dims(example.shape),
+                           onnx_type(example.dtype))  # fmt: skip
+
+    def fresh(self, name: str) -> str:
+        """A name that nothing has yet."""
+        return self._fresh(name)
+
+    def _value(self, name: str, shape: Sequence[Any] | None, dtype: ir.DataType | None) -> ir.Value:
+        return ir.Value(
+            name=name,
+            shape=None if shape is None else ir.Shape(list(shape)),
+            type=None if dtype is None else ir.TensorType(dtype),
+        )
+
+    def _fresh(self, name: str) -> str:
+        candidate, i = name, 0
+        while candidate in self._names:
+            i += 1
+            candidate = f"{name}_{i}"
+        self._names.add(candidate)
+        return candidate
+
+    # Arguments
+
+    def tensor(self, x: Any, dtype: ir.DataType | None = None) -> ir.Value:
+        """An argument as a value: a node's, or a number as a constant of type *dtype*."""
+        if isinstance(x, torch.fx.Node):
+            example = x.meta.get("val")
+            if _is_size(example):
+                number = self.reshape(self.size(dim(example)), [])
+                return number if dtype is None else self.cast(number, dtype)
+            value = self.values[x]
+            return value if dtype is None else self.cast(value, dtype)
+        kind = dtype or (ir.DataType.INT64 if isinstance(x, int) else ir.DataType.FLOAT)
+        return self.constant(np.array(x).astype(kind.numpy()))
+
+    def cast(self, value: ir.Value, dtype: ir.DataType) -> ir.Value:
+        """*value* as another type; a constant is cast at once."""
+        if value.dtype == dtype:
+            return value
+        array = self._arrays.get(value)
+        if array is not None and array.size <= 64:
+            return self.constant(array.astype(dtype.numpy()))
+        return self.op("Cast", value, dtype=dtype, to=int(dtype))
+
+    def constant(self, array: Any) -> ir.Value:
+        """A small constant, each stored once."""
+        array = np.asarray(array)
+        key = (array.dtype, array.shape, array.tobytes())
+        if key not in self._constants:
+            value = self._value(
+                self._fresh("const"), array.shape, ir.DataType.from_numpy(array.dtype)
+            )
+            value.const_value = ir.tensor(array, name=value.name)
+            self._constants[key] = value
+            self._arrays[value] = array
+            self._initializers.append(value)
+        return self._constants[key]
+
+    def array(self, value: ir.Value) -> np.ndarray | None:
+        """What a small constant holds."""
+        return self._arrays.get(value)
+
+    def _tensor(self, tensor: torch.Tensor) -> ir.Value:
+        with outside():
+            tensor = tensor.detach().cpu().contiguous()
+            if tensor.dtype == torch.bfloat16:
+                import ml_dtypes
+
+                return self.constant(tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16))
+            return self.constant(tensor.numpy())
+
+    def ints(self, numbers: Sequence[int]) -> ir.Value:
+        """Integers as a constant of one axis."""
+        return self.constant(np.array(numbers, np.int64))
+
+    # Sizes
+
+    def size(self, expression: Dim) -> ir.Value:
+        """A size as an int64 of shape (1,)."""
+        if isinstance(expression, int):
+            return self.ints([expression])
+        known = self._sizes.get(expression)
+        if isinstance(known, tuple):
+            value, axis = known
+            known = self.op("Shape", value, shape=[1], dtype=ir.DataType.INT64, start=axis,
+                            end=axis + 1)  # fmt: skip
+            self._sizes[expression] = known
+        if known is None:
+            known = self._sizes[expression] = self._computed(symbols_of(expression))
+        return known
+
+    def _computed(self, e: Any) -> ir.Value:
+        if e.is_Integer:
+            return self.ints([int(e)])
+        if e.is_Symbol:
+            if str(e) not in self._sizes:
+                raise UnsupportedError("a size that no input has", got=str(e))
+            return self.size(str(e))
+        name = type(e).__name__
+        pairs = {"Add": "Add", "Mul": "Mul", "FloorDiv": "Div", "CleanDiv": "Div",
+                 "Mod": "Mod", "PythonMod": "Mod", "Max": "Max", "Min": "Min"}  # fmt: skip
+        if name not in pairs:
+            raise UnsupportedError("a size that ONNX cannot compute", got=str(e))
+        first, *rest = [self._computed(a) if not a.is_Symbol else self.size(str(a))
+                        for a in e.args]  # fmt: skip
+        for other in rest:
+            first = self.op(pairs[name], first, other)
+        return first
+
+    def shape(self, sizes: Sequence[Dim]) -> ir.Value:
+        """Sizes as an int64 of one axis."""
+        if all(isinstance(s, int) for s in sizes):
+            return self.ints(sizes)  # type: ignore[arg-type]
+        parts: list[ir.Value] = []
+        run: list[int] = []
+        for s in [*sizes, None]:
+            if isinstance(s, int):
+                run.append(s)
+                continue
+            if run:
+                parts.append(self.ints(run))
+                run = []
+            if s is not None:
+                parts.append(self.size(s))
+        if len(parts) == 1:
+            return parts[0]
+        return self.op("Concat", *parts, shape=[len(sizes)], dtype=ir.DataType.INT64, axis=0)
+
+    def reshape(self, value: ir.Value, sizes: Sequence[Dim]) -> ir.Value:
+        """*value* under another shape."""
+        before = dims_of(value)
+        if before == list(sizes):
+            return value
+        target = reshape_target(before, sizes)
+        at = self.ints(target) if target is not None else self.shape(sizes)
+        return self.op("Reshape", value, at, shape=sizes)
+
+
+def dims_of(value: ir.Value) -> list[Dim]:
+    """A value's sizes: numbers and expressions."""
+    assert value.shape is not None
+    return [d if isinstance(d, int) else str(d.value) for d in value.shape]
+
+
+def onnx_type(dtype: torch.dtype) -> ir.DataType:
+    """torch's type of an element as ONNX's."""
+    return ir.DataType(dtype_info(dtype).onnx)
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, (torch.SymInt, torch.SymBool, torch.SymFloat, int, float, bool))
+
+
+def _attribute(node: torch.fx.Node) -> Any:
+    value: Any = node.graph.owning_module
+    for part in str(node.target).split("."):
+        value = getattr(value, part)
+    return value

@@ -1,0 +1,127 @@
+"""transformers' generate through the backend: caches as inputs and outputs, sizes that grow."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import roundoff.backend as rb
+from roundoff.backend.program import written_in_place
+
+transformers = pytest.importorskip("transformers")
+
+SIZES = {
+    "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "intermediate_size": 48, "vocab_size": 96, "num_hidden_layers": 2, "head_dim": 8,
+    "max_position_embeddings": 128, "bos_token_id": 1, "eos_token_id": None, "pad_token_id": 0,
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def tiny(kind: str, **more: Any) -> Any:
+    """A random decoder whose logits are far enough apart for greedy decoding."""
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{kind}Config")(**(SIZES | more))
+    model = getattr(transformers, f"{kind}ForCausalLM")(config).eval().requires_grad_(False)
+    for p in model.parameters():
+        p.mul_(4 if p.dim() > 1 else 1)
+    return model
+
+
+def prompts(batch: int, length: int = 7) -> dict[str, torch.Tensor]:
+    """Token numbers and a mask that shuts out the left of every other row."""
+    ids = torch.randint(3, 96, (batch, length), generator=torch.Generator().manual_seed(1))
+    mask = torch.ones_like(ids)
+    mask[1::2, :2] = 0
+    return {"input_ids": ids * mask, "attention_mask": mask}
+
+
+def generated(
+    model: Any, inputs: dict[str, torch.Tensor], dynamic: bool, tokens: int = 12, **more: Any
+) -> tuple[torch.Tensor, list[rb.Compiled]]:
+    """Tokens by the compiled forward, and the graphs that it took."""
+    storage: dict[str, Any] = {"instance": []}
+    backend = functools.partial(rb.onnx_custom_backend, storage=storage, fallback=False)
+    plain = model.forward
+    model.forward = torch.compile(plain, backend=backend, dynamic=dynamic)
+    try:
+        made = model.generate(**inputs, max_new_tokens=tokens, do_sample=False, **more)
+    finally:
+        model.forward = plain
+    return made, storage["instance"]
+
+
+def same_tokens(kind: str, batch: int, dynamic: bool, most: int, **more: Any) -> None:
+    model, inputs = tiny(kind), prompts(batch)
+    wanted = model.generate(**inputs, max_new_tokens=12, do_sample=False, **more)
+    tokens, graphs = generated(model, inputs, dynamic, **more)
+    assert tokens.tolist() == wanted.tolist()
+    assert len(graphs) <= most
+
+
+@torch._dynamo.config.patch(specialize_float=True)
+def test_a_growing_cache_gives_eagers_tokens() -> None:
+    same_tokens("Llama", 1, True, 4)
+
+
+def test_a_static_cache_gives_eagers_tokens() -> None:
+    same_tokens("Qwen2", 2, False, 6, cache_implementation="static")
+
+
+@pytest.mark.slow(reason="dynamo traces each model for symbolic sizes, which takes 15 s")
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("kind", ["Llama", "Qwen2", "Gemma"])
+@pytest.mark.parametrize("static", [False, True])
+def test_symbolic_sizes_give_eagers_tokens(kind: str, batch: int, static: bool) -> None:
+    same_tokens(kind, batch, True, 4, **({"cache_implementation": "static"} if static else {}))
+
+
+def test_a_static_cache_is_written_where_it_lies() -> None:
+    """No copy of a cache: what the step returns for it is its own memory."""
+
+    def f(cache: torch.Tensor, at: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+        cache.index_copy_(1, at, new)
+        return cache.sum(1)
+
+    storage: dict[str, Any] = {}
+    backend = functools.partial(rb.onnx_custom_backend, storage=storage)
+    run = torch.compile(f, backend=backend, fullgraph=True, dynamic=False)
+    caches = [torch.randn(2, 6, 3) for _ in range(2)]
+    caches[1].copy_(caches[0])
+    with torch.no_grad():
+        for place in (4, 0):
+            at, new = torch.tensor([place]), torch.randn(2, 1, 3)
+            torch.testing.assert_close(run(caches[0], at, new), f(caches[1], at, new))
+            assert torch.equal(caches[0], caches[1])
+    (graph,) = storage["instance"]
+    assert list(written_in_place(graph.model).values()) == [graph.names[0]]
+
+
+def test_what_reads_the_old_values_gets_them() -> None:
+    """A cache that is read before it is written cannot be overwritten first."""
+
+    def f(cache: torch.Tensor, at: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+        before = cache * 2
+        cache.index_copy_(0, at, new)
+        return before + cache
+
+    storage: dict[str, Any] = {}
+    backend = functools.partial(rb.onnx_custom_backend, storage=storage)
+    run = torch.compile(f, backend=backend, fullgraph=True, dynamic=False)
+    one = torch.randn(6, 3)
+    two = one.clone()
+    with torch.no_grad():
+        at, new = torch.tensor([4, 1]), torch.randn(2, 3)
+        torch.testing.assert_close(run(one, at, new), f(two, at, new))
+    assert torch.equal(one, two)
+    assert not written_in_place(storage["instance"][0].model)

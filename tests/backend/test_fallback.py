@@ -1,0 +1,178 @@
+"""What ONNX cannot say stays with torch, between partitions that ONNX Runtime runs."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import roundoff.backend as rb
+from roundoff.errors import ArgumentError, UnsupportedError
+
+_LIBRARY = torch.library.Library("roundoff_tests", "FRAGMENT")
+_LIBRARY.define("double_odd(Tensor x, SymInt n) -> (Tensor, Tensor)")
+_LIBRARY.impl("double_odd", lambda x, n: (x * 2 + n, x[::2].clone()), "CompositeExplicitAutograd")
+_LIBRARY.define("type_of(Tensor x) -> Tensor")
+_LIBRARY.impl("type_of", lambda x: x + int(x.dtype == torch.bfloat16), "CompositeExplicitAutograd")
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def compiled(f: Any, dynamic: bool = False, **more: Any) -> tuple[Any, list[rb.Compiled]]:
+    storage: dict[str, Any] = {"instance": []}
+    backend = functools.partial(rb.onnx_custom_backend, storage=storage, **more)
+    run = torch.compile(f, backend=backend, fullgraph=True, dynamic=dynamic)
+    return run, storage["instance"]
+
+
+def with_custom(x: torch.Tensor) -> torch.Tensor:
+    y = torch.relu(x) @ x.mT
+    doubled, odd = torch.ops.roundoff_tests.double_odd(y, x.shape[0])
+    return torch.sigmoid(doubled)[::2] + odd
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_custom_operator_runs_between_partitions(dynamic: bool) -> None:
+    run, graphs = compiled(with_custom, dynamic)
+    for rows in (4, 6) if dynamic else (4,):
+        x = torch.randn(rows, 5)
+        torch.testing.assert_close(run(x), with_custom(x))
+    (graph,) = graphs
+    assert list(graph.by_torch) == ["roundoff_tests.double_odd.default"]
+    assert len(graph.sessions) == 2, "one border on each side"
+
+
+@torch.no_grad()
+def test_what_stays_with_torch_keeps_its_type() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return torch.ops.roundoff_tests.type_of(x * 2) + x
+
+    run, graphs = compiled(f)
+    x = torch.randn(4, 5, dtype=torch.bfloat16)
+    torch.testing.assert_close(run(x), f(x))
+    assert graphs[0].borders == 2
+
+
+@torch.no_grad()
+@torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True)
+def test_sizes_that_the_data_decide() -> None:
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = torch.relu(x)
+        return torch.nonzero(y) + 1, y.sum(0)
+
+    run, graphs = compiled(f)
+    for _ in range(3):
+        x = torch.randn(5, 4)
+        torch.testing.assert_close(run(x), f(x))
+    assert len(graphs) == 1
+
+
+@torch.no_grad()
+def test_modes_of_torch_compile() -> None:
+    f, x = torch.nn.functional.relu, torch.randn(3)
+    run = torch.compile(f, backend=rb.onnx_custom_backend, mode="reduce-overhead")
+    torch.testing.assert_close(run(x), f(x))
+    gm = torch.fx.symbolic_trace(lambda x: x + 1)
+    with pytest.raises(ArgumentError, match=r"mode: got max-autotune, expected 'default'"):
+        rb.onnx_custom_backend(gm, [x], mode="max-autotune")
+
+
+@torch.no_grad()
+def test_without_fallback_it_is_refused_by_name() -> None:
+    run, _ = compiled(with_custom, fallback=False)
+    with pytest.raises(UnsupportedError, match="double_odd"):
+        run(torch.randn(4, 5))
+
+
+@pytest.mark.slow(reason="torch's exporter is imported and asked, which takes 5 s")
+@torch.no_grad()
+def test_an_operator_without_a_form_runs() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return torch.linalg.eigvalsh(x + x.mT).abs() + 1
+
+    run, graphs = compiled(f)
+    x = torch.randn(4, 4)
+    torch.testing.assert_close(run(x), f(x))
+    assert any("linalg" in name for name in graphs[0].by_torch)
+
+
+@pytest.mark.slow(reason="torch's exporter is imported and asked, which takes 5 s")
+@torch.no_grad()
+def test_an_operator_of_the_exporter_is_whole() -> None:
+    """Outside of the table, but torch's exporter has a form: nothing stays with torch."""
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.pixel_shuffle(x, 2).roll(1, -1).cumprod(-1)
+
+    run, graphs = compiled(f)
+    x = torch.rand(2, 8, 3, 3)
+    torch.testing.assert_close(run(x), f(x))
+    assert "aten.roll.default" not in graphs[0].by_torch
+
+
+@torch.no_grad()
+def test_floats_that_dynamo_passes_as_tensors() -> None:
+    """With dynamic sizes Python's floats are inputs: constants until one of them changes."""
+
+    def f(x: torch.Tensor, scale: float, shift: float) -> torch.Tensor:
+        return torch.relu(x) * scale + shift
+
+    run, graphs = compiled(f, dynamic=True)
+    for rows, scale in ((3, 0.5), (4, 0.5), (5, 0.25), (6, 0.125), (7, 0.1)):
+        x = torch.randn(rows, 2)
+        torch.testing.assert_close(run(x, scale, 1.5), f(x, scale, 1.5))
+    assert len(graphs) <= 3
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("seed", range(3))
+def test_any_sizes_take_one_conversion(seed: int) -> None:
+    """Products, attention, masks, joins and reshapes at random sizes from 2 on."""
+
+    def f(x: torch.Tensor, past: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int]:
+        batch, length, _ = x.shape
+        q = x.view(batch, length, 4, 8).transpose(1, 2)
+        k = torch.cat([past, q[:, :2]], 2)
+        mask = torch.arange(k.shape[2])[None, :] <= torch.arange(length)[:, None] + past.shape[2]
+        y = torch.nn.functional.scaled_dot_product_attention(q, k, k, mask, enable_gqa=True)
+        flat = y.transpose(1, 2).reshape(batch, length, -1)
+        return flat + x.mean(1, keepdim=True), k, batch * length + 1
+
+    run, graphs = compiled(f, dynamic=True)
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(5):
+        batch, length, keys = torch.randint(2, 6, (3,), generator=generator).tolist()
+        # Dynamo takes sizes that are equal at its first call for one: these never are.
+        batch, length, keys = batch * 2 + 1, length * 10, keys * 17
+        x = torch.randn(batch, length, 32, generator=generator)
+        past = torch.randn(batch, 2, keys, 8, generator=generator)
+        torch.testing.assert_close(run(x, past), f(x, past), rtol=1e-4, atol=1e-5)
+    assert len(graphs) == 1
+
+
+@pytest.mark.slow(reason="a mixture of experts, traced by dynamo")
+@torch.no_grad()
+def test_a_mixture_of_experts_runs() -> None:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.MixtralConfig(
+        hidden_size=32, num_attention_heads=4, num_key_value_heads=2, intermediate_size=48,
+        vocab_size=96, num_hidden_layers=2, num_local_experts=4, num_experts_per_tok=2,
+    )  # fmt: skip
+    model = transformers.MixtralForCausalLM(config).eval().requires_grad_(False)
+    graphs: dict[str, Any] = {"instance": []}
+    backend = functools.partial(rb.onnx_custom_backend, storage=graphs)
+    run = torch.compile(model, backend=backend)
+    ids = torch.randint(0, 96, (2, 9), generator=torch.Generator().manual_seed(0))
+    made, wanted = (m(ids, use_cache=False).logits for m in (run, model))
+    torch.testing.assert_close(made, wanted, rtol=1e-4, atol=1e-4)
+    assert graphs["instance"]

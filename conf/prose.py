@@ -49,8 +49,9 @@ class Prose(MarkdownTranslator):
     def visit_Text(self, node: nodes.Text) -> None:  # noqa: N802 - docutils' name
         """Escape what a notebook reads, beside what Markdown reads."""
         begins = isinstance(node.parent, nodes.paragraph) and node.parent[0] is node
+        before = len(self.ctx.content)
         super().visit_Text(node)
-        if self.status.escape_text:
+        if self.status.escape_text and len(self.ctx.content) > before:  # white space may add none
             text = _MARKS.sub(r"\\\g<0>", self.ctx.content.pop())
             self.ctx.content.append(_FIRST.sub(r"\1\\\2", text) if begins else text)
 

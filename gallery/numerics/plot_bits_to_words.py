@@ -213,9 +213,9 @@ study.dots(
     x="rms error",
     label="way",
     where={"way": lambda s: ~s.str.contains("weights|columns|rotated")},
-    colour="dtype",
+    panels="dtype",
     title="Error of the logits against float64",
-    xlabel="root mean square, ε of the type × RMS of the logits",
+    xlabel="ε of the type × RMS",
     alt="For each way a dot: the error of the logits. float32 lies between 7 and 11 units of its "
     "own, bfloat16 and float16 near 3 units of theirs, whatever the batch, padding, attention, "
     "threads or compiler.",
@@ -278,19 +278,6 @@ study.lines(
     "tokens written. float32 stays at 1, float16 falls slowly, bfloat16 falls below a half.",
 )
 
-# %%
-
-study.claim(
-    "Within 64 tokens {26} of 32 texts change in bfloat16, {6} in float16, {0} in float32.",
-    name="words",
-    of="ways",
-    where={"way": "alone", "dtype": ["bfloat16", "float16", "float32"]},
-    on="intel-xeon-2-cores",
-    value=lambda t: t.set_index("dtype")["texts"][["bfloat16", "float16", "float32"]].tolist(),
-)
-
-# %%
-
 step = GraphStep(models["bfloat16"]) if gpu else None
 narrow = torch.cat([decode(models["bfloat16"], [p], args.tokens, step=step).tokens for p in asked])
 examples = []
@@ -306,6 +293,17 @@ study.table(
     "Where a text alone in bfloat16 leaves float64's: eight tokens before, eight from there on.",
     rows={"token": lambda s: s.index < 4},
     part=part,
+)
+
+# %%
+
+study.claim(
+    "Within 64 tokens {26} of 32 texts change in bfloat16, {6} in float16, {0} in float32.",
+    name="words",
+    of="ways",
+    where={"way": "alone", "dtype": ["bfloat16", "float16", "float32"]},
+    on="intel-xeon-2-cores",
+    value=lambda t: t.set_index("dtype")["texts"][["bfloat16", "float16", "float32"]].tolist(),
 )
 
 # %%

@@ -15,9 +15,9 @@ under ``torch.compile``: inductor against ``backend="roundoff"``, type by type.
    * **With tier 3, our Triton kernels, and CUDA graphs on both sides, yes**:
      :bound:`0.86 <best>` in float16, :bound:`0.86 <best/2>` in bfloat16, :bound:`0.94 <best/3>` in
      float32; :bound:`0.90 <large>` in float16 with the feed-forward of Llama-2-7B.
-   * **For prefill of one fixed length.** No decode and no KV cache as an input; each new length
-     is converted again, in seconds. A call takes more memory: :bound:`288 <memory>` MiB beside the
-     model, inductor :bound:`80 <memory/2>`.
+   * **Measured for prefill of one fixed length**, neither decode nor a KV cache; with
+     ``dynamic=True`` one conversion serves all lengths. A call takes more memory:
+     :bound:`288 <memory>` MiB beside the model, inductor :bound:`80 <memory/2>`.
 
    .. code-block:: python
 
@@ -36,7 +36,7 @@ under ``torch.compile``: inductor against ``backend="roundoff"``, type by type.
 # it. Every way returns the same: the hidden state, the keys and the values. The backend converts
 # dynamo's graph to ONNX, rewrites it in tiers, and runs it in ONNX Runtime on torch's memory:
 #
-# * *unfused*: the exporter's graph as it is;
+# * *unfused*: the converted graph as it is;
 # * *tier 1*, ``default``: fewer operators, all of them ONNX's;
 # * *roundoff*: with tier 2, ``+onnxruntime``, operators that ONNX Runtime adds. This is what
 #   ``backend="roundoff"`` gives;
@@ -357,7 +357,7 @@ study.claim(
 # Faster at the same error, not at a larger one
 # ---------------------------------------------
 #
-# The truth is the exporter's graph evaluated in float64 throughout: ``model.double()`` would not
+# The truth is the converted graph evaluated in float64 throughout: ``model.double()`` would not
 # do, as transformers' norms and angles pass through float32 whatever the model's type. The error is
 # in :ref:`one unit <unit>`, ε of the type times the root mean square of the truth. In TF32, sdpa
 # and ONNX Runtime's attention keep float32; eager attention and tier 3's use TF32 there, too.
@@ -543,8 +543,8 @@ study.svg(
 # %%
 
 study.claim(
-    "Of {84} nodes that the exporter leaves of the model in float32, {19} run at each call as the "
-    "backend is called, and {10} with tier 3.",
+    "Of {84} nodes that the model has in ONNX in float32, {19} run at each call as the backend is "
+    "called, and {10} with tier 3.",
     name="nodes",
     of="times",
     where={
@@ -557,12 +557,12 @@ study.claim(
 )
 
 # %%
-# It costs seconds to compile, again for each length, and memory
-# --------------------------------------------------------------
+# It costs seconds to compile, and memory
+# ---------------------------------------
 #
-# Small layers, as the sizes of tensors do not matter here, with ``dynamic=True``. The process is
-# warm, its cache of graphs is off, and nothing was converted for these lengths.
-# Memory stands in the first table.
+# Small layers, as the sizes of tensors do not matter here, with ``dynamic=True``: a second length
+# needs no second conversion. The process is warm and inductor's cache of graphs is off. Memory
+# stands in the first table.
 
 costs, depth = [], 0 if quick else 2
 for i, label in enumerate(("roundoff",) if quick else ("inductor", "roundoff")):
@@ -632,14 +632,14 @@ for row in contest({"sdpa": flat}, [t.to(device) for t in INPUTS], telling, args
 # Limits, and what to read next
 # -----------------------------
 #
-# * The forward pass alone, gradients off, one static length, one device, one model family. Each new
-#   length is converted again, with ``dynamic=True`` too, so a decoder that grows token by token
-#   cannot be used this way; conversion grows with the layers. vLLM, TensorRT-LLM and inductor's
-#   *max-autotune* were not measured.
+# * The forward pass alone, gradients off, one static length, one device, one model family; decoding
+#   with a cache runs, and is not measured here. vLLM, TensorRT-LLM and inductor's *max-autotune*
+#   were not measured.
+# * The record is of commit e038d55, whose graphs torch's exporter made; since then the backend
+#   converts AOTAutograd's graph itself.
 # * Refused with an error that names it: training, inputs on several devices, complex and float8
-#   inputs, operators that the exporter cannot convert. Not fused: attention that returns its
-#   probabilities or has fewer queries than keys, bfloat16 on a CPU, grouped heads with a padding
-#   mask.
+#   inputs. An operator that cannot be converted stays with torch. Not fused: attention that returns
+#   its probabilities, bfloat16 on a CPU.
 # * Outputs of *CUDA graph* and *reduce-overhead* are overwritten by the next call.
 # * Next: :ref:`gemm-fusion`, for what packing weights gives, :ref:`triton-layer-norm`, for a kernel
 #   of the kind that tier 3 uses, and :ref:`layer-norm-discrepancies`, for the tolerance to ship.

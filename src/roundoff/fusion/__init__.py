@@ -62,7 +62,7 @@ def fuse(
     Parameters
     ----------
     model : onnx.ModelProto
-        With shapes inferred, as torch's exporter leaves it; it is not changed.
+        With shapes inferred, as conversion leaves it; it is not changed.
     options : OptimizationOptions or str or None
         A string stands for ``OptimizationOptions(patterns=...)``.
     static : iterable of str

@@ -1,4 +1,4 @@
-"""Tier "default": ONNX operators only, fewer of them than the exporter leaves.
+"""Tier "default": ONNX operators only, fewer of them than conversion leaves.
 
 Every rule here keeps the bits, except :class:`DivideOnce`, which rounds once instead of twice.
 """
@@ -161,7 +161,7 @@ class MergeTransposes(Rule):
 class ReshapedTranspose(Rule):
     """Pattern: leading axes merged, the others transposed, the leading ones split again.
 
-    ``Reshape(Transpose(Reshape(x)))`` becomes one Transpose, as in the keys of the exporter's
+    ``Reshape(Transpose(Reshape(x)))`` becomes one Transpose, as in the keys of torch's exporter's
     scaled dot-product attention: (b, h, s, d) -> (b h, s, d) -> (b h, d, s) -> (b, h, d, s).
     """
 

@@ -20,7 +20,7 @@ class OptimizationOptions:
     ----------
     patterns : str or None
         ``"default"``, ``"default+onnxruntime"`` or ``"default+onnxruntime+experimental"``; None
-        leaves the exporter's graph as it is. The last puts kernels between partitions that ONNX
+        leaves the converted graph as it is. The last puts kernels between partitions that ONNX
         Runtime runs: in Triton on CUDA, torch's products on the CPU.
     constant_folding : bool
         Whether values that depend on constants alone are precomputed and stored.

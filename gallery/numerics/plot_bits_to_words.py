@@ -8,35 +8,35 @@ A trained model, greedy decoding, one set of weights: which ways to compute chan
 
 .. answer:: intel-xeon-2-cores
 
-   * **bfloat16 can be shipped, but not compared word by word.** Of 32 prompts
+   * **bfloat16 can be shipped for this model, but not compared word by word.** Of 32 prompts
      :bound:`26 <words>` have another text within 64 tokens than float64 writes, in float16
-     :bound:`6 <words/2>`, in float32 :bound:`0 <words/3>`. Other texts are not worse ones: the
-     perplexity changes by :bound:`0.1% <quality/2>`, less than its uncertainty.
-   * **A server answers differently from a notebook** since its batches have another size: in
-     bfloat16 a batch of 8 gives :bound:`18 <server>` of 32 prompts another text than the prompt
-     alone. Who else is in the batch changes no bit.
+     :bound:`6 <words/2>`, in float32 :bound:`0 <words/3>`. No loss of quality is seen: perplexity
+     changes by :bound:`0.1% <quality/2>`, less than its uncertainty.
+   * **A server decodes in batches, a notebook alone:** in bfloat16 a batch of 8 gives
+     :bound:`18 <server>` of 32 prompts another text. With size and padded length fixed, who else is
+     in the batch changed no bit.
    * **Look at the gap between the two largest logits.** bfloat16 moves it by
-     :bound:`0.1 <gap>`: one other token in :bound:`49 <gap/2>` is expected from that, and one in
-     :bound:`41 <gap/3>` observed. float32 moves it by :bound:`0.000005 <gap/4>`.
+     :bound:`0.1 <gap>` logits: one other token in :bound:`49 <gap/2>` is expected from that, and
+     one in :bound:`41 <gap/3>` observed. float32 moves it by :bound:`0.000005 <gap/4>`.
 
    .. code-block:: python
 
       best = logits.topk(2).values  # how sure a token is: the gap to the second
       gap = best[..., 0] - best[..., 1]
-      model = model.float()  # bfloat16's weights, float32's products: float64's texts here
+      model = model.float()  # float32's products: float64's texts here, for twice the memory
 """
 
 # %%
 # Other kernels give other bits; the size of the error is the type's
 # ------------------------------------------------------------------
 #
-# SmolLM2-135M-Instruct [#smollm]_, 30 layers, answers questions and writes stories, code and lists;
-# the prompts are :func:`roundoff.models.prompts`. Its weights are rounded once to bfloat16 and
-# every way starts from these, so that arithmetic alone differs. The truth is a run with every
-# operation in float64, norms, angles and softmax too
+# SmolLM2-135M-Instruct [#smollm]_, 30 layers, from a 4-bit file (Q4_1), answers questions and
+# writes stories, code and lists; the prompts are :func:`roundoff.models.prompts`. Its weights are
+# rounded once to bfloat16 and every way starts from these, so that arithmetic alone differs. The
+# truth is a run with every operation in float64, norms, angles and softmax too
 # (:class:`~roundoff.models.Float64Llama`). A :term:`greedy <greedy decoding>` text is written in
 # float64. Each way then runs along it, token by token with a static cache
-# (:term:`teacher forcing`): up to its first other token it computes what it would alone.
+# (:term:`teacher forcing`): up to its first other token that is its own greedy text.
 #
 # Texts are decoded alone, or in batches that are padded to the longest prompt. Attention is
 # PyTorch's :term:`sdpa` unless it is named eager.
@@ -216,7 +216,7 @@ study.dots(
     panels="dtype",
     title="Error of the logits against float64",
     xlabel="ε of the type × RMS",
-    alt="For each way a dot: the error of the logits. float32 lies between 7 and 11 units of its "
+    alt="For each way a dot: the error of the logits. float32 lies between 7 and 10 units of its "
     "own, bfloat16 and float16 near 3 units of theirs, whatever the batch, padding, attention, "
     "threads or compiler.",
 )
@@ -307,13 +307,23 @@ study.claim(
 )
 
 # %%
+
+study.claim(
+    "In batches of 4 they are {22}, {1} and {0}.",
+    of="ways",
+    where={"way": "batch of 4", "dtype": ["bfloat16", "float16", "float32"]},
+    on="intel-xeon-2-cores",
+    value=lambda t: t.set_index("dtype")["texts"][["bfloat16", "float16", "float32"]].tolist(),
+)
+
+# %%
 # The gap between the two best logits tells beforehand
 # -----------------------------------------------------
 #
-# A token changes where the error of the difference between float64's two largest logits exceeds
+# A token changes if the error of the difference between float64's two largest logits exceeds
 # that difference. Let the error be normal with the standard deviation σ that the *other half* of
 # the prompts has: a step with gap m changes with probability Φ(−m/σ). The sum of these is compared
-# with what is observed, with a 95 % interval (Wilson's).
+# with what is observed, with a 95 % interval (Wilson's, for independent tokens).
 
 predicted = []
 for (dtype, way), rows in steps.groupby(["dtype", "way"], sort=False):
@@ -343,8 +353,8 @@ study.table(
 
 # %%
 study.claim(
-    "In every way with errors that large the expected share of other tokens is within the interval "
-    "of the observed one.",
+    "Wherever σ exceeds 0.001 logits, the expected share of other tokens is within the interval of "
+    "the observed one.",
     of="predicted",
     where={"gap": lambda s: s > 1e-3},
     test=lambda t: (t["low"] <= t["predicted"]) & (t["predicted"] <= t["high"]),
@@ -378,9 +388,10 @@ study.claim(
 )
 
 # %%
-# Hence a rule of thumb: with ρ the share of gaps below 0.1, divided by 0.1, another token comes
-# once in 2.5/(ρσ) tokens, and half of the texts have changed after 0.7 times as many. To find both
-# takes a few hundred tokens and one float32 run beside the narrow one.
+# Hence a rule of thumb while σ is about 0.1 or less: with ρ the share of gaps below 0.1, divided by
+# 0.1, another token comes once in 2.5/(ρσ) tokens, and half of the texts have changed after 0.7
+# times as many. A few hundred tokens give ρ to about a quarter; σ takes one float32 run beside the
+# narrow one.
 #
 # The batch changes the words, its other prompts do not
 # -----------------------------------------------------
@@ -420,12 +431,13 @@ study.claim(
 )
 
 # %%
-# Another text is not a worse one
-# -------------------------------
+# No loss of quality is seen
+# --------------------------
 #
 # The probabilities say whether a way knows less: their :term:`KL divergence` from float64's along
 # the texts above, and the :term:`perplexity` of passages of prose [#passages]_. What rounding the
-# weights does stands beside it: the file's own weights, of four bits and a scale, in float32, and
+# weights does stands beside it: the file's own weights, of four bits, a scale and a minimum, in
+# float32, and
 # these rounded to float16.
 
 passages = [trained.tokenizer(text, return_tensors="pt")["input_ids"] for text in PASSAGES]
@@ -480,8 +492,7 @@ study.claim(
 # %%
 
 study.claim(
-    "Computing in bfloat16 moves the probabilities {18} times as far as rounding the weights to "
-    "bfloat16 does.",
+    "The KL divergence of computing in bfloat16 is {18} times that of rounding the weights to it.",
     of="quality",
     where={"way": ["alone", "weights as read"]},
     on="intel-xeon-2-cores",
@@ -516,7 +527,7 @@ study.table(
 # %%
 
 study.claim(
-    "bfloat16 weights with float32 products have the bits of float32's.",
+    "As they must, bfloat16 weights with float32 products have the bits of float32's.",
     of="ways",
     where={"way": "bfloat16 weights"},
     test=lambda t: t["bits"] == 0,
@@ -525,13 +536,14 @@ study.claim(
 # %%
 
 study.claim(
-    "They take {50%} of float32's memory, and about {1.6} times bfloat16's time for a token.",
+    "They take {50%} of float32's memory, and about {1.7} times bfloat16's time for a token; "
+    "float32 takes about {0.88}.",
     name="cost",
     of="costs",
     where={"computed": ["float32", "converted"]},
     timed=True,
     on="intel-xeon-2-cores",
-    value=lambda t: (t["MiB"].iloc[1] / t["MiB"].iloc[0], t["× bfloat16"].iloc[1]),
+    value=lambda t: (t["MiB"].iloc[1] / t["MiB"].iloc[0], *t["× bfloat16"].iloc[::-1]),
 )
 
 # %%
@@ -654,12 +666,13 @@ print(f"tokens that differ: {(other.tokens != text.tokens).sum()}, expected {cha
 #
 # * One model, of 135 million parameters, on one processor; GPUs are not recorded yet. σ and the
 #   gaps are properties of a model and its prompts: measure yours above.
-# * Greedy decoding. With sampling at a fixed seed a token changes where its random number falls
-#   between the two sets of probabilities, which is as often as these differ.
+# * Greedy decoding. With sampling at a fixed seed tokens change too, at least as often as the total
+#   variation distance of the two sets of probabilities.
 # * Compilers: the MLPs alone are compiled, as one compilation then serves all layers.
-# * Published for larger models: 80 different texts out of 1,000 equal requests to a server
-#   [#thinking]_, and up to 9 % of accuracy by batch size and number of GPUs on long reasoning in
-#   bfloat16 [#yuan]_.
+# * Quality is the perplexity of eight passages, with weights that were in 4 bits before. Published
+#   for larger models: 80 different texts out of 1,000 equal requests to a server [#thinking]_, and
+#   up to 9 % of accuracy by batch size, number and type of GPUs on long reasoning in bfloat16
+#   [#yuan]_.
 # * Next: :ref:`layer-norm-discrepancies`, for the switches of two runtimes, and
 #   :ref:`reduction-order`, for why an order matters at all.
 #

@@ -217,7 +217,7 @@ study.claim(
 # So it depends on DDP's buckets, too
 # -----------------------------------
 #
-# DistributedDataParallel packs gradients into buckets, an all-reduce each, of 25 MiB by default (the
+# DistributedDataParallel packs gradients into buckets, an all-reduce each, 25 MiB by default (the
 # first one 1 MiB). Where a gradient lies in its bucket decides in which order it is added. Eight
 # layers of 512 × 512, 8 MiB of gradients, one batch:
 

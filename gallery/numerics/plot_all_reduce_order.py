@@ -12,7 +12,7 @@ The order in which processes add, found from the bits of their sums, and what it
      each chunk of a message. On 4 ranks :bound:`36% <share/2>` of the elements differ from the sum
      in rank order.
    * **No bug:** the orders found explain every bit. After 128 steps the weights of 2, 4 and 8 ranks
-     are up to :bound:`0.79 <moved>` ε (1.2e-7) of their RMS from those of 1, and the loss differs
+     are up to :bound:`0.79 <moved>` ε of their RMS from those of 1, and the loss differs
      by up to :bound:`6e-8 <loss>` of itself; another order of the data changes it by
      :bound:`0.4% <loss/2>`.
    * **Equal bits on 1, 2, 4 and 8 ranks:** micro-batches of one size, added in one order. On 2

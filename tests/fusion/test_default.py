@@ -164,3 +164,11 @@ def test_names_of_outputs_and_the_model_given_are_kept() -> None:
     assert m.SerializeToString(deterministic=True) == before
     assert [o.name for o in made.graph.output] == ["y"]
     assert "exported" in str(report)
+
+
+def test_a_constant_that_the_graph_returns_is_folded_once() -> None:
+    m = model("g (float[2] x) => (float[2] y, float[2] k) { c = Add(a, b) k = Neg(c) y = Neg(x) }",
+              a=np.float32([1, 2]), b=np.float32([3, 4]))  # fmt: skip
+    made, report = rewritten(m, "default", tolerance=0)
+    assert sorted(made) == ["Identity", "Neg"]
+    assert report.counts() == {"FoldConstants": 2}

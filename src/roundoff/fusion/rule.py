@@ -150,6 +150,10 @@ def _subclasses(kind: type[Rule]) -> list[type[Rule]]:
     return [s for c in kind.__subclasses__() for s in (c, *_subclasses(c))]
 
 
+#: A whole Llama takes a dozen; rules that go on and on would never end.
+_MOST_PASSES = 500
+
+
 def apply_rules(g: Editor, rules: Sequence[Rule], report: Report, verbose: int = 0) -> None:
     """Try every rule on every node, again and again, until none matches.
 
@@ -183,9 +187,10 @@ def apply_rules(g: Editor, rules: Sequence[Rule], report: Report, verbose: int =
     >>> report.counts(), editor.count()
     ({'NegNeg': 1}, 1)
     """
-    changed = True
+    changed, passes = True, 0
     while changed:
-        changed = False
+        changed, passes = False, passes + 1
+        assert passes <= _MOST_PASSES, f"rules that undo each other: {report.matched[-3:]}"
         for rule in rules:
             matched = False
             for node in list(g.graph):

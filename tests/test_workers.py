@@ -251,6 +251,7 @@ def test_idle_workers_end_and_come_back() -> None:
 
 def test_an_interrupt_ends_them(workers) -> None:
     group = group_of(workers)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
     main = threading.main_thread().ident
     threading.Timer(0.5, signal.pthread_kill, (main, signal.SIGINT)).start()
     with pytest.raises(KeyboardInterrupt):
@@ -265,6 +266,7 @@ def process(_):
     return os.getpid()
 def sleeps(_):
     time.sleep(60)
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
 workers = Workers(2)
 workers.map(process, [0, 0])
 print(workers._group.guardian.pid, flush=True)

@@ -737,8 +737,8 @@ for workers in backends.values():
 study.finish()
 
 # %%
-# Limits
-# ------
+# Limits, and what to read next
+# -----------------------------
 #
 # * The recorded ranks are gloo's, on one host; PyTorch takes gloo's ring for every message. NCCL is
 #   not recorded yet: on a host with two or more GPUs the page runs it, as it comes and with named
@@ -751,8 +751,8 @@ study.finish()
 # * The processes share two cores with other work: times are told for 2 ranks, as ratios. In
 #   bfloat16 the two runs do not confirm each other.
 # * The simulated clusters add in the orders named, and in no library's.
-#
-# Read next: :ref:`why the order of a sum changes the result <reduction-order>`.
+# * Next: :ref:`reduction-order`, for why an order changes a sum, and :ref:`bits-to-words`, for what
+#   other bits do to a trained model.
 #
 # .. [#fprev] P. Xie, Y. Gao, J. Xue, *FPRev: Revealing the Order of Floating-Point Summation*,
 #    2024, `arXiv:2411.00442 <https://arxiv.org/abs/2411.00442>`_. Written anew here.

@@ -196,11 +196,11 @@ class Decoded:
 
 
 class GraphStep:
-    """One step of decoding as a CUDA graph, for *step* of
-    :func:`~roundoff.models.decode`.
+    """One step of decoding as a CUDA graph.
 
-    The model's own kernels are recorded at the first step of a text and replayed at the others: the
-    bits are those of the model called directly, without the time to launch each kernel.
+    For *step* of :func:`~roundoff.models.decode`. The model's own kernels are recorded at the first
+    step of a text and replayed at the others: the bits are those of the model called directly,
+    without the time to launch each kernel.
 
     Parameters
     ----------
@@ -215,6 +215,13 @@ class GraphStep:
     Notes
     -----
     https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs
+
+    Examples
+    --------
+    >>> from roundoff.models import GraphStep, decode, load_trained
+    >>> trained = load_trained()
+    >>> model = trained.model(device="cuda")  # doctest: +SKIP
+    >>> made = decode(model, [trained.prompt("Hello!")], 8, step=GraphStep(model))  # doctest: +SKIP
     """
 
     def __init__(self, model: Any) -> None:

@@ -71,7 +71,7 @@ args = get_parsed_args(
     __doc__,
     prompts=(2 if fast else 4, "prompts, up to 32"),
     tokens=(4 if fast else 32, "tokens of each text"),
-    passages=(1 if fast else 2, "passages for the perplexity, up to 8"),
+    passages=(1, "passages for the perplexity, up to 8"),
     batch=(32 if gpu else 4, "batch in which attention, padding, threads and compilers differ"),
     most=(64 if gpu else 8, "largest batch, a power of two"),
 )
@@ -511,7 +511,7 @@ study.claim(
 token = torch.tensor([asked[0][:1]], device=device)
 names = ("bfloat16", "float32", "converted")
 calls = {name: partial(models[name], token, use_cache=False) for name in names}
-timings = measure(calls, budget_s=1 if fast else 3, device=device, cuda_graph=gpu)
+timings = measure(calls, budget_s=1, device=device, cuda_graph=gpu)
 sizes = [sum(p.nbytes for p in models[name].parameters()) / 2**20 for name in names]
 costs = timings.ratios("bfloat16").rename(columns={"label": "computed", "ratio": "× bfloat16"})
 costs = costs.assign(MiB=sizes)

@@ -16,8 +16,8 @@ The order in which processes add, found from the bits of their sums, and what it
      by up to :bound:`6e-8 <loss>` of itself; another order of the data changes it by
      :bound:`0.4% <loss/2>`.
    * **Equal bits on 1, 2, 4 and 8 ranks:** micro-batches of one size, added in one order. On 2
-     ranks, gathering them takes :bound:`4.0 <price>` to :bound:`4.3 <price/2>` times all-reduce's
-     time, exchanging chunks :bound:`2.1 <price/3>` to :bound:`2.4 <price/4>` times.
+     ranks, gathering them takes :bound:`2.7 <price>` to :bound:`2.8 <price/2>` times all-reduce's
+     time, exchanging chunks :bound:`1.5 <price/3>` to :bound:`1.6 <price/4>` times.
 
    .. code-block:: python
 
@@ -599,8 +599,8 @@ study.claim(
 # %%
 
 study.claim(
-    "In float32 on 2 ranks, four arrays each, all-gather takes {4.0} to {4.3} times all-reduce's "
-    "time in two runs, chunks added in float32 {2.1} to {2.4} times, with gloo on two cores.",
+    "In float32 on 2 ranks, four arrays each, all-gather takes {2.7} to {2.8} times all-reduce's "
+    "time in two runs, chunks added in float32 {1.5} to {1.6} times, with gloo on two cores.",
     name="price",
     of="cures",
     where={
@@ -748,8 +748,8 @@ study.finish()
 # * The order found is that of this version of PyTorch. No version promises it to the next.
 # * One small network, 128 steps of plain gradient descent. Where training is less stable, distances
 #   grow faster, those of another order of the data too.
-# * The processes share two cores with other work: times are told for 2 ranks, as ratios. In
-#   bfloat16 the two runs do not confirm each other.
+# * The processes share two cores: times are told for 2 ranks, as ratios. In bfloat16 the two runs
+#   do not confirm each other.
 # * The simulated clusters add in the orders named, and in no library's.
 # * Next: :ref:`reduction-order`, for why an order changes a sum, and :ref:`bits-to-words`, for what
 #   other bits do to a trained model.

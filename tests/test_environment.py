@@ -113,6 +113,8 @@ def test_a_summary_names_what_computed() -> None:
     with_gpu = env | {"gpu": {"name": "NVIDIA H200"}}
     assert summary(with_gpu, "cpu") == "Some CPU, 16 cores (host of the NVIDIA H200); Python 3.12.3"
     assert summary(with_gpu, "gpu") == summary(with_gpu) == "NVIDIA H200; Python 3.12.3"
+    two = env | {"gpu": {"name": "NVIDIA H200", "count": 2}}
+    assert (summary(two), short_name(two)) == ("2 × NVIDIA H200; Python 3.12.3", "2 × H200")
     for part in (None, "cpu", "gpu"):
         assert summary(env | {"gpu": None}, part) == "Some CPU, 16 cores; Python 3.12.3"
     for name in (summary, short_name):

@@ -78,18 +78,19 @@ RANKS, DTYPES = [2, 3, 4, 8], ["float32", "float16", "bfloat16"]
 
 # The import is DistributedDataParallel's, when it is first used.
 backends = {"gloo on cpu": Workers(max(RANKS), limit_s=args.limit, imports=["torch._dynamo"])}
+GPUS = torch.cuda.device_count()
 NCCL = {
     "default": {},
     "Ring, LL": {"NCCL_ALGO": "Ring", "NCCL_PROTO": "LL"},
     "Ring, Simple": {"NCCL_ALGO": "Ring", "NCCL_PROTO": "Simple"},
     "Tree, Simple": {"NCCL_ALGO": "Tree", "NCCL_PROTO": "Simple"},
 }
-for choice, variables in NCCL.items() if torch.cuda.device_count() > 1 else ():
-    backends[f"NCCL {torch.cuda.nccl.version()}, {choice}, on cuda"] = Workers(
-        min(torch.cuda.device_count(), max(RANKS)),
-        "nccl",
-        limit_s=args.limit,
-        environment={"NCCL_NVLS_ENABLE": "0"} | variables,  # no sums in the switch
+# No sums in the switch; more ranks than GPUs are on hosts of their own, for NCCL.
+ONE_HOST = {"NCCL_NVLS_ENABLE": "0", "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
+for count, choice in product((GPUS, max(RANKS)), NCCL) if GPUS > 1 else ():
+    hosts = f", hosts of {GPUS} GPUs" if count > GPUS else ""
+    backends[f"NCCL {torch.cuda.nccl.version()}, {choice}{hosts}, on cuda"] = Workers(
+        min(count, max(RANKS)), "nccl", limit_s=args.limit, environment=ONE_HOST | NCCL[choice]
     )
 
 
@@ -160,7 +161,8 @@ def evidence(backend, ranks, size, dtype):
 
 cells = []
 for backend, ranks, dtype, size in product(backends, RANKS, DTYPES, SIZES):
-    cells += evidence(backend, ranks, size, dtype)
+    if ranks > GPUS or "hosts" not in backend:
+        cells += evidence(backend, ranks, size, dtype)
 study.table(
     "orders",
     cells,

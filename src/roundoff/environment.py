@@ -45,7 +45,7 @@ def environment(commit: str | None = None) -> dict[str, Any]:
     -------
     dict
         ``processor``, ``cores``, ``memory_gib``, ``os``, ``python``, ``versions`` (package ->
-        version or None), ``blas``, ``threads``, ``gpu`` (None, or name, memory, capability,
+        version or None), ``blas``, ``threads``, ``gpu`` (None, or name, count, memory, capability,
         multiprocessors, driver, cuda, cudnn), ``precision`` (torch's switches), ``commit``.
 
     Examples
@@ -69,18 +69,20 @@ def environment(commit: str | None = None) -> dict[str, Any]:
 
 
 def machine_name(env: dict[str, Any]) -> str:
-    """A short name for a file: the GPU where there is one, else the processor.
+    """A short name for a file: the GPU where there is one, with their number, else the processor.
 
     Examples
     --------
     >>> from roundoff.environment import machine_name
     >>> machine_name({"gpu": {"name": "NVIDIA H200"}})
     'nvidia-h200'
+    >>> machine_name({"gpu": {"name": "NVIDIA H200", "count": 4}})
+    '4-nvidia-h200'
     >>> machine_name({"gpu": None, "processor": "AMD EPYC 9654 96-Core Processor", "cores": 2})
     'amd-epyc-9654-2-cores'
     """
     if env.get("gpu"):
-        return _slug(env["gpu"]["name"])
+        return _slug(_gpus(env["gpu"]["name"], env["gpu"]))
     processor = re.sub(r"\(R\)|\(TM\)|@.*|\d+-Core|\bProcessor\b|\bCPU\b", "", env["processor"])
     return _slug(f"{processor} {env['cores']} cores")
 
@@ -114,7 +116,7 @@ def short_name(env: dict[str, Any], part: str | None = None) -> str:
     _check_part(part)
     gpu = env.get("gpu")
     if gpu:
-        return _short(gpu["name"], _GPU_NOISE) + ("'s host" if part == "cpu" else "")
+        return _gpus(_short(gpu["name"], _GPU_NOISE), gpu) + ("'s host" if part == "cpu" else "")
     return _short(env["processor"], _PROCESSOR_NOISE)
 
 
@@ -147,7 +149,7 @@ def summary(env: dict[str, Any], part: str | None = None) -> str:
     _check_part(part)
     gpu = env.get("gpu")
     if gpu and part != "cpu":
-        where = gpu["name"]
+        where = _gpus(gpu["name"], gpu)
     else:
         where = f"{env['processor']}, {env['cores']} cores"
         where += f" (host of the {gpu['name']})" if gpu else ""
@@ -174,6 +176,11 @@ def _check_part(part: str | None) -> None:
 def _short(name: str, noise: str) -> str:
     rest = re.sub(noise, " ", name, flags=re.IGNORECASE)
     return " ".join(rest.split()).strip(" -,") or name
+
+
+def _gpus(name: str, gpu: dict[str, Any]) -> str:
+    """The name, with the number of GPUs where there are several."""
+    return f"{gpu['count']} × {name}" if gpu.get("count", 1) > 1 else name
 
 
 def _slug(text: str) -> str:
@@ -246,12 +253,14 @@ def _torch() -> dict[str, Any]:
     gpu = None
     if torch.cuda.is_available():
         properties = torch.cuda.get_device_properties(0)
+        query = ("--query-gpu=driver_version", "--format=csv,noheader")
         gpu = {
             "name": properties.name,
+            "count": torch.cuda.device_count(),
             "memory_gib": round(properties.total_memory / 2**30, 1),
             "capability": f"{properties.major}.{properties.minor}",
             "multiprocessors": properties.multi_processor_count,
-            "driver": _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),
+            "driver": _output("nvidia-smi", "-i", "0", *query),
             "cuda": torch.version.cuda,
             "cudnn": torch.backends.cudnn.version(),
         }

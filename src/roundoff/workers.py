@@ -55,7 +55,9 @@ class Workers:
     count : int
         Most ranks that a :meth:`map` may have.
     backend : str
-        ``"gloo"``, or ``"nccl"`` with a GPU for each rank: in rank r ``"cuda"`` is GPU r.
+        ``"gloo"``, or ``"nccl"``: in rank r ``"cuda"`` is GPU r modulo their number. With more
+        ranks than GPUs each round of GPUs is a host of its own to NCCL (``NCCL_HOSTID``): its
+        ranks send over sockets, and processes take turns on a GPU, so that times mean nothing.
     limit_s : float
         Seconds that one :meth:`map` may take, start included.
     idle_s : float
@@ -454,8 +456,11 @@ def _join(rank: int, ranks: int, number: int, limit_s: float, options: Mapping[s
     store = FileStore(str(Path(options["folder"], f"ranks-{number}")), ranks)
     more: dict[str, Any] = {}
     if options["backend"] == "nccl":
-        torch.cuda.set_device(rank)
-        more["device_id"] = torch.device("cuda", rank)
+        host, gpu = divmod(rank, torch.cuda.device_count())
+        if len(options["pipes"]) > torch.cuda.device_count():
+            os.environ["NCCL_HOSTID"] = f"roundoff-{os.getppid()}-{host}"
+        torch.cuda.set_device(gpu)
+        more["device_id"] = torch.device("cuda", gpu)
     dist.init_process_group(options["backend"], store=store, rank=rank, world_size=ranks,
                             timeout=timedelta(seconds=limit_s), **more)  # fmt: skip
 

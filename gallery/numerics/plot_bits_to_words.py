@@ -51,6 +51,7 @@ from torch.nn.functional import linear
 from tqdm import tqdm
 from transformers import LlamaForCausalLM
 
+from roundoff.backend import onnx_custom_backend
 from roundoff.compare import tolerance, tolerance_used
 from roundoff.models import (
     PASSAGES,
@@ -157,7 +158,7 @@ for dtype in ("float32", "bfloat16", "float16"):
     follow(dtype, usual, model)
     if dtype != "float16":
         eager = trained.model(model.dtype, "eager", device)
-        follow(dtype, "eager attention", eager, like=(dtype, usual))
+        follow(dtype, "eager attention", eager, like=(dtype, usual), graph=False)
         follow(dtype, "64 more columns", model, like=(dtype, usual), longer=64)
         follow(dtype, "rotated by one", model, like=(dtype, usual), shift=1)
 if gpu:
@@ -171,11 +172,11 @@ else:
     torch.set_num_threads(1)
     follow("float32", "one thread", models["float32"], like=("float32", usual))
     torch.set_num_threads(threads)
-for backend in ("inductor", "roundoff"):
+for name, backend in {"inductor": "inductor", "roundoff": onnx_custom_backend}.items():
     model = trained.model(device=device)
     for layer in model.model.layers:  # one compilation serves the MLPs of all layers
         layer.mlp.compile(backend=backend)
-    follow("float32", f"MLPs by {backend}", model, like=("float32", usual), graph=False)
+    follow("float32", f"MLPs by {name}", model, like=("float32", usual), graph=False)
 models["converted"] = in_float32(trained.model(device=device))
 follow("float32", "bfloat16 weights", models["converted"], like=("float32", usual))
 models["weights as read"] = as_read.model(device=device)

@@ -360,7 +360,8 @@ def test_torchs_switches_are_put_back(dtype):
 def test_cublas_where_it_is_taken_is_the_chain(n, k, dtype):
     """Every number of rows, on new operands, with wide exponents among them."""
     weight = draw(n, k, dtype=dtype, seed=1)
-    x = draw(max(MANY), k, dtype=dtype) * torch.exp2(draw(max(MANY), 1, dtype=dtype) * 4)
+    wide = 4 if dtype == torch.bfloat16 else 2  # float16 would overflow, and NaN is not NaN
+    x = draw(max(MANY), k, dtype=dtype) * torch.exp2(draw(max(MANY), 1, dtype=dtype) * wide)
     bias = draw(n, dtype=dtype, seed=2)
     for b in (None, bias):
         whole = by_kernel(x, weight, b)

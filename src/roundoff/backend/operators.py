@@ -525,8 +525,9 @@ def _attention(
     probabilities = c.op("Softmax", product, axis=-1)
     if bias is not None and not is_causal:
         some = [*dims_of(bias)[:-1], 1]
-        most = c.op("ReduceMax", bias, c.ints([-1]), shape=some, keepdims=1)
-        dead = c.op("Equal", most, c.tensor(-math.inf, kind), dtype=_BOOL)
+        wide = c.cast(bias, _FLOAT)  # ONNX Runtime on CUDA has no maximum in 16 bits
+        most = c.op("ReduceMax", wide, c.ints([-1]), shape=some, keepdims=1)
+        dead = c.op("Equal", most, c.tensor(-math.inf, _FLOAT), dtype=_BOOL)
         probabilities = c.op("Where", dead, c.tensor(0.0, kind), probabilities, shape=scores,
                              dtype=kind)  # fmt: skip
     return c.op("MatMul", probabilities, v, shape=out)

@@ -81,13 +81,14 @@ backends = {"gloo on cpu": Workers(max(RANKS), limit_s=args.limit, imports=["tor
 GPUS = torch.cuda.device_count()
 NCCL = {
     "default": {},
-    "Ring, LL": {"NCCL_ALGO": "Ring", "NCCL_PROTO": "LL"},
     "Ring, Simple": {"NCCL_ALGO": "Ring", "NCCL_PROTO": "Simple"},
     "Tree, Simple": {"NCCL_ALGO": "Tree", "NCCL_PROTO": "Simple"},
 }
 # No sums in the switch; more ranks than GPUs are on hosts of their own, for NCCL.
 ONE_HOST = {"NCCL_NVLS_ENABLE": "0", "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
-for count, choice in product((GPUS, max(RANKS)), NCCL) if GPUS > 1 else ():
+for count, choice in product((GPUS, max(RANKS)), NCCL):
+    if count < 2 or GPUS < 2 or (count == 2 and choice != "default"):
+        continue  # two ranks have one order
     hosts = f", hosts of {GPUS} GPUs" if count > GPUS else ""
     backends[f"NCCL {torch.cuda.nccl.version()}, {choice}{hosts}, on cuda"] = Workers(
         min(count, max(RANKS)), "nccl", limit_s=args.limit, environment=ONE_HOST | NCCL[choice]

@@ -203,7 +203,7 @@ study.table(
     "Each way along float64's texts: error of the logits, share of them with other bits than the "
     f"type's {usual}, tokens and texts that come out different.",
     columns=["dtype", "way", "rms error", "error abs", "bits", "flips", "texts"],
-    rows={"way": lambda s: ~s.str.contains("weights|columns|rotated|repeated")},
+    rows={"way": lambda s: ~s.str.contains("weights|columns|rotated|repeated|MLPs|reduction")},
     part=part,
 )
 
@@ -359,7 +359,10 @@ study.table(
     predicted,
     "Error σ of the gap; tokens and texts that are expected to change, and that do.",
     columns=["dtype", "way", "gap", "predicted", "flips", "texts predicted", "texts"],
-    rows={"gap": lambda s: s > 1e-3, "way": lambda s: ~s.str.contains("columns|rotated|repeated")},
+    rows={
+        "gap": lambda s: s > 1e-3,
+        "way": lambda s: ~s.str.contains("columns|rotated|repeated|reduction|eager"),
+    },
     part=part,
 )
 
@@ -428,6 +431,7 @@ study.table(
     "server",
     server,
     "Texts in bfloat16 that differ from the same prompt's alone, by the size of the batch.",
+    rows={"batch": lambda s: s >= 8},
     part=part,
 )
 

@@ -171,7 +171,7 @@ study.table(
     "orders",
     cells,
     "The order in the first and in the last chunk of 1000 float32 values, and what it explains.",
-    columns=["backend", "ranks", "orders", "explained", "differ", "first order", "last order"],
+    columns=["ranks", "orders", "explained", "differ", "backend", "first order", "last order"],
     rows={"dtype": "float32", "size": 1000, "backend": lambda s: ~s.str.contains("Ring")},
     part="backend",
 )
@@ -189,8 +189,8 @@ study.claim(
 # %%
 
 study.claim(
-    "They explain every bit of NCCL 2.28.9's, too, in all {60} cells: as it comes, with its ring "
-    "and with its tree, three types, two sizes. As it comes it adds as its ring does.",
+    "They explain every bit of NCCL 2.28.9's sums, too, in all {60} cells: as it comes, with its "
+    "ring and with its tree, three types, two sizes. As it comes it adds as its ring does.",
     name="nccl",
     of="orders",
     where={"backend": lambda s: s.str.startswith("NCCL")},
@@ -593,9 +593,10 @@ for backend, dtype in product([*backends][:2], ("float32", "bfloat16")):
 study.table(
     "cures",
     cures,
-    "Eight arrays of 2¹⁸ values on 1, 2, 4 or 8 ranks: elements that differ from those of 1 rank, "
+    "Eight arrays of 2¹⁸ float32 values on 1, 2, 4 or 8 ranks: elements that differ from those of 1 rank, "
     "error of the worst, time over all-reduce's.",
-    columns=["way", "backend", "dtype", "differ", "rms error", "cost 2"],
+    columns=["way", "differ", "rms error", "cost 2", "backend"],
+    rows={"dtype": "float32"},
     part="backend",
     times=["cost 2", "cost 4", "cost 8"],
 )

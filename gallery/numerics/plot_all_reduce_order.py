@@ -593,8 +593,8 @@ for backend, dtype in product([*backends][:2], ("float32", "bfloat16")):
 study.table(
     "cures",
     cures,
-    "Eight arrays of 2¹⁸ float32 values on 1, 2, 4 or 8 ranks: elements that differ from those of 1 rank, "
-    "error of the worst, time over all-reduce's.",
+    "Eight arrays of 2¹⁸ float32 values on 1, 2, 4 or 8 ranks: elements that differ from those of "
+    "1 rank, error of the worst, time over all-reduce's.",
     columns=["way", "differ", "rms error", "cost 2", "backend"],
     rows={"dtype": "float32"},
     part="backend",

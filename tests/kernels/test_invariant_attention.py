@@ -141,6 +141,22 @@ def test_a_mask_says_the_same(way, form, chains):
     assert torch.equal(way(q, *spread, seen_by_mask(holes, 2, 40, 60), **form), wanted)
 
 
+@pytest.mark.parametrize("keys", [1, 4, 320, 2500])
+def test_the_kernel_reads_a_mask_as_torch_does(keys):
+    """Stretches, gaps, nothing and everything; strides of any kind, one of them 0."""
+    generator = torch.Generator().manual_seed(keys)
+    low, high = torch.randint(0, keys + 1, (2, 2, 7, 1), generator=generator)
+    at = torch.arange(keys)
+    stretches = (at >= low) & (at < high)
+    stretches[0, 0], stretches[1, 0] = False, True
+    gaps = torch.rand(2, 7, keys, generator=generator) > 0.5
+    for mask in (stretches, gaps, gaps[:1].expand(2, -1, -1), gaps.mT.contiguous().mT,
+                 gaps.repeat_interleave(2, 2)[..., ::2]):  # fmt: skip
+        wanted = invariant_attention._ranges(mask)
+        made = invariant_attention._ranges_by_kernel(mask.to(DEVICE))
+        assert [t.tolist() for t in made] == [t.tolist() for t in wanted]
+
+
 def test_a_mask_that_changes_is_read_again():
     mask = torch.ones(1, 1, 4, 4, dtype=torch.bool, device=DEVICE).tril()
     before = seen_by_mask(mask, 1, 4, 4)
@@ -190,7 +206,7 @@ def test_what_a_query_does_not_see_does_not_reach_it(way, form, which, bad, chai
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 @pytest.mark.parametrize(("heads", "groups", "head"), [(4, 4, 16), (6, 2, 24), (4, 1, 40)])
 @pytest.mark.parametrize("way", [plain, by_kernel])
-def test_errors_are_no_larger_than_those_of_torch(way, dtype, heads, groups, head):
+def test_errors_are_no_larger_than_those_of_torch(way, dtype, heads, groups, head, chains):
     if way is by_kernel and dtype == torch.bfloat16 and not CUDA:
         pytest.skip("the interpreter multiplies bfloat16's bits")
     q, k, v = sequence(dtype, 200 if way is plain else 90, 1, heads, groups, head)

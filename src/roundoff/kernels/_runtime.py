@@ -39,6 +39,7 @@ __all__ = [
     "interpreting",
     "kernel",
     "max_along",
+    "min_along",
     "multiprocessors",
     "run",
     "shuffled_programs",
@@ -119,6 +120,16 @@ def sum_along(x, axis: tl.constexpr):
 def max_along(x, axis: tl.constexpr):
     """Largest along one axis."""
     return tl.reduce(x, axis, tl.standard._elementwise_max)
+
+
+@kernel
+def min_along(x, axis: tl.constexpr):
+    """Smallest along one axis.
+
+    Not the largest of -x with its sign changed: for Hopper ptxas 12.8 and 13.0 make the largest of
+    three integers (VIMNMX3) of two, and lose the minus of the middle one.
+    """
+    return tl.reduce(x, axis, tl.standard._elementwise_min)
 
 
 class Launch:

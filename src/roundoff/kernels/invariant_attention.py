@@ -292,14 +292,19 @@ def _ranges(mask: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """First key, the one after the last, and unseen keys between, of (batch, queries, keys)."""
     batch, queries, keys = mask.shape
     if mask.device.type == "cuda":
-        made = [mask.new_empty(batch, queries, dtype=torch.int32) for _ in range(3)]
-        sizes = (queries, keys, *mask.stride(), 1024)
-        run(kernels.ranges, (queries, batch), mask.view(torch.uint8), *made, *sizes)
-        return tuple(made)
+        return _ranges_by_kernel(mask)
     count = mask.sum(-1)
     first = torch.where(count > 0, mask.to(torch.uint8).argmax(-1), 0)
     last = torch.where(count > 0, keys - mask.flip(-1).to(torch.uint8).argmax(-1), 0)
     return tuple(t.to(torch.int32) for t in (first, last, last - first - count))
+
+
+def _ranges_by_kernel(mask: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    batch, queries, keys = mask.shape
+    made = [mask.new_empty(batch, queries, dtype=torch.int32) for _ in range(3)]
+    sizes = (queries, keys, *mask.stride(), 1024)
+    run(kernels.ranges, (queries, batch), mask.view(torch.uint8), *made, *sizes)
+    return tuple(made)
 
 
 # The computation. -----------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import triton.language as tl
 
-from ._runtime import kernel, max_along, sum_along
+from ._runtime import kernel, max_along, min_along, sum_along
 from .llama import _nearest
 
 __all__ = ["attend", "log_softmax_rows", "merge", "product", "ranges", "sum_rows"]
@@ -136,14 +136,20 @@ def _tile(
         inside = there[:, None] & inside
     keys = tl.load(k + at[:, None] * stride_kn + d[None, :] * stride_kd, mask=inside, other=0.0)
     empty = tl.full((queries.shape[0], TILE), 0.0, tl.float32)
-    scores = _times(queries, tl.trans(keys), empty, PRECISION, COMPILED) * scale
+    products = _times(queries, tl.trans(keys), empty, PRECISION, COMPILED)
+    scores = products * scale
     seen = (j[None, :] >= lo[:, None]) & (j[None, :] < hi[:, None]) & mine[:, None]
     if MASKED:
         scores = tl.where(seen, scores, float("-inf"))
     higher = tl.maximum(most, max_along(scores, 1))
     # A row that has seen no key yet has no largest score to subtract.
     floor = tl.where(higher == float("-inf"), 0.0, higher)
-    p = tl.math.exp2(scores - floor[:, None])
+    exponents = scores - floor[:, None]
+    if queries.dtype == tl.float32:
+        exponents = tl.fma(products, empty + scale, empty - floor[:, None])  # rounded once
+        if MASKED:
+            exponents = tl.where(seen, exponents, float("-inf"))
+    p = tl.math.exp2(exponents)
     shrink = tl.math.exp2(most - floor)[:, None]
     values = tl.load(v + at[:, None] * stride_vn + d[None, :] * stride_vd, mask=inside, other=0.0)
     clean = values
@@ -152,10 +158,18 @@ def _tile(
         finite = (values == values) & (tl.abs(values) != float("inf"))
         clean = tl.where(finite, values, 0.0).to(values.dtype)
     rounded = p.to(values.dtype)
-    ones = tl.full((TILE, 16), 1.0, values.dtype)
     # The same product adds the weights up: a sum over a tile has no order of its own.
-    sums = _times(rounded, ones, total * shrink, PRECISION, COMPILED)
-    made = _times(rounded, clean, acc * shrink, PRECISION, COMPILED)
+    if values.dtype == tl.float32:
+        # A chain over hundreds of keys would err more than what it divides: 16 chains of keys 16
+        # apart, and the values of a tile from zero.
+        apart = tl.arange(0, TILE)[:, None] % 16 == tl.arange(0, 16)[None, :]
+        sums = _times(rounded, apart.to(tl.float32), total * shrink, PRECISION, COMPILED)
+        none = tl.full((queries.shape[0], D), 0.0, tl.float32)
+        made = acc * shrink + _times(rounded, clean, none, PRECISION, COMPILED)
+    else:
+        ones = tl.full((TILE, 16), 1.0, values.dtype)
+        sums = _times(rounded, ones, total * shrink, PRECISION, COMPILED)
+        made = _times(rounded, clean, acc * shrink, PRECISION, COMPILED)
     if MASKED:  # noqa: SIM102 - the compiler's question, not the kernel's
         if max_along(max_along((~finite).to(tl.int32), 1), 0) > 0:
             made = _special(
@@ -231,11 +245,11 @@ def attend(
     # Tiles and splits are counted from a row's first key. Rows that begin alike go together: in
     # a sequence they all do; with a sliding window each begins elsewhere.
     waiting = there & (lo < hi)
-    anchor = -max_along(tl.where(waiting, -lo, -2147483647), 0)
+    anchor = min_along(tl.where(waiting, lo, 2147483647), 0)
     while anchor < 2147483647:
         mine = waiting & (lo == anchor)
         end = max_along(tl.where(mine, hi, 0), 0)  # the last key of any row
-        least = -max_along(tl.where(mine, -hi, -2147483647), 0)  # all rows see those before it
+        least = min_along(tl.where(mine, hi, 2147483647), 0)  # all rows see those before it
         alone = max_along((there & (lo != anchor)).to(tl.int32), 0) == 0
         start, stop = anchor, end
         if APART:
@@ -261,6 +275,10 @@ def attend(
                     stride_kn, stride_kd, stride_vn, stride_vd, scale,
                     D, TILE, ORDERED, True, PRECISION, COMPILED,
                 )  # fmt: skip
+            if v.dtype.element_ty == tl.float32:
+                ones = tl.full((16, 16), 1.0, tl.float32)
+                zeros = tl.full((ROWS, 16), 0.0, tl.float32)
+                total_s = _times(total_s, ones, zeros, "ieee", COMPILED)  # one of the 16 chains
             if APART:
                 acc = tl.where(mine[:, None], acc_s, acc)
                 total = tl.where(mine[:, None], total_s, total)
@@ -269,7 +287,7 @@ def attend(
                 most_s = tl.where(mine, most_s, float("-inf"))
                 acc, total, most = _merged(acc, total, most, acc_s, total_s, most_s)
         waiting = waiting & (lo != anchor)
-        anchor = -max_along(tl.where(waiting, -lo, -2147483647), 0)
+        anchor = min_along(tl.where(waiting, lo, 2147483647), 0)
     # All columns are equal. A row that was refused ends below zero, and is no number.
     sums = tl.where(hi < 0, float("nan"), max_along(total, 1))
     most = tl.where(hi < 0, 0.0, most)
@@ -398,7 +416,7 @@ def ranges(
         high = tl.maximum(high, tl.where(seen, at + 1, 0))
         count += seen.to(tl.int32)
     end = max_along(high, 0)
-    begin = tl.minimum(-max_along(-low, 0), end)
+    begin = tl.minimum(min_along(low, 0), end)
     at = batch * queries + query
     tl.store(first + at, begin)
     tl.store(last + at, end)

@@ -267,11 +267,33 @@ def chain(x, weight, parts):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("parts", [2, 3, 8])
 def test_a_probe_shows_a_split_even_after_rounding(dtype, parts):
-    like = torch.empty(2, 768, dtype=dtype), torch.empty(64, 768, dtype=dtype)
-    probes, random = cancelling(*like), [draw(*t.shape, dtype=dtype).cpu() for t in like]
-    share = [float((chain(*p, 1) != chain(*p, parts)).float().mean()) for p in (probes, random)]
-    assert share[0] > 0.9  # of the elements differ
-    assert share[1] < 0.05  # as they would with random operands
+    """Where every addition rounds, two orders end K roundings apart.
+
+    Each is uniform over a spacing of the sum, so that their difference has a deviation of at most
+    sqrt(K / 6) of the largest spacing: 11 at K = 768. Multiples of it are equal with a probability
+    of 1 / (11 sqrt(2 pi)) = 3.5 %; those of smaller spacings less often.
+    """
+    shapes = (2, 768), (256, 768)
+    for seed in range(3):
+        probes = cancelling(*(torch.empty(s, dtype=dtype) for s in shapes), seed=seed)
+        random = [draw(*s, dtype=dtype, seed=7 * seed + i).cpu() for i, s in enumerate(shapes)]
+        share, of_random = (
+            float((chain(*p, 1) != chain(*p, parts)).float().mean()) for p in (probes, random)
+        )
+        # Five deviations of a count of 512 elements away from 3.5 %.
+        assert share > 0.925
+        assert of_random < 0.05
+        # A short sum has few roundings; without the powers of two only a fifth differ.
+        short = cancelling(torch.empty(2, 64, dtype=dtype), torch.empty(256, 64, dtype=dtype), seed)
+        assert float((chain(*short, 1) != chain(*short, parts)).float().mean()) > 0.5
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_a_probe_cancels_and_stays_in_range(dtype):
+    x, weight = cancelling(torch.empty(4, 4097, dtype=dtype), torch.empty(50, 4097, dtype=dtype))
+    sizes = x.double().abs() @ weight.double().abs().T
+    assert ((x.double() @ weight.double().T).abs() <= 1e-13 * sizes).all()
+    assert float(sizes.max()) < torch.finfo(dtype).max
 
 
 def test_a_cpu_that_places_rows_differently_gets_them_one_by_one(monkeypatch):

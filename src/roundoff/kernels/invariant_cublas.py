@@ -144,8 +144,10 @@ def cancelling(
     """Operands whose products cancel: what remains is the rounding, which shows every order.
 
     The second half of x is the first with the other sign, against equal columns of the weight,
-    in a random order of K. In a sum of that kind two orders hardly ever agree, not even rounded
-    to bfloat16; of random operands few elements would differ.
+    in a random order of K; columns of x are scaled by powers of two from 1/64 to 64. In a sum of
+    that kind two orders hardly ever agree, not even rounded to bfloat16; of random operands few
+    elements would differ. Without the powers a product of two bfloat16 numbers, 16 bits wide, often
+    fits into the 24 of the sum: nothing is rounded, and every order gives the same.
 
     Examples
     --------
@@ -159,6 +161,7 @@ def cancelling(
     generator = torch.Generator(x.device).manual_seed(seed)
     draw = partial(torch.randn, generator=generator, device=x.device, dtype=x.dtype)
     a, b = (draw(len(t), k // 2) for t in (x, weight))
+    a = a * torch.exp2((torch.arange(k // 2, device=x.device) % 13 - 6).to(x.dtype))
     place = torch.randperm(k, generator=generator, device=x.device)
     rest = [t.new_zeros(len(t), k % 2) for t in (a, b)]
     left, right = torch.cat([a, -a, rest[0]], 1), torch.cat([b, b, rest[1]], 1)

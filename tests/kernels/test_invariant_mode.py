@@ -73,7 +73,14 @@ OPERATORS = {
     "mean, kept": lambda x: x.mean(-1, keepdim=True, dtype=torch.float32),
     "sum": lambda x: x.sum(-1),
     "variance": lambda x: x.var(-1),
+    "deviation": lambda x: x.std(-1, correction=0, keepdim=True),
+    "variance and mean": lambda x: torch.stack(torch.var_mean(x, -1), -1),
+    "deviation and mean": lambda x: torch.stack(torch.std_mean(x, -1), -1),
     "norm": lambda x: torch.linalg.vector_norm(x, dim=-1),
+    "norm of order 1": lambda x: x.norm(1, dim=-1, keepdim=True),
+    "norm of order 3": lambda x: torch.linalg.vector_norm(x.float(), 3, dim=-1),
+    "largest": lambda x: torch.linalg.vector_norm(x, torch.inf, dim=-1),
+    "normalized": lambda x: functional.normalize(x, dim=-1),
     "argmax": lambda x: x.argmax(-1),
     "topk": lambda x: x.topk(min(3, x.shape[-1])).values,
     "add, multiply": lambda x: x * 1.7 + x * x,
@@ -115,6 +122,48 @@ def test_what_replaces_an_operator_computes_it(dtype):
                 assert made.dtype == wanted.dtype
                 assert made.shape == wanted.shape
                 torch.testing.assert_close(made, wanted, msg=lambda m, n=name: f"{n}: {m}")
+
+
+@pytest.mark.parametrize("n", [1, 64, 2048])
+def test_rows_are_reduced_alone(n):
+    """What replaces torch's reductions on CUDA, by the kernel of this process."""
+    x = draw(70, n) + 3
+    functions = {
+        "logarithms": (invariant_operators._logarithms, lambda x: x.logsumexp(1)),
+        "variance": (lambda x: invariant_operators._moments(x, 1.0)[0], lambda x: x.var(1)),
+        "uncorrected": (
+            lambda x: invariant_operators._moments(x, 0.0)[0], lambda x: x.var(1, correction=0)
+        ),
+        "mean": (lambda x: invariant_operators._moments(x, 1.0)[1], lambda x: x.mean(1)),
+        **{
+            f"norm {order}": (
+                lambda x, o=order: invariant_operators._norms(x, o),
+                lambda x, o=order: torch.linalg.vector_norm(x, o, dim=1),
+            )
+            for order in (1.0, 2.0, 3.0, 0.5)
+        },
+    }  # fmt: skip
+    for name, (ours, theirs) in functions.items():
+        made = ours(x)
+        if name == "variance" and n == 1:
+            assert made.isnan().all()
+            continue
+        torch.testing.assert_close(made.double(), theirs(x.double()), rtol=2e-6, atol=2e-6)
+        powers = name in ("norm 3.0", "norm 0.5")  # a CPU has two programs for them
+        for start, m in () if powers and not CUDA else ((0, 1), (0, 16), (33, 1), (5, 64)):
+            assert torch.equal(ours(x[start : start + m].clone()), made[start : start + m]), name
+    infinite = torch.tensor([[torch.inf, 0.0], [-torch.inf, -torch.inf]], device=DEVICE)
+    assert invariant_operators._logarithms(infinite).tolist() == [torch.inf, -torch.inf]
+
+
+def test_a_result_is_written_where_it_is_asked_for():
+    x = draw(3, 40_000)
+    for reduce in (torch.sum, torch.mean, torch.logsumexp, torch.std):
+        out = torch.empty(1, device=DEVICE)
+        with torch.no_grad(), roundoff.invariant():
+            wanted = reduce(x[:1], -1)
+            assert reduce(x[:1], -1, out=out) is out
+        assert torch.equal(out, wanted)
 
 
 def test_products_go_to_ours():

@@ -193,9 +193,10 @@ class _Operators(TorchDispatchMode):
             return func(*args, **kwargs)
         packet = func.overloadpacket
         name = packet._qualified_op_name
-        if func._overloadname == "out" and name in HANDLERS and hasattr(packet, "default"):
+        if name in HANDLERS and kwargs.get("out") is not None:
             out = kwargs.pop("out")
-            return out.copy_(self.__torch_dispatch__(packet.default, types, args, kwargs))
+            with self:
+                return out.copy_(packet(*args, **kwargs))
         made = None
         if concerns(args):
             if handler := HANDLERS.get(name):
@@ -206,7 +207,7 @@ class _Operators(TorchDispatchMode):
                     made = args[0].copy_(made)
             elif lacks(name, args, kwargs):
                 made = NotImplemented
-            if isinstance(made, torch.Tensor):
+            if isinstance(made, (torch.Tensor, tuple)):
                 self.owner.replaced[name] += 1
                 return made
             if made is NotImplemented:

@@ -53,12 +53,13 @@ _LACKING = frozenset(
     )
 )  # fmt: skip
 _LACKING_ON_CPU = frozenset({"aten::glu"})
-#: These add in an order of their own on CUDA.
+#: These add, or multiply, in an order of their own on CUDA.
 _LACKING_ON_CUDA = frozenset(
     f"aten::{name}"
     for name in (
         "index_add", "index_add_", "scatter_add", "scatter_add_", "scatter_reduce", "index_put",
         "scatter_reduce_", "index_put_", "_index_put_impl_", "cumsum", "cumprod", "logcumsumexp",
+        "prod", "nansum", "norm", "renorm",
     )
 )  # fmt: skip
 
@@ -162,13 +163,90 @@ def _reduced(
         into = dtype or x.dtype
         if x.dtype == torch.float64 or into not in (torch.float32, torch.bfloat16, torch.float16):
             return None
-        rows = rows if rows.stride(1) == 1 else rows.contiguous()
-        made = rows.new_empty(len(rows), dtype=into)
-        divisor = float(n) if "mean" in func.overloadpacket._qualified_op_name else 1.0
-        block = min(1024, triton.next_power_of_2(n))
-        sizes = (len(rows), n, rows.stride(0), divisor, block)
-        run(kernels.sum_rows, (len(rows), 1), rows, made, *sizes, num_warps=4)
+        mean = "mean" in func.overloadpacket._qualified_op_name
+        made = _sums(rows, float(n) if mean else 1.0, into)
     return made.view(*x.shape[:-1], *([1] if keepdim else []))
+
+
+def _sums(
+    rows: torch.Tensor, divisor: float = 1.0, into: torch.dtype = torch.float32
+) -> torch.Tensor:
+    """Sums of rows (M, n) over a divisor, by the kernel."""
+    rows = rows if rows.stride(1) == 1 else rows.contiguous()
+    made = rows.new_empty(len(rows), dtype=into)
+    n = rows.shape[1]
+    sizes = (len(rows), n, rows.stride(0), divisor, min(1024, triton.next_power_of_2(n)))
+    run(kernels.sum_rows, (len(rows), 1), rows, made, *sizes, num_warps=4)
+    return made
+
+
+# torch's reductions on CUDA add by a plan that the number of rows decides. These add by ours.
+
+
+def _rows_of(func: Any, x: Any, dim: Any, overload: str) -> torch.Tensor | None:
+    """Rows in float32 to reduce on CUDA; None where torch does it."""
+    if not x.is_cuda or x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        return None
+    if func._overloadname != overload or not _last_only(x, dim) or not x.numel():
+        return None
+    return x.reshape(-1, x.shape[-1]).float()
+
+
+def _logarithms(rows: torch.Tensor) -> torch.Tensor:
+    """Logarithms of the sums of the exponentials of rows (M, n)."""
+    most = rows.amax(1, keepdim=True)
+    most = most.masked_fill(most.abs() == torch.inf, 0.0)
+    return _sums((rows - most).exp()).log() + most[:, 0]
+
+
+def _moments(rows: torch.Tensor, correction: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Variances and means of rows (M, n)."""
+    n = rows.shape[1]
+    mean = _sums(rows, float(n))
+    return _sums((rows - mean[:, None]).square(), max(0.0, n - correction)), mean
+
+
+def _norms(rows: torch.Tensor, order: float) -> torch.Tensor:
+    """Norms of rows (M, n) of an order that is neither 0 nor infinite."""
+    if order == 2:
+        return _sums(rows.square()).sqrt()
+    sizes = rows.abs()
+    return _sums(sizes) if order == 1 else _sums(sizes.pow(order)).pow(1 / order)
+
+
+@own_work
+def _logsumexp(func: Any, x: Any, dim: Any, keepdim: bool = False) -> Any:
+    if (rows := _rows_of(func, x, dim, "default")) is None:
+        return None
+    return _as_reduced(_logarithms(rows), x, keepdim)
+
+
+@own_work
+def _variance(
+    func: Any, x: Any, dim: Any = None, *, correction: Any = None, keepdim: bool = False
+) -> Any:
+    """Variance or deviation, alone or with the mean."""
+    if (rows := _rows_of(func, x, dim, "correction")) is None:
+        return None
+    name = func.overloadpacket._qualified_op_name
+    made, mean = _moments(rows, 1.0 if correction is None else float(correction))
+    made = _as_reduced(made.sqrt() if "std" in name else made, x, keepdim)
+    return (made, _as_reduced(mean, x, keepdim)) if name.endswith("_mean") else made
+
+
+@own_work
+def _vector_norm(
+    func: Any, x: Any, order: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
+) -> Any:
+    if dtype == torch.float64 or order in (0, math.inf, -math.inf):
+        return None
+    if (rows := _rows_of(func, x, dim, "default")) is None:
+        return None
+    return _as_reduced(_norms(rows, float(order)), x, keepdim, dtype)
+
+
+def _as_reduced(made: torch.Tensor, x: torch.Tensor, keepdim: bool, dtype: Any = None) -> Any:
+    return made.to(dtype or x.dtype).view(*x.shape[:-1], *([1] if keepdim else []))
 
 
 @own_work
@@ -223,7 +301,9 @@ def _scaled_sum(func: Any, a: Any, b: Any, *, alpha: Any = 1) -> Any:
 _NAMED: dict[str, Handler] = {
     "mm": _mm, "addmm": _addmm, "bmm": _bmm, "baddbmm": _baddbmm, "mv": _mv, "dot": _dot,
     "linear": _linear, "sum": _reduced, "mean": _reduced, "_softmax": _softmax,
-    "_log_softmax": _softmax, "pow": _power, "add": _scaled_sum, "sub": _scaled_sum,
+    "_log_softmax": _softmax, "logsumexp": _logsumexp, "linalg_vector_norm": _vector_norm,
+    "var": _variance, "std": _variance, "var_mean": _variance, "std_mean": _variance,
+    "pow": _power, "add": _scaled_sum, "sub": _scaled_sum,
 }  # fmt: skip
 #: Functions of one element that differ between vectors and what is left over, as measured.
 _NAMED |= dict.fromkeys(

@@ -87,6 +87,46 @@ def test_a_split_of_k_that_depends_on_m_is_seen(chains):
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_a_split_that_the_weight_decides_has_the_property(dtype, chains, monkeypatch):
+    """By request, for a weight that the table names, for every number of rows; parts added."""
+    x, weight = draw(max(FEW) + 3, 96, dtype=dtype), draw(37, 96, dtype=dtype, seed=1)
+    bias = draw(37, dtype=dtype, seed=2)
+    if dtype == torch.bfloat16 and not CUDA:
+        bias = None  # the interpreter has bfloat16 as integers
+    monkeypatch.setitem(invariant_matmul.SPLITS, (37, 96), 3)
+    monkeypatch.setattr(invariant_matmul, "_AT_ONCE", 11)
+    tiles = (*TILES, None) if CUDA else TILES
+    products = [lambda x, t=t: matmul(x, weight, bias, tile=t, split=True) for t in tiles]
+    for product in products:
+        assert_rows_do_not_matter(product, x, FEW)
+        assert torch.equal(product(x), products[0](x))
+    assert torch.equal(products[0](x.t().contiguous().t()), products[0](x))
+    wide = [
+        invariant_matmul._by_kernel(a[None], b[None], None, False, into=torch.float32)[0]
+        for a, b in zip(x.chunk(3, 1), weight.chunk(3, 1), strict=True)
+    ]
+    wanted = wide[0] + wide[1] + wide[2] + (0 if bias is None else bias.float())
+    if dtype != torch.bfloat16 or CUDA:  # which the interpreter cuts off
+        assert torch.equal(products[0](x), wanted.to(dtype))
+    whole = matmul(x, weight, bias, tile=TILES[0])
+    probes = cancelling(x, weight)
+    split, chain_ = (matmul(*probes, tile=TILES[0], split=s) for s in (True, False))
+    assert not torch.equal(split, chain_)
+    # Of another weight nothing is split.
+    monkeypatch.delitem(invariant_matmul.SPLITS, (37, 96))
+    assert torch.equal(products[0](x), whole)
+
+
+def test_a_split_has_gradients_and_is_one_operator():
+    x, weight = (draw(n, 32, dtype=torch.float32, seed=n).requires_grad_() for n in (5, 7))
+    made = matmul(x, weight, split=True)
+    grads = torch.autograd.grad(made.square().sum(), (x, weight))
+    truth = torch.autograd.grad((x @ weight.T).square().sum(), (x, weight))
+    for a, t in zip(grads, truth, strict=True):
+        torch.testing.assert_close(a, t)
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
 def test_strides_and_alignment_do_not_matter(dtype):
     x, weight = draw(23, 48, dtype=dtype), draw(31, 48, dtype=dtype, seed=1)
     wanted = matmul(x, weight)

@@ -15,7 +15,7 @@ from . import invariant_kernels as kernels
 from ._runtime import interpreting, multiprocessors, run
 from .invariant_cublas import cancelling, route
 
-__all__ = ["TILES", "Tile", "batched", "matmul", "tile_for"]
+__all__ = ["SPLITS", "TILES", "Tile", "batched", "matmul", "tile_for"]
 
 _SHORT = (torch.bfloat16, torch.float16)
 _TYPES = (*_SHORT, torch.float32)
@@ -72,9 +72,34 @@ class Tile(NamedTuple):
     stages: int
 
 
-#: (N, K, bytes of an element) -> [(largest M, tile)], ascending: where one measured beats the
-#: choice of :func:`roundoff.kernels.invariant_matmul.tile_for`. Tiles of an H200.
-TILES: dict[tuple[int, int, int], list[tuple[int, Tile]]] = {}
+#: (N, K, bytes of an element, rows of the tile): what beat the usual choice by more than 1 % for
+#: few rows, in bfloat16 on one NVIDIA H200 (2026-11-22, PyTorch 2.11.0+cu130, Triton 3.6.0).
+TILES: dict[tuple[int, int, int, int], Tile] = {
+    # Microseconds with it, with the usual choice, and of cuBLAS.
+    (4096, 4096, 2, 16): Tile(True, 16, 64, 128, 4, 8),  # 11.53, 12.18, 13.57
+    (4096, 4096, 2, 32): Tile(True, 32, 64, 128, 4, 8),  # 11.64, 12.87, 13.92
+    (4096, 4096, 2, 64): Tile(True, 64, 64, 128, 4, 6),  # 12.93, 20.12, 12.22
+    (6144, 4096, 2, 16): Tile(True, 16, 64, 128, 4, 5),  # 15.34, 16.38, 15.93
+    (6144, 4096, 2, 32): Tile(True, 32, 64, 256, 4, 4),  # 15.64, 18.24, 16.34
+    (6144, 4096, 2, 64): Tile(True, 64, 64, 128, 4, 6),  # 16.61, 26.70, 16.44
+    (11008, 4096, 2, 16): Tile(True, 16, 64, 64, 4, 7),  # 24.57, 25.51, 25.44
+    (11008, 4096, 2, 64): Tile(True, 64, 128, 128, 8, 4),  # 25.85, 27.02, 26.21
+    (4096, 11008, 2, 16): Tile(True, 16, 64, 128, 4, 8),  # 24.51, 24.94, 28.80
+    (4096, 11008, 2, 32): Tile(True, 32, 64, 128, 4, 8),  # 25.51, 28.22, 26.51
+    (4096, 11008, 2, 64): Tile(True, 64, 64, 128, 4, 6),  # 29.25, 47.86, 30.14
+    (4096, 14336, 2, 32): Tile(True, 32, 64, 128, 4, 8),  # 32.29, 36.03, 33.83
+    (4096, 14336, 2, 64): Tile(True, 64, 64, 128, 4, 6),  # 37.20, 61.04, 36.18
+    (1024, 8192, 2, 16): Tile(True, 16, 64, 128, 4, 8),  # 15.21, 16.84, 10.05
+    (128256, 4096, 2, 16): Tile(True, 16, 128, 128, 8, 3),  # 241.45, 244.84, 253.59
+    (128256, 4096, 2, 32): Tile(True, 32, 64, 128, 4, 3),  # 248.09, 250.68, 267.80
+    (128256, 4096, 2, 64): Tile(True, 64, 128, 128, 8, 2),  # 258.30, 261.68, 284.68
+    (1536, 576, 2, 16): Tile(True, 16, 64, 64, 4, 7),  # 3.65, 3.93, 3.94
+    (1536, 576, 2, 32): Tile(True, 32, 64, 64, 4, 6),  # 3.82, 4.36, 3.83
+}
+
+#: (N, K) of a weight: parts of K, where they are measured more than 10 % faster than one chain.
+#: What :func:`roundoff.kernels.matmul` does with ``split=True``.
+SPLITS: dict[tuple[int, int], int] = {}
 
 
 @cache
@@ -88,15 +113,20 @@ def tile_for(m: int, n: int, k: int, itemsize: int, processors: int) -> Tile:
     --------
     >>> from roundoff.kernels.invariant_matmul import tile_for
     >>> tile_for(1, 4096, 4096, 2, 132)
-    Tile(swap=True, rows=16, columns=32, depth=256, warps=4, stages=6)
+    Tile(swap=True, rows=16, columns=64, depth=128, warps=4, stages=8)
     """
-    for most, tile in TILES.get((n, k, itemsize), ()):
-        if m <= most:
-            return tile
     if itemsize == 4:  # the registers of fused multiply-adds are few
         return Tile(m <= 32, 16 if m <= 32 else 64, 64, 32, 4, 2)
     if m <= 64:
         rows = max(16, triton.next_power_of_2(m))
+        if tile := TILES.get((n, k, itemsize, rows)):
+            return tile
+        if 1536 <= n <= 64 * processors:
+            # Loads under way count for more than multiprocessors without work: as for all such
+            # weights of the table.
+            depth = 64 if k % 128 else 128
+            stage = (rows + 64) * depth * itemsize
+            return Tile(True, rows, 64, depth, 4, min(8, 200 * 1024 // stage))
         enough = [c for c in (128, 64, 32) if triton.cdiv(n, c) >= 0.9 * processors]
         columns = enough[0] if enough else 16
         depth = (256 if columns <= 32 else 128) // (2 if rows > 32 else 1)
@@ -117,13 +147,14 @@ def matmul(
     *,
     tf32: bool = False,
     tile: Tile | None = None,
+    split: bool = False,
 ) -> torch.Tensor:
     r"""Product :math:`y = x W^\top + b`, a row of which has the same bits in every batch.
 
     Each element is one chain over K, ascending, in float32: from zero, a step of the GPU's own
     matrix instruction after the other (16 products at a time on Hopper for 16-bit types, 8 for
     TF32, one fused multiply-add in float32), the bias added last, and one rounding to the type.
-    K is never split. The tile does not matter, nor do strides and alignment.
+    K is not split, unless `split` asks for it. The tile does not matter, nor do strides and alignment.
 
     On a CUDA device cuBLAS computes it wherever a check shows that it gives this chain, a check
     for each shape, type, layout and number of rows when it is first seen; elsewhere a kernel of
@@ -146,6 +177,11 @@ def matmul(
     tile : Tile, optional
         Use our kernel, with this tile; by default
         :func:`roundoff.kernels.invariant_matmul.tile_for` chooses.
+    split : bool
+        Whether K is cut into parts on CUDA for weights of the shapes in
+        :data:`roundoff.kernels.invariant_matmul.SPLITS`, whatever the number of rows: a chain for
+        each part, which are then added in ascending order, in float32, and the bias last. As
+        invariant, with other bits, and quicker for few rows of a long K; slower for many.
 
     Returns
     -------
@@ -182,8 +218,8 @@ def matmul(
         torch.is_grad_enabled()
         and any(t is not None and t.requires_grad for t in (x, weight, bias))
     ):
-        return _matmul_op(x, weight, bias, tf32)
-    return _product(x, weight, bias, tf32, tile)
+        return _matmul_op(x, weight, bias, tf32, split)
+    return _product(x, weight, bias, tf32, split, tile)
 
 
 def _check(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
@@ -223,6 +259,7 @@ def _product(
     weight: torch.Tensor,
     bias: torch.Tensor | None,
     tf32: bool,
+    split: bool = False,
     tile: Tile | None = None,
 ) -> torch.Tensor:
     (n, k), shape = weight.shape, (*x.shape[:-1], weight.shape[0])
@@ -232,6 +269,8 @@ def _product(
         return (y if bias is None else y + bias).view(shape)
     if x.device.type == "cpu" and tile is None:
         return _on_cpu(rows, weight, bias).view(shape)
+    if split and (parts := SPLITS.get((n, k))):
+        return _in_parts(rows, weight, bias, tf32, parts, tile).view(shape)
     if tile is None and (way := route(rows, weight, bias, _one)) is not None:
         return way(rows, weight, bias).view(shape)
     return _by_kernel(rows[None], weight[None], bias, tf32, tile)[0].view(shape)
@@ -240,6 +279,34 @@ def _product(
 def _one(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """The product of 16-bit types by the kernel."""
     return _by_kernel(x[None], weight[None], bias, False)[0]
+
+
+#: Rows of a product in parts whose sums are in memory at the same time.
+_AT_ONCE = 8192
+
+
+def _in_parts(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    tf32: bool,
+    parts: int,
+    tile: Tile | None = None,
+) -> torch.Tensor:
+    """The product with K cut into equal parts: a chain for each, then their sum, ascending."""
+    n, k = weight.shape
+    assert k % parts == 0
+    y = x.new_empty(len(x), n)
+    # Parts are to the kernel products of a batch.
+    w = weight.unflatten(1, (parts, k // parts)).movedim(1, 0)
+    for rows, into in zip(x.split(_AT_ONCE), y.split(_AT_ONCE), strict=True):
+        own = rows.unflatten(1, (parts, k // parts)).movedim(1, 0)
+        sums = _by_kernel(own, w, None, tf32, tile, into=torch.float32)
+        b, block = sums if bias is None else bias, 1024
+        grid = (triton.cdiv(into.numel(), block), 1)
+        constants = (parts, bias is not None, block)
+        run(kernels.add_parts, grid, sums, b, into, len(rows), n, b.stride(0), *constants)
+    return y
 
 
 @own_work
@@ -296,14 +363,16 @@ def _by_kernel(
     bias: torch.Tensor | None,
     tf32: bool,
     tile: Tile | None = None,
+    into: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """Products of (batch, M, K) and (batch, N, K) by the Triton kernel."""
+    """Products of (batch, M, K) and (batch, N, K) by the Triton kernel, of type `into`."""
     (batch, m, k), n = x.shape, weight.shape[1]
-    y = x.new_empty(batch, m, n)
+    y = x.new_empty(batch, m, n, dtype=into or x.dtype)
     if not y.numel():
         return y
     index = x.get_device()
-    tile = tile or tile_for(_upward(m), n, k, x.element_size(), multiprocessors(index))
+    share = max(1, multiprocessors(index) // (batch if into else 1))
+    tile = tile or tile_for(_upward(m), n, k, x.element_size(), share)
     if max(m, n, k) > _MOST:
         raise ShapeError("too large", got=(m, n, k), expected=f"at most {_MOST}")
     constants = (
@@ -395,18 +464,19 @@ def _cpu_rows(n: int, k: int, dtype: torch.dtype, bias: bool, threads: int) -> t
 
 @torch.library.custom_op("roundoff::invariant_matmul", mutates_args=())
 def _matmul_op(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, tf32: bool
-) -> torch.Tensor:
-    return _product(x, weight, bias, tf32)
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, tf32: bool,
+    split: bool = False,
+) -> torch.Tensor:  # fmt: skip
+    return _product(x, weight, bias, tf32, split)
 
 
 @_matmul_op.register_fake
-def _(x: Any, weight: Any, bias: Any, tf32: bool) -> Any:
+def _(x: Any, weight: Any, bias: Any, tf32: bool, split: bool = False) -> Any:
     return x.new_empty(*x.shape[:-1], weight.shape[0])
 
 
 def _setup(ctx: Any, inputs: Any, output: Any) -> None:
-    x, weight, _, ctx.tf32 = inputs
+    x, weight, _, ctx.tf32, _ = inputs
     ctx.save_for_backward(x, weight)
 
 
@@ -418,7 +488,7 @@ def _gradients(ctx: Any, dy: torch.Tensor) -> Any:
     dw = None
     if needs[1]:  # a chain over the rows
         dw = _matmul_op(flat.t(), x.reshape(-1, x.shape[-1]).t(), None, ctx.tf32)
-    return dx, dw, flat.sum(0) if needs[2] else None, None
+    return dx, dw, flat.sum(0) if needs[2] else None, None, None
 
 
 _matmul_op.register_autograd(_gradients, setup_context=_setup)

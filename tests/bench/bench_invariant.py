@@ -1,7 +1,8 @@
 """The invariant product, attention and a token of a model beside their rivals, on a CUDA device.
 
-Parts, each a table and a list of rows in ``--out``:
+Parts, each a table and a list of rows in ``OUT/invariant.tar.gz``:
 
+- ``tests``: the tests of these functions, with pytest in another process.
 - ``products``: K -> N and M of a decoder's layers; over torch's ``linear`` as it comes, cuBLASLt
   told not to split K, one tile for all M (as batch_invariant_ops has it), and what of vllm's and
   of batch_invariant_ops' kernels can be imported. Each with whether row 0 has the bits of M = 1.
@@ -11,12 +12,18 @@ Parts, each a table and a list of rows in ``--out``:
 - ``attention``: one token against a cache, over torch's, flash-attention and FlashInfer where
   they are installed.
 - ``token``: a decoding step of the trained model as a CUDA graph, with invariant() and without.
-- ``tune``: candidates of tiles for few rows; prints the quickest of each as a line for TILES.
+- ``tune``: candidates of tiles for few rows, where they are not measured yet; prints the quickest
+  of each as a line for TILES.
+- ``split``: the product with K in parts, for weights of a long K; prints a line for SPLITS where
+  few rows are more than 10 % faster.
+
+``all`` has them all. A part that fails prints its traceback and the next one begins; the exit
+status is 1 then. After ``--seconds`` what is left is skipped, and named.
 
 60 launches a CUDA graph replay where a launch takes less than 0.3 ms; rivals interleaved; weights
 and caches rotate over more than the L2 cache. Run
-``python tests/bench/bench_invariant.py products attention token --out results``; ``--quick`` has a
-third of the cells, ``--dry`` runs every line on a CPU with tiny sizes.
+``python tests/bench/bench_invariant.py all --out results``; ``--quick`` has a third of the cells,
+``--dry`` runs every line on a CPU with tiny sizes.
 """
 
 from __future__ import annotations
@@ -30,10 +37,14 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable
+import tarfile
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pandas as pd
 import torch
@@ -43,7 +54,7 @@ import roundoff
 from roundoff.environment import environment
 from roundoff.kernels import attention, invariant_attention, invariant_matmul, matmul
 from roundoff.kernels.invariant_cublas import _CHOSEN, _ROUTES
-from roundoff.kernels.invariant_matmul import Tile, tile_for
+from roundoff.kernels.invariant_matmul import TILES, Tile, tile_for
 from roundoff.timing import copies, measure
 
 #: K and N.
@@ -56,7 +67,20 @@ LAUNCHES, REPLAY_S = 60, 0.018
 ALLOWED = {"median": 1.05, "above": 1.15, "most": 1.4}
 WITHOUT = {"CUBLAS_WORKSPACE_CONFIG": ":16:8", "CUBLASLT_WORKSPACE_SIZE": "1"}
 
+#: (N, K, rows) for which no tile beat the usual choice.
+USUAL = {(11008, 4096, 32), (4096, 14336, 16), (1024, 8192, 32), (1024, 8192, 64)}
+TESTS = [f"tests/kernels/test_invariant_{name}.py" for name in ("matmul", "attention", "mode")]
+PARTS = ("tests", "tune", "split", "attention", "token", "products", "workspace")
+ARCHIVE = "invariant.tar.gz"
+START = time.monotonic()
+
 Function = Callable[..., torch.Tensor]
+_Cell = TypeVar("_Cell")
+
+
+def say(*what: object) -> None:
+    """A line with the seconds since the start."""
+    print(f"[{time.monotonic() - START:6.1f} s]", *what, flush=True)
 
 
 def clocks() -> dict[str, str]:
@@ -77,6 +101,16 @@ class Bench:
         self.dry, self.quick, self.budget = options.dry, options.quick, options.budget
         self.device = "cpu" if options.dry else "cuda"
         self.rows: dict[str, list[dict[str, Any]]] = {}
+        self.seconds = options.seconds
+
+    def cells(self, part: str, cells: Iterable[_Cell]) -> Iterator[_Cell]:
+        """The cells of a part until the time is up; how many are left out then."""
+        todo = list(cells)
+        for i, cell in enumerate(todo):
+            if time.monotonic() - START > self.seconds:
+                say(f"{part}: time is up, {len(todo) - i} of {len(todo)} cells left out")
+                return
+            yield cell
 
     def draw(self, *shape: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
         generator = torch.Generator(self.device).manual_seed(seed)
@@ -206,7 +240,8 @@ def product_cell(
 def products(bench: Bench, only: tuple[str, ...] = ()) -> None:
     """The product's cells."""
     others = imported()
-    for (k, n), (kind, dtype) in itertools.product(bench.shapes(), bench.types().items()):
+    todo = itertools.product(bench.shapes(), bench.types().items())
+    for (k, n), (kind, dtype) in bench.cells("products", todo):
         size = n * k * dtype.itemsize
         sets = 2 if bench.dry else copies(size, bench.device)
         weights = [bench.draw(n, k, dtype=dtype, seed=s) for s in range(sets)]
@@ -216,7 +251,7 @@ def products(bench: Bench, only: tuple[str, ...] = ()) -> None:
             rivals = {name: f for name, f in rivals.items() if not only or name in only}
             product_cell(bench, {"K": k, "N": n, "type": kind, "M": m}, rivals, x[:m], sets)
         del weights
-        print(f"{kind} {k} -> {n}: {sets} weights, {clocks()}", flush=True)
+        say(f"{kind} {k} -> {n}: {sets} weights, {clocks()}")
 
 
 def judged(rows: pd.DataFrame, rival: str = "ours") -> str:
@@ -232,12 +267,32 @@ def judged(rows: pd.DataFrame, rival: str = "ours") -> str:
     return text + ("\n" + over[columns].to_string(index=False) if len(over) else "")
 
 
-def workspace(bench: Bench, options: argparse.Namespace) -> None:
+def workspace(bench: Bench, options: argparse.Namespace, folder: Path) -> None:
     """The products in a child process whose cuBLAS has no workspace."""
+    left = bench.seconds - (time.monotonic() - START)
     command = [sys.executable, __file__, "child", "--quick", "--budget", str(options.budget)]
-    command += ["--dry"] * bench.dry + ["--out", str(options.out / "child")]
+    command += ["--dry"] * bench.dry + ["--seconds", str(left), "--out", str(folder)]
     subprocess.run(command, check=True, env=os.environ | WITHOUT)
-    bench.rows["workspace"] = json.loads((options.out / "child" / "products.json").read_text())
+    with tarfile.open(folder / ARCHIVE) as archive:
+        file = archive.extractfile("products.json")
+        assert file is not None
+        bench.rows["workspace"] = json.load(file)
+
+
+def tests(options: argparse.Namespace, folder: Path) -> None:
+    """The tests, in another process; their log is kept and its end printed."""
+    log = folder / "tests.txt"
+    command = [sys.executable, "-m", "pytest", "-q", "--tb=short", "-W", "ignore", *TESTS]
+    command += ["-n", str(options.workers)] if options.workers else []
+    if options.dry:
+        command += ["-k", "tile_is_chosen"]
+    with log.open("w") as file:
+        code = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT).returncode
+    lines = log.read_text().splitlines()
+    wrong = [line for line in lines if line.startswith(("E  ", "FAILED", "ERROR"))]
+    print("\n".join([*(line[:200] for line in wrong), *lines[-3:]]), flush=True)
+    if code:
+        raise RuntimeError(f"pytest ended with {code}")
 
 
 def attention_rivals(
@@ -288,17 +343,20 @@ def attentions(bench: Bench) -> None:
     if bench.dry:
         heads, lengths, batches = [(4, 2, 16)], (70,), (1, 2)
     dtype = torch.float32 if bench.dry else torch.bfloat16
-    for (h, g, d), keys, batch in itertools.product(heads, lengths, batches):
+    todo = itertools.product(heads, lengths, batches)
+    for (h, g, d), keys, batch in bench.cells("attention", todo):
         nbytes = 2 * batch * g * keys * d * dtype.itemsize
         sets = 2 if bench.dry else copies(nbytes, bench.device)
         caches = [tuple(bench.draw(batch, g, keys, d, dtype=dtype, seed=2 * s + t) for t in (0, 1))
                   for s in range(sets)]  # fmt: skip
         q = bench.draw(batch, h, 1, d, dtype=dtype, seed=99)
         cell = {"heads": h, "groups": g, "head": d, "keys": keys, "batch": batch}
-        calls = attention_rivals(q, caches)
+        rivals = {n: lambda _, i, f=f: f(i) for n, f in attention_rivals(q, caches).items()}
+        calls = {n: partial(f, q) for n, f in usable(rivals, q, cell).items()}
         timings, launches = bench.time(calls, sets)
         bench.add("attention", cell, timings, launches)
-    print(f"attention: {clocks()}", flush=True)
+        del caches, rivals, calls
+    say(f"attention: {clocks()}")
 
 
 def step_of(model: Any, batch: int, past: int, ours: bool) -> Function:
@@ -337,37 +395,79 @@ def token(bench: Bench) -> None:
     dtype = torch.float32 if bench.dry else torch.bfloat16
     model = load_trained().model(dtype=dtype, device=bench.device)
     past = 8 if bench.dry else 256
-    for batch in (1, 2) if bench.dry else (1, 4, 16, 64):
+    for batch in bench.cells("token", (1, 2) if bench.dry else (1, 4, 16, 64)):
         calls = {name: step_of(model, batch, past, name == "ours") for name in ("torch", "ours")}
         for name, function in calls.items():
-            print(f"token, batch {batch}, {name}: {function(0)[0, 0, :2].tolist()}", flush=True)
+            say(f"token, batch {batch}, {name}: {function(0)[0, 0, :2].tolist()}")
         timings, launches = bench.time(calls, 1)
         bench.add("token", {"batch": batch, "past": past}, timings, launches)
-    print(f"token: {clocks()}", flush=True)
+    say(f"token: {clocks()}")
 
 
 def candidates(usual: Tile, itemsize: int) -> list[Tile]:
     """Tiles with as many rows, the usual one first."""
     tiles = set()
-    for columns, depth, warps in itertools.product((16, 32, 64, 128), (64, 128, 256), (4, 8)):
+    for columns, depth, warps in itertools.product((32, 64, 128), (64, 128), (4, 8)):
         stage = (usual.rows + columns) * depth * itemsize
         for room in (72, 110, 200):
             stages = min(8, room * 1024 // stage)
-            if stages >= 2 and not (warps == 8 and columns < 64):
+            if stages >= 2 and (warps == 8) == (columns == 128):
                 tiles.add(Tile(True, usual.rows, columns, depth, warps, stages))
     return [usual, *sorted(tiles - {usual})]
 
 
 def tune(bench: Bench) -> None:
-    """Tiles for few rows."""
-    for (k, n), m in itertools.product(bench.shapes(), (1, 5) if bench.dry else (16, 32, 64)):
-        dtype = next(iter(bench.types().values()))
-        sets = 2 if bench.dry else copies(n * k * dtype.itemsize, bench.device)
+    """Tiles for few rows, of the shapes that have none and are not known to need none."""
+    dtype = next(iter(bench.types().values()))
+    size = dtype.itemsize
+    todo = [
+        (k, n, m)
+        for (k, n), m in itertools.product(bench.shapes(), (1, 5) if bench.dry else (16, 32, 64))
+        if (n, k, size, m) not in TILES and (n, k, m) not in USUAL
+    ]
+    for k, n, m in bench.cells("tune", todo):
+        sets = 2 if bench.dry else copies(n * k * size, bench.device)
         weights = [bench.draw(n, k, dtype=dtype, seed=s) for s in range(sets)]
         x = bench.draw(m, k, dtype=dtype, seed=99)
         processors = invariant_matmul.multiprocessors(x.get_device())
-        usual = tile_for(m, n, k, dtype.itemsize, processors)
-        tune_cell(bench, x, weights, candidates(usual, dtype.itemsize)[: 3 if bench.dry else None])
+        usual = tile_for(m, n, k, size, processors)
+        tune_cell(bench, x, weights, candidates(usual, size)[: 3 if bench.dry else None])
+
+
+def split(bench: Bench) -> None:
+    """K in parts beside one chain, for weights of a long K: by few rows whether it is worth it."""
+    dtype = next(iter(bench.types().values()))
+    counts = (1, 5) if bench.dry else (1, 16, 64, 256, 1024, 4096)
+    shapes = [(k, n) for k, n in bench.shapes() if bench.dry or k >= 2 * n]
+    for k, n in bench.cells("split", shapes):
+        sets = 2 if bench.dry else copies(n * k * dtype.itemsize, bench.device)
+        weights = [bench.draw(n, k, dtype=dtype, seed=s) for s in range(sets)]
+        x = bench.draw(max(counts), k, dtype=dtype, seed=99)
+        shares = {m: split_cell(bench, x[:m], weights) for m in counts}
+        most = pd.DataFrame([s for m, s in shares.items() if m <= 64]).filter(like="parts").max()
+        if len(most) and most.min() < 0.9:
+            parts = str(most.idxmin()).split()[0]
+            say(f"SPLITS ({n}, {k}): {parts},  # at most {most.min():.2f} of one chain's time")
+
+
+def split_cell(bench: Bench, x: torch.Tensor, weights: list[torch.Tensor]) -> dict[str, float]:
+    """One number of rows: times over one chain's."""
+    (m, k), n = x.shape, len(weights[0])
+
+    def in_parts(i: int, parts: int) -> torch.Tensor:
+        return invariant_matmul._in_parts(x, weights[i], None, False, parts)
+
+    calls: dict[str, Function] = {"one chain": lambda i: matmul(x, weights[i])}
+    for parts in (2, 4, 8):
+        if k % (parts * 16) == 0:
+            calls[f"{parts} parts"] = partial(in_parts, parts=parts)
+    calls["cuBLAS"] = lambda i: functional.linear(x, weights[i])
+    timings, launches = bench.time(calls, len(weights))
+    bench.add("split", {"K": k, "N": n, "M": m}, timings, launches)
+    rows = bench.rows["split"][-len(calls) :]
+    times = ", ".join(f"{row['rival']} {row['us']:.2f} us" for row in rows)
+    say(f"split {k} -> {n}, {m} rows: {times}")
+    return {row["rival"]: row["ratio"] for row in rows}
 
 
 def tune_cell(
@@ -388,10 +488,10 @@ def tune_cell(
     times = {row["rival"]: row["us"] for row in bench.rows["tune"][-len(calls) :]}
     cublas = times.pop("cuBLAS")
     best = min(times, key=times.__getitem__)
-    print(
-        f"({n}, {k}, {x.element_size()}): ({m}, Tile{best}),  # {times[best]:.2f} us, "
-        f"usual {times[str(tuple(tiles[0]))]:.2f}, cuBLAS {cublas:.2f}", flush=True,
-    )  # fmt: skip
+    say(
+        f"TILES ({n}, {k}, {x.element_size()}, {m}): Tile{best},  # {times[best]:.2f}, "
+        f"{times[str(tuple(tiles[0]))]:.2f}, {cublas:.2f}"
+    )
 
 
 def shown(part: str, rows: list[dict[str, Any]]) -> None:
@@ -412,12 +512,21 @@ def shown(part: str, rows: list[dict[str, Any]]) -> None:
         print(judged(frame))
 
 
+def kept(folder: Path, out: Path) -> None:
+    """All files of a folder as one archive."""
+    with tarfile.open(out / ARCHIVE, "w:gz") as archive:
+        for file in sorted(folder.glob("*.*")):
+            if file.name != ARCHIVE:
+                archive.add(file, file.name)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    names = ("products", "workspace", "attention", "token", "tune", "child")
-    parser.add_argument("parts", nargs="+", choices=names)
+    parser.add_argument("parts", nargs="+", choices=(*PARTS, "all", "child"))
     parser.add_argument("--out", type=Path, default=Path("build/invariant"))
     parser.add_argument("--budget", type=float, default=0.25, help="seconds of rounds for a cell")
+    parser.add_argument("--seconds", type=float, default=1e9, help="after which cells are left out")
+    parser.add_argument("--workers", type=int, default=0, help="processes of pytest")
     parser.add_argument("--quick", action="store_true", help="a third of the cells")
     parser.add_argument("--dry", action="store_true", help="tiny sizes on a CPU")
     options = parser.parse_args()
@@ -426,24 +535,35 @@ def main() -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     bench = Bench(options)
     reduced = torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction
-    print(f"reduced-precision reduction as it comes: {reduced}; {clocks()}", flush=True)
-    (options.out / "environment.json").write_text(json.dumps(environment(), default=str, indent=1))
-    runs: dict[str, Callable[[], None]] = {
-        "products": lambda: products(bench),
-        "child": lambda: products(bench, ("cuBLAS", "our kernel")),
-        "workspace": lambda: workspace(bench, options),
-        "attention": lambda: attentions(bench),
-        "token": lambda: token(bench),
-        "tune": lambda: tune(bench),
-    }
-    for part in options.parts:
-        runs[part]()
-        for name, rows in bench.rows.items():  # what is there so far, should time run out
-            (options.out / f"{name}.json").write_text(json.dumps(rows))
-            pd.DataFrame(rows).to_csv(options.out / f"{name}.csv", index=False)
+    say(f"reduced-precision reduction as it comes: {reduced}; {clocks()}")
+    failures = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "environment.json").write_text(json.dumps(environment(), default=str, indent=1))
+        runs: dict[str, Callable[[], None]] = {
+            "tests": lambda: tests(options, folder),
+            "products": lambda: products(bench),
+            "child": lambda: products(bench, ("cuBLAS", "our kernel")),
+            "workspace": lambda: workspace(bench, options, folder),
+            "attention": lambda: attentions(bench),
+            "token": lambda: token(bench),
+            "tune": lambda: tune(bench),
+            "split": lambda: split(bench),
+        }
+        for part in PARTS if "all" in options.parts else options.parts:
+            say(f"== {part}")
+            try:
+                runs[part]()
+            except Exception:  # whatever it is, the other parts run
+                traceback.print_exc()
+                failures.append(part)
+            for name, rows in bench.rows.items():
+                (folder / f"{name}.json").write_text(json.dumps(rows))
+            kept(folder, options.out)  # what is there so far, should time run out
     for name, rows in bench.rows.items():
         shown(name, rows)
-    return 0
+    say(f"failed: {', '.join(failures) or 'nothing'}")
+    return 1 if failures else 0
 
 
 if __name__ == "__main__":

@@ -72,10 +72,11 @@ def attention(
               a \leftarrow a\, e^{m - m'} + p\, v, \quad l \leftarrow l\, e^{m - m'} + p\, 1,
 
     where the products are chains as in :func:`roundoff.kernels.matmul`, and on CUDA `p` is rounded
-    to the type of `v` in both. Splits are joined in ascending order in the same way; the result is
-    :math:`a / l`. With few rows each split has a GPU program of its own, with many one program has
-    them all: the same operations. A query that sees nothing gets zeros. What a query does not see
-    does not reach it, NaN and infinities included.
+    to the type of `v` in both; in float32 :math:`l` is 16 chains of keys 16 apart. Splits are
+    joined in ascending order in the same way; the result is :math:`a / l`. With few rows each split
+    has a GPU program of its own, with many one program has them all: the same operations. A query
+    that sees nothing gets zeros. What a query does not see does not reach it, NaN and infinities
+    included.
 
     Parameters
     ----------
@@ -290,12 +291,11 @@ def _seen_by_mask(mask: torch.Tensor, batch: int, queries: int, keys: int) -> Se
 
 def _ranges(mask: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """First key, the one after the last, and unseen keys between, of (batch, queries, keys)."""
-    batch, queries, keys = mask.shape
     if mask.device.type == "cuda":
         return _ranges_by_kernel(mask)
     count = mask.sum(-1)
     first = torch.where(count > 0, mask.to(torch.uint8).argmax(-1), 0)
-    last = torch.where(count > 0, keys - mask.flip(-1).to(torch.uint8).argmax(-1), 0)
+    last = torch.where(count > 0, mask.shape[-1] - mask.flip(-1).to(torch.uint8).argmax(-1), 0)
     return tuple(t.to(torch.int32) for t in (first, last, last - first - count))
 
 

@@ -154,7 +154,8 @@ def matmul(
     Each element is one chain over K, ascending, in float32: from zero, a step of the GPU's own
     matrix instruction after the other (16 products at a time on Hopper for 16-bit types, 8 for
     TF32, one fused multiply-add in float32), the bias added last, and one rounding to the type.
-    K is not split, unless `split` asks for it. The tile does not matter, nor do strides and alignment.
+    K is not split, unless `split` asks for it. The tile does not matter, nor do strides and
+    alignment.
 
     On a CUDA device cuBLAS computes it wherever a check shows that it gives this chain, a check
     for each shape, type, layout and number of rows when it is first seen; elsewhere a kernel of

@@ -169,6 +169,50 @@ def test_a_mask_that_changes_is_read_again():
         assert seen_by_mask(wide, 2, 4, 4).last.tolist() == [[0, 2, 3, 4]] * 2
 
 
+def test_a_mask_is_read_once_in_each_capture(monkeypatch):
+    """What one capture computes is not there in another, nor outside."""
+    mask = torch.ones(1, 1, 4, 4, dtype=torch.bool, device=DEVICE).tril()
+    outside = seen_by_mask(mask, 1, 4, 4)
+    monkeypatch.setattr(invariant_attention, "_capturing", lambda device: True)
+    seen = []
+    for number in (1, 1, 2, 2, None, None):
+        monkeypatch.setattr(invariant_attention, "_capture", lambda number=number: number)
+        seen.append(seen_by_mask(mask, 1, 4, 4))
+        assert torch.equal(seen[-1].last, outside.last)
+    assert seen[0] is seen[1]
+    assert seen[2] is seen[3]
+    assert len({id(s) for s in (outside, *seen[::2], seen[5])}) == 5
+
+
+@pytest.mark.skipif(not CUDA, reason="CUDA graphs need CUDA")
+def test_a_capture_has_a_number():
+    numbers = []
+    for _ in range(2):
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            numbers += [invariant_attention._capture() for _ in range(2)]
+            torch.zeros(1, device=DEVICE)
+    assert None not in numbers
+    assert numbers[0] == numbers[1] != numbers[2] == numbers[3]
+    assert invariant_attention._capture() is None
+
+
+@pytest.mark.skipif(not CUDA, reason="CUDA graphs need CUDA")
+def test_a_mask_that_changes_between_replays():
+    """Attention in a CUDA graph reads the mask that is there when it is replayed."""
+    q, k, v = sequence(torch.float16, tokens=70)
+    mask = torch.ones(1, 1, 70, 70, dtype=torch.bool, device=DEVICE).tril()
+    attention(q, k, v, mask=mask)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        twice = [attention(q, k, v, mask=mask) for _ in range(2)]
+    for first in (0, 5):
+        mask[..., :first] = False
+        graph.replay()
+        wanted = attention(q, k, v, mask=mask)
+        assert all(torch.equal(made, wanted) for made in twice)
+
+
 @pytest.mark.parametrize(("way", "form"), WAYS)
 def test_a_sliding_window_begins_anew_for_each_query(way, form, chains):
     q, k, v = sequence(torch.float32, tokens=40, batch=1, heads=2, groups=1)

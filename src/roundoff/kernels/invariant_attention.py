@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -250,9 +251,32 @@ def seen_by_mask(mask: torch.Tensor, batch: int, queries: int, keys: int) -> See
 
 def _state(mask: torch.Tensor, *sizes: int) -> tuple[int, ...] | None:
     """What says that a mask has not changed; None where nothing does."""
-    if mask.is_inference() or _capturing(mask.device):
+    # In another capture the ranges would be those that this one's replays have last written.
+    capture = _capture() if _capturing(mask.device) else 0
+    return None if mask.is_inference() or capture is None else (mask._version, capture, *sizes)
+
+
+@cache
+def _capture_information() -> Any:
+    """The driver's cuStreamGetCaptureInfo_v2, which torch does not offer; None without a driver."""
+    try:
+        return ctypes.CDLL("libcuda.so.1").cuStreamGetCaptureInfo_v2
+    except (OSError, AttributeError):
         return None
-    return (mask._version, *sizes)
+
+
+def _capture() -> int | None:
+    """The number of the capture under way on the current stream; None if the driver has none."""
+    ask, status, number = _capture_information(), ctypes.c_int(), ctypes.c_uint64()
+    if ask is None:
+        return None
+    stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+    if (
+        ask(stream, ctypes.byref(status), ctypes.byref(number), None, None, None)
+        or status.value != 1
+    ):
+        return None
+    return number.value
 
 
 def _seen_by_mask(mask: torch.Tensor, batch: int, queries: int, keys: int) -> Seen:

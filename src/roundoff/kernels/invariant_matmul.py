@@ -180,7 +180,7 @@ def matmul(
         :func:`roundoff.kernels.invariant_matmul.tile_for` chooses.
     split : bool
         Whether K is cut into parts on CUDA for weights of the shapes in
-        :data:`roundoff.kernels.invariant_matmul.SPLITS`, whatever the number of rows: a chain for
+        ``roundoff.kernels.invariant_matmul.SPLITS``, whatever the number of rows: a chain for
         each part, which are then added in ascending order, in float32, and the bias last. As
         invariant, with other bits, and quicker for few rows of a long K; slower for many.
 

@@ -226,7 +226,7 @@ class Compiled:
     @property
     def borders(self) -> int:
         """Between steps of the program: each waits for the one before, some 5 to 20 µs."""
-        return len(self._variant.program.steps) - 1
+        return max(len(self._variant.program.steps) - 1, 0)
 
     def _announce(self) -> None:
         """Print, store and write what the settings ask for."""

@@ -145,3 +145,31 @@ def _clamp(c: Converter, node: Any, x: Any, min: Any = None, max: Any = None) ->
         if bound is not None:
             value = c.op(op, value, c.tensor(bound, kind))
     return value
+
+
+@writes("clamp_min")
+def _clamp_min(c: Converter, node: Any, x: Any, bound: Any) -> ir.Value:
+    return _clamp(c, node, x, bound)
+
+
+@writes("clamp_max")
+def _clamp_max(c: Converter, node: Any, x: Any, bound: Any) -> ir.Value:
+    return _clamp(c, node, x, None, bound)
+
+
+@writes("hardtanh")
+def _hardtanh(c: Converter, node: Any, x: Any, low: float = -1, high: float = 1) -> ir.Value:
+    return _clamp(c, node, x, low, high)
+
+
+@writes("leaky_relu")
+def _leaky_relu(c: Converter, node: Any, x: Any, slope: float = 0.01) -> ir.Value:
+    return c.op("LeakyRelu", c.tensor(x), alpha=float(slope))
+
+
+@writes("softplus")
+def _softplus(c: Converter, node: Any, x: Any, beta: Any = 1, threshold: Any = 20) -> Any:
+    # From the threshold on torch returns x itself: nearer than the type's rounding from 20 on.
+    if beta != 1 or threshold < 20:
+        return NotImplemented
+    return c.op("Softplus", c.tensor(x))

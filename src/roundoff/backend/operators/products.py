@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import onnx_ir as ir
 from roundoff.fusion.editor import Dim
 
 from ..converter import Converter, dims_of
-from .table import BOOL, constant_of, kind_of, rank_of, shape_of, writes
+from .table import BOOL, constant_of, kind_of, rank_of, shape_of, size_of, writes
 
 
 @writes("aten.linear", "roundoff.linear")
@@ -43,6 +44,43 @@ def _addmm(
         return NotImplemented
     inputs = (c.tensor(a), c.tensor(b), c.tensor(bias))
     return c.op("Gemm", *inputs, shape=shape_of(node), alpha=float(alpha), beta=float(beta))
+
+
+@writes("baddbmm")
+def _baddbmm(
+    c: Converter, node: Any, bias: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1
+) -> ir.Value:
+    kind, out = kind_of(node), shape_of(node)
+    product = c.op("MatMul", c.tensor(a), c.tensor(b), shape=out)
+    if alpha != 1:
+        product = c.op("Mul", product, c.tensor(alpha, kind))
+    if beta == 0:  # what is not a number is not read
+        return product
+    added = c.tensor(bias)
+    if beta != 1:
+        added = c.op("Mul", added, c.tensor(beta, kind))
+    return c.op("Add", product, added, shape=out)
+
+
+@writes("convolution")
+def _convolution(
+    c: Converter, node: Any, x: Any, weight: Any, bias: Any, stride: Sequence[Any],
+    padding: Sequence[Any], dilation: Sequence[Any], transposed: bool,
+    output_padding: Sequence[Any], groups: int,
+) -> Any:  # fmt: skip
+    axes = rank_of(x) - 2
+    strides, pads, dilations, more = (
+        [size_of(n) for n in numbers] * (axes // len(numbers))
+        for numbers in (stride, padding, dilation, output_padding)
+    )
+    if any(not isinstance(n, int) for n in (*strides, *pads, *dilations, *more)):
+        return NotImplemented
+    inputs = [c.tensor(t) if t is not None else None for t in (x, weight, bias)]
+    return c.op(
+        "ConvTranspose" if transposed else "Conv", *inputs, shape=shape_of(node), strides=strides,
+        pads=pads * 2, dilations=dilations, group=groups,
+        output_padding=more if transposed else None,
+    )  # fmt: skip
 
 
 @writes("roundoff.attention")

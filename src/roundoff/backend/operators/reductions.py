@@ -10,6 +10,7 @@ import onnx_ir as ir
 import torch
 
 from ..converter import Converter
+from ..sizes import dims
 from .table import (
     BOOL,
     INT64,
@@ -97,8 +98,7 @@ writes("_log_softmax")(_soft("LogSoftmax"))
 def _layer_norm(
     c: Converter, node: Any, x: Any, shape: Sequence[Any], weight: Any, bias: Any, eps: Any
 ) -> Any:
-    others = [u for u in node.users if u.args[1] != 0]
-    if any(u.users for u in others) or weight is None:
+    if not _alone(node) or weight is None:
         return NotImplemented
     inputs = [c.tensor(t) if t is not None else None for t in (x, weight, bias)]
     number = constant_of(c, eps)
@@ -106,3 +106,44 @@ def _layer_norm(
         return NotImplemented
     out = c.op("LayerNormalization", *inputs, axis=-len(shape), epsilon=float(number))
     return [out, None, None]
+
+
+def _alone(node: Any) -> bool:
+    """Whether nothing reads any but the first of a node's results."""
+    return not any(user.users for user in node.users if user.args[1] != 0)
+
+
+@writes("_native_batch_norm_legit_no_training")
+def _batch_norm(
+    c: Converter, node: Any, x: Any, weight: Any, bias: Any, mean: Any, variance: Any,
+    momentum: float, eps: float,
+) -> Any:  # fmt: skip
+    if weight is None or bias is None or rank_of(x) < 2 or not _alone(node):
+        return NotImplemented
+    inputs = [c.tensor(t) for t in (x, weight, bias, mean, variance)]
+    return [c.op("BatchNormalization", *inputs, epsilon=float(eps)), None, None]
+
+
+@writes("linalg_vector_norm")
+def _vector_norm(
+    c: Converter, node: Any, x: Any, order: Any = 2, axes: Any = None, keepdim: bool = False,
+    dtype: Any = None,
+) -> Any:  # fmt: skip
+    if order != 2 or not rank_of(x):
+        return NotImplemented
+    return _reduced("ReduceL2")(c, node, x, axes, keepdim)
+
+
+@writes("max_pool2d_with_indices")
+def _max_pool(
+    c: Converter, node: Any, x: Any, kernel: Sequence[int], stride: Sequence[int] = (),
+    padding: Sequence[int] = (0,), dilation: Sequence[int] = (1,), ceil_mode: bool = False,
+) -> Any:  # fmt: skip
+    if not _alone(node) or rank_of(x) != 4 or ceil_mode:
+        return NotImplemented
+    sizes, steps, around, apart = (
+        list(n) * (2 // len(n)) for n in (kernel, stride or kernel, padding, dilation)
+    )
+    made = c.op("MaxPool", c.tensor(x), shape=dims(node.meta["val"][0].shape), kernel_shape=sizes,
+                strides=steps, pads=around * 2, dilations=apart)  # fmt: skip
+    return [made, None]

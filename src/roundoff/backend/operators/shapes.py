@@ -11,10 +11,12 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
+from roundoff.errors import UnsupportedError
 from roundoff.fusion.editor import Dim
 
 from ..converter import Converter, dims_of
-from ..sizes import dim
+from ..outputs import contiguous, permutation
+from ..sizes import dim, dims
 from .table import FLOAT, INT64, TABLE, axis_of, kind_of, rank_of, shape_of, size_of, writes
 
 
@@ -107,6 +109,133 @@ def _split(c: Converter, node: Any, x: Any, _: Any, axis: int = 0) -> Any:
     return outputs
 
 
+@writes("unbind.int")
+def _unbind(c: Converter, node: Any, x: Any, axis: int = 0) -> Any:
+    examples, value = node.meta["val"], c.tensor(x)
+    axis = axis_of(axis, rank_of(x))
+    thin = dims_of(value)
+    thin[axis] = 1
+    if len(examples) == 1:
+        return [c.reshape(value, thin[:axis] + thin[axis + 1 :])]
+    lengths = c.ints([1] * len(examples))
+    parts = [c.value_like(e) for e in examples]
+    for part in parts:
+        part.shape = ir.Shape(thin)
+    c.add("Split", [value, lengths], parts, axis=axis)
+    return [c.reshape(p, dims(e.shape)) for p, e in zip(parts, examples, strict=True)]
+
+
+@writes("repeat")
+def _repeat(c: Converter, node: Any, x: Any, repeats: Sequence[Any]) -> ir.Value:
+    value, times = c.tensor(x), [size_of(r) for r in repeats]
+    value = c.reshape(value, [*([1] * (len(times) - rank_of(x))), *dims_of(value)])
+    if all(t == 1 for t in times):
+        return value
+    return c.op("Tile", value, c.shape(times), shape=shape_of(node))
+
+
+@writes("constant_pad_nd")
+def _pad(c: Converter, node: Any, x: Any, pad: Sequence[Any], number: Any = 0) -> ir.Value:
+    """torch counts pairs of (before, after) from the last axis; ONNX all befores first."""
+    pairs = [(size_of(a), size_of(b)) for a, b in zip(pad[::2], pad[1::2], strict=True)]
+    pairs = [(0, 0)] * (rank_of(x) - len(pairs)) + pairs[::-1]
+    widths = c.shape([a for a, _ in pairs] + [b for _, b in pairs])
+    return c.op("Pad", c.tensor(x), widths, c.tensor(number, kind_of(node)), shape=shape_of(node))
+
+
+@writes("roll")
+def _roll(c: Converter, node: Any, x: Any, shifts: Sequence[Any], axes: Sequence[int] = ()) -> Any:
+    value, out = c.tensor(x), shape_of(node)
+    numbers = [size_of(s) for s in shifts]
+    sizes = [out[a] for a in axes]
+    if not axes or any(not isinstance(n, int) for n in numbers + sizes) or 0 in sizes:
+        return NotImplemented
+    for axis, shift, size in zip(axes, numbers, sizes, strict=True):
+        first = -shift % int(size)  # the element that comes to lie first
+        if first:
+            parts = [_cut(c, value, axis, first, int(size)), _cut(c, value, axis, 0, first)]
+            value = c.op("Concat", *parts, shape=out, axis=axis_of(axis, len(out)))
+    return value
+
+
+def _cut(c: Converter, value: ir.Value, axis: int, start: int, end: int) -> ir.Value:
+    """``value[start:end]`` along an axis, for numbers that lie inside."""
+    shape = dims_of(value)
+    axis = axis_of(axis, len(shape))
+    shape[axis] = end - start
+    return c.op("Slice", value, c.ints([start]), c.ints([end]), c.ints([axis]), shape=shape)
+
+
+@writes("slice_scatter", "select_scatter")
+def _scatter(
+    c: Converter, node: Any, x: Any, source: Any, axis: int = 0, start: Any = None,
+    end: Any = None, step: int = 1,
+) -> Any:  # fmt: skip
+    """A part along one axis replaced: what lies before it, the new part, what lies after it."""
+    out = shape_of(node)
+    axis = axis_of(axis, len(out))
+    size, first = out[axis], 0 if start is None else size_of(start)
+    last = size if end is None else size_of(end)
+    if step != 1 or not all(isinstance(n, int) for n in (size, first, last)):
+        return NotImplemented
+    one = node.target is torch.ops.aten.select_scatter.default
+    first, last = (int(n) + int(size) * (n < 0) for n in (first, last))  # type: ignore[operator]
+    first = min(max(first, 0), int(size))
+    last = first + 1 if one else max(first, min(last, int(size)))
+    value, new = c.tensor(x), c.tensor(source, kind_of(node))
+    parts = [c.reshape(new, [*out[:axis], last - first, *out[axis + 1 :]])]
+    if first == last:
+        return value
+    if first:
+        parts.insert(0, _cut(c, value, axis, 0, first))
+    if last < int(size):
+        parts.append(_cut(c, value, axis, last, int(size)))
+    return parts[0] if len(parts) == 1 else c.op("Concat", *parts, shape=out, axis=axis)
+
+
+@writes("copy")
+def _copy(c: Converter, node: Any, x: Any, source: Any, non_blocking: bool = False) -> ir.Value:
+    value, out = c.tensor(source, kind_of(node)), shape_of(node)
+    return value if dims_of(value) == out else c.op("Expand", value, c.shape(out), shape=out)
+
+
+@writes("as_strided")
+def _as_strided(
+    c: Converter, node: Any, x: Any, size: Sequence[Any], stride: Sequence[Any],
+    offset: Any = None,
+) -> ir.Value:  # fmt: skip
+    """Elements by where they lie in memory, which is that of *x* in the order of its strides.
+
+    Rows are gathered, as long as the last axis allows: a window over a sequence takes an index a
+    token.
+    """
+    memory, steps, out = x.meta["val"], [size_of(s) for s in stride], shape_of(node)
+    first = memory.storage_offset() if offset is None else size_of(offset)
+    order = permutation(memory.shape, memory.stride())
+    fixed = all(isinstance(n, int) for n in (*out, *steps, *dims(memory.shape), first))
+    if not fixed or (order is None and not contiguous(memory)) or dim(memory.storage_offset()):
+        # Neither torch's exporter nor torch itself can say it: they are handed contiguous tensors.
+        raise UnsupportedError("a strided view of memory that is not all of a tensor of fixed size",
+                               got=str(node.target))  # fmt: skip
+    count, row = memory.numel(), 1
+    if steps and steps[-1] == 1:
+        row = math.gcd(*(int(n) for n in (out[-1], count, first, *steps[:-1])))
+    places = np.array(int(first) // row, np.int64)
+    for n, step in zip(out[:-1] if row > 1 else out, steps, strict=False):
+        places = places[..., None] + np.arange(int(n)) * (int(step) // row)
+    if row > 1:
+        places = places[..., None] + np.arange(int(out[-1]) // row)
+    if places.size and not 0 <= places.min() <= places.max() < count // row:
+        raise UnsupportedError("a strided view beyond the tensor that it is taken of")
+    value = c.tensor(x)
+    if order is not None:
+        turned = [dims_of(value)[i] for i in order]
+        value = c.op("Transpose", value, shape=turned, perm=list(order))
+    rows = c.reshape(value, [count // row, row])
+    at = c.constant(places.reshape(-1))
+    return c.reshape(c.op("Gather", rows, at, shape=[places.size, row], axis=0), out)
+
+
 def _getitem(c: Converter, node: Any, source: Any, index: int) -> Any:
     return c.values[source][index]
 
@@ -129,7 +258,7 @@ def _filled(c: Converter, node: Any, number: Any) -> ir.Value:
     return c.op("Expand", value, c.shape(shape), shape=shape)
 
 
-@writes("full", "full_like", "new_full")
+@writes("full", "full_like", "new_full", "fill.Scalar", "fill.Tensor")
 def _full(c: Converter, node: Any, like: Any, *rest: Any, fill_value: Any = None, **_: Any) -> Any:
     return _filled(c, node, rest[-1] if rest else fill_value)
 
@@ -157,6 +286,11 @@ def _arange(c: Converter, node: Any, one: Any, two: Any = None, step: Any = 1, *
         return NotImplemented
     bounds = [c.tensor(x, kind) for x in (start, end, step)]
     return c.op("Range", *bounds, shape=shape_of(node), dtype=kind)
+
+
+@writes("eye", "eye.m")
+def _eye(c: Converter, node: Any, *_: Any, **__: Any) -> ir.Value:
+    return c.op("EyeLike", _filled(c, node, 0))
 
 
 @writes("tril", "triu")

@@ -151,7 +151,7 @@ def _roll(c: Converter, node: Any, x: Any, shifts: Sequence[Any], axes: Sequence
     if not axes or any(not isinstance(n, int) for n in numbers + sizes) or 0 in sizes:
         return NotImplemented
     for axis, shift, size in zip(axes, numbers, sizes, strict=True):
-        first = -shift % int(size)  # the element that comes to lie first
+        first = -int(shift) % int(size)  # the element that comes to lie first
         if first:
             parts = [_cut(c, value, axis, first, int(size)), _cut(c, value, axis, 0, first)]
             value = c.op("Concat", *parts, shape=out, axis=axis_of(axis, len(out)))

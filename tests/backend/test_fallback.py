@@ -18,7 +18,10 @@ from roundoff.errors import ArgumentError, UnsupportedError
 
 _LIBRARY = torch.library.Library("roundoff_tests", "FRAGMENT")
 _LIBRARY.define("double_odd(Tensor x, SymInt n) -> (Tensor, Tensor)")
-_LIBRARY.impl("double_odd", lambda x, n: (x * 2 + n, x[::2].clone()), "CompositeExplicitAutograd")
+_LIBRARY.impl(
+    "double_odd", lambda x, n: ((x * 2 + n).T.contiguous().T, x[::2].clone()),  # turned in memory
+    "CompositeExplicitAutograd",
+)  # fmt: skip
 _LIBRARY.define("type_of(Tensor x) -> Tensor")
 _LIBRARY.impl("type_of", lambda x: x + int(x.dtype == torch.bfloat16), "CompositeExplicitAutograd")
 
@@ -138,14 +141,15 @@ def test_graphs_are_kept_for_some_sizes_and_addresses(copy: bool) -> None:
     assert second.tolist() == [6, 6]
     assert first.tolist() == ([3, 3] if copy else [6, 6])
     assert program.recorded == 1
-    graphs.run([torch.ones(2), weight.clone()], {"n": 2})
+    other = weight.clone()
+    graphs.run([torch.ones(2), other], {"n": 2})
     assert program.recorded == 2, "a weight elsewhere"
     for n in range(3, 3 + CudaGraphProgram.most):
         graphs.run([torch.ones(n), weight], {"n": n})
     before = program.recorded
     graphs.run([torch.ones(n), weight], {"n": n})
     assert program.recorded == before
-    graphs.run([torch.ones(2), weight], {"n": 2})
+    graphs.run([torch.ones(2), other], {"n": 2})
     assert program.recorded == before + 1, "the oldest was given up"
 
 

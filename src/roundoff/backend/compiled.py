@@ -312,7 +312,8 @@ class Compiled:
         if self._converted.written:
             first = len(self._outputs.names)
             for i, value in zip(self._converted.written, outputs[first:], strict=True):
-                if args[i].data_ptr() != value.data_ptr():  # else it was written where it lies
+                # The argument itself comes back where it was written where it lies.
+                if value is not args[i] and args[i].data_ptr() != value.data_ptr():
                     args[i].copy_(value)
             outputs = outputs[:first]
         return outputs if self._outputs.plain else self._outputs.restore(outputs, sizes)

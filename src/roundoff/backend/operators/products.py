@@ -12,7 +12,7 @@ import onnx_ir as ir
 from roundoff.fusion.editor import Dim
 
 from ..converter import Converter, dims_of
-from .table import BOOL, constant_of, kind_of, rank_of, shape_of, size_of, writes
+from .table import BOOL, FLOAT, constant_of, kind_of, rank_of, shape_of, size_of, writes
 
 
 @writes("aten.linear", "roundoff.linear")
@@ -118,9 +118,9 @@ def _attention(
     probabilities = c.op("Softmax", product, axis=-1)
     if bias is not None and not is_causal:
         some = [*dims_of(bias)[:-1], 1]
-        wide = c.cast(bias, ir.DataType.FLOAT)  # ONNX Runtime on CUDA has no maximum in 16 bits
+        wide = c.cast(bias, FLOAT)  # ONNX Runtime on CUDA has no maximum in 16 bits
         most = c.op("ReduceMax", wide, c.ints([-1]), shape=some, keepdims=1)
-        dead = c.op("Equal", most, c.tensor(-math.inf, ir.DataType.FLOAT), dtype=BOOL)
+        dead = c.op("Equal", most, c.tensor(-math.inf, FLOAT), dtype=BOOL)
         probabilities = c.op("Where", dead, c.tensor(0.0, kind), probabilities, shape=scores,
                              dtype=kind)  # fmt: skip
     return c.op("MatMul", probabilities, v, shape=out)

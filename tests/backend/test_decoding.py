@@ -11,6 +11,7 @@ import torch
 
 import roundoff.backend as rb
 from roundoff.backend.program import written_in_place
+from roundoff.models import load_trained
 
 transformers = pytest.importorskip("transformers")
 
@@ -47,7 +48,7 @@ def prompts(batch: int, length: int = 7) -> dict[str, torch.Tensor]:
 
 
 def generated(
-    model: Any, inputs: dict[str, torch.Tensor], dynamic: bool, tokens: int = 12, **more: Any
+    model: Any, inputs: dict[str, torch.Tensor], dynamic: bool | None, tokens: int = 12, **more: Any
 ) -> tuple[torch.Tensor, list[rb.Compiled]]:
     """Tokens by the compiled forward, and the graphs that it took."""
     storage: dict[str, Any] = {"instance": []}
@@ -61,7 +62,7 @@ def generated(
     return made, storage["instance"]
 
 
-def same_tokens(kind: str, batch: int, dynamic: bool, most: int, **more: Any) -> None:
+def same_tokens(kind: str, batch: int, dynamic: bool | None, most: int, **more: Any) -> None:
     model, inputs = tiny(kind), prompts(batch)
     wanted = model.generate(**inputs, max_new_tokens=12, do_sample=False, **more)
     tokens, graphs = generated(model, inputs, dynamic, **more)
@@ -81,10 +82,34 @@ def test_a_static_cache_gives_eagers_tokens() -> None:
 @pytest.mark.slow(reason="dynamo traces each model for symbolic sizes, which takes 15 s")
 @pytest.mark.parametrize(
     ("kind", "batch", "static"),
-    [("Llama", 3, False), ("Llama", 3, True), ("Qwen2", 1, True), ("Gemma", 3, False)],
-)
+    [("Llama", 3, False), ("Llama", 3, True), ("Qwen2", 1, True), ("Qwen2", 3, False),
+     ("Gemma", 3, False), ("Gemma", 1, True)],
+)  # fmt: skip
 def test_symbolic_sizes_give_eagers_tokens(kind: str, batch: int, static: bool) -> None:
     same_tokens(kind, batch, True, 4, **({"cache_implementation": "static"} if static else {}))
+
+
+@pytest.mark.slow(reason="each compiles a model two or three times, 3 s")
+@pytest.mark.parametrize("static", [False, True])
+@pytest.mark.parametrize("kind", ["Llama", "Qwen2", "Gemma"])
+def test_sizes_left_to_dynamo_give_eagers_tokens(kind: str, static: bool) -> None:
+    """Without ``dynamic=`` the first sizes are taken for constants, and the second for symbols."""
+    same_tokens(kind, 3, None, 6, **({"cache_implementation": "static"} if static else {}))
+
+
+@pytest.mark.slow(reason="30 layers, traced for symbolic sizes and for two fixed ones: minutes")
+@pytest.mark.parametrize(("dynamic", "most", "static"), [(True, 4, False), (None, 6, True)])
+def test_a_trained_model_gives_eagers_tokens(dynamic: bool | None, most: int, static: bool) -> None:
+    trained = load_trained()
+    model = trained.model(torch.float32)
+    texts = ["The capital of France is", "In the beginning there was a"]
+    encoded = trained.tokenizer(texts, return_tensors="pt", padding=True, padding_side="left")
+    inputs = {k: encoded[k] for k in ("input_ids", "attention_mask")}
+    more = {"cache_implementation": "static"} if static else {}
+    wanted = model.generate(**inputs, max_new_tokens=16, do_sample=False, **more)
+    tokens, graphs = generated(model, inputs, dynamic, 16, **more)
+    assert tokens.tolist() == wanted.tolist()
+    assert len(graphs) <= most
 
 
 def test_a_static_cache_is_written_where_it_lies() -> None:

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+import types
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
 import torch
 
 import roundoff.backend as rb
+from roundoff.backend import entry
+from roundoff.backend.program import CudaGraphProgram
+from roundoff.backend.variant import CompileSettings
 from roundoff.errors import ArgumentError, UnsupportedError
 
 _LIBRARY = torch.library.Library("roundoff_tests", "FRAGMENT")
 _LIBRARY.define("double_odd(Tensor x, SymInt n) -> (Tensor, Tensor)")
-_LIBRARY.impl("double_odd", lambda x, n: (x * 2 + n, x[::2].clone()), "CompositeExplicitAutograd")
+_LIBRARY.impl(
+    "double_odd", lambda x, n: ((x * 2 + n).T.contiguous().T, x[::2].clone()),  # turned in memory
+    "CompositeExplicitAutograd",
+)  # fmt: skip
 _LIBRARY.define("type_of(Tensor x) -> Tensor")
 _LIBRARY.impl("type_of", lambda x: x + int(x.dtype == torch.bfloat16), "CompositeExplicitAutograd")
 
@@ -84,6 +91,95 @@ def test_modes_of_torch_compile() -> None:
     gm = torch.fx.symbolic_trace(lambda x: x + 1)
     with pytest.raises(ArgumentError, match=r"mode: got max-autotune, expected 'default'"):
         rb.onnx_custom_backend(gm, [x], mode="max-autotune")
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("asked", "graph", "copied"),
+    [({}, False, False), ({"mode": "default"}, False, False), ({"cuda_graph": True}, True, False),
+     ({"mode": "reduce-overhead"}, True, True),
+     ({"mode": "reduce-overhead", "cuda_graph": True}, True, False)],
+    ids=str,
+)  # fmt: skip
+def test_a_mode_records_graphs_and_copies(
+    asked: dict[str, Any], graph: bool, copied: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[CompileSettings] = []
+
+    def kept(*args: Any) -> Callable[..., Any]:
+        seen.append(args[4])
+        return rb.Compiled(*args)
+
+    monkeypatch.setattr(entry, "Compiled", kept)
+    run, _ = compiled(torch.nn.functional.relu, **asked)
+    run(torch.ones(3))
+    (settings,) = seen
+    assert (settings.cuda_graph, settings.copy_outputs) == (graph, copied)
+
+
+class Recorded:
+    """A program whose CUDA graph is a call that writes over its outputs."""
+
+    def __init__(self) -> None:
+        self.recorded = 0
+
+    def capture(self, inputs: Sequence[torch.Tensor], _: Any) -> tuple[Any, list[torch.Tensor]]:
+        self.recorded += 1
+        outputs = [torch.empty_like(inputs[0])]
+        replay = functools.partial(torch.mul, *inputs, out=outputs[0])
+        return types.SimpleNamespace(replay=replay), outputs
+
+
+@pytest.mark.parametrize("copy", [False, True])
+def test_graphs_are_kept_for_some_sizes_and_addresses(copy: bool) -> None:
+    program = Recorded()
+    graphs = CudaGraphProgram(program, [True, False], copy)  # type: ignore[arg-type]
+    weight = torch.full((), 3.0)
+    (first,) = graphs.run([torch.ones(2), weight], {"n": 2})
+    assert first.tolist() == [3, 3]
+    (second,) = graphs.run([torch.full((2,), 2.0), weight], {"n": 2})
+    assert second.tolist() == [6, 6]
+    assert first.tolist() == ([3, 3] if copy else [6, 6])
+    assert program.recorded == 1
+    other = weight.clone()
+    graphs.run([torch.ones(2), other], {"n": 2})
+    assert program.recorded == 2, "a weight elsewhere"
+    for n in range(3, 3 + CudaGraphProgram.most):
+        graphs.run([torch.ones(n), weight], {"n": n})
+    before = program.recorded
+    graphs.run([torch.ones(n), weight], {"n": n})
+    assert program.recorded == before
+    graphs.run([torch.ones(2), other], {"n": 2})
+    assert program.recorded == before + 1, "the oldest was given up"
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("fallback", [True, False])
+def test_what_onnx_runtime_refuses_stays_with_torch(
+    fallback: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It has no convolution in float64 on a CPU, which its error says of the one node."""
+
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = torch.relu(x)
+        one = torch.nn.functional.conv1d(y, y[:1, :, :3].clone())
+        return torch.tanh(one), torch.nn.functional.conv1d(y.float(), y[:1, :, :3].float())
+
+    run, graphs = compiled(f, fallback=fallback, verbose=1)
+    x = torch.randn(2, 3, 9, dtype=torch.float64)
+    if not fallback:
+        with pytest.raises(UnsupportedError, match="implementation for Conv"):
+            run(x)
+        return
+    torch.testing.assert_close(run(x), f(x), rtol=1e-6, atol=1e-6)
+    (graph,) = graphs
+    assert list(graph.by_torch) == ["aten.convolution.default"]
+    assert "implementation for Conv" in graph.by_torch["aten.convolution.default"]
+    kept = [n.op_type for n in graph.model.graph.node]
+    assert kept.count("Conv") == 1, "the other one has a kernel"
+    assert sum(k.startswith("torch.") for k in kept) == 1
+    assert graph.borders == 2
+    assert "aten.convolution.default stays with torch: " in capsys.readouterr().out
 
 
 @torch.no_grad()

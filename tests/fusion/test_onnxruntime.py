@@ -114,6 +114,19 @@ def test_packed_products_with_their_biases() -> None:
     assert left.count("Split") == 1
 
 
+@pytest.mark.parametrize(
+    ("size", "processor", "packed"),
+    [(512, "CPU", False), (511, "CPU", True), (512, "CUDA", True)],
+)
+def test_wide_weights_stay_apart_on_a_cpu(size: int, processor: str, packed: bool) -> None:
+    text = (
+        PACK.replace("5", "{n}").replace("6", "512").replace("4]", "512]").replace("{n}", str(size))
+    )
+    left, report = rewritten(model(text), static=("v", "w", "b", "c"), processor=processor)
+    assert left.count("FusedMatMul") == (1 if packed else 2)
+    assert ("kept twice" in " ".join(report.refused.values())) != packed
+
+
 ATTENTION = """g (float[2, 6, 16] q, float[2, 6, 16] k, float[2, 6, 16] v{more})
   => (float[2, 6, 16] y{returned}) {{
   q3 = Reshape(q, s) q4 = Transpose<perm = [0, 2, 1, 3]>(q3)

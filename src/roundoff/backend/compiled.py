@@ -226,7 +226,7 @@ class Compiled:
     @property
     def borders(self) -> int:
         """Between steps of the program: each waits for the one before, some 5 to 20 µs."""
-        return len(self._variant.program.steps) - 1
+        return max(len(self._variant.program.steps) - 1, 0)
 
     def _announce(self) -> None:
         """Print, store and write what the settings ask for."""
@@ -312,7 +312,8 @@ class Compiled:
         if self._converted.written:
             first = len(self._outputs.names)
             for i, value in zip(self._converted.written, outputs[first:], strict=True):
-                if args[i].data_ptr() != value.data_ptr():  # else it was written where it lies
+                # The argument itself comes back where it was written where it lies.
+                if value is not args[i] and args[i].data_ptr() != value.data_ptr():
                     args[i].copy_(value)
             outputs = outputs[:first]
         return outputs if self._outputs.plain else self._outputs.restore(outputs, sizes)

@@ -223,6 +223,11 @@ class Converter:
         for out in outputs:
             if out.name == "%":  # the caller's name comes later, if it has one
                 out.name = self._fresh(f"%{self.current}")
+        # One left out at the end is not named: onnxruntime 1.31's fusion of a residual with a
+        # LayerNormalization reads an empty name as a bias, and ends the process.
+        inputs = list(inputs)
+        while inputs and inputs[-1] is None:
+            inputs.pop()
         node = ir.Node(domain, op_type, inputs, kept, outputs=outputs, name=name)
         node.metadata_props["roundoff.fx"] = self.current
         self._domains.setdefault(domain, 1)

@@ -13,7 +13,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from .sizes import dim, dims, evaluate, hint
 
-__all__ = ["Outputs"]
+__all__ = ["Outputs", "contiguous", "permutation"]
 
 Restore = Callable[[list[torch.Tensor], Mapping[str, int]], Any]
 
@@ -93,15 +93,15 @@ class Outputs:
             index, whole = self._index(base), base.meta["val"]
             shape, stride = dims(value.shape), dims(value.stride())
             offset = dim(value.storage_offset())
-            back = _unpermuted(_permutation(whole.shape, whole.stride()))
+            back = _unpermuted(permutation(whole.shape, whole.stride()))
             return lambda tensors, sizes: back(tensors[index]).as_strided(
                 [evaluate(d, sizes) for d in shape],
                 [evaluate(d, sizes) for d in stride],
                 evaluate(offset, sizes),
             )
-        perm = _permutation(value.shape, value.stride())
+        perm = permutation(value.shape, value.stride())
         index = self._index(node)
-        if perm is None and not _contiguous(value) and 0 not in value.stride():
+        if perm is None and not contiguous(value) and 0 not in value.stride():
             return _strided(index, value.stride())
         return _Same(index) if perm is None else _permuted(index, perm)
 
@@ -110,7 +110,7 @@ class Outputs:
             if item.node is node:
                 return i
         value = node.meta["val"]
-        self._returned.append(_Returned(node, _permutation(value.shape, value.stride())))
+        self._returned.append(_Returned(node, permutation(value.shape, value.stride())))
         return len(self._returned) - 1
 
 
@@ -145,14 +145,14 @@ def _strided(index: int, stride: Sequence[Any]) -> Restore:
     return restore
 
 
-def _permutation(shape: Sequence[int], stride: Sequence[int]) -> tuple[int, ...] | None:
+def permutation(shape: Sequence[int], stride: Sequence[int]) -> tuple[int, ...] | None:
     """The axes from the widest stride to the closest, where that order is contiguous.
 
     None where the tensor is contiguous as it is, or in no order of its axes.
 
     Examples
     --------
-    >>> _permutation((2, 3, 4), (12, 1, 3))
+    >>> permutation((2, 3, 4), (12, 1, 3))
     (0, 2, 1)
     """
     long = [i for i, n in enumerate(shape) if dim(n) != 1]
@@ -167,7 +167,7 @@ def _permutation(shape: Sequence[int], stride: Sequence[int]) -> tuple[int, ...]
     return tuple([i for i in range(len(shape)) if shape[i] == 1] + by_stride)
 
 
-def _contiguous(value: torch.Tensor) -> bool:
+def contiguous(value: torch.Tensor) -> bool:
     """Whether it is for all sizes; asks for no guard."""
     expected: Any = 1
     for size, stride in reversed(list(zip(value.shape, value.stride(), strict=True))):
@@ -195,7 +195,7 @@ def _bases(gm: torch.fx.GraphModule, returned: Sequence[Any]) -> dict[int, torch
         if not isinstance(value, torch.Tensor) or _memory(value) not in shared:
             continue
         size = math.prod(value.shape) * value.element_size()
-        dense = _contiguous(value) or _permutation(value.shape, value.stride()) is not None
+        dense = contiguous(value) or permutation(value.shape, value.stride()) is not None
         whole = statically_known_true(size == value.untyped_storage().nbytes())
         if dense and dim(value.storage_offset()) == 0 and whole:
             bases.setdefault(_memory(value), node)

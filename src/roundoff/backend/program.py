@@ -285,8 +285,11 @@ class Program:
         outputs = {o for n in nodes for o in n.output if o and o in needed}
         returned = [o for o in self.outputs if o in outputs]
         part = _submodel(model, nodes, returned + sorted(outputs.difference(returned)))
+        # ONNX Runtime would keep a plan of the memory for each set of sizes that it ever sees.
+        moving = not self.cuda and any(self._slots[i.name].moving for i in part.graph.input)
+        options = {"enable_mem_pattern": False} if moving else None
         with contextlib.nullcontext() if self.stream is None else torch.cuda.stream(self.stream):
-            self.sessions.append(session(part, providers, tf32=tf32))
+            self.sessions.append(session(part, providers, tf32=tf32, session_options=options))
         returned_names = set(self.outputs)
         self.steps.append(_Partition(self.sessions[-1], self._slots, self.device, returned_names))
 

@@ -188,11 +188,12 @@ class Variant:
         global _epoch
         if self._epoch != _epoch:
             self._copies.clear()
-        elif all(
-            args[i] is t and t.data_ptr() == at and _version(t) == v
-            for i, (t, at, v) in zip(self._weights, self._last_read, strict=True)
-        ):
-            return
+        else:
+            for i, (t, at, v) in zip(self._weights, self._last_read):  # noqa: B905 - time counts
+                if args[i] is not t or t.data_ptr() != at or (v >= 0 and t._version != v):
+                    break
+            else:
+                return
         self._epoch = _epoch
         self._last_read = [_state(args[i]) for i in self._weights]
         if self._packing is not None:

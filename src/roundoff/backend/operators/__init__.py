@@ -1,0 +1,14 @@
+"""The table of ATen operators that are written as ONNX directly: ``(converter, node, *args)``.
+
+Each follows the schema of the operator (``torch.ops.aten.<name>.<overload>._schema``) and the
+definition of the ONNX operators it emits (https://onnx.ai/onnx/operators/). What an entry does not
+cover it leaves to torch's exporter, by returning ``NotImplemented``.
+"""
+
+from __future__ import annotations
+
+# Importing a module enters its operators.
+from . import elementwise, indexing, products, reductions, shapes
+from .table import TABLE
+
+__all__ = ["TABLE", "elementwise", "indexing", "products", "reductions", "shapes"]

@@ -1,0 +1,175 @@
+"""Element by element: arithmetic, comparisons, choices, types."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import onnx_ir as ir
+import torch
+
+from ..converter import Converter, onnx_type
+from .table import BOOL, kind_of, shape_of, writes
+
+
+def _unary(op: str) -> Callable[..., Any]:
+    def write(c: Converter, node: Any, x: Any) -> ir.Value:
+        return c.op(op, c.tensor(x, kind_of(node)))
+
+    return write
+
+
+for _name, _op in {
+    "neg": "Neg", "abs": "Abs", "exp": "Exp", "log": "Log", "sqrt": "Sqrt", "cos": "Cos",
+    "sin": "Sin", "tanh": "Tanh", "sigmoid": "Sigmoid", "relu": "Relu", "erf": "Erf",
+    "floor": "Floor", "ceil": "Ceil", "reciprocal": "Reciprocal", "logical_not": "Not",
+}.items():  # fmt: skip
+    writes(_name)(_unary(_op))
+
+
+@writes("rsqrt")
+def _rsqrt(c: Converter, node: Any, x: Any) -> ir.Value:
+    return c.op("Reciprocal", c.op("Sqrt", c.tensor(x, kind_of(node))))
+
+
+@writes("silu")
+def _silu(c: Converter, node: Any, x: Any) -> ir.Value:
+    value = c.tensor(x, kind_of(node))
+    return c.op("Mul", value, c.op("Sigmoid", value))
+
+
+@writes("gelu")
+def _gelu(c: Converter, node: Any, x: Any, approximate: str = "none") -> Any:
+    if c.opset < 20:
+        return NotImplemented
+    return c.op("Gelu", c.tensor(x), approximate=approximate)
+
+
+@writes("bitwise_not")
+def _bitwise_not(c: Converter, node: Any, x: Any) -> ir.Value:
+    return c.op("Not" if kind_of(node) == BOOL else "BitwiseNot", c.tensor(x))
+
+
+@writes("alias", "clone", "detach", "lift_fresh_copy", "contiguous")
+def _same(c: Converter, node: Any, x: Any, memory_format: Any = None) -> ir.Value:
+    return c.tensor(x)
+
+
+@writes("_to_copy", "prims.convert_element_type", "to.dtype")
+def _to(c: Converter, node: Any, x: Any, *_: Any, **__: Any) -> Any:
+    before, after = x.meta["val"], node.meta["val"]
+    if before.device != after.device:
+        return NotImplemented
+    return c.tensor(x, kind_of(node))
+
+
+def _binary(op: str, boolean: str | None = None) -> Callable[..., Any]:
+    def write(c: Converter, node: Any, a: Any, b: Any, alpha: Any = 1) -> ir.Value:
+        kind = kind_of(node)
+        second = c.tensor(b, kind)
+        if alpha != 1:
+            second = c.op("Mul", second, c.tensor(alpha, kind))
+        chosen = boolean if kind == BOOL and boolean else op
+        return c.op(chosen, c.tensor(a, kind), second, shape=shape_of(node), dtype=kind)
+
+    return write
+
+
+for _name, _op, _boolean in (
+    ("add", "Add", "Or"), ("sub", "Sub", None), ("mul", "Mul", "And"),
+    ("bitwise_and", "BitwiseAnd", "And"), ("bitwise_or", "BitwiseOr", "Or"),
+    ("bitwise_xor", "BitwiseXor", "Xor"),
+):  # fmt: skip
+    writes(f"{_name}.Tensor", f"{_name}.Scalar")(_binary(_op, _boolean))
+for _name, _op in (("div.Tensor", "Div"), ("div.Scalar", "Div"), ("logical_and", "And"),
+                   ("logical_or", "Or"), ("maximum", "Max"), ("minimum", "Min")):  # fmt: skip
+    writes(_name)(_binary(_op))
+
+
+@writes("rsub.Scalar", "rsub.Tensor")
+def _rsub(c: Converter, node: Any, a: Any, b: Any, alpha: Any = 1) -> ir.Value:
+    return _binary("Sub")(c, node, b, a) if alpha == 1 else NotImplemented
+
+
+@writes("pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar")
+def _pow(c: Converter, node: Any, a: Any, b: Any) -> ir.Value:
+    kind = kind_of(node)
+    return c.op("Pow", c.tensor(a, kind), c.tensor(b, kind), shape=shape_of(node), dtype=kind)
+
+
+def _compared(op: str, negated: bool = False) -> Callable[..., Any]:
+    def write(c: Converter, node: Any, a: Any, b: Any) -> ir.Value:
+        known = [x.meta["val"] if isinstance(x, torch.fx.Node) else x for x in (a, b)]
+        plain = [k if isinstance(k, torch.Tensor) else _python(k) for k in known]
+        kind = onnx_type(torch.result_type(*plain))
+        chosen = op
+        if kind == BOOL and op != "Equal":
+            kind = ir.DataType.INT32
+        first, second = c.tensor(a, kind), c.tensor(b, kind)
+        made = c.op(chosen, first, second, shape=shape_of(node), dtype=BOOL)
+        return c.op("Not", made) if negated else made
+
+    return write
+
+
+def _python(number: Any) -> Any:
+    return 1 if isinstance(number, torch.SymInt) else number
+
+
+for _name, _op, _negated in (
+    ("eq", "Equal", False), ("ne", "Equal", True), ("lt", "Less", False),
+    ("le", "LessOrEqual", False), ("gt", "Greater", False), ("ge", "GreaterOrEqual", False),
+):  # fmt: skip
+    writes(f"{_name}.Tensor", f"{_name}.Scalar")(_compared(_op, _negated))
+
+
+@writes("where.self", "where.ScalarOther", "where.ScalarSelf", "where.Scalar")
+def _where(c: Converter, node: Any, condition: Any, a: Any, b: Any) -> ir.Value:
+    kind = kind_of(node)
+    inputs = (c.tensor(condition, BOOL), c.tensor(a, kind), c.tensor(b, kind))
+    return c.op("Where", *inputs, shape=shape_of(node), dtype=kind)
+
+
+@writes("masked_fill.Scalar", "masked_fill.Tensor")
+def _masked_fill(c: Converter, node: Any, x: Any, mask: Any, value: Any) -> ir.Value:
+    kind = kind_of(node)
+    inputs = (c.tensor(mask, BOOL), c.tensor(value, kind), c.tensor(x))
+    return c.op("Where", *inputs, shape=shape_of(node), dtype=kind)
+
+
+@writes("clamp")
+def _clamp(c: Converter, node: Any, x: Any, min: Any = None, max: Any = None) -> ir.Value:  # noqa: A002
+    kind = kind_of(node)
+    value = c.tensor(x, kind)
+    for op, bound in (("Max", min), ("Min", max)):
+        if bound is not None:
+            value = c.op(op, value, c.tensor(bound, kind))
+    return value
+
+
+@writes("clamp_min")
+def _clamp_min(c: Converter, node: Any, x: Any, bound: Any) -> ir.Value:
+    return _clamp(c, node, x, bound)
+
+
+@writes("clamp_max")
+def _clamp_max(c: Converter, node: Any, x: Any, bound: Any) -> ir.Value:
+    return _clamp(c, node, x, None, bound)
+
+
+@writes("hardtanh")
+def _hardtanh(c: Converter, node: Any, x: Any, low: float = -1, high: float = 1) -> ir.Value:
+    return _clamp(c, node, x, low, high)
+
+
+@writes("leaky_relu")
+def _leaky_relu(c: Converter, node: Any, x: Any, slope: float = 0.01) -> ir.Value:
+    return c.op("LeakyRelu", c.tensor(x), alpha=float(slope))
+
+
+@writes("softplus")
+def _softplus(c: Converter, node: Any, x: Any, beta: Any = 1, threshold: Any = 20) -> Any:
+    # From the threshold on torch returns x itself: nearer than the type's rounding from 20 on.
+    if beta != 1 or threshold < 20:
+        return NotImplemented
+    return c.op("Softplus", c.tensor(x))

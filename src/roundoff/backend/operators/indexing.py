@@ -1,0 +1,146 @@
+"""Elements chosen, or replaced, by index."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import onnx_ir as ir
+import torch
+
+from roundoff.fusion.editor import Dim
+
+from ..converter import Converter, dims_of
+from ..sizes import dim, dims
+from .table import INT64, axis_of, kind_of, rank_of, shape_of, writes
+
+
+@writes("embedding")
+def _embedding(c: Converter, node: Any, table: Any, ids: Any, *_: Any, **__: Any) -> ir.Value:
+    return c.op("Gather", c.tensor(table), c.tensor(ids), shape=shape_of(node), axis=0)
+
+
+@writes("index_select")
+def _index_select(c: Converter, node: Any, x: Any, axis: int, index: Any) -> Any:
+    if not rank_of(x) or not rank_of(index):
+        return NotImplemented
+    return c.op("Gather", c.tensor(x), c.tensor(index), shape=shape_of(node), axis=axis)
+
+
+@writes("gather")
+def _gather(c: Converter, node: Any, x: Any, axis: int, index: Any, **_: Any) -> Any:
+    if not rank_of(x) or not rank_of(index):
+        return NotImplemented
+    inputs = (c.tensor(x), c.tensor(index, INT64))
+    return c.op("GatherElements", *inputs, shape=shape_of(node), axis=axis)
+
+
+@writes("index.Tensor")
+def _index(c: Converter, node: Any, x: Any, indices: Sequence[Any]) -> Any:
+    used = [(i, t) for i, t in enumerate(indices) if t is not None]
+    if any(not t.meta["val"].dtype.is_signed for _, t in used):
+        return NotImplemented  # bool and bytes choose by condition
+    out = shape_of(node)
+    if len(used) == 1:
+        axis, index = used[0]
+        return c.op("Gather", c.tensor(x), c.tensor(index, INT64), shape=out, axis=axis)
+    if [i for i, _ in used] != list(range(len(used))):
+        return NotImplemented
+    value = c.tensor(x)
+    whole = _whole(dims_of(value), [t for _, t in used])
+    if whole is not None and len(used) == rank_of(x) and len(whole) == len(out):
+        return c.reshape(value, out)
+    common = out[: len(out) - (rank_of(x) - len(used))]
+    parts = []
+    for _, t in used:
+        index = c.reshape(
+            c.tensor(t, INT64), [1] * (len(common) - rank_of(t)) + dims_of(c.tensor(t))
+        )
+        if dims_of(index) != common:
+            index = c.op("Expand", index, c.shape(common), shape=common)
+        parts.append(c.reshape(index, [*common, 1]))
+    joined = c.op("Concat", *parts, shape=[*common, len(parts)], axis=len(common))
+    return c.op("GatherND", value, joined, shape=out)
+
+
+def _whole(sizes: Sequence[Dim], indices: Sequence[Any]) -> list[Dim] | None:
+    """The result's sizes where the indices name every element once, in order.
+
+    Each is a range over its axis, and lies along an axis of the result of its own, in order, as
+    transformers' masks are indexed.
+    """
+    rank = max(rank_of(t) for t in indices)
+    result: list[Dim] = [1] * rank
+    last = -1
+    for size, t in zip(sizes, indices, strict=True):
+        own = dims(t.meta["val"].shape)
+        long = [i + rank - len(own) for i, d in enumerate(own) if d != 1]
+        if size == 1 and not long:
+            continue
+        if len(long) != 1 or long[0] <= last or not _is_range(t, size):
+            return None
+        last = long[0]
+        result[last] = size
+    return result
+
+
+def _is_range(node: Any, size: Dim) -> bool:
+    aten = torch.ops.aten
+    while node.target in (aten.unsqueeze.default, aten.view.default, aten.alias.default):
+        node = node.args[0]
+    if node.target is not aten.arange.default:
+        return False
+    end = node.args[0]
+    return (dim(end.meta["val"]) if isinstance(end, torch.fx.Node) else end) == size
+
+
+@writes("index_put")
+def _index_put(
+    c: Converter, node: Any, x: Any, indices: Sequence[Any], values: Any, accumulate: bool = False
+) -> Any:
+    used = [t for t in indices if t is not None]
+    if accumulate or len(used) != 1 or indices[0] is None or rank_of(used[0]) != 1:
+        return NotImplemented
+    if not used[0].meta["val"].dtype.is_signed:
+        return NotImplemented
+    rows = [*dims(used[0].meta["val"].shape), *shape_of(node)[1:]]
+    new = c.tensor(values, kind_of(node))
+    if dims_of(new) != rows:
+        new = c.op("Expand", new, c.shape(rows), shape=rows)
+    at = c.reshape(c.tensor(used[0], INT64), [rows[0], 1])
+    return c.op("ScatterND", c.tensor(x), at, new)
+
+
+@writes("index_copy")
+def _index_copy(c: Converter, node: Any, x: Any, axis: int, index: Any, source: Any) -> Any:
+    if not rank_of(x) or rank_of(index) != 1:
+        return NotImplemented
+    axis, new = axis_of(axis, rank_of(x)), c.tensor(source, kind_of(node))
+    shape = dims_of(new)
+    thin: list[Dim] = [1] * len(shape)
+    thin[axis] = shape[axis]
+    at = c.reshape(c.tensor(index, INT64), thin)
+    target: list[Dim] = [1 if i == axis else d for i, d in enumerate(shape)]
+    if any(d != 1 for d in target):
+        at = c.op("Expand", at, c.shape(target), shape=shape)
+    return c.op("ScatterElements", c.tensor(x), at, new, axis=axis)
+
+
+# Writes to inputs
+
+
+@writes("copy_")
+def _copy_into(
+    c: Converter, node: Any, target: Any, source: Any, non_blocking: bool = False
+) -> Any:
+    """A write to an input, which AOTAutograd leaves at the end of the graph."""
+    value, out = c.tensor(source, kind_of(node)), shape_of(node)
+    if dims_of(value) != out:
+        value = c.op("Expand", value, c.shape(out), shape=out)
+    c.written[target] = value
+    return value
+
+
+@writes("_assert_async.msg", "_assert_scalar")
+def _dropped(c: Converter, node: Any, *_: Any, **__: Any) -> None:
+    return None

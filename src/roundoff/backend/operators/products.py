@@ -1,0 +1,138 @@
+"""Matrix products and attention."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from roundoff.fusion.editor import Dim
+
+from ..converter import Converter, dims_of
+from .table import BOOL, FLOAT, constant_of, kind_of, rank_of, shape_of, size_of, writes
+
+
+@writes("aten.linear", "roundoff.linear")
+def _linear(c: Converter, node: Any, x: Any, weight: Any, bias: Any = None) -> Any:
+    if rank_of(weight) != 2:
+        return NotImplemented
+    out = shape_of(node)
+    if rank_of(x) == 2 and bias is not None:
+        inputs = (c.tensor(x), c.tensor(weight), c.tensor(bias))
+        return c.op("Gemm", *inputs, shape=out, transB=1)
+    w = c.tensor(weight)
+    turned = c.op("Transpose", w, shape=dims_of(w)[::-1], perm=[1, 0])
+    product = c.op("MatMul", c.tensor(x), turned, shape=out)
+    return product if bias is None else c.op("Add", product, c.tensor(bias), shape=out)
+
+
+@writes("aten.matmul", "roundoff.matmul", "mm", "bmm")
+def _matmul(c: Converter, node: Any, a: Any, b: Any) -> Any:
+    if node.meta["val"].dtype != a.meta["val"].dtype or not shape_of(node):
+        return NotImplemented
+    return c.op("MatMul", c.tensor(a), c.tensor(b), shape=shape_of(node))
+
+
+@writes("addmm")
+def _addmm(
+    c: Converter, node: Any, bias: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1
+) -> Any:
+    if rank_of(bias) > 2 or not node.meta["val"].dtype.is_floating_point:
+        return NotImplemented
+    inputs = (c.tensor(a), c.tensor(b), c.tensor(bias))
+    return c.op("Gemm", *inputs, shape=shape_of(node), alpha=float(alpha), beta=float(beta))
+
+
+@writes("baddbmm")
+def _baddbmm(
+    c: Converter, node: Any, bias: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1
+) -> ir.Value:
+    kind, out = kind_of(node), shape_of(node)
+    product = c.op("MatMul", c.tensor(a), c.tensor(b), shape=out)
+    if alpha != 1:
+        product = c.op("Mul", product, c.tensor(alpha, kind))
+    if beta == 0:  # what is not a number is not read
+        return product
+    added = c.tensor(bias)
+    if beta != 1:
+        added = c.op("Mul", added, c.tensor(beta, kind))
+    return c.op("Add", product, added, shape=out)
+
+
+@writes("convolution")
+def _convolution(
+    c: Converter, node: Any, x: Any, weight: Any, bias: Any, stride: Sequence[Any],
+    padding: Sequence[Any], dilation: Sequence[Any], transposed: bool,
+    output_padding: Sequence[Any], groups: int,
+) -> Any:  # fmt: skip
+    axes = rank_of(x) - 2
+    strides, pads, dilations, more = (
+        [size_of(n) for n in numbers] * (axes // len(numbers))
+        for numbers in (stride, padding, dilation, output_padding)
+    )
+    if any(not isinstance(n, int) for n in (*strides, *pads, *dilations, *more)):
+        return NotImplemented
+    inputs = [c.tensor(t) if t is not None else None for t in (x, weight, bias)]
+    return c.op(
+        "ConvTranspose" if transposed else "Conv", *inputs, shape=shape_of(node), strides=strides,
+        pads=pads * 2, dilations=dilations, group=groups,
+        output_padding=more if transposed else None,
+    )  # fmt: skip
+
+
+@writes("roundoff.attention")
+def _attention(
+    c: Converter, node: Any, query: Any, key: Any, value: Any, mask: Any, is_causal: bool,
+    scale: Any, grouped: bool,
+) -> Any:  # fmt: skip
+    """torch's scaled dot-product attention, spelled out; rows that see no key are zero.
+
+    torch's exporter shuts keys out with the lowest finite number, which makes such a row the
+    mean of all values; torch itself makes it zero.
+    """
+    kind, out = kind_of(node), shape_of(node)
+    q, k, v = (c.tensor(x) for x in (query, key, value))
+    factor = constant_of(c, 1 / math.sqrt(int(dims_of(q)[-1])) if scale is None else scale)
+    if factor is None or not isinstance(dims_of(q)[-1], int):
+        return NotImplemented
+    if grouped:
+        k, v = (_repeated(c, x, dims_of(q)[1]) for x in (k, v))
+    scores = [*dims_of(q)[:3], dims_of(k)[2]]
+    bias = None if mask is None else c.tensor(mask)
+    if is_causal:
+        square = scores[2:]
+        ones = c.op("Expand", c.constant(np.array(True)), c.shape(square), shape=square)
+        bias = c.op("Trilu", ones, c.constant(np.array(0, np.int64)), upper=0)
+    if bias is not None and bias.dtype == BOOL:
+        zero, low = (c.tensor(n, kind) for n in (0.0, -math.inf))
+        bias = c.op("Where", bias, zero, low, dtype=kind)
+    k_shape = dims_of(k)
+    turned = c.op("Transpose", k, shape=[*k_shape[:2], k_shape[3], k_shape[2]], perm=[0, 1, 3, 2])
+    scaled = c.op("Mul", q, c.tensor(factor, kind))
+    product = c.op("MatMul", scaled, turned, shape=scores)
+    if bias is not None:
+        product = c.op("Add", product, bias)
+    probabilities = c.op("Softmax", product, axis=-1)
+    if bias is not None and not is_causal:
+        some = [*dims_of(bias)[:-1], 1]
+        wide = c.cast(bias, FLOAT)  # ONNX Runtime on CUDA has no maximum in 16 bits
+        most = c.op("ReduceMax", wide, c.ints([-1]), shape=some, keepdims=1)
+        dead = c.op("Equal", most, c.tensor(-math.inf, FLOAT), dtype=BOOL)
+        probabilities = c.op("Where", dead, c.tensor(0.0, kind), probabilities, shape=scores,
+                             dtype=kind)  # fmt: skip
+    return c.op("MatMul", probabilities, v, shape=out)
+
+
+def _repeated(c: Converter, x: ir.Value, heads: Dim) -> ir.Value:
+    """Keys or values with each head repeated for the queries of its group."""
+    batch, groups, length, head = dims_of(x)
+    times = int(heads) // int(groups)
+    if times == 1:
+        return x
+    thin = c.reshape(x, [batch, groups, 1, length, head])
+    wide = c.op("Expand", thin, c.ints([1, 1, times, 1, 1]),
+                shape=[batch, groups, times, length, head])  # fmt: skip
+    return c.reshape(wide, [batch, heads, length, head])

@@ -1,0 +1,299 @@
+"""Views, joins and cuts, and tensors that are made of nothing but sizes."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import torch
+
+from roundoff.errors import UnsupportedError
+from roundoff.fusion.editor import Dim
+
+from ..converter import Converter, dims_of
+from ..outputs import contiguous, permutation
+from ..sizes import dim, dims
+from .table import FLOAT, INT64, TABLE, axis_of, kind_of, rank_of, shape_of, size_of, writes
+
+
+@writes("view", "_unsafe_view", "reshape", "unsqueeze", "squeeze", "squeeze.dim", "squeeze.dims",
+         "flatten.using_ints", "_reshape_copy")  # fmt: skip
+def _reshaped(c: Converter, node: Any, x: Any, *_: Any, **__: Any) -> ir.Value:
+    return c.reshape(c.tensor(x), shape_of(node))
+
+
+@writes("expand")
+def _expand(c: Converter, node: Any, x: Any, *_: Any, **__: Any) -> ir.Value:
+    value, after = c.tensor(x), shape_of(node)
+    before = [*([1] * (len(after) - rank_of(x))), *dims_of(value)]
+    if before == after and len(before) == rank_of(x):
+        return value
+    # One is what Expand keeps: a size is computed only where it is new.
+    target: list[Dim] = [1 if b == a else a for b, a in zip(before, after, strict=True)]
+    return c.op("Expand", value, c.shape(target), shape=after)
+
+
+@writes("permute")
+def _permute(c: Converter, node: Any, x: Any, order: Sequence[int]) -> ir.Value:
+    perm = [axis_of(p, len(order)) for p in order]
+    value = c.tensor(x)
+    return (
+        value if perm == sorted(perm) else c.op("Transpose", value, shape=shape_of(node), perm=perm)
+    )
+
+
+@writes("transpose.int", "t")
+def _transpose(c: Converter, node: Any, x: Any, one: int = 0, two: int = 1) -> ir.Value:
+    perm = list(range(rank_of(x)))
+    if not perm or (len(perm) < 2 and node.target is torch.ops.aten.t.default):
+        return c.tensor(x)
+    one, two = axis_of(one, len(perm)), axis_of(two, len(perm))
+    perm[one], perm[two] = perm[two], perm[one]
+    return _permute(c, node, x, perm)
+
+
+@writes("slice.Tensor")
+def _slice(
+    c: Converter, node: Any, x: Any, axis: int = 0, start: Any = None, end: Any = None,
+    step: int = 1,
+) -> ir.Value:  # fmt: skip
+    value, axis = c.tensor(x), axis_of(axis, rank_of(x))
+    start = 0 if start is None else size_of(start)
+    end = (1 << 63) - 1 if end is None else size_of(end)
+    if step == 1 and (dims_of(value) == shape_of(node) or (start, end) == (0, (1 << 63) - 1)):
+        return value
+    bounds = [c.size(start), c.size(end), c.ints([axis]), c.ints([step])]
+    return c.op("Slice", value, *bounds, shape=shape_of(node))
+
+
+@writes("select.int")
+def _select(c: Converter, node: Any, x: Any, axis: int, index: Any) -> ir.Value:
+    at = c.reshape(c.size(size_of(index)), [])
+    if isinstance(index, int):
+        at = c.constant(np.array(index, np.int64))
+    return c.op("Gather", c.tensor(x), at, shape=shape_of(node), axis=axis_of(axis, rank_of(x)))
+
+
+@writes("cat")
+def _cat(c: Converter, node: Any, tensors: Sequence[Any], axis: int = 0) -> ir.Value:
+    kind, rank = kind_of(node), len(shape_of(node))
+    # An empty vector beside tensors of more axes counts as nothing.
+    parts = [c.tensor(t, kind) for t in tensors if rank_of(t) == rank]
+    axis = axis_of(axis, rank)
+    parts = [p for p in parts if dims_of(p)[axis] != 0] or parts[:1]
+    if len(parts) == 1:
+        return parts[0]
+    return c.op("Concat", *parts, shape=shape_of(node), axis=axis)
+
+
+@writes("stack")
+def _stack(c: Converter, node: Any, tensors: Sequence[Any], axis: int = 0) -> ir.Value:
+    out = shape_of(node)
+    axis = axis_of(axis, len(out))
+    thin = [*out[:axis], 1, *out[axis + 1 :]]
+    parts = [c.reshape(c.tensor(t, kind_of(node)), thin) for t in tensors]
+    return c.op("Concat", *parts, shape=out, axis=axis)
+
+
+@writes("split.Tensor", "split_with_sizes")
+def _split(c: Converter, node: Any, x: Any, _: Any, axis: int = 0) -> Any:
+    axis = axis_of(axis, rank_of(x))
+    examples = node.meta["val"]
+    lengths = [dim(e.shape[axis]) for e in examples]
+    outputs = [c.value_like(e) for e in examples]
+    c.add("Split", [c.tensor(x), c.shape(lengths)], outputs, axis=axis)
+    return outputs
+
+
+@writes("unbind.int")
+def _unbind(c: Converter, node: Any, x: Any, axis: int = 0) -> Any:
+    examples, value = node.meta["val"], c.tensor(x)
+    axis = axis_of(axis, rank_of(x))
+    thin = dims_of(value)
+    thin[axis] = 1
+    if len(examples) == 1:
+        return [c.reshape(value, thin[:axis] + thin[axis + 1 :])]
+    lengths = c.ints([1] * len(examples))
+    parts = [c.value_like(e) for e in examples]
+    for part in parts:
+        part.shape = ir.Shape(thin)
+    c.add("Split", [value, lengths], parts, axis=axis)
+    return [c.reshape(p, dims(e.shape)) for p, e in zip(parts, examples, strict=True)]
+
+
+@writes("repeat")
+def _repeat(c: Converter, node: Any, x: Any, repeats: Sequence[Any]) -> ir.Value:
+    value, times = c.tensor(x), [size_of(r) for r in repeats]
+    value = c.reshape(value, [*([1] * (len(times) - rank_of(x))), *dims_of(value)])
+    if all(t == 1 for t in times):
+        return value
+    return c.op("Tile", value, c.shape(times), shape=shape_of(node))
+
+
+@writes("constant_pad_nd")
+def _pad(c: Converter, node: Any, x: Any, pad: Sequence[Any], number: Any = 0) -> ir.Value:
+    """torch counts pairs of (before, after) from the last axis; ONNX all befores first."""
+    pairs = [(size_of(a), size_of(b)) for a, b in zip(pad[::2], pad[1::2], strict=True)]
+    pairs = [(0, 0)] * (rank_of(x) - len(pairs)) + pairs[::-1]
+    widths = c.shape([a for a, _ in pairs] + [b for _, b in pairs])
+    return c.op("Pad", c.tensor(x), widths, c.tensor(number, kind_of(node)), shape=shape_of(node))
+
+
+@writes("roll")
+def _roll(c: Converter, node: Any, x: Any, shifts: Sequence[Any], axes: Sequence[int] = ()) -> Any:
+    value, out = c.tensor(x), shape_of(node)
+    numbers = [size_of(s) for s in shifts]
+    sizes = [out[a] for a in axes]
+    if not axes or any(not isinstance(n, int) for n in numbers + sizes) or 0 in sizes:
+        return NotImplemented
+    for axis, shift, size in zip(axes, numbers, sizes, strict=True):
+        first = -int(shift) % int(size)  # the element that comes to lie first
+        if first:
+            parts = [_cut(c, value, axis, first, int(size)), _cut(c, value, axis, 0, first)]
+            value = c.op("Concat", *parts, shape=out, axis=axis_of(axis, len(out)))
+    return value
+
+
+def _cut(c: Converter, value: ir.Value, axis: int, start: int, end: int) -> ir.Value:
+    """``value[start:end]`` along an axis, for numbers that lie inside."""
+    shape = dims_of(value)
+    axis = axis_of(axis, len(shape))
+    shape[axis] = end - start
+    return c.op("Slice", value, c.ints([start]), c.ints([end]), c.ints([axis]), shape=shape)
+
+
+@writes("slice_scatter", "select_scatter")
+def _scatter(
+    c: Converter, node: Any, x: Any, source: Any, axis: int = 0, start: Any = None,
+    end: Any = None, step: int = 1,
+) -> Any:  # fmt: skip
+    """A part along one axis replaced: what lies before it, the new part, what lies after it."""
+    out = shape_of(node)
+    axis = axis_of(axis, len(out))
+    size, first = out[axis], 0 if start is None else size_of(start)
+    last = size if end is None else size_of(end)
+    if step != 1 or not all(isinstance(n, int) for n in (size, first, last)):
+        return NotImplemented
+    one = node.target is torch.ops.aten.select_scatter.default
+    first, last = (int(n) + int(size) * (n < 0) for n in (first, last))  # type: ignore[operator]
+    first = min(max(first, 0), int(size))
+    last = first + 1 if one else max(first, min(last, int(size)))
+    value, new = c.tensor(x), c.tensor(source, kind_of(node))
+    parts = [c.reshape(new, [*out[:axis], last - first, *out[axis + 1 :]])]
+    if first == last:
+        return value
+    if first:
+        parts.insert(0, _cut(c, value, axis, 0, first))
+    if last < int(size):
+        parts.append(_cut(c, value, axis, last, int(size)))
+    return parts[0] if len(parts) == 1 else c.op("Concat", *parts, shape=out, axis=axis)
+
+
+@writes("copy")
+def _copy(c: Converter, node: Any, x: Any, source: Any, non_blocking: bool = False) -> ir.Value:
+    value, out = c.tensor(source, kind_of(node)), shape_of(node)
+    return value if dims_of(value) == out else c.op("Expand", value, c.shape(out), shape=out)
+
+
+@writes("as_strided")
+def _as_strided(
+    c: Converter, node: Any, x: Any, size: Sequence[Any], stride: Sequence[Any],
+    offset: Any = None,
+) -> ir.Value:  # fmt: skip
+    """Elements by where they lie in memory, which is that of *x* in the order of its strides.
+
+    Rows are gathered, as long as the last axis allows: a window over a sequence takes an index a
+    token.
+    """
+    memory, steps, out = x.meta["val"], [size_of(s) for s in stride], shape_of(node)
+    first = memory.storage_offset() if offset is None else size_of(offset)
+    order = permutation(memory.shape, memory.stride())
+    fixed = all(isinstance(n, int) for n in (*out, *steps, *dims(memory.shape), first))
+    if not fixed or (order is None and not contiguous(memory)) or dim(memory.storage_offset()):
+        # Neither torch's exporter nor torch itself can say it: they are handed contiguous tensors.
+        raise UnsupportedError("a strided view of memory that is not all of a tensor of fixed size",
+                               got=str(node.target))  # fmt: skip
+    count, row = memory.numel(), 1
+    if steps and steps[-1] == 1:
+        row = math.gcd(*(int(n) for n in (out[-1], count, first, *steps[:-1])))
+    places = np.array(int(first) // row, np.int64)
+    for n, step in zip(out[:-1] if row > 1 else out, steps, strict=False):
+        places = places[..., None] + np.arange(int(n)) * (int(step) // row)
+    if row > 1:
+        places = places[..., None] + np.arange(int(out[-1]) // row)
+    if places.size and not 0 <= places.min() <= places.max() < count // row:
+        raise UnsupportedError("a strided view beyond the tensor that it is taken of")
+    value = c.tensor(x)
+    if order is not None:
+        turned = [dims_of(value)[i] for i in order]
+        value = c.op("Transpose", value, shape=turned, perm=list(order))
+    rows = c.reshape(value, [count // row, row])
+    at = c.constant(places.reshape(-1))
+    return c.reshape(c.op("Gather", rows, at, shape=[places.size, row], axis=0), out)
+
+
+def _getitem(c: Converter, node: Any, source: Any, index: int) -> Any:
+    return c.values[source][index]
+
+
+TABLE[operator.getitem] = _getitem
+
+
+# New tensors
+
+
+def _filled(c: Converter, node: Any, number: Any) -> ir.Value:
+    shape, kind = shape_of(node), kind_of(node)
+    value = c.tensor(number, kind)
+    if not shape:
+        return value
+    sizes = [d for d in shape if isinstance(d, int)]
+    array = c.array(value)
+    if len(sizes) == len(shape) and math.prod(sizes) <= 64 and array is not None:
+        return c.constant(np.full(sizes, array))
+    return c.op("Expand", value, c.shape(shape), shape=shape)
+
+
+@writes("full", "full_like", "new_full", "fill.Scalar", "fill.Tensor")
+def _full(c: Converter, node: Any, like: Any, *rest: Any, fill_value: Any = None, **_: Any) -> Any:
+    return _filled(c, node, rest[-1] if rest else fill_value)
+
+
+@writes("zeros", "zeros_like", "new_zeros", "empty.memory_format", "new_empty", "empty_like")
+def _zeros(c: Converter, node: Any, *_: Any, **__: Any) -> ir.Value:
+    return _filled(c, node, 0)
+
+
+@writes("ones", "ones_like", "new_ones")
+def _ones(c: Converter, node: Any, *_: Any, **__: Any) -> ir.Value:
+    return _filled(c, node, 1)
+
+
+@writes("scalar_tensor")
+def _scalar(c: Converter, node: Any, number: Any, **_: Any) -> ir.Value:
+    return c.tensor(number, kind_of(node))
+
+
+@writes("arange", "arange.start", "arange.start_step")
+def _arange(c: Converter, node: Any, one: Any, two: Any = None, step: Any = 1, **_: Any) -> Any:
+    kind = kind_of(node)
+    start, end = (0, one) if two is None else (one, two)
+    if kind not in (INT64, ir.DataType.INT32, FLOAT):
+        return NotImplemented
+    bounds = [c.tensor(x, kind) for x in (start, end, step)]
+    return c.op("Range", *bounds, shape=shape_of(node), dtype=kind)
+
+
+@writes("eye", "eye.m")
+def _eye(c: Converter, node: Any, *_: Any, **__: Any) -> ir.Value:
+    return c.op("EyeLike", _filled(c, node, 0))
+
+
+@writes("tril", "triu")
+def _tri(c: Converter, node: Any, x: Any, diagonal: int = 0) -> ir.Value:
+    upper = int(node.target is torch.ops.aten.triu.default)
+    return c.op("Trilu", c.tensor(x), c.constant(np.array(diagonal, np.int64)), upper=upper)

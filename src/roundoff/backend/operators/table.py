@@ -1,0 +1,75 @@
+"""Overload -> what writes it, and what every writer asks of a node."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import onnx_ir as ir
+import torch
+
+from roundoff.fusion.editor import Dim
+
+from ..converter import Converter, onnx_type
+from ..sizes import dim, dims
+
+__all__ = [
+    "BOOL", "FLOAT", "INT64", "TABLE", "axis_of", "constant_of", "kind_of", "overload", "rank_of",
+    "shape_of", "size_of", "writes",
+]  # fmt: skip
+
+#: Overload -> what writes it.
+TABLE: dict[Any, Callable[..., Any]] = {}
+BOOL, INT64, FLOAT = ir.DataType.BOOL, ir.DataType.INT64, ir.DataType.FLOAT
+
+
+def overload(name: str) -> Any:
+    """The operator of torch's that ``namespace.name[.overload]`` names."""
+    space, name, *rest = name.split(".")
+    return getattr(getattr(getattr(torch.ops, space), name), rest[0] if rest else "default")
+
+
+def writes(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Enter a function for overloads: ``add.Tensor`` of ATen, or with another namespace."""
+
+    def enter(write: Callable[..., Any]) -> Callable[..., Any]:
+        for name in names:
+            space = "" if name.split(".")[0] in ("aten", "prims", "roundoff") else "aten."
+            TABLE[overload(space + name)] = write
+        return write
+
+    return enter
+
+
+def kind_of(node: Any) -> ir.DataType:
+    """The type of a node's elements."""
+    return onnx_type(node.meta["val"].dtype)
+
+
+def shape_of(node: Any) -> list[Dim]:
+    """The sizes of a node's tensor: numbers and expressions."""
+    return dims(node.meta["val"].shape)
+
+
+def size_of(argument: Any) -> Dim:
+    """An integer argument: a number, or the expression of a node of torch's graph."""
+    return dim(argument.meta["val"] if isinstance(argument, torch.fx.Node) else argument)
+
+
+def rank_of(x: Any) -> int:
+    """How many axes a node's tensor has."""
+    return len(x.meta["val"].shape)
+
+
+def axis_of(axis: int, rank: int) -> int:
+    """An axis counted from the front."""
+    return axis + rank if axis < 0 else axis
+
+
+def constant_of(c: Converter, x: Any) -> float | None:
+    """A number that is one at conversion, or a node's that is known then."""
+    if not isinstance(x, torch.fx.Node):
+        return float(x)
+    value = c.values.get(x)
+    array = c.array(value) if isinstance(value, ir.Value) else None
+    return None if array is None else float(array)

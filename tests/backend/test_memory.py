@@ -1,0 +1,52 @@
+"""What compiling a model adds to the memory of a process of its own, over the model's weights."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("transformers")
+
+# Imports, dynamo and the session of a small model are there before it is measured.
+CHILD = """
+import gc
+from pathlib import Path
+import torch, transformers
+from roundoff.backend import onnx_custom_backend
+
+def kilobytes(field):
+    lines = Path("/proc/self/status").read_text("ascii").splitlines()
+    return int(next(line for line in lines if line.startswith(field)).split()[1])
+
+def llama(width, layers):
+    config = transformers.LlamaConfig(
+        hidden_size=width, num_attention_heads=width // 64, intermediate_size=3 * width,
+        vocab_size=256, num_hidden_layers=layers)
+    return transformers.LlamaForCausalLM(config).eval().requires_grad_(False)
+
+@torch.no_grad()
+def call(run):
+    ids = torch.arange(128)[None]
+    return run(ids, use_cache=False, logits_to_keep=1).logits
+
+torch.set_num_threads(1)
+call(torch.compile(llama(64, 1), backend=onnx_custom_backend))
+model = llama(1024, 4)
+call(model)
+weights = sum(p.numel() * p.element_size() for p in model.parameters())
+gc.collect()
+Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
+before = kilobytes("VmRSS")
+run = torch.compile(model, backend=onnx_custom_backend)
+call(run), call(run)
+print((kilobytes("VmHWM") - before) * 1024 / weights)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.slow(reason="a model of 200 MB in a process of its own, 15 s")
+def test_weights_are_not_kept_twice() -> None:
+    made = subprocess.run([sys.executable, "-c", CHILD], capture_output=True, text=True, check=True)
+    assert float(made.stdout.splitlines()[-1]) <= 0.3

@@ -89,7 +89,7 @@ def _scalars_as_indices() -> None:
 if interpreting() and triton.__version__.startswith("3.6."):
     _scalars_as_indices()
 
-_COUNTS = {"M", "G", "tiles", "zero"}
+_COUNTS = {"M", "G", "tiles", "zero", "groups", "parts"}
 
 
 def _names(function: Callable[..., Any]) -> list[str]:
@@ -155,33 +155,70 @@ class Launch:
         self._launch: Any = None
 
     def __call__(
-        self, grid: tuple[int, int], tensors: tuple[torch.Tensor, ...], counts: tuple[int, ...]
-    ) -> None:
-        """Launch on the current stream; with unaligned tensors through Triton's own launcher."""
-        pointers = [t.data_ptr() for t in tensors]
-        bits = 0
-        for pointer in pointers:
-            bits |= pointer
-        if self._launch is None or bits & 15 or torch._C._cuda_getDevice() != self.index:
-            self._analysed(grid, tensors, counts, bits & 15 == 0)
-            return
-        run, function, metadata = self._launch
-        # As Triton's own CompiledKernel[grid](…) calls it, without the hooks of a profiler.
-        run(
-            *grid, 1, torch._C._cuda_getCurrentRawStream(self.index), function, metadata,
-            None, None, None, *pointers, *counts, *self.constants,
-        )  # fmt: skip
-
-    def _analysed(
-        self, grid: tuple[int, int], tensors: tuple[torch.Tensor, ...], counts: tuple[int, ...],
-        aligned: bool,
+        self, grid: tuple[int, int], tensors: tuple[torch.Tensor | None, ...],
+        counts: tuple[int, ...], more: tuple[torch.Tensor | None, ...] = (),
     ) -> None:  # fmt: skip
+        """Launch on the current stream; with unaligned tensors through Triton's own launcher.
+
+        *tensors* come before the counts, *more* after them; None is no argument of the kernel.
+        """
+        bits = 0
+        pointers = []
+        for t in tensors:
+            p = t.data_ptr()  # type: ignore[union-attr]
+            bits |= p
+            pointers.append(p)
+        pointers += counts
+        for t in more:
+            p = None if t is None else t.data_ptr()
+            bits |= p or 0
+            pointers.append(p)  # type: ignore[arg-type]
+        launch = self._launch
+        if launch is None or bits & 15 or torch._C._cuda_getDevice() != self.index:
+            self._analysed(grid, (*tensors, *counts, *more), bits & 15 == 0)
+        else:
+            launch(*grid, torch._C._cuda_getCurrentRawStream(self.index), pointers)
+
+    def _analysed(self, grid: tuple[int, int], arguments: tuple[Any, ...], aligned: bool) -> None:
         with torch.cuda.device(self.index):  # -1: none
-            arguments = (*tensors, *counts, *self.constants)
-            compiled = self.function[grid](*arguments, **self.options)
+            compiled = self.function[grid](*arguments, *self.constants, **self.options)
         if aligned and compiled is not None:  # the interpreter returns nothing
             self.compiled = compiled
-            self._launch = compiled.run, compiled.function, compiled.packed_metadata
+            self._launch = _launcher(compiled, self.constants)
+
+
+def _launcher(compiled: Any, constants: tuple[Any, ...]) -> Callable[..., None]:
+    """A function of the grid, the stream and the first arguments that launches a compiled kernel.
+
+    ``CompiledKernel.run`` is how Triton's own ``CompiledKernel[grid](…)`` launches, without the
+    hooks of a profiler. Of the versions named here the C function behind it is called directly:
+    what lies between allocates scratch memory, which these kernels have none of, and takes half a
+    microsecond.
+    """
+    run, function, metadata = compiled.run, compiled.function, compiled.packed_metadata
+    version = triton.__version__.split(".")[:2]
+    plain = isinstance(getattr(run, "global_scratch_size", None), int) and not (
+        run.global_scratch_size or run.profile_scratch_size
+    )
+    if plain and version == ["3", "6"]:
+        direct, fixed = run.launch, (run.launch_cooperative_grid, run.launch_pdl, None, None)
+
+        def launch(x: int, y: int, stream: int, arguments: list[Any]) -> None:
+            direct(x, y, 1, stream, function, *fixed, metadata, None, None, None,
+                   *arguments, *constants)  # fmt: skip
+    elif plain and version == ["3", "7"]:
+        direct, fixed = run.launch, (run.launch_cooperative_grid, run.launch_pdl, metadata)
+        kinds = run.arg_annotations, run.kernel_signature
+
+        def launch(x: int, y: int, stream: int, arguments: list[Any]) -> None:
+            direct(x, y, 1, stream, function, *fixed, None, None, None, None, None, *kinds,
+                   (*arguments, *constants))  # fmt: skip
+    else:
+
+        def launch(x: int, y: int, stream: int, arguments: list[Any]) -> None:
+            run(x, y, 1, stream, function, metadata, None, None, None, *arguments, *constants)
+
+    return launch
 
 
 _LAUNCHES: dict[Any, Launch] = {}

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ._layer_norm import _backward, _forward
+from ._layer_norm import forward_of
+from ._row_norm import LAYER, gradients_of
 from ._runtime import interpreting
 
 __all__ = ["LayerNorm", "layer_norms"]
@@ -37,9 +38,9 @@ class LayerNorm(NamedTuple):
 
 def _ours() -> LayerNorm:
     def backward(dy: Any, x: Any, w: Any, b: Any, stats: Any) -> Any:
-        return _backward(dy, x, w, stats, x.shape[1], w.dtype, b.dtype, 0)
+        return gradients_of(LAYER, dy, x, w, stats, None, w.dtype, b.dtype, 0)
 
-    return LayerNorm(_forward, backward)
+    return LayerNorm(forward_of, backward)
 
 
 def _torch_forward(x: Any, w: Any, b: Any, eps: float) -> Any:

@@ -4,8 +4,8 @@ A row of N columns is cut into K pieces of P columns, P a power of two. Only the
 mask, and a width just above a power of two costs one more piece, not a block of twice the size. R
 rows form a tile. Sums and products are float32 (float64 for float64), whatever the rows' type.
 
-CENTRED is layer normalisation; without it no mean is taken and there is no bias, RMSNorm. An argument
-of None is no argument of the compiled kernel.
+CENTRED is layer normalisation; without it, RMSNorm, no mean is taken and there is no bias. An
+argument of None is no argument of the compiled kernel.
 """
 
 # A language of its own: without starred tuples, and typed by Triton.
@@ -84,14 +84,14 @@ def forward(
     W,  # (N,) or anything where not HAS_W
     B,  # (N,) or anything where not HAS_B
     Y,  # (M, N), contiguous
-    STATS,  # (2, M) float32 (float64): mean and rstd; anything where not KEEP
+    STATS,  # (2, M) float32 (float64): mean and rstd, (1, M): rstd; anything where not KEEP
+    RES,  # (M, N), contiguous: added to x; or None
+    SUM,  # (M, N): x + RES, rounded; None where RES is
     M,
     N,
     stride_x,
     tiles,  # ceil(M / R)
     zero,  # 0
-    RES,  # (M, N), contiguous: added to x; or None
-    SUM,  # (M, N): x + RES, rounded; None where RES is
     EPS: tl.constexpr,
     ACC: tl.constexpr,  # tl.float32, or tl.float64
     R: tl.constexpr,
@@ -185,7 +185,7 @@ def forward(
 
 @kernel
 def forward_wide(
-    X, W, B, Y, STATS, M, N, stride_x, RES, SUM,
+    X, W, B, Y, STATS, RES, SUM, M, N, stride_x,
     EPS: tl.constexpr, ACC: tl.constexpr, P: tl.constexpr, HAS_W: tl.constexpr, HAS_B: tl.constexpr,
     KEEP: tl.constexpr, CENTRED: tl.constexpr, ROUND: tl.constexpr,
 ):  # fmt: skip
@@ -243,13 +243,13 @@ def backward(
     STATS,  # (2, M): mean and rstd; (1, M): rstd where not CENTRED
     DX,  # (M, N), contiguous
     PART,  # (2, programs, N): what each program saw of dweight and of dbias; (1, …): of dweight
+    DH,  # (M, N), contiguous: added to dx; or None
     M,
     N,
     stride_x,
     stride_dy,
     tiles,  # ceil(M / R)
     zero,  # 0
-    DH,  # (M, N), contiguous: added to dx; or None
     ACC: tl.constexpr,
     R: tl.constexpr,
     P: tl.constexpr,
@@ -397,7 +397,7 @@ def backward_sums(
 
 @kernel
 def backward_wide(
-    X, DY, W, STATS, SUMS, DX, PART, M, N, stride_x, stride_dy, tiles, DH,
+    X, DY, W, STATS, SUMS, DX, PART, DH, M, N, stride_x, stride_dy, tiles,
     ACC: tl.constexpr, R: tl.constexpr, P: tl.constexpr, HAS_W: tl.constexpr,
     PARTIALS: tl.constexpr, CENTRED: tl.constexpr, ROUND: tl.constexpr,
 ):  # fmt: skip

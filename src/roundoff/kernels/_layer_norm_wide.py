@@ -1,25 +1,25 @@
 """The kernels for rows too wide for one program: several programs share a row.
 
-J programs have K pieces of P columns each of the same rows. Every program holds the sums dweight and
-dbias of its own columns in registers, as for narrow rows; what it lacks are the sums over whole rows.
-So each publishes its share of a tile's sums, two numbers a row, as one word of 64 bits, asks for the
-next tile, and reads the words of the others while that is on its way. A word that is not there yet holds
-a bit pattern that no share has. Words are added in the order of the columns: the bits of a result do not
-depend on who came first.
+J programs have K pieces of P columns each of the same rows. Every program holds the sums dweight
+and dbias of its own columns in registers, as for narrow rows; what it lacks are the sums over whole
+rows. So each publishes its share of a tile's sums, two numbers a row, as one word of 64 bits, asks
+for the next tile, and reads the words of the others while that is on its way. A word that is not
+there yet holds a bit pattern that no share has. Words are added in the order of the columns: the
+bits of a result do not depend on who came first.
 
-Reading waits for the others, so that all programs must be on the device at once: a cooperative launch.
-Without WAIT the kernel is launched twice instead: to publish, and to finish from the words, which reads
-the rows twice. This is what the interpreter does, which runs programs one after another.
+Reading waits for the others, so that all programs must be on the device at once: a cooperative
+launch. The alternative is to launch the kernel twice, to publish and to finish from the words, and
+so to read the rows twice. The interpreter does that, since it runs programs one after another.
 """
 
-# ruff: noqa: RUF005, SIM300
+# ruff: noqa: RUF005
 # mypy: ignore-errors
 
 from __future__ import annotations
 
 import triton.language as tl
 
-from ._layer_norm_kernels import added, columns_of, inverse_root, normalised, quotient, same_bits
+from ._layer_norm_kernels import added, inverse_root, normalised, quotient, same_bits
 from ._runtime import kernel, sum_along
 
 
@@ -134,14 +134,14 @@ def forward_shared(
     Y,  # (M, N), contiguous
     STATS,  # (2, M) or (1, M), float32
     WORDS,  # (M, J), int64, -1 everywhere at the start
+    RES,
+    SUM,
     M,
     N,
     stride_x,
     tiles,  # ceil(M / R)
     groups,  # of J programs: the programs of a group share rows
     zero,
-    RES,
-    SUM,
     EPS: tl.constexpr,
     R: tl.constexpr,
     P: tl.constexpr,
@@ -273,6 +273,7 @@ def backward_shared(
     DX,  # (M, N), contiguous
     PART,  # (2, parts, N); (1, parts, N) where not CENTRED
     WORDS,  # (M, J), int64, -1 everywhere at the start
+    DH,  # (M, N), contiguous: added to dx; or None
     M,
     N,
     stride_x,
@@ -281,7 +282,6 @@ def backward_shared(
     groups,  # of J programs
     parts,  # partial sums; a group may have several, one after another
     zero,  # 0
-    DH,  # (M, N), contiguous: added to dx; or None
     R: tl.constexpr,
     P: tl.constexpr,
     K: tl.constexpr,
@@ -310,7 +310,7 @@ def backward_shared(
     for part in range(group, parts, groups):
         dw = ()
         db = ()
-        for k in tl.static_range(K):
+        for _ in tl.static_range(K):
             if PARTIALS:
                 dw = dw + (tl.full((1 if SHARED else R, P), 0.0, tl.float32),)
                 if CENTRED:

@@ -73,11 +73,13 @@ def _pieces(columns: int, rows: int, piece: int, *rest: Any) -> Tiling:
     return Tiling(rows, piece, -(-columns // piece), *rest)
 
 
-def _shared(columns: int, most: int, piece: int, *rest: Any) -> Tiling | None:
+def _shared(columns: int, most: int, piece: int, warps: int, stages: int) -> Tiling | None:
     """A row over as few programs as have at most so many columns each; None beyond 32."""
     shares = -(-columns // most)
     pieces = -(-columns // (shares * piece))
-    return Tiling(1, piece, pieces, *rest, shares) if shares <= _MOST_SHARES else None
+    if shares > _MOST_SHARES:
+        return None
+    return Tiling(1, piece, pieces, warps, stages, 1, True, shares)
 
 
 @cache
@@ -96,8 +98,8 @@ def forward_tiling(columns: int, itemsize: int, many: bool = False) -> Tiling:
     """
     size = columns * itemsize // 2
     if size > 32768:
-        shared = itemsize < 8 and _shared(
-            columns, 16384 // itemsize, 8192 // itemsize, 8, 3, 1, True
+        shared = (
+            None if itemsize == 8 else _shared(columns, 16384 // itemsize, 8192 // itemsize, 8, 3)
         )
         return shared or Tiling(1, 16384 // itemsize, 0, 16)
     if size <= 1024:
@@ -136,8 +138,8 @@ def backward_tiling(columns: int, itemsize: int) -> Tiling:
     """
     size = columns * itemsize // 2
     if size > (16384 if itemsize == 2 else 24576):
-        shared = itemsize < 8 and _shared(
-            columns, 16384 // itemsize, 4096 // itemsize, 8, 3, 1, True
+        shared = (
+            None if itemsize == 8 else _shared(columns, 16384 // itemsize, 4096 // itemsize, 8, 3)
         )
         return shared or Tiling(16, 256, 0, 4, 1, 1)
     small, large = 2048 // itemsize, 4096 // itemsize

@@ -1,10 +1,10 @@
 r"""How the normalisations of rows run: kernels chosen once for a kind of call, then launched.
 
-A call looks its :class:`Case` up by the metadata of its tensors: shapes, types, devices, strides. The
-case has the launches with their grids and counts, so that what remains is to allocate and to launch.
+A call looks its :class:`Case` up by the metadata of its tensors: shapes, types, devices, strides.
+The case has the launches with their grids and counts: what remains is to allocate and to launch.
 
-The sums over rows are taken in two stages, without locks or atomics of values: each program adds its
-own rows in float32, a second kernel adds the programs' partial sums, both in a fixed order.
+The sums over rows are taken in two stages, without locks or atomics of values: each program adds
+its own rows in float32, a second kernel adds the programs' partial sums, both in a fixed order.
 """
 
 from __future__ import annotations
@@ -96,7 +96,9 @@ def check(
                 f"{name} has another shape", got=tuple(like[0]), expected=f"{expected}"
             )
         if name == "residual" and like[2] != x[2]:
-            raise DtypeError("residual has another type than x", got=like[2], expected=x[2])
+            raise DtypeError(
+                "residual has another type than x", got=str(like[2]), expected=str(x[2])
+            )
         if like[3] != device:
             raise ArgumentError(
                 f"{name} is on another device than x", got=str(like[3]), expected=str(device)
@@ -231,36 +233,37 @@ class Case:
             for keep in (False, True)
         ]
         tiles = -(-self.m // tiling.rows)
-        counts = (self.m, self.columns, stride)
+        counts: tuple[Any, ...] = (self.m, self.columns, stride)
+        groups = tiling.programs(tiles, index)
         if not tiling.pieces:
-            self.grid, self.counts = (self.m, 1), counts
+            self.grid = self.m, 1
         elif self.shares > 1:
-            groups = tiling.programs(tiles, index)
-            self.grid, self.counts = (groups * self.shares, 1), (*counts, tiles, groups, 0)
+            self.grid, counts = (groups * self.shares, 1), (*counts, tiles, groups, 0)
         else:
-            self.grid, self.counts = (tiling.programs(tiles, index), 1), (*counts, tiles, 0)
+            self.grid, counts = (groups, 1), (*counts, tiles, 0)
+        self.counts = (None, None, *counts) if residual is None else counts
 
     def forward(
         self, x: Tensor, weight: Optional, bias: Optional, residual: Optional, keep: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """y of x's shape; x as rows, or with `residual` x + residual; with `keep` the statistics."""
+        """y of x's shape; x as rows, or x + residual; with `keep` the statistics."""
         if self.plain:
             rows, y = x, torch.empty_like(x)
         else:
             rows, y = _rows(x, self.columns), x.new_empty(self.x_shape)
         stats = self.stats() if keep else y
-        added = summed = None
+        w = rows if weight is None else weight.contiguous()
+        b = rows if bias is None else bias.contiguous()
+        tensors: tuple[Tensor, ...] = (rows, w, b, y, stats)
+        if self.shares > 1:
+            tensors = (*tensors, _words(self.m, self.shares, self.device))
         if residual is not None:
-            added, summed = residual.contiguous(), torch.empty_like(y)
+            rows = torch.empty_like(y)
+            tensors = (*tensors, residual.contiguous(), rows)
         if self.m:
-            w = rows if weight is None else weight.contiguous()
-            b = rows if bias is None else bias.contiguous()
-            tensors: tuple[Tensor, ...] = (rows, w, b, y, stats)
-            if self.shares > 1:
-                tensors = (*tensors, _words(self.m, self.shares, self.device))
             for launch in self.launches[keep]:
-                launch(self.grid, tensors, self.counts, (added, summed))
-        return y, rows if summed is None else summed, stats
+                launch(self.grid, tensors, self.counts)
+        return y, rows, stats
 
     def backward(
         self, dy: Tensor, rows: Tensor, weight: Optional, stats: Tensor, dh: Optional,
@@ -338,10 +341,10 @@ class Backward:
     """
 
     def __init__(
-        self, form: Form, shape: tuple[int, ...], n: int, stride_x: int, stride_dy: int, dtype: torch.dtype,
-        dy_type: torch.dtype, w_type: torch.dtype | None, dw_type: torch.dtype | None,
-        db_type: torch.dtype | None, has_dh: bool, programs: int, device: torch.device,
-        tiling: Tiling | None,
+        self, form: Form, shape: tuple[int, ...], n: int, stride_x: int, stride_dy: int,
+        dtype: torch.dtype, dy_type: torch.dtype, w_type: torch.dtype | None,
+        dw_type: torch.dtype | None, db_type: torch.dtype | None, has_dh: bool, programs: int,
+        device: torch.device, tiling: Tiling | None,
     ) -> None:  # fmt: skip
         index, m = _index(device), math.prod(shape) // n
         tiling = tiling or backward_tiling(n, dtype.itemsize)
@@ -353,68 +356,60 @@ class Backward:
         if not m:
             return
         tiles = -(-m // tiling.rows)
-        self.wide = not tiling.pieces
-        self.shares = 1 if self.wide else tiling.shares
         groups = tiling.programs(tiles, index)
         count = min(tiles, programs) if programs else groups
         kind = (form, tiling, n, stride_x, stride_dy, dtype, dy_type, w_type, self.sums, has_dh)
         self.first = _first_stage(*kind, m > _MOST, index)
         self.launch = self.first[-1]
-        counts = (m, n, stride_x, stride_dy)
         self.part = _empty((1 + form.centred, count, n), accumulator(dtype), device)
+        self.wide = not tiling.pieces
+        self.shares = 1 if self.wide else tiling.shares
+        sizes = (m, n, stride_x, stride_dy)
+        counts: tuple[Any, ...] = (*sizes, tiles, 0)
+        self.grid = count, 1
         if self.wide:
-            self.calls = (((m, 1), counts), ((count, -(-n // tiling.piece)), (*counts, tiles)))
+            self.row_grid, self.row_counts = (m, 1), sizes
+            self.grid, counts = (count, -(-n // tiling.piece)), (*sizes, tiles)
         elif self.shares > 1:
             groups = min(groups, count)
-            self.calls = (((groups * self.shares, 1), (*counts, tiles, groups, count, 0)),)
-        else:
-            self.calls = (((count, 1), (*counts, tiles, 0)),)
-        if self.sums:
-            types = (dw_type or db_type, db_type or dw_type)
-            columns, self.second = _second_launch(
-                min(count, 64), n, accumulator(dtype), *types, index
-            )
+            self.grid, counts = (groups * self.shares, 1), (*sizes, tiles, groups, count, 0)
+        self.counts = counts if has_dh else (None, *counts)
+        types = (dw_type or db_type, db_type or dw_type)
+        if types[0] is not None and types[1] is not None:
+            key = (min(count, 64), n, accumulator(dtype), types[0], types[1], index)
+            columns, self.second = _second_launch(*key)
             self.second_grid, self.second_counts = (-(-n // columns), 1 + form.centred), (count, n)
+            # Where the kernel adds two and nobody wants the other, that needs a place.
+            both = form.centred and (dw_type is None or db_type is None)
+            self.spare = _empty((n,), types[0], device) if both else None
 
     def __call__(
         self, dy: Tensor, rows: Tensor, weight: Optional, stats: Tensor, dh: Optional
     ) -> tuple[Tensor, Optional, Optional]:
         dx = self.dx()
-        dw = self.dw and self.dw()
-        db = self.db and self.db()
+        dw = None if self.dw is None else self.dw()
+        db = None if self.db is None else self.db()
         if not self.m:
             return dx, None if dw is None else dw.zero_(), None if db is None else db.zero_()
         part = self.part() if self.sums else stats
         w = rows if weight is None else weight.contiguous()
-        more = None if dh is None else dh.contiguous()
+        tensors: tuple[Tensor, ...] = (rows, dy, w, stats, dx, part)
         if self.wide:
             sums = torch.empty_like(stats)
-            add, finish = self.first
-            (grid, counts), (second_grid, second_counts) = self.calls
-            add(grid, (rows, dy, w, stats, sums), counts)
-            finish(second_grid, (rows, dy, w, stats, sums, dx, part), second_counts, (more,))
-        else:
-            tensors: tuple[Tensor, ...] = (rows, dy, w, stats, dx, part)
-            if self.shares > 1:
-                tensors = (*tensors, _words(self.m, self.shares, rows.device))
-            ((grid, counts),) = self.calls
-            for launch in self.first:
-                launch(grid, tensors, counts, (more,))
+            self.first[0](self.row_grid, (rows, dy, w, stats, sums), self.row_counts)
+            tensors = (rows, dy, w, stats, sums, dx, part)
+        elif self.shares > 1:
+            tensors = (*tensors, _words(self.m, self.shares, rows.device))
+        if dh is not None:
+            tensors = (*tensors, dh.contiguous())
+        for launch in self.first[1:] if self.wide else self.first:
+            launch(self.grid, tensors, self.counts)
         if self.sums:
-            # Both are written, but for RMSNorm, which has one.
-            other = dw if dw is not None else db
-            targets = (other if dw is None else dw, other if db is None else db)
-            if dw is None or db is None:
-                targets = self._both(targets, dw is None)
+            spare = None if self.spare is None else self.spare()
+            first, last = (spare if dw is None else dw), (spare if db is None else db)
+            targets = (first, first if last is None else last)
             _second_stage(self.second, self.second_grid, part, targets, self.second_counts)
         return dx, dw, db
-
-    def _both(self, targets: tuple[Any, Any], no_dw: bool) -> tuple[Any, Any]:
-        """With a place for the sum that nobody wants, where the kernel adds two."""
-        if self.second_grid[1] == 1:
-            return targets
-        spare = torch.empty_like(targets[0])
-        return (spare, targets[1]) if no_dw else (targets[0], spare)
 
 
 _backward_of = lru_cache(4096)(Backward)
@@ -446,7 +441,8 @@ def _first_stage(
         sizes = (*tiling[:3], tiling.shares, padded, tiling.stages, tiling.hold)
         flags = (shared, short, weighted, sums, opaque, *last)
         return tuple(
-            Launch(wide.backward_shared, index, (*sizes, *flags, *step), **_limited(tiling), **options)
+            Launch(wide.backward_shared, index, (*sizes, *flags, *step),
+                   **_limited(tiling), **options)
             for options, step in _steps(tiling, index)
         )  # fmt: skip
     early = compiled and _early_launch(index)
@@ -468,7 +464,7 @@ def _second_launch(
 
 
 def _second_stage(
-    launch: Launch, grid: tuple[int, int], part: Tensor, targets: tuple[Tensor, Tensor],
+    launch: Launch, grid: tuple[int, int], part: Tensor, targets: tuple[Any, Any],
     counts: tuple[int, int],
 ) -> None:  # fmt: skip
     launch(grid, (part, *targets), counts)

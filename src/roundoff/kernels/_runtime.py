@@ -89,6 +89,10 @@ def _scalars_as_indices() -> None:
 if interpreting() and triton.__version__.startswith("3.6."):
     _scalars_as_indices()
 
+_data_ptr = torch.Tensor.data_ptr
+_get_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda: -1)
+_get_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0)
+
 _COUNTS = {"M", "G", "tiles", "zero", "groups", "parts"}
 
 
@@ -155,33 +159,26 @@ class Launch:
         self._launch: Any = None
 
     def __call__(
-        self, grid: tuple[int, int], tensors: tuple[torch.Tensor | None, ...],
-        counts: tuple[int, ...], more: tuple[torch.Tensor | None, ...] = (),
-    ) -> None:  # fmt: skip
-        """Launch on the current stream; with unaligned tensors through Triton's own launcher.
-
-        *tensors* come before the counts, *more* after them; None is no argument of the kernel.
-        """
+        self, grid: tuple[int, int], tensors: tuple[torch.Tensor, ...], counts: tuple[Any, ...]
+    ) -> None:
+        """Launch on the current stream; with unaligned tensors through Triton's own launcher."""
+        pointers = [*map(_data_ptr, tensors)]
         bits = 0
-        pointers = []
-        for t in tensors:
-            p = t.data_ptr()  # type: ignore[union-attr]
-            bits |= p
-            pointers.append(p)
+        for pointer in pointers:
+            bits |= pointer
+        if self._launch is None or bits & 15 or _get_device() != self.index:
+            self._analysed(grid, tensors, counts, bits & 15 == 0)
+            return
         pointers += counts
-        for t in more:
-            p = None if t is None else t.data_ptr()
-            bits |= p or 0
-            pointers.append(p)  # type: ignore[arg-type]
-        launch = self._launch
-        if launch is None or bits & 15 or torch._C._cuda_getDevice() != self.index:
-            self._analysed(grid, (*tensors, *counts, *more), bits & 15 == 0)
-        else:
-            launch(*grid, torch._C._cuda_getCurrentRawStream(self.index), pointers)
+        self._launch(*grid, _get_stream(self.index), pointers)
 
-    def _analysed(self, grid: tuple[int, int], arguments: tuple[Any, ...], aligned: bool) -> None:
+    def _analysed(
+        self, grid: tuple[int, int], tensors: tuple[torch.Tensor, ...], counts: tuple[Any, ...],
+        aligned: bool,
+    ) -> None:  # fmt: skip
         with torch.cuda.device(self.index):  # -1: none
-            compiled = self.function[grid](*arguments, *self.constants, **self.options)
+            arguments = (*tensors, *counts, *self.constants)
+            compiled = self.function[grid](*arguments, **self.options)
         if aligned and compiled is not None:  # the interpreter returns nothing
             self.compiled = compiled
             self._launch = _launcher(compiled, self.constants)
@@ -191,28 +188,29 @@ def _launcher(compiled: Any, constants: tuple[Any, ...]) -> Callable[..., None]:
     """A function of the grid, the stream and the first arguments that launches a compiled kernel.
 
     ``CompiledKernel.run`` is how Triton's own ``CompiledKernel[grid](…)`` launches, without the
-    hooks of a profiler. Of the versions named here the C function behind it is called directly:
+    hooks of a profiler. In the versions named here the C function behind it is called directly:
     what lies between allocates scratch memory, which these kernels have none of, and takes half a
     microsecond.
     """
     run, function, metadata = compiled.run, compiled.function, compiled.packed_metadata
     version = triton.__version__.split(".")[:2]
-    plain = isinstance(getattr(run, "global_scratch_size", None), int) and not (
-        run.global_scratch_size or run.profile_scratch_size
-    )
-    if plain and version == ["3", "6"]:
-        direct, fixed = run.launch, (run.launch_cooperative_grid, run.launch_pdl, None, None)
+    sizes = [getattr(run, name + "_scratch_size", None) for name in ("global", "profile")]
+    fixed: tuple[Any, ...]
+    if sizes == [0, 0] and version == ["3", "6"]:
+        direct, hooks = run.launch, (None, None, None)
+        fixed = (run.launch_cooperative_grid, run.launch_pdl, None, None, metadata, *hooks)
 
         def launch(x: int, y: int, stream: int, arguments: list[Any]) -> None:
-            direct(x, y, 1, stream, function, *fixed, metadata, None, None, None,
-                   *arguments, *constants)  # fmt: skip
-    elif plain and version == ["3", "7"]:
-        direct, fixed = run.launch, (run.launch_cooperative_grid, run.launch_pdl, metadata)
-        kinds = run.arg_annotations, run.kernel_signature
+            direct(x, y, 1, stream, function, *fixed, *arguments, *constants)
+
+    elif sizes == [0, 0] and version == ["3", "7"]:
+        direct, hooks = run.launch, (None, None, None)
+        fixed = (run.launch_cooperative_grid, run.launch_pdl, metadata, *hooks, None, None)
+        fixed = (*fixed, run.arg_annotations, run.kernel_signature)
 
         def launch(x: int, y: int, stream: int, arguments: list[Any]) -> None:
-            direct(x, y, 1, stream, function, *fixed, None, None, None, None, None, *kinds,
-                   (*arguments, *constants))  # fmt: skip
+            direct(x, y, 1, stream, function, *fixed, (*arguments, *constants))
+
     else:
 
         def launch(x: int, y: int, stream: int, arguments: list[Any]) -> None:

@@ -155,8 +155,12 @@ def test_round_first_is_the_order_of_llama():
     assert (twice != llama).float().mean() < 0.01
     assert (first != once).float().mean() < 0.01
     assert (llama != once).float().mean() > 0.1
-    *_, dw = gradients(ours(round_first=True), x, w, None, dy, dy, 1e-5)
-    assert (dw - (dy.double() * exact.half().double()).sum(0)).abs().max() < 2e-2
+    dw, other = (
+        gradients(ours(round_first=f), x, w.float(), None, dy, dy, 1e-5)[-1] for f in (True, False)
+    )
+    expected = (dy.double() * exact.half().double()).sum(0)
+    # A value in a thousand is near the middle of two float16, and rounded to the other one.
+    assert (dw - expected).square().mean().sqrt() < 0.2 * (other - expected).square().mean().sqrt()
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)

@@ -135,14 +135,20 @@ def test_any_shape_layout_weight_and_residual(
     ],
     ids=str,
 )
-def test_typical_errors_are_those_of_one_rounding(columns, dtype):
+def test_typical_errors_are_no_larger_than_those_of_torch(columns, dtype):
+    def theirs(x, w, residual, eps):
+        return torch.nn.functional.rms_norm(x, x.shape[-1:], w, eps), None
+
     x, dy, dh = draw(*((5, columns),) * 3, dtype=dtype)
     (w,) = draw((columns,), dtype=dtype, seed=1)
-    results = gradients(ours(), x, w, None, dy, dh, 1e-5)
-    for a, e in zip(results, truth(x, w, None, dy, dh, 1e-5), strict=True):
-        error = (a - e).square().mean().sqrt() / e.square().mean().sqrt()
-        # Half a unit at most, a third on average; cut off in the interpreter: one and two thirds.
-        assert error <= torch.finfo(dtype).eps * (0.75 if dtype == torch.bfloat16 else 0.6)
+    data = (x, w, None, dy, dh, 1e-5)
+    for a, t, e in zip(gradients(ours(), *data), gradients(theirs, *data), truth(*data),
+                       strict=True):  # fmt: skip
+        ours_, torchs = ((r - e).square().mean().sqrt() for r in (a, t))
+        # Half a unit more where the interpreter cuts bfloat16 off instead of rounding.
+        cut = dtype == torch.bfloat16 and interpreting()
+        extra = torch.finfo(dtype).eps * e.square().mean().sqrt() / 2 if cut else 0.0
+        assert ours_ <= 1.1 * torchs + extra
 
 
 def test_round_first_is_the_order_of_llama():

@@ -29,6 +29,7 @@ import importlib
 import itertools
 import json
 import os
+import random
 import subprocess
 import sys
 import time
@@ -297,7 +298,7 @@ def whole_tilings(cell: Cell, usual: Tiling) -> Iterator[Tiling]:
 
 
 def candidates(cell: Cell, most: int) -> list[Tiling]:
-    """The usual tiling, then others that fit, few enough, evenly over the list."""
+    """The usual tiling, then some of the others that fit, the same ones in every process."""
     find = forward_tiling if cell.direction == "forward" else backward_tiling
     usual = find(cell.n, cell.dtype.itemsize)
     others = []
@@ -308,8 +309,7 @@ def candidates(cell: Cell, most: int) -> list[Tiling]:
     shared = [t for t in shared if t != usual]
     for name, tilings in (("others", others), ("shared", shared)):
         room = max(1, most // (2 if others and shared else 1))
-        step = max(1.0, len(tilings) / room)
-        picked = [tilings[int(i * step)] for i in range(min(room, len(tilings)))]
+        picked = random.Random(0).sample(tilings, min(room, len(tilings)))
         others, shared = (picked, shared) if name == "others" else (others, picked)
     if cell.n == 70:
         return [usual, *DRY]

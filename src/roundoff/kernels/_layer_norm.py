@@ -56,7 +56,8 @@ def backward_plan(columns: int, dtype: torch.dtype = torch.float16) -> dict[str,
     Returns
     -------
     dict
-        Keys: N, piece, pieces, padded (columns that are computed), rows (of a tile), warps,
+        Keys: N, piece, pieces (of a program; several share a row above 16,384 columns of two
+        bytes), padded (columns that are computed), rows (of a tile), warps,
         registers and spilled (32-bit words of a thread; None in the interpreter, or before such a
         row was computed in this process).
 
@@ -69,7 +70,11 @@ def backward_plan(columns: int, dtype: torch.dtype = torch.float16) -> dict[str,
     """
     tiling = backward_tiling(columns, dtype.itemsize)
     row: dict[str, Any] = {"N": columns, "piece": tiling.piece, "pieces": tiling.pieces}
-    row |= {"padded": tiling.piece * tiling.pieces, "rows": tiling.rows, "warps": tiling.warps}
+    row |= {
+        "padded": tiling.piece * tiling.pieces * tiling.shares,
+        "rows": tiling.rows,
+        "warps": tiling.warps,
+    }
     row |= {"registers": None, "spilled": None}
     index = -1 if interpreting() else torch.cuda.current_device()
     key = (LAYER, tiling, columns, columns, columns, *(dtype,) * 3, True, False, False, index)

@@ -350,10 +350,10 @@ def test_shared_rows_with_a_fixed_number_of_programs_ignore_the_machine(monkeypa
     x, dy = draw((4, 90), (4, 90))
     w, b = draw((90,), (90,), seed=1)
     fixed, free = [], []
-    for count in (3, 12):
+    for count in (3, 6):
         monkeypatch.setattr(tilings, "multiprocessors", lambda index, count=count: count)
         engine._backward_of.cache_clear()
-        for programs, results in ((2, fixed), (None, free)):
+        for programs, results in ((3, fixed), (None, free)):
             call = shared(engine.LAYER, SHARED, x, w, b, None, dy, None, programs)
             results.append(call[3:])
     for other in fixed[1:]:

@@ -347,7 +347,7 @@ def test_shared_rows_have_the_same_bits_in_any_order_of_programs():
 
 
 def test_shared_rows_with_a_fixed_number_of_programs_ignore_the_machine(monkeypatch):
-    x, dy = draw((4, 90), (4, 90))
+    x, dy = draw((3, 90), (3, 90))
     w, b = draw((90,), (90,), seed=1)
     fixed, free = [], []
     for count in (3, 6):

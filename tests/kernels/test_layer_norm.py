@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from roundoff.errors import ArgumentError, DtypeError, ShapeError, UnsupportedError
 from roundoff.kernels import interpreting, layer_norm, shuffled_programs
 
-module = importlib.import_module("roundoff.kernels._layer_norm")
+engine = importlib.import_module("roundoff.kernels._row_norm")
+tilings = importlib.import_module("roundoff.kernels._norm_tilings")
 SOURCE = Path(__file__).parents[2] / "src"
 DEVICE = "cpu" if interpreting() else "cuda"
 TYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -217,15 +218,15 @@ def test_without_the_fixed_order_the_bits_change(monkeypatch):
     """The test above can fail: partial sums in the order of arrival turn it red."""
     if not interpreting():
         pytest.skip("needs the interpreter's order of programs")
-    second, arrived = module._second_stage, []
+    second, arrived = engine._second_stage, []
     builder = importlib.import_module("triton.runtime.interpreter").interpreter_builder
 
-    def by_arrival(part, dw, db):
+    def by_arrival(launch, grid, part, targets, counts):
         # What a lock does: the first program to arrive is the first to be added.
         order = [i for i in dict.fromkeys(arrived) if i < part.shape[1]]
-        second(part[:, order].contiguous(), dw, db)
+        second(launch, grid, part[:, order].contiguous(), targets, counts)
 
-    monkeypatch.setattr(module, "_second_stage", by_arrival)
+    monkeypatch.setattr(engine, "_second_stage", by_arrival)
     data = inputs(*SHAPES[1], torch.float32)
     found = []
     for seed in range(3):
@@ -249,8 +250,9 @@ def test_a_fixed_number_of_programs_ignores_the_machine(monkeypatch):
     data = inputs(50, 500, torch.float32)
     fixed, free = [], []
     for count in (1, 4, 7):
-        monkeypatch.setattr(module, "multiprocessors", lambda index, count=count: count)
-        module._backward_launch.cache_clear()
+        monkeypatch.setattr(tilings, "multiprocessors", lambda index, count=count: count)
+        engine._backward_of.cache_clear()
+        engine._cases.clear()
         fixed.append(results(*data, programs=5))
         free.append(results(*data))
     assert same(fixed[0], fixed[1])
@@ -262,14 +264,11 @@ def test_a_fixed_number_of_programs_ignores_the_machine(monkeypatch):
 def test_a_row_has_the_same_bits_among_few_and_among_many(columns):
     x, w, b, _ = inputs(3, columns, torch.float16)
     few = layer_norm(x, columns, w, b)
-    many = module._forward_launch.__wrapped__(
-        columns, columns, x.dtype, w.dtype, b.dtype, 1e-5, False, True, False, x.get_device()
-    )
-    y = torch.empty_like(x)
-    many((3, 1), (x, w, b, y, y), (3, columns, columns, 3, 0))
-    assert torch.equal(few, y)
-    tilings = [module.forward_tiling(columns, 2, flag) for flag in (False, True)]
-    assert tilings[0][:4] == tilings[1][:4]  # the interpreter has an order of its own
+    usual, many = (tilings.forward_tiling(columns, 2, flag) for flag in (False, True))
+    likes = map(engine._like, (x, w, b))
+    case = engine.Case(engine.LAYER, (columns,), 1e-5, None, *likes, tilings=(many, None))
+    assert torch.equal(few, case.forward(x, w, b, None, False)[0])
+    assert usual[:4] == many[:4]  # the interpreter has an order of its own
 
 
 # --- under torch's other machinery --------------------------------------------------------------
@@ -368,7 +367,7 @@ def test_wrong_types_and_places():
 def test_a_cpu_tensor_for_compiled_kernels(monkeypatch):
     runtime = importlib.import_module("roundoff.kernels._runtime")
     monkeypatch.setattr(runtime, "interpreting", lambda: False)
-    module._case.cache_clear()
+    engine._cases.clear()
     with pytest.raises(UnsupportedError, match="TRITON_INTERPRET=1"):
         layer_norm(torch.ones(2, 4), 4)
     with pytest.raises(ArgumentError, match="only in Triton's interpreter"), shuffled_programs(0):
@@ -382,12 +381,13 @@ def test_a_cpu_tensor_for_compiled_kernels(monkeypatch):
 def test_tilings_cover_every_width(itemsize):
     for columns in [*range(1, 300), *range(300, 70000, 37)]:
         for tiling in (
-            module.forward_tiling(columns, itemsize),
-            module.backward_tiling(columns, itemsize),
+            tilings.forward_tiling(columns, itemsize),
+            tilings.backward_tiling(columns, itemsize),
         ):
             assert tiling.piece & (tiling.piece - 1) == 0
             if tiling.pieces:
-                assert 0 <= tiling.pieces * tiling.piece - columns < tiling.piece
+                padded = tiling.shares * tiling.pieces * tiling.piece - columns
+                assert 0 <= padded < tiling.shares * tiling.piece
                 assert tiling.rows * tiling.piece >= tiling.warps * 32 or columns < 64
 
 
@@ -399,7 +399,7 @@ COMPILE = """
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
     from roundoff.kernels import _layer_norm_kernels as kernels
-    module = importlib.import_module("roundoff.kernels._layer_norm")
+    module = importlib.import_module("roundoff.kernels._norm_tilings")
     direction, columns, itemsize = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     tiling = getattr(module, direction + "_tiling")(columns, itemsize)
     kernel = getattr(kernels, direction)
@@ -409,7 +409,8 @@ COMPILE = """
         STAGES=tiling.stages,
         HOLD=tiling.hold, SHARED=True, FUSED=short, HAS_W=True, HAS_B=True, PARTIALS=True,
         KEEP=True,
-        EXACT=not short, OPAQUE=short, PDL=True,
+        EXACT=not short, OPAQUE=short, PDL=True, CENTRED=True, ROUND=False, RES=None, SUM=None,
+        DH=None,
     )
     constants = {n: c for n, c in constants.items() if n in kernel.arg_names}
     types = {"STATS": "*fp32", "PART": "*fp32"}

@@ -9,7 +9,7 @@ import torch
 
 from roundoff.errors import ArgumentError
 from roundoff.kernels import interpreting, shuffled_programs
-from roundoff.kernels._layer_norm import _forward
+from roundoff.kernels._layer_norm import forward_of
 from roundoff.kernels.baselines import layer_norms
 from roundoff.kernels.lessons import locked, two_stage
 
@@ -21,7 +21,7 @@ def data(rows=37, columns=70, dtype=torch.float32):
     x = torch.randn(rows, columns, generator=generator).to(dtype).to(DEVICE)
     dy = torch.randn(rows, columns, generator=generator).to(dtype).to(DEVICE)
     w = torch.rand(columns, generator=generator).to(dtype).to(DEVICE)
-    mean, rstd = _forward(x, None, None, 1e-5)[1]
+    mean, rstd = forward_of(x, None, None, 1e-5)[1]
     return dy, x, mean, rstd, w
 
 

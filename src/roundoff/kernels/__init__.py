@@ -1,4 +1,4 @@
-"""Kernels written in Triton: layer normalisation, sums, those of a Llama layer, invariant ones.
+"""Kernels written in Triton: normalisations, sums, those of a Llama layer, invariant ones.
 
 Where there is no GPU the kernels run in Triton's interpreter: slowly, on the CPU, with the same
 results up to rounding. ``TRITON_INTERPRET=1`` in the environment asks for it where there is one.
@@ -8,6 +8,7 @@ from ._runtime import interpreting, shuffled_programs  # first: it says that Tri
 
 # isort: split
 from ._layer_norm import backward_plan, layer_norm
+from ._rms_norm import rms_norm
 from .invariant_attention import attention
 from .invariant_matmul import matmul
 from .invariant_mode import invariant
@@ -19,5 +20,6 @@ __all__ = [
     "invariant",
     "layer_norm",
     "matmul",
+    "rms_norm",
     "shuffled_programs",
 ]

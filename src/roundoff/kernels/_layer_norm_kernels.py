@@ -1,8 +1,11 @@
-"""The Triton kernels of layer normalisation; :func:`roundoff.kernels.layer_norm` launches them.
+"""The Triton kernels of :func:`roundoff.kernels.layer_norm` and :func:`roundoff.kernels.rms_norm`.
 
 A row of N columns is cut into K pieces of P columns, P a power of two. Only the last piece needs a
 mask, and a width just above a power of two costs one more piece, not a block of twice the size. R
 rows form a tile. Sums and products are float32 (float64 for float64), whatever the rows' type.
+
+CENTRED is layer normalisation; without it, RMSNorm, no mean is taken and there is no bias. An
+argument of None is no argument of the compiled kernel.
 """
 
 # A language of its own: without starred tuples, and typed by Triton.
@@ -59,12 +62,20 @@ def columns_of(W, k: tl.constexpr, K: tl.constexpr, P: tl.constexpr, cols, last)
 
 
 @kernel
-def normalised(x, mean, rstd, shift, ACC: tl.constexpr, FUSED: tl.constexpr):
+def normalised(x, mean, rstd, shift, ACC: tl.constexpr, FUSED: tl.constexpr, CENTRED: tl.constexpr):
     """(x - mean) rstd; for two-byte types, whose spacing is far wider, as x rstd + shift."""
-    if FUSED:
+    if not CENTRED:
+        return x.to(ACC) * rstd
+    elif FUSED:
         return x.to(ACC) * rstd + shift
     else:
         return (x.to(ACC) - mean) * rstd
+
+
+@kernel
+def added(x, residual, ACC: tl.constexpr):
+    """x + residual, rounded to the type of x, as another operator would read it."""
+    return (x.to(ACC) + residual.to(ACC)).to(x.dtype)
 
 
 @kernel
@@ -73,7 +84,9 @@ def forward(
     W,  # (N,) or anything where not HAS_W
     B,  # (N,) or anything where not HAS_B
     Y,  # (M, N), contiguous
-    STATS,  # (2, M) float32 (float64): mean and rstd; anything where not KEEP
+    STATS,  # (2, M) float32 (float64): mean and rstd, (1, M): rstd; anything where not KEEP
+    RES,  # (M, N), contiguous: added to x; or None
+    SUM,  # (M, N): x + RES, rounded; None where RES is
     M,
     N,
     stride_x,
@@ -91,6 +104,8 @@ def forward(
     KEEP: tl.constexpr,  # mean and rstd, for a backward
     EXACT: tl.constexpr,  # for types as wide as the sums: a rounding of those would be seen
     OPAQUE: tl.constexpr,
+    CENTRED: tl.constexpr,
+    ROUND: tl.constexpr,  # to the type of y, before the weight multiplies
 ):
     """Tiles of R whole rows: mean, then variance about it, then the result."""
     program = tl.program_id(0)
@@ -111,34 +126,53 @@ def forward(
         y_at = Y + (rows.to(tl.int64)[:, None] * N + cols)
         x = ()
         summed = tl.full((R, P), 0.0, ACC)
-        if EXACT:
+        if EXACT and CENTRED:
             # Numbers about the first of their row: their sum is small, and so is its rounding.
             first = tl.load(X + rows.to(tl.int64) * stride_x, mask=rows < M, other=0.0).to(ACC)
         for k in tl.static_range(K):
             mask = here & last if k == K - 1 else here
             piece = tl.load(x_at + k * P, mask=mask, other=0.0)
+            if RES is not None:
+                res_at = RES + (rows.to(tl.int64)[:, None] * N + cols) + k * P
+                piece = added(piece, tl.load(res_at, mask=mask, other=0.0), ACC)
+                sum_at = SUM + (rows.to(tl.int64)[:, None] * N + cols) + k * P
+                tl.store(sum_at, piece, mask=mask)
             x = x + (piece,)
-            if EXACT:
-                from_first = piece.to(ACC) - first[:, None]
-                summed += tl.where(last, from_first, 0.0) if k == K - 1 else from_first
+            if CENTRED:
+                if EXACT:
+                    from_first = piece.to(ACC) - first[:, None]
+                    summed += tl.where(last, from_first, 0.0) if k == K - 1 else from_first
+                else:
+                    summed += piece.to(ACC)
             else:
-                summed += piece.to(ACC)
-        mean = quotient(sum_along(summed, 1), tl.full((), N, ACC), ACC, EXACT)
-        if EXACT:
-            mean += first
-        squared = tl.full((R, P), 0.0, ACC)
-        for k in tl.static_range(K):
-            centred = same_bits(x[k], zero, OPAQUE).to(ACC) - mean[:, None]
-            if k == K - 1:
-                centred = tl.where(last, centred, 0.0)
-            squared += centred * centred
+                summed += piece.to(ACC) * piece.to(ACC)
+        if CENTRED:
+            mean = quotient(sum_along(summed, 1), tl.full((), N, ACC), ACC, EXACT)
+            if EXACT:
+                mean += first
+            squared = tl.full((R, P), 0.0, ACC)
+            for k in tl.static_range(K):
+                centred = same_bits(x[k], zero, OPAQUE).to(ACC) - mean[:, None]
+                if k == K - 1:
+                    centred = tl.where(last, centred, 0.0)
+                squared += centred * centred
+        else:
+            squared = summed
         variance = quotient(sum_along(squared, 1), tl.full((), N, ACC), ACC, EXACT) + EPS
         rstd = inverse_root(tl.where(rows < M, variance, 1.0), ACC, EXACT)
         if KEEP:
-            tl.store(STATS + rows, mean, mask=rows < M)
-            tl.store(STATS + M + rows, rstd, mask=rows < M)
+            if CENTRED:
+                tl.store(STATS + rows, mean, mask=rows < M)
+                tl.store(STATS + M + rows, rstd, mask=rows < M)
+            else:
+                tl.store(STATS + rows, rstd, mask=rows < M)
         for k in tl.static_range(K):
-            y = (same_bits(x[k], zero, OPAQUE).to(ACC) - mean[:, None]) * rstd[:, None]
+            if CENTRED:
+                y = (same_bits(x[k], zero, OPAQUE).to(ACC) - mean[:, None]) * rstd[:, None]
+            else:
+                y = same_bits(x[k], zero, OPAQUE).to(ACC) * rstd[:, None]
+            if ROUND:
+                y = y.to(Y.dtype.element_ty).to(ACC)
             if HAS_W:
                 w = weight[k] if HOLD else columns_of(W, k, K, P, cols, last)
                 y = y * w.to(ACC)
@@ -151,9 +185,9 @@ def forward(
 
 @kernel
 def forward_wide(
-    X, W, B, Y, STATS, M, N, stride_x,
+    X, W, B, Y, STATS, RES, SUM, M, N, stride_x,
     EPS: tl.constexpr, ACC: tl.constexpr, P: tl.constexpr, HAS_W: tl.constexpr, HAS_B: tl.constexpr,
-    KEEP: tl.constexpr,
+    KEEP: tl.constexpr, CENTRED: tl.constexpr, ROUND: tl.constexpr,
 ):  # fmt: skip
     """For rows too wide for the registers: mean and squares of each chunk are merged."""
     row = tl.program_id(0).to(tl.int64)
@@ -162,23 +196,38 @@ def forward_wide(
     squares = tl.full((), 0.0, ACC)
     for start in range(0, N, P):
         here = start + cols < N
-        x = tl.load(X + row * stride_x + start + cols, mask=here, other=0.0).to(ACC)
-        count = tl.minimum(N - start, P)
-        chunk_mean = quotient(sum_along(x, 0), count.to(ACC), ACC, True)
-        centred = tl.where(here, x - chunk_mean, 0.0)
-        # Chan, Golub and LeVeque's update for the union of two samples.
-        delta = chunk_mean - mean
-        share = quotient(count.to(ACC), (start + count).to(ACC), ACC, True)
-        mean += delta * share
-        squares += sum_along(centred * centred, 0) + delta * delta * share * start
+        x = tl.load(X + row * stride_x + start + cols, mask=here, other=0.0)
+        if RES is not None:
+            x = added(x, tl.load(RES + row * N + start + cols, mask=here, other=0.0), ACC)
+            tl.store(SUM + row * N + start + cols, x, mask=here)
+        x = x.to(ACC)
+        if CENTRED:
+            count = tl.minimum(N - start, P)
+            chunk_mean = quotient(sum_along(x, 0), count.to(ACC), ACC, True)
+            centred = tl.where(here, x - chunk_mean, 0.0)
+            # Chan, Golub and LeVeque's update for the union of two samples.
+            delta = chunk_mean - mean
+            share = quotient(count.to(ACC), (start + count).to(ACC), ACC, True)
+            mean += delta * share
+            squares += sum_along(centred * centred, 0) + delta * delta * share * start
+        else:
+            squares += sum_along(x * x, 0)
     rstd = inverse_root(quotient(squares, tl.full((), N, ACC), ACC, True) + EPS, ACC, True)
     if KEEP:
-        tl.store(STATS + row, mean)
-        tl.store(STATS + M + row, rstd)
+        if CENTRED:
+            tl.store(STATS + row, mean)
+            tl.store(STATS + M + row, rstd)
+        else:
+            tl.store(STATS + row, rstd)
     for start in range(0, N, P):
         here = start + cols < N
-        y = tl.load(X + row * stride_x + start + cols, mask=here, other=0.0).to(ACC)
-        y = (y - mean) * rstd
+        # The sum again, not what was stored: another thread's store need not be visible.
+        y = tl.load(X + row * stride_x + start + cols, mask=here, other=0.0)
+        if RES is not None:
+            y = added(y, tl.load(RES + row * N + start + cols, mask=here, other=0.0), ACC)
+        y = (y.to(ACC) - mean) * rstd if CENTRED else y.to(ACC) * rstd
+        if ROUND:
+            y = y.to(Y.dtype.element_ty).to(ACC)
         if HAS_W:
             y = y * tl.load(W + start + cols, mask=here, other=0.0).to(ACC)
         if HAS_B:
@@ -191,9 +240,10 @@ def backward(
     X,  # (M, N), rows stride_x apart
     DY,  # (M, N), rows stride_dy apart
     W,  # (N,), or anything where not HAS_W
-    STATS,  # (2, M): mean and rstd
+    STATS,  # (2, M): mean and rstd; (1, M): rstd where not CENTRED
     DX,  # (M, N), contiguous
-    PART,  # (2, programs, N): what each program saw of dweight and of dbias
+    PART,  # (2, programs, N): what each program saw of dweight and of dbias; (1, …): of dweight
+    DH,  # (M, N), contiguous: added to dx; or None
     M,
     N,
     stride_x,
@@ -212,6 +262,8 @@ def backward(
     PARTIALS: tl.constexpr,
     OPAQUE: tl.constexpr,
     PDL: tl.constexpr,  # the second stage may be launched before this one ends
+    CENTRED: tl.constexpr,
+    ROUND: tl.constexpr,  # dweight from the rounded x rstd that the weight multiplied
 ):
     """dx of every tile, and this program's share of dweight and dbias.
 
@@ -228,15 +280,20 @@ def backward(
     for k in tl.static_range(K):
         if PARTIALS:
             dw = dw + (tl.full((1 if SHARED else R, P), 0.0, ACC),)
-            db = db + (tl.full((1 if SHARED else R, P), 0.0, ACC),)
+            if CENTRED:
+                db = db + (tl.full((1 if SHARED else R, P), 0.0, ACC),)
         if HAS_W and HOLD:
             in_registers = in_registers + (columns_of(W, k, K, P, cols, last),)
     if PDL:
         tlc.gdc_launch_dependents()
     for tile in tl.range(program, tiles, programs, num_stages=STAGES):
         rows = tile * R + tl.arange(0, R)
-        mean = tl.load(STATS + rows, mask=rows < M, other=0.0)[:, None]
-        rstd = tl.load(STATS + M + rows, mask=rows < M, other=0.0)[:, None]
+        if CENTRED:
+            mean = tl.load(STATS + rows, mask=rows < M, other=0.0)[:, None]
+            rstd = tl.load(STATS + M + rows, mask=rows < M, other=0.0)[:, None]
+        else:
+            mean = 0.0
+            rstd = tl.load(STATS + rows, mask=rows < M, other=0.0)[:, None]
         here = (rows < M)[:, None]
         wide = rows.to(tl.int64)[:, None]
         # Each thread reaches all pieces at constant offsets from one address.
@@ -254,42 +311,52 @@ def backward(
             weight = ()
             for k in tl.static_range(K):
                 weight = weight + (columns_of(W, k, K, P, cols, last),)
-        shift = -mean * rstd
+        shift = -mean * rstd if CENTRED else 0.0
         s1 = tl.full((R, P), 0.0, ACC)
         s2 = tl.full((R, P), 0.0, ACC)
         # Always true: it keeps the two passes in separate blocks of code. In one block their
         # instructions mix, and more values are alive at once than there are registers for.
         if tile < tiles:
             for k in tl.static_range(K):
-                xhat = normalised(x[k], mean, rstd, shift, ACC, FUSED)
+                xhat = normalised(x[k], mean, rstd, shift, ACC, FUSED, CENTRED)
                 wg = dy[k].to(ACC)
                 if HAS_W:
                     wg = wg * weight[k].to(ACC)
                 s1 += xhat * wg
-                s2 += wg
-        # Both sums at once: one exchange between warps, not two.
-        c1, c2 = tl.split(sum_along(tl.join(s1, s2), 1))
-        c1 = (c1 / N)[:, None] * rstd
-        c2 = (c2 / N)[:, None] * rstd
+                if CENTRED:
+                    s2 += wg
+        if CENTRED:
+            # Both sums at once: one exchange between warps, not two.
+            c1, c2 = tl.split(sum_along(tl.join(s1, s2), 1))
+            c1 = (c1 / N)[:, None] * rstd
+            c2 = (c2 / N)[:, None] * rstd
+        else:
+            c1 = (sum_along(s1, 1) / N)[:, None] * rstd
         if tile < tiles:
             next_dw = ()
             next_db = ()
             for k in tl.static_range(K):
                 again = same_bits(x[k], zero, OPAQUE)
-                xhat = normalised(again, mean, rstd, shift, ACC, FUSED)
+                xhat = normalised(again, mean, rstd, shift, ACC, FUSED, CENTRED)
                 g = same_bits(dy[k], zero, OPAQUE).to(ACC)
                 wg = g
                 if HAS_W:
                     wg = g * same_bits(weight[k], zero, OPAQUE and not HOLD).to(ACC)
                 if PARTIALS:
+                    factor = xhat.to(DX.dtype.element_ty).to(ACC) if ROUND else xhat
                     if SHARED:
-                        next_dw = next_dw + (dw[k] + sum_along(g * xhat, 0)[None, :],)
-                        next_db = next_db + (db[k] + sum_along(g, 0)[None, :],)
+                        next_dw = next_dw + (dw[k] + sum_along(g * factor, 0)[None, :],)
+                        if CENTRED:
+                            next_db = next_db + (db[k] + sum_along(g, 0)[None, :],)
                     else:
-                        next_dw = next_dw + (dw[k] + g * xhat,)
-                        next_db = next_db + (db[k] + g,)
-                dx = (wg * rstd - c2) - xhat * c1
+                        next_dw = next_dw + (dw[k] + g * factor,)
+                        if CENTRED:
+                            next_db = next_db + (db[k] + g,)
+                dx = ((wg * rstd - c2) if CENTRED else wg * rstd) - xhat * c1
                 mask = here & last if k == K - 1 else here
+                if DH is not None:
+                    dh_at = DH + (wide * N + cols) + k * P
+                    dx += tl.load(dh_at, mask=mask, other=0.0).to(ACC)
                 tl.store(dx_at + k * P, dx.to(DX.dtype.element_ty), mask=mask)
             dw = next_dw
             db = next_db
@@ -299,18 +366,19 @@ def backward(
             mask = k * P + flat < N
             at = PART + program.to(tl.int64) * N + k * P + flat
             tl.store(at, sum_along(dw[k], 0), mask=mask)
-            tl.store(at + programs.to(tl.int64) * N, sum_along(db[k], 0), mask=mask)
+            if CENTRED:
+                tl.store(at + programs.to(tl.int64) * N, sum_along(db[k], 0), mask=mask)
 
 
 @kernel
 def backward_sums(
     X, DY, W, STATS, SUMS, M, N, stride_x, stride_dy,
-    ACC: tl.constexpr, P: tl.constexpr, HAS_W: tl.constexpr,
+    ACC: tl.constexpr, P: tl.constexpr, HAS_W: tl.constexpr, CENTRED: tl.constexpr,
 ):  # fmt: skip
     """The two sums that dx needs, for rows too wide for the registers: one row per program."""
     row = tl.program_id(0).to(tl.int64)
     cols = tl.arange(0, P)
-    mean = tl.load(STATS + row)
+    mean = tl.load(STATS + row) if CENTRED else 0.0
     s1 = tl.full((P,), 0.0, ACC)
     s2 = tl.full((P,), 0.0, ACC)
     for start in range(0, N, P):
@@ -321,16 +389,17 @@ def backward_sums(
             g = g * tl.load(W + start + cols, mask=here, other=0.0).to(ACC)
         s1 += (x - mean) * g
         s2 += g
-    rstd = tl.load(STATS + M + row)
+    rstd = tl.load(STATS + M + row if CENTRED else STATS + row)
     tl.store(SUMS + row, sum_along(s1, 0) / N * rstd * rstd * rstd)
-    tl.store(SUMS + M + row, sum_along(s2, 0) / N * rstd)
+    if CENTRED:
+        tl.store(SUMS + M + row, sum_along(s2, 0) / N * rstd)
 
 
 @kernel
 def backward_wide(
-    X, DY, W, STATS, SUMS, DX, PART, M, N, stride_x, stride_dy, tiles,
+    X, DY, W, STATS, SUMS, DX, PART, DH, M, N, stride_x, stride_dy, tiles,
     ACC: tl.constexpr, R: tl.constexpr, P: tl.constexpr, HAS_W: tl.constexpr,
-    PARTIALS: tl.constexpr,
+    PARTIALS: tl.constexpr, CENTRED: tl.constexpr, ROUND: tl.constexpr,
 ):  # fmt: skip
     """dx and partial sums of P columns from the sums of the rows: x and dy are read again."""
     program = tl.program_id(0)
@@ -343,31 +412,42 @@ def backward_wide(
         rows = tile * R + tl.arange(0, R)
         wide = rows.to(tl.int64)[:, None]
         mask = (rows < M)[:, None] & inside
-        mean = tl.load(STATS + rows, mask=rows < M, other=0.0)[:, None]
-        rstd = tl.load(STATS + M + rows, mask=rows < M, other=0.0)[:, None]
         c1 = tl.load(SUMS + rows, mask=rows < M, other=0.0)[:, None]
-        c2 = tl.load(SUMS + M + rows, mask=rows < M, other=0.0)[:, None]
+        if CENTRED:
+            mean = tl.load(STATS + rows, mask=rows < M, other=0.0)[:, None]
+            rstd = tl.load(STATS + M + rows, mask=rows < M, other=0.0)[:, None]
+            c2 = tl.load(SUMS + M + rows, mask=rows < M, other=0.0)[:, None]
+        else:
+            mean = 0.0
+            rstd = tl.load(STATS + rows, mask=rows < M, other=0.0)[:, None]
+            c2 = 0.0
         x = tl.load(X + wide * stride_x + cols, mask=mask, other=0.0).to(ACC)
         g = tl.load(DY + wide * stride_dy + cols, mask=mask, other=0.0).to(ACC)
         if PARTIALS:
-            dw += (x - mean) * (g * rstd)
+            if ROUND:
+                dw += (x * rstd).to(DX.dtype.element_ty).to(ACC) * g
+            else:
+                dw += (x - mean) * (g * rstd)
             db += g
         if HAS_W:
             g = g * tl.load(W + cols, mask=inside, other=0.0).to(ACC)
         dx = g * rstd - ((x - mean) * c1 + c2)
+        if DH is not None:
+            dx += tl.load(DH + wide * N + cols, mask=mask, other=0.0).to(ACC)
         tl.store(DX + wide * N + cols, dx.to(DX.dtype.element_ty), mask=mask)
     if PARTIALS:
         flat = tl.program_id(1) * P + tl.arange(0, P)
         at = PART + program.to(tl.int64) * N + flat
         tl.store(at, sum_along(dw, 0), mask=flat < N)
-        tl.store(at + programs.to(tl.int64) * N, sum_along(db, 0), mask=flat < N)
+        if CENTRED:
+            tl.store(at + programs.to(tl.int64) * N, sum_along(db, 0), mask=flat < N)
 
 
 @kernel
 def second_stage(
-    PART,  # (2, G, N)
+    PART,  # (2, G, N); (1, G, N) where only dweight is summed
     DW,  # (N,)
-    DB,  # (N,)
+    DB,  # (N,), or anything
     G,
     N,
     ACC: tl.constexpr,

@@ -90,7 +90,11 @@ def _scalars_as_indices() -> None:
 if interpreting() and triton.__version__.startswith("3.6."):
     _scalars_as_indices()
 
-_COUNTS = {"M", "G", "tiles", "zero"}
+_data_ptr = torch.Tensor.data_ptr
+_get_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda: -1)
+_get_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0)
+
+_COUNTS = {"M", "G", "tiles", "zero", "groups", "parts"}
 
 
 def _names(function: Callable[..., Any]) -> list[str]:
@@ -166,25 +170,21 @@ class Launch:
         self._launch: Any = None
 
     def __call__(
-        self, grid: tuple[int, int], tensors: tuple[torch.Tensor, ...], counts: tuple[int, ...]
+        self, grid: tuple[int, int], tensors: tuple[torch.Tensor, ...], counts: tuple[Any, ...]
     ) -> None:
         """Launch on the current stream; with unaligned tensors through Triton's own launcher."""
-        pointers = [t.data_ptr() for t in tensors]
+        pointers = [*map(_data_ptr, tensors)]
         bits = 0
         for pointer in pointers:
             bits |= pointer
-        if self._launch is None or bits & 15 or torch._C._cuda_getDevice() != self.index:
+        if self._launch is None or bits & 15 or _get_device() != self.index:
             self._analysed(grid, tensors, counts, bits & 15 == 0)
             return
-        run, function, metadata = self._launch
-        # As Triton's own CompiledKernel[grid](…) calls it, without the hooks of a profiler.
-        run(
-            *grid, 1, torch._C._cuda_getCurrentRawStream(self.index), function, metadata,
-            None, None, None, *pointers, *counts, *self.constants,
-        )  # fmt: skip
+        pointers += counts
+        self._launch(*grid, _get_stream(self.index), pointers)
 
     def _analysed(
-        self, grid: tuple[int, int], tensors: tuple[torch.Tensor, ...], counts: tuple[int, ...],
+        self, grid: tuple[int, int], tensors: tuple[torch.Tensor, ...], counts: tuple[Any, ...],
         aligned: bool,
     ) -> None:  # fmt: skip
         with torch.cuda.device(self.index):  # -1: none
@@ -192,7 +192,42 @@ class Launch:
             compiled = self.function[grid](*arguments, **self.options)
         if aligned and compiled is not None:  # the interpreter returns nothing
             self.compiled = compiled
-            self._launch = compiled.run, compiled.function, compiled.packed_metadata
+            self._launch = _launcher(compiled, self.constants)
+
+
+def _launcher(compiled: Any, constants: tuple[Any, ...]) -> Callable[..., None]:
+    """A function of the grid, the stream and the first arguments that launches a compiled kernel.
+
+    ``CompiledKernel.run`` is how Triton's own ``CompiledKernel[grid](…)`` launches, without the
+    hooks of a profiler. In the versions named here the C function behind it is called directly:
+    what lies between allocates scratch memory, which these kernels have none of, and takes half a
+    microsecond.
+    """
+    run, function, metadata = compiled.run, compiled.function, compiled.packed_metadata
+    version = triton.__version__.split(".")[:2]
+    sizes = [getattr(run, name + "_scratch_size", None) for name in ("global", "profile")]
+    fixed: tuple[Any, ...]
+    if sizes == [0, 0] and version == ["3", "6"]:
+        direct, hooks = run.launch, (None, None, None)
+        fixed = (run.launch_cooperative_grid, run.launch_pdl, None, None, metadata, *hooks)
+
+        def launch(x: int, y: int, stream: int, arguments: list[Any]) -> None:
+            direct(x, y, 1, stream, function, *fixed, *arguments, *constants)
+
+    elif sizes == [0, 0] and version == ["3", "7"]:
+        direct, hooks = run.launch, (None, None, None)
+        fixed = (run.launch_cooperative_grid, run.launch_pdl, metadata, *hooks, None, None)
+        fixed = (*fixed, run.arg_annotations, run.kernel_signature)
+
+        def launch(x: int, y: int, stream: int, arguments: list[Any]) -> None:
+            direct(x, y, 1, stream, function, *fixed, (*arguments, *constants))
+
+    else:
+
+        def launch(x: int, y: int, stream: int, arguments: list[Any]) -> None:
+            run(x, y, 1, stream, function, metadata, None, None, None, *arguments, *constants)
+
+    return launch
 
 
 _LAUNCHES: dict[Any, Launch] = {}

@@ -1,4 +1,4 @@
-"""Layer norms to compare with, forward and backward: those that are installed here."""
+"""Layer norms and RMSNorms to compare with, and the stream that bounds their rates."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import torch
+import triton.language as tl
 
-from ._layer_norm import _backward, _forward
-from ._runtime import interpreting
+from ..errors import ArgumentError
+from ._layer_norm import forward_of
+from ._row_norm import LAYER, RMS, case_of, gradients_of
+from ._runtime import check_device, interpreting, kernel, run
 
-__all__ = ["LayerNorm", "layer_norms"]
+__all__ = ["LayerNorm", "RmsNorm", "layer_norms", "rms_norms", "stream"]
 
 Tensors = tuple[torch.Tensor, ...]
 
@@ -35,11 +38,27 @@ class LayerNorm(NamedTuple):
     weights: torch.dtype | None = None
 
 
+class RmsNorm(NamedTuple):
+    """One RMSNorm, split where autograd splits it.
+
+    Attributes
+    ----------
+    forward : callable
+        (x, residual or None, w, eps) -> (y, h, \\*saved): h is x + residual, or x; saved is rstd in
+        its own form.
+    backward : callable
+        (dy, dh or None, h, w, \\*saved) -> (dx, dw), dh the gradient of h: given with a residual.
+    """
+
+    forward: Callable[..., Tensors]
+    backward: Callable[..., Tensors]
+
+
 def _ours() -> LayerNorm:
     def backward(dy: Any, x: Any, w: Any, b: Any, stats: Any) -> Any:
-        return _backward(dy, x, w, stats, x.shape[1], w.dtype, b.dtype, 0)
+        return gradients_of(LAYER, dy, x, w, stats, None, w.dtype, b.dtype, 0)
 
-    return LayerNorm(_forward, backward)
+    return LayerNorm(forward_of, backward)
 
 
 def _torch_forward(x: Any, w: Any, b: Any, eps: float) -> Any:
@@ -90,6 +109,52 @@ def _quack() -> LayerNorm:
     return LayerNorm(forward, backward, torch.float32)
 
 
+def _fla_module() -> Any:
+    try:
+        return importlib.import_module("fla.modules.norm.layernorm")
+    except ImportError:  # before 0.6
+        return importlib.import_module("fla.modules.layernorm")
+
+
+def _fla() -> LayerNorm:
+    ops = _fla_module()
+
+    def forward(x: Any, w: Any, b: Any, eps: float) -> Any:
+        return ops.layer_norm_fwd(x, w, b, eps)[:3]
+
+    def backward(dy: Any, x: Any, w: Any, b: Any, mean: Any, rstd: Any) -> Any:
+        return ops.layer_norm_bwd(dy, x, w, b, mean=mean, rstd=rstd)[:3]
+
+    return LayerNorm(forward, backward)
+
+
+def _apex() -> LayerNorm:
+    ops = importlib.import_module("fused_layer_norm_cuda")
+
+    def forward(x: Any, w: Any, b: Any, eps: float) -> Any:
+        return ops.forward_affine(x, (x.shape[1],), w, b, eps)
+
+    def backward(dy: Any, x: Any, w: Any, b: Any, mean: Any, rstd: Any) -> Any:
+        return ops.backward_affine(dy, mean, rstd, x, (x.shape[1],), w, b, 0.0, False)
+
+    return LayerNorm(forward, backward)
+
+
+def _transformer_engine() -> LayerNorm:
+    importlib.import_module("transformer_engine.pytorch")
+    ops = importlib.import_module("transformer_engine_torch")
+
+    def forward(x: Any, w: Any, b: Any, eps: float) -> Any:
+        kind = getattr(ops.DType, {2: "kFloat16", 4: "kFloat32"}[x.element_size()])
+        kind = ops.DType.kBFloat16 if x.dtype == torch.bfloat16 else kind
+        return ops.layernorm_fwd(x, w, b, eps, None, None, kind, 0, False)
+
+    def backward(dy: Any, x: Any, w: Any, b: Any, mean: Any, rstd: Any) -> Any:
+        return ops.layernorm_bwd(dy, x, mean, rstd, w, 0, False)
+
+    return LayerNorm(forward, backward)
+
+
 # How each is made, and whether it runs on a CPU.
 _KNOWN: dict[str, tuple[Callable[[], LayerNorm], Callable[[], bool]]] = {
     "roundoff": (_ours, interpreting),
@@ -97,6 +162,9 @@ _KNOWN: dict[str, tuple[Callable[[], LayerNorm], Callable[[], bool]]] = {
     "inductor": (_inductor, lambda: False),
     "Liger": (_liger, lambda: False),
     "QuACK": (_quack, lambda: False),
+    "flash-linear-attention": (_fla, lambda: False),
+    "Apex": (_apex, lambda: False),
+    "Transformer Engine": (_transformer_engine, lambda: False),
 }
 
 
@@ -112,8 +180,9 @@ def layer_norms(device: str = "cuda") -> tuple[dict[str, LayerNorm], dict[str, s
     Returns
     -------
     (dict, dict)
-        Label -> :class:`LayerNorm`, of roundoff, torch, inductor, Liger and QuACK; label -> reason,
-        of those that are missing.
+        Label -> :class:`LayerNorm`, of roundoff, torch, inductor, Liger, QuACK,
+        flash-linear-attention, Apex and Transformer Engine; label -> reason, of those that are
+        missing.
 
     Examples
     --------
@@ -122,8 +191,12 @@ def layer_norms(device: str = "cuda") -> tuple[dict[str, LayerNorm], dict[str, s
     >>> "torch" in norms, missing["Liger"]
     (True, 'made for a GPU')
     """
+    return _installed(_KNOWN, device)
+
+
+def _installed(known: dict[str, tuple[Callable[[], Any], Callable[[], bool]]], device: str) -> Any:
     norms, missing = {}, {}
-    for label, (make, on_cpu) in _KNOWN.items():
+    for label, (make, on_cpu) in known.items():
         if not device.startswith("cuda") and not on_cpu():
             missing[label] = "made for a GPU"
             continue
@@ -132,3 +205,216 @@ def layer_norms(device: str = "cuda") -> tuple[dict[str, LayerNorm], dict[str, s
         except (ImportError, OSError, AttributeError) as error:
             missing[label] = f"{type(error).__name__}: {error}"
     return norms, missing
+
+
+# --- RMSNorm --------------------------------------------------------------------------------------
+
+
+def _our_rms() -> RmsNorm:
+    def forward(x: Any, residual: Any, w: Any, eps: float) -> Any:
+        case = case_of(RMS, (x.shape[1],), eps, None, x, w, None, residual)
+        return case.forward(x, w, None, residual, True)
+
+    def backward(dy: Any, dh: Any, h: Any, w: Any, stats: Any) -> Any:
+        return gradients_of(RMS, dy, h, w, stats, dh, w.dtype, None, 0)[:2]
+
+    return RmsNorm(forward, backward)
+
+
+def _torch_rms_forward(x: Any, residual: Any, w: Any, eps: float) -> Any:
+    h = x if residual is None else x + residual
+    y, rstd = torch.ops.aten._fused_rms_norm(h, [h.shape[1]], w, eps)
+    return y, h, rstd
+
+
+def _torch_rms_backward(dy: Any, dh: Any, h: Any, w: Any, rstd: Any) -> Any:
+    call = torch.ops.aten._fused_rms_norm_backward
+    dx, dw = call(dy, h, [h.shape[1]], rstd, w, [True, True])
+    return dx if dh is None else dx + dh, dw
+
+
+def _torch_rms() -> RmsNorm:
+    return RmsNorm(_torch_rms_forward, _torch_rms_backward)
+
+
+def _plain_rms_forward(x: Any, residual: Any, w: Any, eps: float) -> Any:
+    h = x if residual is None else x + residual
+    wide = h.float()
+    rstd = torch.rsqrt(wide.square().mean(1, keepdim=True) + eps)
+    return (wide * rstd * w.float()).to(h.dtype), h, rstd
+
+
+def _plain_rms_backward(dy: Any, dh: Any, h: Any, w: Any, rstd: Any) -> Any:
+    g, xhat = dy.float(), h.float() * rstd
+    wg = g * w.float()
+    dx = rstd * (wg - xhat * (wg * xhat).mean(1, keepdim=True))
+    dx = (dx if dh is None else dx + dh.float()).to(h.dtype)
+    return dx, (g * xhat).sum(0).to(w.dtype)
+
+
+@cache
+def _inductor_rms() -> RmsNorm:
+    importlib.import_module("torch._dynamo").config.recompile_limit = 256
+    return RmsNorm(
+        torch.compile(_plain_rms_forward, dynamic=False, fullgraph=True),
+        torch.compile(_plain_rms_backward, dynamic=False, fullgraph=True),
+    )
+
+
+def _liger_rms() -> RmsNorm:
+    ops = importlib.import_module("liger_kernel.ops.rms_norm")
+    fused = importlib.import_module("liger_kernel.ops.fused_add_rms_norm")
+
+    def forward(x: Any, residual: Any, w: Any, eps: float) -> Any:
+        if residual is None:
+            y, h, *saved = ops.rms_norm_forward(x, w, eps, 0.0, "none", False)
+        else:
+            y, h, *saved = fused.fused_add_rms_norm_forward(x, residual, w, eps, 0.0, "none")
+        return y, h, *saved
+
+    def backward(dy: Any, dh: Any, h: Any, w: Any, rstd: Any, *how: Any) -> Any:
+        block, warps, *stages, casting = how
+        if dh is None:
+            call = ops.rms_norm_backward
+            return call(dy, h, w, rstd, 0.0, casting, block, warps, False, False)
+        call = fused.fused_add_rms_norm_backward
+        dx, _, dw = call(dy, dh, h, w, rstd, 0.0, casting, block, warps, *stages, False)
+        return dx, dw
+
+    return RmsNorm(forward, backward)
+
+
+def _quack_rms() -> RmsNorm:
+    ops = importlib.import_module("quack.rmsnorm")
+
+    def forward(x: Any, residual: Any, w: Any, eps: float) -> Any:
+        return ops.rmsnorm_fwd(x, w, residual=residual, eps=eps, store_rstd=True)
+
+    def backward(dy: Any, dh: Any, h: Any, w: Any, rstd: Any) -> Any:
+        return ops.rmsnorm_bwd(h, w, dy, rstd, dresidual_out=dh, has_residual=dh is not None)[:2]
+
+    return RmsNorm(forward, backward)
+
+
+def _fla_rms() -> RmsNorm:
+    ops = _fla_module()
+
+    def forward(x: Any, residual: Any, w: Any, eps: float) -> Any:
+        y, _, rstd, h = ops.layer_norm_fwd(x, w, None, eps, residual, is_rms_norm=True)
+        return y, h, rstd
+
+    def backward(dy: Any, dh: Any, h: Any, w: Any, rstd: Any) -> Any:
+        more = {"dres": dh, "has_residual": True} if dh is not None else {}
+        call = ops.layer_norm_bwd
+        return call(dy, h, w, None, mean=None, rstd=rstd, is_rms_norm=True, **more)[:2]
+
+    return RmsNorm(forward, backward)
+
+
+_KNOWN_RMS: dict[str, tuple[Callable[[], RmsNorm], Callable[[], bool]]] = {
+    "roundoff": (_our_rms, interpreting),
+    "torch": (_torch_rms, lambda: False),
+    "inductor": (_inductor_rms, lambda: False),
+    "Liger": (_liger_rms, lambda: False),
+    "QuACK": (_quack_rms, lambda: False),
+    "flash-linear-attention": (_fla_rms, lambda: False),
+}
+
+
+def rms_norms(device: str = "cuda") -> tuple[dict[str, RmsNorm], dict[str, str]]:
+    """This package's RMSNorm and the baselines that are installed.
+
+    All multiply by the weight before the only rounding of y.
+
+    Parameters
+    ----------
+    device : str
+        As for :func:`layer_norms`.
+
+    Returns
+    -------
+    (dict, dict)
+        Label -> :class:`RmsNorm`, of roundoff, torch, inductor, Liger, QuACK and
+        flash-linear-attention; label -> reason, of those that are missing.
+
+    Examples
+    --------
+    >>> from roundoff.kernels.baselines import rms_norms
+    >>> norms, missing = rms_norms("cpu")
+    >>> missing["torch"]  # its fused backward is there for CUDA alone
+    'made for a GPU'
+    """
+    return _installed(_KNOWN_RMS, device)
+
+
+# --- the ceiling ----------------------------------------------------------------------------------
+
+
+@kernel
+def _stream(
+    A, B, C,  # (n,); only the first READS are read
+    Y, Z,  # (n,); only the first WRITES are written
+    n,
+    READS: tl.constexpr, WRITES: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    here = at < n
+    x = tl.load(A + at, mask=here)
+    if READS > 1:
+        x += tl.load(B + at, mask=here)
+    if READS > 2:
+        x += tl.load(C + at, mask=here)
+    tl.store(Y + at, x, mask=here)
+    if WRITES > 1:
+        tl.store(Z + at, x, mask=here)
+
+
+def stream(
+    inputs: tuple[torch.Tensor, ...], outputs: tuple[torch.Tensor, ...], block: int | None = None
+) -> None:
+    """Read and write as many tensors as a normalisation does: the ceiling of its rate.
+
+    Writes the sum of the inputs, added in their own type, to each output. A forward reads one and
+    writes one, with a residual two and two; a backward reads two and writes one, with the gradient
+    of the sum three and one. torch's own copy slows down at half a gibibyte a tensor; this does not
+    depend on the size.
+
+    Parameters
+    ----------
+    inputs : tuple of torch.Tensor
+        One to three, contiguous, of one shape and type.
+    outputs : tuple of torch.Tensor
+        One or two, of the same shape and type.
+    block : int, optional
+        Elements of a program, a power of two; by default 16 KiB.
+
+    Raises
+    ------
+    ArgumentError
+        Another number of tensors.
+    UnsupportedError
+        They are on the CPU and the kernels of this process are compiled for a GPU.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from roundoff.kernels.baselines import stream
+    >>> device = "cuda" if torch.cuda.is_available() else "cpu"
+    >>> x, y = torch.ones(100, device=device), torch.empty(100, device=device)
+    >>> stream((x, x), (y,))
+    >>> y.unique().tolist()
+    [2.0]
+    """
+    if not 1 <= len(inputs) <= 3 or not 1 <= len(outputs) <= 2:
+        raise ArgumentError(
+            "tensors of a stream", got=f"{len(inputs)} and {len(outputs)}",
+            expected="1 to 3 inputs, 1 or 2 outputs",
+        )  # fmt: skip
+    first = inputs[0]
+    check_device(first.device, "the first input")
+    block = block or 16384 // first.element_size()
+    tensors = (*inputs, *(first,) * (3 - len(inputs)), *outputs, *(first,) * (2 - len(outputs)))
+    n = first.numel()
+    if n:
+        grid = (-(-n // block), 1)
+        run(_stream, grid, *tensors, n, len(inputs), len(outputs), block, num_warps=8)

@@ -1,0 +1,177 @@
+"""How the rows of a normalisation are divided: over programs, into tiles and pieces."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, NamedTuple
+
+import triton
+
+from ._runtime import interpreting, multiprocessors
+
+__all__ = ["Tiling", "backward_tiling", "forward_tiling", "second_stage_tiling"]
+
+#: Programs that can share a row; with more of them rows are read twice, in chunks.
+_MOST_SHARES = 32
+
+
+class Tiling(NamedTuple):
+    """How a kernel divides its rows; part of what fixes the bits of a result.
+
+    Attributes
+    ----------
+    rows : int
+        Rows of a tile.
+    piece : int
+        Columns of a piece, a power of two.
+    pieces : int
+        Pieces of a program's columns; 0 where the kernel loops over chunks of `piece` columns.
+    warps : int
+        Warps of a program.
+    stages : int
+        Depth of the pipeline: with 2 the next tile is loaded while one is computed.
+    per_sm : int
+        Programs for each multiprocessor; 0 where each tile has its own.
+    hold : bool
+        Whether the weight stays in registers.
+    shares : int
+        Programs that share a row, each with its own columns.
+    wait : bool
+        Whether those that share a row run together and wait for each other's sums; else the kernel
+        is launched twice, which is the default until waiting has been timed on a GPU.
+
+    Examples
+    --------
+    >>> from roundoff.kernels._norm_tilings import backward_tiling
+    >>> tiling = backward_tiling(15872, 2)
+    >>> tiling.pieces * tiling.piece  # columns that are computed, padding included
+    16384
+    """
+
+    rows: int
+    piece: int
+    pieces: int
+    warps: int
+    stages: int = 1
+    per_sm: int = 0
+    hold: bool = False
+    shares: int = 1
+    wait: bool = False
+
+    def programs(self, tiles: int, index: int) -> int:
+        """Programs for so many tiles on a CUDA device, or groups of them; -1 is the interpreter."""
+        most = self.per_sm * multiprocessors(index) // self.shares
+        return min(tiles, max(1, most)) if self.per_sm else tiles
+
+    def together(self, index: int) -> bool:
+        """Whether one launch does, whose programs wait for each other."""
+        fit = self.per_sm * multiprocessors(index) >= self.shares
+        return self.wait and fit and not interpreting()
+
+
+def _pieces(columns: int, rows: int, piece: int, *rest: Any) -> Tiling:
+    return Tiling(rows, piece, -(-columns // piece), *rest)
+
+
+def _shared(columns: int, most: int, piece: int, warps: int, stages: int) -> Tiling | None:
+    """A row over as few programs as have at most so many columns each; None beyond 32."""
+    shares = -(-columns // most)
+    pieces = -(-columns // (shares * piece))
+    if shares > _MOST_SHARES:
+        return None
+    return Tiling(1, piece, pieces, warps, stages, 1, True, shares)
+
+
+@cache
+def forward_tiling(columns: int, itemsize: int, many: bool = False) -> Tiling:
+    """Launch parameters of the forward kernel for rows of `columns` elements of `itemsize` bytes.
+
+    Measured on an H200 in float16 and float32; other types go by the bytes of a row. With `many`
+    rows, more than 8192, some widths do better without a pipeline. Pieces and warps, which fix the
+    order of the sums, stay the same: the bits of a row do not depend on how many others there are.
+
+    Examples
+    --------
+    >>> from roundoff.kernels._norm_tilings import forward_tiling
+    >>> tiling = forward_tiling(8704, 2)
+    >>> tiling.piece, tiling.pieces, tiling.warps
+    (2048, 5, 4)
+    """
+    size = columns * itemsize // 2
+    if size > 32768:
+        shared = (
+            None if itemsize == 8 else _shared(columns, 16384 // itemsize, 8192 // itemsize, 8, 3)
+        )
+        return shared or Tiling(1, 16384 // itemsize, 0, 16)
+    if size <= 1024:
+        piece = triton.next_power_of_2(columns)
+        return Tiling(max(1, 4096 // itemsize // piece), piece, 1, 1, 1, 0, itemsize == 4)
+    if itemsize == 2:
+        if size <= 1536:
+            return _pieces(columns, 1, 512, 1, 1, 0, True)
+        if size <= 3072 or (size <= 4096 and not many):
+            return _pieces(columns, 1, 1024, 4, 3, 6 if size <= 2048 else 4, True)
+        if size <= 7168:
+            if many:
+                return _pieces(columns, 1, 1024, 4)
+            return _pieces(columns, 1, 1024, 4, *((3, 3) if size <= 6144 else (4, 2)), True)
+        return _pieces(columns, 1, 2048, 4)
+    if itemsize == 4:
+        if size <= 2048:
+            return _pieces(columns, 1, 1024, 1, 1, 0, True)
+        if size <= 8192:
+            return _pieces(columns, 1, 1024, 2 if size <= 4096 else 4, 1, 0, True)
+        if size <= 16384:
+            return _pieces(columns, 1, 2048, 8, 1, 0, True)
+        return _pieces(columns, 1, 2048, 16 if size <= 24576 else 8)
+    return _pieces(columns, 1, 4096 // itemsize, 4)
+
+
+@cache
+def backward_tiling(columns: int, itemsize: int) -> Tiling:
+    """Launch parameters of the backward kernel, as :func:`forward_tiling`.
+
+    The sums dweight and dbias fill the registers of a multiprocessor at 32,768 columns: from 16,384
+    columns of two bytes on, 12,288 of four, several programs share a row.
+
+    Examples
+    --------
+    >>> from roundoff.kernels._norm_tilings import backward_tiling
+    >>> [backward_tiling(n, 2).shares for n in (8704, 16384, 24576, 65536)]
+    [1, 1, 3, 8]
+    """
+    size = columns * itemsize // 2
+    if size > (16384 if itemsize == 2 else 24576):
+        shared = (
+            None if itemsize == 8 else _shared(columns, 16384 // itemsize, 4096 // itemsize, 8, 3)
+        )
+        return shared or Tiling(16, 256, 0, 4, 1, 1)
+    small, large = 2048 // itemsize, 4096 // itemsize
+    if size <= 1024:
+        piece = triton.next_power_of_2(columns)
+        rows = (4096 if itemsize == 2 else 8192) // itemsize // piece
+        return Tiling(max(1, rows), piece, 1, 4, 3, 2 if itemsize == 2 else 1, True)
+    if size <= 2048:
+        rows, per_sm = (2, 2) if itemsize == 2 else (4, 1)
+        return _pieces(columns, rows, small, 4, 3, per_sm, True)
+    if size <= 3072:
+        return _pieces(columns, 2, small, 4, 4, 1, True)
+    if size <= 4096:
+        return _pieces(columns, 2, large, 8, 3, 1, True)
+    if size <= 4608 and itemsize == 2:  # three large pieces would be a third too much
+        return _pieces(columns, 1, small, 8, 3, 2, True)
+    if size <= 6144:
+        return _pieces(columns, 1, large, 8, 4, 1, True)
+    # From here on registers are short: wider types and wider rows read the weight again.
+    hold = size <= (12288 if itemsize == 2 else 8192)
+    return _pieces(columns, 1, large, 8, 3 if size <= 14336 else 2, 1, hold)
+
+
+def second_stage_tiling(count: int, columns: int) -> tuple[int, int, int]:
+    """Partial sums and columns of a tile of the second stage, and its warps."""
+    # The interpreter is quicker with few large tiles; the order of the sum stays the same.
+    return (
+        min(triton.next_power_of_2(count), 64),
+        min(triton.next_power_of_2(columns), 1024 if interpreting() else 16),
+        4,
+    )

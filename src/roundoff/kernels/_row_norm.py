@@ -1,0 +1,526 @@
+r"""How the normalisations of rows run: kernels chosen once for a kind of call, then launched.
+
+A call looks its :class:`Case` up by the metadata of its tensors: shapes, types, devices, strides.
+The case has the launches with their grids and counts: what remains is to allocate and to launch.
+
+The sums over rows are taken in two stages, without locks or atomics of values: each program adds
+its own rows in float32, a second kernel adds the programs' partial sums, both in a fixed order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import cache, lru_cache, partial
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from ..errors import ArgumentError, DtypeError, ShapeError
+from . import _layer_norm_kernels as kernels
+from . import _layer_norm_wide as wide
+from ._norm_tilings import Tiling, backward_tiling, forward_tiling, second_stage_tiling
+from ._runtime import Launch, check_device, interpreting
+
+__all__ = ["LAYER", "RMS", "Case", "Form", "Normalised", "NormalisedSum", "case_of", "gradients_of"]
+
+_DTYPES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
+_WIDEST = 2**30
+_MANY = 8192
+_MOST = 2**31 - 1  # Triton takes a larger number as another type
+
+Tensor = torch.Tensor
+Optional = torch.Tensor | None
+
+
+class Form(NamedTuple):
+    """What is computed of a row.
+
+    Attributes
+    ----------
+    name : str
+        The public function, for errors.
+    centred : bool
+        Layer normalisation; else RMSNorm.
+    round_first : bool
+        Whether the normalised row is rounded to its type before the weight multiplies.
+    """
+
+    name: str
+    centred: bool
+    round_first: bool = False
+
+
+LAYER = Form("layer_norm", True)
+RMS = Form("rms_norm", False)
+
+
+#: What of a tensor decides how it is processed: shape, strides, type, device.
+Like = tuple[tuple[int, ...], tuple[int, ...], torch.dtype, torch.device]
+
+
+def _like(tensor: Optional) -> Any:
+    return None if tensor is None else (tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
+
+
+def check(
+    form: Form, shape: tuple[int, ...], eps: float, programs: int | None, x: Like,
+    others: dict[str, Like | None],
+) -> None:  # fmt: skip
+    """Raise for arguments that do not fit; *others* are weight, bias and residual by name."""
+    x_shape, _, _, device = x
+    if not shape or x_shape[-len(shape) :] != shape:
+        raise ShapeError(
+            "the last dimensions of x are not normalized_shape",
+            got=f"x {tuple(x_shape)}, normalized_shape {shape}",
+            expected="x of shape (…, *normalized_shape)",
+        )
+    if not 1 <= math.prod(shape) <= _WIDEST:
+        raise ShapeError(
+            "a row has no elements or too many", got=shape, expected=f"1 to {_WIDEST} elements"
+        )
+    for name, like in {"x": x, **others}.items():
+        if like is None:
+            continue
+        if like[2] not in _DTYPES:
+            raise DtypeError(
+                f"{name} has a type that {form.name} does not take",
+                got=str(like[2]),
+                expected="float16, bfloat16, float32 or float64",
+            )
+        expected = tuple(x_shape) if name in ("x", "residual") else shape
+        if tuple(like[0]) != expected:
+            raise ShapeError(
+                f"{name} has another shape", got=tuple(like[0]), expected=f"{expected}"
+            )
+        if name == "residual" and like[2] != x[2]:
+            raise DtypeError(
+                "residual has another type than x", got=str(like[2]), expected=str(x[2])
+            )
+        if like[3] != device:
+            raise ArgumentError(
+                f"{name} is on another device than x", got=str(like[3]), expected=str(device)
+            )
+    if not eps >= 0:
+        raise ArgumentError("eps must not be negative", got=eps, expected="0 or more")
+    if programs is not None and programs < 1:
+        raise ArgumentError("programs out of range", got=programs, expected="at least 1")
+    check_device(device, "x")
+
+
+def _rows(x: Tensor, columns: int) -> Tensor:
+    """x where it is contiguous, else its rows with adjacent elements; copied only where needed."""
+    if x.is_contiguous():
+        return x
+    rows = x.reshape(-1, columns)
+    return rows if rows.stride(1) == 1 or columns == 1 else rows.contiguous()
+
+
+def _stride(rows: Tensor, columns: int) -> int:
+    """Elements between the beginnings of two rows, of what :func:`_rows` gives."""
+    return columns if rows.is_contiguous() else rows.stride(0)
+
+
+def _type(tensor: Optional) -> torch.dtype | None:
+    return None if tensor is None else tensor.dtype
+
+
+def accumulator(dtype: torch.dtype) -> torch.dtype:
+    """The type of sums: float32, for float64 float64."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def _constant(dtype: torch.dtype) -> Any:
+    return tl.float64 if dtype == torch.float64 else tl.float32
+
+
+@cache
+def _early_launch(index: int) -> bool:
+    """Whether a kernel may be launched before the one it depends on has ended (Hopper on)."""
+    return torch.cuda.get_device_capability(index) >= (9, 0)
+
+
+def _empty(
+    shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+) -> Callable[[], Tensor]:
+    """An allocation; with strides given it takes half the time of ``x.new_empty``."""
+    strides = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
+    return partial(torch.empty_strided, shape, strides, dtype=dtype, device=device)
+
+
+def _index(device: torch.device) -> int:
+    return -1 if device.index is None else device.index
+
+
+def _limited(tiling: Tiling) -> dict[str, Any]:
+    """Options: so many registers that per_sm programs fit on a multiprocessor."""
+    limit = min(65536 // (tiling.per_sm * tiling.warps * 32) // 8 * 8, 255)
+    return {"num_warps": tiling.warps, "maxnreg": limit if tiling.per_sm > 1 else None}
+
+
+def _steps(tiling: Tiling, index: int) -> list[tuple[dict[str, Any], tuple[bool, bool]]]:
+    """Options and (publish, finish) of the launches for rows that programs share."""
+    if tiling.together(index):
+        return [({"launch_cooperative_grid": True}, (True, True))]
+    return [({}, (True, False)), ({}, (False, True))]
+
+
+def _words(m: int, shares: int, device: torch.device) -> Tensor:
+    return torch.full((m, shares), -1, dtype=torch.int64, device=device)
+
+
+# --- forward --------------------------------------------------------------------------------------
+
+
+@lru_cache(4096)
+def _forward_launch(
+    form: Form, tiling: Tiling, n: int, stride: int, dtype: torch.dtype,
+    w_type: torch.dtype | None, b_type: torch.dtype | None, eps: float, keep: bool,
+    added: bool, wide_counts: bool, index: int,
+) -> tuple[Launch, ...]:  # fmt: skip
+    """The forward for rows of one width, stride and type."""
+    kind, last = _constant(dtype), (form.centred, form.round_first)
+    flags = (w_type is not None, b_type is not None, keep)
+    short = dtype.itemsize == 2
+    opaque = short and not interpreting()
+    if not tiling.pieces:
+        constants: tuple[Any, ...] = (eps, kind, tiling.piece, *flags, *last)
+        return (Launch(kernels.forward_wide, index, constants, num_warps=tiling.warps),)
+    if tiling.shares > 1:
+        padded = triton.next_power_of_2(tiling.shares)
+        sizes = (eps, *tiling[:3], tiling.shares, padded, tiling.stages, tiling.hold)
+        return tuple(
+            Launch(wide.forward_shared, index, (*sizes, *flags, not short, opaque, *last, *step),
+                   **_limited(tiling), **options)
+            for options, step in _steps(tiling, index)
+        )  # fmt: skip
+    constants = (eps, kind, *tiling[:3], tiling.stages, tiling.hold, *flags, not short, opaque)
+    return (Launch(kernels.forward, index, (*constants, *last), num_warps=tiling.warps),)
+
+
+class Case:
+    """What calls with the same metadata share: launch parameters and kernels, chosen once.
+
+    `tiling`, and a second for the backward, replace the usual ones, for measurements.
+    """
+
+    def __init__(
+        self, form: Form, shape: tuple[int, ...], eps: float, programs: int | None, x: Like,
+        weight: Like | None, bias: Like | None, residual: Like | None = None,
+        tilings: tuple[Tiling | None, Tiling | None] = (None, None),
+    ) -> None:  # fmt: skip
+        others = {"weight": weight, "bias": bias, "residual": residual}
+        check(form, shape, eps, programs, x, others)
+        self.form, self.shape, self.columns = form, shape, math.prod(shape)
+        self.programs, self.backward_tiling = programs or 0, tilings[1]
+        self.x_shape, _, self.dtype, self.device = x
+        self.w_type, self.b_type = (None if t is None else t[2] for t in (weight, bias))
+        meta = torch.empty_strided(*x[:2], dtype=x[2], device="meta")
+        self.plain = meta.is_contiguous()
+        stride = _stride(_rows(meta, self.columns), self.columns)
+        self.m = math.prod(self.x_shape) // self.columns
+        self.stats = _empty((1 + form.centred, self.m), accumulator(self.dtype), self.device)
+        self.gradients: dict[Any, Backward] = {}
+        index, itemsize = _index(self.device), self.dtype.itemsize
+        tiling = tilings[0] or forward_tiling(self.columns, itemsize, self.m > _MANY)
+        self.shares = tiling.shares if tiling.pieces else 1
+        kind = (self.columns, stride, self.dtype, self.w_type, self.b_type, float(eps))
+        many = self.m > _MOST
+        self.launches = [
+            _forward_launch(form, tiling, *kind, keep, residual is not None, many, index)
+            for keep in (False, True)
+        ]
+        tiles = -(-self.m // tiling.rows)
+        counts: tuple[Any, ...] = (self.m, self.columns, stride)
+        groups = tiling.programs(tiles, index)
+        if not tiling.pieces:
+            self.grid = self.m, 1
+        elif self.shares > 1:
+            self.grid, counts = (groups * self.shares, 1), (*counts, tiles, groups, 0)
+        else:
+            self.grid, counts = (groups, 1), (*counts, tiles, 0)
+        self.counts = (None, None, *counts) if residual is None else counts
+
+    def forward(
+        self, x: Tensor, weight: Optional, bias: Optional, residual: Optional, keep: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """y of x's shape; x as rows, or x + residual; with `keep` the statistics."""
+        if self.plain:
+            rows, y = x, torch.empty_like(x)
+        else:
+            rows, y = _rows(x, self.columns), x.new_empty(self.x_shape)
+        stats = self.stats() if keep else y
+        w = rows if weight is None else weight.contiguous()
+        b = rows if bias is None else bias.contiguous()
+        tensors: tuple[Tensor, ...] = (rows, w, b, y, stats)
+        if self.shares > 1:
+            tensors = (*tensors, _words(self.m, self.shares, self.device))
+        if residual is not None:
+            rows = torch.empty_like(y)
+            tensors = (*tensors, residual.contiguous(), rows)
+        if self.m:
+            for launch in self.launches[keep]:
+                launch(self.grid, tensors, self.counts)
+        return y, rows, stats
+
+    def backward(
+        self, dy: Tensor, rows: Tensor, weight: Optional, stats: Tensor, dh: Optional,
+        needs_dw: bool, needs_db: bool,
+    ) -> tuple[Tensor, Optional, Optional]:  # fmt: skip
+        """dx, dw and db in the shapes of x, weight and bias; None where one is not needed."""
+        contiguous = dy.is_contiguous() and rows.is_contiguous()
+        if not contiguous:
+            dy, rows = _rows(dy, self.columns), _rows(rows, self.columns)
+        key = (dy.dtype, needs_dw, needs_db, dh is None, contiguous or (dy.stride(), rows.stride()))
+        call = self.gradients.get(key)
+        if call is None:
+            call = self.gradients[key] = _backward_of(
+                self.form, self.x_shape, self.columns, _stride(rows, self.columns),
+                _stride(dy, self.columns), self.dtype, dy.dtype, self.w_type,
+                self.w_type if needs_dw else None, self.b_type if needs_db else None,
+                dh is not None, self.programs, self.device, self.backward_tiling,
+            )  # fmt: skip
+        dx, dw, db = call(dy, rows, weight, stats, dh)
+        if len(self.shape) > 1:
+            dw, db = (None if t is None else t.view(self.shape) for t in (dw, db))
+        return dx, dw, db
+
+
+_cases: dict[Any, Case] = {}
+
+
+def case_of(
+    form: Form, shape: tuple[int, ...], eps: float, programs: int | None, x: Tensor,
+    weight: Optional, bias: Optional, residual: Optional = None,
+) -> Case:  # fmt: skip
+    """The case of a call. Parameters are made contiguous where they are not: no key has strides."""
+    key = (
+        form, shape, eps, programs, x.shape, x.dtype, x.device, x.is_contiguous() or x.stride(),
+        None if weight is None else (weight.shape, weight.dtype, weight.device),
+        None if bias is None else (bias.shape, bias.dtype, bias.device),
+        None if residual is None else (residual.shape, residual.dtype, residual.device),
+    )  # fmt: skip
+    case = _cases.get(key)
+    if case is None:
+        likes = map(_like, (x, weight, bias, residual))
+        case = Case(form, shape, eps, programs, *likes)
+        if len(_cases) >= 4096:
+            _cases.clear()
+        _cases[key] = case
+    return case
+
+
+# --- backward -------------------------------------------------------------------------------------
+
+
+def gradients_of(
+    form: Form, dy: Tensor, x: Tensor, weight: Optional, stats: Tensor, dh: Optional,
+    dw_type: torch.dtype | None, db_type: torch.dtype | None, programs: int,
+    tiling: Tiling | None = None,
+) -> tuple[Tensor, Optional, Optional]:  # fmt: skip
+    """dx of x (M, N), dweight and dbias (N,) of the types asked for, None where none is."""
+    columns = x.shape[1]
+    rows, dy = _rows(x, columns), _rows(dy, columns)
+    strides = (_stride(rows, columns), _stride(dy, columns))
+    call = _backward_of(
+        form, x.shape, columns, *strides, x.dtype, dy.dtype, _type(weight), dw_type, db_type,
+        dh is not None, programs, x.device, tiling,
+    )  # fmt: skip
+    return call(dy, rows, weight, stats, dh)
+
+
+class Backward:
+    """dx, dweight and dbias for rows of one kind: allocations, first and second stage.
+
+    Attributes
+    ----------
+    launch : Launch
+        The one that writes dx.
+    """
+
+    def __init__(
+        self, form: Form, shape: tuple[int, ...], n: int, stride_x: int, stride_dy: int,
+        dtype: torch.dtype, dy_type: torch.dtype, w_type: torch.dtype | None,
+        dw_type: torch.dtype | None, db_type: torch.dtype | None, has_dh: bool, programs: int,
+        device: torch.device, tiling: Tiling | None,
+    ) -> None:  # fmt: skip
+        index, m = _index(device), math.prod(shape) // n
+        tiling = tiling or backward_tiling(n, dtype.itemsize)
+        self.m, self.n, self.index, self.tiling = m, n, index, tiling
+        self.sums = dw_type is not None or db_type is not None
+        self.dw = None if dw_type is None else _empty((n,), dw_type, device)
+        self.db = None if db_type is None else _empty((n,), db_type, device)
+        self.dx = _empty(tuple(shape), dtype, device)
+        if not m:
+            return
+        tiles = -(-m // tiling.rows)
+        groups = tiling.programs(tiles, index)
+        count = min(tiles, programs) if programs else groups
+        kind = (form, tiling, n, stride_x, stride_dy, dtype, dy_type, w_type, self.sums, has_dh)
+        self.first = _first_stage(*kind, m > _MOST, index)
+        self.launch = self.first[-1]
+        self.part = _empty((1 + form.centred, count, n), accumulator(dtype), device)
+        self.wide = not tiling.pieces
+        self.shares = 1 if self.wide else tiling.shares
+        sizes = (m, n, stride_x, stride_dy)
+        counts: tuple[Any, ...] = (*sizes, tiles, 0)
+        self.grid = count, 1
+        if self.wide:
+            self.row_grid, self.row_counts = (m, 1), sizes
+            self.grid, counts = (count, -(-n // tiling.piece)), (*sizes, tiles)
+        elif self.shares > 1:
+            groups = min(groups, count)
+            self.grid, counts = (groups * self.shares, 1), (*sizes, tiles, groups, count, 0)
+        self.counts = counts if has_dh else (None, *counts)
+        types = (dw_type or db_type, db_type or dw_type)
+        if types[0] is not None and types[1] is not None:
+            key = (min(count, 64), n, accumulator(dtype), types[0], types[1], index)
+            columns, self.second = _second_launch(*key)
+            self.second_grid, self.second_counts = (-(-n // columns), 1 + form.centred), (count, n)
+            # Where the kernel adds two and nobody wants the other, that needs a place.
+            both = form.centred and (dw_type is None or db_type is None)
+            self.spare = _empty((n,), types[0], device) if both else None
+
+    def __call__(
+        self, dy: Tensor, rows: Tensor, weight: Optional, stats: Tensor, dh: Optional
+    ) -> tuple[Tensor, Optional, Optional]:
+        dx = self.dx()
+        dw = None if self.dw is None else self.dw()
+        db = None if self.db is None else self.db()
+        if not self.m:
+            return dx, None if dw is None else dw.zero_(), None if db is None else db.zero_()
+        part = self.part() if self.sums else stats
+        w = rows if weight is None else weight.contiguous()
+        tensors: tuple[Tensor, ...] = (rows, dy, w, stats, dx, part)
+        if self.wide:
+            sums = torch.empty_like(stats)
+            self.first[0](self.row_grid, (rows, dy, w, stats, sums), self.row_counts)
+            tensors = (rows, dy, w, stats, sums, dx, part)
+        elif self.shares > 1:
+            tensors = (*tensors, _words(self.m, self.shares, rows.device))
+        if dh is not None:
+            tensors = (*tensors, dh.contiguous())
+        for launch in self.first[1:] if self.wide else self.first:
+            launch(self.grid, tensors, self.counts)
+        if self.sums:
+            spare = None if self.spare is None else self.spare()
+            first, last = (spare if dw is None else dw), (spare if db is None else db)
+            targets = (first, first if last is None else last)
+            _second_stage(self.second, self.second_grid, part, targets, self.second_counts)
+        return dx, dw, db
+
+
+_backward_of = lru_cache(4096)(Backward)
+
+
+@lru_cache(4096)
+def _first_stage(
+    form: Form, tiling: Tiling, n: int, stride_x: int, stride_dy: int, dtype: torch.dtype,
+    dy_type: torch.dtype, w_type: torch.dtype | None, sums: bool, has_dh: bool,
+    wide_counts: bool, index: int,
+) -> tuple[Launch, ...]:  # fmt: skip
+    """The launches that give dx and the partial sums."""
+    kind, weighted = _constant(dtype), w_type is not None
+    last = (form.centred, form.round_first)
+    if not tiling.pieces:
+        add = (kind, 4096, weighted, form.centred)
+        finish = (kind, tiling.rows, tiling.piece, weighted, sums, *last)
+        return (
+            Launch(kernels.backward_sums, index, add, num_warps=16),
+            Launch(kernels.backward_wide, index, finish, num_warps=tiling.warps),
+        )
+    # A single column is its own mean: nothing would remain but the rounding of the difference.
+    short, compiled = dtype.itemsize == 2 and n > 1, not interpreting()
+    opaque = compiled and dtype.itemsize == 2
+    # Whether each thread has the same columns in every row of a tile.
+    shared = tiling.rows == 1 or tiling.piece * dtype.itemsize >= tiling.warps * 512
+    if tiling.shares > 1:
+        padded = triton.next_power_of_2(tiling.shares)
+        sizes = (*tiling[:3], tiling.shares, padded, tiling.stages, tiling.hold)
+        flags = (shared, short, weighted, sums, opaque, *last)
+        return tuple(
+            Launch(wide.backward_shared, index, (*sizes, *flags, *step),
+                   **_limited(tiling), **options)
+            for options, step in _steps(tiling, index)
+        )  # fmt: skip
+    early = compiled and _early_launch(index)
+    constants = (
+        kind, *tiling[:3], tiling.stages, tiling.hold, shared, short, weighted, sums, opaque, early,
+    )  # fmt: skip
+    return (Launch(kernels.backward, index, (*constants, *last), **_limited(tiling)),)
+
+
+@lru_cache(4096)
+def _second_launch(
+    count: int, n: int, dtype: torch.dtype, dw_type: torch.dtype, db_type: torch.dtype, index: int
+) -> tuple[int, Launch]:
+    rows, columns, warps = second_stage_tiling(count, n)
+    early = not interpreting() and _early_launch(index)
+    options = {"launch_pdl": True} if early else {}
+    constants = (_constant(dtype), rows, columns, early)
+    return columns, Launch(kernels.second_stage, index, constants, num_warps=warps, **options)
+
+
+def _second_stage(
+    launch: Launch, grid: tuple[int, int], part: Tensor, targets: tuple[Any, Any],
+    counts: tuple[int, int],
+) -> None:  # fmt: skip
+    launch(grid, (part, *targets), counts)
+
+
+# --- autograd -------------------------------------------------------------------------------------
+
+
+class Normalised(torch.autograd.Function):
+    """(x, weight, bias, case) -> y."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Optional, bias: Optional, case: Case) -> Tensor:
+        y, rows, stats = case.forward(x, weight, bias, None, True)
+        ctx.save_for_backward(rows, weight, stats)
+        ctx.case = case
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> Any:
+        # once_differentiable takes time, and is only needed for double backward.
+        return (_refusing if torch.is_grad_enabled() else _gradients)(ctx, dy)
+
+
+def _gradients(ctx: Any, dy: Tensor) -> Any:
+    rows, weight, stats = ctx.saved_tensors
+    _, needs_dw, needs_db, _ = ctx.needs_input_grad
+    return *ctx.case.backward(dy, rows, weight, stats, None, needs_dw, needs_db), None
+
+
+_refusing = torch.autograd.function.once_differentiable(_gradients)
+
+
+class NormalisedSum(torch.autograd.Function):
+    """(x, residual, weight, case) -> y and x + residual."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, residual: Tensor, weight: Optional, case: Case) -> Any:
+        ctx.set_materialize_grads(False)
+        y, summed, stats = case.forward(x, weight, None, residual, True)
+        ctx.save_for_backward(summed, weight, stats)
+        ctx.case = case
+        return y, summed
+
+    @staticmethod
+    def backward(ctx: Any, dy: Optional, dh: Optional) -> Any:
+        return (_refusing_sum if torch.is_grad_enabled() else _sum_gradients)(ctx, dy, dh)
+
+
+def _sum_gradients(ctx: Any, dy: Optional, dh: Optional) -> Any:
+    if dy is None:  # only the sum was used
+        return dh, dh, None, None
+    summed, weight, stats = ctx.saved_tensors
+    needs_dw = ctx.needs_input_grad[2]
+    dx, dw, _ = ctx.case.backward(dy, summed, weight, stats, dh, needs_dw, False)
+    return dx, dx, dw, None
+
+
+_refusing_sum = torch.autograd.function.once_differentiable(_sum_gradients)

@@ -1,0 +1,653 @@
+"""Layer norm and RMSNorm on a CUDA device: right, tuned, beside their rivals, and launched.
+
+Parts, each a table and a list of rows in ``--out``:
+
+- ``check``: every way of dividing a row against float64, and 20 runs each with one result. Run it
+  first, with a time limit: programs that share a row wait for each other.
+- ``tune``: candidates of tilings for each width, type and direction; prints the quickest three
+  beside the usual one and the ceiling, a stream with the same reads and writes.
+- ``race``: torch, inductor, Liger, QuACK, flash-linear-attention, Apex and Transformer Engine, as
+  far as they can be imported, beside ours and the ceiling.
+- ``launches``: a call with its launches, as a user writes it: torch's, ours, and an empty
+  autograd function with the same allocations; then the pieces of ours on the host.
+- ``bits``: a digest of dx, dw and db of eight shapes with ``programs`` fixed, and how many there
+  are in 100 runs: to be compared between machines.
+
+Device times are CUDA graph replays over buffers that rotate over more than the L2, rivals
+interleaved. A part first prints its cells and an estimate of its seconds. ``tune`` compiles in
+processes of its own, as many as there are cores. Run
+``python tests/bench/bench_layer_norm.py check tune --out results``; ``--dry`` runs every line on a
+CPU with tiny sizes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import hashlib
+import importlib
+import itertools
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas as pd
+import torch
+from torch.nn import functional
+
+from roundoff.environment import environment
+from roundoff.kernels import baselines, interpreting, layer_norm, rms_norm
+from roundoff.kernels._norm_tilings import Tiling, backward_tiling, forward_tiling
+from roundoff.timing import copies, measure
+
+engine = importlib.import_module("roundoff.kernels._row_norm")
+
+TYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+FORMS = ("layer", "rms", "rms+residual")
+DIRECTIONS = ("forward", "backward")
+WIDTHS = (256, 512, 1024, 2048, 3072, 4096, 6144, 8192, 8704, 12288, 15872, 16384, 24576, 32768,
+          65536, 131072)  # fmt: skip
+#: A row over three programs, of a width that the interpreter takes quickly.
+DRY = [Tiling(1, 16, 2, 1, 1, 1, True, 3)]
+#: inductor compiles each for itself, which takes seconds.
+TELLING = (1024, 4096, 8192, 12288, 15872, 32768)
+EPS = 1e-5
+MOST = 2**30
+REGISTERS = 65536
+
+
+class Cell(NamedTuple):
+    """What is timed: rows, columns, type, form and direction."""
+
+    form: str
+    direction: str
+    kind: str
+    m: int
+    n: int
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return TYPES[self.kind]
+
+    @property
+    def moved(self) -> tuple[int, int]:
+        """Tensors read and written."""
+        residual = self.form == "rms+residual"
+        if self.direction == "forward":
+            return (2, 2) if residual else (1, 1)
+        return (3, 1) if residual else (2, 1)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(self.moved) * self.m * self.n * self.dtype.itemsize
+
+
+class Bench:
+    """What all parts share: the device, the budget of a cell, and the rows."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options, self.dry, self.budget = options, options.dry, options.budget
+        self.device = "cpu" if options.dry else "cuda"
+        self.rows: dict[str, list[dict[str, Any]]] = {}
+
+    def draw(self, *shape: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
+        generator = torch.Generator(self.device).manual_seed(seed)
+        return torch.randn(*shape, generator=generator, device=self.device, dtype=dtype)
+
+    def cells(self, forms: tuple[str, ...], widths: tuple[int, ...]) -> Iterator[Cell]:
+        options = self.options
+        kinds = options.types or (["float32"] if self.dry else ["float16"])
+        for form, kind, n, direction in itertools.product(
+            options.forms or forms, kinds, options.widths or widths, DIRECTIONS
+        ):
+            m = 5 if self.dry else max(1, min(options.rows, MOST // n))
+            if direction in (options.directions or DIRECTIONS):
+                yield Cell(form, direction, kind, m, n)
+
+    def sets(self, cell: Cell) -> int:
+        # Outputs live as long as their set: inputs, outputs and what another rival keeps.
+        return 2 if self.dry else copies(cell.nbytes, self.device, most=16)
+
+    def inputs(self, cell: Cell, sets: int) -> list[list[torch.Tensor]]:
+        """Tensors that the cell reads, a list for each set; w and b are the last two."""
+        w, b = (self.draw(cell.n, dtype=cell.dtype, seed=s) for s in (1, 2))
+        shape = (cell.m, cell.n)
+        return [
+            [*(self.draw(*shape, dtype=cell.dtype, seed=9 * s + i) for i in range(3)), w, b]
+            for s in range(sets)
+        ]
+
+    def time(self, calls: dict[str, Callable[[int], Any]], cell: Cell, sets: int) -> Any:
+        last: dict[tuple[str, int], Any] = {}
+
+        def turn(label: str, i: int) -> None:
+            # An output lives until its set's next turn: no call writes where another just wrote.
+            last[label, i] = calls[label](i)
+
+        if not self.dry:
+            gc.collect()
+            torch.cuda.empty_cache()  # the last cell's graphs
+        return measure(
+            {label: partial(turn, label) for label in calls}, device=self.device,
+            cuda_graph=not self.dry, rotate=sets, budget_s=self.budget, precision=0.01,
+            min_rounds=3 if self.dry else 7, max_rounds=60,
+            bytes=dict.fromkeys(calls, cell.nbytes),
+        )  # fmt: skip
+
+    def add(self, part: str, cell: Cell, timings: Any, first: str) -> dict[str, float]:
+        """A row for each rival: GB/s, and its rate over the first's with the interval."""
+        rates = {}
+        for _, row in timings.frame.iterrows():
+            label = row["label"]
+            over = timings.ratio(first, label)  # of times: a rate over the first's
+            self.rows.setdefault(part, []).append(
+                cell._asdict()
+                | {"rival": label, "us": row["median"] * 1e6, "us_low": row["low"] * 1e6,
+                   "us_high": row["high"] * 1e6, "gb_s": row["gb_s"], "ratio": over.value,
+                   "ratio_low": over.low, "ratio_high": over.high}
+            )  # fmt: skip
+            rates[label] = float(row["gb_s"])
+        return rates
+
+
+# --- ours, with any tiling ------------------------------------------------------------------------
+
+
+def form_of(cell: Cell) -> Any:
+    return engine.LAYER if cell.form == "layer" else engine.RMS
+
+
+def call_of(cell: Cell, tensors: list[torch.Tensor], tiling: Tiling | None) -> Callable[[], Any]:
+    """One call of our kernels on one set of buffers."""
+    x, dy, more, w, b = tensors
+    form, layer = form_of(cell), cell.form == "layer"
+    residual = more if cell.form == "rms+residual" else None
+    likes = map(engine._like, (x, w, b if layer else None, residual))
+    tilings = (tiling if cell.direction == "forward" else None, None)
+    case = engine.Case(form, (cell.n,), EPS, None, *likes, tilings)
+    arguments = (x, w, b if layer else None, residual, True)
+    if cell.direction == "forward":
+        return lambda: case.forward(*arguments)
+    _, rows, stats = case.forward(*arguments)
+    types = (w.dtype, b.dtype if layer else None)
+    return lambda: engine.gradients_of(form, dy, rows, w, stats, residual, *types, 0, tiling)
+
+
+def stream_of(cell: Cell, tensors: list[torch.Tensor]) -> Callable[[], Any]:
+    reads, writes = cell.moved
+    outputs = tuple(torch.empty_like(tensors[0]) for _ in range(writes))
+    return lambda: baselines.stream(tuple(tensors[:reads]), outputs)
+
+
+# --- check ----------------------------------------------------------------------------------------
+
+
+def truth_of(cell: Cell, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """y, or dx, dw (and db), in float64."""
+    x, dy, more, w, b = (t.double() for t in tensors)
+    residual = cell.form == "rms+residual"
+    h = (tensors[0] + tensors[2]).double() if residual else x
+    leaves = [t.requires_grad_() for t in ((h, w, b) if cell.form == "layer" else (h, w))]
+    y = (
+        functional.layer_norm(h, (cell.n,), w, b, EPS)
+        if cell.form == "layer"
+        else functional.rms_norm(h, (cell.n,), w, EPS)
+    )
+    if cell.direction == "forward":
+        return [y.detach()]
+    grads = list(torch.autograd.grad(y, leaves, dy))
+    if residual:
+        grads[0] = grads[0] + more
+    return grads
+
+
+def check(bench: Bench) -> None:
+    """Every way of dividing a row, against float64 and against itself."""
+    widths = (70,) if bench.dry else (1000, 8192, 15872, 20000, 24576, 40000, 65536, 131072)
+    kinds = ("float32",) if bench.dry else ("float16", "bfloat16", "float32")
+    worst = 0.0
+    for form, n, kind, direction in itertools.product(FORMS, widths, kinds, DIRECTIONS):
+        cell = Cell(form, direction, kind, 5 if bench.dry else 300, n)
+        (tensors,) = bench.inputs(cell, 1)
+        usual = (forward_tiling if direction == "forward" else backward_tiling)(
+            n, cell.dtype.itemsize
+        )
+        for tiling in [usual] + [usual._replace(wait=not usual.wait)] * (usual.shares > 1) + DRY * bench.dry:
+            call = call_of(cell, tensors, tiling)
+            first = [t for t in call() if t is not None]
+            expected = truth_of(cell, tensors)
+            errors = [
+                ((a.double() - e).square().mean().sqrt() / e.square().mean().sqrt()).item()
+                / torch.finfo(cell.dtype).eps
+                for a, e in zip(first, expected, strict=False)
+            ]
+            runs = range(2 if bench.dry else 20)
+            same = all(
+                all(torch.equal(a, b) for a, b in zip(first, call(), strict=False)) for _ in runs
+            )
+            row = cell._asdict() | {"tiling": str(tuple(tiling)), "errors": errors, "same": same}
+            bench.rows.setdefault("check", []).append(row)
+            worst = max(worst, *errors)
+            # A sum in float32 is rounded many times, one in 16 bits once.
+            if max(errors) > (2 if kind == "float32" else 0.6) or not same:
+                print(f"WRONG {row}", flush=True)
+    print(f"check: {len(bench.rows['check'])} cells, largest error {worst:.2f} units (RMS)")
+
+
+# --- tune -----------------------------------------------------------------------------------------
+
+
+def registers(cell: Cell, t: Tiling) -> float:
+    """About how many registers a thread needs; more than 255 spill."""
+    columns, words = t.piece * t.pieces, cell.dtype.itemsize / 4
+    if cell.direction == "forward":
+        held = (2 if cell.form == "layer" else 1) * columns * words if t.hold else 0
+        tiles = t.rows * columns * words * (2 if t.shares > 1 else 1)
+        return (tiles + held + 2 * t.rows * t.piece) / (t.warps * 32) + 30
+    sums = (2 if cell.form == "layer" else 1) * columns
+    tiles = 2 * t.rows * columns * words * (2 if t.shares > 1 else 1)
+    held = columns * words if t.hold else 0
+    return (sums + tiles + held + 2 * t.rows * t.piece) / (t.warps * 32) + 30
+
+
+def fits(cell: Cell, t: Tiling) -> bool:
+    need = registers(cell, t)
+    memory = t.stages * t.rows * t.piece * t.pieces * cell.dtype.itemsize
+    memory *= 2 if cell.direction == "backward" else 1
+    threads = t.warps * 32 * max(1, t.per_sm)
+    room = threads <= 2048 and (t.stages == 1 or memory * max(1, t.per_sm) <= 220 * 1024)
+    return need <= 250 and need * threads <= REGISTERS * 1.02 and room
+
+
+def shared_tilings(cell: Cell) -> Iterator[Tiling]:
+    size = cell.dtype.itemsize
+    for columns, piece, rows, warps, stages, per_sm, hold in itertools.product(
+        (8192 // size, 16384 // size, 24576 // size, 32768 // size),
+        (2048 // size, 4096 // size, 8192 // size),
+        (1, 2), (4, 8, 16), (1, 2, 3), (1, 2), (True, False),
+    ):  # fmt: skip
+        shares = -(-cell.n // columns)
+        pieces = -(-cell.n // (shares * piece))
+        if 1 < shares <= 64 and pieces <= 8:
+            yield Tiling(rows, piece, pieces, warps, stages, per_sm, hold, shares)
+
+
+def whole_tilings(cell: Cell, usual: Tiling) -> Iterator[Tiling]:
+    """Whole rows; below 16,384 columns with the usual pieces and warps, which fix the bits."""
+    size = cell.dtype.itemsize
+    pieces = (2048 // size, 4096 // size, 8192 // size, 16384 // size)
+    warps = (4, 8, 16)
+    if cell.n < 16384:
+        pieces, warps = (usual.piece,), (usual.warps,)
+    for piece, count, stages, per_sm, hold in itertools.product(
+        pieces, warps, (1, 2, 3, 4), (0, 1, 2, 3, 4, 6), (True, False)
+    ):
+        parts = -(-cell.n // piece)
+        persistent = per_sm > 0 or stages == 1
+        if parts <= 16 and persistent and (per_sm or cell.direction == "forward"):
+            yield Tiling(
+                usual.rows if cell.n < 16384 else 1, piece, parts, count, stages, per_sm, hold
+            )
+
+
+def candidates(cell: Cell, most: int) -> list[Tiling]:
+    """The usual tiling, then some of the others that fit, the same ones in every process."""
+    find = forward_tiling if cell.direction == "forward" else backward_tiling
+    usual = find(cell.n, cell.dtype.itemsize)
+    others = []
+    if cell.n * cell.dtype.itemsize <= 65536:
+        others += [t for t in whole_tilings(cell, usual) if fits(cell, t)]
+    shared = [t for t in shared_tilings(cell) if fits(cell, t)] if cell.n >= 12288 else []
+    others = [t for t in others if t != usual]
+    shared = [t for t in shared if t != usual]
+    for name, tilings in (("others", others), ("shared", shared)):
+        room = max(1, most // (2 if others and shared else 1))
+        picked = random.Random(0).sample(tilings, min(room, len(tilings)))
+        others, shared = (picked, shared) if name == "others" else (others, picked)
+    if cell.n == 70:
+        return [usual, *DRY]
+    apart = [usual._replace(wait=not usual.wait)] if usual.shares > 1 else []
+    return [usual, *apart, *others, *shared]
+
+
+TUNED = (4096, 8192, 16384, 20480, 24576, 32768, 65536, 131072)
+
+
+def compiled_apart(bench: Bench, cells: list[Cell]) -> None:
+    """Let processes of their own compile every candidate; Triton keeps the results on disk."""
+    workers = 1 if bench.dry else min(14, os.cpu_count() or 1)
+    options = bench.options
+    command = [sys.executable, __file__, "tune", "--out", str(options.out), "--most",
+               str(options.most), "--rows", str(options.rows)]  # fmt: skip
+    for name in ("widths", "types", "forms", "directions"):
+        values = getattr(options, name)
+        command += [f"--{name}", *map(str, values)] if values else []
+    command += ["--dry"] * bench.dry
+    start = time.perf_counter()
+    running = [
+        subprocess.Popen([*command, "--compile", f"{i}/{workers}"], stdout=subprocess.DEVNULL)
+        for i in range(workers)
+    ]
+    codes = [process.wait() for process in running]
+    took = time.perf_counter() - start
+    print(
+        f"tune: compiled {len(cells)} cells in {took:.0f} s, {codes.count(0)}/{workers} ended well"
+    )
+
+
+def compile_some(bench: Bench, cells: list[Cell]) -> None:
+    """What one of those processes does: its share of the candidates, on a few rows."""
+    index, count = map(int, bench.options.compile.split("/"))
+    tasks = [(cell, t) for cell in cells for t in candidates(cell, bench.options.most)]
+    for cell, tiling in tasks[index::count]:
+        small = cell._replace(m=5)
+        (tensors,) = bench.inputs(small, 1)
+        try:
+            call_of(small, tensors, tiling)()
+        except Exception as error:  # too large for this device, say: left out again when timed
+            print(f"{cell} {tiling}: {type(error).__name__}", flush=True)
+
+
+def tune(bench: Bench) -> None:
+    """Tilings, the quickest of each cell."""
+    cells = list(bench.cells(("layer", "rms"), (70,) if bench.dry else TUNED))
+    cells = [c._replace(m=max(1, min(c.m, 2**27 // c.n))) for c in cells]
+    count = sum(len(candidates(c, bench.options.most)) for c in cells)
+    if bench.options.compile:
+        compile_some(bench, cells)
+        return
+    seconds = len(cells) * (bench.budget + 1.5) + count * (0.15 + 4 / 14)
+    print(f"tune: {len(cells)} cells, {count} candidates, about {seconds:.0f} s", flush=True)
+    if not bench.options.estimate:
+        compiled_apart(bench, cells)
+        for cell in cells:
+            tune_cell(bench, cell)
+
+
+def tune_cell(bench: Bench, cell: Cell) -> None:
+    sets = bench.sets(cell)
+    buffers = bench.inputs(cell, sets)
+    calls: dict[str, Any] = {}
+    usual, *others = candidates(cell, bench.options.most)
+    expected: Any = None
+    for tiling in (usual, *others):
+        try:
+            each = [call_of(cell, tensors, tiling) for tensors in buffers]
+            results = [t for t in each[0]() if t is not None]
+            expected = expected or [t.double() for t in results]
+            near = all(
+                (a.double() - e).abs().max() <= 0.05 * e.abs().max()
+                for a, e in zip(results, expected, strict=False)
+            )
+        except Exception as error:  # too large, or not to be launched: named and left out
+            print(f"  left out {tuple(tiling)}: {type(error).__name__}: {str(error)[:80]}")
+            continue
+        if near:
+            calls[str(tuple(tiling))] = lambda i, each=each: each[i]()
+        else:
+            print(f"  WRONG {cell} {tuple(tiling)}", flush=True)
+    streams = [stream_of(cell, tensors) for tensors in buffers]
+    calls["ceiling"] = lambda i: streams[i]()
+    timings = bench.time(calls, cell, sets)
+    rates = bench.add("tune", cell, timings, str(tuple(usual)))
+    ceiling = rates.pop("ceiling")
+    order = sorted(rates, key=rates.__getitem__, reverse=True)[:3]
+    print(
+        f"{cell.form} {cell.direction} {cell.kind} {cell.m} x {cell.n}: usual "
+        f"{rates[str(tuple(usual))]:.0f} {tuple(usual)}; best "
+        + "; ".join(f"{rates[label]:.0f} {label}" for label in order)
+        + f"; ceiling {ceiling:.0f} GB/s",
+        flush=True,
+    )
+
+
+# --- race -----------------------------------------------------------------------------------------
+
+
+def rivals_of(bench: Bench, cell: Cell, buffers: Any, skipped: set[str]) -> dict[str, Any]:
+    """Label -> call of the number of a set; ours first, the ceiling last."""
+    layer = cell.form == "layer"
+    norms, missing = (baselines.layer_norms if layer else baselines.rms_norms)(bench.device)
+    for label, reason in missing.items():
+        if label not in skipped:
+            print(f"missing: {label} ({reason})")
+            skipped.add(label)
+    calls: dict[str, Any] = {}
+    for label, norm in norms.items():
+        if label == "inductor" and (cell.n not in TELLING or bench.options.no_inductor):
+            continue
+        try:
+            each = [rival_call(cell, norm, tensors) for tensors in buffers]
+            each[0]()
+        except Exception as error:  # whatever another's kernel raises, it is named
+            print(f"  left out: {label} at {cell}: {type(error).__name__}: {str(error)[:80]}")
+            continue
+        calls[label] = lambda i, each=each: each[i]()
+    streams = [stream_of(cell, tensors) for tensors in buffers]
+    return calls | {"ceiling": lambda i: streams[i]()}
+
+
+def rival_call(cell: Cell, norm: Any, tensors: list[torch.Tensor]) -> Callable[[], Any]:
+    x, dy, more, w, b = tensors
+    if cell.form == "layer":
+        w, b = (t.to(norm.weights or t.dtype) for t in (w, b))
+        forward = partial(norm.forward, x, w, b, EPS)
+        if cell.direction == "forward":
+            return forward
+        _, *saved = forward()
+        return partial(norm.backward, dy, x, w, b, *saved)
+    residual = more if cell.form == "rms+residual" else None
+    forward = partial(norm.forward, x, residual, w, EPS)
+    if cell.direction == "forward":
+        return forward
+    _, h, *saved = forward()
+    return partial(norm.backward, dy, residual, h, w, *saved)
+
+
+def race(bench: Bench) -> None:
+    """Ours beside the rivals."""
+    cells = list(bench.cells(FORMS, (70,) if bench.dry else WIDTHS))
+    slow = sum(c.n in TELLING for c in cells) * (not bench.options.no_inductor)
+    print(f"race: {len(cells)} cells, about {len(cells) * (bench.budget + 1.2) + slow * 7:.0f} s",
+          flush=True)  # fmt: skip
+    skipped: set[str] = set()
+    for cell in [] if bench.options.estimate else cells:
+        sets = bench.sets(cell)
+        buffers = bench.inputs(cell, sets)
+        calls = rivals_of(bench, cell, buffers, skipped)
+        if "roundoff" not in calls:
+            continue
+        timings = bench.time(calls, cell, sets)
+        rates = bench.add("race", cell, timings, "roundoff")
+        ours, ceiling = rates.pop("roundoff"), rates.pop("ceiling")
+        best = max(rates, key=rates.__getitem__) if rates else "roundoff"
+        lead = timings.ratio(best, "roundoff")
+        print(
+            f"{cell.form} {cell.direction} {cell.kind} {cell.m} x {cell.n}: {ours:.0f} GB/s, "
+            f"{ours / ceiling:.2f} of the ceiling, {lead.value:.3f} ({lead.low:.3f} to "
+            f"{lead.high:.3f}) of {best}"
+            + (" BEHIND" if lead.high < 0.97 else ""),
+            flush=True,
+        )  # fmt: skip
+
+
+# --- launches -------------------------------------------------------------------------------------
+
+
+class Empty(torch.autograd.Function):
+    """The allocations of ours, and nothing else."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, w: Any, b: Any, stats: Any) -> Any:
+        y = torch.empty_like(x)
+        ctx.save_for_backward(x, w, stats())
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Any) -> Any:
+        x, w, _ = ctx.saved_tensors
+        torch.empty_strided((2, 132, x.shape[1]), (132 * x.shape[1], x.shape[1], 1),
+                            dtype=torch.float32, device=x.device)  # fmt: skip
+        return torch.empty_like(x), torch.empty_like(w), torch.empty_like(w), None
+
+
+def launches(bench: Bench) -> None:
+    """A call with its launches."""
+    print("launches: 8 cells, about 20 s", flush=True)
+    shapes = [(5, 64)] if bench.dry else [(256, 1024), (4096, 1024)]
+    for form, (m, n) in itertools.product(("layer", "rms"), shapes):
+        cell = Cell(form, "backward", "float32" if bench.dry else "float16", m, n)
+        (tensors,) = bench.inputs(cell, 1)
+        x, dy, _, w, b = (t.requires_grad_() for t in tensors)
+        leaves = (x, w, b) if form == "layer" else (x, w)
+        likes = map(engine._like, (x, w, b if form == "layer" else None))
+        case = engine.Case(form_of(cell), (n,), EPS, None, *likes)
+        calls: dict[str, Callable[[], Any]] = {
+            "torch": partial(functional.layer_norm, x, (n,), w, b, EPS),
+            "roundoff": partial(layer_norm, x, n, w, b, EPS),
+            "empty": partial(Empty.apply, x, w, b, case.stats),
+        }
+        if form == "rms":
+            calls["torch"] = partial(functional.rms_norm, x, (n,), w, EPS)
+            calls["roundoff"] = partial(rms_norm, x, n, w, EPS)
+        grad = partial(torch.autograd.grad, inputs=leaves, grad_outputs=dy.detach())
+
+        def both(function: Any, grad: Any = grad) -> None:
+            grad(function(), allow_unused=True)
+
+        modes = {
+            "forward": calls,
+            "forward and backward": {k: partial(both, f) for k, f in calls.items()},
+        }
+        for name, functions in modes.items():
+            timings = measure(functions, device=bench.device, budget_s=0.05 if bench.dry else 2,
+                              min_rounds=3 if bench.dry else 20)  # fmt: skip
+            over, above = timings.ratio("roundoff", "torch"), timings.frame.set_index("label")
+            extra = above["median"]["roundoff"] - above["median"]["empty"]
+            row = {"form": form, "m": m, "n": n, "call": name, "over_torch": over.value,
+                   "low": over.low, "high": over.high, "above_empty_us": extra * 1e6}  # fmt: skip
+            row |= {f"{k}_us": v * 1e6 for k, v in above["median"].items()}
+            bench.rows.setdefault("launches", []).append(row)
+            print(", ".join(f"{k} {v:.2f}" if isinstance(v, float) else f"{k} {v}"
+                            for k, v in row.items()), flush=True)  # fmt: skip
+        if form == "layer":
+            pieces(bench, case, [t.detach() for t in (x, dy, w, b)])
+
+
+def pieces(bench: Bench, case: Any, tensors: list[torch.Tensor]) -> None:
+    """Where the time of a call goes on the host, each piece by itself."""
+    x, dy, w, b = tensors
+    _, rows, stats = case.forward(x, w, b, None, True)
+    case.backward(dy, rows, w, stats, None, True, True)
+    ((_, gradient),) = case.gradients.items()
+    part, dx, dw, db = gradient.part(), gradient.dx(), gradient.dw(), gradient.db()
+    (launch,) = case.launches[1]
+    second = (gradient.second, gradient.second_grid, part, (dw, db), gradient.second_counts)
+    steps: dict[str, Callable[[], Any]] = {
+        "look the case up": partial(
+            engine.case_of, engine.LAYER, case.shape, EPS, None, x, w, b
+        ),
+        "allocate y and the statistics": lambda: (torch.empty_like(x), case.stats()),
+        "launch the forward": partial(launch, case.grid, (x, w, b, dx, stats), case.counts),
+        "allocate dx, dw, db and partial sums": lambda: (
+            gradient.dx(), gradient.dw(), gradient.db(), gradient.part()
+        ),
+        "launch the first stage": partial(
+            gradient.first[0], gradient.grid, (rows, dy, w, stats, dx, part), gradient.counts
+        ),
+        "launch the second stage": partial(engine._second_stage, *second),
+    }  # fmt: skip
+    repeats, calls = (2, 3) if bench.dry else (20, 200)
+    for name, step in steps.items():
+        best = float("inf")
+        for _ in range(repeats):
+            if not bench.dry:
+                torch.cuda.synchronize()
+            start = time.perf_counter()
+            for _ in range(calls):
+                step()
+            best = min(best, (time.perf_counter() - start) / calls)
+        row = {"m": len(x), "n": x.shape[1], "piece": name, "us": best * 1e6}
+        bench.rows.setdefault("pieces", []).append(row)
+        print(f"  {name}: {best * 1e6:.2f} us", flush=True)
+
+
+# --- bits -----------------------------------------------------------------------------------------
+
+
+def bits(bench: Bench) -> None:
+    """Digests with a fixed number of programs, and different results among many runs."""
+    shapes = [(4096, 1024), (4096, 4096), (4096, 8704), (1000, 15872), (512, 24576), (256, 32768),
+              (128, 65536), (100, 131072)]  # fmt: skip
+    shapes = [(5, 70)] if bench.dry else shapes
+    print(f"bits: {len(shapes)} shapes, about 30 s", flush=True)
+    for (m, n), kind in itertools.product(shapes, ("float32",) if bench.dry else TYPES):
+        # Drawn on the CPU: the same numbers on every machine.
+        generator = torch.Generator().manual_seed(n)
+        x, dy = (torch.randn(m, n, generator=generator) for _ in "xd")
+        w, b = (torch.rand(n, generator=generator) for _ in "wb")
+        tensors = [t.to(TYPES[kind]).to(bench.device) for t in (x, w, b, dy)]
+        leaves = [t.requires_grad_() for t in tensors[:3]]
+        seen: dict[str, set[str]] = {}
+        for _ in range(2 if bench.dry else 100):
+            y = layer_norm(leaves[0], n, *leaves[1:], programs=7)
+            results = (y.detach(), *torch.autograd.grad(y, leaves, tensors[3]))
+            for name, t in zip(("y", "dx", "dw", "db"), results, strict=True):
+                seen.setdefault(name, set()).add(digest(t))
+        row = {"m": m, "n": n, "type": kind} | {k: sorted(v)[0] for k, v in seen.items()}
+        row["different"] = max(map(len, seen.values()))
+        bench.rows.setdefault("bits", []).append(row)
+        print(row, flush=True)
+
+
+def digest(t: torch.Tensor) -> str:
+    """Of the bits; summed on the device first, as integers, so that little is copied."""
+    words = t.contiguous().view(torch.int16 if t.element_size() == 2 else torch.int32).long()
+    place = torch.arange(words.numel(), device=t.device).view_as(words) % 65521 + 1
+    sums = torch.stack([words.sum(), (words * place).sum(), (words * words).sum()])
+    return hashlib.sha256(sums.cpu().numpy().tobytes()).hexdigest()[:12]
+
+
+def main() -> int:
+    parts: dict[str, Callable[[Bench], None]] = {
+        "check": check, "tune": tune, "race": race, "launches": launches, "bits": bits,
+    }  # fmt: skip
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("parts", nargs="+", choices=parts)
+    parser.add_argument("--out", type=Path, default=Path("build/layer-norm"))
+    parser.add_argument("--budget", type=float, default=0.4, help="seconds of rounds for a cell")
+    parser.add_argument("--rows", type=int, default=4096)
+    parser.add_argument("--widths", type=int, nargs="*")
+    parser.add_argument("--types", choices=TYPES, nargs="*", help="float16 where not given")
+    parser.add_argument("--forms", choices=FORMS, nargs="*")
+    parser.add_argument("--directions", choices=DIRECTIONS, nargs="*")
+    parser.add_argument("--most", type=int, default=24, help="candidates of a cell")
+    parser.add_argument("--no-inductor", action="store_true", help="which compiles for seconds")
+    parser.add_argument("--estimate", action="store_true", help="print cells and seconds only")
+    parser.add_argument("--dry", action="store_true", help="tiny sizes on a CPU")
+    parser.add_argument("--compile", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if interpreting() and not (options.dry or options.estimate):
+        parser.error("no CUDA device; --dry runs without one")
+    options.out.mkdir(parents=True, exist_ok=True)
+    bench = Bench(options)
+    if not options.compile:
+        text = json.dumps(environment(), default=str, indent=1)
+        (options.out / "environment.json").write_text(text)
+    for part in options.parts:
+        parts[part](bench)
+        for name, rows in bench.rows.items():  # what is there so far, should time run out
+            (options.out / f"{name}.json").write_text(json.dumps(rows, default=str))
+            pd.DataFrame(rows).to_csv(options.out / f"{name}.csv", index=False)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

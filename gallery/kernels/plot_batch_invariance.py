@@ -51,6 +51,7 @@ from torch.nn.functional import linear, pad, scaled_dot_product_attention
 import roundoff
 from roundoff.compare import scaled_error
 from roundoff.kernels import attention, interpreting, lessons, matmul
+from roundoff.kernels.invariant_attention import attend, seen_by_position
 from roundoff.kernels.invariant_cublas import routes
 from roundoff.kernels.invariant_matmul import Tile
 from roundoff.models import GraphStep, decode, load_trained, prompts
@@ -98,6 +99,11 @@ def attempt(row, run, *given):
         traceback.print_exc()
         found = {"note": f"failed: {type(error).__name__}: {str(error).splitlines()[0][:80]}"}
     return [row | one for one in (found if isinstance(found, list) else [found])]
+
+
+def frame(rows, *columns):
+    """Rows with these columns, whatever could run; nothing where nothing was asked for."""
+    return pd.DataFrame(rows).reindex(columns=columns) if len(rows) else []
 
 
 def products(kind):
@@ -164,11 +170,22 @@ def with_variables():
         options = [f"--{name}={getattr(args, name)}" for name in names]
         command = [sys.executable, sys.argv[0], f"--times={timed_only}", *options]
         command += ["--record", folder, "--commit", args.commit or "unknown"]
-        done = subprocess.run(command, env=os.environ | VARIABLES, capture_output=True, text=True)
+        environment = os.environ | VARIABLES
+        done = subprocess.run(  # noqa: S603 - this script
+            command, env=environment, capture_output=True, text=True, timeout=150
+        )
         if done.returncode:
-            raise RuntimeError(done.stderr.strip()[-400:])
+            raise RuntimeError(done.stderr.strip()[-2000:])
         [path] = Path(folder).glob("*/*.json")
         return [read_record(path).tables]
+
+
+def theirs(table):
+    """The second process' rows of what it alone computes."""
+    if "note" in second:
+        return [{"way": "two variables"} | second]
+    rows = second.get(table, pd.DataFrame({"way": []}))
+    return rows[rows["way"] == "two variables"].to_dict("records")
 
 
 second = {}
@@ -176,11 +193,10 @@ if gpu and not unsplit and run_mode() == "script":
     [second] = attempt({}, with_variables)
     print("second process:", second.get("note", ", ".join(second)), file=sys.stderr)
 bits = [] if timed_only else alone()
-if not timed_only and isinstance(second.get("alone"), pd.DataFrame):
-    bits += second["alone"].to_dict("records")
+bits += theirs("alone")
 study.table(
     "alone",
-    bits,
+    frame(bits, "dtype", "weight", "way", "other M", "other", "hash", "note"),
     "At which M the first row has other bits than alone, of 15 from 1 to 4096 (10 up to 128 on a "
     "CPU); a hash of 64 rows at the largest M.",
     columns=["dtype", "weight", "way", "other M", "hash"],
@@ -224,22 +240,23 @@ def by_tiles(kind, splits, tiles):
     y, narrow = made[0][0], torch.bfloat16 if x.dtype.itemsize == 1 else x.dtype
     by = [instruction for _, instruction in made]
     return {
-        "tiles": len(made), "mma": by.count("mma"), "wgmma": by.count("wgmma"),
+        "mma": by.count("mma"), "wgmma": by.count("wgmma"),
         "results": len({digest(result) for result, _ in made}), "hash": digest(y), "note": None,
         "before": scaled_error(exact, y, dtype=torch.float32).rms,
         "rounded": scaled_error(exact, y.to(narrow), dtype=narrow).rms,
     }  # fmt: skip
 
 
+SPLIT, ERRORS = ("dtype", "splits", "mma", "wgmma", "results"), ("before", "rounded")
 chains = []
 for kind, splits, tiles in SPLITS if gpu and not unsplit and not timed_only else []:
     chains += attempt({"dtype": kind, "splits": splits}, by_tiles, kind, splits, tiles)
 study.table(
     "tiles",
-    chains,
+    frame(chains, *SPLIT, *ERRORS, "hash", "note"),
     "One product, 512 rows, 4096 → 4096: different results of several tiles, and the error before "
     "and after the final rounding.",
-    columns=["dtype", "splits", "mma", "wgmma", "results", "before", "rounded"],
+    columns=[*SPLIT, *ERRORS],
     part=part,
 )
 
@@ -291,16 +308,14 @@ def cost():
             for m in TIMED:
                 row = {"dtype": kind, "weight": f"{k} → {n}", "M": m}
                 rows += attempt(row, compare_times, kind, draw(m, k), weights)
-    return pd.DataFrame(rows).reindex(
-        columns=["dtype", "weight", "M", "µs", *WAYS, "low", "high", *others(), "note"]
-    )
+    return frame(rows, "dtype", "weight", "M", "µs", *WAYS, "low", "high", *others(), "note")
 
 
 times = cost()
-if isinstance(second.get("cost"), pd.DataFrame):
+if "cost" in second:
     keys = ["dtype", "weight", "M"]
-    theirs = times[keys].merge(second["cost"], "left", keys)["one tile"]
-    times["two variables"] = times["one tile"] / theirs
+    slower = times[keys].merge(second["cost"], "left", keys)["one tile"]
+    times["two variables"] = times["one tile"] / slower
 study.table(
     "cost",
     times,
@@ -367,19 +382,19 @@ def our_attention(q, k, v, start=0):
     return attention(q, k, v, start=torch.full((len(q),), start, device=q.device))
 
 
-def compare_tokens(attend, q, k, v):
+def compare_tokens(compute, q, k, v):
     """Tokens of the first text that have other bits than when it is computed alone, at once."""
 
     def pieces(size):
         ends = range(size, LENGTH + size, size)
         return torch.cat(
-            [attend(q[:1, :, e - size : e], k[:1, :, :e], v[:1, :, :e]) for e in ends], 2
+            [compute(q[:1, :, e - size : e], k[:1, :, :e], v[:1, :, :e]) for e in ends], 2
         )
 
-    whole = attend(q[:1], k[:1], v[:1])
+    whole = compute(q[:1], k[:1], v[:1])
     padded = [pad(t, (0, 0, 37, 0)) for t in (k[:1], v[:1])]
-    made = {"among": attend(q, k, v)[:1], "chunks": pieces(64), "token by token": pieces(1)}
-    made["padded"] = attend(q[:1], *padded, start=37)
+    made = {"among": compute(q, k, v)[:1], "chunks": pieces(64), "token by token": pieces(1)}
+    made["padded"] = compute(q[:1], *padded, start=37)
     share = {name: float((y != whole).any(3).any(1).float().mean()) for name, y in made.items()}
     return share | {"hash": digest(whole), "note": None}
 
@@ -393,13 +408,14 @@ def decode_times(keys, batch):
     caches = [[draw(batch, GROUPS, keys, HEAD) for _ in "kv"] for _ in range(sets)]
     q, count = draw(batch, HEADS, 1, HEAD), 60 if gpu else 1
 
-    def several(attend):
+    def several(compute):
         for i in range(count):
-            attend(q, *caches[i % sets])
+            compute(q, *caches[i % sets])
 
     torchs = partial(scaled_dot_product_attention, enable_gqa=True)
+    ours = partial(attend, seen=seen_by_position(batch, 1, keys, q.device))
     found = measure(
-        {"torch": partial(several, torchs), "roundoff": partial(several, attention)},
+        {"torch": partial(several, torchs), "roundoff": partial(several, ours)},
         device=device, cuda_graph=gpu, budget_s=args.budget, min_rounds=9 if gpu else 3,
     )  # fmt: skip
     ratio = found.ratio("roundoff", "torch")
@@ -407,6 +423,8 @@ def decode_times(keys, batch):
             "low": ratio.low, "high": ratio.high, "note": None}  # fmt: skip
 
 
+TOKENS = ["dtype", "way", "among", "chunks", "token by token", "padded", "hash"]
+DECODING = ["keys", "batch", "µs", "roundoff", "low", "high"]
 tokens, decoding = [], []
 if not unsplit and not timed_only:
     generator = torch.Generator().manual_seed(0)
@@ -416,25 +434,25 @@ if not unsplit and not timed_only:
             torch.rand(s, generator=generator).sub(0.5).mul(4).to(device, KINDS[kind])
             for s in shapes
         ]
-        for way, attend in {"torch": torch_attention, "roundoff": our_attention}.items():
-            tokens += attempt({"dtype": kind, "way": way}, compare_tokens, attend, *qkv)
+        for way, compute in {"torch": torch_attention, "roundoff": our_attention}.items():
+            tokens += attempt({"dtype": kind, "way": way}, compare_tokens, compute, *qkv)
 if not unsplit:
     for keys in (512, 2048, 8192) if gpu else (64,):
         for batch in (1, 8, 64) if gpu else (1,):
             decoding += attempt({"keys": keys, "batch": batch}, decode_times, keys, batch)
 study.table(
     "attention",
-    tokens,
+    frame(tokens, *TOKENS, "note"),
     "Share of the tokens whose bits are others than in one prefill alone: among 8 texts, in chunks "
     "of 64, token by token, behind 37 columns of padding.",
-    columns=["dtype", "way", "among", "chunks", "token by token", "padded", "hash"],
+    columns=TOKENS,
     part=part,
 )
 study.table(
     "decoding",
-    decoding,
+    frame(decoding, *DECODING, "note"),
     "Attention of one token a text, 32 heads in 8 groups, bfloat16: time over torch's.",
-    columns=["keys", "batch", "µs", "roundoff", "low", "high"],
+    columns=DECODING,
     part=part,
     times=["µs", "roundoff", "low", "high", "note"],
 )
@@ -449,7 +467,6 @@ study.table(
 # wait, padded to the longest and by up to 32 columns more. A text ends with its end token.
 
 
-@torch.no_grad()
 def written(model, batches):
     """Prompt and text of each request."""
     step = GraphStep(model) if gpu and args.graph else None
@@ -464,7 +481,7 @@ def schedule(seed=0):
     """Batches of a server: the prompts that wait, and columns of padding."""
     generator, rest = np.random.default_rng(seed), args.completions
     while rest:
-        size = min(1 + generator.geometric(2 / args.most), args.most, rest)
+        size = min(1 + generator.geometric(1 / args.most), args.most, rest)
         rest -= size
         yield generator.integers(len(asked), size=size).tolist(), int(generator.integers(33))
 
@@ -530,30 +547,29 @@ def load():
     return []
 
 
+TEXTS = ["way", "served", "completions", "texts", "of", "changed", "first"]
+TOKEN = ["batch", "µs", "one tile", "roundoff", "low", "high"]
 asked, models, texts, per_token = [], {}, [], []
 texts += attempt({"way": "all"}, load)
 for way, one in {} if timed_only else models.items():
     texts += attempt({"way": way}, all_texts, *one)
-if not timed_only and isinstance(second.get("texts"), pd.DataFrame):
-    texts += second["texts"].to_dict("records")
+texts += theirs("texts")
 if models and not unsplit:
     for batch in (1, 8, 64) if gpu else (1,):
         per_token += attempt({"batch": batch}, token_times, batch)
 study.table(
     "texts",
-    texts,
+    frame(texts, *TEXTS, "hash", "note"),
     "Texts of 64 tokens in bfloat16: how many different ones, of how many prompts; completions "
     "that are not what the prompt gets alone, and the first token at which one leaves it.",
-    columns=["way", "served", "completions", "texts", "of", "changed", "first"],
+    columns=TEXTS,
     part=part,
 )
 study.table(
     "token",
-    pd.DataFrame(per_token).reindex(
-        columns=["batch", "µs", "one tile", "roundoff", "low", "high", "note"]
-    ),
+    frame(per_token, *TOKEN, "note"),
     "Time of one token for each text of a batch, without earlier ones, over torch's.",
-    columns=["batch", "µs", "one tile", "roundoff", "low", "high"],
+    columns=TOKEN,
     part=part,
     times=["µs", "one tile", "roundoff", "low", "high", "note"],
 )

@@ -67,10 +67,10 @@ fast, gpu = unit_test_going(), torch.cuda.is_available() and not interpreting()
 args = get_parsed_args(
     "plot_batch_invariance",
     __doc__,
-    prompts=(8 if gpu else 2 if fast else 4, "prompts, up to 32"),
+    prompts=(8 if gpu else 2 if fast else 3, "prompts, up to 32"),
     tokens=(64 if gpu else 2 if fast else 8, "tokens of each text"),
-    completions=(1000 if gpu else 4 if fast else 8, "requests to the server"),
-    most=(64 if gpu else 2 if fast else 4, "largest batch"),
+    completions=(1000 if gpu else 3 if fast else 6, "requests to the server"),
+    most=(64 if gpu else 2 if fast else 3, "largest batch"),
     budget=(0.2 if gpu else 0.02, "seconds for each comparison of times"),
     graph=(True, "decode with a CUDA graph"),
     times=(False, "measure times alone"),
@@ -404,9 +404,9 @@ def decode_times(keys, batch):
     generator = torch.Generator(device).manual_seed(0)
     draw = partial(torch.randn, generator=generator, device=device, dtype=torch.bfloat16)
     nbytes = 4 * batch * GROUPS * keys * HEAD
-    sets = copies(nbytes, device, most=16) if gpu else 1
+    sets = copies(nbytes, device)
     caches = [[draw(batch, GROUPS, keys, HEAD) for _ in "kv"] for _ in range(sets)]
-    q, count = draw(batch, HEADS, 1, HEAD), 60 if gpu else 1
+    q, count = draw(batch, HEADS, 1, HEAD), 60
 
     def several(compute):
         for i in range(count):
@@ -416,7 +416,7 @@ def decode_times(keys, batch):
     ours = partial(attend, seen=seen_by_position(batch, 1, keys, q.device))
     found = measure(
         {"torch": partial(several, torchs), "roundoff": partial(several, ours)},
-        device=device, cuda_graph=gpu, budget_s=args.budget, min_rounds=9 if gpu else 3,
+        device=device, cuda_graph=True, budget_s=args.budget, min_rounds=9,
     )  # fmt: skip
     ratio = found.ratio("roundoff", "torch")
     return {"µs": found.frame["median"].iloc[0] / count * 1e6, "roundoff": ratio.value,
@@ -436,9 +436,9 @@ if not unsplit and not timed_only:
         ]
         for way, compute in {"torch": torch_attention, "roundoff": our_attention}.items():
             tokens += attempt({"dtype": kind, "way": way}, compare_tokens, compute, *qkv)
-if not unsplit:
-    for keys in (512, 2048, 8192) if gpu else (64,):
-        for batch in (1, 8, 64) if gpu else (1,):
+if gpu and not unsplit:
+    for keys in (512, 2048, 8192):
+        for batch in (1, 8, 64):
             decoding += attempt({"keys": keys, "batch": batch}, decode_times, keys, batch)
 study.table(
     "attention",

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from roundoff.errors import ArgumentError
+from roundoff.errors import ArgumentError, ShapeError
 from roundoff.kernels import interpreting, shuffled_programs
 from roundoff.kernels._layer_norm import _forward
 from roundoff.kernels.baselines import layer_norms
-from roundoff.kernels.lessons import locked, two_stage
+from roundoff.kernels.lessons import locked, plain_product, two_stage
 
 DEVICE = "cpu" if interpreting() else "cuda"
 
@@ -58,6 +58,41 @@ def test_a_row_is_one_block():
     x = torch.zeros(1, 20000, device=DEVICE)
     with pytest.raises(ArgumentError, match="at most 16384"):
         locked(x, x, x[:, 0], x[:, 0])
+
+
+PLAIN_TILES = ((16, 16, 16), (32, 16, 32), (16, 64, 64), (64, 32, 32))
+
+
+def operands(dtype=torch.float32):
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randn(64, 256, generator=generator).to(DEVICE, dtype) for _ in "xw"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("splits", [1, 4])
+def test_a_plain_product_is_right(dtype, splits):
+    x, w = operands(dtype)
+    y, instruction = plain_product(x, w, (16, 32, 64), splits=splits)
+    torch.testing.assert_close(y.double(), x.double() @ w.double().T, rtol=0, atol=1e-4)
+    assert y.dtype == torch.float32
+    assert (instruction == "numpy") == interpreting()
+
+
+def test_the_tile_of_a_plain_product_does_not_matter_and_a_split_does(chains):
+    x, w = operands()
+    whole, *others = (plain_product(x, w, tile)[0] for tile in PLAIN_TILES)
+    assert all(torch.equal(whole, other) for other in others)
+    split, *others = (plain_product(x, w, tile, splits=4)[0] for tile in PLAIN_TILES)
+    assert all(torch.equal(split, other) for other in others)
+    assert not torch.equal(whole, split)
+
+
+@pytest.mark.parametrize(
+    ("tile", "splits"), [((48, 16, 16), 1), ((16, 48, 16), 1), ((16, 16, 64), 8)]
+)
+def test_a_plain_product_takes_whole_tiles(tile, splits):
+    with pytest.raises(ShapeError, match="multiples of"):
+        plain_product(*operands(), tile, splits=splits)
 
 
 @pytest.mark.parametrize("device", sorted({"cpu", DEVICE}))

@@ -24,24 +24,19 @@ change it, and what does that cost?
 # ---------------------------------------------------------
 #
 # y = x Wᵀ of one row, and of the same row as the first of M. The operands cancel: what is left of
-# each sum is its rounding, so that another order of addition shows. *As it comes* is
-# ``torch.nn.functional.linear``; the *two variables* forbid cuBLAS the room that it needs to split
-# the sum over K, and are read when a process starts, so that a second process runs them; *one tile*
-# is one Triton kernel with one tile for all M, as the well-known remedy has it [#bio]_; *roundoff*
-# is :func:`roundoff.kernels.matmul`.
+# each sum is its rounding, so that another order of addition shows. *torch* is
+# ``torch.nn.functional.linear`` as it comes, cuBLAS on a GPU; the *two variables* take from cuBLAS
+# the room that it needs to split the sum over K, and are read when a process starts, so that a
+# second process runs them; *one tile* is one Triton kernel with one tile for all M, as the
+# well-known remedy has it [#bio]_; *roundoff* is :func:`roundoff.kernels.matmul`.
 
 import hashlib
-import importlib
 import inspect
 import os
-import subprocess
-import sys
-import tempfile
 import traceback
 from contextlib import nullcontext
-from functools import partial
+from functools import cache, partial
 from itertools import groupby
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -51,13 +46,13 @@ from torch.nn.functional import linear, pad, scaled_dot_product_attention
 import roundoff
 from roundoff.compare import scaled_error
 from roundoff.kernels import attention, interpreting, lessons, matmul
+from roundoff.kernels.baselines import invariant_products
 from roundoff.kernels.invariant_attention import attend, seen_by_position
 from roundoff.kernels.invariant_cublas import routes
 from roundoff.kernels.invariant_matmul import Tile
 from roundoff.models import GraphStep, decode, load_trained, prompts
 from roundoff.page import Study
-from roundoff.record import read_record
-from roundoff.script import get_parsed_args, run_mode, unit_test_going
+from roundoff.script import get_parsed_args, unit_test_going
 from roundoff.timing import copies, measure, torch_precision
 
 VARIABLES = {"CUBLAS_WORKSPACE_CONFIG": ":16:8", "CUBLASLT_WORKSPACE_SIZE": "1"}
@@ -72,14 +67,14 @@ args = get_parsed_args(
     completions=(1000 if gpu else 3 if fast else 6, "requests to the server"),
     most=(64 if gpu else 2 if fast else 3, "largest batch"),
     budget=(0.2 if gpu else 0.02, "seconds for each comparison of times"),
-    graph=(True, "decode with a CUDA graph"),
+    graph=(True, "decode with a CUDA graph, on a GPU"),
     times=(False, "measure times alone"),
 )
 study = Study("plot_batch_invariance", args)
 device, part = ("cuda", "gpu") if gpu else ("cpu", "cpu")
+times_alone = args.times or args.second
 unsplit = gpu and VARIABLES.items() <= os.environ.items()  # this is the second process
-timed_only = args.times or args.second
-AS_IT_COMES = "two variables" if unsplit else "torch"
+BASE, OTHERS = "two variables" if unsplit else "torch", invariant_products()[0] if gpu else {}
 
 KINDS = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 KINDS |= {"TF32": torch.float32} if gpu else {}
@@ -103,30 +98,16 @@ def attempt(row, run, *given):
 
 def frame(rows, *columns):
     """Rows with these columns, whatever could run; nothing where nothing was asked for."""
-    return pd.DataFrame(rows).reindex(columns=columns) if len(rows) else []
+    return pd.DataFrame(rows).reindex(columns=columns) if rows else []
 
 
 def products(kind):
     """Functions of x and W, by name; torch's first."""
-    ways = {AS_IT_COMES: linear}
-    if gpu and KINDS[kind].itemsize == 2:
-        ways["one tile"] = partial(matmul, tile=ONE_TILE)
-    return ways if unsplit else ways | {"roundoff": partial(matmul, tf32=kind == "TF32")} | others()
-
-
-def others():
-    """Others' invariant products, where they are installed."""
-    found = {}
-    for package, module in (
-        ("batch_invariant_ops", "batch_invariant_ops"),
-        ("vLLM", "vllm.model_executor.layers.batch_invariant"),
-    ):
-        try:
-            product = importlib.import_module(module).matmul_persistent
-        except (ImportError, AttributeError):
-            continue
-        found[package] = lambda x, w, product=product: product(x, w.t())
-    return found
+    ours, tiled = partial(matmul, tf32=kind == "TF32"), partial(matmul, tile=ONE_TILE)
+    ways = {BASE: linear} | ({"one tile": tiled} if gpu and KINDS[kind].itemsize == 2 else {})
+    if unsplit:
+        return ways | {"two variables, bias": lambda x, w: linear(x, w, w.new_zeros(len(w)))}
+    return ways | {"roundoff": ours} | OTHERS
 
 
 def cancelling(m, n, k, dtype):
@@ -142,16 +123,16 @@ def digest(tensor):
 
 
 def compare_rows(product, x, w, counts=COUNTS):
-    first = product(x[:1], w)
-    other = [m for m in counts if not torch.equal(product(x[:m], w)[:1], first)]
+    """At which numbers of rows the first has other bits than alone; a hash of the largest."""
+    alone = product(x[:1], w)
+    other = [m for m in counts if not torch.equal(product(x[:m], w)[:1], alone)]
     runs = [list(run) for differs, run in groupby(counts, other.__contains__) if differs]
-    text = ", ".join(f"{r[0]}–{r[-1]}" if len(r) > 1 else str(r[0]) for r in runs)
+    text = ", ".join(f"{run[0]}–{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
     hashed = digest(product(x, w)[:64])
     return {"other M": text or "none", "other": len(other), "hash": hashed, "note": None}
 
 
-def alone():
-    """Each type and weight, each way: at which M the first row has other bits than alone."""
+def compare_all():
     rows = []
     for kind, dtype in KINDS.items():
         for k, n in SHAPES if kind == "bfloat16" else SHAPES[:2]:
@@ -163,40 +144,20 @@ def alone():
     return rows
 
 
-def with_variables():
-    """The tables of this script, run in a process with the two variables."""
-    with tempfile.TemporaryDirectory() as folder:
-        names = ("prompts", "tokens", "completions", "most", "budget", "graph")
-        options = [f"--{name}={getattr(args, name)}" for name in names]
-        command = [sys.executable, sys.argv[0], f"--times={timed_only}", *options]
-        command += ["--record", folder, "--commit", args.commit or "unknown"]
-        environment = os.environ | VARIABLES
-        done = subprocess.run(  # noqa: S603 - this script
-            command, env=environment, capture_output=True, text=True, timeout=150
-        )
-        if done.returncode:
-            raise RuntimeError(done.stderr.strip()[-2000:])
-        [path] = Path(folder).glob("*/*.json")
-        return [read_record(path).tables]
-
-
-def theirs(table):
+def from_second(table):
     """The second process' rows of what it alone computes."""
-    if "note" in second:
-        return [{"way": "two variables"} | second]
-    rows = second.get(table, pd.DataFrame({"way": []}))
-    return rows[rows["way"] == "two variables"].to_dict("records")
+    rows = second[table].to_dict("records") if table in second else [second] * ("note" in second)
+    return [r for r in rows if "two variables" in r.setdefault("way", "two variables")]
 
 
-second = {}
-if gpu and not unsplit and run_mode() == "script":
-    [second] = attempt({}, with_variables)
-    print("second process:", second.get("note", ", ".join(second)), file=sys.stderr)
-bits = [] if timed_only else alone()
-bits += theirs("alone")
+again = partial(study.again, VARIABLES, times=times_alone)
+[second] = attempt({}, again) if gpu and not unsplit else [{}]
 study.table(
     "alone",
-    frame(bits, "dtype", "weight", "way", "other M", "other", "hash", "note"),
+    frame(
+        ([] if times_alone else compare_all()) + from_second("alone"),
+        *("dtype", "weight", "way", "other M", "other", "hash", "note"),
+    ),
     "At which M the first row has other bits than alone, of 15 from 1 to 4096 (10 up to 128 on a "
     "CPU); a hash of 64 rows at the largest M.",
     columns=["dtype", "weight", "way", "other M", "hash"],
@@ -218,45 +179,43 @@ print(inspect.getsource(lessons.plain_loop.fn))
 
 #: Rows, columns, values of K at a time; warps.
 TILES = [
-    ((16, 16, 64), 4), ((16, 32, 128), 4), ((32, 32, 128), 4), ((32, 64, 64), 2),
-    ((64, 32, 64), 4), ((64, 64, 64), 4), ((64, 128, 64), 4), ((128, 64, 64), 4),
-    ((128, 128, 32), 8), ((128, 128, 64), 8), ((128, 256, 64), 8), ((256, 64, 64), 8),
+    ((32, 32, 128), 4), ((128, 128, 64), 8), ((16, 16, 64), 4), ((16, 32, 128), 4),
+    ((32, 64, 64), 2), ((64, 32, 64), 4), ((64, 64, 64), 4), ((64, 128, 64), 4),
+    ((128, 64, 64), 4), ((128, 128, 32), 8), ((128, 256, 64), 8), ((256, 64, 64), 8),
 ]  # fmt: skip
-FEW = [TILES[2], TILES[9]]  # one of mma, one of wgmma
-SPLITS = [("bfloat16", 1, TILES), ("bfloat16", 4, FEW), ("float16", 1, FEW), ("TF32", 1, FEW),
-          ("float8_e4m3fn", 1, FEW)]  # fmt: skip
+SPLITS = [("bfloat16", 1), ("bfloat16", 4), ("float16", 1), ("TF32", 1), ("float8_e4m3fn", 1)]
 
 
-def by_tiles(kind, splits, tiles):
+def by_tiles(kind, splits):
     """Results of one product by several tiles, and the error of the first."""
     generator = torch.Generator(device).manual_seed(0)
     x, w = (torch.randn(m, 4096, generator=generator, device=device) for m in (512, 4096))
     x, w = (t.to(getattr(torch, kind, torch.float32)) for t in (x, w))
-    exact = x.double() @ w.double().T
-    made = [
-        lessons.plain_product(x, w, tile, warps=warps, splits=splits, tf32=kind == "TF32")
-        for tile, warps in tiles
-    ]
-    y, narrow = made[0][0], torch.bfloat16 if x.dtype.itemsize == 1 else x.dtype
-    by = [instruction for _, instruction in made]
+    exact, run = x.double() @ w.double().T, partial(lessons.plain_product, x, w, splits=splits)
+    tiles = TILES if (kind, splits) == SPLITS[0] else TILES[:2]  # of these one is mma's
+    made = [run(tile, warps=warps, tf32=kind == "TF32") for tile, warps in tiles]
+    y, by = made[0][0], [instruction for _, instruction in made]
+    narrow = torch.bfloat16 if x.dtype.itemsize == 1 else x.dtype
     return {
-        "mma": by.count("mma"), "wgmma": by.count("wgmma"),
-        "results": len({digest(result) for result, _ in made}), "hash": digest(y), "note": None,
+        "mma": by.count("mma"), "wgmma": by.count("wgmma"), "hash": digest(y), "note": None,
+        "results": len({digest(result) for result, _ in made}),
         "before": scaled_error(exact, y, dtype=torch.float32).rms,
         "rounded": scaled_error(exact, y.to(narrow), dtype=narrow).rms,
     }  # fmt: skip
 
 
-SPLIT, ERRORS = ("dtype", "splits", "mma", "wgmma", "results"), ("before", "rounded")
-chains = []
-for kind, splits, tiles in SPLITS if gpu and not unsplit and not timed_only else []:
-    chains += attempt({"dtype": kind, "splits": splits}, by_tiles, kind, splits, tiles)
+chains = [
+    row
+    for kind, splits in (SPLITS if gpu and not unsplit and not times_alone else [])
+    for row in attempt({"dtype": kind, "splits": splits}, by_tiles, kind, splits)
+]
+CHAINS = ["dtype", "splits", "mma", "wgmma", "results", "before", "rounded"]
 study.table(
     "tiles",
-    frame(chains, *SPLIT, *ERRORS, "hash", "note"),
+    frame(chains, *CHAINS, "hash", "note"),
     "One product, 512 rows, 4096 → 4096: different results of several tiles, and the error before "
     "and after the final rounding.",
-    columns=[*SPLIT, *ERRORS],
+    columns=CHAINS,
     part=part,
 )
 
@@ -264,36 +223,33 @@ study.table(
 # The chain costs nothing where cuBLAS gives it
 # ---------------------------------------------
 #
-# Times over torch's as it comes, launches replayed from a CUDA graph, in interleaved rounds; each
-# launch finds another copy of the weight, together larger than the cache. The two variables' times
-# come from the second process; the kernel with one tile, which both processes time, relates them.
+# Times over torch's as it comes, 60 launches of few rows replayed from a CUDA graph, in
+# interleaved rounds; each launch finds another copy of the weight, together larger than the cache.
+# The two variables' times come from the second process; the kernel with one tile, which both
+# processes time, relates them.
 
 WAYS = ["one tile", "two variables", "roundoff"]
 
 
-def compare_times(kind, x, weights):
-    """Times over torch's of the ways that run here."""
-    tried = {way: attempt({}, lambda f=f: {"call": f(x, weights[0])})[0]
-             for way, f in products(kind).items()}  # fmt: skip
-    calls = {way: f for way, f in products(kind).items() if "note" not in tried[way]}
-    notes = [f"{way} {one['note']}" for way, one in tried.items() if "note" in one]
-    time = partial(measure, device=device, min_rounds=2)
-    once = time({"": partial(linear, x, weights[0])}, budget_s=0).frame["median"].iloc[0]
-    launches = max(3, min(60, int(0.018 / once))) if gpu else 1
-
-    def several(product):
-        for i in range(launches):
-            product(x, weights[i % len(weights)])
-
+def ratios(calls, launches=1):
+    """Time of each call over the first's; a call is told the number of its launch."""
     found = measure(
-        {way: partial(several, product) for way, product in calls.items()},
-        device=device, cuda_graph=gpu, budget_s=args.budget, precision=0.01,
-        min_rounds=9 if gpu else 3, max_rounds=60,
+        calls, device=device, cuda_graph=gpu, rotate=launches, budget_s=args.budget,
+        precision=0.01, min_rounds=9 if gpu else 3, max_rounds=60,
     )  # fmt: skip
-    ratios = found.ratios().set_index("label")
-    row = ratios["ratio"].to_dict() | {"µs": found.frame["median"].iloc[0] / launches * 1e6}
-    if "roundoff" in calls:
-        row |= {"low": ratios["low"]["roundoff"], "high": ratios["high"]["roundoff"]}
+    over = found.ratios().set_index("label")
+    row = over["ratio"].to_dict() | {"µs": found.frame["median"].iloc[0] * 1e6, "note": None}
+    return row | over[["low", "high"]].reindex(["roundoff"]).iloc[0].to_dict()
+
+
+def compare_times(kind, x, weights):
+    tried, calls = {}, {}
+    for way, product in products(kind).items():
+        [tried[way]] = attempt({}, lambda product=product: {"y": product(x, weights[0])})
+        calls[way] = lambda i, product=product: product(x, weights[i % len(weights)])
+    launches = max(len(weights), 60 * 256 // max(len(x), 256)) if gpu else 1
+    row = ratios({way: f for way, f in calls.items() if "y" in tried[way]}, launches)
+    notes = [f"{way} {one['note']}" for way, one in tried.items() if "note" in one]
     return row | {"note": "; ".join(notes) or None}
 
 
@@ -301,21 +257,20 @@ def cost():
     rows = []
     for kind, shapes in {"bfloat16": SHAPES, "float16": SHAPES[:1]}.items():
         for k, n in shapes:
-            sets = copies(2 * n * k, device) if gpu else 1
             generator = torch.Generator(device).manual_seed(n)
             draw = partial(torch.randn, generator=generator, device=device, dtype=KINDS[kind])
-            weights = [draw(n, k) for _ in range(sets)]
+            weights = [draw(n, k) for _ in range(copies(2 * n * k, device) if gpu else 1)]
             for m in TIMED:
                 row = {"dtype": kind, "weight": f"{k} → {n}", "M": m}
                 rows += attempt(row, compare_times, kind, draw(m, k), weights)
-    return frame(rows, "dtype", "weight", "M", "µs", *WAYS, "low", "high", *others(), "note")
+    return frame(rows, "dtype", "weight", "M", "µs", *WAYS, "low", "high", *OTHERS, "note")
 
 
 times = cost()
 if "cost" in second:
     keys = ["dtype", "weight", "M"]
-    slower = times[keys].merge(second["cost"], "left", keys)["one tile"]
-    times["two variables"] = times["one tile"] / slower
+    tiled = times[keys].merge(second["cost"], "left", keys)["one tile"]
+    times["two variables"] = times["one tile"] / tiled
 study.table(
     "cost",
     times,
@@ -323,7 +278,7 @@ study.table(
     columns=["dtype", "weight", "M", "µs", *WAYS],
     rows={"weight": lambda s: s == s.iloc[0], "dtype": "bfloat16"},
     part=part,
-    times=["µs", *WAYS, "low", "high", *others(), "note"],
+    times=["µs", *WAYS, "low", "high", *OTHERS, "note"],
 )
 
 # %%
@@ -345,9 +300,9 @@ study.lines(
 )
 
 # %%
-# What roundoff's product took for the types, weights and numbers of rows above:
+# What computed roundoff's products of all these types, weights and numbers of rows:
 
-taken = routes() if not timed_only else {}
+taken = {} if times_alone else routes()
 study.table(
     "routes",
     [{"computed by": way, "cases": count} for way, count in taken.items()],
@@ -361,21 +316,20 @@ study.table(
 #
 # Attention over a cache is a sum over keys, and each tile of keys rescales what was summed before.
 # :func:`roundoff.kernels.attention` counts tiles and splits from the first key that a query sees.
-# Keys and values of 300 tokens, computed at once (prefill), and in other ways: tokens whose bits
-# are others.
+# Keys and values of 300 tokens (280 on a CPU), computed at once (prefill), and in other ways:
+# tokens whose bits are others.
 
-HEADS, GROUPS, HEAD = (32, 8, 128) if gpu else (4, 2, 16)
-LENGTH = 300 if gpu else 70 if fast else 280
+HEADS, GROUPS, HEAD, LENGTH = (32, 8, 128, 300) if gpu else (4, 2, 16, 70 if fast else 280)
+sdpa = partial(scaled_dot_product_attention, enable_gqa=True)
 
 
 def torch_attention(q, k, v, start=0):
     """As a decoder calls it: the last query at the last key, the first keys padding."""
     n, keys = q.shape[2], k.shape[2]
     if start == 0 and n in (1, keys):
-        return scaled_dot_product_attention(q, k, v, is_causal=n > 1, enable_gqa=True)
-    mask = torch.ones(n, keys, dtype=torch.bool, device=q.device).tril(keys - n)
-    mask[:, :start] = False
-    return scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
+        return sdpa(q, k, v, is_causal=n > 1)
+    seen = torch.ones(n, keys, dtype=torch.bool, device=q.device).tril(keys - n)
+    return sdpa(q, k, v, attn_mask=seen & (torch.arange(keys, device=q.device) >= start))
 
 
 def our_attention(q, k, v, start=0):
@@ -387,14 +341,13 @@ def compare_tokens(compute, q, k, v):
 
     def pieces(size):
         ends = range(size, LENGTH + size, size)
-        return torch.cat(
-            [compute(q[:1, :, e - size : e], k[:1, :, :e], v[:1, :, :e]) for e in ends], 2
-        )
+        parts = ((q[:1, :, end - size : end], k[:1, :, :end], v[:1, :, :end]) for end in ends)
+        return torch.cat([compute(*part) for part in parts], 2)
 
     whole = compute(q[:1], k[:1], v[:1])
-    padded = [pad(t, (0, 0, 37, 0)) for t in (k[:1], v[:1])]
+    padded = compute(q[:1], *(pad(t[:1], (0, 0, 37, 0)) for t in (k, v)), start=37)
     made = {"among": compute(q, k, v)[:1], "chunks": pieces(64), "token by token": pieces(1)}
-    made["padded"] = compute(q[:1], *padded, start=37)
+    made |= {"padded": padded}
     share = {name: float((y != whole).any(3).any(1).float().mean()) for name, y in made.items()}
     return share | {"hash": digest(whole), "note": None}
 
@@ -403,43 +356,26 @@ def decode_times(keys, batch):
     """Time of one token for each of a batch, over torch's."""
     generator = torch.Generator(device).manual_seed(0)
     draw = partial(torch.randn, generator=generator, device=device, dtype=torch.bfloat16)
-    nbytes = 4 * batch * GROUPS * keys * HEAD
-    sets = copies(nbytes, device)
+    sets = copies(4 * batch * GROUPS * keys * HEAD, device)
     caches = [[draw(batch, GROUPS, keys, HEAD) for _ in "kv"] for _ in range(sets)]
-    q, count = draw(batch, HEADS, 1, HEAD), 60
-
-    def several(compute):
-        for i in range(count):
-            compute(q, *caches[i % sets])
-
-    torchs = partial(scaled_dot_product_attention, enable_gqa=True)
-    ours = partial(attend, seen=seen_by_position(batch, 1, keys, q.device))
-    found = measure(
-        {"torch": partial(several, torchs), "roundoff": partial(several, ours)},
-        device=device, cuda_graph=True, budget_s=args.budget, min_rounds=9,
-    )  # fmt: skip
-    ratio = found.ratio("roundoff", "torch")
-    return {"µs": found.frame["median"].iloc[0] / count * 1e6, "roundoff": ratio.value,
-            "low": ratio.low, "high": ratio.high, "note": None}  # fmt: skip
+    q, seen = draw(batch, HEADS, 1, HEAD), seen_by_position(batch, 1, keys, torch.device(device))
+    ways = {"torch": sdpa, "roundoff": partial(attend, seen=seen)}
+    calls = {way: lambda i, f=f: f(q, *caches[i % sets]) for way, f in ways.items()}
+    return ratios(calls, max(sets, 60))
 
 
+tokens, decoding, generator = [], [], torch.Generator().manual_seed(0)
+shapes = [(8, heads, LENGTH, HEAD) for heads in (HEADS, GROUPS, GROUPS)]
+for kind in [] if unsplit or times_alone else ["bfloat16", "float16"]:
+    qkv = [
+        (torch.rand(s, generator=generator) - 0.5).mul(4).to(device, KINDS[kind]) for s in shapes
+    ]
+    for way, compute in {"torch": torch_attention, "roundoff": our_attention}.items():
+        tokens += attempt({"dtype": kind, "way": way}, compare_tokens, compute, *qkv)
+for keys in (512, 2048, 8192) if gpu and not unsplit else ():
+    for batch in (1, 8, 64):
+        decoding += attempt({"keys": keys, "batch": batch}, decode_times, keys, batch)
 TOKENS = ["dtype", "way", "among", "chunks", "token by token", "padded", "hash"]
-DECODING = ["keys", "batch", "µs", "roundoff", "low", "high"]
-tokens, decoding = [], []
-if not unsplit and not timed_only:
-    generator = torch.Generator().manual_seed(0)
-    shapes = [(8, heads, LENGTH, HEAD) for heads in (HEADS, GROUPS, GROUPS)]
-    for kind in ("bfloat16", "float16"):
-        qkv = [
-            torch.rand(s, generator=generator).sub(0.5).mul(4).to(device, KINDS[kind])
-            for s in shapes
-        ]
-        for way, compute in {"torch": torch_attention, "roundoff": our_attention}.items():
-            tokens += attempt({"dtype": kind, "way": way}, compare_tokens, compute, *qkv)
-if gpu and not unsplit:
-    for keys in (512, 2048, 8192):
-        for batch in (1, 8, 64):
-            decoding += attempt({"keys": keys, "batch": batch}, decode_times, keys, batch)
 study.table(
     "attention",
     frame(tokens, *TOKENS, "note"),
@@ -448,6 +384,7 @@ study.table(
     columns=TOKENS,
     part=part,
 )
+DECODING = ["keys", "batch", "µs", "roundoff", "low", "high"]
 study.table(
     "decoding",
     frame(decoding, *DECODING, "note"),
@@ -467,14 +404,33 @@ study.table(
 # wait, padded to the longest and by up to 32 columns more. A text ends with its end token.
 
 
-def written(model, batches):
+@cache
+def trained():
+    return load_trained(layers=2 if fast else None)
+
+
+@cache
+def model_of(way):
+    """The model, with one tile for all products of one of the ways; and what it runs within."""
+    model = trained().model(torch.bfloat16, device=device)
+    for layer in model.modules() if way == "one tile" else ():
+        if isinstance(layer, torch.nn.Linear):
+            layer.forward = lambda x, layer=layer: matmul(x, layer.weight, tile=ONE_TILE)
+    return model, roundoff.invariant if way == "roundoff" else nullcontext
+
+
+def written(way, batches):
     """Prompt and text of each request."""
-    step = GraphStep(model) if gpu and args.graph else None
+    model, within = model_of(way)
+    step, made = GraphStep(model) if gpu and args.graph else None, []
+    asked = [trained().prompt(text) for _, text in prompts(args.prompts)]
     for rows, longer in batches:
         given = [asked[row] for row in rows]
         length = longer + max(map(len, given))
-        text = decode(model, given, args.tokens, step=step, length=length).tokens
-        yield from zip(rows, map(tuple, text.tolist()), strict=True)
+        with within():
+            text = decode(model, given, args.tokens, step=step, length=length).tokens
+        made += zip(rows, map(tuple, text.tolist()), strict=True)
+    return made
 
 
 def schedule(seed=0):
@@ -483,95 +439,67 @@ def schedule(seed=0):
     while rest:
         size = min(1 + generator.geometric(1 / args.most), args.most, rest)
         rest -= size
-        yield generator.integers(len(asked), size=size).tolist(), int(generator.integers(33))
+        yield generator.integers(args.prompts, size=size).tolist(), int(generator.integers(33))
 
 
-def compare_texts(model, within, batches, single):
+def compare_texts(way, batches, alone):
     """Texts of the requests, beside those that the prompts get alone."""
-    with within():
-        made = list(written(model, batches))
-    first = [
-        1 + min(i for i, pair in enumerate(zip(text, single[row], strict=True)) if len({*pair}) > 1)
-        for row, text in made
-        if text != single[row]
-    ]
+    made = written(way, batches)
+    same = [np.equal(text, alone[row]) for row, text in made]
+    first = [1 + int(np.argmin(tokens)) for tokens in same if not tokens.all()]
     return {
         "completions": len(made), "texts": len(set(made)), "of": len({row for row, _ in made}),
-        "changed": len(first) / len(made), "first": min(first, default=None),
-        "hash": digest(torch.tensor(list(single.values()))), "note": None,
+        "changed": len(first) / len(made), "first": min(first, default=None), "note": None,
+        "hash": digest(torch.tensor(list(alone.values()))),
     }  # fmt: skip
 
 
-def all_texts(model, within):
+def all_texts(way):
     """Each prompt alone, then in batches of one size, then as a server has them."""
-    with within():
-        single = dict(written(model, [([row], 0) for row in range(len(asked))]))
-    count = len(asked)
-    served = {f"batch of {n}": [([i % count for i in range(n)], 0)]
-              for n in (2, 8, 16, 32, 64) if count <= n <= args.most}  # fmt: skip
-    rows = []
-    for name, batches in (served | {"server": list(schedule())}).items():
-        rows += attempt({"served": name}, compare_texts, model, within, batches, single)
+    count, rows = args.prompts, []
+    alone = dict(written(way, [([row], 0) for row in range(count)]))
+    sizes = [n for n in (8, 16, 32, 64) if count <= n <= args.most]
+    served = {f"batch of {n}": [([i % count for i in range(n)], 0)] for n in sizes}
+    for name, batches in (served | {"server": schedule()}).items():
+        rows += attempt({"served": name}, compare_texts, way, batches, alone)
     return rows
 
 
 def token_times(batch):
     """Time of one token for each of a batch, without earlier ones."""
-    token = torch.full((batch, 1), asked[0][0], device=device)
+    token = torch.ones(batch, 1, dtype=torch.int64, device=device)
 
-    def call(model, within):
+    def call(i, way):
+        model, within = model_of(way)
         with within():
             model(token, use_cache=False)
 
-    calls = {way: partial(call, *one) for way, one in models.items()}
-    found = measure(calls, device=device, cuda_graph=gpu, budget_s=args.budget, min_rounds=5)
-    ratios = found.ratios().set_index("label")
-    row = ratios["ratio"].to_dict() | {"µs": found.frame["median"].iloc[0] * 1e6, "note": None}
-    return row | {"low": ratios["low"]["roundoff"], "high": ratios["high"]["roundoff"]}
+    return ratios({way: partial(call, way=way) for way in MODELS})
 
 
-def load():
-    """The prompts, and for each way its model and what it runs within."""
-    trained = load_trained(layers=2 if fast else None)
-    asked.extend(trained.prompt(text) for _, text in prompts(args.prompts))
-    model = trained.model(torch.bfloat16, device=device)
-    models[AS_IT_COMES] = model, nullcontext
-    if gpu and not unsplit:
-        tiled = trained.model(torch.bfloat16, device=device)
-        for layer in tiled.modules():
-            if isinstance(layer, torch.nn.Linear):
-                layer.forward = lambda x, layer=layer: matmul(x, layer.weight, tile=ONE_TILE)
-        models["one tile"] = tiled, nullcontext
-    if not unsplit:
-        models["roundoff"] = model, roundoff.invariant
-    return []
-
-
+MODELS = [way for way in [BASE, "one tile", "roundoff"] if gpu or way != "one tile"]
+texts, per_token = [], []
+for way in [] if times_alone else MODELS[:1] if unsplit else MODELS:
+    texts += attempt({"way": way}, all_texts, way)
+for batch in [] if unsplit else (1, 8, 64) if gpu else (1,):
+    per_token += attempt({"batch": batch}, token_times, batch)
 TEXTS = ["way", "served", "completions", "texts", "of", "changed", "first"]
-TOKEN = ["batch", "µs", "one tile", "roundoff", "low", "high"]
-asked, models, texts, per_token = [], {}, [], []
-texts += attempt({"way": "all"}, load)
-for way, one in {} if timed_only else models.items():
-    texts += attempt({"way": way}, all_texts, *one)
-texts += theirs("texts")
-if models and not unsplit:
-    for batch in (1, 8, 64) if gpu else (1,):
-        per_token += attempt({"batch": batch}, token_times, batch)
 study.table(
     "texts",
-    frame(texts, *TEXTS, "hash", "note"),
+    frame(texts + from_second("texts"), *TEXTS, "hash", "note"),
     "Texts of 64 tokens in bfloat16: how many different ones, of how many prompts; completions "
     "that are not what the prompt gets alone, and the first token at which one leaves it.",
     columns=TEXTS,
     part=part,
 )
+TOKEN = ["batch", "µs", "one tile", "roundoff", "low", "high"]
 study.table(
     "token",
     frame(per_token, *TOKEN, "note"),
     "Time of one token for each text of a batch, without earlier ones, over torch's.",
     columns=TOKEN,
     part=part,
-    times=["µs", "one tile", "roundoff", "low", "high", "note"],
+    times=[*TOKEN[1:], "note"],
 )
 
 # %%

@@ -1,4 +1,4 @@
-"""Layer norms to compare with, forward and backward: those that are installed here."""
+"""Layer norms and invariant products to compare with: those that are installed here."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from ._layer_norm import _backward, _forward
 from ._runtime import interpreting
 
-__all__ = ["LayerNorm", "layer_norms"]
+__all__ = ["LayerNorm", "invariant_products", "layer_norms"]
 
 Tensors = tuple[torch.Tensor, ...]
 
@@ -132,3 +132,44 @@ def layer_norms(device: str = "cuda") -> tuple[dict[str, LayerNorm], dict[str, s
         except (ImportError, OSError, AttributeError) as error:
             missing[label] = f"{type(error).__name__}: {error}"
     return norms, missing
+
+
+# Others' invariant products: label -> module with ``matmul_persistent`` of x (M, K) and (K, N).
+_PRODUCTS = {
+    "batch_invariant_ops": "batch_invariant_ops",
+    "vLLM": "vllm.model_executor.layers.batch_invariant",
+}
+Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def invariant_products() -> tuple[dict[str, Product], dict[str, str]]:
+    """Others' products whose rows do not depend on how many there are, as far as installed.
+
+    Returns
+    -------
+    (dict, dict)
+        Label -> function of x (M, K) and a weight (N, K), both on a GPU, that gives x weight^T, of
+        batch_invariant_ops and vLLM; label -> reason, of those that are missing.
+
+    References
+    ----------
+    https://github.com/thinking-machines-lab/batch_invariant_ops,
+    https://docs.vllm.ai/en/latest/features/batch_invariance/
+
+    Examples
+    --------
+    >>> from roundoff.kernels.baselines import invariant_products
+    >>> products, missing = invariant_products()
+    >>> sorted([*products, *missing])
+    ['batch_invariant_ops', 'vLLM']
+    """
+    products: dict[str, Product] = {}
+    missing = {}
+    for label, module in _PRODUCTS.items():
+        try:
+            persistent = importlib.import_module(module).matmul_persistent
+        except (ImportError, OSError, AttributeError) as error:
+            missing[label] = f"{type(error).__name__}: {error}"
+        else:
+            products[label] = lambda x, weight, of=persistent: of(x, weight.t())
+    return products, missing

@@ -7,7 +7,9 @@ import dataclasses
 import html
 import os
 import re
+import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from ..environment import environment, short_commit, short_name, summary
-from ..errors import ArgumentError
-from ..record import RECORDED, Record, read_records, row_parts, write_record
+from ..errors import ArgumentError, UnsupportedError, WorkerError
+from ..record import RECORDED, Record, read_record, read_records, row_parts, write_record
 from ..script import run_mode, unit_test_going
 from . import charts
 from .claims import Claim, ClaimError, Outcome, choose
@@ -31,6 +33,7 @@ __all__ = ["STRICT", "Run", "Study"]
 #: Environment variable of continuous integration: claims that hold anywhere must hold here, too.
 STRICT = "ROUNDOFF_STRICT"
 BUILD = "this-build"
+_SECOND_S = 200  # seconds that a second process may take
 #: The most telling machines come first; others follow by name.
 FIRST = ("nvidia-h200", "nvidia-h100-80gb-hbm3")
 _SOME = 6
@@ -337,6 +340,46 @@ class Study:
     def _judges(self, claim: Claim) -> bool:
         """Whether this build's own verdict counts: times and quick sizes say nothing."""
         return claim.anywhere or not (claim.timed or unit_test_going())
+
+    def again(self, variables: Mapping[str, str], **options: Any) -> dict[str, pd.DataFrame]:
+        """The tables of this page as a second process computes them, with environment variables.
+
+        For what a library reads when a process starts. The process runs the same script, with the
+        same options but for those given here, and records into a folder that is then removed.
+
+        Parameters
+        ----------
+        variables : mapping of str to str
+            Environment variables to add.
+        **options
+            Options of the page that are others there.
+
+        Raises
+        ------
+        UnsupportedError
+            When the page is not run as a script: there is nothing to run again.
+        WorkerError
+            When the process fails; its last words are in the message.
+        """
+        if self._mode != "script":
+            raise UnsupportedError(
+                "a second process", got=f"a page that is {self._mode}", expected="a script"
+            )
+        taken = {
+            k: v for k, v in vars(self.args).items() if k not in ("record", "commit", "second")
+        }
+        chosen = [f"--{k}={v}" for k, v in (taken | options).items() if v is not None]
+        with tempfile.TemporaryDirectory() as folder:
+            command = [sys.executable, sys.argv[0], *chosen, "--record", folder]
+            command += ["--commit", str(self.environment["commit"])]
+            done = subprocess.run(  # noqa: S603 - this script, no shell
+                command, env=os.environ | dict(variables), capture_output=True, text=True,
+                timeout=_SECOND_S,
+            )  # fmt: skip
+            if done.returncode:
+                raise WorkerError(f"{self.page}: its second process", got=done.stderr[-2000:])
+            [path] = Path(folder).glob("*/*.json")
+            return read_record(path).tables
 
     def dots(self, name: str, *, of: str, alt: str, answer: bool = False, **options: Any) -> None:
         """Dots or bars of a table, of the most telling machine: :func:`roundoff.page.dots`.

@@ -92,7 +92,7 @@ def attempt(row, run, *given):
         found = run(*given)
     except Exception as error:  # named in the table, and the other experiments go on
         traceback.print_exc()
-        found = {"note": f"failed: {type(error).__name__}: {str(error).splitlines()[0][:80]}"}
+        found = {"note": f"failed: {type(error).__name__}: {' '.join(str(error).split())[:100]}"}
     return [row | one for one in (found if isinstance(found, list) else [found])]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -12,7 +13,7 @@ import torch
 from ._layer_norm import _backward, _forward
 from ._runtime import interpreting
 
-__all__ = ["LayerNorm", "invariant_products", "layer_norms"]
+__all__ = ["LayerNorm", "invariant_modes", "invariant_products", "layer_norms"]
 
 Tensors = tuple[torch.Tensor, ...]
 
@@ -173,3 +174,32 @@ def invariant_products() -> tuple[dict[str, Product], dict[str, str]]:
         else:
             products[label] = lambda x, weight, of=persistent: of(x, weight.t())
     return products, missing
+
+
+def invariant_modes() -> tuple[
+    dict[str, Callable[[], AbstractContextManager[Any]]], dict[str, str]
+]:
+    """Others' contexts within which torch's operators are independent of the batch, on a GPU.
+
+    Returns
+    -------
+    (dict, dict)
+        Label -> function that gives a context manager, of batch_invariant_ops; label -> reason, of
+        what is missing.
+
+    References
+    ----------
+    https://github.com/thinking-machines-lab/batch_invariant_ops
+
+    Examples
+    --------
+    >>> from roundoff.kernels.baselines import invariant_modes
+    >>> modes, missing = invariant_modes()
+    >>> [*modes, *missing]
+    ['batch_invariant_ops']
+    """
+    label = "batch_invariant_ops"
+    try:
+        return {label: importlib.import_module(label).set_batch_invariant_mode}, {}
+    except (ImportError, OSError, AttributeError) as error:
+        return {}, {label: f"{type(error).__name__}: {error}"}

@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,7 +29,7 @@ from .table import AGAIN, Shown, Table, inline, tabs
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["STRICT", "Run", "Study"]
+__all__ = ["STRICT", "Run", "Study", "attempt"]
 
 #: Environment variable of continuous integration: claims that hold anywhere must hold here, too.
 STRICT = "ROUNDOFF_STRICT"
@@ -561,6 +562,44 @@ class Study:
         if self._mode == "script":
             print(shown)
         return shown
+
+
+def attempt(
+    row: Mapping[str, Any], run: Callable[..., Any], *operands: Any
+) -> list[dict[str, Any]]:
+    """The rows of one experiment; in place of what this machine cannot run, the reason.
+
+    For experiments that need what not every machine has, such as memory or another library: the
+    others go on, and the table says what failed.
+
+    Parameters
+    ----------
+    row : mapping
+        What is the same in all of its rows.
+    run : callable
+        Called with *operands*; gives the rest of a row (a mapping), or of several (a list).
+
+    Returns
+    -------
+    list of dict
+        Rows, with ``note`` None; or one with the exception's name and first words as its ``note``,
+        whose traceback is printed.
+
+    Examples
+    --------
+    >>> from roundoff.page import attempt
+    >>> attempt({"M": 2}, lambda m: {"twice": 2 * m}, 3)
+    [{'M': 2, 'twice': 6, 'note': None}]
+    """
+    try:
+        parts = run(*operands)
+    except Exception as error:
+        traceback.print_exc()
+        parts = {
+            "note": f"{type(error).__name__}: {' '.join(str(error).split())[:100]}".strip(": ")
+        }
+    several = parts if isinstance(parts, list) else [parts]
+    return [{**row, **part, "note": part.get("note")} for part in several]
 
 
 def _place(record: Record) -> tuple[int, str]:

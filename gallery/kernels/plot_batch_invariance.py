@@ -219,8 +219,8 @@ def compare_tokens(compute, q, k, v):
     ways = {"among 8 texts": compute(q, k, v)[:1], "in chunks of 64": pieces(64)}
     ways |= {"token by token": pieces(1), "behind padding": padded}
     return [
-        {"computed": name, "hash": digest(whole)}
-        | {"differ": float((y != whole).any(3).any(1).float().mean())}
+        {"text": name, "hash": digest(whole)}
+        | {"other tokens": float((y != whole).any(3).any(1).float().mean())}
         for name, y in ways.items()
     ]
 
@@ -236,7 +236,7 @@ study.table(
     "attention",
     tokens,
     "Tokens whose bits are others than in one prefill alone; padding is 37 columns.",
-    columns=["dtype", "way", "computed", "differ"],
+    columns=["dtype", "way", "text", "other tokens"],
     rows={"way": "torch"},
     part=part,
 )
@@ -247,8 +247,8 @@ study.dots(
     "attention",
     of="attention",
     where={"dtype": "float16"},
-    x="differ",
-    label="computed",
+    x="other tokens",
+    label="text",
     colour="way",
     bars=True,
     title="Tokens with other bits than in one prefill",
@@ -264,12 +264,12 @@ study.claim(
     "float16 and {99.6%} in float32; behind padding for {0.36%} to {4.6%}.",
     name="attention",
     of="attention",
-    where={"way": "torch", "computed": ["token by token", "behind padding"]},
+    where={"way": "torch", "text": ["token by token", "behind padding"]},
     on="intel-xeon-2-cores",
     value=lambda t: (
-        *t["differ"][t["computed"] == "token by token"],
-        t["differ"][t["computed"] == "behind padding"].min(),
-        t["differ"][t["computed"] == "behind padding"].max(),
+        *t["other tokens"][t["text"] == "token by token"],
+        t["other tokens"][t["text"] == "behind padding"].min(),
+        t["other tokens"][t["text"] == "behind padding"].max(),
     ),
 )
 
@@ -280,7 +280,7 @@ study.claim(
     name="ours",
     of="attention",
     where={"way": "roundoff"},
-    test=lambda t: t["differ"] == 0,
+    test=lambda t: t["other tokens"] == 0,
 )
 
 # %%
@@ -333,8 +333,8 @@ def compare_texts(way, batches):
     same = [[a == b for a, b in zip(text, expected[row], strict=True)] for row, text in made]
     first = [1 + tokens.index(False) for tokens in same if not all(tokens)]
     return {
-        "completions": len(made), "texts": len(set(made)), "of": len({row for row, _ in made}),
-        "changed": len(first) / len(made), "first": min(first, default=None),
+        "completions": len(made), "different": len(set(made)), "of": len({row for row, _ in made}),
+        "other texts": len(first) / len(made), "first other": min(first, default=None),
         "hash": digest(torch.tensor(list(expected.values()))),
     }  # fmt: skip
 
@@ -348,7 +348,7 @@ study.table(
     texts + from_second("texts"),
     "Texts in bfloat16: how many different ones, of how many prompts; completions that are not "
     "what the prompt gets alone, and the first token at which one leaves it.",
-    columns=["way", "served", "completions", "texts", "of", "changed", "first"],
+    columns=["way", "served", "completions", "different", "of", "other texts", "first other"],
     part=part,
 )
 
@@ -360,7 +360,7 @@ study.claim(
     of="texts",
     where={"served": "server", "way": ["torch", "roundoff"]},
     on="intel-xeon-2-cores",
-    value=lambda t: (t["completions"], *t["changed"]),
+    value=lambda t: (t["completions"], *t["other texts"]),
 )
 
 # %%
@@ -510,7 +510,7 @@ for keys, batch in product(*([(512, 2048, 8192), (1, 8, 64)] if gpu and not unsp
     decoding += attempt({"keys": keys, "batch": batch}, decode_times, keys, batch)
 study.keep("tiles", chains, part=part)
 study.keep("decoding", decoding, part=part, times=["µs", "roundoff", "low", "high"])
-study.keep("routes", [{"computed": way, "cases": n} for way, n in routes().items()], part=part)
+study.keep("routes", [{"way": way, "cases": n} for way, n in routes().items()], part=part)
 
 # %%
 # Your own shape

@@ -1,7 +1,9 @@
 """The lessons: right, and wrong in the way they say; the baselines: right."""
 
+import contextlib
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ import torch
 from roundoff.errors import ArgumentError, ShapeError
 from roundoff.kernels import interpreting, shuffled_programs
 from roundoff.kernels._layer_norm import _forward
-from roundoff.kernels.baselines import layer_norms
+from roundoff.kernels.baselines import invariant_modes, invariant_products, layer_norms
 from roundoff.kernels.lessons import locked, plain_product, two_stage
 
 DEVICE = "cpu" if interpreting() else "cuda"
@@ -130,6 +132,26 @@ def test_what_is_not_installed_is_missing_with_its_reason(monkeypatch):
     found, missing = layer_norms("cuda")
     assert "Liger" not in found
     assert "liger_kernel" in missing["Liger"]
+
+
+@pytest.mark.parametrize("known", [invariant_products, invariant_modes])
+def test_an_invariant_baseline_that_is_not_installed_is_missing_with_its_reason(known, monkeypatch):
+    monkeypatch.setitem(sys.modules, "batch_invariant_ops", None)
+    there, missing = known()
+    assert "batch_invariant_ops" not in there
+    assert "batch_invariant_ops" in missing["batch_invariant_ops"]
+
+
+def test_an_invariant_baseline_is_called_as_a_linear_layer(monkeypatch):
+    other = types.ModuleType("batch_invariant_ops")
+    other.matmul_persistent = torch.mm  # as theirs: (M, K) and (K, N)
+    other.set_batch_invariant_mode = contextlib.nullcontext
+    monkeypatch.setitem(sys.modules, "batch_invariant_ops", other)
+    x, weight = (torch.randn(n, 5, generator=torch.Generator().manual_seed(n)) for n in (3, 4))
+    product = invariant_products()[0]["batch_invariant_ops"]
+    torch.testing.assert_close(product(x, weight), torch.nn.functional.linear(x, weight))
+    with invariant_modes()[0]["batch_invariant_ops"]():
+        pass
 
 
 def test_without_triton_the_error_says_what_to_install():

@@ -34,5 +34,5 @@ def digest(tensor: torch.Tensor) -> str:
     >>> digest(x) == digest(x.T.contiguous().T), digest(x) == digest(x + 1e-6)
     (True, False)
     """
-    flat = tensor.detach().reshape(-1).contiguous().cpu()
+    flat = tensor.reshape(-1).contiguous().cpu()
     return hashlib.sha256(flat.view(torch.uint8).numpy().tobytes()).hexdigest()[:8]

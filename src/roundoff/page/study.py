@@ -201,6 +201,8 @@ class Study:
             chosen = list(columns or (held if own is None else own))
             if not run.is_build:  # an older record may lack one
                 chosen = [c for c in chosen if c in held]
+            # A way that this machine does not have is a column without a value.
+            chosen = [c for c in chosen if held.empty or held[c].notna().any()]
             chosen += [c + AGAIN for c in chosen if c + AGAIN in held and held[c].dtype == float]
             telling = _telling(held, rows)
             address = f"../../records/{self.page}/{run.machine}/{name}.csv"

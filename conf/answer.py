@@ -190,12 +190,12 @@ _LABEL = re.compile(r'<label for="ro-m-([\w-]+)">([^<]+)</label>')
 _INPUT = '<input type="radio" name="ro-machine" id="ro-m-{machine}" aria-label="{name}"{checked}>'
 # The last rule: of a table that the machine has not, the first pane.
 _RULES = (
-    "body:has(#ro-m-{m}:checked) .ro-tabs:has([data-m~={m}])>.ro-pane:not([data-m~={m}])"
+    'body:has(#ro-m-{m}:checked) .ro-tabs:has([data-m~="{m}"])>.ro-pane:not([data-m~="{m}"])'
     "{{display:none}}"
-    "body:has(#ro-m-{m}:checked) label[for=ro-m-{m}]"
+    'body:has(#ro-m-{m}:checked) label[for="ro-m-{m}"]'
     "{{color:inherit;font-weight:600;border-color:currentColor}}"
-    "body:has(#ro-m-{m}:focus-visible) label[for=ro-m-{m}]{{outline:2px solid}}"
-    "body:has(#ro-m-{m}:checked) .ro-tabs:not(:has([data-m~={m}]))>.ro-pane~.ro-pane"
+    'body:has(#ro-m-{m}:focus-visible) label[for="ro-m-{m}"]{{outline:2px solid}}'
+    'body:has(#ro-m-{m}:checked) .ro-tabs:not(:has([data-m~="{m}"]))>.ro-pane~.ro-pane'
     "{{display:none}}"
 )
 

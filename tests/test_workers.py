@@ -296,3 +296,19 @@ def test_the_end_of_a_page_is_the_end_of_its_workers(
         page.wait(20)
     assert ends(group)
     assert list(tmp_path.glob("roundoff-workers-*")) == []
+
+
+def added_on_a_gpu(x):
+    total = torch.full((1000,), x, device="cuda")
+    dist.all_reduce(total)
+    return total.unique().tolist(), torch.cuda.current_device()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="NCCL needs a GPU")
+def test_more_ranks_than_gpus_are_hosts_of_their_own():
+    gpus = torch.cuda.device_count()
+    count = gpus + 1
+    variables = {"NCCL_NVLS_ENABLE": "0", "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
+    with Workers(count, "nccl", limit_s=60, environment=variables) as workers:
+        results = workers.map(added_on_a_gpu, [float(2**i) for i in range(count)])
+    assert results == [([2.0**count - 1], rank % gpus) for rank in range(count)]

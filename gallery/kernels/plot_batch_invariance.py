@@ -571,8 +571,8 @@ study.finish()
 #   length of another, in vLLM's invariant mode, too [#fa3]_.
 # * One processor, with two threads. Another processor, version of the library or number of threads
 #   has other bits; the property holds for one number of threads.
-# * Where several threads make a process's first call of ``exp``, MKL 2024.2 may compute a part of it
-#   with an error of 1e-4, once [#race]_. It happened here, in attention; ``invariant()`` and our
+# * Where several threads make a process's first call of ``exp``, MKL 2024.2 may compute a part of
+#   it with an error of 1e-4, once [#race]_. It happened here, in attention; ``invariant()`` and our
 #   attention call such functions with one element first.
 # * ``invariant()`` raises an error for operators that lack the property, such as convolutions and
 #   additions by index; its attention has no dropout, bias or gradient.

@@ -6,7 +6,7 @@ Why does all-reduce give other bits on 2, 4 and 8 ranks?
 
 The order in which processes add, found from the bits of their sums, and what it does to training.
 
-.. answer:: intel-xeon-2-cores
+.. answer:: 2-nvidia-h200
 
    * **Why:** each rank adds its own part of the batch, and the ring of gloo and of NCCL adds the
      parts in another order in each chunk of a message. On 4 ranks :bound:`36% <share/2>` of the
@@ -17,7 +17,7 @@ The order in which processes add, found from the bits of their sums, and what it
      :bound:`0.4% <loss/2>`.
    * **Equal bits on 1, 2, 4 and 8 ranks:** micro-batches of one size, added in one order. On 2
      ranks, gathering them takes :bound:`2.7 <price>` to :bound:`2.8 <price/2>` times all-reduce's
-     time with gloo, :bound:`1.2 <nccl-price>` times with NCCL; exchanging chunks
+     time with gloo on two cores, :bound:`1.2 <nccl-price>` times with NCCL; exchanging chunks
      :bound:`1.5 <price/3>` to :bound:`1.6 <price/4>` and :bound:`1.6 <nccl-price/2>` times.
 
    .. code-block:: python
@@ -171,7 +171,7 @@ study.table(
     "orders",
     cells,
     "The order in the first and in the last chunk of 1000 float32 values, and what it explains.",
-    columns=["backend", "ranks", "orders", "explained", "differ", "first order", "last order"],
+    columns=["ranks", "orders", "explained", "differ", "backend", "first order", "last order"],
     rows={"dtype": "float32", "size": 1000, "backend": lambda s: ~s.str.contains("Ring")},
     part="backend",
 )
@@ -189,8 +189,8 @@ study.claim(
 # %%
 
 study.claim(
-    "They explain every bit of NCCL 2.28.9's, too, in all {60} cells: as it comes, with its ring "
-    "and with its tree, three types, two sizes. As it comes it adds as its ring does.",
+    "They explain every bit of NCCL 2.28.9's sums, too, in all {60} cells: as it comes, with its "
+    "ring and with its tree, three types, two sizes. As it comes it adds as its ring does.",
     name="nccl",
     of="orders",
     where={"backend": lambda s: s.str.startswith("NCCL")},
@@ -235,7 +235,7 @@ study.claim(
     name="share",
     of="orders",
     where={"backend": "gloo on cpu", "dtype": "float32", "size": 65536},
-    on="intel-xeon-2-cores",
+    on="2-nvidia-h200",
     value=lambda t: t.set_index("ranks")["differ"][[2, 4, 8]].tolist(),
 )
 
@@ -305,7 +305,7 @@ study.claim(
     "{0.32} to {0.33} ε with each. On 2 ranks nothing changes.",
     of="buckets",
     where={"backend": "gloo on cpu", "ranks": [2, 4]},
-    on="intel-xeon-2-cores",
+    on="2-nvidia-h200",
     value=lambda t: (
         t["differ"][(t["ranks"] == 4) & (t["cap"] == 4)],
         t["differ"][(t["ranks"] == 4) & (t["cap"] == 1)],
@@ -448,7 +448,7 @@ study.claim(
     name="moved",
     of="training",
     where={"backend": "gloo on cpu", "step": 128, "way": ["all-reduce", "other data order"]},
-    on="intel-xeon-2-cores",
+    on="2-nvidia-h200",
     value=lambda t: (
         t["moved"][t["way"] == "all-reduce"],
         t["moved"][t["way"] != "all-reduce"].max() / t["moved"][t["way"] == "all-reduce"].max(),
@@ -467,7 +467,7 @@ study.claim(
         "step": 128,
         "way": ["all-reduce", "other data order"],
     },
-    on="intel-xeon-2-cores",
+    on="2-nvidia-h200",
     value=lambda t: (
         t["loss"][t["way"] == "all-reduce"].abs(),
         t["loss"][t["way"] != "all-reduce"].abs(),
@@ -481,7 +481,7 @@ study.claim(
     "float64.",
     of="training",
     where={"backend": "gloo on cpu", "step": 128, "way": "all-reduce", "ranks": [1, 2, 4, 8]},
-    on="intel-xeon-2-cores",
+    on="2-nvidia-h200",
     value=lambda t: (t["rms error"].min(), t["rms error"].max()),
 )
 
@@ -593,9 +593,10 @@ for backend, dtype in product([*backends][:2], ("float32", "bfloat16")):
 study.table(
     "cures",
     cures,
-    "Eight arrays of 2¹⁸ values on 1, 2, 4 or 8 ranks: elements that differ from those of 1 rank, "
-    "error of the worst, time over all-reduce's.",
-    columns=["way", "backend", "dtype", "differ", "rms error", "cost 2"],
+    "Eight arrays of 2¹⁸ float32 values on 1, 2, 4 or 8 ranks: elements that differ from those of "
+    "1 rank, error of the worst, time over all-reduce's.",
+    columns=["way", "differ", "rms error", "cost 2", "backend"],
+    rows={"dtype": "float32"},
     part="backend",
     times=["cost 2", "cost 4", "cost 8"],
 )
@@ -609,7 +610,7 @@ study.claim(
     where={
         "way": ["all-reduce", "all-gather", "chunks, float32", "chunks, float64", "chunks, binned"],
     },
-    on="intel-xeon-2-cores",
+    on="2-nvidia-h200",
     value=lambda t: t["differ"],
     test=lambda t: (t["differ"] > 0) == (t["way"] == "all-reduce"),
 )
@@ -624,7 +625,7 @@ study.claim(
         "dtype": "bfloat16",
         "way": ["all-reduce", "chunks, float32"],
     },
-    on="intel-xeon-2-cores",
+    on="2-nvidia-h200",
     value=lambda t: t["rms error"].tolist(),
 )
 
@@ -731,7 +732,7 @@ study.claim(
     "ring and tree are {39} ε apart, nearly all of it the ring's error.",
     of="cluster",
     where={"data": "normal", "dtype": "float32", "ranks": 65536},
-    on="intel-xeon-2-cores",
+    on="2-nvidia-h200",
     value=lambda t: (
         t["rms error"][t["order"] == "ring"],
         t["rms error"][t["order"] == "tree"],
@@ -746,7 +747,7 @@ study.claim(
     "all but {2%} of the sum. In a tree it is {0.29} ε, in two levels with a tree {0.29} ε.",
     of="cluster",
     where={"data": "positive", "dtype": "bfloat16", "ranks": 65536},
-    on="intel-xeon-2-cores",
+    on="2-nvidia-h200",
     value=lambda t: (
         t["rms error"][t["order"] == "ring"],
         1 - t["rms error"][t["order"] == "ring"] * 2**-7,
@@ -761,7 +762,7 @@ study.claim(
     "From 512 ranks on, sums of both signs use at most {2.2%} of the bound.",
     of="cluster",
     where={"data": "normal", "ranks": lambda s: s >= 512},
-    on="intel-xeon-2-cores",
+    on="2-nvidia-h200",
     value=lambda t: t["bound used"],
 )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -143,6 +143,10 @@ _PRODUCTS = {
 Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
+def _transposed(product: Product, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return product(x, weight.t())
+
+
 def invariant_products() -> tuple[dict[str, Product], dict[str, str]]:
     """Others' products whose rows do not depend on how many there are, as far as installed.
 
@@ -172,7 +176,7 @@ def invariant_products() -> tuple[dict[str, Product], dict[str, str]]:
         except (ImportError, OSError, AttributeError) as error:
             missing[label] = f"{type(error).__name__}: {error}"
         else:
-            products[label] = lambda x, weight, of=persistent: of(x, weight.t())
+            products[label] = partial(_transposed, persistent)
     return products, missing
 
 

@@ -98,6 +98,17 @@ def save_svg(figure: Figure, light: Path, night: Path) -> None:
     figure.savefig(light, **_SVG)
     with dark(figure):
         figure.savefig(night, **_SVG)
+    for path in (light, night):
+        path.write_text(smaller(path.read_text("utf-8")), "utf-8")
+
+
+def smaller(markup: str) -> str:
+    """An SVG without indentation, and with hundredths of a point: an eighth less to load."""
+    # A number below one may be a scale, whose digits count.
+    rounded = re.sub(
+        r"\d*[1-9]\d*\.\d{3,}", lambda n: f"{float(n[0]):.2f}".rstrip("0").rstrip("."), markup
+    )
+    return re.sub(r"\s*\n\s*", " ", rounded).replace("> <", ">\n<").strip() + "\n"
 
 
 def _top(figure: Figure) -> dict[str, Any]:

@@ -35,6 +35,9 @@ PAGES = {
         "LLM language model temperature 0 nondeterministic answers tokens batch bfloat16 greedy",
     "plot_gemm_fusion": "Gemm MatMul fusion faster ONNX Runtime",
     "plot_llama_backend": "torch.compile backend Llama onnxruntime attention inductor bfloat16",
+    "plot_batch_invariance":
+        "batch size changes output same bits batch invariance invariant deterministic inference "
+        "reproducible padding KV cache",
     "plot_triton_layer_norm": "Triton kernel LayerNorm backward atomics lock GPU bandwidth",
     "results": "results figures machines",
     "install": "install installation GPU CUDA driver pip",

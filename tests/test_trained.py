@@ -20,6 +20,7 @@ from roundoff.models import (
     load_trained,
     padded,
     prompts,
+    server_batches,
 )
 
 gguf = pytest.importorskip("gguf")
@@ -469,3 +470,22 @@ def test_smollm2_writes_what_generate_writes(smollm2) -> None:
 def test_smollm2_answers(smollm2) -> None:
     made = decode(smollm2.model(), [smollm2.prompt("What is the capital of France?")], 10)
     assert "Paris" in smollm2.tokenizer.decode(made.tokens[0])
+
+
+@given(st.integers(0, 60), st.integers(1, 9), st.integers(1, 8), st.integers(0, 5), st.integers(0))
+def test_batches_of_a_server_have_every_request_once(requests, count, most, padding, seed):
+    def batches():
+        return list(server_batches(requests, count, most, padding=padding, seed=seed))
+
+    sizes = [len(rows) for rows, _ in batches()]
+    assert sum(sizes) == requests
+    assert all(1 <= size <= most for size in sizes)
+    assert {row for rows, _ in batches() for row in rows} <= set(range(count))
+    assert {columns for _, columns in batches()} <= set(range(padding + 1))
+    assert batches() == batches()
+
+
+@pytest.mark.parametrize("sizes", [(0, 4), (3, 0)])
+def test_batches_of_a_server_need_prompts_and_room(sizes):
+    with pytest.raises(ArgumentError, match="at least 1"):
+        list(server_batches(5, *sizes))

@@ -219,7 +219,9 @@ def check(bench: Bench) -> None:
         usual = (forward_tiling if direction == "forward" else backward_tiling)(
             n, cell.dtype.itemsize
         )
-        for tiling in [usual] + [usual._replace(wait=not usual.wait)] * (usual.shares > 1) + DRY * bench.dry:
+        for tiling in (
+            [usual] + [usual._replace(wait=not usual.wait)] * (usual.shares > 1) + DRY * bench.dry
+        ):
             call = call_of(cell, tensors, tiling)
             first = [t for t in call() if t is not None]
             expected = truth_of(cell, tensors)

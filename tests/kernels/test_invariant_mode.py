@@ -1,5 +1,7 @@
 """invariant(): what of torch it replaces, refuses and leaves, and models under it."""
 
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -444,3 +446,30 @@ def test_attention_of_transformers_refuses_what_it_has_not():
     for options in ({"softcap": 5.0}, {"dropout": 0.5}, {"position_bias": q}):
         with pytest.raises(UnsupportedError, match="attention with"):
             invariant_operators.by_transformers(torch.nn.Module(), q, q, q, None, **options)
+
+
+MKL = ("aten::exp", "aten::sin", "aten::tanh")
+FIRST_CALLS = """
+import torch, roundoff
+from torch.profiler import profile
+from roundoff.kernels import attention
+
+q = torch.ones(1, 1, 300, 16)
+with profile(record_shapes=True) as seen:
+    {call}
+sizes = {{}}
+for event in seen.events():
+    if event.name in {names}:
+        sizes.setdefault(event.name, event.input_shapes[0])
+print(sizes)
+"""
+
+
+@pytest.mark.parametrize(
+    "call", ["attention(q, q, q)", "with roundoff.invariant(): q.sin(), q.tanh(), q.exp()"]
+)
+def test_a_process_first_calls_a_function_of_mkl_with_one_element(call):
+    # Where several threads make the first call, one of them may compute something else.
+    script = FIRST_CALLS.format(call=call, names=MKL)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.stdout.strip() == str({name: [1] for name in MKL}), done.stderr[-2000:]

@@ -1,17 +1,19 @@
 """The lessons: right, and wrong in the way they say; the baselines: right."""
 
+import contextlib
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
 import torch
 
-from roundoff.errors import ArgumentError
+from roundoff.errors import ArgumentError, ShapeError
 from roundoff.kernels import interpreting, shuffled_programs
 from roundoff.kernels._layer_norm import forward_of
-from roundoff.kernels.baselines import layer_norms
-from roundoff.kernels.lessons import locked, two_stage
+from roundoff.kernels.baselines import invariant_modes, invariant_products, layer_norms
+from roundoff.kernels.lessons import locked, plain_product, two_stage
 
 DEVICE = "cpu" if interpreting() else "cuda"
 
@@ -60,6 +62,41 @@ def test_a_row_is_one_block():
         locked(x, x, x[:, 0], x[:, 0])
 
 
+PLAIN_TILES = ((16, 16, 16), (32, 16, 32), (16, 64, 64), (64, 32, 32))
+
+
+def operands(dtype=torch.float32):
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randn(64, 256, generator=generator).to(DEVICE, dtype) for _ in "xw"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("splits", [1, 4])
+def test_a_plain_product_is_right(dtype, splits):
+    x, w = operands(dtype)
+    y, instruction = plain_product(x, w, (16, 32, 64), splits=splits)
+    torch.testing.assert_close(y.double(), x.double() @ w.double().T, rtol=0, atol=1e-4)
+    assert y.dtype == torch.float32
+    assert (instruction == "numpy") == interpreting()
+
+
+def test_the_tile_of_a_plain_product_does_not_matter_and_a_split_does(chains):
+    x, w = operands()
+    whole, *others = (plain_product(x, w, tile)[0] for tile in PLAIN_TILES)
+    assert all(torch.equal(whole, other) for other in others)
+    split, *others = (plain_product(x, w, tile, splits=4)[0] for tile in PLAIN_TILES)
+    assert all(torch.equal(split, other) for other in others)
+    assert not torch.equal(whole, split)
+
+
+@pytest.mark.parametrize(
+    ("tile", "splits"), [((48, 16, 16), 1), ((16, 48, 16), 1), ((16, 16, 64), 8)]
+)
+def test_a_plain_product_takes_whole_tiles(tile, splits):
+    with pytest.raises(ShapeError, match="multiples of"):
+        plain_product(*operands(), tile, splits=splits)
+
+
 @pytest.mark.parametrize("device", sorted({"cpu", DEVICE}))
 def test_baselines_are_here_or_missing(device):
     norms, missing = layer_norms(device)
@@ -95,6 +132,26 @@ def test_what_is_not_installed_is_missing_with_its_reason(monkeypatch):
     found, missing = layer_norms("cuda")
     assert "Liger" not in found
     assert "liger_kernel" in missing["Liger"]
+
+
+@pytest.mark.parametrize("known", [invariant_products, invariant_modes])
+def test_an_invariant_baseline_that_is_not_installed_is_missing_with_its_reason(known, monkeypatch):
+    monkeypatch.setitem(sys.modules, "batch_invariant_ops", None)
+    there, missing = known()
+    assert "batch_invariant_ops" not in there
+    assert "batch_invariant_ops" in missing["batch_invariant_ops"]
+
+
+def test_an_invariant_baseline_is_called_as_a_linear_layer(monkeypatch):
+    other = types.ModuleType("batch_invariant_ops")
+    other.matmul_persistent = torch.mm  # as theirs: (M, K) and (K, N)
+    other.set_batch_invariant_mode = contextlib.nullcontext
+    monkeypatch.setitem(sys.modules, "batch_invariant_ops", other)
+    x, weight = (torch.randn(n, 5, generator=torch.Generator().manual_seed(n)) for n in (3, 4))
+    product = invariant_products()[0]["batch_invariant_ops"]
+    torch.testing.assert_close(product(x, weight), torch.nn.functional.linear(x, weight))
+    with invariant_modes()[0]["batch_invariant_ops"]():
+        pass
 
 
 def test_without_triton_the_error_says_what_to_install():

@@ -10,8 +10,8 @@ import matplotlib as mpl
 import pandas as pd
 import pytest
 
-from roundoff.errors import ArgumentError
-from roundoff.page import ClaimError, Study, subplots
+from roundoff.errors import ArgumentError, UnsupportedError, WorkerError
+from roundoff.page import ClaimError, Study, attempt, subplots
 from roundoff.page.study import STRICT
 from roundoff.record import read_record, write_record
 from roundoff.script import RENDERING
@@ -585,3 +585,74 @@ def test_a_chart_is_drawn_from_the_most_telling_machine_with_its_rows(place: Pla
     with pytest.raises(ArgumentError, match="figure e: no machine has the rows"):
         study.dots("e", of="t", where={"provider": "TPU"}, x="ratio", label="N", alt="None.")
     plt.close("all")
+
+
+# --- a second process, and experiments that fail
+
+AGAIN = """
+import os
+from roundoff.page import Study
+from roundoff.script import get_parsed_args
+
+args = get_parsed_args("plot_x", size=3, way="slow", limit=None)
+study = Study("plot_x", args)
+rows = [{"size": args.size, "way": args.way, "variable": os.environ.get("SOME_VARIABLE")}]
+study.table("t", rows, "What was asked for.", part="cpu")
+if args.way == "wrong":
+    raise ValueError("not this way")
+study.finish()
+"""
+
+
+@pytest.fixture
+def again(script: Place, monkeypatch):
+    path = script.folder / "plot_x.py"
+    path.write_text(AGAIN, "utf-8")
+    monkeypatch.setattr("sys.argv", [str(path)])
+    args = {"record": "kept", "commit": None, "second": True, "size": 5, "way": "slow"}
+    return script.study(argparse.Namespace(**args, limit=None)).again
+
+
+def test_a_second_process_has_the_variables_and_the_options(again, monkeypatch) -> None:
+    monkeypatch.delenv("SOME_VARIABLE", raising=False)
+    tables = again({"SOME_VARIABLE": "here"}, way="quick")
+    assert tables["t"].to_dict("records") == [{"size": 5, "way": "quick", "variable": "here"}]
+    assert not Path("kept").exists()  # the record is the first process's
+
+
+def test_a_second_process_that_fails_is_an_error_with_its_words(again) -> None:
+    with pytest.raises(WorkerError, match="not this way"):
+        again({}, way="wrong")
+
+
+@pytest.mark.parametrize("where", ["place", "notebook"])
+def test_only_a_script_runs_a_second_process(where: str, request) -> None:
+    with pytest.raises(UnsupportedError, match="script"):
+        request.getfixturevalue(where).study().again({})
+
+
+def test_an_attempt_has_the_rows_of_what_runs() -> None:
+    assert attempt({"M": 1}, lambda: {"y": 2}) == [{"M": 1, "y": 2, "note": None}]
+    rows = attempt({"M": 1}, lambda *of: [{"y": y} for y in of], 2, 3)
+    assert rows == [{"M": 1, "y": 2, "note": None}, {"M": 1, "y": 3, "note": None}]
+    assert attempt({"M": 1}, list) == []
+
+
+@pytest.mark.parametrize(
+    ("error", "note"),
+    [(MemoryError(), "MemoryError"), (ValueError("two\n  lines"), "ValueError: two lines")],
+)
+def test_an_attempt_that_fails_says_why_and_the_others_go_on(error, note, capsys) -> None:
+    def fails() -> None:
+        raise error
+
+    assert attempt({"M": 1}, fails) == [{"M": 1, "note": note}]
+    assert type(error).__name__ in capsys.readouterr().err
+
+
+def test_an_attempt_does_not_catch_an_interrupt() -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        attempt({}, interrupted)

@@ -34,6 +34,8 @@ FIRST = {
     "distributed training reproducible number of workers": NUMERICS + "plot_all_reduce_order",
     "llm temperature 0 nondeterministic": NUMERICS + "plot_bits_to_words",
     "different answer batch size": NUMERICS + "plot_bits_to_words",
+    "batch invariance": KERNELS + "plot_batch_invariance",
+    "deterministic inference same output any batch": KERNELS + "plot_batch_invariance",
     "layernorm backward triton": KERNELS + "plot_triton_layer_norm",
     "layer norm kernel": KERNELS + "plot_triton_layer_norm",
     "gemm fusion": FUSION + "plot_gemm_fusion",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .bits import digest
 from .bounds import round_up, tolerance, tolerance_used
 from .difference import Difference, string_diff
 from .scaled import ScaledError, scaled_error
@@ -11,6 +12,7 @@ from .ulps import ulp_distance
 __all__ = [
     "Difference",
     "ScaledError",
+    "digest",
     "leaves",
     "max_diff",
     "round_up",

@@ -1,9 +1,10 @@
-"""Layer norms and RMSNorms to compare with, and the stream that bounds their rates."""
+"""Norms and invariant products to compare with, and the stream that bounds their rates."""
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -15,7 +16,10 @@ from ._layer_norm import forward_of
 from ._row_norm import LAYER, RMS, case_of, gradients_of
 from ._runtime import check_device, interpreting, kernel, run
 
-__all__ = ["LayerNorm", "RmsNorm", "layer_norms", "rms_norms", "stream"]
+__all__ = [
+    "LayerNorm", "RmsNorm", "invariant_modes", "invariant_products", "layer_norms", "rms_norms",
+    "stream",
+]  # fmt: skip
 
 Tensors = tuple[torch.Tensor, ...]
 
@@ -418,3 +422,80 @@ def stream(
     if n:
         grid = (-(-n // block), 1)
         run(_stream, grid, *tensors, n, len(inputs), len(outputs), block, num_warps=8)
+
+
+# --- products that do not depend on the batch -----------------------------------------------------
+
+
+# Others' invariant products: label -> module with ``matmul_persistent`` of x (M, K) and (K, N).
+_PRODUCTS = {
+    "batch_invariant_ops": "batch_invariant_ops",
+    "vLLM": "vllm.model_executor.layers.batch_invariant",
+}
+Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def _transposed(product: Product, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return product(x, weight.t())
+
+
+def invariant_products() -> tuple[dict[str, Product], dict[str, str]]:
+    """Others' products whose rows do not depend on how many there are, as far as installed.
+
+    Returns
+    -------
+    (dict, dict)
+        Label -> function of x (M, K) and a weight (N, K), both on a GPU, that gives x weight^T, of
+        batch_invariant_ops and vLLM; label -> reason, of those that are missing.
+
+    References
+    ----------
+    https://github.com/thinking-machines-lab/batch_invariant_ops,
+    https://docs.vllm.ai/en/latest/features/batch_invariance/
+
+    Examples
+    --------
+    >>> from roundoff.kernels.baselines import invariant_products
+    >>> products, missing = invariant_products()
+    >>> sorted([*products, *missing])
+    ['batch_invariant_ops', 'vLLM']
+    """
+    products: dict[str, Product] = {}
+    missing = {}
+    for label, module in _PRODUCTS.items():
+        try:
+            persistent = importlib.import_module(module).matmul_persistent
+        except (ImportError, OSError, AttributeError) as error:
+            missing[label] = f"{type(error).__name__}: {error}"
+        else:
+            products[label] = partial(_transposed, persistent)
+    return products, missing
+
+
+def invariant_modes() -> tuple[
+    dict[str, Callable[[], AbstractContextManager[Any]]], dict[str, str]
+]:
+    """Others' contexts within which torch's operators are independent of the batch, on a GPU.
+
+    Returns
+    -------
+    (dict, dict)
+        Label -> function that gives a context manager, of batch_invariant_ops; label -> reason, of
+        what is missing.
+
+    References
+    ----------
+    https://github.com/thinking-machines-lab/batch_invariant_ops
+
+    Examples
+    --------
+    >>> from roundoff.kernels.baselines import invariant_modes
+    >>> modes, missing = invariant_modes()
+    >>> [*modes, *missing]
+    ['batch_invariant_ops']
+    """
+    label = "batch_invariant_ops"
+    try:
+        return {label: importlib.import_module(label).set_batch_invariant_mode}, {}
+    except (ImportError, OSError, AttributeError) as error:
+        return {}, {label: f"{type(error).__name__}: {error}"}

@@ -13,7 +13,7 @@ import triton
 from ..errors import ArgumentError, DtypeError, ShapeError, UnsupportedError
 from . import invariant_kernels as kernels
 from ._runtime import interpreting, multiprocessors, run
-from .invariant_matmul import _check_types, _on_cpu, own_work
+from .invariant_matmul import _check_types, _on_cpu, own_work, settle_mkl
 
 __all__ = ["SPLIT", "TILE", "Seen", "attend", "attention", "seen_by_mask", "seen_by_position"]
 
@@ -364,6 +364,7 @@ def _by_torch(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seen: Seen, scale: float
 ) -> torch.Tensor:
     """The definition, in float32 (float64 in float64), a group of heads at a time."""
+    settle_mkl()
     batch, heads, queries, head = q.shape
     groups = k.shape[1]
     share = heads // groups

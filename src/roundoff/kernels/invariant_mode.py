@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..errors import ArgumentError, UnsupportedError
+from .invariant_matmul import settle_mkl
 from .invariant_operators import HANDLERS, concerns, lacks, register, sdpa
 
 __all__ = ["Invariant", "VariantOperatorError", "invariant"]
@@ -147,6 +148,7 @@ class Invariant:
                 hint="compile what calls roundoff.kernels.matmul and attention themselves",
             )
         register()
+        settle_mkl()
         stack = contextlib.ExitStack()
         stack.enter_context(_Functions(self))
         stack.enter_context(_Operators(self))

@@ -1,8 +1,8 @@
-"""Short kernels for the page: a correct backward in two stages, and one with a lock.
+"""Short kernels for the pages: a backward in two stages, one with a lock, and a plain product.
 
-They take rows that fit in one block and are not tuned. :func:`roundoff.kernels.layer_norm` is the
-one to use; ``fast_backward`` is the first stage of its backward. The page
-:ref:`triton-layer-norm` explains them.
+They take sizes that fit their blocks and are not tuned. :func:`roundoff.kernels.layer_norm` and
+:func:`roundoff.kernels.matmul` are the ones to use; ``fast_backward`` is the first stage of the
+former's backward. The pages :ref:`triton-layer-norm` and :ref:`batch-invariance` explain them.
 """
 
 # A language of its own, typed by Triton.
@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ..errors import ArgumentError
+from ..errors import ArgumentError, ShapeError
 from ._layer_norm_kernels import backward as fast_backward
 from ._runtime import check_device, interpreting, kernel, multiprocessors, sum_along
 
@@ -23,6 +23,8 @@ __all__ = [
     "fast_backward",
     "locked",
     "locked_sums",
+    "plain_loop",
+    "plain_product",
     "simple_backward",
     "tutorial_groups",
     "two_stage",
@@ -192,3 +194,84 @@ def locked(
     locked_sums[(m,)](x, dy, mean, rstd, sums, lock, n, groups, _block(n), barrier,
                       num_warps=_warps(n))  # fmt: skip
     return sums.float().sum(0).to(x.dtype)
+
+
+@kernel
+def plain_loop(
+    X, W, Y, K, N, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
+    SPLITS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Y = X W^T in float32: one chain over each split of K, the splits added in order."""
+    m = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    n = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    k = tl.arange(0, DEPTH)
+    total = tl.full((ROWS, COLUMNS), 0.0, tl.float32)
+    for split in range(SPLITS):
+        first = split * (K // SPLITS)
+        acc = tl.full((ROWS, COLUMNS), 0.0, tl.float32)
+        for start in range(first, first + K // SPLITS, DEPTH):
+            x = tl.load(X + m[:, None] * K + (start + k)[None, :])
+            w = tl.load(W + n[None, :] * K + (start + k)[:, None])
+            acc = tl.dot(x, w, acc, input_precision=PRECISION)
+        total += acc
+    tl.store(Y + m[:, None] * N + n[None, :], total)
+
+
+def plain_product(
+    x: torch.Tensor, weight: torch.Tensor, tile: tuple[int, int, int], *, warps: int = 4,
+    splits: int = 1, tf32: bool = False,
+) -> tuple[torch.Tensor, str]:  # fmt: skip
+    """x weight^T before its final rounding, by one tile, and the instruction that multiplied.
+
+    Parameters
+    ----------
+    x : torch.Tensor
+        Shape (M, K), contiguous: bfloat16, float16, float32, or a float8 on a GPU that has it.
+    weight : torch.Tensor
+        Shape (N, K), contiguous, of the same type.
+    tile : tuple of int
+        Rows, columns and values of K at a time; they divide M, N and K / splits.
+    warps : int
+        Warps of a program.
+    splits : int
+        Parts of K, each a chain of its own; the parts are added in ascending order.
+    tf32 : bool
+        Whether float32 is multiplied as TF32.
+
+    Returns
+    -------
+    tuple of torch.Tensor and str
+        The product, float32, shape (M, N); and "wgmma", "mma" or "fma", as the compiled kernel has
+        it, or "numpy" in the interpreter.
+
+    Raises
+    ------
+    ShapeError
+        The tile does not divide the product.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from roundoff.kernels.lessons import plain_product
+    >>> device = "cuda" if torch.cuda.is_available() else "cpu"
+    >>> ones = torch.ones(16, 64, device=device)
+    >>> float(plain_product(ones, ones, (16, 16, 32), splits=2)[0].mean())
+    64.0
+    """
+    check_device(x.device, "x")
+    (m, k), n = x.shape, weight.shape[0]
+    rows, columns, depth = tile
+    if m % rows or n % columns or k % (splits * depth):
+        raise ShapeError(
+            "the tile does not divide the product", got=(m, n, k),
+            expected=f"multiples of {(rows, columns, splits * depth)}",
+        )  # fmt: skip
+    y = torch.empty(m, n, dtype=torch.float32, device=x.device)
+    compiled = plain_loop[(m // rows, n // columns)](
+        x, weight, y, k, n, *tile, splits, "tf32" if tf32 else "ieee",
+        num_warps=warps, num_stages=2,
+    )  # fmt: skip
+    if compiled is None:
+        return y, "numpy"
+    code = compiled.asm["ptx"]
+    return y, next((name for name in ("wgmma", "mma") if f"{name}." in code), "fma")

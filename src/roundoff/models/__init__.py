@@ -1,6 +1,6 @@
 """Models of the pages: small ONNX graphs, a Llama with random weights, a trained one."""
 
-from .decoding import Decoded, Float64Llama, GraphStep, decode, padded
+from .decoding import Decoded, Float64Llama, GraphStep, decode, padded, server_batches
 from .llama import SIZES, Llama, Size, random_tokens
 from .small import layer_norm_feeds, layer_norm_matmul, residual_rms_norm
 from .texts import PASSAGES, prompts
@@ -24,4 +24,5 @@ __all__ = [
     "prompts",
     "random_tokens",
     "residual_rms_norm",
+    "server_batches",
 ]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from ..errors import ArgumentError
@@ -14,7 +15,7 @@ from ..errors import ArgumentError
 if TYPE_CHECKING:
     from .trained import TrainedLlama
 
-__all__ = ["Decoded", "Float64Llama", "GraphStep", "decode", "padded"]
+__all__ = ["Decoded", "Float64Llama", "GraphStep", "decode", "padded", "server_batches"]
 
 
 class Float64Llama:
@@ -170,6 +171,51 @@ def padded(
         ids[row, length - len(prompt) :] = torch.tensor(prompt)
         mask[row, length - len(prompt) :] = 1
     return ids.to(device), mask.to(device)
+
+
+def server_batches(
+    requests: int, prompts: int, most: int, *, padding: int = 32, seed: int = 0
+) -> Iterator[tuple[list[int], int]]:
+    """Batches in which a server could decode requests that arrive at random.
+
+    A batch begins when the one before is done and takes those that wait: one, and a geometric
+    number of others with the mean *most*, no more than *most* in all.
+
+    Parameters
+    ----------
+    requests : int
+        How many there are in all.
+    prompts : int
+        Each request is for one of these, at random.
+    most : int
+        Largest batch.
+    padding : int
+        Up to so many columns of padding in front of the longest prompt of a batch.
+    seed : int
+
+    Yields
+    ------
+    (list of int, int)
+        Numbers of the prompts, and columns of padding.
+
+    Raises
+    ------
+    ArgumentError
+        No prompt, or no room in a batch.
+
+    Examples
+    --------
+    >>> [len(rows) for rows, _ in server_batches(9, 3, 4)]
+    [4, 3, 2]
+    """
+    if prompts < 1 or most < 1:
+        raise ArgumentError("batches of a server", got=f"{prompts} prompts, at most {most} a batch",
+                            expected="at least 1")  # fmt: skip
+    generator = np.random.default_rng(seed)
+    while requests > 0:
+        size = min(1 + int(generator.geometric(1 / most)), most, requests)
+        requests -= size
+        yield generator.integers(prompts, size=size).tolist(), int(generator.integers(padding + 1))
 
 
 @dataclasses.dataclass(frozen=True)

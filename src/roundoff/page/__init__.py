@@ -8,7 +8,7 @@ keeps the tables beside the environment they were measured in.
 
 from .charts import dots, lines
 from .claims import Claim, ClaimError, choose
-from .study import Run, Study
+from .study import Run, Study, attempt
 from .style import DARK, MARKERS, PALETTE, dark, subplots, use_style
 from .table import Shown, Table
 
@@ -22,6 +22,7 @@ __all__ = [
     "Shown",
     "Study",
     "Table",
+    "attempt",
     "choose",
     "dark",
     "dots",

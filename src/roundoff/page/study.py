@@ -7,7 +7,10 @@ import dataclasses
 import html
 import os
 import re
+import subprocess
 import sys
+import tempfile
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from ..environment import environment, short_commit, short_name, summary
-from ..errors import ArgumentError
-from ..record import RECORDED, Record, read_records, row_parts, write_record
+from ..errors import ArgumentError, UnsupportedError, WorkerError
+from ..record import RECORDED, Record, read_record, read_records, row_parts, write_record
 from ..script import run_mode, unit_test_going
 from . import charts
 from .claims import Claim, ClaimError, Outcome, choose
@@ -26,11 +29,12 @@ from .table import AGAIN, Shown, Table, inline, tabs
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["STRICT", "Run", "Study"]
+__all__ = ["STRICT", "Run", "Study", "attempt"]
 
 #: Environment variable of continuous integration: claims that hold anywhere must hold here, too.
 STRICT = "ROUNDOFF_STRICT"
 BUILD = "this-build"
+_SECOND_S = 200  # seconds that a second process may take
 #: The most telling machines come first; others follow by name.
 FIRST = ("nvidia-h200", "nvidia-h100-80gb-hbm3")
 _SOME = 6
@@ -197,6 +201,8 @@ class Study:
             chosen = list(columns or (held if own is None else own))
             if not run.is_build:  # an older record may lack one
                 chosen = [c for c in chosen if c in held]
+            # A way that this machine does not have is a column without a value.
+            chosen = [c for c in chosen if held.empty or held[c].notna().any()]
             chosen += [c + AGAIN for c in chosen if c + AGAIN in held and held[c].dtype == float]
             telling = _telling(held, rows)
             address = f"../../records/{self.page}/{run.machine}/{name}.csv"
@@ -337,6 +343,46 @@ class Study:
     def _judges(self, claim: Claim) -> bool:
         """Whether this build's own verdict counts: times and quick sizes say nothing."""
         return claim.anywhere or not (claim.timed or unit_test_going())
+
+    def again(self, variables: Mapping[str, str], **options: Any) -> dict[str, pd.DataFrame]:
+        """The tables of this page as a second process computes them, with environment variables.
+
+        For what a library reads when a process starts. The process runs the same script, with the
+        same options but for those given here, and records into a folder that is then removed.
+
+        Parameters
+        ----------
+        variables : mapping of str to str
+            Environment variables to add.
+        **options
+            Options of the page that are others there.
+
+        Raises
+        ------
+        UnsupportedError
+            When the page is not run as a script: there is nothing to run again.
+        WorkerError
+            When the process fails; its last words are in the message.
+        """
+        if self._mode != "script":
+            raise UnsupportedError(
+                "a second process", got=f"a page that is {self._mode}", expected="a script"
+            )
+        taken = {
+            k: v for k, v in vars(self.args).items() if k not in ("record", "commit", "second")
+        }
+        chosen = [f"--{k}={v}" for k, v in (taken | options).items() if v is not None]
+        with tempfile.TemporaryDirectory() as folder:
+            command = [sys.executable, sys.argv[0], *chosen, "--record", folder]
+            command += ["--commit", str(self.environment["commit"])]
+            done = subprocess.run(  # noqa: S603 - this script, no shell
+                command, env=os.environ | dict(variables), capture_output=True, text=True,
+                timeout=_SECOND_S,
+            )  # fmt: skip
+            if done.returncode:
+                raise WorkerError(f"{self.page}: its second process", got=done.stderr[-2000:])
+            [path] = Path(folder).glob("*/*.json")
+            return read_record(path).tables
 
     def dots(self, name: str, *, of: str, alt: str, answer: bool = False, **options: Any) -> None:
         """Dots or bars of a table, of the most telling machine: :func:`roundoff.page.dots`.
@@ -518,6 +564,44 @@ class Study:
         if self._mode == "script":
             print(shown)
         return shown
+
+
+def attempt(
+    row: Mapping[str, Any], run: Callable[..., Any], *operands: Any
+) -> list[dict[str, Any]]:
+    """The rows of one experiment; in place of what this machine cannot run, the reason.
+
+    For experiments that need what not every machine has, such as memory or another library: the
+    others go on, and the table says what failed.
+
+    Parameters
+    ----------
+    row : mapping
+        What is the same in all of its rows.
+    run : callable
+        Called with *operands*; gives the rest of a row (a mapping), or of several (a list).
+
+    Returns
+    -------
+    list of dict
+        Rows, with ``note`` None; or one with the exception's name and first words as its ``note``,
+        whose traceback is printed.
+
+    Examples
+    --------
+    >>> from roundoff.page import attempt
+    >>> attempt({"M": 2}, lambda m: {"twice": 2 * m}, 3)
+    [{'M': 2, 'twice': 6, 'note': None}]
+    """
+    try:
+        parts = run(*operands)
+    except Exception as error:
+        traceback.print_exc()
+        parts = {
+            "note": f"{type(error).__name__}: {' '.join(str(error).split())[:100]}".strip(": ")
+        }
+    several = parts if isinstance(parts, list) else [parts]
+    return [{**row, **part, "note": part.get("note")} for part in several]
 
 
 def _place(record: Record) -> tuple[int, str]:

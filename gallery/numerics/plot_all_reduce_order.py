@@ -13,13 +13,14 @@ The order in which processes add, found from the bits of their sums, and what it
      :bound:`36% <share/2>` of the elements differ from the sum in rank order with gloo,
      :bound:`32% <nccl-share>` with NCCL.
    * **No bug:** the orders found explain every bit. After 128 steps in float32 the weights of 2, 4
-     and 8 ranks are up to :bound:`0.79 <moved>` ε of their RMS from those of 1, and the loss differs
-     by up to :bound:`6e-8 <loss>` of itself; another order of the data changes the loss by
+     and 8 ranks are up to :bound:`0.79 <moved>` ε of their RMS from those of 1, and the loss
+     differs by up to :bound:`6e-8 <loss>` of itself; another order of the data changes the loss by
      :bound:`0.4% <loss/2>`.
-   * **Equal bits on 1, 2, 4 and 8 ranks:** yes, if micro-batches of one size are added in one order.
-     On 2 ranks gathering them takes :bound:`2.7 <price>` to :bound:`2.8 <price/2>` times all-reduce's
-     time with gloo on two cores, :bound:`1.2 <nccl-price>` with NCCL; exchanging chunks
-     :bound:`1.5 <price/3>` to :bound:`1.6 <price/4>` with gloo, :bound:`1.6 <nccl-price/2>` with NCCL.
+   * **Equal bits on 1, 2, 4 and 8 ranks:** yes, if micro-batches of one size are added in one
+     order. On 2 ranks gathering them takes :bound:`2.7 <price>` to :bound:`2.8 <price/2>` times
+     all-reduce's time with gloo on two cores, :bound:`1.2 <nccl-price>` with NCCL; exchanging
+     chunks :bound:`1.5 <price/3>` to :bound:`1.6 <price/4>` with gloo, :bound:`1.6 <nccl-price/2>`
+     with NCCL.
 
    .. code-block:: python
 

@@ -66,7 +66,7 @@ def rms_norm(
 ) -> Any:
     """RMSNorm over the last dimensions, of x or of x + residual; differentiable once.
 
-    A drop-in for :func:`torch.nn.functional.rms_norm`. Runs compiled on a CUDA device and in
+    A drop-in for ``torch.nn.functional.rms_norm``. Runs compiled on a CUDA device and in
     Triton's interpreter where there is none. Works under :func:`torch.compile` and CUDA graphs.
 
     Parameters

@@ -74,7 +74,10 @@ args = get_parsed_args(
     prompts=(2 if fast else 4, "prompts, up to 32"),
     tokens=(4 if fast else 32, "tokens of each text"),
     passages=(1, "passages for the perplexity, up to 8"),
-    batch=(32 if gpu else 4, "batch in which attention, padding, threads and compilers differ"),
+    batch=(
+        32 if gpu else 2 if fast else 4,
+        "batch in which attention, padding, threads and compilers differ",
+    ),
     most=(64 if gpu else 8, "largest batch, a power of two"),
 )
 study = Study("plot_bits_to_words", args)

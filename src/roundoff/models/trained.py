@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from ..errors import ArgumentError, MissingDependencyError, ModelError
@@ -260,8 +261,20 @@ def _read(path: Path) -> tuple[Mapping[str, Any], list[Any]]:
         raise MissingDependencyError(
             "a GGUF file takes the package gguf", got=str(error), expected="gguf", hint=_INSTALL
         ) from error
+
+    class Reader(GGUFReader):
+        """Reads from a plain array: a memory map's slices take three times as long."""
+
+        @property  # type: ignore[override]
+        def data(self) -> np.ndarray:
+            return self._plain
+
+        @data.setter
+        def data(self, mapped: np.ndarray) -> None:
+            self._plain = mapped.view(np.ndarray)
+
     try:
-        reader = GGUFReader(path)
+        reader = Reader(path)
     except (ValueError, IndexError, OSError, OverflowError) as error:
         raise ModelError(
             f"{path.name}: no whole GGUF file", got=str(error) or type(error).__name__,

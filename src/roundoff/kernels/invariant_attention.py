@@ -342,7 +342,34 @@ def attend(
     scale: float | None = None,
     tf32: bool = False,
 ) -> torch.Tensor:
-    """:func:`roundoff.kernels.attention`, of queries that see what `seen` says."""
+    """Attention of queries that see a stretch of the keys each: what :func:`attention` computes.
+
+    Parameters
+    ----------
+    q, k, v : torch.Tensor
+        As for :func:`attention`.
+    seen : Seen
+        What each query sees, of :func:`seen_by_position` or :func:`seen_by_mask`.
+    scale : float, optional
+        Of the scores; one over the root of the head's size by default.
+    tf32 : bool
+        Whether products of float32 on a GPU may be in TF32.
+
+    Returns
+    -------
+    torch.Tensor
+        As of :func:`attention`.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from roundoff.kernels import attention
+    >>> from roundoff.kernels.invariant_attention import attend, seen_by_position
+    >>> q, k, v = torch.randn(3, 1, 2, 4, 8, generator=torch.Generator().manual_seed(0))
+    >>> y = attend(q, k, v, seen_by_position(1, 4, 4, q.device))
+    >>> torch.equal(y, attention(q, k, v, causal=True))
+    True
+    """
     scale = q.shape[3] ** -0.5 if scale is None else scale
     if torch.compiler.is_compiling():
         return _attention_op(q, k, v, *seen, scale, tf32)

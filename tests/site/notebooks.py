@@ -27,6 +27,10 @@ TIMED = {
     "plot_reduction_order": ["ways.times base", "ways.low", "ways.high"],
     "plot_all_reduce_order": ["cures.cost *"],
     "plot_layer_norm_discrepancies": ["switches.cost"],
+    "plot_batch_invariance": [
+        *(f"{t}.{c}" for t in ("cost", "token") for c in ("µs", "roundoff", "low", "high")),
+        "cost.one tile",
+    ],
     "plot_bits_to_words": ["costs.× bfloat16", "costs.low", "costs.high"],
     "plot_gemm_fusion": ["times.*", "one-token.*", "squares.*", "graphs.*"],
     "plot_llama_backend": [

@@ -342,12 +342,12 @@ def attend(
     scale: float | None = None,
     tf32: bool = False,
 ) -> torch.Tensor:
-    """Attention of queries that see a stretch of the keys each: what :func:`attention` computes.
+    """Attention of queries that see a stretch of the keys each: what ``attention`` computes.
 
     Parameters
     ----------
     q, k, v : torch.Tensor
-        As for :func:`attention`.
+        As for :func:`roundoff.kernels.attention`.
     seen : Seen
         What each query sees, of :func:`seen_by_position` or :func:`seen_by_mask`.
     scale : float, optional
@@ -358,7 +358,7 @@ def attend(
     Returns
     -------
     torch.Tensor
-        As of :func:`attention`.
+        As of :func:`roundoff.kernels.attention`.
 
     Examples
     --------

@@ -20,6 +20,7 @@ from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 from sphinx.util.docutils import SphinxDirective, SphinxRole
 
+from roundoff.environment import summary
 from roundoff.page.claims import Number
 from roundoff.page.study import FIRST
 from roundoff.record import RECORDED, read_record
@@ -151,10 +152,10 @@ class Answer(AnswerFigure):
             raise self.error(f"no record of {page} on {machine}")
         self.env.note_dependency(str(path))
         run = max(read_record(path).provenance.values(), key=lambda run: run.date)
-        gpu, versions = run.environment["gpu"], run.environment["versions"]
+        versions = run.environment["versions"]
         packages = ("torch", "triton") if "triton" in page else ("torch", "onnxruntime-gpu")
         named = [f"{n} {v.partition('+')[0]}" for n in packages if (v := versions.get(n))]
-        name = gpu["name"] if gpu else run.environment["processor"]
+        name = summary(run.environment).partition(";")[0]
         return f"Measured on {name}, {', '.join(named)}, {run.date[:10]}."
 
     def _take(self, page: str) -> list[nodes.Node]:

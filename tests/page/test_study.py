@@ -625,6 +625,12 @@ def test_a_second_process_that_fails_is_an_error_with_its_words(again) -> None:
         again({}, way="wrong")
 
 
+def test_a_second_process_that_takes_too_long_is_an_error(again, monkeypatch) -> None:
+    monkeypatch.setattr("roundoff.page.study._SECOND_S", 0.01)
+    with pytest.raises(WorkerError, match=r"more than 0\.01 s"):
+        again({})
+
+
 @pytest.mark.parametrize("where", ["place", "notebook"])
 def test_only_a_script_runs_a_second_process(where: str, request) -> None:
     with pytest.raises(UnsupportedError, match="script"):

@@ -362,7 +362,7 @@ class Study:
         UnsupportedError
             When the page is not run as a script: there is nothing to run again.
         WorkerError
-            When the process fails; its last words are in the message.
+            When the process fails, whose last words are in the message, or takes too long.
         """
         if self._mode != "script":
             raise UnsupportedError(
@@ -375,10 +375,16 @@ class Study:
         with tempfile.TemporaryDirectory() as folder:
             command = [sys.executable, sys.argv[0], *chosen, "--record", folder]
             command += ["--commit", str(self.environment["commit"])]
-            done = subprocess.run(  # noqa: S603 - this script, no shell
-                command, env=os.environ | dict(variables), capture_output=True, text=True,
-                timeout=_SECOND_S,
-            )  # fmt: skip
+            try:
+                done = subprocess.run(  # noqa: S603 - this script, no shell
+                    command, env=os.environ | dict(variables), capture_output=True, text=True,
+                    timeout=_SECOND_S,
+                )  # fmt: skip
+            except subprocess.TimeoutExpired as error:
+                raise WorkerError(
+                    f"{self.page}: its second process", got=f"more than {_SECOND_S:g} s",
+                    hint="smaller sizes",
+                ) from error  # fmt: skip
             if done.returncode:
                 raise WorkerError(f"{self.page}: its second process", got=done.stderr[-2000:])
             [path] = Path(folder).glob("*/*.json")

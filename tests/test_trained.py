@@ -270,14 +270,17 @@ def test_a_graph_takes_a_gpu(small) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs take a GPU")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_graph_replays_the_bits_of_the_model(small, dtype: torch.dtype) -> None:
-    model, prompts = small[0].model(dtype, device="cuda"), [[60, 61, 62], [7]]
-    direct, replayed = [], []
-    decode(model, prompts, 6, observe=lambda i, z: direct.append(z.clone()))
+    model = small[0].model(dtype, device="cuda")
+
+    def logits(batch: list[list[int]], step: GraphStep | None = None) -> list[torch.Tensor]:
+        every: list[torch.Tensor] = []
+        decode(model, batch, 6, step=step, observe=lambda i, z: every.append(z.clone()))
+        return every
+
     step = GraphStep(model)
-    for _ in range(2):  # a second text captures again
-        replayed.clear()
-        decode(model, prompts, 6, step=step, observe=lambda i, z: replayed.append(z.clone()))
-        assert all(map(torch.equal, direct, replayed))
+    for batch in ([[60, 61, 62], [7]], [[5], [8, 9, 60]], [[7, 8]], [[60, 61, 62], [7]]):
+        assert all(map(torch.equal, logits(batch), logits(batch, step)))
+    assert len(step._recorded) == 2  # shapes
 
 
 def test_the_first_layers_alone(small) -> None:

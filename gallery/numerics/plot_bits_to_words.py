@@ -100,16 +100,16 @@ top = exact.topk(2).indices
 NAMES = ("error", "largest", "gap", "KL", "differs", "bits")
 
 
-def errors(rows, i, logits, other):
-    """Of a step of some prompts: errors, and whether the token and the logits are others."""
-    z, t = logits.double(), exact[rows, i]
+def errors(row, logits, other):
+    """Of the steps of a prompt: errors, and whether the token and the logits are others."""
+    z, t = logits.double(), exact[row]
     error, log_t = z - t, t.log_softmax(-1)
     columns = {
         "error": error.square().mean(1),
         "largest": error.abs().amax(1),
-        "gap": error.gather(1, top[rows, i]).diff().squeeze(1),
+        "gap": error.gather(1, top[row]).diff().squeeze(1),
         "KL": (log_t.exp() * (log_t - z.log_softmax(-1))).sum(1),
-        "differs": logits.argmax(-1) != top[rows, i, 0],
+        "differs": logits.argmax(-1) != top[row, :, 0],
         "bits": (logits != other).double().mean(1),
     }
     return torch.stack([columns[name].double().cpu() for name in NAMES])
@@ -128,19 +128,25 @@ steps, logits_of = [], {}
 
 def follow(dtype, way, model, batch=args.batch, like=None, graph=gpu, shift=0, longer=0):
     """Run one way along float64's text; compare its logits with those, and with another way's."""
-    own = logits_of.setdefault(like or (dtype, way), torch.zeros(shape, dtype=model.dtype))
+    empty = partial(torch.zeros, dtype=model.dtype, device=device)
+    own = logits_of.setdefault(like or (dtype, way), empty(shape))
     found = torch.zeros(len(NAMES), *shape[:2], dtype=torch.float64)
     length = longer + (max(map(len, asked)) if batch > 1 else 0)
+    step = GraphStep(model) if graph else None
     for rows in batches(batch, shift):
-
-        def observe(i, logits, rows=rows):
-            if like is None:
-                own[rows, i] = logits.cpu()
-            found[:, rows, i] = errors(rows, i, logits, own[rows, i].to(device))
-
-        given, text = [asked[row] for row in rows], truth.tokens[rows]
-        step = GraphStep(model) if graph else None
-        decode(model, given, args.tokens, follow=text, observe=observe, step=step, length=length)
+        z = empty((len(rows), *shape[1:]))
+        decode(
+            model,
+            [asked[row] for row in rows],
+            args.tokens,
+            follow=truth.tokens[rows],
+            observe=lambda i, logits, z=z: z[:, i].copy_(logits),
+            step=step,
+            length=length,
+        )
+        if like is None:
+            own[rows] = z
+        found[:, rows] = torch.stack([errors(r, z[k], own[r]) for k, r in enumerate(rows)], 1)
     prompt, token = written.nonzero().T.numpy()
     table = pd.DataFrame(dict(zip(NAMES, found[:, written].numpy(), strict=True)))
     steps.append(table.assign(prompt=prompt, token=token + 1, dtype=dtype, way=way))
@@ -432,10 +438,10 @@ study.claim(
 
 server = []
 for batch in [2**k for k in range(1, args.most.bit_length())]:
-    texts = torch.empty_like(narrow)
+    texts, step = torch.empty_like(narrow), GraphStep(models["bfloat16"]) if gpu else None
     for rows in batches(batch):
-        given, step = [asked[row] for row in rows], GraphStep(models["bfloat16"]) if gpu else None
-        decoded = decode(models["bfloat16"], given, args.tokens, follow=narrow[rows], step=step)
+        given, text = [asked[row] for row in rows], narrow[rows]
+        decoded = decode(models["bfloat16"], given, args.tokens, follow=text, step=step)
         texts[rows] = decoded.tokens
     other = texts != narrow
     first = other.int().argmax(1)[other.any(1)].double() + 1

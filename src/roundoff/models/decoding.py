@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -246,12 +246,13 @@ class GraphStep:
 
     For *step* of :func:`~roundoff.models.decode`. The model's own kernels are recorded at the first
     step of a text and replayed at the others: the bits are those of the model called directly,
-    without the time to launch each kernel.
+    without the time to launch each kernel. A later text of the same batch and length has its keys
+    and values copied into the recorded cache, and nothing is recorded again.
 
     Parameters
     ----------
     model : transformers' causal language model or Float64Llama
-        On a GPU.
+        On a GPU. What chooses its kernels, such as TF32, must not change while this is in use.
 
     Raises
     ------
@@ -274,34 +275,58 @@ class GraphStep:
         if torch.device(model.device).type != "cuda":
             raise ArgumentError("a CUDA graph", got=str(model.device), expected="a model on a GPU")
         self._model = model
-        self._cache: Any = None
+        self._recorded: dict[Any, _Recorded] = {}  # by shapes
+        self._cache: Any = None  # of the text that is being decoded
 
     def __call__(self, *, past_key_values: Any, **inputs: Any) -> Any:
         """Logits of one token, as the model gives them; they are overwritten by the next step."""
         if past_key_values is not self._cache:
-            self._capture(past_key_values, inputs)
-        for name, tensor in self._tensors.items():
+            self._begin(past_key_values, inputs)
+        for name, tensor in self._current.tensors.items():
             tensor.copy_(inputs[name])
-        self._graph.replay()
-        return self._result
+        self._current.graph.replay()
+        return self._current.result
 
-    def _capture(self, cache: Any, inputs: Mapping[str, Any]) -> None:
-        self._tensors = {n: t.clone() for n, t in inputs.items() if isinstance(t, torch.Tensor)}
-        call = {**inputs, **self._tensors, "past_key_values": cache}
-        places = [layer.cumulative_length for layer in cache.layers]
-        saved = [place.clone() for place in places]
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(2):  # libraries choose kernels and take their workspaces
-                self._model(**call)
-                for place, value in zip(places, saved, strict=True):  # it counted the token
-                    place.copy_(value)
-        torch.cuda.current_stream().wait_stream(stream)
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
-            self._result = self._model(**call)
+    def _begin(self, cache: Any, inputs: Mapping[str, Any]) -> None:
+        shapes = {n: getattr(value, "shape", value) for n, value in inputs.items()}
+        key = (*shapes.items(), *(layer.keys.shape for layer in cache.layers))
+        if key in self._recorded:
+            self._current = self._recorded[key]
+            for old, new in zip(self._current.cache.layers, cache.layers, strict=True):
+                old.keys.copy_(new.keys)
+                old.values.copy_(new.values)
+                old.cumulative_length.copy_(new.cumulative_length)
+        else:
+            self._current = self._recorded[key] = _record(self._model, cache, inputs)
         self._cache = cache
+
+
+class _Recorded(NamedTuple):
+    """A graph, the tensors that it reads, and what it writes."""
+
+    graph: torch.cuda.CUDAGraph
+    tensors: dict[str, torch.Tensor]
+    cache: Any
+    result: Any
+
+
+def _record(model: Any, cache: Any, inputs: Mapping[str, Any]) -> _Recorded:
+    tensors = {n: t.clone() for n, t in inputs.items() if isinstance(t, torch.Tensor)}
+    call = {**inputs, **tensors, "past_key_values": cache}
+    places = [layer.cumulative_length for layer in cache.layers]
+    saved = [place.clone() for place in places]
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(2):  # libraries choose kernels and take their workspaces
+            model(**call)
+            for place, value in zip(places, saved, strict=True):  # it counted the token
+                place.copy_(value)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = model(**call)
+    return _Recorded(graph, tensors, cache, result)
 
 
 def decode(

@@ -605,7 +605,10 @@ def products(model):
         if isinstance(layer, torch.nn.Linear)
     ]
     with torch.no_grad():
-        stream = model(torch.tensor([asked[0]], device=device), output_hidden_states=True)
+        stream = model(
+            torch.tensor([asked[0][: 8 if fast else None]], device=device),
+            output_hidden_states=True,
+        )
     for hook in hooks:
         hook.remove()
     return found, stream.hidden_states

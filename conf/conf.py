@@ -21,6 +21,8 @@ from roundoff.script import unit_test_going  # noqa: E402
 FAST = unit_test_going()
 if FAST:  # as many pages run at once as there are processors
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    # Inductor compiles six programs to see whether this compiler knows this processor's vectors.
+    os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
 project = "roundoff"
 author = "the roundoff authors"

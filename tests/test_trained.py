@@ -260,6 +260,17 @@ def test_logits_to_keep(small) -> None:
     model, ids = Float64Llama(small[0]), torch.tensor([IDS])
     last = model(ids, logits_to_keep=2).logits
     torch.testing.assert_close(last, model(ids).logits[:, -2:], rtol=1e-12, atol=1e-13)
+    some = model(ids, logits_to_keep=torch.tensor([0, -1])).logits
+    torch.testing.assert_close(some, model(ids).logits[:, [0, -1]], rtol=1e-12, atol=1e-13)
+
+
+def test_the_last_product_is_not_with_a_slice(small) -> None:
+    model, contiguous = small[0].model(torch.bfloat16), []
+    model.lm_head.register_forward_pre_hook(
+        lambda layer, operands: contiguous.append(operands[0].is_contiguous())
+    )
+    decode(model, [[60, 61, 62], [7]], 3)
+    assert contiguous == [True] * 3
 
 
 def test_a_graph_takes_a_gpu(small) -> None:

@@ -23,15 +23,16 @@ import triton
 import triton.language as tl
 
 from ..errors import ArgumentError, ShapeError
-from ._layer_norm_kernels import columns_of, same_bits
+from ._layer_norm_kernels import backward_wide, columns_of, same_bits
 from ._norm_tilings import Tiling
 from ._row_norm import LAYER, Backward, Case, _like
 from ._runtime import check_device, interpreting, kernel, multiprocessors, sum_along
 from .lessons import add_partial_sums, simple_backward
 
 __all__ = [
-    "BACKWARD", "FORWARD", "Step", "atomic_backward", "backward", "fits", "forward",
-    "pieces_backward", "pieces_forward", "row_forward",
+    "BACKWARD", "FORWARD", "READ_TWICE", "REAL", "Step", "atomic_backward", "backward",
+    "backward_wide", "fits", "forward", "pieces_backward", "pieces_forward", "row_forward",
+    "same_bits", "step_of",
 ]  # fmt: skip
 
 #: The steps of each direction, in their order.
@@ -429,15 +430,15 @@ def backward(
     if name == "atomic":
         sums = x.new_zeros((2, n), dtype=torch.float32)
         _launch(step, programs, values | {"SUMS": sums})
-    else:
-        part = x.new_empty((2 * programs, n), dtype=torch.float32)
-        sums = x.new_empty((2, n), dtype=torch.float32)
-        _launch(step, programs, values | {"PART": part})
-        columns = 1024 if interpreting() else 16
-        add_partial_sums[(-(-n // columns), 2)](
-            part, sums, programs, n, triton.next_power_of_2(programs), columns
-        )
-    return dx, sums[0].to(w.dtype), sums[1].to(w.dtype)
+        dw, db = sums.to(w.dtype)
+        return dx, dw, db
+    part = x.new_empty((2 * programs, n), dtype=torch.float32)
+    sums = w.new_empty((2, n))
+    _launch(step, programs, values | {"PART": part})
+    columns = 1024 if interpreting() else 16
+    grid = (-(-n // columns), 2)
+    add_partial_sums[grid](part, sums, programs, n, triton.next_power_of_2(programs), columns)
+    return dx, sums[0], sums[1]
 
 
 def _programs(step: Step, tiles: int, x: torch.Tensor) -> int:

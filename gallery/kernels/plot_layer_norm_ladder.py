@@ -162,7 +162,7 @@ cases = [
     for name in names
     if ladder.fits(direction, name, n) and (not quick or name in QUICK)
 ]
-SPILLS = {"one block": "two stages", "not packed": "unpacked", "roundoff": "roundoff"}
+SPILLS = {"one block": "two stages", "not packed": "unpacked", "packed": "roundoff"}
 SPILL_WIDTHS = [4096] if quick else [4096, 8192, 8704, 12288, 14336, 15872]
 SPILL_CASES = [("backward", name, n) for n in SPILL_WIDTHS for name in SPILLS.values()]
 every = list(dict.fromkeys(cases + SPILL_CASES))
@@ -220,13 +220,19 @@ def climb(direction):
     for n in WIDTHS:
         found = rates(direction, n) if gpu else {}
         for name in [*STEPS[direction], *(["torch"] if gpu else [])]:
-            taken = compiled.get((direction, name, n), {})
-            if taken or name in found:
+            takes = compiled.get((direction, name, n), {})
+            if takes or name in found:
                 row = {"N": n, "step": name, "GB/s": found.get(name)}
                 row["of ceiling"] = found[name] / found["ceiling"] if gpu else None
-                yield row | {k: taken.get(k) for k in ("registers", "spilled", "shared", "fit")}
+                yield row | {k: takes.get(k) for k in ("registers", "spilled", "shared", "fit")}
 
 
+def taken(t, step, *columns):
+    """Registers and KiB of shared memory of a step, or other columns."""
+    return t[t["step"] == step].iloc[0][list(columns) or ["registers", "shared"]].tolist()
+
+
+WIDE = ("two stages", "packed", "read twice", "roundoff")
 SHOWN = ["N", "step", "GB/s", "of ceiling", "registers", "spilled", "fit"]
 TYPES = dict.fromkeys(["GB/s", "of ceiling"], float)
 TYPES |= dict.fromkeys(["registers", "spilled", "fit"], "Int64")
@@ -247,11 +253,9 @@ study.claim(
     "memory; one row takes {105} and {32}.",
     name="tiles",
     of="backward",
-    where={"N": 4096, "step": ["prefetch", "tiles"]},
+    where={"N": 4096, "step": ["tiles", "prefetch"]},
     on="intel-xeon-2-cores",
-    value=lambda t: (
-        t.sort_values("step", ascending=False)[["registers", "shared"]].to_numpy().ravel().tolist()
-    ),
+    value=lambda t: [v for step in ("tiles", "prefetch") for v in taken(t, step)],
 )
 
 # %%
@@ -261,11 +265,9 @@ study.claim(
     "reads twice spills {0}, roundoff's {18}.",
     name="wide",
     of="backward",
-    where={"N": 32768, "step": ["two stages", "packed", "read twice", "roundoff"]},
+    where={"N": 32768, "step": list(WIDE)},
     on="intel-xeon-2-cores",
-    value=lambda t: t.set_index("step")["spilled"][
-        ["two stages", "packed", "read twice", "roundoff"]
-    ],
+    value=lambda t: [taken(t, step, "spilled")[0] for step in WIDE],
 )
 
 # %%
@@ -297,7 +299,9 @@ study.lines(
     xlabel="columns N",
     ylabel="words of 32 bits",
     answer=True,
-    alt="Spilled words against columns.",
+    alt="Words that each thread of a backward's first stage spills, against columns. One block "
+    "spills 104 from 8704 columns on; pieces that are not packed spill 12 there and 102 at 15,872; "
+    "packed pieces spill none up to 14,336 and 18 at 15,872.",
 )
 
 # %%
@@ -308,8 +312,8 @@ study.claim(
     of="spills",
     where={"N": 8704},
     on="intel-xeon-2-cores",
-    value=lambda t: (t["one block"], t["roundoff"]),
-    test=lambda t: t["one block"] > 4 * t["roundoff"],
+    value=lambda t: (t["one block"], t["packed"]),
+    test=lambda t: t["one block"] > 4 * t["packed"],
 )
 
 # %%
@@ -321,7 +325,7 @@ study.claim(
     of="spills",
     where={"N": [12288, 15872]},
     on="intel-xeon-2-cores",
-    value=lambda t: [*t["not packed"], *t["roundoff"]],
+    value=lambda t: [*t["not packed"], *t["packed"]],
 )
 
 # %%
@@ -352,48 +356,50 @@ study.claim(
     of="forward",
     where={"N": 8704, "step": ["one block", "pieces"]},
     on="intel-xeon-2-cores",
-    value=lambda t: t.sort_values("step", ascending=False)["fit"],
+    value=lambda t: [taken(t, step, "fit")[0] for step in ("pieces", "one block")],
 )
 
 # %%
 # Every step is right, and only atomics lose the order
 # ----------------------------------------------------
 #
-# Typical errors of dx and dw in :ref:`one unit <unit>`, float16, and how many different dw the
-# runs of one input gave. The interpreter runs programs one after another, here in an order
-# shuffled anew.
+# Typical errors in :ref:`one unit <unit>`, and how many different dw the runs of one input gave.
+# The interpreter runs programs one after another, here in an order shuffled anew.
 
-m, n, PIECE, RUNS = (4096, 4096, None, 20) if gpu else (12, 96, 32, 3 if quick else 8)
+m, n, PIECE, RUNS = (4096, 2048, None, 20) if gpu else (12, 96, 32, 3 if quick else 8)
 
 
 def exact(x, dy, w, norm=functional.layer_norm):
-    """y, dx and dw in float64."""
+    """dx and dw in float64."""
     x, dy, w = (t.double() for t in (x, dy, w))
     y = norm(x.requires_grad_(), w.shape, w.requires_grad_(), eps=1e-5)
-    return y.detach(), *torch.autograd.grad(y, (x, w), dy)
+    return torch.autograd.grad(y, (x, w), dy)
 
 
-def errors(backward, x, dy, w):
-    """Typical errors of dx and dw, and different dw in some runs."""
-    seen = []
-    for run in range(RUNS):
-        with nullcontext() if gpu else shuffled_programs(run):
-            dx, dw, *_ = backward()
-        seen.append(digest(dw))
-    _, *truth = exact(x, dy, w)
-    first, second = (scaled_error(e, a).rms for e, a in zip(truth, (dx, dw), strict=True))
-    return {"dx error": first, "dw error": second, "dw": len(set(seen))}
+def errors(name):
+    """Typical errors of dx and dw in float16, and different dw of some runs in float32."""
+    for dtype in (torch.float32, torch.float16):
+        [(x, dy)], w, b = inputs(m, n, dtype)
+        if name == "torch":
+            norm = layer_norms("cpu")[0]["torch"]
+            call = partial(norm.backward, dy, x, w, b, *norm.forward(x, w, b, 1e-5)[1:])
+        else:
+            stats = ladder.forward("one block", x, w, b)[1]
+            call = partial(ladder.backward, name, dy, x, w, stats, piece=PIECE)
+        if dtype == torch.float32:
+            seen = set()
+            for run in range(RUNS):
+                with nullcontext() if gpu else shuffled_programs(run):
+                    seen.add(digest(call()[1]))
+    found = [scaled_error(e, a).rms for e, a in zip(exact(x, dy, w), call(), strict=False)]
+    return {"step": name, "dx error": found[0], "dw error": found[1], "dw": len(seen)}
 
 
-[(x, dy)], w, b = inputs(m, n)
-stats = ladder.forward("one block", x, w, b)[1]
-norm = layer_norms("cpu")[0]["torch"]
-calls = {s: partial(ladder.backward, s, dy, x, w, stats, piece=PIECE) for s in ladder.BACKWARD}
-calls["torch"] = partial(norm.backward, dy, x, w, b, *norm.forward(x, w, b, 1e-5)[1:])
 study.table(
     "errors",
-    [{"step": name} | errors(call, x, dy, w) for name, call in calls.items()],
-    "Errors and different dw: 4096 × 4096 in 20 runs, interpreted 12 × 96 in 8.",
+    [errors(name) for name in (*ladder.BACKWARD, "torch")],
+    "Typical errors in float16, and different dw in float32: 4096 × 2048 in 20 runs, interpreted "
+    "12 × 96 in 8.",
     part=part,
 )
 
@@ -440,10 +446,8 @@ def mine(dy, x, w, mean, rstd):
 [(x, dy)], w, _ = inputs(ROWS, COLUMNS)
 about = x.double().mean(1) if NORM is functional.layer_norm else torch.zeros(ROWS).to(x)
 rstd = ((x.double() - about[:, None]).square().mean(1) + 1e-5).rsqrt()
-_, *truth = exact(x, dy, w, NORM)
-for name, e, a in zip(
-    ("dx", "dw"), truth, mine(dy, x, w, about.float(), rstd.float()), strict=True
-):
+results = mine(dy, x, w, about.float(), rstd.float())
+for name, e, a in zip(("dx", "dw"), exact(x, dy, w, NORM), results, strict=True):
     print(f"{name}: typical error {scaled_error(e, a).rms:.2g} ε × RMS")
 
 # %%
@@ -452,6 +456,8 @@ for name, e, a in zip(
 #
 # * Registers are those of one version of Triton and its assembler; another may need more or fewer.
 #   They say what fits, not how fast it is: rates are in the tables where a GPU is recorded.
+# * At 32,768 columns two kernels come out with 32 registers and all else in memory. Why the
+#   assembler does not give them more is not looked into.
 # * The steps are in one order. Another order would give each another share of the gain.
 # * What roundoff's kernel has beside these steps: both sums of a row in one exchange, strides,
 #   types up to float64, and a second stage that is launched early [#pdl]_.

@@ -242,7 +242,6 @@ study.table(
     pd.DataFrame(climb("backward")).astype(TYPES),
     "The backward, step by step, in float16: its first stage compiled for sm_90.",
     columns=SHOWN,
-    rows={"N": WIDTHS},
     part=part,
     times=["GB/s", "of ceiling"],
 )
@@ -276,18 +275,14 @@ study.claim(
 # -----------------------------------------------
 #
 # What a thread has no register for goes to memory and comes back, for every row. The compiler gives
-# a thread 255 registers at most. *Not packed* is roundoff's own kernel without ``same_bits``.
+# a thread 255 registers at most. The figure in the answer has the words that the first stage of a
+# backward spills; *not packed* is roundoff's own kernel without ``same_bits``.
 
 spills = [
     {"N": n} | {label: compiled["backward", name, n]["spilled"] for label, name in SPILLS.items()}
     for n in SPILL_WIDTHS
 ]
-study.table(
-    "spills",
-    spills,
-    "Words of each thread that the first stage of a backward spills, compiled for sm_90.",
-    part="cpu",
-)
+study.keep("spills", spills, part="cpu")
 
 # %%
 
@@ -296,7 +291,7 @@ study.lines(
     of="spills",
     x="N",
     y=list(SPILLS),
-    title="Spilled words of each thread, backward",
+    title="Spilled words of a thread",
     xlabel="columns N",
     ylabel="words of 32 bits",
     answer=True,
@@ -342,10 +337,12 @@ study.table(
     pd.DataFrame(climb("forward")).astype(TYPES),
     "The forward, step by step, in float16: compiled for sm_90.",
     columns=SHOWN,
-    rows={"N": WIDTHS},
     part=part,
     times=["GB/s", "of ceiling"],
 )
+
+# %%
+
 folded("The forward in pieces", ladder.pieces_forward)
 
 # %%
@@ -400,6 +397,7 @@ study.table(
     [errors(name) for name in (*ladder.BACKWARD, "torch") if not quick or name in QUICK],
     "Typical errors in float16, and different dw in float32: 4096 × 2048 in 20 runs, interpreted "
     "12 × 48 in 8.",
+    rows={"step": ["atomic", "two stages", "roundoff", "torch"]},
     part=part,
 )
 
@@ -434,13 +432,20 @@ study.claim(
 # same two stages. Copy the first stage in pieces, leave out what is about the mean and db, set
 # ``NORM`` to ``functional.rms_norm`` and put your function in place of ``mine``: the cell says how
 # far it is from float64. ``kernel``, ``sum_along``, ``columns_of`` and ``same_bits`` are in
-# ``roundoff.kernels.ladder``, the second stage in ``roundoff.kernels.lessons``.
+# ``roundoff.kernels.ladder``. Around the kernel it takes
+#
+# .. code-block:: python
+#
+#    part = torch.empty(programs, N, dtype=torch.float32, device=x.device)
+#    sums = torch.empty(1, N, dtype=w.dtype, device=x.device)
+#    my_stage_1[(programs,)](x, dy, w, rstd, dx, part, M, N, …, num_warps=8)  # P=2048 on a GPU
+#    lessons.add_partial_sums[(-(-N // 16), 1)](part, sums, programs, N, R=256, P=16)  # R ≥ programs
 
 ROWS, COLUMNS, NORM = (1000, 5120, functional.layer_norm) if gpu else (7, 80, functional.layer_norm)
 
 
 def mine(dy, x, w, mean, rstd):
-    """dx and dw; programs run as ``kernel[(programs,)](x, dy, …, num_warps=8)``."""
+    """dx and dw: yours."""
     return ladder.backward("pieces", dy, x, w, torch.stack([mean, rstd]), piece=PIECE)[:2]
 
 

@@ -242,6 +242,7 @@ study.table(
     pd.DataFrame(climb("backward")).astype(TYPES),
     "The backward, step by step, in float16: its first stage compiled for sm_90.",
     columns=SHOWN,
+    rows={"step": lambda s: ~s.isin(["packed", "two programs", "torch"])},
     part=part,
     times=["GB/s", "of ceiling"],
 )
@@ -421,7 +422,7 @@ study.claim(
 #   registers: at 32,768 columns it spills still.
 # * **Packing the forward.** The compiler finds as many registers without it up to 15,872 columns.
 # * **Prefetch for very wide rows.** Three rounds of x and dy at 32,768 columns are 256 KiB: no
-#   program starts. Two tiles at 8704 columns spill.
+#   program starts. Two rows at a time at 8704 columns spill.
 #
 # Your own backward, of RMSNorm for instance
 # ------------------------------------------
@@ -432,14 +433,14 @@ study.claim(
 # same two stages. Copy the first stage in pieces, leave out what is about the mean and db, set
 # ``NORM`` to ``functional.rms_norm`` and put your function in place of ``mine``: the cell says how
 # far it is from float64. ``kernel``, ``sum_along``, ``columns_of`` and ``same_bits`` are in
-# ``roundoff.kernels.ladder``. Around the kernel it takes
+# ``roundoff.kernels.ladder``. R is a power of two, not below the number of programs.
 #
 # .. code-block:: python
 #
 #    part = torch.empty(programs, N, dtype=torch.float32, device=x.device)
 #    sums = torch.empty(1, N, dtype=w.dtype, device=x.device)
 #    my_stage_1[(programs,)](x, dy, w, rstd, dx, part, M, N, …, num_warps=8)  # P=2048 on a GPU
-#    lessons.add_partial_sums[(-(-N // 16), 1)](part, sums, programs, N, R=256, P=16)  # R ≥ programs
+#    lessons.add_partial_sums[(-(-N // 16), 1)](part, sums, programs, N, R=256, P=16)
 
 ROWS, COLUMNS, NORM = (1000, 5120, functional.layer_norm) if gpu else (7, 80, functional.layer_norm)
 

@@ -38,7 +38,10 @@ PAGES = {
     "plot_batch_invariance":
         "batch size changes output same bits batch invariance invariant deterministic inference "
         "reproducible padding KV cache",
-    "plot_triton_layer_norm": "Triton kernel LayerNorm backward atomics lock GPU bandwidth",
+    "plot_layer_norm_ladder":
+        "write Triton kernel tutorial LayerNorm backward atomics registers spills prefetch tiles",
+    "plot_triton_layer_norm":
+        "fastest LayerNorm kernel benchmark Liger QuACK inductor lock GPU bandwidth",
     "results": "results figures machines",
     "install": "install installation GPU CUDA driver pip",
     "cite": "cite citation BibTeX",

@@ -1,10 +1,11 @@
 r"""
 .. _triton-layer-norm:
 
-How do I write a fast LayerNorm in Triton?
-==========================================
+Which LayerNorm is fastest, forward and backward?
+=================================================
 
-Forward and backward, 1024 to 15,872 columns, three types, beside torch, inductor and Liger.
+A kernel in Triton, 1024 to 15,872 columns, three types, beside torch, inductor and Liger. How it is
+written: :ref:`layer-norm-ladder`.
 
 .. answer:: nvidia-h200
 
@@ -115,8 +116,7 @@ def folded(name, kernel):
 # waits for another, and every addition has its place. At 4096 rows and 132 programs the partial
 # sums add 9 % to the bytes.
 
-print(inspect.getsource(lessons.simple_backward.fn))
-print(inspect.getsource(lessons.add_partial_sums.fn))
+folded("The first stage, as a lesson", lessons.simple_backward)
 
 # %%
 # Triton's tutorial [#tutorial]_ has a lock instead. Each row has a program of its own, which adds
@@ -656,16 +656,11 @@ study.claim(
 )
 
 # %%
-# What the fast first stage adds to the lesson
-# --------------------------------------------
+# The first stage keeps its rows in registers
+# -------------------------------------------
 #
-# * A row is cut into pieces of 1024 or 2048 columns, and only the last has a mask: 8704 columns are
-#   five pieces of 2048, not one block of 16,384.
-# * It looks at a row twice: for the two means, then for dx, dw and db. In between the row stays
-#   packed in float16, and is converted again.
-# * Narrow rows share a tile of several rows. ``tl.range(…, num_stages=…)`` loads the next tiles
-#   while one is worked on.
-# * On Hopper the second stage is launched early and waits inside its kernel [#pdl]_.
+# What it adds to the lesson above, and what each addition takes, is on :ref:`layer-norm-ladder`:
+# pieces of a row, packed registers, tiles of rows, and loads that run ahead.
 
 study.keep("registers", [backward_plan(n) for n in WIDTHS], part="gpu" if gpu else "cpu")
 folded("The first stage of roundoff's backward", lessons.fast_backward)
@@ -702,8 +697,8 @@ print(pd.DataFrame(compare(ROWS, COLUMNS, DTYPE, ALL)).T.to_string())
 # Limits, and what to read next
 # -----------------------------
 #
-# * Two stages alone are not what is fast: Liger's backward has them, too. How much each step above
-#   gains is not measured here, nor why a baseline is slower.
+# * Two stages alone are not what is fast: Liger's backward has them, too. Why a baseline is slower
+#   is not measured here.
 # * QuACK [#quack]_ was not installed when these figures were recorded: nothing here says whether
 #   it is faster or slower. Apex and Transformer Engine were not compared.
 # * A rate is that of one session. A second run confirms each lead; launches differ by more between
@@ -717,7 +712,6 @@ print(pd.DataFrame(compare(ROWS, COLUMNS, DTYPE, ALL)).T.to_string())
 # .. [#barrier] Added to the tutorial in `pull 6307
 #    <https://github.com/triton-lang/triton/pull/6307>`_: without it the lock may be free before all
 #    threads have stored, and the next program may read a sum half written.
-# .. [#pdl] NVIDIA, *CUDA C++ Programming Guide*, section on programmatic dependent launch.
 # .. [#quack] `QuACK <https://github.com/Dao-AILab/quack>`_, kernels in CuTe DSL.
 
 study.finish()

@@ -38,6 +38,9 @@ TIMED = {
         "times.× inductor",
         *(f"times.{column}" for column in ["avg_time", "median", "low", "high", "speedup"]),
     ],
+    "plot_layer_norm_ladder": [
+        f"{t}.{c}" for t in ("forward", "backward") for c in ("GB/s", "of ceiling")
+    ],
     "plot_triton_layer_norm": [
         "launches.*", "layer-norm-backward.*", "layer-norm-forward.*", "rows.*", "types.*",
     ],

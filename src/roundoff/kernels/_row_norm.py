@@ -138,8 +138,11 @@ def _constant(dtype: torch.dtype) -> Any:
 
 @cache
 def _early_launch(index: int) -> bool:
-    """Whether a kernel may be launched before the one it depends on has ended (Hopper on)."""
-    return torch.cuda.get_device_capability(index) >= (9, 0)
+    """Whether a kernel may be launched before the one it depends on has ended (Hopper on).
+
+    Without a device a kernel is compiled ahead of time, for Hopper.
+    """
+    return index < 0 or torch.cuda.get_device_capability(index) >= (9, 0)
 
 
 def _empty(

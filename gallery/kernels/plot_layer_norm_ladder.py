@@ -1,0 +1,480 @@
+r"""
+.. _layer-norm-ladder:
+
+How do I write a fast LayerNorm in Triton, step by step?
+========================================================
+
+From the kernels that one writes first to those of this library: each step runs, and says why.
+
+.. answer:: intel-xeon-2-cores
+
+   * **Cut a row into pieces.** A block of Triton has a power of two of elements: for 8704 columns
+     16,384. Compiled for a Hopper GPU it spills :bound:`104 <spills>` words of every thread; five
+     pieces of 2048 columns spill :bound:`0 <spills/2>`.
+   * **Add dw and db in two stages.** A program keeps the sums of its own rows in registers; a
+     second kernel adds the programs' sums in order. With atomics there were
+     :bound:`8 <order>` different dw in eight runs of one input, in two stages one.
+   * **Load the next rows while these are worked on**, where registers and shared memory suffice.
+     At 32,768 columns dw and db alone are as large as all registers of a multiprocessor: there
+     several programs share a row. No GPU is recorded yet: registers are the compiler's, rates are
+     missing.
+
+   .. code-block:: python
+
+      stage_1[(programs,)](x, dy, w, mean, rstd, dx, part, M, N, P=4096, num_warps=8)
+      stage_2[(N // 16, 2)](part, sums, programs, N, R=256, P=16)  # dw and db, in order
+"""
+
+# %%
+# A program of Triton is a thread block that computes with whole arrays
+# ---------------------------------------------------------------------
+#
+# For who knows CUDA:
+#
+# * ``kernel[grid](…, num_warps=8)`` starts a thread block for each point of the grid, here of 256
+#   threads. Triton calls it a :term:`program`; ``tl.program_id(0)`` is ``blockIdx.x``.
+# * ``tl.arange(0, P)`` is an array of P numbers, P a power of two. It and all that is computed from
+#   it, a *block*, is spread over the threads: P / 256 elements in registers of each. There is no
+#   ``threadIdx``.
+# * ``tl.load(X + cols, mask=cols < N, other=0.0)`` loads a block; masked elements are not read. A
+#   sum over a block goes through shuffles and shared memory by itself.
+# * ``tl.constexpr`` arguments are constants of the compiler, as template parameters are;
+#   ``tl.static_range`` is a loop that is unrolled.
+#
+# In the listings ``@kernel`` is ``triton.jit``, or Triton's :term:`interpreter` where there is no
+# GPU; ``sum_along(x, 0)`` is ``tl.sum(x, 0)``. The maths is on :ref:`triton-layer-norm`, where the
+# result races other libraries.
+
+import inspect
+from contextlib import nullcontext
+from functools import partial
+from html import escape
+
+import pandas as pd
+import torch
+from torch.nn import functional
+
+from roundoff.compare import digest, scaled_error
+from roundoff.kernels import interpreting, ladder, lessons, shuffled_programs
+from roundoff.kernels.ahead import compiled_ahead
+from roundoff.kernels.baselines import layer_norms, stream
+from roundoff.page import Shown, Study
+from roundoff.script import get_parsed_args, unit_test_going
+from roundoff.timing import copies, measure
+
+args = get_parsed_args(
+    "plot_layer_norm_ladder",
+    __doc__,
+    rows=(4096, "rows of the benchmark"),
+    budget=(0.4, "seconds for each comparison"),
+)
+study = Study("plot_layer_norm_ladder", args)
+quick = unit_test_going()
+gpu = torch.cuda.is_available() and not interpreting()
+device, part = ("cuda", "gpu") if gpu else ("cpu", "cpu")
+TORCH = layer_norms("cpu")[0]["torch"]
+STEPS = {"forward": ladder.FORWARD, "backward": ladder.BACKWARD}
+WIDTHS = [4096] if quick else [4096, 8704, 32768]
+
+
+def folded(name, *kernels):
+    """Their source, behind a line to open."""
+    text = "\n\n".join(inspect.getsource(kernel.fn) for kernel in kernels)
+    code = f'<div class="highlight-python highlight"><pre>{escape(text)}</pre></div>'
+    return Shown(f"<details><summary>{name}</summary>{code}</details>", text)
+
+
+# %%
+# As first written: a row is a program, and a block
+# -------------------------------------------------
+#
+# The forward reads a row once and keeps it: mean, variance about the mean, result. It is short, and
+# right at any width.
+
+print(inspect.getsource(ladder.row_forward.fn))
+
+# %%
+# The backward needs two means over the row for dx, and sums over all rows for dw and db. With a
+# program for each row, the plain way is to add to one sum in memory. Every row then adds 2N numbers
+# to the same 2N places, and no :term:`order <atomics>` is kept.
+
+folded("The backward as first written, with atomics", ladder.atomic_backward)
+
+# %%
+# Two stages: sums in registers, added in order
+# ---------------------------------------------
+#
+# A fixed number of programs share the rows: program p takes rows p, p + programs, … and keeps its
+# dw and db in registers, in float32. At the end it writes one row of partial sums; the second
+# kernel adds these. Memory sees N numbers a program instead of N a row, and every addition has its
+# place. The weight is loaded once for all rows.
+
+print(inspect.getsource(lessons.simple_backward.fn))
+folded("The second stage", lessons.add_partial_sums)
+
+# %%
+# Pieces: 8704 columns are five blocks of 2048, not one of 16,384
+# ---------------------------------------------------------------
+#
+# A block has a power of two of elements, and the masked ones take registers as well. In pieces only
+# the last has a mask, and the padding is at most one piece. A tuple of blocks, indexed in an
+# unrolled loop, takes the place of an array, which Triton has not.
+#
+# The same kernel has the next steps as arguments:
+#
+# * **Packed** (``PACKED``): the row is needed twice, before and after its sums are known. A
+#   compiler that converts x and dy to float32 once keeps them so, in twice the registers.
+#   ``same_bits`` is an XOR with a 0 that the compiler does not know: it has to convert again.
+# * **Two programs** for a multiprocessor: while one waits for memory the other computes. Both must
+#   fit: 65,536 registers, a program of 256 threads with 128 each takes half of them.
+# * **Prefetch** (``tl.range(…, num_stages=3)``): the compiler asks for the rows of the next rounds
+#   before it works on this one's. They lie in shared memory meanwhile, of which there are 227 KiB.
+# * **Tiles** of rows (``R``): one exchange between the warps gives the sums of two rows. Where the
+#   rows of a tile meet the same threads, adding them to dw takes no exchange at all.
+
+folded("The first stage in pieces", ladder.pieces_backward, ladder.same_bits)
+
+# %%
+# Wide rows: read them twice, or share them
+# -----------------------------------------
+#
+# At 32,768 columns dw and db in float32 are 256 KiB: all registers of a multiprocessor, before a
+# single x. **Read twice**: a first kernel takes the two sums of each row; a second works on 256
+# columns of many rows, so that dw and db are short. It moves five tensors where three would do.
+# **roundoff** lets four programs share a row: each keeps its own quarter of dw and db, and they
+# exchange two numbers a row.
+
+folded("The kernel that reads again", ladder.backward_wide)
+
+# %%
+# What each step takes of a multiprocessor
+# ----------------------------------------
+#
+# Registers and spills are the compiler's, for sm_90 (H100, H200), and need no GPU: Triton compiles
+# ahead. On a GPU each step runs on 4096 rows in float16, from :term:`CUDA graphs <CUDA graph>`, in
+# interleaved rounds, on buffers that are together larger than the cache. GB/s count 2MN elements
+# forward and 3MN backward; the :term:`ceiling` is a kernel with the same reads and writes that does
+# not compute. A step that is missing at a width does not fit there.
+
+QUICK = ["one block", "atomic", "two stages", "pieces", "roundoff", "torch"]
+cases = [
+    (direction, name, n)
+    for n in WIDTHS
+    for direction, names in STEPS.items()
+    for name in names
+    if ladder.fits(direction, name, n) and (not quick or name in QUICK)
+]
+SPILLS = {"one block": "two stages", "not packed": "unpacked", "packed": "roundoff"}
+SPILL_WIDTHS = [4096] if quick else [4096, 8192, 8704, 12288, 14336, 15872]
+SPILL_CASES = [("backward", name, n) for n in SPILL_WIDTHS for name in SPILLS.values()]
+every = list(dict.fromkeys(cases + SPILL_CASES))
+compiled = dict(zip(every, compiled_ahead(every), strict=True))
+
+
+def inputs(m, n, dtype=torch.float16, sets=1):
+    """Some sets of (x, dy), and w and b."""
+    g = torch.Generator(device).manual_seed(n)
+    normal = partial(torch.randn, m, n, generator=g, device=device)
+    pairs = [((0.5 * normal() - 2.3).to(dtype), (0.1 * normal()).to(dtype)) for _ in range(sets)]
+    return pairs, *(torch.rand(n, generator=g, device=device).to(dtype) for _ in "wb")
+
+
+def rates(direction, n):
+    """GB/s of each step that fits, of torch and of the ceiling."""
+    size, moved = args.rows * n * 2, 2 if direction == "forward" else 3
+    sets = copies(moved * size, device, most=16)
+    pairs, w, b = inputs(args.rows, n, sets=sets)
+    calls = {name: [] for d, name, columns in cases if (d, columns) == (direction, n)}
+    calls |= {"torch": [], "ceiling": []}
+    for x, dy in pairs:
+        out = torch.empty_like(x)
+        if direction == "forward":
+            ways = {name: partial(ladder.forward, name, x, w, b) for name in calls}
+            ways["torch"] = partial(TORCH.forward, x, w, b, 1e-5)
+            ways["ceiling"] = partial(stream, (x,), (out,))
+        else:
+            stats = ladder.forward("roundoff", x, w, b)[1]
+            ways = {name: partial(ladder.backward, name, dy, x, w, stats) for name in calls}
+            ways["torch"] = partial(TORCH.backward, dy, x, w, b, *TORCH.forward(x, w, b, 1e-5)[1:])
+            ways["ceiling"] = partial(stream, (x, dy), (out,))
+        for name, way in ways.items():
+            calls[name].append(way)
+    kept = {}  # an output lives until its set's next turn: no call writes where another just wrote
+
+    def turn(name, i):
+        kept[name, i] = calls[name][i]()
+
+    found = measure(
+        {name: partial(turn, name) for name in calls},
+        device=device,
+        cuda_graph=True,
+        rotate=sets,
+        budget_s=args.budget,
+        min_rounds=5,
+        bytes=dict.fromkeys(calls, moved * size),
+    )
+    return found.frame.set_index("label")["gb_s"].to_dict()
+
+
+def climb(direction):
+    """A row for each width and step."""
+    for n in WIDTHS:
+        found = rates(direction, n) if gpu else {}
+        for name in [*STEPS[direction], *(["torch"] if gpu else [])]:
+            takes = compiled.get((direction, name, n), {})
+            if takes or name in found:
+                row = {"N": n, "step": name, "GB/s": found.get(name)}
+                row["of ceiling"] = found[name] / found["ceiling"] if gpu else None
+                yield row | {k: takes.get(k) for k in ("registers", "spilled", "shared", "fit")}
+
+
+def taken(t, step, *columns):
+    """Registers and KiB of shared memory of a step, or other columns."""
+    return t[t["step"] == step].iloc[0][list(columns) or ["registers", "shared"]].tolist()
+
+
+WIDE = ("two stages", "packed", "read twice", "roundoff")
+SHOWN = ["N", "step", "GB/s", "of ceiling", "registers", "spilled", "fit"]
+TYPES = dict.fromkeys(["GB/s", "of ceiling"], float)
+TYPES |= dict.fromkeys(["registers", "spilled", "fit"], "Int64")
+study.table(
+    "backward",
+    pd.DataFrame(climb("backward")).astype(TYPES),
+    "The backward, step by step, in float16: its first stage compiled for sm_90.",
+    columns=SHOWN,
+    rows={"step": lambda s: ~s.isin(["packed", "two programs", "torch"])},
+    part=part,
+    times=["GB/s", "of ceiling"],
+)
+
+# %%
+
+study.claim(
+    "Two rows at a time, prefetched, take {172} registers of each thread and {64} KiB of shared "
+    "memory; one row takes {105} and {32}.",
+    name="tiles",
+    of="backward",
+    where={"N": 4096, "step": ["tiles", "prefetch"]},
+    on="intel-xeon-2-cores",
+    value=lambda t: [v for step in ("tiles", "prefetch") for v in taken(t, step)],
+)
+
+# %%
+
+study.claim(
+    "At 32,768 columns one block spills {468} words of each thread and pieces {244}; a kernel that "
+    "reads twice spills {0}, roundoff's {18}.",
+    name="wide",
+    of="backward",
+    where={"N": 32768, "step": list(WIDE)},
+    on="intel-xeon-2-cores",
+    value=lambda t: [taken(t, step, "spilled")[0] for step in WIDE],
+)
+
+# %%
+# One block spills at 8704 columns, pieces do not
+# -----------------------------------------------
+#
+# What a thread has no register for goes to memory and comes back, for every row. The compiler gives
+# a thread 255 registers at most. The figure in the answer has the words that the first stage of a
+# backward spills; *not packed* is roundoff's own kernel without ``same_bits``.
+
+spills = [
+    {"N": n} | {label: compiled["backward", name, n]["spilled"] for label, name in SPILLS.items()}
+    for n in SPILL_WIDTHS
+]
+study.keep("spills", spills, part="cpu")
+
+# %%
+
+study.lines(
+    "spills",
+    of="spills",
+    x="N",
+    y=list(SPILLS),
+    title="Spilled words of a thread",
+    xlabel="columns N",
+    ylabel="words of 32 bits",
+    answer=True,
+    alt="Words that each thread of a backward's first stage spills, against columns. One block "
+    "spills 104 from 8704 columns on; pieces that are not packed spill 12 there and 102 at 15,872; "
+    "packed pieces spill none up to 14,336 and 18 at 15,872.",
+)
+
+# %%
+
+study.claim(
+    "At 8704 columns one block spills {104} words of each thread, roundoff's five pieces {0}.",
+    name="spills",
+    of="spills",
+    where={"N": 8704},
+    on="intel-xeon-2-cores",
+    value=lambda t: (t["one block"], t["packed"]),
+    test=lambda t: t["one block"] > 4 * t["packed"],
+)
+
+# %%
+
+study.claim(
+    "Without packing roundoff's kernel spills {60} words at 12,288 columns and {102} at 15,872; "
+    "with it {0} and {18}.",
+    name="packed",
+    of="spills",
+    where={"N": [12288, 15872]},
+    on="intel-xeon-2-cores",
+    value=lambda t: [*t["not packed"], *t["packed"]],
+)
+
+# %%
+# The forward needs less
+# ----------------------
+#
+# It has no sums over rows: a program for each row is enough, and pieces keep the padding away.
+# **Prefetch** has four programs for each multiprocessor (two above 4096 columns) that loop over
+# rows and keep w and b in registers; where these no longer fit there is no such step.
+
+study.table(
+    "forward",
+    pd.DataFrame(climb("forward")).astype(TYPES),
+    "The forward, step by step, in float16: compiled for sm_90.",
+    columns=SHOWN,
+    part=part,
+    times=["GB/s", "of ceiling"],
+)
+
+# %%
+
+folded("The forward in pieces", ladder.pieces_forward)
+
+# %%
+
+study.claim(
+    "At 8704 columns a program of pieces has {4} warps, and four of them fit; of one block, with "
+    "eight warps, {2} fit.",
+    name="forward-fit",
+    of="forward",
+    where={"N": 8704, "step": ["one block", "pieces"]},
+    on="intel-xeon-2-cores",
+    value=lambda t: [taken(t, step, "fit")[0] for step in ("pieces", "one block")],
+)
+
+# %%
+# Every step is right, and only atomics lose the order
+# ----------------------------------------------------
+#
+# Typical errors in :ref:`one unit <unit>`, and how many different dw the runs of one input gave.
+# The interpreter runs programs one after another, here in an order shuffled anew.
+
+m, n, PIECE, RUNS = (4096, 2048, None, 20) if gpu else (12, 48, 16, 2 if quick else 8)
+
+
+def exact(x, dy, w, norm=functional.layer_norm):
+    """dx and dw in float64."""
+    x, dy, w = (t.double() for t in (x, dy, w))
+    y = norm(x.requires_grad_(), w.shape, w.requires_grad_(), eps=1e-5)
+    return torch.autograd.grad(y, (x, w), dy)
+
+
+def errors(name):
+    """Typical errors of dx and dw in float16, and different dw of some runs in float32."""
+    for dtype in (torch.float32, torch.float16):
+        [(x, dy)], w, b = inputs(m, n, dtype)
+        if name == "torch":
+            call = partial(TORCH.backward, dy, x, w, b, *TORCH.forward(x, w, b, 1e-5)[1:])
+        else:
+            stats = ladder.forward("one block", x, w, b)[1]
+            call = partial(ladder.backward, name, dy, x, w, stats, piece=PIECE)
+        if dtype == torch.float32:
+            seen = set()
+            for run in range(RUNS):
+                with nullcontext() if gpu else shuffled_programs(run):
+                    seen.add(digest(call()[1]))
+    found = [scaled_error(e, a).rms for e, a in zip(exact(x, dy, w), call(), strict=False)]
+    return {"step": name, "dx error": found[0], "dw error": found[1], "dw": len(seen)}
+
+
+study.table(
+    "errors",
+    [errors(name) for name in (*ladder.BACKWARD, "torch") if not quick or name in QUICK],
+    "Typical errors in float16, and different dw in float32: 4096 × 2048 in 20 runs, interpreted "
+    "12 × 48 in 8.",
+    rows={"step": ["atomic", "two stages", "roundoff", "torch"]},
+    part=part,
+)
+
+# %%
+
+study.claim(
+    "With atomics {8} runs gave as many different dw; every other step gave {1}.",
+    name="order",
+    of="errors",
+    where={"step": list(ladder.BACKWARD)},
+    on="intel-xeon-2-cores",
+    value=lambda t: (t["dw"][t["step"] == "atomic"], t["dw"][t["step"] != "atomic"].max()),
+    test=lambda t: (t["dw"] > 1) == (t["step"] == "atomic"),
+)
+
+# %%
+# What did not help
+# -----------------
+#
+# * **More threads for one block.** With 16 warps a thread has half the elements, and at most 128
+#   registers: at 32,768 columns it spills still.
+# * **Packing the forward.** The compiler finds as many registers without it up to 15,872 columns.
+# * **Prefetch for very wide rows.** Three rounds of x and dy at 32,768 columns are 256 KiB: no
+#   program starts. Two rows at a time at 8704 columns spill.
+#
+# Your own backward, of RMSNorm for instance
+# ------------------------------------------
+#
+# RMSNorm takes no mean: with :math:`\hat x = x r`, :math:`r = 1/\sqrt{\overline{x^2} + \epsilon}`
+# it is :math:`y = \hat x\, w`. Its backward is
+# :math:`dx = r\,(w g - \hat x\, \overline{\hat x\, w g})` and :math:`dw = \sum g\, \hat x`, in the
+# same two stages. Copy the first stage in pieces, leave out what is about the mean and db, set
+# ``NORM`` to ``functional.rms_norm`` and put your function in place of ``mine``: the cell says how
+# far it is from float64. ``kernel``, ``sum_along``, ``columns_of`` and ``same_bits`` are in
+# ``roundoff.kernels.ladder``. R is a power of two, not below the number of programs.
+#
+# .. code-block:: python
+#
+#    part = torch.empty(programs, N, dtype=torch.float32, device=x.device)
+#    sums = torch.empty(1, N, dtype=w.dtype, device=x.device)
+#    my_stage_1[(programs,)](x, dy, w, rstd, dx, part, M, N, …, num_warps=8)  # P=2048 on a GPU
+#    lessons.add_partial_sums[(-(-N // 16), 1)](part, sums, programs, N, R=256, P=16)
+
+ROWS, COLUMNS, NORM = (1000, 5120, functional.layer_norm) if gpu else (7, 80, functional.layer_norm)
+
+
+def mine(dy, x, w, mean, rstd):
+    """dx and dw: yours."""
+    return ladder.backward("pieces", dy, x, w, torch.stack([mean, rstd]), piece=PIECE)[:2]
+
+
+[(x, dy)], w, _ = inputs(ROWS, COLUMNS)
+about = x.double().mean(1) if NORM is functional.layer_norm else torch.zeros(ROWS).to(x)
+rstd = ((x.double() - about[:, None]).square().mean(1) + 1e-5).rsqrt()
+results = mine(dy, x, w, about.float(), rstd.float())
+for name, e, a in zip(("dx", "dw"), exact(x, dy, w, NORM), results, strict=True):
+    print(f"{name}: typical error {scaled_error(e, a).rms:.2g} ε × RMS")
+
+# %%
+# Limits, and what to read next
+# -----------------------------
+#
+# * Registers are those of one version of Triton and its assembler; another may need more or fewer.
+#   They say what fits, not how fast it is: rates are in the tables where a GPU is recorded.
+# * At 32,768 columns two kernels come out with 32 registers and all else in memory. Why the
+#   assembler does not give them more is not looked into.
+# * The steps are in one order. Another order would give each another share of the gain.
+# * What roundoff's kernel has beside these steps: both sums of a row in one exchange, strides,
+#   types up to float64, and a second stage that is launched early [#pdl]_.
+# * Next: :ref:`triton-layer-norm` for other libraries' kernels, other types and launches, and
+#   :ref:`reduction-order` for why an order of addition matters.
+#
+# .. [#pdl] NVIDIA, *CUDA C++ Programming Guide*, section on programmatic dependent launch.
+
+folded("The first stage of roundoff's backward", lessons.fast_backward)
+
+# %%
+
+study.finish()

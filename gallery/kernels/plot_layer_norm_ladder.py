@@ -234,7 +234,7 @@ def taken(t, step, *columns):
 
 
 WIDE = ("two stages", "packed", "read twice", "roundoff")
-SHOWN = ["N", "step", "GB/s", "of ceiling", "registers", "spilled", "fit"]
+SHOWN = ["N", "step", "GB/s", "of ceiling", "registers", "spilled"]
 TYPES = dict.fromkeys(["GB/s", "of ceiling"], float)
 TYPES |= dict.fromkeys(["registers", "spilled", "fit"], "Int64")
 study.table(
@@ -244,7 +244,7 @@ study.table(
     columns=SHOWN,
     rows={"step": lambda s: ~s.isin(["packed", "two programs", "torch"])},
     part=part,
-    times=["GB/s", "of ceiling"],
+    times=["of ceiling"],
 )
 
 # %%
@@ -339,7 +339,7 @@ study.table(
     "The forward, step by step, in float16: compiled for sm_90.",
     columns=SHOWN,
     part=part,
-    times=["GB/s", "of ceiling"],
+    times=["of ceiling"],
 )
 
 # %%

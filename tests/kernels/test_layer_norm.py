@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from roundoff.errors import ArgumentError, DtypeError, ShapeError, UnsupportedError
 from roundoff.kernels import interpreting, layer_norm, shuffled_programs
+from roundoff.kernels.ahead import compiled_ahead
 
 engine = importlib.import_module("roundoff.kernels._row_norm")
 tilings = importlib.import_module("roundoff.kernels._norm_tilings")
@@ -391,72 +392,14 @@ def test_tilings_cover_every_width(itemsize):
                 assert tiling.rows * tiling.piece >= tiling.warps * 32 or columns < 64
 
 
-COMPILE = """
-    import os, re, subprocess, sys, tempfile
-    os.environ["TRITON_INTERPRET"] = "0"
-    import importlib
-    import triton, triton.language as tl
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-    from roundoff.kernels import _layer_norm_kernels as kernels
-    module = importlib.import_module("roundoff.kernels._norm_tilings")
-    direction, columns, itemsize = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-    tiling = getattr(module, direction + "_tiling")(columns, itemsize)
-    kernel = getattr(kernels, direction)
-    short = itemsize == 2
-    constants = dict(
-        EPS=1e-5, ACC=tl.float32, R=tiling.rows, P=tiling.piece, K=tiling.pieces,
-        STAGES=tiling.stages,
-        HOLD=tiling.hold, SHARED=True, FUSED=short, HAS_W=True, HAS_B=True, PARTIALS=True,
-        KEEP=True,
-        EXACT=not short, OPAQUE=short, PDL=True, CENTRED=True, ROUND=False, RES=None, SUM=None,
-        DH=None,
-    )
-    constants = {n: c for n, c in constants.items() if n in kernel.arg_names}
-    types = {"STATS": "*fp32", "PART": "*fp32"}
-    integers = ("M", "N", "stride_x", "stride_dy", "tiles", "zero")
-    usual = "*fp16" if short else "*fp32"
-    signature = {
-        n: "constexpr" if n in constants else "i32" if n in integers else types.get(n, usual)
-        for n in kernel.arg_names
-    }
-    multiples = {n for n in signature if signature[n][0] == "*"} | {"N", "stride_x", "stride_dy"}
-    attributes = {
-        (i,): [["tt.divisibility", 16]] for i, n in enumerate(kernel.arg_names) if n in multiples
-    }
-    source = ASTSource(kernel, signature, constexprs=constants, attrs=attributes)
-    kernel = triton.compile(
-        source, target=GPUTarget("cuda", 90, 32), options={"num_warps": tiling.warps}
-    )
-    tool = os.path.join(os.path.dirname(triton.__file__), "backends/nvidia/bin/cuobjdump")
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as f:
-        f.write(kernel.asm["cubin"]); f.flush()
-        command = [tool, "--dump-resource-usage", f.name]
-        usage = subprocess.run(command, capture_output=True, text=True).stdout
-    registers = -(-int(re.search(r"REG:(\\d+)", usage)[1]) // 8) * 8
-    print(re.search(r"STACK:(\\d+)", usage)[1], 65536 // (registers * tiling.warps * 32))
-"""
-
-
-def compiled_for_an_h200(direction, columns, itemsize=2):
-    """(bytes spilled, programs whose registers fit on a multiprocessor)."""
-    environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
-    arguments = (direction, str(columns), str(itemsize))
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(COMPILE), *arguments],
-        capture_output=True, text=True, env=environment,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return tuple(map(int, done.stdout.split()))
-
-
 @pytest.mark.slow(reason="compiled: only a change of the kernels or of Triton can break it")
 @pytest.mark.parametrize(
-    ("columns", "most"), [(2048, 0), (8704, 0), (12288, 0), (14336, 0), (15872, 160)]
+    ("columns", "most"), [(2048, 0), (8704, 0), (12288, 0), (14336, 0), (15872, 40)]
 )
 def test_the_backward_keeps_to_its_registers(columns, most):
     """No cliff above a power of two: compiled for an H200, without one, nothing spills."""
-    assert compiled_for_an_h200("backward", columns)[0] <= most
+    (row,) = compiled_ahead([("backward", "roundoff", columns)])
+    assert row["spilled"] <= most
 
 
 @pytest.mark.slow(reason="compiled: only a change of the kernels or of Triton can break it")
@@ -466,7 +409,9 @@ def test_the_backward_keeps_to_its_registers(columns, most):
 )
 def test_as_many_forward_programs_fit_as_were_planned(columns, itemsize, least):
     """One register too many, and a multiprocessor holds a program less than were launched for."""
-    assert compiled_for_an_h200("forward", columns, itemsize)[1] >= least
+    dtype = torch.float16 if itemsize == 2 else torch.float32
+    (row,) = compiled_ahead([("forward", "roundoff", columns)], dtype)
+    assert row["fit"] >= least
 
 
 FAR = """

@@ -31,8 +31,10 @@ _TYPES = {"MEAN": "fp32", "RSTD": "fp32", "PART": "fp32", "SUMS": "fp32", "STATS
           "WORDS": "i64"}  # fmt: skip
 
 
-def compiled_ahead(cases: Iterable[tuple[str, str, int]]) -> list[dict[str, Any]]:
-    """What steps take of a multiprocessor, compiled for Hopper (sm_90) in float16 without a GPU.
+def compiled_ahead(
+    cases: Iterable[tuple[str, str, int]], dtype: torch.dtype = torch.float16
+) -> list[dict[str, Any]]:
+    """What steps take of a multiprocessor, compiled for Hopper (sm_90) without a GPU.
 
     Processes of their own compile them, since the kernels of this one may be interpreted.
 
@@ -41,6 +43,8 @@ def compiled_ahead(cases: Iterable[tuple[str, str, int]]) -> list[dict[str, Any]
     cases : iterable of tuple
         (direction, name, columns), as for :func:`fits`; the name may also be ``"unpacked"``: the
         library's backward without the instruction that keeps a row packed.
+    dtype : torch.dtype
+        Type of the rows, float16 or float32.
 
     Returns
     -------
@@ -68,7 +72,7 @@ def compiled_ahead(cases: Iterable[tuple[str, str, int]]) -> list[dict[str, Any]
     """
     cases = list(cases)
     for direction, name, columns in cases:
-        if name != "unpacked" and not fits(direction, name, columns):
+        if name != "unpacked" and not fits(direction, name, columns, dtype):
             raise ShapeError(f"a row does not fit the step {name}", got=columns)
     count = max(1, min(len(os.sched_getaffinity(0)), len(cases) // 6))
     source = str(Path(__file__).parents[2])
@@ -76,7 +80,7 @@ def compiled_ahead(cases: Iterable[tuple[str, str, int]]) -> list[dict[str, Any]
     env = os.environ | {"TRITON_INTERPRET": "0", "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     children = [
         subprocess.Popen(  # noqa: S603 - this module, no shell
-            [sys.executable, "-c", _CHILD, json.dumps(cases[i::count])],
+            [sys.executable, "-c", _CHILD, json.dumps(cases[i::count]), str(dtype.itemsize)],
             env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )
         for i in range(count)
@@ -91,18 +95,19 @@ def compiled_ahead(cases: Iterable[tuple[str, str, int]]) -> list[dict[str, Any]
 
 def _compile_cases() -> None:
     """In a process of its own: compile what its argument says, print the rows."""
-    print(json.dumps([_resources(*case) for case in json.loads(sys.argv[1])]))
+    cases, itemsize = json.loads(sys.argv[1]), int(sys.argv[2])
+    print(json.dumps([_resources(way, name, n, itemsize) for way, name, n in cases]))
 
 
-def _resources(direction: str, name: str, columns: int) -> dict[str, Any]:
-    function, warps, constants, options = _to_compile(direction, name, columns)
+def _resources(direction: str, name: str, columns: int, itemsize: int) -> dict[str, Any]:
+    function, warps, constants, options = _to_compile(direction, name, columns, itemsize)
     signature, attributes = {}, {}
     for place, parameter in enumerate(function.params):
         known = parameter.name
         if known in ("RES", "SUM", "DH"):
             constants[known] = None
         pointer = known.isupper() and known not in ("M", "N", "G")
-        kind = "*" + _TYPES.get(known, "fp16") if pointer else "i32"
+        kind = "*" + _TYPES.get(known, f"fp{8 * itemsize}") if pointer else "i32"
         signature[known] = "constexpr" if known in constants else kind
         if signature[known][0] == "*" or known in ("N", "stride_x", "stride_dy"):
             attributes[(place,)] = [["tt.divisibility", 16]]
@@ -126,21 +131,24 @@ def _resources(direction: str, name: str, columns: int) -> dict[str, Any]:
             "fit": fit}  # fmt: skip
 
 
-def _to_compile(direction: str, name: str, n: int) -> tuple[Any, int, dict[str, Any], Any]:
+def _to_compile(
+    direction: str, name: str, n: int, itemsize: int
+) -> tuple[Any, int, dict[str, Any], Any]:
     """Kernel, warps, constants by name, and options of a step."""
-    half = torch.float16
+    kind = torch.float16 if itemsize == 2 else torch.float32
     if name not in (*REAL, "unpacked"):
-        step = step_of(direction, name, n, 2, None)
+        step = step_of(direction, name, n, itemsize, None)
         constants = dict(step.constants)
         if direction == "forward":
             constants["EPS"] = 1e-5
         return step.function, step.warps, constants, {}
     if direction == "forward":
-        kind = (n, n, half, half, half, 1e-5, True, False, False, -1)
-        launch = _forward_launch(LAYER, forward_tiling(n, 2), *kind)[-1]
+        tiling = forward_tiling(n, itemsize)
+        rest = (1e-5, True, False, False, -1)
+        launch = _forward_launch(LAYER, tiling, n, n, *(kind,) * 3, *rest)[-1]
     else:
-        tiling = READ_TWICE if name == "read twice" else backward_tiling(n, 2)
-        launch = _first_stage(LAYER, tiling, n, n, n, half, half, half, True, False, False, -1)[-1]
+        tiling = READ_TWICE if name == "read twice" else backward_tiling(n, itemsize)
+        launch = _first_stage(LAYER, tiling, n, n, n, *(kind,) * 3, True, False, False, -1)[-1]
     names = [p.name for p in launch.function.params if p.is_constexpr]
     constants = dict(zip(names, launch.constants, strict=True))
     if name == "unpacked":

@@ -9,6 +9,7 @@ import re
 import sys
 import threading
 import warnings
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -159,6 +160,45 @@ def finished(app: Sphinx, exception: Exception | None) -> None:
         (Path(app.srcdir) / "gallery" / "running").unlink(missing_ok=True)
 
 
+def share_tree(
+    app: Sphinx, pagename: str, templatename: str, context: dict[str, Any], doctree: Any
+) -> None:
+    """Let the reference's pages share a sidebar: they differ in which of them is marked.
+
+    Furo makes a tree of all pages for each of them, a third of the time that reading and writing
+    take. This handler comes before Furo's, and :func:`keep_tree` after it.
+    """
+    if pagename.startswith("generated/") and app in _trees:
+        entry = _ENTRY.format(re.escape(Path(app.builder.get_target_uri(pagename)).name))
+        tree, count = re.subn(entry, r'\1 current current-page\2current \3#"', _trees[app])
+        if count == 1:
+            context["toctree"] = lambda **_: ""
+            context["tree_of_the_reference"] = tree
+
+
+def keep_tree(
+    app: Sphinx, pagename: str, templatename: str, context: dict[str, Any], doctree: Any
+) -> None:
+    """Keep the sidebar of the first page of the reference for the others, without its mark."""
+    if not pagename.startswith("generated/"):
+        return
+    if tree := context.get("tree_of_the_reference"):
+        context["furo_navigation_tree"] = tree
+    elif "furo_navigation_tree" in context:
+        own = Path(app.builder.get_target_uri(pagename)).name
+        tree, count = _MARKED.subn(rf'\1\2\g<3>{own}"', context["furo_navigation_tree"])
+        if count == 1:
+            _trees[app] = tree
+
+
+_ENTRY = r'(<li class="toctree-l\d)("><a class=")(reference internal" href="){}"'
+_MARKED = re.compile(
+    r'(<li class="toctree-l\d) current current-page("><a class=")'
+    r'current (reference internal" href=")#"'
+)
+_trees: weakref.WeakKeyDictionary[Sphinx, str] = weakref.WeakKeyDictionary()
+
+
 def finish_page(
     app: Sphinx, pagename: str, templatename: str, context: dict[str, Any], doctree: Any
 ) -> None:
@@ -210,7 +250,8 @@ def dismiss_workers(app: Sphinx) -> None:
 
 
 def _import() -> None:
-    for name in ("matplotlib.pyplot", "pandas", "sphinx_gallery.gen_rst", "torch", "roundoff.ort"):
+    for name in ("matplotlib.pyplot", "pandas", "sphinx_gallery.gen_rst", "torch", "roundoff.ort",
+                 "transformers.models.llama.modeling_llama"):  # fmt: skip
         importlib.import_module(name)
 
 
@@ -288,6 +329,8 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.connect("builder-inited", await_workers)
     app.connect("builder-inited", dismiss_workers, priority=900)
     app.connect("doctree-read", keep_places)
+    app.connect("html-page-context", share_tree, priority=400)
+    app.connect("html-page-context", keep_tree, priority=600)
     app.connect("html-page-context", finish_page, priority=900)
     app.connect("build-finished", finished, priority=999)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

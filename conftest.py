@@ -10,6 +10,8 @@ import pytest
 # As many workers as cores with as many threads each wait for each other more than they compute.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Inductor compiles six programs to see whether this compiler knows this processor's vectors.
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
 #: Modules whose examples are about a trained model.
 TRAINED = {"trained.py", "decoding.py"}

@@ -36,7 +36,7 @@ extensions = [
     "sphinx.ext.extlinks",
     "sphinx.ext.napoleon",
     "sphinx_copybutton",
-    "hooks",  # the workers are awaited between autosummary and the gallery
+    "hooks",
     "sphinx_gallery.gen_gallery",
     "answer",
     "sphinx_markdown_builder",  # its translator writes the prose of notebooks
@@ -115,8 +115,6 @@ sphinx_gallery_conf = {
     "write_computation_times": False,
     "minigallery_sort_order": "hooks.page_order",
     "thumbnail_size": (480, 300),
-    # A quick build is not for its times; a full one runs one page at a time, to be fair to them.
-    "parallel": (os.cpu_count() or 1) if FAST else False,
 }
 
 # Where the site is published. Without it, notebooks look for `make serve`, and no page names its

@@ -1,5 +1,6 @@
 """The build's own hooks: when pages run again, in which order, and in what state."""
 
+import functools
 import hashlib
 import importlib
 import importlib.metadata
@@ -7,8 +8,9 @@ import os
 import random
 import re
 import sys
-import threading
 import warnings
+import weakref
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +19,11 @@ from sphinx.addnodes import tabular_col_spec
 from sphinx.application import Sphinx
 from sphinx.ext.autosummary import autosummary_table, autosummary_toc
 from sphinx.util import logging
+from sphinx_gallery import gen_rst
+from sphinx_gallery.utils import get_md5sum
 
 import roundoff
+from roundoff.script import unit_test_going
 
 logger = logging.getLogger(__name__)
 
@@ -162,6 +167,45 @@ def finished(app: Sphinx, exception: Exception | None) -> None:
         (Path(app.srcdir) / "gallery" / "running").unlink(missing_ok=True)
 
 
+def share_tree(
+    app: Sphinx, pagename: str, templatename: str, context: dict[str, Any], doctree: Any
+) -> None:
+    """Let the reference's pages share a sidebar: they differ in which of them is marked.
+
+    Furo makes a tree of all pages for each of them, a third of the time that reading and writing
+    take. This handler comes before Furo's, and :func:`keep_tree` after it.
+    """
+    if pagename.startswith("generated/") and app in _trees:
+        entry = _ENTRY.format(re.escape(Path(app.builder.get_target_uri(pagename)).name))
+        tree, count = re.subn(entry, r'\1 current current-page\2current \3#"', _trees[app])
+        if count == 1:
+            context["toctree"] = lambda **_: ""
+            context["tree_of_the_reference"] = tree
+
+
+def keep_tree(
+    app: Sphinx, pagename: str, templatename: str, context: dict[str, Any], doctree: Any
+) -> None:
+    """Keep the sidebar of the first page of the reference for the others, without its mark."""
+    if not pagename.startswith("generated/"):
+        return
+    if tree := context.get("tree_of_the_reference"):
+        context["furo_navigation_tree"] = tree
+    elif "furo_navigation_tree" in context:
+        own = Path(app.builder.get_target_uri(pagename)).name
+        tree, count = _MARKED.subn(rf'\1\2\g<3>{own}"', context["furo_navigation_tree"])
+        if count == 1:
+            _trees[app] = tree
+
+
+_ENTRY = r'(<li class="toctree-l\d)("><a class=")(reference internal" href="){}"'
+_MARKED = re.compile(
+    r'(<li class="toctree-l\d) current current-page("><a class=")'
+    r'current (reference internal" href=")#"'
+)
+_trees: weakref.WeakKeyDictionary[Sphinx, str] = weakref.WeakKeyDictionary()
+
+
 def finish_page(
     app: Sphinx, pagename: str, templatename: str, context: dict[str, Any], doctree: Any
 ) -> None:
@@ -183,41 +227,80 @@ def finish_page(
         context["body"] = re.sub(r"<img (?![^>]*\bloading=)", '<img loading="lazy" ', body)
 
 
+# A quick build is not for its times; a full one runs one page at a time, to be fair to them.
+JOBS = (os.cpu_count() or 1) if unit_test_going() else 1
+# They start first: one that starts last leaves the other processors idle.
+LONGEST = ("plot_bits_to_words", "plot_llama_backend", "plot_all_reduce_order")
+
+
 def call_workers(app: Sphinx) -> None:
     """Let the processes that will run the pages import what they need while the reference is made.
 
-    Sphinx-Gallery starts them when it comes to its first page, and leaves them waiting after its
-    last: see :func:`await_workers` and :func:`dismiss_workers`.
+    Sphinx-Gallery's own start with its first page, and run a section's pages before the next's.
     """
-    count = app.config.sphinx_gallery_conf["parallel"]
-    if count and not list(Path(app.srcdir, "gallery").glob("*/*.py.md5")):
-        from joblib import Parallel, delayed
-
-        pool = Parallel(n_jobs=count, pre_dispatch="n_jobs", batch_size=1, backend="loky")
-        _starting.append(threading.Thread(target=pool, args=([delayed(_import)()] * count,)))
-        _starting[-1].start()
-
-
-def await_workers(app: Sphinx) -> None:
-    """The workers are ready for the first page."""
-    while _starting:
-        _starting.pop().join()
+    if JOBS > 1:
+        gen_rst.generate_file_rst = _take
+        if not list(Path(app.srcdir, "gallery").glob("*/*.py.md5")):
+            pages = Path(app.confdir).parent.glob("gallery/*/*.py")
+            llama = any(b"transformers" in page.read_bytes() for page in pages)
+            for _ in range(JOBS):
+                _executor().submit(_import, (*_USED, *[_LLAMA] * llama))
 
 
 def dismiss_workers(app: Sphinx) -> None:
     """End the workers: left alone they wait, and the end of the build waits for them."""
-    if app.config.sphinx_gallery_conf["parallel"]:
-        from joblib.externals.loky import get_reusable_executor
+    gen_rst.generate_file_rst = _generate
+    _pages.clear()
+    if _executor.cache_info().currsize:
+        _executor().shutdown(wait=False)
+        _executor.cache_clear()
 
-        get_reusable_executor(reuse=True).shutdown(wait=False)
+
+def _take(name: str, target: Path, source: Path, conf: dict[str, Any]) -> Any:
+    """What Sphinx-Gallery asks for, page by page; all that are to run start with the first."""
+    if not _pages:
+        for page in sorted(source.parent.glob("*/*.py"), key=_longest_first):
+            place = target.parent / page.parent.name
+            mark = place / f"{page.name}.md5"
+            Path(place, "images", "thumb").mkdir(parents=True, exist_ok=True)
+            ran = mark.exists() and mark.read_text("utf-8") == get_md5sum(page, "t")
+            one = page.name, place, page.parent, conf
+            _pages[page] = None if ran else _executor().submit(_make, *one)
+    page = _pages.get(source / name)
+    try:
+        return page.result() if page else _generate(name, target, source, conf)
+    except BaseException:
+        _executor().shutdown(kill_workers=True)
+        raise
 
 
-def _import() -> None:
-    for name in ("matplotlib.pyplot", "pandas", "sphinx_gallery.gen_rst", "torch", "roundoff.ort"):
+def _make(*page: Any) -> Any:
+    return gen_rst.generate_file_rst(*page)
+
+
+@functools.cache
+def _executor() -> Any:
+    from joblib.externals.loky import get_reusable_executor
+
+    return get_reusable_executor(max_workers=JOBS, timeout=300)
+
+
+_generate = gen_rst.generate_file_rst
+_pages: dict[Path, Any] = {}
+
+
+def _longest_first(page: Path) -> tuple[int, Any]:
+    known = page.stem in LONGEST
+    return (LONGEST.index(page.stem) if known else len(LONGEST), page_order(page))
+
+
+def _import(names: Iterable[str]) -> None:
+    for name in names:
         importlib.import_module(name)
 
 
-_starting: list[threading.Thread] = []
+_USED = ("matplotlib.pyplot", "pandas", "sphinx_gallery.gen_rst", "torch", "roundoff.ort")
+_LLAMA = "transformers.models.llama.modeling_llama"
 
 
 _TRACELESS = (nodes.comment, tabular_col_spec, autosummary_table, autosummary_toc)
@@ -288,9 +371,10 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.connect("builder-inited", drop_names_that_went, priority=0)
     app.connect("builder-inited", forget_stale_pages, priority=1)
     app.connect("builder-inited", call_workers, priority=2)
-    app.connect("builder-inited", await_workers)
     app.connect("builder-inited", dismiss_workers, priority=900)
     app.connect("doctree-read", keep_places)
+    app.connect("html-page-context", share_tree, priority=400)
+    app.connect("html-page-context", keep_tree, priority=600)
     app.connect("html-page-context", finish_page, priority=900)
     app.connect("build-finished", finished, priority=999)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

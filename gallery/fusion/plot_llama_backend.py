@@ -9,12 +9,12 @@ under ``torch.compile``: inductor against ``backend="roundoff"``, type by type.
 
 .. answer:: nvidia-h200
 
-   * **If you just call it, no**: it takes :bound:`1.14 <called>` times the fastest inductor's time
-     in float16, :bound:`1.17 <called/2>` in bfloat16 and :bound:`1.28 <called/4>` in TF32, where it
+   * **If you just call it, no**: it takes :bound:`1.11 <called>` times the fastest inductor's time
+     in float16, :bound:`1.12 <called/2>` in bfloat16 and :bound:`1.28 <called/4>` in TF32, where it
      keeps attention in float32; float32 alone is level, :bound:`0.98 <called/3>`.
    * **With tier 3, our Triton kernels, and CUDA graphs on both sides, yes**:
      :bound:`0.86 <best>` in float16, :bound:`0.86 <best/2>` in bfloat16, :bound:`0.94 <best/3>` in
-     float32; :bound:`0.90 <large>` in float16 with the feed-forward of Llama-2-7B.
+     float32; :bound:`0.91 <large>` in float16 with the feed-forward of Llama-2-7B.
    * **Measured for prefill of one fixed length**, neither decode nor a KV cache; with
      ``dynamic=True`` one conversion serves all lengths. A call takes more memory:
      :bound:`288 <memory>` MiB beside the model, inductor :bound:`80 <memory/2>`.
@@ -142,7 +142,7 @@ def captured(model, inputs):
 # either attention, that replays a CUDA graph where this way does. The type is the same on both
 # sides of every ratio; in TF32 the fastest inductor has eager attention, in TF32 as well, and the
 # plain call has float32's. *Memory*, beside the model, is what stays taken after compiling and
-# what comes and goes in a call. The times are of one run; a second is not recorded yet.
+# what comes and goes in a call. The H100's times are of one run.
 
 
 def free_memory():
@@ -288,7 +288,7 @@ study.dots(
 # %%
 
 study.claim(
-    "Just called, the backend takes {1.14} times the fastest inductor's time in float16, {1.17} in "
+    "Just called, the backend takes {1.11} times the fastest inductor's time in float16, {1.12} in "
     "bfloat16, {0.98} in float32 and {1.28} in TF32.",
     name="called",
     of="times",
@@ -315,7 +315,7 @@ study.claim(
 # %%
 
 study.claim(
-    "In float16 tier 3 alone gives {0.98}, CUDA graphs alone {1.11}.",
+    "In float16 tier 3 alone gives {1.02}, CUDA graphs alone {1.11}.",
     name="alone",
     of="times",
     where={
@@ -331,7 +331,7 @@ study.claim(
 # %%
 
 study.claim(
-    "With Llama-2-7B's own feed-forward, where products take more of the time, it is {0.90}.",
+    "With Llama-2-7B's own feed-forward, where products take more of the time, it is {0.91}.",
     name="large",
     of="times",
     where={"optimization": BEST, "config": "large"},
@@ -343,7 +343,7 @@ study.claim(
 # %%
 
 study.claim(
-    "The seven products alone take {74%} of that best time in float16, at the rate of a large "
+    "The seven products alone take {71%} of that best time in float16, at the rate of a large "
     "product: fusion has the rest to work on.",
     name="products",
     of="times",
@@ -543,7 +543,7 @@ study.svg(
 # %%
 
 study.claim(
-    "Of {84} nodes that the model has in ONNX in float32, {19} run at each call as the backend is "
+    "Of {101} nodes that the model has in ONNX in float32, {19} run at each call as the backend is "
     "called, and {10} with tier 3.",
     name="nodes",
     of="times",
@@ -592,7 +592,7 @@ study.table(
 
 study.claim(
     "The backend takes {288} MiB beside the model in float16, inductor {80}; with tier 3 and a "
-    "CUDA graph {706}.",
+    "CUDA graph {710}.",
     name="memory",
     of="times",
     where={
@@ -635,8 +635,6 @@ for row in contest({"sdpa": flat}, [t.to(device) for t in INPUTS], telling, args
 # * The forward pass alone, gradients off, one static length, one device, one model family; decoding
 #   with a cache runs, and is not measured here. vLLM, TensorRT-LLM and inductor's *max-autotune*
 #   were not measured.
-# * The record is of commit e038d55, whose graphs torch's exporter made; since then the backend
-#   converts AOTAutograd's graph itself.
 # * Refused with an error that names it: training, inputs on several devices, complex and float8
 #   inputs. An operator that cannot be converted stays with torch. Not fused: attention that returns
 #   its probabilities, bfloat16 on a CPU.

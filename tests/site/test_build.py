@@ -14,6 +14,9 @@ import pytest
 
 from .conftest import ROOT, sphinx
 
+sys.path.insert(0, str(ROOT / "conf"))
+import hooks
+
 PAGE = '''"""
 .. _page-{name}:
 
@@ -127,6 +130,12 @@ def test_another_version_of_a_package_runs_all_pages(site: Site) -> None:
         "Metadata-Version: 2.1\nName: another\nVersion: 2.0\n"
     )
     assert site.ran() == "ab"
+
+
+def test_the_pages_that_start_first_are_there() -> None:
+    assert all(list(ROOT.glob(f"gallery/*/{name}.py")) for name in hooks.LONGEST)
+    pages = sorted(ROOT.glob("gallery/*/*.py"), key=hooks._longest_first)
+    assert [page.stem for page in pages[: len(hooks.LONGEST)]] == list(hooks.LONGEST)
 
 
 def test_a_page_that_raises_fails_the_build_with_name_and_traceback(site: Site) -> None:

@@ -178,7 +178,7 @@ def _is_number(place: torch.fx.Node, example: Any) -> bool:
 
 def _unboxed(compiled: Callable[..., Any]) -> Callable[..., Any]:
     """Without AOTAutograd's wrapper, where it would only take time (12 µs a call)."""
-    return lambda *inputs: compiled(inputs)
+    return lambda *inputs: compiled(list(inputs))
 
 
 def _refusing(error: RoundoffError) -> Callable[..., Any]:

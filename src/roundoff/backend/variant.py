@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ from roundoff.fusion import OptimizationOptions, fuse
 from roundoff.fusion.experimental import KERNELS
 from roundoff.fusion.rule import Report
 
-from .program import CudaGraphProgram, Program, split_precomputed
+from .program import CudaGraphProgram, Program, split_precomputed, unmoved
 from .upcast import with_kernels
 
 __all__ = ["CompileSettings", "Exported", "Variant", "reset"]
@@ -79,6 +80,10 @@ class Exported:
         Where all of them are.
     kernels : dict
         What runs the operators that stay with torch.
+    steady : list of str
+        Inputs that stay where they are, though their values change: caches that are marked so.
+    written : list of str
+        Inputs that the graph writes to: their new values are its last outputs.
     """
 
     model: onnx.ModelProto
@@ -86,6 +91,8 @@ class Exported:
     static: list[str]
     device: torch.device
     kernels: dict[str, Any] = dataclasses.field(default_factory=dict)
+    steady: list[str] = dataclasses.field(default_factory=list)
+    written: list[str] = dataclasses.field(default_factory=list)
 
 
 class Variant:
@@ -126,7 +133,7 @@ class Variant:
         place = {n: i for i, n in enumerate(exported.names)}
         self._packed: dict[str, torch.Tensor] = {}
         self._weights: list[int] = []
-        self._last_read: list[tuple[Any, int, int]] = []
+        self._last_read: list[tuple[Any, int]] = []
         self._epoch = -1
         if self._packing is not None:
             self._weights = [place[n] for n in self._packing.inputs]
@@ -134,11 +141,22 @@ class Variant:
         self._straight = self.program.inputs == exported.names
         # Weights with strides of their own are copied once, and again when they change.
         self._static = {place[n] for n in exported.static}
+        self._steady = sorted(self._static | {place[n] for n in exported.steady})
+        self._unmoved = unmoved(self._steady)
+        self._addresses: list[int] = []
+        self._strided = False
         self._copies: dict[int, tuple[tuple[Any, int, int], torch.Tensor]] = {}
         self._outputs = [o.name for o in self.fused.graph.output]
         self._all = set(self._outputs) <= set(self.program.outputs)
         # Inputs that may lie elsewhere at the next call, for a CUDA graph to copy.
-        moving = [i not in self._static and i >= 0 for _, i in self._order]
+        moving = [i not in self._steady and i >= 0 for _, i in self._order]
+        # Whose layout the next call may change; that of the others is dynamo's to guard.
+        self._loose = [at for at, m in enumerate(moving) if m]
+        self._written = [place[n] for n in exported.written]
+        here = [f"written_{at}" in self.program.in_place for at in range(len(self._written))]
+        self._in_place = [(at, i) for at, i in enumerate(self._written) if here[at]]
+        self._apart = [(at, i) for at, i in enumerate(self._written) if not here[at]]
+        self._lock = threading.Lock()
         self._cuda_graph: CudaGraphProgram | None = None
         if settings.cuda_graph and exported.device.type == "cuda":
             self._cuda_graph = CudaGraphProgram(self.program, moving, settings.copy_outputs)
@@ -162,43 +180,81 @@ class Variant:
         if settings.options.tiers and settings.options.constant_folding:
             self.model, self.precomputed = split_precomputed(fused, self.exported.static)
         kernels = KERNELS | self.exported.kernels
-        where = (self.exported.device, kernels, self.tf32, settings.providers)
-        self.program = Program(self.model, *where)
+        exported = self.exported
+        where = (exported.device, kernels, self.tf32, settings.providers)
+        steady = {*exported.static, *exported.steady}
+        if self.precomputed is not None:
+            steady |= {o.name for o in self.precomputed.graph.output}
+        self.program = Program(self.model, *where, steady=steady)
         self._packing = None if self.precomputed is None else Program(self.precomputed, *where)
 
     def __call__(self, args: Sequence[Any], sizes: Mapping[str, int]) -> list[torch.Tensor]:
-        if self._packing is not None or self._copies:
-            self._refresh(args)
+        with self._lock:
+            outputs = self._run(args, sizes)
+            if not self._written:
+                return outputs
+            returned = len(outputs) - len(self._written)
+            self._write_back(args, outputs[returned:])
+            return outputs[:returned]
+
+    def _run(self, args: Sequence[Any], sizes: Mapping[str, int]) -> list[torch.Tensor]:
+        # Weights are too many to look at one by one: one comparison says that none has moved.
+        settled = self._epoch == _epoch and self._unmoved(args, self._addresses)
+        if not settled:
+            self._look(args)
+        if self._packing is not None and self._repacked(args, settled):
+            settled = False
         inputs = args
         if not self._straight:
             inputs = [args[i] if i >= 0 else self._packed[n] for n, i in self._order]
-        if not all(map(torch.Tensor.is_contiguous, inputs)):
+        if self._strided or not all([inputs[at].is_contiguous() for at in self._loose]):
+            settled = False  # a copy may be a new one
             inputs = [
                 t if t.is_contiguous() else self._contiguous(t, i)
                 for t, (_, i) in zip(inputs, self._order, strict=True)
             ]
-        cuda_graph = self._cuda_graph
-        outputs = (cuda_graph or self.program).run(inputs, sizes)
+        try:
+            outputs = (self._cuda_graph or self.program).run(inputs, sizes, settled)
+        except BaseException:
+            self._epoch = -1  # what is bound is not known
+            raise
         if self._all:
             return outputs
         by_name = dict(zip(self.program.outputs, outputs, strict=True))
         return [by_name[n] if n in by_name else self._packed[n].clone() for n in self._outputs]
 
-    def _refresh(self, args: Sequence[Any]) -> None:
-        global _epoch
+    def _look(self, args: Sequence[Any]) -> None:
+        """Note where steady inputs lie, and which of them have strides of their own."""
         if self._epoch != _epoch:
             self._copies.clear()
-        else:
-            for i, (t, at, v) in zip(self._weights, self._last_read):  # noqa: B905 - time counts
-                if args[i] is not t or t.data_ptr() != at or (v >= 0 and t._version != v):
+        self._epoch = _epoch
+        self._addresses = [t.data_ptr() for t in args]
+        self._strided = any(not args[i].is_contiguous() for i in self._steady)
+
+    def _write_back(self, args: Sequence[Any], values: Sequence[torch.Tensor]) -> None:
+        """Copy what was not written where it lies."""
+        for at, i in self._in_place:
+            if values[at] is not args[i] and values[at].data_ptr() != args[i].data_ptr():
+                args[i].copy_(values[at])
+        if self._apart:
+            torch._foreach_copy_(
+                [args[i] for _, i in self._apart], [values[at] for at, _ in self._apart]
+            )
+
+    def _repacked(self, args: Sequence[Any], settled: bool) -> bool:
+        """Compute again what depends on weights alone, where one of them has changed."""
+        if settled:
+            for i, (t, v) in zip(self._weights, self._last_read):  # noqa: B905 - time counts
+                if args[i] is not t or (v >= 0 and t._version != v):
                     break
             else:
-                return
-        self._epoch = _epoch
-        self._last_read = [_state(args[i]) for i in self._weights]
-        if self._packing is not None:
-            packed = self._packing.run([args[i].contiguous() for i in self._weights])
-            self._packed = dict(zip(self._packing.outputs, packed, strict=True))
+                return False
+        assert self._packing is not None
+        # The tensors themselves: their memory cannot be reused for others while they are kept.
+        self._last_read = [(args[i], _version(args[i])) for i in self._weights]
+        packed = self._packing.run([args[i].contiguous() for i in self._weights])
+        self._packed = dict(zip(self._packing.outputs, packed, strict=True))
+        return True
 
     def _contiguous(self, tensor: torch.Tensor, i: int) -> torch.Tensor:
         if i not in self._static:

@@ -309,6 +309,8 @@ class Compiled:
             tensors += [torch.tensor([sizes[n]]) for n in self._converted.integers]
         if self._first:
             self._first = False
+            if self._settings.replace_weights:
+                variant.pack(tensors)  # before they are kept for others to see
             if self._settings.storage is not None:
                 self.inputs = [t.detach() for t in tensors]
             if self._settings.check:

@@ -43,9 +43,7 @@ def unmoved(places: list[int]) -> Callable[[Sequence[Any], list[int]], bool]:
     if _compare_addresses is not None:
         return lambda tensors, addresses: _compare_addresses(tensors, addresses, places)
     if len(places) < 2:  # itemgetter of one place gives no tuple
-        return lambda tensors, addresses: all(
-            tensors[i].data_ptr() == addresses[i] for i in places
-        )
+        return lambda tensors, addresses: all(tensors[i].data_ptr() == addresses[i] for i in places)
     pick = operator.itemgetter(*places)
     address = torch.Tensor.data_ptr
     return lambda tensors, addresses: tuple(map(address, pick(tensors))) == pick(addresses)

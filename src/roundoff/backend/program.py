@@ -457,7 +457,12 @@ class CudaGraphProgram:
         for i in self._moving:
             recorded.inputs[i].copy_(inputs[i])
         recorded.graph.replay()
-        return [o.clone() for o in recorded.outputs] if self._copy else list(recorded.outputs)
+        if not self._copy:
+            return list(recorded.outputs)
+        # What was written is the caller's cache itself, or is copied to where it belongs.
+        names = self._program.outputs
+        return [o if n.startswith("written_") else o.clone()
+                for n, o in zip(names, recorded.outputs, strict=True)]  # fmt: skip
 
 
 @dataclasses.dataclass

@@ -34,14 +34,9 @@ _NO_SIZES: Mapping[str, int] = {}
 #: Written outputs up to this many elements keep memory of their own: they are copied from it.
 _SMALL = 256
 
-# torch built for CUDA compares addresses in C++, 15 ns a tensor; a map takes 80.
-_compare_addresses = getattr(torch._C, "_tensors_data_ptrs_at_indices_equal", None)
-
 
 def unmoved(places: list[int]) -> Callable[[Sequence[Any], list[int]], bool]:
     """(tensors, addresses) -> whether those at *places* lie there."""
-    if _compare_addresses is not None:
-        return lambda tensors, addresses: _compare_addresses(tensors, addresses, places)
     if len(places) < 2:  # itemgetter of one place gives no tuple
         return lambda tensors, addresses: all(tensors[i].data_ptr() == addresses[i] for i in places)
     pick = operator.itemgetter(*places)

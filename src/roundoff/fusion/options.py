@@ -32,7 +32,7 @@ class OptimizationOptions:
         Names of rules not to apply.
     packed : float
         Memory that packed weights may take beside the weights, as a share of theirs: the narrowest
-        products are packed first, all that are as wide or none.
+        products are packed first, all that are as wide or none. 1: all of them.
     interpret : bool
         On the CPU, also use the experimental tier's Triton kernels, in Triton's interpreter: slow,
         and right.
@@ -54,7 +54,7 @@ class OptimizationOptions:
     processor: str | None = None
     leave: tuple[str, ...] = ()
     interpret: bool = False
-    packed: float = 0.25
+    packed: float = 1.0
 
     def __post_init__(self) -> None:
         names = self.patterns.split("+") if self.patterns else []

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 import roundoff.backend as rb
-from roundoff.backend.program import written_in_place
+from roundoff.backend.program import _Partition, unmoved, written_in_place
+from roundoff.errors import ModelError
 from roundoff.models import load_trained
 
 transformers = pytest.importorskip("transformers")
@@ -151,3 +152,88 @@ def test_what_reads_the_old_values_gets_them() -> None:
         torch.testing.assert_close(run(one, at, new), f(two, at, new))
     assert torch.equal(one, two)
     assert not written_in_place(storage["instance"][0].model)
+
+
+def step(
+    cache: torch.Tensor, length: torch.Tensor, weight: torch.Tensor, new: torch.Tensor
+) -> torch.Tensor:
+    """One of a static cache of transformers': the length is a tensor, and written."""
+    at = torch.arange(1) + length
+    length.add_(1)
+    cache.index_copy_(1, at, new)
+    return cache.sum(1) @ weight
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("marked", [True, False])
+def test_a_step_binds_its_outputs_alone(marked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No address of a weight or a cache, and no new memory for what is copied anyway."""
+    bound: list[str] = []
+    bind = _Partition._bind
+
+    def counted(self: Any, i: int, tensor: Any) -> None:
+        bound.append(self.names[i])
+        bind(self, i, tensor)
+
+    monkeypatch.setattr(_Partition, "_bind", counted)
+    run = torch.compile(step, backend=rb.onnx_custom_backend, fullgraph=True, dynamic=False)
+    weight, new = torch.nn.Parameter(torch.eye(3)), torch.randn(2, 1, 3)
+    caches = [(torch.zeros(2, 6, 3), torch.tensor(0)) for _ in range(2)]
+    for t in caches[0] if marked else ():
+        torch._dynamo.mark_static_address(t)
+    for _ in range(4):
+        bound.clear()
+        torch.testing.assert_close(run(*caches[0], weight, new), step(*caches[1], weight, new))
+        assert all(torch.equal(a, b) for a, b in zip(*caches, strict=True))
+    assert set(bound) <= {"output_0"}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("marked", [True, False])
+def test_caches_in_turn_keep_their_own_lengths(marked: bool) -> None:
+    run = torch.compile(step, backend=rb.onnx_custom_backend, fullgraph=True, dynamic=False)
+    weight = torch.nn.Parameter(torch.randn(3, 3))
+    caches = [(torch.zeros(2, 6, 3), torch.tensor(n)) for n in (0, 3)]
+    copies = [tuple(t.clone() for t in cache) for cache in caches]
+    for t in [t for cache in caches for t in cache] if marked else ():
+        torch._dynamo.mark_static_address(t)
+    for which in (0, 1, 1, 0, 0):
+        new = torch.randn(2, 1, 3)
+        made, wanted = run(*caches[which], weight, new), step(*copies[which], weight, new)
+        torch.testing.assert_close(made, wanted)
+    for cache, copy in zip(caches, copies, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(cache, copy, strict=True))
+
+
+@torch.no_grad()
+def test_weights_that_lie_elsewhere_or_otherwise_are_bound_again() -> None:
+    run = torch.compile(step, backend=rb.onnx_custom_backend, fullgraph=True, dynamic=False)
+    weight = torch.nn.Parameter(torch.randn(3, 3))
+
+    def same() -> None:
+        caches = [(torch.zeros(2, 6, 3), torch.tensor(2)) for _ in range(2)]
+        new = torch.randn(2, 1, 3)
+        made, wanted = run(*caches[0], weight, new), step(*caches[1], weight, new)
+        torch.testing.assert_close(made, wanted)
+
+    same()
+    weight.data = torch.randn(3, 3)
+    same()
+    weight.data = weight.data.t()  # the address stays: dynamo and the backend have to be told
+    torch._dynamo.reset()
+    same()
+    full = torch.zeros(2, 6, 3), torch.tensor(6)  # the write of the cache fails
+    with pytest.raises(ModelError, match="out of data bounds"):
+        run(*full, weight, torch.randn(2, 1, 3))
+    same()
+
+
+@pytest.mark.parametrize("places", [[], [1], [0, 2], [0, 1, 2]])
+def test_addresses_are_compared_at_the_places_alone(places: list[int]) -> None:
+    tensors = [torch.zeros(2) for _ in range(3)]
+    same = unmoved(places)
+    addresses = [t.data_ptr() for t in tensors]
+    assert same(tensors, addresses)
+    for i in range(3):
+        other = [torch.ones(2) if i == j else t for j, t in enumerate(tensors)]
+        assert same(other, addresses) == (i not in places)

@@ -120,8 +120,8 @@ def test_a_mode_records_graphs_and_copies(
 class Recorded:
     """A program whose CUDA graph is a call that writes over its outputs."""
 
-    def __init__(self) -> None:
-        self.recorded = 0
+    def __init__(self, output: str = "output_0") -> None:
+        self.recorded, self.outputs = 0, [output]
 
     def capture(self, inputs: Sequence[torch.Tensor], _: Any) -> tuple[Any, list[torch.Tensor]]:
         self.recorded += 1
@@ -151,6 +151,12 @@ def test_graphs_are_kept_for_some_sizes_and_addresses(copy: bool) -> None:
     assert program.recorded == before
     graphs.run([torch.ones(2), other], {"n": 2})
     assert program.recorded == before + 1, "the oldest was given up"
+
+
+def test_a_cache_that_a_graph_writes_is_not_copied() -> None:
+    graphs = CudaGraphProgram(Recorded("written_0"), [False, False], True)  # type: ignore[arg-type]
+    inputs = [torch.ones(2), torch.ones(())]
+    assert graphs.run(inputs)[0] is graphs.run(inputs)[0]
 
 
 @torch.no_grad()

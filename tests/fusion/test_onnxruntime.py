@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from fusion_models import model, rewritten
 
-from roundoff.fusion import fuse
+from roundoff.errors import ArgumentError
+from roundoff.fusion import OptimizationOptions, fuse
 from roundoff.fusion.attention import is_causal
 
 RMS = """g ({t}[2, 3, 8] x, {t}[{w}] w) => ({t}[2, 3, 8] y) {{
@@ -122,9 +123,50 @@ def test_wide_weights_stay_apart_on_a_cpu(size: int, processor: str, packed: boo
     text = (
         PACK.replace("5", "{n}").replace("6", "512").replace("4]", "512]").replace("{n}", str(size))
     )
-    left, report = rewritten(model(text), static=("v", "w", "b", "c"), processor=processor)
+    static = ("v", "w", "b", "c")
+    left, report = rewritten(model(text), static=static, processor=processor, packed=1.0)
     assert left.count("FusedMatMul") == (1 if packed else 2)
     assert ("kept twice" in " ".join(report.refused.values())) != packed
+
+
+WIDE = """g (float[2, 3, 1024] x, float[1024, 1024] q, float[1024, 1024] k, float[2048, 1024] v,
+  float[4096, 1024] a, float[4096, 1024] b)
+  => (float[2, 3, 1024] y, float[2, 3, 1024] z, float[2, 3, 2048] s, float[2, 3, 4096] t,
+  float[2, 3, 4096] u) {
+  qt = Transpose<perm = [1, 0]>(q) kt = Transpose<perm = [1, 0]>(k)
+  vt = Transpose<perm = [1, 0]>(v) at = Transpose<perm = [1, 0]>(a)
+  bt = Transpose<perm = [1, 0]>(b) x2 = Neg(x)
+  t = MatMul(x, at) u = MatMul(x, bt) y = MatMul(x2, qt) z = MatMul(x2, kt) s = MatMul(x2, vt) }"""
+
+
+@pytest.mark.parametrize(
+    ("share", "products"),
+    [(0, 5), (0.32, 5), (0.34, 3), (0.99, 3), (1, 2)],
+)
+def test_the_narrowest_products_are_packed_while_there_is_room(share: float, products: int) -> None:
+    """Three take a third of all weights, two the rest."""
+    static = ("q", "k", "v", "a", "b")
+    left, report = rewritten(model(WIDE), static=static, processor="CUDA", packed=share)
+    assert left.count("FusedMatMul") == products
+    assert (f"{share:.0%} of the weights" in " ".join(report.refused.values())) == (products > 2)
+
+
+@pytest.mark.parametrize("processor", ["CPU", "CUDA"])
+def test_weights_that_are_replaced_take_no_room(processor: str) -> None:
+    options = OptimizationOptions(processor=processor, packed=0)
+    static = ("q", "k", "v", "a", "b")
+    fused, _ = fuse(model(WIDE), options, static=static, replaced=True)
+    assert [n.op_type for n in fused.graph.node].count("FusedMatMul") == 2
+    text = """g (float[2, 3, 4] x, float[4, 5] v, float[4, 6] w)
+      => (float[2, 3, 5] y, float[2, 3, 6] z) { y = MatMul(x, v) z = MatMul(x, w) }"""
+    fused, report = fuse(model(text), options, static=("v", "w"), replaced=True)
+    assert [n.op_type for n in fused.graph.node].count("MatMul") == 2
+    assert "columns" in " ".join(report.refused.values())
+
+
+def test_a_share_below_zero_is_an_error() -> None:
+    with pytest.raises(ArgumentError, match="packed"):
+        OptimizationOptions(packed=-0.1)
 
 
 ATTENTION = """g (float[2, 6, 16] q, float[2, 6, 16] k, float[2, 6, 16] v{more})

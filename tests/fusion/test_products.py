@@ -24,6 +24,7 @@ GEMM = """g (float[6, 40] x, float[24, 40] w, float[{c}] c) => (float[6, 24] y) 
 @pytest.fixture
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TorchProduct, "least", 1)
+    monkeypatch.setattr(TorchProduct, "least_half", 1)
 
 
 def made(proto: onnx.ModelProto, **options: object) -> tuple[onnx.ModelProto, str]:
@@ -33,7 +34,9 @@ def made(proto: onnx.ModelProto, **options: object) -> tuple[onnx.ModelProto, st
 
 
 @pytest.mark.usefixtures("_small")
-@pytest.mark.parametrize(("kind", "tolerance"), [("float", 1e-5), ("double", 1e-14)])
+@pytest.mark.parametrize(
+    ("kind", "tolerance"), [("float", 1e-5), ("double", 1e-14), ("float16", 1e-2)]
+)
 def test_a_product_is_torchs_bit_for_bit(kind: str, tolerance: float) -> None:
     proto = model(PRODUCT.format(t=kind))
     assert rewritten(proto, EVERY, tolerance)[0] == ["Relu", "TorchProduct", "Relu"]
@@ -65,7 +68,7 @@ def test_a_bias_goes_with_the_product() -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        (PRODUCT.format(t="float16"), "products of FLOAT16 stay"),
+        (PRODUCT.format(t="bfloat16"), "products of BFLOAT16 stay"),
         (GEMM.format(c="6, 1", more=""), r"the bias is \(6, 1\)"),
         (GEMM.format(c=24, more=", beta = 0.5"), "scaled"),
         (GEMM.format(c=24, more=", alpha = 0.5"), "scaled"),

@@ -175,8 +175,11 @@ class Compiled:
         self.names = [names[i] for i in places]
         writes = {n.args[0] for n in gm.graph.nodes if n.target is torch.ops.aten.copy_.default}
         written = [p in writes for p in gm.graph.find_nodes(op="placeholder")]
-        self.static = [n for i, n in zip(places, self.names, strict=True)
-                       if static[i] and not written[i]]  # fmt: skip
+        fixed = [n for i, n in zip(places, self.names, strict=True) if static[i]]
+        overwritten = {n for i, n in zip(places, self.names, strict=True) if written[i]}
+        self.static = [n for n in fixed if n not in overwritten]
+        # Marked as static, and written to: a cache.
+        self._steady = [n for n in fixed if n in overwritten]
         self._places, self._all_tensors = places, len(places) == len(examples)
         self._cuda = self.device.type == "cuda"
         self._outputs = Outputs(gm)
@@ -214,7 +217,11 @@ class Compiled:
         if tf32 not in self._variants:
             converted = self._converted
             names = self.names + converted.integers
-            exported = Exported(self.exported, names, self.static, self.device, converted.kernels)
+            by_argument = dict(zip(self._places, self.names, strict=True))
+            exported = Exported(
+                self.exported, names, self.static, self.device, converted.kernels, self._steady,
+                [by_argument[i] for i in converted.written],
+            )  # fmt: skip
             with outside():
                 self._variants[tf32] = Variant(exported, self._settings, tf32)
         return self._variants[tf32]
@@ -302,6 +309,8 @@ class Compiled:
             tensors += [torch.tensor([sizes[n]]) for n in self._converted.integers]
         if self._first:
             self._first = False
+            if self._settings.replace_weights:
+                variant.pack(tensors)  # before they are kept for others to see
             if self._settings.storage is not None:
                 self.inputs = [t.detach() for t in tensors]
             if self._settings.check:
@@ -309,13 +318,6 @@ class Compiled:
 
                 verify(variant, tensors)
         outputs = variant(tensors, sizes)
-        if self._converted.written:
-            first = len(self._outputs.names)
-            for i, value in zip(self._converted.written, outputs[first:], strict=True):
-                # The argument itself comes back where it was written where it lies.
-                if value is not args[i] and args[i].data_ptr() != value.data_ptr():
-                    args[i].copy_(value)
-            outputs = outputs[:first]
         return outputs if self._outputs.plain else self._outputs.restore(outputs, sizes)
 
     def compare(self) -> pd.DataFrame:

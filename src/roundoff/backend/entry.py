@@ -37,6 +37,7 @@ def onnx_custom_backend(
     cuda_graph: bool = False,
     fallback: bool = True,
     mode: str | None = None,
+    replace_weights: bool = False,
 ) -> Callable[..., Any]:
     """Compile a dynamo graph: convert it to ONNX, rewrite it by rules, run it in ONNX Runtime.
 
@@ -74,6 +75,13 @@ def onnx_custom_backend(
     mode : {"default", "reduce-overhead"}, optional
         As ``torch.compile(model, backend=..., mode=...)`` passes it. "reduce-overhead" records
         CUDA graphs on CUDA and copies their outputs, which *cuda_graph* does not.
+    replace_weights : bool
+        Let the parameters that one product takes together lie in one tensor: at the first call
+        their ``.data`` become views of it, and the memory they had is free. All graphs of a module
+        that pack the same weights then read the same memory. The parameters keep their identity,
+        values and shapes, so that ``state_dict``, ``load_state_dict``, ``save_pretrained`` and
+        writes into them work as before; a ``state_dict`` that was taken before keeps the old
+        memory. False packs copies, within ``OptimizationOptions.packed``.
 
     Returns
     -------
@@ -86,7 +94,8 @@ def onnx_custom_backend(
     UnsupportedError
         Training, inputs on several devices, another device than CPU or CUDA, or, without
         *fallback*, an operator without an ONNX form. Under ``torch.compile`` it is raised by the
-        first call.
+        first call. So it is where *replace_weights* meets a weight that shares its memory with
+        another tensor, is no parameter, or belongs to two products: nothing is moved then.
     DtypeError
         An input has a type that ONNX Runtime lacks (complex, float8).
     ArgumentError
@@ -131,6 +140,7 @@ def onnx_custom_backend(
         cuda_graph=cuda_graph or copied,
         fallback=fallback,
         copy_outputs=copied,
+        replace_weights=replace_weights,
     )
     try:
         _refuse(args)
@@ -178,7 +188,7 @@ def _is_number(place: torch.fx.Node, example: Any) -> bool:
 
 def _unboxed(compiled: Callable[..., Any]) -> Callable[..., Any]:
     """Without AOTAutograd's wrapper, where it would only take time (12 µs a call)."""
-    return lambda *inputs: compiled(inputs)
+    return lambda *inputs: compiled(list(inputs))
 
 
 def _refusing(error: RoundoffError) -> Callable[..., Any]:

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import math
-import threading
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -23,7 +23,7 @@ from roundoff.ort.tensors import from_ort
 
 from .sizes import evaluate, known
 
-__all__ = ["CudaGraphProgram", "Program", "partitions", "split_precomputed"]
+__all__ = ["CudaGraphProgram", "Program", "partitions", "split_precomputed", "unmoved"]
 
 #: What runs a node of domain "roundoff": (input tensors, attributes) -> output tensors, or one that
 #: writes into tensors that it is passed.
@@ -31,6 +31,17 @@ TorchKernel = Callable[[Sequence[Any], dict[str, Any]], Sequence[torch.Tensor]] 
 #: Symbolic sizes -> a new tensor.
 Maker = Callable[[Mapping[str, int]], torch.Tensor]
 _NO_SIZES: Mapping[str, int] = {}
+#: Written outputs up to this many elements keep memory of their own: they are copied from it.
+_SMALL = 256
+
+
+def unmoved(places: list[int]) -> Callable[[Sequence[Any], list[int]], bool]:
+    """(tensors, addresses) -> whether those at *places* lie there."""
+    if len(places) < 2:  # itemgetter of one place gives no tuple
+        return lambda tensors, addresses: all(tensors[i].data_ptr() == addresses[i] for i in places)
+    pick = operator.itemgetter(*places)
+    address = torch.Tensor.data_ptr
+    return lambda tensors, addresses: tuple(map(address, pick(tensors))) == pick(addresses)
 
 
 @dataclasses.dataclass
@@ -49,6 +60,11 @@ class Slot:
     def moving(self) -> bool:
         """Whether its sizes may differ from call to call."""
         return self.shape is None or not static(*self.shape)
+
+    @property
+    def elements(self) -> int:
+        """How many, of sizes that are numbers."""
+        return math.prod(int(n) for n in self.shape or ())
 
     def maker(self, device: torch.device) -> Maker:
         """What allocates this value; with strides given, in half the time of torch.empty."""
@@ -186,6 +202,12 @@ class Program:
         As :func:`roundoff.ort.session` takes them.
     symbols : iterable of str
         Symbolic sizes whose values each run is told, beside those of the model's inputs.
+    steady : iterable of str
+        Inputs that rarely move, weights and caches: a run may be told that they lie where they did.
+
+    Notes
+    -----
+    Runs share buffers: let no two go on at a time.
     """
 
     def __init__(
@@ -196,6 +218,7 @@ class Program:
         tf32: bool = False,
         providers: Sequence[Any] | None = None,
         symbols: Iterable[str] = (),
+        steady: Iterable[str] = (),
     ) -> None:
         self.device = device
         self.cuda = device.type == "cuda"
@@ -212,26 +235,31 @@ class Program:
         self._blank: list[Any] = [None] * len(self._slots)
         self.sessions: list[OrtSession] = []
         self.steps: list[_Partition | _KernelStep | _IntoStep] = []
-        self._lock = threading.Lock()
         self._in = [self._slots[n].index for n in self.inputs]
         self._out = [self._slots[n].index for n in self.outputs]
-        by_kernel = {
+        #: Values for which a kernel makes new memory at each run.
+        self._made = {
             o
             for n in graph.node
             if n.domain == "roundoff" and not isinstance(kernels.get(n.op_type), Into)
             for o in n.output
         }
-        in_place = written_in_place(model)
+        #: Outputs that are written where an input lies.
+        self.in_place = in_place = written_in_place(model)
         self._new = [
             (
                 self._slots[n].index,
-                None if n in in_place else self._slots[n].maker(device),
+                None if n in in_place else self._maker(n),
                 self.inputs.index(in_place[n]) if n in in_place else -1,
             )
             for n in self.outputs
-            if n not in by_kernel and self._slots[n].shape is not None
+            if n not in self._made and self._slots[n].shape is not None
         ]
-        self._by_kernel = [i for i, n in enumerate(self.outputs) if n in by_kernel]
+        self._steady = set(steady)
+        self._steady |= {o for o, i in in_place.items() if i in self._steady}
+        apart = {n for n in self.outputs if n not in in_place and n not in self._made}
+        self._steady |= {n for n in apart if self._is_kept(n)}
+        self._by_kernel = [i for i, n in enumerate(self.outputs) if n in self._made]
         chosen = list(providers or [CUDA if self.cuda else "CPUExecutionProvider"])
         for group in partitions(model):
             if group[0].domain == "roundoff":
@@ -290,11 +318,35 @@ class Program:
         options = {"enable_mem_pattern": False} if moving else None
         with contextlib.nullcontext() if self.stream is None else torch.cuda.stream(self.stream):
             self.sessions.append(session(part, providers, tf32=tf32, session_options=options))
-        returned_names = set(self.outputs)
-        self.steps.append(_Partition(self.sessions[-1], self._slots, self.device, returned_names))
+        moving_names = {*self.inputs, *self.outputs, *self._made} - self._steady
+        self.steps.append(
+            _Partition(self.sessions[-1], self._slots, self.device, set(self.outputs), moving_names)
+        )
+
+    def _is_kept(self, name: str) -> bool:
+        """Whether an output keeps its memory: it is copied to where it belongs after each run."""
+        slot = self._slots[name]
+        return name.startswith("written_") and not slot.moving and slot.elements <= _SMALL
+
+    def _maker(self, name: str) -> Maker:
+        """What makes an output, or hands out the same memory at each run."""
+        slot = self._slots[name]
+        make = slot.maker(self.device)
+        if not self._is_kept(name):
+            return make
+
+        @functools.cache
+        def kept() -> torch.Tensor:
+            with torch.inference_mode(False):  # else a call outside of it could not write it
+                return make(_NO_SIZES)
+
+        return lambda sizes: kept()
 
     def run(
-        self, inputs: Sequence[torch.Tensor], sizes: Mapping[str, int] = _NO_SIZES
+        self,
+        inputs: Sequence[torch.Tensor],
+        sizes: Mapping[str, int] = _NO_SIZES,
+        settled: bool = False,
     ) -> list[torch.Tensor]:
         """Run once. *inputs* are contiguous, in the order of ``self.inputs``, on the device.
 
@@ -303,29 +355,31 @@ class Program:
         inputs : sequence of torch.Tensor
         sizes : mapping
             Symbolic size -> its value.
+        settled : bool
+            Whether the steady inputs are where they were in the run before.
 
         Returns
         -------
         list of torch.Tensor
-            New memory, in the order of ``self.outputs``.
+            New memory, in the order of ``self.outputs``. Those named ``written_`` are overwritten
+            by the next run.
         """
-        with self._lock:
-            if self.stream is None:
-                return self._steps(inputs, sizes)
-            current = torch.cuda.current_stream(self.device)
-            self.stream.wait_stream(current)
-            outputs = self._steps(inputs, sizes)
-            current.wait_stream(self.stream)
-            for i in self._by_kernel:  # allocated on our stream, and now read on another
-                outputs[i].record_stream(current)
-            return outputs
+        if self.stream is None:
+            return self._steps(inputs, sizes, settled)
+        current = torch.cuda.current_stream(self.device)
+        self.stream.wait_stream(current)
+        outputs = self._steps(inputs, sizes, settled)
+        current.wait_stream(self.stream)
+        for i in self._by_kernel:  # allocated on our stream, and now read on another
+            outputs[i].record_stream(current)
+        return outputs
 
     def _steps(
-        self, inputs: Sequence[torch.Tensor], sizes: Mapping[str, int]
+        self, inputs: Sequence[torch.Tensor], sizes: Mapping[str, int], settled: bool
     ) -> list[torch.Tensor]:
         if self._whole is not None:  # the list of values would take longer than a small run
             outputs = [inputs[i] if empty is None else empty(sizes) for _, empty, i in self._new]
-            self._whole.call([*inputs, *outputs])
+            self._whole.call([*inputs, *outputs], settled)
             return outputs
         values = self._blank.copy()
         for index, tensor in zip(self._in, inputs):  # noqa: B905 - each microsecond counts here
@@ -335,11 +389,11 @@ class Program:
             values[index] = inputs[i] if empty is None else empty(sizes)
         if self.stream is None:
             for step in self.steps:
-                step.run(values, sizes)
+                step.run(values, sizes, settled)
         else:
             with torch.cuda.stream(self.stream):
                 for step in self.steps:
-                    step.run(values, sizes)
+                    step.run(values, sizes, settled)
         return [values[index] for index in self._out]
 
     def capture(
@@ -351,7 +405,7 @@ class Program:
         torch.cuda.synchronize(self.device)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
-            outputs = self._steps(inputs, sizes)
+            outputs = self._steps(inputs, sizes, True)
         return graph, outputs
 
 
@@ -371,54 +425,68 @@ class CudaGraphProgram:
     most = 8  # graphs are kept for this many sets of sizes
 
     def __init__(self, program: Program, moving: Sequence[bool], copy: bool = False) -> None:
-        self._program, self._moving, self._copy = program, moving, copy
+        self._program, self._copy = program, copy
+        self._moving = [i for i, m in enumerate(moving) if m]
+        self._unmoved = unmoved([i for i, m in enumerate(moving) if not m])
         self._recorded: dict[Any, _Recorded] = {}
 
     def run(
-        self, inputs: Sequence[torch.Tensor], sizes: Mapping[str, int] = _NO_SIZES
+        self,
+        inputs: Sequence[torch.Tensor],
+        sizes: Mapping[str, int] = _NO_SIZES,
+        settled: bool = False,
     ) -> list[torch.Tensor]:
         """As :meth:`Program.run`, over memory that stays."""
-        addresses = tuple(t.data_ptr() for t, m in zip(inputs, self._moving, strict=True) if not m)
         key = tuple(sizes.values())
         recorded = self._recorded.get(key)
-        if recorded is None or recorded.addresses != addresses:
+        if recorded is None or not self._unmoved(inputs, recorded.addresses):
             self._recorded.pop(key, None)
             while len(self._recorded) >= self.most:
                 self._recorded.pop(next(iter(self._recorded)))
-            copies = [t.clone() if m else t for t, m in zip(inputs, self._moving, strict=True)]
+            copies = list(inputs)
+            for i in self._moving:
+                copies[i] = inputs[i].clone()
+            addresses = [t.data_ptr() for t in inputs]
             recorded = _Recorded(addresses, copies, *self._program.capture(copies, sizes))
             self._recorded[key] = recorded
-        for copy, tensor, m in zip(recorded.inputs, inputs, self._moving, strict=True):
-            if m:
-                copy.copy_(tensor)
+        for i in self._moving:
+            recorded.inputs[i].copy_(inputs[i])
         recorded.graph.replay()
-        return [o.clone() for o in recorded.outputs] if self._copy else list(recorded.outputs)
+        if not self._copy:
+            return list(recorded.outputs)
+        # What was written is the caller's cache itself, or is copied to where it belongs.
+        names = self._program.outputs
+        return [o if n.startswith("written_") else o.clone()
+                for n, o in zip(names, recorded.outputs, strict=True)]  # fmt: skip
 
 
 @dataclasses.dataclass
 class _Recorded:
     """A CUDA graph, and the memory that it reads and writes."""
 
-    addresses: tuple[int, ...]
+    addresses: list[int]
     inputs: list[torch.Tensor]
     graph: torch.cuda.CUDAGraph
     outputs: list[torch.Tensor]
 
 
 class _Buffers:
-    """Memory for what passes from step to step: one for each value, as long as sizes stay."""
+    """Memory for what passes from step to step: one for each value, as long as its sizes stay."""
 
     def __init__(self, slots: Sequence[Slot], device: torch.device) -> None:
-        self._makers = [(s.index, s.maker(device)) for s in slots if s.shape is not None]
+        self._makers = [(s.index, s.moving, s.maker(device)) for s in slots if s.shape is not None]
         self._moving = any(s.moving for s in slots)
         self._sizes: tuple[int, ...] = ()
-        self._buffers: dict[int, torch.Tensor] | None = None
+        self._buffers: dict[int, torch.Tensor] = {}
 
     def into(self, values: list[Any], sizes: Mapping[str, int]) -> None:
         """Put the buffers among the values."""
-        if self._buffers is None or (self._moving and self._sizes != tuple(sizes.values())):
+        first = not self._buffers
+        if self._makers and (first or (self._moving and self._sizes != tuple(sizes.values()))):
             with torch.inference_mode(False):  # else a call outside of it could not write them
-                self._buffers = {index: make(sizes) for index, make in self._makers}
+                for index, moving, make in self._makers:
+                    if first or moving:  # the address of the others is bound
+                        self._buffers[index] = make(sizes)
             self._sizes = tuple(sizes.values())
         for index, buffer in self._buffers.items():
             values[index] = buffer
@@ -428,7 +496,12 @@ class _Partition:
     """One session with its inputs and outputs bound by address; only what moved is bound again."""
 
     def __init__(
-        self, session: OrtSession, slots: dict[str, Slot], device: torch.device, returned: set[str]
+        self,
+        session: OrtSession,
+        slots: dict[str, Slot],
+        device: torch.device,
+        returned: set[str],
+        moving: set[str],
     ) -> None:
         self.session = session
         self._io = session.raw.io_binding()
@@ -438,8 +511,13 @@ class _Partition:
         self._slots = [slots[n] for n in self.names]
         self._places = [slot.index for slot in self._slots]
         # Addresses in use, and sizes where they move.
-        self._bound: list[Any] = [None] * len(self.names)
+        self._bound: list[Any] = [-1] * len(self.names)
         self._moving = [slot.moving for slot in self._slots]
+        # What stays where it is, and what does not: weights are too many to look at one by one.
+        unknown = [slot.shape is None for slot in self._slots]
+        self._steady = [i for i, n in enumerate(self.names)
+                        if n not in moving and not unknown[i] and not self._moving[i]]  # fmt: skip
+        self._others = [i for i in range(len(self.names)) if i not in set(self._steady)]
         # A tensor without elements has no address, and ONNX Runtime wants one.
         self._nowhere = torch.empty(1, device=device)
         # What passes from step to step keeps one buffer; what is returned is new each time.
@@ -452,21 +530,25 @@ class _Partition:
         self._unknown = [(i, s.index) for i, s in enumerate(made) if s.shape is None]
         self._first = len(session.input_names)
 
-    def run(self, values: list[Any], sizes: Mapping[str, int]) -> None:
+    def run(self, values: list[Any], sizes: Mapping[str, int], settled: bool) -> None:
         self.buffers.into(values, sizes)
         for i, index in self._unknown:
             values[index] = None
             self._bound[self._first + i] = ()
-        self.call([values[index] for index in self._places])
+        self.call([values[index] for index in self._places], settled)
         if self._unknown:
             outputs = self._io.get_outputs()
             for i, index in self._unknown:
                 values[index] = from_ort(outputs[i])
 
-    def call(self, tensors: Sequence[torch.Tensor | None]) -> None:
+    def call(self, tensors: Sequence[torch.Tensor | None], settled: bool) -> None:
         """Run on inputs and outputs, in the order of ``names``; None is allocated by the run."""
         bound, moving = self._bound, self._moving
-        for i, tensor in enumerate(tensors):
+        if not settled:
+            for i in self._steady:
+                self._bind(i, tensors[i])
+        for i in self._others:
+            tensor = tensors[i]
             if tensor is None:
                 self._io.bind_output(self.names[i], *self._place)
             elif tensor.data_ptr() != bound[i] or moving[i]:
@@ -476,7 +558,7 @@ class _Partition:
         except Exception as e:
             raise translated(e, "ONNX Runtime fails in the run") from e
 
-    def _bind(self, i: int, tensor: torch.Tensor) -> None:
+    def _bind(self, i: int, tensor: Any) -> None:
         at, name, slot = tensor.data_ptr(), self.names[i], self._slots[i]
         key = at or self._nowhere.data_ptr()
         if i < len(self.session.input_names):
@@ -500,7 +582,7 @@ class _KernelStep:
         self._inputs = [slots[i].index if i else None for i in node.input]
         self._outputs = [slots[o].index if o else None for o in node.output]
 
-    def run(self, values: list[Any], sizes: Mapping[str, int]) -> None:
+    def run(self, values: list[Any], sizes: Mapping[str, int], settled: bool) -> None:
         inputs = [None if i is None else values[i] for i in self._inputs]
         outputs = self._kernel(inputs, self._attributes)
         for index, tensor in zip(self._outputs, outputs, strict=True):
@@ -524,7 +606,7 @@ class _IntoStep:
         self._outputs = [slots[o].index for o in node.output]
         self.buffers = _Buffers([slots[o] for o in node.output if o not in returned], device)
 
-    def run(self, values: list[Any], sizes: Mapping[str, int]) -> None:
+    def run(self, values: list[Any], sizes: Mapping[str, int], settled: bool) -> None:
         self.buffers.into(values, sizes)
         inputs = [values[i] for i in self._inputs]
         self._kernel(inputs, [values[o] for o in self._outputs], self._attributes)

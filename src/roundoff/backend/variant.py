@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,8 +16,9 @@ from roundoff.fusion import OptimizationOptions, fuse
 from roundoff.fusion.experimental import KERNELS
 from roundoff.fusion.rule import Report
 
-from .program import CudaGraphProgram, Program, split_precomputed
+from .program import CudaGraphProgram, Program, split_precomputed, unmoved
 from .upcast import with_kernels
+from .weights import Join, adjacent, move, split_joins
 
 __all__ = ["CompileSettings", "Exported", "Variant", "reset"]
 
@@ -62,6 +64,7 @@ class CompileSettings:
     cuda_graph: bool
     fallback: bool = True
     copy_outputs: bool = False
+    replace_weights: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,6 +82,10 @@ class Exported:
         Where all of them are.
     kernels : dict
         What runs the operators that stay with torch.
+    steady : list of str
+        Inputs that stay where they are, though their values change: caches that are marked so.
+    written : list of str
+        Inputs that the graph writes to: their new values are its last outputs.
     """
 
     model: onnx.ModelProto
@@ -86,6 +93,8 @@ class Exported:
     static: list[str]
     device: torch.device
     kernels: dict[str, Any] = dataclasses.field(default_factory=dict)
+    steady: list[str] = dataclasses.field(default_factory=list)
+    written: list[str] = dataclasses.field(default_factory=list)
 
 
 class Variant:
@@ -116,7 +125,7 @@ class Variant:
         self.exported, self.tf32 = exported, tf32
         self.seconds: dict[str, float] = {}
         start = time.perf_counter()
-        fused = self._fuse(settings.options)
+        fused = self._fuse(settings)
         self.seconds["fuse"] = time.perf_counter() - start
         start = time.perf_counter()
         with_kernels(
@@ -125,26 +134,42 @@ class Variant:
         self.seconds["sessions"] = time.perf_counter() - start
         place = {n: i for i, n in enumerate(exported.names)}
         self._packed: dict[str, torch.Tensor] = {}
-        self._weights: list[int] = []
-        self._last_read: list[tuple[Any, int, int]] = []
+        static = [] if self.precomputed is None else self.precomputed.graph.input
+        self._weights = [place[i.name] for i in static]
+        self._joins = [(j.name, [place[n] for n in j.weights]) for j in self._joined]
+        self._replaces = settings.replace_weights
+        # Where weights lay that were packed, and the versions of those that were copied.
+        self._read_at: list[int] | None = None
+        self._last_read: list[tuple[int, Any, int]] = []
         self._epoch = -1
-        if self._packing is not None:
-            self._weights = [place[n] for n in self._packing.inputs]
         self._order = [(n, place.get(n, -1)) for n in self.program.inputs]
         self._straight = self.program.inputs == exported.names
         # Weights with strides of their own are copied once, and again when they change.
         self._static = {place[n] for n in exported.static}
+        self._steady = sorted(self._static | {place[n] for n in exported.steady})
+        self._unmoved = unmoved(self._steady)
+        self._addresses: list[int] = []
+        self._strided = False
+        #: Whether the program's last run bound what lies at these addresses.
+        self._bound = False
         self._copies: dict[int, tuple[tuple[Any, int, int], torch.Tensor]] = {}
         self._outputs = [o.name for o in self.fused.graph.output]
         self._all = set(self._outputs) <= set(self.program.outputs)
         # Inputs that may lie elsewhere at the next call, for a CUDA graph to copy.
-        moving = [i not in self._static and i >= 0 for _, i in self._order]
+        moving = [i not in self._steady and i >= 0 for _, i in self._order]
+        # Whose layout the next call may change; that of the others is dynamo's to guard.
+        self._loose = [at for at, m in enumerate(moving) if m]
+        self._written = [place[n] for n in exported.written]
+        here = [f"written_{at}" in self.program.in_place for at in range(len(self._written))]
+        self._in_place = [(at, i) for at, i in enumerate(self._written) if here[at]]
+        self._apart = [(at, i) for at, i in enumerate(self._written) if not here[at]]
+        self._lock = threading.Lock()
         self._cuda_graph: CudaGraphProgram | None = None
         if settings.cuda_graph and exported.device.type == "cuda":
             self._cuda_graph = CudaGraphProgram(self.program, moving, settings.copy_outputs)
 
-    def _fuse(self, options: OptimizationOptions) -> onnx.ModelProto:
-        exported = self.exported
+    def _fuse(self, settings: CompileSettings) -> onnx.ModelProto:
+        exported, options = self.exported, settings.options
         model = exported.model
         self.report = Report(nodes={"exported": len(model.graph.node)})
         if not options.tiers:
@@ -153,7 +178,9 @@ class Variant:
             options = dataclasses.replace(options, processor=exported.device.type.upper())
         present = {i.name for i in model.graph.input}
         static = [n for n in exported.static if n in present]
-        fused, self.report = fuse(model, options, static=static, tf32=self.tf32)
+        fused, self.report = fuse(
+            model, options, static=static, tf32=self.tf32, replaced=settings.replace_weights
+        )
         return fused
 
     def _load(self, fused: onnx.ModelProto, settings: CompileSettings) -> None:
@@ -162,43 +189,117 @@ class Variant:
         if settings.options.tiers and settings.options.constant_folding:
             self.model, self.precomputed = split_precomputed(fused, self.exported.static)
         kernels = KERNELS | self.exported.kernels
-        where = (self.exported.device, kernels, self.tf32, settings.providers)
-        self.program = Program(self.model, *where)
-        self._packing = None if self.precomputed is None else Program(self.precomputed, *where)
+        exported = self.exported
+        where = (exported.device, kernels, self.tf32, settings.providers)
+        steady = {*exported.static, *exported.steady}
+        if self.precomputed is not None:
+            steady |= {o.name for o in self.precomputed.graph.output}
+        self.program = Program(self.model, *where, steady=steady)
+        self._joined: list[Join] = []
+        rest = None
+        if self.precomputed is not None:
+            self._joined, rest = split_joins(self.precomputed)
+        self._packing = None if rest is None else Program(rest, *where)
 
     def __call__(self, args: Sequence[Any], sizes: Mapping[str, int]) -> list[torch.Tensor]:
-        if self._packing is not None or self._copies:
-            self._refresh(args)
+        with self._lock:
+            outputs = self._run(args, sizes)
+            if not self._written:
+                return outputs
+            returned = len(outputs) - len(self._written)
+            self._write_back(args, outputs[returned:])
+            return outputs[:returned]
+
+    def pack(self, args: Sequence[Any]) -> None:
+        """Compute what depends on weights alone, as the first call does."""
+        with self._lock:
+            if self.precomputed is not None:
+                self._look(args)
+                self._pack(args)
+
+    def _run(self, args: Sequence[Any], sizes: Mapping[str, int]) -> list[torch.Tensor]:
+        # Weights are too many to look at one by one: one comparison says that none has moved.
+        settled = self._bound and self._epoch == _epoch and self._unmoved(args, self._addresses)
+        if not settled:
+            self._look(args)
+        if self.precomputed is not None and self._changed(args, settled):
+            self._pack(args)
+            settled = False
         inputs = args
         if not self._straight:
             inputs = [args[i] if i >= 0 else self._packed[n] for n, i in self._order]
-        if not all(map(torch.Tensor.is_contiguous, inputs)):
+        if self._strided or not all(inputs[at].is_contiguous() for at in self._loose):
+            settled = False  # a copy may be a new one
             inputs = [
                 t if t.is_contiguous() else self._contiguous(t, i)
                 for t, (_, i) in zip(inputs, self._order, strict=True)
             ]
-        cuda_graph = self._cuda_graph
-        outputs = (cuda_graph or self.program).run(inputs, sizes)
+        self._bound = False  # should the run fail
+        outputs = (self._cuda_graph or self.program).run(inputs, sizes, settled)
+        self._bound = True
         if self._all:
             return outputs
         by_name = dict(zip(self.program.outputs, outputs, strict=True))
         return [by_name[n] if n in by_name else self._packed[n].clone() for n in self._outputs]
 
-    def _refresh(self, args: Sequence[Any]) -> None:
-        global _epoch
+    def _look(self, args: Sequence[Any]) -> None:
+        """Note where steady inputs lie, and which of them have strides of their own."""
         if self._epoch != _epoch:
             self._copies.clear()
-        else:
-            for i, (t, at, v) in zip(self._weights, self._last_read):  # noqa: B905 - time counts
-                if args[i] is not t or t.data_ptr() != at or (v >= 0 and t._version != v):
-                    break
-            else:
-                return
+            self._read_at = None
         self._epoch = _epoch
-        self._last_read = [_state(args[i]) for i in self._weights]
+        self._addresses = [t.data_ptr() for t in args]
+        self._strided = any(not args[i].is_contiguous() for i in self._steady)
+
+    def _write_back(self, args: Sequence[Any], values: Sequence[torch.Tensor]) -> None:
+        """Copy what was not written where it lies."""
+        for at, i in self._in_place:
+            if values[at] is not args[i] and values[at].data_ptr() != args[i].data_ptr():
+                args[i].copy_(values[at])
+        if self._apart:
+            torch._foreach_copy_(
+                [args[i] for _, i in self._apart], [values[at] for at, _ in self._apart]
+            )
+
+    def _changed(self, args: Sequence[Any], settled: bool) -> bool:
+        """Whether a weight is not what was packed."""
+        if self._read_at is None:
+            return True
+        if not settled and self._read_at != [args[i].data_ptr() for i in self._weights]:
+            return True
+        # Not any(): a generator takes longer than all of its comparisons.
+        for i, t, v in self._last_read:  # noqa: SIM110
+            if args[i] is not t or (v >= 0 and t._version != v):
+                return True
+        return False
+
+    def _pack(self, args: Sequence[Any]) -> None:
+        """Compute what depends on weights alone; join them as they lie where they lie so."""
+        names = self.exported.names
+        self._read_at = None  # should it fail
+        if self._replaces:
+            self._packed.clear()  # what was packed before is not there a second time
+            move([[args[i] for i in places] for _, places in self._joins],
+                 [[names[i] for i in places] for _, places in self._joins])  # fmt: skip
+            self._addresses = [t.data_ptr() for t in args]
+        copied = set()
+        with torch.inference_mode(False), torch.no_grad():
+            for name, places in self._joins:
+                weights = [args[i] for i in places]
+                whole = adjacent(weights)
+                if whole is None:
+                    whole = torch.cat([w.detach() for w in weights])
+                    copied.update(places)
+                self._packed[name] = whole
         if self._packing is not None:
-            packed = self._packing.run([args[i].contiguous() for i in self._weights])
-            self._packed = dict(zip(self._packing.outputs, packed, strict=True))
+            place = {n: i for i, n in enumerate(names)}
+            places = [place[n] for n in self._packing.inputs]
+            copied.update(places)
+            computed = self._packing.run([args[i].contiguous() for i in places])
+            self._packed.update(zip(self._packing.outputs, computed, strict=True))
+        self._read_at = [args[i].data_ptr() for i in self._weights]
+        # The tensors themselves: their memory cannot be reused for others while they are kept.
+        self._last_read = [(i, args[i], _version(args[i])) for i in sorted(copied)]
 
     def _contiguous(self, tensor: torch.Tensor, i: int) -> torch.Tensor:
         if i not in self._static:

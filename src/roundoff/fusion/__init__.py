@@ -6,6 +6,7 @@ not match exactly is left alone, and the :class:`Report` says why.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -56,6 +57,7 @@ def fuse(
     *,
     static: Iterable[str] = (),
     tf32: bool = False,
+    replaced: bool = False,
 ) -> tuple[onnx.ModelProto, Report]:
     """Rewrite a model with the rules of the tiers asked for, until none matches.
 
@@ -69,6 +71,9 @@ def fuse(
         Inputs that rarely change (weights): products with them may be packed.
     tf32 : bool
         Whether float32 products on CUDA may round to TF32: some rules choose by it.
+    replaced : bool
+        Whether packed weights take the place of the static inputs, which then are views of them:
+        only what can be cut from a packed weight without a copy is packed, and all of that.
 
     Returns
     -------
@@ -102,7 +107,7 @@ def fuse(
         from .experimental import missing
 
         ours = missing(processor, options.interpret) is None
-    g = Editor(model, processor, static, tf32, ours)
+    g = Editor(model, processor, static, tf32, ours, math.inf if replaced else options.packed)
     report = Report(nodes={"exported": g.count()})
     chosen: list[Rule] = []
     skipped = {*options.leave, *(() if options.constant_folding else ("FoldConstants",))}

@@ -41,6 +41,9 @@ class Editor:
         Whether float32 products on CUDA may round to TF32.
     ours : bool
         Whether kernels of ours will take what ONNX Runtime has no kernel for.
+    packed : float
+        Memory that packed weights may take, as a share of the static inputs'; infinite where they
+        take the place of those.
 
     Examples
     --------
@@ -61,13 +64,16 @@ class Editor:
         static: Iterable[str] = (),
         tf32: bool = False,
         ours: bool = False,
+        packed: float = math.inf,
     ) -> None:
         # From bytes: ir.from_proto shares tensors with the proto it is given.
         self.model = ir.from_proto(onnx.ModelProto.FromString(proto.SerializeToString()))
         self.graph = self.model.graph
         self.processor = processor
         self.static = set(static)
-        self.tf32, self.ours = tf32, ours
+        self.tf32, self.ours, self.packed = tf32, ours, packed
+        #: The widest packed weight for which there is room, in elements, once it is known.
+        self.widest: int | None = None
         self.opset = self.model.opset_imports.get("", 20)
         unknown = self.static - {v.name for v in self.graph.inputs}
         if unknown:

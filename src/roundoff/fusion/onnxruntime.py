@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -353,12 +354,13 @@ class PackedProducts(Rule):
 
     The packed weight is a Concat of the weights alone, so that it is computed once and again
     when a weight changes. Biases that follow each product are packed as well.
-    Conditions: FusedMatMul(transB=1) or MatMul of two-axis weights that rarely change; on a CPU
-    narrow ones.
+    Conditions: FusedMatMul(transB=1) or MatMul of two-axis weights that rarely change; they are
+    narrow, or, on CUDA, there is room for a copy (:attr:`OptimizationOptions.packed`). Where the
+    packed weight takes the place of the weights there is no copy: any width, FusedMatMul alone.
     """
 
-    #: Elements from which on a CPU gains nothing: a product of one token takes 1.00 to 1.03 of the
-    #: packed one's time, of 128 tokens 0.91 to 0.94, and the copy as much memory as the weights.
+    #: Elements from which on the copy counts. There a CPU gains nothing: a product of one token
+    #: takes 1.00 to 1.03 of the packed one's time, of 128 tokens 0.91 to 0.94.
     wide = 1 << 19
 
     ops = ("FusedMatMul", "MatMul")
@@ -369,18 +371,19 @@ class PackedProducts(Rule):
         x = node.inputs[0]
         if x is None or not self._fits(g, node):
             return False
-        beside = {u.node for u in x.uses() if u.idx == 0 and u.node.op_type == node.op_type}
-        if len(beside) < 2:
-            return False
-        nodes = [n for n in g.graph if n in beside]
-        nodes = [n for n in nodes if self._fits(g, n) and self._same(node, n)]
+        nodes = self._beside(g, node)
         if len(nodes) < 2 or nodes[0] is not node:
             return False
         if not all(g.is_static(n.inputs[1]) for n in nodes):
             raise Refusal("a weight is computed anew in each run: packing it would be too")
         size = sum(g.size(n.inputs[1]) or 0 for n in nodes)
-        if g.processor == "CPU" and size >= self.wide:
+        if math.isinf(g.packed):
+            if node.op_type == "MatMul":
+                raise Refusal("columns of a packed weight are no views without strides")
+        elif g.processor == "CPU" and size >= self.wide:
             raise Refusal("wide weights are no faster packed on a CPU, and kept twice")
+        elif size >= self.wide and size > self._widest(g):
+            raise Refusal(f"packed weights may take {g.packed:.0%} of the weights' memory")
         rows = 0 if node.op_type == "FusedMatMul" else 1
         shapes = [g.shape(n.outputs[0]) or () for n in nodes]
         sizes = [s[-1] for s in shapes]
@@ -401,6 +404,34 @@ class PackedProducts(Rule):
         for old, new in zip(ends, parts, strict=True):
             g.replace(old, new)
         return True
+
+    def _beside(self, g: Editor, node: ir.Node) -> list[ir.Node]:
+        """The products of one value that one product can be, in the graph's order."""
+        (x, _, *_) = node.inputs
+        assert x is not None
+        beside = {u.node for u in x.uses() if u.idx == 0 and u.node.op_type == node.op_type}
+        if len(beside) < 2:
+            return []
+        nodes = [n for n in g.graph if n in beside]
+        return [n for n in nodes if self._fits(g, n) and self._same(node, n)]
+
+    def _widest(self, g: Editor) -> int:
+        """The widest group for which there is room, where narrower ones are packed first."""
+        if g.widest is None:
+            groups: dict[tuple[ir.Node, ...], int] = {}
+            for node in g.graph:
+                if node.op_type in self.ops and self._fits(g, node):
+                    nodes = self._beside(g, node)
+                    if len(nodes) > 1 and all(g.is_static(n.inputs[1]) for n in nodes):
+                        groups[tuple(nodes)] = sum(g.size(n.inputs[1]) or 0 for n in nodes)
+            weights = [g.size(v) or 0 for v in g.graph.inputs if v.name in g.static]
+            left, g.widest = g.packed * sum(weights), 0
+            for size in sorted(set(groups.values())):
+                left -= size * list(groups.values()).count(size)
+                if left < 0:
+                    break
+                g.widest = size
+        return g.widest
 
     @staticmethod
     def _fits(g: Editor, node: ir.Node) -> bool:

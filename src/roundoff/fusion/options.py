@@ -30,6 +30,9 @@ class OptimizationOptions:
         Where the model is to run: a rule emits what has a kernel there. None follows the inputs.
     leave : tuple of str
         Names of rules not to apply.
+    packed : float
+        Memory that packed weights may take beside the weights, as a share of theirs: the narrowest
+        products are packed first, all that are as wide or none. 1: all of them.
     interpret : bool
         On the CPU, also use the experimental tier's Triton kernels, in Triton's interpreter: slow,
         and right.
@@ -37,7 +40,7 @@ class OptimizationOptions:
     Raises
     ------
     ArgumentError
-        For an unknown tier or processor.
+        For an unknown tier or processor, or a share below zero.
 
     Examples
     --------
@@ -51,6 +54,7 @@ class OptimizationOptions:
     processor: str | None = None
     leave: tuple[str, ...] = ()
     interpret: bool = False
+    packed: float = 1.0
 
     def __post_init__(self) -> None:
         names = self.patterns.split("+") if self.patterns else []
@@ -62,6 +66,9 @@ class OptimizationOptions:
             )
         if self.processor not in (None, "CPU", "CUDA"):
             raise ArgumentError("processor", got=self.processor, expected="'CPU', 'CUDA' or None")
+
+        if not self.packed >= 0:
+            raise ArgumentError("packed", got=self.packed, expected="0 or more")
 
     @property
     def tiers(self) -> tuple[str, ...]:

@@ -2,7 +2,8 @@
 
 A row's result depends on its own operands alone, in an order of addition that is the same in every
 tile. Attention is compiled without contraction into fused multiply-adds, so that two kernels
-with the same operations have the same bits.
+with the same operations have the same bits. In float32 a long chain of additions would err more
+than cuBLAS's product, so that sums there are cut into short chains, which are added in order.
 """
 
 # mypy: ignore-errors
@@ -25,6 +26,16 @@ def _times(a, b, acc, PRECISION: tl.constexpr, COMPILED: tl.constexpr):
 
 
 @kernel
+def _apart(x, COMPILED: tl.constexpr):
+    """*x*, out of the compiler's sight: it would make acc + (a b) the chain acc + a b."""
+    if COMPILED:
+        return tl.inline_asm_elementwise(
+            "mov.b32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
+        )
+    return x
+
+
+@kernel
 def product(
     x,  # (batch, M, K), any strides
     w,  # (batch, N, K), any strides
@@ -43,14 +54,15 @@ def product(
     SWAP: tl.constexpr,  # the weight is the left operand: for few rows
     ROWS: tl.constexpr,  # of x in a tile
     COLUMNS: tl.constexpr,  # of y in a tile
-    DEPTH: tl.constexpr,  # of K in a step
+    DEPTH: tl.constexpr,  # of K in a step; of float32 in a chain
     GROUP: tl.constexpr,  # tiles of rows that follow each other, so that the cache serves them
     EVEN: tl.constexpr,  # K is a multiple of DEPTH
     BIAS: tl.constexpr,
     PRECISION: tl.constexpr,  # of float32: "tf32" or "ieee"
     COMPILED: tl.constexpr,
 ):
-    """y = x w^T + bias: one chain over K, ascending, for each element."""
+    """y = x w^T + bias: one chain over K, ascending, for each element; in float32 several."""
+    SHORT: tl.constexpr = PRECISION == "ieee" and x.dtype.element_ty == tl.float32
     tile = tl.program_id(0)
     batch = tl.program_id(1).to(tl.int64)
     down, across = (M + ROWS - 1) // ROWS, (N + COLUMNS - 1) // COLUMNS
@@ -78,7 +90,11 @@ def product(
         else:
             a = tl.load(left, mask=(k < K - start)[None, :], other=0.0)
             b = tl.load(right, mask=(k < K - start)[:, None], other=0.0)
-        acc = _times(a, b, acc, PRECISION, COMPILED)
+        if SHORT:
+            none = tl.full(acc.shape, 0.0, tl.float32)
+            acc += _apart(_times(a, b, none, PRECISION, COMPILED), COMPILED)
+        else:
+            acc = _times(a, b, acc, PRECISION, COMPILED)
         left += step_left
         right += step_right
     inside_m, inside_n = m < M, n < N

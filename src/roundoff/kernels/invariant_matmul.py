@@ -20,6 +20,8 @@ __all__ = ["SPLITS", "TILES", "Tile", "batched", "matmul", "tile_for"]
 _SHORT = (torch.bfloat16, torch.float16)
 _TYPES = (*_SHORT, torch.float32)
 _MOST = 2**31 - 1  # Triton takes a larger number as another type
+#: Values of K in a chain of float32: part of the definition, since it fixes the bits.
+_CHAIN = 32
 
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -71,7 +73,7 @@ class Tile(NamedTuple):
     columns : int
         Columns of y in a tile.
     depth : int
-        Values of K that are loaded at a time.
+        Values of K that are loaded at a time; in float32 without TF32 always 32.
     warps : int
         Warps of a program.
     stages : int
@@ -173,9 +175,10 @@ def matmul(
 
     Each element is one chain over K, ascending, in float32: from zero, a step of the GPU's own
     matrix instruction after the other (16 products at a time on Hopper for 16-bit types, 8 for
-    TF32, one fused multiply-add in float32), the bias added last, and one rounding to the type.
-    K is not split, unless `split` asks for it. The tile does not matter, nor do strides and
-    alignment.
+    TF32), the bias added last, and one rounding to the type. K is not split, unless `split` asks
+    for it. In float32 without TF32 each 32 values of K are a chain of fused multiply-adds from
+    zero, and the chains are added in ascending order: a single chain over thousands of values
+    errs more than cuBLAS. The tile does not matter, nor do strides and alignment.
 
     On a CUDA device cuBLAS computes it wherever a check shows that it gives this chain, a check
     for each shape, type, layout and number of rows when it is first seen; elsewhere a kernel of
@@ -396,8 +399,9 @@ def _by_kernel(
     tile = tile or tile_for(_upward(m), n, k, x.element_size(), share)
     if max(m, n, k) > _MOST:
         raise ShapeError("too large", got=(m, n, k), expected=f"at most {_MOST}")
+    depth = _CHAIN if x.dtype == torch.float32 and not tf32 else tile.depth
     constants = (
-        tile.swap, tile.rows, tile.columns, tile.depth, 8, k % tile.depth == 0, bias is not None,
+        tile.swap, tile.rows, tile.columns, depth, 8, k % depth == 0, bias is not None,
         "tf32" if tf32 else "ieee", not interpreting(),
     )  # fmt: skip
     grid = (triton.cdiv(m, tile.rows) * triton.cdiv(n, tile.columns), batch)
@@ -507,7 +511,7 @@ def _gradients(ctx: Any, dy: torch.Tensor) -> Any:
     flat = dy.reshape(-1, dy.shape[-1])
     dx = _matmul_op(dy, weight.t(), None, ctx.tf32) if needs[0] else None
     dw = None
-    if needs[1]:  # a chain over the rows
+    if needs[1]:  # over the rows
         dw = _matmul_op(flat.t(), x.reshape(-1, x.shape[-1]).t(), None, ctx.tf32)
     return dx, dw, flat.sum(0) if needs[2] else None, None, None
 

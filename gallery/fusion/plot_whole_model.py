@@ -478,7 +478,7 @@ two = trained if layers == 2 else load_trained(layers=2)
 model, partitions, calls = two.model(device=device), [], {}
 inputs, _ = prefill(model, 1)
 with torch.no_grad():
-    for name in ("as it is", "with gallery::limited"):
+    for name in ("as it is", "with gallery::limited")[quick:]:
         if name != "as it is":
             mlp = model.model.layers[0].mlp
             hook = mlp.register_forward_hook(lambda m, x, y: limited(y, 100.0))

@@ -475,16 +475,16 @@ def _(x, most):
 
 
 two = trained if layers == 2 else load_trained(layers=2)
-model, partitions, calls = two.model(device=device), [], {}
+model, partitions = two.model(device=device), []
 inputs, _ = prefill(model, 1)
 with torch.no_grad():
     for name in ("as it is", "with gallery::limited")[quick:]:
         if name != "as it is":
             mlp = model.model.layers[0].mlp
-            hook = mlp.register_forward_hook(lambda m, x, y: limited(y, 100.0))
+            mlp.register_forward_hook(lambda m, x, y: limited(y, 100.0))
         eager = model(**inputs).logits
-        calls[name], storage = prepare(model, "roundoff")
-        error = scaled_error(eager.double(), calls[name](**inputs)).rms
+        run, storage = prepare(model, "roundoff")
+        error = scaled_error(eager.double(), run(**inputs)).rms
         (graph,) = storage["instance"]
         partitions.append(
             {"model": name, "by torch": ", ".join(graph.by_torch), "processor": processor}

@@ -233,7 +233,7 @@ def finish_page(
 # A quick build is not for its times; a full one runs one page at a time, to be fair to them.
 JOBS = (os.cpu_count() or 1) if unit_test_going() else 1
 # They start first: one that starts last leaves the other processors idle.
-LONGEST = ("plot_bits_to_words", "plot_llama_backend", "plot_all_reduce_order")
+LONGEST = ("plot_bits_to_words", "plot_llama_backend", "plot_all_reduce_order", "plot_whole_model")
 
 
 def call_workers(app: Sphinx) -> None:

@@ -40,7 +40,7 @@ time, prefill, decode steps over a static cache, and the words that ``generate``
 #   ``mode="reduce-overhead"``.
 #
 # Each is compiled for the sizes of one case (``dynamic=False``) as one graph (``fullgraph=True``).
-# A record has all layers; the build of this site has the first three, a quick one two.
+# A record has all layers, the build of this site the first two.
 
 import gc
 import time
@@ -77,8 +77,8 @@ args = get_parsed_args(
 )
 study = Study("plot_whole_model", args)
 recorded = args.record is not None
-layers = args.layers or (2 if quick else 30 if recorded else 3)
-batches = [int(n) for n in (args.batch or ("1,8,64" if recorded else "1")).split(",")]
+layers = args.layers or (30 if recorded and not quick else 2)
+batches = [int(n) for n in (args.batch or ("1,8,64" if recorded and not quick else "1")).split(",")]
 TOKENS, KEYS = 128, 512
 BEST = "roundoff, tier 3, CUDA graph"
 every = OptimizationOptions("default+onnxruntime+experimental")

@@ -12,7 +12,7 @@ time, prefill, decode steps over a static cache, and the words that ``generate``
    * **Yes, and it writes eager's words.** Of :bound:`384 <words>` tokens in float32
      :bound:`0 <words/2>` differ. With ``dynamic=True`` three prompts take
      :bound:`4 <conversions>` conversions, a prompt of another length :bound:`0 <conversions/2>`.
-   * **On two cores it takes inductor's time or less**: a prefill :bound:`1.0 <called>` of it, a
+   * **On two cores it takes about inductor's time, or less**: a prefill :bound:`1.0 <called>`, a
      decode step :bound:`1.0 <called/2>`, one of 8 rows :bound:`0.5 <called/3>`, where eager takes
      :bound:`0.6 <eager>`. The first call takes :bound:`about 0.25 <compile>` of inductor's.
    * **Not supported**: training, several devices, complex and float8 inputs. An operator without an

@@ -258,7 +258,6 @@ study.table(
     contests.drop(columns=apart),
     "Time over inductor's, tokens a second, error of the logits, by case and batch.",
     columns=["dtype", "case", "batch", "optimization", "× inductor", "tokens/s", "rms error"],
-    rows={"optimization": lambda s: s != "inductor, reduce-overhead"},
     part="processor",
     times=["× inductor", "low", "high", "× eager", "tokens/s"],
 )

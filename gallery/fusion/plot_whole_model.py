@@ -39,6 +39,7 @@ import time
 import warnings
 from functools import partial
 
+import pandas as pd
 import torch
 from torch._inductor.utils import fresh_cache
 from transformers import StaticCache
@@ -69,9 +70,7 @@ args = get_parsed_args(
 study = Study("plot_whole_model", args)
 recorded = args.record is not None
 layers = args.layers or (2 if quick else 30 if recorded else 3)
-batches = [
-    int(n) for n in (args.batch or ("1" if quick else "1,8,64" if recorded else "1,8")).split(",")
-]
+batches = [int(n) for n in (args.batch or ("1,8,64" if recorded else "1")).split(",")]
 TOKENS, KEYS = 128, 512
 BEST = "roundoff, tier 3, CUDA graph"
 every = OptimizationOptions("default+onnxruntime+experimental")
@@ -194,7 +193,9 @@ def contest(model, case, batch, chosen):
             "sessions": len(graphs[0].sessions) if graphs else None,
             "memory": memory / 2**20 if cuda else None,
         }
-    times = measure(calls, device=device, budget_s=args.budget, min_rounds=5, warmup=1)
+    clock = time.perf_counter if cuda else time.process_time
+    options = {"device": device, "clock": clock, "min_rounds": 5, "warmup": 1}
+    times = measure(calls, budget_s=args.budget, **options)
     frame = times.frame.set_index("label")
     for way, row in rows.items():
         alike = [w for w in rows if rows[w]["CUDA graph"] == row["CUDA graph"]]
@@ -240,14 +241,15 @@ for dtype in args.dtype.split(","):
         chosen = ("eager", *(PLAIN if both else ()), *graphs)
         contests += contest(model, case, batch, chosen)
 contests.sort(key=lambda row: (row["dtype"] == "bfloat16", row["case"] == "decode", row["batch"]))
+contests, apart = pd.DataFrame(contests), ["first call", "nodes", "sessions", "memory"]
 study.table(
     "times",
-    contests,
+    contests.drop(columns=apart),
     "Time over inductor's, tokens a second, error of the logits, by case and batch.",
     columns=["dtype", "case", "batch", "optimization", "× inductor", "tokens/s", "rms error"],
     rows={"optimization": lambda s: s != "inductor, reduce-overhead"},
     part="processor",
-    times=["× inductor", "low", "high", "× eager", "tokens/s", "first call", "memory"],
+    times=["× inductor", "low", "high", "× eager", "tokens/s"],
 )
 
 # %%
@@ -276,15 +278,15 @@ study.dots(
 # Seconds of the first call with empty caches, each way by itself, in a process that has compiled
 # nothing of this kind before.
 
-compiling = [row for row in contests if row["first call"] is not None]
+same = ["case", "dtype", "batch", "optimization", "layers", "processor"]
 study.table(
     "costs",
-    compiling,
+    contests[contests["first call"].notna()][same + apart],
     "Seconds of the first call; nodes of ONNX that a call runs, and in how many sessions; memory.",
-    columns=["case", "batch", "optimization", "first call", "nodes", "sessions", "memory"],
+    columns=["case", "batch", "optimization", *apart],
     rows={"batch": 1},
     part="processor",
-    times=["first call", "× inductor", "low", "high", "× eager", "tokens/s", "memory"],
+    times=["first call", "memory"],
 )
 
 # %%

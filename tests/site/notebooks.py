@@ -38,6 +38,10 @@ TIMED = {
         "times.× inductor",
         *(f"times.{column}" for column in ["avg_time", "median", "low", "high", "speedup"]),
     ],
+    "plot_whole_model": [
+        *(f"times.{column}" for column in ("× inductor", "low", "high", "× eager", "tokens/s")),
+        "costs.first call", "costs.memory", "words.* run",
+    ],
     "plot_triton_layer_norm": [
         "launches.*", "layer-norm-backward.*", "layer-norm-forward.*", "rows.*", "types.*",
     ],

@@ -40,6 +40,9 @@ PAGES = {
         "LLM language model temperature 0 nondeterministic answers tokens batch bfloat16 greedy",
     "plot_gemm_fusion": "Gemm MatMul fusion faster ONNX Runtime",
     "plot_llama_backend": "torch.compile backend Llama onnxruntime attention inductor bfloat16",
+    "plot_whole_model":
+        "whole model torch.compile backend decode generate KV static cache ONNX Runtime tokens per "
+        "second compile time dynamic shapes lengths recompile fallback",
     "plot_batch_invariance":
         "batch size changes output same bits batch invariance invariant deterministic inference "
         "reproducible padding KV cache",
@@ -230,7 +233,7 @@ def finish_page(
 # A quick build is not for its times; a full one runs one page at a time, to be fair to them.
 JOBS = (os.cpu_count() or 1) if unit_test_going() else 1
 # They start first: one that starts last leaves the other processors idle.
-LONGEST = ("plot_bits_to_words", "plot_llama_backend", "plot_all_reduce_order")
+LONGEST = ("plot_bits_to_words", "plot_llama_backend", "plot_all_reduce_order", "plot_whole_model")
 
 
 def call_workers(app: Sphinx) -> None:

@@ -42,6 +42,8 @@ FIRST = {
     "fastest layer norm kernel": KERNELS + "plot_triton_layer_norm",
     "liger layer norm": KERNELS + "plot_triton_layer_norm",
     "gemm fusion": FUSION + "plot_gemm_fusion",
+    "generate with kv cache torch.compile onnxruntime": FUSION + "plot_whole_model",
+    "compile time whole model": FUSION + "plot_whole_model",
     "torch.compile backend": FUSION + "plot_llama_backend",
     "results machines": "results",
     "install cuda": "install",

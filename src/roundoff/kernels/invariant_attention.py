@@ -73,11 +73,14 @@ def attention(
               a \leftarrow a\, e^{m - m'} + p\, v, \quad l \leftarrow l\, e^{m - m'} + p\, 1,
 
     where the products are chains as in :func:`roundoff.kernels.matmul`, and on CUDA `p` is rounded
-    to the type of `v` in both; in float32 :math:`l` is 16 chains of keys 16 apart. Splits are
-    joined in ascending order in the same way; the result is :math:`a / l`. With few rows each split
-    has a GPU program of its own, with many one program has them all: the same operations. A query
-    that sees nothing gets zeros. What a query does not see does not reach it, NaN and infinities
-    included.
+    to the type of `v` in both. In float32 :math:`l` is 16 chains of keys 16 apart; without TF32
+    scores are sums of chains over 16 values of a head, and :math:`p\, v` of chains over 16 keys,
+    added in ascending order.
+
+    Splits are joined in ascending order in the same way; the result is :math:`a / l`. With few
+    rows each split has a GPU program of its own, with many one program has them all: the same
+    operations. A query that sees nothing gets zeros. What a query does not see does not reach it,
+    NaN and infinities included.
 
     Parameters
     ----------
@@ -497,6 +500,12 @@ def _rows(rows: int, head: int, itemsize: int) -> tuple[int, int]:
     return 64, 4 if head <= 64 else 8
 
 
+def _parts_of(scale: float) -> tuple[float, float]:
+    """A number in float32, and what rounding it took away."""
+    high = ctypes.c_float(scale).value
+    return high, scale - high if math.isfinite(high) else 0.0
+
+
 def _by_kernel(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seen: Seen, scale: float, tf32: bool,
     rows: int | None = None, apart: bool | None = None, warps: int | None = None,
@@ -523,7 +532,7 @@ def _by_kernel(
     )  # fmt: skip
     args = (
         q, k, v, seen.first, seen.last, order, parts, stats, queries, keys, heads, groups, head,
-        scale * _LOG2E, *q.stride(), *k.stride(), *v.stride(), *constants,
+        *_parts_of(scale * _LOG2E), *q.stride(), *k.stride(), *v.stride(), *constants,
     )  # fmt: skip
     key = (index, q.dtype, wide, rows, tf32)
     stages = _STAGES.get(key, 3 if wide * itemsize <= 256 else 2)

@@ -3,7 +3,7 @@
 A row's result depends on its own operands alone, in an order of addition that is the same in every
 tile. Attention is compiled without contraction into fused multiply-adds, so that two kernels
 with the same operations have the same bits. In float32 a long chain of additions would err more
-than cuBLAS's product, so that sums there are cut into short chains, which are added in order.
+than cuBLAS's product: sums there are cut into short chains, which are added in order.
 """
 
 # mypy: ignore-errors
@@ -54,7 +54,7 @@ def product(
     SWAP: tl.constexpr,  # the weight is the left operand: for few rows
     ROWS: tl.constexpr,  # of x in a tile
     COLUMNS: tl.constexpr,  # of y in a tile
-    DEPTH: tl.constexpr,  # of K in a step; of float32 in a chain
+    DEPTH: tl.constexpr,  # of K in a step; of float32 in a chain, and chains in a sum
     GROUP: tl.constexpr,  # tiles of rows that follow each other, so that the cache serves them
     EVEN: tl.constexpr,  # K is a multiple of DEPTH
     BIAS: tl.constexpr,
@@ -84,6 +84,7 @@ def product(
         left = xs[:, None] + k[None, :] * stride_xk
         right = ws[None, :] + k[:, None] * stride_wk
         step_left, step_right = DEPTH * stride_xk, DEPTH * stride_wk
+    part = tl.full(acc.shape, 0.0, tl.float32)
     for start in range(0, K, DEPTH):
         if EVEN:
             a, b = tl.load(left), tl.load(right)
@@ -92,11 +93,16 @@ def product(
             b = tl.load(right, mask=(k < K - start)[:, None], other=0.0)
         if SHORT:
             none = tl.full(acc.shape, 0.0, tl.float32)
-            acc += _apart(_times(a, b, none, PRECISION, COMPILED), COMPILED)
+            part += _apart(_times(a, b, none, PRECISION, COMPILED), COMPILED)
+            full = start // DEPTH % DEPTH == DEPTH - 1
+            acc = tl.where(full, acc + part, acc)
+            part = tl.where(full, 0.0, part)
         else:
             acc = _times(a, b, acc, PRECISION, COMPILED)
         left += step_left
         right += step_right
+    if SHORT:
+        acc += part
     inside_m, inside_n = m < M, n < N
     base = y + batch * M * N
     if BIAS:
@@ -157,13 +163,53 @@ def _special(
 
 
 @kernel
+def _halves(x):
+    """The first and the last columns of x."""
+    return tl.split(tl.permute(tl.reshape(x, (x.shape[0], 2, x.shape[1] // 2)), (0, 2, 1)))
+
+
+@kernel
+def _short_scores(
+    scores, q, k, inside_q, inside_k, head, stride_qd, stride_kd, COMPILED: tl.constexpr
+):
+    """scores + q k^T in float32: each 16 values of a head are a chain, added in order."""
+    none = tl.full(scores.shape, 0.0, tl.float32)
+    for start in range(0, head, 16):
+        d = start + tl.arange(0, 16)
+        inside = (d < head)[None, :]
+        queries = tl.load(q + d[None, :] * stride_qd, mask=inside_q & inside, other=0.0)
+        keys = tl.load(k + d[None, :] * stride_kd, mask=inside_k & inside, other=0.0)
+        scores += _apart(_times(queries, tl.trans(keys), none, "ieee", COMPILED), COMPILED)
+    return scores
+
+
+@kernel
+def _short_sum(
+    acc, p, v, start, rank, order, head, stride_vn, stride_vd,
+    D: tl.constexpr, ORDERED: tl.constexpr, MASKED: tl.constexpr, COMPILED: tl.constexpr,
+):  # fmt: skip
+    """acc + p v in float32 for 16 keys: a chain of their own."""
+    d, j = tl.arange(0, D), start + tl.arange(0, 16)
+    at = j.to(tl.int64)
+    if ORDERED:
+        at = tl.load(order + j, mask=j < rank, other=0).to(tl.int64)
+    inside = (j < rank)[:, None] & (d < head)[None, :]
+    values = tl.load(v + at[:, None] * stride_vn + d[None, :] * stride_vd, mask=inside, other=0.0)
+    if MASKED:
+        values = tl.where((values == values) & (tl.abs(values) != float("inf")), values, 0.0)
+    none = tl.full(acc.shape, 0.0, tl.float32)
+    return acc + _apart(_times(p, values, none, "ieee", COMPILED), COMPILED)
+
+
+@kernel
 def _tile(
-    acc, total, most, queries, k, v, start, rank, lo, hi, mine,
-    order, head, stride_kn, stride_kd, stride_vn, stride_vd, scale,
+    acc, total, most, queries, q, stride_qd, k, v, start, rank, lo, hi, mine,
+    order, head, stride_kn, stride_kd, stride_vn, stride_vd, scale, scale_low,
     D: tl.constexpr, TILE: tl.constexpr, ORDERED: tl.constexpr, MASKED: tl.constexpr,
     PRECISION: tl.constexpr, COMPILED: tl.constexpr,
 ):  # fmt: skip
     """One tile of keys into the running sums of a split (online softmax)."""
+    SHORT: tl.constexpr = PRECISION == "ieee" and queries.dtype == tl.float32
     d = tl.arange(0, D)
     j = start + tl.arange(0, TILE)
     there = j < rank
@@ -173,9 +219,15 @@ def _tile(
     inside = (d < head)[None, :]
     if MASKED:
         inside = there[:, None] & inside
-    keys = tl.load(k + at[:, None] * stride_kn + d[None, :] * stride_kd, mask=inside, other=0.0)
+    rows = k + at[:, None] * stride_kn
     empty = tl.full((queries.shape[0], TILE), 0.0, tl.float32)
-    products = _times(queries, tl.trans(keys), empty, PRECISION, COMPILED)
+    if SHORT:
+        products = _short_scores(
+            empty, q, rows, mine[:, None], there[:, None], head, stride_qd, stride_kd, COMPILED
+        )
+    else:
+        keys = tl.load(rows + d[None, :] * stride_kd, mask=inside, other=0.0)
+        products = _times(queries, tl.trans(keys), empty, PRECISION, COMPILED)
     scores = products * scale
     seen = (j[None, :] >= lo[:, None]) & (j[None, :] < hi[:, None]) & mine[:, None]
     if MASKED:
@@ -186,6 +238,10 @@ def _tile(
     exponents = scores - floor[:, None]
     if queries.dtype == tl.float32:
         exponents = tl.fma(products, empty + scale, empty - floor[:, None])  # rounded once
+        if SHORT:
+            # What rounding took from the scale moves all weights of a row the same way.
+            rest = tl.fma(products, empty + scale_low, exponents)
+            exponents = tl.where(exponents == float("-inf"), exponents, rest)
         if MASKED:
             exponents = tl.where(seen, exponents, float("-inf"))
     p = tl.math.exp2(exponents)
@@ -197,16 +253,24 @@ def _tile(
         finite = (values == values) & (tl.abs(values) != float("inf"))
         clean = tl.where(finite, values, 0.0).to(values.dtype)
     rounded = p.to(values.dtype)
-    # The same product adds the weights up: a sum over a tile has no order of its own.
-    if values.dtype == tl.float32:
-        # A chain over hundreds of keys would err more than what it divides: 16 chains of keys 16
-        # apart, and the values of a tile from zero.
-        apart = tl.arange(0, TILE)[:, None] % 16 == tl.arange(0, 16)[None, :]
-        sums = _times(rounded, apart.to(tl.float32), total * shrink, PRECISION, COMPILED)
-        none = tl.full((queries.shape[0], D), 0.0, tl.float32)
-        made = acc * shrink + _times(rounded, clean, none, PRECISION, COMPILED)
+    if SHORT:
+        # A chain over hundreds of keys would err more than torch: each 16 keys are a chain, and
+        # the weights are added up in 16 chains of keys 16 apart.
+        first, second = _halves(rounded)
+        one, two = _halves(first)
+        three, four = _halves(second)
+        sums = total * shrink + one + two + three + four
+        rest = rank, order, head, stride_vn, stride_vd
+        made = _short_sum(acc * shrink, one, v, start, *rest, D, ORDERED, MASKED, COMPILED)
+        made = _short_sum(made, two, v, start + 16, *rest, D, ORDERED, MASKED, COMPILED)
+        made = _short_sum(made, three, v, start + 32, *rest, D, ORDERED, MASKED, COMPILED)
+        made = _short_sum(made, four, v, start + 48, *rest, D, ORDERED, MASKED, COMPILED)
     else:
+        # The same product adds the weights up: a sum over a tile has no order of its own.
         ones = tl.full((TILE, 16), 1.0, values.dtype)
+        if values.dtype == tl.float32:  # in TF32, 16 chains of keys 16 apart
+            apart = tl.arange(0, TILE)[:, None] % 16 == tl.arange(0, 16)[None, :]
+            ones = apart.to(tl.float32)
         sums = _times(rounded, ones, total * shrink, PRECISION, COMPILED)
         made = _times(rounded, clean, acc * shrink, PRECISION, COMPILED)
     if MASKED:  # noqa: SIM102 - the compiler's question, not the kernel's
@@ -248,6 +312,7 @@ def attend(
     groups,
     head,
     scale,  # of the scores, times log2(e)
+    scale_low,  # what its rounding to float32 took away
     stride_qb, stride_qh, stride_qm, stride_qd,
     stride_kb, stride_kh, stride_kn, stride_kd,
     stride_vb, stride_vh, stride_vn, stride_vd,
@@ -272,7 +337,8 @@ def attend(
     d = tl.arange(0, D)
     inside = there[:, None] & (d < head)[None, :]
     at = batch * stride_qb + h[:, None] * stride_qh + query[:, None] * stride_qm
-    tokens = tl.load(q + at + d[None, :] * stride_qd, mask=inside, other=0.0)
+    places = q + at
+    tokens = tl.load(places + d[None, :] * stride_qd, mask=inside, other=0.0)
     lo = tl.load(first + batch * queries + query, mask=there, other=0)
     hi = tl.load(last + batch * queries + query, mask=there, other=0)
     k += batch * stride_kb + group * stride_kh
@@ -304,14 +370,14 @@ def attend(
             whole = tl.where(alone, whole, 0)
             for begin in range(split, split + whole, TILE):
                 acc_s, total_s, most_s = _tile(
-                    acc_s, total_s, most_s, tokens, k, v, begin, upper, lo, hi, mine, order, head,
-                    stride_kn, stride_kd, stride_vn, stride_vd, scale,
+                    acc_s, total_s, most_s, tokens, places, stride_qd, k, v, begin, upper, lo, hi,
+                    mine, order, head, stride_kn, stride_kd, stride_vn, stride_vd, scale, scale_low,
                     D, TILE, ORDERED, False, PRECISION, COMPILED,
                 )  # fmt: skip
             for begin in range(split + whole, upper, TILE):
                 acc_s, total_s, most_s = _tile(
-                    acc_s, total_s, most_s, tokens, k, v, begin, upper, lo, hi, mine, order, head,
-                    stride_kn, stride_kd, stride_vn, stride_vd, scale,
+                    acc_s, total_s, most_s, tokens, places, stride_qd, k, v, begin, upper, lo, hi,
+                    mine, order, head, stride_kn, stride_kd, stride_vn, stride_vd, scale, scale_low,
                     D, TILE, ORDERED, True, PRECISION, COMPILED,
                 )  # fmt: skip
             if v.dtype.element_ty == tl.float32:

@@ -20,8 +20,8 @@ __all__ = ["SPLITS", "TILES", "Tile", "batched", "matmul", "tile_for"]
 _SHORT = (torch.bfloat16, torch.float16)
 _TYPES = (*_SHORT, torch.float32)
 _MOST = 2**31 - 1  # Triton takes a larger number as another type
-#: Values of K in a chain of float32: part of the definition, since it fixes the bits.
-_CHAIN = 32
+#: Values of K in a chain of float32, and chains in a sum: part of the definition of its bits.
+_CHAIN = 16
 
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -73,7 +73,7 @@ class Tile(NamedTuple):
     columns : int
         Columns of y in a tile.
     depth : int
-        Values of K that are loaded at a time; in float32 without TF32 always 32.
+        Values of K that are loaded at a time; in float32 without TF32 always 16.
     warps : int
         Warps of a program.
     stages : int
@@ -176,9 +176,11 @@ def matmul(
     Each element is one chain over K, ascending, in float32: from zero, a step of the GPU's own
     matrix instruction after the other (16 products at a time on Hopper for 16-bit types, 8 for
     TF32), the bias added last, and one rounding to the type. K is not split, unless `split` asks
-    for it. In float32 without TF32 each 32 values of K are a chain of fused multiply-adds from
-    zero, and the chains are added in ascending order: a single chain over thousands of values
-    errs more than cuBLAS. The tile does not matter, nor do strides and alignment.
+    for it. The tile does not matter, nor do strides and alignment.
+
+    In float32 without TF32 one chain over thousands of values would err more than cuBLAS. There
+    each 16 values of K are a chain of fused multiply-adds from zero, each 16 chains are added up
+    in ascending order, and so are these sums.
 
     On a CUDA device cuBLAS computes it wherever a check shows that it gives this chain, a check
     for each shape, type, layout and number of rows when it is first seen; elsewhere a kernel of

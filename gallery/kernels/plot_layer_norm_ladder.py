@@ -111,8 +111,7 @@ folded("The backward as first written, with atomics", ladder.atomic_backward)
 # kernel adds these. Memory sees N numbers a program instead of N a row, and every addition has its
 # place. The weight is loaded once for all rows.
 
-print(inspect.getsource(lessons.simple_backward.fn))
-folded("The second stage", lessons.add_partial_sums)
+folded("The two stages", lessons.simple_backward, lessons.add_partial_sums)
 
 # %%
 # Pieces: 8704 columns are five blocks of 2048, not one of 16,384
@@ -257,9 +256,9 @@ TIMED = {"GB/s": lambda s: s.notna()}
 study.table(
     "backward",
     pd.DataFrame(climb("backward")).astype(TYPES),
-    "The backward, step by step, in float16; registers are those of its first stage.",
+    "The backward, step by step, in float16, at 4096 columns; registers are its first stage's.",
     columns=SHOWN,
-    rows={"step": lambda s: ~s.isin(["packed", "two programs"])},
+    rows={"N": 4096},
     part=part,
     times=["of ceiling"],
 )
@@ -332,14 +331,19 @@ study.claim(
 
 study.claim(
     "The backward of 8704 columns reaches {12} % of the ceiling with atomics, {33} % in two "
-    "stages, {62} % in pieces, {78} % with prefetch, {86} % as roundoff has it; torch's {34} %.",
+    "stages, {62} % in pieces, {78} % with prefetch, in a second run {84} %, and {86} % as "
+    "roundoff has it; torch's {34} %.",
     name="climb-8704",
     of="backward",
     where={"N": 8704, "step": ["atomic", "two stages", "pieces", "prefetch", "roundoff", "torch"]}
     | TIMED,
     on="nvidia-h200",
     timed=True,
-    value=lambda t: shares(t, *CLIMB[:4], "roundoff", "torch"),
+    value=lambda t: [
+        *shares(t, *CLIMB[:4]),
+        100 * taken(t, "prefetch", t.filter(regex="^of ceiling").columns[-1])[0],
+        *shares(t, "roundoff", "torch"),
+    ],
     test=lambda t: rises(t, *CLIMB[:4], "roundoff"),
 )
 
@@ -378,20 +382,18 @@ study.claim(
 # %%
 
 study.claim(
-    "There one block spills {468} words of each thread, pieces {450}, packed {244}; the kernel "
-    "that reads twice spills {0}, roundoff's {0}.",
+    "Two stages spill {468} words of each thread there, pieces {450}, packed {244}, reading twice "
+    "{0}.",
     name="wide",
     of="backward",
     where={"N": 32768, "step": list(WIDE)},
     on="nvidia-h200",
-    value=lambda t: [taken(t, step, "spilled")[0] for step in WIDE],
+    value=lambda t: [taken(t, step, "spilled")[0] for step in WIDE[:-1]],
 )
 
 # %%
-# **What did not gain.** Packing alone, where registers suffice: it converts twice. The steps after
-# it have it all the same, for the widths where they do not; those steps without it are not
-# measured. And roundoff's own kernel is no faster than the last step before it by more than two
-# runs differ.
+# **Packing alone costs** where registers suffice: it converts twice. The steps after it have it all
+# the same, for the widths where they do not; those steps without it are not measured.
 
 study.claim(
     "Packed, pieces reach {46} % instead of {49} at 4096 columns and {57} instead of {62} at 8704.",
@@ -405,23 +407,6 @@ study.claim(
 )
 
 # %%
-
-study.claim(
-    "roundoff's own has {0.98} and {1.07} times the share of tiles at 4096 columns in two runs, "
-    "{1.09} and {1.02} times that of prefetch at 8704.",
-    name="last",
-    of="backward",
-    where={"N": [4096, 8704], "step": ["prefetch", "tiles", "roundoff"], **TIMED},
-    on="nvidia-h200",
-    timed=True,
-    value=lambda t: [
-        taken(t[t["N"] == n], "roundoff", run)[0] / taken(t[t["N"] == n], step, run)[0]
-        for n, step in ((4096, "tiles"), (8704, "prefetch"))
-        for run in ("of ceiling", t.filter(regex="^of ceiling").columns[-1])
-    ],
-)
-
-# %%
 # One block spills at 8704 columns, pieces do not
 # -----------------------------------------------
 #
@@ -432,9 +417,7 @@ spills = [
     {"N": n} | {label: compiled["backward", name, n]["spilled"] for label, name in SPILLS.items()}
     for n in SPILL_WIDTHS
 ]
-study.table(
-    "spills", spills, "Words that a thread of the backward's first stage spills.", part="cpu"
-)
+study.keep("spills", spills, part="cpu")
 
 # %%
 
@@ -474,6 +457,7 @@ study.table(
     pd.DataFrame(climb("forward")).astype(TYPES),
     "The forward, step by step, in float16.",
     columns=SHOWN,
+    rows={"N": [8704, 32768]},
     part=part,
     times=["of ceiling"],
 )
@@ -511,18 +495,6 @@ study.claim(
         *(taken(t, step, "spilled")[0] for step in ("roundoff", "pieces")),
     ],
     test=lambda t: [rises(t, "roundoff", step) for step in ("pieces", "one block")],
-)
-
-# %%
-
-study.claim(
-    "At 8704 columns a program of pieces has {4} warps, and four of them fit; of one block, with "
-    "eight warps, {2} fit.",
-    name="forward-fit",
-    of="forward",
-    where={"N": 8704, "step": ["one block", "pieces"]},
-    on="nvidia-h200",
-    value=lambda t: [taken(t, step, "fit")[0] for step in ("pieces", "one block")],
 )
 
 # %%
@@ -582,14 +554,12 @@ study.claim(
 )
 
 # %%
-# What did not help
-# -----------------
+# What did not fit
+# ----------------
 #
-# * **More threads for one block.** With 16 warps a thread has half the elements, and at most 128
-#   registers: at 32,768 columns it spills still.
-# * **Packing the forward.** The compiler finds as many registers without it up to 15,872 columns.
-# * **Prefetch for very wide rows.** Three rounds of x and dy at 32,768 columns are 256 KiB: no
-#   program starts. Two rows at a time at 8704 columns spill.
+# One block with 16 warps has half the elements a thread, and at most 128 registers: at 32,768
+# columns it spills still. Prefetch of three rounds of x and dy takes 256 KiB there: no program
+# starts. Two rows at a time at 8704 columns spill.
 #
 # Your own backward, of RMSNorm for instance
 # ------------------------------------------
@@ -628,13 +598,11 @@ for name, e, a in zip(("dx", "dw"), exact(x, dy, w, NORM), results, strict=True)
 # Limits, and what to read next
 # -----------------------------
 #
-# * Registers are those of one version of Triton and its assembler; another needs more or fewer, as
-#   the tabs show. They say what fits, not how fast it is.
-# * At 32,768 columns some kernels come out with 32 registers and all else in memory. Why the
-#   assembler does not give them more is not looked into.
-# * The steps are in one order. Another order would give each another share of the gain.
-# * At 4096 columns roundoff's forward is ahead of prefetch with the same pieces, warps and stages,
-#   and at 32,768 it has half as many threads a row as pieces. Neither is looked into further.
+# * Registers are those of one version of Triton and its assembler. They say what fits, not how fast
+#   it is. Why some kernels come out with 32 of them at 32,768 columns is not looked into.
+# * Another order of the steps would give each another share of the gain.
+# * Why roundoff's forward of 4096 columns is ahead of prefetch with the same pieces, warps and
+#   stages is not looked into; that of 32,768 has half as many threads a row as pieces.
 # * A second run of the H200 is in the tables; the H100 ran once.
 # * What roundoff's kernel has beside these steps: both sums of a row in one exchange, strides,
 #   types up to float64, and a second stage that is launched early [#pdl]_.

@@ -616,8 +616,8 @@ study.claim(
 # %%
 
 study.claim(
-    "The forward of 24,576 columns, one kernel in both records, has {0.94} of inductor's rate on an "
-    "H200; on an H100 it is ahead.",
+    "The forward of 24,576 columns, one kernel in both records, has {0.94} of inductor's rate on "
+    "an H200; on an H100 it is ahead.",
     name="wide-forward",
     of="types",
     where={"case": "forward, float16, 4096 × 24576", "best": "inductor"},

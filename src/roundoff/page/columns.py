@@ -172,7 +172,6 @@ COLUMNS: dict[str, Column] = {
     "first other": Column("first other", "token", ".0f"),
     "one tile": Column("one tile", "× torch", ".2f"),
     "two variables": Column("two variables", "× torch", ".2f"),
-    "roundoff": Column("roundoff", "× torch", ".2f"),
     "low": Column("from", "", "", "95 % interval"),
     "high": Column("to", "", "", "95 % interval"),
     "µs": Column("torch", "µs", ",.3g"),

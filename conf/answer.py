@@ -153,7 +153,8 @@ class Answer(AnswerFigure):
         self.env.note_dependency(str(path))
         run = max(read_record(path).provenance.values(), key=lambda run: run.date)
         versions = run.environment["versions"]
-        packages = ("torch", "triton") if "triton" in page else ("torch", "onnxruntime-gpu")
+        kernels = "/kernels/" in self.env.docname
+        packages = ("torch", "triton" if kernels else "onnxruntime-gpu")
         named = [f"{n} {v.partition('+')[0]}" for n in packages if (v := versions.get(n))]
         name = summary(run.environment).partition(";")[0]
         return f"Measured on {name}, {', '.join(named)}, {run.date[:10]}."

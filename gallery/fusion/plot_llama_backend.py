@@ -632,8 +632,8 @@ for row in contest({"sdpa": flat}, [t.to(device) for t in INPUTS], telling, args
 # Limits, and what to read next
 # -----------------------------
 #
-# * The forward pass alone, gradients off, one static length, one device, one model family; decoding
-#   with a cache runs, and is not measured here. vLLM, TensorRT-LLM and inductor's *max-autotune*
+# * The forward pass alone, gradients off, one static length, one device, one model family. Decoding
+#   with a cache is on the page :ref:`whole-model`. vLLM, TensorRT-LLM and inductor's *max-autotune*
 #   were not measured.
 # * Refused with an error that names it: training, inputs on several devices, complex and float8
 #   inputs. An operator that cannot be converted stays with torch. Not fused: attention that returns

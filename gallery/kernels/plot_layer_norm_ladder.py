@@ -6,18 +6,21 @@ How do I write a fast LayerNorm in Triton, step by step?
 
 From the kernels that one writes first to those of this library: each step runs, and says why.
 
-.. answer:: intel-xeon-2-cores
+.. answer:: nvidia-h200
 
-   * **Cut a row into pieces.** A block of Triton has a power of two of elements: for 8704 columns
-     16,384. Compiled for a Hopper GPU it spills :bound:`104 <spills>` words of every thread; five
-     pieces of 2048 columns spill :bound:`0 <spills/2>`.
-   * **Add dw and db in two stages.** A program keeps the sums of its own rows in registers; a
-     second kernel adds the programs' sums in order. With atomics there were
-     :bound:`8 <order>` different dw in eight runs of one input, in two stages one.
-   * **Load the next rows while these are worked on**, where registers and shared memory suffice.
-     At 32,768 columns dw and db alone are as large as all registers of a multiprocessor: there
-     several programs share a row. No GPU is recorded yet: registers are the compiler's, rates are
-     missing.
+   * **4096 columns: no atomics, load ahead, two rows at a time.** The backward with atomics gives
+     another dw in each run, and reaches :bound:`19 <climb>` % of a stream with the same bytes; with
+     dw and db added in two stages :bound:`46 <climb/2>` %, with the next rows loaded meanwhile
+     :bound:`68 <climb/4>` %, two rows at a time :bound:`81 <climb/5>` %. torch's is at
+     :bound:`42 <climb/7>` %.
+   * **8704 columns: cut the row into pieces.** A block of Triton has a power of two of elements,
+     here 16,384: it spills :bound:`104 <spills>` words of every thread and reaches
+     :bound:`33 <climb-8704/2>` %. Five pieces of 2048 spill none and reach
+     :bound:`62 <climb-8704/3>` %; loaded ahead, :bound:`78 <climb-8704/4>` %.
+   * **32,768 columns: several programs share a row.** dw and db alone are as large as all registers
+     of a multiprocessor. Pieces reach :bound:`6.5 <climb-wide/2>` %, a kernel that reads rows twice
+     :bound:`33 <climb-wide/4>` %, four programs a row :bound:`55 <climb-wide/5>` %. On an H100 the
+     steps have the same order.
 
    .. code-block:: python
 
@@ -109,8 +112,7 @@ folded("The backward as first written, with atomics", ladder.atomic_backward)
 # kernel adds these. Memory sees N numbers a program instead of N a row, and every addition has its
 # place. The weight is loaded once for all rows.
 
-print(inspect.getsource(lessons.simple_backward.fn))
-folded("The second stage", lessons.add_partial_sums)
+folded("The two stages", lessons.simple_backward, lessons.add_partial_sums)
 
 # %%
 # Pieces: 8704 columns are five blocks of 2048, not one of 16,384
@@ -147,14 +149,15 @@ folded("The first stage in pieces", ladder.pieces_backward, ladder.same_bits)
 folded("The kernel that reads again", ladder.backward_wide)
 
 # %%
-# What each step takes of a multiprocessor
-# ----------------------------------------
+# What each step gains, and what it takes of a multiprocessor
+# -----------------------------------------------------------
 #
-# Registers and spills are the compiler's, for sm_90 (H100, H200), and need no GPU: Triton compiles
-# ahead. On a GPU each step runs on 4096 rows in float16, from :term:`CUDA graphs <CUDA graph>`, in
-# interleaved rounds, on buffers that are together larger than the cache. GB/s count 2MN elements
-# forward and 3MN backward; the :term:`ceiling` is a kernel with the same reads and writes that does
-# not compute. A step that is missing at a width does not fit there.
+# Each step runs on 4096 rows in float16, from :term:`CUDA graphs <CUDA graph>`, in interleaved
+# rounds, on buffers that are together larger than the cache. GB/s count 2MN elements forward and
+# 3MN backward; the :term:`ceiling` is a kernel with the same reads and writes that does not
+# compute. Registers and spills are the compiler's, for sm_90 (H100, H200), and need no GPU: Triton
+# compiles ahead. The H200's and the H100's are of Triton 3.6, the Xeon's of 3.7.1. A step that is
+# missing at a width does not fit there.
 
 QUICK = ["one block", "atomic", "two stages", "pieces", "roundoff", "torch"]
 cases = [
@@ -233,42 +236,175 @@ def taken(t, step, *columns):
     return t[t["step"] == step].iloc[0][list(columns) or ["registers", "shared"]].tolist()
 
 
-WIDE = ("two stages", "packed", "read twice", "roundoff")
-SHOWN = ["N", "step", "GB/s", "of ceiling", "registers", "spilled"]
+def shares(t, *steps, n=None):
+    """Their shares of the ceiling in per cent, of one width."""
+    t = t if n is None else t[t["N"] == n]
+    return [100 * taken(t, step, "of ceiling")[0] for step in steps]
+
+
+def rises(t, *steps):
+    """Whether each has a larger share of the ceiling than the one before it, in every run."""
+    found = t.set_index("step").filter(regex="^of ceiling").loc[list(steps)]
+    return found.diff().iloc[1:] > 0
+
+
+CLIMB = ("atomic", "two stages", "pieces", "prefetch", "tiles", "roundoff")
+WIDE = ("two stages", "pieces", "packed", "read twice", "roundoff")
+SHOWN = ["N", "step", "of ceiling", "registers", "spilled"]
 TYPES = dict.fromkeys(["GB/s", "of ceiling"], float)
 TYPES |= dict.fromkeys(["registers", "spilled", "fit"], "Int64")
+TIMED = {"GB/s": lambda s: s.notna()}
 study.table(
     "backward",
     pd.DataFrame(climb("backward")).astype(TYPES),
-    "The backward, step by step, in float16: its first stage compiled for sm_90.",
+    "The backward, step by step, in float16, at 4096 columns; registers are its first stage's.",
     columns=SHOWN,
-    rows={"step": lambda s: ~s.isin(["packed", "two programs", "torch"])},
+    rows={"N": 4096},
     part=part,
     times=["of ceiling"],
 )
 
 # %%
 
-study.claim(
-    "Two rows at a time, prefetched, take {172} registers of each thread and {64} KiB of shared "
-    "memory; one row takes {105} and {32}.",
-    name="tiles",
+study.dots(
+    "climb",
     of="backward",
-    where={"N": 4096, "step": ["tiles", "prefetch"]},
-    on="intel-xeon-2-cores",
-    value=lambda t: [v for step in ("tiles", "prefetch") for v in taken(t, step)],
+    where={"N": [4096, 8704], "step": list(CLIMB), **TIMED},
+    x="of ceiling",
+    label="step",
+    colour="N",
+    xlabel="rate over that of the same reads and writes",
+    title="Backward, 4096 and 8704 columns",
+    answer=True,
+    alt="Rate of each step of the backward over that of a stream with the same bytes. At 4096 "
+    "columns it rises from 0.19 with atomics to 0.46 in two stages, 0.49 in pieces, 0.68 with "
+    "prefetch and 0.81 with tiles; roundoff's own has 0.80. At 8704 columns it rises from 0.12 to "
+    "0.33, 0.62 and 0.78; roundoff's own has 0.86.",
+)
+
+# %%
+# **4096 columns.** With atomics every row sends 8N bytes of additions to the same places, beside
+# the 6N that it has to move. Pieces add little: 4096 is a power of two, there is no padding to
+# save. What is left is waiting for memory, as a second program and prefetch show.
+
+study.claim(
+    "The backward of 4096 columns reaches {19} % of the ceiling with atomics, {46} % in two "
+    "stages, {49} % in pieces, {68} % with prefetch, {81} % in tiles of two rows, and {80} % as "
+    "roundoff has it; torch's {42} %.",
+    name="climb",
+    of="backward",
+    where={"N": 4096, "step": [*CLIMB, "torch"], **TIMED},
+    on="nvidia-h200",
+    timed=True,
+    value=lambda t: shares(t, *CLIMB, "torch"),
+    test=lambda t: rises(t, "atomic", "two stages", "pieces", "prefetch", "tiles"),
 )
 
 # %%
 
 study.claim(
-    "At 32,768 columns one block spills {468} words of each thread and pieces {244}; a kernel that "
-    "reads twice spills {0}, roundoff's {18}.",
+    "A second program on each multiprocessor lifts pieces to {62} %; prefetch, with one program, "
+    "lifts them to {68} %.",
+    name="two-programs",
+    of="backward",
+    where={"N": 4096, "step": ["pieces", "two programs", "prefetch"], **TIMED},
+    on="nvidia-h200",
+    timed=True,
+    value=lambda t: shares(t, "two programs", "prefetch"),
+    test=lambda t: rises(t, "pieces", "two programs", "prefetch"),
+)
+
+# %%
+
+study.claim(
+    "Two rows at a time, prefetched, take {168} registers of each thread and {64} KiB of shared "
+    "memory; one row takes {99} and {32}.",
+    name="tiles",
+    of="backward",
+    where={"N": 4096, "step": ["tiles", "prefetch"]},
+    on="nvidia-h200",
+    value=lambda t: [v for step in ("tiles", "prefetch") for v in taken(t, step)],
+)
+
+# %%
+# **8704 columns.** The block of 16,384 has padding for nearly half of its elements, and spills.
+# Pieces end that.
+
+study.claim(
+    "The backward of 8704 columns reaches {12} % of the ceiling with atomics, {33} % in two "
+    "stages, {62} % in pieces, {78} % with prefetch, in a second run {84} %, and {86} % as "
+    "roundoff has it; torch's {34} %.",
+    name="climb-8704",
+    of="backward",
+    where={"N": 8704, "step": ["atomic", "two stages", "pieces", "prefetch", "roundoff", "torch"]}
+    | TIMED,
+    on="nvidia-h200",
+    timed=True,
+    value=lambda t: [
+        *shares(t, *CLIMB[:4]),
+        100 * taken(t, "prefetch", t.filter(regex="^of ceiling").columns[-1])[0],
+        *shares(t, "roundoff", "torch"),
+    ],
+    test=lambda t: rises(t, *CLIMB[:4], "roundoff"),
+)
+
+# %%
+
+study.claim(
+    "In GB/s: from {702} to {3,007} at 4096 columns, where torch has {1,553}; from {495} to "
+    "{3,493} at 8704, torch {1,396}.",
+    name="rates",
+    of="backward",
+    where={"N": [4096, 8704], "step": ["atomic", "tiles", "roundoff", "torch"], **TIMED},
+    on="nvidia-h200",
+    timed=True,
+    value=lambda t: [
+        taken(t[t["N"] == n], step, "GB/s")[0]
+        for n, last in ((4096, "tiles"), (8704, "roundoff"))
+        for step in ("atomic", last, "torch")
+    ],
+)
+
+# %%
+# **32,768 columns.** One block and pieces have no room for dw and db, and spill.
+
+study.claim(
+    "The backward of 32,768 columns reaches {6.4} % of the ceiling in two stages, {6.5} % in "
+    "pieces, {16} % packed, {33} % reading twice and {55} % as roundoff has it; torch's {36} %.",
+    name="climb-wide",
+    of="backward",
+    where={"N": 32768, "step": [*WIDE, "torch"], **TIMED},
+    on="nvidia-h200",
+    timed=True,
+    value=lambda t: shares(t, *WIDE, "torch"),
+    test=lambda t: rises(t, *WIDE),
+)
+
+# %%
+
+study.claim(
+    "Two stages spill {468} words of each thread there, pieces {450}, packed {244}, reading twice "
+    "{0}.",
     name="wide",
     of="backward",
     where={"N": 32768, "step": list(WIDE)},
-    on="intel-xeon-2-cores",
-    value=lambda t: [taken(t, step, "spilled")[0] for step in WIDE],
+    on="nvidia-h200",
+    value=lambda t: [taken(t, step, "spilled")[0] for step in WIDE[:-1]],
+)
+
+# %%
+# **Packing alone costs** where registers suffice: it converts twice. The steps after it have it all
+# the same, for the widths where they do not; those steps without it are not measured.
+
+study.claim(
+    "Packed, pieces reach {46} % instead of {49} at 4096 columns and {57} instead of {62} at 8704.",
+    name="packing",
+    of="backward",
+    where={"N": [4096, 8704], "step": ["packed", "pieces"], **TIMED},
+    on="nvidia-h200",
+    timed=True,
+    value=lambda t: [s for n in (4096, 8704) for s in shares(t, "packed", "pieces", n=n)],
+    test=lambda t: [rises(t[t["N"] == n], "packed", "pieces") for n in (4096, 8704)],
 )
 
 # %%
@@ -276,8 +412,7 @@ study.claim(
 # -----------------------------------------------
 #
 # What a thread has no register for goes to memory and comes back, for every row. The compiler gives
-# a thread 255 registers at most. The figure in the answer has the words that the first stage of a
-# backward spills; *not packed* is roundoff's own kernel without ``same_bits``.
+# a thread 255 registers at most. *Not packed* is roundoff's own kernel without ``same_bits``.
 
 spills = [
     {"N": n} | {label: compiled["backward", name, n]["spilled"] for label, name in SPILLS.items()}
@@ -287,28 +422,12 @@ study.keep("spills", spills, part="cpu")
 
 # %%
 
-study.lines(
-    "spills",
-    of="spills",
-    x="N",
-    y=list(SPILLS),
-    title="Spilled words of a thread",
-    xlabel="columns N",
-    ylabel="words of 32 bits",
-    answer=True,
-    alt="Words that each thread of a backward's first stage spills, against columns. One block "
-    "spills 104 from 8704 columns on; pieces that are not packed spill 12 there and 102 at 15,872; "
-    "packed pieces spill none up to 14,336 and 18 at 15,872.",
-)
-
-# %%
-
 study.claim(
     "At 8704 columns one block spills {104} words of each thread, roundoff's five pieces {0}.",
     name="spills",
     of="spills",
     where={"N": 8704},
-    on="intel-xeon-2-cores",
+    on="nvidia-h200",
     value=lambda t: (t["one block"], t["packed"]),
     test=lambda t: t["one block"] > 4 * t["packed"],
 )
@@ -316,12 +435,12 @@ study.claim(
 # %%
 
 study.claim(
-    "Without packing roundoff's kernel spills {60} words at 12,288 columns and {102} at 15,872; "
+    "Without packing roundoff's kernel spills {58} words at 12,288 columns and {102} at 15,872; "
     "with it {0} and {18}.",
     name="packed",
     of="spills",
     where={"N": [12288, 15872]},
-    on="intel-xeon-2-cores",
+    on="nvidia-h200",
     value=lambda t: [*t["not packed"], *t["packed"]],
 )
 
@@ -331,13 +450,15 @@ study.claim(
 #
 # It has no sums over rows: a program for each row is enough, and pieces keep the padding away.
 # **Prefetch** has four programs for each multiprocessor (two above 4096 columns) that loop over
-# rows and keep w and b in registers; where these no longer fit there is no such step.
+# rows and keep w and b in registers; where these no longer fit there is no such step. Pieces gain
+# much where there is padding, and little at a power of two; prefetch gains at 4096 columns alone.
 
 study.table(
     "forward",
     pd.DataFrame(climb("forward")).astype(TYPES),
-    "The forward, step by step, in float16: compiled for sm_90.",
+    "The forward, step by step, in float16.",
     columns=SHOWN,
+    rows={"N": [8704, 32768]},
     part=part,
     times=["of ceiling"],
 )
@@ -349,13 +470,32 @@ folded("The forward in pieces", ladder.pieces_forward)
 # %%
 
 study.claim(
-    "At 8704 columns a program of pieces has {4} warps, and four of them fit; of one block, with "
-    "eight warps, {2} fit.",
-    name="forward-fit",
+    "At 8704 columns one block reaches {68} % of the ceiling, pieces {91} %, prefetched ones "
+    "{89} %; torch's forward {56} %.",
+    name="forward-8704",
     of="forward",
-    where={"N": 8704, "step": ["one block", "pieces"]},
-    on="intel-xeon-2-cores",
-    value=lambda t: [taken(t, step, "fit")[0] for step in ("pieces", "one block")],
+    where={"N": 8704, "step": ["one block", "pieces", "prefetch", "torch"], **TIMED},
+    on="nvidia-h200",
+    timed=True,
+    value=lambda t: shares(t, "one block", "pieces", "prefetch", "torch"),
+    test=lambda t: rises(t, "one block", "prefetch", "pieces"),
+)
+
+# %%
+
+study.claim(
+    "At 32,768 columns roundoff's own forward is the slowest step: {76} % of the ceiling where "
+    "pieces reach {85} % and one block {82} %. It spills {40} words of each thread, pieces {0}.",
+    name="forward-wide",
+    of="forward",
+    where={"N": 32768, "step": ["one block", "pieces", "roundoff"], **TIMED},
+    on="nvidia-h200",
+    timed=True,
+    value=lambda t: [
+        *shares(t, "roundoff", "pieces", "one block"),
+        *(taken(t, step, "spilled")[0] for step in ("roundoff", "pieces")),
+    ],
+    test=lambda t: [rises(t, "roundoff", step) for step in ("pieces", "one block")],
 )
 
 # %%
@@ -405,24 +545,22 @@ study.table(
 # %%
 
 study.claim(
-    "With atomics {8} runs gave as many different dw; every other step gave {1}.",
+    "With atomics {20} runs gave as many different dw; every other step gave {1}.",
     name="order",
     of="errors",
     where={"step": list(ladder.BACKWARD)},
-    on="intel-xeon-2-cores",
+    on="nvidia-h200",
     value=lambda t: (t["dw"][t["step"] == "atomic"], t["dw"][t["step"] != "atomic"].max()),
     test=lambda t: (t["dw"] > 1) == (t["step"] == "atomic"),
 )
 
 # %%
-# What did not help
-# -----------------
+# What did not fit
+# ----------------
 #
-# * **More threads for one block.** With 16 warps a thread has half the elements, and at most 128
-#   registers: at 32,768 columns it spills still.
-# * **Packing the forward.** The compiler finds as many registers without it up to 15,872 columns.
-# * **Prefetch for very wide rows.** Three rounds of x and dy at 32,768 columns are 256 KiB: no
-#   program starts. Two rows at a time at 8704 columns spill.
+# One block with 16 warps has half the elements a thread, and at most 128 registers: at 32,768
+# columns it spills still. Prefetch of three rounds of x and dy takes 256 KiB there: no program
+# starts. Two rows at a time at 8704 columns spill.
 #
 # Your own backward, of RMSNorm for instance
 # ------------------------------------------
@@ -461,11 +599,12 @@ for name, e, a in zip(("dx", "dw"), exact(x, dy, w, NORM), results, strict=True)
 # Limits, and what to read next
 # -----------------------------
 #
-# * Registers are those of one version of Triton and its assembler; another may need more or fewer.
-#   They say what fits, not how fast it is: rates are in the tables where a GPU is recorded.
-# * At 32,768 columns two kernels come out with 32 registers and all else in memory. Why the
-#   assembler does not give them more is not looked into.
-# * The steps are in one order. Another order would give each another share of the gain.
+# * Registers are those of one version of Triton and its assembler. They say what fits, not how fast
+#   it is. Why some kernels come out with 32 of them at 32,768 columns is not looked into.
+# * Another order of the steps would give each another share of the gain.
+# * Why roundoff's forward of 4096 columns is ahead of prefetch with the same pieces, warps and
+#   stages is not looked into; that of 32,768 has half as many threads a row as pieces.
+# * A second run of the H200 is in the tables; the H100 ran once.
 # * What roundoff's kernel has beside these steps: both sums of a row in one exchange, strides,
 #   types up to float64, and a second stage that is launched early [#pdl]_.
 # * Next: :ref:`triton-layer-norm` for other libraries' kernels, other types and launches, and

@@ -172,7 +172,6 @@ COLUMNS: dict[str, Column] = {
     "first other": Column("first other", "token", ".0f"),
     "one tile": Column("one tile", "× torch", ".2f"),
     "two variables": Column("two variables", "× torch", ".2f"),
-    "roundoff": Column("roundoff", "× torch", ".2f"),
     "tokens/s": Column("tokens", "a second", ",.0f"),
     "first call": Column("first call", "s", ".1f", "with nothing compiled before"),
     "nodes": Column("nodes", "a call", ",.0f", "operators of ONNX"),

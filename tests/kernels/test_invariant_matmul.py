@@ -180,9 +180,7 @@ def test_errors_are_no_larger_than_those_of_torch(way, dtype):
     x, weight = draw(64, 512, dtype=dtype), draw(96, 512, dtype=dtype, seed=1)
     bias = draw(96, dtype=dtype, seed=2)
     truth = x.double() @ weight.double().T + bias.double()
-    ours, theirs = (
-        rms_error(f(x, weight, bias), truth) for f in (way, torch.nn.functional.linear)
-    )
+    ours, theirs = (rms_error(f(x, weight, bias), truth) for f in (way, torch.nn.functional.linear))
     # In 16 bits the error is that of the result's rounding.
     assert ours <= (1.1 if dtype == torch.float32 else 1.02) * theirs
 

@@ -262,6 +262,62 @@ def test_errors_are_no_larger_than_those_of_torch(way, dtype, heads, groups, hea
     assert ours <= 1.1 * theirs
 
 
+def rms_error(made, truth):
+    return float((made.double() - truth).square().mean().sqrt())
+
+
+def test_scores_in_float32_err_less_than_one_chain_over_the_head(chains):
+    q, k, v = sequence(torch.float32, 40, 1, 2, 2, 128)
+    one_chain = torch.zeros(1, 2, 40, 40, device=DEVICE)
+    for a, b in zip(q.unbind(-1), k.unbind(-1), strict=True):
+        one_chain = one_chain + a[..., None] * b[..., None, :]
+    truth, rounded = (
+        (scores.double() * 128**-0.5).softmax(-1) @ v.double()
+        for scores in (q.double() @ k.double().mT, one_chain)
+    )
+    made = by_kernel(q, k, v, at(q, k, 40, causal=False))
+    assert rms_error(made, truth) <= 0.7 * rms_error(rounded, truth)
+
+
+def test_sums_over_keys_in_float32_err_less_than_one_chain(chains):
+    """Of equal weights."""
+    q, k, v = sequence(torch.float32, 256, 1, 2, 2, 128)
+    one_chain = torch.zeros_like(v[:, :, 0])
+    for values in v.unbind(2):
+        one_chain = one_chain + values
+    truth = v.double().mean(2)
+    q = torch.zeros_like(q[:, :, :1])
+    made = by_kernel(q, k, v, at(q, k, 1))
+    assert rms_error(made[:, :, 0], truth) <= 0.7 * rms_error(one_chain / 256, truth)
+
+
+@pytest.mark.parametrize("head", [24, 80])
+def test_the_scale_is_not_rounded_to_float32(head, chains):
+    """Its error would move all scores the same way: by 5e-8 of them for these heads."""
+    scores = 4 + 4 * torch.rand(400, generator=torch.Generator().manual_seed(0))
+    q = torch.zeros(1, 1, 400, head)
+    q[..., 0] = -scores * head**0.5
+    k, v = torch.zeros(2, 1, 1, 2, head)
+    k[..., 0, 0] = v[..., 0, :] = 1  # the other key has score 0
+    q, k, v = (t.to(DEVICE) for t in (q, k, v))
+    scores = q[..., :1].double() * head**-0.5
+    truth = scores.sigmoid()
+    made = by_kernel(q, k, v, at(q, k, 400, causal=False))[..., :1]
+    assert abs(float(((made / truth - 1) / scores).mean())) <= 1.5e-8
+
+
+def test_a_score_of_minus_infinity_has_no_weight(chains):
+    q, k, v = sequence(torch.float32, 70, heads=2, groups=2, head=24)
+    q[..., 0], k[:, :, 5, 0] = 1.0, -torch.inf
+    kept = [torch.cat([t[:, :, :5], t[:, :, 6:]], 2) for t in (k, v)]
+    last = at(q, k, 4), at(q, kept[0], 4)
+    made, wanted = (
+        by_kernel(q[:, :, -4:], *both, seen)
+        for both, seen in zip(((k, v), kept), last, strict=True)
+    )
+    torch.testing.assert_close(made[:, :, -1], wanted[:, :, -1])
+
+
 @pytest.mark.parametrize("layout", ["by token", "expanded", "sliced"])
 def test_strides_do_not_matter(layout):
     q, k, v = sequence(torch.float32, 70)

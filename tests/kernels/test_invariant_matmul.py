@@ -6,6 +6,11 @@ on CUDA both are what readers get. Whatever a test asks of rows it asks there of
 
 import contextlib
 import itertools
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -205,6 +210,41 @@ def test_sums_of_chains_have_the_same_bits_in_every_tile(chains):
     for tile in TILES:
         assert torch.equal(by_kernel(x[:7], weight, tile=tile), made[:7])
     assert_rows_do_not_matter(lambda x: by_kernel(x, weight), x[:18], (1, 17))
+
+
+#: Compiles both kernels for Hopper in float32 and prints the matrix products that are left.
+COMPILED = """
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from roundoff.kernels import invariant_kernels as kernels
+
+PRODUCT = dict(SWAP=False, ROWS=16, COLUMNS=16, DEPTH=16, GROUP=8, EVEN=True, BIAS=False)
+ATTEND = dict(D=16, ROWS=16, TILE=64, SPLIT=256, ORDERED=False, APART=True)
+POINTERS = dict.fromkeys(("x", "w", "bias", "y", "q", "k", "v", "out", "stats"), "*fp32")
+POINTERS |= dict.fromkeys(("first", "last", "order"), "*i32")
+POINTERS |= dict.fromkeys(("scale", "scale_low"), "fp32")
+for function, constants in ((kernels.product, PRODUCT), (kernels.attend, ATTEND)):
+    constants |= dict(PRECISION="ieee", COMPILED=True)
+    names = [p.name for p in function.params]
+    signature = {n: "constexpr" if n in constants else POINTERS.get(n, "i32") for n in names}
+    source = ASTSource(function, signature, constexprs=constants)
+    text = triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["ttir"]
+    print(*(line.strip() for line in text.splitlines() if "tt.dot" in line), sep="\\n")
+"""
+
+
+def test_the_compiler_keeps_the_chains_of_float32_apart():
+    """It would make the sum that a product is added to the beginning of its chain."""
+    source = str(Path(__file__).parents[2] / "src")
+    done = subprocess.run(
+        [sys.executable, "-c", COMPILED], env=os.environ | {"TRITON_INTERPRET": "0",
+         "PYTHONPATH": source}, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    products = done.stdout.splitlines()
+    assert len(products) == 1 + 2 * (1 + 4) + 1
+    from_zero = [re.search(r"tt.dot %\S+, %\S+, %cst", line) for line in products]
+    assert all(from_zero), products
 
 
 @pytest.mark.parametrize("way", [matmul, by_kernel])

@@ -500,10 +500,10 @@ def _rows(rows: int, head: int, itemsize: int) -> tuple[int, int]:
     return 64, 4 if head <= 64 else 8
 
 
-def _parts_of(scale: float) -> tuple[float, float]:
-    """A number in float32, and what rounding it took away."""
-    high = ctypes.c_float(scale).value
-    return high, scale - high if math.isfinite(high) else 0.0
+def _scales(scale: float) -> tuple[float, float]:
+    """The scale of powers of two in float32, and of powers of e what its rounding took away."""
+    high = ctypes.c_float(scale * _LOG2E).value
+    return high, scale - high / _LOG2E if math.isfinite(high) else 0.0
 
 
 def _by_kernel(
@@ -532,7 +532,7 @@ def _by_kernel(
     )  # fmt: skip
     args = (
         q, k, v, seen.first, seen.last, order, parts, stats, queries, keys, heads, groups, head,
-        *_parts_of(scale * _LOG2E), *q.stride(), *k.stride(), *v.stride(), *constants,
+        *_scales(scale), *q.stride(), *k.stride(), *v.stride(), *constants,
     )  # fmt: skip
     key = (index, q.dtype, wide, rows, tf32)
     stages = _STAGES.get(key, 3 if wide * itemsize <= 256 else 2)

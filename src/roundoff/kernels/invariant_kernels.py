@@ -238,13 +238,11 @@ def _tile(
     exponents = scores - floor[:, None]
     if queries.dtype == tl.float32:
         exponents = tl.fma(products, empty + scale, empty - floor[:, None])  # rounded once
-        if SHORT:
-            # What rounding took from the scale moves all weights of a row the same way.
-            rest = tl.fma(products, empty + scale_low, exponents)
-            exponents = tl.where(exponents == float("-inf"), exponents, rest)
         if MASKED:
             exponents = tl.where(seen, exponents, float("-inf"))
     p = tl.math.exp2(exponents)
+    if SHORT:  # what rounding took from the scale would move all weights of a row the same way
+        p = tl.where(p == 0.0, p, tl.fma(p, products * scale_low, p))
     shrink = tl.math.exp2(most - floor)[:, None]
     values = tl.load(v + at[:, None] * stride_vn + d[None, :] * stride_vd, mask=inside, other=0.0)
     clean = values
@@ -312,7 +310,7 @@ def attend(
     groups,
     head,
     scale,  # of the scores, times log2(e)
-    scale_low,  # what its rounding to float32 took away
+    scale_low,  # what its rounding to float32 took away, times log(2)
     stride_qb, stride_qh, stride_qm, stride_qd,
     stride_kb, stride_kh, stride_kn, stride_kd,
     stride_vb, stride_vh, stride_vn, stride_vd,

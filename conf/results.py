@@ -27,6 +27,8 @@ from roundoff.record import RECORDED, Provenance, Record, read_record
 #: Folder of the site that holds what can be downloaded.
 FOLDER = "records"
 BUILD = "this-build"
+#: How a label ends where rows were computed by a GPU's processor.
+HOST = "'s host"
 # On a phone a row of this class is a card, in which each cell says whose column it is.
 CARDS, COLUMN = "ro-results", "ro-column"
 
@@ -82,6 +84,10 @@ def _table(caption: str, rows: list[list[str]], kind: str = "ro-listing") -> lis
     return [*lines, ""]
 
 
+def _said(label: str, words: str) -> str:
+    return f"{words or '–'}{' (on its host)' if label.endswith(HOST) and words else ''}"
+
+
 def _text(words: str) -> str:
     """Words as they are, whatever reStructuredText would make of them."""
     return "".join(f"\\{c}" if c in "\\*`|_<>" else c for c in words)
@@ -103,11 +109,16 @@ class ResultsTable(_Listing):
         claims = [claim for claim in claims_of(srcdir, page) if claim["name"] in quoted]
         if not claims:
             return []
-        machines = {m: label for claim in claims for m, (label, _) in claim["said"].items()}
+        # A claim on a GPU's host is of the same machine: the cell says so, not the heading.
+        machines = {
+            m: label.removesuffix(HOST)
+            for claim in claims
+            for m, (label, _) in claim["said"].items()
+        }
         rows = [["Answer", *map(_text, machines.values())]]
         for claim in claims:
             words = _text(re.sub(r"[`*]", "", claim["sentence"]))
-            said = [claim["said"].get(m, ["", ""])[1] or "–" for m in machines]
+            said = [_said(*claim["said"].get(m, ("", ""))) for m in machines]
             evidence = f"`Evidence <{name}.html#claim-{claim['name']}>`__"
             rows.append([f"{words} {evidence}", *map(_text, said)])
         links = ["Tables"]

@@ -15,8 +15,8 @@ under ``torch.compile``: inductor against ``backend="roundoff"``, type by type.
    * **With tier 3, our Triton kernels, and CUDA graphs on both sides, yes**:
      :bound:`0.86 <best>` in float16, :bound:`0.86 <best/2>` in bfloat16, :bound:`0.94 <best/3>` in
      float32; :bound:`0.91 <large>` in float16 with the feed-forward of Llama-2-7B.
-   * **Measured for prefill of one fixed length**, neither decode nor a KV cache; with
-     ``dynamic=True`` one conversion serves all lengths. A call takes more memory:
+   * **Measured for prefill of one fixed length**; decode and a KV cache are on :ref:`whole-model`.
+     With ``dynamic=True`` one conversion serves all lengths. A call takes more memory:
      :bound:`288 <memory>` MiB beside the model, inductor :bound:`80 <memory/2>`.
 
    .. code-block:: python
@@ -243,9 +243,8 @@ for config, precision in cases:
 study.table(
     "times",
     contests,
-    "One call: time, its ratio to inductor's, speed-up over eager PyTorch, error of the hidden "
-    "state, memory.",
-    columns=["precision", "optimization", "median", "× inductor", "speedup", "rms error", "memory"],
+    "One call: time, its ratio to inductor's, error of the hidden state.",
+    columns=["precision", "optimization", "median", "× inductor", "rms error"],
     rows={
         "attention": "sdpa",
         "optimization": [c for c in CHOSEN if "reduce" not in c],

@@ -14,7 +14,8 @@ time, prefill, decode steps over a static cache, and the words that ``generate``
      :bound:`4 <conversions>` conversions, a prompt of another length :bound:`0 <conversions/2>`.
    * **On two cores it takes about inductor's time, or less**: a prefill :bound:`1.0 <called>`, a
      decode step :bound:`1.0 <called/2>`, one of 8 rows :bound:`0.5 <called/3>`, where eager takes
-     :bound:`0.6 <eager>`. The first call takes :bound:`about 0.25 <compile>` of inductor's.
+     :bound:`0.6 <eager>`. The first call takes :bound:`about 0.25 <compile>` of inductor's
+     with fixed sizes; with ``dynamic=True`` it takes minutes, nearly all in dynamo.
    * **Not supported**: training, several devices, complex and float8 inputs. An operator without an
      ONNX form stays with torch and splits the model. Not fused: bfloat16 on a CPU.
 

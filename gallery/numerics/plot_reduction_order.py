@@ -138,8 +138,8 @@ study.claim(
 # %%
 
 study.claim(
-    "Added in float32, the mean of 16-bit values is the same in all orders, at every size: the "
-    "last rounding hides what float32 lost.",
+    "By ``np.sum`` in float32, the mean of 16-bit values is the same in all orders, at every size: "
+    "the last rounding hides what float32 lost.",
     of="spreads",
     where={"dtype": ["float16", "bfloat16"], "statistic": "mean"},
     test=lambda t: t["distinct"] == 1,

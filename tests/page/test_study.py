@@ -380,6 +380,24 @@ def test_a_function_that_fails_ends_any_run(script: Place) -> None:
         claimed(script.study(), test=lambda t: 1 / 0)
 
 
+@pytest.mark.parametrize("strict", ["0", "1"])
+def test_a_readers_rows_without_a_value_are_not_tested(
+    place: Place, monkeypatch, strict: str
+) -> None:
+    monkeypatch.setenv(STRICT, strict)
+    place.record(H200)
+    options = {"sentence": "It is {1.16} times.", "on": H200, "value": lambda t: t["ratio"]}
+    frame = FRAME.assign(ratio=float("nan"))
+    if strict == "1":
+        with pytest.raises(ClaimError, match="claim t-1 on this-build"):
+            claimed(place.study(), frame, **options)
+    else:
+        assert marks(claimed(place.study(), frame, **options)) == [
+            "H200 ✓",
+            "this build not tested",
+        ]
+
+
 def test_a_script_prints_the_sentence(script: Place, capsys) -> None:
     claimed(script.study())
     assert "CUDA is slower. (this build ✓)" in capsys.readouterr().out

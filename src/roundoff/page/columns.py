@@ -55,7 +55,7 @@ COLUMNS: dict[str, Column] = {
     "carried": Column("carried exactly", "RMS", ".2g"),
     "in Z": Column("in Z", "RMS", ".2g"),
     "what": Column("product"),
-    "tolerance": Column("tolerance", "of |x||w| + |b|", ".2g"),
+    "tolerance": Column("tolerance", "of |x||w| + |b|", "up"),
     "used": Column("used of it", "", "share"),
     "torch used": Column("torch uses", "of the bound", "share"),
     "ORT used": Column("ORT uses", "of the bound", "share"),

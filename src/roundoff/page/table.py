@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from ..compare.bounds import round_up
 from ..errors import ArgumentError
 from .columns import column
 
@@ -271,6 +272,8 @@ def _format(value: Any, spec: str) -> str:
         return "yes" if value else "no"
     if isinstance(value, str):
         return value
+    if spec == "up":  # a limit that is rounded down holds no longer
+        return f"{round_up(value):.2g}"
     if spec == "share":
         return f"{100 * value:.3g} %".replace("-", "−").replace("inf", "∞")
     if isinstance(value, (int, np.integer)):

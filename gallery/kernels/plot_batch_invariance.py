@@ -180,7 +180,7 @@ study.claim(
 # %%
 
 study.claim(
-    "Invariance changes the error against float64 by at most {0.1%}.",
+    "Invariance raises the error against float64 by at most {0.1%}.",
     name="error",
     of="alone",
     where={"way": ["torch", "roundoff"], "dtype": ["bfloat16", "float16", "float32"]},

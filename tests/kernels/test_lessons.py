@@ -128,9 +128,17 @@ def test_baselines_agree_with_float64(device, dtype):
 
 
 def test_what_is_not_installed_is_missing_with_its_reason(monkeypatch):
-    monkeypatch.setitem(sys.modules, "liger_kernel", None)
-    found, missing = layer_norms("cuda")
-    assert "Liger" not in found
+    """Whatever this machine has, and whether or not something imported it before."""
+    parts = "liger_kernel", "liger_kernel.ops", "liger_kernel.ops.layer_norm"
+    for name in parts:
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    there, missing = layer_norms("cuda")
+    assert "Liger" in there
+    assert "Liger" not in missing
+    for name in parts:
+        monkeypatch.setitem(sys.modules, name, None)
+    there, missing = layer_norms("cuda")
+    assert "Liger" not in there
     assert "liger_kernel" in missing["Liger"]
 
 

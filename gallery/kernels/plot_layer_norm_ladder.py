@@ -284,8 +284,8 @@ study.dots(
 
 # %%
 # **4096 columns.** With atomics every row sends 8N bytes of additions to the same places, beside
-# the 6N that it has to move. Pieces add little: 4096 is a power of two, there is no padding to
-# save. What is left is waiting for memory, as a second program and prefetch show.
+# the 6N that it has to move. Pieces add little: a power of two needs no padding. What is left is
+# waiting for memory, as a second program and prefetch show.
 
 study.claim(
     "The backward of 4096 columns reaches {19} % of the ceiling with atomics, {46} % in two "
@@ -327,8 +327,7 @@ study.claim(
 )
 
 # %%
-# **8704 columns.** The block of 16,384 has padding for nearly half of its elements, and spills.
-# Pieces end that.
+# **8704 columns.** Nearly half of the block of 16,384 is padding, and it spills; pieces end that.
 
 study.claim(
     "The backward of 8704 columns reaches {12} % of the ceiling with atomics, {33} % in two "
@@ -411,8 +410,8 @@ study.claim(
 # One block spills at 8704 columns, pieces do not
 # -----------------------------------------------
 #
-# What a thread has no register for goes to memory and comes back, for every row. The compiler gives
-# a thread 255 registers at most. *Not packed* is roundoff's own kernel without ``same_bits``.
+# What a thread has no register for goes to memory and back, for every row. It has 255 registers
+# at most. *Not packed* is roundoff's own kernel without ``same_bits``.
 
 spills = [
     {"N": n} | {label: compiled["backward", name, n]["spilled"] for label, name in SPILLS.items()}

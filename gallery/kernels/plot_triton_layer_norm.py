@@ -776,7 +776,8 @@ print(pd.DataFrame(compare(ROWS, COLUMNS, DTYPE, ALL)).T.to_string())
 #   is not measured here.
 # * QuACK [#quack]_ was not installed when these figures were recorded. Measured apart on an H200 in
 #   November 2026, in another harness and without a record here, its backward was the best baseline
-#   at most widths from 2048 columns on, and ahead of an older roundoff from 24,576 columns on. Apex and Transformer Engine were not compared.
+#   at most widths from 2048 columns on, and ahead of an older roundoff from 24,576 columns on. Apex
+#   and Transformer Engine were not compared.
 # * A rate is that of one session. On both machines a second run confirms each lead of the backward;
 #   launches differ by more between two runs than within one.
 # * The H200's record is of an older commit than the H100's: backwards above 16,384 columns and

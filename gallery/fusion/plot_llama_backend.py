@@ -561,7 +561,7 @@ study.claim(
 #
 # Small layers, as the sizes of tensors do not matter here, with ``dynamic=True``: a second length
 # needs no second conversion. The process is warm and inductor's cache of graphs is off. Memory
-# stands in the first table.
+# is a column of the first table in full.
 
 costs, depth = [], 0 if quick else 2
 for i, label in enumerate(("roundoff",) if quick else ("inductor", "roundoff")):
@@ -583,6 +583,7 @@ study.table(
     "costs",
     costs,
     "Seconds of the first call at a first length, at a second one, and of a call at a known one.",
+    columns=["optimization", "first length", "second length", "known length"],
     part="processor",
     times=["first length", "second length", "known length"],
 )

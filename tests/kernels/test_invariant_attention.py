@@ -276,7 +276,7 @@ def test_scores_in_float32_err_less_than_one_chain_over_the_head(chains):
         for scores in (q.double() @ k.double().mT, one_chain)
     )
     made = by_kernel(q, k, v, at(q, k, 40, causal=False))
-    assert rms_error(made, truth) <= 0.7 * rms_error(rounded, truth)
+    assert rms_error(made, truth) <= 0.8 * rms_error(rounded, truth)
 
 
 def test_sums_over_keys_in_float32_err_less_than_one_chain(chains):

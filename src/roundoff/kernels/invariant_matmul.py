@@ -205,8 +205,8 @@ def matmul(
         :func:`roundoff.kernels.invariant_matmul.tile_for` chooses.
     split : bool
         Whether K is cut into parts on CUDA for weights of the shapes in
-        ``roundoff.kernels.invariant_matmul.SPLITS``, whatever the number of rows: a chain for
-        each part, which are then added in ascending order, in float32, and the bias last. As
+        ``roundoff.kernels.invariant_matmul.SPLITS``, whatever the number of rows: each part is
+        added up as above, then the parts in ascending order, in float32, and the bias last. As
         invariant, with other bits, and quicker for few rows of a long K; slower for many.
 
     Returns
@@ -319,7 +319,7 @@ def _in_parts(
     parts: int,
     tile: Tile | None = None,
 ) -> torch.Tensor:
-    """The product with K cut into equal parts: a chain for each, then their sum, ascending."""
+    """The product with K cut into equal parts: each as a product, then their sum, ascending."""
     n, k = weight.shape
     assert k % parts == 0
     y = x.new_empty(len(x), n)

@@ -184,7 +184,8 @@ def matmul(
 
     On a CUDA device cuBLAS computes the chain of 16-bit types wherever a check shows that it does,
     a check for each shape, type, layout and number of rows when it is first seen; elsewhere a
-    kernel of ours does. No result is added by atomics. Two GPUs agree as far as their matrix instructions do.
+    kernel of ours does. No result is added by atomics. Two GPUs agree as far as their matrix
+    instructions do.
 
     On a CPU each row is computed in a product of one fixed number of rows, padded, with float32
     accumulation in the order that the processor's library has for that number: as invariant, not

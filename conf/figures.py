@@ -103,7 +103,13 @@ def save_svg(figure: Figure, light: Path, night: Path) -> None:
 
 
 def smaller(markup: str) -> str:
-    """An SVG without indentation, and with hundredths of a point: an eighth less to load."""
+    """An SVG without indentation and metadata, in hundredths of a point: over a fifth less to load."""
+    markup = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", markup, flags=re.DOTALL)
+    markup = re.sub(r'(id="|href="#)DejaVuSans', r"\1D", markup)
+    markup = re.sub(
+        r'(?<= d=")[^"]*', lambda d: re.sub(r"\s*([A-Za-z])\s*", r"\1", d[0]).strip(), markup
+    )
+    markup = re.sub(r'(?<=style=")[^"]*', lambda s: re.sub(r"([:;]) ", r"\1", s[0]), markup)
     # A number below one may be a scale, whose digits count.
     rounded = re.sub(
         r"\d*[1-9]\d*\.\d{3,}", lambda n: f"{float(n[0]):.2f}".rstrip("0").rstrip("."), markup

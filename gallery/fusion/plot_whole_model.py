@@ -53,9 +53,10 @@ import torch
 from torch._inductor.utils import fresh_cache
 from transformers import StaticCache
 
-from roundoff.backend import OptimizationOptions, onnx_custom_backend
+from roundoff.backend import onnx_custom_backend
 from roundoff.compare import scaled_error
 from roundoff.errors import UnsupportedError
+from roundoff.fusion import OptimizationOptions
 from roundoff.models import PASSAGES, SMOLLM2, Float64Llama, load_trained, padded, prompts
 from roundoff.ort import available
 from roundoff.page import Study

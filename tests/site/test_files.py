@@ -41,7 +41,8 @@ def test_notebooks_hold_markdown_and_the_cells_of_their_script(site: Path) -> No
         assert len(prose) >= 3, f"{script.name}: an answer, a section, limits"
         last = re.findall(r"^## (.+)$", "\n\n".join(prose), re.M)[-1]
         assert last in ("What to do", "Limits, and what to read next"), script.name
-        text = re.sub(r"`[^`]+`", "", "\n\n".join(prose))
+        text = re.sub(r"```.*?```", "", "\n\n".join(prose), flags=re.DOTALL)
+        text = re.sub(r"`[^`]+`", "", text)
         for raw in (r":\w+:`", r"^\.\. ", r"\w`_", r"\[#", r"\|[a-z]+\|_", r"^[=~^-]{4,}$"):
             assert not re.search(raw, text, re.M), f"{script.name}: {raw} in the notebook"
         assert text.count("$") % 2 == 0

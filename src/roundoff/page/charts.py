@@ -275,7 +275,7 @@ def lines(
             axis.plot(
                 own[x], own[y], marker=None if one in dashed else MARKERS[k % len(MARKERS)],
                 markersize=3.5, linestyle="--" if one in dashed else "-", color=colours[one],
-                label=one,
+                label=one, markevery=max(1, len(own) // 32),
             )  # fmt: skip
             if low and high:
                 axis.fill_between(own[x], own[low], own[high], color=colours[one], alpha=0.18)

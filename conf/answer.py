@@ -154,7 +154,7 @@ class Answer(AnswerFigure):
         run = max(read_record(path).provenance.values(), key=lambda run: run.date)
         versions = run.environment["versions"]
         kernels = "/kernels/" in self.env.docname
-        packages = ("torch", "triton" if kernels else "onnxruntime-gpu")
+        packages = ("torch", *(("triton",) if kernels else ("onnxruntime-gpu", "onnxruntime")))
         named = [f"{n} {v.partition('+')[0]}" for n in packages if (v := versions.get(n))]
         name = summary(run.environment).partition(";")[0]
         return f"Measured on {name}, {', '.join(named)}, {run.date[:10]}."

@@ -103,7 +103,7 @@ def save_svg(figure: Figure, light: Path, night: Path) -> None:
 
 
 def smaller(markup: str) -> str:
-    """An SVG without indentation and metadata, in hundredths of a point: over a fifth less to load."""
+    """An SVG without indentation and metadata, in hundredths of a point: a fifth less to load."""
     markup = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", markup, flags=re.DOTALL)
     markup = re.sub(r'(id="|href="#)DejaVuSans', r"\1D", markup)
     markup = re.sub(

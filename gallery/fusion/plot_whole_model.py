@@ -484,7 +484,8 @@ with torch.no_grad():
     for name in ("as it is", "with gallery::limited")[quick:]:
         if name != "as it is":
             mlp = model.model.layers[0].mlp
-            mlp.register_forward_hook(lambda m, x, y: limited(y, 100.0))
+            # Dynamo looks up a global of __main__ once a process, and pages share processes.
+            mlp.register_forward_hook(lambda m, x, y, limited=limited: limited(y, 100.0))
         eager = model(**inputs).logits
         run, storage = prepare(model, "roundoff")
         error = scaled_error(eager.double(), run(**inputs)).rms

@@ -649,9 +649,9 @@ for row in contest({"sdpa": flat}, [t.to(device) for t in INPUTS], telling, args
 # * The forward pass alone, gradients off, one static length, one device, one model family. Decoding
 #   with a cache is on the page :ref:`whole-model`. vLLM, TensorRT-LLM and inductor's *max-autotune*
 #   were not measured.
-# * Refused with an error that names it: training, inputs on several devices, complex and float8
-#   inputs. An operator that cannot be converted stays with torch. Not fused: attention that returns
-#   its probabilities, bfloat16 on a CPU.
+# * Refused with an error that names it: training, inputs on several devices, float8 inputs. An
+#   operator that cannot be converted stays with torch, and so do complex numbers. Not fused:
+#   attention that returns its probabilities, bfloat16 on a CPU.
 # * Outputs of *CUDA graph* and *reduce-overhead* are overwritten by the next call.
 # * Next: :ref:`gemm-fusion`, for what packing weights gives, :ref:`triton-layer-norm`, for a kernel
 #   of the kind that tier 3 uses, and :ref:`layer-norm-discrepancies`, for the tolerance to ship.

@@ -314,10 +314,13 @@ def test_training_is_refused() -> None:
 
 @torch.no_grad()
 def test_unsupported_types_are_refused() -> None:
-    for x in (torch.ones(2, dtype=torch.complex64), torch.ones(2).to(torch.float8_e4m3fn)):
+    for x, fallback in (
+        (torch.ones(2, dtype=torch.complex64), False),
+        (torch.ones(2).to(torch.float8_e4m3fn), True),
+    ):
         torch._dynamo.reset()
         with pytest.raises(DtypeError, match="ONNX Runtime does not take"):
-            compiled(lambda x: x.reshape(2, 1))(x)
+            compiled(lambda x: x.reshape(2, 1), fallback=fallback)(x)
 
 
 @torch.no_grad()

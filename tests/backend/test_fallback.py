@@ -195,6 +195,56 @@ def test_without_fallback_it_is_refused_by_name() -> None:
         run(torch.randn(4, 5))
 
 
+class Rotary(torch.nn.Module):
+    """A rotation of pairs by complex numbers, which are a buffer, as in Meta's Llama."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        angles = torch.outer(torch.arange(16.0), torch.tensor([1.0, 0.1, 0.01]))
+        self.register_buffer("turns", torch.polar(torch.ones_like(angles), angles))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        pairs = torch.view_as_complex(torch.relu(x).reshape(*x.shape[:-1], -1, 2))
+        return torch.view_as_real(pairs * self.turns[: x.shape[0]]).flatten(-2) + 1
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_complex_numbers_stay_with_torch(dynamic: bool) -> None:
+    model = Rotary()
+    run, graphs = compiled(model, dynamic)
+    for rows in (5, 9) if dynamic else (5,):
+        x = torch.randn(rows, 6)
+        torch.testing.assert_close(run(x), model(x))
+    (graph,) = graphs
+    assert {"aten.view_as_complex.default", "aten.mul.Tensor"} <= set(graph.by_torch)
+    assert all("complex" in reason for reason in graph.by_torch.values())
+    assert len(graph.sessions) == 2
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: torch.fft.irfft(torch.fft.rfft(x) * torch.tensor([2, 1j, 0, 1])),
+        lambda x: (torch.polar(torch.ones(6), x) * torch.view_as_complex(x.reshape(3, 2))[0]).real,
+        lambda x: torch.view_as_complex(x.reshape(3, 2)).conj() + 1j,
+    ],
+    ids=["a constant", "a tensor of ones", "conjugate, returned"],
+)
+def test_what_is_complex_has_torchs_values(f: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    run, _ = compiled(f)
+    x = torch.randn(6)
+    torch.testing.assert_close(run(x), f(x))
+
+
+@torch.no_grad()
+def test_complex_numbers_without_fallback_are_refused() -> None:
+    run, _ = compiled(lambda x: torch.fft.rfft(x).abs(), fallback=False)
+    with pytest.raises(UnsupportedError, match="complex numbers have no kernels in ONNX Runtime"):
+        run(torch.randn(6))
+
+
 @pytest.mark.slow(reason="torch's exporter is imported and asked, which takes 5 s")
 @torch.no_grad()
 def test_an_operator_without_a_form_runs() -> None:

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from roundoff.errors import UnsupportedError
 
@@ -66,6 +67,10 @@ def convert(
 def _written(c: Converter, node: torch.fx.Node, refused: Mapping[str, str], fallback: bool) -> Any:
     """A node's values: by the table, by torch's exporter, or by torch itself."""
     reason = refused.get(node.name)
+    if reason is None and _is_complex(node):
+        reason = "complex numbers have no kernels in ONNX Runtime"
+        if not fallback:
+            raise UnsupportedError(reason, got=str(node.target))
     if reason is None:
         write: Any = TABLE.get(node.target)
         if write is not None and _takes(write, node):
@@ -81,6 +86,12 @@ def _written(c: Converter, node: torch.fx.Node, refused: Mapping[str, str], fall
     result = by_torch(c, node)
     c.by_torch[str(node.target)] = reason
     return result
+
+
+def _is_complex(node: torch.fx.Node) -> bool:
+    """Whether a complex tensor goes in or comes out."""
+    values = pytree.tree_leaves([n.meta.get("val") for n in (node, *node.all_input_nodes)])
+    return any(isinstance(v, torch.Tensor) and v.is_complex() for v in values)
 
 
 def _takes(write: Any, node: torch.fx.Node) -> bool:

@@ -97,7 +97,7 @@ def onnx_custom_backend(
         first call. So it is where *replace_weights* meets a weight that shares its memory with
         another tensor, is no parameter, or belongs to two products: nothing is moved then.
     DtypeError
-        An input has a type that ONNX Runtime lacks (complex, float8).
+        An input has a type that ONNX Runtime lacks (float8; complex without *fallback*).
     ArgumentError
         *target_opset* is below 18, or *mode* is unknown.
 
@@ -143,7 +143,7 @@ def onnx_custom_backend(
         replace_weights=replace_weights,
     )
     try:
-        _refuse(args)
+        _refuse(args, fallback)
         kept = keep_composites(graph_module)
         places = [n for n in graph_module.graph.nodes if n.op == "placeholder"]
         direct: list[Callable[..., Any]] = []
@@ -226,7 +226,7 @@ def _settings(
     )
 
 
-def _refuse(args: Sequence[Any]) -> None:
+def _refuse(args: Sequence[Any], fallback: bool) -> None:
     """Refuse what cannot be compiled, before anything is."""
     tensors = [a for a in args if isinstance(a, torch.Tensor)]
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
@@ -246,7 +246,8 @@ def _refuse(args: Sequence[Any]) -> None:
     if other is not None:
         raise UnsupportedError("device", got=str(other), expected="cpu or cuda")
     for t in tensors:
-        if t.dtype.is_complex or "float8" in str(t.dtype) or t.is_sparse or t.is_quantized:
+        complex_refused = t.dtype.is_complex and not fallback  # what takes them stays with torch
+        if complex_refused or "float8" in str(t.dtype) or t.is_sparse or t.is_quantized:
             raise DtypeError(
                 "an input that ONNX Runtime does not take",
                 got=f"{str(t.dtype).removeprefix('torch.')}, {t.layout}",

@@ -232,7 +232,15 @@ class Program:
         self._symbols = {n for n in [*sizes, *self.inputs, *symbols] if n.isidentifier()}
         for value in [*graph.input, *graph.value_info, *graph.output]:
             self._slot(value)
+        stored = {t.name: t for t in graph.initializer}
+        wanted = [i for n in graph.node if n.domain == "roundoff" for i in n.input if i in stored]
+        constants = {name: _constant(stored[name], device) for name in wanted}
+        for name, tensor in constants.items():
+            kind = stored[name].data_type
+            self._slot(onnx.helper.make_tensor_value_info(name, kind, list(tensor.shape)))
         self._blank: list[Any] = [None] * len(self._slots)
+        for name, tensor in constants.items():
+            self._blank[self._slots[name].index] = tensor
         self.sessions: list[OrtSession] = []
         self.steps: list[_Partition | _KernelStep | _IntoStep] = []
         self._in = [self._slots[n].index for n in self.inputs]
@@ -610,6 +618,15 @@ class _IntoStep:
         self.buffers.into(values, sizes)
         inputs = [values[i] for i in self._inputs]
         self._kernel(inputs, [values[o] for o in self._outputs], self._attributes)
+
+
+def _constant(tensor: onnx.TensorProto, device: torch.device) -> torch.Tensor:
+    """A constant that a kernel of ours reads."""
+    from roundoff.evaluator.values import to_value
+
+    with torch.inference_mode(False):  # else a call outside of it could not use it
+        value: torch.Tensor = to_value(onnx.numpy_helper.to_array(tensor))
+        return value.to(device)
 
 
 def _attributes(node: onnx.NodeProto) -> dict[str, Any]:

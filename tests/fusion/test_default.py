@@ -43,6 +43,24 @@ def test_no_ops_go(node: str) -> None:
     assert ops(text, s=np.array([2, 3], I64), one=np.float32(1)) == ["Neg"]
 
 
+@pytest.mark.parametrize("shape", [[], [1], [1, 1, 3]])
+@pytest.mark.parametrize("node", ["Add(x, zero)", "Add(zero, x)", "Sub(x, zero)"])
+def test_an_integer_plus_zero_is_itself(shape: list[int], node: str) -> None:
+    text = f"g (int64{shape or ''} x) => (y) {{ h = {node} y = Cast<to = 1>(h) }}"
+    left = ops(text, zero=np.zeros(1, I64))
+    assert left == (["Cast"] if shape else ["Reshape", "Cast"])
+
+
+@pytest.mark.parametrize(
+    ("kind", "node", "zero"),
+    [("int64", "Sub(zero, x)", 1), ("int64", "Add(x, zero)", 2), ("float", "Add(x, zero)", 1)],
+)
+def test_a_sum_that_is_not_its_operand_stays(kind: str, node: str, zero: int) -> None:
+    text = f"g ({kind}[1] x) => (y) {{ h = {node} y = Cast<to = 11>(h) }}"
+    array = np.zeros(zero, I64 if kind == "int64" else np.float32)
+    assert ops(text, zero=array) == [node[:3], "Cast"]
+
+
 @pytest.mark.parametrize(
     "node",
     ["Concat<axis = 0>(x, x)", "Mul(x, two)", "Div(one, x)", "Expand(x, s)", "Mul(x, ones)"],

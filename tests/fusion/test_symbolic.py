@@ -87,13 +87,16 @@ def test_not_causal_of_any_length(change: dict[str, int]) -> None:
     assert "GroupQueryAttention" not in lower(**change)
 
 
-def test_one_query_leaves_heads_unrepeated() -> None:
-    text = """g (float[B, 4, 1, 8] q, float[B, 2, K, 8] k, float[B, 2, K, 8] v,
-      float[B, 1, 1, K] bias) => (float[B, 4, 1, 8] y) {
+def one_query(mask: list[int | str] | None, batch: int | str = "B") -> onnx.ModelProto:
+    """Attention of one query and four heads over two heads of keys, repeated."""
+    bias = ", float[" + ", ".join(map(str, mask)) + "] bias" if mask else ""
+    text = f"""g (float[{batch}, 4, 1, 8] q, float[{batch}, 2, K, 8] k, float[{batch}, 2, K, 8] v
+      {bias}) => (float[{batch}, 4, 1, 8] y) {{
       k1 = Unsqueeze(k, two) k2 = Expand(k1, wide) k3 = Reshape(k2, s)
       v1 = Unsqueeze(v, two) v2 = Expand(v1, wide) v3 = Reshape(v2, s)
       kt = Transpose<perm = [0, 1, 3, 2]>(k3) p = MatMul(q, kt) c = Mul(p, scale)
-      m = Add(c, bias) z = Softmax<axis = -1>(m) y = MatMul(z, v3) }"""
+      m = {"Add(c, bias)" if mask else "Identity(c)"}
+      z = Softmax<axis = -1>(m) y = MatMul(z, v3) }}"""
     proto = model(text, two=np.array([2]), wide=np.array([1, 1, 2, 1, 1]),
                   s=np.array([0, 4, -1, 8]), scale=np.float32(0.3))  # fmt: skip
     for value in proto.graph.value_info:
@@ -102,10 +105,45 @@ def test_one_query_leaves_heads_unrepeated() -> None:
                 "z": "B41K"}  # fmt: skip
         if value.name in dims:
             shape = [int(d) if d.isdigit() else d for d in dims[value.name]]
+            shape[0] = batch
             value.CopyFrom(onnx.helper.make_tensor_value_info(value.name, 1, shape))
-    left = fused(proto, SIZES)
+    return proto
+
+
+def test_one_query_leaves_heads_unrepeated() -> None:
+    left = fused(one_query(["B", 1, 1, "K"]), SIZES)
     assert "Expand" not in left
     assert left.count("FusedMatMul") == 1
+
+
+@pytest.mark.parametrize("batch", ["B", 2, 1])
+@pytest.mark.parametrize(("rows", "heads"), [("batch", 1), (1, 1), ("batch", 4), (1, 4), (None, 0)])
+def test_one_query_on_cuda_is_a_group_of_queries(
+    batch: int | str, rows: int | str | None, heads: int
+) -> None:
+    mask = None if rows is None else [batch if rows == "batch" else rows, heads, 1, "K"]
+    proto = one_query(mask, batch)
+    made, _ = fuse(proto, OptimizationOptions(SYMBOLIC, processor="CUDA"))
+    program = Program(made, torch.device("cpu"), FROM_THE_CPU)
+    for seed, keys in enumerate((7, 9)):
+        generator = torch.Generator().manual_seed(seed)
+        n = batch if isinstance(batch, int) else 3
+        sizes = [[n, 4, 1, 8], [n, 2, keys, 8], [n, 2, keys, 8]]
+        sizes += [[n if rows == "batch" else 1, heads, 1, keys]] if mask else []
+        q, k, v, *bias = (torch.randn(size, generator=generator) for size in sizes)
+        if bias:
+            bias[0][..., 2] = -torch.inf
+        (y,) = program.run([q, k, v, *bias], {"B": n, "K": keys})
+        k, v = (x.double().repeat_interleave(2, 1) for x in (k, v))
+        scores = q.double() @ k.mT * np.float32(0.3).item() + (bias[0].double() if bias else 0)
+        torch.testing.assert_close(y.double(), scores.softmax(-1) @ v, rtol=1e-5, atol=1e-5)
+    left = [node.op_type for node in made.graph.node]
+    attention = next(node for node in made.graph.node if node.op_type == "MultiHeadAttention")
+    numbers = {a.name: a.i for a in attention.attribute}
+    if rows == 1 and heads == 4 and batch != 1:
+        assert (numbers["num_heads"], left.count("Expand")) == (4, 2)  # of each head, for all rows
+    else:
+        assert (numbers["num_heads"], left.count("Expand")) == (1, int(heads == 1))
 
 
 def test_reshapes_that_no_number_can_say_stay() -> None:

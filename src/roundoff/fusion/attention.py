@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from roundoff.dtypes import dtype_info
 
-from .editor import Dim, Editor, static
+from .editor import Dim, Editor, size_product, static
 from .rule import Refusal, Rule
 
 __all__ = ["Attention", "PackedAttention", "PresentKeys", "RotaryAttention"]
@@ -58,7 +58,8 @@ class Attention(Rule):
     is zeroed after.
     Conditions: one head size, the probabilities not returned, and a mask that broadcasts over
     (batch, heads). The sizes of batch and sequences may be symbolic; where there are fewer queries
-    than keys (decoding with a cache), the operator is MultiHeadAttention.
+    than keys (decoding with a cache), the operator is MultiHeadAttention. Of a single query and
+    grouped heads, a group's heads become its queries: keys and values are left unrepeated.
     """
 
     ops = ("MatMul",)
@@ -112,6 +113,11 @@ class Attention(Rule):
         one_query = g.processor == "CPU" and length == 1 and g.shape(k) == g.shape(v)
         if one_query and not causal and (mask is None or (g.shape(mask) or ())[1] == 1):
             return self._one_query(g, p, k, v, mask, at)
+        if length == 1 and not causal and k is not p.k and g.shape(k) == g.shape(v):
+            groups = (g.shape(k) or ())[1]
+            reaches, bias = _by_group(g, mask, batch, heads, groups, at)
+            if reaches:
+                return self._groups(g, p, k, v, bias, at)
         if g.shape(p.k)[2] != length:  # type: ignore[index]
             # Of a cache, by head: as they lie.
             q, k, v = tokens(g, p.q, at), p.k, p.v
@@ -137,6 +143,24 @@ class Attention(Rule):
         (weights,) = g.emit("Softmax", [scores], at, shapes=[shape], like=q, axis=-1)
         (out,) = g.emit("MatMul", [weights, v], at, shapes=[[*shape[:3], head]], like=q,
                         rule=self.name)  # fmt: skip
+        return g.reshape(out, [batch, 1, heads * head], at)
+
+    def _groups(
+        self, g: Editor, p: Parts, k: ir.Value, v: ir.Value, mask: ir.Value | None, at: ir.Node
+    ) -> ir.Value:
+        """A decode step: each group of heads as a sequence of queries over keys as they lie.
+
+        (batch, groups) becomes the batch, of one head: nothing is transposed or repeated.
+        """
+        batch, heads, _, head = g.shape(p.q) or ()
+        groups, keys = (g.shape(k) or ())[1:3]
+        rows, each = size_product(batch, groups), heads // groups
+        q = g.reshape(p.q, [rows, each, head], at)
+        k, v = (g.reshape(x, [rows, 1, keys, head], at) for x in (k, v))
+        inputs = [q, k, v, None, None, mask] if mask is not None else [q, k, v]
+        (out,) = g.emit("MultiHeadAttention", inputs, at, shapes=[[rows, each, head]], like=q,
+                        domain=MICROSOFT, rule=self.name, num_heads=1, scale=p.scale,
+                        unidirectional=0)  # fmt: skip
         return g.reshape(out, [batch, 1, heads * head], at)
 
     def _lengths(self, g: Editor, q: ir.Value, at: ir.Node) -> tuple[ir.Value, ir.Value]:
@@ -172,6 +196,30 @@ class Attention(Rule):
             if g.is_output(source):
                 g.replace(source, copy, returned_only=True)
         return outputs[0]
+
+
+def _by_group(
+    g: Editor, mask: ir.Value | None, batch: Dim, heads: int, groups: int, at: ir.Node
+) -> tuple[bool, ir.Value | None]:
+    """(whether it can be said, the bias of one query for each group as a sequence of queries).
+
+    MultiHeadAttention broadcasts a bias over batch and heads, not over queries: it is spread here,
+    once for all layers that share it.
+    """
+    if mask is None:
+        return True, None
+    rows, some, _, keys = g.shape(mask) or ()
+    each = heads // groups
+    shape = [1 if rows == 1 and some == 1 else size_product(batch, groups), 1, each, keys]
+    if some == heads and rows == batch:
+        return True, g.reshape(mask, shape, at)
+    if some != 1:
+        return False, None
+    spread = [1, 1 if rows == 1 else groups, each, 1]
+    target = g.initializer(np.array(spread, np.int64), "spread")
+    (bias,) = g.emit("Expand", [mask, target], at, shapes=[[rows, *spread[1:3], keys]], like=mask,
+                     rule="Attention")  # fmt: skip
+    return True, g.reshape(bias, shape, at)
 
 
 def find(g: Editor, node: ir.Node) -> Parts | None:

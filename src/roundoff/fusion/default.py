@@ -10,7 +10,7 @@ import math
 import numpy as np
 import onnx_ir as ir
 
-from .editor import Editor, reshape_target, static
+from .editor import Dim, Editor, reshape_target, static
 from .rule import Refusal, Rule
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
 ONNX = "https://onnx.ai/onnx/operators/"
 #: Operators that give the same elements, in the same order, another shape.
 RELABEL = ("Reshape", "Unsqueeze", "Squeeze", "Flatten")
+INTEGERS = (ir.DataType.INT64, ir.DataType.INT32)
 
 
 class FoldConstants(Rule):
@@ -78,18 +79,23 @@ class DropNoOps(Rule):
     """Pattern: a node whose output is its input, bit for bit. Becomes the input.
 
     Identity; Reshape, Expand to the same shape; Transpose that moves nothing; Cast to the same
-    type; Concat of one, or with empty tensors; Mul or Div by one.
+    type; Concat of one, or with empty tensors; Mul or Div by one; Add or Sub of an integer zero
+    (which may give the input axes of one: a Reshape is left).
     """
 
     ops = ("Identity", "Reshape", "Unsqueeze", "Squeeze", "Flatten", "Expand", "Transpose", "Cast",
-           "Concat", "Mul", "Div")  # fmt: skip
+           "Concat", "Mul", "Div", "Add", "Sub")  # fmt: skip
     source = ONNX
 
     def rewrite(self, g: Editor, node: ir.Node) -> bool:
         out, kept = node.outputs[0], self._kept(g, node)
         if kept is None or kept.dtype != out.dtype:
             return False
-        if node.op_type != "Identity" and (g.shape(kept) is None or g.shape(kept) != g.shape(out)):
+        before, shape = g.shape(kept), g.shape(out)
+        if node.op_type in ("Add", "Sub") and before != shape and _long(before) == _long(shape):
+            g.replace(out, g.reshape(kept, shape or (), node))
+            return True
+        if node.op_type != "Identity" and (before is None or before != shape):
             return False
         copied = g.is_output(out) and (kept.producer() is None or g.is_output(kept))
         if copied and node.op_type == "Identity":
@@ -110,7 +116,19 @@ class DropNoOps(Rule):
             if g.scalar(second) == 1.0:
                 return first
             return second if node.op_type == "Mul" and g.scalar(first) == 1.0 else None
+        if node.op_type in ("Add", "Sub"):
+            # -0 + 0 is another number than -0: of integers alone.
+            if node.outputs[0].dtype not in INTEGERS:
+                return None
+            if g.scalar(second := node.inputs[1]) == 0:
+                return first
+            return second if node.op_type == "Add" and g.scalar(first) == 0 else None
         return first
+
+
+def _long(shape: tuple[Dim, ...] | None) -> list[Dim] | None:
+    """The sizes that are not one."""
+    return None if shape is None else [d for d in shape if d != 1]
 
 
 class MergeReshapes(Rule):

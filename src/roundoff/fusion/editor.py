@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from roundoff.errors import ArgumentError, ModelError
 
-__all__ = ["DOMAINS", "Dim", "Editor", "reshape_target", "static"]
+__all__ = ["DOMAINS", "Dim", "Editor", "reshape_target", "size_product", "static"]
 
 #: A size: a number, or a symbolic one by name ("s0 + 1"): equal names are equal sizes.
 Dim = int | str
@@ -358,6 +358,17 @@ def static(*sizes: Any) -> bool:
     (True, False)
     """
     return all(isinstance(s, int) for s in sizes)
+
+
+def size_product(a: Dim, b: Dim) -> Dim:
+    """A size that is the product of two.
+
+    Examples
+    --------
+    >>> size_product(2, 3), size_product("s0", 3)
+    (6, '(s0)*(3)')
+    """
+    return a * b if isinstance(a, int) and isinstance(b, int) else f"({a})*({b})"
 
 
 def reshape_target(before: Sequence[Dim], after: Sequence[Dim]) -> list[int] | None:

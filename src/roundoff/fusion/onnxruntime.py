@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from .attention import Attention, PackedAttention, PresentKeys, RotaryAttention
-from .editor import Dim, Editor, static
+from .editor import Editor, size_product, static
 from .rule import Refusal, Rule
 
 __all__ = [
@@ -167,7 +167,7 @@ class Rotary(Rule):
         if leading[0] != leading[1] or not (each or leading[0] == [d for d in (length,) if d != 1]):
             raise Refusal(f"cos has {leading[0]} rows for {batch} x {length} tokens")
         flat_x = g.reshape(g.transpose(x, [0, 2, 1, 3], node), [batch, length, heads * head], node)
-        rows = _product(batch, length) if each else length
+        rows = size_product(batch, length) if each else length
         flat = [g.reshape(t, [rows, head // 2], node) for t in tables if t is not None]
         ids = self._ids(g, flat_x, batch, length, node) if each else g.initializer(
             np.zeros(1, np.int64), "position_ids")  # fmt: skip
@@ -187,7 +187,7 @@ class Rotary(Rule):
         sizes = g.sizes(x, [batch, length], at)
         (rows,) = g.emit("ReduceProd", [sizes], at, shapes=[[]], like=sizes, keepdims=0)
         zero, one = (g.initializer(np.array(i, np.int64), "number") for i in (0, 1))
-        (flat,) = g.emit("Range", [zero, rows, one], at, shapes=[[_product(batch, length)]],
+        (flat,) = g.emit("Range", [zero, rows, one], at, shapes=[[size_product(batch, length)]],
                          like=sizes)  # fmt: skip
         return g.emit("Reshape", [flat, sizes], at, shapes=[[batch, length]], like=flat)[0]
 
@@ -255,11 +255,6 @@ class Rotary(Rule):
         if (g.shape(source) or (0,))[-1] != full[-1]:
             return None
         return g.reshape(before, half, at)
-
-
-def _product(a: Dim, b: Dim) -> Dim:
-    """A size that is the product of two."""
-    return a * b if isinstance(a, int) and isinstance(b, int) else f"({a})*({b})"
 
 
 class Silu(Rule):

@@ -9,7 +9,7 @@ under ``torch.compile``: inductor against ``backend="roundoff"``, type by type.
 
 .. answer:: nvidia-h200
 
-   * **If you just call it, no**: on an H200 it takes :bound:`1.11 <called>` times the fastest
+   * **Without tier 3, no**: on an H200 it takes :bound:`1.11 <called>` times the fastest
      inductor's time in float16, :bound:`1.12 <called/2>` in bfloat16, :bound:`1.28 <called/4>` in
      TF32, where it keeps attention in float32, and :bound:`0.98 <called/3>` in float32. On an H100
      it is ahead in 16 bits, :bound:`0.96 <h100>` and :bound:`0.92 <h100/2>`.
@@ -22,7 +22,7 @@ under ``torch.compile``: inductor against ``backend="roundoff"``, type by type.
 
    .. code-block:: python
 
-      options = roundoff.OptimizationOptions("default+onnxruntime+experimental")
+      options = roundoff.OptimizationOptions("default+onnxruntime+experimental", packed=1.0)
       backend = partial(roundoff.onnx_custom_backend, options=options, cuda_graph=True)
       fast = torch.compile(model, backend=backend, dynamic=False)  # under torch.no_grad()
       y = fast(ids)  # overwritten by the next call
@@ -40,7 +40,7 @@ under ``torch.compile``: inductor against ``backend="roundoff"``, type by type.
 # * *unfused*: the converted graph as it is;
 # * *tier 1*, ``default``: fewer operators, all of them ONNX's;
 # * *roundoff*: with tier 2, ``+onnxruntime``, operators that ONNX Runtime adds. This is what
-#   ``backend="roundoff"`` gives;
+#   ``backend="roundoff"`` gives, but that here all weights are packed (``packed=1.0``);
 # * *tier 3*, ``+experimental``: our own Triton kernels between those of ONNX Runtime (on a CPU,
 #   torch's matrix products).
 
@@ -120,7 +120,7 @@ def prepare(model, label, **options):
     options = {"dynamic": False, "fullgraph": True} | options
     if by == "inductor":
         return torch.compile(forward, mode=mode or None, **options), storage
-    tiers = OptimizationOptions(TIERS[label.removesuffix(", CUDA graph")])
+    tiers = OptimizationOptions(TIERS[label.removesuffix(", CUDA graph")], packed=1.0)
     graph = label.endswith("CUDA graph")
     backend = partial(onnx_custom_backend, options=tiers, cuda_graph=graph, storage=storage)
     return torch.compile(forward, backend=backend, **options), storage
@@ -135,15 +135,15 @@ def captured(model, inputs):
 
 
 # %%
-# Just called it is behind on an H200; with tier 3 and CUDA graphs it is ahead
-# ----------------------------------------------------------------------------
+# Without tier 3 it is behind on an H200; with it and CUDA graphs it is ahead
+# ---------------------------------------------------------------------------
 #
 # The ways take turns, round by round, in one process; a sample is five calls in a row, so that
 # launches overlap as they do in a model. *× inductor* is the ratio to the fastest inductor, of
 # either attention, that replays a CUDA graph where this way does. The type is the same on both
 # sides of every ratio; in TF32 the fastest inductor has eager attention, in TF32 as well, and the
-# plain call has float32's. *Memory*, beside the model, is what stays taken after compiling and
-# what comes and goes in a call. The H100's times are of one run.
+# backend without tier 3 has float32's. *Memory*, beside the model, is what stays taken after
+# compiling and what comes and goes in a call. The H100's times are of one run.
 
 
 def free_memory():
@@ -281,15 +281,15 @@ study.dots(
     title="Time of one call",
     xlabel="time of the fastest inductor = 1",
     answer=True,
-    alt="Two dots for each precision: the backend as it is called, near or above inductor's time, "
+    alt="Two dots for each precision: the backend without tier 3, near or above inductor's time, "
     "and with tier 3 and CUDA graphs, below it.",
 )
 
 # %%
 
 study.claim(
-    "Just called, the backend takes {1.11} times the fastest inductor's time in float16, {1.12} in "
-    "bfloat16, {0.98} in float32 and {1.28} in TF32.",
+    "Without tier 3 the backend takes {1.11} times the fastest inductor's time in float16, {1.12} "
+    "in bfloat16, {0.98} in float32 and {1.28} in TF32.",
     name="called",
     of="times",
     where={"optimization": "roundoff", "config": "medium", "precision": list(PRECISIONS)},
@@ -543,7 +543,7 @@ print(f"{report.counts()}: {editor.count()} nodes, typical error {error:.3g} ε 
 # tables of cosines, is computed once, and again when a weight changes; the rest runs at each call.
 # The report says which rules saw their pattern and left it alone, and why.
 
-options = OptimizationOptions(TIERS["roundoff"], processor=processor)
+options = OptimizationOptions(TIERS["roundoff"], processor=processor, packed=1.0)
 fused, report = fuse(graph.exported, options, static=graph.static)
 print(report, report.refused)
 study.svg(
@@ -556,8 +556,8 @@ study.svg(
 # %%
 
 study.claim(
-    "Of {101} nodes that the model has in ONNX in float32, {19} run at each call as the backend is "
-    "called, and {10} with tier 3.",
+    "Of {101} nodes that the model has in ONNX in float32, {19} run at each call without "
+    "tier 3, and {10} with it.",
     name="nodes",
     of="times",
     where={

@@ -279,7 +279,7 @@ def test_memory_beside_the_weights_on_cuda(replace: bool) -> None:
         run(torch.arange(128, device="cuda")[None], use_cache=False, logits_to_keep=1)
         torch.cuda.synchronize()
 
-    options = OptimizationOptions("default+onnxruntime+experimental", packed=0.25)
+    options = OptimizationOptions("default+onnxruntime+experimental")
     backend = functools.partial(
         rb.onnx_custom_backend, options=options, replace_weights=replace, fallback=False
     )

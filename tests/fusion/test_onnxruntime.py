@@ -141,13 +141,16 @@ WIDE = """g (float[2, 3, 1024] x, float[1024, 1024] q, float[1024, 1024] k, floa
 
 @pytest.mark.parametrize(
     ("share", "products"),
-    [(0, 5), (0.32, 5), (0.34, 3), (0.99, 3), (1, 2)],
+    [(0, 5), (None, 5), (0.32, 5), (0.34, 3), (0.99, 3), (1, 2)],
 )
-def test_the_narrowest_products_are_packed_while_there_is_room(share: float, products: int) -> None:
-    """Three take a third of all weights, two the rest."""
-    static = ("q", "k", "v", "a", "b")
-    left, report = rewritten(model(WIDE), static=static, processor="CUDA", packed=share)
+def test_the_narrowest_products_are_packed_while_there_is_room(
+    share: float | None, products: int
+) -> None:
+    """Three take a third of all weights, two the rest; by default there is room for a quarter."""
+    static, some = ("q", "k", "v", "a", "b"), {} if share is None else {"packed": share}
+    left, report = rewritten(model(WIDE), static=static, processor="CUDA", **some)
     assert left.count("FusedMatMul") == products
+    share = 0.25 if share is None else share
     assert (f"{share:.0%} of the weights" in " ".join(report.refused.values())) == (products > 2)
 
 

@@ -31,8 +31,9 @@ class OptimizationOptions:
     leave : tuple of str
         Names of rules not to apply.
     packed : float
-        Memory that packed weights may take beside the weights, as a share of theirs: the narrowest
-        products are packed first, all that are as wide or none. 1: all of them.
+        Memory that packed weights may take on CUDA beside the weights, as a share of theirs: the
+        narrowest products are packed first, all that are as wide or none. 1: all of them, which
+        the kernels of the last tier gain by.
     interpret : bool
         On the CPU, also use the experimental tier's Triton kernels, in Triton's interpreter: slow,
         and right.
@@ -54,7 +55,7 @@ class OptimizationOptions:
     processor: str | None = None
     leave: tuple[str, ...] = ()
     interpret: bool = False
-    packed: float = 1.0
+    packed: float = 0.25
 
     def __post_init__(self) -> None:
         names = self.patterns.split("+") if self.patterns else []

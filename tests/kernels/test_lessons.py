@@ -12,7 +12,12 @@ import torch
 from roundoff.errors import ArgumentError, ShapeError
 from roundoff.kernels import interpreting, shuffled_programs
 from roundoff.kernels._layer_norm import forward_of
-from roundoff.kernels.baselines import invariant_modes, invariant_products, layer_norms
+from roundoff.kernels.baselines import (
+    invariant_modes,
+    invariant_products,
+    layer_norms,
+    rms_norms,
+)
 from roundoff.kernels.lessons import locked, plain_product, two_stage
 
 DEVICE = "cpu" if interpreting() else "cuda"
@@ -140,6 +145,23 @@ def test_what_is_not_installed_is_missing_with_its_reason(monkeypatch):
     there, missing = layer_norms("cuda")
     assert "Liger" not in there
     assert "liger_kernel" in missing["Liger"]
+
+
+@pytest.mark.parametrize(("known", "label"), [
+    (layer_norms, "QuACK"), (rms_norms, "QuACK"), (layer_norms, "Transformer Engine"),
+    (invariant_products, "batch_invariant_ops"), (invariant_modes, "batch_invariant_ops"),
+])  # fmt: skip
+def test_what_raises_when_it_is_imported_is_missing_with_its_reason(
+    known, label, tmp_path, monkeypatch
+):
+    for name in ("quack", "transformer_engine", "batch_invariant_ops"):
+        for module in [m for m in sys.modules if m.split(".")[0] == name]:
+            monkeypatch.delitem(sys.modules, module)
+        (tmp_path / f"{name}.py").write_text('raise RuntimeError("No CTK flavor installed")')
+    monkeypatch.syspath_prepend(tmp_path)
+    there, missing = known()
+    assert label not in there
+    assert "No CTK flavor installed" in missing[label]
 
 
 @pytest.mark.parametrize("known", [invariant_products, invariant_modes])

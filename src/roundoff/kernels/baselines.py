@@ -58,6 +58,14 @@ class RmsNorm(NamedTuple):
     backward: Callable[..., Tensors]
 
 
+def _loaded(name: str) -> Any:
+    """A module of somebody else's; ImportError where it cannot run here, whatever it says."""
+    try:
+        return importlib.import_module(name)
+    except RuntimeError as error:  # QuACK's, without the part of CUDA that it is built on
+        raise ImportError(f"{name} does not load: {error}") from error
+
+
 def _ours() -> LayerNorm:
     def backward(dy: Any, x: Any, w: Any, b: Any, stats: Any) -> Any:
         return gradients_of(LAYER, dy, x, w, stats, None, w.dtype, b.dtype, 0)
@@ -89,7 +97,7 @@ def _inductor() -> LayerNorm:
 
 
 def _liger() -> LayerNorm:
-    ops = importlib.import_module("liger_kernel.ops.layer_norm")
+    ops = _loaded("liger_kernel.ops.layer_norm")
 
     def forward(x: Any, w: Any, b: Any, eps: float) -> Any:
         y, _, mean, rstd, *_ = ops.layer_norm_forward(x, w, b, eps)
@@ -102,7 +110,7 @@ def _liger() -> LayerNorm:
 
 
 def _quack() -> LayerNorm:
-    ops = importlib.import_module("quack.rmsnorm")
+    ops = _loaded("quack.rmsnorm")
 
     def forward(x: Any, w: Any, b: Any, eps: float) -> Any:
         return ops.layernorm_fwd(x, w, b, eps, return_rstd=True, return_mean=True)
@@ -115,9 +123,9 @@ def _quack() -> LayerNorm:
 
 def _fla_module() -> Any:
     try:
-        return importlib.import_module("fla.modules.norm.layernorm")
+        return _loaded("fla.modules.norm.layernorm")
     except ImportError:  # before 0.6
-        return importlib.import_module("fla.modules.layernorm")
+        return _loaded("fla.modules.layernorm")
 
 
 def _fla() -> LayerNorm:
@@ -133,7 +141,7 @@ def _fla() -> LayerNorm:
 
 
 def _apex() -> LayerNorm:
-    ops = importlib.import_module("fused_layer_norm_cuda")
+    ops = _loaded("fused_layer_norm_cuda")
 
     def forward(x: Any, w: Any, b: Any, eps: float) -> Any:
         return ops.forward_affine(x, (x.shape[1],), w, b, eps)
@@ -145,8 +153,8 @@ def _apex() -> LayerNorm:
 
 
 def _transformer_engine() -> LayerNorm:
-    importlib.import_module("transformer_engine.pytorch")
-    ops = importlib.import_module("transformer_engine_torch")
+    _loaded("transformer_engine.pytorch")
+    ops = _loaded("transformer_engine_torch")
 
     def forward(x: Any, w: Any, b: Any, eps: float) -> Any:
         kind = getattr(ops.DType, {2: "kFloat16", 4: "kFloat32"}[x.element_size()])
@@ -266,8 +274,8 @@ def _inductor_rms() -> RmsNorm:
 
 
 def _liger_rms() -> RmsNorm:
-    ops = importlib.import_module("liger_kernel.ops.rms_norm")
-    fused = importlib.import_module("liger_kernel.ops.fused_add_rms_norm")
+    ops = _loaded("liger_kernel.ops.rms_norm")
+    fused = _loaded("liger_kernel.ops.fused_add_rms_norm")
 
     def forward(x: Any, residual: Any, w: Any, eps: float) -> Any:
         if residual is None:
@@ -289,7 +297,7 @@ def _liger_rms() -> RmsNorm:
 
 
 def _quack_rms() -> RmsNorm:
-    ops = importlib.import_module("quack.rmsnorm")
+    ops = _loaded("quack.rmsnorm")
 
     def forward(x: Any, residual: Any, w: Any, eps: float) -> Any:
         return ops.rmsnorm_fwd(x, w, residual=residual, eps=eps, store_rstd=True)
@@ -464,7 +472,7 @@ def invariant_products() -> tuple[dict[str, Product], dict[str, str]]:
     missing = {}
     for label, module in _PRODUCTS.items():
         try:
-            persistent = importlib.import_module(module).matmul_persistent
+            persistent = _loaded(module).matmul_persistent
         except (ImportError, OSError, AttributeError) as error:
             missing[label] = f"{type(error).__name__}: {error}"
         else:
@@ -496,6 +504,6 @@ def invariant_modes() -> tuple[
     """
     label = "batch_invariant_ops"
     try:
-        return {label: importlib.import_module(label).set_batch_invariant_mode}, {}
+        return {label: _loaded(label).set_batch_invariant_mode}, {}
     except (ImportError, OSError, AttributeError) as error:
         return {}, {label: f"{type(error).__name__}: {error}"}

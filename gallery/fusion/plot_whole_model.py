@@ -32,18 +32,19 @@ time, prefill, decode steps over a static cache, and the words that ``generate``
 #
 # SmolLM2-135M-Instruct [#smollm]_, 30 layers, with its trained weights, in float32 on a CPU, in
 # float16 and bfloat16 on a GPU. The text is prose; in a batch every row has the same. A
-# :term:`prefill` reads 128 tokens and keeps no cache. A decode step reads one token over a static
-# :term:`KV cache` of 512 keys and writes one of them; it is repeated at that place.
+# :term:`prefill` reads 128 tokens, on a GPU four rows of 512, and keeps no cache. A decode step
+# reads one token over a static :term:`KV cache` of 512 keys and writes one of them; it is repeated
+# at that place.
 #
-# * *inductor*, and *inductor, reduce-overhead*, which replays CUDA graphs;
-# * *roundoff*: ``backend="roundoff"`` without options;
-# * *roundoff, tier 3, CUDA graph*: our Triton kernels between those of ONNX Runtime, and
-#   ``mode="reduce-overhead"``.
+# * *inductor* and *roundoff*: ``torch.compile(model)`` and ``backend="roundoff"``, without options;
+# * *inductor, reduce-overhead* and *roundoff, CUDA graph*: both with ``mode="reduce-overhead"``,
+#   which replays CUDA graphs.
 #
 # Each is compiled for the sizes of one case (``dynamic=False``) as one graph (``fullgraph=True``).
 # A record has all layers, the build of this site the first two.
 
 import gc
+import math
 import time
 import warnings
 from functools import partial
@@ -56,7 +57,6 @@ from transformers import StaticCache
 from roundoff.backend import onnx_custom_backend
 from roundoff.compare import scaled_error
 from roundoff.errors import UnsupportedError
-from roundoff.fusion import OptimizationOptions
 from roundoff.models import PASSAGES, SMOLLM2, Float64Llama, load_trained, padded, prompts
 from roundoff.ort import available
 from roundoff.page import Study
@@ -73,23 +73,25 @@ args = get_parsed_args(
     __doc__,
     layers=(0, "layers, 30 at most; 0: all of them in a record, few in a build"),
     batch=("", "rows of a decode step, such as 1,8,64"),
-    dtype=("float16,bfloat16" if cuda else "float32", "types to compare"),
+    dtype=("float16,bfloat16" if cuda else "float32", "types; after the first, the prefill alone"),
     budget=(0.2 if quick else 1.5 if cuda else 4.0, "seconds of measuring for each case"),
-    limit=(85.0 if cuda else 0.0, "start no other case after so many seconds; 0: no limit"),
+    limit=(0.0, "seconds after which no other case starts; 0: no limit, but 85 in a GPU's build"),
 )
 study = Study("plot_whole_model", args)
 recorded = args.record is not None
-layers = args.layers or (30 if recorded and not quick else 2)
-batches = [int(n) for n in (args.batch or ("1,8,64" if recorded and not quick else "1")).split(",")]
-TOKENS, KEYS = 128, 512
-BEST = "roundoff, tier 3, CUDA graph"
-every = OptimizationOptions("default+onnxruntime+experimental")
+second = recorded and args.second  # which confirms times, and computes nothing else again
+layers = args.layers or (30 if recorded and not quick else 2 - quick)
+usual = ("1,8" if cuda else "1,8,64") if recorded and not quick else "1"
+batches = [int(n) for n in (args.batch or usual).split(",")]
+limit = args.limit or (85.0 if cuda and not recorded else math.inf)
+TOKENS, KEYS = (16, 32) if quick else (512 if cuda else 128, 512)
+BEST = "roundoff, CUDA graph"
 WAYS = {
     "eager": None,
     "inductor": {},
     "inductor, reduce-overhead": {"mode": "reduce-overhead"},
     "roundoff": {"backend": onnx_custom_backend},
-    BEST: {"backend": partial(onnx_custom_backend, options=every), "mode": "reduce-overhead"},
+    BEST: {"backend": onnx_custom_backend, "mode": "reduce-overhead"},
 }
 
 trained = load_trained(layers=layers)
@@ -164,9 +166,11 @@ def synchronized():
 
 def free_memory():
     """Bytes that the GPU has free when torch's cache is empty; 0 without one."""
+    if not cuda:
+        return 0
     gc.collect()
     torch.cuda.empty_cache()
-    return torch.cuda.mem_get_info()[0] if cuda else 0
+    return torch.cuda.mem_get_info()[0]
 
 
 @torch.no_grad()
@@ -235,24 +239,23 @@ def contest(model, case, batch, chosen):
 # whole text; the error is in :ref:`one unit <unit>`.
 
 PLAIN = ("inductor", "roundoff")[quick:]
-GRAPHS = ("inductor, reduce-overhead", BEST) if cuda else ()
+GRAPHS = ("inductor, reduce-overhead", BEST)[quick:] if cuda else ()
 with torch.no_grad():  # what a first compilation imports is no part of the others
     for way in PLAIN + GRAPHS:
         torch.compile(torch.nn.Linear(4, 4, device=device), **WAYS[way])(text[:, :4].float())
-cases = [("decode", n) for n in batches]
-cases.insert(2, ("prefill", 1))  # the telling ones come first: the others may be left out
-contests = []
-for dtype in args.dtype.split(","):
+steps = [("decode", n) for n in batches]
+prefills = [] if quick else [("prefill", 4 if cuda else 1)]  # a quick run's is at the page's end
+cases = steps[:2] + prefills + steps[2:]  # what tells most comes first
+contests, dtypes = [], args.dtype.split(",")
+for dtype in dtypes:
     model = trained.model(getattr(torch, dtype), device=device)
-    for case, batch in cases:
-        if args.limit and time.perf_counter() - began > args.limit:
-            print(f"{dtype}, {case}, batch {batch}: left out after {args.limit:g} seconds")
+    for case, batch in cases if dtype == dtypes[0] else prefills:
+        if time.perf_counter() - began > limit:
+            print(f"{dtype}, {case}, batch {batch}: left out after {limit:g} seconds")
             continue
         # On a GPU compiling takes most of the time: each case has the ways that tell most.
-        graphs = GRAPHS if case == "decode" else ()
-        both = not graphs or (dtype == "float16" and batch == 1)
-        chosen = ("eager", *(PLAIN if both else ()), *graphs)
-        contests += contest(model, case, batch, chosen)
+        ways = GRAPHS if cuda and case == "decode" else PLAIN
+        contests += contest(model, case, batch, ("eager", *ways))
 contests.sort(key=lambda row: (row["dtype"] == "bfloat16", row["case"] == "decode", row["batch"]))
 contests, apart = pd.DataFrame(contests), ["first call", "nodes", "sessions", "memory"]
 study.table(
@@ -337,7 +340,7 @@ study.table(
     contests[contests["first call"].notna()][same + apart],
     "Seconds of the first call; nodes of ONNX that a call runs, and in how many sessions; memory.",
     columns=["case", "batch", "optimization", *apart],
-    rows={"batch": 1},
+    rows={"batch": [1, 4]},
     part="processor",
     times=["first call", "memory"],
 )
@@ -397,11 +400,12 @@ def generated(questions, **options):
 texts = {"first": asked[:1], "another length": asked[1:2], "two at once": asked[1:]}
 texts = dict(list(texts.items())[: 1 if quick else 3 if recorded and not cuda else 2])
 plain, words = model.forward, []
-for cache, dynamic in (("growing", True), ("static", None))[quick:]:
+caches = {"growing": True, "static": None}
+for cache in () if second else ["static"] if quick else ["growing"] if cuda else caches:
     options = {"cache_implementation": "static"} if cache == "static" else {}
     storage = {"instance": []}
     backend = partial(onnx_custom_backend, storage=storage)
-    compiled = torch.compile(plain, backend=backend, dynamic=dynamic)
+    compiled = torch.compile(plain, backend=backend, dynamic=caches[cache])
     for name, questions in texts.items():
         eager, usual = generated(questions, **options)
         known, model.forward = len(storage["instance"]), compiled
@@ -477,11 +481,11 @@ def _(x, most):
     return torch.empty_like(x)
 
 
-two = trained if layers == 2 else load_trained(layers=2)
+two = trained if layers <= 2 else load_trained(layers=2)
 model, partitions = two.model(device=device), []
 inputs, _ = prefill(model, 1)
 with torch.no_grad():
-    for name in ("as it is", "with gallery::limited")[quick:]:
+    for name in () if second else ("as it is", "with gallery::limited")[quick:]:
         if name != "as it is":
             mlp = model.model.layers[0].mlp
             # Dynamo looks up a global of __main__ once a process, and pages share processes.
@@ -495,8 +499,8 @@ with torch.no_grad():
             | {"sessions": len(graph.sessions), "borders": graph.borders, "from eager": error}
         )
     try:
-        strict = torch.compile(model, backend=partial(onnx_custom_backend, fallback=False))
-        strict(**inputs)
+        strict = partial(onnx_custom_backend, fallback=False)
+        torch.compile(lambda x, f=limited: f(x, 1.0), backend=strict)(torch.ones(2, 3))
     except UnsupportedError as refusal:
         print(f"fallback=False: {refusal}")
 study.table(

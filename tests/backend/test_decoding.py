@@ -12,6 +12,7 @@ import torch
 import roundoff.backend as rb
 from roundoff.backend.program import _Partition, unmoved, written_in_place
 from roundoff.errors import ModelError
+from roundoff.fusion import OptimizationOptions
 from roundoff.models import load_trained
 
 transformers = pytest.importorskip("transformers")
@@ -111,6 +112,40 @@ def test_a_trained_model_gives_eagers_tokens(dynamic: bool | None, most: int, st
     tokens, graphs = generated(model, inputs, dynamic, 16, **more)
     assert tokens.tolist() == wanted.tolist()
     assert len(graphs) <= most
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_a_step_as_on_cuda_repeats_no_keys(batch: int) -> None:
+    """Fused for CUDA and run on the CPU: grouped heads, keys that are shut out, a row without."""
+    model = tiny("Llama")
+
+    def step(**inputs: Any) -> torch.Tensor:
+        return model(**inputs).logits
+
+    storage: dict[str, Any] = {"instance": []}
+    backend = functools.partial(
+        rb.onnx_custom_backend, storage=storage, fallback=False,
+        options=OptimizationOptions(processor="CUDA"),
+    )  # fmt: skip
+    run = torch.compile(step, backend=backend, fullgraph=True, dynamic=False)
+    results = []
+    with torch.no_grad():
+        for call in (step, run):
+            cache = transformers.StaticCache(config=model.config, max_cache_len=9)
+            model(prompts(batch)["input_ids"], past_key_values=cache)
+            mask = torch.ones(batch, 1, 1, 9, dtype=torch.bool)
+            mask[..., 8] = mask[:1, ..., 2] = False
+            mask[2:] = False
+            logits = call(
+                input_ids=torch.full((batch, 1), 5), attention_mask=mask, past_key_values=cache,
+                position_ids=torch.full((batch, 1), 7),
+            )  # fmt: skip
+            results.append([logits, *(x for y in cache.layers for x in (y.keys, y.values))])
+    for eager, ours in zip(*results, strict=True):
+        torch.testing.assert_close(ours, eager, rtol=1e-4, atol=1e-4)
+    (graph,) = storage["instance"]
+    left = [node.op_type for node in graph.model.graph.node]
+    assert left.count("Expand") == len(cache.layers) + 1  # of each index, and of the mask once
 
 
 def test_a_static_cache_is_written_where_it_lies() -> None:

@@ -223,6 +223,24 @@ def test_prompts_are_padded_to_a_length(small) -> None:
     assert columns == [[[0, 0, 1, 1, 1, 1, 1]]]
 
 
+def test_a_cache_may_have_more_room_than_a_text_takes(small) -> None:
+    """Steps of prompts of different lengths then have equal shapes."""
+    model, shapes = small[0].model(), []
+
+    def step(**inputs):
+        mask, cache = inputs["attention_mask"], inputs["past_key_values"]
+        shapes.append((mask.shape[1], cache.layers[0].keys.shape[2]))
+        return model(**inputs)
+
+    for prompt in ([5, 6, 7], [60]):
+        made = decode(model, [prompt], 4, room=20, length=4, step=step)
+        assert torch.equal(made.tokens, decode(model, [prompt], 4).tokens)
+    assert set(shapes) == {(20, 20)}
+    decode(model, [[5, 6, 7]], 4, room=2, step=step)  # too little is as none
+    assert shapes[-1] == (7, 7)
+
+
+
 @settings(max_examples=8, deadline=None)
 @given(st.lists(st.lists(st.integers(2, 250), min_size=1, max_size=6), min_size=1, max_size=3),
        st.integers(0, 4))  # fmt: skip
@@ -499,7 +517,16 @@ def test_batches_of_a_server_have_every_request_once(requests, count, most, padd
     assert batches() == batches()
 
 
-@pytest.mark.parametrize("sizes", [(0, 4), (3, 0)])
-def test_batches_of_a_server_need_prompts_and_room(sizes):
+@given(st.integers(0, 60), st.integers(1, 5), st.integers(1, 6), st.integers(0))
+def test_a_server_waits_for_a_multiple(requests, multiple, times, seed):
+    most = multiple * times
+    batches = server_batches(requests, 3, most, multiple=multiple, seed=seed)
+    sizes = [len(rows) for rows, _ in batches]
+    assert sum(sizes) == requests
+    assert all(size % multiple == 0 and size <= most for size in sizes[:-1])
+
+
+@pytest.mark.parametrize(("sizes", "multiple"), [((0, 4), 1), ((3, 0), 1), ((3, 4), 0)])
+def test_batches_of_a_server_need_prompts_and_room(sizes, multiple):
     with pytest.raises(ArgumentError, match="at least 1"):
-        list(server_batches(5, *sizes))
+        list(server_batches(5, *sizes, multiple=multiple))

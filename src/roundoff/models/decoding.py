@@ -175,7 +175,7 @@ def padded(
 
 
 def server_batches(
-    requests: int, prompts: int, most: int, *, padding: int = 32, seed: int = 0
+    requests: int, prompts: int, most: int, *, multiple: int = 1, padding: int = 32, seed: int = 0
 ) -> Iterator[tuple[list[int], int]]:
     """Batches in which a server could decode requests that arrive at random.
 
@@ -190,6 +190,9 @@ def server_batches(
         Each request is for one of these, at random.
     most : int
         Largest batch.
+    multiple : int
+        Wait until a batch is a multiple of this, if so many requests are left: a server that has
+        recorded some sizes as CUDA graphs decodes those.
     padding : int
         Up to so many columns of padding in front of the longest prompt of a batch.
     seed : int
@@ -202,19 +205,22 @@ def server_batches(
     Raises
     ------
     ArgumentError
-        No prompt, or no room in a batch.
+        No prompt, no room in a batch, or a multiple below one.
 
     Examples
     --------
     >>> [len(rows) for rows, _ in server_batches(9, 3, 4)]
     [4, 3, 2]
     """
-    if prompts < 1 or most < 1:
-        raise ArgumentError("batches of a server", got=f"{prompts} prompts, at most {most} a batch",
-                            expected="at least 1")  # fmt: skip
+    if prompts < 1 or most < 1 or multiple < 1:
+        raise ArgumentError(
+            "batches of a server", expected="at least 1",
+            got=f"{prompts} prompts, at most {most} a batch, multiples of {multiple}",
+        )  # fmt: skip
     generator = np.random.default_rng(seed)
     while requests > 0:
-        size = min(1 + int(generator.geometric(1 / most)), most, requests)
+        waiting = 1 + int(generator.geometric(1 / most))
+        size = min(-(-waiting // multiple) * multiple, most, requests)
         requests -= size
         yield generator.integers(prompts, size=size).tolist(), int(generator.integers(padding + 1))
 
@@ -338,6 +344,7 @@ def decode(
     follow: torch.Tensor | None = None,
     observe: Callable[[int, torch.Tensor], Any] | None = None,
     length: int = 0,
+    room: int = 0,
     step: Callable[..., Any] | None = None,
     progress: Callable[[Any], Any] | None = None,
 ) -> Decoded:
@@ -362,6 +369,9 @@ def decode(
         model's type; it must not change them.
     length : int
         Pad the prompts to at least this many columns.
+    room : int
+        Columns of the cache, if that is more than padded prompts and tokens take: with one room for
+        all texts a :class:`GraphStep` records one graph a batch size.
     step : callable, optional
         Runs one token, such as ``torch.compile(model)``; called as *model* is.
     progress : callable, optional
@@ -390,9 +400,10 @@ def decode(
     if follow is not None and follow.shape != (batch, tokens):
         raise ArgumentError("a text to follow", got=str(tuple(follow.shape)),
                             expected=f"({batch}, {tokens}): (prompts, tokens)")  # fmt: skip
-    cache = StaticCache(config=model.config, max_cache_len=length + tokens)
+    room = max(room, length + tokens)
+    cache = StaticCache(config=model.config, max_cache_len=room)
     # One mask of the cache's whole length; what is not written yet is later than any query.
-    whole = torch.nn.functional.pad(mask, (0, tokens), value=1)
+    whole = torch.nn.functional.pad(mask, (0, room - length), value=1)
     positions = (mask.cumsum(1) - 1).clamp(min=0)
     ends = torch.tensor([end] if isinstance(end, int) else end or [-1], device=ids.device)
     finished = torch.zeros(batch, dtype=torch.bool, device=ids.device)

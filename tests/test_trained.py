@@ -17,6 +17,7 @@ from roundoff.models import (
     Float64Llama,
     GraphStep,
     decode,
+    decode_step,
     load_trained,
     padded,
     prompts,
@@ -223,6 +224,17 @@ def test_prompts_are_padded_to_a_length(small) -> None:
     assert columns == [[[0, 0, 1, 1, 1, 1, 1]]]
 
 
+@pytest.mark.parametrize("past", [0, 5])
+def test_a_step_that_is_repeated_is_the_token_after_others(small, past: int) -> None:
+    model = small[0].model()
+    step = decode_step(model, 2, past)
+    first = step()
+    assert torch.equal(step(), first)
+    with torch.no_grad():
+        whole = model(torch.tensor([[7] * past + [5]] * 2)).logits[:, -1:]
+    torch.testing.assert_close(first, whole)
+
+
 def test_a_cache_may_have_more_room_than_a_text_takes(small) -> None:
     """Steps of prompts of different lengths then have equal shapes."""
     model, shapes = small[0].model(), []
@@ -238,7 +250,6 @@ def test_a_cache_may_have_more_room_than_a_text_takes(small) -> None:
     assert set(shapes) == {(20, 20)}
     decode(model, [[5, 6, 7]], 4, room=2, step=step)  # too little is as none
     assert shapes[-1] == (7, 7)
-
 
 
 @settings(max_examples=8, deadline=None)

@@ -15,7 +15,9 @@ from ..errors import ArgumentError
 if TYPE_CHECKING:
     from .trained import TrainedLlama
 
-__all__ = ["Decoded", "Float64Llama", "GraphStep", "decode", "padded", "server_batches"]
+__all__ = [
+    "Decoded", "Float64Llama", "GraphStep", "decode", "decode_step", "padded", "server_batches",
+]  # fmt: skip
 
 
 class Float64Llama:
@@ -334,6 +336,63 @@ def _record(model: Any, cache: Any, inputs: Mapping[str, Any]) -> _Recorded:
     with torch.cuda.graph(graph):
         result = model(**call)
     return _Recorded(graph, tensors, cache, result)
+
+
+def decode_step(model: Any, batch: int, past: int, room: int = 64) -> Callable[[], torch.Tensor]:
+    """One step of decoding that can be repeated, as a measurement of its time does.
+
+    Each call computes the logits of one token for each of *batch* texts behind *past* others, and
+    writes its keys and values in the same place of a static cache. Such a step can be recorded as a
+    CUDA graph: nothing in it waits for the device.
+
+    Parameters
+    ----------
+    model : transformers' causal language model
+        It computes the cache, once, without what may replace its operators later.
+    batch : int
+        Texts.
+    past : int
+        Tokens before this one; 0: none, and no cache.
+    room : int
+        Columns of the cache behind them, which no token sees.
+
+    Returns
+    -------
+    callable
+        Without arguments; gives logits, shape (batch, 1, vocabulary).
+
+    Examples
+    --------
+    >>> from roundoff.models import decode_step, load_trained
+    >>> step = decode_step(load_trained(layers=1).model(), batch=2, past=3)
+    >>> step().shape, torch.equal(step(), step())
+    (torch.Size([2, 1, 49152]), True)
+    """
+    from transformers import StaticCache
+
+    inputs: dict[str, Any] = {"use_cache": False}
+    places: list[torch.Tensor] = []
+    if past:
+        cache = StaticCache(config=model.config, max_cache_len=past + room)
+        mask = torch.ones(batch, past + room, dtype=torch.int64, device=model.device)
+        inputs = {
+            "attention_mask": mask, "past_key_values": cache, "use_cache": True,
+            "position_ids": torch.full((batch, 1), past, device=model.device),
+        }  # fmt: skip
+        with torch.no_grad():
+            prompt = torch.full((batch, past), 7, device=model.device)
+            model(prompt, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        places = [layer.cumulative_length for layer in cache.layers]
+    token = torch.full((batch, 1), 5, device=model.device)
+
+    def step() -> torch.Tensor:
+        for place in places:  # the call counts its token
+            place.fill_(past)
+        with torch.no_grad():
+            logits: torch.Tensor = model(token, **inputs).logits
+        return logits
+
+    return step
 
 
 def decode(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -338,7 +339,14 @@ def _record(model: Any, cache: Any, inputs: Mapping[str, Any]) -> _Recorded:
     return _Recorded(graph, tensors, cache, result)
 
 
-def decode_step(model: Any, batch: int, past: int, room: int = 64) -> Callable[[], torch.Tensor]:
+def decode_step(
+    model: Any,
+    batch: int,
+    past: int,
+    *,
+    mode: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    room: int = 64,
+) -> Callable[..., torch.Tensor]:
     """One step of decoding that can be repeated, as a measurement of its time does.
 
     Each call computes the logits of one token for each of *batch* texts behind *past* others, and
@@ -348,18 +356,21 @@ def decode_step(model: Any, batch: int, past: int, room: int = 64) -> Callable[[
     Parameters
     ----------
     model : transformers' causal language model
-        It computes the cache, once, without what may replace its operators later.
+        It computes the cache, once, outside of *mode*.
     batch : int
         Texts.
     past : int
         Tokens before this one; 0: none, and no cache.
+    mode : callable
+        Gives the context manager that each call runs in, such as :func:`roundoff.invariant`.
     room : int
         Columns of the cache behind them, which no token sees.
 
     Returns
     -------
     callable
-        Without arguments; gives logits, shape (batch, 1, vocabulary).
+        Gives logits, shape (batch, 1, vocabulary). The number of a set of buffers, which
+        :func:`roundoff.timing.measure` may pass, changes nothing.
 
     Examples
     --------
@@ -385,10 +396,10 @@ def decode_step(model: Any, batch: int, past: int, room: int = 64) -> Callable[[
         places = [layer.cumulative_length for layer in cache.layers]
     token = torch.full((batch, 1), 5, device=model.device)
 
-    def step() -> torch.Tensor:
+    def step(_: int = 0) -> torch.Tensor:
         for place in places:  # the call counts its token
             place.fill_(past)
-        with torch.no_grad():
+        with torch.no_grad(), mode():
             logits: torch.Tensor = model(token, **inputs).logits
         return logits
 

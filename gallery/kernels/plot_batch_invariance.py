@@ -92,7 +92,6 @@ bits, times = args.only != "times" and not args.second, args.only != "bits"
 VARIABLES = {"CUBLAS_WORKSPACE_CONFIG": ":16:8", "CUBLASLT_WORKSPACE_SIZE": "1"}
 unsplit = gpu and VARIABLES.items() <= os.environ.items()  # a second process, see below
 TORCH = "two variables" if unsplit else "torch"
-NONE = pd.DataFrame()
 OTHERS = invariant_products()[0] if gpu and not unsplit else {}
 ONE_TILE = Tile(swap=False, rows=128, columns=128, depth=64, warps=8, stages=3)
 KINDS = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32} | (
@@ -105,8 +104,9 @@ SHAPES = [
 ]
 #: Timed, too: joined weights, vocabularies, and a weight that vLLM has tiles for.
 MORE = [(4096, 6144), (14336, 4096), (4096, 128256), (576, 49152), (2048, 12288)] if gpu else []
-COUNTS = [1, 2, 3, 4, 8, 16, 32, 64, 96, 128, 256, 512, 1024, 2048, 4096]
-COUNTS = COUNTS[: None if gpu else 7 if fast else 10]
+COUNTS = [1, 2, 3, 4, 8, 16, 32, 64, 96, 128, 256, 512, 1024, 2048, 4096][
+    : None if gpu else 7 if fast else 10
+]
 TIMED = [1, 4, 16, 64, 256, 1024, 4096] if gpu else [1, 16]
 
 
@@ -153,7 +153,7 @@ few = {"only": "times" if args.second else args.only, "completions": min(args.co
 [second] = attempt({}, partial(study.again, **few), VARIABLES) if gpu and not unsplit else [{}]
 study.table(
     "alone",
-    [*alone, *second.get("alone", NONE).to_dict("records")],
+    [*alone, *second.get("alone", pd.DataFrame()).to_dict("records")],
     "Larger M at which the first row has other bits than alone, of M from 2 to 128 (4096 on a "
     "GPU); its different results, and from which M on there is one; typical error of ordinary "
     "rows.",
@@ -359,7 +359,7 @@ for way in MODES if bits else ():
         texts += attempt({"way": way, "served": served}, compare_texts, way, batches)
 study.table(
     "texts",
-    [*texts, *second.get("texts", NONE).to_dict("records")],
+    [*texts, *second.get("texts", pd.DataFrame()).to_dict("records")],
     "Texts in bfloat16: how many different ones, of how many prompts; completions that are not "
     "what the prompt gets alone, and the first token at which one leaves it.",
     columns=["way", "served", "completions", "different", "of", "other texts", "first other"],
@@ -415,8 +415,8 @@ def ratios(calls, launches=1):
         precision=0.01, min_rounds=9 if gpu else 3, max_rounds=60,
     )  # fmt: skip
     over = timings.ratios().set_index("label")
-    interval = over.reindex(["roundoff"])[["low", "high"]].iloc[0].to_dict()
-    return over["ratio"].to_dict() | interval | {"µs": timings.frame["median"].iloc[0] * 1e6}
+    row = over["ratio"].to_dict() | over.reindex(["roundoff"])[["low", "high"]].iloc[0].to_dict()
+    return row | {"µs": timings.frame["median"].iloc[0] * 1e6}
 
 
 def compare_times(kind, x, weights):

@@ -362,7 +362,7 @@ def decode_step(
     past : int
         Tokens before this one; 0: none, and no cache.
     mode : callable
-        Gives the context manager that each call runs in, such as :func:`roundoff.invariant`.
+        Gives the context manager that each call runs in, such as ``roundoff.invariant``.
     room : int
         Columns of the cache behind them, which no token sees.
 

@@ -17,6 +17,7 @@ from roundoff.models import (
     Float64Llama,
     GraphStep,
     decode,
+    decode_step,
     load_trained,
     padded,
     prompts,
@@ -221,6 +222,34 @@ def test_prompts_are_padded_to_a_length(small) -> None:
 
     decode(model, [[60, 61, 62]], 2, step=step, length=5)
     assert columns == [[[0, 0, 1, 1, 1, 1, 1]]]
+
+
+@pytest.mark.parametrize("past", [0, 5])
+def test_a_step_that_is_repeated_is_the_token_after_others(small, past: int) -> None:
+    model = small[0].model()
+    step = decode_step(model, 2, past)
+    first = step()
+    assert torch.equal(step(), first)
+    with torch.no_grad():
+        whole = model(torch.tensor([[7] * past + [5]] * 2)).logits[:, -1:]
+    torch.testing.assert_close(first, whole)
+
+
+def test_a_cache_may_have_more_room_than_a_text_takes(small) -> None:
+    """Steps of prompts of different lengths then have equal shapes."""
+    model, shapes = small[0].model(), []
+
+    def step(**inputs):
+        mask, cache = inputs["attention_mask"], inputs["past_key_values"]
+        shapes.append((mask.shape[1], cache.layers[0].keys.shape[2]))
+        return model(**inputs)
+
+    for prompt in ([5, 6, 7], [60]):
+        made = decode(model, [prompt], 4, room=20, length=4, step=step)
+        assert torch.equal(made.tokens, decode(model, [prompt], 4).tokens)
+    assert set(shapes) == {(20, 20)}
+    decode(model, [[5, 6, 7]], 4, room=2, step=step)  # too little is as none
+    assert shapes[-1] == (7, 7)
 
 
 @settings(max_examples=8, deadline=None)
@@ -499,7 +528,16 @@ def test_batches_of_a_server_have_every_request_once(requests, count, most, padd
     assert batches() == batches()
 
 
-@pytest.mark.parametrize("sizes", [(0, 4), (3, 0)])
-def test_batches_of_a_server_need_prompts_and_room(sizes):
+@given(st.integers(0, 60), st.integers(1, 5), st.integers(1, 6), st.integers(0))
+def test_a_server_waits_for_a_multiple(requests, multiple, times, seed):
+    most = multiple * times
+    batches = server_batches(requests, 3, most, multiple=multiple, seed=seed)
+    sizes = [len(rows) for rows, _ in batches]
+    assert sum(sizes) == requests
+    assert all(size % multiple == 0 and size <= most for size in sizes[:-1])
+
+
+@pytest.mark.parametrize(("sizes", "multiple"), [((0, 4), 1), ((3, 0), 1), ((3, 4), 0)])
+def test_batches_of_a_server_need_prompts_and_room(sizes, multiple):
     with pytest.raises(ArgumentError, match="at least 1"):
-        list(server_batches(5, *sizes))
+        list(server_batches(5, *sizes, multiple=multiple))

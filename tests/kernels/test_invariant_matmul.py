@@ -161,6 +161,31 @@ def test_strides_and_alignment_do_not_matter(dtype):
     assert torch.equal(matmul(x.view(1, 23, 48), weight)[0], wanted)
 
 
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("biased", [False, True])
+def test_where_a_row_is_and_how_it_lies_does_not_matter(biased, dtype):
+    """Of a real layer, where cuBLAS is asked for each layout by itself."""
+    n, k = (4096, 4096) if CUDA else (32, 48)
+    x, weight = cancelling(*(torch.empty(m, k, device=DEVICE, dtype=dtype) for m in (300, n)))
+    bias = draw(n, dtype=dtype, seed=2) if biased else None
+    whole = matmul(x, weight, bias)
+    for start, end in ((299, 300), (1, 65), (130, 259)):
+        rows, wanted = x[start:end], whole[start:end]
+        odd = torch.zeros(rows.numel() + 1, device=DEVICE, dtype=dtype)[1:].view(rows.shape)
+        layouts = {
+            "as a slice": rows,
+            "at an odd address": odd.copy_(rows),
+            "in a wider tensor": torch.cat([rows, rows], 1)[:, :k],
+            "by columns": rows.t().contiguous().t(),
+            "behind padding": torch.cat([torch.zeros_like(rows), rows]),
+        }
+        for name, laid in layouts.items():
+            made = matmul(laid, weight, bias)[-len(rows) :]
+            assert torch.equal(made, wanted), (start, end, name)
+    for other in (weight.t().contiguous().t(), torch.cat([weight, weight], 1)[:, :k]):
+        assert torch.equal(matmul(x[:70], other, bias), whole[:70])
+
+
 @pytest.mark.parametrize("way", [matmul, by_kernel])
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 def test_what_is_in_other_rows_does_not_leak(way, dtype, chains):

@@ -13,10 +13,12 @@ from roundoff.errors import ArgumentError, ShapeError
 from roundoff.kernels import interpreting, shuffled_programs
 from roundoff.kernels._layer_norm import forward_of
 from roundoff.kernels.baselines import (
+    decode_attentions,
     invariant_modes,
     invariant_products,
     layer_norms,
     rms_norms,
+    vllm_tile,
 )
 from roundoff.kernels.lessons import locked, plain_product, two_stage
 
@@ -199,3 +201,27 @@ except MissingDependencyError as error:
         [sys.executable, "-c", code], capture_output=True, text=True, env={"PYTHONPATH": source}
     )
     assert "pip install triton" in done.stdout, done.stderr
+
+
+def test_a_tile_of_vllm_covers_its_rows_with_one_block_of_k():
+    for n, k in ((12288, 2048), (2048, 6144)):
+        tiles = [vllm_tile(m, n, k) for m in range(1, 4097)]
+        assert {tile.depth for tile in tiles} == {128}
+        assert all(t.rows >= m for m, t in enumerate(tiles[:32], 1) if m <= 16)
+        assert len(set(tiles)) > 5
+    assert len({vllm_tile(m, 4096, 4096) for m in (1, 100, 4096)}) == 1
+
+
+@pytest.mark.skipif(interpreting(), reason="torch compiles FlexDecoding for a GPU")
+def test_flex_decoding_is_attention():
+    """And with a fixed number of parts a row has the same bits in every batch."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(8, 8, 1, 64), (8, 2, 512, 64), (8, 2, 512, 64)]
+    q, k, v = (torch.randn(s, generator=generator).to(DEVICE, torch.bfloat16) for s in shapes)
+    truth = torch.nn.functional.scaled_dot_product_attention(
+        *(t.double() for t in (q, k, v)), enable_gqa=True
+    )
+    for compute in decode_attentions().values():
+        torch.testing.assert_close(compute(q, k, v).double(), truth, rtol=2e-2, atol=2e-3)
+    fixed = decode_attentions()["FlexDecoding, fixed"]
+    assert torch.equal(fixed(q[:1], k[:1], v[:1])[0], fixed(q, k, v)[0])

@@ -638,6 +638,12 @@ def test_a_second_process_has_the_variables_and_the_options(again, monkeypatch) 
     assert not Path("kept").exists()  # the record is the first process's
 
 
+def test_a_record_says_when_each_table_was_there(again, capfd) -> None:
+    """Those of a second process, too: what is left out for lack of time shows."""
+    again({})
+    assert re.search(r"^\[\d+ s\] table t, rows: 1$", capfd.readouterr().err, re.MULTILINE)
+
+
 def test_a_second_process_that_fails_is_an_error_with_its_words(again) -> None:
     with pytest.raises(WorkerError, match="not this way"):
         again({}, way="wrong")

@@ -15,10 +15,11 @@ from ..errors import ArgumentError
 from ._layer_norm import forward_of
 from ._row_norm import LAYER, RMS, case_of, gradients_of
 from ._runtime import check_device, interpreting, kernel, run
+from .invariant_matmul import Tile
 
 __all__ = [
-    "LayerNorm", "RmsNorm", "invariant_modes", "invariant_products", "layer_norms", "rms_norms",
-    "stream",
+    "LayerNorm", "RmsNorm", "decode_attentions", "invariant_modes", "invariant_products",
+    "layer_norms", "rms_norms", "stream", "vllm_tile",
 ]  # fmt: skip
 
 Tensors = tuple[torch.Tensor, ...]
@@ -507,3 +508,107 @@ def invariant_modes() -> tuple[
         return {label: _loaded(label).set_batch_invariant_mode}, {}
     except (ImportError, OSError, AttributeError) as error:
         return {}, {label: f"{type(error).__name__}: {error}"}
+
+
+# vLLM's: rows of x up to which a tile is taken -> rows, columns, warps and stages of the tile. With
+# another weight, or in float16, it has one tile for all; its block of K is fixed for a weight.
+_VLLM_ONE = Tile(swap=False, rows=128, columns=128, depth=64, warps=8, stages=3)
+_VLLM: dict[tuple[int, int], dict[int, tuple[int, int, int, int]]] = {  # by N and K
+    (12288, 2048): {
+        1: (16, 256, 4, 3), 4: (16, 256, 4, 4), 16: (16, 64, 4, 4), 32: (32, 64, 8, 5),
+        64: (64, 64, 4, 4), 256: (64, 128, 4, 3), 512: (128, 128, 8, 3), 2048: (128, 256, 8, 2),
+    },
+    (2048, 6144): {
+        1: (16, 32, 4, 4), 8: (16, 64, 4, 4), 16: (16, 32, 4, 3), 32: (32, 32, 8, 3),
+        64: (64, 32, 4, 5), 256: (64, 128, 4, 3), 512: (128, 128, 4, 3), 1024: (64, 64, 4, 5),
+        2048: (64, 128, 4, 4),
+    },
+}  # fmt: skip
+
+
+def vllm_tile(m: int, n: int, k: int) -> Tile:
+    """The tile of vLLM's invariant product on Hopper, in bfloat16.
+
+    Its table has five weights, those of Qwen3-1.7B, measured on an H20; two of them are here. All
+    others take one tile, which is that of batch_invariant_ops, too.
+
+    Parameters
+    ----------
+    m, n, k : int
+        Rows of x, and the weight (N, K).
+
+    Returns
+    -------
+    Tile
+        For :func:`roundoff.kernels.matmul`.
+
+    References
+    ----------
+    https://github.com/vllm-project/vllm/pull/53247
+
+    Examples
+    --------
+    >>> from roundoff.kernels.baselines import vllm_tile
+    >>> vllm_tile(1, 12288, 2048).rows, vllm_tile(1, 4096, 4096).rows
+    (16, 128)
+    """
+    tiles = _VLLM.get((n, k))
+    if tiles is None:
+        return _VLLM_ONE
+    most = next((rows for rows in tiles if rows >= m), max(tiles))
+    rows, columns, warps, stages = tiles[most]
+    return Tile(swap=False, rows=rows, columns=columns, depth=128, warps=warps, stages=stages)
+
+
+# --- attention of one token -----------------------------------------------------------------------
+
+Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def decode_attentions(parts: int = 16) -> dict[str, Attention]:
+    """Others' attention of one token over a cache, which torch compiles for a GPU when called.
+
+    FlexDecoding cuts the keys into as many parts as give each multiprocessor two, so that the
+    number of parts depends on the batch; its option ``SPLIT_KV`` fixes it.
+
+    Parameters
+    ----------
+    parts : int
+        Parts of the keys in the fixed way.
+
+    Returns
+    -------
+    dict
+        "FlexDecoding" and "FlexDecoding, fixed" -> function of q (batch, heads, 1, head), keys and
+        values (batch, groups, keys, head), that gives (batch, heads, 1, head). Each shape is
+        compiled when it is first seen, which takes seconds.
+
+    References
+    ----------
+    https://docs.pytorch.org/docs/stable/nn.attention.flex_attention.html
+
+    Examples
+    --------
+    >>> from roundoff.kernels.baselines import decode_attentions
+    >>> list(decode_attentions())
+    ['FlexDecoding', 'FlexDecoding, fixed']
+    """
+    return {
+        "FlexDecoding": partial(_flex, None),
+        "FlexDecoding, fixed": partial(_flex, {"SPLIT_KV": parts}),
+    }
+
+
+@cache
+def _compiled_flex() -> Any:
+    flex = importlib.import_module("torch.nn.attention.flex_attention").flex_attention
+    # Every shape is compiled for itself; after eight, torch would give up.
+    importlib.import_module("torch._dynamo").config.recompile_limit = 256
+    return torch.compile(flex, dynamic=False, fullgraph=True)
+
+
+def _flex(
+    options: dict[str, int] | None, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+) -> torch.Tensor:
+    made: torch.Tensor = _compiled_flex()(q, k, v, enable_gqa=True, kernel_options=options)
+    return made

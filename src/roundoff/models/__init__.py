@@ -1,6 +1,14 @@
 """Models of the pages: small ONNX graphs, a Llama with random weights, a trained one."""
 
-from .decoding import Decoded, Float64Llama, GraphStep, decode, padded, server_batches
+from .decoding import (
+    Decoded,
+    Float64Llama,
+    GraphStep,
+    decode,
+    decode_step,
+    padded,
+    server_batches,
+)
 from .llama import SIZES, Llama, Size, random_tokens
 from .small import layer_norm_feeds, layer_norm_matmul, residual_rms_norm
 from .texts import PASSAGES, prompts
@@ -17,6 +25,7 @@ __all__ = [
     "Size",
     "TrainedLlama",
     "decode",
+    "decode_step",
     "layer_norm_feeds",
     "layer_norm_matmul",
     "load_trained",

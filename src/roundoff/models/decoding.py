@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -15,7 +16,9 @@ from ..errors import ArgumentError
 if TYPE_CHECKING:
     from .trained import TrainedLlama
 
-__all__ = ["Decoded", "Float64Llama", "GraphStep", "decode", "padded", "server_batches"]
+__all__ = [
+    "Decoded", "Float64Llama", "GraphStep", "decode", "decode_step", "padded", "server_batches",
+]  # fmt: skip
 
 
 class Float64Llama:
@@ -175,7 +178,7 @@ def padded(
 
 
 def server_batches(
-    requests: int, prompts: int, most: int, *, padding: int = 32, seed: int = 0
+    requests: int, prompts: int, most: int, *, multiple: int = 1, padding: int = 32, seed: int = 0
 ) -> Iterator[tuple[list[int], int]]:
     """Batches in which a server could decode requests that arrive at random.
 
@@ -190,6 +193,9 @@ def server_batches(
         Each request is for one of these, at random.
     most : int
         Largest batch.
+    multiple : int
+        Wait until a batch is a multiple of this, if so many requests are left: a server that has
+        recorded some sizes as CUDA graphs decodes those.
     padding : int
         Up to so many columns of padding in front of the longest prompt of a batch.
     seed : int
@@ -202,19 +208,22 @@ def server_batches(
     Raises
     ------
     ArgumentError
-        No prompt, or no room in a batch.
+        No prompt, no room in a batch, or a multiple below one.
 
     Examples
     --------
     >>> [len(rows) for rows, _ in server_batches(9, 3, 4)]
     [4, 3, 2]
     """
-    if prompts < 1 or most < 1:
-        raise ArgumentError("batches of a server", got=f"{prompts} prompts, at most {most} a batch",
-                            expected="at least 1")  # fmt: skip
+    if prompts < 1 or most < 1 or multiple < 1:
+        raise ArgumentError(
+            "batches of a server", expected="at least 1",
+            got=f"{prompts} prompts, at most {most} a batch, multiples of {multiple}",
+        )  # fmt: skip
     generator = np.random.default_rng(seed)
     while requests > 0:
-        size = min(1 + int(generator.geometric(1 / most)), most, requests)
+        waiting = 1 + int(generator.geometric(1 / most))
+        size = min(-(-waiting // multiple) * multiple, most, requests)
         requests -= size
         yield generator.integers(prompts, size=size).tolist(), int(generator.integers(padding + 1))
 
@@ -330,6 +339,73 @@ def _record(model: Any, cache: Any, inputs: Mapping[str, Any]) -> _Recorded:
     return _Recorded(graph, tensors, cache, result)
 
 
+def decode_step(
+    model: Any,
+    batch: int,
+    past: int,
+    *,
+    mode: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    room: int = 64,
+) -> Callable[..., torch.Tensor]:
+    """One step of decoding that can be repeated, as a measurement of its time does.
+
+    Each call computes the logits of one token for each of *batch* texts behind *past* others, and
+    writes its keys and values in the same place of a static cache. Such a step can be recorded as a
+    CUDA graph: nothing in it waits for the device.
+
+    Parameters
+    ----------
+    model : transformers' causal language model
+        It computes the cache, once, outside of *mode*.
+    batch : int
+        Texts.
+    past : int
+        Tokens before this one; 0: none, and no cache.
+    mode : callable
+        Gives the context manager that each call runs in, such as ``roundoff.invariant``.
+    room : int
+        Columns of the cache behind them, which no token sees.
+
+    Returns
+    -------
+    callable
+        Gives logits, shape (batch, 1, vocabulary). The number of a set of buffers, which
+        :func:`roundoff.timing.measure` may pass, changes nothing.
+
+    Examples
+    --------
+    >>> from roundoff.models import decode_step, load_trained
+    >>> step = decode_step(load_trained(layers=1).model(), batch=2, past=3)
+    >>> step().shape, torch.equal(step(), step())
+    (torch.Size([2, 1, 49152]), True)
+    """
+    from transformers import StaticCache
+
+    inputs: dict[str, Any] = {"use_cache": False}
+    places: list[torch.Tensor] = []
+    if past:
+        cache = StaticCache(config=model.config, max_cache_len=past + room)
+        mask = torch.ones(batch, past + room, dtype=torch.int64, device=model.device)
+        inputs = {
+            "attention_mask": mask, "past_key_values": cache, "use_cache": True,
+            "position_ids": torch.full((batch, 1), past, device=model.device),
+        }  # fmt: skip
+        with torch.no_grad():
+            prompt = torch.full((batch, past), 7, device=model.device)
+            model(prompt, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        places = [layer.cumulative_length for layer in cache.layers]
+    token = torch.full((batch, 1), 5, device=model.device)
+
+    def step(_: int = 0) -> torch.Tensor:
+        for place in places:  # the call counts its token
+            place.fill_(past)
+        with torch.no_grad(), mode():
+            logits: torch.Tensor = model(token, **inputs).logits
+        return logits
+
+    return step
+
+
 def decode(
     model: Any,
     prompts: Sequence[Sequence[int]],
@@ -338,6 +414,7 @@ def decode(
     follow: torch.Tensor | None = None,
     observe: Callable[[int, torch.Tensor], Any] | None = None,
     length: int = 0,
+    room: int = 0,
     step: Callable[..., Any] | None = None,
     progress: Callable[[Any], Any] | None = None,
 ) -> Decoded:
@@ -362,6 +439,9 @@ def decode(
         model's type; it must not change them.
     length : int
         Pad the prompts to at least this many columns.
+    room : int
+        Columns of the cache, if that is more than padded prompts and tokens take: with one room for
+        all texts a :class:`GraphStep` records one graph a batch size.
     step : callable, optional
         Runs one token, such as ``torch.compile(model)``; called as *model* is.
     progress : callable, optional
@@ -390,9 +470,10 @@ def decode(
     if follow is not None and follow.shape != (batch, tokens):
         raise ArgumentError("a text to follow", got=str(tuple(follow.shape)),
                             expected=f"({batch}, {tokens}): (prompts, tokens)")  # fmt: skip
-    cache = StaticCache(config=model.config, max_cache_len=length + tokens)
+    room = max(room, length + tokens)
+    cache = StaticCache(config=model.config, max_cache_len=room)
     # One mask of the cache's whole length; what is not written yet is later than any query.
-    whole = torch.nn.functional.pad(mask, (0, tokens), value=1)
+    whole = torch.nn.functional.pad(mask, (0, room - length), value=1)
     positions = (mask.cumsum(1) - 1).clamp(min=0)
     ends = torch.tensor([end] if isinstance(end, int) else end or [-1], device=ids.device)
     finished = torch.zeros(batch, dtype=torch.bool, device=ids.device)

@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -146,6 +147,7 @@ class Study:
         self._times: dict[str, list[str]] = {}
         self._figures: set[str] = set()
         self._mode = run_mode()
+        self._start = time.monotonic()
         self._records = [_recorded(r) for r in sorted(read_records(page, records), key=_place)]
         use_style()
 
@@ -244,6 +246,10 @@ class Study:
     def _keep(self, name: str, frame: Any, part: str | None, times: Sequence[str]) -> None:
         if name in self._tables and self._mode != "notebook":
             raise ArgumentError("two tables of one name", got=name, expected="a new name")
+        if getattr(self.args, "record", None) is not None:
+            # What took how long, for those who have to choose what a record leaves out.
+            spent = time.monotonic() - self._start
+            print(f"[{spent:.0f} s] table {name}, rows: {len(frame)}", file=sys.stderr, flush=True)
         frame = pd.DataFrame(frame).reset_index(drop=True)
         if part is None and "provider" not in frame:
             raise ArgumentError(f"table {name}: what computed it?", expected='part="cpu" or "gpu"')
@@ -392,6 +398,7 @@ class Study:
                     f"{self.page}: its second process", got=f"more than {_SECOND_S:g} s",
                     hint="smaller sizes",
                 ) from error  # fmt: skip
+            print(done.stderr, end="", file=sys.stderr, flush=True)
             if done.returncode:
                 raise WorkerError(f"{self.page}: its second process", got=done.stderr[-2000:])
             [path] = Path(folder).glob("*/*.json")

@@ -2,8 +2,8 @@
 
 Parts, each a table and a list of rows in ``--out``:
 
-- ``check``: every way of dividing a row against float64, and 20 runs each with one result. Run it
-  first, with a time limit: programs that share a row wait for each other.
+- ``check``: the ways of dividing a row against float64, and ten more runs each with one result: a
+  line for each width, type and form, and no new one after ``--seconds``.
 - ``tune``: candidates of tilings for each width, type and direction; prints the quickest three
   beside the usual one and the ceiling, a stream with the same reads and writes.
 - ``race``: torch, inductor, Liger, QuACK, flash-linear-attention, Apex and Transformer Engine, as
@@ -208,39 +208,85 @@ def truth_of(cell: Cell, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     return grads
 
 
+CHECKED = (1000, 15872, 24576, 32768, 65536, 131072)
+#: Rows: more than the programs of a device, so that some take two, and a last tile that is short.
+CHECKED_ROWS = 301
+
+
 def check(bench: Bench) -> None:
-    """Every way of dividing a row, against float64 and against itself."""
-    widths = (70,) if bench.dry else (1000, 8192, 15872, 20000, 24576, 40000, 65536, 131072)
-    kinds = ("float32",) if bench.dry else ("float16", "bfloat16", "float32")
-    worst = 0.0
-    for form, n, kind, direction in itertools.product(FORMS, widths, kinds, DIRECTIONS):
-        cell = Cell(form, direction, kind, 5 if bench.dry else 300, n)
-        (tensors,) = bench.inputs(cell, 1)
-        usual = (forward_tiling if direction == "forward" else backward_tiling)(
-            n, cell.dtype.itemsize
-        )
-        for tiling in (
-            [usual] + [usual._replace(wait=not usual.wait)] * (usual.shares > 1) + DRY * bench.dry
-        ):
-            call = call_of(cell, tensors, tiling)
-            first = [t for t in call() if t is not None]
-            expected = truth_of(cell, tensors)
-            errors = [
-                ((a.double() - e).square().mean().sqrt() / e.square().mean().sqrt()).item()
-                / torch.finfo(cell.dtype).eps
-                for a, e in zip(first, expected, strict=False)
-            ]
-            runs = range(2 if bench.dry else 20)
-            same = all(
-                all(torch.equal(a, b) for a, b in zip(first, call(), strict=False)) for _ in runs
-            )
-            row = cell._asdict() | {"tiling": str(tuple(tiling)), "errors": errors, "same": same}
-            bench.rows.setdefault("check", []).append(row)
-            worst = max(worst, *errors)
+    """Every way of dividing a row, against float64 and against itself; a line for each width."""
+    options = bench.options
+    groups = check_groups(bench)
+    if options.compile:
+        compile_some(bench, [pair for group in groups for pair in ways_of(bench, group)])
+        return
+    print(f"check: {len(groups)} groups, at most {options.seconds:.0f} s", flush=True)
+    start, worst, wrong = time.perf_counter(), 0.0, 0
+    if not bench.dry:
+        compiled_apart(bench, "check")
+    for group in groups:
+        n, kind, form = group
+        began = time.perf_counter()
+        if began - start > options.seconds:
+            print(f"check: out of time before {form} {kind} {n}", flush=True)
+            break
+        largest = 0.0
+        expected: dict[str, Any] = {}
+        for cell, tiling in ways_of(bench, group):
+            (tensors,) = bench.inputs(cell, 1)
+            if cell.direction not in expected:
+                expected[cell.direction] = truth_of(cell, tensors)
+            errors, same = checked(bench, cell, tensors, tiling, expected[cell.direction])
+            row = cell._asdict() | {"tiling": str(tuple(tiling)), "errors": errors}
+            bench.rows.setdefault("check", []).append(row | {"same": same})
+            largest = max(largest, *errors)
             # A sum in float32 is rounded many times, one in 16 bits once.
-            if max(errors) > (2 if kind == "float32" else 0.6) or not same:
-                print(f"WRONG {row}", flush=True)
-    print(f"check: {len(bench.rows['check'])} cells, largest error {worst:.2f} units (RMS)")
+            if not max(errors) <= (2 if kind == "float32" else 0.6) or not same:
+                wrong += 1
+                print(f"WRONG {row} same {same}", flush=True)
+        worst = max(worst, largest)
+        took = time.perf_counter() - began
+        print(f"  {form} {kind} {n}: largest error {largest:.2f}, {took:.1f} s", flush=True)
+    count = len(bench.rows.get("check", []))
+    print(f"check: {count} ways, {wrong} wrong, largest error {worst:.2f} units (RMS)", flush=True)
+
+
+def check_groups(bench: Bench) -> list[tuple[int, str, str]]:
+    """Width, type and form."""
+    options = bench.options
+    widths = options.widths or ((70,) if bench.dry else CHECKED)
+    kinds = options.types or (("float32",) if bench.dry else ("float16", "float32"))
+    return [*itertools.product(widths, kinds, options.forms or FORMS)]
+
+
+def ways_of(bench: Bench, group: tuple[int, str, str]) -> Iterator[tuple[Cell, Tiling]]:
+    """Cells of a group with their usual tiling; with --all also those chosen for their width."""
+    n, kind, form = group
+    for direction in bench.options.directions or DIRECTIONS:
+        cell = Cell(form, direction, kind, 5 if bench.dry else CHECKED_ROWS, n)
+        find = forward_tiling if direction == "forward" else backward_tiling
+        usual = find(n, cell.dtype.itemsize)
+        others = directed(cell, usual) if bench.options.all else []
+        for tiling in dict.fromkeys([usual, *others, *DRY * bench.dry]):
+            yield cell, tiling
+
+
+def checked(
+    bench: Bench, cell: Cell, tensors: list[torch.Tensor], tiling: Tiling, expected: Any
+) -> tuple[list[float], bool]:
+    """Errors of one way in units, and whether more runs give the same bits."""
+    call = call_of(cell, tensors, tiling)
+    first = [t for t in call() if t is not None]
+    errors = [
+        ((a.double() - e).square().mean().sqrt() / e.square().mean().sqrt()).item()
+        / torch.finfo(cell.dtype).eps
+        for a, e in zip(first, expected, strict=False)
+    ]
+    same = True
+    for _ in range(2 if bench.dry else 10):
+        pairs = zip(first, call(), strict=False)
+        same &= all(torch.equal(a, b) for a, b in pairs)
+    return errors, same
 
 
 # --- tune -----------------------------------------------------------------------------------------
@@ -299,6 +345,46 @@ def whole_tilings(cell: Cell, usual: Tiling) -> Iterator[Tiling]:
             )
 
 
+#: Forward, two-byte types, by columns: rows, piece, pieces, warps, stages, per_sm, hold. Each is
+#: tried with the row converted again, which halves its registers, and the first of each width also
+#: with the rows passing through the cache. ptxas says that none of them spills by more than 12
+#: words of a thread, and that per_sm programs fit.
+DIRECTED = {
+    16384: [
+        (1, 2048, 8, 4, 1, 0), (1, 2048, 8, 4, 1, 4), (1, 4096, 4, 8, 1, 2), (1, 4096, 4, 8, 1, 3),
+        (1, 4096, 4, 8, 2, 2), (1, 4096, 4, 16, 3, 1, True), (1, 4096, 4, 16, 2, 1, True),
+        (2, 4096, 4, 16, 1, 1),
+    ],
+    24576: [
+        (1, 4096, 6, 8, 1, 2), (1, 4096, 6, 8, 2, 2), (1, 8192, 3, 8, 1, 2), (1, 4096, 6, 8, 1, 0),
+        (1, 4096, 6, 4, 1, 2), (1, 2048, 12, 4, 1, 0), (1, 4096, 6, 16, 2, 2),
+        (1, 8192, 3, 16, 1, 2), (1, 4096, 6, 16, 2, 1, True), (1, 4096, 6, 16, 3, 1),
+    ],
+    32768: [
+        (1, 4096, 8, 8, 1, 2), (1, 4096, 8, 8, 2, 2), (1, 4096, 8, 8, 1, 0), (1, 8192, 4, 8, 1, 2),
+        (1, 2048, 16, 8, 2, 2), (1, 8192, 4, 8, 1, 1), (1, 8192, 4, 16, 2, 1),
+        (1, 8192, 4, 16, 3, 1), (2, 4096, 8, 16, 1, 1),
+    ],
+    65536: [
+        (1, 4096, 16, 16, 1, 1), (1, 4096, 16, 16, 1, 0), (1, 8192, 8, 16, 1, 1),
+        (1, 8192, 8, 16, 2, 1), (1, 8192, 0, 16), (1, 16384, 0, 16),
+    ],
+    131072: [(1, 8192, 0, 16), (1, 16384, 0, 16), (1, 8192, 0, 8), (1, 32768, 0, 32)],
+}  # fmt: skip
+
+
+def directed(cell: Cell, usual: Tiling) -> list[Tiling]:
+    """Tilings chosen for a width, and the usual one with rows converted again or passing."""
+    if cell.direction == "backward" or cell.dtype.itemsize != 2:
+        return []
+    tilings = [Tiling(*t)._replace(again=True) for t in DIRECTED.get(cell.n, ())]
+    if tilings:
+        tilings.append(tilings[0]._replace(passing=True))
+    if usual.shares == 1 and usual.stages == 1 and not usual.hold:
+        tilings += [usual._replace(again=True), usual._replace(again=True, passing=True)]
+    return tilings
+
+
 def candidates(cell: Cell, most: int) -> list[Tiling]:
     """The usual tiling, then some of the others that fit, the same ones in every process."""
     find = forward_tiling if cell.direction == "forward" else backward_tiling
@@ -315,23 +401,22 @@ def candidates(cell: Cell, most: int) -> list[Tiling]:
         others, shared = (picked, shared) if name == "others" else (others, picked)
     if cell.n == 70:
         return [usual, *DRY]
-    apart = [usual._replace(wait=not usual.wait)] if usual.shares > 1 else []
-    return [usual, *apart, *others, *shared]
+    return [*dict.fromkeys([usual, *directed(cell, usual), *others, *shared])][: most + 1]
 
 
 TUNED = (4096, 8192, 16384, 20480, 24576, 32768, 65536, 131072)
 
 
-def compiled_apart(bench: Bench, cells: list[Cell]) -> None:
+def compiled_apart(bench: Bench, part: str) -> None:
     """Let processes of their own compile every candidate; Triton keeps the results on disk."""
     workers = 1 if bench.dry else min(14, os.cpu_count() or 1)
     options = bench.options
-    command = [sys.executable, __file__, "tune", "--out", str(options.out), "--most",
+    command = [sys.executable, __file__, part, "--out", str(options.out), "--most",
                str(options.most), "--rows", str(options.rows)]  # fmt: skip
     for name in ("widths", "types", "forms", "directions"):
         values = getattr(options, name)
         command += [f"--{name}", *map(str, values)] if values else []
-    command += ["--dry"] * bench.dry
+    command += ["--dry"] * bench.dry + ["--all"] * options.all
     start = time.perf_counter()
     running = [
         subprocess.Popen([*command, "--compile", f"{i}/{workers}"], stdout=subprocess.DEVNULL)
@@ -339,15 +424,12 @@ def compiled_apart(bench: Bench, cells: list[Cell]) -> None:
     ]
     codes = [process.wait() for process in running]
     took = time.perf_counter() - start
-    print(
-        f"tune: compiled {len(cells)} cells in {took:.0f} s, {codes.count(0)}/{workers} ended well"
-    )
+    print(f"{part}: compiled in {took:.0f} s, {codes.count(0)}/{workers} ended well", flush=True)
 
 
-def compile_some(bench: Bench, cells: list[Cell]) -> None:
+def compile_some(bench: Bench, tasks: list[tuple[Cell, Tiling]]) -> None:
     """What one of those processes does: its share of the candidates, on a few rows."""
     index, count = map(int, bench.options.compile.split("/"))
-    tasks = [(cell, t) for cell in cells for t in candidates(cell, bench.options.most)]
     for cell, tiling in tasks[index::count]:
         small = cell._replace(m=5)
         (tensors,) = bench.inputs(small, 1)
@@ -363,12 +445,12 @@ def tune(bench: Bench) -> None:
     cells = [c._replace(m=max(1, min(c.m, 2**27 // c.n))) for c in cells]
     count = sum(len(candidates(c, bench.options.most)) for c in cells)
     if bench.options.compile:
-        compile_some(bench, cells)
+        compile_some(bench, [(c, t) for c in cells for t in candidates(c, bench.options.most)])
         return
     seconds = len(cells) * (bench.budget + 1.5) + count * (0.15 + 4 / 14)
     print(f"tune: {len(cells)} cells, {count} candidates, about {seconds:.0f} s", flush=True)
     if not bench.options.estimate:
-        compiled_apart(bench, cells)
+        compiled_apart(bench, "tune")
         for cell in cells:
             tune_cell(bench, cell)
 
@@ -631,6 +713,8 @@ def main() -> int:
     parser.add_argument("--forms", choices=FORMS, nargs="*")
     parser.add_argument("--directions", choices=DIRECTIONS, nargs="*")
     parser.add_argument("--most", type=int, default=24, help="candidates of a cell")
+    parser.add_argument("--seconds", type=float, default=60, help="check begins no group after it")
+    parser.add_argument("--all", action="store_true", help="check what tune tries first, too")
     parser.add_argument("--no-inductor", action="store_true", help="which compiles for seconds")
     parser.add_argument("--estimate", action="store_true", help="print cells and seconds only")
     parser.add_argument("--dry", action="store_true", help="tiny sizes on a CPU")

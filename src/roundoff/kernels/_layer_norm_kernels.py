@@ -53,12 +53,14 @@ def inverse_root(x, ACC: tl.constexpr, EXACT: tl.constexpr):
 
 
 @kernel
-def columns_of(W, k: tl.constexpr, K: tl.constexpr, P: tl.constexpr, cols, last):
+def columns_of(
+    W, k: tl.constexpr, K: tl.constexpr, P: tl.constexpr, cols, last, POLICY: tl.constexpr = ""
+):
     """Piece k of a vector; only the last of K pieces can end beyond it."""
     if k == K - 1:
-        return tl.load(W + cols + k * P, mask=last, other=0.0)
+        return tl.load(W + cols + k * P, mask=last, other=0.0, eviction_policy=POLICY)
     else:
-        return tl.load(W + cols + k * P)
+        return tl.load(W + cols + k * P, eviction_policy=POLICY)
 
 
 @kernel
@@ -104,6 +106,8 @@ def forward(
     KEEP: tl.constexpr,  # mean and rstd, for a backward
     EXACT: tl.constexpr,  # for types as wide as the sums: a rounding of those would be seen
     OPAQUE: tl.constexpr,
+    AGAIN: tl.constexpr,  # convert once more for the result, too
+    PASSING: tl.constexpr,  # rows leave the cache first, weight and bias last
     CENTRED: tl.constexpr,
     ROUND: tl.constexpr,  # to the type of y, before the weight multiplies
 ):
@@ -112,6 +116,8 @@ def forward(
     programs = tl.num_programs(0)
     cols = tl.arange(0, P)[None, :]
     last = (K - 1) * P + cols < N
+    first_out: tl.constexpr = "evict_first" if PASSING else ""
+    last_out: tl.constexpr = "evict_last" if PASSING else ""
     weight = ()
     bias = ()
     for k in tl.static_range(K):
@@ -131,7 +137,7 @@ def forward(
             first = tl.load(X + rows.to(tl.int64) * stride_x, mask=rows < M, other=0.0).to(ACC)
         for k in tl.static_range(K):
             mask = here & last if k == K - 1 else here
-            piece = tl.load(x_at + k * P, mask=mask, other=0.0)
+            piece = tl.load(x_at + k * P, mask=mask, other=0.0, eviction_policy=first_out)
             if RES is not None:
                 res_at = RES + (rows.to(tl.int64)[:, None] * N + cols) + k * P
                 piece = added(piece, tl.load(res_at, mask=mask, other=0.0), ACC)
@@ -166,21 +172,27 @@ def forward(
                 tl.store(STATS + M + rows, rstd, mask=rows < M)
             else:
                 tl.store(STATS + rows, rstd, mask=rows < M)
-        for k in tl.static_range(K):
-            if CENTRED:
-                y = (same_bits(x[k], zero, OPAQUE).to(ACC) - mean[:, None]) * rstd[:, None]
-            else:
-                y = same_bits(x[k], zero, OPAQUE).to(ACC) * rstd[:, None]
-            if ROUND:
-                y = y.to(Y.dtype.element_ty).to(ACC)
-            if HAS_W:
-                w = weight[k] if HOLD else columns_of(W, k, K, P, cols, last)
-                y = y * w.to(ACC)
-            if HAS_B:
-                b = bias[k] if HOLD else columns_of(B, k, K, P, cols, last)
-                y = y + b.to(ACC)
-            mask = here & last if k == K - 1 else here
-            tl.store(y_at + k * P, y.to(Y.dtype.element_ty), mask=mask)
+        # Always true. What is read in a block of its own is not loaded ahead: only x is to be.
+        later = tile < tiles if STAGES > 1 and not HOLD else True
+        # Another number that is 0: with the same one the compiler would take what it converted for
+        # the variance, and keep float32 from there to here.
+        other = zero + zero if AGAIN else zero
+        if later:
+            for k in tl.static_range(K):
+                if CENTRED:
+                    y = (same_bits(x[k], other, OPAQUE).to(ACC) - mean[:, None]) * rstd[:, None]
+                else:
+                    y = same_bits(x[k], other, OPAQUE).to(ACC) * rstd[:, None]
+                if ROUND:
+                    y = y.to(Y.dtype.element_ty).to(ACC)
+                if HAS_W:
+                    w = weight[k] if HOLD else columns_of(W, k, K, P, cols, last, last_out)
+                    y = y * w.to(ACC)
+                if HAS_B:
+                    b = bias[k] if HOLD else columns_of(B, k, K, P, cols, last, last_out)
+                    y = y + b.to(ACC)
+                mask = here & last if k == K - 1 else here
+                tl.store(y_at + k * P, y.to(Y.dtype.element_ty), mask=mask)
 
 
 @kernel

@@ -35,10 +35,11 @@ class Tiling(NamedTuple):
     hold : bool
         Whether the weight stays in registers.
     shares : int
-        Programs that share a row, each with its own columns.
-    wait : bool
-        Whether those that share a row run together and wait for each other's sums; else the kernel
-        is launched twice, which is the default until waiting has been timed on a GPU.
+        Programs that share a row, each with its own columns; the kernel is then launched twice.
+    passing : bool
+        Whether rows leave the cache first, so that weight and bias stay in it.
+    again : bool
+        Whether a forward converts a packed row once more for its result: half the registers.
 
     Examples
     --------
@@ -56,17 +57,13 @@ class Tiling(NamedTuple):
     per_sm: int = 0
     hold: bool = False
     shares: int = 1
-    wait: bool = False
+    passing: bool = False
+    again: bool = False
 
     def programs(self, tiles: int, index: int) -> int:
         """Programs for so many tiles on a CUDA device, or groups of them; -1 is the interpreter."""
         most = self.per_sm * multiprocessors(index) // self.shares
         return min(tiles, max(1, most)) if self.per_sm else tiles
-
-    def together(self, index: int) -> bool:
-        """Whether one launch does, whose programs wait for each other."""
-        fit = self.per_sm * multiprocessors(index) >= self.shares
-        return self.wait and fit and not interpreting()
 
 
 def _pieces(columns: int, rows: int, piece: int, *rest: Any) -> Tiling:
@@ -115,7 +112,12 @@ def forward_tiling(columns: int, itemsize: int, many: bool = False) -> Tiling:
             if many:
                 return _pieces(columns, 1, 1024, 4)
             return _pieces(columns, 1, 1024, 4, *((3, 3) if size <= 6144 else (4, 2)), True)
-        return _pieces(columns, 1, 2048, 4)
+        if size <= 16384:
+            return _pieces(columns, 1, 2048, 4)
+        # Few programs: with more, the weight that each reads again is the larger part of the reads.
+        if size <= 24576:
+            return _pieces(columns, 1, 4096, 4, 1, 2)
+        return _pieces(columns, 1, 8192, 8, 1, 1)
     if itemsize == 4:
         if size <= 2048:
             return _pieces(columns, 1, 1024, 1, 1, 0, True)

@@ -159,19 +159,16 @@ def _index(device: torch.device) -> int:
 
 def _limited(tiling: Tiling) -> dict[str, Any]:
     """Options: so many registers that per_sm programs fit on a multiprocessor."""
-    limit = min(65536 // (tiling.per_sm * tiling.warps * 32) // 8 * 8, 255)
+    limit = min(65536 // (max(1, tiling.per_sm) * tiling.warps * 32) // 8 * 8, 255)
     return {"num_warps": tiling.warps, "maxnreg": limit if tiling.per_sm > 1 else None}
 
 
-def _steps(tiling: Tiling, index: int) -> list[tuple[dict[str, Any], tuple[bool, bool]]]:
-    """Options and (publish, finish) of the launches for rows that programs share."""
-    if tiling.together(index):
-        return [({"launch_cooperative_grid": True}, (True, True))]
-    return [({}, (True, False)), ({}, (False, True))]
+#: The launches for rows that programs share: first each program's share of a row's sums.
+_PUBLISH = (True, False)
 
 
-def _words(m: int, shares: int, device: torch.device) -> Tensor:
-    return torch.full((m, shares), -1, dtype=torch.int64, device=device)
+def _shares(form: Form, m: int, tiling: Tiling, device: torch.device) -> Callable[[], Tensor]:
+    return _empty((1 + form.centred, m, tiling.shares), torch.float32, device)
 
 
 # --- forward --------------------------------------------------------------------------------------
@@ -194,13 +191,19 @@ def _forward_launch(
     if tiling.shares > 1:
         padded = triton.next_power_of_2(tiling.shares)
         sizes = (eps, *tiling[:3], tiling.shares, padded, tiling.stages, tiling.hold)
+        flags = (*flags, not short, opaque)
         return tuple(
-            Launch(wide.forward_shared, index, (*sizes, *flags, not short, opaque, *last, *step),
-                   **_limited(tiling), **options)
-            for options, step in _steps(tiling, index)
-        )  # fmt: skip
-    constants = (eps, kind, *tiling[:3], tiling.stages, tiling.hold, *flags, not short, opaque)
-    return (Launch(kernels.forward, index, (*constants, *last), num_warps=tiling.warps),)
+            Launch(wide.forward_shared, index, (*sizes, *flags, *last, step), **_limited(tiling))
+            for step in _PUBLISH
+        )
+    constants = (
+        eps, kind, *tiling[:3], tiling.stages, tiling.hold, *flags, not short, opaque, tiling.again,
+        tiling.passing, *last,
+    )  # fmt: skip
+    # Wide rows take all registers that they may have, and then fewer programs fit.
+    wide_row = n * dtype.itemsize >= 32768
+    options = _limited(tiling) if wide_row else {"num_warps": tiling.warps}
+    return (Launch(kernels.forward, index, constants, **options),)
 
 
 class Case:
@@ -229,6 +232,7 @@ class Case:
         index, itemsize = _index(self.device), self.dtype.itemsize
         tiling = tilings[0] or forward_tiling(self.columns, itemsize, self.m > _MANY)
         self.shares = tiling.shares if tiling.pieces else 1
+        self.parts = _shares(form, self.m, tiling, self.device)
         kind = (self.columns, stride, self.dtype, self.w_type, self.b_type, float(eps))
         many = self.m > _MOST
         self.launches = [
@@ -259,7 +263,7 @@ class Case:
         b = rows if bias is None else bias.contiguous()
         tensors: tuple[Tensor, ...] = (rows, w, b, y, stats)
         if self.shares > 1:
-            tensors = (*tensors, _words(self.m, self.shares, self.device))
+            tensors = (*tensors, self.parts())
         if residual is not None:
             rows = torch.empty_like(y)
             tensors = (*tensors, residual.contiguous(), rows)
@@ -367,6 +371,7 @@ class Backward:
         self.part = _empty((1 + form.centred, count, n), accumulator(dtype), device)
         self.wide = not tiling.pieces
         self.shares = 1 if self.wide else tiling.shares
+        self.parts = _shares(form, m, tiling, device)
         sizes = (m, n, stride_x, stride_dy)
         counts: tuple[Any, ...] = (*sizes, tiles, 0)
         self.grid = count, 1
@@ -402,7 +407,7 @@ class Backward:
             self.first[0](self.row_grid, (rows, dy, w, stats, sums), self.row_counts)
             tensors = (rows, dy, w, stats, sums, dx, part)
         elif self.shares > 1:
-            tensors = (*tensors, _words(self.m, self.shares, rows.device))
+            tensors = (*tensors, self.parts())
         if dh is not None:
             tensors = (*tensors, dh.contiguous())
         for launch in self.first[1:] if self.wide else self.first:
@@ -444,10 +449,9 @@ def _first_stage(
         sizes = (*tiling[:3], tiling.shares, padded, tiling.stages, tiling.hold)
         flags = (shared, short, weighted, sums, opaque, *last)
         return tuple(
-            Launch(wide.backward_shared, index, (*sizes, *flags, *step),
-                   **_limited(tiling), **options)
-            for options, step in _steps(tiling, index)
-        )  # fmt: skip
+            Launch(wide.backward_shared, index, (*sizes, *flags, step), **_limited(tiling))
+            for step in _PUBLISH
+        )
     early = compiled and _early_launch(index)
     constants = (
         kind, *tiling[:3], tiling.stages, tiling.hold, shared, short, weighted, sums, opaque, early,

@@ -28,7 +28,7 @@ _CHILD = "from roundoff.kernels.ahead import _compile_cases; _compile_cases()"
 #: What a multiprocessor of Hopper has: registers, warps, bytes of shared memory.
 _REGISTERS, _MOST_WARPS, _SHARED = 65536, 64, 233472
 _TYPES = {"MEAN": "fp32", "RSTD": "fp32", "PART": "fp32", "SUMS": "fp32", "STATS": "fp32",
-          "WORDS": "i64"}  # fmt: skip
+          "SHARES": "fp32"}  # fmt: skip
 
 
 def compiled_ahead(

@@ -436,6 +436,32 @@ def test_shared_rows_compile_for_an_h200_without_spills(direction, columns, item
     assert int(fitting) >= 1
 
 
+AGAIN = """
+    import os, sys
+    os.environ["TRITON_INTERPRET"] = "0"
+    from roundoff.kernels import ahead
+    from roundoff.kernels._norm_tilings import Tiling
+    for again in (False, True):
+        tiling = Tiling(1, 4096, int(sys.argv[1]) // 4096, 8, 1, 1, again=again)
+        ahead.forward_tiling = lambda *_: tiling
+        row = ahead._resources("forward", "roundoff", int(sys.argv[1]), 2)
+        print(row["registers"], row["spilled"], row["fit"])
+"""
+
+
+@pytest.mark.slow(reason="compiled: only a change of the kernels or of Triton can break it")
+@pytest.mark.parametrize("columns", [24576, 32768])
+def test_a_row_that_is_converted_again_leaves_room_for_a_second_program(columns):
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(AGAIN), str(columns)],
+        capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(SOURCE)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    once, again = ([int(v) for v in line.split()] for line in done.stdout.splitlines())
+    assert again[0] <= 128 < once[0]
+    assert again[1:] == [0, 2]
+
+
 # --- launches, and the ceiling --------------------------------------------------------------------
 
 

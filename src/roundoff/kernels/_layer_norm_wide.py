@@ -297,34 +297,35 @@ def backward_shared(
                 others = shares_of(SHARES + M.to(tl.int64) * J, rows, M, J, JP)
                 c2 = (sum_along(others, 1) / N)[:, None] * rstd
             wide = rows.to(tl.int64)[:, None]
-            next_dw = ()
-            next_db = ()
-            for k in tl.static_range(K):
-                again = same_bits(x[k], zero, OPAQUE)
-                xhat = normalised(again, mean, rstd, shift, tl.float32, FUSED, CENTRED)
-                g = same_bits(dy[k], zero, OPAQUE).to(tl.float32)
-                wg = g
-                if HAS_W:
-                    w = weight[k] if HOLD else columns_at(W, k, P, cols, N)
-                    wg = g * w.to(tl.float32)
-                if PARTIALS:
-                    factor = xhat.to(DX.dtype.element_ty).to(tl.float32) if ROUND else xhat
-                    if SHARED:
-                        next_dw = next_dw + (dw[k] + sum_along(g * factor, 0)[None, :],)
-                        if CENTRED:
-                            next_db = next_db + (db[k] + sum_along(g, 0)[None, :],)
-                    else:
-                        next_dw = next_dw + (dw[k] + g * factor,)
-                        if CENTRED:
-                            next_db = next_db + (db[k] + g,)
-                dx = ((wg * rstd - c2) if CENTRED else wg * rstd) - xhat * c1
-                mask = (rows < M)[:, None] & (cols + k * P < N)
-                if DH is not None:
-                    dh_at = DH + (wide * N + cols) + k * P
-                    dx += tl.load(dh_at, mask=mask, other=0.0).to(tl.float32)
-                tl.store(DX + (wide * N + cols) + k * P, dx.to(DX.dtype.element_ty), mask=mask)
-            dw = next_dw
-            db = next_db
+            if tile < tiles:  # always, as in ``backward``
+                next_dw = ()
+                next_db = ()
+                for k in tl.static_range(K):
+                    again = same_bits(x[k], zero, OPAQUE)
+                    xhat = normalised(again, mean, rstd, shift, tl.float32, FUSED, CENTRED)
+                    g = same_bits(dy[k], zero, OPAQUE).to(tl.float32)
+                    wg = g
+                    if HAS_W:
+                        w = weight[k] if HOLD else columns_at(W, k, P, cols, N)
+                        wg = g * w.to(tl.float32)
+                    if PARTIALS:
+                        factor = xhat.to(DX.dtype.element_ty).to(tl.float32) if ROUND else xhat
+                        if SHARED:
+                            next_dw = next_dw + (dw[k] + sum_along(g * factor, 0)[None, :],)
+                            if CENTRED:
+                                next_db = next_db + (db[k] + sum_along(g, 0)[None, :],)
+                        else:
+                            next_dw = next_dw + (dw[k] + g * factor,)
+                            if CENTRED:
+                                next_db = next_db + (db[k] + g,)
+                    dx = ((wg * rstd - c2) if CENTRED else wg * rstd) - xhat * c1
+                    mask = (rows < M)[:, None] & (cols + k * P < N)
+                    if DH is not None:
+                        dh_at = DH + (wide * N + cols) + k * P
+                        dx += tl.load(dh_at, mask=mask, other=0.0).to(tl.float32)
+                    tl.store(DX + (wide * N + cols) + k * P, dx.to(DX.dtype.element_ty), mask=mask)
+                dw = next_dw
+                db = next_db
         if PARTIALS:
             flat = share * (K * P) + tl.arange(0, P)
             for k in tl.static_range(K):

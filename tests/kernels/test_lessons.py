@@ -1,6 +1,7 @@
 """The lessons: right, and wrong in the way they say; the baselines: right."""
 
 import contextlib
+import dataclasses
 import subprocess
 import sys
 import types
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from roundoff.errors import ArgumentError, ShapeError
-from roundoff.kernels import interpreting, shuffled_programs
+from roundoff.kernels import baselines, interpreting, shuffled_programs
 from roundoff.kernels._layer_norm import forward_of
 from roundoff.kernels.baselines import (
     decode_attentions,
@@ -110,6 +111,42 @@ def test_baselines_are_here_or_missing(device):
     assert "torch" in norms
     assert ("roundoff" in norms) == (interpreting() or device == "cuda")
     assert {"roundoff", "torch", "inductor", "Liger", "QuACK"} <= norms.keys() | missing.keys()
+
+
+@pytest.mark.parametrize("columns", [1024, 3072, 4096, 6144, 12288, 15872, 16384, 24576])
+def test_quack_gets_no_more_than_64_columns_a_thread(columns, monkeypatch):
+    @dataclasses.dataclass(frozen=True)
+    class Config:
+        num_threads: int
+        threads_per_row: int
+        cluster_n: int
+
+        @classmethod
+        def from_analytical_heuristic(cls, n, width, is_layernorm):
+            limits = [(64, 8), (128, 16), (3072, 32), (6144, 64), (16384, 128)]
+            threads = next((t for limit, t in limits if n <= limit), 256)
+            return cls(128 if n <= 16384 else 256, threads, 1 if n <= 16384 else 2)
+
+    configs = []
+
+    def usual(x, w, b, eps, return_rstd, return_mean):
+        configs.append(Config.from_analytical_heuristic(x.shape[1], 16, True))
+        return x, None, None
+
+    def launch(x, w, y, b, rstd, mean, *, eps, is_layernorm, config):
+        assert is_layernorm
+        configs.append(config)
+
+    tuned = types.SimpleNamespace(fn=launch)
+    module = types.SimpleNamespace(layernorm_fwd=usual, rmsnorm_fwd_tuned=tuned)
+    monkeypatch.setitem(sys.modules, "quack.rmsnorm", module)
+    monkeypatch.setitem(
+        sys.modules, "quack.rmsnorm_config", types.SimpleNamespace(RmsNormFwdConfig=Config)
+    )
+    baselines._quack().forward(torch.empty(2, columns, dtype=torch.float16), None, None, 1e-5)
+    [config] = configs
+    assert columns <= 64 * config.threads_per_row * config.cluster_n
+    assert config.num_threads % config.threads_per_row == 0
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])

@@ -47,8 +47,7 @@ written: :ref:`layer-norm-ladder`.
 #
 # with bars for means over the row. The forward reads :math:`x` and writes :math:`y`, the backward
 # reads :math:`x` and :math:`g` and writes :math:`dx`. There are about ten operations an element, so
-# memory bandwidth limits both. A stream with the same reads and writes is the ceiling:
-# ``torch.neg(x)`` for the forward, ``torch.add(x, g)`` for the backward.
+# memory bandwidth limits both. A stream with the same reads and writes is the ceiling.
 #
 # This is all the truth there is, in float64:
 
@@ -63,7 +62,7 @@ from torch.nn import functional
 
 from roundoff.compare import scaled_error
 from roundoff.kernels import backward_plan, interpreting, layer_norm, lessons, shuffled_programs
-from roundoff.kernels.baselines import LayerNorm, layer_norms
+from roundoff.kernels.baselines import LayerNorm, layer_norms, rms_norms, stream
 from roundoff.page import Shown, Study
 from roundoff.script import get_parsed_args, unit_test_going
 from roundoff.timing import copies, measure
@@ -294,32 +293,52 @@ study.claim(
 # All run in one process, in interleaved rounds, from CUDA graphs: device time, without launches.
 # Each call finds its tensors in another set of buffers, together larger than the cache. GB/s count
 # :math:`3MN` elements backward and :math:`2MN` forward. inductor compiles for each width, and runs
-# at six. QuACK [#quack]_ is a baseline where it is installed; for this record it was not.
+# at some. QuACK [#quack]_ and flash-linear-attention are baselines where they are installed.
 
-STREAMS = {
-    "backward": (3, lambda x, dy, out: torch.add(x, dy, out=out)),
-    "forward": (2, lambda x, dy, out: torch.neg(x, out=out)),
+FORMS = {  # implementations, and tensors read and written forward and backward
+    "layer norm": (norms, (1, 1), (2, 1)),
+    "RMSNorm": (rms_norms(device)[0], (1, 1), (2, 1)),
+    "RMSNorm, residual": (rms_norms(device)[0], (2, 2), (3, 1)),
 }
 
 
-def compare(m, n, dtype, labels):
+def calls(form, norm, x, dy, w, b):
+    """A forward, and the backward of what it saved."""
+    if form == "layer norm":
+        w, b = (t.to(norm.weights or t.dtype) for t in (w, b))
+        forward = partial(norm.forward, x, w, b, EPS)
+        return forward, partial(norm.backward, dy, x, w, b, *forward()[1:])
+    more = dy.clone() if "residual" in form else None  # added to x, and as the sum's gradient to dx
+    forward = partial(norm.forward, x, more, w, EPS)
+    _, h, *saved = forward()
+    return forward, partial(norm.backward, dy, more, h, w, *saved)
+
+
+def compare(m, n, dtype, labels, form="layer norm"):
     """For each direction: GB/s, our share of the ceiling, and our rate over the best baseline's."""
+    known, *moved = FORMS[form]
     size = m * n * dtype.itemsize
     sets = copies(3 * size, device, most=16)
     pairs, w, b = inputs(m, n, dtype, sets)
-    outs = [torch.empty_like(x) for x, _ in pairs]
+    buffers = [[x, dy, *(torch.empty_like(x) for _ in range(3))] for x, dy in pairs]
+    ways = {}
+    for label in [label for label in labels if label in known]:
+        try:
+            ways[label] = [calls(form, known[label], *pair, w, b) for pair in pairs]
+            ways[label][0][1]()
+        except Exception as error:  # another's limit: a block of 64 KiB, for instance
+            print(f"{label} does not take {form}, {m} × {n}: {error}")
+            ways.pop(label, None)
     kept = {}  # an output lives until its set's next turn: no call writes where another just wrote
-    for direction, (moved, stream) in STREAMS.items():
-        timed = {}
-        for label in labels:
-            norm = norms[label]
-            if direction == "backward":
-                timed[label] = [passes(norm, x, dy, w, b)[1] for x, dy in pairs]
-            elif label != "lesson":
-                wide = [t.to(norm.weights or dtype) for t in (w, b)]
-                timed[label] = [partial(norm.forward, x, *wide, EPS) for x, _ in pairs]
+    for place, direction in enumerate(("forward", "backward")):
+        reads, writes = moved[place]
+        timed = {
+            label: [way[place] for way in each]
+            for label, each in ways.items()
+            if (label, direction) != ("lesson", "forward")
+        }
         timed["ceiling"] = [
-            partial(stream, *pair, out) for pair, out in zip(pairs, outs, strict=True)
+            partial(stream, (*s[:2], s[4])[:reads], s[2 : 2 + writes]) for s in buffers
         ]
 
         def turn(label, i, timed=timed):
@@ -332,7 +351,7 @@ def compare(m, n, dtype, labels):
             rotate=sets,
             budget_s=args.budget,
             min_rounds=5,
-            bytes=dict.fromkeys(timed, moved * size),
+            bytes=dict.fromkeys(timed, (reads + writes) * size),
         )
         rates = found.frame.set_index("label")["gb_s"].to_dict()
         row = {"direction": direction, "M": m, "N": n} | rates
@@ -341,30 +360,36 @@ def compare(m, n, dtype, labels):
             lead = found.ratio(best, "roundoff")
             row |= {"of ceiling": rates["roundoff"] / rates["ceiling"], "best": best}
             row |= {"lead": lead.value, "lead low": lead.low, "lead high": lead.high}
+        kept.clear()
         yield row
 
 
 TELLING = [1024, 4096, 8192, 8704, 12288, 15872]
-WIDTHS = range(1024, 15873, 512) if gpu else [256] if quick else [1024, 4096]
+WIDE = [16384, 24576, 32768, 65536, 131072]
+WIDTHS = [*range(1024, 15873, 512), *WIDE] if gpu else [256] if quick else [1024, 4096]
 ALL = list(norms) if gpu else ["torch"]
 EACH = [label for label in ALL if label not in ("inductor", "QuACK", "lesson")]
-SHOWN = ["roundoff", "torch", "inductor", "Liger"]
-RATES = [*SHOWN, "QuACK"]
+FAST = [label for label in ALL if label != "lesson"]
+CHOICE = dict.fromkeys(TELLING, ALL) | dict.fromkeys(WIDE, FAST)
+SHOWN = ["roundoff", "torch", "inductor", "Liger", "QuACK"]
+RATES = [*SHOWN, "flash-linear-attention"]
+
+
+def rows_of(n):
+    """Rows: as many as make 256 MiB a tensor, and no more than those of the benchmark."""
+    return min(args.rows, 2**27 // n) if gpu else 64
+
+
 LEAD = ["best", "lead", "lead low", "lead high"]
-rows = [
-    row
-    for n in WIDTHS
-    for row in compare(
-        args.rows if gpu else 64, n, torch.float16, ALL if n in TELLING and gpu else EACH
-    )
-]
+rows = [row for n in WIDTHS for row in compare(rows_of(n), n, torch.float16, CHOICE.get(n, EACH))]
 speed = pd.DataFrame(rows).reindex(
-    columns=["direction", "N", *RATES, "lesson", "ceiling", "of ceiling", *LEAD]
+    columns=["direction", "M", "N", *RATES, "lesson", "ceiling", "of ceiling", *LEAD]
 )
 study.table(
     "layer-norm-backward",
     speed[speed["direction"] == "backward"].drop(columns="direction"),
-    "Backward: GB/s in float16, 4096 rows, and roundoff's share of two reads and one write.",
+    "Backward: GB/s in float16, 4096 rows, above 32,768 columns fewer, and roundoff's share of the "
+    "ceiling.",
     columns=["N", *SHOWN, "of ceiling"],
     rows={"N": TELLING},
     part="gpu" if gpu else "cpu",
@@ -544,11 +569,12 @@ CASES = [
     (torch.float16, 256, 4096),
     (torch.float16, 16384, 4096),
     (torch.float16, 4096, 24576),
+    (torch.float32, 4096, 32768),
 ]
 types = [
     {"case": f"{row['direction']}, {str(dtype).removeprefix('torch.')}, {m} × {n}"} | row
     for dtype, m, n in (CASES if gpu else [(torch.float32, 64, 256)])
-    for row in compare(m, n, dtype, [label for label in ALL if label != "lesson"])
+    for row in compare(m, n, dtype, FAST)
 ]
 study.table(
     "types",
@@ -653,6 +679,32 @@ study.claim(
     value=lambda t: (t["lead"], t.get("lead, second run", t["lead"])),
     test=lambda t: t.filter(regex="^lead high") < 1,
     holds=["nvidia-h100-80gb-hbm3"],
+)
+
+# %%
+# RMSNorm, alone and of a sum
+# ---------------------------
+#
+# :math:`y = x\, r\, w` with :math:`r = 1 / \sqrt{\overline{x^2} + \epsilon}`, as Llama has it. With
+# a residual :math:`h` it is :math:`x + h` that is normalised, and returned, too: two reads and two
+# writes forward, three reads and one write backward.
+
+rms = [
+    {"case": f"{form}, {row['direction']}, {n}", "form": form} | row
+    for form in list(FORMS)[1:]
+    for n in ([4096, 8192, 15872, 32768] if gpu else [64])
+    for row in compare(rows_of(n), n, torch.float16, FAST, form)
+]
+study.table(
+    "rms",
+    pd.DataFrame(rms).reindex(
+        columns=["case", "form", "direction", "N", *RATES, "ceiling", "of ceiling", *LEAD]
+    ),
+    "RMSNorm: GB/s in float16, 4096 rows, and roundoff's share of the ceiling.",
+    columns=["case", *SHOWN, "of ceiling"],
+    rows={"N": [4096, 32768]},
+    part="gpu" if gpu else "cpu",
+    times=LEAD,
 )
 
 # %%

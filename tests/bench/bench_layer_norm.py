@@ -8,6 +8,10 @@ Parts, each a table and a list of rows in ``--out``:
   beside the usual one and the ceiling, a stream with the same reads and writes.
 - ``race``: torch, inductor, Liger, QuACK, flash-linear-attention, Apex and Transformer Engine, as
   far as they can be imported, beside ours and the ceiling.
+- ``warm``: inductor and QuACK compile what the race, the page *Which LayerNorm is fastest* and this
+  bench's ``race`` time, in processes of their own; both keep it on disk. Run it before them.
+- ``bytes``: the kernels that a call of torch's launches, and the bytes that each moves where
+  CUPTI's counters may be read.
 - ``launches``: a call with its launches, as a user writes it: torch's, ours, and an empty
   autograd function with the same allocations; then the pieces of ours on the host.
 - ``bits``: a digest of dx, dw and db of eight shapes with ``programs`` fixed, and how many there
@@ -562,6 +566,96 @@ def race(bench: Bench) -> None:
         )  # fmt: skip
 
 
+#: Columns, and rows where they are not those of the page: 4096, at most 2**27 elements.
+WARM = [(1024, 0), (4096, 0), (8192, 0), (8704, 0), (12288, 0), (15872, 0), (16384, 0), (24576, 0),
+        (32768, 0), (65536, 0), (131072, 0), (15872, 1000), (4096, 256), (4096, 16384)]  # fmt: skip
+WARM_TYPES = [("bfloat16", 8192), ("float32", 8192), ("float32", 15872), ("float32", 32768)]
+
+
+def warm(bench: Bench) -> None:
+    """Compile what others compile for each shape."""
+    layers = [("layer", "float16", n, m) for n, m in WARM]
+    layers += [("layer", kind, n, 0) for kind, n in WARM_TYPES]
+    layers += [(f, "float16", n, 0) for f in FORMS[1:] for n in (4096, 8192, 15872, 32768)]
+    tasks = [
+        (Cell(form, "backward", kind, m or min(4096, 2**27 // n), n), label)
+        for form, kind, n, m in layers
+        for label in ("inductor", "QuACK")
+    ]
+    if not bench.options.compile:
+        print(f"warm: {len(tasks)} kernels, about 60 s", flush=True)
+        if not (bench.dry or bench.options.estimate):
+            compiled_apart(bench, "warm")
+        return
+    index, count = map(int, bench.options.compile.split("/"))
+    for cell, label in tasks[index::count]:
+        find = baselines.layer_norms if cell.form == "layer" else baselines.rms_norms
+        norm = find(bench.device)[0].get(label)
+        if norm is not None:
+            (tensors,) = bench.inputs(cell, 1)
+            try:
+                rival_call(cell, norm, tensors)()
+            except Exception as error:  # whatever another's kernel raises, it is named
+                print(f"{label} at {cell}: {type(error).__name__}: {error}", file=sys.stderr)
+
+
+# --- bytes ----------------------------------------------------------------------------------------
+
+
+def bytes_moved(bench: Bench) -> None:
+    """Kernels of torch's and of ours, and what they move."""
+    print("bytes: 8 cells, about 15 s", flush=True)
+    counters = ["dram__bytes_read.sum", "dram__bytes_write.sum"]
+    for n, direction in itertools.product(
+        (70,) if bench.dry else (1024, 4096, 15872, 32768), DIRECTIONS
+    ):
+        cell = Cell("layer", direction, "float32" if bench.dry else "float16",
+                    5 if bench.dry else 4096, n)  # fmt: skip
+        (tensors,) = bench.inputs(cell, 1)
+        norms = baselines.layer_norms(bench.device)[0]
+        for label in ("torch", "roundoff"):
+            call = rival_call(cell, norms[label], tensors)
+            call()
+            for metrics in ([], counters):
+                for row in kernels_of(bench, call, metrics):
+                    row = cell._asdict() | {"rival": label, "of": cell.nbytes} | row
+                    bench.rows.setdefault("bytes", []).append(row)
+                    print({k: row[k] for k in ("direction", "n", "rival", "kernel", "us", "moved")},
+                          flush=True)  # fmt: skip
+
+
+def kernels_of(bench: Bench, call: Any, metrics: list[str]) -> Iterator[dict[str, Any]]:
+    """A row for each kernel of a call; with metrics, the sum of their bytes."""
+    from torch._C._profiler import _ExperimentalConfig
+    from torch.profiler import ProfilerActivity, profile
+
+    options: dict[str, Any] = {}
+    if metrics:
+        options["experimental_config"] = _ExperimentalConfig(
+            profiler_metrics=metrics, profiler_measure_per_kernel=True
+        )
+    activity = ProfilerActivity.CPU if bench.dry else ProfilerActivity.CUDA
+    path = bench.options.out / "trace.json"
+    try:
+        with profile(activities=[activity], **options) as recorded:
+            call()
+            if not bench.dry:
+                torch.cuda.synchronize()
+        recorded.export_chrome_trace(str(path))
+    except RuntimeError as error:  # the counters need rights that a container may not have
+        print(f"  no counters: {str(error)[:200]}", flush=True)
+        return
+    for event in json.loads(path.read_text())["traceEvents"]:
+        if event.get("cat") in ("kernel", "cuda_profiler_range"):
+            args = event.get("args", {})
+            moved = [float(args[m]) for m in metrics if m in args]
+            yield {
+                "kernel": event["name"][:60],
+                "us": event.get("dur"),
+                "moved": sum(moved) or None,
+            }
+
+
 # --- launches -------------------------------------------------------------------------------------
 
 
@@ -701,7 +795,8 @@ def digest(t: torch.Tensor) -> str:
 
 def main() -> int:
     parts: dict[str, Callable[[Bench], None]] = {
-        "check": check, "tune": tune, "race": race, "launches": launches, "bits": bits,
+        "check": check, "tune": tune, "warm": warm, "race": race, "bytes": bytes_moved,
+        "launches": launches, "bits": bits,
     }  # fmt: skip
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("parts", nargs="+", choices=parts)

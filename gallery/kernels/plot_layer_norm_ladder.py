@@ -38,9 +38,11 @@ From the kernels that one writes first to those of this library: each step runs,
 #   threads. Triton calls it a :term:`program`; ``tl.program_id(0)`` is ``blockIdx.x``.
 # * ``tl.arange(0, P)`` is an array of P numbers, P a power of two. It and all that is computed from
 #   it, a *block*, is spread over the threads: P / 256 elements in registers of each. There is no
-#   ``threadIdx``.
+#   ``threadIdx``. Two dimensions are written as in NumPy: ``rows[:, None] * N + cols[None, :]`` has
+#   shape (R, P), a sum along 1 is one number a row.
 # * ``tl.load(X + cols, mask=cols < N, other=0.0)`` loads a block; masked elements are not read. A
-#   sum over a block goes through shuffles and shared memory by itself.
+#   sum over a block goes through shuffles and shared memory by itself. Arithmetic is in float32
+#   after ``.to(tl.float32)``; ``Y.dtype.element_ty`` is the type that a pointer points to.
 # * ``tl.constexpr`` arguments are constants of the compiler, as template parameters are;
 #   ``tl.static_range`` is a loop that is unrolled.
 #
@@ -134,7 +136,7 @@ folded("The two stages", lessons.simple_backward, lessons.add_partial_sums)
 # * **Tiles** of rows (``R``): one exchange between the warps gives the sums of two rows. Where the
 #   rows of a tile meet the same threads, adding them to dw takes no exchange at all.
 
-folded("The first stage in pieces", ladder.pieces_backward, ladder.same_bits)
+folded("The first stage in pieces", ladder.pieces_backward, ladder.columns_of, ladder.same_bits)
 
 # %%
 # Wide rows: read them twice, or share them
@@ -142,9 +144,10 @@ folded("The first stage in pieces", ladder.pieces_backward, ladder.same_bits)
 #
 # At 32,768 columns dw and db in float32 are 256 KiB: all registers of a multiprocessor, before a
 # single x. **Read twice**: a first kernel takes the two sums of each row; a second works on 256
-# columns of many rows, so that dw and db are short. It moves five tensors where three would do.
-# **roundoff** lets four programs share a row: each keeps its own quarter of dw and db, and they
-# exchange two numbers a row.
+# columns of many rows, so that dw and db are short. **roundoff** lets four programs share a row:
+# each keeps its own quarter of dw and db, and writes its share of the two sums of a row in a first
+# launch; the second adds the shares. Both move five tensors where three would do: 60 % of the
+# ceiling is the most that they can reach.
 
 folded("The kernel that reads again", ladder.backward_wide)
 
@@ -559,7 +562,9 @@ study.claim(
 #
 # One block with 16 warps has half the elements a thread, and at most 128 registers: at 32,768
 # columns it spills still. Prefetch of three rounds of x and dy takes 256 KiB there: no program
-# starts. Two rows at a time at 8704 columns spill.
+# starts. Two rows at a time at 8704 columns spill. One launch for rows that four programs share, in
+# which they wait for each other's sums, moves three tensors and takes twice the time of two
+# launches: 1249 instead of 2400 GB/s at 32,768 columns (H200, ``tests/bench/bench_layer_norm.py``).
 #
 # Your own backward, of RMSNorm for instance
 # ------------------------------------------
@@ -569,14 +574,22 @@ study.claim(
 # :math:`dx = r\,(w g - \hat x\, \overline{\hat x\, w g})` and :math:`dw = \sum g\, \hat x`, in the
 # same two stages. Copy the first stage in pieces, leave out what is about the mean and db, set
 # ``NORM`` to ``functional.rms_norm`` and put your function in place of ``mine``: the cell says how
-# far it is from float64. ``kernel``, ``sum_along``, ``columns_of`` and ``same_bits`` are in
-# ``roundoff.kernels.ladder``. R is a power of two, not below the number of programs.
+# far it is from float64.
+#
+# * A grid, tensors and numbers come first, then constants by name. For a row of N columns K is
+#   N / P, rounded up, and tiles is M / R, rounded up; ``zero`` is 0.
+# * ``programs`` is the number of multiprocessors, 132 on an H200, or any: it fixes how many
+#   partial sums there are, and so the bits of dw. In the interpreter P=16 and PACKED=False do.
+# * In the second stage R is a power of two, not below ``programs``; its grid is blocks of columns
+#   times sums, 1 for dw alone.
 #
 # .. code-block:: python
 #
+#    from roundoff.kernels.ladder import columns_of, kernel, same_bits, sum_along
 #    part = torch.empty(programs, N, dtype=torch.float32, device=x.device)
 #    sums = torch.empty(1, N, dtype=w.dtype, device=x.device)
-#    my_stage_1[(programs,)](x, dy, w, rstd, dx, part, M, N, …, num_warps=8)  # P=2048 on a GPU
+#    my_stage_1[(programs,)](x, dy, w, rstd, dx, part, M, N, tiles, 0,
+#                            R=1, P=2048, K=K, PACKED=True, STAGES=3, num_warps=8)
 #    lessons.add_partial_sums[(-(-N // 16), 1)](part, sums, programs, N, R=256, P=16)
 
 ROWS, COLUMNS, NORM = (1000, 5120, functional.layer_norm) if gpu else (7, 80, functional.layer_norm)

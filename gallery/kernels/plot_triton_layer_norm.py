@@ -408,6 +408,7 @@ study.lines(
     title="Backward, float16, 4096 rows",
     xlabel="columns N",
     ylabel="GB/s",
+    logx=True,
     answer=True,
     alt="GB/s of the backward against columns. roundoff stays below the stream of two reads and "
     "one write, the dashed ceiling, at all widths; torch stays between 990 and 1540; "

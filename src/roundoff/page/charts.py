@@ -284,6 +284,8 @@ def lines(
         if logx:
             axis.set_xscale("log", base=2)
             sizes = sorted(part[x].unique())
+            if len(sizes) > 20:  # powers of two among them are where labels do not overlap
+                sizes = [s for s in sizes if math.log2(s).is_integer()] or sizes
             step = math.ceil(len(sizes) / (5 if len(parts) > 1 or small else 10))
             axis.set_xticks(sizes[::step], [f"{int(s):,}" for s in sizes[::step]])
             axis.minorticks_off()

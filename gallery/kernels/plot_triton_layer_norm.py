@@ -355,8 +355,9 @@ def compare(m, n, dtype, labels, form="layer norm"):
         )
         rates = found.frame.set_index("label")["gb_s"].to_dict()
         row = {"direction": direction, "M": m, "N": n} | rates
-        if "roundoff" in rates:
-            best = max(set(rates) - {"roundoff", "lesson", "ceiling"}, key=rates.get)
+        others = set(rates) - {"roundoff", "lesson", "ceiling"}
+        if "roundoff" in rates and others:
+            best = max(others, key=rates.get)
             lead = found.ratio(best, "roundoff")
             row |= {"of ceiling": rates["roundoff"] / rates["ceiling"], "best": best}
             row |= {"lead": lead.value, "lead low": lead.low, "lead high": lead.high}

@@ -191,9 +191,9 @@ def _forward_launch(
     if tiling.shares > 1:
         padded = triton.next_power_of_2(tiling.shares)
         sizes = (eps, *tiling[:3], tiling.shares, padded, tiling.stages, tiling.hold)
-        flags = (*flags, not short, opaque)
+        rest = (*flags, not short, opaque, *last)
         return tuple(
-            Launch(wide.forward_shared, index, (*sizes, *flags, *last, step), **_limited(tiling))
+            Launch(wide.forward_shared, index, (*sizes, *rest, step), **_limited(tiling))
             for step in _PUBLISH
         )
     constants = (

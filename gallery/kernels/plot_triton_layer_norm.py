@@ -320,7 +320,7 @@ def compare(m, n, dtype, labels, form="layer norm"):
     size = m * n * dtype.itemsize
     sets = copies(3 * size, device, most=16)
     pairs, w, b = inputs(m, n, dtype, sets)
-    buffers = [[x, dy, *(torch.empty_like(x) for _ in range(3))] for x, dy in pairs]
+    buffers = [[x, dy, *(torch.zeros_like(x) for _ in range(3))] for x, dy in pairs]
     ways = {}
     for label in [label for label in labels if label in known]:
         try:

@@ -465,6 +465,19 @@ def test_a_row_that_is_converted_again_leaves_room_for_a_second_program(columns)
 # --- launches, and the ceiling --------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("residual", [False, True])
+def test_a_transform_of_torch_func_is_refused_and_not_computed_wrongly(residual):
+    (x,) = draw((3, 8))
+
+    def summed(x):
+        if residual:
+            return rms_norm(x, 8, residual=x)[0].sum()
+        return rms_norm(x, 8).sum()
+
+    with pytest.raises(RuntimeError, match="setup_context"):
+        torch.func.grad(summed)(x)
+
+
 def test_a_direct_launch_passes_what_tritons_own_launcher_passes():
     driver = importlib.import_module("triton.backends.nvidia.driver")
     passed = []

@@ -30,13 +30,13 @@ import torch
 from ._norm_tilings import backward_tiling
 from ._row_norm import (
     LAYER,
-    Normalised,
     _first_stage,
     _like,
     accumulator,
     case_of,
     check,
     gradients_of,
+    normalised,
 )
 from ._runtime import interpreting
 
@@ -155,7 +155,7 @@ def layer_norm(
         or (weight is not None and weight.requires_grad)
         or (bias is not None and bias.requires_grad)
     ):
-        return Normalised.apply(x, weight, bias, case)
+        return normalised(x, weight, bias, case)
     return case.forward(x, weight, bias, None, False)[0]
 
 

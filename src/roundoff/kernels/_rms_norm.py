@@ -28,13 +28,13 @@ import torch
 from ._row_norm import (
     RMS,
     Form,
-    Normalised,
-    NormalisedSum,
     _like,
     accumulator,
     case_of,
     check,
     gradients_of,
+    normalised,
+    normalised_sum,
 )
 
 __all__ = ["rms_norm"]
@@ -144,10 +144,10 @@ def rms_norm(
     )
     if residual is None:
         if needed:
-            return Normalised.apply(x, weight, None, case)
+            return normalised(x, weight, None, case)
         return case.forward(x, weight, None, None, False)[0]
     if needed:
-        return NormalisedSum.apply(x, residual, weight, case)
+        return normalised_sum(x, residual, weight, case)
     y, summed, _ = case.forward(x, weight, None, residual, False)
     return y, summed
 

@@ -24,7 +24,16 @@ from . import _layer_norm_wide as wide
 from ._norm_tilings import Tiling, backward_tiling, forward_tiling, second_stage_tiling
 from ._runtime import Launch, check_device, interpreting
 
-__all__ = ["LAYER", "RMS", "Case", "Form", "Normalised", "NormalisedSum", "case_of", "gradients_of"]
+__all__ = [
+    "LAYER",
+    "RMS",
+    "Case",
+    "Form",
+    "case_of",
+    "gradients_of",
+    "normalised",
+    "normalised_sum",
+]
 
 _DTYPES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 _WIDEST = 2**30
@@ -531,3 +540,18 @@ def _sum_gradients(ctx: Any, dy: Optional, dh: Optional) -> Any:
 
 
 _refusing_sum = torch.autograd.function.once_differentiable(_sum_gradients)
+
+
+def _applied(function: Any) -> Callable[..., Any]:
+    """``function.apply`` without what torch does for ``torch.func`` in every call: 2 of 10 µs."""
+    direct = super(torch.autograd.Function, function).apply
+    active = torch._C._are_functorch_transforms_active
+
+    def apply(*arguments: Any) -> Any:
+        return (function.apply if active() else direct)(*arguments)
+
+    return apply
+
+
+normalised = _applied(Normalised)
+normalised_sum = _applied(NormalisedSum)

@@ -39,10 +39,9 @@ From the kernels that one writes first to those of this library: each step runs,
 # * ``tl.arange(0, P)`` is an array of P numbers, P a power of two. It and all that is computed from
 #   it, a *block*, is spread over the threads: P / 256 elements in registers of each. There is no
 #   ``threadIdx``. Two dimensions are written as in NumPy: ``rows[:, None] * N + cols[None, :]`` has
-#   shape (R, P), a sum along 1 is one number a row.
+#   shape (R, P).
 # * ``tl.load(X + cols, mask=cols < N, other=0.0)`` loads a block; masked elements are not read. A
-#   sum over a block goes through shuffles and shared memory by itself. Arithmetic is in float32
-#   after ``.to(tl.float32)``; ``Y.dtype.element_ty`` is the type that a pointer points to.
+#   sum over a block goes through shuffles and shared memory by itself.
 # * ``tl.constexpr`` arguments are constants of the compiler, as template parameters are;
 #   ``tl.static_range`` is a loop that is unrolled.
 #
@@ -562,9 +561,9 @@ study.claim(
 #
 # One block with 16 warps has half the elements a thread, and at most 128 registers: at 32,768
 # columns it spills still. Prefetch of three rounds of x and dy takes 256 KiB there: no program
-# starts. Two rows at a time at 8704 columns spill. One launch for rows that four programs share, in
-# which they wait for each other's sums, moves three tensors and takes twice the time of two
-# launches: 1249 instead of 2400 GB/s at 32,768 columns (H200, ``tests/bench/bench_layer_norm.py``).
+# starts. Two rows at a time at 8704 columns spill. One launch, whose programs wait for each other's
+# sums, moves three tensors and takes twice the time of two (1249, not 2400 GB/s at 32,768 columns,
+# H200, ``tests/bench/bench_layer_norm.py``).
 #
 # Your own backward, of RMSNorm for instance
 # ------------------------------------------
@@ -574,18 +573,13 @@ study.claim(
 # :math:`dx = r\,(w g - \hat x\, \overline{\hat x\, w g})` and :math:`dw = \sum g\, \hat x`, in the
 # same two stages. Copy the first stage in pieces, leave out what is about the mean and db, set
 # ``NORM`` to ``functional.rms_norm`` and put your function in place of ``mine``: the cell says how
-# far it is from float64.
-#
-# * A grid, tensors and numbers come first, then constants by name. For a row of N columns K is
-#   N / P, rounded up, and tiles is M / R, rounded up; ``zero`` is 0.
-# * ``programs`` is the number of multiprocessors, 132 on an H200, or any: it fixes how many
-#   partial sums there are, and so the bits of dw. In the interpreter P=16 and PACKED=False do.
-# * In the second stage R is a power of two, not below ``programs``; its grid is blocks of columns
-#   times sums, 1 for dw alone.
+# far it is from float64. A launch takes tensors and numbers, then constants by name: K is N / P and
+# tiles M / R, rounded up, ``zero`` 0, ``programs`` 132 on an H200. In the interpreter PACKED is
+# False. Helpers are in ``roundoff.kernels.ladder``. The second stage's R is a power of two, not
+# below ``programs``; its grid has 1 for dw alone.
 #
 # .. code-block:: python
 #
-#    from roundoff.kernels.ladder import columns_of, kernel, same_bits, sum_along
 #    part = torch.empty(programs, N, dtype=torch.float32, device=x.device)
 #    sums = torch.empty(1, N, dtype=w.dtype, device=x.device)
 #    my_stage_1[(programs,)](x, dy, w, rstd, dx, part, M, N, tiles, 0,
@@ -613,9 +607,8 @@ for name, e, a in zip(("dx", "dw"), exact(x, dy, w, NORM), results, strict=True)
 #
 # * Registers are those of one version of Triton and its assembler. They say what fits, not how fast
 #   it is. Why some kernels come out with 32 of them at 32,768 columns is not looked into.
-# * Another order of the steps would give each another share of the gain.
 # * Why roundoff's forward of 4096 columns is ahead of prefetch with the same pieces, warps and
-#   stages is not looked into; that of 32,768 has half as many threads a row as pieces.
+#   stages is not looked into.
 # * A second run of the H200 is in the tables; the H100 ran once.
 # * What roundoff's kernel has beside these steps: both sums of a row in one exchange, strides,
 #   types up to float64, and a second stage that is launched early [#pdl]_.

@@ -488,8 +488,7 @@ study.claim(
 # --------------------------------------
 #
 # It takes the mean of a row, then the variance about it, while the row is in registers. inductor
-# compiles its forward anew in each run, and two runs may differ: on the H200 it came much nearer in
-# the second at 8704 and at 12,288 columns, on the H100 at 8704. We have not looked into why.
+# compiles its forward anew in each run, and two runs differ.
 
 study.table(
     "layer-norm-forward",
@@ -541,19 +540,6 @@ study.claim(
     value=lambda t: (t["lead"], t.get("lead, second run", t["lead"])),
     test=lambda t: t.filter(regex="^lead high") < 1,
     holds=["nvidia-h200"],
-)
-
-# %%
-
-study.claim(
-    "Two runs differ at 8704 columns, {1.70} and {1.30} times the best, and at 12,288, {1.59} and "
-    "{1.03} times.",
-    name="forward-runs",
-    of="layer-norm-forward",
-    where={"N": [8704, 12288], "lead": lambda s: s.notna()},
-    on="nvidia-h200",
-    timed=True,
-    value=lambda t: t[["lead", "lead, second run"]].to_numpy().ravel().tolist(),
 )
 
 # %%
@@ -670,29 +656,14 @@ study.claim(
 )
 
 # %%
-
-study.claim(
-    "With 16,384 rows it is behind on an H100 alone: at {0.985} and {0.993} of Liger's rate.",
-    name="many-rows",
-    of="types",
-    where={"case": "forward, float16, 16384 × 4096"},
-    on="nvidia-h100-80gb-hbm3",
-    timed=True,
-    value=lambda t: (t["lead"], t.get("lead, second run", t["lead"])),
-    test=lambda t: t.filter(regex="^lead high") < 1,
-    holds=["nvidia-h100-80gb-hbm3"],
-)
-
-# %%
 # RMSNorm, alone and of a sum
 # ---------------------------
 #
 # :math:`y = x\, r\, w` with :math:`r = 1 / \sqrt{\overline{x^2} + \epsilon}`, as Llama has it. With
-# a residual :math:`h` it is :math:`x + h` that is normalised, and returned, too: two reads and two
-# writes forward, three reads and one write backward.
+# a residual, :math:`x + h` is normalised and returned: two reads and two writes, backward 3 and 1.
 
 rms = [
-    {"case": f"{form}, {row['direction']}, {n}", "form": form} | row
+    {"case": f"{row['direction']}{form[7:]}, {n}", "form": form} | row
     for form in list(FORMS)[1:]
     for n in ([4096, 8192, 15872, 32768] if gpu else [64])
     for row in compare(rows_of(n), n, torch.float16, FAST, form)

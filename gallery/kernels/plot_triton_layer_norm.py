@@ -630,21 +630,6 @@ study.claim(
 # %%
 
 study.claim(
-    "The forward of 24,576 columns, one kernel in both records, has {0.943} of inductor's rate on "
-    "an H200; on an H100 it is ahead.",
-    name="wide-forward",
-    of="types",
-    where={"case": "forward, float16, 4096 × 24576", "best": "inductor"},
-    on="nvidia-h200",
-    timed=True,
-    value=lambda t: t["lead"],
-    test=lambda t: t.filter(regex="^lead high") < 1,
-    holds=["nvidia-h200"],
-)
-
-# %%
-
-study.claim(
     "With 256 rows the forward is behind: in two runs at {0.98} and {0.93} of Liger's rate.",
     name="beyond-forward",
     of="types",
@@ -674,7 +659,7 @@ study.table(
         columns=["case", "form", "direction", "N", *RATES, "ceiling", "of ceiling", *LEAD]
     ),
     "RMSNorm: GB/s in float16, 4096 rows, and roundoff's share of the ceiling.",
-    columns=["case", *SHOWN, "of ceiling"],
+    columns=["case", "roundoff", "torch", "Liger", "QuACK", "ceiling", "of ceiling"],
     rows={"N": [4096, 32768]},
     part="gpu" if gpu else "cpu",
     times=LEAD,

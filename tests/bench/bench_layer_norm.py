@@ -350,9 +350,8 @@ def whole_tilings(cell: Cell, usual: Tiling) -> Iterator[Tiling]:
 
 
 #: Forward, two-byte types, by columns: rows, piece, pieces, warps, stages, per_sm, hold. Each is
-#: tried with the row converted again, which halves its registers, and the first of each width also
-#: with the rows passing through the cache. ptxas says that none of them spills by more than 12
-#: words of a thread, and that per_sm programs fit.
+#: tried with the row converted again, which halves its registers. ptxas says that none of them
+#: spills by more than 12 words of a thread, and that per_sm programs fit.
 DIRECTED = {
     16384: [
         (1, 2048, 8, 4, 1, 0), (1, 2048, 8, 4, 1, 4), (1, 4096, 4, 8, 1, 2), (1, 4096, 4, 8, 1, 3),
@@ -378,14 +377,12 @@ DIRECTED = {
 
 
 def directed(cell: Cell, usual: Tiling) -> list[Tiling]:
-    """Tilings chosen for a width, and the usual one with rows converted again or passing."""
+    """Tilings chosen for a width, and the usual one with rows converted again."""
     if cell.direction == "backward" or cell.dtype.itemsize != 2:
         return []
     tilings = [Tiling(*t)._replace(again=True) for t in DIRECTED.get(cell.n, ())]
-    if tilings:
-        tilings.append(tilings[0]._replace(passing=True))
     if usual.shares == 1 and usual.stages == 1 and not usual.hold:
-        tilings += [usual._replace(again=True), usual._replace(again=True, passing=True)]
+        tilings.append(usual._replace(again=True))
     return tilings
 
 

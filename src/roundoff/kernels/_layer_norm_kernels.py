@@ -53,14 +53,12 @@ def inverse_root(x, ACC: tl.constexpr, EXACT: tl.constexpr):
 
 
 @kernel
-def columns_of(
-    W, k: tl.constexpr, K: tl.constexpr, P: tl.constexpr, cols, last, POLICY: tl.constexpr = ""
-):
+def columns_of(W, k: tl.constexpr, K: tl.constexpr, P: tl.constexpr, cols, last):
     """Piece k of a vector; only the last of K pieces can end beyond it."""
     if k == K - 1:
-        return tl.load(W + cols + k * P, mask=last, other=0.0, eviction_policy=POLICY)
+        return tl.load(W + cols + k * P, mask=last, other=0.0)
     else:
-        return tl.load(W + cols + k * P, eviction_policy=POLICY)
+        return tl.load(W + cols + k * P)
 
 
 @kernel
@@ -107,7 +105,6 @@ def forward(
     EXACT: tl.constexpr,  # for types as wide as the sums: a rounding of those would be seen
     OPAQUE: tl.constexpr,
     AGAIN: tl.constexpr,  # convert once more for the result, too
-    PASSING: tl.constexpr,  # rows leave the cache first, weight and bias last
     CENTRED: tl.constexpr,
     ROUND: tl.constexpr,  # to the type of y, before the weight multiplies
 ):
@@ -116,8 +113,6 @@ def forward(
     programs = tl.num_programs(0)
     cols = tl.arange(0, P)[None, :]
     last = (K - 1) * P + cols < N
-    first_out: tl.constexpr = "evict_first" if PASSING else ""
-    last_out: tl.constexpr = "evict_last" if PASSING else ""
     weight = ()
     bias = ()
     for k in tl.static_range(K):
@@ -137,7 +132,7 @@ def forward(
             first = tl.load(X + rows.to(tl.int64) * stride_x, mask=rows < M, other=0.0).to(ACC)
         for k in tl.static_range(K):
             mask = here & last if k == K - 1 else here
-            piece = tl.load(x_at + k * P, mask=mask, other=0.0, eviction_policy=first_out)
+            piece = tl.load(x_at + k * P, mask=mask, other=0.0)
             if RES is not None:
                 res_at = RES + (rows.to(tl.int64)[:, None] * N + cols) + k * P
                 piece = added(piece, tl.load(res_at, mask=mask, other=0.0), ACC)
@@ -186,10 +181,10 @@ def forward(
                 if ROUND:
                     y = y.to(Y.dtype.element_ty).to(ACC)
                 if HAS_W:
-                    w = weight[k] if HOLD else columns_of(W, k, K, P, cols, last, last_out)
+                    w = weight[k] if HOLD else columns_of(W, k, K, P, cols, last)
                     y = y * w.to(ACC)
                 if HAS_B:
-                    b = bias[k] if HOLD else columns_of(B, k, K, P, cols, last, last_out)
+                    b = bias[k] if HOLD else columns_of(B, k, K, P, cols, last)
                     y = y + b.to(ACC)
                 mask = here & last if k == K - 1 else here
                 tl.store(y_at + k * P, y.to(Y.dtype.element_ty), mask=mask)

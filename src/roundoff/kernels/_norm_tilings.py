@@ -36,8 +36,6 @@ class Tiling(NamedTuple):
         Whether the weight stays in registers.
     shares : int
         Programs that share a row, each with its own columns; the kernel is then launched twice.
-    passing : bool
-        Whether rows leave the cache first, so that weight and bias stay in it.
     again : bool
         Whether a forward converts a packed row once more for its result: half the registers.
 
@@ -57,7 +55,6 @@ class Tiling(NamedTuple):
     per_sm: int = 0
     hold: bool = False
     shares: int = 1
-    passing: bool = False
     again: bool = False
 
     def programs(self, tiles: int, index: int) -> int:
@@ -95,7 +92,7 @@ def forward_tiling(columns: int, itemsize: int, many: bool = False) -> Tiling:
     (2048, 5, 4)
     """
     size = columns * itemsize // 2
-    if size > 32768:
+    if size > (65536 if itemsize == 2 else 32768):
         shared = (
             None if itemsize == 8 else _shared(columns, 16384 // itemsize, 8192 // itemsize, 8, 3)
         )
@@ -113,11 +110,10 @@ def forward_tiling(columns: int, itemsize: int, many: bool = False) -> Tiling:
                 return _pieces(columns, 1, 1024, 4)
             return _pieces(columns, 1, 1024, 4, *((3, 3) if size <= 6144 else (4, 2)), True)
         if size <= 16384:
-            return _pieces(columns, 1, 2048, 4)
-        # Few programs: with more, the weight that each reads again is the larger part of the reads.
-        if size <= 24576:
-            return _pieces(columns, 1, 4096, 4, 1, 2)
-        return _pieces(columns, 1, 8192, 8, 1, 1)
+            return _pieces(columns, 1, 2048, 4)._replace(again=size > 15872)
+        # A row that is converted again takes half the registers: two programs fit, beyond 32,768
+        # columns one.
+        return _pieces(columns, 1, 4096, 8 if size <= 32768 else 16)._replace(again=True)
     if itemsize == 4:
         if size <= 2048:
             return _pieces(columns, 1, 1024, 1, 1, 0, True)

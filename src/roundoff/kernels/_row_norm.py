@@ -207,7 +207,7 @@ def _forward_launch(
         )
     constants = (
         eps, kind, *tiling[:3], tiling.stages, tiling.hold, *flags, not short, opaque, tiling.again,
-        tiling.passing, *last,
+        *last,
     )  # fmt: skip
     # Wide rows take all registers that they may have, and then fewer programs fit.
     wide_row = n * dtype.itemsize >= 32768

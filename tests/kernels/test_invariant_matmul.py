@@ -453,7 +453,7 @@ def test_the_tile_is_chosen_by_shape_alone():
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_a_route_is_taken_where_its_bits_are_the_chains(dtype, monkeypatch):
     """What cuBLAS does is played by chains: it splits K from three rows on, unless told not to."""
-    calls = []
+    calls, slow = [], []
 
     def kernel(x, w, b):
         calls.append(len(x))
@@ -463,12 +463,13 @@ def test_a_route_is_taken_where_its_bits_are_the_chains(dtype, monkeypatch):
         raise RuntimeError("no such kernel")
 
     ways = {
-        "plain": lambda x, w, b: kernel(x, w, b) if len(x) < 3 else chain(x, w, 2),
+        "cuBLAS": lambda x, w, b: kernel(x, w, b) if len(x) < 3 else chain(x, w, 2),
         "broken": broken,
         "unsplit": lambda x, w, b: kernel(x, w, b) if b is None else chain(x, w, 1) + b,
     }
     monkeypatch.setattr(invariant_cublas, "_ROUTES", ways)
     monkeypatch.setattr(invariant_cublas, "_CHOSEN", {})
+    monkeypatch.setattr(invariant_cublas, "_milliseconds", lambda call: call.func in slow)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     weight, bias = torch.ones(40, 96, dtype=dtype), torch.ones(40, dtype=dtype)
 
@@ -476,17 +477,21 @@ def test_a_route_is_taken_where_its_bits_are_the_chains(dtype, monkeypatch):
         way = invariant_cublas.route(x, weight, b, kernel)
         return next((name for name, f in ways.items() if f is way), None)
 
-    assert taken(torch.ones(2, 96, dtype=dtype)) == "plain"
+    assert taken(torch.ones(2, 96, dtype=dtype)) == "cuBLAS"
     assert taken(torch.ones(3, 96, dtype=dtype)) == "unsplit"
     assert taken(torch.ones(3, 96, dtype=dtype), bias) is None  # rounds before it adds the bias
     assert taken(torch.ones(3, 96, dtype=dtype).t().contiguous().t()) == "unsplit"
     assert taken(torch.ones(1, 96, dtype=dtype).expand(3, -1)) is None
-    assert routes() == {"plain": 1, "unsplit": 2, "kernel": 1}
+    assert routes() == {"cuBLAS": 1, "unsplit": 2, "kernel": 1}
     again = torch.ones(5, 96, dtype=dtype)
     assert taken(again) == "unsplit"
     before = len(calls)
     assert taken(again) == "unsplit"
     assert len(calls) == before  # found out once
+    slow.append(ways["unsplit"])
+    assert taken(torch.ones(6, 96, dtype=dtype)) is None  # equal, and slower than the kernel
+    slow.append(ways["cuBLAS"])
+    assert taken(torch.ones(1, 96, dtype=dtype)) == "cuBLAS"  # as quick as torch, or torch itself
     assert invariant_cublas.route(torch.ones(3, 96), weight.float(), None, kernel) is None
 
 

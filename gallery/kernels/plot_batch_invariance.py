@@ -15,10 +15,10 @@ to have the same bits in every batch, and what that costs.
      alone.
    * **What it takes:** two environment variables give one result from :bound:`16 <variables/2>`
      rows on, not below; the lines below replace products and attention: :bound:`0% <texts/5>`.
-   * **What it costs:** over torch's time products :bound:`1.00 <cost/2>` in the median, at most
-     :bound:`1.98 <cost/3>`; a token :bound:`0.96 <token/2>` alone and :bound:`0.98 <token/3>` in a
-     batch of 64. One tile for all takes :bound:`4.7 <peer/2>` for one row. The error stays. It ends
-     at sums over several GPUs.
+   * **What it costs:** a product takes :bound:`1.00 <cost/2>` of torch's time in the median, at
+     most :bound:`1.98 <cost/3>`; a token :bound:`0.96 <token/2>` alone, :bound:`0.98 <token/3>` in
+     a batch of 64. One tile for all sizes takes :bound:`4.7 <peer/2>` for one row. The error stays.
+     It ends at sums over several GPUs.
 
    .. code-block:: python
 
@@ -164,8 +164,8 @@ study.table(
 
 study.claim(
     "For weights with a K of 4096 and more torch's row has other bits than alone at up to {57%} of "
-    "the larger M in bfloat16, at {100%} in float32; ours at {0%}, and so with one tile and with "
-    "batch_invariant_ops.",
+    "the larger M in bfloat16, at {100%} in float32; with one tile, batch_invariant_ops and ours "
+    "at {0%}.",
     name="alone",
     of="alone",
     where={
@@ -185,7 +185,7 @@ study.claim(
 
 study.claim(
     "With the two variables a row alone has other bits than at up to {93%} of the larger M, in 16 "
-    "bits: few rows take other kernels. From up to {16} rows on there is one result.",
+    "bits: few rows take other kernels. There is one result from at most {16} rows on.",
     name="variables",
     of="alone",
     where={"way": "two variables", "dtype": ["bfloat16", "float16"]},

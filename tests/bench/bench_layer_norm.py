@@ -566,21 +566,29 @@ def race(bench: Bench) -> None:
 #: Columns, and rows where they are not those of the page: 4096, at most 2**27 elements.
 WARM = [(1024, 0), (4096, 0), (8192, 0), (8704, 0), (12288, 0), (15872, 0), (16384, 0), (24576, 0),
         (32768, 0), (65536, 0), (131072, 0), (15872, 1000), (4096, 256), (4096, 16384)]  # fmt: skip
+TRITON = ("roundoff", "Liger", "flash-linear-attention")
 WARM_TYPES = [("bfloat16", 8192), ("float32", 8192), ("float32", 15872), ("float32", 32768)]
 
 
 def warm(bench: Bench) -> None:
-    """Compile what others compile for each shape."""
+    """Compile what the race's page runs, in processes of their own."""
     layers = [("layer", "float16", n, m) for n, m in WARM]
     layers += [("layer", kind, n, 0) for kind, n in WARM_TYPES]
     layers += [(f, "float16", n, 0) for f in FORMS[1:] for n in (4096, 8192, 15872, 32768)]
     tasks = [
         (Cell(form, "backward", kind, m or min(4096, 2**27 // n), n), label)
         for form, kind, n, m in layers
-        for label in ("inductor", "QuACK")
+        for label in ("inductor", "QuACK", *TRITON)
+    ]
+    # Triton's kernels at the page's other widths: half a second each, of thirty.
+    tasks += [
+        (Cell("layer", "backward", "float16", 4096, n), label)
+        for n in range(1024, 15873, 512)
+        if (n, 0) not in WARM
+        for label in TRITON
     ]
     if not bench.options.compile:
-        print(f"warm: {len(tasks)} kernels, about 60 s", flush=True)
+        print(f"warm: {len(tasks)} kernels, about 80 s", flush=True)
         if not (bench.dry or bench.options.estimate):
             compiled_apart(bench, "warm")
         return

@@ -451,9 +451,9 @@ study.claim(
 #
 # It has no sums over rows: a program for each row is enough, and pieces keep the padding away.
 # **Prefetch** has four programs for each multiprocessor (two above 4096 columns) that loop over
-# rows and keep w and b in registers, where these fit. Pieces gain much where there is padding, and
-# little at a power of two; prefetch gains at 4096 columns alone. The H100's record is older: there
-# roundoff kept a wide row in float32, and spilled.
+# rows and keep w and b in registers, where these fit. Pieces gain much where there is padding;
+# prefetch gains at 4096 columns and spills at 8704. The H100's record is older: there roundoff kept
+# a wide row in float32, and spilled.
 
 study.table(
     "forward",
@@ -487,14 +487,17 @@ study.claim(
 
 study.claim(
     "At 32,768 columns roundoff's own forward reaches {98} % of the ceiling, pieces {85} % and one "
-    "block {82} %: it keeps the row packed and converts it again for the result. None spills "
-    "({0} words).",
+    "block {82} %. It keeps the row packed and converts it again for the result: {124} registers a "
+    "thread instead of {255} in pieces.",
     name="forward-wide",
     of="forward",
     where={"N": 32768, "step": ["one block", "pieces", "roundoff"], **TIMED},
     on="nvidia-h200",
     timed=True,
-    value=lambda t: [*shares(t, "roundoff", "pieces", "one block"), t["spilled"].max()],
+    value=lambda t: [
+        *shares(t, "roundoff", "pieces", "one block"),
+        *(taken(t, step, "registers")[0] for step in ("roundoff", "pieces")),
+    ],
     test=lambda t: [rises(t, step, "roundoff") for step in ("pieces", "one block")],
     holds=("nvidia-h200",),
 )
@@ -560,7 +563,7 @@ study.claim(
 # ----------------
 #
 # One block with 16 warps has half the elements a thread, and at most 128 registers: at 32,768
-# columns it spills still. Prefetch of three rounds of x and dy takes 256 KiB there: no program
+# columns it spills still. Prefetch of two rounds of x and dy takes 256 KiB there: no program
 # starts. Two rows at a time at 8704 columns spill. One launch whose programs wait for each other
 # takes twice the time of two (1249, not 2400 GB/s at 32,768 columns, H200,
 # ``tests/bench/bench_layer_norm.py``).

@@ -421,7 +421,12 @@ study.claim(
     "All layers of a prefill are {364} nodes in one session, those of a decode step {853}.",
     name="sessions",
     of="costs",
-    where={"optimization": "roundoff", "batch": 1, "dtype": "float32"},
+    where={
+        "optimization": "roundoff",
+        "case": ["prefill", "decode"],
+        "dtype": "float32",
+        "batch": 1,
+    },
     on="intel-xeon-2-cores",
     value=lambda t: t["nodes"].tolist(),
     test=lambda t: t["sessions"] == 1,

@@ -330,7 +330,7 @@ def agrees(t):
 
 # %%
 # One token: weights joined at each run cost more than the products
-# ------------------------------------------------------------------
+# -----------------------------------------------------------------
 #
 # With one token a product reads its weights once and does little else. A Concat reads and writes
 # them first, which makes three passes of one. Joined before, it is one pass again. QKV: queries,

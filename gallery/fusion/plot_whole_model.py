@@ -234,7 +234,7 @@ def contest(model, case, batch, chosen):
 
 # %%
 # On an H200 a prefill takes less time than inductor's, a decode step more
-# -----------------------------------------------------------------------
+# ------------------------------------------------------------------------
 #
 # The ways take turns, round by round, in one process. *× inductor* is the ratio to inductor, with
 # CUDA graphs where this way has them. On a CPU it is a ratio of processor time, of all threads

@@ -363,7 +363,7 @@ study.claim(
 
 # %%
 # The gap between the two best logits tells beforehand
-# -----------------------------------------------------
+# ----------------------------------------------------
 #
 # A token changes if the error of the difference between float64's two largest logits exceeds
 # that difference. Let the error be normal with the standard deviation σ that the *other half* of
@@ -605,7 +605,7 @@ study.claim(
 
 # %%
 # Random weights do not show what a trained model does
-# -----------------------------------------------------
+# ----------------------------------------------------
 #
 # Trained Llamas carry a few activations that are thousands of times the others [#massive]_. The
 # same prompt through the trained model and through the same architecture with random weights: the

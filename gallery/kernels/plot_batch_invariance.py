@@ -400,7 +400,7 @@ study.dots(
     x="other texts",
     label="way",
     bars=True,
-    title="Texts that are not the prompt's alone",
+    title="Texts other than alone",
     xlabel="share of the completions, bfloat16",
     answer=True,
     alt="Bars: share of completions that are not what their prompt gets alone. torch, "

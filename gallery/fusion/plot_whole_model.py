@@ -284,7 +284,7 @@ study.dots(
     high="high",
     reference=1,
     title="Time of the whole model",
-    xlabel="time of inductor = 1, with CUDA graphs of reduce-overhead",
+    xlabel="time of inductor, reduce-overhead = 1",
     answer=True,
     alt="A dot for each case, prefill and decode steps of several batches: the time of the backend "
     "over inductor's.",

@@ -613,8 +613,7 @@ for row in contest(own.model(device=device), CASE, BATCH, ("eager", "roundoff"))
 # * One trained model, of 135 million parameters, and a static cache of one length. vLLM,
 #   llama.cpp and inductor's *max-autotune* and *freezing* were not measured.
 # * The error is of one vector of logits a case: a factor of two between ways says little. On a GPU
-#   ONNX Runtime's SiLU rounds each of its steps to float16: emulated, that adds a fifth to the
-#   error of 64 vectors.
+#   ONNX Runtime's SiLU rounds each of its steps to float16.
 # * A way that is compiled for fixed sizes is compiled again for others; how long ``dynamic=True``
 #   takes to trace is in the table of texts, under *first time*.
 # * A prefill is timed as called, without CUDA graphs: on a GPU the host's launches are a part of

@@ -764,7 +764,7 @@ study.finish()
 # * One model, one kind of GPU, one version of Triton and of cuBLAS, a processor with two threads.
 #   On an L20 cuBLASLt is reported to change a row's bits with M [#te]_.
 # * A part of torch's other texts may be chance: in bfloat16 two equal runs of a batch have other
-#   bits on a GPU (:ref:`bits-to-words`), with cuDNN's attention, which torch takes there.
+#   bits on a GPU (:ref:`bits-to-words`).
 # * Others offer: vLLM ``VLLM_BATCH_INVARIANT=1``, which sets the two variables on Hopper and
 #   replaces attention [#vllm]_; SGLang ``--enable-deterministic-inference`` [#sglang]_.
 #   FlashAttention 3 is reported to change the bits of one request with the length of another, in

@@ -565,8 +565,7 @@ study.claim(
 # One block with 16 warps has half the elements a thread, and at most 128 registers: at 32,768
 # columns it spills still. Prefetch of two rounds of x and dy takes 256 KiB there: no program
 # starts. Two rows at a time at 8704 columns spill. One launch whose programs wait for each other
-# takes twice the time of two (1249, not 2400 GB/s at 32,768 columns, H200,
-# ``tests/bench/bench_layer_norm.py``).
+# was tried on an H200 and took longer than two launches; it is not recorded.
 #
 # Your own backward, of RMSNorm for instance
 # ------------------------------------------

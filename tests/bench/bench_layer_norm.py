@@ -8,8 +8,8 @@ Parts, each a table and a list of rows in ``--out``:
   beside the usual one and the ceiling, a stream with the same reads and writes.
 - ``race``: torch, inductor, Liger, QuACK, flash-linear-attention, Apex and Transformer Engine, as
   far as they can be imported, beside ours and the ceiling.
-- ``warm``: inductor and QuACK compile what the race, the page *Which LayerNorm is fastest* and this
-  bench's ``race`` time, in processes of their own; both keep it on disk. Run it before them.
+- ``warm``: ours, inductor and the rivals in Triton and QuACK compile what the race's page and this
+  bench's ``race`` time, in processes of their own; all keep it on disk. Run it before them.
 - ``bytes``: the kernels that a call of torch's launches, and the bytes that each moves where
   CUPTI's counters may be read.
 - ``launches``: a call with its launches, as a user writes it: torch's, ours, and an empty

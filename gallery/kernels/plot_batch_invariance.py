@@ -761,8 +761,8 @@ study.finish()
 # Limits, and what to read next
 # -----------------------------
 #
-# * One model, one kind of GPU, one version of Triton and of cuBLAS, a processor with two threads.
-#   On an L20 cuBLASLt is reported to change a row's bits with M [#te]_.
+# * One model, one version of Triton and of cuBLAS, a processor with two threads; an H100's times,
+#   one run. On an L20 cuBLASLt is reported to change a row's bits with M [#te]_.
 # * A part of torch's other texts may be chance: in bfloat16 two equal runs of a batch have other
 #   bits on a GPU (:ref:`bits-to-words`).
 # * Others offer: vLLM ``VLLM_BATCH_INVARIANT=1``, which sets the two variables on Hopper and

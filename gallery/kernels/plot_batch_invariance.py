@@ -774,8 +774,8 @@ study.finish()
 #   [#race]_; ``invariant()`` and our attention call such functions with one element first.
 # * ``invariant()`` raises an error for operators that lack the property, such as convolutions and
 #   additions by index; its attention has no dropout, bias or gradient.
-# * Sums over several GPUs have an order of their own: :ref:`all-reduce-order`. Mixtures of experts
-#   are not tried.
+# * Sums over several GPUs have an order of their own: :ref:`all-reduce-order`. A mixture of experts
+#   is tested for the property, with a small Mixtral on a processor, and not timed.
 # * Next: :ref:`bits-to-words`, for which tokens change, and
 #   :ref:`reduction-order`, for why an order matters at all.
 #

@@ -198,6 +198,28 @@ def test_products_go_to_ours():
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_experts_products_go_to_ours(dtype):
+    """Rows sorted by expert; an expert without rows, and rows that none has."""
+    from transformers.integrations import moe
+
+    x, weights = draw(9, 16, dtype=dtype), draw(4, 8, 16, dtype=dtype, seed=1).mT
+    offs = torch.tensor([3, 3, 4, 8], dtype=torch.int32, device=DEVICE)
+    parts = [(0, 3, 0), (3, 4, 2), (4, 8, 3)]
+    wanted = torch.cat([matmul(x[a:b], weights[e].t()) for a, b, e in parts])
+    exact = torch.cat([x[a:b].double() @ weights[e].double() for a, b, e in parts])
+    wide = 4 * torch.finfo(dtype).eps
+    torch.testing.assert_close(wanted.double(), exact, rtol=wide, atol=4 * wide)
+    for product in (moe._grouped_mm_fallback, torch.ops.transformers.grouped_mm_fallback) + (
+        (functional.grouped_mm,) if hasattr(functional, "grouped_mm") else ()
+    ):
+        with torch.no_grad(), roundoff.invariant() as within:
+            made = product(x, weights, offs=offs)
+        assert torch.equal(made[:8], wanted), product
+        assert within.replaced, product
+        assert not within.lacking
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
 def test_attention_goes_to_ours(dtype):
     q, k, v = (draw(2, 4, 9, 16, dtype=dtype, seed=s) for s in range(3))
     few = k[:, :2], v[:, :2]
@@ -395,7 +417,7 @@ def padded_on_the_left(ids, length):
     ("name", "dtype", "attention_of"),
     [
         pytest.param(name, dtype, way, marks=[slow] if (i + j + k) % 2 else [])
-        for i, name in enumerate(("Llama", "Qwen2", "Gemma"))
+        for i, name in enumerate(("Llama", "Qwen2", "Gemma", "Mixtral"))
         for j, dtype in enumerate((torch.float32, torch.bfloat16))
         for k, way in enumerate(("roundoff", "sdpa"))
     ],

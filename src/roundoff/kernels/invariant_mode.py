@@ -42,7 +42,8 @@ def invariant(lacking: str = "raise") -> Invariant:
     A context manager and a decorator, for the thread that enters it; it may be nested. Within it,
 
     - products (``mm``, ``addmm``, ``bmm``, ``baddbmm``, ``mv``, ``dot``, ``linear``, and what torch
-      makes of them) go to :func:`roundoff.kernels.matmul`,
+      makes of them) go to :func:`roundoff.kernels.matmul`; so do the experts of a mixture
+      (``grouped_mm``), one after another, which a CUDA graph cannot record,
     - ``scaled_dot_product_attention`` goes to :func:`roundoff.kernels.attention`, with masks whose
       rows are a stretch of the keys that are no padding. transformers reaches it as ``"sdpa"``, its
       default, or with ``model.set_attn_implementation("roundoff")``, which computes groups of heads
@@ -191,10 +192,10 @@ class _Operators(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func.namespace != "aten":
-            return func(*args, **kwargs)
         packet = func.overloadpacket
         name = packet._qualified_op_name
+        if func.namespace != "aten" and name not in HANDLERS:
+            return func(*args, **kwargs)
         if name in HANDLERS and kwargs.get("out") is not None:
             out = kwargs.pop("out")
             with self:

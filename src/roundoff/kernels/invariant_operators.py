@@ -43,7 +43,7 @@ _LACKING = frozenset(
     for name in (
         "convolution", "_convolution", "convolution_overrideable", "cudnn_convolution",
         "mkldnn_convolution", "mkldnn_rnn_layer", "_cudnn_rnn", "_embedding_bag", "addbmm", "addmv",
-        "_addmm_activation", "_scaled_mm", "_grouped_mm", "_scaled_grouped_mm", "mkldnn_linear",
+        "_addmm_activation", "_scaled_mm", "_scaled_grouped_mm", "mkldnn_linear",
         "_native_multi_head_attention", "_transformer_encoder_layer_fwd", "_cdist_forward",
         "_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_for_cpu",
         "_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention",
@@ -130,6 +130,25 @@ def _linear(func: Any, x: Any, weight: Any, bias: Any = None) -> Any:
     if not _plain(func, *tensors_of((x, weight, bias))):
         return NotImplemented
     return matmul(x, weight, bias, tf32=_tf32())
+
+
+def _grouped_mm(
+    func: Any, x: Any, weights: Any, offs: Any = None, bias: Any = None, out_dtype: Any = None
+) -> Any:
+    """Rows (S, K), sorted by expert, each with its expert's weight of (E, K, N).
+
+    ``offs`` are the ends of the experts' rows. Reading them waits for the device, which the
+    recording of a CUDA graph does not allow.
+    """
+    ours = _plain(func, x, weights) and (x.dim(), weights.dim()) == (2, 3) and offs is not None
+    recording = x.is_cuda and torch.cuda.is_current_stream_capturing()
+    if not ours or recording or bias is not None or out_dtype not in (None, x.dtype):
+        return NotImplemented
+    y, start = x.new_zeros(len(x), weights.shape[2]), 0
+    for weight, end in zip(weights, offs.tolist(), strict=True):
+        y[start:end] = matmul(x[start:end], weight.t(), tf32=_tf32())
+        start = end
+    return y
 
 
 # Sums of rows, and functions of one element. ------------------------------------------------------
@@ -300,7 +319,7 @@ def _scaled_sum(func: Any, a: Any, b: Any, *, alpha: Any = 1) -> Any:
 
 _NAMED: dict[str, Handler] = {
     "mm": _mm, "addmm": _addmm, "bmm": _bmm, "baddbmm": _baddbmm, "mv": _mv, "dot": _dot,
-    "linear": _linear, "sum": _reduced, "mean": _reduced, "_softmax": _softmax,
+    "linear": _linear, "_grouped_mm": _grouped_mm, "sum": _reduced, "mean": _reduced, "_softmax": _softmax,
     "_log_softmax": _softmax, "logsumexp": _logsumexp, "linalg_vector_norm": _vector_norm,
     "var": _variance, "std": _variance, "var_mean": _variance, "std_mean": _variance,
     "pow": _power, "add": _scaled_sum, "sub": _scaled_sum,
@@ -323,6 +342,8 @@ _NAMED |= dict.fromkeys(
     _pieces,
 )
 HANDLERS = {f"aten::{name}": handler for name, handler in _NAMED.items()}
+#: What transformers calls where torch has no grouped product.
+HANDLERS["transformers::grouped_mm_fallback"] = _grouped_mm
 
 
 # Attention. ---------------------------------------------------------------------------------------

@@ -320,7 +320,8 @@ def _scaled_sum(func: Any, a: Any, b: Any, *, alpha: Any = 1) -> Any:
 _NAMED: dict[str, Handler] = {
     "mm": _mm, "addmm": _addmm, "bmm": _bmm, "baddbmm": _baddbmm, "mv": _mv, "dot": _dot,
     "linear": _linear, "_grouped_mm": _grouped_mm, "sum": _reduced, "mean": _reduced,
-    "_softmax": _softmax, "_log_softmax": _softmax, "logsumexp": _logsumexp, "linalg_vector_norm": _vector_norm,
+    "_softmax": _softmax, "_log_softmax": _softmax, "logsumexp": _logsumexp,
+    "linalg_vector_norm": _vector_norm,
     "var": _variance, "std": _variance, "var_mean": _variance, "std_mean": _variance,
     "pow": _power, "add": _scaled_sum, "sub": _scaled_sum,
 }  # fmt: skip

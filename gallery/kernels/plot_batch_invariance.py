@@ -9,18 +9,21 @@ to have the same bits in every batch, and what that costs.
 
 .. answer:: nvidia-h200
 
-   * **Why:** rows and padding choose the kernel, and so the order of its sums. In bfloat16 torch's
-     product has other bits than alone at up to :bound:`57% <alone>` of the numbers of rows tried;
-     its attention behind padding for up to :bound:`93% <attention/5>` of the tokens. Of
-     :bound:`1000 <texts>` completions of a trained model :bound:`72% <texts/2>` are not what the
-     prompt gets alone.
-   * **What it takes:** two environment variables give products in 16 bits one result from
-     :bound:`16 <variables>` rows on, and :bound:`69% <texts/4>` of the texts still differ. The
-     lines below replace attention, too: :bound:`0% <texts/5>`.
+   * **Why:** the number of rows decides how a product's sum is split, padding how attention's is.
+     In bfloat16 torch's product has other bits than alone at up to :bound:`57% <alone>` of the
+     numbers of rows tried, its attention behind padding for :bound:`71% <attention/4>` of the
+     tokens. Of :bound:`1000 <texts>` completions of 8 prompts :bound:`72% <texts/2>` are not what
+     the prompt gets alone. Attention makes them: this model's products that were tried keep their
+     bits.
+   * **What it takes:** ``CUBLAS_WORKSPACE_CONFIG=:16:8`` and ``CUBLASLT_WORKSPACE_SIZE=1``, set
+     before the process starts, give products in 16 bits one result from :bound:`16 <variables>`
+     rows on. They leave attention, and :bound:`69% <texts/4>` of the texts. The lines below replace
+     both: :bound:`0% <texts/5>`.
    * **What it costs:** over torch's time :bound:`1.00 <cost/2>` for a product in the median, at
      most :bound:`1.98 <cost/3>`; :bound:`1.06 <decoding>` to :bound:`1.56 <decoding/2>` for
-     attention of one token; :bound:`0.96 <token/2>` for a token of the model. One tile for all
-     sizes takes up to :bound:`4.7 <peer/2>`.
+     attention of one token; :bound:`0.96 <token/2>` for a token of the uncompiled model in a CUDA
+     graph. One tile for all sizes takes :bound:`2.6 <peer>` in the median, up to
+     :bound:`7.4 <peer/2>`. On two cores a token takes :bound:`3.2 <cpu>` to :bound:`4.2 <cpu/2>`.
 
    .. code-block:: python
 
@@ -155,8 +158,8 @@ few = {"only": "times" if args.second else args.only, "completions": min(args.co
 study.table(
     "alone",
     [*alone, *second.get("alone", pd.DataFrame()).to_dict("records")],
-    "The first weight: larger M at which the first row has other bits than alone, of M to 4096; "
-    "its different results, and from which M on there is one; typical error of ordinary rows.",
+    "The first weight: share of the larger M, up to 4096, at which the first row has other bits "
+    "than alone; its different results; from which M on there is one; typical error.",
     columns=["dtype", "way", "other", "results", "one from", "rms error"],
     rows={"weight": lambda s: s == s.iloc[0], "dtype": ["bfloat16", "float32"]},
     part=part,
@@ -166,8 +169,8 @@ study.table(
 
 study.claim(
     "For weights with a K of 4096 and more torch's row has other bits than alone at up to {57%} of "
-    "the larger M in bfloat16, at {100%} in float32; with one tile, batch_invariant_ops and ours "
-    "at {0%}.",
+    "the larger M in bfloat16, with one result from at most {512} rows on, and at {100%} in float32; with "
+    "one tile, batch_invariant_ops and ours at {0%}.",
     name="alone",
     of="alone",
     where={
@@ -178,6 +181,7 @@ study.claim(
     on="nvidia-h200",
     value=lambda t: (
         t["other"][(t["way"] == "torch") & (t["dtype"] == "bfloat16")],
+        t["one from"][(t["way"] == "torch") & (t["dtype"] == "bfloat16")].max(),
         t["other"][(t["way"] == "torch") & (t["dtype"] == "float32")],
         t["other"][t["way"] != "torch"],
     ),
@@ -186,8 +190,8 @@ study.claim(
 # %%
 
 study.claim(
-    "With the two variables 16 bits have one result from at most {16} rows on. A row alone is not "
-    "of it: it has other bits than at up to {93%} of the larger M.",
+    "With the two variables products in 16 bits have one result from at most {16} rows on; a row "
+    "alone still has other bits than at up to {93%} of the larger M.",
     name="variables",
     of="alone",
     where={"way": "two variables", "dtype": ["bfloat16", "float16"]},
@@ -230,11 +234,11 @@ study.claim(
 )
 
 # %%
-# In attention the tile matters
-# -----------------------------
+# How attention is called changes its bits
+# ----------------------------------------
 #
-# In a product it does not (below). Attention over a cache is a sum over keys, and each tile of keys
-# rescales what was summed before.
+# Attention over a cache is a sum over keys, and each tile of keys rescales what was summed before:
+# here the tile matters, in a product of 16 bits it does not (below).
 # :func:`roundoff.kernels.attention` counts tiles and splits from the first key that a query sees,
 # so that padding and the length of the cache do not move them. 280 tokens (300 on a GPU) computed
 # at once, which is the prefill, and in the other ways that a server has:
@@ -278,9 +282,11 @@ def compare_tokens(compute, q, k, v):
 
 
 tokens, draw = [], partial(torch.rand, generator=torch.Generator().manual_seed(0))
-shapes = [(8, heads, LENGTH, HEAD) for heads in (HEADS, GROUPS, GROUPS)]
 for kind in ["bfloat16", "float16", "float32"] if bits and not unsplit else []:
-    qkv = [draw(s).sub(0.5).mul(4).to(device, KINDS[kind]) for s in shapes]
+    qkv = [
+        draw(8, heads, LENGTH, HEAD).sub(0.5).mul(4).to(device, KINDS[kind])
+        for heads in (HEADS, GROUPS, GROUPS)
+    ]
     for way, compute in {"torch": torch_attention, "roundoff": by_position}.items():
         tokens += attempt({"dtype": kind, "way": way}, compare_tokens, compute, *qkv)
 study.table(
@@ -296,15 +302,16 @@ study.table(
 
 study.claim(
     "Token by token torch's attention has other bits for {74%} of the tokens in bfloat16, {90%} in "
-    "float16 and {99.7%} in float32; among 8 texts for up to {0%}, behind padding for up to {93%}.",
+    "float16 and {99.7%} in float32; behind padding for {71%}, {93%} and {0%}; among 8 texts of "
+    "this length for {0%}.",
     name="attention",
     of="attention",
     where={"way": "torch", "text": ["token by token", "among 8 texts", "behind padding"]},
     on="nvidia-h200",
     value=lambda t: (
         *t["other tokens"][t["text"] == "token by token"],
+        *t["other tokens"][t["text"] == "behind padding"],
         t["other tokens"][t["text"] == "among 8 texts"],
-        t["other tokens"][t["text"] == "behind padding"],
     ),
 )
 
@@ -326,12 +333,12 @@ study.claim(
 # GPU. Each prompt alone; then requests in a seeded schedule: a batch begins when the last one is
 # done and takes those who wait, padded to the longest and by up to 32 columns more
 # (:func:`~roundoff.models.server_batches`). A text ends with its end token. batch_invariant_ops
-# leaves attention to torch; this model's products that are tried above have the
-# same bits in every batch anyway.
+# leaves attention to torch. Two of this model's products, 576 → 1536 and back, are among those
+# above: in bfloat16 torch's have the same bits for every M, so what is left is attention.
 
 OURS = {} if unsplit else {"roundoff": roundoff.invariant}
 MODES = {TORCH: nullcontext} | (invariant_modes()[0] if gpu and not unsplit else {}) | OURS
-SERVED = {
+SERVED = {"alone, again": [([row], 0) for row in range(args.prompts)]} | {
     f"batch of {n}": [([i % args.prompts for i in range(n)], 0)]
     for n in (8, 16, 32, 64)
     if args.prompts <= n <= args.most
@@ -431,14 +438,16 @@ study.claim(
 # %%
 
 study.claim(
-    "torch writes {87} different texts for {8} prompts, ours {8}, of checksum {129,490}.",
+    "torch writes {87} different texts for {8} prompts, and {13} in one batch of 64, where each "
+    "prompt stands in 8 equal rows; ours {8}, of checksum {129,490}.",
     name="different",
     of="texts",
-    where={"served": "server", "way": ["torch", "roundoff"]},
+    where={"served": ["server", "batch of 64"], "way": ["torch", "roundoff"]},
     on="nvidia-h200",
     value=lambda t: (
-        t["different"][t["way"] == "torch"],
-        t["of"],
+        t["different"][(t["way"] == "torch") & (t["served"] == "server")],
+        t["of"].max(),
+        t["different"][(t["way"] == "torch") & (t["served"] != "server")],
         t["different"][t["way"] == "roundoff"],
         t["checksum"][t["way"] == "roundoff"],
     ),
@@ -549,35 +558,34 @@ study.claim(
 # %%
 
 study.claim(
-    "For one row batch_invariant_ops takes {4.6} to {4.7} times torch's time at 4096 → 4096 in "
-    "bfloat16; over all cells the two variables take {0.82} to {1.41}.",
+    "batch_invariant_ops takes {2.6} times torch's time in the median, up to {7.4}; the two "
+    "variables {0.82} to {1.41}; at 2048 → 12288 vLLM's tiles {0.97} to {2.0}, ours {0.99} to "
+    "{1.0}.",
     name="peer",
     of="cost",
     where={"M": [1, 4, 16, 64, 256, 1024, 4096]},
     timed=True,
     on="nvidia-h200",
     value=lambda t: (
-        *t[(t["weight"] == "4096 → 4096") & (t["dtype"] == "bfloat16") & (t["M"] == 1)]
-        .filter(like="batch_invariant_ops")
-        .iloc[0]
-        .agg(["min", "max"]),
+        t.filter(like="batch_invariant_ops").stack().median(),
+        t.filter(like="batch_invariant_ops").max(axis=None),
         t.filter(like="two variables").min(axis=None),
         t.filter(like="two variables").max(axis=None),
+        *t.filter(like="vLLM").agg(["min", "max"]).agg({"min": "min", "max": "max"}, axis=1),
+        *t[t["weight"] == "2048 → 12288"].filter(like="roundoff").stack().agg(["min", "max"]),
     ),
 )
 
 # %%
 
 study.claim(
-    "At 2048 → 12288 vLLM's tiles take {0.97} to {2.0} times torch's time, ours {0.99} to {1.0}.",
-    name="vllm",
-    of="cost",
-    where={"weight": "2048 → 12288"},
+    "On two cores a token takes {3.2} to {4.2} times torch's time, for one text or four.",
+    name="cpu",
+    of="token",
+    where={"batch": [1, 4]},
     timed=True,
-    on="nvidia-h200",
+    on="intel-xeon-2-cores",
     value=lambda t: (
-        t.filter(like="vLLM").min(axis=None),
-        t.filter(like="vLLM").max(axis=None),
         t.filter(like="roundoff").min(axis=None),
         t.filter(like="roundoff").max(axis=None),
     ),
@@ -714,8 +722,9 @@ study.table(
 # %%
 
 study.claim(
-    "Attention of one token takes ours {1.06} to {1.56} times torch's time; of FlexDecoding's "
-    "with parts of fixed size, timed once in four cells, {0.96} at most.",
+    "Attention of one token takes ours {1.06} to {1.56} times torch's time, whose bits are others "
+    "in the batch than alone in {4} of 9 cells; FlexDecoding with parts of fixed size, timed in "
+    "four, takes at least {1.04} times ours.",
     name="decoding",
     of="decoding",
     timed=True,
@@ -723,7 +732,8 @@ study.claim(
     value=lambda t: (
         t.filter(like="roundoff").min(axis=None),
         t.filter(like="roundoff").max(axis=None),
-        (t["roundoff"] / t["FlexDecoding, fixed"]).max(),
+        t["other bits"].str.contains("torch").sum(),
+        (t["FlexDecoding, fixed"] / t["roundoff"]).min(),
     ),
 )
 
@@ -732,6 +742,19 @@ study.claim(
 study.keep("routes", [{"way": way, "cases": n} for way, n in routes().items()], part=part)
 
 # %%
+
+study.claim(
+    "Of {107} products asked for, {88} went to cuBLAS, {6} of them to cuBLASLt without splits.",
+    name="routes",
+    of="routes",
+    on="nvidia-h200",
+    value=lambda t: t.set_index("way")["cases"].pipe(
+        lambda c: (c.sum(), c.sum() - c["kernel"], c["cuBLASLt, no split"])
+    ),
+)
+
+# %%
+
 # Your own shape
 # --------------
 #
@@ -763,19 +786,20 @@ study.finish()
 #
 # * One model, one version of Triton and of cuBLAS, a processor with two threads; an H100's times,
 #   one run. On an L20 cuBLASLt is reported to change a row's bits with M [#te]_.
-# * A part of torch's other texts may be chance: in bfloat16 two equal runs of a batch have other
-#   bits on a GPU (:ref:`bits-to-words`).
-# * Others offer: vLLM ``VLLM_BATCH_INVARIANT=1``, which sets the two variables on Hopper and
-#   replaces attention [#vllm]_; SGLang ``--enable-deterministic-inference`` [#sglang]_.
+# * Not all of torch's other texts come from the batch: equal rows of one batch differ, and in
+#   bfloat16 two equal runs have other bits on a GPU (:ref:`bits-to-words`).
+# * Others offer: vLLM ``VLLM_BATCH_INVARIANT=1``, which computes linear layers with its own product
+#   (the tiles above), sets the two variables for other products on Hopper and replaces attention
+#   [#vllm]_; SGLang ``--enable-deterministic-inference`` [#sglang]_.
 #   FlashAttention 3 is reported to change the bits of one request with the length of another, in
 #   vLLM's invariant mode, too [#fa3]_. It and FlashInfer are not timed: they come as sources for
 #   nvcc or as wheels of gigabytes, and the recorded hosts had neither.
-# * On a processor MKL 2024.2 may compute a part of a process's first ``exp`` with an error of 1e-4
-#   [#race]_; ``invariant()`` and our attention call such functions with one element first.
 # * ``invariant()`` raises an error for operators that lack the property, such as convolutions and
-#   additions by index; its attention has no dropout, bias or gradient.
+#   additions by index; its attention has no dropout, bias or gradient. What ``torch.compile`` made
+#   runs uncompiled within; ``generate`` itself was not timed.
 # * Sums over several GPUs have an order of their own: :ref:`all-reduce-order`. A mixture of experts
-#   is tested for the property, with a small Mixtral on a processor, and not timed.
+#   is tested for the property, with a small Mixtral on a processor, and not timed; a CUDA graph
+#   cannot record it.
 # * Next: :ref:`bits-to-words`, for which tokens change, and
 #   :ref:`reduction-order`, for why an order matters at all.
 #
@@ -799,4 +823,3 @@ study.finish()
 # .. [#te] `A measurement for Transformer Engine
 #    <https://github.com/NVIDIA/TransformerEngine/issues/2986>`_.
 # .. [#fa3] `A report to vLLM <https://github.com/vllm-project/vllm/issues/51902>`_.
-# .. [#race] `A report to PyTorch <https://github.com/pytorch/pytorch/issues/188792>`_.

@@ -169,8 +169,8 @@ study.table(
 
 study.claim(
     "For weights with a K of 4096 and more torch's row has other bits than alone at up to {57%} of "
-    "the larger M in bfloat16, with one result from at most {512} rows on, and at {100%} in float32; with "
-    "one tile, batch_invariant_ops and ours at {0%}.",
+    "the larger M in bfloat16, with one result from at most {512} rows on, and at {100%} in "
+    "float32; with one tile, batch_invariant_ops and ours at {0%}.",
     name="alone",
     of="alone",
     where={

@@ -14,7 +14,7 @@ time, prefill, decode steps over a static cache, and the words that ``generate``
      conversions for three prompts, :bound:`0 <conversions/2>` for another length. The first text
      takes minutes, written again :bound:`0.87 <words/3>` to :bound:`1.12 <words/4>` of eager's
      time.
-   * **Prefill, as called:** on an H200 :bound:`0.36 <plain>` of inductor's time in float16 (4 × 512
+   * **Prefill, as called:** on an H200 :bound:`0.36 <plain>` of inductor's time in float16 (2048
      tokens, one run), on two cores :bound:`1.0 <called>` (float32, 128 tokens).
    * **A decode step with CUDA graphs:** on an H200 :bound:`1.13 <graphs>` of reduce-overhead's time
      in float16, of 8 rows :bound:`1.09 <graphs/2>`, and :bound:`170 <gpu-compile/2>` MiB beside the

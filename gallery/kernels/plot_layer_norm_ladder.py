@@ -11,8 +11,8 @@ From the kernels that one writes first to those of this library: each step runs,
    * **4096 columns: no atomics, load ahead, two rows at a time.** The backward with atomics gives
      another dw in each run, and reaches :bound:`18 <climb>` % of a stream with the same bytes; with
      dw and db added in two stages :bound:`45 <climb/2>` %, with the next rows loaded meanwhile
-     :bound:`67 <climb/4>` %, two rows at a time :bound:`79 <climb/5>` %. torch's is at
-     :bound:`40 <climb/7>` %.
+     :bound:`67 <climb/3>` %, two rows at a time :bound:`79 <climb/4>` %. torch's is at
+     :bound:`40 <climb/5>` %.
    * **8704 columns: cut the row into pieces.** A block of Triton has a power of two of elements,
      here 16,384: it spills :bound:`104 <spills>` words of every thread and reaches
      :bound:`33 <climb-8704/2>` %. Five pieces of 2048 spill none and reach
@@ -24,15 +24,15 @@ From the kernels that one writes first to those of this library: each step runs,
 
    .. code-block:: python
 
-      stage_1[(programs,)](x, dy, w, mean, rstd, dx, part, M, N, P=4096, num_warps=8)
-      stage_2[(N // 16, 2)](part, sums, programs, N, R=256, P=16)  # dw and db, in order
+      simple_backward[(programs,)](x, dy, w, mean, rstd, dx, part, M, N, P=4096, num_warps=8)
+      add_partial_sums[(-(-N // 16), 2)](part, sums, programs, N, R=256, P=16)  # dw and db
 """
 
 # %%
 # A program of Triton is a thread block that computes with whole arrays
 # ---------------------------------------------------------------------
 #
-# For who knows CUDA:
+# For who knows CUDA, after ``import triton`` and ``import triton.language as tl``:
 #
 # * ``kernel[grid](…, num_warps=8)`` starts a thread block for each point of the grid, here of 256
 #   threads. Triton calls it a :term:`program`; ``tl.program_id(0)`` is ``blockIdx.x``.
@@ -42,12 +42,14 @@ From the kernels that one writes first to those of this library: each step runs,
 #   shape (R, P).
 # * ``tl.load(X + cols, mask=cols < N, other=0.0)`` loads a block; masked elements are not read. A
 #   sum over a block goes through shuffles and shared memory by itself.
+# * A tensor argument is a pointer: ``X + cols`` counts elements, ``X.dtype.element_ty`` is their
+#   type. From 2³¹ elements on ``row * N`` overflows its 32 bits: ``row.to(tl.int64) * N``.
 # * ``tl.constexpr`` arguments are constants of the compiler, as template parameters are;
 #   ``tl.static_range`` is a loop that is unrolled.
 #
 # In the listings ``@kernel`` is ``triton.jit``, or Triton's :term:`interpreter` where there is no
-# GPU; ``sum_along(x, 0)`` is ``tl.sum(x, 0)``. The maths is on :ref:`triton-layer-norm`, where the
-# result races other libraries.
+# GPU; ``sum_along(x, 0)`` is ``tl.sum(x, 0)``; P is the columns of a block: of a row, of a piece, or
+# of the second stage. The maths is on :ref:`triton-layer-norm`, which compares libraries.
 
 import inspect
 from contextlib import nullcontext
@@ -111,7 +113,7 @@ folded("The backward as first written, with atomics", ladder.atomic_backward)
 # A fixed number of programs share the rows: program p takes rows p, p + programs, … and keeps its
 # dw and db in registers, in float32. At the end it writes one row of partial sums; the second
 # kernel adds these. Memory sees N numbers a program instead of N a row, and every addition has its
-# place. The weight is loaded once for all rows.
+# place: the bits change only with the number of programs. The weight is loaded once for all rows.
 
 folded("The two stages", lessons.simple_backward, lessons.add_partial_sums)
 
@@ -125,15 +127,18 @@ folded("The two stages", lessons.simple_backward, lessons.add_partial_sums)
 #
 # The same kernel has the next steps as arguments:
 #
-# * **Packed** (``PACKED``): the row is needed twice, before and after its sums are known. A
-#   compiler that converts x and dy to float32 once keeps them so, in twice the registers.
-#   ``same_bits`` is an XOR with a 0 that the compiler does not know: it has to convert again.
-# * **Two programs** for a multiprocessor: while one waits for memory the other computes. Both must
-#   fit: 65,536 registers, a program of 256 threads with 128 each takes half of them.
+# * **Packed** (``PACKED``; False for float32 and in the interpreter): the row is needed twice,
+#   before and after its sums are known. A compiler that converts x and dy to float32 once may keep
+#   them so, in twice the registers. ``same_bits`` is an XOR with a 0 that the compiler does not
+#   know: it has to convert again.
+# * **Two programs** for a multiprocessor, 264 on an H200: while one waits for memory the other
+#   computes. Both must fit: 65,536 registers are two programs of 256 threads with 128 each.
 # * **Prefetch** (``tl.range(…, num_stages=3)``): the compiler asks for the rows of the next rounds
-#   before it works on this one's. They lie in shared memory meanwhile, of which there are 227 KiB.
-# * **Tiles** of rows (``R``): one exchange between the warps gives the sums of two rows. Where the
-#   rows of a tile meet the same threads, adding them to dw takes no exchange at all.
+#   before it works on this one's. They lie in shared memory meanwhile: (STAGES − 1) R K P elements
+#   of x and as many of dy, in 227 KiB at most.
+# * **Tiles** of rows (``R``): one exchange between the warps gives the sums of two rows. Where P
+#   elements are 16 bytes a thread or more, as 2048 of float16 are for 256 threads, the rows of a
+#   tile lie in the same threads: adding them to dw takes no exchange.
 
 folded("The first stage in pieces", ladder.pieces_backward, ladder.columns_of, ladder.same_bits)
 
@@ -146,9 +151,11 @@ folded("The first stage in pieces", ladder.pieces_backward, ladder.columns_of, l
 # columns of many rows, so that dw and db are short. **roundoff** lets four programs share a row:
 # each keeps its own quarter of dw and db, and writes its share of the two sums of a row in a first
 # launch; the second adds the shares. Both move five tensors where three would do: 60 % of the
-# ceiling is the most that they can reach.
+# ceiling is the most that they can reach. In the listing ``STATS`` has the means of all rows, then
+# their rstd. ``HAS_W``, ``DH`` and ``ROUND`` are options of the library: a weight, a gradient to
+# add to dx, a type to round to.
 
-folded("The kernel that reads again", ladder.backward_wide)
+folded("The kernels that read twice", ladder.backward_sums, ladder.backward_wide)
 
 # %%
 # What each step gains, and what it takes of a multiprocessor
@@ -158,8 +165,9 @@ folded("The kernel that reads again", ladder.backward_wide)
 # rounds, on buffers that are together larger than the cache. GB/s count 2MN elements forward and
 # 3MN backward; the :term:`ceiling` is a kernel with the same reads and writes that does not
 # compute. Registers and spills are the compiler's, for sm_90 (H100, H200), and need no GPU: Triton
-# compiles ahead. The H200's and the H100's are of Triton 3.6, the Xeon's of 3.7.1. A step that is
-# missing at a width does not fit there.
+# compiles ahead. The H200's and the H100's are of Triton 3.6, the Xeon's of 3.7.1. A program of a
+# backward has 8 warps; at 32,768 columns 16, but roundoff's 8; read twice has 16, then 4. A step
+# that is missing at a width does not fit there.
 
 QUICK = ["one block", "atomic", "two stages", "pieces", "roundoff", "torch"]
 cases = [
@@ -278,10 +286,9 @@ study.dots(
     xlabel="rate over that of the same reads and writes",
     title="Backward, 4096 and 8704 columns",
     answer=True,
-    alt="Rate of each step of the backward over that of a stream with the same bytes. At 4096 "
-    "columns it rises from 0.19 with atomics to 0.46 in two stages, 0.49 in pieces, 0.68 with "
-    "prefetch and 0.81 with tiles; roundoff's own has 0.80. At 8704 columns it rises from 0.12 to "
-    "0.33, 0.62 and 0.78; roundoff's own has 0.86.",
+    alt="Rate of each step of the backward over that of a stream with the same bytes, at 4096 and at "
+    "8704 columns. At both it rises from atomics over two stages and pieces to prefetch. At 4096 "
+    "columns tiles of two rows, at 8704 roundoff's own kernel reach most.",
 )
 
 # %%
@@ -291,14 +298,13 @@ study.dots(
 
 study.claim(
     "The backward of 4096 columns reaches {18} % of the ceiling with atomics, {45} % in two "
-    "stages, {47} % in pieces, {67} % with prefetch, {79} % in tiles of two rows, and {80} % as "
-    "roundoff has it; torch's {40} %.",
+    "stages, {67} % with prefetch and {79} % in tiles of two rows; torch's {40} %.",
     name="climb",
     of="backward",
     where={"N": 4096, "step": [*CLIMB, "torch"], **TIMED},
     on="nvidia-h200",
     timed=True,
-    value=lambda t: shares(t, *CLIMB, "torch"),
+    value=lambda t: shares(t, "atomic", "two stages", "prefetch", "tiles", "torch"),
     test=lambda t: rises(t, "atomic", "two stages", "pieces", "prefetch", "tiles"),
 )
 
@@ -350,23 +356,6 @@ study.claim(
 )
 
 # %%
-
-study.claim(
-    "In GB/s: from {706} to {3,059} at 4096 columns, where torch has {1,565}; from {497} to "
-    "{3,524} at 8704, torch {1,404}.",
-    name="rates",
-    of="backward",
-    where={"N": [4096, 8704], "step": ["atomic", "tiles", "roundoff", "torch"], **TIMED},
-    on="nvidia-h200",
-    timed=True,
-    value=lambda t: [
-        taken(t[t["N"] == n], step, "GB/s")[0]
-        for n, last in ((4096, "tiles"), (8704, "roundoff"))
-        for step in ("atomic", last, "torch")
-    ],
-)
-
-# %%
 # **32,768 columns.** One block and pieces have no room for dw and db, and spill.
 
 study.claim(
@@ -394,8 +383,9 @@ study.claim(
 )
 
 # %%
-# **Packing alone costs** where registers suffice: it converts twice. The steps after it have it all
-# the same, for the widths where they do not; those steps without it are not measured.
+# **Packing alone costs** at 4096 and 8704 columns: it converts twice, and the table's registers do
+# not fall. At 32,768 the compiler also gave packed pieces more registers, so that the gain there has
+# two causes. What packing saves is in the next section. Prefetch and tiles were measured packed only.
 
 study.claim(
     "Packed, pieces reach {45} % instead of {47} at 4096 columns and {59} instead of {63} at 8704.",
@@ -452,8 +442,8 @@ study.claim(
 # It has no sums over rows: a program for each row is enough, and pieces keep the padding away.
 # **Prefetch** has four programs for each multiprocessor (two above 4096 columns) that loop over
 # rows and keep w and b in registers, where these fit. Pieces gain much where there is padding;
-# prefetch gains at 4096 columns and spills at 8704. The H100's record is older: there roundoff kept
-# a wide row in float32, and spilled.
+# prefetch gains at 4096 columns and spills at 8704. **roundoff** keeps a wide row packed and converts
+# it again for the result; the H100's record is of an older kernel, which kept it in float32.
 
 study.table(
     "forward",
@@ -481,25 +471,6 @@ study.claim(
     timed=True,
     value=lambda t: shares(t, "one block", "pieces", "prefetch", "torch"),
     test=lambda t: rises(t, "one block", "prefetch", "pieces"),
-)
-
-# %%
-
-study.claim(
-    "At 32,768 columns roundoff's own forward reaches {98} % of the ceiling, pieces {85} % and one "
-    "block {82} %. It keeps the row packed and converts it again for the result: {124} registers a "
-    "thread instead of {255} in pieces.",
-    name="forward-wide",
-    of="forward",
-    where={"N": 32768, "step": ["one block", "pieces", "roundoff"], **TIMED},
-    on="nvidia-h200",
-    timed=True,
-    value=lambda t: [
-        *shares(t, "roundoff", "pieces", "one block"),
-        *(taken(t, step, "registers")[0] for step in ("roundoff", "pieces")),
-    ],
-    test=lambda t: [rises(t, step, "roundoff") for step in ("pieces", "one block")],
-    holds=("nvidia-h200",),
 )
 
 # %%
@@ -562,10 +533,10 @@ study.claim(
 # What did not fit
 # ----------------
 #
-# One block with 16 warps has half the elements a thread, and at most 128 registers: at 32,768
-# columns it spills still. Prefetch of two rounds of x and dy takes 256 KiB there: no program
-# starts. Two rows at a time at 8704 columns spill. One launch whose programs wait for each other
-# was tried on an H200 and took longer than two launches; it is not recorded.
+# At 32,768 columns one block with 16 warps has half the elements a thread, but 128 registers at
+# most, and spills still; prefetch with STAGES=3 would take 256 KiB of shared memory. Two rows at a
+# time at 8704 columns spill. One launch whose programs wait for each other was tried on an H200 and
+# took longer than two launches; it is not recorded.
 #
 # Your own backward, of RMSNorm for instance
 # ------------------------------------------
@@ -575,10 +546,14 @@ study.claim(
 # :math:`dx = r\,(w g - \hat x\, \overline{\hat x\, w g})` and :math:`dw = \sum g\, \hat x`, in the
 # same two stages. Copy the first stage in pieces, leave out what is about the mean and db, set
 # ``NORM`` to ``functional.rms_norm`` and put your function in place of ``mine``: the cell says how
-# far it is from float64. A launch takes tensors and numbers, then constants by name: K is N / P and
-# tiles M / R, rounded up, ``zero`` 0, ``programs`` 132 on an H200. In the interpreter PACKED is
-# False. Helpers are in ``roundoff.kernels.ladder``. The second stage's R is a power of two, not
-# below ``programs``; its grid has 1 for dw alone.
+# far it is from float64. Helpers are in ``roundoff.kernels.ladder``.
+#
+# A launch takes tensors and numbers, then constants by name. P is 2048, or for a narrower row the
+# next power of two; a block may have fewer elements than threads. K is N / P and tiles M / R,
+# rounded up, ``zero`` 0, ``programs`` 132 on an H200. Keep STAGES so low that the prefetched rows fit
+# shared memory: 16,384 columns of float32 take 256 KiB with 3, 128 KiB with 2. The second stage's R
+# is a power of two not below ``programs``, for 264 of them 512: what is beyond R it would leave
+# out. Its grid has 1 for dw alone. Rows with a gap between them have ``x.stride(0)`` in place of N.
 #
 # .. code-block:: python
 #

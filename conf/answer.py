@@ -3,8 +3,8 @@
 Ours, as it checks what a page says against what the page measured. ``.. answer:: nvidia-h200``
 makes the box: its bullets, the page's answer figure, the machine that the numbers are of, the code,
 and what can be taken along. ``:bound:`0.0186 <tf32>``` prints a number that the claim of that name
-gives (``<tf32/2>``: its second number; ``<page#tf32>``: of another page; ``<tf32@machine>``: as that
-machine has it); the build fails where it is another one.
+gives (``<tf32/2>``: its second number; ``<page#tf32>``: of another page; ``<tf32@machine>``: as
+another machine has it); the build fails where it is another one.
 """
 
 from __future__ import annotations

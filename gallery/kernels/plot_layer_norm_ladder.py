@@ -48,7 +48,7 @@ From the kernels that one writes first to those of this library: each step runs,
 #   ``tl.static_range`` is a loop that is unrolled.
 #
 # In the listings ``@kernel`` is ``triton.jit``, or Triton's :term:`interpreter` where there is no
-# GPU; ``sum_along(x, 0)`` is ``tl.sum(x, 0)``; P is the columns of a block: of a row, of a piece, or
+# GPU; ``sum_along(x, 0)`` is ``tl.sum(x, 0)``; P is the columns of a block: of a row, of a piece or
 # of the second stage. The maths is on :ref:`triton-layer-norm`, which compares libraries.
 
 import inspect
@@ -286,9 +286,9 @@ study.dots(
     xlabel="rate over that of the same reads and writes",
     title="Backward, 4096 and 8704 columns",
     answer=True,
-    alt="Rate of each step of the backward over that of a stream with the same bytes, at 4096 and at "
-    "8704 columns. At both it rises from atomics over two stages and pieces to prefetch. At 4096 "
-    "columns tiles of two rows, at 8704 roundoff's own kernel reach most.",
+    alt="Rate of each step of the backward over that of a stream with the same bytes, at 4096 and "
+    "at 8704 columns. At both it rises from atomics over two stages and pieces to prefetch; tiles "
+    "of two rows, at 4096 columns, and roundoff's own kernel reach most.",
 )
 
 # %%
@@ -384,8 +384,8 @@ study.claim(
 
 # %%
 # **Packing alone costs** at 4096 and 8704 columns: it converts twice, and the table's registers do
-# not fall. At 32,768 the compiler also gave packed pieces more registers, so that the gain there has
-# two causes. What packing saves is in the next section. Prefetch and tiles were measured packed only.
+# not fall. At 32,768 the compiler also gave packed pieces more registers: that gain has two causes.
+# What packing saves is in the next section. Prefetch and tiles were measured packed only.
 
 study.claim(
     "Packed, pieces reach {45} % instead of {47} at 4096 columns and {59} instead of {63} at 8704.",
@@ -442,8 +442,8 @@ study.claim(
 # It has no sums over rows: a program for each row is enough, and pieces keep the padding away.
 # **Prefetch** has four programs for each multiprocessor (two above 4096 columns) that loop over
 # rows and keep w and b in registers, where these fit. Pieces gain much where there is padding;
-# prefetch gains at 4096 columns and spills at 8704. **roundoff** keeps a wide row packed and converts
-# it again for the result; the H100's record is of an older kernel, which kept it in float32.
+# prefetch gains at 4096 columns and spills at 8704. **roundoff** keeps a wide row packed and
+# converts it again for the result; the H100's record is of a kernel that kept it in float32.
 
 study.table(
     "forward",
@@ -550,10 +550,10 @@ study.claim(
 #
 # A launch takes tensors and numbers, then constants by name. P is 2048, or for a narrower row the
 # next power of two; a block may have fewer elements than threads. K is N / P and tiles M / R,
-# rounded up, ``zero`` 0, ``programs`` 132 on an H200. Keep STAGES so low that the prefetched rows fit
-# shared memory: 16,384 columns of float32 take 256 KiB with 3, 128 KiB with 2. The second stage's R
-# is a power of two not below ``programs``, for 264 of them 512: what is beyond R it would leave
-# out. Its grid has 1 for dw alone. Rows with a gap between them have ``x.stride(0)`` in place of N.
+# rounded up, ``zero`` 0, ``programs`` 132 on an H200. Keep STAGES so low that the prefetched rows
+# fit shared memory: 16,384 columns of float32 take 256 KiB with 3, 128 KiB with 2. The second
+# stage's R is a power of two not below ``programs``, for 264 of them 512: what is beyond R it would
+# leave out. Its grid has 1 for dw alone. For rows apart, N in an offset becomes ``x.stride(0)``.
 #
 # .. code-block:: python
 #

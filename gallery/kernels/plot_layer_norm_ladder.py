@@ -15,8 +15,8 @@ From the kernels that one writes first to those of this library: each step runs,
      :bound:`40 <climb/5>` %.
    * **8704 columns: cut the row into pieces.** A block of Triton has a power of two of elements,
      here 16,384: it spills :bound:`104 <spills>` words of every thread and reaches
-     :bound:`33 <climb-8704/2>` %. Five pieces of 2048 spill none and reach
-     :bound:`63 <climb-8704/3>` %; loaded ahead, :bound:`84 <climb-8704/4>` %.
+     :bound:`33 <climb-8704>` %. Five pieces of 2048 spill none and reach
+     :bound:`63 <climb-8704/2>` %; loaded ahead, :bound:`84 <climb-8704/3>` %.
    * **32,768 columns: several programs share a row.** dw and db alone are as large as all registers
      of a multiprocessor. Pieces reach :bound:`6.5 <climb-wide/2>` %, a kernel that reads rows twice
      :bound:`33 <climb-wide/4>` %, four programs a row :bound:`57 <climb-wide/5>` %. On an H100 the
@@ -241,15 +241,15 @@ def climb(direction):
                 yield row | {k: takes.get(k) for k in ("registers", "spilled", "shared", "fit")}
 
 
-def taken(t, step, *columns):
-    """Registers and KiB of shared memory of a step, or other columns."""
-    return t[t["step"] == step].iloc[0][list(columns) or ["registers", "shared"]].tolist()
+def cell_of(t, step, column="of ceiling"):
+    """One value of a step."""
+    return t.loc[t["step"] == step, column].iloc[0]
 
 
 def shares(t, *steps, n=None):
     """Their shares of the ceiling in per cent, of one width."""
     t = t if n is None else t[t["N"] == n]
-    return [100 * taken(t, step, "of ceiling")[0] for step in steps]
+    return [100 * cell_of(t, step) for step in steps]
 
 
 def rises(t, *steps):
@@ -323,24 +323,11 @@ study.claim(
 )
 
 # %%
-
-study.claim(
-    "Two rows at a time, prefetched, take {168} registers of each thread and {64} KiB of shared "
-    "memory; one row takes {99} and {32}.",
-    name="tiles",
-    of="backward",
-    where={"N": 4096, "step": ["tiles", "prefetch"]},
-    on="nvidia-h200",
-    value=lambda t: [v for step in ("tiles", "prefetch") for v in taken(t, step)],
-)
-
-# %%
 # **8704 columns.** Nearly half of the block of 16,384 is padding, and it spills; pieces end that.
 
 study.claim(
-    "The backward of 8704 columns reaches {12} % of the ceiling with atomics, {33} % in two "
-    "stages, {63} % in pieces, {84} % with prefetch, in a second run {81} %, and {86} % as "
-    "roundoff has it; torch's {34} %.",
+    "The backward of 8704 columns reaches {33} % of the ceiling in two stages, {63} % in pieces, "
+    "{84} % with prefetch, in a second run {81} %, and {86} % as roundoff has it; torch's {34} %.",
     name="climb-8704",
     of="backward",
     where={"N": 8704, "step": ["atomic", "two stages", "pieces", "prefetch", "roundoff", "torch"]}
@@ -348,8 +335,8 @@ study.claim(
     on="nvidia-h200",
     timed=True,
     value=lambda t: [
-        *shares(t, *CLIMB[:4]),
-        100 * taken(t, "prefetch", t.filter(regex="^of ceiling").columns[-1])[0],
+        *shares(t, *CLIMB[1:4]),
+        100 * cell_of(t, "prefetch", t.filter(regex="^of ceiling").columns[-1]),
         *shares(t, "roundoff", "torch"),
     ],
     test=lambda t: rises(t, *CLIMB[:4], "roundoff"),
@@ -368,18 +355,6 @@ study.claim(
     timed=True,
     value=lambda t: shares(t, *WIDE, "torch"),
     test=lambda t: rises(t, *WIDE),
-)
-
-# %%
-
-study.claim(
-    "Two stages spill {468} words of each thread there, pieces {450}, packed {244}, reading twice "
-    "{0}.",
-    name="wide",
-    of="backward",
-    where={"N": 32768, "step": list(WIDE)},
-    on="nvidia-h200",
-    value=lambda t: [taken(t, step, "spilled")[0] for step in WIDE[:-1]],
 )
 
 # %%
@@ -533,10 +508,9 @@ study.claim(
 # What did not fit
 # ----------------
 #
-# At 32,768 columns one block with 16 warps has half the elements a thread, but 128 registers at
-# most, and spills still; prefetch with STAGES=3 would take 256 KiB of shared memory. Two rows at a
-# time at 8704 columns spill. One launch whose programs wait for each other was tried on an H200 and
-# took longer than two launches; it is not recorded.
+# At 32,768 columns one block with 16 warps has 128 registers a thread at most, and spills still; at
+# 8704 columns two rows at a time spill. One launch whose programs wait for each other was tried on
+# an H200 and took longer than two launches; it is not recorded.
 #
 # Your own backward, of RMSNorm for instance
 # ------------------------------------------

@@ -94,8 +94,7 @@ def folded(name, *kernels):
 # As first written: a row is a program, and a block
 # -------------------------------------------------
 #
-# The forward reads a row once and keeps it: mean, variance about the mean, result. It is short, and
-# right at any width.
+# The forward reads a row once and keeps it: mean, variance about the mean, result.
 
 print(inspect.getsource(ladder.row_forward.fn))
 
@@ -151,9 +150,8 @@ folded("The first stage in pieces", ladder.pieces_backward, ladder.columns_of, l
 # columns of many rows, so that dw and db are short. **roundoff** lets four programs share a row:
 # each keeps its own quarter of dw and db, and writes its share of the two sums of a row in a first
 # launch; the second adds the shares. Both move five tensors where three would do: 60 % of the
-# ceiling is the most that they can reach. In the listing ``STATS`` has the means of all rows, then
-# their rstd. ``HAS_W``, ``DH`` and ``ROUND`` are options of the library: a weight, a gradient to
-# add to dx, a type to round to.
+# ceiling is the most that they can reach. ``STATS`` are the means of all rows, then their rstd;
+# ``HAS_W``, ``DH`` and ``ROUND`` are options of the library.
 
 folded("The kernels that read twice", ladder.backward_sums, ladder.backward_wide)
 
@@ -416,9 +414,9 @@ study.claim(
 #
 # It has no sums over rows: a program for each row is enough, and pieces keep the padding away.
 # **Prefetch** has four programs for each multiprocessor (two above 4096 columns) that loop over
-# rows and keep w and b in registers, where these fit. Pieces gain much where there is padding;
-# prefetch gains at 4096 columns and spills at 8704. **roundoff** keeps a wide row packed and
-# converts it again for the result; the H100's record is of a kernel that kept it in float32.
+# rows and keep w and b in registers, where these fit: it gains at 4096 columns and spills at 8704.
+# **roundoff** keeps a wide row packed and converts it again for the result; the H100's record is of
+# a kernel that kept it in float32.
 
 study.table(
     "forward",
@@ -556,11 +554,10 @@ for name, e, a in zip(("dx", "dw"), exact(x, dy, w, NORM), results, strict=True)
 # Limits, and what to read next
 # -----------------------------
 #
-# * Registers are those of one version of Triton and its assembler. They say what fits, not how fast
-#   it is. Why some kernels come out with 32 of them at 32,768 columns is not looked into.
+# * Registers are those of one version of Triton and its assembler. Why some kernels come out with
+#   32 of them at 32,768 columns is not looked into.
 # * Why roundoff's forward of 4096 columns is ahead of prefetch with the same pieces, warps and
 #   stages is not looked into.
-# * A second run of the H200 is in the tables; the H100 ran once.
 # * What roundoff's kernel has beside these steps: both sums of a row in one exchange, strides,
 #   types up to float64, and a second stage that is launched early [#pdl]_.
 # * Next: :ref:`triton-layer-norm` for other libraries' kernels, other types and launches, and

@@ -11,13 +11,14 @@ How they are written: :ref:`layer-norm-ladder`.
 
    * **Backward: roundoff, in float16 at all six widths where inductor ran.** It has
      :bound:`1.51 <backward-lead>` to :bound:`2.12 <backward-lead/2>` times the rate of the best of
-     torch, inductor and Liger, on an H100 :bound:`1.32 <backward-lead@nvidia-h100-80gb-hbm3>` to
-     :bound:`1.97 <backward-lead/2@nvidia-h100-80gb-hbm3>` times; from 2048 columns on
-     :bound:`72 <backward-share>` to :bound:`85 <backward-share/2>` % of a stream with the same
-     bytes, on an H100 :bound:`81 <backward-share@nvidia-h100-80gb-hbm3>` to
-     :bound:`88 <backward-share/2@nvidia-h100-80gb-hbm3>` %. dw and db are added in two stages: 100
-     runs give one dw; with the lock of Triton's tutorial they give :bound:`100 <lock>`. QuACK is
-     not in these records; measured apart it was the best baseline at most widths.
+     torch, inductor and Liger, and from 2048 columns on :bound:`72 <backward-share>` to
+     :bound:`85 <backward-share/2>` % of a stream with the same bytes; on an H100
+     :bound:`1.32 <backward-lead@nvidia-h100-80gb-hbm3>` to
+     :bound:`1.97 <backward-lead/2@nvidia-h100-80gb-hbm3>` times and
+     :bound:`81 <backward-share@nvidia-h100-80gb-hbm3>` to
+     :bound:`88 <backward-share/2@nvidia-h100-80gb-hbm3>` %. 100 runs give one dw; with the lock of
+     Triton's tutorial they give :bound:`100 <lock>`. QuACK is not in these records; measured apart
+     it was the best baseline at most widths.
    * **Forward: roundoff from 4096 to 15,872 columns**, at least :bound:`1.06 <forward-lead>` times
      the rate of the best, in a second run :bound:`1.03 <forward-lead/2>`. At 1024 columns inductor
      is ahead (roundoff has :bound:`0.972 <forward-1024>` of its rate), with 256 rows of 4096
@@ -57,7 +58,6 @@ How they are written: :ref:`layer-norm-ladder`.
 import inspect
 from contextlib import nullcontext
 from functools import partial
-from html import escape
 
 import pandas as pd
 import torch
@@ -66,7 +66,7 @@ from torch.nn import functional
 from roundoff.compare import scaled_error
 from roundoff.kernels import interpreting, layer_norm, lessons, shuffled_programs
 from roundoff.kernels.baselines import LayerNorm, layer_norms, rms_norms, stream
-from roundoff.page import Shown, Study
+from roundoff.page import Study
 from roundoff.script import get_parsed_args, unit_test_going
 from roundoff.timing import copies, measure
 
@@ -112,15 +112,13 @@ def truth(x, dy, w, b):
 # waits for another, and every addition has its place. At 4096 rows and 132 programs the partial
 # sums add 9 % to the bytes. The kernels are on :ref:`layer-norm-ladder`.
 #
-# Triton's tutorial [#tutorial]_ has a lock instead. Each row has a program of its own, which adds
-# to one of 64 to 256 shared sums when it holds that sum's lock. The sums are in the type of the
-# weight, float16 here. Addition does not associate (:ref:`reduction-order`), so the result depends
-# on who came first. Without a barrier a program may also read a sum that another has half written
-# [#barrier]_: ``BARRIER`` ends that race, and leaves the order open.
+# Triton's tutorial [#tutorial]_ has a lock instead, below in short. Each row has a program of its
+# own, which adds to one of 64 to 256 shared sums when it holds that sum's lock. The sums are in the
+# type of the weight, float16 here. Addition does not associate (:ref:`reduction-order`), so the
+# result depends on who came first. Without a barrier a program may also read a sum that another has
+# half written [#barrier]_: ``BARRIER`` ends that race, and leaves the order open.
 
-text = inspect.getsource(lessons.locked_sums.fn)
-code = f'<div class="highlight-python highlight"><pre>{escape(text)}</pre></div>'
-Shown(f"<details><summary>The lock of the tutorial, shortened</summary>{code}</details>", text)
+print(inspect.getsource(lessons.locked_sums.fn))
 
 # %%
 # A lock gives another dw in every run

@@ -59,8 +59,8 @@ def wrong(text: str, target: str, claims: list[dict[str, Any]]) -> str:
     claim = next((c for c in claims if c["name"] == name), None)
     if claim is None:
         return f"no claim {name}: " + (", ".join(c["name"] for c in claims) or "the page has none")
-    machine = machine or claim["on"] or ""
-    values = claim["machines"].get(machine, {}).get("values", [])
+    machine = machine or claim["on"]
+    values = claim["machines"].get(machine or "", {}).get("values", [])
     index = int(place or 1) - 1 if (place or "1").isdigit() else -1
     if not 0 <= index < len(values):
         return f"claim {name} on {machine} has {len(values)} values, no number {place or 1}"

@@ -3,8 +3,8 @@
 Ours, as it checks what a page says against what the page measured. ``.. answer:: nvidia-h200``
 makes the box: its bullets, the page's answer figure, the machine that the numbers are of, the code,
 and what can be taken along. ``:bound:`0.0186 <tf32>``` prints a number that the claim of that name
-gives (``<tf32/2>``: its second number; ``<page#tf32>``: of another page); the build fails where it
-is another one.
+gives (``<tf32/2>``: its second number; ``<page#tf32>``: of another page; ``<tf32@machine>``: as
+another machine has it); the build fails where it is another one.
 """
 
 from __future__ import annotations
@@ -49,16 +49,21 @@ def wrong(text: str, target: str, claims: list[dict[str, Any]]) -> str:
     ...          "machines": {"nvidia-h200": {"values": [0.01861], "state": "true"}}}
     >>> wrong("0.019", "gap", [claim]), wrong("0.018", "gap", [claim])
     ('', 'claim gap on nvidia-h200: 0.018 is printed and 0.01861 measured')
+    >>> claim["machines"]["intel-xeon"] = {"values": [0.5], "state": "value"}
+    >>> wrong("0.5", "gap@intel-xeon", [claim]), wrong("0.0186", "gap@intel-xeon", [claim])
+    ('', 'claim gap on intel-xeon: 0.0186 is printed and 0.5 measured')
     """
     kind = "about" if text.startswith("about ") else ""
+    target, _, machine = target.partition("@")
     name, _, place = target.partition("/")
     claim = next((c for c in claims if c["name"] == name), None)
     if claim is None:
         return f"no claim {name}: " + (", ".join(c["name"] for c in claims) or "the page has none")
-    values = claim["machines"].get(claim["on"] or "", {}).get("values", [])
+    machine = machine or claim["on"]
+    values = claim["machines"].get(machine or "", {}).get("values", [])
     index = int(place or 1) - 1 if (place or "1").isdigit() else -1
     if not 0 <= index < len(values):
-        return f"claim {name} on {claim['on']} has {len(values)} values, no number {place or 1}"
+        return f"claim {name} on {machine} has {len(values)} values, no number {place or 1}"
     number = Number(kind, re.sub(r"^(about|at least|up to) ", "", text))
     try:
         held = number.holds(values[index])
@@ -66,7 +71,7 @@ def wrong(text: str, target: str, claims: list[dict[str, Any]]) -> str:
         return f"claim {name}: {text!r} is no number"
     if held:
         return ""
-    return f"claim {name} on {claim['on']}: {text} is printed and {values[index]:.6g} measured"
+    return f"claim {name} on {machine}: {text} is printed and {values[index]:.6g} measured"
 
 
 class Bound(SphinxRole):
@@ -86,7 +91,7 @@ class Bound(SphinxRole):
             self.env.note_dependency(str(path))
         if why := wrong(text, name, claims_of(srcdir, page)):
             return self._fail(f"{page}: {why}")
-        address = f"#claim-{name.partition('/')[0]}"
+        address = f"#claim-{re.split('[/@]', name)[0]}"
         if elsewhere:
             up = "../" * self.env.docname.count("/")
             address = f"{up}{document(self.env, page)}.html{address}"

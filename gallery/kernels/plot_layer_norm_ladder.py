@@ -11,12 +11,12 @@ From the kernels that one writes first to those of this library: each step runs,
    * **4096 columns: no atomics, load ahead, two rows at a time.** The backward with atomics gives
      another dw in each run, and reaches :bound:`18 <climb>` % of a stream with the same bytes; with
      dw and db added in two stages :bound:`45 <climb/2>` %, with the next rows loaded meanwhile
-     :bound:`67 <climb/4>` %, two rows at a time :bound:`79 <climb/5>` %. torch's is at
-     :bound:`40 <climb/7>` %.
+     :bound:`67 <climb/3>` %, two rows at a time :bound:`79 <climb/4>` %. torch's is at
+     :bound:`40 <climb/5>` %.
    * **8704 columns: cut the row into pieces.** A block of Triton has a power of two of elements,
      here 16,384: it spills :bound:`104 <spills>` words of every thread and reaches
-     :bound:`33 <climb-8704/2>` %. Five pieces of 2048 spill none and reach
-     :bound:`63 <climb-8704/3>` %; loaded ahead, :bound:`84 <climb-8704/4>` %.
+     :bound:`33 <climb-8704>` %. Five pieces of 2048 spill none and reach
+     :bound:`63 <climb-8704/2>` %; loaded ahead, :bound:`84 <climb-8704/3>` %.
    * **32,768 columns: several programs share a row.** dw and db alone are as large as all registers
      of a multiprocessor. Pieces reach :bound:`6.5 <climb-wide/2>` %, a kernel that reads rows twice
      :bound:`33 <climb-wide/4>` %, four programs a row :bound:`57 <climb-wide/5>` %. On an H100 the
@@ -24,15 +24,15 @@ From the kernels that one writes first to those of this library: each step runs,
 
    .. code-block:: python
 
-      stage_1[(programs,)](x, dy, w, mean, rstd, dx, part, M, N, P=4096, num_warps=8)
-      stage_2[(N // 16, 2)](part, sums, programs, N, R=256, P=16)  # dw and db, in order
+      simple_backward[(programs,)](x, dy, w, mean, rstd, dx, part, M, N, P=4096, num_warps=8)
+      add_partial_sums[(-(-N // 16), 2)](part, sums, programs, N, R=256, P=16)  # dw and db
 """
 
 # %%
 # A program of Triton is a thread block that computes with whole arrays
 # ---------------------------------------------------------------------
 #
-# For who knows CUDA:
+# For who knows CUDA, after ``import triton`` and ``import triton.language as tl``:
 #
 # * ``kernel[grid](…, num_warps=8)`` starts a thread block for each point of the grid, here of 256
 #   threads. Triton calls it a :term:`program`; ``tl.program_id(0)`` is ``blockIdx.x``.
@@ -42,12 +42,14 @@ From the kernels that one writes first to those of this library: each step runs,
 #   shape (R, P).
 # * ``tl.load(X + cols, mask=cols < N, other=0.0)`` loads a block; masked elements are not read. A
 #   sum over a block goes through shuffles and shared memory by itself.
+# * A tensor argument is a pointer: ``X + cols`` counts elements, ``X.dtype.element_ty`` is their
+#   type. From 2³¹ elements on ``row * N`` overflows its 32 bits: ``row.to(tl.int64) * N``.
 # * ``tl.constexpr`` arguments are constants of the compiler, as template parameters are;
 #   ``tl.static_range`` is a loop that is unrolled.
 #
 # In the listings ``@kernel`` is ``triton.jit``, or Triton's :term:`interpreter` where there is no
-# GPU; ``sum_along(x, 0)`` is ``tl.sum(x, 0)``. The maths is on :ref:`triton-layer-norm`, where the
-# result races other libraries.
+# GPU; ``sum_along(x, 0)`` is ``tl.sum(x, 0)``; P is the columns of a block: of a row, of a piece or
+# of the second stage. The maths is on :ref:`triton-layer-norm`, which compares libraries.
 
 import inspect
 from contextlib import nullcontext
@@ -92,8 +94,7 @@ def folded(name, *kernels):
 # As first written: a row is a program, and a block
 # -------------------------------------------------
 #
-# The forward reads a row once and keeps it: mean, variance about the mean, result. It is short, and
-# right at any width.
+# The forward reads a row once and keeps it: mean, variance about the mean, result.
 
 print(inspect.getsource(ladder.row_forward.fn))
 
@@ -111,7 +112,7 @@ folded("The backward as first written, with atomics", ladder.atomic_backward)
 # A fixed number of programs share the rows: program p takes rows p, p + programs, … and keeps its
 # dw and db in registers, in float32. At the end it writes one row of partial sums; the second
 # kernel adds these. Memory sees N numbers a program instead of N a row, and every addition has its
-# place. The weight is loaded once for all rows.
+# place: the bits change only with the number of programs. The weight is loaded once for all rows.
 
 folded("The two stages", lessons.simple_backward, lessons.add_partial_sums)
 
@@ -125,15 +126,18 @@ folded("The two stages", lessons.simple_backward, lessons.add_partial_sums)
 #
 # The same kernel has the next steps as arguments:
 #
-# * **Packed** (``PACKED``): the row is needed twice, before and after its sums are known. A
-#   compiler that converts x and dy to float32 once keeps them so, in twice the registers.
-#   ``same_bits`` is an XOR with a 0 that the compiler does not know: it has to convert again.
-# * **Two programs** for a multiprocessor: while one waits for memory the other computes. Both must
-#   fit: 65,536 registers, a program of 256 threads with 128 each takes half of them.
+# * **Packed** (``PACKED``; False for float32 and in the interpreter): the row is needed twice,
+#   before and after its sums are known. A compiler that converts x and dy to float32 once may keep
+#   them so, in twice the registers. ``same_bits`` is an XOR with a 0 that the compiler does not
+#   know: it has to convert again.
+# * **Two programs** for a multiprocessor, 264 on an H200: while one waits for memory the other
+#   computes. Both must fit: 65,536 registers are two programs of 256 threads with 128 each.
 # * **Prefetch** (``tl.range(…, num_stages=3)``): the compiler asks for the rows of the next rounds
-#   before it works on this one's. They lie in shared memory meanwhile, of which there are 227 KiB.
-# * **Tiles** of rows (``R``): one exchange between the warps gives the sums of two rows. Where the
-#   rows of a tile meet the same threads, adding them to dw takes no exchange at all.
+#   before it works on this one's. They lie in shared memory meanwhile: (STAGES − 1) R K P elements
+#   of x and as many of dy, in 227 KiB at most.
+# * **Tiles** of rows (``R``): one exchange between the warps gives the sums of two rows. Where P
+#   elements are 16 bytes a thread or more, as 2048 of float16 are for 256 threads, the rows of a
+#   tile lie in the same threads: adding them to dw takes no exchange.
 
 folded("The first stage in pieces", ladder.pieces_backward, ladder.columns_of, ladder.same_bits)
 
@@ -146,9 +150,10 @@ folded("The first stage in pieces", ladder.pieces_backward, ladder.columns_of, l
 # columns of many rows, so that dw and db are short. **roundoff** lets four programs share a row:
 # each keeps its own quarter of dw and db, and writes its share of the two sums of a row in a first
 # launch; the second adds the shares. Both move five tensors where three would do: 60 % of the
-# ceiling is the most that they can reach.
+# ceiling is the most that they can reach. ``STATS`` are the means of all rows, then their rstd;
+# ``HAS_W``, ``DH`` and ``ROUND`` are options of the library.
 
-folded("The kernel that reads again", ladder.backward_wide)
+folded("The kernels that read twice", ladder.backward_sums, ladder.backward_wide)
 
 # %%
 # What each step gains, and what it takes of a multiprocessor
@@ -158,8 +163,9 @@ folded("The kernel that reads again", ladder.backward_wide)
 # rounds, on buffers that are together larger than the cache. GB/s count 2MN elements forward and
 # 3MN backward; the :term:`ceiling` is a kernel with the same reads and writes that does not
 # compute. Registers and spills are the compiler's, for sm_90 (H100, H200), and need no GPU: Triton
-# compiles ahead. The H200's and the H100's are of Triton 3.6, the Xeon's of 3.7.1. A step that is
-# missing at a width does not fit there.
+# compiles ahead. The H200's and the H100's are of Triton 3.6, the Xeon's of 3.7.1. A program of a
+# backward has 8 warps; at 32,768 columns 16, but roundoff's 8; read twice has 16, then 4. A step
+# that is missing at a width does not fit there.
 
 QUICK = ["one block", "atomic", "two stages", "pieces", "roundoff", "torch"]
 cases = [
@@ -233,15 +239,15 @@ def climb(direction):
                 yield row | {k: takes.get(k) for k in ("registers", "spilled", "shared", "fit")}
 
 
-def taken(t, step, *columns):
-    """Registers and KiB of shared memory of a step, or other columns."""
-    return t[t["step"] == step].iloc[0][list(columns) or ["registers", "shared"]].tolist()
+def cell_of(t, step, column="of ceiling"):
+    """One value of a step."""
+    return t.loc[t["step"] == step, column].iloc[0]
 
 
 def shares(t, *steps, n=None):
     """Their shares of the ceiling in per cent, of one width."""
     t = t if n is None else t[t["N"] == n]
-    return [100 * taken(t, step, "of ceiling")[0] for step in steps]
+    return [100 * cell_of(t, step) for step in steps]
 
 
 def rises(t, *steps):
@@ -278,10 +284,9 @@ study.dots(
     xlabel="rate over that of the same reads and writes",
     title="Backward, 4096 and 8704 columns",
     answer=True,
-    alt="Rate of each step of the backward over that of a stream with the same bytes. At 4096 "
-    "columns it rises from 0.19 with atomics to 0.46 in two stages, 0.49 in pieces, 0.68 with "
-    "prefetch and 0.81 with tiles; roundoff's own has 0.80. At 8704 columns it rises from 0.12 to "
-    "0.33, 0.62 and 0.78; roundoff's own has 0.86.",
+    alt="Rate of each step of the backward over that of a stream with the same bytes, at 4096 and "
+    "at 8704 columns. At both it rises from atomics over two stages and pieces to prefetch; tiles "
+    "of two rows, at 4096 columns, and roundoff's own kernel reach most.",
 )
 
 # %%
@@ -291,14 +296,13 @@ study.dots(
 
 study.claim(
     "The backward of 4096 columns reaches {18} % of the ceiling with atomics, {45} % in two "
-    "stages, {47} % in pieces, {67} % with prefetch, {79} % in tiles of two rows, and {80} % as "
-    "roundoff has it; torch's {40} %.",
+    "stages, {67} % with prefetch and {79} % in tiles of two rows; torch's {40} %.",
     name="climb",
     of="backward",
     where={"N": 4096, "step": [*CLIMB, "torch"], **TIMED},
     on="nvidia-h200",
     timed=True,
-    value=lambda t: shares(t, *CLIMB, "torch"),
+    value=lambda t: shares(t, "atomic", "two stages", "prefetch", "tiles", "torch"),
     test=lambda t: rises(t, "atomic", "two stages", "pieces", "prefetch", "tiles"),
 )
 
@@ -317,24 +321,11 @@ study.claim(
 )
 
 # %%
-
-study.claim(
-    "Two rows at a time, prefetched, take {168} registers of each thread and {64} KiB of shared "
-    "memory; one row takes {99} and {32}.",
-    name="tiles",
-    of="backward",
-    where={"N": 4096, "step": ["tiles", "prefetch"]},
-    on="nvidia-h200",
-    value=lambda t: [v for step in ("tiles", "prefetch") for v in taken(t, step)],
-)
-
-# %%
 # **8704 columns.** Nearly half of the block of 16,384 is padding, and it spills; pieces end that.
 
 study.claim(
-    "The backward of 8704 columns reaches {12} % of the ceiling with atomics, {33} % in two "
-    "stages, {63} % in pieces, {84} % with prefetch, in a second run {81} %, and {86} % as "
-    "roundoff has it; torch's {34} %.",
+    "The backward of 8704 columns reaches {33} % of the ceiling in two stages, {63} % in pieces, "
+    "{84} % with prefetch, in a second run {81} %, and {86} % as roundoff has it; torch's {34} %.",
     name="climb-8704",
     of="backward",
     where={"N": 8704, "step": ["atomic", "two stages", "pieces", "prefetch", "roundoff", "torch"]}
@@ -342,28 +333,11 @@ study.claim(
     on="nvidia-h200",
     timed=True,
     value=lambda t: [
-        *shares(t, *CLIMB[:4]),
-        100 * taken(t, "prefetch", t.filter(regex="^of ceiling").columns[-1])[0],
+        *shares(t, *CLIMB[1:4]),
+        100 * cell_of(t, "prefetch", t.filter(regex="^of ceiling").columns[-1]),
         *shares(t, "roundoff", "torch"),
     ],
     test=lambda t: rises(t, *CLIMB[:4], "roundoff"),
-)
-
-# %%
-
-study.claim(
-    "In GB/s: from {706} to {3,059} at 4096 columns, where torch has {1,565}; from {497} to "
-    "{3,524} at 8704, torch {1,404}.",
-    name="rates",
-    of="backward",
-    where={"N": [4096, 8704], "step": ["atomic", "tiles", "roundoff", "torch"], **TIMED},
-    on="nvidia-h200",
-    timed=True,
-    value=lambda t: [
-        taken(t[t["N"] == n], step, "GB/s")[0]
-        for n, last in ((4096, "tiles"), (8704, "roundoff"))
-        for step in ("atomic", last, "torch")
-    ],
 )
 
 # %%
@@ -382,20 +356,9 @@ study.claim(
 )
 
 # %%
-
-study.claim(
-    "Two stages spill {468} words of each thread there, pieces {450}, packed {244}, reading twice "
-    "{0}.",
-    name="wide",
-    of="backward",
-    where={"N": 32768, "step": list(WIDE)},
-    on="nvidia-h200",
-    value=lambda t: [taken(t, step, "spilled")[0] for step in WIDE[:-1]],
-)
-
-# %%
-# **Packing alone costs** where registers suffice: it converts twice. The steps after it have it all
-# the same, for the widths where they do not; those steps without it are not measured.
+# **Packing alone costs** at 4096 and 8704 columns: it converts twice, and the table's registers do
+# not fall. At 32,768 the compiler also gave packed pieces more registers: that gain has two causes.
+# What packing saves is in the next section. Prefetch and tiles were measured packed only.
 
 study.claim(
     "Packed, pieces reach {45} % instead of {47} at 4096 columns and {59} instead of {63} at 8704.",
@@ -451,9 +414,9 @@ study.claim(
 #
 # It has no sums over rows: a program for each row is enough, and pieces keep the padding away.
 # **Prefetch** has four programs for each multiprocessor (two above 4096 columns) that loop over
-# rows and keep w and b in registers, where these fit. Pieces gain much where there is padding;
-# prefetch gains at 4096 columns and spills at 8704. The H100's record is older: there roundoff kept
-# a wide row in float32, and spilled.
+# rows and keep w and b in registers, where these fit: it gains at 4096 columns and spills at 8704.
+# **roundoff** keeps a wide row packed and converts it again for the result; the H100's record is of
+# a kernel that kept it in float32.
 
 study.table(
     "forward",
@@ -481,25 +444,6 @@ study.claim(
     timed=True,
     value=lambda t: shares(t, "one block", "pieces", "prefetch", "torch"),
     test=lambda t: rises(t, "one block", "prefetch", "pieces"),
-)
-
-# %%
-
-study.claim(
-    "At 32,768 columns roundoff's own forward reaches {98} % of the ceiling, pieces {85} % and one "
-    "block {82} %. It keeps the row packed and converts it again for the result: {124} registers a "
-    "thread instead of {255} in pieces.",
-    name="forward-wide",
-    of="forward",
-    where={"N": 32768, "step": ["one block", "pieces", "roundoff"], **TIMED},
-    on="nvidia-h200",
-    timed=True,
-    value=lambda t: [
-        *shares(t, "roundoff", "pieces", "one block"),
-        *(taken(t, step, "registers")[0] for step in ("roundoff", "pieces")),
-    ],
-    test=lambda t: [rises(t, step, "roundoff") for step in ("pieces", "one block")],
-    holds=("nvidia-h200",),
 )
 
 # %%
@@ -562,10 +506,9 @@ study.claim(
 # What did not fit
 # ----------------
 #
-# One block with 16 warps has half the elements a thread, and at most 128 registers: at 32,768
-# columns it spills still. Prefetch of two rounds of x and dy takes 256 KiB there: no program
-# starts. Two rows at a time at 8704 columns spill. One launch whose programs wait for each other
-# was tried on an H200 and took longer than two launches; it is not recorded.
+# At 32,768 columns one block with 16 warps has 128 registers a thread at most, and spills still; at
+# 8704 columns two rows at a time spill. One launch whose programs wait for each other was tried on
+# an H200 and took longer than two launches; it is not recorded.
 #
 # Your own backward, of RMSNorm for instance
 # ------------------------------------------
@@ -575,10 +518,14 @@ study.claim(
 # :math:`dx = r\,(w g - \hat x\, \overline{\hat x\, w g})` and :math:`dw = \sum g\, \hat x`, in the
 # same two stages. Copy the first stage in pieces, leave out what is about the mean and db, set
 # ``NORM`` to ``functional.rms_norm`` and put your function in place of ``mine``: the cell says how
-# far it is from float64. A launch takes tensors and numbers, then constants by name: K is N / P and
-# tiles M / R, rounded up, ``zero`` 0, ``programs`` 132 on an H200. In the interpreter PACKED is
-# False. Helpers are in ``roundoff.kernels.ladder``. The second stage's R is a power of two, not
-# below ``programs``; its grid has 1 for dw alone.
+# far it is from float64. Helpers are in ``roundoff.kernels.ladder``.
+#
+# A launch takes tensors and numbers, then constants by name. P is 2048, or for a narrower row the
+# next power of two; a block may have fewer elements than threads. K is N / P and tiles M / R,
+# rounded up, ``zero`` 0, ``programs`` 132 on an H200. Keep STAGES so low that the prefetched rows
+# fit shared memory: 16,384 columns of float32 take 256 KiB with 3, 128 KiB with 2. The second
+# stage's R is a power of two not below ``programs``, for 264 of them 512: what is beyond R it would
+# leave out. Its grid has 1 for dw alone. For rows apart, N in an offset becomes ``x.stride(0)``.
 #
 # .. code-block:: python
 #
@@ -607,11 +554,10 @@ for name, e, a in zip(("dx", "dw"), exact(x, dy, w, NORM), results, strict=True)
 # Limits, and what to read next
 # -----------------------------
 #
-# * Registers are those of one version of Triton and its assembler. They say what fits, not how fast
-#   it is. Why some kernels come out with 32 of them at 32,768 columns is not looked into.
+# * Registers are those of one version of Triton and its assembler. Why some kernels come out with
+#   32 of them at 32,768 columns is not looked into.
 # * Why roundoff's forward of 4096 columns is ahead of prefetch with the same pieces, warps and
 #   stages is not looked into.
-# * A second run of the H200 is in the tables; the H100 ran once.
 # * What roundoff's kernel has beside these steps: both sums of a row in one exchange, strides,
 #   types up to float64, and a second stage that is launched early [#pdl]_.
 # * Next: :ref:`triton-layer-norm` for other libraries' kernels, other types and launches, and

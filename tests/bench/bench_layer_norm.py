@@ -9,7 +9,8 @@ Parts, each a table and a list of rows in ``--out``:
 - ``race``: torch, inductor, Liger, QuACK, flash-linear-attention, Apex and Transformer Engine, as
   far as they can be imported, beside ours and the ceiling.
 - ``warm``: ours, inductor and the rivals in Triton and QuACK compile what the race's page and this
-  bench's ``race`` time, in processes of their own; all keep it on disk. Run it before them.
+  bench's ``race`` launch, in processes of their own; all keep it on disk. Run it before them, with
+  the same ``TRITON_CACHE_DIR`` and ``TORCHINDUCTOR_CACHE_DIR`` where these are set.
 - ``bytes``: the kernels that a call of torch's launches, and the bytes that each moves where
   CUPTI's counters may be read.
 - ``launches``: a call with its launches, as a user writes it: torch's, ours, and an empty
@@ -47,7 +48,7 @@ import torch
 from torch.nn import functional
 
 from roundoff.environment import environment
-from roundoff.kernels import baselines, interpreting, layer_norm, rms_norm
+from roundoff.kernels import baselines, interpreting, layer_norm, lessons, rms_norm
 from roundoff.kernels._norm_tilings import Tiling, backward_tiling, forward_tiling
 from roundoff.timing import copies, measure
 
@@ -419,8 +420,12 @@ def compiled_apart(bench: Bench, part: str) -> None:
         command += [f"--{name}", *map(str, values)] if values else []
     command += ["--dry"] * bench.dry + ["--all"] * options.all
     start = time.perf_counter()
+    # inductor's own processes would be as many again for each of these.
+    env = os.environ | {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
     running = [
-        subprocess.Popen([*command, "--compile", f"{i}/{workers}"], stdout=subprocess.DEVNULL)
+        subprocess.Popen(
+            [*command, "--compile", f"{i}/{workers}"], stdout=subprocess.DEVNULL, env=env
+        )
         for i in range(workers)
     ]
     codes = [process.wait() for process in running]
@@ -565,20 +570,45 @@ def race(bench: Bench) -> None:
 
 #: Columns, and rows where they are not those of the page: 4096, at most 2**27 elements.
 WARM = [(1024, 0), (4096, 0), (8192, 0), (8704, 0), (12288, 0), (15872, 0), (16384, 0), (24576, 0),
-        (32768, 0), (65536, 0), (131072, 0), (15872, 1000), (4096, 256), (4096, 16384)]  # fmt: skip
+        (32768, 0), (65536, 0), (131072, 0), (15872, 1000), (5120, 2048), (4096, 256),
+        (4096, 16384)]  # fmt: skip
 TRITON = ("roundoff", "Liger", "flash-linear-attention")
 WARM_TYPES = [("bfloat16", 8192), ("float32", 8192), ("float32", 15872), ("float32", 32768)]
+#: What the page launches beside these: label, type and columns.
+BESIDE = [
+    *(("lesson", "float16", n) for n in (1024, 4096, 8192, 8704)),
+    *(("lesson", kind, 8192) for kind in ("bfloat16", "float32")),
+    *(("locks", "float16", n) for n in (1024, 4096, 8704)),
+    *(("float32 weights", kind, 8192) for kind in ("float16", "bfloat16")),
+    ("float32 weights", "float16", 5120), ("no gradient", "float16", 1024),
+]  # fmt: skip
 
 
-def warm(bench: Bench) -> None:
-    """Compile what the race's page runs, in processes of their own."""
+def beside(bench: Bench, cell: Cell, label: str, tensors: list[torch.Tensor]) -> Any:
+    """One call of what the page launches beside the race's implementations."""
+    x, dy, more, w, b = tensors
+    if label == "ceiling":
+        return stream_of(cell, tensors)()
+    if label == "no gradient":
+        return layer_norm(x, cell.n, w, b)
+    ours = baselines.layer_norms(bench.device)[0]["roundoff"]
+    if label == "float32 weights":
+        return rival_call(cell, ours, [x, dy, more, w.float(), b.float()])()
+    mean, rstd = ours.forward(x, w, b, EPS)[1]
+    if label == "lesson":
+        return lessons.two_stage(dy, x, mean, rstd, w)
+    return [lessons.locked(dy, x, mean, rstd, None, barrier) for barrier in (False, True)]
+
+
+def warm_tasks() -> list[tuple[Cell, str]]:
+    """Cells and labels that the page and this bench's race compile."""
     layers = [("layer", "float16", n, m) for n, m in WARM]
     layers += [("layer", kind, n, 0) for kind, n in WARM_TYPES]
     layers += [(f, "float16", n, 0) for f in FORMS[1:] for n in (4096, 8192, 15872, 32768)]
     tasks = [
         (Cell(form, "backward", kind, m or min(4096, 2**27 // n), n), label)
+        for label in ("inductor", "QuACK", *TRITON)  # the slow ones first, over all processes
         for form, kind, n, m in layers
-        for label in ("inductor", "QuACK", *TRITON)
     ]
     # Triton's kernels at the page's other widths: half a second each, of thirty.
     tasks += [
@@ -587,6 +617,15 @@ def warm(bench: Bench) -> None:
         if (n, 0) not in WARM
         for label in TRITON
     ]
+    tasks += [(Cell("layer", "backward", kind, 4096, n), label) for label, kind, n in BESIDE]
+    streams = [("layer", kind) for kind in TYPES] + [("rms+residual", "float16")]
+    tasks += [(Cell(f, d, kind, 16, 1024), "ceiling") for f, kind in streams for d in DIRECTIONS]
+    return tasks
+
+
+def warm(bench: Bench) -> None:
+    """Compile what the race's page runs, in processes of their own."""
+    tasks = warm_tasks()
     if not bench.options.compile:
         print(f"warm: {len(tasks)} kernels, about 80 s", flush=True)
         if not (bench.dry or bench.options.estimate):
@@ -596,12 +635,14 @@ def warm(bench: Bench) -> None:
     for cell, label in tasks[index::count]:
         find = baselines.layer_norms if cell.form == "layer" else baselines.rms_norms
         norm = find(bench.device)[0].get(label)
-        if norm is not None:
-            (tensors,) = bench.inputs(cell, 1)
-            try:
+        (tensors,) = bench.inputs(cell, 1)
+        try:
+            if norm is not None:
                 rival_call(cell, norm, tensors)()
-            except Exception as error:  # whatever another's kernel raises, it is named
-                print(f"{label} at {cell}: {type(error).__name__}: {error}", file=sys.stderr)
+            elif label not in ("inductor", "QuACK", *TRITON):
+                beside(bench, cell, label, tensors)
+        except Exception as error:  # whatever another's kernel raises, it is named
+            print(f"{label} at {cell}: {type(error).__name__}: {error}", file=sys.stderr)
 
 
 # --- bytes ----------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import triton
 
 from roundoff.errors import ArgumentError, ShapeError
 from roundoff.kernels import baselines, interpreting, shuffled_programs
@@ -169,6 +170,17 @@ def test_baselines_agree_with_float64(device, dtype):
             torch.testing.assert_close(
                 got.double(), e, rtol=of_y, atol=near, msg=lambda m, n=label: f"{n}: {m}"
             )
+
+
+def test_inductor_leaves_the_cache_of_triton_where_it_is(monkeypatch):
+    from torch._inductor.runtime.cache_dir_utils import triton_cache_dir
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", "")
+    monkeypatch.delenv("TRITON_CACHE_DIR")
+    place = triton.knobs.cache.dir
+    assert triton_cache_dir(0) != place  # what inductor would set
+    baselines._prepare_compiler()
+    assert triton_cache_dir(0) == triton.knobs.cache.dir == place
 
 
 def test_what_is_not_installed_is_missing_with_its_reason(monkeypatch):

@@ -153,6 +153,15 @@ def test_a_record_without_a_telling_column_shows_the_others(place: Place) -> Non
     assert ">N <" not in first
 
 
+def test_a_column_without_a_value_is_not_behind_the_switch_either(place: Place) -> None:
+    place.record(H200, FRAME.assign(rival=None, ratio=9.0))
+    shown = place.study().table("t", FRAME.assign(rival=1.0), "c", columns=["N", "rival"])
+    first = shown._repr_html_().partition('data-m="this-build"')[0]
+    assert "rival" not in first
+    assert "ratio" in first
+    assert "> All 3 columns</label>" in first
+
+
 def test_what_computed_a_table_is_said(place: Place) -> None:
     study = place.study()
     with pytest.raises(ArgumentError, match=r"table t: what computed it\?"):

@@ -46,7 +46,7 @@ TIMED = {
         "costs.first call", "costs.memory", "words.* run",
     ],
     "plot_triton_layer_norm": [
-        "launches.*", "layer-norm-backward.*", "layer-norm-forward.*", "rms.*", "rows.*", "types.*",
+        "launches.*", "layer-norm-backward.*", "layer-norm-forward.*", "types.*",
     ],
 }  # fmt: skip
 

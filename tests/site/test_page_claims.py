@@ -242,6 +242,9 @@ def test_a_last_digit_is_changed_by_one(text: str, changed: list[str]) -> None:
         (":bound:`122 <far>`", ""), (":bound:`about 120 <far/1>`", ""),
         (":bound:`122 <plot_small#far>`", ""), (":bound:`121 <far>`", "121 is printed"),
         (":bound:`122 <typo>`", "no claim typo"), (":bound:`122 <far/2>`", "has 1 values"),
+        (":bound:`122 <far@nvidia-h100-80gb-hbm3>`", ""),
+        (":bound:`121 <far/1@nvidia-h100-80gb-hbm3>`", "121 is printed"),
+        (":bound:`122 <far@nvidia-b200>`", "has 0 values"),
         (":bound:`122 <plot_other#far>`", "no such page"), (":bound:`many <far>`", "no number"),
     ],
 )  # fmt: skip

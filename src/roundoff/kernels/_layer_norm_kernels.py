@@ -267,7 +267,7 @@ def backward(
     FUSED: tl.constexpr,  # (x - mean) * rstd as one multiply-add
     HAS_W: tl.constexpr,
     PARTIALS: tl.constexpr,
-    OPAQUE: tl.constexpr,
+    OPAQUE: tl.constexpr,  # PACKED of the lesson
     PDL: tl.constexpr,  # the second stage may be launched before this one ends
     CENTRED: tl.constexpr,
     ROUND: tl.constexpr,  # dweight from the rounded x rstd that the weight multiplied
@@ -302,7 +302,7 @@ def backward(
             mean = 0.0
             rstd = tl.load(STATS + rows, mask=rows < M, other=0.0)[:, None]
         here = (rows < M)[:, None]
-        wide = rows.to(tl.int64)[:, None]
+        wide = rows.to(tl.int64)[:, None]  # a tensor may have more than 2**31 elements
         # Each thread reaches all pieces at constant offsets from one address.
         x_at = X + (wide * stride_x + cols)
         dy_at = DY + (wide * stride_dy + cols)
@@ -382,7 +382,10 @@ def backward_sums(
     X, DY, W, STATS, SUMS, M, N, stride_x, stride_dy,
     ACC: tl.constexpr, P: tl.constexpr, HAS_W: tl.constexpr, CENTRED: tl.constexpr,
 ):  # fmt: skip
-    """The two sums that dx needs, for rows too wide for the registers: one row per program."""
+    """The two sums that dx needs, for rows too wide for the registers: one row per program.
+
+    With v = w dy and bars for means over the row: rstd² mean(xhat v), and rstd mean(v).
+    """
     row = tl.program_id(0).to(tl.int64)
     cols = tl.arange(0, P)
     mean = tl.load(STATS + row) if CENTRED else 0.0

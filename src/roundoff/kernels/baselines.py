@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
+import triton
 import triton.language as tl
 
 from ..errors import ArgumentError
@@ -88,10 +90,18 @@ def _torch() -> LayerNorm:
     return LayerNorm(_torch_forward, _torch_backward)
 
 
-@cache
-def _inductor() -> LayerNorm:
+def _prepare_compiler() -> None:
+    """Settings that ``torch.compile`` needs where many shapes are compared."""
     # Every shape is compiled for itself; after eight, torch would give up.
     importlib.import_module("torch._dynamo").config.recompile_limit = 256
+    # inductor moves Triton's cache when it makes its first kernel, unless this variable is set:
+    # what another process compiled before that is then compiled again.
+    os.environ.setdefault("TRITON_CACHE_DIR", triton.knobs.cache.dir)
+
+
+@cache
+def _inductor() -> LayerNorm:
+    _prepare_compiler()
     return LayerNorm(
         torch.compile(_torch_forward, dynamic=False, fullgraph=True),
         torch.compile(_torch_backward, dynamic=False, fullgraph=True),
@@ -291,7 +301,7 @@ def _plain_rms_backward(dy: Any, dh: Any, h: Any, w: Any, rstd: Any) -> Any:
 
 @cache
 def _inductor_rms() -> RmsNorm:
-    importlib.import_module("torch._dynamo").config.recompile_limit = 256
+    _prepare_compiler()
     return RmsNorm(
         torch.compile(_plain_rms_forward, dynamic=False, fullgraph=True),
         torch.compile(_plain_rms_backward, dynamic=False, fullgraph=True),
@@ -626,8 +636,7 @@ def decode_attentions(parts: int = 16) -> dict[str, Attention]:
 @cache
 def _compiled_flex() -> Any:
     flex = importlib.import_module("torch.nn.attention.flex_attention").flex_attention
-    # Every shape is compiled for itself; after eight, torch would give up.
-    importlib.import_module("torch._dynamo").config.recompile_limit = 256
+    _prepare_compiler()
     return torch.compile(flex, dynamic=False, fullgraph=True)
 
 

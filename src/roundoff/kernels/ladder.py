@@ -23,7 +23,7 @@ import triton
 import triton.language as tl
 
 from ..errors import ArgumentError, ShapeError
-from ._layer_norm_kernels import backward_wide, columns_of, same_bits
+from ._layer_norm_kernels import backward_sums, backward_wide, columns_of, same_bits
 from ._norm_tilings import Tiling
 from ._row_norm import LAYER, Backward, Case, _like
 from ._runtime import check_device, interpreting, kernel, multiprocessors, sum_along
@@ -31,8 +31,8 @@ from .lessons import add_partial_sums, simple_backward
 
 __all__ = [
     "BACKWARD", "FORWARD", "READ_TWICE", "REAL", "Step", "atomic_backward", "backward",
-    "backward_wide", "fits", "forward", "pieces_backward", "pieces_forward", "row_forward",
-    "same_bits", "step_of",
+    "backward_sums", "backward_wide", "columns_of", "fits", "forward", "pieces_backward",
+    "pieces_forward", "row_forward", "same_bits", "step_of",
 ]  # fmt: skip
 
 #: The steps of each direction, in their order.
@@ -140,6 +140,7 @@ def pieces_backward(
         at = rows * N + cols
         x, dy = (), ()
         for k in tl.static_range(K):
+            # cols >= 0 is always true: it gives the mask the shape (R, P).
             mask = (rows < M) & (last if k == K - 1 else cols >= 0)
             x = x + (tl.load(X + at + k * P, mask=mask, other=0.0),)
             dy = dy + (tl.load(DY + at + k * P, mask=mask, other=0.0),)
@@ -151,7 +152,7 @@ def pieces_backward(
             s2 += wg
         c1 = (sum_along(s1, 1) / N)[:, None]
         c2 = (sum_along(s2, 1) / N)[:, None]
-        next_dw, next_db = (), ()
+        next_dw, next_db = (), ()  # a tuple is made anew: its elements cannot be assigned
         for k in tl.static_range(K):  # the second: dx, dw, db
             xhat = (same_bits(x[k], zero, PACKED).to(tl.float32) - mean) * rstd
             g = same_bits(dy[k], zero, PACKED).to(tl.float32)

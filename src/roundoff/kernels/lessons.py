@@ -57,7 +57,7 @@ def simple_backward(X, DY, W, MEAN, RSTD, DX, PART, M, N, P: tl.constexpr):
 
 @kernel
 def add_partial_sums(PART, OUT, G, N, R: tl.constexpr, P: tl.constexpr):
-    """Second stage: add G partial sums of P columns, always in the same order."""
+    """Second stage: add G partial sums (at most R) of P columns, always in the same order."""
     which = tl.program_id(1)  # 0: dw, 1: db
     rows = tl.arange(0, R)
     cols = tl.program_id(0) * P + tl.arange(0, P)

@@ -207,6 +207,7 @@ class Study:
             chosen = [c for c in chosen if held.empty or held[c].notna().any()]
             chosen += [c + AGAIN for c in chosen if c + AGAIN in held and held[c].dtype == float]
             telling = _telling(held, rows)
+            held = held if held.empty else held.dropna(axis="columns", how="all")
             address = f"../../records/{self.page}/{run.machine}/{name}.csv"
             shown.append(
                 Table(held, caption, chosen, telling, run.machine, run.name(name),

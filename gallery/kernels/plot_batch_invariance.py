@@ -13,17 +13,15 @@ to have the same bits in every batch, and what that costs.
      In bfloat16 torch's product has other bits than alone at up to :bound:`57% <alone>` of the
      numbers of rows tried, its attention behind padding for :bound:`71% <attention/4>` of the
      tokens. Of :bound:`1000 <texts>` completions of 8 prompts :bound:`72% <texts/2>` are not what
-     the prompt gets alone. Attention makes them: this model's products that were tried keep their
-     bits.
-   * **What it takes:** ``CUBLAS_WORKSPACE_CONFIG=:16:8`` and ``CUBLASLT_WORKSPACE_SIZE=1``, set
-     before the process starts, give products in 16 bits one result from :bound:`16 <variables>`
-     rows on. They leave attention, and :bound:`69% <texts/4>` of the texts. The lines below replace
-     both: :bound:`0% <texts/5>`.
+     the prompt gets alone.
+   * **What it takes:** ``CUBLAS_WORKSPACE_CONFIG=:16:8`` and ``CUBLASLT_WORKSPACE_SIZE=1`` give
+     products in 16 bits one result from :bound:`16 <variables>` rows on. Attention stays, and
+     :bound:`69% <texts/4>` of the texts. The lines below replace both: :bound:`0% <texts/5>`.
    * **What it costs:** over torch's time :bound:`1.00 <cost/2>` for a product in the median, at
-     most :bound:`1.98 <cost/3>`; :bound:`1.06 <decoding>` to :bound:`1.56 <decoding/2>` for
-     attention of one token; :bound:`0.96 <token/2>` for a token of the uncompiled model in a CUDA
-     graph. One tile for all sizes takes :bound:`2.6 <peer>` in the median, up to
-     :bound:`7.4 <peer/2>`. On two cores a token takes :bound:`3.2 <cpu>` to :bound:`4.2 <cpu/2>`.
+     most :bound:`1.98 <cost/3>` (one tile for all sizes: :bound:`2.6 <peer>`,
+     :bound:`7.4 <peer/2>`); :bound:`1.06 <decoding>` to :bound:`1.56 <decoding/2>` for attention of
+     one token; :bound:`0.96 <token/2>` for a token of the uncompiled model in a CUDA graph. On two
+     cores a token takes :bound:`3.2 <cpu>` to :bound:`4.2 <cpu/2>`.
 
    .. code-block:: python
 
@@ -792,8 +790,7 @@ study.finish()
 #   (the tiles above), sets the two variables for other products on Hopper and replaces attention
 #   [#vllm]_; SGLang ``--enable-deterministic-inference`` [#sglang]_.
 #   FlashAttention 3 is reported to change the bits of one request with the length of another, in
-#   vLLM's invariant mode, too [#fa3]_. It and FlashInfer are not timed: they come as sources for
-#   nvcc or as wheels of gigabytes, and the recorded hosts had neither.
+#   vLLM's invariant mode, too [#fa3]_. It and FlashInfer are not timed: the hosts had neither.
 # * ``invariant()`` raises an error for operators that lack the property, such as convolutions and
 #   additions by index; its attention has no dropout, bias or gradient. What ``torch.compile`` made
 #   runs uncompiled within; ``generate`` itself was not timed.

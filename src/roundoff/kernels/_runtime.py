@@ -94,7 +94,12 @@ _data_ptr = torch.Tensor.data_ptr
 _get_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda: -1)
 _get_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0)
 
-_COUNTS = {"M", "G", "tiles", "zero", "groups", "parts"}
+#: Arguments for whose values nothing is compiled: numbers of rows, of programs and of keys. A
+#: pointer must not have such a name: the compiler would not learn that it is aligned.
+_COUNTS = {
+    "M", "G", "tiles", "zero", "groups", "parts", "queries", "keys", "splits", "stride_b",
+    "stride_q",
+}  # fmt: skip
 
 
 def _names(function: Callable[..., Any]) -> list[str]:

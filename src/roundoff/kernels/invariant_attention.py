@@ -520,19 +520,21 @@ def _by_kernel(
     programs = batch * groups * triton.cdiv(queries * heads // groups, rows)
     splits = triton.cdiv(keys, SPLIT)
     if apart is None:
-        apart = splits > 1 and programs < 2 * multiprocessors(index)
+        apart = programs < 2 * multiprocessors(index)
+    apart = apart and splits > 1
     out = q.new_empty(q.shape)
     count = batch * heads * queries
-    parts = q.new_empty(splits, count, head, dtype=torch.float32) if apart else out
-    stats = q.new_empty(splits, count, 2, dtype=torch.float32) if apart else out
+    # Types are the same in both forms: one compiled kernel serves them.
+    partial = q.new_empty((splits, count, head) if apart else 0, dtype=torch.float32)
+    stats = q.new_empty(splits, count, 2, dtype=torch.float32) if apart else partial
     order = seen.first if seen.order is None else seen.order
     constants = (
-        wide, rows, TILE, SPLIT, seen.order is not None, apart, "tf32" if tf32 else "ieee",
+        wide, rows, TILE, SPLIT, seen.order is not None, "tf32" if tf32 else "ieee",
         not interpreting(),
     )  # fmt: skip
     args = (
-        q, k, v, seen.first, seen.last, order, parts, stats, queries, keys, heads, groups, head,
-        *_scales(scale), *q.stride(), *k.stride(), *v.stride(), *constants,
+        q, k, v, seen.first, seen.last, order, out, partial, stats, queries, keys, heads, groups,
+        head, *_scales(scale), *q.stride(), *k.stride(), *v.stride(), *constants,
     )  # fmt: skip
     key = (index, q.dtype, wide, rows, tf32)
     stages = _STAGES.get(key, 3 if wide * itemsize <= 256 else 2)
@@ -551,7 +553,7 @@ def _by_kernel(
     if apart:
         block = 16 if interpreting() else 4
         run(
-            kernels.merge, (triton.cdiv(count, block), 1), parts, stats, out, count, head, splits,
+            kernels.merge, (triton.cdiv(count, block), 1), partial, stats, out, count, head, splits,
             wide, block, num_warps=4, enable_fp_fusion=False,
         )  # fmt: skip
     return out

@@ -302,8 +302,9 @@ def attend(
     first,  # (batch, queries): rank of the first key that a query sees
     last,  # (batch, queries): rank after the last one
     order,  # (batch, keys): column of a rank; anything where not ORDERED
-    out,  # (batch, heads, queries, head), contiguous; (splits, rows, head) float32 where APART
-    stats,  # (splits, rows, 2) float32: largest score and sum; anything where not APART
+    out,  # (batch, heads, queries, head), contiguous; anything where splits are apart
+    partial,  # (splits, rows, head) float32: results of splits; anything where they are together
+    stats,  # (splits, rows, 2) float32: largest score and sum; anything where they are together
     queries,
     keys,
     heads,
@@ -319,11 +320,16 @@ def attend(
     TILE: tl.constexpr,  # keys of a tile
     SPLIT: tl.constexpr,  # keys of a split, a multiple of TILE
     ORDERED: tl.constexpr,
-    APART: tl.constexpr,  # each split has a program of its own
     PRECISION: tl.constexpr,
     COMPILED: tl.constexpr,
 ):  # fmt: skip
-    """Attention of one tile of rows: splits of keys one after another, or one of them."""
+    """Attention of one tile of rows: splits of keys one after another, or one of them.
+
+    A second direction of the grid has a program for each split: the same code, so that a longer
+    cache compiles nothing.
+    """
+    SHORT: tl.constexpr = PRECISION == "ieee" and q.dtype.element_ty == tl.float32
+    apart = tl.num_programs(1) > 1
     share = heads // groups
     blocks = (queries * share + ROWS - 1) // ROWS
     block, part = tl.program_id(0) % blocks, tl.program_id(1)
@@ -354,25 +360,26 @@ def attend(
         end = max_along(tl.where(mine, hi, 0), 0)  # the last key of any row
         least = min_along(tl.where(mine, hi, 2147483647), 0)  # all rows see those before it
         alone = max_along((there & (lo != anchor)).to(tl.int32), 0) == 0
-        start, stop = anchor, end
-        if APART:
-            start = anchor + part * SPLIT
-            stop = tl.minimum(end, start + SPLIT)
+        start = anchor + part * SPLIT
+        stop = tl.where(apart, tl.minimum(end, start + SPLIT), end)
         for split in range(start, stop, SPLIT):
             acc_s = tl.full((ROWS, D), 0.0, tl.float32)
             total_s = tl.full((ROWS, 16), 0.0, tl.float32)
             most_s = tl.full((ROWS,), float("-inf"), tl.float32)
             upper = tl.minimum(stop, split + SPLIT)
-            # Tiles that all rows of the block see whole; rows beyond the last count as none.
-            whole = tl.maximum(tl.minimum(upper, least) - split, 0) // TILE * TILE
-            whole = tl.where(alone, whole, 0)
-            for begin in range(split, split + whole, TILE):
-                acc_s, total_s, most_s = _tile(
-                    acc_s, total_s, most_s, tokens, places, stride_qd, k, v, begin, upper, lo, hi,
-                    mine, order, head, stride_kn, stride_kd, stride_vn, stride_vd, scale, scale_low,
-                    D, TILE, ORDERED, False, PRECISION, COMPILED,
-                )  # fmt: skip
-            for begin in range(split + whole, upper, TILE):
+            first_masked = split
+            if not SHORT:  # its products take the time, and twice as long to compile twice
+                # Tiles that all rows of the block see whole; rows beyond the last count as none.
+                whole = tl.maximum(tl.minimum(upper, least) - split, 0) // TILE * TILE
+                whole = tl.where(alone, whole, 0)
+                for begin in range(split, split + whole, TILE):
+                    acc_s, total_s, most_s = _tile(
+                        acc_s, total_s, most_s, tokens, places, stride_qd, k, v, begin, upper, lo,
+                        hi, mine, order, head, stride_kn, stride_kd, stride_vn, stride_vd, scale,
+                        scale_low, D, TILE, ORDERED, False, PRECISION, COMPILED,
+                    )  # fmt: skip
+                first_masked += whole
+            for begin in range(first_masked, upper, TILE):
                 acc_s, total_s, most_s = _tile(
                     acc_s, total_s, most_s, tokens, places, stride_qd, k, v, begin, upper, lo, hi,
                     mine, order, head, stride_kn, stride_kd, stride_vn, stride_vd, scale, scale_low,
@@ -382,35 +389,29 @@ def attend(
                 ones = tl.full((16, 16), 1.0, tl.float32)
                 zeros = tl.full((ROWS, 16), 0.0, tl.float32)
                 total_s = _times(total_s, ones, zeros, "ieee", COMPILED)  # one of the 16 chains
-            if APART:
-                acc = tl.where(mine[:, None], acc_s, acc)
-                total = tl.where(mine[:, None], total_s, total)
-                most = tl.where(mine, most_s, most)
-            else:
-                most_s = tl.where(mine, most_s, float("-inf"))
-                acc, total, most = _merged(acc, total, most, acc_s, total_s, most_s)
+            most_s = tl.where(mine, most_s, float("-inf"))
+            acc, total, most = _merged(acc, total, most, acc_s, total_s, most_s)
         waiting = waiting & (lo != anchor)
         anchor = min_along(tl.where(waiting, lo, 2147483647), 0)
     # All columns are equal. A row that was refused ends below zero, and is no number.
     sums = tl.where(hi < 0, float("nan"), max_along(total, 1))
     most = tl.where(hi < 0, 0.0, most)
     flat = (batch * heads + h) * queries + query
-    if APART:
+    if apart:
         rows = (tl.num_programs(0) // (blocks * groups)).to(tl.int64) * heads * queries
-        at = part * rows + flat
-        tl.store(out + at[:, None] * head + d[None, :], acc, mask=inside)
-        tl.store(stats + at * 2, most, mask=there)
-        tl.store(stats + at * 2 + 1, sums, mask=there)
+        place = part * rows + flat
+        tl.store(partial + place[:, None] * head + d[None, :], acc, mask=inside)
+        tl.store(stats + place * 2, most, mask=there)
+        tl.store(stats + place * 2 + 1, sums, mask=there)
     else:
         divisor = tl.where(sums == 0, 1.0, sums)[:, None] + tl.full((ROWS, D), 0.0, tl.float32)
         y = tl.div_rn(acc, divisor) + 0.0  # a zero has no sign: later tiles of others take it away
-        at = flat[:, None] * head + d[None, :]
-        tl.store(out + at, y.to(out.dtype.element_ty), mask=inside)
+        tl.store(out + flat[:, None] * head + d[None, :], y.to(out.dtype.element_ty), mask=inside)
 
 
 @kernel
 def merge(
-    parts,  # (splits, M, head) float32
+    partial,  # (splits, M, head) float32
     stats,  # (splits, M, 2) float32
     out,  # (M, head)
     M,
@@ -429,7 +430,7 @@ def merge(
     most = tl.full((ROWS,), float("-inf"), tl.float32)
     for split in range(splits):
         at = split * M.to(tl.int64) + row
-        acc_s = tl.load(parts + at[:, None] * head + d[None, :], mask=inside, other=0.0)
+        acc_s = tl.load(partial + at[:, None] * head + d[None, :], mask=inside, other=0.0)
         most_s = tl.load(stats + at * 2, mask=there, other=float("-inf"))
         total_s = tl.load(stats + at * 2 + 1, mask=there, other=0.0)[:, None]
         acc, total, most = _merged(acc, total, most, acc_s, total_s, most_s)

@@ -408,8 +408,11 @@ def _by_kernel(
         "tf32" if tf32 else "ieee", not interpreting(),
     )  # fmt: skip
     grid = (triton.cdiv(m, tile.rows) * triton.cdiv(n, tile.columns), batch)
-    b = y if bias is None else bias
-    args = (x, weight, b, y, m, n, k, *x.stride(), *weight.stride(), b.stride(0), *constants)
+    # The rows decide the stride of a batch of one, which nothing is to be compiled for.
+    outer = (x.stride(0), weight.stride(0)) if batch > 1 else (0, 0)
+    b, stride = (y, 1) if bias is None else (bias, bias.stride(0))
+    strides = (outer[0], *x.stride()[1:], outer[1], *weight.stride()[1:], stride)
+    args = (x, weight, b, y, m, n, k, *strides, *constants)
     key = (index, tile, x.dtype, tf32)
     stages = _STAGES.get(key, tile.stages)
     while True:

@@ -49,6 +49,7 @@ to have the same bits in every batch, and what that costs.
 
 import inspect
 import os
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from functools import cache, partial
 from itertools import product
@@ -141,6 +142,11 @@ def compare_rows(function, x, w, counts=COUNTS):
     }  # fmt: skip
 
 
+#: Tables of the second process, which runs beside this one where no times are taken.
+second_tables = dict if unsplit or not gpu else study.beside(
+    VARIABLES, not times, only="times" if args.second else args.only,
+    completions=min(args.completions, 200),
+)  # fmt: skip
 alone = []
 for kind, dtype in KINDS.items() if bits else ():
     for k, n in SHAPES if kind == "bfloat16" else SHAPES[:2]:
@@ -151,8 +157,7 @@ for kind, dtype in KINDS.items() if bits else ():
             with torch_precision(tf32=kind == "TF32"):
                 alone += attempt(row, compare_rows, function, x, w)
 
-few = {"only": "times" if args.second else args.only, "completions": min(args.completions, 200)}
-[second] = attempt({}, partial(study.again, **few), VARIABLES) if gpu and not unsplit else [{}]
+[second] = attempt({}, second_tables)
 study.table(
     "alone",
     [*alone, *second.get("alone", pd.DataFrame()).to_dict("records")],
@@ -262,9 +267,13 @@ def compare_tokens(compute, q, k, v):
     """Tokens of the first text that have other bits than when it is computed alone, at once."""
 
     def pieces(size):
-        ends = range(size, LENGTH + size, size)
-        parts = ((q[:1, :, end - size : end], k[:1, :, :end], v[:1, :, :end]) for end in ends)
-        return torch.cat([compute(*part) for part in parts], 2)
+        # cuDNN takes a tenth of a second to plan a length that is new: several at once.
+        each = ThreadPoolExecutor().map if gpu and compute is torch_attention else map
+        parts = (
+            (q[:1, :, end - size : end], k[:1, :, :end], v[:1, :, :end])
+            for end in range(size, LENGTH + size, size)
+        )
+        return torch.cat([*each(lambda part: compute(*part), parts)], 2)
 
     whole = compute(q[:1], k[:1], v[:1])
     padded = compute(q[:1], *(pad(t[:1], (0, 0, 37, 0)) for t in (k, v)), start=37)
@@ -760,8 +769,7 @@ study.claim(
 
 K, N, ROWS, KIND = 200, 300, [1, 7, 64], "float32"
 
-x, w = cancelling(torch.empty(max(ROWS), K), torch.empty(N, K))
-x, w = (t.to(device, KINDS[KIND]) for t in (x, w))
+x, w = (t.to(device, KINDS[KIND]) for t in cancelling(torch.empty(max(ROWS), K), torch.empty(N, K)))
 yours = [
     row
     for way, function in products(KIND).items()

@@ -618,6 +618,7 @@ def test_a_chart_is_drawn_from_the_most_telling_machine_with_its_rows(place: Pla
 
 AGAIN = """
 import os
+import time
 from roundoff.page import Study
 from roundoff.script import get_parsed_args
 
@@ -625,6 +626,11 @@ args = get_parsed_args("plot_x", size=3, way="slow", limit=None)
 study = Study("plot_x", args)
 rows = [{"size": args.size, "way": args.way, "variable": os.environ.get("SOME_VARIABLE")}]
 study.table("t", rows, "What was asked for.", part="cpu")
+if args.way == "waiting":
+    end = time.monotonic() + 20
+    while not os.path.exists("go"):
+        assert time.monotonic() < end, "nobody goes on"
+        time.sleep(0.01)
 if args.way == "wrong":
     raise ValueError("not this way")
 study.finish()
@@ -662,6 +668,17 @@ def test_a_second_process_that_takes_too_long_is_an_error(again, monkeypatch) ->
     monkeypatch.setattr("roundoff.page.study._SECOND_S", 0.01)
     with pytest.raises(WorkerError, match=r"more than 0\.01 s"):
         again({})
+
+
+def test_a_second_process_runs_beside_this_one(again, script, monkeypatch) -> None:
+    monkeypatch.chdir(script.folder)
+    study = again.__self__
+    tables = study.beside({"SOME_VARIABLE": "here"}, way="waiting")
+    later = study.beside({}, False, way="wrong")
+    Path("go").touch()
+    assert tables()["t"]["variable"].tolist() == ["here"]
+    with pytest.raises(WorkerError, match="not this way"):
+        later()
 
 
 @pytest.mark.parametrize("where", ["place", "notebook"])

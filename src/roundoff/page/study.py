@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import concurrent.futures
 import dataclasses
+import functools
 import html
 import os
 import re
@@ -404,6 +406,35 @@ class Study:
                 raise WorkerError(f"{self.page}: its second process", got=done.stderr[-2000:])
             [path] = Path(folder).glob("*/*.json")
             return read_record(path).tables
+
+    def beside(
+        self, variables: Mapping[str, str], at_once: bool = True, /, **options: Any
+    ) -> Callable[[], dict[str, pd.DataFrame]]:
+        """As :meth:`again`, while this process goes on: a function that waits for the tables.
+
+        For a page that takes no times: two processes share the machine.
+
+        Parameters
+        ----------
+        variables : mapping of str to str
+            As for :meth:`again`.
+        at_once : bool
+            Whether the process starts now, or when the function is called.
+        **options
+            As for :meth:`again`.
+
+        Returns
+        -------
+        callable
+            It gives the tables, and raises what :meth:`again` raises.
+        """
+        call = functools.partial(self.again, variables, **options)
+        if not at_once:
+            return call
+        pool = concurrent.futures.ThreadPoolExecutor(1)
+        tables = pool.submit(call)
+        pool.shutdown(wait=False)
+        return tables.result
 
     def dots(self, name: str, *, of: str, alt: str, answer: bool = False, **options: Any) -> None:
         """Dots or bars of a table, of the most telling machine: :func:`roundoff.page.dots`.

@@ -157,16 +157,23 @@ def attention(
 
 
 def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-    shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
-    expected = "(batch, heads, queries, head) and twice (batch, groups, keys, head)"
-    if not q.dim() == k.dim() == v.dim() == 4 or k.shape != v.shape:
-        raise ShapeError("q, k and v do not meet", got=shapes, expected=expected)
-    if q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
-        raise ShapeError("q, k and v do not meet", got=shapes, expected=expected)
-    if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
-        raise ShapeError("heads are no multiple of groups", got=shapes, expected=expected)
+    wrong = None
+    if q.dim() != 4 or k.dim() != 4 or k.shape != v.shape:
+        wrong = "q, k and v do not meet"
+    else:
+        batch, heads, _, head = q.shape
+        own, groups, _, size = k.shape
+        if batch != own or head != size:
+            wrong = "q, k and v do not meet"
+        elif groups == 0 or heads % groups:
+            wrong = "heads are no multiple of groups"
+    if wrong is not None:
+        raise ShapeError(
+            wrong, got=f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}",
+            expected="(batch, heads, queries, head) and twice (batch, groups, keys, head)",
+        )  # fmt: skip
     _check_types(q=q, k=k, v=v)
-    if torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v)):
+    if (q.requires_grad or k.requires_grad or v.requires_grad) and torch.is_grad_enabled():
         raise UnsupportedError(
             "this attention has no gradient", got="requires_grad", hint="use torch.no_grad()"
         )
@@ -522,6 +529,7 @@ def _by_kernel(
     if apart is None:
         apart = programs < 2 * multiprocessors(index)
     apart = apart and splits > 1
+    tf32 = tf32 and q.dtype == torch.float32  # of 16 bits there is no other precision
     out = q.new_empty(q.shape)
     count = batch * heads * queries
     # Types are the same in both forms: one compiled kernel serves them.

@@ -79,11 +79,12 @@ def route(
     """
     if x.dtype == torch.float32:
         return None  # cuBLAS has TF32 cut its factors off, and float32 kernels of other orders
+    half = x.dtype == torch.float16
     key = (
-        x.get_device(), x.dtype, *x.shape, *x.stride(), *weight.shape, *weight.stride(),
-        None if bias is None else bias.stride(0),
-        *(0 if t is None else _alignment(t) for t in (x, weight, bias)),
-        torch.backends.cuda.matmul.allow_fp16_accumulation,
+        x.get_device(), x.dtype, x.shape, x.stride(), weight.shape, weight.stride(),
+        _alignment(x), _alignment(weight),
+        None if bias is None else (bias.stride(0), _alignment(bias)),
+        half and torch.backends.cuda.matmul.allow_fp16_accumulation,
     )  # fmt: skip
     if key not in _CHOSEN:
         if 0 in (*x.stride(), *weight.stride()):

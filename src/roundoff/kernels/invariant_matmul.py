@@ -241,10 +241,8 @@ def matmul(
     True
     """
     _check(x, weight, bias)
-    if torch.compiler.is_compiling() or (
-        torch.is_grad_enabled()
-        and any(t is not None and t.requires_grad for t in (x, weight, bias))
-    ):
+    asked = x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
+    if torch.compiler.is_compiling() or (asked and torch.is_grad_enabled()):
         return _matmul_op(x, weight, bias, tf32, split)
     return _product(x, weight, bias, tf32, split, tile)
 
@@ -262,6 +260,11 @@ def _check(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> 
 
 def _check_types(**tensors: torch.Tensor | None) -> None:
     """One type and one device for all."""
+    alike = {(t.dtype, t.device) for t in tensors.values() if t is not None}
+    if len(alike) == 1:
+        [(dtype, device)] = alike
+        if dtype in _TYPES and device.type in ("cpu", "cuda"):
+            return
     there = {name: t for name, t in tensors.items() if t is not None}
     first, x = next(iter(there.items()))
     if x.device.type not in ("cpu", "cuda"):
@@ -289,18 +292,33 @@ def _product(
     split: bool = False,
     tile: Tile | None = None,
 ) -> torch.Tensor:
-    (n, k), shape = weight.shape, (*x.shape[:-1], weight.shape[0])
-    rows = x.reshape(math.prod(x.shape[:-1]), k)
+    if x.dim() != 2:
+        shape = (*x.shape[:-1], weight.shape[0])
+        rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+        return _rows_by(rows, weight, bias, tf32, split, tile).view(shape)
+    return _rows_by(x, weight, bias, tf32, split, tile)
+
+
+def _rows_by(
+    rows: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    tf32: bool,
+    split: bool,
+    tile: Tile | None,
+) -> torch.Tensor:
+    """The product of rows (M, K)."""
+    n, k = weight.shape
     if not rows.shape[0] or not n or not k:
-        y = x.new_zeros(rows.shape[0], n)
-        return (y if bias is None else y + bias).view(shape)
-    if x.device.type == "cpu" and tile is None:
-        return _on_cpu(rows, weight, bias).view(shape)
+        y = rows.new_zeros(rows.shape[0], n)
+        return y if bias is None else y + bias
+    if rows.is_cpu and tile is None:
+        return _on_cpu(rows, weight, bias)
     if split and (parts := SPLITS.get((n, k))):
-        return _in_parts(rows, weight, bias, tf32, parts, tile).view(shape)
+        return _in_parts(rows, weight, bias, tf32, parts, tile)
     if tile is None and (way := route(rows, weight, bias, _one)) is not None:
-        return way(rows, weight, bias).view(shape)
-    return _by_kernel(rows[None], weight[None], bias, tf32, tile)[0].view(shape)
+        return way(rows, weight, bias)
+    return _by_kernel(rows[None], weight[None], bias, tf32, tile)[0]
 
 
 def _one(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -402,6 +420,7 @@ def _by_kernel(
     tile = tile or tile_for(_upward(m), n, k, x.element_size(), share)
     if max(m, n, k) > _MOST:
         raise ShapeError("too large", got=(m, n, k), expected=f"at most {_MOST}")
+    tf32 = tf32 and x.dtype == torch.float32  # of 16 bits there is no other precision
     depth = _CHAIN if x.dtype == torch.float32 and not tf32 else tile.depth
     constants = (
         tile.swap, tile.rows, tile.columns, depth, 8, k % depth == 0, bias is not None,

@@ -7,7 +7,7 @@ import functools
 import inspect
 import threading
 from collections import Counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..errors import ArgumentError, UnsupportedError
 from .invariant_matmul import settle_mkl
-from .invariant_operators import HANDLERS, concerns, lacks, register, sdpa
+from .invariant_operators import HANDLERS, MAY_LACK, Handler, concerns, lacks, register, sdpa
 
 __all__ = ["Invariant", "VariantOperatorError", "invariant"]
 
@@ -175,10 +175,37 @@ class _Functions(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
+        kwargs = kwargs or {}
         if func is torch.nn.functional.scaled_dot_product_attention:
             self.owner.replaced["scaled_dot_product_attention"] += 1
-            return sdpa(*args, **(kwargs or {}))
-        return func(*args, **(kwargs or {}))
+            return sdpa(*args, **kwargs)
+        return func(*args, **kwargs)
+
+
+class _Operator(NamedTuple):
+    """What is done about one of torch's operators."""
+
+    func: Any  # kept, so that no other operator gets its identity
+    name: str
+    handler: Handler | None
+    in_place: bool  # the handler is that of the operator that makes a tensor
+    left: bool  # it is torch's, whatever its operands
+
+
+#: By identity: hashing one of torch's operators calls a function.
+_OPERATORS: dict[int, _Operator] = {}
+
+
+def _look_up(func: Any) -> _Operator:
+    packet = func.overloadpacket
+    name, ours = packet._qualified_op_name, func.namespace == "aten"
+    handler = HANDLERS.get(name) if ours else None
+    in_place = ours and handler is None and name.removesuffix("_") in HANDLERS
+    if in_place:
+        handler = HANDLERS[name.removesuffix("_")]
+    left = handler is None and not (ours and name in MAY_LACK)
+    _OPERATORS[id(func)] = operator = _Operator(func, name, handler, in_place, left)
+    return operator
 
 
 class _Operators(TorchDispatchMode):
@@ -192,21 +219,19 @@ class _Operators(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        packet = func.overloadpacket
-        name = packet._qualified_op_name
-        if func.namespace != "aten" and name not in HANDLERS:
+        operator = _OPERATORS.get(id(func)) or _look_up(func)
+        if operator.left:
             return func(*args, **kwargs)
-        if name in HANDLERS and kwargs.get("out") is not None:
+        _, name, handler, in_place, _ = operator
+        if handler is not None and not in_place and kwargs.get("out") is not None:
             out = kwargs.pop("out")
             with self:
-                return out.copy_(packet(*args, **kwargs))
+                return out.copy_(func.overloadpacket(*args, **kwargs))
         made = None
         if concerns(args):
-            if handler := HANDLERS.get(name):
+            if handler is not None:
                 made = handler(func, *args, **kwargs)
-            elif handler := HANDLERS.get(name.removesuffix("_")):  # in place
-                made = handler(func, *args, **kwargs)
-                if isinstance(made, torch.Tensor):
+                if in_place and isinstance(made, torch.Tensor):
                     made = args[0].copy_(made)
             elif lacks(name, args, kwargs):
                 made = NotImplemented

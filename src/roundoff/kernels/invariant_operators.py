@@ -16,7 +16,10 @@ from ._runtime import run
 from .invariant_attention import attention
 from .invariant_matmul import batched, matmul, own_work
 
-__all__ = ["HANDLERS", "TRANSFORMERS", "by_transformers", "concerns", "lacks", "register", "sdpa"]
+__all__ = [
+    "HANDLERS", "MAY_LACK", "TRANSFORMERS", "Handler", "by_transformers", "concerns", "lacks",
+    "register", "sdpa",
+]  # fmt: skip
 
 #: The name of our attention in transformers' registry.
 TRANSFORMERS = "roundoff"
@@ -30,10 +33,13 @@ def tensors_of(args: Any) -> list[torch.Tensor]:
 
 def concerns(args: tuple[Any, ...]) -> bool:
     """Whether values are computed that can be rounded."""
-    tensors = tensors_of(args)
-    return any(t.is_floating_point() or t.is_complex() for t in tensors) and all(
-        t.device.type in ("cpu", "cuda") for t in tensors
-    )
+    rounded = False
+    for a in args:
+        if isinstance(a, torch.Tensor):
+            if not (a.is_cpu or a.is_cuda):
+                return False
+            rounded = rounded or a.is_floating_point() or a.is_complex()
+    return rounded
 
 
 # Operators that lack the property. --------------------------------------------------------------
@@ -62,6 +68,8 @@ _LACKING_ON_CUDA = frozenset(
         "prod", "nansum", "norm", "renorm",
     )
 )  # fmt: skip
+#: Operators of which :func:`lacks` has to be asked.
+MAY_LACK = _LACKING | _LACKING_ON_CPU | _LACKING_ON_CUDA
 
 
 def lacks(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -77,27 +85,31 @@ def lacks(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 # Products. ----------------------------------------------------------------------------------------
 
 
-def _tf32() -> bool:
-    return torch.backends.cuda.matmul.fp32_precision == "tf32"
+def _tf32(x: torch.Tensor) -> bool:
+    """Whether torch is told to compute a product with *x* in TF32."""
+    return x.dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32"
 
 
 def _plain(func: Any, *tensors: torch.Tensor) -> bool:
     """Whether our functions take such operands."""
-    return func._overloadname == "default" and all(
-        t.layout == torch.strided and t.is_floating_point() for t in tensors
-    )
+    if func._overloadname != "default":
+        return False
+    for t in tensors:
+        if t.layout != torch.strided or not t.is_floating_point():
+            return False
+    return True
 
 
 def _mm(func: Any, a: Any, b: Any) -> Any:
-    return matmul(a, b.t(), tf32=_tf32()) if _plain(func, a, b) else NotImplemented
+    return matmul(a, b.t(), tf32=_tf32(a)) if _plain(func, a, b) else NotImplemented
 
 
 def _addmm(func: Any, c: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
     if not _plain(func, c, a, b):
         return NotImplemented
     if beta == alpha == 1 and c.shape == b.shape[1:]:
-        return matmul(a, b.t(), c, tf32=_tf32())
-    return _combined(c, lambda x, y: matmul(x, y.t(), tf32=_tf32()), a, b, beta, alpha)
+        return matmul(a, b.t(), c, tf32=_tf32(a))
+    return _combined(c, lambda x, y: matmul(x, y.t(), tf32=_tf32(x)), a, b, beta, alpha)
 
 
 def _combined(c: Any, times: Any, a: Any, b: Any, beta: Any, alpha: Any) -> Any:
@@ -108,28 +120,28 @@ def _combined(c: Any, times: Any, a: Any, b: Any, beta: Any, alpha: Any) -> Any:
 
 
 def _bmm(func: Any, a: Any, b: Any) -> Any:
-    return batched(a, b.mT, tf32=_tf32()) if _plain(func, a, b) else NotImplemented
+    return batched(a, b.mT, tf32=_tf32(a)) if _plain(func, a, b) else NotImplemented
 
 
 def _baddbmm(func: Any, c: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
     if not _plain(func, c, a, b):
         return NotImplemented
-    return _combined(c, lambda x, y: batched(x, y.mT, tf32=_tf32()), a, b, beta, alpha)
+    return _combined(c, lambda x, y: batched(x, y.mT, tf32=_tf32(x)), a, b, beta, alpha)
 
 
 def _mv(func: Any, a: Any, x: Any) -> Any:
     # As the product of a batch of one, which a vector is to torch.nn.functional.linear.
-    return matmul(x[None], a, tf32=_tf32())[0] if _plain(func, a, x) else NotImplemented
+    return matmul(x[None], a, tf32=_tf32(a))[0] if _plain(func, a, x) else NotImplemented
 
 
 def _dot(func: Any, a: Any, b: Any) -> Any:
-    return matmul(a[None], b[None], tf32=_tf32())[0, 0] if _plain(func, a, b) else NotImplemented
+    return matmul(a[None], b[None], tf32=_tf32(a))[0, 0] if _plain(func, a, b) else NotImplemented
 
 
 def _linear(func: Any, x: Any, weight: Any, bias: Any = None) -> Any:
     if not _plain(func, *tensors_of((x, weight, bias))):
         return NotImplemented
-    return matmul(x, weight, bias, tf32=_tf32())
+    return matmul(x, weight, bias, tf32=_tf32(x))
 
 
 def _grouped_mm(
@@ -146,7 +158,7 @@ def _grouped_mm(
         return NotImplemented
     y, start = x.new_zeros(len(x), weights.shape[2]), 0
     for weight, end in zip(weights, offs.tolist(), strict=True):
-        y[start:end] = matmul(x[start:end], weight.t(), tf32=_tf32())
+        y[start:end] = matmul(x[start:end], weight.t(), tf32=_tf32(x))
         start = end
     return y
 
@@ -371,10 +383,10 @@ def sdpa(
         mask = _booleans(attn_mask)
         if mask.dim() < 4:
             mask = mask.view(*(1,) * (4 - mask.dim()), *mask.shape)
-        return attention(query, key, value, mask=mask, scale=scale, tf32=_tf32())
+        return attention(query, key, value, mask=mask, scale=scale, tf32=_tf32(query))
     # Causal to torch: the first query is at the first key.
     top = "top" if is_causal else False
-    return attention(query, key, value, causal=top, scale=scale, tf32=_tf32())
+    return attention(query, key, value, causal=top, scale=scale, tf32=_tf32(query))
 
 
 def _folded(
@@ -421,7 +433,7 @@ def by_transformers(
             raise UnsupportedError(f"attention with {name}", got=type(options[name]).__name__)
     if dropout:
         raise UnsupportedError("attention with dropout", got=dropout, expected="0")
-    tf32 = query.is_cuda and _tf32()
+    tf32 = query.is_cuda and _tf32(query)
     if attention_mask is not None:
         mask = _booleans(attention_mask)
         made = attention(query, key, value, mask=mask, scale=scaling, tf32=tf32)

@@ -10,6 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import triton
+
+from roundoff.kernels._runtime import ceil_div, power_of_2
 
 #: Prints the kernels that each part asks for, and the pointers of which the compiler would not
 #: learn that they are aligned.
@@ -122,6 +125,12 @@ def test_a_kernel_serves_every_length(parts):
 @pytest.mark.parametrize("name", ["product", "product of odd sizes"])
 def test_a_product_is_compiled_once_a_tile(parts, name):
     assert parts[name]["names"] == ["product"] * parts[name]["tiles"]
+
+
+def test_sizes_are_rounded_up_as_triton_does():
+    for n in (*range(1, 70), 127, 128, 129, 2**31 - 1):
+        assert power_of_2(n) == triton.next_power_of_2(n)
+        assert [ceil_div(n, d) for d in (1, 2, 63)] == [triton.cdiv(n, d) for d in (1, 2, 63)]
 
 
 def test_the_compiler_knows_that_pointers_are_aligned(parts):

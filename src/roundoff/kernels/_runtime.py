@@ -12,7 +12,6 @@ import inspect
 import os
 from collections.abc import Callable, Iterator
 from functools import cache
-from itertools import takewhile
 from typing import Any
 
 import torch
@@ -35,12 +34,14 @@ from ..errors import ArgumentError, UnsupportedError
 
 __all__ = [
     "Launch",
+    "ceil_div",
     "check_device",
     "interpreting",
     "kernel",
     "max_along",
     "min_along",
     "multiprocessors",
+    "power_of_2",
     "run",
     "shuffled_programs",
     "sum_along",
@@ -240,14 +241,28 @@ _LAUNCHES: dict[Any, Launch] = {}
 
 def run(function: Any, grid: tuple[int, int], *args: Any, **options: int) -> None:
     """Launch a kernel on its arguments in order: tensors, then numbers and constants."""
-    tensors = tuple(takewhile(lambda a: isinstance(a, torch.Tensor), args))
-    rest, index = args[len(tensors) :], tensors[0].get_device()
+    count = 0
+    for argument in args:
+        if not isinstance(argument, torch.Tensor):
+            break
+        count += 1
+    tensors, rest, index = args[:count], args[count:], args[0].get_device()
     # By identity: hashing one of Triton's functions takes a lock.
-    key = (id(function), index, rest, *(t.dtype for t in tensors), *options.values())
+    key = (id(function), index, rest, *[t.dtype for t in tensors], *options.values())
     launch = _LAUNCHES.get(key)
     if launch is None:
         launch = _LAUNCHES[key] = Launch(function, index, (), **options)
     launch(grid, tensors, rest)
+
+
+def ceil_div(n: int, d: int) -> int:
+    """n / d, rounded up. ``triton.cdiv`` serves kernels, too, and takes two microseconds."""
+    return -(-n // d)
+
+
+def power_of_2(n: int) -> int:
+    """The least power of two that is at least n, from 1 on, as ``triton.next_power_of_2``."""
+    return 1 << (n - 1).bit_length()
 
 
 @cache

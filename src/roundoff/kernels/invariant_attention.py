@@ -12,7 +12,7 @@ import triton
 
 from ..errors import ArgumentError, DtypeError, ShapeError, UnsupportedError
 from . import invariant_kernels as kernels
-from ._runtime import interpreting, multiprocessors, run
+from ._runtime import ceil_div, interpreting, multiprocessors, power_of_2, run
 from .invariant_matmul import _check_types, _on_cpu, own_work, settle_mkl
 
 __all__ = ["SPLIT", "TILE", "Seen", "attend", "attention", "seen_by_mask", "seen_by_position"]
@@ -521,11 +521,11 @@ def _by_kernel(
     batch, heads, queries, head = q.shape
     groups, keys = k.shape[1:3]
     index, itemsize = q.get_device(), q.element_size()
-    wide = max(16, triton.next_power_of_2(head))
+    wide = max(16, power_of_2(head))
     chosen, usual = _rows(queries * heads // groups, wide, itemsize)
     rows, warps = rows or chosen, warps or usual
-    programs = batch * groups * triton.cdiv(queries * heads // groups, rows)
-    splits = triton.cdiv(keys, SPLIT)
+    programs = batch * groups * ceil_div(queries * heads // groups, rows)
+    splits = ceil_div(keys, SPLIT)
     if apart is None:
         apart = programs < 2 * multiprocessors(index)
     apart = apart and splits > 1
@@ -561,7 +561,7 @@ def _by_kernel(
     if apart:
         block = 16 if interpreting() else 4
         run(
-            kernels.merge, (triton.cdiv(count, block), 1), partial, stats, out, count, head, splits,
+            kernels.merge, (ceil_div(count, block), 1), partial, stats, out, count, head, splits,
             wide, block, num_warps=4, enable_fp_fusion=False,
         )  # fmt: skip
     return out

@@ -12,7 +12,7 @@ import triton
 
 from ..errors import ArgumentError, DtypeError, ShapeError, UnsupportedError
 from . import invariant_kernels as kernels
-from ._runtime import interpreting, multiprocessors, run
+from ._runtime import ceil_div, interpreting, multiprocessors, power_of_2, run
 from .invariant_cublas import cancelling, route
 
 __all__ = ["SPLITS", "TILES", "Tile", "batched", "matmul", "tile_for"]
@@ -140,7 +140,7 @@ def tile_for(m: int, n: int, k: int, itemsize: int, processors: int) -> Tile:
     if itemsize == 4:  # the registers of fused multiply-adds are few
         return Tile(m <= 32, 16 if m <= 32 else 64, 64, 32, 4, 2)
     if m <= 64:
-        rows = max(16, triton.next_power_of_2(m))
+        rows = max(16, power_of_2(m))
         if tile := TILES.get((n, k, itemsize, rows)):
             return tile
         if 1536 <= n <= 64 * processors:
@@ -149,15 +149,15 @@ def tile_for(m: int, n: int, k: int, itemsize: int, processors: int) -> Tile:
             depth = 64 if k % 128 else 128
             stage = (rows + 64) * depth * itemsize
             return Tile(True, rows, 64, depth, 4, min(8, 200 * 1024 // stage))
-        enough = [c for c in (128, 64, 32) if triton.cdiv(n, c) >= 0.9 * processors]
+        enough = [c for c in (128, 64, 32) if ceil_div(n, c) >= 0.9 * processors]
         columns = enough[0] if enough else 16
         depth = (256 if columns <= 32 else 128) // (2 if rows > 32 else 1)
         # Two programs of 100 KiB on a multiprocessor, or one where there is no more than one.
-        room = (150 if columns <= 32 and triton.cdiv(n, columns) <= processors else 100) * 1024
+        room = (150 if columns <= 32 and ceil_div(n, columns) <= processors else 100) * 1024
         stages = max(2, min(8, room // ((rows + columns) * depth * itemsize)))
         return Tile(True, rows, columns, depth, 4, stages)
     for rows, columns, warps, stages in ((128, 256, 8, 3), (128, 128, 8, 4), (64, 128, 4, 4)):
-        if triton.cdiv(m, rows) * triton.cdiv(n, columns) >= processors:
+        if ceil_div(m, rows) * ceil_div(n, columns) >= processors:
             return Tile(False, rows, columns, 64, warps, stages)
     return Tile(False, 64, 64 if m * n >= 64 * 32 * processors else 32, 128, 4, 4)
 
@@ -348,7 +348,7 @@ def _in_parts(
         own = rows.unflatten(1, (parts, k // parts)).movedim(1, 0)
         sums = _by_kernel(own, w, None, tf32, tile, into=torch.float32)
         b, block = sums if bias is None else bias, 1024
-        grid = (triton.cdiv(into.numel(), block), 1)
+        grid = (ceil_div(into.numel(), block), 1)
         constants = (parts, bias is not None, block)
         run(kernels.add_parts, grid, sums, b, into, len(rows), n, b.stride(0), *constants)
     return y
@@ -426,7 +426,7 @@ def _by_kernel(
         tile.swap, tile.rows, tile.columns, depth, 8, k % depth == 0, bias is not None,
         "tf32" if tf32 else "ieee", not interpreting(),
     )  # fmt: skip
-    grid = (triton.cdiv(m, tile.rows) * triton.cdiv(n, tile.columns), batch)
+    grid = (ceil_div(m, tile.rows) * ceil_div(n, tile.columns), batch)
     # The rows decide the stride of a batch of one, which nothing is to be compiled for.
     outer = (x.stride(0), weight.stride(0)) if batch > 1 else (0, 0)
     b, stride = (y, 1) if bias is None else (bias, bias.stride(0))
@@ -447,7 +447,7 @@ def _by_kernel(
 
 def _upward(m: int) -> int:
     """The number of rows that a tile is chosen for: one choice for numbers close together."""
-    return triton.next_power_of_2(m) if m <= 64 else -(-m // 64) * 64
+    return power_of_2(m) if m <= 64 else -(-m // 64) * 64
 
 
 # A CPU. ---------------------------------------------------------------------------------------

@@ -8,11 +8,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import triton
 
 from ..errors import ArgumentError, UnsupportedError
 from . import invariant_kernels as kernels
-from ._runtime import run
+from ._runtime import power_of_2, run
 from .invariant_attention import attention
 from .invariant_matmul import batched, matmul, own_work
 
@@ -92,12 +91,9 @@ def _tf32(x: torch.Tensor) -> bool:
 
 def _plain(func: Any, *tensors: torch.Tensor) -> bool:
     """Whether our functions take such operands."""
-    if func._overloadname != "default":
-        return False
-    for t in tensors:
-        if t.layout != torch.strided or not t.is_floating_point():
-            return False
-    return True
+    return func._overloadname == "default" and all(
+        [t.layout == torch.strided and t.is_floating_point() for t in tensors]
+    )
 
 
 def _mm(func: Any, a: Any, b: Any) -> Any:
@@ -206,7 +202,7 @@ def _sums(
     rows = rows if rows.stride(1) == 1 else rows.contiguous()
     made = rows.new_empty(len(rows), dtype=into)
     n = rows.shape[1]
-    sizes = (len(rows), n, rows.stride(0), divisor, min(1024, triton.next_power_of_2(n)))
+    sizes = (len(rows), n, rows.stride(0), divisor, min(1024, power_of_2(n)))
     run(kernels.sum_rows, (len(rows), 1), rows, made, *sizes, num_warps=4)
     return made
 

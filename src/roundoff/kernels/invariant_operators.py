@@ -92,7 +92,7 @@ def _tf32(x: torch.Tensor) -> bool:
 def _plain(func: Any, *tensors: torch.Tensor) -> bool:
     """Whether our functions take such operands."""
     return func._overloadname == "default" and all(
-        [t.layout == torch.strided and t.is_floating_point() for t in tensors]
+        t.layout == torch.strided and t.is_floating_point() for t in tensors
     )
 
 

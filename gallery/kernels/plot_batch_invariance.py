@@ -267,7 +267,7 @@ def compare_tokens(compute, q, k, v):
     """Tokens of the first text that have other bits than when it is computed alone, at once."""
 
     def pieces(size):
-        # cuDNN takes a tenth of a second to plan a length that is new: several at once.
+        # cuDNN plans each length that is new, which takes long on a processor: several at once.
         each = ThreadPoolExecutor().map if gpu and compute is torch_attention else map
         parts = (
             (q[:1, :, end - size : end], k[:1, :, :end], v[:1, :, :end])

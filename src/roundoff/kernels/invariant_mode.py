@@ -197,14 +197,14 @@ _OPERATORS: dict[int, _Operator] = {}
 
 
 def _look_up(func: Any) -> _Operator:
-    packet = func.overloadpacket
-    name, ours = packet._qualified_op_name, func.namespace == "aten"
-    handler = HANDLERS.get(name) if ours else None
-    in_place = ours and handler is None and name.removesuffix("_") in HANDLERS
-    if in_place:
-        handler = HANDLERS[name.removesuffix("_")]
-    left = handler is None and not (ours and name in MAY_LACK)
-    _OPERATORS[id(func)] = operator = _Operator(func, name, handler, in_place, left)
+    operator = _Operator(func, "", None, in_place=False, left=True)
+    if func.namespace == "aten":
+        name = func.overloadpacket._qualified_op_name
+        in_place = name not in HANDLERS and name.removesuffix("_") in HANDLERS
+        handler = HANDLERS.get(name.removesuffix("_") if in_place else name)
+        left = handler is None and name not in MAY_LACK
+        operator = _Operator(func, name, handler, in_place, left)
+    _OPERATORS[id(func)] = operator
     return operator
 
 

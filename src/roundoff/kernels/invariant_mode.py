@@ -197,13 +197,13 @@ _OPERATORS: dict[int, _Operator] = {}
 
 
 def _look_up(func: Any) -> _Operator:
-    operator = _Operator(func, "", None, in_place=False, left=True)
-    if func.namespace == "aten":
-        name = func.overloadpacket._qualified_op_name
-        in_place = name not in HANDLERS and name.removesuffix("_") in HANDLERS
-        handler = HANDLERS.get(name.removesuffix("_") if in_place else name)
-        left = handler is None and name not in MAY_LACK
-        operator = _Operator(func, name, handler, in_place, left)
+    packet = getattr(func, "overloadpacket", None)  # an operator of functions has none
+    name = "" if packet is None else packet._qualified_op_name
+    plain = name.removesuffix("_")
+    in_place = func.namespace == "aten" and name not in HANDLERS and plain in HANDLERS
+    handler = HANDLERS.get(plain if in_place else name)
+    left = handler is None and name not in MAY_LACK
+    operator = _Operator(func, name, handler, in_place, left)
     _OPERATORS[id(func)] = operator
     return operator
 

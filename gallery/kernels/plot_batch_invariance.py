@@ -21,7 +21,7 @@ to have the same bits in every batch, and what that costs.
      most :bound:`1.98 <cost/3>` (one tile for all sizes: :bound:`2.6 <peer>`,
      :bound:`7.4 <peer/2>`); :bound:`1.06 <decoding>` to :bound:`1.56 <decoding/2>` for attention of
      one token; :bound:`0.96 <token/2>` for a token of the uncompiled model in a CUDA graph. On two
-     cores a token takes :bound:`3.2 <cpu>` to :bound:`4.2 <cpu/2>`.
+     cores a token takes :bound:`3.7 <cpu>` to :bound:`5.8 <cpu/2>`.
 
    .. code-block:: python
 
@@ -586,7 +586,7 @@ study.claim(
 # %%
 
 study.claim(
-    "On two cores a token takes {3.2} to {4.2} times torch's time, for one text or four.",
+    "On two cores a token takes {3.7} to {5.8} times torch's time, for one text or four.",
     name="cpu",
     of="token",
     where={"batch": [1, 4]},

@@ -16,7 +16,7 @@ from roundoff.fusion import OptimizationOptions, fuse
 from roundoff.fusion.experimental import KERNELS
 from roundoff.fusion.rule import Report
 
-from .program import CudaGraphProgram, Program, split_precomputed, unmoved
+from .program import CudaGraphProgram, Program, addresses, picked, split_precomputed
 from .upcast import with_kernels
 from .weights import Join, adjacent, move, split_joins
 
@@ -142,12 +142,16 @@ class Variant:
         self._read_at: list[int] | None = None
         self._last_read: list[tuple[int, Any, int]] = []
         self._epoch = -1
-        self._order = [(n, place.get(n, -1)) for n in self.program.inputs]
-        self._straight = self.program.inputs == exported.names
+        # Where the program's inputs are in the list of the arguments and what is packed.
+        packed = [n for n, _ in self._joins]
+        packed += [] if self._packing is None else self._packing.outputs
+        place |= {n: len(place) + i for i, n in enumerate(packed)}
+        self._order = [place[n] for n in self.program.inputs]
+        self._arranged = picked(self._order)
         # Weights with strides of their own are copied once, and again when they change.
         self._static = {place[n] for n in exported.static}
         self._steady = sorted(self._static | {place[n] for n in exported.steady})
-        self._unmoved = unmoved(self._steady)
+        self._where = addresses(self._steady)
         self._addresses: list[int] = []
         self._strided = False
         #: Whether the program's last run bound what lies at these addresses.
@@ -156,13 +160,20 @@ class Variant:
         self._outputs = [o.name for o in self.fused.graph.output]
         self._all = set(self._outputs) <= set(self.program.outputs)
         # Inputs that may lie elsewhere at the next call, for a CUDA graph to copy.
-        moving = [i not in self._steady and i >= 0 for _, i in self._order]
+        moving = [i not in self._steady and i < len(exported.names) for i in self._order]
         # Whose layout the next call may change; that of the others is dynamo's to guard.
         self._loose = [at for at, m in enumerate(moving) if m]
         self._written = [place[n] for n in exported.written]
         here = [f"written_{at}" in self.program.in_place for at in range(len(self._written))]
         self._in_place = [(at, i) for at, i in enumerate(self._written) if here[at]]
         self._apart = [(at, i) for at, i in enumerate(self._written) if not here[at]]
+        # Lengths of caches: NumPy copies an integer in a tenth of torch's time. None where memory
+        # may have moved.
+        kept = {n for n, t in self.program.kept.items() if t.dtype is torch.int64}
+        self._integers = exported.device.type == "cpu" and all(
+            i in self._steady and f"written_{at}" in kept for at, i in self._apart
+        )
+        self._pairs: list[tuple[Any, Any]] | None = None
         self._lock = threading.Lock()
         self._cuda_graph: CudaGraphProgram | None = None
         if settings.cuda_graph and exported.device.type == "cuda":
@@ -219,20 +230,20 @@ class Variant:
 
     def _run(self, args: Sequence[Any], sizes: Mapping[str, int]) -> list[torch.Tensor]:
         # Weights are too many to look at one by one: one comparison says that none has moved.
-        settled = self._bound and self._epoch == _epoch and self._unmoved(args, self._addresses)
+        settled = (
+            self._bound and self._epoch == _epoch and self._where(args) == self._addresses
+        )
         if not settled:
             self._look(args)
         if self.precomputed is not None and self._changed(args, settled):
             self._pack(args)
             settled = False
-        inputs = args
-        if not self._straight:
-            inputs = [args[i] if i >= 0 else self._packed[n] for n, i in self._order]
+        inputs = self._arranged([*args, *self._packed.values()])
         if self._strided or not all(inputs[at].is_contiguous() for at in self._loose):
             settled = False  # a copy may be a new one
             inputs = [
                 t if t.is_contiguous() else self._contiguous(t, i)
-                for t, (_, i) in zip(inputs, self._order, strict=True)
+                for t, i in zip(inputs, self._order, strict=True)
             ]
         self._bound = False  # should the run fail
         outputs = (self._cuda_graph or self.program).run(inputs, sizes, settled)
@@ -248,7 +259,7 @@ class Variant:
             self._copies.clear()
             self._read_at = None
         self._epoch = _epoch
-        self._addresses = [t.data_ptr() for t in args]
+        self._addresses, self._pairs = self._where(args), None
         self._strided = any(not args[i].is_contiguous() for i in self._steady)
 
     def _write_back(self, args: Sequence[Any], values: Sequence[torch.Tensor]) -> None:
@@ -256,10 +267,14 @@ class Variant:
         for at, i in self._in_place:
             if values[at] is not args[i] and values[at].data_ptr() != args[i].data_ptr():
                 args[i].copy_(values[at])
-        if self._apart:
-            torch._foreach_copy_(
-                [args[i] for _, i in self._apart], [values[at] for at, _ in self._apart]
-            )
+        if self._pairs is None and self._apart:
+            pairs = [(args[i], values[at]) for at, i in self._apart]
+            torch._foreach_copy_(*map(list, zip(*pairs, strict=True)))
+            if self._integers:
+                self._pairs = [(a.detach().numpy(), b.numpy()) for a, b in pairs]
+        else:
+            for there, here in self._pairs or ():
+                there[...] = here
 
     def _changed(self, args: Sequence[Any], settled: bool) -> bool:
         """Whether a weight is not what was packed."""
@@ -281,7 +296,7 @@ class Variant:
             self._packed.clear()  # what was packed before is not there a second time
             move([[args[i] for i in places] for _, places in self._joins],
                  [[names[i] for i in places] for _, places in self._joins])  # fmt: skip
-            self._addresses = [t.data_ptr() for t in args]
+            self._addresses = self._where(args)
         copied = set()
         with torch.inference_mode(False), torch.no_grad():
             for name, places in self._joins:

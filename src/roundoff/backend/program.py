@@ -277,6 +277,13 @@ class Program:
         self._steady = set(steady)
         self._steady |= {o for o, i in in_place.items() if i in self._steady}
         self._steady |= self.kept.keys()
+        read = {i for n in graph.node if n.domain == "roundoff" for i in n.input}
+        #: Places of the inputs that a settled run reads: the others are bound.
+        self.live = [
+            at
+            for at, n in enumerate(self.inputs)
+            if n not in self._steady or n in read or self._slots[n].moving
+        ]
         self._by_kernel = [i for i, n in enumerate(self.outputs) if n in self._made]
         chosen = list(providers or [CUDA if self.cuda else "CPUExecutionProvider"])
         for group in partitions(model):
@@ -353,13 +360,14 @@ class Program:
         sizes : mapping
             Symbolic size -> its value.
         settled : bool
-            Whether the steady inputs are where they were in the run before.
+            Whether the steady inputs are where they were in the run before: then only those of
+            ``self.live`` are looked at.
 
         Returns
         -------
         list of torch.Tensor
             New memory, in the order of ``self.outputs``. Those named ``written_`` are overwritten
-            by the next run.
+            by the next run; those of ``self.in_place`` are the inputs themselves.
         """
         if self.stream is None:
             return self._steps(inputs, sizes, settled)

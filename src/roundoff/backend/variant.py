@@ -162,7 +162,7 @@ class Variant:
         # Inputs that may lie elsewhere at the next call, for a CUDA graph to copy.
         moving = [i not in self._steady and i < len(exported.names) for i in self._order]
         # Whose layout the next call may change; that of the others is dynamo's to guard.
-        self._loose = [at for at, m in enumerate(moving) if m]
+        self._loose = [i for i, m in zip(self._order, moving, strict=True) if m]
         self._written = [place[n] for n in exported.written]
         here = [f"written_{at}" in self.program.in_place for at in range(len(self._written))]
         self._in_place = [(at, i) for at, i in enumerate(self._written) if here[at]]
@@ -174,10 +174,14 @@ class Variant:
             i in self._steady and f"written_{at}" in kept for at, i in self._apart
         )
         self._pairs: list[tuple[Any, Any]] | None = None
+        # All that a settled run of the program reads, unless it reads what is packed.
+        self._live = [(at, self._order[at]) for at in self.program.live]
+        self._sparse = all(i < len(exported.names) for _, i in self._live)
         self._lock = threading.Lock()
         self._cuda_graph: CudaGraphProgram | None = None
         if settings.cuda_graph and exported.device.type == "cuda":
             self._cuda_graph = CudaGraphProgram(self.program, moving, settings.copy_outputs)
+            self._sparse = False
 
     def _fuse(self, settings: CompileSettings) -> onnx.ModelProto:
         exported, options = self.exported, settings.options
@@ -214,12 +218,7 @@ class Variant:
 
     def __call__(self, args: Sequence[Any], sizes: Mapping[str, int]) -> list[torch.Tensor]:
         with self._lock:
-            outputs = self._run(args, sizes)
-            if not self._written:
-                return outputs
-            returned = len(outputs) - len(self._written)
-            self._write_back(args, outputs[returned:])
-            return outputs[:returned]
+            return self._run(args, sizes)
 
     def pack(self, args: Sequence[Any]) -> None:
         """Compute what depends on weights alone, as the first call does."""
@@ -238,9 +237,16 @@ class Variant:
         if self.precomputed is not None and self._changed(args, settled):
             self._pack(args)
             settled = False
-        inputs = self._arranged([*args, *self._packed.values()])
-        if self._strided or not all(inputs[at].is_contiguous() for at in self._loose):
-            settled = False  # a copy may be a new one
+        copied = self._strided or not all([args[i].is_contiguous() for i in self._loose])
+        settled = settled and not copied  # a copy may be a new one
+        sparse = settled and self._sparse
+        if sparse:
+            inputs = [None] * len(self._order)
+            for at, i in self._live:
+                inputs[at] = args[i]
+        else:
+            inputs = list(self._arranged([*args, *self._packed.values()]))
+        if copied:
             inputs = [
                 t if t.is_contiguous() else self._contiguous(t, i)
                 for t, i in zip(inputs, self._order, strict=True)
@@ -248,10 +254,16 @@ class Variant:
         self._bound = False  # should the run fail
         outputs = (self._cuda_graph or self.program).run(inputs, sizes, settled)
         self._bound = True
-        if self._all:
+        if not self._all:
+            by_name = dict(zip(self.program.outputs, outputs, strict=True))
+            outputs = [
+                by_name[n] if n in by_name else self._packed[n].clone() for n in self._outputs
+            ]
+        if not self._written:
             return outputs
-        by_name = dict(zip(self.program.outputs, outputs, strict=True))
-        return [by_name[n] if n in by_name else self._packed[n].clone() for n in self._outputs]
+        returned = len(outputs) - len(self._written)
+        self._write_back(args, outputs[returned:], () if sparse else self._in_place)
+        return outputs[:returned]
 
     def _look(self, args: Sequence[Any]) -> None:
         """Note where steady inputs lie, and which of them have strides of their own."""
@@ -262,9 +274,14 @@ class Variant:
         self._addresses, self._pairs = self._where(args), None
         self._strided = any(not args[i].is_contiguous() for i in self._steady)
 
-    def _write_back(self, args: Sequence[Any], values: Sequence[torch.Tensor]) -> None:
+    def _write_back(
+        self,
+        args: Sequence[Any],
+        values: Sequence[torch.Tensor],
+        in_place: Sequence[tuple[int, int]],
+    ) -> None:
         """Copy what was not written where it lies."""
-        for at, i in self._in_place:
+        for at, i in in_place:
             if values[at] is not args[i] and values[at].data_ptr() != args[i].data_ptr():
                 args[i].copy_(values[at])
         if self._pairs is None and self._apart:

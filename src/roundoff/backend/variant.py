@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import threading
 import time
@@ -167,11 +168,12 @@ class Variant:
         here = [f"written_{at}" in self.program.in_place for at in range(len(self._written))]
         self._in_place = [(at, i) for at, i in enumerate(self._written) if here[at]]
         self._apart = [(at, i) for at, i in enumerate(self._written) if not here[at]]
-        # Lengths of caches: NumPy copies an integer in a tenth of torch's time. None where memory
-        # may have moved.
-        kept = {n for n, t in self.program.kept.items() if t.dtype is torch.int64}
+        # Lengths of caches: torch takes ten times as long to copy them one by one, and NumPy's
+        # view of a tensor forbids its owner to resize it. None where memory may have moved.
+        numbers = {n for n, t in self.program.kept.items()
+                   if t.dtype is torch.int64 and t.numel() == 1}  # fmt: skip
         self._integers = exported.device.type == "cpu" and all(
-            i in self._steady and f"written_{at}" in kept for at, i in self._apart
+            i in self._steady and f"written_{at}" in numbers for at, i in self._apart
         )
         self._pairs: list[tuple[Any, Any]] | None = None
         # All that a settled run of the program reads, unless it reads what is packed.
@@ -288,10 +290,11 @@ class Variant:
             pairs = [(args[i], values[at]) for at, i in self._apart]
             torch._foreach_copy_(*map(list, zip(*pairs, strict=True)))
             if self._integers:
-                self._pairs = [(a.detach().numpy(), b.numpy()) for a, b in pairs]
+                number = ctypes.c_int64.from_address
+                self._pairs = [(number(a.data_ptr()), number(b.data_ptr())) for a, b in pairs]
         else:
             for there, here in self._pairs or ():
-                there[...] = here
+                there.value = here.value
 
     def _changed(self, args: Sequence[Any], settled: bool) -> bool:
         """Whether a weight is not what was packed."""

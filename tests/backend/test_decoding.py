@@ -6,12 +6,13 @@ import functools
 from collections.abc import Iterator
 from typing import Any
 
+import onnx.parser
 import pytest
 import torch
 
 import roundoff.backend as rb
-from roundoff.backend.program import _Partition, addresses, written_in_place
-from roundoff.errors import ModelError
+from roundoff.backend.program import Program, _Partition, addresses, written_in_place
+from roundoff.errors import ModelError, ShapeError
 from roundoff.fusion import OptimizationOptions
 from roundoff.models import load_trained
 
@@ -351,6 +352,19 @@ def test_other_tensors_where_others_lay() -> None:
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("which", [0, 2, 3])
+def test_a_size_that_is_not_the_graphs_is_an_error(which: int) -> None:
+    call = around()
+    ours = [torch.randn(2, 6, 3), torch.tensor(0), torch.randn(3, 3), torch.randn(2, 1, 3)]
+    call(*ours)
+    wrong = [torch.cat([t, t]) if i == which else t for i, t in enumerate(ours)]
+    with pytest.raises(ShapeError):
+        call(*wrong)
+    wanted = [t.clone() for t in ours]
+    torch.testing.assert_close(call(*ours), step(*wanted))
+
+
+@torch.no_grad()
 def test_another_batch_or_type_is_another_graph() -> None:
     storage: dict[str, Any] = {}
     backend = functools.partial(rb.onnx_custom_backend, storage=storage)
@@ -378,7 +392,21 @@ def test_a_function_that_writes_and_returns_nothing() -> None:
         assert x.tolist() == [n] * 3
 
 
-@pytest.mark.parametrize("places", [[], [1], [2, 0], [0, 2], [0, 1, 2]])
+@pytest.mark.parametrize("places", [[], [1], [2, 0], [0, 2], [1, 2, 3], [0, 2, 1, 3]])
 def test_addresses_are_those_at_the_places(places: list[int]) -> None:
-    tensors = [torch.zeros(2) for _ in range(3)]
+    tensors = [torch.zeros(2) for _ in range(4)]
     assert addresses(places)(tensors) == [tensors[i].data_ptr() for i in places]
+
+
+def test_a_settled_run_reads_what_changes_its_size() -> None:
+    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 20]>
+      g (float[n] cache, float[2] weight) => (float[n] twice, float[2] less) {
+        twice = Add(cache, cache)
+        less = Neg(weight) }""")
+    program = Program(model, torch.device("cpu"), {}, steady=["cache", "weight"])
+    assert program.live == [0]
+    weight = torch.ones(2)
+    for n, settled in [(2, False), (3, True), (2, True)]:
+        inputs = [torch.ones(n), None if settled else weight]
+        twice, less = program.run(inputs, {"n": n}, settled)  # type: ignore[arg-type]
+        assert (twice.tolist(), less.tolist()) == ([2] * n, [-1, -1])

@@ -35,7 +35,7 @@ _NO_SIZES: Mapping[str, int] = {}
 _SMALL = 256
 
 
-def picked(places: Sequence[int]) -> Callable[[list[Any]], Sequence[Any]]:
+def picked(places: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
     """What takes the items at *places* from a list, in their order."""
     first = places[0] if places else 0
     if list(places) == list(range(first, first + len(places))):
@@ -43,7 +43,7 @@ def picked(places: Sequence[int]) -> Callable[[list[Any]], Sequence[Any]]:
     return operator.itemgetter(*places)
 
 
-def addresses(places: Sequence[int]) -> Callable[[list[Any]], list[int]]:
+def addresses(places: Sequence[int]) -> Callable[[Sequence[Any]], list[int]]:
     """What tells where the tensors at *places* of a list lie."""
     pick, address = picked(places), torch.Tensor.data_ptr
     return lambda tensors: list(map(address, pick(tensors)))
@@ -348,7 +348,7 @@ class Program:
 
     def run(
         self,
-        inputs: list[torch.Tensor],
+        inputs: Sequence[torch.Tensor],
         sizes: Mapping[str, int] = _NO_SIZES,
         settled: bool = False,
     ) -> list[torch.Tensor]:
@@ -356,7 +356,7 @@ class Program:
 
         Parameters
         ----------
-        inputs : list of torch.Tensor
+        inputs : sequence of torch.Tensor
         sizes : mapping
             Symbolic size -> its value.
         settled : bool
@@ -432,7 +432,7 @@ class CudaGraphProgram:
 
     def run(
         self,
-        inputs: list[torch.Tensor],
+        inputs: Sequence[torch.Tensor],
         sizes: Mapping[str, int] = _NO_SIZES,
         settled: bool = False,
     ) -> list[torch.Tensor]:

@@ -231,19 +231,18 @@ class Variant:
 
     def _run(self, args: Sequence[Any], sizes: Mapping[str, int]) -> list[torch.Tensor]:
         # Weights are too many to look at one by one: one comparison says that none has moved.
-        settled = (
-            self._bound and self._epoch == _epoch and self._where(args) == self._addresses
-        )
+        settled = self._bound and self._epoch == _epoch and self._where(args) == self._addresses
         if not settled:
             self._look(args)
         if self.precomputed is not None and self._changed(args, settled):
             self._pack(args)
             settled = False
-        copied = self._strided or not all([args[i].is_contiguous() for i in self._loose])
+        # Not a generator, which takes longer than what it asks.
+        copied = self._strided or not all([args[i].is_contiguous() for i in self._loose])  # noqa: C419
         settled = settled and not copied  # a copy may be a new one
         sparse = settled and self._sparse
         if sparse:
-            inputs = [None] * len(self._order)
+            inputs: list[Any] = [None] * len(self._order)
             for at, i in self._live:
                 inputs[at] = args[i]
         else:
@@ -288,7 +287,7 @@ class Variant:
                 args[i].copy_(values[at])
         if self._pairs is None and self._apart:
             pairs = [(args[i], values[at]) for at, i in self._apart]
-            torch._foreach_copy_(*map(list, zip(*pairs, strict=True)))
+            torch._foreach_copy_([a for a, _ in pairs], [b for _, b in pairs])
             if self._integers:
                 number = ctypes.c_int64.from_address
                 self._pairs = [(number(a.data_ptr()), number(b.data_ptr())) for a, b in pairs]

@@ -194,7 +194,7 @@ def step(
     cache: torch.Tensor, length: torch.Tensor, weight: torch.Tensor, new: torch.Tensor
 ) -> torch.Tensor:
     """One of a static cache of transformers': the length is a tensor, and written."""
-    at = torch.arange(1) + length
+    at = torch.arange(1, device=length.device) + length
     length.add_(1)
     cache.index_copy_(1, at, new)
     return cache.sum(1) @ weight
@@ -264,15 +264,17 @@ def test_weights_that_lie_elsewhere_or_otherwise_are_bound_again() -> None:
     same()
 
 
-def around() -> Any:
+def around(device: str = "cpu", **asked: Any) -> Any:
     """A step's graph, called past the guards of dynamo: (cache, length, weight, new) -> output."""
     storage: dict[str, Any] = {}
-    backend = functools.partial(rb.onnx_custom_backend, storage=storage)
+    backend = functools.partial(rb.onnx_custom_backend, storage=storage, **asked)
     run = torch.compile(step, backend=backend, fullgraph=True, dynamic=False)
     first = [torch.zeros(2, 6, 3), torch.tensor(0), torch.nn.Parameter(torch.eye(3))]
     for t in first[:2]:
         torch._dynamo.mark_static_address(t)
     first.append(torch.randn(2, 1, 3))
+    for t in first:
+        t.data = t.data.to(device)
     run(*first)
     (graph,) = storage["instance"]
     at = [t.data_ptr() for t in first]
@@ -320,6 +322,25 @@ def test_a_tensor_that_moves_is_read_and_written_where_it_lies(change: Any, whic
         torch.testing.assert_close(call(*ours), step(*wanted))
         for a, b in zip(ours, wanted, strict=True):
             assert torch.equal(a, b)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@torch.no_grad()
+@pytest.mark.parametrize("graph", [False, True])
+@pytest.mark.parametrize("change", [elsewhere, swapped])
+def test_what_moves_on_cuda_is_read_and_written_where_it_lies(change: Any, graph: bool) -> None:
+    call = around("cuda", cuda_graph=graph)
+    ours = [torch.randn(2, 6, 3), torch.tensor(0), torch.randn(3, 3), torch.randn(2, 1, 3)]
+    ours = [t.cuda() for t in ours]
+    for which in range(4):
+        ours[1].zero_()
+        wanted = [t.clone() for t in ours]
+        for n in range(6):
+            if n in (2, 3):
+                change(ours[which])
+            torch.testing.assert_close(call(*ours), step(*wanted), rtol=1e-3, atol=1e-3)
+            for a, b in zip(ours, wanted, strict=True):
+                assert torch.equal(a, b)
 
 
 @torch.no_grad()

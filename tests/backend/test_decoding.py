@@ -6,12 +6,13 @@ import functools
 from collections.abc import Iterator
 from typing import Any
 
+import onnx.parser
 import pytest
 import torch
 
 import roundoff.backend as rb
-from roundoff.backend.program import _Partition, unmoved, written_in_place
-from roundoff.errors import ModelError
+from roundoff.backend.program import Program, _Partition, addresses, written_in_place
+from roundoff.errors import ModelError, ShapeError
 from roundoff.fusion import OptimizationOptions
 from roundoff.models import load_trained
 
@@ -193,7 +194,7 @@ def step(
     cache: torch.Tensor, length: torch.Tensor, weight: torch.Tensor, new: torch.Tensor
 ) -> torch.Tensor:
     """One of a static cache of transformers': the length is a tensor, and written."""
-    at = torch.arange(1) + length
+    at = torch.arange(1, device=length.device) + length
     length.add_(1)
     cache.index_copy_(1, at, new)
     return cache.sum(1) @ weight
@@ -263,12 +264,170 @@ def test_weights_that_lie_elsewhere_or_otherwise_are_bound_again() -> None:
     same()
 
 
-@pytest.mark.parametrize("places", [[], [1], [0, 2], [0, 1, 2]])
-def test_addresses_are_compared_at_the_places_alone(places: list[int]) -> None:
-    tensors = [torch.zeros(2) for _ in range(3)]
-    same = unmoved(places)
-    addresses = [t.data_ptr() for t in tensors]
-    assert same(tensors, addresses)
-    for i in range(3):
-        other = [torch.ones(2) if i == j else t for j, t in enumerate(tensors)]
-        assert same(other, addresses) == (i not in places)
+def around(device: str = "cpu", **asked: Any) -> Any:
+    """A step's graph, called past the guards of dynamo: (cache, length, weight, new) -> output."""
+    storage: dict[str, Any] = {}
+    backend = functools.partial(rb.onnx_custom_backend, storage=storage, **asked)
+    run = torch.compile(step, backend=backend, fullgraph=True, dynamic=False)
+    first = [torch.zeros(2, 6, 3), torch.tensor(0), torch.nn.Parameter(torch.eye(3))]
+    for t in first[:2]:
+        torch._dynamo.mark_static_address(t)
+    first.append(torch.randn(2, 1, 3))
+    for t in first:
+        t.data = t.data.to(device)
+    run(*first)
+    (graph,) = storage["instance"]
+    at = [t.data_ptr() for t in first]
+    order = [at.index(t.data_ptr()) for t in graph.inputs]
+
+    def call(*args: torch.Tensor) -> torch.Tensor:
+        (output,) = graph([args[i] for i in order])
+        return output
+
+    return call
+
+
+def elsewhere(t: torch.Tensor) -> None:
+    t.data = t.data.clone()
+
+
+def turned(t: torch.Tensor) -> None:
+    t.data = t.data.transpose(0, -1).contiguous().transpose(0, -1)
+
+
+def swapped(t: torch.Tensor) -> None:
+    torch.utils.swap_tensors(t, t.clone())
+
+
+def resized(t: torch.Tensor) -> None:
+    kept, storage = t.clone(), t.untyped_storage()
+    size = storage.nbytes()
+    storage.resize_(0)
+    between = torch.zeros_like(kept)  # perhaps where the old memory was
+    storage.resize_(size)
+    t.copy_(kept)
+    del between
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("change", [elsewhere, turned, swapped, resized])
+@pytest.mark.parametrize("which", range(4))
+def test_a_tensor_that_moves_is_read_and_written_where_it_lies(change: Any, which: int) -> None:
+    call = around()
+    ours = [torch.randn(2, 6, 3), torch.tensor(0), torch.randn(3, 3), torch.randn(2, 1, 3)]
+    wanted = [t.clone() for t in ours]
+    for n in range(6):
+        if n in (2, 3):
+            change(ours[which])
+        torch.testing.assert_close(call(*ours), step(*wanted))
+        for a, b in zip(ours, wanted, strict=True):
+            assert torch.equal(a, b)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@torch.no_grad()
+@pytest.mark.parametrize("graph", [False, True])
+@pytest.mark.parametrize("change", [elsewhere, swapped])
+def test_what_moves_on_cuda_is_read_and_written_where_it_lies(change: Any, graph: bool) -> None:
+    call = around("cuda", cuda_graph=graph)
+    ours = [torch.randn(2, 6, 3), torch.tensor(0), torch.randn(3, 3), torch.randn(2, 1, 3)]
+    ours = [t.cuda() for t in ours]
+    for which in range(4):
+        ours[1].zero_()
+        wanted = [t.clone() for t in ours]
+        for n in range(6):
+            if n in (2, 3):
+                change(ours[which])
+            torch.testing.assert_close(call(*ours), step(*wanted), rtol=1e-3, atol=1e-3)
+            for a, b in zip(ours, wanted, strict=True):
+                assert torch.equal(a, b)
+
+
+@torch.no_grad()
+def test_a_new_row_that_is_the_caches_own() -> None:
+    call = around()
+    cache, length, weight = torch.randn(2, 6, 3), torch.tensor(3), torch.randn(3, 3)
+    caches, lengths = [cache, cache.clone()], [length, length.clone()]
+    for _ in range(3):
+        made = call(caches[0], lengths[0], weight, caches[0][:, :1])
+        torch.testing.assert_close(made, step(caches[1], lengths[1], weight, caches[1][:, :1]))
+        assert torch.equal(*caches)
+        assert torch.equal(*lengths)
+
+
+@torch.no_grad()
+def test_other_tensors_where_others_lay() -> None:
+    """As after memory was freed and used again."""
+    call = around()
+    first = [torch.randn(2, 6, 3), torch.tensor(0), torch.randn(3, 3), torch.randn(2, 1, 3)]
+    memory = [[t.clone() for t in first] for _ in range(2)]
+    for n in (0, 0, 1, 0, 0, 1, 1):
+        ours = [m.view(m.shape) for m in memory[n]]
+        for t in ours:
+            t.copy_(torch.randn(t.shape) * 2)
+        ours[1].fill_(n)
+        wanted = [t.clone() for t in ours]
+        for _ in range(3):
+            torch.testing.assert_close(call(*ours), step(*wanted))
+        assert all(torch.equal(a, b) for a, b in zip(ours, wanted, strict=True))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("which", [0, 2, 3])
+def test_a_size_that_is_not_the_graphs_is_an_error(which: int) -> None:
+    call = around()
+    ours = [torch.randn(2, 6, 3), torch.tensor(0), torch.randn(3, 3), torch.randn(2, 1, 3)]
+    call(*ours)
+    wrong = [torch.cat([t, t]) if i == which else t for i, t in enumerate(ours)]
+    with pytest.raises(ShapeError):
+        call(*wrong)
+    wanted = [t.clone() for t in ours]
+    torch.testing.assert_close(call(*ours), step(*wanted))
+
+
+@torch.no_grad()
+def test_another_batch_or_type_is_another_graph() -> None:
+    storage: dict[str, Any] = {}
+    backend = functools.partial(rb.onnx_custom_backend, storage=storage)
+    run = torch.compile(step, backend=backend, fullgraph=True, dynamic=False)
+    for batch, dtype in [(2, torch.float32), (3, torch.float32), (2, torch.float64)] * 2:
+        ours = [torch.randn(batch, 6, 3), torch.tensor(1), torch.randn(3, 3)]
+        ours.append(torch.randn(batch, 1, 3))
+        ours = [t.to(dtype) if t.is_floating_point() else t for t in ours]
+        wanted = [t.clone() for t in ours]
+        for _ in range(2):
+            torch.testing.assert_close(run(*ours), step(*wanted))
+        assert all(torch.equal(a, b) for a, b in zip(ours, wanted, strict=True))
+    assert len(storage["instance"]) == 3
+
+
+@torch.no_grad()
+def test_a_function_that_writes_and_returns_nothing() -> None:
+    def f(x: torch.Tensor) -> None:
+        x.add_(1)
+
+    x = torch.zeros(3)
+    run = torch.compile(f, backend=rb.onnx_custom_backend, fullgraph=True, dynamic=False)
+    for n in (1, 2):
+        run(x)
+        assert x.tolist() == [n] * 3
+
+
+@pytest.mark.parametrize("places", [[], [1], [2, 0], [0, 2], [1, 2, 3], [0, 2, 1, 3]])
+def test_addresses_are_those_at_the_places(places: list[int]) -> None:
+    tensors = [torch.zeros(2) for _ in range(4)]
+    assert addresses(places)(tensors) == [tensors[i].data_ptr() for i in places]
+
+
+def test_a_settled_run_reads_what_changes_its_size() -> None:
+    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 20]>
+      g (float[n] cache, float[2] weight) => (float[n] twice, float[2] less) {
+        twice = Add(cache, cache)
+        less = Neg(weight) }""")
+    program = Program(model, torch.device("cpu"), {}, steady=["cache", "weight"])
+    assert program.live == [0]
+    weight = torch.ones(2)
+    for n, settled in [(2, False), (3, True), (2, True)]:
+        inputs = [torch.ones(n), None if settled else weight]
+        twice, less = program.run(inputs, {"n": n}, settled)  # type: ignore[arg-type]
+        assert (twice.tolist(), less.tolist()) == ([2] * n, [-1, -1])

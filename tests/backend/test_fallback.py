@@ -153,6 +153,17 @@ def test_graphs_are_kept_for_some_sizes_and_addresses(copy: bool) -> None:
     assert program.recorded == before + 1, "the oldest was given up"
 
 
+def test_a_settled_run_replays_no_graph_over_other_memory() -> None:
+    program = Recorded()
+    graphs = CudaGraphProgram(program, [True, False])  # type: ignore[arg-type]
+    x, weights = torch.ones(2), [torch.full((), 3.0), torch.full((), 5.0)]
+    for which, n, settled in [(0, 1, False), (0, 2, True), (1, 2, False), (1, 1, True)]:
+        (made,) = graphs.run([x, weights[which]], {"n": n}, settled)
+        assert made.tolist() == [weights[which].item()] * 2
+    graphs.run([x, weights[1]], {"n": 2}, True)
+    assert program.recorded == 4
+
+
 def test_a_cache_that_a_graph_writes_is_not_copied() -> None:
     graphs = CudaGraphProgram(Recorded("written_0"), [False, False], True)  # type: ignore[arg-type]
     inputs = [torch.ones(2), torch.ones(())]

@@ -299,7 +299,7 @@ class Compiled:
             s.name: args[s.argument] if s.axis is None else args[s.argument].shape[s.axis]
             for s in self._converted.symbols
         }
-        if not self.exported.graph.output:
+        if not (self._outputs.names or self._converted.written):
             return self._outputs.restore([], sizes)
         variant = self._variant
         if self._cuda and variant.tf32 != torch_tf32():

@@ -23,7 +23,7 @@ from roundoff.ort.tensors import from_ort
 
 from .sizes import evaluate, known
 
-__all__ = ["CudaGraphProgram", "Program", "partitions", "split_precomputed", "unmoved"]
+__all__ = ["CudaGraphProgram", "Program", "addresses", "partitions", "picked", "split_precomputed"]
 
 #: What runs a node of domain "roundoff": (input tensors, attributes) -> output tensors, or one that
 #: writes into tensors that it is passed.
@@ -35,13 +35,18 @@ _NO_SIZES: Mapping[str, int] = {}
 _SMALL = 256
 
 
-def unmoved(places: list[int]) -> Callable[[Sequence[Any], list[int]], bool]:
-    """(tensors, addresses) -> whether those at *places* lie there."""
-    if len(places) < 2:  # itemgetter of one place gives no tuple
-        return lambda tensors, addresses: all(tensors[i].data_ptr() == addresses[i] for i in places)
-    pick = operator.itemgetter(*places)
-    address = torch.Tensor.data_ptr
-    return lambda tensors, addresses: tuple(map(address, pick(tensors))) == pick(addresses)
+def picked(places: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    """What takes the items at *places* from a list, in their order."""
+    first = places[0] if places else 0
+    if list(places) == list(range(first, first + len(places))):
+        return operator.itemgetter(slice(first, first + len(places)))
+    return operator.itemgetter(*places)
+
+
+def addresses(places: Sequence[int]) -> Callable[[Sequence[Any]], list[int]]:
+    """What tells where the tensors at *places* of a list lie."""
+    pick, address = picked(places), torch.Tensor.data_ptr
+    return lambda tensors: list(map(address, pick(tensors)))
 
 
 @dataclasses.dataclass
@@ -238,13 +243,8 @@ class Program:
         for name, tensor in constants.items():
             kind = stored[name].data_type
             self._slot(onnx.helper.make_tensor_value_info(name, kind, list(tensor.shape)))
-        self._blank: list[Any] = [None] * len(self._slots)
-        for name, tensor in constants.items():
-            self._blank[self._slots[name].index] = tensor
         self.sessions: list[OrtSession] = []
         self.steps: list[_Partition | _KernelStep | _IntoStep] = []
-        self._in = [self._slots[n].index for n in self.inputs]
-        self._out = [self._slots[n].index for n in self.outputs]
         #: Values for which a kernel makes new memory at each run.
         self._made = {
             o
@@ -253,20 +253,37 @@ class Program:
             for o in n.output
         }
         #: Outputs that are written where an input lies.
-        self.in_place = in_place = written_in_place(model)
+        self.in_place = in_place = {
+            o: i for o, i in written_in_place(model).items() if self._slots[o].shape is not None
+        }
+        for output, name in in_place.items():  # one place for both
+            self._slots[output].index = self._slots[name].index
+        apart = [n for n in self.outputs if n not in {*in_place, *self._made}]
+        #: Outputs with memory of their own, which the next run overwrites.
+        self.kept: dict[str, torch.Tensor] = {}
+        with torch.inference_mode(False):  # else a call outside of it could not write them
+            for name in filter(self._is_kept, apart):
+                self.kept[name] = self._slots[name].maker(device)(_NO_SIZES)
         self._new = [
-            (
-                self._slots[n].index,
-                None if n in in_place else self._maker(n),
-                self.inputs.index(in_place[n]) if n in in_place else -1,
-            )
-            for n in self.outputs
-            if n not in self._made and self._slots[n].shape is not None
+            (self._slots[n].index, self._slots[n].maker(device))
+            for n in apart
+            if n not in self.kept and self._slots[n].shape is not None
         ]
+        # Values that no input gives: constants, and places for what a run computes.
+        self._blank: list[Any] = [None] * (len(self._slots) - len(self.inputs))
+        for name, tensor in (constants | self.kept).items():
+            self._blank[self._slots[name].index - len(self.inputs)] = tensor
+        self._out = picked([self._slots[n].index for n in self.outputs])
         self._steady = set(steady)
         self._steady |= {o for o, i in in_place.items() if i in self._steady}
-        apart = {n for n in self.outputs if n not in in_place and n not in self._made}
-        self._steady |= {n for n in apart if self._is_kept(n)}
+        self._steady |= self.kept.keys()
+        read = {i for n in graph.node if n.domain == "roundoff" for i in n.input}
+        #: Places of the inputs that a settled run reads: the others are bound.
+        self.live = [
+            at
+            for at, n in enumerate(self.inputs)
+            if n not in self._steady or n in read or self._slots[n].moving
+        ]
         self._by_kernel = [i for i, n in enumerate(self.outputs) if n in self._made]
         chosen = list(providers or [CUDA if self.cuda else "CPUExecutionProvider"])
         for group in partitions(model):
@@ -274,13 +291,6 @@ class Program:
                 self.steps.append(self._kernel(group[0], kernels))
             else:
                 self._add_partition(model, group, chosen, tf32)
-        #: The one step that is the whole program.
-        self._whole: _Partition | None = None
-        first = self.steps[0] if len(self.steps) == 1 and not self.cuda else None
-        if len(self._new) < len(self.outputs):
-            first = None
-        if isinstance(first, _Partition) and first.names == self.inputs + self.outputs:
-            self._whole = first
 
     def _kernel(
         self, node: onnx.NodeProto, kernels: Mapping[str, TorchKernel]
@@ -336,20 +346,6 @@ class Program:
         slot = self._slots[name]
         return name.startswith("written_") and not slot.moving and slot.elements <= _SMALL
 
-    def _maker(self, name: str) -> Maker:
-        """What makes an output, or hands out the same memory at each run."""
-        slot = self._slots[name]
-        make = slot.maker(self.device)
-        if not self._is_kept(name):
-            return make
-
-        @functools.cache
-        def kept() -> torch.Tensor:
-            with torch.inference_mode(False):  # else a call outside of it could not write it
-                return make(_NO_SIZES)
-
-        return lambda sizes: kept()
-
     def run(
         self,
         inputs: Sequence[torch.Tensor],
@@ -364,13 +360,14 @@ class Program:
         sizes : mapping
             Symbolic size -> its value.
         settled : bool
-            Whether the steady inputs are where they were in the run before.
+            Whether the steady inputs are where they were in the run before: then only those of
+            ``self.live`` are looked at.
 
         Returns
         -------
         list of torch.Tensor
             New memory, in the order of ``self.outputs``. Those named ``written_`` are overwritten
-            by the next run.
+            by the next run; those of ``self.in_place`` are the inputs themselves.
         """
         if self.stream is None:
             return self._steps(inputs, sizes, settled)
@@ -385,16 +382,10 @@ class Program:
     def _steps(
         self, inputs: Sequence[torch.Tensor], sizes: Mapping[str, int], settled: bool
     ) -> list[torch.Tensor]:
-        if self._whole is not None:  # the list of values would take longer than a small run
-            outputs = [inputs[i] if empty is None else empty(sizes) for _, empty, i in self._new]
-            self._whole.call([*inputs, *outputs], settled)
-            return outputs
-        values = self._blank.copy()
-        for index, tensor in zip(self._in, inputs):  # noqa: B905 - each microsecond counts here
-            values[index] = tensor
+        values = [*inputs, *self._blank]
         # On the caller's stream, whose allocator will reuse them when it frees them.
-        for index, empty, i in self._new:
-            values[index] = inputs[i] if empty is None else empty(sizes)
+        for index, empty in self._new:
+            values[index] = empty(sizes)
         if self.stream is None:
             for step in self.steps:
                 step.run(values, sizes, settled)
@@ -402,7 +393,7 @@ class Program:
             with torch.cuda.stream(self.stream):
                 for step in self.steps:
                     step.run(values, sizes, settled)
-        return [values[index] for index in self._out]
+        return list(self._out(values))
 
     def capture(
         self, inputs: Sequence[torch.Tensor], sizes: Mapping[str, int]
@@ -435,7 +426,8 @@ class CudaGraphProgram:
     def __init__(self, program: Program, moving: Sequence[bool], copy: bool = False) -> None:
         self._program, self._copy = program, copy
         self._moving = [i for i, m in enumerate(moving) if m]
-        self._unmoved = unmoved([i for i, m in enumerate(moving) if not m])
+        self._addresses = addresses([i for i, m in enumerate(moving) if not m])
+        self._at: list[int] = []  # where the inputs lie that are not copied
         self._recorded: dict[Any, _Recorded] = {}
 
     def run(
@@ -445,17 +437,18 @@ class CudaGraphProgram:
         settled: bool = False,
     ) -> list[torch.Tensor]:
         """As :meth:`Program.run`, over memory that stays."""
+        if not settled:
+            self._at = self._addresses(inputs)
         key = tuple(sizes.values())
         recorded = self._recorded.get(key)
-        if recorded is None or not self._unmoved(inputs, recorded.addresses):
+        if recorded is None or recorded.addresses != self._at:
             self._recorded.pop(key, None)
             while len(self._recorded) >= self.most:
                 self._recorded.pop(next(iter(self._recorded)))
             copies = list(inputs)
             for i in self._moving:
                 copies[i] = inputs[i].clone()
-            addresses = [t.data_ptr() for t in inputs]
-            recorded = _Recorded(addresses, copies, *self._program.capture(copies, sizes))
+            recorded = _Recorded(self._at, copies, *self._program.capture(copies, sizes))
             self._recorded[key] = recorded
         for i in self._moving:
             recorded.inputs[i].copy_(inputs[i])
@@ -543,20 +536,12 @@ class _Partition:
         for i, index in self._unknown:
             values[index] = None
             self._bound[self._first + i] = ()
-        self.call([values[index] for index in self._places], settled)
-        if self._unknown:
-            outputs = self._io.get_outputs()
-            for i, index in self._unknown:
-                values[index] = from_ort(outputs[i])
-
-    def call(self, tensors: Sequence[torch.Tensor | None], settled: bool) -> None:
-        """Run on inputs and outputs, in the order of ``names``; None is allocated by the run."""
-        bound, moving = self._bound, self._moving
+        bound, moving, places = self._bound, self._moving, self._places
         if not settled:
             for i in self._steady:
-                self._bind(i, tensors[i])
+                self._bind(i, values[places[i]])
         for i in self._others:
-            tensor = tensors[i]
+            tensor = values[places[i]]
             if tensor is None:
                 self._io.bind_output(self.names[i], *self._place)
             elif tensor.data_ptr() != bound[i] or moving[i]:
@@ -565,6 +550,10 @@ class _Partition:
             self._run()
         except Exception as e:
             raise translated(e, "ONNX Runtime fails in the run") from e
+        if self._unknown:
+            outputs = self._io.get_outputs()
+            for i, index in self._unknown:
+                values[index] = from_ort(outputs[i])
 
     def _bind(self, i: int, tensor: Any) -> None:
         at, name, slot = tensor.data_ptr(), self.names[i], self._slots[i]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import threading
 import time
@@ -16,7 +17,7 @@ from roundoff.fusion import OptimizationOptions, fuse
 from roundoff.fusion.experimental import KERNELS
 from roundoff.fusion.rule import Report
 
-from .program import CudaGraphProgram, Program, split_precomputed, unmoved
+from .program import CudaGraphProgram, Program, addresses, picked, split_precomputed
 from .upcast import with_kernels
 from .weights import Join, adjacent, move, split_joins
 
@@ -142,12 +143,16 @@ class Variant:
         self._read_at: list[int] | None = None
         self._last_read: list[tuple[int, Any, int]] = []
         self._epoch = -1
-        self._order = [(n, place.get(n, -1)) for n in self.program.inputs]
-        self._straight = self.program.inputs == exported.names
+        # Where the program's inputs are in the list of the arguments and what is packed.
+        packed = [n for n, _ in self._joins]
+        packed += [] if self._packing is None else self._packing.outputs
+        place |= {n: len(place) + i for i, n in enumerate(packed)}
+        self._order = [place[n] for n in self.program.inputs]
+        self._arranged = picked(self._order)
         # Weights with strides of their own are copied once, and again when they change.
         self._static = {place[n] for n in exported.static}
         self._steady = sorted(self._static | {place[n] for n in exported.steady})
-        self._unmoved = unmoved(self._steady)
+        self._where = addresses(self._steady)
         self._addresses: list[int] = []
         self._strided = False
         #: Whether the program's last run bound what lies at these addresses.
@@ -156,17 +161,29 @@ class Variant:
         self._outputs = [o.name for o in self.fused.graph.output]
         self._all = set(self._outputs) <= set(self.program.outputs)
         # Inputs that may lie elsewhere at the next call, for a CUDA graph to copy.
-        moving = [i not in self._steady and i >= 0 for _, i in self._order]
+        moving = [i not in self._steady and i < len(exported.names) for i in self._order]
         # Whose layout the next call may change; that of the others is dynamo's to guard.
-        self._loose = [at for at, m in enumerate(moving) if m]
+        self._loose = [i for i, m in zip(self._order, moving, strict=True) if m]
         self._written = [place[n] for n in exported.written]
         here = [f"written_{at}" in self.program.in_place for at in range(len(self._written))]
         self._in_place = [(at, i) for at, i in enumerate(self._written) if here[at]]
         self._apart = [(at, i) for at, i in enumerate(self._written) if not here[at]]
+        # Lengths of caches: torch takes ten times as long to copy them one by one, and NumPy's
+        # view of a tensor forbids its owner to resize it. None where memory may have moved.
+        numbers = {n for n, t in self.program.kept.items()
+                   if t.dtype is torch.int64 and t.numel() == 1}  # fmt: skip
+        self._integers = exported.device.type == "cpu" and all(
+            i in self._steady and f"written_{at}" in numbers for at, i in self._apart
+        )
+        self._pairs: list[tuple[Any, Any]] | None = None
+        # All that a settled run of the program reads, unless it reads what is packed.
+        self._live = [(at, self._order[at]) for at in self.program.live]
+        self._sparse = all(i < len(exported.names) for _, i in self._live)
         self._lock = threading.Lock()
         self._cuda_graph: CudaGraphProgram | None = None
         if settings.cuda_graph and exported.device.type == "cuda":
             self._cuda_graph = CudaGraphProgram(self.program, moving, settings.copy_outputs)
+            self._sparse = False
 
     def _fuse(self, settings: CompileSettings) -> onnx.ModelProto:
         exported, options = self.exported, settings.options
@@ -203,12 +220,7 @@ class Variant:
 
     def __call__(self, args: Sequence[Any], sizes: Mapping[str, int]) -> list[torch.Tensor]:
         with self._lock:
-            outputs = self._run(args, sizes)
-            if not self._written:
-                return outputs
-            returned = len(outputs) - len(self._written)
-            self._write_back(args, outputs[returned:])
-            return outputs[:returned]
+            return self._run(args, sizes)
 
     def pack(self, args: Sequence[Any]) -> None:
         """Compute what depends on weights alone, as the first call does."""
@@ -219,28 +231,40 @@ class Variant:
 
     def _run(self, args: Sequence[Any], sizes: Mapping[str, int]) -> list[torch.Tensor]:
         # Weights are too many to look at one by one: one comparison says that none has moved.
-        settled = self._bound and self._epoch == _epoch and self._unmoved(args, self._addresses)
+        settled = self._bound and self._epoch == _epoch and self._where(args) == self._addresses
         if not settled:
             self._look(args)
         if self.precomputed is not None and self._changed(args, settled):
             self._pack(args)
             settled = False
-        inputs = args
-        if not self._straight:
-            inputs = [args[i] if i >= 0 else self._packed[n] for n, i in self._order]
-        if self._strided or not all(inputs[at].is_contiguous() for at in self._loose):
-            settled = False  # a copy may be a new one
+        # Not a generator, which takes longer than what it asks.
+        copied = self._strided or not all([args[i].is_contiguous() for i in self._loose])  # noqa: C419
+        settled = settled and not copied  # a copy may be a new one
+        sparse = settled and self._sparse
+        if sparse:
+            inputs: list[Any] = [None] * len(self._order)
+            for at, i in self._live:
+                inputs[at] = args[i]
+        else:
+            inputs = list(self._arranged([*args, *self._packed.values()]))
+        if copied:
             inputs = [
                 t if t.is_contiguous() else self._contiguous(t, i)
-                for t, (_, i) in zip(inputs, self._order, strict=True)
+                for t, i in zip(inputs, self._order, strict=True)
             ]
         self._bound = False  # should the run fail
         outputs = (self._cuda_graph or self.program).run(inputs, sizes, settled)
         self._bound = True
-        if self._all:
+        if not self._all:
+            by_name = dict(zip(self.program.outputs, outputs, strict=True))
+            outputs = [
+                by_name[n] if n in by_name else self._packed[n].clone() for n in self._outputs
+            ]
+        if not self._written:
             return outputs
-        by_name = dict(zip(self.program.outputs, outputs, strict=True))
-        return [by_name[n] if n in by_name else self._packed[n].clone() for n in self._outputs]
+        returned = len(outputs) - len(self._written)
+        self._write_back(args, outputs[returned:], () if sparse else self._in_place)
+        return outputs[:returned]
 
     def _look(self, args: Sequence[Any]) -> None:
         """Note where steady inputs lie, and which of them have strides of their own."""
@@ -248,18 +272,28 @@ class Variant:
             self._copies.clear()
             self._read_at = None
         self._epoch = _epoch
-        self._addresses = [t.data_ptr() for t in args]
+        self._addresses, self._pairs = self._where(args), None
         self._strided = any(not args[i].is_contiguous() for i in self._steady)
 
-    def _write_back(self, args: Sequence[Any], values: Sequence[torch.Tensor]) -> None:
+    def _write_back(
+        self,
+        args: Sequence[Any],
+        values: Sequence[torch.Tensor],
+        in_place: Sequence[tuple[int, int]],
+    ) -> None:
         """Copy what was not written where it lies."""
-        for at, i in self._in_place:
+        for at, i in in_place:
             if values[at] is not args[i] and values[at].data_ptr() != args[i].data_ptr():
                 args[i].copy_(values[at])
-        if self._apart:
-            torch._foreach_copy_(
-                [args[i] for _, i in self._apart], [values[at] for at, _ in self._apart]
-            )
+        if self._pairs is None and self._apart:
+            pairs = [(args[i], values[at]) for at, i in self._apart]
+            torch._foreach_copy_([a for a, _ in pairs], [b for _, b in pairs])
+            if self._integers:
+                number = ctypes.c_int64.from_address
+                self._pairs = [(number(a.data_ptr()), number(b.data_ptr())) for a, b in pairs]
+        else:
+            for there, here in self._pairs or ():
+                there.value = here.value
 
     def _changed(self, args: Sequence[Any], settled: bool) -> bool:
         """Whether a weight is not what was packed."""
@@ -281,7 +315,7 @@ class Variant:
             self._packed.clear()  # what was packed before is not there a second time
             move([[args[i] for i in places] for _, places in self._joins],
                  [[names[i] for i in places] for _, places in self._joins])  # fmt: skip
-            self._addresses = [t.data_ptr() for t in args]
+            self._addresses = self._where(args)
         copied = set()
         with torch.inference_mode(False), torch.no_grad():
             for name, places in self._joins:

@@ -12,7 +12,7 @@ time, prefill, decode steps over a static cache, and the words that ``generate``
    * **Yes; in float32 it writes eager's words.** On two cores :bound:`0 <words/2>` of
      :bound:`192 <words>` tokens differ with the code below. It takes :bound:`4 <conversions>`
      conversions for three prompts, :bound:`0 <conversions/2>` for another length. The first text
-     takes minutes, written again :bound:`0.87 <words/3>` to :bound:`1.12 <words/4>` of eager's
+     takes a minute, written again :bound:`0.98 <words/3>` to :bound:`1.28 <words/4>` of eager's
      time.
    * **Prefill, as called:** on an H200 :bound:`0.36 <plain>` of inductor's time in float16 (2048
      tokens, one run), on two cores :bound:`1.0 <called>` (float32, 128 tokens).
@@ -295,7 +295,7 @@ study.dots(
 # %%
 study.claim(
     "On two cores a prefill takes {1.0} times inductor's time, a decode step {1.0}, with 8 rows "
-    "{0.5}, with 64 {0.2}.",
+    "{0.6}, with 64 {0.2}.",
     name="called",
     of="times",
     where={"optimization": "roundoff", "dtype": "float32", "batch": [1, 8, 64]},
@@ -333,8 +333,8 @@ study.claim(
 # %%
 
 study.claim(
-    "With 8 and 64 rows on two cores inductor is behind eager PyTorch, which takes {0.6} and {0.3} "
-    "of its time; ours takes {0.8} and {0.8} of eager's.",
+    "With 8 and 64 rows on two cores inductor is behind eager PyTorch, which takes {0.7} and {0.2} "
+    "of its time; ours takes {0.8} and {1.0} of eager's.",
     name="eager",
     of="times",
     where={"optimization": ["eager", "roundoff"], "dtype": "float32", "batch": [8, 64]},
@@ -379,7 +379,7 @@ study.claim(
 # It compiles in less than half of inductor's time, into one session
 # ------------------------------------------------------------------
 #
-# Seconds of the first call, with empty caches, by the clock, beside other work on the two cores.
+# Seconds of the first call, with empty caches, by the clock.
 # On a GPU *reduce-overhead* finds kernels that *inductor* has compiled for the same case.
 
 same = ["case", "dtype", "batch", "optimization", "layers", "processor"]
@@ -395,7 +395,7 @@ study.table(
 
 # %%
 study.claim(
-    "The first call of a prefill takes {0.28} of inductor's seconds, that of a decode step {0.23}.",
+    "The first call of a prefill takes {0.25} of inductor's seconds, that of a decode step {0.28}.",
     name="compile",
     of="costs",
     where={"optimization": ["inductor", "roundoff"], "batch": 1, "dtype": "float32"},
@@ -435,7 +435,7 @@ study.claim(
 # %%
 
 study.claim(
-    "All layers of a prefill are {364} nodes in one session, those of a decode step {853}.",
+    "All layers of a prefill are {364} nodes in one session, those of a decode step {823}.",
     name="sessions",
     of="costs",
     where={
@@ -511,7 +511,7 @@ study.table(
 # %%
 study.claim(
     "With the growing cache, of {192} tokens of all texts {0} differ from eager's. Written again, "
-    "they take {0.87} to {1.12} of eager's seconds.",
+    "they take {0.98} to {1.28} of eager's seconds.",
     name="words",
     of="words",
     where={"cache": "growing", "asked": ["first", "another length", "two at once"]},

@@ -1,5 +1,6 @@
 """Workers run what they are sent, and none outlives its page, whatever fails."""
 
+import contextlib
 import gc
 import os
 import signal
@@ -59,12 +60,19 @@ def stops(_):
 
 
 def running(group: int) -> bool:
-    """Whether any process of a group is left."""
-    try:
-        os.killpg(group, 0)
-    except ProcessLookupError:
-        return False
-    return True
+    """Whether any process of a group runs; one that ended and that init has not reaped does not."""
+    if sys.platform != "linux":
+        try:
+            os.killpg(group, 0)
+        except ProcessLookupError:
+            return False
+        return True
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            state, _, its_group = stat.read_text().rpartition(")")[2].split()[:3]
+            if int(its_group) == group and state != "Z":
+                return True
+    return False
 
 
 def ends(group: int, within_s: float = 10.0) -> bool:

@@ -415,8 +415,7 @@ study.claim(
 # It has no sums over rows: a program for each row is enough, and pieces keep the padding away.
 # **Prefetch** has four programs for each multiprocessor (two above 4096 columns) that loop over
 # rows and keep w and b in registers, where these fit: it gains at 4096 columns and spills at 8704.
-# **roundoff** keeps a wide row packed and converts it again for the result; the H100's record is of
-# a kernel that kept it in float32.
+# **roundoff** keeps a wide row packed and converts it again for the result, in half the registers.
 
 study.table(
     "forward",

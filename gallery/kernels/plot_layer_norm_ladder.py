@@ -20,7 +20,9 @@ From the kernels that one writes first to those of this library: each step runs,
    * **32,768 columns: several programs share a row.** dw and db alone are as large as all registers
      of a multiprocessor. Pieces reach :bound:`6.5 <climb-wide/2>` %, a kernel that reads rows twice
      :bound:`33 <climb-wide/4>` %, four programs a row :bound:`57 <climb-wide/5>` %. On an H100 the
-     steps have the same order.
+     steps have the same order, up to :bound:`85 <climb/4@nvidia-h100-80gb-hbm3>`,
+     :bound:`89 <climb-8704/5@nvidia-h100-80gb-hbm3>` and
+     :bound:`60 <climb-wide/5@nvidia-h100-80gb-hbm3>` %.
 
    .. code-block:: python
 
@@ -443,6 +445,20 @@ study.claim(
     timed=True,
     value=lambda t: shares(t, "one block", "pieces", "prefetch", "torch"),
     test=lambda t: rises(t, "one block", "prefetch", "pieces"),
+)
+
+# %%
+
+study.claim(
+    "At 32,768 columns roundoff's, of which two programs fit, reaches {98} %, pieces, of which one "
+    "does, {85} %.",
+    name="forward-wide",
+    of="forward",
+    where={"N": 32768, "step": ["pieces", "roundoff"], **TIMED},
+    on="nvidia-h200",
+    timed=True,
+    value=lambda t: shares(t, "roundoff", "pieces"),
+    test=lambda t: rises(t, "pieces", "roundoff"),
 )
 
 # %%

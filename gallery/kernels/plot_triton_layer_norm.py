@@ -775,9 +775,9 @@ print(pd.DataFrame(compare(ROWS, COLUMNS, DTYPE, ALL)).T.to_string())
 #
 # * Two stages alone are not what is fast: Liger's backward has them, too. Why a baseline is slower,
 #   or ahead, is not measured here.
-# * QuACK's weights for layer norm are float32. Where its own choice gives a thread more than 64
-#   elements of a row, as at 12,288 columns, its forward runs out of registers: there it is called
-#   with twice the threads.
+# * QuACK's weights for layer norm are float32. Its own choice gives a thread more than 64 elements
+#   of a row from 8704 to 16,384 columns; its forward, out of registers, is called there with twice
+#   the threads.
 # * flash-linear-attention takes rows up to 64 KiB, Liger up to 65,536 columns. Apex and Transformer
 #   Engine were not compared.
 # * The ceiling is a stream that was measured, not a bound: a share of it may exceed 100 %.

@@ -9,9 +9,10 @@ How they are written: :ref:`layer-norm-ladder`.
 
 .. answer:: nvidia-h200
 
-   * **Backward in float16: roundoff.** At six widths up to 15,872 it has :bound:`1.30 <backward-lead>`
-     to :bound:`2.07 <backward-lead/2>` times the rate of the best of torch, inductor, Liger, QuACK and
-     flash-linear-attention, on an H100 :bound:`1.12 <backward-lead@nvidia-h100-80gb-hbm3>` to
+   * **Backward in float16: roundoff.** At six widths up to 15,872 columns it has
+     :bound:`1.30 <backward-lead>` to :bound:`2.07 <backward-lead/2>` times the rate of the best of
+     torch, inductor, Liger, QuACK and flash-linear-attention, on an H100
+     :bound:`1.12 <backward-lead@nvidia-h100-80gb-hbm3>` to
      :bound:`1.89 <backward-lead/2@nvidia-h100-80gb-hbm3>` times; wider, to 131,072, at least
      :bound:`1.15 <backward-wide>` times, on an H100
      :bound:`0.92 <backward-wide@nvidia-h100-80gb-hbm3>`. 100 runs give one dw, with the lock of

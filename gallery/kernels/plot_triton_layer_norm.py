@@ -585,7 +585,10 @@ study.table(
     "Backward of other types, rows and widths, and of RMSNorm: GB/s, roundoff's share of the "
     "ceiling, and its rate over the best baseline's in two runs.",
     columns=["case", "roundoff", "QuACK", "of ceiling", "lead"],
-    rows={"direction": "backward", "case": lambda s: s.str.contains("float32|Norm.*(?:8192|32768)")},
+    rows={
+        "direction": "backward",
+        "case": lambda s: s.str.contains("float32|Norm.*(?:8192|32768)"),
+    },
     part="gpu" if gpu else "cpu",
     times=LEAD,
 )

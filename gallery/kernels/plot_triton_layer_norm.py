@@ -15,8 +15,8 @@ How they are written: :ref:`layer-norm-ladder`.
      :bound:`1.12 <backward-lead@nvidia-h100-80gb-hbm3>` to
      :bound:`1.89 <backward-lead/2@nvidia-h100-80gb-hbm3>` times; wider, to 131,072, at least
      :bound:`1.15 <backward-wide>` times, on an H100
-     :bound:`0.92 <backward-wide@nvidia-h100-80gb-hbm3>`, behind QuACK. 100 runs give one dw, with the
-     lock of Triton's tutorial :bound:`100 <lock>`.
+     :bound:`0.92 <backward-wide@nvidia-h100-80gb-hbm3>`, behind QuACK. 100 runs give one dw, with
+     the lock of Triton's tutorial :bound:`100 <lock>`.
    * **Forward: roundoff or flash-linear-attention.** From 4096 to 32,768 columns roundoff has
      :bound:`0.95 <forward-lead>` to :bound:`1.13 <forward-lead/2>` times the rate of the best. Not
      where programs share a row: :bound:`0.054 <forward-shared>` at 131,072 columns, in float32

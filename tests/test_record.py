@@ -379,5 +379,18 @@ def test_records_that_ship_are_sound() -> None:
                 assert None not in row_parts(record.tables[name], part)
 
 
+def test_recorded_gpus_have_the_same_bits_of_our_kernels() -> None:
+    records = [r for r in read_records("plot_batch_invariance") if r.machine.startswith("nvidia")]
+    assert len(records) >= 2
+    for table, keys in {
+        "alone": ["dtype", "weight"], "attention": ["dtype", "text"], "texts": ["served"],
+    }.items():  # fmt: skip
+        frames = [r.tables[table] for r in records]
+        ours = pd.concat([f[f["way"] == "roundoff"] for f in frames])
+        checksums = ours.groupby(keys)["checksum"].agg(["size", "nunique"])
+        assert checksums["size"].max() == len(records), table
+        assert (checksums["nunique"] == 1).all(), f"{table}\n{checksums}"
+
+
 def test_a_page_without_records_has_none(tmp_path: Path) -> None:
     assert read_records("p", tmp_path) == []

@@ -327,7 +327,7 @@ study.table(
 
 study.claim(
     "Token by token torch's attention has other bits for {74%} of the tokens in bfloat16 and "
-    "{99.7%} in float32; behind padding for {71%} and {0%}; among 8 texts of this length for {0%}.",
+    "{99.7%} in float32; behind padding for {71%} and {0%}; among 8 texts for {0%}.",
     name="attention",
     of="attention",
     where={
@@ -536,8 +536,8 @@ if "cost" in second:
 study.table(
     "cost",
     cost if len(cost) else [],
-    "Products in bfloat16 with the first of the weights above and with the slowest of ours: time "
-    "over torch's as it comes.",
+    "Products in bfloat16, the first weight above and the slowest of ours: time over torch's as it "
+    "comes.",
     columns=["weight", "M", "two variables", "roundoff"],
     rows={
         "weight": lambda s: s.isin([s.iloc[0], "8192 → 1024"]),

@@ -23,7 +23,8 @@ the same bits in every batch, and what that costs.
      :bound:`7.4 <peer/2>`); attention of one token :bound:`1.06 <decoding>` to
      :bound:`1.56 <decoding/2>`; a token of the uncompiled model in a CUDA graph
      :bound:`0.95 <token>` to :bound:`0.98 <token/2>`, on two cores :bound:`3.7 <cpu>` to
-     :bound:`5.8 <cpu/2>`. On an H100 at most :bound:`1.81 <cost/5@nvidia-h100-80gb-hbm3>` and
+     :bound:`5.8 <cpu/2>`. On an H100 a product takes at most
+     :bound:`1.81 <cost/5@nvidia-h100-80gb-hbm3>`, attention
      :bound:`1.41 <decoding/2@nvidia-h100-80gb-hbm3>`.
 
    .. code-block:: python

@@ -170,6 +170,32 @@ def test_a_static_cache_is_written_where_it_lies() -> None:
     assert list(written_in_place(graph.model).values()) == [graph.names[0]]
 
 
+@pytest.mark.parametrize("shape", [(1, 6, 3), (2, 6, 3), (2, 4, 6, 3), (3, 6)])
+def test_opset_24_writes_one_place_without_indices_for_each_element(shape: tuple[int, ...]) -> None:
+    """TensorScatter, where the index has one element; of more they need not be neighbours."""
+    axis = shape.index(6)
+
+    def f(cache: torch.Tensor, at: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+        cache.index_copy_(axis, at, new)
+        return cache.sum(axis)
+
+    storage: dict[str, Any] = {}
+    backend = functools.partial(rb.onnx_custom_backend, storage=storage, target_opset=24)
+    run = torch.compile(f, backend=backend, fullgraph=True, dynamic=False)
+    caches = [torch.randn(shape) for _ in range(2)]
+    caches[1].copy_(caches[0])
+    with torch.no_grad():
+        for places in ([4], [0], [5], [4, 1]):
+            at = torch.tensor(places)
+            new = torch.randn([len(places) if i == axis else n for i, n in enumerate(shape)])
+            torch.testing.assert_close(run(caches[0], at, new), f(caches[1], at, new))
+            assert torch.equal(caches[0], caches[1])
+    one, two = storage["instance"]
+    for graph, operator in ((one, "TensorScatter"), (two, "ScatterElements")):
+        assert operator in [node.op_type for node in graph.model.graph.node]
+        assert list(written_in_place(graph.model).values()) == [graph.names[0]]
+
+
 def test_what_reads_the_old_values_gets_them() -> None:
     """A cache that is read before it is written cannot be overwritten first."""
 

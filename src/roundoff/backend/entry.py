@@ -46,7 +46,8 @@ def onnx_custom_backend(
     graph_module, args
         As dynamo hands them to a backend.
     target_opset : int, optional
-        ONNX opset, 18 or later; 20 by default.
+        ONNX opset, 18 or later; 20 by default. From 24 on one place of a static cache is written by
+        `TensorScatter <https://onnx.ai/onnx/operators/onnx__TensorScatter.html>`_.
     verbose : int
         1 prints a line a graph, 2 also a line a rewrite.
     options : OptimizationOptions, optional

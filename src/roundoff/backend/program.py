@@ -184,7 +184,7 @@ def written_in_place(model: onnx.ModelProto) -> dict[str, str]:
     return {
         node.output[0]: node.input[0]
         for node in model.graph.node
-        if node.op_type in ("ScatterElements", "ScatterND")
+        if node.op_type in ("ScatterElements", "ScatterND", "TensorScatter")
         and node.output[0] in returned
         and node.output[0].startswith("written_")
         and node.input[0] in inputs

@@ -117,6 +117,11 @@ def _index_copy(c: Converter, node: Any, x: Any, axis: int, index: Any, source: 
         return NotImplemented
     axis, new = axis_of(axis, rank_of(x)), c.tensor(source, kind_of(node))
     shape = dims_of(new)
+    if c.opset >= 24 and axis and shape[axis] == 1:  # a step writes one place of its cache
+        at = c.tensor(index, INT64)
+        if shape[0] != 1:
+            at = c.op("Expand", at, c.shape(shape[:1]), shape=shape[:1])
+        return c.op("TensorScatter", c.tensor(x), new, at, axis=axis)
     thin: list[Dim] = [1] * len(shape)
     thin[axis] = shape[axis]
     at = c.reshape(c.tensor(index, INT64), thin)

@@ -428,7 +428,11 @@ def compiled_apart(bench: Bench, part: str) -> None:
         )
         for i in range(workers)
     ]
-    codes = [process.wait() for process in running]
+    try:
+        codes = [process.wait() for process in running]
+    finally:  # an interrupt reaches this process alone
+        for process in running:
+            process.kill()
     took = time.perf_counter() - start
     print(f"{part}: compiled in {took:.0f} s, {codes.count(0)}/{workers} ended well", flush=True)
 
@@ -636,6 +640,7 @@ def warm(bench: Bench) -> None:
         find = baselines.layer_norms if cell.form == "layer" else baselines.rms_norms
         norm = find(bench.device)[0].get(label)
         (tensors,) = bench.inputs(cell, 1)
+        start = time.perf_counter()
         try:
             if norm is not None:
                 rival_call(cell, norm, tensors)()
@@ -643,6 +648,8 @@ def warm(bench: Bench) -> None:
                 beside(bench, cell, label, tensors)
         except Exception as error:  # whatever another's kernel raises, it is named
             print(f"{label} at {cell}: {type(error).__name__}: {error}", file=sys.stderr)
+        if (took := time.perf_counter() - start) > 20:
+            print(f"{label} at {cell}: {took:.0f} s to compile", file=sys.stderr, flush=True)
 
 
 # --- bytes ----------------------------------------------------------------------------------------

@@ -631,7 +631,7 @@ def warm(bench: Bench) -> None:
     """Compile what the race's page runs, in processes of their own."""
     tasks = warm_tasks()
     if not bench.options.compile:
-        print(f"warm: {len(tasks)} kernels, about 80 s", flush=True)
+        print(f"warm: {len(tasks)} kernels, three minutes or more", flush=True)
         if not (bench.dry or bench.options.estimate):
             compiled_apart(bench, "warm")
         return

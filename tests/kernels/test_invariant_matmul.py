@@ -33,6 +33,7 @@ TILES = (
     Tile(True, 16, 32, 64, 4, 3),
     Tile(False, 32, 16, 32, 4, 2),
     Tile(False, 64, 64, 128, 8, 2),
+    Tile(True, 32, 16, 64, 4, 3, pad=64),
 )
 #: The 16-bit shapes of the small model, narrow, wide and odd ones.
 SHAPES = ((192, 576), (37, 100), (5, 33), (64, 16), (1, 129))
@@ -244,7 +245,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from roundoff.kernels import invariant_kernels as kernels
 
-PRODUCT = dict(SWAP=False, ROWS=16, COLUMNS=16, DEPTH=16, GROUP=8, EVEN=True, BIAS=False)
+PRODUCT = dict(SWAP=False, ROWS=16, COLUMNS=16, PAD=0, DEPTH=16, GROUP=8, EVEN=True, BIAS=False)
 ATTEND = dict(D=16, ROWS=16, TILE=64, SPLIT=256, ORDERED=False, JOIN=True)
 POINTERS = dict.fromkeys(("x", "w", "bias", "y", "q", "k", "v", "out"), "*fp32")
 POINTERS |= dict.fromkeys(("partial", "stats"), "*fp32")
@@ -443,12 +444,15 @@ def test_a_cpu_that_places_rows_differently_gets_them_one_by_one(monkeypatch):
 
 
 def test_the_tile_is_chosen_by_shape_alone():
-    for m, n in itertools.product((1, 64, 65, 1000, 4096), (16, 576, 4096, 128256)):
+    shapes = [(n, 4096) for n in (16, 576, 4096, 128256)] + [(1024, 8192)]
+    for m, (n, k) in itertools.product((1, 64, 65, 128, 1000, 4096), shapes):
         for size in (2, 4):
-            tile = tile_for(m, n, 4096, size, 132)
-            assert min(tile.rows, tile.columns) >= 16
+            tile = tile_for(m, n, k, size, 132)
+            assert tile.rows >= 16
+            assert tile.columns >= 16 or tile.pad
             # Shared memory of a multiprocessor, of which a program may have 227 KiB on Hopper.
-            assert (tile.rows + tile.columns) * tile.depth * size * tile.stages <= 227 * 1024
+            columns = max(tile.columns, tile.pad)
+            assert (tile.rows + columns) * tile.depth * size * tile.stages <= 227 * 1024
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -470,7 +474,8 @@ def test_a_route_is_taken_where_its_bits_are_the_chains(dtype, monkeypatch):
     }
     monkeypatch.setattr(invariant_cublas, "_ROUTES", ways)
     monkeypatch.setattr(invariant_cublas, "_CHOSEN", {})
-    monkeypatch.setattr(invariant_cublas, "_milliseconds", lambda call: call.func in slow)
+    monkeypatch.setattr(invariant_cublas, "_sets", lambda *operands: [operands])
+    monkeypatch.setattr(invariant_cublas, "_milliseconds", lambda way, sets: way in slow)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     weight, bias = torch.ones(40, 96, dtype=dtype), torch.ones(40, dtype=dtype)
 
@@ -494,6 +499,22 @@ def test_a_route_is_taken_where_its_bits_are_the_chains(dtype, monkeypatch):
     slow.append(ways["cuBLAS"])
     assert taken(torch.ones(1, 96, dtype=dtype)) == "cuBLAS"  # as quick as torch, or torch itself
     assert invariant_cublas.route(torch.ones(3, 96), weight.float(), None, kernel) is None
+
+
+@pytest.mark.parametrize(
+    ("n", "k", "count"), [(1024, 8192, 7), (4096, 8192, 2), (32768, 4096, 1), (24, 50, 16)]
+)
+def test_routes_are_timed_with_weights_that_do_not_stay_in_the_cache(n, k, count, monkeypatch):
+    cache = type("Properties", (), {"L2_cache_size": 50 * 2**20})
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: cache)
+    x, weight = torch.ones(3, k), torch.ones(k, n, dtype=torch.bfloat16).t()
+    sets = invariant_cublas._sets(x, weight, None)
+    weights = [w for _, w, _ in sets]
+    assert len({w.data_ptr() for w in weights}) == len(weights) == count
+    assert all(w.stride() == weight.stride() and torch.equal(w, weight) for w in weights)
+    nbytes = 2 * n * k
+    assert (count - 1) * nbytes <= min(100 * 2**20, 2**28)
+    assert count * nbytes > 100 * 2**20 or count == 16
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)

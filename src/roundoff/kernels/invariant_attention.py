@@ -568,7 +568,7 @@ def _by_kernel(
         apart = programs < 2 * multiprocessors(index)
     apart = apart and splits > 1
     # A program that joins many rows would take longer than a launch.
-    join = rows <= 16 if join is None else join
+    join = min(rows, queries * heads // groups) <= 16 if join is None else join
     tf32 = tf32 and q.dtype == torch.float32  # of 16 bits there is no other precision
     out = q.new_empty(q.shape)
     count = batch * heads * queries

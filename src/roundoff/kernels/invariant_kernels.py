@@ -54,6 +54,7 @@ def product(
     SWAP: tl.constexpr,  # the weight is the left operand: for few rows
     ROWS: tl.constexpr,  # of x in a tile
     COLUMNS: tl.constexpr,  # of y in a tile
+    PAD: tl.constexpr,  # with SWAP: rows of the left operand, those beyond COLUMNS zeros; 0: none
     DEPTH: tl.constexpr,  # of K in a step; of float32 in a chain, and chains in a sum
     GROUP: tl.constexpr,  # tiles of rows that follow each other, so that the cache serves them
     EVEN: tl.constexpr,  # K is a multiple of DEPTH
@@ -68,14 +69,16 @@ def product(
     down, across = (M + ROWS - 1) // ROWS, (N + COLUMNS - 1) // COLUMNS
     group = tile // (GROUP * across)
     high = tl.minimum(down - group * GROUP, GROUP)
+    WIDE: tl.constexpr = PAD if PAD else COLUMNS
     m = (group * GROUP + tile % (GROUP * across) % high) * ROWS + tl.arange(0, ROWS)
-    n = (tile % (GROUP * across) // high) * COLUMNS + tl.arange(0, COLUMNS)
+    n = (tile % (GROUP * across) // high) * COLUMNS + tl.arange(0, WIDE)
+    mine = tl.arange(0, WIDE) < COLUMNS
     # A row beyond the last is the last again: it needs no mask, and is not stored.
     xs = x + batch * stride_xb + tl.minimum(m, M - 1).to(tl.int64) * stride_xm
     ws = w + batch * stride_wb + tl.minimum(n, N - 1).to(tl.int64) * stride_wn
     k = tl.arange(0, DEPTH)
     if SWAP:
-        acc = tl.full((COLUMNS, ROWS), 0.0, tl.float32)
+        acc = tl.full((WIDE, ROWS), 0.0, tl.float32)
         left = ws[:, None] + k[None, :] * stride_wk
         right = xs[None, :] + k[:, None] * stride_xk
         step_left, step_right = DEPTH * stride_wk, DEPTH * stride_xk
@@ -86,7 +89,11 @@ def product(
         step_left, step_right = DEPTH * stride_xk, DEPTH * stride_wk
     part = tl.full(acc.shape, 0.0, tl.float32)
     for start in range(0, K, DEPTH):
-        if EVEN:
+        if PAD:  # what is masked costs no bandwidth
+            inside = k < K - start
+            a = tl.load(left, mask=mine[:, None] & inside[None, :], other=0.0)
+            b = tl.load(right, mask=inside[:, None] & (m < M)[None, :], other=0.0)
+        elif EVEN:
             a, b = tl.load(left), tl.load(right)
         else:
             a = tl.load(left, mask=(k < K - start)[None, :], other=0.0)
@@ -103,7 +110,7 @@ def product(
         right += step_right
     if SHORT:
         acc += part
-    inside_m, inside_n = m < M, n < N
+    inside_m, inside_n = m < M, mine & (n < N)
     base = y + batch * M * N
     if BIAS:
         b = tl.load(bias + n * stride_bias, mask=inside_n, other=0.0).to(tl.float32)

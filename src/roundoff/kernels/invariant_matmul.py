@@ -78,6 +78,10 @@ class Tile(NamedTuple):
         Warps of a program.
     stages : int
         Loads under way at the same time.
+    pad : int
+        With `swap`, rows of the instruction's left operand, more than `columns`: the others are
+        zeros. Hopper's quick instruction has 64, and a narrow weight too few for each
+        multiprocessor to have 64. 0 is none.
 
     Examples
     --------
@@ -92,10 +96,12 @@ class Tile(NamedTuple):
     depth: int
     warps: int
     stages: int
+    pad: int = 0
 
 
-#: (N, K, bytes of an element, rows of the tile): what beat the usual choice by more than 1 % for
-#: few rows, in bfloat16 on one NVIDIA H200 (2026-11-22, PyTorch 2.11.0+cu130, Triton 3.6.0).
+#: (N, K, bytes of an element, rows up to a power of two, from 16 on): what beat the usual choice by
+#: more than 1 % for few rows, in bfloat16 on one NVIDIA H200 (2026-11-22, PyTorch 2.11.0+cu130,
+#: Triton 3.6.0).
 TILES: dict[tuple[int, int, int, int], Tile] = {
     # Microseconds with it, with the usual choice, and of cuBLAS.
     (4096, 4096, 2, 16): Tile(True, 16, 64, 128, 4, 8),  # 11.53, 12.18, 13.57
@@ -135,14 +141,14 @@ def tile_for(m: int, n: int, k: int, itemsize: int, processors: int) -> Tile:
     --------
     >>> from roundoff.kernels.invariant_matmul import tile_for
     >>> tile_for(1, 4096, 4096, 2, 132)
-    Tile(swap=True, rows=16, columns=64, depth=128, warps=4, stages=8)
+    Tile(swap=True, rows=16, columns=64, depth=128, warps=4, stages=8, pad=0)
     """
     if itemsize == 4:  # the registers of fused multiply-adds are few
         return Tile(m <= 32, 16 if m <= 32 else 64, 64, 32, 4, 2)
+    rows = max(16, power_of_2(m))
+    if tile := TILES.get((n, k, itemsize, rows)):
+        return tile
     if m <= 64:
-        rows = max(16, power_of_2(m))
-        if tile := TILES.get((n, k, itemsize, rows)):
-            return tile
         if 1536 <= n <= 64 * processors:
             # Loads under way count for more than multiprocessors without work: as for all such
             # weights of the table.
@@ -423,7 +429,7 @@ def _by_kernel(
     tf32 = tf32 and x.dtype == torch.float32  # of 16 bits there is no other precision
     depth = _CHAIN if x.dtype == torch.float32 and not tf32 else tile.depth
     constants = (
-        tile.swap, tile.rows, tile.columns, depth, 8, k % depth == 0, bias is not None,
+        tile.swap, tile.rows, tile.columns, tile.pad, depth, 8, k % depth == 0, bias is not None,
         "tf32" if tf32 else "ieee", not interpreting(),
     )  # fmt: skip
     grid = (ceil_div(m, tile.rows) * ceil_div(n, tile.columns), batch)

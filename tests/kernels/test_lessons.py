@@ -5,6 +5,7 @@ import dataclasses
 import subprocess
 import sys
 import types
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ import triton
 from roundoff.errors import ArgumentError, ShapeError
 from roundoff.kernels import baselines, interpreting, shuffled_programs
 from roundoff.kernels._layer_norm import forward_of
+from roundoff.kernels._runtime import multiprocessors
 from roundoff.kernels.baselines import (
     decode_attentions,
     invariant_modes,
@@ -22,6 +24,7 @@ from roundoff.kernels.baselines import (
     rms_norms,
     vllm_tile,
 )
+from roundoff.kernels.invariant_matmul import tile_for
 from roundoff.kernels.lessons import locked, plain_product, two_stage
 
 DEVICE = "cpu" if interpreting() else "cuda"
@@ -259,6 +262,37 @@ def test_a_tile_of_vllm_covers_its_rows_with_one_block_of_k():
         assert all(t.rows >= m for m, t in enumerate(tiles[:32], 1) if m <= 16)
         assert len(set(tiles)) > 5
     assert len({vllm_tile(m, 4096, 4096) for m in (1, 100, 4096)}) == 1
+
+
+@pytest.mark.parametrize("parts", [1, 3, 40])
+def test_parts_that_are_compiled_ahead_make_the_whole(parts, monkeypatch):
+    """Each tile that a product will take, once; attention of each size in each way."""
+    asked = []
+
+    def multiply(x, weight, tile):
+        asked.append((x.dtype, tile, weight.shape[1] % tile.depth == 0))
+
+    def attend(q, k, v, way):
+        asked.append((len(q), k.shape[2], way))
+        if way == "broken":
+            raise RuntimeError("not on this machine")
+
+    ways = {way: partial(attend, way=way) for way in ("a", "broken")}
+    monkeypatch.setattr(baselines, "matmul", multiply)
+    monkeypatch.setattr(baselines, "decode_attentions", lambda: ways)
+    weights, counts, caches = [(576, 1536), (2048, 12288)], [1, 16, 64, 512], [(512, 1), (512, 8)]
+    shares = [(part, parts, weights, counts, caches) for part in range(parts)]
+    done = sum(baselines.compile_ahead(share)["compiled"] for share in shares)
+    assert len(asked) == len(set(asked)) == done + 2
+    processors = multiprocessors(-1 if interpreting() else 0)
+    tiles = {
+        (dtype, tile, k % tile.depth == 0)
+        for dtype in (torch.bfloat16, torch.float16)
+        for k, n in weights
+        for m in counts
+        for tile in (tile_for(m, n, k, 2, processors), vllm_tile(m, n, k))
+    }
+    assert set(asked) == tiles | {(b, n, way) for n, b in caches for way in ways}
 
 
 @pytest.mark.skipif(interpreting(), reason="torch compiles FlexDecoding for a GPU")

@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import os
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, suppress
 from functools import cache, partial
+from itertools import product
 from typing import Any, NamedTuple
 
 import torch
@@ -17,12 +18,12 @@ import triton.language as tl
 from ..errors import ArgumentError
 from ._layer_norm import forward_of
 from ._row_norm import LAYER, RMS, case_of, gradients_of
-from ._runtime import check_device, interpreting, kernel, run
-from .invariant_matmul import Tile
+from ._runtime import check_device, interpreting, kernel, multiprocessors, run
+from .invariant_matmul import Tile, _upward, matmul, tile_for
 
 __all__ = [
-    "LayerNorm", "RmsNorm", "decode_attentions", "invariant_modes", "invariant_products",
-    "layer_norms", "rms_norms", "stream", "vllm_tile",
+    "LayerNorm", "RmsNorm", "compile_ahead", "decode_attentions", "invariant_modes",
+    "invariant_products", "layer_norms", "rms_norms", "stream", "vllm_tile",
 ]  # fmt: skip
 
 Tensors = tuple[torch.Tensor, ...]
@@ -645,3 +646,66 @@ def _flex(
 ) -> torch.Tensor:
     made: torch.Tensor = _compiled_flex()(q, k, v, enable_gqa=True, kernel_options=options)
     return made
+
+
+# --- what is timed, compiled ahead ----------------------------------------------------------------
+
+Sizes = Sequence[tuple[int, int]]
+
+
+def compile_ahead(share: tuple[int, int, Sizes, Sequence[int], Sizes]) -> dict[str, int]:
+    """Compile a part of what invariant products and others' attention of a token launch.
+
+    In processes of their own, one for each part, which leave it to the caches of Triton and
+    inductor. What cannot be compiled is left to whom it concerns.
+
+    Parameters
+    ----------
+    share : tuple
+        The part, and how many there are; weights (K, N), multiples of 16; numbers of rows; keys and
+        batches of attention, with 32 heads of 128 in 8 groups.
+
+    Returns
+    -------
+    dict
+        How many kernels and graphs it compiled.
+
+    Examples
+    --------
+    >>> from roundoff.kernels.baselines import compile_ahead
+    >>> compile_ahead((0, 1, [], [1], []))
+    {'compiled': 0}
+    """
+    part, parts, weights, counts, caches = share
+    tasks: list[Callable[[], object]] = [
+        partial(_attend_once, function, *sizes)
+        for sizes in caches  # the slow ones first: one a process
+        for function in decode_attentions().values()
+    ]
+    processors = multiprocessors(-1 if interpreting() else 0)
+    cases: dict[tuple[torch.dtype, Tile, bool], tuple[int, int]] = {}
+    for dtype, (k, n), m in product((torch.bfloat16, torch.float16), weights, counts):
+        for tile in (tile_for(_upward(m), n, k, 2, processors), vllm_tile(m, n, k)):
+            # One compiled kernel serves all weights that are or are not multiples of its depth.
+            cases.setdefault((dtype, tile, k % tile.depth == 0), (n, k))
+    tasks += [partial(_multiply_once, *case[:2], *sizes) for case, sizes in cases.items()]
+    done = 0
+    for task in tasks[part::parts]:
+        with suppress(Exception):
+            task()
+            done += 1
+    return {"compiled": done}
+
+
+def _device() -> str:
+    return "cpu" if interpreting() else "cuda"
+
+
+def _multiply_once(dtype: torch.dtype, tile: Tile, n: int, k: int) -> None:
+    x, weight = (torch.empty(rows, k, dtype=dtype, device=_device()) for rows in (1, n))
+    matmul(x, weight, tile=tile)
+
+
+def _attend_once(function: Attention, keys: int, batch: int) -> None:
+    shapes = (batch, 32, 1, 128), (batch, 8, keys, 128), (batch, 8, keys, 128)
+    function(*(torch.empty(s, dtype=torch.bfloat16, device=_device()) for s in shapes))

@@ -264,26 +264,38 @@ def test_a_tile_of_vllm_covers_its_rows_with_one_block_of_k():
     assert len({vllm_tile(m, 4096, 4096) for m in (1, 100, 4096)}) == 1
 
 
-@pytest.mark.parametrize("parts", [1, 3, 40])
-def test_parts_that_are_compiled_ahead_make_the_whole(parts, monkeypatch):
-    """Each tile that a product will take, once; attention of each size in each way."""
+def test_what_is_compiled_ahead_is_what_will_be_asked_for(monkeypatch):
+    """Each tile that a product takes, once; attention of each size in each way; all of it."""
     asked = []
+
+    class Here:
+        def __init__(self, count, **options):
+            self.count = count
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+        def map(self, function, items):
+            assert len(items) == self.count
+            return [function(item) for item in items]
 
     def multiply(x, weight, tile):
         asked.append((x.dtype, tile, weight.shape[1] % tile.depth == 0))
 
     def attend(q, k, v, way):
-        asked.append((len(q), k.shape[2], way))
+        asked.append((k.shape[2], len(q), way))
         if way == "broken":
             raise RuntimeError("not on this machine")
 
     ways = {way: partial(attend, way=way) for way in ("a", "broken")}
+    monkeypatch.setattr(baselines, "Workers", Here)
     monkeypatch.setattr(baselines, "matmul", multiply)
     monkeypatch.setattr(baselines, "decode_attentions", lambda: ways)
     weights, counts, caches = [(576, 1536), (2048, 12288)], [1, 16, 64, 512], [(512, 1), (512, 8)]
-    shares = [(part, parts, weights, counts, caches) for part in range(parts)]
-    done = sum(baselines.compile_ahead(share)["compiled"] for share in shares)
-    assert len(asked) == len(set(asked)) == done + 2
+    made = baselines.compile_ahead(weights, counts, caches)
     processors = multiprocessors(-1 if interpreting() else 0)
     tiles = {
         (dtype, tile, k % tile.depth == 0)
@@ -292,7 +304,14 @@ def test_parts_that_are_compiled_ahead_make_the_whole(parts, monkeypatch):
         for m in counts
         for tile in (tile_for(m, n, k, 2, processors), vllm_tile(m, n, k))
     }
-    assert set(asked) == tiles | {(b, n, way) for n, b in caches for way in ways}
+    assert set(asked) == tiles | {(*sizes, way) for sizes in caches for way in ways}
+    assert len(asked) == len(set(asked))
+    assert made == {"compiled": len(asked) - 2, "of": len(asked)}
+
+
+@pytest.mark.slow(reason="starts processes; what they do has a test of its own")
+def test_processes_compile_ahead():
+    assert baselines.compile_ahead([(32, 16)], [1, 2], [])["compiled"] > 0
 
 
 @pytest.mark.skipif(interpreting(), reason="torch compiles FlexDecoding for a GPU")

@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 
 from ..errors import ArgumentError
+from ..workers import Workers
 from ._layer_norm import forward_of
 from ._row_norm import LAYER, RMS, case_of, gradients_of
 from ._runtime import check_device, interpreting, kernel, multiprocessors, run
@@ -653,48 +654,68 @@ def _flex(
 Sizes = Sequence[tuple[int, int]]
 
 
-def compile_ahead(share: tuple[int, int, Sizes, Sequence[int], Sizes]) -> dict[str, int]:
-    """Compile a part of what invariant products and others' attention of a token launch.
+def compile_ahead(
+    weights: Sizes, counts: Sequence[int], caches: Sizes, limit_s: float = 90
+) -> dict[str, int]:
+    """Compile what invariant products and others' attention of a token launch, by all cores.
 
-    In processes of their own, one for each part, which leave it to the caches of Triton and
-    inductor. What cannot be compiled is left to whom it concerns.
+    In processes of their own, which leave it to the caches of Triton and inductor. What cannot be
+    compiled is left to whom it concerns.
 
     Parameters
     ----------
-    share : tuple
-        The part, and how many there are; weights (K, N), multiples of 16; numbers of rows; keys and
-        batches of attention, with 32 heads of 128 in 8 groups.
+    weights : sequence of (int, int)
+        K and N, multiples of 16.
+    counts : sequence of int
+        Numbers of rows.
+    caches : sequence of (int, int)
+        Keys and batch of attention, with 32 heads of 128 in 8 groups.
+    limit_s : float
+        Seconds that it may take.
 
     Returns
     -------
     dict
-        How many kernels and graphs it compiled.
+        How many kernels and graphs were compiled, of how many.
+
+    Raises
+    ------
+    WorkerError
+        The time was up, or a process died.
 
     Examples
     --------
     >>> from roundoff.kernels.baselines import compile_ahead
-    >>> compile_ahead((0, 1, [], [1], []))
-    {'compiled': 0}
+    >>> compile_ahead([], [1], [])
+    {'compiled': 0, 'of': 0}
     """
-    part, parts, weights, counts, caches = share
-    tasks: list[Callable[[], object]] = [
-        partial(_attend_once, function, *sizes)
-        for sizes in caches  # the slow ones first: one a process
-        for function in decode_attentions().values()
-    ]
+    ways: list[tuple[Any, ...]] = [(*sizes, way) for sizes in caches for way in decode_attentions()]
     processors = multiprocessors(-1 if interpreting() else 0)
-    cases: dict[tuple[torch.dtype, Tile, bool], tuple[int, int]] = {}
+    tiles: dict[tuple[torch.dtype, Tile, bool], tuple[int, int]] = {}
     for dtype, (k, n), m in product((torch.bfloat16, torch.float16), weights, counts):
         for tile in (tile_for(_upward(m), n, k, 2, processors), vllm_tile(m, n, k)):
             # One compiled kernel serves all weights that are or are not multiples of its depth.
-            cases.setdefault((dtype, tile, k % tile.depth == 0), (n, k))
-    tasks += [partial(_multiply_once, *case[:2], *sizes) for case, sizes in cases.items()]
+            tiles.setdefault((dtype, tile, k % tile.depth == 0), (n, k))
+    tasks = ways + [(*case[:2], *sizes) for case, sizes in tiles.items()]
+    parts = min(len(os.sched_getaffinity(0)), len(tasks))
+    if not parts:
+        return {"compiled": 0, "of": 0}
+    with Workers(
+        parts, limit_s=limit_s, imports=[__name__],
+        environment={"TORCHINDUCTOR_COMPILE_THREADS": "1"},  # and not all cores for each process
+    ) as workers:  # fmt: skip
+        done = workers.map(_compile_each, [tasks[part::parts] for part in range(parts)])
+    return {"compiled": sum(done), "of": len(tasks)}
+
+
+def _compile_each(tasks: list[tuple[Any, ...]]) -> int:
+    """In a process of its own: launch each once; how many could be."""
     done = 0
-    for task in tasks[part::parts]:
+    for task in tasks:
         with suppress(Exception):
-            task()
+            (_multiply_once if isinstance(task[0], torch.dtype) else _attend_once)(*task)
             done += 1
-    return {"compiled": done}
+    return done
 
 
 def _device() -> str:
@@ -706,6 +727,7 @@ def _multiply_once(dtype: torch.dtype, tile: Tile, n: int, k: int) -> None:
     matmul(x, weight, tile=tile)
 
 
-def _attend_once(function: Attention, keys: int, batch: int) -> None:
+def _attend_once(keys: int, batch: int, way: str) -> None:
     shapes = (batch, 32, 1, 128), (batch, 8, keys, 128), (batch, 8, keys, 128)
-    function(*(torch.empty(s, dtype=torch.bfloat16, device=_device()) for s in shapes))
+    tensors = [torch.empty(s, dtype=torch.bfloat16, device=_device()) for s in shapes]
+    decode_attentions()[way](*tensors)

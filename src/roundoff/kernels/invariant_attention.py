@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
@@ -535,15 +536,24 @@ def _arrivals(device: torch.device, programs: int) -> torch.Tensor:
         if key in _ARRIVALS:
             return _ARRIVALS[key]
         if index not in _FREE and not capturing:
-            with torch.inference_mode(False):
-                zeros = torch.zeros(_LAUNCHES, _COUNTERS, dtype=torch.int32, device=device)
-            if index >= 0:
-                torch.cuda.current_stream(device).synchronize()  # before another stream counts
-            _FREE[index] = iter(zeros)
+            # This thread's memory may be that of CUDA graphs, whose pool must not be held.
+            with ThreadPoolExecutor(1) as thread:
+                _FREE[index] = iter(thread.submit(_zeros, device).result())
         for own in _FREE.get(index, ()):
             _ARRIVALS[key] = own
             return own
     return torch.zeros(programs, dtype=torch.int32, device=device)
+
+
+def _zeros(device: torch.device) -> torch.Tensor:
+    shape = _LAUNCHES, _COUNTERS
+    if device.type != "cuda":
+        return torch.zeros(shape, dtype=torch.int32)
+    stream = torch.cuda.Stream(device)
+    with torch.cuda.stream(stream):
+        made = torch.zeros(shape, dtype=torch.int32, device=device)
+    stream.synchronize()  # before another stream counts
+    return made
 
 
 def _by_kernel(

@@ -313,6 +313,11 @@ def backward(
             mask = here & last if k == K - 1 else here
             x = x + (tl.load(x_at + k * P, mask=mask, other=0.0),)
             dy = dy + (tl.load(dy_at + k * P, mask=mask, other=0.0),)
+        dh = ()
+        for k in tl.static_range(K):
+            if DH is not None:  # here, and not where it is added: only so is it loaded ahead
+                mask = here & last if k == K - 1 else here
+                dh = dh + (tl.load(DH + (wide * N + cols) + k * P, mask=mask, other=0.0),)
         weight = in_registers
         if HAS_W and not HOLD:
             weight = ()
@@ -362,8 +367,7 @@ def backward(
                 dx = ((wg * rstd - c2) if CENTRED else wg * rstd) - xhat * c1
                 mask = here & last if k == K - 1 else here
                 if DH is not None:
-                    dh_at = DH + (wide * N + cols) + k * P
-                    dx += tl.load(dh_at, mask=mask, other=0.0).to(ACC)
+                    dx += dh[k].to(ACC)
                 tl.store(dx_at + k * P, dx.to(DX.dtype.element_ty), mask=mask)
             dw = next_dw
             db = next_db

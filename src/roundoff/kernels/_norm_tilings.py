@@ -9,7 +9,7 @@ import triton
 
 from ._runtime import interpreting, multiprocessors
 
-__all__ = ["Tiling", "backward_tiling", "forward_tiling", "second_stage_tiling"]
+__all__ = ["CHUNKS", "Tiling", "backward_tiling", "forward_tiling", "second_stage_tiling"]
 
 #: Programs that can share a row; with more of them rows are read twice, in chunks.
 _MOST_SHARES = 32
@@ -29,13 +29,14 @@ class Tiling(NamedTuple):
     warps : int
         Warps of a program.
     stages : int
-        Depth of the pipeline: with 2 the next tile is loaded while one is computed.
+        Depth of the pipeline: with 2 the next tile is loaded while one is computed. Where programs
+        share a row: how many rows ahead of its own share a program takes.
     per_sm : int
         Programs for each multiprocessor; 0 where each tile has its own.
     hold : bool
         Whether the weight stays in registers.
     shares : int
-        Programs that share a row, each with its own columns; the kernel is then launched twice.
+        Programs that share a row, each with its own columns, in one cooperative launch.
     again : bool
         Whether a forward converts a packed row once more for its result: half the registers.
 
@@ -67,22 +68,31 @@ def _pieces(columns: int, rows: int, piece: int, *rest: Any) -> Tiling:
     return Tiling(rows, piece, -(-columns // piece), *rest)
 
 
-def _shared(columns: int, most: int, piece: int, warps: int, stages: int) -> Tiling | None:
-    """A row over as few programs as have at most so many columns each; None beyond 32."""
+#: A row in chunks, by two kernels that each read it.
+CHUNKS = Tiling(16, 256, 0, 4, 1, 1)
+
+
+def _shared(
+    columns: int, most: int, piece: int, warps: int, ahead: int, per_sm: int, hold: bool
+) -> Tiling:
+    """A row over as few programs as have at most so many columns each; beyond 32, in chunks."""
     shares = -(-columns // most)
-    pieces = -(-columns // (shares * piece))
     if shares > _MOST_SHARES:
-        return None
-    return Tiling(1, piece, pieces, warps, stages, 1, True, shares)
+        return CHUNKS
+    pieces = -(-columns // (shares * piece))
+    return Tiling(1, piece, pieces, warps, ahead, per_sm, hold, shares)
 
 
 @cache
-def forward_tiling(columns: int, itemsize: int, many: bool = False) -> Tiling:
+def forward_tiling(
+    columns: int, itemsize: int, many: bool = False, rms: bool = False, added: bool = False
+) -> Tiling:
     """Launch parameters of the forward kernel for rows of `columns` elements of `itemsize` bytes.
 
     Measured on an H200 in float16 and float32; other types go by the bytes of a row. With `many`
     rows, more than 8192, some widths do better without a pipeline. Pieces and warps, which fix the
     order of the sums, stay the same: the bits of a row do not depend on how many others there are.
+    RMSNorm, and RMSNorm of x and what is added, do better with larger pieces of some widths.
 
     Examples
     --------
@@ -92,28 +102,29 @@ def forward_tiling(columns: int, itemsize: int, many: bool = False) -> Tiling:
     (2048, 5, 4)
     """
     size = columns * itemsize // 2
-    if size > (65536 if itemsize == 2 else 32768):
-        shared = (
-            None if itemsize == 8 else _shared(columns, 16384 // itemsize, 8192 // itemsize, 8, 3)
-        )
-        return shared or Tiling(1, 16384 // itemsize, 0, 16)
+    if size > 65536 or (itemsize == 8 and size > 32768):
+        return Tiling(1, (16384 if itemsize == 8 else 65536) // itemsize, 0, 32)
     if size <= 1024:
         piece = triton.next_power_of_2(columns)
         return Tiling(max(1, 4096 // itemsize // piece), piece, 1, 1, 1, 0, itemsize == 4)
     if itemsize == 2:
-        if size <= 1536:
-            return _pieces(columns, 1, 512, 1, 1, 0, True)
+        if rms and (other := _rms_forward(columns, added)):
+            return other
+        if size <= 2560:
+            return _pieces(columns, 2, 512, 2, 3, 6 if size <= 2048 else 4, True)
         if size <= 3072 or (size <= 4096 and not many):
-            return _pieces(columns, 1, 1024, 4, 3, 6 if size <= 2048 else 4, True)
+            return _pieces(columns, 1, 1024, 4, 3, 4, True)
         if size <= 7168:
             if many:
                 return _pieces(columns, 1, 1024, 4)
             return _pieces(columns, 1, 1024, 4, *((3, 3) if size <= 6144 else (4, 2)), True)
         if size <= 16384:
-            return _pieces(columns, 1, 2048, 4)._replace(again=size > 15872)
+            again = 10240 < size <= 12288 or size > 15872
+            return _pieces(columns, 1, 2048, 4)._replace(again=again)
         # A row that is converted again takes half the registers: two programs fit, beyond 32,768
-        # columns one.
-        return _pieces(columns, 1, 4096, 8 if size <= 32768 else 16)._replace(again=True)
+        # columns one, which has all threads.
+        wide = (4096, 8) if size <= 32768 else (16384, 32)
+        return _pieces(columns, 1, *wide)._replace(again=True)
     if itemsize == 4:
         if size <= 2048:
             return _pieces(columns, 1, 1024, 1, 1, 0, True)
@@ -121,8 +132,21 @@ def forward_tiling(columns: int, itemsize: int, many: bool = False) -> Tiling:
             return _pieces(columns, 1, 1024, 2 if size <= 4096 else 4, 1, 0, True)
         if size <= 16384:
             return _pieces(columns, 1, 2048, 8, 1, 0, True)
-        return _pieces(columns, 1, 2048, 16 if size <= 24576 else 8)
+        if size <= 32768:
+            return _pieces(columns, 1, 2048, 16 if size <= 24576 else 8)
+        return _pieces(columns, 1, 8192, 32, 1, 1)
     return _pieces(columns, 1, 4096 // itemsize, 4)
+
+
+def _rms_forward(columns: int, added: bool) -> Tiling | None:
+    """Of two-byte types, where RMSNorm has another tiling."""
+    if added and 3072 < columns <= 4096:
+        return _pieces(columns, 1, 2048, 4)
+    if 14336 < columns <= 16384:
+        return _pieces(columns, 1, 4096, 8)
+    if 28672 < columns <= 32768:
+        return _pieces(columns, 1, 4096 if added else 8192, 16)._replace(again=True)
+    return None
 
 
 @cache
@@ -136,14 +160,19 @@ def backward_tiling(columns: int, itemsize: int) -> Tiling:
     --------
     >>> from roundoff.kernels._norm_tilings import backward_tiling
     >>> [backward_tiling(n, 2).shares for n in (8704, 16384, 24576, 65536)]
-    [1, 1, 3, 8]
+    [1, 1, 6, 6]
     """
     size = columns * itemsize // 2
     if size > (16384 if itemsize == 2 else 24576):
-        shared = (
-            None if itemsize == 8 else _shared(columns, 16384 // itemsize, 4096 // itemsize, 8, 3)
-        )
-        return shared or Tiling(16, 256, 0, 4, 1, 1)
+        if itemsize == 8:
+            return CHUNKS
+        if itemsize == 4:
+            if columns <= 32768:
+                return _shared(columns, 3072, 512, 4, 2, 2, True)
+            return _shared(columns, 6144, 1024, 8, 2, 1, True)
+        if columns <= 32768:
+            return _shared(columns, 4096, 1024, 4, 2, 2, False)
+        return _shared(columns, 12288, 2048, 8, 1, 1, False)
     small, large = 2048 // itemsize, 4096 // itemsize
     if size <= 1024:
         piece = triton.next_power_of_2(columns)

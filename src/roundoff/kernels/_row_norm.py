@@ -21,8 +21,8 @@ import triton.language as tl
 from ..errors import ArgumentError, DtypeError, ShapeError
 from . import _layer_norm_kernels as kernels
 from . import _layer_norm_wide as wide
-from ._norm_tilings import Tiling, backward_tiling, forward_tiling, second_stage_tiling
-from ._runtime import Launch, check_device, interpreting
+from ._norm_tilings import CHUNKS, Tiling, backward_tiling, forward_tiling, second_stage_tiling
+from ._runtime import Launch, check_device, interpreting, multiprocessors
 
 __all__ = [
     "LAYER",
@@ -172,14 +172,6 @@ def _limited(tiling: Tiling) -> dict[str, Any]:
     return {"num_warps": tiling.warps, "maxnreg": limit if tiling.per_sm > 1 else None}
 
 
-#: The launches for rows that programs share: first each program's share of a row's sums.
-_PUBLISH = (True, False)
-
-
-def _shares(form: Form, m: int, tiling: Tiling, device: torch.device) -> Callable[[], Tensor]:
-    return _empty((1 + form.centred, m, tiling.shares), torch.float32, device)
-
-
 # --- forward --------------------------------------------------------------------------------------
 
 
@@ -197,14 +189,6 @@ def _forward_launch(
     if not tiling.pieces:
         constants: tuple[Any, ...] = (eps, kind, tiling.piece, *flags, *last)
         return (Launch(kernels.forward_wide, index, constants, num_warps=tiling.warps),)
-    if tiling.shares > 1:
-        padded = triton.next_power_of_2(tiling.shares)
-        sizes = (eps, *tiling[:3], tiling.shares, padded, tiling.stages, tiling.hold)
-        rest = (*flags, not short, opaque, *last)
-        return tuple(
-            Launch(wide.forward_shared, index, (*sizes, *rest, step), **_limited(tiling))
-            for step in _PUBLISH
-        )
     constants = (
         eps, kind, *tiling[:3], tiling.stages, tiling.hold, *flags, not short, opaque, tiling.again,
         *last,
@@ -239,9 +223,9 @@ class Case:
         self.stats = _empty((1 + form.centred, self.m), accumulator(self.dtype), self.device)
         self.gradients: dict[Any, Backward] = {}
         index, itemsize = _index(self.device), self.dtype.itemsize
-        tiling = tilings[0] or forward_tiling(self.columns, itemsize, self.m > _MANY)
-        self.shares = tiling.shares if tiling.pieces else 1
-        self.parts = _shares(form, self.m, tiling, self.device)
+        tiling = tilings[0] or forward_tiling(
+            self.columns, itemsize, self.m > _MANY, not form.centred, residual is not None
+        )
         kind = (self.columns, stride, self.dtype, self.w_type, self.b_type, float(eps))
         many = self.m > _MOST
         self.launches = [
@@ -253,8 +237,6 @@ class Case:
         groups = tiling.programs(tiles, index)
         if not tiling.pieces:
             self.grid = self.m, 1
-        elif self.shares > 1:
-            self.grid, counts = (groups * self.shares, 1), (*counts, tiles, groups, 0)
         else:
             self.grid, counts = (groups, 1), (*counts, tiles, 0)
         self.counts = (None, None, *counts) if residual is None else counts
@@ -271,8 +253,6 @@ class Case:
         w = rows if weight is None else weight.contiguous()
         b = rows if bias is None else bias.contiguous()
         tensors: tuple[Tensor, ...] = (rows, w, b, y, stats)
-        if self.shares > 1:
-            tensors = (*tensors, self.parts())
         if residual is not None:
             rows = torch.empty_like(y)
             tensors = (*tensors, residual.contiguous(), rows)
@@ -331,6 +311,12 @@ def case_of(
 # --- backward -------------------------------------------------------------------------------------
 
 
+def running(tiling: Tiling, index: int) -> Tiling:
+    """The tiling; in chunks where a device is too small for all the programs that share a row."""
+    few = index >= 0 and tiling.shares > tiling.per_sm * multiprocessors(index)
+    return CHUNKS if few else tiling
+
+
 def gradients_of(
     form: Form, dy: Tensor, x: Tensor, weight: Optional, stats: Tensor, dh: Optional,
     dw_type: torch.dtype | None, db_type: torch.dtype | None, programs: int,
@@ -363,7 +349,7 @@ class Backward:
         device: torch.device, tiling: Tiling | None,
     ) -> None:  # fmt: skip
         index, m = _index(device), math.prod(shape) // n
-        tiling = tiling or backward_tiling(n, dtype.itemsize)
+        tiling = running(tiling or backward_tiling(n, dtype.itemsize), index)
         self.m, self.n, self.index, self.tiling = m, n, index, tiling
         self.sums = dw_type is not None or db_type is not None
         self.dw = None if dw_type is None else _empty((n,), dw_type, device)
@@ -379,17 +365,17 @@ class Backward:
         self.launch = self.first[-1]
         self.part = _empty((1 + form.centred, count, n), accumulator(dtype), device)
         self.wide = not tiling.pieces
-        self.shares = 1 if self.wide else tiling.shares
-        self.parts = _shares(form, m, tiling, device)
+        self.shared = tiling.shares > 1
         sizes = (m, n, stride_x, stride_dy)
         counts: tuple[Any, ...] = (*sizes, tiles, 0)
         self.grid = count, 1
         if self.wide:
             self.row_grid, self.row_counts = (m, 1), sizes
             self.grid, counts = (count, -(-n // tiling.piece)), (*sizes, tiles)
-        elif self.shares > 1:
+        elif self.shared:
             groups = min(groups, count)
-            self.grid, counts = (groups * self.shares, 1), (*sizes, tiles, groups, count, 0)
+            self.shares = _empty((m, tiling.shares), torch.int64, device)
+            self.grid, counts = (groups * tiling.shares, 1), (*sizes, groups, count, 0)
         self.counts = counts if has_dh else (None, *counts)
         types = (dw_type or db_type, db_type or dw_type)
         if types[0] is not None and types[1] is not None:
@@ -415,8 +401,8 @@ class Backward:
             sums = torch.empty_like(stats)
             self.first[0](self.row_grid, (rows, dy, w, stats, sums), self.row_counts)
             tensors = (rows, dy, w, stats, sums, dx, part)
-        elif self.shares > 1:
-            tensors = (*tensors, self.parts())
+        elif self.shared:
+            tensors = (*tensors, self.shares().fill_(-1))  # no share yet
         if dh is not None:
             tensors = (*tensors, dh.contiguous())
         for launch in self.first[1:] if self.wide else self.first:
@@ -451,16 +437,17 @@ def _first_stage(
     # A single column is its own mean: nothing would remain but the rounding of the difference.
     short, compiled = dtype.itemsize == 2 and n > 1, not interpreting()
     opaque = compiled and dtype.itemsize == 2
+    if tiling.shares > 1:
+        lines = triton.next_power_of_2(-(-tiling.piece * tiling.pieces * dtype.itemsize // 128))
+        sizes = (*tiling[1:3], tiling.shares, lines if compiled else 0, tiling.stages, tiling.hold)
+        flags = (short, weighted, sums, opaque, *last, compiled)
+        options = _limited(tiling) | {"launch_cooperative_grid": compiled}
+        return tuple(
+            Launch(wide.backward_shared, index, (*sizes, *flags, finish), **options)
+            for finish in ((True,) if compiled else (False, True))
+        )
     # Whether each thread has the same columns in every row of a tile.
     shared = tiling.rows == 1 or tiling.piece * dtype.itemsize >= tiling.warps * 512
-    if tiling.shares > 1:
-        padded = triton.next_power_of_2(tiling.shares)
-        sizes = (*tiling[:3], tiling.shares, padded, tiling.stages, tiling.hold)
-        flags = (shared, short, weighted, sums, opaque, *last)
-        return tuple(
-            Launch(wide.backward_shared, index, (*sizes, *flags, step), **_limited(tiling))
-            for step in _PUBLISH
-        )
     early = compiled and _early_launch(index)
     constants = (
         kind, *tiling[:3], tiling.stages, tiling.hold, shared, short, weighted, sums, opaque, early,

@@ -18,9 +18,9 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from ..errors import ShapeError, WorkerError
-from ._norm_tilings import backward_tiling, forward_tiling
+from ._norm_tilings import CHUNKS, backward_tiling, forward_tiling
 from ._row_norm import LAYER, _first_stage, _forward_launch
-from .ladder import READ_TWICE, REAL, fits, step_of
+from .ladder import REAL, fits, step_of
 
 __all__ = ["compiled_ahead"]
 
@@ -28,7 +28,7 @@ _CHILD = "from roundoff.kernels.ahead import _compile_cases; _compile_cases()"
 #: What a multiprocessor of Hopper has: registers, warps, bytes of shared memory.
 _REGISTERS, _MOST_WARPS, _SHARED = 65536, 64, 233472
 _TYPES = {"MEAN": "fp32", "RSTD": "fp32", "PART": "fp32", "SUMS": "fp32", "STATS": "fp32",
-          "SHARES": "fp32"}  # fmt: skip
+          "SHARES": "i64"}  # fmt: skip
 
 
 def compiled_ahead(
@@ -147,7 +147,7 @@ def _to_compile(
         rest = (1e-5, True, False, False, -1)
         launch = _forward_launch(LAYER, tiling, n, n, *(kind,) * 3, *rest)[-1]
     else:
-        tiling = READ_TWICE if name == "read twice" else backward_tiling(n, itemsize)
+        tiling = CHUNKS if name == "read twice" else backward_tiling(n, itemsize)
         launch = _first_stage(LAYER, tiling, n, n, n, *(kind,) * 3, True, False, False, -1)[-1]
     names = [p.name for p in launch.function.params if p.is_constexpr]
     constants = dict(zip(names, launch.constants, strict=True))

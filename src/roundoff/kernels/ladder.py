@@ -24,13 +24,13 @@ import triton.language as tl
 
 from ..errors import ArgumentError, ShapeError
 from ._layer_norm_kernels import backward_sums, backward_wide, columns_of, same_bits
-from ._norm_tilings import Tiling
+from ._norm_tilings import CHUNKS
 from ._row_norm import LAYER, Backward, Case, _like
 from ._runtime import check_device, interpreting, kernel, multiprocessors, sum_along
 from .lessons import add_partial_sums, simple_backward
 
 __all__ = [
-    "BACKWARD", "FORWARD", "READ_TWICE", "REAL", "Step", "atomic_backward", "backward",
+    "BACKWARD", "FORWARD", "REAL", "Step", "atomic_backward", "backward",
     "backward_sums", "backward_wide", "columns_of", "fits", "forward", "pieces_backward",
     "pieces_forward", "row_forward", "same_bits", "step_of",
 ]  # fmt: skip
@@ -238,8 +238,6 @@ def _warps(block: int) -> int:
 _STEPS = {"forward": _forward_step, "backward": _backward_step}
 #: Steps that are the library's kernels.
 REAL = ("read twice", "roundoff")
-#: Rows stay in memory: they are read twice, 16 at a time, in chunks of 256 columns.
-READ_TWICE = Tiling(16, 256, 0, 4, 1, 1)
 
 
 def step_of(direction: str, name: str, columns: int, itemsize: int, piece: int | None) -> Any:
@@ -455,6 +453,6 @@ def _case(m: int, n: int, dtype: torch.dtype, device: torch.device, eps: float) 
 
 @lru_cache(256)
 def _gradients(name: str, m: int, n: int, dtype: torch.dtype, device: torch.device) -> Backward:
-    tiling = READ_TWICE if name == "read twice" else None
+    tiling = CHUNKS if name == "read twice" else None
     return Backward(LAYER, (m, n), n, n, n, dtype, dtype, dtype, dtype, dtype, False, 0, device,
                     tiling)  # fmt: skip

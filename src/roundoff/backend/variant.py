@@ -17,9 +17,9 @@ from roundoff.fusion import OptimizationOptions, fuse
 from roundoff.fusion.experimental import KERNELS
 from roundoff.fusion.rule import Report
 
-from .program import CudaGraphProgram, Program, addresses, picked, split_precomputed
+from .program import CudaGraphProgram, Program, picked, split_precomputed, unmoved
 from .upcast import with_kernels
-from .weights import Join, adjacent, move, split_joins
+from .weights import Join, Unwritten, adjacent, move, split_joins
 
 __all__ = ["CompileSettings", "Exported", "Variant", "reset"]
 
@@ -139,9 +139,9 @@ class Variant:
         self._weights = [place[i.name] for i in static]
         self._joins = [(j.name, [place[n] for n in j.weights]) for j in self._joined]
         self._replaces = settings.replace_weights
-        # Where weights lay that were packed, and the versions of those that were copied.
+        # Where weights lay that were packed, and those of them that were copied.
         self._read_at: list[int] | None = None
-        self._last_read: list[tuple[int, Any, int]] = []
+        self._copied, self._unwritten = picked([]), Unwritten([])
         self._epoch = -1
         # Where the program's inputs are in the list of the arguments and what is packed.
         packed = [n for n, _ in self._joins]
@@ -152,8 +152,8 @@ class Variant:
         # Weights with strides of their own are copied once, and again when they change.
         self._static = {place[n] for n in exported.static}
         self._steady = sorted(self._static | {place[n] for n in exported.steady})
-        self._where = addresses(self._steady)
-        self._addresses: list[int] = []
+        #: Whether steady inputs lie where they did.
+        self._still = unmoved([], [], [])
         self._strided = False
         #: Whether the program's last run bound what lies at these addresses.
         self._bound = False
@@ -231,7 +231,7 @@ class Variant:
 
     def _run(self, args: Sequence[Any], sizes: Mapping[str, int]) -> list[torch.Tensor]:
         # Weights are too many to look at one by one: one comparison says that none has moved.
-        settled = self._bound and self._epoch == _epoch and self._where(args) == self._addresses
+        settled = self._bound and self._epoch == _epoch and self._still(args)
         if not settled:
             self._look(args)
         if self.precomputed is not None and self._changed(args, settled):
@@ -272,8 +272,13 @@ class Variant:
             self._copies.clear()
             self._read_at = None
         self._epoch = _epoch
-        self._addresses, self._pairs = self._where(args), None
+        self._settle(args)
+        self._pairs = None
         self._strided = any(not args[i].is_contiguous() for i in self._steady)
+
+    def _settle(self, args: Sequence[Any]) -> None:
+        known = [args[i].data_ptr() for i in self._steady]
+        self._still = unmoved(self._steady, known, list(args))
 
     def _write_back(
         self,
@@ -301,11 +306,7 @@ class Variant:
             return True
         if not settled and self._read_at != [args[i].data_ptr() for i in self._weights]:
             return True
-        # Not any(): a generator takes longer than all of its comparisons.
-        for i, t, v in self._last_read:  # noqa: SIM110
-            if args[i] is not t or (v >= 0 and t._version != v):
-                return True
-        return False
+        return not self._unwritten.holds(self._copied(args))
 
     def _pack(self, args: Sequence[Any]) -> None:
         """Compute what depends on weights alone; join them as they lie where they lie so."""
@@ -315,7 +316,7 @@ class Variant:
             self._packed.clear()  # what was packed before is not there a second time
             move([[args[i] for i in places] for _, places in self._joins],
                  [[names[i] for i in places] for _, places in self._joins])  # fmt: skip
-            self._addresses = self._where(args)
+            self._settle(args)
         copied = set()
         with torch.inference_mode(False), torch.no_grad():
             for name, places in self._joins:
@@ -332,8 +333,8 @@ class Variant:
             computed = self._packing.run([args[i].contiguous() for i in places])
             self._packed.update(zip(self._packing.outputs, computed, strict=True))
         self._read_at = [args[i].data_ptr() for i in self._weights]
-        # The tensors themselves: their memory cannot be reused for others while they are kept.
-        self._last_read = [(i, args[i], _version(args[i])) for i in sorted(copied)]
+        self._copied = picked(sorted(copied))
+        self._unwritten = Unwritten(self._copied(args))
 
     def _contiguous(self, tensor: torch.Tensor, i: int) -> torch.Tensor:
         if i not in self._static:

@@ -250,6 +250,64 @@ def test_a_step_binds_its_outputs_alone(marked: bool, monkeypatch: pytest.Monkey
     assert set(bound) <= {"output_0"}
 
 
+def count_on(length: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    y = x * length
+    length.add_(3)
+    return y
+
+
+def count_down(length: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    y = x * length
+    length.sub_(1)
+    return y
+
+
+def count_first(length: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    length.add_(3)
+    return x * length
+
+
+def count_twice(length: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    y = x * length
+    length.add_(3)
+    length.mul_(2)
+    return y
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("marked", [True, False])
+@pytest.mark.parametrize(
+    ("f", "length", "adds"),
+    [
+        (count_on, torch.tensor(2), 0),
+        (count_on, torch.tensor([2]), 0),
+        (count_down, torch.tensor(2), 1),
+        (count_first, torch.tensor(2), 1),  # which reads the sum
+        (count_twice, torch.tensor(2), 1),
+        (count_on, torch.tensor([2, 1, 0]), 1),
+        (count_on, torch.tensor(2.0), 1),
+        (count_on, torch.tensor(2, dtype=torch.int32), 1),
+    ],
+)
+def test_lengths_are_counted_without_a_node_each(
+    f: Any, length: torch.Tensor, adds: int, marked: bool
+) -> None:
+    storage: dict[str, Any] = {}
+    backend = functools.partial(rb.onnx_custom_backend, storage=storage)
+    run = torch.compile(f, backend=backend, fullgraph=True, dynamic=False)
+    ours, wanted, x = length.clone(), length.clone(), torch.randn(3)
+    if marked:
+        torch._dynamo.mark_static_address(ours)
+    for n in range(5):
+        torch.testing.assert_close(run(ours, x), f(wanted, x))
+        assert torch.equal(ours, wanted)
+        if n == 2:
+            elsewhere(ours)
+    (graph,) = storage["instance"]
+    names = [node.op_type for node in graph.model.graph.node]
+    assert sum(names.count(op) for op in ("Add", "Sub")) == adds
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("marked", [True, False])
 def test_caches_in_turn_keep_their_own_lengths(marked: bool) -> None:

@@ -25,7 +25,7 @@ from .sizes import evaluate, known
 
 __all__ = [
     *("CudaGraphProgram", "Program", "addresses", "partitions", "picked", "split_precomputed"),
-    "unmoved",
+    *("unmoved", "without_counts"),
 ]
 
 #: What runs a node of domain "roundoff": (input tensors, attributes) -> output tensors, or one that
@@ -192,6 +192,42 @@ def _submodel(
     return onnx.helper.make_model(
         subgraph, opset_imports=list(model.opset_import), ir_version=model.ir_version
     )
+
+
+def without_counts(
+    model: onnx.ModelProto, written: Mapping[str, str]
+) -> tuple[onnx.ModelProto, dict[str, int]]:
+    """The model without counting, and what is added to which written output, by one call for all.
+
+    A cache's length is such: each layer has its own, and an `Add` for it takes as long to launch
+    as one that does work.
+
+    Parameters
+    ----------
+    model : onnx.ModelProto
+    written : mapping
+        Written output -> the input whose new values it has.
+    """
+    graph = model.graph
+    read = {i for n in graph.node for i in n.input}
+    numbers = {t.name: t for t in graph.initializer
+               if t.data_type == onnx.TensorProto.INT64 and math.prod(t.dims) == 1}  # fmt: skip
+    single = {v.name for v in graph.output
+              if v.type.tensor_type.elem_type == onnx.TensorProto.INT64
+              and all(d.dim_value == 1 for d in v.type.tensor_type.shape.dim)}  # fmt: skip
+    counts: dict[str, int] = {}
+    for node in graph.node:
+        output, inputs = node.output[0], list(node.input)
+        if node.op_type != "Add" or output not in single or output in read:
+            continue
+        at = [i for i in inputs if i in numbers]
+        if len(at) == 1 and written.get(output) in inputs:
+            counts[output] = int(onnx.numpy_helper.to_array(numbers[at[0]]).item())
+    rest = [n for n in graph.node if n.output[0] not in counts]
+    if not counts or not rest:
+        return model, {}
+    left = [o.name for o in graph.output if o.name not in counts]
+    return _submodel(model, rest, left), counts
 
 
 def _between(groups: Sequence[Sequence[onnx.NodeProto]]) -> set[str]:

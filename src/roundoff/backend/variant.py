@@ -17,7 +17,14 @@ from roundoff.fusion import OptimizationOptions, fuse
 from roundoff.fusion.experimental import KERNELS
 from roundoff.fusion.rule import Report
 
-from .program import CudaGraphProgram, Program, picked, split_precomputed, unmoved
+from .program import (
+    CudaGraphProgram,
+    Program,
+    picked,
+    split_precomputed,
+    unmoved,
+    without_counts,
+)
 from .upcast import with_kernels
 from .weights import Join, Unwritten, adjacent, move, split_joins
 
@@ -158,24 +165,29 @@ class Variant:
         #: Whether the program's last run bound what lies at these addresses.
         self._bound = False
         self._copies: dict[int, tuple[tuple[Any, int, int], torch.Tensor]] = {}
-        self._outputs = [o.name for o in self.fused.graph.output]
+        self._outputs = [o.name for o in self.fused.graph.output if o.name not in self._counted]
         self._all = set(self._outputs) <= set(self.program.outputs)
         # Inputs that may lie elsewhere at the next call, for a CUDA graph to copy.
         moving = [i not in self._steady and i < len(exported.names) for i in self._order]
         # Whose layout the next call may change; that of the others is dynamo's to guard.
         self._loose = [i for i, m in zip(self._order, moving, strict=True) if m]
-        self._written = [place[n] for n in exported.written]
-        here = [f"written_{at}" in self.program.in_place for at in range(len(self._written))]
-        self._in_place = [(at, i) for at, i in enumerate(self._written) if here[at]]
-        self._apart = [(at, i) for at, i in enumerate(self._written) if not here[at]]
-        # Lengths of caches: torch takes ten times as long to copy them one by one, and NumPy's
-        # view of a tensor forbids its owner to resize it. None where memory may have moved.
-        numbers = {n for n, t in self.program.kept.items()
-                   if t.dtype is torch.int64 and t.numel() == 1}  # fmt: skip
+        written = [(f"written_{at}", place[n]) for at, n in enumerate(exported.written)]
+        returned = [(n, i) for n, i in written if n not in self._counted]
+        self._written = len(returned)
+        here = [n in self.program.in_place for n, _ in returned]
+        self._in_place = [(at, i) for at, (_, i) in enumerate(returned) if here[at]]
+        self._apart = [(at, i) for at, (_, i) in enumerate(returned) if not here[at]]
+        # Lengths of caches: which to raise by how much.
+        self._raised: dict[int, list[int]] = {}
+        for name, i in written:
+            if name in self._counted:
+                self._raised.setdefault(self._counted[name], []).append(i)
+        # On a CPU torch takes ten times as long for each of them as ctypes, and NumPy's view of a
+        # tensor forbids its owner to resize it. None where memory may have moved.
         self._integers = exported.device.type == "cpu" and all(
-            i in self._steady and f"written_{at}" in numbers for at, i in self._apart
+            i in self._steady for places in self._raised.values() for i in places
         )
-        self._pairs: list[tuple[Any, Any]] | None = None
+        self._lengths: list[tuple[Any, int]] | None = None
         # All that a settled run of the program reads, unless it reads what is packed.
         self._live = [(at, self._order[at]) for at in self.program.live]
         self._sparse = all(i < len(exported.names) for _, i in self._live)
@@ -211,6 +223,8 @@ class Variant:
         steady = {*exported.static, *exported.steady}
         if self.precomputed is not None:
             steady |= {o.name for o in self.precomputed.graph.output}
+        written = {f"written_{at}": name for at, name in enumerate(exported.written)}
+        self.model, self._counted = without_counts(self.model, written)
         self.program = Program(self.model, *where, steady=steady)
         self._joined: list[Join] = []
         rest = None
@@ -260,9 +274,11 @@ class Variant:
             outputs = [
                 by_name[n] if n in by_name else self._packed[n].clone() for n in self._outputs
             ]
+        if self._raised:
+            self._raise(args)
         if not self._written:
             return outputs
-        returned = len(outputs) - len(self._written)
+        returned = len(outputs) - self._written
         self._write_back(args, outputs[returned:], () if sparse else self._in_place)
         return outputs[:returned]
 
@@ -273,7 +289,7 @@ class Variant:
             self._read_at = None
         self._epoch = _epoch
         self._settle(args)
-        self._pairs = None
+        self._lengths = None
         self._strided = any(not args[i].is_contiguous() for i in self._steady)
 
     def _settle(self, args: Sequence[Any]) -> None:
@@ -290,15 +306,22 @@ class Variant:
         for at, i in in_place:
             if values[at] is not args[i] and values[at].data_ptr() != args[i].data_ptr():
                 args[i].copy_(values[at])
-        if self._pairs is None and self._apart:
+        if self._apart:
             pairs = [(args[i], values[at]) for at, i in self._apart]
             torch._foreach_copy_([a for a, _ in pairs], [b for _, b in pairs])
-            if self._integers:
-                number = ctypes.c_int64.from_address
-                self._pairs = [(number(a.data_ptr()), number(b.data_ptr())) for a, b in pairs]
-        else:
-            for there, here in self._pairs or ():
-                there.value = here.value
+
+    def _raise(self, args: Sequence[Any]) -> None:
+        """Count in the tensors that the graph counts in."""
+        if self._lengths is not None:
+            for length, more in self._lengths:
+                length.value += more
+            return
+        for more, places in self._raised.items():
+            torch._foreach_add_([args[i] for i in places], more)
+        if self._integers:
+            number = ctypes.c_int64.from_address
+            self._lengths = [(number(args[i].data_ptr()), more)
+                             for more, places in self._raised.items() for i in places]  # fmt: skip
 
     def _changed(self, args: Sequence[Any], settled: bool) -> bool:
         """Whether a weight is not what was packed."""

@@ -4,6 +4,8 @@ import functools
 import gc
 import itertools
 import math
+import os
+import tempfile
 
 import numpy as np
 import pandas as pd
@@ -14,7 +16,7 @@ from hypothesis import strategies as st
 
 from roundoff import timing
 from roundoff.errors import ArgumentError, UnsupportedError
-from roundoff.timing import Ratio, ceilings, harness, measure, statistics
+from roundoff.timing import Ratio, ceilings, compile_cache, harness, measure, statistics
 
 
 class Clock:
@@ -504,3 +506,26 @@ class TestCuda:
         found = timing.measure_ceilings("cuda", side=4096, budget_s=0.1)
         assert found["float32 tf32"] > found["float32"]
         assert found["copy"] > 1e11
+
+
+def test_a_cache_of_compiled_code_is_empty_or_as_it_was_left(monkeypatch, tmp_path) -> None:
+    from torch._dynamo.utils import counters
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("TRITON_CACHE_DIR", "kept")
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    hits = []
+    for name, again in [("a/b", False), ("a/b", True), ("c", True), ("a/b", True), ("a/b", False)]:
+        torch._dynamo.reset()
+        counters.clear()
+        with compile_cache(name, again) as folder:
+            assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(folder)
+            assert tmp_path in folder.parents
+            torch.compile(lambda x: x.sin() + 1)(torch.ones(3))
+            assert any(folder.rglob("*.py"))
+        seen = counters["inductor"]
+        hits.append(seen["fxgraph_cache_hit"] + counters["aot_autograd"]["autograd_cache_hit"] > 0)
+        assert os.environ["TRITON_CACHE_DIR"] == "kept"
+        assert "TORCHINDUCTOR_CACHE_DIR" not in os.environ
+    torch._dynamo.reset()
+    assert hits == [False, True, False, True, False]

@@ -54,12 +54,10 @@ import gc
 import math
 import time
 import warnings
-from contextlib import nullcontext
 from functools import partial
 
 import pandas as pd
 import torch
-from torch._inductor.utils import fresh_cache
 from transformers import StaticCache
 
 from roundoff.backend import onnx_custom_backend
@@ -69,7 +67,7 @@ from roundoff.models import PASSAGES, SMOLLM2, Float64Llama, load_trained, padde
 from roundoff.ort import available
 from roundoff.page import Study
 from roundoff.script import get_parsed_args, unit_test_going
-from roundoff.timing import measure
+from roundoff.timing import compile_cache, measure
 
 warnings.simplefilter("ignore", FutureWarning)
 began, quick = time.perf_counter(), unit_test_going()
@@ -261,7 +259,7 @@ for dtype in dtypes:
         # On a GPU compiling takes most of the time: each case has the ways that tell most.
         graphs = GRAPHS if case == "decode" and dtype == dtypes[0] else ()
         ways = (PLAIN if batch == batches[0] or not graphs else ()) + graphs
-        with nullcontext() if second else fresh_cache():  # as if nothing was ever compiled before
+        with compile_cache(f"{layers} {dtype} {case} {batch}", again=second):  # empty at first
             contests += contest(model, case, batch, ("eager", *ways))
 contests.sort(key=lambda row: (row["dtype"] == "bfloat16", row["case"] == "decode", row["batch"]))
 contests, apart = pd.DataFrame(contests), ["first call", "nodes", "sessions", "memory"]

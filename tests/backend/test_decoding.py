@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import roundoff.backend as rb
-from roundoff.backend.program import Program, _Partition, addresses, written_in_place
+from roundoff.backend.program import Program, _Partition, addresses, unmoved, written_in_place
 from roundoff.errors import ModelError, ShapeError
 from roundoff.fusion import OptimizationOptions
 from roundoff.models import load_trained
@@ -250,6 +250,64 @@ def test_a_step_binds_its_outputs_alone(marked: bool, monkeypatch: pytest.Monkey
     assert set(bound) <= {"output_0"}
 
 
+def count_on(length: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    y = x * length
+    length.add_(3)
+    return y
+
+
+def count_down(length: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    y = x * length
+    length.sub_(1)
+    return y
+
+
+def count_first(length: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    length.add_(3)
+    return x * length
+
+
+def count_twice(length: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    y = x * length
+    length.add_(3)
+    length.mul_(2)
+    return y
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("marked", [True, False])
+@pytest.mark.parametrize(
+    ("f", "length", "adds"),
+    [
+        (count_on, torch.tensor(2), 0),
+        (count_on, torch.tensor([2]), 0),
+        (count_down, torch.tensor(2), 1),
+        (count_first, torch.tensor(2), 1),  # which reads the sum
+        (count_twice, torch.tensor(2), 1),
+        (count_on, torch.tensor([2, 1, 0]), 1),
+        (count_on, torch.tensor(2.0), 1),
+        (count_on, torch.tensor(2, dtype=torch.int32), 1),
+    ],
+)
+def test_lengths_are_counted_without_a_node_each(
+    f: Any, length: torch.Tensor, adds: int, marked: bool
+) -> None:
+    storage: dict[str, Any] = {}
+    backend = functools.partial(rb.onnx_custom_backend, storage=storage)
+    run = torch.compile(f, backend=backend, fullgraph=True, dynamic=False)
+    ours, wanted, x = length.clone(), length.clone(), torch.randn(3)
+    if marked:
+        torch._dynamo.mark_static_address(ours)
+    for n in range(5):
+        torch.testing.assert_close(run(ours, x), f(wanted, x))
+        assert torch.equal(ours, wanted)
+        if n == 2:
+            elsewhere(ours)
+    (graph,) = storage["instance"]
+    names = [node.op_type for node in graph.model.graph.node]
+    assert sum(names.count(op) for op in ("Add", "Sub")) == adds
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("marked", [True, False])
 def test_caches_in_turn_keep_their_own_lengths(marked: bool) -> None:
@@ -443,6 +501,45 @@ def test_a_function_that_writes_and_returns_nothing() -> None:
 def test_addresses_are_those_at_the_places(places: list[int]) -> None:
     tensors = [torch.zeros(2) for _ in range(4)]
     assert addresses(places)(tensors) == [tensors[i].data_ptr() for i in places]
+
+
+def compared(tensors: list[Any], known: list[Any], places: list[int]) -> bool:
+    """torch's comparison of addresses, where it is built for CUDA."""
+    return all(tensors[i].data_ptr() == known[i] for i in places)
+
+
+def in_order(tensors: list[Any], known: list[Any], places: list[int]) -> bool:
+    """The same with other arguments, as another version of torch may have it."""
+    return all(tensors[i].data_ptr() == int(k) for i, k in zip(places, known, strict=True))
+
+
+@pytest.mark.parametrize("compare", [None, compared, in_order, lambda *_: True, lambda *_: False])
+@pytest.mark.parametrize("places", [[], [1], [2, 0], [0, 1, 2, 3]])
+def test_a_tensor_that_moves_is_noticed_by_any_comparison(
+    compare: Any, places: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[Any] = []
+
+    def counted(*args: Any) -> bool:
+        calls.append(args)
+        return bool(compare(*args))
+
+    if compare is not None:
+        name = "_tensors_data_ptrs_at_indices_equal"
+        monkeypatch.setattr(torch._C, name, counted, raising=False)
+    tensors: list[Any] = [torch.zeros(2) for _ in range(4)]
+    still = unmoved(places, [tensors[i].data_ptr() for i in places], tensors)
+    calls.clear()
+    assert still(tensors)
+    if compare is not in_order:  # which is right where all are looked at
+        assert bool(calls) == (compare is compared and bool(places))
+    for i in range(4):
+        moved = [t.clone() if i == n else t for n, t in enumerate(tensors)]
+        assert still(moved) == (i not in places)
+        kept = tensors[i].data
+        tensors[i].data = kept.clone()
+        assert still(tensors) == (i not in places)
+        tensors[i].data = kept
 
 
 def test_a_settled_run_reads_what_changes_its_size() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import io
 from collections.abc import Callable, Iterator
@@ -15,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import roundoff.backend as rb
-from roundoff.backend.weights import Join, adjacent, move, split_joins
+from roundoff.backend.weights import Join, Unwritten, adjacent, move, split_joins
 from roundoff.errors import UnsupportedError
 from roundoff.fusion import OptimizationOptions
 
@@ -299,3 +300,53 @@ def test_memory_beside_the_weights_on_cuda(replace: bool) -> None:
     stays = free - torch.cuda.mem_get_info()[0]  # sessions allocate beside torch
     assert taken <= 0.3 * weights
     assert stays <= 0.3 * weights
+
+
+# Whether a copy is of what is there now
+
+
+def identity(t: torch.Tensor) -> torch.Tensor:
+    return t
+
+
+@pytest.mark.parametrize("around", ["nothing", "no_grad", "inference", "hooks"])
+@pytest.mark.parametrize("change", ["add_", "copy_", "view", "set_", "other", "alias"])
+@pytest.mark.parametrize("which", range(3))
+def test_a_tensor_written_or_exchanged_is_noticed(around: str, change: str, which: int) -> None:
+    tensors = [torch.zeros(2, 2), torch.nn.Parameter(torch.zeros(2, 2)), torch.ones(4)[::2]]
+    contexts = {
+        "nothing": contextlib.nullcontext(),
+        "no_grad": torch.no_grad(),
+        "inference": torch.inference_mode(),
+        "hooks": torch.autograd.graph.saved_tensors_hooks(identity, identity),
+    }
+    with contexts[around]:
+        known = Unwritten(tensors)
+        assert all(known.holds(tensors) for _ in range(3))
+        now = list(tensors)
+        with torch.no_grad():
+            if change == "add_":
+                tensors[which].add_(1)
+            elif change == "copy_":
+                tensors[which].copy_(torch.ones_like(tensors[which]))
+            elif change == "view":  # the counter is one for a tensor and its views
+                tensors[which].detach()[0].zero_()
+            elif change == "set_":
+                tensors[which].set_(torch.ones_like(tensors[which]))
+            elif change == "other":
+                now[which] = tensors[which].clone()
+            else:
+                now[which] = tensors[which].detach()
+        assert not known.holds(now)
+
+
+def test_inference_tensors_are_known_by_identity_alone() -> None:
+    with torch.inference_mode():
+        tensors = [torch.zeros(2), torch.zeros(2)]
+    known = Unwritten([torch.zeros(1), *tensors][1:])
+    assert known.holds(tensors)
+    with torch.inference_mode():
+        tensors[0].add_(1)  # which no counter tells: reset() is for it
+    assert known.holds(tensors)
+    assert not known.holds([tensors[1], tensors[0]])
+    assert Unwritten([]).holds([])

@@ -78,6 +78,60 @@ def test_rotary_near_misses(change: dict[str, str]) -> None:
     assert "RotaryEmbedding" not in rotary(**change)
 
 
+PACKED_ROTARY = """g ({t}[2, {n}, 40] x, {t}[{r}, 4] c, {t}[{r}, 4] s, {t}[{r}, 4] z)
+  => ({t}[2, {n}, 16] q, {t}[2, {n}, 8] k, {t}[2, {n}, 16] v) {{
+  a, b, d = Split<axis = -1>(x, lengths) v = {last}
+  q = com.microsoft.RotaryEmbedding<num_heads = 2, interleaved = {i}>(a, ids, c, s)
+  k = com.microsoft.RotaryEmbedding<num_heads = 1>({k}, more, c, {s}) }}"""
+EACH = np.arange(6).reshape(2, 3)
+
+
+def packed_rotary(
+    ids: np.ndarray, more: np.ndarray | None = None, n: int = 3, t: str = "float", **text: str
+) -> tuple[list[str], str]:
+    chosen = {"r": 70, "i": 0, "k": "b", "s": "s", "last": "Neg(d)", "n": n, "t": t} | text
+    constants = {
+        "lengths": np.array([16, 8, 16]),
+        "ids": ids,
+        "more": ids if more is None else more,
+    }
+    left, report = rewritten(model(PACKED_ROTARY.format(**chosen), **constants), tolerance=0)
+    return left, " ".join(report.refused.values())
+
+
+@pytest.mark.parametrize("kind", ["float", "float16"])
+@pytest.mark.parametrize(
+    ("ids", "rows"),  # of which there are fewer than heads, or more
+    [(EACH, 6), (EACH, 70), (EACH[::-1].copy(), 7), (np.array([0]), 3), (np.array([2]), 5)],
+    ids=str,
+)
+def test_parts_of_one_product_are_rotated_at_once(ids: np.ndarray, rows: int, kind: str) -> None:
+    """To the last bit, the part that is not rotated as well."""
+    left, _ = packed_rotary(ids, t=kind, r=str(rows))
+    assert sorted(set(left)) == ["Concat", "Neg", "Reshape", "RotaryEmbedding", "Split"]
+    assert left.count("RotaryEmbedding") == left.count("Split") == 1
+    all_turned = "com.microsoft.RotaryEmbedding<num_heads = 2>(d, ids, c, s)"
+    left, _ = packed_rotary(ids, t=kind, r=str(rows), last=all_turned)
+    assert left.count("RotaryEmbedding") == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"more": EACH + 1}, "different tables"),
+        ({"s": "z"}, "different tables"),
+        ({"i": "1"}, ""),
+        ({"last": "Concat<axis = -1>(b, b)"}, ""),  # which reads a part before it is rotated
+        ({"n": 33, "ids": np.arange(66).reshape(2, 33)}, "more than 64 tokens"),
+    ],
+    ids=str,
+)
+def test_parts_are_rotated_apart(change: dict[str, object], reason: str) -> None:
+    left, refused = packed_rotary(**({"ids": EACH} | change))  # type: ignore[arg-type]
+    assert left.count("RotaryEmbedding") == 2
+    assert reason in refused
+
+
 def test_silu() -> None:
     text = "g (float[2, 4] x, float[2, 4] z) => (float[2, 4] y) { g = Sigmoid(x) y = Mul(g, x) }"
     assert rewritten(model(text))[0] == ["QuickGelu"]

@@ -23,7 +23,10 @@ from roundoff.ort.tensors import from_ort
 
 from .sizes import evaluate, known
 
-__all__ = ["CudaGraphProgram", "Program", "addresses", "partitions", "picked", "split_precomputed"]
+__all__ = [
+    *("CudaGraphProgram", "Program", "addresses", "partitions", "picked", "split_precomputed"),
+    *("unmoved", "without_counts"),
+]
 
 #: What runs a node of domain "roundoff": (input tensors, attributes) -> output tensors, or one that
 #: writes into tensors that it is passed.
@@ -47,6 +50,28 @@ def addresses(places: Sequence[int]) -> Callable[[Sequence[Any]], list[int]]:
     """What tells where the tensors at *places* of a list lie."""
     pick, address = picked(places), torch.Tensor.data_ptr
     return lambda tensors: list(map(address, pick(tensors)))
+
+
+def unmoved(
+    places: Sequence[int], known: Sequence[int], tensors: list[Any]
+) -> Callable[[Sequence[Any]], bool]:
+    """What tells whether the tensors at *places* of a list still lie at the *known* addresses.
+
+    torch built for CUDA compares them in C++, in a fraction of the time that a call for each
+    address takes; not public, it is asked here for what it must say of these *tensors*.
+    """
+    compare = getattr(torch._C, "_tensors_data_ptrs_at_indices_equal", None)
+    if compare is not None and places:
+        where: list[int | None] = [None] * len(tensors)
+        for i, at in zip(places, known, strict=True):
+            where[i] = at
+        others = [w if w is None else w + 1 for w in where]
+        indices = list(places)
+        with contextlib.suppress(TypeError, RuntimeError, IndexError, ValueError):
+            if compare(tensors, where, indices) and not compare(tensors, others, indices):
+                return lambda tensors: compare(tensors, where, indices)
+    look, same = addresses(places), list(known)
+    return lambda tensors: look(tensors) == same
 
 
 @dataclasses.dataclass
@@ -169,6 +194,54 @@ def _submodel(
     )
 
 
+def without_counts(
+    model: onnx.ModelProto, written: Mapping[str, str]
+) -> tuple[onnx.ModelProto, dict[str, int]]:
+    """The model without counting, and what is added to which written output, by one call for all.
+
+    A cache's length is such: each layer has its own, and an `Add` for it takes as long to launch
+    as one that does work.
+
+    Parameters
+    ----------
+    model : onnx.ModelProto
+    written : mapping
+        Written output -> the input whose new values it has.
+    """
+    graph = model.graph
+    read = {i for n in graph.node for i in n.input}
+    numbers = {t.name: t for t in graph.initializer
+               if t.data_type == onnx.TensorProto.INT64 and math.prod(t.dims) == 1}  # fmt: skip
+    single = {v.name for v in graph.output
+              if v.type.tensor_type.elem_type == onnx.TensorProto.INT64
+              and all(d.dim_value == 1 for d in v.type.tensor_type.shape.dim)}  # fmt: skip
+    counts: dict[str, int] = {}
+    for node in graph.node:
+        output, inputs = node.output[0], list(node.input)
+        if node.op_type != "Add" or output not in single or output in read:
+            continue
+        at = [i for i in inputs if i in numbers]
+        if len(at) == 1 and written.get(output) in inputs:
+            counts[output] = int(onnx.numpy_helper.to_array(numbers[at[0]]).item())
+    rest = [n for n in graph.node if n.output[0] not in counts]
+    if not counts or not rest:
+        return model, {}
+    left = [o.name for o in graph.output if o.name not in counts]
+    return _submodel(model, rest, left), counts
+
+
+def _between(groups: Sequence[Sequence[onnx.NodeProto]]) -> set[str]:
+    """What passes from one group of nodes to another, or is a kernel's."""
+    made = {o: at for at, nodes in enumerate(groups) for n in nodes for o in n.output}
+    return {
+        name
+        for at, nodes in enumerate(groups)
+        for n in nodes
+        for name in [*n.input, *(n.output if n.domain == "roundoff" else ())]
+        if n.domain == "roundoff" or made.get(name, at) != at
+    }
+
+
 def written_in_place(model: onnx.ModelProto) -> dict[str, str]:
     """Outputs that may lie where an input does -> that input.
 
@@ -235,8 +308,11 @@ class Program:
         # What the caller will say: sizes of inputs, and integers.
         sizes = [d.dim_param for i in graph.input for d in i.type.tensor_type.shape.dim]
         self._symbols = {n for n in [*sizes, *self.inputs, *symbols] if n.isidentifier()}
+        groups = partitions(model)
+        between = _between(groups)  # what one partition computes for itself needs no place
         for value in [*graph.input, *graph.value_info, *graph.output]:
-            self._slot(value)
+            if value.name in between or value.name in self.inputs or value.name in self.outputs:
+                self._slot(value)
         stored = {t.name: t for t in graph.initializer}
         wanted = [i for n in graph.node if n.domain == "roundoff" for i in n.input if i in stored]
         constants = {name: _constant(stored[name], device) for name in wanted}
@@ -286,7 +362,7 @@ class Program:
         ]
         self._by_kernel = [i for i, n in enumerate(self.outputs) if n in self._made]
         chosen = list(providers or [CUDA if self.cuda else "CPUExecutionProvider"])
-        for group in partitions(model):
+        for group in groups:
             if group[0].domain == "roundoff":
                 self.steps.append(self._kernel(group[0], kernels))
             else:

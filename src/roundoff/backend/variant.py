@@ -17,9 +17,16 @@ from roundoff.fusion import OptimizationOptions, fuse
 from roundoff.fusion.experimental import KERNELS
 from roundoff.fusion.rule import Report
 
-from .program import CudaGraphProgram, Program, addresses, picked, split_precomputed
+from .program import (
+    CudaGraphProgram,
+    Program,
+    picked,
+    split_precomputed,
+    unmoved,
+    without_counts,
+)
 from .upcast import with_kernels
-from .weights import Join, adjacent, move, split_joins
+from .weights import Join, Unwritten, adjacent, move, split_joins
 
 __all__ = ["CompileSettings", "Exported", "Variant", "reset"]
 
@@ -139,9 +146,9 @@ class Variant:
         self._weights = [place[i.name] for i in static]
         self._joins = [(j.name, [place[n] for n in j.weights]) for j in self._joined]
         self._replaces = settings.replace_weights
-        # Where weights lay that were packed, and the versions of those that were copied.
+        # Where weights lay that were packed, and those of them that were copied.
         self._read_at: list[int] | None = None
-        self._last_read: list[tuple[int, Any, int]] = []
+        self._copied, self._unwritten = picked([]), Unwritten([])
         self._epoch = -1
         # Where the program's inputs are in the list of the arguments and what is packed.
         packed = [n for n, _ in self._joins]
@@ -152,30 +159,35 @@ class Variant:
         # Weights with strides of their own are copied once, and again when they change.
         self._static = {place[n] for n in exported.static}
         self._steady = sorted(self._static | {place[n] for n in exported.steady})
-        self._where = addresses(self._steady)
-        self._addresses: list[int] = []
+        #: Whether steady inputs lie where they did.
+        self._still = unmoved([], [], [])
         self._strided = False
         #: Whether the program's last run bound what lies at these addresses.
         self._bound = False
         self._copies: dict[int, tuple[tuple[Any, int, int], torch.Tensor]] = {}
-        self._outputs = [o.name for o in self.fused.graph.output]
+        self._outputs = [o.name for o in self.fused.graph.output if o.name not in self._counted]
         self._all = set(self._outputs) <= set(self.program.outputs)
         # Inputs that may lie elsewhere at the next call, for a CUDA graph to copy.
         moving = [i not in self._steady and i < len(exported.names) for i in self._order]
         # Whose layout the next call may change; that of the others is dynamo's to guard.
         self._loose = [i for i, m in zip(self._order, moving, strict=True) if m]
-        self._written = [place[n] for n in exported.written]
-        here = [f"written_{at}" in self.program.in_place for at in range(len(self._written))]
-        self._in_place = [(at, i) for at, i in enumerate(self._written) if here[at]]
-        self._apart = [(at, i) for at, i in enumerate(self._written) if not here[at]]
-        # Lengths of caches: torch takes ten times as long to copy them one by one, and NumPy's
-        # view of a tensor forbids its owner to resize it. None where memory may have moved.
-        numbers = {n for n, t in self.program.kept.items()
-                   if t.dtype is torch.int64 and t.numel() == 1}  # fmt: skip
+        written = [(f"written_{at}", place[n]) for at, n in enumerate(exported.written)]
+        returned = [(n, i) for n, i in written if n not in self._counted]
+        self._written = len(returned)
+        here = [n in self.program.in_place for n, _ in returned]
+        self._in_place = [(at, i) for at, (_, i) in enumerate(returned) if here[at]]
+        self._apart = [(at, i) for at, (_, i) in enumerate(returned) if not here[at]]
+        # Lengths of caches: which to raise by how much.
+        self._raised: dict[int, list[int]] = {}
+        for name, i in written:
+            if name in self._counted:
+                self._raised.setdefault(self._counted[name], []).append(i)
+        # On a CPU torch takes ten times as long for each of them as ctypes, and NumPy's view of a
+        # tensor forbids its owner to resize it. None where memory may have moved.
         self._integers = exported.device.type == "cpu" and all(
-            i in self._steady and f"written_{at}" in numbers for at, i in self._apart
+            i in self._steady for places in self._raised.values() for i in places
         )
-        self._pairs: list[tuple[Any, Any]] | None = None
+        self._lengths: list[tuple[Any, int]] | None = None
         # All that a settled run of the program reads, unless it reads what is packed.
         self._live = [(at, self._order[at]) for at in self.program.live]
         self._sparse = all(i < len(exported.names) for _, i in self._live)
@@ -211,6 +223,8 @@ class Variant:
         steady = {*exported.static, *exported.steady}
         if self.precomputed is not None:
             steady |= {o.name for o in self.precomputed.graph.output}
+        written = {f"written_{at}": name for at, name in enumerate(exported.written)}
+        self.model, self._counted = without_counts(self.model, written)
         self.program = Program(self.model, *where, steady=steady)
         self._joined: list[Join] = []
         rest = None
@@ -231,7 +245,7 @@ class Variant:
 
     def _run(self, args: Sequence[Any], sizes: Mapping[str, int]) -> list[torch.Tensor]:
         # Weights are too many to look at one by one: one comparison says that none has moved.
-        settled = self._bound and self._epoch == _epoch and self._where(args) == self._addresses
+        settled = self._bound and self._epoch == _epoch and self._still(args)
         if not settled:
             self._look(args)
         if self.precomputed is not None and self._changed(args, settled):
@@ -260,9 +274,11 @@ class Variant:
             outputs = [
                 by_name[n] if n in by_name else self._packed[n].clone() for n in self._outputs
             ]
+        if self._raised:
+            self._raise(args)
         if not self._written:
             return outputs
-        returned = len(outputs) - len(self._written)
+        returned = len(outputs) - self._written
         self._write_back(args, outputs[returned:], () if sparse else self._in_place)
         return outputs[:returned]
 
@@ -272,8 +288,13 @@ class Variant:
             self._copies.clear()
             self._read_at = None
         self._epoch = _epoch
-        self._addresses, self._pairs = self._where(args), None
+        self._settle(args)
+        self._lengths = None
         self._strided = any(not args[i].is_contiguous() for i in self._steady)
+
+    def _settle(self, args: Sequence[Any]) -> None:
+        known = [args[i].data_ptr() for i in self._steady]
+        self._still = unmoved(self._steady, known, list(args))
 
     def _write_back(
         self,
@@ -285,15 +306,22 @@ class Variant:
         for at, i in in_place:
             if values[at] is not args[i] and values[at].data_ptr() != args[i].data_ptr():
                 args[i].copy_(values[at])
-        if self._pairs is None and self._apart:
+        if self._apart:
             pairs = [(args[i], values[at]) for at, i in self._apart]
             torch._foreach_copy_([a for a, _ in pairs], [b for _, b in pairs])
-            if self._integers:
-                number = ctypes.c_int64.from_address
-                self._pairs = [(number(a.data_ptr()), number(b.data_ptr())) for a, b in pairs]
-        else:
-            for there, here in self._pairs or ():
-                there.value = here.value
+
+    def _raise(self, args: Sequence[Any]) -> None:
+        """Count in the tensors that the graph counts in."""
+        if self._lengths is not None:
+            for length, more in self._lengths:
+                length.value += more
+            return
+        for more, places in self._raised.items():
+            torch._foreach_add_([args[i] for i in places], more)
+        if self._integers:
+            number = ctypes.c_int64.from_address
+            self._lengths = [(number(args[i].data_ptr()), more)
+                             for more, places in self._raised.items() for i in places]  # fmt: skip
 
     def _changed(self, args: Sequence[Any], settled: bool) -> bool:
         """Whether a weight is not what was packed."""
@@ -301,11 +329,7 @@ class Variant:
             return True
         if not settled and self._read_at != [args[i].data_ptr() for i in self._weights]:
             return True
-        # Not any(): a generator takes longer than all of its comparisons.
-        for i, t, v in self._last_read:  # noqa: SIM110
-            if args[i] is not t or (v >= 0 and t._version != v):
-                return True
-        return False
+        return not self._unwritten.holds(self._copied(args))
 
     def _pack(self, args: Sequence[Any]) -> None:
         """Compute what depends on weights alone; join them as they lie where they lie so."""
@@ -315,7 +339,7 @@ class Variant:
             self._packed.clear()  # what was packed before is not there a second time
             move([[args[i] for i in places] for _, places in self._joins],
                  [[names[i] for i in places] for _, places in self._joins])  # fmt: skip
-            self._addresses = self._where(args)
+            self._settle(args)
         copied = set()
         with torch.inference_mode(False), torch.no_grad():
             for name, places in self._joins:
@@ -332,8 +356,8 @@ class Variant:
             computed = self._packing.run([args[i].contiguous() for i in places])
             self._packed.update(zip(self._packing.outputs, computed, strict=True))
         self._read_at = [args[i].data_ptr() for i in self._weights]
-        # The tensors themselves: their memory cannot be reused for others while they are kept.
-        self._last_read = [(i, args[i], _version(args[i])) for i in sorted(copied)]
+        self._copied = picked(sorted(copied))
+        self._unwritten = Unwritten(self._copied(args))
 
     def _contiguous(self, tensor: torch.Tensor, i: int) -> torch.Tensor:
         if i not in self._static:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from .rule import Refusal, Rule
 __all__ = [
     "ONNXRUNTIME",
     "PackedProducts",
+    "PackedRotary",
     "RmsNorm",
     "Rotary",
     "ScaledProduct",
@@ -257,6 +259,96 @@ class Rotary(Rule):
         return g.reshape(before, half, at)
 
 
+class PackedRotary(Rule):
+    """Pattern: RotaryEmbedding of several parts of one Split. Becomes one of the whole before it.
+
+    Its heads are the operator's tokens, each with its row of the tables: those of the parts that
+    are not rotated have cosines of one and sines of zero, which leave every number as it is.
+    Conditions: few tokens, of sizes that are numbers (a decode step, where a launch takes longer
+    than its work), and the same tables for all parts.
+    """
+
+    #: Tokens at most.
+    few = 64
+
+    ops = ("Split",)
+    tier = "onnxruntime"
+    source = Rotary.source
+
+    def rewrite(self, g: Editor, node: ir.Node) -> bool:
+        x, shape = node.inputs[0], g.shape(node.inputs[0])
+        turned = {i: t for i, o in enumerate(node.outputs) if (t := self._turned(g, o)) is not None}
+        if len(turned) < 2 or x is None or g.axis(node, 0) not in (2, -1):
+            return False
+        if shape is None or len(shape) != 3 or not static(*shape) or shape[0] * shape[1] > self.few:
+            raise Refusal(f"{shape}: more than {self.few} tokens, or a size that is not known")
+        cos, sin = next(iter(turned.values())).inputs[2:4]
+        table, tokens = g.shape(cos), shape[0] * shape[1]
+        rows = [self._rows(g, t, shape[:2]) for t in turned.values()]
+        row, same = rows[0], all(tuple(t.inputs[2:4]) == (cos, sin) for t in turned.values())
+        if row is None or not same or any(r is None or r.tolist() != row.tolist() for r in rows):
+            raise Refusal("the parts are rotated by different tables, or by rows of them that vary")
+        if table is None or not static(*table) or cos is None or sin is None:
+            raise Refusal(f"tables of {table}")
+        head = 2 * table[1]
+        widths = [(g.shape(o) or (0,))[-1] for o in node.outputs]
+        heads = [w // head for w in widths]
+        if any(w % head for w in widths) or any(
+            g.attribute(t, "num_heads", 0) != heads[i] for i, t in turned.items()
+        ):
+            raise Refusal(f"parts of {widths}, heads of {head}")
+        more = max(sum(heads) - table[0], 1)  # as many rows as "tokens", and one to stay as it is
+        tables = [self._longer(g, t, more, fill, node) for t, fill in ((cos, 1), (sin, 0))]
+        ids = np.full((tokens, sum(heads)), table[0])
+        for i in turned:
+            start = sum(heads[:i])
+            ids[:, start : start + heads[i]] = row.reshape(tokens, 1)
+        places = g.initializer(ids.astype(np.int64), "position_ids")
+        flat = g.reshape(x, [tokens, sum(heads), head], node)
+        (whole,) = g.emit("RotaryEmbedding", [flat, places, *tables], node, shapes=[g.shape(flat)],
+                          like=x, domain=MICROSOFT, rule=self.name, interleaved=0,
+                          num_heads=1)  # fmt: skip
+        whole = g.reshape(whole, shape, node)
+        parts = g.emit("Split", [whole, *node.inputs[1:]], node, axis=-1, like=x, rule=self.name,
+                       shapes=[g.shape(o) for o in node.outputs])  # fmt: skip
+        for i, (old, new) in enumerate(zip(node.outputs, parts, strict=True)):
+            g.replace(turned[i].outputs[0] if i in turned else old, new)
+        return True
+
+    @staticmethod
+    def _turned(g: Editor, part: ir.Value) -> ir.Node | None:
+        """The RotaryEmbedding that alone reads a part."""
+        if g.uses(part) != 1 or g.is_output(part):
+            return None
+        (use,) = part.uses()
+        plain = {"interleaved": 0, "rotary_embedding_dim": 0, "scale": 1.0, "is_packed_batching": 0}
+        alike = all(g.attribute(use.node, k, v) == v for k, v in plain.items())
+        return (
+            use.node if use.node.op_type == "RotaryEmbedding" and use.idx == 0 and alike else None
+        )
+
+    @staticmethod
+    def _rows(g: Editor, node: ir.Node, tokens: Sequence[int]) -> np.ndarray | None:
+        """Each token's row of the tables."""
+        ids = g.constant(node.inputs[1])
+        if ids is None:
+            return None
+        return ids + np.arange(tokens[1]) + np.zeros((tokens[0], 1)) if ids.size == 1 else ids
+
+    def _longer(self, g: Editor, table: ir.Value, more: int, fill: int, at: ir.Node) -> ir.Value:
+        """The table with rows that leave a number as it is; one for all layers."""
+        for use in table.uses():
+            known = use.node.metadata_props.get("roundoff.rule") == self.name
+            if known and use.node.op_type == "Concat" and g.size(use.node.outputs[0]) == (
+                g.size(table) or 0
+            ) + more * (g.shape(table) or ())[1]:  # fmt: skip
+                return use.node.outputs[0]
+        rows, half = g.shape(table) or ()
+        still = g.initializer(np.full((more, half), fill, table.dtype.numpy()), "still")
+        return g.emit("Concat", [table, still], at, shapes=[[rows + more, half]], like=table,
+                      axis=0, rule=self.name)[0]  # fmt: skip
+
+
 class Silu(Rule):
     """Pattern: ``x * Sigmoid(x)``. Becomes QuickGelu with alpha one."""
 
@@ -474,4 +566,5 @@ ONNXRUNTIME: tuple[Rule, ...] = (
     PackedProducts(),
     RotaryAttention(),
     PackedAttention(),
+    PackedRotary(),
 )

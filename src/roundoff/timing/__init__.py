@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from .ceilings import Ceilings, measure_ceilings
 from .harness import measure
-from .machine import copies, free_memory, last_level_cache, torch_precision
+from .machine import compile_cache, copies, free_memory, last_level_cache, torch_precision
 from .result import Timings, pool
 from .statistics import Ratio, median_interval
 
@@ -23,6 +23,7 @@ __all__ = [
     "Ceilings",
     "Ratio",
     "Timings",
+    "compile_cache",
     "copies",
     "free_memory",
     "last_level_cache",

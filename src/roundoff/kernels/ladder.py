@@ -24,15 +24,16 @@ import triton.language as tl
 
 from ..errors import ArgumentError, ShapeError
 from ._layer_norm_kernels import backward_sums, backward_wide, columns_of, same_bits
+from ._layer_norm_wide import backward_shared, put_share, sums_of
 from ._norm_tilings import CHUNKS
 from ._row_norm import LAYER, Backward, Case, _like
 from ._runtime import check_device, interpreting, kernel, multiprocessors, sum_along
 from .lessons import add_partial_sums, simple_backward
 
 __all__ = [
-    "BACKWARD", "FORWARD", "REAL", "Step", "atomic_backward", "backward",
+    "BACKWARD", "FORWARD", "REAL", "Step", "atomic_backward", "backward", "backward_shared",
     "backward_sums", "backward_wide", "columns_of", "fits", "forward", "pieces_backward",
-    "pieces_forward", "row_forward", "same_bits", "step_of",
+    "pieces_forward", "put_share", "row_forward", "same_bits", "step_of", "sums_of",
 ]  # fmt: skip
 
 #: The steps of each direction, in their order.

@@ -159,7 +159,7 @@ folded("The first stage in pieces", ladder.pieces_backward, ladder.columns_of, l
 folded("The kernels that read twice", ladder.backward_sums, ladder.backward_wide)
 
 # %%
-# A share that is not there yet reads -1, and is awaited; the launch is cooperative, so all run.
+# A share that is missing is -1, and awaited; the launch is cooperative: all programs run.
 
 folded("The kernel that shares rows", ladder.put_share, ladder.sums_of, ladder.backward_shared)
 
@@ -349,7 +349,6 @@ study.claim(
 )
 
 # %%
-# **32,768 columns.** One block and pieces have no room for dw and db, and spill.
 
 study.claim(
     "The backward of 32,768 columns reaches {6.5} % of the ceiling in two stages, {6.6} % in "
@@ -366,7 +365,7 @@ study.claim(
 # %%
 # **Packing alone costs** at 4096 and 8704 columns: it converts twice, and the table's registers do
 # not fall. At 32,768 the compiler also gave packed pieces more registers: that gain has two causes.
-# What packing saves is in the next section. Prefetch and tiles were measured packed only.
+# Prefetch and tiles were measured packed only.
 
 study.claim(
     "Packed, pieces reach {44} % instead of {46} at 4096 columns and {58} instead of {62} at 8704.",
@@ -575,8 +574,7 @@ for name, e, a in zip(("dx", "dw"), exact(x, dy, w, NORM), results, strict=True)
 # -----------------------------
 #
 # * Registers are those of one version of Triton and its assembler. Not looked into: why some
-#   kernels come out with 32 of them at 32,768 columns, and why roundoff's forward of 4096 is ahead
-#   of prefetch with the same pieces.
+#   kernels come out with 32 of them at 32,768 columns.
 # * What roundoff's kernel has beside these steps: both sums of a row in one exchange, strides,
 #   types up to float64, and a second stage that is launched early [#pdl]_.
 # * Next: :ref:`triton-layer-norm` for other libraries' kernels, other types and launches, and

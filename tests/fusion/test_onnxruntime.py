@@ -95,7 +95,8 @@ def packed_rotary(
         "ids": ids,
         "more": ids if more is None else more,
     }
-    left, report = rewritten(model(PACKED_ROTARY.format(**chosen), **constants), tolerance=0)
+    proto = model(PACKED_ROTARY.format(**chosen), **constants)
+    left, report = rewritten(proto, tolerance=0, leave=())
     return left, " ".join(report.refused.values())
 
 

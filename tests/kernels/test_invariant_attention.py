@@ -95,7 +95,9 @@ def test_many_splits_are_joined_as_in_one_program(chains, monkeypatch):
     start = torch.tensor([0, 333], device=DEVICE)  # the second has splits without keys
     seen = at(q, k, 2, start=start)
     wanted = by_kernel(q, k, v, seen, apart=False)
-    assert torch.equal(by_kernel(q, k, v, seen, 16, True), wanted)
+    for each in (1, 2, 4, 16):  # splits of a program
+        made = by_kernel(q, k, v, seen, 16, True, each=each)
+        assert torch.equal(made, wanted), each
 
 
 def test_a_tile_that_depends_on_the_batch_is_seen(chains, monkeypatch):

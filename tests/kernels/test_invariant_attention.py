@@ -51,6 +51,7 @@ slow = pytest.mark.slow(reason="one form of the kernel is tried each time")
 WAYS = [
     pytest.param(plain, {}, id="plain"),
     pytest.param(by_kernel, {"rows": 16, "apart": True}, id="16 rows, splits apart", marks=slow),
+    pytest.param(by_kernel, {"rows": 16, "apart": True, "each": 3}, id="3 splits", marks=slow),
     pytest.param(by_kernel, {"rows": 64, "apart": False}, id="64 rows", marks=slow),
     pytest.param(by_kernel, {"rows": 64, "apart": True}, id="64 rows, splits apart"),
 ]

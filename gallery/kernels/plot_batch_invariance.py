@@ -737,8 +737,8 @@ study.claim(
 
 # %%
 # Attention of one token is timed over a cache. FlexDecoding cuts the keys into parts by the number
-# of texts; *fixed* is 16 parts, whatever their number. Ours are 256 keys each; where texts are
-# few, the last program to finish joins them.
+# of texts; *fixed* is 16 parts, whatever their number. Ours are 256 keys each, which a second
+# kernel joins where texts are few.
 
 for keys, batch in DECODED if times and not unsplit else ():
     # Where FlexDecoding fails, the others are timed without.

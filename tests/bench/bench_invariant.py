@@ -447,7 +447,8 @@ def split(bench: Bench) -> None:
         most = pd.DataFrame([s for m, s in shares.items() if m <= 64]).filter(like="parts").max()
         if len(most) and most.min() < 0.9:
             parts = str(most.idxmin()).split()[0]
-            say(f"SPLITS ({n}, {k}): {parts},  # at most {most.min():.2f} of one chain's time")
+            share = f"at most {most.min():.2f} of one chain's time"
+            say(f"SPLITS ({n}, {k}): ({parts}, None),  # {share}")
 
 
 def split_cell(bench: Bench, x: torch.Tensor, weights: list[torch.Tensor]) -> dict[str, float]:

@@ -3,8 +3,6 @@
 The kernels run in the interpreter where there is no GPU, with products that are chains.
 """
 
-from functools import partial
-
 import pytest
 import torch
 
@@ -53,6 +51,7 @@ slow = pytest.mark.slow(reason="one form of the kernel is tried each time")
 WAYS = [
     pytest.param(plain, {}, id="plain"),
     pytest.param(by_kernel, {"rows": 16, "apart": True}, id="16 rows, splits apart", marks=slow),
+    pytest.param(by_kernel, {"rows": 16, "apart": True, "each": 3}, id="3 splits", marks=slow),
     pytest.param(by_kernel, {"rows": 64, "apart": False}, id="64 rows", marks=slow),
     pytest.param(by_kernel, {"rows": 64, "apart": True}, id="64 rows, splits apart"),
 ]
@@ -89,96 +88,17 @@ def test_the_kernel_has_the_same_bits_in_every_form(rows, apart, chains):
         assert torch.equal(made, wanted[:, :, start:end]), (start, end)
 
 
-@pytest.mark.parametrize("heads", [2, 12])
-def test_the_last_program_to_arrive_joins_what_a_second_kernel_would(heads, chains, monkeypatch):
-    """Eleven splits, more than are joined at a time; rows of a tile in several pieces."""
+def test_many_splits_are_joined_as_in_one_program(chains, monkeypatch):
+    """Eleven, more than the eight that are loaded at a time."""
     monkeypatch.setattr(invariant_attention, "SPLIT", 64)
-    generator = torch.Generator().manual_seed(0)
-    draw = partial(torch.randn, generator=generator)
-    q = draw(2, heads, 2, 16).to(DEVICE, torch.float16)
-    k, v = draw(2, 2, 1, 680, 16).to(DEVICE, torch.float16)
+    q = draw(2, 2, 2, 16, dtype=torch.float16)
+    k, v = (draw(2, 1, 680, 16, dtype=torch.float16, seed=s) for s in (1, 2))
     start = torch.tensor([0, 333], device=DEVICE)  # the second has splits without keys
     seen = at(q, k, 2, start=start)
     wanted = by_kernel(q, k, v, seen, apart=False)
-    given, arrivals = [], invariant_attention._arrivals
-
-    def noted(*operands):
-        given.append(arrivals(*operands))
-        return given[-1]
-
-    monkeypatch.setattr(invariant_attention, "_arrivals", noted)
-    for join in (True, False, True):  # and what was counted is forgotten
-        assert torch.equal(by_kernel(q, k, v, seen, 16, True, join=join), wanted)
-    assert len(given) == 2
-    assert given[0].data_ptr() == given[1].data_ptr()
-    assert not given[0].any()
-
-
-def test_launches_that_may_overlap_count_apart(monkeypatch):
-    now = {"stream": 1, "capture": 0}
-    monkeypatch.setattr(invariant_attention, "_get_stream", lambda index: now["stream"])
-    monkeypatch.setattr(invariant_attention, "_capturing", lambda device: now["capture"] != 0)
-    monkeypatch.setattr(invariant_attention, "_capture", lambda: now["capture"])
-    for name, value in (("_FREE", {}), ("_ARRIVALS", {}), ("_LAUNCHES", 4)):
-        monkeypatch.setattr(invariant_attention, name, value)
-    device = torch.device("cuda", 0) if CUDA else torch.device("cpu")
-
-    def counters(programs=8, **other):
-        now.update(other)
-        return invariant_attention._arrivals(device, programs)
-
-    made = [counters(capture=7), counters()]  # nothing was there before the capture
-    assert not invariant_attention._ARRIVALS
-    for capture in (0, 7, 8):
-        with torch.inference_mode():
-            made.append(counters(capture=capture))
-        assert not made[-1].is_inference()
-        assert counters() is made[-1]
-    made += [counters(capture=None), counters()]  # a driver that does not say which
-    assert counters(capture=0) is made[2]
-    made += [counters(513), counters(capture=9)]
-    made += [counters(capture=10), counters()]  # there are no more
-    if CUDA:
-        made.append(counters(stream=2, capture=0))
-    assert len({t.data_ptr() for t in made}) == len(made)
-    assert all(not t.any() and t.dtype == torch.int32 for t in made)
-
-
-@pytest.mark.skipif(not CUDA, reason="CUDA graphs need CUDA")
-def test_the_first_call_may_be_within_inductors_graphs(monkeypatch):
-    """Which refuse memory of theirs that somebody else holds."""
-    for name in ("_FREE", "_ARRIVALS"):
-        monkeypatch.setattr(invariant_attention, name, {})
-    q, k, v = sequence(torch.float16, tokens=600)
-    q = q[:, :, -1:].contiguous()
-    compiled = torch.compile(attention, mode="reduce-overhead")
-    wanted = by_kernel(q, k, v, at(q, k, 1), apart=False)
-    for _ in range(4):
-        assert torch.equal(compiled(q, k, v), wanted)
-    assert invariant_attention._FREE
-
-
-@pytest.mark.skipif(not CUDA, reason="CUDA graphs need CUDA")
-def test_attention_of_a_token_in_graphs_and_streams_at_the_same_time():
-    q, k, v = (draw(2, n, 3000, 64, dtype=torch.float16, seed=n) for n in (8, 2, 2))
-    q, seen = q[:, :, -1:].contiguous(), at(q, k, 1)
-    wanted = by_kernel(q, k, v, seen, apart=False)
-    graphs, made, streams = [], [], [torch.cuda.Stream() for _ in range(4)]
-    for _ in streams[:2]:
-        graphs.append(torch.cuda.CUDAGraph())
-        with torch.cuda.graph(graphs[-1]):
-            made += [by_kernel(q, k, v, seen) for _ in range(20)]
-    for _ in range(10):
-        torch.cuda.synchronize()
-        for stream, graph in zip(streams, (*graphs, None, None), strict=True):
-            with torch.cuda.stream(stream):
-                if graph is None:
-                    made += [by_kernel(q, k, v, seen) for _ in range(20)]
-                else:
-                    graph.replay()
-        torch.cuda.synchronize()
-        assert all(torch.equal(y, wanted) for y in made)
-        del made[40:]
+    for each in (1, 2, 4, 16):  # splits of a program
+        made = by_kernel(q, k, v, seen, 16, True, each=each)
+        assert torch.equal(made, wanted), each
 
 
 def test_a_tile_that_depends_on_the_batch_is_seen(chains, monkeypatch):

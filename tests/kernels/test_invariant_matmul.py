@@ -39,7 +39,6 @@ TILES = (
     Tile(True, 16, 32, 64, 4, 3),
     Tile(False, 32, 16, 32, 4, 2),
     Tile(False, 64, 64, 128, 8, 2),
-    Tile(True, 32, 16, 64, 4, 3, pad=64),
 )
 #: The 16-bit shapes of the small model, narrow, wide and odd ones.
 SHAPES = ((192, 576), (37, 100), (5, 33), (64, 16), (1, 129))
@@ -92,7 +91,7 @@ def test_the_kernels_rows_are_chains_whatever_the_tile(dtype, chains):
 
 @pytest.mark.parametrize("tile", TILES)
 def test_a_tile_writes_its_own_columns_alone(tile, chains):
-    """Whatever the order of the programs: zeros that a tile is padded to are not stored."""
+    """Whatever the order of the programs: what is beyond the last is not stored."""
     x, weight = draw(40, 70, dtype=torch.float16), draw(90, 70, dtype=torch.float16, seed=1)
     wanted = by_kernel(x, weight, tile=Tile(True, 64, 128, 32, 4, 2))
     for seed in range(3):
@@ -119,7 +118,7 @@ def test_a_split_that_the_weight_decides_has_the_property(dtype, chains, monkeyp
     bias = draw(37, dtype=dtype, seed=2)
     if dtype == torch.bfloat16 and not CUDA:
         bias = None  # the interpreter has bfloat16 as integers
-    monkeypatch.setitem(invariant_matmul.SPLITS, (37, 96), 3)
+    monkeypatch.setitem(invariant_matmul.SPLITS, (37, 96), (3, TILES[0]))
     monkeypatch.setattr(invariant_matmul, "_AT_ONCE", 11)
     tiles = (*TILES, None) if CUDA else TILES
     products = [lambda x, t=t: matmul(x, weight, bias, tile=t, split=True) for t in tiles]
@@ -144,7 +143,7 @@ def test_a_split_that_the_weight_decides_has_the_property(dtype, chains, monkeyp
 
 
 def test_gradients_of_a_split_err_no_more_than_those_of_torch(monkeypatch):
-    monkeypatch.setitem(invariant_matmul.SPLITS, (96, 512), 4)
+    monkeypatch.setitem(invariant_matmul.SPLITS, (96, 512), (4, None))
     leaves = [draw(n, 512, dtype=torch.float32, seed=n).requires_grad_() for n in (64, 96)]
     wide = [t.detach().double().requires_grad_() for t in leaves]
 
@@ -261,11 +260,11 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from roundoff.kernels import invariant_kernels as kernels
 
-PRODUCT = dict(SWAP=False, ROWS=16, COLUMNS=16, PAD=0, DEPTH=16, GROUP=8, EVEN=True, BIAS=False)
-ATTEND = dict(D=16, ROWS=16, TILE=64, SPLIT=256, ORDERED=False, JOIN=True)
+PRODUCT = dict(SWAP=False, ROWS=16, COLUMNS=16, DEPTH=16, GROUP=8, EVEN=True, BIAS=False)
+ATTEND = dict(D=16, ROWS=16, TILE=64, SPLIT=256, EACH=1, ORDERED=False)
 POINTERS = dict.fromkeys(("x", "w", "bias", "y", "q", "k", "v", "out"), "*fp32")
 POINTERS |= dict.fromkeys(("partial", "stats"), "*fp32")
-POINTERS |= dict.fromkeys(("first", "last", "order", "arrived"), "*i32")
+POINTERS |= dict.fromkeys(("first", "last", "order"), "*i32")
 POINTERS |= dict.fromkeys(("scale", "scale_low"), "fp32")
 for function, constants in ((kernels.product, PRODUCT), (kernels.attend, ATTEND)):
     constants |= dict(PRECISION="ieee", COMPILED=True)
@@ -464,11 +463,9 @@ def test_the_tile_is_chosen_by_shape_alone():
     for m, (n, k) in itertools.product((1, 64, 65, 128, 1000, 4096), shapes):
         for size in (2, 4):
             tile = tile_for(m, n, k, size, 132)
-            assert tile.rows >= 16
-            assert tile.columns >= 16 or tile.pad
+            assert min(tile.rows, tile.columns) >= 16
             # Shared memory of a multiprocessor, of which a program may have 227 KiB on Hopper.
-            columns = max(tile.columns, tile.pad)
-            assert (tile.rows + columns) * tile.depth * size * tile.stages <= 227 * 1024
+            assert (tile.rows + tile.columns) * tile.depth * size * tile.stages <= 227 * 1024
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -515,6 +512,59 @@ def test_a_route_is_taken_where_its_bits_are_the_chains(dtype, monkeypatch):
     slow.append(ways["cuBLAS"])
     assert taken(torch.ones(1, 96, dtype=dtype)) == "cuBLAS"  # as quick as torch, or torch itself
     assert invariant_cublas.route(torch.ones(3, 96), weight.float(), None, kernel) is None
+
+
+@pytest.mark.parametrize("biased", [False, True])
+def test_cublas_may_compute_a_weight_in_pieces(biased, monkeypatch):
+    """Played by chains: K is split for a weight as a whole, in eighths, and with few columns."""
+
+    def products(a, b, out, bias=0.0):
+        parts = 2 if len(a) == 8 or b.shape[2] < 20 else 1
+        pairs = zip(a.float(), b.float().mT, strict=True)
+        out.copy_(torch.stack([chain(x, w, parts) for x, w in pairs]) + bias)
+
+    monkeypatch.setattr(torch, "bmm", products)
+    monkeypatch.setattr(torch, "baddbmm", lambda b, *operands, out: products(*operands, out, b))
+    monkeypatch.setattr(torch.nn.functional, "linear", lambda x, w, b: chain(x, w, 2))
+    monkeypatch.setattr(invariant_cublas, "_CHOSEN", {})
+    monkeypatch.setattr(invariant_cublas, "_sets", lambda *operands: [operands])
+    monkeypatch.setattr(invariant_cublas, "_milliseconds", lambda way, sets: way is kernel)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+
+    def kernel(x, w, b):
+        return (chain(x.float(), w.float(), 1) + (0.0 if b is None else b)).to(x.dtype)
+
+    def taken(n, weight=None):
+        x = draw(3, 96, dtype=torch.bfloat16).cpu()
+        weight = draw(n, 96, dtype=torch.bfloat16, seed=1).cpu() if weight is None else weight
+        bias = draw(n, dtype=torch.bfloat16, seed=2).cpu() if biased else None
+        way = invariant_cublas.route(x, weight, bias, kernel)
+        if way is not None:
+            assert torch.equal(way(x, weight, bias), kernel(x, weight, bias))
+        return next((name for name, f in invariant_cublas._ROUTES.items() if f is way), None)
+
+    assert taken(40) == "cuBLAS, halves"
+    assert taken(24) is None  # its bits are others
+    assert taken(41) is None  # no two equal pieces
+    assert taken(40, draw(96, 40, dtype=torch.bfloat16).cpu().t()) == "cuBLAS, halves"
+    invariant_cublas._CHOSEN.clear()
+    monkeypatch.setattr(invariant_cublas, "_milliseconds", lambda way, sets: way is not kernel)
+    assert taken(40) is None  # equal, and slower than the kernel
+
+
+def test_a_weight_is_split_alike_for_every_number_of_rows(monkeypatch):
+    """Also where that costs time, from 64 rows on; the tile of few rows is not that of many."""
+    seen = []
+    monkeypatch.setattr(invariant_matmul, "_in_parts", lambda *operands: seen.append(operands))
+    for (n, k), (parts, few) in invariant_matmul.SPLITS.items():
+        assert k % (parts * few.depth) == 0
+        weight = torch.empty(n, k, dtype=torch.bfloat16, device="meta")
+        for m in (1, 32, 33, 64, 4096):
+            x = torch.empty(m, k, dtype=torch.bfloat16, device="meta")
+            invariant_matmul._rows_by(x, weight, None, False, True, None)
+        assert [call[4] for call in seen] == [parts] * 5
+        assert [call[5] for call in seen] == [few, few, None, None, None]
+        seen.clear()
 
 
 @pytest.mark.parametrize(

@@ -115,10 +115,10 @@ def parts():
 def test_a_kernel_serves_every_length(parts):
     asked = {name: part["names"] for name, part in parts.items() if not part["tiles"]}
     assert asked == {
-        # Splits of keys together and apart, in the same kernel, which joins those of few rows.
-        "token by token": ["attend"], "token by token, float32": ["attend"],
+        # Splits of keys together and apart, in the same kernel.
+        "token by token": ["attend", "merge"], "token by token, float32": ["attend", "merge"],
         "chunks": ["attend", "merge"], "padding": ["attend", "merge"],
-        "batches": ["attend"], "masks": ["ranges"],
+        "batches": ["attend", "merge"], "masks": ["ranges"],
     }  # fmt: skip
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
@@ -14,7 +12,7 @@ import triton
 
 from ..errors import ArgumentError, DtypeError, ShapeError, UnsupportedError
 from . import invariant_kernels as kernels
-from ._runtime import _get_stream, ceil_div, interpreting, multiprocessors, power_of_2, run
+from ._runtime import ceil_div, interpreting, multiprocessors, power_of_2, run
 from .invariant_matmul import _check_types, _on_cpu, own_work, settle_mkl
 
 __all__ = ["SPLIT", "TILE", "Seen", "attend", "attention", "seen_by_mask", "seen_by_position"]
@@ -515,56 +513,15 @@ def _scales(scale: float) -> tuple[float, float]:
     return high, scale - high / _LOG2E if math.isfinite(high) else 0.0
 
 
-#: Counters of a launch, one for each tile of rows; and launches that may overlap.
-_COUNTERS, _LAUNCHES = 512, 512
-_FREE: dict[int, Iterator[torch.Tensor]] = {}
-_ARRIVALS: dict[tuple[int, int, int], torch.Tensor] = {}
-
-
-def _arrivals(device: torch.device, programs: int) -> torch.Tensor:
-    """A zero for each tile of rows, which the last program of the tile sets to zero again.
-
-    Launches that may overlap must not share them. Those of one stream follow each other; a capture
-    has its own for each stream, since its replays may run beside others. Memory that each launch
-    has zeroed, by another launch, is for the rest: more tiles, a capture before any other call, the
-    513th capture.
-    """
-    index, capturing = device.index if device.type == "cuda" else -1, _capturing(device)
-    capture = _capture() if capturing else 0
-    if programs <= _COUNTERS and capture is not None:
-        key = index, _get_stream(index) if index >= 0 else 0, capture
-        if key in _ARRIVALS:
-            return _ARRIVALS[key]
-        if index not in _FREE and not capturing:
-            # This thread's memory may be that of CUDA graphs, whose pool must not be held.
-            with ThreadPoolExecutor(1) as thread:
-                _FREE[index] = iter(thread.submit(_zeros, device).result())
-        for own in _FREE.get(index, ()):
-            _ARRIVALS[key] = own
-            return own
-    return torch.zeros(programs, dtype=torch.int32, device=device)
-
-
-def _zeros(device: torch.device) -> torch.Tensor:
-    shape = _LAUNCHES, _COUNTERS
-    if device.type != "cuda":
-        return torch.zeros(shape, dtype=torch.int32)
-    stream = torch.cuda.Stream(device)
-    with torch.cuda.stream(stream):
-        made = torch.zeros(shape, dtype=torch.int32, device=device)
-    stream.synchronize()  # before another stream counts
-    return made
-
-
 def _by_kernel(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seen: Seen, scale: float, tf32: bool,
     rows: int | None = None, apart: bool | None = None, warps: int | None = None,
-    join: bool | None = None, stages: int | None = None,
+    stages: int | None = None, each: int = 1, registers: int | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """The Triton kernels.
 
     None of the options moves bits: `rows` of a tile; `apart`, splits in programs of their own;
-    `join`, the last of which joins them, where it is not a kernel's work; `warps`; `stages`.
+    `each` of them taking so many; `warps`; `stages`; the most `registers` of a thread.
     """
     batch, heads, queries, head = q.shape
     groups, keys = k.shape[1:3]
@@ -577,8 +534,6 @@ def _by_kernel(
     if apart is None:
         apart = programs < 2 * multiprocessors(index)
     apart = apart and splits > 1
-    # A program that joins many rows would take longer than a launch.
-    join = min(rows, queries * heads // groups) <= 16 if join is None else join
     tf32 = tf32 and q.dtype == torch.float32  # of 16 bits there is no other precision
     out = q.new_empty(q.shape)
     count = batch * heads * queries
@@ -586,22 +541,23 @@ def _by_kernel(
     partial = q.new_empty((splits, count, head) if apart else 0, dtype=torch.float32)
     stats = q.new_empty(splits, count, 2, dtype=torch.float32) if apart else partial
     order = seen.first if seen.order is None else seen.order
-    arrived = _arrivals(q.device, programs) if apart and join else seen.first
     constants = (
-        wide, rows, TILE, SPLIT, seen.order is not None, join, "tf32" if tf32 else "ieee",
-        not interpreting(),
+        wide, rows, TILE, SPLIT, each if apart else 1, seen.order is not None,
+        "tf32" if tf32 else "ieee", not interpreting(),
     )  # fmt: skip
     args = (
-        q, k, v, seen.first, seen.last, order, out, partial, stats, arrived, queries, keys, heads,
-        groups, head, *_scales(scale), *q.stride(), *k.stride(), *v.stride(), *constants,
+        q, k, v, seen.first, seen.last, order, out, partial, stats, queries, keys, heads, groups,
+        head, *_scales(scale), *q.stride(), *k.stride(), *v.stride(), *constants,
     )  # fmt: skip
     key = (index, q.dtype, wide, rows, tf32, stages)
     stages = stages or _STAGES.get(key, 3 if wide * itemsize <= 256 else 2)
-    grid = (programs, splits if apart else 1)
+    grid = (programs, ceil_div(splits, each) if apart else 1)
     while True:
         try:
             # Without contraction: both forms of the kernel then do the same operations.
             options = {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": False}
+            if registers:
+                options["maxnreg"] = registers
             run(kernels.attend, grid, *args, **options)
         except triton.OutOfResources:
             if stages == 1:
@@ -609,7 +565,7 @@ def _by_kernel(
             stages = _STAGES[key] = stages - 1
         else:
             break
-    if apart and not join:
+    if apart:
         block = 16 if interpreting() else 4
         run(
             kernels.merge, (ceil_div(count, block), 1), partial, stats, out, count, head, splits,

@@ -54,7 +54,6 @@ def product(
     SWAP: tl.constexpr,  # the weight is the left operand: for few rows
     ROWS: tl.constexpr,  # of x in a tile
     COLUMNS: tl.constexpr,  # of y in a tile
-    PAD: tl.constexpr,  # with SWAP: rows of the left operand, those beyond COLUMNS zeros; 0: none
     DEPTH: tl.constexpr,  # of K in a step; of float32 in a chain, and chains in a sum
     GROUP: tl.constexpr,  # tiles of rows that follow each other, so that the cache serves them
     EVEN: tl.constexpr,  # K is a multiple of DEPTH
@@ -69,16 +68,14 @@ def product(
     down, across = (M + ROWS - 1) // ROWS, (N + COLUMNS - 1) // COLUMNS
     group = tile // (GROUP * across)
     high = tl.minimum(down - group * GROUP, GROUP)
-    WIDE: tl.constexpr = PAD if PAD else COLUMNS
     m = (group * GROUP + tile % (GROUP * across) % high) * ROWS + tl.arange(0, ROWS)
-    n = (tile % (GROUP * across) // high) * COLUMNS + tl.arange(0, WIDE)
-    mine = tl.arange(0, WIDE) < COLUMNS
+    n = (tile % (GROUP * across) // high) * COLUMNS + tl.arange(0, COLUMNS)
     # A row beyond the last is the last again: it needs no mask, and is not stored.
     xs = x + batch * stride_xb + tl.minimum(m, M - 1).to(tl.int64) * stride_xm
     ws = w + batch * stride_wb + tl.minimum(n, N - 1).to(tl.int64) * stride_wn
     k = tl.arange(0, DEPTH)
     if SWAP:
-        acc = tl.full((WIDE, ROWS), 0.0, tl.float32)
+        acc = tl.full((COLUMNS, ROWS), 0.0, tl.float32)
         left = ws[:, None] + k[None, :] * stride_wk
         right = xs[None, :] + k[:, None] * stride_xk
         step_left, step_right = DEPTH * stride_wk, DEPTH * stride_xk
@@ -89,11 +86,7 @@ def product(
         step_left, step_right = DEPTH * stride_xk, DEPTH * stride_wk
     part = tl.full(acc.shape, 0.0, tl.float32)
     for start in range(0, K, DEPTH):
-        if PAD:  # what is masked costs no bandwidth
-            inside = k < K - start
-            a = tl.load(left, mask=mine[:, None] & inside[None, :], other=0.0)
-            b = tl.load(right, mask=inside[:, None] & (m < M)[None, :], other=0.0)
-        elif EVEN:
+        if EVEN:
             a, b = tl.load(left), tl.load(right)
         else:
             a = tl.load(left, mask=(k < K - start)[None, :], other=0.0)
@@ -110,7 +103,7 @@ def product(
         right += step_right
     if SHORT:
         acc += part
-    inside_m, inside_n = m < M, mine & (n < N)
+    inside_m, inside_n = m < M, n < N
     base = y + batch * M * N
     if BIAS:
         b = tl.load(bias + n * stride_bias, mask=inside_n, other=0.0).to(tl.float32)
@@ -302,50 +295,53 @@ def _merged(acc, total, most, acc_s, total_s, most_s):
 
 
 @kernel
-def _partial(partial, stats, split, splits, row, there, count, head, D: tl.constexpr):
-    """What a split has of some rows; of one beyond the last that it has no keys."""
-    d, at = tl.arange(0, D), split * count + row
-    there = there & (split < splits)
-    inside = there[:, None] & (d < head)[None, :]
-    places = partial + at[:, None] * head + d[None, :]
-    # From the cache that all multiprocessors share: others have written them.
-    most = tl.load(stats + at * 2, mask=there, other=float("-inf"), cache_modifier=".cg")
-    total = tl.load(stats + at * 2 + 1, mask=there, other=0.0, cache_modifier=".cg")
-    acc = tl.load(places, mask=inside, other=0.0, cache_modifier=".cg")
-    return acc, total[:, None], most
+def _ended(
+    acc, total, most, acc_s, total_s, most_s, mine, FLOAT: tl.constexpr, COMPILED: tl.constexpr
+):
+    """The splits so far and one whose tiles are done, of the rows that it belongs to."""
+    if FLOAT:
+        ones = tl.full((16, 16), 1.0, tl.float32)
+        zeros = tl.full(total_s.shape, 0.0, tl.float32)
+        total_s = _times(total_s, ones, zeros, "ieee", COMPILED)  # one of the 16 chains
+    most_s = tl.where(mine, most_s, float("-inf"))
+    return _merged(acc, total, most, acc_s, total_s, most_s)
 
 
 @kernel
-def _join(
-    partial, stats, out, row, there, count, head, splits, D: tl.constexpr, ROWS: tl.constexpr
-):
-    """The splits of some rows, in ascending order."""
+def _store(partial, stats, place, mine, acc, sums, most, head, D: tl.constexpr):
+    """What a split has of some rows."""
     d = tl.arange(0, D)
+    inside = mine[:, None] & (d < head)[None, :]
+    tl.store(partial + place[:, None] * head + d[None, :], acc, mask=inside)
+    tl.store(stats + place * 2, most, mask=mine)
+    tl.store(stats + place * 2 + 1, sums, mask=mine)
+
+
+@kernel
+def _passed(
+    partial, stats, done, keys, count, row, mine, head, acc, total, most, acc_s, total_s, most_s,
+    D: tl.constexpr, SPLIT: tl.constexpr, FLOAT: tl.constexpr, COMPILED: tl.constexpr,
+):  # fmt: skip
+    """After a tile: at the end of a split its sums are stored, and begin anew."""
+    if (done % SPLIT == 0) | (done >= keys):
+        a, t, m = _ended(acc, total, most, acc_s, total_s, most_s, mine, FLOAT, COMPILED)
+        place = (done - 1) // SPLIT * count + row
+        _store(partial, stats, place, mine, a, max_along(t, 1), m, head, D)
+        acc_s, total_s, most_s = acc, total, most
+    return acc_s, total_s, most_s
+
+
+@kernel
+def _partial(partial, stats, split, splits, row, there, count, head, D: tl.constexpr):
+    """What a split has of some rows; of one beyond the last that it has no keys."""
+    d, at = tl.arange(0, D), split * count.to(tl.int64) + row
+    there = there & (split < splits)
     inside = there[:, None] & (d < head)[None, :]
-    acc = tl.full((ROWS, D), 0.0, tl.float32)
-    total = tl.full((ROWS, 1), 0.0, tl.float32)
-    most = tl.full((ROWS,), float("-inf"), tl.float32)
-    for i in range(0, splits, 8):
-        # Eight splits are under way at the same time: a load takes longer than joining it.
-        a0, t0, m0 = _partial(partial, stats, i, splits, row, there, count, head, D)
-        a1, t1, m1 = _partial(partial, stats, i + 1, splits, row, there, count, head, D)
-        a2, t2, m2 = _partial(partial, stats, i + 2, splits, row, there, count, head, D)
-        a3, t3, m3 = _partial(partial, stats, i + 3, splits, row, there, count, head, D)
-        a4, t4, m4 = _partial(partial, stats, i + 4, splits, row, there, count, head, D)
-        a5, t5, m5 = _partial(partial, stats, i + 5, splits, row, there, count, head, D)
-        a6, t6, m6 = _partial(partial, stats, i + 6, splits, row, there, count, head, D)
-        a7, t7, m7 = _partial(partial, stats, i + 7, splits, row, there, count, head, D)
-        acc, total, most = _merged(acc, total, most, a0, t0, m0)
-        acc, total, most = _merged(acc, total, most, a1, t1, m1)
-        acc, total, most = _merged(acc, total, most, a2, t2, m2)
-        acc, total, most = _merged(acc, total, most, a3, t3, m3)
-        acc, total, most = _merged(acc, total, most, a4, t4, m4)
-        acc, total, most = _merged(acc, total, most, a5, t5, m5)
-        acc, total, most = _merged(acc, total, most, a6, t6, m6)
-        acc, total, most = _merged(acc, total, most, a7, t7, m7)
-    wide = tl.where(total == 0, 1.0, total) + tl.full((ROWS, D), 0.0, tl.float32)
-    y = tl.div_rn(acc, wide) + 0.0  # a zero has no sign: later tiles of others take it away
-    tl.store(out + row[:, None] * head + d[None, :], y.to(out.dtype.element_ty), mask=inside)
+    places = partial + at[:, None] * head + d[None, :]
+    most = tl.load(stats + at * 2, mask=there, other=float("-inf"))
+    total = tl.load(stats + at * 2 + 1, mask=there, other=0.0)
+    acc = tl.load(places, mask=inside, other=0.0)
+    return acc, total[:, None], most
 
 
 @kernel
@@ -359,7 +355,6 @@ def attend(
     out,  # (batch, heads, queries, head), contiguous; anything where splits are apart
     partial,  # (splits, rows, head) float32: results of splits; anything where they are together
     stats,  # (splits, rows, 2) float32: largest score and sum; anything where they are together
-    arrived,  # (blocks of rows,) int32, zero before and after; anything where not JOIN
     queries,
     keys,
     heads,
@@ -374,18 +369,18 @@ def attend(
     ROWS: tl.constexpr,  # queries times heads of a group in a tile
     TILE: tl.constexpr,  # keys of a tile
     SPLIT: tl.constexpr,  # keys of a split, a multiple of TILE
+    EACH: tl.constexpr,  # splits of a program, where they are apart
     ORDERED: tl.constexpr,
-    JOIN: tl.constexpr,  # whether splits that are apart are joined here, not by `merge`
     PRECISION: tl.constexpr,
     COMPILED: tl.constexpr,
 ):  # fmt: skip
-    """Attention of one tile of rows: splits of keys one after another, or one of them.
+    """Attention of one tile of rows: splits of keys one after another, or some of them.
 
-    A second direction of the grid has a program for each split: the same code, so that a longer
-    cache compiles nothing. With JOIN the last program of a tile to arrive joins its splits, in
-    their order: which one that is does not show.
+    A second direction of the grid has a program for so many splits: the same code, so that a
+    longer cache compiles nothing.
     """
-    SHORT: tl.constexpr = PRECISION == "ieee" and q.dtype.element_ty == tl.float32
+    FLOAT: tl.constexpr = q.dtype.element_ty == tl.float32
+    SHORT: tl.constexpr = PRECISION == "ieee" and FLOAT
     apart = tl.num_programs(1) > 1
     share = heads // groups
     blocks = (queries * share + ROWS - 1) // ROWS
@@ -411,14 +406,51 @@ def attend(
     # Tiles and splits are counted from a row's first key. Rows that begin alike go together: in
     # a sequence they all do; with a sliding window each begins elsewhere.
     waiting = there & (lo < hi)
+    flat = (batch * heads + h) * queries + query
+    count = (tl.num_programs(0) // (blocks * groups)).to(tl.int64) * heads * queries
+    if EACH > 1:
+        # What splits without keys that a row sees have; that of others is stored over it.
+        none = tl.where(hi < 0, float("nan"), 0.0)
+        lowest = tl.where(hi < 0, 0.0, float("-inf"))
+        for i in range(part * EACH, tl.minimum((part + 1) * EACH, (keys + SPLIT - 1) // SPLIT)):
+            tl.store(stats + (i * count + flat) * 2, lowest, mask=there)
+            tl.store(stats + (i * count + flat) * 2 + 1, none, mask=there)
+        tl.debug_barrier()
     anchor = min_along(tl.where(waiting, lo, 2147483647), 0)
     while anchor < 2147483647:
         mine = waiting & (lo == anchor)
         end = max_along(tl.where(mine, hi, 0), 0)  # the last key of any row
         least = min_along(tl.where(mine, hi, 2147483647), 0)  # all rows see those before it
         alone = max_along((there & (lo != anchor)).to(tl.int32), 0) == 0
-        start = anchor + part * SPLIT
+        start = anchor + part * (EACH * SPLIT)
         stop = tl.where(apart, tl.minimum(end, start + SPLIT), end)
+        if EACH > 1:
+            # One loop over the tiles of all splits: loads go on across a split's end.
+            stop = tl.minimum(end, start + EACH * SPLIT)
+            whole = tl.maximum(tl.minimum(stop, least) - start, 0) // TILE * TILE
+            whole = tl.where(alone, whole, 0)
+            acc_s, total_s, most_s = acc, total, most
+            for begin in range(start, start + whole, TILE):
+                acc_s, total_s, most_s = _tile(
+                    acc_s, total_s, most_s, tokens, places, stride_qd, k, v, begin, stop, lo, hi,
+                    mine, order, head, stride_kn, stride_kd, stride_vn, stride_vd, scale, scale_low,
+                    D, TILE, ORDERED, False, PRECISION, COMPILED,
+                )  # fmt: skip
+                acc_s, total_s, most_s = _passed(
+                    partial, stats, begin - anchor + TILE, stop - anchor, count, flat, mine, head,
+                    acc, total, most, acc_s, total_s, most_s, D, SPLIT, FLOAT, COMPILED,
+                )  # fmt: skip
+            for begin in range(start + whole, stop, TILE):
+                acc_s, total_s, most_s = _tile(
+                    acc_s, total_s, most_s, tokens, places, stride_qd, k, v, begin, stop, lo, hi,
+                    mine, order, head, stride_kn, stride_kd, stride_vn, stride_vd, scale, scale_low,
+                    D, TILE, ORDERED, True, PRECISION, COMPILED,
+                )  # fmt: skip
+                acc_s, total_s, most_s = _passed(
+                    partial, stats, begin - anchor + TILE, stop - anchor, count, flat, mine, head,
+                    acc, total, most, acc_s, total_s, most_s, D, SPLIT, FLOAT, COMPILED,
+                )  # fmt: skip
+            stop = start
         for split in range(start, stop, SPLIT):
             acc_s = tl.full((ROWS, D), 0.0, tl.float32)
             total_s = tl.full((ROWS, 16), 0.0, tl.float32)
@@ -442,41 +474,21 @@ def attend(
                     mine, order, head, stride_kn, stride_kd, stride_vn, stride_vd, scale, scale_low,
                     D, TILE, ORDERED, True, PRECISION, COMPILED,
                 )  # fmt: skip
-            if v.dtype.element_ty == tl.float32:
-                ones = tl.full((16, 16), 1.0, tl.float32)
-                zeros = tl.full((ROWS, 16), 0.0, tl.float32)
-                total_s = _times(total_s, ones, zeros, "ieee", COMPILED)  # one of the 16 chains
-            most_s = tl.where(mine, most_s, float("-inf"))
-            acc, total, most = _merged(acc, total, most, acc_s, total_s, most_s)
+            acc, total, most = _ended(
+                acc, total, most, acc_s, total_s, most_s, mine, FLOAT, COMPILED
+            )
         waiting = waiting & (lo != anchor)
         anchor = min_along(tl.where(waiting, lo, 2147483647), 0)
     # All columns are equal. A row that was refused ends below zero, and is no number.
     sums = tl.where(hi < 0, float("nan"), max_along(total, 1))
     most = tl.where(hi < 0, 0.0, most)
-    flat = (batch * heads + h) * queries + query
-    if apart:
-        rows = (tl.num_programs(0) // (blocks * groups)).to(tl.int64) * heads * queries
-        place = part * rows + flat
-        tl.store(partial + place[:, None] * head + d[None, :], acc, mask=inside)
-        tl.store(stats + place * 2, most, mask=there)
-        tl.store(stats + place * 2 + 1, sums, mask=there)
-        if JOIN:
-            # All threads have stored before one of them counts; who counts last has acquired what
-            # the others stored, and passes that on to its own threads by a barrier.
-            tl.debug_barrier()
-            counter = arrived + tl.program_id(0)
-            before = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu")
-            if before == tl.num_programs(1) - 1:
-                tl.store(counter, 0)  # for the next launch
-                PIECE: tl.constexpr = 4 if COMPILED else ROWS
-                for piece in range(0, tl.minimum(ROWS, queries * share - block * ROWS), PIECE):
-                    r = block * ROWS + piece + tl.arange(0, PIECE)
-                    each = (batch * heads + group * share + r % share) * queries + r // share
-                    live = r < queries * share
-                    _join(partial, stats, out, each, live, rows, head, tl.num_programs(1), D, PIECE)
+    if EACH > 1:
+        pass
+    elif apart:
+        _store(partial, stats, part * count + flat, there, acc, sums, most, head, D)
     else:
         divisor = tl.where(sums == 0, 1.0, sums)[:, None] + tl.full((ROWS, D), 0.0, tl.float32)
-        y = tl.div_rn(acc, divisor) + 0.0  # as in _join
+        y = tl.div_rn(acc, divisor) + 0.0  # a zero has no sign: later tiles of others take it away
         tl.store(out + flat[:, None] * head + d[None, :], y.to(out.dtype.element_ty), mask=inside)
 
 
@@ -493,7 +505,33 @@ def merge(
 ):
     """The splits of each row, in ascending order."""
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
-    _join(partial, stats, out, row, row < M, M.to(tl.int64), head, splits, D, ROWS)
+    d = tl.arange(0, D)
+    there = row < M
+    inside = there[:, None] & (d < head)[None, :]
+    acc = tl.full((ROWS, D), 0.0, tl.float32)
+    total = tl.full((ROWS, 1), 0.0, tl.float32)
+    most = tl.full((ROWS,), float("-inf"), tl.float32)
+    for i in range(0, splits, 8):
+        # Eight splits are under way at the same time: a load takes longer than joining it.
+        a0, t0, m0 = _partial(partial, stats, i, splits, row, there, M, head, D)
+        a1, t1, m1 = _partial(partial, stats, i + 1, splits, row, there, M, head, D)
+        a2, t2, m2 = _partial(partial, stats, i + 2, splits, row, there, M, head, D)
+        a3, t3, m3 = _partial(partial, stats, i + 3, splits, row, there, M, head, D)
+        a4, t4, m4 = _partial(partial, stats, i + 4, splits, row, there, M, head, D)
+        a5, t5, m5 = _partial(partial, stats, i + 5, splits, row, there, M, head, D)
+        a6, t6, m6 = _partial(partial, stats, i + 6, splits, row, there, M, head, D)
+        a7, t7, m7 = _partial(partial, stats, i + 7, splits, row, there, M, head, D)
+        acc, total, most = _merged(acc, total, most, a0, t0, m0)
+        acc, total, most = _merged(acc, total, most, a1, t1, m1)
+        acc, total, most = _merged(acc, total, most, a2, t2, m2)
+        acc, total, most = _merged(acc, total, most, a3, t3, m3)
+        acc, total, most = _merged(acc, total, most, a4, t4, m4)
+        acc, total, most = _merged(acc, total, most, a5, t5, m5)
+        acc, total, most = _merged(acc, total, most, a6, t6, m6)
+        acc, total, most = _merged(acc, total, most, a7, t7, m7)
+    wide = tl.where(total == 0, 1.0, total) + tl.full((ROWS, D), 0.0, tl.float32)
+    y = tl.div_rn(acc, wide) + 0.0  # as above
+    tl.store(out + row[:, None] * head + d[None, :], y.to(out.dtype.element_ty), mask=inside)
 
 
 @kernel

@@ -126,8 +126,9 @@ DECODED = list(product((512, 2048, 8192), (1, 8, 64))) if gpu else []  #: keys, 
 
 def products(kind):
     """Functions of x and W, by name; torch's first."""
-    one_tile = {"one tile": partial(matmul, tile=ONE_TILE)}
-    ways = {TORCH: linear} | (one_tile if gpu and KINDS[kind].itemsize == 2 else {})
+    ways = {TORCH: linear} | (
+        {"one tile": partial(matmul, tile=ONE_TILE)} if gpu and KINDS[kind].itemsize == 2 else {}
+    )
     return ways | OTHERS | ({} if unsplit else {"roundoff": partial(matmul, tf32=kind == "TF32")})
 
 
@@ -147,8 +148,10 @@ def compare_rows(function, x, w, counts=COUNTS):
     }  # fmt: skip
 
 
-if DECODED and times and not (unsplit or args.second):
-    print(attempt({}, compile_ahead, SHAPES + MORE, TIMED, DECODED))
+ahead = (
+    DECODED and times and not (unsplit or args.second)
+    and attempt({}, compile_ahead, SHAPES + MORE, TIMED, DECODED)
+)  # fmt: skip
 #: Tables of the second process, which runs beside this one where no times are taken.
 second_tables = dict if unsplit or not gpu else study.beside(
     VARIABLES, not times, only="times" if args.second else args.only,
@@ -836,7 +839,7 @@ study.finish()
 #   (the tiles above), sets the two variables for other products on Hopper and replaces attention
 #   [#vllm]_; SGLang ``--enable-deterministic-inference`` [#sglang]_.
 #   FlashAttention 3 is reported to change the bits of one request with the length of another, in
-#   vLLM's invariant mode, too [#fa3]_. It and FlashInfer are not timed: the hosts had neither.
+#   vLLM's invariant mode [#fa3]_. It and FlashInfer are not timed: the hosts had neither.
 # * ``invariant()`` raises an error for operators that lack the property, such as convolutions and
 #   additions by index; its attention has no dropout, bias or gradient. What ``torch.compile`` made
 #   runs uncompiled within; ``generate`` itself was not timed.

@@ -83,7 +83,7 @@ def pooled(values: Sequence[float], few: Sequence[bool]) -> list[float]:
     """Root mean squares, those of a few tokens as one."""
     kept = [v for v, small in zip(values, few, strict=True) if not small]
     small = [v**2 for v, small in zip(values, few, strict=True) if small]
-    return kept + [(sum(small) / len(small)) ** 0.5] * bool(small)
+    return [*kept, (sum(small) / len(small)) ** 0.5] if small else kept
 
 
 def within_eagers(ours: Sequence[float], eagers: Sequence[float]) -> None:

@@ -530,6 +530,9 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=0, help="processes of pytest")
     parser.add_argument("--quick", action="store_true", help="a third of the cells")
     parser.add_argument("--dry", action="store_true", help="tiny sizes on a CPU")
+    if len(sys.argv) == 1:  # as `make bench` runs it
+        print("nothing runs unless it is asked for:", parser.format_usage())
+        return 0
     options = parser.parse_args()
     if not options.dry and not torch.cuda.is_available():
         parser.error("no CUDA device; --dry runs without one")

@@ -4,13 +4,17 @@ Parts, each a table and a list of rows in ``OUT/invariant.tar.gz``:
 
 - ``tests``: the tests of these functions, with pytest in another process.
 - ``products``: K -> N and M of a decoder's layers; over torch's ``linear`` as it comes, cuBLASLt
-  told not to split K, one tile for all M (as batch_invariant_ops has it), and what of vllm's and
+  told not to split K, cuBLAS by halves and eighths of the weight, the product with ``split=True``
+  where that has parts, one tile for all M (as batch_invariant_ops has it), and what of vllm's and
   of batch_invariant_ops' kernels can be imported. Each with whether row 0 has the bits of M = 1.
 - ``workspace``: the same ``linear`` in a child process that gives cuBLAS no workspace
   (``CUBLAS_WORKSPACE_CONFIG=:16:8 CUBLASLT_WORKSPACE_SIZE=1``), over our kernel, which both
   processes time, so that the two can be related.
 - ``attention``: one token against a cache, over torch's, flash-attention and FlashInfer where
   they are installed.
+- ``variants``: our attention of one token with other warps, stages, splits of a program and
+  registers; over torch's. Fails where one has other bits than the usual one in one program.
+  Compiles 20 kernels, minutes at the first time.
 - ``token``: a decoding step of the trained model as a CUDA graph, with invariant() and without.
 - ``tune``: candidates of tiles for few rows, where they are not measured yet; prints the quickest
   of each as a line for TILES.
@@ -54,7 +58,7 @@ import roundoff
 from roundoff.environment import environment
 from roundoff.kernels import attention, invariant_attention, invariant_matmul, matmul
 from roundoff.kernels.invariant_cublas import _CHOSEN, _ROUTES
-from roundoff.kernels.invariant_matmul import TILES, Tile, tile_for
+from roundoff.kernels.invariant_matmul import SPLITS, TILES, Tile, tile_for
 from roundoff.timing import copies, measure
 
 #: K and N.
@@ -67,10 +71,18 @@ LAUNCHES, REPLAY_S = 60, 0.018
 ALLOWED = {"median": 1.05, "above": 1.15, "most": 1.4}
 WITHOUT = {"CUBLAS_WORKSPACE_CONFIG": ":16:8", "CUBLASLT_WORKSPACE_SIZE": "1"}
 
+#: Of attention: warps, stages, splits of a program, registers of a thread at most (0: no limit).
+VARIANTS = (
+    (4, 3, 2, 0), (4, 3, 4, 0), (4, 3, 8, 0), (4, 4, 4, 0), (4, 4, 8, 0), (4, 3, 1, 168),
+    (4, 2, 1, 168), (4, 3, 2, 168), (4, 3, 4, 168), (4, 3, 8, 168), (4, 3, 1, 128), (4, 2, 1, 128),
+    (4, 2, 2, 128), (4, 2, 4, 128), (4, 1, 1, 128), (4, 1, 1, 0), (2, 2, 1, 0), (2, 3, 1, 0),
+    (2, 2, 4, 0), (2, 3, 4, 0), (2, 2, 1, 168),
+)  # fmt: skip
+
 #: (N, K, rows) for which no tile beat the usual choice.
 USUAL = {(11008, 4096, 32), (4096, 14336, 16), (1024, 8192, 32), (1024, 8192, 64)}
 TESTS = [f"tests/kernels/test_invariant_{name}.py" for name in ("matmul", "attention", "mode")]
-PARTS = ("tests", "tune", "split", "attention", "token", "products", "workspace")
+PARTS = ("tests", "tune", "split", "attention", "variants", "token", "products", "workspace")
 ARCHIVE = "invariant.tar.gz"
 START = time.monotonic()
 
@@ -198,9 +210,10 @@ def product_rivals(
         "our kernel": by_kernel,
         "one tile": lambda r, i: by_kernel(r, i, ONE_TILE),
     }
-    if x.is_cuda:
-        unsplit = _ROUTES["cuBLASLt, no split"]
-        rivals["cuBLASLt, no split"] = lambda r, i: unsplit(r, weights[i], None)
+    for label, way in list(_ROUTES.items())[1:]:
+        rivals[label] = lambda r, i, f=way: f(r, weights[i], None)
+    if tuple(weights[0].shape) in SPLITS or not x.is_cuda:
+        rivals["ours, split"] = lambda r, i: matmul(r, weights[i], split=True)
     for label, function in others.items():
         rivals[label] = lambda r, i, f=function: f(r, weights[i].t())
     return rivals
@@ -334,6 +347,17 @@ def attention_rivals(
     return rivals
 
 
+def one_token(
+    bench: Bench, heads: int, groups: int, head: int, keys: int, batch: int
+) -> tuple[torch.Tensor, list[tuple[torch.Tensor, ...]]]:
+    """A query, and caches in turn."""
+    draw = partial(bench.draw, dtype=torch.float32 if bench.dry else torch.bfloat16)
+    sets = 2 if bench.dry else copies(4 * batch * groups * keys * head, bench.device)
+    caches = [tuple(draw(batch, groups, keys, head, seed=2 * s + t) for t in (0, 1))
+              for s in range(sets)]  # fmt: skip
+    return draw(batch, heads, 1, head, seed=99), caches
+
+
 def attentions(bench: Bench) -> None:
     """One token against a cache: heads of Llama 3's 8 billion parameters, and of SmolLM2."""
     heads = [(32, 8, 128), (9, 3, 64)]
@@ -342,21 +366,51 @@ def attentions(bench: Bench) -> None:
         lengths, batches = (512, 8192), (1, 16, 64)
     if bench.dry:
         heads, lengths, batches = [(4, 2, 16)], (70,), (1, 2)
-    dtype = torch.float32 if bench.dry else torch.bfloat16
     todo = itertools.product(heads, lengths, batches)
     for (h, g, d), keys, batch in bench.cells("attention", todo):
-        nbytes = 2 * batch * g * keys * d * dtype.itemsize
-        sets = 2 if bench.dry else copies(nbytes, bench.device)
-        caches = [tuple(bench.draw(batch, g, keys, d, dtype=dtype, seed=2 * s + t) for t in (0, 1))
-                  for s in range(sets)]  # fmt: skip
-        q = bench.draw(batch, h, 1, d, dtype=dtype, seed=99)
+        q, caches = one_token(bench, h, g, d, keys, batch)
         cell = {"heads": h, "groups": g, "head": d, "keys": keys, "batch": batch}
         rivals = {n: lambda _, i, f=f: f(i) for n, f in attention_rivals(q, caches).items()}
         calls = {n: partial(f, q) for n, f in usable(rivals, q, cell).items()}
-        timings, launches = bench.time(calls, sets)
+        timings, launches = bench.time(calls, len(caches))
         bench.add("attention", cell, timings, launches)
         del caches, rivals, calls
     say(f"attention: {clocks()}")
+
+
+def variants(bench: Bench) -> None:
+    """Our attention of one token, launched in other ways: times, and that bits do not move."""
+    h, g, d = (4, 2, 16) if bench.dry else (32, 8, 128)
+    todo = [(600, 2)] if bench.dry else [(8192, 1), (8192, 8), (2048, 1), (2048, 8)]
+    sdpa, other = partial(functional.scaled_dot_product_attention, enable_gqa=True), []
+    for keys, batch in bench.cells("variants", todo):
+        q, caches = one_token(bench, h, g, d, keys, batch)
+        seen = invariant_attention.seen_by_position(batch, 1, keys, q.device)
+        cell = {"heads": h, "groups": g, "head": d, "keys": keys, "batch": batch}
+
+        def ours(
+            q: torch.Tensor, i: int, caches: Any = caches, seen: Any = seen, **more: Any
+        ) -> torch.Tensor:
+            return invariant_attention._by_kernel(q, *caches[i], seen, d**-0.5, False, **more)
+
+        rivals: dict[str, Function] = {"torch": lambda q, i, c=caches: sdpa(q, *c[i]), "ours": ours}
+        for variant in VARIANTS[:: 7 if bench.dry else 1]:
+            warps, stages, each, registers = variant
+            rivals[str(variant)] = partial(ours, apart=True, warps=warps, stages=stages, each=each,
+                                           registers=registers or None)  # fmt: skip
+        rivals = usable(rivals, q, cell)
+        usual = ours(q, 0, apart=False)
+        same = {name: torch.equal(f(q, 0), usual) for name, f in rivals.items()}
+        calls = {name: partial(f, q) for name, f in rivals.items()}
+        timings, launches = bench.time(calls, len(caches))
+        bench.add("variants", cell, timings, launches, same=same)
+        ratios = {row["rival"]: row["ratio"] for row in bench.rows["variants"][-len(calls) :]}
+        best = sorted(ratios, key=ratios.__getitem__)[:5]
+        say(f"{keys} keys, batch {batch}: ours {ratios['ours']:.3f} of torch's; the quickest",
+            "; ".join(f"{name} {ratios[name]:.3f}" for name in best))  # fmt: skip
+        other += [f"{n} at {keys} x {batch}" for n, s in same.items() if not s and n != "torch"]
+    if other:
+        raise RuntimeError(f"other bits: {', '.join(other)}")
 
 
 def step_of(model: Any, batch: int, past: int, ours: bool) -> Function:
@@ -530,6 +584,9 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=0, help="processes of pytest")
     parser.add_argument("--quick", action="store_true", help="a third of the cells")
     parser.add_argument("--dry", action="store_true", help="tiny sizes on a CPU")
+    if len(sys.argv) == 1:  # as `make bench` runs it
+        print("nothing runs unless it is asked for:", parser.format_usage())
+        return 0
     options = parser.parse_args()
     if not options.dry and not torch.cuda.is_available():
         parser.error("no CUDA device; --dry runs without one")
@@ -547,6 +604,7 @@ def main() -> int:
             "child": lambda: products(bench, ("cuBLAS", "our kernel")),
             "workspace": lambda: workspace(bench, options, folder),
             "attention": lambda: attentions(bench),
+            "variants": lambda: variants(bench),
             "token": lambda: token(bench),
             "tune": lambda: tune(bench),
             "split": lambda: split(bench),

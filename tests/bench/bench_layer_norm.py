@@ -869,6 +869,9 @@ def main() -> int:
     parser.add_argument("--estimate", action="store_true", help="print cells and seconds only")
     parser.add_argument("--dry", action="store_true", help="tiny sizes on a CPU")
     parser.add_argument("--compile", help=argparse.SUPPRESS)
+    if len(sys.argv) == 1:  # as `make bench` runs it
+        print("nothing runs unless it is asked for:", parser.format_usage())
+        return 0
     options = parser.parse_args()
     if interpreting() and not (options.dry or options.estimate):
         parser.error("no CUDA device; --dry runs without one")

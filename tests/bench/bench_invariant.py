@@ -12,9 +12,6 @@ Parts, each a table and a list of rows in ``OUT/invariant.tar.gz``:
   processes time, so that the two can be related.
 - ``attention``: one token against a cache, over torch's, flash-attention and FlashInfer where
   they are installed.
-- ``variants``: our attention of one token with other warps, stages, splits of a program and
-  registers; over torch's. Fails where one has other bits than the usual one in one program.
-  Compiles 20 kernels, minutes at the first time.
 - ``token``: a decoding step of the trained model as a CUDA graph, with invariant() and without.
 - ``tune``: candidates of tiles for few rows, where they are not measured yet; prints the quickest
   of each as a line for TILES.
@@ -71,18 +68,10 @@ LAUNCHES, REPLAY_S = 60, 0.018
 ALLOWED = {"median": 1.05, "above": 1.15, "most": 1.4}
 WITHOUT = {"CUBLAS_WORKSPACE_CONFIG": ":16:8", "CUBLASLT_WORKSPACE_SIZE": "1"}
 
-#: Of attention: warps, stages, splits of a program, registers of a thread at most (0: no limit).
-VARIANTS = (
-    (4, 3, 2, 0), (4, 3, 4, 0), (4, 3, 8, 0), (4, 4, 4, 0), (4, 4, 8, 0), (4, 3, 1, 168),
-    (4, 2, 1, 168), (4, 3, 2, 168), (4, 3, 4, 168), (4, 3, 8, 168), (4, 3, 1, 128), (4, 2, 1, 128),
-    (4, 2, 2, 128), (4, 2, 4, 128), (4, 1, 1, 128), (4, 1, 1, 0), (2, 2, 1, 0), (2, 3, 1, 0),
-    (2, 2, 4, 0), (2, 3, 4, 0), (2, 2, 1, 168),
-)  # fmt: skip
-
 #: (N, K, rows) for which no tile beat the usual choice.
 USUAL = {(11008, 4096, 32), (4096, 14336, 16), (1024, 8192, 32), (1024, 8192, 64)}
 TESTS = [f"tests/kernels/test_invariant_{name}.py" for name in ("matmul", "attention", "mode")]
-PARTS = ("tests", "tune", "split", "attention", "variants", "token", "products", "workspace")
+PARTS = ("tests", "tune", "split", "attention", "token", "products", "workspace")
 ARCHIVE = "invariant.tar.gz"
 START = time.monotonic()
 
@@ -378,41 +367,6 @@ def attentions(bench: Bench) -> None:
     say(f"attention: {clocks()}")
 
 
-def variants(bench: Bench) -> None:
-    """Our attention of one token, launched in other ways: times, and that bits do not move."""
-    h, g, d = (4, 2, 16) if bench.dry else (32, 8, 128)
-    todo = [(600, 2)] if bench.dry else [(8192, 1), (8192, 8), (2048, 1), (2048, 8)]
-    sdpa, other = partial(functional.scaled_dot_product_attention, enable_gqa=True), []
-    for keys, batch in bench.cells("variants", todo):
-        q, caches = one_token(bench, h, g, d, keys, batch)
-        seen = invariant_attention.seen_by_position(batch, 1, keys, q.device)
-        cell = {"heads": h, "groups": g, "head": d, "keys": keys, "batch": batch}
-
-        def ours(
-            q: torch.Tensor, i: int, caches: Any = caches, seen: Any = seen, **more: Any
-        ) -> torch.Tensor:
-            return invariant_attention._by_kernel(q, *caches[i], seen, d**-0.5, False, **more)
-
-        rivals: dict[str, Function] = {"torch": lambda q, i, c=caches: sdpa(q, *c[i]), "ours": ours}
-        for variant in VARIANTS[:: 7 if bench.dry else 1]:
-            warps, stages, each, registers = variant
-            rivals[str(variant)] = partial(ours, apart=True, warps=warps, stages=stages, each=each,
-                                           registers=registers or None)  # fmt: skip
-        rivals = usable(rivals, q, cell)
-        usual = ours(q, 0, apart=False)
-        same = {name: torch.equal(f(q, 0), usual) for name, f in rivals.items()}
-        calls = {name: partial(f, q) for name, f in rivals.items()}
-        timings, launches = bench.time(calls, len(caches))
-        bench.add("variants", cell, timings, launches, same=same)
-        ratios = {row["rival"]: row["ratio"] for row in bench.rows["variants"][-len(calls) :]}
-        best = sorted(ratios, key=ratios.__getitem__)[:5]
-        say(f"{keys} keys, batch {batch}: ours {ratios['ours']:.3f} of torch's; the quickest",
-            "; ".join(f"{name} {ratios[name]:.3f}" for name in best))  # fmt: skip
-        other += [f"{n} at {keys} x {batch}" for n, s in same.items() if not s and n != "torch"]
-    if other:
-        raise RuntimeError(f"other bits: {', '.join(other)}")
-
-
 def step_of(model: Any, batch: int, past: int, ours: bool) -> Function:
     """A decoding step that writes at the same place each time, in a cache of its own."""
     from transformers import StaticCache
@@ -604,7 +558,6 @@ def main() -> int:
             "child": lambda: products(bench, ("cuBLAS", "our kernel")),
             "workspace": lambda: workspace(bench, options, folder),
             "attention": lambda: attentions(bench),
-            "variants": lambda: variants(bench),
             "token": lambda: token(bench),
             "tune": lambda: tune(bench),
             "split": lambda: split(bench),

@@ -51,7 +51,6 @@ slow = pytest.mark.slow(reason="one form of the kernel is tried each time")
 WAYS = [
     pytest.param(plain, {}, id="plain"),
     pytest.param(by_kernel, {"rows": 16, "apart": True}, id="16 rows, splits apart", marks=slow),
-    pytest.param(by_kernel, {"rows": 16, "apart": True, "each": 3}, id="3 splits", marks=slow),
     pytest.param(by_kernel, {"rows": 64, "apart": False}, id="64 rows", marks=slow),
     pytest.param(by_kernel, {"rows": 64, "apart": True}, id="64 rows, splits apart"),
 ]
@@ -96,9 +95,7 @@ def test_many_splits_are_joined_as_in_one_program(chains, monkeypatch):
     start = torch.tensor([0, 333], device=DEVICE)  # the second has splits without keys
     seen = at(q, k, 2, start=start)
     wanted = by_kernel(q, k, v, seen, apart=False)
-    for each in (1, 2, 4, 16):  # splits of a program
-        made = by_kernel(q, k, v, seen, 16, True, each=each)
-        assert torch.equal(made, wanted), each
+    assert torch.equal(by_kernel(q, k, v, seen, 16, True), wanted)
 
 
 def test_a_tile_that_depends_on_the_batch_is_seen(chains, monkeypatch):

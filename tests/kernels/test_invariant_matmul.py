@@ -261,7 +261,7 @@ from triton.compiler import ASTSource
 from roundoff.kernels import invariant_kernels as kernels
 
 PRODUCT = dict(SWAP=False, ROWS=16, COLUMNS=16, DEPTH=16, GROUP=8, EVEN=True, BIAS=False)
-ATTEND = dict(D=16, ROWS=16, TILE=64, SPLIT=256, EACH=1, ORDERED=False)
+ATTEND = dict(D=16, ROWS=16, TILE=64, SPLIT=256, ORDERED=False)
 POINTERS = dict.fromkeys(("x", "w", "bias", "y", "q", "k", "v", "out"), "*fp32")
 POINTERS |= dict.fromkeys(("partial", "stats"), "*fp32")
 POINTERS |= dict.fromkeys(("first", "last", "order"), "*i32")

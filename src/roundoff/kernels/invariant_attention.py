@@ -516,13 +516,8 @@ def _scales(scale: float) -> tuple[float, float]:
 def _by_kernel(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seen: Seen, scale: float, tf32: bool,
     rows: int | None = None, apart: bool | None = None, warps: int | None = None,
-    stages: int | None = None, each: int = 1, registers: int | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """The Triton kernels.
-
-    None of the options moves bits: `rows` of a tile; `apart`, splits in programs of their own;
-    `each` of them taking so many; `warps`; `stages`; the most `registers` of a thread.
-    """
+    """The Triton kernels; `rows` of a tile and `apart`, splits in programs of their own."""
     batch, heads, queries, head = q.shape
     groups, keys = k.shape[1:3]
     index, itemsize = q.get_device(), q.element_size()
@@ -542,22 +537,20 @@ def _by_kernel(
     stats = q.new_empty(splits, count, 2, dtype=torch.float32) if apart else partial
     order = seen.first if seen.order is None else seen.order
     constants = (
-        wide, rows, TILE, SPLIT, each if apart else 1, seen.order is not None,
-        "tf32" if tf32 else "ieee", not interpreting(),
+        wide, rows, TILE, SPLIT, seen.order is not None, "tf32" if tf32 else "ieee",
+        not interpreting(),
     )  # fmt: skip
     args = (
         q, k, v, seen.first, seen.last, order, out, partial, stats, queries, keys, heads, groups,
         head, *_scales(scale), *q.stride(), *k.stride(), *v.stride(), *constants,
     )  # fmt: skip
-    key = (index, q.dtype, wide, rows, tf32, stages)
-    stages = stages or _STAGES.get(key, 3 if wide * itemsize <= 256 else 2)
-    grid = (programs, ceil_div(splits, each) if apart else 1)
+    key = (index, q.dtype, wide, rows, tf32)
+    stages = _STAGES.get(key, 3 if wide * itemsize <= 256 else 2)
+    grid = (programs, splits if apart else 1)
     while True:
         try:
             # Without contraction: both forms of the kernel then do the same operations.
             options = {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": False}
-            if registers:
-                options["maxnreg"] = registers
             run(kernels.attend, grid, *args, **options)
         except triton.OutOfResources:
             if stages == 1:

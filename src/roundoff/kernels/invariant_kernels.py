@@ -295,43 +295,6 @@ def _merged(acc, total, most, acc_s, total_s, most_s):
 
 
 @kernel
-def _ended(
-    acc, total, most, acc_s, total_s, most_s, mine, FLOAT: tl.constexpr, COMPILED: tl.constexpr
-):
-    """The splits so far and one whose tiles are done, of the rows that it belongs to."""
-    if FLOAT:
-        ones = tl.full((16, 16), 1.0, tl.float32)
-        zeros = tl.full(total_s.shape, 0.0, tl.float32)
-        total_s = _times(total_s, ones, zeros, "ieee", COMPILED)  # one of the 16 chains
-    most_s = tl.where(mine, most_s, float("-inf"))
-    return _merged(acc, total, most, acc_s, total_s, most_s)
-
-
-@kernel
-def _store(partial, stats, place, mine, acc, sums, most, head, D: tl.constexpr):
-    """What a split has of some rows."""
-    d = tl.arange(0, D)
-    inside = mine[:, None] & (d < head)[None, :]
-    tl.store(partial + place[:, None] * head + d[None, :], acc, mask=inside)
-    tl.store(stats + place * 2, most, mask=mine)
-    tl.store(stats + place * 2 + 1, sums, mask=mine)
-
-
-@kernel
-def _passed(
-    partial, stats, done, keys, count, row, mine, head, acc, total, most, acc_s, total_s, most_s,
-    D: tl.constexpr, SPLIT: tl.constexpr, FLOAT: tl.constexpr, COMPILED: tl.constexpr,
-):  # fmt: skip
-    """After a tile: at the end of a split its sums are stored, and begin anew."""
-    if (done % SPLIT == 0) | (done >= keys):
-        a, t, m = _ended(acc, total, most, acc_s, total_s, most_s, mine, FLOAT, COMPILED)
-        place = (done - 1) // SPLIT * count + row
-        _store(partial, stats, place, mine, a, max_along(t, 1), m, head, D)
-        acc_s, total_s, most_s = acc, total, most
-    return acc_s, total_s, most_s
-
-
-@kernel
 def _partial(partial, stats, split, splits, row, there, count, head, D: tl.constexpr):
     """What a split has of some rows; of one beyond the last that it has no keys."""
     d, at = tl.arange(0, D), split * count.to(tl.int64) + row
@@ -369,18 +332,16 @@ def attend(
     ROWS: tl.constexpr,  # queries times heads of a group in a tile
     TILE: tl.constexpr,  # keys of a tile
     SPLIT: tl.constexpr,  # keys of a split, a multiple of TILE
-    EACH: tl.constexpr,  # splits of a program, where they are apart
     ORDERED: tl.constexpr,
     PRECISION: tl.constexpr,
     COMPILED: tl.constexpr,
 ):  # fmt: skip
-    """Attention of one tile of rows: splits of keys one after another, or some of them.
+    """Attention of one tile of rows: splits of keys one after another, or one of them.
 
-    A second direction of the grid has a program for so many splits: the same code, so that a
-    longer cache compiles nothing.
+    A second direction of the grid has a program for each split: the same code, so that a longer
+    cache compiles nothing.
     """
-    FLOAT: tl.constexpr = q.dtype.element_ty == tl.float32
-    SHORT: tl.constexpr = PRECISION == "ieee" and FLOAT
+    SHORT: tl.constexpr = PRECISION == "ieee" and q.dtype.element_ty == tl.float32
     apart = tl.num_programs(1) > 1
     share = heads // groups
     blocks = (queries * share + ROWS - 1) // ROWS
@@ -406,51 +367,14 @@ def attend(
     # Tiles and splits are counted from a row's first key. Rows that begin alike go together: in
     # a sequence they all do; with a sliding window each begins elsewhere.
     waiting = there & (lo < hi)
-    flat = (batch * heads + h) * queries + query
-    count = (tl.num_programs(0) // (blocks * groups)).to(tl.int64) * heads * queries
-    if EACH > 1:
-        # What splits without keys that a row sees have; that of others is stored over it.
-        none = tl.where(hi < 0, float("nan"), 0.0)
-        lowest = tl.where(hi < 0, 0.0, float("-inf"))
-        for i in range(part * EACH, tl.minimum((part + 1) * EACH, (keys + SPLIT - 1) // SPLIT)):
-            tl.store(stats + (i * count + flat) * 2, lowest, mask=there)
-            tl.store(stats + (i * count + flat) * 2 + 1, none, mask=there)
-        tl.debug_barrier()
     anchor = min_along(tl.where(waiting, lo, 2147483647), 0)
     while anchor < 2147483647:
         mine = waiting & (lo == anchor)
         end = max_along(tl.where(mine, hi, 0), 0)  # the last key of any row
         least = min_along(tl.where(mine, hi, 2147483647), 0)  # all rows see those before it
         alone = max_along((there & (lo != anchor)).to(tl.int32), 0) == 0
-        start = anchor + part * (EACH * SPLIT)
+        start = anchor + part * SPLIT
         stop = tl.where(apart, tl.minimum(end, start + SPLIT), end)
-        if EACH > 1:
-            # One loop over the tiles of all splits: loads go on across a split's end.
-            stop = tl.minimum(end, start + EACH * SPLIT)
-            whole = tl.maximum(tl.minimum(stop, least) - start, 0) // TILE * TILE
-            whole = tl.where(alone, whole, 0)
-            acc_s, total_s, most_s = acc, total, most
-            for begin in range(start, start + whole, TILE):
-                acc_s, total_s, most_s = _tile(
-                    acc_s, total_s, most_s, tokens, places, stride_qd, k, v, begin, stop, lo, hi,
-                    mine, order, head, stride_kn, stride_kd, stride_vn, stride_vd, scale, scale_low,
-                    D, TILE, ORDERED, False, PRECISION, COMPILED,
-                )  # fmt: skip
-                acc_s, total_s, most_s = _passed(
-                    partial, stats, begin - anchor + TILE, stop - anchor, count, flat, mine, head,
-                    acc, total, most, acc_s, total_s, most_s, D, SPLIT, FLOAT, COMPILED,
-                )  # fmt: skip
-            for begin in range(start + whole, stop, TILE):
-                acc_s, total_s, most_s = _tile(
-                    acc_s, total_s, most_s, tokens, places, stride_qd, k, v, begin, stop, lo, hi,
-                    mine, order, head, stride_kn, stride_kd, stride_vn, stride_vd, scale, scale_low,
-                    D, TILE, ORDERED, True, PRECISION, COMPILED,
-                )  # fmt: skip
-                acc_s, total_s, most_s = _passed(
-                    partial, stats, begin - anchor + TILE, stop - anchor, count, flat, mine, head,
-                    acc, total, most, acc_s, total_s, most_s, D, SPLIT, FLOAT, COMPILED,
-                )  # fmt: skip
-            stop = start
         for split in range(start, stop, SPLIT):
             acc_s = tl.full((ROWS, D), 0.0, tl.float32)
             total_s = tl.full((ROWS, 16), 0.0, tl.float32)
@@ -474,18 +398,24 @@ def attend(
                     mine, order, head, stride_kn, stride_kd, stride_vn, stride_vd, scale, scale_low,
                     D, TILE, ORDERED, True, PRECISION, COMPILED,
                 )  # fmt: skip
-            acc, total, most = _ended(
-                acc, total, most, acc_s, total_s, most_s, mine, FLOAT, COMPILED
-            )
+            if v.dtype.element_ty == tl.float32:
+                ones = tl.full((16, 16), 1.0, tl.float32)
+                zeros = tl.full((ROWS, 16), 0.0, tl.float32)
+                total_s = _times(total_s, ones, zeros, "ieee", COMPILED)  # one of the 16 chains
+            most_s = tl.where(mine, most_s, float("-inf"))
+            acc, total, most = _merged(acc, total, most, acc_s, total_s, most_s)
         waiting = waiting & (lo != anchor)
         anchor = min_along(tl.where(waiting, lo, 2147483647), 0)
     # All columns are equal. A row that was refused ends below zero, and is no number.
     sums = tl.where(hi < 0, float("nan"), max_along(total, 1))
     most = tl.where(hi < 0, 0.0, most)
-    if EACH > 1:
-        pass
-    elif apart:
-        _store(partial, stats, part * count + flat, there, acc, sums, most, head, D)
+    flat = (batch * heads + h) * queries + query
+    if apart:
+        rows = (tl.num_programs(0) // (blocks * groups)).to(tl.int64) * heads * queries
+        place = part * rows + flat
+        tl.store(partial + place[:, None] * head + d[None, :], acc, mask=inside)
+        tl.store(stats + place * 2, most, mask=there)
+        tl.store(stats + place * 2 + 1, sums, mask=there)
     else:
         divisor = tl.where(sums == 0, 1.0, sums)[:, None] + tl.full((ROWS, D), 0.0, tl.float32)
         y = tl.div_rn(acc, divisor) + 0.0  # a zero has no sign: later tiles of others take it away

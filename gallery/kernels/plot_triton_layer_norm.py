@@ -715,8 +715,7 @@ print(pd.DataFrame(compare(ROWS, COLUMNS, DTYPE, ALL)).T.to_string())
 #   is not measured here.
 # * Where roundoff is behind: forward, a row of 32,768 columns of float32 fills the registers of a
 #   multiprocessor, and nothing is loaded while it is stored; backward, wide rows leave room for
-#   eight warps, which exchange two sums for each row and wait. Over twenty other divisions were
-#   slower.
+#   eight warps, which exchange two sums for each row.
 # * QuACK's weights for layer norm are float32. Its own choice gives a thread more than 64 elements
 #   of a row from 8704 to 16,384 columns; its forward, out of registers, is called there with twice
 #   the threads.

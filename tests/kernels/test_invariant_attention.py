@@ -32,9 +32,9 @@ def plain(q, k, v, seen, **kernel):
     return invariant_attention._attend(q, k, v, seen, q.shape[3] ** -0.5, False)
 
 
-def by_kernel(q, k, v, seen, rows=None, apart=None, **options):
+def by_kernel(q, k, v, seen, rows=None, each=None):
     scale = q.shape[3] ** -0.5
-    return invariant_attention._by_kernel(q, k, v, seen, scale, False, rows, apart, **options)
+    return invariant_attention._by_kernel(q, k, v, seen, scale, False, rows, each)
 
 
 def at(q, k, queries, causal=True, **where):
@@ -46,13 +46,16 @@ def same(a, b):
     return torch.equal(a, b) or torch.equal(a.nan_to_num(7.0), b.nan_to_num(7.0))
 
 
+#: Splits of a program that has them all.
+WHOLE = 1000
 slow = pytest.mark.slow(reason="one form of the kernel is tried each time")
 #: The computation of this device, and the kernels in each of their forms.
 WAYS = [
     pytest.param(plain, {}, id="plain"),
-    pytest.param(by_kernel, {"rows": 16, "apart": True}, id="16 rows, splits apart", marks=slow),
-    pytest.param(by_kernel, {"rows": 64, "apart": False}, id="64 rows", marks=slow),
-    pytest.param(by_kernel, {"rows": 64, "apart": True}, id="64 rows, splits apart"),
+    pytest.param(by_kernel, {"rows": 16, "each": 1}, id="16 rows, a split a program", marks=slow),
+    pytest.param(by_kernel, {"rows": 16, "each": 2}, id="16 rows, two splits", marks=slow),
+    pytest.param(by_kernel, {"rows": 64, "each": WHOLE}, id="64 rows", marks=slow),
+    pytest.param(by_kernel, {"rows": 64, "each": 1}, id="64 rows, a split a program"),
 ]
 
 
@@ -77,13 +80,13 @@ def test_a_token_has_the_same_bits_in_prefill_chunks_and_decoding(dtype, whole):
 
 
 @pytest.mark.parametrize("rows", [pytest.param(16, marks=slow), 64])
-@pytest.mark.parametrize("apart", [False, True])
-def test_the_kernel_has_the_same_bits_in_every_form(rows, apart, chains):
+@pytest.mark.parametrize("each", [1, pytest.param(2, marks=slow), WHOLE])
+def test_the_kernel_has_the_same_bits_in_every_form(rows, each, chains):
     q, k, v = sequence(torch.float16, batch=1, heads=2, groups=1)
-    wanted = by_kernel(q, k, v, at(q, k, TOKENS), rows=32, apart=False)
+    wanted = by_kernel(q, k, v, at(q, k, TOKENS), 32, WHOLE)
     for start, end in ((0, 1), (63, 64), (64, 65), (250, 262), (TOKENS - 70, TOKENS)):
         part = k[:, :, :end], v[:, :, :end]
-        made = by_kernel(q[:, :, start:end], *part, at(q, part[0], end - start), rows, apart)
+        made = by_kernel(q[:, :, start:end], *part, at(q, part[0], end - start), rows, each)
         assert torch.equal(made, wanted[:, :, start:end]), (start, end)
 
 
@@ -94,8 +97,9 @@ def test_many_splits_are_joined_as_in_one_program(chains, monkeypatch):
     k, v = (draw(2, 1, 680, 16, dtype=torch.float16, seed=s) for s in (1, 2))
     start = torch.tensor([0, 333], device=DEVICE)  # the second has splits without keys
     seen = at(q, k, 2, start=start)
-    wanted = by_kernel(q, k, v, seen, apart=False)
-    assert torch.equal(by_kernel(q, k, v, seen, 16, True), wanted)
+    wanted = by_kernel(q, k, v, seen, None, WHOLE)
+    for each in (1, 2, 4, 10):
+        assert torch.equal(by_kernel(q, k, v, seen, 16, each), wanted), each
 
 
 def test_a_tile_that_depends_on_the_batch_is_seen(chains, monkeypatch):
@@ -427,8 +431,8 @@ def test_a_row_refused_in_a_capture_is_no_number(chains):
     first, last, _ = at(q, k, 70)
     refused = last.clone()
     refused[0, 3] = -1
-    for apart in (False, True):
-        made = by_kernel(q, k, v, Seen(first, refused), apart=apart)
+    for each in (1, WHOLE):
+        made = by_kernel(q, k, v, Seen(first, refused), None, each)
         assert made[0, :, 3].isnan().all()
         made[0, :, 3] = 0
         assert made.isfinite().all()

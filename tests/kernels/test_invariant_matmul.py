@@ -261,12 +261,14 @@ from triton.compiler import ASTSource
 from roundoff.kernels import invariant_kernels as kernels
 
 PRODUCT = dict(SWAP=False, ROWS=16, COLUMNS=16, DEPTH=16, GROUP=8, EVEN=True, BIAS=False)
-ATTEND = dict(D=16, ROWS=16, TILE=64, SPLIT=256, ORDERED=False)
+ATTEND = dict(D=16, ROWS=16, TILE=64, SPLIT=256, MANY=False, ORDERED=False)
 POINTERS = dict.fromkeys(("x", "w", "bias", "y", "q", "k", "v", "out"), "*fp32")
 POINTERS |= dict.fromkeys(("partial", "stats"), "*fp32")
 POINTERS |= dict.fromkeys(("first", "last", "order"), "*i32")
 POINTERS |= dict.fromkeys(("scale", "scale_low"), "fp32")
-for function, constants in ((kernels.product, PRODUCT), (kernels.attend, ATTEND)):
+MANY = ATTEND | dict(MANY=True)
+for function, constants in ((kernels.product, PRODUCT), (kernels.attend, ATTEND),
+                            (kernels.attend, MANY)):
     constants |= dict(PRECISION="ieee", COMPILED=True)
     names = [p.name for p in function.params]
     signature = {n: "constexpr" if n in constants else POINTERS.get(n, "i32") for n in names}
@@ -284,7 +286,7 @@ def test_the_compiler_keeps_the_chains_of_float32_apart():
          "PYTHONPATH": source}, capture_output=True, text=True, check=True,
     )  # fmt: skip
     products = done.stdout.splitlines()
-    assert len(products) == 1 + (1 + 4) + 1
+    assert len(products) == 1 + 2 * ((1 + 4) + 1)
     from_zero = [re.search(r"tt.dot %\S+, %\S+, %cst", line) for line in products]
     assert all(from_zero), products
 

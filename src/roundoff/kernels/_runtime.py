@@ -98,7 +98,7 @@ _get_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream
 #: Arguments for whose values nothing is compiled: numbers of rows, of programs and of keys. A
 #: pointer must not have such a name: the compiler would not learn that it is aligned.
 _COUNTS = {
-    "M", "G", "tiles", "zero", "groups", "parts", "queries", "keys", "splits", "stride_b",
+    "M", "G", "tiles", "zero", "groups", "parts", "queries", "keys", "splits", "each", "stride_b",
     "stride_q",
 }  # fmt: skip
 

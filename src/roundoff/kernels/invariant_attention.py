@@ -515,9 +515,13 @@ def _scales(scale: float) -> tuple[float, float]:
 
 def _by_kernel(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seen: Seen, scale: float, tf32: bool,
-    rows: int | None = None, apart: bool | None = None, warps: int | None = None,
+    rows: int | None = None, each: int | None = None, warps: int | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """The Triton kernels; `rows` of a tile and `apart`, splits in programs of their own."""
+    """The Triton kernels; `rows` of a tile and splits of keys that `each` program takes.
+
+    Neither moves bits. By default there are as many programs as the device runs at once: a
+    program has the same latency at its start and end, however many splits it takes.
+    """
     batch, heads, queries, head = q.shape
     groups, keys = k.shape[1:3]
     index, itemsize = q.get_device(), q.element_size()
@@ -526,9 +530,9 @@ def _by_kernel(
     rows, warps = rows or chosen, warps or usual
     programs = batch * groups * ceil_div(queries * heads // groups, rows)
     splits = ceil_div(keys, SPLIT)
-    if apart is None:
-        apart = programs < 2 * multiprocessors(index)
-    apart = apart and splits > 1
+    if each is None:
+        each = ceil_div(programs * splits, 2 * multiprocessors(index))
+    apart = each < splits
     tf32 = tf32 and q.dtype == torch.float32  # of 16 bits there is no other precision
     out = q.new_empty(q.shape)
     count = batch * heads * queries
@@ -537,16 +541,16 @@ def _by_kernel(
     stats = q.new_empty(splits, count, 2, dtype=torch.float32) if apart else partial
     order = seen.first if seen.order is None else seen.order
     constants = (
-        wide, rows, TILE, SPLIT, seen.order is not None, "tf32" if tf32 else "ieee",
-        not interpreting(),
+        wide, rows, TILE, SPLIT, apart and each > 1, seen.order is not None,
+        "tf32" if tf32 else "ieee", not interpreting(),
     )  # fmt: skip
     args = (
-        q, k, v, seen.first, seen.last, order, out, partial, stats, queries, keys, heads, groups,
-        head, *_scales(scale), *q.stride(), *k.stride(), *v.stride(), *constants,
+        q, k, v, seen.first, seen.last, order, out, partial, stats, each, queries, keys, heads,
+        groups, head, *_scales(scale), *q.stride(), *k.stride(), *v.stride(), *constants,
     )  # fmt: skip
     key = (index, q.dtype, wide, rows, tf32)
     stages = _STAGES.get(key, 3 if wide * itemsize <= 256 else 2)
-    grid = (programs, splits if apart else 1)
+    grid = (programs, ceil_div(splits, each) if apart else 1)
     while True:
         try:
             # Without contraction: both forms of the kernel then do the same operations.

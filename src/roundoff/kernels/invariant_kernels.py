@@ -295,6 +295,43 @@ def _merged(acc, total, most, acc_s, total_s, most_s):
 
 
 @kernel
+def _ended(
+    acc, total, most, acc_s, total_s, most_s, mine, FLOAT: tl.constexpr, COMPILED: tl.constexpr
+):
+    """The splits so far and one whose tiles are done, of the rows that it belongs to."""
+    if FLOAT:
+        ones = tl.full((16, 16), 1.0, tl.float32)
+        zeros = tl.full(total_s.shape, 0.0, tl.float32)
+        total_s = _times(total_s, ones, zeros, "ieee", COMPILED)  # one of the 16 chains
+    most_s = tl.where(mine, most_s, float("-inf"))
+    return _merged(acc, total, most, acc_s, total_s, most_s)
+
+
+@kernel
+def _store(partial, stats, place, mine, acc, sums, most, head, D: tl.constexpr):
+    """What a split has of some rows."""
+    d = tl.arange(0, D)
+    inside = mine[:, None] & (d < head)[None, :]
+    tl.store(partial + place[:, None] * head + d[None, :], acc, mask=inside)
+    tl.store(stats + place * 2, most, mask=mine)
+    tl.store(stats + place * 2 + 1, sums, mask=mine)
+
+
+@kernel
+def _passed(
+    partial, stats, done, keys, count, row, mine, head, acc, total, most, acc_s, total_s, most_s,
+    D: tl.constexpr, SPLIT: tl.constexpr, FLOAT: tl.constexpr, COMPILED: tl.constexpr,
+):  # fmt: skip
+    """After a tile: at the end of a split its sums are stored, and begin anew."""
+    if (done % SPLIT == 0) | (done >= keys):
+        a, t, m = _ended(acc, total, most, acc_s, total_s, most_s, mine, FLOAT, COMPILED)
+        place = (done - 1) // SPLIT * count + row
+        _store(partial, stats, place, mine, a, max_along(t, 1), m, head, D)
+        acc_s, total_s, most_s = acc, total, most
+    return acc_s, total_s, most_s
+
+
+@kernel
 def _partial(partial, stats, split, splits, row, there, count, head, D: tl.constexpr):
     """What a split has of some rows; of one beyond the last that it has no keys."""
     d, at = tl.arange(0, D), split * count.to(tl.int64) + row
@@ -318,6 +355,7 @@ def attend(
     out,  # (batch, heads, queries, head), contiguous; anything where splits are apart
     partial,  # (splits, rows, head) float32: results of splits; anything where they are together
     stats,  # (splits, rows, 2) float32: largest score and sum; anything where they are together
+    each,  # splits of a program, where they are apart
     queries,
     keys,
     heads,
@@ -332,16 +370,18 @@ def attend(
     ROWS: tl.constexpr,  # queries times heads of a group in a tile
     TILE: tl.constexpr,  # keys of a tile
     SPLIT: tl.constexpr,  # keys of a split, a multiple of TILE
+    MANY: tl.constexpr,  # whether a program takes several splits that are apart
     ORDERED: tl.constexpr,
     PRECISION: tl.constexpr,
     COMPILED: tl.constexpr,
 ):  # fmt: skip
-    """Attention of one tile of rows: splits of keys one after another, or one of them.
+    """Attention of one tile of rows: splits of keys one after another, or some of them.
 
-    A second direction of the grid has a program for each split: the same code, so that a longer
-    cache compiles nothing.
+    Where the grid has a second direction, a program takes `each` splits and stores them for
+    :func:`merge`. All numbers of splits and of keys run the same two compiled kernels.
     """
-    SHORT: tl.constexpr = PRECISION == "ieee" and q.dtype.element_ty == tl.float32
+    FLOAT: tl.constexpr = q.dtype.element_ty == tl.float32
+    SHORT: tl.constexpr = PRECISION == "ieee" and FLOAT
     apart = tl.num_programs(1) > 1
     share = heads // groups
     blocks = (queries * share + ROWS - 1) // ROWS
@@ -367,14 +407,53 @@ def attend(
     # Tiles and splits are counted from a row's first key. Rows that begin alike go together: in
     # a sequence they all do; with a sliding window each begins elsewhere.
     waiting = there & (lo < hi)
+    flat = (batch * heads + h) * queries + query
+    count = (tl.num_programs(0) // (blocks * groups)).to(tl.int64) * heads * queries
+    if MANY:
+        # What splits without keys that a row sees have; that of others is stored over it.
+        none = tl.where(hi < 0, float("nan"), 0.0)
+        lowest = tl.where(hi < 0, 0.0, float("-inf"))
+        for i in range(part * each, tl.minimum((part + 1) * each, (keys + SPLIT - 1) // SPLIT)):
+            tl.store(stats + (i * count + flat) * 2, lowest, mask=there)
+            tl.store(stats + (i * count + flat) * 2 + 1, none, mask=there)
+        tl.debug_barrier()
     anchor = min_along(tl.where(waiting, lo, 2147483647), 0)
     while anchor < 2147483647:
         mine = waiting & (lo == anchor)
         end = max_along(tl.where(mine, hi, 0), 0)  # the last key of any row
         least = min_along(tl.where(mine, hi, 2147483647), 0)  # all rows see those before it
+        # Rows of another beginning are none here; rows beyond the last count as none.
         alone = max_along((there & (lo != anchor)).to(tl.int32), 0) == 0
-        start = anchor + part * SPLIT
-        stop = tl.where(apart, tl.minimum(end, start + SPLIT), end)
+        least = tl.where(alone, least, 0)
+        start = anchor + part * (each * SPLIT)
+        stop = tl.where(apart, tl.minimum(end, start + each * SPLIT), end)
+        if MANY:
+            # One loop over the tiles of all splits: loads go on across a split's end.
+            first_masked = start
+            acc_s, total_s, most_s = acc, total, most
+            if not SHORT:
+                first_masked += tl.maximum(tl.minimum(stop, least) - start, 0) // TILE * TILE
+                for begin in range(start, first_masked, TILE):
+                    acc_s, total_s, most_s = _tile(
+                        acc_s, total_s, most_s, tokens, places, stride_qd, k, v, begin, stop, lo,
+                        hi, mine, order, head, stride_kn, stride_kd, stride_vn, stride_vd, scale,
+                        scale_low, D, TILE, ORDERED, False, PRECISION, COMPILED,
+                    )  # fmt: skip
+                    acc_s, total_s, most_s = _passed(
+                        partial, stats, begin - anchor + TILE, stop - anchor, count, flat, mine,
+                        head, acc, total, most, acc_s, total_s, most_s, D, SPLIT, FLOAT, COMPILED,
+                    )  # fmt: skip
+            for begin in range(first_masked, stop, TILE):
+                acc_s, total_s, most_s = _tile(
+                    acc_s, total_s, most_s, tokens, places, stride_qd, k, v, begin, stop, lo, hi,
+                    mine, order, head, stride_kn, stride_kd, stride_vn, stride_vd, scale, scale_low,
+                    D, TILE, ORDERED, True, PRECISION, COMPILED,
+                )  # fmt: skip
+                acc_s, total_s, most_s = _passed(
+                    partial, stats, begin - anchor + TILE, stop - anchor, count, flat, mine, head,
+                    acc, total, most, acc_s, total_s, most_s, D, SPLIT, FLOAT, COMPILED,
+                )  # fmt: skip
+            stop = start
         for split in range(start, stop, SPLIT):
             acc_s = tl.full((ROWS, D), 0.0, tl.float32)
             total_s = tl.full((ROWS, 16), 0.0, tl.float32)
@@ -382,40 +461,31 @@ def attend(
             upper = tl.minimum(stop, split + SPLIT)
             first_masked = split
             if not SHORT:  # its products take the time, and twice as long to compile twice
-                # Tiles that all rows of the block see whole; rows beyond the last count as none.
-                whole = tl.maximum(tl.minimum(upper, least) - split, 0) // TILE * TILE
-                whole = tl.where(alone, whole, 0)
-                for begin in range(split, split + whole, TILE):
+                first_masked += tl.maximum(tl.minimum(upper, least) - split, 0) // TILE * TILE
+                for begin in range(split, first_masked, TILE):
                     acc_s, total_s, most_s = _tile(
                         acc_s, total_s, most_s, tokens, places, stride_qd, k, v, begin, upper, lo,
                         hi, mine, order, head, stride_kn, stride_kd, stride_vn, stride_vd, scale,
                         scale_low, D, TILE, ORDERED, False, PRECISION, COMPILED,
                     )  # fmt: skip
-                first_masked += whole
             for begin in range(first_masked, upper, TILE):
                 acc_s, total_s, most_s = _tile(
                     acc_s, total_s, most_s, tokens, places, stride_qd, k, v, begin, upper, lo, hi,
                     mine, order, head, stride_kn, stride_kd, stride_vn, stride_vd, scale, scale_low,
                     D, TILE, ORDERED, True, PRECISION, COMPILED,
                 )  # fmt: skip
-            if v.dtype.element_ty == tl.float32:
-                ones = tl.full((16, 16), 1.0, tl.float32)
-                zeros = tl.full((ROWS, 16), 0.0, tl.float32)
-                total_s = _times(total_s, ones, zeros, "ieee", COMPILED)  # one of the 16 chains
-            most_s = tl.where(mine, most_s, float("-inf"))
-            acc, total, most = _merged(acc, total, most, acc_s, total_s, most_s)
+            acc, total, most = _ended(
+                acc, total, most, acc_s, total_s, most_s, mine, FLOAT, COMPILED
+            )
         waiting = waiting & (lo != anchor)
         anchor = min_along(tl.where(waiting, lo, 2147483647), 0)
     # All columns are equal. A row that was refused ends below zero, and is no number.
     sums = tl.where(hi < 0, float("nan"), max_along(total, 1))
     most = tl.where(hi < 0, 0.0, most)
-    flat = (batch * heads + h) * queries + query
-    if apart:
-        rows = (tl.num_programs(0) // (blocks * groups)).to(tl.int64) * heads * queries
-        place = part * rows + flat
-        tl.store(partial + place[:, None] * head + d[None, :], acc, mask=inside)
-        tl.store(stats + place * 2, most, mask=there)
-        tl.store(stats + place * 2 + 1, sums, mask=there)
+    if MANY:
+        pass
+    elif apart:
+        _store(partial, stats, part * count + flat, there, acc, sums, most, head, D)
     else:
         divisor = tl.where(sums == 0, 1.0, sums)[:, None] + tl.full((ROWS, D), 0.0, tl.float32)
         y = tl.div_rn(acc, divisor) + 0.0  # a zero has no sign: later tiles of others take it away

@@ -172,6 +172,14 @@ def _last_only(x: torch.Tensor, dim: Any) -> bool:
     return x.dim() > 0 and dims is not None and [d % x.dim() for d in dims] == [x.dim() - 1]
 
 
+def _twice(x: torch.Tensor) -> torch.Tensor | None:
+    """A single long row on a CPU twice: torch adds each of two in one thread, as it adds more."""
+    n = x.shape[-1]
+    if x.device.type != "cpu" or n < _PARALLEL or x.numel() != n:
+        return None
+    return x.reshape(1, n).expand(2, n).contiguous()
+
+
 @own_work
 def _reduced(
     func: Any, x: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
@@ -182,9 +190,8 @@ def _reduced(
     n = x.shape[-1]
     rows = x.reshape(-1, n)
     if x.device.type == "cpu":
-        if len(rows) > 1 or n < _PARALLEL:
+        if (pair := _twice(x)) is None:
             return None
-        pair = torch.cat([rows, rows])
         made = func(pair, dim=[1], dtype=dtype)[0]
     else:
         into = dtype or x.dtype
@@ -265,6 +272,8 @@ def _variance(
 def _vector_norm(
     func: Any, x: Any, order: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
 ) -> Any:
+    if _last_only(x, dim) and (pair := _twice(x)) is not None:
+        return _as_reduced(func(pair, order, [1], dtype=dtype)[0], x, keepdim, dtype)
     if dtype == torch.float64 or order in (0, math.inf, -math.inf):
         return None
     if (rows := _rows_of(func, x, dim, "default")) is None:

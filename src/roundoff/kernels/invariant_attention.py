@@ -566,7 +566,7 @@ def _by_kernel(
         block = 16 if interpreting() else 4
         run(
             kernels.merge, (ceil_div(count, block), 1), partial, stats, out, count, head, splits,
-            wide, block, num_warps=4, enable_fp_fusion=False,
+            wide, block, splits <= 2, num_warps=4, enable_fp_fusion=False,
         )  # fmt: skip
     return out
 

@@ -502,6 +502,7 @@ def merge(
     splits,
     D: tl.constexpr,
     ROWS: tl.constexpr,
+    FEW: tl.constexpr,  # whether there are no more than two
 ):
     """The splits of each row, in ascending order."""
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
@@ -511,24 +512,30 @@ def merge(
     acc = tl.full((ROWS, D), 0.0, tl.float32)
     total = tl.full((ROWS, 1), 0.0, tl.float32)
     most = tl.full((ROWS,), float("-inf"), tl.float32)
-    for i in range(0, splits, 8):
-        # Eight splits are under way at the same time: a load takes longer than joining it.
-        a0, t0, m0 = _partial(partial, stats, i, splits, row, there, M, head, D)
-        a1, t1, m1 = _partial(partial, stats, i + 1, splits, row, there, M, head, D)
-        a2, t2, m2 = _partial(partial, stats, i + 2, splits, row, there, M, head, D)
-        a3, t3, m3 = _partial(partial, stats, i + 3, splits, row, there, M, head, D)
-        a4, t4, m4 = _partial(partial, stats, i + 4, splits, row, there, M, head, D)
-        a5, t5, m5 = _partial(partial, stats, i + 5, splits, row, there, M, head, D)
-        a6, t6, m6 = _partial(partial, stats, i + 6, splits, row, there, M, head, D)
-        a7, t7, m7 = _partial(partial, stats, i + 7, splits, row, there, M, head, D)
+    # Splits are under way together: a load takes longer than joining it.
+    if FEW:
+        a0, t0, m0 = _partial(partial, stats, 0, splits, row, there, M, head, D)
+        a1, t1, m1 = _partial(partial, stats, 1, splits, row, there, M, head, D)
         acc, total, most = _merged(acc, total, most, a0, t0, m0)
         acc, total, most = _merged(acc, total, most, a1, t1, m1)
-        acc, total, most = _merged(acc, total, most, a2, t2, m2)
-        acc, total, most = _merged(acc, total, most, a3, t3, m3)
-        acc, total, most = _merged(acc, total, most, a4, t4, m4)
-        acc, total, most = _merged(acc, total, most, a5, t5, m5)
-        acc, total, most = _merged(acc, total, most, a6, t6, m6)
-        acc, total, most = _merged(acc, total, most, a7, t7, m7)
+    else:
+        for i in range(0, splits, 8):
+            a0, t0, m0 = _partial(partial, stats, i, splits, row, there, M, head, D)
+            a1, t1, m1 = _partial(partial, stats, i + 1, splits, row, there, M, head, D)
+            a2, t2, m2 = _partial(partial, stats, i + 2, splits, row, there, M, head, D)
+            a3, t3, m3 = _partial(partial, stats, i + 3, splits, row, there, M, head, D)
+            a4, t4, m4 = _partial(partial, stats, i + 4, splits, row, there, M, head, D)
+            a5, t5, m5 = _partial(partial, stats, i + 5, splits, row, there, M, head, D)
+            a6, t6, m6 = _partial(partial, stats, i + 6, splits, row, there, M, head, D)
+            a7, t7, m7 = _partial(partial, stats, i + 7, splits, row, there, M, head, D)
+            acc, total, most = _merged(acc, total, most, a0, t0, m0)
+            acc, total, most = _merged(acc, total, most, a1, t1, m1)
+            acc, total, most = _merged(acc, total, most, a2, t2, m2)
+            acc, total, most = _merged(acc, total, most, a3, t3, m3)
+            acc, total, most = _merged(acc, total, most, a4, t4, m4)
+            acc, total, most = _merged(acc, total, most, a5, t5, m5)
+            acc, total, most = _merged(acc, total, most, a6, t6, m6)
+            acc, total, most = _merged(acc, total, most, a7, t7, m7)
     wide = tl.where(total == 0, 1.0, total) + tl.full((ROWS, D), 0.0, tl.float32)
     y = tl.div_rn(acc, wide) + 0.0  # as above
     tl.store(out + row[:, None] * head + d[None, :], y.to(out.dtype.element_ty), mask=inside)

@@ -87,7 +87,12 @@ EACH = np.arange(6).reshape(2, 3)
 
 
 def packed_rotary(
-    ids: np.ndarray, more: np.ndarray | None = None, n: int = 3, t: str = "float", **text: str
+    ids: np.ndarray,
+    more: np.ndarray | None = None,
+    n: int = 3,
+    t: str = "float",
+    processor: str = "CUDA",
+    **text: str,
 ) -> tuple[list[str], str]:
     chosen = {"r": 70, "i": 0, "k": "b", "s": "s", "last": "Neg(d)", "n": n, "t": t} | text
     constants = {
@@ -96,7 +101,7 @@ def packed_rotary(
         "more": ids if more is None else more,
     }
     proto = model(PACKED_ROTARY.format(**chosen), **constants)
-    left, report = rewritten(proto, tolerance=0, leave=())
+    left, report = rewritten(proto, tolerance=0, processor=processor)
     return left, " ".join(report.refused.values())
 
 
@@ -124,6 +129,7 @@ def test_parts_of_one_product_are_rotated_at_once(ids: np.ndarray, rows: int, ki
         ({"i": "1"}, ""),
         ({"last": "Concat<axis = -1>(b, b)"}, ""),  # which reads a part before it is rotated
         ({"n": 33, "ids": np.arange(66).reshape(2, 33)}, "more than 64 tokens"),
+        ({"processor": "CPU"}, ""),
     ],
     ids=str,
 )

@@ -264,8 +264,9 @@ class PackedRotary(Rule):
 
     Its heads are the operator's tokens, each with its row of the tables: those of the parts that
     are not rotated have cosines of one and sines of zero, which leave every number as it is.
-    Conditions: few tokens, of sizes that are numbers (a decode step, where a launch takes longer
-    than its work), and the same tables for all parts.
+    Conditions: CUDA; few tokens, of sizes that are numbers (a decode step, where a launch takes
+    longer than its work); and the same tables for all parts. A CPU gains nothing: a step of four
+    layers takes 0.99 to 1.00 of its time.
     """
 
     #: Tokens at most.
@@ -278,7 +279,7 @@ class PackedRotary(Rule):
     def rewrite(self, g: Editor, node: ir.Node) -> bool:
         x, shape = node.inputs[0], g.shape(node.inputs[0])
         turned = {i: t for i, o in enumerate(node.outputs) if (t := self._turned(g, o)) is not None}
-        if len(turned) < 2 or x is None or g.axis(node, 0) not in (2, -1):
+        if len(turned) < 2 or x is None or g.axis(node, 0) not in (2, -1) or g.processor != "CUDA":
             return False
         if shape is None or len(shape) != 3 or not static(*shape) or shape[0] * shape[1] > self.few:
             raise Refusal(f"{shape}: more than {self.few} tokens, or a size that is not known")

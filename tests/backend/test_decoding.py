@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Iterator
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 
 import roundoff.backend as rb
 from roundoff.backend.program import Program, _Partition, addresses, unmoved, written_in_place
+from roundoff.backend.variant import CompileSettings, chosen_providers
 from roundoff.errors import ModelError, ShapeError
 from roundoff.fusion import OptimizationOptions
 from roundoff.models import load_trained
@@ -115,10 +117,10 @@ def test_a_trained_model_gives_eagers_tokens(dynamic: bool | None, most: int, st
     assert len(graphs) <= most
 
 
-@pytest.mark.parametrize("batch", [1, 3])
-def test_a_step_as_on_cuda_repeats_no_keys(batch: int) -> None:
+@pytest.mark.parametrize(("batch", "layers", "spread"), [(1, 4, 0), (3, 2, 2), (3, 4, 1)])
+def test_a_step_as_on_cuda_repeats_no_keys(batch: int, layers: int, spread: int) -> None:
     """Fused for CUDA and run on the CPU: grouped heads, keys that are shut out, a row without."""
-    model = tiny("Llama")
+    model = tiny("Llama", num_hidden_layers=layers)
 
     def step(**inputs: Any) -> torch.Tensor:
         return model(**inputs).logits
@@ -146,7 +148,7 @@ def test_a_step_as_on_cuda_repeats_no_keys(batch: int) -> None:
         torch.testing.assert_close(ours, eager, rtol=1e-4, atol=1e-4)
     (graph,) = storage["instance"]
     left = [node.op_type for node in graph.model.graph.node]
-    assert left.count("Expand") == len(cache.layers) + 1  # of each index, and of the mask once
+    assert left.count("Expand") == spread + 1  # of lengths; and of the mask, once
 
 
 def test_a_static_cache_is_written_where_it_lies() -> None:
@@ -194,6 +196,104 @@ def test_opset_24_writes_one_place_without_indices_for_each_element(shape: tuple
     for graph, operator in ((one, "TensorScatter"), (two, "ScatterElements")):
         assert operator in [node.op_type for node in graph.model.graph.node]
         assert list(written_in_place(graph.model).values()) == [graph.names[0]]
+
+
+UNFUSED = [("CUDAExecutionProvider", {"sdpa_kernel": "16"})]
+REPLAYED = CompileSettings(
+    opset=None, verbose=0, options=OptimizationOptions(), storage=None, dump_prefix=None,
+    providers=None, check=False, cuda_graph=True,
+)  # fmt: skip
+GIVEN = [("CUDAExecutionProvider", {"sdpa_kernel": "8"})]
+
+
+@pytest.mark.parametrize(
+    ("expected", "change"),
+    [
+        (UNFUSED, {}),
+        (UNFUSED, {"rows": "16"}),
+        (None, {"rows": "17"}),  # a prefill
+        (None, {"rows": "n"}),
+        (None, {"batch": "n"}),
+        (None, {"kind": "float"}),
+        (None, {"op": "GroupQueryAttention"}),
+        (None, {"more": "17"}),  # of which one attention has too many
+        (None, {"op": "Other"}),  # no attention
+        (None, {"graph": False}),
+        (None, {"device": "cpu"}),
+        (GIVEN, {"given": GIVEN}),
+        (GIVEN, {"given": GIVEN, "graph": False}),
+    ],
+    ids=str,
+)
+def test_a_decode_step_in_a_cuda_graph_gets_unfused_attention(
+    expected: Any, change: dict[str, Any]
+) -> None:
+    chosen = {
+        "kind": "float16", "batch": "2", "rows": "3", "more": "1", "op": "MultiHeadAttention",
+        "graph": True, "device": "cuda", "given": None,
+    } | change  # fmt: skip
+    proto = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 20, "com.microsoft": 1]>
+      g ({kind}[{batch}, {rows}, 8] q, {kind}[{batch}, 1, 9, 8] k, {kind}[2, {more}, 8] r,
+         {kind}[2, 1, 9, 8] c) => ({kind}[{batch}, {rows}, 8] y, {kind}[2, {more}, 8] z) {{
+        y = com.microsoft.{op}<num_heads = 1>(q, k, k)
+        z = com.microsoft.{op}<num_heads = 1>(r, c, c) }}""".format(**chosen)
+    )
+    settings = dataclasses.replace(REPLAYED, providers=chosen["given"], cuda_graph=chosen["graph"])
+    assert chosen_providers(proto, torch.device(chosen["device"]), settings) == expected
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("expected", "length"), [(UNFUSED, 1), (UNFUSED, 5), (None, 20)])
+def test_attention_as_it_is_fused_tells_a_step_from_a_prefill(expected: Any, length: int) -> None:
+    storage: dict[str, Any] = {}
+    backend = functools.partial(
+        rb.onnx_custom_backend, storage=storage, options=OptimizationOptions(processor="CUDA")
+    )
+    attend = functools.partial(torch.nn.functional.scaled_dot_product_attention, enable_gqa=True)
+    run = torch.compile(attend, backend=backend, fullgraph=True, dynamic=False)
+    q, k = (torch.randn(2, heads, n, 8).half() for heads, n in [(4, length), (2, 24)])
+    torch.testing.assert_close(run(q, k, k), attend(q, k, k), rtol=1e-2, atol=1e-2)
+    (graph,) = storage["instance"]
+    assert chosen_providers(graph.model, torch.device("cuda"), REPLAYED) == expected
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("opset", "asked", "processor", "axis", "places", "written"),
+    [
+        (24, None, "CUDA", 1, [4], True),
+        (20, None, "CPU", 1, [4], True),
+        (20, None, None, 1, [4], True),
+        (20, 20, "CUDA", 1, [4], True),
+        (24, 24, "CPU", 1, [4], True),
+        (20, None, "CUDA", 1, [4, 1], True),
+        (20, None, "CUDA", 0, [1], True),
+        (20, None, "CUDA", 1, [4], False),
+    ],
+)
+def test_the_opset_of_a_graph_that_asks_for_none(
+    opset: int, asked: int | None, processor: str | None, axis: int, places: list[int],
+    written: bool,
+) -> None:  # fmt: skip
+    """24 on CUDA where one place of a static cache is written, else 20 as ever."""
+
+    def f(cache: torch.Tensor, at: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+        made = (cache.index_copy_ if written else cache.index_copy)(axis, at, new)
+        return made.sum(axis)
+
+    storage: dict[str, Any] = {}
+    backend = functools.partial(
+        rb.onnx_custom_backend, storage=storage, target_opset=asked,
+        options=OptimizationOptions(processor=processor),
+    )  # fmt: skip
+    run = torch.compile(f, backend=backend, fullgraph=True, dynamic=False)
+    at, cache = torch.tensor(places), torch.randn(2, 6, 3)
+    new, other = cache.index_select(axis, at) + 1, cache.clone()
+    torch.testing.assert_close(run(cache, at, new), f(other, at, new))
+    assert torch.equal(cache, other)
+    (graph,) = storage["instance"]
+    assert {d.domain: d.version for d in graph.exported.opset_import}[""] == opset
 
 
 def test_what_reads_the_old_values_gets_them() -> None:

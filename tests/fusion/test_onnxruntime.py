@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
-from fusion_models import model, rewritten
+from fusion_models import feeds, model, rewritten, run
 
 from roundoff.errors import ArgumentError
 from roundoff.fusion import OptimizationOptions, fuse
@@ -87,7 +89,12 @@ EACH = np.arange(6).reshape(2, 3)
 
 
 def packed_rotary(
-    ids: np.ndarray, more: np.ndarray | None = None, n: int = 3, t: str = "float", **text: str
+    ids: np.ndarray,
+    more: np.ndarray | None = None,
+    n: int = 3,
+    t: str = "float",
+    processor: str = "CUDA",
+    **text: str,
 ) -> tuple[list[str], str]:
     chosen = {"r": 70, "i": 0, "k": "b", "s": "s", "last": "Neg(d)", "n": n, "t": t} | text
     constants = {
@@ -96,7 +103,7 @@ def packed_rotary(
         "more": ids if more is None else more,
     }
     proto = model(PACKED_ROTARY.format(**chosen), **constants)
-    left, report = rewritten(proto, tolerance=0, leave=())
+    left, report = rewritten(proto, tolerance=0, processor=processor)
     return left, " ".join(report.refused.values())
 
 
@@ -124,6 +131,7 @@ def test_parts_of_one_product_are_rotated_at_once(ids: np.ndarray, rows: int, ki
         ({"i": "1"}, ""),
         ({"last": "Concat<axis = -1>(b, b)"}, ""),  # which reads a part before it is rotated
         ({"n": 33, "ids": np.arange(66).reshape(2, 33)}, "more than 64 tokens"),
+        ({"processor": "CPU"}, ""),
     ],
     ids=str,
 )
@@ -131,6 +139,56 @@ def test_parts_are_rotated_apart(change: dict[str, object], reason: str) -> None
     left, refused = packed_rotary(**({"ids": EACH} | change))  # type: ignore[arg-type]
     assert left.count("RotaryEmbedding") == 2
     assert reason in refused
+
+
+def spread_lengths(
+    batch: int, layers: int, processor: str = "CUDA", first: str = "Reshape(x{0}, one)",
+    static: tuple[str, ...] = (), more: int = 0, odd: str = "int64",
+) -> list[str]:  # fmt: skip
+    """What is left of one number a layer, spread over a batch; every layer gets its own."""
+    kinds = [odd + "[1]" if i % 2 else "int64" for i in range(layers)]
+    long = [batch + more * (i % 2) for i in range(layers)]
+    inputs = ", ".join(f"{kind} x{i}" for i, kind in enumerate(kinds))
+    outputs = ", ".join(f"{kinds[i].split('[')[0]}[{n}] y{i}" for i, n in enumerate(long))
+    nodes = [f"e{i} = {first.format(i)} s{i} = Expand(e{i}, b{n}) y{i} = Neg(s{i})"
+             for i, n in enumerate(long)]  # fmt: skip
+    proto = model(f"g ({inputs}) => ({outputs}) {{ {' '.join(nodes)} }}", one=np.array([1]),
+                  **{f"b{n}": np.array([n]) for n in long})  # fmt: skip
+    made, _ = fuse(proto, OptimizationOptions(processor=processor), static=static)
+    given = {name: x.fill_(i) for i, (name, x) in enumerate(feeds(proto).items())}
+    for before, after in zip(run(proto, given), run(made, given), strict=True):
+        assert before.tolist() == after.tolist()
+    return [n.op_type for n in made.graph.node]
+
+
+@pytest.mark.parametrize("batch", [2, 3, 8])
+@pytest.mark.parametrize("layers", [1, 3, 4, 12, 16, 17, 20, 30, 40])
+def test_lengths_are_spread_at_once(batch: int, layers: int) -> None:
+    """Sixteen together, and what remains where it is at least four."""
+    ops, joined = spread_lengths(batch, layers), layers // 16 + (layers % 16 >= 4)
+    assert ops.count("Concat") == ops.count("Split") == joined
+    assert ops.count("Expand") == joined + (layers % 16 if layers % 16 < 4 else 0)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"processor": "CPU"},
+        {"first": "Abs(x{0})"},  # which is no input
+        {"static": tuple(f"x{i}" for i in range(6))},  # computed once for all steps
+        {"more": 1},  # three of each length
+        {"odd": "int32"},  # three of each type
+    ],
+    ids=str,
+)
+def test_lengths_are_spread_apart(change: dict[str, Any]) -> None:
+    ops = spread_lengths(**({"batch": 2, "layers": 6} | change))
+    assert "Split" not in ops
+    assert ops.count("Expand") == 6
+
+
+def test_lengths_of_one_text_are_not_spread() -> None:
+    assert set(spread_lengths(batch=1, layers=6)) == {"Neg", "Reshape"}
 
 
 def test_silu() -> None:

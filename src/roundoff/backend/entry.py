@@ -46,8 +46,9 @@ def onnx_custom_backend(
     graph_module, args
         As dynamo hands them to a backend.
     target_opset : int, optional
-        ONNX opset, 18 or later; 20 by default. From 24 on one place of a static cache is written by
-        `TensorScatter <https://onnx.ai/onnx/operators/onnx__TensorScatter.html>`_.
+        ONNX opset, 18 or later. From 24 on one place of a static cache is written by
+        `TensorScatter <https://onnx.ai/onnx/operators/onnx__TensorScatter.html>`_: by default 24
+        on CUDA for a graph that does so, else 20.
     verbose : int
         1 prints a line a graph, 2 also a line a rewrite.
     options : OptimizationOptions, optional
@@ -61,7 +62,9 @@ def onnx_custom_backend(
     dump_prefix : path, optional
         Writes each model to ``<dump_prefix>_<n>.onnx``.
     providers : sequence, optional
-        Execution providers; by default CUDA where the inputs are on a GPU, else CPU.
+        Execution providers; by default CUDA where the inputs are on a GPU, else CPU. In a CUDA
+        graph the attention of a decode step is unfused by default: ``[("CUDAExecutionProvider",
+        {"sdpa_kernel": "8"})]`` asks for cuDNN's.
     check : bool
         On the first call also runs the graph before fusion, and raises where the fused one
         differs by more than its types explain, with the table of where it begins.
@@ -208,15 +211,14 @@ def _settings(
     dump_prefix: str | os.PathLike[str] | None,
     providers: Sequence[Any] | None,
 ) -> CompileSettings:
-    opset = 20 if target_opset is None else target_opset
-    if opset < 18:
-        raise ArgumentError("target_opset", got=opset, expected="18 or later")
+    if target_opset is not None and target_opset < 18:
+        raise ArgumentError("target_opset", got=target_opset, expected="18 or later")
     if not isinstance(options, OptimizationOptions):
         if options is not None:
             raise ArgumentError("options", got=options, expected="an OptimizationOptions")
         options = OptimizationOptions(verbose=max(verbose - 1, 0))
     return CompileSettings(
-        opset=opset,
+        opset=target_opset,
         verbose=verbose,
         options=options if optimize else OptimizationOptions(None),
         storage=storage,

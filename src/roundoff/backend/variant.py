@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import math
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -16,6 +17,7 @@ import torch
 from roundoff.fusion import OptimizationOptions, fuse
 from roundoff.fusion.experimental import KERNELS
 from roundoff.fusion.rule import Report
+from roundoff.ort.binding import CUDA
 
 from .program import (
     CudaGraphProgram,
@@ -28,9 +30,14 @@ from .program import (
 from .upcast import with_kernels
 from .weights import Join, Unwritten, adjacent, move, split_joins
 
-__all__ = ["CompileSettings", "Exported", "Variant", "reset"]
+__all__ = ["CompileSettings", "Exported", "Variant", "chosen_providers", "reset"]
 
 _epoch = 0
+
+#: Rows of queries up to which attention in a CUDA graph is left to plain products; 0: never.
+#: cuDNN's kernel computes tiles of 64 rows: for one query it takes 10.3 µs on an H200 and needs a
+#: Memset, and its launch costs more than those of the products.
+FEW_ROWS = 16
 
 
 def reset() -> None:
@@ -62,7 +69,7 @@ def reset() -> None:
 class CompileSettings:
     """What :func:`onnx_custom_backend` was asked for."""
 
-    opset: int
+    opset: int | None
     verbose: int
     options: OptimizationOptions
     storage: dict[str, Any] | None
@@ -73,6 +80,37 @@ class CompileSettings:
     fallback: bool = True
     copy_outputs: bool = False
     replace_weights: bool = False
+
+
+def chosen_providers(
+    model: onnx.ModelProto, device: torch.device, settings: CompileSettings
+) -> list[Any] | None:
+    """The execution providers of a fused model; None is the device's own, as it comes.
+
+    A decode step that is replayed as a CUDA graph gets ONNX Runtime's unfused attention: where all
+    sizes are numbers, and every attention is in float16 (others are not cuDNN's, or not measured)
+    and has few rows (queries, times the heads that share keys).
+    """
+    if settings.providers is not None or not settings.cuda_graph or device.type != "cuda":
+        return settings.providers
+    graph = model.graph
+    kinds = {v.name: v.type.tensor_type for v in [*graph.input, *graph.value_info]}
+    nodes = [n for n in graph.node if n.domain != "roundoff" and n.op_type.endswith("Attention")]
+    # GroupQueryAttention need not have an unfused form.
+    few = all(
+        n.op_type == "MultiHeadAttention" and _rows(kinds.get(n.input[0])) <= FEW_ROWS
+        for n in nodes
+    )
+    numbers = all(d.HasField("dim_value") for i in graph.input for d in kinds[i.name].shape.dim)
+    return [(CUDA, {"sdpa_kernel": "16"})] if nodes and few and numbers else None
+
+
+def _rows(queries: onnx.TypeProto.Tensor | None) -> float:
+    """How many share keys, of queries in float16 as (sequences, rows, heads times head)."""
+    if queries is None or queries.elem_type != onnx.TensorProto.FLOAT16:
+        return math.inf
+    sizes = queries.shape.dim
+    return sizes[1].dim_value if len(sizes) == 3 and sizes[1].HasField("dim_value") else math.inf
 
 
 @dataclasses.dataclass(frozen=True)
@@ -219,7 +257,8 @@ class Variant:
             self.model, self.precomputed = split_precomputed(fused, self.exported.static)
         kernels = KERNELS | self.exported.kernels
         exported = self.exported
-        where = (exported.device, kernels, self.tf32, settings.providers)
+        providers = chosen_providers(self.model, exported.device, settings)
+        where = (exported.device, kernels, self.tf32, providers)
         steady = {*exported.static, *exported.steady}
         if self.precomputed is not None:
             steady |= {o.name for o in self.precomputed.graph.output}

@@ -22,6 +22,7 @@ __all__ = [
     "ScaledProduct",
     "Silu",
     "SkipRmsNorm",
+    "SpreadLengths",
     "TransposedProduct",
 ]
 
@@ -264,8 +265,9 @@ class PackedRotary(Rule):
 
     Its heads are the operator's tokens, each with its row of the tables: those of the parts that
     are not rotated have cosines of one and sines of zero, which leave every number as it is.
-    Conditions: few tokens, of sizes that are numbers (a decode step, where a launch takes longer
-    than its work), and the same tables for all parts.
+    Conditions: CUDA; few tokens, of sizes that are numbers (a decode step, where a launch takes
+    longer than its work); and the same tables for all parts. A CPU gains nothing: a step of four
+    layers takes 0.99 to 1.00 of its time.
     """
 
     #: Tokens at most.
@@ -278,7 +280,7 @@ class PackedRotary(Rule):
     def rewrite(self, g: Editor, node: ir.Node) -> bool:
         x, shape = node.inputs[0], g.shape(node.inputs[0])
         turned = {i: t for i, o in enumerate(node.outputs) if (t := self._turned(g, o)) is not None}
-        if len(turned) < 2 or x is None or g.axis(node, 0) not in (2, -1):
+        if len(turned) < 2 or x is None or g.axis(node, 0) not in (2, -1) or g.processor != "CUDA":
             return False
         if shape is None or len(shape) != 3 or not static(*shape) or shape[0] * shape[1] > self.few:
             raise Refusal(f"{shape}: more than {self.few} tokens, or a size that is not known")
@@ -347,6 +349,61 @@ class PackedRotary(Rule):
         still = g.initializer(np.full((more, half), fill, table.dtype.numpy()), "still")
         return g.emit("Concat", [table, still], at, shapes=[[rows + more, half]], like=table,
                       axis=0, rule=self.name)[0]  # fmt: skip
+
+
+class SpreadLengths(Rule):
+    """Pattern: Expand of several inputs of one element to one length. Becomes one Expand of all.
+
+    A decode step over static caches has one for each layer: how long its cache is, for each text
+    of a batch. A Concat joins them before and a Split parts them after.
+    Conditions: CUDA, where a launch takes longer than its work; four or more, as these three take
+    their place; a length that is a number. At most sixteen are joined: the kernels of Concat and
+    Split take up to 32 addresses by value, and more from memory that they copy from the host, which
+    a CUDA graph must not record.
+    """
+
+    #: How many are joined.
+    least, most = 4, 16
+
+    ops = ("Expand",)
+    tier = "onnxruntime"
+    source = "https://onnx.ai/onnx/operators/onnx__Expand.html"
+
+    def rewrite(self, g: Editor, node: ir.Node) -> bool:
+        kind = self._kind(g, node)
+        if g.processor != "CUDA" or kind is None:
+            return False
+        nodes = [n for n in g.graph if n.op_type == "Expand" and self._kind(g, n) == kind]
+        nodes = nodes[: self.most]
+        if len(nodes) < self.least or node is not nodes[0]:
+            return False
+        length, out = kind[0], node.outputs[0]
+        ones = [g.reshape(n.inputs[0], [1], node) for n in nodes if n.inputs[0] is not None]
+        shape = [len(nodes), length]
+        (joined,) = g.emit("Concat", ones, node, shapes=[shape[:1]], like=out, axis=0,
+                           rule=self.name)  # fmt: skip
+        column = g.reshape(joined, [len(nodes), 1], node)
+        (spread,) = g.emit("Expand", [column, g.sizes(column, shape, node)], node, shapes=[shape],
+                           like=out, rule=self.name)  # fmt: skip
+        flat = g.reshape(spread, [math.prod(shape)], node)
+        lengths = g.initializer(np.full(len(nodes), length, np.int64), "lengths")
+        parts = g.emit("Split", [flat, lengths], node, shapes=[[length]] * len(nodes), like=out,
+                       axis=0, rule=self.name)  # fmt: skip
+        for old, new in zip(nodes, parts, strict=True):
+            g.replace(old.outputs[0], new)
+        return True
+
+    @staticmethod
+    def _kind(g: Editor, node: ir.Node) -> tuple[int, ir.DataType | None] | None:
+        """(length, type) of one element of an input that is spread; None of anything else."""
+        x, shape = node.inputs[0], g.shape(node.outputs[0])
+        before = g.node(x, "Reshape")
+        x = x if before is None else before.inputs[0]
+        if x is None or x not in g.graph.inputs or g.is_static(x) or g.size(x) != 1:
+            return None
+        if shape is None or len(shape) != 1 or not static(*shape):
+            return None
+        return shape[0], x.dtype
 
 
 class Silu(Rule):
@@ -567,4 +624,5 @@ ONNXRUNTIME: tuple[Rule, ...] = (
     RotaryAttention(),
     PackedAttention(),
     PackedRotary(),
+    SpreadLengths(),
 )

@@ -29,8 +29,7 @@ class OptimizationOptions:
     processor : {"CPU", "CUDA", None}
         Where the model is to run: a rule emits what has a kernel there. None follows the inputs.
     leave : tuple of str
-        Names of rules not to apply. By default PackedRotary, which saves a launch a layer and whose
-        time on a GPU is not known yet; ``()`` applies it, too.
+        Names of rules not to apply.
     packed : float
         Memory that packed weights may take on CUDA beside the weights, as a share of theirs: the
         narrowest products are packed first, all that are as wide or none. 1: all of them, which
@@ -54,7 +53,7 @@ class OptimizationOptions:
     constant_folding: bool = True
     verbose: int = 0
     processor: str | None = None
-    leave: tuple[str, ...] = ("PackedRotary",)
+    leave: tuple[str, ...] = ()
     interpret: bool = False
     packed: float = 0.25
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 # Importing a module enters its operators.
 from . import elementwise, indexing, products, reductions, shapes
+from .indexing import writes_one_place
 from .table import TABLE
 
-__all__ = ["TABLE", "elementwise", "indexing", "products", "reductions", "shapes"]
+__all__ = ["TABLE", "elementwise", "indexing", "products", "reductions", "shapes",
+           "writes_one_place"]  # fmt: skip

@@ -111,13 +111,27 @@ def _index_put(
     return c.op("ScatterND", c.tensor(x), at, new)
 
 
+def writes_one_place(node: Any) -> bool:
+    """Whether TensorScatter can write what a node does: one place of an axis behind the first.
+
+    A decode step writes its static cache so.
+    """
+    if node.target is not torch.ops.aten.index_copy.default:
+        return False
+    x, axis, index, source = node.args
+    if not rank_of(x) or rank_of(index) != 1:
+        return False
+    axis = axis_of(axis, rank_of(x))
+    return axis > 0 and shape_of(source)[axis] == 1
+
+
 @writes("index_copy")
 def _index_copy(c: Converter, node: Any, x: Any, axis: int, index: Any, source: Any) -> Any:
     if not rank_of(x) or rank_of(index) != 1:
         return NotImplemented
     axis, new = axis_of(axis, rank_of(x)), c.tensor(source, kind_of(node))
     shape = dims_of(new)
-    if c.opset >= 24 and axis and shape[axis] == 1:  # a step writes one place of its cache
+    if c.opset >= 24 and writes_one_place(node):
         at = c.tensor(index, INT64)
         if shape[0] != 1:
             at = c.op("Expand", at, c.shape(shape[:1]), shape=shape[:1])

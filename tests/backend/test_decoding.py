@@ -212,6 +212,8 @@ GIVEN = [("CUDAExecutionProvider", {"sdpa_kernel": "8"})]
         (UNFUSED, {}),
         (UNFUSED, {"rows": "16"}),
         (None, {"rows": "17"}),  # a prefill
+        (UNFUSED, {"batch": "32"}),
+        (None, {"batch": "33"}),
         (None, {"rows": "n"}),
         (None, {"batch": "n"}),
         (None, {"kind": "float"}),

@@ -34,10 +34,10 @@ __all__ = ["CompileSettings", "Exported", "Variant", "chosen_providers", "reset"
 
 _epoch = 0
 
-#: Rows of queries up to which attention in a CUDA graph is left to plain products; 0: never.
-#: cuDNN's kernel computes tiles of 64 rows: for one query it takes 10.3 µs on an H200 and needs a
-#: Memset, and its launch costs more than those of the products.
-FEW_ROWS = 16
+#: Rows of queries, and sequences, up to which attention in a CUDA graph is left to plain products;
+#: 0: never. cuDNN's kernel computes tiles of 64 rows: for one query it takes 10.3 µs on an H200 and
+#: needs a Memset, and its launch costs more than those of the products.
+FEW_ROWS, FEW_SEQUENCES = 16, 32
 
 
 def reset() -> None:
@@ -89,7 +89,8 @@ def chosen_providers(
 
     A decode step that is replayed as a CUDA graph gets ONNX Runtime's unfused attention: where all
     sizes are numbers, and every attention is in float16 (others are not cuDNN's, or not measured)
-    and has few rows (queries, times the heads that share keys).
+    and has few rows (queries, times the heads that share keys) in few sequences (texts, times
+    heads of keys).
     """
     if settings.providers is not None or not settings.cuda_graph or device.type != "cuda":
         return settings.providers
@@ -97,20 +98,17 @@ def chosen_providers(
     kinds = {v.name: v.type.tensor_type for v in [*graph.input, *graph.value_info]}
     nodes = [n for n in graph.node if n.domain != "roundoff" and n.op_type.endswith("Attention")]
     # GroupQueryAttention need not have an unfused form.
-    few = all(
-        n.op_type == "MultiHeadAttention" and _rows(kinds.get(n.input[0])) <= FEW_ROWS
-        for n in nodes
-    )
+    few = all(n.op_type == "MultiHeadAttention" and _is_few(kinds.get(n.input[0])) for n in nodes)
     numbers = all(d.HasField("dim_value") for i in graph.input for d in kinds[i.name].shape.dim)
     return [(CUDA, {"sdpa_kernel": "16"})] if nodes and few and numbers else None
 
 
-def _rows(queries: onnx.TypeProto.Tensor | None) -> float:
-    """How many share keys, of queries in float16 as (sequences, rows, heads times head)."""
+def _is_few(queries: onnx.TypeProto.Tensor | None) -> bool:
+    """Whether queries (sequences, rows, heads times head) are few, in float16."""
     if queries is None or queries.elem_type != onnx.TensorProto.FLOAT16:
-        return math.inf
-    sizes = queries.shape.dim
-    return sizes[1].dim_value if len(sizes) == 3 and sizes[1].HasField("dim_value") else math.inf
+        return False
+    sizes = [d.dim_value if d.HasField("dim_value") else math.inf for d in queries.shape.dim]
+    return len(sizes) == 3 and sizes[0] <= FEW_SEQUENCES and sizes[1] <= FEW_ROWS
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,13 +19,13 @@ the same bits in every batch, and what that costs.
      :bound:`69% <texts/4>` of the texts other ones. The lines below replace both:
      :bound:`0% <texts/5>`, and the same bits on an H100.
    * **What it costs:** a product takes :bound:`1.00 <cost/2>` of torch's time in the median, at
-     most :bound:`1.98 <cost/5>` (batch_invariant_ops :bound:`2.6 <peer>` and
-     :bound:`7.4 <peer/2>`); attention of one token :bound:`1.06 <decoding>` to
-     :bound:`1.56 <decoding/2>`; a token of the uncompiled model in a CUDA graph
-     :bound:`0.95 <token>` to :bound:`0.98 <token/2>`, on two cores :bound:`3.7 <cpu>` to
+     most :bound:`1.58 <cost/5>` (batch_invariant_ops :bound:`2.5 <peer>` and
+     :bound:`7.9 <peer/2>`); attention of one token :bound:`1.06 <decoding>` to
+     :bound:`1.30 <decoding/2>`; a token of the uncompiled model in a CUDA graph
+     :bound:`0.95 <token>` to :bound:`1.00 <token/2>`, on two cores :bound:`3.7 <cpu>` to
      :bound:`5.8 <cpu/2>`. On an H100 a product takes at most
-     :bound:`1.81 <cost/5@nvidia-h100-80gb-hbm3>`, attention
-     :bound:`1.41 <decoding/2@nvidia-h100-80gb-hbm3>`.
+     :bound:`1.25 <cost/5@nvidia-h100-80gb-hbm3>`, attention
+     :bound:`1.33 <decoding/2@nvidia-h100-80gb-hbm3>`.
 
    .. code-block:: python
 
@@ -581,8 +581,8 @@ study.table(
 # %%
 
 study.claim(
-    "Over {98} cells and two runs ours takes {1.00} of torch's time in the median, more than 1.15 "
-    "in {5}, more than 1.4 in {4}, at most {1.98}: all with 8192 → 1024, up to 256 rows. So few "
+    "Over {273} cells and two runs ours takes {1.00} of torch's time in the median, more than 1.15 "
+    "in {17}, more than 1.4 in {6}, at most {1.58}: all with 8192 → 1024, up to 256 rows. So few "
     "columns leave multiprocessors idle where K is not split.",
     name="cost",
     of="cost",
@@ -604,8 +604,8 @@ study.claim(
 # %%
 
 study.claim(
-    "batch_invariant_ops takes {2.6} times torch's time in the median, up to {7.4}, and more than "
-    "ours in every cell; the two variables {0.82} to {1.41}; vLLM's tiles {0.97} to {2.0}.",
+    "batch_invariant_ops takes {2.5} times torch's time in the median, up to {7.9}, and at least "
+    "{0.99} of ours; the two variables {0.77} to {1.41}; vLLM's tiles {0.96} to {2.0}.",
     name="peer",
     of="cost",
     where={"batch_invariant_ops": pd.Series.notna},
@@ -614,11 +614,12 @@ study.claim(
     value=lambda t: (
         t.filter(like="batch_invariant_ops").stack().median(),
         t.filter(like="batch_invariant_ops").max(axis=None),
+        (t["batch_invariant_ops"] / t["roundoff"]).min(),
         t.filter(like="two variables").min(axis=None),
         t.filter(like="two variables").max(axis=None),
         *t.filter(like="vLLM").agg(["min", "max"]).agg({"min": "min", "max": "max"}, axis=1),
     ),
-    test=lambda t: t["batch_invariant_ops"] > t["roundoff"],
+    test=lambda t: t["batch_invariant_ops"] > 0.95 * t["roundoff"],
 )
 
 # %%
@@ -639,7 +640,7 @@ study.claim(
 # %%
 
 study.claim(
-    "A token takes ours {0.95} to {0.98} of torch's time, alone and in batches of 8 and 64.",
+    "A token takes ours {0.95} to {1.00} of torch's time, alone and in batches of 8 and 64.",
     name="token",
     of="token",
     where={"batch": [1, 8, 64]},
@@ -740,8 +741,8 @@ study.claim(
 
 # %%
 # Attention of one token is timed over a cache. FlexDecoding cuts the keys into parts by the number
-# of texts; *fixed* is 16 parts, whatever their number. Ours are 256 keys each, which a second
-# kernel joins where texts are few.
+# of texts; *fixed* is 16 parts, whatever their number. Ours are 256 keys each; a program takes one
+# or several, so that all programs run at once, and where texts are few a second kernel joins them.
 
 for keys, batch in DECODED if times and not unsplit else ():
     # Where FlexDecoding fails, the others are timed without.
@@ -768,9 +769,8 @@ study.table(
 # %%
 
 study.claim(
-    "Attention of one token takes ours {1.06} to {1.56} times torch's time, more than 1.3 in {4} "
-    "of 9 cells: up to 8 texts behind 2048 keys or more. FlexDecoding with parts of fixed size, "
-    "timed in four, takes at least {1.04} times ours.",
+    "Attention of one token takes ours {1.06} to {1.30} times torch's time; FlexDecoding with "
+    "parts of fixed size takes at least {1.04} times ours.",
     name="decoding",
     of="decoding",
     timed=True,
@@ -778,12 +778,9 @@ study.claim(
     value=lambda t: (
         t.filter(like="roundoff").min(axis=None),
         t.filter(like="roundoff").max(axis=None),
-        (t.filter(like="roundoff").max(axis=1) > 1.3).sum(),
         (t["FlexDecoding, fixed"] / t["roundoff"]).min(),
     ),
-    test=lambda t: t[t.filter(like="roundoff").max(axis=1) > 1.3].pipe(
-        lambda s: (s["batch"] <= 8) & (s["keys"] >= 2048)
-    ),
+    test=lambda t: t["FlexDecoding, fixed"] > t["roundoff"],
 )
 
 # %%
@@ -793,7 +790,7 @@ study.keep("routes", [{"way": way, "cases": n} for way, n in routes().items()], 
 # %%
 
 study.claim(
-    "Most of our products, {88} of {107}, went to cuBLAS.",
+    "Most of our products, {266} of {279}, went to cuBLAS.",
     name="routes",
     of="routes",
     on="nvidia-h200",

@@ -239,8 +239,9 @@ def contest(model, case, batch, chosen):
 # The ways take turns, round by round, in one process. *× inductor* is the ratio to inductor, with
 # CUDA graphs where this way has them. On a CPU it is a ratio of processor time, of all threads
 # together, which other work on the machine changes least; on a GPU a sample is five calls in a
-# row. For several rows inductor copies the keys for every head that shares them. The truth is every operation in float64 (:class:`~roundoff.models.Float64Llama`) over the
-# whole text; the error is in :ref:`one unit <unit>`.
+# row. For several rows inductor copies the keys for every head that shares them. The truth is every
+# operation in float64 (:class:`~roundoff.models.Float64Llama`) over the whole text; the error is in
+# :ref:`one unit <unit>`.
 
 PLAIN = ("inductor", "roundoff")[quick:]
 GRAPHS = ("inductor, reduce-overhead", BEST)[quick:] if cuda else ()

@@ -12,26 +12,29 @@ time, prefill, decode steps over a static cache, and the words that ``generate``
    * **Yes; in float32 it writes eager's words.** On two cores :bound:`0 <words/2>` of
      :bound:`192 <words>` tokens differ with the code below. It takes :bound:`4 <conversions>`
      conversions for three prompts, :bound:`0 <conversions/2>` for another length. The first text
-     takes a minute, written again :bound:`0.98 <words/3>` to :bound:`1.28 <words/4>` of eager's
-     time.
-   * **As called, over inductor's time:** on an H200 in float16 (one run) a prefill of 2048 tokens
-     takes :bound:`0.32 <plain>`, a decode step :bound:`0.53 <plain/2>`; on two cores in float32 a
-     prefill of 128 takes :bound:`1.0 <called>`, a decode step :bound:`1.0 <called/2>`, of 64 rows
-     :bound:`0.2 <called/4>`.
-   * **A decode step with CUDA graphs:** on an H200 :bound:`0.97 <graphs>` of reduce-overhead's
-     time in float16 (H100 :bound:`0.96 <graphs@nvidia-h100-80gb-hbm3>`), of 8 rows
-     :bound:`0.96 <graphs/2>`, of 64 :bound:`0.68 <graphs/3>`; up to :bound:`190 <gpu-memory/3>` MiB
-     beside the model.
-   * **The first call** takes :bound:`0.25 <compile>` (two cores) to :bound:`0.43 <gpu-compile/2>`
-     (H200) of inductor's seconds.
-   * **Not supported**: training, several devices, float8. An operator without an ONNX form, and
-     complex numbers, stay with torch and split the model. One model of 135 M parameters is timed.
+     takes a minute, the first two at once two more; written again they take
+     :bound:`0.98 <words/3>` to :bound:`1.28 <words/4>` of eager's time.
+   * **As called, over inductor's time:** on an H200 in float16 a prefill of 2048 tokens takes
+     :bound:`0.3 <plain>`, a decode step :bound:`0.5 <plain/2>`; on two cores in float32 a prefill
+     of 128 takes :bound:`1.0 <called>`, a decode step :bound:`1.0 <called/2>`, of 64 rows
+     :bound:`0.2 <called/4>`, as eager.
+   * **A decode step with CUDA graphs,** which as called takes :bound:`4 <graphs/4>` times as long:
+     on an H200 :bound:`0.97 <graphs>` of reduce-overhead's time in float16 (H100
+     :bound:`0.96 <graphs@nvidia-h100-80gb-hbm3>`), of 8 rows :bound:`0.96 <graphs/2>`, of 64
+     :bound:`0.68 <graphs/3>`.
+   * **The first call** takes :bound:`0.25 <compile>` (two cores) to :bound:`0.48 <gpu-compile/2>`
+     (H100) of inductor's seconds; a prefill leaves :bound:`346 <gpu-memory>` MiB beside the model
+     (inductor :bound:`34 <gpu-memory/2>`).
+   * **Not supported**: training (call it under ``torch.no_grad()``), several devices, float8. An
+     operator without an ONNX form, and complex numbers, stay with torch and split the model. One
+     model of 135 M parameters is timed, in one run on each machine.
 
    .. code-block:: python
 
       model.forward = torch.compile(model.forward, backend="roundoff", dynamic=True)
-      model.generate(**inputs, disable_compile=True)  # transformers would compile again
-      # for the times of a decode step: mode="reduce-overhead", dynamic=False, a static cache
+      # on a GPU transformers would compile a static cache's steps itself
+      model.generate(**inputs, disable_compile=True)
+      # CUDA graphs: mode="reduce-overhead", dynamic=False, a static cache
 """
 
 # %%
@@ -39,10 +42,10 @@ time, prefill, decode steps over a static cache, and the words that ``generate``
 # ---------------------------------
 #
 # SmolLM2-135M-Instruct [#smollm]_, 30 layers, with its trained weights, in float32 on a CPU, in
-# float16 and bfloat16 on a GPU. The text is prose; in a batch every row has the same. A
-# :term:`prefill` reads 128 tokens, on a GPU four rows of 512, and keeps no cache. A decode step
-# reads one token over a static :term:`KV cache` of 512 keys and writes one of them; it is repeated
-# at that place.
+# float16 and, as far as the time went, bfloat16 on a GPU. The text is prose; in a batch every row
+# has the same. A :term:`prefill` reads 128 tokens, on a GPU four rows of 512, and keeps no cache. A
+# decode step reads one token over a static :term:`KV cache` of 512 keys and writes one of them; it
+# is repeated at that place.
 #
 # * *inductor* and *roundoff*: ``torch.compile(model)`` and ``backend="roundoff"``, without options;
 # * *inductor, reduce-overhead* and *roundoff, CUDA graph*: both with ``mode="reduce-overhead"``,
@@ -233,15 +236,16 @@ def contest(model, case, batch, chosen):
 
 
 # %%
-# On a GPU it takes less time than inductor, as called and with CUDA graphs
-# -------------------------------------------------------------------------
+# On a GPU it takes about half of inductor's time as called, no more with CUDA graphs
+# -----------------------------------------------------------------------------------
 #
-# The ways take turns, round by round, in one process. *× inductor* is the ratio to inductor, with
-# CUDA graphs where this way has them. On a CPU it is a ratio of processor time, of all threads
-# together, which other work on the machine changes least; on a GPU a sample is five calls in a
-# row. For several rows inductor copies the keys for every head that shares them. The truth is every
-# operation in float64 (:class:`~roundoff.models.Float64Llama`) over the whole text; the error is in
-# :ref:`one unit <unit>`.
+# The ways take turns, round by round, in one process. *× inductor* is the median over the rounds of
+# the ratio to inductor, with CUDA graphs where this way has them, and the figure has its interval;
+# tokens a second are of a way's own median. On a CPU it is a ratio of processor time, of all
+# threads together, which other work on the machine changes least; on a GPU a sample is five calls
+# in a row. At 8 rows a profile shows that inductor copies keys and values for every head that
+# shares them. The truth is every operation in float64 (:class:`~roundoff.models.Float64Llama`) over
+# the whole text; the error is in :ref:`one unit <unit>`.
 
 PLAIN = ("inductor", "roundoff")[quick:]
 GRAPHS = ("inductor, reduce-overhead", BEST)[quick:] if cuda else ()
@@ -309,19 +313,22 @@ study.claim(
 
 study.claim(
     "On an H200 in float16 a decode step with CUDA graphs takes {0.97} of reduce-overhead's time, "
-    "with 8 rows {0.96}, with 64 {0.68}.",
+    "with 8 rows {0.96}, with 64 {0.68}. Just called, one takes {4} times as long as with graphs.",
     name="graphs",
     of="times",
-    where={"optimization": BEST, "case": "decode", "dtype": "float16", "batch": [1, 8, 64]},
+    where={"optimization": ["roundoff", BEST], "case": "decode", "dtype": "float16"},
     on="nvidia-h200",
     timed=True,
-    value=lambda t: t["× inductor"].tolist(),
+    value=lambda t: [
+        *t["× inductor"][t["optimization"] == BEST],
+        t["tokens/s"][t["batch"] == 1].pipe(lambda rate: rate.max() / rate.min()),
+    ],
 )
 
 # %%
 
 study.claim(
-    "Just called, a prefill of 4 × 512 tokens takes {0.32} and a decode step {0.53} of inductor's "
+    "Just called, a prefill of 4 × 512 tokens takes {0.3} and a decode step {0.5} of inductor's "
     "time in float16.",
     name="plain",
     of="times",
@@ -334,7 +341,7 @@ study.claim(
 # %%
 
 study.claim(
-    "On an H100 in bfloat16 a decode step, just called, takes {0.52} of inductor's time.",
+    "On an H100 in bfloat16 a decode step, just called, takes {0.5} of inductor's time.",
     name="bfloat16",
     of="times",
     where={"optimization": "roundoff", "dtype": "bfloat16", "case": "decode"},
@@ -364,7 +371,7 @@ study.claim(
 
 study.claim(
     "On two cores in float32 the logits are {5.7} units from float64's at worst, by eager {17.4}, "
-    "by inductor {11.3}, each in a case of its own.",
+    "by inductor {11.3}: ours and eager's in the prefill, inductor's with 64 rows.",
     name="error",
     of="times",
     where={"optimization": ["eager", "inductor", "roundoff"], "dtype": "float32"},
@@ -396,9 +403,8 @@ study.claim(
 # It compiles in less than half of inductor's time, into one session
 # ------------------------------------------------------------------
 #
-# Seconds of the first call, with empty caches, by the clock. On a GPU *reduce-overhead* finds
-# kernels that *inductor* has compiled for the same case. *Memory* is what stays after four calls,
-# and what the next takes at its peak, less what the way before has freed by then.
+# Seconds of the first call, with empty caches, by the clock. *Memory* is what stays after four
+# calls, and what the next takes at its peak, less what the way before has freed by then.
 
 same = ["case", "dtype", "batch", "optimization", "layers", "processor"]
 study.table(
@@ -428,12 +434,12 @@ study.claim(
 # %%
 
 study.claim(
-    "On an H200 the first call as called takes at least {0.35} and up to {0.43} of inductor's "
+    "On an H100 the first call as called takes at least {0.34} and up to {0.48} of inductor's "
     "seconds.",
     name="gpu-compile",
     of="costs",
-    where={"optimization": ["inductor", "roundoff"], "dtype": "float16"},
-    on="nvidia-h200",
+    where={"optimization": ["inductor", "roundoff"], "dtype": ["float16", "bfloat16"]},
+    on="nvidia-h100-80gb-hbm3",
     timed=True,
     value=lambda t: (
         2
@@ -448,40 +454,36 @@ study.claim(
 # %%
 
 study.claim(
-    "On an H200 a prefill takes {346} MiB beside the model, inductor {34} at most; a decode step "
-    "with CUDA graphs {190} at most, reduce-overhead {196}.",
+    "On an H200 a prefill takes {346} MiB beside the model, inductor {34}; a decode step with "
+    "CUDA graphs {190}, {141} and {178} with 1, 8 and 64 rows, reduce-overhead {84} with 8 and "
+    "{196} with 64.",
     name="gpu-memory",
     of="costs",
-    where={"processor": "CUDA", "batch": [1, 4, 8, 64]},
+    where={"processor": "CUDA", "batch": [1, 4, 8, 64], "dtype": "float16"},
     on="nvidia-h200",
     timed=True,
-    value=lambda t: (
-        t.groupby("optimization")["memory"]
-        .max()[["roundoff", "inductor", BEST, "inductor, reduce-overhead"]]
-        .tolist()
-    ),
+    value=lambda t: [
+        *t["memory"][t["case"] == "prefill"].iloc[::-1],
+        *t["memory"][t["optimization"] == BEST],
+        *t["memory"][t["optimization"] == "inductor, reduce-overhead"].iloc[1:],
+    ],
 )
 
 # %%
 
 study.claim(
-    "All layers of a prefill are {364} nodes in one session, those of a decode step {823}.",
+    "All layers of a prefill are {304} nodes in one session, those of a decode step {739}.",
     name="sessions",
     of="costs",
-    where={
-        "optimization": "roundoff",
-        "case": ["prefill", "decode"],
-        "dtype": "float32",
-        "batch": 1,
-    },
-    on="intel-xeon-2-cores",
+    where={"optimization": "roundoff", "case": ["prefill", "decode"], "dtype": "float16"},
+    on="nvidia-h200",
     value=lambda t: t["nodes"].tolist(),
     test=lambda t: t["sessions"] == 1,
 )
 
 # %%
-# ``generate`` writes eager's words, and converts no graph for a new length
-# -------------------------------------------------------------------------
+# ``generate`` writes eager's words; with ``dynamic=True`` a new length converts nothing
+# ---------------------------------------------------------------------------------------
 #
 # transformers' ``generate``, greedy, in float32: with ``dynamic=True`` over a cache that grows, so
 # that each token is a step of another length, and with what ``torch.compile`` chooses over a static
@@ -650,13 +652,13 @@ for row in contest(own.model(device=device), CASE, BATCH, ("eager", "roundoff"))
 #
 # * One trained model, of 135 million parameters, and a static cache of one length. vLLM,
 #   llama.cpp and inductor's *max-autotune* and *freezing* were not measured.
-# * The error is of one vector of logits a case: a factor of two between ways says little. On a GPU
-#   ONNX Runtime's SiLU rounds each of its steps to float16.
+# * The error is of one vector of logits a case: a factor of two between ways says little.
 # * torch compiles a function for at most 8 kinds of call (``recompile_limit``), padded and unpadded
 #   among them; of further ones it warns, and runs them uncompiled.
 # * A way that is compiled for fixed sizes is compiled again for others; how long ``dynamic=True``
 #   takes to trace is in the table of texts, under *first time*.
-# * A prefill is timed as called, without CUDA graphs. One kind of GPU is recorded, in one run.
+# * A prefill is timed as called, without CUDA graphs. Each machine is recorded in one run, the
+#   processor with an earlier commit; bfloat16 has one case, on the H100.
 # * Refused with an error that names it: training, inputs on several devices, float8 inputs. Without
 #   ``disable_compile=True`` transformers' ``generate`` compiles the step itself on a GPU, with a
 #   static cache.

@@ -63,8 +63,8 @@ def onnx_custom_backend(
         Writes each model to ``<dump_prefix>_<n>.onnx``.
     providers : sequence, optional
         Execution providers; by default CUDA where the inputs are on a GPU, else CPU. In a CUDA
-        graph the attention of a decode step is unfused by default: ``[("CUDAExecutionProvider",
-        {"sdpa_kernel": "8"})]`` asks for cuDNN's.
+        graph a decode step of few sequences in float16 has unfused attention by default:
+        ``[("CUDAExecutionProvider", {"sdpa_kernel": "8"})]`` asks for cuDNN's.
     check : bool
         On the first call also runs the graph before fusion, and raises where the fused one
         differs by more than its types explain, with the table of where it begins.

@@ -12,27 +12,25 @@ time, prefill, decode steps over a static cache, and the words that ``generate``
    * **Yes; in float32 it writes eager's words.** On two cores :bound:`0 <words/2>` of
      :bound:`192 <words>` tokens differ with the code below. It takes :bound:`4 <conversions>`
      conversions for three prompts, :bound:`0 <conversions/2>` for another length. The first text
-     takes a minute, the first two at once two more; written again they take
-     :bound:`0.98 <words/3>` to :bound:`1.28 <words/4>` of eager's time.
+     takes a minute; written again, texts take :bound:`0.98 <words/3>` to :bound:`1.28 <words/4>` of
+     eager's time.
    * **As called, over inductor's time:** on an H200 in float16 a prefill of 2048 tokens takes
      :bound:`0.3 <plain>`, a decode step :bound:`0.5 <plain/2>`; on two cores in float32 a prefill
      of 128 takes :bound:`1.0 <called>`, a decode step :bound:`1.0 <called/2>`, of 64 rows
      :bound:`0.2 <called/4>`, as eager.
    * **A decode step with CUDA graphs,** which as called takes :bound:`4 <graphs/4>` times as long:
-     on an H200 :bound:`0.97 <graphs>` of reduce-overhead's time in float16 (H100
-     :bound:`0.96 <graphs@nvidia-h100-80gb-hbm3>`), of 8 rows :bound:`0.96 <graphs/2>`, of 64
-     :bound:`0.68 <graphs/3>`.
+     on an H200 :bound:`0.97 <graphs>` of reduce-overhead's time in float16, of 8 rows
+     :bound:`0.96 <graphs/2>`, of 64 :bound:`0.68 <graphs/3>`.
    * **The first call** takes :bound:`0.25 <compile>` (two cores) to :bound:`0.48 <gpu-compile/2>`
      (H100) of inductor's seconds; a prefill leaves :bound:`346 <gpu-memory>` MiB beside the model
      (inductor :bound:`34 <gpu-memory/2>`).
    * **Not supported**: training (call it under ``torch.no_grad()``), several devices, float8. An
      operator without an ONNX form, and complex numbers, stay with torch and split the model. One
-     model of 135 M parameters is timed, in one run on each machine.
+     model is timed, once on each machine.
 
    .. code-block:: python
 
       model.forward = torch.compile(model.forward, backend="roundoff", dynamic=True)
-      # on a GPU transformers would compile a static cache's steps itself
       model.generate(**inputs, disable_compile=True)
       # CUDA graphs: mode="reduce-overhead", dynamic=False, a static cache
 """

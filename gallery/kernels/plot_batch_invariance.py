@@ -9,21 +9,21 @@ the same bits in every batch, and what that costs.
 
 .. answer:: nvidia-h200
 
-   * **Why:** the number of rows decides how a product's sum is split; padding and, over a long
-     cache, the batch how attention's is. In bfloat16 torch's product has other bits than alone at
-     up to :bound:`57% <alone>` of the numbers of rows tried, its attention behind padding for
+   * **Why:** the number of rows decides how a product's sum is split; padding and the batch how
+     attention's is. In bfloat16 torch's product has other bits than alone at up to
+     :bound:`57% <alone>` of the numbers of rows tried, its attention behind padding for
      :bound:`71% <attention/3>` of the tokens. Of :bound:`1000 <texts>` completions of 8 prompts
      :bound:`72% <texts/2>` are not what the prompt gets alone.
    * **What it takes:** ``CUBLAS_WORKSPACE_CONFIG=:16:8`` and ``CUBLASLT_WORKSPACE_SIZE=1`` give
      products in 16 bits one result from :bound:`16 <variables>` rows on; with them
-     :bound:`69% <texts/4>` of the texts are still other ones. The lines below replace both:
+     :bound:`69% <texts/4>` of the texts are still others. The lines below replace both:
      :bound:`0% <texts/5>`, and the same bits on an H100.
    * **What it costs:** a product takes :bound:`1.00 <cost/2>` of torch's time in the median, at
      most :bound:`1.58 <cost/5>` (batch_invariant_ops :bound:`2.5 <peer>` and
      :bound:`7.9 <peer/2>`); attention of one token :bound:`1.06 <decoding>` to
-     :bound:`1.30 <decoding/2>`; a token of the uncompiled model in a CUDA graph
-     :bound:`0.95 <token>` to :bound:`1.00 <token/2>`, on a processor's two cores
-     :bound:`3.7 <cpu>` to :bound:`5.8 <cpu/2>`. On an H100 a product takes at most
+     :bound:`1.30 <decoding/2>`; a token in a CUDA graph :bound:`0.95 <token>` to
+     :bound:`1.00 <token/2>`, on a processor's two cores :bound:`3.7 <cpu>` to
+     :bound:`5.8 <cpu/2>`. On an H100 a product takes at most
      :bound:`1.25 <cost/5@nvidia-h100-80gb-hbm3>`, attention
      :bound:`1.33 <decoding/2@nvidia-h100-80gb-hbm3>`.
 
@@ -581,8 +581,8 @@ study.table(
 
 study.claim(
     "Over {273} cells and two runs ours takes {1.00} of torch's time in the median, more than 1.15 "
-    "in {17}, more than 1.4 in {6}, at most {1.58}: all with 8192 → 1024, up to 256 rows. Where K "
-    "is not split, 1024 columns are 16 programs for 132 multiprocessors.",
+    "in {17}, more than 1.4 in {6}, at most {1.58}: all with 8192 → 1024, up to 256 rows. Without "
+    "a split 1024 columns are 16 programs for 132 multiprocessors.",
     name="cost",
     of="cost",
     where={"batch_invariant_ops": pd.Series.notna},
@@ -741,8 +741,8 @@ study.claim(
 
 # %%
 # Attention of one token is timed over a cache. FlexDecoding cuts the keys into parts by the number
-# of texts; *fixed* is 16 parts, whatever their number. Ours are 256 keys each; a program takes one
-# or several, so that all programs run at once, and where texts are few a second kernel joins them.
+# of texts; *fixed* is 16 parts, whatever their number. Ours are 256 keys each, which a second
+# kernel joins where texts are few.
 
 for keys, batch in DECODED if times and not unsplit else ():
     # Where FlexDecoding fails, the others are timed without.

@@ -740,9 +740,8 @@ study.claim(
 )
 
 # %%
-# Attention of one token is timed over a cache. FlexDecoding cuts the keys into parts by the number
-# of texts; *fixed* is 16 parts, whatever their number. Ours are 256 keys each, which a second
-# kernel joins where texts are few.
+# Attention of one token is timed over a cache. torch cuts the keys into parts by the number of
+# texts. Ours are 256 keys each, which a second kernel joins where texts are few.
 
 for keys, batch in DECODED if times and not unsplit else ():
     # Where FlexDecoding fails, the others are timed without.
@@ -760,7 +759,7 @@ study.table(
     pd.DataFrame(decoding, columns=keys + taken) if decoding else [],
     "Attention of one token over a cache, bfloat16, 32 heads in 8 groups of 128: time over "
     "torch's, and what has other bits in the batch than alone.",
-    columns=["keys", "batch", "roundoff", "FlexDecoding, fixed", "other bits"],
+    columns=["keys", "batch", "roundoff", "other bits"],
     rows={"keys": [512, 8192]},
     part=part,
     times=taken,
@@ -769,8 +768,8 @@ study.table(
 # %%
 
 study.claim(
-    "Attention of one token takes ours {1.06} to {1.30} times torch's time. FlexDecoding takes at "
-    "least {0.87} of ours, with parts of fixed size {1.04}.",
+    "Attention of one token takes ours {1.06} to {1.30} times torch's time. It has the bits of a "
+    "text alone; torch's has others in {4} of 9 cells.",
     name="decoding",
     of="decoding",
     timed=True,
@@ -778,10 +777,9 @@ study.claim(
     value=lambda t: (
         t.filter(like="roundoff").min(axis=None),
         t.filter(like="roundoff").max(axis=None),
-        (t["FlexDecoding"] / t["roundoff"]).min(),
-        (t["FlexDecoding, fixed"] / t["roundoff"]).min(),
+        t["other bits"].str.contains("torch").sum(),
     ),
-    test=lambda t: t["FlexDecoding, fixed"] > t["roundoff"],
+    test=lambda t: ~t["other bits"].str.contains("roundoff"),
 )
 
 # %%
@@ -842,6 +840,8 @@ study.finish()
 #   [#vllm]_; SGLang ``--enable-deterministic-inference`` [#sglang]_.
 #   FlashAttention 3 is reported to change the bits of one request with the length of another, in
 #   vLLM's invariant mode [#fa3]_. It and FlashInfer are not timed: the hosts had neither.
+#   FlexDecoding was timed without a block mask, where one part has all the keys; as the script has
+#   it now, not yet.
 # * ``invariant()`` raises an error for operators that lack the property, such as convolutions and
 #   additions by index; its attention, for transformers' *sdpa*, has no dropout, bias or gradient.
 #   What ``torch.compile`` made runs uncompiled within; ``generate`` itself was not timed.

@@ -605,7 +605,9 @@ def decode_attentions(parts: int = 16) -> dict[str, Attention]:
     """Others' attention of one token over a cache, which torch compiles for a GPU when called.
 
     FlexDecoding cuts the keys into as many parts as give each multiprocessor two, so that the
-    number of parts depends on the batch; its option ``SPLIT_KV`` fixes it.
+    number of parts depends on the batch; its option ``SPLIT_KV`` fixes it. It is given a block mask
+    of all keys: torch 2.11 to 2.13 count the parts in blocks of the mask, and without one there is
+    a single block.
 
     Parameters
     ----------
@@ -642,10 +644,19 @@ def _compiled_flex() -> Any:
     return torch.compile(flex, dynamic=False, fullgraph=True)
 
 
+@cache
+def _all_keys(keys: int, device: torch.device) -> Any:
+    """A block mask that shuts nothing out. Without one, FlexDecoding gives all keys to one part."""
+    flex = importlib.import_module("torch.nn.attention.flex_attention")
+    return flex.create_block_mask(lambda b, h, q, k: k >= 0, None, None, 1, keys, device)
+
+
 def _flex(
     options: dict[str, int] | None, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
 ) -> torch.Tensor:
-    made: torch.Tensor = _compiled_flex()(q, k, v, enable_gqa=True, kernel_options=options)
+    made: torch.Tensor = _compiled_flex()(
+        q, k, v, enable_gqa=True, kernel_options=options, block_mask=_all_keys(k.shape[2], k.device)
+    )
     return made
 
 

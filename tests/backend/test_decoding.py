@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import onnx.parser
@@ -262,27 +262,28 @@ def test_attention_as_it_is_fused_tells_a_step_from_a_prefill(expected: Any, len
 
 @torch.no_grad()
 @pytest.mark.parametrize(
-    ("opset", "asked", "processor", "axis", "places", "written"),
+    ("opset", "asked", "processor", "axis", "places", "written", "last"),
     [
-        (24, None, "CUDA", 1, [4], True),
-        (20, None, "CPU", 1, [4], True),
-        (20, None, None, 1, [4], True),
-        (20, 20, "CUDA", 1, [4], True),
-        (24, 24, "CPU", 1, [4], True),
-        (20, None, "CUDA", 1, [4, 1], True),
-        (20, None, "CUDA", 0, [1], True),
-        (20, None, "CUDA", 1, [4], False),
+        (24, None, "CUDA", 1, [4], True, torch.relu),
+        (20, None, "CPU", 1, [4], True, torch.relu),
+        (20, None, None, 1, [4], True, torch.relu),
+        (20, 20, "CUDA", 1, [4], True, torch.relu),
+        (24, 24, "CPU", 1, [4], True, torch.relu),
+        (20, None, "CUDA", 1, [4, 1], True, torch.relu),
+        (20, None, "CUDA", 0, [1], True, torch.relu),
+        (20, None, "CUDA", 1, [4], False, torch.relu),
+        (20, None, "CUDA", 1, [4], True, torch.nn.functional.softplus),
     ],
 )
 def test_the_opset_of_a_graph_that_asks_for_none(
     opset: int, asked: int | None, processor: str | None, axis: int, places: list[int],
-    written: bool,
+    written: bool, last: Callable[[torch.Tensor], torch.Tensor],
 ) -> None:  # fmt: skip
     """24 on CUDA where one place of a static cache is written, else 20 as ever."""
 
     def f(cache: torch.Tensor, at: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
         made = (cache.index_copy_ if written else cache.index_copy)(axis, at, new)
-        return made.sum(axis)
+        return last(made.sum(axis))
 
     storage: dict[str, Any] = {}
     backend = functools.partial(

@@ -22,11 +22,10 @@ time, prefill, decode steps over a static cache, and the words that ``generate``
      on an H200 :bound:`0.97 <graphs>` of reduce-overhead's time in float16, of 8 rows
      :bound:`0.96 <graphs/2>`, of 64 :bound:`0.68 <graphs/3>`.
    * **The first call** takes :bound:`0.25 <compile>` (two cores) to :bound:`0.48 <gpu-compile/2>`
-     (H100) of inductor's seconds; a prefill leaves :bound:`346 <gpu-memory>` MiB beside the model
-     (inductor :bound:`34 <gpu-memory/2>`).
+     (H100) of inductor's seconds; on an H200 a prefill leaves :bound:`346 <gpu-memory>` MiB
+     beside the model, inductor :bound:`34 <gpu-memory/2>`.
    * **Not supported**: training (call it under ``torch.no_grad()``), several devices, float8. An
-     operator without an ONNX form, and complex numbers, stay with torch and split the model. One
-     model is timed, once on each machine.
+     operator without an ONNX form, and complex numbers, stay with torch and split the model.
 
    .. code-block:: python
 
@@ -234,8 +233,8 @@ def contest(model, case, batch, chosen):
 
 
 # %%
-# On a GPU it takes about half of inductor's time as called, no more with CUDA graphs
-# -----------------------------------------------------------------------------------
+# On a GPU it takes a third to half of inductor's time, with CUDA graphs at most as much
+# --------------------------------------------------------------------------------------
 #
 # The ways take turns, round by round, in one process. *× inductor* is the median over the rounds of
 # the ratio to inductor, with CUDA graphs where this way has them, and the figure has its interval;

@@ -603,9 +603,9 @@ study.claim(
 # %%
 
 study.claim(
-    "batch_invariant_ops takes {2.5} times torch's time in the median, up to {7.9}, and at least "
-    "{0.99} of ours; the two variables {1.00}, up to {1.41}; vLLM's tiles, for one weight, {0.96} "
-    "to {2.0}.",
+    "batch_invariant_ops takes {2.5} times torch's time in the median, up to {7.9}, up to 64 "
+    "rows more than ours; the two variables {1.00}, up to {1.41}; vLLM's tiles, for one weight, "
+    "{0.96} to {2.0}.",
     name="peer",
     of="cost",
     where={"batch_invariant_ops": pd.Series.notna},
@@ -614,12 +614,11 @@ study.claim(
     value=lambda t: (
         t.filter(like="batch_invariant_ops").stack().median(),
         t.filter(like="batch_invariant_ops").max(axis=None),
-        (t.filter(like="batch_inv") / t.filter(like="roundoff").to_numpy()).min(axis=None),
         t.filter(like="two variables").stack().median(),
         t.filter(like="two variables").max(axis=None),
         *t.filter(like="vLLM").agg(["min", "max"]).agg({"min": "min", "max": "max"}, axis=1),
     ),
-    test=lambda t: t["batch_invariant_ops"] > 0.95 * t["roundoff"],
+    test=lambda t: (t["M"] > 64) | (t["batch_invariant_ops"] > t["roundoff"]),
 )
 
 # %%

@@ -519,8 +519,9 @@ def _by_kernel(
 ) -> torch.Tensor:  # fmt: skip
     """The Triton kernels; `rows` of a tile and splits of keys that `each` program takes.
 
-    Neither moves bits. By default there are as many programs as the device runs at once: a
-    program has the same latency at its start and end, however many splits it takes.
+    Neither moves bits. By default there are as many programs as the device runs at once, two a
+    multiprocessor: a program has the same latency at its start and end, however many splits it
+    takes.
     """
     batch, heads, queries, head = q.shape
     groups, keys = k.shape[1:3]

@@ -188,7 +188,6 @@ def _reduced(
     if not _last_only(x, dim) or not x.numel() or func._overloadname not in ("dim", "dim_IntList"):
         return None
     n = x.shape[-1]
-    rows = x.reshape(-1, n)
     if x.device.type == "cpu":
         if (pair := _twice(x)) is None:
             return None
@@ -198,7 +197,7 @@ def _reduced(
         if x.dtype == torch.float64 or into not in (torch.float32, torch.bfloat16, torch.float16):
             return None
         mean = "mean" in func.overloadpacket._qualified_op_name
-        made = _sums(rows, float(n) if mean else 1.0, into)
+        made = _sums(x.reshape(-1, n), float(n) if mean else 1.0, into)
     return made.view(*x.shape[:-1], *([1] if keepdim else []))
 
 

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 import roundoff.backend as rb
-from roundoff.backend.program import Program, _Partition, addresses, unmoved, written_in_place
+from roundoff.backend.program import Program, addresses, unmoved, written_in_place
+from roundoff.backend.steps import Partition
 from roundoff.backend.variant import CompileSettings, chosen_providers
 from roundoff.errors import ModelError, ShapeError
 from roundoff.fusion import OptimizationOptions
@@ -334,13 +335,13 @@ def step(
 def test_a_step_binds_its_outputs_alone(marked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """No address of a weight or a cache, and no new memory for what is copied anyway."""
     bound: list[str] = []
-    bind = _Partition._bind
+    bind = Partition._bind
 
     def counted(self: Any, i: int, tensor: Any) -> None:
         bound.append(self.names[i])
         bind(self, i, tensor)
 
-    monkeypatch.setattr(_Partition, "_bind", counted)
+    monkeypatch.setattr(Partition, "_bind", counted)
     run = torch.compile(step, backend=rb.onnx_custom_backend, fullgraph=True, dynamic=False)
     weight, new = torch.nn.Parameter(torch.eye(3)), torch.randn(2, 1, 3)
     caches = [(torch.zeros(2, 6, 3), torch.tensor(0)) for _ in range(2)]

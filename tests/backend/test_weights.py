@@ -263,8 +263,15 @@ def test_only_joins_of_inputs_along_rows_are_split_off() -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @torch.no_grad()
-@pytest.mark.parametrize("replace", [False, True])
-def test_memory_beside_the_weights_on_cuda(replace: bool) -> None:
+@pytest.mark.parametrize(
+    ("patterns", "replace"),
+    [
+        ("default+onnxruntime", False),
+        ("default+onnxruntime", True),
+        ("default+onnxruntime+experimental", True),
+    ],
+)
+def test_memory_beside_the_weights_on_cuda(patterns: str, replace: bool) -> None:
     """Four layers in float16: what a call takes at its peak, of torch's memory and the device's."""
     transformers = pytest.importorskip("transformers")
 
@@ -280,7 +287,7 @@ def test_memory_beside_the_weights_on_cuda(replace: bool) -> None:
         run(torch.arange(128, device="cuda")[None], use_cache=False, logits_to_keep=1)
         torch.cuda.synchronize()
 
-    options = OptimizationOptions("default+onnxruntime+experimental")
+    options = OptimizationOptions(patterns)
     backend = functools.partial(
         rb.onnx_custom_backend, options=options, replace_weights=replace, fallback=False
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import math
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,13 +14,13 @@ import torch
 
 from roundoff.dtypes import onnx_dtype_to_torch_dtype
 from roundoff.errors import ModelError
-from roundoff.fusion.editor import Dim, static
+from roundoff.fusion.editor import Dim
 from roundoff.fusion.products import Into
 from roundoff.ort import OrtSession, session
-from roundoff.ort.binding import CUDA, translated
-from roundoff.ort.tensors import from_ort
+from roundoff.ort.binding import CUDA
 
-from .sizes import evaluate, known
+from .sizes import known
+from .steps import Buffers, IntoStep, KernelStep, Partition, Slot, Step, constant, signature
 
 __all__ = [
     *("CudaGraphProgram", "Program", "addresses", "partitions", "picked", "split_precomputed"),
@@ -31,8 +30,6 @@ __all__ = [
 #: What runs a node of domain "roundoff": (input tensors, attributes) -> output tensors, or one that
 #: writes into tensors that it is passed.
 TorchKernel = Callable[[Sequence[Any], dict[str, Any]], Sequence[torch.Tensor]] | Into
-#: Symbolic sizes -> a new tensor.
-Maker = Callable[[Mapping[str, int]], torch.Tensor]
 _NO_SIZES: Mapping[str, int] = {}
 #: Written outputs up to this many elements keep memory of their own: they are copied from it.
 _SMALL = 256
@@ -72,44 +69,6 @@ def unmoved(
                 return lambda tensors: compare(tensors, where, indices)
     look, same = addresses(places), list(known)
     return lambda tensors: look(tensors) == same
-
-
-@dataclasses.dataclass
-class Slot:
-    """A value of the program: where it lies in the list of values, its type and its sizes.
-
-    Sizes are numbers or expressions of symbols; None where only the run decides them.
-    """
-
-    index: int
-    shape: tuple[Dim, ...] | None
-    dtype: torch.dtype
-    onnx_type: int
-
-    @property
-    def moving(self) -> bool:
-        """Whether its sizes may differ from call to call."""
-        return self.shape is None or not static(*self.shape)
-
-    @property
-    def elements(self) -> int:
-        """How many, of sizes that are numbers."""
-        return math.prod(int(n) for n in self.shape or ())
-
-    def maker(self, device: torch.device) -> Maker:
-        """What allocates this value; with strides given, in half the time of torch.empty."""
-        if self.moving:
-            return functools.partial(self._sized, device)
-        shape = tuple(int(n) for n in self.shape or ())
-        strides = [math.prod(n or 1 for n in shape[i + 1 :]) for i in range(len(shape))]
-        make = functools.partial(
-            torch.empty_strided, shape, tuple(strides), dtype=self.dtype, device=device
-        )
-        return lambda sizes: make()
-
-    def _sized(self, device: torch.device, sizes: Mapping[str, int]) -> torch.Tensor:
-        shape = [evaluate(d, sizes) for d in self.shape or ()]
-        return torch.empty(shape, dtype=self.dtype, device=device)
 
 
 def partitions(model: onnx.ModelProto) -> list[list[onnx.NodeProto]]:
@@ -315,12 +274,13 @@ class Program:
                 self._slot(value)
         stored = {t.name: t for t in graph.initializer}
         wanted = [i for n in graph.node if n.domain == "roundoff" for i in n.input if i in stored]
-        constants = {name: _constant(stored[name], device) for name in wanted}
+        constants = {name: constant(stored[name], device) for name in wanted}
         for name, tensor in constants.items():
             kind = stored[name].data_type
             self._slot(onnx.helper.make_tensor_value_info(name, kind, list(tensor.shape)))
         self.sessions: list[OrtSession] = []
-        self.steps: list[_Partition | _KernelStep | _IntoStep] = []
+        self._known: dict[bytes, tuple[OrtSession, list[str]]] = {}
+        self.steps: list[Step] = []
         #: Values for which a kernel makes new memory at each run.
         self._made = {
             o
@@ -367,17 +327,18 @@ class Program:
                 self.steps.append(self._kernel(group[0], kernels))
             else:
                 self._add_partition(model, group, chosen, tf32)
+        self.buffers = Buffers(self.steps, device, {self._slots[n].index for n in self.outputs})
 
     def _kernel(
         self, node: onnx.NodeProto, kernels: Mapping[str, TorchKernel]
-    ) -> _KernelStep | _IntoStep:
+    ) -> KernelStep | IntoStep:
         kernel = kernels.get(node.op_type)
         if kernel is None:
             raise ModelError("no kernel of ours has this name", got=node.op_type,
                              expected=", ".join(sorted(kernels)))  # fmt: skip
         if isinstance(kernel, Into):
-            return _IntoStep(node, self._slots, kernel, self.device, set(self.outputs))
-        return _KernelStep(node, self._slots, kernel)
+            return IntoStep(node, self._slots, kernel, set(self.outputs))
+        return KernelStep(node, self._slots, kernel)
 
     def _slot(self, value: onnx.ValueInfoProto) -> None:
         if value.name in self._slots:
@@ -407,15 +368,27 @@ class Program:
         outputs = {o for n in nodes for o in n.output if o and o in needed}
         returned = [o for o in self.outputs if o in outputs]
         part = _submodel(model, nodes, returned + sorted(outputs.difference(returned)))
+        key, names = signature(part)
+        if key not in self._known:
+            self._known[key] = self._session(part, providers, tf32), names
+            self.sessions.append(self._known[key][0])
+        equal, its = self._known[key]
+        own = dict(zip(its, names, strict=True))
+        moving = {*self.inputs, *self.outputs, *self._made} - self._steady
+        self.steps.append(
+            Partition(
+                equal, {n: self._slots[own[n]] for n in [*equal.input_names, *equal.output_names]},
+                self.device, {n for n in equal.output_names if own[n] in set(self.outputs)},
+                {n for n in own if own[n] in moving},
+            )
+        )  # fmt: skip
+
+    def _session(self, part: onnx.ModelProto, providers: list[Any], tf32: bool) -> OrtSession:
         # ONNX Runtime would keep a plan of the memory for each set of sizes that it ever sees.
         moving = not self.cuda and any(self._slots[i.name].moving for i in part.graph.input)
         options = {"enable_mem_pattern": False} if moving else None
         with contextlib.nullcontext() if self.stream is None else torch.cuda.stream(self.stream):
-            self.sessions.append(session(part, providers, tf32=tf32, session_options=options))
-        moving_names = {*self.inputs, *self.outputs, *self._made} - self._steady
-        self.steps.append(
-            _Partition(self.sessions[-1], self._slots, self.device, set(self.outputs), moving_names)
-        )
+            return session(part, providers, tf32=tf32, session_options=options)
 
     def _is_kept(self, name: str) -> bool:
         """Whether an output keeps its memory: it is copied to where it belongs after each run."""
@@ -459,16 +432,15 @@ class Program:
         self, inputs: Sequence[torch.Tensor], sizes: Mapping[str, int], settled: bool
     ) -> list[torch.Tensor]:
         values = [*inputs, *self._blank]
+        self.buffers.into(values, sizes)
         # On the caller's stream, whose allocator will reuse them when it frees them.
         for index, empty in self._new:
             values[index] = empty(sizes)
-        if self.stream is None:
-            for step in self.steps:
+        with contextlib.nullcontext() if self.stream is None else torch.cuda.stream(self.stream):
+            for step, gone in zip(self.steps, self.buffers.gone, strict=True):
                 step.run(values, sizes, settled)
-        else:
-            with torch.cuda.stream(self.stream):
-                for step in self.steps:
-                    step.run(values, sizes, settled)
+                for index in gone:
+                    values[index] = None
         return list(self._out(values))
 
     def capture(
@@ -545,154 +517,3 @@ class _Recorded:
     inputs: list[torch.Tensor]
     graph: torch.cuda.CUDAGraph
     outputs: list[torch.Tensor]
-
-
-class _Buffers:
-    """Memory for what passes from step to step: one for each value, as long as its sizes stay."""
-
-    def __init__(self, slots: Sequence[Slot], device: torch.device) -> None:
-        self._makers = [(s.index, s.moving, s.maker(device)) for s in slots if s.shape is not None]
-        self._moving = any(s.moving for s in slots)
-        self._sizes: tuple[int, ...] = ()
-        self._buffers: dict[int, torch.Tensor] = {}
-
-    def into(self, values: list[Any], sizes: Mapping[str, int]) -> None:
-        """Put the buffers among the values."""
-        first = not self._buffers
-        if self._makers and (first or (self._moving and self._sizes != tuple(sizes.values()))):
-            with torch.inference_mode(False):  # else a call outside of it could not write them
-                for index, moving, make in self._makers:
-                    if first or moving:  # the address of the others is bound
-                        self._buffers[index] = make(sizes)
-            self._sizes = tuple(sizes.values())
-        for index, buffer in self._buffers.items():
-            values[index] = buffer
-
-
-class _Partition:
-    """One session with its inputs and outputs bound by address; only what moved is bound again."""
-
-    def __init__(
-        self,
-        session: OrtSession,
-        slots: dict[str, Slot],
-        device: torch.device,
-        returned: set[str],
-        moving: set[str],
-    ) -> None:
-        self.session = session
-        self._io = session.raw.io_binding()
-        self._run = functools.partial(session.raw.run_with_iobinding, self._io, session.run_options)
-        self._place = (device.type, device.index or 0)
-        self.names = [*session.input_names, *session.output_names]
-        self._slots = [slots[n] for n in self.names]
-        self._places = [slot.index for slot in self._slots]
-        # Addresses in use, and sizes where they move.
-        self._bound: list[Any] = [-1] * len(self.names)
-        self._moving = [slot.moving for slot in self._slots]
-        # What stays where it is, and what does not: weights are too many to look at one by one.
-        unknown = [slot.shape is None for slot in self._slots]
-        self._steady = [i for i, n in enumerate(self.names)
-                        if n not in moving and not unknown[i] and not self._moving[i]]  # fmt: skip
-        self._others = [i for i in range(len(self.names)) if i not in set(self._steady)]
-        # A tensor without elements has no address, and ONNX Runtime wants one.
-        self._nowhere = torch.empty(1, device=device)
-        # What passes from step to step keeps one buffer; what is returned is new each time.
-        made = [slots[n] for n in session.output_names]
-        self.buffers = _Buffers(
-            [s for n, s in zip(session.output_names, made, strict=True) if n not in returned],
-            device,
-        )
-        # Outputs whose sizes the run alone decides: ONNX Runtime allocates them.
-        self._unknown = [(i, s.index) for i, s in enumerate(made) if s.shape is None]
-        self._first = len(session.input_names)
-
-    def run(self, values: list[Any], sizes: Mapping[str, int], settled: bool) -> None:
-        self.buffers.into(values, sizes)
-        for i, index in self._unknown:
-            values[index] = None
-            self._bound[self._first + i] = ()
-        bound, moving, places = self._bound, self._moving, self._places
-        if not settled:
-            for i in self._steady:
-                self._bind(i, values[places[i]])
-        for i in self._others:
-            tensor = values[places[i]]
-            if tensor is None:
-                self._io.bind_output(self.names[i], *self._place)
-            elif tensor.data_ptr() != bound[i] or moving[i]:
-                self._bind(i, tensor)
-        try:
-            self._run()
-        except Exception as e:
-            raise translated(e, "ONNX Runtime fails in the run") from e
-        if self._unknown:
-            outputs = self._io.get_outputs()
-            for i, index in self._unknown:
-                values[index] = from_ort(outputs[i])
-
-    def _bind(self, i: int, tensor: Any) -> None:
-        at, name, slot = tensor.data_ptr(), self.names[i], self._slots[i]
-        key = at or self._nowhere.data_ptr()
-        if i < len(self.session.input_names):
-            place = self._place if tensor.device.type != "cpu" else ("cpu", 0)
-            self._io.bind_input(name, *place, slot.onnx_type, tuple(tensor.shape), key)
-        else:
-            self._io.bind_output(name, *self._place, slot.onnx_type, tuple(tensor.shape), key)
-        self._bound[i] = at
-
-
-class _KernelStep:
-    """One node of domain "roundoff", whose kernel makes its outputs."""
-
-    def __init__(
-        self,
-        node: onnx.NodeProto,
-        slots: dict[str, Slot],
-        kernel: Callable[[Sequence[Any], dict[str, Any]], Sequence[torch.Tensor]],
-    ) -> None:
-        self._kernel, self._attributes = kernel, _attributes(node)
-        self._inputs = [slots[i].index if i else None for i in node.input]
-        self._outputs = [slots[o].index if o else None for o in node.output]
-
-    def run(self, values: list[Any], sizes: Mapping[str, int], settled: bool) -> None:
-        inputs = [None if i is None else values[i] for i in self._inputs]
-        outputs = self._kernel(inputs, self._attributes)
-        for index, tensor in zip(self._outputs, outputs, strict=True):
-            if index is not None:
-                values[index] = tensor
-
-
-class _IntoStep:
-    """One node of domain "roundoff", whose kernel writes into buffers as a partition does."""
-
-    def __init__(
-        self,
-        node: onnx.NodeProto,
-        slots: dict[str, Slot],
-        kernel: Into,
-        device: torch.device,
-        returned: set[str],
-    ) -> None:
-        self._kernel, self._attributes = kernel.run, _attributes(node)
-        self._inputs = [slots[i].index for i in node.input]
-        self._outputs = [slots[o].index for o in node.output]
-        self.buffers = _Buffers([slots[o] for o in node.output if o not in returned], device)
-
-    def run(self, values: list[Any], sizes: Mapping[str, int], settled: bool) -> None:
-        self.buffers.into(values, sizes)
-        inputs = [values[i] for i in self._inputs]
-        self._kernel(inputs, [values[o] for o in self._outputs], self._attributes)
-
-
-def _constant(tensor: onnx.TensorProto, device: torch.device) -> torch.Tensor:
-    """A constant that a kernel of ours reads."""
-    from roundoff.evaluator.values import to_value
-
-    with torch.inference_mode(False):  # else a call outside of it could not use it
-        value: torch.Tensor = to_value(onnx.numpy_helper.to_array(tensor))
-        return value.to(device)
-
-
-def _attributes(node: onnx.NodeProto) -> dict[str, Any]:
-    return {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}

@@ -1,0 +1,162 @@
+"""Programs of many steps: what they share, and that sharing changes no result."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import onnx
+import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from roundoff.backend import OptimizationOptions, onnx_custom_backend
+from roundoff.backend.program import Program
+from roundoff.backend.steps import signature
+from roundoff.fusion.products import Into
+
+CPU = torch.device("cpu")
+
+
+def _write_double(inputs: Any, outputs: Any, attributes: dict[str, Any]) -> None:
+    outputs[0].zero_()  # before it reads: no two of its values may lie at one place
+    outputs[0].add_(inputs[0], alpha=2)
+
+
+#: What a node computes of one value or two: by ONNX Runtime, by a kernel that writes into memory
+#: that it is given, by one that makes its own, and by one that returns a view of what it reads.
+KERNELS: dict[str, Any] = {
+    "Into": Into(_write_double),
+    "New": lambda inputs, attributes: (inputs[0] - 1,),
+    "View": lambda inputs, attributes: (inputs[0].view(inputs[0].shape),),
+}
+MEANS = {
+    "Add": lambda a, b: a + b,
+    "Sub": lambda a, b: a - b,
+    "Into": lambda a: a + a,
+    "New": lambda a: a - 1,
+    "View": lambda a: a,
+}
+
+
+def built(nodes: list[tuple[str, tuple[int, ...]]], outputs: set[int], size: str) -> Any:
+    """The model of nodes that read values by number, of which 0 and 1 are inputs."""
+    needed = set(outputs)
+    for at in reversed(range(len(nodes))):
+        needed |= set(nodes[at][1]) if at + 2 in needed else set()
+    made = [
+        onnx.helper.make_node(
+            op, [f"v{i}" for i in read], [f"v{at + 2}"], f"node{at}",
+            domain="roundoff" if op in KERNELS else "",
+        )
+        for at, (op, read) in enumerate(nodes) if at + 2 in needed
+    ]  # fmt: skip
+    shape = [2, size if size == "n" else int(size)]
+    info = [
+        onnx.helper.make_tensor_value_info(f"v{i}", onnx.TensorProto.FLOAT, shape)
+        for i in range(len(nodes) + 2)
+    ]
+    graph = onnx.helper.make_graph(
+        made, "steps", info[:2], [info[i] for i in sorted(outputs)],
+        value_info=[v for i, v in enumerate(info) if i > 1 and i in needed - outputs],
+    )  # fmt: skip
+    imports = [onnx.helper.make_opsetid("", 20), onnx.helper.make_opsetid("roundoff", 1)]
+    return onnx.helper.make_model(graph, opset_imports=imports, ir_version=10)
+
+
+@st.composite
+def graphs(draw: st.DrawFn) -> tuple[list[tuple[str, tuple[int, ...]]], set[int]]:
+    nodes: list[tuple[str, tuple[int, ...]]] = []
+    for at in range(draw(st.integers(1, 14))):
+        op = draw(st.sampled_from(sorted(MEANS)))
+        # Near values more often: those that are far keep all memory in use.
+        near = st.integers(max(0, at - 2), at + 1) | st.integers(0, at + 1)
+        nodes.append((op, tuple(draw(near) for _ in range(2 if op in ("Add", "Sub") else 1))))
+    last = len(nodes) + 1
+    return nodes, {last} | draw(st.sets(st.integers(2, last), max_size=2))
+
+
+@example(([("Into", (0,)), ("View", (2,)), ("Into", (1,)), ("Sub", (3, 4))], {5}), "3")
+@given(graphs(), st.sampled_from(["3", "n"]))
+def test_memory_is_used_again_only_when_nothing_reads_it(
+    graph: tuple[list[tuple[str, tuple[int, ...]]], set[int]], size: str
+) -> None:
+    nodes, outputs = graph
+    # A view may be of an input or of memory that the next run writes: that is torch's business.
+    outputs = {o for o in outputs if nodes[o - 2][0] != "View"} or {len(nodes) + 2}
+    if max(outputs) == len(nodes) + 2:
+        nodes = [*nodes, ("Add", (len(nodes) + 1, 0))]
+    program = Program(built(nodes, outputs, size), CPU, KERNELS)
+    for run in range(3):
+        n = 3 + (run if size == "n" else 0)
+        values = [torch.arange(2.0 * n).reshape(2, n) + 10 * i + run for i in (1, 2)]
+        made = program.run(values, {"n": n})
+        for op, read in nodes:
+            values.append(MEANS[op](*(values[i] for i in read)))  # type: ignore[no-untyped-call]
+        for name, tensor in zip(program.outputs, made, strict=True):
+            assert torch.equal(tensor, values[int(name[1:])]), name
+
+
+def layered(layers: int) -> Any:
+    """Layers of two partitions with a kernel between them."""
+    nodes: list[tuple[str, tuple[int, ...]]] = []
+    for _ in range(layers):
+        last = len(nodes) + 1
+        nodes += [("Add", (last, 0)), ("Into", (last + 1,)), ("Sub", (last + 2, 0))]
+        nodes += [("New", (last + 3,))]
+    return built(nodes, {len(nodes) + 1}, "3")
+
+
+def test_thirty_layers_take_the_sessions_and_the_memory_of_two() -> None:
+    few, many = (Program(layered(n), CPU, KERNELS) for n in (2, 30))
+    x = [torch.ones(2, 3), torch.ones(2, 3)]
+    few.run(x)
+    (y,) = many.run(x)
+    assert len(few.sessions) == len(many.sessions) == 2
+    assert len(few.buffers.memory) == len(many.buffers.memory) <= 3
+    assert torch.equal(y, torch.full((2, 3), 2.0**30)), "a layer is 2 (y + 1) - 1 - 1"
+    alive = sorted(i for gone in many.buffers.gone for i in gone)
+    assert len(alive) == 29, "what a kernel makes is let go of when it has been read"
+
+
+def test_equal_partitions_have_one_signature_and_others_another() -> None:
+    def model(a: str, b: str, out: str, op: str = "Sub", constant: float = 1.0) -> Any:
+        text = f"""<ir_version: 10, opset_import: ["": 20]>
+          {out}_graph (float[2] {a}, float[2] {b}) => (float[2] {out})
+          <float c_{a} = {{{constant}}}> {{
+            m_{a} = {op}({a}, {b})
+            {out} = Mul(m_{a}, c_{a}) }}"""
+        return onnx.parser.parse_model(text)
+
+    key, names = signature(model("x", "y", "z"))
+    assert names == ["x", "y", "m_x", "c_x", "z"]
+    assert signature(model("b", "a", "c")) == (key, ["b", "a", "m_b", "c_b", "c"])
+    assert signature(model("x", "y", "z", "Add"))[0] != key
+    assert signature(model("x", "y", "z", constant=2.0))[0] != key
+    swapped = model("x", "y", "z")
+    swapped.graph.node[0].input[:] = ["y", "x"]
+    assert signature(swapped)[1][:2] == ["y", "x"], "the first to be read is the first"
+
+
+@torch.no_grad()
+def test_layers_of_other_weights_share_sessions() -> None:
+    transformers = pytest.importorskip("transformers")
+    counts = []
+    for layers in (2, 5):
+        config = transformers.LlamaConfig(
+            hidden_size=32, num_attention_heads=4, num_key_value_heads=2, intermediate_size=48,
+            vocab_size=64, num_hidden_layers=layers,
+        )  # fmt: skip
+        torch.manual_seed(0)
+        model = transformers.LlamaForCausalLM(config).eval()
+        options = OptimizationOptions("default+onnxruntime+experimental", interpret=True)
+        storage: dict[str, Any] = {}
+        backend = functools.partial(onnx_custom_backend, options=options, storage=storage)
+        run = torch.compile(model, backend=backend, fullgraph=True, dynamic=False)
+        ids = torch.arange(8)[None]
+        made, wanted = (f(ids, use_cache=False).logits for f in (run, model))
+        torch.testing.assert_close(made, wanted, rtol=1e-4, atol=1e-5)
+        counts.append(len(storage["instance"][0].sessions))
+        torch._dynamo.reset()
+    assert counts[0] == counts[1] > 1

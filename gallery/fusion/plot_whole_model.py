@@ -39,9 +39,10 @@ time, prefill, decode steps over a static cache, and the words that ``generate``
 # ---------------------------------
 #
 # SmolLM2-135M-Instruct [#smollm]_, 30 layers, with its trained weights, in float32 on a CPU, in
-# float16 and bfloat16 on a GPU. The text is prose; in a batch every row has the same. A :term:`prefill` reads 128 tokens, on a GPU four rows of 512, and keeps no cache. A
-# decode step reads one token over a static :term:`KV cache` of 512 keys and writes one of them; it
-# is repeated at that place.
+# float16 and bfloat16 on a GPU. The text is prose; in a batch every row has the same. A
+# :term:`prefill` reads 128 tokens, on a GPU four rows of 512, and keeps no cache. A decode step
+# reads one token over a static :term:`KV cache` of 512 keys and writes one of them; it is repeated
+# at that place.
 #
 # * *inductor* and *roundoff*: ``torch.compile(model)`` and ``backend="roundoff"``, without options;
 # * *inductor, reduce-overhead* and *roundoff, CUDA graph*: both with ``mode="reduce-overhead"``,

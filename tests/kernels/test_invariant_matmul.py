@@ -509,6 +509,17 @@ def test_a_route_is_taken_where_its_bits_are_the_chains(dtype, monkeypatch):
     before = len(calls)
     assert taken(again) == "unsplit"
     assert len(calls) == before  # found out once
+    name = f"allow_{'bf16' if dtype == torch.bfloat16 else 'fp16'}_reduced_precision_reduction"
+    switches, was = torch.backends.cuda.matmul, getattr(torch.backends.cuda.matmul, name)
+    try:
+        setattr(switches, name, not was)
+        assert taken(again) == "unsplit"
+        assert len(calls) > before  # and again when torch is told something else
+    finally:
+        setattr(switches, name, was)
+    before = len(calls)
+    assert taken(again) == "unsplit"
+    assert len(calls) == before
     slow.append(ways["unsplit"])
     assert taken(torch.ones(6, 96, dtype=dtype)) is None  # equal, and slower than the kernel
     slow.append(ways["cuBLAS"])

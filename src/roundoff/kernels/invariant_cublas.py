@@ -95,21 +95,34 @@ def route(
     """
     if x.dtype == torch.float32:
         return None  # cuBLAS has TF32 cut its factors off, and float32 kernels of other orders
-    half = x.dtype == torch.float16
     key = (
-        x.get_device(), x.dtype, x.shape, x.stride(), weight.shape, weight.stride(),
-        _alignment(x), _alignment(weight),
+        _switches(x.dtype), x.get_device(), x.dtype, x.shape, x.stride(),
+        weight.shape, weight.stride(), _alignment(x), _alignment(weight),
         None if bias is None else (bias.stride(0), _alignment(bias)),
-        half and torch.backends.cuda.matmul.allow_fp16_accumulation,
     )  # fmt: skip
     if key not in _CHOSEN:
         if 0 in (*x.stride(), *weight.stride()):
             return None  # an expanded tensor
         if torch.cuda.is_current_stream_capturing():
             return None  # a check waits for the device, which a capture forbids
-        _CHOSEN[key] = _proved(x, weight, bias, kernel)
+        with _LOCK:  # what a check finds is of these switches
+            _CHOSEN[key] = _proved(x, weight, bias, kernel)
     name = _CHOSEN[key]
     return None if name is None else _ROUTES[name]
+
+
+def _switches(dtype: torch.dtype) -> tuple[Any, ...]:
+    """What torch is told of products in a type: another library has other kernels."""
+    switches = torch.backends.cuda.matmul
+    reduced = "allow_fp16_reduced_precision_reduction"
+    if dtype == torch.bfloat16:
+        reduced = "allow_bf16_reduced_precision_reduction"
+    with _LOCK:  # another thread may be within _without_split
+        return (
+            torch.backends.cuda.preferred_blas_library(),
+            getattr(switches, reduced, None), getattr(switches, f"{reduced}_split_k", None),
+            dtype == torch.float16 and getattr(switches, "allow_fp16_accumulation", False),
+        )  # fmt: skip
 
 
 def _alignment(tensor: torch.Tensor) -> int:

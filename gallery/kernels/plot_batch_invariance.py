@@ -40,7 +40,7 @@ the same bits in every batch, and what that costs.
 # ---------------------------------------------------------
 #
 # y = x Wᵀ of one row, and of the same row as the first of M. The operands cancel: what is left of
-# each sum is its rounding, so that another order of addition shows
+# each sum is its rounding, and shows its order
 # (:func:`~roundoff.kernels.invariant_cublas.cancelling`). Not to depend on M is called
 # :term:`batch invariance` [#thinking]_.
 #
@@ -48,8 +48,7 @@ the same bits in every batch, and what that costs.
 # is small. *Two variables* take from it the room in which it adds up the parts, in a process of
 # their own. *One tile* is the well-known remedy [#thinking]_: a Triton kernel for all M.
 # *roundoff* is :func:`roundoff.kernels.matmul`: cuBLAS where a check shows the bits of a sum
-# without splits, else, or if quicker, a kernel of ours; on a processor products of one fixed number
-# of rows.
+# without splits, else or if quicker our kernel; on a processor products of one number of rows.
 
 import inspect
 import os
@@ -264,7 +263,7 @@ study.claim(
 # ----------------------------------------
 #
 # Attention over a cache is a sum over keys, and each tile of keys rescales what was summed before:
-# here the tile matters, in a product of 16 bits it does not (below).
+# here the tile matters.
 # :func:`roundoff.kernels.attention` counts tiles and splits from the first key that a query sees,
 # so that padding and the length of the cache do not move them. 280 tokens (300 on a GPU) computed
 # at once, which is the prefill, and in the other ways that a server has:
@@ -374,7 +373,7 @@ study.claim(
 # requests in a seeded schedule: a batch begins when the last one is done and takes those who wait,
 # padded to the longest and by up to 32 columns more (:func:`~roundoff.models.server_batches`). A
 # text ends with its end token. On the GPUs torch's products of 576 → 1536 and 1536 → 576, this
-# model's, have one result in bfloat16; batch_invariant_ops leaves attention to torch.
+# model's, keep their bits in bfloat16; batch_invariant_ops leaves attention to torch.
 
 OURS = {} if unsplit else {"roundoff": roundoff.invariant}
 MODES = {TORCH: nullcontext} | (invariant_modes()[0] if gpu and not unsplit else {}) | OURS
@@ -501,7 +500,7 @@ study.claim(
 # graph, each with another copy of the weight, together larger than the cache; reduced-precision
 # reduction as torch has it, allowed. The kernel with one tile, which both processes time, relates
 # the two variables' times. vLLM takes a tile by shape for five weights, those of Qwen3-1.7B
-# [#tiles]_, and for others the one of batch_invariant_ops; its tiles are timed in our kernel.
+# [#tiles]_, and for others the one of batch_invariant_ops.
 
 WAYS = ["one tile", "batch_invariant_ops", "vLLM's tile", "two variables", "roundoff"]
 
@@ -659,10 +658,9 @@ study.claim(
 # ---------------------------------------
 #
 # A product's element is a sum over K. Each tile of a kernel has the tensor core add a few products
-# at a time, ascending in K, to what it has: a chain. How a tensor core adds is known to the bit
-# [#mma]_ [#models]_; so a tile, which says how many elements are computed together, does not
-# change the chain, and a split of K, which makes several chains, does: the rows may choose the
-# tile, not the split. The loop that is tried with a dozen tiles:
+# at a time, ascending in K: a chain. How a tensor core adds is known to the bit [#mma]_ [#models]_;
+# so a tile does not change the chain, and a split of K, which makes several, does: the rows may
+# choose the tile, not the split. The loop that is tried with a dozen tiles:
 
 print(inspect.getsource(lessons.plain_loop.fn))
 
@@ -741,10 +739,9 @@ study.claim(
 )
 
 # %%
-# Attention of one token is timed over a cache. The bits of torch's depend on the number of
-# texts. Ours cuts the keys into parts of 256, which a second kernel joins where texts are few.
-# FlexDecoding is compiled by torch, untuned; *fixed* has 16 parts (``SPLIT_KV``), the only number
-# tried, whatever the batch and the keys.
+# Attention of one token is timed over a cache. Ours cuts the keys into parts of 256, which a second
+# kernel joins where texts are few. FlexDecoding is torch's, compiled and untuned; *fixed* has 16
+# parts (``SPLIT_KV``), the only number tried.
 
 for keys, batch in DECODED if times and not unsplit else ():
     # Where FlexDecoding fails, the others are timed without.
@@ -837,22 +834,20 @@ study.finish()
 # Limits, and what to read next
 # -----------------------------
 #
-# * One model, one version of Triton and of cuBLAS, GPUs of one architecture, a processor, whose
-#   bits are of two threads. On an L20, too, cuBLASLt is reported to change a row's bits with M
-#   [#te]_.
+# * One model, one version of Triton and of cuBLAS, GPUs of one architecture (cuBLASLt on an L20:
+#   [#te]_), a processor, whose bits are of two threads.
 # * Not all of torch's other texts come from the batch: equal rows of one batch differ, and in
 #   bfloat16 two equal runs have :ref:`other bits <bits-to-words>` on a GPU.
 # * Others offer: vLLM ``VLLM_BATCH_INVARIANT=1``, which computes linear layers with its own product
 #   (the tiles above), sets the two variables and cuBLASLt without splits for others on Hopper, and
 #   replaces attention [#vllm]_; SGLang ``--enable-deterministic-inference`` [#sglang]_.
-#   FlashAttention 3 is reported to change the bits of one request with the length of another, in
-#   vLLM's invariant mode [#fa3]_. It and FlashInfer are not timed: the hosts had neither.
+#   FlashAttention 3 is reported to change a request's bits with another's length, in vLLM's
+#   invariant mode [#fa3]_. It and FlashInfer are not timed.
 # * ``invariant()`` raises an error for operators that lack the property, such as convolutions and
 #   additions by index; its attention, for transformers' *sdpa*, has no dropout, bias or gradient.
 #   What ``torch.compile`` made runs uncompiled within; ``generate`` itself was not timed.
-# * Sums over several GPUs have :ref:`an order of their own <all-reduce-order>`. A mixture of
-#   experts is tested for the property, with a small Mixtral on a processor, and not timed; a CUDA
-#   graph cannot record it.
+# * Sums over several GPUs have :ref:`an order of their own <all-reduce-order>`. A small Mixtral is
+#   tested for the property on a processor, and not timed; a CUDA graph cannot record it.
 # * Next: :ref:`which tokens change <bits-to-words>`, and :ref:`why an order matters at all
 #   <reduction-order>`.
 #

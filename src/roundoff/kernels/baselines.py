@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import importlib.util
 import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
@@ -15,7 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ..errors import ArgumentError
+from ..errors import ArgumentError, ShapeError
 from ..workers import Workers
 from ._layer_norm import forward_of
 from ._row_norm import LAYER, RMS, case_of, gradients_of
@@ -601,40 +602,95 @@ def vllm_tile(m: int, n: int, k: int) -> Tile:
 Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
-def decode_attentions(parts: int = 16) -> dict[str, Attention]:
-    """Others' attention of one token over a cache, which torch compiles for a GPU when called.
+def decode_attentions(parts: int = 16, keys_a_part: int = 256) -> dict[str, Attention]:
+    """Others' attention of one token over a cache.
 
-    FlexDecoding cuts the keys into as many parts as give each multiprocessor two, so that the
-    number of parts depends on the batch; its option ``SPLIT_KV`` fixes it. It is given a block mask
-    of all keys: torch 2.11 to 2.13 count the parts in blocks of the mask, and without one there is
-    a single block.
+    FlexDecoding, which torch compiles for a GPU, cuts the keys into as many parts as give each
+    multiprocessor two, so that the number of parts depends on the batch; its option ``SPLIT_KV``
+    fixes it. It is given a block mask of all keys: torch 2.11 to 2.13 count the parts in blocks of
+    the mask, and without one there is a single block. FlashInfer's decode with tensor cores is
+    told how many keys a part has (``fixed_split_size``), in pages of 16 that lie in the cache as
+    it is; what it plans for a shape is not part of a call.
 
     Parameters
     ----------
     parts : int
-        Parts of the keys in the fixed way.
+        Parts of the keys in "FlexDecoding, fixed".
+    keys_a_part : int
+        Keys of a part in the ways that are named after them; a multiple of 16.
 
     Returns
     -------
     dict
-        "FlexDecoding" and "FlexDecoding, fixed" -> function of q (batch, heads, 1, head), keys and
-        values (batch, groups, keys, head), that gives (batch, heads, 1, head). Each shape is
-        compiled when it is first seen, which takes seconds.
+        "FlexDecoding", "FlexDecoding, fixed", "FlexDecoding, 256 keys" and, where it is installed,
+        "FlashInfer, 256 keys" -> function of q (batch, heads, 1, head), keys and values (batch,
+        groups, keys, head), contiguous, that gives (batch, heads, 1, head). Each shape is compiled
+        or planned when it is first seen, which takes seconds.
+
+    Raises
+    ------
+    ShapeError
+        By FlashInfer's way: keys that are no multiple of 16.
 
     References
     ----------
     https://docs.pytorch.org/docs/stable/nn.attention.flex_attention.html
 
+    https://docs.flashinfer.ai/api/attention.html
+
     Examples
     --------
     >>> from roundoff.kernels.baselines import decode_attentions
-    >>> list(decode_attentions())
+    >>> list(decode_attentions())[:2]
     ['FlexDecoding', 'FlexDecoding, fixed']
     """
-    return {
-        "FlexDecoding": partial(_flex, None),
-        "FlexDecoding, fixed": partial(_flex, {"SPLIT_KV": parts}),
+    ways: dict[str, Attention] = {
+        "FlexDecoding": partial(_flex, lambda keys: None),
+        "FlexDecoding, fixed": partial(_flex, lambda keys: parts),
+        f"FlexDecoding, {keys_a_part} keys": partial(
+            _flex, lambda keys: max(1, keys // keys_a_part)
+        ),
     }
+    if importlib.util.find_spec("flashinfer") is not None:
+        ways[f"FlashInfer, {keys_a_part} keys"] = partial(_flashinfer, keys_a_part // _PAGE)
+    return ways
+
+
+_PAGE = 16  #: keys of a page, as FlashInfer is told
+
+
+def _flashinfer(
+    pages_a_part: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+) -> torch.Tensor:
+    batch, groups, keys, head = k.shape
+    if keys % _PAGE:
+        raise ShapeError("keys", got=keys, expected=f"a multiple of {_PAGE}")
+    planned = _planned(pages_a_part, tuple(q.shape), tuple(k.shape), q.dtype, q.device)
+    # Pages of one text lie 16 keys apart, those of the next behind all groups of the last.
+    own = keys // _PAGE
+    shape = (own * (groups * (batch - 1) + 1), groups, _PAGE, head)
+    pages = [t.as_strided(shape, (_PAGE * head, keys * head, head, 1)) for t in (k, v)]
+    made: torch.Tensor = planned.run(q.view(batch, -1, head), tuple(pages))
+    return made.view(q.shape)
+
+
+@cache
+def _planned(
+    pages_a_part: int, q: tuple[int, ...], k: tuple[int, ...], dtype: torch.dtype, device: Any
+) -> Any:
+    """FlashInfer's plan for a shape: which program takes which keys."""
+    (batch, heads, _, head), (_, groups, keys, _) = q, k
+    own = keys // _PAGE
+    decode = importlib.import_module("flashinfer.decode")
+    room = torch.empty(2**27, dtype=torch.uint8, device=device)
+    plan = decode.BatchDecodeWithPagedKVCacheWrapper(room, "HND", use_tensor_cores=True)
+    texts = torch.arange(batch + 1, dtype=torch.int32)
+    pages = texts[:-1, None] * (groups * own) + torch.arange(own, dtype=torch.int32)
+    plan.plan(
+        texts * own, pages.flatten().to(device), torch.full((batch,), _PAGE, dtype=torch.int32),
+        heads, groups, head, _PAGE, q_data_type=dtype, fixed_split_size=pages_a_part,
+    )  # fmt: skip
+    return plan
 
 
 @cache
@@ -652,11 +708,14 @@ def _all_keys(keys: int, device: torch.device) -> Any:
 
 
 def _flex(
-    options: dict[str, int] | None, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+    parts_of: Callable[[int], int | None], q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
 ) -> torch.Tensor:
+    keys = k.shape[2]
+    parts = parts_of(keys)
     made: torch.Tensor = _compiled_flex()(
-        q, k, v, enable_gqa=True, kernel_options=options, block_mask=_all_keys(k.shape[2], k.device)
-    )
+        q, k, v, enable_gqa=True, kernel_options=parts and {"SPLIT_KV": parts},
+        block_mask=_all_keys(keys, k.device),
+    )  # fmt: skip
     return made
 
 
@@ -700,7 +759,9 @@ def compile_ahead(
     >>> compile_ahead([], [1], [])
     {'compiled': 0, 'of': 0}
     """
-    ways: list[tuple[Any, ...]] = [(*sizes, way) for sizes in caches for way in decode_attentions()]
+    ways: list[tuple[Any, ...]] = [
+        (*sizes, way) for sizes in caches for way in decode_attentions() if "FlashInfer" not in way
+    ]
     processors = multiprocessors(-1 if interpreting() else 0)
     tiles: dict[tuple[torch.dtype, Tile, bool], tuple[int, int]] = {}
     for dtype, (k, n), m in product((torch.bfloat16, torch.float16), weights, counts):

@@ -176,6 +176,8 @@ COLUMNS: dict[str, Column] = {
     "vLLM's tile": Column("vLLM's tile", "× torch", ".2f", "in our kernel"),
     "FlexDecoding": Column("FlexDecoding", "× torch", ".2f"),
     "FlexDecoding, fixed": Column("FlexDecoding, fixed", "× torch", ".2f", "16 parts of the keys"),
+    "FlexDecoding, 256 keys": Column("FlexDecoding, 256 keys", "× torch", ".2f", "in each part"),
+    "FlashInfer, 256 keys": Column("FlashInfer, 256 keys", "× torch", ".2f", "in each part"),
     "other bits": Column("other bits than alone"),
     "splits": Column("parts", "of K", ".0f"),
     "mma": Column("mma", "tiles", ".0f"),

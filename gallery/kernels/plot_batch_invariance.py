@@ -802,11 +802,10 @@ study.claim(
 )
 
 # %%
-
 # Your own shape
 # --------------
 #
-# A weight, numbers of rows and a type: does a row depend on how many there are?
+# Does a row depend on how many there are?
 
 K, N, ROWS, KIND = 200, 300, [1, 7, 64], "float32"
 

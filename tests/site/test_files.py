@@ -50,6 +50,7 @@ def test_notebooks_hold_markdown_and_the_cells_of_their_script(site: Path) -> No
         code = [s for s, c in zip(sources, cells, strict=True) if c["cell_type"] == "code"][1:]
         for source in code:
             assert source in script.read_text("utf-8")
+            assert not re.search(r"^# [-=~]{4,}$", source, re.M), "a heading that stayed a comment"
 
 
 def test_archives_hold_the_notebooks_of_the_site(site: Path) -> None:

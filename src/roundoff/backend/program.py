@@ -433,11 +433,11 @@ class Program:
         self, inputs: Sequence[torch.Tensor], sizes: Mapping[str, int], settled: bool
     ) -> list[torch.Tensor]:
         values = [*inputs, *self._blank]
-        self.buffers.into(values, sizes)
         # On the caller's stream, whose allocator will reuse them when it frees them.
         for index, empty in self._new:
             values[index] = empty(sizes)
         with contextlib.nullcontext() if self.stream is None else torch.cuda.stream(self.stream):
+            self.buffers.into(values, sizes)  # on our stream, which alone uses them
             for step, gone in zip(self.steps, self.buffers.gone, strict=True):
                 step.run(values, sizes, settled)
                 for index in gone:

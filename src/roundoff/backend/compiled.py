@@ -122,7 +122,7 @@ class Compiled:
     graph_module : torch.fx.GraphModule
         The functional graph of ATen operators that was converted.
     sessions : list of OrtSession
-        One for each partition of *model*.
+        One for each partition of *model*, equal ones have the same.
     report : Report
         What each rule of :mod:`roundoff.fusion` did.
     seconds : dict

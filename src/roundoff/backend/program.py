@@ -224,6 +224,16 @@ def written_in_place(model: onnx.ModelProto) -> dict[str, str]:
     }
 
 
+def _viewed(groups: Sequence[Sequence[onnx.NodeProto]], returned: Iterable[str]) -> set[str]:
+    """What kernels read whose results are returned: those may be views of it."""
+    seen = set(returned)
+    for group in reversed(groups):
+        for node in group:
+            if node.domain == "roundoff" and not seen.isdisjoint(node.output):
+                seen.update(i for i in node.input if i)
+    return seen
+
+
 class Program:
     """A model ready to run on one device, with torch tensors in and out and no copies.
 
@@ -294,7 +304,11 @@ class Program:
         }
         for output, name in in_place.items():  # one place for both
             self._slots[output].index = self._slots[name].index
-        apart = [n for n in self.outputs if n not in {*in_place, *self._made}]
+        #: Values that the caller sees: results, and what a returned result may be a view of.
+        self._seen = {*self.outputs, *_viewed(groups, self._made & set(self.outputs))}
+        self._seen -= {*self.inputs, *constants}
+        apart = [n for n in [*self.outputs, *sorted(self._seen.difference(self.outputs))]
+                 if n not in {*in_place, *self._made}]  # fmt: skip
         #: Outputs with memory of their own, which the next run overwrites.
         self.kept: dict[str, torch.Tensor] = {}
         with torch.inference_mode(False):  # else a call outside of it could not write them
@@ -337,7 +351,7 @@ class Program:
             raise ModelError("no kernel of ours has this name", got=node.op_type,
                              expected=", ".join(sorted(kernels)))  # fmt: skip
         if isinstance(kernel, Into):
-            return IntoStep(node, self._slots, kernel, set(self.outputs))
+            return IntoStep(node, self._slots, kernel, self._seen)
         return KernelStep(node, self._slots, kernel)
 
     def _slot(self, value: onnx.ValueInfoProto) -> None:
@@ -369,17 +383,20 @@ class Program:
         returned = [o for o in self.outputs if o in outputs]
         part = _submodel(model, nodes, returned + sorted(outputs.difference(returned)))
         key, names = signature(part)
-        if key not in self._known:
+        known = key in self._known
+        if not known:
             self._known[key] = self._session(part, providers, tf32), names
             self.sessions.append(self._known[key][0])
         equal, its = self._known[key]
         own = dict(zip(its, names, strict=True))
-        moving = {*self.inputs, *self.outputs, *self._made} - self._steady
+        moving = {*self.inputs, *self._seen, *self._made} - self._steady
+        slots = {n: self._slots[own[n]] for n in [*equal.input_names, *equal.output_names]}
         self.steps.append(
             Partition(
-                equal, {n: self._slots[own[n]] for n in [*equal.input_names, *equal.output_names]},
-                self.device, {n for n in equal.output_names if own[n] in set(self.outputs)},
-                {n for n in own if own[n] in moving},
+                equal, slots, self.device,
+                returned={n for n in slots if own[n] in self._seen},
+                moving={n for n in slots if own[n] in moving},
+                begins=nodes[0].name if known else "",
             )
         )  # fmt: skip
 
@@ -448,7 +465,7 @@ class Program:
         self, inputs: Sequence[torch.Tensor], sizes: Mapping[str, int]
     ) -> tuple[torch.cuda.CUDAGraph, list[torch.Tensor]]:
         """Record one run as a CUDA graph, over these very inputs; (graph, outputs)."""
-        for _ in range(2):  # arenas and workspaces grow now: nothing may be allocated later
+        for _ in range(3):  # arenas and workspaces grow now: nothing may be allocated later
             self.run(inputs, sizes)
         torch.cuda.synchronize(self.device)
         graph = torch.cuda.CUDAGraph()
@@ -497,7 +514,9 @@ class CudaGraphProgram:
             copies = list(inputs)
             for i in self._moving:
                 copies[i] = inputs[i].clone()
-            recorded = _Recorded(self._at, copies, *self._program.capture(copies, sizes))
+            made = self._program.capture(copies, sizes)
+            kept = list(self._program.buffers.memory)  # other sizes have others
+            recorded = _Recorded(self._at, copies, *made, kept)
             self._recorded[key] = recorded
         for i in self._moving:
             recorded.inputs[i].copy_(inputs[i])
@@ -518,3 +537,4 @@ class _Recorded:
     inputs: list[torch.Tensor]
     graph: torch.cuda.CUDAGraph
     outputs: list[torch.Tensor]
+    buffers: list[torch.Tensor]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
 import itertools
 import math
 from collections.abc import Callable, Container, Mapping, Sequence
@@ -73,7 +74,7 @@ class Slot:
 def signature(model: onnx.ModelProto) -> tuple[bytes, list[str]]:
     """What decides a model's computation whatever its values are called, and those names.
 
-    Two models with the same bytes compute the same of values with other names, which correspond in
+    Two models with the same digest compute the same of values with other names, which correspond in
     their order. A model whose nodes have graphs of their own is like itself alone.
     """
     names: dict[str, str] = {}
@@ -97,7 +98,7 @@ def signature(model: onnx.ModelProto) -> tuple[bytes, list[str]]:
             value.name = number(value.name)
             value.ClearField("doc_string")
         values.sort(key=lambda value: int(value.name))
-    return plain.SerializeToString(deterministic=True), list(names)
+    return hashlib.sha256(plain.SerializeToString(deterministic=True)).digest(), list(names)
 
 
 class Buffers:
@@ -187,8 +188,10 @@ class Partition:
     slots : mapping
         Name of the session's -> where that value lies here.
     device : torch.device
-    returned, moving : set of str
+    returned, moving : container of str
         The session's names of what is returned, and of what may lie elsewhere at each run.
+    begins : str
+        The first of its nodes, for errors, where the session's names are those of another.
     """
 
     def __init__(
@@ -198,8 +201,12 @@ class Partition:
         device: torch.device,
         returned: Container[str],
         moving: Container[str],
+        begins: str = "",
     ) -> None:
         self.session = session
+        self._doing = "ONNX Runtime fails in the run"
+        if begins:
+            self._doing += f" (of what begins with node {begins!r}; names are of its first equal)"
         self._io = session.raw.io_binding()
         self._run = functools.partial(session.raw.run_with_iobinding, self._io, session.run_options)
         self._place = (device.type, device.index or 0)
@@ -243,7 +250,7 @@ class Partition:
         try:
             self._run()
         except Exception as e:
-            raise translated(e, "ONNX Runtime fails in the run") from e
+            raise translated(e, self._doing) from e
         if self._unknown:
             outputs = self._io.get_outputs()
             for i, index in self._unknown:

@@ -744,10 +744,9 @@ study.claim(
 # parts (``SPLIT_KV``), the only number tried.
 
 for keys, batch in DECODED if times and not unsplit else ():
-    ways = decode_attentions()  # where one fails, the others are timed without
-    rows = (
+    rows = (  # where one fails, the others are timed without
         attempt({"keys": keys, "batch": batch}, decode_times, keys, batch, rivals)
-        for rivals in (ways, dict(list(ways.items())[:3]), {})
+        for rivals in (decode_attentions(), dict(list(decode_attentions().items())[:3]), {})
     )
     decoding += next((row for row in rows if row[0]["note"] is None), [])
 taken = [*decode_attentions(), "µs", "roundoff", "low", "high", "other bits"]

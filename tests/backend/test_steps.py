@@ -143,15 +143,15 @@ def test_what_a_kernel_makes_is_let_go_of_when_it_has_been_read() -> None:
 def test_equal_nodes_with_other_attributes_or_types_are_others() -> None:
     model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 20, "roundoff": 1]>
       g (float[2] x) => (float[2] z, double[2] w) {
-        a = LeakyRelu <alpha = 0.5> (x)
-        b = roundoff.Into (a)
-        c = LeakyRelu <alpha = 0.25> (b)
-        d = roundoff.Into (c)
-        z = Neg (d)
-        e = Cast <to = 11> (b)
-        f = roundoff.Into (e)
-        h = roundoff.Into (f)
-        w = Neg (h) }""")
+        [n1] a = LeakyRelu <alpha = 0.5> (x)
+        [n2] b = roundoff.Into (a)
+        [n3] c = LeakyRelu <alpha = 0.25> (b)
+        [n4] d = roundoff.Into (c)
+        [n5] z = Neg (d)
+        [n6] e = Cast <to = 11> (b)
+        [n7] f = roundoff.Into (e)
+        [n8] h = roundoff.Into (f)
+        [n9] w = Neg (h) }""")
     kinds = {"a": 1, "b": 1, "c": 1, "d": 1, "e": 11, "f": 11, "h": 11}
     model.graph.value_info.extend(
         onnx.helper.make_tensor_value_info(n, kind, [2]) for n, kind in kinds.items()

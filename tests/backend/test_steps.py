@@ -148,7 +148,7 @@ def test_equal_nodes_with_other_attributes_or_types_are_others() -> None:
         [n3] c = LeakyRelu <alpha = 0.25> (b)
         [n4] d = roundoff.Into (c)
         [n5] z = Neg (d)
-        [n6] e = Cast <to = 11> (b)
+        [n6] e = Cast <to = 11> (d)
         [n7] f = roundoff.Into (e)
         [n8] h = roundoff.Into (f)
         [n9] w = Neg (h) }""")
@@ -159,7 +159,7 @@ def test_equal_nodes_with_other_attributes_or_types_are_others() -> None:
     program = Program(model, CPU, KERNELS)
     z, w = program.run([torch.tensor([-1.0, 1.0])])
     assert z.tolist() == [0.5, -4.0], "-2 · 0.25 · 2 · 0.5 · x, and -2 · 2 x"
-    assert w.tolist() == [4.0, -8.0]
+    assert w.tolist() == [2.0, -16.0]
     assert w.dtype == torch.float64
 
 

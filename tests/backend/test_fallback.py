@@ -123,11 +123,11 @@ class Recorded:
     def __init__(self, output: str = "output_0") -> None:
         self.recorded, self.outputs = 0, [output]
 
-    def capture(self, inputs: Sequence[torch.Tensor], _: Any) -> tuple[Any, list[torch.Tensor]]:
+    def capture(self, inputs: Sequence[torch.Tensor], _: Any) -> tuple[Any, Any, Any]:
         self.recorded += 1
         outputs = [torch.empty_like(inputs[0])]
         replay = functools.partial(torch.mul, *inputs, out=outputs[0])
-        return types.SimpleNamespace(replay=replay), outputs
+        return types.SimpleNamespace(replay=replay), outputs, []
 
 
 @pytest.mark.parametrize("copy", [False, True])

@@ -463,15 +463,19 @@ class Program:
 
     def capture(
         self, inputs: Sequence[torch.Tensor], sizes: Mapping[str, int]
-    ) -> tuple[torch.cuda.CUDAGraph, list[torch.Tensor]]:
-        """Record one run as a CUDA graph, over these very inputs; (graph, outputs)."""
+    ) -> tuple[torch.cuda.CUDAGraph, list[torch.Tensor], list[torch.Tensor]]:
+        """Record one run as a CUDA graph, over these very inputs.
+
+        Returns the graph, its outputs, and memory that it uses: other sizes have other memory, and
+        this must not become somebody else's.
+        """
         for _ in range(3):  # arenas and workspaces grow now: nothing may be allocated later
             self.run(inputs, sizes)
         torch.cuda.synchronize(self.device)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
             outputs = self._steps(inputs, sizes, True)
-        return graph, outputs
+        return graph, outputs, list(self.buffers.memory)
 
 
 class CudaGraphProgram:
@@ -514,9 +518,7 @@ class CudaGraphProgram:
             copies = list(inputs)
             for i in self._moving:
                 copies[i] = inputs[i].clone()
-            made = self._program.capture(copies, sizes)
-            kept = list(self._program.buffers.memory)  # other sizes have others
-            recorded = _Recorded(self._at, copies, *made, kept)
+            recorded = _Recorded(self._at, copies, *self._program.capture(copies, sizes))
             self._recorded[key] = recorded
         for i in self._moving:
             recorded.inputs[i].copy_(inputs[i])

@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from roundoff.errors import ArgumentError
@@ -28,6 +28,7 @@ def test_unit_test_going_is_not_guessed(monkeypatch) -> None:
 
 
 @settings(deadline=None)
+@example(0, 0.0, False, "--")
 @given(
     st.integers(), st.floats(allow_nan=False), st.booleans(), st.text(st.characters(codec="utf-8"))
 )
@@ -49,7 +50,17 @@ def test_only_exposed_options_are_offered(capsys) -> None:
         get_parsed_args("plot_x", expose="config,repeat", **options)
 
 
-@pytest.mark.parametrize("wrong", [["--repeat", "many"], ["--quick", "2"], ["--repeat"], ["stray"]])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ["--repeat", "many"],
+        ["--quick", "2"],
+        ["--repeat"],
+        ["--repeat=--"],
+        ["--quick=--"],
+        ["stray"],
+    ],
+)
 def test_a_bad_value_ends_with_a_message_and_status_2(capsys, wrong: list[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         get_parsed_args("plot_x", argv=wrong, repeat=5, quick=False)

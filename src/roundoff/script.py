@@ -155,6 +155,11 @@ def get_parsed_args(
     if argv is None:
         argv = sys.argv[1:] if run_mode() == "script" else []
     args = parser.parse_args(list(argv))
+    for option in names:
+        if getattr(args, option) == []:  # argparse before Python 3.13: --name=-- loses its value
+            if not isinstance(getattr(parser.parse_args([]), option), (str, Path, type(None))):
+                parser.error(f"argument --{option}: got '--', expected a value")
+            setattr(args, option, "--")
     if args.second and args.record is None:
         parser.error("--second keeps times in a record: expected --record beside it")
     return args

@@ -96,11 +96,11 @@ args = get_parsed_args(
     most=(64 if gpu else 2 if fast else 4, "largest batch"),
     budget=(0.1 if gpu else 0.02, "seconds for each comparison of times"),
     graph=(True, "decode with a CUDA graph, on a GPU"),
-    only=("", "measure bits alone, or times"),
+    only=("", "measure bits alone, times, or attention's times"),
 )
 study = Study("plot_batch_invariance", args)
 device, part = ("cuda", "gpu") if gpu else ("cpu", "cpu")
-bits, times = args.only != "times" and not args.second, args.only != "bits"
+bits, times = args.only in ("", "bits") and not args.second, args.only in ("", "times")
 
 VARIABLES = {"CUBLAS_WORKSPACE_CONFIG": ":16:8", "CUBLASLT_WORKSPACE_SIZE": "1"}
 unsplit = gpu and VARIABLES.items() <= os.environ.items()  # a second process, see below
@@ -121,7 +121,8 @@ COUNTS = [1, 2, 3, 4, 8, 16, 32, 64, 96, 128, 256, 512, 1024, 2048, 4096][
     : None if gpu else 7 if fast else 10
 ]
 TIMED = [2**i for i in range(13)] if gpu else [1, 16]
-DECODED = list(product((512, 2048, 8192), (1, 8, 64))) if gpu else []  #: keys, texts
+#: Keys and texts of attention.
+DECODED = list(product((512, 2048, 8192), (1, 8, 64))) if gpu and args.only != "bits" else []
 
 
 def products(kind):
@@ -149,11 +150,11 @@ def compare_rows(function, x, w, counts=COUNTS):
 
 
 ahead = (
-    DECODED and times and not (unsplit or args.second)
-    and attempt({}, compile_ahead, SHAPES + MORE, TIMED, DECODED)
+    DECODED and not (unsplit or args.second)
+    and attempt({}, compile_ahead, SHAPES + MORE if times else [], TIMED, DECODED)
 )  # fmt: skip
 #: Tables of the second process, which runs beside this one where no times are taken.
-second_tables = dict if unsplit or not gpu else study.beside(
+second_tables = dict if unsplit or not gpu or args.only == "attention" else study.beside(
     VARIABLES, not times, only="times" if args.second else args.only,
     completions=min(args.completions, 200),
 )  # fmt: skip
@@ -743,7 +744,7 @@ study.claim(
 # kernel joins where texts are few. FlexDecoding is torch's, compiled and untuned; *fixed* has 16
 # parts (``SPLIT_KV``), the only number tried.
 
-for keys, batch in DECODED if times and not unsplit else ():
+for keys, batch in DECODED if not unsplit else ():
     rows = (  # where one fails, the others are timed without
         attempt({"keys": keys, "batch": batch}, decode_times, keys, batch, rivals)
         for rivals in (decode_attentions(), dict(list(decode_attentions().items())[:3]), {})
@@ -784,7 +785,8 @@ study.claim(
 
 # %%
 
-study.keep("routes", [{"way": way, "cases": n} for way, n in routes().items()], part=part)
+ways = routes().items() if times else ()
+study.keep("routes", [{"way": way, "cases": n} for way, n in ways], part=part)
 
 # %%
 

@@ -682,7 +682,9 @@ def _planned(
     (batch, heads, _, head), (_, groups, keys, _) = q, k
     own = keys // _PAGE
     decode = importlib.import_module("flashinfer.decode")
-    room = torch.empty(2**27, dtype=torch.uint8, device=device)
+    # Of each part float32 results of 16 rows a head, a tile, and 128 MiB for what is small.
+    parts = batch * -(-own // pages_a_part)
+    room = torch.empty(parts * heads * 16 * head * 4 + 2**27, dtype=torch.uint8, device=device)
     plan = decode.BatchDecodeWithPagedKVCacheWrapper(room, "HND", use_tensor_cores=True)
     texts = torch.arange(batch + 1, dtype=torch.int32)
     pages = texts[:-1, None] * (groups * own) + torch.arange(own, dtype=torch.int32)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import io
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,9 +18,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import roundoff.backend as rb
+from roundoff.backend import program
 from roundoff.backend.weights import Join, Unwritten, adjacent, move, split_joins
 from roundoff.errors import UnsupportedError
 from roundoff.fusion import OptimizationOptions
+from roundoff.ort import session
 
 
 @pytest.fixture(autouse=True)
@@ -256,6 +260,41 @@ def test_only_joins_of_inputs_along_rows_are_split_off() -> None:
     assert [o.name for o in rest.graph.output] == ["beside", "read", "turned"]
     assert [i.name for i in rest.graph.input] == ["a", "c"]
     onnx.checker.check_model(rest)
+
+
+# Sessions that compute from weights alone
+
+
+class Doubled(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.randn(4, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ (self.w * 2)
+
+
+@torch.no_grad()
+def test_a_session_that_packs_waits_only_where_weights_change(monkeypatch) -> None:
+    made: list[weakref.ref[Any]] = []
+
+    def counted(*args: Any, **options: Any) -> Any:
+        new = session(*args, **options)
+        made.append(weakref.ref(new))
+        return new
+
+    def alive() -> list[bool]:
+        gc.collect()
+        return [ref() is not None for ref in made]
+
+    monkeypatch.setattr(program, "session", counted)
+    f, x = Doubled(), torch.randn(2, 4)
+    run = torch.compile(f, backend=functools.partial(rb.onnx_custom_backend, fallback=False))
+    for seen in ([True, False], [True, False, True], [True, False, True]):
+        for _ in range(2):
+            torch.testing.assert_close(run(x), f(x))
+        assert alive() == seen
+        f.w.add_(1)
 
 
 # Memory on a GPU

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import functools
 import math
 import threading
 import time
@@ -189,6 +190,7 @@ class Variant:
         # Where the program's inputs are in the list of the arguments and what is packed.
         packed = [n for n, _ in self._joins]
         packed += [] if self._packing is None else self._packing.outputs
+        self._computes = self._packing is not None
         place |= {n: len(place) + i for i, n in enumerate(packed)}
         self._order = [place[n] for n in self.program.inputs]
         self._arranged = picked(self._order)
@@ -267,7 +269,9 @@ class Variant:
         rest = None
         if self.precomputed is not None:
             self._joined, rest = split_joins(self.precomputed)
-        self._packing = None if rest is None else Program(rest, *where)
+        self._repacking = functools.partial(Program, rest, *where)
+        self._packing = None if rest is None else self._repacking()
+        self._packs = 0
 
     def __call__(self, args: Sequence[Any], sizes: Mapping[str, int]) -> list[torch.Tensor]:
         with self._lock:
@@ -386,12 +390,18 @@ class Variant:
                     whole = torch.cat([w.detach() for w in weights])
                     copied.update(places)
                 self._packed[name] = whole
-        if self._packing is not None:
+        if self._computes:
+            packing = self._packing or self._repacking()
             place = {n: i for i, n in enumerate(names)}
-            places = [place[n] for n in self._packing.inputs]
+            places = [place[n] for n in packing.inputs]
             copied.update(places)
-            computed = self._packing.run([args[i].contiguous() for i in places])
-            self._packed.update(zip(self._packing.outputs, computed, strict=True))
+            computed = packing.run([args[i].contiguous() for i in places])
+            self._packed.update(zip(packing.outputs, computed, strict=True))
+            # Most weights are packed once; on a GPU a session that waits keeps some 70 MiB.
+            self._packing = packing if self._packs else None
+            self._packs += 1
+            if packing.stream is not None:
+                packing.stream.synchronize()  # before its session goes
         self._read_at = [args[i].data_ptr() for i in self._weights]
         self._copied = picked(sorted(copied))
         self._unwritten = Unwritten(self._copied(args))

@@ -311,7 +311,10 @@ def test_a_session_that_packs_waits_only_where_weights_change(monkeypatch) -> No
     ],
 )
 def test_memory_beside_the_weights_on_cuda(patterns: str, replace: bool) -> None:
-    """Four layers in float16: what a call takes at its peak, of torch's memory and the device's."""
+    """Four layers in float16: what a call takes at its peak, of torch's memory and the device's.
+
+    A session of ONNX Runtime has handles of libraries, some 75 MiB for a model of any size.
+    """
     transformers = pytest.importorskip("transformers")
 
     def llama(width: int, layers: int) -> Any:
@@ -332,6 +335,12 @@ def test_memory_beside_the_weights_on_cuda(patterns: str, replace: bool) -> None
     )
     small = torch.compile(llama(128, 1), backend=backend)
     call(small)  # libraries and their workspaces
+    free = torch.cuda.mem_get_info()[0]
+    add = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 20]>
+      add (float16[n] X) => (float16[n] Y) { Y = Add(X, X) }""")
+    kept = session(add, ["CUDAExecutionProvider"])
+    handles = free - torch.cuda.mem_get_info()[0]
+    assert handles < 2**27, kept
     model = llama(4096, 4)
     call(model)
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
@@ -345,7 +354,8 @@ def test_memory_beside_the_weights_on_cuda(patterns: str, replace: bool) -> None
     torch.cuda.empty_cache()
     stays = free - torch.cuda.mem_get_info()[0]  # sessions allocate beside torch
     assert taken <= 0.3 * weights
-    assert stays <= 0.3 * weights
+    # Copies take a quarter of the weights, and then there is room for them, not for a session.
+    assert stays <= 0.3 * weights + (0 if replace else handles)
 
 
 # Whether a copy is of what is there now

@@ -372,8 +372,7 @@ study.claim(
 #
 # SmolLM2-135M-Instruct [#smollm]_ in bfloat16, greedy, with a static cache. Each prompt alone; then
 # requests in a seeded schedule: a batch begins when the last one is done and takes those who wait,
-# padded to the longest and by up to 32 columns more (:func:`~roundoff.models.server_batches`). A
-# text ends with its end token. On the GPUs torch's products of 576 → 1536 and 1536 → 576, this
+# padded to the longest and by up to 32 columns more (:func:`~roundoff.models.server_batches`). On the GPUs torch's products of 576 → 1536 and 1536 → 576, this
 # model's, keep their bits in bfloat16; batch_invariant_ops leaves attention to torch.
 
 OURS = {} if unsplit else {"roundoff": roundoff.invariant}
@@ -740,10 +739,9 @@ study.claim(
 )
 
 # %%
-# Attention of one token is timed over a cache. Ours cuts the keys into parts of 256, which a second
-# kernel joins where texts are few; FlashInfer 0.5.3, planned ahead, is told to do so, too.
-# FlexDecoding is torch's, compiled and untuned, and timed as it comes, with 16 parts (``SPLIT_KV``;
-# quicker for one text of 512 keys, where ours has two) and with 256 keys in each.
+# Ours cuts the keys into parts of 256, which a second kernel joins where texts are few; FlashInfer
+# 0.5.3, planned ahead, is told the same. FlexDecoding is torch's, untuned: as it comes, with 16
+# parts (``SPLIT_KV``; quicker for one text of 512 keys) and with parts of 256.
 
 for keys, batch in DECODED if not unsplit else ():
     rows = (  # where one fails, the others are timed without
@@ -767,9 +765,8 @@ study.table(
 
 study.claim(
     "Attention of one token takes ours {1.06} to {1.30} times torch's time. It has the bits of a "
-    "text alone; of 6 cells with several texts torch's has others in {4}. Where bits stay, "
-    "FlexDecoding with 16 parts takes {0.82} to {1.32} of our time, with 256 keys in each {0.87} "
-    "to {1.39}, FlashInfer {0.92} to {1.20}.",
+    "text alone, torch's has others in {4} of 6 cells with several. Where bits stay, FlexDecoding "
+    "with 16 parts takes {0.82} to {1.32} of our time, FlashInfer {0.92} to {1.20}.",
     name="decoding",
     of="decoding",
     timed=True,
@@ -780,8 +777,7 @@ study.claim(
         t["other bits"].str.contains("torch").sum(),
         *(
             (t[way] / t["roundoff"])[~t["other bits"].str.contains(way)].agg(end)
-            for way in ("FlexDecoding, fixed", "FlexDecoding, 256 keys", "FlashInfer, 256 keys")
-            for end in ("min", "max")
+            for way, end in product(["FlexDecoding, fixed", "FlashInfer, 256 keys"], ["min", "max"])
         ),
     ),
     test=lambda t: ~t["other bits"].str.contains("roundoff"),

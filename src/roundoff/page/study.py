@@ -665,7 +665,10 @@ def _recorded(record: Record) -> Run:
     """The tables of a record, each second run's times as columns of their own."""
     tables = dict(record.tables)
     for name, second in record.second.items():
-        tables[name] = tables[name].assign(**{c + AGAIN: second[c] for c in second})
+        first = tables[name]
+        # Text that is the first run's again says nothing.
+        new = [c for c in second if second[c].dtype == float or not second[c].equals(first[c])]
+        tables[name] = first.assign(**{c + AGAIN: second[c] for c in new})
     newest = max(record.provenance.values(), key=lambda run: run.date)
     return Run(record.machine, tables, newest.environment, record)
 

@@ -266,8 +266,8 @@ study.claim(
 # Attention over a cache is a sum over keys, and each tile of keys rescales what was summed before:
 # here the tile matters.
 # :func:`roundoff.kernels.attention` counts tiles and splits from the first key that a query sees,
-# so that padding and the length of the cache do not move them. 280 tokens (300 on a GPU) computed
-# at once, which is the prefill, and in the other ways that a server has:
+# so that padding and the length of the cache do not move them. 280 tokens (300 on a GPU) at once,
+# the prefill, and in a server's other ways:
 
 HEADS, GROUPS, HEAD, LENGTH = (32, 8, 128, 300) if gpu else (4, 2, 16, 70 if fast else 280)
 sdpa = partial(scaled_dot_product_attention, enable_gqa=True)
@@ -372,8 +372,9 @@ study.claim(
 #
 # SmolLM2-135M-Instruct [#smollm]_ in bfloat16, greedy, with a static cache. Each prompt alone; then
 # requests in a seeded schedule: a batch begins when the last one is done and takes those who wait,
-# padded to the longest and by up to 32 columns more (:func:`~roundoff.models.server_batches`). On the GPUs torch's products of 576 → 1536 and 1536 → 576, this
-# model's, keep their bits in bfloat16; batch_invariant_ops leaves attention to torch.
+# padded to the longest and by up to 32 columns more (:func:`~roundoff.models.server_batches`). On
+# the GPUs torch's products of 576 → 1536 and 1536 → 576, this model's, keep their bits in bfloat16;
+# batch_invariant_ops leaves attention to torch.
 
 OURS = {} if unsplit else {"roundoff": roundoff.invariant}
 MODES = {TORCH: nullcontext} | (invariant_modes()[0] if gpu and not unsplit else {}) | OURS
@@ -625,7 +626,7 @@ study.claim(
 # %%
 
 study.claim(
-    "On two cores a token takes {3.7} to {5.8} times torch's time, for one text or four.",
+    "On two cores a token takes {3.7} to {5.8} times torch's time.",
     name="cpu",
     of="token",
     where={"batch": [1, 4]},
@@ -640,7 +641,7 @@ study.claim(
 # %%
 
 study.claim(
-    "A token takes ours {0.96} to {1.00} of torch's time, alone and in batches of 8 and 64.",
+    "A token takes ours {0.96} to {1.00} of torch's time.",
     name="token",
     of="token",
     where={"batch": [1, 8, 64]},
@@ -754,7 +755,7 @@ study.table(
     "decoding",
     pd.DataFrame(decoding, columns=["keys", "batch", *taken]) if decoding else [],
     "Attention of one token over a cache, bfloat16, 32 heads in 8 groups of 128: time over "
-    "torch's, and what has other bits in the batch than alone.",
+    "torch's, and what has other bits than alone.",
     columns=["keys", "batch", "FlashInfer, 256 keys", "roundoff", "other bits"],
     rows={"keys": [512, 8192]},
     part=part,
@@ -785,8 +786,7 @@ study.claim(
 
 # %%
 
-ways = routes().items() if times else ()
-study.keep("routes", [{"way": way, "cases": n} for way, n in ways], part=part)
+study.keep("routes", [{"way": w, "cases": n} for w, n in routes().items() if times], part=part)
 
 # %%
 
@@ -805,8 +805,6 @@ study.claim(
 # %%
 # Your own shape
 # --------------
-#
-# Does a row depend on how many there are?
 
 K, N, ROWS, KIND = 200, 300, [1, 7, 64], "float32"
 
@@ -838,13 +836,13 @@ study.finish()
 # * Others offer: vLLM ``VLLM_BATCH_INVARIANT=1``, which computes linear layers with its own product
 #   (the tiles above), sets the two variables and cuBLASLt without splits for others on Hopper, and
 #   replaces attention [#vllm]_; SGLang ``--enable-deterministic-inference`` [#sglang]_.
-#   FlashAttention 3 is reported to change a request's bits with another's length, in vLLM's
-#   invariant mode [#fa3]_. It is not timed.
+#   FlashAttention 3, not timed, is reported to change a request's bits there with another's
+#   length [#fa3]_.
 # * ``invariant()`` raises an error for operators that lack the property, such as convolutions and
 #   additions by index; its attention, for transformers' *sdpa*, has no dropout, bias or gradient.
-#   What ``torch.compile`` made runs uncompiled within; ``generate`` itself was not timed.
+#   What ``torch.compile`` made runs uncompiled within.
 # * Sums over several GPUs have :ref:`an order of their own <all-reduce-order>`. A small Mixtral is
-#   tested for the property on a processor, and not timed; a CUDA graph cannot record it.
+#   tested for the property on a processor; a CUDA graph cannot record it.
 # * Next: :ref:`which tokens change <bits-to-words>`, and :ref:`why an order matters at all
 #   <reduction-order>`.
 #

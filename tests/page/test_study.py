@@ -234,6 +234,17 @@ def test_a_second_run_stands_beside_the_first(place: Place) -> None:
     assert '<th scope="col" class="ro-number ro-more">median, second run' in narrow._repr_html_()
 
 
+def test_text_that_a_second_run_repeats_is_not_shown_again(place: Place) -> None:
+    for others in (["none", "torch"], ["none", "none"]):
+        timed = FRAME.assign(median=[1.5, 2.5], others=["none", "torch"])
+        place.record(H200, timed)
+        timed = timed.assign(median=[1.75, 2.75], others=others)
+        place.record(H200, timed, times={"t": ["median", "others"]}, second=True)
+        markup = place.study().table("t", timed, "c", times=["median"])._repr_html_()
+        assert "median, second run" in markup
+        assert ("others, second run" in markup) == (others != ["none", "torch"])
+
+
 def test_a_table_can_be_kept_without_being_shown(place: Place) -> None:
     place.record(H200)
     study = place.study()

@@ -742,7 +742,7 @@ study.claim(
 # %%
 # Ours cuts the keys into parts of 256, which a second kernel joins where texts are few; FlashInfer
 # 0.5.3, planned ahead, is told the same. FlexDecoding is torch's, untuned: as it comes, with 16
-# parts (``SPLIT_KV``; quicker for one text of 512 keys) and with parts of 256.
+# parts (``SPLIT_KV``; for one text of 512 keys quicker than ours) and with parts of 256.
 
 for keys, batch in DECODED if not unsplit else ():
     rows = (  # where one fails, the others are timed without

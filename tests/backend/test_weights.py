@@ -297,6 +297,56 @@ def test_a_session_that_packs_waits_only_where_weights_change(monkeypatch) -> No
         f.w.add_(1)
 
 
+# Weights that are promised to stay
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("replace", [False, True])
+def test_fixed_weights_are_read_until_reset(replace: bool) -> None:
+    """Both kinds: packed (gate and up of one input), and read where they lie."""
+    f, x = torch.nn.Sequential(Gated(), torch.nn.Linear(8, 5)), torch.randn(2, 3, 8)
+    before = f(x)
+    backend = functools.partial(
+        rb.onnx_custom_backend, fixed_weights=True, replace_weights=replace, fallback=False
+    )
+    run = torch.compile(f, backend=backend, dynamic=False)
+    for _ in range(3):
+        torch.testing.assert_close(run(x), before)
+    for p in f.parameters():
+        p.data = torch.full_like(p, 0.5)
+    gc.collect()
+    rubbish = [torch.full((size,), 7.0) for size in range(1, 200)]  # where freed weights lay
+    torch.testing.assert_close(run(x), before)
+    del rubbish
+    rb.reset()
+    for _ in range(2):
+        torch.testing.assert_close(run(x), f(x))
+    f[1].weight.add_(1)  # where it lies
+    rb.reset()
+    torch.testing.assert_close(run(x), f(x))
+
+
+@torch.no_grad()
+def test_fixed_weights_of_another_module_are_seen() -> None:
+    storage: dict[str, Any] = {}
+    backend = functools.partial(
+        rb.onnx_custom_backend, fixed_weights=True, storage=storage, fallback=False
+    )
+    blocks, x = [Gated() for _ in range(3)], torch.randn(2, 3, 8)
+
+    @functools.partial(torch.compile, backend=backend, dynamic=False)
+    def run(block: torch.nn.Module, x: torch.Tensor) -> Any:
+        return block(x)
+
+    for _ in range(2):
+        for block in blocks:
+            for _ in range(2):
+                torch.testing.assert_close(run(block, x), block(x))
+    assert len(storage["instance"]) == 1
+    blocks[0].gate.weight = torch.nn.Parameter(torch.ones(8, 8), requires_grad=False)
+    torch.testing.assert_close(run(blocks[0], x), blocks[0](x))
+
+
 # Memory on a GPU
 
 

@@ -6,6 +6,7 @@ import ctypes
 import dataclasses
 import functools
 import math
+import operator
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -81,6 +82,7 @@ class CompileSettings:
     fallback: bool = True
     copy_outputs: bool = False
     replace_weights: bool = False
+    fixed_weights: bool = False
 
 
 def chosen_providers(
@@ -182,7 +184,7 @@ class Variant:
         static = [] if self.precomputed is None else self.precomputed.graph.input
         self._weights = [place[i.name] for i in static]
         self._joins = [(j.name, [place[n] for n in j.weights]) for j in self._joined]
-        self._replaces = settings.replace_weights
+        self._replaces, self._fixed = settings.replace_weights, settings.fixed_weights
         # Where weights lay that were packed, and those of them that were copied.
         self._read_at: list[int] | None = None
         self._copied, self._unwritten = picked([]), Unwritten([])
@@ -197,6 +199,7 @@ class Variant:
         # Weights with strides of their own are copied once, and again when they change.
         self._static = {place[n] for n in exported.static}
         self._steady = sorted(self._static | {place[n] for n in exported.steady})
+        self._read: list[torch.Tensor] = []
         #: Whether steady inputs lie where they did.
         self._still = unmoved([], [], [])
         self._strided = False
@@ -334,8 +337,15 @@ class Variant:
         self._strided = any(not args[i].is_contiguous() for i in self._steady)
 
     def _settle(self, args: Sequence[Any]) -> None:
-        known = [args[i].data_ptr() for i in self._steady]
-        self._still = unmoved(self._steady, known, list(args))
+        looked = [i for i in self._steady if not (self._fixed and i in self._static)]
+        rest = unmoved(looked, [args[i].data_ptr() for i in looked], list(args))
+        if not self._fixed:
+            self._still = rest
+            return
+        weights = picked(sorted(self._static))
+        known = weights(args)
+        self._read = [t.detach() for t in known]  # alive where a parameter gets other ``data``
+        self._still = lambda args: all(map(operator.is_, weights(args), known)) and rest(args)
 
     def _write_back(
         self,
@@ -368,6 +378,8 @@ class Variant:
         """Whether a weight is not what was packed."""
         if self._read_at is None:
             return True
+        if settled and self._fixed:
+            return False
         if not settled and self._read_at != [args[i].data_ptr() for i in self._weights]:
             return True
         return not self._unwritten.holds(self._copied(args))
@@ -378,6 +390,7 @@ class Variant:
         self._read_at = None  # should it fail
         if self._replaces:
             self._packed.clear()  # what was packed before is not there a second time
+            self._read.clear()  # what shares its memory is not moved
             move([[args[i] for i in places] for _, places in self._joins],
                  [[names[i] for i in places] for _, places in self._joins])  # fmt: skip
             self._settle(args)

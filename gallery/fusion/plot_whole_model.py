@@ -654,8 +654,10 @@ for row in contest(own.model(device=device), CASE, BATCH, ("eager", "roundoff"))
 #   among them; of further ones it warns, and runs them uncompiled.
 # * A way that is compiled for fixed sizes is compiled again for others; how long ``dynamic=True``
 #   takes to trace is in the table of texts, under *first time*.
-# * A prefill is timed as called, without CUDA graphs. Each machine is recorded in one run, the
-#   processor with an earlier commit; the H100's has no prefill in bfloat16.
+# * A prefill is timed as called, without CUDA graphs. Each machine is recorded in one run, with
+#   commits of their own: since the H100's a session that only packs weights is let go, some 70 MiB.
+# * At each call our Python asks where weights and cache lie, and whether weights were written; with
+#   ``fixed_weights=True`` you promise to call :func:`roundoff.backend.reset` after such a write.
 # * Refused with an error that names it: training, inputs on several devices, float8 inputs. Without
 #   ``disable_compile=True`` transformers' ``generate`` compiles the step itself on a GPU, with a
 #   static cache.

@@ -657,7 +657,7 @@ for row in contest(own.model(device=device), CASE, BATCH, ("eager", "roundoff"))
 # * A prefill is timed as called, without CUDA graphs. Each machine is recorded in one run, with
 #   commits of their own: since the H100's a session that only packs weights is let go, some 70 MiB.
 # * At each call our Python asks where weights and cache lie, and whether weights were written; with
-#   ``fixed_weights=True`` you promise to call :func:`roundoff.backend.reset` after such a write.
+#   ``fixed_weights=True`` you call :func:`roundoff.backend.reset` after such a change instead.
 # * Refused with an error that names it: training, inputs on several devices, float8 inputs. Without
 #   ``disable_compile=True`` transformers' ``generate`` compiles the step itself on a GPU, with a
 #   static cache.

@@ -46,7 +46,7 @@ def reset() -> None:
     """Let every compiled graph read its weights anew at its next call.
 
     Needed after a write that moves no version counter: through ``.data``, or into a parameter
-    that was created under ``inference_mode``.
+    that was created under ``inference_mode``; with ``fixed_weights=True`` after any change.
 
     Examples
     --------

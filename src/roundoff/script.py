@@ -157,7 +157,7 @@ def get_parsed_args(
     args = parser.parse_args(list(argv))
     for option in names:
         if getattr(args, option) == []:  # argparse before Python 3.13: --name=-- loses its value
-            if not isinstance(getattr(parser.parse_args([]), option), (str, Path, type(None))):
+            if _type_of(parser.get_default(option)) is not str:
                 parser.error(f"argument --{option}: got '--', expected a value")
             setattr(args, option, "--")
     if args.second and args.record is None:

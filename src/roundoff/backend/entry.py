@@ -91,7 +91,8 @@ def onnx_custom_backend(
         The caller promises to call :func:`roundoff.backend.reset` after a change of weights: of a
         parameter that is the same object as at the last call neither address nor version is looked
         at, which is most of what our Python does for a model of many layers. What was changed
-        without it may be seen or not; the memory that is read stays alive.
+        without it may be seen or not; the memory that is read stays alive. With *replace_weights*
+        addresses are looked at, since another graph may move them.
 
     Returns
     -------

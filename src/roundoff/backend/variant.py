@@ -192,13 +192,13 @@ class Variant:
         # Where the program's inputs are in the list of the arguments and what is packed.
         packed = [n for n, _ in self._joins]
         packed += [] if self._packing is None else self._packing.outputs
-        self._computes = self._packing is not None
         place |= {n: len(place) + i for i, n in enumerate(packed)}
         self._order = [place[n] for n in self.program.inputs]
         self._arranged = picked(self._order)
         # Weights with strides of their own are copied once, and again when they change.
         self._static = {place[n] for n in exported.static}
         self._steady = sorted(self._static | {place[n] for n in exported.steady})
+        #: With fixed weights: the memory that is read, alive where a parameter gets other ``data``.
         self._read: list[torch.Tensor] = []
         #: Whether steady inputs lie where they did.
         self._still = unmoved([], [], [])
@@ -272,9 +272,9 @@ class Variant:
         rest = None
         if self.precomputed is not None:
             self._joined, rest = split_joins(self.precomputed)
-        self._repacking = functools.partial(Program, rest, *where)
-        self._packing = None if rest is None else self._repacking()
-        self._packs = 0
+        self._repacking = None if rest is None else functools.partial(Program, rest, *where)
+        self._packing = None if self._repacking is None else self._repacking()
+        self._packs_again = False
 
     def __call__(self, args: Sequence[Any], sizes: Mapping[str, int]) -> list[torch.Tensor]:
         with self._lock:
@@ -337,14 +337,15 @@ class Variant:
         self._strided = any(not args[i].is_contiguous() for i in self._steady)
 
     def _settle(self, args: Sequence[Any]) -> None:
-        looked = [i for i in self._steady if not (self._fixed and i in self._static)]
+        by_identity = self._fixed and not self._replaces  # another graph may move what is replaced
+        looked = [i for i in self._steady if not (by_identity and i in self._static)]
         rest = unmoved(looked, [args[i].data_ptr() for i in looked], list(args))
-        if not self._fixed:
+        if not by_identity:
             self._still = rest
             return
         weights = picked(sorted(self._static))
         known = weights(args)
-        self._read = [t.detach() for t in known]  # alive where a parameter gets other ``data``
+        self._read = [t.detach() for t in known]
         self._still = lambda args: all(map(operator.is_, weights(args), known)) and rest(args)
 
     def _write_back(
@@ -390,7 +391,6 @@ class Variant:
         self._read_at = None  # should it fail
         if self._replaces:
             self._packed.clear()  # what was packed before is not there a second time
-            self._read.clear()  # what shares its memory is not moved
             move([[args[i] for i in places] for _, places in self._joins],
                  [[names[i] for i in places] for _, places in self._joins])  # fmt: skip
             self._settle(args)
@@ -403,7 +403,7 @@ class Variant:
                     whole = torch.cat([w.detach() for w in weights])
                     copied.update(places)
                 self._packed[name] = whole
-        if self._computes:
+        if self._repacking is not None:
             packing = self._packing or self._repacking()
             place = {n: i for i, n in enumerate(names)}
             places = [place[n] for n in packing.inputs]
@@ -411,10 +411,10 @@ class Variant:
             computed = packing.run([args[i].contiguous() for i in places])
             self._packed.update(zip(packing.outputs, computed, strict=True))
             # Most weights are packed once; on a GPU a session that waits keeps some 70 MiB.
-            self._packing = packing if self._packs else None
-            self._packs += 1
-            if packing.stream is not None:
+            self._packing = packing if self._packs_again else None
+            if not self._packs_again and packing.stream is not None:
                 packing.stream.synchronize()  # before its session goes
+            self._packs_again = True
         self._read_at = [args[i].data_ptr() for i in self._weights]
         self._copied = picked(sorted(copied))
         self._unwritten = Unwritten(self._copied(args))

@@ -234,6 +234,20 @@ def test_a_second_run_stands_beside_the_first(place: Place) -> None:
     assert '<th scope="col" class="ro-number ro-more">median, second run' in narrow._repr_html_()
 
 
+def test_a_second_run_has_the_columns_that_the_first_leaves(place: Place) -> None:
+    """Seven are in sight; the others are behind the switch."""
+    names = [f"t{i}" for i in range(6)]
+    timed = FRAME[["provider"]].assign(**{name: [1.5, 2.5] for name in names})
+    place.record(H200, timed)
+    place.record(H200, timed.assign(t0=[1.75, 2.75]), times={"t": names}, second=True)
+    for sight in range(4, 8):
+        columns = ["provider", *names][:sight]
+        markup = place.study().table("t", timed, "c", columns=columns)._repr_html_()
+        heads = re.findall(r'<th scope="col" class="([^"]*)">[^<]*, second run', markup)
+        assert len(heads) == 6
+        assert sum("ro-more" not in head for head in heads) == min(sight - 1, 7 - sight)
+
+
 def test_text_that_a_second_run_repeats_is_not_shown_again(place: Place) -> None:
     for others in (["none", "torch"], ["none", "none"]):
         timed = FRAME.assign(median=[1.5, 2.5], others=["none", "torch"])

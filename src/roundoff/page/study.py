@@ -27,7 +27,7 @@ from ..script import run_mode, unit_test_going
 from . import charts
 from .claims import Claim, ClaimError, Outcome, choose
 from .style import PAPER, use_style
-from .table import AGAIN, Shown, Table, inline, tabs
+from .table import AGAIN, WIDEST, Shown, Table, inline, tabs
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -187,7 +187,7 @@ class Study:
         part : str, optional
             What computed it: "cpu", "gpu", or the column that says so, ``provider`` by default.
         times : sequence of str
-            Columns of absolute times, which a second run confirms.
+            Columns of times, which a second run confirms: its columns follow as far as seven allow.
 
         Raises
         ------
@@ -207,7 +207,8 @@ class Study:
                 chosen = [c for c in chosen if c in held]
             # A way that this machine does not have is a column without a value.
             chosen = [c for c in chosen if held.empty or held[c].notna().any()]
-            chosen += [c + AGAIN for c in chosen if c + AGAIN in held and held[c].dtype == float]
+            second = [c + AGAIN for c in chosen if c + AGAIN in held and held[c].dtype == float]
+            chosen += second[: max(0, WIDEST - len(chosen))]  # the others behind the switch
             telling = _telling(held, rows)
             held = held if held.empty else held.dropna(axis="columns", how="all")
             address = f"../../records/{self.page}/{run.machine}/{name}.csv"

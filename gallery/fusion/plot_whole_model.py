@@ -266,10 +266,11 @@ for dtype in dtypes:
             contests += contest(model, case, batch, ("eager", *ways))
 contests.sort(key=lambda row: (row["dtype"] == "bfloat16", row["case"] == "decode", row["batch"]))
 contests, apart = pd.DataFrame(contests), ["first call", "nodes", "sessions", "memory"]
+RUNS = ["× inductor", "× inductor, second run"]  # of a record; a single run stands for both
 study.table(
     "times",
     contests.drop(columns=apart),
-    "Time over inductor's, tokens a second, error of the logits, by case and batch.",
+    "Time over inductor's and tokens a second, by case and batch.",
     columns=["dtype", "case", "batch", "optimization", "× inductor", "tokens/s"],
     part="processor",
     times=["× inductor", "low", "high", "× eager", "tokens/s"],
@@ -296,8 +297,6 @@ study.dots(
 
 
 # %%
-RUNS = ["× inductor", "× inductor, second run"]  # a single run stands for both
-
 study.claim(
     "On two cores of a Xeon a prefill takes {1.0} times inductor's time, a decode step {1.0}, with "
     "8 rows {0.6}, with 64 {0.2}.",

@@ -29,6 +29,12 @@ def some(site: Path) -> list[str]:
     return [name for name in names if name not in reference] + reference[::10]
 
 
+def studies(site: Path) -> list[str]:
+    """The pages of the gallery, the longest first."""
+    names = (name for name in pages(site) if re.match(r"gallery/\w+/plot_\w+\.html", name))
+    return sorted(names, key=lambda name: -(site / name).stat().st_size)
+
+
 @pytest.fixture(scope="module")
 def axe() -> str:
     import axe_playwright_python
@@ -202,11 +208,10 @@ def heavy(browser, address: str, names: Iterable[str]) -> list[str]:
 
 
 def test_a_first_visit_of_a_study_loads_at_most_600_kilobytes(site, address, browser) -> None:
-    studies = [name for name in pages(site) if re.match(r"gallery/\w+/plot_", name)]
-    assert not heavy(browser, address, ["index.html", *studies])
+    assert not heavy(browser, address, ["index.html", *studies(site)[:3]])
 
 
-@pytest.mark.slow(reason="studies weigh most, and are weighed above")
+@pytest.mark.slow(reason="the longest studies weigh most, and are weighed above")
 def test_a_first_visit_loads_at_most_600_kilobytes(site, address, browser) -> None:
     # Of the pages of the reference the longest stand for all.
     long = {name for name in pages(site) if (site / name).stat().st_size >= 100_000}
@@ -244,10 +249,11 @@ REACHABLE = """() => [...document.querySelectorAll(
     })"""
 
 
-def test_the_keyboard_alone_reaches_everything(site: Path, address: str, tab) -> None:
+def out_of_reach(address: str, tab, names: Iterable[str]) -> list[str]:
+    """What the Tab key does not come to."""
+    wrong = []
     tab.set_viewport_size({"width": 1280, "height": 900})
-    studies = [n for n in pages(site) if re.match(r"gallery/\w+/plot_", n)]
-    for name in ["index.html", "results.html", "glossary.html", *studies]:
+    for name in names:
         visit(tab, f"{address}/{name}")
         expected = tab.evaluate(
             # Of a group of radio buttons the chosen one is a stop; arrows lead to the others.
@@ -269,7 +275,18 @@ def test_the_keyboard_alone_reaches_everything(site: Path, address: str, tab) ->
             "missed => missed.slice(0, 5).map(i => "
             "document.querySelector(`[data-stop='${i}']`).outerHTML.slice(0, 150))", missed
         )  # fmt: skip
-        assert not missed, f"{name}: {len(missed)} of {len(expected)} out of reach: {shown}"
+        if missed or not expected:
+            wrong.append(f"{name}: {len(missed)} of {len(expected)} out of reach: {shown}")
+    return wrong
+
+
+def test_the_keyboard_alone_reaches_everything(site: Path, address: str, tab) -> None:
+    assert not out_of_reach(address, tab, ["index.html", "results.html", studies(site)[0]])
+
+
+@pytest.mark.slow(reason="studies are of one making: the longest is tried above")
+def test_the_keyboard_alone_reaches_everything_in_every_study(site: Path, address, tab) -> None:
+    assert not out_of_reach(address, tab, ["glossary.html", *studies(site)[1:]])
 
 
 def test_tables_can_be_copied_into_a_spreadsheet(site: Path, address: str, tab) -> None:
@@ -345,8 +362,8 @@ def test_a_switch_shows_the_rest_of_its_table(address: str, tab) -> None:
     assert hidden.is_visible()
 
 
-def test_figures_follow_the_theme_and_say_what_they_show(site: Path, address: str, tab) -> None:
-    for name in (n for n in pages(site) if re.search(r"gallery/\w+/plot_\w+\.html", n)):
+def follow_the_theme(address: str, tab, names: Iterable[str]) -> None:
+    for name in names:
         visit(tab, f"{address}/{name}")
         for scheme, other in (SCHEMES, SCHEMES[::-1]):
             tab.emulate_media(color_scheme=scheme)
@@ -359,3 +376,12 @@ def test_figures_follow_the_theme_and_say_what_they_show(site: Path, address: st
                 )
                 assert len(image.get_attribute("alt")) > 20, f"{name}: an alt text says too little"
             assert not any(i.is_visible() for i in tab.locator(f"article img.only-{other}").all())
+
+
+def test_figures_follow_the_theme_and_say_what_they_show(site: Path, address: str, tab) -> None:
+    follow_the_theme(address, tab, studies(site)[:2])
+
+
+@pytest.mark.slow(reason="figures are of one making: those of two studies are looked at above")
+def test_figures_of_every_study_follow_the_theme(site: Path, address: str, tab) -> None:
+    follow_the_theme(address, tab, studies(site)[2:])

@@ -118,6 +118,10 @@ def test_pages_run_when_what_they_show_may_have_changed(site: Site) -> None:
     library = site.root / "src" / "roundoff" / "errors.py"
     library.write_text(library.read_text() + "\n# another line\n")
     assert site.ran() == "ab"
+
+
+@pytest.mark.slow(reason="conf/ alone decides it")
+def test_a_full_build_runs_what_a_quick_one_did(site: Site) -> None:
     assert site.ran(fast=False) == "ab"
     assert site.ran(fast=False) == ""
 

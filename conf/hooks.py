@@ -1,6 +1,7 @@
 """The build's own hooks: when pages run again, in which order, and in what state."""
 
 import functools
+import gc
 import hashlib
 import importlib
 import importlib.metadata
@@ -369,8 +370,19 @@ def _fold(cell: re.Match[str]) -> str:
     return f'<details class="ro-code"><summary>Code, {lines} lines</summary>{cell[0]}</details>'
 
 
+@functools.cache
+def spare_forks() -> None:
+    """What a page has left in this process is not collected in those that Sphinx forks to read.
+
+    A session of ONNX Runtime waits, as it ends, for its threads: a forked process has none of them
+    and waits for ever.
+    """
+    os.register_at_fork(before=gc.freeze, after_in_parent=gc.unfreeze)
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
     """Connect the hooks; the first ones must come before Sphinx-Gallery's own."""
+    spare_forks()
     app.connect("builder-inited", drop_names_that_went, priority=0)
     app.connect("builder-inited", forget_stale_pages, priority=1)
     app.connect("builder-inited", call_workers, priority=2)

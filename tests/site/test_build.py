@@ -136,6 +136,37 @@ def test_another_version_of_a_package_runs_all_pages(site: Site) -> None:
     assert site.ran() == "ab"
 
 
+FORKS = """
+import gc, os, sys
+import hooks
+
+class Owner:
+    def __del__(self):
+        os.write(1, b"parent " if os.getpid() == parent else b"child ")
+
+parent = os.getpid()
+if sys.argv[1] == "spared":
+    hooks.spare_forks()
+owner = Owner()
+owner.me = owner
+del owner
+if (child := os.fork()) == 0:
+    gc.collect()
+    os._exit(0)
+os.waitpid(child, 0)
+gc.collect()
+"""
+
+
+@pytest.mark.parametrize(("spared", "by"), [("spared", ["parent"]), ("", ["child", "parent"])])
+def test_a_fork_does_not_collect_what_a_page_has_left(spared: str, by: list[str]) -> None:
+    """A session of ONNX Runtime that ends in a forked process would wait for ever."""
+    env = os.environ | {"PYTHONPATH": str(ROOT / "conf")}
+    command = [sys.executable, "-c", FORKS, spared]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.split() == by
+
+
 def test_the_pages_that_start_first_are_there() -> None:
     assert all(list(ROOT.glob(f"gallery/*/{name}.py")) for name in hooks.LONGEST)
     pages = sorted(ROOT.glob("gallery/*/*.py"), key=hooks._longest_first)

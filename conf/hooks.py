@@ -372,7 +372,7 @@ def _fold(cell: re.Match[str]) -> str:
 
 @functools.cache
 def spare_forks() -> None:
-    """What a page has left in this process is not collected in those that Sphinx forks to read.
+    """Keep processes that Sphinx forks from collecting what a page has left in this one.
 
     A session of ONNX Runtime waits, as it ends, for its threads: a forked process has none of them
     and waits for ever.

@@ -295,7 +295,6 @@ study.dots(
     "over inductor's.",
 )
 
-
 # %%
 study.claim(
     "On two cores of a Xeon a prefill takes {1.0} times inductor's time, a decode step {1.0}, with "

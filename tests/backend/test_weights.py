@@ -375,8 +375,8 @@ def test_fixed_weights_of_another_module_are_seen() -> None:
 def test_memory_beside_the_weights_on_cuda(patterns: str, replace: bool) -> None:
     """Four layers in float16: what a call takes at its peak, of torch's memory and the device's.
 
-    A session has handles of cuBLAS and cuDNN whatever its model (64 and 8 to 10 MiB on Hopper):
-    what one of a single node takes is no share of the weights, and is measured and left out.
+    By default an H200 keeps 0.316 of the weights, which is too much: copies are 0.244, the handles
+    of cuBLAS and cuDNN that a session has whatever its model 0.047, its arena and the rest 0.025.
     """
     transformers = pytest.importorskip("transformers")
 
@@ -398,13 +398,6 @@ def test_memory_beside_the_weights_on_cuda(patterns: str, replace: bool) -> None
     )
     small = torch.compile(llama(128, 1), backend=backend)
     call(small)  # libraries and their workspaces
-    add = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 20]>
-        add (float16[n] X) => (float16[n] Y) { Y = Add(X, X) }""")
-    free = torch.cuda.mem_get_info()[0]
-    with torch.cuda.stream(torch.cuda.Stream()):
-        alone = session(add, ["CUDAExecutionProvider"])  # lives on, or its memory is taken again
-    handles = free - torch.cuda.mem_get_info()[0]
-    assert 0 < handles < 128 * 2**20
     model = llama(4096, 4)
     call(model)
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
@@ -417,10 +410,9 @@ def test_memory_beside_the_weights_on_cuda(patterns: str, replace: bool) -> None
     taken = torch.cuda.max_memory_allocated() - allocated
     torch.cuda.empty_cache()
     stays = free - torch.cuda.mem_get_info()[0]  # sessions allocate beside torch
-    print(f"{taken / weights:.3f}, {stays / weights:.3f}, handles {handles / weights:.3f}")
+    print(f"of the weights: torch's peak {taken / weights:.3f}, device {stays / weights:.3f}")
     assert taken <= 0.3 * weights
-    assert stays - handles <= 0.3 * weights
-    del alone
+    assert stays <= 0.3 * weights
 
 
 # Whether a copy is of what is there now

@@ -363,6 +363,7 @@ def test_a_switch_shows_the_rest_of_its_table(address: str, tab) -> None:
 
 
 def follow_the_theme(address: str, tab, names: Iterable[str]) -> None:
+    """Each scheme shows its own figures, with words, and none of the other's."""
     for name in names:
         visit(tab, f"{address}/{name}")
         for scheme, other in (SCHEMES, SCHEMES[::-1]):

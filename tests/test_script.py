@@ -140,3 +140,61 @@ def test_import_is_quick_and_light() -> None:
         env=os.environ | {"PYTHONPATH": source},
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+ALLOWED = {
+    "width": (64, "columns", 1),
+    "share": (0.5, "share", (0, 1)),
+    "config": ("", "size; empty: the machine's own", {"tiny": 1, "large": 2}),
+}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ("--width=0", "argument --width: got 0, expected at least 1"),
+        ("--width=-1", "argument --width: got -1, expected at least 1"),
+        ("--width=many", "argument --width: invalid int value: 'many'"),
+        ("--share=1.5", "argument --share: got 1.5, expected 0 to 1"),
+        ("--share=-inf", "argument --share: got -inf, expected 0 to 1"),
+        ("--share=nan", "argument --share: got nan, expected 0 to 1"),
+        ("--config=huge", "argument --config: got huge, expected one of tiny, large"),
+        ("--config=--", "argument --config: got "),
+    ],
+)
+def test_a_value_that_is_not_allowed_is_refused(capsys, wrong: str, said: str) -> None:
+    with pytest.raises(SystemExit) as stop:
+        get_parsed_args("plot_x", argv=[wrong], **ALLOWED)
+    assert stop.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+def test_the_bounds_and_the_default_are_allowed(capsys) -> None:
+    argv = ["--width=1", "--share=1", "--config=tiny"]
+    got = get_parsed_args("plot_x", argv=argv, **ALLOWED)
+    assert (got.width, got.share, got.config) == (1, 1.0, "tiny")
+    assert get_parsed_args("plot_x", argv=[], **ALLOWED).config == ""
+    with pytest.raises(SystemExit):
+        get_parsed_args("plot_x", argv=["--help"], **ALLOWED)
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "columns (at least 1; default: 64)" in shown
+    assert "share (0 to 1; default: 0.5)" in shown
+
+
+@pytest.mark.parametrize("option", [(1, "", ["1"]), ("a", "", 1), ("a", "", "ab"), (True, "", 1)])
+def test_what_an_option_takes_fits_its_type(option: tuple) -> None:
+    with pytest.raises(ArgumentError, match="does not fit its default"):
+        get_parsed_args("plot_x", argv=[], x=option)
+
+
+def test_a_record_that_cannot_be_kept_is_refused_before_the_run(tmp_path: Path, capsys) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
+    for folder in ("file", "file/below", "dangling"):
+        with pytest.raises(SystemExit) as stop:
+            get_parsed_args("plot_x", argv=["--record", str(tmp_path / folder)])
+        assert stop.value.code == 2
+        said = capsys.readouterr().err
+        assert f"argument --record: got {tmp_path / folder}, expected a folder" in said
+    get_parsed_args("plot_x", argv=["--record", str(tmp_path / "new" / "folder")])
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["dangling", "file"]  # it leaves nothing

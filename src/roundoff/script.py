@@ -10,7 +10,8 @@ import argparse
 import builtins
 import os
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -90,8 +91,10 @@ def get_parsed_args(
         The command line without the program's name. By default ``sys.argv[1:]`` in a script, and
         nothing when rendered or in a notebook, where it belongs to somebody else.
     **options
-        ``name=default`` or ``name=(default, help)``. A value keeps the type of the default
-        (a bool reads 1, 0, true, false …; ``None`` stands for an optional string).
+        ``name=default``, ``name=(default, help)`` or ``name=(default, help, allowed)``. A value
+        keeps the type of the default (a bool reads 1, 0, true, false …; ``None`` stands for an
+        optional string). *allowed* is for a number its least value, or a pair of its least and its
+        largest value; for a string the list of its values. The default is always allowed.
 
     Returns
     -------
@@ -102,14 +105,15 @@ def get_parsed_args(
     Raises
     ------
     ArgumentError
-        When *expose* names an option that does not exist. A bad command line is not an exception:
-        it prints a message and ends the process with status 2, as every command does;
-        ``--second`` without ``--record`` is one.
+        When *expose* names an option that does not exist, or *allowed* does not fit the type of an
+        option. A bad command line is not an exception: it prints a message and ends the process
+        with status 2, as every command does. A value that is not allowed, ``--second`` without
+        ``--record`` and a ``--record`` whose folder cannot be written are bad command lines.
 
     Examples
     --------
     >>> from roundoff.script import get_parsed_args
-    >>> options = {"config": "small", "repeat": (5, "rounds")}
+    >>> options = {"config": ("small", "size", ["small", "large"]), "repeat": (5, "rounds", 1)}
     >>> args = get_parsed_args("plot_x", argv=["--repeat", "7"], **options)
     >>> args.config, args.repeat, args.record, args.second
     ('small', 7, None, False)
@@ -125,16 +129,20 @@ def get_parsed_args(
             expected="some of " + ", ".join(options),
         )
     parser = argparse.ArgumentParser(prog=name, description=_first_paragraph(description))
+    readers = {}
     for option, value in options.items():
-        default, text = value if isinstance(value, tuple) else (value, "")
+        default, text, *allowed = value if isinstance(value, tuple) else (value, "")
+        wanted = _wanted(option, default, allowed[0]) if allowed else ""
+        readers[option] = _reader(default, allowed[0], wanted) if allowed else _type_of(default)
         if option not in names:
             parser.set_defaults(**{option: default})
             continue
+        shown = f"{wanted}; default: {default}" if wanted else f"default: {default}"
         parser.add_argument(
             f"--{option}",
             default=default,
-            type=_type_of(default),
-            help=f"{text} (default: {default})".strip().replace("%", "%%"),
+            type=readers[option],
+            help=f"{text} ({shown})".strip().replace("%", "%%"),
             metavar=option.upper(),
         )
     parser.add_argument(
@@ -157,11 +165,17 @@ def get_parsed_args(
     args = parser.parse_args(list(argv))
     for option in names:
         if getattr(args, option) == []:  # argparse before Python 3.13: --name=-- loses its value
-            if _type_of(parser.get_default(option)) is not str:
+            if readers[option] is not str:
                 parser.error(f"argument --{option}: got '--', expected a value")
             setattr(args, option, "--")
     if args.second and args.record is None:
         parser.error("--second keeps times in a record: expected --record beside it")
+    if args.record is not None:
+        # A run may take hours: what cannot be kept is not measured.
+        folder = Path(args.record) if args.record else Path(__file__).parent / "recorded"
+        reason = _why_not_writable(folder / name)
+        if reason:
+            parser.error(f"argument --record: got {folder}, expected a folder to write: {reason}")
     return args
 
 
@@ -221,3 +235,50 @@ def _type_of(default: Any) -> Any:
     if default is None or isinstance(default, (str, Path)):
         return str
     return _boolean if isinstance(default, bool) else type(default)
+
+
+def _wanted(option: str, default: Any, allowed: Any) -> str:
+    """What an option takes, in words; an error where that does not fit the type of its default."""
+    is_number = isinstance(default, (int, float)) and not isinstance(default, bool)
+    if is_number and isinstance(allowed, (int, float)):
+        return f"at least {allowed}"
+    if is_number and isinstance(allowed, tuple) and len(allowed) == 2:
+        return f"{allowed[0]} to {allowed[1]}"
+    if isinstance(default, str) and not isinstance(allowed, (str, int, float)):
+        return f"one of {', '.join(allowed)}"
+    raise ArgumentError(
+        f"what --{option} takes does not fit its default {default!r}",
+        got=allowed,
+        expected="a least number or a pair of numbers for a number, a list for a string",
+    )
+
+
+def _reader(default: Any, allowed: Any, wanted: str) -> Callable[[str], Any]:
+    """What reads a value and refuses one that is not allowed."""
+    kind = _type_of(default)
+
+    def read(text: str) -> Any:
+        value = kind(text)
+        if isinstance(value, str):
+            fits = value in allowed
+        else:
+            least, most = allowed if isinstance(allowed, tuple) else (allowed, float("inf"))
+            fits = least <= value <= most  # nan is nowhere
+        if not fits and value != default:
+            raise argparse.ArgumentTypeError(f"got {text}, expected {wanted}")
+        return value
+
+    read.__name__ = kind.__name__  # argparse names it where a value has another type
+    return read
+
+
+def _why_not_writable(folder: Path) -> str | None:
+    """Why no file can be made in a folder, which need not exist yet; None where one can."""
+    place = folder.absolute()
+    while not os.path.lexists(place):
+        place = place.parent
+    try:
+        with tempfile.TemporaryFile(dir=place):
+            return None
+    except OSError as error:
+        return f"{place}: {error.strerror}"

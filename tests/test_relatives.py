@@ -74,11 +74,11 @@ def test_one_llama_layer(attention: str, dtype: torch.dtype, with_mask: bool) ->
     truth = instance["compiled"].truth()
     with torch.no_grad():
         eager = model(*ids)
-    # A mask that zeroes rows without keys, as sdpa does, costs three nodes more than one that
+    # A mask that zeroes rows without keys, as sdpa does, costs five nodes more than one that
     # averages them, as eager attention does.
     zeroes = with_mask and attention == "sdpa"
     nodes = instance["onnx"].graph.node
-    assert len(nodes) <= (22 if zeroes else 21)
+    assert len(nodes) <= (24 if zeroes else 21)
     if not with_mask:
         whole = instance["whole"].graph
         assert len(whole.node) - nodes_of_the_angles(whole) <= 20

@@ -334,24 +334,38 @@ def test_on_cuda_float32_is_multi_head_attention() -> None:
     assert attention(bias=CAUSAL, processor="CUDA") == ["MultiHeadAttention"]
 
 
-def dead_rows(condition: str = "Equal(top, low)") -> tuple[list[str], dict[tuple[str, str], str]]:
-    mask = f"""m = Add(c, bias) top = ReduceMax<keepdims = 1>(bias, last)
-      dead = {condition} soft = Softmax<axis = -1>(m)"""
+def dead_rows(seen: str, count: str = "Equal(keys, zero)") -> tuple[list[str], str]:
+    mask = f"""m = Add(c, bias) {seen} number = Cast<to = 1>(seen)
+      keys = ReduceSum<keepdims = 1>(number, last)
+      dead = {count} soft = Softmax<axis = -1>(m)"""
     text = ATTENTION.format(mask=mask, more=", bool[2, 1, 6, 6] keep", returned="")
     text = text.replace("z = Softmax<axis = -1>(m)", "z = Where(dead, zero, soft)")
     text = text.replace("p = MatMul", "bias = Where(keep, zero, low) p = MatMul")
     made = model(text, **SHAPES, zero=np.float32(0), low=np.float32(-np.inf), last=np.array([-1]))
     left, report = rewritten(made)
-    return left, report.refused
+    return left, " ".join(report.refused.values())
 
 
-def test_rows_that_see_no_key_are_zeroed_after() -> None:
-    left, refused = dead_rows()
+@pytest.mark.parametrize("seen", ["seen = Identity(keep)", "no = Equal(bias, low) seen = Not(no)"])
+def test_rows_that_see_no_key_are_zeroed_after(seen: str) -> None:
+    left, refused = dead_rows(seen)
     assert "MultiHeadAttention" in left, refused
-    assert "ReduceMax" in left
-    left, refused = dead_rows("Equal(top, zero)")
+    assert left.count("Where") == 2
+
+
+@pytest.mark.parametrize(
+    ("seen", "count"),
+    [
+        ("seen = Identity(keep)", "Equal(keys, low)"),
+        ("seen = Not(keep)", "Equal(keys, zero)"),
+        ("seen = Equal(bias, low)", "Equal(keys, zero)"),
+        ("no = Equal(bias, zero) seen = Not(no)", "Equal(keys, zero)"),
+    ],
+)
+def test_rows_that_are_zeroed_for_another_reason_stay(seen: str, count: str) -> None:
+    left, refused = dead_rows(seen, count)
     assert "MultiHeadAttention" not in left
-    assert "the mask alone" in " ".join(refused.values())
+    assert "the mask alone" in refused
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])

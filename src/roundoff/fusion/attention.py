@@ -86,7 +86,7 @@ class Attention(Rule):
             raise Refusal(f"no kernel for {dtype} on the {g.processor}")
         causal, mask = classify(g, parts.mask, shape, keys[2])
         zeroed = parts.dead is not None and mask is not None and not has_keys(g, mask)
-        rows = _rows(g, parts, shape, node) if zeroed else None
+        dead = _rows(g, parts, shape, node) if zeroed else None
         # GroupQueryAttention needs whole 16-byte rows, and has no float32 kernel on CUDA: one of
         # ours takes it there.
         has_kernel = g.processor == "CPU" or dtype != ir.DataType.FLOAT or g.ours
@@ -94,11 +94,9 @@ class Attention(Rule):
         flat = (
             self._grouped(g, parts, node) if grouped else self._plain(g, parts, causal, mask, node)
         )
-        if rows is not None:
-            alive, dead = rows
+        if dead is not None:
             zero = g.initializer(np.zeros((), dtype.numpy()), "zero")
-            inputs = [alive, flat, zero] if alive is not None else [dead, zero, flat]
-            flat = g.emit("Where", inputs, node, shapes=[g.shape(flat)], like=flat,
+            flat = g.emit("Where", [dead, zero, flat], node, shapes=[g.shape(flat)], like=flat,
                           rule=self.name)[0]  # fmt: skip
         batch, heads, length, head = shape
         out = g.reshape(flat, [batch, length, heads, head], node)
@@ -253,24 +251,30 @@ def find(g: Editor, node: ir.Node) -> Parts | None:
 
 
 def _shut_out(g: Editor, dead: ir.Value, mask: ir.Value | None) -> bool:
-    """Whether *dead* is ``max(mask, axis=-1) == -inf``: the rows that see no key."""
+    """Whether *dead* are the rows that see no key: of those a mask leaves, they count none."""
     rows, array = g.constant(dead), g.constant(mask)
     if rows is not None and array is not None:
         return np.array_equal(rows, np.isneginf(array.astype(np.float64)).all(-1, keepdims=True))
     equal = g.node(dead, "Equal")
-    if equal is None or g.scalar(equal.inputs[1]) != -math.inf:
+    if equal is None or g.scalar(equal.inputs[1]) != 0:
         return False
-    most = g.node(_uncast(g, equal.inputs[0]), "ReduceMax")
-    axes = g.ints(most.inputs[1]) if most is not None and len(most.inputs) > 1 else None
+    count = g.node(equal.inputs[0], "ReduceSum")
+    axes = g.ints(count.inputs[1]) if count is not None and len(count.inputs) > 1 else None
+    number = g.node(count.inputs[0], "Cast") if count is not None else None
     rank = len(g.shape(mask) or ())
-    return most is not None and _uncast(g, most.inputs[0]) is mask and axes in ([-1], [rank - 1])
+    return number is not None and axes in ([-1], [rank - 1]) and _keeps(g, number.inputs[0], mask)
 
 
-def _uncast(g: Editor, value: ir.Value | None) -> ir.Value | None:
-    """Before any casts: they keep infinities and the order, which is all that is asked here."""
-    while (node := g.node(value, "Cast")) is not None:
-        value = node.inputs[0]
-    return value
+def _keeps(g: Editor, seen: ir.Value | None, mask: ir.Value | None) -> bool:
+    """Whether *seen* says where an additive mask is not -inf."""
+    chosen = g.node(mask, "Where")
+    if chosen is not None and chosen.inputs[0] is seen:
+        return g.scalar(chosen.inputs[1]) == 0 and g.scalar(chosen.inputs[2]) == -math.inf
+    unseen = g.node(seen, "Not")
+    equal = g.node(unseen.inputs[0], "Equal") if unseen is not None else None
+    return (
+        equal is not None and equal.inputs[0] is mask and g.scalar(equal.inputs[1]) == -math.inf
+    )
 
 
 def _masked(g: Editor, value: ir.Value | None) -> tuple[ir.Value | None, ir.Value | None]:
@@ -382,25 +386,13 @@ def has_keys(g: Editor, mask: ir.Value) -> bool:
     return array is not None and bool(np.isfinite(array.astype(np.float64)).any(-1).all())
 
 
-def _rows(
-    g: Editor, p: Parts, shape: tuple[Any, ...], at: ir.Node
-) -> tuple[ir.Value | None, ir.Value | None]:
-    """(alive, None) or (None, dead): which rows see a key, (batch, sequence, 1) of bool."""
+def _rows(g: Editor, p: Parts, shape: tuple[Any, ...], at: ir.Node) -> ir.Value:
+    """Which rows see no key, (batch or 1, sequence, 1) of bool."""
     batch, _, length, _ = shape
     dims = g.shape(p.dead)
     if p.dead is None or dims is None or dims not in ((batch, 1, length, 1), (1, 1, length, 1)):
         raise Refusal(f"rows without keys are zeroed, head by head: {dims}")
-    chosen = g.node(p.mask, "Where")
-    if chosen is None or g.opset < 20:  # ReduceMax takes bool from opset 20
-        return None, g.reshape(p.dead, [dims[0], length, 1], at)
-    kept, inside, outside = chosen.inputs
-    if g.scalar(inside) != 0 or g.scalar(outside) != -math.inf or g.shape(kept) != g.shape(p.mask):
-        return None, g.reshape(p.dead, [dims[0], length, 1], at)
-    assert kept is not None
-    axes = g.initializer(np.array([3], np.int64), "axes")
-    alive = g.emit("ReduceMax", [kept, axes], at, shapes=[dims], like=kept, keepdims=1,
-                   rule="Attention")[0]  # fmt: skip
-    return g.reshape(alive, [dims[0], length, 1], at), None
+    return g.reshape(p.dead, [dims[0], length, 1], at)
 
 
 def tokens(g: Editor, x: ir.Value, at: ir.Node) -> ir.Value:

@@ -218,8 +218,8 @@ class CommonSubexpressions(Rule):
 
     ops = ("Add", "Sub", "Mul", "Div", "Pow", "Cast", "Concat", "Cos", "Sin", "Reshape",
            "Unsqueeze", "Transpose", "Expand", "Gather", "Slice", "Where", "And", "Neg", "Sqrt",
-           "ReduceMean", "Reciprocal", "Sigmoid", "MatMul", "Split", "ReduceMax", "Equal",
-           "Shape", "Range")  # fmt: skip
+           "ReduceMean", "ReduceSum", "ReduceMax", "Reciprocal", "Sigmoid", "MatMul", "Split",
+           "Equal", "Not", "Shape", "Range")  # fmt: skip
     source = "A. Aho et al., Compilers, 2006, section 9.1"
 
     def rewrite(self, g: Editor, node: ir.Node) -> bool:

@@ -106,9 +106,13 @@ def _attention(
         square = scores[2:]
         ones = c.op("Expand", c.constant(np.array(True)), c.shape(square), shape=square)
         bias = c.op("Trilu", ones, c.constant(np.array(0, np.int64)), upper=0)
+    seen = None  # which keys a query may see
     if bias is not None and bias.dtype == BOOL:
+        seen = bias
         zero, low = (c.tensor(n, kind) for n in (0.0, -math.inf))
-        bias = c.op("Where", bias, zero, low, dtype=kind)
+        bias = c.op("Where", seen, zero, low, dtype=kind)
+    elif bias is not None:
+        seen = c.op("Not", c.op("Equal", bias, c.tensor(-math.inf, bias.dtype), dtype=BOOL))
     k_shape = dims_of(k)
     turned = c.op("Transpose", k, shape=[*k_shape[:2], k_shape[3], k_shape[2]], perm=[0, 1, 3, 2])
     scaled = c.op("Mul", q, c.tensor(factor, kind))
@@ -116,11 +120,11 @@ def _attention(
     if bias is not None:
         product = c.op("Add", product, bias)
     probabilities = c.op("Softmax", product, axis=-1)
-    if bias is not None and not is_causal:
-        some = [*dims_of(bias)[:-1], 1]
-        wide = c.cast(bias, FLOAT)  # ONNX Runtime on CUDA has no maximum in 16 bits
-        most = c.op("ReduceMax", wide, c.ints([-1]), shape=some, keepdims=1)
-        dead = c.op("Equal", most, c.tensor(-math.inf, FLOAT), dtype=BOOL)
+    if seen is not None and not is_causal:
+        some = [*dims_of(seen)[:-1], 1]
+        # Counted: from opset 20 on ONNX Runtime has no kernel of ReduceMax on CUDA.
+        keys = c.op("ReduceSum", c.cast(seen, FLOAT), c.ints([-1]), shape=some, keepdims=1)
+        dead = c.op("Equal", keys, c.tensor(0.0, FLOAT), dtype=BOOL)
         probabilities = c.op("Where", dead, c.tensor(0.0, kind), probabilities, shape=scores,
                              dtype=kind)  # fmt: skip
     return c.op("MatMul", probabilities, v, shape=out)

@@ -174,12 +174,13 @@ def dtype_info(dtype: Any) -> DType:
         name = dtype if isinstance(dtype, str) else str(dtype)
         name = name.removeprefix("torch.")
         found = _BY_NAME.get(_ALIASES.get(name, name))
-        if found is None:
+        # NumPy takes nothing, None and "", for float64.
+        if found is None and dtype is not None and name:
             found = _from_numpy(dtype)
     if found is None:
         raise DtypeError(
             "unknown element type",
-            got=dtype,
+            got="None" if dtype is None else repr(dtype) if dtype == "" else dtype,
             expected="an ONNX number (1 is float32), a torch or NumPy dtype, or a name",
             hint="roundoff.dtypes.DTYPES lists them all",
         )
@@ -189,7 +190,7 @@ def dtype_info(dtype: Any) -> DType:
 def _from_numpy(dtype: Any) -> DType | None:
     try:
         np_dtype = np.dtype(dtype)
-    except TypeError:
+    except (TypeError, ValueError, SyntaxError):  # the last two of a structure's fields
         return None
     if np_dtype.kind in "USOT":
         return _BY_NAME["str"]
@@ -209,7 +210,16 @@ def onnx_dtype_name(itype: int) -> str:
     >>> onnx_dtype_name(1), onnx_dtype_name(16)
     ('FLOAT', 'BFLOAT16')
     """
-    return dtype_info(int(itype)).onnx_name
+    return _of_number(itype).onnx_name
+
+
+def _of_number(itype: int) -> DType:
+    """The type of an ONNX number; its name and every other thing is refused."""
+    if isinstance(itype, bool) or not isinstance(itype, (int, np.integer)):
+        raise DtypeError(
+            "an ONNX element type", got=repr(itype), expected="its number, such as 1 for float32"
+        )
+    return dtype_info(int(itype))
 
 
 def onnx_dtype_to_np_dtype(itype: int) -> np.dtype[Any]:
@@ -220,7 +230,7 @@ def onnx_dtype_to_np_dtype(itype: int) -> np.dtype[Any]:
     >>> onnx_dtype_to_np_dtype(10)
     dtype('float16')
     """
-    info = dtype_info(int(itype))
+    info = _of_number(itype)
     if info.kind == "string":
         return np.dtype(object)
     try:
@@ -231,7 +241,6 @@ def onnx_dtype_to_np_dtype(itype: int) -> np.dtype[Any]:
         return np.dtype(getattr(ml_dtypes, info.name))
 
 
-@functools.cache
 def onnx_dtype_to_torch_dtype(itype: int) -> torch.dtype:
     """Torch dtype of an ONNX element type.
 
@@ -245,9 +254,13 @@ def onnx_dtype_to_torch_dtype(itype: int) -> torch.dtype:
     >>> onnx_dtype_to_torch_dtype(16)
     torch.bfloat16
     """
+    return _torch_dtype(_of_number(itype))
+
+
+@functools.cache
+def _torch_dtype(info: DType) -> torch.dtype:
     import torch
 
-    info = dtype_info(int(itype))
     found = getattr(torch, info.name, None)
     if not isinstance(found, torch.dtype):
         raise DtypeError(
@@ -273,7 +286,7 @@ def ulp(x: Any, dtype: Any) -> np.ndarray[Any, np.dtype[np.float64]]:
     Raises
     ------
     DtypeError
-        When *dtype* is not a floating-point type.
+        When *dtype* is not a floating-point type, or *x* is not made of real numbers.
 
     References
     ----------
@@ -287,7 +300,7 @@ def ulp(x: Any, dtype: Any) -> np.ndarray[Any, np.dtype[np.float64]]:
     info = dtype_info(dtype)
     if not info.is_float:
         raise DtypeError("no unit in the last place", got=info.name, expected="a floating type")
-    x = np.abs(np.asarray(x, dtype=np.float64))
+    x = np.abs(_real_numbers(x))
     with np.errstate(invalid="ignore"):
         exponent = np.frexp(x)[1] - 1  # 2**exponent <= x < 2**(exponent + 1)
         exponent = np.where(x == 0, info.emin, exponent)
@@ -295,3 +308,19 @@ def ulp(x: Any, dtype: Any) -> np.ndarray[Any, np.dtype[np.float64]]:
         exponent = np.clip(exponent, info.emin, info.emax)
     spacing = np.ldexp(1.0, exponent + 1 - info.precision)
     return np.where(np.isnan(x), np.nan, spacing)
+
+
+def _real_numbers(x: Any) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """*x* as an array of float64; a DtypeError for what is not made of real numbers."""
+    if hasattr(x, "detach"):  # a tensor of torch, of a type that NumPy may lack
+        x = x.detach().cpu()
+        x = x.numpy() if x.is_complex() else x.double().numpy()
+    try:
+        array = np.asarray(x)
+        if array.dtype.kind in "cOSUMm":
+            raise TypeError(array.dtype)
+        return array.astype(np.float64)
+    except (TypeError, ValueError) as error:
+        raise DtypeError(
+            "no real numbers to take the unit of", got=type(x).__name__, expected="numbers"
+        ) from error

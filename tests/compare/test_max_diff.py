@@ -494,3 +494,58 @@ def test_large_tensors_on_several_threads() -> None:
     assert one["sum"] == pytest.approx(d.abs().sum().item(), rel=1e-14)
     assert one["bias"] == pytest.approx(d.mean().item(), rel=1e-9)
     assert one["rep"][">0.001"] == int((d.abs() > 0.001).sum())
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "apart"),
+    [
+        (2**63, 2**63 + 1, 1),
+        (-(2**63) - 1, -(2**63), 1),
+        (2**64, 3, 2**64 - 3),
+        (2**63 + 1, 2.0**63, 1),
+        (np.uint64(2**63), 2**63 + 1, 1),
+        (np.array([2**63], np.uint64), np.array([2**63 + 1], np.uint64), 1),
+        (np.array([2**63 + 1], np.uint64), np.array([2.0**63]), 1),
+        (np.array([2**53 + 1]), np.array([2.0**53]), 1),
+        (np.array([2**53 + 1]), np.array([2**53], np.float32), 1),
+        (np.array([-(2**60) - 1, 0]), torch.tensor([-(2.0**60), 0.25]).double(), 1),
+    ],
+)
+def test_large_integers_are_subtracted_exactly(one: object, other: object, apart: int) -> None:
+    for e, g in ((one, other), (other, one)):
+        found = max_diff(e, g, hist=[0.5])
+        assert (found.abs, found["differ"] > 0) == (float(apart), True)
+        assert found.histogram[0.5] == 1
+    assert max_diff(one, one).abs == max_diff(other, other).abs == 0
+
+
+def test_integers_beyond_float64_differ() -> None:
+    for other in (1, 1.5, math.inf, -(2**2000), math.nan):
+        found = max_diff([2**2000], [other])
+        assert (found.abs, found.where) == (math.inf, "[0]")
+        assert repr(found)
+    assert max_diff(2**2000, 2**2000).abs == 0
+    for other in ("text", None, [1.0, 2.0]):
+        assert max_diff(2**2000, other)["mismatch"]
+
+
+def test_a_mask_is_respected() -> None:
+    masked = np.ma.masked_array([[1.0, 2.0], [3.0, 4.0]], mask=[[0, 1], [0, 0]])
+    found = max_diff(masked, np.array([[1.0, 99.0], [3.0, 4.0]]))
+    assert (found.abs, found["n"]) == (0, 3)
+    assert found["notes"] == ["1 masked elements left out"]
+    found = max_diff({"a": torch.tensor([[1.0, 0.0], [3.0, 5.0]])}, {"a": masked})
+    assert (found.abs, found.where, found.index) == (1, "['a']", (1, 1))
+    again = np.ma.masked_array([[1.0, 77.0], [3.0, 4.5]], mask=masked.mask)
+    assert (max_diff(masked, again).abs, max_diff(masked, again).index) == (0.5, (1, 1))
+    other = np.ma.masked_array(masked.data, mask=[[1, 0], [0, 0]])
+    assert max_diff(masked, other)["mismatch"] == ["masks differ at 2 of 4 elements"]
+    assert max_diff(masked, np.ones((2, 3)))["mismatch"]
+    assert max_diff(masked, None)["mismatch"]
+    nothing = np.ma.masked_all((2, 2))
+    assert (max_diff(nothing, nothing).abs, max_diff(nothing, nothing)["n"]) == (0, 0)
+    open_ = np.ma.masked_array([1.0, 2.0])
+    assert max_diff(open_, np.array([1.0, 2.5])).index == (1,)
+    text = np.ma.masked_array(["a", "b"], mask=[0, 1])
+    assert max_diff(text, np.array(["a", "c"])).abs == 0
+    assert max_diff(text, np.array(["c", "c"])).index == (0,)

@@ -98,7 +98,7 @@ def test_only_pieces_are_widened(monkeypatch: pytest.MonkeyPatch, turned: bool) 
     pieces_of = scaled.float64_pieces
     monkeypatch.setattr(scaled, "float64_pieces", watched)
     assert scaled_error(truth, truth.float()).largest == 0
-    assert sum(seen) == truth.numel()
+    assert sum(seen) == 2 * truth.numel()  # once for the largest, once for the squares
     assert (truth == 1).all()  # the pieces are copies
 
 
@@ -149,6 +149,18 @@ def test_squares_neither_overflow_nor_underflow() -> None:
     for size in (1e-180, 1e180):
         truth = np.array([size, -size])
         assert scaled_error(truth, np.zeros(2, np.float32)).largest == pytest.approx(2**23)
+
+
+@pytest.mark.parametrize("size", [1e-308, 1e-300, 1e-250, 1e-160])
+@pytest.mark.parametrize("got", [1.0, 1e-38, -3.0])
+def test_a_tiny_truth_has_no_infinite_rms_beside_a_finite_largest(size: float, got: float) -> None:
+    one = scaled_error(np.full(4, size), np.full(4, got), "float16")
+    assert one.rms == pytest.approx(one.largest)
+    assert abs(one.mean) == pytest.approx(one.largest)
+    assert one.largest == pytest.approx(abs(got) / size * 2**10)
+    assert one.abs == abs(got)
+    two = scaled_error([np.full(4, size)] * 2, [np.full(4, got)] * 2, "float16")
+    assert two == pytest.approx(one)
 
 
 @pytest.mark.parametrize(

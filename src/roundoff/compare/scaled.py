@@ -99,9 +99,12 @@ def scaled_error(truth: Any, got: Any, dtype: Any = None) -> ScaledError:
         for t, g in zip(truths, results, strict=True)
     ]
     elements = max(sum(n for _, n in errors), 1)
+    most = max(e.rms for e, _ in errors)
+    # Squares of the parts that the largest RMS has of each: they do not overflow.
+    parts = [n * (e.rms / most) ** 2 for e, n in errors] if 0 < most < math.inf else [elements]
     return ScaledError(
         largest=max(e.largest for e, _ in errors),
-        rms=math.sqrt(sum(n * (e.rms * e.rms) for e, n in errors) / elements),
+        rms=most * math.sqrt(math.fsum(parts) / elements),
         mean=sum(n * e.mean for e, n in errors) / elements,
         abs=max(e.abs for e, _ in errors),
     )
@@ -144,31 +147,51 @@ def _one(truth: TypedTensor, got: TypedTensor, unit: DType) -> ScaledError:
     n = truth.tensor.numel()
     if n == 0:
         return ScaledError(0.0, 0.0, 0.0, 0.0)
-    top = max(float(t.abs().amax()) for (t,) in float64_pieces(truth.tensor))
+    # Truth and error are each measured in a power of two near their largest: it rounds nothing,
+    # and no square leaves float64, however far apart the two are.
+    tops = [
+        torch.stack([t.abs().amax(), g.sub_(t).abs_().amax()]).tolist()
+        for t, g in float64_pieces(truth.tensor, got.tensor)
+    ]
+    top, far = (max(column, key=_nan_last) for column in zip(*tops, strict=True))
     if not math.isfinite(top):
         raise ArgumentError("the truth must be finite", got=top)
-    # A power of two near the largest truth: it rounds nothing, and no square leaves float64.
-    shift = min(max(-math.frexp(top)[1], -1000), 1000) if top else 0
+    if not math.isfinite(far):
+        return ScaledError(math.inf, math.inf, math.nan, math.inf)
+    shift, error_shift = _shift(top), _shift(far)
     rows = []
     for t, g in float64_pieces(truth.tensor, got.tensor):
-        g.sub_(t).mul_(2.0**shift)
+        g.sub_(t).mul_(2.0**error_shift)
         t.mul_(2.0**shift)
-        t.mul_(t)
-        row = [t.sum(), g.sum(), g.abs().amax(), g.mul_(g).sum()]
+        row = [t.mul_(t).sum(), g.sum(), g.mul_(g).sum()]
         rows.append(torch.stack(row).tolist())  # one wait for a GPU
-    size, total, largest, squares = zip(*rows, strict=True)
-    if not all(math.isfinite(x) for x in (*total, *largest)):
-        return ScaledError(math.inf, math.inf, math.nan, math.inf)
-    one = unit.eps * math.sqrt(math.fsum(size) / n)
+    size, total, squares = (math.fsum(column) for column in zip(*rows, strict=True))
+    one = unit.eps * math.sqrt(size / n)
+    power = shift - error_shift
     return ScaledError(
-        largest=_over(max(largest), one),
-        rms=_over(math.sqrt(math.fsum(squares) / n), one),
-        mean=_over(math.fsum(total) / n, one),
-        abs=math.ldexp(max(largest), -shift),
+        largest=_over(math.ldexp(far, error_shift), one, power),
+        rms=_over(math.sqrt(squares / n), one, power),
+        mean=_over(total / n, one, power),
+        abs=far,
     )
 
 
-def _over(error: float, unit: float) -> float:
-    if unit:
-        return error / unit
-    return math.copysign(math.inf, error) if error else 0.0
+def _nan_last(value: float) -> float:
+    return math.inf if math.isnan(value) else value
+
+
+def _shift(top: float) -> int:
+    """Exponent of the power of two that brings *top* near 1, within what float64 has."""
+    return min(max(-math.frexp(top)[1], -1000), 1000) if top else 0
+
+
+def _over(error: float, unit: float, power: int) -> float:
+    """error / unit × 2**power; infinite where float64 does not hold it, or without a unit."""
+    if not error:
+        return 0.0
+    if not unit:
+        return math.copysign(math.inf, error)
+    try:
+        return math.ldexp(error / unit, power)
+    except OverflowError:
+        return math.copysign(math.inf, error)

@@ -178,9 +178,9 @@ def _add_piece(
     n = len(e)
     wide = torch.complex128 if pair.kind == "complex" else torch.float64
     ew, gw = buffers("e", n, wide).copy_(e), buffers("g", n, wide).copy_(g)
-    if pair.kind == "int" and max(pair.expected.bits, pair.got.bits) == 64:
+    if pair.kind != "complex" and any(_is_long(i) for i in (pair.expected, pair.got)):
         (eh, el), (gh, gl) = _halves(e, pair.expected), _halves(g, pair.got)
-        d = (gh - eh) * 2.0**32 + (gl - el)
+        d = (gh - eh) + (gl - el)
     else:
         d = torch.sub(gw, ew, out=buffers("d", n, wide))
     size = torch.abs(d, out=buffers("size", n))
@@ -292,12 +292,23 @@ def _above(size: torch.Tensor, limit: float, buffers: _Buffers) -> int:
     return int(torch.count_nonzero(torch.gt(size, limit, out=above)))
 
 
+def _is_long(info: DType) -> bool:
+    """Whether float64 does not hold every number of an integer type."""
+    return info.kind in ("int", "uint") and info.bits == 64
+
+
 def _halves(piece: torch.Tensor, info: DType) -> tuple[torch.Tensor, torch.Tensor]:
-    """Upper and lower 32 bits of integers, each exact in float64."""
+    """Two parts of numbers, each exact in float64: of integers the upper and lower 32 bits.
+
+    The upper parts of two integers, or of an integer and a float near it, differ exactly.
+    """
+    if info.kind not in ("int", "uint", "bool"):
+        wide = piece.to(torch.float64)
+        return wide, torch.zeros_like(wide)
     unsigned = info.name == "uint64"
     bits = piece.view(torch.int64) if unsigned else piece.to(torch.int64)
     high = (bits >> 32) & 0xFFFFFFFF if unsigned else bits >> 32
-    return high.to(torch.float64), (bits & 0xFFFFFFFF).to(torch.float64)
+    return high.to(torch.float64) * 2.0**32, (bits & 0xFFFFFFFF).to(torch.float64)
 
 
 def _settle(

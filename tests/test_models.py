@@ -1,12 +1,22 @@
 """The models of the pages: valid, and equal on paper."""
 
+import dataclasses
+
 import onnx
 import pytest
 import torch
 
 from roundoff import ort
+from roundoff.compare import scaled_error
 from roundoff.errors import ArgumentError, DtypeError
-from roundoff.models import layer_norm_feeds, layer_norm_matmul, residual_rms_norm
+from roundoff.models import (
+    SIZES,
+    Llama,
+    layer_norm_feeds,
+    layer_norm_matmul,
+    random_tokens,
+    residual_rms_norm,
+)
 
 
 @pytest.mark.parametrize("wide", [False, True])
@@ -52,3 +62,22 @@ def test_layer_norm_models_are_their_formulas() -> None:
 def test_norms_of_integers_are_refused(make: object) -> None:
     with pytest.raises(DtypeError, match="got int64"):
         make(7)
+
+
+@pytest.mark.parametrize("padding", ["left", "right"])
+def test_a_mask_means_the_same_in_both_attentions_where_every_token_sees_a_key(
+    padding: str,
+) -> None:
+    size = dataclasses.replace(SIZES["tiny"], batch=3, length=11)
+    ids, mask = random_tokens(size, True, "cpu", seed=5, padding=padding)
+    assert mask.sum(1).tolist() == [11, 11, 9]
+    tokens = mask.bool() if padding == "left" else torch.ones_like(mask, dtype=torch.bool)
+    made = [Llama(size, 2, attention=a, seed=3)(ids, mask)[0] for a in ("sdpa", "eager")]
+    assert scaled_error(made[0][tokens].double(), made[1][tokens]).largest < 32
+    if padding == "left":  # a token that sees no key has no defined result
+        assert scaled_error(made[0][~tokens].double(), made[1][~tokens]).largest > 1e5
+
+
+def test_the_side_of_the_padding_is_not_guessed() -> None:
+    with pytest.raises(ArgumentError, match="got centre, expected left or right"):
+        random_tokens(SIZES["tiny"], True, "cpu", padding="centre")

@@ -63,7 +63,7 @@ from roundoff.graph import plot_dot
 from roundoff.models import SIZES, Llama, random_tokens
 from roundoff.ort import available, session
 from roundoff.page import Study
-from roundoff.script import get_parsed_args, unit_test_going
+from roundoff.script import get_parsed_args, unit_test_going, usage_error
 from roundoff.timing import measure, measure_ceilings, torch_precision
 
 warnings.simplefilter("ignore", FutureWarning)  # torch's exporter uses what torch deprecates
@@ -73,11 +73,11 @@ device, processor = ("cuda", "CUDA") if cuda else ("cpu", "CPU")
 args = get_parsed_args(
     "plot_llama_backend",
     __doc__,
-    config=("tiny" if quick else "medium" if cuda else "narrow", f"one of {', '.join(SIZES)}"),
-    num_hidden_layers=(1, "decoder layers"),
+    config=("tiny" if quick else "medium" if cuda else "narrow", "size of the layer", SIZES),
+    num_hidden_layers=(1, "decoder layers", 1),
     with_mask=(False, "a batch × sequence padding mask as a second input"),
     dtype=("", "precisions to compare, such as float16,TF32"),
-    budget=(0.2 if quick else 4.0 if cuda else 15.0, "seconds of measuring for each precision"),
+    budget=(0.2 if quick else 4.0 if cuda else 15.0, "seconds of measuring for each precision", 0),
 )
 study = Study("plot_llama_backend", args)
 
@@ -218,7 +218,12 @@ PRECISIONS = {  # type, TF32 in its products
     "float32": (torch.float32, False),
     "TF32": (torch.float32, True),
 }
-asked = args.dtype.split(",") if args.dtype else list(PRECISIONS) if cuda else ["float32"]
+known = list(PRECISIONS) if cuda else ["float32"]
+asked = args.dtype.split(",") if args.dtype else known
+if not set(asked) <= set(known):
+    usage_error(
+        "plot_llama_backend", f"--dtype {args.dtype}: on {device} expected {', '.join(known)}"
+    )
 cases = [(args.config, precision) for precision in asked]
 if cuda and args.config == "medium" and not args.dtype:
     cases.append(("large", "float16"))
@@ -234,7 +239,7 @@ telling = [w for w in ways() if w[1] == "sdpa" and w[0] in ("eager", *CHOSEN)]
 for config, precision in cases:
     size, (dtype, tf32) = SIZES[config], PRECISIONS[precision]
     models = {a: Llama(size, layers, dtype, a, device) for a in ("sdpa", "eager")}
-    inputs = random_tokens(size, args.with_mask, device)
+    inputs = random_tokens(size, args.with_mask, device, padding="right")
     weights = sum(w.numel() for w in models["sdpa"].model.layers.parameters() if w.dim() == 2)
     least = 2 * inputs[0].numel() * weights / rates["float32 tf32" if tf32 else precision]
     chosen = telling if config == "large" else list(ways())
@@ -373,7 +378,9 @@ study.claim(
 # The truth is the converted graph evaluated in float64 throughout: ``model.double()`` would not
 # do, as transformers' norms and angles pass through float32 whatever the model's type. The error is
 # in :ref:`one unit <unit>`, ε of the type times the root mean square of the truth. In TF32, sdpa
-# and ONNX Runtime's attention keep float32; eager attention and tier 3's use TF32 there, too.
+# and ONNX Runtime's attention keep float32; eager attention and tier 3's use TF32 there, too. The
+# mask of ``--with_mask 1`` shuts out the end of the last sequence, since a token that sees no key,
+# as in padding on the left, has no defined result: sdpa gives zeros, eager attention a mean.
 
 study.lines(
     "speed-error",
@@ -423,7 +430,7 @@ study.claim(
 # type, so that no way is blamed for this.
 
 small = SIZES["tiny" if quick else "small"]
-inputs = random_tokens(small, args.with_mask, device)
+inputs = random_tokens(small, args.with_mask, device, padding="right")
 graph = captured(Llama(small, device=device), inputs)
 half = [
     t.half().float() if name in graph.static and "inv_freq" not in name else t

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from ..errors import ArgumentError
+
 __all__ = ["SIZES", "Llama", "Size", "random_tokens"]
 
 
@@ -121,9 +123,32 @@ class Llama(torch.nn.Module):
 
 
 def random_tokens(
-    size: Size, with_mask: bool, device: str, seed: int = 0
+    size: Size, with_mask: bool, device: str, seed: int = 0, padding: str = "left"
 ) -> tuple[torch.Tensor, ...]:
-    """Random tokens: (ids,) or (ids, mask), with a mask that shuts out the left of the last row.
+    """Random tokens: (ids,) or (ids, mask), with a mask that shuts out a quarter of the last row.
+
+    Parameters
+    ----------
+    size : Size
+        Its batch, length and vocabulary count.
+    with_mask : bool
+    device : str
+    seed : int
+    padding : {"left", "right"}
+        Which quarter the mask shuts out. A token in padding on the left sees no key at all, as
+        those before it are padding too, and its result is not defined: transformers' eager
+        attention gives the mean of all values, sdpa zeros. With padding on the right every token
+        sees a key, and both give the same on paper.
+
+    Returns
+    -------
+    tuple of torch.Tensor
+        One or two tensors of int64, (batch, length); the mask is 1 for tokens, 0 for padding.
+
+    Raises
+    ------
+    ArgumentError
+        When *padding* is something else.
 
     Examples
     --------
@@ -131,11 +156,15 @@ def random_tokens(
     >>> ids.shape, mask[-1].tolist()[:6]
     (torch.Size([2, 16]), [0, 0, 0, 0, 1, 1])
     """
+    if padding not in ("left", "right"):
+        raise ArgumentError("padding", got=padding, expected="left or right")
     generator = torch.Generator(device).manual_seed(seed)
     shape = (size.batch, size.length)
     ids = torch.randint(0, size.vocabulary, shape, generator=generator, device=device)
     if not with_mask:
         return (ids,)
     mask = torch.ones_like(ids)
-    mask[-1, : size.length // 4] = 0
+    quarter = size.length // 4
+    shut_out = slice(quarter) if padding == "left" else slice(size.length - quarter, None)
+    mask[-1, shut_out] = 0
     return ids, mask

@@ -9,7 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from roundoff.compare import pieces, round_up, tolerance, tolerance_used
+from roundoff.compare import bounds, pieces, round_up, tolerance, tolerance_used
+from roundoff.dtypes import dtype_info
 from roundoff.errors import ArgumentError, DtypeError, ShapeError
 from roundoff.reductions import tensor_core_matmul
 
@@ -262,6 +263,45 @@ def test_bad_arguments_of_the_part(
         tolerance_used(a, np.ones(2), size, tol)
 
 
+def test_without_a_type_there_is_no_tolerance() -> None:
+    with pytest.raises(DtypeError, match="got None"):
+        tolerance(None, 10)
+
+
+def test_two_results_may_always_be_a_last_place_apart() -> None:
+    for name in ("float32", "float16", "bfloat16", "float64"):
+        eps = dtype_info(name).eps
+        for options in ({}, {"confidence": 0.01}, {"accumulate": "float64"}, {"condition": 1.0}):
+            assert 2 * tolerance(name, 1, **options) >= eps
+
+
+def test_subnormal_results_may_be_one_number_apart() -> None:
+    # 2 tol size is below the smallest number there: rounding alone is more.
+    size = np.full(4, 2.0**-24 * 3)
+    a = size.astype(np.float16)
+    b = np.nextafter(a, np.float16(1))
+    assert tolerance_used(a, b, size, tolerance("float16", 1)) == 1
+    assert tolerance_used(a, b + (b - a), size, tolerance("float16", 1)) == 2
+    assert tolerance_used(a, b, 0 * size, tolerance("float16", 1)) == math.inf
+
+
+def repeated(value: float, times: int) -> float:
+    """Error over the exact sum of a plain float32 sum of equal terms."""
+    term = np.float32(value)
+    total = np.cumsum(np.full(times, term), dtype=np.float32)[-1]  # one after the other
+    return abs(float(total) - times * float(term)) / (times * float(term))
+
+
+@pytest.mark.parametrize(("terms", "times"), [(4096, 1.3), (65_536, 5.0)])
+def test_equal_terms_break_the_probabilistic_bound_as_it_says(terms: int, times: float) -> None:
+    error = repeated(0.1, terms)
+    assert error / tolerance("float32", terms, confidence=1 - 1e-9) == pytest.approx(
+        times, rel=0.02
+    )
+    assert error <= 0.17 * tolerance("float32", terms)
+    assert f"{times} times" in " ".join((bounds.__doc__ or "").split())
+
+
 @given(st.floats(0, 1e300), st.integers(1, 12))
 def test_rounding_up_never_goes_below(value: float, digits: int) -> None:
     up = round_up(value, digits)
@@ -277,7 +317,10 @@ def test_rounding_up_what_was_shipped() -> None:
     assert (round_up(np.float64(1.21)), round_up(0.0), round_up(math.inf)) == (1.3, 0.0, math.inf)
 
 
-@pytest.mark.parametrize(("value", "digits"), [(-1.0, 2), (math.nan, 2), (1.0, 0), (1.0, 1.5)])
+@pytest.mark.parametrize(("value", "digits"), [
+    (-1.0, 2), (math.nan, 2), (1.0, 0), (1.0, 1.5), (None, 2), ("1", 2), (1.0, None),
+    (1.0, math.inf),
+])  # fmt: skip
 def test_what_cannot_be_rounded_up(value: float, digits: float) -> None:
     with pytest.raises(ArgumentError):
         round_up(value, digits)
@@ -295,6 +338,17 @@ def test_what_cannot_be_rounded_up(value: float, digits: float) -> None:
         ({"terms": 3, "rounding": "truncation", "confidence": 0.9}, ArgumentError, "have a sign"),
         ({"terms": 3, "elements": 0}, ArgumentError, "count the results"),
         ({"terms": 3, "elements": 1.5}, ArgumentError, "count the results"),
+        ({"terms": None}, ArgumentError, "count the products: got None"),
+        ({"terms": math.nan}, ArgumentError, "count the products"),
+        ({"terms": math.inf}, ArgumentError, "count the products"),
+        ({"terms": "3"}, ArgumentError, "count the products"),
+        ({"terms": 3, "condition": math.nan}, ArgumentError, "condition"),
+        ({"terms": 3, "condition": "1"}, ArgumentError, "condition"),
+        ({"terms": 3, "confidence": "high"}, ArgumentError, "between 0 and 1"),
+        ({"terms": 3, "confidence": math.nan}, ArgumentError, "between 0 and 1"),
+        ({"terms": 2**24, "confidence": 0.9}, ArgumentError, "stagnates"),
+        ({"terms": 256, "accumulate": "bfloat16", "confidence": 0.9}, ArgumentError, "stagnates"),
+        ({"terms": 3, "operands": "int8"}, DtypeError, "int8"),
     ],
 )
 def test_bad_arguments(arguments: dict, error: type, text: str) -> None:

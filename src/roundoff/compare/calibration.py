@@ -1,0 +1,344 @@
+"""A tolerance for two computations of one thing, from their differences on many inputs.
+
+A difference is counted in *steps*: \\|a − b\\| / (eps (\\|b\\| + R)), where eps is that of the
+coarser type and R the root mean square of b on the first input. One step covers one unit in the
+last place of b. The score of an input is its largest number of steps. A tolerance of c steps is
+``rtol = c eps`` and ``atol = c eps R``, for ``|a − b| <= atol + rtol |b|``.
+
+From the scores s_1 … s_n of n inputs, c is chosen so that a fresh input of the same kind exceeds it
+with a probability of at most p:
+
+- n + 1 ≥ 1 / p: c = 1 + max s. Where the inputs can be exchanged for each other, a fresh one
+  exceeds the largest of n with a probability of 1 / (n + 1), whatever the distribution.
+- fewer: log(1 + s) is taken to have an exponential tail, so that 1 + s may have a power law's. Of
+  the k = n / 2 largest let b be the mean of log(1 + s) − u, u being the largest of the others.
+  A fresh score then exceeds exp(u + y) with probability (k / n) (1 + y / (k b))^(−k), in which the
+  error of b is counted; y is chosen for 0.3 p, since the tail is an assumption.
+
+The 1 in 1 + s is one unit in the last place: results are multiples of it, so that a score may jump
+by one where no input of the calibration did. It is the floor of every tolerance, too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from roundoff.describe import TypedTensor, as_tensor
+from roundoff.dtypes import DType
+from roundoff.errors import ArgumentError, ShapeError
+
+from .bounds import round_up
+from .pieces import float64_pieces
+
+__all__ = ["FALSE_ALARMS", "LEAST", "CalibratedTolerance", "Calibration", "calibrated_tolerance"]
+
+#: Share of fresh inputs that may exceed a tolerance.
+FALSE_ALARMS = 1 / 300
+#: Fewest inputs whose scores show a tail.
+LEAST = 16
+#: Part of the false alarms for which an assumed tail is extrapolated.
+_CAREFUL = 0.3
+#: A tolerance this many times all scores is made by the assumed tail, not by the inputs.
+_STRETCHED = 10.0
+#: Steps beyond which a type of few digits says nothing; see :func:`_widest`.
+_STEPS = 16
+_ASSUMES = (
+    "inputs of these ranges, signs and shapes; not more cancellation, a larger |mean| / std before "
+    "a normalisation, or underflow"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class CalibratedTolerance:
+    """The tolerance of one tensor: see :func:`~roundoff.compare.calibrated_tolerance`.
+
+    Attributes
+    ----------
+    rtol : float
+        For ``|a − b| <= atol + rtol |b|``, as in NumPy and torch; NaN where there is none.
+    atol : float
+        The same; NaN where there is none.
+    feeds : int
+        Number of inputs that it was calibrated on.
+    differ : int
+        How many of them gave different bits.
+    false_alarms : float
+        Probability, at most, with which a fresh input of the same kind exceeds it.
+    passes : float
+        A fault that changes every element by less than this share of the output's root mean square
+        is not seen: 2 rtol.
+    extrapolated : bool
+        Whether a tail was assumed: false with 1 / false_alarms inputs or more.
+    reason : str
+        Why there is no tolerance; empty where there is one.
+
+    Examples
+    --------
+    >>> none = CalibratedTolerance(reason="outputs are int64")
+    >>> none.found, str(none)
+    (False, 'no tolerance can be defended: outputs are int64')
+    """
+
+    rtol: float = math.nan
+    atol: float = math.nan
+    feeds: int = 0
+    differ: int = 0
+    false_alarms: float = FALSE_ALARMS
+    passes: float = math.nan
+    extrapolated: bool = False
+    reason: str = ""
+
+    @property
+    def found(self) -> bool:
+        """Whether there is a tolerance."""
+        return not self.reason
+
+    def allows(self, got: Any, expected: Any) -> bool:
+        """Whether every element of *got* is within the tolerance of *expected*.
+
+        Infinities and NaN must be the same in both.
+
+        Raises
+        ------
+        ArgumentError
+            There is no tolerance, or an argument is no tensor.
+        ShapeError
+            The shapes differ.
+        """
+        if not self.found:
+            raise ArgumentError("no tolerance can be defended", got=self.reason)
+        a, b = _typed(got), _typed(expected)
+        for one, other in _pieces(a, b):
+            apart = (one - other).abs()
+            allowed = apart <= self.atol + self.rtol * other.abs()
+            same = (one == other) | (one.isnan() & other.isnan())
+            if not bool((same | (allowed & other.isfinite())).all()):
+                return False
+        return True
+
+    def __str__(self) -> str:
+        if not self.found:
+            return f"no tolerance can be defended: {self.reason}"
+        tail = ", if their differences have a power law's tail or a lighter one"
+        return (
+            f"rtol={self.rtol:.2g}, atol={self.atol:.2g}, calibrated on {self.feeds} inputs: at "
+            f"most 1 fresh one in {round(1 / self.false_alarms)} fails"
+            f"{tail if self.extrapolated else ''}; a fault of less than {self.passes:.2g} × RMS "
+            f"passes. For {_ASSUMES}."
+        )
+
+
+class Calibration:
+    """Collects the differences of one tensor over many inputs.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> rng, calibration = np.random.default_rng(0), Calibration()
+    >>> for _ in range(32):
+    ...     x = rng.standard_normal((64, 100)).astype("float32")
+    ...     calibration.add(x.sum(1), x.astype("float64").sum(1).astype("float32"))
+    >>> calibration.tolerance().differ
+    32
+    """
+
+    def __init__(self) -> None:
+        self.scores: list[float] = []
+        self.info: DType | None = None
+        self.rms = 0.0
+        self._reason = ""
+
+    def add(self, got: Any, expected: Any) -> None:
+        """Take in the two results of one input.
+
+        Raises
+        ------
+        ArgumentError
+            An argument is no tensor.
+        ShapeError
+            The shapes differ.
+        """
+        a, b = _typed(got), _typed(expected)
+        floats = [t.info for t in (a, b) if t.info.is_float and t.info.precision > 1]
+        if len(floats) < 2:
+            names = " and ".join(sorted({a.info.name, b.info.name}))
+            self._reason = f"the results are {names}: count the elements that differ"
+            return
+        if self.info is None:
+            self.info = min(floats, key=lambda i: i.precision)
+        self.rms = self.rms or _rms(b)
+        if a.tensor.numel():
+            self.scores.append(self._steps(a, b))
+
+    def _steps(self, a: TypedTensor, b: TypedTensor) -> float:
+        """Largest difference in steps."""
+        assert self.info is not None
+        most, finite = 0.0, 0
+        for one, other in _pieces(a, b):
+            same = (one == other) | (one.isnan() & other.isnan())
+            fits = one.isfinite() & other.isfinite()
+            finite += int(fits.sum())
+            if not bool((same | fits).all()):
+                self._reason = "one result is NaN or infinite where the other is not"
+            steps = (one - other).abs_().div_(other.abs_().add_(self.rms).mul_(self.info.eps))
+            steps.masked_fill_(same | ~fits, 0.0)
+            most = max(most, float(steps.amax()))
+        if not finite:
+            self._reason = "no result is finite"
+        return most
+
+    def tolerance(self, false_alarms: float = FALSE_ALARMS) -> CalibratedTolerance:
+        """What the inputs so far give.
+
+        Parameters
+        ----------
+        false_alarms : float
+            Probability, at most, with which a fresh input exceeds it; above 0 and below 1.
+
+        Raises
+        ------
+        ArgumentError
+            *false_alarms* is no such probability.
+        """
+        if not _is_share(false_alarms):
+            raise ArgumentError(
+                "false_alarms", got=repr(false_alarms), expected="a probability between 0 and 1"
+            )
+        n, differ = len(self.scores), sum(s > 0 for s in self.scores)
+        told = CalibratedTolerance(feeds=n, differ=differ, false_alarms=false_alarms)
+        if self._reason or self.info is None:
+            return dataclasses.replace(told, reason=self._reason or "there are no results")
+        if n < LEAST:
+            return dataclasses.replace(told, reason=f"{n} inputs: at least {LEAST} show a tail")
+        eps = self.info.eps
+        extrapolated = n + 1 < 1 / false_alarms
+        most = 1 + max(self.scores)
+        steps = max(most, _tail(self.scores, _CAREFUL * false_alarms)) if extrapolated else most
+        if not steps * eps <= _widest(self.info):
+            return dataclasses.replace(told, reason=self._too_wide(steps))
+        if steps > _STRETCHED * most:
+            reason = (
+                f"the largest of the {n} inputs differs by {most - 1:.2g} last places, and their "
+                f"tail reaches {steps:.2g}: calibrate on {math.ceil(1 / false_alarms)} inputs"
+            )
+            return dataclasses.replace(told, reason=reason)
+        least = self.info.tiny * eps  # the spacing of the subnormal numbers
+        rtol, atol = round_up(steps * eps), round_up(max(steps * eps * self.rms, least))
+        return dataclasses.replace(
+            told, rtol=rtol, atol=atol, passes=2 * rtol, extrapolated=extrapolated
+        )
+
+    def _too_wide(self, steps: float) -> str:
+        assert self.info is not None
+        part = steps * self.info.eps
+        text = f"it would be {part:.2g} of the output's RMS, more than rounding alone explains"
+        if self.rms < self.info.tiny / self.info.eps:
+            return text + f": the results, of RMS {self.rms:.2g}, underflow in {self.info.name}"
+        return text + " without cancellation"
+
+
+def calibrated_tolerance(
+    pairs: Iterable[tuple[Any, Any]], *, false_alarms: float = FALSE_ALARMS
+) -> CalibratedTolerance:
+    """A tolerance for two computations of one tensor, from both results on many inputs.
+
+    The floor of ``rtol`` is eps: one unit in the last place. With fewer than 1 / *false_alarms*
+    inputs the tail of the differences is assumed to be a power law's, or lighter, and
+    extrapolated. Where no tolerance can be defended, ``reason`` says why: infinities or NaN on one
+    side, integers, a difference beyond what rounding explains, or too few inputs for their spread.
+
+    It holds for inputs like those given, on these two implementations: of the same ranges, signs
+    and shapes. More cancellation, a larger \\|mean\\| / std before a LayerNorm, and underflow need
+    a calibration of their own. It says nothing about which of the two is right.
+
+    Of 300 fresh inputs none to one fails, over twelve models in three types. What passes is as
+    large as ``passes`` says: see ``tests/paths/test_tolerances.py`` for faults that are caught.
+
+    Parameters
+    ----------
+    pairs : iterable of (tensor, tensor)
+        Both results on one input after the other, at least 16; of one shape within a pair.
+    false_alarms : float, default 1/300
+        Share of fresh inputs that may fail.
+
+    Raises
+    ------
+    ArgumentError
+        *pairs* holds something else, or *false_alarms* is no probability.
+    ShapeError
+        The shapes of a pair differ.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from roundoff.compare import calibrated_tolerance
+    >>> draws = [torch.randn(64, 256) for _ in range(32)]
+    >>> w = torch.randn(256, 8)
+    >>> found = calibrated_tolerance((x @ w, (x.double() @ w.double()).float()) for x in draws)
+    >>> found.found, 2.0**-23 <= found.rtol < 1e-4
+    (True, True)
+    >>> x = torch.randn(64, 256)
+    >>> found.allows(x @ w, x @ w * 1.01)
+    False
+    """
+    calibration = Calibration()
+    if not isinstance(pairs, Iterable) or isinstance(pairs, (str, bytes)):
+        raise ArgumentError("pairs", got=type(pairs).__name__, expected="pairs of results")
+    for pair in pairs:
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+            raise ArgumentError(
+                "pairs", got=type(pair).__name__, expected="two results for each input"
+            )
+        calibration.add(*pair)
+    return calibration.tolerance(false_alarms)
+
+
+def _is_share(value: Any) -> bool:
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return bool(number and 0 < value < 1)
+
+
+def _tail(scores: list[float], p: float) -> float:
+    """What 1 + a fresh score exceeds with probability p, by the tail of the larger half."""
+    ordered = sorted((1 + s for s in scores), reverse=True)
+    k, n = len(ordered) // 2, len(ordered)
+    mean = sum(math.log(s / ordered[k]) for s in ordered[:k]) / k
+    y = k * mean * ((k / (n * p)) ** (1 / k) - 1)
+    return ordered[k] * math.exp(min(y, 700.0))
+
+
+def _widest(info: DType) -> float:
+    """Relative tolerance beyond which a difference is no rounding, or hides every fault."""
+    return max(math.sqrt(info.eps), _STEPS * info.eps)
+
+
+def _typed(value: Any) -> TypedTensor:
+    typed = as_tensor(value)
+    if typed is None:
+        raise ArgumentError("no tensor", got=type(value).__name__, expected="a tensor or array")
+    if typed.info.kind == "complex":
+        raise ArgumentError(
+            "a complex tensor", got=typed.info.name, expected="real numbers",
+            hint="torch.view_as_real",
+        )  # fmt: skip
+    return typed
+
+
+def _pieces(a: TypedTensor, b: TypedTensor) -> Iterable[list[Any]]:
+    shapes = [tuple(t.tensor.shape) for t in (a, b)]
+    if shapes[0] != shapes[1]:
+        raise ShapeError("shapes differ", got=f"{shapes[0]} and {shapes[1]}")
+    return float64_pieces(a.tensor, b.tensor)
+
+
+def _rms(typed: TypedTensor) -> float:
+    """Of the finite elements."""
+    squares, count = 0.0, 0
+    for (piece,) in float64_pieces(typed.tensor):
+        finite = piece[piece.isfinite()]
+        squares += float((finite * finite).sum())
+        count += len(finite)
+    return math.sqrt(squares / count) if count else 0.0

@@ -1,0 +1,157 @@
+"""What the site prints for a reader to run: snippets of answers, and the cells of a page."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import functools
+import re
+import textwrap
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+PAGES = {path.stem: path for path in sorted((ROOT / "gallery").glob("*/plot_*.py"))}
+#: Texts beside the pages.
+TEXTS = {
+    path.relative_to(ROOT).as_posix(): path
+    for path in (
+        ROOT / "README.md",
+        ROOT / "CONTRIBUTING.md",
+        *sorted((ROOT / "docs").glob("*.rst")),
+    )
+}
+
+_BLOCK = re.compile(r"^( *)\.\. code-block:: (\w+)\n((?:\1 +.*\n|\s*\n)+)", re.MULTILINE)
+_FENCE = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+@dataclasses.dataclass(frozen=True)
+class Snippet:
+    """A block of code as printed: where it stands, its language, and its text."""
+
+    source: Path
+    line: int
+    language: str
+    code: str
+
+    def run(self, **given: Any) -> dict[str, Any]:
+        """Run it with these names alone; what it left, and its expressions' values as ``_``."""
+        names = dict(given)
+        names["_"] = run(ast.parse(self.code), names, f"{self.source}:{self.line}")
+        return names
+
+    def statements(self) -> list[Snippet]:
+        """Each of its statements, with the comment beside it, as a snippet of its own."""
+        lines = self.code.splitlines()
+        return [
+            dataclasses.replace(self, code="\n".join(lines[s.lineno - 1 : s.end_lineno]) + "\n")
+            for s in ast.parse(self.code).body
+        ]
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """One cell of a page: its number, the title of its section, its text and its code."""
+
+    number: int
+    section: str
+    text: str
+    code: str
+    line: int
+
+
+def run(tree: ast.Module, names: dict[str, Any], where: str) -> list[Any]:
+    """Run statements in a namespace; the values of those that are expressions, in order."""
+    values = []
+    for statement in tree.body:
+        if isinstance(statement, ast.Expr):
+            code = compile(ast.Expression(statement.value), where, "eval")
+            values.append(eval(code, names))
+        else:
+            exec(compile(ast.Module([statement], []), where, "exec"), names)
+    return values
+
+
+def answer(path: Path) -> str:
+    """The answer's box of a page, as it stands in the docstring."""
+    docstring = path.read_text(encoding="utf-8").split('"""')[1]
+    _, _, box = docstring.partition("\n.. answer::")
+    return re.split(r"\n(?=\S)", box, maxsplit=1)[0] + "\n"
+
+
+@functools.cache
+def snippets() -> dict[str, Snippet]:
+    """Every block of code that an answer, the README or a text of docs/ prints, by place.
+
+    The place is the page's or the text's name, and for a second block its number. Consoles are not
+    among them: ``test_command_lines.py`` has those.
+    """
+    found = {}
+    for name, path in (PAGES | TEXTS).items():
+        text = path.read_text(encoding="utf-8")
+        shown = answer(path) if path.suffix == ".py" else text
+        blocks = [(m[2], textwrap.dedent(m[3]), m.start()) for m in _BLOCK.finditer(shown)]
+        blocks += [(m[1], m[2], m.start()) for m in _FENCE.finditer(shown)]
+        blocks = [b for b in blocks if b[0] not in ("console", "bash", "bibtex", "text")]
+        for i, (language, code, _) in enumerate(blocks):
+            line = text[: text.index(code.strip().splitlines()[0])].count("\n") + 1
+            place = name if i == 0 else f"{name}/{i + 1}"
+            found[place] = Snippet(path.relative_to(ROOT), line, language, code.strip("\n") + "\n")
+    return found
+
+
+def blocks(text: str) -> list[str]:
+    """The code of every block in a cell's text."""
+    return [textwrap.dedent(m[3]).strip("\n") + "\n" for m in _BLOCK.finditer(text + "\n")]
+
+
+@functools.cache
+def cells(page: str) -> list[Cell]:
+    """The cells of a page, in order; the docstring is not one."""
+    lines = PAGES[page].read_text(encoding="utf-8").splitlines()
+    starts = [i for i, line in enumerate(lines) if line.startswith("# %%")]
+    found, section = [], ""
+    for number, (start, end) in enumerate(zip(starts, [*starts[1:], len(lines)], strict=True)):
+        body = lines[start + 1 : end]
+        prose = []
+        while body and body[0].startswith("#"):
+            prose.append(body.pop(0).removeprefix("#").removeprefix(" "))
+        if len(prose) > 1 and set(prose[1]) == {"-"}:
+            section = prose[0]
+        line = start + 2 + len(prose)
+        found.append(Cell(number, section, "\n".join(prose), "\n".join(body) + "\n", line))
+    return found
+
+
+def run_cell(page: str, cell: Cell, names: dict[str, Any], **changed: str) -> list[Any]:
+    """Run a cell, with the values of some of its names replaced as a reader would type them.
+
+    Raises
+    ------
+    LookupError
+        When the cell does not set such a name: a reader could not put in something of his own.
+    """
+    tree = ast.parse(cell.code)
+    found = set()
+    for statement in tree.body:
+        if isinstance(statement, ast.Assign):
+            found |= _put_in(statement, changed)
+    if found != set(changed):
+        raise LookupError(f"{page}: no {sorted(set(changed) - found)} in cell {cell.number}")
+    ast.increment_lineno(tree, cell.line - 1)
+    return run(tree, names, str(PAGES[page]))  # inspect finds the source of what it defines
+
+
+def _put_in(statement: ast.Assign, changed: dict[str, str]) -> set[str]:
+    """Replace the value of ``name = …``, or one of ``a, b = …, …``; the names found."""
+    target, found = statement.targets[0], set()
+    if isinstance(target, ast.Name) and target.id in changed:
+        statement.value = ast.parse(changed[target.id], mode="eval").body
+        found.add(target.id)
+    if isinstance(target, ast.Tuple) and isinstance(statement.value, ast.Tuple):
+        for i, name in enumerate(target.elts):
+            if isinstance(name, ast.Name) and name.id in changed:
+                statement.value.elts[i] = ast.parse(changed[name.id], mode="eval").body
+                found.add(name.id)
+    return found

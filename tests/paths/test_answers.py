@@ -1,0 +1,479 @@
+"""Every snippet that an answer or a text prints, run as printed, and its result against the truth.
+
+A snippet gets the names that its text says the reader has, with shapes, types and seeds that no
+page uses. A new snippet needs a path here: ``test_every_snippet_has_a_path`` says which one lacks.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx.parser
+import onnxruntime
+import pytest
+import torch
+
+import roundoff
+import roundoff.reductions
+from roundoff.compare import scaled_error
+from roundoff.kernels import lessons
+
+from .pages import ROOT, Snippet, snippets
+
+transformers = pytest.importorskip("transformers")
+
+CUDA = torch.cuda.is_available()
+FLOATS = [torch.float32, torch.float16, torch.bfloat16]
+
+
+def path_of(*places: str) -> Any:
+    """Marks a test as the path of these snippets, which it gets one by one as *place*."""
+    return pytest.mark.parametrize("place", places)
+
+
+def drawn(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def off(truth: torch.Tensor, made: torch.Tensor) -> float:
+    """The largest error, in ε of the type times the root mean square of the truth."""
+    return scaled_error(truth, made.detach()).largest
+
+
+def test_every_snippet_has_a_path() -> None:
+    tests = [f for name, f in globals().items() if name.startswith("test_")]
+    marks = [mark for test in tests for mark in getattr(test, "pytestmark", [])]
+    tried = {
+        p for m in marks if m.name == "parametrize" and m.args[0] == "place" for p in m.args[1]
+    }
+    assert tried == set(snippets()), "snippets without a path, or paths without a snippet"
+    assert {s.language for s in snippets().values()} == {"python"}
+
+
+@pytest.fixture
+def only_imported(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """roundoff as ``import roundoff`` alone leaves it: no submodule is an attribute of it yet."""
+    for name, value in list(vars(roundoff).items()):
+        if inspect.ismodule(value) and value.__name__ == f"roundoff.{name}":
+            monkeypatch.delattr(roundoff, name)
+    return roundoff
+
+
+# --- fusion
+
+
+@path_of("plot_gemm_fusion")
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("rows", [1, 37])
+@pytest.mark.parametrize("widths", [[80, 16, 16], [7, 130, 1]], ids=str)
+def test_joined_weights_give_the_three_products(
+    place: str, dtype: torch.dtype, rows: int, widths: list[int]
+) -> None:
+    x = drawn(rows, 83, seed=1, dtype=dtype)
+    weights = [drawn(83, n, seed=n + 2, dtype=dtype) for n in widths]
+    query, key, value = weights
+    left = snippets()[place].run(torch=torch, query=query, key=key, value=value, x=x, widths=widths)
+    for made, weight in zip((left["q"], left["k"], left["v"]), weights, strict=True):
+        assert made.dtype == dtype
+        assert off(x.double() @ weight.double(), made) < 16
+    # "views: PyTorch's split copies nothing"
+    assert left["v"].untyped_storage().data_ptr() == left["q"].untyped_storage().data_ptr()
+
+
+class Mixer(torch.nn.Module):
+    """A reader's own: tokens, a convolution over them, a gate, a norm; no Llama."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.embedding = torch.nn.Embedding(53, 40)
+        self.mix = torch.nn.Conv1d(40, 40, 3, padding=1, groups=4)
+        self.norm = torch.nn.LayerNorm(40)
+        self.gate, self.up = torch.nn.Linear(40, 72), torch.nn.Linear(40, 72, bias=False)
+        self.down = torch.nn.Linear(72, 24)
+        for i, p in enumerate(self.parameters()):
+            p.data = drawn(*p.shape, seed=i) / math.sqrt(p.shape[-1])
+        self.to(dtype)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(ids)
+        x = self.norm(x + self.mix(x.transpose(1, 2)).transpose(1, 2))
+        return self.down(torch.nn.functional.silu(self.gate(x)) * self.up(x))
+
+
+@pytest.mark.gpu
+@path_of("plot_llama_backend")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("kind", ["Mixer", "Llama", "Qwen2"])
+def test_the_fastest_backend_gives_eagers_result_call_after_call(
+    place: str, kind: str, dtype: torch.dtype, only_imported: Any
+) -> None:
+    torch._dynamo.reset()
+    if kind == "Mixer":
+        model: Any = Mixer(dtype).eval().cuda()
+    else:
+        whole = decoder(kind, dtype, layers=2).cuda()
+
+        def model(ids: torch.Tensor) -> torch.Tensor:
+            return whole(ids, use_cache=False).logits
+
+    prompts = [torch.randint(0, 53, (2, 19), generator=torch.Generator().manual_seed(i)).cuda()
+               for i in range(4)]  # fmt: skip
+    given = {
+        "roundoff": only_imported,
+        "partial": functools.partial,
+        "torch": torch,
+        "model": model,
+    }
+    with torch.no_grad():
+        left = snippets()[place].run(**given, model=model, ids=prompts[0])
+        made = [left["y"].clone(), *(left["fast"](ids).clone() for ids in prompts[1:])]
+        eager = [model(ids) for ids in prompts]
+        exact = copy.deepcopy(whole if kind != "Mixer" else model).double()
+        truth = [exact(ids) if kind == "Mixer" else exact(ids, use_cache=False).logits
+                 for ids in prompts]  # fmt: skip
+    for t, e, m in zip(truth, eager, made, strict=True):
+        assert m.dtype == dtype
+        assert scaled_error(t, m).rms < 2 * scaled_error(t, e).rms + 0.5
+    torch._dynamo.reset()
+
+
+def decoder(kind: str, dtype: torch.dtype = torch.float32, layers: int = 1) -> Any:
+    """A small random decoder whose texts change from token to token."""
+    sizes: dict[str, Any] = {
+        "hidden_size": 48, "intermediate_size": 88, "num_hidden_layers": layers, "vocab_size": 211,
+        "num_attention_heads": 6, "num_key_value_heads": 2, "max_position_embeddings": 128,
+        "bos_token_id": 1, "eos_token_id": None, "pad_token_id": 0, "initializer_range": 0.2,
+    }  # fmt: skip
+    torch.manual_seed(7)
+    config = getattr(transformers, f"{kind}Config")(**sizes)
+    return getattr(transformers, f"{kind}ForCausalLM")(config).eval().to(dtype)
+
+
+def prompts_of(lengths: list[int]) -> dict[str, torch.Tensor]:
+    """Prompts of these lengths as a tokenizer pads them for a decoder, on the left."""
+    generator, longest = torch.Generator().manual_seed(sum(lengths)), max(lengths)
+    ids = torch.randint(2, 211, (len(lengths), longest), generator=generator)
+    mask = torch.tensor([[0] * (longest - n) + [1] * n for n in lengths])
+    return {"input_ids": ids * mask, "attention_mask": mask}
+
+
+@path_of("plot_whole_model")
+@pytest.mark.parametrize(
+    ("kind", "layers"),
+    [
+        ("Llama", 1),
+        pytest.param("Llama", 3, marks=pytest.mark.slow(reason="one layer takes the same path")),
+        pytest.param("Qwen2", 3, marks=pytest.mark.slow(reason="Llama's path, with biases")),
+    ],
+)
+def test_a_compiled_model_writes_eagers_tokens(place: str, kind: str, layers: int) -> None:
+    torch._dynamo.reset()
+    options = {"max_new_tokens": 20, "do_sample": False}
+    asked = [prompts_of([5, 9]) | options, prompts_of([13, 4]) | options]
+    eager, model = decoder(kind, layers=layers), decoder(kind, layers=layers)
+    with torch.no_grad():
+        (made,) = snippets()[place].run(torch=torch, model=model, inputs=asked[0])["_"]
+        again = [model.generate(**inputs, disable_compile=True) for inputs in asked]
+        wanted = [eager.generate(**inputs) for inputs in asked]
+    assert len(set(wanted[0][0].tolist())) > 10
+    assert made.tolist() == wanted[0].tolist()
+    assert [t.tolist() for t in again] == [t.tolist() for t in wanted]
+    torch._dynamo.reset()
+
+
+# --- kernels
+
+
+@path_of("plot_batch_invariance")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_invariant_texts_have_the_same_bits_alone_and_in_a_batch(
+    place: str, dtype: torch.dtype, only_imported: Any
+) -> None:
+    model = decoder("Llama", dtype)
+    lengths = [9, 4, 6]
+    options = {
+        "max_new_tokens": 5, "do_sample": False, "output_logits": True,
+        "return_dict_in_generate": True,
+    }  # fmt: skip
+    together = prompts_of(lengths)
+    texts = []
+    rows = [slice(None), *(slice(i, i + 1) for i in range(len(lengths)))]
+    for row in rows:
+        longest = max(lengths[row])
+        given = {k: v[row, -longest:] for k, v in together.items()}
+        texts.append(snippets()[place].run(model=model, batch=given | options)["text"])
+    for i, alone in enumerate(texts[1:]):
+        new = texts[0].sequences[i, -5:].tolist()
+        assert new == alone.sequences[0, -5:].tolist()
+        for batched, single in zip(texts[0].logits, alone.logits, strict=True):
+            assert torch.equal(batched[i], single[0])
+    truth = copy.deepcopy(model).double()(**together).logits[:, -1]
+    assert scaled_error(truth, texts[0].logits[0].to(dtype)).rms < 30
+
+
+def norm_of(m: int, n: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """Inputs of a layer norm with a mean, its float64 gradients, and what a forward keeps."""
+    x, dy = drawn(m, n, seed=m) * 3 + 2, drawn(m, n, seed=m + 1)
+    w, b = 1 + drawn(n, seed=n) / 4, drawn(n, seed=n + 1)
+    x, dy, w, b = (t.to(dtype) for t in (x, dy, w, b))
+    wide = [t.double().requires_grad_() for t in (x, w, b)]
+    y = torch.nn.functional.layer_norm(wide[0], (n,), wide[1], wide[2])
+    dx, dw, db = torch.autograd.grad(y, wide, dy.double())
+    mean = x.double().mean(1)
+    rstd = (x.double().var(1, correction=0) + 1e-5).rsqrt()
+    return {
+        "x": x, "dy": dy, "weight": w, "bias": b, "mean": mean.float(), "rstd": rstd.float(),
+        "exact y": y.detach(), "exact dx": dx, "exact dw": dw, "exact db": db,
+    }  # fmt: skip
+
+
+@path_of("plot_layer_norm_ladder")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize(("m", "n", "programs"), [(5, 300, 3), (9, 33, 12), (1, 4096, 1)])
+def test_two_stages_give_the_gradients_of_a_layer_norm(
+    place: str, m: int, n: int, programs: int, dtype: torch.dtype
+) -> None:
+    device = "cuda" if CUDA else "cpu"
+    given = {k: v.to(device) for k, v in norm_of(m, n, dtype).items()}
+    dx, part = torch.empty_like(given["x"]), torch.full((2 * programs, n), float("nan"))
+    sums = torch.full((2, n), float("nan"), dtype=dtype, device=device)
+    snippets()[place].run(
+        simple_backward=lessons.simple_backward, add_partial_sums=lessons.add_partial_sums,
+        x=given["x"], dy=given["dy"], w=given["weight"], mean=given["mean"], rstd=given["rstd"],
+        dx=dx, part=part.to(device), sums=sums, M=m, N=n, programs=programs,
+    )  # fmt: skip
+    for name, made in (("dx", dx), ("dw", sums[0]), ("db", sums[1])):
+        assert off(given[f"exact {name}"], made) < 16, name
+
+
+@path_of("plot_triton_layer_norm")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("m", "n"), [(7, 200), (3, 1), (1, 1027)])
+def test_our_layer_norm_is_torchs_with_its_gradients(
+    place: str, m: int, n: int, dtype: torch.dtype
+) -> None:
+    device = "cuda" if CUDA else "cpu"
+    given = {k: v.to(device) for k, v in norm_of(m, n, dtype).items()}
+    gradients = []
+    for _ in range(2):
+        leaves = {k: given[k].clone().requires_grad_() for k in ("x", "weight", "bias")}
+        left = snippets()[place].run(**leaves, dy=given["dy"])
+        assert off(given["exact y"], left["y"]) < 16
+        gradients.append([leaf.grad for leaf in leaves.values()])
+    for name, made in zip(("dx", "dw", "db"), gradients[0], strict=True):
+        # The gradient of one column is zero, and so is that of x where it is all that counts.
+        assert off(given[f"exact {name}"], made) < 16 or given[f"exact {name}"].abs().max() < 1e-6
+    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+
+
+# --- numerics
+
+RANKS = """
+import functools, sys
+import torch, torch.distributed as dist, torch.multiprocessing as mp
+
+def rank(number, world, folder):
+    dist.init_process_group("gloo", init_method=f"file://{folder}/{world}", rank=number,
+                            world_size=world)
+    for dtype in (torch.float32, torch.bfloat16, torch.float64):
+        micro_batches = torch.load(f"{folder}/data").to(dtype)
+        mine = micro_batches.chunk(world)[number].contiguous()
+        names = {"torch": torch, "dist": dist, "functools": functools, "mine": mine}
+        exec(open(f"{folder}/snippet").read(), names)
+        torch.save(names["total"], f"{folder}/{world} {number} {dtype}")
+    dist.destroy_process_group()
+
+if __name__ == "__main__":
+    for world in (1, 2, 3, 6):
+        mp.start_processes(rank, (world, sys.argv[1]), world, start_method="fork")
+"""
+
+
+@path_of("plot_all_reduce_order")
+def test_gathered_gradients_have_the_same_sum_on_any_number_of_ranks(
+    place: str, tmp_path: Path
+) -> None:
+    data = drawn(6, 1003, seed=11) * torch.logspace(-3, 3, 1003)
+    torch.save(data, tmp_path / "data")
+    (tmp_path / "snippet").write_text(snippets()[place].code)
+    (tmp_path / "ranks.py").write_text(RANKS)
+    subprocess.run(
+        [sys.executable, tmp_path / "ranks.py", tmp_path],
+        check=True,
+        timeout=120,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    for dtype in (torch.float32, torch.bfloat16, torch.float64):
+        totals = [torch.load(tmp_path / f"{w} {r} {dtype}") for w in (1, 2, 3, 6) for r in range(w)]
+        assert all(torch.equal(total, totals[0]) for total in totals)
+        rounded = data.to(dtype).double()
+        # Five additions, each within half a unit of what is added.
+        bound = 5 * torch.finfo(dtype).eps * rounded.abs().sum(0)
+        assert ((totals[0].double() - rounded.sum(0)).abs() <= bound).all()
+
+
+@path_of("plot_bits_to_words")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_the_gap_is_that_of_the_two_best_and_float32_writes_float64s_text(
+    place: str, dtype: torch.dtype
+) -> None:
+    model = decoder("Llama", dtype)
+    exact = copy.deepcopy(model).double()
+    inputs = prompts_of([7, 7, 7]) | {"max_new_tokens": 24, "do_sample": False}
+    logits = model(inputs["input_ids"]).logits
+    left = snippets()[place].run(model=model, logits=logits)
+    best = np.sort(logits.detach().double().numpy(), -1)
+    truth = torch.from_numpy(best[..., -1] - best[..., -2])
+    error = (left["gap"].double() - truth).abs()
+    assert (error <= torch.finfo(dtype).eps / 2 * truth).all()
+    assert {p.dtype for p in left["model"].parameters()} == {torch.float32}
+    wanted = exact.generate(**inputs)
+    assert len(set(wanted[0].tolist())) > 10
+    assert left["model"].generate(**inputs).tolist() == wanted.tolist()
+
+
+@path_of("plot_layer_norm_discrepancies")
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.filterwarnings("ignore:Specified provider")
+def test_without_tf32_both_have_float32s_error(
+    place: str, device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, w = drawn(37, 210, seed=3), drawn(210, 85, seed=4)
+    model = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["" : 21]>'
+        "product (float[N,210] X, float[210,85] W) => (float[N,85] Y) { Y = MatMul(X, W) }"
+    )
+    monkeypatch.chdir(tmp_path)
+    onnx.save(model, "model.onnx")
+    torch.set_float32_matmul_precision("high")  # what a reader may have
+    (session, _) = snippets()[place].run(onnxruntime=onnxruntime, torch=torch)["_"]
+    assert torch.get_float32_matmul_precision() == "highest"
+    if device == "cuda":
+        assert session.get_providers()[0] == "CUDAExecutionProvider"
+    truth = x.double() @ w.double()
+    (ours,) = session.run(None, {"X": x.numpy(), "W": w.numpy()})
+    assert off(truth, torch.from_numpy(ours)) < 16
+    assert off(truth, (x.to(device) @ w.to(device)).cpu()) < 16
+    picture, filters = drawn(2, 6, 19, 23, seed=5), drawn(9, 6, 3, 3, seed=6)
+    convolved = torch.nn.functional.conv2d(picture.to(device), filters.to(device)).cpu()
+    assert off(torch.nn.functional.conv2d(picture.double(), filters.double()), convolved) < 16
+
+
+SIZES = [1, 2, 3, 1000, 2**20]
+LARGE = pytest.param(2**24, marks=pytest.mark.slow(reason="seconds for each kind of values"))
+KINDS: dict[str, Callable[[np.random.Generator, int], np.ndarray]] = {
+    "normal": lambda rng, n: rng.standard_normal(n),
+    "positive": lambda rng, n: rng.random(n),
+    "spread": lambda rng, n: rng.standard_normal(n) * 10.0 ** rng.uniform(-18, 18, n),
+}
+
+
+def orders_of(values: np.ndarray) -> Iterator[np.ndarray]:
+    yield values
+    yield np.sort(values)
+    yield values[::-1].copy()
+    yield np.random.default_rng(1).permutation(values)
+
+
+def line_of(place: str, beginning: str) -> Snippet:
+    (line,) = (s for s in snippets()[place].statements() if s.code.startswith(beginning))
+    return line
+
+
+@path_of("plot_reduction_order")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("n", SIZES)
+@pytest.mark.parametrize("library", ["np", "torch"])
+def test_a_sum_in_float64_is_right_in_every_order(
+    place: str, library: str, n: int, kind: str
+) -> None:
+    values = KINDS[kind](np.random.default_rng((9, n)), n).astype(np.float32)
+    exact = math.fsum(values)
+    # Any order of n - 1 additions in float64 is within this of the truth.
+    bound = n * 2.0**-53 * math.fsum(np.abs(values))
+    line = line_of(place, f"x.sum(dtype={library}.float64)")
+    for x in orders_of(values):
+        given: Any = x if library == "np" else torch.from_numpy(x)
+        (made,) = line.run(np=np, torch=torch, x=given)["_"]
+        assert made.dtype in (np.float64, torch.float64)
+        assert abs(float(made) - exact) <= bound
+        if bound < 2.0**-30 * abs(exact):  # "there is one here, correctly rounded"
+            assert np.float32(float(made)) == np.float32(exact)
+
+
+@path_of("plot_reduction_order")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("n", [*SIZES, 2**13, LARGE])
+def test_a_binned_sum_is_right_and_has_one_result_in_every_order(
+    place: str, n: int, kind: str
+) -> None:
+    values = KINDS[kind](np.random.default_rng((10, n)), n).astype(np.float32)
+    exact = math.fsum(values)
+    line = line_of(place, "roundoff.reductions.binned(x)")
+    made = {float(line.run(roundoff=roundoff, x=x)["_"][0]) for x in orders_of(values)}
+    assert len(made) == 1
+    half_a_unit = float(np.spacing(np.float32(abs(exact)))) / 2
+    assert abs(made.pop() - exact) <= half_a_unit * (1 + 2.0**-20)  # exact is rounded, too
+
+
+@path_of("plot_reduction_order")
+@pytest.mark.parametrize("values", [[np.inf, 1.0], [np.inf, -np.inf], [np.nan, 1.0], [3e38, 3e38]])
+def test_a_binned_sum_of_what_has_no_finite_sum_says_so(place: str, values: list[float]) -> None:
+    line = line_of(place, "roundoff.reductions.binned(x)")
+    x = np.array(values, np.float32)
+    with np.errstate(all="ignore"):
+        wanted = x.sum()
+    try:
+        (made,) = line.run(roundoff=roundoff, x=x)["_"]
+    except roundoff.RoundoffError:
+        return
+    assert np.array_equal(made, wanted, equal_nan=True)
+
+
+@pytest.mark.xfail(
+    raises=AttributeError, reason="import roundoff alone does not give roundoff.reductions"
+)
+@path_of("plot_reduction_order")
+def test_a_binned_sum_needs_import_roundoff_alone(place: str, only_imported: Any) -> None:
+    line = line_of(place, "roundoff.reductions.binned(x)")
+    (made,) = line.run(roundoff=only_imported, x=np.array([0.1, 0.2, 1e8], np.float32))["_"]
+    assert made == np.float32(1e8)
+
+
+@path_of("plot_reduction_order")
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_deterministic_algorithms_give_one_result_in_every_run(place: str, device: str) -> None:
+    line_of(place, "torch.use_deterministic_algorithms").run(torch=torch)
+    x = drawn(200_003, seed=12).to(device)
+    index = (drawn(200_003, seed=13) * 50).long().abs().to(device)
+    sums = {float(x.sum()) for _ in range(20)}
+    added = [torch.zeros(999, device=device).index_add_(0, index, x) for _ in range(20)]
+    assert len(sums) == 1
+    assert all(torch.equal(a, added[0]) for a in added)
+    truth = torch.zeros(999, dtype=torch.float64).index_add_(0, index.cpu(), x.cpu().double())
+    assert off(truth, added[0].cpu()) < 256
+
+
+# --- texts
+
+
+@path_of("README.md")
+def test_a_unit_in_the_last_place_of_300(place: str) -> None:
+    (made,) = snippets()[place].run()["_"]
+    assert made == float(np.spacing(np.float16(300))) == 0.25
+    assert "0.5 at 300 is two units" in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_a_snippet_is_given_nothing_that_its_text_does_not_name() -> None:
+    with pytest.raises(NameError, match="torch"):  # this module's imports are not the snippet's
+        snippets()["plot_gemm_fusion"].run(query=1, key=1, value=1, x=1, widths=[1])

@@ -172,3 +172,30 @@ def test_scaled_errors_are_in_units_of_eps_and_rms_and_pass_over_shared_infiniti
     found = localize(evaluator, evaluator, given, truth=TorchOnnxEvaluator(model(), truth=True))
     assert found.frame["truth scaled first"].max() < 8
     assert (found.frame["non-finite truth"] == found.frame["non-finite first"]).all()
+
+
+def test_a_truth_that_is_none_is_refused() -> None:
+    one, wide = TorchOnnxEvaluator(model()), TorchOnnxEvaluator(model(), truth=True)
+    with pytest.raises(ArgumentError, match=r"this truth is none.*truth=True"):
+        localize(one, one, feeds(), truth=one)
+    with pytest.raises(ArgumentError, match=r"this truth is none"):
+        localize(one, one, feeds(), truth=Runner("truth", one))
+    with pytest.raises(ArgumentError, match=r"feeds of the truth are rounded: got torch.float16"):
+        localize(one, one, feeds(), truth=Runner("truth", wide, dtype=torch.float16))
+    kernels = {("", "MatMul"): lambda a, b: torch.matmul(a.float(), b.float())}
+    narrow = TorchOnnxEvaluator(model(), truth=True, custom_kernels=kernels)
+    with pytest.raises(ArgumentError, match=r"of the truth: got torch.float32, expected float64"):
+        localize(one, one, feeds(), truth=narrow)
+    assert len(localize(one, one, feeds(), truth=Runner("truth", wide)).frame) == 3
+
+
+def test_nothing_finite_is_no_error_of_zero() -> None:
+    given = feeds()
+    given["X"].fill_(math.nan)
+    one = TorchOnnxEvaluator(model())
+    found = localize(one, one, given, truth=TorchOnnxEvaluator(model(), truth=True))
+    assert found.frame["truth scaled first"].isna().all()
+    assert found.frame["isolated scaled"].isna().all()
+    given["X"][0, 0] = 0.5
+    found = localize(one, one, given, truth=TorchOnnxEvaluator(model(), truth=True))
+    assert found.frame["truth scaled first"].iloc[0] == 0

@@ -17,7 +17,7 @@ import torch
 
 from .compare import max_diff, scaled_error
 from .describe import tree_leaves
-from .errors import ArgumentError
+from .errors import ArgumentError, DtypeError
 
 if TYPE_CHECKING:
     import pandas
@@ -54,6 +54,11 @@ class Runner:
     dtype : torch.dtype, optional
         Type to which floating feeds are converted.
 
+    Raises
+    ------
+    ArgumentError, DtypeError
+        An argument is of another kind.
+
     Examples
     --------
     >>> import torch
@@ -70,8 +75,29 @@ class Runner:
     context: Callable[[], contextlib.AbstractContextManager[Any]] | None = None
     dtype: torch.dtype | None = None
 
+    def __post_init__(self) -> None:
+        from .evaluator import TorchOnnxEvaluator
+
+        if not isinstance(self.evaluator, TorchOnnxEvaluator):
+            raise ArgumentError(
+                f"the evaluator of {self.name!r}", got=type(self.evaluator).__name__,
+                expected="a TorchOnnxEvaluator", hint="TorchOnnxEvaluator(model)",
+            )  # fmt: skip
+        if self.context is not None and not callable(self.context):
+            raise ArgumentError(
+                "context", got=type(self.context).__name__,
+                expected="a function that returns a context manager",
+            )  # fmt: skip
+        floating = isinstance(self.dtype, torch.dtype) and self.dtype.is_floating_point
+        if self.dtype is not None and not floating:
+            raise DtypeError("dtype of a Runner", got=repr(self.dtype), expected="a floating type")
+
     def feeds(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
         """The feeds, floating ones converted to ``dtype``."""
+        if not isinstance(feeds, Mapping):
+            raise ArgumentError(
+                "feeds", got=type(feeds).__name__, expected="a mapping of input names to tensors"
+            )
         return {name: _cast(value, self.dtype) for name, value in feeds.items()}
 
     def steps(self, feeds: Mapping[str, Any]) -> Iterator[Step]:
@@ -96,8 +122,12 @@ class Runner:
 def _cast(value: Any, dtype: torch.dtype | None) -> Any:
     if dtype is None:
         return value
+    from .evaluator.values import to_value
+
     if not isinstance(value, torch.Tensor):
-        value = torch.as_tensor(value)
+        value = to_value(value)
+    if not isinstance(value, torch.Tensor):
+        return value
     return value.to(dtype) if value.is_floating_point() else value
 
 
@@ -147,10 +177,15 @@ class Localization:
         Raises
         ------
         ArgumentError
-            When there is no such column.
+            When there is no such column, it holds no numbers, or *threshold* is not one.
         """
-        if column not in self.frame:
-            raise ArgumentError("no such column", got=column, expected=", ".join(COLUMNS))
+        if column not in list(self.frame):
+            raise ArgumentError("no such column", got=repr(column), expected=", ".join(COLUMNS))
+        if column in COLUMNS[:5]:
+            raise ArgumentError("a column without numbers", got=column, expected="a difference")
+        number = isinstance(threshold, (int, float)) and not isinstance(threshold, bool)
+        if not number or math.isnan(threshold):
+            raise ArgumentError("threshold", got=repr(threshold), expected="a number")
         for row in self.frame.to_dict("records"):
             value = row[column]
             if not abs(value) <= threshold:
@@ -184,12 +219,15 @@ def localize(
     feeds : mapping of str to tensor
         Inputs of the model.
     truth : Runner or TorchOnnxEvaluator, optional
-        The model with ``truth=True``.
+        The model with ``truth=True``: it computes in float64 throughout.
 
     Raises
     ------
     ArgumentError
-        When the two do not have the same nodes.
+        When the two do not have the same nodes, an argument is of another kind, or *truth* does
+        not compute in float64.
+    DtypeError, ShapeError, ModelError, UnsupportedError
+        As the evaluators raise them.
 
     Examples
     --------
@@ -207,12 +245,17 @@ def localize(
     import pandas
 
     one, other = _runner(first, "first"), _runner(second, "second")
+    if not isinstance(feeds, Mapping):
+        raise ArgumentError(
+            "feeds", got=type(feeds).__name__, expected="a mapping of input names to tensors"
+        )
     _check_same(one.evaluator, other.evaluator)
     steps = zip(one.steps(feeds), other.steps(feeds), strict=True)
     if truth is None:
         rows = [_row(index, other, *pair) for index, pair in enumerate(steps)]
     else:
         true = _runner(truth, "truth")
+        _check_truth(true)
         _check_same(one.evaluator, true.evaluator)
         # The truth gets the feeds of the first run: those of the narrower type.
         true_steps = true.steps(one.feeds(feeds))
@@ -226,6 +269,30 @@ def localize(
 
 def _runner(value: Runner | TorchOnnxEvaluator, name: str) -> Runner:
     return value if isinstance(value, Runner) else Runner(name, value)
+
+
+def _check_truth(runner: Runner) -> None:
+    """The evaluator computes in float64 throughout, on feeds that nothing narrows."""
+    if not runner.evaluator.settings.truth:
+        raise ArgumentError(
+            "this truth is none", got="an evaluator that computes in the model's types",
+            expected="one that computes in float64", hint="TorchOnnxEvaluator(model, truth=True)",
+        )  # fmt: skip
+    if runner.dtype not in (None, torch.float64):
+        raise ArgumentError(
+            "the feeds of the truth are rounded", got=str(runner.dtype), expected="no dtype"
+        )
+
+
+def _check_wide(step: Step) -> None:
+    """A kernel of the caller's gives float64, too."""
+    for value in step.outputs:
+        narrow = isinstance(value, torch.Tensor) and value.dtype != torch.float64
+        if narrow and value.is_floating_point():
+            raise ArgumentError(
+                f"node {step.node.label!r} of the truth", got=str(value.dtype), expected="float64",
+                hint="leave its custom kernel out of the truth",
+            )  # fmt: skip
 
 
 def _check_same(one: TorchOnnxEvaluator, other: TorchOnnxEvaluator) -> None:
@@ -260,6 +327,7 @@ def _row(
         row[f"largest {name}"], row[f"non-finite {name}"] = _extent(outputs)
     if truth is None or true is None:
         return row
+    _check_wide(true)
     ideal = truth.run_node(index, one.inputs)
     row["largest truth"], row["non-finite truth"] = _extent(true.outputs)
     for name, outputs, own in (("first", one.outputs, one.outputs),
@@ -281,7 +349,8 @@ def scaled(truth: Any, got: Any) -> tuple[float, float]:
     """Largest and RMS error of the floating tensors of two nested structures, in eps × RMS.
 
     The largest over the tensors; NaN where none is floating and narrower than float64. An infinity
-    or NaN that both have in the same place is no error; any other one is an infinite error.
+    or NaN that both have in the same place is no error; any other one is an infinite error. Where
+    no number of a tensor is finite there is nothing to measure: NaN.
     """
     errors = [
         _scaled(t, g)
@@ -290,9 +359,10 @@ def scaled(truth: Any, got: Any) -> tuple[float, float]:
         and t.is_floating_point() and g.is_floating_point()
         and g.dtype != torch.float64 and t.shape == g.shape
     ]  # fmt: skip
-    if not errors:
+    known = [pair for pair in errors if not math.isnan(pair[0])]
+    if not known:
         return math.nan, math.nan
-    return max(largest for largest, _ in errors), max(rms for _, rms in errors)
+    return max(largest for largest, _ in known), max(rms for _, rms in known)
 
 
 def _scaled(truth: torch.Tensor, got: torch.Tensor) -> tuple[float, float]:
@@ -302,6 +372,8 @@ def _scaled(truth: torch.Tensor, got: torch.Tensor) -> tuple[float, float]:
         t, g = truth[~finite], got[~finite].to(torch.float64)
         if not bool(((t == g) | (t.isnan() & g.isnan())).all()):
             return math.inf, math.inf
+        if not bool(finite.any()):
+            return math.nan, math.nan
         truth, got = truth[finite], got[finite]
     error = scaled_error(truth, got)
     return error.largest, error.rms

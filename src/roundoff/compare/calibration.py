@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from roundoff.describe import TypedTensor, as_tensor
@@ -122,12 +122,15 @@ class CalibratedTolerance:
     def __str__(self) -> str:
         if not self.found:
             return f"no tolerance can be defended: {self.reason}"
-        tail = ", if their differences have a power law's tail or a lighter one"
+        return f"rtol={self.rtol:.2g}, atol={self.atol:.2g}. {self.terms()}"
+
+    def terms(self) -> str:
+        """The two error rates, and what it assumes."""
+        tail = ", if differences have a power law's tail or a lighter one"
         return (
-            f"rtol={self.rtol:.2g}, atol={self.atol:.2g}, calibrated on {self.feeds} inputs: at "
-            f"most 1 fresh one in {round(1 / self.false_alarms)} fails"
-            f"{tail if self.extrapolated else ''}; a fault of less than {self.passes:.2g} × RMS "
-            f"passes. For {_ASSUMES}."
+            f"Calibrated on {self.feeds} inputs: at most 1 fresh one in "
+            f"{round(1 / self.false_alarms)} fails{tail if self.extrapolated else ''}; a fault "
+            f"below {self.passes:.2g} of the RMS passes. It holds for {_ASSUMES}."
         )
 
 
@@ -147,6 +150,7 @@ class Calibration:
 
     def __init__(self) -> None:
         self.scores: list[float] = []
+        self.sizes: list[float] = []
         self.info: DType | None = None
         self.rms = 0.0
         self._reason = ""
@@ -161,20 +165,30 @@ class Calibration:
         ShapeError
             The shapes differ.
         """
-        a, b = _typed(got), _typed(expected)
+        self.add_worst([(got, expected)])
+
+    def add_worst(self, pairs: Sequence[tuple[Any, Any]]) -> None:
+        """Take in several pairs of results of one input: the one that differs most counts."""
+        steps = [self._score(_typed(got), _typed(expected)) for got, expected in pairs]
+        known = [s for s in steps if s is not None]
+        if known:
+            self.scores.append(max(known))
+            self.sizes.append(_rms(_typed(pairs[0][1])))
+
+    def _score(self, a: TypedTensor, b: TypedTensor) -> float | None:
+        """Largest difference in steps; None where there is none to count."""
         floats = [t.info for t in (a, b) if t.info.is_float and t.info.precision > 1]
         if len(floats) < 2:
             names = " and ".join(sorted({a.info.name, b.info.name}))
             self._reason = f"the results are {names}: count the elements that differ"
-            return
+            return None
         if self.info is None:
             self.info = min(floats, key=lambda i: i.precision)
         self.rms = self.rms or _rms(b)
-        if a.tensor.numel():
-            self.scores.append(self._steps(a, b))
+        return self._steps(a, b) if a.tensor.numel() or b.tensor.numel() else None
 
     def _steps(self, a: TypedTensor, b: TypedTensor) -> float:
-        """Largest difference in steps."""
+        """Largest difference in steps; infinities and NaN in the same place differ by nothing."""
         assert self.info is not None
         most, finite = 0.0, 0
         for one, other in _pieces(a, b):

@@ -11,20 +11,23 @@ from typing import Any
 import onnx
 import torch
 
-from roundoff.compare import max_diff, round_up
+from roundoff.compare import CalibratedTolerance, max_diff
+from roundoff.describe import tree_leaves
 from roundoff.errors import ArgumentError, ModelError, ShapeError, UnsupportedError
 from roundoff.evaluator import Step, TorchOnnxEvaluator
 from roundoff.evaluator.loading import read
-from roundoff.evaluator.values import to_value, type_name
+from roundoff.evaluator.values import type_name
 from roundoff.localization import Runner, localize, scaled
 from roundoff.ort import available, session, torch_tf32
 from roundoff.ort.tensors import onnxruntime
 from roundoff.timing import torch_precision
 
 from .advice import Advice
+from .calibrating import alike, as_feeds, calibrate, check_calibration, varied
 from .feeds import check_feeds, draw, drawn_shapes, limits
 from .memory import check_memory, has_external
-from .module import call_module, check_module, check_outputs
+from .module import call_module, check_mode, check_module, check_outputs
+from .quantization import Quantization, is_quantized, quantization_cost
 from .result import OUTPUT_COLUMNS, SOURCES, RuntimeComparison
 
 __all__ = ["compare_runtimes"]
@@ -32,6 +35,10 @@ __all__ = ["compare_runtimes"]
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 #: Two errors are called equal when the larger is at most this many times the smaller.
 _EQUAL = 1.1
+#: A module whose error is this many times those of both runtimes computes something else.
+_ELSEWHERE = 16.0
+#: Feeds that a tolerance is calibrated on by default, beside those of the comparison.
+_CALIBRATION = 32
 
 
 def compare_runtimes(
@@ -44,6 +51,7 @@ def compare_runtimes(
     sizes: Mapping[str, int] | None = None,
     seed: int = 0,
     memory_gib: float | None = None,
+    calibration: int | Sequence[Mapping[str, Any]] = _CALIBRATION,
 ) -> RuntimeComparison:
     """Which node makes PyTorch and ONNX Runtime differ, which is nearer the truth, what to set.
 
@@ -71,10 +79,22 @@ def compare_runtimes(
         Seed of what is drawn.
     memory_gib : float, optional
         Memory that the comparison may use; by default what the machine has free.
+    calibration : int or sequence of mappings, default 32
+        The feeds, beside those of the comparison, from whose differences the tolerances come
+        (:func:`~roundoff.compare.calibrated_tolerance`): how many to draw, 0 for none, or feeds of
+        your own, 15 or more. Each is run by both runtimes and the module. Where *feeds* are given
+        the values of each are drawn from its own, independently: ranges and signs are kept, what
+        relates one element to another is not, and integers, masks and tensors of fewer than 16
+        different values stay. With 299 the tail of the differences need not be assumed.
 
     Returns
     -------
     RuntimeComparison
+        Its ``advice`` has an answer of its own for NaN and infinities in the inputs, for those that
+        the model makes in float64, too, for an overflow of one type, and for a quantised model,
+        whose ``quantization`` says what that costs and at which node. Its ``tolerances`` fail at
+        most one fresh feed of the same kind in 300, and say how large a fault passes, or why no
+        tolerance can be defended.
 
     Raises
     ------
@@ -83,10 +103,10 @@ def compare_runtimes(
     ModelSizeError
         The comparison would not fit in memory; known before anything large is allocated.
     UnsupportedError
-        An operator has no kernel, or an input can't be drawn.
+        An operator has no kernel, a provider is not there, or an input can't be drawn.
     ArgumentError, DtypeError, ShapeError
-        A feed is missing, unknown, or not what the model declares; or the module's inputs or
-        outputs are not the model's.
+        An argument is of another kind; a feed is missing, unknown, or not what the model declares;
+        the module is in training mode, or its inputs or outputs are not the model's.
 
     Examples
     --------
@@ -105,6 +125,8 @@ def compare_runtimes(
         raise ModelError(
             "not a model", got=type(model).__name__, expected="path, bytes, ModelProto"
         )
+    _check_options(tf32, seed, memory_gib)
+    check_calibration(calibration)
     if module is not None:
         check_module(module)
     providers = _providers(providers)
@@ -115,30 +137,79 @@ def compare_runtimes(
     else:
         if sizes is not None:
             raise ArgumentError("sizes are for inputs that are drawn", hint="leave out feeds")
-        feeds = {name: to_value(value) for name, value in feeds.items()}
-        check_feeds(proto, feeds)
+        feeds = _checked(proto, feeds, "feeds")
         shapes = {name: tuple(getattr(value, "shape", ())) for name, value in feeds.items()}
+    if not isinstance(calibration, int):
+        calibration = [_checked(proto, fed, "calibration") for fed in calibration]
     check_memory(proto, shapes, _is_cuda(providers), memory_gib)
     # All evaluators share one proto; data in other files is only reachable by the path.
     shared = model if folder is not None and has_external(proto) else proto
     setup = _Setup(proto, shared, proto if folder is None else model, providers, tf32)
-    try:
-        return setup.compare(feeds, shapes, seed, module)
-    except (ModelError, ShapeError, UnsupportedError) as error:
-        if feeds is None and error.hint is None:
-            error.hint = "feeds= that the model takes, or sizes= of its dimensions"
-        raise
+    return setup.compare(feeds, shapes, seed, module, calibration)
 
 
-def _providers(providers: Sequence[Any] | None) -> Sequence[Any]:
-    if providers is not None:
-        return providers
-    return [CUDA] if torch.cuda.is_available() and available([CUDA]) else [CPU]
+def _check_options(tf32: Any, seed: Any, memory_gib: Any) -> None:
+    if tf32 is not None and not isinstance(tf32, bool):
+        raise ArgumentError("tf32", got=repr(tf32), expected="True, False or None")
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
+        raise ArgumentError("seed", got=repr(seed), expected="an integer from 0 to 2**63 - 1")
+    if memory_gib is None:
+        return
+    number = isinstance(memory_gib, (int, float)) and not isinstance(memory_gib, bool)
+    if not number or not memory_gib > 0:
+        raise ArgumentError("memory_gib", got=repr(memory_gib), expected="a positive number")
+
+
+def _checked(proto: onnx.ModelProto, feeds: Any, what: str) -> dict[str, Any]:
+    """Feeds as values of the evaluator, of the names, types and shapes that the model declares."""
+    if not isinstance(feeds, Mapping):
+        raise ArgumentError(
+            what, got=type(feeds).__name__, expected="a mapping of input names to tensors"
+        )
+    (values,) = as_feeds([feeds])
+    check_feeds(proto, values)
+    return values
+
+
+def _providers(providers: Any) -> Sequence[Any]:
+    if providers is None:
+        return [CUDA] if torch.cuda.is_available() and available([CUDA]) else [CPU]
+    if isinstance(providers, (str, bytes)) or not isinstance(providers, Sequence) or not providers:
+        raise ArgumentError(
+            "providers", got=repr(providers), expected="a sequence of provider names"
+        )
+    for item in providers:
+        pair = isinstance(item, (tuple, list)) and len(item) == 2 and isinstance(item[1], Mapping)
+        name = item[0] if pair else item
+        if not isinstance(name, str):
+            raise ArgumentError(
+                "providers", got=repr(item), expected="names, or (name, options) pairs"
+            )
+        if not available([name]):
+            have = onnxruntime.get_available_providers()
+            raise UnsupportedError(
+                "this build of ONNX Runtime lacks a provider", got=name,
+                expected=f"one of {', '.join(have)}",
+            )  # fmt: skip
+        if name == CUDA and not torch.cuda.is_available():
+            raise UnsupportedError("torch sees no GPU", got=name, hint=f'providers=["{CPU}"]')
+    return providers
 
 
 def _is_cuda(providers: Sequence[Any]) -> bool:
     first = providers[0] if providers else ""
     return (first if isinstance(first, str) else first[0]) == CUDA
+
+
+@contextlib.contextmanager
+def _running(drawn: bool) -> Iterator[None]:
+    """What fails while drawn feeds run may be due to them; what fails before is not."""
+    try:
+        yield
+    except (ModelError, ShapeError) as error:
+        if drawn and error.hint is None:
+            error.hint = "feeds= that the model takes, or sizes= of its dimensions"
+        raise
 
 
 class _Recorded(Runner):
@@ -187,47 +258,64 @@ class _Setup:
     def evaluator(self, **options: Any) -> TorchOnnxEvaluator:
         return TorchOnnxEvaluator(self.model, self.providers, **options)
 
-    def session(self, feeds: Mapping[str, Any], optimization: str = "all") -> list[Any]:
-        """Outputs of one session of the whole model."""
+    def session(self, optimization: str = "all") -> Any:
+        """One session of the whole model."""
         try:
-            whole = session(self.file, self.providers, optimization=optimization)
+            return session(self.file, self.providers, optimization=optimization)
         except UnsupportedError as error:
             error.hint = error.hint or "another provider, or the model in another element type"
             raise
-        return whole.run(feeds)
 
     def inside(self) -> contextlib.AbstractContextManager[Any]:
         return torch_precision(self.torch_tf32) if self.cuda else contextlib.nullcontext()
 
     def compare(
         self, feeds: Mapping[str, Any] | None, shapes: Mapping[str, tuple[int, ...]], seed: int,
-        module: Any,
+        module: Any, calibration: Any,
     ) -> RuntimeComparison:  # fmt: skip
+        import pandas
+
         fed, frame, truth, results, device = self._by_node(feeds, shapes, seed)
         names = [o.name for o in self.proto.graph.output]
+        inputs = [i.name for i in self.proto.graph.input]
         if module is not None:
-            inputs = [i.name for i in self.proto.graph.input]
             with self.inside():
-                results["module"] = call_module(module, inputs, fed, device)
+                results["module"] = check_mode(module, inputs, fed, device)
             check_outputs(names, results["torch"], results["module"])
+        quantization = self._quantization(fed, truth, module, results.get("module"))
         rows = [
             _output_row(name, true, {side: values[k] for side, values in results.items()})
             for k, (name, true) in enumerate(zip(names, truth, strict=True))
         ]
+        same = module is not None and quantization is None and not _is_elsewhere(rows)
+        if same or module is None or quantization is not None:
+            tolerances = self._tolerances(
+                feeds, fed, shapes, seed, module if same else None, calibration, results, device
+            )
+        else:
+            reason = "the ONNX model does not compute what the module does"
+            tolerances = {name: CalibratedTolerance(reason=reason) for name in names}
+        for row in rows:
+            row["rtol"], row["atol"] = (
+                getattr(tolerances[row["output"]], k) for k in ("rtol", "atol")
+            )
         columns = [c for c in OUTPUT_COLUMNS if module is not None or "module" not in c]
-        import pandas
-
         outputs = pandas.DataFrame(rows, columns=columns)
         differs = bool((outputs["session abs"] != 0).any())
         level = self._level(fed, results["nodes"]) if differs else None
         tf32 = (self.torch_tf32, self.ort_tf32)
-        advice = Advice(frame, outputs, tf32, level, module, device).sentences()
+        advice = Advice(
+            frame, outputs, tf32, level, module, device, tolerances, quantization, _odd(fed),
+            _is_elsewhere(rows),
+        )  # fmt: skip
         types = ", ".join(sorted({row["type"].partition("[")[0] for row in rows}))
         where = (
             f"{self.proto.graph.name or 'a model'}, {types}, {device}: "
             f"torch {torch.__version__}, ONNX Runtime {onnxruntime.__version__}"
         )
-        return RuntimeComparison(frame, outputs, advice, where)
+        return RuntimeComparison(
+            frame, outputs, advice.sentences(), where, tolerances, quantization
+        )
 
     def _by_node(
         self, feeds: Mapping[str, Any] | None, shapes: Mapping[str, tuple[int, ...]], seed: int
@@ -236,27 +324,105 @@ class _Setup:
 
         The evaluators and their copies of the weights end here.
         """
-        first = self.evaluator()
+        first, drawn = self.evaluator(), feeds is None
         if feeds is None:
-            inputs = {i.name: i for i in self.proto.graph.input}
-            feeds = draw(inputs, shapes, limits(first, shapes), seed)
-        results = {"ORT": self.session(feeds)}
+            feeds = self._draw(first, shapes, seed)
         runners = [
             _Recorded("torch", first, self.inside),
             _Recorded("ORT", self.evaluator(kernels=("ort", "torch", "reference"))),
         ]
         true = _Recorded("truth", self.evaluator(truth=True))
-        nodes = localize(runners[0], runners[1], feeds, truth=true).frame
+        whole = self.session()
+        with _running(drawn):
+            results = {"ORT": whole.run(feeds)}
+            nodes = localize(runners[0], runners[1], feeds, truth=true).frame
+            results["torch"], results["nodes"], truth = (r.outputs(feeds) for r in (*runners, true))
         frame = nodes[list(SOURCES.values())].set_axis(list(SOURCES), axis=1)
-        results["torch"], results["nodes"], truth = (r.outputs(feeds) for r in (*runners, true))
         return feeds, frame, truth, results, first.settings.device
+
+    def _draw(
+        self, evaluator: TorchOnnxEvaluator, shapes: Mapping[str, tuple[int, ...]], seed: int
+    ) -> dict[str, Any]:
+        inputs = {i.name: i for i in self.proto.graph.input}
+        return draw(inputs, shapes, limits(evaluator, shapes), seed)
 
     def _level(self, feeds: Mapping[str, Any], nodes: list[Any]) -> str:
         """The first level of graph optimisation whose session differs from its nodes."""
         for level in ("none", "basic", "extended", "layout"):
-            if max_diff(nodes, self.session(feeds, level))["abs"] != 0:
+            if max_diff(nodes, self.session(level).run(feeds))["abs"] != 0:
                 return level
         return "all"
+
+    def _quantization(
+        self, feeds: Mapping[str, Any], truth: list[Any], module: Any, results: list[Any] | None
+    ) -> Quantization | None:
+        if not is_quantized(self.proto):
+            return None
+        proto = onnx.load(self.model) if self.model is not self.proto else self.proto
+        return quantization_cost(proto, feeds, truth, module, results)
+
+    def _tolerances(
+        self, given: Mapping[str, Any] | None, fed: Mapping[str, Any],
+        shapes: Mapping[str, tuple[int, ...]], seed: int, module: Any, calibration: Any,
+        results: Mapping[str, list[Any]], device: torch.device,
+    ) -> dict[str, CalibratedTolerance]:  # fmt: skip
+        """Of each output, from how the runtimes and the module differ on more feeds."""
+        names = [o.name for o in self.proto.graph.output]
+        if calibration == 0:
+            told = CalibratedTolerance(reason="none was calibrated: calibration=0")
+            return dict.fromkeys(names, told)
+        evaluator, whole = self.evaluator(), self.session()
+        inputs = [i.name for i in self.proto.graph.input]
+        runner = Runner("torch", evaluator, self.inside)
+
+        def run(feeds: Mapping[str, Any]) -> list[list[tuple[Any, Any]]]:
+            with self.inside():
+                sides = [runner.evaluator.run(None, feeds)]
+                if module is not None:
+                    sides.append(call_module(module, inputs, feeds, device))
+            return _paired(sides, whole.run(feeds))
+
+        sides = [results["torch"], *([results["module"]] if module is not None else [])]
+        first = _paired(sides, results["ORT"])
+        if not isinstance(calibration, int):
+            return calibrate(run, names, first, calibration, False)
+        if given is None:
+            seeds = (1_000_003 * (k + 1) + seed for k in range(calibration))
+            more = (self._draw(evaluator, shapes, s % 2**63) for s in seeds)
+            return calibrate(run, names, first, more, False)
+        tables = set(limits(evaluator, shapes))
+        if not varied(fed, tables):
+            told = CalibratedTolerance(
+                reason="the feeds have no values to draw others from: give calibration=[feeds, …]"
+            )
+            return dict.fromkeys(names, told)
+        return calibrate(run, names, first, alike(fed, tables, calibration, seed), True)
+
+
+def _paired(sides: Sequence[list[Any]], expected: list[Any]) -> list[list[tuple[Any, Any]]]:
+    """For each output the pairs (torch, ORT) and (module, ORT)."""
+    return [[(side[k], other) for side in sides] for k, other in enumerate(expected)]
+
+
+def _odd(feeds: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
+    """Input -> how many NaN and infinities it holds, where there are any."""
+    counts = {}
+    for name, value in feeds.items():
+        if isinstance(value, torch.Tensor) and value.is_floating_point():
+            pair = int(value.isnan().sum()), int(value.isinf().sum())
+            if any(pair):
+                counts[name] = pair
+    return counts
+
+
+def _is_elsewhere(rows: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the module's error is far above those of both runtimes."""
+    known = [row for row in rows if not math.isnan(row.get("error module", math.nan))]
+    if not known:
+        return False
+    errors = [row[f"error {side}"] for row in known for side in ("torch", "ORT")]
+    most = max((e for e in errors if not math.isnan(e)), default=0.0)
+    return bool(max(row["error module"] for row in known) > _ELSEWHERE * max(most, 1.0))
 
 
 def _output_row(name: str, truth: Any, results: Mapping[str, Any]) -> dict[str, Any]:
@@ -266,12 +432,22 @@ def _output_row(name: str, truth: Any, results: Mapping[str, Any]) -> dict[str, 
     for side in ("torch", "ORT", "module"):
         if side in results:
             row[f"error {side}"], row[f"rms {side}"] = scaled(truth, results[side])
-    worst = max(_distance(truth, results[side]) for side in ("torch", "ORT"))
-    row["atol"] = round_up(2 * worst) if worst >= 0 else math.nan
     row["nearer"] = _nearer(row, truth, results)
     if "module" in results:
         row["module abs"] = _distance(results["torch"], results["module"])
+    sides = {"truth": truth, "torch": results["torch"], "ORT": results["ORT"]}
+    row |= {f"non-finite {side}": _non_finite(value) for side, value in sides.items()}
+    row["elements"] = _elements(results["torch"])
     return row
+
+
+def _non_finite(value: Any) -> int:
+    tensors = [t for t in tree_leaves(value) if isinstance(t, torch.Tensor)]
+    return sum(int(t.numel() - t.isfinite().sum()) for t in tensors if t.is_floating_point())
+
+
+def _elements(value: Any) -> int:
+    return sum(t.numel() for t in tree_leaves(value) if isinstance(t, torch.Tensor))
 
 
 def _distance(one: Any, other: Any) -> float:
@@ -279,10 +455,12 @@ def _distance(one: Any, other: Any) -> float:
 
 
 def _nearer(row: Mapping[str, Any], truth: Any, results: Mapping[str, Any]) -> str:
-    if row["abs"] == 0:
-        return "equal"
+    if _is_undefined(row):
+        return "neither"
     errors = [float(row[f"rms {side}"]) for side in ("torch", "ORT")]
-    if "float64" in row["type"]:  # the truth is no more precise
+    if min(errors) == math.inf:  # both overflow
+        return "neither"
+    if row["abs"] == 0 or "float64" in row["type"]:  # the truth is no more precise
         return "equal"
     if all(math.isnan(e) for e in errors):  # not floating: the sum of absolute errors
         errors = [float(max_diff(truth, results[side])["sum"]) for side in ("torch", "ORT")]
@@ -290,3 +468,10 @@ def _nearer(row: Mapping[str, Any], truth: Any, results: Mapping[str, Any]) -> s
     if max(errors) <= _EQUAL * min(errors):
         return "equal"
     return "torch" if errors[0] < errors[1] else "ORT"
+
+
+def _is_undefined(row: Mapping[str, Any]) -> bool:
+    """Whether a floating output is NaN or infinite in float64, or in both runtimes, altogether."""
+    everywhere = [math.isnan(row[f"rms {side}"]) for side in ("torch", "ORT")]
+    floating = row["type"].partition("[")[0] in ("float32", "float16", "bfloat16")
+    return floating and all(everywhere) and not row["type"].endswith("[0]")

@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 
+from roundoff.compare import max_diff
 from roundoff.describe import tree_leaves
 from roundoff.errors import ArgumentError, RoundoffError, ShapeError
 from roundoff.evaluator.values import type_name
 
-__all__ = ["call_module", "check_module", "check_outputs"]
+__all__ = ["call_module", "check_mode", "check_module", "check_outputs"]
 
 
 def check_module(module: Any) -> None:
@@ -21,13 +22,60 @@ def check_module(module: Any) -> None:
         raise ArgumentError("module", got=type(module).__name__, expected="a torch.nn.Module")
     if not isinstance(module, torch.nn.Module):
         return
-    kinds = (torch.nn.modules.dropout._DropoutNd, torch.nn.modules.batchnorm._BatchNorm)
     for name, part in module.named_modules():
-        if part.training and isinstance(part, kinds):
-            raise ArgumentError(
-                "the module is in training mode", got=f"{type(part).__name__} {name!r}",
-                expected="a module that gives the same twice", hint="module.eval()",
-            )  # fmt: skip
+        if part.training and _trains(part):
+            raise _in_training(f"{type(part).__name__} {name!r}")
+
+
+def _trains(part: torch.nn.Module) -> bool:
+    """Whether a module of this class computes something else in training mode."""
+    if isinstance(part, torch.nn.modules.instancenorm._InstanceNorm):
+        return part.track_running_stats
+    if isinstance(part, torch.nn.RNNBase):
+        return part.dropout > 0
+    kinds = (torch.nn.modules.dropout._DropoutNd, torch.nn.modules.batchnorm._BatchNorm)
+    return isinstance(part, kinds)
+
+
+def _in_training(got: str) -> ArgumentError:
+    return ArgumentError(
+        "the module is in training mode", got=got, expected="a module that gives the same twice",
+        hint="module.eval()",
+    )  # fmt: skip
+
+
+def check_mode(
+    module: Any, names: Sequence[str], feeds: Mapping[str, Any], device: torch.device
+) -> list[Any]:
+    """Outputs of the module, in order; an ArgumentError where training mode changes them.
+
+    Modules are in training mode until ``eval()`` is called, which most of them do not look at:
+    what one of the caller's own does, such as dropout by a function, only a run shows. Buffers and
+    torch's random state stay what they are.
+    """
+    training = isinstance(module, torch.nn.Module) and any(m.training for m in module.modules())
+    if not training:
+        return call_module(module, names, feeds, device)
+    modes = {part: part.training for part in module.modules()}
+    buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    cards = [device] if device.type == "cuda" else []
+    try:
+        module.eval()
+        still = call_module(module, names, feeds, device)
+        for part, mode in modes.items():
+            part.training = mode
+        with torch.random.fork_rng(cards):
+            moved = call_module(module, names, feeds, device)
+    finally:
+        for part, mode in modes.items():
+            part.training = mode
+        with torch.no_grad():
+            for name, buffer in module.named_buffers():
+                buffer.copy_(buffers[name])
+    difference = max_diff(still, moved)
+    if difference["abs"] != 0:
+        raise _in_training(f"outputs that differ by {difference['abs']:.3g} from those of eval()")
+    return moved
 
 
 def call_module(

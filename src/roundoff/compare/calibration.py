@@ -8,15 +8,18 @@ last place of b. The score of an input is its largest number of steps. A toleran
 From the scores s_1 … s_n of n inputs, c is chosen so that a fresh input of the same kind exceeds it
 with a probability of at most p:
 
-- n + 1 ≥ 1 / p: c = 1 + max s. Where the inputs can be exchanged for each other, a fresh one
-  exceeds the largest of n with a probability of 1 / (n + 1), whatever the distribution.
-- fewer: log(1 + s) is taken to have an exponential tail, so that 1 + s may have a power law's. Of
-  the k = n / 2 largest let b be the mean of log(1 + s) − u, u being the largest of the others.
-  A fresh score then exceeds exp(u + y) with probability (k / n) (1 + y / (k b))^(−k), in which the
-  error of b is counted; y is chosen for 0.3 p, since the tail is an assumption.
+- It is at least 1 + max s. Where the inputs can be exchanged for each other, a fresh one exceeds
+  the largest of n with a probability of 1 / (n + 1), whatever the distribution: n + 1 ≥ 1 / p
+  inputs need no other assumption.
+- With fewer, log(1 + s) is taken to have an exponential tail, so that 1 + s may have a power law's.
+  Of the k = n / 2 largest let b be the mean of log(1 + s) − u, u being the largest of the
+  others. A fresh score then exceeds exp(u + y) with probability (k / n) (1 + y / (k b))^(−k), in
+  which the error of b is counted; y is chosen for 0.3 p, since the tail is an assumption. A kind
+  of input that is rare and far off, and of which none was seen, is against it.
+- It is at least 2: each result may be a unit in the last place from the truth.
 
-The 1 in 1 + s is one unit in the last place: results are multiples of it, so that a score may jump
-by one where no input of the calibration did. It is the floor of every tolerance, too.
+The 1 in 1 + s is one more last place: results are multiples of it, so that a score may jump by one
+where no input of the calibration did.
 """
 
 from __future__ import annotations
@@ -39,8 +42,12 @@ __all__ = ["FALSE_ALARMS", "LEAST", "CalibratedTolerance", "Calibration", "calib
 FALSE_ALARMS = 1 / 300
 #: Fewest inputs whose scores show a tail.
 LEAST = 16
+#: Fewest steps of a tolerance.
+_FLOOR = 2.0
 #: Part of the false alarms for which an assumed tail is extrapolated.
 _CAREFUL = 0.3
+#: Largest margin of a tolerance whose inputs are many enough without one.
+_MARGIN = 2.0
 #: A tolerance this many times all scores is made by the assumed tail, not by the inputs.
 _STRETCHED = 10.0
 #: Steps beyond which a type of few digits says nothing; see :func:`_widest`.
@@ -68,8 +75,8 @@ class CalibratedTolerance:
     false_alarms : float
         Probability, at most, with which a fresh input of the same kind exceeds it.
     passes : float
-        A fault that changes every element by less than this share of the output's root mean square
-        is not seen: 2 rtol.
+        A fault that changes no element by more than this share of the output's root mean square
+        is not seen; one of a few times that is.
     extrapolated : bool
         Whether a tail was assumed: false with 1 / false_alarms inputs or more.
     reason : str
@@ -126,11 +133,12 @@ class CalibratedTolerance:
 
     def terms(self) -> str:
         """The two error rates, and what it assumes."""
-        tail = ", if differences have a power law's tail or a lighter one"
+        rate = f"at most 1 fresh one in {round(1 / self.false_alarms)} fails"
+        if self.extrapolated:
+            rate += ", if differences have a power law's tail or a lighter one"
         return (
-            f"Calibrated on {self.feeds} inputs: at most 1 fresh one in "
-            f"{round(1 / self.false_alarms)} fails{tail if self.extrapolated else ''}; a fault "
-            f"below {self.passes:.2g} of the RMS passes. It holds for {_ASSUMES}."
+            f"Calibrated on {self.feeds} inputs: {rate}. A fault that moves no element by "
+            f"{self.passes:.2g} of the RMS passes. It holds for {_ASSUMES}."
         )
 
 
@@ -230,10 +238,13 @@ class Calibration:
         eps = self.info.eps
         extrapolated = n + 1 < 1 / false_alarms
         most = 1 + max(self.scores)
-        steps = max(most, _tail(self.scores, _CAREFUL * false_alarms)) if extrapolated else most
+        tail = _tail(self.scores, _CAREFUL * false_alarms)
+        if not extrapolated:  # no assumption is needed, and the tail is only a margin
+            tail = min(tail, _MARGIN * most)
+        steps = max(_FLOOR, most, tail)
         if not steps * eps <= _widest(self.info):
             return dataclasses.replace(told, reason=self._too_wide(steps))
-        if steps > _STRETCHED * most:
+        if steps > max(_FLOOR, _STRETCHED * most):
             reason = (
                 f"the largest of the {n} inputs differs by {most - 1:.2g} last places, and their "
                 f"tail reaches {steps:.2g}: calibrate on {math.ceil(1 / false_alarms)} inputs"
@@ -242,7 +253,7 @@ class Calibration:
         least = self.info.tiny * eps  # the spacing of the subnormal numbers
         rtol, atol = round_up(steps * eps), round_up(max(steps * eps * self.rms, least))
         return dataclasses.replace(
-            told, rtol=rtol, atol=atol, passes=2 * rtol, extrapolated=extrapolated
+            told, rtol=rtol, atol=atol, passes=rtol, extrapolated=extrapolated
         )
 
     def _too_wide(self, steps: float) -> str:
@@ -259,17 +270,22 @@ def calibrated_tolerance(
 ) -> CalibratedTolerance:
     """A tolerance for two computations of one tensor, from both results on many inputs.
 
-    The floor of ``rtol`` is eps: one unit in the last place. With fewer than 1 / *false_alarms*
-    inputs the tail of the differences is assumed to be a power law's, or lighter, and
-    extrapolated. Where no tolerance can be defended, ``reason`` says why: infinities or NaN on one
-    side, integers, a difference beyond what rounding explains, or too few inputs for their spread.
+    The floor of ``rtol`` is 2 eps: a unit in the last place of each result. With fewer than
+    1 / *false_alarms* inputs the tail of the differences is assumed to be a power law's, or
+    lighter, and extrapolated. Where no tolerance can be defended, ``reason`` says why: infinities
+    or NaN on one side, integers, a difference beyond what rounding explains, or too few inputs for
+    their spread.
 
     It holds for inputs like those given, on these two implementations: of the same ranges, signs
     and shapes. More cancellation, a larger \\|mean\\| / std before a LayerNorm, and underflow need
     a calibration of their own. It says nothing about which of the two is right.
 
-    Of 300 fresh inputs none to one fails, over twelve models in three types. What passes is as
-    large as ``passes`` says: see ``tests/paths/test_tolerances.py`` for faults that are caught.
+    Its two error rates, for twelve models in float32, float16 and bfloat16: of 300 fresh inputs of
+    each none fails. Of 21 faults all are caught in float32: a scale of 0.001 %, an epsilon of 1e-6
+    for 1e-5 and TF32 included. In float16 seven pass, all below 0.2 % of the output (the scale of
+    0.1 %, either epsilon, tanh GELU for erf, operands cut to 10 bits); a scale of 1 % and int8
+    weights are caught. In bfloat16 a scale of 1 %, int8 weights and a variance over n − 1 pass,
+    too; ten faults of 8 % and more are caught.
 
     Parameters
     ----------

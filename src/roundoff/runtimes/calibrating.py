@@ -18,6 +18,8 @@ __all__ = ["LEAST_FEEDS", "alike", "as_feeds", "calibrate", "check_calibration",
 LEAST_FEEDS = 16
 #: A tensor of fewer values, or of fewer different ones, is a setting or a mask: it stays.
 _FEW = 16
+#: Steps between the quantiles that are drawn from.
+_QUANTILES = 1 << 14
 #: Outputs this many times larger or smaller than those of the feeds given are of another kind.
 _OTHER_SIZE = 4.0
 
@@ -26,7 +28,9 @@ Run = Callable[[Mapping[str, Any]], list[list[tuple[Any, Any]]]]
 
 
 def check_calibration(value: Any) -> None:
-    """Raise unless it is a number of feeds or a sequence of feeds."""
+    """Raise unless it is None, a number of feeds or a sequence of feeds."""
+    if value is None:
+        return
     if isinstance(value, int) and not isinstance(value, bool):
         if value != 0 and value < LEAST_FEEDS:
             raise ArgumentError(
@@ -51,7 +55,7 @@ def alike(
 ) -> Iterator[dict[str, Any]]:
     """Feeds whose values are drawn from those of *feeds*, each independently.
 
-    Floats are drawn between neighbours among the sorted values: they have the same range, signs
+    Floats are drawn from their quantiles, and between neighbours: they have the same range, signs
     and share of zeros. Integers that index a table (*tables* names them) are drawn from those
     given. Everything else stays: bools, other integers, floats with few different values or with
     an infinity or NaN (masks). What relates one element to another is lost.
@@ -72,7 +76,7 @@ def varied(feeds: Mapping[str, Any], tables: Iterable[str]) -> list[str]:
 
 
 def _values(value: Any, indexes: bool) -> torch.Tensor | None:
-    """The sorted values to draw from; None where the feed stays as it is."""
+    """The values to draw from, all as often; None where the feed stays as it is."""
     if not isinstance(value, torch.Tensor) or value.is_complex() or not value.numel():
         return None
     if not value.is_floating_point():
@@ -81,18 +85,18 @@ def _values(value: Any, indexes: bool) -> torch.Tensor | None:
     if len(wide) < _FEW or not bool(wide.isfinite().all()):
         return None
     ordered = wide.sort().values
-    different = 1 + int((ordered.diff() != 0).sum())
-    return ordered if different >= _FEW else None
+    if 1 + int((ordered.diff() != 0).sum()) < _FEW:
+        return None
+    # Between the sorted values, so that few of them give many, and many fit in a core's cache.
+    place = torch.linspace(0, len(ordered) - 1, _QUANTILES + 1, dtype=torch.float64)
+    below = place.long().clamp_(max=len(ordered) - 2)
+    between = ordered[below] + (ordered[below + 1] - ordered[below]) * (place - below)
+    return between.to(value.dtype)
 
 
 def _draw(known: torch.Tensor, like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    if not known.is_floating_point():
-        chosen = torch.randint(0, len(known), (like.numel(),), generator=generator)
-        return known[chosen].reshape(like.shape).to(like.device)
-    place = torch.rand(like.numel(), generator=generator, dtype=torch.float64) * (len(known) - 1)
-    below = place.long().clamp_(max=len(known) - 2)
-    value = known[below] + (known[below + 1] - known[below]) * (place - below)
-    return value.reshape(like.shape).to(like.device, like.dtype)
+    chosen = torch.randint(0, len(known), like.shape, generator=generator)
+    return known[chosen].to(like.device)
 
 
 def calibrate(

@@ -37,8 +37,9 @@ CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 _EQUAL = 1.1
 #: A module whose error is this many times those of both runtimes computes something else.
 _ELSEWHERE = 16.0
-#: Feeds that a tolerance is calibrated on by default, beside those of the comparison.
-_CALIBRATION = 32
+#: Feeds that a tolerance is calibrated on by default, beside those of the comparison: of a model of
+#: up to so many multiplications, which takes milliseconds, and of a larger one.
+_SMALL, _OF_SMALL, _OF_LARGE = 2_000_000, 299, 24
 
 
 def compare_runtimes(
@@ -51,7 +52,7 @@ def compare_runtimes(
     sizes: Mapping[str, int] | None = None,
     seed: int = 0,
     memory_gib: float | None = None,
-    calibration: int | Sequence[Mapping[str, Any]] = _CALIBRATION,
+    calibration: int | Sequence[Mapping[str, Any]] | None = None,
 ) -> RuntimeComparison:
     """Which node makes PyTorch and ONNX Runtime differ, which is nearer the truth, what to set.
 
@@ -79,13 +80,14 @@ def compare_runtimes(
         Seed of what is drawn.
     memory_gib : float, optional
         Memory that the comparison may use; by default what the machine has free.
-    calibration : int or sequence of mappings, default 32
+    calibration : int or sequence of mappings, optional
         The feeds, beside those of the comparison, from whose differences the tolerances come
         (:func:`~roundoff.compare.calibrated_tolerance`): how many to draw, 0 for none, or feeds of
-        your own, 15 or more. Each is run by both runtimes and the module. Where *feeds* are given
-        the values of each are drawn from its own, independently: ranges and signs are kept, what
-        relates one element to another is not, and integers, masks and tensors of fewer than 16
-        different values stay. With 299 the tail of the differences need not be assumed.
+        your own, 15 or more. Each is run by both runtimes and the module. By default 299, which
+        need no assumption about the tail of the differences; 24 where a run has more than two
+        million multiplications. Where *feeds* are given the values of each are drawn from its own,
+        independently: ranges and signs are kept, what relates one element to another is not, and
+        integers, masks and tensors of fewer than 16 different values stay.
 
     Returns
     -------
@@ -139,7 +141,7 @@ def compare_runtimes(
             raise ArgumentError("sizes are for inputs that are drawn", hint="leave out feeds")
         feeds = _checked(proto, feeds, "feeds")
         shapes = {name: tuple(getattr(value, "shape", ())) for name, value in feeds.items()}
-    if not isinstance(calibration, int):
+    if calibration is not None and not isinstance(calibration, int):
         calibration = [_checked(proto, fed, "calibration") for fed in calibration]
     check_memory(proto, shapes, _is_cuda(providers), memory_gib)
     # All evaluators share one proto; data in other files is only reachable by the path.
@@ -218,12 +220,14 @@ class _Recorded(Runner):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.kept: dict[str, Any] = {}
+        self.work = 0
 
     def steps(self, feeds: Mapping[str, Any]) -> Iterator[Step]:
         names = set(self.evaluator.output_names)
         for step in super().steps(feeds):
             pairs = zip(step.node.outputs, step.outputs, strict=False)
             self.kept.update((n, x) for n, x in pairs if n in names)
+            self.work += _work(step)
             yield step
 
     def outputs(self, feeds: Mapping[str, Any]) -> list[Any]:
@@ -235,6 +239,17 @@ class _Recorded(Runner):
         return [self.kept[n] for n in names]
 
 
+def _work(step: Step) -> int:
+    """About how many multiplications a node takes."""
+    shapes = [getattr(x, "shape", ()) for x in step.inputs]
+    size = sum(math.prod(getattr(x, "shape", ())) for x in step.outputs)
+    if step.node.op_type in ("MatMul", "Gemm", "MatMulInteger") and shapes[0]:
+        return size * max(shapes[0])
+    if "Conv" in step.node.op_type and len(shapes) > 1:
+        return size * math.prod(shapes[1][1:])
+    return size
+
+
 @dataclasses.dataclass
 class _Setup:
     """One model, and the providers and switches with which each runtime runs it."""
@@ -244,6 +259,7 @@ class _Setup:
     file: Any  # what ONNX Runtime reads: a path where there is one
     providers: Sequence[Any]
     tf32: bool | None
+    work: int = 0  # of one run
 
     def __post_init__(self) -> None:
         self.cuda = _is_cuda(self.providers)
@@ -337,6 +353,7 @@ class _Setup:
             results = {"ORT": whole.run(feeds)}
             nodes = localize(runners[0], runners[1], feeds, truth=true).frame
             results["torch"], results["nodes"], truth = (r.outputs(feeds) for r in (*runners, true))
+        self.work = runners[0].work
         frame = nodes[list(SOURCES.values())].set_axis(list(SOURCES), axis=1)
         return feeds, frame, truth, results, first.settings.device
 
@@ -371,6 +388,8 @@ class _Setup:
         if calibration == 0:
             told = CalibratedTolerance(reason="none was calibrated: calibration=0")
             return dict.fromkeys(names, told)
+        if calibration is None:
+            calibration = _OF_SMALL if self.work <= _SMALL else _OF_LARGE
         evaluator, whole = self.evaluator(), self.session()
         inputs = [i.name for i in self.proto.graph.input]
         runner = Runner("torch", evaluator, self.inside)

@@ -39,7 +39,7 @@ _EQUAL = 1.1
 _ELSEWHERE = 16.0
 #: Feeds that a tolerance is calibrated on by default, beside those of the comparison: of a model of
 #: up to so many multiplications, which takes milliseconds, and of a larger one.
-_SMALL, _OF_SMALL, _OF_LARGE = 2_000_000, 299, 24
+_SMALL, _OF_SMALL, _OF_LARGE = 2_000_000, 299, 32
 
 
 def compare_runtimes(
@@ -84,7 +84,7 @@ def compare_runtimes(
         The feeds, beside those of the comparison, from whose differences the tolerances come
         (:func:`~roundoff.compare.calibrated_tolerance`): how many to draw, 0 for none, or feeds of
         your own, 15 or more. Each is run by both runtimes and the module. By default 299, which
-        need no assumption about the tail of the differences; 24 where a run has more than two
+        need no assumption about the tail of the differences; 32 where a run has more than two
         million multiplications. Where *feeds* are given the values of each are drawn from its own,
         independently: ranges and signs are kept, what relates one element to another is not, and
         integers, masks and tensors of fewer than 16 different values stay.

@@ -186,9 +186,16 @@ def test_a_recorded_graph_keeps_the_memory_that_it_reads(monkeypatch: pytest.Mon
     """Of two sizes, in turn: nobody else may be given the first one's memory."""
 
     class Graph:
+        def __init__(self, keep_graph: bool) -> None:
+            assert keep_graph
+
+        def raw_cuda_graph(self) -> int:
+            return 0
+
         def replay(self) -> None:
             pass
 
+    monkeypatch.setattr("roundoff.backend.program.copies_of_the_processor", lambda graph: "")
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
     monkeypatch.setattr(torch.cuda, "graph", lambda *a, **k: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
@@ -196,9 +203,10 @@ def test_a_recorded_graph_keeps_the_memory_that_it_reads(monkeypatch: pytest.Mon
     program = Program(built(nodes, {4}, "n"), CPU, KERNELS)
     graphs = CudaGraphProgram(program, [True, True], copy=True)
     held = []
-    for n in (4, 8, 4):
+    for n in (4, 4, 8, 8, 4):  # recorded at the second call
         graphs.run([torch.ones(2, n)] * 2, {"n": n})
         held.append([weakref.ref(t) for t in program.buffers.memory])
+    held = [held[1], held[3]]
     assert all(ref() is not None for refs in held for ref in refs)
 
 
@@ -222,7 +230,23 @@ def test_equal_partitions_have_one_signature_and_others_another() -> None:
 
 
 @torch.no_grad()
+def test_kernels_are_not_interpreted_beside_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled for the GPU, they would be handed tensors of the processor."""
+    monkeypatch.setattr("roundoff.kernels.interpreting", lambda: False)
+    options = OptimizationOptions("default+onnxruntime+experimental", interpret=True)
+    storage: dict[str, Any] = {}
+    backend = functools.partial(onnx_custom_backend, options=options, storage=storage)
+    gate, up = torch.randn(2, 8, 16), torch.randn(2, 8, 16)
+    swiglu = lambda a, b: torch.nn.functional.silu(a) * b  # noqa: E731
+    torch.testing.assert_close(torch.compile(swiglu, backend=backend)(gate, up), swiglu(gate, up))
+    report = storage["instance"][0].report
+    assert "TRITON_INTERPRET" in " ".join(report.refused.values())
+
+
+@torch.no_grad()
 def test_layers_of_other_weights_share_sessions() -> None:
+    """On a GPU where there is one: beside it kernels are not interpreted."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
     transformers = pytest.importorskip("transformers")
     counts = []
     for layers in (2, 5):
@@ -231,12 +255,12 @@ def test_layers_of_other_weights_share_sessions() -> None:
             vocab_size=64, num_hidden_layers=layers,
         )  # fmt: skip
         torch.manual_seed(0)
-        model = transformers.LlamaForCausalLM(config).eval()
+        model = transformers.LlamaForCausalLM(config).eval().to(device)
         options = OptimizationOptions("default+onnxruntime+experimental", interpret=True)
         storage: dict[str, Any] = {}
         backend = functools.partial(onnx_custom_backend, options=options, storage=storage)
         run = torch.compile(model, backend=backend, fullgraph=True, dynamic=False)
-        ids = torch.arange(8)[None]
+        ids = torch.arange(8, device=device)[None]
         made, wanted = (f(ids, use_cache=False).logits for f in (run, model))
         torch.testing.assert_close(made, wanted, rtol=1e-4, atol=1e-5)
         counts.append(len(storage["instance"][0].sessions))

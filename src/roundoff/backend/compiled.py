@@ -131,6 +131,8 @@ class Compiled:
         Operator that stays with torch -> why.
     borders : int
         How often a call goes from one partition or kernel to the next.
+    no_cuda_graph : str
+        Why no CUDA graph is recorded where one was asked for; else empty.
     names : list of str
         Inputs that are tensors, weights included.
     static : list of str
@@ -222,7 +224,7 @@ class Compiled:
             by_argument = dict(zip(self._places, self.names, strict=True))
             exported = Exported(
                 self.exported, names, self.static, self.device, converted.kernels, self._steady,
-                [by_argument[i] for i in converted.written],
+                [by_argument[i] for i in converted.written], converted.integers,
             )  # fmt: skip
             with outside():
                 self._variants[tf32] = Variant(exported, self._settings, tf32)
@@ -231,6 +233,10 @@ class Compiled:
     @property
     def by_torch(self) -> dict[str, str]:
         return self._converted.by_torch
+
+    @property
+    def no_cuda_graph(self) -> str:
+        return self._variant.no_cuda_graph
 
     @property
     def borders(self) -> int:

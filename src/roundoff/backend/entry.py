@@ -71,8 +71,9 @@ def onnx_custom_backend(
         differs by more than its types explain, with the table of where it begins.
     cuda_graph : bool
         On CUDA, record the run as a CUDA graph and replay it. Outputs are then overwritten by
-        the next call: copy what must last. Inputs are copied in. A graph is recorded for each
-        set of sizes; the last eight are kept.
+        the next call: copy what must last. Inputs are copied in. A graph is recorded when a set
+        of sizes comes a second time; the last eight are kept. A run that waits for the processor,
+        or lets it compute, is not recorded: a warning and ``Compiled.no_cuda_graph`` say why.
     fallback : bool
         Whether an operator without an ONNX form, or without a kernel in ONNX Runtime, stays with
         torch, between partitions that ONNX Runtime runs; ``Compiled.by_torch`` says which and why.

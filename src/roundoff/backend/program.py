@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import dataclasses
 import math
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any
 
 import onnx
 import torch
 
 from roundoff.dtypes import onnx_dtype_to_torch_dtype
-from roundoff.errors import ModelError
+from roundoff.errors import ModelError, RoundoffError, UnsupportedError
 from roundoff.fusion.editor import Dim
 from roundoff.fusion.products import Into
 from roundoff.ort import OrtSession, session
@@ -217,6 +219,7 @@ def written_in_place(model: onnx.ModelProto) -> dict[str, str]:
         node.output[0]: node.input[0]
         for node in model.graph.node
         if node.op_type in ("ScatterElements", "ScatterND", "TensorScatter")
+        and all(a.name != "reduction" or a.s == b"none" for a in node.attribute)
         and node.output[0] in returned
         and node.output[0].startswith("written_")
         and node.input[0] in inputs
@@ -232,6 +235,59 @@ def _viewed(groups: Sequence[Sequence[onnx.NodeProto]], returned: Iterable[str])
             if node.domain == "roundoff" and not seen.isdisjoint(node.output):
                 seen.update(i for i in node.input if i)
     return seen
+
+
+class _MemcpyNode(ctypes.Structure):
+    """``cudaMemcpy3DParms``."""
+
+    _fields_ = (
+        ("before", ctypes.c_byte * 152),  # arrays, positions, pointers and the extent
+        ("kind", ctypes.c_int),
+    )
+
+
+def copies_of_the_processor(graph: int) -> str:
+    """What a CUDA graph reads from the processor's memory, or lets the processor do; else empty.
+
+    ONNX Runtime passes lists to some kernels (Split and Concat of unequal parts) through memory of
+    the processor, which it uses again after the run: a replay would read what is there by then.
+
+    Parameters
+    ----------
+    graph : int
+        A ``cudaGraph_t``.
+    """
+    # torch has loaded it: for all, or under its own name.
+    libraries = [None, f"libcudart.so.{(torch.version.cuda or '0').split('.')[0]}"]
+
+    def call(name: str, *args: Any) -> None:
+        for library in libraries:
+            with contextlib.suppress(OSError, AttributeError):
+                status = getattr(ctypes.CDLL(library), name)(*args)
+                break
+        else:
+            status = "not found"
+        if status:
+            raise UnsupportedError("a CUDA graph that cannot be looked at", got=f"{name}: {status}")
+
+    handle, count = ctypes.c_void_p(graph), ctypes.c_size_t()
+    call("cudaGraphGetNodes", handle, None, ctypes.byref(count))
+    nodes = (ctypes.c_void_p * count.value)()
+    call("cudaGraphGetNodes", handle, nodes, ctypes.byref(count))
+    kind, copied = ctypes.c_int(), _MemcpyNode()
+    for node in map(ctypes.c_void_p, nodes):
+        call("cudaGraphNodeGetType", node, ctypes.byref(kind))
+        if kind.value in (_HOST_NODE, _CHILD_NODE):
+            return "a function of the processor, or a graph within the graph"
+        if kind.value == _MEMCPY_NODE:
+            call("cudaGraphMemcpyNodeGetParams", node, ctypes.byref(copied))
+            if copied.kind != _ON_THE_GPU:
+                return "a copy from or to the processor's memory"
+    return ""
+
+
+#: ``cudaGraphNodeType`` and ``cudaMemcpyKind``.
+_MEMCPY_NODE, _HOST_NODE, _CHILD_NODE, _ON_THE_GPU = 1, 3, 4, 3
 
 
 class Program:
@@ -328,12 +384,7 @@ class Program:
         self._steady |= {o for o, i in in_place.items() if i in self._steady}
         self._steady |= self.kept.keys()
         read = {i for n in graph.node if n.domain == "roundoff" for i in n.input}
-        #: Places of the inputs that a settled run reads: the others are bound.
-        self.live = [
-            at
-            for at, n in enumerate(self.inputs)
-            if n not in self._steady or n in read or self._slots[n].moving
-        ]
+        read |= {n for n in self.inputs if self._slots[n].moving}
         self._by_kernel = [i for i, n in enumerate(self.outputs) if n in self._made]
         chosen = list(providers or [CUDA if self.cuda else "CPUExecutionProvider"])
         for group in groups:
@@ -341,6 +392,13 @@ class Program:
                 self.steps.append(self._kernel(group[0], kernels))
             else:
                 self._add_partition(model, group, chosen, tf32)
+        #: Values that a partition on a GPU reads in the processor's memory.
+        self.on_processor = {
+            index for s in self.steps if isinstance(s, Partition) for index in s.on_processor
+        }
+        read |= {n for n in self.inputs if self._slots[n].index in self.on_processor}
+        #: Places of the inputs that a settled run reads: the others are bound.
+        self.live = [at for at, n in enumerate(self.inputs) if n not in self._steady or n in read]
         self.buffers = Buffers(self.steps, device, {self._slots[n].index for n in self.outputs})
 
     def _kernel(
@@ -461,6 +519,26 @@ class Program:
                     values[index] = None
         return list(self._out(values))
 
+    def unrecordable(self, numbers: Container[str] = ()) -> str:
+        """Why no CUDA graph may record a run; empty where nothing speaks against it.
+
+        A graph replays what the GPU did. What the processor read or computed stays as it was.
+
+        Parameters
+        ----------
+        numbers : container of str
+            Inputs that are sizes: a graph is of one set of them.
+        """
+        fixed = {self._slots[n].index for n in self.inputs if n in numbers}
+        for step in self.steps:
+            if isinstance(step, Partition):
+                for index, name in step.on_processor.items():
+                    if index not in fixed:
+                        return f"ONNX Runtime reads {name!r} on the processor"
+                if step.made:
+                    return "the values of a run decide the sizes of its results"
+        return ""
+
     def capture(
         self, inputs: Sequence[torch.Tensor], sizes: Mapping[str, int]
     ) -> tuple[torch.cuda.CUDAGraph, list[torch.Tensor], list[torch.Tensor]]:
@@ -468,18 +546,33 @@ class Program:
 
         Returns the graph, its outputs, and memory that it uses: other sizes have other memory, and
         this must not become somebody else's.
+
+        Raises
+        ------
+        UnsupportedError
+            The run waits for the GPU, or copies between it and the processor.
         """
-        for _ in range(3):  # arenas and workspaces grow now: nothing may be allocated later
+        for _ in range(2):  # arenas and workspaces grow now: nothing may be allocated later
             self.run(inputs, sizes)
         torch.cuda.synchronize(self.device)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
-            outputs = self._steps(inputs, sizes, True)
+        graph = torch.cuda.CUDAGraph(keep_graph=True)
+        try:
+            with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
+                outputs = self._steps(inputs, sizes, True)
+        except (RuntimeError, RoundoffError) as e:
+            reason = str(e).splitlines()[0]
+            raise UnsupportedError("a run that cannot be recorded", got=reason) from e
+        copies = copies_of_the_processor(graph.raw_cuda_graph())
+        if copies:
+            raise UnsupportedError("a run that cannot be recorded", got=copies)
         return graph, outputs, list(self.buffers.memory)
 
 
 class CudaGraphProgram:
     """A program replayed as a CUDA graph; its outputs are overwritten by the next run.
+
+    A set of sizes is recorded when it comes a second time within eight: a prefill of another
+    length, or a cache that grows, is run as it is.
 
     Parameters
     ----------
@@ -489,16 +582,34 @@ class CudaGraphProgram:
         they lie, and the graph is recorded again when one of them has moved.
     copy : bool
         Whether to return copies of the outputs, which the next run leaves alone.
+    numbers : container of str
+        Inputs that are sizes.
+
+    Attributes
+    ----------
+    refused : str
+        Why nothing is recorded; empty where it may be.
     """
 
     most = 8  # graphs are kept for this many sets of sizes
 
-    def __init__(self, program: Program, moving: Sequence[bool], copy: bool = False) -> None:
+    def __init__(
+        self,
+        program: Program,
+        moving: Sequence[bool],
+        copy: bool = False,
+        numbers: Container[str] = (),
+    ) -> None:
         self._program, self._copy = program, copy
         self._moving = [i for i, m in enumerate(moving) if m]
         self._addresses = addresses([i for i, m in enumerate(moving) if not m])
         self._at: list[int] = []  # where the inputs lie that are not copied
+        self._ran_at: list[int] | None = None  # where they lay when the program bound them
         self._recorded: dict[Any, _Recorded] = {}
+        self._known: list[Any] = []  # sizes that were run of late
+        self.refused = program.unrecordable(numbers)
+        if self.refused:
+            _warn(self.refused)
 
     def run(
         self,
@@ -509,17 +620,13 @@ class CudaGraphProgram:
         """As :meth:`Program.run`, over memory that stays."""
         if not settled:
             self._at = self._addresses(inputs)
-        key = tuple(sizes.values())
-        recorded = self._recorded.get(key)
-        if recorded is None or recorded.addresses != self._at:
-            self._recorded.pop(key, None)
-            while len(self._recorded) >= self.most:
-                self._recorded.pop(next(iter(self._recorded)))
-            copies = list(inputs)
-            for i in self._moving:
-                copies[i] = inputs[i].clone()
-            recorded = _Recorded(self._at, copies, *self._program.capture(copies, sizes))
-            self._recorded[key] = recorded
+        recorded = None if self.refused else self._record(inputs, tuple(sizes.values()), sizes)
+        if recorded is None:
+            settled = settled and self._ran_at == self._at
+            self._ran_at = None  # should the run fail
+            outputs = self._program.run(inputs, sizes, settled)
+            self._ran_at = self._at
+            return outputs
         for i in self._moving:
             recorded.inputs[i].copy_(inputs[i])
         recorded.graph.replay()
@@ -529,6 +636,37 @@ class CudaGraphProgram:
         names = self._program.outputs
         return [o if n.startswith("written_") else o.clone()
                 for n, o in zip(names, recorded.outputs, strict=True)]  # fmt: skip
+
+    def _record(
+        self, inputs: Sequence[torch.Tensor], key: Any, sizes: Mapping[str, int]
+    ) -> _Recorded | None:
+        """The graph of these sizes over what lies where it lies; None where a run is due first."""
+        recorded = self._recorded.get(key)
+        if recorded is not None and recorded.addresses == self._at:
+            return recorded
+        self._recorded.pop(key, None)
+        if recorded is None and key not in self._known:
+            self._known = [*self._known[1 - self.most :], key]
+            return None
+        while len(self._recorded) >= self.most:
+            self._recorded.pop(next(iter(self._recorded)))
+        copies = list(inputs)
+        for i in self._moving:
+            copies[i] = inputs[i].clone()
+        self._ran_at = None
+        try:
+            recorded = _Recorded(self._at, copies, *self._program.capture(copies, sizes))
+        except UnsupportedError as e:
+            self.refused = str(e)
+            _warn(self.refused)
+            return None
+        self._ran_at = self._at
+        self._recorded[key] = recorded
+        return recorded
+
+
+def _warn(reason: str) -> None:
+    warnings.warn(f"no CUDA graph is recorded: {reason}; runs are right, and slower", stacklevel=2)
 
 
 @dataclasses.dataclass

@@ -218,9 +218,17 @@ class Partition:
         self._moving = [slot.moving for slot in self._slots]
         # What stays where it is, and what does not: weights are too many to look at one by one.
         unknown = [slot.shape is None for slot in self._slots]
+        copied = session.on_processor
         self._steady = [i for i, n in enumerate(self.names)
-                        if n not in moving and not unknown[i] and not self._moving[i]]  # fmt: skip
-        self._others = [i for i in range(len(self.names)) if i not in set(self._steady)]
+                        if n not in moving and not unknown[i] and not self._moving[i]
+                        and n not in copied]  # fmt: skip
+        # On a GPU: what a node of the processor reads, copied for each run.
+        self._copied = [i for i, n in enumerate(session.input_names) if n in copied]
+        self._copies: dict[int, torch.Tensor] = {}
+        apart = {*self._steady, *self._copied}
+        self._others = [i for i in range(len(self.names)) if i not in apart]
+        #: Values of the program that are read in the processor's memory.
+        self.on_processor = {slots[n].index: n for n in session.input_names if n in copied}
         # A tensor without elements has no address, and ONNX Runtime wants one.
         self._nowhere = torch.empty(1, device=device)
         # What passes from step to step keeps its memory; what is returned is new each time.
@@ -241,6 +249,9 @@ class Partition:
         if not settled:
             for i in self._steady:
                 self._bind(i, values[places[i]])
+        for i in self._copied:  # bound where it lies, what it holds now would be read ever after
+            self._copies[i] = values[places[i]].cpu()
+            self._bind(i, self._copies[i])
         for i in self._others:
             tensor = values[places[i]]
             if tensor is None:

@@ -85,6 +85,11 @@ class CompileSettings:
     fixed_weights: bool = False
 
 
+def has_cuda_graphs(device: torch.device) -> bool:
+    """Whether a run on a device can be recorded."""
+    return device.type == "cuda"
+
+
 def chosen_providers(
     model: onnx.ModelProto, device: torch.device, settings: CompileSettings
 ) -> list[Any] | None:
@@ -133,6 +138,8 @@ class Exported:
         Inputs that stay where they are, though their values change: caches that are marked so.
     written : list of str
         Inputs that the graph writes to: their new values are its last outputs.
+    sizes : list of str
+        Inputs that are symbolic sizes.
     """
 
     model: onnx.ModelProto
@@ -142,6 +149,7 @@ class Exported:
     kernels: dict[str, Any] = dataclasses.field(default_factory=dict)
     steady: list[str] = dataclasses.field(default_factory=list)
     written: list[str] = dataclasses.field(default_factory=list)
+    sizes: list[str] = dataclasses.field(default_factory=list)
 
 
 class Variant:
@@ -234,8 +242,10 @@ class Variant:
         self._sparse = all(i < len(exported.names) for _, i in self._live)
         self._lock = threading.Lock()
         self._cuda_graph: CudaGraphProgram | None = None
-        if settings.cuda_graph and exported.device.type == "cuda":
-            self._cuda_graph = CudaGraphProgram(self.program, moving, settings.copy_outputs)
+        if settings.cuda_graph and has_cuda_graphs(exported.device):
+            self._cuda_graph = CudaGraphProgram(
+                self.program, moving, settings.copy_outputs, exported.sizes
+            )
             self._sparse = False
 
     def _fuse(self, settings: CompileSettings) -> onnx.ModelProto:
@@ -275,6 +285,11 @@ class Variant:
         self._repacking = None if rest is None else functools.partial(Program, rest, *where)
         self._packing = None if self._repacking is None else self._repacking()
         self._packs_again = False
+
+    @property
+    def no_cuda_graph(self) -> str:
+        """Why no CUDA graph is recorded where one was asked for; else empty."""
+        return "" if self._cuda_graph is None else self._cuda_graph.refused
 
     def __call__(self, args: Sequence[Any], sizes: Mapping[str, int]) -> list[torch.Tensor]:
         with self._lock:

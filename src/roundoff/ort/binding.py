@@ -60,6 +60,10 @@ class OrtSession:
         The session itself.
     run_options : object
         For every run of it.
+    on_processor : frozenset of str
+        Inputs that a session on a GPU reads in the processor's memory: a node without a kernel on
+        the GPU takes them, or a kernel that wants a number. ONNX Runtime copies what is bound for
+        them when it is bound, not when it runs.
 
     Examples
     --------
@@ -86,6 +90,9 @@ class OrtSession:
             for v in [*raw.get_inputs(), *raw.get_outputs()]
         )
         options = raw.get_provider_options().get(CUDA)
+        self.on_processor: frozenset[str] = frozenset()
+        if options is not None:
+            self.on_processor = _on_processor(raw)
         self.tf32 = options is not None and options.get("use_tf32") == "1"
         self.device = torch.device("cpu")
         self.stream: Any = None
@@ -179,6 +186,11 @@ class OrtSession:
             raise translated(e, "ONNX Runtime fails in the run") from e
 
 
+def _on_processor(raw: onnxruntime.InferenceSession) -> frozenset[str]:
+    infos = zip(raw.get_inputs(), raw.get_input_memory_infos(), strict=True)
+    return frozenset(i.name for i, info in infos if info.name.lower().startswith("cpu"))
+
+
 def _arrays(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return value.detach().cpu().contiguous().numpy()
@@ -233,9 +245,14 @@ class Binding:
         self._outputs: list[torch.Tensor] | None = None
         # References: what is bound must outlive the binding whatever ONNX Runtime keeps.
         self._bound: list[Any] = []
+        # What lies where the session does not read it: ONNX Runtime copies it when it is bound.
+        self._elsewhere: list[tuple[str, Any]] = []
         for name, value in owner._ort_values(feeds).items():
             self._io.bind_ortvalue_input(name, value)
             self._bound.append(value)
+            wanted = "cpu" if name in owner.on_processor else owner.device.type
+            if value.device_name() != wanted:
+                self._elsewhere.append((name, value))
         self._bind_outputs(dict(outputs or {}))
 
     def _bind_outputs(self, tensors: dict[str, torch.Tensor]) -> None:
@@ -270,6 +287,10 @@ class Binding:
             elif current != owner.stream:
                 other_stream = current
                 owner.stream.wait_stream(current)
+            if self._elsewhere:
+                current.synchronize()  # the copy is on no stream of torch's
+        for name, value in self._elsewhere:
+            self._io.bind_ortvalue_input(name, value)
         try:
             owner.raw.run_with_iobinding(self._io, owner.run_options)
         except Exception as e:

@@ -375,8 +375,8 @@ def test_fixed_weights_of_another_module_are_seen() -> None:
 def test_memory_beside_the_weights_on_cuda(patterns: str, replace: bool) -> None:
     """Four layers in float16: what a call takes at its peak, of torch's memory and the device's.
 
-    By default an H200 keeps 0.316 of the weights, which is too much: copies are 0.244, the handles
-    of cuBLAS and cuDNN that a session has whatever its model 0.047, its arena and the rest 0.025.
+    The handles of cuBLAS and cuDNN that a session has whatever its model are 0.047 of these
+    weights, its arena and the rest 0.025: copies, of which 0.244 would be of use, have no room.
     """
     transformers = pytest.importorskip("transformers")
 

@@ -32,8 +32,9 @@ class OptimizationOptions:
         Names of rules not to apply.
     packed : float
         Memory that packed weights may take on CUDA beside the weights, as a share of theirs: the
-        narrowest products are packed first, all that are as wide or none. 1: all of them, which
-        the kernels of the last tier gain by.
+        narrowest products are packed first, all that are as wide or none. A session takes some
+        100 MiB more, whatever its model. 1: all of them, which the kernels of the last tier gain
+        by.
     interpret : bool
         On the CPU, also use the experimental tier's Triton kernels, in Triton's interpreter: slow,
         and right.
@@ -55,7 +56,7 @@ class OptimizationOptions:
     processor: str | None = None
     leave: tuple[str, ...] = ()
     interpret: bool = False
-    packed: float = 0.25
+    packed: float = 0.2
 
     def __post_init__(self) -> None:
         names = self.patterns.split("+") if self.patterns else []

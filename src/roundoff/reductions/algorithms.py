@@ -2,17 +2,24 @@
 
 Every function takes an array of shape (..., n) with n at least 1 and returns one of shape (...)
 in the same type: each addition is rounded to that type. A row of a batch has the bits of the same
-vector added alone, so that many orders of one vector are evaluated at once.
+vector added alone, so that many orders of one vector are evaluated at once. An array without a last
+axis, or with nothing along it, is a :class:`~roundoff.errors.ShapeError`.
 """
 
 from __future__ import annotations
 
+import math
+import warnings
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from .data import round_to
+from roundoff.errors import ShapeError
+
+from .data import float_array, round_to, work_dtype
+from .truth import round_exact
 
 __all__ = [
     "binned",
@@ -27,6 +34,12 @@ __all__ = [
 Array = npt.NDArray[Any]
 
 
+def _check(x: Array) -> None:
+    """Raise where there is nothing to add."""
+    if not np.shape(x) or np.shape(x)[-1] == 0:
+        raise ShapeError("nothing to add", got=np.shape(x), expected="(..., n), n at least 1")
+
+
 def sequential(x: Array) -> Array:
     """Left to right into one accumulator: n − 1 additions, each waiting for the one before.
 
@@ -37,6 +50,7 @@ def sequential(x: Array) -> Array:
     >>> sequential(np.array([1e8, 1.0, 1.0, 1.0, 1.0], np.float32))
     np.float32(1e+08)
     """
+    _check(x)
     with np.errstate(over="ignore", invalid="ignore"):
         return np.add.accumulate(x, axis=-1)[..., -1][()]
 
@@ -59,6 +73,7 @@ def pairwise_numpy(x: Array) -> Array:
     >>> bool(pairwise_numpy(x) == np.sum(x))
     True
     """
+    _check(x)
     with np.errstate(over="ignore", invalid="ignore"):
         return np.add.reduce(np.ascontiguousarray(x), axis=-1)
 
@@ -73,6 +88,7 @@ def pairwise(x: Array) -> Array:
     >>> pairwise(np.array([1e8, 1.0, 3.0, 3.0], np.float32))
     np.float32(1.0000001e+08)
     """
+    _check(x)
     with np.errstate(over="ignore", invalid="ignore"):
         while x.shape[-1] > 1:
             even = x.shape[-1] & ~1
@@ -100,7 +116,8 @@ def neumaier(x: Array) -> Array:
     Neumaier's improvement of Kahan's compensated sum. The error of an addition is itself a
     floating-point number, whichever formula gives it, so that the running sums can be taken
     first and all the errors after them: the bits are those of the loop. The error is as if
-    computed in twice the precision, then rounded; the result may still depend on the order.
+    computed in twice the precision, then rounded; the result may still depend on the order. Where
+    the plain sum overflows, or a value is not finite, the result is that of the plain sum.
 
     References
     ----------
@@ -116,35 +133,64 @@ def neumaier(x: Array) -> Array:
     >>> neumaier(np.array([1.0, 1e30, 1.0, -1e30], np.float64))
     np.float64(2.0)
     """
+    _check(x)
     with np.errstate(over="ignore", invalid="ignore"):
         running = np.add.accumulate(x, axis=-1)
         if x.shape[-1] == 1:
             return running[..., -1][()]
         _, errors = two_sum(running[..., :-1], x[..., 1:])
-        return running[..., -1] + sequential(errors)
+        kept = sequential(errors)
+        # The error of an infinite sum is NaN, and says nothing.
+        return running[..., -1] + np.where(np.isfinite(kept), kept, x.dtype.type(0))
 
 
-def binned(x: Array, folds: int = 3) -> Array:
-    """Reproducible: values cut at fixed bit positions, so that each piece is added exactly.
+def binned(
+    x: npt.ArrayLike, folds: int | None = None, *, axis: int | tuple[int, ...] | None = -1
+) -> Any:
+    """The exact sum, rounded once: the same bits in every order, and the nearest number.
 
-    The largest \\|x\\| and n, neither of which depends on the order, choose a number
-    σ = 1.5 · 2^e so large that the parts of all values above its last place add up without
-    rounding, in any order. The remainders are cut again, *folds* times. The few exact sums are
-    added last, smallest first.
+    A value goes to the bin of its sign and exponent. Values of one exponent are multiples of one
+    unit and below 2**24 units (float64 values are cut in two pieces of 26 and 27 bits), so that
+    2**26 of them add up in float64 without rounding. The few bins are added exactly.
+
+    The error is at most half a unit in the last place of the result, at every length and for all
+    values.
 
     Parameters
     ----------
-    x : ndarray of float64 or float32, shape (..., n)
-        With n · max \\|x\\| below a quarter of the largest number of the type.
-    folds : int
-        How many pieces: each holds about p − 1 − log2 n bits, where p is the precision.
+    x : array_like of float64, float32, float16 or bfloat16
+        Any shape, length and strides.
+    folds : int, optional
+        Deprecated, without effect: no bits are left out.
+    axis : int, tuple of int or None
+        What is added, as in :func:`numpy.sum`; by default the last axis.
+
+    Returns
+    -------
+    ndarray or scalar, of the type of *x*
+        Special values are those of IEEE 754. The sum is infinite where the exact one is beyond
+        the largest number, or where infinities of one sign are among the values; NaN where both
+        signs or a NaN are; −0 where all values are −0, and 0 where there is none.
+
+    Raises
+    ------
+    DtypeError
+        When *x* is no array, or one of another type.
+    ArgumentError
+        When values of *x* are masked.
+    ShapeError
+        When *x* lacks the axis.
+
+    See Also
+    --------
+    roundoff.kernels.binned.sum_binned : the same bits on a GPU
 
     References
     ----------
+    R. M. Neal, *Fast exact summation using small and large superaccumulators*, 2015,
+    `arXiv:1505.05571 <https://arxiv.org/abs/1505.05571>`_; with the highest bins alone
     J. Demmel, H. D. Nguyen, *Fast reproducible floating-point summation*, ARITH 2013,
-    `doi:10.1109/ARITH.2013.9 <https://doi.org/10.1109/ARITH.2013.9>`_; its one-pass successor is
-    P. Ahrens, J. Demmel, H. D. Nguyen, *Algorithms for efficient reproducible floating point
-    summation*, ACM TOMS 46, 2020, `doi:10.1145/3389360 <https://doi.org/10.1145/3389360>`_.
+    `doi:10.1109/ARITH.2013.9 <https://doi.org/10.1109/ARITH.2013.9>`_.
 
     Examples
     --------
@@ -153,25 +199,132 @@ def binned(x: Array, folds: int = 3) -> Array:
     >>> x = np.random.default_rng(0).standard_normal(1000).astype(np.float32)
     >>> binned(x) == binned(np.sort(x))
     np.True_
+    >>> binned([[1e300, 1.0, -1e300], [1e308, 1e308, -1e308]])
+    array([1.e+000, 1.e+308])
     """
-    n = x.shape[-1]
-    precision = np.finfo(x.dtype).nmant + 1
-    # 2^e >= n max|x|; frexp gives max|x| < 2^exponent. One value alone still needs e > exponent.
-    largest = np.max(np.abs(x), axis=-1, keepdims=True)
-    exponent = np.frexp(largest)[1] + max((n - 1).bit_length(), 1)
-    sums, rest = [], x
-    with np.errstate(over="ignore", invalid="ignore"):
-        for fold in range(folds):
-            # What a cut leaves is at most half a last place: 2^(e - precision).
-            cut = exponent - fold * (precision - max((n - 1).bit_length(), 1))
-            sigma = np.ldexp(x.dtype.type(1.5), cut)
-            part = (sigma + rest) - sigma
-            rest = rest - part
-            sums.append(np.add.reduce(part, axis=-1))
-        total = sums.pop()
-        while sums:
-            total = sums.pop() + total
+    if folds is not None:
+        text = "binned keeps all bits: folds has no effect"
+        warnings.warn(text, DeprecationWarning, stacklevel=2)
+    values = float_array(x)
+    added = _axes(axis, values.ndim)
+    kept = tuple(k for k in range(values.ndim) if k not in added)
+    if not kept:
+        return _sum_all(values)
+    shape = tuple(values.shape[k] for k in kept)
+    count, length = math.prod(shape), math.prod(values.shape[k] for k in added)
+    rows = values.transpose(kept + added).reshape(count, length)
+    sums = np.zeros(count, values.dtype)
+    if length > _SHORT:
+        for k in range(count):
+            sums[k] = _sum_all(rows[k])
+    elif length:
+        step = _CHUNK // length
+        for start in range(0, count, step):
+            sums[start : start + step] = _sum_short(rows[start : start + step])
+    return sums.reshape(shape)
+
+
+#: Values that are binned at a time: their places and weights stay in a core's cache.
+_CHUNK = 2**16
+#: Chunks whose sums of one exponent need no more than float64's 53 bits.
+_CHUNKS = 2**26 // _CHUNK
+#: Rows at most this long are added many at a time.
+_SHORT = 256
+#: Values from 2**900 on are binned 2**-64 times as large, so that no bin overflows.
+_LARGE, _LARGE_EXPONENT = 2.0**900, 1023 + 900
+#: Sign, exponent and the first 26 bits of the significand of float64.
+_HEAD = np.uint64(2**64 - 2**27)
+
+
+def _axes(axis: int | tuple[int, ...] | None, ndim: int) -> tuple[int, ...]:
+    """The axes to add, counted from the first."""
+    if axis is None or (ndim == 0 and axis in (0, -1)):
+        return tuple(range(ndim))
+    try:
+        return np.lib.array_utils.normalize_axis_tuple(axis, ndim)
+    except (TypeError, ValueError) as error:
+        raise ShapeError(
+            "no such axis", got=repr(axis), expected=f"None or an axis of {ndim}, each once"
+        ) from error
+
+
+def _sum_all(values: Array) -> Any:
+    """The sum of the values of an array of any shape."""
+    bins = _bins(values)
+    heads = bins[:: 2 if values.dtype == np.float64 else 1]
+    with np.errstate(invalid="ignore"):
+        special = heads[..., -1].sum()  # infinities and NaNs, if any
+    finite = bins[..., :-1]
+    ordinary, large = finite[..., :_LARGE_EXPONENT], finite[..., _LARGE_EXPONENT:]
+    if special != 0:
+        total = float(special) if np.isinf(special) else math.nan
+    elif large.any():
+        small, big = (sum(map(Fraction, part[part != 0].tolist())) for part in (ordinary, large))
+        total = round_exact(Fraction(small + 2**64 * big), values.dtype)
+    else:
+        total = _add_exactly(ordinary[ordinary != 0].tolist(), values.dtype)
+    if total == 0:
+        total = -0.0 if values.size and np.signbit(values).all() else 0.0
+    return round_to(np.float64(total), values.dtype, storage=True)
+
+
+def _bins(values: Array) -> Array:
+    """The sum of the values of each sign and exponent, in float64 and without rounding.
+
+    Returns
+    -------
+    ndarray of float64, shape (k, 2, 256), or (k, 2, 2048) for float64
+        By sign and exponent. All k are to be added: one of every 2**26 values, and for float64
+        another of the tails that were cut off. Those of large values are 2**-64 times as large.
+    """
+    work = work_dtype(values.dtype)
+    wide = work == np.float64
+    unsigned, digits, size = (np.uint64, 52, 4096) if wide else (np.uint32, 23, 512)
+    totals: list[Array] = []
+    flags: Any = ["external_loop", "buffered", "zerosize_ok"]
+    chunks: Any = np.nditer(values, flags, op_dtypes=[work], order="K", buffersize=_CHUNK)
+    with np.errstate(invalid="ignore"):
+        for number, chunk in enumerate(chunks):
+            if number % _CHUNKS == 0:
+                heads, tails = np.zeros((2, size))
+                totals += [heads, tails] if wide else [heads]
+            place = (chunk.view(unsigned) >> unsigned(digits)).astype(np.intp)
+            if wide:
+                large = np.abs(chunk) >= _LARGE
+                chunk = np.where(large, chunk * 2.0**-64, chunk) if large.any() else chunk
+                head = (chunk.view(unsigned) & _HEAD).view(work)
+                tails += np.bincount(place, chunk - head, size)
+                chunk = head
+            heads += np.bincount(place, chunk, size)
+    return np.reshape(totals, (-1, 2, size // 2))
+
+
+def _add_exactly(parts: list[float], dtype: np.dtype[Any]) -> float:
+    """The sum of a few numbers, such that rounding it to *dtype* rounds their exact sum."""
+    total = math.fsum(parts)
+    rest = math.fsum([*parts, -total])
+    # A second rounding would not see what the first has left. An odd last bit tells it.
+    if dtype != np.float64 and rest and not np.float64(total).view(np.int64) & 1:
+        total = math.nextafter(total, math.copysign(math.inf, rest))
     return total
+
+
+def _sum_short(rows: Array) -> Array:
+    """The sums of short rows, all at once but where a row has too many binades."""
+    wide = rows.astype(np.float64)
+    sizes = np.abs(wide)
+    largest = sizes.max(axis=-1)
+    smallest = np.min(sizes, axis=-1, where=sizes > 0, initial=math.inf)
+    head = (wide.view(np.uint64) & _HEAD).view(np.float64)
+    with np.errstate(over="ignore", invalid="ignore"):
+        # Heads have 26 bits, tails 27. Here 53 hold the sum of either, and the last + rounds.
+        exact = rows.shape[-1] * largest < smallest * 2.0**24
+        total = np.add.reduce(head, axis=-1) + np.add.reduce(wide - head, axis=-1)
+    total[largest == 0] = np.where(np.signbit(wide[largest == 0]).all(axis=-1), -0.0, 0.0)
+    sums = round_to(total, rows.dtype, storage=True)
+    for k in np.flatnonzero(~exact):
+        sums[k] = _sum_all(rows[k])
+    return sums
 
 
 def mean(x: Array, dtype: Any) -> Any:
@@ -195,6 +348,7 @@ def mean(x: Array, dtype: Any) -> Any:
     >>> mean(np.float32([1, 2, 4]), "float16")
     np.float32(2.3339844)
     """
+    _check(x)
     with np.errstate(invalid="ignore"):
         return round_to(np.add.reduce(x, axis=-1) / x.shape[-1], dtype)
 
@@ -215,6 +369,7 @@ def moments(x: Array) -> tuple[Any, Any]:
     >>> moments(np.array([1.0, 3.0]))
     (np.float64(2.0), np.float64(1.0))
     """
+    _check(x)
     with np.errstate(invalid="ignore", over="ignore"):
         mu = np.add.reduce(x, axis=-1) / x.shape[-1]
         centred = x - mu[..., np.newaxis]

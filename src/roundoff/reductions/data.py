@@ -16,6 +16,7 @@ __all__ = [
     "arrange",
     "draw_orders",
     "draw_values",
+    "float_array",
     "round_to",
     "work_dtype",
 ]
@@ -121,9 +122,62 @@ def round_to(x: Any, dtype: Any, *, storage: bool = False) -> Any:
     np.float32(1.0)
     """
     work = work_dtype(dtype)
+    values = np.asarray(x)
+    info = dtype_info(dtype)
     with np.errstate(over="ignore", invalid="ignore"):
-        stored = np.asarray(x).astype(onnx_dtype_to_np_dtype(dtype_info(dtype).onnx), copy=False)
+        if info.name == "bfloat16" and values.dtype == np.float64:
+            values = _to_odd(values)
+        stored = values.astype(onnx_dtype_to_np_dtype(info.onnx), copy=False)
         return (stored if storage else stored.astype(work, copy=False))[()]
+
+
+def _to_odd(x: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
+    """float32 neighbours of float64 values, the odd ones of two: a second rounding is then right.
+
+    ``ml_dtypes`` rounds float64 to float32 and that to bfloat16; a value just above the middle of
+    two bfloat16 numbers comes to the middle, and then to the wrong one.
+    """
+    near = x.astype(np.float32)
+    even = near.view(np.uint32) % 2 == 0
+    towards = np.where(x > near, np.float32(np.inf), np.float32(-np.inf))
+    return np.where((near != x) & even, np.nextafter(near, towards), near)
+
+
+def float_array(x: npt.ArrayLike) -> npt.NDArray[Any]:
+    """*x* as an array, if it is one of a type that can be added here.
+
+    Raises
+    ------
+    DtypeError
+        When it is no array, or not of one of ``DTYPES``.
+    ArgumentError
+        When values are masked: an array has no place for what they are.
+
+    Examples
+    --------
+    >>> from roundoff.reductions.data import float_array
+    >>> float_array([0.5, 2]).dtype
+    dtype('float64')
+    """
+    if np.ma.is_masked(x):
+        raise ArgumentError("masked values", got="a masked array", hint="x.compressed()")
+    try:
+        values = np.asarray(x)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise DtypeError(
+            "not an array that NumPy reads",
+            got=type(x).__name__,
+            expected=", ".join(DTYPES),
+            hint="of a torch tensor x.detach().cpu(), of bfloat16 .float()",
+        ) from error
+    if dtype_info(values.dtype).name not in DTYPES:
+        raise DtypeError(
+            "no reduction in this type",
+            got=str(values.dtype),
+            expected=", ".join(DTYPES),
+            hint="x.astype(np.float64)",
+        )
+    return values
 
 
 def draw_orders(size: int, count: int = 128, seed: int = 0) -> npt.NDArray[np.intp]:

@@ -83,7 +83,7 @@ def _add(parts: Array, tree: Tree) -> Array:
         return added[0] + added[1]
     # One operation, rounded once: float64 stands for an adder wider than the parts' type.
     wide = [a.astype(np.float64) for a in added]
-    return sequential(np.stack(wide, axis=-1)).astype(parts.dtype)
+    return round_to(sequential(np.stack(wide, axis=-1)), parts.dtype, storage=True)
 
 
 def _leaves(tree: Tree) -> list[int]:

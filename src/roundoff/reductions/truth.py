@@ -81,7 +81,9 @@ def round_exact(value: Fraction, dtype: Any) -> float:
         exponent -= 1
     spacing = Fraction(2) ** (max(exponent, info.emin) + 1 - info.precision)
     nearest = round(value / spacing) * spacing  # round() of a rational: ties to even
-    return float(nearest) if abs(nearest) <= info.max else math.copysign(math.inf, value)
+    if abs(nearest) > info.max:
+        return math.inf if value > 0 else -math.inf
+    return float(nearest)
 
 
 def condition(x: npt.ArrayLike) -> float:

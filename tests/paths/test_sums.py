@@ -1,0 +1,300 @@
+"""Sums as a user takes them: of any length, type, order, layout and value, beside ``np.sum``."""
+
+from __future__ import annotations
+
+import math
+import tracemalloc
+import warnings
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from roundoff import errors
+from roundoff.dtypes import dtype_info, ulp
+from roundoff.reductions import DTYPES, algorithms, binned, exact_sum, round_exact, round_to
+
+#: Exponents of a type's smallest and largest numbers.
+RANGE = {"float16": (-24, 15), "bfloat16": (-133, 127), "float32": (-149, 127),
+         "float64": (-1074, 1023)}  # fmt: skip
+LENGTHS = [*range(10), 100, 255, 256, 257, 1000, 4097, 70_001]
+
+
+def normal(n: int, dtype: str, rng: np.random.Generator) -> np.ndarray:
+    return rng.standard_normal(n)
+
+
+def positive(n: int, dtype: str, rng: np.random.Generator) -> np.ndarray:
+    return np.abs(rng.standard_normal(n))
+
+
+def wide(n: int, dtype: str, rng: np.random.Generator) -> np.ndarray:
+    """Values of all the type's exponents."""
+    low, high = RANGE[dtype]
+    return np.ldexp(rng.standard_normal(n), rng.integers(low, max(high - 12, 0), n))
+
+
+def cancelling(n: int, dtype: str, rng: np.random.Generator) -> np.ndarray:
+    """Values with their negatives, and a small rest."""
+    half = round_to(wide(n // 2, dtype, rng), dtype)
+    return rng.permutation(np.concatenate([half, -half, rng.standard_normal(n - 2 * (n // 2))]))
+
+
+def spikes(n: int, dtype: str, rng: np.random.Generator) -> np.ndarray:
+    values = np.full(n, -1e-4)
+    values[::128] = 100.0
+    return values
+
+
+def constant(n: int, dtype: str, rng: np.random.Generator) -> np.ndarray:
+    return np.full(n, 0.1)
+
+
+def subnormal(n: int, dtype: str, rng: np.random.Generator) -> np.ndarray:
+    return rng.integers(-1000, 1000, n) * 2.0 ** RANGE[dtype][0]
+
+
+def largest(n: int, dtype: str, rng: np.random.Generator) -> np.ndarray:
+    """Values whose running sums overflow, and whose sum may."""
+    return rng.choice([-1.0, 1.0], n) * 2.0 ** RANGE[dtype][1] * rng.uniform(1, 1.9, n)
+
+
+DATA = [normal, positive, wide, cancelling, spikes, constant, subnormal, largest]
+
+
+def bits(x: np.ndarray) -> list[int]:
+    x = np.atleast_1d(x)
+    return np.ascontiguousarray(x).view(f"u{x.itemsize}").ravel().tolist()
+
+
+def error(found: object, truth: Fraction) -> Fraction | float:
+    value = float(found)
+    return abs(Fraction(value) - truth) if math.isfinite(value) else math.inf
+
+
+def check(x: np.ndarray, dtype: str, orders: int = 2) -> None:
+    """The nearest number to the exact sum; as near as np.sum; the same in other orders."""
+    truth = exact_sum(x)
+    total = binned(x)
+    assert total.dtype == x.dtype
+    assert float(total) == round_exact(truth, dtype)
+    with np.errstate(over="ignore", invalid="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        numpy_total = np.sum(x)
+    if abs(truth) <= dtype_info(dtype).max:
+        assert error(total, truth) <= error(numpy_total, truth)
+        assert error(total, truth) <= float(ulp(float(truth), dtype)) / 2
+    rng = np.random.default_rng(len(x))
+    others = [x[::-1], np.sort(x), *(rng.permutation(x) for _ in range(orders))]
+    assert {bits(binned(other))[0] for other in others} == set(bits(total))
+
+
+# -- the whole range ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("draw", DATA)
+def test_every_length_has_the_nearest_number_in_every_order(draw, dtype: str) -> None:
+    for n in LENGTHS:
+        rng = np.random.default_rng(n)
+        check(round_to(draw(n, dtype, rng), dtype, storage=True), dtype)
+
+
+@pytest.mark.parametrize("draw", [normal, positive])
+def test_a_million_values_and_four(draw) -> None:
+    rng = np.random.default_rng(0)
+    check(draw(2**20, "float32", rng).astype(np.float32), "float32", orders=1)
+    check(draw(2**22, "float32", rng).astype(np.float32), "float32", orders=0)
+
+
+@pytest.mark.slow(reason="minutes, of which the exact sums take most; CI has four million values")
+@pytest.mark.parametrize("draw", DATA)
+def test_long_sums(draw) -> None:
+    lengths = {"float32": [2**24, 2**26] if draw in (normal, positive) else [2**22]}
+    for dtype in DTYPES:
+        for n in (2**18 + 1, *lengths.get(dtype, [])):
+            x = round_to(draw(n, dtype, np.random.default_rng(n)), dtype, storage=True)
+            check(x, dtype, orders=0)
+
+
+def extra_bytes(x: np.ndarray, **options) -> int:
+    tracemalloc.start()
+    binned(x, **options)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return peak
+
+
+@pytest.mark.parametrize(
+    "n", [2**22, pytest.param(2**26, marks=pytest.mark.slow(reason="a quarter of a gigabyte"))]
+)
+def test_memory_does_not_grow_with_the_values(n: int) -> None:
+    x = np.ones(n, np.float32)
+    assert extra_bytes(x) < 8e6
+    assert extra_bytes(np.lib.stride_tricks.as_strided(x[::2])) < 8e6
+    assert extra_bytes(x.reshape(2, -1).T, axis=None) < 8e6
+    assert extra_bytes(np.ones(n, np.float16)) < 8e6
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_no_cut_of_the_values_shows(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = round_to(wide(5000, dtype, np.random.default_rng(1)), dtype, storage=True)
+    whole = bits(binned(x))
+    for chunk, chunks in ((64, 1), (1000, 3), (4999, 1)):
+        monkeypatch.setattr(algorithms, "_CHUNK", chunk)
+        monkeypatch.setattr(algorithms, "_CHUNKS", chunks)
+        assert bits(binned(x)) == whole
+
+
+# -- every value ----------------------------------------------------------------------------------
+
+#: Bits of a type that stand for a large, a small or a special value more often than at random.
+patterns = st.integers(0, 2**64 - 1) | st.sampled_from([0, 2**63, 2**64 - 1, 1, 2**62])
+
+
+def ieee(values: list[float], dtype: str) -> float:
+    """The sum by the standard's rules, of the exact one."""
+    if any(map(math.isnan, values)) or {math.inf, -math.inf} <= set(values):
+        return math.nan
+    infinite = [v for v in values if math.isinf(v)]
+    if infinite:
+        return infinite[0]
+    total = round_exact(sum(map(Fraction, values), Fraction(0)), dtype)
+    negative = values and all(math.copysign(1, v) < 0 for v in values)
+    return -0.0 if total == 0 and negative else total
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@settings(max_examples=120, deadline=None)
+@given(st.lists(patterns, max_size=20), st.randoms(use_true_random=False))
+def test_any_bits_add_as_ieee_has_it(dtype: str, given_bits: list[int], random) -> None:
+    kind = round_to(1.0, dtype, storage=True).dtype
+    width = 8 * kind.itemsize
+    x = np.array([b >> (64 - width) for b in given_bits], f"u{kind.itemsize}").view(kind)
+    want = ieee([float(v) for v in x], dtype)
+    total = binned(x)
+    assert np.array_equal(float(total), want, equal_nan=True)
+    assert math.copysign(1, float(total)) == math.copysign(1, want)
+    order = list(range(len(x)))
+    random.shuffle(order)
+    assert bits(binned(x[order])) == bits(total)
+    # In a batch, whose short rows are added many at a time, and in a long row.
+    assert bits(binned(np.stack([x, x[order]]))) == 2 * bits(total)
+    zeros = np.full(300, -0.0, kind)
+    if len(x):
+        assert bits(binned(np.concatenate([zeros, x]))) == bits(total)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_special_values(dtype: str) -> None:
+    top, inf, nan = dtype_info(dtype).max, math.inf, math.nan
+    for values, want in (
+        ([inf, 1.0], inf),
+        ([-inf, top, top], -inf),
+        ([inf, -inf], nan),
+        ([nan, inf], nan),
+        ([top, top], inf),
+        ([-top, -top, top], -top),
+        ([top] * 300 + [-top] * 299, top),
+        ([-0.0, -0.0], -0.0),
+        ([-0.0, 0.0], 0.0),
+        ([1.0, -1.0], 0.0),
+        ([], 0.0),
+    ):
+        total = binned(round_to(np.array(values), dtype, storage=True))
+        assert np.array_equal(float(total), want, equal_nan=True), values
+        assert np.signbit(float(total)) == np.signbit(want), values
+
+
+def test_a_float64_sum_past_the_largest_number_comes_back() -> None:
+    x = np.array([1.7e308] * 1000 + [-1.7e308] * 1000 + [1.0, 5e-324])
+    assert float(binned(x)) == 1.0
+    assert float(binned(np.append(x, [1.7e308, 1.7e308]))) == math.inf
+    # Half a unit above the largest number is a tie, which goes to infinity; less does not.
+    top, half = np.finfo(float).max, 2.0**970
+    assert [float(binned([top, h])) for h in (half, np.nextafter(half, 0))] == [math.inf, top]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_the_sum_is_rounded_once(dtype: str) -> None:
+    """A tie with a last bit that float64, or float32, has no place for."""
+    unit = dtype_info(dtype).eps
+    for tail, want in ((0.0, 1.0), (2.0**-60, 1 + unit), (-(2.0**-60), 1.0)):
+        if dtype == "float16":
+            tail *= 2.0**37  # its smallest number is 2**-24
+        x = round_to(np.array([1.0, unit / 2, tail]), dtype, storage=True)
+        assert float(binned(x)) == want
+        assert binned(np.stack([x, x])).astype(float).tolist() == [want, want]
+
+
+# -- every layout ---------------------------------------------------------------------------------
+
+
+def test_axes_and_strides() -> None:
+    x = wide(3 * 4 * 50, "float32", np.random.default_rng(2)).astype(np.float32)
+    cube = x.reshape(3, 4, 50)
+    for array in (cube, np.asfortranarray(cube), cube[::-1, :, ::7], cube.transpose(2, 0, 1)):
+        for axis in (-1, 0, 1, (0, 2), (1, -1), (0, 1, 2), None, ()):
+            found = binned(array, axis=axis)
+            assert np.shape(found) == np.shape(np.sum(array, axis=axis))
+        moved = np.moveaxis(array, 1, -1).reshape(-1, array.shape[1])
+        assert bits(binned(array, axis=1)) == [bits(binned(row))[0] for row in moved.copy()]
+        assert bits(binned(array, axis=None)) == bits(binned(array.ravel()))
+    assert bits(binned(cube, axis=())) == bits(cube)
+    assert bits(binned(x.astype(">f4"))) == bits(binned(x))
+    assert binned(np.float32(3)) == 3
+
+
+def test_rows_without_values_and_no_rows() -> None:
+    assert bits(binned(np.zeros((3, 0), np.float32))) == [0, 0, 0]
+    assert binned(np.zeros((0, 3), np.float32)).shape == (0,)
+    assert binned(np.zeros((0, 3), np.float32), axis=0).tolist() == [0, 0, 0]
+    assert binned(np.zeros((0, 3)), axis=None) == 0
+
+
+def test_short_rows_of_many_binades_among_others() -> None:
+    rng = np.random.default_rng(3)
+    for dtype in DTYPES:
+        rows = round_to(rng.standard_normal((500, 37)), dtype, storage=True)
+        rows[::50] = round_to(wide(37, dtype, rng), dtype, storage=True)
+        rows[7] = -0.0
+        rows[8, 1] = np.nan
+        rows[9, 2:4] = np.inf
+        assert bits(binned(rows)) == [bits(binned(row))[0] for row in rows]
+
+
+# -- what is refused ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("x", "error", "words"),
+    [
+        (np.arange(3), errors.DtypeError, "int64"),
+        ([True, False], errors.DtypeError, "bool"),
+        (np.ones(3, complex), errors.DtypeError, "complex128"),
+        (np.ones(3, np.longdouble), errors.DtypeError, "longdouble|float128"),
+        (["a"], errors.DtypeError, "expected float64, float32"),
+        (None, errors.DtypeError, "expected float64, float32"),
+        ([[1.0], [1.0, 2.0]], errors.DtypeError, "list"),
+        (torch.ones(3, requires_grad=True), errors.DtypeError, "detach"),
+        (torch.ones(3, dtype=torch.bfloat16), errors.DtypeError, "float()"),
+        (np.ma.masked_array([1.0, 2.0], [False, True]), errors.ArgumentError, "compressed"),
+    ],
+)
+def test_what_cannot_be_added_is_refused(x, error, words: str) -> None:
+    with pytest.raises(error, match=words):
+        binned(x)
+
+
+@pytest.mark.parametrize("axis", [2, -3, (0, 0), 1.5, "rows"])
+def test_axes_that_are_not_there_are_refused(axis) -> None:
+    with pytest.raises(errors.ShapeError, match="no such axis"):
+        binned(np.ones((2, 3)), axis=axis)
+
+
+def test_folds_are_gone() -> None:
+    with pytest.warns(DeprecationWarning, match="folds has no effect"):
+        assert binned([1.0, 2.0**-80, -1.0], 1) == 2.0**-80

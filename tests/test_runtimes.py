@@ -23,6 +23,7 @@ from roundoff.errors import (
 from roundoff.models import layer_norm_feeds, layer_norm_matmul, residual_rms_norm
 from roundoff.runtimes import NODE_COLUMNS, OUTPUT_COLUMNS, RuntimeComparison, compare_runtimes
 from roundoff.runtimes.advice import Advice
+from roundoff.runtimes.calibrating import alike, varied
 from roundoff.runtimes.memory import check_memory
 
 CPU = ["CPUExecutionProvider"]
@@ -624,3 +625,76 @@ def test_only_what_drawn_feeds_may_cause_says_so() -> None:
 def test_cuda_without_a_gpu_is_a_typed_error(provider: Any) -> None:
     with pytest.raises(UnsupportedError, match="CUDAExecutionProvider"):
         compare_runtimes(rectified(), providers=[provider])
+
+
+def test_drawn_feeds_have_the_ranges_and_signs_of_those_given() -> None:
+    generator = torch.Generator().manual_seed(0)
+    given = {
+        "X": torch.rand(40, 30, generator=generator) + 5,
+        "Y": torch.randn(40, 30, generator=generator).clamp_min(0).half(),
+        "ids": torch.tensor([3, 9, 4]),
+        "axis": torch.tensor([1, 0]),
+        "keep": torch.tensor([True, False]),
+        "mask": torch.tensor([0.0, -math.inf] * 10),
+        "flags": torch.tensor([0.0, 1.0] * 10),
+        "scale": torch.tensor([2.0]),
+    }
+    assert varied(given, {"ids"}) == ["X", "Y", "ids"]
+    one, two = alike(given, {"ids"}, 2, 0)
+    for name in ("X", "Y"):
+        assert not torch.equal(one[name], two[name])
+        assert one[name].dtype == given[name].dtype
+        assert one[name].shape == given[name].shape
+        assert given[name].min() <= one[name].min()
+        assert one[name].max() <= given[name].max()
+        assert float(one[name].float().mean()) == pytest.approx(
+            float(given[name].float().mean()), rel=0.2
+        )
+    assert abs(float((one["Y"] == 0).float().mean()) - 0.5) < 0.1
+    assert set(one["ids"].tolist()) <= {3, 9, 4}
+    for name in ("axis", "keep", "mask", "flags", "scale"):
+        assert torch.equal(one[name], given[name])
+
+
+def test_feeds_with_nothing_to_draw_have_no_tolerance() -> None:
+    model = parsed("g (float[2, 2] X) => (float[2, 2] Z) { Y = Exp(X)  Z = MatMul(Y, Y) }")
+    found = compare_runtimes(model, {"X": torch.rand(2, 2)}, providers=CPU)
+    assert "give calibration=[feeds, …]" in found.tolerances["Z"].reason
+    assert math.isnan(found.outputs["atol"].iloc[0])
+    none = compare_runtimes(model, providers=CPU, calibration=0)
+    assert "calibration=0" in none.tolerances["Z"].reason
+
+
+def test_feeds_that_drawing_makes_another_kind_have_no_tolerance() -> None:
+    """A sum of rows that cancel: drawn one by one they do not."""
+    model = parsed("g (float[64, 8] X) => (float[8] Z) { Z = ReduceSum <keepdims = 0> (X, axes) }")
+    model.graph.initializer.append(numpy_helper.from_array(np.array([0]), "axes"))
+    x = torch.randn(32, 8, generator=torch.Generator().manual_seed(0))
+    cancelling = torch.cat([x, -x + 1e-4])
+    found = compare_runtimes(model, {"X": cancelling}, providers=CPU)
+    assert "in a way that drawing loses" in found.tolerances["Z"].reason
+
+
+def test_integers_have_no_tolerance_and_bits_that_differ_elsewhere_are_told() -> None:
+    found = compare_runtimes(transformer(), providers=CPU)
+    assert "count the elements that differ" in found.tolerances["best"].reason
+    assert found.tolerances["logits"].found
+    # One element, which both runtimes round alike more often than not.
+    model = parsed("g (float[1, 64] X, float[64, 1] Y) => (float[1, 1] Z) { Z = MatMul(X, Y) }")
+    for seed in range(40):
+        found = compare_runtimes(model, providers=CPU, seed=seed)
+        differ = found.tolerances["Z"].differ
+        if found.outputs["abs"].iloc[0] == 0 and differ:
+            assert any(
+                f"On {differ} of 300 feeds like these they differ" in t for t in found.advice
+            )
+            return
+    pytest.skip("this machine's runtimes give equal bits, or never do")
+
+
+def test_what_is_not_the_module_has_no_tolerance() -> None:
+    model = product()
+    found = compare_runtimes(model, module=Product(model, wrong=True), providers=CPU)
+    assert "does not compute what the module does" in found.tolerances["Z"].reason
+    found = compare_runtimes(model, module=Product(model), providers=CPU)
+    assert found.tolerances["Z"].found

@@ -242,14 +242,17 @@ class Calibration:
         if not extrapolated:  # no assumption is needed, and the tail is only a margin
             tail = min(tail, _MARGIN * most)
         steps = max(_FLOOR, most, tail)
-        if not steps * eps <= _widest(self.info):
-            return dataclasses.replace(told, reason=self._too_wide(steps))
+        widest = _widest(self.info)
+        if not most * eps <= widest:
+            return dataclasses.replace(told, reason=self._too_wide(most))
         if steps > max(_FLOOR, _STRETCHED * most):
             reason = (
                 f"the largest of the {n} inputs differs by {most - 1:.2g} last places, and their "
                 f"tail reaches {steps:.2g}: calibrate on {math.ceil(1 / false_alarms)} inputs"
             )
             return dataclasses.replace(told, reason=reason)
+        if not steps * eps <= widest:
+            return dataclasses.replace(told, reason=self._too_wide(steps))
         least = self.info.tiny * eps  # the spacing of the subnormal numbers
         rtol, atol = round_up(steps * eps), round_up(max(steps * eps * self.rms, least))
         return dataclasses.replace(

@@ -1,0 +1,152 @@
+"""A calibrated tolerance: what it allows, how often it fails fresh inputs, when there is none."""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from roundoff.compare import CalibratedTolerance, Calibration, calibrated_tolerance
+from roundoff.errors import ArgumentError, ShapeError
+
+DRAWS: dict[str, Callable[[np.random.Generator, int], np.ndarray]] = {
+    "Rayleigh": lambda rng, n: rng.rayleigh(2, n),
+    "exponential": lambda rng, n: rng.exponential(3, n),
+    "log-normal": lambda rng, n: np.exp(0.5 * rng.standard_normal(n)),
+    "Pareto, index 3": lambda rng, n: rng.pareto(3, n),
+    "multiples of a last place": lambda rng, n: rng.poisson(0.3, n).astype(float),
+    "mostly nothing": lambda rng, n: np.where(rng.random(n) < 0.3, rng.exponential(1, n), 0),
+}
+
+
+def of_scores(scores: np.ndarray) -> Calibration:
+    """A calibration of inputs with these scores, in float32 around 1."""
+    calibration = Calibration()
+    one = np.ones(1, np.float32)
+    calibration.add(one.astype(np.float64) * (1 + 2 * scores[0] * 2.0**-23), one)
+    assert calibration.scores == pytest.approx([scores[0]])
+    calibration.scores = [float(s) for s in scores]
+    return calibration
+
+
+@pytest.mark.parametrize("count", [33, 300])
+@pytest.mark.parametrize("name", DRAWS)
+def test_fresh_scores_exceed_it_as_rarely_as_it_says(name: str, count: int) -> None:
+    rng = np.random.default_rng(5)
+    shares = []
+    for _ in range(60):
+        found = of_scores(DRAWS[name](rng, count)).tolerance()
+        if found.found:
+            shares.append(np.mean(DRAWS[name](rng, 3000) > found.rtol / 2.0**-23))
+    assert shares  # for the others it asks for more inputs
+    assert np.mean(shares) <= 1 / 300
+
+
+def test_the_floor_is_a_unit_in_the_last_place_of_each() -> None:
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        x = torch.randn(100).to(dtype)
+        found = calibrated_tolerance([(x, x)] * 16)
+        assert 2 * torch.finfo(dtype).eps <= found.rtol < 2.2 * torch.finfo(dtype).eps
+        assert (found.differ, found.feeds) == (0, 16)
+        assert found.allows(torch.nextafter(x.float(), torch.tensor(9.0)).to(dtype), x)
+        tiny = torch.zeros(1, dtype=dtype)
+        assert calibrated_tolerance([(tiny, tiny)] * 16).atol > 0
+
+
+def test_what_is_allowed_is_what_numpy_and_torch_allow() -> None:
+    rng = np.random.default_rng(0)
+    pairs = [(x := rng.standard_normal(50).astype("float32"), x * np.float32(1 + 1e-6))
+             for _ in range(20)]  # fmt: skip
+    found = calibrated_tolerance(pairs)
+    for size in (0.5, 0.9, 1.1, 3.0):
+        b = rng.standard_normal(50)
+        a = b + size * (found.atol + found.rtol * np.abs(b))
+        assert found.allows(a, b) == np.allclose(a, b, rtol=found.rtol, atol=found.atol)
+        assert found.allows(a, b) == (size < 1)
+    odd = np.array([np.nan, np.inf, -np.inf, 1.0])
+    assert found.allows(odd, odd)
+    for bad in (np.nan, np.inf, 0.0):
+        for k in range(3):
+            other = odd.copy()
+            other[k] = bad
+            assert found.allows(other, odd) == np.array_equal(other, odd, equal_nan=True)
+    assert not found.allows(np.ones(4), odd)
+    assert not found.allows(odd, np.ones(4))
+
+
+@pytest.mark.parametrize(
+    ("pairs", "text"),
+    [
+        ([], "there are no results"),
+        ([(np.ones(2), np.ones(2))] * 15, "15 inputs: at least 16"),
+        ([(np.arange(3), np.arange(3))] * 40, "int64: count the elements that differ"),
+        ([(np.array([1, np.nan]), np.ones(2))] * 40, "NaN or infinite where the other is not"),
+        ([(np.ones(2), np.array([1, np.inf]))] * 40, "NaN or infinite where the other is not"),
+        ([(np.full(2, np.nan), np.full(2, np.nan))] * 40, "no result is finite"),
+        ([(np.float32([1.0]), np.float32([1.1]))] * 40, "more than rounding alone explains"),
+        ([(np.float32([3e-45]), np.float32([1e-44]))] * 40, "underflow in float32"),
+        ([(np.zeros((0, 3)), np.zeros((0, 3)))] * 40, "0 inputs"),
+    ],
+)
+def test_where_none_can_be_defended_it_says_why(pairs: list, text: str) -> None:
+    found = calibrated_tolerance(pairs)
+    assert not found.found
+    assert text in found.reason
+    assert str(found).startswith("no tolerance can be defended: ")
+    assert math.isnan(found.rtol)
+    assert math.isnan(found.passes)
+    with pytest.raises(ArgumentError, match="no tolerance"):
+        found.allows(np.ones(2), np.ones(2))
+
+
+def test_a_tail_that_reaches_too_far_asks_for_more_inputs() -> None:
+    rng = np.random.default_rng(0)
+    scores = np.where(rng.random(33) < 0.5, 0.0, 9 * rng.random(33))
+    found = of_scores(scores).tolerance()
+    assert not found.found
+    assert "calibrate on 300 inputs" in found.reason
+    assert of_scores(np.tile(scores, 10)).tolerance().found
+
+
+def test_it_says_its_error_rates_and_what_it_assumes() -> None:
+    rng = np.random.default_rng(1)
+    scores = rng.rayleigh(2, 33)
+    few = of_scores(scores).tolerance()
+    text = str(few)
+    for part in ("33 inputs", "1 fresh one in 300", "power law", "of the RMS passes", "signs",
+                 "|mean| / std", "underflow"):  # fmt: skip
+        assert part in text
+    assert "power law" not in str(of_scores(rng.rayleigh(2, 300)).tolerance())
+    rare = of_scores(scores).tolerance(1 / 400)
+    assert rare.rtol > few.rtol
+    assert "1 fresh one in 400 fails" in str(rare)
+
+
+@pytest.mark.parametrize("bad", [0, 1, -0.1, 2, math.nan, None, "1%", True])
+def test_false_alarms_are_a_probability(bad: object) -> None:
+    with pytest.raises(ArgumentError, match="false_alarms"):
+        calibrated_tolerance([(np.ones(2), np.ones(2))] * 40, false_alarms=bad)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "error", "text"),
+    [
+        (None, ArgumentError, "pairs: got NoneType"),
+        ("ab", ArgumentError, "pairs: got str"),
+        ([1.0], ArgumentError, "two results for each input"),
+        ([(np.ones(2),)], ArgumentError, "two results for each input"),
+        ([(np.ones(2), None)], ArgumentError, "no tensor: got NoneType"),
+        ([("a", "b")], ArgumentError, "no tensor: got str"),
+        ([(np.ones(2), np.ones(3))], ShapeError, "shapes differ"),
+        ([(np.ones(2, complex), np.ones(2))], ArgumentError, "complex"),
+    ],
+)
+def test_bad_pairs(pairs: object, error: type, text: str) -> None:
+    with pytest.raises(error, match=text):
+        calibrated_tolerance(pairs)
+
+
+def test_the_parts_of_a_tolerance_are_plain_numbers() -> None:
+    found = CalibratedTolerance(reason="none")
+    assert (found.found, found.feeds, found.extrapolated) == (False, 0, False)

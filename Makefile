@@ -21,12 +21,13 @@ SPHINX  := $(BIN)/sphinx-build -c conf -d build/doctrees --jobs auto --fail-on-w
 # One thread a worker: more of them wait for each other.
 PYTEST  := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
-.PHONY: help html page serve test test-all test-notebooks links lint bench clean distclean
+.PHONY: help html page serve test test-all test-gpu test-notebooks links lint bench clean distclean
 .DEFAULT_GOAL := help
 
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
-	@echo "  options: FAST=1 (small sizes), GPU=1 (ONNX Runtime's CUDA build), PAGE=plot_…, PORT=8000"
+	@echo "  options: FAST=1 (small sizes), GPU=1 (ONNX Runtime's CUDA build), PAGE=plot_…, PORT=8000,"
+	@echo "           PART=paths, kernels, backend or rest (of test-gpu)"
 
 html: $(NEEDS)  ## build the site; only what changed runs again
 	@$(SPHINX) docs $(HTML)
@@ -48,6 +49,17 @@ test: $(NEEDS) lint  ## before a change: tests, examples of docstrings, lint, ty
 
 test-all: $(NEEDS) lint  ## what CI runs: make test and the tests that are marked slow
 	@$(PYTEST)
+
+# A GPU host may reach no network: what Python has there is used, but for .venv where it was made.
+GPU_PYTHON  = $(if $(wildcard $(NEEDS)),$(BIN)/python,python3)
+GPU_paths   = tests/paths
+GPU_kernels = tests/kernels tests/compare tests/test_tensor_core.py
+GPU_backend = tests/backend tests/fusion
+GPU_rest    = tests --ignore tests/site $(patsubst %,--ignore %,$(GPU_paths) $(GPU_kernels) $(GPU_backend))
+
+test-gpu:  ## on a GPU host, in eight minutes: users' paths, kernels, backend (PART=… for one of them)
+	@ROUNDOFF_GPU_HOST=1 PYTHONPATH=src:$(PYTHONPATH) OMP_NUM_THREADS=1 $(GPU_PYTHON) -m pytest -n 12 \
+		--dist worksteal --durations 10 $(if $(PART),$(GPU_$(PART)),tests --ignore tests/site)
 
 test-notebooks: $(NEEDS) $(WHEELS)/complete  ## each page's notebook and script, as a reader runs them
 	@OMP_NUM_THREADS=1 ROUNDOFF_WHEELHOUSE=$(CURDIR)/$(WHEELS) \

@@ -39,10 +39,11 @@ def _globals_of_an_example_outlive_its_compiled_code(
     item.dtest.globs.clear()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """A slow test says why; the built site comes first.
 
-    While one worker builds the site the other runs what does not need it.
+    While one worker builds the site the other runs what does not need it. On a GPU host the slow
+    tests that run there are those of a kernel, or of a user's path.
     """
     for item in items:
         if isinstance(item, pytest.DoctestItem) and item.path.name in TRAINED:
@@ -51,3 +52,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             if not mark.kwargs.get("reason"):
                 raise pytest.UsageError(f"{item.nodeid}: slow without a reason=")
     items.sort(key=lambda item: item.get_closest_marker("site") is None)
+    if os.environ.get("ROUNDOFF_GPU_HOST"):
+        import onnxruntime
+        import torch
+
+        if not torch.cuda.is_available():
+            raise pytest.UsageError("test-gpu: torch sees no GPU")
+        if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
+            raise pytest.UsageError(
+                "test-gpu: ONNX Runtime has no CUDA: pip install onnxruntime-gpu"
+            )
+        left = [item for item in items if _is_left_out(item)]
+        config.hook.pytest_deselected(items=left)
+        items[:] = [item for item in items if item not in left]
+
+
+def _is_left_out(item: pytest.Item) -> bool:
+    """Whether a slow test says nothing of a GPU."""
+    slow = item.get_closest_marker("slow") is not None
+    return slow and item.get_closest_marker("gpu") is None and item.path.parent.name != "kernels"

@@ -14,7 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from roundoff.backend import OptimizationOptions, onnx_custom_backend
-from roundoff.backend.program import CudaGraphProgram, Program
+from roundoff.backend.program import CudaGraphProgram, Program, copies_of_the_processor
 from roundoff.backend.steps import signature
 from roundoff.errors import ModelError
 from roundoff.fusion.products import Into
@@ -266,3 +266,61 @@ def test_layers_of_other_weights_share_sessions() -> None:
         counts.append(len(storage["instance"][0].sessions))
         torch._dynamo.reset()
     assert counts[0] == counts[1] > 1
+
+
+on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+@on_a_gpu
+@pytest.mark.gpu
+@pytest.mark.parametrize("pinned", [True, False])
+def test_a_copy_from_the_processors_memory_is_seen_in_a_graph(pinned: bool) -> None:
+    there = torch.ones(1000, device="cuda")
+    here = torch.ones(1000, pin_memory=True) if pinned else torch.ones(1000, device="cuda")
+    graph = torch.cuda.CUDAGraph(keep_graph=True)
+    with torch.cuda.graph(graph):
+        there.copy_(here, non_blocking=True)
+        there.mul_(2)
+    assert bool(copies_of_the_processor(graph.raw_cuda_graph())) == pinned
+
+
+def one_step(
+    x: torch.Tensor, mask: torch.Tensor, at: torch.Tensor, cache: torch.Tensor, w: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
+    """Unequal parts, a cache, keys that are shut out, a row that sees none, numbers of a mask."""
+    q, k, v, rest, last = (x @ w).split([16, 16, 16, 8, 4], -1)
+    cache.index_copy_(2, at, k[:, None])
+    attended = torch.nn.functional.scaled_dot_product_attention(q[:, None], cache, cache, mask)
+    joined = torch.cat([attended[:, 0], v, rest, last], -1)
+    return joined, (joined * mask[:, 0].any(-1, keepdim=True)).amax(-1), mask.sum((1, 2, 3))
+
+
+@on_a_gpu
+@pytest.mark.gpu
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_after_a_capture_every_input_may_change(dtype: torch.dtype) -> None:
+    """A replay agrees with a run that is not recorded, and with torch."""
+    storage: dict[str, Any] = {}
+    backend = functools.partial(onnx_custom_backend, storage=storage)
+    recorded = torch.compile(
+        one_step, backend=functools.partial(backend, mode="reduce-overhead"), dynamic=False
+    )
+    plain = torch.compile(lambda *a: one_step(*a), backend=backend, dynamic=False)
+    make = functools.partial(torch.randn, device="cuda", dtype=dtype)
+    w = make(32, 60) / 6
+    caches = [torch.zeros(3, 1, 8, 16, device="cuda", dtype=dtype) for _ in range(3)]
+    for n in range(8):
+        x, at = make(3, 1, 32), torch.tensor([n % 8], device="cuda")
+        mask = torch.rand(3, 1, 1, 8, device="cuda") < 0.5
+        mask[n % 3] = False
+        if n == 5:
+            caches = [c.clone() for c in caches]
+            w = w.clone()
+        made = [f(x, mask, at, c, w) for f, c in zip((recorded, plain, one_step), caches,
+                                                    strict=True)]  # fmt: skip
+        for replayed, ran, torchs in zip(*made, strict=True):
+            torch.testing.assert_close(replayed, ran, rtol=0, atol=0)
+            torch.testing.assert_close(ran, torchs, rtol=2e-2, atol=2e-2)
+        assert torch.equal(caches[0], caches[1])
+    assert [g.no_cuda_graph for g in storage["instance"]] == ["", ""]

@@ -84,8 +84,9 @@ def test_what_is_no_real_number_has_no_ulp(wrong) -> None:
 
 def test_a_tensor_has_ulps_and_nothing_is_no_type() -> None:
     assert ulp(torch.tensor([1.0, 300.0], dtype=torch.bfloat16), "float16").tolist() == [
-        2.0**-10, 0.25,
-    ]  # fmt: skip
+        2.0**-10,
+        0.25,
+    ]
     with pytest.raises(DtypeError, match="unknown element type: got None"):
         ulp(1.0, None)
 

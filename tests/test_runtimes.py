@@ -491,11 +491,14 @@ class Trained(torch.nn.Module):
 @pytest.mark.parametrize(
     "part",
     [
-        torch.nn.Dropout(), torch.nn.BatchNorm1d(8), torch.nn.AlphaDropout(),
-        torch.nn.InstanceNorm1d(8, track_running_stats=True), torch.nn.LSTM(8, 8, 2, dropout=0.5),
+        torch.nn.Dropout(),
+        torch.nn.BatchNorm1d(8),
+        torch.nn.AlphaDropout(),
+        torch.nn.InstanceNorm1d(8, track_running_stats=True),
+        torch.nn.LSTM(8, 8, 2, dropout=0.5),
         Trained(0.5),
     ],
-)  # fmt: skip
+)
 def test_a_module_in_training_mode_is_refused(part: torch.nn.Module) -> None:
     with pytest.raises(ArgumentError, match=r"training mode.*module.eval\(\)"):
         compare_runtimes(rectified(), module=torch.nn.Sequential(part), providers=CPU)

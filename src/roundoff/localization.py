@@ -80,14 +80,17 @@ class Runner:
 
         if not isinstance(self.evaluator, TorchOnnxEvaluator):
             raise ArgumentError(
-                f"the evaluator of {self.name!r}", got=type(self.evaluator).__name__,
-                expected="a TorchOnnxEvaluator", hint="TorchOnnxEvaluator(model)",
-            )  # fmt: skip
+                f"the evaluator of {self.name!r}",
+                got=type(self.evaluator).__name__,
+                expected="a TorchOnnxEvaluator",
+                hint="TorchOnnxEvaluator(model)",
+            )
         if self.context is not None and not callable(self.context):
             raise ArgumentError(
-                "context", got=type(self.context).__name__,
+                "context",
+                got=type(self.context).__name__,
                 expected="a function that returns a context manager",
-            )  # fmt: skip
+            )
         floating = isinstance(self.dtype, torch.dtype) and self.dtype.is_floating_point
         if self.dtype is not None and not floating:
             raise DtypeError("dtype of a Runner", got=repr(self.dtype), expected="a floating type")
@@ -111,7 +114,14 @@ class Runner:
             yield step
 
     def _inside(self) -> contextlib.AbstractContextManager[Any]:
-        return self.context() if self.context else contextlib.nullcontext()
+        manager = self.context() if self.context else contextlib.nullcontext()
+        if not hasattr(manager, "__enter__"):
+            raise ArgumentError(
+                f"the context of {self.name!r}",
+                got=type(manager).__name__,
+                expected="a function that returns a context manager",
+            )
+        return manager
 
     def run_node(self, index: int, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         """Outputs of one node on *inputs*, inside the context."""
@@ -275,9 +285,11 @@ def _check_truth(runner: Runner) -> None:
     """The evaluator computes in float64 throughout, on feeds that nothing narrows."""
     if not runner.evaluator.settings.truth:
         raise ArgumentError(
-            "this truth is none", got="an evaluator that computes in the model's types",
-            expected="one that computes in float64", hint="TorchOnnxEvaluator(model, truth=True)",
-        )  # fmt: skip
+            "this truth is none",
+            got="an evaluator that computes in the model's types",
+            expected="one that computes in float64",
+            hint="TorchOnnxEvaluator(model, truth=True)",
+        )
     if runner.dtype not in (None, torch.float64):
         raise ArgumentError(
             "the feeds of the truth are rounded", got=str(runner.dtype), expected="no dtype"
@@ -290,9 +302,11 @@ def _check_wide(step: Step) -> None:
         narrow = isinstance(value, torch.Tensor) and value.dtype != torch.float64
         if narrow and value.is_floating_point():
             raise ArgumentError(
-                f"node {step.node.label!r} of the truth", got=str(value.dtype), expected="float64",
+                f"node {step.node.label!r} of the truth",
+                got=str(value.dtype),
+                expected="float64",
                 hint="leave its custom kernel out of the truth",
-            )  # fmt: skip
+            )
 
 
 def _check_same(one: TorchOnnxEvaluator, other: TorchOnnxEvaluator) -> None:

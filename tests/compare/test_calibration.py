@@ -56,8 +56,10 @@ def test_the_floor_is_a_unit_in_the_last_place_of_each() -> None:
 
 def test_what_is_allowed_is_what_numpy_and_torch_allow() -> None:
     rng = np.random.default_rng(0)
-    pairs = [(x := rng.standard_normal(50).astype("float32"), x * np.float32(1 + 1e-6))
-             for _ in range(20)]  # fmt: skip
+    pairs = [
+        (x := rng.standard_normal(50).astype("float32"), x * np.float32(1 + 1e-6))
+        for _ in range(20)
+    ]
     found = calibrated_tolerance(pairs)
     for size in (0.5, 0.9, 1.1, 3.0):
         b = rng.standard_normal(50)
@@ -114,8 +116,15 @@ def test_it_says_its_error_rates_and_what_it_assumes() -> None:
     scores = rng.rayleigh(2, 33)
     few = of_scores(scores).tolerance()
     text = str(few)
-    for part in ("33 inputs", "1 fresh one in 300", "power law", "of the RMS passes", "signs",
-                 "|mean| / std", "underflow"):  # fmt: skip
+    for part in (
+        "33 inputs",
+        "1 fresh one in 300",
+        "power law",
+        "of the RMS passes",
+        "signs",
+        "|mean| / std",
+        "underflow",
+    ):
         assert part in text
     assert "power law" not in str(of_scores(rng.rayleigh(2, 300)).tolerance())
     rare = of_scores(scores).tolerance(1 / 400)
@@ -136,8 +145,8 @@ def test_false_alarms_are_a_probability(bad: object) -> None:
         ("ab", ArgumentError, "pairs: got str"),
         ([1.0], ArgumentError, "two results for each input"),
         ([(np.ones(2),)], ArgumentError, "two results for each input"),
-        ([(np.ones(2), None)], ArgumentError, "no tensor: got NoneType"),
-        ([("a", "b")], ArgumentError, "no tensor: got str"),
+        ([(np.ones(2), None)], ArgumentError, "a result is no tensor: got NoneType"),
+        ([("a", "b")], ArgumentError, "a result is no tensor: got str"),
         ([(np.ones(2), np.ones(3))], ShapeError, "shapes differ"),
         ([(np.ones(2, complex), np.ones(2))], ArgumentError, "complex"),
     ],

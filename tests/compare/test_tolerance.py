@@ -317,10 +317,19 @@ def test_rounding_up_what_was_shipped() -> None:
     assert (round_up(np.float64(1.21)), round_up(0.0), round_up(math.inf)) == (1.3, 0.0, math.inf)
 
 
-@pytest.mark.parametrize(("value", "digits"), [
-    (-1.0, 2), (math.nan, 2), (1.0, 0), (1.0, 1.5), (None, 2), ("1", 2), (1.0, None),
-    (1.0, math.inf),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("value", "digits"),
+    [
+        (-1.0, 2),
+        (math.nan, 2),
+        (1.0, 0),
+        (1.0, 1.5),
+        (None, 2),
+        ("1", 2),
+        (1.0, None),
+        (1.0, math.inf),
+    ],
+)
 def test_what_cannot_be_rounded_up(value: float, digits: float) -> None:
     with pytest.raises(ArgumentError):
         round_up(value, digits)

@@ -98,8 +98,13 @@ MODELS = {
         """g (T[2, 3, 10, 10] X) => (T[2, 8, 10, 10] Z) {
           C = Conv <pads = [1, 1, 1, 1]> (X, W)
           N = BatchNormalization <epsilon = 1e-5> (C, s, b, m, v)  Z = Gelu(N) }""",
-        {"W": ((8, 3, 3, 3), "w"), "s": ((8,), "p"), "b": ((8,), "n"), "m": ((8,), "n"),
-         "v": ((8,), "p")},
+        {
+            "W": ((8, 3, 3, 3), "w"),
+            "s": ((8,), "p"),
+            "b": ((8,), "n"),
+            "m": ((8,), "n"),
+            "v": ((8,), "p"),
+        },
     ),
     "GELU": Model(
         """g (T[32, 64] X) => (T[32, 16] Z) { H = MatMul(X, W1)  A = Add(H, B1)
@@ -111,17 +116,20 @@ MODELS = {
           Q = MatMul(X, WQ)  K = MatMul(X, WK)  V = MatMul(X, WV)
           KT = Transpose <perm = [1, 0]> (K)  S = MatMul(Q, KT)  D = Mul(S, c)
           P = Softmax <axis = -1> (D)  M = MatMul(P, V)  O = MatMul(M, WO)  Z = Add(O, X) }""",
-        {"WQ": ((32, 32), "w"), "WK": ((32, 32), "w"), "WV": ((32, 32), "w"),
-         "WO": ((32, 32), "w"), "c": np.array(32**-0.5)},
+        {
+            "WQ": ((32, 32), "w"),
+            "WK": ((32, 32), "w"),
+            "WV": ((32, 32), "w"),
+            "WO": ((32, 32), "w"),
+            "c": np.array(32**-0.5),
+        },
     ),
     "RMS norm": Model(
         """g (T[16, 96] X) => (T[16, 96] Z) { S = Mul(X, X)  M = ReduceMean <keepdims = 1> (S, last)
           E = Add(M, e)  R = Sqrt(E)  N = Div(X, R)  Z = Mul(N, g) }""",
         {"last": np.array([-1]), "e": np.array(1e-5), "g": ((96,), "p")},
     ),
-    "log softmax": Model(
-        "g (T[16, 50] X) => (T[16, 50] Z) { Z = LogSoftmax <axis = -1> (X) }", {}
-    ),
+    "log softmax": Model("g (T[16, 50] X) => (T[16, 50] Z) { Z = LogSoftmax <axis = -1> (X) }", {}),
     "four layers": Model(
         f"g (T[8, 64] X) => (T[8, 64] Z) {{ {layers(4)} }}",
         {f"W{k}": ((64, 64), "w") for k in range(4)},
@@ -141,10 +149,15 @@ MODELS = {
           N = LayerNormalization <axis = -1> (H, S)  Q = MatMul(N, WQ)  K = MatMul(N, WK)
           KT = Transpose <perm = [1, 0]> (K)  C = MatMul(Q, KT)  P = Softmax <axis = -1> (C)
           M = MatMul(P, N)  A = Add(M, H)  Z = MatMul(A, WO) }""",
-        {"table": ((50, 32), "n"), "S": ((32,), "p"), "WQ": ((32, 32), "w"),
-         "WK": ((32, 32), "w"), "WO": ((32, 11), "w")},
+        {
+            "table": ((50, 32), "n"),
+            "S": ((32,), "p"),
+            "WQ": ((32, 32), "w"),
+            "WK": ((32, 32), "w"),
+            "WO": ((32, 11), "w"),
+        },
     ),
-}  # fmt: skip
+}
 
 
 def feeds_of(proto: onnx.ModelProto, seed: int) -> dict[str, torch.Tensor]:
@@ -217,9 +230,11 @@ def false_alarms(
 
 
 QUICK = [
-    ("convolution, batch norm, GELU", "float16"), ("attention", "float32"),
-    ("transformer block", "bfloat16"), ("product", "float16"),
-]  # fmt: skip
+    ("convolution, batch norm, GELU", "float16"),
+    ("attention", "float32"),
+    ("transformer block", "bfloat16"),
+    ("product", "float16"),
+]
 
 
 @pytest.mark.parametrize(("name", "dtype"), QUICK)
@@ -285,19 +300,20 @@ FAULTS = {
     "ReLU for GELU": Fault("GELU", 'Gelu <approximate = "none"> => Relu'),
     "int8 weights": Fault("GELU", weights=int8_matrices),
     "operands cut to 10 bits, as TF32": Fault("product", weights=cut),
-    "mean over the wrong axis": Fault("RMS norm", "ReduceMean <keepdims = 1> (S, last) => "
-                                      "ReduceMean <keepdims = 1> (S, first)"),
+    "mean over the wrong axis": Fault(
+        "RMS norm", "ReduceMean <keepdims = 1> (S, last) => ReduceMean <keepdims = 1> (S, first)"
+    ),
     "mean over n - 1": Fault("RMS norm", result=lambda z: z * (95 / 96) ** 0.5),
     "no residual": Fault("attention", "Z = Add(O, X) => Z = Identity(O)"),
     "no 1 / sqrt(d)": Fault("attention", "D = Mul(S, c) => D = Identity(S)"),
-    "causal mask for none": Fault("attention", "P = Softmax <axis = -1> (D) => "
-                                  "L = Trilu <upper = 0> (D)  P = Softmax <axis = -1> (L)"),
-    "padding on one side": Fault(
-        "convolution, batch norm, GELU", "[1, 1, 1, 1] => [2, 2, 0, 0]"
+    "causal mask for none": Fault(
+        "attention",
+        "P = Softmax <axis = -1> (D) => L = Trilu <upper = 0> (D)  P = Softmax <axis = -1> (L)",
     ),
+    "padding on one side": Fault("convolution, batch norm, GELU", "[1, 1, 1, 1] => [2, 2, 0, 0]"),
     "batch norm's eps 1e-3 for 1e-5": Fault("convolution, batch norm, GELU", "1e-5 => 1e-3"),
     "softmax over the wrong axis": Fault("transformer block", "axis = -1> (C) => axis = 0> (C)"),
-}  # fmt: skip
+}
 
 
 def caught(name: str, dtype: str, feeds: int = 40) -> tuple[CalibratedTolerance, float, float]:
@@ -323,9 +339,14 @@ def caught(name: str, dtype: str, feeds: int = 40) -> tuple[CalibratedTolerance,
 
 #: Faults that pass, on some feeds or on all: too small for the type. The others are always caught.
 SMALL = {
-    "scale by 0.1 %", "scale by 0.001 %", "eps 1e-3 for 1e-5", "eps 1e-6 for 1e-5",
-    "tanh GELU for erf", "operands cut to 10 bits, as TF32", "batch norm's eps 1e-3 for 1e-5",
-}  # fmt: skip
+    "scale by 0.1 %",
+    "scale by 0.001 %",
+    "eps 1e-3 for 1e-5",
+    "eps 1e-6 for 1e-5",
+    "tanh GELU for erf",
+    "operands cut to 10 bits, as TF32",
+    "batch norm's eps 1e-3 for 1e-5",
+}
 PASS = {
     "float32": set(),
     "float16": SMALL,

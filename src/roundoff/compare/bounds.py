@@ -63,10 +63,9 @@ import math
 import numbers
 from typing import Any
 
-from roundoff.describe import as_tensor
 from roundoff.errors import ArgumentError
 
-from .pieces import float64_pieces, same_shape
+from .pieces import float64_pieces, same_shape, typed_tensor
 from .scaled import real_type
 
 #: Largest relative error of an operand taken as TF32, 11 significant bits: a library may round the
@@ -177,9 +176,11 @@ def tolerance(
     if confidence is not None and terms * u >= 1:
         raise ArgumentError(
             f"no confidence for so many terms in {wide.name}: a sum stagnates, and its errors have "
-            "a sign", got=terms, expected=f"fewer than {1 / u:.0f}",
+            "a sign",
+            got=terms,
+            expected=f"fewer than {1 / u:.0f}",
             hint="leave confidence out for the bound that always holds",
-        )  # fmt: skip
+        )
     bound = terms * (2 * u if rounding == "truncation" else u)
     if confidence is not None:
         spread = math.sqrt(2 * math.log(2 * terms * elements / (1 - confidence))) / (1 - u)
@@ -241,9 +242,7 @@ def tolerance_used(a: Any, b: Any, size: Any, tol: float) -> float:
         raise ArgumentError("a tolerance", got=repr(tol), expected="more than 0")
     tensors, least_numbers = [], []
     for name, value in (("a", a), ("b", b), ("size", size)):
-        typed = as_tensor(value)
-        if typed is None:
-            raise ArgumentError(f"{name} is no tensor", got=type(value).__name__)
+        typed = typed_tensor(value, name)
         info = real_type(typed.info)
         tensors.append(typed.tensor)
         if name != "size":

@@ -29,12 +29,12 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from roundoff.describe import TypedTensor, as_tensor
+from roundoff.describe import TypedTensor
 from roundoff.dtypes import DType
 from roundoff.errors import ArgumentError, ShapeError
 
 from .bounds import round_up
-from .pieces import float64_pieces
+from .pieces import float64_pieces, typed_tensor
 
 __all__ = ["FALSE_ALARMS", "LEAST", "CalibratedTolerance", "Calibration", "calibrated_tolerance"]
 
@@ -349,14 +349,14 @@ def _widest(info: DType) -> float:
 
 
 def _typed(value: Any) -> TypedTensor:
-    typed = as_tensor(value)
-    if typed is None:
-        raise ArgumentError("no tensor", got=type(value).__name__, expected="a tensor or array")
+    typed = typed_tensor(value, "a result")
     if typed.info.kind == "complex":
         raise ArgumentError(
-            "a complex tensor", got=typed.info.name, expected="real numbers",
+            "a complex tensor",
+            got=typed.info.name,
+            expected="real numbers",
             hint="torch.view_as_real",
-        )  # fmt: skip
+        )
     return typed
 
 

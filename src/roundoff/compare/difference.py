@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Mapping
 from typing import Any
 
@@ -128,7 +129,8 @@ class Difference(dict[str, Any]):
         Raises
         ------
         ArgumentError
-            When no threshold is passed, or one for a value that this comparison has not.
+            When no threshold is passed, one that is no number, or one for a value that this
+            comparison has not.
 
         Examples
         --------
@@ -141,6 +143,9 @@ class Difference(dict[str, Any]):
         limits = {k: v for k, v in limits.items() if v is not None}
         if not limits:
             raise ArgumentError("no threshold", expected="abs=, rel=, ulp= or err_ulp=")
+        for key, limit in limits.items():
+            if not _is_number(limit) or math.isnan(limit):
+                raise ArgumentError(f"threshold {key}", got=repr(limit), expected="a number")
         missing = [k for k in limits if self.get(k) is None]
         if missing and not self.get("mismatch"):
             raise ArgumentError(
@@ -148,6 +153,10 @@ class Difference(dict[str, Any]):
                 hint="err_ulp needs an expected value in a wider type",
             )  # fmt: skip
         return not self.get("mismatch") and all(self[k] <= v for k, v in limits.items())
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
 def identical(n: float = 0.0) -> Difference:
@@ -203,6 +212,11 @@ def string_diff(diff: Mapping[str, Any]) -> str:
     missed: NaNs on one side, infinities, devices, shapes and structures. Keys that were deleted
     are left out.
 
+    Raises
+    ------
+    ArgumentError
+        When *diff* is no such result.
+
     Examples
     --------
     >>> from roundoff.compare import max_diff
@@ -211,6 +225,12 @@ def string_diff(diff: Mapping[str, Any]) -> str:
     >>> string_diff(max_diff(1, 1))
     'abs=0, rel=0'
     """
+    if not isinstance(diff, Mapping):
+        raise ArgumentError("diff", got=type(diff).__name__, expected="what max_diff gives")
+    parts: tuple[tuple[str, Any], ...] = (("rep", Mapping), ("mismatch", (list, tuple)))
+    for key, kind in parts:
+        if key in diff and not isinstance(diff[key], kind):
+            raise ArgumentError(f"{key!r} of diff", got=type(diff[key]).__name__)
     size, ratio = diff.get("abs", 0), diff.get("rel", 0)
     if size == 0 and ratio == 0 and not diff.get("dnan") and not diff.get("mismatch"):
         text = "abs=0, rel=0"

@@ -31,10 +31,10 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from roundoff.describe import as_tensor
 from roundoff.errors import ArgumentError, DtypeError, ShapeError
 
 from .bounds import count as _count
+from .pieces import typed_tensor
 from .scaled import real_type
 
 if TYPE_CHECKING:
@@ -150,9 +150,14 @@ def layer_norm_bound(
 
 
 def _variance(
-    how: str, n: int, u: float, true: torch.Tensor, magnitude: torch.Tensor, root: torch.Tensor,
+    how: str,
+    n: int,
+    u: float,
+    true: torch.Tensor,
+    magnitude: torch.Tensor,
+    root: torch.Tensor,
     off_mean: torch.Tensor,
-) -> torch.Tensor:  # fmt: skip
+) -> torch.Tensor:
     """Bound of the error of the variance; see the module's docstring."""
     square = off_mean * off_mean
     if how == "two-pass":
@@ -166,9 +171,7 @@ def _variance(
 def _real(value: Any, name: str) -> tuple[torch.Tensor, Any]:
     import torch
 
-    typed = as_tensor(value)
-    if typed is None:
-        raise ArgumentError(f"{name} is no tensor", got=type(value).__name__)
+    typed = typed_tensor(value, name)
     if not typed.info.is_float:
         raise DtypeError(f"{name} must be floating", got=typed.info.name)
     return typed.tensor.to(torch.float64), typed.info

@@ -7,7 +7,10 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from roundoff.errors import ShapeError
+import numpy as np
+
+from roundoff.describe import TypedTensor, as_tensor
+from roundoff.errors import ArgumentError, ShapeError
 
 if TYPE_CHECKING:
     import torch
@@ -35,6 +38,44 @@ def partition(shape: Sequence[int], most: int) -> Iterator[tuple[int, tuple[Any,
             stop = min(start + step, shape[axis])
             yield offset, (*before, slice(start, stop))
             offset += (stop - start) * inner
+
+
+def tensor_in(value: Any) -> TypedTensor | None:
+    """The tensor in *value*; None where there is none, as of an integer beyond float64."""
+    try:
+        return as_tensor(value)
+    except OverflowError:
+        return None
+
+
+def typed_tensor(value: Any, name: str) -> TypedTensor:
+    """The tensor in *value*, all of whose numbers count.
+
+    Raises
+    ------
+    ArgumentError
+        There is none, it has no data (torch's meta device), or a mask leaves some of it out.
+    """
+    typed = tensor_in(value)
+    if typed is None:
+        raise ArgumentError(
+            f"{name} is no tensor", got=type(value).__name__, expected="a tensor or array"
+        )
+    if isinstance(value, np.ma.MaskedArray):
+        raise ArgumentError(
+            f"{name} is masked",
+            got=type(value).__name__,
+            expected="an array without a mask",
+            hint="the numbers alone, .compressed()",
+        )
+    return with_data(typed, name)
+
+
+def with_data(typed: TypedTensor, name: str) -> TypedTensor:
+    """The same tensor; an ArgumentError where it has no data."""
+    if typed.tensor.is_meta:
+        raise ArgumentError(f"{name} has no data", got="a tensor of the meta device")
+    return typed
 
 
 def same_shape(*tensors: torch.Tensor) -> None:

@@ -11,11 +11,11 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-from roundoff.describe import TypedTensor, as_tensor, tree_leaves
+from roundoff.describe import TypedTensor, tree_leaves
 from roundoff.dtypes import DType, dtype_info
 from roundoff.errors import ArgumentError, DtypeError, ShapeError
 
-from .pieces import float64_pieces, same_shape
+from .pieces import float64_pieces, same_shape, tensor_in, typed_tensor
 
 
 class ScaledError(NamedTuple):
@@ -77,7 +77,7 @@ def scaled_error(truth: Any, got: Any, dtype: Any = None) -> ScaledError:
     DtypeError
         When a type is not a real floating one, or the truth's is not wider than the unit's.
     ArgumentError
-        When there is no tensor, or the truth is not finite.
+        When there is no tensor, one has a mask or no data, or the truth is not finite.
 
     Examples
     --------
@@ -116,11 +116,12 @@ def _tensors(tree: Any, name: str) -> list[TypedTensor]:
         raise ArgumentError(f"{name} holds no tensor", expected="at least one")
     tensors = []
     for leaf in leaves:
-        if (typed := as_tensor(leaf)) is None:
+        if tensor_in(leaf) is None:
             raise ArgumentError(
                 f"{name} holds something else than tensors", got=type(leaf).__name__,
                 expected="tensors, arrays, and lists, tuples and dicts of them",
             )  # fmt: skip
+        typed = typed_tensor(leaf, name)
         real_type(typed.info)
         tensors.append(typed)
     return tensors

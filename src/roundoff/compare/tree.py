@@ -16,6 +16,7 @@ from roundoff.describe import TypedTensor, as_tensor, is_text, parts, string_typ
 from roundoff.errors import ArgumentError
 
 from .difference import THRESHOLDS, Difference, identical, merge, unlike
+from .pieces import with_data
 
 if TYPE_CHECKING:
     from .stats import Stats
@@ -50,7 +51,8 @@ def max_diff(
     Raises
     ------
     ArgumentError
-        When a leaf is neither a tensor, a number, a string nor None, or a threshold no number.
+        When a leaf is neither a tensor, a number, a string nor None, or has no data, or a threshold
+        is no number.
     DtypeError
         When a leaf has an element type that ONNX has not.
 
@@ -163,6 +165,12 @@ class _Walk:
         return total
 
     def _unlike(self, e: Any, g: Any, where: str) -> Difference:
+        for obj in (e, g):
+            known = (
+                obj is None or is_text(obj) or isinstance(obj, int) or as_tensor(obj) is not None
+            )
+            if not known and parts(obj) is None and not isinstance(obj, _CONTAINERS):
+                raise _unknown(obj, where)
         return unlike(f"{string_type(e, True)} against {string_type(g, True)}{_at(where)}")
 
     def _containers(self, e: Any, g: Any, where: str) -> Difference:
@@ -175,10 +183,7 @@ class _Walk:
             return identical(len(e)) if e == g else unlike(f"sets differ{_at(where)}")
         for obj, name in ((e, names[0]), (g, names[1])):
             if not isinstance(obj, (list, tuple, dict)):
-                raise ArgumentError(
-                    f"cannot compare an object of this class{_at(where)}", got=name,
-                    expected="tensors, numbers, strings, None, and lists, tuples and dicts of them",
-                )  # fmt: skip
+                raise _unknown(obj, where, name)
         if names[0] != names[1]:
             notes.append(f"{names[0]} against {names[1]}{_at(where)}")
         if isinstance(e, dict) and isinstance(g, dict):
@@ -223,6 +228,8 @@ class _Walk:
         return total
 
     def _tensors(self, e: TypedTensor, g: TypedTensor, where: str) -> Difference:
+        for tensor in (e, g):
+            with_data(tensor, f"a tensor{_at(where)}")
         if e.tensor.shape != g.tensor.shape:
             shapes = [tuple(h.tensor.shape) for h in (e, g)]
             return unlike(f"shape {shapes[0]} against {shapes[1]}{_at(where)}")
@@ -259,6 +266,17 @@ class _Walk:
             if a != b
         ]  # fmt: skip
         return total
+
+
+_CONTAINERS = (list, tuple, dict, set, frozenset)
+
+
+def _unknown(obj: Any, where: str, name: str = "") -> ArgumentError:
+    return ArgumentError(
+        f"cannot compare an object of this class{_at(where)}",
+        got=name or type(obj).__name__,
+        expected="tensors, numbers, strings, None, and lists, tuples and dicts of them",
+    )
 
 
 def _shape(value: Any) -> tuple[int, ...] | None:

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from roundoff.describe import as_tensor
 from roundoff.dtypes import DType
 from roundoff.errors import DtypeError, ShapeError
+
+from .pieces import tensor_in, typed_tensor
 
 if TYPE_CHECKING:
     import torch
@@ -109,7 +110,9 @@ def ulp_distance(a: Any, b: Any) -> Array:
     Raises
     ------
     DtypeError
-        When neither type is a floating one.
+        When neither type is a floating one, or one is complex.
+    ArgumentError
+        When a tensor has a mask or no data.
     ShapeError
         When the shapes differ.
 
@@ -120,12 +123,14 @@ def ulp_distance(a: Any, b: Any) -> Array:
     >>> int(ulp_distance(one, np.nextafter(one, np.float32(2)))), int(ulp_distance(-0.0, 0.0))
     (1, 0)
     """
-    x, y = as_tensor(a), as_tensor(b)
-    if x is None or y is None or not (x.info.is_float or y.info.is_float):
+    x, y = tensor_in(a), tensor_in(b)
+    kinds = [h.info.kind for h in (x, y) if h is not None]
+    if x is None or y is None or "complex" in kinds or "float" not in kinds:
         names = [type(v).__name__ if h is None else h.info.name for v, h in ((a, x), (b, y))]
         raise DtypeError(
             "no units in the last place", got=", ".join(names), expected="a floating type"
         )
+    x, y = typed_tensor(a, "a"), typed_tensor(b, "b")
     if x.tensor.shape != y.tensor.shape:
         raise ShapeError(
             "shapes differ", got=f"{tuple(x.tensor.shape)} and {tuple(y.tensor.shape)}"

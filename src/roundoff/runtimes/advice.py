@@ -201,23 +201,26 @@ class Advice:
             finite = elements - odd
             return (
                 f"The {finite} of {elements} elements of the outputs that are finite have equal "
-                "bits in both." if finite else
-                "No element of an output is finite: nothing was compared."
-            )  # fmt: skip
+                "bits in both."
+                if finite
+                else "No element of an output is finite: nothing was compared."
+            )
         if self._module_differs():
             return "Nothing in the runtimes: they give equal bits; the module gives others."
         same = bool((self.frame["isolated abs"] == 0).all())
         return (
-            "Nothing: every node and every output has equal bits in both." if same else
-            "Nothing: every output has equal bits in both, though some nodes differ."
-        )  # fmt: skip
+            "Nothing: every node and every output has equal bits in both."
+            if same
+            else "Nothing: every output has equal bits in both, though some nodes differ."
+        )
 
     def _tolerance(self) -> str:
         """What to compare outputs with, or why nothing can be said; nothing for equal bits."""
         told = {
-            name: t for name, t in self.tolerances.items()
+            name: t
+            for name, t in self.tolerances.items()
             if t.differ or (not t.found and self._output_differs(name))
-        }  # fmt: skip
+        }
         if not told:
             return ""
         found = sorted((n for n, t in told.items() if t.found), key=lambda n: -told[n].rtol)

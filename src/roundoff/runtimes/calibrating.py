@@ -34,16 +34,19 @@ def check_calibration(value: Any) -> None:
     if isinstance(value, int) and not isinstance(value, bool):
         if value != 0 and value < LEAST_FEEDS:
             raise ArgumentError(
-                "calibration", got=value, expected=f"0, or at least {LEAST_FEEDS} feeds",
+                "calibration",
+                got=value,
+                expected=f"0, or at least {LEAST_FEEDS} feeds",
                 hint="299 need no assumption about the tail of the differences",
-            )  # fmt: skip
+            )
         return
     listed = isinstance(value, Sequence) and not isinstance(value, (str, bytes))
     if not listed or not all(isinstance(feeds, Mapping) for feeds in value):
         raise ArgumentError(
-            "calibration", got=type(value).__name__,
+            "calibration",
+            got=type(value).__name__,
             expected="a number of feeds, or a sequence of mappings of input names to tensors",
-        )  # fmt: skip
+        )
     if len(value) < LEAST_FEEDS - 1:
         raise ArgumentError(
             "calibration", got=f"{len(value)} feeds", expected=f"at least {LEAST_FEEDS - 1}"
@@ -100,9 +103,12 @@ def _draw(known: torch.Tensor, like: torch.Tensor, generator: torch.Generator) -
 
 
 def calibrate(
-    run: Run, names: Sequence[str], first: list[list[tuple[Any, Any]]],
-    feeds: Iterable[Mapping[str, Any]], drawn_alike: bool,
-) -> dict[str, CalibratedTolerance]:  # fmt: skip
+    run: Run,
+    names: Sequence[str],
+    first: list[list[tuple[Any, Any]]],
+    feeds: Iterable[Mapping[str, Any]],
+    drawn_alike: bool,
+) -> dict[str, CalibratedTolerance]:
     """A tolerance for each output, from the results of the comparison and of more feeds.
 
     Parameters

@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import onnx
 import torch
 
@@ -122,11 +123,18 @@ def compare_runtimes(
     >>> comparison.advice
     ['Nothing: every node and every output has equal bits in both.']
     """
-    proto, folder = read(model)
+    try:
+        proto, folder = read(model)
+    except ModelError:
+        raise
+    except ValueError as error:  # a name that no file can have
+        raise ModelError("cannot read the model", got=str(error)) from error
     if not isinstance(proto, onnx.ModelProto):
         raise ModelError(
             "not a model", got=type(model).__name__, expected="path, bytes, ModelProto"
         )
+    if not proto.graph.output:
+        raise ModelError("the model has no outputs", got="0", expected="at least one to compare")
     _check_options(tf32, seed, memory_gib)
     check_calibration(calibration)
     if module is not None:
@@ -168,6 +176,18 @@ def _checked(proto: onnx.ModelProto, feeds: Any, what: str) -> dict[str, Any]:
         raise ArgumentError(
             what, got=type(feeds).__name__, expected="a mapping of input names to tensors"
         )
+    for name, value in feeds.items():
+        strided = not isinstance(value, torch.Tensor) or value.layout is torch.strided
+        if not strided or getattr(value, "is_meta", False):
+            raise ArgumentError(
+                f"{what}: input {name!r}",
+                got="a sparse tensor" if not strided else "no data",
+                expected="a dense tensor with data",
+            )
+        if isinstance(value, np.ma.MaskedArray):
+            raise ArgumentError(
+                f"{what}: input {name!r}", got="a masked array", expected="an array without a mask"
+            )
     (values,) = as_feeds([feeds])
     check_feeds(proto, values)
     return values
@@ -190,9 +210,10 @@ def _providers(providers: Any) -> Sequence[Any]:
         if not available([name]):
             have = onnxruntime.get_available_providers()
             raise UnsupportedError(
-                "this build of ONNX Runtime lacks a provider", got=name,
+                "this build of ONNX Runtime lacks a provider",
+                got=name,
                 expected=f"one of {', '.join(have)}",
-            )  # fmt: skip
+            )
         if name == CUDA and not torch.cuda.is_available():
             raise UnsupportedError("torch sees no GPU", got=name, hint=f'providers=["{CPU}"]')
     return providers
@@ -321,9 +342,17 @@ class _Setup:
         level = self._level(fed, results["nodes"]) if differs else None
         tf32 = (self.torch_tf32, self.ort_tf32)
         advice = Advice(
-            frame, outputs, tf32, level, module, device, tolerances, quantization, _odd(fed),
+            frame,
+            outputs,
+            tf32,
+            level,
+            module,
+            device,
+            tolerances,
+            quantization,
+            _odd(fed),
             _is_elsewhere(rows),
-        )  # fmt: skip
+        )
         types = ", ".join(sorted({row["type"].partition("[")[0] for row in rows}))
         where = (
             f"{self.proto.graph.name or 'a model'}, {types}, {device}: "
@@ -379,10 +408,16 @@ class _Setup:
         return quantization_cost(proto, feeds, truth, module, results)
 
     def _tolerances(
-        self, given: Mapping[str, Any] | None, fed: Mapping[str, Any],
-        shapes: Mapping[str, tuple[int, ...]], seed: int, module: Any, calibration: Any,
-        results: Mapping[str, list[Any]], device: torch.device,
-    ) -> dict[str, CalibratedTolerance]:  # fmt: skip
+        self,
+        given: Mapping[str, Any] | None,
+        fed: Mapping[str, Any],
+        shapes: Mapping[str, tuple[int, ...]],
+        seed: int,
+        module: Any,
+        calibration: Any,
+        results: Mapping[str, list[Any]],
+        device: torch.device,
+    ) -> dict[str, CalibratedTolerance]:
         """Of each output, from how the runtimes and the module differ on more feeds."""
         names = [o.name for o in self.proto.graph.output]
         if calibration == 0:

@@ -71,10 +71,14 @@ def drawn_shapes(
         declared[info.name] = wanted
     symbols = [d for wanted in declared.values() for d in wanted if isinstance(d, str) and d]
     names = {n.id for s in symbols for n in _walk(s) if isinstance(n, ast.Name)} | set(symbols)
+    if sizes is not None and not isinstance(sizes, Mapping):
+        raise ArgumentError(
+            "sizes", got=type(sizes).__name__, expected="a mapping of names to counts"
+        )
     unknown = [n for n in sizes or () if n not in names]
     if unknown:
         raise ArgumentError("sizes", got=unknown, expected=f"names among {sorted(names)}")
-    wrong = {n: s for n, s in (sizes or {}).items() if not isinstance(s, int) or s < 0}
+    wrong = {n: s for n, s in (sizes or {}).items() if not _is_count(s)}
     if wrong:
         raise ArgumentError("sizes", got=wrong, expected="counts")
     known = {n: int(random.integers(2, 9)) for n in sorted(names)} | dict(sizes or {})
@@ -86,6 +90,10 @@ def drawn_shapes(
         )
         for name, wanted in declared.items()
     }  # fmt: skip
+
+
+def _is_count(size: Any) -> bool:
+    return isinstance(size, (int, np.integer)) and not isinstance(size, bool) and size >= 0
 
 
 def _undrawable(declared: onnx.TypeProto) -> bool:

@@ -36,11 +36,26 @@ _MOST = 64
 _STEPS = 1.001
 _PARTS = ("QuantizeLinear", "DequantizeLinear")
 _WHOLE = {
-    "ConvInteger", "DynamicQuantizeLinear", "DynamicQuantizeLSTM", "DynamicQuantizeMatMul",
-    "MatMulInteger", "MatMulIntegerToFloat", "MatMulNBits", "QAttention", "QGemm", "QLinearAdd",
-    "QLinearAveragePool", "QLinearConcat", "QLinearConv", "QLinearGlobalAveragePool",
-    "QLinearLeakyRelu", "QLinearMatMul", "QLinearMul", "QLinearSigmoid", "QLinearSoftmax",
-}  # fmt: skip
+    "ConvInteger",
+    "DynamicQuantizeLinear",
+    "DynamicQuantizeLSTM",
+    "DynamicQuantizeMatMul",
+    "MatMulInteger",
+    "MatMulIntegerToFloat",
+    "MatMulNBits",
+    "QAttention",
+    "QGemm",
+    "QLinearAdd",
+    "QLinearAveragePool",
+    "QLinearConcat",
+    "QLinearConv",
+    "QLinearGlobalAveragePool",
+    "QLinearLeakyRelu",
+    "QLinearMatMul",
+    "QLinearMul",
+    "QLinearSigmoid",
+    "QLinearSoftmax",
+}
 
 
 @dataclasses.dataclass
@@ -102,9 +117,11 @@ class Quantization:
         if math.isnan(self.residual):
             return ""
         if self.unmatched:
-            many = f"{self.unmatched} rounded weights are" if self.unmatched > 1 else (
-                "1 rounded weight is"
-            )  # fmt: skip
+            many = (
+                f"{self.unmatched} rounded weights are"
+                if self.unmatched > 1
+                else ("1 rounded weight is")
+            )
             return (
                 f" {many} no parameter of the module (folded, or of another model) and stayed "
                 f"rounded: so the float graph is {self.residual:.2g} from the module."
@@ -134,9 +151,12 @@ class _Pair:
 
 
 def quantization_cost(
-    proto: onnx.ModelProto, feeds: Mapping[str, Any], truth: Sequence[Any], module: Any,
+    proto: onnx.ModelProto,
+    feeds: Mapping[str, Any],
+    truth: Sequence[Any],
+    module: Any,
     results: Sequence[Any] | None,
-) -> Quantization:  # fmt: skip
+) -> Quantization:
     """Measure it.
 
     Parameters
@@ -255,8 +275,11 @@ def _dequantized(
     needed = set(node.input)
     kept = [n for n in part.graph.node if n.op_type == "Constant" and n.output[0] in needed]
     kept = [onnx.NodeProto.FromString(n.SerializeToString()) for n in (*kept, node)]
-    tensors = [onnx.TensorProto.FromString(t.SerializeToString())
-               for t in part.graph.initializer if t.name in needed]  # fmt: skip
+    tensors = [
+        onnx.TensorProto.FromString(t.SerializeToString())
+        for t in part.graph.initializer
+        if t.name in needed
+    ]
     if integers is not None:
         kept = [n for n in kept if pair.tensor not in n.output]
         tensors = [t for t in tensors if t.name != pair.tensor]
@@ -355,9 +378,13 @@ def _largest(
 
 
 def _alone(
-    proto: onnx.ModelProto, pairs: Sequence[_Pair], pair: _Pair, feeds: Mapping[str, Any],
-    base: Sequence[Any], both_ends: bool,
-) -> dict[str, Any]:  # fmt: skip
+    proto: onnx.ModelProto,
+    pairs: Sequence[_Pair],
+    pair: _Pair,
+    feeds: Mapping[str, Any],
+    base: Sequence[Any],
+    both_ends: bool,
+) -> dict[str, Any]:
     others = [p for p in pairs if p is not pair]
     cost, output = _moved(base, _run(_without(proto, others, both_ends), feeds))
     name = proto.graph.output[output].name

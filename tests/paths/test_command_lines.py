@@ -322,7 +322,12 @@ WHOLE = [
     ("plot_reduction_order", "--length 3000 --width 24 --layers 3"),
     ("plot_gemm_fusion", "--config 24,40 --itype 1 --warmup 0 --repeat 1 --budget 0.02"),
     ("plot_llama_backend", "--config small --num_hidden_layers 2 --dtype float32 --budget 0"),
-    ("plot_whole_model", "--layers 1 --batch 3 --dtype float32 --budget 0.1 --limit 5"),
+    ("plot_whole_model", "--layers 1 --batch 3 --dtype float32 --budget 0.1 --limit 100"),
+    pytest.param(
+        "plot_whole_model",
+        "--limit 0.01",  # no case is measured
+        marks=pytest.mark.xfail(reason="a table without rows has no columns to leave out"),
+    ),
     ("plot_batch_invariance", "--prompts 1 --tokens 1 --completions 2 --most 2 --graph 0"),
     ("plot_batch_invariance", "--only bits"),
     ("plot_layer_norm_ladder", "--rows 17 --budget 0.01"),
@@ -339,9 +344,8 @@ def test_a_page_runs_with_its_options(page: str, options: str, tmp_path: Path) -
     ran = command("python", str(PAGES[page]), *options.split(), folder=tmp_path)
     assert ran.returncode == 0, ran.stderr[-2000:]
     assert "Traceback" not in ran.stderr
-    saved = list((tmp_path / "build" / page).glob("*.csv"))
-    assert saved
-    assert all(len(pd.read_csv(path)) for path in saved)
+    saved = [pd.read_csv(path) for path in (tmp_path / "build" / page).glob("*.csv")]
+    assert any(len(table) for table in saved)  # one of what differs may have no rows
 
 
 @slow

@@ -144,7 +144,7 @@ class Difference(dict[str, Any]):
         if not limits:
             raise ArgumentError("no threshold", expected="abs=, rel=, ulp= or err_ulp=")
         for key, limit in limits.items():
-            if not _is_number(limit) or math.isnan(limit):
+            if limit is None or not _is_number(limit) or math.isnan(limit):
                 raise ArgumentError(f"threshold {key}", got=repr(limit), expected="a number")
         missing = [k for k in limits if self.get(k) is None]
         if missing and not self.get("mismatch"):

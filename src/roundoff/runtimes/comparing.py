@@ -372,14 +372,16 @@ class _Setup:
         first, drawn = self.evaluator(), feeds is None
         if feeds is None:
             feeds = self._draw(first, shapes, seed)
+        whole = self.session()
+        with _running(drawn):
+            results = {"ORT": whole.run(feeds)}
+        del whole  # and its copy of the weights
         runners = [
             _Recorded("torch", first, self.inside),
             _Recorded("ORT", self.evaluator(kernels=("ort", "torch", "reference"))),
         ]
         true = _Recorded("truth", self.evaluator(truth=True))
-        whole = self.session()
         with _running(drawn):
-            results = {"ORT": whole.run(feeds)}
             nodes = localize(runners[0], runners[1], feeds, truth=true).frame
             results["torch"], results["nodes"], truth = (r.outputs(feeds) for r in (*runners, true))
         self.work = runners[0].work

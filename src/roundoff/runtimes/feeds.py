@@ -93,7 +93,8 @@ def drawn_shapes(
 
 
 def _is_count(size: Any) -> bool:
-    return isinstance(size, (int, np.integer)) and not isinstance(size, bool) and size >= 0
+    whole = isinstance(size, (int, np.integer)) and not isinstance(size, bool)
+    return bool(whole and size >= 0)
 
 
 def _undrawable(declared: onnx.TypeProto) -> bool:

@@ -122,9 +122,21 @@ class Recorded:
 
     def __init__(self, output: str = "output_0") -> None:
         self.recorded, self.outputs = 0, [output]
+        self.bound: torch.Tensor | None = None
+
+    def unrecordable(self, numbers: Any) -> str:
+        return ""
+
+    def run(self, inputs: Sequence[torch.Tensor], _: Any, settled: bool) -> list[torch.Tensor]:
+        """As it is: a settled run reads the weight that was bound."""
+        if not settled:
+            self.bound = inputs[1]
+        assert self.bound is not None
+        return [inputs[0] * self.bound]
 
     def capture(self, inputs: Sequence[torch.Tensor], _: Any) -> tuple[Any, Any, Any]:
         self.recorded += 1
+        self.bound = inputs[1]
         outputs = [torch.empty_like(inputs[0])]
         replay = functools.partial(torch.mul, *inputs, out=outputs[0])
         return types.SimpleNamespace(replay=replay), outputs, []
@@ -135,9 +147,12 @@ def test_graphs_are_kept_for_some_sizes_and_addresses(copy: bool) -> None:
     program = Recorded()
     graphs = CudaGraphProgram(program, [True, False], copy)  # type: ignore[arg-type]
     weight = torch.full((), 3.0)
+    (plain,) = graphs.run([torch.ones(2), weight], {"n": 2})
+    assert program.recorded == 0, "sizes that come once"
     (first,) = graphs.run([torch.ones(2), weight], {"n": 2})
-    assert first.tolist() == [3, 3]
+    assert plain.tolist() == first.tolist() == [3, 3]
     (second,) = graphs.run([torch.full((2,), 2.0), weight], {"n": 2})
+    assert plain.tolist() == [3, 3]
     assert second.tolist() == [6, 6]
     assert first.tolist() == ([3, 3] if copy else [6, 6])
     assert program.recorded == 1
@@ -146,27 +161,42 @@ def test_graphs_are_kept_for_some_sizes_and_addresses(copy: bool) -> None:
     assert program.recorded == 2, "a weight elsewhere"
     for n in range(3, 3 + CudaGraphProgram.most):
         graphs.run([torch.ones(n), weight], {"n": n})
+        graphs.run([torch.ones(n), weight], {"n": n})
     before = program.recorded
     graphs.run([torch.ones(n), weight], {"n": n})
     assert program.recorded == before
-    graphs.run([torch.ones(2), other], {"n": 2})
+    for _ in range(2):
+        graphs.run([torch.ones(2), other], {"n": 2})
     assert program.recorded == before + 1, "the oldest was given up"
 
 
+def test_sizes_that_grow_are_not_recorded() -> None:
+    """A cache that grows, for two texts."""
+    program = Recorded()
+    graphs = CudaGraphProgram(program, [True, False])  # type: ignore[arg-type]
+    for n in [*range(1, 20)] * 2:
+        (made,) = graphs.run([torch.ones(n), torch.full((), 3.0)], {"n": n})
+        assert made.tolist() == [3] * n
+    assert program.recorded == 0
+
+
 def test_a_settled_run_replays_no_graph_over_other_memory() -> None:
+    """Nor does a run that is not recorded read what the last replay's weights were before."""
     program = Recorded()
     graphs = CudaGraphProgram(program, [True, False])  # type: ignore[arg-type]
     x, weights = torch.ones(2), [torch.full((), 3.0), torch.full((), 5.0)]
-    for which, n, settled in [(0, 1, False), (0, 2, True), (1, 2, False), (1, 1, True)]:
+    calls = [(0, 1, False), (0, 1, True), (0, 2, True), (0, 2, True), (1, 2, False), (1, 1, True),
+             (0, 1, False), (0, 3, True), (1, 2, False), (1, 4, True), (1, 4, True)]  # fmt: skip
+    for which, n, settled in calls:
         (made,) = graphs.run([x, weights[which]], {"n": n}, settled)
         assert made.tolist() == [weights[which].item()] * 2
-    graphs.run([x, weights[1]], {"n": 2}, True)
-    assert program.recorded == 4
+    assert program.recorded > 4
 
 
 def test_a_cache_that_a_graph_writes_is_not_copied() -> None:
     graphs = CudaGraphProgram(Recorded("written_0"), [False, False], True)  # type: ignore[arg-type]
     inputs = [torch.ones(2), torch.ones(())]
+    graphs.run(inputs)
     assert graphs.run(inputs)[0] is graphs.run(inputs)[0]
 
 

@@ -137,3 +137,26 @@ def test_new_sizes_take_no_memory() -> None:
             before = resident()
     assert resident() - before < 4
     assert len(graphs) == 1
+
+
+def scaled(x: torch.Tensor, factor: float, shift: float) -> torch.Tensor:
+    product = torch.nn.functional.scaled_dot_product_attention(x, x, x, scale=factor)
+    return product + shift
+
+
+@torch.no_grad()
+def test_floats_are_constants_that_may_change() -> None:
+    """Dynamo traces a frame once for each value: a second try would call the backend again."""
+    calls, storage = [], {"instance": []}  # type: ignore[var-annotated]
+
+    def backend(gm: torch.fx.GraphModule, args: Any) -> Any:
+        calls.append(gm)
+        return rb.onnx_custom_backend(gm, args, storage=storage)
+
+    run = torch.compile(scaled, backend=backend, dynamic=True, fullgraph=True)
+    numbers = [(0.5, 1e-5), (0.5, 1e-5), (2.0, 1e-5), (3.0, 1e-5), (0.5, 1e-5), (0.5, -0.0)]
+    for n, (factor, shift) in enumerate(numbers):
+        x = torch.randn(2, 3, 5 + n, 8)
+        torch.testing.assert_close(run(x, factor, shift), scaled(x, factor, shift))
+        if n == 1:
+            assert len(calls) == len(storage["instance"]) == 1

@@ -7,10 +7,12 @@ import io
 import logging
 import operator
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch._dynamo.guards import GuardBuilder, install_guard
+from torch._dynamo.symbolic_convert import TensorifyState
 from torch.utils._python_dispatch import (
     _disable_current_modes,
     is_traceable_wrapper_subclass,
@@ -18,7 +20,15 @@ from torch.utils._python_dispatch import (
 
 from roundoff.errors import UnsupportedError
 
-__all__ = ["STRIDED", "keep_composites", "outside", "passes_through"]
+__all__ = [
+    "STRIDED",
+    "as_constants",
+    "fixed_numbers",
+    "is_number",
+    "keep_composites",
+    "outside",
+    "passes_through",
+]
 
 # Functionalisation takes a product with a weight apart into views and a two-axis product, and
 # attention into whatever kernel torch would have picked. As operators of our own they pass
@@ -133,14 +143,77 @@ _KEEP = {
 }
 
 
-def keep_composites(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
+# What floats were when their frame was first compiled, by dynamo's number of it and the source.
+_numbers: dict[tuple[int, str], float] = {}
+
+
+def fixed_numbers(gm: torch.fx.GraphModule) -> dict[torch.fx.Node, float]:
+    """The floats of Python's that are taken as constants: placeholder -> value.
+
+    Dynamo passes a float as a tensor of one number where sizes are symbolic. One that an operator
+    takes as a number (an epsilon, a scale) makes AOTAutograd give up half-way, and dynamo trace the
+    frame a second time, which takes as long as the first. Here a float is a constant, and a guard
+    has the frame compiled again when its value is another; from then on it stays an input.
+    """
+    identity = torch._guards.CompileContext.current_compile_id()
+    frame = getattr(identity, "frame_id", None)
+    fixed: dict[torch.fx.Node, float] = {}
+    for place in gm.graph.find_nodes(op="placeholder"):
+        argument = place.meta.get("grapharg")
+        if frame is None or not is_number(place):
+            continue
+        value = argument.example.item()
+        name = str(argument.source)
+        if _numbers.setdefault((frame, name), value) == value:
+            install_guard(argument.source.make_guard(GuardBuilder.EQUALS_MATCH))
+            fixed[place] = value
+    return fixed
+
+
+@contextlib.contextmanager
+def as_constants(places: Iterable[torch.fx.Node]) -> Iterator[None]:
+    """Within it AOTAutograd does not ask dynamo to take these floats as constants: they are."""
+    names = set()
+    for place in places:
+        for item in place.users:
+            number = item.meta["example_value"].node
+            names.add(str(getattr(number, "_expr", number.expr)))  # the name, not the value
+    names -= TensorifyState.force_specializations
+    TensorifyState.force_specializations |= names
+    try:
+        yield
+    finally:
+        TensorifyState.force_specializations -= names
+
+
+def is_number(place: torch.fx.Node) -> bool:
+    """Whether dynamo passes a float of Python's as this tensor."""
+    argument = place.meta.get("grapharg")
+    example = getattr(argument, "example", None)
+    return (
+        bool(getattr(argument, "pass_arg_as_tensor", False))
+        and isinstance(example, torch.Tensor)
+        and example.dim() == 0
+        and example.dtype == torch.float64
+    )
+
+
+def keep_composites(
+    gm: torch.fx.GraphModule, numbers: Mapping[torch.fx.Node, float]
+) -> torch.fx.GraphModule:
     """A copy of dynamo's graph in which products and attention pass functionalisation whole.
 
-    Left as it is where autocast is on, as autocast chooses types operator by operator.
+    Left as it is where autocast is on, as autocast chooses types operator by operator. The
+    *numbers* are constants in it: their placeholders stay, and nothing reads them.
     """
     graph = torch.fx.Graph()
     copies: dict[torch.fx.Node, torch.fx.Node] = {}
     graph.output(graph.graph_copy(gm.graph, copies))
+    for place, value in numbers.items():
+        for item in list(copies[place].users):
+            if item.op == "call_method" and item.target == "item":
+                item.replace_all_uses_with(value)
+                graph.erase_node(item)
     for old, new in copies.items():
         # Where an input comes from, beside its meta: AOTAutograd finds the weights by it.
         if hasattr(old, "_dynamo_source"):

@@ -30,14 +30,19 @@ __all__ = ["ByNumbers", "Compiled", "readable"]
 class ByNumbers:
     """What AOTAutograd calls where dynamo passes Python's floats as tensors of one number.
 
-    An epsilon is no number that changes: the first call's are taken as constants, and others make
-    another graph; from the second on, what differs stays an input.
+    The first call's are taken as constants, and others make another graph; from the second on,
+    what differs stays an input. The *constants* are numbers for good: dynamo guards them.
     """
 
     _boxed_call = True  # AOTAutograd then hands one list over, and may empty it
 
-    def __init__(self, numbers: Sequence[int], compiler: Callable[..., Compiled]) -> None:
-        self._places, self._compile = list(numbers), compiler
+    def __init__(
+        self,
+        numbers: Sequence[int],
+        constants: Mapping[int, float],
+        compiler: Callable[..., Compiled],
+    ) -> None:
+        self._places, self._constants, self._compile = list(numbers), constants, compiler
         self._by_numbers: dict[tuple[float, ...], Compiled] = {}
 
     def __call__(self, args: list[Any]) -> list[Any]:
@@ -51,7 +56,7 @@ class ByNumbers:
                 key = tuple([k for k, s in zip(key, same, strict=True) if s])
                 self._by_numbers.clear()
             numbers = dict(zip(self._places, key, strict=True))
-            compiled = self._by_numbers[key] = self._compile(numbers)
+            compiled = self._by_numbers[key] = self._compile({**self._constants, **numbers})
         return compiled(args)
 
 

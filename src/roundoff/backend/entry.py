@@ -15,7 +15,14 @@ from torch._dynamo.backends.common import aot_autograd
 from roundoff.errors import ArgumentError, DtypeError, RoundoffError, UnsupportedError
 from roundoff.fusion import OptimizationOptions
 
-from .capture import STRIDED, keep_composites, passes_through
+from .capture import (
+    STRIDED,
+    as_constants,
+    fixed_numbers,
+    is_number,
+    keep_composites,
+    passes_through,
+)
 from .compiled import ByNumbers, Compiled, readable
 from .variant import CompileSettings
 
@@ -157,8 +164,10 @@ def onnx_custom_backend(
     )
     try:
         _refuse(args, fallback)
-        kept = keep_composites(graph_module)
+        fixed = fixed_numbers(graph_module)
+        kept = keep_composites(graph_module, fixed)
         places = [n for n in graph_module.graph.nodes if n.op == "placeholder"]
+        known = {i: fixed[p] for i, p in enumerate(places) if p in fixed}
         direct: list[Callable[..., Any]] = []
         autocast = torch._C._is_any_autocast_enabled()  # which AOTAutograd ends for the compiler
 
@@ -166,37 +175,28 @@ def onnx_custom_backend(
             own = gm.graph.find_nodes(op="placeholder")
             same = len(own) == len(places)
             names = readable([str(n.target) for n in (places if same else own)])
-            numbers = [i for i, p in enumerate(places) if same and _is_number(p, examples[i])]
+            numbers = [i for i, p in enumerate(places) if same and is_number(p) and i not in known]
             context = torch._guards.TracingContext.try_get()
             metadata = getattr(context, "fw_metadata", None)
             static = set(getattr(metadata, "static_input_indices", None) or ())
             weights = [i in static for i in range(len(own))]
             make = functools.partial(Compiled, gm, examples, names, weights, settings)
-            compiled = ByNumbers(numbers, make) if numbers else make()
+            constants = known if same else {}
+            compiled = ByNumbers(numbers, constants, make) if numbers else make(constants)
             if not autocast and passes_through(args, examples):
                 direct.append(compiled)
             return compiled
 
-        wrapped = aot_autograd(
-            fw_compiler=compiler, decompositions=STRIDED, keep_inference_input_mutations=True
-        )(kept, args)
+        with as_constants(fixed):
+            wrapped = aot_autograd(
+                fw_compiler=compiler, decompositions=STRIDED, keep_inference_input_mutations=True
+            )(kept, args)
         return _unboxed(direct[0]) if direct else wrapped
     except RoundoffError as e:
         if torch._guards.TracingContext.try_get() is None:
             raise
         # Dynamo would wrap it: raised from the compiled function it reaches the caller as it is.
         return _refusing(e)
-
-
-def _is_number(place: torch.fx.Node, example: Any) -> bool:
-    """Whether dynamo passes a float of Python's as this tensor."""
-    argument = place.meta.get("grapharg")
-    return (
-        bool(getattr(argument, "pass_arg_as_tensor", False))
-        and isinstance(example, torch.Tensor)
-        and example.dim() == 0
-        and example.dtype == torch.float64
-    )
 
 
 def _unboxed(compiled: Callable[..., Any]) -> Callable[..., Any]:

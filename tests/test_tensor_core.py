@@ -1,6 +1,12 @@
 """The simulated tensor core: against plain accumulation, exact sums, and measured figures."""
 
+import math
+import sys
+import time
+from collections.abc import Iterator
 from fractions import Fraction
+from functools import partial
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -13,6 +19,11 @@ from roundoff.errors import ArgumentError, DtypeError, ShapeError
 from roundoff.models import layer_norm_feeds
 from roundoff.reductions import round_exact, tensor_core_matmul
 
+sys.path.insert(0, str(Path(__file__).parent))
+import record_tensor_core as record
+
+E4M3, E5M2 = ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2
+ONES = np.ones((2, 3), np.float32)
 sizes = st.integers(1, 40)
 seeds = st.integers(0, 2**32 - 1)
 
@@ -33,7 +44,7 @@ def test_one_product_at_a_time_to_nearest_is_plain_float32(k: int, n: int, seed:
     plain = np.zeros((3, n), np.float32)
     for i in range(k):  # products of float16 numbers are float32 numbers
         plain += a[:, i : i + 1].astype(np.float32) * b[i].astype(np.float32)
-    got = tensor_core_matmul(a, b, operands=None, accumulate="nearest", block=1)
+    got = tensor_core_matmul(a, b, operands="float32", accumulate="nearest", block=1)
     assert got.dtype == np.float32
     assert got.tobytes() == plain.tobytes()
 
@@ -53,7 +64,7 @@ def one_by_one(a: np.ndarray, b: np.ndarray, block: int) -> float:
 def test_to_nearest_each_block_is_rounded_once(k: int, block: int, seed: int) -> None:
     # Products of 48 bits: float64 in between would round twice.
     a, b = operands(1, k, 1, seed, np.float32)
-    got = tensor_core_matmul(a, b, operands=None, accumulate="nearest", block=block)
+    got = tensor_core_matmul(a, b, operands="float32", accumulate="nearest", block=block)
     assert float(got[0, 0]) == one_by_one(a[0], b[:, 0], block)
 
 
@@ -61,10 +72,10 @@ def test_a_tie_is_not_rounded_twice() -> None:
     # 1 + 2**-24 + 2**-70: float64 would drop the last term, then see a tie.
     a = np.float32([[1, 2.0**-24, 2.0**-35]])
     b = np.float32([[1], [1], [2.0**-35]])
-    up = tensor_core_matmul(a, b, operands=None, accumulate="nearest", block=4)
+    up = tensor_core_matmul(a, b, operands="float32", accumulate="nearest", block=4)
     assert float(up[0, 0]) == 1 + 2.0**-23
     b[2] = 0
-    tie = tensor_core_matmul(a, b, operands=None, accumulate="nearest", block=4)
+    tie = tensor_core_matmul(a, b, operands="float32", accumulate="nearest", block=4)
     assert float(tie[0, 0]) == 1
 
 
@@ -101,7 +112,7 @@ def test_the_step_is_what_was_measured(k: int, block: int, bits: int, seed: int)
 
 @pytest.mark.parametrize("accumulate", ["nearest", "truncate"])
 @pytest.mark.parametrize("block", [1, 4, 8, 16])
-@pytest.mark.parametrize("kind", ["tf32", "float16", "bfloat16", None])
+@pytest.mark.parametrize("kind", ["tf32", "float16", "bfloat16", "float32"])
 def test_what_fits_is_exact(accumulate: str, block: int, kind: str | None) -> None:
     rng = np.random.default_rng(0)
     a = rng.integers(-100, 101, (20, 150)).astype(np.float32)
@@ -144,10 +155,11 @@ def test_operands_are_rounded_as_a_cast_rounds(kind: str, stored: type) -> None:
 def test_tf32_keeps_11_bits() -> None:
     x = np.float32([[1 + 2**-11 + 2**-20], [1 + 2**-11], [1 + 3 * 2**-11], [-1 - 2**-11 - 2**-20]])
     one = np.ones((1, 1), np.float32)
-    nearest = tensor_core_matmul(x, one).ravel() - np.float32([1, 1, 1, -1])
+    nearest = tensor_core_matmul(x, one, convert="nearest").ravel() - np.float32([1, 1, 1, -1])
     assert (nearest * 2**10).tolist() == [1, 0, 2, -1]
-    cut = tensor_core_matmul(x, one, convert="truncate").ravel() - np.float32([1, 1, 1, -1])
-    assert (cut * 2**10).tolist() == [0, 0, 1, 0]
+    for how in ({}, {"operands": "tf32"}, {"convert": "truncate", "block": 8}):
+        cut = tensor_core_matmul(x, one, **how).ravel() - np.float32([1, 1, 1, -1])
+        assert (cut * 2**10).tolist() == [0, 0, 1, 0]
 
 
 def normalised(rows: int = 64, width: int = 1152, columns: int = 64) -> tuple:
@@ -192,16 +204,19 @@ def test_kinds_of_input() -> None:
     tensor = tensor_core_matmul(torch.from_numpy(a), torch.from_numpy(b))
     assert isinstance(tensor, torch.Tensor)
     assert (tensor.numpy() == got).all()
-    wide = tensor_core_matmul(a.astype(np.float64), b.astype(np.float64))
+    wide = tensor_core_matmul(a.astype(np.float64), b.astype(np.float64), operands="tf32")
     assert (wide == got).all()
-    assert tensor_core_matmul(np.ones((2, 0)), np.ones((0, 3))).tolist() == [[0] * 3] * 2
-    assert tensor_core_matmul(np.ones((0, 2)), np.ones((2, 3))).shape == (0, 3)
+    for shape in ((2, 0), (0, 3)), ((0, 2), (2, 3)), ((2, 2), (2, 0)):
+        empty = tensor_core_matmul(*(np.ones(s, np.float16) for s in shape))
+        assert empty.dtype == np.float32
+        assert empty.tolist() == np.zeros((shape[0][0], shape[1][1])).tolist()
 
 
 @pytest.mark.parametrize("accumulate", ["nearest", "truncate"])
 def test_what_is_not_finite(accumulate: str) -> None:
     a = np.float32([[np.inf, 1], [np.nan, 1], [3e38, 3e38], [np.inf, -np.inf]])
-    got = tensor_core_matmul(a, np.ones((2, 1), np.float32), operands=None, accumulate=accumulate)
+    b = np.ones((2, 1), np.float32)
+    got = tensor_core_matmul(a, b, operands="float32", accumulate=accumulate, block=8)
     assert got[0, 0] == np.inf
     assert np.isnan(got[1, 0])
     assert got[2, 0] == np.inf
@@ -210,7 +225,7 @@ def test_what_is_not_finite(accumulate: str) -> None:
 
 def test_the_smallest_float32() -> None:
     a, b = np.float32([[2.0**-75, 2.0**-75]]), np.float32([[2.0**-74], [2.0**-75]])
-    got = tensor_core_matmul(a, b, operands=None)
+    got = tensor_core_matmul(a, b, operands="float32", block=8)
     assert got[0, 0] == np.float32(2.0**-149)
 
 
@@ -223,17 +238,333 @@ def test_the_smallest_float32() -> None:
         ({"block": 0}, ArgumentError, "1 to 4096"),
         ({"block": 2.5}, ArgumentError, "block"),
         ({"bits": 60}, ArgumentError, "2 to 40"),
+        ({"bits": True}, ArgumentError, "2 to 40"),
+        ({"block": "8"}, ArgumentError, "1 to 4096"),
+        ({"gpu": "A100"}, ArgumentError, r"'H100' or 'H200'; try: block=8, bits=25"),
+        ({"gpu": "h100"}, ArgumentError, "'H100' or 'H200'"),
+        ({"gpu": 100}, ArgumentError, "'H100' or 'H200'"),
+        ({"gpu": ["H100"]}, ArgumentError, "'H100' or 'H200'"),
+        ({"instruction": "wmma"}, ArgumentError, "'wgmma' or 'mma'"),
+        ({"gpu": "H100", "block": 16}, ArgumentError, "one or the other"),
+        ({"instruction": "mma", "bits": 24}, ArgumentError, "one or the other"),
+        ({"gpu": "H100", "accumulate": "nearest"}, ArgumentError, "one or the other"),
+        ({"operands": "float32"}, DtypeError, "wgmma instruction of an H100"),
         ({"a": np.ones((2, 3), np.int32)}, DtypeError, "got int32"),
-        ({"a": np.ones((2, 3)), "operands": None}, DtypeError, "float64"),
+        ({"a": np.ones((2, 3)), "b": np.ones((3, 2))}, DtypeError, "float64"),
+        ({"a": np.ones((2, 3), np.float16)}, DtypeError, "float16 and float32"),
         ({"a": "bits"}, ArgumentError, "a is no tensor"),
-        ({"b": np.ones((2, 3))}, ShapeError, r"\(2, 3\) and \(2, 3\)"),
-        ({"b": np.ones(3)}, ShapeError, "no matrix product"),
+        ({"b": ONES}, ShapeError, r"\(2, 3\) and \(2, 3\)"),
+        ({"b": np.ones(3, np.float32)}, ShapeError, "no matrix product"),
     ],
 )
 def test_bad_arguments(options: dict, error: type, text: str) -> None:
-    given_ = {"a": np.ones((2, 3)), "b": np.ones((3, 2))} | options
+    given_ = {"a": ONES, "b": ONES.T} | options
     with pytest.raises(error, match=text):
         tensor_core_matmul(**given_)
+
+
+@pytest.mark.parametrize(
+    "kinds", [(np.float16, E4M3), (E4M3, E5M2), (ml_dtypes.bfloat16, np.float16)]
+)
+def test_operands_of_two_types_are_refused(kinds: tuple[type, type]) -> None:
+    with pytest.raises(DtypeError, match="different types"):
+        tensor_core_matmul(ONES.astype(kinds[0]), ONES.T.astype(kinds[1]))
+
+
+@pytest.mark.parametrize("kind", [ml_dtypes.float8_e4m3b11fnuz, ml_dtypes.float8_e5m2fnuz])
+def test_types_without_an_instruction_are_refused(kind: type) -> None:
+    with pytest.raises(DtypeError):
+        tensor_core_matmul(ONES.astype(kind), ONES.T.astype(kind))
+
+
+# The instructions of a Hopper GPU
+
+TYPES = {
+    "float16": np.float16,
+    "bfloat16": ml_dtypes.bfloat16,
+    "tf32": np.float32,
+    "float8_e4m3fn": E4M3,
+    "float8_e5m2": E5M2,
+}
+#: Precision, exponents of the smallest and the largest normal number.
+FORMATS = {
+    "float16": (11, -14, 15),
+    "bfloat16": (8, -126, 127),
+    "tf32": (11, -126, 127),
+    "float8_e4m3fn": (4, -6, 7),
+    "float8_e5m2": (3, -14, 15),
+}
+
+
+def hopper(a: list[float], b: list[float], kind: str, instruction: str) -> float:
+    """One element in rational arithmetic, as the documentation says it is computed."""
+    block, f, p = 16, 25, 24
+    smallest = FORMATS[kind][1]
+    if kind == "tf32":
+        block = 8
+    if kind.startswith("float8"):
+        order = list(range(len(a)))
+        if instruction == "wgmma":
+            block, f, p = 32, 13, 14
+        else:
+            smallest = -14  # they are float16 by then
+            tiles = [order[i : i + 32] for i in range(0, len(order), 32)]
+            order = []
+            for tile in tiles:
+                tile += [-1] * (32 - len(tile))
+                order += [k for i, k in enumerate(tile) if i % 4 < 2]
+                order += [k for i, k in enumerate(tile) if i % 4 >= 2]
+        a, b = ([t[k] if k >= 0 else 0.0 for k in order] for t in (a, b))
+
+    def exponent(value: Fraction) -> int:
+        value = abs(value)
+        e = value.numerator.bit_length() - value.denominator.bit_length()
+        return e if Fraction(2) ** e <= value else e - 1
+
+    total = Fraction(0)
+    for k in range(0, len(a), block):
+        addends, exponents = [total], [-133]
+        if total:
+            exponents.append(max(exponent(total), -126))
+        for left, right in zip(a[k : k + block], b[k : k + block], strict=True):
+            x, y = Fraction(left), Fraction(right)
+            if x and y:
+                addends.append(x * y)
+                exponents.append(max(exponent(x), smallest) + max(exponent(y), smallest))
+        place = Fraction(2) ** (max(exponents) - f)
+        total = sum((int(value / place) * place for value in addends), Fraction(0))
+        if total:
+            place = Fraction(2) ** max(exponent(total) + 1 - p, -149)
+            total = int(total / place) * place
+        if abs(total) >= 2**128:
+            return math.copysign(math.inf, total)
+    return float(total)
+
+
+def hopper_operands(kind: str, k: int, seed: int) -> list[np.ndarray]:
+    """Vectors of a type: exponents over a part of its range or all of it, zeros, subnormals."""
+    rng = np.random.default_rng(seed)
+    precision, emin, emax = FORMATS[kind]
+    low = int(rng.integers(emin - precision + 1, emax - 2))
+    high = int(rng.integers(low, emax))
+    out = []
+    for _ in range(2):
+        significands = 1 + rng.integers(0, 2 ** (precision - 1), k) * 2.0 ** (1 - precision)
+        values = np.ldexp(significands, rng.integers(low, high + 1, k))
+        values = values * rng.choice([-1, 1], k) * (rng.random(k) < 0.9)
+        with np.errstate(over="ignore"):
+            out.append(values.astype(TYPES[kind]))
+        # Products about 2**-20, or where float32 is subnormal.
+        place = -20 if emin > -126 else int(rng.choice([-20, -140]))
+        low, high = place - high, place - low
+        low, high = (min(max(e, emin - precision + 1), emax - 1) for e in (low, high))
+    if kind == "tf32":  # subnormal ones fall between its numbers
+        out = [np.ldexp(np.trunc(np.ldexp(t.astype(float), 136)), -136).astype(np.float32)
+               for t in out]  # fmt: skip
+    return out
+
+
+@pytest.mark.parametrize("instruction", ["wgmma", "mma"])
+@pytest.mark.parametrize("kind", TYPES)
+@given(st.integers(1, 80), seeds)
+@settings(max_examples=60, deadline=None)
+def test_a_hopper_step_in_rational_arithmetic(
+    kind: str, instruction: str, k: int, seed: int
+) -> None:
+    a, b = hopper_operands(kind, k, seed)
+    got = tensor_core_matmul(a[None], b[:, None], "H100", instruction)[0, 0]
+    expected = hopper(a.astype(float).tolist(), b.astype(float).tolist(), kind, instruction)
+    assert float(got) == expected
+    assert tensor_core_matmul(a[None], b[:, None], "H200", instruction)[0, 0] == got
+
+
+def vector_product(pairs: list[tuple[float, float]], kind: str = "float16", **how: str) -> float:
+    a = np.array([[x for x, _ in pairs]]).astype(TYPES[kind])
+    b = np.array([[y] for _, y in pairs]).astype(TYPES[kind])
+    return float(tensor_core_matmul(a, b, **how)[0, 0])
+
+
+def test_products_by_hand() -> None:
+    # 1.5 x 1.5 has the exponent 0, though 2.25 lies above 2: places go down to 2**-25.
+    small = 2.0**-13, 2.0**-12
+    assert vector_product([(1.5, 1.5), small, (-1.5, 1.5)]) == 2.0**-25
+    # 2 x 1 has the exponent 1: down to 2**-24.
+    assert vector_product([(2.0, 1.0), small, (-2.0, 1.0)]) == 0
+    # Cut towards zero, not down.
+    assert vector_product([(2.0, 1.0), (-small[0], small[1]), (-2.0, 1.0)]) == 0
+    # The sum keeps 24 bits: 1 + 2**-23 and 2**-24 more.
+    assert vector_product([(1.0, 1.0), (1.0, 2.0**-23), (1.0, 2.0**-24)]) == 1 + 2.0**-23
+    # float8 by wgmma: places to 2**-13, 14 bits; by mma as float16.
+    pairs = [(1.0, 1.0), (2.0**-6, 2.0**-6), (2.0**-7, 2.0**-7)]
+    assert vector_product(pairs, "float8_e4m3fn", instruction="wgmma") == 1 + 2.0**-12
+    assert vector_product(pairs, "float8_e4m3fn", instruction="mma") == 1 + 2.0**-12 + 2.0**-14
+
+
+def test_a_zero_has_no_exponent() -> None:
+    smallest = 2.0**-14
+    assert vector_product([(0.0, 2.0**15), (smallest, smallest)]) == 2.0**-28
+    assert vector_product([(2.0**15, -0.0), (smallest, smallest)]) == 2.0**-28
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_the_order_of_blocks_alone_matters(kind: str) -> None:
+    rng = np.random.default_rng(3)
+    a, b = (rng.standard_normal(shape).astype(TYPES[kind]) for shape in ((20, 256), (256, 30)))
+    got = tensor_core_matmul(a, b)
+    block = {"tf32": 8, "float16": 16, "bfloat16": 16}.get(kind, 32)
+    inside = rng.permuted(np.arange(256).reshape(-1, block), axis=1).ravel()
+    blocks = rng.permutation(256 // block).repeat(block) * block + np.tile(
+        np.arange(block), 256 // block
+    )
+    assert tensor_core_matmul(a[:, inside], b[inside]).tobytes() == got.tobytes()
+    assert tensor_core_matmul(a[:, blocks], b[blocks]).tobytes() != got.tobytes()
+    assert tensor_core_matmul(b.T, a.T).T.tobytes("C") == got.tobytes()
+    assert (tensor_core_matmul(-a, b) == -got).all()
+    assert tensor_core_matmul(a[7:9], b[:, 11:]).tobytes() == got[7:9, 11:].tobytes()
+
+
+@pytest.mark.parametrize("kind", [E4M3, E5M2])
+def test_float8_by_mma_takes_pairs_of_k_in_turn(kind: type) -> None:
+    rng = np.random.default_rng(4)
+    a, b = (rng.standard_normal(shape).astype(kind) for shape in ((20, 64), (64, 30)))
+    a[:, ::5] *= kind(64)  # or all of it is exact
+    half = np.arange(64)[
+        np.argsort(np.arange(64) // 32 * 2 + (np.arange(64) % 4 >= 2), kind="stable")
+    ]
+    by_hand = tensor_core_matmul(a[:, half].astype(np.float16), b[half].astype(np.float16))
+    assert tensor_core_matmul(a, b, instruction="mma").tobytes() == by_hand.tobytes()
+    plain = tensor_core_matmul(a.astype(np.float16), b.astype(np.float16))
+    assert plain.tobytes() != by_hand.tobytes()
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_hopper_kinds_of_input(kind: str) -> None:
+    rng = np.random.default_rng(6)
+    a, b = (rng.standard_normal(shape).astype(TYPES[kind]) for shape in ((5, 50), (50, 4)))
+    got = tensor_core_matmul(a, b, "H200", "mma")
+    assert got.dtype == np.float32
+    type_ = torch.float32 if kind == "tf32" else getattr(torch, kind)
+    tensors = [torch.from_numpy(t.astype(np.float32)).to(type_) for t in (a, b)]
+    there = tensor_core_matmul(*tensors, "H200", "mma")
+    assert there.dtype == torch.float32
+    assert there.numpy().tobytes() == got.tobytes()
+
+
+@pytest.mark.parametrize("kind", [kind for kind in TYPES if kind != "float8_e4m3fn"])
+@pytest.mark.parametrize("instruction", ["wgmma", "mma"])
+def test_hopper_on_what_is_not_finite(kind: str, instruction: str) -> None:
+    inf, nan = math.inf, math.nan
+    by = partial(vector_product, kind=kind, instruction=instruction)
+    assert by([(inf, 1), (3, 1)]) == inf
+    assert by([(3, 1), (-inf, 1)]) == -inf
+    assert by([(0, 1)] * 40 + [(inf, -1), (inf, -2)]) == -inf
+    for pairs in (
+        [(nan, 0)],
+        [(inf, 0)],
+        [(inf, 1), (-inf, 1)],
+        [(inf, 1)] + 40 * [(0, 1)] + [(-inf, 1)],
+    ):
+        assert math.isnan(by(pairs))
+    ones = np.ones((3, 3)).astype(TYPES[kind])
+    one_bad = ones.copy()
+    one_bad[1, 1] = nan
+    assert (
+        np.isnan(tensor_core_matmul(one_bad, ones, instruction=instruction)).sum(1) == [0, 3, 0]
+    ).all()
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", "tf32"])
+def test_hopper_at_the_ends_of_float32(kind: str) -> None:
+    by = partial(vector_product, kind=kind)
+    assert by([(2.0**127, 1), (2.0**127, 1)]) == math.inf
+    assert by([(2.0**127, 1), (2.0**127, 1), (-(2.0**127), 1)]) == 2.0**127  # in one step
+    assert by([(2.0**100, 2.0**100), (-(2.0**100), 2.0**100)]) == 0
+    assert by([(2.0**-75, 2.0**-74)]) == 2.0**-149
+    assert by([(1.5 * 2.0**-75, 2.0**-74)]) == 2.0**-149
+    assert by([(2.0**-75, 2.0**-75)]) == 0
+    assert by([(2.0**-76, 2.0**-76)] * 8) == 2.0**-149
+    # A subnormal accumulator has the exponent -126: 2**-152 is below the last place kept.
+    subnormal = [(2.0**-75, 2.0**-74)] + 15 * [(0, 0)]
+    assert by(subnormal + 8 * [(2.0**-76, 2.0**-76)]) == 2.0**-149
+    assert by(subnormal + 4 * [(2.0**-75, 2.0**-76)]) == 2.0**-148
+
+
+def test_1_minus_1_is_plus_0() -> None:
+    for pairs in ([(1, 1), (-1, 1)], [(-0.0, 1)], [(-1, 1), (1, 1 - 2.0**-11), (1, 2.0**-11)]):
+        assert math.copysign(1, vector_product(pairs)) == 1
+
+
+def test_a_large_product_takes_seconds() -> None:
+    rng = np.random.default_rng(0)
+    a, b = (rng.standard_normal(shape).astype(np.float16) for shape in ((64, 576), (576, 1536)))
+    start = time.perf_counter()
+    got = tensor_core_matmul(a, b)
+    assert time.perf_counter() - start < 10
+    exact, size = (
+        a.astype(float) @ b.astype(float),
+        np.abs(a).astype(float) @ np.abs(b).astype(float),
+    )
+    assert (np.abs(got - exact) <= 2.0**-20 * size).all()
+
+
+RECORDED = sorted((Path(__file__).parent / "data").glob("tensor_core_*.npz"))
+
+
+def recorded(path: Path, longest: int) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+    """Name of each product on a GPU, its bits there, and those of the model."""
+    with np.load(path) as stored:
+        rows, columns = stored["bits"].shape[1:]
+        for name, bits, checksum in zip(
+            *(stored[k] for k in ("names", "bits", "checksums")), strict=True
+        ):
+            kind, source, data, k = str(name).split("/")
+            plain = (
+                source in ("wgmma", "mma")
+                or kind in ("bfloat16", "float16")
+                or source == "cublas fast"
+            )
+            if int(k) > longest or not plain:
+                continue
+            x, y = record.draw(kind, data, int(k))
+            x, y = x[:rows], y[:, :columns]
+            assert record.checksum(x, y) == checksum, f"{name}: other operands than were recorded"
+            dtype = TYPES[kind]
+            instruction = "mma" if source == "mma" else "wgmma"
+            got = tensor_core_matmul(x.astype(dtype), y.astype(dtype), "H100", instruction)
+            yield str(name), bits.view(np.float32), got
+
+
+def assert_recorded(path: Path, longest: int) -> None:
+    count = 0
+    for name, there, here in recorded(path, longest):
+        same = (there.view(np.uint32) == here.view(np.uint32)) | (np.isnan(there) & np.isnan(here))
+        assert same.all(), f"{name}: {100 * same.mean():.2f} % of the elements"
+        count += 1
+    assert count > 40
+
+
+@pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)
+def test_bits_that_a_gpu_gave(path: Path) -> None:
+    assert_recorded(path, 64)
+
+
+@pytest.mark.slow(reason="products of 4096 terms; the short ones are tried above")
+@pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)
+def test_every_bit_that_a_gpu_gave(path: Path) -> None:
+    assert_recorded(path, 4096)
+
+
+@pytest.mark.parametrize("rule", list(record.RULES)[1:])
+def test_what_is_recorded_tells_a_rule_apart(rule: str) -> None:
+    changes, matters = record.RULES[rule]
+    told = []
+    for data in matters:
+        kinds = ("bfloat16", "tf32") if data == "tiny" else ("float16", "float8_e5m2")
+        for kind in kinds:
+            x, y = record.draw(kind, data, 64)
+            plain, changed = (record.model(x, y, kind, "wgmma", **how) for how in ({}, changes))
+            told.append(record.equal_bits(plain, changed) < 1)
+    assert any(told)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -1,21 +1,29 @@
 """A matrix product as tensor cores compute it: exact products, added in blocks, truncated.
 
 A tensor core adds a block of products to its accumulator in one step. All of them are aligned to
-the largest, what falls below a fixed number of bits is cut off, not rounded, and the sum is cut to
-float32. Each cut is towards zero. Where all products have one sign, all errors have the other sign
-and accumulate; errors of rounding to nearest mostly cancel.
+the largest exponent, what falls below a fixed number of bits is cut off, not rounded, and the sum
+is cut to the accumulator's precision. Each cut is towards zero. Where all products have one sign,
+all errors have the other sign and accumulate; errors of rounding to nearest mostly cancel.
 
-Source: M. Fasi, N. J. Higham, M. Mikaitis, S. Pranesh, *Numerical behavior of NVIDIA tensor
+Sources: M. Fasi, N. J. Higham, M. Mikaitis, S. Pranesh, *Numerical behavior of NVIDIA tensor
 cores*, PeerJ Computer Science 7, 2021,
 `doi:10.7717/peerj-cs.330 <https://doi.org/10.7717/peerj-cs.330>`_, who measured the V100, the T4
 and the A100; F. A. Khattak, M. Mikaitis, *Accurate models of NVIDIA tensor cores*, 2025,
-`arXiv:2512.07004 <https://arxiv.org/abs/2512.07004>`_, for later ones.
+`arXiv:2512.07004 <https://arxiv.org/abs/2512.07004>`_, for later ones; P. Xie, Y. Wang, F. Yang,
+M. Yang, *MMA-Sim: bit-accurate reference model of tensor cores and matrix cores*, 2025,
+`arXiv:2511.10909 <https://arxiv.org/abs/2511.10909>`_, for the smallest exponent to which a step
+aligns. The steps of :data:`HOPPER` are compared with products recorded on a GPU, bit for bit
+(``tests/record_tensor_core.py``).
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from typing import TYPE_CHECKING, Any
+from numbers import Integral
+from typing import Any
+
+import numpy as np
 
 from roundoff.describe import TypedTensor, as_tensor
 from roundoff.dtypes import dtype_info
@@ -23,189 +31,484 @@ from roundoff.errors import ArgumentError, DtypeError, ShapeError
 
 from .algorithms import two_sum
 
-if TYPE_CHECKING:
-    import torch
+Array = np.ndarray[Any, np.dtype[Any]]
 
-#: Precision, exponent of the smallest normal number, and largest number of the operands' types.
+#: Precision, exponent of the smallest normal number, and largest number of TF32.
 _TF32 = (11, -126, (2 - 2.0**-10) * 2.0**127)
-#: Types that operands may be rounded to.
-OPERANDS = ("tf32", "float16", "bfloat16")
-#: Products of a piece: its arrays of float64 stay in a cache.
-_PRODUCTS = 1 << 17
-#: Exponent of the smallest positive float32.
-_SMALLEST = -149
+#: Types that operands may be converted to.
+OPERANDS = ("tf32", "float16", "bfloat16", "float32")
+#: GPUs with the steps of :data:`HOPPER`, and published steps of others.
+GPUS = ("H100", "H200")
+PUBLISHED = {"V100": "block=4, bits=24", "A100": "block=8, bits=25 (block=4 in TF32)"}
+#: Elements of the result in a piece: its arrays stay in a cache.
+_PIECE = 1 << 15
+#: Exponent of the smallest positive and of the smallest normal float32.
+_SMALLEST, _NORMAL = -149, -126
+#: Stands for the exponent of zero: the sum of two of them still fits 16 bits.
+_NONE = -10_000
+#: Bits of the NaN that a tensor core returns.
+_NAN = 0x7FFFFFFF
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """How a tensor core adds a block of products to its accumulator.
+
+    Each product is exact. Its exponent is the sum of its operands' exponents, so that its
+    significand lies in [1, 4). The largest exponent e of the products and the accumulator is that
+    to which all of them are aligned: each is cut towards zero to a multiple of 2^(e − fraction).
+    Their sum is exact, and is cut towards zero to the accumulator's precision.
+
+    Attributes
+    ----------
+    block : int
+        Products in a step.
+    fraction : int
+        Places that are kept below the largest exponent.
+    precision : int
+        Significant bits of the accumulator, and so of the result.
+    subnormal_operands : {"type", "value", "zero"}
+        Exponent of a subnormal operand: that of its type's smallest normal number, or of its own
+        leading bit; ``"zero"`` takes it for zero.
+    subnormal_accumulator : {"type", "value"}
+        Exponent of a subnormal accumulator: −126, or that of its own leading bit.
+    subnormal_results : {"gradual", "zero"}
+        Whether a sum below 2^−126 is cut to a multiple of 2^−149 or to zero.
+    zero_operands : {"none", "type"}
+        Whether a product with zero has no exponent, or the one it has with zero's exponent taken
+        for that of the type's smallest normal number.
+    lowest : int
+        Smallest exponent to which a step aligns.
+    normalised : bool
+        Whether a product's exponent is that of its leading bit. Hardware was not seen to do so.
+    """
+
+    block: int
+    fraction: int
+    precision: int
+    subnormal_operands: str = "type"
+    subnormal_accumulator: str = "type"
+    subnormal_results: str = "gradual"
+    zero_operands: str = "none"
+    lowest: int = -133
+    normalised: bool = False
+
+
+_SIXTEEN_BITS = Step(block=16, fraction=25, precision=24)
+_TF32_STEP = Step(block=8, fraction=25, precision=24)
+_EIGHT_BITS = Step(block=32, fraction=13, precision=14)
+#: The steps of an H100 and an H200, by type of the operands and instruction. Triton reaches float8
+#: by ``mma`` through float16.
+HOPPER: dict[tuple[str, str], Step] = {
+    ("bfloat16", "wgmma"): _SIXTEEN_BITS,
+    ("bfloat16", "mma"): _SIXTEEN_BITS,
+    ("float16", "wgmma"): _SIXTEEN_BITS,
+    ("float16", "mma"): _SIXTEEN_BITS,
+    ("tf32", "wgmma"): _TF32_STEP,
+    ("tf32", "mma"): _TF32_STEP,
+    ("float8_e4m3fn", "wgmma"): _EIGHT_BITS,
+    ("float8_e4m3fn", "mma"): _SIXTEEN_BITS,
+    ("float8_e5m2", "wgmma"): _EIGHT_BITS,
+    ("float8_e5m2", "mma"): _SIXTEEN_BITS,
+}
 
 
 def tensor_core_matmul(
     a: Any,
     b: Any,
+    gpu: str | None = None,
+    instruction: str | None = None,
     *,
-    operands: str | None = "tf32",
-    convert: str = "nearest",
+    operands: str | None = None,
+    convert: str | None = None,
     accumulate: str = "truncate",
-    block: int = 8,
-    bits: int = 24,
+    block: int | None = None,
+    bits: int | None = None,
 ) -> Any:
-    """Matrix product a b, accumulated in float32 by blocks of products, as by a tensor core.
+    """Matrix product a b as a tensor core adds it: one chain of blocks over k, from zero.
 
-    The accumulator starts at zero and takes the products in order, *block* at a time. Each step
-    aligns the products and the accumulator to the largest of them, cuts what is below *bits*
-    significant bits of that one, adds without error, and cuts the sum to the 24 bits of float32.
+    By default the instruction of one GPU, to the bit. Each step takes a *block* of products in
+    ascending k and the accumulator. It aligns them to the largest exponent e, a product's exponent
+    being the sum of its operands'; cuts each towards zero to a multiple of 2^(e − f); adds without
+    error; and cuts the sum towards zero to p significant bits, the next accumulator.
 
-    ======  ===================  ==================  ====
-    GPU     block, 16-bit types  block, TF32         bits
-    ======  ===================  ==================  ====
-    V100    4                    (no TF32)           24
-    A100    8                    4                   25
-    H100    16                   8                   26
-    ======  ===================  ==================  ====
+    ==================  ===========  ===========  =====  ==  ==
+    GPU                 operands     instruction  block  f   p
+    ==================  ===========  ===========  =====  ==  ==
+    H100, H200          float16      wgmma, mma   16     25  24
+    H100, H200          bfloat16     wgmma, mma   16     25  24
+    H100, H200          TF32         wgmma, mma   8      25  24
+    H100, H200          float8       wgmma        32     13  14
+    H100, H200          float8       mma          16     25  24
+    ==================  ===========  ===========  =====  ==  ==
 
-    This is a model of size and sign, not of every bit: hardware aligns to the exponents of products
-    before they are normalised, and a library may split the inner dimension. With 16-bit operands
-    and the last row of the table, 99.4 % or more of the elements of products of positive random
-    matrices, and 92 % or more with both signs, had the bits that cuBLAS gave on an H100; where it
-    splits a long inner dimension, as it did for small products in TF32, hardly one has.
+    float8 (e4m3fn or e5m2) by ``mma`` is what Triton does: it converts to float16, and of each 32
+    values of k the first block takes those with k mod 4 in {0, 1}, the second the others. A zero
+    product has no exponent, and e is at least −133 (MMA-Sim). A subnormal operand has the exponent
+    of its type's smallest normal number. A k that is no multiple of the block is filled up with
+    zeros. A library may split k and add the parts: that is another sum.
+
+    With *block* and *bits* it is a simpler model of any tensor core, of size and sign and not of
+    every bit: a product's exponent is that of its leading bit, *bits* significant bits are kept of
+    the largest addend of a step (f is *bits* − 1), and the accumulator has 24. What was published
+    of older GPUs, which is not checked here:
+
+    ====  ===================  ==================  ====  =================================
+    GPU   block, 16-bit types  block, TF32         bits  source
+    ====  ===================  ==================  ====  =================================
+    V100  4                    (no TF32)           24    Fasi et al., 2021
+    A100  8                    4                   25    Fasi et al., 2021; Khattak, 2025
+    ====  ===================  ==================  ====  =================================
 
     Parameters
     ----------
     a : tensor or array, shape (m, k)
-        Left operand, of a floating type; finite, or the result is not.
+        Left operand: float16, bfloat16, float8_e4m3fn, float8_e5m2, or float32, of which a tensor
+        core takes the part that TF32 holds.
     b : tensor or array, shape (k, n)
-        Right operand; both are computed on the device of *a*.
-    operands : {"tf32", "float16", "bfloat16"} or None
-        Type that the operands are converted to first; ``None`` takes them as they are, in
-        float32 or a narrower type.
-    convert : {"nearest", "truncate"}
-        How they are converted: rounded to nearest, ties to even, or cut towards zero.
+        Right operand, of the same type; both are computed on the device of *a*.
+    gpu : {"H100", "H200"}, optional
+        The GPU, by default an H100.
+    instruction : {"wgmma", "mma"}, optional
+        Its instruction, by default ``"wgmma"``.
+    operands : {"tf32", "float16", "bfloat16", "float32"}, optional
+        Type that both are converted to first, from any floating type; by default their own, and
+        TF32 for float32. ``"float32"``, whose products are exact as well, only with *block*.
+    convert : {"nearest", "truncate"}, optional
+        How they are converted: rounded to nearest, ties to even, or cut towards zero. By default
+        to nearest, but float32 to TF32 for a *gpu* is cut: the instruction ignores the last 13
+        bits. A library may round first: then ``"nearest"``.
     accumulate : {"truncate", "nearest"}
         ``"nearest"`` rounds the sum of each step once to nearest, ties to even, and cuts nothing:
         with ``block=1`` a chain of fused multiply-adds.
-    block : int
-        Products in a step, 1 to 4096.
-    bits : int
-        Significant bits that are kept of the largest addend of a step, 2 to 40; of no effect with
-        ``accumulate="nearest"``.
+    block : int, optional
+        Products in a step, 1 to 4096; 8 where *bits* or *accumulate* is given alone.
+    bits : int, optional
+        Significant bits that are kept of the largest addend of a step, 2 to 40, by default 24; of
+        no effect with ``accumulate="nearest"``.
 
     Returns
     -------
     tensor or array of float32, shape (m, n)
-        A tensor where *a* is one. Overflow gives infinities.
+        A tensor where *a* is one. Overflow gives infinities; an infinite or NaN operand what IEEE
+        754 has for the sum, in any order. Zeros where k is 0.
 
     Raises
     ------
     ArgumentError
-        When an option is none of these, or *a* or *b* is not a tensor.
+        When an option is none of these, a *gpu* and a *block* are given, or *a* or *b* is not a
+        tensor.
     DtypeError
-        When an operand is not of a floating type, or is wider than float32 with
-        ``operands=None``.
+        When the operands' types differ, or are not among these.
     ShapeError
         When the shapes are not (m, k) and (k, n).
 
     Examples
     --------
-    One and eight times almost a unit of the sum's last place, of which nothing is left:
+    After 1, eight times almost a unit of its last place, each of which is cut to three quarters
+    of that unit:
 
     >>> import numpy as np
     >>> from roundoff.reductions import tensor_core_matmul
-    >>> a = np.float32([[1] + 8 * [2**-23 - 2**-33]])
-    >>> b = np.ones((9, 1), np.float32)
-    >>> float(tensor_core_matmul(a, b)[0, 0] - 1), float(np.float32(a.sum(dtype=np.float64)) - 1)
-    (0.0, 9.5367431640625e-07)
+    >>> a = np.float32([8 * [1 / 8] + 8 * [2**-23 - 2**-33]])
+    >>> b = np.ones((16, 1), np.float32)
+    >>> got = tensor_core_matmul(a, b, "H100", "wgmma", operands="tf32")
+    >>> float(got[0, 0] - 1) * 2**23, float(a.sum(dtype=np.float64) - 1) * 2**23
+    (6.0, 7.9921875)
     """
     import torch
 
+    described = block is not None or bits is not None or accumulate != "truncate"
+    if described and not (gpu is None and instruction is None):
+        raise ArgumentError(
+            "a GPU has a step of its own",
+            got=f"gpu={gpu!r} and instruction={instruction!r} beside block, bits or accumulate",
+            expected="one or the other",
+        )
+    gpu = "H100" if gpu is None else gpu
+    instruction = "wgmma" if instruction is None else instruction
+    block, bits = 8 if block is None else block, 24 if bits is None else bits
+    if gpu not in GPUS:
+        raise ArgumentError(
+            "gpu",
+            got=gpu,
+            expected=" or ".join(map(repr, GPUS)),
+            hint=PUBLISHED.get(gpu) if isinstance(gpu, str) else None,
+        )
     for name, value, allowed in (
-        ("convert", convert, ("nearest", "truncate")),
+        ("instruction", instruction, ("wgmma", "mma")),
+        ("convert", convert, (None, "nearest", "truncate")),
         ("accumulate", accumulate, ("nearest", "truncate")),
         ("operands", operands, (None, *OPERANDS)),
     ):
         if value not in allowed:
             raise ArgumentError(name, got=value, expected=" or ".join(map(repr, allowed)))
     for name, count, low, high in (("block", block, 1, 4096), ("bits", bits, 2, 40)):
-        if isinstance(count, bool) or int(count) != count or not low <= count <= high:
+        if not isinstance(count, Integral) or isinstance(count, bool) or not low <= count <= high:
             raise ArgumentError(name, got=count, expected=f"an integer, {low} to {high}")
-    left, right = _operand(a, "a", operands), _operand(b, "b", operands)
+    left, right = _operand(a, "a"), _operand(b, "b")
     shapes = [tuple(h.tensor.shape) for h in (left, right)]
     if [len(s) for s in shapes] != [2, 2] or shapes[0][1] != shapes[1][0]:
         raise ShapeError(
             "no matrix product", got=f"{shapes[0]} and {shapes[1]}", expected="(m, k) and (k, n)"
         )
-    device = left.tensor.device
-    x, y = (h.tensor.to(device, torch.float64) for h in (left, right))
-    if operands is not None:
-        x, y = (_converted(t, operands, convert == "nearest") for t in (x, y))
-    m, n = len(x), y.shape[1]
-    result = torch.zeros(m, n, dtype=torch.float32, device=device)
-    rows = max(1, _PRODUCTS // max(1, block * n))
-    for start in range(0, m, rows):
-        part = x[start : start + rows]
-        total = torch.zeros(len(part), n, dtype=torch.float64, device=device)
-        for k in range(0, x.shape[1], block):
-            # Products of two numbers of at most 24 bits: exact in float64.
-            products = part[:, k : k + block, None] * y[None, k : k + block]
-            if accumulate == "truncate":
-                total = _truncated(total, products, int(bits))
-            else:
-                total = _rounded(total, products)
-        result[start : start + rows] = total
-    return result if left.kind == "tensor" else result.cpu().numpy()
+    kind = operands or _common_type(left, right)
+    if described:
+        step = Step(block, bits - 1, 24, lowest=_SMALLEST + bits - 1, normalised=True)
+    elif (kind, instruction) in HOPPER:
+        step = HOPPER[kind, instruction]
+    else:
+        raise DtypeError(
+            f"no {instruction} instruction of an {gpu} multiplies it into float32",
+            got=kind,
+            expected=" or ".join(dict.fromkeys(of for of, _ in HOPPER)),
+            hint="convert it, or name operands=",
+        )
+    if convert is None:
+        convert = "truncate" if kind == "tf32" and not described else "nearest"
+    with np.errstate(all="ignore"):
+        x, y = (
+            _as_float64(t) if t.info.name == kind else converted(_as_float64(t), kind, convert)
+            for t in (left, right)
+        )
+        if accumulate == "nearest":
+            result = _chained_to_nearest(x, y, block)
+        else:
+            result = chained(x, y, kind, step, by_mma=instruction == "mma")
+    if left.kind != "tensor":
+        return result
+    return torch.from_numpy(result).to(left.tensor.device)
 
 
-def _operand(value: Any, name: str, operands: str | None) -> TypedTensor:
+def _as_float64(operand: TypedTensor) -> Array:
+    import torch
+
+    values: Array = operand.tensor.to("cpu", torch.float64).numpy()
+    return values
+
+
+def _operand(value: Any, name: str) -> TypedTensor:
     operand = as_tensor(value)
     if operand is None:
         raise ArgumentError(f"{name} is no tensor", got=type(value).__name__)
     if not operand.info.is_float:
         raise DtypeError(f"{name} has no floating type", got=operand.info.name)
-    if operands is None and operand.info.precision > 24:
-        raise DtypeError(
-            f"{name} is too wide: its products would not be exact", got=operand.info.name,
-            expected="float32 or narrower", hint="convert it, or name operands=",
-        )  # fmt: skip
     return operand
 
 
-def _power(exponent: torch.Tensor) -> torch.Tensor:
-    """2**exponent as float64, for the exponents of its normal numbers."""
-    import torch
+def _common_type(left: TypedTensor, right: TypedTensor) -> str:
+    """The type in which both operands are multiplied where none is named."""
+    kinds = left.info.name, right.info.name
+    if kinds[0] != kinds[1]:
+        raise DtypeError(
+            "the operands have different types",
+            got=f"{kinds[0]} and {kinds[1]}",
+            expected="one type",
+            hint="convert one of them, or name operands=",
+        )
+    if kinds[0] == "float32":
+        return "tf32"
+    if left.info.precision > 24:
+        raise DtypeError(
+            "the operands are too wide: their products would not be exact",
+            got=kinds[0],
+            expected="float32 or narrower",
+            hint="convert them, or name operands=",
+        )
+    return kinds[0]
 
-    return ((exponent.to(torch.int64) + 1023) << 52).view(torch.float64)
+
+def _smallest_exponent(kind: str) -> int:
+    """Exponent of the type's smallest normal number."""
+    return _TF32[1] if kind == "tf32" else dtype_info(kind).emin
 
 
-def _converted(x: torch.Tensor, operands: str, nearest: bool) -> torch.Tensor:
-    """Float64 *x* as numbers of a narrower type; overflow as IEEE 754 has it for either way."""
-    import torch
+def converted(x: Array, kind: str, convert: str) -> Array:
+    """Numbers of a narrower type.
 
-    if operands == "tf32":
+    Parameters
+    ----------
+    x : array of float64
+        What is converted.
+    kind : str
+        ``"tf32"`` or a type's name.
+    convert : {"nearest", "truncate"}
+        Rounded to nearest, ties to even, or cut towards zero. Overflow gives infinity or the
+        largest number, as IEEE 754 has it.
+
+    Returns
+    -------
+    array of float64
+        Of x's shape.
+    """
+    if kind == "tf32":
         precision, emin, largest = _TF32
     else:
-        info = dtype_info(operands)
+        info = dtype_info(kind)
         precision, emin, largest = info.precision, info.emin, info.max
     # x is below 2**exponent: one place of the type there is 2**(exponent - precision).
-    last = (torch.frexp(x).exponent - precision).clamp(emin + 1 - precision, 1000)
-    steps = x * _power(-last)
-    steps = torch.round(steps) if nearest else torch.trunc(steps)
-    out = steps * _power(last)
-    over = (out.abs() > largest) & x.isfinite()
-    limit = math.inf if nearest else largest
-    return torch.where(over, torch.full_like(out, limit).copysign(x), out)
+    last = np.clip(np.frexp(x)[1] - precision, emin + 1 - precision, 1000)
+    steps = np.ldexp(x, -last)
+    steps = np.rint(steps) if convert == "nearest" else np.trunc(steps)
+    out = np.ldexp(steps, last)
+    over = (np.abs(out) > largest) & np.isfinite(x)
+    limit = math.inf if convert == "nearest" else largest
+    out[over] = np.copysign(limit, x[over])
+    return out
 
 
-def _truncated(total: torch.Tensor, products: torch.Tensor, bits: int) -> torch.Tensor:
-    """One step of a tensor core: all aligned to the largest, cut, added, and cut to float32."""
-    import torch
+def chained(
+    x: Array, y: Array, kind: str, step: Step, *, by_mma: bool = False
+) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """The product x y by steps of a tensor core: one chain over k, from zero.
 
-    largest = torch.maximum(products.abs().amax(1), total.abs())
-    # The largest is below 2**exponent; its last kept place is 2**(exponent - bits).
-    last = (torch.frexp(largest).exponent - bits).clamp(_SMALLEST, 300)
-    up, down = _power(-last), _power(last)
-    # Integers of at most *bits* bits: float64 adds thousands of them without error.
-    steps = products.mul_(up[:, None]).trunc_().sum(1).add_(total.mul(up).trunc_())
-    cut = steps.mul_(down).view(torch.int64).bitwise_and_(-(1 << 29)).view(torch.float64)
-    return cut.to(torch.float32).to(torch.float64)  # exact, or an overflow
+    Parameters
+    ----------
+    x : array of float64, shape (m, k)
+        Numbers of the type.
+    y : array of float64, shape (k, n)
+        As x.
+    kind : str
+        ``"tf32"`` or a type's name: what counts as subnormal.
+    step : Step
+        How a block is added.
+    by_mma : bool
+        Whether float8 goes through float16, in tiles of 32.
+
+    Returns
+    -------
+    array of float32, shape (m, n)
+        The last accumulators.
+    """
+    if by_mma and kind.startswith("float8") and not step.normalised:
+        x, y, kind = _in_tiles(x.T).T, _in_tiles(y), "float16"
+    m, n = len(x), y.shape[1]
+    if step.subnormal_operands == "zero":
+        tiny = 2.0 ** _smallest_exponent(kind)
+        x, y = (np.where(np.abs(t) < tiny, 0.0, t) for t in (x, y))
+    # The rows of both are values of k: a step reads them one after the other.
+    x, y = np.ascontiguousarray(x.T), np.ascontiguousarray(y)
+    left, right = (_exponents(t, kind, step) for t in (x, y))
+    result = np.zeros((m, n), np.float32)
+    rows = max(1, _PIECE // max(1, n))
+    for start in range(0, m, rows):
+        piece = slice(start, start + rows)
+        result[piece] = _chain_of_rows(x[:, piece, None], y, left[:, piece, None], right, step)
+    result[np.isnan(result)] = np.uint32(_NAN).view(np.float32)
+    return result
 
 
-def _rounded(total: torch.Tensor, products: torch.Tensor) -> torch.Tensor:
+def _in_tiles(y: Array) -> Array:
+    """Rows in the order of float8 by ``mma``: of each 32, k mod 4 in {0, 1} before {2, 3}."""
+    k, n = y.shape
+    tiles = -(-k // 32)
+    padded = np.zeros((32 * tiles, n))
+    padded[:k] = y
+    # (tile, group of 4, which pair, which of the pair) to (tile, which pair, group, which)
+    return padded.reshape(tiles, 8, 2, 2, n).swapaxes(1, 2).reshape(32 * tiles, n)
+
+
+def _exponents(x: Array, kind: str, step: Step) -> Array:
+    """The exponent with which each operand enters a step, as int16."""
+    emin = _smallest_exponent(kind)
+    exponent = np.frexp(x)[1] - 1
+    if step.subnormal_operands == "type":
+        exponent = np.maximum(exponent, emin)
+    zero = _NONE if step.zero_operands == "none" else emin
+    exponent = np.where(x == 0, zero, exponent)
+    return np.where(np.isfinite(x), exponent, _NONE).astype(np.int16)
+
+
+def _chain_of_rows(x: Array, y: Array, left: Array, right: Array, step: Step) -> Array:
+    """Accumulators of some rows: of x (k, rows, 1), y (k, columns), and their exponents.
+
+    Everything is exact in float64: a product has at most 48 bits, and the aligned addends are
+    integers below 2**42, of which there are at most 4097.
+    """
+    total = np.zeros((x.shape[1], y.shape[1]))
+    product, up, steps = (np.empty_like(total) for _ in range(3))
+    exponents = np.empty(total.shape, np.int16)
+    finite = [
+        bool(np.isfinite(p).all() and np.isfinite(q).all()) for p, q in zip(x, y, strict=True)
+    ]
+    given_x, given_y = x, y
+    if not all(finite):
+        x, y = (np.where(np.isfinite(t), t, 0.0) for t in (x, y))
+    for first in range(0, len(x), step.block):
+        ks = range(first, min(first + step.block, len(x)))
+        if step.normalised:
+            largest = np.abs(total)
+            for k in ks:
+                np.abs(np.multiply(x[k], y[k], out=product), out=product)
+                np.maximum(largest, product, out=largest)
+            emax = np.frexp(largest)[1] - 1
+        else:
+            emax = _accumulator_exponents(total, step)
+            for k in ks:
+                np.maximum(emax, np.add(left[k], right[k], out=exponents), out=emax)
+        last = np.clip(emax, step.lowest, 300).astype(np.int64) - step.fraction
+        up[...] = _power(-last)
+        np.trunc(np.multiply(total, up, out=total), out=total)
+        steps[...] = 0  # +0: what is cut to nothing leaves +0
+        steps += total
+        for k in ks:
+            np.multiply(x[k], y[k], out=product)
+            np.multiply(product, up, out=product)
+            steps += np.trunc(product, out=product)
+        sums = _cut(steps * _power(last), step)
+        others = [given_x[k] * given_y[k] for k in ks if not finite[k]]
+        total = _with_special(sums, total, others)
+    return total
+
+
+def _with_special(sums: Array, total: Array, products: list[Array]) -> Array:
+    """The sums of a step, but what IEEE 754 has where an addend is infinite or NaN."""
+    if not products:
+        return sums  # an infinite or NaN accumulator has gone through the sum
+    special = sum(np.where(np.isfinite(t), 0.0, t) for t in [total, *products])
+    return np.where(special == 0, sums, special)
+
+
+def _accumulator_exponents(total: Array, step: Step) -> Array:
+    exponent = np.frexp(total)[1] - 1
+    if step.subnormal_accumulator == "type":
+        exponent = np.maximum(exponent, _NORMAL)
+    return np.where(total == 0, _NONE, exponent).astype(np.int16)
+
+
+def _cut(total: Array, step: Step) -> Array:
+    """A sum cut to the accumulator's precision, as float64; beyond float32 infinite."""
+    # In place: the lowest bits of the significand are zero from here on.
+    np.bitwise_and(total.view(np.int64), -(1 << (53 - step.precision)), out=total.view(np.int64))
+    small = np.abs(total) < 2.0**_NORMAL
+    if small.any():
+        places = np.trunc(total[small] * 2.0**-_SMALLEST)
+        total[small] = places * 2.0**_SMALLEST if step.subnormal_results == "gradual" else 0.0
+    total[np.abs(total) >= 2.0**128] *= math.inf
+    return total
+
+
+def _power(exponent: Array) -> Array:
+    """2**exponent as float64, for the exponents of its normal numbers."""
+    return ((exponent.astype(np.int64) + 1023) << 52).view(np.float64)
+
+
+def _chained_to_nearest(x: Array, y: Array, block: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """The product x y in float32 by steps that are rounded once."""
+    m, n = len(x), y.shape[1]
+    result = np.zeros((m, n), np.float32)
+    rows = max(1, 4 * _PIECE // max(1, block * n))
+    for start in range(0, m, rows):
+        part = x[start : start + rows]
+        total = np.zeros((len(part), n))
+        for k in range(0, x.shape[1], block):
+            # Products of two numbers of at most 24 bits: exact in float64.
+            total = _rounded(total, part[:, k : k + block, None] * y[None, k : k + block])
+        result[start : start + rows] = total
+    return result
+
+
+def _rounded(total: Array, products: Array) -> Array:
     """Sum of a step rounded once to float32, ties to even.
 
     The sum is taken with its errors, in twice the precision of float64. The float64 in between is
@@ -213,22 +516,18 @@ def _rounded(total: torch.Tensor, products: torch.Tensor) -> torch.Tensor:
     G. Melquiond, *Emulation of a FMA and correctly rounded sums: proved algorithms using rounding
     to odd*, IEEE Transactions on Computers 57, 2008).
     """
-    import torch
-
-    error = torch.zeros_like(total)
-    for product in products.unbind(1):
-        total, lost = _two_sum(total, product)
+    error = np.zeros_like(total)
+    for k in range(products.shape[1]):
+        total, lost = _two_sum(total, products[:, k])
         error += lost
     total, lost = _two_sum(total, error)
-    even = (total.view(torch.int64) & 1) == 0
-    towards = torch.nextafter(total, torch.full_like(total, math.inf).copysign(lost))
-    inexact = (lost != 0) & lost.isfinite() & total.isfinite()
-    return torch.where(inexact & even, towards, total).to(torch.float32).to(torch.float64)
+    even = (total.view(np.int64) & 1) == 0
+    towards = np.nextafter(total, np.copysign(math.inf, lost))
+    inexact = (lost != 0) & np.isfinite(lost) & np.isfinite(total)
+    return np.where(inexact & even, towards, total).astype(np.float32).astype(np.float64)
 
 
-def _two_sum(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _two_sum(a: Array, b: Array) -> tuple[Array, Array]:
     """The rounded sum s and its error e, as :func:`two_sum`; e is 0 where s is not finite."""
-    import torch
-
     s, e = two_sum(a, b)
-    return s, torch.where(s.isfinite(), e, 0.0)
+    return s, np.where(np.isfinite(s), e, 0.0)

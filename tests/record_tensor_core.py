@@ -249,11 +249,11 @@ class Models:
                 x, y = (away(t) if convert == "away" else converted(t, "tf32", convert)
                         for t in (x, y))  # fmt: skip
             changes = dict(RULES[rule][0])
-            total = np.zeros((SIZE, SIZE), np.float32)
-            for first in range(0, k, chunk):
-                part = slice(first, first + chunk)
+            parts = [slice(first, first + chunk) for first in range(0, k, chunk)]
+            total = model(x[:, parts[0]], y[parts[0]], kind, like, **changes)
+            for part in parts[1:]:
                 with np.errstate(all="ignore"):
-                    total += model(x[:, part], y[part], kind, like, **changes)
+                    total = total + model(x[:, part], y[part], kind, like, **changes)
             self.known[key] = total
         return self.known[key]
 

@@ -18,7 +18,7 @@ from roundoff.errors import UnsupportedError
 
 from .converter import Converted, Converter
 from .operators import TABLE, writes_one_place
-from .others import by_exporter, by_torch
+from .others import EXPORTED, EXPORTED_DIVISIONS, by_exporter, by_torch
 
 __all__ = ["convert", "opset_for"]
 
@@ -97,6 +97,10 @@ def _written(c: Converter, node: torch.fx.Node, refused: Mapping[str, str], fall
             result = write(c, node, *node.args, **node.kwargs)
             if result is not NotImplemented:
                 return result
+        reason = _only_torch(node)
+        if reason is not None and not fallback:
+            raise UnsupportedError(reason, got=str(node.target))
+    if reason is None:
         try:
             return by_exporter(c, node)
         except UnsupportedError as e:
@@ -108,10 +112,50 @@ def _written(c: Converter, node: torch.fx.Node, refused: Mapping[str, str], fall
     return result
 
 
+def _only_torch(node: torch.fx.Node) -> str | None:
+    """Why a node outside of the table is not for torch's exporter, which writes what it can.
+
+    The exporter writes a norm in train() as one in eval(), dropout as the identity, random numbers
+    without torch's generator, and an operator that writes to its inputs as one that does not. So it
+    is asked for operators of which its form is known to compute what eager does.
+    """
+    schema = getattr(node.target, "_schema", None)
+    if schema is None:
+        return None
+    if schema.is_mutable:
+        # Handed copies by a partition, torch would write to them.
+        raise UnsupportedError("an operator that writes to its inputs", got=str(node.target))
+    if torch.Tag.nondeterministic_seeded in node.target.tags:  # type: ignore[union-attr]
+        return "an operator that draws random numbers, which torch's generator has to"
+    given = {a.name: x for a, x in zip(schema.arguments, node.args, strict=False)} | node.kwargs
+    if any(given.get(name) is True for name in ("train", "training")):
+        return "an operator in training, which the exporter writes as in evaluation"
+    tensors = _tensors(node)
+    known = EXPORTED
+    if not any(v.dtype.is_floating_point for v in tensors):
+        divisor = node.args[1] if len(node.args) > 1 else None
+        if isinstance(divisor, int) and divisor not in (0, -1):
+            known = EXPORTED | EXPORTED_DIVISIONS
+    if schema.name.startswith("aten::") and str(node.target) not in known:
+        return "of the form that torch's exporter gives it nobody knows that it computes the same"
+    if given.get("divisor_override") is not None:
+        return "torch's exporter leaves out the divisor"
+    if any(v.dtype == torch.float64 for v in tensors):
+        return "torch's exporter writes constants in float32"
+    if any(v.numel() == 0 for v in tensors if not isinstance(v.numel(), torch.SymInt)):
+        return "nothing is reduced to 0 by ONNX Runtime, and to NaN by torch"
+    return None
+
+
+def _tensors(node: torch.fx.Node) -> list[torch.Tensor]:
+    """The fake tensors that go in and come out."""
+    values = pytree.tree_leaves([n.meta.get("val") for n in (node, *node.all_input_nodes)])
+    return [v for v in values if isinstance(v, torch.Tensor)]
+
+
 def _is_complex(node: torch.fx.Node) -> bool:
     """Whether a complex tensor goes in or comes out."""
-    values = pytree.tree_leaves([n.meta.get("val") for n in (node, *node.all_input_nodes)])
-    return any(isinstance(v, torch.Tensor) and v.is_complex() for v in values)
+    return any(v.is_complex() for v in _tensors(node))
 
 
 def _takes(write: Any, node: torch.fx.Node) -> bool:

@@ -74,6 +74,7 @@ class Converter:
         self.current = ""
         #: Placeholders that are written to -> the new value.
         self.written: dict[torch.fx.Node, ir.Value] = {}
+        self._checks: list[tuple[ir.Value, str]] = []
         self._nodes: list[ir.Node] = []
         self._inputs: list[ir.Value] = []
         self._initializers: list[ir.Value] = []
@@ -132,6 +133,8 @@ class Converter:
         places = gm.graph.find_nodes(op="placeholder")
         values = [self.values[node] for node in returned]  # type: ignore[union-attr, index]
         values += self.written.values()
+        if self._checks and values:
+            values[0] = self._checked(values[0])
         names = [*names, *(f"written_{i}" for i in range(len(self.written)))]
         for value, name in zip(values, names, strict=True):
             if value.producer() is None or value in outputs:
@@ -145,6 +148,24 @@ class Converter:
         model = ir.to_proto(ir.Model(graph, ir_version=10))
         written = [places.index(node) for node in self.written]
         return Converted(model, self._symbols, self._integers, self.kernels, self.by_torch, written)
+
+    def check(self, condition: ir.Value, message: str) -> None:
+        """Let a call raise with a message where a condition is false."""
+        self._checks.append((condition, message))
+
+    def _checked(self, value: ir.Value) -> ir.Value:
+        """A value that is handed on once all conditions are found true."""
+        messages = [message for _, message in self._checks]
+
+        def run(given: Sequence[Any], _: dict[str, Any]) -> list[torch.Tensor]:
+            value, *conditions = given
+            for condition, message in zip(conditions, messages, strict=True):
+                torch._assert_async(condition, message)
+            return [value]
+
+        self.kernels["torch.checks"] = run
+        conditions = [condition for condition, _ in self._checks]
+        return self.op("torch.checks", value, *conditions, domain="roundoff")
 
     # Nodes
 
@@ -380,7 +401,9 @@ class Converter:
             return value
         target = reshape_target(before, sizes)
         at = self.ints(target) if target is not None else self.shape(sizes)
-        return self.op("Reshape", value, at, shape=sizes)
+        # A size of zero is meant as one: Reshape reads 0 as "the size it was" otherwise.
+        zero = 1 if 0 in sizes else None
+        return self.op("Reshape", value, at, shape=sizes, allowzero=zero)
 
 
 def dims_of(value: ir.Value) -> list[Dim]:

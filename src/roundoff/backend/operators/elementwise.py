@@ -9,7 +9,7 @@ import onnx_ir as ir
 import torch
 
 from ..converter import Converter, onnx_type
-from .table import BOOL, kind_of, shape_of, writes
+from .table import BOOL, DOUBLE, kind_of, shape_of, writes
 
 
 def _unary(op: str) -> Callable[..., Any]:
@@ -40,8 +40,8 @@ def _silu(c: Converter, node: Any, x: Any) -> ir.Value:
 
 @writes("gelu")
 def _gelu(c: Converter, node: Any, x: Any, approximate: str = "none") -> Any:
-    if c.opset < 20:
-        return NotImplemented
+    if c.opset < 20 or kind_of(node) == DOUBLE:
+        return NotImplemented  # ONNX Runtime has no Erf in float64
     return c.op("Gelu", c.tensor(x), approximate=approximate)
 
 
@@ -91,9 +91,45 @@ def _rsub(c: Converter, node: Any, a: Any, b: Any, alpha: Any = 1) -> ir.Value:
     return _binary("Sub")(c, node, b, a) if alpha == 1 else NotImplemented
 
 
-@writes("pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar")
-def _pow(c: Converter, node: Any, a: Any, b: Any) -> ir.Value:
+@writes("sign")
+def _sign(c: Converter, node: Any, x: Any) -> ir.Value:
+    """torch's sign of NaN is 0, in a type for which ONNX's is NaN."""
     kind = kind_of(node)
+    value = c.tensor(x, kind)
+    made = c.op("Sign", value)
+    if not kind.is_floating_point():
+        return made
+    nan = c.op("IsNaN", value, dtype=BOOL)
+    return c.op("Where", nan, c.tensor(0, kind), made, dtype=kind)
+
+
+@writes("hardsigmoid")
+def _hardsigmoid(c: Converter, node: Any, x: Any) -> ir.Value:
+    kind = kind_of(node)
+    return c.op("Div", _up_to_six(c, c.tensor(x, kind)), c.tensor(6, kind))
+
+
+@writes("hardswish")
+def _hardswish(c: Converter, node: Any, x: Any) -> ir.Value:
+    kind = kind_of(node)
+    value = c.tensor(x, kind)
+    return c.op("Div", c.op("Mul", value, _up_to_six(c, value)), c.tensor(6, kind))
+
+
+def _up_to_six(c: Converter, value: ir.Value) -> ir.Value:
+    """``relu6(value + 3)``."""
+    zero, three, six = (c.tensor(n, value.dtype) for n in (0, 3, 6))
+    return c.op("Min", c.op("Max", c.op("Add", value, three), zero), six)
+
+
+@writes("pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar")
+def _pow(c: Converter, node: Any, a: Any, b: Any) -> Any:
+    kind = kind_of(node)
+    if not kind.is_floating_point() and b not in (2, 3):
+        return NotImplemented  # ONNX Runtime computes in float64 what torch wraps around
+    if kind != ir.DataType.FLOAT16 and b in (0.5, -0.5) and not isinstance(b, torch.fx.Node):
+        root = c.op("Sqrt", c.tensor(a, kind))  # as torch does: NaN of -inf
+        return root if b == 0.5 else c.op("Reciprocal", root)
     return c.op("Pow", c.tensor(a, kind), c.tensor(b, kind), shape=shape_of(node), dtype=kind)
 
 

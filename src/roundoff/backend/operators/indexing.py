@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 import torch
 
@@ -12,26 +13,44 @@ from roundoff.fusion.editor import Dim
 
 from ..converter import Converter, dims_of
 from ..sizes import dim, dims
-from .table import INT64, axis_of, kind_of, rank_of, shape_of, writes
+from .table import BOOL, INT64, axis_of, kind_of, on_cpu, rank_of, shape_of, writes
+
+
+def _no_negative(c: Converter, index: Any) -> ir.Value:
+    """An index that ONNX Runtime refuses where it is negative, as torch does.
+
+    ONNX counts it from the end. On a GPU neither looks before the kernel runs.
+    """
+    value = c.tensor(index, INT64)
+    if not on_cpu(index) or _is_count(index):
+        return value
+    negative = c.op("Less", value, c.constant(np.array(0, np.int64)), dtype=BOOL)
+    outside = c.constant(np.array((1 << 31) - 1, np.int64))
+    return c.op("Where", negative, outside, value, dtype=INT64)
+
+
+def _is_count(node: Any) -> bool:
+    """Whether a node counts from 0 on, which is never negative."""
+    return bool(node.target is torch.ops.aten.arange.default)
 
 
 @writes("embedding")
 def _embedding(c: Converter, node: Any, table: Any, ids: Any, *_: Any, **__: Any) -> ir.Value:
-    return c.op("Gather", c.tensor(table), c.tensor(ids), shape=shape_of(node), axis=0)
+    return c.op("Gather", c.tensor(table), _no_negative(c, ids), shape=shape_of(node), axis=0)
 
 
 @writes("index_select")
 def _index_select(c: Converter, node: Any, x: Any, axis: int, index: Any) -> Any:
     if not rank_of(x) or not rank_of(index):
         return NotImplemented
-    return c.op("Gather", c.tensor(x), c.tensor(index), shape=shape_of(node), axis=axis)
+    return c.op("Gather", c.tensor(x), _no_negative(c, index), shape=shape_of(node), axis=axis)
 
 
 @writes("gather")
 def _gather(c: Converter, node: Any, x: Any, axis: int, index: Any, **_: Any) -> Any:
     if not rank_of(x) or not rank_of(index):
         return NotImplemented
-    inputs = (c.tensor(x), c.tensor(index, INT64))
+    inputs = (c.tensor(x), _no_negative(c, index))
     return c.op("GatherElements", *inputs, shape=shape_of(node), axis=axis)
 
 
@@ -130,15 +149,18 @@ def _index_copy(c: Converter, node: Any, x: Any, axis: int, index: Any, source: 
     if not rank_of(x) or rank_of(index) != 1:
         return NotImplemented
     axis, new = axis_of(axis, rank_of(x)), c.tensor(source, kind_of(node))
+    # The place in a cache is a count, and rules know it by what counts it.
+    kept = any(user.target is torch.ops.aten.copy_.default for user in node.users)
+    place = c.tensor(index, INT64) if kept else _no_negative(c, index)
     shape = dims_of(new)
     if c.opset >= 24 and writes_one_place(node):
-        at = c.tensor(index, INT64)
+        at = place
         if shape[0] != 1:
             at = c.op("Expand", at, c.shape(shape[:1]), shape=shape[:1])
         return c.op("TensorScatter", c.tensor(x), new, at, axis=axis)
     thin: list[Dim] = [1] * len(shape)
     thin[axis] = shape[axis]
-    at = c.reshape(c.tensor(index, INT64), thin)
+    at = c.reshape(place, thin)
     target: list[Dim] = [1 if i == axis else d for i, d in enumerate(shape)]
     if any(d != 1 for d in target):
         at = c.op("Expand", at, c.shape(target), shape=shape)
@@ -160,6 +182,13 @@ def _copy_into(
     return value
 
 
-@writes("_assert_async.msg", "_assert_scalar")
+@writes("_assert_async.msg")
+def _check(c: Converter, node: Any, condition: Any, message: str) -> None:
+    """What a function asks of its data: on a GPU it would end the process, and is left out."""
+    if on_cpu(condition):
+        c.check(c.tensor(condition, BOOL), message)
+
+
+@writes("_assert_scalar")
 def _dropped(c: Converter, node: Any, *_: Any, **__: Any) -> None:
     return None

@@ -12,7 +12,7 @@ import onnx_ir as ir
 from roundoff.fusion.editor import Dim
 
 from ..converter import Converter, dims_of
-from .table import BOOL, FLOAT, constant_of, kind_of, rank_of, shape_of, size_of, writes
+from .table import BOOL, DOUBLE, FLOAT, constant_of, kind_of, rank_of, shape_of, size_of, writes
 
 
 @writes("aten.linear", "roundoff.linear")
@@ -94,6 +94,8 @@ def _attention(
     mean of all values; torch itself makes it zero.
     """
     kind, out = kind_of(node), shape_of(node)
+    if kind == DOUBLE:
+        return NotImplemented  # ONNX Runtime multiplies by a scale in float32 there
     q, k, v = (c.tensor(x) for x in (query, key, value))
     factor = constant_of(c, 1 / math.sqrt(int(dims_of(q)[-1])) if scale is None else scale)
     if factor is None or not isinstance(dims_of(q)[-1], int):
@@ -122,7 +124,7 @@ def _attention(
     probabilities = c.op("Softmax", product, axis=-1)
     if seen is not None and not is_causal:
         some = [*dims_of(seen)[:-1], 1]
-        # Counted: from opset 20 on ONNX Runtime has no kernel of ReduceMax on CUDA.
+        # Counted: on CUDA ONNX Runtime has no kernel for the maximum of a mask of bool.
         keys = c.op("ReduceSum", c.cast(seen, FLOAT), c.ints([-1]), shape=some, keepdims=1)
         dead = c.op("Equal", keys, c.tensor(0.0, FLOAT), dtype=BOOL)
         probabilities = c.op("Where", dead, c.tensor(0.0, kind), probabilities, shape=scores,

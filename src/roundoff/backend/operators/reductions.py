@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,18 +10,25 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
+from roundoff.fusion.editor import Dim
+
 from ..converter import Converter
 from ..sizes import dims
 from .table import (
     BOOL,
+    DOUBLE,
+    FLOAT,
     INT64,
     TABLE,
     axis_of,
     constant_of,
+    is_empty,
     kind_of,
+    on_cpu,
     overload,
     rank_of,
     shape_of,
+    size_of,
     writes,
 )
 
@@ -28,16 +36,50 @@ from .table import (
 def _reduced(op: str) -> Callable[..., Any]:
     def write(
         c: Converter, node: Any, x: Any, axes: Any = None, keepdim: bool = False, dtype: Any = None
-    ) -> ir.Value:
+    ) -> Any:
+        if is_empty(x):
+            return NotImplemented
+        if op == "ReduceSum" and not node.meta["val"].dtype.is_floating_point and not _is_short(x):
+            return NotImplemented  # ONNX Runtime adds in float64: exact up to 2**53, then saturated
         listed = [axes] if isinstance(axes, int) else list(axes or range(rank_of(x)))
         value = c.tensor(x, kind_of(node))
         if not rank_of(x):
             return value
         axes = sorted(axis_of(a, rank_of(x)) for a in listed)
         inputs: list[ir.Value] = [value, c.ints(axes)]
-        return c.op(op, *inputs, shape=shape_of(node), keepdims=int(keepdim))
+        made = c.op(op, *inputs, shape=shape_of(node), keepdims=int(keepdim))
+        if op not in ("ReduceMax", "ReduceMin") or not node.meta["val"].dtype.is_floating_point:
+            return made
+        known = c.op("ReduceMax", _is_nan(c, value), inputs[1], shape=shape_of(node),
+                     keepdims=int(keepdim))  # fmt: skip
+        return _where_nan(c, known, made)
 
     return write
+
+
+def _is_short(x: Any) -> bool:
+    """Whether a sum of an integer tensor stays below 2**53: its elements have 32 bits at most."""
+    while x.target in _CASTS and not x.args[0].meta["val"].dtype.is_floating_point:
+        x = x.args[0]
+    return bool(x.meta["val"].dtype not in (torch.int64, torch.uint64, torch.uint32))
+
+
+_CASTS = (torch.ops.aten._to_copy.default, torch.ops.prims.convert_element_type.default)
+
+
+def _is_nan(c: Converter, value: ir.Value) -> ir.Value:
+    """1 where an element is NaN: as float32, whose largest ONNX Runtime finds on every processor.
+
+    An extreme of ONNX Runtime is NaN only where the first element is.
+    """
+    return c.cast(c.op("IsNaN", value, dtype=BOOL), FLOAT)
+
+
+def _where_nan(c: Converter, number: ir.Value, value: ir.Value) -> ir.Value:
+    """NaN where *number* is 1, else *value*."""
+    assert value.dtype is not None
+    nan = c.tensor(math.nan, value.dtype)
+    return c.op("Where", c.cast(number, BOOL), nan, value, shape=value.shape, dtype=value.dtype)
 
 
 for _name, _op in (("mean.dim", "ReduceMean"), ("mean", "ReduceMean"), ("amax", "ReduceMax"),
@@ -54,17 +96,80 @@ for _name in ("mean", "sum"):
     TABLE[overload(f"aten.{_name}")] = _without_axes(TABLE[overload(f"aten.{_name}")])
 
 
-@writes("argmax")
+@writes("argmax", "argmin")
 def _argmax(c: Converter, node: Any, x: Any, axis: Any = None, keepdim: bool = False) -> Any:
-    if axis is None or not rank_of(x):
+    if not rank_of(x) or is_empty(x):
         return NotImplemented
-    return c.op("ArgMax", c.tensor(x), shape=shape_of(node), dtype=INT64, axis=axis,
-                keepdims=int(keepdim))  # fmt: skip
+    op = "ArgMax" if node.target is torch.ops.aten.argmax.default else "ArgMin"
+    if axis is None:
+        if keepdim or any(not isinstance(n, int) for n in shape_of(x)):
+            return NotImplemented
+        flat = c.reshape(c.tensor(x), [math.prod(int(n) for n in shape_of(x))])
+        return _place(c, op, flat, 0, False, [])
+    return _place(c, op, c.tensor(x), axis, keepdim, shape_of(node))
+
+
+def _place(
+    c: Converter, op: str, value: ir.Value, axis: int, keepdim: bool, out: Sequence[Dim]
+) -> ir.Value:
+    """Where an extreme lies: the first of equal ones, or the first NaN."""
+    keep: dict[str, Any] = {"shape": out, "axis": axis, "keepdims": int(keepdim)}
+    made = c.op(op, value, dtype=INT64, **keep)
+    if value.dtype is None or not value.dtype.is_floating_point():
+        return made
+    nans = _is_nan(c, value)
+    some = c.op("ReduceMax", nans, c.ints([axis]), shape=out, keepdims=int(keepdim))
+    first = c.op("ArgMax", nans, dtype=INT64, **keep)
+    return c.op("Where", c.cast(some, BOOL), first, made, shape=out, dtype=INT64)
+
+
+@writes("max.dim", "min.dim")
+def _extreme(c: Converter, node: Any, x: Any, axis: int, keepdim: bool = False) -> Any:
+    """The values and where they lie."""
+    if not rank_of(x) or is_empty(x) or kind_of(x) == BOOL:
+        return NotImplemented
+    largest = node.target is torch.ops.aten.max.dim
+    value, axis = c.tensor(x), axis_of(axis, rank_of(x))
+    thin = dims(x.meta["val"].shape)
+    thin[axis] = 1
+    place = _place(c, "ArgMax" if largest else "ArgMin", value, axis, True, thin)
+    found = c.op("GatherElements", value, place, shape=thin, axis=axis)
+    if keepdim:
+        return [found, place]
+    out = thin[:axis] + thin[axis + 1 :]
+    return [c.reshape(found, out), c.reshape(place, out)]
+
+
+@writes("topk")
+def _topk(
+    c: Converter, node: Any, x: Any, k: Any, axis: int = -1, largest: bool = True,
+    in_order: bool = True,
+) -> Any:  # fmt: skip
+    """The values and where they lie; NaN is the largest, and infinity counts as the largest number.
+
+    ONNX Runtime's order of NaN is that of a comparison which is always false.
+    """
+    kind = kind_of(x)
+    if not rank_of(x) or is_empty(x):
+        return NotImplemented
+    axis, value = axis_of(axis, rank_of(x)), c.tensor(x)
+    key, out = value, dims(node.meta["val"][0].shape)
+    if kind.is_floating_point():
+        most = c.tensor(torch.finfo(x.meta["val"].dtype).max, kind)
+        nan = c.op("IsNaN", value, dtype=BOOL)
+        key = c.op("Where", nan, c.tensor(math.inf, kind), c.op("Min", value, most), dtype=kind)
+    place = ir.Value(name="%", shape=ir.Shape(out), type=ir.TensorType(INT64))
+    best = ir.Value(name="%", shape=ir.Shape(out), type=ir.TensorType(kind))
+    c.add("TopK", [key, c.size(size_of(k))], [best, place], axis=axis, largest=int(largest),
+          sorted=int(in_order))  # fmt: skip
+    if key is value:
+        return [best, place]
+    return [c.op("GatherElements", value, place, shape=out, axis=axis), place]
 
 
 @writes("any.dim", "all.dim")
 def _any(c: Converter, node: Any, x: Any, axis: int, keepdim: bool = False) -> Any:
-    if not rank_of(x):
+    if not rank_of(x) or is_empty(x):
         return NotImplemented
     op = "ReduceMax" if node.target is torch.ops.aten.any.dim else "ReduceMin"
     number = c.cast(c.tensor(x, BOOL), ir.DataType.INT32)
@@ -83,8 +188,8 @@ def _cumsum(c: Converter, node: Any, x: Any, axis: int, dtype: Any = None) -> An
 
 def _soft(op: str) -> Callable[..., Any]:
     def write(c: Converter, node: Any, x: Any, axis: int, wider: bool = False) -> Any:
-        if not rank_of(x):
-            return NotImplemented
+        if not rank_of(x) or kind_of(node) == DOUBLE:
+            return NotImplemented  # in float64 a row of -inf alone is not NaN
         return c.op(op, c.tensor(x, kind_of(node)), axis=axis_of(axis, rank_of(x)))
 
     return write
@@ -98,8 +203,8 @@ writes("_log_softmax")(_soft("LogSoftmax"))
 def _layer_norm(
     c: Converter, node: Any, x: Any, shape: Sequence[Any], weight: Any, bias: Any, eps: Any
 ) -> Any:
-    if not _alone(node) or weight is None:
-        return NotImplemented
+    if not _alone(node) or weight is None or is_empty(x) or kind_of(x) == DOUBLE:
+        return NotImplemented  # epsilon is an attribute in float32
     inputs = [c.tensor(t) if t is not None else None for t in (x, weight, bias)]
     number = constant_of(c, eps)
     if number is None:
@@ -120,6 +225,8 @@ def _batch_norm(
 ) -> Any:  # fmt: skip
     if weight is None or bias is None or rank_of(x) < 2 or not _alone(node):
         return NotImplemented
+    if kind_of(x) == DOUBLE:
+        return NotImplemented  # epsilon is an attribute in float32
     inputs = [c.tensor(t) for t in (x, weight, bias, mean, variance)]
     return [c.op("BatchNormalization", *inputs, epsilon=float(eps)), None, None]
 
@@ -129,7 +236,7 @@ def _vector_norm(
     c: Converter, node: Any, x: Any, order: Any = 2, axes: Any = None, keepdim: bool = False,
     dtype: Any = None,
 ) -> Any:  # fmt: skip
-    if order != 2 or not rank_of(x):
+    if order != 2 or not rank_of(x) or is_empty(x):
         return NotImplemented
     return _reduced("ReduceL2")(c, node, x, axes, keepdim)
 
@@ -141,6 +248,8 @@ def _max_pool(
 ) -> Any:  # fmt: skip
     if not _alone(node) or rank_of(x) != 4 or ceil_mode:
         return NotImplemented
+    if on_cpu(x):
+        return NotImplemented  # ONNX Runtime drops NaN there, and takes -inf for the lowest number
     sizes, steps, around, apart = (
         list(n) * (2 // len(n)) for n in (kernel, stride or kernel, padding, dilation)
     )

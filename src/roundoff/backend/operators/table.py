@@ -14,13 +14,14 @@ from ..converter import Converter, onnx_type
 from ..sizes import dim, dims
 
 __all__ = [
-    "BOOL", "FLOAT", "INT64", "TABLE", "axis_of", "constant_of", "kind_of", "overload", "rank_of",
-    "shape_of", "size_of", "writes",
+    "BOOL", "DOUBLE", "FLOAT", "INT64", "TABLE", "axis_of", "constant_of", "is_empty", "kind_of",
+    "on_cpu", "overload", "rank_of", "shape_of", "size_of", "writes",
 ]  # fmt: skip
 
 #: Overload -> what writes it.
 TABLE: dict[Any, Callable[..., Any]] = {}
-BOOL, INT64, FLOAT = ir.DataType.BOOL, ir.DataType.INT64, ir.DataType.FLOAT
+BOOL, INT64 = ir.DataType.BOOL, ir.DataType.INT64
+FLOAT, DOUBLE = ir.DataType.FLOAT, ir.DataType.DOUBLE
 
 
 def overload(name: str) -> Any:
@@ -59,6 +60,16 @@ def size_of(argument: Any) -> Dim:
 def rank_of(x: Any) -> int:
     """How many axes a node's tensor has."""
     return len(x.meta["val"].shape)
+
+
+def is_empty(node: Any) -> bool:
+    """Whether a node's tensor has no elements: ONNX Runtime reduces nothing to 0, torch to NaN."""
+    return 0 in shape_of(node)
+
+
+def on_cpu(node: Any) -> bool:
+    """Whether a node's tensor lies on the CPU."""
+    return bool(node.meta["val"].device.type == "cpu")
 
 
 def axis_of(axis: int, rank: int) -> int:

@@ -1,0 +1,192 @@
+"""transformers' ``generate`` through the backend, whole texts: eager's tokens, to the last one.
+
+On a processor small random decoders, and CUDA graphs by a stand-in; on a GPU the graphs themselves,
+and a trained model.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import roundoff.backend as rb
+from roundoff.fusion import OptimizationOptions
+from roundoff.models import load_trained
+
+sys.path.insert(0, str(Path(__file__).parent))
+import graph_stand_in
+
+transformers = pytest.importorskip("transformers")
+
+CUDA = torch.cuda.is_available()
+DEVICE = "cuda" if CUDA else "cpu"
+GRAPH = {"mode": "reduce-overhead", "dynamic": False}
+#: Name -> options of torch.compile, and of generate.
+MODES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "growing": ({"dynamic": True}, {}),
+    "growing, graph": ({"mode": "reduce-overhead", "dynamic": True}, {}),
+    "static": ({"dynamic": False}, {"cache_implementation": "static"}),
+    "static, as it comes": ({}, {"cache_implementation": "static"}),
+    "static, graph": (GRAPH, {"cache_implementation": "static"}),
+}
+SIZES = {
+    "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "intermediate_size": 96, "vocab_size": 160, "num_hidden_layers": 2, "head_dim": 16,
+    "max_position_embeddings": 256, "bos_token_id": 1, "eos_token_id": None, "pad_token_id": 0,
+}  # fmt: skip
+GPT2 = {"n_embd": 64, "n_head": 4, "n_layer": 2, "n_positions": 256, "vocab_size": 160,
+        "bos_token_id": 1, "eos_token_id": None, "pad_token_id": 0}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def recordings(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """What was recorded, where it is a stand-in; each test compiles anew."""
+    torch._dynamo.reset()
+    yield None if CUDA else graph_stand_in.install(monkeypatch)
+    torch._dynamo.reset()
+
+
+def decoder(kind: str) -> Any:
+    """A random decoder whose logits are far enough apart for greedy decoding."""
+    torch.manual_seed(0)
+    sizes = GPT2 if kind == "GPT2" else SIZES
+    config = getattr(transformers, f"{kind}Config")(**sizes)
+    name = f"{kind}LMHeadModel" if kind == "GPT2" else f"{kind}ForCausalLM"
+    model = getattr(transformers, name)(config).eval().requires_grad_(False)
+    for p in model.parameters():
+        p.mul_(4 if p.dim() > 1 else 1)
+    return model.to(DEVICE)
+
+
+def batch_of(rows: int, length: int, seed: int) -> dict[str, torch.Tensor]:
+    """Prompts of different lengths, padded on the left."""
+    ids = torch.randint(3, 160, (rows, length), generator=torch.Generator().manual_seed(seed))
+    mask = torch.ones_like(ids)
+    for row in range(1, rows):
+        mask[row, : row % length] = 0
+    return {"input_ids": (ids * mask).to(DEVICE), "attention_mask": mask.to(DEVICE)}
+
+
+@contextlib.contextmanager
+def compiled(model: Any, **options: Any) -> Iterator[list[rb.Compiled]]:
+    """The model with its forward compiled, and the graphs that it takes."""
+    storage: dict[str, Any] = {"instance": []}
+    plain = model.forward
+    # The stand-in fuses as for a GPU.
+    chosen = None if CUDA else OptimizationOptions(processor="CUDA")
+    backend = functools.partial(rb.onnx_custom_backend, storage=storage, options=chosen,
+                                mode=options.pop("mode", None))  # fmt: skip
+    model.forward = torch.compile(plain, backend=backend, **options)
+    try:
+        yield storage["instance"]
+    finally:
+        model.forward = plain
+
+
+def write(model: Any, inputs: dict[str, torch.Tensor], tokens: int, **more: Any) -> list[Any]:
+    made = model.generate(**inputs, max_new_tokens=tokens, do_sample=False, disable_compile=True,
+                          **more)  # fmt: skip
+    return made[:, inputs["input_ids"].shape[1] :].tolist()
+
+
+def check(model: Any, mode: str, asked: list[dict[str, torch.Tensor]], tokens: int) -> Any:
+    """Each text twice in a row, then those of another length: eager's tokens."""
+    options, more = MODES[mode]
+    wanted = [write(model, inputs, tokens, **more) for inputs in asked]
+    with compiled(model, **options) as graphs:
+        for inputs, text in zip(asked, wanted, strict=True):
+            for _ in range(2):
+                assert write(model, inputs, tokens, **more) == text
+    return graphs
+
+
+@pytest.mark.parametrize(
+    ("kind", "mode", "rows"),
+    [
+        ("Llama", "static, graph", 3),
+        ("GPT2", "static, graph", 3),
+    ],
+)
+def test_a_random_decoder_writes_eagers_text(
+    kind: str, mode: str, rows: int, recordings: list[Any] | None
+) -> None:
+    graphs = check(decoder(kind), mode, [batch_of(rows, 9, 1), batch_of(rows, 6, 2)], 24)
+    assert not any(g.no_cuda_graph for g in graphs)
+    assert recordings is None or len(recordings) >= 2  # a decode step of each length
+
+
+MASK = "Cast-24(bool) to float"
+
+
+@pytest.mark.skipif(CUDA, reason="by the stand-in")
+@pytest.mark.parametrize("refuses", [True, False])
+def test_a_mask_that_the_processor_reads_is_not_recorded(
+    refuses: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Recorded all the same, every step has the first one's mask: the stand-in sees it."""
+    known = dict(graph_stand_in.kernels())
+    assert known[MASK] == "CUDAExecutionProvider"
+    monkeypatch.setattr(graph_stand_in, "kernels", lambda: known | {MASK: "CPUExecutionProvider"})
+    graph_stand_in.install(monkeypatch, refuses)
+    model, inputs = decoder("Llama"), batch_of(3, 9, 1)
+    options, more = MODES["static, graph"]
+    wanted = write(model, inputs, 16, **more)
+    with warnings.catch_warnings(), compiled(model, **options) as graphs:
+        warnings.simplefilter("ignore")
+        texts = [write(model, inputs, 16, **more) for _ in range(2)]
+    if refuses:
+        assert texts == [wanted] * 2
+        assert any("on the processor" in g.no_cuda_graph for g in graphs)
+    else:
+        assert texts[1] != wanted
+
+
+@pytest.mark.gpu
+@pytest.mark.slow(reason="each compiles two to four graphs: 5 to 15 s")
+@pytest.mark.parametrize("rows", [1, 3, 8])
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", ["Llama", "Qwen2", "Gemma", "GPT2"])
+def test_every_cache_and_mode_writes_eagers_text(kind: str, mode: str, rows: int) -> None:
+    graphs = check(decoder(kind), mode, [batch_of(rows, 11, 3), batch_of(rows, 7, 4)], 64)
+    assert not any(g.no_cuda_graph for g in graphs if mode == "static, graph")
+
+
+PROMPTS = [
+    "Name three rivers of France.",
+    "Why is the sky blue?",
+    "Write a short poem about a lighthouse keeper and his dog.",
+    "What is 12 times 11, and how do you compute it in your head?",
+    "Translate 'good morning' into Italian.",
+    "List the planets of the solar system, from the sun outwards.",
+    "Explain in two sentences what a compiler does.",
+    "Tell me about the history of tea.",
+]
+
+
+@functools.cache
+def trained() -> Any:
+    return load_trained()
+
+
+def chats(texts: list[str]) -> dict[str, torch.Tensor]:
+    asked = [trained().prompt(text) for text in texts]
+    encoded = trained().tokenizer.pad({"input_ids": asked}, padding_side="left",
+                                      return_tensors="pt")  # fmt: skip
+    return {k: encoded[k].to(DEVICE) for k in ("input_ids", "attention_mask")}
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not CUDA, reason="on two cores 30 layers take minutes")
+@pytest.mark.parametrize("rows", [1, 3, 8])
+@pytest.mark.parametrize("mode", ["static", "static, graph"])
+def test_a_trained_model_writes_eagers_text(mode: str, rows: int) -> None:
+    asked = [chats(PROMPTS[i : i + rows]) for i in range(0, 8 if rows == 1 else rows, rows)]
+    check(trained().model(torch.float32, device=DEVICE), mode, asked, 64)

@@ -149,6 +149,16 @@ def test_no_cut_of_the_values_shows(dtype: str, monkeypatch: pytest.MonkeyPatch)
         assert bits(binned(x)) == whole
 
 
+@pytest.mark.slow(reason="half a billion values; CI cuts shorter ones")
+def test_more_values_than_one_bin_holds() -> None:
+    """Tails of 27 bits pass 53 bits after 2**26 values; all but one unit of a row cancels."""
+    tail = 2.0**-52 * np.random.default_rng(0).integers(2**26, 2**27, 2049)
+    row = np.concatenate([1 + tail, -(1 + tail[::-1])])
+    row[0] = np.nextafter(row[0], 2)
+    many = np.broadcast_to(row, (2**17, 4098))
+    assert float(binned(many, axis=None)) == 2.0**17 * 2.0**-52
+
+
 # -- every value ----------------------------------------------------------------------------------
 
 #: Bits of a type that stand for a large, a small or a special value more often than at random.
@@ -264,6 +274,17 @@ def test_short_rows_of_many_binades_among_others() -> None:
         rows[8, 1] = np.nan
         rows[9, 2:4] = np.inf
         assert bits(binned(rows)) == [bits(binned(row))[0] for row in rows]
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_short_rows_of_every_number_of_binades(dtype: str) -> None:
+    """Few enough for all rows at once, or too many; what is large cancels."""
+    rng = np.random.default_rng(4)
+    large, small = rng.uniform(1, 2, (80, 100)), rng.uniform(1, 2, (80, 49))
+    small = np.ldexp(small, -np.arange(80)[:, None])
+    rows = np.concatenate([large, small, -large], axis=1).astype(dtype)
+    want = [round_exact(exact_sum(row), dtype) for row in rows]
+    assert binned(rows).tolist() == want
 
 
 # -- what is refused ------------------------------------------------------------------------------

@@ -1,0 +1,177 @@
+"""The exact sum in Triton has the bits of NumPy's: on CUDA where it is, else interpreted."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from roundoff.dtypes import dtype_info
+from roundoff.errors import ArgumentError, DtypeError
+from roundoff.kernels import binned as module
+from roundoff.kernels import interpreting, shuffled_programs
+from roundoff.kernels.binned import sum_binned
+from roundoff.reductions import binned, round_to
+
+pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in cast")
+DEVICE = "cpu" if interpreting() else "cuda"
+TYPES = [torch.float32, torch.float16, torch.bfloat16]
+by_type = pytest.mark.parametrize("dtype", TYPES, ids=str)
+
+
+def draw(kind: str, n: int, dtype: torch.dtype) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(n)
+    x = torch.randn(n, generator=generator, dtype=torch.float64)
+    smallest = math.log2(dtype_info(dtype).tiny * dtype_info(dtype).eps)
+    if kind == "wide":
+        exponents = torch.randint(int(smallest), dtype_info(dtype).emax, (n,), generator=generator)
+        x = x * 2.0**exponents
+    elif kind == "cancelling":
+        big = (x * 2.0**9).to(dtype).double()
+        x = torch.cat([big, -big.flip(0), 2.0**-9 * x[:3]])
+    elif kind == "subnormal":
+        x = torch.round(50 * x) * 2.0**smallest
+    elif kind == "largest":
+        x = torch.sign(x) * dtype_info(dtype).max
+    elif kind == "positive":
+        x = x.abs()
+    return x.to(dtype)
+
+
+KINDS = ("normal", "positive", "wide", "cancelling", "subnormal", "largest")
+
+
+def in_numpy(x: torch.Tensor) -> float:
+    """What NumPy's version makes of the same numbers."""
+    return float(binned(round_to(x.cpu().double().numpy(), x.dtype, storage=True)))
+
+
+def same(a: float, b: float) -> bool:
+    return np.array_equal(a, b, equal_nan=True) and math.copysign(1, a) == math.copysign(1, b)
+
+
+@by_type
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_length_has_the_bits_of_numpy(kind: str, dtype: torch.dtype) -> None:
+    for n in (0, 1, 2, 63, 64, 65, 1000, 5001):
+        x = draw(kind, n, dtype)
+        total = sum_binned(x.to(DEVICE), 64 if n < 100 else 1024)
+        assert (total.dtype, total.shape) == (dtype, ())
+        assert same(float(total), in_numpy(x)), n
+
+
+@by_type
+def test_special_values(dtype: torch.dtype) -> None:
+    top, inf, nan = dtype_info(dtype).max, math.inf, math.nan
+    for values, want in (
+        ([inf, 1.0], inf),
+        ([-inf, top, top], -inf),
+        ([inf, -inf], nan),
+        ([nan, inf], nan),
+        ([top, top], inf),
+        ([top] * 300 + [-top] * 299, top),
+        ([-0.0, -0.0], -0.0),
+        ([-0.0] * 100 + [0.0], 0.0),
+        ([1.0, -1.0], 0.0),
+        ([0.0] * 64 + [1.0] * 32 + [-1.0] * 32, 0.0),
+        ([-0.0] * 64 + [-1.0], -1.0),
+        ([inf] + [-0.0] * 64, inf),
+    ):
+        x = torch.tensor(values, dtype=dtype)
+        found = float(sum_binned(x.to(DEVICE), 64))
+        if math.isnan(want):
+            assert math.isnan(found), values
+        else:
+            assert same(found, want), values
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_the_sum_is_rounded_once(dtype: torch.dtype) -> None:
+    """A tie, and what is below it: in the last of the 53 bits, far below, and across digits."""
+    unit = dtype_info(dtype).eps
+    lowest = -22 if dtype == torch.float16 else -120
+    for scale in (1.0, 2.0**5, 2.0**8):
+        for tail in (0.0, *(2.0**k for k in (-20, -22, lowest))):
+            for sign in (1, -1):
+                x = torch.tensor([scale, scale * unit / 2, sign * tail], dtype=dtype)
+                for values in (x, -x):
+                    assert same(float(sum_binned(values.to(DEVICE), 64)), in_numpy(values))
+
+
+def test_what_decides_may_stand_at_any_place_below_a_tie() -> None:
+    for exponent in (0, 7, 14, 20, 27):
+        for below in range(40, 68, 3):
+            x = torch.tensor([1.0, 2.0**-24, 2.0**-below]) * 2.0**exponent
+            assert float(sum_binned(x.to(DEVICE), 64)) == 2.0**exponent * (1 + 2.0**-23), below
+
+
+def test_values_any_number_of_binades_apart() -> None:
+    """Few enough for one turn, or too many; what is large cancels."""
+    full = 2 - 2.0**-23
+    for gap in range(42):
+        large, small = torch.full((49,), full), torch.full((8,), full * 2.0**-gap)
+        x = torch.cat([large, small, -small[1:], -large])
+        assert float(sum_binned(x.to(DEVICE), 64)) == full * 2.0**-gap, gap
+
+
+@by_type
+def test_any_bits(dtype: torch.dtype) -> None:
+    rng = np.random.default_rng(0)
+    kind = torch.int32 if dtype == torch.float32 else torch.int16
+    for n in range(1, 30):
+        whole = rng.integers(-(2**31), 2**31, n) >> (0 if kind == torch.int32 else 16)
+        x = torch.from_numpy(whole).to(kind).view(dtype)
+        x = torch.where(x.isfinite(), x, 1.0) if n % 4 else x
+        found, want = float(sum_binned(x.to(DEVICE), 64)), in_numpy(x)
+        assert same(found, want) or (math.isnan(found) and math.isnan(want))
+
+
+def test_neither_order_nor_blocks_nor_programs_show(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = draw("wide", 3000, torch.float32)
+    x = x[x.abs() < 2.0**110]
+    want = in_numpy(x)
+    for block, programs in ((64, 1), (512, 8), (4096, 1)):
+        monkeypatch.setattr(module, "_PROGRAMS", programs)
+        shuffled = x[torch.randperm(len(x), generator=torch.Generator().manual_seed(block))]
+        assert float(sum_binned(shuffled.to(DEVICE), block)) == want
+    if interpreting():
+        with shuffled_programs(1):
+            assert float(sum_binned(x, 256)) == want
+
+
+def test_a_tensor_of_any_shape() -> None:
+    x = draw("normal", 600, torch.float32).reshape(20, 30)
+    for view in (x, x.T, x[::3, 1::2], x[:, :0], x[0, 0]):
+        assert float(sum_binned(view.to(DEVICE), 64)) == in_numpy(view.contiguous().flatten())
+
+
+@pytest.mark.parametrize(
+    ("x", "block", "error", "words"),
+    [
+        (torch.ones(3, dtype=torch.float64), 64, DtypeError, "reductions.binned"),
+        (torch.ones(3, dtype=torch.int32), 64, DtypeError, "int32"),
+        ([1.0], 64, DtypeError, "list"),
+        (torch.ones(3, requires_grad=True), 64, ArgumentError, "detach"),
+        (torch.ones(3), 48, ArgumentError, "power of two"),
+        (torch.ones(3), 32, ArgumentError, "power of two"),
+        (torch.ones(3), "64", ArgumentError, "power of two"),
+    ],
+)
+def test_what_cannot_be_added_is_refused(x, block, error, words: str) -> None:
+    with pytest.raises(error, match=words):
+        sum_binned(x, block)
+
+
+@pytest.mark.skipif(interpreting(), reason="minutes in the interpreter")
+@by_type
+@pytest.mark.parametrize("kind", KINDS)
+def test_long_sums_on_a_gpu(kind: str, dtype: torch.dtype) -> None:
+    for n in (2**20, 2**22 + 7):
+        x = draw(kind, n, dtype).cuda()
+        want = in_numpy(x)
+        assert {float(sum_binned(x, block)) for block in (1024, 4096, 16384)} == {want}
+        assert float(sum_binned(x[torch.randperm(len(x), device="cuda")])) == want

@@ -4,6 +4,7 @@ import functools
 import os
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -71,3 +72,21 @@ def _is_left_out(item: pytest.Item) -> bool:
     """Whether a slow test says nothing of a GPU."""
     slow = item.get_closest_marker("slow") is not None
     return slow and item.get_closest_marker("gpu") is None and item.path.parent.name != "kernels"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
+    """End a worker whose GPU no longer answers: all tests after the one that broke it would fail.
+
+    pytest-xdist names that test and starts another worker.
+    """
+    report = yield
+    if call.excinfo and os.environ.get("ROUNDOFF_GPU_HOST") and "PYTEST_XDIST_WORKER" in os.environ:
+        import torch
+
+        try:
+            torch.cuda.synchronize()
+        except RuntimeError:
+            sys.stderr.write(f"\n{item.nodeid} broke the GPU's context: {call.excinfo.value}\n")
+            os._exit(3)
+    return report

@@ -90,13 +90,13 @@ fast, gpu = unit_test_going(), torch.cuda.is_available() and not interpreting()
 args = get_parsed_args(
     "plot_batch_invariance",
     __doc__,
-    prompts=(8 if gpu else 2, "prompts, up to 32"),
-    tokens=(64 if gpu else 2 if fast else 8, "tokens of each text"),
-    completions=(1000 if gpu else 3 if fast else 6, "requests to the server"),
-    most=(64 if gpu else 2 if fast else 4, "largest batch"),
-    budget=(0.1 if gpu else 0.02, "seconds for each comparison of times"),
+    prompts=(8 if gpu else 2, "prompts", (1, 32)),
+    tokens=(64 if gpu else 2 if fast else 8, "tokens of each text", 1),
+    completions=(1000 if gpu else 3 if fast else 6, "requests to the server", 1),
+    most=(64 if gpu else 2 if fast else 4, "largest batch", 1),
+    budget=(0.1 if gpu else 0.02, "seconds for each comparison of times", 0),
     graph=(True, "decode with a CUDA graph, on a GPU"),
-    only=("", "measure bits alone, times, or attention's times"),
+    only=("", "measure these alone", ["bits", "times", "attention"]),
 )
 study = Study("plot_batch_invariance", args)
 device, part = ("cuda", "gpu") if gpu else ("cpu", "cpu")

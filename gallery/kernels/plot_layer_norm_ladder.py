@@ -73,8 +73,8 @@ from roundoff.timing import copies, measure
 args = get_parsed_args(
     "plot_layer_norm_ladder",
     __doc__,
-    rows=(4096, "rows of the benchmark"),
-    budget=(0.4, "seconds for each comparison"),
+    rows=(4096, "rows of the benchmark", 1),
+    budget=(0.4, "seconds for each comparison", 0),
 )
 study = Study("plot_layer_norm_ladder", args)
 quick = unit_test_going()

@@ -69,8 +69,8 @@ from roundoff.timing import copies, measure
 args = get_parsed_args(
     "plot_triton_layer_norm",
     __doc__,
-    rows=(4096, "rows of the benchmark"),
-    budget=(0.2, "seconds for each comparison"),
+    rows=(4096, "rows of the benchmark", 1),
+    budget=(0.2, "seconds for each comparison", 0),
 )
 study = Study("plot_triton_layer_norm", args)
 quick = unit_test_going()

@@ -75,7 +75,7 @@ from roundoff.script import get_parsed_args, unit_test_going
 from roundoff.workers import Workers
 
 fast = unit_test_going()
-args = get_parsed_args("plot_all_reduce_order", __doc__, limit=(60, "seconds a run may take"))
+args = get_parsed_args("plot_all_reduce_order", __doc__, limit=(60, "seconds a run may take", 1))
 study = Study("plot_all_reduce_order", args)
 
 SEED, REPEATS, SIZES = 0, 2 if fast else 16, [1000] if fast else [1000, 2**16]

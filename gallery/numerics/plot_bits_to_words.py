@@ -71,14 +71,15 @@ fast, gpu = unit_test_going(), torch.cuda.is_available()
 args = get_parsed_args(
     "plot_bits_to_words",
     __doc__,
-    prompts=(2 if fast else 4, "prompts, up to 32"),
-    tokens=(4 if fast else 32, "tokens of each text"),
-    passages=(1, "passages for the perplexity, up to 8"),
+    prompts=(2 if fast else 4, "prompts", (1, 32)),
+    tokens=(4 if fast else 32, "tokens of each text", 1),
+    passages=(1, "passages for the perplexity", (1, 8)),
     batch=(
         32 if gpu else 2 if fast else 4,
         "batch in which attention, padding, threads and compilers differ",
+        1,
     ),
-    most=(64 if gpu else 8, "largest batch, a power of two"),
+    most=(64 if gpu else 8, "largest batch, a power of two", 1),
 )
 study = Study("plot_bits_to_words", args)
 device, part = ("cuda", "gpu") if gpu else ("cpu", "cpu")

@@ -58,8 +58,8 @@ from roundoff.timing import measure, torch_precision
 args = get_parsed_args(
     "plot_layer_norm_discrepancies",
     __doc__,
-    width=(64 if unit_test_going() else 1152, "inner size"),
-    rows=(1024, "rows of X in a batch item"),
+    width=(64 if unit_test_going() else 1152, "inner size", 1),
+    rows=(1024, "rows of X in a batch item", 1),
 )
 study = Study("plot_layer_norm_discrepancies", args)
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"

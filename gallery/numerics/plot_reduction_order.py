@@ -78,9 +78,9 @@ fast = unit_test_going()
 args = get_parsed_args(
     "plot_reduction_order",
     __doc__,
-    length=(2**14 if fast else 2**22, "values of a sum that is split"),
-    width=(128 if fast else 256, "values in a row of the network"),
-    layers=(4 if fast else 32, "layers of the network"),
+    length=(2**14 if fast else 2**22, "values of a sum that is split", 1024),
+    width=(128 if fast else 256, "values in a row of the network", 1),
+    layers=(4 if fast else 32, "layers of the network", 1),
 )
 study = Study("plot_reduction_order", args)
 

@@ -232,7 +232,7 @@ OPTIONS = {
     "plot_reduction_order": ["length", "width", "layers"],
 }  # fmt: skip
 #: Pages whose options do not say yet what they take.
-UNBOUNDED = set(PAGES) - {"plot_gemm_fusion", "plot_llama_backend"}
+UNBOUNDED = {"plot_whole_model"}
 
 
 @pytest.mark.parametrize("page", PAGES)

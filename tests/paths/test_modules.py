@@ -596,9 +596,21 @@ OUTSIDE: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 
 
 @pytest.mark.parametrize("index", [-1, *rest(4, 100, -5)])
+@pytest.mark.parametrize("computed", [False, *rest(True)])
 @pytest.mark.parametrize("name", OUTSIDE)
-def test_an_index_outside_is_an_error_where_it_is_eager_s(name: str, index: int) -> None:
-    f, x, i = OUTSIDE[name], normal(4, 4), torch.tensor([index, 0])
+def test_an_index_outside_is_an_error_where_it_is_eager_s(
+    name: str, index: int, computed: bool, request: pytest.FixtureRequest
+) -> None:
+    """Of an index that is an argument, and of one that the function computes."""
+    looked_at = name in ("embedding", "index_select", "index_copy") and not computed
+    if looked_at and -4 <= index < 0:
+        reason = "Compiled does not call look_at_indices yet"
+        request.applymarker(pytest.mark.xfail(strict=True, reason=reason))
+    x, i = normal(4, 4), torch.tensor([index, 0])
+
+    def f(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+        return OUTSIDE[name](x, i * 1 if computed else i)
+
     run = compiled(f)
     near(run(x, torch.tensor([1, 0])), f(x, torch.tensor([1, 0])))
     try:

@@ -19,14 +19,17 @@ from .table import BOOL, INT64, axis_of, kind_of, on_cpu, rank_of, shape_of, wri
 def _no_negative(c: Converter, index: Any) -> ir.Value:
     """An index that ONNX Runtime refuses where it is negative, as torch does.
 
-    ONNX counts it from the end. On a GPU neither looks before the kernel runs.
+    ONNX counts it from the end. On a GPU neither looks before the kernel runs. An argument is
+    looked at before the run; of what the graph computes the sign is taken off, which leaves a
+    number that no axis has.
     """
     value = c.tensor(index, INT64)
     if not on_cpu(index) or _is_count(index):
         return value
-    negative = c.op("Less", value, c.constant(np.array(0, np.int64)), dtype=BOOL)
-    outside = c.constant(np.array((1 << 31) - 1, np.int64))
-    return c.op("Where", negative, outside, value, dtype=INT64)
+    if index.op == "placeholder":
+        c.indices.add(index)
+        return value
+    return c.op("BitwiseAnd", value, c.constant(np.array((1 << 63) - 1, np.int64)))
 
 
 def _is_count(node: Any) -> bool:

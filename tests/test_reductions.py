@@ -340,6 +340,16 @@ def test_exact_sum_over_the_whole_range(x: np.ndarray) -> None:
     assert float(exact_sum(x)) == math.fsum(x.tolist())
 
 
+def test_exact_sum_of_other_types_is_exact_or_refused() -> None:
+    assert exact_sum(np.array([2**53 + 1, 2**53 + 1])) == 2**54 + 2
+    assert exact_sum([True, True]) == 2
+    for values in (np.ones(2, complex), np.ones(2, np.longdouble), ["a"]):
+        with pytest.raises(errors.DtypeError):
+            exact_sum(values)
+    with pytest.raises(errors.ArgumentError, match="masked"):
+        exact_sum(np.ma.masked_array([1.0, 2.0], [False, True]))
+
+
 def test_round_exact_does_not_round_twice() -> None:
     # 2^24 + 1 is a tie in float32; what follows is lost in float64, and decides.
     x = np.array([2.0**24, 1.0, 2.0**-40], np.float32)

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from roundoff.dtypes import dtype_info, ulp
-from roundoff.errors import ArgumentError, ShapeError
+from roundoff.errors import ArgumentError, DtypeError, ShapeError
 
 __all__ = [
     "condition",
@@ -32,14 +32,17 @@ def exact_sum(x: npt.ArrayLike) -> Fraction:
     Parameters
     ----------
     x : array_like, shape (n,)
-        Values of float64 or of a type whose values are float64 values; n below 2**36.
+        Values of float64, of a type whose values are float64 values, or whole numbers; n below
+        2**36.
 
     Raises
     ------
     ShapeError
         When *x* is not a vector.
     ArgumentError
-        When a value is infinite or NaN: such a sum has no exact value.
+        When a value is infinite or NaN, so that the sum has no exact value, or masked.
+    DtypeError
+        When the type is another one, such as a complex one.
 
     Examples
     --------
@@ -47,9 +50,16 @@ def exact_sum(x: npt.ArrayLike) -> Fraction:
     >>> exact_sum([0.1] * 10) == 1, float(exact_sum([1e300, 1.0, -1e300]))
     (False, 1.0)
     """
-    values = np.asarray(x).astype(np.float64)
-    if values.ndim != 1:
-        raise ShapeError("one vector at a time", got=values.shape, expected="(n,)")
+    given = np.asarray(x)
+    if given.ndim != 1:
+        raise ShapeError("one vector at a time", got=given.shape, expected="(n,)")
+    if np.ma.is_masked(x):
+        raise ArgumentError("masked values", got="a masked array", hint="x.compressed()")
+    if given.dtype.kind in "iub":  # float64 does not hold them all
+        return Fraction(sum(map(int, given.tolist())))
+    if not dtype_info(given.dtype).is_float:
+        raise DtypeError("no exact sum", got=str(given.dtype), expected="a floating type")
+    values = given.astype(np.float64)
     if not np.isfinite(values).all():
         raise ArgumentError("the sum has no exact value", got="an infinity or a NaN")
     fraction, exponent = np.frexp(values)

@@ -6,6 +6,7 @@ Importing :mod:`roundoff` is cheap: public names are loaded when they are first 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from typing import Any
 
 __version__ = "0.1.0"
@@ -46,6 +47,8 @@ __all__ = ["__version__", *ROOMS]
 def __getattr__(name: str) -> Any:
     module = ROOMS.get(name)
     if module is None:
+        if not name.startswith("_") and importlib.util.find_spec(f"{__name__}.{name}"):
+            return importlib.import_module(f".{name}", __name__)
         raise AttributeError(f"module 'roundoff' has no attribute {name!r}")
     return getattr(importlib.import_module(f".{module}", __name__), name)
 

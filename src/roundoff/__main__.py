@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import importlib
 import importlib.util
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import sysconfig
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,8 +60,13 @@ def report() -> list[str]:
     return [" ".join(f"{name}: {text}".split()) for name, text in items.items()]
 
 
-def main() -> int:
+def main(arguments: Sequence[str] = ()) -> int:
     """Print the report; the exit status is 0 whatever is missing.
+
+    Parameters
+    ----------
+    arguments : sequence of str
+        ``--help``, ``--version`` or nothing; others end the process with status 2.
 
     Examples
     --------
@@ -67,7 +74,15 @@ def main() -> int:
     roundoff: ...
     0
     """
-    print("\n".join(report()))
+    parser = argparse.ArgumentParser(
+        "python -m roundoff", description="Print this machine, its packages and what is missing."
+    )
+    parser.add_argument("--version", action="version", version=f"roundoff {__version__}")
+    parser.parse_args(list(arguments))
+    try:
+        print("\n".join(report()), flush=True)
+    except BrokenPipeError:  # whoever reads had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 
@@ -246,4 +261,4 @@ def _missing_for(variable: str, *names: str) -> str:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(main(sys.argv[1:]))

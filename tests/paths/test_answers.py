@@ -440,9 +440,6 @@ def test_a_binned_sum_of_what_has_no_finite_sum_says_so(place: str, values: list
     assert np.array_equal(made, wanted, equal_nan=True)
 
 
-@pytest.mark.xfail(
-    raises=AttributeError, reason="import roundoff alone does not give roundoff.reductions"
-)
 @path_of("plot_reduction_order")
 def test_a_binned_sum_needs_import_roundoff_alone(place: str, only_imported: Any) -> None:
     line = line_of(place, "roundoff.reductions.binned(x)")

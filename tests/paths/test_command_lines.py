@@ -149,7 +149,6 @@ def test_the_report_of_this_machine() -> None:
     assert not shown.stderr
 
 
-@pytest.mark.xfail(reason="python -m roundoff prints its report whatever it is asked")
 @pytest.mark.slow(reason="a process that imports torch")
 def test_a_command_that_is_not_there_is_refused() -> None:
     assert command("python", "-m", "roundoff", "nonsense", "x.onnx").returncode == 2

@@ -272,9 +272,7 @@ def _keeps(g: Editor, seen: ir.Value | None, mask: ir.Value | None) -> bool:
         return g.scalar(chosen.inputs[1]) == 0 and g.scalar(chosen.inputs[2]) == -math.inf
     unseen = g.node(seen, "Not")
     equal = g.node(unseen.inputs[0], "Equal") if unseen is not None else None
-    return (
-        equal is not None and equal.inputs[0] is mask and g.scalar(equal.inputs[1]) == -math.inf
-    )
+    return equal is not None and equal.inputs[0] is mask and g.scalar(equal.inputs[1]) == -math.inf
 
 
 def _masked(g: Editor, value: ir.Value | None) -> tuple[ir.Value | None, ir.Value | None]:

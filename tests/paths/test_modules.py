@@ -81,13 +81,13 @@ NORMS: dict[str, tuple[Callable[[], N.Module], tuple[int, ...]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", NORMS)
+@pytest.mark.parametrize("name", [*list(NORMS)[::2], *rest(*list(NORMS)[1::2])])
 def test_norms_in_train(name: str) -> None:
     make, shape = NORMS[name]
     same_calls(make().train(), normal(*shape))
 
 
-@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("kind", [torch.float16, *rest(torch.bfloat16, torch.float64)])
 def test_norms_in_train_of_another_type(kind: torch.dtype) -> None:
     module = N.BatchNorm2d(3).to(kind).train()
     eager = copy.deepcopy(module)
@@ -139,7 +139,7 @@ def drawn(function: Any, *inputs: torch.Tensor, **more: Any) -> Tensors:
         return run(*(x.clone() for x in inputs)), run(*(x.clone() for x in inputs))
 
 
-@pytest.mark.parametrize("name", DROPOUTS)
+@pytest.mark.parametrize("name", ["Dropout", *rest(*(n for n in DROPOUTS if n != "Dropout"))])
 def test_dropout_in_train(name: str) -> None:
     x = normal(100, 100)
     once, twice = drawn(DROPOUTS[name], x)
@@ -155,7 +155,7 @@ def test_two_dropouts_of_one_call_differ() -> None:
     assert not torch.equal(one, two)
 
 
-@pytest.mark.parametrize("module", [N.Dropout1d(), N.Dropout2d(), N.Dropout3d()], ids=str)
+@pytest.mark.parametrize("module", [N.Dropout2d(), *rest(N.Dropout1d(), N.Dropout3d())], ids=str)
 def test_dropout_of_channels(module: N.Module) -> None:
     x = torch.ones(40, 50, *(3,) * int(type(module).__name__[-2]))
     once, twice = drawn(module.train(), x)
@@ -207,7 +207,9 @@ RANDOM: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("name", RANDOM)
+@pytest.mark.parametrize(
+    "name", [*list(RANDOM)[::3], *rest(*(n for i, n in enumerate(RANDOM) if i % 3))]
+)
 def test_random_functions_follow_the_seed(name: str) -> None:
     """Eager's numbers for eager's seed, and others at the next call."""
     x = torch.randn(30, 30, generator=torch.Generator().manual_seed(0))
@@ -373,7 +375,7 @@ PARAMETRIZED: dict[str, Callable[[], N.Module]] = {
 
 
 @pytest.mark.parametrize("training", [True, *rest(False)])
-@pytest.mark.parametrize("name", PARAMETRIZED)
+@pytest.mark.parametrize("name", ["spectral_norm", *rest(*list(PARAMETRIZED)[1:])])
 def test_parametrized_weights(name: str, training: bool) -> None:
     torch.manual_seed(0)
     module = PARAMETRIZED[name]().train(training)
@@ -597,7 +599,7 @@ OUTSIDE: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 
 @pytest.mark.parametrize("index", [-1, *rest(4, 100, -5)])
 @pytest.mark.parametrize("computed", [False, *rest(True)])
-@pytest.mark.parametrize("name", OUTSIDE)
+@pytest.mark.parametrize("name", [*list(OUTSIDE)[::2], *rest(*list(OUTSIDE)[1::2])])
 def test_an_index_outside_is_an_error_where_it_is_eager_s(
     name: str, index: int, computed: bool, request: pytest.FixtureRequest
 ) -> None:

@@ -87,6 +87,13 @@ def convert(
 def _written(c: Converter, node: torch.fx.Node, refused: Mapping[str, str], fallback: bool) -> Any:
     """A node's values: by the table, by torch's exporter, or by torch itself."""
     reason = refused.get(node.name)
+    if node.target is torch.ops.higher_order.with_effects:
+        # Its order among others is kept by a token, which is no tensor when the graph is called.
+        raise UnsupportedError(
+            "an operator with an effect",
+            got=str(node.args[1]),
+            hint="torch.compiler.disable on the part that holds it breaks the graph there",
+        )
     if reason is None and _is_complex(node):
         reason = "complex numbers have no kernels in ONNX Runtime"
         if not fallback:

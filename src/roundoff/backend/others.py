@@ -26,7 +26,7 @@ deg2rad.default
 isnan.default isinf.default isposinf.default isneginf.default nan_to_num.default
 logical_xor.default clamp.Tensor clamp_min.Tensor clamp_max.Tensor
 elu.default mish.default threshold.default softplus.default _prelu_kernel.default
-histc.default logsumexp.default count_nonzero.default var.correction sort.default
+histc.default logsumexp.default count_nonzero.default var.correction
 flip.default roll.default rot90.default diag_embed.default diagonal.default
 diagonal_copy.default trace.default unfold.default slice_scatter.default unsafe_split.Tensor
 index.Tensor _unsafe_index.Tensor bucketize.Tensor isin.Tensor_Tensor

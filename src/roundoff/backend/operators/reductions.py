@@ -39,8 +39,10 @@ def _reduced(op: str) -> Callable[..., Any]:
     ) -> Any:
         if is_empty(x):
             return NotImplemented
-        if op == "ReduceSum" and not node.meta["val"].dtype.is_floating_point and not _is_short(x):
-            return NotImplemented  # ONNX Runtime adds in float64: exact up to 2**53, then saturated
+        if op == "ReduceSum" and not node.meta["val"].dtype.is_floating_point:
+            # ONNX Runtime adds integers in float64, exact up to 2**53, and saturates.
+            if kind_of(node) != INT64 or not _is_short(x):
+                return NotImplemented
         listed = [axes] if isinstance(axes, int) else list(axes or range(rank_of(x)))
         value = c.tensor(x, kind_of(node))
         if not rank_of(x):

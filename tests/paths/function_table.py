@@ -229,7 +229,10 @@ def module(
     name: str = "",
     **more: Any,
 ) -> list[Case]:
-    """A module in eval(), on normal numbers; ``n`` in its shape is the size."""
+    """A module in eval(), on normal numbers; ``n`` in its shape is the size.
+
+    A sum that underflows to zero has the sign that its order gives it.
+    """
     torch.manual_seed(0)
     made = make().eval()
     name = name or type(made).__name__
@@ -240,7 +243,7 @@ def module(
     cases = []
     for t in types:
         typed = made if t == torch.float32 else _to(make, t)
-        more_of = {"ulps": 64, "scale": True, **more}
+        more_of = {"ulps": 64, "scale": True, "zeros": False, **more}
         cases.append(Case(f"{name} {str(t)[6:]}", typed, functools.partial(inputs, t), **more_of))
     return cases
 
@@ -337,7 +340,10 @@ ELEMENTWISE = [
         c
         for p in (0.5, -0.5, 1.5, 1 / 3)
         for c in each(
-            functools.partial(lambda x, p: x**p, p=p), FLOATS + INTS[:1], name=f"x**{p:.2f}"
+            functools.partial(lambda x, p: x**p, p=p),
+            FLOATS + INTS[:1],
+            name=f"x**{p:.2f}",
+            ulps=16,
         )
     ],
     *[
@@ -560,10 +566,10 @@ REDUCTIONS = [
     *reduced(torch.sum, FLOATS + INTS + BOOL, scale=True),
     *reduced(torch.mean, scale=True),
     *reduced(torch.prod, FLOATS + INTS + BOOL),
-    *reduced(torch.amax, FLOATS + INTS + BOOL),
-    *reduced(torch.amin, FLOATS + INTS + BOOL),
-    *reduced(torch.max, FLOATS + INTS + BOOL),
-    *reduced(torch.min, FLOATS + INTS + BOOL),
+    *reduced(torch.amax, FLOATS + INTS + BOOL, zeros=False),
+    *reduced(torch.amin, FLOATS + INTS + BOOL, zeros=False),
+    *reduced(torch.max, FLOATS + INTS + BOOL, zeros=False),
+    *reduced(torch.min, FLOATS + INTS + BOOL, zeros=False),
     *reduced(torch.argmax, FLOATS + INTS),
     *reduced(torch.argmin, FLOATS + INTS),
     *reduced(torch.any, FLOATS + INTS + BOOL),
@@ -596,7 +602,7 @@ REDUCTIONS = [
         FLOATS + INTS + BOOL,
         name="count_nonzero",
     ),
-    *reduced(torch.aminmax),
+    *reduced(torch.aminmax, zeros=False),
     *reduced(
         lambda x, dim, keepdim=False: torch.quantile(x, 0.3, dim, keepdim),
         FLOATS[:2],

@@ -128,12 +128,22 @@ def test_every_function(case: Case) -> None:
     hold(case, (64,))
 
 
-MOVING = [
-    case for case in TABLE if not any(t in case.name for t in ("16", "float64", "int32", "int8"))
-]
+#: Rows that were wrong with sizes that move: a float that a size decides, nothing, an extreme.
+QUICK_MOVING = {
+    *("attention of three axes float32", "scaled_dot_product_attention float32", "cross_entropy"),
+    *("Upsample bilinear to a size float32", "var of nothing float32", "max of axes float32"),
+    *("embedding", "index by a tensor", "BatchNorm1d float32", "softmax of axes float32"),
+}
+OTHER_TYPES = ("float16", "float64", "int32", "int16", "int8")
+MOVING = [case for case in TABLE if not any(t in case.name for t in OTHER_TYPES)]
+
+
+@runs([case for case in TABLE if case.name in QUICK_MOVING])
+def test_a_function_at_three_sizes(case: Case) -> None:
+    hold(case, (64, 5, 19))
 
 
 @pytest.mark.slow(reason=WHY)
-@runs(MOVING)
+@runs([case for case in MOVING if case.name not in QUICK_MOVING])
 def test_every_function_at_three_sizes(case: Case) -> None:
     hold(case, (64, 5, 19))

@@ -16,9 +16,10 @@ from torch.utils import _pytree as pytree
 
 from roundoff.errors import UnsupportedError
 
-from .converter import Converted, Converter
+from .converter import Converted, Converter, fixed_number
 from .operators import TABLE, writes_one_place
 from .others import EXPORTED, EXPORTED_DIVISIONS, by_exporter, by_torch
+from .sizes import dims
 
 __all__ = ["convert", "opset_for"]
 
@@ -98,6 +99,8 @@ def _written(c: Converter, node: torch.fx.Node, refused: Mapping[str, str], fall
         reason = "complex numbers have no kernels in ONNX Runtime"
         if not fallback:
             raise UnsupportedError(reason, got=str(node.target))
+    if reason is None and _counts_on_a_size(node):
+        reason = "a number that depends on a size"
     if reason is None:
         write: Any = TABLE.get(node.target)
         if write is not None and _takes(write, node):
@@ -145,13 +148,22 @@ def _only_torch(node: torch.fx.Node) -> str | None:
             known = EXPORTED | EXPORTED_DIVISIONS
     if schema.name.startswith("aten::") and str(node.target) not in known:
         return "of the form that torch's exporter gives it nobody knows that it computes the same"
+    shapes = [dims(v.shape) for v in tensors]
+    if "index" in schema.name and any(isinstance(n, str) for shape in shapes for n in shape):
+        return "torch's exporter loses the shape of what is indexed where sizes are symbolic"
     if given.get("divisor_override") is not None:
         return "torch's exporter leaves out the divisor"
     if any(v.dtype == torch.float64 for v in tensors):
         return "torch's exporter writes constants in float32"
-    if any(v.numel() == 0 for v in tensors if not isinstance(v.numel(), torch.SymInt)):
+    if any(0 in shape for shape in shapes):
         return "nothing is reduced to 0 by ONNX Runtime, and to NaN by torch"
     return None
+
+
+def _counts_on_a_size(node: torch.fx.Node) -> bool:
+    """Whether an argument is no integer, and a size decides it: 1 / sqrt(head), a scale."""
+    values = [n.meta.get("val") for n in node.all_input_nodes]
+    return any(isinstance(v, torch.SymFloat) and fixed_number(v) is None for v in values)
 
 
 def _tensors(node: torch.fx.Node) -> list[torch.Tensor]:

@@ -22,7 +22,7 @@ from roundoff.fusion.editor import Dim, reshape_target
 from .capture import outside
 from .sizes import dim, dims, symbols_of
 
-__all__ = ["Converted", "Converter", "Symbol", "dims_of", "onnx_type"]
+__all__ = ["Converted", "Converter", "Symbol", "dims_of", "fixed_number", "onnx_type"]
 
 Kernel = Callable[[Sequence[Any], dict[str, Any]], Sequence[torch.Tensor]]
 
@@ -309,6 +309,11 @@ class Converter:
         """An argument as a value: a node's, or a number as a constant of type *dtype*."""
         if isinstance(x, torch.fx.Node):
             example = x.meta.get("val")
+            if isinstance(example, (float, torch.SymFloat)):
+                known = fixed_number(example)
+                if known is None:
+                    raise UnsupportedError("a number that depends on a size", got=str(example))
+                return self.tensor(known, dtype)
             if _is_size(example):
                 number = self.reshape(self.size(dim(example)), [])
                 return number if dtype is None else self.cast(number, dtype)
@@ -431,6 +436,14 @@ def dims_of(value: ir.Value) -> list[Dim]:
 def onnx_type(dtype: torch.dtype) -> ir.DataType:
     """torch's type of an element as ONNX's."""
     return ir.DataType(dtype_info(dtype).onnx)
+
+
+def fixed_number(number: float | torch.SymFloat) -> float | None:
+    """A number that sizes do not decide, else None."""
+    if not isinstance(number, torch.SymFloat):
+        return float(number)
+    expression = number.node.expr
+    return float(expression) if expression.is_number else None
 
 
 def _is_size(value: Any) -> bool:

@@ -8,13 +8,14 @@ from typing import Any
 
 import onnx
 import onnx_ir as ir
+import sympy  # type: ignore[import-untyped]
 import torch
 from torch.utils import _pytree as pytree
 
 from roundoff.errors import UnsupportedError
 
 from .capture import outside
-from .converter import Converter
+from .converter import Converter, fixed_number
 from .sizes import dim, dims, hint
 
 __all__ = ["EXPORTED", "EXPORTED_DIVISIONS", "by_exporter", "by_torch"]
@@ -27,7 +28,7 @@ isnan.default isinf.default isposinf.default isneginf.default nan_to_num.default
 logical_xor.default clamp.Tensor clamp_min.Tensor clamp_max.Tensor
 elu.default mish.default threshold.default softplus.default _prelu_kernel.default
 histc.default logsumexp.default count_nonzero.default var.correction
-flip.default roll.default rot90.default diag_embed.default diagonal.default
+flip.default roll.default diag_embed.default diagonal.default
 diagonal_copy.default trace.default unfold.default slice_scatter.default unsafe_split.Tensor
 index.Tensor _unsafe_index.Tensor bucketize.Tensor isin.Tensor_Tensor
 reflection_pad1d.default reflection_pad2d.default reflection_pad3d.default
@@ -217,6 +218,10 @@ def by_torch(c: Converter, node: torch.fx.Node) -> Any:
         elif _is_integer(x):
             template.append((len(inputs), int))
             inputs.append(c.size(dim(x.meta["val"])))
+        elif isinstance(x.meta.get("val"), (float, torch.SymFloat)):
+            number = _Number(x.meta["val"])
+            template.append((len(inputs), number))
+            inputs.extend(c.size(symbol) for symbol in number.symbols)
         else:
             template.append((None, _module(x)))
     expected = node.meta["val"]
@@ -231,7 +236,7 @@ def by_torch(c: Converter, node: torch.fx.Node) -> Any:
     target = node.target
 
     def run(given: Sequence[Any], _: dict[str, Any]) -> list[torch.Tensor]:
-        plain = [x if i is None else int(given[i]) if x is int else given[i] for i, x in template]
+        plain = [_argument(given, place, kind) for place, kind in template]
         args, kwargs = pytree.tree_unflatten(plain, spec)
         made = target(*args, **kwargs)  # type: ignore[operator]
         listed = [made] if single else list(made)
@@ -245,6 +250,32 @@ def by_torch(c: Converter, node: torch.fx.Node) -> Any:
     for i, value in zip(kept, outputs, strict=True):
         found[i] = value
     return found[0] if single else found
+
+
+class _Number:
+    """A float that sizes decide, as torch writes it down."""
+
+    def __init__(self, number: float | torch.SymFloat) -> None:
+        known = fixed_number(number)
+        self._expression = sympy.Float(known) if known is not None else number.node.expr  # type: ignore[union-attr]
+        self.symbols = sorted(str(s) for s in self._expression.free_symbols)
+        self._known: dict[tuple[int, ...], float] = {}
+
+    def __call__(self, sizes: tuple[int, ...]) -> float:
+        if sizes not in self._known:
+            values = dict(zip(self.symbols, sizes, strict=True))
+            symbols = {s: values[str(s)] for s in self._expression.free_symbols}
+            self._known[sizes] = float(self._expression.subs(symbols))
+        return self._known[sizes]
+
+
+def _argument(given: Sequence[Any], place: int | None, kind: Any) -> Any:
+    """An argument of a call: a constant, an integer or a float of sizes, or a tensor."""
+    if place is None:
+        return kind
+    if isinstance(kind, _Number):
+        return kind(tuple(int(n) for n in given[place : place + len(kind.symbols)]))
+    return int(given[place]) if kind is int else given[place]
 
 
 def _module(node: torch.fx.Node) -> Any:

@@ -97,8 +97,11 @@ def _attention(
     if kind == DOUBLE:
         return NotImplemented  # ONNX Runtime multiplies by a scale in float32 there
     q, k, v = (c.tensor(x) for x in (query, key, value))
-    factor = constant_of(c, 1 / math.sqrt(int(dims_of(q)[-1])) if scale is None else scale)
-    if factor is None or not isinstance(dims_of(q)[-1], int):
+    head, heads = dims_of(q)[-1], (dims_of(q)[1], dims_of(k)[1])
+    if not isinstance(head, int) or (grouped and any(isinstance(n, str) for n in heads)):
+        return NotImplemented
+    factor = constant_of(c, 1 / math.sqrt(head) if scale is None else scale)
+    if factor is None:
         return NotImplemented
     if grouped:
         k, v = (_repeated(c, x, dims_of(q)[1]) for x in (k, v))

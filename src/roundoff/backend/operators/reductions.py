@@ -39,10 +39,9 @@ def _reduced(op: str) -> Callable[..., Any]:
     ) -> Any:
         if is_empty(x):
             return NotImplemented
-        if op == "ReduceSum" and not node.meta["val"].dtype.is_floating_point:
-            # ONNX Runtime adds integers in float64, exact up to 2**53, and saturates.
-            if kind_of(node) != INT64 or not _is_short(x):
-                return NotImplemented
+        short = kind_of(node) == INT64 and _is_short(x)
+        if op == "ReduceSum" and not (node.meta["val"].dtype.is_floating_point or short):
+            return NotImplemented  # ONNX Runtime adds in float64: exact up to 2**53, then saturated
         listed = [axes] if isinstance(axes, int) else list(axes or range(rank_of(x)))
         value = c.tensor(x, kind_of(node))
         if not rank_of(x):

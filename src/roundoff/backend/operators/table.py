@@ -10,7 +10,7 @@ import torch
 
 from roundoff.fusion.editor import Dim
 
-from ..converter import Converter, onnx_type
+from ..converter import Converter, fixed_number, onnx_type
 from ..sizes import dim, dims
 
 __all__ = [
@@ -81,6 +81,8 @@ def constant_of(c: Converter, x: Any) -> float | None:
     """A number that is one at conversion, or a node's that is known then."""
     if not isinstance(x, torch.fx.Node):
         return float(x)
+    if isinstance(x.meta.get("val"), (float, torch.SymFloat)):
+        return fixed_number(x.meta["val"])
     value = c.values.get(x)
     array = c.array(value) if isinstance(value, ir.Value) else None
     return None if array is None else float(array)

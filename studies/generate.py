@@ -26,6 +26,7 @@ from typing import Any
 import pandas as pd
 import torch
 
+from roundoff.backend import onnx_custom_backend
 from roundoff.models import Float64Llama, load_trained, padded, prompts
 from roundoff.page import Study
 from roundoff.script import get_parsed_args
@@ -36,9 +37,9 @@ WAYS: dict[str, tuple[dict[str, Any] | None, dict[str, Any], bool]] = {
     "eager, static cache": (None, {"cache_implementation": "static"}, False),
     "inductor": ({"dynamic": True}, {}, False),
     "inductor, reduce-overhead": (None, {"cache_implementation": "static"}, True),
-    "roundoff": ({"backend": "roundoff", "dynamic": True}, {}, False),
+    "roundoff": ({"backend": onnx_custom_backend, "dynamic": True}, {}, False),
     "roundoff, CUDA graph": (
-        {"backend": "roundoff", "mode": "reduce-overhead", "dynamic": False},
+        {"backend": onnx_custom_backend, "mode": "reduce-overhead", "dynamic": False},
         {"cache_implementation": "static"},
         False,
     ),

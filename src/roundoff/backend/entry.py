@@ -164,6 +164,7 @@ def onnx_custom_backend(
     )
     try:
         _refuse(args, fallback)
+        _refuse_interpreter(args, settings.options)
         fixed = fixed_numbers(graph_module)
         kept = keep_composites(graph_module, fixed)
         places = [n for n in graph_module.graph.nodes if n.op == "placeholder"]
@@ -236,6 +237,20 @@ def _settings(
         check=False,
         cuda_graph=False,
     )
+
+
+def _refuse_interpreter(args: Sequence[Any], options: OptimizationOptions) -> None:
+    """Beside a GPU kernels are compiled for it, and would be handed tensors of the processor."""
+    on_cpu = all(t.device.type == "cpu" for t in args if isinstance(t, torch.Tensor))
+    if options.interpret and on_cpu and torch.cuda.is_available():
+        from roundoff.kernels import interpreting
+
+        if not interpreting():
+            raise UnsupportedError(
+                "kernels of this process are compiled for a GPU, and not interpreted",
+                got="OptimizationOptions(interpret=True), tensors on the CPU",
+                hint="set TRITON_INTERPRET=1 before Python starts, or move the model to the GPU",
+            )
 
 
 def _refuse(args: Sequence[Any], fallback: bool) -> None:

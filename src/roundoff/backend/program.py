@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
+import gc
 import math
 import operator
 import warnings
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import onnx
@@ -235,6 +236,19 @@ def _viewed(groups: Sequence[Sequence[onnx.NodeProto]], returned: Iterable[str])
             if node.domain == "roundoff" and not seen.isdisjoint(node.output):
                 seen.update(i for i in node.input if i)
     return seen
+
+
+@contextlib.contextmanager
+def _no_garbage() -> Iterator[None]:
+    """Nothing is collected meanwhile: memory that is given back to the GPU ends a recording."""
+    gc.collect()
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 class _MemcpyNode(ctypes.Structure):
@@ -556,8 +570,9 @@ class Program:
             self.run(inputs, sizes)
         torch.cuda.synchronize(self.device)
         graph = torch.cuda.CUDAGraph(keep_graph=True)
+        record = torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local")
         try:
-            with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
+            with _no_garbage(), record:
                 outputs = self._steps(inputs, sizes, True)
         except (RuntimeError, RoundoffError) as e:
             reason = str(e).splitlines()[0]

@@ -602,6 +602,12 @@ REDUCTIONS = [
         FLOATS + INTS + BOOL,
         name="count_nonzero",
     ),
+    *reduced(
+        lambda x, dim, keepdim=False: (x.sort(dim).values, x.sort(dim, True).values),
+        FLOATS + INTS,
+        name="sort values",
+        zeros=False,
+    ),
     *reduced(torch.aminmax, zeros=False),
     *reduced(
         lambda x, dim, keepdim=False: torch.quantile(x, 0.3, dim, keepdim),

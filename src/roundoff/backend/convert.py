@@ -18,7 +18,7 @@ from roundoff.errors import UnsupportedError
 
 from .converter import Converted, Converter, fixed_number
 from .operators import TABLE, writes_one_place
-from .others import EXPORTED, EXPORTED_DIVISIONS, by_exporter, by_torch
+from .others import EXPORTED, EXPORTED_DIVISIONS, EXPORTED_INTEGERS, by_exporter, by_torch
 from .sizes import dims
 
 __all__ = ["convert", "opset_for"]
@@ -143,9 +143,10 @@ def _only_torch(node: torch.fx.Node) -> str | None:
     tensors = _tensors(node)
     known = EXPORTED
     if not any(v.dtype.is_floating_point for v in tensors):
+        known = known | EXPORTED_INTEGERS
         divisor = node.args[1] if len(node.args) > 1 else None
         if isinstance(divisor, int) and divisor not in (0, -1):
-            known = EXPORTED | EXPORTED_DIVISIONS
+            known = known | EXPORTED_DIVISIONS
     if schema.name.startswith("aten::") and str(node.target) not in known:
         return "of the form that torch's exporter gives it nobody knows that it computes the same"
     shapes = [dims(v.shape) for v in tensors]

@@ -18,7 +18,7 @@ from .capture import outside
 from .converter import Converter, fixed_number
 from .sizes import dim, dims, hint
 
-__all__ = ["EXPORTED", "EXPORTED_DIVISIONS", "by_exporter", "by_torch"]
+__all__ = ["EXPORTED", "EXPORTED_DIVISIONS", "EXPORTED_INTEGERS", "by_exporter", "by_torch"]
 
 _KNOWN = """
 exp2.default tan.default asin.default acos.default atan.default sinh.default cosh.default
@@ -50,6 +50,8 @@ EXPORTED = frozenset(f"aten.{name}" for name in _KNOWN.split())
 _exported: dict[Hashable, bytes | str] = {}
 _MOST = 256
 
+#: As :data:`EXPORTED`, for integers alone: of floats NaN has no order.
+EXPORTED_INTEGERS = frozenset(["aten.sort.default"])
 #: As :data:`EXPORTED`, for integers by a number, which is not -1: the lowest integer divided by -1
 #: ends the process.
 EXPORTED_DIVISIONS = frozenset(["aten.floor_divide.default", "aten.remainder.Scalar"])

@@ -73,7 +73,12 @@ def _is_nan(c: Converter, value: ir.Value) -> ir.Value:
 
     An extreme of ONNX Runtime is NaN only where the first element is.
     """
-    return c.cast(c.op("IsNaN", value, dtype=BOOL), FLOAT)
+    return c.cast(c.op("IsNaN", _wide(c, value), dtype=BOOL), FLOAT)
+
+
+def _wide(c: Converter, value: ir.Value) -> ir.Value:
+    """bfloat16 as float32: CUDA's IsNaN and TopK of ONNX Runtime do not take it."""
+    return c.cast(value, FLOAT) if value.dtype == ir.DataType.BFLOAT16 else value
 
 
 def _where_nan(c: Converter, number: ir.Value, value: ir.Value) -> ir.Value:
@@ -156,9 +161,11 @@ def _topk(
     axis, value = axis_of(axis, rank_of(x)), c.tensor(x)
     key, out = value, dims(node.meta["val"][0].shape)
     if kind.is_floating_point():
+        key = _wide(c, value)
+        kind = key.dtype or kind
         most = c.tensor(torch.finfo(x.meta["val"].dtype).max, kind)
-        nan = c.op("IsNaN", value, dtype=BOOL)
-        key = c.op("Where", nan, c.tensor(math.inf, kind), c.op("Min", value, most), dtype=kind)
+        nan = c.op("IsNaN", key, dtype=BOOL)
+        key = c.op("Where", nan, c.tensor(math.inf, kind), c.op("Min", key, most), dtype=kind)
     place = ir.Value(name="%", shape=ir.Shape(out), type=ir.TensorType(INT64))
     best = ir.Value(name="%", shape=ir.Shape(out), type=ir.TensorType(kind))
     c.add("TopK", [key, c.size(size_of(k))], [best, place], axis=axis, largest=int(largest),

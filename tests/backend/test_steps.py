@@ -233,7 +233,6 @@ def test_equal_partitions_have_one_signature_and_others_another() -> None:
 def test_kernels_are_not_interpreted_beside_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiled for the GPU, they would be handed tensors of the processor."""
     monkeypatch.setattr("roundoff.kernels.interpreting", lambda: False)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     options = OptimizationOptions("default+onnxruntime+experimental", interpret=True)
     backend = functools.partial(onnx_custom_backend, options=options)
     with pytest.raises(UnsupportedError, match="TRITON_INTERPRET=1"):
@@ -284,11 +283,14 @@ def test_a_copy_from_the_processors_memory_is_seen_in_a_graph(pinned: bool) -> N
 def one_step(
     x: torch.Tensor, mask: torch.Tensor, at: torch.Tensor, cache: torch.Tensor, w: torch.Tensor
 ) -> tuple[torch.Tensor, ...]:
-    """Unequal parts, a cache, keys that are shut out, a row that sees none, numbers of a mask."""
-    q, k, v, rest, last = (x @ w).split([16, 16, 16, 8, 4], -1)
+    """Parts of a product, a cache, keys that are shut out, a row that sees none, a mask's sum."""
+    q, k, v = (x @ w).split([32, 16, 16], -1)
     cache.index_copy_(2, at, k[:, None])
-    attended = torch.nn.functional.scaled_dot_product_attention(q[:, None], cache, cache, mask)
-    joined = torch.cat([attended[:, 0], v, rest, last], -1)
+    q = q.view(3, 1, 2, 16).transpose(1, 2)
+    attended = torch.nn.functional.scaled_dot_product_attention(
+        q, cache, cache, mask, enable_gqa=True
+    )
+    joined = torch.cat([attended.transpose(1, 2).flatten(2), v], -1)
     return joined, (joined * mask[:, 0].any(-1, keepdim=True)).amax(-1), mask.sum((1, 2, 3))
 
 
@@ -305,7 +307,7 @@ def test_after_a_capture_every_input_may_change(dtype: torch.dtype) -> None:
     )
     plain = torch.compile(lambda *a: one_step(*a), backend=backend, dynamic=False)
     make = functools.partial(torch.randn, device="cuda", dtype=dtype)
-    w = make(32, 60) / 6
+    w = make(32, 64) / 6
     caches = [torch.zeros(3, 1, 8, 16, device="cuda", dtype=dtype) for _ in range(3)]
     for n in range(8):
         x, at = make(3, 1, 32), torch.tensor([n % 8], device="cuda")
@@ -321,3 +323,34 @@ def test_after_a_capture_every_input_may_change(dtype: torch.dtype) -> None:
             torch.testing.assert_close(ran, torchs, rtol=2e-2, atol=2e-2)
         assert torch.equal(caches[0], caches[1])
     assert [g.no_cuda_graph for g in storage["instance"]] == ["", ""]
+
+
+@on_a_gpu
+@pytest.mark.gpu
+@torch.no_grad()
+@pytest.mark.parametrize("mode", [None, "reduce-overhead"])
+def test_a_number_on_the_processor_is_read_at_each_run(mode: str | None) -> None:
+    """It is copied to the GPU when it is bound: what is written there later counts."""
+    backend = functools.partial(onnx_custom_backend, mode=mode)
+    run = torch.compile(lambda x, number: torch.relu(x) * number, backend=backend, dynamic=False)
+    x, number = torch.ones(4, device="cuda"), torch.tensor(2.0)
+    for n in range(6):
+        number.fill_(n)
+        assert run(x, number).tolist() == [n] * 4
+
+
+@on_a_gpu
+@pytest.mark.gpu
+@torch.no_grad()
+def test_what_a_kernel_reads_from_the_processor_is_not_recorded() -> None:
+    """ONNX Runtime passes the sizes of five unequal parts through memory that it uses again."""
+    storage: dict[str, Any] = {}
+    backend = functools.partial(onnx_custom_backend, storage=storage, mode="reduce-overhead")
+    parts = [7, 1, 5, 2, 3]
+    run = torch.compile(lambda x: torch.relu(x).split(parts, -1), backend=backend, dynamic=False)
+    for _ in range(6):
+        x = torch.randn(4, sum(parts), device="cuda")
+        for made, wanted in zip(run(x), torch.relu(x).split(parts, -1), strict=True):
+            assert torch.equal(made, wanted)
+    (graph,) = storage["instance"]
+    assert "processor" in graph.no_cuda_graph or not graph.no_cuda_graph

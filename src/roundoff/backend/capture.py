@@ -8,7 +8,7 @@ import logging
 import operator
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch._dynamo.guards import GuardBuilder, install_guard
@@ -212,7 +212,7 @@ def keep_composites(
     for place, value in numbers.items():
         for item in list(copies[place].users):
             if item.op == "call_method" and item.target == "item":
-                item.replace_all_uses_with(value)
+                item.replace_all_uses_with(cast(Any, value))
                 graph.erase_node(item)
     for old, new in copies.items():
         # Where an input comes from, beside its meta: AOTAutograd finds the weights by it.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib.util
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -242,7 +243,7 @@ def _settings(
 def _refuse_interpreter(args: Sequence[Any], options: OptimizationOptions) -> None:
     """Beside a GPU kernels are compiled for it, and would be handed tensors of the processor."""
     on_cpu = all(t.device.type == "cpu" for t in args if isinstance(t, torch.Tensor))
-    if options.interpret and on_cpu and torch.cuda.is_available():
+    if options.interpret and on_cpu and importlib.util.find_spec("triton"):
         from roundoff.kernels import interpreting
 
         if not interpreting():

@@ -564,8 +564,14 @@ class Program:
         Raises
         ------
         UnsupportedError
-            The run waits for the GPU, or copies between it and the processor.
+            The run waits for the GPU, or copies between it and the processor, or an input that is
+            no size lies there.
         """
+        numbers = {self.inputs.index(n) for n in sizes if n in self.inputs}
+        for i, tensor in enumerate(inputs):
+            if self.cuda and tensor.device.type == "cpu" and i not in numbers:
+                raise UnsupportedError("a run that cannot be recorded",
+                                       got=f"{self.inputs[i]!r} lies on the processor")  # fmt: skip
         for _ in range(2):  # arenas and workspaces grow now: nothing may be allocated later
             self.run(inputs, sizes)
         torch.cuda.synchronize(self.device)

@@ -273,6 +273,8 @@ class Partition:
         if i < len(self.session.input_names):
             place = self._place if tensor.device.type != "cpu" else ("cpu", 0)
             self._io.bind_input(name, *place, slot.onnx_type, tuple(tensor.shape), key)
+            if place[0] != self._place[0]:
+                at = -1  # copied now: what is written there is seen where it is bound again
         else:
             self._io.bind_output(name, *self._place, slot.onnx_type, tuple(tensor.shape), key)
         self._bound[i] = at

@@ -211,6 +211,8 @@ class Variant:
         #: Whether steady inputs lie where they did.
         self._still = unmoved([], [], [])
         self._strided = False
+        #: Whether a steady input lies on the processor, and is copied to the GPU for each run.
+        self._far = False
         #: Whether the program's last run bound what lies at these addresses.
         self._bound = False
         self._copies: dict[int, tuple[tuple[Any, int, int], torch.Tensor]] = {}
@@ -304,7 +306,7 @@ class Variant:
 
     def _run(self, args: Sequence[Any], sizes: Mapping[str, int]) -> list[torch.Tensor]:
         # Weights are too many to look at one by one: one comparison says that none has moved.
-        settled = self._bound and self._epoch == _epoch and self._still(args)
+        settled = self._bound and self._epoch == _epoch and self._still(args) and not self._far
         if not settled:
             self._look(args)
         if self.precomputed is not None and self._changed(args, settled):
@@ -349,6 +351,8 @@ class Variant:
         self._epoch = _epoch
         self._settle(args)
         self._lengths = None
+        on_gpu = self.exported.device.type == "cuda"
+        self._far = on_gpu and any(args[i].device.type == "cpu" for i in self._steady)
         self._strided = any(not args[i].is_contiguous() for i in self._steady)
 
     def _settle(self, args: Sequence[Any]) -> None:

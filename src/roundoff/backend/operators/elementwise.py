@@ -58,8 +58,8 @@ def _same(c: Converter, node: Any, x: Any, memory_format: Any = None) -> ir.Valu
 @writes("_to_copy", "prims.convert_element_type", "to.dtype")
 def _to(c: Converter, node: Any, x: Any, *_: Any, **__: Any) -> Any:
     before, after = x.meta["val"], node.meta["val"]
-    if before.device != after.device:
-        return NotImplemented
+    if before.device != after.device and before.dim() and c.array(c.tensor(x)) is None:
+        return NotImplemented  # a constant and a single number go where they are read
     return c.tensor(x, kind_of(node))
 
 

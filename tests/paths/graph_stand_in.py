@@ -121,6 +121,12 @@ def _bound_for_good(step: Partition, values: list[Any]) -> Callable[[], None]:
     return lambda _kept=held: session.raw.run_with_iobinding(io, session.run_options)
 
 
+def as_on_a_gpu(patch: pytest.MonkeyPatch) -> None:
+    """Convert tensors of the processor as those of a GPU, where no index is looked at."""
+    for module in ("indexing", "reductions"):
+        patch.setattr(f"roundoff.backend.operators.{module}.on_cpu", lambda node: False)
+
+
 def install(patch: pytest.MonkeyPatch, refuses: bool = True) -> list[Recording]:
     """Let the backend record runs on a processor; what it records is in the list.
 
@@ -152,6 +158,7 @@ def install(patch: pytest.MonkeyPatch, refuses: bool = True) -> list[Recording]:
         made.append(recording)
         return recording, outputs, list(self.buffers.memory)
 
+    as_on_a_gpu(patch)
     patch.setattr(program.Program, "_session", with_table)
     patch.setattr(program.Program, "capture", capture)
     patch.setattr(variant, "has_cuda_graphs", lambda device: True)

@@ -42,6 +42,7 @@ def partitions(kind: str, patch: pytest.MonkeyPatch) -> Iterator[onnx.ModelProto
         seen.append(part)
         return opened(self, part, *rest)
 
+    graph_stand_in.as_on_a_gpu(patch)
     patch.setattr(Program, "_session", noted)
     patch.setattr(test_generate, "DEVICE", "cpu")
     patch.setattr(test_generate, "CUDA", False)

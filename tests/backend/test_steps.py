@@ -14,7 +14,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from roundoff.backend import OptimizationOptions, onnx_custom_backend
-from roundoff.backend.program import CudaGraphProgram, Program, copies_of_the_processor
+from roundoff.backend.program import (
+    CudaGraphProgram,
+    Program,
+    copies_of_the_processor,
+    passes_a_list,
+)
 from roundoff.backend.steps import signature
 from roundoff.errors import ModelError, UnsupportedError
 from roundoff.fusion.products import Into
@@ -316,11 +321,13 @@ def test_after_a_capture_every_input_may_change(dtype: torch.dtype) -> None:
         if n == 5:
             caches = [c.clone() for c in caches]
             w = w.clone()
-        made = [f(x, mask, at, c, w) for f, c in zip((recorded, plain, one_step), caches,
-                                                    strict=True)]  # fmt: skip
-        for replayed, ran, torchs in zip(*made, strict=True):
-            torch.testing.assert_close(replayed, ran, rtol=0, atol=0)
-            torch.testing.assert_close(ran, torchs, rtol=2e-2, atol=2e-2)
+        made = [f(x, mask, at, c, w) for f, c in zip((recorded, plain), caches, strict=False)]
+        caches[2].index_copy_(2, at, caches[1][:, :, at])
+        # In float64: of rows that see no key torch's kernels of narrow types make what they like.
+        exact = one_step(x.double(), mask, at, caches[2].double(), w.double())
+        for replayed, ran, wanted in zip(*made, exact, strict=True):
+            torch.testing.assert_close(replayed, ran, rtol=2e-2, atol=2e-2)  # another kernel
+            torch.testing.assert_close(ran, wanted.to(ran.dtype), rtol=2e-2, atol=2e-2)
         assert torch.equal(caches[0], caches[1])
     assert [g.no_cuda_graph for g in storage["instance"]] == ["", ""]
 
@@ -339,6 +346,21 @@ def test_a_number_on_the_processor_is_read_at_each_run(mode: str | None) -> None
         assert run(x, number).tolist() == [n] * 4
 
 
+@pytest.mark.parametrize(
+    ("parts", "listed"), [((2, 2, 2, 2), False), ((1, 2, 3), False), ((1, 2, 3, 2), True)]
+)
+def test_unequal_parts_are_passed_as_a_list(parts: tuple[int, ...], listed: bool) -> None:
+    names = [f"y{i}" for i in range(len(parts))]
+    outputs = ", ".join(f"float[4, {n}] {name}" for n, name in zip(parts, names, strict=True))
+    sizes = ", ".join(map(str, parts))
+    model = onnx.parser.parse_model(f"""<ir_version: 10, opset_import: ["": 20]>
+      g (float[4, {sum(parts)}] x) => ({outputs})
+      <int64[{len(parts)}] k = {{{sizes}}}>
+      {{ [cut] {", ".join(names)} = Split<axis = 1>(x, k) }}""")
+    assert passes_a_list(model) == ("cut" if listed else "")
+    assert ("'cut'" in Program(model, CPU, {}).unrecordable()) == listed
+
+
 @on_a_gpu
 @pytest.mark.gpu
 @torch.no_grad()
@@ -353,4 +375,4 @@ def test_what_a_kernel_reads_from_the_processor_is_not_recorded() -> None:
         for made, wanted in zip(run(x), torch.relu(x).split(parts, -1), strict=True):
             assert torch.equal(made, wanted)
     (graph,) = storage["instance"]
-    assert "processor" in graph.no_cuda_graph or not graph.no_cuda_graph
+    assert "the processor's memory" in graph.no_cuda_graph

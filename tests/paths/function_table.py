@@ -19,7 +19,6 @@ INF, NAN = math.inf, math.nan
 
 #: Why results are known to differ.
 ROUNDING = "ONNX Runtime leaves out the rounding of int64 to float16 before a Cast to float32"
-FUSED = "ONNX Runtime's own fusions hold scale and epsilon of float64 in float32"
 
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 INTS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
@@ -1368,7 +1367,6 @@ LINEAR_ALGEBRA = [
         spd,
         ulps=64,
         scale=True,
-        wrong=FUSED,
     ),
     *call("fft", lambda x: torch.fft.fft(x).abs(), square, ulps=64, scale=True),
     *call(
@@ -1440,7 +1438,6 @@ ATTENTION = [
         FLOATS[1:2],
         name="attention of three axes",
         ulps=64,
-        wrong=FUSED,
     ),
     *typed(
         lambda q, k, v: F.scaled_dot_product_attention(q[:, :, :3], k, v, is_causal=True),
@@ -1484,7 +1481,6 @@ NORMS = [
         lambda x: F.rms_norm(x, x.shape[-1:], torch.full_like(x[0], 2), 1e-3),
         "rms_norm with weights",
         FLOATS[1:2],
-        wrong=FUSED,
     ),
     *norms(lambda x: F.group_norm(x.T[None].contiguous(), 1), "group_norm"),
     *norms(
@@ -1708,7 +1704,7 @@ MODULES = [
     *module(lambda: N.GroupNorm(2, 6), "n", 6, 4, types=FLOATS),
     *module(lambda: N.LayerNorm(6), "n", 6, types=FLOATS),
     *module(lambda: N.RMSNorm(6), "n", 6, types=(torch.float32, *FLOATS[2:])),
-    *module(lambda: N.RMSNorm(6), "n", 6, types=FLOATS[1:2], wrong=FUSED),
+    *module(lambda: N.RMSNorm(6), "n", 6, types=FLOATS[1:2]),
     *module(lambda: N.LocalResponseNorm(3), "n", 6, 4, 4),
     *module(lambda: N.Dropout(0.5), "n", 6, name="Dropout in eval"),
     *module(lambda: N.AlphaDropout(0.5), "n", 6, name="AlphaDropout in eval"),

@@ -119,7 +119,7 @@ def test_a_random_decoder_writes_eagers_text(
     kind: str, mode: str, rows: int, recordings: list[Any] | None
 ) -> None:
     graphs = check(decoder(kind), mode, [batch_of(rows, 9, 1), batch_of(rows, 6, 2)], 24)
-    assert not any(g.no_cuda_graph for g in graphs)
+    assert [g.no_cuda_graph for g in graphs if g.no_cuda_graph] == []
     assert recordings is None or len(recordings) >= 2  # a decode step of each length
 
 
@@ -156,7 +156,8 @@ def test_a_mask_that_the_processor_reads_is_not_recorded(
 @pytest.mark.parametrize("kind", ["Llama", "Qwen2", "Gemma", "GPT2"])
 def test_every_cache_and_mode_writes_eagers_text(kind: str, mode: str, rows: int) -> None:
     graphs = check(decoder(kind), mode, [batch_of(rows, 11, 3), batch_of(rows, 7, 4)], 64)
-    assert not any(g.no_cuda_graph for g in graphs if mode == "static, graph")
+    refused = [(g.no_cuda_graph, g.by_torch) for g in graphs if g.no_cuda_graph]
+    assert mode != "static, graph" or refused == []
 
 
 PROMPTS = [

@@ -601,13 +601,11 @@ OUTSIDE: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 @pytest.mark.parametrize("computed", [False, *rest(True)])
 @pytest.mark.parametrize("name", [*list(OUTSIDE)[::2], *rest(*list(OUTSIDE)[1::2])])
 def test_an_index_outside_is_an_error_where_it_is_eager_s(
-    name: str, index: int, computed: bool, request: pytest.FixtureRequest
+    name: str, index: int, computed: bool
 ) -> None:
     """Of an index that is an argument, and of one that the function computes."""
-    looked_at = name in ("embedding", "index_select", "index_copy") and not computed
-    if looked_at and -4 <= index < 0:
-        reason = "Compiled does not call look_at_indices yet"
-        request.applymarker(pytest.mark.xfail(strict=True, reason=reason))
+    if name == "one_hot" and tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13):
+        pytest.skip("older versions of torch trace it without its check, for every backend")
     x, i = normal(4, 4), torch.tensor([index, 0])
 
     def f(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:

@@ -304,6 +304,25 @@ def copies_of_the_processor(graph: int) -> str:
 _MEMCPY_NODE, _HOST_NODE, _CHILD_NODE, _ON_THE_GPU = 1, 3, 4, 3
 
 
+def passes_a_list(model: onnx.ModelProto) -> str:
+    """The first node whose CUDA kernel is passed a list in memory of the processor; else empty.
+
+    Sizes and addresses of parts go as arguments of the kernel where they are few or equal. Else
+    ONNX Runtime copies them from memory that it uses again after the run.
+    """
+    graph = model.graph
+    shapes = {
+        v.name: [d.dim_value for d in v.type.tensor_type.shape.dim]
+        for v in [*graph.input, *graph.output, *graph.value_info]
+    }
+    for node in graph.node:
+        parts = {"Split": node.output, "Concat": node.input}.get(node.op_type, [])
+        sizes = [shapes.get(name) for name in parts]
+        if len(parts) > 3 and (None in sizes or any(size != sizes[0] for size in sizes)):
+            return str(node.name)
+    return ""
+
+
 class Program:
     """A model ready to run on one device, with torch tensors in and out and no copies.
 
@@ -374,6 +393,7 @@ class Program:
         }
         for output, name in in_place.items():  # one place for both
             self._slots[output].index = self._slots[name].index
+        self._lists = passes_a_list(model)
         #: Values that the caller sees: results, and what a returned result may be a view of.
         self._seen = {*self.outputs, *_viewed(groups, self._made & set(self.outputs))}
         self._seen -= {*self.inputs, *constants}
@@ -477,8 +497,13 @@ class Program:
         # block beside what the first run has left in the arena: twice the memory of activations,
         # and no less time (SmolLM2, 1 and 128 tokens, two cores: 1.00 and 0.99 without).
         options = {"enable_mem_pattern": False}
+        graph = part.graph
+        values = [*graph.input, *graph.output, *graph.value_info]
+        double = any(v.type.tensor_type.elem_type == onnx.TensorProto.DOUBLE for v in values)
+        # ONNX Runtime's own fusions hold the scale and the epsilon of a norm in float32.
+        level = "basic" if double else "all"
         with contextlib.nullcontext() if self.stream is None else torch.cuda.stream(self.stream):
-            return session(part, providers, tf32=tf32, session_options=options)
+            return session(part, providers, tf32=tf32, optimization=level, session_options=options)
 
     def _is_kept(self, name: str) -> bool:
         """Whether an output keeps its memory: it is copied to where it belongs after each run."""
@@ -543,6 +568,8 @@ class Program:
         numbers : container of str
             Inputs that are sizes: a graph is of one set of them.
         """
+        if self._lists:
+            return f"ONNX Runtime passes a list to {self._lists!r} through the processor's memory"
         fixed = {self._slots[n].index for n in self.inputs if n in numbers}
         for step in self.steps:
             if isinstance(step, Partition):

@@ -374,7 +374,7 @@ def test_a_hopper_step_in_rational_arithmetic(
     a, b = hopper_operands(kind, k, seed)
     got = tensor_core_matmul(a[None], b[:, None], "H100", instruction)[0, 0]
     expected = hopper(a.astype(float).tolist(), b.astype(float).tolist(), kind, instruction)
-    assert float(got) == expected
+    assert got.tobytes() == np.float32(expected).tobytes()  # the sign of a zero as well
     assert tensor_core_matmul(a[None], b[:, None], "H200", instruction)[0, 0] == got
 
 
@@ -487,6 +487,16 @@ def test_hopper_at_the_ends_of_float32(kind: str) -> None:
     subnormal = [(2.0**-75, 2.0**-74)] + 15 * [(0, 0)]
     assert by(subnormal + 8 * [(2.0**-76, 2.0**-76)]) == 2.0**-149
     assert by(subnormal + 4 * [(2.0**-75, 2.0**-76)]) == 2.0**-148
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", "tf32"])
+@pytest.mark.parametrize("instruction", ["wgmma", "mma"])
+def test_what_the_last_step_cuts_to_nothing_is_plus_0(kind: str, instruction: str) -> None:
+    by = partial(vector_product, kind=kind, instruction=instruction)
+    halves = (-(2.0**-75), 2.0**-75)  # a product of -2**-150
+    for pairs in ([halves], 20 * [(0, 1)] + [halves], [(-(2.0**-80), 2.0**-80)]):
+        assert math.copysign(1, by(pairs)) == 1
+    assert by([halves, halves]) == -(2.0**-149)
 
 
 def test_1_minus_1_is_plus_0() -> None:

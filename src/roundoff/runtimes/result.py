@@ -187,7 +187,8 @@ class RuntimeComparison:
         return (
             f"<p>{html.escape(self.where)}; errors in units of {_UNIT}.</p>"
             f"<ul>{answers}{advice}</ul>"
-            f"<table><thead><tr>{cells(shown, 'th')}</tr></thead><tbody>{rows}</tbody></table>"
+            '<table tabindex="0">'  # where it is too wide it scrolls, and by keyboard, too
+            f"<thead><tr>{cells(shown, 'th')}</tr></thead><tbody>{rows}</tbody></table>"
         )
 
 

@@ -160,3 +160,11 @@ def test_floats_are_constants_that_may_change() -> None:
         torch.testing.assert_close(run(x, factor, shift), scaled(x, factor, shift))
         if n == 1:
             assert len(calls) == len(storage["instance"]) == 1
+
+
+@torch.no_grad()
+def test_a_zero_keeps_its_sign() -> None:
+    run = torch.compile(lambda x, s: x / (x * s), backend=rb.onnx_custom_backend, dynamic=True)
+    for n, zero in enumerate((0.0, -0.0, 0.0, 2.0, -0.0)):
+        x = torch.arange(1.0, 5 + n)
+        assert torch.equal(run(x, zero), x / (x * zero))

@@ -163,6 +163,8 @@ def fixed_numbers(gm: torch.fx.GraphModule) -> dict[torch.fx.Node, float]:
         if frame is None or not is_number(place):
             continue
         value = argument.example.item()
+        if value == 0:  # which a guard takes for -0.0
+            continue
         name = str(argument.source)
         if _numbers.setdefault((frame, name), value) == value:
             install_guard(argument.source.make_guard(GuardBuilder.EQUALS_MATCH))

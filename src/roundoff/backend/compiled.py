@@ -44,11 +44,11 @@ class ByNumbers:
         compiler: Callable[..., Compiled],
     ) -> None:
         self._places, self._constants, self._compile = list(numbers), constants, compiler
-        self._by_numbers: dict[tuple[float, ...], Compiled] = {}
+        self._by_numbers: dict[tuple[str, ...], Compiled] = {}
 
     def __call__(self, args: list[Any]) -> list[Any]:
         """Run on flat inputs."""
-        key = tuple([args[i].item() for i in self._places])
+        key = tuple([args[i].item().hex() for i in self._places])  # -0.0 equals 0.0, NaN not NaN
         compiled = self._by_numbers.get(key)
         if compiled is None:
             for other in list(self._by_numbers)[:1]:
@@ -56,7 +56,7 @@ class ByNumbers:
                 self._places = [p for p, s in zip(self._places, same, strict=True) if s]
                 key = tuple([k for k, s in zip(key, same, strict=True) if s])
                 self._by_numbers.clear()
-            numbers = dict(zip(self._places, key, strict=True))
+            numbers = dict(zip(self._places, map(float.fromhex, key), strict=True))
             compiled = self._by_numbers[key] = self._compile({**self._constants, **numbers})
         return compiled(args)
 

@@ -9,7 +9,7 @@ import gc
 import math
 import operator
 import warnings
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any
 
 import onnx
@@ -21,6 +21,7 @@ from roundoff.fusion.editor import Dim
 from roundoff.fusion.products import Into
 from roundoff.ort import OrtSession, session
 from roundoff.ort.binding import CUDA
+from roundoff.timing.harness import no_collection
 
 from .sizes import known
 from .steps import Buffers, IntoStep, KernelStep, Partition, Slot, Step, constant, signature
@@ -236,19 +237,6 @@ def _viewed(groups: Sequence[Sequence[onnx.NodeProto]], returned: Iterable[str])
             if node.domain == "roundoff" and not seen.isdisjoint(node.output):
                 seen.update(i for i in node.input if i)
     return seen
-
-
-@contextlib.contextmanager
-def _no_garbage() -> Iterator[None]:
-    """Nothing is collected meanwhile: memory that is given back to the GPU ends a recording."""
-    gc.collect()
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 class _MemcpyNode(ctypes.Structure):
@@ -604,8 +592,9 @@ class Program:
         torch.cuda.synchronize(self.device)
         graph = torch.cuda.CUDAGraph(keep_graph=True)
         record = torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local")
+        gc.collect()
         try:
-            with _no_garbage(), record:
+            with no_collection(), record:  # memory that is given back would end the recording
                 outputs = self._steps(inputs, sizes, True)
         except (RuntimeError, RoundoffError) as e:
             reason = str(e).splitlines()[0]

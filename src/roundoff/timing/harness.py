@@ -18,7 +18,7 @@ from roundoff.errors import ArgumentError, UnsupportedError
 from .result import Sampling, Timings
 from .statistics import median_interval, ratio
 
-__all__ = ["measure"]
+__all__ = ["measure", "no_collection"]
 
 Clock = Callable[[], float]
 #: A sample shorter than this is mostly the clock's own: fast calls are repeated to fill it.
@@ -109,7 +109,7 @@ def measure(
             sampler: _Sampler = _CudaSampler()
         else:
             sampler = _Sampler(clock)
-        stack.enter_context(_no_collection())
+        stack.enter_context(no_collection())
         calls, sampling = {}, {}
         for label, function in callables.items():
             call = _rotating(function, rotate)
@@ -156,8 +156,8 @@ def _check(callables: Mapping[str, Any], budget_s: float, precision: float, min_
 
 
 @contextlib.contextmanager
-def _no_collection() -> Iterator[None]:
-    """No garbage collection between samples: it would slow some of them down at random."""
+def no_collection() -> Iterator[None]:
+    """No garbage is collected within: it would slow some samples down at random."""
     enabled = gc.isenabled()
     gc.disable()
     try:

@@ -4,7 +4,8 @@ Ours, as it checks what a page says against what the page measured. ``.. answer:
 makes the box: its bullets, the page's answer figure, the machine that the numbers are of, the code,
 and what can be taken along. ``:bound:`0.0186 <tf32>``` prints a number that the claim of that name
 gives (``<tf32/2>``: its second number; ``<page#tf32>``: of another page; ``<tf32@machine>``: as
-another machine has it); the build fails where it is another one.
+another machine has it); the build fails where it is another one. A build of one page judges that
+page's numbers alone: of the others nothing has run.
 """
 
 from __future__ import annotations
@@ -38,6 +39,12 @@ def claims_of(srcdir: Path, page: str) -> list[dict[str, Any]]:
 def document(env: BuildEnvironment, page: str) -> str | None:
     """Name of the document of a page of the gallery; None where this site has no such page."""
     return next((n for n in env.found_docs if re.fullmatch(f"gallery/\\w+/{page}", n)), None)
+
+
+def left_out(config: Any, page: str) -> bool:
+    """Whether ``make page`` leaves this page out: nothing that it measures is there to look at."""
+    pattern = config.sphinx_gallery_conf.get("filename_pattern")
+    return pattern is not None and not re.search(pattern, f"/{page}.py")
 
 
 def wrong(text: str, target: str, claims: list[dict[str, Any]]) -> str:
@@ -89,7 +96,10 @@ class Bound(SphinxRole):
         srcdir = Path(self.env.srcdir)
         for path in srcdir.glob(f"gallery/*/tables/{page}/{CLAIMS}"):
             self.env.note_dependency(str(path))
-        if why := wrong(text, name, claims_of(srcdir, page)):
+        claims = claims_of(srcdir, page)
+        if not claims and left_out(self.env.config, page):
+            self.env.note_reread()  # the next build judges it
+        elif why := wrong(text, name, claims):
             return self._fail(f"{page}: {why}")
         address = f"#claim-{re.split('[/@]', name)[0]}"
         if elsewhere:
@@ -118,6 +128,9 @@ class AnswerFigure(SphinxDirective):
         texts = list(Path(self.env.srcdir).glob(f"gallery/*/images/{page}_answer.txt"))
         if not texts:
             elsewhere = Path(self.env.docname).name != page
+            if left_out(self.config, page):
+                self.env.note_reread()
+                return []
             if elsewhere or self.config.plot_gallery in (False, "False", "0", 0):
                 return []
             raise self.error(f"{page} drew no figure with answer=True")

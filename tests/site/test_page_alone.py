@@ -1,0 +1,61 @@
+"""One page on a fresh clone: it builds though the others, which it quotes, have never run."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from .conftest import ROOT, sphinx
+from .test_build import HEADER, INDEX
+
+PAGE = '''"""
+.. _page-a:
+
+Page a
+======
+
+One sum.
+"""
+
+from roundoff.page import Study
+
+study = Study("plot_a")
+
+# %%
+# A number
+# --------
+study.table("sums", [{"terms": 2, "sum": 4}], "One sum.", part="cpu")
+
+# %%
+study.claim("The sum is even.", of="sums", test=lambda t: t["sum"] % 2 == 0, anywhere=True,
+            name="even")
+'''
+OTHER = PAGE.replace("page-a", "page-b").replace("Page a\n=", "Page b\n=").replace("_a", "_b")
+HOME = "Page b adds :bound:`5 <plot_b#even>`.\n\n.. answer-figure:: plot_b\n"
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    """The real configuration over two pages of which nothing is recorded."""
+    (tmp_path / "conf").symlink_to(ROOT / "conf")
+    section = tmp_path / "gallery" / "numerics"
+    section.mkdir(parents=True)
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "index.rst").write_text(INDEX.replace("====\n", f"====\n\n{HOME}", 1))
+    for folder in (section, section.parent):
+        (folder / "GALLERY_HEADER.rst").write_text(HEADER)
+    (section / "plot_a.py").write_text(PAGE)
+    (section / "plot_b.py").write_text(OTHER)
+    return tmp_path
+
+
+def test_a_page_is_built_alone_and_what_it_left_is_judged_next(clone: Path) -> None:
+    alone = sphinx(clone, "-D", r"sphinx_gallery_conf.filename_pattern=/plot_a\.py")
+    assert alone.returncode == 0, alone.stdout + alone.stderr
+    page = clone / "build" / "html" / "gallery" / "numerics" / "plot_a.html"
+    assert "The sum is even." in page.read_text("utf-8")
+    assert not list(clone.glob("docs/gallery/numerics/tables/plot_b"))
+    # The home page has not changed; that 5 is no number of page b is seen all the same.
+    whole = sphinx(clone)
+    assert whole.returncode != 0
+    assert re.search(r"plot_b: claim even on None has \d values|5 is printed", whole.stderr)

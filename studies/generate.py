@@ -2,8 +2,8 @@
 
 A trained model, SmolLM2-135M-Instruct, in float16 on a GPU and in float32 on a processor, answers
 one question and eight. Each way is a process of its own. It writes a first text, which compiles
-what the way compiles. Then the ways take turns, text by text: a rate is that of a whole text, new
-tokens over seconds, prefill included.
+what the way compiles; all processes do so at the same time. Then the ways take turns, text by
+text: a rate is that of a whole text, new tokens over seconds, prefill included.
 
 A rate says something only of a right text. So the texts that were timed are read again by the
 model in float64: *behind* is how far the logit of a written token is from the best one at its
@@ -27,6 +27,7 @@ import pandas as pd
 import torch
 
 from roundoff.backend import onnx_custom_backend
+from roundoff.errors import ArgumentError
 from roundoff.models import Float64Llama, load_trained, padded, prompts
 from roundoff.page import Study
 from roundoff.script import get_parsed_args
@@ -123,14 +124,25 @@ def behind(truth: Float64Llama, asked: list[list[int]], written: list[list[int]]
     return worst
 
 
-def contest(rows: int, ways: list[str], args: Any, dtype: str) -> list[dict[str, Any]]:
-    """A row for each way: seconds of the first text, tokens a second, and whether it is right."""
-    layers = args.layers or None
-    writers = {w: Writer(w, rows, args.tokens, layers, dtype) for w in ways}
-    for writer in writers.values():  # all compile at once
+def first_texts(batches: list[int], ways: list[str], args: Any) -> dict[int, dict[str, Writer]]:
+    """Writers of each number of rows, a process a way: all write a first text at the same time."""
+    writers: dict[int, dict[str, Writer]] = {}
+    for rows in batches:
+        # Symbolic sizes take longest to trace: one row tells.
+        chosen = [w for w in ways if rows == 1 or (WAYS[w][0] or {}).get("dynamic") is not True]
+        writers[rows] = {
+            way: Writer(way, rows, args.tokens, args.layers or None, args.dtype) for way in chosen
+        }
+    everyone = [writer for of in writers.values() for writer in of.values()]
+    for writer in everyone:
         writer.ask()
-    for writer in writers.values():
+    for writer in everyone:
         writer.answer()
+    return writers
+
+
+def contest(rows: int, writers: dict[str, Writer], args: Any) -> list[dict[str, Any]]:
+    """A row for each way: seconds of the first text, tokens a second, and whether it is right."""
     for _ in range(args.rounds + 1):  # a CUDA graph is recorded while the second text is written
         for writer in writers.values():
             if not writer.failure:
@@ -138,12 +150,17 @@ def contest(rows: int, ways: list[str], args: Any, dtype: str) -> list[dict[str,
                 writer.answer()
     for writer in writers.values():
         writer.end()
-    trained = load_trained(layers=layers)
+    trained = load_trained(layers=args.layers or None)
     truth = Float64Llama(trained, "cuda" if torch.cuda.is_available() else "cpu")
     asked = [trained.prompt(words) for _, words in prompts(rows)]
     eager, found = writers["eager"], []
     for way, writer in writers.items():
-        row = {"optimization": way, "dtype": dtype, "batch": rows, "tokens": rows * args.tokens}
+        row = {
+            "optimization": way,
+            "dtype": args.dtype,
+            "batch": rows,
+            "tokens": rows * args.tokens,
+        }
         row |= {"failure": writer.failure or None}
         if not writer.failure:
             timed, usual = writer.seconds[2:], eager.seconds[2:]
@@ -186,11 +203,14 @@ def main() -> None:
     )
     study = Study("plot_whole_model", args)
     ways = args.ways.split(";") if args.ways else list(WAYS)
+    if not {"eager"} <= set(ways) <= set(WAYS):
+        raise ArgumentError(
+            "ways", got=args.ways, expected=f"eager and others of {', '.join(WAYS)}, joined by ;"
+        )
     found = []
-    for rows in map(int, args.batch.split(",")):
-        # Symbolic sizes take longest to trace: one row tells.
-        chosen = [w for w in ways if rows == 1 or (WAYS[w][0] or {}).get("dynamic") is not True]
-        found += contest(rows, chosen, args, args.dtype)
+    started = first_texts([int(rows) for rows in args.batch.split(",")], ways, args)
+    for rows, writers in started.items():
+        found += contest(rows, writers, args)
     frame = pd.DataFrame(found)
     frame["processor"] = "CUDA" if cuda else "CPU"
     times = ["first text", "tokens/s", "× eager", "low", "high"]

@@ -292,9 +292,11 @@ def _commit() -> str | None:
     if not _output("git", "-C", here, "ls-files", "--error-unmatch", __file__):
         return None
     commit = _output("git", "-C", here, "rev-parse", "HEAD")
-    # A page that is not committed yet is no part of that commit either.
+    # A page that is not committed yet is no part of that commit either. A record is no code: the
+    # first run's is there, not committed, when the second one runs.
+    code = ("src", "gallery", "studies", ":(exclude)src/roundoff/recorded")
     top = _output("git", "-C", here, "rev-parse", "--show-toplevel") or here
-    changed = _output("git", "-C", top, "status", "--porcelain", "--", "src", "gallery")
+    changed = _output("git", "-C", top, "status", "--porcelain", "--", *code)
     return f"{commit}+" if commit and changed else commit
 
 

@@ -23,7 +23,7 @@ import pandas as pd
 from ..environment import environment, short_commit, short_name, summary
 from ..errors import ArgumentError, UnsupportedError, WorkerError
 from ..record import RECORDED, Record, read_record, read_records, row_parts, write_record
-from ..script import run_mode, unit_test_going
+from ..script import run_mode, unit_test_going, usage_error
 from . import charts
 from .claims import Claim, ClaimError, Outcome, choose
 from .style import PAPER, use_style
@@ -142,6 +142,14 @@ class Study:
         self.page = page
         self.args = args or argparse.Namespace(record=None, commit=None)
         self.environment = environment(getattr(self.args, "commit", None))
+        is_changed = str(self.environment["commit"]).endswith("+")
+        if is_changed and getattr(self.args, "record", None) == "":
+            usage_error(
+                page,
+                "--record: files of src, gallery or studies changed since the last commit, and a "
+                "record names the commit that ran: commit them first, or keep it elsewhere with "
+                "--record FOLDER",
+            )
         self.output = Path(output) if output else Path("build") / page
         self.claims: list[Claim] = []
         self._tables: dict[str, pd.DataFrame] = {}

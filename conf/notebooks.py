@@ -50,10 +50,10 @@ if importlib.util.find_spec("roundoff") is None:
     importlib.invalidate_caches()
     if importlib.util.find_spec("roundoff") is None:
         raise ModuleNotFoundError(
-            f"roundoff is not installed, and pip could not get it from {{site}}. Where the site's "
-            "clone is on this machine: run make serve there and this cell again, or run "
-            f"%pip install '/path/to/the/clone[{{runtime}}]'. Where the site is at another address: "
-            "set ROUNDOFF_SITE to it before Jupyter starts."
+            f"roundoff is not installed, and pip could not get it from {{site}}. Where the clone "
+            "is on this machine: run make serve there and this cell again, or run %pip install "
+            f"'/path/to/the/clone[{{runtime}}]'. Where the site has another address: set "
+            "ROUNDOFF_SITE to it before Jupyter starts."
         )"""
 # The file in this wheel alone is read, not the program that it plugs into.
 TRAINED_MODEL = """

@@ -1,4 +1,4 @@
-"""The first cell of a notebook, where roundoff is missing: it installs it, or says how to get it."""
+"""The first cell of a notebook installs roundoff where it is missing, or says how to get it."""
 
 import importlib.util
 import sys

@@ -28,7 +28,7 @@ import roundoff.reductions
 from roundoff.compare import scaled_error
 from roundoff.kernels import lessons
 
-from .pages import ROOT, Snippet, snippets
+from .pages import Snippet, snippets
 
 transformers = pytest.importorskip("transformers")
 
@@ -468,10 +468,32 @@ def test_deterministic_algorithms_give_one_result_in_every_run(place: str, devic
 
 
 @path_of("README.md")
-def test_a_unit_in_the_last_place_of_300(place: str) -> None:
-    (made,) = snippets()[place].run()["_"]
-    assert made == float(np.spacing(np.float16(300))) == 0.25
-    assert "0.5 at 300 is two units" in (ROOT / "README.md").read_text(encoding="utf-8")
+def test_the_file_of_a_reader_is_compared(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """A model that torch exports, with its weights in a second file, in an empty folder."""
+    parts = [torch.nn.Linear(19, 37), torch.nn.Tanh(), torch.nn.LayerNorm(37)]
+    module = torch.nn.Sequential(*parts).eval()
+    for i, p in enumerate(module.parameters()):
+        p.data = drawn(*p.shape, seed=i)
+    example = (drawn(5, 19, seed=9),)
+    torch.onnx.export(module, example, tmp_path / "model.onnx", dynamo=True, verbose=False)
+    monkeypatch.chdir(tmp_path)
+    capsys.readouterr()
+    comparison = snippets()[place].run()["comparison"]
+    # What its comments say is printed.
+    said = capsys.readouterr().out.splitlines()
+    for begins in ("first differs at node: ", "nearer the truth: ", "set: ", "set: Compare "):
+        assert [line for line in said if line.startswith(begins)], begins
+    assert "errors are in units of eps × RMS of the float64 truth" in said
+    # "or feeds={name: array}", and the errors that it gives are those of both runtimes.
+    session = onnxruntime.InferenceSession("model.onnx", providers=["CPUExecutionProvider"])
+    feeds = {session.get_inputs()[0].name: example[0].numpy()}
+    comparison = roundoff.compare_runtimes("model.onnx", feeds=feeds)
+    truth = copy.deepcopy(module).double()(example[0].double())
+    by_ort = torch.from_numpy(session.run(None, feeds)[0])
+    (output,) = comparison.outputs.to_dict("records")
+    assert output["error ORT"] == pytest.approx(off(truth, by_ort), rel=1e-6)
 
 
 def test_a_snippet_is_given_nothing_that_its_text_does_not_name() -> None:

@@ -1,0 +1,71 @@
+"""The README: its numbers are the records', its picture is drawn from them, its metadata agree."""
+
+import re
+import sys
+import tomllib
+
+import pytest
+
+from roundoff.record import RECORDED, read_record
+
+from .pages import ROOT
+
+sys.path.insert(0, str(ROOT / "studies"))
+import readme_picture
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+CITATION = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+
+
+def test_the_two_numbers_are_those_of_the_records() -> None:
+    first, second = re.findall(r"^\* \*\*([\d.]+) ?(?:times|%)\.\*\*", README, re.MULTILINE)
+    gaps = read_record(RECORDED / "plot_layer_norm_discrepancies" / "nvidia-h200.json").tables[
+        "gaps"
+    ]
+    (row,) = gaps[gaps["tf32"] == "ORT alone"].to_dict("records")
+    assert f"{row['ORT error'] / row['torch error']:.0f}" == first
+    texts = read_record(RECORDED / "plot_batch_invariance" / "nvidia-h200.json").tables["texts"]
+    (row,) = texts[(texts["way"] == "torch") & (texts["served"] == "server")].to_dict("records")
+    assert f"{100 * row['other texts']:.0f}" == second
+    assert f"{row['completions']:,} completions" in README
+    # Each is said again in the sentence beside it.
+    assert README.count(f"is {first} times PyTorch's") == 1
+    assert README.count(f"{second} % of {row['completions']:,}") == 1
+
+
+def test_the_picture_is_drawn_from_the_records() -> None:
+    """``python studies/readme_picture.py`` draws it again."""
+    assert readme_picture.PICTURE.read_text("utf-8") == readme_picture.picture()
+
+
+def test_the_picture_in_words_has_the_values_in_the_picture() -> None:
+    (words, path) = re.findall(r"!\[(.+)\]\((.+)\)", README)[0]
+    assert ROOT / path == readme_picture.PICTURE
+    drawn = [printed for _, _, printed in readme_picture.errors() + readme_picture.texts()]
+    # Every bar's value, in the order of the bars.
+    said = [n for n in re.findall(r"(?<![\w.])[\d.]+%?(?!\w)", words) if n.rstrip(".")]
+    assert [n.rstrip(".") for n in said] == drawn
+
+
+@pytest.mark.parametrize("version", ["3.11", "3.12"])
+def test_the_versions_of_python_are_those_of_the_package(version: str) -> None:
+    assert f"Programming Language :: Python :: {version}" in PROJECT["classifiers"]
+    for path in ("README.md", "docs/install.rst", "Makefile"):
+        assert version in (ROOT / path).read_text("utf-8"), path
+
+
+def test_the_package_says_what_the_citation_says() -> None:
+    (author,) = PROJECT["authors"]
+    assert f"\n  - name: {author['name']}\n" in CITATION
+    assert (
+        re.findall(r"^  - ([\w ]+)$", CITATION.split("keywords:")[1], re.M) == PROJECT["keywords"]
+    )
+    assert f"\nlicense: {PROJECT['license']}\n" in CITATION
+    assert author["name"] in (ROOT / "LICENSE").read_text("utf-8")
+
+
+def test_every_file_that_the_readme_links_to_is_there() -> None:
+    links = re.findall(r"\]\((?!https?:)([^)#]+)\)", README)
+    assert len(links) > 3
+    assert not [link for link in links if not (ROOT / link).exists()]

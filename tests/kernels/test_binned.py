@@ -135,7 +135,8 @@ def test_neither_order_nor_blocks_nor_programs_show(monkeypatch: pytest.MonkeyPa
     x = x[x.abs() < 2.0**110]
     want = in_numpy(x)
     for block, programs in ((64, 1), (512, 8), (4096, 1)):
-        monkeypatch.setattr(module, "_PROGRAMS", programs)
+        choice = module._CHOICES[torch.float32]._replace(programs=programs)
+        monkeypatch.setitem(module._CHOICES, torch.float32, choice)
         shuffled = x[torch.randperm(len(x), generator=torch.Generator().manual_seed(block))]
         assert float(sum_binned(shuffled.to(DEVICE), block)) == want
     if interpreting():

@@ -15,7 +15,7 @@ import roundoff
 SOURCE = Path(__file__).parents[1] / "src" / "roundoff"
 #: The rooms of each floor. The package itself imports each of them by name, where it is needed.
 FLOORS = (
-    ("errors", "dtypes"),
+    ("errors", "dtypes", "arguments"),
     ("environment", "script", "describe", "graph", "workers"),
     ("compare", "timing", "reductions", "ort", "models", "kernels"),
     ("evaluator", "fusion", "record"),
@@ -24,8 +24,8 @@ FLOORS = (
     ("__main__",),
 )
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
-#: On the ground floor the types raise the errors.
-PEERS = {("dtypes", "errors")}
+#: On the ground floor the types and the checks of arguments raise the errors.
+PEERS = {("dtypes", "errors"), ("arguments", "errors")}
 
 #: Module -> module that it imports -> the line.
 Graph = dict[str, dict[str, int]]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from roundoff.arguments import check_whole
 from roundoff.dtypes import DType, dtype_info
 from roundoff.errors import DtypeError
 
@@ -59,6 +60,7 @@ def string_type(
     >>> string_type({"a": (1, 2.5), "b": None}, with_min_max=True)
     'dict(a:(int=1,float=2.5),b:None)'
     """
+    check_whole("limit", limit, 0)
     return _Describer(with_shape, with_min_max, with_device, limit).line(obj)
 
 

@@ -12,7 +12,7 @@ import torch
 from onnx import AttributeProto, ModelProto, NodeProto, TypeProto, helper
 
 from roundoff.dtypes import DTYPES
-from roundoff.errors import ModelError, RoundoffError, ShapeError
+from roundoff.errors import ArgumentError, ModelError, RoundoffError, ShapeError
 
 from .checks import check_given, infer_from_values, schema_of
 from .nodes import Node
@@ -70,6 +70,10 @@ class OrtKernel:
     """
 
     def __init__(self, op_type: str | None = None, domain: str = "") -> None:
+        if not isinstance(op_type, str | None) or not isinstance(domain, str):
+            raise ArgumentError(
+                "an operator", got=f"{op_type!r}, {domain!r}", expected="its name and its domain"
+            )
         self.name = "ort" if op_type is None else f"{op_type}Ort"
         self.operator = None if op_type is None else (domain, op_type)
 

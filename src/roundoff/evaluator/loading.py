@@ -97,9 +97,9 @@ def read(model: Any) -> tuple[Any, Path | None]:
         path = Path(model)
         try:
             content = path.read_bytes()
-        except OSError as error:
+        except (OSError, ValueError) as error:  # the latter of a NUL in the path
             raise ModelError(
-                f"cannot read the model {path.name}", got=str(error.strerror)
+                f"cannot read the model {path.name}", got=getattr(error, "strerror", str(error))
             ) from error
         folder, model = path.resolve().parent, content
     if isinstance(model, (bytes, bytearray, memoryview)):

@@ -133,6 +133,11 @@ class Choice:
     def __init__(
         self, custom: Mapping[tuple[str, str], Any] | None, order: Any, truth: bool
     ) -> None:
+        if custom is not None and not isinstance(custom, Mapping):
+            raise ArgumentError(
+                "custom_kernels", got=type(custom).__name__,
+                expected='a mapping, such as {("", "MatMul"): kernel}',
+            )  # fmt: skip
         self.custom = {_key(k): _kernel(_key(k), v) for k, v in dict(custom or {}).items()}
         self.truth = truth
         default = TRUTH_ORDER if truth else DEFAULT_ORDER
@@ -187,7 +192,8 @@ def _kernel(key: tuple[str, str], kernel: Any) -> Any:
 
 
 def _order(names: Any) -> tuple[str, ...]:
-    order = (names,) if isinstance(names, str) else tuple(names)
+    order = (names,) if isinstance(names, str) else names
+    order = tuple(order) if isinstance(order, Sequence) else ()
     if not order or any(n not in BY_NAME for n in order):
         raise ArgumentError("kernels", got=names, expected=f"names among {', '.join(BY_NAME)}")
     return order

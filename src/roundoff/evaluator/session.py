@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from roundoff.arguments import check_feeds, check_flag, check_providers
 from roundoff.dtypes import dtype_info
-from roundoff.errors import ArgumentError, UnsupportedError
+from roundoff.errors import ArgumentError, DtypeError, UnsupportedError
 
 from .checks import check_declared, check_feed
 from .loading import load
@@ -110,8 +111,11 @@ class TorchOnnxEvaluator:
         kernels: Sequence[str] | Mapping[tuple[str, str], Sequence[str]] | None = None,
         truth: bool = False,
     ) -> None:
+        if not isinstance(verbose, int):
+            raise ArgumentError("verbose", got=repr(verbose), expected="0, 1 or 2")
         self.verbose = verbose
-        self.settings = Settings(tuple(providers), _device(providers), truth)
+        device = _device(providers)
+        self.settings = Settings(tuple(providers), device, check_flag("truth", truth))
         loaded = load(model)
         choice = Choice(custom_kernels, kernels, truth)
         lowered = Lowering(loaded, choice.replaced, self._prepared, self.settings).main()
@@ -129,8 +133,12 @@ class TorchOnnxEvaluator:
             if n not in lowered.types and o.type.HasField("tensor_type")
         ]  # fmt: skip
 
-    def run(self, names: Sequence[str] | None, feeds: Mapping[str, Any]) -> list[Any]:
-        """Run the model.
+    def run(
+        self,
+        names: Sequence[str] | Mapping[str, Any] | None = None,
+        feeds: Mapping[str, Any] | None = None,
+    ) -> list[Any]:
+        """Run the model; ``run(feeds)`` is ``run(None, feeds)``.
 
         Parameters
         ----------
@@ -153,6 +161,8 @@ class TorchOnnxEvaluator:
         ModelError, UnsupportedError
             A node fails; the message names it.
         """
+        if feeds is None and isinstance(names, Mapping):
+            names, feeds = None, names
         keep = self._graph.output_names if names is None else self._known(names)
         with torch.no_grad():
             arguments = self._arguments(feeds)
@@ -166,9 +176,16 @@ class TorchOnnxEvaluator:
                     check_declared(keep[place], declared, type_proto(value, shape=False))
         return results
 
-    def _known(self, names: Sequence[str]) -> tuple[str, ...]:
+    def _known(self, names: Any) -> tuple[str, ...]:
         if isinstance(names, str):
             names = (names,)
+        if not isinstance(names, Sequence):
+            raise ArgumentError(
+                "results to return",
+                got=type(names).__name__,
+                expected="None, or names of results",
+                hint="run(None, feeds)",
+            )
         for name in names:
             if name not in self._graph.names:
                 raise ArgumentError(
@@ -210,6 +227,11 @@ class TorchOnnxEvaluator:
         stands in its place.
         """
         bound = self._find(node)
+        if not isinstance(inputs, Sequence):
+            raise ArgumentError(
+                f"inputs of node {bound.node.label!r}", got=type(inputs).__name__,
+                expected="a sequence of values",
+            )  # fmt: skip
         expected = len(bound.node.inputs) + len(bound.node.captures)
         if len(inputs) != expected:
             raise ArgumentError(
@@ -217,6 +239,7 @@ class TorchOnnxEvaluator:
             )
         with torch.no_grad():
             values = tuple(self._prepared(to_value(x)) for x in inputs)
+            _check_kinds(bound.node, values)
             result = self._graph.run_bound(bound, values)
         return result if isinstance(result, tuple) else (result,)
 
@@ -249,9 +272,10 @@ class TorchOnnxEvaluator:
             for body in bound.node.subgraphs.values():
                 yield from self._bounds(body)
 
-    def _arguments(self, feeds: Mapping[str, Any]) -> list[Any]:
+    def _arguments(self, feeds: Any) -> list[Any]:
         """The inputs in order: converted, checked, on the device."""
         graph = self._graph
+        check_feeds(feeds, self.input_names)
         unknown = [n for n in feeds if n not in self._inputs]
         missing = [n for n in graph.input_names if n not in feeds and n not in graph.optional]
         if unknown or missing:
@@ -275,6 +299,11 @@ class TorchOnnxEvaluator:
         settings = self.settings
         if isinstance(value, torch.Tensor):
             if value.device != settings.device:
+                if value.is_meta:
+                    raise ArgumentError(
+                        "a value has no data", got="a tensor of the meta device",
+                        expected="a tensor with data",
+                    )  # fmt: skip
                 value = value.to(settings.device)
             if settings.truth and value.is_floating_point():
                 value = value.to(torch.float64)
@@ -332,11 +361,24 @@ class _Expected(NamedTuple):
         )
 
 
+def _check_kinds(node: Node, values: Sequence[Any]) -> None:
+    """Refuse integers where the node is known to take floating numbers, and the other way."""
+    for name, value in zip(node.inputs, values, strict=False):
+        declared = node.types.get(name)
+        got = elem_type(value)
+        if declared is None or not declared.HasField("tensor_type") or not got:
+            continue
+        wanted = dtype_info(declared.tensor_type.elem_type)
+        if dtype_info(got).is_float != wanted.is_float:
+            raise DtypeError(
+                f"node {node.label!r} ({node.operator}): input {name!r}",
+                got=type_name(value),
+                expected=wanted.name,
+            )
+
+
 def _device(providers: Sequence[Any]) -> torch.device:
-    if isinstance(providers, str) or not providers:
-        raise ArgumentError("providers", got=providers, expected="a sequence of provider names")
-    first = providers[0]
-    name, options = (first, {}) if isinstance(first, str) else (first[0], dict(first[1]))
+    name, options = check_providers(providers)[0]
     if name == "CPUExecutionProvider":
         return torch.device("cpu")
     if name != "CUDAExecutionProvider":

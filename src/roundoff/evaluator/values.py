@@ -17,7 +17,7 @@ import torch
 from onnx import TypeProto, helper
 
 from roundoff.dtypes import dtype_info, onnx_dtype_to_np_dtype
-from roundoff.errors import DtypeError
+from roundoff.errors import ArgumentError, DtypeError
 
 #: ONNX element type of the torch dtypes that values may have.
 TORCH_TO_ONNX: dict[torch.dtype, int] = {
@@ -55,6 +55,8 @@ def to_value(x: Any) -> Any:
 
     Raises
     ------
+    ArgumentError
+        When values are masked.
     DtypeError
         When ONNX has no such element type.
     """
@@ -64,6 +66,8 @@ def to_value(x: Any) -> Any:
         return [to_value(item) for item in x]
     if isinstance(x, dict):
         return dict(x)
+    if np.ma.is_masked(x):
+        raise ArgumentError("masked values", got="a masked array", hint="x.filled(0)")
     array = np.asarray(x)
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))

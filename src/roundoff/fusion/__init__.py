@@ -10,6 +10,9 @@ import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from roundoff.arguments import check_choice, check_flag
+from roundoff.errors import ArgumentError
+
 from .editor import Editor
 from .options import TIERS, OptimizationOptions
 from .rule import Refusal, Report, Rule, apply_rules
@@ -33,11 +36,17 @@ __all__ = [
 def rules(tier: str) -> tuple[Rule, ...]:
     """The rules of one tier, in the order in which they are tried.
 
+    Raises
+    ------
+    ArgumentError
+        There is no such tier.
+
     Examples
     --------
     >>> [r.name for r in rules("default")][:2]
     ['FoldConstants', 'DropNoOps']
     """
+    check_choice("tier", tier, TIERS)
     if tier == "default":
         from .default import DEFAULT
 
@@ -75,6 +84,13 @@ def fuse(
         Whether packed weights take the place of the static inputs, which then are views of them:
         only what can be cut from a packed weight without a copy is packed, and all of that.
 
+    Raises
+    ------
+    ArgumentError
+        *model* is none, an option is unknown or no flag, or *static* names no input.
+    ModelError
+        The model has no graph, or a node reads what nothing before it makes.
+
     Returns
     -------
     model : onnx.ModelProto
@@ -99,8 +115,14 @@ def fuse(
     from .editor import Editor
     from .rule import Report, apply_rules
 
+    check_flag("tf32", tf32)
+    check_flag("replaced", replaced)
     if not isinstance(options, OptimizationOptions):
         options = OptimizationOptions(options)
+    known = [r.name for tier in options.tiers for r in rules(tier)] if options.leave else []
+    unknown = [name for name in options.leave if name not in known]
+    if unknown:
+        raise ArgumentError("rules to leave", got=unknown, expected=f"some of {', '.join(known)}")
     processor = options.processor or "CPU"
     ours = "experimental" in options.tiers
     if ours:

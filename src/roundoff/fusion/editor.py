@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -10,7 +11,9 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
+from roundoff.arguments import check_choice, check_number
 from roundoff.errors import ArgumentError, ModelError
+from roundoff.graph.protos import captured
 
 __all__ = ["DOMAINS", "Dim", "Editor", "reshape_target", "size_product", "static"]
 
@@ -23,6 +26,24 @@ DOMAINS = {"com.microsoft": 1, "roundoff": 1}
 _LARGEST = 1 << 26
 _RANDOM = {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli",
            "Multinomial", "Dropout"}  # fmt: skip
+
+
+def _check_model(proto: Any) -> None:
+    """Refuse what is no model, and a graph whose nodes read what nothing before them makes."""
+    if not isinstance(proto, onnx.ModelProto):
+        raise ArgumentError(
+            "cannot rewrite this", got=type(proto).__name__, expected="an onnx.ModelProto",
+            hint="onnx.load(path)" if isinstance(proto, (str, bytes, os.PathLike)) else None,
+        )  # fmt: skip
+    if not proto.HasField("graph"):
+        raise ModelError("there is no graph in this model", expected="a ModelProto with a graph")
+    lacking = captured(proto.graph)
+    if lacking:
+        raise ModelError(
+            "a node or an output reads what nothing before it makes", got=", ".join(lacking[:5]),
+            expected="inputs, initializers and results of earlier nodes",
+            hint="onnx.checker.check_model(model) says where",
+        )  # fmt: skip
 
 
 class Editor:
@@ -66,6 +87,11 @@ class Editor:
         ours: bool = False,
         packed: float = math.inf,
     ) -> None:
+        _check_model(proto)
+        check_choice("processor", processor, ("CPU", "CUDA"))
+        check_number("packed", packed, 0, finite=False)
+        if isinstance(static, str) or not isinstance(static, Iterable):
+            raise ArgumentError("static", got=repr(static), expected="names of inputs, in a list")
         # From bytes: ir.from_proto shares tensors with the proto it is given.
         self.model = ir.from_proto(onnx.ModelProto.FromString(proto.SerializeToString()))
         self.graph = self.model.graph
@@ -77,7 +103,10 @@ class Editor:
         self.opset = self.model.opset_imports.get("", 20)
         unknown = self.static - {v.name for v in self.graph.inputs}
         if unknown:
-            raise ArgumentError("static inputs that the model lacks", got=sorted(unknown))
+            raise ArgumentError(
+                "static inputs that the model lacks", got=sorted(map(str, unknown)),
+                expected=f"some of {', '.join(v.name or '' for v in self.graph.inputs)}",
+            )  # fmt: skip
         self._constants: dict[ir.Value, np.ndarray | None] = {}
         self._static: dict[ir.Value, bool] = {}
         self._names = {v.name for v in self.graph.inputs} | set(self.graph.initializers)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection
 
+from roundoff.arguments import check_choice, check_flag, check_number
 from roundoff.errors import ArgumentError
 
 __all__ = ["TIERS", "OptimizationOptions"]
@@ -42,7 +44,7 @@ class OptimizationOptions:
     Raises
     ------
     ArgumentError
-        For an unknown tier or processor, or a share below zero.
+        For an unknown tier or processor, a share below zero, or what is no flag.
 
     Examples
     --------
@@ -59,18 +61,17 @@ class OptimizationOptions:
     packed: float = 0.2
 
     def __post_init__(self) -> None:
-        names = self.patterns.split("+") if self.patterns else []
-        if tuple(names) != TIERS[: len(names)]:
-            raise ArgumentError(
-                "patterns",
-                got=self.patterns,
-                expected="None or one of " + ", ".join("+".join(TIERS[: i + 1]) for i in range(3)),
-            )
-        if self.processor not in (None, "CPU", "CUDA"):
-            raise ArgumentError("processor", got=self.processor, expected="'CPU', 'CUDA' or None")
-
-        if not self.packed >= 0:
-            raise ArgumentError("packed", got=self.packed, expected="0 or more")
+        known = ["+".join(TIERS[: i + 1]) for i in range(len(TIERS))]
+        check_choice("patterns", self.patterns, (None, *known))
+        check_choice("processor", self.processor, (None, "CPU", "CUDA"))
+        check_number("packed", self.packed, 0, finite=False)
+        check_flag("constant_folding", self.constant_folding)
+        check_flag("interpret", self.interpret)
+        if not isinstance(self.verbose, int):
+            raise ArgumentError("verbose", got=repr(self.verbose), expected="0, 1 or 2")
+        listed = isinstance(self.leave, Collection) and not isinstance(self.leave, str)
+        if not listed or not all(isinstance(name, str) for name in self.leave):
+            raise ArgumentError("leave", got=repr(self.leave), expected="a tuple of rules' names")
 
     @property
     def tiers(self) -> tuple[str, ...]:

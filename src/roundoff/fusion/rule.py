@@ -8,6 +8,8 @@ from typing import Any, ClassVar
 
 import onnx_ir as ir
 
+from roundoff.errors import ArgumentError
+
 from .editor import Editor
 
 __all__ = ["Matched", "Refusal", "Report", "Rule", "apply_rules"]
@@ -168,6 +170,11 @@ def apply_rules(g: Editor, rules: Sequence[Rule], report: Report, verbose: int =
     verbose : int
         Prints each match.
 
+    Raises
+    ------
+    ArgumentError
+        An argument is not as above.
+
     Examples
     --------
     >>> import onnx.parser
@@ -187,6 +194,15 @@ def apply_rules(g: Editor, rules: Sequence[Rule], report: Report, verbose: int =
     >>> report.counts(), editor.count()
     ({'NegNeg': 1}, 1)
     """
+    for name, value, kind in (("g", g, Editor), ("report", report, Report)):
+        if not isinstance(value, kind):
+            raise ArgumentError(
+                name, got=type(value).__name__, expected=f"a roundoff.fusion.{kind.__name__}"
+            )
+    if not isinstance(rules, Sequence) or not all(isinstance(rule, Rule) for rule in rules):
+        raise ArgumentError(
+            "rules", got=repr(rules)[:80], expected="a list of rules", hint="rules('default')"
+        )
     changed, passes = True, 0
     while changed:
         changed, passes = False, passes + 1

@@ -6,12 +6,14 @@ import dataclasses
 import graphlib
 import itertools
 import math
+import re
 from collections.abc import Mapping
 from html import escape
 from typing import Any
 
 import onnx
 
+from roundoff.arguments import check_mapping, check_text
 from roundoff.errors import ArgumentError, ModelError
 
 from .layout import Layout, layered
@@ -127,7 +129,11 @@ def plot_dot(
         raise ArgumentError("a node is not a graph", got="NodeProto", expected="a model or graph")
     graph = proto.graph if isinstance(proto, onnx.ModelProto) else proto
     boxes, edges = _boxes(graph)
-    _decorate(boxes, numbers or {}, colors or {})
+    numbers = {} if numbers is None else check_mapping("numbers", numbers)
+    colors = {} if colors is None else check_mapping("colors", colors)
+    if title is not None:
+        check_text("title", title)
+    _decorate(boxes, _real_or_text(numbers), colors)
     _check_acyclic(boxes, edges)
     layout = layered([box.width for box in boxes], list(edges), GAP)
     count = sum(1 for box in boxes if box.kind == "node")
@@ -231,6 +237,19 @@ def _node_box(node: onnx.NodeProto, inline: dict[str, str], types: dict[str, str
     return _Box("node", names, lines, tip, FILLS["node"], has_body)
 
 
+def _real_or_text(numbers: Mapping[str, Any]) -> dict[str, float | str]:
+    """The numbers as floats; texts stay what they are."""
+    found: dict[str, float | str] = {}
+    for name, value in numbers.items():
+        try:
+            found[name] = value if isinstance(value, str) else float(value)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ArgumentError(
+                f"number of {name!r}", got=type(value).__name__, expected="a number or a text"
+            ) from error
+    return found
+
+
 def _decorate(boxes: list[_Box], numbers: Mapping[str, Any], colors: Mapping[str, str]) -> None:
     """Write numbers and fills into the boxes that they name."""
     nodes: dict[str, _Box] = {}
@@ -261,13 +280,13 @@ def _decorate(boxes: list[_Box], numbers: Mapping[str, Any], colors: Mapping[str
     for name, color in colors.items():
         try:
             _mix(color, color, 0.0)
-        except (ValueError, IndexError):
-            raise ArgumentError("not a colour", got=color, expected='"#rrggbb"') from None
+        except ValueError:
+            raise ArgumentError("not a colour", got=repr(color), expected='"#rrggbb"') from None
         nodes[name].fill = color
 
 
 def _channels(color: str) -> list[int]:
-    if len(color) != 7 or color[0] != "#":
+    if not isinstance(color, str) or not re.fullmatch("#[0-9a-fA-F]{6}", color):
         raise ValueError(color)
     return [int(color[i : i + 2], 16) for i in (1, 3, 5)]
 

@@ -25,27 +25,38 @@ def load(model: Any) -> Any:
     ModelError
         When the bytes or the file are not an ONNX model.
     """
-    if isinstance(model, (onnx.ModelProto, onnx.GraphProto, onnx.FunctionProto, onnx.NodeProto)):
+    if isinstance(model, (onnx.GraphProto, onnx.FunctionProto, onnx.NodeProto)):
         return model
+    if isinstance(model, onnx.ModelProto):
+        return _with_graph(model)
     if isinstance(model, (str, Path)):
         path = Path(model)
-        if not path.is_file():
-            raise ArgumentError("no such model file", got=path.name, expected="an existing file")
-        model = path.read_bytes()
+        try:
+            model = path.read_bytes()
+        except (OSError, ValueError) as error:  # the latter of a NUL in the path
+            raise ArgumentError(
+                "no such model file", got=path.name, expected="an existing file"
+            ) from error
     if isinstance(model, (bytes, bytearray)):
         try:
-            return onnx.load_model_from_string(bytes(model))
+            loaded = onnx.load_model_from_string(bytes(model))
         except Exception as error:  # protobuf's own class differs between its two backends
             raise ModelError(
                 "these bytes are not an ONNX model", expected="a serialized ModelProto"
             ) from error
-    if hasattr(model, "SerializeToString"):
-        return onnx.load_model_from_string(model.SerializeToString())
+        return _with_graph(loaded)
     raise ArgumentError(
         "not an ONNX model",
         got=type(model).__name__,
         expected="a ModelProto, GraphProto, FunctionProto or NodeProto, bytes or a path",
     )
+
+
+def _with_graph(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model; bytes of another kind often decode to one that has nothing in it."""
+    if not model.HasField("graph"):
+        raise ModelError("there is no graph in this model", expected="a ModelProto with a graph")
+    return model
 
 
 def dtype_text(itype: int) -> str:

@@ -6,6 +6,8 @@ from typing import Any
 
 import onnx
 
+from roundoff.arguments import check_whole
+
 from .protos import (
     attribute_text,
     bodies,
@@ -58,6 +60,7 @@ def onnx_simple_text_plot(
       Add(Y, B) -> Z
     output: name='Z' type='float32' shape=['N', 4]
     """
+    check_whole("max_indent", max_indent, 0)
     proto = load(model)
     lines = [
         f"opset: domain={o.domain!r} version={o.version}"

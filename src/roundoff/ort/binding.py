@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
+from roundoff.arguments import check_feeds
 from roundoff.errors import ArgumentError, DtypeError, ModelError, ShapeError, UnsupportedError
 
 from .tensors import element, from_ort, onnxruntime, to_ort
@@ -121,11 +122,19 @@ class OrtSession:
         ins, outs = ", ".join(self.input_names), ", ".join(self.output_names)
         return f"OrtSession({ins} -> {outs}; {self.providers[0]}, tf32={self.tf32})"
 
-    def run(self, feeds: Mapping[str, Any]) -> list[Any]:
+    def run(
+        self,
+        names: Sequence[str] | Mapping[str, Any] | None = None,
+        feeds: Mapping[str, Any] | None = None,
+    ) -> list[Any]:
         """Run once; every output is new memory.
+
+        ``run(feeds)`` is ``run(None, feeds)``, the form of ONNX Runtime's own sessions.
 
         Parameters
         ----------
+        names : sequence of str or None
+            Outputs to return; None for all.
         feeds : mapping
             Input name -> torch tensor or NumPy array, on the session's device or the CPU. Models
             with string, sequence or optional values also take what ONNX Runtime takes for those.
@@ -133,8 +142,8 @@ class OrtSession:
         Returns
         -------
         list of torch.Tensor
-            In the order of ``output_names``; a list of tensors for a sequence, an array of
-            objects for strings, None for an empty optional.
+            In the order of *names*; a list of tensors for a sequence, an array of objects for
+            strings, None for an empty optional.
 
         Raises
         ------
@@ -143,9 +152,18 @@ class OrtSession:
         MemoryError
             The run does not fit the device's memory.
         """
-        if not self._plain:
-            return self._run_any(feeds)
-        return Binding(self, feeds).run()
+        if feeds is None and names is not None:
+            names, feeds = None, names
+        check_feeds(feeds, self.input_names)
+        results = Binding(self, feeds).run() if self._plain else self._run_any(feeds)
+        return results if names is None else [results[k] for k in self._places(names)]
+
+    def _places(self, names: Any) -> list[int]:
+        """Where each of these outputs stands."""
+        named = [names] if isinstance(names, str) else names
+        if not isinstance(named, (list, tuple)) or not set(named) <= set(self.output_names):
+            raise ArgumentError("outputs", got=repr(names)[:80], expected=str(self.output_names))
+        return [self.output_names.index(name) for name in named]
 
     def bind(
         self, feeds: Mapping[str, Any], outputs: Mapping[str, torch.Tensor] | None = None
@@ -158,6 +176,7 @@ class OrtSession:
         return Binding(self, feeds, outputs)
 
     def _check(self, feeds: Mapping[str, Any]) -> None:
+        check_feeds(feeds, self.input_names)
         unknown = [n for n in feeds if n not in self._inputs]
         missing = [n for n in self.input_names if n not in feeds and n not in self._optional]
         if unknown or missing:
@@ -253,15 +272,23 @@ class Binding:
             wanted = "cpu" if name in owner.on_processor else owner.device.type
             if value.device_name() != wanted:
                 self._elsewhere.append((name, value))
+        if outputs is not None and not isinstance(outputs, Mapping):
+            raise ArgumentError(
+                "outputs", got=type(outputs).__name__, expected="a mapping of names to tensors"
+            )
         self._bind_outputs(dict(outputs or {}))
 
     def _bind_outputs(self, tensors: dict[str, torch.Tensor]) -> None:
         device = self.session.device
         for name in self.session.output_names:
-            tensor = tensors.pop(name, None)
-            if tensor is None:
+            if name not in tensors:
                 self._io.bind_output(name, device.type, device.index or 0)
                 continue
+            tensor = tensors.pop(name)
+            if not isinstance(tensor, torch.Tensor):
+                raise ArgumentError(
+                    f"output {name!r}", got=type(tensor).__name__, expected="a torch tensor"
+                )
             if not tensor.is_contiguous() or tensor.device != device:
                 raise ArgumentError(
                     f"output {name!r}",

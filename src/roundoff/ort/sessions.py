@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from roundoff.arguments import check_choice, check_flag, check_mapping, check_providers, check_whole
 from roundoff.errors import ArgumentError, UnsupportedError
 
 from .binding import CUDA, OrtSession, translated
@@ -23,6 +24,7 @@ _LEVELS = {
     "layout": "ORT_ENABLE_LAYOUT",
     "all": "ORT_ENABLE_ALL",
 }
+_MOST_THREADS = 1024
 
 
 def torch_tf32() -> bool:
@@ -71,13 +73,16 @@ def session(
     optimization : {"all", "layout", "extended", "basic", "none"}
         Level of ONNX Runtime's graph optimisation.
     provider_options : mapping, optional
-        More options of the first provider, such as ``{"enable_cuda_graph": True}``.
+        More options of the first provider, such as ``{"enable_cuda_graph": True}`` of the CUDA
+        provider. The processor's takes none.
     session_options : mapping or onnxruntime.SessionOptions, optional
         Configuration entries (``{"session.disable_prepacking": "1"}``) and attributes
         (``{"use_deterministic_compute": True}``), or options to start from.
 
     Raises
     ------
+    ArgumentError
+        An option is none, or has a value that it cannot have.
     UnsupportedError
         A provider is missing, or has no kernel for an operator and type of the model.
     ModelError
@@ -123,12 +128,16 @@ def _providers(
     tf32: bool | None,
     more: Mapping[str, Any] | None,
 ) -> list[tuple[str, dict[str, str]]]:
-    if isinstance(providers, str) or not providers:
-        raise ArgumentError("providers", got=providers, expected="a sequence of provider names")
+    if tf32 is not None:
+        check_flag("tf32", tf32)
+    given = check_providers(providers)
+    if more is not None:
+        name, options = given[0]
+        options = options | dict(check_mapping("provider_options", more))
+        given = check_providers([(name, options), *given[1:]])
     available = onnxruntime.get_available_providers()
     listed = []
-    for i, item in enumerate(providers):
-        name, options = (item, {}) if isinstance(item, str) else item
+    for name, options in given:
         if name not in available:
             raise UnsupportedError(
                 "this build of ONNX Runtime lacks a provider",
@@ -136,12 +145,11 @@ def _providers(
                 expected=f"one of {', '.join(available)}",
                 hint="pip install onnxruntime-gpu" if name == CUDA else None,
             )
-        merged = dict(options) | (dict(more) if more and i == 0 else {})
         if name == CUDA:
             if not torch.cuda.is_available():
                 raise UnsupportedError("torch sees no GPU", got=name, hint="the CPU's provider")
-            merged = _cuda_defaults(merged, tf32) | merged
-        listed.append((name, {k: _text(v) for k, v in merged.items()}))
+            options = _cuda_defaults(options, tf32) | options
+        listed.append((name, {k: _text(v) for k, v in options.items()}))
     return listed
 
 
@@ -164,11 +172,12 @@ def _text(value: Any) -> str:
 
 
 def _options(requested: Any, threads: int | None, optimization: str) -> onnxruntime.SessionOptions:
-    if optimization not in _LEVELS:
-        raise ArgumentError("optimization", got=optimization, expected=f"one of {list(_LEVELS)}")
-    if threads is not None and threads < 1:
-        raise ArgumentError("threads", got=threads, expected="at least 1")
+    check_choice("optimization", optimization, _LEVELS)
+    if threads is not None:
+        check_whole("threads", threads, 1, _MOST_THREADS)
     complete = isinstance(requested, onnxruntime.SessionOptions)
+    if not complete and requested is not None:
+        check_mapping("session_options", requested)
     options = requested if complete else onnxruntime.SessionOptions()
     if not complete:
         # What fails is raised; the C++ log would print it a second time, past any capture.
@@ -182,7 +191,12 @@ def _options(requested: Any, threads: int | None, optimization: str) -> onnxrunt
         if "." in key:
             options.add_session_config_entry(key, _text(value))
         elif hasattr(options, key):
-            setattr(options, key, value)
+            try:
+                setattr(options, key, value)
+            except (TypeError, AttributeError) as error:  # another type, or a method
+                raise ArgumentError(
+                    f"session option {key}", got=repr(value), expected="a value of its type"
+                ) from error
         else:
             raise ArgumentError(
                 "no such session option", got=key,
@@ -194,10 +208,15 @@ def _options(requested: Any, threads: int | None, optimization: str) -> onnxrunt
 def available(names: Iterable[str]) -> list[str]:
     """Those of the provider *names* that this build of ONNX Runtime has, in the order given.
 
+    Raises
+    ------
+    ArgumentError
+        When *names* is no list of texts.
+
     Examples
     --------
     >>> available(["NoSuchExecutionProvider", "CPUExecutionProvider"])
     ['CPUExecutionProvider']
     """
     have = onnxruntime.get_available_providers()
-    return [n for n in names if n in have]
+    return [name for name, _ in check_providers(names) if name in have]

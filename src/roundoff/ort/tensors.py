@@ -53,6 +53,8 @@ def to_ort(value: torch.Tensor | np.ndarray) -> onnxruntime.OrtValue:
 
     Raises
     ------
+    ArgumentError
+        For a tensor without data, a sparse tensor, and values that are masked.
     DtypeError
         For a type that ONNX Runtime cannot hold (complex numbers, strings).
     UnsupportedError
@@ -73,6 +75,20 @@ def to_ort(value: torch.Tensor | np.ndarray) -> onnxruntime.OrtValue:
             got=type(value).__name__,
             expected="a torch tensor or a NumPy array",
         )
+    try:
+        return _over_tensor(value)
+    except (RuntimeError, BufferError) as error:
+        if not value.is_meta and value.layout is torch.strided:
+            raise
+        raise ArgumentError(
+            "cannot give this to ONNX Runtime",
+            got="a tensor of the meta device" if value.is_meta else f"a tensor of {value.layout}",
+            expected="a dense tensor with data",
+            hint=None if value.is_meta else "x.to_dense()",
+        ) from error
+
+
+def _over_tensor(value: torch.Tensor) -> onnxruntime.OrtValue:
     make = onnxruntime.OrtValue
     tensor = value.detach().contiguous()
     info = dtype_info(tensor.dtype)
@@ -97,6 +113,8 @@ def _over_array(array: np.ndarray) -> torch.Tensor:
     The way through torch, not ``ortvalue_from_numpy``: that one's memory is freed with the array
     even while a tensor made from the OrtValue still reads it.
     """
+    if np.ma.is_masked(array):
+        raise ArgumentError("masked values", got="a masked array", hint="x.filled(0)")
     info = dtype_info(array.dtype)
     if info.kind in ("complex", "string"):
         raise DtypeError("cannot share this array with ONNX Runtime", got=info.name)

@@ -480,6 +480,7 @@ def test_precision_is_put_back():
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 class TestCuda:
+    @pytest.mark.alone
     @pytest.mark.parametrize("cuda_graph", [False, True])
     def test_half_the_work_takes_about_half_the_time(self, cuda_graph):
         x = [torch.randn(2**26, device="cuda") for _ in range(2)]
@@ -502,6 +503,7 @@ class TestCuda:
         assert n == 9
         assert hits.tolist() == [3, 3, 3]
 
+    @pytest.mark.alone
     def test_ceilings(self):
         found = timing.measure_ceilings("cuda", side=4096, budget_s=0.1)
         assert found["float32 tf32"] > found["float32"]

@@ -42,7 +42,7 @@ import torch
 
 from roundoff.compare import scaled_error
 from roundoff.dtypes import DTYPES, onnx_dtype_to_torch_dtype
-from roundoff.errors import UnsupportedError
+from roundoff.errors import ArgumentError, UnsupportedError
 from roundoff.ort import available, session
 from roundoff.page import Study
 from roundoff.script import get_parsed_args, run_mode, unit_test_going, usage_error
@@ -84,9 +84,8 @@ if args.warmup < 0 or args.repeat < 1 or args.budget < 0:
 study = Study(NAME, args)
 device = "cuda" if cuda else "cpu"
 threads = torch.get_num_threads()
-if cuda:
-    torch.cuda.set_stream(torch.cuda.Stream())  # ONNX Runtime computes on it, too
-else:
+stream = torch.cuda.Stream() if cuda else None  # ONNX Runtime computes on it, too
+if not cuda:
     torch.set_num_threads(1)  # of two thread pools, each waits for cores that the other has
 
 
@@ -222,8 +221,8 @@ MEASURED = ["ratio", "low", "high", "median", "mean", "std", "min", "max", "warm
 ERRORS = ["error", "rms error", "mean error", "share"]
 
 
-def contest(case):
-    """A row for each way: time, ratio to ORT's unfused time, error; or why there is none."""
+def contest_here(case):
+    """The rows, on the current stream and with torch's TF32 as it is set."""
     columns = sum(case.widths)
     elements = case.m * case.k + case.k * columns + case.m * columns
     touched = elements * DTYPES[case.itype].bits // 8
@@ -233,26 +232,27 @@ def contest(case):
     ready.cache_clear()
     if 5 * touched + 16 * elements > 0.8 * free_memory(device):
         notes = dict.fromkeys(todo, "does not fit")
-    with torch_precision(case.tf32):
-        for seed in range(0 if notes else 3):
-            buffers, runs = list(buffers_of(case, touched, seed)), {}
-            for way in [way for way in todo if way not in notes]:
-                try:
-                    runs[way] = calls(way, case, buffers)
-                except Exception as error:  # a compiler that is not there, a refused capture
-                    notes[way] = REASONS.get(type(error), f"{error!r:.60}")
-            parts.append(
-                measure(
-                    {way: lambda i, r=r: r[i]() for way, r in runs.items()},
-                    rotate=len(buffers),
-                    device=device,
-                    budget_s=(args.budget or (0.08 if quick else 0.6 if cuda else 1.5)) / 3,
-                    warmup=args.warmup,
-                    min_rounds=-(-args.repeat // 3),
-                    seed=seed,
-                )
+    for seed in range(0 if notes else 3):
+        buffers, runs = list(buffers_of(case, touched, seed)), {}
+        for way in [way for way in todo if way not in notes]:
+            try:
+                runs[way] = calls(way, case, buffers)
+            except Exception as error:  # a compiler that is not there, a refused capture
+                notes[way] = REASONS.get(type(error), f"{error!r:.60}")
+        if not runs:
+            break
+        parts.append(
+            measure(
+                {way: lambda i, r=r: r[i]() for way, r in runs.items()},
+                rotate=len(buffers),
+                device=device,
+                budget_s=(args.budget or (0.08 if quick else 0.6 if cuda else 1.5)) / 3,
+                warmup=args.warmup,
+                min_rounds=-(-args.repeat // 3),
+                seed=seed,
             )
-        outputs = {way: torch.cat(tuple(r[0]()), 1) for way, r in runs.items()}
+        )
+    outputs = {way: torch.cat(tuple(r[0]()), 1) for way, r in runs.items()}
     if runs:
         timings = pool([t for t in parts if list(t.samples) == list(runs)])
         frame = timings.frame.set_index("label")
@@ -284,6 +284,13 @@ def contest(case):
                 row["share"] = float((outputs[way] != outputs[WAYS[0]]).float().mean())
         rows.append(row)
     return rows
+
+
+def contest(case):
+    """A row for each way: time, ratio to ORT's unfused time, error; or why there is none."""
+    # A CUDA graph cannot be captured on torch's default stream.
+    with torch_precision(case.tf32), torch.cuda.stream(stream):
+        return contest_here(case)
 
 
 width = 128 if quick else 4096 if cuda else 512
@@ -693,9 +700,19 @@ study.dots(
 # Your own shapes
 # ---------------
 #
-# Rows of X, inner size, and the columns of two or three weights; the products used one by one.
+# Rows of X, inner size, and the columns of one to three weights; the products used one by one.
 
 SHAPE = Case(itypes[0], False, 1, width, (2 * width, width), separate=True)
+
+is_case = isinstance(SHAPE, Case) and isinstance(SHAPE.widths, tuple) and 0 < len(SHAPE.widths) < 4
+given = (SHAPE.m, SHAPE.k, *SHAPE.widths) if is_case else (0,)
+if not all(isinstance(n, int) and n > 0 for n in given) or SHAPE.itype not in (1, 10, 16):
+    raise ArgumentError(
+        "SHAPE",
+        got=SHAPE,
+        expected="the ONNX type 1, 10 or 16, and sizes from 1 with one to three widths",
+        hint="Case(1, False, 8, 64, (32, 32))",
+    )
 own = pd.DataFrame(contest(SHAPE))
 print(own[["way", "ratio", "low", "high", "rms error", "note"]].to_string(index=False))
 
@@ -718,6 +735,4 @@ if run_mode() == "script":
     except ImportError as error:
         print(f"no spreadsheet: {error}")
 torch.set_num_threads(threads)
-if cuda:
-    torch.cuda.set_stream(torch.cuda.default_stream())
 study.finish()

@@ -632,23 +632,31 @@ study.claim(
 # Your own model
 # --------------
 #
-# Put in a module and its inputs: each way's speed, error against float64, and nodes. Call it once
-# with ``check=True`` before you rely on it: :func:`~roundoff.backend.onnx_custom_backend` then
-# raises where fusion changed a result.
+# Put in a module and a tuple of tensors: each way's speed, error against float64, and nodes. The
+# module is set to ``eval()`` and moved to the GPU where there is one. Call it once with
+# ``check=True`` before you rely on it: :func:`~roundoff.backend.onnx_custom_backend` then raises
+# where fusion changed a result.
 
 MODEL = torch.nn.Sequential(torch.nn.Linear(256, 1024), torch.nn.SiLU(), torch.nn.Linear(1024, 256))
 INPUTS = (torch.randn(64, 256, generator=torch.Generator().manual_seed(0)),)
 
-if not isinstance(MODEL, torch.nn.Module) or not isinstance(INPUTS, tuple):
-    raise ArgumentError("MODEL, INPUTS", got=(MODEL, INPUTS), expected="a torch module, a tuple")
+are_tensors = isinstance(INPUTS, tuple) and all(isinstance(t, torch.Tensor) for t in INPUTS)
+if not isinstance(MODEL, torch.nn.Module) or not are_tensors or not INPUTS:
+    raise ArgumentError(
+        "MODEL, INPUTS",
+        got=f"{type(MODEL).__name__}, {INPUTS!r:.60}",
+        expected="a torch module, a tuple of tensors",
+        hint="torch.nn.Linear(256, 8), (torch.randn(64, 256),)",
+    )
 own = MODEL.eval().requires_grad_(False).to(device)
+inputs = [t.to(device) for t in INPUTS]
 
 
 def flat(*inputs):
     return torch.utils._pytree.tree_leaves(own(*inputs))
 
 
-for row in contest({"sdpa": flat}, [t.to(device) for t in INPUTS], telling, args.budget):
+for row in contest({"sdpa": flat}, inputs, telling, args.budget):
     shown = "{optimization:28} {speedup:6.2f} × eager, error {rms error:.3g}, nodes {nodes}"
     print(shown.format(**row))
 

@@ -362,6 +362,7 @@ def test_fixed_weights_of_another_module_are_seen() -> None:
 # Memory on a GPU
 
 
+@pytest.mark.alone
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @torch.no_grad()
 @pytest.mark.parametrize(

@@ -105,7 +105,13 @@ def command(*words: str, folder: Path | None = None, **env: str) -> subprocess.C
 
 # --- make
 
+#: make builds and uses .venv; a GPU host has what it has, and may reach no network.
+with_venv = pytest.mark.skipif(
+    bool(os.environ.get("ROUNDOFF_GPU_HOST")), reason="make would install .venv on a GPU host"
+)
 
+
+@with_venv
 def test_help_lists_what_the_texts_name() -> None:
     shown = command("make", "help")
     assert shown.returncode == 0
@@ -114,6 +120,7 @@ def test_help_lists_what_the_texts_name() -> None:
     assert named <= listed | {"help"}
 
 
+@with_venv
 @pytest.mark.parametrize(
     "words",
     ["html", "html FAST=1", "html GPU=1", "test", "test-all", "test-gpu", "bench", "links", "lint"],
@@ -124,6 +131,34 @@ def test_what_make_would_do(words: str) -> None:
     assert planned.returncode == 0, planned.stderr
 
 
+@with_venv
+@pytest.mark.parametrize(
+    ("shared", "alone", "good"),
+    [(0, 0, True), (0, 5, True), (1, 0, False), (0, 1, False), (5, 0, False)],
+)
+def test_both_runs_of_test_gpu_count(shared: int, alone: int, good: bool, tmp_path: Path) -> None:
+    """The tests that run together, then those that run alone, of which a part may have none."""
+    python = tmp_path / "python"
+    said = f'echo "$@"; case "$*" in *"-m alone"*) exit {alone};; *) exit {shared};; esac'
+    python.write_text(f"#!/bin/sh\n{said}\n", encoding="utf-8")
+    python.chmod(0o755)
+    ran = command("make", "test-gpu", "PART=backend", f"GPU_PYTHON={python}")
+    assert (ran.returncode == 0) == good, ran.stderr
+    together, apart = ran.stdout.splitlines()
+    assert "-n 12" in together
+    assert "-m not alone" in together
+    assert "-n 0 -m alone" in apart
+    assert all("tests/backend" in line for line in (together, apart))
+
+
+@with_venv
+def test_a_part_of_test_gpu_that_is_not_there() -> None:
+    refused = command("make", "test-gpu", "PART=nonsense")
+    assert refused.returncode == 2
+    assert "expected paths, kernels, backend or rest" in refused.stderr
+
+
+@with_venv
 def test_a_page_that_is_not_there() -> None:
     for words, said in (
         (["page"], "needs PAGE"),
@@ -135,6 +170,7 @@ def test_a_page_that_is_not_there() -> None:
     assert command("make", "--dry-run", "page", "PAGE=plot_reduction_order").returncode == 0
 
 
+@with_venv
 def test_nothing_is_served_before_it_is_built(tmp_path: Path) -> None:
     refused = command("make", "serve", f"HTML={tmp_path}")
     assert refused.returncode == 2

@@ -99,6 +99,7 @@ def test_every_page_has_a_cell_of_your_own_and_a_path_for_it() -> None:
 def test_own_shapes_of_a_product(page: str, own: Notebook, shape: str) -> None:
     table = own.run(SHAPE=f"Case{shape}")["own"]
     assert {"ORT, not fused", "ORT, fused inside", "ORT, precomputed"} <= set(table["way"])
+    assert (table["note"] == "").all(), table["note"].unique()
     assert table["rms error"].between(0.1, 4).all()
     assert ((table["low"] <= table["ratio"]) & (table["ratio"] <= table["high"])).all()
 
@@ -113,21 +114,27 @@ def test_own_shapes_of_a_product(page: str, own: Notebook, shape: str) -> None:
             "torch.nn.GELU())",
             "(torch.randn(2, 3, 41, generator=torch.manual_seed(2)),)",
         ),
-        ("torch.nn.CosineSimilarity()", "(torch.rand(9, 6), torch.rand(9, 6))"),
+        (
+            "torch.nn.CosineSimilarity()",
+            "torch.rand(2, 9, 6, generator=torch.manual_seed(3)).unbind()",
+        ),
     ],
 )
 def test_own_model_under_the_backend(
     page: str, own: Notebook, model: str, inputs: str, capsys: pytest.CaptureFixture
 ) -> None:
     names = own.run(MODEL=model, INPUTS=inputs)
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == ["eager", "roundoff"]
+    shown = {}
+    for line in capsys.readouterr().out.splitlines():
+        shown[line[:28].strip()] = float(line.split("error ")[1].split(",")[0])
+    # On a GPU the cell shows more ways, and has moved the module there.
+    assert shown.keys() >= {"eager", "roundoff"}
+    inputs = [t.to(names["device"]) for t in names["INPUTS"]]
     with torch.no_grad():
-        made = names["MODEL"](*names["INPUTS"])
-        truth = names["MODEL"].double()(*(t.double() for t in names["INPUTS"]))
-    shown = [float(line.split("error ")[1].split(",")[0]) for line in lines]
-    assert shown[0] == pytest.approx(scaled_error(truth, made).rms, rel=0.01)
-    assert shown[1] < 2 * shown[0] + 0.5
+        made = names["MODEL"](*inputs)
+        truth = names["MODEL"].double()(*(t.double() for t in inputs))
+    assert shown["eager"] == pytest.approx(scaled_error(truth, made).rms, rel=0.01)
+    assert all(error < 2 * shown["eager"] + 0.5 for error in shown.values()), shown
 
 
 @slow
@@ -264,7 +271,8 @@ class Layer(torch.nn.Module):
 
     def forward(self, X, scale, bias, weights, bias2):  # the model's names
         normed = torch.nn.functional.layer_norm(X, scale.shape, scale, bias)
-        return normed @ (weights + self.changed * torch.eye(*weights.shape)) + bias2
+        other = self.changed * torch.eye(*weights.shape, device=weights.device)
+        return normed @ (weights + other) + bias2
 
 
 @on("plot_layer_norm_discrepancies")
@@ -330,10 +338,16 @@ def test_own_array(page: str, own: Notebook, array: str) -> None:
 TYPED = (RoundoffError,)
 TORCHS_OWN = (RuntimeError, *TYPED)
 BROKEN: list[tuple[str, dict[str, str], tuple[type[Exception], ...], str]] = [
-    ("plot_gemm_fusion", {"SHAPE": "Case(7, False, 3, 70, (33, 5), True)"}, TYPED, "int64"),
-    ("plot_gemm_fusion", {"SHAPE": "Case(1, False, -3, 70, (33, 5))"}, TORCHS_OWN, "negative"),
+    ("plot_gemm_fusion", {"SHAPE": "Case(7, False, 3, 70, (33, 5), True)"}, TYPED, "1, 10 or 16"),
+    ("plot_gemm_fusion", {"SHAPE": "Case(1, False, -3, 70, (33, 5))"}, TYPED, "sizes from 1"),
+    ("plot_gemm_fusion", {"SHAPE": "Case(1, False, 3, 70, ())"}, TYPED, "one to three widths"),
+    ("plot_gemm_fusion", {"SHAPE": "Case(1, False, 3, 70, (8,) * 4)"}, TYPED, "to three widths"),
+    ("plot_gemm_fusion", {"SHAPE": "Case(1, False, 3, 70, 33)"}, TYPED, "one to three widths"),
+    ("plot_gemm_fusion", {"SHAPE": "(3, 70, 33)"}, TYPED, "try: Case("),
     ("plot_llama_backend", {"MODEL": "'model.onnx'"}, TYPED, "a torch module"),
     ("plot_llama_backend", {"INPUTS": "torch.randn(3, 256)"}, TYPED, "a tuple"),
+    ("plot_llama_backend", {"INPUTS": "()"}, TYPED, "a tuple of tensors"),
+    ("plot_llama_backend", {"INPUTS": "(torch.randn(3, 256), 7)"}, TYPED, "a tuple of tensors"),
     ("plot_llama_backend", {"INPUTS": "(torch.randn(3, 8),)"}, TORCHS_OWN, "8"),
     ("plot_llama_backend", {"INPUTS": "(torch.rand(3, 256).double(),)"}, TORCHS_OWN, "dtype"),
     ("plot_llama_backend", {"INPUTS": "(torch.full((3, 256), torch.nan),)"}, TYPED, "finite"),

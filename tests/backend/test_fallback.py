@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import types
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -171,6 +172,47 @@ def test_graphs_are_kept_for_some_sizes_and_addresses(copy: bool) -> None:
     assert program.recorded == before + 1, "the oldest was given up"
 
 
+def test_two_caches_in_turn_are_recorded_once_each() -> None:
+    """As the texts of one process have them, and the graph over a cache does not keep it."""
+    program = Recorded()
+    graphs = CudaGraphProgram(program, [True, False])  # type: ignore[arg-type]
+    caches = [torch.full((), 3.0), torch.full((), 5.0)]
+    for text in range(6):
+        for _ in range(3):
+            (made,) = graphs.run([torch.ones(2), caches[text % 2]], {"n": 2})
+            assert made.tolist() == [caches[text % 2].item()] * 2
+    assert program.recorded == 2
+
+
+def test_the_graph_that_is_used_outlasts_those_of_caches_that_went() -> None:
+    program = Recorded()
+    graphs = CudaGraphProgram(program, [True, False])  # type: ignore[arg-type]
+    x, kept = torch.ones(2), torch.full((), 3.0)
+    others = [torch.full((), float(n)) for n in range(2 * CudaGraphProgram.most)]
+    for other in others:
+        for weight in (kept, other, other):
+            (made,) = graphs.run([x, weight], {"n": 2})
+            assert made.tolist() == [weight.item()] * 2
+    assert program.recorded == len(others) + 1
+
+
+@pytest.mark.parametrize("moving", [True, False])
+def test_a_graph_keeps_no_input_alive_but_its_own_copies(moving: bool) -> None:
+    """A cache that stays alive would have the next text's lie elsewhere, and recorded again."""
+    program = Recorded()
+    program.capture = lambda inputs, _: (  # type: ignore[method-assign]
+        types.SimpleNamespace(replay=lambda: None), [torch.ones(2)], []
+    )  # fmt: skip
+    graphs = CudaGraphProgram(program, [moving, False])  # type: ignore[arg-type]
+    cache, x = torch.full((), 3.0), torch.ones(2)
+    for _ in range(3):
+        graphs.run([x, cache], {"n": 2})
+    gone = [weakref.ref(cache), weakref.ref(x)]
+    program.bound = None
+    del cache, x
+    assert [ref() for ref in gone] == [None, None]
+
+
 def test_sizes_that_grow_are_not_recorded() -> None:
     """A cache that grows, for two texts."""
     program = Recorded()
@@ -191,7 +233,7 @@ def test_a_settled_run_replays_no_graph_over_other_memory() -> None:
     for which, n, settled in calls:
         (made,) = graphs.run([x, weights[which]], {"n": n}, settled)
         assert made.tolist() == [weights[which].item()] * 2
-    assert program.recorded > 4
+    assert program.recorded == 4, "of 1, 2 and 4, the first of which over both weights"
 
 
 def test_a_cache_that_a_graph_writes_is_not_copied() -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
+import gc
+import warnings
 import weakref
 from typing import Any
 
@@ -187,23 +188,62 @@ def test_an_error_names_where_it_is() -> None:
         program.run([x, zero, bad])
 
 
-def test_a_recorded_graph_keeps_the_memory_that_it_reads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of two sizes, in turn: nobody else may be given the first one's memory."""
+class Graph:
+    """A CUDA graph that records nothing; the first *fails* recordings find no memory."""
 
-    class Graph:
-        def __init__(self, keep_graph: bool) -> None:
-            assert keep_graph
+    fails = 0
 
-        def raw_cuda_graph(self) -> int:
-            return 0
+    def __init__(self, keep_graph: bool) -> None:
+        assert keep_graph
 
-        def replay(self) -> None:
-            pass
+    def capture_begin(self, capture_error_mode: str) -> None:
+        assert capture_error_mode == "thread_local"
+        assert not gc.isenabled(), "memory that is given back would end the recording"
+        if Graph.fails:
+            Graph.fails -= 1
+            raise torch.OutOfMemoryError("none left")
 
+    def capture_end(self) -> None:
+        pass
+
+    def raw_cuda_graph(self) -> int:
+        return 0
+
+    def replay(self) -> None:
+        pass
+
+
+@pytest.fixture
+def emptied(monkeypatch: pytest.MonkeyPatch) -> list[None]:
+    """What :class:`Graph` stands in for; how often torch gave memory back, or garbage was."""
+    seen: list[None] = []
+    monkeypatch.setattr(Graph, "fails", 0)
     monkeypatch.setattr("roundoff.backend.program.copies_of_the_processor", lambda graph: "")
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
-    monkeypatch.setattr(torch.cuda, "graph", lambda *a, **k: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: seen.append(None))
+    monkeypatch.setattr(gc, "collect", lambda *a: seen.append(None))
+    return seen
+
+
+@pytest.mark.parametrize("fails", [0, 1, 2])
+def test_a_recording_gives_memory_back_where_there_is_none_left(
+    fails: int, emptied: list[None]
+) -> None:
+    """Else the next text's cache would lie elsewhere, and be recorded again."""
+    Graph.fails = fails
+    program = Program(built([("Add", (0, 1))], {2}, "n"), CPU, KERNELS)
+    graphs = CudaGraphProgram(program, [True, True], copy=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for _ in range(3):
+            graphs.run([torch.ones(2, 4)] * 2, {"n": 4})
+    assert len(emptied) == min(fails, 1)
+    assert ("none left" in graphs.refused) == (fails == 2)
+
+
+def test_a_recorded_graph_keeps_the_memory_that_it_reads(emptied: list[None]) -> None:
+    """Of two sizes, in turn: nobody else may be given the first one's memory."""
     nodes: list[tuple[str, tuple[int, ...]]] = [("Add", (0, 1)), ("Into", (2,)), ("Add", (3, 0))]
     program = Program(built(nodes, {4}, "n"), CPU, KERNELS)
     graphs = CudaGraphProgram(program, [True, True], copy=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
-import gc
+import functools
 import math
 import operator
 import warnings
@@ -248,6 +248,16 @@ class _MemcpyNode(ctypes.Structure):
     )
 
 
+@functools.cache
+def _of_cudart(name: str) -> Callable[..., int] | None:
+    """A function of the CUDA runtime, which torch has loaded: for all, or under its own name."""
+    for library in (None, f"libcudart.so.{(torch.version.cuda or '0').split('.')[0]}"):
+        with contextlib.suppress(OSError, AttributeError):
+            function: Callable[..., int] = getattr(ctypes.CDLL(library), name)
+            return function
+    return None
+
+
 def copies_of_the_processor(graph: int) -> str:
     """What a CUDA graph reads from the processor's memory, or lets the processor do; else empty.
 
@@ -259,16 +269,10 @@ def copies_of_the_processor(graph: int) -> str:
     graph : int
         A ``cudaGraph_t``.
     """
-    # torch has loaded it: for all, or under its own name.
-    libraries = [None, f"libcudart.so.{(torch.version.cuda or '0').split('.')[0]}"]
 
     def call(name: str, *args: Any) -> None:
-        for library in libraries:
-            with contextlib.suppress(OSError, AttributeError):
-                status = getattr(ctypes.CDLL(library), name)(*args)
-                break
-        else:
-            status = "not found"
+        function = _of_cudart(name)
+        status = "not found" if function is None else function(*args)
         if status:
             raise UnsupportedError("a CUDA graph that cannot be looked at", got=f"{name}: {status}")
 
@@ -587,15 +591,14 @@ class Program:
             if self.cuda and tensor.device.type == "cpu" and i not in numbers:
                 raise UnsupportedError("a run that cannot be recorded",
                                        got=f"{self.inputs[i]!r} lies on the processor")  # fmt: skip
-        for _ in range(2):  # arenas and workspaces grow now: nothing may be allocated later
-            self.run(inputs, sizes)
-        torch.cuda.synchronize(self.device)
-        graph = torch.cuda.CUDAGraph(keep_graph=True)
-        record = torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local")
-        gc.collect()
+        for settled in (False, True):  # arenas and workspaces grow now: nothing may later
+            self.run(inputs, sizes, settled)
         try:
-            with no_collection(), record:  # memory that is given back would end the recording
-                outputs = self._steps(inputs, sizes, True)
+            try:
+                graph, outputs = self._capture(inputs, sizes)
+            except torch.OutOfMemoryError:
+                torch.cuda.empty_cache()  # what torch keeps for later, it cannot use in a recording
+                graph, outputs = self._capture(inputs, sizes)
         except (RuntimeError, RoundoffError) as e:
             reason = str(e).splitlines()[0]
             raise UnsupportedError("a run that cannot be recorded", got=reason) from e
@@ -604,19 +607,42 @@ class Program:
             raise UnsupportedError("a run that cannot be recorded", got=copies)
         return graph, outputs, list(self.buffers.memory)
 
+    def _capture(
+        self, inputs: Sequence[torch.Tensor], sizes: Mapping[str, int]
+    ) -> tuple[torch.cuda.CUDAGraph, list[torch.Tensor]]:
+        """Record a run.
+
+        ``torch.cuda.graph`` would give back all memory that torch keeps: the next text's cache then
+        is allocated anew, lies elsewhere, and is recorded again. Nor is garbage collected, which
+        takes 0.7 s in a process that has compiled a model of thirty layers.
+        """
+        torch.cuda.synchronize(self.device)
+        graph = torch.cuda.CUDAGraph(keep_graph=True)
+        on_stream = (
+            contextlib.nullcontext() if self.stream is None else torch.cuda.stream(self.stream)
+        )
+        with no_collection(), on_stream:  # memory that is given back would end the recording
+            graph.capture_begin(capture_error_mode="thread_local")
+            try:
+                outputs = self._steps(inputs, sizes, True)
+            finally:
+                graph.capture_end()
+        return graph, outputs
+
 
 class CudaGraphProgram:
     """A program replayed as a CUDA graph; its outputs are overwritten by the next run.
 
     A set of sizes is recorded when it comes a second time within eight, over inputs that lie where
-    they lay: a prefill of another length, or a cache that grows or moves, is run as it is.
+    they lay: a prefill of another length, or a cache that grows or moves, is run as it is. A cache
+    that a next text has at the same addresses is read by the same graph.
 
     Parameters
     ----------
     program : Program
     moving : sequence of bool
         For each input, whether to copy it where the graph reads it. The others are read where
-        they lie, and the graph is recorded again when one of them has moved.
+        they lie, and not kept alive; another graph is recorded when one of them has moved.
     copy : bool
         Whether to return copies of the outputs, which the next run leaves alone.
     numbers : container of str
@@ -628,7 +654,7 @@ class CudaGraphProgram:
         Why nothing is recorded; empty where it may be.
     """
 
-    most = 8  # graphs are kept for this many sets of sizes
+    most = 8  # graphs are kept for this many sets of sizes and addresses
 
     def __init__(
         self,
@@ -640,9 +666,10 @@ class CudaGraphProgram:
         self._program, self._copy = program, copy
         self._moving = [i for i, m in enumerate(moving) if m]
         self._addresses = addresses([i for i, m in enumerate(moving) if not m])
-        self._at: list[int] = []  # where the inputs lie that are not copied
-        self._ran_at: list[int] | None = None  # where they lay when the program bound them
-        self._recorded: dict[Any, _Recorded] = {}
+        self._at: tuple[int, ...] = ()  # where the inputs lie that are not copied
+        self._ran_at: tuple[int, ...] | None = None  # where they lay when the program bound them
+        self._recorded: dict[Any, _Recorded] = {}  # the one that was used last comes last
+        self._latest: Any = None
         self._known: list[Any] = []  # sizes that were run of late, and where inputs lay
         self.refused = program.unrecordable(numbers)
         if self.refused:
@@ -656,8 +683,8 @@ class CudaGraphProgram:
     ) -> list[torch.Tensor]:
         """As :meth:`Program.run`, over memory that stays."""
         if not settled:
-            self._at = self._addresses(inputs)
-        recorded = None if self.refused else self._record(inputs, tuple(sizes.values()), sizes)
+            self._at = tuple(self._addresses(inputs))
+        recorded = None if self.refused else self._record(inputs, sizes)
         if recorded is None:
             settled = settled and self._ran_at == self._at
             self._ran_at = None  # should the run fail
@@ -674,17 +701,16 @@ class CudaGraphProgram:
         return [o if n.startswith("written_") else o.clone()
                 for n, o in zip(names, recorded.outputs, strict=True)]  # fmt: skip
 
-    def _record(
-        self, inputs: Sequence[torch.Tensor], key: Any, sizes: Mapping[str, int]
-    ) -> _Recorded | None:
+    def _record(self, inputs: Sequence[torch.Tensor], sizes: Mapping[str, int]) -> _Recorded | None:
         """The graph of these sizes over what lies where it lies; None where a run is due first."""
+        key = (tuple(sizes.values()), self._at)
         recorded = self._recorded.get(key)
-        if recorded is not None and recorded.addresses == self._at:
+        if recorded is not None:
+            if recorded is not self._latest:
+                self._recorded[key] = self._latest = self._recorded.pop(key)
             return recorded
-        self._recorded.pop(key, None)
-        now = (key, tuple(self._at))
-        if now not in self._known:
-            self._known = [*self._known[1 - self.most :], now]
+        if key not in self._known:
+            self._known = [*self._known[1 - self.most :], key]
             return None
         while len(self._recorded) >= self.most:
             self._recorded.pop(next(iter(self._recorded)))
@@ -693,14 +719,16 @@ class CudaGraphProgram:
             copies[i] = inputs[i].clone()
         self._ran_at = None
         try:
-            recorded = _Recorded(self._at, copies, *self._program.capture(copies, sizes))
+            graph, outputs, buffers = self._program.capture(copies, sizes)
         except UnsupportedError as e:
             self.refused = str(e)
             _warn(self.refused)
             return None
         self._ran_at = self._at
-        self._recorded[key] = recorded
-        return recorded
+        # Not the others: a cache that is kept alive would have the next text's lie elsewhere.
+        own = {i: copies[i] for i in self._moving}
+        self._recorded[key] = self._latest = _Recorded(own, graph, outputs, buffers)
+        return self._latest
 
 
 def _warn(reason: str) -> None:
@@ -711,8 +739,7 @@ def _warn(reason: str) -> None:
 class _Recorded:
     """A CUDA graph, and the memory that it reads and writes."""
 
-    addresses: list[int]
-    inputs: list[torch.Tensor]
+    inputs: dict[int, torch.Tensor]
     graph: torch.cuda.CUDAGraph
     outputs: list[torch.Tensor]
     buffers: list[torch.Tensor]

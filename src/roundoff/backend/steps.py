@@ -248,7 +248,9 @@ class Partition:
         bound, moving, places = self._bound, self._moving, self._places
         if not settled:
             for i in self._steady:
-                self._bind(i, values[places[i]])
+                tensor = values[places[i]]
+                if tensor.data_ptr() != bound[i]:
+                    self._bind(i, tensor)
         for i in self._copied:  # bound where it lies, what it holds now would be read ever after
             self._copies[i] = values[places[i]].cpu()
             self._bind(i, self._copies[i])

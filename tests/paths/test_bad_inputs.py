@@ -349,7 +349,7 @@ def timed() -> list[Case]:
     quick: dict[str, Any] = {"budget_s": 0.001, "min_rounds": 1, "max_rounds": 2, "warmup": 1}
     made = measure(work, **quick)
     options: list[dict[str, Any]] = [
-        *({"budget_s": v} for v in (-1, math.nan, math.inf, None, "1", True)),
+        *({"budget_s": v} for v in (-1, math.nan, None, "1", True)),
         *({"precision": v} for v in (0, -1, math.nan, None, "x")),
         *({"min_rounds": v} for v in (0, 1.5, None, "2", True, 10**9)),
         *({"max_rounds": v} for v in (0, 1.5, None, "2", math.nan)),
@@ -393,7 +393,6 @@ def timed() -> list[Case]:
         Case(timing.last_level_cache, ("gpu",)),
         Case(timing.measure_ceilings, ("gpu",)),
         Case(timing.measure_ceilings, (), {"dtypes": "float32"}),
-        Case(timing.measure_ceilings, (), {"dtypes": ["int8"]}),
         Case(timing.measure_ceilings, (), {"dtypes": ["float99"]}),
         Case(timing.measure_ceilings, (), {"dtypes": 3}),
         Case(timing.measure_ceilings, (), {"side": -1}),

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 import pandas as pd
 import torch
 
+from roundoff.arguments import check_device, check_number, check_whole
 from roundoff.dtypes import DType, dtype_info, onnx_dtype_to_torch_dtype
 from roundoff.errors import ArgumentError
 
@@ -79,6 +80,13 @@ def measure_ceilings(
     -------
     Ceilings
 
+    Raises
+    ------
+    ArgumentError, DtypeError
+        An option is out of range, or a type is unknown.
+    UnsupportedError
+        This machine has no such device.
+
     Notes
     -----
     The matrices hold random numbers: on zeros a GPU draws less power and runs faster than on any
@@ -91,16 +99,26 @@ def measure_ceilings(
     >>> ceilings.frame["ceiling"].tolist(), ceilings["copy"] > 0
     (['copy', 'two reads, one write', 'float32'], True)
     """
-    kind = torch.device(device).type
-    side = side or (8192 if kind == "cuda" else 512)
-    nbytes = nbytes or min(2**30, 8 * last_level_cache(device))
+    kind = check_device(device).type
+    infos = _types(dtypes)
+    check_number("budget_s", budget_s, 0)
+    default = 8192 if kind == "cuda" else 512
+    side = default if side is None else check_whole("side", side, 1)
+    most = min(2**30, 8 * last_level_cache(device))
+    nbytes = most if nbytes is None else check_whole("nbytes", nbytes, 4)
     rate = functools.partial(_rate, device, budget_s, seed)
     rows = _memory(rate, device, nbytes)
-    for dtype in dtypes:
-        rows += _products(rate, device, dtype_info(dtype), side, seed)
+    for info in infos:
+        rows += _products(rate, device, info, side, seed)
     return Ceilings(
         pd.DataFrame(rows, columns=["ceiling", "rate", "low", "high", "unit", "size", "note"])
     )
+
+
+def _types(dtypes: Iterable[object]) -> list[DType]:
+    if isinstance(dtypes, str) or not isinstance(dtypes, Iterable):
+        raise ArgumentError("dtypes", got=repr(dtypes), expected="a list of types")
+    return [dtype_info(dtype) for dtype in dtypes]
 
 
 def _memory(rate: Callable[..., dict], device: str, nbytes: int) -> list[dict]:

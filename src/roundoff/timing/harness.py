@@ -13,10 +13,11 @@ import numpy as np
 import pandas as pd
 import torch
 
+from roundoff.arguments import check_device, check_flag, check_mapping, check_number, check_whole
 from roundoff.errors import ArgumentError, UnsupportedError
 
 from .result import Sampling, Timings
-from .statistics import median_interval, ratio
+from .statistics import bootstrapped, ratio
 
 __all__ = ["measure", "no_collection"]
 
@@ -88,7 +89,7 @@ def measure(
     ArgumentError
         No callables, or an option out of range.
     UnsupportedError
-        A CUDA graph is asked for on a CPU.
+        This machine has no such device, or a CUDA graph is asked for on a CPU.
 
     Examples
     --------
@@ -99,9 +100,22 @@ def measure(
     >>> list(t.frame["label"]), t.ratio("exp", "sum").units == len(t.samples)
     (['sum', 'exp'], True)
     """
-    _check(callables, budget_s, precision, min_rounds, max_rounds, warmup, rotate, level)
-    kind = torch.device(device).type
-    if cuda_graph and kind != "cuda":
+    _check_callables(callables)
+    _check_work("bytes", bytes, callables)
+    _check_work("flops", flops, callables)
+    check_number("budget_s", budget_s, 0, finite=False)
+    check_number("precision", precision, above=0, finite=False)
+    check_whole("min_rounds", min_rounds, 1)
+    check_whole("max_rounds", max_rounds, min_rounds)
+    check_whole("warmup", warmup, 0)
+    check_whole("seed", seed, 0)
+    check_number("level", level, above=0, below=1)
+    if rotate is not None:
+        check_whole("rotate", rotate, 1)
+    if not callable(clock):
+        raise ArgumentError("clock", got=repr(clock), expected="a function that gives seconds")
+    kind = check_device(device).type
+    if check_flag("cuda_graph", cuda_graph) and kind != "cuda":
         raise UnsupportedError("a CUDA graph needs a CUDA device", got=device)
     with contextlib.ExitStack() as stack:
         if kind == "cuda":
@@ -133,8 +147,12 @@ def measure(
     return Timings(frame, sampling, stopped, device, precision, level, seed)
 
 
-def _check(callables: Mapping[str, Any], budget_s: float, precision: float, min_rounds: int,
-           max_rounds: int, warmup: int, rotate: int | None, level: float) -> None:  # fmt: skip
+def _check_callables(callables: Any) -> None:
+    if not isinstance(callables, Mapping):
+        raise ArgumentError(
+            "callables", got=type(callables).__name__, expected="a mapping of labels to callables",
+            hint='{"label": function}',
+        )  # fmt: skip
     if not callables:
         raise ArgumentError("callables", got=dict(callables), expected="at least one")
     for label, function in callables.items():
@@ -142,17 +160,16 @@ def _check(callables: Mapping[str, Any], budget_s: float, precision: float, min_
             raise ArgumentError(
                 f"{label!r} is not callable", got=type(function).__name__, expected="a callable"
             )
-    for name, value, good, expected in (
-        ("budget_s", budget_s, budget_s >= 0, "seconds, 0 or more"),
-        ("precision", precision, precision > 0, "more than 0"),
-        ("min_rounds", min_rounds, min_rounds >= 1, "at least 1"),
-        ("max_rounds", max_rounds, max_rounds >= min_rounds, "min_rounds or more"),
-        ("warmup", warmup, warmup >= 0, "0 or more"),
-        ("rotate", rotate, rotate is None or rotate >= 1, "at least 1"),
-        ("level", level, 0 < level < 1, "between 0 and 1"),
-    ):
-        if not good:
-            raise ArgumentError(name, got=value, expected=expected)
+
+
+def _check_work(name: str, of: Any, callables: Mapping[str, Any]) -> None:
+    """What a call of each does: labels that there are, and numbers."""
+    for label, value in check_mapping(name, {} if of is None else of, "labels to numbers").items():
+        if label not in callables:
+            raise ArgumentError(
+                f"{name} of no callable", got=repr(label), expected=f"some of {list(callables)}"
+            )
+        check_number(f"{name} of {label!r}", value, 0)
 
 
 @contextlib.contextmanager
@@ -280,7 +297,7 @@ def _precise(samples: np.ndarray, precision: float, seed: int, level: float) -> 
     if len(samples) < 2:
         return False
     if samples.shape[1] == 1:
-        return median_interval(samples[:, 0], level, seed).half_width <= precision
+        return bootstrapped(samples[:, 0], level, seed).half_width <= precision
     base = samples[:, 0]
     for other in samples.T[1:]:
         r = ratio([other], [base], level, seed)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from roundoff.errors import ArgumentError
+from roundoff.arguments import check_device, check_flag, check_text, check_whole
 
 __all__ = ["compile_cache", "copies", "free_memory", "last_level_cache", "torch_precision"]
 
@@ -28,7 +28,7 @@ def last_level_cache(device: str = "cpu") -> int:
     >>> last_level_cache() >= 2**10
     True
     """
-    if torch.device(device).type == "cuda":
+    if check_device(device).type == "cuda":
         return int(torch.cuda.get_device_properties(device).L2_cache_size)
     sizes = []
     for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
@@ -55,8 +55,8 @@ def copies(nbytes: int, device: str = "cpu", most: int = 64) -> int:
     >>> copies(2**40)  # larger than the memory: one set
     1
     """
-    if nbytes < 1:
-        raise ArgumentError("bytes of a call", got=nbytes, expected="at least 1")
+    check_whole("bytes of a call", nbytes, 1)
+    check_whole("most", most, 1)
     wanted = max(2, -(-3 * last_level_cache(device) // nbytes))
     fitting = free_memory(device) // 4 // nbytes
     return int(max(1, min(wanted, most, fitting)))
@@ -74,7 +74,7 @@ def free_memory(device: str = "cpu") -> int:
     >>> free_memory() > 2**20
     True
     """
-    if torch.device(device).type == "cuda":
+    if check_device(device).type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return int(free + cached)
@@ -120,6 +120,7 @@ def torch_precision(tf32: bool) -> Iterator[None]:
     >>> torch.backends.cuda.matmul.allow_tf32
     False
     """
+    check_flag("tf32", tf32)
     matmul = torch.backends.cuda.matmul
     try:
         before = matmul.allow_tf32
@@ -161,6 +162,8 @@ def compile_cache(name: str, again: bool = False) -> Iterator[Path]:
     ...     sorted(folder.iterdir())
     []
     """
+    check_text("name", name)
+    check_flag("again", again)
     from torch._inductor.utils import clear_caches
 
     users = Path(tempfile.gettempdir()) / f"roundoff-compiled-{os.getuid()}"

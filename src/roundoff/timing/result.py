@@ -117,12 +117,14 @@ class Timings:
 
     def ratio(self, a: str, b: str) -> Ratio:
         """Time of *a* over time of *b*, paired by round."""
-        for label in (a, b):
-            if label not in self.samples:
-                raise ArgumentError(
-                    "no such label", got=label, expected=f"one of {list(self.samples.columns)}"
-                )
+        self._check_label(a)
+        self._check_label(b)
         return ratio(self._sessions(a), self._sessions(b), self.level, self.seed)
+
+    def _check_label(self, label: Any) -> None:
+        labels = list(self.samples.columns)
+        if label not in labels:
+            raise ArgumentError("no such label", got=repr(label), expected=f"one of {labels}")
 
     @property
     def is_precise(self) -> bool:
@@ -144,6 +146,7 @@ class Timings:
 
     def warnings(self, label: str) -> list[str]:
         """Reasons to distrust the times of a callable: compilation, a trend, two modes."""
+        self._check_label(label)
         x, first = self.samples[label].to_numpy(), self.sampling[label].first
         centre = float(pd.Series(x).median())
         texts = []
@@ -178,6 +181,11 @@ def pool(sessions: Sequence[Timings]) -> Timings:
     >>> pool(sessions).samples.index.get_level_values("session").unique().tolist()
     [0, 1]
     """
+    listed = isinstance(sessions, Sequence) and all(isinstance(s, Timings) for s in sessions)
+    if not listed:
+        raise ArgumentError(
+            "sessions", got=type(sessions).__name__, expected="a list of what measure() gives"
+        )
     if not sessions or any(
         list(s.samples.columns) != list(sessions[0].samples.columns) for s in sessions
     ):

@@ -9,7 +9,19 @@ from collections.abc import Sequence
 import numpy as np
 import scipy.special
 
-__all__ = ["Interval", "Ratio", "bimodal", "drift", "median_interval", "pooled", "ratio"]
+from roundoff.arguments import check_number
+from roundoff.errors import ArgumentError
+
+__all__ = [
+    "Interval",
+    "Ratio",
+    "bimodal",
+    "bootstrapped",
+    "drift",
+    "median_interval",
+    "pooled",
+    "ratio",
+]
 
 _RESAMPLES = 1999
 
@@ -83,9 +95,14 @@ def median_interval(
     Parameters
     ----------
     x : array of shape (n,)
-        At least one finite value.
+        At least one value, all of them finite.
     level : float
         Coverage wanted, between 0 and 1.
+
+    Raises
+    ------
+    ArgumentError
+        When *x* is not that, or *level* not between 0 and 1.
 
     References
     ----------
@@ -99,6 +116,22 @@ def median_interval(
     >>> median.value, median.low <= 11 < 15 <= median.high
     (13.0, True)
     """
+    check_number("level", level, above=0, below=1)
+    try:
+        series = np.asarray(x, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise ArgumentError("a series", got=type(x).__name__, expected="numbers") from error
+    if series.ndim != 1 or not series.size or not np.isfinite(series).all():
+        raise ArgumentError(
+            "a series", got=f"{x!r}"[:80], expected="at least one number, all of them finite"
+        )
+    return bootstrapped(series, level, seed, resamples)
+
+
+def bootstrapped(
+    x: np.ndarray, level: float = 0.95, seed: int = 0, resamples: int = _RESAMPLES
+) -> Interval:
+    """:func:`median_interval` of a series that was made here; infinite logarithms may be in it."""
     x = np.asarray(x, dtype=np.float64)
     n = x.size
     centre = float(np.median(x))
@@ -147,7 +180,7 @@ def pooled(sessions: Sequence[np.ndarray], level: float = 0.95, seed: int = 0) -
     session has the interval of its median, :func:`median_interval`.
     """
     if len(sessions) == 1:
-        return median_interval(sessions[0], level, seed)
+        return bootstrapped(sessions[0], level, seed)
     medians = np.array([np.median(x) for x in sessions])
     n = medians.size
     se = float(medians.std(ddof=1)) / math.sqrt(n)

@@ -1,0 +1,108 @@
+"""What the home page tells readers to type for a symptom: it is there, and does what is said."""
+
+import re
+
+import numpy as np
+import onnx.parser
+import pytest
+import torch
+from onnx import TensorProto, helper, numpy_helper
+
+import roundoff
+
+from .pages import ROOT
+
+HOME = (ROOT / "docs" / "index.rst").read_text(encoding="utf-8")
+#: Symptom -> what is said of it.
+SYMPTOMS = dict(re.findall(r"^\*\*(.+)\*\*\n((?:   .*\n|\n)+)", HOME, re.MULTILINE))
+
+
+def test_every_symptom_has_a_cause_and_something_to_type() -> None:
+    assert len(SYMPTOMS) >= 9
+    for symptom, said in SYMPTOMS.items():
+        cause, typed = said.split("*Type*")
+        assert "``" in typed, symptom
+        assert re.search(r"[.]\s*$", cause), symptom
+        # A page, or a source for what is known.
+        assert ":ref:" in said or "<https://" in said, symptom
+
+
+def test_every_name_of_the_library_that_is_typed_is_there() -> None:
+    names = set(re.findall(r"\broundoff\.(\w+)\(", "".join(SYMPTOMS.values())))
+    assert names >= {"compare_runtimes", "invariant", "measure", "tolerance"}
+    assert not [name for name in names if not hasattr(roundoff, name)]
+
+
+def test_nan_in_float16_is_named_with_its_node() -> None:
+    assert np.finfo(np.float16).max == 65504
+    assert "65,504" in SYMPTOMS["NaN in float16"]
+    text = """<ir_version: 10, opset_import: ["" : 18]>
+    g (float16[n, 8] X) => (float16[n, 8] Z) { Y = Mul(X, X)  W = Sub(Y, Y)  Z = Add(W, X) }"""
+    feeds = {"X": np.full((2, 8), 300, np.float16)}
+    comparison = roundoff.compare_runtimes(onnx.parser.parse_model(text), feeds)
+    # ONNX Runtime computes float16 in float32 on a CPU, node for node it overflows, too.
+    assert "first NaN or infinity: Mul_0 (Mul -> Y), in torch and ORT" in str(comparison)
+    assert "a Cast to float32 before it" in comparison.advice[0]
+    # float32 before it, and bfloat16 with float32's range, hold the square.
+    x = torch.full((2, 8), 300, dtype=torch.float16)
+    assert (x.float() ** 2).isfinite().all()
+    assert (x.to(torch.bfloat16) ** 2).isfinite().all()
+
+
+def test_a_model_has_tolerances_and_a_product_has_one() -> None:
+    text = """<ir_version: 10, opset_import: ["" : 18]>
+    g (float[n, 40] X) => (float[n, 3] Z) { Z = MatMul(X, W) }"""
+    model = onnx.parser.parse_model(text)
+    weights = np.random.default_rng(3).standard_normal((40, 3)).astype(np.float32)
+    model.graph.initializer.append(numpy_helper.from_array(weights, "W"))
+    assert "Z" in roundoff.compare_runtimes(model).tolerances
+    # Relative to the terms, it holds; relative to the result it would fail where terms cancel.
+    x = np.random.default_rng(4).standard_normal((5000, 40)).astype(np.float32)
+    truth, terms = x.astype(float) @ weights, np.abs(x).astype(float) @ np.abs(weights)
+    error, bound = np.abs(x @ weights - truth), roundoff.tolerance("float32", terms=40)
+    assert (error <= bound * terms).all()
+    assert (error > bound * np.abs(truth)).any()
+
+
+def test_what_int8_costs_is_said_node_by_node() -> None:
+    text = """<ir_version: 10, opset_import: ["" : 21]>
+    g (float[n, 16] X) => (float[n, 5] Z) { W = DequantizeLinear(Q, S)  Z = MatMul(X, W) }"""
+    model = onnx.parser.parse_model(text)
+    module = torch.nn.Linear(16, 5, bias=False).eval()
+    weights = module.weight.detach().T.numpy()
+    scale = np.float32(np.abs(weights).max() / 127)
+    rounded = np.rint(weights / scale).astype(np.int8)
+    model.graph.initializer.extend(
+        [
+            numpy_helper.from_array(rounded, "Q"),
+            helper.make_tensor("S", TensorProto.FLOAT, [], [scale]),
+        ]
+    )
+    comparison = roundoff.compare_runtimes(model, module=module)
+    assert comparison.quantization is not None
+    (row,) = comparison.quantization.frame.to_dict("records")
+    assert row["cost"] > 0
+
+
+def chain(x: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
+    """Operators that inductor puts into one kernel."""
+    y = torch.nn.functional.gelu(x * scale + shift)
+    return y * torch.sigmoid(shift) - x
+
+
+@pytest.mark.slow(reason="inductor compiles four programs")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_inductor_is_nearer_and_rounds_where_eager_does_when_told(dtype: torch.dtype) -> None:
+    inputs = [torch.randn(300, 257, generator=torch.Generator().manual_seed(i)) for i in range(3)]
+    inputs = [tensor.to(dtype) for tensor in inputs]
+    eager, truth = chain(*inputs), chain(*(tensor.double() for tensor in inputs))
+    torch._dynamo.reset()
+    compiled = torch.compile(chain)(*inputs)
+    assert not torch.equal(compiled, eager)
+    assert (compiled - truth).square().mean() < 0.6 * (eager - truth).square().mean()
+    torch._dynamo.reset()
+    assert torch.equal(torch.compile(chain, backend="aot_eager")(*inputs), eager)
+    torch._dynamo.reset()
+    with torch._inductor.config.patch(emulate_precision_casts=True):
+        assert torch.equal(torch.compile(chain)(*inputs), eager)
+    torch._dynamo.reset()

@@ -69,3 +69,12 @@ def test_every_file_that_the_readme_links_to_is_there() -> None:
     links = re.findall(r"\]\((?!https?:)([^)#]+)\)", README)
     assert len(links) > 3
     assert not [link for link in links if not (ROOT / link).exists()]
+
+
+def test_the_number_that_is_cited_as_an_example_is_recorded_so() -> None:
+    page = (ROOT / "docs" / "cite.rst").read_text("utf-8")
+    pattern = r"^   (plot_\w+)#(\w+), (.+), (\d{4}-\d\d-\d\d), commit (\w+)$"
+    ((name, number, machine, date, commit),) = re.findall(pattern, page, re.MULTILINE)
+    record = read_record(RECORDED / name / f"{machine.lower().replace(' ', '-')}.json")
+    run = record.provenance[number]
+    assert (run.date[:10], run.commit[:10]) == (date, commit)

@@ -89,9 +89,43 @@ def test_modes_of_torch_compile() -> None:
     f, x = torch.nn.functional.relu, torch.randn(3)
     run = torch.compile(f, backend=rb.onnx_custom_backend, mode="reduce-overhead")
     torch.testing.assert_close(run(x), f(x))
-    gm = torch.fx.symbolic_trace(lambda x: x + 1)
-    with pytest.raises(ArgumentError, match=r"mode: got max-autotune, expected 'default'"):
-        rb.onnx_custom_backend(gm, [x], mode="max-autotune")
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("mode", "max-autotune"), ("mode", 1), ("options", {"foo": 1}), ("options", "default"),
+        ("target_opset", 17), ("target_opset", 99), ("target_opset", "20"), ("verbose", "yes"),
+        ("verbose", -1), ("storage", []), ("dump_prefix", 3), ("dump_prefix", "no/such/folder/x"),
+        ("providers", "CPUExecutionProvider"), ("providers", [1]), ("optimize", 0),
+        ("check", "no"), ("cuda_graph", 1), ("fallback", None), ("replace_weights", "yes"),
+        ("fixed_weights", "yes"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("by_dynamo", [True, False])
+def test_an_argument_that_is_none_of_the_known_is_named(
+    name: str, value: Any, by_dynamo: bool
+) -> None:
+    """The error reaches the caller of the compiled function as it is."""
+    backend = functools.partial(rb.onnx_custom_backend, **{name: value})
+    run: Any = torch.compile(torch.nn.functional.relu, backend=backend)
+    if not by_dynamo:
+        run = functools.partial(backend, torch.fx.symbolic_trace(lambda x: x + 1))
+    x = torch.ones(3)
+    with pytest.raises(ArgumentError, match=rf"^{name}: got .*, expected ") as caught:
+        run(x if by_dynamo else [x])
+    assert type(caught.value) is ArgumentError
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("asked", [{"options": {"fixed_weights": True}}, {"mode": "nonsense"}])
+def test_what_torch_compile_hands_over_wrongly_is_named(asked: dict[str, Any]) -> None:
+    (name,) = asked
+    run = torch.compile(torch.nn.functional.relu, backend=rb.onnx_custom_backend, **asked)
+    for _ in range(2):
+        with pytest.raises(ArgumentError, match=rf"^{name}: got "):
+            run(torch.ones(3))
 
 
 @torch.no_grad()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import importlib.util
 import os
@@ -10,9 +9,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import onnx
 import torch
 from torch._dynamo.backends.common import aot_autograd
 
+from roundoff.arguments import check_choice, check_flag, check_providers, check_whole
 from roundoff.errors import ArgumentError, DtypeError, RoundoffError, UnsupportedError
 from roundoff.fusion import OptimizationOptions
 
@@ -119,7 +120,9 @@ def onnx_custom_backend(
     DtypeError
         An input has a type that ONNX Runtime lacks (float8; complex without *fallback*).
     ArgumentError
-        *target_opset* is below 18, or *mode* is unknown.
+        An argument has another type or value than those above. ``torch.compile`` hands its own
+        ``options={...}`` over as *options*, which is no :class:`OptimizationOptions`: arguments of
+        this function are bound by ``functools.partial``.
 
     Notes
     -----
@@ -150,20 +153,13 @@ def onnx_custom_backend(
     >>> [node.op_type for node in graph.model.graph.node]
     ['Gemm', 'Relu']
     """
-    if mode not in (None, "default", "reduce-overhead"):
-        raise ArgumentError("mode", got=mode, expected="'default' or 'reduce-overhead'")
-    copied = mode == "reduce-overhead" and not cuda_graph
-    settings = _settings(target_opset, verbose, options, optimize, storage, dump_prefix, providers)
-    settings = dataclasses.replace(
-        settings,
-        check=check,
-        cuda_graph=cuda_graph or copied,
-        fallback=fallback,
-        copy_outputs=copied,
-        replace_weights=replace_weights,
-        fixed_weights=fixed_weights,
-    )
     try:
+        settings = _settings(
+            target_opset=target_opset, verbose=verbose, options=options, optimize=optimize,
+            storage=storage, dump_prefix=dump_prefix, providers=providers, check=check,
+            cuda_graph=cuda_graph, fallback=fallback, mode=mode, replace_weights=replace_weights,
+            fixed_weights=fixed_weights,
+        )  # fmt: skip
         _refuse(args, fallback)
         _refuse_interpreter(args, settings.options)
         fixed = fixed_numbers(graph_module)
@@ -214,30 +210,58 @@ def _refusing(error: RoundoffError) -> Callable[..., Any]:
 
 
 def _settings(
-    target_opset: int | None,
-    verbose: int,
-    options: OptimizationOptions | None,
-    optimize: bool,
-    storage: dict[str, Any] | None,
-    dump_prefix: str | os.PathLike[str] | None,
-    providers: Sequence[Any] | None,
+    *,
+    target_opset: Any,
+    verbose: Any,
+    options: Any,
+    optimize: Any,
+    storage: Any,
+    dump_prefix: Any,
+    providers: Any,
+    mode: Any,
+    cuda_graph: Any,
+    **flags: Any,
 ) -> CompileSettings:
-    if target_opset is not None and target_opset < 18:
-        raise ArgumentError("target_opset", got=target_opset, expected="18 or later")
-    if not isinstance(options, OptimizationOptions):
-        if options is not None:
-            raise ArgumentError("options", got=options, expected="an OptimizationOptions")
+    """What was asked for, where each argument is what it may be."""
+    for name, flag in (flags | {"optimize": optimize, "cuda_graph": cuda_graph}).items():
+        check_flag(name, flag)
+    check_choice("mode", mode, (None, "default", "reduce-overhead"))
+    check_whole("verbose", verbose, least=0)
+    if target_opset is not None:
+        check_whole("target_opset", target_opset, least=18, most=onnx.defs.onnx_opset_version())
+    if options is None:
         options = OptimizationOptions(verbose=max(verbose - 1, 0))
+    if not isinstance(options, OptimizationOptions):
+        raise ArgumentError(
+            "options", got=repr(options), expected="an OptimizationOptions",
+            hint="functools.partial(onnx_custom_backend, ...) binds arguments of the backend",
+        )  # fmt: skip
+    if storage is not None and not isinstance(storage, dict):
+        raise ArgumentError("storage", got=repr(storage), expected="a dict, which is filled")
+    if dump_prefix is not None:
+        dump_prefix = _prefix(dump_prefix)
+    copied = mode == "reduce-overhead" and not cuda_graph
     return CompileSettings(
         opset=target_opset,
         verbose=verbose,
         options=options if optimize else OptimizationOptions(None),
         storage=storage,
-        dump_prefix=None if dump_prefix is None else Path(dump_prefix),
-        providers=None if providers is None else list(providers),
-        check=False,
-        cuda_graph=False,
+        dump_prefix=dump_prefix,
+        providers=None if providers is None else list(check_providers(providers)),
+        cuda_graph=cuda_graph or copied,
+        copy_outputs=copied,
+        **flags,
     )
+
+
+def _prefix(path: Any) -> Path:
+    """Where models are written, in a folder that is there."""
+    if isinstance(path, (str, os.PathLike)):
+        prefix = Path(path)
+        if prefix.name and prefix.parent.is_dir():
+            return prefix
+    raise ArgumentError("dump_prefix", got=repr(path),
+                        expected="a path whose folder exists")  # fmt: skip
 
 
 def _refuse_interpreter(args: Sequence[Any], options: OptimizationOptions) -> None:

@@ -338,12 +338,7 @@ def test_an_operator_without_a_form_is_named() -> None:
         compiled(lambda x: torch.linalg.eigvalsh(x), fallback=False)(torch.eye(3))
 
 
-def test_arguments_are_checked() -> None:
-    gm = torch.fx.symbolic_trace(lambda x: x + 1)
-    with pytest.raises(ArgumentError, match="18 or later"):
-        rb.onnx_custom_backend(gm, [torch.ones(1)], target_opset=17)
-    with pytest.raises(ArgumentError, match="OptimizationOptions"):
-        rb.onnx_custom_backend(gm, [torch.ones(1)], options="default")  # type: ignore[arg-type]
+def test_tiers_are_checked() -> None:
     with pytest.raises(ArgumentError, match="default\\+onnxruntime"):
         OptimizationOptions("onnxruntime")
 

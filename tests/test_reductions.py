@@ -165,7 +165,7 @@ def test_distributions() -> None:
     assert np.flatnonzero(spikes == 100.0).tolist() == list(range(0, 8192, 128))
     assert np.count_nonzero(spikes == -1e-4) == 8192 - 64
     assert VALUES["pareto"].min() >= 0
-    with pytest.raises(errors.ArgumentError, match=r"cauchy.*expected normal, spikes"):
+    with pytest.raises(errors.ArgumentError, match=r"cauchy.*expected one of .normal., .spikes."):
         draw_values("cauchy")
 
 
@@ -180,7 +180,7 @@ def test_orders_are_permutations(size: int) -> None:
 
 
 def test_orders_that_cannot_be() -> None:
-    with pytest.raises(errors.ArgumentError, match="at least 3"):
+    with pytest.raises(errors.ArgumentError, match="3 or more"):
         draw_orders(4, count=2)
     with pytest.raises(errors.ShapeError, match="do not match"):
         arrange(np.zeros(4), draw_orders(5))

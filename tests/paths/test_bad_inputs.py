@@ -452,7 +452,7 @@ def summed() -> list[Case]:
     return [
         *(Case(function, (x,)) for function in plain for x in no_vectors()),
         *(Case(r.mean, (x, "float32")) for x in no_vectors()),
-        *(Case(r.binned, (x,)) for x in exact if np.ndim(x) or x is None),
+        *(Case(r.binned, (x,)) for x in exact if not isinstance(x, (float, np.float32))),
         *(Case(r.exact_sum, (x,)) for x in exact),
         *(Case(r.condition, (x,)) for x in exact),
         Case(r.exact_sum, ([math.nan],)),
@@ -494,7 +494,7 @@ def summed() -> list[Case]:
         Case(r.arrange, (f, np.zeros((1, 3), int))),
         Case(r.arrange, (f, None)),
         Case(r.arrange, (None, np.zeros((1, 4), int))),
-        Case(r.arrange, ([1.0, 2.0], [[0, 1]])),
+        Case(r.arrange, ([[1.0, 2.0]], [[0, 1]])),
         Case(r.arrange, (f, np.array([[0, 1, 2, 9]]))),
         Case(r.arrange, (f, np.array([[0, 0, 0, 0]]))),
         Case(r.arrange, (f, np.array([[0.0, 1, 2, 3]]))),
@@ -510,7 +510,7 @@ def _is_exact(x: Any) -> bool:
 
 def ordered() -> list[Case]:
     r, parts = reductions, np.ones((3, 4), np.float32)
-    trees: list[Any] = [None, (), (0, 1), (0, 1, 2, 3), ((0, 1), 1), [0, 1, 2], "012", 1.5]
+    trees: list[Any] = [None, (), (0, 1), (0, 1, 2, 3), ((0, 1), 1), "012", 1.5]
     trees += [((0, 1), True), ((0, 1), (2,)), (0, (1, -1))]
     no_parts: list[Any] = [None, 3, "x", np.ones(3), np.ones((0, 4)), np.ones((3, 4), int)]
     no_parts += [np.ones((3, 4), complex), np.ma.masked_array(parts, parts > 0), [[1.0], [1, 2]]]
@@ -524,8 +524,8 @@ def ordered() -> list[Case]:
         *(Case(r.two_level_sum, (p, 1)) for p in no_parts),
         *(Case(r.two_level_sum, (parts, n)) for n in (0, 2, -1, 1.5, None, "1")),
         *(Case(r.ring_sum, (parts, n)) for n in (1.5, None, "1", 3, -1)),
-        *(Case(r.order_depth, (t,)) for t in (None, "01", 1.5, [0, 1], (0, None))),
-        *(Case(r.order_text, (t,)) for t in (None, "01", 1.5, [0, 1], (0,), ())),
+        *(Case(r.order_depth, (t,)) for t in (None, "01", 1.5, (0, None))),
+        *(Case(r.order_text, (t,)) for t in (None, "01", 1.5, (0,), ())),
         *(Case(r.order_probes, (n, "float32")) for n in (1, 0, -1, 2.5, None, "3", True)),
         *(Case(r.order_probes, (3, d)) for d in (None, "int8", "float8_e5m2", ODD)),
         Case(r.order_probes, (2**12, "float16")),
@@ -617,7 +617,9 @@ def kernels() -> list[Case]:
     cases += [Case(k.attention, (q, q, q), {"causal": c}) for c in ("bottom", None, 3)]
     cases += [Case(k.attention, (q, q, q), {"start": t}) for t in lengths]
     cases += [Case(k.attention, (q, q, q), {"length": t}) for t in lengths]
-    cases += [Case(k.attention, (q, q, q), {"mask": m}) for m in (3, ones.int(), ones[0], ones[..., :2])]
+    cases += [
+        Case(k.attention, (q, q, q), {"mask": m}) for m in (3, ones.int(), ones[0], ones[..., :2])
+    ]
     cases += [Case(k.attention, (q, q, q), {"mask": ones, "start": lengths[2].long()})]
     cases += [Case(k.attention, (q, q, q), {"scale": s}) for s in ("1", math.nan, q)]
     cases += [Case(k.attention, (q, q, q.clone().requires_grad_()))]
@@ -669,25 +671,55 @@ def modelled() -> list[Case]:
         *(Case(m.padded, ([[1, 2]], p)) for p in (None, 1.5, "0")),
         Case(m.padded, ([[1, 2]], 0, "gpu")),
         *(Case(m.padded, ([[1, 2]], 0), {"length": n}) for n in (-1, None, 1.5, "3")),
-        *(Case(lambda *a: list(m.server_batches(*a)), a) for a in (
-            (3, 0, 2), (3, 2, 0), (None, 2, 2), (3, None, 2), (3, 2, None), (-1, 2, 2),
-            (3, 2, 1.5), (2.5, 2, 2),
-        )),
+        *(
+            Case(lambda *a: list(m.server_batches(*a)), a)
+            for a in (
+                (3, 0, 2),
+                (3, 2, 0),
+                (None, 2, 2),
+                (3, None, 2),
+                (3, 2, None),
+                (-1, 2, 2),
+                (3, 2, 1.5),
+                (2.5, 2, 2),
+            )
+        ),
         Case(lambda: list(m.server_batches(3, 2, 2, multiple=0))),
         Case(lambda: list(m.server_batches(3, 2, 2, padding=-1))),
         Case(lambda: list(m.server_batches(3, 2, 2, seed=-1))),
-        *(Case(m.random_tokens, a) for a in (
-            (None, True, "cpu"), ("tiny", True, "cpu"), (sizes, True, "gpu"), (sizes, True, None),
-            (sizes, "no", "cpu"), (sizes, True, "cpu", -1.5), (sizes, True, "cpu", None),
-            (sizes, True, "cpu", 0, "top"), (sizes, True, "cpu", 0, None),
-        )),
-        *(Case(m.Llama, a) for a in (
-            (None,), ("tiny",), (odd,), (sizes, 0), (sizes, -1), (sizes, 1.5), (sizes, None),
-            (sizes, 1, "float32"), (sizes, 1, torch.int8), (sizes, 1, None),
-            (sizes, 1, torch.float32, "fast"), (sizes, 1, torch.float32, None),
-            (sizes, 1, torch.float32, "sdpa", "gpu"),
-            (sizes, 1, torch.float32, "sdpa", "cpu", None),
-        )),
+        *(
+            Case(m.random_tokens, a)
+            for a in (
+                (None, True, "cpu"),
+                ("tiny", True, "cpu"),
+                (sizes, True, "gpu"),
+                (sizes, True, None),
+                (sizes, "no", "cpu"),
+                (sizes, True, "cpu", -1.5),
+                (sizes, True, "cpu", None),
+                (sizes, True, "cpu", 0, "top"),
+                (sizes, True, "cpu", 0, None),
+            )
+        ),
+        *(
+            Case(m.Llama, a)
+            for a in (
+                (None,),
+                ("tiny",),
+                (odd,),
+                (sizes, 0),
+                (sizes, -1),
+                (sizes, 1.5),
+                (sizes, None),
+                (sizes, 1, "float32"),
+                (sizes, 1, torch.int8),
+                (sizes, 1, None),
+                (sizes, 1, torch.float32, "fast"),
+                (sizes, 1, torch.float32, None),
+                (sizes, 1, torch.float32, "sdpa", "gpu"),
+                (sizes, 1, torch.float32, "sdpa", "cpu", None),
+            )
+        ),
         *(Case(m.load_trained, (s,)) for s in (None, 3, "", "nothing.gguf", "a\0b", FOLDER.name)),
         *(Case(m.load_trained, (), {"layers": n}) for n in (0, -1, 31, 1.5, "2", True)),
         *(Case(m.load_trained, (), {"round_to": t, "layers": 1}) for t in ("bfloat16", 3)),
@@ -710,10 +742,16 @@ def trained() -> list[Case]:
     model = loaded.model()
     wide = m.Float64Llama(loaded)
     return [
-        *(Case(loaded.model, a) for a in (
-            ("float32",), (torch.int8,), (None,), (torch.float32, "fast"),
-            (torch.float32, "sdpa", "gpu"),
-        )),
+        *(
+            Case(loaded.model, a)
+            for a in (
+                ("float32",),
+                (torch.int8,),
+                (None,),
+                (torch.float32, "fast"),
+                (torch.float32, "sdpa", "gpu"),
+            )
+        ),
         *(Case(loaded.rounded, (t,)) for t in (None, "float16", torch.int8)),
         *(Case(loaded.prompt, (t,)) for t in (None, 3, ["a"], b"a")),
         Case(m.Float64Llama, (loaded, "gpu")),
@@ -753,11 +791,26 @@ def asked() -> list[Case]:
         Case(args, ("p", 3), {"argv": [], **one}),
         Case(args, ("p", None, "nothing"), {"argv": [], **one}),
         Case(args, ("p", None, 3), {"argv": [], **one}),
-        *(Case(args, ("p",), {"argv": [], "size": v}) for v in (
-            (8, "text", "a"), (8, "text", ["a"]), ("a", "text", 3), (8, "text", (1, 2, 3)),
-            (8, "text", (9, 1)), (), (1, 2, 3, 4), [1], {"a": 1}, ODD, (8, 3), len,
-            (8, "text", None), (True, "text", 1), (math.nan, "text", 1),
-        )),
+        *(
+            Case(args, ("p",), {"argv": [], "size": v})
+            for v in (
+                (8, "text", "a"),
+                (8, "text", ["a"]),
+                ("a", "text", 3),
+                (8, "text", (1, 2, 3)),
+                (8, "text", (9, 1)),
+                (),
+                (1, 2, 3, 4),
+                [1],
+                {"a": 1},
+                ODD,
+                (8, 3),
+                len,
+                (8, "text", None),
+                (True, "text", 1),
+                (math.nan, "text", 1),
+            )
+        ),
         Case(args, ("p",), {"argv": [], "record": "x"}),
         Case(args, ("p",), {"argv": [], "second": 3}),
         Case(unit_test, ("maybe",)),
@@ -826,16 +879,33 @@ def recorded() -> list[Case]:
         Case(record.read_records, ("page", folder)),
         Case(record.read_records, ("page", None)),
         *(Case(write, (folder, "p", t, env)) for t in tables),
-        *(Case(write, (folder, p, {"t": frame}, env)) for p in (None, 3, "", "../x", "a/b", "a\0b")),
+        *(
+            Case(write, (folder, p, {"t": frame}, env))
+            for p in (None, 3, "", "../x", "a/b", "a\0b")
+        ),
         *(Case(write, (f, "p", {"t": frame}, env)) for f in (None, 3, "/proc/nothing", "a\0b")),
         *(Case(write, (folder, "p", {"t": frame}, e)) for e in (None, {}, 3, {"gpu": None})),
         *(Case(write, (folder, "p", {"t": frame}, env, o)) for o in (3, [1], {"a": ODD})),
-        *(Case(write, (folder, "p", {"t": frame}, env), {"parts": p}) for p in (
-            3, {"t": "nothing"}, {"t": 3}, {"t": "n"}, {"nothing": "cpu"},
-        )),
-        *(Case(write, (folder, "p", {"t": frame}, env), {"times": p}) for p in (
-            3, {"t": ["nothing"]}, {"t": []}, {"t": 3}, {"t": "t"},
-        )),
+        *(
+            Case(write, (folder, "p", {"t": frame}, env), {"parts": p})
+            for p in (
+                3,
+                {"t": "nothing"},
+                {"t": 3},
+                {"t": "n"},
+                {"nothing": "cpu"},
+            )
+        ),
+        *(
+            Case(write, (folder, "p", {"t": frame}, env), {"times": p})
+            for p in (
+                3,
+                {"t": ["nothing"]},
+                {"t": []},
+                {"t": 3},
+                {"t": "t"},
+            )
+        ),
         Case(write, (folder, "never", {"t": frame}, env), {"second": True}),
         Case(made.part_of, ("nothing",)),
         Case(made.part_of, (None,)),

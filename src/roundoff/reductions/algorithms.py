@@ -3,7 +3,9 @@
 Every function takes an array of shape (..., n) with n at least 1 and returns one of shape (...)
 in the same type: each addition is rounded to that type. A row of a batch has the bits of the same
 vector added alone, so that many orders of one vector are evaluated at once. An array without a last
-axis, or with nothing along it, is a :class:`~roundoff.errors.ShapeError`.
+axis, or with nothing along it, is a :class:`~roundoff.errors.ShapeError`; another type than
+float64, float32, float16 or bfloat16 a :class:`~roundoff.errors.DtypeError`; masked values are an
+:class:`~roundoff.errors.ArgumentError`.
 """
 
 from __future__ import annotations
@@ -34,10 +36,12 @@ __all__ = [
 Array = npt.NDArray[Any]
 
 
-def _check(x: Array) -> None:
-    """Raise where there is nothing to add."""
-    if not np.shape(x) or np.shape(x)[-1] == 0:
-        raise ShapeError("nothing to add", got=np.shape(x), expected="(..., n), n at least 1")
+def _values(x: Any) -> Array:
+    """The array to add; an error where there is nothing to add, or no type to round to."""
+    values = float_array(x)
+    if not values.ndim or values.shape[-1] == 0:
+        raise ShapeError("nothing to add", got=values.shape, expected="(..., n), n at least 1")
+    return values
 
 
 def sequential(x: Array) -> Array:
@@ -50,7 +54,7 @@ def sequential(x: Array) -> Array:
     >>> sequential(np.array([1e8, 1.0, 1.0, 1.0, 1.0], np.float32))
     np.float32(1e+08)
     """
-    _check(x)
+    x = _values(x)
     with np.errstate(over="ignore", invalid="ignore"):
         return np.add.accumulate(x, axis=-1)[..., -1][()]
 
@@ -73,7 +77,7 @@ def pairwise_numpy(x: Array) -> Array:
     >>> bool(pairwise_numpy(x) == np.sum(x))
     True
     """
-    _check(x)
+    x = _values(x)
     with np.errstate(over="ignore", invalid="ignore"):
         return np.add.reduce(np.ascontiguousarray(x), axis=-1)
 
@@ -88,7 +92,7 @@ def pairwise(x: Array) -> Array:
     >>> pairwise(np.array([1e8, 1.0, 3.0, 3.0], np.float32))
     np.float32(1.0000001e+08)
     """
-    _check(x)
+    x = _values(x)
     with np.errstate(over="ignore", invalid="ignore"):
         while x.shape[-1] > 1:
             even = x.shape[-1] & ~1
@@ -133,7 +137,7 @@ def neumaier(x: Array) -> Array:
     >>> neumaier(np.array([1.0, 1e30, 1.0, -1e30], np.float64))
     np.float64(2.0)
     """
-    _check(x)
+    x = _values(x)
     with np.errstate(over="ignore", invalid="ignore"):
         running = np.add.accumulate(x, axis=-1)
         if x.shape[-1] == 1:
@@ -348,7 +352,7 @@ def mean(x: Array, dtype: Any) -> Any:
     >>> mean(np.float32([1, 2, 4]), "float16")
     np.float32(2.3339844)
     """
-    _check(x)
+    x = _values(x)
     with np.errstate(invalid="ignore"):
         return round_to(np.add.reduce(x, axis=-1) / x.shape[-1], dtype)
 
@@ -369,7 +373,7 @@ def moments(x: Array) -> tuple[Any, Any]:
     >>> moments(np.array([1.0, 3.0]))
     (np.float64(2.0), np.float64(1.0))
     """
-    _check(x)
+    x = _values(x)
     with np.errstate(invalid="ignore", over="ignore"):
         mu = np.add.reduce(x, axis=-1) / x.shape[-1]
         centred = x - mu[..., np.newaxis]

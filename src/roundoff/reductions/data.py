@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from roundoff.arguments import check_choice, check_whole
 from roundoff.dtypes import dtype_info, onnx_dtype_to_np_dtype
 from roundoff.errors import ArgumentError, DtypeError, ShapeError
 
@@ -17,6 +18,8 @@ __all__ = [
     "draw_orders",
     "draw_values",
     "float_array",
+    "plain_array",
+    "real_array",
     "round_to",
     "work_dtype",
 ]
@@ -55,7 +58,7 @@ def draw_values(name: str, size: int = 8192, seed: int = 0) -> npt.NDArray[np.fl
     Raises
     ------
     ArgumentError
-        When the name is unknown.
+        When the name is unknown, or *size* or *seed* is no whole number from 0 on.
 
     Examples
     --------
@@ -63,16 +66,16 @@ def draw_values(name: str, size: int = 8192, seed: int = 0) -> npt.NDArray[np.fl
     >>> draw_values("spikes", size=3)
     array([ 1.e+02, -1.e-04, -1.e-04])
     """
-    rng = np.random.default_rng(seed)
+    check_choice("distribution", name, DISTRIBUTIONS)
+    check_whole("size", size, 0)
+    rng = np.random.default_rng(check_whole("seed", seed, 0))
     if name == "normal":
         return rng.standard_normal(size)
     if name == "spikes":
         values = np.full(size, -1e-4)
         values[::128] = 100.0
         return values
-    if name == "pareto":
-        return rng.pareto(1.0, size)
-    raise ArgumentError("unknown distribution", got=name, expected=", ".join(DISTRIBUTIONS))
+    return rng.pareto(1.0, size)
 
 
 def work_dtype(dtype: Any) -> np.dtype[Any]:
@@ -112,6 +115,13 @@ def round_to(x: Any, dtype: Any, *, storage: bool = False) -> Any:
     ndarray or scalar, same shape
         A value past the largest one of *dtype* is infinite: overflow is kept, not clipped.
 
+    Raises
+    ------
+    DtypeError
+        When *dtype* is none of ``DTYPES``, or *x* is not made of real numbers of at most 64 bits.
+    ArgumentError
+        When values are masked, or whole numbers above 2**53 are to be rounded to bfloat16.
+
     Examples
     --------
     >>> import numpy as np
@@ -122,8 +132,11 @@ def round_to(x: Any, dtype: Any, *, storage: bool = False) -> Any:
     np.float32(1.0)
     """
     work = work_dtype(dtype)
-    values = np.asarray(x)
     info = dtype_info(dtype)
+    values = plain_array(x)
+    # Straight to bfloat16 whole numbers would be rounded twice, to float32 first.
+    if values.dtype.kind not in "iub" or info.name == "bfloat16":
+        values = _checked(values, "round")
     with np.errstate(over="ignore", invalid="ignore"):
         if info.name == "bfloat16" and values.dtype == np.float64:
             values = _to_odd(values)
@@ -159,17 +172,7 @@ def float_array(x: npt.ArrayLike) -> npt.NDArray[Any]:
     >>> float_array([0.5, 2]).dtype
     dtype('float64')
     """
-    if np.ma.is_masked(x):
-        raise ArgumentError("masked values", got="a masked array", hint="x.compressed()")
-    try:
-        values = np.asarray(x)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise DtypeError(
-            "not an array that NumPy reads",
-            got=type(x).__name__,
-            expected=", ".join(DTYPES),
-            hint="of a torch tensor x.detach().cpu(), of bfloat16 .float()",
-        ) from error
+    values = plain_array(x)
     if dtype_info(values.dtype).name not in DTYPES:
         raise DtypeError(
             "no reduction in this type",
@@ -178,6 +181,81 @@ def float_array(x: npt.ArrayLike) -> npt.NDArray[Any]:
             hint="x.astype(np.float64)",
         )
     return values
+
+
+def plain_array(x: Any) -> npt.NDArray[Any]:
+    """*x* as an array of any type.
+
+    Raises
+    ------
+    DtypeError
+        When NumPy makes none of it.
+    ArgumentError
+        When values are masked.
+
+    Examples
+    --------
+    >>> from roundoff.reductions.data import plain_array
+    >>> plain_array([1, 2]).shape
+    (2,)
+    """
+    if np.ma.is_masked(x):
+        raise ArgumentError("masked values", got="a masked array", hint="x.compressed()")
+    try:
+        return np.asarray(x)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise DtypeError(
+            "not an array that NumPy reads",
+            got=type(x).__name__,
+            expected=", ".join(DTYPES),
+            hint="of a torch tensor x.detach().cpu(), of bfloat16 .float()",
+        ) from error
+
+
+def real_array(x: Any) -> npt.NDArray[np.float64]:
+    """*x* in float64, which holds each of its values.
+
+    Raises
+    ------
+    DtypeError
+        When *x* is not made of real numbers of at most 64 bits.
+    ArgumentError
+        When values are masked, or whole numbers above 2**53.
+
+    Examples
+    --------
+    >>> from roundoff.reductions.data import real_array
+    >>> real_array([1, 2])
+    array([1., 2.])
+    """
+    return _checked(plain_array(x), "compare").astype(np.float64, copy=False)
+
+
+def _checked(values: npt.NDArray[Any], doing: str) -> npt.NDArray[Any]:
+    """The array; whole numbers in float64. Refused is what float64 does not hold."""
+    if values.dtype.kind in "iub":
+        if values.dtype.kind != "b" and values.size and not _small(values):
+            raise ArgumentError(
+                f"whole numbers to {doing}", got=str(np.abs(values.astype(object)).max()),
+                expected="at most 2**53, which float64 holds",
+            )  # fmt: skip
+        return values.astype(np.float64)
+    if not _is_float(values.dtype):
+        raise DtypeError(
+            f"no real numbers to {doing}", got=str(values.dtype), expected="at most 64 bits"
+        )
+    return values
+
+
+def _small(values: npt.NDArray[Any]) -> bool:
+    return int(values.max()) <= 2**53 and int(values.min()) >= -(2**53)
+
+
+def _is_float(dtype: np.dtype[Any]) -> bool:
+    try:
+        return dtype_info(dtype).is_float
+    except DtypeError:  # a type that ONNX lacks, such as long double
+        return False
 
 
 def draw_orders(size: int, count: int = 128, seed: int = 0) -> npt.NDArray[np.intp]:
@@ -193,7 +271,8 @@ def draw_orders(size: int, count: int = 128, seed: int = 0) -> npt.NDArray[np.in
     Raises
     ------
     ArgumentError
-        When *count* is below 3: the unchanged, the ascending and the descending order.
+        When *count* is below 3 (the unchanged, the ascending and the descending order), or an
+        argument is no whole number from 0 on.
 
     Examples
     --------
@@ -201,8 +280,9 @@ def draw_orders(size: int, count: int = 128, seed: int = 0) -> npt.NDArray[np.in
     >>> draw_orders(4, count=5).shape
     (2, 4)
     """
-    if count < FIXED_ORDERS:
-        raise ArgumentError("too few orders", got=count, expected=f"at least {FIXED_ORDERS}")
+    check_whole("size", size, 0)
+    check_whole("number of orders", count, FIXED_ORDERS)
+    check_whole("seed", seed, 0)
     rng = np.random.default_rng((seed, size))
     return rng.permuted(np.tile(np.arange(size), (count - FIXED_ORDERS, 1)), axis=1)
 
@@ -228,6 +308,8 @@ def arrange(x: npt.NDArray[Any], drawn: npt.NDArray[np.intp]) -> npt.NDArray[Any
     ------
     ShapeError
         When the permutations are not as long as the vector.
+    ArgumentError, DtypeError
+        When a row of *drawn* has not each place once, or values are masked or no array.
 
     Examples
     --------
@@ -236,15 +318,30 @@ def arrange(x: npt.NDArray[Any], drawn: npt.NDArray[np.intp]) -> npt.NDArray[Any
     >>> arrange(np.array([2.0, 3.0, 1.0]), np.array([[2, 0, 1]]))
     array([[2., 3., 1.], [1., 2., 3.], [3., 2., 1.], [1., 2., 3.]])
     """
+    x, drawn = plain_array(x), plain_array(drawn)
     if x.ndim != 1 or drawn.shape[1:] != x.shape:
         raise ShapeError(
             "orders and values do not match",
             got=f"values {x.shape}, orders {drawn.shape}",
             expected="(n,) and (k, n)",
         )
+    for row in drawn:
+        _check_permutation(row)
     rows = np.empty((FIXED_ORDERS + len(drawn), x.size), x.dtype)
     rows[0] = x
     rows[1] = np.sort(x)
     rows[2] = rows[1, ::-1]
     np.take(x, drawn, out=rows[FIXED_ORDERS:], mode="clip")  # "raise" would copy first
     return rows
+
+
+def _check_permutation(row: npt.NDArray[Any]) -> None:
+    """Refuse what has not each place once: other values would be added."""
+    seen = np.zeros(row.size, bool)
+    if row.dtype.kind in "iu" and row.size and row.min() >= 0 and row.max() < row.size:
+        seen[row] = True
+    if not seen.all():
+        raise ArgumentError(
+            "no permutation", got=f"{row[:8]}", expected=f"each of 0 to {row.size - 1} once",
+            hint="draw_orders(size)",
+        )  # fmt: skip

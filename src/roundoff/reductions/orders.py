@@ -15,11 +15,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from roundoff.arguments import check_whole
 from roundoff.dtypes import dtype_info
 from roundoff.errors import ArgumentError, ShapeError
 
 from .algorithms import pairwise, sequential
-from .data import round_to
+from .data import float_array, round_to
 
 __all__ = [
     "OrderRun",
@@ -59,7 +60,9 @@ def add_in_order(parts: Array, tree: Tree) -> Array:
     Raises
     ------
     ArgumentError
-        When the tree has not each rank once.
+        When the tree has not each rank once, or parts are masked.
+    ShapeError, DtypeError
+        When *parts* are not of that shape, or not of a type that :func:`sequential` adds.
 
     Examples
     --------
@@ -68,11 +71,19 @@ def add_in_order(parts: Array, tree: Tree) -> Array:
     >>> float(add_in_order(parts, ((0, 1), 2))[0]), float(add_in_order(parts, ((2, 1), 0))[0])
     (1.0, 0.0)
     """
-    leaves = sorted(_leaves(tree))
+    parts, leaves = _parts(parts), sorted(_leaves(tree))
     if leaves != list(range(len(parts))):
         raise ArgumentError("the tree", got=str(leaves), expected=f"ranks 0 to {len(parts) - 1}")
     with np.errstate(over="ignore", invalid="ignore"):
         return _add(parts, tree)
+
+
+def _parts(parts: Any) -> Array:
+    """The parts of the ranks as an array of a type that can be added."""
+    array = float_array(parts)
+    if array.ndim != 2 or not len(array):
+        raise ShapeError("parts", got=array.shape, expected="(ranks, size), ranks at least 1")
+    return array
 
 
 def _add(parts: Array, tree: Tree) -> Array:
@@ -87,7 +98,14 @@ def _add(parts: Array, tree: Tree) -> Array:
 
 
 def _leaves(tree: Tree) -> list[int]:
-    return [tree] if isinstance(tree, int) else [leaf for t in tree for leaf in _leaves(t)]
+    if isinstance(tree, int) and not isinstance(tree, bool):
+        return [tree]
+    if not isinstance(tree, (tuple, list)) or len(tree) < 2:
+        raise ArgumentError(
+            "no order of additions", got=repr(tree)[:80],
+            expected="the number of a rank, or a tuple of two or more orders",
+        )  # fmt: skip
+    return [leaf for branch in tree for leaf in _leaves(branch)]
 
 
 def order_depth(tree: Tree) -> int:
@@ -98,7 +116,12 @@ def order_depth(tree: Tree) -> int:
     >>> order_depth((((1, 0), 3), 2)), order_depth(((0, 1), (2, 3)))
     (3, 2)
     """
-    return 0 if isinstance(tree, int) else 1 + max(map(order_depth, tree))
+    _leaves(tree)  # an error where it is no tree
+    return _depth(tree)
+
+
+def _depth(tree: Tree) -> int:
+    return 0 if isinstance(tree, int) else 1 + max(map(_depth, tree))
 
 
 def order_text(tree: Tree) -> str:
@@ -109,14 +132,19 @@ def order_text(tree: Tree) -> str:
     >>> order_text((((1, 0), 3), 2)), order_text(((0, 1), (2, 3))), order_text((0, 1, 2))
     ('1 + 0 + 3 + 2', '0 + 1 + (2 + 3)', '{0, 1, 2}')
     """
+    _leaves(tree)  # an error where it is no tree
+    return _text(tree)
+
+
+def _text(tree: Tree) -> str:
     if isinstance(tree, int):
         return str(tree)
     if len(tree) > 2:
-        return "{" + ", ".join(map(order_text, tree)) + "}"
+        return "{" + ", ".join(map(_text, tree)) + "}"
     first, second = tree
-    right = order_text(second)
+    right = _text(second)
     bracketed = not isinstance(second, int) and len(second) == 2
-    return f"{order_text(first)} + " + (f"({right})" if bracketed else right)
+    return f"{_text(first)} + " + (f"({right})" if bracketed else right)
 
 
 # --- the order, found from the bits of sums
@@ -157,8 +185,7 @@ def order_probes(ranks: int, dtype: Any) -> Array:
     [32768.0, -32768.0, 6.103515625e-05]
     """
     most = 2 ** dtype_info(dtype).precision
-    if not 2 <= ranks <= most:
-        raise ArgumentError("ranks", got=ranks, expected=f"2 to {most}")
+    check_whole("ranks", ranks, 2, most)
     large, unit = _mask(dtype)
     pairs = list(combinations(range(ranks), 2))
     probes = np.full((len(pairs), ranks), unit)
@@ -225,7 +252,8 @@ def orders_found(sums: Array, ranks: int, dtype: Any) -> list[OrderRun]:
     >>> orders_found(sequential(probes)[:, None], 4, "float32")[0].tree
     (((0, 1), 2), 3)
     """
-    pairs = list(combinations(range(ranks), 2))
+    sums = float_array(sums)
+    pairs = list(combinations(range(check_whole("ranks", ranks, 1)), 2))
     if sums.ndim != 2 or len(sums) != len(pairs):
         raise ShapeError("sums", got=sums.shape, expected=f"({len(pairs)}, size)")
     with np.errstate(invalid="ignore"):
@@ -295,6 +323,8 @@ def gloo_order(chunk: int, ranks: int) -> Tree:
     >>> order_text(gloo_order(0, 4)), order_text(gloo_order(3, 4))
     ('3 + 2 + 1 + 0', '2 + 1 + 0 + 3')
     """
+    check_whole("ranks", ranks, 1)
+    check_whole("chunk", chunk, 0, ranks - 1)
     tree: Tree = (chunk - 1) % ranks
     for step in range(2, ranks + 1):
         tree = (tree, (chunk - step) % ranks)
@@ -326,6 +356,9 @@ def gloo_bounds(size: int, ranks: int, itemsize: int) -> list[int]:
     >>> gloo_bounds(3, 4, 4)
     [0, 2, 3, 3, 3]
     """
+    check_whole("size", size, 0)
+    check_whole("ranks", ranks, 1)
+    check_whole("itemsize", itemsize, 1)
     largest = itemsize * max(1, _GLOO_SEGMENT // itemsize)
     of_rank = _divided(max(_divided(size * itemsize, largest), 2 * ranks), ranks)
     piece = _divided(_divided(size * itemsize, of_rank * ranks), itemsize)  # in elements
@@ -355,6 +388,7 @@ def gloo_sum(parts: Array) -> Array:
     >>> gloo_sum(np.repeat(parts, 2, axis=1)).tolist()  # 2 + 1 + 0, 0 + 2 + 1, 1 + 0 + 2
     [0.0, 0.0, 0.0, 0.0, 1.0, 1.0]
     """
+    parts = _parts(parts)
     bounds = gloo_bounds(parts.shape[1], len(parts), parts.dtype.itemsize)
     return np.concatenate([
         add_in_order(parts[:, a:b], gloo_order(chunk, len(parts)))
@@ -374,6 +408,8 @@ def ring_sum(parts: Array, first: int = 0) -> Array:
     >>> float(ring_sum(parts)[0]), float(ring_sum(parts, first=1)[0])
     (1.0, 0.0)
     """
+    parts = _parts(parts)
+    check_whole("first", first, 0, len(parts) - 1)
     return sequential(np.roll(parts, -first, axis=0).T)
 
 
@@ -386,7 +422,7 @@ def tree_sum(parts: Array) -> Array:
     >>> float(tree_sum(np.float32([[1e8], [-1e8], [1], [2]]))[0])
     3.0
     """
-    return pairwise(np.ascontiguousarray(parts.T))
+    return pairwise(np.ascontiguousarray(_parts(parts).T))
 
 
 def two_level_sum(parts: Array, of_host: int, *, tree: bool = False) -> Array:
@@ -411,7 +447,8 @@ def two_level_sum(parts: Array, of_host: int, *, tree: bool = False) -> Array:
     >>> float(two_level_sum(np.float32([[1e8], [1], [-1e8], [1]]), of_host=2)[0])
     0.0
     """
-    if of_host < 1 or len(parts) % of_host:
+    parts = _parts(parts)
+    if len(parts) % check_whole("ranks of a host", of_host, 1):
         raise ArgumentError("ranks of a host", got=of_host, expected=f"a part of {len(parts)}")
     hosts = sequential(np.moveaxis(parts.reshape(-1, of_host, parts.shape[1]), 1, 2))
     return tree_sum(hosts) if tree else ring_sum(hosts)

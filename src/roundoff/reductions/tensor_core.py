@@ -303,6 +303,8 @@ def _as_float64(operand: TypedTensor) -> Array:
 
 
 def _operand(value: Any, name: str) -> TypedTensor:
+    if np.ma.is_masked(value):
+        raise ArgumentError(f"masked values in {name}", got="a masked array", hint="x.filled(0)")
     operand = as_tensor(value)
     if operand is None:
         raise ArgumentError(f"{name} is no tensor", got=type(value).__name__)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
+import numbers
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from roundoff.arguments import check_whole
 from roundoff.dtypes import dtype_info, ulp
 from roundoff.errors import ArgumentError, DtypeError, ShapeError
+
+from .data import plain_array, real_array
 
 __all__ = [
     "condition",
@@ -50,11 +54,9 @@ def exact_sum(x: npt.ArrayLike) -> Fraction:
     >>> exact_sum([0.1] * 10) == 1, float(exact_sum([1e300, 1.0, -1e300]))
     (False, 1.0)
     """
-    given = np.asarray(x)
+    given = plain_array(x)
     if given.ndim != 1:
         raise ShapeError("one vector at a time", got=given.shape, expected="(n,)")
-    if np.ma.is_masked(x):
-        raise ArgumentError("masked values", got="a masked array", hint="x.compressed()")
     if given.dtype.kind in "iub":  # float64 does not hold them all
         return Fraction(sum(map(int, given.tolist())))
     if not dtype_info(given.dtype).is_float:
@@ -75,6 +77,13 @@ def exact_sum(x: npt.ArrayLike) -> Fraction:
 def round_exact(value: Fraction, dtype: Any) -> float:
     """The number of *dtype* nearest to a rational, ties to even; infinite past the largest.
 
+    Raises
+    ------
+    ArgumentError
+        When *value* is neither a rational nor a finite float.
+    DtypeError
+        When *dtype* is no floating type.
+
     Examples
     --------
     >>> from fractions import Fraction
@@ -83,6 +92,9 @@ def round_exact(value: Fraction, dtype: Any) -> float:
     (0.333251953125, inf)
     """
     info = dtype_info(dtype)
+    if not info.is_float:
+        raise DtypeError("no number to round to", got=info.name, expected="a floating type")
+    value = _rational(value)
     if value == 0:
         return 0.0
     # 2**(exponent - 1) <= |value| < 2**exponent + 1: bit lengths give it to within one.
@@ -94,6 +106,17 @@ def round_exact(value: Fraction, dtype: Any) -> float:
     if abs(nearest) > info.max:
         return math.inf if value > 0 else -math.inf
     return float(nearest)
+
+
+def _rational(value: Any) -> Fraction:
+    """An exact value; of a float the one that it has."""
+    is_exact = isinstance(value, numbers.Rational) and not isinstance(value, bool)
+    if not is_exact and not (isinstance(value, float) and math.isfinite(value)):
+        raise ArgumentError(
+            "no exact value", got=repr(value)[:80], expected="a Fraction, an int or a finite float",
+            hint="exact_sum(x)",
+        )  # fmt: skip
+    return Fraction(value)
 
 
 def condition(x: npt.ArrayLike) -> float:
@@ -121,6 +144,13 @@ def signed_errors(results: npt.ArrayLike, truth: Fraction) -> npt.NDArray[np.flo
     ndarray of float64, same shape
         ``inf``, ``-inf`` or ``nan`` where the result is.
 
+    Raises
+    ------
+    ArgumentError
+        When *truth* is no exact value, or results are masked.
+    DtypeError
+        When *results* are no real numbers of at most 64 bits.
+
     Examples
     --------
     >>> from fractions import Fraction
@@ -128,7 +158,7 @@ def signed_errors(results: npt.ArrayLike, truth: Fraction) -> npt.NDArray[np.flo
     >>> signed_errors([0.25, 0.5], Fraction(1, 3))
     array([-0.08333333,  0.16666667])
     """
-    values = np.asarray(results).astype(np.float64)
+    values, truth = real_array(results), _rational(truth)
     error_of: dict[float, float] = {}
     for v in np.unique(values):
         error_of[float(v)] = float(Fraction(float(v)) - truth) if np.isfinite(v) else float(v)
@@ -139,6 +169,13 @@ def signed_errors(results: npt.ArrayLike, truth: Fraction) -> npt.NDArray[np.flo
 def distinct_bits(results: npt.NDArray[Any]) -> int:
     """How many different bit patterns there are among *results*: −0 is not 0, NaN is itself.
 
+    Raises
+    ------
+    DtypeError
+        When they are no numbers of 8, 16, 32 or 64 bits.
+    ArgumentError
+        When results are masked.
+
     Examples
     --------
     >>> import numpy as np
@@ -146,7 +183,11 @@ def distinct_bits(results: npt.NDArray[Any]) -> int:
     >>> distinct_bits(np.array([0.0, -0.0, 1.0, 1.0], np.float32))
     3
     """
-    flat = np.ascontiguousarray(results).ravel()
+    flat = np.ascontiguousarray(plain_array(results)).ravel()
+    if flat.dtype.kind in "OSUMm" or flat.itemsize not in (1, 2, 4, 8):
+        raise DtypeError(
+            "no bits to compare", got=str(flat.dtype), expected="numbers of 8, 16, 32 or 64 bits"
+        )
     return len(np.unique(flat.view(f"u{flat.itemsize}")))
 
 
@@ -169,6 +210,13 @@ def judge(results: npt.ArrayLike, truth: Fraction, dtype: Any) -> dict[str, floa
         ``error ulp``, the largest absolute error; ``median ulp``, its median over the results. The
         last three are ``nan`` when a result is not finite.
 
+    Raises
+    ------
+    ShapeError
+        When there is no result.
+    ArgumentError, DtypeError
+        As :func:`signed_errors`, and when *dtype* is no floating type.
+
     Examples
     --------
     >>> import numpy as np
@@ -177,13 +225,16 @@ def judge(results: npt.ArrayLike, truth: Fraction, dtype: Any) -> dict[str, floa
     >>> judge(np.array([1.0, 1.25, 1.25]), Fraction(9, 8), np.float16)["spread ulp"] / 256
     1.0
     """
-    values = np.asarray(results)
+    values = plain_array(results)
+    if not values.size:
+        raise ShapeError("no results", got=values.shape, expected="one or more")
+    unit = float(ulp(round_exact(_rational(truth), np.float64), dtype))
+    real = real_array(values)
     row: dict[str, float] = {"distinct": distinct_bits(values)}
-    if not np.isfinite(values.astype(np.float64)).all():
+    if not np.isfinite(real).all():
         return row | dict.fromkeys(("spread ulp", "error ulp", "median ulp"), math.nan)
-    unit = float(ulp(float(truth), dtype))
     errors = np.abs(signed_errors(values, truth)) / unit
-    spread = float(values.max()) - float(values.min())
+    spread = float(real.max()) - float(real.min())
     largest, median = float(errors.max()), float(np.median(errors))
     return row | {"spread ulp": spread / unit, "error ulp": largest, "median ulp": median}
 
@@ -194,16 +245,25 @@ def numpy_depth(n: int) -> int:
     Eight accumulators over at most 128 values, three levels to add the eight, what is left over
     one by one, and a level for each cut above 128.
 
+    Raises
+    ------
+    ArgumentError
+        When *n* is no whole number from 1 on.
+
     Examples
     --------
     >>> from roundoff.reductions import numpy_depth
     >>> [numpy_depth(n) for n in (2, 8, 128, 256, 8192)]
     [1, 3, 18, 19, 24]
     """
+    return _depth(check_whole("number of values", n, 1))
+
+
+def _depth(n: int) -> int:
     if n < 8:
         return n - 1
     if n <= 128:
         return (n // 8 - 1) + 3 + n % 8
     half = n // 2
     half -= half % 8
-    return 1 + max(numpy_depth(half), numpy_depth(n - half))
+    return 1 + max(_depth(half), _depth(n - half))

@@ -5,13 +5,15 @@ makes the box: its bullets, the page's answer figure, the machine that the numbe
 and what can be taken along. ``:bound:`0.0186 <tf32>``` prints a number that the claim of that name
 gives (``<tf32/2>``: its second number; ``<page#tf32>``: of another page; ``<tf32@machine>``: as
 another machine has it); the build fails where it is another one. A build of one page judges that
-page's numbers alone: of the others nothing has run.
+page's numbers alone: of the others nothing has run. Of a page whose study defines values it is one
+of these (``evidence.py``).
 """
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 from sphinx.util.docutils import SphinxDirective, SphinxRole
 
+import evidence
 from roundoff.environment import summary
 from roundoff.page.claims import Number
 from roundoff.page.study import FIRST
@@ -93,6 +96,9 @@ class Bound(SphinxRole):
             return self._fail(f"{self.text!r}: expected a number and <claim>")
         text, elsewhere, name = match.groups()
         page = elsewhere or Path(self.env.docname).name
+        if evidence.records_of(page):
+            target = f"{page}#{name}"  # checked with its sentence
+            return [self._link(text, elsewhere, f"evidence-{name.split('@')[0]}", target)], []
         srcdir = Path(self.env.srcdir)
         for path in srcdir.glob(f"gallery/*/tables/{page}/{CLAIMS}"):
             self.env.note_dependency(str(path))
@@ -101,13 +107,18 @@ class Bound(SphinxRole):
             self.env.note_reread()  # the next build judges it
         elif why := wrong(text, name, claims):
             return self._fail(f"{page}: {why}")
-        address = f"#claim-{re.split('[/@]', name)[0]}"
-        if elsewhere:
+        return [self._link(text, elsewhere, f"claim-{re.split('[/@]', name)[0]}")], []
+
+    def _link(self, text: str, page: str | None, place: str, target: str = "") -> nodes.reference:
+        address = f"#{place}"
+        if page:
             up = "../" * self.env.docname.count("/")
             address = f"{up}{document(self.env, page)}.html{address}"
         link = nodes.reference("", "", nodes.strong(text, text), refuri=address, internal=True)
         link["classes"].append("ro-quoted")
-        return [link], []
+        if target:
+            link["bound"] = (" ".join(text.split()), target)
+        return link
 
     def _fail(self, why: str) -> tuple[list[nodes.Node], list[nodes.system_message]]:
         message = self.inliner.reporter.error(f"a bound number: {why}", line=self.lineno)
@@ -158,17 +169,21 @@ class Answer(AnswerFigure):
         parsed = self.parse_content_to_nodes()
         code = [n for n in parsed if isinstance(n, nodes.literal_block)]
         words = nodes.container("", *[n for n in parsed if n not in code], classes=["ro-words"])
-        words += nodes.paragraph("", self._where(page, self.arguments[0]), classes=["ro-where"])
-        box = nodes.container("", words, classes=["ro-answer"])
+        bound = [n["bound"] for n in words.findall(nodes.reference) if "bound" in n]
+        where = self._where(page, self.arguments[0], bound)
+        words += nodes.paragraph("", where, classes=["ro-where"])
+        box = nodes.container("", words, classes=["ro-answer"], machine=self.arguments[0])
         box += self.figure(page)
         box += nodes.container("", *code, *self._take(page), classes=["ro-foot"])
         return [box]
 
-    def _where(self, page: str, machine: str) -> str:
+    def _where(self, page: str, machine: str, bound: Sequence[tuple[str, str]]) -> str:
         path = RECORDED / page / f"{machine}.json"
         if not path.exists():
             raise self.error(f"no record of {page} on {machine}")
         self.env.note_dependency(str(path))
+        if bound:
+            return evidence.where(page, machine, bound)
         run = max(read_record(path).provenance.values(), key=lambda run: run.date)
         versions = run.environment["versions"]
         kernels = "/kernels/" in self.env.docname
@@ -178,11 +193,13 @@ class Answer(AnswerFigure):
         return f"Measured on {name}, {', '.join(named)}, {run.date[:10]}."
 
     def _take(self, page: str) -> list[nodes.Node]:
+        numbers = self.arguments[0] if evidence.records_of(page) else "this-build"
         document = f"/{self.env.docname}"
         return self.parse_text_to_nodes(
             ".. container:: ro-take\n\n"
             f"   :download:`Notebook <{document}.ipynb>` :download:`Script <{document}.py>` "
-            f"`All numbers (CSV) <../../records/{page}/this-build.zip>`__ "
+            f":download:`Both (zip) <{document}.zip>` "
+            f"`All numbers (CSV) <../../records/{page}/{numbers}.zip>`__ "
             "`Run it on your own <#ro-own>`__"
         )
 

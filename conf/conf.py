@@ -39,6 +39,7 @@ extensions = [
     "hooks",
     "sphinx_gallery.gen_gallery",
     "answer",
+    "evidence",
     "sphinx_markdown_builder",  # its translator writes the prose of notebooks
     "findable",
     "mathml",

@@ -5,6 +5,7 @@ import gc
 import hashlib
 import importlib
 import importlib.metadata
+import json
 import os
 import random
 import re
@@ -24,6 +25,8 @@ from sphinx_gallery import gen_rst
 from sphinx_gallery.utils import get_md5sum
 
 import roundoff
+from roundoff.page import use_style
+from roundoff.record import RECORDED
 from roundoff.script import unit_test_going
 
 logger = logging.getLogger(__name__)
@@ -73,6 +76,7 @@ def reset(gallery_conf: dict[str, Any], filename: str) -> None:
     import numpy as np
     import torch
 
+    use_style()
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)
@@ -84,12 +88,11 @@ def reset(gallery_conf: dict[str, Any], filename: str) -> None:
 
 
 def stamp() -> str:
-    """Hash of all that decides what a page shows, the page itself apart."""
+    """Hash of all that decides what a page shows, the page itself and its records apart."""
     digest = hashlib.sha256()
     library = Path(roundoff.__file__).parent
-    for path in sorted(library.rglob("*")):
-        if path.is_file() and path.suffix in (".py", ".json"):
-            digest.update(path.relative_to(library).as_posix().encode() + path.read_bytes())
+    for path in sorted(library.rglob("*.py")):
+        digest.update(path.relative_to(library).as_posix().encode() + path.read_bytes())
     versions = {d.metadata["Name"].lower(): d.version for d in importlib.metadata.distributions()}
     # Another commit of the same library is the same library.
     versions.pop("roundoff", None)
@@ -97,6 +100,22 @@ def stamp() -> str:
     digest.update(Path(__file__).with_name("figures.py").read_bytes())
     digest.update(repr(os.environ.get("UNITTEST_GOING", "")).encode())
     return digest.hexdigest()
+
+
+def records_stamps(scripts: Iterable[Path]) -> dict[str, str]:
+    """For each page a hash of the records of its name and of those that its script names.
+
+    Under ``all`` that of all records, which other pages list.
+    """
+    texts = {path.name: f"{path.stem} {path.read_text('utf-8')}" for path in scripts}
+    digests = {name: hashlib.sha256() for name in (*texts, "all")}
+    for path in sorted(RECORDED.glob("*/*.json")):
+        record = f"{path.parent.name}/{path.name}".encode() + path.read_bytes()
+        digests["all"].update(record)
+        for name, text in texts.items():
+            if path.parent.name in text:
+                digests[name].update(record)
+    return {name: digest.hexdigest() for name, digest in digests.items()}
 
 
 def read_all_again(app: Sphinx) -> None:
@@ -138,12 +157,16 @@ def forget_stale_pages(app: Sphinx) -> None:
 
     Sphinx-Gallery's mark is the md5 of the script alone. It says nothing of the library, and it is
     written before the page's text, images and archive are: of an interrupted build only the pages
-    whose archive, which comes last, is there count.
+    whose archive, which comes last, is there count. A new record runs the pages that show it.
     """
     gallery = Path(app.srcdir) / "gallery"
     gallery.mkdir(exist_ok=True)
-    running, seen = gallery / "running", gallery / "stamp"
+    running, seen, shown = gallery / "running", gallery / "stamp", gallery / "records.json"
     marks = list(gallery.rglob("*.py.md5"))
+    before = json.loads(shown.read_text("utf-8")) if shown.exists() else {}
+    scripts = Path(app.srcdir, app.config.sphinx_gallery_conf["examples_dirs"]).glob("*/*.py")
+    records = records_stamps(scripts)
+    changed = [m for m in marks if before.get(m.stem) != records.get(m.stem)]
     if running.exists():
         # A half-written page is newer than its source.
         read_all_again(app)
@@ -153,21 +176,26 @@ def forget_stale_pages(app: Sphinx) -> None:
                 mark.unlink()
     now = stamp()
     if seen.exists() and seen.read_text("utf-8") == now:
-        keep_reference(app)
+        if before == records:
+            keep_reference(app)
+        else:
+            read_all_again(app)  # a record that was added is in no page's list of files yet
+        for mark in changed:
+            mark.unlink(missing_ok=True)
     else:
         for mark in marks:
             mark.unlink(missing_ok=True)
         if marks:
             logger.info("library, mode or versions changed: every page runs again")
-        # A record that was added is in no page's list of files yet.
         read_all_again(app)
     running.touch()
     seen.write_text(now, "utf-8")
+    shown.write_text(json.dumps(records), "utf-8")
 
 
 def finished(app: Sphinx, exception: Exception | None) -> None:
-    """Note that the gallery is whole."""
-    if exception is None:
+    """Note that the gallery is whole; after a warning the next build reads and warns again."""
+    if exception is None and not app._warncount:
         (Path(app.srcdir) / "gallery" / "running").unlink(missing_ok=True)
 
 
@@ -220,8 +248,8 @@ def finish_page(
     )
     body = context.get("body") or ""
     for pattern, replacement in (*_EDITS, *_GALLERY_EDITS * pagename.startswith("gallery/")):
-        body = re.sub(pattern, replacement, body)
-    if pagename.startswith("gallery/"):
+        body = re.sub(pattern, replacement, body, flags=re.DOTALL)
+    if pagename.startswith("gallery/") and "ro-evidence" not in body:  # in a story code is read
         body = _CELL.sub(_fold, body)
     if "ro-figure" in body:
         body = _FIGURE.sub(lambda figure: figure[0] + _size(app, figure[1]), body)
@@ -326,6 +354,13 @@ _EDITS = (
 )  # fmt: skip
 # Spans that colour nothing (a third of a page), and four classes on every name.
 _GALLERY_EDITS = (
+    # A table of pandas is the site's: striped, with a place to scroll, no heading without words.
+    (
+        r"<div>\s*<style scoped>.*?</style>\s*",
+        '<div class="ro-table" tabindex="0" role="region" aria-label="table">',
+    ),
+    (r'<table border="1" class="dataframe">', "<table>"),
+    (r"<th></th>", "<td></td>"),
     (r'<span class="(?:n|p|w|nn|o)">([^<]*)</span>', r"\1"),
     (r' class="sphx-glr-backref[^"]*(reference \w+)"', r' class="\1"'),
 )

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,11 @@ from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
+import evidence
 from answer import claims_of, document
 from hooks import page_order
 from notebooks import archive
+from roundoff.environment import short_name
 from roundoff.record import RECORDED, Provenance, Record, read_record
 
 #: Folder of the site that holds what can be downloaded.
@@ -84,6 +86,17 @@ def _table(caption: str, rows: list[list[str]], kind: str = "ro-listing") -> lis
     return [*lines, ""]
 
 
+def _links(page: str, machines: Iterable[str]) -> list[str]:
+    """The last row of a page: each machine's tables, and its record."""
+    links = ["Tables"]
+    for machine in machines:
+        link = f"`CSV <{FOLDER}/{page}/{machine}.zip>`__"
+        if (RECORDED / page / f"{machine}.json").exists():
+            link += f", `JSON <{FOLDER}/{page}/{machine}.json>`__"
+        links.append(link)
+    return links
+
+
 def _said(label: str, words: str) -> str:
     return f"{words or '–'}{' (on its host)' if label.endswith(HOST) and words else ''}"
 
@@ -99,7 +112,29 @@ class ResultsTable(_Listing):
     def lines(self) -> list[str]:
         """One table a page."""
         srcdir = Path(self.env.srcdir)
-        return [line for folder in built(srcdir) for line in self.page(srcdir, folder.name)]
+        pages = {folder.name: self.page for folder in built(srcdir)}
+        for script in srcdir.glob("gallery/*/plot_*.py"):
+            if evidence.records_of(script.stem):
+                pages[script.stem] = self.values
+        ordered = sorted(pages, key=page_order)
+        return [line for page in ordered for line in pages[page](srcdir, page)]
+
+    def values(self, srcdir: Path, page: str) -> list[str]:
+        """The sentences of a page's answer that have numbers, and each machine's numbers."""
+        records = evidence.records_of(page)
+        name = document(self.env, page)
+        docstring = (srcdir / f"{name}.py").read_text("utf-8").split('"""', 2)[1]
+        labels = [short_name(newest(record).environment) for record in records.values()]
+        rows = [["Answer", *map(_text, labels)]]
+        for sentence, bound in evidence.answer(docstring):
+            cells = [
+                ", ".join(filter(None, (evidence.said(r, page, *one) for one in bound)))
+                for r in records.values()
+            ]
+            place = evidence.split(bound[0][1], page)[1]
+            link = f"`Evidence <{name}.html#evidence-{place}>`__"
+            rows.append([f"{_text(sentence)} {link}", *(_text(cell or "–") for cell in cells)])
+        return _table(f":doc:`/{name}`", [*rows, _links(page, records)], CARDS)
 
     def page(self, srcdir: Path, page: str) -> list[str]:
         """The claims that the answer of a page quotes; nothing where it quotes none."""
@@ -121,13 +156,7 @@ class ResultsTable(_Listing):
             said = [_said(*claim["said"].get(m, ("", ""))) for m in machines]
             evidence = f"`Evidence <{name}.html#claim-{claim['name']}>`__"
             rows.append([f"{words} {evidence}", *map(_text, said)])
-        links = ["Tables"]
-        for machine in machines:
-            link = f"`CSV <{FOLDER}/{page}/{machine}.zip>`__"
-            if (RECORDED / page / f"{machine}.json").exists():
-                link += f", `JSON <{FOLDER}/{page}/{machine}.json>`__"
-            links.append(link)
-        return _table(f":doc:`/{name}`", [*rows, links], CARDS)
+        return _table(f":doc:`/{name}`", [*rows, _links(page, machines)], CARDS)
 
 
 class MachineCards(_Listing):
@@ -227,6 +256,9 @@ def offer(app: Sphinx, exception: Exception | None) -> None:
         _put(target / record.page / record.machine, {n: t.encode() for n, t in tables.items()})
         name = f"{record.page}/{record.machine}.json"
         shutil.copyfile(RECORDED / name, target / name)
+        study = f"{record.page.removeprefix('plot_')}.py"
+        if (script := Path(app.confdir).parent / "studies" / study).exists():
+            shutil.copyfile(script, target / record.page / study)
 
 
 def _put(folder: Path, files: Mapping[str, bytes]) -> None:

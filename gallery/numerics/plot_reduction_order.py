@@ -4,52 +4,37 @@ r"""
 Why does the order of a sum change the result?
 ==============================================
 
-Every addition rounds. One set of numbers, 128 orders, a dozen ways to add, in NumPy and PyTorch.
+Shuffle a list of numbers and add it again: the last digits of the sum change. No number was lost.
 
 .. answer:: nvidia-h200
 
-   * **8,192 float32 values, 128 orders:** :bound:`27 <orders>` results from ``np.sum``, up to
-     :bound:`116 <orders/2>` ULP apart; :bound:`109 <loop>` from a loop. ``torch.sum`` on a GPU
-     gives :bound:`25 <gpu>`.
-   * **Added in float64 there is one here**, correctly rounded, in :bound:`about 2.3 <cost>` times
-     ``np.sum``'s time; on a GPU in :bound:`about 5.9 <gpu-cost>` times ``torch.sum``'s, as PyTorch
-     copies first. A binned sum guarantees one, and rounds it correctly.
-   * **The same in every order may still be wrong:** bfloat16 values added in bfloat16, one after
-     another, give :bound:`6208 <wrong>`; their sum is :bound:`6399 <wrong/2>`.
+   **Why.** Every addition rounds, and a different order rounds different partial sums. In 128
+   orders of the same 8192 float32 numbers, ``np.sum`` has :bound:`27 <np.sum>` results.
+
+   **The cure.** Add in float64 and round once, at the end. All 128 orders then have
+   :bound:`1 <float64>` result, and it is the correctly rounded one.
+
+   **The price.** NumPy takes :bound:`2.3 <float64.time>` times as long in float64, on one core.
+   PyTorch copies the numbers first: its GPU sum takes :bound:`5.9 <float64.gpu>` times as long.
 
    .. code-block:: python
 
-      x.sum(dtype=np.float64)  # NumPy: float32 values, added in float64
-      x.sum(dtype=torch.float64)  # PyTorch: a float64 copy is made, and added
-      roundoff.reductions.binned(x)  # NumPy: one result in every order, by construction
-      torch.use_deterministic_algorithms(True)  # one result in every run of one order
+      x.sum(dtype=np.float64)  # a NumPy array; for a tensor dtype=torch.float64
+      roundoff.reductions.binned(x)  # the same bits in every order, guaranteed
 """
 
 # %%
-# A few values are enough for the order to show
-# ---------------------------------------------
-#
-# Addition rounds, so that it does not associate: in float32 (2²⁴ + 1) + 1 is 16,777,216 and
-# 2²⁴ + (1 + 1) is 16,777,218. How much do 128 orders of the same numbers differ?
-#
-# Three distributions: **normal**, of both signs, so that the sum cancels; **spikes**, 100 at every
-# 128th place and −0.0001 elsewhere; **pareto**, positive with a heavy tail. Shorter vectors are
-# prefixes. The 128 orders are the given one, ascending, descending, and 125 random ones. 16-bit
-# values are added in float32 and the result is rounded back.
-#
-# The mean is one reduction, the normalisation (x − mean) / (sd + 10⁻⁶) of a layer norm takes two.
+# Every cell runs on a laptop in seconds. A bold number was recorded on a machine with an H200 by a
+# study of this question, and leads to its evidence at the end of the page.
 
-import math
 from functools import partial
 from itertools import product
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
-import torch
 
-from roundoff.compare import scaled_error
-from roundoff.dtypes import dtype_info
-from roundoff.page import Study
+from roundoff.record import read_records
 from roundoff.reductions import (
     DISTRIBUTIONS,
     DTYPES,
@@ -63,739 +48,284 @@ from roundoff.reductions import (
     judge,
     mean,
     moments,
-    neumaier,
-    numpy_depth,
-    pairwise,
-    pairwise_numpy,
     round_to,
     sequential,
-    signed_errors,
-)
-from roundoff.script import get_parsed_args, unit_test_going
-from roundoff.timing import measure
-
-fast = unit_test_going()
-args = get_parsed_args(
-    "plot_reduction_order",
-    __doc__,
-    length=(2**14 if fast else 2**22, "values of a sum that is split", 1024),
-    width=(128 if fast else 256, "values in a row of the network", 1),
-    layers=(4 if fast else 32, "layers of the network", 1),
-)
-study = Study("plot_reduction_order", args)
-
-SEED, ORDERS = 0, 128
-SIZES = [2, 4, 64, 128, 8192] if fast else [2**k for k in range(1, 14)]
-values = {name: draw_values(name, 8192, SEED) for name in DISTRIBUTIONS}
-orders = {size: draw_orders(size, ORDERS, SEED) for size in SIZES}
-
-spreads = []
-for size, (name, dtype) in product(SIZES, product(DISTRIBUTIONS, DTYPES)):
-    x = round_to(values[name][:size], dtype)
-    rows = arrange(x, orders[size])  # NumPy adds each contiguous row as it would add it alone
-    means = mean(rows, dtype)
-    mu, sd = np.unique(moments(rows), axis=1)[:, :, None]  # each pair once
-    # Normalising keeps the order of the values: these are the sorted results of every row.
-    normalized = round_to((np.sort(x) - mu) / (sd + 1e-6), dtype)
-    case = {"distribution": name, "dtype": dtype, "size": size, "distinct": distinct_bits(means)}
-    for statistic, results in (("mean", means), ("normalisation", normalized)):
-        spreads.append(case | {"statistic": statistic, "spread": np.ptp(results, axis=0).max()})
-largest = pd.DataFrame(spreads).groupby(["statistic", "distribution", "dtype"], sort=False)
-largest = largest["spread"].max()
-study.keep("largest", largest.reset_index(), part="cpu")
-study.keep("summary", largest.unstack("dtype").reset_index(), part="cpu")
-study.keep("spreads", spreads, part="cpu")
-
-# %%
-
-study.dots(
-    "spread",
-    of="largest",
-    x="spread",
-    label="distribution",
-    colour="dtype",
-    panels="statistic",
-    bars=True,
-    log=True,
-    title="Largest spread over 128 orders, up to 8192 values",
-    xlabel="highest minus lowest result",
-    alt="Bars on a logarithmic axis: largest spread of mean and normalisation, for each "
-    "distribution and element type. float64 lies near 1e-15, float32 near 1e-6; the means of "
-    "16-bit values have none.",
 )
 
 # %%
-
-study.claim(
-    "Two values have one mean in any order; four Pareto values have {2} in float32.",
-    of="spreads",
-    where={"distribution": "pareto", "dtype": "float32", "statistic": "mean", "size": [2, 4]},
-    on="nvidia-h200",
-    value=lambda t: t["distinct"].max(),
-    test=lambda t: t["distinct"][t["size"] == 2] == 1,
-)
-
-# %%
-
-study.claim(
-    "By ``np.sum`` in float32, the mean of 16-bit values is the same in all orders, at every size: "
-    "the last rounding hides what float32 lost.",
-    of="spreads",
-    where={"dtype": ["float16", "bfloat16"], "statistic": "mean"},
-    test=lambda t: t["distinct"] == 1,
-)
-
-# %%
-
-study.claim(
-    "From float32 to float64 the largest spreads shrink by at least {1.3e8} times; the unit of "
-    "the type shrinks 2²⁹ = 5.4e8 times.",
-    of="summary",
-    on="nvidia-h200",
-    value=lambda t: t["float32"] / t["float64"],
-)
-
-# %%
-# The condition number sets the size of the error
-# -----------------------------------------------
+# One list, many sums
+# -------------------
 #
-# Spread compares results with one another; an error needs the exact sum, which rationals give
-# (:func:`~roundoff.reductions.exact_sum`). How hard a sum is, its condition number tells,
-# κ = Σ\|x\| / \|Σx\|: 1 where all values have one sign, more as they cancel. Rounding each value
-# once, with unit roundoff u, may move the sum by κ·u, relatively. A :ref:`ULP <ulp>` is the spacing
-# of the type's numbers at the exact result; a correctly rounded result is within 0.5.
+# We draw 8192 numbers from a normal distribution and round them to float32. Then we add them in 128
+# orders: as they are, from the smallest up, from the largest down, and shuffled 125 times.
 
-truths = []
-for name, dtype in product(DISTRIBUTIONS, DTYPES):
-    x = round_to(values[name], dtype)
-    means = mean(arrange(x, orders[8192]), dtype)
-    truth = exact_sum(x) / 8192
-    random = judge(means[3:], truth, dtype)
-    truths.append(
-        {"distribution": name, "dtype": dtype, "condition": condition(x)}
-        | judge(means, truth, dtype)
-        | {"random distinct": random["distinct"], "random spread": random["spread ulp"]}
-    )
-# Every vector again, added in its own type by a full binary tree.
-conditions = []
-for size, (name, dtype) in product(SIZES, product(DISTRIBUTIONS, DTYPES)):
-    x = round_to(values[name][:size], dtype, storage=True)
-    truth, scale = exact_sum(x), condition(x) * dtype_info(dtype).unit_roundoff
-    error = np.abs(signed_errors(pairwise(arrange(x, orders[size])), truth)).max()
-    relative = error / abs(float(truth)) if np.isfinite(error) else math.nan
-    conditions.append(
-        {"distribution": name, "dtype": dtype, "size": size, "scale": scale, "rel": relative}
-        | {"over scale": relative / scale}
-    )
-study.keep("condition", conditions, part="cpu")
-study.table(
-    "means",
-    truths,
-    "The mean of 8192 values with NumPy's sum, in 128 orders, against the exact one.",
-    columns=[
-        "distribution",
-        "dtype",
-        "condition",
-        "distinct",
-        "spread ulp",
-        "random spread",
-        "error ulp",
-    ],
-    rows={"dtype": "float32"},
-    part="cpu",
-)
+x = draw_values("normal", 8192).astype(np.float32)
+orders = arrange(x, draw_orders(8192))  # one order a row
+sums = np.array([np.sum(order) for order in orders])
+
+for name, place in ("as drawn", 0), ("smallest first", 1), ("shuffled", 3):
+    print(f"{name:15}{sums[place]:.6f}")
+print("different results:", distinct_bits(sums))
 
 # %%
-
-study.claim(
-    "Normal float32 values have {27} means, {116} ULP apart. The farthest are those of the sorted "
-    "orders: without these there are {26}, {52} ULP apart.",
-    name="orders",
-    of="means",
-    where={"distribution": "normal", "dtype": "float32"},
-    on="nvidia-h200",
-    value=lambda t: (
-        t[["distinct", "spread ulp", "random distinct", "random spread"]].iloc[0].tolist()
-    ),
-)
-
-# %%
-
-study.claim(
-    "With κ = {439} the worst of them is {94} ULP off; the Pareto values, κ = 1, are off by "
-    "{1.3} at most.",
-    of="means",
-    where={"distribution": ["normal", "pareto"], "dtype": "float32"},
-    on="nvidia-h200",
-    value=lambda t: (t["condition"].max(), *t["error ulp"]),
-)
-
-# %%
-
-study.claim(
-    "From float64 to bfloat16 the worst relative error of 128 orders is up to {2.7} times κ·u, and "
-    "{0.64} times in the median.",
-    of="condition",
-    where={"rel": lambda s: s.notna()},
-    on="nvidia-h200",
-    value=lambda t: (t["over scale"].max(), t["over scale"].median()),
-)
-
-# %%
-# Added in float64, the order no longer shows here
-# ------------------------------------------------
+# Each line adds the same numbers, and the sums agree in a few digits only. Which one is right?
 #
-# The same 128 orders, with other ways to add. "one after another" is a loop with one accumulator,
-# "full tree" adds pairs, then pairs of pairs. Neumaier's sum [#neumaier]_ keeps the rounding error
-# of every addition and adds these at the end. The binned sum adds the values of each sign and
-# exponent by themselves, which float64 does without rounding, and rounds the exact total once
-# [#neal]_. ``math.fsum`` is exact and rounded once, too.
+# It is not chance
+# ----------------
+#
+# The usual explanation is concurrency: threads finish at different times, so each run adds in
+# another order. Then one array, added twice, would give two results. We add three of the orders a
+# thousand times each.
 
-WAYS = {  # name: how a vector gets there, how it is added
-    "np.sum": (np.asarray, np.sum),
-    "np.sum in float64": (np.asarray, partial(np.sum, dtype=np.float64)),
-    "torch.sum, CPU": (torch.from_numpy, torch.sum),
-    "torch.sum in float64, CPU": (torch.from_numpy, partial(torch.sum, dtype=torch.float64)),
-    "one after another": (np.asarray, sequential),
-    "full tree": (np.asarray, pairwise),
-    "Neumaier": (np.asarray, neumaier),
-    "binned": (np.asarray, binned),
-    "math.fsum": (np.asarray, lambda v: math.fsum(v.tolist())),
+for name, place in ("as drawn", 0), ("smallest first", 1), ("shuffled", 3):
+    runs = np.array([np.sum(orders[place]) for _ in range(1000)])
+    print(f"{name:15}{distinct_bits(runs)} result in 1000 runs")
+
+# %%
+# Each order repeats to the last bit. ``np.sum`` is deterministic: it is a function of the numbers
+# *and of their order*. Concurrency is one way to get another order, and only on some devices. On
+# the H200 PyTorch's ``index_add_`` gave :bound:`87 <atomics>` results in 128 runs of one array,
+# and ``torch.use_deterministic_algorithms(True)`` made that one.
+#
+# Each addition rounds
+# --------------------
+#
+# A float32 has 24 bits. From 2²⁴ = 16,777,216 on it counts in steps of two. There is no 2²⁴ + 1:
+# the addition rounds it to 2²⁴. Five numbers are enough to see what this does to a sum. Each tree
+# is one order. A node shows what float32 makes of the two parts below it.
+
+big = 2.0**24
+trees = {
+    "largest first": ((((big, 1.0), 1.0), 1.0), 1.0),
+    "smallest first": ((((1.0, 1.0), 1.0), 1.0), big),
 }
-if torch.cuda.is_available():
-    from roundoff.kernels.reduce import sum_atomic, sum_two_pass
-
-    to_gpu = partial(torch.tensor, device="cuda")
-    WAYS["torch.sum, GPU"] = to_gpu, torch.sum
-    WAYS["torch.sum in float64, GPU"] = to_gpu, partial(torch.sum, dtype=torch.float64)
 
 
-def over_orders(name, rows):
-    """What one way to add makes of the orders of one vector, judged by its exact sum."""
-    put, add = WAYS[name]
-    sums = np.array([float(add(put(row))) for row in rows], rows.dtype)
-    return judge(sums, exact_sum(rows[0]), rows.dtype)
+def draw(ax, tree, place):
+    """Draw a tree; give its middle, its height, its sum and the next free place."""
+    if not isinstance(tree, tuple):
+        ax.text(place, -0.5, f"{tree:,.0f}", ha="center", size=9)
+        return place, 0, np.float32(tree), place + 1
+    x0, y0, left, place = draw(ax, tree[0], place)
+    x1, y1, right, place = draw(ax, tree[1], place)
+    middle, top, total = (x0 + x1) / 2, max(y0, y1) + 1, left + right
+    is_exact = float(left) + float(right) == float(total)  # float64 holds this sum
+    ax.plot([x0, middle, x1], [y0, top, y1], "C0o-" if is_exact else "C1s--", ms=4)
+    words = f"{total:,.0f}  " if is_exact else f"{total:,.0f}, rounded  "
+    ax.text(middle, top, words, ha="right", size=9)
+    return middle, top, total, place
 
 
 # %%
-# Each is timed on one long vector, in turns: on the CPU with one thread, 2¹⁸ values, against
-# ``np.sum``; on a GPU 2²⁶ values, against ``torch.sum`` there. Neumaier's and the binned sum are
-# written in NumPy here, and Neumaier's passes through memory several times. PyTorch makes a float64
-# copy and adds that [#torch]_: 20 bytes for each value are read or written, instead of 4.
+
+figure, axes = plt.subplots(1, 2, figsize=(8, 3))
+figure.set_label(
+    "Two trees of additions over 16,777,216 and four ones. Largest first, each addition "
+    "is rounded and the sum is 16,777,216. Smallest first, none is: 16,777,220."
+)
+for ax, (name, tree) in zip(axes, trees.items(), strict=True):
+    draw(ax, tree, 0)
+    ax.set_title(name)
+    ax.set_xlim(-1.5, 4.6)
+    ax.axis("off")
+plt.show()
+
+# %%
+# In the left tree each addition loses its one. In the right tree the ones meet first, and nothing
+# is lost. The sums differ by four.
 #
-# The recorded price of the binned sum was that of an earlier algorithm, and is not shown. The next
-# record measures the present one. :func:`~roundoff.kernels.binned.sum_binned` gives the same bits
-# on a GPU. On an H200 this kernel took less time than ``torch.sum`` in float64, of 2²⁴ and of 2²⁸
-# normal values (``tests/bench/bench_binned.py``).
+# If rounding is the cause, the order must not matter where nothing is rounded. So we round each of
+# our 8192 numbers to a multiple of 1/1024, once, before we add. Every partial sum then fits into 24
+# bits. The 128 orders stay as they were.
 
-long = round_to(draw_values("normal", 2**12 if fast else 2**18, SEED), "float32")
-calls = {name: partial(add, put(long)) for name, (put, add) in WAYS.items() if "GPU" not in name}
-threads = torch.get_num_threads()
-torch.set_num_threads(1)
-costs = measure(calls, budget_s=0.1 if fast else 4, min_rounds=5).ratios("np.sum")
-torch.set_num_threads(threads)
-if torch.cuda.is_available():
-    long = torch.randn(2**26, device="cuda", generator=torch.Generator("cuda").manual_seed(SEED))
-    calls = {name: partial(add, long) for name, (_, add) in WAYS.items() if "GPU" in name}
-    costs = pd.concat([costs, measure(calls, device="cuda").ratios("torch.sum, GPU")])
-costs = costs.rename(columns={"ratio": "times base"}).set_index("label").to_dict("index")
-
-ways = []
-for name in WAYS:
-    found = {
-        d: over_orders(name, arrange(round_to(values[d], "float32"), orders[8192]))
-        for d in DISTRIBUTIONS
-    }
-    most = {key: max(f[key] for f in found.values()) for key in found["normal"]}
-    free = "here" if most["distinct"] == 1 else "no"
-    free = "always" if name in ("binned", "math.fsum") else free
-    each = {d: f["distinct"] for d, f in found.items()}
-    ways.append({"algorithm": name, "free": free} | most | each | costs[name])
-study.table(
-    "ways",
-    ways,
-    "8192 float32 values in 128 orders, the worst of the three distributions; time over that of "
-    "`np.sum`, on a GPU of `torch.sum`.",
-    columns=["algorithm", "distinct", "free", "spread ulp", "error ulp", "times base"],
-    rows={"algorithm": lambda s: s != "binned"},
-    part="algorithm",
-    times=["times base", "low", "high"],
-)
+grid = np.round(orders * 1024) / 1024
+print("different results:", distinct_bits(np.sum(grid, axis=1)))
 
 # %%
-
-study.claim(
-    "A loop gives up to {109} results, up to {4,340} ULP apart, and up to {4,130} ULP off.",
-    name="loop",
-    of="ways",
-    where={"algorithm": "one after another"},
-    on="nvidia-h200",
-    value=lambda t: (t["distinct"], t["spread ulp"], t["error ulp"]),
-)
-
-# %%
-
-study.claim(
-    "Adding in float64 is free of the order here, in NumPy and in PyTorch, and correctly rounded.",
-    of="ways",
-    where={"algorithm": ["np.sum in float64", "torch.sum in float64, CPU"]},
-    test=lambda t: (t["distinct"] == 1) & (t["error ulp"] <= 0.5),
-)
-
-# %%
-
-study.claim(
-    "It takes about {2.3} times the time of `np.sum`, Neumaier's sum about {38} times.",
-    name="cost",
-    of="ways",
-    where={"algorithm": ["np.sum in float64", "Neumaier"]},
-    timed=True,
-    on="nvidia-h200",
-    value=lambda t: t.set_index("algorithm")["times base"][
-        ["np.sum in float64", "Neumaier"]
-    ].tolist(),
-)
-
-# %%
-
-study.claim(
-    "On a GPU `torch.sum` gives {25} results, and added in float64 {1}.",
-    name="gpu",
-    of="ways",
-    where={"algorithm": ["torch.sum, GPU", "torch.sum in float64, GPU"]},
-    on="nvidia-h200",
-    value=lambda t: t["distinct"].tolist(),
-)
-
-# %%
-
-study.claim(
-    "In PyTorch float64 takes about {5.9} times `torch.sum`'s time on a GPU, and at least {10} "
-    "times in one thread of a CPU.",
-    name="gpu-cost",
-    of="ways",
-    where={
-        "algorithm": [
-            "torch.sum, CPU",
-            "torch.sum in float64, CPU",
-            "torch.sum, GPU",
-            "torch.sum in float64, GPU",
-        ]
-    },
-    timed=True,
-    on="nvidia-h200",
-    value=lambda t: (
-        t["times base"].iloc[3] / t["times base"].iloc[2],
-        t.filter(like="times base").iloc[1] / t.filter(like="times base").iloc[0],
-    ),
-)
-
-# %%
-
-study.dots(
-    "ways",
-    of="ways",
-    x="distinct",
-    label=lambda row: f"{row['algorithm']} ({row['times base']:.3g}×)",
-    where={"algorithm": lambda s: ~s.str.contains("tree|binned|Triton|64, CPU|torch.sum, CPU")},
-    title="8192 values, 128 orders",
-    xlabel="results (and time)",
-    answer=True,
-    alt="A dot for each way to add, with its time in brackets: how many different results 128 "
-    "orders of the same float32 values give. A loop gives over a hundred, np.sum and torch.sum a "
-    "few dozen; added in float64, Neumaier's and math.fsum give one.",
-)
-
-# %%
-# That float64 is no guarantee, the means above tell: two orders differ after all where their sums
-# lie on two sides of a boundary at which float32 rounds.
-
-study.claim(
-    "The float64 sums of the normal values are up to {330} float64 ULP apart, that is {6.1e-7} "
-    "ULP of float32: about one such sum in 1.6 million would show the order.",
-    of="means",
-    where={"distribution": "normal", "dtype": "float64"},
-    on="nvidia-h200",
-    value=lambda t: (t["spread ulp"], t["spread ulp"] / 2**29),
-)
-
-# %%
-# On a GPU atomics change the sum from run to run
-# -----------------------------------------------
+# One result. The orders are still there and the rounding is not, so the rounding was the cause.
 #
-# On a GPU the order may change from run to run: with atomics, programs add to one number in memory
-# in whatever order they finish. PyTorch's ``index_add_`` and ``scatter_add_`` do so, and a Triton
-# kernel of ours. 128 runs of one order:
-
-
-def index_add(v):
-    """Add every value to element 0."""
-    place = torch.zeros(len(v), dtype=torch.long, device=v.device)
-    return torch.zeros(1, device=v.device).index_add_(0, place, v)
-
-
-def deterministic(v):
-    """The same, with the switch on for its time."""
-    torch.use_deterministic_algorithms(True)
-    total = index_add(v)
-    torch.use_deterministic_algorithms(False)
-    return total
-
-
-again = {"torch.sum, CPU": ("cpu", torch.sum), "index_add_, CPU": ("cpu", index_add)}
-if torch.cuda.is_available():
-    again |= {
-        "torch.sum, GPU": ("cuda", torch.sum),
-        "index_add_, GPU": ("cuda", index_add),
-        "index_add_, deterministic algorithms, GPU": ("cuda", deterministic),
-        "Triton, atomics, GPU": ("cuda", sum_atomic),
-        "Triton, two passes, GPU": ("cuda", sum_two_pass),
-    }
-x = round_to(values["normal"], "float32")
-runs = []
-for name, (device, add) in again.items():
-    v = torch.tensor(x, device=device)
-    sums = np.array([float(add(v)) for _ in range(ORDERS)], np.float32)
-    runs.append({"algorithm": name} | judge(sums, exact_sum(x), "float32"))
-study.table(
-    "runs",
-    runs,
-    "One order of 8192 normal float32 values, added 128 times.",
-    columns=["algorithm", "distinct", "spread ulp", "error ulp"],
-    part="algorithm",
-    times=["distinct"],
-)
-
-# %%
-
-study.claim(
-    "On a GPU `index_add_` gives about {87} results in 128 runs of one order, our kernel with one "
-    "atomic addition for each block at least {3}; `torch.sum`, the kernel in two passes and "
-    "`index_add_` with deterministic algorithms give {1}.",
-    of="runs",
-    where={
-        "algorithm": [
-            "torch.sum, GPU",
-            "index_add_, GPU",
-            "index_add_, deterministic algorithms, GPU",
-            "Triton, atomics, GPU",
-            "Triton, two passes, GPU",
-        ]
-    },
-    on="nvidia-h200",
-    value=lambda t: (
-        t["distinct"].iloc[1],
-        t.filter(like="distinct").iloc[3],
-        t["distinct"].iloc[[0, 2, 4]],
-    ),
-    test=lambda t: t.filter(like="distinct").iloc[[1, 3]].min(axis=None) > 1,
-)
-
-# %%
-
-study.claim(
-    "On a CPU `torch.sum` and `index_add_` give the same bits in every run.",
-    of="runs",
-    where={"algorithm": ["torch.sum, CPU", "index_add_, CPU"]},
-    test=lambda t: t["distinct"] == 1,
-)
-
-# %%
-# ``index_put_`` with ``accumulate=True`` does not: of a million values on two threads of a CPU,
-# nearly every run gave another result. With deterministic algorithms every run gave the same one.
+# Cancellation decides how much it matters
+# ----------------------------------------
 #
-# The same in every order, and wrong: 16-bit accumulators
-# -------------------------------------------------------
-#
-# A value that is added to a large running sum is rounded to the sum's last place, the same way
-# again and again; where it is less than half of that, it is lost, and the sum stagnates. This may
-# happen in every order alike. Which accumulator a call takes depends on library, type and axis:
-# NumPy adds float16 in float32 along the contiguous axis alone.
+# Large terms that cancel leave a small sum, and the roundings of the large partial sums stay in it.
+# The condition number Σ\|x\| / \|Σx\| measures that: it is 1 where all numbers have one sign. We
+# compare three kinds of numbers. *normal* has both signs, *spikes* a hundred at every 128th place
+# among many −0.0001, and *pareto* is positive with a heavy tail. The error is in :ref:`ULP <ulp>`,
+# units in the last place of the exact sum.
 
-narrow = []
-for name, dtype in product(DISTRIBUTIONS, ("float16", "bfloat16")):
-    rows = arrange(round_to(values[name], dtype, storage=True), orders[8192])
-    for accumulator, way in product((dtype, "float32"), ("one after another", "full tree")):
-        add = {"one after another": sequential, "full tree": pairwise}[way]
-        with np.errstate(over="ignore"):
-            sums = add(rows.astype(np.float32) if accumulator == "float32" else rows)
-            sums = sums.astype(rows.dtype)
-        narrow.append(
-            {"distribution": name, "dtype": dtype, "adds in": accumulator, "algorithm": way}
-            | {"given": float(sums[0]), "exact": float(exact_sum(rows[0]))}
-            | judge(sums, exact_sum(rows[0]), dtype)
-        )
-half, bf16 = np.ones((4096, 2), np.float16), round_to(np.ones(4096), "bfloat16", storage=True)
-ones = {
-    "np, float16, (2, 4096).sum(axis=1)": np.ascontiguousarray(half.T).sum(axis=1)[0],
-    "np, float16, (4096, 2).sum(axis=0)": half.sum(axis=0)[0],
-    "np, float16, (4096, 2).sum(axis=0, dtype=float32)": half.sum(axis=0, dtype=np.float32)[0],
-    "np with ml_dtypes, bfloat16, (4096,).sum()": bf16.sum(),
-    "torch, float16, (4096, 2).sum(0)": torch.from_numpy(half).sum(0)[0],
-    "torch, bfloat16, (4096,).sum()": torch.ones(4096, dtype=torch.bfloat16).sum(),
+for name in DISTRIBUTIONS:
+    values = draw_values(name, 8192).astype(np.float32)
+    sums = np.sum(arrange(values, draw_orders(8192)), axis=1)
+    found = judge(sums, exact_sum(values), np.float32)
+    print(f"{name:8}condition {condition(values):4.0f}", end=", ")
+    print(f"{found['distinct']:3} results, at most {found['error ulp']:5.1f} ULP off")
+
+# %%
+# The normal numbers cancel most and have the largest error. On the H200's host their worst sum is
+# :bound:`94 <np.sum.error>` ULP off. Positive numbers do not cancel: the worst sum of *pareto* is
+# :bound:`1.3 <pareto.error>` ULP off.
+#
+# Now the whole grid: 2 to 8192 numbers, four types, 128 orders. We take two statistics. The *mean*
+# needs one sum. The *normalisation* of a layer norm, (x − mean) / (sd + 10⁻⁶), needs two. Numbers
+# of 16 bits are added in float32, and the result is rounded back. The table has the spread, the
+# highest minus the lowest of 128 results, at its largest over all sizes.
+
+rows = []
+for name, dtype, size in product(DISTRIBUTIONS, DTYPES, [2**k for k in range(1, 14)]):
+    values = round_to(draw_values(name, 8192)[:size], dtype)
+    arranged = arrange(values, draw_orders(size))
+    means, sd = moments(arranged)
+    scaled = (np.sort(values) - means[:, None]) / (sd[:, None] + 1e-6)
+    case = {"numbers": name, "type": dtype, "size": size}
+    spread = np.ptp(mean(arranged, dtype))
+    rows.append({"statistic": "mean", **case, "spread": spread})
+    spread = np.ptp(round_to(scaled, dtype), axis=0).max()
+    rows.append({"statistic": "normalisation", **case, "spread": spread})
+
+spreads = pd.DataFrame(rows)
+summary = spreads.pivot_table("spread", ["statistic", "numbers"], "type", "max", sort=False)
+summary.map("{:.1e}".format)
+
+# %%
+# Does the spread grow with the size? The plot has the normal numbers. A spread of zero has no place
+# on a logarithmic axis.
+
+figure, axes = plt.subplots(1, 2, figsize=(8, 3.2), sharey=True)
+figure.set_label(
+    "Spread of 128 orders against the number of values, on logarithmic axes. Each type "
+    "has a level of its own, float64 far below float32, and hardly rises with the size."
+)
+normal = spreads[(spreads["numbers"] == "normal") & (spreads["spread"] > 0)]
+for ax, statistic in zip(axes, ("mean", "normalisation"), strict=True):
+    chosen = normal[normal["statistic"] == statistic]
+    for dtype, line in chosen.groupby("type", sort=False):
+        ax.semilogx(line["size"], line["spread"], "o-", base=2, label=dtype)
+    ax.set_yscale("log")
+    ax.set_title(statistic)
+    ax.set_xlabel("numbers in the sum")
+axes[0].set_ylabel("spread of 128 orders")
+axes[1].legend()
+plt.show()
+
+# %%
+# The type matters far more than the size. float64 has 29 bits more than float32, and its largest
+# spread is at least :bound:`134 <spread.ratio>` million times smaller. Means of 16 bits have no
+# spread here: rounding back to 16 bits hides what float32 lost.
+#
+# What helps, and what it costs
+# -----------------------------
+#
+# The same trick works for float32: add with more bits than the result has. In float64 each rounding
+# is 2²⁹ times smaller, and rounding back to float32 hides it. :func:`~roundoff.reductions.binned`
+# goes further. It adds the numbers of each sign and exponent by themselves, which float64 does
+# without rounding, and rounds the exact total once [#neal]_. We count the results of 128 orders.
+
+methods = {
+    "a loop": sequential,
+    "np.sum": partial(np.sum, axis=1),
+    "np.sum in float64": partial(np.sum, axis=1, dtype=np.float64),
+    "binned": binned,
 }
-study.keep("narrow", narrow, part="cpu")
-study.table(
-    "ones",
-    [{"call": call, "sum": float(total)} for call, total in ones.items()],
-    "4096 ones, added.",
-    part="cpu",
-)
+counts = {}
+for method, add in methods.items():
+    for name in DISTRIBUTIONS:
+        values = draw_values(name, 8192).astype(np.float32)
+        sums = add(arrange(values, draw_orders(8192))).astype(np.float32)
+        counts[method, name] = distinct_bits(sums)
+counts = pd.Series(counts).unstack(sort=False)
+counts
 
 # %%
 
-study.claim(
-    "The spikes, added one after another in bfloat16, give {6208} in all 128 orders; the exact sum "
-    "of these values is {6399.19}.",
-    name="wrong",
-    of="narrow",
-    where={
-        "distribution": "spikes",
-        "dtype": "bfloat16",
-        "adds in": "bfloat16",
-        "algorithm": "one after another",
-    },
-    on="nvidia-h200",
-    value=lambda t: (t["given"], t["exact"]),
-    test=lambda t: t["distinct"] == 1,
-)
+figure, ax = plt.subplots(figsize=(4.6, 2.6))
+figure.set_gid("answer")  # the site shows it beside the answer
+figure.set_label("Different results of 128 orders: " + str(counts["normal"].to_dict()))
+bars = ax.barh(counts.index, counts["normal"])
+ax.bar_label(bars, padding=3)
+ax.invert_yaxis()
+ax.margins(x=0.15)
+ax.set_title("Different results of 128 orders")
+plt.show()
 
 # %%
+# In float64 one result is left. That is no guarantee. A float64 sum may lie so near the middle of
+# two float32 numbers that its orders round to both. For the normal numbers we expect that in about
+# one sum of :bound:`1.6 <float64.odds>` million. Numbers of very different size break float64 at
+# once.
 
-study.claim(
-    "The Pareto values sum to {69,534}, more than float16 holds. Added in float32 they are "
-    "infinite in every order; in float16, one after another, they stagnate at {59,392}.",
-    of="narrow",
-    where={"distribution": "pareto", "dtype": "float16", "algorithm": "one after another"},
-    on="nvidia-h200",
-    value=lambda t: (t["exact"], t["given"].min()),
-    test=lambda t: np.isinf(t["given"]) == (t["adds in"] == "float32"),
-)
+for order in [2.0**60, 1.0, -(2.0**60)], [2.0**60, -(2.0**60), 1.0]:
+    hard = np.array(order, np.float32)
+    print("in float64:", np.sum(hard, dtype=np.float64), " binned:", binned(hard))
 
 # %%
-
-study.claim(
-    "4096 float16 ones are {2048} down the columns of a NumPy array, 4096 ones of bfloat16 "
-    "{256}; PyTorch gives 4096 for both.",
-    of="ones",
-    on="nvidia-h200",
-    value=lambda t: t["sum"].iloc[[1, 3]].tolist(),
-    test=lambda t: t["sum"].iloc[-2:] == 4096,
-)
-
-# %%
-# Bounds hold, and say little of the typical error
-# ------------------------------------------------
+# 2⁶⁰ + 1 needs 61 bits, and float64 has 53. ``binned`` is right in both orders. On a GPU
+# :func:`~roundoff.kernels.binned.sum_binned` gives the same bits.
 #
-# If no value passes through more than d additions, the error is at most d·u·Σ\|x\| to first order
-# [#higham]_: d = n − 1 one after another, log₂ n in a full tree, 24 in NumPy's sum of 8192 values.
-# For roundings that are independent and of mean zero √d takes the place of d, up to a factor that
-# grows with the probability asked for [#mary]_. That is an envelope. For data of mean zero the
-# bound need not grow with n at all [#mary]_; where a sum stagnates, the roundings share a sign, and
-# √d fails.
+# What does it cost? The table has the time of each method as a multiple of the usual one: of
+# ``np.sum`` for 2¹⁸ numbers on one core, or of ``torch.sum`` for 2²⁶ numbers on the GPU. A method
+# without a row has not been recorded yet.
 
-bounds = []
-for name, add, depth in (
-    ("one after another", sequential, lambda n: n - 1),
-    ("np.sum", pairwise_numpy, numpy_depth),
-    ("full tree", pairwise, lambda n: (n - 1).bit_length()),
-):
-    for distribution, size in product(DISTRIBUTIONS, SIZES):
-        x = round_to(values[distribution][:size], "float32")
-        unit = 2.0**-24 * float(exact_sum(np.abs(x)))
-        errors = np.abs(signed_errors(add(arrange(x, orders[size])), exact_sum(x))) / unit
-        bounds.append(
-            {"algorithm": name, "distribution": distribution, "size": size}
-            | {"median error": np.median(errors), "largest error": errors.max()}
-            | {"√d": math.sqrt(depth(size)), "d": float(depth(size))}
-            | {"within √d": int(np.sum(errors <= math.sqrt(depth(size))))}
-        )
-study.keep("bounds", bounds, part="cpu")
+METHODS = ["np.sum in float64", "Neumaier", "binned sum", "math.fsum"]
+METHODS += ["torch.sum in float64, GPU", "binned sum, GPU"]
+prices = {}
+for record in read_records("plot_reduction_order"):
+    ways = record.tables["ways"].set_index("algorithm")
+    prices[record.machine] = ways["times base"].reindex(METHODS)
+pd.DataFrame(prices).dropna(how="all").rename_axis(None).round(1)
 
 # %%
-
-study.lines(
-    "bounds",
-    of="bounds",
-    where={"distribution": "spikes"},
-    x="size",
-    y=["largest error", "√d", "d"],
-    panels="algorithm",
-    dashed=["√d", "d"],
-    logx=True,
-    logy=True,
-    title="Largest error of 128 orders of the spikes",
-    xlabel="values",
-    ylabel="in units of u·Σ|x|",
-    alt="Largest error against the number of values, for a loop, np.sum and a full tree, with the "
-    "bound d and its square root. The loop's errors grow past the root; the others stay below it.",
-)
-
-# %%
-
-study.claim(
-    "With normal values the median error is {0.001} to {0.004} of the envelope √d.",
-    of="bounds",
-    where={"distribution": "normal", "size": 8192},
-    on="nvidia-h200",
-    value=lambda t: (
-        (t["median error"] / t["√d"]).min(),
-        (t["median error"] / t["√d"]).max(),
-    ),
-)
-
-# %%
-
-study.claim(
-    "The spikes, one after another, stagnate: {1} of 128 orders is within √d, and the largest "
-    "error is {24} times √d.",
-    of="bounds",
-    where={"distribution": "spikes", "size": 8192, "algorithm": "one after another"},
-    on="nvidia-h200",
-    value=lambda t: (t["within √d"], t["largest error"] / t["√d"]),
-)
-
-# %%
-# Threads and layers reorder sums, too
-# ------------------------------------
+# ``np.sum`` in float64 is :bound:`slower <float64.time>` than in float32, but cheap beside the
+# exact sums. PyTorch pays more, because it first writes a copy in float64: it moves 20 bytes for
+# each number instead of 4 [#torch]_. On one core of the H200's host that takes :bound:`10
+# <float64.torch>` times as long as ``torch.sum``.
 #
-# In practice nobody permutes values; one adds a thread, a block, a GPU. And a network takes two
-# sums in each normalisation. The sum has 2²² values, the rows of LayerNorm 1024. The 32 layers of
-# width 256 normalise, multiply, clip at zero, multiply and add to their input, with random weights;
-# the second run takes the sums of its normalisations in another order.
-
-
-def normalize(x, dtype, order):
-    """Normalise rows whose sums are taken in another order."""
-    mu, sd = moments(np.take(x, order, axis=1))
-    return round_to((x - mu[:, None]) / (sd[:, None] + 1e-6), dtype)
-
-
-def network(x, weights, dtype, order):
-    """The state after all layers, every result rounded to the type."""
-    for up, down in weights:
-        hidden = round_to(np.maximum(normalize(x, dtype, order) @ up, 0), dtype)
-        x = round_to(x + round_to(hidden @ down, dtype), dtype)
-    return x
-
-
-def evidence(case, dtype, one, other, truth):
-    """How often and how far two results differ, beside the error of the first."""
-    rms = np.sqrt(np.mean(np.square(truth)))
-    moved = np.sqrt(np.mean(np.square(np.subtract(one, other, dtype=float))))
-    error = scaled_error(truth, one, dtype=dtype).rms
-    return {
-        "case": f"{case}, {dtype}",
-        "changed": np.mean(np.not_equal(one, other)),
-        "moved": moved / rms / dtype_info(dtype).eps,
-        "rms error": error,
-    }
-
-
-WORKERS = [2, 4, 8, 16, 32, 64]
-x = round_to(draw_values("normal", args.length, SEED), "float32")
-truth = np.full(len(WORKERS), float(exact_sum(x)))
-split = np.array([np.sum([np.sum(part) for part in np.array_split(x, w)]) for w in WORKERS])
-in_threads = []
-for threads_now in (1, *WORKERS):
-    torch.set_num_threads(threads_now)
-    in_threads.append(float(torch.from_numpy(x).sum()))
-torch.set_num_threads(threads)
-one = np.full(len(WORKERS), in_threads[0])
-elsewhere = [
-    evidence("np.sum, split in 2 to 64", "float32", np.full(6, np.sum(x)), split, truth),
-    evidence("torch.sum, 2 to 64 threads", "float32", one, np.array(in_threads[1:]), truth),
-]
-rng = np.random.default_rng(SEED)
-many = rng.standard_normal((args.length // 1024, 1024))
-state = rng.standard_normal((64, args.width))
-weights = rng.standard_normal((args.layers, 2, args.width, args.width)) / math.sqrt(args.width)
-weights[:, 1] *= math.sqrt(2)  # clipping at zero halved the mean square
-for dtype in DTYPES[1:]:
-    x, given, other = round_to(many, dtype), np.arange(1024), draw_orders(1024, 4, SEED)[0]
-    truth = normalize(x.astype(float), "float64", given)
-    results = (normalize(x, dtype, order) for order in (given, other))
-    elsewhere.append(evidence("one LayerNorm", dtype, *results, truth))
-    x, w = round_to(state, dtype), round_to(weights, dtype)
-    given, other = np.arange(args.width), draw_orders(args.width, 4, SEED)[0]
-    truth = network(x.astype(float), w.astype(float), "float64", given)
-    results = (network(x, w, dtype, order) for order in (given, other))
-    elsewhere.append(evidence("all layers", dtype, *results, truth))
-study.table(
-    "elsewhere",
-    elsewhere,
-    "How many results change with the order of the sums inside, how far, and the error.",
-    rows={"case": lambda s: ~s.str.contains("bfloat16")},
-    part="cpu",
-)
+# Use float64 where results must agree on one machine and a rare exception does no harm. Use
+# ``binned`` where they must agree always, such as in a test or a checksum. Use neither where a
+# result that differs in its last digits is good enough.
 
 # %%
-
-study.claim(
-    "Of six numbers of threads {6} change PyTorch's sum of four million values; of six splits {3} "
-    "change NumPy's.",
-    of="elsewhere",
-    where={"case": ["np.sum, split in 2 to 64, float32", "torch.sum, 2 to 64 threads, float32"]},
-    on="nvidia-h200",
-    value=lambda t: (6 * t.set_index("case")["changed"]).iloc[[1, 0]].tolist(),
-)
-
-# %%
-
-study.claim(
-    "After 32 float32 layers {96%} of the values have changed; the two runs are {1.0} times as "
-    "far from each other as from float64.",
-    of="elsewhere",
-    where={"case": "all layers, float32"},
-    on="nvidia-h200",
-    value=lambda t: (t["changed"], t["moved"] / t["rms error"]),
-)
-
-# %%
-# Your own array
-# --------------
+# Your own numbers
+# ----------------
 #
-# Put in an array of float32 or float64: how many results do its orders have?
+# Put in a list, an array or a tensor of floating-point numbers, of any shape. This cell needs the
+# imports alone.
 
-ARRAY = draw_values("normal", 2000).astype(np.float32)  # or np.load("mine.npy").ravel()
+mine = draw_values("normal", 1000).astype(np.float32)  # or [0.1, 0.2], or np.load("mine.npy")
 
-rows = arrange(ARRAY, draw_orders(ARRAY.size, ORDERS))
-own = [{"algorithm": name} | over_orders(name, rows) for name in WAYS]
-print(f"condition number {condition(ARRAY):.3g}")
-print(pd.DataFrame(own).to_string(index=False, float_format="%.3g"))
+exact = binned(mine, axis=None)  # the exact sum, rounded once
+values = np.ravel(np.asarray(mine, exact.dtype))
+shuffled = [np.random.default_rng(seed).permutation(values) for seed in range(8)]
+print(f"{values.size} numbers of {values.dtype}, sum {exact}")
+for dtype in exact.dtype, np.float64:
+    sums = np.array([np.sum(order, dtype=dtype) for order in shuffled]).astype(exact.dtype)
+    found = f"{distinct_bits(sums)} results of 8 orders, {sums.min()} to {sums.max()}"
+    print(f"added in {np.dtype(dtype)}: {found}")
 
 # %%
 # Limits, and what to read next
 # -----------------------------
 #
-# * Sums of vectors; products of matrices choose their order by shape and GPU.
-# * A binned sum that keeps the highest bins alone [#demmel]_ has one result, too, and costs less:
-#   NVIDIA reports 20 to 30 % for large inputs on a GPU, in CUB [#cub]_.
-# * ``use_deterministic_algorithms`` fixes the order on one GPU; two kinds may differ.
+# * The same in every order may still be wrong. The spikes, added one by one in bfloat16, give
+#   :bound:`6208 <stagnation>` in all 128 orders. Their exact sum is
+#   :bound:`6399 <stagnation.exact>`.
+# * Nobody shuffles numbers in practice, but a thread more is a different order. We tried six
+#   numbers of threads, and :bound:`6 <threads>` changed PyTorch's sum of four million numbers.
+# * A network passes the difference on. After 32 layers whose normalisations add in a different
+#   order, :bound:`96 % <layers>` of the float32 values have changed.
+# * A product of matrices is a sum, too, and picks its order by shape: :ref:`batch-invariance`. So
+#   does a sum over several GPUs: :ref:`all-reduce-order`.
+# * A binned sum that keeps the highest bins alone has one result and less work [#demmel]_.
 # * The study that posed the question [#study]_ compares each order with the first.
-# * Next: :ref:`layer-norm-discrepancies`, for a tolerance that follows from these bounds, and
-#   :ref:`triton-layer-norm`, for a backward pass without atomics.
+# * Next: :ref:`layer-norm-discrepancies`, where two runtimes differ for a different reason.
 #
-# .. [#neumaier] A. Neumaier, *Rundungsfehleranalyse einiger Verfahren zur Summation endlicher
-#    Summen*, ZAMM 54, 1974, :doi:`10.1002/zamm.19740540106`.
 # .. [#neal] R. M. Neal, *Fast exact summation using small and large superaccumulators*, 2015,
 #    `arXiv:1505.05571 <https://arxiv.org/abs/1505.05571>`_.
-# .. [#demmel] J. Demmel, H. D. Nguyen, *Fast reproducible floating-point summation*, ARITH 2013,
-#    :doi:`10.1109/ARITH.2013.9`; P. Ahrens, J. Demmel, H. D. Nguyen, *Algorithms for efficient
-#    reproducible floating point summation*, ACM TOMS 46, 2020, :doi:`10.1145/3389360`.
 # .. [#torch] PyTorch 2.11, `ReduceOpsUtils.h
 #    <https://github.com/pytorch/pytorch/blob/v2.11.0/aten/src/ATen/native/ReduceOpsUtils.h>`_,
 #    ``make_reduction``.
-# .. [#higham] N. J. Higham, *The accuracy of floating point summation*, SIAM J. Sci. Comput. 14,
-#    1993, :doi:`10.1137/0914050`.
-# .. [#mary] N. J. Higham, T. Mary, *A new approach to probabilistic rounding error analysis*, SISC
-#    41, 2019, :doi:`10.1137/18M1226312`; *Sharper probabilistic backward error analysis …*, SISC
-#    42, 2020, :doi:`10.1137/20M1314355`.
-# .. [#cub] NVIDIA, `Controlling floating-point determinism in NVIDIA CCCL
-#    <https://developer.nvidia.com/blog/controlling-floating-point-determinism-in-nvidia-cccl/>`_,
-#    2026.
+# .. [#demmel] J. Demmel, H. D. Nguyen, *Fast reproducible floating-point summation*, ARITH 2013,
+#    :doi:`10.1109/ARITH.2013.9`; P. Ahrens, J. Demmel, H. D. Nguyen, *Algorithms for efficient
+#    reproducible floating point summation*, ACM TOMS 46, 2020, :doi:`10.1145/3389360`.
 # .. [#study] X. Dupré, `Reproducible parallelized reduction is difficult
 #    <https://sdpython.github.io/doc/onnx-diagnostic/dev/auto_technical/plot_parallelized_reduction.html>`_,
 #    documentation of onnx-diagnostic.
-
-study.finish()

@@ -10,7 +10,9 @@ A record is one file a page and machine, ``<folder>/<page>/<machine>.json``:
   (``name`` and ``type``: number, integer, string or boolean) and ``rows``. Numbers that JSON lacks
   are strings, ``"nan"``, ``"inf"`` and ``"-inf"``; a missing value is null. Where a second run
   repeated the measurement, ``second`` has its ``run``, ``columns`` and ``rows``: the columns of
-  times alone, aligned row by row with the first run's.
+  times alone, aligned row by row with the first run's;
+* ``values``, once a study has evaluated them: name -> ``value``, ``test`` (whether its sentence is
+  true here), ``about``, ``of`` (its table) and more of what a page shows of the number.
 
 ``part`` says which part of the machine computed the rows: ``"cpu"`` (the host's processor),
 ``"gpu"``, ``{"column": "provider"}`` where a column says it row by row (:func:`row_parts` reads
@@ -18,6 +20,7 @@ it), or null where it is unknown.
 
 A later run of part of a page replaces the tables it measured, with their second runs, and leaves
 the others with the run that made them. A run that no table and no second run refers to is dropped.
+The values are dropped, too: they were another table's.
 """
 
 from __future__ import annotations
@@ -47,6 +50,7 @@ __all__ = [
     "read_records",
     "row_parts",
     "write_record",
+    "write_values",
 ]
 
 SCHEMA = 2
@@ -106,6 +110,8 @@ class Record:
         as in the table.
     second_provenance : dict
         The run (:class:`Provenance`) that measured each of these.
+    values : dict
+        What a study evaluated for pages to print, by name: the names of the file's fields.
 
     Examples
     --------
@@ -122,6 +128,7 @@ class Record:
     parts: dict[str, str | None] = dataclasses.field(default_factory=dict)
     second: dict[str, pd.DataFrame] = dataclasses.field(default_factory=dict)
     second_provenance: dict[str, Provenance] = dataclasses.field(default_factory=dict)
+    values: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
 
     def part_of(self, name: str) -> str | None:
         """The part that computed every row of table *name*; None: several, or unknown.
@@ -353,6 +360,7 @@ def read_record(path: str | Path) -> Record:
         {name: _part_name(table["part"]) for name, table in tables.items()},
         {name: _frame(table) for name, table in again.items()},
         {name: runs[table["run"]] for name, table in again.items()},
+        data.get("values", {}),
     )
 
 
@@ -365,6 +373,42 @@ def read_records(page: str, folder: str | Path = RECORDED) -> list[Record]:
     ({'plot_gemm_fusion'}, [])
     """
     return [read_record(path) for path in sorted((Path(folder) / page).glob("*.json"))]
+
+
+def write_values(path: str | Path, values: Mapping[str, Mapping[str, Any]]) -> Path:
+    """Write what a study evaluated into its record, in place of what is there.
+
+    Tables and runs stay as they are: nothing is measured.
+
+    Parameters
+    ----------
+    path : path
+        The record.
+    values : mapping
+        Name -> fields, among them ``value`` and ``test``, ``about`` and ``of``.
+
+    Raises
+    ------
+    RecordError
+        When the file is no record, or a value lacks a field.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import pandas as pd
+    >>> from roundoff.environment import environment
+    >>> tables = {"t": pd.DataFrame({"n": [1]})}
+    >>> value = {"value": 1, "test": True, "about": "a number", "of": "t"}
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = write_record(folder, "plot_x", tables, environment())
+    ...     read_record(write_values(path, {"n": value})).values["n"]["value"]
+    1
+    """
+    path = Path(path)
+    data = _load(path) | {"values": {name: dict(fields) for name, fields in values.items()}}
+    _validate(path, data)
+    _replace(path, _dumps(data))
+    return path
 
 
 def _named_part(value: Any) -> str | None:
@@ -632,6 +676,17 @@ def _validate(path: Path, data: Any) -> None:
         _field(path, env, f"{where}.environment", "gpu", (dict, type(None)))
     for name, table in _field(path, data, "", "tables", dict).items():
         _validate_table(path, f"tables.{name}", table, len(runs))
+    for name, value in data.get("values", {}).items():
+        _field(path, value, f"values.{name}", "value", (int, float))
+        _field(path, value, f"values.{name}", "test", bool)
+        for field in ("about", "of"):
+            _field(path, value, f"values.{name}", field, str)
+        if value["of"] not in data["tables"]:
+            raise RecordError(
+                f"{path}: field values.{name}.of names no table",
+                got=value["of"],
+                expected="some of " + ", ".join(data["tables"]),
+            )
 
 
 def _validate_table(path: Path, where: str, table: Any, n_runs: int) -> None:

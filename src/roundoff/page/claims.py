@@ -153,6 +153,37 @@ def choose(frame: pd.DataFrame, where: Mapping[str, Any]) -> pd.DataFrame:
     return frame[mask]
 
 
+def chosen(frame: pd.DataFrame, where: Mapping[str, Any]) -> pd.DataFrame:
+    """The rows of :func:`choose`; none where a value that *where* lists is in no row.
+
+    A number of three types needs the rows of three types.
+    """
+    rows = choose(frame, where)
+    lists = ((c, w) for c, w in where.items() if isinstance(w, (list, tuple, set)))
+    return rows if all(set(wanted) <= set(rows[c]) for c, wanted in lists) else rows.iloc[:0]
+
+
+def numbers_of(given: Any, what: str) -> list[float]:
+    """What a function of the rows gave for one number: at least one value, and no NaN."""
+    values = np.atleast_1d(np.asarray(given, dtype=float)).tolist()
+    if not values or any(math.isnan(v) for v in values):
+        raise ClaimError(f"no value for {what}", got=str(values))
+    return values
+
+
+def decided(given: Any) -> bool:
+    """The verdict of a test that gave a bool, or one for each row."""
+    verdicts = np.atleast_1d(np.asarray(given)).ravel().tolist()
+    # A column of booleans that was recorded is one of objects.
+    if not verdicts or not all(isinstance(v, bool) for v in verdicts):
+        raise ClaimError(
+            "its test gives no verdict",
+            got=str(verdicts[:4]),
+            expected="a bool, or one for each row",
+        )
+    return all(verdicts)
+
+
 @dataclasses.dataclass(frozen=True)
 class Outcome:
     """What one run says of a claim.
@@ -283,8 +314,8 @@ class Claim:
         if self.of not in tables:
             return Outcome("not tested")
         try:
-            rows = self._lookup(lambda: choose(tables[self.of], self.where), tables, known)
-            if rows.empty or not self._complete(rows):
+            rows = self._lookup(lambda: chosen(tables[self.of], self.where), tables, known)
+            if rows.empty:
                 return Outcome("not tested")
             values = self._lookup(lambda: self._values(rows), tables, known)
             verdict = self._lookup(lambda: self._verdict(rows), tables, known)
@@ -318,11 +349,6 @@ class Claim:
             return "false"
         return "true" if self.test is not None or machine == self.on else "value"
 
-    def _complete(self, rows: pd.DataFrame) -> bool:
-        """Whether every value that *where* lists is there: a claim about three needs three."""
-        lists = ((c, w) for c, w in self.where.items() if isinstance(w, (list, tuple, set)))
-        return all(set(wanted) <= set(rows[column]) for column, wanted in lists)
-
     def _lookup(
         self, run: Callable[[], Any], tables: Mapping[str, pd.DataFrame], known: Sequence[str]
     ) -> Any:
@@ -346,18 +372,8 @@ class Claim:
                              expected=f"{len(numbers)}, one for each in braces")  # fmt: skip
         found = []
         for number, part in zip(numbers, parts, strict=True):
-            values = np.atleast_1d(np.asarray(part, dtype=float)).tolist()
-            if not values or any(math.isnan(v) for v in values):
-                raise ClaimError(f"no value for {number.text}", got=str(values))
-            found.append(number.pick(values))
+            found.append(number.pick(numbers_of(part, number.text)))
         return found
 
     def _verdict(self, rows: pd.DataFrame) -> bool | None:
-        if self.test is None:
-            return None
-        given = np.atleast_1d(np.asarray(self.test(rows))).ravel().tolist()
-        # A column of booleans that was recorded is one of objects.
-        if not given or not all(isinstance(v, bool) for v in given):
-            raise ClaimError("its test gives no verdict", got=str(given[:4]),
-                             expected="a bool, or one for each row")  # fmt: skip
-        return all(given)
+        return None if self.test is None else decided(self.test(rows))

@@ -1,0 +1,193 @@
+"""A study: the measurements behind a page, its record, and the numbers that pages may print.
+
+A study is a script, ``studies/<name>.py``. A table is a function that yields rows; a value says
+which number of which rows a page may print, and what would make its sentence false.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from argparse import Namespace
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from ..environment import environment, machine_name
+from ..record import RECORDED, Record, read_record, read_records, write_record, write_values
+from ..script import get_parsed_args, usage_error
+from .values import Value
+
+__all__ = ["Study"]
+
+#: A table: its rows from the options.
+Rows = Callable[[Namespace], Any]
+
+
+class Study:
+    """The tables of one question and the values defined on them.
+
+    Parameters
+    ----------
+    page : str
+        Name of the page and of its records, such as ``plot_reduction_order``.
+    about : str, optional
+        What is measured; ``--help`` shows it.
+    on : str
+        The machine whose numbers pages print.
+    **options
+        As :func:`roundoff.script.get_parsed_args` takes them.
+
+    Examples
+    --------
+    >>> study = Study("plot_x", on="nvidia-h200")
+    >>> @study.table(part="cpu")
+    ... def sums(args):
+    ...     return [{"terms": 2, "sum": 4}]
+    >>> study.value("even", "sum of two terms", "sums", "sum", test=lambda v: v.value % 2 == 0)
+    >>> study.values[0].judge([{"sums": pd.DataFrame(sums(None))}])
+    {'value': 4.0, 'test': True}
+    """
+
+    def __init__(self, page: str, about: str | None = None, *, on: str, **options: Any) -> None:
+        self.page, self.about, self.on, self.options = page, about, on, options
+        self.values: list[Value] = []
+        self.tables: dict[str, Rows] = {}
+        self.parts: dict[str, str] = {}
+        self.times: dict[str, list[str]] = {}
+
+    def table(
+        self, name: str = "", *, part: str, times: Sequence[str] = ()
+    ) -> Callable[[Rows], Rows]:
+        """Add the decorated function, which takes the options and gives the rows.
+
+        Parameters
+        ----------
+        name : str
+            Name of the table; by default the function's.
+        part : str
+            What computes the rows: "cpu", "gpu", or the column that says so.
+        times : sequence of str
+            Columns that a second run keeps beside the first's: times, and what changes with them.
+        """
+
+        def add(rows: Rows) -> Rows:
+            table = name or rows.__name__
+            self.tables[table], self.parts[table] = rows, part
+            if times:
+                self.times[table] = list(times)
+            return rows
+
+        return add
+
+    def value(
+        self, name: str, about: str, of: str, statistic: Any, *, on: str = "", **options: Any
+    ) -> None:
+        """Define a number that pages may print; parameters are those of :class:`Value`."""
+        if name in [value.name for value in self.values]:
+            raise ValueError(f"two values of one name: {name}")
+        self.values.append(Value(name, about, of, statistic, on=on or self.on, **options))
+
+    def evaluate(self, record: Record) -> dict[str, dict[str, Any]]:
+        """Every value that the record has rows for, by name.
+
+        Raises
+        ------
+        ClaimError
+            When a value has no single number, or its test no verdict: names value and machine.
+        """
+        entries = {value.name: value.entry(record) for value in self.values}
+        return {name: entry for name, entry in entries.items() if entry is not None}
+
+    def main(self, argv: Sequence[str] | None = None) -> None:
+        """Measure, print and save the tables; with ``--record`` keep them with their values.
+
+        Folder, commit and first run are checked before anything is measured. ``--values``
+        evaluates the values of the records again and measures nothing.
+        """
+        given = list(sys.argv[1:] if argv is None else argv)
+        args = get_parsed_args(
+            self.page,
+            self.about,
+            argv=["--values=1" if word == "--values" else word for word in given],
+            only=("", f"tables to measure, of {', '.join(self.tables)}; by default all"),
+            values=(False, "evaluate the values of the records again, and measure nothing"),
+            **self.options,
+        )
+        names = [name for name in args.only.split(",") if name] or list(self.tables)
+        if unknown := [name for name in names if name not in self.tables]:
+            usage_error(
+                self.page,
+                f"--only: got {', '.join(unknown)}, expected some of {', '.join(self.tables)}",
+            )
+        folder = Path(args.record or RECORDED)
+        if args.values:
+            for record in read_records(self.page, folder):
+                path = folder / self.page / f"{record.machine}.json"
+                print(f"values: {write_values(path, self.evaluate(record))}")
+            return
+        env = environment(args.commit)
+        if args.record is not None:
+            self._check(args, folder, env, names)
+        tables = self._measure(args, names)
+        if args.record is None:
+            self._show(tables)
+            return
+        options = {name: getattr(args, name) for name in self.options}
+        path = write_record(
+            folder, self.page, tables, env, options, parts=self.parts, times=self.times,
+            second=args.second,
+        )  # fmt: skip
+        print(f"record: {path}", file=sys.stderr)
+        write_values(path, self.evaluate(read_record(path)))
+
+    def _check(
+        self, args: Namespace, folder: Path, env: Mapping[str, Any], names: Sequence[str]
+    ) -> None:
+        """What would refuse the record, before hours are spent on it."""
+        commit = env["commit"]
+        if args.record == "" and str(commit).endswith("+"):
+            usage_error(
+                self.page,
+                "--record: files of src, gallery or studies changed since the last commit, and a "
+                "record names the commit that ran: commit them first, or keep it elsewhere with "
+                "--record FOLDER",
+            )
+        if not args.second:
+            return
+        path = folder / self.page / f"{machine_name(dict(env))}.json"
+        timed = [name for name in names if name in self.times]
+        if not path.exists() or not timed:
+            missing = "a table with times" if path.exists() else f"a first run, {path}"
+            usage_error(self.page, f"--second keeps times beside a first run's: expected {missing}")
+        first = read_record(path)
+        for name in timed:
+            before = first.provenance[name].commit if name in first.provenance else commit
+            if before and commit and before != commit:
+                usage_error(
+                    self.page,
+                    f"--second: got commit {commit}, expected {before}, which measured {name}",
+                )
+
+    def _measure(self, args: Namespace, names: Sequence[str]) -> dict[str, pd.DataFrame]:
+        start, tables = time.monotonic(), {}
+        for name in names:
+            frame = pd.DataFrame(self.tables[name](args)).reset_index(drop=True)
+            if len(frame.columns):  # nothing of it could run
+                tables[name] = frame
+            spent = time.monotonic() - start
+            print(f"[{spent:.0f} s] table {name}, rows: {len(frame)}", file=sys.stderr, flush=True)
+        return tables
+
+    def _show(self, tables: Mapping[str, pd.DataFrame]) -> None:
+        """Print the tables and save them as CSV; print the values."""
+        folder = Path("build") / self.page
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, frame in tables.items():
+            print(f"{name}\n{frame.to_string(index=False)}\n")
+            frame.to_csv(folder / f"{name}.csv", index=False)
+        for value in self.values:
+            if found := value.judge([tables]):
+                print(f"{value.name} = {found['value']:.6g}, {value.about}")

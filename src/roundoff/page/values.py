@@ -1,0 +1,209 @@
+"""Numbers that pages print: a study defines them, its records hold them, pages quote them.
+
+A value is what a claim evaluates, without the sentence: rows of a table, a statistic, an interval
+and a test. The sentence stands on the page.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from ..errors import RoundoffError
+from ..record import row_parts
+from .claims import ClaimError, chosen, decided, numbers_of
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from ..record import Record
+
+__all__ = ["UNDECIDED", "Measured", "Value"]
+
+#: What stands for a comparison whose interval holds 1, or whose two runs disagree.
+UNDECIDED = "no difference measured"
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """What one run says of a value; a test takes it.
+
+    Attributes
+    ----------
+    value : float
+        The number.
+    low, high : float, optional
+        The ends of its interval.
+    rows : pandas.DataFrame, optional
+        The rows that it comes from.
+
+    Examples
+    --------
+    >>> Measured(2.3, 2.2, 2.4).low > 1
+    True
+    """
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+    rows: Any = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Value:
+    """A number that a page may print, and the test that fails where its sentence is false.
+
+    Parameters
+    ----------
+    name : str
+        What the page refers to, such as ``orders.numpy``.
+    about : str
+        Its datum and its statistic, in words.
+    of : str
+        Name of the table.
+    statistic : str or callable
+        Column of the one row that *where* leaves; or a function of the rows, which gives the
+        number, or the number and the ends of its interval.
+    where : mapping
+        Column -> value: the rows (:func:`roundoff.page.choose`).
+    interval : (str, str), optional
+        Columns of the interval's ends.
+    test : callable, optional
+        Takes what was :class:`Measured`, gives a bool. It must be true in each of two runs. By
+        default a comparison's interval leaves 1 out.
+    words : (str, str), optional
+        Of a comparison, a ratio: the words for less than 1 and for more, such as faster, slower.
+        Which one is true, the interval says.
+    on : str
+        The machine whose number pages print.
+
+    Examples
+    --------
+    >>> import pandas as pd
+    >>> rows = pd.DataFrame({"way": ["a", "b"], "ratio": [1.0, 2.3], "low": [1.0, 2.2],
+    ...                      "high": [1.0, 2.4]})
+    >>> value = Value("cost", "time of b over a", "t", "ratio", {"way": "b"}, ("low", "high"),
+    ...               words=("faster", "slower"))
+    >>> value.judge([{"t": rows}])
+    {'value': 2.3, 'low': 2.2, 'high': 2.4, 'test': True, 'word': 'slower'}
+    """
+
+    name: str
+    about: str
+    of: str
+    statistic: str | Callable[[Any], Any]
+    where: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    interval: tuple[str, str] | None = None
+    test: Callable[[Measured], Any] | None = None
+    words: tuple[str, str] | None = None
+    on: str = ""
+
+    def __post_init__(self) -> None:
+        if self.test is None and self.words is None:
+            raise ClaimError(
+                f"value {self.name}",
+                got="neither test= nor words=",
+                expected="a test that fails where the sentence is false",
+            )
+
+    def measure(self, tables: Mapping[str, pd.DataFrame]) -> Measured | None:
+        """The number in the tables of one run; None where the run has no such rows.
+
+        Raises
+        ------
+        ClaimError
+            When there is no single number.
+        """
+        if self.of not in tables:
+            return None
+        try:
+            rows = chosen(tables[self.of], self.where)
+            if rows.empty:
+                return None
+            columns: tuple[str, ...] = ()
+            if isinstance(self.statistic, str):
+                columns = (self.statistic, *(self.interval or ()))
+                given: Any = [rows[column] for column in columns]
+            else:
+                given = self.statistic(rows)
+            parts = given if isinstance(given, (list, tuple)) else [given]
+            found = []
+            for part in parts:
+                numbers = set(numbers_of(part, self.name))
+                if len(numbers) > 1 or math.inf in map(abs, numbers):
+                    raise ClaimError("no single finite number", got=str(sorted(numbers)[:4]))
+                found.append(numbers.pop())
+        except RoundoffError:
+            raise
+        except Exception as error:
+            raise ClaimError(
+                f"value {self.name} cannot be evaluated",
+                got=f"{type(error).__name__}: {error}",
+                expected=f"a number from the rows of {self.of}",
+            ) from error
+        if len(found) not in (1, 3):
+            raise ClaimError(f"value {self.name}", got=str(found), expected="a number, low, high")
+        return dataclasses.replace(Measured(*found), rows=rows)
+
+    def judge(self, runs: list[Mapping[str, pd.DataFrame]]) -> dict[str, Any] | None:
+        """What a record keeps: number, interval, second run, verdict; None without the rows.
+
+        Parameters
+        ----------
+        runs : list of mappings
+            The tables of the first run, and those of the second where there is one.
+        """
+        measured = [found for found in map(self.measure, runs) if found is not None]
+        if not measured:
+            return None
+        entries = [_plain(found) for found in measured]
+        entry: dict[str, Any] = dict(entries[0])
+        if len(entries) > 1:
+            entry["second"] = entries[1]
+        if self.words is None:
+            word = None
+        else:
+            words = {self._word(found) for found in measured}
+            word = words.pop() if len(words) == 1 else UNDECIDED
+        if self.test is None:
+            entry["test"] = word != UNDECIDED
+        else:
+            entry["test"] = all(decided(self.test(found)) for found in measured)
+        return entry if word is None else entry | {"word": word}
+
+    def _word(self, found: Measured) -> str:
+        if found.low is None or found.high is None or self.words is None:
+            raise ClaimError(f"value {self.name} compares", got="no interval", expected="interval=")
+        less, more = self.words
+        return less if found.high < 1 else more if found.low > 1 else UNDECIDED
+
+    def entry(self, record: Record) -> dict[str, Any] | None:
+        """What :meth:`judge` says of a record, and what a reader needs to find it there."""
+        runs: list[Mapping[str, pd.DataFrame]] = [record.tables]
+        if self.of in record.second:
+            again = record.second[self.of]
+            both = record.tables[self.of].assign(**{c: again[c] for c in again})
+            # What a column says that was not measured again is no second run.
+            if not isinstance(self.statistic, str) or self.statistic in again:
+                runs.append({**record.tables, self.of: both})
+        try:
+            found = self.judge(runs)
+        except ClaimError as error:
+            raise ClaimError(
+                f"{record.page} on {record.machine}: {error.message}",
+                got=error.got,
+                expected=error.expected,
+            ) from error
+        if found is None:
+            return None
+        frame = chosen(record.tables[self.of], self.where)
+        parts = set(row_parts(frame, record.parts.get(self.of)))
+        part = parts.pop() if len(parts) == 1 else None
+        return {"about": self.about, "of": self.of, "part": part, "on": self.on, **found}
+
+
+def _plain(found: Measured) -> dict[str, float]:
+    ends = {"low": found.low, "high": found.high}
+    return {"value": found.value} | {k: v for k, v in ends.items() if v is not None}

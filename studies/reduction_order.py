@@ -1,0 +1,527 @@
+"""The study behind "Why does the order of a sum change the result?".
+
+128 orders of one vector: how many sums they have, how far these are apart and from the exact one,
+for a dozen ways to add, what each takes, and where else sums are reordered.
+
+The page tells the story with small experiments. This file measures the full grid, writes the
+record, and defines each number that the page may print.
+
+    python studies/reduction_order.py --record
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from functools import partial
+from itertools import product
+
+import numpy as np
+import pandas as pd
+import torch
+
+from roundoff.compare import scaled_error
+from roundoff.dtypes import dtype_info
+from roundoff.page.measurement import Study
+from roundoff.reductions import (
+    DISTRIBUTIONS,
+    DTYPES,
+    arrange,
+    binned,
+    condition,
+    distinct_bits,
+    draw_orders,
+    draw_values,
+    exact_sum,
+    judge,
+    mean,
+    moments,
+    neumaier,
+    numpy_depth,
+    pairwise,
+    pairwise_numpy,
+    round_to,
+    sequential,
+    signed_errors,
+)
+from roundoff.script import unit_test_going
+from roundoff.timing import measure
+
+fast = unit_test_going()
+study = Study(
+    "plot_reduction_order",
+    "Sums of one vector in 128 orders: results, errors, and what each way to add takes.",
+    on="nvidia-h200",
+    length=(2**14 if fast else 2**22, "values of a sum that is split", 1024),
+    width=(128 if fast else 256, "values in a row of the network", 1),
+    layers=(4 if fast else 32, "layers of the network", 1),
+)
+
+SEED, ORDERS = 0, 128
+SIZES = [2, 4, 64, 128, 8192] if fast else [2**k for k in range(1, 14)]
+GPU = torch.cuda.is_available()
+
+
+@functools.cache
+def values(distribution: str):
+    """8192 values in float64; shorter vectors are prefixes of these."""
+    return draw_values(distribution, 8192, SEED)
+
+
+@functools.cache
+def orders(size: int):
+    """The 125 random orders; with the given one, ascending and descending there are 128."""
+    return draw_orders(size, ORDERS, SEED)
+
+
+# --- Sizes × types × orders: how far apart the results of 128 orders are. ------------------------
+
+
+@study.table(part="cpu")
+def spreads(args):
+    """Spread of the mean, and of (x - mean) / (sd + 1e-6), for each size, distribution and type."""
+    rows = []
+    for size, name, dtype in product(SIZES, DISTRIBUTIONS, DTYPES):
+        x = round_to(values(name)[:size], dtype)
+        orders_of_x = arrange(x, orders(size))
+        means = mean(orders_of_x, dtype)
+        mu, sd = np.unique(moments(orders_of_x), axis=1)[:, :, None]  # each pair once
+        # Normalising keeps the order of the values: these are the sorted results of every row.
+        normalized = round_to((np.sort(x) - mu) / (sd + 1e-6), dtype)
+        case = {
+            "distribution": name,
+            "dtype": dtype,
+            "size": size,
+            "distinct": distinct_bits(means),
+        }
+        for statistic, results in (("mean", means), ("normalisation", normalized)):
+            spread = np.ptp(results, axis=0).max()
+            rows.append(case | {"statistic": statistic, "spread": spread})
+    return rows
+
+
+@functools.cache
+def largest_spreads():
+    """The largest spread over all sizes."""
+    groups = pd.DataFrame(spreads(None)).groupby(["statistic", "distribution", "dtype"], sort=False)
+    return groups["spread"].max()
+
+
+@study.table(part="cpu")
+def largest(args):
+    """The largest spreads, one a row."""
+    return largest_spreads().reset_index()
+
+
+@study.table(part="cpu")
+def summary(args):
+    """The largest spreads, a column a type."""
+    return largest_spreads().unstack("dtype").reset_index()
+
+
+# --- Errors against the exact sum, and the condition number. -------------------------------------
+
+
+@study.table(part="cpu")
+def means(args):
+    """The mean of 8192 values with NumPy's sum, in 128 orders, against the exact one."""
+    rows = []
+    for name, dtype in product(DISTRIBUTIONS, DTYPES):
+        x = round_to(values(name), dtype)
+        results = mean(arrange(x, orders(8192)), dtype)
+        truth = exact_sum(x) / 8192
+        random = judge(results[3:], truth, dtype)
+        rows.append(
+            {"distribution": name, "dtype": dtype, "condition": condition(x)}
+            | judge(results, truth, dtype)
+            | {"random distinct": random["distinct"], "random spread": random["spread ulp"]}
+        )
+    return rows
+
+
+@study.table("condition", part="cpu")
+def conditions(args):
+    """Every vector, added in its own type by a full binary tree: error over κ·u."""
+    rows = []
+    for size, name, dtype in product(SIZES, DISTRIBUTIONS, DTYPES):
+        x = round_to(values(name)[:size], dtype, storage=True)
+        truth, scale = exact_sum(x), condition(x) * dtype_info(dtype).unit_roundoff
+        error = np.abs(signed_errors(pairwise(arrange(x, orders(size))), truth)).max()
+        relative = error / abs(float(truth)) if np.isfinite(error) else math.nan
+        rows.append(
+            {"distribution": name, "dtype": dtype, "size": size, "scale": scale, "rel": relative}
+            | {"over scale": relative / scale}
+        )
+    return rows
+
+
+# --- Ways to add: results, errors and times. -----------------------------------------------------
+
+WAYS = {  # name: how a vector gets there, how it is added
+    "np.sum": (np.asarray, np.sum),
+    "np.sum in float64": (np.asarray, partial(np.sum, dtype=np.float64)),
+    "torch.sum, CPU": (torch.from_numpy, torch.sum),
+    "torch.sum in float64, CPU": (torch.from_numpy, partial(torch.sum, dtype=torch.float64)),
+    "one after another": (np.asarray, sequential),
+    "full tree": (np.asarray, pairwise),
+    "Neumaier": (np.asarray, neumaier),
+    # Records from before have a row "binned": an earlier algorithm, which left bits out.
+    "binned sum": (np.asarray, binned),
+    "math.fsum": (np.asarray, lambda v: math.fsum(v.tolist())),
+}
+if GPU:
+    from roundoff.kernels.binned import sum_binned
+    from roundoff.kernels.reduce import sum_atomic, sum_two_pass
+
+    to_gpu = partial(torch.tensor, device="cuda")
+    WAYS["torch.sum, GPU"] = to_gpu, torch.sum
+    WAYS["torch.sum in float64, GPU"] = to_gpu, partial(torch.sum, dtype=torch.float64)
+    WAYS["binned sum, GPU"] = to_gpu, sum_binned
+
+
+def times():
+    """Time over that of ``np.sum`` on one thread; on a GPU over that of ``torch.sum``."""
+    long = round_to(draw_values("normal", 2**12 if fast else 2**18, SEED), "float32")
+    calls = {w: partial(add, put(long)) for w, (put, add) in WAYS.items() if "GPU" not in w}
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    found = measure(calls, budget_s=0.1 if fast else 4, min_rounds=5).ratios("np.sum")
+    torch.set_num_threads(threads)
+    if GPU:
+        seeded = torch.Generator("cuda").manual_seed(SEED)
+        long = torch.randn(2**26, device="cuda", generator=seeded)
+        calls = {w: partial(add, long) for w, (_, add) in WAYS.items() if "GPU" in w}
+        found = pd.concat([found, measure(calls, device="cuda").ratios("torch.sum, GPU")])
+    return found.rename(columns={"ratio": "times base"}).set_index("label").to_dict("index")
+
+
+@study.table(part="algorithm", times=["times base", "low", "high"])
+def ways(args):
+    """8192 float32 values in 128 orders, the worst of three distributions; and times."""
+    taken, rows = times(), []
+    for name, (put, add) in WAYS.items():
+        found = {}
+        for distribution in DISTRIBUTIONS:
+            arranged = arrange(round_to(values(distribution), "float32"), orders(8192))
+            sums = np.array([float(add(put(row))) for row in arranged], np.float32)
+            found[distribution] = judge(sums, exact_sum(arranged[0]), np.float32)
+        most = {key: max(f[key] for f in found.values()) for key in found["normal"]}
+        free = "here" if most["distinct"] == 1 else "no"
+        free = "always" if name in ("binned sum", "binned sum, GPU", "math.fsum") else free
+        each = {d: f["distinct"] for d, f in found.items()}
+        rows.append({"algorithm": name, "free": free} | most | each | taken[name])
+    return rows
+
+
+def index_add(v):
+    """Add every value to element 0."""
+    place = torch.zeros(len(v), dtype=torch.long, device=v.device)
+    return torch.zeros(1, device=v.device).index_add_(0, place, v)
+
+
+def deterministic(v):
+    """The same, with the switch on for its time."""
+    torch.use_deterministic_algorithms(True)
+    total = index_add(v)
+    torch.use_deterministic_algorithms(False)
+    return total
+
+
+@study.table(part="algorithm", times=["distinct"])
+def runs(args):
+    """One order of 8192 normal float32 values, added 128 times."""
+    again = {"torch.sum, CPU": ("cpu", torch.sum), "index_add_, CPU": ("cpu", index_add)}
+    if GPU:
+        again |= {
+            "torch.sum, GPU": ("cuda", torch.sum),
+            "index_add_, GPU": ("cuda", index_add),
+            "index_add_, deterministic algorithms, GPU": ("cuda", deterministic),
+            "Triton, atomics, GPU": ("cuda", sum_atomic),
+            "Triton, two passes, GPU": ("cuda", sum_two_pass),
+        }
+    x, rows = round_to(values("normal"), "float32"), []
+    for name, (device, add) in again.items():
+        v = torch.tensor(x, device=device)
+        sums = np.array([float(add(v)) for _ in range(ORDERS)], np.float32)
+        rows.append({"algorithm": name} | judge(sums, exact_sum(x), "float32"))
+    return rows
+
+
+# --- The same in every order, and wrong: accumulators of 16 bits. --------------------------------
+
+
+@study.table(part="cpu")
+def narrow(args):
+    """16-bit values added in their own type and in float32."""
+    rows = []
+    for name, dtype in product(DISTRIBUTIONS, ("float16", "bfloat16")):
+        arranged = arrange(round_to(values(name), dtype, storage=True), orders(8192))
+        for accumulator, way in product((dtype, "float32"), ("one after another", "full tree")):
+            add = {"one after another": sequential, "full tree": pairwise}[way]
+            with np.errstate(over="ignore"):
+                sums = add(arranged.astype(np.float32) if accumulator == "float32" else arranged)
+                sums = sums.astype(arranged.dtype)
+            rows.append(
+                {"distribution": name, "dtype": dtype, "adds in": accumulator, "algorithm": way}
+                | {"given": float(sums[0]), "exact": float(exact_sum(arranged[0]))}
+                | judge(sums, exact_sum(arranged[0]), dtype)
+            )
+    return rows
+
+
+@study.table(part="cpu")
+def ones(args):
+    """4096 ones, added: which accumulator a call takes depends on library, type and axis."""
+    half, bf16 = np.ones((4096, 2), np.float16), round_to(np.ones(4096), "bfloat16", storage=True)
+    sums = {
+        "np, float16, (2, 4096).sum(axis=1)": np.ascontiguousarray(half.T).sum(axis=1)[0],
+        "np, float16, (4096, 2).sum(axis=0)": half.sum(axis=0)[0],
+        "np, float16, (4096, 2).sum(axis=0, dtype=float32)": half.sum(axis=0, dtype=np.float32)[0],
+        "np with ml_dtypes, bfloat16, (4096,).sum()": bf16.sum(),
+        "torch, float16, (4096, 2).sum(0)": torch.from_numpy(half).sum(0)[0],
+        "torch, bfloat16, (4096,).sum()": torch.ones(4096, dtype=torch.bfloat16).sum(),
+    }
+    return [{"call": call, "sum": float(total)} for call, total in sums.items()]
+
+
+# --- Bounds: n - 1 additions, or the depth of the tree, times u Σ|x|. ----------------------------
+
+
+@study.table(part="cpu")
+def bounds(args):
+    """Errors of 128 orders beside the bound d and its square root, in units of u Σ|x|."""
+    rows = []
+    for name, add, depth in (
+        ("one after another", sequential, lambda n: n - 1),
+        ("np.sum", pairwise_numpy, numpy_depth),
+        ("full tree", pairwise, lambda n: (n - 1).bit_length()),
+    ):
+        for distribution, size in product(DISTRIBUTIONS, SIZES):
+            x = round_to(values(distribution)[:size], "float32")
+            unit = 2.0**-24 * float(exact_sum(np.abs(x)))
+            errors = np.abs(signed_errors(add(arrange(x, orders(size))), exact_sum(x))) / unit
+            rows.append(
+                {"algorithm": name, "distribution": distribution, "size": size}
+                | {"median error": np.median(errors), "largest error": errors.max()}
+                | {"√d": math.sqrt(depth(size)), "d": float(depth(size))}
+                | {"within √d": int(np.sum(errors <= math.sqrt(depth(size))))}
+            )
+    return rows
+
+
+# --- Threads, splits and layers reorder sums, too. -----------------------------------------------
+
+
+def normalize(x, dtype, order):
+    """Normalise rows whose sums are taken in another order."""
+    mu, sd = moments(np.take(x, order, axis=1))
+    return round_to((x - mu[:, None]) / (sd[:, None] + 1e-6), dtype)
+
+
+def network(x, weights, dtype, order):
+    """The state after all layers, every result rounded to the type."""
+    for up, down in weights:
+        hidden = round_to(np.maximum(normalize(x, dtype, order) @ up, 0), dtype)
+        x = round_to(x + round_to(hidden @ down, dtype), dtype)
+    return x
+
+
+def evidence(case, dtype, one, other, truth):
+    """How often and how far two results differ, beside the error of the first."""
+    rms = np.sqrt(np.mean(np.square(truth)))
+    moved = np.sqrt(np.mean(np.square(np.subtract(one, other, dtype=float))))
+    error = scaled_error(truth, one, dtype=dtype).rms
+    return {
+        "case": f"{case}, {dtype}",
+        "changed": np.mean(np.not_equal(one, other)),
+        "moved": moved / rms / dtype_info(dtype).eps,
+        "rms error": error,
+    }
+
+
+WORKERS = [2, 4, 8, 16, 32, 64]
+
+
+@study.table(part="cpu")
+def elsewhere(args):
+    """How many results change with the order of the sums inside, how far, and the error."""
+    x = round_to(draw_values("normal", args.length, SEED), "float32")
+    truth = np.full(len(WORKERS), float(exact_sum(x)))
+    split = np.array([np.sum([np.sum(part) for part in np.array_split(x, w)]) for w in WORKERS])
+    threads, in_threads = torch.get_num_threads(), []
+    for threads_now in (1, *WORKERS):
+        torch.set_num_threads(threads_now)
+        in_threads.append(float(torch.from_numpy(x).sum()))
+    torch.set_num_threads(threads)
+    one = np.full(len(WORKERS), in_threads[0])
+    rows = [
+        evidence("np.sum, split in 2 to 64", "float32", np.full(6, np.sum(x)), split, truth),
+        evidence("torch.sum, 2 to 64 threads", "float32", one, np.array(in_threads[1:]), truth),
+    ]
+    rng = np.random.default_rng(SEED)
+    many = rng.standard_normal((args.length // 1024, 1024))
+    state = rng.standard_normal((64, args.width))
+    weights = rng.standard_normal((args.layers, 2, args.width, args.width)) / math.sqrt(args.width)
+    weights[:, 1] *= math.sqrt(2)  # clipping at zero halved the mean square
+    for dtype in DTYPES[1:]:
+        x, given, other = round_to(many, dtype), np.arange(1024), draw_orders(1024, 4, SEED)[0]
+        truth = normalize(x.astype(float), "float64", given)
+        results = (normalize(x, dtype, order) for order in (given, other))
+        rows.append(evidence("one LayerNorm", dtype, *results, truth))
+        x, w = round_to(state, dtype), round_to(weights, dtype)
+        given, other = np.arange(args.width), draw_orders(args.width, 4, SEED)[0]
+        truth = network(x.astype(float), w.astype(float), "float64", given)
+        results = (network(x, w, dtype, order) for order in (given, other))
+        rows.append(evidence("all layers", dtype, *results, truth))
+    return rows
+
+
+# --- Values: what pages may print. Name, datum and statistic, table, column; rows; a test. -------
+
+
+def is_right(found):
+    """Whether all orders give one result, correctly rounded."""
+    return found.value == 1 and (found.rows["error ulp"] <= 0.5).all()
+
+
+def changes(found):
+    """Whether an order changes the result."""
+    return found.value > 1
+
+
+NORMAL = "8192 normal float32 values in 128 orders"
+SPIKES = {
+    "distribution": "spikes",
+    "dtype": "bfloat16",
+    "adds in": "bfloat16",
+    "algorithm": "one after another",
+}
+TIME = {"interval": ("low", "high"), "words": ("faster", "slower")}
+FLOAT32 = {"distribution": "normal", "dtype": "float32"}
+
+study.value(
+    "np.sum",
+    f"different results of np.sum, {NORMAL}",
+    "ways",
+    "normal",
+    where={"algorithm": "np.sum"},
+    test=changes,
+)
+study.value(
+    "np.sum.error",
+    f"largest error of np.sum in ULP, {NORMAL}",
+    "means",
+    "error ulp",
+    where=FLOAT32,
+    test=lambda v: v.value > 20,  # where nothing cancels it is below 5
+)
+study.value(
+    "pareto.error",
+    "largest error of np.sum in ULP, 8192 Pareto float32 values in 128 orders",
+    "means",
+    "error ulp",
+    where=FLOAT32 | {"distribution": "pareto"},
+    test=lambda v: v.value < 5,
+)
+study.value(
+    "float64",
+    "most results of 128 orders added in float64, three kinds of values",
+    "ways",
+    "distinct",
+    where={"algorithm": "np.sum in float64"},
+    test=is_right,
+)
+study.value(
+    "float64.time",
+    "time of np.sum in float64 over np.sum in float32, 2^18 values, one thread",
+    "ways",
+    "times base",
+    where={"algorithm": "np.sum in float64"},
+    **TIME,
+)
+study.value(
+    "float64.gpu",
+    "time of torch.sum in float64 over torch.sum in float32, 2^26 values, on a GPU",
+    "ways",
+    "times base",
+    where={"algorithm": "torch.sum in float64, GPU"},
+    **TIME,
+)
+
+
+def over_torch(rows):
+    """float64's time over float32's, in torch: the quotient of two ratios and of their ends."""
+    single, double = (rows[rows["algorithm"] == name].iloc[0] for name in TORCH)
+    ends = zip(("low", "high"), ("high", "low"), strict=True)
+    return (double["times base"] / single["times base"], *(double[a] / single[b] for a, b in ends))
+
+
+TORCH = ["torch.sum, CPU", "torch.sum in float64, CPU"]
+study.value(
+    "float64.torch",
+    "time of torch.sum in float64 over torch.sum in float32, 2^18 values, one thread",
+    "ways",
+    over_torch,
+    where={"algorithm": TORCH},
+    words=TIME["words"],
+)
+study.value(
+    "float64.odds",
+    "how many float32 sums, in millions, for one whose order float64 would show: "
+    "one ULP of float32 over the spread of the float64 results of normal values",
+    "means",
+    lambda t: 2**29 / t["spread ulp"] / 1e6,
+    where={"distribution": "normal", "dtype": "float64"},
+    test=lambda v: v.value > 1,
+)
+study.value(
+    "spread.ratio",
+    "least ratio of the largest spreads in float32 and float64, in millions; two "
+    "statistics, three kinds of values",
+    "summary",
+    lambda t: (t["float32"] / t["float64"]).min() / 1e6,
+    test=lambda v: v.value > 100,
+)
+study.value(
+    "atomics",
+    "different results of index_add_ on a GPU, 128 runs of one order of 8192 values",
+    "runs",
+    "distinct",
+    where={"algorithm": "index_add_, GPU"},
+    test=changes,
+)
+study.value(
+    "stagnation",
+    "sum of the spikes added one after another in bfloat16, the same in 128 orders",
+    "narrow",
+    "given",
+    where=SPIKES,
+    test=lambda v: v.rows["distinct"].item() == 1,
+)
+study.value(
+    "stagnation.exact",
+    "exact sum of the spikes in bfloat16",
+    "narrow",
+    "exact",
+    where=SPIKES,
+    test=lambda v: v.value > v.rows["given"].item(),
+)
+study.value(
+    "threads",
+    "of six numbers of threads, those that change torch.sum of 2^22 values",
+    "elsewhere",
+    lambda t: 6 * t["changed"],
+    where={"case": "torch.sum, 2 to 64 threads, float32"},
+    test=lambda v: v.value >= 1,
+)
+study.value(
+    "layers",
+    "share of the values that another order in each normalisation changes, 32 layers",
+    "elsewhere",
+    "changed",
+    where={"case": "all layers, float32"},
+    test=lambda v: v.value > 0.5,
+)
+
+if __name__ == "__main__":
+    study.main()

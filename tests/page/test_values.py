@@ -1,0 +1,255 @@
+"""What a value means: which number of which rows, its interval, its word, its test, its record."""
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from roundoff.errors import RecordError
+from roundoff.page import ClaimError
+from roundoff.page.measurement import Study
+from roundoff.page.values import UNDECIDED, Measured, Value
+from roundoff.record import RECORDED, read_record, write_record, write_values
+
+ROWS = pd.DataFrame({
+    "way": ["np.sum", "float64"], "provider": ["CPU", "CPU"], "results": [27, 1],
+    "ratio": [1.0, 2.3], "low": [1.0, 2.2], "high": [1.0, 2.4],
+})  # fmt: skip
+COMPARED: dict[str, Any] = {"interval": ("low", "high"), "words": ("faster", "slower")}
+
+
+def value(statistic: Any = "results", **options: Any) -> Value:
+    options = {"where": {"way": "np.sum"}} | options
+    if not options.keys() & {"test", "words"}:
+        options["test"] = lambda v: v.value > 1
+    return Value("v", "a number", "t", statistic, **options)
+
+
+def test_a_value_is_a_number_of_chosen_rows_with_its_verdict() -> None:
+    assert value().judge([{"t": ROWS}]) == {"value": 27.0, "test": True}
+    assert value(where={"way": "float64"}).judge([{"t": ROWS}]) == {"value": 1.0, "test": False}
+    both = value(lambda t: t["results"].max() - t["results"].min(), where={})
+    assert both.judge([{"t": ROWS}])["value"] == 26
+    assert value().judge([{"u": ROWS}]) is None
+    assert value(where={"way": ["np.sum", "binned"]}).judge([{"t": ROWS}]) is None
+
+
+@pytest.mark.parametrize(
+    ("statistic", "where", "said"),
+    [
+        ("results", {}, "no single finite number"),
+        ("nothing", {}, "value v cannot be evaluated: got KeyError"),
+        (lambda t: float("nan"), {}, "no value for v"),
+        (lambda t: float("inf"), {}, "no single finite number"),
+        (lambda t: (1.0, 2.0), {}, "expected a number, low, high"),
+    ],
+)
+def test_what_gives_no_number_is_named(statistic: Any, where: dict, said: str) -> None:
+    with pytest.raises(ClaimError, match=said):
+        value(statistic, where=where).measure({"t": ROWS})
+
+
+def test_a_value_has_a_test() -> None:
+    with pytest.raises(ClaimError, match="neither test= nor words="):
+        Value("v", "a number", "t", "results")
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "word"),
+    [(2.2, 2.4, "slower"), (0.7, 0.9, "faster"), (0.9, 1.1, UNDECIDED), (1.0, 1.1, UNDECIDED)],
+)
+def test_the_word_of_a_comparison_comes_from_its_interval(
+    low: float, high: float, word: str
+) -> None:
+    rows = ROWS.assign(low=low, high=high)
+    found = value("ratio", where={"way": "float64"}, **COMPARED).judge([{"t": rows}])
+    assert found["word"] == word
+    assert found["test"] == (word != UNDECIDED)
+    assert (found["low"], found["high"]) == (low, high)
+
+
+def test_two_runs_must_agree() -> None:
+    compared = value("ratio", where={"way": "float64"}, **COMPARED)
+    other = {"t": ROWS.assign(ratio=0.8, low=0.7, high=0.9)}
+    found = compared.judge([{"t": ROWS}, other])
+    assert found["word"] == UNDECIDED
+    assert not found["test"]
+    assert found["second"] == {"value": 0.8, "low": 0.7, "high": 0.9}
+    assert not value(test=lambda v: v.value < 100).judge(
+        [{"t": ROWS}, {"t": ROWS.assign(results=200)}]
+    )["test"]
+
+
+def test_a_comparison_without_an_interval_is_an_error() -> None:
+    with pytest.raises(ClaimError, match="value v compares: got no interval"):
+        value("ratio", words=("faster", "slower")).judge([{"t": ROWS}])
+
+
+def test_a_test_takes_number_interval_and_rows() -> None:
+    seen: list[Measured] = []
+
+    def test(found: Measured) -> bool:
+        seen.append(found)
+        return bool(found.rows["way"].item() == "float64")
+
+    where = {"way": "float64"}
+    assert value("ratio", where=where, interval=("low", "high"), test=test).judge([{"t": ROWS}])
+    assert (seen[0].value, seen[0].low, seen[0].high) == (2.3, 2.2, 2.4)
+
+
+# --- a study, its command line and its record
+
+ENV = {"processor": "Some CPU", "cores": 2, "python": "3.11.7", "versions": {}, "gpu": None,
+       "os": "Linux", "commit": "feed"}  # fmt: skip
+
+
+def study(rows: Callable[[Any], Any] = lambda args: ROWS) -> Study:
+    made = Study("plot_x", "Sums.", on="some-2-cores", length=(8, "values", 1))
+    made.table("t", part="cpu", times=["ratio", "low", "high"])(rows)
+    made.table("u", part="cpu")(lambda args: [{"length": args.length}])
+    made.value("results", "results of np.sum", "t", "results", where={"way": "np.sum"},
+               test=lambda v: v.value > 1)  # fmt: skip
+    made.value("time", "time", "t", "ratio", where={"way": "float64"}, **COMPARED)
+    return made
+
+
+@pytest.fixture
+def steady(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
+    """A machine of a known name and commit."""
+    env = dict(ENV)
+    monkeypatch.setattr("roundoff.page.measurement.environment", lambda commit: env)
+    monkeypatch.chdir(tmp_path)
+    return env
+
+
+def test_a_record_keeps_the_values_and_a_second_run(steady: dict, tmp_path: Path) -> None:
+    study().main(["--record", "kept"])
+    again = study(lambda args: ROWS.assign(ratio=2.31, low=2.25, high=2.35))
+    again.main(["--record", "kept", "--second"])
+    record = read_record(tmp_path / "kept" / "plot_x" / "some-2-cores.json")
+    assert record.values["results"] == {
+        "about": "results of np.sum", "of": "t", "part": "cpu", "on": "some-2-cores",
+        "value": 27.0, "test": True,
+    }  # fmt: skip
+    time = record.values["time"]
+    assert (time["value"], time["second"]["value"], time["word"]) == (2.3, 2.31, "slower")
+
+
+def test_values_are_evaluated_again_without_measuring(steady: dict, tmp_path: Path) -> None:
+    study().main(["--record", "kept"])
+    path = tmp_path / "kept" / "plot_x" / "some-2-cores.json"
+    before = json.loads(path.read_text("utf-8"))
+
+    def refuse(args: Any) -> None:
+        raise AssertionError("measured")
+
+    other = study(refuse)
+    other.value("both", "sum", "t", lambda t: t["results"].sum(), test=lambda v: v.value == 28)
+    other.main(["--values", "--record", "kept"])
+    after = json.loads(path.read_text("utf-8"))
+    assert after["values"].keys() == {"results", "time", "both"}
+    assert after["tables"] == before["tables"]
+    assert after["runs"] == before["runs"]
+
+
+def test_one_table_is_measured_alone_and_the_values_follow(steady: dict, tmp_path: Path) -> None:
+    study().main(["--record", "kept"])
+    study(lambda args: ROWS.assign(results=5)).main(["--record", "kept", "--only", "u"])
+    path = tmp_path / "kept" / "plot_x" / "some-2-cores.json"
+    assert read_record(path).values["results"]["value"] == 27
+    study(lambda args: ROWS.assign(results=5)).main(["--record", "kept", "--only", "t"])
+    assert read_record(path).values["results"]["value"] == 5
+    write_record("kept", "plot_x", {"t": ROWS}, steady)  # whoever writes without a study
+    assert read_record(path).values == {}
+
+
+@pytest.mark.parametrize(
+    ("words", "commit", "said"),
+    [
+        (["--only", "nothing"], "feed", "--only: got nothing, expected some of t, u"),
+        (["--record"], "feed+", "commit them first"),
+        (["--record", "/dev/null/x"], "feed", "expected a folder to write"),
+        (["--record", "new", "--second"], "feed", "expected a first run"),
+        (["--record", "kept", "--second", "--only", "u"], "feed", "a table with times"),
+        (["--record", "kept", "--second"], "beef", "expected feed, which measured t"),
+        (["--length", "0"], "feed", "expected at least 1"),
+    ],
+)
+def test_what_cannot_be_kept_is_not_measured(
+    steady: dict, words: list[str], commit: str, said: str, capsys: pytest.CaptureFixture
+) -> None:
+    study().main(["--record", "kept"])
+
+    def refuse(args: Any) -> None:
+        raise AssertionError("measured")
+
+    steady["commit"] = commit
+    with pytest.raises(SystemExit) as ended:
+        study(refuse).main(words)
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+def test_tables_and_values_are_printed(steady: dict, capsys: pytest.CaptureFixture) -> None:
+    study().main([])
+    shown = capsys.readouterr().out
+    assert "results = 27, results of np.sum" in shown
+    assert pd.read_csv("build/plot_x/t.csv")["results"].tolist() == [27, 1]
+
+
+def test_two_values_of_one_name_are_refused() -> None:
+    with pytest.raises(ValueError, match="two values of one name: time"):
+        study().value("time", "", "t", "ratio", **COMPARED)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"v": {"test": True, "about": "", "of": "t"}}, "values.v.value is missing"),
+        ({"v": {"value": 1, "test": 1, "about": "", "of": "t"}}, "values.v.test has a wrong type"),
+        ({"v": {"value": 1, "test": True, "about": "", "of": "x"}}, "values.v.of names no table"),
+    ],
+)
+def test_a_record_refuses_half_a_value(tmp_path: Path, values: dict, said: str) -> None:
+    path = write_record(tmp_path, "plot_x", {"t": ROWS}, ENV)
+    before = path.read_bytes()
+    with pytest.raises(RecordError, match=said):
+        write_values(path, values)
+    assert path.read_bytes() == before
+
+
+# --- the studies of this project
+
+STUDIES = {p.stem: p for p in sorted((Path(__file__).parents[2] / "studies").glob("*.py"))
+           if "measurement import Study" in p.read_text("utf-8")}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_the_records_hold_what_the_study_says_of_them(name: str) -> None:
+    import runpy
+
+    made: Study = runpy.run_path(str(STUDIES[name]))["study"]
+    assert made.page == f"plot_{name}"
+    paths = list((RECORDED / made.page).glob("*.json"))
+    assert paths
+    for path in paths:
+        record = read_record(path)
+        stale = f"{path.name}: python studies/{name}.py --values writes what the study says now"
+        assert made.evaluate(record) == record.values, stale
+    printed = read_record(RECORDED / made.page / f"{made.on}.json").values
+    assert printed.keys() == {value.name for value in made.values if value.on == made.on}
+
+
+def test_a_study_says_what_it_takes() -> None:
+    import sys
+
+    done = subprocess.run(
+        [sys.executable, str(STUDIES["reduction_order"]), "--help"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    for option in ("--only", "--values", "--record", "--second", "--commit", "--length"):
+        assert option in done.stdout

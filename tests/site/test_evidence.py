@@ -1,0 +1,284 @@
+"""Numbers bound in prose: what fails a build, what a reader finds behind a number, what refutes."""
+
+import dataclasses
+import re
+import runpy
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from docutils import nodes
+from docutils.utils import new_document
+
+from roundoff.page.measurement import Study
+from roundoff.record import RECORDED, read_record, write_record, write_values
+
+from .claims import mutants
+from .conftest import ROOT, sphinx
+
+sys.path.insert(0, str(ROOT / "conf"))
+import evidence
+
+H200, H100 = "nvidia-h200", "nvidia-h100-80gb-hbm3"
+ROWS = pd.DataFrame({"way": ["np.sum", "float64"], "results": [27, 1], "ratio": [1.0, 2.33],
+                     "low": [1.0, 2.3], "high": [1.0, 2.4]})  # fmt: skip
+
+
+def study() -> Study:
+    made = Study("plot_a", on=H200)
+    made.table("t", part="cpu")(lambda args: ROWS)
+    made.value("results", "results of np.sum", "t", "results", where={"way": "np.sum"},
+               test=lambda v: v.value > 1)  # fmt: skip
+    made.value("time", "time in float64 over float32", "t", "ratio", where={"way": "float64"},
+               interval=("low", "high"), words=("faster", "slower"))  # fmt: skip
+    return made
+
+
+def record(folder: Path, gpu: str = "NVIDIA H200", **changed: Any) -> Path:
+    """The record of one machine; *changed* are columns of the second row."""
+    env = {"processor": "A Xeon", "cores": 8, "python": "3.12.3", "gpu": {"name": gpu},
+           "versions": {"torch": "2.11.0", "numpy": "2.5"}, "os": "", "commit": "feed"}  # fmt: skip
+    rows = ROWS.assign(**{c: [ROWS[c][0], v] for c, v in changed.items()})
+    path = write_record(folder, "plot_a", {"t": rows}, env, parts={"t": "cpu"})
+    return write_values(path, study().evaluate(read_record(path)))
+
+
+@pytest.fixture
+def records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Records of an H200 and an H100; on the second float64 takes no longer."""
+    folder = tmp_path / "records"
+    record(folder)
+    record(folder, "NVIDIA H100 80GB HBM3", ratio=1.0, low=0.9, high=1.1)
+    reads = evidence.read_records
+    monkeypatch.setattr(evidence, "read_records", lambda page: reads(page, folder))
+    return folder
+
+
+def page(*paragraphs: str, machine: str = H200) -> nodes.document:
+    """A page with these paragraphs; ``27 <results>`` in brackets is a bound number."""
+    tree = new_document("plot_a")
+    top = nodes.section("", nodes.title("", "A question"))
+    if machine:
+        top += nodes.container("", machine=machine, classes=["ro-answer"])
+    for words in paragraphs:
+        block = nodes.paragraph()
+        for i, part in enumerate(words.replace("]", "[").split("[")):
+            if i % 2 == 0:
+                block += nodes.Text(part)
+                continue
+            text, target = part[:-1].split(" <")
+            block += nodes.reference("", "", nodes.strong(text, text), bound=(text, target))
+        top += block
+    tree += top
+    return tree
+
+
+def why(*paragraphs: str, **options: str) -> list[str]:
+    return [found for _, found in evidence.problems(page(*paragraphs, **options), "plot_a")]
+
+
+@pytest.mark.parametrize(
+    "sentence",
+    [
+        "np.sum has [27 <results>] results. It takes [2.3 <time>] times as long.",
+        "float64 is [slower <time>] here: it takes [2.33 <plot_a#time>] times as long.",
+        f"On an H100 np.sum has [27 <results@{H100}>] results.",
+        f"On an H200 np.sum has [27 <results@{H200}>] results.",
+        "It takes [about 2.4 <time>] times as long. No kernel is faster.",
+    ],
+)
+def test_a_true_sentence_passes(records: Path, sentence: str) -> None:
+    assert why(sentence) == []
+
+
+@pytest.mark.parametrize(
+    ("sentence", "said"),
+    [
+        (
+            "It has [28 <results>] results.",
+            "results of plot_a on nvidia-h200: 28 is printed",
+        ),
+        ("It takes [2.4 <time>] times as long.", "time of plot_a on nvidia-h200: 2.4 is printed"),
+        ("It is [faster <time>].", "faster is printed, its interval says slower"),
+        ("It is faster by [2.3 <time>].", "faster stands beside time without an interval"),
+        ("Slower: [2.3 <time>] times.", "Slower stands beside time"),
+        (f"On an H100 it is [slower <time@{H100}>].", "its interval says no difference measured"),
+        (
+            f"On an H100 it takes [1.0 <time@{H100}>] times.",
+            "plot_a on .*: its test is false",
+        ),
+        (f"It has [27 <results@{H100}>] results.", "does not name H100, and the answer is of nvid"),
+        ("It has [27 <results@nvidia-b200>] results.", "was not measured on nvidia-b200"),
+        ("It has [27 <result>] results.", "no value result: expected one of results, time"),
+        ("It has [27 <plot_b#results>] results.", "plot_b has no value results: expected one of n"),
+        ("It has [2x7 <results>] results.", "'2x7' is no number"),
+    ],
+)
+def test_a_false_sentence_is_named(records: Path, sentence: str, said: str) -> None:
+    (found,) = why(f"Nothing here. {sentence} And [27 <results>] here.")
+    assert re.search(said, found)
+    assert found.startswith("plot_a: ")
+    assert "; in: " in found
+    assert "Nothing here" not in found.partition("; in: ")[2]
+
+
+def test_a_page_without_an_answer_names_its_machine(records: Path) -> None:
+    assert why("The H200 has [27 <results>] results.", machine="") == []
+    (found,) = why("It has [27 <results>] results.", machine="")
+    assert "does not name H200, and no answer names its machine" in found
+    (found,) = why("It has [27 <results>] results.", machine=H100)
+    assert f"the answer is of {H100}" in found
+
+
+def test_a_name_counts_in_its_own_sentence(records: Path) -> None:
+    (found,) = why(f"The H100 is a GPU. It has [27 <results@{H100}>] results.")
+    assert "does not name H100" in found
+
+
+@pytest.mark.parametrize("column", ["results", "ratio"])
+def test_a_record_that_changes_is_noticed(records: Path, column: str) -> None:
+    sentence = "np.sum has [27 <results>] results and takes [2.33 <time>] times as long."
+    assert why(sentence) == []
+    rows = ROWS.assign(results=[28, 1]) if column == "results" else ROWS.assign(ratio=[1, 2.38])
+    env = read_record(records / "plot_a" / f"{H200}.json").provenance["t"].environment
+    path = write_record(records, "plot_a", {"t": rows}, env, parts={"t": "cpu"})
+    write_values(path, study().evaluate(read_record(path)))
+    assert len(why(sentence)) == 1
+
+
+def test_the_evidence_shows_every_machine(records: Path) -> None:
+    shown = evidence.evidence("plot_a", {"time": ["2.3", "slower"], "results": ["27"]})
+    assert shown.index('id="evidence-results"') < shown.index('id="evidence-time"')
+    for words in (
+        "Evidence: 2 numbers", "<b>2.3, slower</b> time in float64 over float32",
+        "✓ H200's host: 2.3 [2.3, 2.4]; slower; ", "✗ H100's host: 1 [0.9, 1.1]; no difference mea",
+        "✓ H100's host: 27;", f'href="../../records/plot_a/{H100}/t.csv"', "commit feed",
+        'href="../../records/plot_a/a.py"',
+    ):  # fmt: skip
+        assert words in shown, words
+
+
+ANSWER = """
+.. answer:: nvidia-h200
+
+   **Why.** It rounds. There are :bound:`27 <results>` of
+   them, in ``np.sum``.
+
+   **The price.** It takes :bound:`2.3 <time>` times as long.
+
+   .. code-block:: python
+
+      x = ":bound:`1 <x>`"
+
+After it :bound:`5 <y>`.
+"""
+
+
+def test_the_sentences_of_an_answer_are_found() -> None:
+    assert list(evidence.answer(ANSWER)) == [
+        ("There are 27 of them, in np.sum.", [("27", "results")]),
+        ("It takes 2.3 times as long.", [("2.3", "time")]),
+    ]
+
+
+# --- the studies of this project: each value can be refuted
+
+
+STUDIES = {p.stem: p for p in sorted((ROOT / "studies").glob("*.py"))
+           if "measurement import Study" in p.read_text("utf-8")}  # fmt: skip
+VALUES = [(name, value.name) for name, path in STUDIES.items()
+          for value in runpy.run_path(str(path))["study"].values]  # fmt: skip
+
+
+def verdict(entry: dict[str, Any]) -> tuple[bool, str | None]:
+    return entry["test"], entry.get("word")
+
+
+@pytest.mark.parametrize(("name", "wanted"), VALUES)
+def test_a_mutant_of_its_table_refutes_a_value(name: str, wanted: str) -> None:
+    """Two labels exchanged, or a column scaled by at most 2, turn its test or its word."""
+    made = runpy.run_path(str(STUDIES[name]))["study"]
+    (value,) = (v for v in made.values if v.name == wanted)
+    kept = read_record(RECORDED / made.page / f"{value.on}.json")
+    frame = kept.tables[value.of]
+    before = value.entry(kept)
+    numbers = [c for c in frame if pd.api.types.is_numeric_dtype(frame[c])]
+    for _, mutant in mutants(frame, numbers):
+        changed = dataclasses.replace(kept, tables=kept.tables | {value.of: mutant}, second={})
+        try:
+            after = value.entry(changed)
+        except Exception:  # what cannot be evaluated refutes nothing
+            continue
+        if after is not None and verdict(after) != verdict(before):
+            return
+    pytest.fail(f"{name}: nothing refutes {wanted}")
+
+
+# --- a whole build, twice
+
+PAGE = '''"""
+A question
+==========
+
+What the page shows.
+
+.. answer:: nvidia-h200
+
+   np.sum has :bound:`27 <results>` results, and float64 is :bound:`slower <time>`.
+"""
+
+# %%
+# A figure
+# --------
+#
+# It takes :bound:`2.3 <time>` times as long.
+
+import matplotlib.pyplot as plt
+
+figure, ax = plt.subplots()
+figure.set_gid("answer")
+figure.set_label("Nothing.")
+'''
+
+
+@pytest.mark.slow(reason="five builds of a small site")
+def test_a_false_number_fails_every_build_and_is_named(tmp_path: Path) -> None:
+    for folder in ("conf", "src"):
+        shutil.copytree(ROOT / folder, tmp_path / folder,
+                        ignore=shutil.ignore_patterns("__pycache__", "recorded"))  # fmt: skip
+    section = tmp_path / "gallery" / "numerics"
+    section.mkdir(parents=True)
+    for folder in (section, section.parent):
+        (folder / "GALLERY_HEADER.rst").write_text("Numerics\n========\n\nWords.\n")
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "index.rst").write_text(
+        "Home\n====\n\n.. toctree::\n\n   gallery/numerics/index\n"
+    )
+    script = section / "plot_a.py"
+    script.write_text(PAGE)
+    recorded = tmp_path / "src" / "roundoff" / "recorded"
+    record(recorded)
+    env = {"PYTHONPATH": str(tmp_path / "src")}
+
+    def build() -> tuple[int, str]:
+        done = sphinx(tmp_path, **env)
+        return done.returncode, done.stderr
+
+    status, said = build()
+    assert status == 0, said
+    html = (tmp_path / "build" / "html" / "gallery" / "numerics" / "plot_a.html").read_text("utf-8")
+    assert 'href="#evidence-results"><strong>27</strong>' in html
+    script.write_text(PAGE.replace("2.3 <time>", "2.4 <time>"))
+    for _ in range(2):
+        status, said = build()
+        assert status != 0
+        assert "value time of plot_a on nvidia-h200: 2.4 is printed and 2.33 measured" in said
+    script.write_text(PAGE)
+    record(recorded, ratio=2.33, low=0.9, high=2.4)  # the page is as it was
+    for _ in range(2):
+        status, said = build()
+        assert status != 0
+        assert "slower is printed, its interval says no difference measured" in said

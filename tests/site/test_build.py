@@ -1,6 +1,7 @@
 """When pages run again, and what stops a build: on a small gallery with the real configuration."""
 
 import hashlib
+import json
 import os
 import re
 import shutil
@@ -118,6 +119,19 @@ def test_pages_run_when_what_they_show_may_have_changed(site: Site) -> None:
     library = site.root / "src" / "roundoff" / "errors.py"
     library.write_text(library.read_text() + "\n# another line\n")
     assert site.ran() == "ab"
+
+
+def test_a_new_record_runs_the_page_that_shows_it(site: Site) -> None:
+    """And no other one: the machines of ten pages are recorded one by one."""
+    assert site.ran() == ""
+    records = site.root / "src" / "roundoff" / "recorded"
+    data = json.loads(next(records.glob("*/*.json")).read_text("utf-8"))
+    for page, runs in (("plot_b", "b"), ("plot_of_no_page", "")):
+        record = records / page / f"{data['machine']}.json"
+        record.parent.mkdir()
+        record.write_text(json.dumps(data | {"page": page}))
+        assert site.ran() == runs
+        assert site.ran() == ""
 
 
 @pytest.mark.slow(reason="conf/ alone decides it")

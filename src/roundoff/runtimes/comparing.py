@@ -36,7 +36,7 @@ __all__ = ["compare_runtimes"]
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 #: Two errors are called equal when the larger is at most this many times the smaller.
 _EQUAL = 1.1
-#: A module whose error is this many times those of both runtimes computes something else.
+#: A module whose error is this many times that of the model in torch computes something else.
 _ELSEWHERE = 16.0
 #: Feeds that a tolerance is calibrated on by default, beside those of the comparison: of a model of
 #: up to so many multiplications, which takes milliseconds, and of a larger one.
@@ -472,12 +472,14 @@ def _odd(feeds: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
 
 
 def _is_elsewhere(rows: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether the module's error is far above those of both runtimes."""
+    """Whether the module's error is far above that of the model, which torch runs, too.
+
+    ONNX Runtime's error says nothing here: TF32 makes it large by itself.
+    """
     known = [row for row in rows if not math.isnan(row.get("error module", math.nan))]
     if not known:
         return False
-    errors = [row[f"error {side}"] for row in known for side in ("torch", "ORT")]
-    most = max((e for e in errors if not math.isnan(e)), default=0.0)
+    most = max((e for row in known if not math.isnan(e := row["error torch"])), default=0.0)
     return bool(max(row["error module"] for row in known) > _ELSEWHERE * max(most, 1.0))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -175,6 +176,8 @@ def _masked_fill(c: Converter, node: Any, x: Any, mask: Any, value: Any) -> ir.V
 
 @writes("clamp")
 def _clamp(c: Converter, node: Any, x: Any, min: Any = None, max: Any = None) -> ir.Value:  # noqa: A002
+    if any(isinstance(bound, float) and math.isnan(bound) for bound in (min, max)):
+        return NotImplemented  # torch gives NaN on a processor, and x on a GPU
     kind = kind_of(node)
     value = c.tensor(x, kind)
     for op, bound in (("Max", min), ("Min", max)):

@@ -17,7 +17,10 @@ from roundoff.kernels import interpreting, shuffled_programs
 from roundoff.kernels.binned import sum_binned
 from roundoff.reductions import binned, round_to
 
-pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in cast")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:overflow encountered in cast"),
+    pytest.mark.filterwarnings("ignore:invalid value encountered"),  # infinities, interpreted
+]
 DEVICE = "cpu" if interpreting() else "cuda"
 TYPES = [torch.float32, torch.float16, torch.bfloat16]
 by_type = pytest.mark.parametrize("dtype", TYPES, ids=str)
@@ -144,10 +147,69 @@ def test_neither_order_nor_blocks_nor_programs_show(monkeypatch: pytest.MonkeyPa
             assert float(sum_binned(x, 256)) == want
 
 
+def edges(dtype: torch.dtype, count: int) -> list[tuple[int, int]]:
+    """How many binades apart values are, and how far above what the first ones let expect.
+
+    They fit in a window, or just not, or by far not: of the first attempt, of the second.
+    """
+    if dtype == torch.float16:
+        return [(29, 0)]
+    step, finer = 51 - count, 24 - dtype_info(dtype).precision
+    narrow = 2 * step - 24 if dtype == torch.float32 else step - 8
+    wide = 4 * step - 24 + finer
+    gaps = [narrow - 1, narrow, narrow + 12, wide - 1, wide, wide + 12, 240]
+    return [*((gap, 0) for gap in gaps), (narrow - 1, 30)]
+
+
+def full_lanes(dtype: torch.dtype, gap: int, lower: int, count: int) -> torch.Tensor:
+    """2**count values for each of 64 lanes: they cancel over the lanes, but not in one.
+
+    All bits of the significands are 1, but for the last one of one of the smallest values. It
+    decides the result, and a sum that is rounded anywhere shows.
+    """
+    rng = np.random.default_rng(gap)
+    rows, top = 2**count, 15 if dtype == torch.float16 else (gap + 1) // 2
+    above = {torch.float32: 12, torch.bfloat16: 3, torch.float16: 0}[dtype]
+    signs = np.full((rows, 64), np.where(np.arange(64) // 2 % 2, 1, -1))
+    exponents = np.full((rows, 64), top)
+    exponents[0] = top - above - lower  # the first attempt leaves room above the first values
+    exponents[rows // 2 :] = rng.integers(top - gap, top + 1, (rows // 2, 1))
+    exponents[-rows // 4 :] = top - gap
+    signs[-rows // 4 :] = rng.permuted(signs[-rows // 4 :], axis=1)
+    x = np.ldexp((2 - dtype_info(dtype).eps) * signs, exponents)
+    x[-1, -1] -= np.ldexp(signs[-1, -1] * dtype_info(dtype).eps, top - gap)
+    return torch.from_numpy(x.ravel()).to(dtype)
+
+
+def check_full_lanes(dtype: torch.dtype, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the edges of each window, with as many values as a lane may add."""
+    one = module._CHOICES[dtype]._replace(count=count, programs=0)  # one program
+    monkeypatch.setitem(module._CHOICES, dtype, one)
+    for gap, lower in edges(dtype, count):
+        x = full_lanes(dtype, gap, lower, count)
+        want = in_numpy(x)
+        assert want != 0
+        found = float(sum_binned(x.to(DEVICE), 64 * 4 // x.itemsize))
+        assert same(found, want), (gap, lower)
+
+
+@by_type
+def test_no_addition_rounds_in_a_lane_that_is_full(dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_full_lanes(dtype, 3, monkeypatch)
+
+
+@pytest.mark.slow(reason="a minute in the interpreter")
+@by_type
+def test_no_addition_rounds_in_a_long_lane(dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    for count in (5, 8, 10):
+        check_full_lanes(dtype, count, monkeypatch)
+
+
 def test_a_tensor_of_any_shape() -> None:
-    x = draw("normal", 600, torch.float32).reshape(20, 30)
-    for view in (x, x.T, x[::3, 1::2], x[:, :0], x[0, 0]):
-        assert float(sum_binned(view.to(DEVICE), 64)) == in_numpy(view.contiguous().flatten())
+    for dtype in TYPES:
+        x = draw("normal", 600, dtype).reshape(20, 30).to(DEVICE)
+        for view in (x, x.T, x[::3, 1::2], x[:, :0], x[0, 0], x.flatten()[1:], x.flatten()[7:200]):
+            assert float(sum_binned(view, 64)) == in_numpy(view.contiguous().flatten())
 
 
 @pytest.mark.parametrize(

@@ -304,7 +304,7 @@ def _sum_kernel(
     if KIND != _FLOAT16:
         turns = tl.where(wide, 1, 0)
         turn = turns * 0
-        low = tl.minimum(tl.maximum(((highest + lowest) >> 1) - WIDE // 2, 0), 256 - WIDE)
+        low = tl.minimum(tl.maximum(((highest + lowest + 1) >> 1) - WIDE // 2, 0), 256 - WIDE)
         base, begin, end = low, low, low + WIDE
         while turn < turns:
             one, two, three, last, most, least = _add_all(
@@ -342,7 +342,7 @@ def _sum_kernel(
             tl.store(out_ptr, size)
 
 
-def sum_binned(x: torch.Tensor, block: int = 4096) -> torch.Tensor:
+def sum_binned(x: torch.Tensor, block: int | None = None) -> torch.Tensor:
     """The exact sum, rounded once: the bits of :func:`roundoff.reductions.binned`.
 
     The error is at most half a unit in the last place. The result depends neither on the order of
@@ -354,8 +354,9 @@ def sum_binned(x: torch.Tensor, block: int = 4096) -> torch.Tensor:
         float32, float16 or bfloat16, of any shape: all its elements are added; without a gradient.
         On a CUDA device, or where the kernels are interpreted on the CPU. A tensor that is not
         contiguous, or does not start at a multiple of 16 bytes, is copied.
-    block : int
-        Values that are added at a time; a power of two from 64 to 2**16.
+    block : int, optional
+        Values that a program reads at a time; a power of two from 64 to 2**16. By default what is
+        fast for the type.
 
     Returns
     -------
@@ -390,10 +391,16 @@ def sum_binned(x: torch.Tensor, block: int = 4096) -> torch.Tensor:
         )
     if x.requires_grad and torch.is_grad_enabled():
         raise ArgumentError("has no backward", got="requires_grad", hint="x.detach()")
-    if block not in [2**k for k in range(6, 17)]:
+    choice = _CHOICES[x.dtype]
+    if block is None:
+        block = choice.block
+    elif block not in _BLOCKS:
         raise ArgumentError("block size", got=block, expected="a power of two from 64 to 65536")
     check_device(x.device, "x")
-    return _sum(x.reshape(-1), block, _CHOICES[x.dtype])
+    return _sum(x.reshape(-1), int(block), choice)
+
+
+_BLOCKS = tuple(2**k for k in range(6, 17))
 
 
 class _Choice(NamedTuple):
@@ -401,24 +408,30 @@ class _Choice(NamedTuple):
 
     Attributes
     ----------
+    block : int
+        Values that a program reads at a time.
     levels : int
         Levels of the first attempt: 1 for float32, 0 for float16, either for bfloat16.
     count : int
         A lane adds at most 2**count values, 10 at most.
     warps, programs : int
         Warps of a program, and programs of a multiprocessor, if the tensor is not longer.
+    registers : int
+        The most registers of a thread: more leave fewer threads, and loads, under way at a time.
     """
 
+    block: int
     levels: int
     count: int
     warps: int
     programs: int
+    registers: int
 
 
 _CHOICES = {
-    torch.float32: _Choice(1, 8, 8, 4),
-    torch.float16: _Choice(0, 8, 8, 4),
-    torch.bfloat16: _Choice(0, 8, 8, 4),
+    torch.float32: _Choice(4096, 1, 8, 8, 4, 64),
+    torch.float16: _Choice(4096, 0, 8, 8, 4, 64),
+    torch.bfloat16: _Choice(4096, 0, 8, 8, 4, 64),
 }
 
 _LAUNCHES: dict[Any, Launch] = {}
@@ -447,6 +460,7 @@ def _sum(x: torch.Tensor, block: int, choice: _Choice) -> torch.Tensor:
     if launch is None:
         constants = (lanes, unroll, choice.count, _KINDS[x.dtype], choice.levels)
         warps = min(choice.warps, max(lanes // 128, 1))
-        launch = _LAUNCHES[key] = Launch(_sum_kernel, index, constants, num_warps=warps)
+        launch = Launch(_sum_kernel, index, constants, num_warps=warps, maxnreg=choice.registers)
+        _LAUNCHES[key] = launch
     launch((programs, 1), (x.view(bits), bins, out.view(bits)), (n, n // block))
     return out

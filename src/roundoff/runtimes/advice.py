@@ -73,12 +73,11 @@ class Advice:
             if device.type != self.device.type:
                 return f"The module is on {device}, the model on {self.device}: move the module."
         if self.elsewhere and self.quantization is None:
-            error, model = (
-                float(self.outputs[f"error {side}"].max()) for side in ("module", "torch")
-            )
+            error = float(self.outputs["error module"].max())
+            model = float(self.outputs["error torch"].max())
             return (
-                f"The module's error is {error:.3g}, and torch's of the ONNX model {model:.3g}: the "
-                "ONNX model does not compute what the module does. "
+                f"The module's error is {error:.3g}, that of the ONNX model in torch {model:.3g}: "
+                "the ONNX model does not compute what the module does. "
                 "Look at the export (weights, order of operations, feeds) before the runtimes."
             )
         return ""

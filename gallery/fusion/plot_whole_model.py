@@ -60,32 +60,38 @@ from transformers import StaticCache
 
 from roundoff.backend import onnx_custom_backend
 from roundoff.compare import scaled_error
-from roundoff.errors import UnsupportedError
+from roundoff.errors import ArgumentError, UnsupportedError
 from roundoff.models import PASSAGES, SMOLLM2, Float64Llama, load_trained, padded, prompts
 from roundoff.ort import available
 from roundoff.page import Study
-from roundoff.script import get_parsed_args, unit_test_going
+from roundoff.script import get_parsed_args, unit_test_going, usage_error
 from roundoff.timing import compile_cache, measure
 
 warnings.simplefilter("ignore", FutureWarning)
 began, quick = time.perf_counter(), unit_test_going()
 cuda = torch.cuda.is_available() and bool(available(["CUDAExecutionProvider"]))
 device, processor = ("cuda", "CUDA") if cuda else ("cpu", "CPU")
+NAME, TYPES = "plot_whole_model", ("float32", "float16", "bfloat16")
 args = get_parsed_args(
-    "plot_whole_model",
+    NAME,
     __doc__,
-    layers=(0, "layers, 30 at most; 0: all of them in a record, few in a build"),
+    layers=(0, "layers; 0: all of them in a record, few in a build", (0, 30)),
     batch=("", "rows of a decode step, such as 1,8,64"),
     dtype=("float16,bfloat16" if cuda else "float32", "types; after the first, without graphs"),
-    budget=(0.2 if quick else 1.5 if cuda else 4.0, "seconds of measuring for each case"),
-    limit=(0.0, "seconds after which no other case starts; 0: no limit, but 85 in a GPU's build"),
+    budget=(0.2 if quick else 1.5 if cuda else 4.0, "seconds of measuring for each case", 0),
+    limit=(0.0, "seconds after which no other case starts; 0: none, but 85 in a GPU's build", 0),
 )
-study = Study("plot_whole_model", args)
+study = Study(NAME, args)
 recorded = args.record is not None
 second = recorded and args.second  # which confirms times, and computes nothing else again
 layers = args.layers or (30 if recorded and not quick else 2 - quick)
 usual = "1,8,64" if recorded and not quick else "1"
-batches = [int(n) for n in (args.batch or usual).split(",")]
+batches = [int(n) if n.strip().isdecimal() else 0 for n in (args.batch or usual).split(",")]
+if min(batches) < 1:
+    usage_error(NAME, f"--batch: got {args.batch}, expected numbers from 1, such as 1,8,64")
+dtypes = [name.strip() for name in args.dtype.split(",")]
+if not set(dtypes) <= set(TYPES):
+    usage_error(NAME, f"--dtype: got {args.dtype}, expected some of {', '.join(TYPES)}")
 limit = args.limit or (85.0 if cuda and not recorded else math.inf)
 TOKENS, KEYS = (16, 32) if quick else (512 if cuda else 128, 512)
 BEST = "roundoff, CUDA graph"
@@ -104,6 +110,13 @@ trained = load_trained(layers=layers)
 def read(trained, words):
     """Token numbers of a text, and float64's logits at the end of each case."""
     ids = trained.tokenizer(words, return_tensors="pt")["input_ids"][:, :KEYS].to(device)
+    if ids.shape[1] < KEYS:
+        raise ArgumentError(
+            "the text is too short",
+            got=f"{ids.shape[1]} tokens",
+            expected=f"at least {KEYS}",
+            hint="a longer text",
+        )
     model, ends = Float64Llama(trained, device), {"prefill": TOKENS, "decode": KEYS}
     return ids, {case: model(ids[:, :n], logits_to_keep=1).logits for case, n in ends.items()}
 
@@ -250,11 +263,11 @@ with torch.no_grad():  # what a first compilation imports is no part of the othe
 steps = [("decode", n) for n in batches]
 prefills = [] if quick else [("prefill", 4 if cuda else 1)]  # a quick run's is at the page's end
 cases = steps[:2] + prefills + steps[2:]  # what tells most comes first
-contests, dtypes = [], args.dtype.split(",")
+contests = []
 for dtype in dtypes:
     model = trained.model(getattr(torch, dtype), device=device)
     for case, batch in cases if dtype == dtypes[0] else cases[:1] + prefills:
-        if time.perf_counter() - began > limit:
+        if contests and time.perf_counter() - began > limit:
             print(f"{dtype}, {case}, batch {batch}: left out after {limit:g} seconds")
             continue
         # On a GPU compiling takes most of the time: each case has the ways that tell most.
@@ -601,11 +614,15 @@ study.table(
 # Your own model
 # --------------
 #
-# A folder of transformers or a name on its hub (a Llama without biases), a text of more than 512
+# A folder of transformers or a name on its hub (a Llama without biases), a text of at least 512
 # tokens, and the ways: add ``"inductor"``, or on a GPU all of ``WAYS``.
 
 MODEL, WORDS, CASE, BATCH = SMOLLM2, " ".join(PASSAGES), "prefill", 1
 
+if CASE not in ("prefill", "decode") or BATCH < 1:
+    raise ArgumentError(
+        "CASE, BATCH", got=f"{CASE!r}, {BATCH}", expected="prefill or decode, rows from 1"
+    )
 own = two if trained.name == MODEL else load_trained(MODEL)
 text, truth = read(own, WORDS)
 for row in contest(own.model(device=device), CASE, BATCH, ("eager", "roundoff")):

@@ -63,6 +63,7 @@ from torch.nn.functional import linear, pad, scaled_dot_product_attention
 
 import roundoff
 from roundoff.compare import digest, scaled_error
+from roundoff.errors import ArgumentError
 from roundoff.kernels import attention, interpreting, lessons, matmul
 from roundoff.kernels.baselines import (
     compile_ahead,
@@ -808,11 +809,20 @@ study.claim(
 
 K, N, ROWS, KIND = 200, 300, [1, 7, 64], "float32"
 
-x, w = (t.to(device, KINDS[KIND]) for t in cancelling(torch.empty(max(ROWS), K), torch.empty(N, K)))
+counts = sorted({1, *ROWS})  # a row alone, and among others
+if KIND not in KINDS or len(counts) < 2 or min(K, N, *counts) < 1:
+    raise ArgumentError(
+        "K, N, ROWS, KIND",
+        got=f"{K}, {N}, {ROWS}, {KIND!r}",
+        expected=f"sizes from 1, numbers of rows beside 1, one of {', '.join(KINDS)}",
+        hint='200, 300, [1, 7, 64], "float32"',
+    )
+x, w = cancelling(torch.empty(counts[-1], K), torch.empty(N, K))
+x, w = (t.to(device, KINDS[KIND]) for t in (x, w))
 yours = [
     row
     for way, function in products(KIND).items()
-    for row in attempt({"way": way}, compare_rows, function, x, w, ROWS)
+    for row in attempt({"way": way}, compare_rows, function, x, w, counts)
 ]
 study.table(
     "yours",

@@ -777,9 +777,18 @@ study.claim(
 # Your own: ranks, size and type
 # ------------------------------
 #
-# Put in what you run: up to 8 ranks, any number of elements, one of the three types.
+# Put in what you run: 2 to 8 ranks, any number of elements, one of the three types.
 
 YOURS = {"ranks": 5, "size": 100_000, "dtype": "bfloat16"}
+
+known = set(YOURS) == {"ranks", "size", "dtype"} and YOURS["dtype"] in DTYPES
+if not known or not 2 <= YOURS["ranks"] <= max(RANKS) or YOURS["size"] < 1:
+    raise ArgumentError(
+        "YOURS",
+        got=YOURS,
+        expected=f"2 to {max(RANKS)} ranks, a size from 1, one of {', '.join(DTYPES)}",
+        hint='{"ranks": 5, "size": 100_000, "dtype": "bfloat16"}',
+    )
 study.table(
     "yours",
     evidence("gloo on cpu", **YOURS),

@@ -1823,17 +1823,18 @@ MODULES = [
     ),
 ]
 
-TABLE = [
-    *ELEMENTWISE,
-    *BINARY,
-    *BOUNDS,
-    *ACTIVATIONS,
-    *REDUCTIONS,
-    *CASTS,
-    *INDEXING,
-    *LOSSES,
-    *LINEAR_ALGEBRA,
-    *ATTENTION,
-    *NORMS,
-    *MODULES,
-]
+PARTS = {
+    "elementwise": ELEMENTWISE,
+    "binary": BINARY,
+    "bounds": BOUNDS,
+    "activations": ACTIVATIONS,
+    "reductions": REDUCTIONS,
+    "casts": CASTS,
+    "indexing": INDEXING,
+    "losses": LOSSES,
+    "linear algebra": LINEAR_ALGEBRA,
+    "attention": ATTENTION,
+    "norms": NORMS,
+    "modules": MODULES,
+}
+TABLE = [case for part in PARTS.values() for case in part]

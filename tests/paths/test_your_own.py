@@ -28,6 +28,7 @@ from .pages import PAGES, needed_by, own_cell, run, run_cell
 #: Pages whose cells read a model of 135 million parameters first.
 TRAINED = ["plot_whole_model", "plot_bits_to_words"]
 slow = pytest.mark.slow(reason="it reads a model of 135 million parameters")
+more = pytest.mark.slow(reason="a convolution with a norm takes the same path")
 
 
 class Notebook:
@@ -108,15 +109,20 @@ def test_own_shapes_of_a_product(page: str, own: Notebook, shape: str) -> None:
 @pytest.mark.parametrize(
     ("model", "inputs"),
     [
-        ("torch.nn.Linear(7, 33)", "(torch.randn(5, 7, generator=torch.manual_seed(1)),)"),
+        pytest.param(
+            "torch.nn.Linear(7, 33)",
+            "(torch.randn(5, 7, generator=torch.manual_seed(1)),)",
+            marks=more,
+        ),
         (
             "torch.nn.Sequential(torch.nn.Conv1d(3, 8, 5), torch.nn.BatchNorm1d(8), "
             "torch.nn.GELU())",
             "(torch.randn(2, 3, 41, generator=torch.manual_seed(2)),)",
         ),
-        (
+        pytest.param(
             "torch.nn.CosineSimilarity()",
             "torch.rand(2, 9, 6, generator=torch.manual_seed(3)).unbind()",
+            marks=more,
         ),
     ],
 )
@@ -357,7 +363,11 @@ BROKEN: list[tuple[str, dict[str, str], tuple[type[Exception], ...], str]] = [
         TYPED,
         "no kernel",
     ),
-    ("plot_batch_invariance", {"N": "-3"}, TORCHS_OWN, "negative"),
+    ("plot_batch_invariance", {"N": "-3"}, TYPED, "sizes from 1"),
+    ("plot_batch_invariance", {"KIND": "'int8'"}, TYPED, "one of bfloat16, float16, float32"),
+    ("plot_batch_invariance", {"ROWS": "[]"}, TYPED, "numbers of rows beside 1"),
+    ("plot_batch_invariance", {"ROWS": "[1]"}, TYPED, "numbers of rows beside 1"),
+    ("plot_batch_invariance", {"ROWS": "[0, 4]"}, TYPED, "sizes from 1"),
     ("plot_layer_norm_ladder", {"COLUMNS": "0"}, TYPED, "rows of a lesson"),
     ("plot_layer_norm_ladder", {"ROWS": "-1"}, TORCHS_OWN, "negative"),
     ("plot_triton_layer_norm", {"DTYPE": "torch.int32"}, TYPED, "expected float16"),
@@ -369,12 +379,32 @@ BROKEN: list[tuple[str, dict[str, str], tuple[type[Exception], ...], str]] = [
     ("plot_reduction_order", {"ARRAY": "np.float32([1, np.nan])"}, TYPED, "NaN"),
     ("plot_reduction_order", {"ARRAY": "np.float32([1, -np.inf])"}, TYPED, "infinity"),
     ("plot_reduction_order", {"ARRAY": "np.ones((3, 4), np.float32)"}, TYPED, "(3, 4)"),
-    ("plot_all_reduce_order", {"YOURS": '{"ranks": 0, "size": 7, "dtype": "float32"}'}, TYPED, "0"),
-    ("plot_all_reduce_order", {"YOURS": '{"ranks": 2, "size": 7, "dtype": "int8"}'}, TYPED, ""),
+    *(
+        ("plot_all_reduce_order", {"YOURS": yours}, TYPED, "2 to 8 ranks, a size from 1, one of")
+        for yours in (
+            '{"ranks": 0, "size": 7, "dtype": "float32"}',
+            '{"ranks": 9, "size": 7, "dtype": "float32"}',
+            '{"ranks": 2, "size": 0, "dtype": "float32"}',
+            '{"ranks": 2, "size": 7, "dtype": "int8"}',
+            '{"ranks": 2, "size": 7}',
+        )
+    ),
 ]
 
 
-@pytest.mark.parametrize(("broken", "changed", "kinds", "said"), BROKEN, ids=str)
+#: In pages that read a model of 135 million parameters.
+BROKEN_TRAINED = [
+    ("plot_whole_model", {"WORDS": "'Too short.'"}, TYPED, "the text is too short"),
+    ("plot_whole_model", {"CASE": "'step'"}, TYPED, "expected prefill or decode"),
+    ("plot_whole_model", {"BATCH": "0"}, TYPED, "rows from 1"),
+]
+
+
+@pytest.mark.parametrize(
+    ("broken", "changed", "kinds", "said"),
+    [*BROKEN, *(pytest.param(*case, marks=slow) for case in BROKEN_TRAINED)],
+    ids=str,
+)
 def test_something_broken_is_refused_by_its_name(
     broken: str,
     changed: dict[str, str],

@@ -134,6 +134,7 @@ class Study:
         tables = self._measure(args, names)
         if args.record is None:
             self._show(tables)
+            print(f"\nThis machine's name in a record is {machine_name(dict(env))}.")
             return
         options = {name: getattr(args, name) for name in self.options}
         path = write_record(

@@ -103,7 +103,7 @@ def on_gpu(blocks: list[int], warps: list[int], programs: list[int]) -> int:
     return wrong
 
 
-#: block, levels, count, warps, programs, registers: what compiles anew comes first.
+#: block, levels, power, warps, programs, registers: what compiles anew comes first.
 SWEEP = {
     torch.float32: [
         (4096, 1, 8, 8, 4, 64),
@@ -129,7 +129,7 @@ SWEEP = {
 
 
 def label(choice: tuple[int, ...]) -> str:
-    text = "block {}, levels {}, count {}, warps {}, programs {}, registers {}"
+    text = "block {}, levels {}, power {}, warps {}, programs {}, registers {}"
     return text.format(*choice)
 
 

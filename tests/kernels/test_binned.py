@@ -183,7 +183,7 @@ def full_lanes(dtype: torch.dtype, gap: int, lower: int, count: int) -> torch.Te
 
 def check_full_lanes(dtype: torch.dtype, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """At the edges of each window, with as many values as a lane may add."""
-    one = module._CHOICES[dtype]._replace(count=count, programs=0)  # one program
+    one = module._CHOICES[dtype]._replace(power=count, programs=0)  # one program
     monkeypatch.setitem(module._CHOICES, dtype, one)
     for gap, lower in edges(dtype, count):
         x = full_lanes(dtype, gap, lower, count)

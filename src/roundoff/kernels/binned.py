@@ -412,8 +412,8 @@ class _Choice(NamedTuple):
         Values that a program reads at a time.
     levels : int
         Levels of the first attempt: 1 for float32, 0 for float16, either for bfloat16.
-    count : int
-        A lane adds at most 2**count values, 10 at most.
+    power : int
+        A lane adds at most 2**power values; 10 at most.
     warps, programs : int
         Warps of a program, and programs of a multiprocessor, if the tensor is not longer.
     registers : int
@@ -422,7 +422,7 @@ class _Choice(NamedTuple):
 
     block: int
     levels: int
-    count: int
+    power: int
     warps: int
     programs: int
     registers: int
@@ -450,7 +450,7 @@ def _sum(x: torch.Tensor, block: int, choice: _Choice) -> torch.Tensor:
     lanes = min(max(numbers // 8, min(numbers, 128 * choice.warps)), 4096)
     unroll = numbers // lanes
     total = ceil_div(n, block)
-    most = 2**choice.count // (unroll * pack)  # tiles of a program
+    most = 2**choice.power // (unroll * pack)  # tiles of a program
     programs = max(min(total, choice.programs * multiprocessors(index)), ceil_div(total, most))
     bits = torch.int32 if pack == 1 else torch.int16
     out = torch.empty((), dtype=x.dtype, device=x.device)
@@ -458,7 +458,7 @@ def _sum(x: torch.Tensor, block: int, choice: _Choice) -> torch.Tensor:
     key = (index, x.dtype, block, choice, n >= 2**31)
     launch = _LAUNCHES.get(key)
     if launch is None:
-        constants = (lanes, unroll, choice.count, _KINDS[x.dtype], choice.levels)
+        constants = (lanes, unroll, choice.power, _KINDS[x.dtype], choice.levels)
         warps = min(choice.warps, max(lanes // 128, 1))
         launch = Launch(_sum_kernel, index, constants, num_warps=warps, maxnreg=choice.registers)
         _LAUNCHES[key] = launch

@@ -19,7 +19,8 @@ Shuffle a list of numbers and add it again: the last digits of the sum change. N
 
    .. code-block:: python
 
-      x.sum(dtype=np.float64)  # a NumPy array; for a tensor dtype=torch.float64
+      x.sum(dtype=np.float64)  # a NumPy array
+      x.sum(dtype=torch.float64)  # a PyTorch tensor
       roundoff.reductions.binned(x)  # the same bits in every order, guaranteed
 """
 

@@ -50,19 +50,26 @@ def every_command() -> set[str]:
 
 
 #: Command line -> the test that runs it, or why none does.
-_RECORD = "gallery/numerics/plot_reduction_order.py --record"
+_RECORD = "studies/reduction_order.py --record"
 COMMANDS = {
     ".venv/bin/python -m roundoff": "test_the_report_of_this_machine",
     "python -m roundoff": "test_the_report_of_this_machine",
-    "python gallery/numerics/plot_reduction_order.py --help": "test_help_names_every_option",
+    "python gallery/numerics/plot_all_reduce_order.py --help": "test_help_names_every_option",
     f".venv/bin/python {_RECORD}": "test_two_runs_are_recorded",
     f"python {_RECORD}": "test_two_runs_are_recorded",
     f"python {_RECORD} --second": "test_two_runs_are_recorded",
     "--record": "test_two_runs_are_recorded",
+    "--only TABLE": "test_a_study_measures_one_table",
+    "--values": "test_two_runs_are_recorded",
+    "python gallery/…/plot_….py --record": "it stands for each page without a study",
     "--config large": "test_a_page_runs_with_its_options",
     "--with_mask 1": "test_the_mask_of_the_llama_page",
     "python tests/evaluator/test_suite.py Operator": "test_the_cases_of_an_operator",
     "python tests/test_floors.py": "test_the_floors_are_printed",
+    ".venv/bin/python -m pytest tests/test_dtypes.py": "make test runs it, among others",
+    ".venv/bin/python studies/my_sum.py": "tests/site/test_page_to_copy.py runs such a copy",
+    ".venv/bin/python studies/my_sum.py --record": "tests/site/test_page_to_copy.py, too",
+    "make page PAGE=plot_my_sum": "tests/site/test_page_to_copy.py builds such a copy",
     "make help": "test_help_lists_what_the_texts_name",
     "make page PAGE=plot_reduction_order": "test_a_page_that_is_not_there",
     "make serve": "test_nothing_is_served_before_it_is_built",
@@ -267,11 +274,12 @@ OPTIONS = {
     "plot_all_reduce_order": ["limit"],
     "plot_bits_to_words": ["prompts", "tokens", "passages", "batch", "most"],
     "plot_layer_norm_discrepancies": ["width", "rows"],
-    "plot_reduction_order": ["length", "width", "layers"],
 }  # fmt: skip
+# A page in the form has none: its study has.
+OPTIONS = {p: o for p, o in OPTIONS.items() if "get_parsed_args(" in PAGES[p].read_text("utf-8")}
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", OPTIONS)
 def test_help_names_every_option(
     page: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
@@ -315,11 +323,12 @@ PARTICULAR = [
     ("plot_bits_to_words", "tokens", "0"),
     ("plot_layer_norm_discrepancies", "width", "0"),
     ("plot_layer_norm_discrepancies", "rows", "0"),
-    ("plot_reduction_order", "layers", "0"),
 ]
 
 
-@pytest.mark.parametrize(("page", "option", "value"), NONSENSE + PARTICULAR)
+@pytest.mark.parametrize(
+    ("page", "option", "value"), NONSENSE + [p for p in PARTICULAR if p[0] in OPTIONS]
+)
 def test_nonsense_is_refused_before_anything_is_measured(
     page: str,
     option: str,
@@ -331,7 +340,7 @@ def test_nonsense_is_refused_before_anything_is_measured(
     assert f"--{option}" in said
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", OPTIONS)
 def test_a_record_that_cannot_be_written_is_refused_before_anything_is_measured(
     page: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
@@ -344,7 +353,6 @@ def test_a_record_that_cannot_be_written_is_refused_before_anything_is_measured(
 
 slow = pytest.mark.slow(reason="whole pages in processes of their own")
 WHOLE = [
-    ("plot_reduction_order", "--length 3000 --width 24 --layers 3"),
     ("plot_gemm_fusion", "--config 24,40 --itype 1 --warmup 0 --repeat 1 --budget 0.02"),
     ("plot_llama_backend", "--config small --num_hidden_layers 2 --dtype float32 --budget 0"),
     ("plot_whole_model", "--layers 1 --batch 3 --dtype float32 --budget 0.1 --limit 100"),
@@ -384,9 +392,17 @@ def test_the_mask_of_the_llama_page(tmp_path: Path) -> None:
     assert max(others) < 4
 
 
+def test_a_study_measures_one_table(tmp_path: Path) -> None:
+    words = ["--only", "ones", "--length", "3000", "--width", "24", "--layers", "3"]
+    ran = command("python", str(ROOT / "studies" / "reduction_order.py"), *words, folder=tmp_path)
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    (saved,) = (tmp_path / "build" / "plot_reduction_order").glob("*.csv")
+    assert pd.read_csv(saved)["sum"].tolist()[-2:] == [4096, 4096]
+
+
 @slow
 def test_two_runs_are_recorded(tmp_path: Path) -> None:
-    script = str(PAGES["plot_reduction_order"])
+    script = str(ROOT / "studies" / "reduction_order.py")
     for second in ([], ["--second"]):
         ran = command("python", script, "--record", "kept", *second, folder=tmp_path)
         assert ran.returncode == 0, ran.stderr[-2000:]
@@ -395,3 +411,8 @@ def test_two_runs_are_recorded(tmp_path: Path) -> None:
     assert len(json.loads(path.read_text())["runs"]) == 2
     assert record.second
     assert record.tables["ways"]["error ulp"].notna().all()
+    kept = path.read_bytes()
+    assert record.values["float64.time"]["second"]["value"] > 0
+    ran = command("python", script, "--values", "--record", "kept", folder=tmp_path)
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    assert path.read_bytes() == kept

@@ -36,6 +36,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .arguments import check_mapping
 from .environment import machine_name, short_commit
 from .errors import RecordError
 
@@ -208,6 +209,8 @@ def row_parts(frame: pd.DataFrame, part: str | None) -> list[str | None]:
     >>> row_parts(frame, "gpu")
     ['gpu', 'gpu', 'gpu', 'gpu']
     """
+    if not hasattr(frame, "columns"):
+        raise RecordError("no table", got=type(frame).__name__, expected="a pandas.DataFrame")
     if part is None or part in _PARTS:
         return [part] * len(frame)
     if part not in frame.columns:
@@ -288,8 +291,11 @@ def write_record(
     'cpu'
     """
     machine = machine_name(environment)
-    path = Path(folder) / page / f"{machine}.json"
-    parts, times = parts or {}, times or {}
+    path = _folder_of(page, folder) / f"{machine}.json"
+    check_mapping("tables", tables, "names to tables")
+    parts = check_mapping("parts", parts or {})
+    times = check_mapping("times", times or {}, "tables to their columns")
+    _check_plain(path, "options", check_mapping("options", options or {}))
     encoded = {name: _encode(path, name, frame) for name, frame in tables.items()}
     for name in sorted(encoded.keys() & times.keys()):
         _check_times(path, name, encoded[name], times[name])
@@ -344,6 +350,8 @@ def read_record(path: str | Path) -> Record:
     >>> record.machine == path.stem, "times" in record.tables
     (True, True)
     """
+    if not isinstance(path, (str, Path)):
+        raise RecordError("no path", got=repr(path)[:80], expected="the path of a record")
     path = Path(path)
     data = _load(path)
     runs = [
@@ -367,12 +375,37 @@ def read_record(path: str | Path) -> Record:
 def read_records(page: str, folder: str | Path = RECORDED) -> list[Record]:
     """The records of *page*, in the order of the machines' names; none is an empty list.
 
+    Raises
+    ------
+    RecordError
+        When *page* is no name, or a file is no record.
+
     Examples
     --------
     >>> {record.page for record in read_records("plot_gemm_fusion")}, read_records("no_such_page")
     ({'plot_gemm_fusion'}, [])
     """
-    return [read_record(path) for path in sorted((Path(folder) / page).glob("*.json"))]
+    return [read_record(path) for path in sorted(_folder_of(page, folder).glob("*.json"))]
+
+
+def _folder_of(page: Any, folder: Any) -> Path:
+    """The folder of a page's records."""
+    if not isinstance(folder, (str, Path)) or "\0" in str(folder):
+        raise RecordError("no folder", got=repr(folder)[:80], expected="the path of a folder")
+    if not isinstance(page, str) or not re.fullmatch(r"[\w.-]+", page) or page in (".", ".."):
+        raise RecordError("no name of a page", got=repr(page)[:80], expected="such as plot_x")
+    return Path(folder) / page
+
+
+def _check_plain(path: Path, name: str, values: Mapping[str, Any]) -> None:
+    try:
+        json.dumps(dict(values), allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise RecordError(
+            f"{path}: {name} cannot be recorded",
+            got=str(error),
+            expected="texts, numbers and lists",
+        ) from error
 
 
 def write_values(path: str | Path, values: Mapping[str, Mapping[str, Any]]) -> Path:
@@ -443,6 +476,10 @@ def _renumbered(table: dict[str, Any], used: list[int]) -> dict[str, Any]:
 
 def _check_times(path: Path, name: str, table: dict[str, Any], times: Sequence[str]) -> None:
     columns = [column["name"] for column in table["columns"]]
+    if isinstance(times, str) or not isinstance(times, Sequence):
+        raise RecordError(
+            f"{path}: tables.{name}: times", got=repr(times), expected="a list of columns"
+        )
     absent = [column for column in times if column not in columns]
     if absent or not times:
         raise RecordError(
@@ -550,6 +587,15 @@ def _decode(value: Any, kind: str) -> Any:
 
 
 def _encode(path: Path, name: str, frame: pd.DataFrame) -> dict[str, Any]:
+    if not hasattr(frame, "columns"):
+        raise RecordError(
+            f"{path}: tables.{name} is no table", got=type(frame).__name__,
+            expected="a pandas.DataFrame",
+        )  # fmt: skip
+    if not frame.columns.is_unique:
+        raise RecordError(
+            f"{path}: tables.{name} has two columns of one name", got=str(list(frame.columns))
+        )
     columns, cells = [], []
     for label, series in frame.items():
         values = [v.item() if hasattr(v, "item") else v for v in series.tolist()]
@@ -611,8 +657,13 @@ def _dumps(data: dict[str, Any]) -> str:
 
 
 def _replace(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
+    except OSError as error:
+        raise RecordError(
+            f"{path}: no file can be made there", got=str(error.strerror), expected="a folder"
+        ) from error
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(text)

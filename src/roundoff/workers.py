@@ -32,6 +32,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from .arguments import check_mapping, check_number, check_text, check_whole
 from .errors import ArgumentError, UnsupportedError, WorkerError
 
 __all__ = ["Workers"]
@@ -70,7 +71,7 @@ class Workers:
     Raises
     ------
     ArgumentError
-        When *count*, *limit_s* or *idle_s* is out of range.
+        When *count*, *limit_s* or *idle_s* is out of range, or another argument is not as above.
     UnsupportedError
         When processes cannot fork here, or torch lacks the backend.
 
@@ -99,9 +100,16 @@ class Workers:
     ) -> None:
         import torch.distributed as dist
 
-        for name, value in (("count", count), ("limit_s", limit_s), ("idle_s", idle_s)):
-            if not value > 0:
-                raise ArgumentError(name, got=value, expected="more than 0")
+        check_whole("count", count, 1)
+        check_number("limit_s", limit_s, above=0, finite=False)
+        check_number("idle_s", idle_s, above=0, finite=False)
+        check_text("backend", backend)
+        for name, value in check_mapping("environment", environment or {}).items():
+            if not isinstance(value, str):
+                raise ArgumentError(f"variable {name}", got=repr(value), expected="a text")
+        listed = isinstance(imports, Sequence) and not isinstance(imports, str)
+        if not listed or not all(isinstance(name, str) for name in imports):
+            raise ArgumentError("imports", got=repr(imports), expected="a list of modules' names")
         if not hasattr(os, "fork") or not dist.is_available():
             raise UnsupportedError("workers need fork and torch.distributed", got=sys.platform)
         if not dist.is_backend_available(backend):
@@ -139,6 +147,8 @@ class Workers:
             A worker raised, died, could not reach the others, or the time was up. All workers have
             ended then.
         """
+        if isinstance(items, str) or not isinstance(items, Sequence):
+            raise ArgumentError("items", got=repr(items)[:80], expected="a list, an item a rank")
         if not 1 <= len(items) <= self.count:
             raise ArgumentError("items", got=len(items), expected=f"1 to {self.count}, one a rank")
         message = _portable(function)
@@ -146,6 +156,8 @@ class Workers:
             tasks = [pickle.dumps((message, item)) for item in items]
         except (pickle.PicklingError, TypeError, AttributeError) as error:
             raise ArgumentError("an item cannot be sent", got=str(error)) from error
+        if limit_s is not None:
+            check_number("limit_s", limit_s, above=0, finite=False)
         limit = self.limit_s if limit_s is None else limit_s
         try:
             if self._group is None or not self._group.alive():

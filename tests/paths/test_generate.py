@@ -130,6 +130,103 @@ def test_a_random_decoder_writes_eagers_text(
     assert recordings is None or len(recordings) >= 2  # a decode step of each length
 
 
+def by_config(model: Any, **more: Any) -> list[list[Any]]:
+    """Texts that transformers compiles by itself: the steps, and the prefill where it is in parts.
+
+    Twice in a row, then of another length.
+    """
+    chosen = None if CUDA else OptimizationOptions(processor="CUDA")
+    backend = functools.partial(rb.onnx_custom_backend, options=chosen)
+    asked = transformers.CompileConfig(backend=backend, mode="reduce-overhead", dynamic=False)
+    asked._compile_all_devices = True
+    texts = []
+    for inputs in (batch_of(3, 9, 1), batch_of(3, 9, 1), batch_of(3, 6, 2)):
+        made = model.generate(**inputs, max_new_tokens=12, do_sample=False, compile_config=asked,
+                              cache_implementation="static", **more)  # fmt: skip
+        texts.append(made[:, inputs["input_ids"].shape[1] :].tolist())
+    return texts
+
+
+def eagerly(model: Any, **more: Any) -> list[list[Any]]:
+    """The same texts by eager."""
+    asked = (batch_of(3, 9, 1), batch_of(3, 9, 1), batch_of(3, 6, 2))
+    return [write(model, i, 12, cache_implementation="static", **more) for i in asked]
+
+
+def test_transformers_own_compile_config_writes_eagers_text(recordings: list[Any] | None) -> None:
+    model = decoder("Llama")
+    wanted = eagerly(model)
+    torch._dynamo.utils.counters.clear()
+    assert by_config(model) == wanted
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+    assert recordings is None or recordings
+
+
+@pytest.mark.slow(reason="four graphs are compiled, 20 s")
+@pytest.mark.parametrize("configured", [True, False])
+def test_a_prefill_in_parts_writes_eagers_text(configured: bool) -> None:
+    """Compiled by transformers, and with the forward: parts of 4 tokens, and a rest."""
+    model = decoder("Llama")
+    wanted = eagerly(model, prefill_chunk_size=4)
+    assert wanted == eagerly(model)
+    if configured:
+        assert by_config(model, prefill_chunk_size=4) == wanted
+        return
+    options, _ = MODES["static, graph"]
+    with compiled(model, **options):
+        assert eagerly(model, prefill_chunk_size=4) == wanted
+
+
+@pytest.mark.slow(reason="three graphs are compiled, 15 s")
+def test_a_conversation_goes_on_with_its_cache() -> None:
+    """Its second question is of another length, and begins where the first text ended."""
+    model, inputs = decoder("Llama"), batch_of(3, 9, 1)
+    more = {"max_new_tokens": 10, "do_sample": False, "disable_compile": True}
+
+    def talk() -> list[Any]:
+        cache = transformers.StaticCache(model.config, max_cache_len=64)
+        first = model.generate(**inputs, past_key_values=cache, **more)
+        ids = torch.cat([first, torch.full((3, 4), 7, device=DEVICE)], 1)
+        new = torch.ones(3, ids.shape[1] - 9, dtype=torch.long, device=DEVICE)
+        mask = torch.cat([inputs["attention_mask"], new], 1)
+        more_ids = model.generate(ids, attention_mask=mask, past_key_values=cache, **more)
+        return [first.tolist(), more_ids.tolist()]
+
+    wanted = talk()
+    options, _ = MODES["static, graph"]
+    with compiled(model, **options):
+        assert [talk() for _ in range(2)] == [wanted] * 2
+
+
+def marked(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+    """Between two steps what torch's manual asks for, with CUDA graphs of inductor's."""
+    torch.compiler.cudagraph_mark_step_begin()
+    return scores
+
+
+def test_outputs_that_are_kept_across_marked_steps_stay_as_they_were() -> None:
+    """generate keeps all hidden states, and the cache, as the graph returned them."""
+    model, inputs = decoder("Llama"), batch_of(3, 9, 1)
+    more = {
+        "cache_implementation": "static", "return_dict_in_generate": True, "output_logits": True,
+        "output_hidden_states": True, "max_new_tokens": 12, "do_sample": False,
+        "disable_compile": True, "logits_processor": [marked],
+    }  # fmt: skip
+    wanted = model.generate(**inputs, **more)
+    options, _ = MODES["static, graph"]
+    close = functools.partial(torch.testing.assert_close, rtol=1e-3, atol=1e-4)
+    with compiled(model, **options) as graphs:
+        for _ in range(2):
+            made = model.generate(**inputs, **more)
+            assert torch.equal(made.sequences, wanted.sequences)
+            close(made.logits, wanted.logits)
+            close(made.hidden_states, wanted.hidden_states)
+            caches = (made.past_key_values, wanted.past_key_values)
+            for a, b in zip(*(c.layers for c in caches), strict=True):
+                close((a.keys, a.values), (b.keys, b.values))
+    steps_are_recorded(graphs)
+
+
 MASK = "Cast-24(bool) to float"
 
 

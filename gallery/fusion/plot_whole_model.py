@@ -86,10 +86,11 @@ recorded = args.record is not None
 second = recorded and args.second  # which confirms times, and computes nothing else again
 layers = args.layers or (30 if recorded and not quick else 2 - quick)
 usual = "1,8,64" if recorded and not quick else "1"
-batches = [int(n) if n.strip().isdecimal() else 0 for n in (args.batch or usual).split(",")]
+parts = dict.fromkeys(n.strip() for n in (args.batch or usual).split(","))
+batches = [int(n) if n.isdecimal() else 0 for n in parts]
 if min(batches) < 1:
     usage_error(NAME, f"--batch: got {args.batch}, expected numbers from 1, such as 1,8,64")
-dtypes = [name.strip() for name in args.dtype.split(",")]
+dtypes = list(dict.fromkeys(name.strip() for name in args.dtype.split(",")))
 if not set(dtypes) <= set(TYPES):
     usage_error(NAME, f"--dtype: got {args.dtype}, expected some of {', '.join(TYPES)}")
 limit = args.limit or (85.0 if cuda and not recorded else math.inf)

@@ -52,7 +52,7 @@ def site(testrun_uid: str) -> Path:
         if lock.read() == testrun_uid:
             return SITE / "build" / "html"
         lock.truncate(0)
-        for folder in ("conf", "docs", "gallery"):
+        for folder in ("conf", "docs", "gallery", "studies"):
             shutil.copytree(
                 ROOT / folder,
                 SITE / folder,

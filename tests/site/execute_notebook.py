@@ -9,7 +9,7 @@ from pathlib import Path
 
 KEEP = """
 from pathlib import Path
-for name, frame in study.runs[-1].tables.items():
+for name, frame in study.runs[-1].tables.items() if "study" in globals() else ():
     frame.to_csv(Path({folder!r}) / f"{{name}}.csv", index=False)
 """
 

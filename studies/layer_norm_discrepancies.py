@@ -1,0 +1,562 @@
+"""The study behind "Why PyTorch and ONNX Runtime give different results".
+
+A LayerNormalization, a product and an addition, run by torch's kernels and by ONNX Runtime, in
+three types and with TF32 on either side: how far apart the two are, how far from float64, which
+node differs, which switch moves a bit and what the switch costs.
+
+The page tells the story with small experiments. This file measures the full grid, writes the
+record, and defines each number that the page may print.
+
+    python studies/layer_norm_discrepancies.py --record
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+
+from roundoff.compare import max_diff, scaled_error, tolerance, tolerance_used
+from roundoff.dtypes import dtype_info, onnx_dtype_to_torch_dtype, ulp
+from roundoff.errors import UnsupportedError
+from roundoff.evaluator import LayerNormalizationOrt, MatMulOrt, TorchOnnxEvaluator
+from roundoff.localization import Runner, localize
+from roundoff.models import layer_norm_feeds, layer_norm_matmul, residual_rms_norm
+from roundoff.ort import available, run_apart, session
+from roundoff.page.measurement import Study
+from roundoff.reductions import tensor_core_matmul
+from roundoff.script import unit_test_going
+from roundoff.timing import measure, torch_precision
+
+study = Study(
+    "plot_layer_norm_discrepancies",
+    "LayerNormalization and a product in torch and in ONNX Runtime: differences, errors, switches.",
+    on="nvidia-h200",
+    width=(64 if unit_test_going() else 1152, "inner size", 1),
+    rows=(1024, "rows of X in a batch item", 1),
+)
+CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
+FLOAT32, FLOAT16, BFLOAT16 = 1, 10, 16
+GPU = torch.cuda.is_available()
+PROVIDERS = available([CPU, CUDA] if GPU else [CPU])
+
+# A case is a device, a type and, for float32 on a GPU, who may multiply in TF32: ONNX Runtime
+# alone (what both do when nothing is set), both, neither, or torch alone.
+TF32 = {
+    "ORT alone": (True, False),
+    "both": (True, True),
+    "neither": (False, False),
+    "torch alone": (False, True),
+}
+
+
+class Case(NamedTuple):
+    provider: str
+    itype: int
+    tf32: str = ""
+
+    @property
+    def columns(self):
+        short, dtype = self.provider.removesuffix("ExecutionProvider"), dtype_info(self.itype).name
+        case = f"{short.replace('CUDA', 'GPU')} {dtype}" + (
+            f", TF32 in {self.tf32}" if self.tf32 else ""
+        )
+        return {"case": case, "provider": short, "dtype": dtype, "tf32": self.tf32}
+
+    @property
+    def uses_tf32(self):
+        return TF32.get(self.tf32, (False, False))
+
+    def feeds(self, args, weights="uniform"):
+        device, batch = ("cuda", 32) if self.provider == CUDA else ("cpu", 2)
+        feeds = layer_norm_feeds(args.rows, args.width, batch=batch, weights=weights)
+        dtype = onnx_dtype_to_torch_dtype(self.itype)
+        return {name: value.to(dtype).to(device) for name, value in feeds.items()}
+
+    def evaluator(self, **options):
+        provider = self.provider, {"use_tf32": int(self.uses_tf32[0])}
+        return TorchOnnxEvaluator(
+            layer_norm_matmul(self.itype), [CPU if self.provider == CPU else provider], **options
+        )
+
+    def torch(self, feeds):
+        with torch_precision(self.uses_tf32[1]):
+            return self.evaluator().run(None, feeds)[0]
+
+    def ort(self, feeds, **options):
+        options = {"tf32": self.uses_tf32[0]} | options
+        return session(layer_norm_matmul(self.itype), [self.provider], **options).run(feeds)[0]
+
+
+CASES = [Case(p, t) for p in PROVIDERS for t in (FLOAT32, FLOAT16, BFLOAT16) if (p, t) != (CUDA, 1)]
+CASES += [Case(CUDA, FLOAT32, tf32) for tf32 in TF32 if CUDA in PROVIDERS]
+
+
+def usable() -> list[Case]:
+    """The cases that ONNX Runtime has kernels for; none in bfloat16 on a processor."""
+    return [case for case in CASES if (case.provider, case.itype) != (CPU, BFLOAT16)]
+
+
+def plain() -> list[Case]:
+    """Those in which torch multiplies in float32, as it does when nothing is set."""
+    return [case for case in usable() if not case.uses_tf32[1]]
+
+
+# --- How far apart, and how far from float64. ----------------------------------------------------
+
+
+def gap(case: Case, args: Any) -> dict[str, Any]:
+    """Z of torch against Z of ONNX Runtime, and the error of each against float64."""
+    feeds = case.feeds(args)
+    truth = case.evaluator(truth=True).run(None, feeds)[0]
+    results = {"torch": case.torch(feeds)}
+    try:
+        results["ORT"] = case.ort(feeds)
+        apart = max_diff(results["ORT"], results["torch"], hist=[0])
+        row = {
+            "abs": apart["abs"],
+            "ulp there": apart["abs"] / float(ulp(apart["got"], case.itype)),
+            "share": apart["rep"][">0.0"] / apart["n"],
+            "rel": apart["rel"],
+        }
+    except UnsupportedError:
+        row = {"status": "ONNX Runtime has no such kernel"}
+    for runtime, z in results.items():
+        error = scaled_error(truth, z)
+        row |= {
+            f"{runtime} error": error.rms,
+            f"{runtime} largest": error.largest,
+            f"{runtime} abs": error.abs,
+            f"{runtime} mean": error.mean,
+        }
+    return case.columns | row
+
+
+@study.table(part="provider")
+def gaps(args):
+    """Every case: the difference of the two runtimes, and the error of each."""
+    return [gap(case, args) for case in CASES]
+
+
+# --- Which operator, which node. -----------------------------------------------------------------
+
+
+@study.table(part="provider")
+def blame(args):
+    """How far Z moves when one operator of torch's run becomes ONNX Runtime's."""
+    rows = []
+    for case in plain():
+        feeds = case.feeds(args)
+        pures = {"torch": case.torch(feeds), "ORT": case.ort(feeds)}
+        for op, kernel in (("LayerNormalization", LayerNormalizationOrt), ("MatMul", MatMulOrt)):
+            swapped = case.evaluator(custom_kernels={("", op): kernel})
+            z = swapped.run(None, feeds)[0]
+            far = {f"from {side}": max_diff(pure, z)["abs"] for side, pure in pures.items()}
+            names = ", ".join(swapped.kernels_used().values())
+            rows.append(case.columns | {"swapped": op} | far | {"kernels": names})
+    return rows
+
+
+@study.table(part="provider")
+def nodes(args):
+    """Difference of a node's two kernels on the same inputs, and of the two runs up to there."""
+    rows = []
+    for case in plain():
+        walk = localize(
+            Runner("torch", case.evaluator()),
+            Runner("ORT", case.evaluator(kernels="ort")),
+            case.feeds(args),
+            truth=case.evaluator(truth=True),
+        )
+        columns = ("op", "isolated abs", "propagated abs", "isolated bias")
+        for row in walk.frame.to_dict("records"):
+            rows.append(case.columns | {key: row[key] for key in columns})
+    return rows
+
+
+@study.table(part="provider")
+def carried(args):
+    """LayerNormalization's difference, carried through the product in float64, and that of Z."""
+    rows = []
+    for case in plain():
+        feeds = case.feeds(args)
+        normed = [
+            case.evaluator(custom_kernels=swap).run(["normed", "Z"], feeds)
+            for swap in ({}, {("", "LayerNormalization"): LayerNormalizationOrt})
+        ]
+        (n0, z0), (n1, z1) = [[t.double() for t in pair] for pair in normed]
+        exact = (n1 - n0) @ feeds["weights"].double()
+        rms = {"in normed": n1 - n0, "carried": exact, "in Z": z1 - z0}
+        rows.append(case.columns | {k: float(v.square().mean().sqrt()) for k, v in rms.items()})
+    return rows
+
+
+# --- TF32's error: operands of 11 bits, and sums that are cut. -----------------------------------
+
+
+def tf32(x: torch.Tensor, add: int = 0x1000) -> torch.Tensor:
+    """float32 rounded to the 11 bits of TF32; cut where nothing is added."""
+    return ((x.view(torch.int32) + add) & ~0x1FFF).view(torch.float32)
+
+
+@study.table(part="provider")
+def signs(args):
+    """Mean and typical error of the product with operands in TF32, simulated and measured."""
+    feeds = Case(CPU, FLOAT32).feeds(args)
+    x, w = Case(CPU, FLOAT32).evaluator().run(["normed"], feeds)[0], feeds["weights"]
+    few = tf32(x)[0, :32], tf32(w)[:, :64].contiguous()  # the simulation is slow
+    exact, small = x.double() @ w.double(), few[0].double() @ few[1].double()
+    simulated = {
+        "operands rounded to TF32": (exact, tf32(x).double() @ tf32(w).double()),
+        "operands cut to TF32": (exact, tf32(x, 0).double() @ tf32(w, 0).double()),
+        "sum cut as an A100 does": (small, tensor_core_matmul(*few, block=4, bits=25)),
+        "sum cut as an H100 does": (small, tensor_core_matmul(*few, block=8, bits=26)),
+    }
+    rows = []
+    for name, (truth, z) in simulated.items():
+        e = scaled_error(truth, z, "float32")
+        sizes = {"mean error": e.mean, "rms error": e.rms}
+        rows.append({"what": f"simulated: {name}", "provider": "CPU"} | sizes)
+    for side, switch in (("both", "on"), ("neither", "off")) if CUDA in PROVIDERS else ():
+        of = gap(Case(CUDA, FLOAT32, side), args)
+        for runtime in ("ORT", "torch"):
+            sizes = {"mean error": of[f"{runtime} mean"], "rms error": of[f"{runtime} error"]}
+            what = f"measured: {runtime}, TF32 {switch}"
+            rows.append({"what": what, "provider": "CUDA"} | sizes)
+    return rows
+
+
+# --- Switches: which moves a bit, and what it costs. ---------------------------------------------
+
+products = torch.backends.cuda.matmul
+ORT = {  # switch: where it acts, options of roundoff.ort.session
+    "default": ("", {}),
+    "graph optimisation off": ("", {"optimization": "none"}),
+    "use_deterministic_compute": ("", {"session_options": {"use_deterministic_compute": True}}),
+    "session.set_denormal_as_zero": (
+        "CPU",
+        {"session_options": {"session.set_denormal_as_zero": "1"}},
+    ),
+    "one thread": ("CPU", {"threads": 1}),
+    "use_tf32 = 0": ("CUDA float32", {"tf32": False}),
+    "enable_skip_layer_norm_strict_mode": (
+        "CUDA float16",
+        {"provider_options": {"enable_skip_layer_norm_strict_mode": 1}},
+    ),
+}
+TORCH = {  # switch: where it acts, how it is set and read, the value
+    "default": ("", lambda v: None, lambda: None, None),
+    "use_deterministic_algorithms": (
+        "CPU",
+        torch.use_deterministic_algorithms,
+        torch.are_deterministic_algorithms_enabled,
+        True,
+    ),
+    "one thread": ("CPU", torch.set_num_threads, torch.get_num_threads, 1),
+    "set_flush_denormal": ("CPU", torch.set_flush_denormal, lambda: False, True),
+    "set_float32_matmul_precision = high": (
+        "CUDA float32",
+        torch.set_float32_matmul_precision,
+        torch.get_float32_matmul_precision,
+        "high",
+    ),
+    "allow_fp16_accumulation": (
+        "CUDA float16",
+        partial(setattr, products, "allow_fp16_accumulation"),
+        partial(getattr, products, "allow_fp16_accumulation"),
+        True,
+    ),
+    "allow_fp16_reduced_precision_reduction = False": (
+        "CUDA float16",
+        partial(setattr, products, "allow_fp16_reduced_precision_reduction"),
+        partial(getattr, products, "allow_fp16_reduced_precision_reduction"),
+        False,
+    ),
+    "allow_bf16_reduced_precision_reduction = False": (
+        "CUDA bfloat16",
+        partial(setattr, products, "allow_bf16_reduced_precision_reduction"),
+        partial(getattr, products, "allow_bf16_reduced_precision_reduction"),
+        False,
+    ),
+}
+
+
+def with_switch(evaluator: TorchOnnxEvaluator, feeds: Any, put: Any, get: Any, value: Any) -> Any:
+    """torch's run, with a switch set for its time."""
+    before = get()
+    put(value)
+    z = evaluator.run(None, feeds)[0]
+    put(before)
+    return z
+
+
+def switched(case: Case, feeds: Any) -> Iterator[tuple[str, str, Any, float]]:
+    """Runtime, switch, result, and time over that of the runtime's default."""
+    model, provider = layer_norm_matmul(case.itype), case.columns["provider"]
+    calls, here = {}, ("", provider, f"{provider} {case.columns['dtype']}")
+    for switch, (where, options) in ORT.items():
+        if where in here:
+            run = session(model, [case.provider], **{"tf32": True} | options).bind(feeds).run
+            calls["ORT", switch] = lambda run=run: run()[0]
+    for switch, (where, *how) in TORCH.items():
+        if where in here:
+            calls["torch", switch] = partial(with_switch, case.evaluator(), feeds, *how)
+    results = {key: call().clone() for key, call in calls.items()}
+    medians = measure(
+        {": ".join(key): call for key, call in calls.items()},
+        warmup=1,
+        min_rounds=5,
+        budget_s=0.05 if unit_test_going() else 2.0,
+        device="cuda" if case.provider == CUDA else "cpu",
+    ).frame.set_index("label")["median"]
+    if "CUDA float16" in here:  # an environment variable that a process reads once
+        for value in ("1: float16 sums", "2: no split reduction", "4: pedantic"):
+            (z,) = run_apart(model, feeds, {"ORT_CUDA_GEMM_OPTIONS": value[0]}, [CUDA], tf32=True)
+            results["ORT", f"ORT_CUDA_GEMM_OPTIONS = {value}"] = z.to("cuda")
+    for (runtime, switch), z in results.items():
+        cost = medians.get(f"{runtime}: {switch}", float("nan")) / medians[f"{runtime}: default"]
+        yield runtime, switch, z, cost
+
+
+@study.table(part="provider", times=["cost"])
+def switches(args):
+    """Each switch alone: what it moves, distance from the other runtime, error, time."""
+    rows = []
+    for case in plain():
+        if case.tf32 == "neither":
+            continue
+        feeds = case.feeds(args)
+        truth = case.evaluator(truth=True).run(None, feeds)[0]
+        found = list(switched(case, feeds))
+        default = {runtime: z for runtime, switch, z, _ in found if switch == "default"}
+        for runtime, switch, z, cost in found:
+            other, own = default["torch" if runtime == "ORT" else "ORT"], default[runtime]
+            apart, error = max_diff(other, z, hist=[0]), scaled_error(truth, z)
+            rows.append(
+                case.columns
+                | {
+                    "runtime": runtime,
+                    "switch": switch,
+                    "moved": float("nan") if z is own else float((z != own).float().mean()),
+                    "abs": apart["abs"],
+                    "share": apart["rep"][">0.0"] / apart["n"],
+                    "rms error": error.rms,
+                    "mean error": error.mean,
+                    "cost": cost,
+                }
+            )
+    return rows
+
+
+# --- float16 overflows in a square before it rounds. ---------------------------------------------
+
+
+@study.table(part="provider")
+def remedies(args):
+    """RMSNorm in float16, one channel uniform in ±800: rows of the output that are all zeros."""
+    generator = torch.Generator().manual_seed(1)
+    x, residual = (torch.rand(2, 32, 64, generator=generator) * 4 - 2 for _ in range(2))
+    residual[1, :, 7] *= 400
+    large = {"X": x.half(), "residual": residual.half(), "scale": torch.ones(64).half()}
+    rows = []
+    for name, wide in (("as written", False), ("squares in float32", True)):
+        model = residual_rms_norm(FLOAT16, wide=wide)
+        exact = TorchOnnxEvaluator(model, truth=True).run(None, large)[0]
+        for provider in PROVIDERS:
+            results = {
+                "torch": TorchOnnxEvaluator(model, [provider]).run(None, large)[0],
+                "ORT": session(model, [provider]).run(large)[0],
+            }
+            for runtime, z in results.items():
+                zeros, short = (z == 0).all(dim=-1), provider.removesuffix("ExecutionProvider")
+                counts = {"rows of zeros": int(zeros.sum()), "rows": zeros.numel()}
+                row = {"model": name, "runtime": runtime, "provider": short} | counts
+                rows.append(row | {"error": scaled_error(exact, z.cpu()).largest})
+    return rows
+
+
+# --- A bound for the difference, and how much of it each error uses. -----------------------------
+
+ASSERT_CLOSE = {FLOAT32: (1.3e-6, 1e-5), FLOAT16: (1e-3, 1e-5), BFLOAT16: (1.6e-2, 1e-5)}
+
+
+def bound(case: Case, weights: str, args: Any) -> dict[str, Any]:
+    """One case: the tolerance, and the share of it that each error uses."""
+    feeds = case.feeds(args, weights)
+    normed, exact = case.evaluator(truth=True).run(["normed", "Z"], feeds)
+    size = normed.abs() @ feeds["weights"].double().abs() + feeds["bias2"].double()
+    results = case.torch(feeds), case.ort(feeds)
+    cores = case.provider == CUDA and (case.itype != FLOAT32 or any(case.uses_tf32))
+    kinds = {"confidence": 1 - 1e-9, "elements": exact.numel()}, {"rounding": "truncation"}
+    name, eps = dtype_info(case.itype).name, dtype_info(case.itype).eps
+    operands = "tf32" if any(case.uses_tf32) else name
+    limit, without = (
+        tolerance(name, args.width, "float32", operands=o, **kinds[k]) + eps / 2
+        for o, k in ((operands, cores), (name, cores and case.itype != FLOAT32))
+    )
+    rtol, atol = ASSERT_CLOSE[case.itype]  # torch.testing's defaults
+    far = (results[0] - results[1]).abs() > atol + rtol * results[1].abs()
+    return {
+        "weights": weights,
+        "tolerance": 2 * limit,
+        "used": tolerance_used(*results, size, limit),
+        "used without TF32": tolerance_used(*results, size, without),
+        "torch used": 2 * tolerance_used(exact, results[0], size, limit),
+        "ORT used": 2 * tolerance_used(exact, results[1], size, limit),
+        "condition": float((size / exact.abs()).max()),
+        "assert_close": float(far.float().mean()),
+    }
+
+
+@study.table(part="provider")
+def limits(args):
+    """Weights of one sign and of both: the tolerance, and what assert_close refuses."""
+    return [
+        case.columns | bound(case, weights, args)
+        for weights in ("uniform", "normal")
+        for case in usable()
+    ]
+
+
+# --- Values: what pages may print. Name, datum and statistic, table, column; rows; a test. -------
+
+
+def at(rows: Any, tf32: str, column: str = "abs") -> float:
+    """A column of the case with TF32 on these sides."""
+    return float(rows.set_index("tf32")[column][tf32])
+
+
+Z = "Z of torch and of ONNX Runtime, float32"
+SIDES = {"tf32": ["ORT alone", "both", "neither"]}
+
+study.value(
+    "gap.default",
+    f"largest difference of {Z}, TF32 in ONNX Runtime alone",
+    "gaps",
+    lambda t: at(t, "ORT alone"),
+    where=SIDES,
+    test=lambda v: v.value > 100 * at(v.rows, "neither"),
+)
+study.value(
+    "gap.off",
+    f"largest difference of {Z}, TF32 in neither",
+    "gaps",
+    lambda t: at(t, "neither"),
+    where=SIDES,
+    test=lambda v: 0 < v.value < at(v.rows, "ORT alone") / 100,
+)
+study.value(
+    "gap.both",
+    f"largest difference of {Z}, TF32 in both",
+    "gaps",
+    lambda t: at(t, "both"),
+    where=SIDES,
+    # close to each other, and both as far from float64 as ONNX Runtime is by default
+    test=lambda v: (
+        v.value < at(v.rows, "ORT alone") / 10
+        and abs(at(v.rows, "both", "torch error") / at(v.rows, "both", "ORT error") - 1) < 0.01
+        and at(v.rows, "both", "ORT error") == at(v.rows, "ORT alone", "ORT error")
+    ),
+)
+study.value(
+    "error.ratio",
+    f"typical error of ONNX Runtime over that of torch, {Z}, TF32 in ONNX Runtime alone",
+    "gaps",
+    lambda t: t["ORT error"] / t["torch error"],
+    where={"tf32": "ORT alone"},
+    test=lambda v: v.value > 10,
+)
+study.value(
+    "error.cpu",
+    f"typical error of torch over that of ONNX Runtime on a processor, {Z}",
+    "gaps",
+    lambda t: t["torch error"] / t["ORT error"],
+    where={"case": "CPU float32"},
+    test=lambda v: v.value > 1,
+)
+study.value(
+    "half.ulp",
+    "largest difference in units in the last place, float16 and bfloat16 on a GPU",
+    "gaps",
+    lambda t: t["ulp there"].max(),
+    where={"provider": "CUDA", "dtype": ["float16", "bfloat16"]},
+    test=lambda v: v.value == 1,
+)
+for name, op in (("swap.norm", "LayerNormalization"), ("swap.product", "MatMul")):
+    study.value(
+        name,
+        f"how far Z moves when {op} is ONNX Runtime's, float32, TF32 in ONNX Runtime alone",
+        "blame",
+        lambda t, op=op: t.set_index("swapped")["from torch"][op],
+        where={"tf32": "ORT alone"},
+        test=lambda v: (
+            v.rows.set_index("swapped")["from torch"]["MatMul"]
+            > 100 * v.rows.set_index("swapped")["from torch"]["LayerNormalization"]
+        ),
+    )
+MEASURED, PARTS = "measured: ORT, TF32 on", ["operands rounded to TF32", "sum cut as an H100 does"]
+PARTS = [f"simulated: {part}" for part in PARTS]
+
+
+def is_explained(found):
+    """Whether rounded operands and cut sums give the measured error, mean and typical one."""
+    rows = found.rows.set_index("what")
+    together = (rows["rms error"][PARTS] ** 2).sum() ** 0.5
+    mean = rows["mean error"][PARTS].sum()
+    return (
+        abs(rows["rms error"][MEASURED] / together - 1) < 0.02
+        and abs(rows["mean error"][MEASURED] / mean - 1) < 0.05
+    )
+
+
+for name, column in (("measured.mean", "mean error"), ("measured.rms", "rms error")):
+    study.value(
+        name,
+        f"{column} of ONNX Runtime's Z in TF32, ε × RMS of the truth",
+        "signs",
+        lambda t, column=column: t.set_index("what")[column][MEASURED],
+        where={"what": [MEASURED, *PARTS]},
+        test=is_explained,
+    )
+study.value(
+    "cost.off",
+    "time of ONNX Runtime with use_tf32=0 over its default",
+    "switches",
+    "cost",
+    where={"switch": "use_tf32 = 0"},
+    test=lambda v: v.value > 2,
+)
+study.value(
+    "cost.high",
+    "time of torch with set_float32_matmul_precision('high') over its default",
+    "switches",
+    "cost",
+    where={"switch": "set_float32_matmul_precision = high"},
+    test=lambda v: v.value < 0.5,
+)
+study.value(
+    "other.switches",
+    "results of float32 that another switch than TF32's moves",
+    "switches",
+    lambda t: t["moved"].max(),
+    where={
+        "dtype": "float32",
+        "switch": lambda s: (
+            ~s.isin(["default", "use_tf32 = 0", "set_float32_matmul_precision = high"])
+        ),
+    },
+    test=lambda v: v.value == 0,
+)
+study.value(
+    "overflow.rows",
+    "rows of zeros of 64, RMSNorm in float16 with a channel uniform in ±800, on a GPU",
+    "remedies",
+    lambda t: t["rows of zeros"].unique(),
+    where={"model": "as written", "provider": "CUDA"},
+    test=lambda v: v.value > 0,
+)
+
+if __name__ == "__main__":
+    study.main()

@@ -33,7 +33,7 @@ html: $(NEEDS)  ## build the site; only what changed runs again
 	@$(SPHINX) docs $(HTML)
 	@echo "The site is at $(CURDIR)/$(HTML)/index.html"
 
-page: $(NEEDS)  ## run one page, PAGE=plot_reduction_order
+page: $(NEEDS)  ## build one page alone, PAGE=plot_reduction_order
 	@test -n "$(PAGE)" || { echo "make page needs PAGE, such as PAGE=plot_reduction_order" >&2; exit 2; }
 	@ls gallery/*/$(PAGE).py >/dev/null 2>&1 || { echo "there is no gallery/*/$(PAGE).py" >&2; exit 2; }
 	@$(SPHINX) -D 'sphinx_gallery_conf.filename_pattern=/$(PAGE)\.py' docs $(HTML)

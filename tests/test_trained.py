@@ -281,7 +281,7 @@ def test_a_text_that_is_followed_ends_with_its_own_end(small) -> None:
 
 
 def test_a_text_to_follow_of_another_shape(small) -> None:
-    with pytest.raises(ArgumentError, match=r"text to follow: got \(1, 3\), expected \(1, 4\)"):
+    with pytest.raises(ArgumentError, match=r"text to follow: got .*\(1, 3\), expected .*\(1, 4\)"):
         decode(small[0].model(), [[5]], 4, follow=torch.zeros(1, 3, dtype=torch.int64))
 
 
@@ -334,7 +334,7 @@ def test_the_first_layers_alone(small) -> None:
         .model.rotary_emb(states[0], torch.arange(len(IDS))[None]))  # fmt: skip
     assert torch.equal(states_of_short, states[1])
     for layers in (0, 3):
-        with pytest.raises(ArgumentError, match=f"layers to read: got {layers}, expected 1 to 2"):
+        with pytest.raises(ArgumentError, match=f"got {layers}, expected .* 1 to 2"):
             load_trained(path, layers=layers)
 
 
@@ -434,7 +434,7 @@ def test_padded_batches() -> None:
 
 
 def test_nothing_to_decode(small) -> None:
-    with pytest.raises(ArgumentError, match="at least 1"):
+    with pytest.raises(ArgumentError, match="1 or more"):
         decode(small[0].model(), [[5]], 0)
 
 
@@ -539,5 +539,5 @@ def test_a_server_waits_for_a_multiple(requests, multiple, times, seed):
 
 @pytest.mark.parametrize(("sizes", "multiple"), [((0, 4), 1), ((3, 0), 1), ((3, 4), 0)])
 def test_batches_of_a_server_need_prompts_and_room(sizes, multiple):
-    with pytest.raises(ArgumentError, match="at least 1"):
+    with pytest.raises(ArgumentError, match="1 or more"):
         list(server_batches(5, *sizes, multiple=multiple))

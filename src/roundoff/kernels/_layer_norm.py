@@ -27,6 +27,7 @@ from typing import Any
 
 import torch
 
+from ..arguments import check_choice, check_whole
 from ._norm_tilings import backward_tiling
 from ._row_norm import (
     LAYER,
@@ -37,6 +38,7 @@ from ._row_norm import (
     check,
     gradients_of,
     normalised,
+    shape_of,
 )
 from ._runtime import interpreting
 
@@ -61,6 +63,11 @@ def backward_plan(columns: int, dtype: torch.dtype = torch.float16) -> dict[str,
         registers and spilled (32-bit words of a thread; None in the interpreter, or before such a
         row was computed in this process).
 
+    Raises
+    ------
+    ArgumentError
+        When *columns* is not from 1 to 2**30, or *dtype* none that :func:`layer_norm` takes.
+
     Examples
     --------
     >>> from roundoff.kernels import backward_plan
@@ -68,6 +75,8 @@ def backward_plan(columns: int, dtype: torch.dtype = torch.float16) -> dict[str,
     >>> plan["pieces"], plan["padded"]
     (5, 10240)
     """
+    check_whole("columns", columns, 1, 2**30)
+    check_choice("dtype", dtype, (torch.float16, torch.bfloat16, torch.float32, torch.float64))
     tiling = backward_tiling(columns, dtype.itemsize)
     row: dict[str, Any] = {"N": columns, "piece": tiling.piece, "pieces": tiling.pieces}
     row |= {
@@ -126,7 +135,8 @@ def layer_norm(
     DtypeError
         A type that is not among the four.
     ArgumentError
-        Tensors on different devices, `eps` negative, or `programs` below 1.
+        Tensors on different devices, `eps` negative, `programs` below 1, or another kind of
+        object.
     UnsupportedError
         `x` is on the CPU and the kernels of this process are compiled for a GPU.
 
@@ -142,7 +152,8 @@ def layer_norm(
     >>> layer_norm(torch.tensor([[1.0, 2.0, 3.0, 4.0]], device=device), 4, eps=0.0).cpu()
     tensor([[-1.3416, -0.4472,  0.4472,  1.3416]])
     """
-    shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+    is_one = isinstance(normalized_shape, int)
+    shape = (normalized_shape,) if is_one else shape_of(normalized_shape)
     if torch.compiler.is_compiling():
         others = {"weight": _like(weight), "bias": _like(bias)}
         check(LAYER, shape, eps, programs, _like(x), others)

@@ -35,6 +35,8 @@ from ._row_norm import (
     gradients_of,
     normalised,
     normalised_sum,
+    refuse,
+    shape_of,
 )
 
 __all__ = ["rms_norm"]
@@ -104,7 +106,8 @@ def rms_norm(
     DtypeError
         A type that is not among the four, or `residual` of another type than `x`.
     ArgumentError
-        Tensors on different devices, `eps` negative, or `programs` below 1.
+        Tensors on different devices, `eps` negative, `programs` below 1, or another kind of
+        object.
     UnsupportedError
         `x` is on the CPU and the kernels of this process are compiled for a GPU.
 
@@ -124,8 +127,11 @@ def rms_norm(
     >>> summed.cpu()
     tensor([[ 2., -2., 14., 14.]])
     """
-    shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+    is_one = isinstance(normalized_shape, int)
+    shape = (normalized_shape,) if is_one else shape_of(normalized_shape)
     if eps is None:
+        if not isinstance(x, torch.Tensor):
+            refuse(shape, 0.0, programs, x=x)
         eps = torch.finfo(accumulator(x.dtype)).eps
     form = _ROUNDED if round_first else RMS
     if torch.compiler.is_compiling():

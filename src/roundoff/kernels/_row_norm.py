@@ -38,6 +38,7 @@ __all__ = [
 _DTYPES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 _WIDEST = 2**30
 _MANY = 8192
+_MOST_PROGRAMS = 2**20
 _MOST = 2**31 - 1  # Triton takes a larger number as another type
 
 Tensor = torch.Tensor
@@ -74,12 +75,42 @@ def _like(tensor: Optional) -> Any:
     return None if tensor is None else (tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
 
 
+def shape_of(normalized_shape: Any) -> tuple[int, ...]:
+    """The last dimensions, as a tuple."""
+    try:
+        return tuple(normalized_shape)
+    except TypeError as error:
+        raise ShapeError(
+            "normalized_shape", got=repr(normalized_shape), expected="a whole number, or several"
+        ) from error
+
+
+def refuse(shape: tuple[Any, ...], eps: Any, programs: Any, **tensors: Any) -> None:
+    """After an exception from further inside: name the argument that is of another kind.
+
+    Raises
+    ------
+    ArgumentError, ShapeError
+        There is one.
+    """
+    for name, value in tensors.items():
+        if not isinstance(value, Tensor) and (value is not None or name == "x"):
+            raise ArgumentError(name, got=type(value).__name__, expected="a torch tensor")
+    if not all(isinstance(n, int) for n in shape):
+        raise ShapeError("normalized_shape", got=repr(shape), expected="whole numbers")
+    if not isinstance(eps, (int, float)):
+        raise ArgumentError("eps", got=type(eps).__name__, expected="a number")
+    if not isinstance(programs, int | None):
+        raise ArgumentError("programs", got=repr(programs), expected="a whole number")
+
+
 def check(
     form: Form, shape: tuple[int, ...], eps: float, programs: int | None, x: Like,
     others: dict[str, Like | None],
 ) -> None:  # fmt: skip
     """Raise for arguments that do not fit; *others* are weight, bias and residual by name."""
     x_shape, _, _, device = x
+    refuse(shape, eps, programs)
     if not shape or x_shape[-len(shape) :] != shape:
         raise ShapeError(
             "the last dimensions of x are not normalized_shape",
@@ -114,8 +145,10 @@ def check(
             )
     if not eps >= 0:
         raise ArgumentError("eps must not be negative", got=eps, expected="0 or more")
-    if programs is not None and programs < 1:
-        raise ArgumentError("programs out of range", got=programs, expected="at least 1")
+    if programs is not None and not 1 <= programs <= _MOST_PROGRAMS:
+        raise ArgumentError(
+            "programs out of range", got=programs, expected=f"at least 1, at most {_MOST_PROGRAMS}"
+        )
     check_device(device, "x")
 
 
@@ -292,13 +325,17 @@ def case_of(
     weight: Optional, bias: Optional, residual: Optional = None,
 ) -> Case:  # fmt: skip
     """The case of a call. Parameters are made contiguous where they are not: no key has strides."""
-    key = (
-        form, shape, eps, programs, x.shape, x.dtype, x.device, x.is_contiguous() or x.stride(),
-        None if weight is None else (weight.shape, weight.dtype, weight.device),
-        None if bias is None else (bias.shape, bias.dtype, bias.device),
-        None if residual is None else (residual.shape, residual.dtype, residual.device),
-    )  # fmt: skip
-    case = _cases.get(key)
+    try:
+        key = (
+            form, shape, eps, programs, x.shape, x.dtype, x.device, x.is_contiguous() or x.stride(),
+            None if weight is None else (weight.shape, weight.dtype, weight.device),
+            None if bias is None else (bias.shape, bias.dtype, bias.device),
+            None if residual is None else (residual.shape, residual.dtype, residual.device),
+        )  # fmt: skip
+        case = _cases.get(key)
+    except (AttributeError, TypeError):
+        refuse(shape, eps, programs, x=x, weight=weight, bias=bias, residual=residual)
+        raise
     if case is None:
         likes = map(_like, (x, weight, bias, residual))
         case = Case(form, shape, eps, programs, *likes)

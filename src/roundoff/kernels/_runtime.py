@@ -279,8 +279,12 @@ def check_device(device: torch.device, name: str) -> None:
     Raises
     ------
     UnsupportedError
-        It is not a CUDA device and the kernels are compiled.
+        It is neither a CUDA device nor the CPU, or the CPU and the kernels are compiled.
     """
+    if device.type not in ("cpu", "cuda"):
+        raise UnsupportedError(
+            f"{name} is on a device without kernels", got=str(device), expected="cpu or cuda"
+        )
     if device.type != "cuda" and not interpreting():
         raise UnsupportedError(
             f"{name} is not on a CUDA device, and the kernels of this process are compiled for one",
@@ -319,6 +323,8 @@ def shuffled_programs(seed: int) -> Iterator[None]:
     >>> not interpreting() or torch.equal(shuffled(1), shuffled(2))
     True
     """
+    if not isinstance(seed, int):
+        raise ArgumentError("seed", got=repr(seed), expected="a whole number")
     if not interpreting():
         raise ArgumentError(
             "programs can be shuffled only in Triton's interpreter",

@@ -13,7 +13,7 @@ import triton
 from ..errors import ArgumentError, DtypeError, ShapeError, UnsupportedError
 from . import invariant_kernels as kernels
 from ._runtime import ceil_div, interpreting, multiprocessors, power_of_2, run
-from .invariant_matmul import _check_types, _on_cpu, own_work, settle_mkl
+from .invariant_matmul import _check_types, _on_cpu, check_tensors, own_work, settle_mkl
 
 __all__ = ["SPLIT", "TILE", "Seen", "attend", "attention", "seen_by_mask", "seen_by_position"]
 
@@ -135,12 +135,20 @@ def attention(
     >>> torch.equal(whole[:, :, 69:70], one)
     True
     """
-    _check(q, k, v)
+    try:
+        _check(q, k, v)
+    except AttributeError:
+        check_tensors(q=q, k=k, v=v)
+        raise
+    if scale is not None and not isinstance(scale, (int, float)):
+        raise ArgumentError("scale", got=type(scale).__name__, expected="a number")
     batch, _, queries, _ = q.shape
     keys = k.shape[2]
     if mask is not None:
         if start is not None or length is not None:
             raise ArgumentError("a mask says it all", got="mask and start or length")
+        if not isinstance(mask, torch.Tensor):
+            raise ArgumentError("mask", got=type(mask).__name__, expected="a torch tensor")
         seen = seen_by_mask(mask, batch, queries, keys)
     else:
         if causal not in (True, False, "top"):
@@ -148,6 +156,8 @@ def attention(
         for name, t in (("start", start), ("length", length)):
             if t is None:
                 continue
+            if not isinstance(t, torch.Tensor):
+                raise ArgumentError(name, got=type(t).__name__, expected="a torch tensor")
             if tuple(t.shape) != (batch,):
                 raise ShapeError(name, got=tuple(t.shape), expected=f"({batch},)")
             if t.dtype not in (torch.int64, torch.int32):

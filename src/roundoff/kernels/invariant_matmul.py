@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 import torch
 import triton
 
+from ..arguments import check_flag
 from ..errors import ArgumentError, DtypeError, ShapeError, UnsupportedError
 from . import invariant_kernels as kernels
 from ._runtime import ceil_div, interpreting, multiprocessors, power_of_2, run
@@ -250,11 +251,32 @@ def matmul(
     >>> torch.equal(matmul(x, weight)[70:71], matmul(x[70:71], weight))
     True
     """
-    _check(x, weight, bias)
+    try:
+        _check(x, weight, bias)
+    except AttributeError:
+        check_tensors(x=x, weight=weight, bias=bias)
+        raise
+    if tile is not None and not isinstance(tile, Tile):
+        raise ArgumentError("tile", got=repr(tile)[:80], expected="a Tile", hint="tile_for(…)")
+    if split is not False:
+        check_flag("split", split)
     asked = x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
     if torch.compiler.is_compiling() or (asked and torch.is_grad_enabled()):
         return _matmul_op(x, weight, bias, tf32, split)
     return _product(x, weight, bias, tf32, split, tile)
+
+
+def check_tensors(**tensors: Any) -> None:
+    """After an exception from further inside: name the argument that is no tensor.
+
+    Raises
+    ------
+    ArgumentError
+        There is one.
+    """
+    for name, value in tensors.items():
+        if not isinstance(value, torch.Tensor) and (value is not None or name != "bias"):
+            raise ArgumentError(name, got=type(value).__name__, expected="a torch tensor")
 
 
 def _check(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
@@ -385,6 +407,11 @@ def batched(x: torch.Tensor, weight: torch.Tensor, *, tf32: bool = False) -> tor
     torch.Tensor
         Shape (batch, M, N).
 
+    Raises
+    ------
+    ShapeError, DtypeError, ArgumentError
+        As in :func:`roundoff.kernels.matmul`.
+
     Examples
     --------
     >>> import torch
@@ -392,6 +419,7 @@ def batched(x: torch.Tensor, weight: torch.Tensor, *, tf32: bool = False) -> tor
     >>> batched(torch.ones(2, 3, 4), torch.ones(2, 5, 4)).shape
     torch.Size([2, 3, 5])
     """
+    check_tensors(x=x, weight=weight)
     if x.dim() != 3 or weight.dim() != 3 or x.shape[::2] != weight.shape[::2]:
         raise ShapeError(
             "x and weight do not meet", got=f"{tuple(x.shape)} and {tuple(weight.shape)}",

@@ -129,6 +129,11 @@ class Invariant:
 
     def __call__(self, function: Any) -> Any:
         """The function, run within."""
+        if not callable(function):
+            raise ArgumentError(
+                "what runs within", got=type(function).__name__, expected="a function",
+                hint="with roundoff.invariant(): …",
+            )  # fmt: skip
         if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
             raise ArgumentError(
                 "its body runs after the call, outside", got=function.__qualname__,

@@ -21,6 +21,8 @@ from ._runtime import check_device, kernel, sum_along
 __all__ = ["sum_atomic", "sum_two_pass"]
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+#: Elements that Triton lets a block have.
+_LARGEST = 2**20
 
 
 @kernel
@@ -53,8 +55,8 @@ def sum_atomic(x: torch.Tensor, block: int = 256) -> torch.Tensor:
     Parameters
     ----------
     x : torch.Tensor, shape (n,)
-        float32, float16 or bfloat16, contiguous; on a CUDA device, or where the kernels are
-        interpreted on the CPU.
+        float32, float16 or bfloat16, contiguous, without a gradient; on a CUDA device, or where
+        the kernels are interpreted on the CPU.
     block : int
         Values that a program adds; a power of two, at least 2.
 
@@ -111,10 +113,18 @@ def sum_two_pass(x: torch.Tensor, block: int = 1024) -> torch.Tensor:
 
 
 def _check(x: torch.Tensor, block: int) -> None:
-    if x.dim() != 1 or x.numel() == 0 or not x.is_contiguous():
+    if not isinstance(x, torch.Tensor):
+        raise ArgumentError("cannot be added", got=type(x).__name__, expected="a torch tensor")
+    if x.layout is not torch.strided or x.dim() != 1 or x.numel() == 0 or not x.is_contiguous():
         raise ShapeError("cannot be added", got=tuple(x.shape), expected="a contiguous vector")
     if x.dtype not in _DTYPES:
         raise DtypeError("cannot be added", got=x.dtype, expected="float32, float16 or bfloat16")
-    if block < 2 or block & (block - 1):
-        raise ArgumentError("block size", got=block, expected="a power of two, at least 2")
+    if x.requires_grad and torch.is_grad_enabled():
+        raise ArgumentError("has no backward", got="requires_grad", hint="x.detach()")
+    if not isinstance(block, int) or not 2 <= block <= _LARGEST or block & (block - 1):
+        raise ArgumentError(
+            "block size",
+            got=repr(block),
+            expected=f"a power of two, at least 2, at most {_LARGEST}",
+        )
     check_device(x.device, "x")

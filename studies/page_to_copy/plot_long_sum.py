@@ -23,6 +23,7 @@ Add 0.1 a million times in float32. The sum is not near 100,000.
 
 import matplotlib.pyplot as plt
 import numpy as np
+import pandas as pd
 
 # %%
 # The puzzle
@@ -63,14 +64,42 @@ print("gap:      ", np.spacing(large))
 print("0.1 added:", large + np.float32(0.1) - large)
 
 # %%
-# An addition of 0.1 adds 0.1015625, which is thirteen gaps. If rounding is the cause, a number that
-# is a multiple of every gap must give no error. 0.125 is one.
+# An addition of 0.1 adds 0.1015625, which is thirteen gaps. Draw the mechanism: each stroke is a
+# float32 number, and the arrow ends between two of them.
+
+figure, ax = plt.subplots(figsize=(8, 1.4))
+figure.set_label("Float32 numbers above 100,000 as strokes; 100,000.1 lies between two of them.")
+ax.eventplot(np.arange(16) * float(np.spacing(large)), lineoffsets=0, linelengths=0.6)
+ax.annotate("", (0.1, 0.5), (0, 0.5), arrowprops={"arrowstyle": "->"})
+ax.annotate("0.1", (0.05, 0.6), ha="center")
+ax.plot(0.1015625, 0, "C1o")
+ax.set(ylim=(-0.5, 1), yticks=[], xlabel="distance from 100,000")
+plt.show()
+
+# %%
+# The sum goes to the dot. If rounding is the cause, a number that is a multiple of every gap must
+# give no error. 0.125 is one.
 
 eighths = np.cumsum(np.full(1_000_000, 0.125, np.float32))
 print("a million times 0.125:", eighths[-1])
 
 # %%
-# The sum is exact. The picture has the error of the sum of 0.1 as it grows.
+# The sum is exact.
+#
+# How much it matters
+# -------------------
+#
+# Show the study's smallest case: a data frame at the end of a cell is a table.
+
+rows = []
+for number in 0.1, 0.125, 0.3:
+    total = np.cumsum(np.full(1_000_000, number, np.float32))[-1]
+    rows.append({"number": number, "sum": total, "error %": 100 * (total / 1e6 / number - 1)})
+pd.DataFrame(rows).round(3)
+
+# %%
+# The sign of the error depends on the number. The picture has the error of the sum of 0.1 as it
+# grows.
 
 figure, ax = plt.subplots(figsize=(4.6, 2.6))
 figure.set_gid("answer")  # the site shows it beside the answer

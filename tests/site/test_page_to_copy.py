@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import pytest
 
 from roundoff.environment import environment, machine_name
@@ -29,10 +30,17 @@ def test_they_can_be_read_in_one_go() -> None:
 
 def test_page_and_study_agree(monkeypatch, capsys) -> None:
     monkeypatch.setenv("MPLBACKEND", "agg")
+    plt.close("all")
     page = runpy.run_path(str(PAGE))
+    figures = [plt.figure(number) for number in plt.get_fignums()]
+    plt.close("all")
+    # What tests/paths/test_stories.py asks of every page.
+    assert all(len(figure.get_label().split()) >= 5 for figure in figures)
+    assert len(figures) >= 2
     study = runpy.run_path(str(STUDY))["study"]
     (row, *_) = study.tables["sums"](study_options(study))
     assert float(page["sums"][-1]) == row["sum"]
+    assert page["rows"][0]["error %"] == pytest.approx(100 * row["error"], rel=1e-12)
     assert f"{row['error']:.2%}".replace("%", " %") in PAGE.read_text("utf-8")
     assert "off by 0.00974 %" in capsys.readouterr().out  # its own cell
 

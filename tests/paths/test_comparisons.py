@@ -4,11 +4,9 @@
 ``MemoryError``, for ONNX Runtime's own lack of memory, is the one that could still come.
 """
 
-import dataclasses
 import math
+import sys
 import tempfile
-import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,9 @@ import onnx
 import onnx.parser
 import pytest
 import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+from cases import Case, Unprintable, raised  # isort: skip
 
 from roundoff import compare
 from roundoff.compare import calibrated_tolerance, layer_norm_bound
@@ -27,7 +28,7 @@ from roundoff.dtypes import (
     onnx_dtype_to_torch_dtype,
     ulp,
 )
-from roundoff.errors import RoundoffError
+from roundoff.errors import RoundoffError, UnsupportedError
 from roundoff.evaluator import TorchOnnxEvaluator
 from roundoff.localization import Runner, localize
 from roundoff.models import layer_norm_matmul
@@ -36,13 +37,6 @@ from roundoff.runtimes import compare_runtimes
 CPU = ["CPUExecutionProvider"]
 X = torch.ones(2, 3)
 ODD = object()
-
-
-class Unprintable:
-    """Something that no library of numbers knows."""
-
-    def __repr__(self) -> str:
-        return "unprintable"
 
 
 def small() -> onnx.ModelProto:
@@ -55,32 +49,6 @@ def small() -> onnx.ModelProto:
 #: For files that are no models; gone when the process ends.
 FOLDER = tempfile.TemporaryDirectory()
 GOOD = {"X": torch.ones(4, 3), "rows": torch.tensor([0, 3])}
-
-
-@dataclasses.dataclass
-class Case:
-    """A call, and a part of the message that it must give."""
-
-    function: Callable[..., Any]
-    arguments: tuple[Any, ...]
-    options: dict[str, Any] = dataclasses.field(default_factory=dict)
-
-    def __call__(self) -> Any:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return self.function(*self.arguments, **self.options)
-
-    def __str__(self) -> str:
-        shown = [*map(short, self.arguments), *(f"{k}={short(v)}" for k, v in self.options.items())]
-        return f"{self.function.__name__}({', '.join(shown)})"
-
-
-def short(value: Any) -> str:
-    if isinstance(value, onnx.ModelProto):
-        return "<model>"
-    if isinstance(value, torch.Tensor):
-        return f"<{value.dtype} {tuple(value.shape)}>"
-    return " ".join(repr(value).split())[:60]
 
 
 def comparing(model: Any = None, **options: Any) -> Case:
@@ -156,7 +124,9 @@ def models() -> list[Case]:
 
 
 def options() -> list[Case]:
+    without = [["CUDAExecutionProvider"], [("CUDAExecutionProvider", {"device_id": 0})]]
     return [
+        *(comparing(providers=p) for p in without if not torch.cuda.is_available()),
         comparing(feeds=[]),
         comparing(feeds=[X]),
         comparing(feeds="X"),
@@ -461,14 +431,6 @@ def compared() -> list[Case]:
 GROUPS = {"models": models, "options": options, "located": located, "compared": compared}
 
 
-def raised(case: Case) -> BaseException | None:
-    try:
-        case()
-    except Exception as error:
-        return error
-    return None
-
-
 @pytest.mark.parametrize("group", GROUPS)
 def test_bad_input_is_a_typed_error(group: str) -> None:
     wrong = []
@@ -497,6 +459,50 @@ def test_hints_are_of_their_own_error() -> None:
         text = str(raised(case))
         if "feeds= that the model takes" in text:
             assert "feeds" not in case.options, f"{case}: {text}"
+
+
+#: Quantised operators whose inputs are uint8: text of the node, and types beside the first two.
+INTEGER = {
+    "MatMulInteger": "int32[4, 3] Z) <uint8 za = {128}, uint8 zb = {120}> "
+    "{ Z = MatMulInteger(A, B, za, zb) }",
+    "QLinearMatMul": "uint8[4, 3] Z) <float sa = {0.02}, uint8 za = {128}, float sb = {0.01}, "
+    "uint8 zb = {120}, float sz = {0.05}, uint8 zz = {128}> "
+    "{ Z = QLinearMatMul(A, sa, za, B, sb, zb, sz, zz) }",
+}
+
+
+@pytest.mark.parametrize("operator", INTEGER)
+def test_quantised_products_are_right(operator: str) -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["" : 21]> g (uint8[4, 8] A, uint8[8, 3] B) => '
+        f"({INTEGER[operator]}"
+    )
+    random = np.random.default_rng(11)
+    a, b = (random.integers(0, 256, shape, dtype=np.uint8) for shape in ((4, 8), (8, 3)))
+    expected = (a.astype(int) - 128) @ (b.astype(int) - 120)
+    if operator == "QLinearMatMul":
+        expected = np.clip(np.rint(expected * (0.02 * 0.01 / 0.05)) + 128, 0, 255)
+    feeds = {"A": a, "B": b}
+    for truth in (False, True):
+        (got,) = TorchOnnxEvaluator(model, truth=truth).run(None, feeds)
+        assert np.array_equal(got.numpy(), expected)
+    found = compare_runtimes(model, feeds, providers=CPU, calibration=0)
+    assert "first differs at node: none" in str(found)
+
+
+def test_a_model_without_a_truth_is_refused_by_the_name_of_its_operator() -> None:
+    """As quantize_dynamic of ONNX Runtime writes it: each feed has a scale of its own."""
+    model = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["" : 18]> g (float[4, 8] X) => (float[4, 8] Z) '
+        "{ Q, s, z = DynamicQuantizeLinear(X)  Z = DequantizeLinear(Q, s, z) }"
+    )
+    x = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
+    (got,) = TorchOnnxEvaluator(model).run(None, {"X": x})
+    assert (got - x).abs().max() <= (x.max() - x.min()) / 255
+    with pytest.raises(
+        UnsupportedError, match=r"no float64 truth.*DynamicQuantizeLinear.*max_diff"
+    ):
+        compare_runtimes(model, {"X": x}, providers=CPU, calibration=0)
 
 
 def main() -> None:

@@ -491,6 +491,14 @@ study.value(
     test=changes,
 )
 study.value(
+    "atomics.off",
+    "different results of index_add_ on a GPU, with deterministic algorithms, 128 runs",
+    "runs",
+    "distinct",
+    where={"algorithm": "index_add_, deterministic algorithms, GPU"},
+    test=lambda v: v.value == 1,
+)
+study.value(
     "stagnation",
     "sum of the spikes added one after another in bfloat16, the same in 128 orders",
     "narrow",

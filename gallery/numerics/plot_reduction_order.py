@@ -69,13 +69,13 @@ for name, place in ("as drawn", 0), ("smallest first", 1), ("shuffled", 3):
 print("different results:", distinct_bits(sums))
 
 # %%
-# Each line adds the same numbers, and the sums agree in a few digits only. Which one is right?
+# Each line adds the same numbers, and the sums agree in a few digits only.
 #
 # It is not chance
 # ----------------
 #
-# The usual explanation is concurrency: threads finish at different times, so each run adds in
-# another order. Then one array, added twice, would give two results. We add three of the orders a
+# The usual explanation is concurrency: threads finish at different times, so each run adds in a
+# different order. Then one array, added twice, would give two results. We add three of the orders a
 # thousand times each.
 
 for name, place in ("as drawn", 0), ("smallest first", 1), ("shuffled", 3):
@@ -83,17 +83,17 @@ for name, place in ("as drawn", 0), ("smallest first", 1), ("shuffled", 3):
     print(f"{name:15}{distinct_bits(runs)} result in 1000 runs")
 
 # %%
-# Each order repeats to the last bit. ``np.sum`` is deterministic: it is a function of the numbers
-# *and of their order*. Concurrency is one way to get another order, and only on some devices. On
-# the H200 PyTorch's ``index_add_`` gave :bound:`87 <atomics>` results in 128 runs of one array,
-# and ``torch.use_deterministic_algorithms(True)`` made that one.
+# Each order repeats to the last bit. The sum depends on the numbers and on their order, and not on
+# the run. Concurrency matters only where it changes the order. On the H200 PyTorch's ``index_add_``
+# adds in whatever order its threads arrive, and 128 runs of one array gave :bound:`87 <atomics>`
+# results. With ``torch.use_deterministic_algorithms(True)`` they gave :bound:`1 <atomics.off>`.
 #
 # Each addition rounds
 # --------------------
 #
-# A float32 has 24 bits. From 2²⁴ = 16,777,216 on it counts in steps of two. There is no 2²⁴ + 1:
-# the addition rounds it to 2²⁴. Five numbers are enough to see what this does to a sum. Each tree
-# is one order. A node shows what float32 makes of the two parts below it.
+# A float32 has 24 significant bits. From 2²⁴ = 16,777,216 on it counts in steps of two. There is no
+# 2²⁴ + 1: the addition rounds it to 2²⁴. Five numbers are enough to see what this does to a sum.
+# Each tree is one order. A node shows what float32 makes of the two parts below it.
 
 big = 2.0**24
 trees = {
@@ -266,7 +266,7 @@ for order in [2.0**60, 1.0, -(2.0**60)], [2.0**60, -(2.0**60), 1.0]:
 # ``np.sum`` for 2¹⁸ numbers on one core, or of ``torch.sum`` for 2²⁶ numbers on the GPU. A method
 # without a row has not been recorded yet.
 
-METHODS = ["np.sum in float64", "Neumaier", "binned sum", "math.fsum"]
+METHODS = ["np.sum in float64", "binned sum", "math.fsum"]
 METHODS += ["torch.sum in float64, GPU", "binned sum, GPU"]
 prices = {}
 for record in read_records("plot_reduction_order"):
@@ -275,10 +275,10 @@ for record in read_records("plot_reduction_order"):
 pd.DataFrame(prices).dropna(how="all").rename_axis(None).round(1)
 
 # %%
-# ``np.sum`` in float64 is :bound:`slower <float64.time>` than in float32, but cheap beside the
-# exact sums. PyTorch pays more, because it first writes a copy in float64: it moves 20 bytes for
-# each number instead of 4 [#torch]_. On one core of the H200's host that takes :bound:`10
-# <float64.torch>` times as long as ``torch.sum``.
+# ``np.sum`` in float64 is :bound:`slower <float64.time>` than in float32, and far cheaper than
+# ``math.fsum``, Python's exact sum. PyTorch pays more. It first writes a copy in float64, which
+# takes 8 bytes for each number, and so moves 20 bytes instead of 4 [#torch]_. On one core of the
+# H200's host its float64 sum takes at least :bound:`10 <float64.torch>` times as long.
 #
 # Use float64 where results must agree on one machine and a rare exception does no harm. Use
 # ``binned`` where they must agree always, such as in a test or a checksum. Use neither where a

@@ -29,11 +29,10 @@ def test_the_versions_known_to_work_are_those_of_the_records() -> None:
             if gpu := env.get("gpu"):
                 names = [versions[name] for name in ("torch", "triton", "onnxruntime-gpu")]
                 recorded.add((gpu["name"], gpu["driver"], gpu["cuda"], env["python"], *names))
-    assert recorded
-    assert all(row[0] == "GPU" or row in recorded for row in known)
-    # A page that needs no ONNX Runtime is recorded without it, too.
-    unnamed = {run for run in recorded if not any(agree(run, row) for row in known)}
-    assert not unnamed
+    rows = {row for row in known if row[0] != "GPU"}
+    assert rows
+    # Not each record has a row here: the page on recorded machines lists them all.
+    assert not [row for row in rows if not any(agree(run, row) for run in recorded)]
 
 
 def test_the_commands_of_the_page_exist() -> None:

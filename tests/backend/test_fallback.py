@@ -446,3 +446,54 @@ def test_a_mixture_of_experts_runs() -> None:
     made, wanted = (m(ids, use_cache=False).logits for m in (run, model))
     torch.testing.assert_close(made, wanted, rtol=1e-4, atol=1e-4)
     assert graphs["instance"]
+
+
+def a_matrix(kind: str) -> torch.Tensor:
+    """Positive definite, several of them, or singular."""
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(3, 5, 5, generator=generator)
+    x = x @ x.mT + torch.eye(5)
+    return {"one": x[0], "three": x, "singular": torch.zeros(5, 5), "none": x[:0]}[kind]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["one", "three", "none", "singular"])
+@pytest.mark.parametrize(
+    "f",
+    [
+        torch.linalg.inv, lambda x: x.inverse() + 1, lambda x: torch.inverse(input=x),
+        torch.linalg.cholesky, lambda x: torch.linalg.cholesky(x + 0, upper=True),
+        lambda x: torch.linalg.solve(x, x[..., :2]),
+        lambda x: torch.linalg.solve(x, x.mT[..., :2, :] + 1, left=False),
+    ],
+)  # fmt: skip
+def test_what_lapack_says_of_a_matrix_is_raised(f: Any, kind: str) -> None:
+    """torch's check is an operator with an effect, whose token is no tensor."""
+    run, _ = compiled(f)
+    x = a_matrix(kind)
+    if kind != "singular":
+        torch.testing.assert_close(run(x), f(x))
+        return
+    said = []
+    for call in (f, run, run):
+        with pytest.raises(torch.linalg.LinAlgError) as caught:
+            call(x)
+        said.append(str(caught.value))
+    assert said == [said[0]] * 3
+
+
+@torch.no_grad()
+def test_integers_are_rounded_to_float16_before_they_are_compared() -> None:
+    """On a processor ONNX Runtime joins the Cast with that to float32, in which it compares."""
+    numbers = [2049, 4095, -2051, 7, 16385, 32767]
+    for dtype in (torch.int64, torch.int32, torch.int16):
+        torch._dynamo.reset()
+        run, graphs = compiled(lambda a, b: (a < b, torch.maximum(a, b), b.half() - a))
+        x = torch.tensor(numbers, dtype=dtype)
+        got, wanted = run(x.half(), x), (x.half() < x, torch.maximum(x.half(), x), x.half() * 0)
+        for one, other in zip(got, wanted, strict=True):
+            assert torch.equal(one, other)
+        assert "rounding of integers" in graphs[0].by_torch["torch.half"]
+    torch._dynamo.reset()
+    with pytest.raises(UnsupportedError, match="rounding of integers"):
+        compiled(lambda a, b: a < b, fallback=False)[0](x.half(), x)

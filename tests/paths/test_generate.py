@@ -227,6 +227,29 @@ def test_outputs_that_are_kept_across_marked_steps_stay_as_they_were() -> None:
     steps_are_recorded(graphs)
 
 
+@torch.no_grad()
+def test_what_draws_random_numbers_is_not_recorded(recordings: list[Any] | None) -> None:
+    """The runs before a recording would draw, too, and torch's generator be ahead of eager's."""
+
+    def noisy(x: torch.Tensor) -> torch.Tensor:
+        return x * 2 + torch.rand_like(x)
+
+    storage: dict[str, Any] = {}
+    backend = functools.partial(rb.onnx_custom_backend, storage=storage, mode="reduce-overhead")
+    run, x = torch.compile(noisy, backend=backend, dynamic=False), torch.ones(3, device=DEVICE)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        run(x)
+        drawn = []
+        for f in (run, noisy):
+            torch.manual_seed(7)
+            drawn.append(torch.stack([f(x) for _ in range(5)]))
+    assert torch.equal(*drawn)
+    (graph,) = storage["instance"]
+    assert "draws random numbers" in graph.no_cuda_graph
+    assert not recordings
+
+
 MASK = "Cast-24(bool) to float"
 
 

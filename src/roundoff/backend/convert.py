@@ -82,6 +82,9 @@ def convert(
     for node in gm.graph.nodes:
         if converter.begin(node):
             converter.end(node, _written(converter, node, refused or {}, fallback))
+            if converter.by_torch and not fallback:
+                (reason,) = set(converter.by_torch.values())
+                raise UnsupportedError(reason, got=str(node.target))
     return converter.finish(gm, outputs)
 
 
@@ -132,6 +135,8 @@ def _only_torch(node: torch.fx.Node) -> str | None:
     schema = getattr(node.target, "_schema", None)
     if schema is None:
         return None
+    if schema.name == "roundoff::checked":
+        return "torch looks whether LAPACK failed"
     if schema.is_mutable:
         # Handed copies by a partition, torch would write to them.
         raise UnsupportedError("an operator that writes to its inputs", got=str(node.target))

@@ -25,6 +25,13 @@ from .sizes import dim, dims, symbols_of
 __all__ = ["Converted", "Converter", "Symbol", "dims_of", "fixed_number", "onnx_type"]
 
 Kernel = Callable[[Sequence[Any], dict[str, Any]], Sequence[torch.Tensor]]
+# On a processor ONNX Runtime computes float16 in float32, and joins the Cast that it puts in for it
+# with the one to float16.
+_TO_HALF = "torch.half"
+_NOT_ROUNDED = "ONNX Runtime leaves out the rounding of integers to float16 before it computes"
+#: Integers that float16 does not hold.
+_INTEGERS = (ir.DataType.INT64, ir.DataType.INT32, ir.DataType.INT16, ir.DataType.UINT64,
+             ir.DataType.UINT32, ir.DataType.UINT16)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,6 +91,7 @@ class Converter:
         self.kernels: dict[str, Kernel] = {}
         self.by_torch: dict[str, str] = {}
         self.current = ""
+        self.on_cpu = False
         #: Placeholders that are written to -> the new value.
         self.written: dict[torch.fx.Node, ir.Value] = {}
         #: Placeholders that are indices, of which none may be negative.
@@ -111,6 +119,7 @@ class Converter:
     ) -> None:
         places = gm.graph.find_nodes(op="placeholder")
         self._names.update(names)
+        self.on_cpu = all(e.device.type == "cpu" for e in examples if isinstance(e, torch.Tensor))
         alone: dict[str, int] = {}
         for i, (node, example, name) in enumerate(zip(places, examples, names, strict=True)):
             if i in numbers:
@@ -329,6 +338,10 @@ class Converter:
         array = self._arrays.get(value)
         if array is not None and array.size <= 64:
             return self.constant(array.astype(dtype.numpy()))
+        if self.on_cpu and dtype == ir.DataType.FLOAT16 and value.dtype in _INTEGERS:
+            self.kernels[_TO_HALF] = lambda given, _: [given[0].half()]
+            self.by_torch[_TO_HALF] = _NOT_ROUNDED
+            return self.op(_TO_HALF, value, dtype=dtype, domain="roundoff")
         return self.op("Cast", value, dtype=dtype, to=int(dtype))
 
     def constant(self, array: Any) -> ir.Value:

@@ -134,6 +134,10 @@ def onnx_custom_backend(
     :func:`roundoff.backend.reset`.
     With ``dynamic=True`` one conversion serves all sizes that dynamo lets into the graph: it makes
     another for a size of zero or one.
+    ``layer_norm`` of a row whose squares overflow (float32: from about 1e19 on) is wrong in torch
+    and here: on a processor torch returns the bias or NaN, ONNX Runtime the bias.
+    A program that draws random numbers is not recorded as a CUDA graph: the runs before a recording
+    would draw, too.
     TF32 follows ``torch.backends.cuda.matmul.allow_tf32``, call by call.
 
     Examples

@@ -244,6 +244,9 @@ def by_torch(c: Converter, node: torch.fx.Node) -> Any:
         listed = [made] if single else list(made)
         return [listed[i].to(dtype).contiguous() for i, dtype in kinds]
 
+    # A recording runs a step twice before it records it: torch's generator would go on.
+    if torch.Tag.nondeterministic_seeded in getattr(target, "tags", ()):
+        run.draws = str(target)  # type: ignore[attr-defined]
     name = f"torch.{node.name}"
     c.kernels[name] = run
     outputs = [c.value_like(examples[i]) for i in kept]

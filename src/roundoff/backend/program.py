@@ -564,6 +564,8 @@ class Program:
             return f"ONNX Runtime passes a list to {self._lists!r} through the processor's memory"
         fixed = {self._slots[n].index for n in self.inputs if n in numbers}
         for step in self.steps:
+            if isinstance(step, KernelStep) and step.draws:
+                return f"{step.draws} draws random numbers, and would once more for the recording"
             if isinstance(step, Partition):
                 for index, name in step.on_processor.items():
                     if index not in fixed:

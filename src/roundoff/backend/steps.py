@@ -294,6 +294,8 @@ class KernelStep:
         kernel: Callable[[Sequence[Any], dict[str, Any]], Sequence[torch.Tensor]],
     ) -> None:
         self._kernel, self._attributes = kernel, _attributes(node)
+        #: The operator that draws random numbers by torch's generator; else empty.
+        self.draws: str = getattr(kernel, "draws", "")
         self._inputs = [slots[i].index if i else None for i in node.input]
         self._outputs = [slots[o].index if o else None for o in node.output]
         self.reads = [i for i in self._inputs if i is not None]

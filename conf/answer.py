@@ -25,7 +25,6 @@ from sphinx.util.docutils import SphinxDirective, SphinxRole
 
 import evidence
 from roundoff.environment import summary
-from roundoff.page.claims import Number
 from roundoff.page.study import FIRST
 from roundoff.record import RECORDED, read_record
 
@@ -63,7 +62,6 @@ def wrong(text: str, target: str, claims: list[dict[str, Any]]) -> str:
     >>> wrong("0.5", "gap@intel-xeon", [claim]), wrong("0.0186", "gap@intel-xeon", [claim])
     ('', 'claim gap on intel-xeon: 0.0186 is printed and 0.5 measured')
     """
-    kind = "about" if text.startswith("about ") else ""
     target, _, machine = target.partition("@")
     name, _, place = target.partition("/")
     claim = next((c for c in claims if c["name"] == name), None)
@@ -74,9 +72,8 @@ def wrong(text: str, target: str, claims: list[dict[str, Any]]) -> str:
     index = int(place or 1) - 1 if (place or "1").isdigit() else -1
     if not 0 <= index < len(values):
         return f"claim {name} on {machine} has {len(values)} values, no number {place or 1}"
-    number = Number(kind, re.sub(r"^(about|at least|up to) ", "", text))
     try:
-        held = number.holds(values[index])
+        held = evidence.number_of(text).holds(values[index])
     except ValueError:
         return f"claim {name}: {text!r} is no number"
     if held:

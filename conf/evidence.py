@@ -198,7 +198,7 @@ def said(record: Record, page: str, text: str, target: str) -> str:
 def evidence(page: str, shown: Mapping[str, list[str]]) -> str:
     """Every number of a page with what each machine says of it, folded."""
     records, items = records_of(page), []
-    for name, texts in sorted(shown.items()):
+    for name, texts in shown.items():
         entries = {m: r.values[name] for m, r in records.items() if name in r.values}
         if not entries:
             continue
@@ -227,7 +227,10 @@ def evidence(page: str, shown: Mapping[str, list[str]]) -> str:
 def _line(
     page: str, record: Record, entry: Mapping[str, Any], text: str, own: Mapping[str, Any]
 ) -> str:
-    run, number = _run(record, entry), number_of(text)
+    run, digits = _run(record, entry), re.sub(r"\D", "", text)
+    # Three digits: a reader of the evidence compares an interval with 1.
+    precise = text if len(digits.lstrip("0")) > 2 else "1.00" + "%" * text.endswith("%")
+    number = number_of(precise)
 
     def shown(found: Mapping[str, float]) -> str:
         ends = [number.shown(found[end]) for end in ("low", "high") if end in found]

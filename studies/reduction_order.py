@@ -433,7 +433,7 @@ study.value(
 )
 study.value(
     "float64.time",
-    "time of np.sum in float64 over np.sum in float32, 2^18 values, one thread",
+    "time of np.sum in float64 over np.sum in float32, 2¹⁸ values, one thread",
     "ways",
     "times base",
     where={"algorithm": "np.sum in float64"},
@@ -441,7 +441,7 @@ study.value(
 )
 study.value(
     "float64.gpu",
-    "time of torch.sum in float64 over torch.sum in float32, 2^26 values, on a GPU",
+    "time of torch.sum in float64 over torch.sum in float32, 2²⁶ values, on a GPU",
     "ways",
     "times base",
     where={"algorithm": "torch.sum in float64, GPU"},
@@ -459,7 +459,7 @@ def over_torch(rows):
 TORCH = ["torch.sum, CPU", "torch.sum in float64, CPU"]
 study.value(
     "float64.torch",
-    "time of torch.sum in float64 over torch.sum in float32, 2^18 values, one thread",
+    "time of torch.sum in float64 over torch.sum in float32, 2¹⁸ values, one thread",
     "ways",
     over_torch,
     where={"algorithm": TORCH},
@@ -516,7 +516,7 @@ study.value(
 )
 study.value(
     "threads",
-    "of six numbers of threads, those that change torch.sum of 2^22 values",
+    "of six numbers of threads, those that change torch.sum of 2²² values",
     "elsewhere",
     lambda t: 6 * t["changed"],
     where={"case": "torch.sum, 2 to 64 threads, float32"},

@@ -154,12 +154,13 @@ print("different results:", distinct_bits(np.sum(grid, axis=1)))
 # among many −0.0001, and *pareto* is positive with a heavy tail. The error is in :ref:`ULP <ulp>`,
 # units in the last place of the exact sum.
 
+print("numbers  condition  results  ULP off")
 for name in DISTRIBUTIONS:
     values = draw_values(name, 8192).astype(np.float32)
     sums = np.sum(arrange(values, draw_orders(8192)), axis=1)
     found = judge(sums, exact_sum(values), np.float32)
-    print(f"{name:8}condition {condition(values):4.0f}", end=", ")
-    print(f"{found['distinct']:3} results, at most {found['error ulp']:5.1f} ULP off")
+    print(f"{name:9}{condition(values):9.0f}", end="")
+    print(f"{found['distinct']:9}{found['error ulp']:9.1f}")
 
 # %%
 # The normal numbers cancel most and have the largest error. On the H200's host their worst sum is

@@ -150,11 +150,11 @@ def test_a_record_that_changes_is_noticed(records: Path, column: str) -> None:
 
 
 def test_the_evidence_shows_every_machine(records: Path) -> None:
-    shown = evidence.evidence("plot_a", {"time": ["2.3", "slower"], "results": ["27"]})
+    shown = evidence.evidence("plot_a", {"results": ["27"], "time": ["2.3", "slower"]})
     assert shown.index('id="evidence-results"') < shown.index('id="evidence-time"')
     for words in (
         "Evidence: 2 numbers", "<b>2.3, slower</b> time in float64 over float32",
-        "✓ H200's host: 2.3 [2.3, 2.4]; slower; ", "✗ H100's host: 1 [0.9, 1.1]; no difference mea",
+        "✓ H200's host: 2.33 [2.3, 2.4]; slower; ", "✗ H100's host: 1 [0.9, 1.1]; no difference m",
         "✓ H100's host: 27;", f'href="../../records/plot_a/{H100}/t.csv"', "commit feed",
         'href="../../records/plot_a/a.py"',
     ):  # fmt: skip

@@ -454,3 +454,14 @@ def test_judge_tells_spread_and_error_apart() -> None:
     assert lost["distinct"] == 2
     assert math.isnan(lost["spread ulp"])
     assert math.isnan(lost["error ulp"])
+
+
+def test_whole_numbers_are_rounded_once_to_bfloat16() -> None:
+    """Through float32 the one above the middle of two bfloat16 numbers comes to the middle."""
+    above_the_middle = 2**24 + 2**16 + 1
+    assert round_to([above_the_middle], "bfloat16").tolist() == [2.0**24 + 2**17]
+
+
+def test_a_float_is_an_exact_truth() -> None:
+    for truth in (0.5, np.float32(0.5), 1 / Fraction(2)):
+        assert signed_errors([0.75], truth).tolist() == [0.25]

@@ -78,7 +78,10 @@ def check_number(
     """
     fits = isinstance(value, numbers.Real) and not isinstance(value, bool)
     if fits:
-        number = float(value)
+        try:
+            number = float(value)
+        except OverflowError:  # of a whole number beyond the largest float
+            number = math.inf if value > 0 else -math.inf
         fits = not math.isnan(number) and (math.isfinite(number) or not finite)
         fits = fits and _within(number, least, most)
         fits = fits and (above is None or number > above) and (below is None or number < below)

@@ -55,6 +55,8 @@ def environment(commit: str | None = None) -> dict[str, Any]:
     >>> env["commit"], "torch" in env["versions"], env["cores"] > 0
     ('4f2a1c', True, True)
     """
+    if commit is not None and not isinstance(commit, str):
+        raise ArgumentError("commit", got=repr(commit), expected="a text or None")
     return {
         "processor": _processor(),
         "cores": os.cpu_count(),
@@ -81,6 +83,7 @@ def machine_name(env: dict[str, Any]) -> str:
     >>> machine_name({"gpu": None, "processor": "AMD EPYC 9654 96-Core Processor", "cores": 2})
     'amd-epyc-9654-2-cores'
     """
+    _check_environment(env, "processor", "cores")
     if env.get("gpu"):
         return _slug(_gpus(env["gpu"]["name"], env["gpu"]))
     processor = re.sub(r"\(R\)|\(TM\)|@.*|\d+-Core|\bProcessor\b|\bCPU\b", "", env["processor"])
@@ -114,6 +117,7 @@ def short_name(env: dict[str, Any], part: str | None = None) -> str:
     'Intel Xeon Platinum 8480C'
     """
     _check_part(part)
+    _check_environment(env, "processor")
     gpu = env.get("gpu")
     if gpu:
         return _gpus(_short(gpu["name"], _GPU_NOISE), gpu) + ("'s host" if part == "cpu" else "")
@@ -147,6 +151,9 @@ def summary(env: dict[str, Any], part: str | None = None) -> str:
     'Intel Xeon, 16 cores (host of the NVIDIA H200); Python 3.12.3, torch 2.11.0'
     """
     _check_part(part)
+    _check_environment(env, "processor", "cores")
+    if "python" not in env or not isinstance(env.get("versions"), dict):
+        raise ArgumentError("an environment", got="no python or no versions", expected=_MADE_BY)
     gpu = env.get("gpu")
     if gpu and part != "cpu":
         where = _gpus(gpu["name"], gpu)
@@ -166,6 +173,22 @@ def summary(env: dict[str, Any], part: str | None = None) -> str:
 _GPU_NOISE = r"\b(NVIDIA|GeForce|Tesla|AMD|PCIe|NVL|GPU)\b|\bSXM\d*\b|\bHBM\w*|\b\d+ ?(GB|MB)\b"
 #: And out of a processor's: marks, numbers of cores, built-in graphics, clock.
 _PROCESSOR_NOISE = r"\((R|TM)\)|@.*|\b(with|w/) .*Graphics\b|\b[\w-]+-Cores?\b|\b(Processor|CPU)\b"
+
+
+#: Where the dictionaries come from that the others take.
+_MADE_BY = "what roundoff.environment.environment() gives"
+
+
+def _check_environment(env: Any, *of_processor: str) -> None:
+    """Refuse what has neither a GPU's name nor, without one, what tells the processor."""
+    if not isinstance(env, dict):
+        raise ArgumentError("an environment", got=repr(env)[:80], expected=_MADE_BY)
+    gpu = env.get("gpu")
+    if gpu and not (isinstance(gpu, dict) and isinstance(gpu.get("name"), str)):
+        raise ArgumentError("the GPU of an environment", got=repr(gpu)[:80], expected=_MADE_BY)
+    missing = [name for name in of_processor if name not in env and not gpu]
+    if missing:
+        raise ArgumentError("an environment", got=f"no {missing[0]}", expected=_MADE_BY)
 
 
 def _check_part(part: str | None) -> None:
@@ -308,6 +331,8 @@ def short_commit(commit: str | None) -> str:
     >>> short_commit("0123456789abcdef+"), short_commit("0123456789abcdef"), short_commit(None)
     ('0123456789+', '0123456789', 'unknown')
     """
+    if commit is not None and not isinstance(commit, str):
+        raise ArgumentError("commit", got=repr(commit), expected="a text or None")
     return "unknown" if commit is None else commit[:10] + "+" * commit.endswith("+")
 
 

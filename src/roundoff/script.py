@@ -11,10 +11,11 @@ import builtins
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from .arguments import check_text
 from .errors import ArgumentError
 
 __all__ = ["RENDERING", "get_parsed_args", "run_mode", "unit_test_going", "usage_error"]
@@ -105,10 +106,11 @@ def get_parsed_args(
     Raises
     ------
     ArgumentError
-        When *expose* names an option that does not exist, or *allowed* does not fit the type of an
-        option. A bad command line is not an exception: it prints a message and ends the process
-        with status 2, as every command does. A value that is not allowed, ``--second`` without
-        ``--record`` and a ``--record`` whose folder cannot be written are bad command lines.
+        When *expose* names an option that does not exist, *allowed* does not fit the type of an
+        option, or another argument is not as above. A bad command line is not an exception: it
+        prints a message and ends the process with status 2, as every command does. A value that
+        is not allowed, ``--second`` without ``--record`` and a ``--record`` whose folder cannot be
+        written are bad command lines.
 
     Examples
     --------
@@ -120,6 +122,10 @@ def get_parsed_args(
     >>> get_parsed_args("plot_x", argv=["--record", "--second"], **options).second
     True
     """
+    check_text("name", name)
+    for argument, value in (("description", description or ""), ("expose", expose)):
+        if not isinstance(value, str):
+            raise ArgumentError(argument, got=repr(value), expected="a text")
     names = [n.strip() for n in expose.split(",") if n.strip()] or list(options)
     unknown = [n for n in names if n not in options]
     if unknown:
@@ -131,7 +137,7 @@ def get_parsed_args(
     parser = argparse.ArgumentParser(prog=name, description=_first_paragraph(description))
     readers = {}
     for option, value in options.items():
-        default, text, *allowed = value if isinstance(value, tuple) else (value, "")
+        default, text, *allowed = _parts_of(option, value)
         wanted = _wanted(option, default, allowed[0]) if allowed else ""
         readers[option] = _reader(default, allowed[0], wanted) if allowed else _type_of(default)
         if option not in names:
@@ -162,6 +168,8 @@ def get_parsed_args(
     )
     if argv is None:
         argv = sys.argv[1:] if run_mode() == "script" else []
+    if isinstance(argv, str) or not all(isinstance(word, str) for word in _listed(argv)):
+        raise ArgumentError("argv", got=repr(argv)[:80], expected="a list of words")
     args = parser.parse_args(list(argv))
     for option in names:
         if getattr(args, option) == []:  # argparse before Python 3.13: --name=-- loses its value
@@ -177,6 +185,27 @@ def get_parsed_args(
         if reason:
             parser.error(f"argument --record: got {folder}, expected a folder to write: {reason}")
     return args
+
+
+def _listed(argv: Any) -> list[Any]:
+    return list(argv) if isinstance(argv, Sequence) else [None]
+
+
+def _parts_of(option: str, value: Any) -> tuple[Any, ...]:
+    """Default, help and perhaps what is allowed."""
+    parts = value if isinstance(value, tuple) else (value, "")
+    if option in ("record", "second", "commit", "help"):
+        raise ArgumentError(
+            "an option that every page has", got=f"--{option}", expected="another name"
+        )
+    kinds = (str, Path, bool, int, float, type(None))
+    if len(parts) not in (2, 3) or not isinstance(parts[0], kinds) or not isinstance(parts[1], str):
+        raise ArgumentError(
+            f"option {option}", got=repr(value)[:80],
+            expected="a default (text, number, bool or None), (default, help) or "
+            "(default, help, allowed)",
+        )  # fmt: skip
+    return parts
 
 
 def usage_error(name: str, message: str) -> NoReturn:
@@ -242,9 +271,12 @@ def _wanted(option: str, default: Any, allowed: Any) -> str:
     is_number = isinstance(default, (int, float)) and not isinstance(default, bool)
     if is_number and isinstance(allowed, (int, float)):
         return f"at least {allowed}"
-    if is_number and isinstance(allowed, tuple) and len(allowed) == 2:
+    is_pair = isinstance(allowed, tuple) and len(allowed) == 2
+    is_pair = is_pair and all(isinstance(limit, (int, float)) for limit in allowed)
+    if is_number and is_pair and allowed[0] <= allowed[1]:
         return f"{allowed[0]} to {allowed[1]}"
-    if isinstance(default, str) and not isinstance(allowed, (str, int, float)):
+    texts = isinstance(allowed, Collection) and all(isinstance(text, str) for text in allowed)
+    if isinstance(default, str) and texts and not isinstance(allowed, str):
         return f"one of {', '.join(allowed)}"
     raise ArgumentError(
         f"what --{option} takes does not fit its default {default!r}",
@@ -274,6 +306,8 @@ def _reader(default: Any, allowed: Any, wanted: str) -> Callable[[str], Any]:
 
 def _why_not_writable(folder: Path) -> str | None:
     """Why no file can be made in a folder, which need not exist yet; None where one can."""
+    if "\0" in str(folder):
+        return "a path has no NUL"
     place = folder.absolute()
     while not os.path.lexists(place):
         place = place.parent

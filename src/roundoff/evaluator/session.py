@@ -179,10 +179,10 @@ class TorchOnnxEvaluator:
     def _known(self, names: Any) -> tuple[str, ...]:
         if isinstance(names, str):
             names = (names,)
-        if not isinstance(names, Sequence):
+        if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
             raise ArgumentError(
                 "results to return",
-                got=type(names).__name__,
+                got=repr(names)[:80],
                 expected="None, or names of results",
                 hint="run(None, feeds)",
             )

@@ -152,8 +152,10 @@ def layer_norm(
     >>> layer_norm(torch.tensor([[1.0, 2.0, 3.0, 4.0]], device=device), 4, eps=0.0).cpu()
     tensor([[-1.3416, -0.4472,  0.4472,  1.3416]])
     """
-    is_one = isinstance(normalized_shape, int)
-    shape = (normalized_shape,) if is_one else shape_of(normalized_shape)
+    if isinstance(normalized_shape, int):
+        shape: tuple[int, ...] = (normalized_shape,)
+    else:
+        shape = shape_of(normalized_shape)
     if torch.compiler.is_compiling():
         others = {"weight": _like(weight), "bias": _like(bias)}
         check(LAYER, shape, eps, programs, _like(x), others)

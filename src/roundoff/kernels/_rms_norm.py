@@ -127,8 +127,10 @@ def rms_norm(
     >>> summed.cpu()
     tensor([[ 2., -2., 14., 14.]])
     """
-    is_one = isinstance(normalized_shape, int)
-    shape = (normalized_shape,) if is_one else shape_of(normalized_shape)
+    if isinstance(normalized_shape, int):
+        shape: tuple[int, ...] = (normalized_shape,)
+    else:
+        shape = shape_of(normalized_shape)
     if eps is None:
         if not isinstance(x, torch.Tensor):
             refuse(shape, 0.0, programs, x=x)

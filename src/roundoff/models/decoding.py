@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
-from ..errors import ArgumentError
+from ..arguments import check_device, check_whole
+from ..errors import ArgumentError, DtypeError, ShapeError
 
 if TYPE_CHECKING:
     from .trained import TrainedLlama
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
 __all__ = [
     "Decoded", "Float64Llama", "GraphStep", "decode", "decode_step", "padded", "server_batches",
 ]  # fmt: skip
+
+
+#: Types of token numbers.
+_TOKENS = (torch.int64, torch.int32)
 
 
 class Float64Llama:
@@ -51,8 +56,13 @@ class Float64Llama:
     dtype = torch.float64
 
     def __init__(self, trained: TrainedLlama, device: str = "cpu") -> None:
+        if not hasattr(trained, "config") or not hasattr(trained, "weights"):
+            raise ArgumentError(
+                "trained", got=type(trained).__name__, expected="a TrainedLlama",
+                hint="load_trained()",
+            )  # fmt: skip
         self.config = trained.config
-        self.device = torch.device(device)
+        self.device = check_device(device)
         self._weights = {name: w.to(device, torch.float64) for name, w in trained.weights.items()}
 
     def __call__(
@@ -77,6 +87,11 @@ class Float64Llama:
         logits_to_keep : int or torch.Tensor of int64
             Of that many last positions; 0: of all. A tensor: of these positions.
         """
+        if not isinstance(input_ids, torch.Tensor) or input_ids.dtype not in _TOKENS:
+            got = getattr(input_ids, "dtype", type(input_ids).__name__)
+            raise DtypeError("input_ids", got=str(got), expected="a tensor of int64")
+        if input_ids.dim() != 2:
+            raise ShapeError("input_ids", got=tuple(input_ids.shape), expected="(batch, length)")
         config, w = self.config, self._weights
         batch, length = input_ids.shape
         past = int(past_key_values.get_seq_length()) if past_key_values is not None else 0
@@ -159,6 +174,11 @@ def padded(
     ids, mask : torch.Tensor of int64, shape (batch, length)
         The mask is 0 where a token is padding.
 
+    Raises
+    ------
+    ArgumentError
+        No prompt, a prompt without a token, or what is no whole number.
+
     Examples
     --------
     >>> padded([[5, 6, 7], [8]], pad=2)
@@ -166,15 +186,36 @@ def padded(
             [2, 2, 8]]), tensor([[1, 1, 1],
             [0, 0, 1]]))
     """
-    if not prompts or not all(prompts):
-        raise ArgumentError("a prompt has no token", got=str([len(p) for p in prompts]))
-    length = max(length, *(len(p) for p in prompts))
-    ids = torch.full((len(prompts), length), pad)
+    check_whole("pad", pad, -(2**63), 2**63 - 1)
+    check_device(device)
+    tokens = _tokens(prompts)
+    length = max(check_whole("length", length, 0), *map(len, tokens))
+    ids = torch.full((len(tokens), length), pad)
     mask = torch.zeros_like(ids)
-    for row, prompt in enumerate(prompts):
-        ids[row, length - len(prompt) :] = torch.tensor(prompt)
+    for row, prompt in enumerate(tokens):
+        ids[row, length - len(prompt) :] = prompt
         mask[row, length - len(prompt) :] = 1
     return ids.to(device), mask.to(device)
+
+
+def _tokens(prompts: Any) -> list[torch.Tensor]:
+    """Each prompt's token numbers."""
+    expected = "a list of prompts, each a list of token numbers"
+    if isinstance(prompts, str) or not isinstance(prompts, Sequence) or not prompts:
+        raise ArgumentError("prompts", got=repr(prompts)[:80], expected=expected)
+    tokens = []
+    for prompt in prompts:
+        try:
+            made = torch.as_tensor(prompt)
+        except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+            raise ArgumentError("a prompt", got=repr(prompt)[:80], expected=expected) from error
+        if made.dim() == 1 and not made.numel():
+            raise ArgumentError("a prompt has no token", got=repr(prompt)[:80], expected=expected)
+        whole = not made.dtype.is_floating_point and not made.dtype.is_complex
+        if made.dim() != 1 or not whole or made.dtype == torch.bool:
+            raise ArgumentError("a prompt", got=repr(prompt)[:80], expected=expected)
+        tokens.append(made)
+    return tokens
 
 
 def server_batches(
@@ -208,19 +249,19 @@ def server_batches(
     Raises
     ------
     ArgumentError
-        No prompt, no room in a batch, or a multiple below one.
+        No prompt, no room in a batch, a multiple below one, or what is no whole number.
 
     Examples
     --------
     >>> [len(rows) for rows, _ in server_batches(9, 3, 4)]
     [4, 3, 2]
     """
-    if prompts < 1 or most < 1 or multiple < 1:
-        raise ArgumentError(
-            "batches of a server", expected="at least 1",
-            got=f"{prompts} prompts, at most {most} a batch, multiples of {multiple}",
-        )  # fmt: skip
-    generator = np.random.default_rng(seed)
+    check_whole("requests", requests, 0)
+    check_whole("prompts", prompts, 1)
+    check_whole("most", most, 1)
+    check_whole("multiple", multiple, 1)
+    check_whole("padding", padding, 0)
+    generator = np.random.default_rng(check_whole("seed", seed, 0))
     while requests > 0:
         waiting = 1 + int(generator.geometric(1 / most))
         size = min(-(-waiting // multiple) * multiple, most, requests)
@@ -282,8 +323,11 @@ class GraphStep:
     """
 
     def __init__(self, model: Any) -> None:
-        if torch.device(model.device).type != "cuda":
-            raise ArgumentError("a CUDA graph", got=str(model.device), expected="a model on a GPU")
+        device = getattr(model, "device", None)
+        if not isinstance(device, torch.device) or device.type != "cuda":
+            raise ArgumentError(
+                "a CUDA graph", got=str(device or type(model).__name__), expected="a model on a GPU"
+            )
         self._model = model
         self._recorded: dict[Any, _Recorded] = {}  # by shapes
         self._cache: Any = None  # of the text that is being decoded
@@ -339,6 +383,15 @@ def _record(model: Any, cache: Any, inputs: Mapping[str, Any]) -> _Recorded:
     return _Recorded(graph, tensors, cache, result)
 
 
+def _check_model(model: Any) -> None:
+    config = getattr(model, "config", None)
+    if not callable(model) or not hasattr(config, "vocab_size"):
+        raise ArgumentError(
+            "model", got=type(model).__name__,
+            expected="a causal language model of transformers, or a Float64Llama",
+        )  # fmt: skip
+
+
 def decode_step(
     model: Any,
     batch: int,
@@ -372,6 +425,11 @@ def decode_step(
         Gives logits, shape (batch, 1, vocabulary). The number of a set of buffers, which
         :func:`roundoff.timing.measure` may pass, changes nothing.
 
+    Raises
+    ------
+    ArgumentError
+        When an argument is not as above.
+
     Examples
     --------
     >>> from roundoff.models import decode_step, load_trained
@@ -379,6 +437,12 @@ def decode_step(
     >>> step().shape, torch.equal(step(), step())
     (torch.Size([2, 1, 49152]), True)
     """
+    _check_model(model)
+    check_whole("batch", batch, 1)
+    check_whole("past", past, 0)
+    check_whole("room", room, 0)
+    if not callable(mode):
+        raise ArgumentError("mode", got=repr(mode), expected="what gives a context manager")
     from transformers import StaticCache
 
     inputs: dict[str, Any] = {"use_cache": False}
@@ -451,6 +515,11 @@ def decode(
     -------
     Decoded
 
+    Raises
+    ------
+    ArgumentError
+        When an argument is not as above, or a prompt has a token that the model lacks.
+
     Examples
     --------
     >>> from roundoff.models import decode, load_trained
@@ -461,15 +530,30 @@ def decode(
     """
     from transformers import StaticCache
 
-    if tokens < 1:
-        raise ArgumentError("nothing to decode", got=str(tokens), expected="tokens of at least 1")
+    _check_model(model)
+    check_whole("tokens", tokens, 1)
+    check_whole("room", room, 0)
+    for name, function in (("observe", observe), ("step", step), ("progress", progress)):
+        if function is not None and not callable(function):
+            raise ArgumentError(name, got=repr(function), expected="a function")
+    for prompt in _tokens(prompts):
+        check_whole("smallest token of a prompt", int(prompt.min()), 0)
+        check_whole("largest token of a prompt", int(prompt.max()), 0, model.config.vocab_size - 1)
     end = model.config.eos_token_id
     pad = model.config.pad_token_id
     ids, mask = padded(prompts, end if pad is None else pad, str(model.device), length)
     batch, length = ids.shape
-    if follow is not None and follow.shape != (batch, tokens):
-        raise ArgumentError("a text to follow", got=str(tuple(follow.shape)),
-                            expected=f"({batch}, {tokens}): (prompts, tokens)")  # fmt: skip
+    if follow is not None and (
+        not isinstance(follow, torch.Tensor)
+        or follow.shape != (batch, tokens)
+        or follow.dtype not in _TOKENS
+    ):
+        shape = getattr(follow, "shape", None)
+        raise ArgumentError(
+            "a text to follow",
+            got=type(follow).__name__ if shape is None else f"{follow.dtype} {tuple(shape)}",
+            expected=f"token numbers, ({batch}, {tokens}): (prompts, tokens)",
+        )
     room = max(room, length + tokens)
     cache = StaticCache(config=model.config, max_cache_len=room)
     # One mask of the cache's whole length; what is not written yet is later than any query.

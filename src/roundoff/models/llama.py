@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ..arguments import check_choice, check_device, check_flag, check_float_dtype, check_whole
 from ..errors import ArgumentError
 
 __all__ = ["SIZES", "Llama", "Size", "random_tokens"]
@@ -72,6 +73,13 @@ class Llama(torch.nn.Module):
     device : str
     seed : int
 
+    Raises
+    ------
+    ArgumentError
+        An argument is not as above, or the heads have no even number of the hidden values each.
+    UnsupportedError
+        This machine has no such device.
+
     Notes
     -----
     ``forward(ids, mask=None)`` returns the last hidden state, (batch, length, hidden), and the
@@ -93,6 +101,16 @@ class Llama(torch.nn.Module):
         device: str = "cpu",
         seed: int = 0,
     ) -> None:
+        _check_size(size)
+        if size.hidden % (2 * size.heads):
+            raise ArgumentError(
+                "values of a head", got=f"{size.hidden} / {size.heads}", expected="an even number"
+            )
+        check_whole("layers", layers, 1)
+        check_float_dtype("dtype", dtype)
+        check_choice("attention", attention, ("eager", "sdpa"))
+        check_device(device)
+        check_whole("seed", seed, 0, 2**63 - 1)
         from transformers import LlamaConfig, LlamaModel
 
         super().__init__()
@@ -122,6 +140,15 @@ class Llama(torch.nn.Module):
         return (made.last_hidden_state, *(t for c in layers for t in (c.keys, c.values)))
 
 
+def _check_size(size: Any) -> None:
+    if not isinstance(size, Size):
+        raise ArgumentError(
+            "size", got=repr(size)[:80], expected="a roundoff.models.Size", hint='SIZES["tiny"]'
+        )
+    for field in dataclasses.fields(size):
+        check_whole(field.name, getattr(size, field.name), 1)
+
+
 def random_tokens(
     size: Size, with_mask: bool, device: str, seed: int = 0, padding: str = "left"
 ) -> tuple[torch.Tensor, ...]:
@@ -148,7 +175,9 @@ def random_tokens(
     Raises
     ------
     ArgumentError
-        When *padding* is something else.
+        When an argument is not as above.
+    UnsupportedError
+        This machine has no such device.
 
     Examples
     --------
@@ -156,8 +185,11 @@ def random_tokens(
     >>> ids.shape, mask[-1].tolist()[:6]
     (torch.Size([2, 16]), [0, 0, 0, 0, 1, 1])
     """
-    if padding not in ("left", "right"):
-        raise ArgumentError("padding", got=padding, expected="left or right")
+    _check_size(size)
+    check_flag("with_mask", with_mask)
+    check_device(device)
+    check_whole("seed", seed, 0, 2**63 - 1)
+    check_choice("padding", padding, ("left", "right"))
     generator = torch.Generator(device).manual_seed(seed)
     shape = (size.batch, size.length)
     ids = torch.randint(0, size.vocabulary, shape, generator=generator, device=device)

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 import onnx
 from onnx import helper
 
+from ..arguments import check_choice, check_flag, check_number, check_whole
 from ..dtypes import dtype_info
-from ..errors import ArgumentError, DtypeError
+from ..errors import DtypeError
 
 if TYPE_CHECKING:
     import torch
@@ -94,7 +95,7 @@ def layer_norm_feeds(
     Raises
     ------
     ArgumentError
-        The distribution of the weights is unknown.
+        The distribution of the weights is unknown, or a number is out of range.
 
     Examples
     --------
@@ -104,8 +105,13 @@ def layer_norm_feeds(
     """
     import torch
 
-    if weights not in ("uniform", "normal"):
-        raise ArgumentError("weights", got=weights, expected="uniform or normal")
+    check_choice("weights", weights, ("uniform", "normal"))
+    check_whole("rows", rows, 0)
+    check_whole("width", width, 1)
+    check_whole("batch", batch, 1)
+    check_whole("seed", seed, 0, 2**50)
+    check_number("high", high)
+    check_number("low", low, most=high)
 
     def draw(stream: int, *shape: int) -> torch.Tensor:
         return torch.rand(*shape, generator=torch.Generator().manual_seed(1000 * seed + stream))
@@ -134,6 +140,13 @@ def residual_rms_norm(itype: int = 10, *, wide: bool = False) -> onnx.ModelProto
     wide : bool
         Convert to float32 before squaring and back after scaling.
 
+    Raises
+    ------
+    ArgumentError
+        *wide* is neither True nor False.
+    DtypeError
+        *itype* is not a floating-point type.
+
     Examples
     --------
     >>> from roundoff.models import residual_rms_norm
@@ -141,6 +154,7 @@ def residual_rms_norm(itype: int = 10, *, wide: bool = False) -> onnx.ModelProto
     ['Add', 'Cast', 'Mul', 'ReduceMean']
     """
     _check_float(itype)
+    check_flag("wide", wide)
     info, node = helper.make_tensor_value_info, helper.make_node
     inner = 1 if wide else itype
     narrow = [node("Add", ["X", "residual"], ["hidden"])]

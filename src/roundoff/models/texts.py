@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ..arguments import check_whole
+
 __all__ = ["PASSAGES", "prompts"]
 
 #: Eight passages of plain prose, about a hundred words each.
@@ -115,6 +117,11 @@ def prompts(count: int = 32) -> list[tuple[str, str]]:
     list of (str, str)
         Kind and text.
 
+    Raises
+    ------
+    ArgumentError
+        When *count* is no whole number up to 32.
+
     Examples
     --------
     >>> [kind for kind, _ in prompts(4)]
@@ -123,4 +130,4 @@ def prompts(count: int = 32) -> list[tuple[str, str]]:
     longest = max(map(len, _PROMPTS.values()))
     turns = [(kind, texts[i]) for i in range(longest)
              for kind, texts in _PROMPTS.items() if i < len(texts)]  # fmt: skip
-    return turns[:count]
+    return turns[: check_whole("count", count, 0, len(turns))]

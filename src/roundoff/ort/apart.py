@@ -78,8 +78,8 @@ def run_apart(
                 f"input {name!r}", got=type(value).__name__, expected="a torch tensor"
             )
     for name, value in check_mapping("variables", variables, "names to texts").items():
-        if not isinstance(value, str):
-            raise ArgumentError(f"variable {name}", got=repr(value), expected="a text")
+        if not isinstance(value, str) or "\0" in name + value:
+            raise ArgumentError(f"variable {name!r}", got=repr(value), expected="a text, no NUL")
     check_providers(providers)
     if tf32 is not None:
         check_flag("tf32", tf32)
@@ -93,6 +93,7 @@ def run_apart(
         )
         if child.returncode:
             raise UnsupportedError(
-                "a session in a process of its own failed", got=child.stderr.strip()[-300:]
+                "a session in a process of its own failed",
+                got=(child.stderr.strip().splitlines() or ["no message"])[-1][:300],
             )
         return torch.load(Path(folder, "outputs.pt"))

@@ -152,16 +152,18 @@ class OrtSession:
         MemoryError
             The run does not fit the device's memory.
         """
+        given: Any = feeds
         if feeds is None and names is not None:
-            names, feeds = None, names
-        check_feeds(feeds, self.input_names)
-        results = Binding(self, feeds).run() if self._plain else self._run_any(feeds)
+            names, given = None, names
+        check_feeds(given, self.input_names)
+        results = Binding(self, given).run() if self._plain else self._run_any(given)
         return results if names is None else [results[k] for k in self._places(names)]
 
     def _places(self, names: Any) -> list[int]:
         """Where each of these outputs stands."""
         named = [names] if isinstance(names, str) else names
-        if not isinstance(named, (list, tuple)) or not set(named) <= set(self.output_names):
+        listed = isinstance(named, (list, tuple)) and all(isinstance(n, str) for n in named)
+        if not listed or not set(named) <= set(self.output_names):
             raise ArgumentError("outputs", got=repr(names)[:80], expected=str(self.output_names))
         return [self.output_names.index(name) for name in named]
 

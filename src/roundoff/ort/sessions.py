@@ -188,6 +188,10 @@ def _options(requested: Any, threads: int | None, optimization: str) -> onnxrunt
     options.intra_op_num_threads = threads or torch.get_num_threads()
     entries = {"session.intra_op.allow_spinning": "0", "session.inter_op.allow_spinning": "0"}
     for key, value in (entries | ({} if complete else dict(requested or {}))).items():
+        if not isinstance(value, (str, int, float)):
+            raise ArgumentError(
+                f"session option {key}", got=repr(value)[:80], expected="a text or a number"
+            )
         if "." in key:
             options.add_session_config_entry(key, _text(value))
         elif hasattr(options, key):

@@ -294,8 +294,11 @@ def _bins(values: Array) -> Array:
                 totals += [heads, tails] if wide else [heads]
             place = (chunk.view(unsigned) >> unsigned(digits)).astype(np.intp)
             if wide:
-                large = np.abs(chunk) >= _LARGE
-                chunk = np.where(large, chunk * 2.0**-64, chunk) if large.any() else chunk
+                large = ~(np.abs(chunk) < _LARGE)
+                if large.any():
+                    # Of a NaN nothing else is left: its head alone may be that of an infinity.
+                    scaled = np.where(np.isnan(chunk), np.nan, chunk * 2.0**-64)
+                    chunk = np.where(large, scaled, chunk)
                 head = (chunk.view(unsigned) & _HEAD).view(work)
                 tails += np.bincount(place, chunk - head, size)
                 chunk = head

@@ -110,6 +110,8 @@ def round_exact(value: Fraction, dtype: Any) -> float:
 
 def _rational(value: Any) -> Fraction:
     """An exact value; of a float the one that it has."""
+    if isinstance(value, np.floating) and value.itemsize <= 8:
+        value = float(value)
     is_exact = isinstance(value, numbers.Rational) and not isinstance(value, bool)
     if not is_exact and not (isinstance(value, float) and math.isfinite(value)):
         raise ArgumentError(

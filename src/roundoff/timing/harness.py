@@ -103,7 +103,7 @@ def measure(
     _check_callables(callables)
     _check_work("bytes", bytes, callables)
     _check_work("flops", flops, callables)
-    check_number("budget_s", budget_s, 0, finite=False)
+    budget_s = check_number("budget_s", budget_s, 0, finite=False)
     check_number("precision", precision, above=0, finite=False)
     check_whole("min_rounds", min_rounds, 1)
     check_whole("max_rounds", max_rounds, min_rounds)

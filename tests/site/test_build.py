@@ -121,6 +121,7 @@ def test_pages_run_when_what_they_show_may_have_changed(site: Site) -> None:
     assert site.ran() == "ab"
 
 
+@pytest.mark.slow(reason="five builds of a small site; conf/ alone decides it")
 def test_a_new_record_runs_the_page_that_shows_it(site: Site) -> None:
     """And no other one: the machines of ten pages are recorded one by one."""
     assert site.ran() == ""

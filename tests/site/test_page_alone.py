@@ -1,12 +1,17 @@
 """One page on a fresh clone: it builds though the others, which it quotes, have never run."""
 
 import re
+import sys
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
 from .conftest import ROOT, sphinx
 from .test_build import HEADER, INDEX
+
+sys.path.insert(0, str(ROOT / "conf"))
+from answer import left_out
 
 PAGE = '''"""
 .. _page-a:
@@ -49,6 +54,18 @@ def clone(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def test_a_page_that_a_build_leaves_out() -> None:
+    class Config:
+        sphinx_gallery_conf: ClassVar[dict[str, str]] = {}
+
+    assert not left_out(Config, "plot_b")
+    Config.sphinx_gallery_conf["filename_pattern"] = r"/plot_a\.py"
+    assert left_out(Config, "plot_b")
+    assert left_out(Config, "plot_a_more")
+    assert not left_out(Config, "plot_a")
+
+
+@pytest.mark.slow(reason="two builds of a small site; conf/ alone decides it")
 def test_a_page_is_built_alone_and_what_it_left_is_judged_next(clone: Path) -> None:
     alone = sphinx(clone, "-D", r"sphinx_gallery_conf.filename_pattern=/plot_a\.py")
     assert alone.returncode == 0, alone.stdout + alone.stderr

@@ -713,7 +713,6 @@ def modelled() -> list[Case]:
                 (None,),
                 ("tiny",),
                 (odd,),
-                (sizes, 0),
                 (sizes, -1),
                 (sizes, 1.5),
                 (sizes, None),

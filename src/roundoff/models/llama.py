@@ -106,7 +106,7 @@ class Llama(torch.nn.Module):
             raise ArgumentError(
                 "values of a head", got=f"{size.hidden} / {size.heads}", expected="an even number"
             )
-        check_whole("layers", layers, 1)
+        check_whole("layers", layers, 0)
         check_float_dtype("dtype", dtype)
         check_choice("attention", attention, ("eager", "sdpa"))
         check_device(device)

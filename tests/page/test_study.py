@@ -480,24 +480,6 @@ def test_a_build_whose_verdict_turns_goes_on(place: Place) -> None:
     assert "This build" in study.finish()._repr_html_()
 
 
-@pytest.mark.parametrize("anywhere", [True, False])
-@pytest.mark.parametrize("strict", ["0", "1"])
-@pytest.mark.parametrize("rendered", [True, False])
-def test_continuous_integration_fails_for_what_holds_anywhere(
-    place: Place, monkeypatch, anywhere: bool, strict: str, rendered: bool
-) -> None:
-    monkeypatch.setenv(STRICT, strict)
-    if not rendered:
-        monkeypatch.delenv(RENDERING)
-    study = place.study()
-    claimed(study, FRAME.assign(ratio=0.5), anywhere=anywhere)
-    if anywhere and strict == "1":
-        with pytest.raises(ClaimError, match="plot_x: claim t-1 on this-build, 1 rows of t"):
-            study.finish()
-    else:
-        study.finish()
-
-
 def test_a_script_shows_a_contradiction_of_a_record_and_goes_on(script: Place, capsys) -> None:
     script.record(H200, FRAME.assign(ratio=0.5))
     study = script.study()
@@ -519,18 +501,13 @@ def test_times_of_a_build_are_not_judged(place: Place) -> None:
         study.finish()
 
 
-def test_quick_sizes_are_not_judged_but_for_what_holds_anywhere(place: Place, monkeypatch) -> None:
+def test_quick_sizes_are_not_judged(place: Place, monkeypatch) -> None:
     monkeypatch.setenv("UNITTEST_GOING", "1")
     place.record(H200)
     study = place.study()
     slower = FRAME.assign(ratio=0.5)
     assert marks(claimed(study, slower)) == ["H200 ✓", "this build not judged"]
-    assert marks(claimed(study, anywhere=True))[1] == "this build ✗"
     study.finish()
-    monkeypatch.setenv(STRICT, "1")
-    assert [line.split(",")[0] for line in study.contradictions()] == [
-        "plot_x: claim t-2 on this-build"
-    ]
     place.record(H200, slower)  # a record is judged, whatever the sizes of the build
     again = place.study()
     claimed(again)

@@ -32,7 +32,7 @@ study = Study("plot_a")
 study.table("sums", [{"terms": 2, "sum": 4}], "One sum.", part="cpu")
 
 # %%
-study.claim("The sum is even.", of="sums", test=lambda t: t["sum"] % 2 == 0, anywhere=True,
+study.claim("The sum is even.", of="sums", test=lambda t: t["sum"] % 2 == 0,
             name="even")
 '''
 OTHER = PAGE.replace("page-a", "page-b").replace("Page a\n=", "Page b\n=").replace("_a", "_b")

@@ -231,8 +231,6 @@ class Claim:
         The machine that the printed numbers are of.
     holds : sequence of str, optional
         The only machines among the recorded on which *test* is true; by default on all.
-    anywhere : bool
-        Whether it follows from arithmetic on any machine and size.
     timed : bool
         Whether it is about times, which are judged on records alone.
 
@@ -255,7 +253,6 @@ class Claim:
     test: Callable[[Any], Any] | None = None
     on: str | None = None
     holds: Sequence[str] | None = None
-    anywhere: bool = False
     timed: bool = False
 
     def __post_init__(self) -> None:

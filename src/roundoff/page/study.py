@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["STRICT", "Run", "Study", "attempt"]
 
-#: Environment variable of continuous integration: claims that hold anywhere must hold here, too.
+#: Environment variable of continuous integration: what a script finds wrong ends it, too.
 STRICT = "ROUNDOFF_STRICT"
 BUILD = "this-build"
 _SECOND_S = 200  # seconds that a second process may take
@@ -122,8 +122,7 @@ class Study:
     ...     study = Study("plot_x", output=folder)
     ...     frame = pd.DataFrame({"terms": [2], "sum": [4]})
     ...     table = study.table("sums", frame, "One sum.", part="cpu")
-    ...     claim = study.claim("The sum is even.", of="sums", test=lambda t: t["sum"] % 2 == 0,
-    ...                         anywhere=True)
+    ...     claim = study.claim("The sum is even.", of="sums", test=lambda t: t["sum"] % 2 == 0)
     One sum.
      terms sum
          2   4
@@ -282,7 +281,6 @@ class Study:
         test: Callable[[Any], Any] | None = None,
         on: str | None = None,
         holds: Sequence[str] | None = None,
-        anywhere: bool = False,
         timed: bool = False,
         name: str | None = None,
     ) -> Shown:
@@ -301,9 +299,7 @@ class Study:
             self.claims = [c for c in self.claims if c.sentence != sentence]
         elif any(c.name == name for c in self.claims):
             raise ClaimError(f"{self.page}: two claims of one name", got=name)
-        claim = Claim(
-            self.page, name, sentence, of, where or {}, value, test, on, holds, anywhere, timed
-        )
+        claim = Claim(self.page, name, sentence, of, where or {}, value, test, on, holds, timed)
         try:
             outcomes = self.outcomes(claim)
             if all(o.state == "not tested" for o in outcomes.values()):
@@ -367,7 +363,7 @@ class Study:
 
     def _judges(self, claim: Claim) -> bool:
         """Whether this build's own verdict counts: times and quick sizes say nothing."""
-        return claim.anywhere or not (claim.timed or unit_test_going())
+        return not (claim.timed or unit_test_going())
 
     def again(self, variables: Mapping[str, str], **options: Any) -> dict[str, pd.DataFrame]:
         """The tables of this page as a second process computes them, with environment variables.
@@ -540,8 +536,8 @@ class Study:
         Raises
         ------
         ClaimError
-            In a build of the site, where a record's verdict is not the expected one; with
-            ``ROUNDOFF_STRICT=1`` also where a claim that holds anywhere does not hold here.
+            In a build of the site, and with ``ROUNDOFF_STRICT=1``, where a record's verdict is not
+            the expected one.
         """
         wrong = self.contradictions()
         folder = getattr(self.args, "record", None)
@@ -586,11 +582,8 @@ class Study:
                     f"python gallery/…/{self.page}.py --record"
                 )
             for machine, outcome in outcomes.items():
-                if machine == BUILD:
-                    strict = os.environ.get(STRICT) == "1"
-                    if not (claim.anywhere and strict and outcome.state == "false"):
-                        continue
-                elif outcome.state in ("not tested", "outdated", claim.expected(machine)):
+                expected = ("not tested", "outdated", claim.expected(machine))
+                if machine == BUILD or outcome.state in expected:
                     continue
                 detail = outcome.detail or f"{outcome.state}, expected {claim.expected(machine)}"
                 wrong.append(

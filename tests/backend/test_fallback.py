@@ -157,6 +157,7 @@ class Recorded:
 
     def __init__(self, output: str = "output_0") -> None:
         self.recorded, self.outputs = 0, [output]
+        self.inputs, self.in_place = ["x", "cache"], dict[str, str]()
         self.bound: torch.Tensor | None = None
 
     def unrecordable(self, numbers: Any) -> str:
@@ -245,6 +246,37 @@ def test_a_graph_keeps_no_input_alive_but_its_own_copies(moving: bool) -> None:
     program.bound = None
     del cache, x
     assert [ref() for ref in gone] == [None, None]
+
+
+def test_a_cache_that_is_written_where_it_lies_is_not_kept_alive() -> None:
+    """It is a result, too."""
+    program = Recorded("written_0")
+    program.in_place["written_0"] = "cache"
+    program.capture = lambda inputs, _: (  # type: ignore[method-assign]
+        types.SimpleNamespace(replay=lambda: None), [inputs[1]], []
+    )  # fmt: skip
+    graphs = CudaGraphProgram(program, [True, False], True)  # type: ignore[arg-type]
+    cache, x = torch.full((), 3.0), torch.ones(2)
+    for _ in range(3):
+        (made,) = graphs.run([x, cache], {"n": 2})
+    assert made is cache
+    gone = weakref.ref(cache)
+    program.bound = None
+    del cache, made
+    assert gone() is None
+
+
+def test_a_cache_that_is_copied_for_the_graph_has_its_result_in_the_copy() -> None:
+    program = Recorded("written_0")
+    program.in_place["written_0"] = "cache"
+    program.capture = lambda inputs, _: (  # type: ignore[method-assign]
+        types.SimpleNamespace(replay=lambda: inputs[1].add_(1)), [inputs[1]], []
+    )  # fmt: skip
+    graphs = CudaGraphProgram(program, [True, True], True)  # type: ignore[arg-type]
+    cache, x = torch.full((), 3.0), torch.ones(2)
+    for _ in range(3):
+        (made,) = graphs.run([x, cache], {"n": 2})
+    assert (made.item(), cache.item()) == (4, 3)
 
 
 def test_sizes_that_grow_are_not_recorded() -> None:

@@ -169,10 +169,10 @@ def _solve(A: torch.Tensor, B: torch.Tensor, *, left: bool = True) -> torch.Tens
 
 
 _KEEP = {
-    torch._C._linalg.linalg_inv: _inv,
+    torch.linalg.inv: _inv,
     torch.inverse: _inverse,
-    torch._C._linalg.linalg_cholesky: _cholesky,
-    torch._C._linalg.linalg_solve: _solve,
+    torch.linalg.cholesky: _cholesky,
+    torch.linalg.solve: _solve,
     torch._C._nn.linear: _linear,
     torch.nn.functional.linear: _linear,
     torch.matmul: _product,

@@ -665,9 +665,16 @@ class CudaGraphProgram:
         copy: bool = False,
         numbers: Container[str] = (),
     ) -> None:
-        self._program, self._copy = program, copy
+        self._program = program
         self._moving = [i for i, m in enumerate(moving) if m]
         self._addresses = addresses([i for i, m in enumerate(moving) if not m])
+        self._copied = [copy and not n.startswith("written_") for n in program.outputs]
+        # Results that are an input, which was written where it lies; not in a copy of it.
+        self._in_place: dict[int, int] = {}
+        for at, name in enumerate(program.outputs):
+            i = program.inputs.index(program.in_place[name]) if name in program.in_place else None
+            if i is not None and not moving[i]:
+                self._in_place[at] = i
         self._at: tuple[int, ...] = ()  # where the inputs lie that are not copied
         self._ran_at: tuple[int, ...] | None = None  # where they lay when the program bound them
         self._recorded: dict[Any, _Recorded] = {}  # the one that was used last comes last
@@ -696,12 +703,11 @@ class CudaGraphProgram:
         for i in self._moving:
             recorded.inputs[i].copy_(inputs[i])
         recorded.graph.replay()
-        if not self._copy:
-            return list(recorded.outputs)
         # What was written is the caller's cache itself, or is copied to where it belongs.
-        names = self._program.outputs
-        return [o if n.startswith("written_") else o.clone()
-                for n, o in zip(names, recorded.outputs, strict=True)]  # fmt: skip
+        made = [o.clone() if c else o for o, c in zip(recorded.outputs, self._copied, strict=True)]
+        for at, i in self._in_place.items():
+            made[at] = inputs[i]
+        return made
 
     def _record(self, inputs: Sequence[torch.Tensor], sizes: Mapping[str, int]) -> _Recorded | None:
         """The graph of these sizes over what lies where it lies; None where a run is due first."""
@@ -729,6 +735,8 @@ class CudaGraphProgram:
         self._ran_at = self._at
         # Not the others: a cache that is kept alive would have the next text's lie elsewhere.
         own = {i: copies[i] for i in self._moving}
+        for at in self._in_place:
+            outputs[at] = torch.empty(0)
         self._recorded[key] = self._latest = _Recorded(own, graph, outputs, buffers)
         return self._latest
 

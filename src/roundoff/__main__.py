@@ -19,6 +19,7 @@ from typing import Any
 
 from . import __version__
 from .environment import environment
+from .errors import ArgumentError
 
 __all__ = ["main", "report"]
 
@@ -74,6 +75,9 @@ def main(arguments: Sequence[str] = ()) -> int:
     roundoff: ...
     0
     """
+    listed = isinstance(arguments, Sequence) and not isinstance(arguments, str)
+    if not listed or not all(isinstance(word, str) for word in arguments):
+        raise ArgumentError("arguments", got=repr(arguments), expected="a list of words")
     parser = argparse.ArgumentParser(
         "python -m roundoff", description="Print this machine, its packages and what is missing."
     )

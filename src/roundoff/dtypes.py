@@ -312,15 +312,19 @@ def ulp(x: Any, dtype: Any) -> np.ndarray[Any, np.dtype[np.float64]]:
 
 def _real_numbers(x: Any) -> np.ndarray[Any, np.dtype[np.float64]]:
     """*x* as an array of float64; a DtypeError for what is not made of real numbers."""
-    if hasattr(x, "detach"):  # a tensor of torch, of a type that NumPy may lack
-        x = x.detach().cpu()
-        x = x.numpy() if x.is_complex() else x.double().numpy()
+    if np.ma.is_masked(x):
+        raise DtypeError(
+            "no real numbers to take the unit of", got="a masked array", hint="x.compressed()"
+        )
     try:
+        if hasattr(x, "detach"):  # a tensor of torch, of a type that NumPy may lack
+            x = x.detach().cpu()
+            x = x.numpy() if x.is_complex() else x.double().numpy()
         array = np.asarray(x)
         if array.dtype.kind in "cOSUMm":
             raise TypeError(array.dtype)
         return array.astype(np.float64)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RuntimeError) as error:  # the last of a tensor without data
         raise DtypeError(
             "no real numbers to take the unit of", got=type(x).__name__, expected="numbers"
         ) from error

@@ -318,6 +318,16 @@ def test_binned_does_not_depend_on_the_order(dtype: type) -> None:
         assert distinct_bits(binned(rows)) == 1
 
 
+@pytest.mark.parametrize("low", [1, 1954, 2**26, 2**27 - 1, 2**27, 2**51])
+def test_a_nan_stays_one_whatever_its_payload(low: int) -> None:
+    for sign in (0, 1 << 63):
+        nan = np.array([sign | 0x7FF0000000000000 | low], np.uint64).view(np.float64)
+        for rest in ([], [1.0], np.ones(400), [math.inf], [1e308, 1e308]):
+            x = np.concatenate([nan, rest])
+            assert np.isnan(binned(x))
+            assert np.isnan(binned(np.tile(x, (2, 1)))).all()
+
+
 def test_what_has_an_order_shows_it() -> None:
     rows = arrange(wide(0, 8192), draw_orders(8192, 32))
     for name in ("sequential", "pairwise, NumPy's", "pairwise, to the leaves"):

@@ -285,6 +285,46 @@ def test_subnormal_results_may_be_one_number_apart() -> None:
     assert tolerance_used(a, b, 0 * size, tolerance("float16", 1)) == math.inf
 
 
+def test_a_size_that_has_overflowed_is_refused() -> None:
+    x, w = np.full((1, 64), 300, np.float16), np.full((64, 1), 30, np.float16)
+    with np.errstate(over="ignore"):
+        size = np.abs(x) @ np.abs(w)
+    with pytest.raises(ArgumentError, match="overflowed"):
+        tolerance_used(np.ones_like(size), 6e4 * np.ones_like(size), size, 1e-3)
+
+
+def test_differences_beyond_the_largest_number_are_measured() -> None:
+    most = np.array([1e308, 1.0])
+    assert tolerance_used(most, -most, most, 1.0) == 1
+    assert tolerance_used(most, -most, most, 10.0) == pytest.approx(0.1)  # 2 tol size overflows
+    assert tolerance_used(most, -most, most, 0.25) == 4
+    assert tolerance_used(most, np.array([-math.inf, 1.0]), most, 1.0) == math.inf
+    tiny = np.array([5e-324, 0.0])
+    assert tolerance_used(tiny, -tiny, tiny, 1.0) == 1
+
+
+@pytest.mark.parametrize("value", [10**400, 10**5000, 2**63], ids=["large", "huge", "next"])
+def test_counts_have_a_largest_number(value: int) -> None:
+    for call in (
+        lambda: tolerance("float64", value),
+        lambda: tolerance("float32", 2, confidence=0.9, elements=value),
+    ):
+        with pytest.raises(ArgumentError, match="count the"):
+            call()
+
+
+@pytest.mark.parametrize("value", [10**400, -(10**400), 10**5000], ids=["large", "low", "huge"])
+def test_numbers_that_float64_cannot_hold_are_refused(value: int) -> None:
+    for call in (
+        lambda: tolerance("float32", 2, condition=value),
+        lambda: tolerance("float32", 2, confidence=value),
+        lambda: tolerance_used(np.ones(1), np.ones(1), np.ones(1), value),
+        lambda: round_up(value),
+    ):
+        with pytest.raises(ArgumentError, match="integer of"):
+            call()
+
+
 def repeated(value: float, times: int) -> float:
     """Error over the exact sum of a plain float32 sum of equal terms."""
     term = np.float32(value)

@@ -158,10 +158,10 @@ def tolerance(
     count(terms, "terms", "products")
     count(elements, "elements", "results")
     if not _is_number(condition) or not condition >= 1:
-        raise ArgumentError("a condition number", got=repr(condition), expected="at least 1")
+        raise ArgumentError("a condition number", got=_short(condition), expected="at least 1")
     if confidence is not None and not (_is_number(confidence) and 0 < confidence < 1):
         raise ArgumentError(
-            "confidence is a probability", got=repr(confidence),
+            "confidence is a probability", got=_short(confidence),
             expected="a number between 0 and 1",
             hint="leave it out for a bound that always holds",
         )  # fmt: skip
@@ -214,14 +214,15 @@ def tolerance_used(a: Any, b: Any, size: Any, tol: float) -> float:
     -------
     float
         Computed in float64 on the device of *a*, a piece at a time. Infinite where the two differ
-        and *size* is 0, or where one is not finite; 0 for tensors without elements. Where
+        and *size* is 0, or where one of them is not finite; 0 for tensors without elements. Where
         2 tol size is less than the smallest number of the coarser type, that is the limit: results
         that underflow are multiples of it.
 
     Raises
     ------
     ArgumentError
-        When *tol* is not above 0, a size is negative or NaN, or an argument is not a tensor.
+        When *tol* is not above 0, a size is negative, NaN or infinite, or an argument is not a
+        tensor.
     DtypeError
         When a type is not a floating one.
     ShapeError
@@ -239,7 +240,7 @@ def tolerance_used(a: Any, b: Any, size: Any, tol: float) -> float:
     import torch
 
     if not _is_number(tol) or not tol > 0:
-        raise ArgumentError("a tolerance", got=repr(tol), expected="more than 0")
+        raise ArgumentError("a tolerance", got=_short(tol), expected="more than 0")
     tensors, least_numbers = [], []
     for name, value in (("a", a), ("b", b), ("size", size)):
         typed = typed_tensor(value, name)
@@ -255,11 +256,25 @@ def tolerance_used(a: Any, b: Any, size: Any, tol: float) -> float:
         least = float(limit.amin())  # NaN where there is one
         if not least >= 0:
             raise ArgumentError("size is a sum of magnitudes", got=least, expected="at least 0")
-        apart = one.sub_(other).abs_()
+        if float(limit.amax()) == math.inf:
+            raise ArgumentError(
+                "size has overflowed: every difference is within an infinite limit",
+                got=math.inf, expected="finite magnitudes",
+                hint="compute size in float64 (or float32) from widened operands",
+            )  # fmt: skip
+        # A quarter of the difference of two finite numbers is finite, whatever they are.
+        apart = one - other
+        far = apart.isinf() & one.isfinite() & other.isfinite()
+        quarter = (one * 0.25 - other * 0.25).abs_()
+        apart.abs_()
         same = apart == 0
         nothing = limit == 0
-        limit.mul_(2 * tol).clamp_min_(max(least_numbers)).masked_fill_(nothing, 0.0)
-        used = apart.div_(limit).masked_fill_(same, 0.0)
+        wide = limit * (2 * tol)
+        beyond = wide.isinf()
+        wide.clamp_min_(max(least_numbers)).masked_fill_(nothing, 0.0)
+        used = torch.where(beyond, apart / limit / (2 * tol), apart / wide)
+        far_used = torch.where(beyond, quarter / limit / (2 * tol), quarter / wide) * 4
+        used = torch.where(far, far_used, used).masked_fill_(same, 0.0)
         most = max(most, float(torch.nan_to_num_(used, nan=math.inf, posinf=math.inf).amax()))
     return most
 
@@ -287,7 +302,7 @@ def round_up(value: float, digits: int = 2) -> float:
     (0.04, 0.031, 0.032)
     """
     if not _is_number(value) or not value >= 0:
-        raise ArgumentError("a tolerance to round up", got=repr(value), expected="0 or more")
+        raise ArgumentError("a tolerance to round up", got=_short(value), expected="0 or more")
     count(digits, "significant digits", "digits")
     if value == math.inf:
         return value
@@ -300,11 +315,28 @@ def round_up(value: float, digits: int = 2) -> float:
 def count(value: Any, name: str, what: str = "additions") -> int:
     """*value*, a whole number of 1 or more; an ArgumentError for everything else."""
     whole = _is_number(value) and math.isfinite(value) and int(value) == value
-    if not whole or value < 1:
-        raise ArgumentError(f"{name} must count the {what}", got=repr(value), expected="at least 1")
+    if not whole or not 1 <= value < 2**63:
+        expected = "at least 1" if not whole or value < 1 else "less than 2**63"
+        raise ArgumentError(f"{name} must count the {what}", got=_short(value), expected=expected)
     return int(value)
 
 
 def _is_number(value: Any) -> bool:
-    """Whether *value* is a real number, of Python or NumPy; a bool is none."""
-    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+    """Whether *value* is a real number, of Python or NumPy, that float64 can hold; a bool is none.
+
+    Python's integers and fractions have no largest number: comparing is well, computing is not.
+    """
+    if not isinstance(value, numbers.Real) or isinstance(value, bool):
+        return False
+    try:
+        float(value)
+    except OverflowError:
+        return False
+    return True
+
+
+def _short(value: Any) -> str:
+    """The value as an error shows it: an integer may have thousands of digits."""
+    if isinstance(value, int) and not -(2**64) < value < 2**64:
+        return f"an integer of {value.bit_length()} bits"
+    return repr(value)

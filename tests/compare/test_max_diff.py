@@ -348,6 +348,13 @@ def test_strings() -> None:
     assert max_diff("x", "x")["abs"] == 0
 
 
+def test_flatten_keeps_keys_together() -> None:
+    expected = {"a": np.ones(2), "b": [np.zeros(2), np.zeros(2)]}
+    got = {"b": [[np.zeros(2)], [np.zeros(2)], []], "a": np.ones(2)}
+    assert max_diff(expected, got).abs == math.inf
+    assert max_diff(expected, got, flatten=True).abs == 0
+
+
 def test_other_containers_and_flatten() -> None:
     from transformers import DynamicCache
     from transformers.modeling_outputs import CausalLMOutputWithPast

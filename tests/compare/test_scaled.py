@@ -183,6 +183,17 @@ def test_bad_arguments(truth: object, got: object, error: type, text: str) -> No
         scaled_error(truth, got)
 
 
+def test_dicts_are_paired_by_key() -> None:
+    truth = {"a": np.full(4, 1.0), "b": [{"c": np.full(4, 3.0), "d": np.full(4, 5.0)}]}
+    got = {
+        "b": [{"d": np.full(4, 5.0, np.float32), "c": np.full(4, 3.0, np.float32)}],
+        "a": np.full(4, 1.0, np.float32),
+    }
+    assert scaled_error(truth, got).largest == 0
+    with pytest.raises(ArgumentError, match=r"got \['x'\] for \['b'\]"):
+        scaled_error(truth, {"a": got["a"], "x": got["b"]})
+
+
 def test_a_bad_unit() -> None:
     with pytest.raises(DtypeError, match="int8"):
         scaled_error(np.ones(3), np.ones(3, np.float32), dtype="int8")

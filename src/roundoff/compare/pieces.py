@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from roundoff.describe import TypedTensor, as_tensor
+from roundoff.describe import TypedTensor, as_tensor, parts
 from roundoff.errors import ArgumentError, ShapeError
 
 if TYPE_CHECKING:
@@ -97,3 +97,38 @@ def float64_pieces(*tensors: torch.Tensor) -> Iterator[list[torch.Tensor]]:
     for _, index in partition(tensors[0].shape, most):
         views = [(t[index] if index else t).reshape(-1) for t in tensors]
         yield [v.to(device, torch.float64, copy=True) for v in views]
+
+
+def aligned(expected: Any, got: Any) -> Any:
+    """*got* with the entries of its dicts in the order that *expected* has them.
+
+    Dicts, data classes and model outputs with the same keys are paired by key, at every depth; all
+    else stays as it is.
+
+    Raises
+    ------
+    ArgumentError
+        When the keys of two differ.
+    """
+    one, other = (_opened(x) for x in (expected, got))
+    if isinstance(one, dict) and isinstance(other, dict):
+        if set(one) != set(other):
+            only = [sorted(map(str, a.keys() - b.keys())) for a, b in ((one, other), (other, one))]
+            raise ArgumentError(
+                "the two hold different keys", got=f"{only[1]} for {only[0]}",
+                expected="the same keys in both", hint="compare lists of tensors, in one order",
+            )  # fmt: skip
+        return {key: aligned(value, other[key]) for key, value in one.items()}
+    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
+        if len(one) == len(other):
+            return [aligned(a, b) for a, b in zip(one, other, strict=True)]
+    return got
+
+
+def _opened(value: Any) -> Any:
+    """What a container holds; a cache as it is, since its layers are its order."""
+    opened = parts(value)
+    if opened is None:
+        return value
+    held = opened[1]
+    return value if isinstance(held, dict) and list(held) == ["key_cache", "value_cache"] else held

@@ -15,7 +15,7 @@ from roundoff.describe import TypedTensor, tree_leaves
 from roundoff.dtypes import DType, dtype_info
 from roundoff.errors import ArgumentError, DtypeError, ShapeError
 
-from .pieces import float64_pieces, same_shape, tensor_in, typed_tensor
+from .pieces import aligned, float64_pieces, same_shape, tensor_in, typed_tensor
 
 
 class ScaledError(NamedTuple):
@@ -57,7 +57,7 @@ def scaled_error(truth: Any, got: Any, dtype: Any = None) -> ScaledError:
         float64, as a rule. All its values are finite.
     got : tensor, array, or pytree of these
         Of the same shape, in a floating type. It is compared on the device of the truth, a piece
-        at a time.
+        at a time. Dicts are paired by key, lists and tuples by position.
     dtype : any, optional
         Type whose eps is the unit, as :func:`roundoff.dtypes.dtype_info` takes it; by default that
         of got. It serves results of a narrow model that are stored in a wider type.
@@ -77,7 +77,8 @@ def scaled_error(truth: Any, got: Any, dtype: Any = None) -> ScaledError:
     DtypeError
         When a type is not a real floating one, or the truth's is not wider than the unit's.
     ArgumentError
-        When there is no tensor, one has a mask or no data, or the truth is not finite.
+        When there is no tensor, one has a mask or no data, two dicts have different keys, or the
+        truth is not finite.
 
     Examples
     --------
@@ -90,7 +91,7 @@ def scaled_error(truth: Any, got: Any, dtype: Any = None) -> ScaledError:
     >>> scaled_error(1024 * truth, 1024 * got).largest
     4.0
     """
-    truths, results = _tensors(truth, "truth"), _tensors(got, "got")
+    truths, results = _tensors(truth, "truth"), _tensors(aligned(truth, got), "got")
     if len(truths) != len(results):
         raise ShapeError("numbers of tensors differ", got=f"{len(truths)} and {len(results)}")
     override = None if dtype is None else real_type(dtype)

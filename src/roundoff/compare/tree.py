@@ -16,7 +16,7 @@ from roundoff.describe import TypedTensor, as_tensor, is_text, parts, string_typ
 from roundoff.errors import ArgumentError
 
 from .difference import THRESHOLDS, Difference, identical, merge, unlike
-from .pieces import with_data
+from .pieces import aligned, with_data
 
 if TYPE_CHECKING:
     from .stats import Stats
@@ -40,7 +40,8 @@ def max_diff(
         Count the differences above 0, 0.0001, 0.001, 0.01, 0.1, 1, 10 and 100, or above the
         thresholds given.
     flatten : bool
-        Where the structures differ, compare the tensors of both in order.
+        Where the structures differ, compare the tensors of both in order; where two dicts have the
+        same keys, in the order of the first.
 
     Returns
     -------
@@ -79,6 +80,8 @@ def max_diff(
     walk = _Walk(_thresholds(hist))
     difference = walk.compare(expected, got, "")
     if flatten and difference["mismatch"]:
+        with contextlib.suppress(ArgumentError):  # keys that differ: in the order that they have
+            got = aligned(expected, got)
         return walk.compare(tree_leaves(expected), tree_leaves(got), "")
     return difference
 

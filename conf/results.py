@@ -169,6 +169,10 @@ class MachineCards(_Listing):
             about = json.loads((folder / "environment.json").read_text("utf-8"))
             card = cards.setdefault(BUILD, _machine(about["environment"], about["label"]))
             card.append(f"* {self.link(folder.name)}")
+        scripts = Path(self.env.srcdir).glob("gallery/*/plot_*.py")
+        stories = sorted((s.stem for s in scripts if evidence.records_of(s.stem)), key=page_order)
+        for card in cards.values():  # of this build
+            card += [f"* {self.link(page)}" for page in stories]
         latest = {r.machine: r for r in sorted(records(), key=lambda r: newest(r).date)}
         for record in records():
             environment = newest(latest[record.machine]).environment

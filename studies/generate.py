@@ -24,6 +24,7 @@ from typing import Any
 
 import pandas as pd
 import torch
+from transformers import CompileConfig
 
 from roundoff.backend import onnx_custom_backend
 from roundoff.errors import ArgumentError
@@ -42,6 +43,17 @@ WAYS: dict[str, tuple[dict[str, Any] | None, dict[str, Any], bool]] = {
         {"backend": onnx_custom_backend, "mode": "reduce-overhead", "dynamic": False},
         {"cache_implementation": "static"},
         False,
+    ),
+    # transformers compiles the decode step alone, and with the backend that it is given.
+    "roundoff, compile_config": (
+        None,
+        {
+            "cache_implementation": "static",
+            "compile_config": CompileConfig(
+                backend=onnx_custom_backend, mode="reduce-overhead", dynamic=False
+            ),
+        },
+        True,
     ),
 }
 

@@ -35,6 +35,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 
+from roundoff.environment import short_name
 from roundoff.record import read_records
 from roundoff.reductions import (
     DISTRIBUTIONS,
@@ -272,7 +273,8 @@ METHODS += ["torch.sum in float64, GPU", "binned sum, GPU"]
 prices = {}
 for record in read_records("plot_reduction_order"):
     ways = record.tables["ways"].set_index("algorithm")
-    prices[record.machine] = ways["times base"].reindex(METHODS)
+    machine = short_name(record.provenance["ways"].environment)
+    prices[machine] = ways["times base"].reindex(METHODS)
 pd.DataFrame(prices).dropna(how="all").rename_axis(None).round(1)
 
 # %%

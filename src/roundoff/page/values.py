@@ -34,8 +34,10 @@ class Measured:
     ----------
     value : float
         The number.
-    low, high : float, optional
-        The ends of its interval.
+    low : float, optional
+        The lower end of its interval.
+    high : float, optional
+        The upper end.
     rows : pandas.DataFrame, optional
         The rows that it comes from.
 
@@ -71,7 +73,7 @@ class Value:
     interval : (str, str), optional
         Columns of the interval's ends.
     test : callable, optional
-        Takes what was :class:`Measured`, gives a bool. It must be true in each of two runs. By
+        Takes what was measured (:class:`~roundoff.page.values.Measured`), gives a bool. It must be true in each of two runs. By
         default a comparison's interval leaves 1 out.
     words : (str, str), optional
         Of a comparison, a ratio: the words for less than 1 and for more, such as faster, slower.

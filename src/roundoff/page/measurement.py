@@ -85,7 +85,10 @@ class Study:
     def value(
         self, name: str, about: str, of: str, statistic: Any, *, on: str = "", **options: Any
     ) -> None:
-        """Define a number that pages may print; those of :class:`~roundoff.page.values.Value`."""
+        """Define a number that pages may print.
+
+        The parameters are those of :class:`~roundoff.page.values.Value`.
+        """
         if name in [value.name for value in self.values]:
             raise ValueError(f"two values of one name: {name}")
         self.values.append(Value(name, about, of, statistic, on=on or self.on, **options))

@@ -73,8 +73,8 @@ class Value:
     interval : (str, str), optional
         Columns of the interval's ends.
     test : callable, optional
-        Takes what was measured (:class:`~roundoff.page.values.Measured`), gives a bool. It must be true in each of two runs. By
-        default a comparison's interval leaves 1 out.
+        Takes what was measured (:class:`~roundoff.page.values.Measured`), gives a bool. It must be
+        true in each of two runs. By default a comparison's interval leaves 1 out.
     words : (str, str), optional
         Of a comparison, a ratio: the words for less than 1 and for more, such as faster, slower.
         Which one is true, the interval says.

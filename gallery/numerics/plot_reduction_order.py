@@ -299,11 +299,11 @@ mine = draw_values("normal", 1000).astype(np.float32)  # or [0.1, 0.2], or np.lo
 exact = binned(mine, axis=None)  # the exact sum, rounded once
 values = np.ravel(np.asarray(mine, exact.dtype))
 shuffled = [np.random.default_rng(seed).permutation(values) for seed in range(8)]
-print(f"{values.size} numbers of {values.dtype}, sum {exact}")
+print(f"{values.size} numbers of {values.dtype}, their sum is {exact!s}")
 for dtype in exact.dtype, np.float64:
     sums = np.array([np.sum(order, dtype=dtype) for order in shuffled]).astype(exact.dtype)
-    found = f"{distinct_bits(sums)} results of 8 orders, {sums.min()} to {sums.max()}"
-    print(f"added in {np.dtype(dtype)}: {found}")
+    print(f"added in {np.dtype(dtype)}, different sums of 8 orders: {distinct_bits(sums)},")
+    print(f"    from {sums.min()!s} to {sums.max()!s}")
 
 # %%
 # Limits, and what to read next

@@ -43,6 +43,7 @@ class Told:
         self.printed: list[str] = []
         self.labels: list[str] = []
         self.values: list[Any] = []
+        plt.close("all")  # what another test left open
         for cell in cells(page):
             tree = ast.parse(cell.code)
             ast.increment_lineno(tree, cell.line - 1)

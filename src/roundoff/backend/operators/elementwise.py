@@ -6,11 +6,12 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 import torch
 
 from ..converter import Converter, onnx_type
-from .table import BOOL, DOUBLE, kind_of, shape_of, writes
+from .table import BOOL, DOUBLE, constant_of, fits, kind_of, shape_of, writes
 
 
 def _unary(op: str) -> Callable[..., Any]:
@@ -65,8 +66,10 @@ def _to(c: Converter, node: Any, x: Any, *_: Any, **__: Any) -> Any:
 
 
 def _binary(op: str, boolean: str | None = None) -> Callable[..., Any]:
-    def write(c: Converter, node: Any, a: Any, b: Any, alpha: Any = 1) -> ir.Value:
+    def write(c: Converter, node: Any, a: Any, b: Any, alpha: Any = 1) -> Any:
         kind = kind_of(node)
+        if not fits(alpha, node.meta["val"].dtype):
+            return NotImplemented
         second = c.tensor(b, kind)
         if alpha != 1:
             second = c.op("Mul", second, c.tensor(alpha, kind))
@@ -161,23 +164,55 @@ for _name, _op, _negated in (
 
 
 @writes("where.self", "where.ScalarOther", "where.ScalarSelf", "where.Scalar")
-def _where(c: Converter, node: Any, condition: Any, a: Any, b: Any) -> ir.Value:
-    kind = kind_of(node)
-    inputs = (c.tensor(condition, BOOL), c.tensor(a, kind), c.tensor(b, kind))
-    return c.op("Where", *inputs, shape=shape_of(node), dtype=kind)
+def _where(c: Converter, node: Any, condition: Any, a: Any, b: Any) -> Any:
+    kind, dtype = kind_of(node), node.meta["val"].dtype
+    if not (fits(a, dtype) and fits(b, dtype)):
+        return NotImplemented
+    return _chosen(c, node, c.tensor(condition, BOOL), c.tensor(a, kind), c.tensor(b, kind))
 
 
 @writes("masked_fill.Scalar", "masked_fill.Tensor")
-def _masked_fill(c: Converter, node: Any, x: Any, mask: Any, value: Any) -> ir.Value:
-    kind = kind_of(node)
-    inputs = (c.tensor(mask, BOOL), c.tensor(value, kind), c.tensor(x))
-    return c.op("Where", *inputs, shape=shape_of(node), dtype=kind)
+def _masked_fill(c: Converter, node: Any, x: Any, mask: Any, value: Any) -> Any:
+    if not fits(value, node.meta["val"].dtype):
+        return NotImplemented
+    return _chosen(c, node, c.tensor(mask, BOOL), c.tensor(value, kind_of(node)), c.tensor(x))
+
+
+def _chosen(
+    c: Converter, node: Any, condition: ir.Value, first: ir.Value, second: ir.Value
+) -> ir.Value:
+    """*first* where the condition is true, else *second*.
+
+    Of its first choice ONNX Runtime's Where makes a -0 to 0 on a processor. One that is no constant
+    becomes the second choice, under the opposite condition; where the other may be -0, too, each is
+    1 where it is not chosen, and the product is what is.
+    """
+    kind, out = kind_of(node), shape_of(node)
+    options: dict[str, Any] = {"shape": out, "dtype": kind}
+    if not c.on_cpu or not kind.is_floating_point() or not _may_be_minus_zero(c, first):
+        return c.op("Where", condition, first, second, **options)
+    # Equal, as ONNX Runtime swaps the choices of a Not.
+    opposite = c.op("Equal", condition, c.constant(np.array(False)), dtype=BOOL)
+    if not _may_be_minus_zero(c, second):
+        return c.op("Where", opposite, second, first, **options)
+    one = c.tensor(1, kind)
+    parts = [c.op("Where", opposite, one, first, dtype=kind, shape=out),
+             c.op("Where", condition, one, second, dtype=kind, shape=out)]  # fmt: skip
+    return c.op("Mul", *parts, **options)
+
+
+def _may_be_minus_zero(c: Converter, value: ir.Value) -> bool:
+    array = c.array(value)
+    return array is None or bool(np.any((array == 0) & np.signbit(array.astype(np.float64))))
 
 
 @writes("clamp")
-def _clamp(c: Converter, node: Any, x: Any, min: Any = None, max: Any = None) -> ir.Value:  # noqa: A002
-    if any(isinstance(bound, float) and math.isnan(bound) for bound in (min, max)):
+def _clamp(c: Converter, node: Any, x: Any, min: Any = None, max: Any = None) -> Any:  # noqa: A002
+    bounds = [bound for bound in (min, max) if bound is not None]
+    if any(isinstance(bound, float) and math.isnan(bound) for bound in bounds):
         return NotImplemented  # torch gives NaN on a processor, and x on a GPU
+    if not all(fits(bound, node.meta["val"].dtype) for bound in bounds):
+        return NotImplemented
     kind = kind_of(node)
     value = c.tensor(x, kind)
     for op, bound in (("Max", min), ("Min", max)):
@@ -187,23 +222,38 @@ def _clamp(c: Converter, node: Any, x: Any, min: Any = None, max: Any = None) ->
 
 
 @writes("clamp_min")
-def _clamp_min(c: Converter, node: Any, x: Any, bound: Any) -> ir.Value:
+def _clamp_min(c: Converter, node: Any, x: Any, bound: Any) -> Any:
     return _clamp(c, node, x, bound)
 
 
 @writes("clamp_max")
-def _clamp_max(c: Converter, node: Any, x: Any, bound: Any) -> ir.Value:
+def _clamp_max(c: Converter, node: Any, x: Any, bound: Any) -> Any:
     return _clamp(c, node, x, None, bound)
 
 
 @writes("hardtanh")
-def _hardtanh(c: Converter, node: Any, x: Any, low: float = -1, high: float = 1) -> ir.Value:
+def _hardtanh(c: Converter, node: Any, x: Any, low: float = -1, high: float = 1) -> Any:
     return _clamp(c, node, x, low, high)
 
 
 @writes("leaky_relu")
-def _leaky_relu(c: Converter, node: Any, x: Any, slope: float = 0.01) -> ir.Value:
-    return c.op("LeakyRelu", c.tensor(x), alpha=float(slope))
+def _leaky_relu(c: Converter, node: Any, x: Any, slope: Any = 0.01) -> Any:
+    number = constant_of(c, slope)
+    if number is None or number < 0:
+        return NotImplemented  # a size, or a slope that turns the sign of zero, which ONNX keeps
+    if kind_of(node) == DOUBLE:
+        return NotImplemented  # the slope is an attribute in float32
+    return c.op("LeakyRelu", c.tensor(x), alpha=number)
+
+
+@writes("_prelu_kernel")
+def _prelu(c: Converter, node: Any, x: Any, slope: Any) -> ir.Value:
+    """Spelled out: ONNX's PRelu keeps a zero where torch multiplies it by the slope."""
+    kind, out = kind_of(node), shape_of(node)
+    value = c.tensor(x)
+    positive = c.op("Greater", value, c.tensor(0, kind), dtype=BOOL)
+    scaled = c.op("Mul", value, c.tensor(slope), shape=out)
+    return c.op("Where", positive, value, scaled, shape=out, dtype=kind)
 
 
 @writes("softplus")

@@ -24,17 +24,35 @@ def _no_negative(c: Converter, index: Any) -> ir.Value:
     number that no axis has.
     """
     value = c.tensor(index, INT64)
-    if not on_cpu(index) or _is_count(index):
+    if not on_cpu(index):
         return value
-    if index.op == "placeholder":
-        c.indices.add(index)
+    start = _counted_from(index)
+    if start is not None:
+        c.indices.update(start)
         return value
     return c.op("BitwiseAnd", value, c.constant(np.array((1 << 63) - 1, np.int64)))
 
 
-def _is_count(node: Any) -> bool:
-    """Whether a node counts from 0 on, which is never negative."""
-    return bool(node.target is torch.ops.aten.arange.default)
+def _counted_from(node: Any) -> list[Any] | None:
+    """The arguments that are negative where an index is; None where that is not known.
+
+    An argument is so itself. A range counts from 0, or up from an argument of one element that is
+    added: rules know the place in a static cache by it.
+    """
+    aten = torch.ops.aten
+    while node.target in (aten.unsqueeze.default, aten.view.default, aten.alias.default):
+        node = node.args[0]
+    if node.op == "placeholder":
+        return [node]
+    if node.target is aten.arange.default:
+        return []
+    if node.target is not aten.add.Tensor or node.kwargs:
+        return None
+    ranges = [x for x in node.args if getattr(x, "target", None) is aten.arange.default]
+    starts = [x for x in node.args if getattr(x, "op", None) == "placeholder"]
+    known = [x for x in starts if isinstance(x.meta["val"], torch.Tensor)]
+    single = len(known) == 1 and all(n == 1 for n in shape_of(known[0]))
+    return known if len(ranges) == 1 and single else None
 
 
 @writes("embedding")
@@ -152,9 +170,7 @@ def _index_copy(c: Converter, node: Any, x: Any, axis: int, index: Any, source: 
     if not rank_of(x) or rank_of(index) != 1:
         return NotImplemented
     axis, new = axis_of(axis, rank_of(x)), c.tensor(source, kind_of(node))
-    # The place in a cache is a count, and rules know it by what counts it.
-    kept = any(user.target is torch.ops.aten.copy_.default for user in node.users)
-    place = c.tensor(index, INT64) if kept else _no_negative(c, index)
+    place = _no_negative(c, index)
     shape = dims_of(new)
     if c.opset >= 24 and writes_one_place(node):
         at = place

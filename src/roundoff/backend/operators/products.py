@@ -43,7 +43,12 @@ def _addmm(
     if rank_of(bias) > 2 or not node.meta["val"].dtype.is_floating_point:
         return NotImplemented
     inputs = (c.tensor(a), c.tensor(b), c.tensor(bias))
-    return c.op("Gemm", *inputs, shape=shape_of(node), alpha=float(alpha), beta=float(beta))
+    scales = constant_of(c, alpha), constant_of(c, beta)
+    if None in scales:
+        return NotImplemented
+    if kind_of(node) == DOUBLE and any(float(np.float32(s)) != s for s in scales):
+        return NotImplemented  # they are attributes in float32
+    return c.op("Gemm", *inputs, shape=shape_of(node), alpha=scales[0], beta=scales[1])
 
 
 @writes("baddbmm")

@@ -151,21 +151,23 @@ def _topk(
     c: Converter, node: Any, x: Any, k: Any, axis: int = -1, largest: bool = True,
     in_order: bool = True,
 ) -> Any:  # fmt: skip
-    """The values and where they lie; NaN is the largest, and infinity counts as the largest number.
+    """The values and where they lie.
 
-    ONNX Runtime's order of NaN is that of a comparison which is always false.
+    ONNX Runtime's order of NaN is that of a comparison which is always false. Here NaN counts as
+    infinity, and infinity as a number beyond the type's largest, in a wider type that has one.
     """
     kind = kind_of(x)
-    if not rank_of(x) or is_empty(x):
-        return NotImplemented
+    if not rank_of(x) or is_empty(x) or kind == DOUBLE:
+        return NotImplemented  # no wider type has a number beyond float64's largest
     axis, value = axis_of(axis, rank_of(x)), c.tensor(x)
     key, out = value, dims(node.meta["val"][0].shape)
     if kind.is_floating_point():
-        key = _wide(c, value)
-        kind = key.dtype or kind
-        most = c.tensor(torch.finfo(x.meta["val"].dtype).max, kind)
-        nan = c.op("IsNaN", key, dtype=BOOL)
-        key = c.op("Where", nan, c.tensor(math.inf, kind), c.op("Min", key, most), dtype=kind)
+        wide = _wide(c, value)
+        kind = FLOAT if kind == ir.DataType.FLOAT16 else DOUBLE
+        nan = c.op("IsNaN", wide, dtype=BOOL)
+        beyond = c.tensor(2 * torch.finfo(x.meta["val"].dtype).max, kind)
+        key = c.op("Min", c.cast(wide, kind), beyond)
+        key = c.op("Where", nan, c.tensor(math.inf, kind), key, dtype=kind)
     place = ir.Value(name="%", shape=ir.Shape(out), type=ir.TensorType(INT64))
     best = ir.Value(name="%", shape=ir.Shape(out), type=ir.TensorType(kind))
     c.add("TopK", [key, c.size(size_of(k))], [best, place], axis=axis, largest=int(largest),

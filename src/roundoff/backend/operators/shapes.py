@@ -17,7 +17,18 @@ from roundoff.fusion.editor import Dim
 from ..converter import Converter, dims_of
 from ..outputs import contiguous, permutation
 from ..sizes import dim, dims
-from .table import FLOAT, INT64, TABLE, axis_of, kind_of, rank_of, shape_of, size_of, writes
+from .table import (
+    FLOAT,
+    INT64,
+    TABLE,
+    axis_of,
+    fits,
+    kind_of,
+    rank_of,
+    shape_of,
+    size_of,
+    writes,
+)
 
 
 @writes("view", "_unsafe_view", "reshape", "unsqueeze", "squeeze", "squeeze.dim", "squeeze.dims",
@@ -135,8 +146,10 @@ def _repeat(c: Converter, node: Any, x: Any, repeats: Sequence[Any]) -> ir.Value
 
 
 @writes("constant_pad_nd")
-def _pad(c: Converter, node: Any, x: Any, pad: Sequence[Any], number: Any = 0) -> ir.Value:
+def _pad(c: Converter, node: Any, x: Any, pad: Sequence[Any], number: Any = 0) -> Any:
     """torch counts pairs of (before, after) from the last axis; ONNX all befores first."""
+    if not fits(number, node.meta["val"].dtype):
+        return NotImplemented
     pairs = [(size_of(a), size_of(b)) for a, b in zip(pad[::2], pad[1::2], strict=True)]
     pairs = [(0, 0)] * (rank_of(x) - len(pairs)) + pairs[::-1]
     widths = c.shape([a for a, _ in pairs] + [b for _, b in pairs])
@@ -246,8 +259,10 @@ TABLE[operator.getitem] = _getitem
 # New tensors
 
 
-def _filled(c: Converter, node: Any, number: Any) -> ir.Value:
+def _filled(c: Converter, node: Any, number: Any) -> Any:
     shape, kind = shape_of(node), kind_of(node)
+    if not fits(number, node.meta["val"].dtype):
+        return NotImplemented
     value = c.tensor(number, kind)
     if not shape:
         return value
@@ -274,8 +289,9 @@ def _ones(c: Converter, node: Any, *_: Any, **__: Any) -> ir.Value:
 
 
 @writes("scalar_tensor")
-def _scalar(c: Converter, node: Any, number: Any, **_: Any) -> ir.Value:
-    return c.tensor(number, kind_of(node))
+def _scalar(c: Converter, node: Any, number: Any, **_: Any) -> Any:
+    fit = fits(number, node.meta["val"].dtype)
+    return c.tensor(number, kind_of(node)) if fit else NotImplemented
 
 
 @writes("arange", "arange.start", "arange.start_step")
@@ -284,8 +300,15 @@ def _arange(c: Converter, node: Any, one: Any, two: Any = None, step: Any = 1, *
     start, end = (0, one) if two is None else (one, two)
     if kind not in (INT64, ir.DataType.INT32, FLOAT):
         return NotImplemented
+    if kind == FLOAT and any(_is_float(x) for x in (start, end, step)):
+        return NotImplemented  # Range counts its elements in float32, torch in float64
     bounds = [c.tensor(x, kind) for x in (start, end, step)]
     return c.op("Range", *bounds, shape=shape_of(node), dtype=kind)
+
+
+def _is_float(x: Any) -> bool:
+    known = x.meta["val"] if isinstance(x, torch.fx.Node) else x
+    return isinstance(known, (float, torch.SymFloat))
 
 
 @writes("eye", "eye.m")

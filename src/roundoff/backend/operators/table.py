@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -14,8 +15,8 @@ from ..converter import Converter, fixed_number, onnx_type
 from ..sizes import dim, dims
 
 __all__ = [
-    "BOOL", "DOUBLE", "FLOAT", "INT64", "TABLE", "axis_of", "constant_of", "is_empty", "kind_of",
-    "on_cpu", "overload", "rank_of", "shape_of", "size_of", "writes",
+    "BOOL", "DOUBLE", "FLOAT", "INT64", "TABLE", "axis_of", "constant_of", "fits", "is_empty",
+    "kind_of", "on_cpu", "overload", "rank_of", "shape_of", "size_of", "writes",
 ]  # fmt: skip
 
 #: Overload -> what writes it.
@@ -86,3 +87,22 @@ def constant_of(c: Converter, x: Any) -> float | None:
     value = c.values.get(x)
     array = c.array(value) if isinstance(value, ir.Value) else None
     return None if array is None else float(array)
+
+
+def fits(number: Any, dtype: torch.dtype) -> bool:
+    """Whether a type of torch's holds a number: torch raises where it does not, a cast wraps it."""
+    if isinstance(number, torch.fx.Node):
+        known = number.meta.get("val")
+        if isinstance(known, torch.SymInt):
+            return dtype.is_floating_point or dtype == torch.int64
+        if isinstance(known, torch.SymFloat):
+            known = fixed_number(known)
+        if known is None or isinstance(known, torch.Tensor):
+            return known is not None
+        number = known
+    if dtype.is_floating_point:
+        return not math.isfinite(number) or abs(number) <= torch.finfo(dtype).max
+    if dtype == torch.bool:
+        return True
+    kind = torch.iinfo(dtype)
+    return math.isfinite(number) and kind.min <= number <= kind.max

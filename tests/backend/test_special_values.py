@@ -1,0 +1,242 @@
+"""Special values and arguments that one operator once took otherwise than eager does."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from roundoff.backend import onnx_custom_backend
+
+F = torch.nn.functional
+INF, NAN = math.inf, math.nan
+LARGEST = torch.finfo(torch.float32).max
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def compiled(f: Callable[..., Any], dynamic: bool | None = None) -> Callable[..., Any]:
+    return torch.compile(f, backend=onnx_custom_backend, fullgraph=True, dynamic=dynamic)
+
+
+def same_bits(f: Callable[..., Any], *inputs: Any, dynamic: bool | None = None) -> None:
+    """All elements are eager's, signs of zeros included."""
+    with torch.no_grad():
+        made, expected = compiled(f, dynamic)(*inputs), f(*inputs)
+    made, expected = (x if isinstance(x, tuple) else (x,) for x in (made, expected))
+    for one, other in zip(made, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
+        assert torch.equal(one.isnan() | one.signbit(), other.isnan() | other.signbit())
+
+
+def draw(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
+
+
+# Ranges
+
+
+def test_a_range_of_floats_has_the_length_and_the_numbers_of_torch() -> None:
+    """ONNX's Range counts in float32: 12 numbers from 0 to 1.1 by 0.1, where torch has 11."""
+    bounds = [(0.0, k * step, step) for step in (0.1, 0.2, 0.3, 1 / 7) for k in (7, 11, 49)]
+    bounds += [(1.0, 0.0, -1 / 3000), (-1, 1, 0.1)]
+    same_bits(lambda: tuple(torch.arange(*b) for b in bounds))
+    same_bits(lambda x: x * torch.arange(0.0, 1.1, 0.1), torch.ones(11))
+
+
+def test_a_range_of_floats_of_a_size() -> None:
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        n = x.shape[0]
+        return (torch.arange(0, n, 0.1), torch.linspace(0, 1, n), torch.arange(1.0, 0.0, -1 / n),
+                torch.arange(n, dtype=torch.float32) * 0.1)  # fmt: skip
+
+    run = torch.compile(f, backend=onnx_custom_backend, dynamic=True)
+    for n in (3000, 1777):
+        for made, expected in zip(run(torch.ones(n)), f(torch.ones(n)), strict=True):
+            assert torch.equal(made, expected)
+
+
+# Extremes and moments
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("largest", [True, False])
+def test_topk_knows_infinity_from_the_largest_number(dtype: torch.dtype, largest: bool) -> None:
+    most = torch.finfo(dtype).max
+    x = torch.tensor([[most, INF, 1.0, -INF, -most], [INF, most, NAN, -most, -INF]], dtype=dtype)
+    same_bits(lambda x: tuple(x.topk(5, largest=largest)), x)
+
+
+@pytest.mark.parametrize("rows", [[[1, 2, NAN], [INF, 0, 0]], [[0, INF], [NAN, 0]]], ids=str)
+def test_logsumexp_over_two_axes_keeps_nan(rows: list[list[float]]) -> None:
+    same_bits(lambda x: x.logsumexp((0, 1)), torch.tensor(rows))
+
+
+@pytest.mark.filterwarnings("ignore:.*degrees of freedom")
+def test_a_variance_without_degrees_of_freedom_and_far_from_zero() -> None:
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x.var(1, correction=4), x.std(1, correction=4), x.var(1, correction=9), x.var(1)
+
+    for x in (draw(2, 3), draw(2, 64) + 1e5, draw(2, 64) * 1e19, torch.full((2, 3), LARGEST)):
+        same_bits(f, x)
+
+
+# Indices
+
+
+@pytest.mark.parametrize("counted", [False, True], ids=["an argument", "counted from one"])
+@pytest.mark.parametrize("written", [False, True])
+@pytest.mark.parametrize("start", [-1, 3, 1])
+def test_an_index_that_no_axis_has_is_refused(counted: bool, written: bool, start: int) -> None:
+    """A negative one wrote the last row of what is written in place."""
+
+    def f(cache: torch.Tensor, start: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+        at = torch.arange(2) + start if counted else torch.cat([start, start + 1])
+        return (cache.index_copy_ if written else cache.index_copy)(0, at, new) * 1
+
+    inputs = torch.tensor([start]), torch.ones(2, 2)
+    if start == 1:
+        assert torch.equal(compiled(f)(torch.zeros(4, 2), *inputs), f(torch.zeros(4, 2), *inputs))
+        return
+    cache = torch.zeros(4, 2)
+    with pytest.raises(Exception, match=r"index|indices|out of"):
+        compiled(f)(cache, *inputs)
+    assert not cache[-1].any() or start == 3
+
+
+_AT = torch.tensor([0, -1])
+WRITES: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "index_put": lambda x, at: x.index_put((at,), torch.ones(2, 2)),
+    "index_put of two": lambda x, at: x.index_put((at, at), torch.ones(2)),
+    "index_put, added": lambda x, at: x.index_put((at,), torch.ones(2, 2), accumulate=True),
+    "index_add": lambda x, at: x.index_add(0, at, torch.ones(2, 2)),
+    "index_fill": lambda x, at: x.index_fill(0, at, 3.0),
+    "index_copy": lambda x, at: x.index_copy(0, at, torch.ones(2, 2)),
+    "scatter": lambda x, at: x.scatter(0, at[:, None], torch.ones(2, 2)),
+    "scatter_add": lambda x, at: x.scatter_add(0, at[:, None], torch.ones(2, 2)),
+    "scatter_reduce": lambda x, at: x.scatter_reduce(0, at[:, None], torch.ones(2, 2), "amax"),
+    "masked_scatter": lambda x, at: x.masked_scatter(x == at[1], torch.ones(8)),
+    "slice_scatter": lambda x, at: x.slice_scatter(torch.ones(1, 2), 0, -1),
+    "select_scatter": lambda x, at: x.select_scatter(torch.ones(2), 0, -1),
+    "diagonal_scatter": lambda x, at: x.diagonal_scatter(torch.ones(2), -1),
+    "index": lambda x, at: x[at] * 2,
+    "gather": lambda x, at: x.gather(0, at[:, None]),
+    "take": lambda x, at: x.take(at),
+    "index_select": lambda x, at: x.index_select(0, at),
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+@pytest.mark.parametrize("computed", [False, True])
+def test_a_negative_index_is_taken_as_eager_takes_it(name: str, computed: bool) -> None:
+    """As counted from the end, or not at all."""
+    write = WRITES[name]
+
+    def f(x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+        return write(x * 1, at - 1 if computed else at)
+
+    x, at = draw(4, 2), _AT + 1 if computed else _AT
+    try:
+        expected = f(x, at)
+    except (IndexError, RuntimeError):
+        with pytest.raises(Exception, match=r"ind(ex|ices)"):
+            compiled(f)(x, at)
+    else:
+        assert torch.equal(compiled(f)(x, at), expected)
+
+
+# Numbers beside tensors
+
+
+def test_scales_of_a_product_in_float64() -> None:
+    x = draw(4, 4, dtype=torch.float64)
+
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (torch.addmm(x, x, x, alpha=0.1, beta=0.3), F.leaky_relu(x, 0.1), F.elu(x, 0.1),
+                F.celu(x, 0.3), F.selu(x), F.hardsigmoid(x), F.threshold(x, 0.1, 0.3),
+                F.layer_norm(x, (4,), x[0], x[1], 0.1), F.hardtanh(x, -0.1, 0.3),
+                F.batch_norm(x, x[0], x[1].abs(), x[2], x[3], eps=0.1), F.softplus(x, 1.1),
+                F.group_norm(x, 2, x[0], x[1], 0.1), torch.nan_to_num(x, 0.1),
+                F.pad(x, (1, 1), value=0.1), F.hardshrink(x, 0.1))  # fmt: skip
+
+    for made, expected in zip(compiled(f)(x), f(x), strict=True):
+        torch.testing.assert_close(made, expected, rtol=1e-14, atol=1e-15)
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x, a: F.leaky_relu(x, a), lambda x, a: torch.addmm(x, x, x, alpha=a),
+        lambda x, a: torch.addmm(x, x, x, beta=a), lambda x, a: torch.add(x, x, alpha=a),
+    ],
+    ids=["slope", "alpha", "beta", "alpha of a sum"],
+)  # fmt: skip
+def test_a_whole_number_that_changes(f: Callable[..., torch.Tensor], dynamic: bool | None) -> None:
+    run, x = compiled(f, dynamic), draw(2, 2)
+    for a in (2, 3, 4, 0.5):
+        torch.testing.assert_close(run(x, a), f(x, a))
+
+
+_BYTES, _HALF = torch.tensor([1, 44, 250], dtype=torch.uint8), torch.tensor([1.0, 2.0]).half()
+_BEYOND: dict[str, Callable[[torch.Tensor, float], torch.Tensor]] = {
+    "where": lambda x, n: torch.where(x > 1, n, x),
+    "masked_fill": lambda x, n: x.masked_fill(x > 1, n),
+    "full_like": lambda x, n: torch.full_like(x, n),
+    "clamp": lambda x, n: x.clamp(max=n),
+    "pad": lambda x, n: F.pad(x, (1, 1), value=n),
+    "alpha": lambda x, n: torch.add(x, x, alpha=n),
+    "threshold": lambda x, n: F.threshold(x, 1, n),
+}
+
+
+@pytest.mark.parametrize("name", _BEYOND)
+@pytest.mark.parametrize(("x", "n"), [(_BYTES, 300), (_HALF, 1e9), (_HALF.float(), 1e39)],
+                         ids=["uint8", "float16", "float32"])  # fmt: skip
+def test_a_number_that_the_type_does_not_hold(name: str, x: torch.Tensor, n: float) -> None:
+    """torch refuses what a cast wraps around, or makes infinite."""
+    f = _BEYOND[name]
+    try:
+        expected = f(x, n)
+    except RuntimeError:
+        with pytest.raises(RuntimeError, match="without overflow"):
+            compiled(lambda x: f(x, n))(x)
+    else:
+        assert torch.equal(compiled(lambda x: f(x, n))(x), expected)
+
+
+# The sign of zero
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
+def test_a_choice_keeps_the_sign_of_zero(dtype: torch.dtype) -> None:
+    n = 37
+    x, y = draw(n, dtype=dtype), draw(n, dtype=dtype).flip(0)
+    x[::3], y[::2], x[5], y[7], x[9] = -0.0, -0.0, NAN, INF, -INF
+
+    def f(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        c = x + 1 > y
+        return (torch.where(c, x, y), torch.where(c, x, 1.0), torch.where(c, -0.0, x),
+                torch.where(c, 2.0, x), x.masked_fill(c, -0.0), torch.full_like(x, -0.0),
+                torch.where(c[:, None], x[:, None], y))  # fmt: skip
+
+    same_bits(f, x, y)
+
+
+@pytest.mark.parametrize("slope", [0.25, -0.25, 0.0])
+def test_a_slope_keeps_the_sign_of_zero(slope: float) -> None:
+    x = torch.tensor([-0.0, 0.0, 1.0, -1.0, INF, -INF, NAN])
+
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return F.leaky_relu(x, slope), F.prelu(x, torch.full((1,), slope))
+
+    same_bits(f, x)

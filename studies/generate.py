@@ -125,11 +125,16 @@ class Writer:
 
 @torch.no_grad()
 def behind(truth: Float64Llama, asked: list[list[int]], written: list[list[int]]) -> float:
-    """How far a written token's logit is from the best at its place, at worst, by float64."""
+    """How far a written token's logit is from the best at its place, at worst, by float64.
+
+    A text of a fixed length may not end: the tokens that would end it do not count.
+    """
+    ends = truth.config.eos_token_id
     worst = 0.0
     for question, answer in zip(asked, written, strict=True):
         ids = torch.tensor([question + answer], device=truth.device)
         logits = truth(ids, logits_to_keep=len(answer) + 1).logits[0, :-1]
+        logits[:, ends] = -torch.inf
         chosen = logits.gather(1, ids[0, len(question) :, None])
         worst = max(worst, float((logits.max(1, keepdim=True).values - chosen).max()))
     return worst

@@ -236,5 +236,6 @@ def test_long_sums_on_a_gpu(kind: str, dtype: torch.dtype) -> None:
     for n in (2**20, 2**22 + 7):
         x = draw(kind, n, dtype).cuda()
         want = in_numpy(x)
-        assert {float(sum_binned(x, block)) for block in (1024, 4096, 16384)} == {want}
-        assert float(sum_binned(x[torch.randperm(len(x), device="cuda")])) == want
+        made = [float(sum_binned(x, block)) for block in (1024, 4096, 16384)]
+        made.append(float(sum_binned(x[torch.randperm(len(x), device="cuda")])))
+        np.testing.assert_array_equal(made, want)  # wide values of float16 overflow, to NaN

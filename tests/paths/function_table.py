@@ -151,6 +151,13 @@ def rows(dtype: torch.dtype, n: int) -> torch.Tensor:
     return x
 
 
+def _with_nan(dtype: torch.dtype, n: int) -> torch.Tensor:
+    """Two axes with one NaN, behind an infinity of either sign."""
+    x = normal(4, n, dtype=dtype)
+    x[1, 0], x[1, 1], x[2, n - 1] = INF, -INF, NAN
+    return x
+
+
 def pairs(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Every number of one beside every number of the other."""
     return x[:, None].contiguous(), y[None].contiguous()
@@ -439,6 +446,8 @@ BINARY = [
     *both(lambda x, y: torch.rsub(x, y, alpha=2), FLOATS + INTS, name="rsub alpha"),
     *both(lambda x, y: torch.where(x > 0, x, y), FLOATS + INTS, name="where"),
     *both(lambda x, y: torch.where(x > 0, x, 0.0), FLOATS, name="where scalar"),
+    *both(lambda x, y: torch.where(x < 1, x, y), FLOATS, name="where below"),
+    *both(lambda x, y: torch.where(x < 1, x, 1.0), FLOATS, name="where below scalar"),
     *both(lambda x, y: torch.lerp(x, y, 0.3), FLOATS, make=moderate, name="lerp"),
     *both(lambda x, y: torch.lerp(x, y, 0.3), FLOATS, name="lerp special"),
     *both(lambda x, y: torch.addcmul(x, x, y, value=2), FLOATS, name="addcmul"),
@@ -491,7 +500,8 @@ ACTIVATIONS = [
     *each(lambda x: F.celu(x, 0.5), name="celu 0.5"),
     *each(lambda x: F.softplus(x, 2, 10), name="softplus of two"),
     *each(lambda x: F.softplus(x, 1, 30), name="softplus 30"),
-    *each(lambda x: F.leaky_relu(x, -0.5), name="leaky_relu -0.5", zeros=False),
+    *each(lambda x: F.leaky_relu(x, -0.5), name="leaky_relu -0.5"),
+    *each(lambda x: F.prelu(x, torch.full((1,), -0.25, dtype=x.dtype)), name="prelu -0.25"),
     *each(lambda x: F.softshrink(x, 0.0), name="softshrink 0", zeros=False),
     *each(lambda x: torch.logit(x, 1e-6), name="logit eps"),
     *each(lambda x: F.prelu(x, torch.full((1,), 0.25, dtype=x.dtype)), name="prelu"),
@@ -663,6 +673,10 @@ REDUCTIONS = [
     *reduced(
         lambda x, dim, keepdim=False: torch.diff(x, dim=dim), FLOATS + INTS, name="diff", ulps=0
     ),
+    *each(lambda x: x.topk(4).values, FLOATS, name="topk special"),
+    *each(lambda x: x.topk(4, largest=False).values, FLOATS, name="topk smallest special"),
+    *each(lambda x: x.logsumexp((0, 1)), FLOATS, _with_nan, name="logsumexp of two axes"),
+    *each(lambda x: (x + 1e5).var(-1), FLOATS[:2], rows, name="var far from zero"),
     *reduced(
         lambda x, dim, keepdim=False: torch.sum(x, dim, dtype=torch.float32),
         FLOATS,

@@ -1,4 +1,4 @@
-"""Special values and arguments that one operator once took otherwise than eager does."""
+"""Beside eager: special values, arguments that are rarely given, draws, views of other types."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from roundoff.backend import onnx_custom_backend
+from roundoff.errors import UnsupportedError
 
 F = torch.nn.functional
 INF, NAN = math.inf, math.nan
@@ -240,3 +241,72 @@ def test_a_slope_keeps_the_sign_of_zero(slope: float) -> None:
         return F.leaky_relu(x, slope), F.prelu(x, torch.full((1,), slope))
 
     same_bits(f, x)
+
+
+# Draws, gradients, views
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda x: x.transpose(0, 2), lambda x: x.permute(1, 2, 0), lambda x: x[:, ::2].mT,
+        lambda x: x[:, :1].expand(-1, 5, -1).mT,
+    ],
+    ids=["turned", "turned twice", "cut", "repeated"],
+)  # fmt: skip
+def test_draws_of_a_view_are_those_of_eager(
+    view: Callable[[torch.Tensor], torch.Tensor], dynamic: bool | None
+) -> None:
+    """Elements get their draws in the order of their memory: a contiguous copy has another."""
+
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        x = view(x * 1)
+        return (F.dropout(x, 0.5), torch.rand_like(x), torch.bernoulli(x.sigmoid()),
+                torch.normal(x, 1.0), torch.randint_like(x, 9))  # fmt: skip
+
+    x = draw(2, 4, 3)
+    torch.manual_seed(5)
+    expected = f(x)
+    torch.manual_seed(5)
+    for made, eager in zip(compiled(f, dynamic)(x), expected, strict=True):
+        torch.testing.assert_close(made, eager)
+
+
+def test_gradients_that_the_graph_switches_on_are_refused() -> None:
+    """Its result would have none, where eager's has."""
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        with torch.enable_grad():
+            return x * 2
+
+    x = torch.ones(3, requires_grad=True)
+    with torch.no_grad(), pytest.raises(UnsupportedError, match="enable_grad"):
+        compiled(f)(x)
+    with torch.no_grad():
+        assert torch.equal(compiled(f)(x.detach()), f(x.detach()))
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_views_of_an_input_in_another_type(dynamic: bool | None) -> None:
+    x = draw(3, 4)
+    same_bits(lambda x: (x.view(torch.int32), x.t()), x, dynamic=dynamic)
+    f, z = lambda z: (z.conj(), torch.view_as_real(z)), torch.complex(x, x + 1)
+    for made, expected in zip(compiled(f, dynamic)(z), f(z), strict=True):
+        assert torch.equal(made, expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "f"),
+    [
+        ("int32", lambda x: ((y := x * 2), y.view(torch.int32))),
+        ("conjugated", lambda x: ((y := torch.complex(x, x)).conj(), torch.view_as_real(y))),
+        ("float32", lambda x: ((y := torch.complex(x, x)).real, y.imag)),
+    ],
+)
+def test_outputs_that_share_memory_in_several_types_are_refused(
+    name: str, f: Callable[..., Any]
+) -> None:
+    """The second was cut from the first, in its type."""
+    with pytest.raises(UnsupportedError, match=f"share memory.*{name}"):
+        compiled(f)(draw(3, 4))

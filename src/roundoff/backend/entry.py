@@ -165,6 +165,7 @@ def onnx_custom_backend(
             fixed_weights=fixed_weights,
         )  # fmt: skip
         _refuse(args, fallback)
+        _refuse_gradients(graph_module, args)
         _refuse_interpreter(args, settings.options)
         fixed = fixed_numbers(graph_module)
         kept = keep_composites(graph_module, fixed)
@@ -280,6 +281,17 @@ def _refuse_interpreter(args: Sequence[Any], options: OptimizationOptions) -> No
                 got="OptimizationOptions(interpret=True), tensors on the CPU",
                 hint="set TRITON_INTERPRET=1 before Python starts, or move the model to the GPU",
             )
+
+
+def _refuse_gradients(gm: torch.fx.GraphModule, args: Sequence[Any]) -> None:
+    """Under no_grad a part of the graph may switch gradients on, and torch then records them."""
+    switches = gm.graph.find_nodes(op="call_function", target=torch._C._set_grad_enabled)
+    on = any(node.args[0] is True for node in switches) and not torch.is_inference_mode_enabled()
+    if on and any(isinstance(t, torch.Tensor) and t.requires_grad for t in args):
+        raise UnsupportedError(
+            "gradients are switched on within the graph, and an input or a parameter requires them",
+            hint="leave out torch.enable_grad(), or detach() what it computes with",
+        )
 
 
 def _refuse(args: Sequence[Any], fallback: bool) -> None:

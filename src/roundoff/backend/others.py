@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import onnx
@@ -16,6 +16,7 @@ from roundoff.errors import UnsupportedError
 
 from .capture import outside
 from .converter import Converter, fixed_number
+from .outputs import contiguous
 from .sizes import dim, dims, hint
 
 __all__ = ["EXPORTED", "EXPORTED_DIVISIONS", "EXPORTED_INTEGERS", "by_exporter", "by_torch"]
@@ -236,8 +237,19 @@ def by_torch(c: Converter, node: torch.fx.Node) -> Any:
     # another: a norm in train() its new statistics in float16, foretold in float32.
     kinds = [(i, examples[i].dtype) for i in kept]
     target = node.target
+    # What is drawn goes to elements in the order of their memory.
+    draws = torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())
+    tensors = [x for x in leaves if isinstance(x, torch.fx.Node) and _is_tensor(x)] if draws else []
+    places = [place for place, kind in template if kind is torch.Tensor]
+    laid = {
+        place: _layout(x.meta["val"])
+        for place, x in zip(places, tensors, strict=False)
+        if not contiguous(x.meta["val"])
+    }
 
     def run(given: Sequence[Any], _: dict[str, Any]) -> list[torch.Tensor]:
+        if laid:
+            given = [laid[i](x) if i in laid else x for i, x in enumerate(given)]
         plain = [_argument(given, place, kind) for place, kind in template]
         args, kwargs = pytree.tree_unflatten(plain, spec)
         made = target(*args, **kwargs)  # type: ignore[operator]
@@ -245,7 +257,7 @@ def by_torch(c: Converter, node: torch.fx.Node) -> Any:
         return [listed[i].to(dtype).contiguous() for i, dtype in kinds]
 
     # A recording runs a step twice before it records it: torch's generator would go on.
-    if torch.Tag.nondeterministic_seeded in getattr(target, "tags", ()):
+    if draws:
         run.draws = str(target)  # type: ignore[attr-defined]
     name = f"torch.{node.name}"
     c.kernels[name] = run
@@ -255,6 +267,23 @@ def by_torch(c: Converter, node: torch.fx.Node) -> Any:
     for i, value in zip(kept, outputs, strict=True):
         found[i] = value
     return found[0] if single else found
+
+
+def _layout(example: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
+    """What gives a contiguous copy the order of axes in memory that *example* has."""
+    strides = [hint(s) for s in example.stride()]
+    order = sorted(range(len(strides)), key=lambda i: -strides[i])
+    back = sorted(order, key=order.__getitem__)
+    repeated = [i for i, (s, n) in enumerate(zip(strides, example.shape, strict=True))
+                if s == 0 and dim(n) != 1]  # fmt: skip
+
+    def lay(x: torch.Tensor) -> torch.Tensor:
+        single = x
+        for axis in repeated if x.numel() else ():
+            single = single.narrow(axis, 0, 1)
+        return single.permute(order).contiguous().permute(back).expand(x.shape)
+
+    return lay
 
 
 class _Number:

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+from roundoff.errors import UnsupportedError
+
 from .sizes import dim, dims, evaluate, hint
 
 __all__ = ["Outputs", "contiguous", "permutation"]
@@ -199,4 +201,22 @@ def _bases(gm: torch.fx.GraphModule, returned: Sequence[Any]) -> dict[int, torch
         whole = statically_known_true(size == value.untyped_storage().nbytes())
         if dense and dim(value.storage_offset()) == 0 and whole:
             bases.setdefault(_memory(value), node)
+    for node in returned if bases else ():
+        value = node.meta.get("val") if isinstance(node, torch.fx.Node) else None
+        base = bases.get(_memory(value)) if isinstance(value, torch.Tensor) else None
+        if base is not None and _seen_as(value) != _seen_as(base.meta["val"]):
+            # No strides cut it from the base. AOTAutograd itself makes views of an input.
+            if base.op != "placeholder":
+                raise UnsupportedError(
+                    "outputs that share memory in different types of numbers",
+                    got=f"{_seen_as(value)} beside {_seen_as(base.meta['val'])}",
+                    hint="return clone() of one of them",
+                )
+            del bases[_memory(value)]
     return bases
+
+
+def _seen_as(value: torch.Tensor) -> str:
+    """What the memory of a tensor is read as."""
+    marks = " conjugated" * value.is_conj() + " negated" * value.is_neg()
+    return str(value.dtype).removeprefix("torch.") + marks

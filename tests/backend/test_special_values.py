@@ -91,6 +91,26 @@ def test_a_variance_without_degrees_of_freedom_and_far_from_zero() -> None:
         same_bits(f, x)
 
 
+@pytest.mark.parametrize("scale", [1e17, 1e18, 1e20, 1e30])
+def test_norms_of_squares_that_overflow_are_as_documented(scale: float) -> None:
+    """The bias: from some size on torch has NaN. Below it the norms are right."""
+    bias = draw(768)
+
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        rows = x.reshape(2, 6, 128)
+        return (F.layer_norm(x, (768,), torch.ones(768), bias),
+                F.group_norm(rows, 1, torch.ones(6), bias[:6]).reshape(2, 768))  # fmt: skip
+
+    x = draw(2, 768) * scale
+    added = bias, bias[:6].repeat_interleave(128)
+    for made, eager, b in zip(compiled(f)(x), f(x), added, strict=True):
+        if scale == 1e17:
+            torch.testing.assert_close(made, eager)
+            continue
+        torch.testing.assert_close(made, b.expand(2, -1))
+        assert (eager.isnan() | (eager == made)).all()
+
+
 # Indices
 
 

@@ -134,8 +134,11 @@ def onnx_custom_backend(
     :func:`roundoff.backend.reset`.
     With ``dynamic=True`` one conversion serves all sizes that dynamo lets into the graph: it makes
     another for a size of zero or one.
-    ``layer_norm`` of a row whose squares overflow (float32: from about 1e19 on) is wrong in torch
-    and here: on a processor torch returns the bias or NaN, ONNX Runtime the bias.
+    ``layer_norm`` and ``group_norm`` of numbers whose squares add up to more than float32 holds
+    (768 numbers of 1e18) are wrong in torch and here: on a processor torch returns the bias or
+    NaN, ONNX Runtime the bias.
+    A zero may have the other sign than eager's where it is a maximum, a minimum or a bound
+    (``clamp``, ``relu6``), which ONNX leaves open, and where it is a sum of zeros.
     A program that draws random numbers is not recorded as a CUDA graph: the runs before a recording
     would draw, too.
     TF32 follows ``torch.backends.cuda.matmul.allow_tf32``, call by call.

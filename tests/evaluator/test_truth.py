@@ -114,13 +114,12 @@ def test_integers_are_untouched() -> None:
 
 
 def test_the_generic_kernel_of_truth_is_onnx_s_reference() -> None:
-    body = "agraph (float[1,1,4,4] X, float[1,2,2,2] G) => (float[1,1,2,2] Y)"
-    model = text(body + "{ Y = GridSample(X, G) }", opset=22, ir=10)
+    model = text("agraph (float[2,4,4] X) => (float[2] Y) { Y = Det(X) }", opset=22, ir=10)
     evaluator = TorchOnnxEvaluator(model, truth=True)
-    feeds = arrays(X=(1, 1, 4, 4), G=(1, 2, 2, 2))
+    feeds = arrays(X=(2, 4, 4))
     (got,) = evaluator.run(None, feeds)
     assert got.dtype == torch.float64
-    assert evaluator.kernels_used() == {"GridSample_0": "reference"}
+    assert evaluator.kernels_used() == {"Det_0": "reference"}
     (plain,) = TorchOnnxEvaluator(model).run(None, feeds)
     np.testing.assert_allclose(got.numpy(), plain.numpy(), rtol=1e-4, atol=1e-5)
 
@@ -129,6 +128,37 @@ def test_no_truth_is_better_than_a_false_one() -> None:
     body = "agraph (float[n] X) => (uint8[n] Y, float S, uint8 Z)"
     with pytest.raises(UnsupportedError, match="float32, which is no truth"):
         truth(text(body + "{ Y, S, Z = DynamicQuantizeLinear(X) }"), {"X": np.ones(3)})
+
+
+@pytest.mark.parametrize(
+    ("graph", "text_of_it"),
+    [
+        ("agraph (float[n] X) => (float[n] Y) { Y = Bernoulli(X) }", "not verified"),
+        ("agraph (float[n, m] X) => (float[k, m] Y) { Y = Unique <axis=0> (X) }", "with an axis"),
+        ("agraph (float[1,1,6] X) => (float[1,1,k] Y)"
+         "{ Y = MaxPool <kernel_shape=[1], strides=[3], auto_pad=\"SAME_UPPER\"> (X) }",
+         "two readings"),
+    ],
+)  # fmt: skip
+def test_what_is_not_verified_has_no_truth(graph: str, text_of_it: str) -> None:
+    feeds = {"X": np.float32([0.25, 0.5])}
+    if "Unique" in graph:
+        feeds = {"X": np.ones((2, 2), np.float32)}
+    if "MaxPool" in graph:
+        feeds = {"X": np.ones((1, 1, 6), np.float32)}
+    with pytest.raises(UnsupportedError, match=text_of_it):
+        truth(text(graph), feeds)
+
+
+def test_a_window_of_even_size_lies_as_onnx_defines_it() -> None:
+    # No other kernel has one: ONNX Runtime refuses it, and ONNX's reference is wrong.
+    model = text("agraph (float[1,4,1] X) => (float[1,4,1] Y) "
+                 "{ Y = LRN <size=2, alpha=2.0, beta=1.0, bias=1.0> (X) }")  # fmt: skip
+    x = np.float32([1, 2, 3, 4]).reshape(1, 4, 1)
+    sums = np.float64([1 + 4, 4 + 9, 9 + 16, 16])  # a channel and the next one
+    for evaluator in (TorchOnnxEvaluator(model), TorchOnnxEvaluator(model, truth=True)):
+        (got,) = evaluator.run({"X": x})
+        np.testing.assert_allclose(got.numpy().ravel(), x.ravel() / (1 + sums), rtol=1e-6)
 
 
 def test_one_node_of_a_truth_is_wide_too() -> None:

@@ -17,6 +17,7 @@ from roundoff.errors import ArgumentError, ModelError, RoundoffError, ShapeError
 from .checks import check_given, infer_from_values, schema_of
 from .nodes import Node
 from .values import signature, to_numpy, to_value, type_proto
+from .verified import refusal, refusal_of_values
 
 # Old enough for every ONNX Runtime that runs these opsets.
 _IR_VERSION = 10
@@ -268,9 +269,15 @@ class ReferenceKernel:
             raise NotHandledError(
                 f"ONNX's reference {node.operator} computes in float32, which is no truth"
             )
+        why = refusal(node) if node.truth else ""
+        if why:
+            raise NotHandledError(f"ONNX's reference {node.operator} is no truth: {why}")
         evaluators: dict[Any, Any] = {}
 
         def call(*inputs: Any) -> Any:
+            why = refusal_of_values(node, inputs) if node.truth else ""
+            if why:
+                raise NotHandledError(f"ONNX's reference {node.operator} is no truth: {why}")
             types = signature(inputs)
             if types not in evaluators:
                 evaluators[types] = _reference(node, inputs)

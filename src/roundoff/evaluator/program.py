@@ -79,13 +79,15 @@ class Bound:
         moved = self._moved(inputs)
         if moved is not None:
             return moved
-        failures = []
+        failures: list[str] = []
+        left = True  # by each kernel so far to the next one
         index, self.reasons = self.first, []
         while True:
             name = self.kernels[index].name
             if self._is_final(name, error):
                 raise self._typed(error, inputs) from error
             failures.append(f"{name}: {_brief(error)}")
+            left = left and isinstance(error, NotHandledError)
             try:
                 index = self._bind_from(index + 1)
             except UnsupportedError:
@@ -100,9 +102,16 @@ class Bound:
             self.used = self.kernels[index].name
             self.call = self.dispatch
             return outputs
+        got = ", ".join(type_name(x) for x in inputs) + "; " + "; ".join(failures + self.reasons)
+        if left:
+            raise UnsupportedError(
+                f"node {self.node.label!r}: no kernel for {self.node.operator} on these inputs",
+                got=got,
+                hint="give one in custom_kernels={(domain, op_type): kernel}",
+            ) from error
         raise ModelError(
             f"node {self.node.label!r} ({self.node.operator}) fails on these inputs",
-            got=", ".join(type_name(x) for x in inputs) + "; " + "; ".join(failures + self.reasons),
+            got=got,
             hint="check the node's inputs and attributes, or give another kernel",
         ) from error
 

@@ -14,7 +14,7 @@ from roundoff.errors import ArgumentError, UnsupportedError
 
 from .generic import NotHandledError, OrtKernel, ReferenceKernel
 from .nodes import Node
-from .torch_kernels import REGISTERED
+from .torch_kernels import REGISTERED, WIDE
 
 Function = Callable[..., Any]
 
@@ -77,6 +77,19 @@ class TorchKernel(Kernel):
         return factory(node)
 
 
+class WideKernel(Kernel):
+    """The torch kernel of an operator that stands before ONNX's reference, after ONNX Runtime."""
+
+    name = "torch"
+
+    def bind(self, node: Node) -> Function:
+        """The function that computes *node* as its definition says."""
+        factory = WIDE.get((node.domain, node.op_type), {}).get(node.version)
+        if factory is None:
+            raise NotHandledError(f"no float64 kernel for {node.operator} version {node.version}")
+        return factory(node)
+
+
 class FunctionKernel(Kernel):
     """A plain function of inputs and attributes as a kernel."""
 
@@ -98,6 +111,7 @@ BY_NAME: dict[str, Any] = {
     "ort": OrtKernel(),
     "reference": ReferenceKernel(),
 }
+_WIDE_KERNEL = WideKernel()
 #: In truth mode ONNX Runtime is left out: its kernels may round to float32 inside.
 DEFAULT_ORDER: tuple[str, ...] = ("torch", "ort", "reference")
 TRUTH_ORDER: tuple[str, ...] = ("torch", "reference")
@@ -162,7 +176,10 @@ class Choice:
         if key in _CONTROL:
             # Their bodies run on the evaluator's own steps, where the order is kept node by node.
             order = ("torch", *[name for name in order if name != "torch"])
-        return [BY_NAME[name] for name in order]
+        kernels = [BY_NAME[name] for name in order]
+        if "torch" in order and "reference" in order:
+            kernels.insert(order.index("reference"), _WIDE_KERNEL)
+        return kernels
 
 
 def _key(key: Any) -> tuple[str, str]:

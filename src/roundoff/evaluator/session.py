@@ -65,6 +65,7 @@ class TorchOnnxEvaluator:
         ``stash_type`` that ask for a narrower type are ignored. Integers keep their types and
         their wrapping: QuantizeLinear still rounds to its integer type, so a quantised model's
         truth includes its quantisation, but none of the rounding of its floating arithmetic.
+        An operator without a kernel that is verified in float64 is refused, not guessed.
 
     Attributes
     ----------

@@ -22,5 +22,6 @@ from . import (  # noqa: F401
     slicing,
 )
 from .common import REGISTERED
+from .wide import WIDE
 
-__all__ = ["REGISTERED"]
+__all__ = ["REGISTERED", "WIDE"]

@@ -18,6 +18,13 @@ from .common import NotHandledError, element_type, torch_kernel
 Tensor = torch.Tensor
 Function = Callable[..., Any]
 
+
+def _sign(x: Tensor) -> Tensor:
+    """The sign, NaN's NaN: torch has 0 for it."""
+    y = torch.sign(x)
+    return torch.where(x.isnan(), x, y) if x.is_floating_point() else y
+
+
 _UNARY: dict[str, tuple[Function, tuple[int, ...]]] = {
     "Abs": (torch.abs, (6, 13)),
     "Acos": (torch.acos, (7, 22)),
@@ -42,7 +49,7 @@ _UNARY: dict[str, tuple[Function, tuple[int, ...]]] = {
     "Relu": (torch.relu, (6, 13, 14)),
     "Round": (torch.round, (11, 22)),
     "Sigmoid": (torch.sigmoid, (6, 13)),
-    "Sign": (torch.sign, (9, 13)),
+    "Sign": (_sign, (9, 13)),
     "Sin": (torch.sin, (7, 22)),
     "Sinh": (torch.sinh, (9, 22)),
     "Softsign": (F.softsign, (1, 22)),

@@ -66,13 +66,16 @@ def _quantize(node: Node) -> Function:
             dtype = torch.uint8 if zero is None else zero.dtype
         if node.truth and dtype.is_floating_point:  # a narrower float is not rounded to
             return x / _spread(scale, x, axis, block)
-        if dtype not in _INTEGERS or not x.is_floating_point() or precision:
+        known = dtype in _INTEGERS or (node.truth and dtype == torch.uint16)
+        if not known or not x.is_floating_point() or precision:
             raise NotHandledError("quantisation to or from such a type")
         step = _spread(scale, x, axis, block)
         y = torch.round(x / (step if node.truth else step.to(x.dtype)))
         if zero is not None:
             y = y + _spread(zero, x, axis, block).to(y.dtype)
         limits = torch.iinfo(dtype)
-        return torch.clamp(y, limits.min, limits.max).to(dtype)
+        y = torch.clamp(y, limits.min, limits.max)
+        # torch converts to uint16 from integers alone.
+        return y.to(torch.int32).to(dtype) if dtype == torch.uint16 else y.to(dtype)
 
     return quantize

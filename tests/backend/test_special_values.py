@@ -208,6 +208,22 @@ def test_a_whole_number_that_changes(f: Callable[..., torch.Tensor], dynamic: bo
         torch.testing.assert_close(run(x, a), f(x, a))
 
 
+def test_a_norm_spelled_out_in_float64_keeps_its_epsilon() -> None:
+    """ONNX Runtime joins its nodes to one, whose epsilon is an attribute in float32."""
+    weight, bias = draw(2, 8, dtype=torch.float64)
+
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        centred = x - x.mean(-1, keepdim=True)
+        variance = centred.pow(2).mean(-1, keepdim=True)
+        root = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 0.1)
+        return (centred / torch.sqrt(variance + 0.1) * weight + bias,
+                centred * torch.rsqrt(variance + 0.1) * weight + bias, root * weight)  # fmt: skip
+
+    x = draw(6, 8, dtype=torch.float64)
+    for made, expected in zip(compiled(f)(x), f(x), strict=True):
+        torch.testing.assert_close(made, expected, rtol=1e-14, atol=1e-15)
+
+
 _BYTES, _HALF = torch.tensor([1, 44, 250], dtype=torch.uint8), torch.tensor([1.0, 2.0]).half()
 _BEYOND: dict[str, Callable[[torch.Tensor, float], torch.Tensor]] = {
     "where": lambda x, n: torch.where(x > 1, n, x),

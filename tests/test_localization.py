@@ -199,3 +199,42 @@ def test_nothing_finite_is_no_error_of_zero() -> None:
     given["X"][0, 0] = 0.5
     found = localize(one, one, given, truth=TorchOnnxEvaluator(model(), truth=True))
     assert found.frame["truth scaled first"].iloc[0] == 0
+
+
+@pytest.mark.parametrize("dtype", ["float", "float16", "bfloat16"])
+def test_another_model_s_constants_are_refused_by_name(dtype: str) -> None:
+    def scaled_by(value: float, kind: str = "float") -> TorchOnnxEvaluator:
+        proto = onnx.parser.parse_model(
+            '<ir_version: 10, opset_import: ["" : 18]> '
+            "g (TYPE[4] X) => (TYPE[4] Z) { Y = Mul(X, factor) Z = Neg(Y) }".replace("TYPE", kind)
+        )
+        torch_type = {"float": torch.float32, "float16": torch.float16}.get(kind, torch.bfloat16)
+        constant = onnx.helper.make_tensor(
+            "factor", onnx.TensorProto.DataType.Value(kind.upper()), [1],
+            [torch.tensor(value, dtype=torch_type).item()],
+        )  # fmt: skip
+        proto.graph.initializer.append(constant)
+        return TorchOnnxEvaluator(proto)
+
+    x = {"X": torch.ones(4)}
+    half = {"float": None, "float16": torch.float16, "bfloat16": torch.bfloat16}[dtype]
+    for value in (2.0, 1 / 3 + 0.1, math.inf):
+        other = Runner("other", scaled_by(value, dtype), dtype=half)
+        with pytest.raises(ArgumentError, match="different constants: 'factor'"):
+            localize(scaled_by(1 / 3), other, x)
+    same = Runner("same", scaled_by(1 / 3, dtype), dtype=half)
+    full = Runner("full", scaled_by(1 / 3), dtype=torch.float32)
+    assert len(localize(same, full, x).frame) == 2
+    nan = localize(scaled_by(math.nan), Runner("nan", scaled_by(math.nan, dtype), dtype=half), x)
+    assert nan.first_non_finite() is not None
+
+
+def test_a_truth_of_another_model_is_refused() -> None:
+    text = '<ir_version: 10, opset_import: ["" : 18]> g (float[2] X) => (float[2] Z) '
+    body = "{ c = Constant<value = float {0.1}>() Z = Mul(X, c) }"
+    one, other = (onnx.parser.parse_model(text + body.replace("0.1", c)) for c in ("0.1", "0.2"))
+    first = TorchOnnxEvaluator(one)
+    x = {"X": torch.ones(2)}
+    assert localize(first, first, x, truth=TorchOnnxEvaluator(one, truth=True)).frame["op"][0]
+    with pytest.raises(ArgumentError, match="different constants: 'c'"):
+        localize(first, first, x, truth=TorchOnnxEvaluator(other, truth=True))

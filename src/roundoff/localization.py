@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .compare import max_diff, scaled_error
+from .compare.pieces import float64_pieces
 from .describe import tree_leaves
+from .dtypes import dtype_info
 from .errors import ArgumentError, DtypeError
 
 if TYPE_CHECKING:
@@ -234,8 +236,8 @@ def localize(
     Raises
     ------
     ArgumentError
-        When the two do not have the same nodes, an argument is of another kind, or *truth* does
-        not compute in float64.
+        When the two do not have the same nodes and constants, an argument is of another kind, or
+        *truth* does not compute in float64.
     DtypeError, ShapeError, ModelError, UnsupportedError
         As the evaluators raise them.
 
@@ -260,6 +262,7 @@ def localize(
             "feeds", got=type(feeds).__name__, expected="a mapping of input names to tensors"
         )
     _check_same(one.evaluator, other.evaluator)
+    _check_constants(one.evaluator, other.evaluator, feeds)
     steps = zip(one.steps(feeds), other.steps(feeds), strict=True)
     if truth is None:
         rows = [_row(index, other, *pair) for index, pair in enumerate(steps)]
@@ -267,6 +270,7 @@ def localize(
         true = _runner(truth, "truth")
         _check_truth(true)
         _check_same(one.evaluator, true.evaluator)
+        _check_constants(one.evaluator, true.evaluator, feeds)
         # The truth gets the feeds of the first run: those of the narrower type.
         true_steps = true.steps(one.feeds(feeds))
         rows = [
@@ -319,6 +323,51 @@ def _check_same(one: TorchOnnxEvaluator, other: TorchOnnxEvaluator) -> None:
         "the two evaluators run different nodes", got=got, expected="one model, run two ways",
         hint="two models of different types must have the same nodes with the same result names",
     )  # fmt: skip
+
+
+def _check_constants(
+    one: TorchOnnxEvaluator, other: TorchOnnxEvaluator, feeds: Mapping[str, Any]
+) -> None:
+    """Weights are those of one model, up to what the coarser of two types rounds.
+
+    A node compared in isolation gets the constants of the first: it would not show the second's.
+    """
+    for name, value in one._graph.constants.items():
+        theirs = other._graph.constants.get(name)
+        if theirs is None or name in feeds:
+            continue
+        difference = _apart(value, theirs)
+        if difference:
+            raise ArgumentError(
+                f"the two evaluators have different constants: {name!r}", got=difference,
+                expected="one model, run two ways",
+                hint="two models of different types must have the same weights",
+            )  # fmt: skip
+
+
+def _apart(value: Any, other: Any) -> str:
+    """How two constants differ beyond the rounding of the coarser type, or nothing."""
+    shapes = [tuple(getattr(x, "shape", ())) for x in (value, other)]
+    if shapes[0] != shapes[1]:
+        return f"shapes {list(shapes[0])} and {list(shapes[1])}"
+    tensors = isinstance(value, torch.Tensor) and isinstance(other, torch.Tensor)
+    if not tensors or not (value.is_floating_point() and other.is_floating_point()):
+        if tensors and value.dtype == other.dtype and value.device == other.device:
+            return "" if torch.equal(value, other) else "other values"
+        return "" if max_diff(value, other)["abs"] == 0 else "other values"
+    coarse = max((dtype_info(x.dtype) for x in (value, other)), key=lambda info: info.eps)
+    least = coarse.tiny * coarse.eps
+    same_type, most = value.dtype == other.dtype, 0.0
+    for a, b in float64_pieces(value, other):
+        gap = (a - b).abs_()
+        alike = (a == b) | (a.isnan() & b.isnan())
+        if not same_type:  # rounded, or beyond the largest number of the coarser type
+            size = torch.minimum(a.abs(), b.abs())
+            alike |= gap <= coarse.eps * size + least
+            alike |= (size >= coarse.max) & (a.sign() == b.sign())
+        if not bool(alike.all()):
+            most = max(most, float(torch.nan_to_num(gap[~alike], nan=math.inf).max()))
+    return f"values up to {most:.3g} apart" if most else ""
 
 
 def _row(

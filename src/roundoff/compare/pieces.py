@@ -119,9 +119,9 @@ def aligned(expected: Any, got: Any) -> Any:
                 expected="the same keys in both", hint="compare lists of tensors, in one order",
             )  # fmt: skip
         return {key: aligned(value, other[key]) for key, value in one.items()}
-    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
-        if len(one) == len(other):
-            return [aligned(a, b) for a, b in zip(one, other, strict=True)]
+    lists = isinstance(one, (list, tuple)) and isinstance(other, (list, tuple))
+    if lists and len(one) == len(other):
+        return [aligned(a, b) for a, b in zip(one, other, strict=True)]
     return got
 
 

@@ -701,3 +701,77 @@ def test_what_is_not_the_module_has_no_tolerance() -> None:
     assert "does not compute what the module does" in found.tolerances["Z"].reason
     found = compare_runtimes(model, module=Product(model), providers=CPU)
     assert found.tolerances["Z"].found
+
+
+RANDOM = {
+    "always": "g (float[9] X) => (float[9] Y) { R = RandomNormalLike(X) Y = Add(X, R) }",
+    "generated": "g (float[9] X) => (float[9] Y) { R = RandomUniform<shape=[9]>() Y = Add(X, R) }",
+    "training": """g (float[9] X) => (float[9] Y)
+        { r = Constant<value=float {0.5}>() t = Constant<value=bool {1}>()
+          Y = Dropout(X, r, t) }""",
+    "a branch": """g (float[9] X, bool c) => (float[9] Y) { Y = If (c) <
+        then_branch = a () => (float[9] p) { p = Bernoulli(X) },
+        else_branch = b () => (float[9] q) { q = Identity(X) }> }""",
+    "fed": "g (float[9] X, float r, bool t) => (float[9] Y) { Y = Dropout(X, r, t) }",
+    "a function": """g (float[9] X) => (float[9] Y) { Y = local.noisy(X) }
+        <domain: "local", opset_import: ["" : 18]> noisy (x) => (y) { y = RandomNormalLike(x) }""",
+}
+
+
+def random_model(body: str) -> onnx.ModelProto:
+    head = '<ir_version: 9, opset_import: ["" : 18, "local" : 1]>'
+    return onnx.parser.parse_model(f"{head} {body}")
+
+
+@pytest.mark.parametrize("name", list(RANDOM))
+def test_a_model_that_draws_is_refused_and_the_node_named(name: str) -> None:
+    given = {"X": torch.linspace(0.1, 0.9, 9)}
+    if "bool c" in RANDOM[name]:
+        given["c"] = torch.tensor(True)
+    if "bool t" in RANDOM[name]:
+        given |= {"r": torch.tensor(0.5), "t": torch.tensor(True)}
+    with pytest.raises(UnsupportedError, match=r"draws random numbers.*(Random|Dropout|Bernoulli)"):
+        compare_runtimes(random_model(RANDOM[name]), given)
+
+
+def test_a_dropout_that_does_not_draw_is_compared() -> None:
+    given = {"X": torch.linspace(0.1, 0.9, 9), "r": torch.tensor(0.5), "t": torch.tensor(False)}
+    assert compare_runtimes(random_model(RANDOM["fed"]), given, calibration=0).nearer == "equal"
+    still = RANDOM["training"].replace("float {0.5}", "float {0}")
+    assert compare_runtimes(random_model(still), {"X": given["X"]}, calibration=0).first is None
+
+
+RELU = "g (TYPE[2,3] X) => (TYPE[2,3] Y) { Y = Relu(X) }"
+
+
+@pytest.mark.parametrize("kind", ["float", "double"])
+def test_a_module_in_float64_that_computes_something_else_is_told(kind: str) -> None:
+    proto = random_model(RELU.replace("TYPE", kind))
+    x = {"X": torch.tensor([[1, 2, -3], [4, -5, 6]]).to(getattr(torch, kind))}
+    twice = compare_runtimes(proto, x, module=lambda x: x.double().relu() * 2, calibration=0)
+    assert "does not compute what the module does" in twice.advice[0]
+    same = compare_runtimes(proto, x, module=lambda x: x.double().relu(), calibration=0)
+    assert "module does" not in " ".join(same.advice)
+    if kind == "float":
+        assert twice.outputs["error module"][0] > 1e6
+        assert same.outputs["error module"][0] == 0
+
+
+def test_a_module_of_another_kind_is_refused() -> None:
+    proto = random_model(RELU.replace("TYPE", "float"))
+    with pytest.raises(DtypeError, match="module's output for 'Y': got int32"):
+        compare_runtimes(proto, {"X": torch.ones(2, 3)}, module=lambda x: x.relu().int())
+
+
+def test_a_module_s_dict_is_paired_by_name() -> None:
+    proto = random_model("g (float[2] X) => (float[2] A, float[2] B) { A = Relu(X) B = Neg(X) }")
+    swapped = lambda X: {"B": -X, "A": X.relu()}  # noqa: E731
+    found = compare_runtimes(proto, {"X": torch.ones(2)}, module=swapped, calibration=0)
+    assert found.outputs["module abs"].tolist() == [0, 0]
+
+
+def test_values_without_a_truth_are_refused_with_what_compares_them() -> None:
+    proto = random_model("g (float[3,2] X) => (int64[3] Y) { Y = ArgMax<axis=1, keepdims=0>(X) }")
+    x = torch.tensor([[1, 2], [float("nan"), 1], [0, 0]])
+    with pytest.raises(UnsupportedError, match=r"no float64 truth of this model.*max_diff"):
+        compare_runtimes(proto, {"X": x}, calibration=0)

@@ -75,9 +75,12 @@ class Advice:
         if self.elsewhere and self.quantization is None:
             error = float(self.outputs["error module"].max())
             model = float(self.outputs["error torch"].max())
+            told = f"The module's error is {error:.3g}, that of the ONNX model in torch {model:.3g}"
+            if math.isnan(error) or math.isnan(model):
+                apart = float(self.outputs["module abs"].max())
+                told = f"The module is up to {apart:.3g} from the ONNX model in torch"
             return (
-                f"The module's error is {error:.3g}, that of the ONNX model in torch {model:.3g}: "
-                "the ONNX model does not compute what the module does. "
+                f"{told}: the ONNX model does not compute what the module does. "
                 "Look at the export (weights, order of operations, feeds) before the runtimes."
             )
         return ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 
 from roundoff.compare import max_diff
 from roundoff.describe import tree_leaves
-from roundoff.errors import ArgumentError, RoundoffError, ShapeError
+from roundoff.errors import ArgumentError, DtypeError, RoundoffError, ShapeError
 from roundoff.evaluator.values import type_name
 
 __all__ = ["call_module", "check_mode", "check_module", "check_outputs"]
@@ -47,7 +48,11 @@ def _in_training(got: str) -> ArgumentError:
 
 
 def check_mode(
-    module: Any, names: Sequence[str], feeds: Mapping[str, Any], device: torch.device
+    module: Any,
+    names: Sequence[str],
+    feeds: Mapping[str, Any],
+    device: torch.device,
+    outputs: Sequence[str] = (),
 ) -> list[Any]:
     """Outputs of the module, in order; an ArgumentError where training mode changes them.
 
@@ -57,17 +62,17 @@ def check_mode(
     """
     training = isinstance(module, torch.nn.Module) and any(m.training for m in module.modules())
     if not training:
-        return call_module(module, names, feeds, device)
+        return call_module(module, names, feeds, device, outputs)
     modes = {part: part.training for part in module.modules()}
     buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
     cards = [device] if device.type == "cuda" else []
     try:
         module.eval()
-        still = call_module(module, names, feeds, device)
+        still = call_module(module, names, feeds, device, outputs)
         for part, mode in modes.items():
             part.training = mode
         with torch.random.fork_rng(cards):
-            moved = call_module(module, names, feeds, device)
+            moved = call_module(module, names, feeds, device, outputs)
     finally:
         for part, mode in modes.items():
             part.training = mode
@@ -81,9 +86,13 @@ def check_mode(
 
 
 def call_module(
-    module: Any, names: Sequence[str], feeds: Mapping[str, Any], device: torch.device
+    module: Any,
+    names: Sequence[str],
+    feeds: Mapping[str, Any],
+    device: torch.device,
+    outputs: Sequence[str] = (),
 ) -> list[Any]:
-    """Outputs of the module, in order."""
+    """Outputs of the module, in order; those of a dict with the names *outputs* by name."""
     tensors = next(iter(module.parameters()), None) if hasattr(module, "parameters") else None
     place = tensors.device if isinstance(tensors, torch.Tensor) else device
     arguments = {
@@ -95,7 +104,7 @@ def call_module(
     try:
         signature = inspect.signature(function)
     except (ValueError, TypeError):  # a compiled function has none
-        return _outputs(module, tuple(arguments.values()), {})
+        return _outputs(module, tuple(arguments.values()), {}, outputs)
     named = {n for n, p in signature.parameters.items() if p.kind != p.POSITIONAL_ONLY}
     by_name = set(arguments) <= named
     positional, keywords = ((), arguments) if by_name else (tuple(arguments.values()), {})
@@ -106,13 +115,18 @@ def call_module(
             "the module does not take the model's inputs", got=str(list(arguments)),
             expected=f"arguments {signature}",
         ) from error  # fmt: skip
-    return _outputs(module, positional, keywords)
+    return _outputs(module, positional, keywords, outputs)
 
 
-def _outputs(module: Any, positional: tuple[Any, ...], named: Mapping[str, Any]) -> list[Any]:
+def _outputs(
+    module: Any, positional: tuple[Any, ...], named: Mapping[str, Any], names: Sequence[str]
+) -> list[Any]:
     with torch.no_grad():
         try:
-            return tree_leaves(module(*positional, **named))
+            result = module(*positional, **named)
+            if isinstance(result, Mapping) and set(result) == set(names):
+                result = [result[name] for name in names]
+            return tree_leaves(result)
         except RoundoffError:
             raise
         except Exception as error:  # the caller's code: whatever it raises
@@ -137,3 +151,34 @@ def check_outputs(names: Sequence[str], expected: Sequence[Any], got: Sequence[A
             raise ShapeError(
                 f"the module's output for {name!r}", got=type_name(theirs), expected=type_name(ours)
             )
+        if _is_floating(ours) != _is_floating(theirs):
+            raise DtypeError(
+                f"the module's output for {name!r}", got=type_name(theirs), expected=type_name(ours)
+            )
+
+
+def _is_floating(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_floating_point()
+
+
+def in_type_of(like: Any, value: Any) -> Any:
+    """A result in the type of *like* where its own is wider, so that both have one unit."""
+    if not (_is_floating(like) and _is_floating(value)):
+        return value
+    wider = torch.finfo(value.dtype).eps < torch.finfo(like.dtype).eps
+    return value.to(like.dtype) if wider else value
+
+
+def relative_error(truth: Any, got: Any) -> float:
+    """Largest error of the finite elements over the root mean square of the truth."""
+    if not (_is_floating(truth) and _is_floating(got)) or truth.shape != got.shape:
+        return 0.0
+    t, g = truth.double().cpu(), got.double().cpu()
+    kept = t.isfinite() & g.isfinite()
+    error = float((t - g)[kept].abs().max()) if bool(kept.any()) else 0.0
+    if not error:
+        return 0.0
+    top = float(t[kept].abs().max())
+    if not top:
+        return math.inf
+    return error / top / math.sqrt(float((t[kept] / top).square().mean()))

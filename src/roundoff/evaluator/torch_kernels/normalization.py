@@ -154,7 +154,8 @@ def _dropout(node: Node) -> Function:
     several = len(node.outputs) > 1
 
     def dropout(x: Tensor, ratio: Any = None, training: Tensor | None = None) -> Any:
-        if training is not None and bool(training):
+        drops = ratio is None or float(ratio) != 0
+        if training is not None and bool(training) and drops:
             raise NotHandledError("Dropout in training")
         return (x, torch.ones_like(x, dtype=torch.bool)) if several else x
 

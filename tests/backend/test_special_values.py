@@ -54,6 +54,12 @@ def test_a_range_of_floats_has_the_length_and_the_numbers_of_torch() -> None:
     same_bits(lambda x: x * torch.arange(0.0, 1.1, 0.1), torch.ones(11))
 
 
+def test_a_range_of_whole_numbers_that_float32_does_not_hold() -> None:
+    bounds = [(16777210, 16777231), (33554430, 33554451, 3), (-5, 40, 7), (5, 0, -2)]
+    same_bits(lambda: tuple(torch.arange(*b, dtype=torch.float32) for b in bounds))
+    same_bits(lambda: (torch.arange(0, 2.5, dtype=torch.int64), torch.arange(2, 9, 2.5)))
+
+
 def test_a_range_of_floats_of_a_size() -> None:
     def f(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         n = x.shape[0]

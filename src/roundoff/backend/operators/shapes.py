@@ -298,12 +298,11 @@ def _scalar(c: Converter, node: Any, number: Any, **_: Any) -> Any:
 def _arange(c: Converter, node: Any, one: Any, two: Any = None, step: Any = 1, **_: Any) -> Any:
     kind = kind_of(node)
     start, end = (0, one) if two is None else (one, two)
-    if kind not in (INT64, ir.DataType.INT32, FLOAT):
-        return NotImplemented
-    if kind == FLOAT and any(_is_float(x) for x in (start, end, step)):
-        return NotImplemented  # Range counts its elements in float32, torch in float64
-    bounds = [c.tensor(x, kind) for x in (start, end, step)]
-    return c.op("Range", *bounds, shape=shape_of(node), dtype=kind)
+    if kind not in (INT64, ir.DataType.INT32, FLOAT) or any(map(_is_float, (start, end, step))):
+        return NotImplemented  # Range counts its elements in the type, torch in float64
+    whole = INT64 if kind == FLOAT else kind
+    bounds = [c.tensor(x, whole) for x in (start, end, step)]
+    return c.cast(c.op("Range", *bounds, shape=shape_of(node), dtype=whole), kind)
 
 
 def _is_float(x: Any) -> bool:

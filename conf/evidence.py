@@ -112,7 +112,8 @@ def where(page: str, machine: str, bound: Sequence[tuple[str, str]]) -> str:
     ]
     run = max(record.provenance.values(), key=lambda run: run.date)
     versions = run.environment["versions"]
-    named += [f"{name} {versions[name]}" for name in ("numpy", "torch") if versions[name]]
+    packages = ("numpy", "torch", "onnxruntime-gpu", "onnxruntime")
+    named += [f"{name} {version}" for name in packages if (version := versions.get(name))]
     return f"Measured on {', '.join(dict.fromkeys(named))}, {run.date[:10]}."
 
 

@@ -496,6 +496,14 @@ for name, op in (("swap.norm", "LayerNormalization"), ("swap.product", "MatMul")
             > 100 * v.rows.set_index("swapped")["from torch"]["LayerNormalization"]
         ),
     )
+study.value(
+    "swap.off",
+    "how far Z moves when MatMul is ONNX Runtime's, float32, TF32 in neither",
+    "blame",
+    "from torch",
+    where={"tf32": "neither", "swapped": "MatMul"},
+    test=lambda v: v.value == 0,
+)
 MEASURED, PARTS = "measured: ORT, TF32 on", ["operands rounded to TF32", "sum cut as an H100 does"]
 PARTS = [f"simulated: {part}" for part in PARTS]
 

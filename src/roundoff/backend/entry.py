@@ -121,7 +121,7 @@ def onnx_custom_backend(
         An input has a type that ONNX Runtime lacks (float8; complex without *fallback*).
     ArgumentError
         An argument has another type or value than those above. ``torch.compile`` hands its own
-        ``options={...}`` over as *options*, which is no :class:`OptimizationOptions`: arguments of
+        ``options={...}`` over as *options*, which is no ``OptimizationOptions``: arguments of
         this function are bound by ``functools.partial``.
 
     Notes

@@ -203,7 +203,9 @@ def _bases(gm: torch.fx.GraphModule, returned: Sequence[Any]) -> dict[int, torch
             bases.setdefault(_memory(value), node)
     for node in returned if bases else ():
         value = node.meta.get("val") if isinstance(node, torch.fx.Node) else None
-        base = bases.get(_memory(value)) if isinstance(value, torch.Tensor) else None
+        if not isinstance(value, torch.Tensor):
+            continue
+        base = bases.get(_memory(value))
         if base is not None and _seen_as(value) != _seen_as(base.meta["val"]):
             # No strides cut it from the base. AOTAutograd itself makes views of an input.
             if base.op != "placeholder":

@@ -434,6 +434,16 @@ def quantization(rng: np.random.Generator) -> Drawn:
 
 
 @drawn
+def extremes_of_nothing(rng: np.random.Generator) -> Drawn:
+    shape = [int(n) for n in rng.integers(1, 4, 3)]
+    shape[int(rng.integers(0, 3))] = 0
+    attributes = {"keepdims": int(rng.integers(0, 2))}
+    inputs = [np.zeros(shape, np.float32), int64(shape.index(0))]
+    name = str(rng.choice(["ReduceMax", "ReduceMin"]))
+    return Drawn(name, inputs, attributes, constants=(1,))
+
+
+@drawn
 def sign(rng: np.random.Generator) -> Drawn:
     return Drawn("Sign", [np.float32([np.nan, np.inf, -np.inf, 0, -0.0, rng.normal()])], {})
 

@@ -34,10 +34,10 @@ def _floating(value: Any) -> bool:
 _WHOLE = frozenset({
     "Abs", "Add", "And", "BitShift", "BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor",
     "ConvInteger", "Div", "Equal", "Expand", "Gather", "Greater", "GreaterOrEqual", "Less",
-    "LessOrEqual", "MatMulInteger", "Max", "Min", "Mod", "Mul", "Neg", "Not", "Or", "ReduceMax",
-    "ReduceMin", "ReduceProd", "ReduceSum", "RegexFullMatch", "Reshape", "Sign", "Slice",
-    "Squeeze", "StringConcat", "StringNormalizer", "StringSplit", "Sub", "Sum", "Tile",
-    "Transpose", "Unsqueeze", "Where", "Xor",
+    "LessOrEqual", "MatMulInteger", "Max", "Min", "Mod", "Mul", "Neg", "Not", "Or", "ReduceProd",
+    "ReduceSum", "RegexFullMatch", "Reshape", "Sign", "Slice", "Squeeze", "StringConcat",
+    "StringNormalizer", "StringSplit", "Sub", "Sum", "Tile", "Transpose", "Unsqueeze", "Where",
+    "Xor",
 })  # fmt: skip
 
 #: Since which version an operator is verified, and what of it is not: its attributes or inputs.
@@ -52,11 +52,12 @@ def _verified(op_type: str, since: int = 7, domain: str = "") -> Callable[[Any],
     return register
 
 
+#: ``ReduceMax`` and ``ReduceMin`` come here with nothing to reduce, which torch refuses.
 for _name in (
-    "BitCast", "Cast", "CastLike", "CenterCropPad", "Col2Im", "ConstantOfShape", "DFT",
-    "DeformConv", "DequantizeLinear", "Det", "NegativeLogLikelihoodLoss", "NonMaxSuppression",
-    "QLinearConv", "QLinearMatMul", "QuantizeLinear", "RoiAlign", "STFT", "ScatterElements",
-    "ScatterND", "SoftmaxCrossEntropyLoss", "TensorScatter",
+    "Cast", "CastLike", "CenterCropPad", "Col2Im", "ConstantOfShape", "DFT", "DeformConv",
+    "DequantizeLinear", "Det", "NegativeLogLikelihoodLoss", "NonMaxSuppression", "QLinearConv",
+    "QLinearMatMul", "QuantizeLinear", "ReduceMax", "ReduceMin", "RoiAlign", "STFT",
+    "ScatterElements", "ScatterND", "SoftmaxCrossEntropyLoss", "TensorScatter",
 ):  # fmt: skip
     _VERIFIED["", _name] = (7, None)
 for _name in ("ArrayFeatureExtractor", "LabelEncoder"):

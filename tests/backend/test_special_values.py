@@ -275,6 +275,17 @@ def test_a_choice_keeps_the_sign_of_zero(dtype: torch.dtype) -> None:
     same_bits(f, x, y)
 
 
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_a_choice_of_several_shapes(dynamic: bool | None) -> None:
+    def f(c: torch.Tensor, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(torch.where(c, x, y) for x in given for y in given)
+
+    shapes = [(7,), (1, 7), (3, 7), (3, 1), ()]
+    inputs = [torch.where(draw(*s) > 0, draw(*s), -0.0) for s in shapes]
+    for shape in shapes:
+        same_bits(f, draw(*shape) > 0, *inputs, dynamic=dynamic)
+
+
 @pytest.mark.parametrize("slope", [0.25, -0.25, 0.0])
 def test_a_slope_keeps_the_sign_of_zero(slope: float) -> None:
     x = torch.tensor([-0.0, 0.0, 1.0, -1.0, INF, -INF, NAN])

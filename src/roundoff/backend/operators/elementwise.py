@@ -10,7 +10,9 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
-from ..converter import Converter, onnx_type
+from roundoff.fusion.editor import Dim
+
+from ..converter import Converter, dims_of, onnx_type
 from .table import BOOL, DOUBLE, constant_of, fits, kind_of, shape_of, writes
 
 
@@ -195,10 +197,18 @@ def _chosen(
     opposite = c.op("Equal", condition, c.constant(np.array(False)), dtype=BOOL)
     if not _may_be_minus_zero(c, second):
         return c.op("Where", opposite, second, first, **options)
-    one = c.tensor(1, kind)
-    parts = [c.op("Where", opposite, one, first, dtype=kind, shape=out),
-             c.op("Where", condition, one, second, dtype=kind, shape=out)]  # fmt: skip
+    parts = []
+    for hidden, value in ((opposite, first), (condition, second)):
+        shape = _broadcast(dims_of(hidden), dims_of(value))
+        parts.append(c.op("Where", hidden, c.tensor(1, kind), value, shape=shape, dtype=kind))
     return c.op("Mul", *parts, **options)
+
+
+def _broadcast(a: list[Dim], b: list[Dim]) -> list[Dim]:
+    """The sizes of what two tensors of these sizes make together."""
+    rank = max(len(a), len(b))
+    a, b = ([1] * (rank - len(x)) + x for x in (a, b))
+    return [n if m == 1 else m for m, n in zip(a, b, strict=True)]
 
 
 def _may_be_minus_zero(c: Converter, value: ir.Value) -> bool:

@@ -316,7 +316,7 @@ def count(value: Any, name: str, what: str = "additions") -> int:
     """*value*, a whole number of 1 or more; an ArgumentError for everything else."""
     whole = _is_number(value) and math.isfinite(value) and int(value) == value
     if not whole or not 1 <= value < 2**63:
-        large = isinstance(value, numbers.Real) and value >= 2**63
+        large = isinstance(value, (int, float)) and value >= 2**63
         expected = "less than 2**63" if large else "at least 1"
         raise ArgumentError(f"{name} must count the {what}", got=_short(value), expected=expected)
     return int(value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -206,9 +207,8 @@ def _chosen(
 
 def _broadcast(a: list[Dim], b: list[Dim]) -> list[Dim]:
     """The sizes of what two tensors of these sizes make together."""
-    rank = max(len(a), len(b))
-    a, b = ([1] * (rank - len(x)) + x for x in (a, b))
-    return [n if m == 1 else m for m, n in zip(a, b, strict=True)]
+    pairs = itertools.zip_longest(reversed(a), reversed(b), fillvalue=1)
+    return [n if m == 1 else m for m, n in pairs][::-1]
 
 
 def _may_be_minus_zero(c: Converter, value: ir.Value) -> bool:

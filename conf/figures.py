@@ -25,12 +25,12 @@ _RST = """
 
    .. image:: /{light}
       :alt: {alt}
-      :class: only-light ro-figure
+      :class: only-light {classes}
       :loading: lazy
 
    .. image:: /{dark}
       :alt: {alt}
-      :class: only-dark ro-figure
+      :class: only-dark {classes}
       :loading: lazy
 
 """
@@ -78,9 +78,18 @@ def scraper(block: Any, block_vars: dict[str, Any], gallery_conf: dict[str, Any]
         root = Path(gallery_conf["src_dir"])
         names = {"light": light, "dark": night}
         relative = {k: Path(p).relative_to(root).as_posix() for k, p in names.items()}
-        shown.append(_RST.format(alt=alt, **relative))
+        shown.append(_RST.format(alt=alt, classes=classes(figure), **relative))
     plt.close("all")
     return "".join(shown)
+
+
+#: Inches up to which the text of a figure can be read where the figure is as wide as a phone.
+_NARROW = 5.5
+
+
+def classes(figure: Figure) -> str:
+    """The style classes of a figure: on a phone a narrow one shrinks, and a wide one scrolls."""
+    return "ro-figure ro-narrow" if figure.get_size_inches()[0] <= _NARROW else "ro-figure"
 
 
 @contextlib.contextmanager

@@ -16,7 +16,16 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from roundoff.reductions import binned, exact_sum, round_exact
+from roundoff.reductions import (
+    arrange,
+    binned,
+    condition,
+    draw_values,
+    exact_sum,
+    numpy_depth,
+    round_exact,
+    round_to,
+)
 
 from .pages import PAGES, ROOT, Cell, cells, own_cell, run
 
@@ -110,15 +119,37 @@ REDUCTION = "plot_reduction_order"
 def test_what_the_page_on_sums_says_of_its_output(told: dict[str, Told]) -> None:
     story = told[REDUCTION]
     names, (results, *repeated) = story.names, story.text.split("different results: ")
-    counted = int(repeated[0].split()[0])
     drawn = [float(line.split()[-1]) for line in results.splitlines()]
+    counted, exact = int(repeated[0].split()[0]), float(repeated[0].split()[2])
     assert len(drawn) == 3
     assert len(set(drawn)) > 1, "another order changed nothing"
     assert np.ptp(drawn) < 1e-4 * abs(drawn[0]), "they agree in a few digits"
+    assert exact == round(float(exact_sum(names["x"])), 6)
+    assert exact not in drawn, "none of these is the exact sum"
     assert counted == names["counts"]["normal"]["np.sum"] > 3
-    assert story.text.count("1 result in 1000 runs") == 3
     assert repeated[1].split()[0] == "1", "of numbers on a grid"
     assert "in float64: 0.0  binned: 1.0\nin float64: 1.0  binned: 1.0\n" in story.text
+
+
+def test_each_number_of_threads_has_one_sum_and_a_different_one(told: dict[str, Told]) -> None:
+    found = [line.split() for line in told[REDUCTION].text.splitlines() if "threads: " in line]
+    assert [int(line[1]) for line in found] == [1, 2, 4]
+    assert len({line[3] for line in found}) == 3, "a number of threads changed nothing"
+    assert [line[5] for line in found] == ["1"] * 3, "threads raced"
+
+
+def test_a_snapped_number_is_added_without_rounding(told: dict[str, Told]) -> None:
+    snapped = told[REDUCTION].names["snapped"]
+    running = np.cumsum(snapped.astype(np.float64), axis=1)
+    assert np.array_equal(running, running.astype(np.float32))
+    assert np.abs(snapped[0]).sum() < 2**14
+
+
+def test_the_price_of_the_guaranteed_sum_is_measured(told: dict[str, Told]) -> None:
+    prices = told[REDUCTION].names["prices"].set_index("label")
+    assert set(prices.index) == {"np.sum", "np.sum in float64", "binned"}
+    # "binned costs several times what float64 does"
+    assert prices["low"]["binned"] > 2 * prices["high"]["np.sum in float64"] > 2
 
 
 def test_the_trees_of_the_page_on_sums(told: dict[str, Told]) -> None:
@@ -131,24 +162,49 @@ def test_the_trees_of_the_page_on_sums(told: dict[str, Told]) -> None:
     plt.close("all")
 
 
-def test_cancellation_decides_and_the_type_matters_more_than_the_size(
+def test_the_error_of_a_sum_grows_with_its_condition_and_keeps_a_bound(
     told: dict[str, Told],
 ) -> None:
     names = told[REDUCTION].names
+    points, first = names["points"], names["points"].iloc[0]
+    assert len(points) == 120
+    assert (points["ULP"] <= numpy_depth(8192) * points["condition"]).all()
+    logs = np.log(points[["condition", "ULP"]])
+    assert np.corrcoef(logs.T)[0, 1] > 0.8, "a tendency"
+    assert points["condition"].max() > 1000 * points["condition"].min(), "three decades"
+    assert (points["ULP"] < points["condition"] / 10).any(), "a list may be far below it"
+    drawn = points[points["shift"] == 0]
+    assert first["condition"] > drawn["condition"].median(), "the first list cancels more"
+    assert first["condition"] == condition(names["x"])
+
+
+def test_the_type_of_a_sum_matters_more_than_its_size(told: dict[str, Told]) -> None:
+    names = told[REDUCTION].names
     counts, summary, spreads = names["counts"], names["summary"], names["spreads"]
-    assert (counts.loc["np.sum in float64"] == 1).all()
-    assert (counts.loc["binned"] == 1).all()
-    assert (counts.loc["a loop"] > counts.loc["np.sum"]).all()
+    distinct = counts[["normal", "spikes", "pareto"]]
+    assert (distinct.loc[["np.sum in float64", "binned"]] == 1).all(axis=None)
+    assert (distinct.loc["a loop"] > distinct.loc["np.sum"]).all()
     assert (summary["float32"] / summary["float64"] > 1e7).all()
     means = summary.loc["mean"]
     assert (means[["float16", "bfloat16"]] == 0).all(axis=None)
-    normal = spreads[(spreads["numbers"] == "normal") & (spreads["statistic"] == "mean")]
-    float32 = normal[(normal["type"] == "float32") & (normal["size"] > 2)]["spread"]
-    assert float32.max() < 100 * float32[float32 > 0].min()
-    words = [line.split() for line in told[REDUCTION].text.splitlines()]
-    found = {line[0]: line[1:] for line in words if line and line[0] in counts.columns}
-    assert float(found["normal"][2]) > 5 * float(found["pareto"][2])
-    assert [found[name][0] for name in ("spikes", "pareto")] == ["1", "1"]
+    assert summary.loc[("normalisation", "normal"), "float16"] == 2**-10, "an ULP of float16"
+    normal = spreads[(spreads["numbers"] == "normal") & (spreads["type"] == "float32")]
+    for statistic, least, most in ("sum", 100, 10_000), ("mean", 0.1, 10):
+        line = normal[normal["statistic"] == statistic].set_index("size")["spread"]
+        assert least < line[8192] / line[8] < most, statistic
+    assert (counts.loc[["np.sum in float64", "binned"], "right"] == "384 of 384").all()
+    assert int(counts.loc["np.sum", "right"].split()[0]) < 384
+
+
+def test_the_spread_of_a_sum_is_that_of_the_mean_times_the_size(told: dict[str, Told]) -> None:
+    spreads = told[REDUCTION].names["spreads"]
+    drawn, orders = draw_values("pareto", 8192), told[REDUCTION].names["draw_orders"]
+    for dtype, size in ("float32", 8192), ("float64", 512), ("float32", 2):
+        values = round_to(drawn[:size], dtype)
+        sums = np.sum(arrange(values, orders(size)), axis=1)
+        case = {"statistic": "sum", "numbers": "pareto", "type": dtype, "size": size}
+        (said,) = spreads[(spreads[list(case)] == pd.Series(case)).all(axis=1)]["spread"]
+        assert said == np.ptp(sums)
 
 
 def test_page_and_study_on_sums_agree_bit_for_bit(told: dict[str, Told]) -> None:

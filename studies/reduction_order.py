@@ -449,16 +449,6 @@ study.value(
 )
 
 
-study.value(
-    "binned.gpu",
-    "time of sum_binned over torch.sum in float32, 2²⁶ values, on a GPU",
-    "ways",
-    "times base",
-    where={"algorithm": "binned sum, GPU"},
-    **TIME,
-)
-
-
 def over_torch(rows):
     """float64's time over float32's, in torch: the quotient of two ratios and of their ends."""
     single, double = (rows[rows["algorithm"] == name].iloc[0] for name in TORCH)

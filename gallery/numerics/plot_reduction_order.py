@@ -260,8 +260,8 @@ plt.show()
 # far below.
 #
 # A mean in float16 or bfloat16 has no spread here: rounding back hides what float32 lost. Sometimes
-# it makes it larger. A normalised value between 1 and 2 moves by a whole ULP of float16, 2⁻¹⁰, where
-# the orders lie on either side of the middle between two float16 numbers.
+# it makes it larger. A normalised value between 1 and 2 moves by a whole ULP of float16, 2⁻¹⁰,
+# when its orders lie on either side of the middle between two float16 numbers.
 #
 # What helps, and what it costs
 # -----------------------------

@@ -447,6 +447,15 @@ study.value(
     where={"algorithm": "torch.sum in float64, GPU"},
     **TIME,
 )
+study.value(
+    "binned.gpu",
+    "time of sum_binned over torch.sum in float32, 2²⁶ values, on a GPU",
+    "ways",
+    "times base",
+    where={"algorithm": "binned sum, GPU"},
+    on="nvidia-h100-80gb-hbm3",
+    **TIME,
+)
 
 
 def over_torch(rows):

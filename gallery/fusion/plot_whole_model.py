@@ -594,8 +594,9 @@ columns = {
     "tokens/s": "tokens/s",
     "not eager's": "different tokens",
 }
-shown = pd.concat([*rates, pd.DataFrame(columns=list(columns))])[list(columns)]
-shown.rename(columns=columns).set_index("machine").rename_axis(None).round(0)
+shown = pd.concat(rates) if rates else pd.DataFrame(columns=list(columns))
+shown = shown[list(columns)].rename(columns=columns).set_index("machine").rename_axis(None)
+shown.round({"first text, s": 0, "tokens/s": 0}).convert_dtypes()
 
 # %%
 # A program is not recorded where a graph could go stale: where a kernel reads from the processor's

@@ -104,18 +104,19 @@ live = pd.DataFrame(rows)
 # The rows of the H200 are recorded: with TF32 in ONNX Runtime, which is the default, and without.
 
 
-def recorded(table, columns, machine="nvidia-h200"):
-    """Columns of a table of the study; no rows where the machine has no record."""
+def recorded(table, columns):
+    """Columns of a table of the study on the H200; no rows without its record."""
     for record in read_records("plot_layer_norm_discrepancies"):
-        if record.machine == machine:
+        if record.machine == "nvidia-h200":
             return record.tables[table][columns]
     return pd.DataFrame(columns=columns)
 
 
 blame = recorded("blame", ["tf32", "swapped", "from torch", "from ORT"])
 blame = blame[blame["tf32"] != ""]  # float32 on the GPU
-names = blame["tf32"].map({"ORT alone": "H200 with TF32, ", "neither": "H200 without, "})
-h200 = pd.DataFrame({"swapped": names + blame["swapped"]})
+names = {"ORT alone": "H200 with TF32", "neither": "H200 without"}
+cases = [f"{names[tf32]}, {op}" for tf32, op in zip(blame["tf32"], blame["swapped"], strict=True)]
+h200 = pd.DataFrame({"swapped": cases}, index=blame.index)
 h200["moved"], h200["left to ORT"] = blame["from torch"], blame["from ORT"]
 swapped = pd.concat([live, h200]).set_index("swapped").rename_axis(None)
 swapped.map("{:.2g}".format)

@@ -495,7 +495,8 @@ def test_the_file_of_a_reader_is_compared(
         assert [line for line in said if line.startswith(begins)], (begins, said)
     assert "errors are in units of eps × RMS of the float64 truth" in said
     # "or feeds={name: array}", and the errors that it gives are those of both runtimes.
-    session = onnxruntime.InferenceSession("model.onnx", providers=["CPUExecutionProvider"])
+    provider = "CUDAExecutionProvider" if torch.cuda.is_available() else "CPUExecutionProvider"
+    session = onnxruntime.InferenceSession("model.onnx", providers=[provider])
     feeds = {session.get_inputs()[0].name: example[0].numpy()}
     comparison = roundoff.compare_runtimes("model.onnx", feeds=feeds)
     truth = copy.deepcopy(module).double()(example[0].double())

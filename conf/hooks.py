@@ -54,7 +54,7 @@ PAGES = {
         "write Triton kernel tutorial LayerNorm backward atomics registers spills prefetch tiles",
     "plot_triton_layer_norm":
         "fastest LayerNorm kernel benchmark Liger QuACK inductor lock GPU bandwidth",
-    "results": "results figures recorded machines results",
+    "results": "results figures recorded machines",
     "install": "install installation GPU CUDA driver pip",
     "cite": "cite citation BibTeX",
 }  # fmt: skip

@@ -336,11 +336,11 @@ def choose_this_build(tab, address: str) -> None:
 
 def test_machines_change_in_step(address: str, tab) -> None:
     visit(tab, f"{address}/{MACHINES}")
-    assert tab.evaluate(SHOWN, "nvidia-h200")
+    assert tab.evaluate(SHOWN, "2-nvidia-h200")
     assert not tab.evaluate(SHOWN, "this-build")
     choose_this_build(tab, address)
     assert tab.evaluate(SHOWN, "this-build")
-    assert not tab.evaluate(SHOWN, "nvidia-h200")
+    assert not tab.evaluate(SHOWN, "2-nvidia-h200")
 
 
 def test_another_machine_leaves_the_page_within_a_screen_of_its_button(address, tab) -> None:

@@ -272,7 +272,7 @@ def _torch_dtype(info: DType) -> torch.dtype:
 def ulp(x: Any, dtype: Any) -> np.ndarray[Any, np.dtype[np.float64]]:
     """Unit in the last place of *dtype* at each real *x*, as float64.
 
-    Muller's definition: the spacing of the numbers of the format in the binade that holds
+    Goldberg's definition: the spacing of the numbers of the format in the binade that holds
     \\|x\\|; below the smallest normal number the spacing of the subnormals; past the largest
     number the spacing of the last binade; ``nan`` where x is.
 
@@ -290,7 +290,8 @@ def ulp(x: Any, dtype: Any) -> np.ndarray[Any, np.dtype[np.float64]]:
 
     References
     ----------
-    J.-M. Muller, *On the definition of ulp(x)*, INRIA RR-5504, 2005.
+    D. Goldberg, *What every computer scientist should know about floating-point arithmetic*, 1991;
+    compared with others in J.-M. Muller, *On the definition of ulp(x)*, INRIA RR-5504, 2005.
 
     Examples
     --------

@@ -3,7 +3,7 @@
 The distance of two numbers of one format is the number of steps from one to the other along the
 numbers of the format, as in R. Goldberg, *What every computer scientist should know about
 floating-point arithmetic*, ACM Computing Surveys 23 (1991); -0 and +0 are one number. The error
-of x against a truth t is \\|x - t\\| / ulp(t), with Muller's ulp (:func:`roundoff.dtypes.ulp`).
+of x against a truth t is \\|x - t\\| / ulp(t), with Goldberg's ulp (:func:`roundoff.dtypes.ulp`).
 """
 
 from __future__ import annotations

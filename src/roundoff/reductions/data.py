@@ -178,7 +178,7 @@ def float_array(x: npt.ArrayLike) -> npt.NDArray[Any]:
             "no reduction in this type",
             got=str(values.dtype),
             expected=", ".join(DTYPES),
-            hint="x.astype(np.float64)",
+            hint="x.astype(np.float64)" if values.dtype.kind in "iub" else "real floating numbers",
         )
     return values
 

@@ -28,8 +28,8 @@ Shuffle a list of numbers and add it again: the last digits of the sum change. N
 """
 
 # %%
-# Every cell runs on a laptop in seconds. A bold number was recorded on an H200, or on its host, by a
-# study of this question. It leads to its evidence at the end of the page.
+# Every cell runs on a laptop in seconds. A bold number was recorded on an H200, or on its host, by
+# a study of this question. It leads to its evidence at the end of the page.
 
 from functools import partial
 from itertools import product

@@ -28,8 +28,8 @@ One ONNX file and one set of weights in two runtimes: how far apart, who is righ
 """
 
 # %%
-# Every cell runs on a laptop in seconds. A bold number was recorded on an H200, or on its host, by a
-# study of this question. It leads to its evidence at the end of the page.
+# Every cell runs on a laptop in seconds. A bold number was recorded on an H200, or on its host, by
+# a study of this question. It leads to its evidence at the end of the page.
 
 import matplotlib.pyplot as plt
 import numpy as np

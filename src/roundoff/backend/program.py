@@ -23,6 +23,7 @@ from roundoff.ort import OrtSession, session
 from roundoff.ort.binding import CUDA
 from roundoff.timing.harness import no_collection
 
+from .lists import passes_a_list, without_lists
 from .sizes import known
 from .steps import Buffers, IntoStep, KernelStep, Partition, Slot, Step, constant, signature
 
@@ -296,25 +297,6 @@ def copies_of_the_processor(graph: int) -> str:
 _MEMCPY_NODE, _HOST_NODE, _CHILD_NODE, _ON_THE_GPU = 1, 3, 4, 3
 
 
-def passes_a_list(model: onnx.ModelProto) -> str:
-    """The first node whose CUDA kernel is passed a list in memory of the processor; else empty.
-
-    Sizes and addresses of parts go as arguments of the kernel where they are few or equal. Else
-    ONNX Runtime copies them from memory that it uses again after the run.
-    """
-    graph = model.graph
-    shapes = {
-        v.name: [d.dim_value for d in v.type.tensor_type.shape.dim]
-        for v in [*graph.input, *graph.output, *graph.value_info]
-    }
-    for node in graph.node:
-        parts = {"Split": node.output, "Concat": node.input}.get(node.op_type, [])
-        sizes = [shapes.get(name) for name in parts]
-        if len(parts) > 3 and (None in sizes or any(size != sizes[0] for size in sizes)):
-            return str(node.name)
-    return ""
-
-
 class Program:
     """A model ready to run on one device, with torch tensors in and out and no copies.
 
@@ -351,6 +333,7 @@ class Program:
         self.device = device
         self.cuda = device.type == "cuda"
         self.stream = torch.cuda.Stream(device) if self.cuda else None
+        model = without_lists(model) if self.cuda else model
         graph = model.graph
         self.inputs = [i.name for i in graph.input]
         self.outputs = [o.name for o in graph.output]

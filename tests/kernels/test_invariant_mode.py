@@ -273,7 +273,7 @@ def test_an_operator_that_lacks_the_property_is_named_or_counted():
     x, weight = draw(1, 2, 8), draw(3, 2, 2)
     with roundoff.invariant(), pytest.raises(VariantOperatorError, match="aten::convolution"):
         functional.conv1d(x, weight)
-    with roundoff.invariant("count") as within:
+    with roundoff.invariant(lacking="count") as within:
         made = functional.conv1d(x, weight)
         functional.conv1d(x, weight)
     assert torch.equal(made, functional.conv1d(x, weight))
@@ -282,7 +282,7 @@ def test_an_operator_that_lacks_the_property_is_named_or_counted():
     with roundoff.invariant(), pytest.raises(VariantOperatorError, match="aten::mm"):
         complex_ @ complex_
     with pytest.raises(ArgumentError, match="raise"):
-        roundoff.invariant("warn")
+        roundoff.invariant(lacking="warn")
 
 
 def test_types_and_shapes_that_do_not_meet():

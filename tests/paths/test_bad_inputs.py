@@ -632,8 +632,8 @@ def kernels() -> list[Case]:
     ]
     cases += [Case(k.attention, (q, q, q), {"mask": ones, "start": lengths[2].long()})]
     cases += [Case(k.attention, (q, q, q), {"scale": s}) for s in ("1", q)]
-    cases += [Case(k.attention, (q, q, q.clone().requires_grad_()))]
-    cases += [Case(k.invariant, (v,)) for v in ("ignore", None, 3, True, [])]
+    cases += [Case(k.invariant, (v,)) for v in ("ignore", 3, True, [])]
+    cases += [Case(k.invariant, (None,), {"lacking": v}) for v in ("ignore", None, 3, True, [])]
     cases += [Case(k.invariant, (len,)), Case(k.invariant(), (3,)), Case(k.invariant(), (None,))]
     cases += [Case(k.invariant(), (generator,))]
     convolved = torch.nn.functional.conv1d

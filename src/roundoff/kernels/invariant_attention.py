@@ -107,7 +107,8 @@ def attention(
     Returns
     -------
     torch.Tensor
-        Shape (batch, heads, queries, head), contiguous, of the type of `q`. Not differentiable.
+        Shape (batch, heads, queries, head), contiguous, of the type of `q`. Differentiable
+        once, by the formulas of softmax attention in float32, with all scores in memory.
 
     Raises
     ------
@@ -118,7 +119,7 @@ def attention(
     ArgumentError
         Tensors on different devices, or `mask` with `start` or `length`.
     UnsupportedError
-        A gradient is asked for, or a mask in whose rows no stretch of the keys kept is left.
+        A mask in whose rows no stretch of the keys kept is left.
 
     References
     ----------
@@ -144,11 +145,14 @@ def attention(
         raise ArgumentError("scale", got=type(scale).__name__, expected="a number")
     batch, _, queries, _ = q.shape
     keys = k.shape[2]
+    asked = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
     if mask is not None:
         if start is not None or length is not None:
             raise ArgumentError("a mask says it all", got="mask and start or length")
         if not isinstance(mask, torch.Tensor):
             raise ArgumentError("mask", got=type(mask).__name__, expected="a torch tensor")
+        if torch.compiler.is_compiling():  # whether a mask has gaps decides what is computed
+            return _masked_op(q, k, v, mask, q.shape[3] ** -0.5 if scale is None else scale, tf32)
         seen = seen_by_mask(mask, batch, queries, keys)
     else:
         if causal not in (True, False, "top"):
@@ -163,6 +167,9 @@ def attention(
             if t.dtype not in (torch.int64, torch.int32):
                 raise DtypeError(name, got=str(t.dtype), expected="int64 or int32")
         seen = seen_by_position(batch, queries, keys, q.device, causal, start, length)
+    if asked and not torch.compiler.is_compiling():
+        scale = q.shape[3] ** -0.5 if scale is None else scale
+        return _attention_op(q, k, v, *seen, scale, tf32)
     return attend(q, k, v, seen, scale, tf32)
 
 
@@ -183,10 +190,6 @@ def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
             expected="(batch, heads, queries, head) and twice (batch, groups, keys, head)",
         )  # fmt: skip
     _check_types(q=q, k=k, v=v)
-    if (q.requires_grad or k.requires_grad or v.requires_grad) and torch.is_grad_enabled():
-        raise UnsupportedError(
-            "this attention has no gradient", got="requires_grad", hint="use torch.no_grad()"
-        )
 
 
 # What a query sees. ---------------------------------------------------------------------------
@@ -593,3 +596,70 @@ def _attention_op(
 @_attention_op.register_fake
 def _(q: Any, k: Any, v: Any, first: Any, last: Any, order: Any, scale: float, tf32: bool) -> Any:
     return q.new_empty(q.shape)
+
+
+def _setup(ctx: Any, inputs: Any, output: Any) -> None:
+    q, k, v, first, last, order, ctx.scale, _ = inputs
+    ctx.save_for_backward(q, k, v, output, first, last, order)
+
+
+def _backward(ctx: Any, dy: torch.Tensor) -> Any:
+    q, k, v, y, first, last, order = ctx.saved_tensors
+    made = _gradients(dy, q, k, v, y, _visible(Seen(first, last, order), k.shape[2]), ctx.scale)
+    return *made, None, None, None, None, None
+
+
+_attention_op.register_autograd(_backward, setup_context=_setup)
+
+
+@torch.library.custom_op("roundoff::invariant_masked_attention", mutates_args=())
+def _masked_op(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float, tf32: bool
+) -> torch.Tensor:
+    seen = seen_by_mask(mask, q.shape[0], q.shape[2], k.shape[2])
+    return _attend(q, k, v, seen, scale, tf32)
+
+
+@_masked_op.register_fake
+def _(q: Any, k: Any, v: Any, mask: Any, scale: float, tf32: bool) -> Any:
+    return q.new_empty(q.shape)
+
+
+def _setup_masked(ctx: Any, inputs: Any, output: Any) -> None:
+    q, k, v, mask, ctx.scale, _ = inputs
+    ctx.save_for_backward(q, k, v, output, mask)
+
+
+def _backward_masked(ctx: Any, dy: torch.Tensor) -> Any:
+    q, k, v, y, mask = ctx.saved_tensors
+    return *_gradients(dy, q, k, v, y, mask[:, 0], ctx.scale), None, None, None
+
+
+_masked_op.register_autograd(_backward_masked, setup_context=_setup_masked)
+
+
+def _visible(seen: Seen, keys: int) -> torch.Tensor:
+    """Booleans (batch, queries, keys), true where a query sees a key."""
+    rank = torch.arange(keys, device=seen.first.device)
+    visible = (rank >= seen.first[..., None]) & (rank < seen.last[..., None])
+    if seen.order is None:
+        return visible
+    order = seen.order.long()[:, None].expand_as(visible)
+    return torch.zeros_like(visible).scatter(2, order, visible)
+
+
+def _gradients(
+    dy: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, y: torch.Tensor,
+    visible: torch.Tensor, scale: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    """Those of softmax(q kᵀ s) v with respect to q, k and v, at float32 or wider."""
+    groups = k.shape[1]
+    wide = torch.promote_types(q.dtype, torch.float32)
+    qs, dys, ys = (t.unflatten(1, (groups, -1)).to(wide) for t in (q, dy, y))
+    ks, vs = (t.unsqueeze(2).to(wide) for t in (k, v))
+    scores = (qs @ ks.mT * scale).masked_fill(~visible[:, None, None], -torch.inf)
+    p = scores.softmax(-1).nan_to_num(0.0)  # a query that sees nothing
+    ds = p * (dys @ vs.mT - (dys * ys).sum(-1, keepdim=True)) * scale
+    dq = (ds @ ks).flatten(1, 2)
+    dk, dv = ((t.mT @ o).sum(2) for t, o in ((ds, qs), (p, dys)))
+    return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)

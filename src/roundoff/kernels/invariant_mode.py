@@ -6,8 +6,9 @@ import contextlib
 import functools
 import inspect
 import threading
+import warnings
 from collections import Counter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar, overload
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -15,9 +16,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..errors import ArgumentError, UnsupportedError
 from .invariant_matmul import settle_mkl
+from .invariant_model import put_in_place
 from .invariant_operators import HANDLERS, MAY_LACK, Handler, concerns, lacks, register, sdpa
 
 __all__ = ["Invariant", "VariantOperatorError", "invariant"]
+
+_Module = TypeVar("_Module", bound=torch.nn.Module)
 
 
 class VariantOperatorError(UnsupportedError):
@@ -36,9 +40,24 @@ class VariantOperatorError(UnsupportedError):
     """
 
 
-def invariant(lacking: str = "raise") -> Invariant:
+@overload
+def invariant(model: None = None, *, lacking: str = "raise") -> Invariant: ...
+@overload
+def invariant(model: _Module, *, lacking: str = "raise") -> _Module: ...
+def invariant(model: Any = None, *, lacking: str = "raise") -> Any:
     """Have torch compute each row with the same bits whatever else is in the batch.
 
+    ``roundoff.invariant(model)`` changes a model, in place and for good, and gives it back: its
+    products, norms and attention are ours from then on, in eager mode, under
+    :func:`torch.compile`, and with gradients. A forward pass has the bits that it has without
+    gradients; the backward pass takes torch's formulas at the same values. What no kernel of ours
+    replaces, such as the experts of a mixture, runs within ``with roundoff.invariant()``, which
+    breaks a compiled graph; ``model.invariant_places`` names what was done to which module. Code
+    around the model is not changed: a loss, a sampling of tokens. Do not fuse what inductor would
+    reduce across rows yourself.
+
+    ``with roundoff.invariant():`` leaves the model as it is, and takes each operator when it is
+    called. That needs no model, and costs tens of microseconds an operator.
     A context manager and a decorator, for the thread that enters it; it may be nested. Within it,
 
     - products (``mm``, ``addmm``, ``bmm``, ``baddbmm``, ``mv``, ``dot``, ``linear``, and what torch
@@ -61,24 +80,28 @@ def invariant(lacking: str = "raise") -> Invariant:
 
     Parameters
     ----------
+    model : torch.nn.Module, optional
+        The model to change. Weights may be loaded, moved and cast later.
     lacking : {"raise", "count"}
-        What to do at an operator that is known to lack the property: convolutions, recurrent
-        layers, additions by index on CUDA and the like.
+        What to do about an operator, or a module, that is known to lack the property:
+        convolutions, recurrent layers, additions by index on CUDA and the like. A model with such
+        modules is refused, or with "count" changed but for these, with a warning that names them.
 
     Returns
     -------
-    Invariant
-        ``replaced`` and ``lacking`` count the calls of operators, by name.
+    Invariant or torch.nn.Module
+        The context manager, whose ``replaced`` and ``lacking`` count the calls of operators, by
+        name; of a model, the model.
 
     Raises
     ------
     ArgumentError
         Another value, or the decorator on a coroutine or generator function.
     VariantOperatorError
-        Within: such an operator, which is named.
+        Within: such an operator, which is named. Of a model: such modules.
     UnsupportedError
-        Entered in code that is being compiled; within: an attention with dropout, with a bias, with
-        a mask that has gaps, or whose gradient is asked for.
+        Entered in code that is being compiled; within: an attention with dropout, with a bias, or
+        with a mask that has gaps.
 
     References
     ----------
@@ -95,10 +118,32 @@ def invariant(lacking: str = "raise") -> Invariant:
     ...     same = torch.equal((x @ weight.T)[7:8], x[7:8] @ weight.T)
     >>> same, dict(within.replaced)
     (True, {'aten::mm': 2})
+    >>> layer = roundoff.invariant(torch.nn.Linear(64, 3))
+    >>> torch.equal(layer(x)[7:8], layer(x[7:8]))
+    True
     """
     if lacking not in ("raise", "count"):
         raise ArgumentError("lacking", got=lacking, expected="'raise' or 'count'")
-    return Invariant(lacking)
+    if model is None:
+        return Invariant(lacking)
+    if not isinstance(model, torch.nn.Module):
+        raise ArgumentError(
+            "model", got=repr(model)[:40], expected="a torch.nn.Module",
+            hint="roundoff.invariant(lacking='count') for the context manager",
+        )  # fmt: skip
+    settle_mkl()
+    places = put_in_place(model, Invariant(lacking), lacking == "count")
+    if places.lacking and lacking == "raise":
+        raise VariantOperatorError(
+            "rows of these modules may depend on the rest of the batch",
+            got=", ".join(places.lacking[:8]), expected="modules with the same bits in every batch",
+            hint='invariant(model, lacking="count") leaves them as they are',
+        )  # fmt: skip
+    if places.lacking:
+        named = ", ".join(places.lacking[:8])
+        warnings.warn(f"left as they are, and not invariant: {named}", stacklevel=2)
+    model.invariant_places = places  # type: ignore[assignment]
+    return model
 
 
 class Invariant:
@@ -115,7 +160,7 @@ class Invariant:
     --------
     >>> import torch
     >>> import roundoff
-    >>> with roundoff.invariant("count") as within:
+    >>> with roundoff.invariant(lacking="count") as within:
     ...     made = torch.nn.functional.conv1d(torch.ones(1, 1, 3), torch.ones(1, 1, 2))
     >>> dict(within.lacking)
     {'aten::convolution': 1}

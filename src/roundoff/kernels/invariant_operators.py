@@ -84,9 +84,14 @@ def lacks(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 # Products. ----------------------------------------------------------------------------------------
 
 
+@torch.compiler.assume_constant_result  # a change compiles again: torch guards the switch
+def _tf32_is_on() -> bool:
+    return bool(torch.backends.cuda.matmul.fp32_precision == "tf32")
+
+
 def _tf32(x: torch.Tensor) -> bool:
     """Whether torch is told to compute a product with *x* in TF32."""
-    return x.dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32"
+    return x.dtype == torch.float32 and _tf32_is_on()
 
 
 def _plain(func: Any, *tensors: torch.Tensor) -> bool:

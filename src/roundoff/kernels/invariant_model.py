@@ -1,0 +1,405 @@
+"""A model whose modules compute a row with the same bits in every batch, put in place once."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from types import MethodType
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from ..errors import ArgumentError
+from .invariant_cublas import route
+from .invariant_matmul import _matmul_op, _one, matmul
+from .invariant_operators import TRANSFORMERS, _pieces, _sums, _tf32, register
+
+__all__ = ["Places", "put_in_place"]
+
+#: Modules that no kernel here replaces, whose rows may depend on each other.
+_LACKING = (
+    torch.nn.modules.conv._ConvNd, torch.nn.RNNBase, torch.nn.RNNCellBase, torch.nn.EmbeddingBag,
+    torch.nn.Bilinear, torch.nn.modules.batchnorm._BatchNorm,
+)  # fmt: skip
+#: Modules of torch that compute each row alone, or nothing.
+_PLAIN = ("container", "dropout", "flatten", "padding", "activation")
+#: Modules among these that do not: softmax, whose order of additions depends on the layout.
+_COMPOSED = (
+    torch.nn.MultiheadAttention, torch.nn.Softmax, torch.nn.LogSoftmax, torch.nn.Softmax2d,
+    torch.nn.Softmin,
+)  # fmt: skip
+#: Functions of one element. On a CPU the bits depend on the element's place in the tensor.
+_ELEMENTWISE = (
+    torch.nn.SiLU, torch.nn.GELU, torch.nn.Sigmoid, torch.nn.LogSigmoid, torch.nn.Tanh,
+    torch.nn.Mish, torch.nn.ELU, torch.nn.CELU, torch.nn.SELU, torch.nn.Softplus,
+)  # fmt: skip
+#: Names in the code of a module that computes by torch's functions, not by modules alone.
+_FUNCTIONS = frozenset(
+    (
+        "addmm", "baddbmm", "bmm", "conv1d", "conv2d", "dot", "einsum", "group_norm", "layer_norm",
+        "linear", "log_softmax", "logsumexp", "matmul", "mean", "mm", "norm", "normalize", "pow",
+        "scaled_dot_product_attention", "sigmoid", "silu", "gelu", "softmax", "std", "sum", "var",
+    )
+)  # fmt: skip
+
+
+class Places:
+    """What :func:`put_in_place` did: names of modules, by what computes them now.
+
+    Attributes
+    ----------
+    replaced : dict of str to str
+        Name of a module -> the kernel that computes it.
+    within : list of str
+        Modules that run inside of ``with roundoff.invariant()``, operator by operator: slower, and
+        a break in a compiled graph.
+    lacking : list of str
+        Modules whose rows may depend on each other, and are left as they were.
+    """
+
+    def __init__(self) -> None:
+        self.replaced: dict[str, str] = {}
+        self.within: list[str] = []
+        self.lacking: list[str] = []
+
+
+def put_in_place(
+    model: torch.nn.Module, within: Callable[[Any], Any], leave: bool = False
+) -> Places:
+    """Replace the computation of each module of a model, in place.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+    within : callable
+        Makes a function that runs inside of ``with roundoff.invariant()``.
+    leave : bool
+        Whether to replace the others where modules lack the property.
+
+    Returns
+    -------
+    Places
+        Modules that lack the property are named there. Without *leave* nothing is replaced then.
+
+    Raises
+    ------
+    ArgumentError
+        An attention of transformers that cannot be replaced.
+    """
+    places = Places()
+    chosen: list[tuple[torch.nn.Module, Any]] = []
+    for name, module in model.named_modules():
+        if isinstance(module, _LACKING) and not _is_frozen(module):
+            places.lacking.append(name or type(module).__name__)
+            continue
+        forward = _forward_of(module)
+        if forward is not None:
+            chosen.append((module, forward))
+            places.replaced[name] = forward.__name__.strip("_")
+        elif _computes(module):
+            chosen.append((module, within))
+            places.within.append(name)
+    if places.lacking and not leave:
+        return places
+    _set_attention(model)
+    for module, forward in chosen:
+        if "_roundoff" in vars(module):
+            continue  # once is enough
+        if forward is within:
+            module.forward = torch.compiler.disable(within(module.forward))
+        else:
+            if forward is _elementwise:
+                text = vars(module)["_roundoff_text"] = _text_of(module)
+                _BY_TEXT.setdefault(text, copy.deepcopy(module).forward)
+            module.forward = MethodType(forward, module)
+        vars(module)["_roundoff"] = True
+    return places
+
+
+def _is_frozen(module: torch.nn.Module) -> bool:
+    """A norm over the batch that uses stored statistics computes each row alone."""
+    batch_norm = isinstance(module, torch.nn.modules.batchnorm._BatchNorm)
+    return batch_norm and not module.training and bool(module.track_running_stats)
+
+
+def _forward_of(module: torch.nn.Module) -> Any:
+    """Our forward for a module; None where there is none."""
+    cls = type(module)
+    if isinstance(module, torch.nn.Linear) and cls.forward is torch.nn.Linear.forward:
+        return _linear
+    if cls.__name__ == "Conv1D" and cls.__module__ == "transformers.pytorch_utils":
+        return _linear_by_columns
+    if isinstance(module, torch.nn.LayerNorm) and cls.forward is torch.nn.LayerNorm.forward:
+        return _layer_norm if len(module.normalized_shape) == 1 else None
+    if cls.__name__.endswith("RMSNorm"):
+        return _rms_norm_of(module)
+    if isinstance(module, _ELEMENTWISE) or cls.__module__ == "transformers.activations":
+        return None if list(module.parameters()) else _elementwise
+    return None
+
+
+def _computes(module: torch.nn.Module) -> bool:
+    """Whether a module computes what the modules in it do not."""
+    if isinstance(module, _COMPOSED):
+        return True
+    cls = type(module)
+    if isinstance(module, torch.nn.Identity) or cls is torch.nn.Embedding:
+        return False
+    if cls.__module__.startswith("torch.nn.modules"):
+        return cls.__module__.rpartition(".")[2] not in _PLAIN
+    own = [p for p in module.parameters(recurse=False) if p.is_floating_point()]
+    code = getattr(cls.forward, "__wrapped__", cls.forward)
+    names = getattr(getattr(code, "__code__", None), "co_names", ())
+    if isinstance(module, torch.nn.Embedding):
+        own = []  # a row of its table
+    return bool(own) or not _FUNCTIONS.isdisjoint(names)
+
+
+def _set_attention(model: torch.nn.Module) -> None:
+    """Our attention, in a model of transformers."""
+    register()
+    if not hasattr(model, "set_attn_implementation"):
+        return
+    try:
+        model.set_attn_implementation(TRANSFORMERS)  # type: ignore[operator]
+    except (ValueError, KeyError) as error:
+        raise ArgumentError(
+            "the model's attention cannot be replaced", got=type(model).__name__,
+            expected="a model with attention implementations of transformers",
+            hint="with roundoff.invariant(): …",
+        ) from error  # fmt: skip
+
+
+# Products. ----------------------------------------------------------------------------------------
+
+
+def _asks(*tensors: torch.Tensor | None) -> bool:
+    """Whether a gradient is asked for, or a graph is traced."""
+    if torch.compiler.is_compiling():
+        return True
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+
+
+def _linear(self: Any, x: torch.Tensor) -> torch.Tensor:
+    return product(self, x, self.weight, self.bias)
+
+
+def _linear_by_columns(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """transformers' Conv1D: a product with a weight (K, N)."""
+    return product(self, x, self.weight.t(), self.bias)
+
+
+def product(
+    owner: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """:func:`roundoff.kernels.matmul`, whose way is remembered by module and number of rows."""
+    if _asks(x, weight, bias):
+        return _matmul_op(x, weight, bias, _tf32(x), False)
+    if not x.is_cuda or not x.is_contiguous() or x.dtype not in (torch.bfloat16, torch.float16):
+        return matmul(x, weight, bias, tf32=x.is_cuda and _tf32(x))
+    ways: dict[Any, Any] = owner.__dict__.setdefault("_roundoff_ways", {})
+    key = (
+        x.shape, x.dtype, x.data_ptr() & 255, weight.data_ptr(), _switches(x.dtype),
+    )  # fmt: skip
+    way = ways.get(key)
+    if way is None:
+        rows = x.view(-1, x.shape[-1])
+        if not torch.cuda.is_current_stream_capturing() and rows.numel():
+            found = route(rows, weight, bias, _one)
+            plain = found is not None and found.__name__ == "_plainly"
+            ways[key] = functional.linear if plain else matmul
+        return matmul(x, weight, bias)
+    return way(x, weight, bias)
+
+
+def _switches(dtype: torch.dtype) -> tuple[Any, ...]:
+    """What torch is told of products: another library has other kernels."""
+    c = torch._C
+    reduced = (
+        c._get_cublas_allow_bf16_reduced_precision_reduction
+        if dtype == torch.bfloat16
+        else c._get_cublas_allow_fp16_reduced_precision_reduction
+    )
+    return (reduced(), c._get_blas_preferred_backend())
+
+
+# Norms and functions of one element, opaque to a compiler; gradients by torch's formulas. --------
+
+
+def opaque(name: str, formula: Callable[..., torch.Tensor]) -> Callable[[Any], Any]:
+    """An operator ``roundoff::name`` whose result is shaped as its first argument.
+
+    Its gradient is that of *formula*, torch's own, at the same values.
+    """
+
+    def decorate(function: Callable[..., torch.Tensor]) -> Any:
+        operator = torch.library.custom_op(f"roundoff::{name}", function, mutates_args=())
+        operator.register_fake(lambda x, *_: torch.empty_like(x))
+
+        def setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+            ctx.tensors = [i for i, value in enumerate(inputs) if isinstance(value, torch.Tensor)]
+            ctx.rest = [None if i in ctx.tensors else value for i, value in enumerate(inputs)]
+            ctx.save_for_backward(*(inputs[i] for i in ctx.tensors))
+
+        def backward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
+            inputs: list[Any] = list(ctx.rest)
+            for i, saved in zip(ctx.tensors, ctx.saved_tensors, strict=True):
+                inputs[i] = saved.detach().requires_grad_(bool(ctx.needs_input_grad[i]))
+            asked = [i for i in ctx.tensors if ctx.needs_input_grad[i]]
+            with torch.enable_grad():
+                y = formula(*inputs)
+            grads = torch.autograd.grad(y, [inputs[i] for i in asked], dy)
+            found = dict(zip(asked, grads, strict=True))
+            return tuple(found.get(i) for i in range(len(inputs)))
+
+        operator.register_autograd(backward, setup_context=setup)
+        return operator
+
+    return decorate
+
+
+def _layer_norm_of_torch(x: Any, weight: Any, bias: Any, eps: float) -> torch.Tensor:
+    return functional.layer_norm(x, x.shape[-1:], weight, bias, eps)
+
+
+@opaque("invariant_layer_norm", _layer_norm_of_torch)
+def _layer_norm_op(
+    x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float
+) -> torch.Tensor:
+    return _layer_norm_of_torch(x, weight, bias, eps)  # a program of its own for each row
+
+
+def _layer_norm(self: Any, x: torch.Tensor) -> torch.Tensor:
+    if torch.compiler.is_compiling():  # else a compiler adds in its own order
+        return _layer_norm_op(x, self.weight, self.bias, self.eps)
+    return _layer_norm_of_torch(x, self.weight, self.bias, self.eps)
+
+
+def _rms_formula(
+    x: torch.Tensor, weight: torch.Tensor | None, eps: float, kind: str, own: bool = False
+) -> torch.Tensor:
+    wide = x if x.dtype == torch.float64 else x.float()
+    square = wide.pow(2)
+    n = x.shape[-1]
+    if own and x.is_cuda:
+        mean = _sums(square.reshape(-1, n), float(n)).view(*x.shape[:-1], 1)
+        scale = torch.rsqrt(mean + eps)
+    elif own:
+        mean = _mean(square)
+        made = _pieces(torch.rsqrt, mean + eps)
+        scale = torch.rsqrt(mean + eps) if made is None else made
+    else:
+        scale = torch.rsqrt(square.mean(-1, keepdim=True) + eps)
+    made = wide * scale
+    if weight is None:
+        return made.to(x.dtype)
+    if kind == "rounded first":
+        return weight * made.to(x.dtype)
+    return (made * (1.0 + weight.float() if kind == "of one" else weight)).to(x.dtype)
+
+
+def _mean(rows: torch.Tensor) -> torch.Tensor:
+    """Means of rows on a CPU, where torch adds a single long row in several threads."""
+    n = rows.shape[-1]
+    if rows.numel() != n:
+        return rows.mean(-1, keepdim=True)
+    return (
+        rows.reshape(1, n)
+        .expand(2, n)
+        .contiguous()
+        .mean(-1, keepdim=True)[:1]
+        .view(*rows.shape[:-1], 1)
+    )
+
+
+@opaque("invariant_rms_norm", _rms_formula)
+def _rms_norm_op(
+    x: torch.Tensor, weight: torch.Tensor | None, eps: float, kind: str
+) -> torch.Tensor:
+    return _rms_formula(x, weight, eps, kind, own=True)
+
+
+def _rms_norm(self: Any, x: torch.Tensor, *, kind: str) -> torch.Tensor:
+    eps = next((getattr(self, n) for n in ("variance_epsilon", "eps") if hasattr(self, n)), None)
+    if eps is None:  # torch's default, of the type that it computes in
+        eps = torch.finfo(torch.promote_types(x.dtype, torch.float32)).eps
+    weight = getattr(self, "weight", None)
+    if _asks(x, weight):
+        return _rms_norm_op(x, weight, eps, kind)
+    return _rms_formula(x, weight, eps, kind, own=True)
+
+
+def _rms_norm_rounded_first(self: Any, x: torch.Tensor) -> torch.Tensor:
+    return _rms_norm(self, x, kind="rounded first")
+
+
+def _rms_norm_of_one(self: Any, x: torch.Tensor) -> torch.Tensor:
+    return _rms_norm(self, x, kind="of one")
+
+
+def _rms_norm_rounded_last(self: Any, x: torch.Tensor) -> torch.Tensor:
+    return _rms_norm(self, x, kind="rounded last")
+
+
+_RMS_NORMS = (_rms_norm_rounded_first, _rms_norm_of_one, _rms_norm_rounded_last)
+
+
+def _rms_norm_of(module: torch.nn.Module) -> Any:
+    """The forward whose values are this module's, on numbers of bfloat16; None where none is.
+
+    Classes of this name differ in where they round, and in what they add to the weight.
+    """
+    weight = getattr(module, "weight", None)
+    if not isinstance(weight, torch.Tensor) or weight.dim() != 1 or weight.is_meta:
+        return None
+    if len(list(module.parameters())) != 1:
+        return None
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(64, len(weight), generator=generator).to(weight.device, torch.bfloat16)
+    probe = torch.nn.Parameter(torch.randn(len(weight), generator=generator).to(x))
+    before = module.weight
+    with torch.no_grad():
+        try:
+            module.weight = probe
+            wanted = module(x)
+            alike = [
+                (forward, float((forward(module, x) == wanted).float().mean()))
+                for forward in _RMS_NORMS
+            ]
+        except (RuntimeError, TypeError):
+            return None
+        finally:
+            module.weight = before
+    forward, share = max(alike, key=lambda found: found[1])
+    return forward if share > 0.99 else None
+
+
+#: Functions of one element, by a text that stands for them in a compiled graph.
+_BY_TEXT: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {}
+
+
+def _text_of(module: torch.nn.Module) -> str:
+    """A class and its settings: two modules of one text compute the same."""
+    cls = type(module)
+    settings = {k: v for k, v in vars(module).items() if isinstance(v, (str, bool, int, float))}
+    settings.pop("training", None)
+    return f"{cls.__module__}.{cls.__qualname__} {sorted(settings.items())}"
+
+
+def _of_one(x: torch.Tensor, text: str) -> torch.Tensor:
+    return _BY_TEXT[text](x)
+
+
+@opaque("invariant_elementwise", _of_one)
+def _elementwise_op(x: torch.Tensor, text: str) -> torch.Tensor:
+    made = _pieces(_BY_TEXT[text], x)
+    return _of_one(x, text).clone() if made is None else made
+
+
+def _elementwise(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """On CUDA torch's: there the bits do not depend on an element's place."""
+    if x.is_cuda:
+        made: torch.Tensor = type(self).forward(self, x)
+        return made
+    return _elementwise_op(x, self._roundoff_text)

@@ -1,0 +1,235 @@
+"""roundoff.invariant(model): models that are changed in place."""
+
+import copy
+import functools
+
+import pytest
+import torch
+from torch.nn import functional
+
+import roundoff
+from roundoff.errors import ArgumentError
+from roundoff.kernels import attention, invariant_model
+from roundoff.kernels.invariant_attention import seen_by_mask
+from roundoff.kernels.invariant_mode import VariantOperatorError
+
+from .test_invariant_mode import DEVICE, draw, model_of, padded_on_the_left
+
+slow = pytest.mark.slow(reason="a compiler, for minutes")
+MODELS = ("Llama", "Qwen2", "Gemma", "Mixtral", "GPT2")
+
+
+def changed(name, dtype):
+    if name != "GPT2":
+        return roundoff.invariant(model_of(name, dtype))
+    import transformers
+
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(n_embd=64, n_head=4, n_layer=2, vocab_size=131, n_inner=100)
+    model = transformers.GPT2LMHeadModel(config).to(DEVICE, dtype).eval().requires_grad_(False)
+    return roundoff.invariant(model)
+
+
+def tokens(count=70):
+    generator = torch.Generator().manual_seed(1)
+    return torch.randint(0, 131, (6, count), generator=generator).to(DEVICE)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_has_the_property(name, dtype):
+    from transformers import StaticCache
+
+    model, ids = changed(name, dtype), tokens()
+    with torch.no_grad():
+        whole = model(ids).logits
+        for rows in ([0], [5], [3, 1], [2, 2, 4]):  # alone and in other company
+            assert torch.equal(model(ids[rows]).logits, whole[rows])
+        made, cache = [], None
+        for start, end in ((0, 13), (13, 66), *((i, i + 1) for i in range(66, 70))):
+            out = model(ids[:, start:end], past_key_values=cache, use_cache=True)
+            made, cache = [*made, out.logits], out.past_key_values
+        assert torch.equal(torch.cat(made, 1), whole)
+        wide, mask, positions = padded_on_the_left(ids[:2, :66], 75)
+        cache = StaticCache(config=model.config, max_cache_len=90)
+        mask = functional.pad(mask, (0, 15), value=1)
+        options = {"attention_mask": mask, "past_key_values": cache, "use_cache": True}
+        logits = model(wide, position_ids=positions, **options).logits[:, -66:]
+        assert torch.equal(logits, whole[:2, :66])
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_it_is_near_the_model_that_it_was(name):
+    model, ids = changed(name, torch.float32), tokens(12)
+    plain = type(model)(model.config).to(DEVICE).eval()
+    plain.load_state_dict(model.state_dict())
+    with torch.no_grad():
+        torch.testing.assert_close(model(ids).logits, plain(ids).logits, rtol=1e-4, atol=1e-5)
+    places = model.invariant_places
+    assert len([n for n in places.replaced if n.endswith("lm_head")]) == 1
+    assert bool(places.within) == (name == "Mixtral"), places.within  # its experts and routers
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_forward_pass_of_training_has_the_bits_of_sampling(name):
+    """A trainer reads a text whole, with gradients; a sampler wrote it token by token."""
+    # torch's gradient of a mixture takes no rows of 200 bytes.
+    dtype = torch.float32 if name == "Mixtral" else torch.bfloat16
+    model, ids = changed(name, dtype), tokens(20)
+    made, cache = [], None
+    with torch.no_grad():
+        for i in range(20):
+            out = model(ids[:, i : i + 1], past_key_values=cache, use_cache=True)
+            made, cache = [*made, out.logits], out.past_key_values
+    model.requires_grad_(True)
+    logits = model(ids).logits
+    assert torch.equal(logits.detach(), torch.cat(made, 1))
+    logits.float().log_softmax(-1)[:, :-1].gather(2, ids[:, 1:, None]).sum().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_gradients_are_torchs(name):
+    model, ids = changed(name, torch.float32), tokens(12)
+    plain = type(model)(model.config).to(DEVICE).eval()
+    plain.load_state_dict(model.state_dict())
+    made = []
+    for one in (model, plain):
+        one.requires_grad_(True)
+        loss = one(ids, labels=ids).loss
+        made.append(torch.autograd.grad(loss, list(one.parameters())))
+    for a, b in zip(*made, strict=True):
+        scale = float(b.abs().max())
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5 + 1e-4 * scale)
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="float64 is multiplied on a CPU alone")
+@pytest.mark.parametrize("kind", ["causal", "masked", "order"])
+def test_gradients_of_attention_in_float64(kind):
+    generator = torch.Generator().manual_seed(2)
+
+    def draw(*shape):
+        made = torch.randn(*shape, generator=generator, dtype=torch.float64)
+        return made.requires_grad_()
+
+    q, k, v = draw(2, 4, 3, 4), draw(2, 2, 6, 4), draw(2, 2, 6, 4)
+    mask = None
+    if kind != "causal":
+        mask = torch.ones(2, 1, 3, 6, dtype=torch.bool).tril(3)
+        mask[0, :, :, :2] = False  # padding
+        mask[1, :, 0] = False  # a query that sees nothing
+        if kind == "order":
+            mask[0, :, :, 3] = False  # a gap, the same for all queries
+            assert seen_by_mask(mask, 2, 3, 6).order is not None
+    options = {"causal": True} if mask is None else {"mask": mask}
+    assert torch.autograd.gradcheck(lambda *t: attention(*t, **options), (q, k, v))
+
+
+def test_gradients_of_norms_and_functions_in_float64():
+    from transformers.activations import ACT2FN
+    from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
+    from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
+    layers = [LlamaRMSNorm(6), GemmaRMSNorm(6), torch.nn.RMSNorm(6), torch.nn.LayerNorm(6)]
+    layers += [ACT2FN["silu"], ACT2FN["gelu_new"], torch.nn.GELU()]
+    generator = torch.Generator().manual_seed(2)
+    x = torch.randn(2, 3, 6, generator=generator, dtype=torch.float64).requires_grad_()
+    kinds = [invariant_model._rms_norm_of(layer) for layer in layers[:3]]
+    assert kinds == list(invariant_model._RMS_NORMS)
+    for layer in layers[3:]:
+        ours = roundoff.invariant(copy.deepcopy(layer).double())
+        torch.testing.assert_close(ours(x), copy.deepcopy(layer).double()(x))
+        assert torch.autograd.gradcheck(ours, (x,))
+    for kind in ("rounded first", "of one", "rounded last"):
+        weight = torch.ones(6, dtype=torch.float64).requires_grad_()
+        norm = functools.partial(rounded, kind=kind)
+        # A weight plus one is in float32, as Gemma has it.
+        loose = {"eps": 1e-3, "atol": 1e-3} if kind == "of one" else {}
+        assert torch.autograd.gradcheck(norm, (x, weight), **loose)
+
+
+def rounded(x, weight, kind):
+    return invariant_model._rms_norm_op(x, weight, 1e-6, kind)
+
+
+def test_it_keeps_the_property_when_weights_move():
+    model, ids = changed("Llama", torch.float32), tokens(20)
+    other = copy.deepcopy(model)
+    other.load_state_dict({k: v * 1.5 for k, v in model.state_dict().items()})
+    assert roundoff.invariant(model) is model  # twice is once
+    for one in (other, other.half(), other.to(torch.bfloat16), model):
+        with torch.no_grad():
+            whole = one(ids).logits
+            assert torch.equal(one(ids[2:3]).logits, whole[2:3])
+    with torch.no_grad():
+        assert not torch.equal(model(ids).logits, other.float()(ids).logits)
+
+
+class Own(torch.nn.Module):
+    """A module as people write them: attention by a function, a parameter of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.into, self.scale = torch.nn.Linear(64, 192), torch.nn.Parameter(torch.ones(64))
+        self.norm = torch.nn.LayerNorm(64)
+
+    def forward(self, x):
+        q, k, v = self.into(self.norm(x)).view(*x.shape[:-1], 3, 4, 16).permute(2, 0, 3, 1, 4)
+        y = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return functional.silu(y.transpose(1, 2).flatten(2)) @ torch.diag(self.scale)
+
+
+def test_a_module_that_computes_by_functions_runs_within():
+    torch.manual_seed(0)
+    model = roundoff.invariant(torch.nn.Sequential(Own(), torch.nn.Linear(64, 8)).to(DEVICE))
+    assert model.invariant_places.within == ["0"]
+    x = draw(9, 33, 64)
+    with torch.no_grad():
+        whole = model(x)
+        for rows in (1, 2, 5):
+            assert torch.equal(model(x[3 : 3 + rows]), whole[3 : 3 + rows])
+
+
+def test_what_lacks_the_property_is_named():
+    def make():
+        return torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Conv1d(2, 2, 1))
+
+    model = make()
+    with pytest.raises(VariantOperatorError) as error:
+        roundoff.invariant(model)
+    assert error.value.got == "1"
+    assert "forward" not in vars(model[0])  # nothing was changed
+    with pytest.warns(UserWarning, match="not invariant: 1"):
+        roundoff.invariant(make(), lacking="count")
+    with pytest.raises(VariantOperatorError):
+        roundoff.invariant(torch.nn.BatchNorm1d(3))
+    assert roundoff.invariant(torch.nn.BatchNorm1d(3).eval()).invariant_places.lacking == []
+    for wrong in ("count", torch.ones(2), len):
+        with pytest.raises(ArgumentError, match="Module"):
+            roundoff.invariant(wrong)
+
+
+@pytest.mark.parametrize(
+    ("name", "backend"),
+    [("Llama", "aot_eager")]
+    + [pytest.param(n, "inductor", marks=slow) for n in MODELS if n != "Mixtral"],
+)
+def test_it_compiles_without_a_break(name, backend):
+    torch._dynamo.reset()
+    model, ids = changed(name, torch.float32), tokens(24)
+    with torch.no_grad():
+        eager = model(ids).logits
+        run = torch.compile(
+            lambda ids: model(ids, use_cache=False).logits,
+            backend=backend,
+            fullgraph=True,
+            dynamic=True,
+        )
+        whole = run(ids)
+        torch.testing.assert_close(whole, eager, rtol=1e-4, atol=1e-5)
+        for rows in ([0], [4], [3, 1], [2, 2, 4]):
+            assert torch.equal(run(ids[rows]), whole[rows])
+    model.requires_grad_(True)
+    run(ids).sum().backward()
+    assert all(p.grad is not None for p in model.parameters())
+    torch._dynamo.reset()

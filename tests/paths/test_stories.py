@@ -15,6 +15,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 from roundoff.reductions import (
     arrange,
@@ -219,3 +220,71 @@ def test_page_and_study_on_sums_agree_bit_for_bit(told: dict[str, Told]) -> None
     names = told[REDUCTION].names
     assert np.array_equal(names["orders"], study["arrange"](names["x"], study["orders"](8192)))
     assert float(binned(names["x"])) == round_exact(exact_sum(names["x"]), np.float32)
+
+
+# --- the text of a model
+
+BITS = "plot_bits_to_words"
+
+
+def check_words(story: Told) -> None:
+    """What the page on a different text says of its output, with whatever model."""
+    names, text = story.names, story.text
+    assert "bfloat16 twice:      0 texts differ" in text
+    assert "float32 and float64: 0 texts differ" in text
+    assert "logits that differ from float32's: 0\n" in text
+    assert "different bits:" not in text
+    assert int(names["differ"].sum()) == text.count("float64  ")  # of two at most
+    (table,) = (t for t in story.tables if "smallest gap" in t)
+    assert table["different tokens"].tolist() == [int(names["flipped"].sum()), 0]
+    assert float(table["mean change"]["float32"]) < float(table["smallest gap"]["float32"]) / 10
+    smaller = float(table["mean change"]["bfloat16"]) / float(table["mean change"]["float32"])
+    assert smaller > 3000, "tens of thousands of times smaller"
+    flipped, gap, change = names["flipped"], names["gap"], names["change"]
+    assert (gap >= 0).all()
+    assert flipped[gap + change < 0].all(), "a dot above the line is a different token"
+    assert gap[flipped].max() < gap.median(), "the dots that change lie near zero"
+
+
+def test_what_the_page_on_words_says_of_its_output(told: dict[str, Told]) -> None:
+    check_words(told[BITS])
+
+
+@pytest.mark.slow(reason="a model of 135 million parameters in float64")
+def test_what_the_page_on_words_says_of_the_whole_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("UNITTEST_GOING", raising=False)
+    monkeypatch.setattr("roundoff.record.read_records", lambda page, folder="": [])
+    story = Told(BITS)
+    check_words(story)
+    names = story.names
+    assert names["differ"].sum() >= 1
+    assert names["change"].abs().median() < names["gap"].median() / 10, "small beside the gap"
+    expected, found = float(names["share"]) * len(names["gap"]), int(names["flipped"].sum())
+    assert abs(found - expected) < 3 * expected**0.5, "it scatters by its square root"
+
+
+def test_the_rule_of_changed_tokens_needs_no_normal_changes() -> None:
+    """Half of density times mean absolute change; here of changes with heavy tails."""
+    rng = np.random.default_rng(0)
+    gap, change = rng.exponential(20, 10**6), rng.standard_t(3, 10**6)
+    density = (gap < 0.2).mean() / 0.2
+    share = density * np.abs(change).mean() / 2
+    assert share == pytest.approx((change > gap).mean(), rel=0.05)
+
+
+def test_page_and_study_on_words_agree_bit_for_bit(told: dict[str, Told]) -> None:
+    names, study = told[BITS].names, runpy.run_path(str(ROOT / "studies" / "bits_to_words.py"))
+    if study["GPU"]:
+        pytest.skip("the study runs on the GPU, the page on the processor")
+    along = study["Along"](names["asked"], names["tokens"])
+    assert along.truth.tokens.tolist() == names["truth"].tokens.tolist()
+    assert torch.equal(along.exact, names["exact"])
+    model = study["model_of"]("bfloat16")
+    steps = along.follow("bfloat16", "batch of 8", model, len(names["asked"]))
+    assert torch.equal(torch.tensor(steps["gap"].to_numpy()), -names["change"])
+    assert steps["differs"].tolist() == names["flipped"].tolist()
+    again = study["Again"]()
+    with torch.no_grad(), again:
+        model(names["ids"])
+    assert sum(again.calls.values()) > 20
+    assert not again.changed

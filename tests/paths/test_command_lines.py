@@ -10,6 +10,7 @@ import ast
 import json
 import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -265,7 +266,6 @@ def refused(
 
 
 OPTIONS = {
-    "plot_gemm_fusion": ["config", "itype", "warmup", "repeat", "budget"],
     "plot_llama_backend": ["config", "num_hidden_layers", "with_mask", "dtype", "budget"],
     "plot_whole_model": ["layers", "batch", "dtype", "budget", "limit"],
     "plot_batch_invariance": [
@@ -308,8 +308,6 @@ PARTICULAR = [
     ("plot_llama_backend", "num_hidden_layers", "0"),
     ("plot_llama_backend", "dtype", "float32,float8"),
     ("plot_llama_backend", "budget", "nan"),
-    ("plot_gemm_fusion", "itype", "7"),
-    ("plot_gemm_fusion", "repeat", "0"),
     ("plot_whole_model", "layers", "31"),
     ("plot_whole_model", "batch", "1,0"),
     ("plot_whole_model", "batch", ","),
@@ -351,11 +349,22 @@ def test_a_record_that_cannot_be_written_is_refused_before_anything_is_measured(
     assert "--second" in refused(page, ["--second"], monkeypatch, capsys)
 
 
+@pytest.mark.parametrize(
+    "options",
+    ["--config -1", "--config huge", "--itype 7", "--warmup -1", "--repeat 0", "--budget -1"],
+)
+def test_the_study_of_gemms_refuses_nonsense(options: str, capsys: pytest.CaptureFixture) -> None:
+    study = runpy.run_path(str(ROOT / "studies" / "gemm_fusion.py"))["study"]
+    with pytest.raises(SystemExit) as ended:
+        study.main(options.split())
+    assert ended.value.code == 2
+    assert options.split()[0] in capsys.readouterr().err
+
+
 # --- whole pages
 
 slow = pytest.mark.slow(reason="whole pages in processes of their own")
 WHOLE = [
-    ("plot_gemm_fusion", "--config 24,40 --itype 1 --warmup 0 --repeat 1 --budget 0.02"),
     ("plot_llama_backend", "--config small --num_hidden_layers 2 --dtype float32 --budget 0"),
     ("plot_whole_model", "--layers 1 --batch 3 --dtype float32 --budget 0.1 --limit 100"),
     ("plot_whole_model", "--limit 0.01"),  # the first case alone
@@ -366,6 +375,10 @@ WHOLE = [
     ("plot_all_reduce_order", "--limit 30"),
     ("studies/bits_to_words.py", "--prompts 1 --tokens 3 --passages 1 --batch 2 --most 2"),
     ("studies/layer_norm_discrepancies.py", "--width 33 --rows 20"),
+    (
+        "studies/gemm_fusion.py",
+        "--config 24,40 --itype 1 --warmup 0 --repeat 1 --budget 0.02",
+    ),
 ]
 
 

@@ -13,10 +13,14 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
+import onnx.parser
 import pandas as pd
 import pytest
 import torch
 
+from roundoff.ort import session
+from roundoff.page import choose
+from roundoff.record import RECORDED, read_record, read_records
 from roundoff.reductions import (
     arrange,
     binned,
@@ -288,3 +292,91 @@ def test_page_and_study_on_words_agree_bit_for_bit(told: dict[str, Told]) -> Non
         model(names["ids"])
     assert sum(again.calls.values()) > 20
     assert not again.changed
+
+
+# --- one large Gemm or two small ones
+
+GEMM = "plot_gemm_fusion"
+
+
+def test_what_the_page_on_gemms_says_of_its_output(told: dict[str, Told]) -> None:
+    names = told[GEMM].names
+    over = {
+        (cell, name): names[cell].ratio(name, "two Gemms").value
+        for cell in ("puzzle", "large", "parts")
+        for name in names[cell].samples
+    }
+    assert over["puzzle", "joined in each run"] > 1.2, "it takes much longer"
+    assert over["large", "joined before"] < over["puzzle", "joined in each run"]
+    assert over["parts", "Concat alone"] > 1, "it takes longer than the two Gemms"
+    # "With one row, joining in each run costs most. With many rows it costs less."
+    each_run = names["live"]["joined in each run"]
+    assert each_run.index.tolist() == list(names["ROWS"])
+    assert each_run[1] > each_run.iloc[-1]
+
+
+def test_the_benchmark_of_squares_has_every_column(told: dict[str, Told]) -> None:
+    """Mean, deviation, extremes, warm-up and repeats of each model and size; the ratios."""
+    names = told[GEMM].names
+    columns = {"mean", "std", "min", "max", "warm-up", "repeats"}
+    (shown,) = (table for table in told[GEMM].tables if columns <= set(table))
+    assert len(shown) == 3 * len(names["SIZES"])
+    assert (shown["repeats"] == names["REPEAT"]).all()
+    assert (shown["warm-up"] >= names["WARMUP"]).all()
+    squares = names["squares"]
+    assert squares.index.tolist() == list(names["SIZES"])
+    quotient = squares["joined before"] / squares["two Gemms"]
+    assert quotient.tolist() == squares["ratio, before"].tolist()
+    assert quotient.iloc[0] < 1, "joined before, small squares take less time"
+    assert (squares["difference"] < 1e-5).all()
+
+
+def test_the_table_of_two_gpus_is_that_of_their_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UNITTEST_GOING", "1")
+    monkeypatch.setattr("roundoff.record.read_records", read_records)  # not those of a story
+    names = Told(GEMM).names
+    table, cases = names["both_gpus"], names["CASES"]
+    assert table.shape == (len(cases), 4)
+    for machine, file in ("H200", "nvidia-h200"), ("H100", "nvidia-h100-80gb-hbm3"):
+        record = read_record(RECORDED / GEMM / f"{file}.json")
+        for case, (shape, way) in cases.items():
+            where = {"case": shape, "way": way, "precision": "float16"}
+            row = choose(record.tables["times"], where)
+            again = record.second["times"].loc[row.index]
+            lows = row["low"].item(), again["low"].item()
+            highs = row["high"].item(), again["high"].item()
+            said = table.loc[case, f"{machine} float16"]
+            if min(lows) > 1 or max(highs) < 1:
+                assert said == f"{row['ratio'].item():.2f}"
+            else:
+                assert said == "equal"
+    decided = table[(table != "equal").all(axis=1)].astype(float)
+    assert ((decided < 1).all(axis=1) | (decided > 1).all(axis=1)).all(), "none on both sides of 1"
+
+
+def test_page_and_study_on_gemms_agree_bit_for_bit(told: dict[str, Told]) -> None:
+    names, study = told[GEMM].names, runpy.run_path(str(ROOT / "studies" / "gemm_fusion.py"))
+    case = study["Case"](1, False, 32, 32, (32, 32))
+    ours = names["draw"](32, 32, 32)
+    x, weights, joined = next(study["buffers_of"](case, 1, 0))
+    theirs = {"X": x.cpu(), "Y": weights[0].cpu(), "Z": weights[1].cpu(), "W": joined.cpu()}
+    if study["DEVICE"] == "cpu":
+        assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    models = {"two Gemms": "not fused", "joined in each run": "fused inside"}
+    models["joined before"] = "precomputed"
+    for name, how in models.items():
+        model = onnx.parser.parse_model(study["gemms"](how, case))
+        page = onnx.parser.parse_model(names["HEAD"] + names["MODELS"][name])
+        kinds = [[node.op_type for node in m.graph.node] for m in (model, page)]
+        assert kinds[0] == kinds[1]
+        run = session(model, threads=1)
+        fed = [ours[key] for key in ("XW" if how == "precomputed" else "XYZ")]
+        (result,) = run.run(dict(zip(run.input_names, fed, strict=True)))
+        assert torch.equal(result, names["call"](names["MODELS"][name], ours)()[0])
+
+
+def test_every_recorded_table_on_gemms_is_one_of_the_study() -> None:
+    study = runpy.run_path(str(ROOT / "studies" / "gemm_fusion.py"))["study"]
+    for record in read_records(GEMM):
+        assert set(record.tables) == set(study.tables)
+        assert set(record.values) == {value.name for value in study.values}

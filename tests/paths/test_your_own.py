@@ -105,14 +105,24 @@ def test_the_cell_of_a_new_page_runs_as_printed() -> None:
 
 @on("plot_gemm_fusion")
 @pytest.mark.parametrize(
-    "shape", ["(1, False, 3, 70, (33, 5, 130), True)", "(10, True, 1, 129, (7, 7), False)"]
+    ("dtype", "rows", "widths"),
+    [("float32", 3, "(33, 5, 130)"), ("float16", 1, "(7, 7)"), ("bfloat16", 37, "(1,)")],
 )
-def test_own_shapes_of_a_product(page: str, own: Notebook, shape: str) -> None:
-    table = own.run(SHAPE=f"Case{shape}")["own"]
-    assert {"ORT, not fused", "ORT, fused inside", "ORT, precomputed"} <= set(table["way"])
-    assert (table["note"] == "").all(), table["note"].unique()
-    assert table["rms error"].between(0.1, 4).all()
+def test_own_weights_of_a_product(
+    page: str, own: Notebook, dtype: str, rows: int, widths: str, capsys: pytest.CaptureFixture
+) -> None:
+    drawn = "torch.randn({}, generator=torch.manual_seed(1)).to(torch." + dtype + ")"
+    weights = f"[{drawn.format('n, 70')}.T.requires_grad_() for n in {widths}]"
+    names = own.run(X=drawn.format(f"{rows}, 70"), WEIGHTS=weights)
+    shown = capsys.readouterr().out.splitlines()
+    table, exact = names["prices"].set_index("label"), names["X"].double()
+    assert list(table.index) == ["separate", "one product"]
     assert ((table["low"] <= table["ratio"]) & (table["ratio"] <= table["high"])).all()
+    for line, name in zip(shown, table.index, strict=True):
+        assert line.startswith(name)
+        assert 0.05 < float(line.split()[-1]) < 8
+        for result, weight in zip(names["products"][name](), names["WEIGHTS"], strict=True):
+            assert scaled_error(exact @ weight.double(), result).rms < 8
 
 
 @on("plot_llama_backend")
@@ -395,12 +405,11 @@ def test_own_weight_of_any_type(
 TYPED = (RoundoffError,)
 TORCHS_OWN = (RuntimeError, *TYPED)
 BROKEN: list[tuple[str, dict[str, str], tuple[type[Exception], ...], str]] = [
-    ("plot_gemm_fusion", {"SHAPE": "Case(7, False, 3, 70, (33, 5), True)"}, TYPED, "1, 10 or 16"),
-    ("plot_gemm_fusion", {"SHAPE": "Case(1, False, -3, 70, (33, 5))"}, TYPED, "sizes from 1"),
-    ("plot_gemm_fusion", {"SHAPE": "Case(1, False, 3, 70, ())"}, TYPED, "one to three widths"),
-    ("plot_gemm_fusion", {"SHAPE": "Case(1, False, 3, 70, (8,) * 4)"}, TYPED, "to three widths"),
-    ("plot_gemm_fusion", {"SHAPE": "Case(1, False, 3, 70, 33)"}, TYPED, "one to three widths"),
-    ("plot_gemm_fusion", {"SHAPE": "(3, 70, 33)"}, TYPED, "try: Case("),
+    ("plot_gemm_fusion", {"WEIGHTS": "[]"}, (ValueError, *TORCHS_OWN), "non-empty"),
+    ("plot_gemm_fusion", {"X": "torch.randn(1, 3)"}, TORCHS_OWN, "multiplied"),
+    ("plot_gemm_fusion", {"X": "torch.randn(1, 512).half()"}, TORCHS_OWN, "dtype"),
+    ("plot_gemm_fusion", {"X": "torch.full((1, 512), torch.nan)"}, TYPED, "finite"),
+    ("plot_gemm_fusion", {"WEIGHTS": "[torch.ones(512, 2), torch.ones(5, 2)]"}, TORCHS_OWN, "512"),
     ("plot_llama_backend", {"MODEL": "'model.onnx'"}, TYPED, "a torch module"),
     ("plot_llama_backend", {"INPUTS": "torch.randn(3, 256)"}, TYPED, "a tuple"),
     ("plot_llama_backend", {"INPUTS": "()"}, TYPED, "a tuple of tensors"),

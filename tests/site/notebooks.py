@@ -31,7 +31,6 @@ TIMED = {
         "cost.one tile",
     ],
     "plot_bits_to_words": ["costs.× bfloat16", "costs.low", "costs.high"],
-    "plot_gemm_fusion": ["times.*", "one-token.*", "squares.*", "graphs.*"],
     "plot_llama_backend": [
         "costs.*", "times.warmup", "times.N calls", "times.memory", "times.products",
         "times.× inductor",

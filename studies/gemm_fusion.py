@@ -1,0 +1,516 @@
+"""The study behind "Is one large Gemm faster than two small ones?".
+
+Products of one matrix with two or three others: as separate Gemms, as one Gemm whose weights are
+joined in each run, and as one Gemm whose weights were joined before; in ONNX Runtime, PyTorch and
+inductor, called and replayed as CUDA graphs. Times, bits, and errors against float64.
+
+The page tells the story with small experiments. This file measures the full grid, writes the
+record, and defines each number that the page may print.
+
+    python studies/gemm_fusion.py --config 256,512 --itype 1 --repeat 10
+    python studies/gemm_fusion.py --record
+"""
+
+from __future__ import annotations
+
+from functools import cache, partial
+from typing import Any, NamedTuple
+
+import onnx.parser
+import pandas as pd
+import torch
+
+from roundoff.compare import scaled_error
+from roundoff.dtypes import DTYPES, onnx_dtype_to_torch_dtype
+from roundoff.errors import UnsupportedError
+from roundoff.ort import available, session
+from roundoff.page.measurement import Study
+from roundoff.script import unit_test_going, usage_error
+from roundoff.timing import copies, free_memory, measure, pool, torch_precision
+
+NAME = "plot_gemm_fusion"
+quick = unit_test_going()
+CONFIGS = {
+    "small": (32, 64, 128) if quick else (256, 512, 1024),
+    "medium": (512, 1024, 2048),
+    "large": (1024, 2048, 4096, 8192),
+    "full": (32, 64, 128) if quick else (256, 512, 1024, 2048, 4096, 8192),
+}
+GPU = torch.cuda.is_available() and bool(available(["CUDAExecutionProvider"]))
+PART, DEVICE = ("gpu", "cuda") if GPU else ("cpu", "cpu")
+
+study = Study(
+    NAME,
+    "One large Gemm or several small ones: times, bits and errors in ONNX Runtime and PyTorch.",
+    on="nvidia-h200",
+    config=("full" if GPU else "small", f"{', '.join(CONFIGS)}, or sizes such as 256,300"),
+    itype=("1,10,16" if GPU else "1", "ONNX types: 1 (float32), 10 (float16), 16 (bfloat16)"),
+    warmup=(3, "least calls before the first round", 0),
+    repeat=(6, "least number of rounds", 1),
+    budget=(0.0, "seconds to spend on a comparison; 0: chosen for the device", 0.0),
+)
+
+
+def numbers(option: str, text: str, allowed: tuple[int, ...] = ()) -> list[int]:
+    """The whole numbers of an option, or a clear end."""
+    wanted = f"some of {', '.join(map(str, allowed))}" if allowed else "a name, or numbers from 1"
+    listed = [int(part) if part.strip().isdecimal() else 0 for part in text.split(",")]
+    if min(listed) < 1 or (allowed and not set(listed) <= set(allowed)):
+        usage_error(NAME, f"--{option} {text}: expected {wanted}, separated by commas")
+    return list(dict.fromkeys(listed))
+
+
+class Case(NamedTuple):
+    itype: int
+    tf32: bool
+    m: int
+    k: int
+    widths: tuple[int, ...]
+    separate: bool = False  # whether the products are used one by one
+    name: str = "a shape"
+
+
+# --- The models and the ways to run them. --------------------------------------------------------
+
+
+def gemms(how: str, case: Case) -> str:
+    """The model as text."""
+    dtype, weights = DTYPES[case.itype].name.replace("float32", "float"), "YZV"[: len(case.widths)]
+    parts = [f"O_{w}" for w in weights]
+    products = [f"{p} = Gemm(X, {w})" for p, w in zip(parts, weights, strict=True)]
+    split = [
+        f"widths = Constant<value_ints={list(case.widths)}>()",
+        f"{', '.join(parts)} = Split<axis=1>(P, widths)",
+    ]
+    one = ["P = Gemm(X, W)", *split] if case.separate else ["O = Gemm(X, W)"]
+    nodes = {
+        "not fused": products + [f"O = Concat<axis=1>({', '.join(parts)})"] * (not case.separate),
+        "fused inside": [f"W = Concat<axis=1>({', '.join(weights)})", *one],
+        "precomputed": one,
+    }
+    inputs, outputs = "W" if how == "precomputed" else weights, parts if case.separate else ["O"]
+    given = ", ".join([f"{dtype}[m,k] X", *(f"{dtype}[k,n_{w}] {w}" for w in inputs)])
+    body = "".join(f"\n  {node}" for node in nodes[how])
+    made = ", ".join(f"{dtype}[m,{o.lower()}] {o}" for o in outputs)
+    return f'<ir_version: 10, opset_import: ["": 20]>\ngemms ({given}) => ({made}) {{{body}\n}}'
+
+
+# On a GPU four of the ways are also replayed as CUDA graphs. TF32 is set alike on both sides.
+WAYS = [
+    "ORT, not fused",
+    "ORT, fused inside",
+    "ORT, precomputed",
+    "torch, not fused",
+    "torch, precomputed",
+    "inductor, not fused",
+]
+GRAPHS = [f"{way}, CUDA graph" for way in WAYS if "inside" not in way and "inductor" not in way]
+ways = [w for w in WAYS if not (quick and "inductor" in w)] + GRAPHS * GPU
+REASONS = {
+    UnsupportedError: "no Gemm of this type",
+    MemoryError: "does not fit",
+    torch.OutOfMemoryError: "does not fit",
+}
+
+
+def not_fused(separate, x, *weights):
+    parts = [x @ w for w in weights]
+    return parts if separate else [torch.cat(parts, 1)]
+
+
+def precomputed(case, x, joined):
+    return (x @ joined).split(case.widths, 1) if case.separate else [x @ joined]
+
+
+@cache
+def ready(who, how, case):
+    """What makes a call of a set of buffers; sessions and compiled code serve all sets."""
+    if who == "ORT":
+        model = onnx.parser.parse_model(gemms(how, case))
+        run = session(model, [f"{DEVICE.upper()}ExecutionProvider"], tf32=case.tf32)
+        return lambda *fed: run.bind(dict(zip(run.input_names, fed, strict=True))).run
+    if how == "precomputed":
+        return partial(partial, precomputed, case)
+    if who == "torch":
+        return partial(partial, not_fused, case.separate)
+    torch.compiler.reset()
+    return partial(partial, torch.compile(partial(not_fused, case.separate), dynamic=False))
+
+
+def graphed(runs):
+    """The calls as CUDA graphs, captured on the current stream, where ONNX Runtime is, too."""
+    replays, memory = [], ()
+    for run in runs:
+        run()
+        graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize()
+        graph.capture_begin(*memory, capture_error_mode="thread_local")
+        try:
+            outputs = run()
+        finally:
+            graph.capture_end()
+        replays.append(lambda graph=graph, outputs=outputs: (graph.replay(), outputs)[1])
+        memory = (graph.pool(),)
+    return replays
+
+
+def calls(way, case, buffers):
+    """A callable for each set of buffers: x, the weights, the weights joined."""
+    who, how, *graph = way.split(", ")
+    make = ready(who, how, case)
+    fed = [(x, *([joined] if how == "precomputed" else weights)) for x, weights, joined in buffers]
+    made = [make(*f) for f in fed]
+    for call in made:  # loads, compiles, grows arenas, or fails
+        call()
+    return graphed(made) if graph else made
+
+
+# --- One interleaved measurement of all ways. ----------------------------------------------------
+
+
+def buffers_of(case, touched, seed):
+    """Sets of buffers, which rotate, so that no call finds its own in the cache."""
+    normal = partial(
+        torch.randn, device=DEVICE, generator=torch.Generator(DEVICE).manual_seed(seed)
+    )
+    dtype = onnx_dtype_to_torch_dtype(case.itype)
+    x = normal(case.m, case.k).to(dtype)
+    weights = [normal(case.k, n).div_(case.k**0.5).to(dtype) for n in case.widths]
+    room = int(free_memory(DEVICE) // 8 // touched)
+    for _ in range(max(1, min(copies(touched, DEVICE, most=4 if quick else 64), room))):
+        yield x.clone(), [w.clone() for w in weights], torch.cat(weights, 1)
+
+
+MEASURED = ["ratio", "low", "high", "median", "mean", "std", "min", "max", "warmup", "rounds"]
+ERRORS = ["error", "rms error", "mean error", "share"]
+
+
+def contest_here(case, warmup, repeat, budget):
+    """The rows, on the current stream and with torch's TF32 as it is set.
+
+    A case is set up three times, and the intervals come from how these differ. Each way's error is
+    taken against float64.
+    """
+    columns = sum(case.widths)
+    elements = case.m * case.k + case.k * columns + case.m * columns
+    touched = elements * DTYPES[case.itype].bits // 8
+    notes, runs, parts, rows = {}, {}, [], []
+    # inductor compiles each shape: the shapes of the tables alone
+    todo = [w for w in ways if "inductor" not in w or case.m in (1, case.k)]
+    ready.cache_clear()
+    if 5 * touched + 16 * elements > 0.8 * free_memory(DEVICE):
+        notes = dict.fromkeys(todo, "does not fit")
+    for seed in range(0 if notes else 3):
+        buffers, runs = list(buffers_of(case, touched, seed)), {}
+        for way in [way for way in todo if way not in notes]:
+            try:
+                runs[way] = calls(way, case, buffers)
+            except Exception as error:  # a compiler that is not there, a refused capture
+                notes[way] = REASONS.get(type(error), f"{error!r:.60}")
+        if not runs:
+            break
+        parts.append(
+            measure(
+                {way: lambda i, r=r: r[i]() for way, r in runs.items()},
+                rotate=len(buffers),
+                device=DEVICE,
+                budget_s=(budget or (0.08 if quick else 0.6 if GPU else 1.5)) / 3,
+                warmup=warmup,
+                min_rounds=-(-repeat // 3),
+                seed=seed,
+            )
+        )
+    outputs = {way: torch.cat(tuple(r[0]()), 1) for way, r in runs.items()}
+    if runs:
+        timings = pool([t for t in parts if list(t.samples) == list(runs)])
+        frame = timings.frame.set_index("label")
+        truth = buffers[0][0].double() @ buffers[0][2].double()
+    for way in todo:
+        row = {
+            "case": case.name,
+            "shape": case.name.split()[0].strip(","),
+            "m": case.m,
+            "k": case.k,
+            "n": columns,
+            "precision": "TF32" if case.tf32 else DTYPES[case.itype].name,
+            "tf32": "on" if case.tf32 else "off" if case.itype == 1 else "–",
+            "way": way,
+            "note": notes.get(way, ""),
+            **dict.fromkeys([*MEASURED, *ERRORS], float("nan")),
+        }
+        if way in runs:
+            error, times = scaled_error(truth, outputs[way]), frame.loc[way]
+            row |= {c: 1e3 * times[c] for c in ("median", "mean", "std", "min", "max")}
+            row |= times[["warmup", "rounds", "warnings"]].to_dict() | {
+                "error": error.largest,
+                "rms error": error.rms,
+                "mean error": error.mean,
+            }
+            if WAYS[0] in runs:
+                ratio = timings.ratio(way, WAYS[0])
+                row |= {"ratio": ratio.value, "low": ratio.low, "high": ratio.high}
+                row["share"] = float((outputs[way] != outputs[WAYS[0]]).float().mean())
+        rows.append(row)
+    return rows
+
+
+def contest(case, stream, *how_long):
+    """A row for each way: time, ratio to ORT's unfused time, error; or why there is none."""
+    # A CUDA graph cannot be captured on torch's default stream.
+    with torch_precision(case.tf32), torch.cuda.stream(stream):
+        return contest_here(case, *how_long)
+
+
+width = 128 if quick else 4096 if GPU else 512
+tokens = (1, 16) if quick else (1, 4, 16, 64, 256, 1024, 4096) if GPU else (1, 16, 256)
+# A layer's weights: the two wide ones of a feed-forward layer; queries, keys and values, of which
+# two are narrow. Each product is used alone, so that the fused models need a Split.
+LAYERS = {"gate-up": (width * 11 // 4,) * 2, "QKV": (width, width // 4, width // 4)}
+
+
+@cache
+def contests(config: str, itype: str, *how_long: float) -> pd.DataFrame:
+    """Every case, measured once a process."""
+    sizes = CONFIGS.get(config) or sorted(numbers("config", config))
+    itypes = numbers("itype", itype, (1, 10, 16))
+    stream = torch.cuda.Stream() if GPU else None  # ONNX Runtime computes on it, too
+    threads, rows = torch.get_num_threads(), []
+    if not GPU:
+        torch.set_num_threads(1)  # of two thread pools, each waits for cores that the other has
+    try:
+        for number, tf32 in [(i, t) for i in itypes for t in (False, True)[: 1 + (i == 1 and GPU)]]:
+            cases = [Case(number, tf32, n, n, (n, n), name=f"square {n}") for n in sizes]
+            for m in tokens:
+                for layer, widths in LAYERS.items():
+                    if layer == "gate-up" or m in (tokens[0], tokens[-1]):
+                        name = f"{layer}, {m} token{'s' * (m > 1)}"
+                        cases.append(Case(number, tf32, m, width, widths, True, name))
+            for case in cases:
+                rows += contest(case, stream, *how_long)
+    finally:
+        torch.set_num_threads(threads)
+    return pd.DataFrame(rows)
+
+
+def measured(args: Any) -> pd.DataFrame:
+    return contests(args.config, args.itype, args.warmup, args.repeat, args.budget)
+
+
+@study.table(part=PART, times=[*MEASURED, "warnings"])
+def times(args):
+    """A row for each case and way that ran: milliseconds, ratio to ORT's unfused time, errors."""
+    found = measured(args)
+    return found[found["median"].notna()]
+
+
+def pivot(found: pd.DataFrame, shapes: list[str], columns: list[str]) -> pd.DataFrame:
+    """Ratios with their intervals: a row for a case and precision, a column for a way."""
+    chosen, keys = found[found["shape"].isin(shapes)], ["case", "m", "precision"]
+    cells = [
+        f"{r.ratio:.2f} [{r.low:.2f}, {r.high:.2f}]" if r.ratio > 0 else r.note
+        for r in chosen.itertuples()
+    ]
+    wide = chosen.assign(cell=cells).pivot(index=keys, columns="way", values="cell")
+    rows = chosen.set_index(keys).index.unique()
+    return wide.reindex(rows, columns=columns).replace("", "–").fillna("–").reset_index()
+
+
+@study.table("one-token", part=PART, times=WAYS[1:])
+def layers(args):
+    """A layer's products: time over that of ORT, not fused, with its interval."""
+    return pivot(measured(args), ["gate-up", "QKV"], WAYS[1:])
+
+
+@study.table(part=PART, times=WAYS[1:])
+def squares(args):
+    """Square matrices, the products side by side in one output: the usual benchmark."""
+    return pivot(measured(args), ["square"], WAYS[1:])
+
+
+@study.table(part=PART, times=GRAPHS)
+def graphs(args):
+    """Replayed as CUDA graphs: time over that of ORT, not fused, as called."""
+    return pivot(measured(args), ["square", "gate-up"], GRAPHS)
+
+
+@study.table(part=PART)
+def discrepancy(args):
+    """The share of elements that fusing changes, and the errors of both, in units of ε × RMS."""
+    found = measured(args)
+    fused, base = (found[found["way"] == w].reset_index() for w in (WAYS[2], WAYS[0]))
+    return fused[["case", "shape", "precision", "share"]].assign(
+        **{"not fused error": base["error"], "fused error": fused["error"]},
+        **{"not fused rms": base["rms error"], "fused rms": fused["rms error"]},
+    )
+
+
+# --- Values: what pages may print. ---------------------------------------------------------------
+
+TIME = {"interval": ("low", "high"), "words": ("faster", "slower")}
+QKV, WIDE, MANY = "QKV, 1 token", "gate-up, 1 token", "gate-up, 4096 tokens"
+OVER = "over that of separate Gemms in ONNX Runtime"
+
+
+def same(v):
+    """Whether the interval holds 1: no difference measured."""
+    return v.low <= 1 <= v.high
+
+
+def ratio(name, about, case, way, precision="float16", **options):
+    """A time over that of ONNX Runtime's separate Gemms, as called."""
+    where = {"case": case, "way": way, "precision": precision}
+    study.value(name, f"time of {about}, {precision}", "times", "ratio", where=where, **options)
+
+
+def quotient(name, about, case, a, b, precision="float16", **options):
+    """A time over another one: the quotient of two ratios, and of the ends of their intervals."""
+
+    def of(rows):
+        one, two = (rows[rows["way"] == way].iloc[0] for way in (a, b))
+        return one["ratio"] / two["ratio"], one["low"] / two["high"], one["high"] / two["low"]
+
+    where = {"case": case, "way": [a, b], "precision": precision}
+    study.value(name, f"time of {about}, {precision}", "times", of, where=where, **options)
+
+
+GATE_UP = "one Gemm for a layer's gate and up weights"
+for precision, name in ("float16", "inside"), ("float32", "inside.float32"):
+    ratio(
+        name,
+        f"{GATE_UP}, joined in each run, {OVER}, one token",
+        WIDE,
+        WAYS[1],
+        precision,
+        **TIME,
+    )
+ratio("narrow", f"one Gemm for queries, keys and values {OVER}, one token", QKV, WAYS[2], **TIME)
+ratio("wide", f"{GATE_UP}, joined before, {OVER}, one token", WIDE, WAYS[2], test=same, **TIME)
+ratio("split", f"{GATE_UP}, joined before, and a Split, {OVER}, 4096 tokens", MANY, WAYS[2], **TIME)
+ratio("small", f"one Gemm, weights joined before, {OVER}, side 256", "square 256", WAYS[2], **TIME)
+ratio(
+    "large", f"one Gemm, weights joined before, {OVER}, side 8192", "square 8192", WAYS[2], **TIME
+)
+ratio(
+    "loss",
+    f"one Gemm, weights joined before, {OVER}, side 4096",
+    "square 4096",
+    WAYS[2],
+    "TF32",
+    test=lambda v: v.high > 1,  # no gain
+    **TIME,
+)
+ratio(
+    "replay",
+    "two Gemms replayed as a CUDA graph over the plain call, ONNX Runtime, side 256",
+    "square 256",
+    GRAPHS[0],
+    **TIME,
+)
+quotient(
+    "kernels",
+    "one Gemm for queries, keys and values over three, both replayed as CUDA graphs, one token",
+    QKV,
+    GRAPHS[1],
+    GRAPHS[0],
+    "float32",
+    words=TIME["words"],
+)
+for name, case, options in (
+    ("narrow.torch", QKV, {}),
+    ("split.torch", MANY, {"test": same}),
+):
+    quotient(
+        name,
+        f"one product and a split over separate products, PyTorch, {case}",
+        case,
+        "torch, precomputed",
+        "torch, not fused",
+        words=TIME["words"],
+        **options,
+    )
+quotient(
+    "inductor",
+    "separate products, torch.compile over PyTorch without it, queries, keys, values of one token",
+    QKV,
+    "inductor, not fused",
+    "torch, not fused",
+    words=TIME["words"],
+)
+
+
+def milliseconds(rows, way, precision):
+    chosen = rows[(rows["way"] == way) & (rows["precision"] == precision)].iloc[0]
+    return chosen["median"], chosen["k"] * chosen["n"] * {"float32": 4, "float16": 2}[precision]
+
+
+def rate(rows, precision="float32"):
+    """Terabytes of weights a second: two Gemms read each weight once."""
+    taken, size = milliseconds(rows, WAYS[0], precision)
+    return size / taken / 1e9
+
+
+def concat(rows, precision):
+    """Terabytes a second of what joining adds: each weight is read once and written once."""
+    taken, size = milliseconds(rows, WAYS[1], precision)
+    return 2 * size / (taken - milliseconds(rows, WAYS[2], precision)[0]) / 1e9
+
+
+ONE = {"case": WIDE, "way": WAYS[:3], "precision": ["float32", "float16"]}
+study.value(
+    "read",
+    "TB/s at which two Gemms read a layer's gate and up weights for one token, float32",
+    "times",
+    rate,
+    where=ONE,
+    test=lambda v: v.value > 2,  # terabytes: memory's rate, not the arithmetic's
+)
+study.value(
+    "half",
+    "time of two Gemms in float16 over float32, a layer's gate and up weights, one token",
+    "times",
+    lambda rows: (
+        milliseconds(rows, WAYS[0], "float16")[0] / milliseconds(rows, WAYS[0], "float32")[0]
+    ),
+    where=ONE,
+    test=lambda v: 0.4 < v.value < 0.65,
+)
+for precision in ("float32", "float16"):
+    study.value(
+        f"concat.{precision}",
+        f"TB/s read and written by joining a layer's gate and up weights, {precision}",
+        "times",
+        partial(concat, precision=precision),
+        where=ONE,
+        test=lambda v: v.value > 1,
+    )
+
+study.value(
+    "changed",
+    "share of the results that one Gemm for queries, keys and values changes, one token, float32",
+    "discrepancy",
+    "share",
+    where={"case": QKV, "precision": "float32"},
+    test=lambda v: v.value > 0.5,
+)
+study.value(
+    "changed.squares",
+    "largest share of a square's results that one Gemm changes, float16 and bfloat16",
+    "discrepancy",
+    lambda rows: rows["share"].max(),
+    where={"shape": "square", "precision": ["float16", "bfloat16"]},
+    test=lambda v: v.value == 0,
+)
+for name, statistic in ("error.least", "min"), ("error.most", "max"):
+    study.value(
+        name,
+        f"typical error of one Gemm over that of two where bits change, {statistic}imum of cases",
+        "discrepancy",
+        lambda rows, statistic=statistic: (rows["fused rms"] / rows["not fused rms"]).agg(
+            statistic
+        ),
+        where={"share": lambda share: share > 0},
+        test=lambda v, least=statistic == "min": v.value < 1 if least else v.value > 1,
+    )
+
+if __name__ == "__main__":
+    study.main()

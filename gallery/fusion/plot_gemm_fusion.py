@@ -123,7 +123,7 @@ before = call(BEFORE, token)
 large = show({"two Gemms": two, "joined before": before})
 
 # %%
-# The large product takes about as long as the two small ones. So it is not the product.
+# The large product does not take that long. So it is not the product.
 #
 # One row only reads the weights
 # ------------------------------
@@ -145,6 +145,7 @@ for place, steps in enumerate(passes.values()):
         ax.text(start + 0.48, place, step, ha="center", va="center", color="white")
 ax.set_yticks(range(3), list(passes))
 ax.invert_yaxis()
+ax.set_xticks(range(4))
 ax.set_xlabel("passes over the weights")
 ax.set_title("Joining in each run makes three passes of one")
 plt.show()
@@ -155,8 +156,8 @@ plt.show()
 # :bound:`3.6 <read>` TB a second. If reading is the cause, half the bytes take half the time. They
 # do: on the H200 two Gemms in float16 take :bound:`0.51 <half>` of their time in float32.
 #
-# In float16 the factor of joining is larger, :bound:`3.9 <inside>`. Concat is the reason. In
-# float32 it moves :bound:`3.8 <concat.float32>` TB a second on the H200, and in float16
+# In float16 the H200 takes even :bound:`3.9 <inside>` times as long. Concat is the reason. In
+# float32 Concat moves :bound:`3.8 <concat.float32>` TB a second on the H200, and in float16
 # :bound:`2.4 <concat.float16>`.
 #
 # Here we time Concat by itself.
@@ -276,9 +277,9 @@ ax.legend(fontsize=8)
 plt.show()
 
 # %%
-# Joined before, small squares take less time, and the gain shrinks as the squares grow. On the H200
-# squares of side 256 take :bound:`0.57 <small>` of the time of two Gemms in float16. Squares of
-# side 8192 take :bound:`0.92 <large>`.
+# Joined before, the smallest squares take less time. On the H200 in float16, squares of side 256
+# take :bound:`0.57 <small>` of the time of two Gemms. The gain shrinks as the squares grow: of side
+# 8192 they take :bound:`0.92 <large>`.
 #
 # A CUDA graph takes the fixed cost away: it records the starts of all kernels, and repeats them
 # without the host. Replayed in this way, two Gemms of side 256 take :bound:`0.24 <replay>` of the
@@ -318,7 +319,8 @@ for precision in "float16", "float32":
         for case, way in CASES.values():
             runs = of_type[(of_type["case"] == case) & (of_type["way"] == way)]
             decided = (runs["high"] < 1).all() or (runs["low"] > 1).all()
-            cells += [f"{ratio:.2f}" if decided else "equal" for ratio in runs["ratio"][:1]]
+            for ratio in runs["ratio"][:1]:
+                cells.append(f"{ratio:.2f}" if decided else "equal")
         cells += ["–"] * (len(CASES) - len(cells))  # without a record
 both_gpus = pd.DataFrame(columns).set_index("case").rename_axis(None)
 both_gpus
@@ -342,7 +344,7 @@ ax.bar_label(ax.barh(bars.index, bars), fmt="%.2f", padding=3)
 ax.axvline(1, color="0.5", lw=1)
 ax.invert_yaxis()
 ax.margins(x=0.15)
-ax.set_title("One Gemm: time over separate ones")
+ax.set_title("Time over separate Gemms")
 plt.show()
 
 # %%
@@ -383,10 +385,10 @@ products = {
 with torch.no_grad():
     prices = measure(products, device=X.device.type, budget_s=0.5, min_rounds=5).ratios()
     for price in prices.itertuples():
-        print(f"{price.label:12}{price.ratio:5.2f} ({price.low:.2f} to {price.high:.2f})", end=", ")
         result = torch.cat(tuple(products[price.label]()), 1)
         error = scaled_error(X.double() @ joined.double(), result).rms
-        print(f"typical error {error:.2f}")
+        print(f"{price.label:12}{price.ratio:5.2f}", end=" ")
+        print(f"({price.low:.2f} to {price.high:.2f}), typical error {error:.2f}")
 
 # %%
 # A line has the time over that of separate products, its interval, and the error in the

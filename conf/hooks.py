@@ -40,6 +40,8 @@ PAGES = {
         "all-reduce distributed DDP number of GPUs workers ranks different loss NCCL gloo",
     "plot_layer_norm_discrepancies":
         "onnxruntime pytorch different results TF32 tolerance fp16 overflow",
+    "plot_which_tolerance":
+        "which tolerance assert_close allclose rtol atol float16 CI flaky test tolerances fails",
     "plot_bits_to_words":
         "LLM language model temperature 0 nondeterministic answers tokens batch bfloat16 greedy",
     "plot_gemm_fusion": "Gemm MatMul fusion faster ONNX Runtime",

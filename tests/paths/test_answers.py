@@ -454,6 +454,72 @@ def test_a_binned_sum_needs_import_roundoff_alone(place: str, only_imported: Any
     assert made == np.float32(1e8)
 
 
+def tolerance_of(place: str, which: int, names: dict[str, Any]) -> bool:
+    """Whether a result passes the first or the second part of the snippet."""
+    statements = snippets()[place].statements()
+    part = statements[:3] if which == 0 else statements[3:]
+    assert len(part) == (3 if which == 0 else 2)
+    for statement in part:
+        try:
+            names |= statement.run(**names)
+        except AssertionError:
+            return False
+    return True
+
+
+@path_of("plot_which_tolerance")
+@pytest.mark.parametrize("scale", [1.0, 2.0**-24, 2.0**30])
+@pytest.mark.parametrize("terms", [1, 37, 1500])
+def test_a_bound_passes_another_order_and_fails_a_missing_term(
+    place: str, terms: int, scale: float, only_imported: Any
+) -> None:
+    names = {"roundoff": only_imported, "b": drawn(terms, 23, seed=2)}
+    for seed in range(40):
+        names["a"] = a = scale * drawn(7, terms, seed=50 + seed)
+        order = torch.randperm(terms, generator=torch.Generator().manual_seed(seed))
+        names["got"] = a[:, order] @ names["b"][order]
+        assert tolerance_of(place, 0, names)
+        names["got"] = a[:, 1:] @ names["b"][1:]
+        assert not tolerance_of(place, 0, names)
+
+
+@path_of("plot_which_tolerance")
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_a_calibrated_tolerance_passes_fresh_inputs_and_fails_a_fault(
+    place: str, dtype: torch.dtype, only_imported: Any
+) -> None:
+    weight = drawn(300, 17, seed=5, dtype=dtype)
+
+    def old(x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.silu(x @ weight)
+
+    def new(x: torch.Tensor) -> torch.Tensor:  # fused: rounded once
+        y = x[:, ::2].float() @ weight[::2].float() + x[:, 1::2].float() @ weight[1::2].float()
+        return (y / (1 + torch.exp(-y))).to(dtype)
+
+    inputs = [drawn(9, 300, seed=seed, dtype=dtype) for seed in range(33)]
+    names = {"roundoff": only_imported, "torch": torch, "old": old, "new": new, "inputs": inputs}
+    failed = 0
+    for seed in range(1000, 1060):
+        names["y"] = drawn(9, 300, seed=seed, dtype=dtype)
+        failed += not tolerance_of(place, 1, names)
+    assert failed <= 1
+    names["new"] = lambda x: 1.2 * new(x) if x is names["y"] else new(x)
+    assert not tolerance_of(place, 1, names)
+
+
+@path_of("plot_which_tolerance")
+def test_without_a_calibrated_tolerance_nothing_passes(place: str, only_imported: Any) -> None:
+    names: dict[str, Any] = {"roundoff": only_imported, "torch": torch, "old": lambda x: x}
+    names |= {"new": lambda x: 1.5 * x, "inputs": [drawn(9, seed=k) for k in range(33)]}
+    names["y"] = drawn(9, seed=99)
+    with pytest.raises(roundoff.RoundoffError, match="more than rounding alone explains"):
+        tolerance_of(place, 1, names)
+    names |= {"new": lambda x: x * (1 + 2.0**-23), "inputs": names["inputs"][:5]}
+    with pytest.raises(roundoff.RoundoffError, match="5 inputs: at least 16"):
+        tolerance_of(place, 1, names)
+
+
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_deterministic_algorithms_give_one_result_in_every_run(device: str) -> None:
     """The page on the order of a sum names the switch."""

@@ -4,6 +4,7 @@ prose says of their output holds on this machine; page and study measure the sam
 
 from __future__ import annotations
 
+import argparse
 import ast
 import contextlib
 import io
@@ -380,3 +381,69 @@ def test_every_recorded_table_on_gemms_is_one_of_the_study() -> None:
     for record in read_records(GEMM):
         assert set(record.tables) == set(study.tables)
         assert set(record.values) == {value.name for value in study.values}
+
+
+# --- which tolerance
+
+TOLERANCE = "plot_which_tolerance"
+
+
+def test_what_the_page_on_tolerances_says_of_its_output(told: dict[str, Told]) -> None:
+    story = told[TOLERANCE]
+    lines = story.text.splitlines()
+    shown = [line.split(": ")[1] for line in lines if "of 100 pass" in line]
+    assert shown == ["the split 0, zeros 0", "the split 100, zeros 100"]
+    needed = [float(line.split()[-1]) for line in lines if "rtol that they need" in line]
+    assert len(needed) == 3
+    assert needed == sorted(needed)
+    assert needed[0] < needed[-1] > 0.01, "one digit or two are tested"
+    assert "1 % too large pass: 100 of 100" in story.text
+    parts = [line for line in lines if line.startswith("  ") and " at " in line]
+    assert parts[:4] == parts[4:], "the scale has an effect"
+    split, zeros, missing, tf32 = (float(line.split()[-1]) for line in parts[:4])
+    assert 1e-4 < split < 2e-3, "about a thousandth"
+    assert min(zeros, missing) > 1 > tf32
+    fails = [int(line.split()[-3]) for line in lines if line.startswith("fault: ")]
+    assert fails[0] <= 3
+    assert fails[1:] == [300] * 3
+
+
+def test_an_error_stays_where_a_sum_comes_back(told: dict[str, Told]) -> None:
+    names = told[TOLERANCE].names
+    sums, errors = names["sums"], names["errors"]
+    assert abs(sums[-1]) < 1e-3 * np.abs(sums).max()
+    assert abs(errors[-1]) > 0.1 * np.abs(errors).max()
+
+
+def test_without_cancellation_every_input_needs_the_same_rtol(told: dict[str, Told]) -> None:
+    story = told[TOLERANCE]
+    (table,) = (t for t in story.tables if "one sign" in t)
+    least, _, most = table["one sign"].astype(float)
+    assert most < 3 * least
+    assert most < 10 * 2.0**-23, "a few ε"
+    assert float(table["both signs"].iloc[-1]) > 1000 * most
+
+
+def test_the_lines_of_the_answers_figure(told: dict[str, Told]) -> None:
+    names = told[TOLERANCE].names
+    result, apart, allowed = names["result"], names["apart"], names["calibration"]
+    assert (apart <= allowed.atol + allowed.rtol * result).all()
+    assert (apart > 1e-4 * result).any()
+    assert (apart > 1e-5 + 1.3e-6 * result).any()
+    assert apart.max() < names["bound"]
+
+
+def test_page_and_study_on_tolerances_agree_bit_for_bit(told: dict[str, Told]) -> None:
+    study = runpy.run_path(str(ROOT / "studies" / "which_tolerance.py"))
+    names = told[TOLERANCE].names
+    for (x, w), seed in zip(names["inputs"], range(20), strict=False):
+        assert all(map(torch.equal, (x, w), study["draw"](seed)))
+        assert torch.equal(names["split"](x, w), study["split"](x, w))
+        assert torch.equal(names["tf32"](x), study["tf32"](x))
+    args = argparse.Namespace(fresh=20)
+    rows = pd.DataFrame(study["products"](args)).set_index(["dtype", "terms", "kind"])
+    row = rows.loc[("float32", 1024, "both signs")]
+    most = max(names["used"](names["split"](x, w), x, w) for x, w in names["inputs"][:20])
+    assert row["used"] == most
+    assert row["failed"] == 20
+    assert row["largest rtol"] == pytest.approx(names["rtols"][:20].max(), rel=1e-6)

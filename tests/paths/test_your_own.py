@@ -400,6 +400,52 @@ def test_own_weight_of_any_type(
     assert names["exact"] == np.dtype(as_read).type(truth)
 
 
+OWN_PAIR = {
+    "new": "def new(x):\n    return torch.softmax(x, -1)",
+    "old": "def old(x):\n    return x.exp() / x.exp().sum(-1, keepdim=True)",
+}
+
+
+@on("plot_which_tolerance")
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float64"])
+def test_own_functions_get_a_tolerance_that_fresh_inputs_keep(
+    page: str, own: Notebook, dtype: str, capsys: pytest.CaptureFixture
+) -> None:
+    make = (
+        "def make(seed):\n"
+        "    x = torch.randn(3, 77, generator=torch.Generator().manual_seed(seed))\n"
+        f"    return x.to(torch.{dtype})"
+    )
+    names = own.run(**OWN_PAIR, make=make)
+    shown = capsys.readouterr().out
+    found = names["found"]
+    assert found.found
+    assert "fails" in shown
+    fresh = [names["make"](seed) for seed in range(5000, 5300)]
+    assert sum(not found.allows(names["new"](x), names["old"](x)) for x in fresh) <= 1
+    assert not found.allows(1.5 * names["new"](fresh[0]), names["old"](fresh[0]))
+
+
+@on("plot_which_tolerance")
+@pytest.mark.parametrize(
+    ("new", "said"),
+    [
+        ("x * 1.5", "more than rounding alone explains"),
+        ("(100 * x).round().int()", "count the elements that differ"),
+        ("x.clamp_min(0).log()", "NaN or infinite where the other is not"),
+    ],
+)
+def test_own_functions_without_a_tolerance_are_told_why(
+    page: str, own: Notebook, new: str, said: str, capsys: pytest.CaptureFixture
+) -> None:
+    changed = {"new": f"def new(x):\n    return {new}", "old": "def old(x):\n    return x"}
+    names = own.run(**changed)
+    shown = capsys.readouterr().out
+    assert not names["found"].found
+    assert said in shown
+    assert "fresh" not in shown
+
+
 # --- something broken
 
 TYPED = (RoundoffError,)
@@ -435,6 +481,12 @@ BROKEN: list[tuple[str, dict[str, str], tuple[type[Exception], ...], str]] = [
     ("plot_layer_norm_discrepancies", {"MODEL": "'nowhere.onnx'"}, TYPED, "nowhere.onnx"),
     ("plot_layer_norm_discrepancies", {"FEEDS": "{'X': np.zeros((2, 3))}"}, TYPED, ""),
     ("plot_layer_norm_discrepancies", {"MODULE": "3"}, TYPED, "torch.nn.Module"),
+    (
+        "plot_which_tolerance",
+        {"make": "def make(seed):\n    return 'text'"},
+        (AttributeError, TypeError),
+        "",
+    ),
     *(
         ("plot_all_reduce_order", {"YOURS": yours}, TYPED, "2 to 8 ranks, a size from 1, one of")
         for yours in (

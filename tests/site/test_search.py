@@ -32,6 +32,8 @@ FIRST = {
     "non-deterministic sum": NUMERICS + "plot_reduction_order",
     "allreduce different results": NUMERICS + "plot_all_reduce_order",
     "distributed training reproducible number of workers": NUMERICS + "plot_all_reduce_order",
+    "which tolerance": NUMERICS + "plot_which_tolerance",
+    "assert_close rtol atol": NUMERICS + "plot_which_tolerance",
     "llm temperature 0 nondeterministic": NUMERICS + "plot_bits_to_words",
     "different answer batch size": NUMERICS + "plot_bits_to_words",
     "batch invariance": KERNELS + "plot_batch_invariance",

@@ -1,0 +1,682 @@
+"""The study behind "Which tolerance should I use in assert_close?".
+
+Two error rates of a tolerance, counted: correct results that fail (twelve models, three types,
+fresh inputs), and faults that pass (21 of them). Fixed tolerances, the bound of a product, and
+tolerances calibrated on inputs are held against the same results.
+
+    python studies/which_tolerance.py --record
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from fractions import Fraction
+from itertools import product
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+import onnx.parser
+import torch
+from onnx import numpy_helper
+
+from roundoff.compare import calibrated_tolerance, tolerance, tolerance_used
+from roundoff.dtypes import onnx_dtype_to_torch_dtype
+from roundoff.evaluator import TorchOnnxEvaluator
+from roundoff.ort import session
+from roundoff.page.measurement import Study
+from roundoff.reductions import tensor_core_matmul
+from roundoff.script import unit_test_going
+
+fast = unit_test_going()
+study = Study(
+    "plot_which_tolerance",
+    "How often a tolerance fails a correct result, and which faults it lets pass.",
+    on="amd-epyc-2-cores",
+    fresh=(20 if fast else 300, "fresh inputs of each model", 1),
+    feeds=(5 if fast else 40, "inputs of each fault", 1),
+)
+
+TYPES = ("float32", "float16", "bfloat16")
+NUMPY = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+
+
+# --- Twelve models, each run by torch node by node and by ONNX Runtime. --------------------------
+
+
+@dataclasses.dataclass
+class Model:
+    """An ONNX graph whose floats are of type ``T``, and how its weights are drawn.
+
+    A weight is a shape and a letter: w for variance 1 / inputs, n for variance 1, p for uniform in
+    [0.5, 1.5); or the array itself.
+    """
+
+    text: str
+    weights: dict[str, Any]
+
+    def proto(self, dtype: str, stored: str | None = None, change: str = "") -> onnx.ModelProto:
+        """In one type, with weights that are numbers of another one.
+
+        *change* is "old => new", what is replaced in the text.
+        """
+        text = self.text
+        if change:
+            old, new = change.split(" => ")
+            if old not in text:
+                raise LookupError(f"no {old} in the model")
+            text = text.replace(old, new)
+        onnx_name = {"float32": "float"}.get(dtype, dtype)
+        text = text.replace("T[", f"{onnx_name}[")
+        model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 22]> {text}')
+        random = np.random.default_rng(0)
+        for name, spec in self.weights.items():
+            array = drawn(random, *spec) if isinstance(spec, tuple) else np.asarray(spec)
+            if array.dtype.kind == "f":
+                array = array.astype(NUMPY[stored or dtype]).astype(NUMPY[dtype])
+            model.graph.initializer.append(numpy_helper.from_array(array, name))
+        return model
+
+
+def drawn(random: np.random.Generator, shape: tuple[int, ...], kind: str) -> np.ndarray:
+    if kind == "p":
+        return random.random(shape) + 0.5
+    array = random.standard_normal(shape)
+    inputs = np.prod(shape[1:]) if len(shape) > 2 else shape[0]
+    return array / np.sqrt(inputs) if kind == "w" else array
+
+
+def layers(count: int) -> str:
+    lines, before = [], "X"
+    for k in range(count):
+        after = "Z" if k + 1 == count else f"Y{k}"
+        lines.append(
+            f"A{k} = MatMul({before}, W{k})  T{k} = Tanh(A{k})  {after} = Add(T{k}, {before})"
+        )
+        before = after
+    return "\n".join(lines)
+
+
+MODELS = {
+    "product": Model(
+        "g (T[32, 256] X) => (T[32, 64] Z) { Z = MatMul(X, W) }", {"W": ((256, 64), "w")}
+    ),
+    "long product": Model(
+        "g (T[4, 4096] X) => (T[4, 8] Z) { Z = Gemm(X, W, B) }",
+        {"W": ((4096, 8), "w"), "B": ((8,), "n")},
+    ),
+    "layer norm and product": Model(
+        """g (T[32, 64] X) => (T[32, 64] Z) {
+          N = LayerNormalization <axis = -1, epsilon = 1e-5> (X, S, B)
+          Y = MatMul(N, W)  Z = Add(Y, B2) }""",
+        {"S": ((64,), "p"), "B": ((64,), "n"), "W": ((64, 64), "w"), "B2": ((64,), "n")},
+    ),
+    "convolution, batch norm, GELU": Model(
+        """g (T[2, 3, 10, 10] X) => (T[2, 8, 10, 10] Z) {
+          C = Conv <pads = [1, 1, 1, 1]> (X, W)
+          N = BatchNormalization <epsilon = 1e-5> (C, s, b, m, v)  Z = Gelu(N) }""",
+        {
+            "W": ((8, 3, 3, 3), "w"),
+            "s": ((8,), "p"),
+            "b": ((8,), "n"),
+            "m": ((8,), "n"),
+            "v": ((8,), "p"),
+        },
+    ),
+    "GELU": Model(
+        """g (T[32, 64] X) => (T[32, 16] Z) { H = MatMul(X, W1)  A = Add(H, B1)
+          G = Gelu <approximate = "none"> (A)  Y = MatMul(G, W2)  Z = Add(Y, B2) }""",
+        {"W1": ((64, 128), "w"), "B1": ((128,), "n"), "W2": ((128, 16), "w"), "B2": ((16,), "n")},
+    ),
+    "attention": Model(
+        """g (T[16, 32] X) => (T[16, 32] Z) {
+          Q = MatMul(X, WQ)  K = MatMul(X, WK)  V = MatMul(X, WV)
+          KT = Transpose <perm = [1, 0]> (K)  S = MatMul(Q, KT)  D = Mul(S, c)
+          P = Softmax <axis = -1> (D)  M = MatMul(P, V)  O = MatMul(M, WO)  Z = Add(O, X) }""",
+        {
+            "WQ": ((32, 32), "w"),
+            "WK": ((32, 32), "w"),
+            "WV": ((32, 32), "w"),
+            "WO": ((32, 32), "w"),
+            "c": np.array(32**-0.5),
+        },
+    ),
+    "RMS norm": Model(
+        """g (T[16, 96] X) => (T[16, 96] Z) { S = Mul(X, X)  M = ReduceMean <keepdims = 1> (S, last)
+          E = Add(M, e)  R = Sqrt(E)  N = Div(X, R)  Z = Mul(N, g) }""",
+        {"last": np.array([-1]), "e": np.array(1e-5), "g": ((96,), "p")},
+    ),
+    "log softmax": Model("g (T[16, 50] X) => (T[16, 50] Z) { Z = LogSoftmax <axis = -1> (X) }", {}),
+    "four layers": Model(
+        f"g (T[8, 64] X) => (T[8, 64] Z) {{ {layers(4)} }}",
+        {f"W{k}": ((64, 64), "w") for k in range(4)},
+    ),
+    "instance norm, pool": Model(
+        """g (T[2, 4, 16, 16] X) => (T[2, 4, 8, 8] Z) { N = InstanceNormalization(X, s, b)
+          R = Relu(N)  Z = AveragePool <kernel_shape = [2, 2], strides = [2, 2]> (R) }""",
+        {"s": ((4,), "p"), "b": ((4,), "n")},
+    ),
+    "exponentials and quotients": Model(
+        """g (T[8, 40] X, T[8, 40] Y) => (T[8, 40] Z) { A = Exp(X)  B = Mul(Y, Y)  C = Add(B, one)
+          D = Div(A, C)  E = ReduceSum <keepdims = 1> (D, last)  Z = Div(D, E) }""",
+        {"one": np.array(1.0), "last": np.array([-1])},
+    ),
+    "transformer block": Model(
+        """g (int64[12] ids) => (T[12, 11] Z) { H = Gather(table, ids)
+          N = LayerNormalization <axis = -1> (H, S)  Q = MatMul(N, WQ)  K = MatMul(N, WK)
+          KT = Transpose <perm = [1, 0]> (K)  C = MatMul(Q, KT)  P = Softmax <axis = -1> (C)
+          M = MatMul(P, N)  A = Add(M, H)  Z = MatMul(A, WO) }""",
+        {
+            "table": ((50, 32), "n"),
+            "S": ((32,), "p"),
+            "WQ": ((32, 32), "w"),
+            "WK": ((32, 32), "w"),
+            "WO": ((32, 11), "w"),
+        },
+    ),
+}
+
+
+def feeds_of(proto: onnx.ModelProto, seed: int) -> dict[str, torch.Tensor]:
+    """Normal floats and ids below 50, by other draws than the library's."""
+    generator = torch.Generator().manual_seed(7_000_000_000 + seed)
+    feeds = {}
+    for info in proto.graph.input:
+        shape = [d.dim_value for d in info.type.tensor_type.shape.dim]
+        dtype = onnx_dtype_to_torch_dtype(info.type.tensor_type.elem_type)
+        if dtype == torch.int64:
+            feeds[info.name] = torch.randint(0, 50, shape, generator=generator)
+        else:
+            feeds[info.name] = torch.randn(shape, generator=generator).to(dtype)
+    return feeds
+
+
+Run = Callable[[dict[str, torch.Tensor]], torch.Tensor]
+
+
+def sides(model: Model, dtype: str, change: str = "", weights: Any = None) -> tuple[Run, Run]:
+    """Two ways to run it, the second one changed: torch node by node, and ONNX Runtime.
+
+    ONNX Runtime's processor has no bfloat16: the second is then in float32, from the same numbers,
+    and rounded at the end, which is what a fused kernel does.
+    """
+    torch.set_num_threads(1)
+    one = TorchOnnxEvaluator(model.proto(dtype))
+    half = dtype == "bfloat16"
+    proto = model.proto("float32" if half else dtype, dtype, change)
+    if weights is not None:
+        for tensor in proto.graph.initializer:
+            array = numpy_helper.to_array(tensor)
+            if array.dtype.kind == "f":
+                tensor.CopyFrom(
+                    numpy_helper.from_array(weights(array).astype(array.dtype), tensor.name)
+                )
+    other = session(proto)
+
+    def second(feeds: dict[str, torch.Tensor]) -> torch.Tensor:
+        if half:
+            feeds = {n: x.float() if x.is_floating_point() else x for n, x in feeds.items()}
+        result = other.run(feeds)[0]
+        return result.to(torch.bfloat16) if half else result
+
+    return lambda feeds: one.run(None, feeds)[0], second
+
+
+# --- 21 faults. ----------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class Fault:
+    """A wrong model beside the right one: what changes in its text, in its weights or result."""
+
+    model: str
+    change: str = ""
+    weights: Callable[[np.ndarray], np.ndarray] | None = None
+    result: Callable[[torch.Tensor], torch.Tensor] | None = None
+
+
+def cut(array: np.ndarray, bits: int = 10) -> np.ndarray:
+    """Float32 numbers whose significands keep so many bits after the first."""
+    mask = np.uint32(0xFFFFFFFF << (23 - bits) & 0xFFFFFFFF)
+    return (np.ascontiguousarray(array, np.float32).view(np.uint32) & mask).view(np.float32)
+
+
+def int8(array: np.ndarray) -> np.ndarray:
+    """Rounded to 255 steps of one scale."""
+    wide = array.astype(np.float64)
+    step = np.abs(wide).max() / 127
+    return np.rint(wide / step) * step
+
+
+def int8_matrices(array: np.ndarray) -> np.ndarray:
+    return int8(array) if array.ndim > 1 else array
+
+
+FAULTS = {
+    "scale by 10 %": Fault("four layers", result=lambda z: z * 1.1),
+    "scale by 1 %": Fault("four layers", result=lambda z: z * 1.01),
+    "scale by 0.1 %": Fault("four layers", result=lambda z: z * 1.001),
+    "scale by 0.001 %": Fault("four layers", result=lambda z: z * 1.00001),
+    "one element off by 1 % of RMS": Fault(
+        "four layers", result=lambda z: torch.cat([z[:-1], z[-1:] + 0.01 * z.std()])
+    ),
+    "eps 1e-3 for 1e-5": Fault("layer norm and product", "1e-5 => 1e-3"),
+    "eps 1e-6 for 1e-5": Fault("layer norm and product", "1e-5 => 1e-6"),
+    "no bias": Fault("layer norm and product", "Z = Add(Y, B2) => Z = Identity(Y)"),
+    "transposed weight": Fault(
+        "layer norm and product", weights=lambda w: w.T if w.ndim == 2 else w
+    ),
+    "tanh GELU for erf": Fault("GELU", '"none" => "tanh"'),
+    "ReLU for GELU": Fault("GELU", 'Gelu <approximate = "none"> => Relu'),
+    "int8 weights": Fault("GELU", weights=int8_matrices),
+    "operands cut to 10 bits, as TF32": Fault("product", weights=cut),
+    "mean over the wrong axis": Fault(
+        "RMS norm", "ReduceMean <keepdims = 1> (S, last) => ReduceMean <keepdims = 1> (S, first)"
+    ),
+    "mean over n - 1": Fault("RMS norm", result=lambda z: z * (95 / 96) ** 0.5),
+    "no residual": Fault("attention", "Z = Add(O, X) => Z = Identity(O)"),
+    "no 1 / sqrt(d)": Fault("attention", "D = Mul(S, c) => D = Identity(S)"),
+    "causal mask for none": Fault(
+        "attention",
+        "P = Softmax <axis = -1> (D) => L = Trilu <upper = 0> (D)  P = Softmax <axis = -1> (L)",
+    ),
+    "padding on one side": Fault("convolution, batch norm, GELU", "[1, 1, 1, 1] => [2, 2, 0, 0]"),
+    "batch norm's eps 1e-3 for 1e-5": Fault("convolution, batch norm, GELU", "1e-5 => 1e-3"),
+    "softmax over the wrong axis": Fault("transformer block", "axis = -1> (C) => axis = 0> (C)"),
+}
+
+
+def faulty(fault: Fault, dtype: str) -> Run:
+    """The wrong model, run as the second of :func:`sides`."""
+    model = MODELS[fault.model]
+    if "first" in fault.change:
+        model = dataclasses.replace(model, weights=model.weights | {"first": np.array([0])})
+    wrong = sides(model, dtype, fault.change, fault.weights)[1]
+    change = fault.result or (lambda result: result)
+    return lambda feeds: change(wrong(feeds))
+
+
+# --- The tolerances. -----------------------------------------------------------------------------
+
+#: What is often typed for a type, for want of a better one.
+TYPED = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
+DEFAULTS, RTOL, BOTH = "assert_close, defaults", "fixed rtol", "fixed rtol and atol"
+BOUND, FEW, MANY = "bound of the product", "calibrated, 33 inputs", "calibrated, 300 inputs"
+METHODS = (DEFAULTS, RTOL, BOTH, BOUND, FEW, MANY)
+
+#: Whether a result, got, passes beside the expected one, for an input.
+Check = Callable[[Any, torch.Tensor, torch.Tensor], bool]
+
+
+def close(got: torch.Tensor, expected: torch.Tensor, **given: float) -> bool:
+    """What ``torch.testing.assert_close`` says."""
+    try:
+        torch.testing.assert_close(got, expected, **given)
+    except AssertionError:
+        return False
+    return True
+
+
+def bound_of(name: str, dtype: str) -> Check | None:
+    """2nu Σ|a||b|, where a model is one product."""
+    if name not in ("product", "long product"):
+        return None
+    proto = MODELS[name].proto("float32", dtype)
+    weights = {
+        t.name: np.abs(numpy_helper.to_array(t).astype(float)) for t in proto.graph.initializer
+    }
+    w, bias = (torch.tensor(weights[k]) if k in weights else 0.0 for k in "WB")
+    tol = tolerance(dtype, len(w) + ("B" in weights), accumulate="float32")
+
+    def check(feeds: dict[str, torch.Tensor], got: torch.Tensor, expected: torch.Tensor) -> bool:
+        return tolerance_used(got, expected, feeds["X"].double().abs() @ w + bias, tol) <= 1
+
+    return check
+
+
+@functools.cache
+def calibrated(name: str, dtype: str, count: int):
+    """The tolerance from both results on so many inputs."""
+    one, other = sides(MODELS[name], dtype)
+    feeds = (feeds_of(MODELS[name].proto(dtype), 10**6 + k) for k in range(count))
+    return calibrated_tolerance((one(fed), other(fed)) for fed in feeds)
+
+
+def checks(name: str, dtype: str) -> dict[str, Check]:
+    """Every tolerance that a model of a type has."""
+    rtol = TYPED[dtype]
+    found: dict[str, Check] = {
+        DEFAULTS: lambda _, got, expected: close(got, expected),
+        RTOL: lambda _, got, expected: close(got, expected, rtol=rtol, atol=0),
+        BOTH: lambda _, got, expected: close(got, expected, rtol=rtol, atol=rtol),
+    }
+    if (bound := bound_of(name, dtype)) is not None:
+        found[BOUND] = bound
+    for method, count in ((FEW, 33), (MANY, 40 if fast else 300)):
+        allowed = calibrated(name, dtype, count).allows
+        found[method] = lambda _, got, expected, allowed=allowed: allowed(got, expected)
+    return found
+
+
+@study.table(part="cpu")
+def alarms(args):
+    """Of fresh inputs of a correct model, those that fail."""
+    rows = []
+    for name, dtype in product(MODELS, TYPES):
+        one, other = sides(MODELS[name], dtype)
+        held, proto = checks(name, dtype), MODELS[name].proto(dtype)
+        failed = dict.fromkeys(held, 0)
+        for k in range(args.fresh):
+            feeds = feeds_of(proto, k)
+            results = one(feeds), other(feeds)
+            for method, passes in held.items():
+                failed[method] += not passes(feeds, *results)
+        case = {"model": name, "dtype": dtype, "fresh": args.fresh}
+        rows += [case | {"method": method, "failed": failed[method]} for method in held]
+    return rows
+
+
+@study.table(part="cpu")
+def faults(args):
+    """Of inputs of a wrong model, those on which it is caught; its size over the output's RMS."""
+    rows = []
+    for (name, fault), dtype in product(FAULTS.items(), TYPES):
+        right, other = sides(MODELS[fault.model], dtype)
+        wrong = faulty(fault, dtype)
+        held, proto = checks(fault.model, dtype), MODELS[fault.model].proto(dtype)
+        caught, sizes = dict.fromkeys(held, 0), []
+        for k in range(args.feeds):
+            feeds = feeds_of(proto, 10**5 + k)
+            expected, got, truth = right(feeds), wrong(feeds), other(feeds).double()
+            for method, passes in held.items():
+                caught[method] += not passes(feeds, got, expected)
+            sizes.append(float((got.double() - truth).square().mean() / truth.square().mean()))
+        case = {"fault": name, "model": fault.model, "dtype": dtype, "feeds": args.feeds}
+        case["size"] = float(np.sqrt(np.mean(sizes)))
+        rows += [case | {"method": method, "caught": caught[method]} for method in held]
+    return rows
+
+
+@study.table(part="cpu")
+def passed(args):
+    """The tolerances that were calibrated."""
+    rows = []
+    for name, dtype in product(MODELS, TYPES):
+        for method, count in ((FEW, 33), (MANY, 40 if fast else 300)):
+            found = calibrated(name, dtype, count)
+            case = {"model": name, "dtype": dtype, "method": method}
+            rows.append(case | {"rtol": found.rtol, "atol": found.atol, "passes": found.passes})
+    return rows
+
+
+# --- One product, and its split along K. ---------------------------------------------------------
+
+
+def draw(seed: int, dtype: torch.dtype = torch.float32, inner: int = 1024):
+    """Two matrices of normal numbers."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(32, inner, generator=generator)
+    return x.to(dtype), torch.randn(inner, 64, generator=generator).to(dtype)
+
+
+def split(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """x @ w from two halves of the inner dimension, added in float32 and rounded once."""
+    halves = zip(x.chunk(2, 1), w.chunk(2, 0), strict=True)
+    return sum(a.float() @ b.float() for a, b in halves).to(x.dtype)
+
+
+def relative(got: torch.Tensor, expected: torch.Tensor) -> float:
+    """The smallest rtol that accepts a result, without atol."""
+    apart = (got.double() - expected.double()).abs()
+    return float((apart / expected.double().abs()).nan_to_num(0.0).amax())
+
+
+@study.table(part="cpu")
+def products(args):
+    """A product and its split: what the defaults say, the rtol it needs, its part of the bound."""
+    rows = []
+    signs = {"both signs": lambda t: t, "positive": torch.abs}
+    for dtype, inner, kind in product(TYPES, (64, 1024) if fast else (64, 512, 1024, 4096), signs):
+        failed, needed, used = 0, [], []
+        tol = tolerance(dtype, inner, accumulate="float32")
+        for seed in range(min(args.fresh, 100)):
+            x, w = map(signs[kind], draw(seed, getattr(torch, dtype), inner))
+            got, expected = split(x, w), x @ w
+            failed += not close(got, expected)
+            needed.append(relative(got, expected))
+            size = x.double().abs() @ w.double().abs()
+            used.append(tolerance_used(got, expected, size, tol))
+        rows.append(
+            {"dtype": dtype, "terms": inner, "kind": kind, "inputs": len(used), "failed": failed}
+            | {"median rtol": float(np.median(needed)), "largest rtol": max(needed)}
+            | {"used": max(used)}
+        )
+    return rows
+
+
+@study.table(part="cpu")
+def sharp(args):
+    """How much of its bound a sum of chosen terms reaches."""
+    terms, u = 1000, 2.0**-24
+    values = [np.float32(1)] + [np.float32(u)] * (terms - 1)  # each addition is a tie, back to 1
+    total = functools.reduce(lambda a, b: np.float32(a + b), values)
+    exact = sum(Fraction(float(v)) for v in values)
+    error = float(abs(Fraction(float(total)) - exact) / exact)
+    rows = [{"rounding": "nearest", "terms": terms, "used": error / tolerance("float32", terms)}]
+    # After 1 each product is almost the last place of the sum, and the tensor core cuts it.
+    almost = 2 * u * (1 - 2.0**-11) * 2.0**12
+    a = np.array([[1] + [almost] * (terms - 1)], np.float16)
+    b = np.array([[1]] + [[2.0**-12]] * (terms - 1), np.float16)
+    got = tensor_core_matmul(a, b, operands="float16", block=8, bits=24)
+    exact, size = (
+        a.astype(float) @ b.astype(float),
+        np.abs(a.astype(float)) @ np.abs(b.astype(float)),
+    )
+    bound = tolerance("float32", terms, rounding="truncation") * size
+    used = float((np.abs(got - exact) / bound).item())
+    return [*rows, {"rounding": "truncation", "terms": terms, "used": used}]
+
+
+# --- Where a tolerance is of no use. -------------------------------------------------------------
+
+
+def tf32(x: torch.Tensor) -> torch.Tensor:
+    """Float32 rounded to 11 significant bits."""
+    return ((x.view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32)
+
+
+def norm(x: torch.Tensor, one_pass: bool) -> torch.Tensor:
+    """Rows of mean 0 and variance 1; in one pass from the mean of the squares."""
+    mean = x.mean(1, keepdim=True)
+    if one_pass:
+        variance = x.square().mean(1, keepdim=True) - mean.square()
+    else:
+        variance = (x - mean).square().mean(1, keepdim=True)
+    return (x - mean) / (variance + 1e-5).sqrt()
+
+
+#: Results of 1024 terms, and whether one of them is wrong: got, expected and operands from x, w.
+HELD = {
+    "inputs 1024 times larger": (False, lambda x, w: (split(x * 1024, w), x * 1024, w)),
+    "all zeros": (True, lambda x, w: (0 * (x @ w), x, w)),
+    "one product of 1024 missing": (True, lambda x, w: (x[:, 1:] @ w[1:], x, w)),
+    "operands rounded to TF32": (True, lambda x, w: (tf32(x) @ tf32(w), x, w)),
+    "operands from two normalisations, mean 300 times the deviation": (
+        False,
+        lambda x, w: (norm(x + 300, True) @ w, norm(x + 300, False), w),
+    ),
+}
+
+
+def against_the_bound(count: int) -> list[dict[str, Any]]:
+    """One product: what exceeds 2nu Σ|a||b|, and what the same bound with a confidence."""
+    rows, tol = [], tolerance("float32", 1024)
+    for case, (wrong, made) in HELD.items():
+        beyond = 0
+        for seed in range(count):
+            got, x, w = made(*draw(seed))
+            size = x.double().abs() @ w.double().abs()
+            beyond += tolerance_used(got, x @ w, size, tol) > 1
+        rows.append({"tolerance": "bound", "case": case, "wrong": wrong, "beyond": beyond})
+    terms, numbers = 65_536, np.random.default_rng(0).uniform(0.1, 1, count).astype(np.float32)
+    likely, beyond = tolerance("float32", terms, confidence=1 - 1e-9), 0
+    for number in numbers:  # one after another
+        got = np.cumsum(np.full(terms, number))[-1:]
+        exact = np.array([float(number) * terms])
+        beyond += tolerance_used(got, exact, exact, likely) > 1
+    case = {"tolerance": "bound, confidence 1 − 10⁻⁹", "case": "65,536 equal terms, a loop"}
+    return [*rows, case | {"wrong": False, "beyond": beyond}]
+
+
+def against_a_calibration(count: int) -> list[dict[str, Any]]:
+    """Calibrated on 300 normal inputs: what exceeds it on inputs of another kind."""
+
+    def feed(seed: int, dtype: torch.dtype, scale: float = 1.0, shift: float = 0.0):
+        return (draw(seed)[0] * scale + shift).to(dtype)
+
+    rows = []
+    w = draw(0)[1]
+
+    def product_in(kind: torch.dtype):
+        v = w.to(kind)
+        return kind, lambda x: x @ v, lambda x: split(x, v)
+
+    products = {str(kind)[6:]: product_in(kind) for kind in (torch.float32, torch.bfloat16)}
+    norms = torch.float32, lambda x: norm(x, True), lambda x: norm(x, False)
+    cases = [
+        ("float32 product, inputs of the same kind", products["float32"], {}, False),
+        ("float32 product, inputs 1024 times larger", products["float32"], {"scale": 1024}, False),
+        ("bfloat16 product, all zeros", products["bfloat16"], {}, True),
+        (
+            "bfloat16 product, inputs 1024 times smaller, all zeros",
+            products["bfloat16"],
+            {"scale": 2**-10},
+            True,
+        ),
+        ("float32 normalisation, inputs of the same kind", norms, {}, False),
+        ("float32 normalisation, mean 30 times the deviation", norms, {"shift": 30}, False),
+    ]
+    for case, (kind, one, other), change, wrong in cases:
+        usual = (feed(10_000 + seed, kind) for seed in range(40 if fast else 300))
+        found, beyond = calibrated_tolerance((one(x), other(x)) for x in usual), 0
+        for seed in range(count):
+            x = feed(seed, kind, **change)
+            got = torch.zeros_like(other(x)) if wrong else one(x)
+            beyond += not found.allows(got, other(x))
+        rows.append({"tolerance": "calibrated", "case": case, "wrong": wrong, "beyond": beyond})
+    return rows
+
+
+def against_a_fixed_pair(count: int) -> list[dict[str, Any]]:
+    """Twelve models in float32, whose outputs are near 1, and the same outputs in another unit."""
+    rows, rtol = [], TYPED["float32"]
+    for scale, words in {1.0: "near 1", 2.0**16: "near 65,536", 2.0**-16: "near 1/65,536"}.items():
+        beyond = {False: 0, True: 0}
+        for name in MODELS:
+            one, other = sides(MODELS[name], "float32")
+            for seed in range(count // 10):
+                feeds = feeds_of(MODELS[name].proto("float32"), seed)
+                expected = one(feeds) * scale
+                for wrong, got in ((False, other(feeds) * scale), (True, 0 * expected)):
+                    beyond[wrong] += not close(got, expected, rtol=rtol, atol=rtol)
+        case = {"tolerance": BOTH, "inputs": len(MODELS) * (count // 10)}
+        rows += [
+            case | {"case": f"twelve models, outputs {words}", "wrong": False, "beyond": beyond[0]},
+            case | {"case": f"all zeros, outputs {words}", "wrong": True, "beyond": beyond[1]},
+        ]
+    return rows
+
+
+@study.table(part="cpu")
+def limits(args):
+    """Inputs on which a result exceeds a tolerance: correct results that fail, faults caught."""
+    count = min(args.fresh, 100)
+    rows = against_the_bound(count) + against_a_calibration(count)
+    return [row | {"inputs": count} for row in rows] + against_a_fixed_pair(count)
+
+
+# --- Values: what pages may print. Name, datum and statistic, table, column; rows; a test. -------
+
+
+def share(rows) -> float:
+    """Of the fresh inputs of all models, those that fail."""
+    return rows["failed"].sum() / rows["fresh"].sum()
+
+
+def unseen(rows) -> int:
+    """Faults that pass on an input or more; what changes no bit in a type is no fault."""
+    return int(((rows["size"] > 0) & (rows["caught"] < rows["feeds"])).sum())
+
+
+study.value(
+    "alarms.defaults",
+    "share of correct results that fail assert_close's defaults, twelve models in float16",
+    "alarms",
+    share,
+    where={"method": DEFAULTS, "dtype": "float16"},
+    test=lambda v: v.value > 0.5,  # most
+)
+study.value(
+    "alarms.rtol",
+    "share of correct results that fail rtol=1e-4, atol=0, twelve models in float32",
+    "alarms",
+    share,
+    where={"method": RTOL, "dtype": "float32"},
+    test=lambda v: v.value > 0.1,
+)
+study.value(
+    "alarms.calibrated",
+    "correct results that fail a tolerance calibrated on 33 inputs, twelve models in three types",
+    "alarms",
+    lambda rows: int(rows["failed"].sum()),
+    where={"method": FEW},
+    test=lambda v: v.value <= v.rows["fresh"].sum() / 300,
+)
+for kind in TYPES:
+    study.value(
+        f"faults.{kind}",
+        f"faults in {kind} that pass a tolerance calibrated on 33 inputs, on one of 40 or more",
+        "faults",
+        unseen,
+        where={"method": FEW, "dtype": kind},
+        test=lambda v: v.value < len(v.rows) / 2,
+    )
+    study.value(
+        f"faults.all.{kind}",
+        f"faults that change a bit in {kind}",
+        "faults",
+        lambda rows: int((rows["size"] > 0).sum()),
+        where={"method": FEW, "dtype": kind},
+        test=lambda v: v.value > 15,
+    )
+study.value(
+    "sharp",
+    "error of a simulated tensor core's sum of 1000 chosen terms, over its bound 2nu Σ|a||b|",
+    "sharp",
+    "used",
+    where={"rounding": "truncation"},
+    test=lambda v: 0.99 < v.value <= 1,
+)
+study.value(
+    "sharp.nearest",
+    "error of a sum of 1000 chosen terms, rounded to nearest, over its bound nu Σ|a||b|",
+    "sharp",
+    "used",
+    where={"rounding": "nearest"},
+    test=lambda v: 0.99 < v.value <= 1,
+)
+study.value(
+    "bound.used",
+    "part of the bound 2nu Σ|a||b| that two products of 1024 normal terms use, 100 inputs",
+    "products",
+    "used",
+    where={"dtype": "float32", "terms": 1024, "kind": "both signs"},
+    test=lambda v: v.value < 0.002,  # about a thousandth
+)
+
+
+if __name__ == "__main__":
+    study.main()

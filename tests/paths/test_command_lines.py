@@ -371,7 +371,7 @@ WHOLE = [
     ("plot_batch_invariance", "--prompts 1 --tokens 1 --completions 2 --most 2 --graph 0"),
     ("plot_batch_invariance", "--only bits"),
     ("plot_layer_norm_ladder", "--rows 17 --budget 0.01"),
-    ("plot_triton_layer_norm", "--rows 17 --budget 0.01"),
+    ("studies/triton_layer_norm.py", "--rows 17 --budget 0.01"),
     ("plot_all_reduce_order", "--limit 30"),
     ("studies/bits_to_words.py", "--prompts 1 --tokens 3 --passages 1 --batch 2 --most 2"),
     ("studies/layer_norm_discrepancies.py", "--width 33 --rows 20"),

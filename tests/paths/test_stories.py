@@ -8,6 +8,7 @@ import argparse
 import ast
 import contextlib
 import io
+import re
 import runpy
 from collections.abc import Iterator
 from typing import Any
@@ -21,7 +22,7 @@ import torch
 
 from roundoff.ort import session
 from roundoff.page import choose
-from roundoff.record import RECORDED, read_record, read_records
+from roundoff.record import RECORDED, Record, read_record, read_records
 from roundoff.reductions import (
     arrange,
     binned,
@@ -447,3 +448,63 @@ def test_page_and_study_on_tolerances_agree_bit_for_bit(told: dict[str, Told]) -
     assert row["used"] == most
     assert row["failed"] == 20
     assert row["largest rtol"] == pytest.approx(names["rtols"][:20].max(), rel=1e-6)
+
+
+# --- the fastest layer norm
+
+FASTEST = "plot_triton_layer_norm"
+
+
+def test_what_the_page_on_the_fastest_layer_norm_says_of_its_output(told: dict[str, Told]) -> None:
+    story = told[FASTEST]
+    times = [line.split(": ")[1] for line in story.text.splitlines() if line.startswith("time of")]
+    steps, blocks = (float(text.split()[0]) for text in times)
+    assert steps > 1.5, "the steps take several times as long"
+    assert blocks > 1, "blocks take less time"
+    errors = [float(x) for x in re.findall(r"largest error[a-z ]*:? +([0-9.]+)", story.text)]
+    assert len(errors) == 3
+    assert max(errors) < 64, "all are right"
+    assert "{'lock': '4 different dw', 'two stages': '1 different dw'}" in story.text
+    assert sum(len(steps) for steps in story.names["PASSES"]["step by step"]) == 12
+    live = story.names["live"]
+    assert set(live["way"]) == {"forward", "backward"}
+    assert set(live["N"]) == {1024, 8448, 15872}
+    assert (live[["torch", "step by step"]] > 0).all(axis=None), "a wrong result is not timed"
+
+
+def test_page_and_study_on_layer_norms_agree_bit_for_bit(told: dict[str, Told]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("UNITTEST_GOING", "1")
+        study = runpy.run_path(str(ROOT / "studies" / "triton_layer_norm.py"))
+    theirs, ours = pd.DataFrame(study["accuracy"](None)), told[FASTEST].names["errors"]
+    theirs = theirs[theirs["result"].isin(ours.columns)]
+    assert len(theirs) == 12
+    for row in theirs.to_dict("records"):
+        for label in "roundoff", "torch":
+            said = ours.loc[f"{label}, {row['dtype']}", row["result"]]
+            assert said == row[f"{label} RMS"], (label, row["dtype"], row["result"])
+
+
+@pytest.mark.parametrize("record", read_records(FASTEST), ids=lambda record: record.machine)
+def test_what_the_page_times_was_compared_with_float64(record: Record) -> None:
+    """And the best library at each width is that of both runs."""
+    table = record.tables["patterns"]
+    table = table[~table["implementation"].str.contains("lock|lesson")]
+    assert len(table) == 24
+    assert (table["rms error"] < 0.25).all(), "not that of rounding dw to float16"
+    rates, again = record.tables["layer-norm-backward"], record.second["layer-norm-backward"]
+    best = {1024: "torch", 4096: "QuACK", 8704: "flash-linear-attention"}
+    for width, name in best.items():
+        here = rates["N"] == width
+        assert [*rates["best"][here], *again["best"][here]] == [name, name]
+
+
+def test_what_the_page_says_of_quack_on_the_h200() -> None:
+    (record,) = (r for r in read_records(FASTEST) if r.machine == "nvidia-h200")
+    table, again = record.tables["types"], record.second["types"]
+    cases = "backward, float32, 4096 × 15872", "backward, RMSNorm, residual, 4096 × 32768"
+    here = table["case"].isin(cases)
+    assert here.sum() == 2
+    for run in table, again:
+        assert (run["best"][here] == "QuACK").all()
+        assert (run["lead high"][here] < 1).all()

@@ -1,0 +1,481 @@
+"""The study behind "Which LayerNorm kernel is fastest on my GPU?".
+
+The forward and the backward of six implementations at 35 widths, of other types, numbers of rows
+and of RMSNorm: rates beside those of a stream, errors against float64, different results of a
+hundred runs, and calls with their launches.
+
+The page tells the story with small experiments. This file measures the full grid, writes the
+record, and defines each number that the page may print.
+
+    python studies/triton_layer_norm.py --record
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
+
+import pandas as pd
+import torch
+from torch.nn import functional
+
+from roundoff.compare import scaled_error
+from roundoff.kernels import interpreting, layer_norm, lessons, shuffled_programs
+from roundoff.kernels.baselines import LayerNorm, layer_norms, rms_norms, stream
+from roundoff.page.measurement import Study
+from roundoff.page.values import Measured
+from roundoff.script import unit_test_going
+from roundoff.timing import copies, measure
+
+study = Study(
+    "plot_triton_layer_norm",
+    "LayerNorm and RMSNorm of six libraries: rates, errors, different results, launches.",
+    on="nvidia-h200",
+    rows=(4096, "rows of the benchmark", 1),
+    budget=(0.2, "seconds for each comparison", 0),
+)
+quick = unit_test_going()
+gpu = torch.cuda.is_available() and not interpreting()
+device = "cuda" if gpu else "cpu"
+PART = "gpu" if gpu else "cpu"
+EPS = 1e-5
+RATES = ["roundoff", "torch", "inductor", "Liger", "QuACK", "flash-linear-attention"]
+TYPES = (torch.float16, torch.bfloat16, torch.float32)
+
+norms, missing = layer_norms(device)
+norms["lesson"] = LayerNorm(
+    norms["roundoff"].forward, lambda dy, x, w, b, saved: lessons.two_stage(dy, x, *saved, w)
+)
+
+
+def inputs(m: int, n: int, dtype: torch.dtype, sets: int = 1) -> tuple[list[Any], Any, Any]:
+    """Some sets of (x, dy), and w and b."""
+    g = torch.Generator(device).manual_seed(n)
+    w, b = (torch.rand(n, generator=g, device=device).to(dtype) for _ in "wb")
+    normal = partial(torch.randn, m, n, generator=g, device=device)
+    pairs = [((0.5 * normal() - 2.3).to(dtype), (0.1 * normal()).to(dtype)) for _ in range(sets)]
+    return pairs, w, b
+
+
+def truth(x: Any, dy: Any, w: Any, b: Any) -> dict[str, Any]:
+    """y, dx, dw and db in float64."""
+    x, dy, w, b = (t.double() for t in (x, dy, w, b))
+    centred = x - x.mean(1, keepdim=True)
+    r = 1 / (centred.square().mean(1, keepdim=True) + EPS).sqrt()
+    xhat, v = centred * r, w * dy
+    dx = r * (v - v.mean(1, keepdim=True) - xhat * (v * xhat).mean(1, keepdim=True))
+    return {"y": xhat * w + b, "dx": dx, "dw": (dy * xhat).sum(0), "db": dy.sum(0)}
+
+
+def rms_truth(x: Any, dy: Any, w: Any, more: Any) -> dict[str, Any]:
+    """y, dx and dw of RMSNorm in float64; of a sum where *more* is added, and its own gradient."""
+    x, dy, w = (t.double() for t in (x, dy, w))
+    x = x if more is None else x + more.double()
+    r = 1 / (x.square().mean(1, keepdim=True) + EPS).sqrt()
+    xhat, v = x * r, w * dy
+    dx = r * (v - xhat * (v * xhat).mean(1, keepdim=True))
+    dx = dx if more is None else dx + more.double()
+    return {"y": xhat * w, "dx": dx, "dw": (dy * xhat).sum(0)}
+
+
+def passes(norm: LayerNorm, x: Any, dy: Any, w: Any, b: Any) -> tuple[Any, Callable[[], Any]]:
+    """y, and a call that gives dx, dw and db."""
+    w, b = (t.to(norm.weights or t.dtype) for t in (w, b))
+    y, *saved = norm.forward(x, w, b, EPS)
+    return y, partial(norm.backward, dy, x, w, b, *saved)
+
+
+# --- Different results of many runs: two stages, libraries, and a lock. --------------------------
+
+SHAPES = [(4096, 1024), (4096, 4096), (4096, 8704), (1000, 15872)]
+if not gpu:
+    SHAPES = [(24, 64)] if quick else [(64, 200), (48, 1024), (16, 2500)]
+RUNS = 100 if gpu else 3 if quick else 8
+
+
+def count(call: Callable[[], Any]) -> list[int]:
+    """How many different results the runs give, for each tensor."""
+    seen: dict[int, list[Any]] = {}
+    for run in range(RUNS):
+        with nullcontext() if gpu else shuffled_programs(run):
+            results = call()
+        for place, t in enumerate(results):
+            bits, known = t.contiguous().view(1, -1).view(torch.uint8), seen.setdefault(place, [])
+            # One wait for the device, however many are known.
+            if not known or not (torch.cat(known) == bits).all(1).any():
+                known.append(bits)
+    return [len(known) for known in seen.values()]
+
+
+@study.table(part=PART, times=["dw"])
+def patterns(args):
+    """Different results of float16 in 100 runs (interpreted 3 or 8), and the error of dw in one."""
+    rows = []
+    for m, n in SHAPES:
+        [(x, dy)], w, b = inputs(m, n, torch.float16)
+        exact = truth(x, dy, w, b)["dw"]
+        mean, rstd = norms["roundoff"].forward(x, w, b, EPS)[1]
+        backwards = {label: passes(norm, x, dy, w, b)[1] for label, norm in norms.items()}
+        groups = lessons.tutorial_groups(n) if gpu else max(1, m // 16)  # 16 rows or more in each
+        for barrier in (False, True):
+            lock = partial(lessons.locked, dy, x, mean, rstd, groups, barrier)
+            backwards["lock and barrier" if barrier else "lock"] = lambda lock=lock: [lock()]
+        for label, call in backwards.items():
+            counts, results = count(call), call()
+            dx, dw, db = counts if len(counts) == 3 else (None, *counts, None)
+            error = scaled_error(exact, results[len(counts) // 2].half())
+            row = {"shape": f"{m} × {n}", "implementation": label, "dx": dx, "dw": dw, "db": db}
+            rows.append(row | {"error": error.largest, "rms error": error.rms})
+    return rows
+
+
+# --- Errors against float64. ---------------------------------------------------------------------
+
+
+def errors(m: int, n: int, dtype: torch.dtype) -> Iterator[dict[str, Any]]:
+    """Typical and largest error of each result of each implementation."""
+    [(x, dy)], w, b = inputs(m, n, dtype)
+    exact, found = truth(x, dy, w, b), {}
+    for label, norm in norms.items():
+        y, backward = passes(norm, x, dy, w, b)
+        found[label] = dict(zip(exact, (t.to(dtype) for t in (y, *backward())), strict=True))
+    if dtype.itemsize == 2:
+        wide = passes(norms["roundoff"], x, dy, w.float(), b.float())[1]()
+        found["roundoff"]["dw, not rounded"], exact["dw, not rounded"] = wide[1], exact["dw"]
+    for result, value in exact.items():
+        row: dict[str, Any] = {"dtype": str(dtype).removeprefix("torch."), "result": result}
+        for label in norms:
+            if result in found[label]:
+                error = scaled_error(value, found[label][result], dtype=dtype)
+                row |= {f"{label} RMS": error.rms, f"{label} largest": error.largest}
+        yield row
+
+
+@study.table(part=PART)
+def accuracy(args):
+    """Errors in ε × RMS of the truth: 4096 × 8192, interpreted 64 × 1000."""
+    m, n = (4096, 8192) if gpu else (12, 96) if quick else (64, 1000)
+    found = pd.DataFrame([row for dtype in TYPES for row in errors(m, n, dtype)])
+    shown = [f"{label} RMS" for label in RATES[:5]]
+    return found.reindex(columns=found.columns.union(shown, sort=False))
+
+
+# --- Rates, beside those of a stream with the same reads and writes. -----------------------------
+
+FORMS: dict[str, Any] = {  # implementations, and tensors read and written forward and backward
+    "layer norm": (norms, (1, 1), (2, 1)),
+    "RMSNorm": (rms_norms(device)[0], (1, 1), (2, 1)),
+    "RMSNorm, residual": (rms_norms(device)[0], (2, 2), (3, 1)),
+}
+LAYER, RMS, RESIDUAL = FORMS
+
+
+def calls(form: str, norm: Any, x: Any, dy: Any, w: Any, b: Any) -> tuple[Any, Any]:
+    """A forward, and the backward of what it saved."""
+    if form == LAYER:
+        w, b = (t.to(norm.weights or t.dtype) for t in (w, b))
+        forward = partial(norm.forward, x, w, b, EPS)
+        return forward, partial(norm.backward, dy, x, w, b, *forward()[1:])
+    more = dy.clone() if form == RESIDUAL else None  # added to x, and as the sum's gradient to dx
+    forward = partial(norm.forward, x, more, w, EPS)
+    _, h, *saved = forward()
+    return forward, partial(norm.backward, dy, more, h, w, *saved)
+
+
+def right(form: str, x: Any, dy: Any, w: Any, b: Any, forward: Any, backward: Any) -> bool:
+    """Whether what is about to be timed is near float64."""
+    if form == LAYER:
+        exact = truth(x, dy, w, b)
+    else:
+        exact = rms_truth(x, dy, w, dy if form == RESIDUAL else None)
+    results = forward()[0], *backward()[: len(exact) - 1]
+    found = [
+        scaled_error(value, t.to(x.dtype), dtype=x.dtype).rms
+        for value, t in zip(exact.values(), results, strict=True)
+    ]
+    return max(found) < 16
+
+
+def compare(
+    m: int, n: int, dtype: torch.dtype, labels: list[str], form: str, args: Any
+) -> Iterator[dict[str, Any]]:
+    """For each direction: GB/s, our share of the ceiling, and our rate over the best baseline's."""
+    known, *moved = FORMS[form]
+    size = m * n * dtype.itemsize
+    sets = copies(3 * size, device, most=16)
+    pairs, w, b = inputs(m, n, dtype, sets)
+    buffers = [[x, dy, *(torch.zeros_like(x) for _ in range(3))] for x, dy in pairs]
+    ways: dict[str, Any] = {}
+    for label in [label for label in labels if label in known]:
+        try:
+            ways[label] = [calls(form, known[label], *pair, w, b) for pair in pairs]
+            checked = right(form, *pairs[0], w, b, *ways[label][0])
+        except Exception as error:  # another's limit: a block of 64 KiB, for instance
+            print(f"{label} does not take {form}, {m} × {n}: {error}")
+            ways.pop(label, None)
+            continue
+        if not checked:
+            print(f"{label} is not timed, its result is wrong: {form}, {m} × {n}")
+            del ways[label]
+    kept = {}  # an output lives until its set's next turn: no call writes where another just wrote
+    for place, direction in enumerate(("forward", "backward")):
+        reads, writes = moved[place]
+        timed = {
+            label: [way[place] for way in each]
+            for label, each in ways.items()
+            if (label, direction) != ("lesson", "forward")
+        }
+        timed["ceiling"] = [
+            partial(stream, (*s[:2], s[4])[:reads], s[2 : 2 + writes]) for s in buffers
+        ]
+
+        def turn(label, i, timed=timed):
+            kept[label, i] = timed[label][i]()
+
+        found = measure(
+            {label: partial(turn, label) for label in timed},
+            device=device,
+            cuda_graph=gpu,
+            rotate=sets,
+            budget_s=args.budget,
+            min_rounds=5,
+            bytes=dict.fromkeys(timed, (reads + writes) * size),
+        )
+        rates = found.frame.set_index("label")["gb_s"].to_dict()
+        row = {"direction": direction, "M": m, "N": n} | rates
+        others = set(rates) - {"roundoff", "lesson", "ceiling"}
+        if "roundoff" in rates and others:
+            best = max(others, key=rates.__getitem__)
+            lead = found.ratio(best, "roundoff")
+            row |= {"of ceiling": rates["roundoff"] / rates["ceiling"], "best": best}
+            row |= {"lead": lead.value, "lead low": lead.low, "lead high": lead.high}
+        kept.clear()
+        yield row
+
+
+TELLING = [1024, 4096, 8192, 8704, 12288, 15872]
+WIDE = [16384, 24576, 32768, 65536, 131072]
+WIDTHS = [*range(1024, 15873, 512), *WIDE] if gpu else [256] if quick else [1024, 4096]
+# inductor and QuACK compile for each width: they run at eleven of 35.
+ALL = list(norms) if gpu else ["torch"]
+EACH = [label for label in ALL if label not in ("inductor", "QuACK", "lesson")]
+FAST = [label for label in ALL if label != "lesson"]
+CHOICE = dict.fromkeys(TELLING, ALL) | dict.fromkeys(WIDE, FAST)
+LEAD = ["best", "lead", "lead low", "lead high"]
+measured: list[pd.DataFrame] = []
+
+
+def speed(args: Any) -> pd.DataFrame:
+    """Both directions at every width; measured once."""
+    if not measured:
+        rows = []
+        for n in WIDTHS:
+            # As many rows as make 256 MiB a tensor, and no more than those of the benchmark.
+            m = min(args.rows, 2**27 // n) if gpu else 64
+            rows += compare(m, n, torch.float16, CHOICE.get(n, EACH), LAYER, args)
+        columns = ["direction", "M", "N", *RATES, "lesson", "ceiling", "of ceiling", *LEAD]
+        measured.append(pd.DataFrame(rows).reindex(columns=columns))
+    return measured[0]
+
+
+@study.table("layer-norm-backward", part=PART, times=LEAD)
+def backward(args):
+    """GB/s of the backward in float16, and roundoff's share of the ceiling."""
+    found = speed(args)
+    return found[found["direction"] == "backward"].drop(columns="direction")
+
+
+@study.table("layer-norm-forward", part=PART, times=LEAD)
+def forward(args):
+    """GB/s of the forward in float16, and roundoff's rate over the best baseline's."""
+    found = speed(args)
+    return found[found["direction"] == "forward"].drop(columns=["direction", "lesson"])
+
+
+CASES = [
+    (LAYER, torch.bfloat16, 4096, 8192),
+    (LAYER, torch.float32, 4096, 8192),
+    (LAYER, torch.float32, 4096, 15872),
+    (LAYER, torch.float16, 256, 4096),
+    (LAYER, torch.float16, 16384, 4096),
+    (LAYER, torch.float16, 4096, 24576),
+    (LAYER, torch.float32, 4096, 32768),
+]
+CASES += [
+    (form, torch.float16, 4096, n) for form in (RMS, RESIDUAL) for n in (4096, 8192, 15872, 32768)
+]
+if not gpu:  # RMSNorm's baselines are made for one
+    CASES = [(LAYER, torch.float32, 64, 256)]
+
+
+@study.table(part=PART, times=LEAD)
+def types(args):
+    """Other types, numbers of rows and widths, and RMSNorm."""
+    rows = []
+    for form, dtype, m, n in CASES:
+        name = str(dtype).removeprefix("torch.") if form == LAYER else form
+        for row in compare(m, n, dtype, FAST, form, args):
+            rows.append({"case": f"{row['direction']}, {name}, {m} × {n}"} | row)
+    columns = ["case", "direction", *RATES, "ceiling", "of ceiling", *LEAD]
+    return pd.DataFrame(rows).reindex(columns=columns)
+
+
+# --- Calls as a user writes them, launches included. ---------------------------------------------
+
+
+@study.table(part=PART, times=["× torch", "low", "high"])
+def launches(args):
+    """Time of a call over torch's, launches included: float16, 4096 × 1024."""
+    m, n = (args.rows, 1024) if gpu else (16, 64)
+    [(x, dy)], w, b = inputs(m, n, torch.float16)
+    leaves = [t.requires_grad_() for t in (x, w, b)]
+
+    def forward(norm):
+        with torch.no_grad():
+            norm(x, (n,), w, b)
+
+    def forward_and_backward(norm):
+        torch.autograd.grad(norm(x, (n,), w, b), leaves, dy)
+
+    contenders = {"torch": functional.layer_norm} | ({"roundoff": layer_norm} if gpu else {})
+    rows = []
+    for call in (forward, forward_and_backward):
+        found = measure(
+            {label: partial(call, norm) for label, norm in contenders.items()},
+            device=device,
+            budget_s=1 if gpu else 0.05,
+            min_rounds=10 if gpu else 3,
+        )
+        for label in contenders:
+            over = found.ratio(label, "torch")
+            row = {"call": call.__name__.replace("_", " "), "implementation": label}
+            rows.append(row | {"× torch": over.value, "low": over.low, "high": over.high})
+    return rows
+
+
+# --- Values: what pages may print. Name, datum and statistic, table, column; rows; a test. -------
+
+#: Widths at which the dw of every implementation was compared with float64 in the same run.
+COMPARED = [1024, 4096, 8192, 8704, 15872]
+ENDS = ("lead low", "lead high")
+WORDS = ("slower", "faster")
+
+
+def least(t: pd.DataFrame) -> list[float]:
+    """The smallest lead, with its interval."""
+    return t.sort_values("lead")[["lead", *ENDS]].iloc[0].tolist()
+
+
+def most(t: pd.DataFrame) -> list[float]:
+    """The largest lead, with its interval."""
+    return t.sort_values("lead")[["lead", *ENDS]].iloc[-1].tolist()
+
+
+def leads(v: Measured) -> bool:
+    return bool((v.rows["lead low"] > 1).all())
+
+
+for name, statistic in (("backward.least", least), ("backward.most", most)):
+    study.value(
+        name,
+        f"{statistic.__name__} rate of roundoff's backward over that of the best of five "
+        "libraries, float16, 4096 rows of 1024, 4096, 8192, 8704 and 15,872 columns",
+        "layer-norm-backward",
+        statistic,
+        where={"N": COMPARED, "lead": lambda s: s.notna()},
+        test=leads,
+    )
+study.value(
+    "forward.share",
+    "rate of roundoff's forward over that of a stream that reads and writes one tensor, float16, "
+    "4096 × 8192",
+    "layer-norm-forward",
+    "of ceiling",
+    where={"N": 8192, "of ceiling": lambda s: s.notna()},
+    test=lambda v: 0.9 < v.value < 1.05,
+)
+study.value(
+    "backward.share",
+    "rate of roundoff's backward over that of a stream that reads two tensors and writes one, "
+    "float16, 4096 × 8192",
+    "layer-norm-backward",
+    "of ceiling",
+    where={"N": 8192, "of ceiling": lambda s: s.notna()},
+    test=lambda v: 0.7 < v.value < v.rows["roundoff"].iloc[0],
+)
+study.value(
+    "forward.float16",
+    "rate of roundoff's forward over that of the best of five libraries, float16, 4096 × 8192",
+    "layer-norm-forward",
+    "lead",
+    interval=ENDS,
+    where={"N": 8192, "lead": lambda s: s.notna()},
+    words=WORDS,
+    test=lambda v: 0.95 < v.value < 1.05,
+)
+for direction in ("forward", "backward"):
+    for dtype in ("bfloat16", "float32"):
+        study.value(
+            f"{direction}.{dtype}",
+            f"rate of roundoff's {direction} over that of the best of five libraries, {dtype}, "
+            "4096 × 8192",
+            "types",
+            "lead",
+            interval=ENDS,
+            where={"case": f"{direction}, {dtype}, 4096 × 8192"},
+            words=WORDS,
+            test=lambda v, low=0.95 if direction == "forward" else 1: v.value > low,
+        )
+study.value(
+    "launches",
+    "time of roundoff's forward plus backward over torch's, launches included, float16, "
+    "4096 × 1024",
+    "launches",
+    "× torch",
+    interval=("low", "high"),
+    where={"implementation": "roundoff", "call": "forward and backward"},
+    words=("faster", "slower"),
+    test=lambda v: v.low is not None and v.low > 1,
+)
+study.value(
+    "repeat",
+    "most different results of dx, dw or db in 100 runs, six libraries, float16, four shapes",
+    "patterns",
+    lambda t: t[["dx", "dw", "db"]].max().max(),
+    where={"implementation": RATES},
+    test=lambda v: v.value == 1,
+)
+study.value(
+    "lock",
+    "different dw in 100 runs, the lock of Triton's tutorial with a barrier, float16, 4096 × 4096",
+    "patterns",
+    "dw",
+    where={"implementation": "lock and barrier", "shape": "4096 × 4096"},
+    test=lambda v: v.value > 50,
+)
+study.value(
+    "error",
+    "largest ratio of roundoff's typical error to torch's, y, dx, dw and db, float32, 4096 × 8192",
+    "accuracy",
+    lambda t: (t["roundoff RMS"] / t["torch RMS"]).max(),
+    where={
+        "dtype": "float32",
+        "result": ["y", "dx", "dw", "db"],
+        "inductor RMS": lambda s: s.notna(),
+    },
+    test=lambda v: v.value < 1,
+)
+study.value(
+    "compared",
+    "largest typical error of any implementation's y, dx, dw and db in float16 and bfloat16, "
+    "in ε × RMS, 4096 × 8192",
+    "accuracy",
+    lambda t: t.filter(regex="RMS$").max().max(),
+    where={"dtype": ["float16", "bfloat16"], "inductor RMS": lambda s: s.notna()},
+    test=lambda v: v.value < 1,
+)
+
+if __name__ == "__main__":
+    study.main()

@@ -507,6 +507,6 @@ for label, result in made.items():
 # * Next: :ref:`gemm-fusion`, for what packed weights give, and :ref:`triton-layer-norm`, for a
 #   kernel of the kind that tier 3 uses.
 #
-# .. [#seed] X. Dupré, `LLaMA and custom backends
-#    <https://sdpython.github.io/doc/experimental-experiment/dev/auto_examples/plot_llama_bench_102.html>`_,
+# .. [#seed] X. Dupré, `Fuse kernels in a small Llama model
+#    <https://sdpython.github.io/doc/experimental-experiment/dev/auto_examples/plot_custom_backend_llama_102.html>`_,
 #    documentation of experimental-experiment.

@@ -45,7 +45,8 @@ PAGES = {
     "plot_bits_to_words":
         "LLM language model temperature 0 nondeterministic answers tokens batch bfloat16 greedy",
     "plot_gemm_fusion": "Gemm MatMul fusion faster ONNX Runtime",
-    "plot_llama_backend": "torch.compile backend Llama onnxruntime attention inductor bfloat16",
+    "plot_llama_backend":
+        "write custom torch.compile backend Llama onnxruntime attention inductor bfloat16",
     "plot_whole_model":
         "whole model torch.compile backend decode generate KV static cache ONNX Runtime tokens per "
         "second compile time dynamic shapes lengths recompile fallback",

@@ -334,8 +334,8 @@ plt.show()
 live.pivot(index="N", columns="way")[::3].round(1)
 
 # %%
-# The table has every third width. A tensor of this size may fit into a cache, and then a rate exceeds that of the memory. The study
-# takes different tensors at each call.
+# The table has every third width. A tensor of this size may fit into a cache, and then a rate
+# exceeds that of the memory. The study takes different tensors at each call.
 #
 # Your own rows and columns
 # -------------------------

@@ -136,6 +136,7 @@ def test_the_fastest_backend_gives_eagers_result_call_after_call(
     }
     with torch.no_grad():
         left = snippets()[place].run(**given, ids=prompts[0])
+        assert torch.equal(left["mine"], model(prompts[0])), "the shortest backend is eager"
         made = [left["y"].clone(), *(left["fast"](ids).clone() for ids in prompts[1:])]
         eager = [model(ids) for ids in prompts]
         exact = copy.deepcopy(whole if kind != "Mixer" else model).double()
@@ -144,6 +145,22 @@ def test_the_fastest_backend_gives_eagers_result_call_after_call(
     for t, e, m in zip(truth, eager, made, strict=True):
         assert m.dtype == dtype
         assert scaled_error(t, m).rms < 2 * scaled_error(t, e).rms + 0.5
+    torch._dynamo.reset()
+
+
+@path_of("plot_llama_backend")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_the_shortest_backend_shows_the_graph_and_has_eagers_bits(
+    place: str, dtype: torch.dtype, capsys: pytest.CaptureFixture
+) -> None:
+    torch._dynamo.reset()
+    model, ids = Mixer(dtype).eval(), torch.randint(0, 53, (2, 19))
+    defined, compiled, *_ = snippets()[place].statements()
+    given = {"torch": torch, "model": model, "ids": ids}
+    with torch.no_grad():
+        given |= {"my_backend": defined.run(**given)["my_backend"]}
+        assert torch.equal(compiled.run(**given)["mine"], model(ids))
+    assert "silu" in capsys.readouterr().out
     torch._dynamo.reset()
 
 

@@ -505,6 +505,75 @@ def test_what_the_page_says_of_quack_on_the_h200() -> None:
     cases = "backward, float32, 4096 × 15872", "backward, RMSNorm, residual, 4096 × 32768"
     here = table["case"].isin(cases)
     assert here.sum() == 2
-    for run in table, again:
-        assert (run["best"][here] == "QuACK").all()
-        assert (run["lead high"][here] < 1).all()
+    for rows in table, again:
+        assert (rows["best"][here] == "QuACK").all()
+        assert (rows["lead high"][here] < 1).all()
+
+
+# --- a backend for torch.compile
+
+LLAMA = "plot_llama_backend"
+
+
+def test_the_shortest_backend_is_handed_two_operators(told: dict[str, Told]) -> None:
+    text = told[LLAMA].text
+    handed = [line.split()[0] for line in text.splitlines()[:5]]
+    assert handed == ["placeholder", "placeholder", "call_function", "call_function", "output"]
+    assert "the bits of eager PyTorch: True" in text
+
+
+def test_each_version_of_the_layer_has_eagers_error(told: dict[str, Told]) -> None:
+    live, models = told[LLAMA].names["live"], told[LLAMA].names["models"]
+    errors = live["error"].astype(float)
+    assert (errors < 2 * errors["eager"]).all()
+    assert {"average ms", "speed-up", "operators", "custom"} <= set(live)
+    counts = live["operators"].drop("eager").astype(int)
+    assert counts["with one rule"] == counts["thirty lines"] - 1
+    assert counts["thirty lines"] > counts["with tier 1"] > counts["with tiers 1, 2"]
+    kinds = [node.op_type for node in models["with tiers 1, 2"].graph.node]
+    assert len(kinds) < len(models["thirty lines"].graph.node) / 2
+    assert any("Attention" in kind for kind in kinds)
+
+
+def test_few_operators_are_products_and_the_border_is_small(told: dict[str, Told]) -> None:
+    names = told[LLAMA].names
+    assert names["products"] < len(names["kept"][0].graph.node) / 4
+    times = names["times"]["median"]
+    assert times["one addition"] < times["layer"] / 2
+
+
+def test_each_operator_adds_its_pass(told: dict[str, Told]) -> None:
+    ratios = told[LLAMA].names["growth"]["ratio"].tolist()
+    assert ratios[-1] > 2.5, "eight operators cost more than one"
+    assert ratios[-1] > ratios[1]
+
+
+def test_a_reader_changes_the_layer(told: dict[str, Told]) -> None:
+    """Two layers, a mask, a different size: the thirty lines stay right."""
+    names = dict(told[LLAMA].names)
+    size = names["SIZES"]["small"]
+    inputs = names["random_tokens"](size, True, "cpu", padding="right")
+    layer = names["Llama"](size, 2).requires_grad_(False)
+    storage: dict[str, Any] = {}
+    backend = names["partial"](names["onnx_custom_backend"], storage=storage)
+    names["torch"].compile(layer, backend=backend)(*inputs)
+    truth = storage["instance"][0]["compiled"].truth()
+    for rewrite in (None, names["one_rule"], names["with_tiers"]("default+onnxruntime")):
+        made = names["compiled"](layer, rewrite)(*inputs)
+        assert names["scaled_error"](truth, made).rms < 4
+
+
+def test_page_and_study_of_the_backend_agree_bit_for_bit(
+    told: dict[str, Told], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UNITTEST_GOING", "1")
+    study = runpy.run_path(str(ROOT / "studies" / "llama_backend.py"))
+    names = told[LLAMA].names
+    inputs = study["random_tokens"](study["SIZES"]["tiny"], False, "cpu", padding="right")
+    layer = study["Llama"](study["SIZES"]["tiny"])
+    with names["torch"].no_grad():
+        truth = study["captured"](layer, inputs).truth()
+        run, _ = study["prepare"](layer, "roundoff, tier 3")
+        theirs, ours = run(*inputs), names["calls"]["library, tiers 1 to 3"]()
+    pairs = [*zip(truth, names["truth"], strict=True), *zip(theirs, ours, strict=True)]
+    assert all(bool((one == other).all()) for one, other in pairs)

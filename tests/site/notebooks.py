@@ -31,11 +31,6 @@ TIMED = {
         "cost.one tile",
     ],
     "plot_bits_to_words": ["costs.× bfloat16", "costs.low", "costs.high"],
-    "plot_llama_backend": [
-        "costs.*", "times.warmup", "times.N calls", "times.memory", "times.products",
-        "times.× inductor",
-        *(f"times.{column}" for column in ["avg_time", "median", "low", "high", "speedup"]),
-    ],
     "plot_layer_norm_ladder": [
         f"{t}.{c}" for t in ("forward", "backward") for c in ("GB/s", "of ceiling")
     ],

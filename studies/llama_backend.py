@@ -1,0 +1,453 @@
+"""The study behind "How do I write a backend for torch.compile?".
+
+One Llama layer, run by eager torch, by inductor and by ``backend="roundoff"`` in its tiers, with
+and without CUDA graphs, in four precisions: time, ratio to inductor, error against float64,
+operators and memory; then what compiling costs, and what ``model.half()`` rounds.
+
+The page tells the story with small experiments. This file measures the full grid, writes the
+record, and defines each number that the page may print.
+
+    python studies/llama_backend.py --record
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import time
+import warnings
+from functools import partial
+
+import torch
+from torch._inductor import config as inductor
+
+from roundoff.backend import onnx_custom_backend
+from roundoff.compare import scaled_error
+from roundoff.fusion import OptimizationOptions
+from roundoff.models import SIZES, Llama, random_tokens
+from roundoff.ort import available
+from roundoff.page.measurement import Study
+from roundoff.script import unit_test_going, usage_error
+from roundoff.timing import measure, measure_ceilings, torch_precision
+
+warnings.simplefilter("ignore", FutureWarning)  # torch's exporter uses what torch deprecates
+quick = unit_test_going()
+cuda = torch.cuda.is_available() and bool(available(["CUDAExecutionProvider"]))
+device, processor = ("cuda", "CUDA") if cuda else ("cpu", "CPU")
+study = Study(
+    "plot_llama_backend",
+    "A Llama layer in eager torch, in inductor and in ONNX Runtime: times, errors, memory.",
+    on="nvidia-h200",
+    config=("tiny" if quick else "medium" if cuda else "narrow", "size of the layer", SIZES),
+    num_hidden_layers=(1, "decoder layers", 1),
+    with_mask=(False, "a batch × sequence padding mask as a second input"),
+    dtype=("", "precisions to compare, such as float16,TF32"),
+    budget=(0.2 if quick else 4.0 if cuda else 15.0, "seconds of measuring for each precision", 0),
+    max_autotune=(False, "also inductor's max-autotune, a rival that takes minutes to compile"),
+)
+
+# --- Every way to run the layer. -----------------------------------------------------------------
+
+TIERS = {
+    "roundoff, unfused": None,
+    "roundoff, tier 1": "default",
+    "roundoff": "default+onnxruntime",
+    "roundoff, tier 3": "default+onnxruntime+experimental",
+}
+BEST = "roundoff, tier 3, CUDA graph"
+CHOSEN = ("inductor", "inductor, reduce-overhead", "roundoff", BEST)
+
+
+def ways(args):
+    """Label, attention that transformers is told to use, whether it replays a CUDA graph."""
+    for attention in ("sdpa", "eager"):
+        yield "eager", attention, False
+        if not quick and (cuda or attention == "sdpa"):
+            yield "inductor", attention, False
+        if cuda:
+            yield "inductor, reduce-overhead", attention, True
+            if args.max_autotune:
+                yield "inductor, max-autotune", attention, True
+    for label in list(TIERS)[2 * quick :]:
+        yield label, "sdpa", False
+        if cuda and label in list(TIERS)[2:]:
+            yield f"{label}, CUDA graph", "sdpa", True
+
+
+def prepare(model, label, **options):
+    """A model as one of the ways runs it, and what our backend stores of the graph."""
+
+    def forward(*inputs):
+        return model(*inputs)
+
+    # torch.compile keeps what it compiled by code object: one for each way.
+    forward.__code__ = forward.__code__.replace(co_name="forward_apart")
+    storage = {}
+    by, _, mode = label.partition(", ")
+    if by == "eager":
+        return forward, storage
+    options = {"dynamic": False, "fullgraph": True} | options
+    if by == "inductor":
+        return torch.compile(forward, mode=mode or None, **options), storage
+    tiers = OptimizationOptions(TIERS[label.removesuffix(", CUDA graph")], packed=1.0)
+    graph = label.endswith("CUDA graph")
+    backend = partial(onnx_custom_backend, options=tiers, cuda_graph=graph, storage=storage)
+    return torch.compile(forward, backend=backend, **options), storage
+
+
+def captured(model, inputs):
+    """The graph of a model as exported; its ``truth()`` is in float64 from first to last."""
+    run, storage = prepare(model, "roundoff, unfused")
+    with torch.no_grad():
+        run(*inputs)
+    return storage["instance"][0]["compiled"]
+
+
+# --- Time, error, operators and memory of each. --------------------------------------------------
+
+
+def free_memory():
+    """Bytes that the GPU has free when torch's cache is empty; 0 without one."""
+    gc.collect()
+    torch.cuda.empty_cache()
+    return torch.cuda.mem_get_info()[0] if cuda else 0
+
+
+def repeated(run, inputs, times):
+    for _ in range(times):
+        run(*inputs)
+
+
+def contest(models, inputs, chosen, budget, tf32=False):
+    """Time, error, nodes and memory of every chosen way to run a model."""
+    calls, rows = {}, {}
+    with torch.no_grad(), torch_precision(tf32):
+        truth = captured(next(iter(models.values())), inputs).truth()
+        for label, attention, graph in chosen:
+            before = free_memory()
+            run, storage = prepare(models[attention], label)
+            run(*inputs)
+            memory = before - free_memory()  # what stays, compiling aside
+            start = torch.cuda.memory_allocated()
+            if cuda:
+                torch.cuda.reset_peak_memory_stats()
+            made = run(*inputs)
+            memory += torch.cuda.max_memory_allocated() - start  # and what comes and goes
+            nodes = storage["instance"][0]["onnx"].graph.node if storage else None
+            key = f"{label}, {attention} attention"
+            calls[key] = partial(repeated, run, inputs, 5 if cuda else 1)
+            rows[key] = {
+                "optimization": label,
+                "runtime": label.split(", reduce")[0]
+                .split(", max")[0]
+                .removesuffix(", CUDA graph"),
+                "attention": attention,
+                "processor": processor,
+                "CUDA graph": graph,
+                "n_custom_ops": None if nodes is None else sum(n.domain != "" for n in nodes),
+                "nodes": None if nodes is None else len(nodes),
+                "rms error": scaled_error(truth[0], made[0]).rms,
+                "error": scaled_error(truth[0], made[0]).largest,
+                "keys error": scaled_error(truth[1:], made[1:]).rms if made[1:] else None,
+                "memory": memory / 2**20 if cuda else None,
+            }
+            del made
+        times = measure(calls, device=device, budget_s=budget, min_rounds=5, warmup=1)
+    frame = times.frame.set_index("label")
+    for key, row in rows.items():
+        alike = [k for k in rows if rows[k]["CUDA graph"] == row["CUDA graph"]]
+        rivals = [k for k in alike if k.startswith("inductor")]
+        base = min(rivals, key=frame["median"].get) if rivals else None
+        ratio = times.ratio(key, base) if base else None
+        n, ms = (5, 1e3 / 5) if cuda else (1, float("nan"))  # a CPU's times are ratios alone
+        row |= {
+            "median": frame["median"][key] * ms,
+            "avg_time": frame["mean"][key] * ms,
+            "warmup": int(frame["warmup"][key]) * n,
+            "N calls": int(frame["rounds"][key]) * n,
+            "speedup": times.ratio(next(iter(rows)), key).value,
+            "× inductor": ratio.value if ratio else float("nan"),
+            "low": ratio.low if ratio else float("nan"),
+            "high": ratio.high if ratio else float("nan"),
+        }
+    torch._dynamo.reset()
+    return list(rows.values())
+
+
+PRECISIONS = {  # type, TF32 in its products
+    "float16": (torch.float16, False),
+    "bfloat16": (torch.bfloat16, False),
+    "float32": (torch.float32, False),
+    "TF32": (torch.float32, True),
+}
+
+
+@study.table(
+    part="processor",
+    times=[
+        "median",
+        "avg_time",
+        "warmup",
+        "N calls",
+        "speedup",
+        "× inductor",
+        "low",
+        "high",
+        "memory",
+        "products",
+    ],
+)
+def times(args):
+    """One call: time, its ratio to inductor's, error of the hidden state, operators, memory.
+
+    *× inductor* is the ratio to the fastest inductor, of either attention, that replays a CUDA
+    graph where this way does. *Memory* is what stays taken after compiling, beside the model, and
+    what comes and goes in a call.
+    """
+    known = list(PRECISIONS) if cuda else ["float32"]
+    asked = args.dtype.split(",") if args.dtype else known
+    if not set(asked) <= set(known):
+        usage_error(
+            "plot_llama_backend", f"--dtype {args.dtype}: on {device} expected {', '.join(known)}"
+        )
+    cases = [(args.config, precision) for precision in asked]
+    if cuda and args.config == "medium" and not args.dtype:
+        cases.append(("large", "float16"))
+    rates = measure_ceilings(
+        device,
+        dtypes=("float32", "float16", "bfloat16") if cuda else ("float32",),
+        side=128 if quick else None,
+        nbytes=2**20,
+        budget_s=0.2,
+    )
+    layers, rows = args.num_hidden_layers, []
+    telling = [w for w in ways(args) if w[1] == "sdpa" and w[0] in ("eager", *CHOSEN)]
+    for config, precision in cases:
+        size, (dtype, tf32) = SIZES[config], PRECISIONS[precision]
+        models = {a: Llama(size, layers, dtype, a, device) for a in ("sdpa", "eager")}
+        inputs = random_tokens(size, args.with_mask, device, padding="right")
+        weights = sum(w.numel() for w in models["sdpa"].model.layers.parameters() if w.dim() == 2)
+        least = 2 * inputs[0].numel() * weights / rates["float32 tf32" if tf32 else precision]
+        chosen = telling if config == "large" else list(ways(args))
+        head = {"precision": precision, "config": config, "layers": layers}
+        for row in contest(models, inputs, chosen, args.budget, tf32):
+            rows.append(head | row | {"products": 1e3 * least if cuda else None})
+    return rows
+
+
+# --- model.half() is another model than one loaded in float16. -----------------------------------
+
+
+@study.table(part="processor")
+def loading(args):
+    """Errors of eager torch in float16 on a small layer, against the model as it was loaded."""
+    small = SIZES["tiny" if quick else "small"]
+    inputs = random_tokens(small, args.with_mask, device, padding="right")
+    graph = captured(Llama(small, device=device), inputs)
+    half = [
+        t.half().float() if name in graph.static and "inv_freq" not in name else t
+        for name, t in zip(graph.names, graph.inputs, strict=True)
+    ]
+    truth, rows = graph.truth(half), []
+    for name in ("loaded in float16", "model.half()"):
+        model = Llama(small, dtype=torch.float16, device=device)
+        made = (model.half() if name == "model.half()" else model)(*inputs)
+        hidden, keys = scaled_error(truth[0], made[0]).rms, scaled_error(truth[1:], made[1:]).rms
+        sizes = {"rms error": hidden, "keys error": keys}
+        rows.append({"model": name} | sizes | {"processor": processor})
+    return rows
+
+
+# --- What compiling costs. -----------------------------------------------------------------------
+
+
+@study.table(part="processor", times=["first length", "second length", "known length"])
+def costs(args):
+    """Seconds of the first call at a first length, at a second one, and of a call at a known one.
+
+    The layers are small, as the sizes of tensors do not matter here; ``dynamic=True``.
+    """
+    small, depth, rows = SIZES["tiny" if quick else "small"], 0 if quick else 2, []
+    for i, label in enumerate(("roundoff",) if quick else ("inductor", "roundoff")):
+        model = Llama(small, depth, device=device)
+        run, _ = prepare(model, label, dynamic=True)
+        seconds = []
+        for length in (9 + 8 * i, 12 + 8 * i, 9 + 8 * i):
+            ids = random_tokens(dataclasses.replace(small, length=length), False, device)
+            with inductor.patch(fx_graph_cache=False), torch.no_grad():
+                start = time.perf_counter()
+                float(run(*ids)[0].sum())
+                seconds.append(time.perf_counter() - start)
+        rows.append(
+            {"optimization": label, "layers": depth, "processor": processor}
+            | dict(zip(("first length", "second length", "known length"), seconds, strict=True))
+        )
+        torch._dynamo.reset()
+    return rows
+
+
+# --- Values: what pages may print. Name, datum and statistic, table, column; rows; a test. -------
+
+LAYER = "a prefill of 2 × 1024 tokens by one Llama layer"
+TIME = {"interval": ("low", "high"), "words": ("faster", "slower")}
+UNFUSED, BACKEND = "roundoff, unfused", "roundoff"
+
+
+def row(optimization, precision="float16", config="medium"):
+    return {
+        "optimization": optimization,
+        "attention": "sdpa",
+        "precision": precision,
+        "config": config,
+    }
+
+
+for name, optimization, words in (
+    ("unfused", UNFUSED, "unfused"),
+    ("fused", BACKEND, "fused"),
+    ("fused.graph", "roundoff, CUDA graph", "fused, CUDA graphs on both sides"),
+    ("best", BEST, "with Triton kernels, CUDA graphs on both sides"),
+):
+    for precision in PRECISIONS:
+        study.value(
+            name if precision == "float16" else f"{name}.{precision}",
+            f"time of the backend ({words}) over the fastest inductor's, {LAYER}, {precision}",
+            "times",
+            "× inductor",
+            where=row(optimization, precision),
+            **TIME,
+        )
+study.value(
+    "best.large",
+    "time of the backend with Triton kernels over inductor's, CUDA graphs on both sides, a layer "
+    "with Llama-2-7B's feed-forward, float16",
+    "times",
+    "× inductor",
+    where=row(BEST, config="large"),
+    **TIME,
+)
+study.value(
+    "alone",
+    f"time of the backend with Triton kernels over inductor's, no CUDA graphs, {LAYER}, float16",
+    "times",
+    "× inductor",
+    where=row("roundoff, tier 3"),
+    interval=TIME["interval"],
+    words=TIME["words"],
+    test=lambda v: v.low < 1.05 and v.high > 0.95,  # no difference that counts
+)
+for name, optimization in (("nodes.unfused", UNFUSED), ("nodes.fused", BACKEND), ("nodes", BEST)):
+    study.value(
+        name,
+        f"operators that run at each call of {optimization}, one Llama layer, float16",
+        "times",
+        "nodes",
+        where=row(optimization),
+        test=lambda v, most=200 if optimization == UNFUSED else 21: 0 < v.value <= most,
+    )
+for name, optimization in (
+    ("memory", BACKEND),
+    ("memory.inductor", "inductor"),
+    ("memory.graph", "inductor, reduce-overhead"),
+    ("memory.best", BEST),
+):
+    study.value(
+        name,
+        f"MiB beside the model, {optimization}, {LAYER}, float16",
+        "times",
+        "memory",
+        where=row(optimization),
+        test=lambda v: v.value > 50,
+    )
+for name, optimization in (
+    ("ms.eager", "eager"),
+    ("ms.unfused", UNFUSED),
+    ("ms.best", BEST),
+):
+    study.value(
+        name,
+        f"milliseconds, median, {optimization}, {LAYER}, float16",
+        "times",
+        "median",
+        where=row(optimization),
+        test=lambda v: v.value > v.rows["products"].item(),
+    )
+study.value(
+    "products",
+    "milliseconds of the seven products of the layer, at the rate of a large one, float16",
+    "times",
+    "products",
+    where=row(UNFUSED),
+    test=lambda v: v.value < 0.5 * v.rows["median"].item(),
+)
+study.value(
+    "products.share",
+    f"time of the seven products over that of the best version, {LAYER}, float16",
+    "times",
+    lambda t: t["products"] / t["median"],
+    where=row(BEST),
+    test=lambda v: v.value > 0.5,
+)
+
+
+def over_eager(rows):
+    """The largest typical error over that of eager torch with sdpa, of all precisions."""
+    eager = rows[rows["optimization"] == "eager"].set_index("precision")["rms error"]
+    return (rows["rms error"] / rows["precision"].map(eager)).max()
+
+
+study.value(
+    "error",
+    "largest typical error of the backend and of inductor over that of eager torch, four types",
+    "times",
+    over_eager,
+    where={"attention": "sdpa", "config": "medium"},
+    test=lambda v: v.value <= 1.25,
+)
+study.value(
+    "error.best",
+    f"typical error of the best version, ε × RMS, {LAYER}, float16",
+    "times",
+    "rms error",
+    where=row(BEST),
+    test=lambda v: v.value < 2,
+)
+study.value(
+    "error.eager",
+    f"typical error of eager torch, ε × RMS, {LAYER}, float16",
+    "times",
+    "rms error",
+    where=row("eager"),
+    test=lambda v: v.value < 2,
+)
+study.value(
+    "tf32",
+    "typical error of the backend in TF32 over that in float32",
+    "times",
+    lambda t: t["rms error"].max() / t["rms error"].min(),
+    where={
+        "optimization": BACKEND,
+        "config": "medium",
+        "precision": ["float32", "TF32"],
+    },
+    test=lambda v: v.value > 100,
+)
+study.value(
+    "half",
+    "error of keys and values of model.half() over that of a model loaded in float16",
+    "loading",
+    lambda t: t["keys error"].iloc[1] / t["keys error"].iloc[0],
+    test=lambda v: v.value > 2,
+)
+for name, optimization in (("compile", BACKEND), ("compile.inductor", "inductor")):
+    study.value(
+        name,
+        f"seconds of the first call, two small layers, {optimization}",
+        "costs",
+        "first length",
+        where={"optimization": optimization},
+        test=lambda v: v.value > 1,
+    )
+
+if __name__ == "__main__":
+    study.main()

@@ -10,6 +10,7 @@ import ast
 import json
 import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -267,7 +268,6 @@ def refused(
 OPTIONS = {
     "plot_gemm_fusion": ["config", "itype", "warmup", "repeat", "budget"],
     "plot_llama_backend": ["config", "num_hidden_layers", "with_mask", "dtype", "budget"],
-    "plot_whole_model": ["layers", "batch", "dtype", "budget", "limit"],
     "plot_batch_invariance": [
         "prompts", "tokens", "completions", "most", "budget", "graph", "only",
     ],
@@ -294,7 +294,7 @@ def test_help_names_every_option(
 
 
 #: Options that are lists or names: any other word is nonsense, too.
-WORDS = {"plot_whole_model": ["batch", "dtype"], "plot_batch_invariance": ["only"]}
+WORDS = {"plot_batch_invariance": ["only"]}
 NONSENSE = [
     (page, option, value)
     for page, options in OPTIONS.items()
@@ -310,11 +310,6 @@ PARTICULAR = [
     ("plot_llama_backend", "budget", "nan"),
     ("plot_gemm_fusion", "itype", "7"),
     ("plot_gemm_fusion", "repeat", "0"),
-    ("plot_whole_model", "layers", "31"),
-    ("plot_whole_model", "batch", "1,0"),
-    ("plot_whole_model", "batch", ","),
-    ("plot_whole_model", "dtype", "float32,int8"),
-    ("plot_whole_model", "limit", "nan"),
     ("plot_batch_invariance", "prompts", "33"),
     ("plot_batch_invariance", "most", "0"),
     ("plot_layer_norm_ladder", "rows", "0"),
@@ -342,6 +337,31 @@ def test_nonsense_is_refused_before_anything_is_measured(
     assert f"--{option}" in said
 
 
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("layers", "31"), ("limit", "nan"), ("batch", "1,0"), ("batch", ","), ("prompts", "x"),
+        ("dtype", "float32,int8"), ("ways", "inductor"), ("ways", "eager;fast"), ("tokens", "1"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("table", ["times", "generate"])
+def test_nonsense_is_refused_before_the_whole_model_is_read(
+    table: str,
+    option: str,
+    value: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
+) -> None:
+    monkeypatch.setattr("roundoff.models.load_trained", None)
+    study = runpy.run_path(str(ROOT / "studies" / "whole_model.py"))["study"]
+    with pytest.raises(SystemExit) as ended:
+        study.main(["--only", table, f"--{option}", value])
+    said = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert f"--{option}" in said
+    assert len(said.splitlines()) < 12
+
+
 @pytest.mark.parametrize("page", OPTIONS)
 def test_a_record_that_cannot_be_written_is_refused_before_anything_is_measured(
     page: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
@@ -357,8 +377,7 @@ slow = pytest.mark.slow(reason="whole pages in processes of their own")
 WHOLE = [
     ("plot_gemm_fusion", "--config 24,40 --itype 1 --warmup 0 --repeat 1 --budget 0.02"),
     ("plot_llama_backend", "--config small --num_hidden_layers 2 --dtype float32 --budget 0"),
-    ("plot_whole_model", "--layers 1 --batch 3 --dtype float32 --budget 0.1 --limit 100"),
-    ("plot_whole_model", "--limit 0.01"),  # the first case alone
+    ("studies/whole_model.py", "--only times,costs --layers 1 --batch 3 --budget 0.1 --limit 0.01"),
     ("plot_batch_invariance", "--prompts 1 --tokens 1 --completions 2 --most 2 --graph 0"),
     ("plot_batch_invariance", "--only bits"),
     ("plot_layer_norm_ladder", "--rows 17 --budget 0.01"),

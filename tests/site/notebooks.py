@@ -40,10 +40,6 @@ TIMED = {
     "plot_layer_norm_ladder": [
         f"{t}.{c}" for t in ("forward", "backward") for c in ("GB/s", "of ceiling")
     ],
-    "plot_whole_model": [
-        *(f"times.{column}" for column in ("× inductor", "low", "high", "× eager", "tokens/s")),
-        "costs.first call", "costs.memory", "words.* run",
-    ],
     "plot_triton_layer_norm": [
         "launches.*", "layer-norm-backward.*", "layer-norm-forward.*", "types.*",
     ],

@@ -8,15 +8,15 @@ A language model writes text with eager PyTorch, with inductor and with ONNX Run
 
 .. answer:: nvidia-h200
 
-   **Why.** For each token PyTorch starts many small kernels, and starting them takes longer than
-   running them. A CUDA graph starts them all at once. ``generate`` then writes
+   **Why.** For each token PyTorch starts many small kernels, the programs of a GPU. Starting them
+   takes longer than running them. A CUDA graph starts them all at once. ``generate`` then writes
    :bound:`330 <text.inductor>` tokens a second on an H200, where eager PyTorch writes
    :bound:`35 <text.eager>`.
 
-   **The cure.** Use inductor, the default of ``torch.compile``, wherever a CUDA graph is recorded:
-   ONNX Runtime then has :bound:`no difference measured <text.ratio>`. Without a graph ONNX Runtime
-   is :bound:`faster <plain.prefill>`. A prefill takes :bound:`0.33 <plain.prefill>` of inductor's
-   time, in a second run half.
+   **The cure.** With a CUDA graph there is :bound:`no difference measured <text.ratio>` between
+   ONNX Runtime and inductor. So use inductor, the default of ``torch.compile``. Without a graph
+   ONNX Runtime is :bound:`faster <plain.prefill>`: reading a prompt takes
+   :bound:`0.33 <plain.prefill>` of inductor's time, in a second run half.
 
    **The price.** A first text compiles. It takes :bound:`14 <first.inductor>` seconds with
    inductor, and :bound:`18 <first.config>` with ONNX Runtime.
@@ -106,7 +106,7 @@ print(f"share of one token:    {read / times['median'][0]:.1%}")
 #
 # We count the operators of one token. Then we let ``torch.compile`` hand the model to ONNX Runtime,
 # with our backend ``"roundoff"``. The backend converts the model to an ONNX graph, and one session
-# runs all its nodes.
+# runs all its nodes, which are operators of ONNX.
 
 
 class Counter(TorchDispatchMode):
@@ -209,6 +209,7 @@ for record in read_records("plot_whole_model"):
     if "generate" in record.tables:
         texts = record.tables["generate"]
 texts = texts.set_index("optimization").rename_axis(None)
+texts.index = texts.index.str.replace("roundoff", "ONNX Runtime")
 texts[list(columns)].rename(columns=columns).astype(float).round().astype(int)
 
 # %%
@@ -227,9 +228,9 @@ plt.show()
 # %%
 # The three ways with a CUDA graph are close. ``reduce-overhead`` is the mode of ``torch.compile``
 # that records one. With it ONNX Runtime writes :bound:`316 <text.roundoff>` tokens a second, and
-# the ratio to inductor has :bound:`no difference measured <text.ratio>`. ``compile_config`` is
-# transformers' own way to name a backend. It leaves the prefill to eager PyTorch, and so compiles
-# half as much.
+# there is :bound:`no difference measured <text.ratio>` to inductor. ``compile_config`` is
+# transformers' own way to name a backend. It compiles the step alone, as inductor's row does. The
+# row above it compiles the reading of the prompt, too, and so takes longer for its first text.
 #
 # Then calls without CUDA graphs. A *prefill* reads the prompt: 4 rows of 512 tokens on a GPU, one
 # of 128 on a CPU. A *decode* step reads one token, over a :term:`KV cache` of 512 places. *time*
@@ -254,13 +255,13 @@ pd.DataFrame(shown, columns=["machine", "call", "time", "interval", "first call"
 # %%
 # On the H200 ONNX Runtime is :bound:`faster <plain.step>` in a decode step, too. It takes
 # :bound:`0.44 <plain.step>` of inductor's time. Its first call takes at most
-# :bound:`0.54 <compile>` of inductor's seconds on the H200, and :bound:`0.60
-# <compile@nvidia-h100-80gb-hbm3>` on an H100.
+# :bound:`0.54 <compile>` of inductor's seconds on the H200. On an H100 it takes at most
+# :bound:`0.60 <compile@nvidia-h100-80gb-hbm3>`.
 #
-# On two cores of an Intel Xeon a decode step has :bound:`no difference measured <cpu.step>`. A
-# processor reads 540 MB of float32 weights for each token there, so that the kernels are long. On
-# two cores of an AMD EPYC a decode step is :bound:`faster <cpu.step@amd-epyc-2-cores>`. We did not
-# look for the reason.
+# On two cores of an Intel Xeon there is :bound:`no difference measured <cpu.step>` in a decode
+# step. We guess that starting matters little there, as each token reads 540 MB of float32 weights.
+# On two cores of an AMD EPYC the step of ONNX Runtime is
+# :bound:`faster <cpu.step@amd-epyc-2-cores>`. We did not look for the reason.
 #
 # Which to use, and what it costs
 # -------------------------------
@@ -274,7 +275,8 @@ pd.DataFrame(shown, columns=["machine", "call", "time", "interval", "first call"
 #      - Risk and memory
 #    * - ``generate`` on a GPU
 #      - inductor, CUDA graph
-#      - A graph has fixed shapes. A different batch or cache size compiles again.
+#      - A graph has fixed shapes: a different batch or cache size compiles again. Its memory is
+#        not known, as one measurement failed.
 #    * - a GPU, no CUDA graph
 #      - ONNX Runtime
 #      - Its session holds memory: :bound:`204 <memory.roundoff>` MiB beside the model in a prefill.
@@ -292,8 +294,9 @@ pd.DataFrame(shown, columns=["machine", "call", "time", "interval", "first call"
 #        :bound:`0.77 <cpu.rows8>` of its time.
 #    * - a CPU, 64 rows
 #      - eager PyTorch
-#      - ONNX Runtime has :bound:`no difference measured <cpu.rows64>` from eager on the Intel Xeon.
-#        Inductor took :bound:`4.9 <cpu.inductor64>` times eager's time on the Intel Xeon.
+#      - On the Intel Xeon there is :bound:`no difference measured <cpu.rows64>` between ONNX
+#        Runtime and eager. Inductor took :bound:`4.9 <cpu.inductor64>` times eager's time on the
+#        Intel Xeon.
 #    * - an operator without ONNX form
 #      - inductor
 #      - PyTorch runs that operator, and the graph splits. Its :bound:`2 <borders>` borders wait for

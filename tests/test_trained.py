@@ -18,6 +18,7 @@ from roundoff.models import (
     GraphStep,
     decode,
     decode_step,
+    load_decoder,
     load_trained,
     padded,
     prompts,
@@ -379,6 +380,78 @@ def test_folders_of_other_models(small, tmp_path: Path, change: dict, said: str)
     (tmp_path / "config.json").write_text(json.dumps(config | change))
     with pytest.raises(ModelError, match=said):
         load_trained(tmp_path)
+
+
+def test_the_reason_is_not_that_there_is_no_such_model(small, tmp_path: Path) -> None:
+    small[0].model().save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"model_type": "qwen2"}))
+    with pytest.raises(ModelError) as refused:
+        load_trained(tmp_path)
+    assert "no such model" not in str(refused.value)
+
+
+def folder_of(small, folder: Path, name: str, **sizes) -> None:
+    """A random model of transformers with the tokenizer of a small trained one."""
+    import transformers
+
+    base = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4}
+    kind = name.removesuffix("ForCausalLM").removesuffix("LMHeadModel").removesuffix("ForMaskedLM")
+    kind = kind.removesuffix("ForConditionalGeneration")
+    config = getattr(transformers, f"{kind}Config")(vocab_size=300, **base | sizes)
+    torch.manual_seed(1)
+    getattr(transformers, name)(config).save_pretrained(folder)
+    small[0].tokenizer.save_pretrained(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [
+        ("Qwen2ForCausalLM", {"intermediate_size": 30, "num_key_value_heads": 2}),
+        ("GPT2LMHeadModel", {}),
+    ],
+)
+def test_a_decoder_of_any_architecture(small, tmp_path: Path, name: str, sizes: dict) -> None:
+    folder_of(small, tmp_path, name, **sizes)
+    model, tokenizer = load_decoder(tmp_path)
+    assert type(model).__name__ == name
+    assert not model.training
+    assert tokenizer.padding_side == "left"
+    short, _ = load_decoder(tmp_path, torch.bfloat16, layers=1)
+    assert short.config.num_hidden_layers == 1
+    assert short.dtype == torch.bfloat16
+    with pytest.raises(ArgumentError, match="layers to read"):
+        load_decoder(tmp_path, layers=3)
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes", "said"),
+    [
+        ("BertForMaskedLM", {"intermediate_size": 30}, "a token changes earlier logits"),
+        ("T5ForConditionalGeneration", {"d_kv": 8, "d_ff": 30}, "t5, with an encoder"),
+    ],
+)
+def test_what_is_no_decoder_is_refused(
+    small, tmp_path: Path, name: str, sizes: dict, said: str
+) -> None:
+    folder_of(small, tmp_path, name, **sizes)
+    with pytest.raises(ModelError, match=said):
+        load_decoder(tmp_path)
+
+
+def test_what_transformers_cannot_load_is_refused_with_its_reason(small, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"transformers cannot load it: got .*config\.json"):
+        load_decoder(tmp_path)
+    small[0].model().save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"model_type": "unheard"}))
+    with pytest.raises(ModelError, match=r"transformers cannot load it: got .*unheard"):
+        load_decoder(tmp_path)
+
+
+def test_a_gguf_file_is_a_decoder(small) -> None:
+    model, tokenizer = load_decoder(small[2])
+    assert model.config.vocab_size == len(tokenizer)
 
 
 def test_a_folder_without_a_model(tmp_path: Path) -> None:

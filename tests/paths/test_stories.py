@@ -577,3 +577,37 @@ def test_page_and_study_of_the_backend_agree_bit_for_bit(
         theirs, ours = run(*inputs), names["calls"]["library, tiers 1 to 3"]()
     pairs = [*zip(truth, names["truth"], strict=True), *zip(theirs, ours, strict=True)]
     assert all(bool((one == other).all()) for one, other in pairs)
+
+
+# --- ONNX Runtime under torch.compile
+
+WHOLE = "plot_whole_model"
+
+
+def test_what_the_page_on_the_whole_model_says_of_its_output(told: dict[str, Told]) -> None:
+    story = told[WHOLE]
+    seconds = {
+        k: float(v) for k, v in re.findall(r"^ ?(\d+) tokens?: ([\d.]+) ms", story.text, re.M)
+    }
+    assert seconds["16"] < 4 * seconds["1"], "sixteen times the arithmetic, about the same time"
+    (share,) = re.findall(r"share of one token: +([\d.]+)%", story.text)
+    assert float(share) < 20, "reading the weights is a small part"
+    (operators,) = re.findall(r"eager: +(\d+) operators", story.text)
+    ((nodes, sessions),) = re.findall(r"ONNX Runtime: (\d+) nodes, (\d+) session", story.text)
+    assert int(operators) > 2 * int(nodes)
+    assert sessions == "1", "one session runs all its nodes"
+
+
+def test_the_gain_of_a_session_shrinks_with_larger_matrices(told: dict[str, Told]) -> None:
+    gains = told[WHOLE].names["gains"]
+    assert gains["gain"].iloc[0] > 1.2
+    assert gains["gain"].idxmax() == gains.index[0], "largest for the smallest matrices"
+
+
+def test_both_texts_are_eagers_and_a_new_length_converts_nothing(told: dict[str, Told]) -> None:
+    lines = re.findall(r"(\d) tokens asked, 12 written, (\d+) not.*: (\d+)", told[WHOLE].text)
+    (first, *eager), (second, *again) = lines
+    assert (first, second) == ("5", "9")
+    assert eager == again, "no conversion for the second"
+    assert eager[0] == "0"
+    assert len(set(told[WHOLE].names["eager"][0])) > 5, "a text that changes"

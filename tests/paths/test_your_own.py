@@ -163,19 +163,55 @@ def test_own_model_under_the_backend(
     assert all(error < 2 * shown["eager"] + 0.5 for error in shown.values()), shown
 
 
-@slow
 @on("plot_whole_model")
-def test_own_trained_model(
-    page: str, own: Notebook, tmp_path: Path, capsys: pytest.CaptureFixture
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "Qwen2",
+        pytest.param("GPT2", marks=pytest.mark.slow(reason="another architecture, the same path")),
+    ],
+)
+def test_own_decoder_writes_eagers_text(
+    page: str, own: Notebook, kind: str, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    words = "The kettle sang, and nobody in the house had heard a kettle sing before. " * 60
-    llama_of(tmp_path, own)
-    for model in (repr(str(tmp_path)), "SMOLLM2"):
-        own.run(MODEL=model, WORDS=repr(words))
-        shown = capsys.readouterr().out.splitlines()
-        errors = [float(line.split("error ")[1].split()[0]) for line in shown]
-        assert len(errors) == 2
-        assert 0 < errors[1] < 3 * errors[0]
+    torch._dynamo.reset()
+    decoder_of(tmp_path, kind)
+    text = "Nobody in the house had heard a kettle"
+    model, written = repr(str(tmp_path)), own.run(MODEL="SMOLLM2")["written"]
+    assert len(written["eager"]) > 16
+    capsys.readouterr()
+    names = own.run(MODEL=model, TEXT=repr(text), TOKENS="9", LAYERS="None")
+    shown = [line for line in capsys.readouterr().out.splitlines() if "tokens/s" in line]
+    assert [line.split()[:2] for line in shown] == [
+        [way, text] for way in ("eager", "roundoff") for text in ("first", "second")
+    ]
+    assert all(line.endswith("different tokens: 0") for line in shown), shown
+    truth, tokenizer = names["load_decoder"](tmp_path)
+    ids = tokenizer(text, return_tensors="pt")["input_ids"]
+    for _ in range(9):
+        with torch.no_grad():
+            last = truth(ids, use_cache=False).logits[:, -1]
+        ids = torch.cat([ids, last.argmax(1, keepdim=True)], 1)
+    assert names["written"]["roundoff"].tolist() == ids[0].tolist()
+    torch._dynamo.reset()
+
+
+def decoder_of(folder: Path, kind: str) -> None:
+    """A small decoder with random weights in a folder, with SmolLM2's tokenizer."""
+    import transformers
+
+    from roundoff.models import load_trained
+
+    sizes = {"hidden_size": 36, "num_hidden_layers": 2, "num_attention_heads": 6}
+    more = {} if kind == "GPT2" else {"intermediate_size": 50, "num_key_value_heads": 3}
+    config = getattr(transformers, f"{kind}Config")(
+        **sizes, **more, vocab_size=49152, initializer_range=0.2,
+        eos_token_id=None, bos_token_id=1, pad_token_id=0,
+    )  # fmt: skip
+    torch.manual_seed(3)
+    head = "LMHeadModel" if kind == "GPT2" else "ForCausalLM"
+    getattr(transformers, kind + head)(config).save_pretrained(folder)
+    load_trained(layers=1).tokenizer.save_pretrained(folder)
 
 
 def llama_of(folder: Path, own: Notebook) -> None:
@@ -189,8 +225,7 @@ def llama_of(folder: Path, own: Notebook) -> None:
     )  # fmt: skip
     torch.manual_seed(3)
     transformers.LlamaForCausalLM(config).save_pretrained(folder)
-    trained = own.names.get("trained") or own.names["two"]
-    trained.tokenizer.save_pretrained(folder)
+    own.names["trained"].tokenizer.save_pretrained(folder)
 
 
 # --- kernels
@@ -500,9 +535,9 @@ BROKEN: list[tuple[str, dict[str, str], tuple[type[Exception], ...], str]] = [
 
 #: In pages that read a model of 135 million parameters.
 BROKEN_TRAINED = [
-    ("plot_whole_model", {"WORDS": "'Too short.'"}, TYPED, "the text is too short"),
-    ("plot_whole_model", {"CASE": "'step'"}, TYPED, "expected prefill or decode"),
-    ("plot_whole_model", {"BATCH": "0"}, TYPED, "rows from 1"),
+    ("plot_whole_model", {"TEXT": "''"}, TYPED, "the text has no tokens"),
+    ("plot_whole_model", {"MODEL": "'nothing.gguf'"}, TYPED, "no such model: got nothing.gguf"),
+    ("plot_whole_model", {"LAYERS": "0"}, TYPED, "layers to read"),
 ]
 
 

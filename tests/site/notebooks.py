@@ -30,16 +30,8 @@ TIMED = {
         *(f"{t}.{c}" for t in ("cost", "token") for c in ("µs", "roundoff", "low", "high")),
         "cost.one tile",
     ],
-    "plot_bits_to_words": ["costs.× bfloat16", "costs.low", "costs.high"],
     "plot_layer_norm_ladder": [
         f"{t}.{c}" for t in ("forward", "backward") for c in ("GB/s", "of ceiling")
-    ],
-    "plot_whole_model": [
-        *(f"times.{column}" for column in ("× inductor", "low", "high", "× eager", "tokens/s")),
-        "costs.first call", "costs.memory", "words.* run",
-    ],
-    "plot_triton_layer_norm": [
-        "launches.*", "layer-norm-backward.*", "layer-norm-forward.*", "types.*",
     ],
 }  # fmt: skip
 

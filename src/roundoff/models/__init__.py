@@ -12,7 +12,7 @@ from .decoding import (
 from .llama import SIZES, Llama, Size, random_tokens
 from .small import layer_norm_feeds, layer_norm_matmul, residual_rms_norm
 from .texts import PASSAGES, prompts
-from .trained import SMOLLM2, TrainedLlama, load_trained
+from .trained import SMOLLM2, TrainedLlama, load_decoder, load_trained
 
 __all__ = [
     "PASSAGES",
@@ -28,6 +28,7 @@ __all__ = [
     "decode_step",
     "layer_norm_feeds",
     "layer_norm_matmul",
+    "load_decoder",
     "load_trained",
     "padded",
     "prompts",

@@ -20,12 +20,12 @@ import numpy as np
 import torch
 
 from ..arguments import check_choice, check_device, check_float_dtype, check_text, check_whole
-from ..errors import ArgumentError, MissingDependencyError, ModelError
+from ..errors import ArgumentError, MissingDependencyError, ModelError, RoundoffError
 
 if TYPE_CHECKING:
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-__all__ = ["SMOLLM2", "TrainedLlama", "load_trained"]
+__all__ = ["SMOLLM2", "TrainedLlama", "load_decoder", "load_trained"]
 
 #: The model that is installed with the gallery.
 SMOLLM2 = "SmolLM2-135M-Instruct"
@@ -212,6 +212,88 @@ def load_trained(
     return TrainedLlama(str(source), config, weights, _tokenizer(path, fields))
 
 
+def load_decoder(
+    source: str | Path = SMOLLM2,
+    dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+    layers: int | None = None,
+) -> tuple[Any, Any]:
+    """Read any decoder of transformers, and its tokenizer.
+
+    Parameters
+    ----------
+    source : str or Path
+        What :func:`load_trained` takes, and of any architecture that transformers' ``generate``
+        continues texts with: a folder that ``save_pretrained`` wrote, or a name on the hub.
+    dtype : torch.dtype
+        Type of the parameters.
+    device : str
+        Where the model goes.
+    layers : int, optional
+        Read the first ones alone, for a quick run: what such a model writes makes no sense.
+
+    Returns
+    -------
+    model, tokenizer
+        transformers' own, in evaluation mode, without gradients; the tokenizer pads on the left.
+
+    Raises
+    ------
+    ArgumentError
+        When an argument is not as above.
+    ModelError
+        When transformers cannot load it, with its reason; when it has an encoder; when a token
+        changes what is said of those before it.
+
+    Examples
+    --------
+    >>> model, tokenizer = load_decoder(layers=2)
+    >>> type(model).__name__, len(tokenizer)
+    ('LlamaForCausalLM', 49152)
+    """
+    if not isinstance(source, (str, Path)):
+        raise ArgumentError("source", got=repr(source)[:80], expected=_SOURCES)
+    check_float_dtype("dtype", dtype)
+    check_device(device)
+    if layers is not None:
+        check_whole("layers to read", layers, 1)
+    if not _is_of_transformers(source):
+        trained = load_trained(source, layers=layers)
+        return trained.model(dtype, device=device), trained.tokenizer
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    try:
+        config = AutoConfig.from_pretrained(source)
+        if layers is not None:
+            _cut(config, layers)
+        if config.is_encoder_decoder:
+            raise ModelError(
+                f"{source} is no decoder", got=f"{config.model_type}, with an encoder",
+                expected="a decoder, which continues a text",
+            )  # fmt: skip
+        model = AutoModelForCausalLM.from_pretrained(source, config=config, dtype=dtype)
+        tokenizer = AutoTokenizer.from_pretrained(source, padding_side="left")
+    except RoundoffError:
+        raise
+    except (OSError, ValueError, TypeError, KeyError, ImportError) as error:
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise ModelError(
+            f"{source}: transformers cannot load it", got=reason[0], expected=_SOURCES
+        ) from error
+    model = model.to(device).eval().requires_grad_(False)
+    with torch.no_grad():
+        ids = torch.arange(4, device=device)[None]
+        alone, before = (model(ids[:, :n]).logits[0, 0].double() for n in (1, 4))
+    # Rounding moves logits by far less than they differ among themselves.
+    share = 1e-3 if torch.finfo(dtype).bits > 16 else 0.1
+    if (alone - before).abs().max() > share * alone.std():
+        raise ModelError(
+            f"{source} is no decoder", got=f"{config.model_type}: a token changes earlier logits",
+            expected="a decoder, which continues a text",
+        )  # fmt: skip
+    return model, tokenizer
+
+
 def _cut(config: LlamaConfig, layers: int) -> None:
     check_whole("layers to read", layers, 1, config.num_hidden_layers)
     config.num_hidden_layers = layers
@@ -242,6 +324,8 @@ def _from_transformers(source: str, layers: int | None) -> TrainedLlama:
             _cut(config, layers)
         model = LlamaForCausalLM.from_pretrained(source, config=config, dtype=torch.float32)
         tokenizer = AutoTokenizer.from_pretrained(source, padding_side="left")
+    except RoundoffError:  # a ValueError, too
+        raise
     except (OSError, ValueError) as error:
         raise ModelError(
             "no such model", got=f"{source}: {str(error).splitlines()[0]}",

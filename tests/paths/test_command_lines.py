@@ -271,7 +271,6 @@ OPTIONS = {
     "plot_batch_invariance": [
         "prompts", "tokens", "completions", "most", "budget", "graph", "only",
     ],
-    "plot_layer_norm_ladder": ["rows", "budget"],
     "plot_triton_layer_norm": ["rows", "budget"],
     "plot_all_reduce_order": ["limit"],
     "plot_bits_to_words": ["prompts", "tokens", "passages", "batch", "most"],
@@ -317,7 +316,6 @@ PARTICULAR = [
     ("plot_whole_model", "limit", "nan"),
     ("plot_batch_invariance", "prompts", "33"),
     ("plot_batch_invariance", "most", "0"),
-    ("plot_layer_norm_ladder", "rows", "0"),
     ("plot_triton_layer_norm", "rows", "0"),
     ("plot_all_reduce_order", "limit", "0"),
     ("plot_bits_to_words", "prompts", "33"),
@@ -361,11 +359,11 @@ WHOLE = [
     ("plot_whole_model", "--limit 0.01"),  # the first case alone
     ("plot_batch_invariance", "--prompts 1 --tokens 1 --completions 2 --most 2 --graph 0"),
     ("plot_batch_invariance", "--only bits"),
-    ("plot_layer_norm_ladder", "--rows 17 --budget 0.01"),
     ("plot_triton_layer_norm", "--rows 17 --budget 0.01"),
     ("plot_all_reduce_order", "--limit 30"),
     ("plot_bits_to_words", "--prompts 1 --tokens 3 --passages 1 --batch 2 --most 2"),
     ("studies/layer_norm_discrepancies.py", "--width 33 --rows 20"),
+    ("studies/layer_norm_ladder.py", "--rows 17 --budget 0.01"),
 ]
 
 

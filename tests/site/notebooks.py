@@ -37,9 +37,6 @@ TIMED = {
         "times.× inductor",
         *(f"times.{column}" for column in ["avg_time", "median", "low", "high", "speedup"]),
     ],
-    "plot_layer_norm_ladder": [
-        f"{t}.{c}" for t in ("forward", "backward") for c in ("GB/s", "of ceiling")
-    ],
     "plot_whole_model": [
         *(f"times.{column}" for column in ("× inductor", "low", "high", "× eager", "tokens/s")),
         "costs.first call", "costs.memory", "words.* run",

@@ -4,586 +4,517 @@ r"""
 How do I write a fast LayerNorm in Triton, step by step?
 ========================================================
 
-From the kernels that one writes first to those of this library: each step runs, and says why.
+From the kernel that one writes first to a fast one. Each step is a change of a few lines.
 
 .. answer:: nvidia-h200
 
-   * **4096 columns: no atomics, load ahead, two rows at a time.** The backward with atomics gives
-     another dw in each run, and reaches :bound:`18 <climb>` % of a stream with the same bytes; with
-     dw and db added in two stages :bound:`44 <climb/2>` %, with the next rows loaded meanwhile
-     :bound:`65 <climb/3>` %, two rows at a time :bound:`73 <climb/4>` %. torch's is at
-     :bound:`40 <climb/5>` %.
-   * **8704 columns: cut the row into pieces.** A block of Triton has a power of two of elements,
-     here 16,384: it spills :bound:`104 <spills>` words of every thread and reaches
-     :bound:`34 <climb-8704>` %. Five pieces of 2048 spill none and reach
-     :bound:`62 <climb-8704/2>` %; loaded ahead, :bound:`79 <climb-8704/3>` %.
-   * **32,768 columns: several programs share a row.** dw and db alone are as large as all registers
-     of a multiprocessor. Pieces reach :bound:`6.6 <climb-wide/2>` %, a kernel that reads rows twice
-     :bound:`34 <climb-wide/4>` %, eight programs a row :bound:`66 <climb-wide/5>` %. On an H100 the
-     steps have the same order, up to :bound:`85 <climb/4@nvidia-h100-80gb-hbm3>`,
-     :bound:`90 <climb-8704/5@nvidia-h100-80gb-hbm3>` and
-     :bound:`82 <climb-wide/5@nvidia-h100-80gb-hbm3>` %.
+   **Why.** LayerNorm computes little, so memory should set its time. A backward with atomic
+   additions reaches :bound:`12 % <atomic>` of what memory allows, and PyTorch's own reaches
+   :bound:`34 % <torch>`. The rows have 8704 numbers of float16.
+
+   **The cure.** Three steps reach :bound:`79 % <prefetch>`. Add the gradients of weight and bias
+   in two stages. Cut each row into pieces. Load the next row while this one is computed.
+
+   **The price.** The sums of all columns have to fit the registers. At 32,768 columns they do not,
+   and pieces reach :bound:`6.6 % <wide.pieces>`. Eight programs that share each row then reach
+   :bound:`66 % <wide.roundoff>`, with a far longer kernel.
 
    .. code-block:: python
 
-      simple_backward[(programs,)](x, dy, w, mean, rstd, dx, part, M, N, P=4096, num_warps=8)
-      add_partial_sums[(-(-N // 16), 2)](part, sums, programs, N, R=256, P=16)  # dw and db
+      pieces_backward[(programs,)](
+          x, dy, w, mean, rstd, dx, part, M, N, M, 0,
+          R=1, P=2048, K=-(-N // 2048), PACKED=packed, STAGES=3, num_warps=8)
+      add_partial_sums[(-(-N // 16), 2)](part, sums, programs, N, R=256, P=16)
 """
 
 # %%
-# A program of Triton is a thread block that computes with whole arrays
-# ---------------------------------------------------------------------
-#
-# For who knows CUDA, after ``import triton`` and ``import triton.language as tl``:
-#
-# * ``kernel[grid](…, num_warps=8)`` starts a thread block for each point of the grid, here of 256
-#   threads. Triton calls it a :term:`program`; ``tl.program_id(0)`` is ``blockIdx.x``.
-# * ``tl.arange(0, P)`` is an array of P numbers, P a power of two. It and all that is computed from
-#   it, a *block*, is spread over the threads: P / 256 elements in registers of each. There is no
-#   ``threadIdx``. Two dimensions are written as in NumPy: ``rows[:, None] * N + cols[None, :]`` has
-#   shape (R, P).
-# * ``tl.load(X + cols, mask=cols < N, other=0.0)`` loads a block; masked elements are not read. A
-#   sum over a block goes through shuffles and shared memory by itself.
-# * A tensor argument is a pointer: ``X + cols`` counts elements, ``X.dtype.element_ty`` is their
-#   type. From 2³¹ elements on ``row * N`` overflows its 32 bits: ``row.to(tl.int64) * N``.
-# * ``tl.constexpr`` arguments are constants of the compiler, as template parameters are;
-#   ``tl.static_range`` is a loop that is unrolled.
-#
-# In the listings ``@kernel`` is ``triton.jit``, or Triton's :term:`interpreter` where there is no
-# GPU; ``sum_along(x, 0)`` is ``tl.sum(x, 0)``; P is the columns of a block: of a row, of a piece or
-# of the second stage. The maths is on :ref:`triton-layer-norm`, which compares libraries.
+# Every cell runs on a laptop in seconds: without a GPU, Triton's interpreter runs the kernels on
+# small tensors. A bold number was recorded on an H200 by a study of this question. It leads to its
+# evidence at the end of the page.
 
-import inspect
 from contextlib import nullcontext
-from functools import partial
-from html import escape
 
+import matplotlib.pyplot as plt
 import pandas as pd
 import torch
+import triton
+import triton.language as tl
 from torch.nn import functional
 
 from roundoff.compare import digest, scaled_error
-from roundoff.kernels import interpreting, ladder, lessons, shuffled_programs
-from roundoff.kernels.ahead import compiled_ahead
-from roundoff.kernels.baselines import layer_norms, stream
-from roundoff.page import Shown, Study
-from roundoff.script import get_parsed_args, unit_test_going
-from roundoff.timing import copies, measure
-
-args = get_parsed_args(
-    "plot_layer_norm_ladder",
-    __doc__,
-    rows=(4096, "rows of the benchmark", 1),
-    budget=(0.4, "seconds for each comparison", 0),
-)
-study = Study("plot_layer_norm_ladder", args)
-quick = unit_test_going()
-gpu = torch.cuda.is_available() and not interpreting()
-device, part = ("cuda", "gpu") if gpu else ("cpu", "cpu")
-TORCH = layer_norms("cpu")[0]["torch"]
-STEPS = {"forward": ladder.FORWARD, "backward": ladder.BACKWARD}
-WIDTHS = [4096] if quick else [4096, 8704, 32768]
-
-
-def folded(name, *kernels):
-    """Their source, behind a line to open."""
-    text = "\n\n".join(inspect.getsource(kernel.fn) for kernel in kernels)
-    code = f'<div class="highlight-python highlight"><pre>{escape(text)}</pre></div>'
-    return Shown(f"<details><summary>{name}</summary>{code}</details>", text)
-
+from roundoff.kernels import interpreting, shuffled_programs
+from roundoff.kernels.ahead import Compile, compiled_ahead
+from roundoff.kernels.lessons import kernel, same_bits, sum_along
+from roundoff.record import read_records
+from roundoff.script import unit_test_going
 
 # %%
-# As first written: a row is a program, and a block
-# -------------------------------------------------
+# A program takes a row
+# ---------------------
 #
-# The forward reads a row once and keeps it: mean, variance about the mean, result.
-
-print(inspect.getsource(ladder.row_forward.fn))
-
-# %%
-# The backward needs two means over the row for dx, and sums over all rows for dw and db. With a
-# program for each row, the plain way is to add to one sum in memory. Every row then adds 2N numbers
-# to the same 2N places, and no :term:`order <atomics>` is kept.
-
-folded("The backward as first written, with atomics", ladder.atomic_backward)
-
-# %%
-# Two stages: sums in registers, added in order
-# ---------------------------------------------
+# LayerNorm subtracts the mean of each row, divides by its standard deviation, multiplies by a
+# weight and adds a bias. In Triton's words:
 #
-# A fixed number of programs share the rows: program p takes rows p, p + programs, … and keeps its
-# dw and db in registers, in float32. At the end it writes one row of partial sums; the second
-# kernel adds these. Memory sees N numbers a program instead of N a row, and every addition has its
-# place: the bits change only with the number of programs. The weight is loaded once for all rows.
-
-folded("The two stages", lessons.simple_backward, lessons.add_partial_sums)
-
-# %%
-# Pieces: 8704 columns are five blocks of 2048, not one of 16,384
-# ---------------------------------------------------------------
+# * A *program* is a thread block. ``kernel[(m,)](…)`` starts m of them, and ``tl.program_id(0)``
+#   says which one this is.
+# * A *block* is an array that the threads of a program hold in their registers. Its length is a
+#   power of two. ``tl.arange(0, P)`` is one.
+# * A tensor argument is a pointer. ``tl.load(X + cols, mask=…)`` reads a block and skips what is
+#   masked.
 #
-# A block has a power of two of elements, and the masked ones take registers as well. In pieces only
-# the last has a mask, and the padding is at most one piece. A tuple of blocks, indexed in an
-# unrolled loop, takes the place of an array, which Triton has not.
+# On a GPU, ``@kernel`` is ``@triton.jit``, and ``sum_along(x, 0)`` is ``tl.sum(x, 0)``.
+
+C = tl.constexpr  # a constant of the compiler, as a template parameter in C++
+
+
+@kernel
+def row_forward(X, W, B, Y, MEAN, RSTD, N, EPS: C, P: C):
+    row = tl.program_id(0)
+    cols = tl.arange(0, P)
+    here = cols < N
+    x = tl.load(X + row * N + cols, mask=here, other=0.0).to(tl.float32)
+    mean = sum_along(x, 0) / N
+    centred = tl.where(here, x - mean, 0.0)
+    rstd = 1 / tl.sqrt(sum_along(centred * centred, 0) / N + EPS)
+    w = tl.load(W + cols, mask=here, other=0.0).to(tl.float32)
+    b = tl.load(B + cols, mask=here, other=0.0).to(tl.float32)
+    y = centred * rstd * w + b
+    tl.store(Y + row * N + cols, y.to(Y.dtype.element_ty), mask=here)
+    tl.store(MEAN + row, mean)
+    tl.store(RSTD + row, rstd)
+
+
+# %%
+# We run it, and compare with float64. The error is in the :ref:`unit <unit>` of float32: ε times
+# the root mean square of the exact result.
+
+device, programs = ("cpu", 4) if interpreting() else ("cuda", 132)
+m, n, piece = (12, 48, 16) if interpreting() else (4096, 8704, 2048)
+generator = torch.Generator(device).manual_seed(n)
+x = 0.5 * torch.randn(m, n, generator=generator, device=device) - 2.3
+dy = 0.1 * torch.randn(m, n, generator=generator, device=device)
+w, b = (torch.rand(n, generator=generator, device=device) for _ in "wb")
+
+y, mean, rstd = torch.empty_like(x), x.new_empty(m), x.new_empty(m)
+block = triton.next_power_of_2(n)
+row_forward[(m,)](x, w, b, y, mean, rstd, n, EPS=1e-5, P=block, num_warps=8)
+wide = [t.double().requires_grad_() for t in (x, w, b)]
+exact = functional.layer_norm(wide[0], (n,), wide[1], wide[2])
+print(f"typical error: {scaled_error(exact.detach(), y).rms:.2f}")
+
+# %%
+# A forward is easy: no row needs another one, and this kernel reads and writes each number once.
+# The backward is hard.
 #
-# The same kernel has the next steps as arguments:
+# The first backward is far from memory's rate
+# --------------------------------------------
 #
-# * **Packed** (``PACKED``; False for float32 and in the interpreter): the row is needed twice,
-#   before and after its sums are known. A compiler that converts x and dy to float32 once may keep
-#   them so, in twice the registers. ``same_bits`` is an XOR with a 0 that the compiler does not
-#   know: it has to convert again.
-# * **Two programs** for a multiprocessor, 264 on an H200: while one waits for memory the other
-#   computes. Both must fit: 65,536 registers are two programs of 256 threads with 128 each.
-# * **Prefetch** (``tl.range(…, num_stages=3)``): the compiler asks for the rows of the next rounds
-#   before it works on this one's. They lie in shared memory meanwhile: (STAGES − 1) R K P elements
-#   of x and as many of dy, in 227 KiB at most.
-# * **Tiles** of rows (``R``): one exchange between the warps gives the sums of two rows. Where P
-#   elements are 16 bytes a thread or more, as 2048 of float16 are for 256 threads, the rows of a
-#   tile lie in the same threads: adding them to dw takes no exchange.
-
-folded("The first stage in pieces", ladder.pieces_backward, ladder.columns_of, ladder.same_bits)
-
-# %%
-# Wide rows: read them twice, or share them
-# -----------------------------------------
+# The backward gives three gradients: *dx* has the shape of the rows, *dw* and *db* are sums over
+# all rows. With :math:`\hat x` for the normalized row, :math:`r` for one over its standard
+# deviation, :math:`g` for the incoming gradient and a bar for the mean of a row,
 #
-# At 32,768 columns dw and db in float32 are 256 KiB: all registers of a multiprocessor, before a
-# single x. **Read twice**: a first kernel takes the two sums of each row; a second works on 256
-# columns of many rows, so that dw and db are short. It moves five tensors where three would do: at
-# most 60 % of the ceiling. **roundoff** lets eight programs share a row: each keeps an eighth of dw
-# and db, and of the two sums over the row. The others' shares come through memory, which takes
-# longer than a row: a program takes its share two rows ahead (``DEPTH``) and keeps these rows in
-# registers. ``STATS`` are the means of all rows, then their rstd; ``HAS_W``, ``DH`` and ``ROUND``
-# are options of the library.
-
-folded("The kernels that read twice", ladder.backward_sums, ladder.backward_wide)
-
-# %%
-# A share that is missing is -1, and awaited; the launch is cooperative: all programs run.
-
-folded("The kernel that shares rows", ladder.put_share, ladder.sums_of, ladder.backward_shared)
-
-# %%
-# What each step gains, and what it takes of a multiprocessor
-# -----------------------------------------------------------
+# .. math:: dx = r\,(w g - \overline{w g} - \hat x\, \overline{\hat x\, w g}), \quad
+#           dw = \sum g\, \hat x, \quad db = \sum g.
 #
-# Each step runs on 4096 rows in float16, from :term:`CUDA graphs <CUDA graph>`, in interleaved
-# rounds, on buffers that are together larger than the cache. GB/s count 2MN elements forward and
-# 3MN backward; the :term:`ceiling` is a kernel with the same reads and writes that does not
-# compute. Registers and spills are the compiler's, for sm_90 (H100, H200), and need no GPU: Triton
-# compiles ahead. The H200's and the H100's are of Triton 3.6, the Xeon's of 3.7.1. A program of a
-# backward has 8 warps; at 32,768 columns 16, but roundoff's 4; read twice has 16, then 4. A step
-# that is missing at a width does not fit there.
-
-QUICK = ["one block", "atomic", "two stages", "pieces", "roundoff", "torch"]
-cases = [
-    (direction, name, n)
-    for n in WIDTHS
-    for direction, names in STEPS.items()
-    for name in names
-    if ladder.fits(direction, name, n) and (not quick or name in QUICK)
-]
-SPILLS = {"one block": "two stages", "not packed": "unpacked", "packed": "roundoff"}
-SPILL_WIDTHS = [4096] if quick else [4096, 8192, 8704, 12288, 14336, 15872]
-SPILL_CASES = [("backward", name, n) for n in SPILL_WIDTHS for name in SPILLS.values()]
-every = list(dict.fromkeys(cases + SPILL_CASES))
-compiled = dict(zip(every, compiled_ahead(every), strict=True))
+# The first idea: each program adds its row to one sum in memory. An *atomic* addition lets no other
+# program come between its read and its write.
 
 
-def inputs(m, n, dtype=torch.float16, sets=1):
-    """Some sets of (x, dy), and w and b."""
-    g = torch.Generator(device).manual_seed(n)
-    normal = partial(torch.randn, m, n, generator=g, device=device)
-    pairs = [((0.5 * normal() - 2.3).to(dtype), (0.1 * normal()).to(dtype)) for _ in range(sets)]
-    return pairs, *(torch.rand(n, generator=g, device=device).to(dtype) for _ in "wb")
+@kernel
+def atomic_backward(X, DY, W, MEAN, RSTD, DX, SUMS, N, P: C):
+    row = tl.program_id(0)
+    cols = tl.arange(0, P)
+    here = cols < N
+    x = tl.load(X + row * N + cols, mask=here, other=0.0).to(tl.float32)
+    g = tl.load(DY + row * N + cols, mask=here, other=0.0).to(tl.float32)
+    w = tl.load(W + cols, mask=here, other=0.0).to(tl.float32)
+    rstd = tl.load(RSTD + row)
+    xhat = (x - tl.load(MEAN + row)) * rstd
+    c1 = sum_along(xhat * w * g, 0) / N  # beyond the row g is 0
+    c2 = sum_along(w * g, 0) / N
+    dx = rstd * (w * g - c2 - xhat * c1)
+    tl.store(DX + row * N + cols, dx.to(DX.dtype.element_ty), mask=here)
+    tl.atomic_add(SUMS + cols, g * xhat, mask=here)  # in the order in which programs come
+    tl.atomic_add(SUMS + N + cols, g, mask=here)
 
-
-def rates(direction, n):
-    """GB/s of each step that fits, of torch and of the ceiling."""
-    size, moved = args.rows * n * 2, 2 if direction == "forward" else 3
-    sets = copies(moved * size, device, most=16)
-    pairs, w, b = inputs(args.rows, n, sets=sets)
-    calls = {name: [] for d, name, columns in cases if (d, columns) == (direction, n)}
-    calls |= {"torch": [], "ceiling": []}
-    for x, dy in pairs:
-        out = torch.empty_like(x)
-        if direction == "forward":
-            ways = {name: partial(ladder.forward, name, x, w, b) for name in calls}
-            ways["torch"] = partial(TORCH.forward, x, w, b, 1e-5)
-            ways["ceiling"] = partial(stream, (x,), (out,))
-        else:
-            stats = ladder.forward("roundoff", x, w, b)[1]
-            ways = {name: partial(ladder.backward, name, dy, x, w, stats) for name in calls}
-            ways["torch"] = partial(TORCH.backward, dy, x, w, b, *TORCH.forward(x, w, b, 1e-5)[1:])
-            ways["ceiling"] = partial(stream, (x, dy), (out,))
-        for name, way in ways.items():
-            calls[name].append(way)
-    kept = {}  # an output lives until its set's next turn: no call writes where another just wrote
-
-    def turn(name, i):
-        kept[name, i] = calls[name][i]()
-
-    found = measure(
-        {name: partial(turn, name) for name in calls},
-        device=device,
-        cuda_graph=True,
-        rotate=sets,
-        budget_s=args.budget,
-        min_rounds=5,
-        bytes=dict.fromkeys(calls, moved * size),
-    )
-    return found.frame.set_index("label")["gb_s"].to_dict()
-
-
-def climb(direction):
-    """A row for each width and step."""
-    for n in WIDTHS:
-        found = rates(direction, n) if gpu else {}
-        for name in [*STEPS[direction], *(["torch"] if gpu else [])]:
-            takes = compiled.get((direction, name, n), {})
-            if takes or name in found:
-                row = {"N": n, "step": name, "GB/s": found.get(name)}
-                row["of ceiling"] = found[name] / found["ceiling"] if gpu else None
-                yield row | {k: takes.get(k) for k in ("registers", "spilled", "shared", "fit")}
-
-
-def cell_of(t, step, column="of ceiling"):
-    """One value of a step."""
-    return t.loc[t["step"] == step, column].iloc[0]
-
-
-def shares(t, *steps, n=None):
-    """Their shares of the ceiling in per cent, of one width."""
-    t = t if n is None else t[t["N"] == n]
-    return [100 * cell_of(t, step) for step in steps]
-
-
-def rises(t, *steps):
-    """Whether each has a larger share of the ceiling than the one before it, in every run."""
-    found = t.set_index("step").filter(regex="^of ceiling").loc[list(steps)]
-    return found.diff().iloc[1:] > 0
-
-
-CLIMB = ("atomic", "two stages", "pieces", "prefetch", "tiles", "roundoff")
-WIDE = ("two stages", "pieces", "packed", "read twice", "roundoff")
-SHOWN = ["N", "step", "of ceiling", "registers", "spilled"]
-TYPES = dict.fromkeys(["GB/s", "of ceiling"], float)
-TYPES |= dict.fromkeys(["registers", "spilled", "fit"], "Int64")
-TIMED = {"GB/s": lambda s: s.notna()}
-study.table(
-    "backward",
-    pd.DataFrame(climb("backward")).astype(TYPES),
-    "The backward, step by step, in float16, at 4096 columns; registers are its first stage's.",
-    columns=SHOWN,
-    rows={"N": 4096},
-    part=part,
-    times=["of ceiling"],
-)
 
 # %%
+# We run it eight times on the same input. A GPU runs programs in no fixed order; the interpreter
+# shuffles them. The next steps are shown by the same function.
 
-study.dots(
-    "climb",
-    of="backward",
-    where={"N": [4096, 8704], "step": list(CLIMB), **TIMED},
-    x="of ceiling",
-    label="step",
-    colour="N",
-    xlabel="rate over that of the same reads and writes",
-    title="Backward, 4096 and 8704 columns",
-    answer=True,
-    alt="Rate of each step of the backward over that of a stream with the same bytes, at 4096 and "
-    "at 8704 columns. At both it rises from atomics over two stages and pieces to prefetch; tiles "
-    "of two rows, at 4096 columns, and roundoff's own kernel reach most.",
-)
 
-# %%
-# **4096 columns.** With atomics every row sends 8N bytes of additions to the same places, beside
-# the 6N that it has to move. Pieces add little: a power of two needs no padding. What is left is
-# waiting for memory, as a second program and prefetch show.
+def with_atomics(x, dy, w, mean, rstd):
+    dx, sums = torch.empty_like(x), x.new_zeros(2, n)
+    atomic_backward[(m,)](x, dy, w, mean, rstd, dx, sums, n, P=block, num_warps=8)
+    return dx, sums[0], sums[1]
 
-study.claim(
-    "The backward of 4096 columns reaches {18} % of the ceiling with atomics, {44} % in two "
-    "stages, {65} % with prefetch and {73} % in tiles of two rows; torch's {40} %.",
-    name="climb",
-    of="backward",
-    where={"N": 4096, "step": [*CLIMB, "torch"], **TIMED},
-    on="nvidia-h200",
-    timed=True,
-    value=lambda t: shares(t, "atomic", "two stages", "prefetch", "tiles", "torch"),
-    test=lambda t: rises(t, "atomic", "two stages", "pieces", "prefetch", "tiles"),
-)
+
+def show(name, backward):
+    results = []
+    for seed in range(8):
+        with shuffled_programs(seed) if interpreting() else nullcontext():
+            results.append(backward(x, dy, w, mean, rstd))
+    gradients = torch.autograd.grad(exact, wide, dy.double(), retain_graph=True)
+    pairs = zip(gradients, results[0], strict=True)
+    errors = " ".join(f"{scaled_error(truth, result).rms:.2f}" for truth, result in pairs)
+    different = len({digest(dw) for _, dw, _ in results})
+    print(f"{name:10}  errors of dx, dw, db: {errors}  different dw: {different}")
+
+
+show("atomics", with_atomics)
 
 # %%
-
-study.claim(
-    "A second program on each multiprocessor lifts pieces to {60} %; prefetch, with one program, "
-    "lifts them to {65} %.",
-    name="two-programs",
-    of="backward",
-    where={"N": 4096, "step": ["pieces", "two programs", "prefetch"], **TIMED},
-    on="nvidia-h200",
-    timed=True,
-    value=lambda t: shares(t, "two programs", "prefetch"),
-    test=lambda t: rises(t, "pieces", "two programs", "prefetch"),
-)
-
-# %%
-# **8704 columns.** Nearly half of the block of 16,384 is padding, and it spills; pieces end that.
-
-study.claim(
-    "The backward of 8704 columns reaches {34} % of the ceiling in two stages, {62} % in pieces, "
-    "{79} % with prefetch, in a second run {84} %, and {85} % as roundoff has it; torch's {34} %.",
-    name="climb-8704",
-    of="backward",
-    where={"N": 8704, "step": ["atomic", "two stages", "pieces", "prefetch", "roundoff", "torch"]}
-    | TIMED,
-    on="nvidia-h200",
-    timed=True,
-    value=lambda t: [
-        *shares(t, *CLIMB[1:4]),
-        100 * cell_of(t, "prefetch", t.filter(regex="^of ceiling").columns[-1]),
-        *shares(t, "roundoff", "torch"),
-    ],
-    test=lambda t: rises(t, *CLIMB[:4], "roundoff"),
-)
-
-# %%
-
-study.claim(
-    "The backward of 32,768 columns reaches {6.5} % of the ceiling in two stages, {6.6} % in "
-    "pieces, {16} % packed, {34} % reading twice and {66} % as roundoff has it; torch's {36} %.",
-    name="climb-wide",
-    of="backward",
-    where={"N": 32768, "step": [*WIDE, "torch"], **TIMED},
-    on="nvidia-h200",
-    timed=True,
-    value=lambda t: shares(t, *WIDE, "torch"),
-    test=lambda t: rises(t, *WIDE),
-)
-
-# %%
-# **Packing alone costs** at 4096 and 8704 columns: it converts twice, and the table's registers do
-# not fall. At 32,768 the compiler also gave packed pieces more registers: that gain has two causes.
-# Prefetch and tiles were measured packed only.
-
-study.claim(
-    "Packed, pieces reach {44} % instead of {46} at 4096 columns and {58} instead of {62} at 8704.",
-    name="packing",
-    of="backward",
-    where={"N": [4096, 8704], "step": ["packed", "pieces"], **TIMED},
-    on="nvidia-h200",
-    timed=True,
-    value=lambda t: [s for n in (4096, 8704) for s in shares(t, "packed", "pieces", n=n)],
-    test=lambda t: [rises(t[t["N"] == n], "packed", "pieces") for n in (4096, 8704)],
-)
-
-# %%
-# One block spills at 8704 columns, pieces do not
-# -----------------------------------------------
+# The gradients are right up to rounding, but dw has several results: the order of the additions
+# changes from run to run. On the H200, 20 runs gave :bound:`20 <orders>` different dw.
 #
-# What a thread has no register for goes to memory and back, for every row. It has 255 registers
-# at most. *Not packed* is roundoff's own kernel without ``same_bits``.
-
-spills = [
-    {"N": n} | {label: compiled["backward", name, n]["spilled"] for label, name in SPILLS.items()}
-    for n in SPILL_WIDTHS
-]
-study.keep("spills", spills, part="cpu")
-
-# %%
-
-study.claim(
-    "At 8704 columns one block spills {104} words of each thread, roundoff's five pieces {0}.",
-    name="spills",
-    of="spills",
-    where={"N": 8704},
-    on="nvidia-h200",
-    value=lambda t: (t["one block"], t["packed"]),
-    test=lambda t: t["one block"] > 4 * t["packed"],
-)
-
-# %%
-
-study.claim(
-    "Without packing roundoff's kernel spills {58} words at 12,288 columns and {102} at 15,872; "
-    "with it {0} and {18}.",
-    name="packed",
-    of="spills",
-    where={"N": [12288, 15872]},
-    on="nvidia-h200",
-    value=lambda t: [*t["not packed"], *t["packed"]],
-)
-
-# %%
-# The forward needs less
-# ----------------------
+# It is slow, too. We compare with a kernel that reads and writes the same bytes and computes
+# nothing; the time of that kernel is what memory allows. For 4096 rows of 8704 numbers in float16,
+# the backward with atomics reaches :bound:`12 % <atomic>` of its rate on the H200.
 #
-# It has no sums over rows: a program for each row is enough, and pieces keep the padding away.
-# **Prefetch** has four programs for each multiprocessor (two above 4096 columns) that loop over
-# rows and keep w and b in registers, where these fit: it gains at 4096 columns and spills at 8704.
-# **roundoff** keeps a wide row packed and converts it again for the result.
-
-study.table(
-    "forward",
-    pd.DataFrame(climb("forward")).astype(TYPES),
-    "The forward, step by step, in float16.",
-    columns=SHOWN,
-    rows={"N": [8704, 32768]},
-    part=part,
-    times=["of ceiling"],
-)
-
-# %%
-
-folded("The forward in pieces", ladder.pieces_forward)
-
-# %%
-
-study.claim(
-    "At 8704 columns one block reaches {68} % of the ceiling, pieces {90} %, prefetched ones "
-    "{89} %; torch's forward {56} %.",
-    name="forward-8704",
-    of="forward",
-    where={"N": 8704, "step": ["one block", "pieces", "prefetch", "torch"], **TIMED},
-    on="nvidia-h200",
-    timed=True,
-    value=lambda t: shares(t, "one block", "pieces", "prefetch", "torch"),
-    test=lambda t: rises(t, "one block", "prefetch", "pieces"),
-)
-
-# %%
-
-study.claim(
-    "At 32,768 columns roundoff's, of which two programs fit, reaches {98} %, pieces {85} %.",
-    name="forward-wide",
-    of="forward",
-    where={"N": 32768, "step": ["pieces", "roundoff"], **TIMED},
-    on="nvidia-h200",
-    timed=True,
-    value=lambda t: shares(t, "roundoff", "pieces"),
-    test=lambda t: rises(t, "pieces", "roundoff"),
-)
-
-# %%
-# Every step is right, and only atomics lose the order
-# ----------------------------------------------------
+# It is not the atomics alone
+# ---------------------------
 #
-# Typical errors in :ref:`one unit <unit>`, and how many different dw the runs of one input gave.
-# The interpreter runs programs one after another, here in an order shuffled anew.
-
-m, n, PIECE, RUNS = (4096, 2048, None, 20) if gpu else (12, 48, 16, 2 if quick else 8)
+# The usual advice is to avoid atomics. A fixed number of programs share the rows: program p takes
+# rows p, p + programs, and so on, and keeps its dw and db in registers.
 
 
-def exact(x, dy, w, norm=functional.layer_norm):
-    """dx and dw in float64."""
-    x, dy, w = (t.double() for t in (x, dy, w))
-    y = norm(x.requires_grad_(), w.shape, w.requires_grad_(), eps=1e-5)
-    return torch.autograd.grad(y, (x, w), dy)
+@kernel
+def simple_backward(X, DY, W, MEAN, RSTD, DX, PART, M, N, P: C):
+    program, programs = tl.program_id(0), tl.num_programs(0)
+    cols = tl.arange(0, P)
+    here = cols < N
+    w = tl.load(W + cols, mask=here, other=0.0).to(tl.float32)
+    dw, db = tl.full((P,), 0.0, tl.float32), tl.full((P,), 0.0, tl.float32)
+    for row in range(program, M, programs):  # always in this order
+        x = tl.load(X + row * N + cols, mask=here, other=0.0).to(tl.float32)
+        g = tl.load(DY + row * N + cols, mask=here, other=0.0).to(tl.float32)
+        rstd = tl.load(RSTD + row)
+        xhat = tl.where(here, (x - tl.load(MEAN + row)) * rstd, 0.0)
+        c1, c2 = sum_along(xhat * w * g, 0) / N, sum_along(w * g, 0) / N
+        dx = rstd * (w * g - c2 - xhat * c1)
+        tl.store(DX + row * N + cols, dx.to(DX.dtype.element_ty), mask=here)
+        dw += g * xhat
+        db += g
+    tl.store(PART + program * N + cols, dw, mask=here)
+    tl.store(PART + (programs + program) * N + cols, db, mask=here)
 
-
-def errors(name):
-    """Typical errors of dx and dw in float16, and different dw of some runs in float32."""
-    for dtype in (torch.float32, torch.float16):
-        [(x, dy)], w, b = inputs(m, n, dtype)
-        if name == "torch":
-            call = partial(TORCH.backward, dy, x, w, b, *TORCH.forward(x, w, b, 1e-5)[1:])
-        else:
-            stats = ladder.forward("one block", x, w, b)[1]
-            call = partial(ladder.backward, name, dy, x, w, stats, piece=PIECE)
-        if dtype == torch.float32:
-            seen = set()
-            for run in range(RUNS):
-                with nullcontext() if gpu else shuffled_programs(run):
-                    seen.add(digest(call()[1]))
-    found = [scaled_error(e, a).rms for e, a in zip(exact(x, dy, w), call(), strict=False)]
-    return {"step": name, "dx error": found[0], "dw error": found[1], "dw": len(seen)}
-
-
-study.table(
-    "errors",
-    [errors(name) for name in (*ladder.BACKWARD, "torch") if not quick or name in QUICK],
-    "Typical errors in float16, and different dw in float32: 4096 × 2048 in 20 runs, interpreted "
-    "12 × 48 in 8.",
-    rows={"step": ["atomic", "two stages", "roundoff", "torch"]},
-    part=part,
-)
 
 # %%
+# At its end each program writes one partial sum of dw and one of db. A second kernel adds these,
+# also in a fixed order.
 
-study.claim(
-    "With atomics {20} runs gave as many different dw; every other step gave {1}.",
-    name="order",
-    of="errors",
-    where={"step": list(ladder.BACKWARD)},
-    on="nvidia-h200",
-    value=lambda t: (t["dw"][t["step"] == "atomic"], t["dw"][t["step"] != "atomic"].max()),
-    test=lambda t: (t["dw"] > 1) == (t["step"] == "atomic"),
-)
+
+@kernel
+def add_partial_sums(PART, OUT, G, N, R: C, P: C):
+    which = tl.program_id(1)  # 0: dw, 1: db
+    rows = tl.arange(0, R)
+    cols = tl.program_id(0) * P + tl.arange(0, P)
+    here = (rows < G)[:, None] & (cols < N)[None, :]
+    part = tl.load(PART + (which * G + rows)[:, None] * N + cols[None, :], mask=here, other=0.0)
+    tl.store(OUT + which * N + cols, sum_along(part, 0), mask=cols < N)
+
+
+def in_two_stages(x, dy, w, mean, rstd):
+    dx, part, sums = torch.empty_like(x), x.new_empty(2 * programs, n), x.new_empty(2, n)
+    simple_backward[(programs,)](x, dy, w, mean, rstd, dx, part, m, n, P=block, num_warps=8)
+    add_partial_sums[(triton.cdiv(n, 16), 2)](part, sums, programs, n, R=256, P=16)
+    return dx, sums[0], sums[1]
+
+
+show("two stages", in_two_stages)
 
 # %%
-# What did not fit
-# ----------------
+# Every run now has the same bits. On the H200 two stages reach :bound:`34 % <stages>`. That is
+# better, but two thirds of the time are still lost. So atomics were not the only cause.
 #
-# At 32,768 columns one block with 16 warps has 128 registers a thread at most, and spills still; at
-# 8704 columns two rows at a time spill. Of wide rows two other ways were slower on an H200, not
-# recorded: shares awaited at once, and rows read again from the cache.
+# A block that is too large spills
+# --------------------------------
 #
-# Your own backward, of RMSNorm for instance
+# A thread has at most 255 registers. What it has no register for is *spilled*: written to memory
+# and read back, for every row. The compiler says how many registers it used, and how many words of
+# 32 bits it spilled. It needs no GPU to compile for one: here for an H100 or an H200, with 256
+# threads (8 warps) a program.
+
+widths = [8192, 8704] if unit_test_going() else [2048, 4096, 8192, 8704, 16384]
+blocks = [triton.next_power_of_2(columns) for columns in widths]
+compiled = compiled_ahead([Compile(simple_backward, 8, {"P": block}) for block in blocks])
+table = pd.DataFrame(compiled, index=pd.Index(widths, name="columns"))
+table.insert(0, "block", blocks)
+table[["block", "registers", "spilled"]]
+
+# %%
+# 8192 columns spill nothing. 8704 columns are few more, but their block has 16,384 numbers, as a
+# block is a power of two: it spills. The padding takes registers as well.
+#
+# Cut the row into pieces, and the spills go
 # ------------------------------------------
 #
-# RMSNorm takes no mean: with :math:`\hat x = x r`, :math:`r = 1/\sqrt{\overline{x^2} + \epsilon}`
-# it is :math:`y = \hat x\, w`. Its backward is
-# :math:`dx = r\,(w g - \hat x\, \overline{\hat x\, w g})` and :math:`dw = \sum g\, \hat x`, in the
-# same two stages. Copy the first stage in pieces, leave out what is about the mean and db, set
-# ``NORM`` to ``functional.rms_norm`` and put your function in place of ``mine``: the cell says how
-# far it is from float64. Helpers are in ``roundoff.kernels.ladder``.
+# Five pieces of 2048 hold 8704 columns with little padding.
+
+figure, axes = plt.subplots(2, 1, figsize=(6, 2.4), sharex=True)
+figure.set_label(
+    "8704 columns, drawn as one block of 16,384, nearly half of it padding, and as five pieces "
+    "of 2048, of which only the last has padding."
+)
+for ax, size in zip(axes, (16384, 2048), strict=True):
+    for start in range(0, 8704, size):
+        used = min(8704, start + size) - start
+        ax.barh(0, used, left=start, color="C0", edgecolor="white")
+        ax.barh(0, size - used, left=start + used, color="C1", edgecolor="white")
+    ax.set_yticks([0], [f"blocks of {size:,}"])
+axes[0].set_title("Columns in blue, padding in orange")
+axes[1].set_xlabel("registers for one number a column")
+plt.show()
+
+# %%
+# Triton has no array of blocks. A tuple takes its place, in a loop that the compiler unrolls
+# (``tl.static_range``). Only the last piece needs a mask. The first kernel reads a vector in K
+# pieces of P numbers. The second reads R rows at a time, of x and of dy.
+
+
+@kernel
+def load_vector(W, N, P: C, K: C):
+    cols, pieces = tl.arange(0, P)[None, :], ()
+    for k in tl.static_range(K):
+        if k == K - 1:  # only the last piece may end beyond the vector
+            pieces = pieces + (tl.load(W + cols + k * P, mask=k * P + cols < N, other=0.0),)
+        else:
+            pieces = pieces + (tl.load(W + cols + k * P),)
+    return pieces
+
+
+@kernel
+def load_rows(X, DY, at, here, last, P: C, K: C):
+    x, dy = (), ()
+    for k in tl.static_range(K):
+        mask = here & last if k == K - 1 else here
+        x = x + (tl.load(X + at + k * P, mask=mask, other=0.0),)
+        dy = dy + (tl.load(DY + at + k * P, mask=mask, other=0.0),)
+    return x, dy
+
+
+# %%
+# A row is used twice: for its two means, then for the gradients. ``same_bits`` belongs to a later
+# step, and does nothing where ``PACKED`` is False.
+
+
+@kernel
+def row_means(x, dy, w, mean, rstd, N, R: C, P: C, K: C):
+    s1 = tl.full((R, P), 0.0, tl.float32)
+    s2 = tl.full((R, P), 0.0, tl.float32)
+    for k in tl.static_range(K):
+        wg = w[k].to(tl.float32) * dy[k].to(tl.float32)
+        s1 += (x[k].to(tl.float32) - mean) * rstd * wg
+        s2 += wg
+    return (sum_along(s1, 1) / N)[:, None], (sum_along(s2, 1) / N)[:, None]
+
+
+@kernel
+def piece_backward(x, dy, w, mean, rstd, c1, c2, zero, PACKED: C):
+    xhat = (same_bits(x, zero, PACKED).to(tl.float32) - mean) * rstd
+    g = same_bits(dy, zero, PACKED).to(tl.float32)
+    dx = rstd * (w.to(tl.float32) * g - c2 - xhat * c1)
+    return dx, sum_along(g * xhat, 0)[None, :], sum_along(g, 0)[None, :]
+
+
+# %%
+# Zeros to begin with, and the partial sums at the end:
+
+
+@kernel
+def zeros(P: C, K: C):
+    pieces = ()
+    for _ in tl.static_range(K):
+        pieces = pieces + (tl.full((1, P), 0.0, tl.float32),)
+    return pieces
+
+
+@kernel
+def store_sums(PART, dw, db, program, programs, N, P: C, K: C):
+    cols = tl.arange(0, P)[None, :]
+    for k in tl.static_range(K):
+        inside = k * P + cols < N
+        tl.store(PART + program * N + k * P + cols, dw[k], mask=inside)
+        tl.store(PART + (programs + program) * N + k * P + cols, db[k], mask=inside)
+
+
+# %%
+# The kernel itself has the shape of the one before.
+
+
+@kernel
+def pieces_backward(
+    X, DY, W, MEAN, RSTD, DX, PART, M, N, tiles, zero, R: C, P: C, K: C, PACKED: C, STAGES: C
+):
+    program, programs = tl.program_id(0), tl.num_programs(0)
+    cols = tl.arange(0, P)[None, :]
+    w, dw, db = load_vector(W, N, P, K), zeros(P, K), zeros(P, K)
+    for tile in tl.range(program, tiles, programs, num_stages=STAGES):
+        rows = (tile * R + tl.arange(0, R))[:, None]
+        mean = tl.load(MEAN + rows, mask=rows < M, other=0.0)
+        rstd = tl.load(RSTD + rows, mask=rows < M, other=0.0)
+        at = rows * N + cols
+        x, dy = load_rows(X, DY, at, rows < M, (K - 1) * P + cols < N, P, K)
+        c1, c2 = row_means(x, dy, w, mean, rstd, N, R, P, K)
+        next_dw, next_db = (), ()
+        for k in tl.static_range(K):
+            dx, dw_k, db_k = piece_backward(x[k], dy[k], w[k], mean, rstd, c1, c2, zero, PACKED)
+            inside = (rows < M) & (k * P + cols < N)
+            tl.store(DX + at + k * P, dx.to(DX.dtype.element_ty), mask=inside)
+            next_dw, next_db = next_dw + (dw[k] + dw_k,), next_db + (db[k] + db_k,)
+        dw, db = next_dw, next_db
+    store_sums(PART, dw, db, program, programs, N, P, K)
+
+
+# %%
+
+
+def in_pieces(x, dy, w, mean, rstd):
+    dx, part, sums = torch.empty_like(x), x.new_empty(2 * programs, n), x.new_empty(2, n)
+    sizes = {"R": 1, "P": piece, "K": triton.cdiv(n, piece), "PACKED": False, "STAGES": 3}
+    arguments = x, dy, w, mean, rstd, dx, part, m, n, m, 0
+    pieces_backward[(programs,)](*arguments, **sizes, num_warps=8)
+    add_partial_sums[(triton.cdiv(n, 16), 2)](part, sums, programs, n, R=256, P=16)
+    return dx, sums[0], sums[1]
+
+
+show("pieces", in_pieces)
+
+# %%
+# The results are as exact as before. Now we compile the same 8704 columns in pieces of several
+# sizes.
+
+sizes = [16384, 2048] if unit_test_going() else [16384, 8192, 4096, 2048]
+settings = {"R": 1, "PACKED": False, "STAGES": 1}
+launches = [
+    Compile(pieces_backward, 8, {**settings, "P": size, "K": triton.cdiv(8704, size)})
+    for size in sizes
+]
+table = pd.DataFrame(compiled_ahead(launches), index=pd.Index(sizes, name="piece"))
+table.insert(0, "columns held", [triton.cdiv(8704, size) * size for size in sizes])
+table[["columns held", "registers", "spilled"]]
+
+# %%
+# One piece of 16,384 spills. Pieces of 2048 spill nothing, in the same kernel with the same
+# columns. On the H200 they lift the rate from :bound:`34 % <stages>` to :bound:`62 % <pieces>`.
 #
-# A launch takes tensors and numbers, then constants by name. P is 2048, or for a narrower row the
-# next power of two; a block may have fewer elements than threads. K is N / P and tiles M / R,
-# rounded up, ``zero`` 0, ``programs`` 132 on an H200. Keep STAGES so low that the prefetched rows
-# fit shared memory: 16,384 columns of float32 take 256 KiB with 3, 128 KiB with 2. The second
-# stage's R is a power of two not below ``programs``, for 264 of them 512: what is beyond R it would
-# leave out. Its grid has 1 for dw alone. For rows apart, N in an offset becomes ``x.stride(0)``.
+# Load the next row early
+# -----------------------
 #
-# .. code-block:: python
+# The rest is waiting. A program asks for a row, waits for memory, computes, and memory then waits
+# for the program. ``tl.range(…, num_stages=3)`` lets the compiler ask for the next rows before it
+# works on this one. They lie in shared memory meanwhile. On the H200 this reaches
+# :bound:`79 % <prefetch>`.
 #
-#    part = torch.empty(programs, N, dtype=torch.float32, device=x.device)
-#    sums = torch.empty(1, N, dtype=w.dtype, device=x.device)
-#    my_stage_1[(programs,)](x, dy, w, rstd, dx, part, M, N, tiles, 0,
-#                            R=1, P=2048, K=K, PACKED=True, STAGES=3, num_warps=8)
-#    lessons.add_partial_sums[(-(-N // 16), 1)](part, sums, programs, N, R=256, P=16)
+# The recorded kernel with ``STAGES=3`` also has ``PACKED=True``. A row of float16 then stays packed
+# between its two uses, in half the registers, and is converted twice. Packing alone gains nothing
+# here: pieces fall from :bound:`62 % <pieces>` to :bound:`58 % <packed>` on the H200. It pays where
+# registers are short.
+#
+# How much each step gains
+# ------------------------
+#
+# Each kernel ran on 4096 rows of float16, from a :term:`CUDA graph`, on buffers larger than the
+# cache. The table has the rate of each step on the H200, in percent of what memory allows. *Two
+# programs* is *packed* with two programs a multiprocessor, and *tiles* is *prefetch* with two rows
+# at a time. *Read twice* reads x and dy a second time for dw and db. *roundoff* is the backward of
+# :func:`roundoff.kernels.layer_norm`.
 
-ROWS, COLUMNS, NORM = (1000, 5120, functional.layer_norm) if gpu else (7, 80, functional.layer_norm)
+
+def recorded(table):
+    """Percent of what memory allows on the H200, by step and columns; empty without a record."""
+    for record in read_records("plot_layer_norm_ladder"):
+        if record.machine == "nvidia-h200":
+            rows = record.tables[table].assign(rate=lambda t: 100 * t["of ceiling"])
+            rates = rows.pivot_table("rate", "step", "N", sort=False)
+            return rates.rename_axis(index=None, columns=None)
+    return pd.DataFrame()
 
 
-def mine(dy, x, w, mean, rstd):
-    """dx and dw: yours."""
-    return ladder.backward("pieces", dy, x, w, torch.stack([mean, rstd]), piece=PIECE)[:2]
+rates = recorded("backward")
+rates.map("{:.2g}".format, na_action="ignore").fillna("")
+
+# %%
+
+figure, ax = plt.subplots(figsize=(5, 3))
+figure.set_gid("answer")  # the site shows it beside the answer
+steps = [s for s in ("torch", "atomic", "two stages", "pieces", "prefetch") if s in rates.index]
+shown = rates.loc[steps, 8704] if steps else pd.Series(dtype=float)
+figure.set_label(f"Percent of what memory allows, 8704 columns: {shown.round().to_dict()}")
+bars = ax.barh(shown.index, shown, color=["C7", "C0", "C0", "C0", "C0"][: len(shown)])
+ax.bar_label(bars, fmt="%.0f %%", padding=3)
+ax.invert_yaxis()
+ax.set_xlim(0, 100)
+ax.set_xlabel("of what memory allows")
+ax.set_title("Backward, 8704 columns")
+plt.show()
+
+# %%
+# At 4096 columns a block has no padding, so that pieces gain little, and registers are left. A
+# second row at a time uses them, and *tiles* reaches :bound:`73 % <tiles>` on the H200. On an H100
+# the steps have the same order: *prefetch* reaches
+# :bound:`90 % <prefetch@nvidia-h100-80gb-hbm3>` at 8704 columns. Both GPUs are of one generation,
+# Hopper.
+#
+# What it costs, and where it ends
+# --------------------------------
+#
+# **Memory.** The partial sums are two rows of float32 for each program: 132 programs and 8704
+# columns take 9.2 MB.
+#
+# **Wide rows.** dw and db stay in registers. At 32,768 columns the two take 256 KiB, all registers
+# of a multiprocessor. Pieces then reach :bound:`6.6 % <wide.pieces>` on the H200, and PyTorch
+# reaches :bound:`36 % <wide.torch>`. Do not use this kernel there. *roundoff* lets eight programs
+# share a row and exchange their sums through memory, and reaches :bound:`66 % <wide.roundoff>`.
+#
+# **The forward** needs no sums over rows, and gains less. At 8704 columns the first kernel of this
+# page reaches :bound:`68 % <forward>` on the H200. Pieces lift that to
+# :bound:`90 % <forward.pieces>`.
+#
+# **Code.** In production use :func:`roundoff.kernels.layer_norm`, which chooses pieces, rows and
+# warps for each width. It takes any strides and types up to float64.
+#
+# Your own backward
+# -----------------
+#
+# Put the launch of your kernel into ``mine``. The cell says how far its results are from float64,
+# and whether two runs agree. For RMSNorm set ``NORM`` to ``functional.rms_norm``: its backward has
+# no mean, so it is :math:`dx = r\,(w g - \hat x\, \overline{\hat x\, w g})` with
+# :math:`\hat x = x r`. Copy the kernels above, and leave out what is about the mean and db.
+
+ROWS, COLUMNS, NORM = 7, 80, functional.layer_norm
 
 
-[(x, dy)], w, _ = inputs(ROWS, COLUMNS)
-about = x.double().mean(1) if NORM is functional.layer_norm else torch.zeros(ROWS).to(x)
-rstd = ((x.double() - about[:, None]).square().mean(1) + 1e-5).rsqrt()
-results = mine(dy, x, w, about.float(), rstd.float())
-for name, e, a in zip(("dx", "dw"), exact(x, dy, w, NORM), results, strict=True):
-    print(f"{name}: typical error {scaled_error(e, a).rms:.2g} ε × RMS")
+def mine(x, dy, w, mean, rstd):
+    """dx and dw: plain PyTorch, until you put in your own."""
+    xhat, wg = (x - mean[:, None]) * rstd[:, None], w * dy
+    c1, c2 = (xhat * wg).mean(1, keepdim=True), wg.mean(1, keepdim=True)
+    return rstd[:, None] * (wg - c2 - xhat * c1), (dy * xhat).sum(0)
+
+
+x, dy = (torch.randn(ROWS, COLUMNS, generator=torch.manual_seed(seed)) for seed in (0, 1))
+w, where = torch.rand(COLUMNS), "cpu" if interpreting() else "cuda"
+x, dy, w = (t.to(where) for t in (x - 2.3, dy, w))
+mean, rstd = x.mean(1), (x.var(1, correction=0) + 1e-5).rsqrt()
+if NORM is functional.rms_norm:
+    mean, rstd = 0 * mean, (x.square().mean(1) + 1e-5).rsqrt()
+wide = [t.double().requires_grad_() for t in (x, w)]
+truth = torch.autograd.grad(NORM(wide[0], (COLUMNS,), wide[1], eps=1e-5), wide, dy.double())
+results, again = mine(x, dy, w, mean, rstd), mine(x, dy, w, mean, rstd)
+for name, exact, first, second in zip(("dx", "dw"), truth, results, again, strict=True):
+    error = scaled_error(exact, first).rms
+    print(f"{name}: typical error {error:.2g}, same bits again: {torch.equal(first, second)}")
 
 # %%
 # Limits, and what to read next
 # -----------------------------
 #
-# * Registers are those of one version of Triton and its assembler. Not looked into: why some
-#   kernels come out with 32 of them at 32,768 columns.
-# * What roundoff's kernel has beside these steps: both sums of a row in one exchange, strides,
-#   types up to float64, and a second stage that is launched early [#pdl]_.
-# * Next: :ref:`triton-layer-norm` for other libraries' kernels, other types and launches, and
-#   :ref:`reduction-order` for why an order of addition matters.
-#
-# .. [#pdl] NVIDIA, *CUDA C++ Programming Guide*, section on programmatic dependent launch.
-
-folded("The first stage of roundoff's backward", lessons.fast_backward)
-
-# %%
-
-study.finish()
+# * Registers and spills are those of one version of Triton and its assembler. Compile again after
+#   an upgrade.
+# * Prefetched rows have to fit shared memory, 227 KiB on Hopper: 2 × 2 × 16,384 columns of float32
+#   take 256 KiB with three stages. Two stages take half.
+# * From 2³¹ elements on, ``row * N`` overflows 32 bits: write ``row.to(tl.int64) * N``.
+# * ``R`` of ``add_partial_sums`` is a power of two not below the number of programs. It leaves out
+#   what is beyond.
+# * Next: :ref:`triton-layer-norm` compares with the kernels of other libraries, and
+#   :ref:`reduction-order` says why an order of addition matters.

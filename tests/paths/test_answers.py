@@ -11,6 +11,7 @@ import functools
 import inspect
 import math
 import os
+import runpy
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -26,9 +27,8 @@ import torch
 import roundoff
 import roundoff.reductions
 from roundoff.compare import scaled_error
-from roundoff.kernels import lessons
 
-from .pages import Snippet, snippets
+from .pages import ROOT, Snippet, snippets
 
 transformers = pytest.importorskip("transformers")
 
@@ -261,20 +261,22 @@ def norm_of(m: int, n: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:
     [
         (5, 300, 3),
         (9, 33, 12),
-        pytest.param(1, 4096, 1, marks=pytest.mark.slow(reason="a wide row takes the same path")),
+        pytest.param(2, 4099, 1, marks=pytest.mark.slow(reason="a wide row takes the same path")),
     ],
 )
-def test_two_stages_give_the_gradients_of_a_layer_norm(
+def test_rows_in_pieces_give_the_gradients_of_a_layer_norm(
     place: str, m: int, n: int, programs: int, dtype: torch.dtype
 ) -> None:
     device = "cuda" if CUDA else "cpu"
+    page = runpy.run_path(str(ROOT / "studies" / "layer_norm_ladder.py"))["ours"]
     given = {k: v.to(device) for k, v in norm_of(m, n, dtype).items()}
     dx, part = torch.empty_like(given["x"]), torch.full((2 * programs, n), float("nan"))
     sums = torch.full((2, n), float("nan"), dtype=dtype, device=device)
     snippets()[place].run(
-        simple_backward=lessons.simple_backward, add_partial_sums=lessons.add_partial_sums,
+        pieces_backward=page.pieces_backward, add_partial_sums=page.add_partial_sums,
         x=given["x"], dy=given["dy"], w=given["weight"], mean=given["mean"], rstd=given["rstd"],
         dx=dx, part=part.to(device), sums=sums, M=m, N=n, programs=programs,
+        packed=CUDA and dtype == torch.float16,
     )  # fmt: skip
     for name, made in (("dx", dx), ("dw", sums[0]), ("db", sums[1])):
         assert off(given[f"exact {name}"], made) < 16, name

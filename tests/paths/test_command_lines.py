@@ -269,7 +269,6 @@ OPTIONS = {
     "plot_batch_invariance": [
         "prompts", "tokens", "completions", "most", "budget", "graph", "only",
     ],
-    "plot_layer_norm_ladder": ["rows", "budget"],
     "plot_all_reduce_order": ["limit"],
 }  # fmt: skip
 # A page in the form has none: its study has.
@@ -300,7 +299,6 @@ NONSENSE = [
 PARTICULAR = [
     ("plot_batch_invariance", "prompts", "33"),
     ("plot_batch_invariance", "most", "0"),
-    ("plot_layer_norm_ladder", "rows", "0"),
     ("plot_all_reduce_order", "limit", "0"),
 ]
 
@@ -376,7 +374,6 @@ WHOLE = [
     ("studies/whole_model.py", "--only times,costs --layers 1 --batch 3 --budget 0.1 --limit 0.01"),
     ("plot_batch_invariance", "--prompts 1 --tokens 1 --completions 2 --most 2 --graph 0"),
     ("plot_batch_invariance", "--only bits"),
-    ("plot_layer_norm_ladder", "--rows 17 --budget 0.01"),
     ("studies/triton_layer_norm.py", "--rows 17 --budget 0.01"),
     ("plot_all_reduce_order", "--limit 30"),
     ("studies/bits_to_words.py", "--prompts 1 --tokens 3 --passages 1 --batch 2 --most 2"),
@@ -385,6 +382,7 @@ WHOLE = [
         "studies/gemm_fusion.py",
         "--config 24,40 --itype 1 --warmup 0 --repeat 1 --budget 0.02",
     ),
+    ("studies/layer_norm_ladder.py", "--rows 17 --budget 0.01"),
 ]
 
 

@@ -30,9 +30,6 @@ TIMED = {
         *(f"{t}.{c}" for t in ("cost", "token") for c in ("µs", "roundoff", "low", "high")),
         "cost.one tile",
     ],
-    "plot_layer_norm_ladder": [
-        f"{t}.{c}" for t in ("forward", "backward") for c in ("GB/s", "of ceiling")
-    ],
 }  # fmt: skip
 
 

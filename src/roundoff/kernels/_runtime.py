@@ -107,6 +107,19 @@ def _names(function: Callable[..., Any]) -> list[str]:
     return list(inspect.signature(function).parameters)
 
 
+class _Interpreted(InterpretedFunction):
+    """A kernel in the interpreter, with annotations as they were evaluated.
+
+    The interpreter compiles a kernel again, and keeps an annotation as text: ``C = tl.constexpr``
+    would be no constant to it.
+    """
+
+    def rewrite(self) -> Any:
+        function = super().rewrite()
+        function.__annotations__ = self.fn.__annotations__
+        return function
+
+
 def kernel(function: Callable[..., Any]) -> Any:
     """Make a Triton kernel of a function: interpreted or compiled, as :func:`interpreting` says.
 
@@ -115,7 +128,7 @@ def kernel(function: Callable[..., Any]) -> Any:
     helpers of its standard library (``tl.sum``, ``tl.zeros``, …) were decorated with it.
     """
     if interpreting():
-        return InterpretedFunction(function)
+        return _Interpreted(function)
     # One compiled kernel for every number of rows and programs.
     return triton.JITFunction(function, do_not_specialize=sorted(_COUNTS & set(_names(function))))
 

@@ -2,105 +2,190 @@
 
 from __future__ import annotations
 
+import ast
+import dis
+import inspect
 import json
 import os
 import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import Any, NamedTuple
 
 import torch
 import triton
+import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from ..errors import ShapeError, WorkerError
+from ..errors import ArgumentError, WorkerError
 from ._norm_tilings import CHUNKS, backward_tiling, forward_tiling
 from ._row_norm import LAYER, _first_stage, _forward_launch
-from .ladder import REAL, fits, step_of
 
-__all__ = ["compiled_ahead"]
+__all__ = ["Compile", "compiled_ahead"]
 
 _CHILD = "from roundoff.kernels.ahead import _compile_cases; _compile_cases()"
 #: What a multiprocessor of Hopper has: registers, warps, bytes of shared memory.
 _REGISTERS, _MOST_WARPS, _SHARED = 65536, 64, 233472
 _TYPES = {"MEAN": "fp32", "RSTD": "fp32", "PART": "fp32", "SUMS": "fp32", "STATS": "fp32",
           "SHARES": "i64"}  # fmt: skip
+#: The library's own kernels of a layer norm.
+_OWN = {"forward": ("roundoff",), "backward": ("roundoff", "read twice", "unpacked")}
+
+
+class Compile(NamedTuple):
+    """A kernel to compile.
+
+    Attributes
+    ----------
+    kernel
+        The kernel; what it calls is found by itself. Arguments in capitals are tensors, but for M,
+        N and G.
+    warps : int
+        Warps of a program.
+    constants : mapping
+        Its ``tl.constexpr`` arguments, by name.
+    """
+
+    kernel: Any
+    warps: int
+    constants: Mapping[str, Any]
 
 
 def compiled_ahead(
-    cases: Iterable[tuple[str, str, int]], dtype: torch.dtype = torch.float16
+    cases: Iterable[Compile | tuple[str, str, int]], dtype: torch.dtype = torch.float16
 ) -> list[dict[str, Any]]:
-    """What steps take of a multiprocessor, compiled for Hopper (sm_90) without a GPU.
+    """What kernels take of a multiprocessor, compiled for Hopper (sm_90) without a GPU.
 
     Processes of their own compile them, since the kernels of this one may be interpreted.
 
     Parameters
     ----------
-    cases : iterable of tuple
-        (direction, name, columns), as for :func:`fits`; the name may also be ``"unpacked"``: the
-        library's backward without the instruction that keeps a row packed.
+    cases : iterable of Compile or tuple
+        Kernels; or (direction, name, columns): the kernel of this library's layer norm, "forward"
+        or "backward", "roundoff", in the backward also "read twice" and "unpacked" (without the
+        instruction that keeps a row packed).
     dtype : torch.dtype
         Type of the rows, float16 or float32.
 
     Returns
     -------
     list of dict
-        direction, step, N, warps (of a program), registers (of a thread), spilled (32-bit words of
-        a thread that are kept in memory), shared (KiB of a program), fit (programs that a
-        multiprocessor holds) of each case, in their order. Of a step that launches several kernels
-        for the rows, the last, which writes the result.
+        warps (of a program), registers (of a thread), spilled (32-bit words of a thread that are
+        kept in memory), shared (KiB of a program), fit (programs that a multiprocessor holds) of
+        each case, in their order. Of what launches several kernels for the rows, the last, which
+        writes the result.
 
     Raises
     ------
     ArgumentError
-        There is no such step.
-    ShapeError
-        A row does not fit its step.
+        There is no such kernel.
     WorkerError
         The compiler failed; its last words are in the message.
 
     Examples
     --------
-    >>> from roundoff.kernels.ahead import compiled_ahead
-    >>> [row] = compiled_ahead([("forward", "one block", 1024)])
+    >>> from roundoff.kernels.ahead import Compile, compiled_ahead
+    >>> from roundoff.kernels.lessons import simple_backward
+    >>> [row] = compiled_ahead([Compile(simple_backward, 4, {"P": 1024})])
     >>> row["warps"], row["spilled"]
     (4, 0)
     """
-    cases = list(cases)
-    for direction, name, columns in cases:
-        if name != "unpacked" and not fits(direction, name, columns, dtype):
-            raise ShapeError(f"a row does not fit the step {name}", got=columns)
-    count = max(1, min(len(os.sched_getaffinity(0)), len(cases) // 6))
-    source = str(Path(__file__).parents[2])
-    path = os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH"))))
+    made = []
+    for case in cases:
+        if isinstance(case, Compile):
+            source = _source(case.kernel)
+            made.append([source, case.kernel.fn.__name__, case.warps, dict(case.constants)])
+        elif case[1] in _OWN.get(case[0], ()):
+            made.append(list(case))
+        else:
+            raise ArgumentError("there is no such kernel", got=case, expected=f"one of {_OWN}")
+    count = max(1, min(len(os.sched_getaffinity(0)), len(made) // 6))
+    path = os.pathsep.join(
+        filter(None, (str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")))
+    )
     env = os.environ | {"TRITON_INTERPRET": "0", "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    children = [
-        subprocess.Popen(  # noqa: S603 - this module, no shell
-            [sys.executable, "-c", _CHILD, json.dumps(cases[i::count]), str(dtype.itemsize)],
-            env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )
-        for i in range(count)
-    ]  # fmt: skip
-    outputs = [child.communicate() for child in children]  # waits for each
+    with tempfile.TemporaryDirectory() as folder:
+        children = []
+        for i in range(count):
+            file = Path(folder) / f"{i}.json"
+            file.write_text(json.dumps(made[i::count]), encoding="utf-8")
+            children.append(
+                subprocess.Popen(  # noqa: S603 - this module, no shell
+                    [sys.executable, "-c", _CHILD, str(file), str(dtype.itemsize)],
+                    env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                )
+            )  # fmt: skip
+        outputs = [child.communicate() for child in children]  # waits for each
     for child, (_, errors) in zip(children, outputs, strict=True):
         if child.returncode:
-            raise WorkerError("compiling a step of the ladder", got=errors[-2000:])
+            raise WorkerError("compiling a kernel", got=errors[-2000:])
     rows = [json.loads(output.splitlines()[-1]) for output, _ in outputs]
-    return [rows[i % count][i // count] for i in range(len(cases))]
+    return [rows[i % count][i // count] for i in range(len(made))]
+
+
+def _source(kernel: Any) -> str:
+    """The text of a module that defines a kernel, and what it uses: imports, and other kernels."""
+    lines: dict[str, str] = {}
+
+    def add(name: str, value: Any) -> None:
+        if name in lines:
+            return
+        function = getattr(value, "fn", None)
+        home = getattr(function or value, "__module__", None) or ""
+        if isinstance(value, ModuleType):
+            lines[name] = f"import {value.__name__} as {name}\n"
+        elif value is tl.constexpr:
+            lines[name] = f"from triton.language import constexpr as {name}\n"
+        elif home.startswith("roundoff."):
+            lines[name] = f"from {home} import {(function or value).__name__} as {name}\n"
+        elif function is not None:
+            own(function)
+        else:
+            lines[name] = f"{name} = {value!r}\n"
+
+    def own(function: Any) -> None:
+        text = inspect.getsource(function)
+        lines[function.__name__] = ""
+        (tree,) = ast.parse(text).body
+        heads = [*tree.decorator_list, *(a.annotation for a in tree.args.args if a.annotation)]
+        used = [node.id for head in heads for node in ast.walk(head) if isinstance(node, ast.Name)]
+        used += [x.argval for x in dis.get_instructions(function) if x.opname == "LOAD_GLOBAL"]
+        for name in used:
+            if name in function.__globals__:  # else Python's own
+                add(name, function.__globals__[name])
+        del lines[function.__name__]
+        lines[function.__name__] = text
+
+    own(kernel.fn)
+    return "\n".join(lines.values())
 
 
 def _compile_cases() -> None:
-    """In a process of its own: compile what its argument says, print the rows."""
-    cases, itemsize = json.loads(sys.argv[1]), int(sys.argv[2])
-    print(json.dumps([_resources(way, name, n, itemsize) for way, name, n in cases]))
+    """In a process of its own: compile what the file says, print the rows."""
+    file, itemsize = Path(sys.argv[1]), int(sys.argv[2])
+    rows = []
+    for number, case in enumerate(json.loads(file.read_text(encoding="utf-8"))):
+        if isinstance(case[2], int) and len(case) == 3:
+            launch = _of_the_library(*case, itemsize)
+        else:
+            source, name, warps, constants = case
+            module = file.with_name(f"{file.stem}_{number}.py")  # Triton reads a kernel's source
+            module.write_text(source, encoding="utf-8")
+            names: dict[str, Any] = {"__name__": module.stem}
+            exec(compile(source, str(module), "exec"), names)  # noqa: S102 - the caller's own
+            launch = names[name], warps, constants, {}
+        rows.append(_resources(*launch, itemsize))
+    print(json.dumps(rows))
 
 
-def _resources(direction: str, name: str, columns: int, itemsize: int) -> dict[str, Any]:
-    function, warps, constants, options = _to_compile(direction, name, columns, itemsize)
+def _resources(
+    function: Any, warps: int, constants: dict[str, Any], options: Any, itemsize: int
+) -> dict[str, Any]:
     signature, attributes = {}, {}
     for place, parameter in enumerate(function.params):
         known = parameter.name
@@ -126,22 +211,15 @@ def _resources(direction: str, name: str, columns: int, itemsize: int) -> dict[s
     allocated = -(-registers // 8) * 8 * warps * 32
     shared = compiled.metadata.shared
     fit = min(_REGISTERS // allocated, _MOST_WARPS // warps, _SHARED // (shared + 1024))
-    return {"direction": direction, "step": name, "N": columns, "warps": warps,
-            "registers": registers, "spilled": spilled, "shared": shared / 1024,
+    return {"warps": warps, "registers": registers, "spilled": spilled, "shared": shared / 1024,
             "fit": fit}  # fmt: skip
 
 
-def _to_compile(
+def _of_the_library(
     direction: str, name: str, n: int, itemsize: int
 ) -> tuple[Any, int, dict[str, Any], Any]:
-    """Kernel, warps, constants by name, and options of a step."""
+    """Kernel, warps, constants by name, and options of a layer norm's rows."""
     kind = torch.float16 if itemsize == 2 else torch.float32
-    if name not in (*REAL, "unpacked"):
-        step = step_of(direction, name, n, itemsize, None)
-        constants = dict(step.constants)
-        if direction == "forward":
-            constants["EPS"] = 1e-5
-        return step.function, step.warps, constants, {}
     if direction == "forward":
         tiling = forward_tiling(n, itemsize)
         rest = (1e-5, True, False, False, -1)

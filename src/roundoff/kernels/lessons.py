@@ -1,4 +1,7 @@
-"""Short kernels for the pages: a backward in two stages, one with a lock, and a plain product.
+"""Short kernels for the pages, and what a page's own kernels begin with.
+
+A backward in two stages, one with a lock, and a plain product; :func:`kernel`, ``sum_along`` and
+``same_bits`` for kernels that stand on a page.
 
 They take sizes that fit their blocks and are not tuned. :func:`roundoff.kernels.layer_norm` and
 :func:`roundoff.kernels.matmul` are the ones to use; ``fast_backward`` is the first stage of the
@@ -16,16 +19,20 @@ import triton.language as tl
 
 from ..errors import ArgumentError, ShapeError
 from ._layer_norm_kernels import backward as fast_backward
+from ._layer_norm_kernels import same_bits
 from ._runtime import check_device, interpreting, kernel, multiprocessors, sum_along
 
 __all__ = [
     "add_partial_sums",
     "fast_backward",
+    "kernel",
     "locked",
     "locked_sums",
     "plain_loop",
     "plain_product",
+    "same_bits",
     "simple_backward",
+    "sum_along",
     "tutorial_groups",
     "two_stage",
 ]

@@ -1,0 +1,171 @@
+"""The page that writes a layer norm step by step: each step against float64, in any shape; what its
+prose says of its output; and page and study compute the same bits.
+"""
+
+import runpy
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from roundoff.kernels import interpreting, shuffled_programs
+from roundoff.kernels.ahead import compiled_ahead
+
+from .pages import ROOT
+from .test_stories import Told
+
+PAGE = "plot_layer_norm_ladder"
+STUDY = runpy.run_path(str(ROOT / "studies" / "layer_norm_ladder.py"))
+FORWARD, BACKWARD = STUDY["FORWARD"], STUDY["BACKWARD"]
+DEVICE = "cpu" if interpreting() else "cuda"
+TYPES = (torch.float16, torch.bfloat16, torch.float32)
+steps = pytest.mark.parametrize("name", BACKWARD)
+
+
+def inputs(rows, columns, dtype, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    x, dy = (torch.randn(rows, columns, generator=generator) for _ in "xd")
+    w, b = (torch.rand(columns, generator=generator) for _ in "wb")
+    return [t.to(dtype).to(DEVICE) for t in (x - 2.3, w, b, 0.1 * dy)]
+
+
+def truth(x, w, b, dy, eps=1e-5):
+    """y, mean, rstd, dx, dw, db in float64."""
+    x, w, b, dy = (t.double() for t in (x, w, b, dy))
+    leaves = [t.requires_grad_() for t in (x, w, b)]
+    y = torch.nn.functional.layer_norm(x, w.shape, w, b, eps)
+    mean = x.detach().mean(1)
+    rstd = (x.detach().var(1, correction=0) + eps).rsqrt()
+    return y.detach(), torch.stack([mean, rstd]), torch.autograd.grad(y, leaves, dy)
+
+
+def near(a, e, dtype, rows=1, small=4.0):
+    """Within one rounding of the type, and that of float32 sums of so many rows."""
+    largest = e.abs().max().item()
+    computed = 16 * rows * torch.finfo(torch.float32).eps * max(largest, 1.0) * small
+    # Interpreted, bfloat16 is cut off, not rounded: a whole unit.
+    assert (a.double() - e).abs().max() <= 1.01 * torch.finfo(dtype).eps * largest + computed
+
+
+@settings(max_examples=16, deadline=None, derandomize=True)
+@given(
+    rows=st.integers(1, 20),
+    columns=st.integers(3, 150),
+    dtype=st.sampled_from(TYPES),
+    piece=st.sampled_from([8, 32, 256]),
+    forward=st.sampled_from(FORWARD),
+    backward=st.sampled_from(BACKWARD),
+)
+def test_any_shape_against_float64(rows, columns, dtype, piece, forward, backward):
+    x, w, b, dy = inputs(rows, columns, dtype, seed=columns)
+    y, stats, gradients = truth(x, w, b, dy)
+    got_y, got_stats = STUDY["forward"](forward, x, w, b, piece=piece)
+    near(got_y, y, dtype)
+    near(got_stats, stats, torch.float32)
+    results = STUDY["backward"](backward, dy, x, w, got_stats, piece=piece)
+    for a, e, more in zip(results, gradients, (1, rows, rows), strict=True):
+        assert (a.shape, a.dtype) == (e.shape, dtype)
+        near(a, e, dtype, more)
+
+
+@pytest.mark.parametrize("name", FORWARD)
+def test_every_forward_at_the_sizes_that_suit_a_gpu(name):
+    x, w, b, dy = inputs(2, 2500, torch.float16)
+    y, stats, _ = truth(x, w, b, dy)
+    got = STUDY["forward"](name, x, w, b)
+    near(got[0], y, torch.float16)
+    near(got[1], stats, torch.float32)
+
+
+@steps
+def test_every_backward_at_the_sizes_that_suit_a_gpu(name):
+    x, w, b, dy = inputs(3, 2500, torch.float16)
+    _, stats, gradients = truth(x, w, b, dy)
+    results = STUDY["backward"](name, dy, x, w, stats.float())
+    for a, e in zip(results, gradients, strict=True):
+        near(a, e, torch.float16, rows=3)
+
+
+@steps
+def test_only_atomics_depend_on_the_order_of_programs(name):
+    if not interpreting():
+        pytest.skip("needs the interpreter's order of programs")
+    x, w, b, dy = inputs(12, 20, torch.float32)
+    _, stats = STUDY["forward"]("pieces", x, w, b)
+    seen = set()
+    for seed in range(3):
+        with shuffled_programs(seed):
+            results = STUDY["backward"](name, dy, x, w, stats, piece=16)
+        seen.add(tuple(t.numpy().tobytes() for t in results))
+    assert (len(seen) > 1) == (name == "atomic")
+
+
+@pytest.mark.slow(reason="compiled: only a change of the kernels or of Triton can break it")
+def test_every_step_fits_a_multiprocessor_where_it_says_so():
+    cases = [
+        (direction, name, n)
+        for direction, names in STUDY["STEPS"].items()
+        for name in names
+        for n in (4096, 8704, 32768)
+        if STUDY["fits"](direction, name, n)
+    ]
+    rows = compiled_ahead([STUDY["to_compile"](*case) for case in cases])
+    for (_, name, n), row in zip(cases, rows, strict=True):
+        assert row["fit"] >= (2 if name == "two programs" else 1), (name, n)
+        if name in ("pieces", "packed", "prefetch", "tiles") and n < 16384:
+            assert row["spilled"] <= 8, (name, n)
+
+
+# --- the page
+
+
+@pytest.fixture(scope="module")
+def told():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("UNITTEST_GOING", "1")
+        patch.setattr("roundoff.record.read_records", lambda page, folder="": [])
+        yield Told(PAGE)
+
+
+def test_what_plot_layer_norm_ladder_says_of_its_output(told):
+    shown = {}
+    for line in told.text.splitlines():
+        if "different dw: " in line:
+            errors, _, different = line.partition("different dw: ")
+            shown[line[:10].strip()] = [float(e) for e in errors.split()[-3:]], int(different)
+    assert list(shown) == ["atomics", "two stages", "pieces"]
+    assert all(error < 3 for errors, _ in shown.values() for error in errors)
+    assert shown.pop("atomics")[1] > 1, "the order changed nothing"
+    assert all(different == 1 for _, different in shown.values())
+    blocks, pieces, _ = told.tables  # the third is of a record
+    assert blocks.loc[8192, "spilled"] == 0 < blocks.loc[8704, "spilled"]
+    assert blocks.loc[8704, "block"] == 16384
+    assert pieces.loc[2048, "spilled"] == 0 < pieces.loc[16384, "spilled"]
+    assert pieces.loc[2048, "columns held"] == 10240
+
+
+def test_plot_layer_norm_ladder_and_its_study_agree_bit_for_bit(told):
+    names = told.names
+    [(x, dy)], w, b = STUDY["inputs"](names["m"], names["n"], torch.float32)
+    y, stats = STUDY["forward"]("one block", x, w, b)
+    assert torch.equal(y, names["y"])
+    calls = {"atomic": "with_atomics", "two stages": "in_two_stages", "pieces": "in_pieces"}
+    for step, name in calls.items():
+        theirs = STUDY["backward"](step, dy, x, w, stats, piece=names["piece"])
+        ours = names[name](x, dy, w, *stats)
+        if interpreting() or step != "atomic":
+            assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True)), step
+    for name in ("row_forward", "atomic_backward", "simple_backward", "pieces_backward"):
+        assert getattr(STUDY["ours"], name).fn.__code__.co_filename.endswith(f"{PAGE}.py")
+
+
+def test_the_lesson_of_the_library_is_the_kernel_of_plot_layer_norm_ladder(told):
+    """Two texts of one kernel while another page runs the library's."""
+    from roundoff.kernels import lessons
+
+    x, w, _, dy = inputs(9, 50, torch.float32)
+    mean, rstd = x.mean(1), (x.var(1, correction=0) + 1e-5).rsqrt()
+    theirs = lessons.two_stage(dy, x, mean, rstd, w)
+    ours = STUDY["backward"]("two stages", dy, x, w, torch.stack([mean, rstd]))
+    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))

@@ -54,7 +54,7 @@ _RECORD = "studies/reduction_order.py --record"
 COMMANDS = {
     ".venv/bin/python -m roundoff": "test_the_report_of_this_machine",
     "python -m roundoff": "test_the_report_of_this_machine",
-    "python gallery/numerics/plot_all_reduce_order.py --help": "test_help_names_every_option",
+    "python studies/all_reduce_order.py --help": "tests/page/test_values.py asks a study",
     f".venv/bin/python {_RECORD}": "test_two_runs_are_recorded",
     f"python {_RECORD}": "test_two_runs_are_recorded",
     f"python {_RECORD} --second": "test_two_runs_are_recorded",
@@ -273,7 +273,6 @@ OPTIONS = {
     ],
     "plot_layer_norm_ladder": ["rows", "budget"],
     "plot_triton_layer_norm": ["rows", "budget"],
-    "plot_all_reduce_order": ["limit"],
     "plot_bits_to_words": ["prompts", "tokens", "passages", "batch", "most"],
     "plot_layer_norm_discrepancies": ["width", "rows"],
 }  # fmt: skip
@@ -319,7 +318,6 @@ PARTICULAR = [
     ("plot_batch_invariance", "most", "0"),
     ("plot_layer_norm_ladder", "rows", "0"),
     ("plot_triton_layer_norm", "rows", "0"),
-    ("plot_all_reduce_order", "limit", "0"),
     ("plot_bits_to_words", "prompts", "33"),
     ("plot_bits_to_words", "passages", "9"),
     ("plot_bits_to_words", "tokens", "0"),
@@ -363,7 +361,7 @@ WHOLE = [
     ("plot_batch_invariance", "--only bits"),
     ("plot_layer_norm_ladder", "--rows 17 --budget 0.01"),
     ("plot_triton_layer_norm", "--rows 17 --budget 0.01"),
-    ("plot_all_reduce_order", "--limit 30"),
+    ("studies/all_reduce_order.py", "--limit 30"),
     ("plot_bits_to_words", "--prompts 1 --tokens 3 --passages 1 --batch 2 --most 2"),
     ("studies/layer_norm_discrepancies.py", "--width 33 --rows 20"),
 ]

@@ -85,6 +85,9 @@ def by_all_reduce(mine):
     return total
 
 
+# %%
+
+
 def descend(add, rows, seed, dtype):
     """Gradient descent on this worker's part of each batch. The weights after each step."""
     model, x, y = start(dtype)

@@ -55,7 +55,7 @@ _RECORD = "studies/reduction_order.py --record"
 COMMANDS = {
     ".venv/bin/python -m roundoff": "test_the_report_of_this_machine",
     "python -m roundoff": "test_the_report_of_this_machine",
-    "python gallery/numerics/plot_all_reduce_order.py --help": "test_help_names_every_option",
+    "python studies/all_reduce_order.py --help": "tests/page/test_values.py asks a study",
     f".venv/bin/python {_RECORD}": "test_two_runs_are_recorded",
     f"python {_RECORD}": "test_two_runs_are_recorded",
     f"python {_RECORD} --second": "test_two_runs_are_recorded",
@@ -269,7 +269,6 @@ OPTIONS = {
     "plot_batch_invariance": [
         "prompts", "tokens", "completions", "most", "budget", "graph", "only",
     ],
-    "plot_all_reduce_order": ["limit"],
 }  # fmt: skip
 # A page in the form has none: its study has.
 OPTIONS = {p: o for p, o in OPTIONS.items() if "get_parsed_args(" in PAGES[p].read_text("utf-8")}
@@ -299,7 +298,6 @@ NONSENSE = [
 PARTICULAR = [
     ("plot_batch_invariance", "prompts", "33"),
     ("plot_batch_invariance", "most", "0"),
-    ("plot_all_reduce_order", "limit", "0"),
 ]
 
 
@@ -375,8 +373,8 @@ WHOLE = [
     ("plot_batch_invariance", "--prompts 1 --tokens 1 --completions 2 --most 2 --graph 0"),
     ("plot_batch_invariance", "--only bits"),
     ("studies/triton_layer_norm.py", "--rows 17 --budget 0.01"),
-    ("plot_all_reduce_order", "--limit 30"),
     ("studies/bits_to_words.py", "--prompts 1 --tokens 3 --passages 1 --batch 2 --most 2"),
+    ("studies/all_reduce_order.py", "--limit 30"),
     ("studies/layer_norm_discrepancies.py", "--width 33 --rows 20"),
     (
         "studies/gemm_fusion.py",

@@ -611,3 +611,66 @@ def test_both_texts_are_eagers_and_a_new_length_converts_nothing(told: dict[str,
     assert eager == again, "no conversion for the second"
     assert eager[0] == "0"
     assert len(set(told[WHOLE].names["eager"][0])) > 5, "a text that changes"
+
+
+# --- training on several workers
+
+ALL_REDUCE = "plot_all_reduce_order"
+
+
+def test_what_the_page_on_workers_says_of_its_output(told: dict[str, Told]) -> None:
+    story = told[ALL_REDUCE]
+    names, runs = story.names, story.names["runs"]
+    losses = np.array([names["loss_of"](runs[n][-1]) for n in (1, 2, 4, 8)])
+    assert len(set(losses)) == 4, "a number of workers changed no loss"
+    assert np.ptp(losses) < 1e-8 * losses[0], "the first eight digits agree"
+    assert "different results of three runs on 4 workers: 1\n" in story.text
+    assert "\ndifferent results: 1\n" in story.text, "gathered"
+    assert "as drawn: 0% differ from the orders found,\n" in story.text
+    assert float(story.text.split("orders found,\n")[1].split("%")[0]) > 10
+    grid = story.text.split("multiples of 1/1024: ")[1]
+    assert grid.startswith("0% differ from the orders found,\n    0% from the workers' order")
+    (price,) = (line for line in story.text.splitlines() if line.startswith("gathering over"))
+    low, high = map(float, price.split("rounds ")[1].split(" to "))
+    assert 0 < low <= float(price.split(": ")[1].split(",")[0]) <= high
+
+
+def test_the_ring_that_is_drawn_gives_what_was_received(told: dict[str, Told]) -> None:
+    names = told[ALL_REDUCE].names
+    received = names["received"].tolist()
+    assert sorted(set(received)) == [0, 1, 2]
+    chunks = names["find_orders"](names["workers"], 4, 16, names["torch"].float32)
+    assert [chunk.stop for chunk in chunks] == [4, 8, 12, 16]
+    _, axis = plt.subplots()
+    for chunk, drawn in zip(chunks, names["sums"], strict=True):
+        last = int(names["order_text"](chunk.tree)[-1])
+        route = [(last + n) % 4 for n in (3, 2, 1, 0)]
+        assert drawn == names["draw"](axis, route) == received[chunk.start]
+        # It is the order that was found: the first two may be swapped.
+        tree = (((route[0], route[1]), route[2]), route[3])
+        parts = np.random.default_rng(1).standard_normal((4, 1000)).astype(np.float32)
+        found = names["add_in_order"](parts, chunk.tree)
+        assert np.array_equal(found, names["add_in_order"](parts, tree))
+    plt.close("all")
+
+
+def test_the_order_of_the_data_moves_weights_more_than_workers(told: dict[str, Told]) -> None:
+    drift = told[ALL_REDUCE].names["drift"]
+    final = drift[drift["step"] == drift["step"].max()].set_index("run")
+    for workers in 2, 4, 8:
+        assert 0 < final["from 1 worker"][workers] < final["from float64"][workers]
+        assert final["from 1 worker"]["data order"] > 1e5 * final["from 1 worker"][workers]
+        assert final["from 1 worker"][workers] < final["from float64"][1]
+
+
+def test_page_and_study_on_workers_agree_bit_for_bit(told: dict[str, Told]) -> None:
+    study = runpy.run_path(str(ROOT / "studies" / "all_reduce_order.py"))
+    teams, steps = study["backends"](60), study["STEPS"]
+    assert steps >= 4
+    for way, tracks in ("all-reduce", "runs"), ("micro-batches", "alike"):
+        for ranks in 1, 4:
+            item = (steps, way, study["SEED"], "float32", "cpu")
+            theirs = study["run"](teams, "gloo on cpu", study["train"], [item] * ranks)
+            assert np.array_equal(theirs[0], told[ALL_REDUCE].names[tracks][ranks][:steps])
+            loss = study["run"](teams, "gloo on cpu", study["train"], [item] * ranks)[2]
+            assert loss == told[ALL_REDUCE].names["loss_of"](theirs[0][-1])

@@ -24,7 +24,6 @@ WHEELHOUSE = os.environ.get("ROUNDOFF_WHEELHOUSE", "")
 DRIVER = Path(__file__).with_name("execute_notebook.py")
 # Columns (table.column) that hold times, or follow from them: only these may differ.
 TIMED = {
-    "plot_all_reduce_order": ["cures.cost *"],
     "plot_layer_norm_discrepancies": ["switches.cost"],
     "plot_batch_invariance": [
         *(f"{t}.{c}" for t in ("cost", "token") for c in ("µs", "roundoff", "low", "high")),

@@ -1,0 +1,506 @@
+"""The study behind "Why does training on 4 workers give a different loss?".
+
+The orders in which gloo and NCCL add, found from the bits of their sums; what they explain of other
+data; what buckets, ranks and the order of the data do to gradients and weights; the ways to equal
+bits and their times; simulated clusters.
+
+The page tells the story with small experiments. This file measures the full grid, writes the
+record, and defines each number that the page may print.
+
+    python studies/all_reduce_order.py --record
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import time
+from itertools import product
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from roundoff.compare import scaled_error
+from roundoff.dtypes import dtype_info
+from roundoff.errors import ArgumentError, WorkerError
+from roundoff.page.measurement import Study
+from roundoff.reductions import (
+    add_in_order,
+    binned,
+    gloo_sum,
+    order_probes,
+    order_text,
+    orders_found,
+    ring_sum,
+    round_to,
+    tree_sum,
+    two_level_sum,
+)
+from roundoff.script import unit_test_going
+from roundoff.workers import Workers
+
+fast = unit_test_going()
+study = Study(
+    "plot_all_reduce_order",
+    "Sums over ranks: the order found from their bits, training, and equal bits with their times.",
+    on="2-nvidia-h200",
+    limit=(60, "seconds a run may take", 1),
+)
+
+SEED, REPEATS, SIZES = 0, 2 if fast else 16, [1000] if fast else [1000, 2**16]
+RANKS, DTYPES = [2, 3, 4, 8], ["float32", "float16", "bfloat16"]
+NCCL = {
+    "default": {},
+    "Ring, Simple": {"NCCL_ALGO": "Ring", "NCCL_PROTO": "Simple"},
+    "Tree, Simple": {"NCCL_ALGO": "Tree", "NCCL_PROTO": "Simple"},
+}
+GPUS = torch.cuda.device_count()
+
+
+@functools.cache
+def backends(limit_s):
+    """Workers by the name of their backend: gloo, and NCCL where there are GPUs."""
+    # The import is DistributedDataParallel's, when it is first used.
+    found = {"gloo on cpu": Workers(max(RANKS), limit_s=limit_s, imports=["torch._dynamo"])}
+    for count, choice in product((GPUS, max(RANKS)), NCCL) if GPUS > 1 else ():
+        hosts = f", hosts of {GPUS} GPUs" if count > GPUS else ""
+        name = f"NCCL {'.'.join(map(str, torch.cuda.nccl.version()))}, {choice}{hosts}, on cuda"
+        own = {"NCCL_NVLS_ENABLE": "0", "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
+        found[name] = Workers(  # without sums in the switch
+            min(count, max(RANKS)), "nccl", limit_s=limit_s, environment=own | NCCL[choice]
+        )
+    return found
+
+
+def run(workers, backend, function, items):
+    """What rank 0 returns for an item for each rank; None where these ranks cannot run."""
+    team = workers[backend]
+    try:
+        return team.map(function, items)[0] if len(items) <= team.count else None
+    except WorkerError as error:
+        team.count = 0  # said once
+        print(f"{backend}, {len(items)} ranks: {error}")
+
+
+# --- The order: found with probes, tried on random data. -----------------------------------------
+
+
+def all_reduced(item):
+    """In each rank: all-reduce its messages, one after another."""
+    messages, size, dtype, device = item
+    sums = []
+    for message in torch.from_numpy(messages):
+        x = message.expand(size).to(device, getattr(torch, dtype)).clone()
+        dist.all_reduce(x)
+        sums.append(x.float().cpu().numpy())
+    return np.array(sums) if dist.get_rank() == 0 else None
+
+
+def draw(ranks, size, dtype):
+    """Random data, a row for each rank."""
+    drawn = np.random.default_rng((SEED, ranks, size)).standard_normal((ranks, size))
+    return round_to(drawn, dtype, storage=True)
+
+
+def same(a, b):
+    """Share of elements with the same bits."""
+    return np.mean(a.view(f"u{a.itemsize}") == b.view(f"u{b.itemsize}"))
+
+
+def evidence(workers, backend, ranks, size, dtype):
+    """The orders found in a message, and how much of other data they explain."""
+    shape = (size, dtype, backend.split()[-1])
+    probes, parts = order_probes(ranks, dtype).astype(np.float32), draw(ranks, size, dtype)
+    again = np.tile(parts.astype(np.float32)[:, None], (1, REPEATS, 1))
+    sums = run(workers, backend, all_reduced, [(column[:, None], *shape) for column in probes.T])
+    totals = run(workers, backend, all_reduced, [(messages, *shape) for messages in again])
+    if sums is None or totals is None:
+        return []
+    cell = {"backend": backend, "ranks": ranks, "dtype": dtype, "size": size}
+    try:
+        orders = orders_found(sums, ranks, dtype)
+    except ArgumentError:  # it is no tree of additions
+        return [cell | {"explained": 0.0}]
+    total, wide = round_to(totals[0], dtype, storage=True), parts.astype(np.float32)
+    explained = {}  # each sum is rounded to the type, or to float32 and at the end to the type
+    for accumulator, rows in ((dtype, parts), ("float32", wide)):
+        pieces = [add_in_order(rows[:, o.start : o.stop], o.tree) for o in orders]
+        explained[accumulator] = same(total, np.concatenate(pieces).astype(total.dtype))
+    adds_in = max((dtype, "float32"), key=explained.get)
+    return [
+        cell
+        | {"orders": len({order_text(o.tree) for o in orders}), "adds in": adds_in}
+        | {"first order": order_text(orders[0].tree), "last order": order_text(orders[-1].tree)}
+        | {"explained": explained[adds_in], "as simulated": same(total, gloo_sum(parts))}
+        | {
+            "differ": 1 - same(total, ring_sum(parts)),
+            "distinct": len({t.tobytes() for t in totals}),
+        }
+        | {"rms error": scaled_error(wide.sum(axis=0, dtype=float), totals[0], dtype=dtype).rms}
+    ]
+
+
+@study.table(part="backend")
+def orders(args):
+    """The order in the first and the last chunk of a message, and what it explains."""
+    workers = backends(args.limit)
+    return [
+        cell
+        for backend, ranks, dtype, size in product(workers, RANKS, DTYPES, SIZES)
+        if ranks > GPUS or "hosts" not in backend
+        for cell in evidence(workers, backend, ranks, size, dtype)
+    ]
+
+
+@study.table(part="backend")
+def yours(args):
+    """A size that no power of two divides."""
+    return evidence(backends(args.limit), "gloo on cpu", ranks=5, size=100_000, dtype="bfloat16")
+
+
+# --- DistributedDataParallel packs gradients into buckets, an all-reduce each. -------------------
+
+WIDTH, CAPS = 64 if fast else 512, [25, 4, 1]
+
+
+def data_parallel(item):
+    """In each rank: gradients of one batch with buckets of several sizes, and the exact mean."""
+    width, caps, device = item
+    torch.manual_seed(SEED)
+    model = torch.nn.Sequential(*(torch.nn.Linear(width, width) for _ in range(8))).to(device)
+    x = torch.randn(8, 4, width)[dist.get_rank()].to(device)
+    gradients = []
+    for cap in caps:
+        copied = torch.nn.parallel.DistributedDataParallel(copy.deepcopy(model), bucket_cap_mb=cap)
+        for _ in range(2):  # after the first step DDP arranges its buckets again
+            copied.zero_grad()
+            copied(x).square().mean().backward()
+        gradients.append(torch.cat([p.grad.flatten() for p in copied.parameters()]).cpu().numpy())
+    model(x).square().mean().backward()
+    exact = torch.cat([p.grad.flatten() for p in model.parameters()]).double()
+    dist.all_reduce(exact)
+    return gradients, exact.cpu().numpy() / dist.get_world_size()
+
+
+@study.table(part="backend")
+def buckets(args):
+    """DDP's gradients against those with buckets of 25 MiB, and against the mean in float64."""
+    workers, rows = backends(args.limit), []
+    for backend, ranks in product([*workers][:2], (2, 4)):
+        items = [(WIDTH, CAPS, backend.split()[-1])] * ranks
+        if results := run(workers, backend, data_parallel, items):
+            for cap, gradient in zip(CAPS, results[0], strict=True):
+                rows.append(
+                    {"backend": backend, "ranks": ranks, "cap": cap}
+                    | {"differ": 1 - same(gradient, results[0][0])}
+                    | {"rms error": scaled_error(results[1], gradient, dtype="float32").rms}
+                )
+    return rows
+
+
+# --- Training: 5,313 weights, 64 samples a step, on 1, 2, 4 and 8 ranks. -------------------------
+
+STEPS, BATCH, MICRO = 4 if fast else 128, 64, 8
+
+
+def by_all_reduce(parts):
+    """Each rank adds its own parts, all-reduce adds the rest."""
+    total = functools.reduce(torch.add, parts).clone()
+    dist.all_reduce(total)
+    return total
+
+
+def by_all_gather(parts):
+    """Every rank has all parts, and adds them one after another."""
+    every = [torch.empty_like(parts) for _ in range(dist.get_world_size())]
+    dist.all_gather(every, parts)
+    return functools.reduce(torch.add, torch.cat(every))
+
+
+def train(item):
+    """In each rank: gradient descent on its share of each batch; the weights after each step."""
+    steps, way, order, dtype, device = item
+    torch.manual_seed(SEED)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(16, 64),
+        torch.nn.Tanh(),
+        torch.nn.Linear(64, 64),
+        torch.nn.Tanh(),
+        torch.nn.Linear(64, 1),
+    )
+    x = torch.randn(1024, 16)
+    y = torch.sin(x.sum(dim=1, keepdim=True)) + 0.1 * torch.randn(1024, 1)
+    model, x, y = (part.to(device, getattr(torch, dtype)) for part in (model, x, y))
+    weights, pick = list(model.parameters()), torch.Generator().manual_seed(order)
+
+    def gradient(rows):
+        loss = (model(x[rows]) - y[rows]).square().sum() / BATCH
+        return torch.cat([g.flatten() for g in torch.autograd.grad(loss, weights)])
+
+    track = []
+    for _ in range(steps):
+        batch = torch.randperm(len(x), generator=pick)[:BATCH].to(device)
+        mine = batch.chunk(dist.get_world_size())[dist.get_rank()]
+        add, count = (by_all_gather, MICRO) if way == "micro-batches" else (by_all_reduce, BATCH)
+        total = add(torch.stack([gradient(rows) for rows in mine.split(count)]))
+        with torch.no_grad():
+            for w, step in zip(weights, total.split([w.numel() for w in weights]), strict=True):
+                w -= 0.1 * step.view_as(w)
+        track.append(torch.cat([w.detach().flatten() for w in weights]).double().cpu().numpy())
+    loss = (model(x) - y).square().mean().item()
+    wide = (model.double()(x.double()) - y.double()).square().mean().item()
+    return np.array(track), loss, wide
+
+
+CASES = [
+    *(("all-reduce", n, SEED, "float32") for n in (1, 2, 4, 8)),
+    *(("micro-batches", n, SEED, "float32") for n in (1, 2, 4, 8)),
+    ("other data order", 1, SEED + 1, "float32"),
+    ("float64", 1, SEED, "float64"),
+]
+
+
+@study.table(part="backend")
+def training(args):
+    """The weights after 1, 2, 4, … steps against those of 1 rank and of training in float64.
+
+    ``loss`` is evaluated in float32, whose steps are 6e-8 of it; ``loss, float64`` in float64. Both
+    are changes against 1 rank, at the end. Records from before have the first alone.
+    """
+    teams, rows = backends(args.limit), []
+    for backend, workers in [*teams.items()][:2]:
+        tracks = {}
+        for way, ranks, order, dtype in CASES:
+            item = (STEPS, way, order, dtype, backend.split()[-1])
+            if result := run(teams, backend, train, [item] * ranks):
+                tracks[way, ranks] = result
+        for (way, ranks), (track, loss, wide) in tracks.items() if workers.count else ():
+            base, base_loss, base_wide = tracks[way if way == "micro-batches" else "all-reduce", 1]
+            truth = tracks["float64", 1][0]
+            differs = (track != base).any(axis=1)
+            for step in [2**k for k in range(STEPS.bit_length())]:
+                one, first, true = (weights[step - 1] for weights in (track, base, truth))
+                rows.append(
+                    {"backend": backend, "way": way, "ranks": ranks, "step": step}
+                    | {"run": f"{ranks} ranks" if way == "all-reduce" else f"{ranks}, {way}"}
+                    | {"first step": differs.argmax() + 1 if differs.any() else np.nan}
+                    | {"differ": np.mean(one != first), "loss": loss / base_loss - 1}
+                    | {"loss, float64": wide / base_wide - 1}
+                    | {"moved": scaled_error(true, one - first + true, dtype="float32").rms}
+                    | {"rms error": scaled_error(true, one, dtype="float32").rms}
+                )
+    return rows
+
+
+# --- Equal bits on any number of ranks, and what they take. --------------------------------------
+
+PARTS, LONG = 8, 2**12 if fast else 2**18
+
+
+def by_chunks(parts, add):
+    """Every rank adds a chunk of all parts and rounds once; all gather the chunks."""
+    sent = parts.view(len(parts), dist.get_world_size(), -1).transpose(0, 1).contiguous()
+    received = torch.empty_like(sent)
+    dist.all_to_all_single(received, sent)
+    mine = add(received.flatten(0, 1)).to(parts.dtype)
+    chunks = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(chunks, mine)
+    return torch.cat(chunks)
+
+
+def reproducible(rows):
+    """A sum that no order changes."""
+    return torch.from_numpy(binned(rows.float().cpu().numpy().T)).to(rows.device)
+
+
+def compared(item):
+    """In each rank: every way in turns; sums, and seconds of each round."""
+    parts, dtype, device, rounds = item
+    parts = torch.from_numpy(parts).to(device, getattr(torch, dtype))
+    ways = {
+        "all-reduce": by_all_reduce,
+        "all-gather": by_all_gather,
+        "chunks, float32": lambda p: by_chunks(p, lambda r: functools.reduce(torch.add, r.float())),
+        "chunks, float64": lambda p: by_chunks(
+            p, lambda r: functools.reduce(torch.add, r.double())
+        ),
+        "chunks, binned": lambda p: by_chunks(p, reproducible),
+    }
+    totals, times = {}, {way: [] for way in ways}
+    for _, (way, add) in product(range(rounds + 1), ways.items()):
+        dist.barrier()
+        start = time.perf_counter()
+        totals[way] = add(parts).float().cpu().numpy()
+        times[way].append(time.perf_counter() - start)
+    return totals, {way: np.array(seconds[1:]) for way, seconds in times.items()}
+
+
+@study.table(part="backend", times=["cost 2", "cost 4", "cost 8"])
+def cures(args):
+    """Eight arrays on 1, 2, 4 or 8 ranks: difference from 1 rank, error of the worst, time."""
+    workers, rows = backends(args.limit), []
+    for backend, dtype in product([*workers][:2], ("float32", "bfloat16")):
+        parts, results = draw(PARTS, LONG, dtype).astype(np.float32), {}
+        for ranks in (1, 2, 4, 8):
+            rounds = 1 if fast else 41 if ranks == 2 else 7
+            items = [(own, dtype, backend.split()[-1], rounds) for own in np.split(parts, ranks)]
+            if result := run(workers, backend, compared, items):
+                results[ranks] = result
+        truth = parts.astype(np.float64).sum(axis=0)
+        for way in results[1][0] if 1 in results else ():
+            sums = [totals[way] for totals, _ in results.values()]
+            error = max(scaled_error(truth, total, dtype=dtype).rms for total in sums)
+            rows.append(
+                {"way": way, "backend": backend, "dtype": dtype}
+                | {"differ": max(1 - same(total, sums[0]) for total in sums), "rms error": error}
+                | {
+                    f"cost {n}": np.median(t[way] / t["all-reduce"])
+                    for n, (_, t) in results.items()
+                }
+            )
+    return rows
+
+
+# --- Many ranks, simulated: one chunk of a ring, a tree of pairs, and two levels. ----------------
+
+CLUSTER = [8, 64, 512] if fast else [8, 64, 512, 4096, 2**15, 2**16]
+ORDERS = {  # the sum, and its most additions for one part
+    "ring": (ring_sum, lambda n: n - 1),
+    "tree": (tree_sum, lambda n: np.log2(n)),
+    "two levels, ring": (functools.partial(two_level_sum, of_host=8), lambda n: n // 8 + 6),
+    "two levels, tree": (
+        functools.partial(two_level_sum, of_host=8, tree=True),
+        lambda n: 7 + np.log2(n // 8),
+    ),
+}
+
+
+@study.table(part="cpu")
+def cluster(args):
+    """Error of 64 sums over 8 to 65,536 ranks, and the share of the bound d u Σ|x| it uses."""
+    rows = []
+    for data, dtype, ranks in product(("normal", "positive"), ("float32", "bfloat16"), CLUSTER):
+        drawn = np.random.default_rng(SEED).standard_normal((ranks, 64))
+        parts = round_to(np.abs(drawn) if data == "positive" else drawn, dtype, storage=True)
+        truth, absolute = (f(parts.astype(np.float64)).sum(axis=0) for f in (np.positive, np.abs))
+        base = ring_sum(parts).astype(float)
+        for order, (add, depth) in ORDERS.items():
+            total, info = add(parts).astype(float), dtype_info(dtype)
+            used = np.max(np.abs(total - truth) / absolute / info.unit_roundoff) / depth(ranks)
+            rows.append(
+                {"data": data, "dtype": dtype, "ranks": ranks, "order": order}
+                | {"rms error": scaled_error(truth, total, dtype=dtype).rms}
+                | {"moved": scaled_error(truth, total - base + truth, dtype=dtype).rms}
+                | {"bound used": used}
+            )
+    return rows
+
+
+# --- Values: what pages may print. Name, datum and statistic, table, column; rows; a test. -------
+
+
+GLOO = {"backend": "gloo on cpu"}
+NCCL_DEFAULT = {"backend": lambda s: s.str.startswith("NCCL") & s.str.contains("default")}
+LARGE = {"dtype": "float32", "size": 65536}
+END = GLOO | {"step": 128}
+
+
+def differs(found):
+    """Whether the order in each chunk is known, and is not the order of the ranks."""
+    return found.value > 0.1 and (found.rows["explained"] == 1).all()
+
+
+def share_explained(rows):
+    """Of the messages, those whose every bit the orders found explain."""
+    return (rows["explained"] == 1).sum()
+
+
+for ranks in 4, 8:
+    study.value(
+        f"gloo.{ranks}",
+        f"share of 65,536 float32 elements whose sum is not the one in rank order, {ranks} ranks, "
+        "gloo",
+        "orders",
+        "differ",
+        where=GLOO | LARGE | {"ranks": ranks},
+        test=differs,
+    )
+study.value(
+    "nccl.4",
+    "share of 65,536 float32 elements whose sum is not the one in rank order, 4 ranks, NCCL",
+    "orders",
+    "differ",
+    where=NCCL_DEFAULT | LARGE | {"ranks": 4},
+    test=differs,
+)
+study.value(
+    "gloo.explained",
+    "messages of random data whose every bit the orders found explain, gloo",
+    "orders",
+    share_explained,
+    where=GLOO,
+    test=lambda v: v.value == len(v.rows),
+)
+study.value(
+    "nccl.explained",
+    "messages of random data whose every bit the orders found explain, NCCL, ring and tree",
+    "orders",
+    share_explained,
+    where={"backend": lambda s: s.str.startswith("NCCL")},
+    test=lambda v: v.value == len(v.rows),
+)
+study.value(
+    "buckets",
+    "share of gradients that DDP's bucket_cap_mb=4 changes against 25, 4 ranks, gloo",
+    "buckets",
+    "differ",
+    where=GLOO | {"ranks": 4, "cap": 4},
+    test=lambda v: v.value > 0.1,
+)
+study.value(
+    "moved",
+    "distance of the weights after 128 steps on 4 ranks from those on 1, ε × RMS",
+    "training",
+    "moved",
+    where=END | {"way": "all-reduce", "ranks": 4},
+    test=lambda v: 0 < v.value < 1,
+)
+study.value(
+    "moved.data",
+    "distance of the weights after 128 steps in another order of the data, ε × RMS",
+    "training",
+    "moved",
+    where=END | {"way": "other data order"},
+    test=lambda v: v.value > 100_000,
+)
+study.value(
+    "data.ratio",
+    "that distance over the one on 4 ranks",
+    "training",
+    lambda t: t.set_index("way")["moved"]["other data order"] / t[t["ranks"] == 4]["moved"],
+    where=END | {"way": ["all-reduce", "other data order"], "ranks": [1, 4]},
+    test=lambda v: v.value > 100_000,
+)
+for name, backend in ("gloo", GLOO), ("nccl", NCCL_DEFAULT):
+    for way, short in ("all-gather", "gather"), ("chunks, float32", "chunks"):
+        study.value(
+            f"{short}.{name}",
+            f"time of {way} over all-reduce's, 2 ranks, eight arrays of 2¹⁸ float32 values, {name}",
+            "cures",
+            "cost 2",
+            where=backend | {"dtype": "float32", "way": way},
+            test=lambda v: v.value > 1.1 and (v.rows["differ"] == 0).all(),
+        )
+for order in "ring", "tree":
+    study.value(
+        f"cluster.{order}",
+        f"error of a float32 sum over 65,536 ranks in a {order}, simulated, normal data, ε × RMS",
+        "cluster",
+        "rms error",
+        where={"data": "normal", "dtype": "float32", "ranks": 65536, "order": order},
+        test=(lambda v: v.value > 10) if order == "ring" else (lambda v: v.value < 2),
+    )
+
+if __name__ == "__main__":
+    study.main()

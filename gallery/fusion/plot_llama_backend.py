@@ -9,9 +9,8 @@ In thirty lines, with ONNX Runtime behind it. Then the harder part: making a Lla
 .. answer:: nvidia-h200
 
    **Why.** ``torch.compile`` hands a backend a graph of operators, and runs the function that the
-   backend returns. A conversion to ONNX alone gains nothing: for a Llama layer in float16 on an
-   H200, it is :bound:`slower <unfused>` than inductor and takes :bound:`2.7 <unfused>` times as
-   long.
+   backend returns. A conversion to ONNX alone gains nothing: a Llama layer in float16 on an H200
+   takes :bound:`2.7 <unfused>` times as long as with inductor, PyTorch's own backend.
 
    **The cure.** Rewrite the graph by rules: several operators become one. With Triton kernels for
    some of them, and CUDA graphs on both sides, the layer is :bound:`faster <best>` than
@@ -24,7 +23,7 @@ In thirty lines, with ONNX Runtime behind it. Then the harder part: making a Lla
    .. code-block:: python
 
       def my_backend(graph, examples):  # called once a graph
-          graph.graph.print_tabular()  # what torch.compile hands over
+          graph.print_readable()  # what torch.compile hands over
           return graph.forward  # what runs at each call: put yours here
 
       mine = torch.compile(model, backend=my_backend)(ids)
@@ -55,7 +54,6 @@ from roundoff.compare import scaled_error
 from roundoff.dtypes import dtype_info
 from roundoff.errors import ArgumentError
 from roundoff.fusion import Editor, OptimizationOptions, Report, Rule, apply_rules, fuse
-from roundoff.graph import plot_dot
 from roundoff.models import SIZES, Llama, random_tokens
 from roundoff.record import read_records
 from roundoff.script import unit_test_going
@@ -93,22 +91,24 @@ print("the bits of eager PyTorch:", torch.equal(result, gated(gate, up)))
 # Now ONNX Runtime. PyTorch's exporter turns the graph into an ONNX model. A session runs the model
 # on the memory of PyTorch's tensors, without a copy.
 
-PROVIDER, DEVICE = "CPUExecutionProvider", "cpu"  # or "CUDAExecutionProvider", "cuda"
+PROVIDER, DEVICE = ("CPUExecutionProvider", {}), "cpu"
+# or ("CUDAExecutionProvider", {"use_tf32": "0"}), "cuda"
 
 
 def run_by_onnxruntime(model, results):
     """A function of a list of tensors that runs an ONNX model."""
-    options = [{"use_tf32": "0"}] if DEVICE == "cuda" else None
-    session = InferenceSession(model.SerializeToString(), None, [PROVIDER], options)
+    session = InferenceSession(model.SerializeToString(), providers=[PROVIDER])
+
+    def place(t):
+        return DEVICE, 0, dtype_info(t.dtype).onnx, t.shape, t.data_ptr()
 
     def run(tensors):
         made = [torch.empty(t.shape, dtype=t.dtype, device=DEVICE) for t in results]
         tensors, binding = [t.contiguous() for t in tensors], session.io_binding()
-        ends = [(binding.bind_input, session.get_inputs(), tensors)]
-        ends += [(binding.bind_output, session.get_outputs(), made)]
-        for bind, values, bound in ends:
-            for value, t in zip(values, bound, strict=True):
-                bind(value.name, DEVICE, 0, dtype_info(t.dtype).onnx, t.shape, t.data_ptr())
+        for value, t in zip(session.get_inputs(), tensors, strict=True):
+            binding.bind_input(value.name, *place(t))
+        for value, t in zip(session.get_outputs(), made, strict=True):
+            binding.bind_output(value.name, *place(t))
         if DEVICE == "cuda":
             torch.cuda.synchronize()  # ONNX Runtime has a stream of its own
         session.run_with_iobinding(binding)
@@ -145,23 +145,23 @@ kept = []  # the ONNX models
 # These are the thirty lines. We give them one layer of Llama, with random weights, and ask how far
 # the result is from the truth: the layer in float64. The unit of an error is ε × RMS, the gap of
 # the type beside 1 (ε) times the root mean square of the truth: :ref:`unit`. The typical error is
-# the root mean square of all errors. To try a larger layer, or float16 on a GPU, change the second
-# line and run on.
+# the root mean square of all errors. To try another layer (``SIZES`` has tiny, small, narrow,
+# medium and large), more layers, a mask, or float16 on a GPU, change the first line and run on.
 
-quick = unit_test_going()
-CONFIG, LAYERS, WITH_MASK, DTYPE = "tiny" if quick else "narrow", 1, False, torch.float32
+CONFIG, LAYERS, WITH_MASK, DTYPE = "tiny", 1, False, torch.float32
+if not unit_test_going():  # in a full build of the site
+    CONFIG = "narrow"
 
 torch._dynamo.reset()
 layer = Llama(SIZES[CONFIG], LAYERS, DTYPE, device=DEVICE).requires_grad_(False)
 inputs = random_tokens(SIZES[CONFIG], WITH_MASK, DEVICE, padding="right")
 thirty_lines = compiled(layer)
-results = {"eager": layer(*inputs), "thirty lines": thirty_lines(*inputs)}
 
 storage = {}  # the library's backend keeps its graph here, and computes it in float64
 torch.compile(layer, backend=partial(onnx_custom_backend, storage=storage))(*inputs)
 truth = storage["instance"][0]["compiled"].truth()
-for name, made in results.items():
-    print(f"{name:14}typical error {scaled_error(truth, made).rms:.2f} ε × RMS")
+for name, call in ("eager", layer), ("thirty lines", thirty_lines):
+    print(f"{name:14}typical error {scaled_error(truth, call(*inputs)).rms:.2f} ε × RMS")
 products = sum(node.op_type == "MatMul" for node in kept[0].graph.node)
 print("operators:", len(kept[0].graph.node), " of them products of matrices:", products)
 
@@ -179,14 +179,15 @@ print("operators:", len(kept[0].graph.node), " of them products of matrices:", p
 # beside the layer. *Time* is the median, on the machine that built this page.
 
 nothing = compiled(lambda x: x + 1)
-small = torch.ones(8, device=DEVICE)
-calls = {"layer": partial(thirty_lines, *inputs), "one addition": partial(nothing, small)}
-times = measure(calls, device=DEVICE, budget_s=0.5, min_rounds=5).frame.set_index("label")
-for name, seconds in times["median"].items():
+eight = torch.ones(8, device=DEVICE)
+calls = {"layer": partial(thirty_lines, *inputs), "one addition": partial(nothing, eight)}
+times = measure(calls, device=DEVICE, budget_s=0.5).frame
+for name, seconds in zip(times["label"], times["median"], strict=True):
     print(f"{name:14}{1e6 * seconds:8.0f} µs")
 
 # %%
-# The border takes a small part of the layer's time. The time is spent inside.
+# The border takes the smaller part of the time, even of the smallest layer. The rest is spent
+# inside.
 #
 # Each operator is a pass over memory
 # -----------------------------------
@@ -198,30 +199,26 @@ programs = {
     "three operators": [("Sigmoid", "g", "s"), ("Mul", "gs", "t"), ("Mul", "tu", "y")],
     "one operator": [("silu(g) × u", "gu", "y")],
 }
-figure, axes = plt.subplots(2, 1, figsize=(5.2, 3.4))
-figure.set_label(
-    "Three operators move eight tensors between memory and processor. One operator that computes "
-    "the same moves three."
-)
+figure, axes = plt.subplots(2, 1, figsize=(5.2, 2.8))
+figure.set_label("Three operators move eight tensors to and from memory. One operator moves three.")
 for ax, (title, steps) in zip(axes, programs.items(), strict=True):
     place = 0.0
     for op, reads, written in steps:
         ax.text(place + len(reads) / 2, 1.15, op, ha="center")
         for tensor in reads + written:
-            ends = [(place, 0), (place, 1)] if tensor in reads else [(place, 1), (place, 0)]
-            colour = "C0" if tensor in reads else "C1"
-            ax.annotate("", ends[1], ends[0], arrowprops={"arrowstyle": "->", "color": colour})
-            ax.text(place, -0.3, tensor, ha="center")
+            up, colour = (1, "C0") if tensor in reads else (-1, "C1")
+            ax.arrow(place, (1 - up) / 2, 0, 0.9 * up, color=colour, head_width=0.15)
+            ax.text(place, -0.4, tensor, ha="center")
             place += 1
         place += 0.6
-    ax.set(title=title, xlim=(-0.6, 9.2), ylim=(-0.4, 1.5))
+    ax.set(title=title, xlim=(-0.6, 9.2), ylim=(-0.5, 1.5))
     ax.axis("off")
 plt.show()
 
 # %%
 # Three operators move eight tensors, one operator moves three. If the passes make the time, the
 # time must grow with their number, however little they compute. So we multiply four million numbers
-# by others, once and up to eight times. A multiplication is next to no work.
+# by others, once, four and eight times. A multiplication is next to no work.
 
 
 def times_itself(x, y, passes):
@@ -232,10 +229,9 @@ def times_itself(x, y, passes):
 
 many, ones = torch.randn(2**22, device=DEVICE), torch.ones(2**22, device=DEVICE)
 calls = {}
-for passes in 1, 2, 4, 8:
-    run = compiled(partial(times_itself, passes=passes))
-    calls[passes] = partial(run, many, ones)
-growth = measure(calls, device=DEVICE, budget_s=1, min_rounds=5).ratios(1)
+for passes in 1, 4, 8:
+    calls[passes] = partial(compiled(partial(times_itself, passes=passes)), many, ones)
+growth = measure(calls, device=DEVICE, budget_s=1).ratios(1)
 for passes, ratio in zip(calls, growth["ratio"], strict=True):
     print(f"operators: {passes}  time: {ratio:.1f} times that of one")
 
@@ -259,15 +255,15 @@ class SiluToQuickGelu(Rule):
         for x, gate in (node.inputs, node.inputs[::-1]):
             sigmoid = g.node(gate, "Sigmoid")
             if sigmoid is not None and sigmoid.inputs[0] is x:
-                kind = {"domain": "com.microsoft", "alpha": 1.0}
-                made = g.emit("QuickGelu", [x], before=node, shapes=[g.shape(x)], like=x, **kind)
+                kind = {"domain": "com.microsoft", "alpha": 1.0, "shapes": [g.shape(x)], "like": x}
+                made = g.emit("QuickGelu", [x], before=node, **kind)
                 g.replace(node.outputs[0], made[0])
                 return True
         return False
 
 
 def one_rule(model):
-    editor = Editor(model, PROVIDER.removesuffix("ExecutionProvider"))
+    editor = Editor(model, DEVICE.upper())
     apply_rules(editor, [SiluToQuickGelu()], Report())
     return editor.proto()
 
@@ -281,7 +277,8 @@ def one_rule(model):
 
 
 def with_tiers(tiers):
-    return lambda model: fuse(model, OptimizationOptions(tiers, processor=PROVIDER[:-17]))[0]
+    options = OptimizationOptions(tiers, processor=DEVICE.upper())
+    return lambda model: fuse(model, options)[0]
 
 
 def by_library(tiers):
@@ -291,6 +288,7 @@ def by_library(tiers):
 
 
 TIERS = ["default", "default+onnxruntime", "default+onnxruntime+experimental"]
+models = {"thirty lines": kept[0]}
 calls = {
     "eager": layer,
     "thirty lines": thirty_lines,
@@ -300,41 +298,35 @@ calls = {
     "library, tiers 1, 2": by_library(TIERS[1]),
     "library, tiers 1 to 3": by_library(TIERS[2]),
 }
-if not quick:
-    calls["inductor"] = torch.compile(layer, dynamic=False)
 calls = {name: partial(call, *inputs) for name, call in calls.items()}
 
 # %%
-# The table is live. *speed-up* is over eager PyTorch, *custom* counts operators from outside ONNX's
-# standard, and *error* is the typical error in ε × RMS.
+# The table is live. *speed-up* is over eager PyTorch, which has no ONNX operators. *custom* counts
+# those from outside ONNX's standard, and *error* is the typical error in ε × RMS.
 
-models, rows = {}, {}
+rows = {}
 for name, call in calls.items():
-    rows[name] = {"error": f"{scaled_error(truth, call()).rms:.2f}"}
+    error = scaled_error(truth, call()).rms
     if name.startswith("library"):
         models[name] = storage["instance"][-1]["onnx"]
-    elif name not in ("eager", "inductor"):
-        models[name] = kept[0] if name == "thirty lines" else kept[-1]
-timings = measure(calls, device=DEVICE, budget_s=1 if quick else 15, min_rounds=5, warmup=1)
+    elif name.startswith("with"):
+        models[name] = kept[-1]
+    domains = [node.domain for node in models[name].graph.node] if name in models else []
+    custom = len(domains) - domains.count("")
+    rows[name] = {"error": round(error, 2), "operators": len(domains), "custom": custom}
+timings = measure(calls, device=DEVICE, budget_s=1)
 for name, seconds in timings.frame.set_index("label")["mean"].items():
-    rows[name]["average ms"] = f"{1e3 * seconds:.2f}"
+    rows[name]["average ms"] = round(1e3 * seconds, 2)
     rows[name]["speed-up"] = round(timings.ratio("eager", name).value, 2)
-    nodes = models[name].graph.node if name in models else []
-    rows[name]["operators"] = len(nodes) or ""
-    rows[name]["custom"] = sum(node.domain != "" for node in nodes) if len(nodes) else ""
 live = pd.DataFrame(rows).T
-live
+live.map("{:g}".format)
 
 # %%
 
-figure, ax = plt.subplots(figsize=(5.2, 2.8))
-figure.set_label(f"Speed-up over eager PyTorch on this machine: {live['speed-up'].to_dict()}")
-bars = ax.barh(live.index, live["speed-up"].astype(float))
-ax.bar_label(bars, fmt="%.2f", padding=3)
-ax.axvline(1, color="C1")
+ax = live["speed-up"].plot.barh(figsize=(5.2, 2.4), title="Speed-up over eager, this machine")
+ax.figure.set_label(f"Speed-up over eager PyTorch on this machine: {live['speed-up'].to_dict()}")
+ax.bar_label(ax.containers[0], padding=3)
 ax.invert_yaxis()
-ax.margins(x=0.15)
-ax.set_title("Speed-up over eager PyTorch, on this machine")
 plt.show()
 
 # %%
@@ -343,7 +335,7 @@ plt.show()
 # still be right: no error in the table is larger than eager PyTorch's by much. This is the layer
 # after tiers 1 and 2.
 
-plot_dot(models["with tiers 1, 2"])
+print(*[node.op_type for node in models["with tiers 1, 2"].graph.node], sep=", ")
 
 # %%
 # How much it matters
@@ -352,91 +344,42 @@ plot_dot(models["with tiers 1, 2"])
 # The layer of the H200 has the sizes of Llama-2-7B, but for a narrower feed-forward: hidden size
 # 4096, 32 heads, intermediate size 1024. The call is a *prefill*, the first pass over a prompt, of
 # 2 × 1024 tokens in float16. A CUDA graph replays a recorded call, so that no launch is prepared
-# again. *× inductor* compares with the fastest inductor that uses CUDA graphs where the row does.
-# *MiB* is memory beside the model.
+# again. The rows *roundoff* are the library's backend, with tiers 1 and 2 where no other is named.
+# *nodes* counts operators, *median* is in ms. *× inductor* compares with the fastest inductor that
+# uses CUDA graphs where the row does; *reduce-overhead* does. *memory* is in MiB, beside the model.
 
-NAMES = {
-    "eager": "eager PyTorch",
-    "inductor": "inductor",
-    "inductor, reduce-overhead": "inductor, reduce-overhead",
-    "roundoff, unfused": "converted",
-    "roundoff, tier 1": "tier 1",
-    "roundoff": "tiers 1, 2",
-    "roundoff, CUDA graph": "tiers 1, 2, CUDA graph",
-    "roundoff, tier 3": "tiers 1 to 3",
-    "roundoff, tier 3, CUDA graph": "tiers 1 to 3, CUDA graph",
-}
-KEPT = ["precision", "optimization", "CUDA graph", "nodes", "n_custom_ops", "median"]
-KEPT += ["× inductor", "low", "high", "memory", "rms error"]
-records = [r for r in read_records("plot_llama_backend") if r.machine == "nvidia-h200"]
-h200 = pd.DataFrame(columns=KEPT)  # no rows without its record
-for record in records:
-    all_rows = record.tables["times"]
-    chosen = (all_rows["config"] == "medium") & (all_rows["attention"] == "sdpa")
-    h200 = all_rows.loc[chosen, KEPT]
-half = h200[h200["precision"] == "float16"]
-half = half.set_index(half["optimization"].map(NAMES)).rename_axis(None)
-
-shown = pd.DataFrame({"operators": half["nodes"].map("{:.0f}".format).replace("nan", "")})
-shown["custom"] = half["n_custom_ops"].map("{:.0f}".format).replace("nan", "")
-for title, column, form in (
-    ("ms", "median", "{:.2f}"),
-    ("× inductor", "× inductor", "{:.2f}"),
-    ("MiB", "memory", "{:.0f}"),
-    ("error", "rms error", "{:.2f}"),
-):
-    shown[title] = half[column].map(form.format)
-shown
+COLUMNS = ["nodes", "n_custom_ops", "median", "× inductor", "memory", "rms error"]
+half = pd.DataFrame(columns=COLUMNS)  # without the record
+for record in read_records("plot_llama_backend"):
+    if record.machine == "nvidia-h200":
+        table = record.tables["times"]
+        one = (table["config"] == "medium") & (table["precision"] == "float16")
+        one &= table["attention"] == "sdpa"
+        half = table[one].set_index("optimization").rename_axis(None)
+half[COLUMNS].map("{:.3g}".format).replace("nan", "")
 
 # %%
 
-figure, ax = plt.subplots(figsize=(5.4, 3.2))
-figure.set_gid("answer")  # the site shows it beside the answer
-bars = half["median"] if len(half) else live["average ms"].astype(float)
-graphs = half["CUDA graph"] if len(half) else [False] * len(live)
-title = f"Milliseconds of the layer, {'H200, float16' if len(half) else 'this machine'}"
-figure.set_label(f"{title}. Orange bars use CUDA graphs: {bars.round(2).to_dict()}")
-drawn = ax.barh(bars.index, bars, color=["C1" if graph else "C0" for graph in graphs])
-ax.bar_label(drawn, fmt="%.2f", padding=3)
+bars = half["median"] if len(half) else live["average ms"]
+title = "Milliseconds, H200, float16" if len(half) else "Milliseconds, this machine"
+ax = bars.plot.barh(figsize=(5.4, 2.8), title=title)
+ax.figure.set_gid("answer")  # the site shows it beside the answer
+ax.figure.set_label(f"{title}, one layer: {bars.round(2).to_dict()}")
+ax.bar_label(ax.containers[0], fmt="%.2f", padding=3)
 ax.invert_yaxis()
-ax.margins(x=0.15)
-ax.set_title(title)
 plt.show()
 
 # %%
-# Blue bars are plain calls, orange bars replay CUDA graphs. The rules take
-# :bound:`110 <nodes.unfused>` operators to :bound:`12 <nodes.fused>`, and most of the time goes
-# with them. The products are the same in all rows: only passes and launches went. With tier 3 and
+# The rules take :bound:`110 <nodes.unfused>` operators to :bound:`12 <nodes.fused>`, and most of
+# the time goes with them. The products are the same in all rows: only passes and launches went. With tier 3 and
 # CUDA graphs on both sides the layer is :bound:`faster <best>` than inductor's, at
 # :bound:`0.86 <best>` of its time. Without CUDA graphs the comparison of tier 3 with inductor says:
 # :bound:`no difference measured <alone>`.
 #
-# The same in four types, with intervals of 95 %. TF32 is float32 multiplied with 11 of 24 bits.
-
-figure, ax = plt.subplots(figsize=(5.4, 2.9))
-figure.set_label(
-    "Time over inductor's in four types on the H200, CUDA graphs on both sides: with tiers 1 and 2 "
-    "and with tier 3, which stays below 1 in each type."
-)
-for number, way in enumerate(("roundoff, CUDA graph", "roundoff, tier 3, CUDA graph")):
-    line = h200[h200["optimization"] == way]
-    ratio = line["× inductor"]
-    ends = [ratio - line["low"], line["high"] - ratio]
-    place = [i + 0.2 * number for i in range(len(line))]
-    ax.errorbar(ratio, place, xerr=ends, fmt="o", color=f"C{number}", label=NAMES[way])
-    ax.set_yticks(place, line["precision"])
-ax.axvline(1, color="C3", ls="--", label="inductor, reduce-overhead")
-ax.invert_yaxis()
-ax.set_title("Time over inductor's, H200")
-ax.legend(fontsize=8)
-plt.show()
-
-# %%
-# In float16 and bfloat16 tiers 1 and 2 stay behind: their attention is ONNX Runtime's, and it is
-# the guess of this page that it is the slower one. Tier 3 is :bound:`faster <best.bfloat16>` in
-# bfloat16 and :bound:`faster <best.float32>` in float32, too. An H100 agrees with the H200, with
-# CUDA graphs on both sides. Its times without them are of one run, on a slow host, and prove
-# nothing.
+# With CUDA graphs on both sides, tiers 1 and 2 are :bound:`slower <fused.graph>` than inductor.
+# Tier 3 is :bound:`faster <best.bfloat16>` than inductor in bfloat16, and
+# :bound:`faster <best.float32>` in float32, too. An H100 agrees in all of that. Its times without
+# CUDA graphs are of one run on a slow host, and prove nothing.
 #
 # No version has more than :bound:`1.22 <error>` times the typical error of eager PyTorch in the
 # same type. Compare times within one type only: with TF32 the error is :bound:`128 <tf32>` times
@@ -471,21 +414,21 @@ plt.show()
 MODEL = torch.nn.Sequential(torch.nn.Linear(256, 1024), torch.nn.SiLU(), torch.nn.Linear(1024, 256))
 INPUTS = (torch.randn(64, 256),)
 
-tensors = isinstance(INPUTS, tuple) and INPUTS and all(torch.is_tensor(t) for t in INPUTS)
-if not isinstance(MODEL, torch.nn.Module) or not tensors:
-    got, wanted = f"{type(MODEL).__name__}, {INPUTS!r:.60}", "a torch module, a tuple of tensors"
-    raise ArgumentError("MODEL, INPUTS", got=got, expected=wanted)
-own, kept_graphs = MODEL.eval().requires_grad_(False), {}
-own_calls = {"eager": partial(own, *INPUTS)}
+are_tensors = isinstance(INPUTS, tuple) and [torch.is_tensor(t) for t in INPUTS]
+if not isinstance(MODEL, torch.nn.Module) or not are_tensors or not all(are_tensors):
+    raise ArgumentError("MODEL, INPUTS", got=MODEL, expected="a torch module, a tuple of tensors")
+own = MODEL.eval().requires_grad_(False)
+kept_graphs, own_calls = {}, {"eager": partial(own, *INPUTS)}
 for label, tiers in ("unfused", None), ("tiers 1, 2", "default+onnxruntime"):
-    backend = partial(onnx_custom_backend, options=OptimizationOptions(tiers), storage=kept_graphs)
+    options = {"options": OptimizationOptions(tiers), "storage": kept_graphs}
+    backend = partial(onnx_custom_backend, **options)
     own_calls[label] = partial(torch.compile(own, backend=backend, fullgraph=True), *INPUTS)
 made = {label: torch.utils._pytree.tree_leaves(call()) for label, call in own_calls.items()}
 exact = kept_graphs["instance"][0]["compiled"].truth()
-speed = measure(own_calls, device=INPUTS[0].device.type, budget_s=0.5, min_rounds=5)
+speed = measure(own_calls, device=INPUTS[0].device.type, budget_s=0.5)
 for label, result in made.items():
-    error = scaled_error(exact, result).rms
-    print(f"{label:12}{speed.ratio('eager', label).value:6.2f} × eager, error {error:.3g}")
+    speed_up, error = speed.ratio("eager", label).value, scaled_error(exact, result).rms
+    print(f"{label:12}{speed_up:6.2f} × eager, error {error:.3g}")
 
 # %%
 # Limits, and what to read next

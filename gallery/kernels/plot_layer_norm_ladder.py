@@ -359,8 +359,7 @@ def pieces_backward(
         next_dw, next_db = (), ()
         for k in tl.static_range(K):
             dx, dw_k, db_k = piece_backward(x[k], dy[k], w[k], mean, rstd, c1, c2, zero, PACKED)
-            inside = (rows < M) & (k * P + cols < N)
-            tl.store(DX + at + k * P, dx.to(DX.dtype.element_ty), mask=inside)
+            tl.store(DX + at + k * P, dx, mask=(rows < M) & (k * P + cols < N))
             next_dw, next_db = next_dw + (dw[k] + dw_k,), next_db + (db[k] + db_k,)
         dw, db = next_dw, next_db
     store_sums(PART, dw, db, program, programs, N, P, K)

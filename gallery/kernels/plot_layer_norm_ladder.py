@@ -25,6 +25,7 @@ From the kernel that one writes first to a fast one. Each step is a change of a 
           x, dy, w, mean, rstd, dx, part, M, N, M, 0,
           R=1, P=2048, K=-(-N // 2048), PACKED=packed, STAGES=3, num_warps=8)
       add_partial_sums[(-(-N // 16), 2)](part, sums, programs, N, R=256, P=16)
+      # packed: True on a GPU for float16 and bfloat16, else False
 """
 
 # %%
@@ -359,8 +360,7 @@ def pieces_backward(
         next_dw, next_db = (), ()
         for k in tl.static_range(K):
             dx, dw_k, db_k = piece_backward(x[k], dy[k], w[k], mean, rstd, c1, c2, zero, PACKED)
-            inside = (rows < M) & (k * P + cols < N)
-            tl.store(DX + at + k * P, dx.to(DX.dtype.element_ty), mask=inside)
+            tl.store(DX + at + k * P, dx, mask=(rows < M) & (k * P + cols < N))
             next_dw, next_db = next_dw + (dw[k] + dw_k,), next_db + (db[k] + db_k,)
         dw, db = next_dw, next_db
     store_sums(PART, dw, db, program, programs, N, P, K)
@@ -381,7 +381,7 @@ def in_pieces(x, dy, w, mean, rstd):
 show("pieces", in_pieces)
 
 # %%
-# The results are as exact as before. Now we compile the same 8704 columns in pieces of several
+# The errors stay within rounding. Now we compile the same 8704 columns in pieces of several
 # sizes.
 
 sizes = [16384, 2048] if unit_test_going() else [16384, 8192, 4096, 2048]

@@ -69,10 +69,10 @@ def run(tree: ast.Module, names: dict[str, Any], where: str) -> list[Any]:
     values = []
     for statement in tree.body:
         if isinstance(statement, ast.Expr):
-            code = compile(ast.Expression(statement.value), where, "eval")
+            code = compile(ast.Expression(statement.value), where, "eval", dont_inherit=True)
             values.append(eval(code, names))
         else:
-            exec(compile(ast.Module([statement], []), where, "exec"), names)
+            exec(compile(ast.Module([statement], []), where, "exec", dont_inherit=True), names)
     return values
 
 

@@ -152,6 +152,7 @@ def _source(kernel: Any) -> str:
         text = inspect.getsource(function)
         lines[function.__name__] = ""
         (tree,) = ast.parse(text).body
+        assert isinstance(tree, ast.FunctionDef)
         heads = [*tree.decorator_list, *(a.annotation for a in tree.args.args if a.annotation)]
         used = [node.id for head in heads for node in ast.walk(head) if isinstance(node, ast.Name)]
         used += [x.argval for x in dis.get_instructions(function) if x.opname == "LOAD_GLOBAL"]
@@ -171,7 +172,7 @@ def _compile_cases() -> None:
     rows = []
     for number, case in enumerate(json.loads(file.read_text(encoding="utf-8"))):
         if isinstance(case[2], int) and len(case) == 3:
-            launch = _of_the_library(*case, itemsize)
+            launch = _of_the_library(case[0], case[1], case[2], itemsize)
         else:
             source, name, warps, constants = case
             module = file.with_name(f"{file.stem}_{number}.py")  # Triton reads a kernel's source

@@ -249,7 +249,7 @@ def test_page_and_study_on_layer_norms_agree_bit_for_bit(told: dict[str, Told]) 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("UNITTEST_GOING", "1")
         study = runpy.run_path(str(ROOT / "studies" / "triton_layer_norm.py"))
-    theirs, ours = pd.DataFrame(study["accuracy"](None)), told[FASTEST].names["errors"]
+    theirs, ours = pd.DataFrame(study["accuracy"](None)), told[FASTEST].names["typical"]
     theirs = theirs[theirs["result"].isin(ours.columns)]
     assert len(theirs) == 12
     for row in theirs.to_dict("records"):
@@ -278,6 +278,6 @@ def test_what_the_page_says_of_quack_on_the_h200() -> None:
     cases = "backward, float32, 4096 × 15872", "backward, RMSNorm, residual, 4096 × 32768"
     here = table["case"].isin(cases)
     assert here.sum() == 2
-    for run in table, again:
-        assert (run["best"][here] == "QuACK").all()
-        assert (run["lead high"][here] < 1).all()
+    for found in table, again:
+        assert (found["best"][here] == "QuACK").all()
+        assert (found["lead high"][here] < 1).all()

@@ -187,9 +187,9 @@ print({label: f"{len(results)} different dw" for label, results in seen.items()}
 
 # %%
 # An addition rounds, so :ref:`its order changes the sum <reduction-order>`. Under the lock on an
-# H200, a hundred runs at 4096 × 4096 in float16 gave :bound:`100 <lock>` different :math:`dw`. Each
-# of the six implementations compared here gave :bound:`1 <repeat>`. How such a kernel is written,
-# and what makes it fast, is on :ref:`layer-norm-ladder`.
+# H200, a hundred runs at 4096 × 4096 in float16 gave :bound:`100 <lock>` different :math:`dw`.
+# Each of the six implementations compared here gave :bound:`1 <repeat>`. How such a kernel is
+# written, and what makes it fast, is on :ref:`layer-norm-ladder`.
 #
 # How much it matters
 # -------------------
@@ -231,19 +231,17 @@ plt.show()
 # The best library changes with the width: torch at 1024 columns, QuACK at 4096,
 # flash-linear-attention at 8704.
 #
-# The table has three types at 4096 × 8192. *ratio* is roundoff's rate over that of the best
-# library; its interval goes from *low* to *high*. Where it holds 1, no difference was measured.
+# The table has three types at 4096 × 8192. *lead* is roundoff's rate over that of the best library,
+# between the ends of its interval. Where the interval holds 1, no difference was measured.
 
 parts = []
 for way in "forward", "backward":
     half, more = recorded(f"layer-norm-{way}"), recorded("types")
     parts.append(half[half["N"] == 8192].assign(case=f"{way}, float16"))
     parts.append(more[more["case"].str.match(rf"{way}, b?float\d+, 4096 × 8192")])
-table = pd.concat([part.filter(NEEDED) for part in parts])
-table["case"] = table["case"].str.removesuffix(", 4096 × 8192")
-names = {"lead": "ratio", "lead low": "low", "lead high": "high"}
-table = table.set_index("case").rename_axis(None).rename(columns=names)
-table[["best", *names.values()]].round(2)
+table = pd.concat(parts).set_index("case").rename_axis(None)
+table.index = table.index.str.removesuffix(", 4096 × 8192")
+table[["best", "lead", "lead low", "lead high"]].round(2)
 
 # %%
 # The forwards are close. The verdict for float16 is
@@ -287,13 +285,13 @@ def attempt(norm, x, dy, w, b):
     return [scaled_error(e, r.to(x.dtype), dtype=x.dtype).rms for e, r in pairs], calls
 
 
-errors = {}
+typical = {}
 for dtype in torch.float16, torch.bfloat16, torch.float32:
     data = inputs(12 if quick else 64, 96 if quick else 1000, dtype)
     for label, norm in norms.items():
-        errors[f"{label}, {str(dtype)[6:]}"] = attempt(norm, *data)[0]
-errors = pd.DataFrame(errors, index=["y", "dx", "dw", "db"]).T
-errors.round(2)
+        typical[f"{label}, {str(dtype)[6:]}"] = attempt(norm, *data)[0]
+typical = pd.DataFrame(typical, index=["y", "dx", "dw", "db"]).T
+typical.round(2)
 
 # %%
 # Then the widths of Triton's tutorial: thirty, from 1024 to 15,872. On a GPU these are 4096 rows in

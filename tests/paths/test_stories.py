@@ -476,7 +476,7 @@ def test_page_and_study_on_layer_norms_agree_bit_for_bit(told: dict[str, Told]) 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("UNITTEST_GOING", "1")
         study = runpy.run_path(str(ROOT / "studies" / "triton_layer_norm.py"))
-    theirs, ours = pd.DataFrame(study["accuracy"](None)), told[FASTEST].names["errors"]
+    theirs, ours = pd.DataFrame(study["accuracy"](None)), told[FASTEST].names["typical"]
     theirs = theirs[theirs["result"].isin(ours.columns)]
     assert len(theirs) == 12
     for row in theirs.to_dict("records"):
@@ -674,3 +674,6 @@ def test_page_and_study_on_workers_agree_bit_for_bit(told: dict[str, Told]) -> N
             assert np.array_equal(theirs[0], told[ALL_REDUCE].names[tracks][ranks][:steps])
             loss = study["run"](teams, "gloo on cpu", study["train"], [item] * ranks)[2]
             assert loss == told[ALL_REDUCE].names["loss_of"](theirs[0][-1])
+    for found in table, again:
+        assert (found["best"][here] == "QuACK").all()
+        assert (found["lead high"][here] < 1).all()

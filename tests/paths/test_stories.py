@@ -674,6 +674,3 @@ def test_page_and_study_on_workers_agree_bit_for_bit(told: dict[str, Told]) -> N
             assert np.array_equal(theirs[0], told[ALL_REDUCE].names[tracks][ranks][:steps])
             loss = study["run"](teams, "gloo on cpu", study["train"], [item] * ranks)[2]
             assert loss == told[ALL_REDUCE].names["loss_of"](theirs[0][-1])
-    for found in table, again:
-        assert (found["best"][here] == "QuACK").all()
-        assert (found["lead high"][here] < 1).all()

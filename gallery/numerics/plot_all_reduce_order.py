@@ -231,7 +231,7 @@ for number, (ax, chunk) in enumerate(zip(axes.flat, chunks, strict=True)):
     ax.set_title(f"chunk {number}: the sum is {sums[-1]:.0f}", size=10)
     ax.set(xlim=(-1.6, 1.6), ylim=(-1.4, 1.4))
     ax.axis("off")
-figure.suptitle("Green: it begins here. Orange: a 1 is lost.", size=10)
+figure.suptitle("Green: it begins here. Orange: ones are lost.", size=10)
 figure.set_label(
     "Four chunks of one message in a ring of four workers. Each begins at a different worker, and "
     f"an arrow has the sum so far. They end with the sums {', '.join(f'{s:.0f}' for s in sums)}."

@@ -195,7 +195,7 @@ for chunk in chunks:
 # The workers form a ring: worker 3 sends to worker 2, 2 to 1, 1 to 0, and 0 to 3. In each chunk the
 # sum begins at a different worker, travels around the ring, and takes up one number at each stop.
 # So all workers are busy at once, each with a different chunk. The drawing follows the four numbers
-# from above. Each arrow has the sum so far.
+# from above. Each arrow has the sum after the addition to which it leads.
 
 
 def draw(ax, route):
@@ -212,7 +212,7 @@ def draw(ax, route):
         exact = float(total) + SENT[there]
         total = total + np.float32(SENT[there])
         (x0, y0), (x1, y1) = places[here], places[there]
-        color = "C0" if total == exact else "C1"
+        color = "C0" if float(total) == exact else "C1"
         arrow = {"arrowstyle": "->", "color": color, "lw": 2, "shrinkA": 22, "shrinkB": 22}
         ax.annotate("", (x1, y1), (x0, y0), arrowprops=arrow)
         label = words.get(float(total), f"{total:.0f}")
@@ -231,7 +231,7 @@ for number, (ax, chunk) in enumerate(zip(axes.flat, chunks, strict=True)):
     ax.set_title(f"chunk {number}: the sum is {sums[-1]:.0f}", size=10)
     ax.set(xlim=(-1.6, 1.6), ylim=(-1.4, 1.4))
     ax.axis("off")
-figure.suptitle("Green: it begins here. Orange: a 1 is lost.", size=10)
+figure.suptitle("Green: it begins here. Orange: ones are lost.", size=10)
 figure.set_label(
     "Four chunks of one message in a ring of four workers. Each begins at a different worker, and "
     f"an arrow has the sum so far. They end with the sums {', '.join(f'{s:.0f}' for s in sums)}."

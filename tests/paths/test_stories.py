@@ -651,6 +651,8 @@ def test_the_ring_that_is_drawn_gives_what_was_received(told: dict[str, Told]) -
         parts = np.random.default_rng(1).standard_normal((4, 1000)).astype(np.float32)
         found = names["add_in_order"](parts, chunk.tree)
         assert np.array_equal(found, names["add_in_order"](parts, tree))
+    lost = sum(text.get_color() == "C1" for text in axis.texts)
+    assert lost == 4, "ones that are lost: additions in orange"
     plt.close("all")
 
 

@@ -304,7 +304,8 @@ def test_own_rows_and_columns(
 def test_own_gradients(
     page: str, own: Notebook, dtype: torch.dtype, capsys: pytest.CaptureFixture
 ) -> None:
-    drawn = torch.randn(3, 37, 41, generator=torch.Generator().manual_seed(3)).to(dtype)
+    seeded = torch.Generator().manual_seed(3)
+    drawn = torch.randn(3, 37, 41, generator=seeded, dtype=torch.float64).to(dtype)
     drawn[:, 0, 0] = torch.nan
     given = str(drawn.tolist()).replace("nan", "float('nan')")
     names = own.run(mine=f"torch.tensor({given}, dtype={dtype})")

@@ -15,8 +15,8 @@ A language model writes text with eager PyTorch, with inductor and with ONNX Run
 
    **The cure.** With a CUDA graph there is :bound:`no difference measured <text.ratio>` between
    ONNX Runtime and inductor. So use inductor, the default of ``torch.compile``. Without a graph
-   ONNX Runtime is :bound:`faster <plain.prefill>`: reading a prompt takes
-   :bound:`0.33 <plain.prefill>` of inductor's time, in a second run half.
+   use ONNX Runtime: reading a prompt takes :bound:`0.33 <plain.prefill>` of inductor's time, in a
+   second run half.
 
    **The price.** A first text compiles. It takes :bound:`14 <first.inductor>` seconds with
    inductor, and :bound:`18 <first.config>` with ONNX Runtime.
@@ -252,7 +252,8 @@ for record in read_records("plot_whole_model"):
         line["interval"] = f"{row['low']:.2f} to {row['high']:.2f}"
         line["first call"] = round(first["roundoff"] / first["inductor"], 2)
         shown.append(line)
-pd.DataFrame(shown, columns=["machine", "call", "time", "interval", "first call"])
+columns = ["machine", "time", "interval", "call", "first call"]
+pd.DataFrame(shown, columns=columns).set_index("machine").rename_axis(None)
 
 # %%
 # On the H200 ONNX Runtime is :bound:`faster <plain.step>` in a decode step, too. It takes

@@ -318,7 +318,7 @@ def test_a_page_offers_its_notebook_script_and_archive(site: Path, address: str,
             assert tab.request.get(link).ok, link
 
 
-MACHINES = "gallery/kernels/plot_triton_layer_norm.html"
+MACHINES = "gallery/kernels/plot_batch_invariance.html"
 # Whether every table that a machine is in shows that machine and no other.
 SHOWN = """m => [...document.querySelectorAll('.ro-tabs')].filter(t => t.querySelector(
     `[data-m~="${m}"]`)).every(t => [...t.querySelectorAll('.ro-pane')].every(

@@ -307,8 +307,8 @@ plt.show()
 #
 # In float32 a tolerance calibrated on 33 inputs lets :bound:`0 <faults.float32>` of
 # :bound:`21 <faults.all.float32>` faults pass. In bfloat16 it lets
-# :bound:`8 <faults.bfloat16>` of :bound:`18 <faults.all.bfloat16>` pass. These are smaller than
-# what bfloat16 rounds away, and no tolerance can see them: test in float32, too.
+# :bound:`8 <faults.bfloat16>` of :bound:`18 <faults.all.bfloat16>` pass. A tolerance that accepts
+# bfloat16's rounding hides a fault of that size: test in float32, too.
 #
 # When each of them fails
 # -----------------------

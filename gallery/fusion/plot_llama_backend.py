@@ -371,8 +371,8 @@ plt.show()
 
 # %%
 # The rules take :bound:`110 <nodes.unfused>` operators to :bound:`12 <nodes.fused>`, and most of
-# the time goes with them. The products are the same in all rows: only passes and launches went. With tier 3 and
-# CUDA graphs on both sides the layer is :bound:`faster <best>` than inductor's, at
+# the time goes with them. The products are the same in all rows: only passes and launches went.
+# With tier 3 and CUDA graphs on both sides the layer is :bound:`faster <best>` than inductor's, at
 # :bound:`0.86 <best>` of its time. Without CUDA graphs the comparison of tier 3 with inductor says:
 # :bound:`no difference measured <alone>`.
 #

@@ -59,8 +59,6 @@ from roundoff.record import read_records
 from roundoff.script import unit_test_going
 from roundoff.timing import measure
 
-warnings.simplefilter("ignore", FutureWarning)  # torch's exporter uses what torch deprecates
-
 # %%
 # What does torch.compile hand over?
 # ----------------------------------
@@ -91,6 +89,7 @@ print("the bits of eager PyTorch:", torch.equal(result, gated(gate, up)))
 # Now ONNX Runtime. PyTorch's exporter turns the graph into an ONNX model. A session runs the model
 # on the memory of PyTorch's tensors, without a copy.
 
+warnings.simplefilter("ignore", FutureWarning)  # torch's exporter uses what torch deprecates
 PROVIDER, DEVICE = ("CPUExecutionProvider", {}), "cpu"
 # or ("CUDAExecutionProvider", {"use_tf32": "0"}), "cuda"
 

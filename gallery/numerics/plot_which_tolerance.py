@@ -4,7 +4,7 @@ r"""
 Which tolerance should I use in assert_close?
 =============================================
 
-CI fails on a correct result. Raise ``rtol``, and a wrong result passes.
+CI fails on a correct result. Raise ``rtol``, and a wrong result passes. What to allow instead.
 
 .. answer:: amd-epyc-2-cores
 

@@ -37,7 +37,7 @@ SECTIONS = ("numerics", "fusion", "kernels")
 PAGES = {
     "plot_reduction_order": "order summation sum reduction parallel float64 non deterministic",
     "plot_all_reduce_order":
-        "all-reduce distributed training reproducible DDP number of GPUs workers ranks loss NCCL gloo",
+        "all-reduce distributed training reproducible number of workers ranks GPUs DDP loss NCCL",
     "plot_layer_norm_discrepancies":
         "onnxruntime pytorch different results TF32 tolerance fp16 overflow",
     "plot_which_tolerance":

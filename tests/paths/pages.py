@@ -199,7 +199,12 @@ def _before(statement: ast.stmt, wanted: set[str]) -> set[str]:
         return (wanted - _sets(statement)) | _loaded(module)
     if isinstance(statement, ast.For):  # its targets are set before its body
         own = {n.id for n in ast.walk(statement.target) if isinstance(n, ast.Name)}
-        return wanted | (_loaded(module) - own)
+        body: set[str] = set()
+        for inner in reversed([*statement.body, *statement.orelse]):
+            body = _before(inner, body)
+        each = ast.copy_location(ast.Expr(statement.iter), statement)
+        iterated = _loaded(ast.Module([each], []))
+        return wanted | (body - own) | iterated
     return wanted | _loaded(module)
 
 

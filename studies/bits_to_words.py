@@ -579,14 +579,14 @@ study.value(
     where={"dtype": "bfloat16", "way": "alone"},
     test=lambda v: v.rows["low"].item() > 0.01,
 )
-for dtype, most in (("bfloat16", 0.2), ("float32", 2e-5)):
+for dtype, most in (("bfloat16", 0.15), ("float32", 1e-5)):
     study.value(
         f"gap.{dtype}",
         f"change of the gap between the two best logits in {dtype} (RMS), {ALONE}",
         "predicted",
         "gap",
         where={"dtype": dtype, "way": "alone"},
-        test=lambda v, most=most: v.value < most,
+        test=lambda v, most=most: most / 3 < v.value < most,
     )
 study.value(
     "small.gaps",
@@ -594,7 +594,7 @@ study.value(
     "margins",
     "share",
     where={"margin": 0.1},
-    test=lambda v: v.value < 0.1,
+    test=lambda v: 0.03 < v.value < 0.06,
 )
 study.value(
     "server",
@@ -610,7 +610,8 @@ study.value(
     "ways",
     lambda t: t["rms error"].nunique(),
     where={"dtype": "bfloat16", "way": ["float32 reduction", "repeated"]},
-    test=lambda v: v.value == 2 and len(v.rows) == 2,
+    # Two errors, and both of the size that bfloat16 has.
+    test=lambda v: v.value == 2 and v.rows["rms error"].between(2, 3).all(),
 )
 study.value(
     "repeat.float32",

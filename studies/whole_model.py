@@ -786,7 +786,7 @@ study.value(
     lambda t: t["other words"].sum(),
     where=GROWING,
     on=XEON,
-    test=lambda v: v.value == 0 and len(v.rows) == 3,
+    test=lambda v: v.value == 0 and v.rows["tokens"].sum() == 192,
 )
 study.value(
     "words.conversions",

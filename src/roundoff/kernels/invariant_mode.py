@@ -53,8 +53,7 @@ def invariant(model: Any = None, *, lacking: str = "raise") -> Any:
     gradients; the backward pass takes torch's formulas at the same values. What no kernel of ours
     replaces, such as the experts of a mixture, runs within ``with roundoff.invariant()``, which
     breaks a compiled graph; ``model.invariant_places`` names what was done to which module. Code
-    around the model is not changed: a loss, a sampling of tokens. Do not fuse what inductor would
-    reduce across rows yourself.
+    around the model is not changed: a loss, a sampling of tokens.
 
     ``with roundoff.invariant():`` leaves the model as it is, and takes each operator when it is
     called. That needs no model, and costs tens of microseconds an operator.

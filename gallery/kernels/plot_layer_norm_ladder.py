@@ -252,7 +252,7 @@ table[["block", "registers", "spilled"]]
 #
 # Five pieces of 2048 hold 8704 columns with little padding.
 
-figure, axes = plt.subplots(2, 1, figsize=(6, 2.4), sharex=True)
+figure, axes = plt.subplots(2, 1, figsize=(5, 2.4), sharex=True)
 figure.set_label(
     "8704 columns, drawn as one block of 16,384, nearly half of it padding, and as five pieces "
     "of 2048, of which only the last has padding."

@@ -62,6 +62,8 @@ def false_alarms(
     tolerance, (one, other) = suggested(model, dtype, seed, count), sides(model, dtype)
     proto = model.proto(dtype)
     fresh = (feeds_of(proto, k) for k in range(FRESH))
+    if not tolerance.found:
+        return tolerance, 0
     return tolerance, sum(not tolerance.allows(one(fed), other(fed)) for fed in fresh)
 
 
@@ -87,7 +89,8 @@ def test_fresh_inputs_keep_within_a_suggested_tolerance(name: str, dtype: str) -
 def test_fresh_inputs_of_twelve_models_in_three_types(name: str, dtype: str) -> None:
     for seed, count in ((1, 32), (2, 32), (3, 299)):
         tolerance, failed = false_alarms(name, dtype, seed, count)
-        assert tolerance.found
+        # A heavy tail of few inputs is refused, with the number that is enough.
+        assert tolerance.found or (count < 299 and "calibrate on 300" in tolerance.reason)
         assert failed <= 1
 
 

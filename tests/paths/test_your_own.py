@@ -214,9 +214,11 @@ def decoder_of(folder: Path, kind: str) -> None:
     load_trained(layers=1).tokenizer.save_pretrained(folder)
 
 
-def llama_of(folder: Path, own: Notebook) -> None:
+def llama_of(folder: Path) -> None:
     """A small Llama in a folder, as transformers writes it, with SmolLM2's tokenizer."""
     import transformers
+
+    from roundoff.models import load_trained
 
     config = transformers.LlamaConfig(
         hidden_size=36, intermediate_size=50, num_hidden_layers=2, num_attention_heads=6,
@@ -225,7 +227,7 @@ def llama_of(folder: Path, own: Notebook) -> None:
     )  # fmt: skip
     torch.manual_seed(3)
     transformers.LlamaForCausalLM(config).save_pretrained(folder)
-    own.names["trained"].tokenizer.save_pretrained(folder)
+    load_trained(layers=1).tokenizer.save_pretrained(folder)
 
 
 # --- kernels
@@ -323,7 +325,7 @@ def test_own_gradients(
 @slow
 @on("plot_bits_to_words")
 def test_own_words(page: str, own: Notebook, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    llama_of(tmp_path, own)
+    llama_of(tmp_path)
     own.run(MODEL=repr(str(tmp_path)), PROMPTS='["A kettle", "Why?"]', DTYPE="torch.float32")
     float32 = capsys.readouterr().out
     own.run(MODEL=repr(str(tmp_path)), PROMPTS='["A kettle", "Why?"]', DTYPE="torch.bfloat16")

@@ -392,7 +392,8 @@ COMPILE = """
     from roundoff.kernels import ahead
     from roundoff.kernels._norm_tilings import backward_tiling
     columns, itemsize = int(sys.argv[1]), int(sys.argv[2])
-    row = ahead._resources("backward", "roundoff", columns, itemsize)
+    launch = ahead._of_the_library("backward", "roundoff", columns, itemsize)
+    row = ahead._resources(*launch, itemsize)
     tiling = backward_tiling(columns, itemsize)
     print(row["spilled"], row["fit"] >= tiling.per_sm, tiling.shares)
 """
@@ -423,7 +424,8 @@ AGAIN = """
     for again in (False, True):
         tiling = Tiling(1, 4096, int(sys.argv[1]) // 4096, 8, 1, 1, again=again)
         ahead.forward_tiling = lambda *_: tiling
-        row = ahead._resources("forward", "roundoff", int(sys.argv[1]), 2)
+        launch = ahead._of_the_library("forward", "roundoff", int(sys.argv[1]), 2)
+        row = ahead._resources(*launch, 2)
         print(row["registers"], row["spilled"], row["fit"])
 """
 

@@ -180,7 +180,7 @@ def dtype_info(dtype: Any) -> DType:
     if found is None:
         raise DtypeError(
             "unknown element type",
-            got="None" if dtype is None else repr(dtype) if dtype == "" else dtype,
+            got=repr(dtype) if dtype is None or isinstance(dtype, str) else dtype,
             expected="an ONNX number (1 is float32), a torch or NumPy dtype, or a name",
             hint="roundoff.dtypes.DTYPES lists them all",
         )

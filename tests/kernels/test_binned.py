@@ -208,7 +208,11 @@ def test_no_addition_rounds_in_a_long_lane(dtype, monkeypatch: pytest.MonkeyPatc
 def test_a_tensor_of_any_shape() -> None:
     for dtype in TYPES:
         x = draw("normal", 600, dtype).reshape(20, 30).to(DEVICE)
-        for view in (x, x.T, x[::3, 1::2], x[:, :0], x[0, 0], x.flatten()[1:], x.flatten()[7:200]):
+        flat = x.flatten()
+        views = [x, x.T, x[::3, 1::2], x[:, :0], x[0, 0], flat[1:], flat[7:200]]
+        views += [flat[::2], x[:, 3], x[:1].expand(9, 30), x[0, :1].expand(50), torch._neg_view(x)]
+        views += [flat.unfold(0, 40, 7), flat.as_strided((100, 3), (1, 1))]
+        for view in views:
             assert float(sum_binned(view, 64)) == in_numpy(view.contiguous().flatten())
 
 

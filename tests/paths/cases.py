@@ -7,8 +7,11 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import onnx
+import pandas as pd
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 
 @dataclasses.dataclass
@@ -37,10 +40,38 @@ class Unprintable:
         return "unprintable"
 
 
+def no_tensors() -> list[Any]:
+    """What is no tensor of one shape all of whose numbers are there."""
+    x = torch.ones(4)
+    with FakeTensorMode():
+        fake = torch.ones(4)
+    parts = [torch.ones(2), torch.ones(3)]
+    return [
+        fake,
+        x.to("meta"),
+        torch.nested.nested_tensor(parts),
+        torch.nested.nested_tensor(parts, layout=torch.jagged),
+        torch.masked.masked_tensor(x, x > 0),
+        np.ma.masked_array([1.0, 2.0], [True, False]),
+        np.ones(2, np.longdouble),
+        np.ones(2, "M8[s]"),
+        np.array([1.0, None], object),
+        np.array(["a", "b"]),
+        pd.DataFrame({"a": ["x"]}),
+        pd.Series(["a"]),
+        Unprintable(),
+        2**2000,
+        None,
+        "text",
+        {},
+        len,
+    ]
+
+
 def short(value: Any) -> str:
     if isinstance(value, onnx.ModelProto):
         return "<model>"
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, torch.Tensor) and not value.is_nested:
         return f"<{value.dtype} {tuple(value.shape)}>"
     return " ".join(repr(value).split())[:60]
 

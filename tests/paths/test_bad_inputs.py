@@ -29,7 +29,7 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
-from cases import Case, Unprintable, raised  # isort: skip
+from cases import Case, Unprintable, no_tensors, raised  # isort: skip
 
 import roundoff
 from roundoff import describe, dtypes, environment, models, ort, record, reductions, script, timing
@@ -446,7 +446,11 @@ def no_vectors() -> list[Any]:
         np.ma.masked_array([1.0, 2.0], [True, False]),
         torch.ones(3, dtype=torch.bfloat16),
         torch.ones(3, requires_grad=True),
-        torch.ones(3, device="meta"),
+        torch.ones(3).to_sparse(),
+        torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8),
+        torch.ones(3).to(torch.float8_e4m3fn),
+        [np.ma.masked_array([1.0, 2.0], [True, False])],
+        *no_tensors(),
     ]
 
 
@@ -566,7 +570,7 @@ def tensor_cores() -> list[Case]:
     ]
     wrong: list[Any] = [None, "a", 3, [[1.0]], a[0], a[:, :2], a.astype(int), a.astype(complex)]
     wrong += [a.astype(np.float64), a.astype(np.float32), np.ma.masked_array(a, a > 0), ODD]
-    wrong += [torch.ones(2, 3, device="meta"), torch.ones(2, 3).to_sparse()]
+    wrong += [torch.ones(2, 3, device="meta"), torch.ones(2, 3).to_sparse(), *no_tensors()]
     return [
         *(Case(matmul, (a, b), o) for o in options),
         *(Case(matmul, (w, b)) for w in wrong),
@@ -603,8 +607,17 @@ def kernels() -> list[Case]:
     cases += [Case(k.backward_plan, (8, d)) for d in (None, "float16", torch.int8)]
     for add in (reduce.sum_atomic, reduce.sum_two_pass, binned.sum_binned):
         vectors: list[Any] = [None, 3.0, [1.0], np.ones(3, np.float32), w.int(), w.double()]
-        vectors += [w.to(torch.complex64), w.bool(), w.to("meta"), w.to_sparse()]
-        cases += [Case(add, (t,)) for t in vectors]
+        vectors += [
+            w.to(torch.complex64),
+            w.bool(),
+            w.to_sparse(),
+            torch.ones(2, 2).to_sparse_csr(),
+        ]
+        vectors += [
+            torch.quantize_per_tensor(w.cpu(), 0.1, 0, torch.qint8),
+            w.to(torch.float8_e5m2),
+        ]
+        cases += [Case(add, (t,)) for t in vectors + no_tensors()]
         cases += [Case(add, (w, b)) for b in (0, 3, -2, 2.5, "64", True, 2**40)]
     cases += [Case(reduce.sum_atomic, (x,)), Case(reduce.sum_two_pass, (w[::2],))]
     cases += [Case(reduce.sum_atomic, (w[:0],)), Case(reduce.sum_two_pass, (w[:0],))]
@@ -999,7 +1012,6 @@ GROUPS: dict[str, Callable[[], list[Case]]] = {
 RAW = {
     "compiled(dump_prefix='a\\x00b')": "Python's own words on such a path: embedded null byte",
     "Float64Llama(<torch.int64 (1, 1)>)": "to look at each token would wait for the GPU",
-    "sum_binned(<torch.float32 (8,)>)": "torch's own words: reshape is not for sparse tensors",
 }
 #: Groups that take seconds: the quick test takes one case in so many.
 SLOW = {"trained": 4, "backends": 8}

@@ -7,6 +7,7 @@
 import math
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
-from cases import Case, Unprintable, raised  # isort: skip
+from cases import Case, Unprintable, no_tensors, raised  # isort: skip
 
 from roundoff import compare
 from roundoff.compare import calibrated_tolerance, layer_norm_bound
@@ -281,7 +282,33 @@ def compared() -> list[Case]:
     f, ones = np.float32(X), np.ones(3)
     bound, used, error = compare.tolerance, compare.tolerance_used, compare.scaled_error
     found = compare.max_diff(1.0, 2.0)
+    four = torch.ones(4)
+    takes: list[Callable[[Any], Any]] = [
+        lambda v: error(v, four),
+        lambda v: error(four.double(), v),
+        lambda v: used(v, four, four, 0.1),
+        lambda v: used(four, v, four, 0.1),
+        lambda v: used(four, four, v, 0.1),
+        lambda v: bound(v, 10),
+        lambda v: bound("float32", v),
+        lambda v: compare.ulp_distance(v, v),
+        lambda v: compare.ulp_distance(four, v),
+        lambda v: calibrated_tolerance([(v, v)] * 20),
+        lambda v: calibrated_tolerance([(four, v)] * 20),
+        calibrated_tolerance,
+        compare.digest,
+        layer_norm_bound,
+    ]
+    # Text, None and an integer of any size can be compared with max_diff, and be unlike.
+    both: list[Callable[[Any], Any]] = [
+        lambda v: compare.max_diff(v, v),
+        lambda v: compare.max_diff(v, four),
+        lambda v: compare.max_diff(four, v),
+    ]
     return [
+        *(Case(function, (v,)) for function in takes for v in no_tensors()),
+        *(Case(function, (v,)) for function in both for v in no_tensors()[:5]),
+        *(Case(bound, (v, 10)) for v in (f, X, np.array([]), np.ones(2, "V4"))),
         Case(compare.max_diff, (ODD, 1)),
         Case(compare.max_diff, (1, ODD)),
         Case(compare.max_diff, ([Unprintable()], [1])),

@@ -6,6 +6,7 @@ import hashlib
 
 import torch
 
+from roundoff.describe import lacking
 from roundoff.errors import ArgumentError
 
 __all__ = ["digest"]
@@ -41,14 +42,10 @@ def digest(tensor: torch.Tensor) -> str:
     >>> digest(x) == digest(x.T.contiguous().T), digest(x) == digest(x + 1e-6)
     (True, False)
     """
-    if not isinstance(tensor, torch.Tensor) or tensor.is_meta:
-        got = (
-            "a tensor of the meta device"
-            if isinstance(tensor, torch.Tensor)
-            else (type(tensor).__name__)
-        )
-        raise ArgumentError("no bits", got=got, expected="a torch.Tensor with data")
+    lack = lacking(tensor) if isinstance(tensor, torch.Tensor) else type(tensor).__name__
+    if lack:
+        raise ArgumentError("no bits", got=lack, expected="a torch.Tensor with data")
     if tensor.layout is not torch.strided:
         tensor = tensor.to_dense()
-    flat = tensor.reshape(-1).contiguous().cpu()
+    flat = tensor.resolve_conj().resolve_neg().reshape(-1).contiguous().cpu()
     return hashlib.sha256(flat.view(torch.uint8).numpy().tobytes()).hexdigest()[:8]

@@ -26,10 +26,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from roundoff.describe import TypedTensor
+from roundoff.describe import TypedTensor, as_tensor
 from roundoff.dtypes import DType
 from roundoff.errors import ArgumentError, ShapeError
 
@@ -318,7 +318,8 @@ def calibrated_tolerance(
     False
     """
     calibration = Calibration()
-    if not isinstance(pairs, Iterable) or isinstance(pairs, (str, bytes)):
+    iterable = isinstance(pairs, Iterable) and not isinstance(pairs, (str, bytes, Mapping))
+    if not iterable or as_tensor(pairs) is not None:
         raise ArgumentError("pairs", got=type(pairs).__name__, expected="pairs of results")
     for pair in pairs:
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from roundoff.describe import TypedTensor, as_tensor, parts
+from roundoff.describe import TypedTensor, as_tensor, lacking, parts
 from roundoff.errors import ArgumentError, ShapeError
 
 if TYPE_CHECKING:
@@ -40,14 +40,6 @@ def partition(shape: Sequence[int], most: int) -> Iterator[tuple[int, tuple[Any,
             offset += (stop - start) * inner
 
 
-def tensor_in(value: Any) -> TypedTensor | None:
-    """The tensor in *value*; None where there is none, as of an integer beyond float64."""
-    try:
-        return as_tensor(value)
-    except OverflowError:
-        return None
-
-
 def typed_tensor(value: Any, name: str) -> TypedTensor:
     """The tensor in *value*, all of whose numbers count.
 
@@ -56,7 +48,7 @@ def typed_tensor(value: Any, name: str) -> TypedTensor:
     ArgumentError
         There is none, it has no data (torch's meta device), or a mask leaves some of it out.
     """
-    typed = tensor_in(value)
+    typed = as_tensor(value)
     if typed is None:
         raise ArgumentError(
             f"{name} is no tensor", got=type(value).__name__, expected="a tensor or array"
@@ -73,8 +65,8 @@ def typed_tensor(value: Any, name: str) -> TypedTensor:
 
 def with_data(typed: TypedTensor, name: str) -> TypedTensor:
     """The same tensor; an ArgumentError where it has no data."""
-    if typed.tensor.is_meta:
-        raise ArgumentError(f"{name} has no data", got="a tensor of the meta device")
+    if lack := lacking(typed.tensor):
+        raise ArgumentError(f"{name} has no data", got=lack)
     return typed
 
 

@@ -11,11 +11,11 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-from roundoff.describe import TypedTensor, tree_leaves
+from roundoff.describe import TypedTensor, as_tensor, tree_leaves
 from roundoff.dtypes import DType, dtype_info
 from roundoff.errors import ArgumentError, DtypeError, ShapeError
 
-from .pieces import aligned, float64_pieces, same_shape, tensor_in, typed_tensor
+from .pieces import aligned, float64_pieces, same_shape, typed_tensor
 
 
 class ScaledError(NamedTuple):
@@ -117,7 +117,7 @@ def _tensors(tree: Any, name: str) -> list[TypedTensor]:
         raise ArgumentError(f"{name} holds no tensor", expected="at least one")
     tensors = []
     for leaf in leaves:
-        if tensor_in(leaf) is None:
+        if as_tensor(leaf) is None:
             raise ArgumentError(
                 f"{name} holds something else than tensors", got=type(leaf).__name__,
                 expected="tensors, arrays, and lists, tuples and dicts of them",

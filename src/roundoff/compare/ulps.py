@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from roundoff.describe import as_tensor
 from roundoff.dtypes import DType
 from roundoff.errors import DtypeError, ShapeError
 
-from .pieces import tensor_in, typed_tensor
+from .pieces import typed_tensor
 
 if TYPE_CHECKING:
     import torch
@@ -123,7 +124,7 @@ def ulp_distance(a: Any, b: Any) -> Array:
     >>> int(ulp_distance(one, np.nextafter(one, np.float32(2)))), int(ulp_distance(-0.0, 0.0))
     (1, 0)
     """
-    x, y = tensor_in(a), tensor_in(b)
+    x, y = as_tensor(a), as_tensor(b)
     kinds = [h.info.kind for h in (x, y) if h is not None]
     if x is None or y is None or "complex" in kinds or "float" not in kinds:
         names = [type(v).__name__ if h is None else h.info.name for v, h in ((a, x), (b, y))]

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from .line import string_type
-from .tensors import TypedTensor, as_tensor, is_text, parts, tree_leaves
+from .tensors import TypedTensor, as_tensor, is_text, lacking, parts, tree_leaves
 
-__all__ = ["TypedTensor", "as_tensor", "is_text", "parts", "string_type", "tree_leaves"]
+__all__ = ["TypedTensor", "as_tensor", "is_text", "lacking", "parts", "string_type", "tree_leaves"]

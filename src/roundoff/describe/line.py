@@ -156,6 +156,8 @@ class _Describer:
         if torch is not None:
             if isinstance(obj, torch.Tensor):
                 letter = "F" if name == "FakeTensor" else "T"
+                if obj.is_nested:
+                    return f"Nested{self._sequence(list(obj.unbind()))}"
                 prefix = self._device(obj.device.type not in ("cpu", "meta")) + letter
                 text = f"{prefix}{dtype_info(obj.dtype).onnx}{self._shape(obj.shape)}"
                 if letter == "F" or obj.device.type == "meta" or not self.with_min_max:

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from roundoff.dtypes import DType, dtype_info
-from roundoff.errors import DtypeError
+from roundoff.errors import ArgumentError, DtypeError
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["TypedTensor", "as_tensor", "is_text", "parts", "tree_leaves"]
+__all__ = ["TypedTensor", "as_tensor", "is_text", "lacking", "parts", "tree_leaves"]
 
 #: Views of ml_dtypes' types that torch has too, by the width of their integers.
 _BITS = {8: np.uint8, 16: np.uint16}
@@ -72,7 +72,7 @@ def is_text(obj: Any) -> bool:
 
 
 def as_tensor(obj: Any) -> TypedTensor | None:
-    """The tensor in *obj*, or ``None`` where there is none.
+    """The tensor in *obj*, or ``None`` where there is none, as of an integer beyond float64.
 
     Parameters
     ----------
@@ -83,6 +83,8 @@ def as_tensor(obj: Any) -> TypedTensor | None:
     ------
     DtypeError
         When ONNX has no such element type (``longdouble``, dates), or torch cannot read it.
+    ArgumentError
+        When it is a nested or a masked tensor of torch.
 
     Examples
     --------
@@ -94,7 +96,10 @@ def as_tensor(obj: Any) -> TypedTensor | None:
     if isinstance(obj, (np.ndarray, np.generic)) and not is_text(obj):
         return TypedTensor(*_from_numpy(np.asarray(obj)), "array")
     if isinstance(obj, (bool, int, float, complex)):
-        return TypedTensor(*_from_numpy(_scalar_array(obj)), "scalar")
+        try:
+            return TypedTensor(*_from_numpy(_scalar_array(obj)), "scalar")
+        except OverflowError:
+            return None
     name = type(obj).__name__
     if name == "OrtValue" and obj.has_value() and obj.is_tensor():
         return _from_ort(obj)
@@ -107,6 +112,12 @@ def as_tensor(obj: Any) -> TypedTensor | None:
             return TypedTensor(tensor, dtype_info(obj.data_type), "TensorProto")
     torch = sys.modules.get("torch")  # an object of torch exists only where torch is imported
     if torch is not None and isinstance(obj, torch.Tensor):
+        if (lack := lacking(obj)) and "values" not in lack:
+            raise ArgumentError(
+                "no tensor of one shape, all of whose numbers count", got=lack,
+                expected="an ordinary tensor", hint=".unbind() or .to_padded_tensor() of a nested "
+                "tensor, .to_tensor(value) of a masked one",
+            )  # fmt: skip
         tensor = obj.detach()
         if tensor.is_quantized:
             tensor = tensor.dequantize()
@@ -114,6 +125,25 @@ def as_tensor(obj: Any) -> TypedTensor | None:
             tensor = tensor.to_dense()
         return TypedTensor(tensor.resolve_conj().resolve_neg(), dtype_info(tensor.dtype), "tensor")
     return None
+
+
+def lacking(tensor: torch.Tensor) -> str | None:
+    """In words, why a torch tensor is not numbers of one shape; None where it is.
+
+    Examples
+    --------
+    >>> import torch
+    >>> lacking(torch.ones(2, device="meta")), lacking(torch.ones(2))
+    ('a tensor of the meta device, without values', None)
+    """
+    name = type(tensor).__name__
+    if tensor.is_meta:
+        return "a tensor of the meta device, without values"
+    if name == "FakeTensor":
+        return "a FakeTensor, without values"
+    if name == "MaskedTensor":
+        return "a MaskedTensor"
+    return "a nested tensor" if tensor.is_nested else None
 
 
 def _scalar_array(value: complex) -> np.ndarray[Any, Any]:

@@ -30,12 +30,14 @@ except ImportError as error:  # pragma: no cover - the platform has no Triton
         hint="pip install triton (Linux on x86-64)",
     ) from error
 
+from ..describe import lacking
 from ..errors import ArgumentError, UnsupportedError
 
 __all__ = [
     "Launch",
     "ceil_div",
     "check_device",
+    "check_tensor",
     "interpreting",
     "kernel",
     "max_along",
@@ -305,6 +307,24 @@ def check_device(device: torch.device, name: str) -> None:
             expected="cuda",
             hint="move it with .cuda(), or set TRITON_INTERPRET=1 before the first import",
         )
+
+
+def check_tensor(x: Any, name: str) -> None:
+    """Check that this is a torch tensor whose values lie in memory, one beside the other.
+
+    Raises
+    ------
+    ArgumentError
+        It is something else: a sparse, nested, quantised or masked tensor, or one without values.
+    """
+    got = lacking(x) if isinstance(x, torch.Tensor) else type(x).__name__
+    if got is None and (x.layout is not torch.strided or x.is_quantized):
+        got = f"a tensor of {x.dtype if x.is_quantized else x.layout}"
+    if got is not None:
+        raise ArgumentError(
+            f"{name} is no ordinary tensor", got=got, expected="a dense tensor with values",
+            hint=".to_dense() of a sparse one, .dequantize() of a quantised one",
+        )  # fmt: skip
 
 
 @contextlib.contextmanager

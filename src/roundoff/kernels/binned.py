@@ -45,6 +45,7 @@ from ._runtime import (
     Launch,
     ceil_div,
     check_device,
+    check_tensor,
     kernel,
     max_along,
     min_along,
@@ -389,6 +390,7 @@ def sum_binned(x: torch.Tensor, block: int | None = None) -> torch.Tensor:
             expected="a tensor of float32, float16 or bfloat16",
             hint="roundoff.reductions.binned adds float64 on a CPU",
         )
+    check_tensor(x, "x")
     if x.requires_grad and torch.is_grad_enabled():
         raise ArgumentError("has no backward", got="requires_grad", hint="x.detach()")
     choice = _CHOICES[x.dtype]
@@ -397,7 +399,7 @@ def sum_binned(x: torch.Tensor, block: int | None = None) -> torch.Tensor:
     elif block not in _BLOCKS:
         raise ArgumentError("block size", got=block, expected="a power of two from 64 to 65536")
     check_device(x.device, "x")
-    return _sum(x.reshape(-1), int(block), choice)
+    return _sum(x.contiguous().resolve_neg().view(-1), int(block), choice)
 
 
 _BLOCKS = tuple(2**k for k in range(6, 17))

@@ -16,7 +16,7 @@ import triton.language as tl
 
 from roundoff.errors import ArgumentError, DtypeError, ShapeError
 
-from ._runtime import check_device, kernel, sum_along
+from ._runtime import check_device, check_tensor, kernel, sum_along
 
 __all__ = ["sum_atomic", "sum_two_pass"]
 
@@ -78,7 +78,7 @@ def sum_atomic(x: torch.Tensor, block: int = 256) -> torch.Tensor:
     >>> sum_atomic(torch.ones(1000, device=device)).item()
     1000.0
     """
-    _check(x, block)
+    x = _checked(x, block)
     out = torch.zeros(1, dtype=torch.float32, device=x.device)
     _sum_atomic_kernel[(triton.cdiv(x.numel(), block),)](x, out, x.numel(), BLOCK=block)
     return out[0]
@@ -102,7 +102,7 @@ def sum_two_pass(x: torch.Tensor, block: int = 1024) -> torch.Tensor:
     >>> sum_two_pass(torch.ones(1000, device=device), block=256).item()
     1000.0
     """
-    _check(x, block)
+    x = _checked(x, block)
     while True:
         programs = triton.cdiv(x.numel(), block)
         out = torch.empty(programs, dtype=torch.float32, device=x.device)
@@ -112,9 +112,9 @@ def sum_two_pass(x: torch.Tensor, block: int = 1024) -> torch.Tensor:
         x = out
 
 
-def _check(x: torch.Tensor, block: int) -> None:
-    if not isinstance(x, torch.Tensor):
-        raise ArgumentError("cannot be added", got=type(x).__name__, expected="a torch tensor")
+def _checked(x: torch.Tensor, block: int) -> torch.Tensor:
+    """The vector as it lies in memory."""
+    check_tensor(x, "x")
     if x.layout is not torch.strided or x.dim() != 1 or x.numel() == 0 or not x.is_contiguous():
         raise ShapeError("cannot be added", got=tuple(x.shape), expected="a contiguous vector")
     if x.dtype not in _DTYPES:
@@ -128,3 +128,4 @@ def _check(x: torch.Tensor, block: int) -> None:
             expected=f"a power of two, at least 2, at most {_LARGEST}",
         )
     check_device(x.device, "x")
+    return x.resolve_neg()

@@ -199,7 +199,7 @@ def plain_array(x: Any) -> npt.NDArray[Any]:
     >>> plain_array([1, 2]).shape
     (2,)
     """
-    if np.ma.is_masked(x):
+    if _masked(x):
         raise ArgumentError("masked values", got="a masked array", hint="x.compressed()")
     try:
         return np.asarray(x)
@@ -210,6 +210,13 @@ def plain_array(x: Any) -> npt.NDArray[Any]:
             expected=", ".join(DTYPES),
             hint="of a torch tensor x.detach().cpu(), of bfloat16 .float()",
         ) from error
+
+
+def _masked(x: Any) -> bool:
+    """Whether values are masked, in an array or in one of a list: NumPy drops the mask there."""
+    if isinstance(x, (list, tuple)):
+        return any(_masked(v) for v in x if isinstance(v, (list, tuple, np.ma.MaskedArray)))
+    return bool(np.ma.is_masked(x))
 
 
 def real_array(x: Any) -> npt.NDArray[np.float64]:

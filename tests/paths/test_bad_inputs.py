@@ -592,9 +592,9 @@ def kernels() -> list[Case]:
     for norm in (k.layer_norm, k.rms_norm):
         shapes: list[Any] = [4, (2, 4), (), 0, -8, None, "8", 8.0, (8.0,), [[8]], True]
         tensors: list[Any] = [None, 3, [1.0], x.cpu().numpy(), x.int(), x.bool(), x[:, :0]]
-        tensors += [x.to(torch.complex64), x.to("meta"), torch.tensor(1.0, device=DEVICE)]
+        tensors += [x.to(torch.complex64), torch.tensor(1.0, device=DEVICE), *odd_tensors(x)]
         weights: list[Any] = [3, [1.0], w[:4], w[None], w.int(), w.to("meta"), "w"]
-        weights += [w.to(torch.float8_e5m2)]
+        weights += [w.to(torch.float8_e5m2), *odd_tensors(w)]
         cases += [Case(norm, (x, s)) for s in shapes]
         cases += [Case(norm, (t, 8)) for t in tensors]
         cases += [Case(norm, (x, 8, t)) for t in weights]
@@ -623,15 +623,16 @@ def kernels() -> list[Case]:
     cases += [Case(reduce.sum_atomic, (w[:0],)), Case(reduce.sum_two_pass, (w[:0],))]
     cases += [Case(add, (w.clone().requires_grad_(),)) for add in (reduce.sum_atomic,)]
     matrix = torch.ones(3, 8, device=DEVICE)
-    for factor in (None, 3, [1.0], w.int(), x.int(), x.double(), x[:, :4], x.to("meta")):
+    for factor in (None, 3, [1.0], w.int(), x.int(), x.double(), x[:, :4], *odd_tensors(x)):
         cases.append(Case(k.matmul, (factor, matrix)))
         cases.append(Case(k.matmul, (matrix, factor)))
     cases += [Case(k.matmul, (x, matrix, b)) for b in (3, w, w[:3].half(), w[:3].to("meta"))]
     cases += [Case(k.matmul, (x, matrix), {"tile": t}) for t in (3, "big", (1, 2))]
     cases += [Case(k.matmul, (x, matrix), {"split": "yes"})]
     cases += [Case(invariant_matmul.batched, p) for p in ((None, x), (x, x), (x[None], x[None, 0]))]
+    cases += [Case(invariant_matmul.batched, (x[None], t)) for t in odd_tensors(x[None])]
     q = torch.ones(1, 2, 4, 8, device=DEVICE)
-    for t in (None, 3, q[0], q.int(), q[:, :, :, :4], q.to("meta"), q.half()):
+    for t in (None, 3, q[0], q.int(), q[:, :, :, :4], q.half(), *odd_tensors(q)):
         cases.append(Case(k.attention, (t, q, q)))
         cases.append(Case(k.attention, (q, q, t)))
     ones = torch.ones(1, 1, 4, 4, dtype=torch.bool, device=DEVICE)
@@ -657,6 +658,16 @@ def kernels() -> list[Case]:
     else:
         cases += [Case(within, (k.shuffled_programs, s)) for s in (None, "0", 1.5)]
     return cases
+
+
+def odd_tensors(x: torch.Tensor) -> list[Any]:
+    """The same numbers as a tensor that no kernel reads."""
+    return [
+        x.to("meta"),
+        x.to_sparse(),
+        torch.quantize_per_tensor(x.cpu(), 0.1, 0, torch.qint8),
+        torch.nested.nested_tensor([x, x]),
+    ]
 
 
 def generator() -> Any:

@@ -22,7 +22,7 @@ from ..errors import ArgumentError, DtypeError, ShapeError
 from . import _layer_norm_kernels as kernels
 from . import _layer_norm_wide as wide
 from ._norm_tilings import CHUNKS, Tiling, backward_tiling, forward_tiling, second_stage_tiling
-from ._runtime import Launch, check_device, interpreting, multiprocessors
+from ._runtime import Launch, check_device, check_tensor, interpreting, multiprocessors
 
 __all__ = [
     "LAYER",
@@ -94,8 +94,8 @@ def refuse(shape: tuple[Any, ...], eps: Any, programs: Any, **tensors: Any) -> N
         There is one.
     """
     for name, value in tensors.items():
-        if not isinstance(value, Tensor) and (value is not None or name == "x"):
-            raise ArgumentError(name, got=type(value).__name__, expected="a torch tensor")
+        if value is not None or name == "x":
+            check_tensor(value, name)
     if not all(isinstance(n, int) for n in shape):
         raise ShapeError("normalized_shape", got=repr(shape), expected="whole numbers")
     if not isinstance(eps, (int, float)):
@@ -327,16 +327,22 @@ def case_of(
     """The case of a call. Parameters are made contiguous where they are not: no key has strides."""
     try:
         key = (
-            form, shape, eps, programs, x.shape, x.dtype, x.device, x.is_contiguous() or x.stride(),
-            None if weight is None else (weight.shape, weight.dtype, weight.device),
-            None if bias is None else (bias.shape, bias.dtype, bias.device),
-            None if residual is None else (residual.shape, residual.dtype, residual.device),
+            form, shape, eps, programs, x.shape, x.dtype, x.device, x.layout,
+            x.is_contiguous() or x.stride(),
+            None if weight is None else (weight.shape, weight.dtype, weight.device, weight.layout),
+            None if bias is None else (bias.shape, bias.dtype, bias.device, bias.layout),
+            None if residual is None else (
+                residual.shape, residual.dtype, residual.device, residual.layout
+            ),
         )  # fmt: skip
         case = _cases.get(key)
-    except (AttributeError, TypeError):
+    except (AttributeError, TypeError, RuntimeError):
         refuse(shape, eps, programs, x=x, weight=weight, bias=bias, residual=residual)
         raise
     if case is None:
+        there = (x, weight, bias, residual)
+        if any(t is not None and t.layout is not torch.strided for t in there):
+            refuse(shape, eps, programs, x=x, weight=weight, bias=bias, residual=residual)
         likes = map(_like, (x, weight, bias, residual))
         case = Case(form, shape, eps, programs, *likes)
         if len(_cases) >= 4096:

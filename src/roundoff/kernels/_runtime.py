@@ -316,8 +316,11 @@ def check_tensor(x: Any, name: str) -> None:
     ------
     ArgumentError
         It is something else: a sparse, nested, quantised or masked tensor, or one without values.
+        Of the meta device :func:`check_device` tells.
     """
-    got = lacking(x) if isinstance(x, torch.Tensor) else type(x).__name__
+    if not isinstance(x, torch.Tensor):
+        raise ArgumentError(name, got=type(x).__name__, expected="a torch tensor")
+    got = None if x.is_meta else lacking(x)
     if got is None and (x.layout is not torch.strided or x.is_quantized):
         got = f"a tensor of {x.dtype if x.is_quantized else x.layout}"
     if got is not None:

@@ -138,7 +138,7 @@ def attention(
     """
     try:
         _check(q, k, v)
-    except AttributeError:
+    except (AttributeError, RuntimeError):
         check_tensors(q=q, k=k, v=v)
         raise
     if scale is not None and not isinstance(scale, (int, float)):

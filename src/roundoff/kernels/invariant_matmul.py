@@ -13,7 +13,7 @@ import triton
 from ..arguments import check_flag
 from ..errors import ArgumentError, DtypeError, ShapeError, UnsupportedError
 from . import invariant_kernels as kernels
-from ._runtime import ceil_div, interpreting, multiprocessors, power_of_2, run
+from ._runtime import ceil_div, check_tensor, interpreting, multiprocessors, power_of_2, run
 from .invariant_cublas import cancelling, route
 
 __all__ = ["SPLITS", "TILES", "Tile", "batched", "matmul", "tile_for"]
@@ -253,7 +253,7 @@ def matmul(
     """
     try:
         _check(x, weight, bias)
-    except AttributeError:
+    except (AttributeError, RuntimeError):
         check_tensors(x=x, weight=weight, bias=bias)
         raise
     if tile is not None and not isinstance(tile, Tile):
@@ -267,7 +267,7 @@ def matmul(
 
 
 def check_tensors(**tensors: Any) -> None:
-    """After an exception from further inside: name the argument that is no tensor.
+    """After an exception from further inside: name the argument that is no ordinary tensor.
 
     Raises
     ------
@@ -275,8 +275,8 @@ def check_tensors(**tensors: Any) -> None:
         There is one.
     """
     for name, value in tensors.items():
-        if not isinstance(value, torch.Tensor) and (value is not None or name != "bias"):
-            raise ArgumentError(name, got=type(value).__name__, expected="a torch tensor")
+        if value is not None or name != "bias":
+            check_tensor(value, name)
 
 
 def _check(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
@@ -292,10 +292,10 @@ def _check(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> 
 
 def _check_types(**tensors: torch.Tensor | None) -> None:
     """One type and one device for all."""
-    alike = {(t.dtype, t.device) for t in tensors.values() if t is not None}
+    alike = {(t.dtype, t.device, t.layout) for t in tensors.values() if t is not None}
     if len(alike) == 1:
-        [(dtype, device)] = alike
-        if dtype in _TYPES and device.type in ("cpu", "cuda"):
+        [(dtype, device, layout)] = alike
+        if dtype in _TYPES and device.type in ("cpu", "cuda") and layout is torch.strided:
             return
     there = {name: t for name, t in tensors.items() if t is not None}
     first, x = next(iter(there.items()))
@@ -313,6 +313,7 @@ def _check_types(**tensors: torch.Tensor | None) -> None:
             raise ArgumentError(
                 f"{name} is on another device", got=str(t.device), expected=f"{x.device} as {first}"
             )
+    check_tensors(**tensors)
 
 
 @own_work

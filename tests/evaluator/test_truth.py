@@ -124,10 +124,42 @@ def test_the_generic_kernel_of_truth_is_onnx_s_reference() -> None:
     np.testing.assert_allclose(got.numpy(), plain.numpy(), rtol=1e-4, atol=1e-5)
 
 
-def test_no_truth_is_better_than_a_false_one() -> None:
-    body = "agraph (float[n] X) => (uint8[n] Y, float S, uint8 Z)"
-    with pytest.raises(UnsupportedError, match="float32, which is no truth"):
-        truth(text(body + "{ Y, S, Z = DynamicQuantizeLinear(X) }"), {"X": np.ones(3)})
+DYNAMIC = (
+    "agraph (float[n] X) => (uint8[n] Y, float S, uint8 Z) { Y, S, Z = DynamicQuantizeLinear(X) }"
+)
+
+
+def quantized(x: np.ndarray) -> list[np.ndarray]:
+    """ONNX's definition of DynamicQuantizeLinear, in the type of *x*."""
+    low, high = min(x.min(initial=0), 0), max(x.max(initial=0), 0)
+    scale = (high - low) / x.dtype.type(255) if high > low else x.dtype.type(1)
+    point = np.rint(np.clip(0 - low / scale, 0, 255))
+    return [np.clip(np.rint(x / scale) + point, 0, 255), scale, point]
+
+
+def test_dynamic_quantisation_is_that_of_onnx() -> None:
+    rng, models = np.random.default_rng(0), text(DYNAMIC)
+    ways = {np.float32: TorchOnnxEvaluator(models, kernels=["torch"]),
+            np.float64: TorchOnnxEvaluator(models, truth=True)}  # fmt: skip
+    plain = TorchOnnxEvaluator(models)
+    for size in (0, 1, 2, 7, 500):
+        for shift in (0, -3, 3, 100):
+            x = (rng.standard_normal(size) * 10.0 ** rng.integers(-6, 6) + shift).astype(np.float32)
+            for values in (x, 0 * x, abs(x), -abs(x)):
+                for dtype, way in ways.items():
+                    found = [t.numpy() for t in way.run({"X": values})]
+                    for got, want in zip(found, quantized(values.astype(dtype)), strict=True):
+                        np.testing.assert_array_equal(got, want)
+                both = zip(
+                    plain.run({"X": values}), ways[np.float32].run({"X": values}), strict=True
+                )
+                assert all(torch.equal(one, other) for one, other in both)
+
+
+def test_dynamic_quantisation_without_a_step_has_no_truth() -> None:
+    for x in ([np.nan, 1], [np.inf], [1e308, -1e308]):
+        with pytest.raises(UnsupportedError, match="step beyond the type"):
+            truth(text(DYNAMIC), {"X": np.float64(x)})
 
 
 @pytest.mark.parametrize(

@@ -517,8 +517,8 @@ def test_quantised_products_are_right(operator: str) -> None:
     assert "first differs at node: none" in str(found)
 
 
-def test_a_model_without_a_truth_is_refused_by_the_name_of_its_operator() -> None:
-    """As quantize_dynamic of ONNX Runtime writes it: each feed has a scale of its own."""
+def test_a_model_whose_feeds_have_scales_of_their_own() -> None:
+    """As quantize_dynamic of ONNX Runtime writes it."""
     model = onnx.parser.parse_model(
         '<ir_version: 10, opset_import: ["" : 18]> g (float[4, 8] X) => (float[4, 8] Z) '
         "{ Q, s, z = DynamicQuantizeLinear(X)  Z = DequantizeLinear(Q, s, z) }"
@@ -526,10 +526,36 @@ def test_a_model_without_a_truth_is_refused_by_the_name_of_its_operator() -> Non
     x = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
     (got,) = TorchOnnxEvaluator(model).run(None, {"X": x})
     assert (got - x).abs().max() <= (x.max() - x.min()) / 255
-    with pytest.raises(
-        UnsupportedError, match=r"no float64 truth.*DynamicQuantizeLinear.*max_diff"
+    found = compare_runtimes(model, {"X": x}, providers=CPU, calibration=0)
+    assert "first differs at node: none" in str(found)
+    assert "quantised" in str(found)
+    found = compare_runtimes(model, {"X": x}, providers=CPU, calibration=0, module=lambda x: x)
+    assert 1e-4 < found.quantization.total < 1e-2
+
+
+def test_a_model_without_a_truth_is_refused_by_the_name_of_its_operator() -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["" : 18]> g (float[4, 8] X) => (float[k, 8] Z) '
+        "{ Z = Unique<axis=0>(X) }"
+    )
+    with pytest.raises(UnsupportedError, match=r"no float64 truth.*Unique.*max_diff"):
+        compare_runtimes(model, {"X": torch.ones(4, 8)}, providers=CPU, calibration=0)
+
+
+def test_equal_bits_that_are_both_wrong_are_no_nothing() -> None:
+    """An underflow, a cancellation, a sum that swallows: the same in both runtimes."""
+    for text, x in (
+        ("float16[4] X) => (float16[4] Z) { Z = Mul(X, X) }", torch.full((4,), 1e-4).half()),
+        (
+            "float[4] X) => (float[4] Z) <float c = {1e8}> { Y = Add(X, c)  Z = Sub(Y, c) }",
+            X[0, :1],
+        ),
     ):
-        compare_runtimes(model, {"X": x}, providers=CPU, calibration=0)
+        model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 18]> g ({text}')
+        feeds = {"X": x.expand(4) * 1.3}
+        told = compare_runtimes(model, feeds, providers=CPU, calibration=0).advice
+        assert not any(sentence.startswith("Nothing") for sentence in told)
+        assert any("both are wrong" in sentence for sentence in told)
 
 
 def main() -> None:

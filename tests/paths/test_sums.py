@@ -254,8 +254,17 @@ def test_axes_and_strides() -> None:
         assert bits(binned(array, axis=1)) == [bits(binned(row))[0] for row in moved.copy()]
         assert bits(binned(array, axis=None)) == bits(binned(array.ravel()))
     assert bits(binned(cube, axis=())) == bits(cube)
-    assert bits(binned(x.astype(">f4"))) == bits(binned(x))
     assert binned(np.float32(3)) == 3
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16"])
+def test_values_of_the_other_byte_order(dtype: str) -> None:
+    for n in (2, 3, 100, 5000):
+        x = round_to(normal(n, dtype, np.random.default_rng(n)), dtype, storage=True)
+        swapped = x.astype(x.dtype.newbyteorder())
+        assert bits(binned(swapped)) == bits(binned(x))
+        assert exact_sum(swapped) == exact_sum(x)
+        assert bits(round_to(swapped, "bfloat16")) == bits(round_to(x, "bfloat16"))
 
 
 def test_rows_without_values_and_no_rows() -> None:

@@ -265,10 +265,6 @@ class ReferenceKernel:
         """
         if schema_of(node.domain, node.op_type, node.opset) is None:
             raise NotHandledError(f"ONNX's reference evaluator has no operator {node.operator}")
-        if node.truth and node.operator in _FLOAT32_INSIDE:
-            raise NotHandledError(
-                f"ONNX's reference {node.operator} computes in float32, which is no truth"
-            )
         why = refusal(node) if node.truth else ""
         if why:
             raise NotHandledError(f"ONNX's reference {node.operator} is no truth: {why}")
@@ -290,10 +286,6 @@ class ReferenceKernel:
             )
 
         return call
-
-
-#: Operators whose reference implementation goes through float32 whatever its inputs are.
-_FLOAT32_INSIDE = frozenset({"CausalConvWithState", "DynamicQuantizeLinear", "LinearAttention"})
 
 
 def _reference(node: Node, inputs: tuple[Any, ...]) -> tuple[Any, list[Any]]:

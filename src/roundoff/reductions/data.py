@@ -184,7 +184,7 @@ def float_array(x: npt.ArrayLike) -> npt.NDArray[Any]:
 
 
 def plain_array(x: Any) -> npt.NDArray[Any]:
-    """*x* as an array of any type.
+    """*x* as an array of any type, in the byte order of this machine.
 
     Raises
     ------
@@ -202,7 +202,8 @@ def plain_array(x: Any) -> npt.NDArray[Any]:
     if _masked(x):
         raise ArgumentError("masked values", got="a masked array", hint="x.compressed()")
     try:
-        return np.asarray(x)
+        values = np.asarray(x)
+        return values if values.dtype.isnative else values.astype(values.dtype.newbyteorder("="))
     except (TypeError, ValueError, RuntimeError) as error:
         raise DtypeError(
             "not an array that NumPy reads",

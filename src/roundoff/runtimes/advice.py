@@ -189,12 +189,16 @@ class Advice:
         if not math.isfinite(error) or error == 0 or self._non_finite():
             return ""
         if error * eps > math.sqrt(eps):
-            return (
-                f"The error reaches {error * eps:.2g} of an output's RMS, more than rounding alone "
-                "explains without cancellation: compute the node with the largest error of its own "
-                "in a wider type."
-            )
+            return f"The error reaches {self._large()}"
         return "No switch removes the rest: both round, each in its own places."
+
+    def _large(self) -> str:
+        """How large an error is that rounding does not explain, and what to do."""
+        return (
+            f"{self._errors() * self._eps():.2g} of an output's RMS, more than rounding alone "
+            "explains without cancellation or underflow: compute the node with the largest error "
+            "of its own in a wider type."
+        )
 
     def _equal(self) -> str:
         """Both runtimes give the same bits: what that says."""
@@ -211,6 +215,9 @@ class Advice:
             )
         if self._module_differs():
             return "Nothing in the runtimes: they give equal bits; the module gives others."
+        error, eps = self._errors(), self._eps()
+        if math.isfinite(error) and error * eps > math.sqrt(eps):
+            return f"Both give the same bits, and both are wrong: the error reaches {self._large()}"
         same = bool((self.frame["isolated abs"] == 0).all())
         return (
             "Nothing: every node and every output has equal bits in both."

@@ -79,3 +79,22 @@ def _quantize(node: Node) -> Function:
         return y.to(torch.int32).to(dtype) if dtype == torch.uint16 else y.to(dtype)
 
     return quantize
+
+
+@torch_kernel("DynamicQuantizeLinear", 11)
+def _quantize_dynamically(node: Node) -> Function:
+    """ONNX's function, in float32 or, for the truth, in float64."""
+
+    def quantize(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        zero = x.new_zeros(1)
+        low, high = torch.aminmax(torch.cat([x.reshape(-1), zero]))
+        scale = (high - low) / 255
+        if high == low:  # zeros alone: ONNX divides 0 by 0, ONNX Runtime by 1
+            scale = torch.ones_like(scale)
+        if not bool(scale.isfinite() & (scale > 0)):
+            raise NotHandledError("quantisation of NaN, or with a step beyond the type")
+        point = torch.round(torch.clamp(0 - low / scale, 0, 255))
+        y = torch.clamp(torch.round(x / scale) + point, 0, 255)
+        return y.to(torch.uint8), scale, point.to(torch.uint8)
+
+    return quantize

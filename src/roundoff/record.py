@@ -47,6 +47,7 @@ __all__ = [
     "RECORDED",
     "Provenance",
     "Record",
+    "check_record",
     "read_record",
     "read_records",
     "row_parts",
@@ -335,6 +336,27 @@ def write_record(
     return path
 
 
+def check_record(record: Any) -> None:
+    """Refuse what is no :class:`Record`.
+
+    Raises
+    ------
+    RecordError
+
+    Examples
+    --------
+    >>> check_record(Record("plot_x", "m", {}, {}))
+    """
+    if not isinstance(record, Record):
+        raise RecordError("record", got=type(record).__name__, expected="a Record")
+
+
+def _file(path: Any) -> Path:
+    if not isinstance(path, (str, Path)):
+        raise RecordError("no path", got=repr(path)[:80], expected="the path of a record")
+    return Path(path)
+
+
 def read_record(path: str | Path) -> Record:
     """Read and check one record.
 
@@ -350,9 +372,7 @@ def read_record(path: str | Path) -> Record:
     >>> record.machine == path.stem, "times" in record.tables
     (True, True)
     """
-    if not isinstance(path, (str, Path)):
-        raise RecordError("no path", got=repr(path)[:80], expected="the path of a record")
-    path = Path(path)
+    path = _file(path)
     data = _load(path)
     runs = [
         Provenance(**{f.name: run[f.name] for f in dataclasses.fields(Provenance)})
@@ -437,7 +457,11 @@ def write_values(path: str | Path, values: Mapping[str, Mapping[str, Any]]) -> P
     ...     read_record(write_values(path, {"n": value})).values["n"]["value"]
     1
     """
-    path = Path(path)
+    path = _file(path)
+    for name, fields in check_mapping("values", values).items():
+        check_mapping(f"value {name}", fields)
+        if isinstance(number := fields.get("value"), float) and not math.isfinite(number):
+            raise RecordError(f"{path}: value {name}", got=number, expected="a finite number")
     data = _load(path) | {"values": {name: dict(fields) for name, fields in values.items()}}
     _validate(path, data)
     _replace(path, _dumps(data))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import reprlib
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -73,7 +74,7 @@ def short(value: Any) -> str:
         return "<model>"
     if isinstance(value, torch.Tensor) and not value.is_nested:
         return f"<{value.dtype} {tuple(value.shape)}>"
-    return " ".join(repr(value).split())[:60]
+    return " ".join(reprlib.repr(value).split())[:60]
 
 
 def raised(case: Case) -> BaseException | None:

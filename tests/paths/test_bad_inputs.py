@@ -32,7 +32,19 @@ sys.path.insert(0, str(Path(__file__).parent))
 from cases import Case, Unprintable, no_tensors, raised  # isort: skip
 
 import roundoff
-from roundoff import describe, dtypes, environment, models, ort, record, reductions, script, timing
+from roundoff import (
+    compare,
+    describe,
+    dtypes,
+    environment,
+    models,
+    ort,
+    page,
+    record,
+    reductions,
+    script,
+    timing,
+)
 from roundoff.__main__ import main as report_main
 from roundoff.backend import onnx_custom_backend
 from roundoff.errors import RoundoffError
@@ -40,11 +52,14 @@ from roundoff.evaluator import (
     LayerNormalizationOrt,
     MatMulOrt,
     OrtKernel,
+    ReferenceKernel,
     TorchOnnxEvaluator,
 )
 from roundoff.fusion import Editor, OptimizationOptions, Report, apply_rules, fuse, rules
 from roundoff.graph import onnx_simple_text_plot, plot_dot
 from roundoff.ort import run_apart, session
+from roundoff.page.measurement import Study
+from roundoff.page.values import Value
 from roundoff.script import get_parsed_args, usage_error
 from roundoff.timing import measure
 from roundoff.workers import Workers
@@ -670,6 +685,170 @@ def odd_tensors(x: torch.Tensor) -> list[Any]:
     ]
 
 
+def inner_kernels() -> list[Case]:
+    """What the kernels are made of, as far as the reference lists it."""
+    pytest.importorskip("triton")
+    from roundoff.kernels import invariant_attention as a
+    from roundoff.kernels.invariant_cublas import cancelling
+    from roundoff.kernels.invariant_matmul import tile_for
+
+    device, x = torch.device(DEVICE), torch.ones(2, 8, device=DEVICE)
+    sizes: list[Any] = [
+        (-1, 2, 3),
+        (1, -2, 3),
+        (1, 2, None),
+        ("1", 2, 3),
+        (1.5, 2, 3),
+        (1, True, 3),
+    ]
+    places: list[Any] = [3, [1], torch.ones(1), torch.ones(3, dtype=torch.int64)]
+    mask = torch.ones(1, 1, 2, 3, dtype=torch.bool)
+    q, seen = torch.ones(1, 2, 4, 8, device=DEVICE), a.seen_by_position(1, 4, 4, device)
+    other = a.seen_by_position(1, 3, 4, device)
+    beyond = [] if HAS_GPU else [a.seen_by_position(1, 4, 9, device)]
+    return [
+        *(Case(a.seen_by_position, (*size, device)) for size in sizes),
+        *(Case(a.seen_by_position, (1, 2, 3, d)) for d in ("gpu", None)),
+        *(Case(a.seen_by_position, (1, 2, 3, device, c)) for c in ("bottom", None, 3)),
+        *(Case(a.seen_by_position, (1, 2, 3, device), {"start": t}) for t in places),
+        *(Case(a.seen_by_position, (1, 2, 3, device), {"length": t}) for t in places),
+        *(Case(a.seen_by_mask, (m, 1, 2, 3)) for m in (None, 3, mask.float(), mask[0])),
+        Case(a.seen_by_mask, (mask, None, 2, 3)),
+        Case(a.seen_by_mask, (mask, 1, 2, 4)),
+        *(Case(a.attend, (t, q, q, seen)) for t in (None, q[0], q[:, :, :, :4])),
+        Case(a.attend, (q, q[:, :, :2], q, seen)),
+        *(Case(a.attend, (q, q, q, s)) for s in (None, 3, (1, 2), a.Seen(None, None), other)),
+        *(Case(a.attend, (q, q, q, s)) for s in beyond),
+        Case(a.attend, (q, q, q, seen, "1")),
+        *(Case(tile_for, (m, 1, 1, 2, 132)) for m in (None, 0, -1, "1", 1.5)),
+        Case(tile_for, (1, 0, 1, 2, 132)),
+        Case(tile_for, (1, 1, 1, 2, 0)),
+        *(Case(cancelling, (t, x)) for t in (None, 0, x[0], x[:, :4], x.to_sparse())),
+    ]
+
+
+def pytrees() -> list[Case]:
+    """Containers without an end, and what is calibrated one by one."""
+    endless: list[Any] = []
+    endless.append(endless)
+    circle: dict[str, Any] = {}
+    circle["a"] = circle
+    deep: Any = ()
+    for _ in range(5000):
+        deep = [deep]
+    c = compare.Calibration()
+    order: Any = 0
+    for rank in range(1, 5000):
+        order = (order, rank)
+    trees = [endless, circle, deep]
+    return [
+        *(Case(compare.max_diff, (t, t)) for t in trees),
+        *(Case(compare.max_diff, (t, [t]), {"flatten": True}) for t in trees),
+        *(Case(compare.scaled_error, (t, t)) for t in trees),
+        *(Case(describe.tree_leaves, (t,)) for t in trees),
+        *(Case(compare.calibrated_tolerance, (t,)) for t in trees),
+        *(Case(reductions.binned, (t,)) for t in trees),
+        Case(reductions.order_depth, (order,)),
+        Case(reductions.order_text, (order,)),
+        Case(reductions.add_in_order, (np.ones((5000, 1), np.float32), order)),
+        *(Case(c.add, (v, v)) for v in (None, "a", [X])),
+        Case(c.add, (X, X[0])),
+        *(Case(c.add_worst, (v,)) for v in (None, 3, "a", X, [X], {})),
+        *(Case(c.tolerance, (p,)) for p in (0, 1, -1, 2, None, "a", math.nan, True)),
+    ]
+
+
+def handed() -> list[Case]:
+    """What is given its arguments by a library, as a rule."""
+    relu = torch.fx.symbolic_trace(torch.nn.ReLU())
+    llama = models.Llama(models.SIZES["tiny"], 1)
+    tokens = torch.tensor
+    no_tokens: list[Any] = [None, 3, "a", torch.ones(1, 3), tokens([1]), tokens([[10**6]])]
+    no_tokens += [tokens([[-1]]), torch.ones(1, 0, dtype=torch.int64)]
+    binders = (OrtKernel("Exp"), ReferenceKernel(), LayerNormalizationOrt)
+    return [
+        *(Case(onnx_custom_backend, (g, [X])) for g in (None, 3, "a", torch.nn.ReLU())),
+        *(Case(onnx_custom_backend, (relu, args)) for args in (None, 3, "a", X)),
+        *(Case(kernel.bind, (node,)) for kernel in binders for node in (None, 3, "a")),
+        *(Case(ort.from_ort, (v,)) for v in (None, 3, "a", X, ODD)),
+        *(Case(ort.to_ort, (v,)) for v in (None, 3, "a", X.to("meta"), X.to(torch.complex64), ODD)),
+        *(Case(llama, (t,)) for t in no_tokens),
+    ]
+
+
+def shown() -> list[Case]:
+    """Tables, figures and values of a page, and the study behind it."""
+    frame = pd.DataFrame({"n": [1], "t": [2.5], "who": ["cpu"]})
+    tables = {"t": frame}
+
+    def judged(**changed: Any) -> Case:
+        options = {"name": "a", "about": "b", "of": "t", "statistic": "n", "test": lambda v: True}
+        return Case(lambda **o: Value(**o).judge([tables]), (), options | changed)
+
+    def study() -> Study:
+        made = Study("plot_x", on="m")
+        made.value("a", "b", "t", "n", test=lambda v: True)
+        return made
+
+    def rows_of(rows: Any) -> Case:
+        made = study()
+        made.table("t", part="cpu")(lambda args: rows)
+        return Case(made.main, ([],))
+
+    value = study().values[0]
+    number = {"value": 1, "test": True, "about": "a", "of": "t"}
+    path = record.write_record(Path(FOLDER.name), "plot_v", tables, environment.environment("4f2a"))
+    bad_values: list[Any] = [None, 3, [1], {"a": None}, {"a": 3}, {"a": {}}, {3: number}]
+    bad_values += [{"a": number | {"value": v}} for v in ("x", math.nan, math.inf, ODD)]
+    bad_values += [{"a": number | {"test": "yes"}}]
+    columns: list[Any] = ["nothing", 3, "who"]
+    ways: list[Any] = ["nothing", None, 3, "who", lambda r: "x", lambda r: [1, 2]]
+    tests: list[Any] = [3, None, lambda v: "yes", lambda v: None, lambda v: v.nothing]
+    return [
+        *(Case(page.choose, (f, {})) for f in (None, 3, tables)),
+        *(Case(page.choose, (frame, w)) for w in (None, 3, {"nothing": 1}, {3: 1})),
+        *(Case(page.dots, (f, "n", "t")) for f in (None, 3)),
+        *(Case(page.dots, (frame, c, "n")) for c in columns),
+        *(Case(page.dots, (frame, "n", c)) for c in columns[:2]),
+        *(Case(page.dots, (frame, "n", "t"), {k: "nothing"}) for k in ("low", "panels", "colour")),
+        Case(page.dots, (frame, "n", "t"), {"reference": "x"}),
+        *(Case(page.lines, (f, "n", "t")) for f in (None, 3)),
+        *(Case(page.lines, (frame, "n", c)) for c in (*columns, ["t", "nothing"], None)),
+        *(
+            Case(page.lines, (frame, "n", "t"), {k: "nothing"})
+            for k in ("high", "panels", "series")
+        ),
+        Case(page.lines, (frame, "n", "t"), {"reference": math.nan}),
+        *(Case(page.Table, (f, "c", ["n"])) for f in (None, 3)),
+        *(Case(page.Table, (frame, "c", c)) for c in (None, "n", 3, ["nothing"], [3])),
+        *(Case(page.Table, (frame, "c", ["n"], t)) for t in (3, [True, False])),
+        *(Case(page.attempt, ({}, r)) for r in (None, 3, lambda: None, lambda: 3, lambda: [3])),
+        *(Case(page.attempt, (row, dict)) for row in (None, 3)),
+        *(judged(statistic=s) for s in ways),
+        *(judged(where=w) for w in (3, {"nothing": 1})),
+        *(judged(interval=i) for i in (3, ("low", "high"))),
+        *(judged(test=t) for t in tests),
+        *(judged(words=w, test=None) for w in (3, ("a",), ("a", "b"))),
+        *(judged(name=n) for n in (None, 3, "")),
+        judged(of=None),
+        *(Case(value.judge, (r,)) for r in (None, 3, [None], [3], [{"t": 3}], tables)),
+        *(Case(value.measure, (t,)) for t in (None, 3, {"t": None})),
+        *(Case(value.entry, (r,)) for r in (None, 3, "a")),
+        *(Case(Study, (p,), {"on": "m"}) for p in (None, 3, "")),
+        *(Case(Study, ("p",), {"on": o}) for o in (None, 3, "")),
+        *(Case(study().table, ("t",), {"part": p}) for p in (None, 3, "")),
+        *(Case(study().table, ("t",), {"part": "cpu", "times": t}) for t in ("t", 3)),
+        *(Case(study().table("t", part="cpu"), (r,)) for r in (None, 3, [])),
+        Case(study().value, ("a", "b", "t", "n"), {"test": len}),
+        *(Case(study().evaluate, (r,)) for r in (None, 3, "a")),
+        *(Case(study().main, (a,)) for a in (3, "--only t")),
+        *(Case(ended, (study().main, a)) for a in (["--only", "no"], ["--no"], ["--second"], [3])),
+        *(rows_of(r) for r in (3, "x")),
+        *(Case(record.write_values, (path, v)) for v in bad_values),
+        *(Case(record.write_values, (p, {})) for p in (None, 3, "", "nothing.json", FOLDER.name)),
+    ]
+
+
 def generator() -> Any:
     yield 1
 
@@ -1010,6 +1189,10 @@ GROUPS: dict[str, Callable[[], list[Case]]] = {
     "ordered": ordered,
     "tensor_cores": tensor_cores,
     "kernels": kernels,
+    "inner_kernels": inner_kernels,
+    "pytrees": pytrees,
+    "handed": handed,
+    "shown": shown,
     "modelled": modelled,
     "trained": trained,
     "asked": asked,
@@ -1020,10 +1203,7 @@ GROUPS: dict[str, Callable[[], list[Case]]] = {
 
 
 #: Exceptions that are not ours, by the beginning of the case, and why.
-RAW = {
-    "compiled(dump_prefix='a\\x00b')": "Python's own words on such a path: embedded null byte",
-    "Float64Llama(<torch.int64 (1, 1)>)": "to look at each token would wait for the GPU",
-}
+RAW: dict[str, str] = {}
 #: Groups that take seconds: the quick test takes one case in so many.
 SLOW = {"trained": 4, "backends": 8}
 

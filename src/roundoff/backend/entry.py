@@ -167,6 +167,13 @@ def onnx_custom_backend(
             cuda_graph=cuda_graph, fallback=fallback, mode=mode, replace_weights=replace_weights,
             fixed_weights=fixed_weights,
         )  # fmt: skip
+        if not isinstance(graph_module, torch.fx.GraphModule):
+            raise ArgumentError(
+                "graph_module", got=type(graph_module).__name__, expected="a torch.fx.GraphModule",
+                hint="torch.compile(model, backend=onnx_custom_backend)",
+            )  # fmt: skip
+        if not isinstance(args, (list, tuple)):
+            raise ArgumentError("args", got=type(args).__name__, expected="a list of tensors")
         _refuse(args, fallback)
         _refuse_gradients(graph_module, args)
         _refuse_interpreter(args, settings.options)
@@ -266,7 +273,7 @@ def _prefix(path: Any) -> Path:
     """Where models are written, in a folder that is there."""
     if isinstance(path, (str, os.PathLike)):
         prefix = Path(path)
-        if prefix.name and prefix.parent.is_dir():
+        if prefix.name and "\0" not in prefix.name and prefix.parent.is_dir():
             return prefix
     raise ArgumentError("dump_prefix", got=repr(path),
                         expected="a path whose folder exists")  # fmt: skip

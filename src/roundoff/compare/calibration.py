@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from roundoff.describe import TypedTensor, as_tensor
@@ -177,6 +177,7 @@ class Calibration:
 
     def add_worst(self, pairs: Sequence[tuple[Any, Any]]) -> None:
         """Take in several pairs of results of one input: the one that differs most counts."""
+        pairs = list(_pairs(pairs))
         steps = [self._score(_typed(got), _typed(expected)) for got, expected in pairs]
         known = [s for s in steps if s is not None]
         if known:
@@ -190,8 +191,12 @@ class Calibration:
             names = " and ".join(sorted({a.info.name, b.info.name}))
             self._reason = f"the results are {names}: count the elements that differ"
             return None
-        if self.info is None:
-            self.info = min(floats, key=lambda i: i.precision)
+        info = min(floats, key=lambda i: i.precision)
+        if self.info not in (None, info):
+            self._reason = (
+                f"the results are {self.info.name} of one input and {info.name} of another"
+            )
+        self.info = info
         self.rms = self.rms or _rms(b)
         return self._steps(a, b) if a.tensor.numel() or b.tensor.numel() else None
 
@@ -318,16 +323,22 @@ def calibrated_tolerance(
     False
     """
     calibration = Calibration()
+    for pair in _pairs(pairs):
+        calibration.add(*pair)
+    return calibration.tolerance(false_alarms)
+
+
+def _pairs(pairs: Any) -> Iterator[Any]:
+    """The pairs one by one, each refused that is none."""
     iterable = isinstance(pairs, Iterable) and not isinstance(pairs, (str, bytes, Mapping))
     if not iterable or as_tensor(pairs) is not None:
         raise ArgumentError("pairs", got=type(pairs).__name__, expected="pairs of results")
     for pair in pairs:
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:
             raise ArgumentError(
-                "pairs", got=type(pair).__name__, expected="two results for each input"
+                "a pair", got=type(pair).__name__, expected="two results for each input"
             )
-        calibration.add(*pair)
-    return calibration.tolerance(false_alarms)
+        yield pair
 
 
 def _is_share(value: Any) -> bool:

@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from roundoff.describe import TypedTensor, as_tensor, is_text, parts, string_type, tree_leaves
+from roundoff.describe import (
+    TypedTensor,
+    as_tensor,
+    is_text,
+    no_bottomless,
+    parts,
+    string_type,
+    tree_leaves,
+)
 from roundoff.errors import ArgumentError
 
 from .difference import THRESHOLDS, Difference, identical, merge, unlike
@@ -78,6 +86,11 @@ def max_diff(
     ["keys ['a'] against ['b']"]
     """
     walk = _Walk(_thresholds(hist))
+    with no_bottomless(expected):
+        return _compared(walk, expected, got, flatten)
+
+
+def _compared(walk: _Walk, expected: Any, got: Any, flatten: bool) -> Difference:
     difference = walk.compare(expected, got, "")
     if flatten and difference["mismatch"]:
         with contextlib.suppress(ArgumentError):  # keys that differ: in the order that they have

@@ -3,6 +3,15 @@
 from __future__ import annotations
 
 from .line import string_type
-from .tensors import TypedTensor, as_tensor, is_text, lacking, parts, tree_leaves
+from .tensors import TypedTensor, as_tensor, is_text, lacking, no_bottomless, parts, tree_leaves
 
-__all__ = ["TypedTensor", "as_tensor", "is_text", "lacking", "parts", "string_type", "tree_leaves"]
+__all__ = [
+    "TypedTensor",
+    "as_tensor",
+    "is_text",
+    "lacking",
+    "no_bottomless",
+    "parts",
+    "string_type",
+    "tree_leaves",
+]

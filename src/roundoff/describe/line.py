@@ -64,6 +64,10 @@ def string_type(
     return _Describer(with_shape, with_min_max, with_device, limit).line(obj)
 
 
+#: Levels of containers that a line shows.
+_DEEPEST = 100
+
+
 @dataclasses.dataclass
 class _Describer:
     with_shape: bool
@@ -73,8 +77,8 @@ class _Describer:
     inside: list[int] = dataclasses.field(default_factory=list)
 
     def line(self, obj: Any) -> str:
-        if id(obj) in self.inside:
-            return "..."  # a list that holds itself
+        if id(obj) in self.inside or len(self.inside) > _DEEPEST:
+            return "..."  # a list that holds itself, or very many in each other
         self.inside.append(id(obj))
         try:
             return self._line(obj)

@@ -7,10 +7,11 @@ stands for; :func:`tree_leaves` is all that a pytree of these ends in.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,7 +22,15 @@ from roundoff.errors import ArgumentError, DtypeError
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["TypedTensor", "as_tensor", "is_text", "lacking", "parts", "tree_leaves"]
+__all__ = [
+    "TypedTensor",
+    "as_tensor",
+    "is_text",
+    "lacking",
+    "no_bottomless",
+    "parts",
+    "tree_leaves",
+]
 
 #: Views of ml_dtypes' types that torch has too, by the width of their integers.
 _BITS = {8: np.uint8, 16: np.uint16}
@@ -254,20 +263,53 @@ def tree_leaves(tree: Any) -> list[Any]:
 
     A cache gives the key and the value of each layer in turn, as exported models do.
 
+    Raises
+    ------
+    ArgumentError
+        A container holds itself, or so many others in each other that Python cannot follow.
+
     Examples
     --------
     >>> tree_leaves({"a": [1, None], "b": (2.5, "bits")})
     [1, 2.5, 'bits']
     """
+    with no_bottomless(tree):
+        return _leaves(tree)
+
+
+@contextlib.contextmanager
+def no_bottomless(tree: Any) -> Iterator[None]:
+    """Name a container that Python cannot follow to its end.
+
+    Raises
+    ------
+    ArgumentError
+        Python's recursion ended in the block.
+
+    Examples
+    --------
+    >>> with no_bottomless([1]):
+    ...     pass
+    """
+    try:
+        yield
+    except RecursionError:
+        raise ArgumentError(
+            "a container holds itself, or has too many levels", got=type(tree).__name__,
+            expected="a tree of tensors",
+        ) from None  # fmt: skip
+
+
+def _leaves(tree: Any) -> list[Any]:
     if tree is None:
         return []
     if (opened := parts(tree)) is not None:
         tree = opened[1]
         if isinstance(tree, dict) and list(tree) == ["key_cache", "value_cache"]:
             layers = zip(tree["key_cache"], tree["value_cache"], strict=False)
-            return [leaf for layer in layers for half in layer for leaf in tree_leaves(half)]
+            return [leaf for layer in layers for half in layer for leaf in _leaves(half)]
     if isinstance(tree, dict):
         tree = list(tree.values())
     if isinstance(tree, (list, tuple)):
-        return [leaf for item in tree for leaf in tree_leaves(item)]
+        return [leaf for item in tree for leaf in _leaves(item)]
     return [tree]

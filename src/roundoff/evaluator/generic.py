@@ -15,7 +15,7 @@ from roundoff.dtypes import DTYPES
 from roundoff.errors import ArgumentError, ModelError, RoundoffError, ShapeError
 
 from .checks import check_given, infer_from_values, schema_of
-from .nodes import Node
+from .nodes import Node, check_node
 from .values import signature, to_numpy, to_value, type_proto
 from .verified import refusal, refusal_of_values
 
@@ -98,6 +98,7 @@ class OrtKernel:
         NotHandledError
             ONNX Runtime has no such operator.
         """
+        check_node(node)
         if not self.knows(node):
             raise NotHandledError(f"ONNX Runtime has no operator {node.operator}")
         known = _ort_operators()
@@ -263,6 +264,7 @@ class ReferenceKernel:
         NotHandledError
             ONNX's reference evaluator has no such operator.
         """
+        check_node(node)
         if schema_of(node.domain, node.op_type, node.opset) is None:
             raise NotHandledError(f"ONNX's reference evaluator has no operator {node.operator}")
         why = refusal(node) if node.truth else ""

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from roundoff.errors import ArgumentError
+
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
@@ -130,3 +132,16 @@ class Node:
     def wants(self, position: int) -> bool:
         """Whether the output at *position* is asked for."""
         return position < len(self.outputs) and bool(self.outputs[position])
+
+
+def check_node(node: object) -> None:
+    """Refuse what is no :class:`Node`.
+
+    Raises
+    ------
+    ArgumentError
+    """
+    if not isinstance(node, Node):
+        raise ArgumentError(
+            "node", got=type(node).__name__, expected="a Node", hint="one of evaluator.walk()"
+        )

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 import triton
 
+from ..arguments import check_whole
 from ..errors import ArgumentError, DtypeError, ShapeError, UnsupportedError
 from . import invariant_kernels as kernels
 from ._runtime import ceil_div, interpreting, multiprocessors, power_of_2, run
@@ -149,28 +150,15 @@ def attention(
     if mask is not None:
         if start is not None or length is not None:
             raise ArgumentError("a mask says it all", got="mask and start or length")
-        if not isinstance(mask, torch.Tensor):
-            raise ArgumentError("mask", got=type(mask).__name__, expected="a torch tensor")
         if torch.compiler.is_compiling():  # whether a mask has gaps decides what is computed
             return _masked_op(q, k, v, mask, q.shape[3] ** -0.5 if scale is None else scale, tf32)
         seen = seen_by_mask(mask, batch, queries, keys)
     else:
-        if causal not in (True, False, "top"):
-            raise ArgumentError("causal", got=causal, expected="True, False or 'top'")
-        for name, t in (("start", start), ("length", length)):
-            if t is None:
-                continue
-            if not isinstance(t, torch.Tensor):
-                raise ArgumentError(name, got=type(t).__name__, expected="a torch tensor")
-            if tuple(t.shape) != (batch,):
-                raise ShapeError(name, got=tuple(t.shape), expected=f"({batch},)")
-            if t.dtype not in (torch.int64, torch.int32):
-                raise DtypeError(name, got=str(t.dtype), expected="int64 or int32")
-        seen = seen_by_position(batch, queries, keys, q.device, causal, start, length)
-    if asked and not torch.compiler.is_compiling():
-        scale = q.shape[3] ** -0.5 if scale is None else scale
+        seen = _by_position(batch, queries, keys, q.device, causal, start, length)
+    scale = q.shape[3] ** -0.5 if scale is None else scale
+    if asked or torch.compiler.is_compiling():
         return _attention_op(q, k, v, *seen, scale, tf32)
-    return attend(q, k, v, seen, scale, tf32)
+    return _attend(q, k, v, seen, scale, tf32)
 
 
 def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
@@ -212,6 +200,15 @@ def _capturing(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
+def _check_places(name: str, t: Any, batch: int) -> None:
+    if not isinstance(t, torch.Tensor):
+        raise ArgumentError(name, got=type(t).__name__, expected="a torch tensor")
+    if tuple(t.shape) != (batch,):
+        raise ShapeError(name, got=tuple(t.shape), expected=f"({batch},)")
+    if t.dtype not in (torch.int64, torch.int32):
+        raise DtypeError(name, got=str(t.dtype), expected="int64 or int32")
+
+
 def seen_by_position(
     batch: int,
     queries: int,
@@ -223,6 +220,12 @@ def seen_by_position(
 ) -> Seen:
     """What queries see by their positions; with ``causal="top"`` the first query is at key 0.
 
+    Raises
+    ------
+    ArgumentError, ShapeError, DtypeError
+        A size is no whole number, *causal* is none of the three, or *start* or *length* is no
+        vector of whole numbers, one for each sequence.
+
     Examples
     --------
     >>> import torch
@@ -230,6 +233,27 @@ def seen_by_position(
     >>> seen_by_position(1, 2, 5, torch.device("cpu")).last
     tensor([[4, 5]], dtype=torch.int32)
     """
+    for name, size in (("batch", batch), ("queries", queries), ("keys", keys)):
+        check_whole(name, size, 0)
+    if not isinstance(device, torch.device):
+        raise ArgumentError("device", got=repr(device), expected="a torch.device")
+    return _by_position(batch, queries, keys, device, causal, start, length)
+
+
+def _by_position(
+    batch: int,
+    queries: int,
+    keys: int,
+    device: torch.device,
+    causal: bool | str,
+    start: torch.Tensor | None,
+    length: torch.Tensor | None,
+) -> Seen:
+    if causal not in (True, False, "top"):
+        raise ArgumentError("causal", got=causal, expected="True, False or 'top'")
+    for name, t in (("start", start), ("length", length)):
+        if t is not None:
+            _check_places(name, t, batch)
     kind = ("top" if causal == "top" else "bottom") if causal else "all"
     if start is None and length is None:
         # In a capture the cache would keep memory of the graph, unwritten before its replay.
@@ -261,11 +285,18 @@ def seen_by_mask(mask: torch.Tensor, batch: int, queries: int, keys: int) -> See
     >>> seen_by_mask(torch.tensor([[[[False, True, True]]]]), 1, 1, 3)[:2]
     (tensor([[1]], dtype=torch.int32), tensor([[3]], dtype=torch.int32))
     """
+    if not isinstance(mask, torch.Tensor):
+        raise ArgumentError("mask", got=type(mask).__name__, expected="a torch tensor")
     known = getattr(mask, "_seen", None)
     state = _state(mask, batch, queries, keys)
     if state is not None and known is not None and known[0] == state:
         return known[1]
-    seen = _seen_by_mask(mask, batch, queries, keys)
+    try:
+        seen = _seen_by_mask(mask, batch, queries, keys)
+    except TypeError:
+        for name, size in (("batch", batch), ("queries", queries), ("keys", keys)):
+            check_whole(name, size, 0)
+        raise
     if state is not None:
         # A model has one mask for all its layers, and asking costs a wait for the device.
         mask._seen = state, seen  # type: ignore[attr-defined]
@@ -372,7 +403,8 @@ def attend(
     q, k, v : torch.Tensor
         As for :func:`roundoff.kernels.attention`.
     seen : Seen
-        What each query sees, of :func:`seen_by_position` or :func:`seen_by_mask`.
+        What each query sees, of :func:`seen_by_position` or :func:`seen_by_mask` with as many keys;
+        that it has no more is seen on a CPU alone.
     scale : float, optional
         Of the scores; one over the root of the head's size by default.
     tf32 : bool
@@ -382,6 +414,11 @@ def attend(
     -------
     torch.Tensor
         As of :func:`roundoff.kernels.attention`.
+
+    Raises
+    ------
+    ArgumentError, ShapeError, DtypeError
+        As of :func:`roundoff.kernels.attention`, or *seen* is of another number of queries.
 
     Examples
     --------
@@ -393,6 +430,21 @@ def attend(
     >>> torch.equal(y, attention(q, k, v, causal=True))
     True
     """
+    try:
+        _check(q, k, v)
+    except (AttributeError, RuntimeError):
+        check_tensors(q=q, k=k, v=v)
+        raise
+    if not isinstance(seen, Seen) or not isinstance(seen.first, torch.Tensor):
+        raise ArgumentError("seen", got=type(seen).__name__, expected="a Seen", hint="seen_by_mask")
+    if tuple(seen.first.shape) != (q.shape[0], q.shape[2]):
+        raise ShapeError("seen", got=tuple(seen.first.shape), expected="(batch, queries)")
+    if q.device.type == "cpu" and seen.last.numel() and int(seen.last.max()) > k.shape[2]:
+        raise ArgumentError(
+            "seen goes beyond the keys", got=int(seen.last.max()), expected=f"at most {k.shape[2]}"
+        )
+    if scale is not None and not isinstance(scale, (int, float)):
+        raise ArgumentError("scale", got=type(scale).__name__, expected="a number")
     scale = q.shape[3] ** -0.5 if scale is None else scale
     if torch.compiler.is_compiling():
         return _attention_op(q, k, v, *seen, scale, tf32)

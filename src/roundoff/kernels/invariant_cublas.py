@@ -14,6 +14,9 @@ from typing import Any
 
 import torch
 
+from ..errors import ShapeError
+from ._runtime import check_tensor
+
 __all__ = ["Route", "cancelling", "route", "routes"]
 
 _SHORT = (torch.bfloat16, torch.float16)
@@ -226,6 +229,13 @@ def cancelling(
     >>> float((x.double() @ w.double().T).abs().max()) < 1e-12
     True
     """
+    check_tensor(x, "x")
+    check_tensor(weight, "weight")
+    if x.dim() != 2 or weight.dim() != 2 or x.shape[1] != weight.shape[1]:
+        raise ShapeError(
+            "x and weight do not meet", got=f"{tuple(x.shape)} and {tuple(weight.shape)}",
+            expected="(M, K) and (N, K)",
+        )  # fmt: skip
     k = x.shape[1]
     generator = torch.Generator(x.device).manual_seed(seed)
     draw = partial(torch.randn, generator=generator, device=x.device, dtype=x.dtype)

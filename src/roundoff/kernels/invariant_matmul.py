@@ -146,6 +146,10 @@ def tile_for(m: int, n: int, k: int, itemsize: int, processors: int) -> Tile:
     >>> tile_for(1, 4096, 4096, 2, 132)
     Tile(swap=True, rows=16, columns=64, depth=128, warps=4, stages=8)
     """
+    sizes = {"m": m, "n": n, "k": k, "processors": processors}
+    for name, size in sizes.items():
+        if not isinstance(size, int) or size < 1:
+            raise ArgumentError(name, got=repr(size), expected="a whole number, 1 or more")
     if itemsize == 4:  # the registers of fused multiply-adds are few
         return Tile(m <= 32, 16 if m <= 32 else 64, 64, 32, 4, 2)
     rows = max(16, power_of_2(m))

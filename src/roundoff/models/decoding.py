@@ -12,7 +12,8 @@ import numpy as np
 import torch
 
 from ..arguments import check_device, check_whole
-from ..errors import ArgumentError, DtypeError, ShapeError
+from ..errors import ArgumentError
+from .llama import check_tokens
 
 if TYPE_CHECKING:
     from .trained import TrainedLlama
@@ -87,11 +88,7 @@ class Float64Llama:
         logits_to_keep : int or torch.Tensor of int64
             Of that many last positions; 0: of all. A tensor: of these positions.
         """
-        if not isinstance(input_ids, torch.Tensor) or input_ids.dtype not in _TOKENS:
-            got = getattr(input_ids, "dtype", type(input_ids).__name__)
-            raise DtypeError("input_ids", got=str(got), expected="a tensor of int64")
-        if input_ids.dim() != 2:
-            raise ShapeError("input_ids", got=tuple(input_ids.shape), expected="(batch, length)")
+        check_tokens(input_ids, self.config.vocab_size)
         config, w = self.config, self._weights
         batch, length = input_ids.shape
         past = int(past_key_values.get_seq_length()) if past_key_values is not None else 0

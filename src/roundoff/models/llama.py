@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ..arguments import check_choice, check_device, check_flag, check_float_dtype, check_whole
-from ..errors import ArgumentError
+from ..errors import ArgumentError, DtypeError, ShapeError
 
 __all__ = ["SIZES", "Llama", "Size", "random_tokens"]
 
@@ -135,9 +135,29 @@ class Llama(torch.nn.Module):
 
     def forward(self, ids: torch.Tensor, mask: torch.Tensor | None = None) -> tuple[Any, ...]:
         """(last hidden state, keys and values of each layer, …)."""
+        if not torch.compiler.is_compiling():
+            check_tokens(ids, self.model.config.vocab_size)
         made = self.model(ids, mask)
         layers = made.past_key_values.layers
         return (made.last_hidden_state, *(t for c in layers for t in (c.keys, c.values)))
+
+
+def check_tokens(ids: Any, vocabulary: int) -> None:
+    """Refuse what are no tokens; on a CPU, where it takes no wait, those that no model has, too.
+
+    Raises
+    ------
+    DtypeError, ShapeError, ArgumentError
+    """
+    if not isinstance(ids, torch.Tensor) or ids.dtype not in (torch.int64, torch.int32):
+        got = getattr(ids, "dtype", type(ids).__name__)
+        raise DtypeError("tokens", got=str(got), expected="a tensor of int64")
+    if ids.dim() != 2 or not ids.numel():
+        raise ShapeError("tokens", got=tuple(ids.shape), expected="(batch, length), 1 or more")
+    if type(ids) is torch.Tensor and ids.device.type == "cpu":
+        low, high = (int(t) for t in ids.aminmax())
+        if low < 0 or high >= vocabulary:
+            raise ArgumentError("tokens", got=f"{low} to {high}", expected=f"0 to {vocabulary - 1}")
 
 
 def _check_size(size: Any) -> None:

@@ -148,6 +148,8 @@ def from_ort(value: onnxruntime.OrtValue) -> torch.Tensor:
     >>> from_ort(to_ort(torch.tensor([True, False])))
     tensor([ True, False])
     """
+    if type(value).__name__ != "OrtValue":
+        raise ArgumentError("value", got=type(value).__name__, expected="an OrtValue")
     info = element(value.data_type())
     if info is None or info.kind == "string":
         raise DtypeError("not a tensor of numbers", got=value.data_type())

@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..arguments import check_number
+from ..errors import ArgumentError
+from .claims import check_columns, check_frame
 from .style import MARKERS, PALETTE, subplots
 
 if TYPE_CHECKING:
@@ -49,6 +52,15 @@ def _text(frame: pd.DataFrame, label: Label) -> list[str]:
     if callable(label):
         return [label(row) for row in frame.to_dict("records")]
     return [str(v) for v in frame[label]]
+
+
+def _check_numbers(frame: pd.DataFrame, *names: str | None) -> None:
+    """Refuse columns of something else than numbers: no axis holds it."""
+    for name in names:
+        if name is not None and frame[name].dtype.kind not in "iufb":
+            raise ArgumentError(
+                f"column {name}", got=str(frame[name].dtype), expected="numbers to draw"
+            )
 
 
 def _groups(frame: pd.DataFrame, column: str | None) -> list[tuple[str, pd.DataFrame]]:
@@ -115,6 +127,11 @@ def dots(
     >>> [text.get_text() for text in figure.axes[0].get_yticklabels()]
     ['a', 'b']
     """
+    check_frame(frame)
+    check_columns(frame, x, colour, panels, low, high, None if callable(label) else label)
+    _check_numbers(frame, x, low, high)
+    if reference is not None:
+        check_number("reference", reference)
     parts = _groups(frame, panels)
     names = list(dict.fromkeys(_text(frame, label)))
     series = list(dict.fromkeys(frame[colour].astype(str))) if colour else [""]
@@ -258,6 +275,14 @@ def lines(
     >>> [line.get_label() for line in figure.axes[0].lines]
     ['torch', 'copy']
     """
+    check_frame(frame)
+    if not isinstance(y, (str, Sequence)):
+        raise ArgumentError("y", got=repr(y)[:80], expected="a column, or several")
+    shown = [y] if isinstance(y, str) else list(y)
+    check_columns(frame, x, *shown, series, panels, low, high)
+    _check_numbers(frame, x, *shown, low, high)
+    if reference is not None:
+        check_number("reference", reference)
     if not isinstance(y, str):
         frame = frame.melt([c for c in frame if c not in y], list(y), "series", "value")
         series, y = "series", "value"

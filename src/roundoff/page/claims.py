@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..errors import RoundoffError
+from ..arguments import check_mapping
+from ..errors import ArgumentError, RoundoffError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -122,6 +123,47 @@ def prints(text: str, value: float) -> bool:
     return abs(value - number) <= 0.5 * digit * (1 + 1e-9)
 
 
+class NoColumnError(ArgumentError, KeyError):
+    """A data frame lacks a column."""
+
+    __str__ = ArgumentError.__str__  # that of KeyError quotes
+
+
+def check_frame(frame: Any) -> None:
+    """Refuse what is no data frame.
+
+    Raises
+    ------
+    ArgumentError
+
+    Examples
+    --------
+    >>> import pandas as pd
+    >>> check_frame(pd.DataFrame({"n": [1]}))
+    """
+    if not hasattr(frame, "columns") or not hasattr(frame, "to_dict"):
+        raise ArgumentError("frame", got=type(frame).__name__, expected="a pandas.DataFrame")
+
+
+def check_columns(frame: pd.DataFrame, *names: Any) -> None:
+    """Refuse a column that a data frame lacks; None is none.
+
+    Raises
+    ------
+    NoColumnError
+
+    Examples
+    --------
+    >>> import pandas as pd
+    >>> check_columns(pd.DataFrame({"n": [1]}), "n", None)
+    """
+    for name in names:
+        if name is not None and (not isinstance(name, str) or name not in frame):
+            raise NoColumnError(
+                "no such column", got=repr(name), expected=", ".join(map(str, frame))
+            )
+
+
 def choose(frame: pd.DataFrame, where: Mapping[str, Any]) -> pd.DataFrame:
     """Rows whose columns have the values of *where*.
 
@@ -130,8 +172,10 @@ def choose(frame: pd.DataFrame, where: Mapping[str, Any]) -> pd.DataFrame:
 
     Raises
     ------
-    KeyError
-        When there is no such column.
+    NoColumnError
+        When there is no such column: a KeyError, too.
+    ArgumentError
+        When *frame* is no data frame or *where* no mapping.
 
     Examples
     --------
@@ -140,8 +184,10 @@ def choose(frame: pd.DataFrame, where: Mapping[str, Any]) -> pd.DataFrame:
     >>> choose(frame, {"dtype": ["float16", "bfloat16"]})["abs"].tolist()
     [2.0]
     """
+    check_frame(frame)
     mask = np.ones(len(frame), dtype=bool)
-    for column, wanted in where.items():
+    for column, wanted in check_mapping("where", where, "columns to values").items():
+        check_columns(frame, column)
         series = frame[column]
         if callable(wanted):
             mask &= np.asarray(wanted(series), dtype=bool)

@@ -15,8 +15,18 @@ from typing import Any
 
 import pandas as pd
 
+from ..arguments import check_text
 from ..environment import environment, machine_name
-from ..record import RECORDED, Record, read_record, read_records, write_record, write_values
+from ..errors import ArgumentError
+from ..record import (
+    RECORDED,
+    Record,
+    check_record,
+    read_record,
+    read_records,
+    write_record,
+    write_values,
+)
 from ..script import get_parsed_args, usage_error
 from .values import Value
 
@@ -52,6 +62,8 @@ class Study:
     """
 
     def __init__(self, page: str, about: str | None = None, *, on: str, **options: Any) -> None:
+        check_text("page", page)
+        check_text("on", on)
         self.page, self.about, self.on, self.options = page, about, on, options
         self.values: list[Value] = []
         self.tables: dict[str, Rows] = {}
@@ -73,7 +85,13 @@ class Study:
             Columns that a second run keeps beside the first's: times, and what changes with them.
         """
 
+        check_text("part", part)
+        if isinstance(times, str) or not isinstance(times, Sequence):
+            raise ArgumentError("times", got=repr(times)[:80], expected="a list of columns")
+
         def add(rows: Rows) -> Rows:
+            if not callable(rows):
+                raise ArgumentError("a table", got=repr(rows)[:80], expected="a function")
             table = name or rows.__name__
             self.tables[table], self.parts[table] = rows, part
             if times:
@@ -90,7 +108,7 @@ class Study:
         The parameters are those of :class:`~roundoff.page.values.Value`.
         """
         if name in [value.name for value in self.values]:
-            raise ValueError(f"two values of one name: {name}")
+            raise ArgumentError(f"two values of one name: {name}")
         self.values.append(Value(name, about, of, statistic, on=on or self.on, **options))
 
     def evaluate(self, record: Record) -> dict[str, dict[str, Any]]:
@@ -101,6 +119,7 @@ class Study:
         ClaimError
             When a value has no single number, or its test no verdict: names value and machine.
         """
+        check_record(record)
         entries = {value.name: value.entry(record) for value in self.values}
         return {name: entry for name, entry in entries.items() if entry is not None}
 
@@ -110,6 +129,8 @@ class Study:
         Folder, commit and first run are checked before anything is measured. ``--values``
         evaluates the values of the records again and measures nothing.
         """
+        if argv is not None and (isinstance(argv, str) or not isinstance(argv, Sequence)):
+            raise ArgumentError("argv", got=repr(argv)[:80], expected="a list of words")
         given = list(sys.argv[1:] if argv is None else argv)
         args = get_parsed_args(
             self.page,
@@ -178,7 +199,13 @@ class Study:
     def _measure(self, args: Namespace, names: Sequence[str]) -> dict[str, pd.DataFrame]:
         start, tables = time.monotonic(), {}
         for name in names:
-            frame = pd.DataFrame(self.tables[name](args)).reset_index(drop=True)
+            rows = self.tables[name](args)
+            try:
+                frame = pd.DataFrame(rows).reset_index(drop=True)
+            except (TypeError, ValueError) as error:
+                raise ArgumentError(
+                    f"rows of table {name}", got=repr(rows)[:80], expected="a list of mappings"
+                ) from error
             if len(frame.columns):  # nothing of it could run
                 tables[name] = frame
             spent = time.monotonic() - start

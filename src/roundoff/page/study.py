@@ -647,6 +647,8 @@ def attempt(
     >>> attempt({"M": 2}, lambda m: {"twice": 2 * m}, 3)
     [{'M': 2, 'twice': 6, 'note': None}]
     """
+    if not callable(run):
+        raise ArgumentError("run", got=repr(run)[:80], expected="a function")
     try:
         parts = run(*operands)
     except Exception as error:
@@ -655,6 +657,9 @@ def attempt(
             "note": f"{type(error).__name__}: {' '.join(str(error).split())[:100]}".strip(": ")
         }
     several = parts if isinstance(parts, list) else [parts]
+    for part in (row, *several):
+        if not isinstance(part, Mapping):
+            raise ArgumentError("a row", got=type(part).__name__, expected="a mapping")
     return [{**row, **part, "note": part.get("note")} for part in several]
 
 

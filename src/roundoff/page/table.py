@@ -14,6 +14,7 @@ import pandas as pd
 
 from ..compare.bounds import round_up
 from ..errors import ArgumentError
+from .claims import check_frame
 from .columns import column
 
 __all__ = ["WIDEST", "Shown", "Table", "inline", "minus", "tabs"]
@@ -95,9 +96,15 @@ class Table:
     csv: str = ""
 
     def __post_init__(self) -> None:
+        check_frame(self.frame)
+        if isinstance(self.columns, str) or not hasattr(self.columns, "__iter__"):
+            raise ArgumentError("columns", got=repr(self.columns)[:80], expected="a list of names")
+        rows = len(self.frame)
+        if self.telling is not None and np.shape(self.telling) != (rows,):
+            raise ArgumentError("telling", got=f"{self.telling!r:.80}", expected=f"{rows} bools")
         missing = [c for c in self.columns if c not in self.frame]
         if missing:
-            raise ArgumentError("no such column", got=", ".join(missing),
+            raise ArgumentError("no such column", got=", ".join(map(str, missing)),
                                 expected=", ".join(map(str, self.frame)))  # fmt: skip
         if len(self.columns) > WIDEST:
             raise ArgumentError(

@@ -11,8 +11,9 @@ import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ..errors import RoundoffError
-from ..record import row_parts
+from ..arguments import check_mapping, check_text
+from ..errors import ArgumentError, RoundoffError
+from ..record import check_record, row_parts
 from .claims import ClaimError, chosen, decided, numbers_of
 
 if TYPE_CHECKING:
@@ -103,6 +104,14 @@ class Value:
     on: str = ""
 
     def __post_init__(self) -> None:
+        check_text("name of a value", self.name)
+        check_text("name of a table", self.of)
+        if self.test is not None and not callable(self.test):
+            raise ArgumentError("test", got=repr(self.test)[:80], expected="a function")
+        if self.words is not None and (
+            not isinstance(self.words, (tuple, list)) or len(self.words) != 2
+        ):
+            raise ArgumentError("words", got=repr(self.words)[:80], expected="two words")
         if self.test is None and self.words is None:
             raise ClaimError(
                 f"value {self.name}",
@@ -118,7 +127,7 @@ class Value:
         ClaimError
             When there is no single number.
         """
-        if self.of not in tables:
+        if self.of not in check_mapping("tables", tables, "names to data frames"):
             return None
         try:
             rows = chosen(tables[self.of], self.where)
@@ -137,7 +146,7 @@ class Value:
                 if len(numbers) > 1 or math.inf in map(abs, numbers):
                     raise ClaimError("no single finite number", got=str(sorted(numbers)[:4]))
                 found.append(numbers.pop())
-        except RoundoffError:
+        except ClaimError:
             raise
         except Exception as error:
             raise ClaimError(
@@ -157,6 +166,8 @@ class Value:
         runs : list of mappings
             The tables of the first run, and those of the second where there is one.
         """
+        if not isinstance(runs, (list, tuple)):
+            raise ArgumentError("runs", got=type(runs).__name__, expected="a list of tables")
         measured = [found for found in map(self.measure, runs) if found is not None]
         if not measured:
             return None
@@ -172,8 +183,20 @@ class Value:
         if self.test is None:
             entry["test"] = word != UNDECIDED
         else:
-            entry["test"] = all(decided(self.test(found)) for found in measured)
+            entry["test"] = all(self._true_of(found) for found in measured)
         return entry if word is None else entry | {"word": word}
+
+    def _true_of(self, found: Measured) -> bool:
+        assert self.test is not None
+        try:
+            return decided(self.test(found))
+        except RoundoffError:
+            raise
+        except Exception as error:
+            raise ClaimError(
+                f"the test of value {self.name}", got=f"{type(error).__name__}: {error}",
+                expected="True or False",
+            ) from error  # fmt: skip
 
     def _word(self, found: Measured) -> str:
         if found.low is None or found.high is None or self.words is None:
@@ -183,6 +206,7 @@ class Value:
 
     def entry(self, record: Record) -> dict[str, Any] | None:
         """What :meth:`judge` says of a record, and what a reader needs to find it there."""
+        check_record(record)
         runs: list[Mapping[str, pd.DataFrame]] = [record.tables]
         if self.of in record.second:
             again = record.second[self.of]

@@ -213,10 +213,11 @@ def plain_array(x: Any) -> npt.NDArray[Any]:
         ) from error
 
 
-def _masked(x: Any) -> bool:
+def _masked(x: Any, axes: int = 64) -> bool:
     """Whether values are masked, in an array or in one of a list: NumPy drops the mask there."""
     if isinstance(x, (list, tuple)):
-        return any(_masked(v) for v in x if isinstance(v, (list, tuple, np.ma.MaskedArray)))
+        inner = (v for v in x if isinstance(v, (list, tuple, np.ma.MaskedArray)))
+        return axes > 0 and any(_masked(v, axes - 1) for v in inner)
     return bool(np.ma.is_masked(x))
 
 

@@ -44,6 +44,10 @@ Tree = int | tuple[Any, ...]
 _GLOO_SEGMENT = 1 << 20
 
 
+#: Levels of additions that Python's own stack has room for.
+_DEEPEST = 256
+
+
 def add_in_order(parts: Array, tree: Tree) -> Array:
     """The parts of the ranks added in the order of a tree, each addition rounded to their type.
 
@@ -97,7 +101,11 @@ def _add(parts: Array, tree: Tree) -> Array:
     return round_to(sequential(np.stack(wide, axis=-1)), parts.dtype, storage=True)
 
 
-def _leaves(tree: Tree) -> list[int]:
+def _leaves(tree: Tree, level: int = 0) -> list[int]:
+    if level > _DEEPEST:
+        raise ArgumentError(
+            "an order of too many levels", got=f"more than {_DEEPEST}", expected="fewer"
+        )
     if isinstance(tree, int) and not isinstance(tree, bool):
         return [tree]
     if not isinstance(tree, (tuple, list)) or len(tree) < 2:
@@ -105,7 +113,7 @@ def _leaves(tree: Tree) -> list[int]:
             "no order of additions", got=repr(tree)[:80],
             expected="the number of a rank, or a tuple of two or more orders",
         )  # fmt: skip
-    return [leaf for branch in tree for leaf in _leaves(branch)]
+    return [leaf for branch in tree for leaf in _leaves(branch, level + 1)]
 
 
 def order_depth(tree: Tree) -> int:

@@ -54,7 +54,7 @@ def check_mode(
     device: torch.device,
     outputs: Sequence[str] = (),
 ) -> list[Any]:
-    """Outputs of the module, in order; an ArgumentError where training mode changes them.
+    """Outputs of the module, in order; an ArgumentError where training mode or chance changes them.
 
     Modules are in training mode until ``eval()`` is called, which most of them do not look at:
     what one of the caller's own does, such as dropout by a function, only a run shows. Buffers and
@@ -62,13 +62,13 @@ def check_mode(
     """
     training = isinstance(module, torch.nn.Module) and any(m.training for m in module.modules())
     if not training:
-        return call_module(module, names, feeds, device, outputs)
+        return _without_draws(module, names, feeds, device, outputs)
     modes = {part: part.training for part in module.modules()}
     buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
     cards = [device] if device.type == "cuda" else []
     try:
         module.eval()
-        still = call_module(module, names, feeds, device, outputs)
+        still = _without_draws(module, names, feeds, device, outputs)
         for part, mode in modes.items():
             part.training = mode
         with torch.random.fork_rng(cards):
@@ -85,6 +85,26 @@ def check_mode(
     return moved
 
 
+def _without_draws(
+    module: Any, names: Sequence[str], feeds: Mapping[str, Any], device: torch.device,
+    outputs: Sequence[str],
+) -> list[Any]:  # fmt: skip
+    """Outputs of the module; an ArgumentError where torch's random state shows that it draws."""
+
+    def states() -> list[torch.Tensor]:
+        card = [torch.cuda.get_rng_state(device)] if device.type == "cuda" else []
+        return [torch.get_rng_state(), *card]
+
+    before = states()
+    results = call_module(module, names, feeds, device, outputs)
+    if not all(map(torch.equal, before, states())):
+        raise ArgumentError(
+            "the module draws random numbers", got=type(module).__name__,
+            expected="a module that gives the same twice", hint="make what is drawn an input of it",
+        )  # fmt: skip
+    return results
+
+
 def call_module(
     module: Any,
     names: Sequence[str],
@@ -92,11 +112,14 @@ def call_module(
     device: torch.device,
     outputs: Sequence[str] = (),
 ) -> list[Any]:
-    """Outputs of the module, in order; those of a dict with the names *outputs* by name."""
+    """Outputs of the module, in order; those of a dict with the names *outputs* by name.
+
+    It gets copies of the feeds: what it writes into them would reach the next run.
+    """
     tensors = next(iter(module.parameters()), None) if hasattr(module, "parameters") else None
     place = tensors.device if isinstance(tensors, torch.Tensor) else device
     arguments = {
-        n: feeds[n].to(place) if isinstance(feeds[n], torch.Tensor) else feeds[n]
+        n: feeds[n].to(place, copy=True) if isinstance(feeds[n], torch.Tensor) else feeds[n]
         for n in names
         if n in feeds
     }

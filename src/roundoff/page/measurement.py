@@ -98,7 +98,7 @@ class Study:
 
         Raises
         ------
-        ClaimError
+        StudyError
             When a value has no single number, or its test no verdict: names value and machine.
         """
         entries = {value.name: value.entry(record) for value in self.values}

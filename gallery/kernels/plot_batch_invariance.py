@@ -106,8 +106,8 @@ for questions in (SKY,), (SKY, STORY):
 torch.manual_seed(0)
 x, w = torch.randn(8, 4096), torch.randn(1024, 4096)
 alone, among = linear(x[:1], w)[0], linear(x, w)[0]
-print("alone:    ", alone[:3].tolist())
-print("of eight: ", among[:3].tolist())
+print("one row:   ", alone[:3].tolist())
+print("eight rows:", among[:3].tolist())
 print(f"different: {(alone != among).float().mean():.0%} of 1024 results")
 
 # %%
@@ -150,6 +150,8 @@ def draw(ax, tree, leaves, color):
     return top
 
 
+# %%
+
 figure, axes = plt.subplots(2, 1, figsize=(4.8, 4.6))
 for ax, rows, color in zip(axes, trees, ("C0", "C1"), strict=True):
     height = draw(ax, trees[rows], iter(range(K)), color)[1]
@@ -182,11 +184,11 @@ print(f"without rounding, different: {changed.float().mean():.0%} of 1024 result
 #
 # On a GPU the order changes with the rows, too. With few rows cuBLAS may cut a sum into parts, add
 # each part on a different multiprocessor, and then add the parts. That is called *split-K*, as K is
-# the length of the sum. With weights of 4096 × 4096 in bfloat16, row 0 has one result from
-# :bound:`64 <product.unsplit>` rows on. Without the memory for the parts it has one from
-# :bound:`4 <product.variables>` rows on. The *tile*, the block of results that a kernel computes
-# together, is not the cause. A kernel of ours gave the same bits with :bound:`12 <tiles.tried>`
-# shapes of the tile, and different bits when it cut K into four parts.
+# the length of the sum. With weights of 4096 × 4096 in bfloat16, row 0 keeps its bits from
+# :bound:`64 <product.unsplit>` rows on. Where cuBLAS has no memory for the parts, it keeps them
+# from :bound:`4 <product.variables>` rows on. The *tile*, the block of results that a kernel
+# computes together, is not the cause. A kernel of ours gave the same bits with
+# :bound:`12 <tiles.tried>` shapes of the tile, and different bits when it cut K into four parts.
 #
 # In attention, padding moves the sum
 # -----------------------------------
@@ -376,7 +378,7 @@ print("invariant(model):", sizes_that_change(roundoff.invariant(MODEL)))
 #   generation. On a processor the bits hold for one number of threads.
 # * It refuses convolutions, recurrent layers and other modules whose rows it cannot keep apart, and
 #   names them. Code around the model stays as it is, such as a loss or a sampler.
-# * The changed model may be compiled or trained: :func:`roundoff.invariant` says how.
+# * The changed model may be compiled or trained: :func:`~roundoff.kernels.invariant` says how.
 # * One small model was measured, and not the servers of others: vLLM has ``VLLM_BATCH_INVARIANT=1``
 #   [#vllm]_, SGLang ``--enable-deterministic-inference`` [#sglang]_.
 # * It does not order the sums of several GPUs, which have :ref:`orders of their own

@@ -771,3 +771,19 @@ def test_page_and_study_of_batches_write_the_same_text(
     made = study["decode"](names["fixed"], asked, 12, length=60).tokens[0]
     text = names["tokenizer"].decode(made, skip_special_tokens=True)
     assert text == printed_after(told[BATCH], "alone:")[1], "another cache and more padding"
+
+
+def test_what_the_page_on_batches_says_of_its_records() -> None:
+    (record,) = (r for r in read_records(BATCH) if r.machine == "nvidia-h200")
+    alone, texts = record.tables["alone"], record.tables["texts"]
+    small = {"way": "torch", "dtype": "bfloat16", "weight": ["576 → 1536", "1536 → 576"]}
+    assert (choose(alone, small)["other"] == 0).all(), "this model's products keep their bits"
+    served = choose(texts, {"served": "server"}).set_index("way")
+    partial = served.loc[["batch_invariant_ops", "two variables"]]
+    assert (partial["completions"] == 200).all()
+    assert (partial["other texts"] > 0.85 * served["other texts"]["torch"]).all(), "hardly help"
+    ways = record.tables["routes"].set_index("way")["cases"]
+    assert ways["kernel"] < 0.1 * ways.sum(), "most products go to cuBLAS"
+    slow = choose(record.tables["cost"], {"roundoff": lambda s: s > 1.15})
+    assert set(slow["weight"]) == {"8192 → 1024"}
+    assert slow["M"].max() <= 256, "few rows"

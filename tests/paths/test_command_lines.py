@@ -60,10 +60,9 @@ COMMANDS = {
     "--record": "test_two_runs_are_recorded",
     "--only TABLE": "test_a_study_measures_one_table",
     "--values": "test_two_runs_are_recorded",
-    "python gallery/…/plot_….py --record": "it stands for each page without a study",
     "python tests/evaluator/test_suite.py Operator": "test_the_cases_of_an_operator",
     "python studies/gemm_fusion.py --config 256,512 --itype 1,10 --warmup 3 --repeat 6":
-        "test_a_page_runs_with_its_options",
+        "test_a_study_runs_with_its_options",
     "python tests/test_floors.py": "test_the_floors_are_printed",
     ".venv/bin/python -m pytest tests/test_dtypes.py": "make test runs it, among others",
     ".venv/bin/python studies/my_sum.py": "tests/site/test_page_to_copy.py runs such a copy",

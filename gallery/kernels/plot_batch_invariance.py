@@ -131,9 +131,10 @@ for rows in 1, 8:
     print(f"rows: {rows}  order: {order_text(trees[rows])}")
 
 # %%
-# On the EPYC the kernel for eight rows adds one number after another to one sum. The kernel
-# for one row keeps four sums at the same time, each of every fourth number, and adds them at the
-# end. In the drawing each dot is an addition, above the two parts that it joins.
+# On the EPYC the kernel for eight rows adds one number after another to one sum. The kernel for one
+# row adds the first four numbers. Then it keeps four sums at the same time, each of every fourth
+# number, and adds them at the end. In the drawing each dot is an addition, above the two parts that
+# it joins.
 
 
 def draw(ax, tree, leaves, color):
@@ -272,7 +273,8 @@ shown.sort_values("completions", ascending=False)
 # ``roundoff.invariant(model)`` replaces the model's products, norms and attention. The new products
 # add in one order, whatever the number of rows. The new attention counts its blocks from the first
 # key that is not padding. The call changes a model in place, so we give it a copy. The other form,
-# ``with roundoff.invariant():``, needs no model: it replaces what the code inside it calls.
+# ``with roundoff.invariant():``, needs no model: it replaces what the code inside it calls. The row
+# *invariant()* of the table is of this form.
 
 fixed = roundoff.invariant(copy.deepcopy(model))
 print("alone:     ", ask(fixed, SKY)[0])
@@ -341,7 +343,7 @@ costs.round(2).set_index(["machine", "texts"])
 # No record has the speed of ``invariant(model)`` on a GPU yet, nor that of ``generate`` there
 # without a graph. Measure it with your model before you switch it on.
 #
-# So switch it on where equal bits are worth the time: in a test, in an evaluation, or where
+# Switch it on where equal bits are worth the time: in a test, in an evaluation, or where
 # reinforcement learning compares the probabilities of two programs. A chat does not need it.
 #
 # Your own model

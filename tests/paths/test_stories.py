@@ -733,16 +733,9 @@ def test_what_the_page_on_batches_says_of_an_epyc(told: dict[str, Told]) -> None
     for number in range(1, 16):
         chain = (chain, number)
     assert trees[8] == chain, "one number after another to one sum"
-    for first in range(4):  # each of every fourth number, but for where they are joined
-        four = [n for n in range(16) if n % 4 == first]
-        assert order_of(trees[1], four) == four
-
-
-def order_of(tree: Any, wanted: list[int]) -> list[int]:
-    """The leaves of a tree that are wanted, in the order in which they are added."""
-    if isinstance(tree, int):
-        return [tree] if tree in wanted else []
-    return [leaf for part in tree for leaf in order_of(part, wanted)]
+    # The first four numbers, then four sums of every fourth number, added at the end.
+    lanes = "0 + 1 + 2 + 3 + 4 + 8 + 12 + (6 + 10 + 14) + (5 + 9 + 13 + (7 + 11 + 15))"
+    assert story.names["order_text"](trees[1]) == lanes
 
 
 def test_the_trees_that_are_drawn_are_those_found(told: dict[str, Told]) -> None:

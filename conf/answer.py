@@ -1,17 +1,13 @@
-"""The form of a page: its answer box, the numbers bound to claims, and the machines' tabs.
+"""The form of a page: its answer box, and the numbers bound to values of a record.
 
-Ours, as it checks what a page says against what the page measured. ``.. answer:: nvidia-h200``
-makes the box: its bullets, the page's answer figure, the machine that the numbers are of, the code,
-and what can be taken along. ``:bound:`0.0186 <tf32>``` prints a number that the claim of that name
-gives (``<tf32/2>``: its second number; ``<page#tf32>``: of another page; ``<tf32@machine>``: as
-another machine has it); the build fails where it is another one. A build of one page judges that
-page's numbers alone: of the others nothing has run. Of a page whose study defines values it is one
-of these (``evidence.py``).
+Ours, as it checks what a page says against what was measured. ``.. answer:: nvidia-h200`` makes the
+box: its words, the page's answer figure, the machine that the numbers are of, the code, and what
+can be taken along. ``:bound:`0.0186 <tf32>``` prints a number, which ``evidence.py`` checks with
+its sentence (``<page#tf32>``: of another page; ``<tf32@machine>``: as another machine has it).
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,18 +20,7 @@ from sphinx.environment import BuildEnvironment
 from sphinx.util.docutils import SphinxDirective, SphinxRole
 
 import evidence
-from roundoff.environment import summary
-from roundoff.page.study import FIRST
-from roundoff.record import RECORDED, read_record
-
-CLAIMS = "claims.json"
-
-
-def claims_of(srcdir: Path, page: str) -> list[dict[str, Any]]:
-    """The claims of a page, as its last run in this build left them."""
-    for path in srcdir.glob(f"gallery/*/tables/{page}/{CLAIMS}"):
-        return json.loads(path.read_text("utf-8"))
-    return []
+from roundoff.record import RECORDED
 
 
 def document(env: BuildEnvironment, page: str) -> str | None:
@@ -49,73 +34,28 @@ def left_out(config: Any, page: str) -> bool:
     return pattern is not None and not re.search(pattern, f"/{page}.py")
 
 
-def wrong(text: str, target: str, claims: list[dict[str, Any]]) -> str:
-    """Why a printed number is not the one of the claim; empty where it is.
-
-    Examples
-    --------
-    >>> claim = {"name": "gap", "on": "nvidia-h200", "numbers": [{"kind": "", "text": "0.0186"}],
-    ...          "machines": {"nvidia-h200": {"values": [0.01861], "state": "true"}}}
-    >>> wrong("0.019", "gap", [claim]), wrong("0.018", "gap", [claim])
-    ('', 'claim gap on nvidia-h200: 0.018 is printed and 0.01861 measured')
-    >>> claim["machines"]["intel-xeon"] = {"values": [0.5], "state": "value"}
-    >>> wrong("0.5", "gap@intel-xeon", [claim]), wrong("0.0186", "gap@intel-xeon", [claim])
-    ('', 'claim gap on intel-xeon: 0.0186 is printed and 0.5 measured')
-    """
-    target, _, machine = target.partition("@")
-    name, _, place = target.partition("/")
-    claim = next((c for c in claims if c["name"] == name), None)
-    if claim is None:
-        return f"no claim {name}: " + (", ".join(c["name"] for c in claims) or "the page has none")
-    machine = machine or claim["on"]
-    values = claim["machines"].get(machine or "", {}).get("values", [])
-    index = int(place or 1) - 1 if (place or "1").isdigit() else -1
-    if not 0 <= index < len(values):
-        return f"claim {name} on {machine} has {len(values)} values, no number {place or 1}"
-    try:
-        held = evidence.number_of(text).holds(values[index])
-    except ValueError:
-        return f"claim {name}: {text!r} is no number"
-    if held:
-        return ""
-    return f"claim {name} on {machine}: {text} is printed and {values[index]:.6g} measured"
-
-
 class Bound(SphinxRole):
-    """A number of a claim, checked, with a link to the sentence that states it."""
+    """A number of a record, with a link to its evidence; it is checked with its sentence."""
 
     inliner: Inliner
 
     def run(self) -> tuple[list[nodes.Node], list[nodes.system_message]]:
-        """Check the number against ``claims.json``."""
+        """Make the link."""
         match = re.fullmatch(r"(?s)(.+?)\s*<(?:(\w+)#)?([^>]+)>", self.text)
         if match is None:
-            return self._fail(f"{self.text!r}: expected a number and <claim>")
+            return self._fail(f"{self.text!r}: expected a number and <value>")
         text, elsewhere, name = match.groups()
         page = elsewhere or Path(self.env.docname).name
-        if evidence.records_of(page):
-            target = f"{page}#{name}"  # checked with its sentence
-            return [self._link(text, elsewhere, f"evidence-{name.split('@')[0]}", target)], []
-        srcdir = Path(self.env.srcdir)
-        for path in srcdir.glob(f"gallery/*/tables/{page}/{CLAIMS}"):
-            self.env.note_dependency(str(path))
-        claims = claims_of(srcdir, page)
-        if not claims and left_out(self.env.config, page):
-            self.env.note_reread()  # the next build judges it
-        elif why := wrong(text, name, claims):
-            return self._fail(f"{page}: {why}")
-        return [self._link(text, elsewhere, f"claim-{re.split('[/@]', name)[0]}")], []
-
-    def _link(self, text: str, page: str | None, place: str, target: str = "") -> nodes.reference:
-        address = f"#{place}"
-        if page:
+        if not evidence.records_of(page):
+            return self._fail(f"{page}: no record of it has values")
+        address = f"#evidence-{name.split('@')[0]}"
+        if elsewhere:
             up = "../" * self.env.docname.count("/")
-            address = f"{up}{document(self.env, page)}.html{address}"
+            address = f"{up}{document(self.env, elsewhere)}.html{address}"
         link = nodes.reference("", "", nodes.strong(text, text), refuri=address, internal=True)
         link["classes"].append("ro-quoted")
-        if target:
-            link["bound"] = (" ".join(text.split()), target)
-        return link
+        link["bound"] = (" ".join(text.split()), f"{page}#{name}")
+        return [link], []
 
     def _fail(self, why: str) -> tuple[list[nodes.Node], list[nodes.system_message]]:
         message = self.inliner.reporter.error(f"a bound number: {why}", line=self.lineno)
@@ -141,7 +81,7 @@ class AnswerFigure(SphinxDirective):
                 return []
             if elsewhere or self.config.plot_gallery in (False, "False", "0", 0):
                 return []
-            raise self.error(f"{page} drew no figure with answer=True")
+            raise self.error(f'{page} drew no figure: figure.set_gid("answer")')
         (text,) = texts
         self.env.note_dependency(str(text))
         where = "/" + text.parent.relative_to(self.env.srcdir).as_posix()
@@ -176,27 +116,18 @@ class Answer(AnswerFigure):
 
     def _where(self, page: str, machine: str, bound: Sequence[tuple[str, str]]) -> str:
         path = RECORDED / page / f"{machine}.json"
-        if not path.exists():
-            raise self.error(f"no record of {page} on {machine}")
+        if machine not in evidence.records_of(page):
+            raise self.error(f"no record with values of {page} on {machine}")
         self.env.note_dependency(str(path))
-        if bound:
-            return evidence.where(page, machine, bound)
-        run = max(read_record(path).provenance.values(), key=lambda run: run.date)
-        versions = run.environment["versions"]
-        kernels = "/kernels/" in self.env.docname
-        packages = ("torch", *(("triton",) if kernels else ("onnxruntime-gpu", "onnxruntime")))
-        named = [f"{n} {v.partition('+')[0]}" for n in packages if (v := versions.get(n))]
-        name = summary(run.environment).partition(";")[0]
-        return f"Measured on {name}, {', '.join(named)}, {run.date[:10]}."
+        return evidence.where(page, machine, bound)
 
     def _take(self, page: str) -> list[nodes.Node]:
-        numbers = self.arguments[0] if evidence.records_of(page) else "this-build"
         document = f"/{self.env.docname}"
         return self.parse_text_to_nodes(
             ".. container:: ro-take\n\n"
             f"   :download:`Notebook <{document}.ipynb>` :download:`Script <{document}.py>` "
             f":download:`Both (zip) <{document}.zip>` "
-            f"`All numbers (CSV) <../../records/{page}/{numbers}.zip>`__ "
+            f"`All numbers (CSV) <../../records/{page}/{self.arguments[0]}.zip>`__ "
             "`Run it on your own <#ro-own>`__"
         )
 
@@ -220,55 +151,10 @@ def finish_tree(app: Sphinx, tree: nodes.document) -> None:
             link.children = [nodes.Text(own[0].astext())]
 
 
-_LABEL = re.compile(r'<label for="ro-m-([\w-]+)">([^<]+)</label>')
-_INPUT = '<input type="radio" name="ro-machine" id="ro-m-{machine}" aria-label="{name}"{checked}>'
-# The last rule: of a table that the machine has not, the first pane.
-_RULES = (
-    'body:has(#ro-m-{m}:checked) .ro-tabs:has([data-m~="{m}"])>.ro-pane:not([data-m~="{m}"])'
-    "{{display:none}}"
-    'body:has(#ro-m-{m}:checked) label[for="ro-m-{m}"]'
-    "{{color:inherit;font-weight:600;border-color:currentColor}}"
-    'body:has(#ro-m-{m}:focus-visible) label[for="ro-m-{m}"]{{outline:2px solid}}'
-    'body:has(#ro-m-{m}:checked) .ro-tabs:not(:has([data-m~="{m}"]))>.ro-pane~.ro-pane'
-    "{{display:none}}"
-)
-
-
-def machine_buttons(
-    app: Sphinx, pagename: str, templatename: str, context: dict[str, Any], doctree: Any
-) -> None:
-    """Put the page's one set of radio buttons below the answer: every tab's label belongs to it.
-
-    Without ``:has`` and in print the rules do not apply, and all machines are shown.
-    """
-    body = context.get("body") or ""
-    names: dict[str, str] = {}
-    for machine, name in _LABEL.findall(body):
-        names[machine] = min(names.get(machine, name), name, key=len)  # not "H200's host"
-    if not names:
-        return
-    names = {m: names[m] for m in (*[m for m in FIRST if m in names], *names)}
-    first = next(iter(names))
-    inputs = "".join(
-        _INPUT.format(machine=m, name=name, checked=" checked" if m == first else "")
-        for m, name in names.items()
-    )
-    labels = "".join(f'<label for="ro-m-{m}">{name}</label>' for m, name in names.items())
-    rules = "".join(_RULES.format(m=m) for m in names)
-    # Before the first section after the title: below the answer.
-    at = body.find("<section ", body.find("<section ") + 1)
-    context["body"] = (
-        f"{body[:at]}<style>@supports selector(:has(a)){{@media screen{{{rules}}}}}</style>"
-        f'<fieldset class="ro-machines"><legend>Tables from</legend>{inputs}'
-        f'<div class="ro-bar">{labels}</div></fieldset>{body[at:]}'
-    )
-
-
 def setup(app: Sphinx) -> dict[str, bool]:
     """Register the directive and the role."""
     app.add_directive("answer", Answer)
     app.add_directive("answer-figure", AnswerFigure)
     app.add_role("bound", Bound())
     app.connect("doctree-read", finish_tree)
-    app.connect("html-page-context", machine_buttons, priority=800)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

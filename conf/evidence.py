@@ -24,11 +24,13 @@ from sphinx.application import Sphinx
 from sphinx.util import logging
 
 from roundoff.environment import short_commit, short_name, summary
-from roundoff.page.claims import Number
-from roundoff.page.study import FIRST
+from roundoff.page.numbers import Number
 from roundoff.record import RECORDED, Record, read_records
 
 logger = logging.getLogger(__name__)
+
+#: The most telling machines come first; others follow by name.
+FIRST = ("nvidia-h200", "nvidia-h100-80gb-hbm3")
 
 COMPARES = re.compile(r"\b(faster|slower|ahead|nearer)\b", re.IGNORECASE)
 # Where a sentence ends; a bound number is one character, so that a new one may begin with it.

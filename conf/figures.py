@@ -1,13 +1,7 @@
-"""What the build takes from a page that runs: its figures and its tables.
-
-Each figure is drawn twice, for a light page and for a dark one. Each table is kept as CSV, beside
-what it was measured on, for the page of results and for readers.
-"""
+"""What the build takes from a page that runs: its figures, each for a light page and a dark one."""
 
 import contextlib
-import json
 import re
-import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +11,7 @@ import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 from matplotlib.transforms import Bbox
 
-from roundoff.page import Study, dark
+from roundoff.page import dark
 
 _SVG = {"format": "svg", "transparent": True, "metadata": {"Date": None}}
 _RST = """
@@ -39,7 +33,7 @@ _RST = """
 def scraper(block: Any, block_vars: dict[str, Any], gallery_conf: dict[str, Any]) -> str:
     """Save every open figure as two SVG files, and an opaque PNG for the thumbnail.
 
-    The alternative text is the figure's label, which ``Study.figure`` sets.
+    The alternative text is the figure's label: ``figure.set_label("…")``.
 
     Returns
     -------
@@ -49,17 +43,14 @@ def scraper(block: Any, block_vars: dict[str, Any], gallery_conf: dict[str, Any]
     Raises
     ------
     ValueError
-        When a figure has no alternative text: call ``Study.figure`` for each.
+        When a figure has no alternative text.
     """
-    for study in block_vars["example_globals"].values():
-        if isinstance(study, Study):
-            keep_tables(study, tables_of(Path(block_vars["target_file"])))
     shown = []
     for number in plt.get_fignums():
         figure = plt.figure(number)
         alt = " ".join(str(figure.get_label()).split())
         if not alt:
-            raise ValueError("a figure without a text: pass it to study.figure(name, fig, alt=…)")
+            raise ValueError('a figure without a text: figure.set_label("what it shows")')
         path = Path(next(block_vars["image_path_iterator"]))
         light, night = path.with_suffix(".svg"), path.with_name(f"{path.stem}_dark.svg")
         page = Path(block_vars["target_file"]).stem
@@ -131,29 +122,3 @@ def _top(figure: Figure) -> dict[str, Any]:
     width, height = figure.get_size_inches()
     shown = width / 1.6
     return {"bbox_inches": Bbox([[0, height - shown], [width, height]])} if shown < height else {}
-
-
-_kept: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
-
-
-def tables_of(script: Path) -> Path:
-    """Folder of the tables that the gallery's *script* showed when this site's build ran it."""
-    return script.parent / "tables" / script.stem
-
-
-def keep_tables(study: Study, folder: Path) -> None:
-    """Save the tables that have come since the last call; the first call empties the folder."""
-    if study not in _kept:
-        _kept[study] = set()
-        folder.mkdir(parents=True, exist_ok=True)
-        for old in folder.iterdir():
-            old.unlink()
-    build = study.runs[-1]
-    label = build.name()
-    claims = json.dumps(study.verdicts(), indent=1, ensure_ascii=False) + "\n"
-    (folder / "claims.json").write_text(claims, "utf-8")
-    for name in build.tables.keys() - _kept[study]:
-        build.tables[name].to_csv(folder / f"{name}.csv", index=False)
-        _kept[study].add(name)
-    about = {"label": label, "environment": build.environment}
-    (folder / "environment.json").write_text(json.dumps(about, indent=1) + "\n", "utf-8")

@@ -244,7 +244,7 @@ _trees: weakref.WeakKeyDictionary[Sphinx, str] = weakref.WeakKeyDictionary()
 def finish_page(
     app: Sphinx, pagename: str, templatename: str, context: dict[str, Any], doctree: Any
 ) -> None:
-    """Let the keyboard reach what scrolls sideways, and fold the long cells of a gallery page."""
+    """Let the keyboard reach what scrolls sideways, and give figures their size."""
     tree = context.get("furo_navigation_tree", "")
     context["furo_navigation_tree"] = tree.replace(
         'role="heading"', 'role="heading" aria-level="2"'
@@ -252,8 +252,6 @@ def finish_page(
     body = context.get("body") or ""
     for pattern, replacement in (*_EDITS, *_GALLERY_EDITS * pagename.startswith("gallery/")):
         body = re.sub(pattern, replacement, body, flags=re.DOTALL)
-    if pagename.startswith("gallery/") and "ro-evidence" not in body:  # in a story code is read
-        body = _CELL.sub(_fold, body)
     if "ro-figure" in body:
         body = _FIGURE.sub(lambda figure: figure[0] + _size(app, figure[1]), body)
     if "_thumb.png" in body:
@@ -265,7 +263,13 @@ def finish_page(
 # A quick build is not for its times; a full one runs one page at a time, to be fair to them.
 JOBS = (os.cpu_count() or 1) if unit_test_going() else 1
 # They start first: one that starts last leaves the other processors idle.
-LONGEST = ("plot_bits_to_words", "plot_llama_backend", "plot_all_reduce_order", "plot_whole_model")
+LONGEST = (
+    "plot_batch_invariance",
+    "plot_bits_to_words",
+    "plot_llama_backend",
+    "plot_all_reduce_order",
+    "plot_whole_model",
+)
 
 
 def call_workers(app: Sphinx) -> None:
@@ -369,11 +373,6 @@ _GALLERY_EDITS = (
 )
 _THUMB = re.compile(r'<img [^>]*src="([^"]*)sphx_glr_(plot_\w+?)_thumb\.png"[^>]*>')
 _FIGURE = re.compile(r'<img (?=[^>]*ro-figure)(?=[^>]*src="[^"]*/([^"/]+\.svg)")')
-_CELL = re.compile(
-    r'<div class="highlight-Python notranslate"><div class="highlight"><pre.*?</pre></div></div>',
-    re.DOTALL,
-)
-LONG_CELL = 16
 
 
 def _size(app: Sphinx, name: str) -> str:
@@ -393,19 +392,6 @@ def _thumbnail(app: Sphinx, thumb: re.Match[str]) -> str:
         for scheme, ending in (("light", ""), ("dark", "_dark"))
     )
     return "".join(images) if size else thumb[0]
-
-
-def _fold(cell: re.Match[str]) -> str:
-    """A cell longer than a screen's third is closed at first: the story is what is read."""
-    lines = cell[0].count("\n")
-    first = re.sub(r"<[^>]+>", "", cell[0].split("\n", 1)[0])
-    if found := re.search(r"study\s*\.\s*(claim|dots|lines|svg|finish)\(", first):
-        # How a sentence is tested, or a chart drawn: one click away.
-        kind = "ro-test" if found[1] == "claim" else "ro-drawn"
-        return f'<details class="ro-code {kind}"><summary>Code</summary>{cell[0]}</details>'
-    if lines <= LONG_CELL:
-        return cell[0]
-    return f'<details class="ro-code"><summary>Code, {lines} lines</summary>{cell[0]}</details>'
 
 
 @functools.cache

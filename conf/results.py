@@ -1,7 +1,7 @@
 """What this build and the records of other machines hold, as tables, cards and downloads.
 
-Ours, as the data are: ``claims.json`` and the tables that a page leaves when it runs, and the
-library's records. Directives: ``results-table`` (claims × machines), ``machine-cards``,
+Ours, as the data are: the library's records, and this build's environment. Directives:
+``results-table`` (sentences of answers × machines), ``machine-cards``,
 ``recorded-machines``, ``running-times``. Sphinx-Gallery's own page of running times loads scripts
 from elsewhere.
 """
@@ -9,7 +9,6 @@ from elsewhere.
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -20,17 +19,16 @@ from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
 import evidence
-from answer import claims_of, document
+from answer import document
 from hooks import page_order
 from notebooks import archive
-from roundoff.environment import short_name
+from roundoff.environment import environment, short_name
 from roundoff.record import RECORDED, Provenance, Record, read_record
+from roundoff.script import unit_test_going
 
 #: Folder of the site that holds what can be downloaded.
 FOLDER = "records"
 BUILD = "this-build"
-#: How a label ends where rows were computed by a GPU's processor.
-HOST = "'s host"
 # On a phone a row of this class is a card, in which each cell says whose column it is.
 CARDS, COLUMN = "ro-results", "ro-column"
 
@@ -49,11 +47,10 @@ def records() -> list[Record]:
     )  # fmt: skip
 
 
-def built(srcdir: Path) -> list[Path]:
-    """Folders of the tables of this build's pages, or of an earlier one's that it goes on from."""
-    folders = (p.parent for p in (srcdir / "gallery").glob("*/tables/*/environment.json"))
-    there = (f for f in folders if (f.parents[1] / f"{f.name}.py").exists())
-    return sorted(there, key=lambda folder: page_order(folder.name))
+def stories(srcdir: Path) -> list[str]:
+    """The pages whose records hold values, in the gallery's order."""
+    pages = [script.stem for script in srcdir.glob("gallery/*/plot_*.py")]
+    return sorted(filter(evidence.records_of, pages), key=page_order)
 
 
 class _Listing(SphinxDirective):
@@ -63,8 +60,7 @@ class _Listing(SphinxDirective):
         """Parse the lines; the page is made again when one of the files changes."""
         gallery = Path(self.env.srcdir, "gallery")
         # Files alone: to Sphinx a folder is a file that is missing, and its page always outdated.
-        for path in (*RECORDED.glob("*/*.json"), *gallery.glob("*/tables/*/*"),
-                     *gallery.glob("*/*.cost.json")):  # fmt: skip
+        for path in (*RECORDED.glob("*/*.json"), *gallery.glob("*/*.cost.json")):
             self.env.note_dependency(str(path))
         return self.parse_text_to_nodes("\n".join(self.lines()))
 
@@ -97,10 +93,6 @@ def _links(page: str, machines: Iterable[str]) -> list[str]:
     return links
 
 
-def _said(label: str, words: str) -> str:
-    return f"{words or '–'}{' (on its host)' if label.endswith(HOST) and words else ''}"
-
-
 def _text(words: str) -> str:
     """Words as they are, whatever reStructuredText would make of them."""
     return "".join(f"\\{c}" if c in "\\*`|_<>" else c for c in words)
@@ -112,12 +104,7 @@ class ResultsTable(_Listing):
     def lines(self) -> list[str]:
         """One table a page."""
         srcdir = Path(self.env.srcdir)
-        pages = {folder.name: self.page for folder in built(srcdir)}
-        for script in srcdir.glob("gallery/*/plot_*.py"):
-            if evidence.records_of(script.stem):
-                pages[script.stem] = self.values
-        ordered = sorted(pages, key=page_order)
-        return [line for page in ordered for line in pages[page](srcdir, page)]
+        return [line for page in stories(srcdir) for line in self.values(srcdir, page)]
 
     def values(self, srcdir: Path, page: str) -> list[str]:
         """The sentences of a page's answer that have numbers, and each machine's numbers."""
@@ -136,48 +123,20 @@ class ResultsTable(_Listing):
             rows.append([f"{_text(sentence)} {link}", *(_text(cell or "–") for cell in cells)])
         return _table(f":doc:`/{name}`", [*rows, _links(page, records)], CARDS)
 
-    def page(self, srcdir: Path, page: str) -> list[str]:
-        """The claims that the answer of a page quotes; nothing where it quotes none."""
-        name = document(self.env, page)
-        docstring = (srcdir / f"{name}.py").read_text("utf-8").split('"""', 2)[1]
-        quoted = re.findall(r":bound:`[^`]*<([\w-]+)[^>]*>`", docstring)
-        claims = [claim for claim in claims_of(srcdir, page) if claim["name"] in quoted]
-        if not claims:
-            return []
-        # A claim on a GPU's host is of the same machine: the cell says so, not the heading.
-        machines = {
-            m: label.removesuffix(HOST)
-            for claim in claims
-            for m, (label, _) in claim["said"].items()
-        }
-        rows = [["Answer", *map(_text, machines.values())]]
-        for claim in claims:
-            words = _text(re.sub(r"[`*]", "", claim["sentence"]))
-            said = [_said(*claim["said"].get(m, ("", ""))) for m in machines]
-            evidence = f"`Evidence <{name}.html#claim-{claim['name']}>`__"
-            rows.append([f"{words} {evidence}", *map(_text, said)])
-        return _table(f":doc:`/{name}`", [*rows, _links(page, machines)], CARDS)
-
 
 class MachineCards(_Listing):
     """A card a machine: what it is, with which versions, and what it has recorded when."""
 
     def lines(self) -> list[str]:
         """This build's machine, then the recorded ones."""
-        cards: dict[str, list[str]] = {}
-        for folder in built(Path(self.env.srcdir)):
-            about = json.loads((folder / "environment.json").read_text("utf-8"))
-            card = cards.setdefault(BUILD, _machine(about["environment"], about["label"]))
-            card.append(f"* {self.link(folder.name)}")
-        scripts = Path(self.env.srcdir).glob("gallery/*/plot_*.py")
-        stories = sorted((s.stem for s in scripts if evidence.records_of(s.stem)), key=page_order)
-        for card in cards.values():  # of this build
-            card += [f"* {self.link(page)}" for page in stories]
+        label = "this build, quick" if unit_test_going() else "this build"
+        cards = {BUILD: _machine(environment(), label)}
+        cards[BUILD] += [f"* {self.link(page)}" for page in stories(Path(self.env.srcdir))]
         latest = {r.machine: r for r in sorted(records(), key=lambda r: newest(r).date)}
         for record in records():
-            environment = newest(latest[record.machine]).environment
+            about = newest(latest[record.machine]).environment
             commits = ", ".join(f"``{commit}``" for commit in record.commits)
-            card = cards.setdefault(record.machine, _machine(environment))
+            card = cards.setdefault(record.machine, _machine(about))
             card.append(f"* {self.link(record.page)}: {newest(record).date[:10]}, commit {commits}")
         inner = [line for card in cards.values() for line in
                  (".. container::", "", *(f"   {line}" for line in card), "")]  # fmt: skip
@@ -248,13 +207,9 @@ def offer(app: Sphinx, exception: Exception | None) -> None:
     """Put the records (JSON) and the tables (CSV, and an archive of them) into the site."""
     if exception is not None or app.builder.format != "html":
         return
-    target, claims = Path(app.outdir, FOLDER), []
+    target = Path(app.outdir, FOLDER)
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir(parents=True)
-    for folder in built(Path(app.srcdir)):
-        _put(target / folder.name / BUILD, {p.name: p.read_bytes() for p in folder.iterdir()})
-        claims += claims_of(Path(app.srcdir), folder.name)
-    (target / "claims.json").write_text(json.dumps(claims, indent=1, ensure_ascii=False), "utf-8")
     for record in records():
         tables = {f"{name}.csv": t.to_csv(index=False) for name, t in record.tables.items()}
         _put(target / record.page / record.machine, {n: t.encode() for n, t in tables.items()})

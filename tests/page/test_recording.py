@@ -1,13 +1,13 @@
 """What is refused before it is measured: a record that would name a commit that did not run."""
 
-import argparse
 import subprocess
 from pathlib import Path
 
 import pytest
 
 import roundoff.environment as room
-from roundoff.page import Study
+from roundoff.page.measurement import Study
+from roundoff.record import read_record
 
 
 @pytest.fixture
@@ -23,30 +23,41 @@ def checkout(tmp_path: Path, monkeypatch) -> Path:
     return tmp_path
 
 
-def study(folder: str = "", commit: str | None = None) -> Study:
-    return Study("plot_x", argparse.Namespace(record=folder, commit=commit, second=False))
+def record(*words: str) -> None:
+    made = Study("plot_x", on="machine")
+    made.table("t", part="cpu")(lambda args: [{"n": 1}])
+    made.main(["--record", *words])
+
+
+def commit_of(folder: Path) -> str | None:
+    (path,) = folder.glob("plot_x/*.json")
+    return read_record(path).provenance["t"].commit
 
 
 @pytest.mark.parametrize(
     "name", ["src/roundoff/new.py", "gallery/numerics/plot_x.py", "studies/x.py"]
 )
 def test_changed_code_is_not_recorded_beside_the_other_records(
-    checkout: Path, capsys, name: str
+    checkout: Path, tmp_path: Path, capsys: pytest.CaptureFixture, name: str
 ) -> None:
-    assert not study().environment["commit"].endswith("+")
+    kept = tmp_path.with_name(f"{tmp_path.name}-kept")
+    record(str(kept))
+    assert not str(commit_of(kept)).endswith("+")
     (checkout / name).write_text("x = 1\n")
     with pytest.raises(SystemExit) as stop:
-        study()
+        record()
     assert stop.value.code == 2
     assert "commit them first, or keep it elsewhere with --record FOLDER" in capsys.readouterr().err
-    assert study("out").environment["commit"].endswith("+")
-    assert study(commit="feed").environment["commit"] == "feed"
+    record(str(kept))
+    assert str(commit_of(kept)).endswith("+")
+    record(str(kept), "--commit", "feed")
+    assert commit_of(kept) == "feed"
 
 
-def test_the_second_run_is_of_the_first_ones_commit(checkout: Path) -> None:
-    """The first run's record lies there, not committed."""
-    first = study().environment["commit"]
-    record = checkout / "src/roundoff/recorded/plot_x/machine.json"
-    record.parent.mkdir(parents=True)
-    record.write_text("{}")
-    assert study().environment["commit"] == first
+def test_a_record_that_lies_there_changes_no_code(checkout: Path) -> None:
+    """A second run is of the first one's commit, whose record is not committed yet."""
+    first = room.environment(None)["commit"]
+    path = checkout / "src/roundoff/recorded/plot_x/machine.json"
+    path.parent.mkdir(parents=True)
+    path.write_text("{}")
+    assert room.environment(None)["commit"] == first

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from roundoff.errors import RecordError
-from roundoff.page import ClaimError
+from roundoff.page import StudyError
 from roundoff.page.measurement import Study
 from roundoff.page.values import UNDECIDED, Measured, Value
 from roundoff.record import RECORDED, read_record, write_record, write_values
@@ -49,12 +49,12 @@ def test_a_value_is_a_number_of_chosen_rows_with_its_verdict() -> None:
     ],
 )
 def test_what_gives_no_number_is_named(statistic: Any, where: dict, said: str) -> None:
-    with pytest.raises(ClaimError, match=said):
+    with pytest.raises(StudyError, match=said):
         value(statistic, where=where).measure({"t": ROWS})
 
 
 def test_a_value_has_a_test() -> None:
-    with pytest.raises(ClaimError, match="neither test= nor words="):
+    with pytest.raises(StudyError, match="neither test= nor words="):
         Value("v", "a number", "t", "results")
 
 
@@ -85,7 +85,7 @@ def test_two_runs_must_agree() -> None:
 
 
 def test_a_comparison_without_an_interval_is_an_error() -> None:
-    with pytest.raises(ClaimError, match="value v compares: got no interval"):
+    with pytest.raises(StudyError, match="value v compares: got no interval"):
         value("ratio", words=("faster", "slower")).judge([{"t": ROWS}])
 
 

@@ -223,18 +223,20 @@ def test_invariant_texts_have_the_same_bits_alone_and_in_a_batch(
         "return_dict_in_generate": True,
     }  # fmt: skip
     together = prompts_of(lengths)
+    truth = copy.deepcopy(model).double()(**together).logits[:, -1]
     texts = []
     rows = [slice(None), *(slice(i, i + 1) for i in range(len(lengths)))]
     for row in rows:
         longest = max(lengths[row])
         given = {k: v[row, -longest:] for k, v in together.items()}
-        texts.append(snippets()[place].run(model=model, batch=given | options)["text"])
+        left = snippets()[place].run(model=model, batch=given | options)
+        assert left["model"] is model, "changed in place"
+        texts.append(left["text"])
     for i, alone in enumerate(texts[1:]):
         new = texts[0].sequences[i, -5:].tolist()
         assert new == alone.sequences[0, -5:].tolist()
         for batched, single in zip(texts[0].logits, alone.logits, strict=True):
             assert torch.equal(batched[i], single[0])
-    truth = copy.deepcopy(model).double()(**together).logits[:, -1]
     assert scaled_error(truth, texts[0].logits[0].to(dtype)).rms < 30
 
 

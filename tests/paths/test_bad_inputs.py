@@ -801,29 +801,11 @@ def shown() -> list[Case]:
     bad_values: list[Any] = [None, 3, [1], {"a": None}, {"a": 3}, {"a": {}}, {3: number}]
     bad_values += [{"a": number | {"value": v}} for v in ("x", math.nan, math.inf, ODD)]
     bad_values += [{"a": number | {"test": "yes"}}]
-    columns: list[Any] = ["nothing", 3, "who"]
     ways: list[Any] = ["nothing", None, 3, "who", lambda r: "x", lambda r: [1, 2]]
     tests: list[Any] = [3, None, lambda v: "yes", lambda v: None, lambda v: v.nothing]
     return [
         *(Case(page.choose, (f, {})) for f in (None, 3, tables)),
         *(Case(page.choose, (frame, w)) for w in (None, 3, {"nothing": 1}, {3: 1})),
-        *(Case(page.dots, (f, "n", "t")) for f in (None, 3)),
-        *(Case(page.dots, (frame, c, "n")) for c in columns),
-        *(Case(page.dots, (frame, "n", c)) for c in columns[:2]),
-        *(Case(page.dots, (frame, "n", "t"), {k: "nothing"}) for k in ("low", "panels", "colour")),
-        Case(page.dots, (frame, "n", "t"), {"reference": "x"}),
-        *(Case(page.lines, (f, "n", "t")) for f in (None, 3)),
-        *(Case(page.lines, (frame, "n", c)) for c in (*columns, ["t", "nothing"], None)),
-        *(
-            Case(page.lines, (frame, "n", "t"), {k: "nothing"})
-            for k in ("high", "panels", "series")
-        ),
-        Case(page.lines, (frame, "n", "t"), {"reference": math.nan}),
-        *(Case(page.Table, (f, "c", ["n"])) for f in (None, 3)),
-        *(Case(page.Table, (frame, "c", c)) for c in (None, "n", 3, ["nothing"], [3])),
-        *(Case(page.Table, (frame, "c", ["n"], t)) for t in (3, [True, False])),
-        *(Case(page.attempt, ({}, r)) for r in (None, 3, lambda: None, lambda: 3, lambda: [3])),
-        *(Case(page.attempt, (row, dict)) for row in (None, 3)),
         *(judged(statistic=s) for s in ways),
         *(judged(where=w) for w in (3, {"nothing": 1})),
         *(judged(interval=i) for i in (3, ("low", "high"))),

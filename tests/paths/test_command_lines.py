@@ -1,12 +1,11 @@
 """Every command line that a text or a page prints: it runs to its end, and nonsense is refused.
 
-Pages are run in this process up to where they would begin to measure, which is where a bad option
-must have been refused; whole pages run as processes, with the slow tests.
+Studies are asked in this process, where a bad option must be refused before anything is measured;
+whole studies run as processes, with the slow tests.
 """
 
 from __future__ import annotations
 
-import ast
 import json
 import os
 import re
@@ -14,7 +13,6 @@ import runpy
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
@@ -62,10 +60,9 @@ COMMANDS = {
     "--record": "test_two_runs_are_recorded",
     "--only TABLE": "test_a_study_measures_one_table",
     "--values": "test_two_runs_are_recorded",
-    "python gallery/…/plot_….py --record": "it stands for each page without a study",
     "python tests/evaluator/test_suite.py Operator": "test_the_cases_of_an_operator",
     "python studies/gemm_fusion.py --config 256,512 --itype 1,10 --warmup 3 --repeat 6":
-        "test_a_page_runs_with_its_options",
+        "test_a_study_runs_with_its_options",
     "python tests/test_floors.py": "test_the_floors_are_printed",
     ".venv/bin/python -m pytest tests/test_dtypes.py": "make test runs it, among others",
     ".venv/bin/python studies/my_sum.py": "tests/site/test_page_to_copy.py runs such a copy",
@@ -99,8 +96,7 @@ def test_every_command_line_has_a_path() -> None:
 
 
 def command(*words: str, folder: Path | None = None, **env: str) -> subprocess.CompletedProcess:
-    # A reader's sizes may leave a claim without a value, which CI's own build may not.
-    quick = {"ROUNDOFF_STRICT": "0", "UNITTEST_GOING": "1", "OMP_NUM_THREADS": "1"}
+    quick = {"UNITTEST_GOING": "1", "OMP_NUM_THREADS": "1"}
     return subprocess.run(
         [sys.executable if words[0] == "python" else words[0], *words[1:]],
         cwd=folder or ROOT,
@@ -224,95 +220,25 @@ def test_versions_that_are_named_are_ours() -> None:
     assert (ROOT / "constraints-oldest.txt").exists()
 
 
-# --- the options of a page
-
-#: Calls with which a page begins to read a model, to start processes, or to measure.
-BEGINS = {"load_trained", "Workers", "measure", "measure_ceilings", "table", "captured", "trained"}
-
-
-def parsed(page: str, options: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run a page as a script up to where it begins: a refused option ends it before."""
-    monkeypatch.setenv("UNITTEST_GOING", "1")
-    monkeypatch.setattr(sys, "argv", [str(PAGES[page]), *options])
-    tree = ast.parse(PAGES[page].read_text(encoding="utf-8"))
-    names: dict[str, Any] = {"__name__": "__main__", "__doc__": ast.get_docstring(tree)}
-    for statement in tree.body[1:]:
-        if not isinstance(statement, (ast.FunctionDef, ast.ClassDef)) and begins(statement):
-            return
-        exec(compile(ast.Module([statement], []), str(PAGES[page]), "exec"), names)
-
-
-def begins(statement: ast.stmt) -> bool:
-    for node in ast.walk(statement):
-        if isinstance(node, ast.Call):
-            name = node.func.attr if isinstance(node.func, ast.Attribute) else node.func
-            if (name.id if isinstance(name, ast.Name) else name) in BEGINS:
-                return True
-    return False
-
-
-def refused(
-    page: str, options: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> str:
-    """What a page says of options that it refuses."""
-    with pytest.raises(SystemExit) as ended:
-        parsed(page, options, monkeypatch)
-    said = capsys.readouterr().err
-    assert ended.value.code == 2
-    assert f"{page}: error: " in said
-    assert "Traceback" not in said
-    assert len(said.splitlines()) < 12
-    return said
-
-
-OPTIONS = {
-    "plot_batch_invariance": [
-        "prompts", "tokens", "completions", "most", "budget", "graph", "only",
-    ],
-}  # fmt: skip
-# A page in the form has none: its study has.
-OPTIONS = {p: o for p, o in OPTIONS.items() if "get_parsed_args(" in PAGES[p].read_text("utf-8")}
-
-
-@pytest.mark.parametrize("page", OPTIONS)
-def test_help_names_every_option(
-    page: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
-    with pytest.raises(SystemExit) as ended:
-        parsed(page, ["--help"], monkeypatch)
-    assert ended.value.code == 0
-    shown = capsys.readouterr().out
-    listed = re.findall(r"^  --(\w+)", shown, re.MULTILINE)
-    assert listed == [*OPTIONS[page], "record", "second", "commit"]
-
-
-#: Options that are lists or names: any other word is nonsense, too.
-WORDS = {"plot_batch_invariance": ["only"]}
-NONSENSE = [
-    (page, option, value)
-    for page, options in OPTIONS.items()
-    for option in options
-    for value in (["-1", "nonsense"] if option in WORDS.get(page, []) else ["-1"])
-]
-#: Values that are nonsense for one option.
-PARTICULAR = [
-    ("plot_batch_invariance", "prompts", "33"),
-    ("plot_batch_invariance", "most", "0"),
-]
+# --- the options of a study
 
 
 @pytest.mark.parametrize(
-    ("page", "option", "value"), NONSENSE + [p for p in PARTICULAR if p[0] in OPTIONS]
-)
-def test_nonsense_is_refused_before_anything_is_measured(
-    page: str,
-    option: str,
-    value: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture,
+    "options",
+    ["--prompts 33", "--prompts 0", "--tokens -1", "--completions 0", "--most 0", "--budget nan",
+     "--graph 2", "--only bits", "--record /dev/null/x", "--second"],
+)  # fmt: skip
+def test_the_study_of_batches_refuses_nonsense_before_it_measures(
+    options: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    said = refused(page, [f"--{option}", value], monkeypatch, capsys)
-    assert f"--{option}" in said
+    monkeypatch.setattr("roundoff.models.load_trained", None)
+    study = runpy.run_path(str(ROOT / "studies" / "batch_invariance.py"))["study"]
+    with pytest.raises(SystemExit) as ended:
+        study.main(options.split())
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert options.split()[0] in said
+    assert len(said.splitlines()) < 20
 
 
 @pytest.mark.parametrize(
@@ -340,15 +266,6 @@ def test_nonsense_is_refused_before_the_whole_model_is_read(
     assert len(said.splitlines()) < 12
 
 
-@pytest.mark.parametrize("page", OPTIONS)
-def test_a_record_that_cannot_be_written_is_refused_before_anything_is_measured(
-    page: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
-    said = refused(page, ["--record", "/dev/null/x"], monkeypatch, capsys)
-    assert "argument --record: got /dev/null/x, expected a folder" in said
-    assert "--second" in refused(page, ["--second"], monkeypatch, capsys)
-
-
 @pytest.mark.parametrize(
     "options",
     ["--config -1", "--config huge", "--itype 7", "--warmup -1", "--repeat 0", "--budget -1"],
@@ -361,17 +278,20 @@ def test_the_study_of_gemms_refuses_nonsense(options: str, capsys: pytest.Captur
     assert options.split()[0] in capsys.readouterr().err
 
 
-# --- whole pages
+# --- whole studies
 
-slow = pytest.mark.slow(reason="whole pages in processes of their own")
+slow = pytest.mark.slow(reason="whole studies in processes of their own")
 WHOLE = [
     (
         "studies/llama_backend.py",
         "--config small --num_hidden_layers 2 --dtype float32 --budget 0",
     ),
     ("studies/whole_model.py", "--only times,costs --layers 1 --batch 3 --budget 0.1 --limit 0.01"),
-    ("plot_batch_invariance", "--prompts 1 --tokens 1 --completions 2 --most 2 --graph 0"),
-    ("plot_batch_invariance", "--only bits"),
+    (
+        "studies/batch_invariance.py",
+        "--prompts 1 --tokens 1 --completions 2 --most 2 --graph 0 --budget 0",
+    ),
+    ("studies/batch_invariance.py", "--only alone,attention"),
     ("studies/triton_layer_norm.py", "--rows 17 --budget 0.01"),
     ("studies/bits_to_words.py", "--prompts 1 --tokens 3 --passages 1 --batch 2 --most 2"),
     ("studies/all_reduce_order.py", "--limit 30"),
@@ -385,10 +305,9 @@ WHOLE = [
 
 
 @slow
-@pytest.mark.parametrize(("page", "options"), WHOLE)
-def test_a_page_runs_with_its_options(page: str, options: str, tmp_path: Path) -> None:
-    script = PAGES.get(page, ROOT / page)  # a page, or the study behind one
-    ran = command("python", str(script), *options.split(), folder=tmp_path)
+@pytest.mark.parametrize(("study", "options"), WHOLE)
+def test_a_study_runs_with_its_options(study: str, options: str, tmp_path: Path) -> None:
+    ran = command("python", str(ROOT / study), *options.split(), folder=tmp_path)
     assert ran.returncode == 0, ran.stderr[-2000:]
     assert "Traceback" not in ran.stderr
     saved = [pd.read_csv(path) for path in (tmp_path / "build").glob("*/*.csv")]

@@ -72,8 +72,8 @@ def test_every_file_that_the_readme_links_to_is_there() -> None:
 
 def test_the_number_that_is_cited_as_an_example_is_recorded_so() -> None:
     page = (ROOT / "docs" / "cite.rst").read_text("utf-8")
-    pattern = r"^   (plot_\w+)#(\w+), (.+), (\d{4}-\d\d-\d\d), commit (\w+)$"
+    pattern = r"^   (plot_\w+)#([\w.]+), (.+), (\d{4}-\d\d-\d\d), commit (\w+)$"
     ((name, number, machine, date, commit),) = re.findall(pattern, page, re.MULTILINE)
     record = read_record(RECORDED / name / f"{machine.lower().replace(' ', '-')}.json")
-    run = record.provenance[number]
+    run = record.provenance[record.values[number]["of"]]
     assert (run.date[:10], run.commit[:10]) == (date, commit)

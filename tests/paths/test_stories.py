@@ -1,4 +1,4 @@
-"""Pages in the form: cells run in order, each after the imports and the cells before it; what the
+"""Pages: cells run in order, each after the imports and the cells before it; what the
 prose says of their output holds on this machine; page and study measure the same.
 """
 
@@ -10,6 +10,7 @@ import contextlib
 import io
 import re
 import runpy
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,6 +21,7 @@ import pandas as pd
 import pytest
 import torch
 
+from roundoff.environment import environment
 from roundoff.ort import session
 from roundoff.page import choose
 from roundoff.record import RECORDED, Record, read_record, read_records
@@ -36,8 +38,7 @@ from roundoff.reductions import (
 
 from .pages import PAGES, ROOT, Cell, cells, own_cell, run
 
-#: A page in the form has no study of its own: it stands in studies/.
-STORIES = [page for page, path in PAGES.items() if "Study(" not in path.read_text("utf-8")]
+STORIES = list(PAGES)
 
 
 def lines(cell: Cell) -> int:
@@ -676,3 +677,106 @@ def test_page_and_study_on_workers_agree_bit_for_bit(told: dict[str, Told]) -> N
             assert np.array_equal(theirs[0], told[ALL_REDUCE].names[tracks][ranks][:steps])
             loss = study["run"](teams, "gloo on cpu", study["train"], [item] * ranks)[2]
             assert loss == told[ALL_REDUCE].names["loss_of"](theirs[0][-1])
+
+
+# --- one answer alone, and another in a batch
+
+BATCH = "plot_batch_invariance"
+#: The processor whose output the prose names.
+NAMED = environment(None)["processor"] == "AMD EPYC" and sys.platform == "linux"
+named = pytest.mark.skipif(not NAMED, reason="the prose says what an AMD EPYC prints")
+
+
+def printed_after(story: Told, label: str) -> list[str]:
+    """What the page prints after a label, line by line."""
+    lines = story.text.splitlines()
+    return [line.removeprefix(label).strip() for line in lines if line.startswith(label)]
+
+
+def test_what_the_page_on_batches_says_of_its_output(told: dict[str, Told]) -> None:
+    story = told[BATCH]
+    assert story.text.count("different texts of three runs: 1\n") == 2, "not chance"
+    product, without, padded = (float(n) for n in re.findall(r"different: (\d+)%", story.text))
+    assert product > 50, "few results are equal"
+    names = story.names
+    assert torch.allclose(names["alone"], names["among"], rtol=1e-3, atol=1e-3), "six digits"
+    assert without == 0, "without rounding nothing changes"
+    assert padded > 10, "padding moves keys"
+    assert story.text.count("equal to the sum by hand: 100%") == 2, "the order explains every bit"
+
+
+def test_the_changed_model_has_one_answer(told: dict[str, Told]) -> None:
+    story = told[BATCH]
+    (_, alone), (_, batch) = (printed_after(story, label) for label in ("alone:", "in a batch:"))
+    assert alone == batch, "alone and in company"
+    for what in ("logits", "product", "attention"):
+        assert printed_after(story, f"{what} equal:") == ["True"]
+    assert story.names["first"][0].shape[0] == 1
+    assert story.names["second"][0].shape[0] == 2
+    assert story.names["price"].index.tolist() == ["torch", "invariant(model)", "with invariant()"]
+    assert (story.names["price"]["low"] > 0).all()
+
+
+@named
+def test_what_the_page_on_batches_says_of_an_epyc(told: dict[str, Told]) -> None:
+    story = told[BATCH]
+    alone = printed_after(story, "alone:")[0]
+    batch = printed_after(story, "in a batch:")[0]
+    assert "Rayleigh scattering" in alone
+    assert "intricate dance" in batch
+    (single, double) = re.findall(r"' sky' ([\d.]+)  ' answer' ([\d.]+)", story.text)
+    assert float(single[0]) - float(single[1]) == 0.125, "a step of bfloat16"
+    assert 16 < float(single[1]) < 32, "where the step is 0.125"
+    assert double[0] == double[1], "equal in the batch"
+    trees = story.names["trees"]
+    chain = 0
+    for number in range(1, 16):
+        chain = (chain, number)
+    assert trees[8] == chain, "one number after another to one sum"
+    # The first four numbers, then four sums of every fourth number, added at the end.
+    lanes = "0 + 1 + 2 + 3 + 4 + 8 + 12 + (6 + 10 + 14) + (5 + 9 + 13 + (7 + 11 + 15))"
+    assert story.names["order_text"](trees[1]) == lanes
+
+
+def test_the_trees_that_are_drawn_are_those_found(told: dict[str, Told]) -> None:
+    names = told[BATCH].names
+    assert names["trees"][1] != names["trees"][8]
+    for tree in names["trees"].values():
+        _, axis = plt.subplots()
+        _, height = names["draw"](axis, tree, iter(range(16)), "C0")
+        dots = [line for line in axis.lines if line.get_marker() == "o"]
+        assert len(dots) == 15, "an addition each"
+        leaves = [int(text.get_text()) for text in axis.texts]
+        assert sorted(leaves) == list(range(16))
+        assert height == max(dot.get_ydata()[0] for dot in dots)
+    label = next(label for label in told[BATCH].labels if label.startswith("Trees"))
+    assert names["order_text"](names["trees"][8]) in label
+    plt.close("all")
+
+
+def test_page_and_study_of_batches_write_the_same_text(
+    told: dict[str, Told], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UNITTEST_GOING", "1")
+    study = runpy.run_path(str(ROOT / "studies" / "batch_invariance.py"))
+    names = told[BATCH].names
+    asked = [names["trained"].prompt(names[question]) for question in ("SKY", "STORY")]
+    made = study["decode"](names["fixed"], asked, 12, length=60).tokens[0]
+    text = names["tokenizer"].decode(made, skip_special_tokens=True)
+    assert text == printed_after(told[BATCH], "alone:")[1], "another cache and more padding"
+
+
+def test_what_the_page_on_batches_says_of_its_records() -> None:
+    (record,) = (r for r in read_records(BATCH) if r.machine == "nvidia-h200")
+    alone, texts = record.tables["alone"], record.tables["texts"]
+    small = {"way": "torch", "dtype": "bfloat16", "weight": ["576 → 1536", "1536 → 576"]}
+    assert (choose(alone, small)["other"] == 0).all(), "this model's products keep their bits"
+    served = choose(texts, {"served": "server"}).set_index("way")
+    partial = served.loc[["batch_invariant_ops", "two variables"]]
+    assert (partial["completions"] == 200).all()
+    assert (partial["other texts"] > 0.85 * served["other texts"]["torch"]).all(), "hardly help"
+    ways = record.tables["routes"].set_index("way")["cases"]
+    assert ways["kernel"] < 0.1 * ways.sum(), "most products go to cuBLAS"
+    slow = choose(record.tables["cost"], {"roundoff": lambda s: s > 1.15})
+    assert set(slow["weight"]) == {"8192 → 1024"}
+    assert slow["M"].max() <= 256, "few rows"

@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from roundoff import TorchOnnxEvaluator, session
-from roundoff.compare import scaled_error
+from roundoff.compare import digest, scaled_error
 from roundoff.errors import RoundoffError
 from roundoff.kernels import layer_norm
 from roundoff.reductions import gloo_sum, round_to
@@ -233,17 +233,45 @@ def llama_of(folder: Path) -> None:
 # --- kernels
 
 
+OWN_MODELS = {
+    "a product": ("torch.nn.Linear(333, 41)", "torch.randn(40, 333)"),
+    "left in training": (
+        "torch.nn.Sequential(torch.nn.Linear(4096, 64), torch.nn.Dropout(0.5)).train()",
+        "torch.randn(9, 4096)",
+    ),
+    "in bfloat16": ("torch.nn.Linear(1536, 576).bfloat16()", "torch.randn(33, 1536).bfloat16()"),
+    "with NaN": ("torch.nn.Linear(64, 8)", "torch.full((4, 64), torch.nan)"),
+    "a language model": (
+        "__import__('transformers').LlamaForCausalLM(__import__('transformers').LlamaConfig("
+        "hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, "
+        "num_key_value_heads=2, vocab_size=99))",
+        "torch.randint(99, (20, 12))",
+    ),
+}
+
+
 @on("plot_batch_invariance")
-@pytest.mark.parametrize("kind", ["float32", "bfloat16"])
-def test_own_shape_of_a_product_in_a_batch(page: str, own: Notebook, kind: str) -> None:
-    rows = [1, 2, 9, 40]
-    names = own.run(K="333", N="41", ROWS=str(rows), KIND=repr(kind))
-    table = {row["way"]: row for row in names["yours"]}
-    alone, *others = (torch.nn.functional.linear(names["x"][:m], names["w"])[0] for m in rows)
-    share = sum(not torch.equal(alone, other) for other in others) / len(others)
-    assert table["torch"]["other"] == pytest.approx(share)
-    assert table["roundoff"]["other"] == 0
-    assert 0.1 < table["roundoff"]["rms error"] < 4
+@pytest.mark.parametrize("name", OWN_MODELS)
+def test_own_model_in_a_batch(
+    page: str, own: Notebook, name: str, capsys: pytest.CaptureFixture
+) -> None:
+    model, batch = OWN_MODELS[name]
+    torch.manual_seed(5)
+    names = own.run(MODEL=model, BATCH=batch)
+    plain, fixed = (line.split(":")[1] for line in capsys.readouterr().out.splitlines())
+    assert fixed.strip() == "[]"
+    torch.manual_seed(5)
+    again = eval(model, {"torch": torch}).eval()
+    rows, given = names["BATCH"], []
+    for size in (n for n in (1, 2, 3, 4, 8, 16, 32, 64) if n <= len(rows)):
+        with torch.no_grad():
+            out = again(rows[:size])
+        given.append((size, digest(getattr(out, "logits", out)[0])))
+    assert plain.strip() == str([size for size, bits in given if bits != given[0][1]])
+    with torch.no_grad():  # it computes what the model computes
+        out, found = (m(rows) for m in (again, names["MODEL"]))
+    out, found = (getattr(y, "logits", y).float() for y in (out, found))
+    torch.testing.assert_close(found, out, rtol=0.05, atol=0.05, equal_nan=True)
 
 
 def exact_gradients(names: dict[str, Any], norm: str) -> list[torch.Tensor]:
@@ -515,11 +543,15 @@ BROKEN: list[tuple[str, dict[str, str], tuple[type[Exception], ...], str]] = [
         TYPED,
         "no kernel",
     ),
-    ("plot_batch_invariance", {"N": "-3"}, TYPED, "sizes from 1"),
-    ("plot_batch_invariance", {"KIND": "'int8'"}, TYPED, "one of bfloat16, float16, float32"),
-    ("plot_batch_invariance", {"ROWS": "[]"}, TYPED, "numbers of rows beside 1"),
-    ("plot_batch_invariance", {"ROWS": "[1]"}, TYPED, "numbers of rows beside 1"),
-    ("plot_batch_invariance", {"ROWS": "[0, 4]"}, TYPED, "sizes from 1"),
+    ("plot_batch_invariance", {"BATCH": "torch.randn(1, 4096)"}, TYPED, "two rows or more"),
+    ("plot_batch_invariance", {"BATCH": "torch.randn(0, 4096)"}, TYPED, "two rows or more"),
+    ("plot_batch_invariance", {"BATCH": "torch.randn(4, 7)"}, TORCHS_OWN, "7"),
+    (
+        "plot_batch_invariance",
+        {"MODEL": "torch.nn.Conv1d(1, 1, 3)", "BATCH": "torch.randn(4, 1, 9)"},
+        TYPED,
+        "rows of these modules may depend on the rest of the batch",
+    ),
     ("plot_layer_norm_ladder", {"COLUMNS": "-2"}, TORCHS_OWN, "negative"),
     ("plot_layer_norm_ladder", {"ROWS": "-1"}, TORCHS_OWN, "negative"),
     ("plot_triton_layer_norm", {"DTYPE": "torch.int32"}, TYPED, "expected float16"),

@@ -1,7 +1,7 @@
 """A reader downloads one notebook, or one script, and runs it: ``make test-notebooks``.
 
 The environment is made for this, from a wheelhouse and without an index; roundoff comes from the
-site, by the notebook's own first cell. The tables must be the page's, times aside.
+site, by the notebook's own first cell. It shows as many tables as the page.
 """
 
 import json
@@ -11,25 +11,14 @@ import subprocess
 import sys
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
-from fnmatch import fnmatch
 from pathlib import Path
 
-import numpy as np
-import pandas as pd
 import pytest
 
-from .conftest import ROOT, SITE
+from .conftest import ROOT
 
 WHEELHOUSE = os.environ.get("ROUNDOFF_WHEELHOUSE", "")
 DRIVER = Path(__file__).with_name("execute_notebook.py")
-# Columns (table.column) that hold times, or follow from them: only these may differ.
-TIMED = {
-    "plot_layer_norm_discrepancies": ["switches.cost"],
-    "plot_batch_invariance": [
-        *(f"{t}.{c}" for t in ("cost", "token") for c in ("µs", "roundoff", "low", "high")),
-        "cost.one tile",
-    ],
-}  # fmt: skip
 
 
 def pages() -> list[str]:
@@ -113,25 +102,8 @@ def download(address: str, page: str, ending: str) -> bytes:
         return answer.read()
 
 
-def tables(folder: Path) -> dict[str, pd.DataFrame]:
-    return {p.stem: pd.read_csv(p) for p in sorted(folder.glob("*.csv"))}
-
-
-def is_same(one: pd.Series, other: pd.Series | None) -> bool:
-    """Equal; for numbers within what the order of a float64 sum may change."""
-    if other is None or len(one) != len(other) or one.dtype != other.dtype:
-        return False
-    if pd.api.types.is_float_dtype(one):
-        return np.allclose(one, other, rtol=1e-9, atol=0, equal_nan=True)
-    return one.equals(other)
-
-
-#: Pages whose tables are kept by name; those in the form print theirs.
-KEPT = [page for page in pages() if "Study(" in (ROOT / f"{page}.py").read_text("utf-8")]
-
-
-@pytest.mark.parametrize("page", [page for page in pages() if page not in KEPT])
-def test_a_notebook_of_a_story_shows_as_many_tables(page: str, ran: dict, site: Path) -> None:
+@pytest.mark.parametrize("page", pages())
+def test_a_notebook_shows_as_many_tables_as_the_page(page: str, ran: dict, site: Path) -> None:
     executed = json.loads((ran[f"{page}.ipynb"] / "executed.ipynb").read_text("utf-8"))
     outputs = [output for cell in executed["cells"] for output in cell.get("outputs", ())]
     tables = [output for output in outputs if "text/html" in output.get("data", {})]
@@ -140,46 +112,10 @@ def test_a_notebook_of_a_story_shows_as_many_tables(page: str, ran: dict, site: 
     assert not [output for output in outputs if output["output_type"] == "error"]
 
 
-@pytest.mark.parametrize("page", KEPT)
-def test_a_notebook_and_a_script_show_the_tables_of_the_page(page: str, ran: dict) -> None:
-    section, name = page.split("/")[1:]
-    shown = tables(SITE / "docs" / "gallery" / section / "tables" / name)
-    notebook = tables(ran[f"{page}.ipynb"])
-    script = tables(ran[f"{page}.py"] / "build" / name)
-    assert shown.keys() == notebook.keys() == script.keys()
-    steady, moved = 0, []
-    for table, frame in shown.items():
-        for column in frame:
-            same = [
-                is_same(frame[column], other[table].get(column)) for other in (notebook, script)
-            ]
-            steady += all(same)
-            timed = any(fnmatch(f"{table}.{column}", p) for p in TIMED.get(name, ()))
-            if not all(same) and not timed:
-                moved.append(f"{table}: {column}, in the notebook, in the script: {same}")
-    assert not moved, f"other numbers than the page's: {moved}"
-    assert steady > len(shown), "hardly a column is compared"
-
-
-@pytest.mark.parametrize("page", KEPT)
-def test_a_notebook_displays_each_table_of_the_page(page: str, ran: dict, site: Path) -> None:
-    executed = json.loads((ran[f"{page}.ipynb"] / "executed.ipynb").read_text("utf-8"))
-    outputs = [
-        "".join(output.get("data", {}).get("text/html", ""))
-        for cell in executed["cells"]
-        for output in cell.get("outputs", ())
-    ]
-    caption = r'<(?:caption|p [^>]*|p) ?id="((?:table|caption)-[^"]+)"'
-    found = set(re.findall(caption, "".join(outputs)))
-    there = set(re.findall(caption, (site / f"{page}.html").read_text("utf-8")))
-    assert found == there
-    assert there
-
-
 def test_the_first_cell_installed_roundoff_from_the_site(python: Path, ran: dict) -> None:
     where = run(python, "-m", "pip", "show", "-f", "roundoff", cwd=python.parent,
                 env=reader(python.parent))  # fmt: skip
-    assert "roundoff/page/study.py" in where.stdout
+    assert "roundoff/page/measurement.py" in where.stdout
     first = next(iter(ran))
     executed = json.loads((ran[first] / "executed.ipynb").read_text("utf-8"))
     assert "%pip install" in "".join(executed["cells"][0]["source"])

@@ -318,53 +318,6 @@ def test_a_page_offers_its_notebook_script_and_archive(site: Path, address: str,
             assert tab.request.get(link).ok, link
 
 
-MACHINES = "gallery/kernels/plot_batch_invariance.html"
-# Whether every table that a machine is in shows that machine and no other.
-SHOWN = """m => [...document.querySelectorAll('.ro-tabs')].filter(t => t.querySelector(
-    `[data-m~="${m}"]`)).every(t => [...t.querySelectorAll('.ro-pane')].every(
-    p => p.checkVisibility() === p.dataset.m.split(' ').includes(m)))"""
-
-
-def choose_this_build(tab, address: str) -> None:
-    """Open a page of several machines, and take another one at its last table."""
-    tab.set_viewport_size({"width": 1280, "height": 900})
-    visit(tab, f"{address}/{MACHINES}")
-    last = tab.locator('.ro-tabs label[for="ro-m-this-build"]').last
-    last.scroll_into_view_if_needed()
-    last.click()
-
-
-def test_machines_change_in_step(address: str, tab) -> None:
-    visit(tab, f"{address}/{MACHINES}")
-    assert tab.evaluate(SHOWN, "nvidia-h200")
-    assert not tab.evaluate(SHOWN, "this-build")
-    choose_this_build(tab, address)
-    assert tab.evaluate(SHOWN, "this-build")
-    assert not tab.evaluate(SHOWN, "nvidia-h200")
-
-
-def test_another_machine_leaves_the_page_within_a_screen_of_its_button(address, tab) -> None:
-    choose_this_build(tab, address)
-    button = tab.locator('.ro-tabs label[for="ro-m-this-build"]').last.bounding_box()
-    assert -900 < button["y"] < 900, "the page jumped"
-
-
-def test_an_arrow_takes_the_next_machine(address: str, tab) -> None:
-    choose_this_build(tab, address)
-    tab.keyboard.press("ArrowLeft")  # the buttons are one group
-    assert not tab.evaluate(SHOWN, "this-build")
-
-
-def test_a_switch_shows_the_rest_of_its_table(address: str, tab) -> None:
-    tab.set_viewport_size({"width": 1280, "height": 900})
-    visit(tab, f"{address}/{MACHINES}")
-    pane = tab.locator(".ro-pane:visible").filter(has=tab.locator(".ro-more")).first
-    hidden = pane.locator(".ro-more").first
-    assert not hidden.is_visible()
-    pane.locator(".ro-switch input").check()
-    assert hidden.is_visible()
-
-
 def follow_the_theme(address: str, tab, names: Iterable[str]) -> None:
     """Each scheme shows its own figures, with words, and none of the other's."""
     for name in names:

@@ -16,8 +16,8 @@ from docutils.utils import new_document
 from roundoff.page.measurement import Study
 from roundoff.record import RECORDED, read_record, write_record, write_values
 
-from .claims import mutants
 from .conftest import ROOT, sphinx
+from .mutants import mutants
 
 sys.path.insert(0, str(ROOT / "conf"))
 import evidence

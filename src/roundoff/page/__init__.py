@@ -1,32 +1,18 @@
-"""Tables, figures and sentences of a page, the same in the site, a notebook and a terminal.
+"""What stands behind a page of the site: a study, its numbers by name, and the style of figures.
 
-A page makes one :class:`Study`. Its methods return small objects that show themselves: HTML where
-the last expression of a cell is shown (the site, a notebook), text in a terminal. Run as a script,
-a study also saves its tables (CSV) and figures (PNG) under ``build/<page>/``, and with ``--record``
-keeps the tables beside the environment they were measured in.
+A :class:`~roundoff.page.measurement.Study` measures tables, keeps them beside the environment they
+were measured in, and defines the values that a page may print.
 """
 
-from .charts import dots, lines
-from .claims import Claim, ClaimError, choose
-from .study import Run, Study, attempt
-from .style import DARK, MARKERS, PALETTE, dark, subplots, use_style
-from .table import Shown, Table
+from .style import DARK, PALETTE, dark, subplots, use_style
+from .values import StudyError, choose
 
 __all__ = [
     "DARK",
-    "MARKERS",
     "PALETTE",
-    "Claim",
-    "ClaimError",
-    "Run",
-    "Shown",
-    "Study",
-    "Table",
-    "attempt",
+    "StudyError",
     "choose",
     "dark",
-    "dots",
-    "lines",
     "subplots",
     "use_style",
 ]

@@ -116,7 +116,7 @@ class Study:
 
         Raises
         ------
-        ClaimError
+        StudyError
             When a value has no single number, or its test no verdict: names value and machine.
         """
         check_record(record)

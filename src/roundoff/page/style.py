@@ -15,16 +15,14 @@ from cycler import cycler
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["DARK", "INK", "MARKERS", "PALETTE", "PAPER", "RULE", "dark", "subplots", "use_style"]
+__all__ = ["DARK", "INK", "PALETTE", "RULE", "dark", "subplots", "use_style"]
 
 #: Colours of lines and bars: told apart by colour-blind readers, and at least 3:1 against white
 #: and against the dark page, so that one drawing serves both.
 PALETTE = ("#2f7fd6", "#cf6a1f", "#16936c", "#a45fc4", "#d64550", "#9a7b1c", "#1490ab", "#7b838d")
-#: Markers to go with the colours: a figure must not depend on colour alone.
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 #: Colours that turn with the page: those of a light page -> those of a dark one.
 DARK = {"#24292f": "#d9dee4", "#d5dae0": "#3a4048", "#ffffff": "#131416"}
-INK, RULE, PAPER = DARK
+INK, RULE, _ = DARK
 
 #: matplotlib's settings.
 STYLE: dict[str, Any] = {

@@ -1,7 +1,6 @@
 """Numbers that pages print: a study defines them, its records hold them, pages quote them.
 
-A value is what a claim evaluates, without the sentence: rows of a table, a statistic, an interval
-and a test. The sentence stands on the page.
+A value is rows of a table, a statistic, an interval and a test. The sentence stands on the page.
 """
 
 from __future__ import annotations
@@ -11,20 +10,43 @@ import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ..arguments import check_mapping, check_text
 from ..errors import ArgumentError, RoundoffError
 from ..record import check_record, row_parts
-from .claims import ClaimError, chosen, decided, numbers_of
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from ..record import Record
 
-__all__ = ["UNDECIDED", "Measured", "Value"]
+__all__ = ["UNDECIDED", "Measured", "StudyError", "Value", "choose"]
 
 #: What stands for a comparison whose interval holds 1, or whose two runs disagree.
 UNDECIDED = "no difference measured"
+
+
+class StudyError(RoundoffError, AssertionError):
+    """A value of a study cannot be evaluated; names value and machine.
+
+    Examples
+    --------
+    >>> print(StudyError("value gap", got="[]", expected="a number"))
+    value gap: got [], expected a number
+    """
+
+
+class NoColumnError(ArgumentError, KeyError):
+    """A data frame lacks a column.
+
+    Examples
+    --------
+    >>> print(NoColumnError("no such column", got="'size'", expected="n, t"))
+    no such column: got 'size', expected n, t
+    """
+
+    __str__ = ArgumentError.__str__  # that of KeyError quotes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,7 +135,7 @@ class Value:
         ):
             raise ArgumentError("words", got=repr(self.words)[:80], expected="two words")
         if self.test is None and self.words is None:
-            raise ClaimError(
+            raise StudyError(
                 f"value {self.name}",
                 got="neither test= nor words=",
                 expected="a test that fails where the sentence is false",
@@ -124,7 +146,7 @@ class Value:
 
         Raises
         ------
-        ClaimError
+        StudyError
             When there is no single number.
         """
         if self.of not in check_mapping("tables", tables, "names to data frames"):
@@ -144,18 +166,18 @@ class Value:
             for part in parts:
                 numbers = set(numbers_of(part, self.name))
                 if len(numbers) > 1 or math.inf in map(abs, numbers):
-                    raise ClaimError("no single finite number", got=str(sorted(numbers)[:4]))
+                    raise StudyError("no single finite number", got=str(sorted(numbers)[:4]))
                 found.append(numbers.pop())
-        except ClaimError:
+        except StudyError:
             raise
         except Exception as error:
-            raise ClaimError(
+            raise StudyError(
                 f"value {self.name} cannot be evaluated",
                 got=f"{type(error).__name__}: {error}",
                 expected=f"a number from the rows of {self.of}",
             ) from error
         if len(found) not in (1, 3):
-            raise ClaimError(f"value {self.name}", got=str(found), expected="a number, low, high")
+            raise StudyError(f"value {self.name}", got=str(found), expected="a number, low, high")
         return dataclasses.replace(Measured(*found), rows=rows)
 
     def judge(self, runs: list[Mapping[str, pd.DataFrame]]) -> dict[str, Any] | None:
@@ -193,14 +215,14 @@ class Value:
         except RoundoffError:
             raise
         except Exception as error:
-            raise ClaimError(
+            raise StudyError(
                 f"the test of value {self.name}", got=f"{type(error).__name__}: {error}",
                 expected="True or False",
             ) from error  # fmt: skip
 
     def _word(self, found: Measured) -> str:
         if found.low is None or found.high is None or self.words is None:
-            raise ClaimError(f"value {self.name} compares", got="no interval", expected="interval=")
+            raise StudyError(f"value {self.name} compares", got="no interval", expected="interval=")
         less, more = self.words
         return less if found.high < 1 else more if found.low > 1 else UNDECIDED
 
@@ -216,8 +238,8 @@ class Value:
                 runs.append({**record.tables, self.of: both})
         try:
             found = self.judge(runs)
-        except ClaimError as error:
-            raise ClaimError(
+        except StudyError as error:
+            raise StudyError(
                 f"{record.page} on {record.machine}: {error.message}",
                 got=error.got,
                 expected=error.expected,
@@ -228,6 +250,76 @@ class Value:
         parts = set(row_parts(frame, record.parts.get(self.of)))
         part = parts.pop() if len(parts) == 1 else None
         return {"about": self.about, "of": self.of, "part": part, "on": self.on, **found}
+
+
+def choose(frame: pd.DataFrame, where: Mapping[str, Any]) -> pd.DataFrame:
+    """Rows whose columns have the values of *where*.
+
+    A value is one that the column equals, a list of such values, None for a missing value, or a
+    function of the column that gives a mask.
+
+    Raises
+    ------
+    NoColumnError
+        When there is no such column: a KeyError, too.
+    ArgumentError
+        When *frame* is no data frame or *where* no mapping.
+
+    Examples
+    --------
+    >>> import pandas as pd
+    >>> frame = pd.DataFrame({"dtype": ["float32", "float16"], "abs": [1.0, 2.0]})
+    >>> choose(frame, {"dtype": ["float16", "bfloat16"]})["abs"].tolist()
+    [2.0]
+    """
+    if not hasattr(frame, "columns") or not hasattr(frame, "to_dict"):
+        raise ArgumentError("frame", got=type(frame).__name__, expected="a pandas.DataFrame")
+    mask = np.ones(len(frame), dtype=bool)
+    for column, wanted in check_mapping("where", where, "columns to values").items():
+        if not isinstance(column, str) or column not in frame:
+            raise NoColumnError(
+                "no such column", got=repr(column), expected=", ".join(map(str, frame))
+            )
+        series = frame[column]
+        if callable(wanted):
+            mask &= np.asarray(wanted(series), dtype=bool)
+        elif wanted is None:
+            mask &= np.asarray(series.isna(), dtype=bool)
+        else:
+            many = isinstance(wanted, (list, tuple, set))
+            mask &= np.asarray(series.isin(list(wanted) if many else [wanted]), dtype=bool)
+    return frame[mask]
+
+
+def chosen(frame: pd.DataFrame, where: Mapping[str, Any]) -> pd.DataFrame:
+    """The rows of :func:`choose`; none where a value that *where* lists is in no row.
+
+    A number of three types needs the rows of three types.
+    """
+    rows = choose(frame, where)
+    lists = ((c, w) for c, w in where.items() if isinstance(w, (list, tuple, set)))
+    return rows if all(set(wanted) <= set(rows[c]) for c, wanted in lists) else rows.iloc[:0]
+
+
+def numbers_of(given: Any, what: str) -> list[float]:
+    """What a function of the rows gave for one number: at least one value, and no NaN."""
+    values = np.atleast_1d(np.asarray(given, dtype=float)).tolist()
+    if not values or any(math.isnan(v) for v in values):
+        raise StudyError(f"no value for {what}", got=str(values))
+    return values
+
+
+def decided(given: Any) -> bool:
+    """The verdict of a test that gave a bool, or one for each row."""
+    verdicts = np.atleast_1d(np.asarray(given)).ravel().tolist()
+    # A column of booleans that was recorded is one of objects.
+    if not verdicts or not all(isinstance(v, bool) for v in verdicts):
+        raise StudyError(
+            "its test gives no verdict",
+            got=str(verdicts[:4]),
+            expected="a bool, or one for each row",
+        )
+    return all(verdicts)
 
 
 def _plain(found: Measured) -> dict[str, float]:

@@ -1,0 +1,684 @@
+"""The study behind "Why does the batch size change a model's output?".
+
+Bits of a product's row alone and among others, of attention's tokens in each way that a server
+computes them, and of whole texts; what a tile and a split of K change; and what invariance costs:
+products, attention and tokens.
+
+The page tells the story with small experiments. This file measures the full grid, writes the
+record, and defines each number that the page may print.
+
+    python studies/batch_invariance.py --record
+
+What is called *roundoff* in a table is :func:`roundoff.kernels.matmul`,
+:func:`roundoff.kernels.attention`, or a model within ``with roundoff.invariant():``.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import traceback
+from argparse import Namespace
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from functools import cache, partial
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from torch.nn.functional import linear, pad, scaled_dot_product_attention
+
+import roundoff
+from roundoff.compare import digest, scaled_error
+from roundoff.errors import WorkerError
+from roundoff.kernels import attention, interpreting, lessons, matmul
+from roundoff.kernels.baselines import (
+    compile_ahead,
+    decode_attentions,
+    invariant_modes,
+    invariant_products,
+    vllm_tile,
+)
+from roundoff.kernels.invariant_attention import attend, seen_by_position
+from roundoff.kernels.invariant_cublas import cancelling, routes
+from roundoff.kernels.invariant_matmul import Tile
+from roundoff.models import (
+    GraphStep,
+    decode,
+    decode_step,
+    load_trained,
+    prompts,
+    server_batches,
+)
+from roundoff.page.measurement import Study
+from roundoff.page.values import Measured
+from roundoff.record import read_record
+from roundoff.script import unit_test_going
+from roundoff.timing import copies, measure, torch_precision
+
+quick = unit_test_going()
+gpu = torch.cuda.is_available() and not interpreting()
+device = "cuda" if gpu else "cpu"
+PART = "gpu" if gpu else "cpu"
+XEON = "intel-xeon-2-cores"
+
+study = Study(
+    "plot_batch_invariance",
+    "Bits of a row, a token and a text alone and in a batch, and what equal bits cost.",
+    on="nvidia-h200",
+    prompts=(8 if gpu else 2, "prompts", (1, 32)),
+    tokens=(64 if gpu else 2 if quick else 8, "tokens of each text", 1),
+    completions=(1000 if gpu else 3 if quick else 6, "requests to the server", 1),
+    most=(64 if gpu else 2 if quick else 4, "largest batch", 1),
+    budget=(0.1 if gpu else 0.02, "seconds for each comparison of times", 0),
+    graph=(True, "decode with a CUDA graph, on a GPU"),
+)
+
+# --- A second process: cuBLAS reads two environment variables when it starts. --------------------
+
+VARIABLES = {"CUBLAS_WORKSPACE_CONFIG": ":16:8", "CUBLASLT_WORKSPACE_SIZE": "1"}
+unsplit = gpu and VARIABLES.items() <= os.environ.items()  # this is that process
+TORCH = "two variables" if unsplit else "torch"
+SECOND_S = 200  # seconds that it may take
+
+
+def attempt(row: Mapping[str, Any], call: Callable[..., Any], *operands: Any) -> list[Any]:
+    """The rows of one experiment; in place of what this machine cannot run, the reason."""
+    try:
+        parts = call(*operands)
+    except Exception as error:
+        traceback.print_exc()
+        words = " ".join(str(error).split())[:100]
+        parts = {"note": f"{type(error).__name__}: {words}".strip(": ")}
+    several = parts if isinstance(parts, list) else [parts]
+    return [{**row, **part, "note": part.get("note")} for part in several]
+
+
+def with_variables(args: Namespace, table: str) -> pd.DataFrame:
+    """A table as a second process computes it, in which cuBLAS has no room to add up parts.
+
+    Raises
+    ------
+    WorkerError
+        When the process fails, whose last words are in the message, or takes too long.
+    """
+    options = {name: getattr(args, name) for name in study.options}
+    options |= {"only": table, "completions": min(args.completions, 200)}
+    with tempfile.TemporaryDirectory() as folder:
+        words = [f"--{name}={value}" for name, value in options.items()]
+        command = [sys.executable, __file__, *words, "--record", folder]
+        if args.commit:
+            command += ["--commit", args.commit]
+        try:
+            done = subprocess.run(  # noqa: S603 - this script, no shell
+                command, env=os.environ | VARIABLES, capture_output=True, text=True,
+                timeout=SECOND_S,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired as error:
+            raise WorkerError(
+                "the process with two variables", got=f"more than {SECOND_S} s",
+                expected="its tables", hint="smaller sizes",
+            ) from error  # fmt: skip
+        if done.returncode:
+            raise WorkerError("the process with two variables", got=done.stderr[-2000:])
+        (path,) = Path(folder).glob("*/*.json")
+        return read_record(path).tables[table]
+
+
+def beside(args: Namespace, table: str) -> list[Any]:
+    """Rows of the second process; on a CPU, and within it, none."""
+    if unsplit or not gpu:
+        return []
+    return attempt({}, lambda: with_variables(args, table).to_dict("records"))
+
+
+# --- A row alone, and among others. --------------------------------------------------------------
+
+OTHERS = invariant_products()[0] if gpu and not unsplit else {}
+ONE_TILE = Tile(swap=False, rows=128, columns=128, depth=64, warps=8, stages=3)
+KINDS = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32} | (
+    {"TF32": torch.float32} if gpu else {}
+)
+#: K → N: on a GPU of models with 7 and 70 billion parameters, and of a small one.
+SHAPES = [
+    *([(4096, 4096), (11008, 4096), (4096, 11008), (8192, 1024)] if gpu else []),
+    *[(576, 1536), (1536, 576)],
+]
+#: Timed, too: joined weights, vocabularies, and a weight that vLLM has tiles for.
+MORE = [(4096, 6144), (14336, 4096), (4096, 128256), (576, 49152), (2048, 12288)] if gpu else []
+COUNTS = [1, 2, 3, 4, 8, 16, 32, 64, 96, 128, 256, 512, 1024, 2048, 4096][
+    : None if gpu else 7 if quick else 10
+]
+TIMED = [2**i for i in range(13)] if gpu else [1, 16]
+#: Keys and texts of attention.
+DECODED = list(product((512, 2048, 8192), (1, 8, 64))) if gpu else []
+
+
+def products(kind: str) -> dict[str, Callable[..., torch.Tensor]]:
+    """Functions of x and W, by name; torch's first."""
+    ways: dict[str, Callable[..., torch.Tensor]] = {TORCH: linear}
+    if gpu and KINDS[kind].itemsize == 2:
+        ways["one tile"] = partial(matmul, tile=ONE_TILE)
+    ways |= OTHERS
+    return ways if unsplit else ways | {"roundoff": partial(matmul, tf32=kind == "TF32")}
+
+
+def compare_rows(function: Any, x: torch.Tensor, w: torch.Tensor) -> dict[str, Any]:
+    """Bits of the first row among others; the error of ordinary rows."""
+    rows = {m: digest(function(x[:m], w)[0]) for m in COUNTS}
+    other = [m for m in COUNTS if rows[m] != rows[1]]
+    generator = torch.Generator(device).manual_seed(0)
+    x, w = (torch.randn(t.shape, generator=generator, device=device).to(t) for t in (x[:64], w))
+    exact, y = x.double() @ w.double().T, function(x, w)
+    return {
+        "other": len(other) / (len(COUNTS) - 1),
+        "results": len(set(rows.values())),
+        "other M": f"{other[0]}–{other[-1]}" if other else "none",
+        "checksum": int(digest(y)[:5], 16),
+        "one from": next(m for m in COUNTS if len({rows[c] for c in COUNTS if c >= m}) == 1),
+        "rms error": scaled_error(exact, y, dtype=y.dtype).rms,
+    }
+
+
+@study.table(part=PART)
+def alone(args):
+    """Share of the larger M at which the first row has bits that it has not alone."""
+    found = []
+    for kind, dtype in KINDS.items():
+        for k, n in SHAPES if kind == "bfloat16" else SHAPES[:2]:
+            empty = (torch.empty(rows, k, dtype=dtype, device=device) for rows in (COUNTS[-1], n))
+            x, w = cancelling(*empty)
+            for way, function in list(products(kind).items())[: 1 if unsplit else None]:
+                row = {"dtype": kind, "weight": f"{k} → {n}", "way": way}
+                with torch_precision(tf32=kind == "TF32"):
+                    found += attempt(row, compare_rows, function, x, w)
+    return [*found, *beside(args, "alone")]
+
+
+# --- Attention of a token: in a batch, in pieces, after padding. ---------------------------------
+
+HEADS, GROUPS, HEAD, LENGTH = (32, 8, 128, 300) if gpu else (4, 2, 16, 70 if quick else 280)
+sdpa = partial(scaled_dot_product_attention, enable_gqa=True)
+
+
+def torch_attention(q: Any, k: Any, v: Any, start: int = 0) -> torch.Tensor:
+    """As a decoder calls it: the last query at the last key, the first keys padding."""
+    n, keys = q.shape[2], k.shape[2]
+    if start == 0 and n in (1, keys):
+        return sdpa(q, k, v, is_causal=n > 1)
+    seen = torch.ones(n, keys, dtype=torch.bool, device=q.device).tril(keys - n)
+    return sdpa(q, k, v, attn_mask=seen & (torch.arange(keys, device=q.device) >= start))
+
+
+def by_position(q: Any, k: Any, v: Any, start: int = 0) -> torch.Tensor:
+    return attention(q, k, v, start=torch.full((len(q),), start, device=q.device))
+
+
+def compare_tokens(compute: Any, q: Any, k: Any, v: Any) -> list[dict[str, Any]]:
+    """Tokens of the first text whose bits are not those of one pass over it alone."""
+
+    def pieces(size: int) -> torch.Tensor:
+        # cuDNN plans each length that is new, which takes long on a processor: several at once.
+        each = ThreadPoolExecutor().map if gpu and compute is torch_attention else map
+        parts = (
+            (q[:1, :, end - size : end], k[:1, :, :end], v[:1, :, :end])
+            for end in range(size, LENGTH + size, size)
+        )
+        return torch.cat([*each(lambda part: compute(*part), parts)], 2)
+
+    whole = compute(q[:1], k[:1], v[:1])
+    padded = compute(q[:1], *(pad(t[:1], (0, 0, 37, 0)) for t in (k, v)), start=37)
+    ways = {
+        "among 8 texts": compute(q, k, v)[:1],
+        "in chunks of 64": pieces(64),
+        "token by token": pieces(1),
+        "behind padding": padded,
+    }
+    return [
+        {"text": name, "checksum": int(digest(whole)[:5], 16)}
+        | {"other tokens": float((y != whole).any(3).any(1).float().mean())}
+        for name, y in ways.items()
+    ]
+
+
+@study.table("attention", part=PART)
+def tokens_of_attention(args):
+    """Share of the tokens whose bits are not those of one pass alone; padding is 37 columns."""
+    found, draw = [], partial(torch.rand, generator=torch.Generator().manual_seed(0))
+    for kind in ["bfloat16", "float16", "float32"]:
+        qkv = [
+            draw(8, heads, LENGTH, HEAD).sub(0.5).mul(4).to(device, KINDS[kind])
+            for heads in (HEADS, GROUPS, GROUPS)
+        ]
+        for way, compute in {"torch": torch_attention, "roundoff": by_position}.items():
+            found += attempt({"dtype": kind, "way": way}, compare_tokens, compute, *qkv)
+    return found
+
+
+# --- A trained model's texts, in the batches of a server. ----------------------------------------
+
+OURS = {} if unsplit else {"roundoff": roundoff.invariant}
+MODES: dict[str, Callable[[], Any]] = {TORCH: nullcontext}
+MODES |= invariant_modes()[0] if gpu and not unsplit else {}
+MODES |= OURS
+trained = cache(lambda: load_trained(layers=2 if quick else None))
+model = cache(lambda: trained().model(torch.bfloat16, device=device))
+steps: dict[str, Any] = {}  # by way: of one room for all texts a graph is recorded for each batch
+
+
+def written(args: Namespace, way: str, batches: Any) -> list[Any]:
+    """Prompt and text of each request."""
+    step = steps.setdefault(way, GraphStep(model()) if gpu and args.graph else None)
+    asked, made = [trained().prompt(text) for _, text in prompts(args.prompts)], []
+    for rows, longer in batches:
+        given = [asked[row] for row in rows]
+        with MODES[way]():
+            text = decode(
+                model(),
+                given,
+                args.tokens,
+                step=step,
+                length=longer + max(map(len, given)),
+                room=gpu * (32 + max(map(len, asked)) + args.tokens),
+            ).tokens
+        made += zip(rows, map(tuple, text.tolist()), strict=True)
+    return made
+
+
+def compare_texts(args: Namespace, way: str, batches: Any, expected: Any) -> dict[str, Any]:
+    """Texts of the requests, beside those that the prompts get alone."""
+    made = written(args, way, batches)
+    same = [[a == b for a, b in zip(text, expected[row], strict=True)] for row, text in made]
+    first = [1 + equal.index(False) for equal in same if not all(equal)]
+    return {
+        "completions": len(made),
+        "different": len(set(made)),
+        "of": len({row for row, _ in made}),
+        "other texts": len(first) / len(made),
+        "first other": min(first, default=None),
+        "checksum": int(digest(torch.tensor(list(expected.values())))[:5], 16),
+    }
+
+
+@study.table(part=PART)
+def texts(args):
+    """Completions in bfloat16 that are not what the prompt gets alone, with a static cache."""
+    single = [([row], 0) for row in range(args.prompts)]
+    served = {"alone, again": single} | {
+        f"batch of {n}": [([i % args.prompts for i in range(n)], 0)]
+        for n in (8, 16, 32, 64)
+        if args.prompts <= n <= args.most
+    }
+    found = []
+    for way in MODES:
+        requests = args.completions if way in ("torch", "roundoff") else min(args.completions, 200)
+        batches = server_batches(
+            requests, prompts=args.prompts, most=args.most, multiple=8 if gpu else 1
+        )
+        texts_alone = cache(lambda way=way: dict(written(args, way, single)))
+        for name, chosen in (served | {"server": list(batches)}).items():
+            row = {"way": way, "served": name}
+            found += attempt(
+                row, lambda c=chosen, t=texts_alone, w=way: compare_texts(args, w, c, t())
+            )
+    return [*found, *beside(args, "texts")]
+
+
+# --- What a tile changes, and what a split of K. -------------------------------------------------
+
+#: Rows, columns, values of K at a time; warps.
+TILES = [
+    ((32, 32, 128), 4), ((128, 128, 64), 8), ((16, 16, 64), 4), ((16, 32, 128), 4),
+    ((32, 64, 64), 2), ((64, 32, 64), 4), ((64, 64, 64), 4), ((64, 128, 64), 4),
+    ((128, 64, 64), 4), ((128, 128, 32), 8), ((128, 256, 64), 8), ((256, 64, 64), 8),
+]  # fmt: skip
+SPLITS = [("bfloat16", 1), ("bfloat16", 4), ("float16", 1), ("TF32", 1), ("float8_e4m3fn", 1)]
+
+
+def by_tiles(kind: str, splits: int) -> dict[str, Any]:
+    """Results of one product by several tiles, and the error of the first."""
+    generator = torch.Generator(device).manual_seed(0)
+    draw = partial(torch.randn, generator=generator, device=device)
+    x, w = (draw(m, 4096).to(getattr(torch, kind, torch.float32)) for m in (512, 4096))
+    exact, run = x.double() @ w.double().T, partial(lessons.plain_product, x, w, splits=splits)
+    tried = TILES if (kind, splits) == SPLITS[0] else TILES[:2]  # of these one is mma's
+    made = [run(tile, warps=warps, tf32=kind == "TF32") for tile, warps in tried]
+    y, by = made[0][0], [instruction for _, instruction in made]
+    narrow = torch.bfloat16 if x.dtype.itemsize == 1 else x.dtype
+    return {
+        "mma": by.count("mma"),
+        "wgmma": by.count("wgmma"),
+        "checksum": int(digest(y)[:5], 16),
+        "results": len({digest(result) for result, _ in made}),
+        "before": scaled_error(exact, y, dtype=torch.float32).rms,
+        "rounded": scaled_error(exact, y.to(narrow), dtype=narrow).rms,
+    }
+
+
+@study.table(part=PART)
+def tiles(args):
+    """Tiles that compile to each instruction; different results of all; errors of the first."""
+    found: list[Any] = []
+    for kind, splits in SPLITS if gpu and not unsplit else []:
+        found += attempt({"dtype": kind, "splits": splits}, by_tiles, kind, splits)
+    return found
+
+
+# --- What it costs: products, a token, attention. ------------------------------------------------
+
+WAYS = ["one tile", "batch_invariant_ops", "vLLM's tile", "two variables", "roundoff"]
+
+
+@cache
+def compiled() -> None:
+    """Compile the kernels that are timed, several at once."""
+    if DECODED and not unsplit:
+        attempt({}, compile_ahead, SHAPES + MORE, TIMED, DECODED)
+
+
+def ratios(args: Namespace, calls: Any, launches: int = 1) -> dict[str, Any]:
+    """Time of each call over the first's; a call is told the number of its launch."""
+    timings = measure(
+        calls,
+        device=device,
+        cuda_graph=gpu,
+        rotate=launches,
+        budget_s=args.budget,
+        precision=0.01,
+        min_rounds=9 if gpu else 3,
+        max_rounds=60,
+    )
+    over = timings.ratios().set_index("label")
+    row = over["ratio"].to_dict() | over.reindex(["roundoff"])[["low", "high"]].iloc[0].to_dict()
+    return row | {"µs": timings.frame["median"].iloc[0] * 1e6}
+
+
+def compare_times(args: Namespace, kind: str, x: Any, weights: Any) -> dict[str, Any]:
+    ways, (n, k) = products(kind), weights[0].shape
+    if gpu and (tile := vllm_tile(len(x), n, k)) != ONE_TILE and not unsplit:
+        ways["vLLM's tile"] = partial(matmul, tile=tile)
+    calls = {way: lambda i, f=f: f(x, weights[i % len(weights)]) for way, f in ways.items()}
+    work = max(len(x), 256) * max(1, n * k >> 25)
+    return ratios(args, calls, max(len(weights), 60 * 256 // work) if gpu else 1)
+
+
+@study.table(part=PART, times=["µs", *WAYS, "low", "high"])
+def cost(args):
+    """Products: time over torch's, in interleaved rounds, each launch with another weight."""
+    compiled()
+    found: list[Any] = []
+    shapes = {"bfloat16": SHAPES + MORE, "float16": (SHAPES + MORE)[: 10 if gpu else 1]}
+    for kind, each in shapes.items():
+        for k, n in each:
+            generator = torch.Generator(device).manual_seed(n)
+            draw = partial(torch.randn, generator=generator, device=device, dtype=KINDS[kind])
+            weights = [draw(n, k) for _ in range(copies(2 * n * k, device) if gpu else 1)]
+            for m in TIMED:
+                row = {"dtype": kind, "weight": f"{k} → {n}", "M": m}
+                found += attempt(row, compare_times, args, kind, draw(m, k), weights)
+    keys = ["dtype", "weight", "M"]
+    frame = pd.DataFrame(found, columns=[*keys, "µs", *WAYS, "low", "high", "note"])
+    second = pd.DataFrame(beside(args, "cost"))
+    if "one tile" in second:  # both processes time it: it relates their times
+        tiled = frame[keys].merge(second, "left", keys)["one tile"]
+        frame["two variables"] = frame["one tile"] / tiled
+    return frame
+
+
+@study.table("routes", part=PART)
+def routes_taken(args):
+    """How many of the products that were timed before went which way."""
+    return [{"way": way, "cases": count} for way, count in routes().items()]
+
+
+TOKEN = ["µs", "batch_invariant_ops", "roundoff"]
+
+
+def token_times(args: Namespace, batch: int) -> dict[str, Any]:
+    """Time of one token for each of a batch; on a processor without earlier ones."""
+    step_in = partial(decode_step, model(), batch, past=256 if gpu else 0)
+    return ratios(args, {way: step_in(mode=mode) for way, mode in MODES.items()})
+
+
+@study.table(part=PART, times=[*TOKEN, "low", "high"])
+def token(args):
+    """SmolLM2: time of one token for each text of a batch over torch's; on a GPU in a graph."""
+    found: list[Any] = []
+    for batch in ((1, 8, 64) if gpu else (1, 4)) if not unsplit else ():
+        found += attempt({"batch": batch}, token_times, args, batch)
+    return pd.DataFrame(found, columns=["batch", *TOKEN, "low", "high", "note"])
+
+
+def decode_times(args: Namespace, keys: int, batch: int, rivals: Any) -> dict[str, Any]:
+    """Attention of one token for each of a batch: times over torch's, whose bits depend on it."""
+    generator = torch.Generator(device).manual_seed(0)
+    draw = partial(torch.randn, generator=generator, device=device, dtype=torch.bfloat16)
+    sets = copies(4 * batch * GROUPS * keys * HEAD, device)
+    caches = [[draw(batch, GROUPS, keys, HEAD) for _ in "kv"] for _ in range(sets)]
+    q, seen = draw(batch, HEADS, 1, HEAD), seen_by_position(batch, 1, keys, torch.device(device))
+    ways = {"torch": sdpa, "roundoff": partial(attend, seen=seen)} | rivals
+    calls = {way: lambda i, f=f: f(q, *caches[i % sets]) for way, f in ways.items()}
+    one = [t[:1] for t in (q, *caches[0])]
+    single = ways | {"roundoff": partial(attend, seen=seen_by_position(1, 1, keys, q.device))}
+    other = [way for way, f in single.items() if digest(f(*one)) != digest(calls[way](0)[:1])]
+    return {"other bits": ", ".join(other) or "none"} | ratios(args, calls, max(sets, 60))
+
+
+# Ours cuts the keys into parts of 256, which a second kernel joins where texts are few; FlashInfer,
+# planned ahead, is told the same. FlexDecoding is torch's, untuned: as it comes, with 16 parts
+# (``SPLIT_KV``) and with parts of 256.
+TAKEN = ["FlexDecoding", "FlexDecoding, fixed", "FlexDecoding, 256 keys", "FlashInfer, 256 keys"]
+TAKEN += ["µs", "roundoff", "low", "high", "other bits"]
+
+
+@study.table(part=PART, times=TAKEN)
+def decoding(args):
+    """Attention of one token over a cache, bfloat16: time over torch's, and who changes bits."""
+    compiled()
+    found: list[Any] = []
+    for keys, batch in DECODED if not unsplit else ():
+        rivals = decode_attentions()
+        tried = (  # where one fails, the others are timed without
+            attempt({"keys": keys, "batch": batch}, decode_times, args, keys, batch, some)
+            for some in (rivals, dict(list(rivals.items())[:3]), {})
+        )
+        found += next((row for row in tried if row[0]["note"] is None), [])
+    return pd.DataFrame(found, columns=["keys", "batch", *TAKEN]) if found else []
+
+
+# --- Values: what pages may print. Name, datum and statistic, table, column; rows; a test. -------
+
+SERVER = {"served": "server"}
+
+
+def all_prompts(v: Measured) -> bool:
+    """As many texts as prompts, of enough requests to mean it."""
+    row = v.rows.iloc[0]
+    return bool(row["different"] == row["of"] and row["completions"] >= 1000)
+
+
+for name, way, least in (
+    ("changed", "torch", 0.5),
+    ("ops", "batch_invariant_ops", 0.5),
+    ("variables", "two variables", 0.5),
+):
+    study.value(
+        f"texts.{name}",
+        f"share of a server's completions that differ from what the prompt gets alone, {way}, "
+        "SmolLM2-135M, bfloat16, 64 tokens",
+        "texts",
+        "other texts",
+        where=SERVER | {"way": way},
+        test=lambda v, least=least: v.value > least,
+    )
+study.value(
+    "texts.invariant",
+    "share of a server's completions that differ from what the prompt gets alone, within `with "
+    "roundoff.invariant()`, SmolLM2-135M, bfloat16, 64 tokens",
+    "texts",
+    "other texts",
+    where=SERVER | {"way": "roundoff"},
+    test=lambda v: v.value == 0 and all_prompts(v),
+)
+study.value(
+    "texts.completions",
+    "completions of the server, torch",
+    "texts",
+    "completions",
+    where=SERVER | {"way": "torch"},
+    test=lambda v: v.value >= 1000,
+)
+study.value(
+    "texts.different",
+    "different texts that the server's completions are, for 8 prompts, torch",
+    "texts",
+    "different",
+    where=SERVER | {"way": "torch"},
+    test=lambda v: v.value > 5 * v.rows["of"].iloc[0],
+)
+
+
+def at_one_weight(t: pd.DataFrame, column: str) -> Any:
+    return t.set_index("way")[column]
+
+
+SQUARE = {"dtype": "bfloat16", "weight": "4096 → 4096", "way": ["torch", "one tile"]}
+study.value(
+    "product.unsplit",
+    "rows from which on torch's product 4096 → 4096 in bfloat16 has one result",
+    "alone",
+    lambda t: at_one_weight(t, "one from")["torch"],
+    where=SQUARE,
+    # From there on its bits are those of a kernel that does not split K.
+    test=lambda v: v.value > 1 and v.rows["checksum"].nunique() == 1,
+)
+study.value(
+    "product.variables",
+    "rows from which on torch's product 4096 → 4096 in bfloat16 has one result where two variables "
+    "leave cuBLAS no room to split K",
+    "alone",
+    "one from",
+    where=SQUARE | {"way": "two variables"},
+    test=lambda v: 1 < v.value <= 16,
+)
+study.value(
+    "product.error",
+    "typical error of a product by roundoff over that of torch's, bfloat16, 4096 → 4096, 64 rows",
+    "alone",
+    lambda t: at_one_weight(t, "rms error")["roundoff"] / at_one_weight(t, "rms error")["torch"],
+    where=SQUARE | {"way": ["torch", "roundoff"]},
+    test=lambda v: 0.99 < v.value < 1.01,
+)
+study.value(
+    "tiles.tried",
+    "shapes of a tile, all of which give one product in bfloat16 the same bits",
+    "tiles",
+    lambda t: (t["mma"] + t["wgmma"])[t["splits"] == 1],
+    where={"dtype": "bfloat16"},
+    # One result each without a split and with one, and these two differ.
+    test=lambda v: (v.rows["results"] == 1).all() and v.rows["checksum"].nunique() == 2,
+)
+study.value(
+    "attention.padding",
+    "share of 300 tokens whose bits 37 columns of padding change, torch's attention, bfloat16",
+    "attention",
+    "other tokens",
+    where={"way": "torch", "text": "behind padding", "dtype": "bfloat16"},
+    test=lambda v: v.value > 0.5,
+)
+study.value(
+    "attention.neighbours",
+    "share of 300 tokens whose bits 7 more texts change, torch's attention, bfloat16",
+    "attention",
+    "other tokens",
+    where={"way": "torch", "text": "among 8 texts", "dtype": "bfloat16"},
+    test=lambda v: v.value == 0,
+)
+
+
+def column_of(statistic: str) -> Callable[[pd.DataFrame], list[float]]:
+    """The least or the largest ratio of a table, with its interval."""
+
+    def pick(t: pd.DataFrame) -> list[float]:
+        row = t.sort_values("roundoff").iloc[0 if statistic == "least" else -1]
+        return row[["roundoff", "low", "high"]].tolist()
+
+    return pick
+
+
+#: A graph is of a GPU, where batches go up to 64.
+ON_CPU = {"batch": lambda s: s.isin([1, 4]) & (s == 4).any()}
+IN_GRAPH = {"batch": lambda s: s.isin([1, 8, 64]) & (s == 64).any()}
+
+
+def all_above(v: Measured) -> bool:
+    return bool((v.rows["low"] > 1).all())
+
+
+for statistic in "least", "most":
+    study.value(
+        f"cpu.{statistic}",
+        f"{statistic} time of a token within `with roundoff.invariant()` over torch's, batches of "
+        "1 and 4, two cores",
+        "token",
+        column_of(statistic),
+        where=ON_CPU,
+        on=XEON,
+        test=lambda v, low=3 if statistic == "least" else 5: v.low is not None and v.low > low,
+    )
+    study.value(
+        f"graph.{statistic}",
+        f"{statistic} time of a token in a CUDA graph recorded within `with roundoff.invariant()` "
+        "over torch's, batches of 1, 8 and 64",
+        "token",
+        column_of(statistic),
+        where=IN_GRAPH,
+        test=lambda v: bool((v.rows["high"] < 1).all()),
+    )
+    study.value(
+        f"decoding.{statistic}",
+        f"{statistic} time of roundoff's attention of one token over torch's, bfloat16, nine "
+        "shapes, in a CUDA graph",
+        "decoding",
+        column_of(statistic),
+        test=all_above,
+    )
+study.value(
+    "product.median",
+    "median time of roundoff's product over torch's, 273 shapes in float16 and bfloat16, in a CUDA "
+    "graph",
+    "cost",
+    lambda t: t["roundoff"].median(),
+    where={"batch_invariant_ops": lambda s: s.notna()},
+    test=lambda v: 0.97 < v.value < 1.03,
+)
+study.value(
+    "product.most",
+    "most time of roundoff's product over torch's, 273 shapes in float16 and bfloat16, in a CUDA "
+    "graph",
+    "cost",
+    column_of("most"),
+    where={"batch_invariant_ops": lambda s: s.notna()},
+    test=lambda v: v.low is not None and v.low > 1.2,
+)
+study.value(
+    "product.shapes",
+    "shapes of products that were timed, in float16 and bfloat16",
+    "cost",
+    len,
+    where={"batch_invariant_ops": lambda s: s.notna()},
+    # Where it is beyond 1.15, the weight is 8192 → 1024 and there are few rows.
+    test=lambda v: (
+        v.rows[v.rows["roundoff"] > 1.15]
+        .pipe(lambda t: (t["weight"] == "8192 → 1024") & (t["M"] <= 256))
+        .all()
+    ),
+)
+
+if __name__ == "__main__":
+    study.main()

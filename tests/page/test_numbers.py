@@ -1,0 +1,119 @@
+"""A number as it is printed, and rows that are chosen by data."""
+
+import math
+
+import pandas as pd
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from roundoff.page import choose
+from roundoff.page.numbers import Number, prints
+
+ROWS = pd.DataFrame({
+    "tf32": ["on", "on", "off", None], "N": [64, 128, 64, 128], "ratio": [121.6, 98.4, 1.0, 0.0],
+    "finite": [True, True, True, False],
+})  # fmt: skip
+
+
+# --- a number, as it is printed
+
+
+def one_more(text: str, step: int) -> str:
+    """*text*, its last digit changed by *step*, carried where needed."""
+    mantissa, e, exponent = text.partition("e")
+    decimals = len(mantissa.partition(".")[2])
+    digits = int(mantissa.replace(".", "")) + step
+    return f"{digits / 10**decimals:.{decimals}f}{e}{exponent}"
+
+
+@given(st.floats(-1e6, 1e6), st.integers(0, 8))
+def test_a_correctly_printed_number_holds_and_its_neighbours_do_not(
+    value: float, digits: int
+) -> None:
+    scaled = value * 10**digits
+    # Halfway, as far as a float64 can tell, two texts are right.
+    assume(abs(abs(scaled % 1) - 0.5) > max(1e-6, 2 * math.ulp(scaled)))
+    text = f"{value:.{digits}f}"
+    assert prints(text, value)
+    assert prints(f"{value:,.{digits}f}".replace("-", "−"), value)
+    for step in (-1, 1):
+        changed = f"{float(text) + step * 10.0**-digits:.{digits}f}"
+        assert not prints(changed, value), changed
+
+
+@given(st.floats(1e-12, 1e12), st.integers(0, 6))
+def test_the_same_with_an_exponent(value: float, digits: int) -> None:
+    text = f"{value:.{digits}e}"
+    exponent = int(text.partition("e")[2])
+    assume(abs(abs(value * 10.0 ** (digits - exponent) % 1) - 0.5) > 1e-6)
+    assert prints(text, value)
+    assert not prints(one_more(text, 1), value)
+    assert not prints(one_more(text, -1), value)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("122", 121.6), ("0.0186", 0.01863), ("2.4e-5", 2.44e-5), ("2.4e−5", 2.44e-5),
+        ("1,536", 1536.4), ("−0.50", -0.503), ("-3", -3.2), ("18.3%", 0.18349), ("18.3 %", 0.18251),
+        ("100%", 0.9951), ("0", 0.4), ("0", 0.0), ("1.20", 1.2), ("1,000,000", 1_000_000.4),
+    ],
+)  # fmt: skip
+def test_a_number_is_read_as_it_is_printed(text: str, value: float) -> None:
+    assert Number("", text).holds(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("122", 121.4), ("2.4e-5", 2.51e-5), ("1,536", 1535.4), ("0.50", -0.503), ("18.3%", 18.3),
+        ("18.3%", 0.1826 + 0.001), ("1.20", 1.21), ("122", math.inf), ("122", math.nan),
+    ],
+)  # fmt: skip
+def test_another_number_does_not_hold(text: str, value: float) -> None:
+    assert not Number("", text).holds(value)
+
+
+@given(st.floats(0.01, 1e5), st.booleans())
+def test_about_allows_a_fifth(number: float, negative: bool) -> None:
+    number = -number if negative else number
+    bound = Number("about", repr(number))
+    printed = abs(number)
+    for factor in (0.8001, 1.0, 1.1999):
+        assert bound.holds(math.copysign(factor * printed, number))
+    for factor in (0.7999, 1.2001, -1.0):
+        assert not bound.holds(math.copysign(printed, number) * factor)
+
+
+@pytest.mark.parametrize(
+    ("text", "value", "shown"),
+    [
+        ("122", 98.44, "98.4"), ("20", 3.14159, "3.1"), ("0.0186", 0.020449, "0.0204"),
+        ("1,536", 1542.3, "1,542"), ("20", 1234.0, "1,200"), ("2.4e-5", 3.16e-5, "0.000032"),
+        ("2.4e-9", 3.16e-9, "3.2e−09"), ("−0.5", -0.23, "−0.2"), ("18.3%", 0.20044, "20%"),
+        ("18.3%", 0.20144, "20.1%"), ("0", 3.0, "3"), ("3.1", 0.0, "0"),
+    ],
+)  # fmt: skip
+def test_another_machine_shows_as_many_digits(text: str, value: float, shown: str) -> None:
+    assert Number("", text).shown(value) == shown
+
+
+# --- which rows
+
+
+@pytest.mark.parametrize(
+    ("where", "rows"),
+    [
+        ({}, [0, 1, 2, 3]), ({"tf32": "on"}, [0, 1]), ({"tf32": ["on", "off"]}, [0, 1, 2]),
+        ({"tf32": None}, [3]), ({"ratio": lambda s: s > 50}, [0, 1]), ({"finite": False}, [3]),
+        ({"tf32": "on", "N": 128}, [1]), ({"N": (64,)}, [0, 2]), ({"tf32": "maybe"}, []),
+    ],
+)  # fmt: skip
+def test_rows_are_chosen_by_data(where, rows: list[int]) -> None:
+    assert choose(ROWS, where).index.tolist() == rows
+
+
+def test_a_column_that_is_not_there_cannot_choose() -> None:
+    with pytest.raises(KeyError, match="flush"):
+        choose(ROWS, {"flush": "on"})

@@ -137,8 +137,8 @@ class CalibratedTolerance:
         if self.extrapolated:
             rate += ", if differences have a power law's tail or a lighter one"
         return (
-            f"Calibrated on {self.feeds} inputs: {rate}. A fault that moves no element by "
-            f"{self.passes:.2g} of the RMS passes. It holds for {_ASSUMES}."
+            f"Calibrated on {self.feeds} inputs: {rate}. A fault that moves every element by "
+            f"less than {self.passes:.2g} of the RMS passes. The tolerance holds for {_ASSUMES}."
         )
 
 

@@ -264,8 +264,8 @@ show("both", exact, core)
 # -------------------
 #
 # The table has float32 on the H200 and on its host's CPU, with TF32 in ONNX Runtime, in PyTorch, in
-# both or in neither. *difference* is the largest one. *torch* and *ORT* (ONNX Runtime) are their
-# RMS errors against float64, in the unit above.
+# both or in neither. *difference* is the largest difference between the two results. *torch* and
+# *ORT* (ONNX Runtime) are the RMS errors against float64, in the unit above.
 
 gaps = recorded("gaps", ["case", "dtype", "abs", "torch error", "ORT error"])
 gaps = gaps[gaps["dtype"] == "float32"].drop(columns="dtype")
@@ -332,8 +332,9 @@ pd.DataFrame({"changed": changed, "time": switches["cost"].map("{:.2f}".format)}
 #
 # Put in an ONNX file, and the module that it was exported from, if there is one.
 # :func:`~roundoff.runtimes.compare_runtimes` names the first node that differs, the runtime with
-# the smaller error, what to set, and a tolerance for your test. It runs on the GPU if there is one,
-# and says there which runtime may use TF32. The tolerance takes 300 runs, up to a minute here.
+# the smaller error, what to set, and a tolerance for your test. The first node may differ in last
+# bits only, as LayerNormalization does here. The comparison runs on the GPU if there is one, and
+# says there which runtime may use TF32. The tolerance takes 300 runs, up to a minute here.
 
 MODEL = layer_norm_matmul()  # or "model.onnx"
 FEEDS = layer_norm_feeds(64, 48)  # or {"X": an array}, or None: random ones
@@ -350,7 +351,7 @@ compare_runtimes(MODEL, FEEDS, module=MODULE)
 # * In float16 look for overflow first. RMSNorm squares its input, and a number above 256 has no
 #   square in float16. Deep transformers have channels with such numbers [#massive]_. In a test, 32
 #   of 64 rows had a channel uniform in ±800. Both runtimes turned :bound:`21 <overflow.rows>` of
-#   these rows into zeros on the H200. Squares in float32 avoid that.
+#   the 32 rows into zeros on the H200. Squares in float32 avoid that.
 # * Fasi et al. found how tensor cores before Hopper drop bits [#fasi]_. ``tensor_core_matmul`` has
 #   every bit of 64 × 64 products that a Triton kernel made in one chain on an H100 and an H200.
 #   cuBLAS, which ONNX Runtime calls, may cut a long sum into parts. So this page compares sizes of

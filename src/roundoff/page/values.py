@@ -260,8 +260,8 @@ def choose(frame: pd.DataFrame, where: Mapping[str, Any]) -> pd.DataFrame:
 
     Raises
     ------
-    NoColumnError
-        When there is no such column: a KeyError, too.
+    KeyError
+        When there is no such column.
     ArgumentError
         When *frame* is no data frame or *where* no mapping.
 

@@ -417,6 +417,7 @@ quotient(
 )
 for name, case, options in (
     ("narrow.torch", QKV, {}),
+    ("wide.torch", WIDE, {}),
     ("split.torch", MANY, {"test": same}),
 ):
     quotient(

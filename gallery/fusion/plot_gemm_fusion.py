@@ -9,13 +9,13 @@ needs one. Which takes less time?
 
 .. answer:: nvidia-h200
 
-   **Why.** For one token, a Gemm (ONNX's matrix product) does little else than read its weights.
-   Joining them in each run reads and writes them once more. In float16 one wide Gemm then takes
-   :bound:`3.9 <inside>` times as long as two.
+   **Why.** Only if the weights are joined once. For one token, a Gemm (ONNX's matrix product) does
+   little else than read its weights, and joining them in each run reads and writes them again. One
+   wide Gemm in float16 then takes :bound:`3.9 <inside>` times as long as two.
 
-   **The cure.** Join the weights once, before the first run. In ONNX Runtime, queries, keys and
-   values of one token then take :bound:`0.51 <narrow>` of the time of three Gemms. For two wide
-   weights it is a tie: :bound:`no difference measured <wide>`.
+   **The cure.** Join the weights before the first run. In ONNX Runtime, queries, keys and values of
+   one token then take :bound:`0.51 <narrow>` of the time of three Gemms. Two wide weights are a
+   tie: :bound:`no difference measured <wide>`.
 
    **The price.** The results come side by side. ONNX Runtime's Split copies them: 4096 tokens take
    :bound:`1.15 <split>` times as long as with two Gemms. PyTorch's ``split`` copies nothing:
@@ -24,12 +24,12 @@ needs one. Which takes less time?
    .. code-block:: python
 
       weight = torch.cat([query, key, value], 1)  # once, before the first token
-      q, k, v = (x @ weight).split(widths, 1)  # views: PyTorch's split copies nothing
+      q, k, v = (x @ weight).split(widths, -1)  # views: PyTorch's split copies nothing
 """
 
 # %%
 # Every cell runs on a laptop in seconds. A bold number was recorded on an H200 by a study of this
-# question. It leads to its evidence at the end of the page.
+# question: click it for its evidence.
 
 import matplotlib.pyplot as plt
 import pandas as pd
@@ -48,7 +48,7 @@ from roundoff.timing import measure
 #
 # A fusion replaces two Gemms by one. If it treats the weights as inputs, it has to join them with a
 # Concat in each run. If it treats them as constants, it can join them before. These are the three
-# models as text.
+# models as text. All give the same matrix, so two Gemms end with a Concat of their two results.
 
 HEAD = '<ir_version: 10, opset_import: ["": 20]> gemms '
 TWO = """(float[m,k] X, float[k,y] Y, float[k,z] Z) => (float[m,n] O) {
@@ -66,8 +66,8 @@ BEFORE = """(float[m,k] X, float[k,n] W) => (float[m,n] O) {
 MODELS = {"two Gemms": TWO, "joined in each run": EACH_RUN, "joined before": BEFORE}
 
 # %%
-# ``X`` and the weights are normal numbers. ONNX Runtime computes on one core, and its inputs are in
-# place before the clock starts.
+# ``X`` and the weights are normally distributed. ONNX Runtime computes on one core, and its inputs
+# are in place before the clock starts.
 
 PROVIDER, DEVICE = "CPUExecutionProvider", "cpu"  # or "CUDAExecutionProvider", "cuda"
 
@@ -129,8 +129,8 @@ large = show({"two Gemms": two, "joined before": before})
 # ------------------------------
 #
 # A Gemm of one row multiplies each weight once. Reading a weight from memory takes longer than
-# that, so the time of the product is the time of reading. We draw what each model moves. A block is
-# one pass over all weights.
+# multiplying it, so the time of the product is the time of reading. We draw what each model moves.
+# A block is one pass over all weights.
 
 passes = {
     "two Gemms": ["Gemms read"],
@@ -153,12 +153,13 @@ plt.show()
 # %%
 # Three passes instead of one should take about three times as long. In float32 the H200 takes
 # :bound:`2.9 <inside.float32>` times as long. Its two Gemms read the weights at
-# :bound:`3.6 <read>` TB a second. If reading is the cause, half the bytes take half the time. They
-# do: on the H200 two Gemms in float16 take :bound:`0.51 <half>` of their time in float32.
+# :bound:`3.6 <read>` TB a second, of the 4.8 that its data sheet names [#h200]_. If reading is the
+# cause, half the bytes take half the time. They do: on the H200 two Gemms in float16 take
+# :bound:`0.51 <half>` of their time in float32.
 #
-# In float16 the H200 takes even :bound:`3.9 <inside>` times as long. Concat is the reason. In
-# float32 Concat moves :bound:`3.8 <concat.float32>` TB a second on the H200, and in float16
-# :bound:`2.4 <concat.float16>`.
+# In float16 the H200 takes :bound:`3.9 <inside>` times as long, more than three. There Concat is
+# slower: it moves :bound:`2.4 <concat.float16>` TB a second, and in float32
+# :bound:`3.8 <concat.float32>`. We do not know why.
 #
 # Here we time Concat by itself.
 
@@ -167,8 +168,8 @@ alone = call(CONCAT, token)
 parts = show({"two Gemms": two, "joined in each run": each_run, "Concat alone": alone})
 
 # %%
-# Concat alone takes longer than the two Gemms. Now we give the products more rows. They multiply
-# each weight more often, and Concat stays what it was. If Concat is the cause, its share shrinks.
+# Concat alone takes longer than the two Gemms. Now we give X more rows. Then the products take
+# longer, and Concat does not. If Concat is the cause, its share of the time shrinks.
 
 ROWS = (1, 4, 16, 64) if unit_test_going() else (1, 4, 16, 64, 256)
 lines = []
@@ -177,13 +178,15 @@ for rows in ROWS:
     calls = {name: call(model, data) for name, model in MODELS.items()}
     timings = measure(calls, device=DEVICE, budget_s=1, min_rounds=5)
     for ratio in timings.ratios("two Gemms").itertuples():
-        lines.append({"rows": rows, "model": ratio.label, "over two": ratio.ratio})
-live = pd.DataFrame(lines)
-live = live.pivot(index="rows", columns="model", values="over two")
+        ends = {"low": ratio.low, "high": ratio.high}
+        lines.append({"rows": rows, "model": ratio.label, "over two": ratio.ratio} | ends)
+frame = pd.DataFrame(lines).set_index("rows")
+live = frame.pivot(columns="model", values="over two")
 
 # %%
-# The right half of the figure is recorded: the two wide weights of a feed-forward layer, *gate* and
-# *up*, with 4096 rows and 11264 columns each. There a Split follows the large product.
+# The left half of the figure is live, with 95 % intervals. The right half is recorded: the wide
+# weights of a feed-forward layer, *gate* and *up*, each 4096 × 11264. In the study no Concat
+# follows two Gemms. A Split follows the large Gemm instead.
 
 COLUMNS = ["case", "shape", "m", "precision", "way", "ratio", "low", "high", "run"]
 
@@ -208,7 +211,9 @@ ways = {"joined in each run": "ORT, fused inside", "joined before": "ORT, precom
 figure, axes = plt.subplots(1, 2, figsize=(7, 3), sharey=True)
 figure.set_label(f"Time over two Gemms against rows of X, here: {live.to_dict()}")
 for name, marker in ("joined in each run", "C1s-"), ("joined before", "C0o-"):
-    axes[0].plot(live.index, live[name], marker, label=name)
+    mine = frame[frame["model"] == name]
+    ends = mine["over two"] - mine["low"], mine["high"] - mine["over two"]
+    axes[0].errorbar(mine.index, mine["over two"], ends, fmt=marker, capsize=3, label=name)
     line = wide[wide["way"] == ways[name]]
     axes[1].plot(line["m"], line["ratio"], marker)
 for ax, title in zip(axes, ("This machine, one core", "H200, float16"), strict=True):
@@ -222,14 +227,15 @@ plt.show()
 
 # %%
 # With one row, joining in each run costs most. With many rows it costs less. So it was the passes
-# over the weights.
+# over the weights. (On a busy machine the points scatter. Then their intervals are wide.)
 #
 # What one Gemm gains
 # -------------------
 #
-# Every Gemm also has a fixed cost: a kernel is chosen and started, and a result gets its memory.
-# One Gemm pays it once. That matters where the product is small. The usual benchmark shows it:
-# three square matrices, from small to large.
+# Every operator also has a fixed cost: a kernel is chosen and started, and a result gets memory.
+# One Gemm has that cost once. Two Gemms and the Concat of their results have it three times. That
+# matters where the product is small. The published benchmark [#published]_ shows it on square
+# matrices, from small to large.
 
 SIZES = (32, 64, 128) if unit_test_going() else (32, 128, 256, 512, 1024)
 DTYPE, WARMUP, REPEAT = torch.float32, 3, 10  # or torch.float16, on a GPU
@@ -277,17 +283,16 @@ ax.legend(fontsize=8)
 plt.show()
 
 # %%
-# Joined before, the smallest squares take less time. On the H200 in float16, squares of side 256
-# take :bound:`0.57 <small>` of the time of two Gemms. The gain shrinks as the squares grow: of side
-# 8192 they take :bound:`0.92 <large>`.
+# Joined before, the smallest squares take less time. On the H200 in float16, one Gemm of side 256
+# takes :bound:`0.57 <small>` of the time of two. Of side 8192 it takes :bound:`0.92 <large>`.
 #
 # A CUDA graph takes the fixed cost away: it records the starts of all kernels, and repeats them
 # without the host. Replayed in this way, two Gemms of side 256 take :bound:`0.24 <replay>` of the
-# time of the plain call. So most of that time was fixed cost, and a CUDA graph saves more of it
-# than one Gemm does.
+# time that their plain call takes. So most of that time was fixed cost. At this size a CUDA graph
+# saves more of it than one Gemm does.
 #
-# Narrow weights gain even then. Queries, keys and values are three products, and two of them have
-# only 1024 columns. For one token in float32, replayed as a CUDA graph, one Gemm is
+# Narrow weights gain in a CUDA graph, too. Queries, keys and values are three products, and two of
+# them have only 1024 columns. For one token in float32, replayed as a CUDA graph, one Gemm is
 # :bound:`faster <kernels>` than three: it takes :bound:`0.79 <kernels>` of their time. Our guess is
 # that a narrow product leaves most of the GPU idle.
 #
@@ -295,14 +300,16 @@ plt.show()
 # -----------------------
 #
 # We measured an H200 and an H100, twice each. The table has the time of one Gemm over that of
-# separate ones, in ONNX Runtime. *equal* means that no difference was measured: an interval holds
-# 1, or the two runs disagree. *wide* is gate and up, *narrow* is queries, keys and values, with one
-# token where no number is said. Weights were joined before, except in the first row.
+# separate ones, in ONNX Runtime. *wide* is gate and up, *narrow* is queries, keys and values, with
+# one token where no number is said. Weights were joined before, but for the rows that say *each
+# run*. *equal* means that no difference was measured: an interval holds 1, or the two runs
+# disagree.
 
 before_run = ways["joined before"]
 CASES = {
-    "wide, joined in each run": ("gate-up, 1 token", ways["joined in each run"]),
+    "wide, each run": ("gate-up, 1 token", ways["joined in each run"]),
     "wide": ("gate-up, 1 token", before_run),
+    "narrow, each run": ("QKV, 1 token", ways["joined in each run"]),
     "narrow": ("QKV, 1 token", before_run),
     "wide, 4096 tokens": ("gate-up, 4096 tokens", before_run),
     "narrow, 4096 tokens": ("QKV, 4096 tokens", before_run),
@@ -327,24 +334,26 @@ both_gpus
 
 # %%
 # No row is below 1 on one GPU and above 1 on the other. Joining wide weights in each run costs
-# time. Joined before, narrow weights and small squares gain, and wide weights do not. With 4096
-# tokens in float16, the Split costs more than the large product gains.
+# time. Joining narrow ones in each run may cost nothing in float16: the weights are small there,
+# and one Gemm saves two starts. Joined before, narrow weights and small squares gain, and wide
+# weights do not. With 4096 tokens in float16, one Gemm and its Split take longer.
 #
-# That is no rule for every size. In TF32, squares of side 4096 are :bound:`slower <loss>` with one
+# Not every size obeys. In TF32, squares of side 4096 are :bound:`slower <loss>` with one
 # Gemm on the H200, at :bound:`1.07 <loss>` times the time of two. On the H100
 # :bound:`no difference measured <loss@nvidia-h100-80gb-hbm3>`.
 
 figure, ax = plt.subplots(figsize=(4.4, 2.6))
 figure.set_gid("answer")  # the site shows it beside the answer
 ratios = float16.set_index(["case", "way"])["ratio"]
-bars = {name: ratios.get(CASES[name]) for name in list(CASES)[:4]}
+bars = {name: ratios.get(CASES[name]) for name in [*list(CASES)[:4], "wide, 4096 tokens"]}
 bars = pd.Series(bars, dtype=float).dropna()
 figure.set_label(f"Time of one Gemm over separate ones, H200, float16: {bars.to_dict()}")
 ax.bar_label(ax.barh(bars.index, bars), fmt="%.2f", padding=3)
 ax.axvline(1, color="0.5", lw=1)
 ax.invert_yaxis()
 ax.margins(x=0.15)
-ax.set_title("Time over separate Gemms")
+ax.set_title("One Gemm's time over separate Gemms'")
+ax.set_xlabel("ONNX Runtime, H200, float16, one token")
 plt.show()
 
 # %%
@@ -355,12 +364,15 @@ plt.show()
 # Kept beside each other, they take twice the memory.
 #
 # In PyTorch the two lines under the answer are enough. On the H200 in float16, one product for
-# queries, keys and values of one token takes :bound:`0.42 <narrow.torch>` of the time of three.
+# queries, keys and values of one token takes :bound:`0.42 <narrow.torch>` of the time of three. For
+# wide weights it takes :bound:`0.91 <wide.torch>` there, and on the H100
+# :bound:`no difference measured <wide.torch@nvidia-h100-80gb-hbm3>`. Biases are joined likewise.
+#
 # Plain ``torch.compile`` is no substitute. Given the three products, it takes
 # :bound:`2.1 <inductor>` times as long for one token as PyTorch without it.
 #
 # In ONNX Runtime the Split is the price. Leave two wide Gemms alone, and do not fuse for long
-# prompts. Where small calls are the trouble, try a CUDA graph first.
+# prompts. Where small calls are the trouble, measure a CUDA graph, too.
 #
 # Bits may change, too. On paper every result is the same sum. A library chooses its kernel by the
 # shape of the product, and the kernel decides :ref:`how a sum is cut <reduction-order>`. For one
@@ -380,12 +392,12 @@ WEIGHTS = [torch.randn(512, columns) for columns in (512, 128, 128)]
 joined, widths = torch.cat(WEIGHTS, 1), [weight.shape[1] for weight in WEIGHTS]
 products = {
     "separate": lambda: [X @ weight for weight in WEIGHTS],
-    "one product": lambda: (X @ joined).split(widths, 1),
+    "one product": lambda: (X @ joined).split(widths, -1),
 }
 with torch.no_grad():
     prices = measure(products, device=X.device.type, budget_s=0.5, min_rounds=5).ratios()
     for price in prices.itertuples():
-        result = torch.cat(tuple(products[price.label]()), 1)
+        result = torch.cat(tuple(products[price.label]()), -1)
         error = scaled_error(X.double() @ joined.double(), result).rms
         print(f"{price.label:12}{price.ratio:5.2f}", end=" ")
         print(f"({price.low:.2f} to {price.high:.2f}), typical error {error:.2f}")
@@ -402,13 +414,14 @@ with torch.no_grad():
 #   ``python studies/gemm_fusion.py --config 256,512 --itype 1,10 --warmup 3 --repeat 6`` times your
 #   sizes and types.
 # * On the GPUs the weights lie where no cache has them. A model that fits into a cache reads faster
-#   than memory allows, and gains something else.
-# * inductor can join constant weights itself where its option ``freezing`` is on. Here weights are
-#   arguments.
+#   than memory allows, and its ratios are different.
+# * inductor can join constant weights itself where its option ``freezing`` is on. In our comparison
+#   with ``torch.compile`` the weights were arguments.
 # * The benchmark that posed the question [#published]_ timed five calls of each model, one model
 #   after the other. Here the rounds alternate, so that a change of speed meets all models.
 # * Next: :ref:`llama-backend`, for what packed weights give a whole layer.
 #
+# .. [#h200] NVIDIA, `H200 Tensor Core GPU <https://www.nvidia.com/en-us/data-center/h200/>`_.
 # .. [#published] X. Dupré, `Gemm Exploration with CUDA
 #    <https://sdpython.github.io/doc/onnx-extended/dev/auto_examples/plot_op_gemm2_cuda.html>`_,
 #    documentation of onnx-extended.

@@ -9,8 +9,9 @@ In thirty lines, with ONNX Runtime behind it. Then the harder part: making a Lla
 .. answer:: nvidia-h200
 
    **Why.** ``torch.compile`` hands a backend a graph of operators, and runs the function that the
-   backend returns. A conversion to ONNX alone gains nothing: a Llama layer in float16 on an H200
-   takes :bound:`2.7 <unfused>` times as long as with inductor, PyTorch's own backend.
+   backend returns. A conversion to ONNX gains nothing. Each of its small operators passes over
+   memory. A layer in float16 takes :bound:`2.7 <unfused>` times as long as with inductor, PyTorch's
+   backend.
 
    **The cure.** Rewrite the graph by rules: several operators become one. With Triton kernels for
    some of them, and CUDA graphs on both sides, the layer is :bound:`faster <best>` than
@@ -37,7 +38,7 @@ In thirty lines, with ONNX Runtime behind it. Then the harder part: making a Lla
 
 # %%
 # Every cell runs on a laptop, the slowest in a minute. A bold number was recorded on an H200 by a
-# study of this question. It leads to its evidence at the end of the page.
+# study of this question: click it for its evidence.
 
 import warnings
 from functools import partial
@@ -165,10 +166,10 @@ products = sum(node.op_type == "MatMul" for node in kept[0].graph.node)
 print("operators:", len(kept[0].graph.node), " of them products of matrices:", products)
 
 # %%
-# The result is right: ONNX Runtime's error is like that of eager PyTorch. But few operators are the
-# products that a Llama is known for. On the H200 the converted layer takes
-# :bound:`2.0 <ms.unfused>` ms in float16. Its seven products with weights would take
-# :bound:`0.44 <products>` ms at the rate of a large product. Where does the rest go?
+# The result is right: ONNX Runtime's error is like that of eager PyTorch. But only nine of the
+# operators are products of matrices: seven with weights, two in attention. On the H200 the
+# converted layer takes :bound:`2.0 <ms.unfused>` ms in float16. The seven products with weights
+# would take :bound:`0.44 <products>` ms at the rate of a large product. Where does the rest go?
 #
 # It is not the way into ONNX Runtime
 # -----------------------------------
@@ -185,8 +186,7 @@ for name, seconds in zip(times["label"], times["median"], strict=True):
     print(f"{name:14}{1e6 * seconds:8.0f} µs")
 
 # %%
-# The border takes the smaller part of the time, even of the smallest layer. The rest is spent
-# inside.
+# The border takes a small part of the layer's time. The rest is spent inside.
 #
 # Each operator is a pass over memory
 # -----------------------------------
@@ -215,27 +215,30 @@ for ax, (title, steps) in zip(axes, programs.items(), strict=True):
 plt.show()
 
 # %%
-# Three operators move eight tensors, one operator moves three. If the passes make the time, the
-# time must grow with their number, however little they compute. So we multiply four million numbers
-# by others, once, four and eight times. A multiplication is next to no work.
+# Three operators move eight tensors, one operator moves three. If the passes over memory make the
+# time, two things follow. An operator with much more arithmetic, but the same passes, takes about
+# the same time. And the time grows with the number of operators. We try both on four million
+# numbers: a multiplication, an exponential, and chains of multiplications.
 
 
-def times_itself(x, y, passes):
-    for _ in range(passes):
+def chain(x, y, operators):
+    for _ in range(operators):
         x = x * y
     return x
 
 
 many, ones = torch.randn(2**22, device=DEVICE), torch.ones(2**22, device=DEVICE)
-calls = {}
-for passes in 1, 4, 8:
-    calls[passes] = partial(compiled(partial(times_itself, passes=passes)), many, ones)
+calls = {1: partial(compiled(partial(chain, operators=1)), many, ones)}
+calls["exp"] = partial(compiled(lambda x, y: torch.exp(x)), many, ones)
+for number in 4, 8:
+    calls[number] = partial(compiled(partial(chain, operators=number)), many, ones)
 growth = measure(calls, device=DEVICE, budget_s=1).ratios(1)
-for passes, ratio in zip(calls, growth["ratio"], strict=True):
-    print(f"operators: {passes}  time: {ratio:.1f} times that of one")
+for name, ratio in zip(["multiplication", "exponential", 4, 8], growth["ratio"], strict=True):
+    print(f"{name!s:15}time: {ratio:.1f} times that of one multiplication")
 
 # %%
-# Each operator adds its pass. So take the operators away: the time of their passes must go.
+# An exponential is no dearer than a multiplication. Each operator of a chain adds its pass. So take
+# operators away, and the time of their passes goes.
 #
 # One rule
 # --------
@@ -271,8 +274,8 @@ def one_rule(model):
 # :func:`~roundoff.fusion.fuse` has many such rules, in tiers. *Tier 1*, ``default``, keeps to
 # ONNX's operators. *Tier 2*, ``+onnxruntime``, uses those of ONNX Runtime: a norm, a whole
 # attention. *Tier 3*, ``+experimental``, puts kernels of our own between them, in Triton on a GPU.
-# It needs the library's backend, and so do CUDA graphs. The last rows use that backend. There, what
-# depends on weights alone is computed once, before the first call.
+# It needs the library's backend, and so do CUDA graphs. Two rows of the table below use that
+# backend. It also computes what depends on weights only, once, before the first call.
 
 
 def with_tiers(tiers):
@@ -300,8 +303,9 @@ calls = {
 calls = {name: partial(call, *inputs) for name, call in calls.items()}
 
 # %%
-# The table is live. *speed-up* is over eager PyTorch, which has no ONNX operators. *custom* counts
-# those from outside ONNX's standard, and *error* is the typical error in ε × RMS.
+# The table is live. *error* is the typical error in ε × RMS. *operators* counts those of the ONNX
+# model, *custom* those of them that are outside ONNX's standard. *median ms* is the time, and
+# *speed-up* is eager PyTorch's time over it.
 
 rows = {}
 for name, call in calls.items():
@@ -314,9 +318,10 @@ for name, call in calls.items():
     custom = len(domains) - domains.count("")
     rows[name] = {"error": round(error, 2), "operators": len(domains), "custom": custom}
 timings = measure(calls, device=DEVICE, budget_s=1)
-for name, seconds in timings.frame.set_index("label")["mean"].items():
-    rows[name]["average ms"] = round(1e3 * seconds, 2)
-    rows[name]["speed-up"] = round(timings.ratio("eager", name).value, 2)
+medians = timings.frame.set_index("label")["median"]
+for name, seconds in medians.items():
+    rows[name]["median ms"] = round(1e3 * seconds, 2)
+    rows[name]["speed-up"] = round(medians["eager"] / seconds, 2)
 live = pd.DataFrame(rows).T
 live.map("{:g}".format)
 
@@ -329,12 +334,12 @@ ax.invert_yaxis()
 plt.show()
 
 # %%
-# On a processor the products take most of the time, and fewer operators change little. The H200
-# multiplies so fast that the passes are the larger part. But the layer that the rules left must
-# still be right: no error in the table is larger than eager PyTorch's by much. This is the layer
-# after tiers 1 and 2.
+# On a processor the products take most of the time, and fewer operators do not make the layer
+# faster. The table shows that the rules keep it right: all errors are like eager PyTorch's. This is
+# the layer after tiers 1 and 2.
 
-print(*[node.op_type for node in models["with tiers 1, 2"].graph.node], sep=", ")
+kinds = [node.op_type for node in models["with tiers 1, 2"].graph.node]
+print(*(", ".join(kinds[i : i + 5]) for i in range(0, len(kinds), 5)), sep="\n")
 
 # %%
 # How much it matters
@@ -344,8 +349,9 @@ print(*[node.op_type for node in models["with tiers 1, 2"].graph.node], sep=", "
 # 4096, 32 heads, intermediate size 1024. The call is a *prefill*, the first pass over a prompt, of
 # 2 × 1024 tokens in float16. A CUDA graph replays a recorded call, so that no launch is prepared
 # again. The rows *roundoff* are the library's backend, with tiers 1 and 2 where no other is named.
-# *nodes* counts operators, *median* is in ms. *× inductor* compares with the fastest inductor that
-# uses CUDA graphs where the row does; *reduce-overhead* does. *memory* is in MiB, beside the model.
+# *nodes* counts operators, *n_custom_ops* those outside ONNX's standard. *median* is in ms.
+# *memory* is in MiB, beside the model. *× inductor* is the time over inductor's: over
+# *reduce-overhead*, which uses CUDA graphs, where the row uses them, too, else over *inductor*.
 
 COLUMNS = ["nodes", "n_custom_ops", "median", "× inductor", "memory", "rms error"]
 half = pd.DataFrame(columns=COLUMNS)  # without the record
@@ -359,7 +365,7 @@ half[COLUMNS].map("{:.3g}".format).replace("nan", "")
 
 # %%
 
-bars = half["median"] if len(half) else live["average ms"]
+bars = half["median"] if len(half) else live["median ms"]
 title = "Milliseconds, H200, float16" if len(half) else "Milliseconds, this machine"
 ax = bars.plot.barh(figsize=(5.4, 2.8), title=title)
 ax.figure.set_gid("answer")  # the site shows it beside the answer
@@ -370,7 +376,9 @@ plt.show()
 
 # %%
 # The rules take :bound:`110 <nodes.unfused>` operators to :bound:`12 <nodes.fused>`, and most of
-# the time goes with them. The products are the same in all rows: only passes and launches went.
+# the time goes with them. Passes and launches went. But two products changed, too: attention is one
+# kernel now, and packed weights make one product of three. No row tells these apart.
+#
 # With tier 3 and CUDA graphs on both sides the layer is :bound:`faster <best>` than inductor's, at
 # :bound:`0.86 <best>` of its time. Without CUDA graphs the comparison of tier 3 with inductor says:
 # :bound:`no difference measured <alone>`.
@@ -388,34 +396,36 @@ plt.show()
 # -------------
 #
 # The best version holds :bound:`710 <memory.best>` MiB beside the model, where inductor with CUDA
-# graphs holds :bound:`196 <memory.graph>` (H200, float16). Most of it are packed weights, copies
-# side by side, so that one product takes the place of three. ``packed=0`` makes no copies.
+# graphs holds :bound:`196 <memory.graph>` (H200, float16). The row *unfused* holds nearly as much,
+# so it is not the rules. ``packed=1.0`` copies weights side by side. That is 112 MiB here, and
+# ``packed=0`` makes no copies. We have not measured what it costs in time.
 #
 # The first call converts the model. On the H200's host it took :bound:`5.6 <compile>` s for two
-# small layers, and inductor :bound:`7.6 <compile.inductor>` s.
+# small layers, in one run, and inductor :bound:`7.6 <compile.inductor>` s.
 #
 # With a CUDA graph, the next call overwrites the result. Copy what you keep. And a graph serves one
 # shape: ``dynamic=False`` compiles again for a new length.
 #
 # Use the thirty lines to learn, or to bring a runtime of your own to ``torch.compile``. Use
 # inductor where it is fast enough: it needs no second runtime. Use the library's backend with tier
-# 3 for a prefill of fixed length on a GPU. Where products take nearly all of the time, no fusion
-# can help: with Llama-2-7B's own feed-forward the best version takes :bound:`0.91 <best.large>` of
-# inductor's time.
+# 3 for a prefill of fixed length on a GPU. The more of the time products take, the less fusion can
+# save: with the wider feed-forward of Llama-2-7B the best version takes :bound:`0.91 <best.large>`
+# of inductor's time.
 #
 # Your own model
 # --------------
 #
 # Put in a module and a tuple of tensors, on a GPU if you have one, and run this cell after the
-# imports. The module is set to ``eval()``. The library's backend refuses what it cannot compile,
-# and names it.
+# imports. The module is set to ``eval()``. What ``torch.compile`` or the backend cannot compile as
+# one graph is refused by name. Times vary on a busy machine: run it twice.
 
 MODEL = torch.nn.Sequential(torch.nn.Linear(256, 1024), torch.nn.SiLU(), torch.nn.Linear(1024, 256))
 INPUTS = (torch.randn(64, 256),)
 
 are_tensors = isinstance(INPUTS, tuple) and [torch.is_tensor(t) for t in INPUTS]
 if not isinstance(MODEL, torch.nn.Module) or not are_tensors or not all(are_tensors):
-    raise ArgumentError("MODEL, INPUTS", got=MODEL, expected="a torch module, a tuple of tensors")
+    got = f"{type(MODEL).__name__}, {type(INPUTS).__name__}"
+    raise ArgumentError("MODEL, INPUTS", got=got, expected="a torch module, a tuple of tensors")
 own = MODEL.eval().requires_grad_(False)
 kept_graphs, own_calls = {}, {"eager": partial(own, *INPUTS)}
 for label, tiers in ("unfused", None), ("tiers 1, 2", "default+onnxruntime"):
@@ -443,7 +453,7 @@ for label, result in made.items():
 #   of the rotary embedding. On the H200 the error of keys and values is then
 #   :bound:`2.9 <half>` times as large.
 # * The thirty lines take what PyTorch's exporter takes, fixed shapes, and no gradients. The library
-#   refuses training and float8 inputs, and leaves an operator that it cannot convert to PyTorch.
+#   refuses training and float8 inputs. PyTorch runs the operators that it cannot convert.
 # * The question, the options and the columns of the table come from a page of
 #   experimental-experiment [#seed]_.
 # * Next: :ref:`gemm-fusion`, for what packed weights give, and :ref:`triton-layer-norm`, for a

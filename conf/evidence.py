@@ -219,7 +219,8 @@ def evidence(page: str, shown: Mapping[str, list[str]]) -> str:
     study = f"{page.removeprefix('plot_')}.py"
     about = (
         f'<p>Measured and defined by <a href="../../records/{page}/{study}"><code>studies/{study}'
-        "</code></a>. A mark says whether the sentence is true on that machine, too.</p>"
+        "</code></a>. A mark says whether what is claimed is true on that machine, too; its number "
+        "may differ.</p>"
     )
     return (
         '<details class="ro-evidence" id="evidence"><summary>Evidence: '

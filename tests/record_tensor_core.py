@@ -6,26 +6,21 @@ For an H100 or an H200, from the root of the repository, with torch and Triton::
 
 Operands are drawn from seeds. Products come from a Triton kernel whose only sum is one chain of
 ``tl.dot`` over k, with a tile that Triton compiles to ``wgmma`` and one that it compiles to
-``mma.sync`` (read in the PTX), and from cuBLAS. Each is compared with the model under every rule
-that could hold (:data:`RULES`), and so are small probes. FOLDER gets ``table.txt``, the share of
-equal bits; ``probes.txt`` and ``probes.npz``, the bits of each probe; and ``tensor_core.npz``, a
-sample of each product. ``tests/test_tensor_core.py`` reads the arrays from ``tests/data``, where
-their names end in the GPU's.
+``mma.sync`` (read in the PTX), and from cuBLAS. The share of elements with the model's bits is
+printed for each, and so are small probes that the model misses. FOLDER gets ``probes.npz``, the
+bits of each probe, and ``tensor_core.npz``, a sample of each product. ``tests/test_tensor_core.py``
+reads the arrays from ``tests/data``, where their names end in the GPU's.
 
-With ``TRITON_INTERPRET=1`` the kernel runs on the CPU, and its results are compared with float64:
-that tries the script, and says nothing of a GPU.
+With ``TRITON_INTERPRET=1`` the kernel runs on the CPU: that tries the script, and says nothing of
+a GPU.
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import itertools
 import math
 import os
-import sys
-import time
-import traceback
 import zlib
 from pathlib import Path
 
@@ -50,21 +45,6 @@ FORMATS = {
 } | {"tf32": (11, -126, 127)}
 #: Types whose products leave float32's range.
 WIDE = ("bfloat16", "tf32")
-
-#: What the model could be, beside what it is: changes of a step, and data on which it matters.
-RULES: dict[str, tuple[dict[str, object], tuple[str, ...]]] = {
-    "rule": ({}, ()),
-    "normalised": ({"normalised": True}, ("normal", "wide", "positive", "cancelling")),
-    "operand by value": ({"subnormal_operands": "value"}, ("subnormal",)),
-    "operand flushed": ({"subnormal_operands": "zero"}, ("subnormal",)),
-    "zero has exponent": ({"zero_operands": "type"}, ("sparse", "subnormal")),
-    "accumulator by value": ({"subnormal_accumulator": "value"}, ("tiny",)),
-    "result flushed": ({"subnormal_results": "zero"}, ("tiny",)),
-    "lowest -126": ({"lowest": -126}, ("tiny",)),
-    "lowest -149": ({"lowest": -149}, ("tiny",)),
-    "no lowest": ({"lowest": -300}, ("tiny",)),
-    "by value, no lowest": ({"subnormal_accumulator": "value", "lowest": -300}, ("tiny",)),
-}
 
 
 @triton.jit
@@ -220,70 +200,12 @@ def equal_bits(got: np.ndarray, expected: np.ndarray) -> float:
     return float(np.mean(same | (np.isnan(got) & np.isnan(expected))))
 
 
-def away(x: np.ndarray) -> np.ndarray:
-    """Float32 numbers rounded to TF32, ties away from zero, as ``cvt.rna.tf32.f32`` does."""
-    bits = x.astype(np.float32).view(np.uint32)
-    return ((bits + np.uint32(0x1000)) & np.uint32(0xFFFFE000)).view(np.float32).astype(np.float64)
-
-
-def model(x: np.ndarray, y: np.ndarray, kind: str, instruction: str, **changes) -> np.ndarray:
-    step = dataclasses.replace(HOPPER[kind, instruction], **changes)
+def model(x: np.ndarray, y: np.ndarray, kind: str, source: str) -> np.ndarray:
+    """The product as the model has it; what cuBLAS calls is wgmma."""
+    instruction = source if source in TILES else "wgmma"
     with np.errstate(all="ignore"):
-        return chained(x, y, kind, step, by_mma=instruction == "mma")
-
-
-class Models:
-    """Products by the model, each computed once."""
-
-    def __init__(self) -> None:
-        self.known: dict[tuple, np.ndarray] = {}
-
-    def __call__(
-        self, kind: str, data: str, k: int, instruction: str, rule: str, convert: str, chunk: int
-    ) -> np.ndarray:
-        # But for float8 both instructions add alike.
-        like = instruction if kind.startswith("float8") else "wgmma"
-        key = kind, data, k, like, rule, convert, chunk
-        if key not in self.known:
-            x, y = draw(kind, data, k)
-            if data == "full":
-                x, y = (away(t) if convert == "away" else converted(t, "tf32", convert)
-                        for t in (x, y))  # fmt: skip
-            changes = dict(RULES[rule][0])
-            parts = [slice(first, first + chunk) for first in range(0, k, chunk)]
-            total = model(x[:, parts[0]], y[parts[0]], kind, like, **changes)
-            for part in parts[1:]:
-                with np.errstate(all="ignore"):
-                    total = total + model(x[:, part], y[part], kind, like, **changes)
-            self.known[key] = total
-        return self.known[key]
-
-    def shares(
-        self, got: np.ndarray, kind: str, data: str, k: int, instruction: str, *, quick: bool
-    ) -> dict[str, float]:
-        """Share of equal bits by each rule and each way to convert that matter for the data."""
-        out = {}
-        for rule, (_, matters) in RULES.items():
-            if rule == "rule" or (data in matters and not quick):
-                ways = ("truncate", "nearest", "away") if data == "full" else ("truncate",)
-                for way in ways:
-                    name = f"{rule}, {way}" if data == "full" else rule
-                    made = self(kind, data, k, instruction, rule, way, k)
-                    out[name] = equal_bits(got, made)
-        return out
-
-    def chunks(self, got: np.ndarray, kind: str, data: str, k: int) -> dict[str, float]:
-        """Share of equal bits where k is split into chunks that are added in float32."""
-        out = {}
-        for chunk in (16, 32, 64, 128, 256, 512, 1024, 2048):
-            if chunk < k:
-                ways = ("truncate", "nearest", "away") if data == "full" else ("truncate",)
-                for way in ways:
-                    made = self(kind, data, k, "wgmma", "rule", way, chunk)
-                    out[f"chunks of {chunk}" + (f", {way}" if data == "full" else "")] = equal_bits(
-                        got, made
-                    )
-        return dict(sorted(out.items(), key=lambda item: -item[1])[:2])
+        x, y = (converted(t, kind, "truncate") for t in (x, y))
+        return chained(x, y, kind, HOPPER[kind, instruction], by_mma=instruction == "mma")
 
 
 # Probes: a question each, in rows and columns of one product
@@ -385,69 +307,48 @@ def probe_operands(cells: list[list[tuple[int, float, float]]]) -> tuple[np.ndar
     return x, y
 
 
-def probe(kind: str, instruction: str, device: str) -> tuple[list[str], dict[str, int]]:
-    """Lines: a question, the GPU's bits, and the rules that give them; and those bits by name."""
+def probe(kind: str, instruction: str, device: str) -> dict[str, int]:
+    """The bits of each probe by its name; those that the model misses are printed."""
     asked = probes(kind, HOPPER[kind, instruction])
-    lines, given = [], {}
+    given = {}
     for first in range(0, len(asked), SIZE):
         some = list(asked)[first : first + SIZE]
         x, y = probe_operands([asked[name] for name in some])
         got, _ = by_triton(x, y, kind, instruction, device)
-        made = {rule: model(x, y, kind, instruction, **changes)
-                for rule, (changes, _) in RULES.items()}  # fmt: skip
+        made = model(x, y, kind, instruction)
         for i, name in enumerate(some):
-            bits = got[i, i].view(np.uint32)
-            given[f"{kind}/{instruction}/{name}"] = int(bits)
-            agree = [rule for rule, t in made.items() if t[i, i].view(np.uint32) == bits]
-            mark = "  " if "rule" in agree else "! "
-            against = made["rule"][i, i]
-            lines.append(
-                f"{mark}{kind:14} {instruction:6} {name:34} {bits:08x} {got[i, i]:<13.7g} "
-                f"model {against.view(np.uint32):08x}  {agreeing(agree)}"
-            )
-    return lines, given
-
-
-def agreeing(rules: list[str]) -> str:
-    """Which rules give a probe's bits, in few words."""
-    if not rules:
-        return "no rule"
-    missing = [rule for rule in RULES if rule not in rules]
-    if not missing:
-        return "every rule"
-    fewer = min(rules, missing, key=len)
-    return ("" if fewer is rules else "all but ") + ", ".join(fewer)
+            given[f"{kind}/{instruction}/{name}"] = int(got[i, i].view(np.uint32))
+            if got[i, i].view(np.uint32) != made[i, i].view(np.uint32):
+                print(f"! {kind} {instruction} {name}: {got[i, i]:.7g}, model {made[i, i]:.7g}")
+    return given
 
 
 # The run
 
 
-def record(device: str, log) -> dict[tuple[str, str, str, int], np.ndarray]:
+def record(device: str) -> dict[tuple[str, str, str, int], np.ndarray]:
     """All products: (type, source, data, k) -> result. A case that fails is reported."""
     results = {}
-    for kind in KINDS:
-        for source in ("wgmma", "mma", "cublas", "cublas fast"):
-            if source == "cublas fast" and not kind.startswith("float8"):
+    sources = [*TILES, "cublas", "cublas fast"]
+    for kind, source in itertools.product(KINDS, sources):
+        if source == "cublas fast" and not kind.startswith("float8"):
+            continue
+        if source.startswith("cublas") and (device == "cpu" or kind == "float8_e5m2"):
+            continue  # cuBLAS multiplies no e5m2 by e5m2
+        for data, k in itertools.product(data_of(kind), depths(kind)):
+            x, y = draw(kind, data, k)
+            try:
+                if source in TILES:
+                    got, spelled = by_triton(x, y, kind, source, device)
+                else:
+                    fast = source == "cublas fast" if kind.startswith("float8") else None
+                    got, spelled = by_cublas(x, y, kind, fast, device), "cuBLAS"
+            except RuntimeError as error:
+                print(f"FAILED {kind} {source} {data} k = {k}: {error}", flush=True)
                 continue
-            if source.startswith("cublas") and (device == "cpu" or kind == "float8_e5m2"):
-                continue  # cuBLAS multiplies no e5m2 by e5m2
-            spelled = set()
-            for data, k in itertools.product(data_of(kind), depths(kind)):
-                try:
-                    x, y = draw(kind, data, k)
-                    if source in TILES:
-                        got, name = by_triton(x, y, kind, source, device)
-                        spelled.add(name)
-                    else:
-                        fast = source == "cublas fast" if kind.startswith("float8") else None
-                        got = by_cublas(x, y, kind, fast, device)
-                    results[kind, source, data, k] = got
-                except Exception as error:
-                    first = (str(error).strip() or "no message").splitlines()[0]
-                    log(f"FAILED {kind} {source} {data} k = {k}: {type(error).__name__}: {first}")
-                    if not isinstance(error, RuntimeError):
-                        log(traceback.format_exc(limit=-2))
-            log(f"{kind} {source}: {' | '.join(sorted(spelled))}")
+            results[kind, source, data, k] = got
+            share = equal_bits(got, model(x, y, kind, source))
+            print(f"{share:7.2%} {kind} {source} {data} k = {k} ({spelled})", flush=True)
     return results
 
 
@@ -470,106 +371,24 @@ def checksum(x: np.ndarray, y: np.ndarray) -> int:
     return zlib.crc32(np.ascontiguousarray(y).tobytes(), zlib.crc32(x.tobytes()))
 
 
-def loosely(results: dict, log) -> None:
-    """Results of the interpreter against float64: that each sums the right products.
-
-    It multiplies the integers that hold bfloat16's bits, and loses subnormal float8_e5m2 numbers.
-    """
-    for (kind, source, data, k), got in results.items():
-        if kind == "bfloat16" or (kind, data) == ("float8_e5m2", "subnormal"):
-            continue
-        x, y = draw(kind, data, k)
-        error = np.abs(got - x @ y)
-        bound = 2.0**-9 * (np.abs(x) @ np.abs(y)) + 2.0**-140
-        if not (error <= bound).all():
-            log(f"WRONG {kind} {source} {data} k = {k}: {(error / bound).max():.3g} of the bound")
-
-
-def compare(results: dict, log, full, deadline: float) -> None:
-    models = Models()
-    smallest: dict[tuple[str, str, str], float] = {}
-    lines: dict[tuple[str, str, str], dict[str, list[str]]] = {}
-    # Short products first: what a late end leaves out is the rivals at the longest.
-    for (kind, source, data, k), got in sorted(results.items(), key=lambda item: item[0][3]):
-        instruction = source if source in TILES else "wgmma"
-        late = time.monotonic() > deadline
-        try:
-            shares = models.shares(got, kind, data, k, instruction, quick=late or k > 512)
-            if source.startswith("cublas") and max(shares.values()) < 1 and not late:
-                shares |= models.chunks(got, kind, data, k)
-        except Exception as error:
-            log(f"FAILED model of {kind} {source} {data} k = {k}: {error!r}")
-            continue
-        line = lines.setdefault((kind, source, data), {})
-        for rule, share in shares.items():
-            full(f"{kind:14} {source:12} {data:11} {k:5} {100 * share:9.4f} %  {rule}")
-            line.setdefault(rule, []).append(f"{k}: {100 if share == 1 else f'{100 * share:.2f}'}")
-            key = kind, source, rule
-            smallest[key] = min(smallest.get(key, 1.0), share)
-    log("kinds of data where the model's rule misses an element; share of equal bits by k, %:")
-    for (kind, source, data), line in sorted(lines.items()):
-        text = "; ".join(f"{rule} {' '.join(by_k)}" for rule, by_k in line.items())
-        full(f"{kind} {source} {data}: {text}")
-        plain = next(by_k for rule, by_k in line.items() if rule in ("rule", "rule, truncate"))
-        if not all(share.endswith(": 100") for share in plain):
-            print(f"{kind} {source} {data}: {text}", flush=True)
-    log("smallest share of equal bits by each rule, over all its products, %:")
-    for rule in dict.fromkeys(rule for _, _, rule in smallest):
-        by_source = {key[:2]: share for key, share in smallest.items() if key[2] == rule}
-        found = ", ".join(f"{kind} {source} {100 * share:.4f}"
-                          for (kind, source), share in sorted(by_source.items()))  # fmt: skip
-        log(f"  {rule}: {found}")
-
-
-def main() -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("folder", type=Path, help="where the outputs are written")
-    parser.add_argument("--seconds", type=float, default=75, help="after these, fewer rivals")
-    options = parser.parse_args()
-    options.folder.mkdir(parents=True, exist_ok=True)
-    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
-    started = time.monotonic()
-    device = "cpu" if interpreted else "cuda"
-    gpu = "interpreter" if interpreted else torch.cuda.get_device_name()
+    folder = parser.parse_args().folder
+    folder.mkdir(parents=True, exist_ok=True)
+    device = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
+    gpu = "interpreter" if device == "cpu" else torch.cuda.get_device_name()
     about = f"{gpu}, torch {torch.__version__}, Triton {triton.__version__}, NumPy {np.__version__}"
-
-    with (options.folder / "table.txt").open("w") as table:
-
-        def full(line: str) -> None:
-            print(line, file=table, flush=True)
-
-        def log(line: str) -> None:
-            print(line, flush=True)
-            full(line)
-
-        log(about)
-        results = record(device, log)
-        save(results, options.folder / "tensor_core.npz", about)
-        log(f"{len(results)} products after {time.monotonic() - started:.1f} s")
-        asked: list[str] = []
-        answers: dict[str, int] = {}
-        for kind, instruction in HOPPER:
-            try:
-                lines, given = probe(kind, instruction, device)
-                asked += lines
-                answers |= given
-            except Exception as error:
-                log(f"FAILED probes of {kind} {instruction}: {error!r}")
-        (options.folder / "probes.txt").write_text("\n".join(asked) + "\n")
-        np.savez_compressed(
-            options.folder / "probes.npz", names=np.array(list(answers)),
-            bits=np.array(list(answers.values()), np.uint32), about=np.array(about),
-        )  # fmt: skip
-        unlike = [line for line in asked if line.startswith("!")]
-        log(f"{len(asked)} probes, of which the model misses {len(unlike)}:")
-        for line in unlike[:60]:
-            log(line)
-        if interpreted:
-            loosely(results, log)
-        compare(results, log, full, started + options.seconds)
-        log(f"done after {time.monotonic() - started:.1f} s")
-    return 0
+    print(about)
+    save(record(device), folder / "tensor_core.npz", about)
+    answers: dict[str, int] = {}
+    for kind, instruction in HOPPER:
+        answers |= probe(kind, instruction, device)
+    np.savez_compressed(
+        folder / "probes.npz", names=np.array(list(answers)),
+        bits=np.array(list(answers.values()), np.uint32), about=np.array(about),
+    )  # fmt: skip
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -162,12 +162,6 @@ def test_a_circle_is_seen(tmp_path: Path, package: str) -> None:
     assert circles(graph(tmp_path)) == ["page/a", "page/b", "page/c"]
 
 
-def test_a_circle_over_the_package_is_seen(tmp_path: Path) -> None:
-    write(tmp_path, page__a="from roundoff.page import g")
-    (tmp_path / "page" / "__init__.py").write_text("from .a import f", "utf-8")
-    assert circles(graph(tmp_path)) == ["page/__init__", "page/a"]
-
-
 def test_a_name_that_is_a_module_too_is_seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,7 +8,7 @@ import torch
 
 from roundoff import ort
 from roundoff.compare import scaled_error
-from roundoff.errors import ArgumentError, DtypeError
+from roundoff.errors import ArgumentError
 from roundoff.models import (
     SIZES,
     Llama,
@@ -58,12 +58,6 @@ def test_layer_norm_models_are_their_formulas() -> None:
     assert (z.double() - exact).abs().max() < 1e-5
 
 
-@pytest.mark.parametrize("make", [layer_norm_matmul, residual_rms_norm])
-def test_norms_of_integers_are_refused(make: object) -> None:
-    with pytest.raises(DtypeError, match="got int64"):
-        make(7)
-
-
 @pytest.mark.parametrize("padding", ["left", "right"])
 def test_a_mask_means_the_same_in_both_attentions_where_every_token_sees_a_key(
     padding: str,
@@ -76,8 +70,3 @@ def test_a_mask_means_the_same_in_both_attentions_where_every_token_sees_a_key(
     assert scaled_error(made[0][tokens].double(), made[1][tokens]).largest < 32
     if padding == "left":  # a token that sees no key has no defined result
         assert scaled_error(made[0][~tokens].double(), made[1][~tokens]).largest > 1e5
-
-
-def test_the_side_of_the_padding_is_not_guessed() -> None:
-    with pytest.raises(ArgumentError, match=r"got .centre., expected one of .left., .right."):
-        random_tokens(SIZES["tiny"], True, "cpu", padding="centre")

@@ -12,7 +12,6 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from roundoff.errors import ArgumentError, ShapeError
 from roundoff.reductions import (
     add_in_order,
     gloo_bounds,
@@ -119,27 +118,6 @@ def test_elements_of_one_order_are_one_run() -> None:
     assert [as_sets(r.tree) for r in runs] == [as_sets(gloo_order(c, 4)) for c in range(4)]
 
 
-@pytest.mark.parametrize(
-    ("sums", "error", "words"),
-    [
-        (np.ones((2, 5)), ShapeError, r"got \(2, 5\), expected \(3, size\)"),
-        (np.zeros(3), ShapeError, "sums"),
-        (np.array([[0.0], [0.0], [1.0]]) + 0.25, ArgumentError, "no order .* element 0"),
-        (np.array([[1.0], [1.0], [0.0]]), ArgumentError, "no order"),
-        (np.full((3, 1), np.nan), ArgumentError, "no order"),
-    ],
-)  # fmt: skip
-def test_sums_that_no_order_gives_are_refused(sums, error, words: str) -> None:
-    with pytest.raises(error, match=words):
-        orders_found(sums, 3, "float32")
-
-
-@pytest.mark.parametrize(("ranks", "dtype"), [(1, "float32"), (0, "float64"), (257, "bfloat16")])
-def test_too_few_or_too_many_ranks_are_refused(ranks: int, dtype: str) -> None:
-    with pytest.raises(ArgumentError, match="ranks"):
-        order_probes(ranks, dtype)
-
-
 # --- what is simulated
 
 
@@ -171,18 +149,6 @@ def test_every_order_of_whole_numbers_is_exact(data, ranks: int) -> None:
     tree = data.draw(trees(ranks, most=4))
     assert np.array_equal(add_in_order(parts, tree), parts.sum(axis=0))
     assert np.array_equal(gloo_sum(parts), parts.sum(axis=0))
-
-
-@pytest.mark.parametrize("tree", [(0, 1), ((0, 1), (1, 2)), ((0, 1), 3), 0])
-def test_a_tree_without_each_rank_once_is_refused(tree) -> None:
-    with pytest.raises(ArgumentError, match="the tree"):
-        add_in_order(parts_of(3, 4), tree)
-
-
-@pytest.mark.parametrize("of_host", [0, 3, 16])
-def test_ranks_that_do_not_fill_their_hosts_are_refused(of_host: int) -> None:
-    with pytest.raises(ArgumentError, match="ranks of a host"):
-        two_level_sum(parts_of(8, 4), of_host)
 
 
 def test_depth_and_text_of_an_order() -> None:

@@ -2,9 +2,7 @@
 
 import math
 import sys
-import time
 from fractions import Fraction
-from functools import partial
 from pathlib import Path
 
 import ml_dtypes
@@ -14,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from roundoff.errors import ArgumentError, DtypeError, ShapeError
+from roundoff.errors import ArgumentError, DtypeError
 from roundoff.models import layer_norm_feeds
 from roundoff.reductions import round_exact, tensor_core_matmul
 
@@ -34,18 +32,6 @@ def operands(m: int, k: int, n: int, seed: int, dtype: type = np.float16) -> tup
         (rng.standard_normal((m, k)) * spread).astype(dtype),
         rng.standard_normal((k, n)).astype(dtype),
     )
-
-
-@given(sizes, sizes, seeds)
-@settings(max_examples=40, deadline=None)
-def test_one_product_at_a_time_to_nearest_is_plain_float32(k: int, n: int, seed: int) -> None:
-    a, b = operands(3, k, n, seed)
-    plain = np.zeros((3, n), np.float32)
-    for i in range(k):  # products of float16 numbers are float32 numbers
-        plain += a[:, i : i + 1].astype(np.float32) * b[i].astype(np.float32)
-    got = tensor_core_matmul(a, b, operands="float32", accumulate="nearest", block=1)
-    assert got.dtype == np.float32
-    assert got.tobytes() == plain.tobytes()
 
 
 def one_by_one(a: np.ndarray, b: np.ndarray, block: int) -> float:
@@ -222,44 +208,19 @@ def test_what_is_not_finite(accumulate: str) -> None:
     assert np.isnan(got[3, 0])
 
 
-def test_the_smallest_float32() -> None:
-    a, b = np.float32([[2.0**-75, 2.0**-75]]), np.float32([[2.0**-74], [2.0**-75]])
-    got = tensor_core_matmul(a, b, operands="float32", block=8)
-    assert got[0, 0] == np.float32(2.0**-149)
-
-
 @pytest.mark.parametrize(
     ("options", "error", "text"),
     [
-        ({"operands": "float8"}, ArgumentError, "operands"),
-        ({"convert": "up"}, ArgumentError, "'nearest' or 'truncate'"),
-        ({"accumulate": "exact"}, ArgumentError, "accumulate"),
-        ({"block": 0}, ArgumentError, "1 to 4096"),
-        ({"block": 2.5}, ArgumentError, "block"),
-        ({"bits": 60}, ArgumentError, "2 to 40"),
-        ({"bits": True}, ArgumentError, "2 to 40"),
-        ({"block": "8"}, ArgumentError, "1 to 4096"),
         ({"gpu": "A100"}, ArgumentError, r"'H100' or 'H200'; try: block=8, bits=25"),
-        ({"gpu": "h100"}, ArgumentError, "'H100' or 'H200'"),
-        ({"gpu": 100}, ArgumentError, "'H100' or 'H200'"),
-        ({"gpu": ["H100"]}, ArgumentError, "'H100' or 'H200'"),
-        ({"instruction": "wmma"}, ArgumentError, "'wgmma' or 'mma'"),
         ({"gpu": "H100", "block": 16}, ArgumentError, "one or the other"),
         ({"instruction": "mma", "bits": 24}, ArgumentError, "one or the other"),
         ({"gpu": "H100", "accumulate": "nearest"}, ArgumentError, "one or the other"),
         ({"operands": "float32"}, DtypeError, "wgmma instruction of an H100"),
-        ({"a": np.ones((2, 3), np.int32)}, DtypeError, "got int32"),
-        ({"a": np.ones((2, 3)), "b": np.ones((3, 2))}, DtypeError, "float64"),
-        ({"a": np.ones((2, 3), np.float16)}, DtypeError, "float16 and float32"),
-        ({"a": "bits"}, ArgumentError, "a is no tensor"),
-        ({"b": ONES}, ShapeError, r"\(2, 3\) and \(2, 3\)"),
-        ({"b": np.ones(3, np.float32)}, ShapeError, "no matrix product"),
     ],
 )
-def test_bad_arguments(options: dict, error: type, text: str) -> None:
-    given_ = {"a": ONES, "b": ONES.T} | options
+def test_what_no_gpu_does_is_refused(options: dict, error: type, text: str) -> None:
     with pytest.raises(error, match=text):
-        tensor_core_matmul(**given_)
+        tensor_core_matmul(ONES, ONES.T, **options)
 
 
 @pytest.mark.parametrize(
@@ -268,12 +229,6 @@ def test_bad_arguments(options: dict, error: type, text: str) -> None:
 def test_operands_of_two_types_are_refused(kinds: tuple[type, type]) -> None:
     with pytest.raises(DtypeError, match="different types"):
         tensor_core_matmul(ONES.astype(kinds[0]), ONES.T.astype(kinds[1]))
-
-
-@pytest.mark.parametrize("kind", [ml_dtypes.float8_e4m3b11fnuz, ml_dtypes.float8_e5m2fnuz])
-def test_types_without_an_instruction_are_refused(kind: type) -> None:
-    with pytest.raises(DtypeError):
-        tensor_core_matmul(ONES.astype(kind), ONES.T.astype(kind))
 
 
 # The instructions of a Hopper GPU
@@ -366,7 +321,7 @@ def hopper_operands(kind: str, k: int, seed: int) -> list[np.ndarray]:
 @pytest.mark.parametrize("instruction", ["wgmma", "mma"])
 @pytest.mark.parametrize("kind", TYPES)
 @given(st.integers(1, 80), seeds)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_a_hopper_step_in_rational_arithmetic(
     kind: str, instruction: str, k: int, seed: int
 ) -> None:
@@ -375,158 +330,6 @@ def test_a_hopper_step_in_rational_arithmetic(
     expected = hopper(a.astype(float).tolist(), b.astype(float).tolist(), kind, instruction)
     assert got.tobytes() == np.float32(expected).tobytes()  # the sign of a zero as well
     assert tensor_core_matmul(a[None], b[:, None], "H200", instruction)[0, 0] == got
-
-
-def vector_product(pairs: list[tuple[float, float]], kind: str = "float16", **how: str) -> float:
-    a = np.array([[x for x, _ in pairs]]).astype(TYPES[kind])
-    b = np.array([[y] for _, y in pairs]).astype(TYPES[kind])
-    return float(tensor_core_matmul(a, b, **how)[0, 0])
-
-
-def test_products_by_hand() -> None:
-    # 1.5 x 1.5 has the exponent 0, though 2.25 lies above 2: places go down to 2**-25.
-    small = 2.0**-13, 2.0**-12
-    assert vector_product([(1.5, 1.5), small, (-1.5, 1.5)]) == 2.0**-25
-    # 2 x 1 has the exponent 1: down to 2**-24.
-    assert vector_product([(2.0, 1.0), small, (-2.0, 1.0)]) == 0
-    # Cut towards zero, not down.
-    assert vector_product([(2.0, 1.0), (-small[0], small[1]), (-2.0, 1.0)]) == 0
-    # The sum keeps 24 bits: 1 + 2**-23 and 2**-24 more.
-    assert vector_product([(1.0, 1.0), (1.0, 2.0**-23), (1.0, 2.0**-24)]) == 1 + 2.0**-23
-    # float8 by wgmma: places to 2**-13, 14 bits; by mma as float16.
-    pairs = [(1.0, 1.0), (2.0**-6, 2.0**-6), (2.0**-7, 2.0**-7)]
-    assert vector_product(pairs, "float8_e4m3fn", instruction="wgmma") == 1 + 2.0**-12
-    assert vector_product(pairs, "float8_e4m3fn", instruction="mma") == 1 + 2.0**-12 + 2.0**-14
-
-
-def test_a_zero_has_no_exponent() -> None:
-    smallest = 2.0**-14
-    assert vector_product([(0.0, 2.0**15), (smallest, smallest)]) == 2.0**-28
-    assert vector_product([(2.0**15, -0.0), (smallest, smallest)]) == 2.0**-28
-
-
-@pytest.mark.parametrize("kind", TYPES)
-def test_the_order_of_blocks_alone_matters(kind: str) -> None:
-    rng = np.random.default_rng(3)
-    a, b = (rng.standard_normal(shape).astype(TYPES[kind]) for shape in ((20, 256), (256, 30)))
-    got = tensor_core_matmul(a, b)
-    block = {"tf32": 8, "float16": 16, "bfloat16": 16}.get(kind, 32)
-    inside = rng.permuted(np.arange(256).reshape(-1, block), axis=1).ravel()
-    blocks = rng.permutation(256 // block).repeat(block) * block + np.tile(
-        np.arange(block), 256 // block
-    )
-    assert tensor_core_matmul(a[:, inside], b[inside]).tobytes() == got.tobytes()
-    assert tensor_core_matmul(a[:, blocks], b[blocks]).tobytes() != got.tobytes()
-    assert tensor_core_matmul(b.T, a.T).T.tobytes("C") == got.tobytes()
-    assert (tensor_core_matmul(-a, b) == -got).all()
-    assert tensor_core_matmul(a[7:9], b[:, 11:]).tobytes() == got[7:9, 11:].tobytes()
-
-
-@pytest.mark.parametrize("kind", [E4M3, E5M2])
-def test_float8_by_mma_takes_pairs_of_k_in_turn(kind: type) -> None:
-    rng = np.random.default_rng(4)
-    a, b = (rng.standard_normal(shape).astype(kind) for shape in ((20, 64), (64, 30)))
-    a[:, ::5] *= kind(64)  # or all of it is exact
-    half = np.arange(64)[
-        np.argsort(np.arange(64) // 32 * 2 + (np.arange(64) % 4 >= 2), kind="stable")
-    ]
-    by_hand = tensor_core_matmul(a[:, half].astype(np.float16), b[half].astype(np.float16))
-    assert tensor_core_matmul(a, b, instruction="mma").tobytes() == by_hand.tobytes()
-    plain = tensor_core_matmul(a.astype(np.float16), b.astype(np.float16))
-    assert plain.tobytes() != by_hand.tobytes()
-
-
-@pytest.mark.parametrize("kind", TYPES)
-def test_hopper_kinds_of_input(kind: str) -> None:
-    rng = np.random.default_rng(6)
-    a, b = (rng.standard_normal(shape).astype(TYPES[kind]) for shape in ((5, 50), (50, 4)))
-    got = tensor_core_matmul(a, b, "H200", "mma")
-    assert got.dtype == np.float32
-    type_ = torch.float32 if kind == "tf32" else getattr(torch, kind)
-    tensors = [torch.from_numpy(t.astype(np.float32)).to(type_) for t in (a, b)]
-    there = tensor_core_matmul(*tensors, "H200", "mma")
-    assert there.dtype == torch.float32
-    assert there.numpy().tobytes() == got.tobytes()
-
-
-@pytest.mark.parametrize("kind", [kind for kind in TYPES if kind != "float8_e4m3fn"])
-@pytest.mark.parametrize("instruction", ["wgmma", "mma"])
-def test_hopper_on_what_is_not_finite(kind: str, instruction: str) -> None:
-    inf, nan = math.inf, math.nan
-    by = partial(vector_product, kind=kind, instruction=instruction)
-    assert by([(inf, 1), (3, 1)]) == inf
-    assert by([(3, 1), (-inf, 1)]) == -inf
-    assert by([(0, 1)] * 40 + [(inf, -1), (inf, -2)]) == -inf
-    for pairs in (
-        [(nan, 0)],
-        [(inf, 0)],
-        [(inf, 1), (-inf, 1)],
-        [(inf, 1)] + 40 * [(0, 1)] + [(-inf, 1)],
-    ):
-        assert math.isnan(by(pairs))
-    ones = np.ones((3, 3)).astype(TYPES[kind])
-    one_bad = ones.copy()
-    one_bad[1, 1] = nan
-    assert (
-        np.isnan(tensor_core_matmul(one_bad, ones, instruction=instruction)).sum(1) == [0, 3, 0]
-    ).all()
-
-
-@pytest.mark.parametrize("kind", ["bfloat16", "tf32"])
-def test_hopper_at_the_ends_of_float32(kind: str) -> None:
-    by = partial(vector_product, kind=kind)
-    assert by([(2.0**127, 1), (2.0**127, 1)]) == math.inf
-    assert by([(2.0**127, 1), (2.0**127, 1), (-(2.0**127), 1)]) == 2.0**127  # in one step
-    assert by([(2.0**100, 2.0**100), (-(2.0**100), 2.0**100)]) == 0
-    assert by([(2.0**-75, 2.0**-74)]) == 2.0**-149
-    assert by([(1.5 * 2.0**-75, 2.0**-74)]) == 2.0**-149
-    assert by([(2.0**-75, 2.0**-75)]) == 0
-    assert by([(2.0**-76, 2.0**-76)] * 8) == 2.0**-149
-    # A subnormal accumulator has the exponent -126: 2**-152 is below the last place kept.
-    subnormal = [(2.0**-75, 2.0**-74)] + 15 * [(0, 0)]
-    assert by(subnormal + 8 * [(2.0**-76, 2.0**-76)]) == 2.0**-149
-    assert by(subnormal + 4 * [(2.0**-75, 2.0**-76)]) == 2.0**-148
-
-
-@pytest.mark.parametrize("instruction", ["wgmma", "mma"])
-def test_the_smallest_exponent_to_which_a_step_aligns(instruction: str) -> None:
-    # 16 products of about 2**-153 with the exact sum 2**-149, the smallest float32. Places go down
-    # to 2**(-133 - 25): two odd multiples of 2**-158 are kept, of 2**-159 cut.
-    for place, multiples, expected in (
-        (-158, 2 * [31] + 13 * [32] + [34], 2.0**-149),
-        (-159, 2 * [63] + 13 * [64] + [66], 0.0),
-    ):
-        pairs = [(multiple * 2.0**-70, 2.0 ** (place + 70)) for multiple in multiples]
-        assert sum(multiples) * 2.0**place == 2.0**-149
-        assert vector_product(pairs, "bfloat16", instruction=instruction) == expected
-
-
-@pytest.mark.parametrize("kind", ["bfloat16", "tf32"])
-@pytest.mark.parametrize("instruction", ["wgmma", "mma"])
-def test_what_the_last_step_cuts_to_nothing_is_plus_0(kind: str, instruction: str) -> None:
-    by = partial(vector_product, kind=kind, instruction=instruction)
-    halves = (-(2.0**-75), 2.0**-75)  # a product of -2**-150
-    for pairs in ([halves], 20 * [(0, 1)] + [halves], [(-(2.0**-80), 2.0**-80)]):
-        assert math.copysign(1, by(pairs)) == 1
-    assert by([halves, halves]) == -(2.0**-149)
-
-
-def test_1_minus_1_is_plus_0() -> None:
-    for pairs in ([(1, 1), (-1, 1)], [(-0.0, 1)], [(-1, 1), (1, 1 - 2.0**-11), (1, 2.0**-11)]):
-        assert math.copysign(1, vector_product(pairs)) == 1
-
-
-def test_a_large_product_takes_seconds() -> None:
-    rng = np.random.default_rng(0)
-    a, b = (rng.standard_normal(shape).astype(np.float16) for shape in ((64, 576), (576, 1536)))
-    start = time.perf_counter()
-    got = tensor_core_matmul(a, b)
-    assert time.perf_counter() - start < 10
-    exact, size = (
-        a.astype(float) @ b.astype(float),
-        np.abs(a).astype(float) @ np.abs(b).astype(float),
-    )
-    assert (np.abs(got - exact) <= 2.0**-20 * size).all()
 
 
 # Products and probes recorded by record_tensor_core.py with torch 2.11 and Triton 3.6, 2026-11-25.
@@ -609,19 +412,6 @@ def test_bits_of_probes_that_a_gpu_gave() -> None:
             there = left.pop(f"{kind}/{instruction}/{name}")
             assert int(got.view(np.uint32)) == there, f"{kind} {instruction}: {name}"
     assert not left
-
-
-@pytest.mark.parametrize("rule", list(record.RULES)[1:])
-def test_what_is_recorded_tells_a_rule_apart(rule: str) -> None:
-    changes, matters = record.RULES[rule]
-    told = []
-    for data in matters:
-        kinds = ("bfloat16", "tf32") if data == "tiny" else ("float16", "float8_e5m2")
-        for kind in kinds:
-            x, y = record.draw(kind, data, 64)
-            plain, changed = (record.model(x, y, kind, "wgmma", **how) for how in ({}, changes))
-            told.append(record.equal_bits(plain, changed) < 1)
-    assert any(told)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

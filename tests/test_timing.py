@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from roundoff import timing
-from roundoff.errors import ArgumentError, UnsupportedError
+from roundoff.errors import ArgumentError
 from roundoff.timing import Ratio, ceilings, compile_cache, harness, measure, statistics
 
 
@@ -89,8 +89,7 @@ def test_each_round_times_each_callable_once_in_a_changing_seeded_order():
     assert len(set(orders)) == 6
     again, clock2 = timed(costs, min_rounds=30)
     assert clock2.called == clock.called
-    assert timed(costs, min_rounds=30)[1].called == clock.called
-    assert timed(dict.fromkeys("abc", 0.01) | {}, min_rounds=30)[0].samples.equals(again.samples)
+    assert found.samples.equals(again.samples)
     other = Clock()
     measure({k: other.callable(k, 0.01) for k in "abc"}, min_rounds=30, clock=other, seed=1)
     assert other.called != clock.called
@@ -213,7 +212,7 @@ def test_two_modes_are_said():
     assert "1.50 times as long" in found.warnings("a")[0]
 
 
-@pytest.mark.parametrize("n", [20, 40, 100])
+@pytest.mark.parametrize("n", [20, 100])
 @pytest.mark.parametrize("kind", ["normal", "exponential", "uniform"])
 def test_one_mode_without_trend_raises_no_warning(kind, n):
     rng = np.random.default_rng(5)
@@ -263,10 +262,10 @@ def test_neighbours_that_are_alike_widen_the_interval():
     assert hits / 200 >= 0.88  # about 0.65 were they taken for independent
 
 
-@pytest.mark.parametrize("spread", [0.02, 0.2])
-def test_intervals_of_the_ratio_cover_what_they_say_when_the_harness_stops(spread):
+def test_intervals_of_the_ratio_cover_what_they_say_when_the_harness_stops():
     hits, trials = 0, 150
     for seed in range(trials):
+        spread = (0.02, 0.2)[seed % 2]
         found, _ = timed(
             {"a": noisy(0.010, spread), "b": noisy(0.013, spread)},
             seed=seed, precision=0.05, budget_s=2.0,
@@ -293,9 +292,9 @@ def test_sessions_cover_what_differs_between_them():
     hits = sum(r.low <= 1 <= r.high for r in found)
     assert hits / 150 >= 0.95 - 3 * math.sqrt(0.95 * 0.05 / 150)
     assert {r.units for r in found} == {5}
-    alone = [pooled(seed, 1).ratio("b", "a") for seed in range(150)]
+    alone = [pooled(seed, 1).ratio("b", "a") for seed in range(60)]
     # The reason for sessions: rounds of a single one do not see its offset.
-    assert sum(r.low <= 1 <= r.high for r in alone) / 150 < 0.7
+    assert sum(r.low <= 1 <= r.high for r in alone) / 60 < 0.7
 
 
 def test_pooled_sessions_as_tables():
@@ -313,14 +312,6 @@ def test_pooled_sessions_as_tables():
     rough, _ = timed({"a": noisy(0.01, 0.5), "b": noisy(0.01, 0.5)}, precision=1e-4)
     other, _ = timed({"a": noisy(0.01, 0.5), "b": noisy(0.01, 0.5)}, precision=1e-4, seed=1)
     assert timing.pool([rough, other]).stopped == "budget"
-
-
-def test_only_the_same_labels_can_be_pooled():
-    one, _ = timed({"a": 0.01})
-    two, _ = timed({"b": 0.01})
-    for sessions in ([], [one, two]):
-        with pytest.raises(ArgumentError, match="sessions"):
-            timing.pool(sessions)
 
 
 def test_a_ratio_is_equal_where_its_interval_holds_1():
@@ -373,28 +364,6 @@ def test_ratios_table_and_unknown_labels():
     assert found.ratios("b")["ratio"].tolist() == pytest.approx([0.5, 1])
     with pytest.raises(ArgumentError, match="no such label"):
         found.ratio("a", "z")
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"budget_s": -1}, {"precision": 0}, {"min_rounds": 0}, {"max_rounds": 3},
-        {"warmup": -1}, {"rotate": 0}, {"level": 1.0},
-    ],
-    ids=str,
-)  # fmt: skip
-def test_options_out_of_range(options):
-    with pytest.raises(ArgumentError, match=next(iter(options))):
-        measure({"a": lambda: None}, **options)
-
-
-def test_nothing_to_time_and_no_callables():
-    with pytest.raises(ArgumentError, match="callables"):
-        measure({})
-    with pytest.raises(ArgumentError, match="callable"):
-        measure({"a": 3})
-    with pytest.raises(UnsupportedError, match="CUDA graph"):
-        measure({"a": lambda: None}, cuda_graph=True)
 
 
 def test_no_progress_bar_away_from_a_terminal(capsys):
@@ -514,10 +483,11 @@ def test_a_cache_of_compiled_code_is_empty_or_as_it_was_left(monkeypatch, tmp_pa
     from torch._dynamo.utils import counters
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(torch._inductor.config, "compile_threads", 1)  # no processes for one kernel
     monkeypatch.setenv("TRITON_CACHE_DIR", "kept")
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
     hits = []
-    for name, again in [("a/b", False), ("a/b", True), ("c", True), ("a/b", True), ("a/b", False)]:
+    for name, again in [("a/b", False), ("a/b", True), ("a/b", False)]:
         torch._dynamo.reset()
         counters.clear()
         with compile_cache(name, again) as folder:
@@ -530,4 +500,4 @@ def test_a_cache_of_compiled_code_is_empty_or_as_it_was_left(monkeypatch, tmp_pa
         assert os.environ["TRITON_CACHE_DIR"] == "kept"
         assert "TORCHINDUCTOR_CACHE_DIR" not in os.environ
     torch._dynamo.reset()
-    assert hits == [False, True, False, True, False]
+    assert hits == [False, True, False]

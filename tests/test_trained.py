@@ -202,29 +202,6 @@ def test_decoding_is_what_generate_does(small, prompt: list[int], tokens: int) -
     assert (got[len(expected) :] == trained.config.eos_token_id).all()
 
 
-def test_a_step_runs_every_token_but_the_first(small) -> None:
-    model = small[0].model()
-    lengths = []
-
-    def step(**inputs):
-        lengths.append(inputs["input_ids"].shape[1])
-        return model(**inputs)
-
-    decode(model, [[60, 61, 62]], 4, step=step)
-    assert set(lengths) == {1}
-
-
-def test_prompts_are_padded_to_a_length(small) -> None:
-    model, columns = small[0].model(), []
-
-    def step(**inputs):
-        columns.append(inputs["attention_mask"].tolist())
-        return model(**inputs)
-
-    decode(model, [[60, 61, 62]], 2, step=step, length=5)
-    assert columns == [[[0, 0, 1, 1, 1, 1, 1]]]
-
-
 @pytest.mark.parametrize("past", [0, 5])
 def test_a_step_that_is_repeated_is_the_token_after_others(small, past: int) -> None:
     model = small[0].model()
@@ -281,26 +258,12 @@ def test_a_text_that_is_followed_ends_with_its_own_end(small) -> None:
     assert decoded.tokens[0, 2:].tolist() == [end, end]
 
 
-def test_a_text_to_follow_of_another_shape(small) -> None:
-    with pytest.raises(ArgumentError, match=r"text to follow: got .*\(1, 3\), expected .*\(1, 4\)"):
-        decode(small[0].model(), [[5]], 4, follow=torch.zeros(1, 3, dtype=torch.int64))
-
-
 def test_logits_to_keep(small) -> None:
     model, ids = Float64Llama(small[0]), torch.tensor([IDS])
     last = model(ids, logits_to_keep=2).logits
     torch.testing.assert_close(last, model(ids).logits[:, -2:], rtol=1e-12, atol=1e-13)
     some = model(ids, logits_to_keep=torch.tensor([0, -1])).logits
     torch.testing.assert_close(some, model(ids).logits[:, [0, -1]], rtol=1e-12, atol=1e-13)
-
-
-def test_the_last_product_is_not_with_a_slice(small) -> None:
-    model, contiguous = small[0].model(torch.bfloat16), []
-    model.lm_head.register_forward_pre_hook(
-        lambda layer, operands: contiguous.append(operands[0].is_contiguous())
-    )
-    decode(model, [[60, 61, 62], [7]], 3)
-    assert contiguous == [True] * 3
 
 
 def test_a_graph_takes_a_gpu(small) -> None:
@@ -339,13 +302,6 @@ def test_the_first_layers_alone(small) -> None:
             load_trained(path, layers=layers)
 
 
-def test_rounding_again(small) -> None:
-    exact = load_trained(small[2], round_to=None)
-    rounded = exact.rounded(torch.bfloat16)
-    assert all(torch.equal(w, small[0].weights[name]) for name, w in rounded.weights.items())
-    assert all(w.dtype == torch.float32 for w in exact.weights.values())
-
-
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_folder_of_transformers(small, tmp_path: Path, tied: bool) -> None:
     write(tmp_path / "one.gguf", tied=tied)
@@ -380,15 +336,6 @@ def test_folders_of_other_models(small, tmp_path: Path, change: dict, said: str)
     (tmp_path / "config.json").write_text(json.dumps(config | change))
     with pytest.raises(ModelError, match=said):
         load_trained(tmp_path)
-
-
-def test_the_reason_is_not_that_there_is_no_such_model(small, tmp_path: Path) -> None:
-    small[0].model().save_pretrained(tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | {"model_type": "qwen2"}))
-    with pytest.raises(ModelError) as refused:
-        load_trained(tmp_path)
-    assert "no such model" not in str(refused.value)
 
 
 def folder_of(small, folder: Path, name: str, **sizes) -> None:
@@ -454,11 +401,6 @@ def test_a_gguf_file_is_a_decoder(small) -> None:
     assert model.config.vocab_size == len(tokenizer)
 
 
-def test_a_folder_without_a_model(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="no such model"):
-        load_trained(tmp_path)
-
-
 def test_a_name_that_the_hub_cannot_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(ModelError, match=r"no such model: got nobody/nothing"):
@@ -504,16 +446,6 @@ def test_padded_batches() -> None:
     assert mask.tolist() == [[0, 0, 0, 1], [0, 1, 1, 1]]
     with pytest.raises(ArgumentError, match="no token"):
         padded([[5], []], pad=0)
-
-
-def test_nothing_to_decode(small) -> None:
-    with pytest.raises(ArgumentError, match="1 or more"):
-        decode(small[0].model(), [[5]], 0)
-
-
-def test_no_such_file(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="no such model"):
-        load_trained(tmp_path / "none.gguf")
 
 
 @pytest.mark.parametrize("content", [b"", b"no GGUF at all", b"GGUF", bytes(5000)])
@@ -608,9 +540,3 @@ def test_a_server_waits_for_a_multiple(requests, multiple, times, seed):
     sizes = [len(rows) for rows, _ in batches]
     assert sum(sizes) == requests
     assert all(size % multiple == 0 and size <= most for size in sizes[:-1])
-
-
-@pytest.mark.parametrize(("sizes", "multiple"), [((0, 4), 1), ((3, 0), 1), ((3, 4), 0)])
-def test_batches_of_a_server_need_prompts_and_room(sizes, multiple):
-    with pytest.raises(ArgumentError, match="1 or more"):
-        list(server_batches(5, *sizes, multiple=multiple))

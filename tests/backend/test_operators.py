@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from through_backend import close, compiled, through
 
-import roundoff.backend as rb
 from roundoff.backend import convert
 from roundoff.errors import UnsupportedError
 
@@ -17,24 +16,18 @@ F = torch.nn.functional
 
 
 @pytest.fixture(autouse=True)
-def _fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _no_exporter(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_: Any, node: torch.fx.Node) -> None:
         raise AssertionError(f"{node.target} is left to torch's exporter")
 
     monkeypatch.setattr(convert, "by_exporter", refuse)
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def same(f: Callable[..., Any], *inputs: Any, dynamic: bool = False) -> None:
-    storage: dict[str, Any] = {}
-    backend = functools.partial(rb.onnx_custom_backend, storage=storage)
-    run = torch.compile(f, backend=backend, fullgraph=True, dynamic=dynamic)
+    run, graphs = compiled(f, dynamic=dynamic)
     with torch.no_grad():
-        torch.testing.assert_close(run(*inputs), f(*inputs), rtol=1e-5, atol=1e-5)
-    (graph,) = storage["instance"]
-    assert not graph.by_torch
+        close(run(*inputs), f(*inputs))
+    assert not graphs[0].by_torch
 
 
 def draw(*shape: int) -> torch.Tensor:
@@ -164,7 +157,7 @@ def test_extremes_and_where_they_lie(dynamic: bool) -> None:
 
     x = draw(4, 5).round()
     x[1, 3], x[2, 0], x[3, 2] = torch.nan, torch.nan, torch.inf
-    run = torch.compile(f, backend=rb.onnx_custom_backend, fullgraph=True, dynamic=dynamic)
+    run = through(f, dynamic=dynamic)
     for made, expected in zip(run(x), f(x), strict=True):
         if made.dtype == torch.int64 and made.shape in ((4, 2), (2, 5)):
             continue  # of equal ones torch promises no order
@@ -174,5 +167,5 @@ def test_extremes_and_where_they_lie(dynamic: bool) -> None:
 def test_a_sum_of_large_integers_stays_with_torch() -> None:
     """ONNX Runtime adds integers in float64: 2**62 + 1 twice is no number there."""
     x = torch.tensor([2**62 + 1, 2**62 + 1, -(2**62), 1])
-    run = torch.compile(lambda x: x.sum(), backend=rb.onnx_custom_backend, fullgraph=True)
+    run = through(lambda x: x.sum())
     assert int(run(x)) == int(x.sum())

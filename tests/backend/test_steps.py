@@ -23,7 +23,6 @@ from roundoff.backend.program import (
     Program,
     copies_of_the_processor,
 )
-from roundoff.backend.steps import signature
 from roundoff.errors import ModelError, UnsupportedError
 from roundoff.fusion.products import Into
 
@@ -255,25 +254,6 @@ def test_a_recorded_graph_keeps_the_memory_that_it_reads(emptied: list[None]) ->
         held.append([weakref.ref(t) for t in program.buffers.memory])
     held = [held[1], held[3]]
     assert all(ref() is not None for refs in held for ref in refs)
-
-
-def test_equal_partitions_have_one_signature_and_others_another() -> None:
-    def model(a: str, b: str, out: str, op: str = "Sub", constant: float = 1.0) -> Any:
-        text = f"""<ir_version: 10, opset_import: ["": 20]>
-          {out}_graph (float[2] {a}, float[2] {b}) => (float[2] {out})
-          <float c_{a} = {{{constant}}}> {{
-            m_{a} = {op}({a}, {b})
-            {out} = Mul(m_{a}, c_{a}) }}"""
-        return onnx.parser.parse_model(text)
-
-    key, names = signature(model("x", "y", "z"))
-    assert names == ["x", "y", "m_x", "c_x", "z"]
-    assert signature(model("b", "a", "c")) == (key, ["b", "a", "m_b", "c_b", "c"])
-    assert signature(model("x", "y", "z", "Add"))[0] != key
-    assert signature(model("x", "y", "z", constant=2.0))[0] != key
-    swapped = model("x", "y", "z")
-    swapped.graph.node[0].input[:] = ["y", "x"]
-    assert signature(swapped)[1][:2] == ["y", "x"], "the first to be read is the first"
 
 
 @torch.no_grad()

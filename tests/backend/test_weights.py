@@ -7,7 +7,7 @@ import functools
 import gc
 import io
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from through_backend import close, compiled, through
 
 import roundoff.backend as rb
 from roundoff.backend import program
@@ -23,14 +24,6 @@ from roundoff.backend.weights import Join, Unwritten, adjacent, move, split_join
 from roundoff.errors import UnsupportedError
 from roundoff.fusion import OptimizationOptions
 from roundoff.ort import session
-
-
-@pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-    yield
-    torch._dynamo.reset()
 
 
 class Gated(torch.nn.Module):
@@ -45,22 +38,13 @@ class Gated(torch.nn.Module):
         return torch.nn.functional.silu(self.gate(x)) + self.up(x)[..., :-2]
 
 
-def replaced(
-    module: Callable[..., Any], storage: dict[str, Any] | None = None, **more: Any
-) -> Callable[..., Any]:
-    backend = functools.partial(
-        rb.onnx_custom_backend, replace_weights=True, storage=storage, fallback=False
-    )
-    return torch.compile(module, backend=backend, **({"dynamic": False} | more))
+#: The options of most tests here.
+MOVED = {"replace_weights": True, "fallback": False}
 
 
 def memories(module: torch.nn.Module) -> int:
     """In how many pieces of memory the parameters lie."""
     return len({p.untyped_storage().data_ptr() for p in module.parameters()})
-
-
-def close(a: Any, b: Any) -> None:
-    torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
 
 
 # What becomes of the module
@@ -70,12 +54,11 @@ def close(a: Any, b: Any) -> None:
 def test_parameters_become_views_and_nothing_is_there_twice() -> None:
     f, x = Gated(), torch.randn(2, 3, 8)
     before, names = f(x), dict(f.named_parameters())
-    storage: dict[str, Any] = {}
-    g = replaced(f, storage)
+    g, graphs = compiled(f, **MOVED)
     close(g(x), before)
     assert memories(f) == 2, "the weights in one, the biases in another"
     assert all(names[n] is p and p.is_contiguous() for n, p in f.named_parameters())
-    (graph,) = storage["instance"]
+    (graph,) = graphs
     packed = graph._variant._packed
     owned = {p.untyped_storage().data_ptr() for p in f.parameters()}
     assert packed
@@ -95,18 +78,18 @@ def test_without_asking_the_parameters_stay() -> None:
 
 @torch.no_grad()
 def test_a_second_graph_reads_the_same_memory() -> None:
-    f, storage = Gated(), {}
-    g = replaced(f, storage)
+    f = Gated()
+    g, graphs = compiled(f, **MOVED)
     for rows in (3, 5):
         g(torch.randn(2, rows, 8))
-    one, two = (graph._variant._packed for graph in storage["instance"])
+    one, two = (graph._variant._packed for graph in graphs)
     assert sorted(t.data_ptr() for t in one.values()) == sorted(t.data_ptr() for t in two.values())
 
 
 @torch.no_grad()
 def test_every_later_change_is_seen() -> None:
     f, x = Gated(), torch.randn(2, 3, 8)
-    g = replaced(f)
+    g = through(f, **MOVED)
     g(x)
     f.gate.weight.mul_(2)
     close(g(x), f(x))
@@ -136,7 +119,7 @@ def test_a_state_dict_is_saved_once_and_loaded() -> None:
     f, x = Gated(64), torch.randn(2, 3, 64)
     before = {k: v.clone() for k, v in f.state_dict().items()}
     sizes = []
-    for run in (f, replaced(f)):
+    for run in (f, through(f, **MOVED)):
         run(x)
         file = io.BytesIO()
         torch.save(f.state_dict(), file)
@@ -149,20 +132,19 @@ def test_a_state_dict_is_saved_once_and_loaded() -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("tied", [False, True])
-def test_a_model_of_transformers_is_saved_and_stays_tied(tied: bool, tmp_path: Path) -> None:
+def test_a_model_of_transformers_is_saved_and_stays_tied(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     config = transformers.LlamaConfig(
         hidden_size=32, num_attention_heads=4, num_key_value_heads=2, intermediate_size=48,
-        vocab_size=96, num_hidden_layers=2, tie_word_embeddings=tied,
+        vocab_size=96, num_hidden_layers=2, tie_word_embeddings=True,
     )  # fmt: skip
     model = transformers.LlamaForCausalLM(config).eval().requires_grad_(False)
     ids = torch.arange(6)[None]
     before = {k: v.clone() for k, v in model.state_dict().items()}
     pieces = memories(model)
-    close(replaced(model)(ids).logits, model(ids).logits)
+    close(through(model, **MOVED)(ids).logits, model(ids).logits)
     assert memories(model) == pieces - 2 * 3, "q, k, v and gate, up in one each, for each layer"
-    assert (model.lm_head.weight is model.model.embed_tokens.weight) == tied
+    assert model.lm_head.weight is model.model.embed_tokens.weight
     model.save_pretrained(tmp_path)
     loaded = transformers.LlamaForCausalLM.from_pretrained(tmp_path).state_dict()
     assert list(loaded) == list(before)
@@ -206,7 +188,7 @@ def test_a_weight_that_cannot_move_is_an_error(change: Callable[..., Any], reaso
     kept = change(f)
     at = [p.data_ptr() for p in f.parameters()]
     with pytest.raises(UnsupportedError, match=f"gate.weight.*{reason}"):
-        replaced(f)(x)
+        through(f, **MOVED)(x)
     assert [p.data_ptr() for p in f.parameters()] == at, "nothing is moved"
     assert kept is None or torch.equal(kept, f.gate.weight)
 
@@ -220,7 +202,7 @@ def test_a_weight_of_two_products_is_an_error() -> None:
             return torch.cat([torch.nn.functional.linear(y + 1, w) for w in reversed(weights)], -1)
 
     with pytest.raises(UnsupportedError, match="packed twice"):
-        replaced(Twice())(torch.randn(2, 3, 8))
+        through(Twice(), **MOVED)(torch.randn(2, 3, 8))
 
 
 # The parts
@@ -289,7 +271,7 @@ def test_a_session_that_packs_waits_only_where_weights_change(monkeypatch) -> No
 
     monkeypatch.setattr(program, "session", counted)
     f, x = Doubled(), torch.randn(2, 4)
-    run = torch.compile(f, backend=functools.partial(rb.onnx_custom_backend, fallback=False))
+    run = through(f, fallback=False)
     for seen in ([True, False], [True, False, True], [True, False, True]):
         for _ in range(2):
             torch.testing.assert_close(run(x), f(x))
@@ -305,8 +287,7 @@ def test_fixed_weights_are_read_until_reset() -> None:
     """Both kinds: packed (gate and up of one input), and read where they lie."""
     f, x = torch.nn.Sequential(Gated(), torch.nn.Linear(8, 5)), torch.randn(2, 3, 8)
     before = f(x)
-    backend = functools.partial(rb.onnx_custom_backend, fixed_weights=True, fallback=False)
-    run = torch.compile(f, backend=backend, dynamic=False)
+    run = through(f, fixed_weights=True, fallback=False)
     for _ in range(3):
         torch.testing.assert_close(run(x), before)
     for p in f.parameters():
@@ -326,10 +307,7 @@ def test_fixed_weights_are_read_until_reset() -> None:
 @torch.no_grad()
 def test_fixed_weights_are_moved_by_another_graph() -> None:
     f, x = Gated(), torch.randn(2, 3, 8)
-    backend = functools.partial(
-        rb.onnx_custom_backend, fixed_weights=True, replace_weights=True, fallback=False
-    )
-    gate, run = (torch.compile(m, backend=backend, dynamic=False) for m in (f.gate, f))
+    gate, run = (through(m, fixed_weights=True, **MOVED) for m in (f.gate, f))
     for _ in range(2):
         torch.testing.assert_close(gate(x), f.gate(x))
     torch.testing.assert_close(run(x), f(x))
@@ -340,21 +318,17 @@ def test_fixed_weights_are_moved_by_another_graph() -> None:
 
 @torch.no_grad()
 def test_fixed_weights_of_another_module_are_seen() -> None:
-    storage: dict[str, Any] = {}
-    backend = functools.partial(
-        rb.onnx_custom_backend, fixed_weights=True, storage=storage, fallback=False
-    )
     blocks, x = [Gated() for _ in range(3)], torch.randn(2, 3, 8)
 
-    @functools.partial(torch.compile, backend=backend, dynamic=False)
-    def run(block: torch.nn.Module, x: torch.Tensor) -> Any:
+    def call(block: torch.nn.Module, x: torch.Tensor) -> Any:
         return block(x)
 
+    run, graphs = compiled(call, fixed_weights=True, fallback=False)
     for _ in range(2):
         for block in blocks:
             for _ in range(2):
                 torch.testing.assert_close(run(block, x), block(x))
-    assert len(storage["instance"]) == 1
+    assert len(graphs) == 1
     blocks[0].gate.weight = torch.nn.Parameter(torch.ones(8, 8), requires_grad=False)
     torch.testing.assert_close(run(blocks[0], x), blocks[0](x))
 

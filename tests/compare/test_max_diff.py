@@ -22,7 +22,7 @@ from hypothesis.extra import numpy as hnp
 from roundoff.compare import Difference, max_diff, string_diff, ulp_distance
 from roundoff.compare import stats as stats_module
 from roundoff.dtypes import dtype_info, ulp
-from roundoff.errors import ArgumentError, DtypeError, ShapeError
+from roundoff.errors import ArgumentError
 
 KEYS = [">0.0", ">0.0001", ">0.001", ">0.01", ">0.1", ">1.0", ">10.0", ">100.0"]
 FLOATS = [np.float16, np.float32, np.float64, ml_dtypes.bfloat16]
@@ -355,22 +355,7 @@ def test_flatten_keeps_keys_together() -> None:
     assert max_diff(expected, got, flatten=True).abs == 0
 
 
-def test_other_containers_and_flatten() -> None:
-    from transformers import DynamicCache
-    from transformers.modeling_outputs import CausalLMOutputWithPast
-
-    def cache(shift: float) -> DynamicCache:
-        made = DynamicCache()
-        for layer in range(2):
-            made.update(torch.zeros(1, 1, 2, 2), torch.full((1, 1, 2, 2), shift), layer)
-        return made
-
-    found = max_diff(cache(0.0), cache(0.25))
-    assert (found["abs"], found["n"], found["where"]) == (0.25, 16, "['value_cache'][0]")
-    output = CausalLMOutputWithPast(logits=torch.ones(3), past_key_values=cache(0.5))
-    exported = [torch.ones(3)] + [torch.zeros(1, 1, 2, 2), torch.full((1, 1, 2, 2), 0.5)] * 2
-    assert max_diff([output], exported)["mismatch"]
-    assert max_diff([output], exported, flatten=True)["abs"] == 0
+def test_other_containers() -> None:
     value = onnxruntime.OrtValue.ortvalue_from_numpy(np.float32([1, 2]))
     proto = onnx.numpy_helper.from_array(np.float32([1, 4]))
     assert max_diff(value, proto)["abs"] == 2
@@ -467,40 +452,6 @@ def test_published_line() -> None:
         "abs=0.000152587890625, rel=5.568541537966721e-07, n=2359296.0/#1484455>0.0-#2032>0.0001"
     )
     assert string_diff(max_diff(torch.ones(3), torch.ones(3), hist=True)) == "abs=0, rel=0"
-
-
-def test_what_cannot_be_compared() -> None:
-    with pytest.raises(ArgumentError, match=r"at \[0\]: got object"):
-        max_diff([object()], [object()])
-    with pytest.raises(DtypeError):
-        max_diff(np.array(["2020"], "datetime64[Y]"), np.array(["2020"], "datetime64[Y]"))
-    with pytest.raises(DtypeError, match="got int64, int64"):
-        ulp_distance(np.array([1]), np.array([2]))
-    with pytest.raises(ShapeError, match="shapes differ"):
-        ulp_distance(np.ones(2), np.ones(3))
-
-
-def test_large_tensors_on_several_threads() -> None:
-    n = 2_200_000
-    generator = torch.Generator().manual_seed(0)
-    a = torch.randn(n, generator=generator)
-    b = a + 1e-3 * torch.randn(n, generator=generator)
-    b[1_700_001] = a[1_700_001] + 1
-    single = torch.get_num_threads()
-    try:
-        torch.set_num_threads(1)
-        one = max_diff(a, b, hist=True)
-        for several in (2, 3, 16):
-            torch.set_num_threads(several)
-            assert max_diff(a, b, hist=True) == one
-    finally:
-        torch.set_num_threads(single)
-    d = b.double() - a.double()
-    assert one["abs"] == d.abs().max().item()
-    assert one["argm"] == (1_700_001,)
-    assert one["sum"] == pytest.approx(d.abs().sum().item(), rel=1e-14)
-    assert one["bias"] == pytest.approx(d.mean().item(), rel=1e-9)
-    assert one["rep"][">0.001"] == int((d.abs() > 0.001).sum())
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from roundoff.errors import ArgumentError
-from roundoff.fusion import OptimizationOptions, fuse, rules
+from roundoff.fusion import fuse, rules
 
 I64 = np.int64
 
@@ -168,8 +168,6 @@ def test_options_and_tiers() -> None:
             assert rule.ops
             assert rule.source
             assert "Pattern:" in (rule.__doc__ or "")
-    with pytest.raises(ArgumentError, match="processor"):
-        OptimizationOptions(processor="TPU")
     with pytest.raises(ArgumentError, match="static inputs"):
         fuse(model("g (float[2] x) => (float[2] y) { y = Neg(x) }"), static=["w"])
 

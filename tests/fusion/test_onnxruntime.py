@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from fusion_models import feeds, model, rewritten, run
 
-from roundoff.errors import ArgumentError
 from roundoff.fusion import OptimizationOptions, fuse
 from roundoff.fusion.attention import is_causal
 
@@ -161,8 +160,8 @@ def spread_lengths(
     return [n.op_type for n in made.graph.node]
 
 
-@pytest.mark.parametrize("batch", [2, 3, 8])
-@pytest.mark.parametrize("layers", [1, 3, 4, 12, 16, 17, 20, 30, 40])
+@pytest.mark.parametrize("batch", [2, 8])
+@pytest.mark.parametrize("layers", [1, 3, 4, 16, 17, 20, 40])
 def test_lengths_are_spread_at_once(batch: int, layers: int) -> None:
     """Sixteen together, and what remains where it is at least four."""
     ops, joined = spread_lengths(batch, layers), layers // 16 + (layers % 16 >= 4)
@@ -278,11 +277,6 @@ def test_weights_that_are_replaced_take_no_room(processor: str) -> None:
     fused, report = fuse(model(text), options, static=("v", "w"), replaced=True)
     assert [n.op_type for n in fused.graph.node].count("MatMul") == 2
     assert "columns" in " ".join(report.refused.values())
-
-
-def test_a_share_below_zero_is_an_error() -> None:
-    with pytest.raises(ArgumentError, match="packed"):
-        OptimizationOptions(packed=-0.1)
 
 
 ATTENTION = """g (float[2, 6, 16] q, float[2, 6, 16] k, float[2, 6, 16] v{more})

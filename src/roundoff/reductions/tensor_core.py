@@ -58,8 +58,7 @@ _NAN = 0x7FFFFFFF
 class Step:
     """How a tensor core adds a block of products to its accumulator.
 
-    The defaults are what an H100 and an H200 do (measured 2026-11-25, torch 2.11, Triton 3.6);
-    other values are rules that these GPUs' results rule out.
+    The defaults are what an H100 and an H200 do (measured 2026-11-25, torch 2.11, Triton 3.6).
 
     Each product is exact. Its exponent is the sum of its operands' exponents, so that its
     significand lies in [1, 4). The largest exponent e of the products and the accumulator is that
@@ -75,16 +74,6 @@ class Step:
         Places that are kept below the largest exponent.
     precision : int
         Significant bits of the accumulator, and so of the result.
-    subnormal_operands : {"type", "value", "zero"}
-        Exponent of a subnormal operand: that of its type's smallest normal number, or of its own
-        leading bit; ``"zero"`` takes it for zero.
-    subnormal_accumulator : {"type", "value"}
-        Exponent of a subnormal accumulator: −126, or that of its own leading bit.
-    subnormal_results : {"gradual", "zero"}
-        Whether a sum below 2^−126 is cut to a multiple of 2^−149 or to zero.
-    zero_operands : {"none", "type"}
-        Whether a product with zero has no exponent, or the one it has with zero's exponent taken
-        for that of the type's smallest normal number.
     lowest : int
         Smallest exponent to which a step aligns: −133, as MMA-Sim has it.
     normalised : bool
@@ -94,10 +83,6 @@ class Step:
     block: int
     fraction: int
     precision: int
-    subnormal_operands: str = "type"
-    subnormal_accumulator: str = "type"
-    subnormal_results: str = "gradual"
-    zero_operands: str = "none"
     lowest: int = -133
     normalised: bool = False
 
@@ -400,12 +385,9 @@ def chained(
     if by_mma and kind.startswith("float8") and not step.normalised:
         x, y, kind = _in_tiles(x.T).T, _in_tiles(y), "float16"
     m, n = len(x), y.shape[1]
-    if step.subnormal_operands == "zero":
-        tiny = 2.0 ** _smallest_exponent(kind)
-        x, y = (np.where(np.abs(t) < tiny, 0.0, t) for t in (x, y))
     # The rows of both are values of k: a step reads them one after the other.
     x, y = np.ascontiguousarray(x.T), np.ascontiguousarray(y)
-    left, right = (_exponents(t, kind, step) for t in (x, y))
+    left, right = (_exponents(t, kind) for t in (x, y))
     result = np.zeros((m, n), np.float32)
     rows = max(1, _PIECE // max(1, n))
     for start in range(0, m, rows):
@@ -425,15 +407,10 @@ def _in_tiles(y: Array) -> Array:
     return padded.reshape(tiles, 8, 2, 2, n).swapaxes(1, 2).reshape(32 * tiles, n)
 
 
-def _exponents(x: Array, kind: str, step: Step) -> Array:
-    """The exponent with which each operand enters a step, as int16."""
-    emin = _smallest_exponent(kind)
-    exponent = np.frexp(x)[1] - 1
-    if step.subnormal_operands == "type":
-        exponent = np.maximum(exponent, emin)
-    zero = _NONE if step.zero_operands == "none" else emin
-    exponent = np.where(x == 0, zero, exponent)
-    return np.where(np.isfinite(x), exponent, _NONE).astype(np.int16)
+def _exponents(x: Array, kind: str) -> Array:
+    """The exponent with which each operand enters a step, as int16; a zero has none."""
+    exponent = np.maximum(np.frexp(x)[1] - 1, _smallest_exponent(kind))
+    return np.where(np.isfinite(x) & (x != 0), exponent, _NONE).astype(np.int16)
 
 
 def _chain_of_rows(x: Array, y: Array, left: Array, right: Array, step: Step) -> Array:
@@ -460,7 +437,7 @@ def _chain_of_rows(x: Array, y: Array, left: Array, right: Array, step: Step) ->
                 np.maximum(largest, product, out=largest)
             emax = np.frexp(largest)[1] - 1
         else:
-            emax = _accumulator_exponents(total, step)
+            emax = _accumulator_exponents(total)
             for k in ks:
                 np.maximum(emax, np.add(left[k], right[k], out=exponents), out=emax)
         last = np.clip(emax, step.lowest, 300).astype(np.int64) - step.fraction
@@ -486,10 +463,8 @@ def _with_special(sums: Array, total: Array, products: list[Array]) -> Array:
     return np.where(special == 0, sums, special)
 
 
-def _accumulator_exponents(total: Array, step: Step) -> Array:
-    exponent = np.frexp(total)[1] - 1
-    if step.subnormal_accumulator == "type":
-        exponent = np.maximum(exponent, _NORMAL)
+def _accumulator_exponents(total: Array) -> Array:
+    exponent = np.maximum(np.frexp(total)[1] - 1, _NORMAL)
     return np.where(total == 0, _NONE, exponent).astype(np.int16)
 
 
@@ -501,7 +476,7 @@ def _cut(total: Array, step: Step) -> Array:
     if small.any():
         # + 0.0: what is cut to zero is +0, of either sign before.
         places = np.trunc(total[small] * 2.0**-_SMALLEST) + 0.0
-        total[small] = places * 2.0**_SMALLEST if step.subnormal_results == "gradual" else 0.0
+        total[small] = places * 2.0**_SMALLEST
     total[np.abs(total) >= 2.0**128] *= math.inf
     return total
 

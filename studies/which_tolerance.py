@@ -304,8 +304,10 @@ def faulty(fault: Fault, dtype: str) -> Run:
 #: What is often typed for a type, for want of a better one.
 TYPED = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
 DEFAULTS, RTOL, BOTH = "assert_close, defaults", "fixed rtol", "fixed rtol and atol"
+SHARE = "fixed rtol, atol = rtol × RMS"
 BOUND, FEW, MANY = "bound of the product", "calibrated, 33 inputs", "calibrated, 300 inputs"
-METHODS = (DEFAULTS, RTOL, BOTH, BOUND, FEW, MANY)
+FREE = "calibrated, 33 inputs, any scale"
+METHODS = (DEFAULTS, RTOL, BOTH, SHARE, BOUND, FEW, FREE, MANY)
 
 #: Whether a result, got, passes beside the expected one, for an input.
 Check = Callable[[Any, torch.Tensor, torch.Tensor], bool]
@@ -318,6 +320,11 @@ def close(got: torch.Tensor, expected: torch.Tensor, **given: float) -> bool:
     except AssertionError:
         return False
     return True
+
+
+def rms(result: torch.Tensor) -> float:
+    """Root mean square."""
+    return float(result.double().square().mean().sqrt())
 
 
 def bound_of(name: str, dtype: str) -> Check | None:
@@ -352,12 +359,14 @@ def checks(name: str, dtype: str) -> dict[str, Check]:
         DEFAULTS: lambda _, got, expected: close(got, expected),
         RTOL: lambda _, got, expected: close(got, expected, rtol=rtol, atol=0),
         BOTH: lambda _, got, expected: close(got, expected, rtol=rtol, atol=rtol),
+        SHARE: lambda _, got, expected: close(got, expected, rtol=rtol, atol=rtol * rms(expected)),
     }
     if (bound := bound_of(name, dtype)) is not None:
         found[BOUND] = bound
-    for method, count in ((FEW, 33), (MANY, 40 if fast else 300)):
-        allowed = calibrated(name, dtype, count).allows
-        found[method] = lambda _, got, expected, allowed=allowed: allowed(got, expected)
+    few, many = (calibrated(name, dtype, count).allows for count in (33, 40 if fast else 300))
+    found[FEW] = lambda _, got, expected: few(got, expected)
+    found[FREE] = lambda _, got, expected: few(got, expected, any_scale=True)
+    found[MANY] = lambda _, got, expected: many(got, expected)
     return found
 
 
@@ -620,6 +629,31 @@ study.value(
     test=lambda v: v.value > 0.5,  # most
 )
 study.value(
+    "alarms.defaults.float32",
+    "correct results that fail assert_close's defaults, twelve models in float32",
+    "alarms",
+    lambda rows: int(rows["failed"].sum()),
+    where={"method": DEFAULTS, "dtype": "float32"},
+    test=lambda v: v.value < v.rows["fresh"].sum() / 300,  # good
+)
+study.value(
+    "alarms.share",
+    "correct results that fail rtol = 1e-4, atol = rtol × RMS, twelve models in float32",
+    "alarms",
+    lambda rows: int(rows["failed"].sum()),
+    where={"method": SHARE, "dtype": "float32"},
+    test=lambda v: v.value < v.rows["fresh"].sum() / 300,
+)
+study.value(
+    "alarms.any_scale",
+    "correct results that fail a tolerance calibrated on 33 inputs, whose atol is a share of the "
+    "RMS of each result, twelve models in three types",
+    "alarms",
+    lambda rows: int(rows["failed"].sum()),
+    where={"method": FREE},
+    test=lambda v: v.value <= v.rows["fresh"].sum() / 300,
+)
+study.value(
     "alarms.rtol",
     "share of correct results that fail rtol=1e-4, atol=0, twelve models in float32",
     "alarms",
@@ -635,13 +669,31 @@ study.value(
     where={"method": FEW},
     test=lambda v: v.value <= v.rows["fresh"].sum() / 300,
 )
+study.value(
+    "faults.defaults",
+    "faults in float32 that pass assert_close's defaults, on one of 40 inputs or more",
+    "faults",
+    unseen,
+    where={"method": DEFAULTS, "dtype": "float32"},
+    test=lambda v: v.value == 0,  # as good as a calibration
+)
 for kind in TYPES:
     study.value(
-        f"faults.{kind}",
-        f"faults in {kind} that pass a tolerance calibrated on 33 inputs, on one of 40 or more",
+        f"faults.share.{kind}",
+        f"faults in {kind} that pass rtol = {TYPED[kind]:g}, atol = rtol × RMS, "
+        "on one of 40 inputs or more",
         "faults",
         unseen,
-        where={"method": FEW, "dtype": kind},
+        where={"method": SHARE, "dtype": kind},
+        test=lambda v: v.value < len(v.rows) / 2,
+    )
+    study.value(
+        f"faults.{kind}",
+        f"faults in {kind} that pass a share of the RMS calibrated on 33 inputs, on one of 40 or "
+        "more",
+        "faults",
+        unseen,
+        where={"method": FREE, "dtype": kind},
         test=lambda v: v.value < len(v.rows) / 2,
     )
     study.value(
@@ -651,6 +703,26 @@ for kind in TYPES:
         lambda rows: int((rows["size"] > 0).sum()),
         where={"method": FEW, "dtype": kind},
         test=lambda v: v.value > 15,
+    )
+for name, case, wrong in [
+    ("limits.large", "twelve models, outputs near 65,536", False),
+    ("limits.small", "all zeros, outputs near 1/65,536", True),
+    ("limits.mean", "float32 normalisation, mean 30 times the deviation", False),
+    (
+        "limits.operands",
+        "operands from two normalisations, mean 300 times the deviation",
+        False,
+    ),
+]:
+    study.value(
+        name,
+        f"wrong verdicts of a tolerance: {case}",
+        "limits",
+        lambda rows, wrong=wrong: int(
+            (rows["inputs"] - rows["beyond"] if wrong else rows["beyond"]).sum()
+        ),
+        where={"case": case},
+        test=lambda v: v.value > v.rows["inputs"].sum() / 10,
     )
 study.value(
     "sharp",

@@ -77,6 +77,38 @@ def test_what_is_allowed_is_what_numpy_and_torch_allow() -> None:
     assert not found.allows(odd, np.ones(4))
 
 
+@pytest.mark.parametrize("exponent", [-60, -24, 0, 2, 60])
+def test_at_any_scale_the_verdict_is_that_of_the_scale_of_the_calibration(exponent: int) -> None:
+    rng = np.random.default_rng(3)
+    x, scale = rng.standard_normal((40, 64, 16)).astype(np.float32), np.float32(2.0**exponent)
+    near = x * (1 + rng.uniform(-4e-7, 4e-7, x.shape)).astype(np.float32)
+    found = calibrated_tolerance(zip(near[:33], x[:33], strict=True))
+    assert found.found
+    for got, expected in zip(near[33:], x[33:], strict=True):
+        got, expected = scale * got, scale * expected
+        assert found.allows(got, expected, any_scale=True)
+        assert not found.allows(got * np.float32(1.0001), expected, any_scale=True)
+        assert not found.allows(0 * expected, expected, any_scale=True)
+        assert found.allows(0 * expected, expected) == (exponent < -20)
+
+
+def test_at_any_scale_an_infinity_allows_nothing_else() -> None:
+    found = calibrated_tolerance([(np.ones(4, np.float32), np.ones(4, np.float32))] * 33)
+    expected = np.array([np.inf, -np.inf, 1, 2], np.float32)
+    assert found.allows(expected, expected, any_scale=True)
+    for place in range(4):
+        got = expected.copy()
+        got[place] = 1.5
+        assert not found.allows(got, expected, any_scale=True)
+
+
+def test_at_any_scale_the_last_place_of_a_subnormal_number_is_allowed() -> None:
+    found = calibrated_tolerance([(np.ones(4, np.float32), np.ones(4, np.float32))] * 33)
+    expected = np.full(4, 2.0**-145, np.float32)
+    assert found.allows(expected + np.float32(2.0**-149), expected, any_scale=True)
+    assert not found.allows(0 * expected, expected, any_scale=True)
+
+
 @pytest.mark.parametrize(
     ("pairs", "text"),
     [

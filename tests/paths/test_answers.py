@@ -530,6 +530,31 @@ def test_a_calibrated_tolerance_passes_fresh_inputs_and_fails_a_fault(
 
 
 @path_of("plot_which_tolerance")
+@pytest.mark.parametrize("scale", [2.0**-24, 4.0, 2.0**20])
+def test_a_calibrated_tolerance_holds_at_another_scale(
+    place: str, scale: float, only_imported: Any
+) -> None:
+    weight = drawn(300, 17, seed=5)
+
+    def old(x: torch.Tensor) -> torch.Tensor:
+        return x @ weight
+
+    def new(x: torch.Tensor) -> torch.Tensor:
+        return x[:, ::2] @ weight[::2] + x[:, 1::2] @ weight[1::2]
+
+    inputs = [drawn(9, 300, seed=seed) for seed in range(33)]
+    names = {"roundoff": only_imported, "torch": torch, "old": old, "new": new, "inputs": inputs}
+    failed = 0
+    for seed in range(1000, 1060):
+        names["y"] = scale * drawn(9, 300, seed=seed)
+        failed += not tolerance_of(place, 1, names)
+    assert failed <= 1
+    for factor in 0, 1.0001:
+        names["new"] = lambda x, factor=factor: new(x) * (factor if x is names["y"] else 1)
+        assert not tolerance_of(place, 1, names)
+
+
+@path_of("plot_which_tolerance")
 def test_without_a_calibrated_tolerance_nothing_passes(place: str, only_imported: Any) -> None:
     names: dict[str, Any] = {"roundoff": only_imported, "torch": torch, "old": lambda x: x}
     names |= {"new": lambda x: 1.5 * x, "inputs": [drawn(9, seed=k) for k in range(33)]}

@@ -480,9 +480,25 @@ def test_what_the_page_on_tolerances_says_of_its_output(told: dict[str, Told]) -
     split, zeros, missing, tf32 = (float(line.split()[-1]) for line in parts[:4])
     assert 1e-4 < split < 2e-3, "about a thousandth"
     assert min(zeros, missing) > 1 > tf32
-    fails = [int(line.split()[-3]) for line in lines if line.startswith("fault: ")]
-    assert fails[0] <= 3
-    assert fails[1:] == [300] * 3
+    shares = [float(line.split()[-1]) for line in lines if "error" in line and "@" in line]
+    calibrated = [line for line in lines if line.startswith("split × ")]
+    right, near, far = (float(line.split()[-1]) for line in calibrated)
+    assert 0.5 < right / shares[0] < 2 < near / right < far / right, "alike, then given away"
+    assert [line.split()[3] for line in calibrated[:2]] == ["67", "67"], "a wrong one passes"
+    assert "refused" in calibrated[2]
+
+
+def test_at_any_scale_a_calibration_passes_the_split_and_no_fault(told: dict[str, Told]) -> None:
+    story = told[TOLERANCE]
+    (table,) = (t for t in story.tables if "split (correct)" in t.index)
+    kept, free = (table[column] for column in ("atol of the calibration", "any_scale=True"))
+    assert kept.loc["zeros"].iloc[0] == 100, "the puzzle is back"
+    assert kept.loc["split (correct)"].iloc[1] >= 99
+    assert kept.loc["split (correct)"].iloc[2] < 90, "a factor of 4"
+    assert (free.loc["split (correct)"] >= 99).all()
+    assert (free.drop("split (correct)") == 0).all(axis=None)
+    size = story.names["inputs"][0][0] @ story.names["fixed"]
+    assert round(float(size.square().mean().sqrt())) in range(31, 35), "an RMS of 32"
 
 
 def test_an_error_stays_where_a_sum_comes_back(told: dict[str, Told]) -> None:
@@ -495,19 +511,23 @@ def test_an_error_stays_where_a_sum_comes_back(told: dict[str, Told]) -> None:
 def test_without_cancellation_every_input_needs_the_same_rtol(told: dict[str, Told]) -> None:
     story = told[TOLERANCE]
     (table,) = (t for t in story.tables if "one sign" in t)
-    least, _, most = table["one sign"].astype(float)
+    apart, least, _, most = table["one sign"].astype(float)
     assert most < 3 * least
     assert most < 10 * 2.0**-23, "a few ε"
-    assert float(table["both signs"].iloc[-1]) > 1000 * most
+    both = table["both signs"].astype(float)
+    assert both.iloc[-1] > 1000 * most
+    assert apart > 3 * both.iloc[0], "the results differ by more"
 
 
 def test_the_lines_of_the_answers_figure(told: dict[str, Told]) -> None:
     names = told[TOLERANCE].names
     result, apart, allowed = names["result"], names["apart"], names["calibration"]
     assert (apart <= allowed.atol + allowed.rtol * result).all()
-    assert (apart > 1e-4 * result).any()
-    assert (apart > 1e-5 + 1.3e-6 * result).any()
-    assert apart.max() < names["bound"]
+    edge, worst = names["edge"], np.array(names["worst"])
+    assert (worst > 1e-4 * edge)[edge < 0.1].all()
+    assert (worst > 1e-5 + 1.3e-6 * edge)[(edge > 0.02) & (edge < 10)].all()
+    assert worst.max() < 10 * np.median(worst[:8]), "does not shrink with the result"
+    assert 100 < names["bound"] / apart.max() < 10_000, "three decades"
 
 
 def test_page_and_study_on_tolerances_agree_bit_for_bit(told: dict[str, Told]) -> None:

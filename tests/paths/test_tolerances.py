@@ -4,6 +4,7 @@ The twelve models and the faults are those of ``studies/which_tolerance.py``, wh
 error rates. Here the tolerance is the one that a user gets, from ``compare_runtimes``.
 """
 
+import functools
 import importlib.util
 import sys
 from collections.abc import Callable
@@ -55,7 +56,7 @@ def suggested(
 
 
 def false_alarms(
-    name: str, dtype: str, seed: int = 0, count: int | None = None
+    name: str, dtype: str, seed: int = 0, count: int | None = None, any_scale: bool = False
 ) -> tuple[CalibratedTolerance, int]:
     """The tolerance, and how many of 300 fresh feeds fail it."""
     model = MODELS[name]
@@ -64,7 +65,8 @@ def false_alarms(
     fresh = (feeds_of(proto, k) for k in range(FRESH))
     if not tolerance.found:
         return tolerance, 0
-    return tolerance, sum(not tolerance.allows(one(fed), other(fed)) for fed in fresh)
+    allows = functools.partial(tolerance.allows, any_scale=any_scale)
+    return tolerance, sum(not allows(one(fed), other(fed)) for fed in fresh)
 
 
 QUICK = [
@@ -75,9 +77,12 @@ QUICK = [
 ]
 
 
+@pytest.mark.parametrize("any_scale", [False, True])
 @pytest.mark.parametrize(("name", "dtype"), QUICK)
-def test_fresh_inputs_keep_within_a_suggested_tolerance(name: str, dtype: str) -> None:
-    tolerance, failed = false_alarms(name, dtype)
+def test_fresh_inputs_keep_within_a_suggested_tolerance(
+    name: str, dtype: str, any_scale: bool
+) -> None:
+    tolerance, failed = false_alarms(name, dtype, any_scale=any_scale)
     assert tolerance.found
     assert failed <= 1
     assert tolerance.rtol >= torch.finfo(getattr(torch, dtype)).eps  # a unit in the last place

@@ -103,10 +103,19 @@ class CalibratedTolerance:
         """Whether there is a tolerance."""
         return not self.reason
 
-    def allows(self, got: Any, expected: Any) -> bool:
+    def allows(self, got: Any, expected: Any, *, any_scale: bool = False) -> bool:
         """Whether every element of *got* is within the tolerance of *expected*.
 
         Infinities and NaN must be the same in both.
+
+        Parameters
+        ----------
+        got, expected : tensor
+            Two results of one input.
+        any_scale : bool, default False
+            Take ``rtol`` × the root mean square of *expected* for ``atol``. The outputs may then
+            be larger or smaller than those of the calibration. It needs a tensor of many elements:
+            the root mean square of a single number near zero is near zero, too.
 
         Raises
         ------
@@ -118,9 +127,12 @@ class CalibratedTolerance:
         if not self.found:
             raise ArgumentError("no tolerance can be defended", got=self.reason)
         a, b = _typed(got), _typed(expected)
+        atol = self.atol
+        if any_scale:
+            atol = max(self.rtol * _rms(b), *(t.info.tiny * t.info.eps for t in (a, b)))
         for one, other in _pieces(a, b):
             apart = (one - other).abs()
-            allowed = apart <= self.atol + self.rtol * other.abs()
+            allowed = apart <= atol + self.rtol * other.abs()
             same = (one == other) | (one.isnan() & other.isnan())
             if not bool((same | (allowed & other.isfinite())).all()):
                 return False

@@ -344,10 +344,13 @@ def test_own_gradients(
     assert torch.equal(names["total"].double()[1:], wanted[1:])
     assert names["total"][0, 0].isnan()
     in_order = drawn[0] + drawn[1] + drawn[2]
-    share = (in_order.flatten()[1:] != names["total"].flatten()[1:]).sum() / in_order.numel()
+    count = (in_order.flatten()[1:] != names["total"].flatten()[1:]).sum()
     said = capsys.readouterr().out
-    assert f"{share:.1%} of 1517 elements differ" in said
-    assert share > 0.1
+    assert f"{count} of 1517 elements differ" in said
+    assert count > 150
+    largest = (in_order - names["total"]).flatten()[1:].double().abs().max()
+    assert f"abs={largest:.3g}"[:6] in said
+    assert "nan" not in said.lower()
 
 
 @slow
@@ -570,7 +573,13 @@ BROKEN: list[tuple[str, dict[str, str], tuple[type[Exception], ...], str]] = [
     ),
     *(
         ("plot_all_reduce_order", {"mine": mine}, TYPED, "tensors of one shape and floating type")
-        for mine in ("[]", "[torch.ones(3), torch.ones(4)]", "[torch.ones(3).int()] * 2")
+        for mine in (
+            "[]",
+            "[torch.ones(3), torch.ones(4)]",
+            "[torch.ones(3).int()] * 2",
+            "[{'w': torch.ones(3)}] * 2",
+            "[np.ones(3)] * 2",
+        )
     ),
 ]
 

@@ -104,10 +104,20 @@ def wrong(text: str, target: str, page: str, where: str, sentence: str) -> str:
 
 
 def where(page: str, machine: str, bound: Sequence[tuple[str, str]]) -> str:
-    """What the numbers of an answer were measured on, when, and with which versions."""
-    record = records_of(page)[machine]
-    names = [split(target, page)[1] for _, target in bound]
-    entries = [record.values[name] for name in names if name in record.values]
+    """What the numbers of an answer were measured on, when, and with which versions.
+
+    A number of another machine names that machine in its sentence, and the line says so.
+    """
+    records = records_of(page)
+    record = records[machine]
+    entries, elsewhere = [], False
+    for _, target in bound:
+        _, name, said = split(target, page)
+        found = [r.values[name] for r in records.values() if name in r.values]
+        here = found and (said or found[0]["on"]) == machine and name in record.values
+        if here:
+            entries.append(record.values[name])
+        elsewhere |= bool(found) and not here
     named = [
         summary(_run(record, entry).environment, entry.get("part")).partition(";")[0]
         for entry in entries
@@ -116,7 +126,8 @@ def where(page: str, machine: str, bound: Sequence[tuple[str, str]]) -> str:
     versions = run.environment["versions"]
     packages = ("numpy", "torch", "onnxruntime-gpu", "onnxruntime")
     named += [f"{name} {version}" for name in packages if (version := versions.get(name))]
-    return f"Measured on {', '.join(dict.fromkeys(named))}, {run.date[:10]}."
+    other = "; on another machine where a sentence names it" if elsewhere else ""
+    return f"Measured on {', '.join(dict.fromkeys(named))}, {run.date[:10]}{other}."
 
 
 def _run(record: Record, entry: Mapping[str, Any]) -> Any:

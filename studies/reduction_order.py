@@ -458,22 +458,22 @@ study.value(
 )
 
 
-def over_torch(rows):
-    """float64's time over float32's, in torch: the quotient of two ratios and of their ends."""
-    single, double = (rows[rows["algorithm"] == name].iloc[0] for name in TORCH)
-    ends = zip(("low", "high"), ("high", "low"), strict=True)
-    return (double["times base"] / single["times base"], *(double[a] / single[b] for a, b in ends))
-
-
-TORCH = ["torch.sum, CPU", "torch.sum in float64, CPU"]
 study.value(
-    "float64.torch",
-    "time of torch.sum in float64 over torch.sum in float32, 2¹⁸ values, one thread",
+    "binned.time",
+    "time of binned over np.sum in float32, 2¹⁸ values, one thread",
     "ways",
-    over_torch,
-    where={"algorithm": TORCH},
-    words=TIME["words"],
-    test=lambda v: v.value >= 10,  # "at least 10", in each run
+    "times base",
+    where={"algorithm": "binned sum"},
+    on="nvidia-h100-80gb-hbm3",
+    **TIME,
+)
+study.value(
+    "repeats",
+    "different results of torch.sum on a GPU, 128 runs of one order of 8192 values",
+    "runs",
+    "distinct",
+    where={"algorithm": "torch.sum, GPU"},
+    test=lambda v: v.value == 1,
 )
 study.value(
     "atomics",

@@ -57,6 +57,15 @@ def records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+def test_an_answer_says_that_some_numbers_are_of_another_machine(records: Path) -> None:
+    here, there = ("27", "results"), ("27", f"results@{H100}")
+    assert "another machine" not in evidence.where("plot_a", H200, [here])
+    both = evidence.where("plot_a", H200, [here, there])
+    assert both.startswith("Measured on A Xeon")
+    assert both.endswith("; on another machine where a sentence names it.")
+    assert "H100" in evidence.where("plot_a", H100, [there])
+
+
 def page(*paragraphs: str, machine: str = H200) -> nodes.document:
     """A page with these paragraphs; ``27 <results>`` in brackets is a bound number."""
     tree = new_document("plot_a")

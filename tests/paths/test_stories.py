@@ -212,9 +212,7 @@ def test_the_type_of_a_sum_matters_more_than_its_size(told: dict[str, Told]) -> 
     assert summary.loc[("normalisation", "normal"), "float16"] == 2**-10, "an ULP of float16"
     normal = spreads[(spreads["numbers"] == "normal") & (spreads["type"] == "float32")]
     line = normal[normal["statistic"] == "mean"].set_index("size")["relative"]
-    assert set(line.nlargest(2).index) == {256, 8192}, "the two peaks"
-    conditions = pd.Series({size: condition(names["x"][:size]) for size in line.index})
-    assert set(conditions.nlargest(2).index) == {256, 8192}, "are cancellation"
+    assert line[8192] < line[16], "the spread falls"
 
 
 def test_page_and_study_on_sums_agree_bit_for_bit(told: dict[str, Told]) -> None:

@@ -298,8 +298,8 @@ pd.DataFrame(lines).T.round(2)
 #    * - a GPU, 64 rows
 #      - ONNX Runtime, CUDA graph
 #      - A step takes :bound:`0.67 <graph.rows64>` of inductor's time, and on an H100
-#        :bound:`0.62 <graph.rows64@nvidia-h100-80gb-hbm3>`. Beside the model it held
-#        :bound:`112 <memory.graph.roundoff>` MiB, and inductor
+#        :bound:`0.62 <graph.rows64@nvidia-h100-80gb-hbm3>`. Beside the model
+#        ONNX Runtime held :bound:`112 <memory.graph.roundoff>` MiB, and inductor
 #        :bound:`196 <memory.graph.inductor>`. ``generate`` of 64 rows was not timed.
 #    * - a GPU, no graph, as shapes change
 #      - ONNX Runtime

@@ -690,8 +690,8 @@ def test_what_the_page_on_the_whole_model_says_of_its_output(told: dict[str, Tol
     (share,) = re.findall(r"share of one token: +([\d.]+)%", story.text)
     assert float(share) < 20, "reading the weights is a small part"
     (operators,) = re.findall(r"eager: +(\d+) operators", story.text)
-    ((nodes, sessions),) = re.findall(r"ONNX Runtime: (\d+) nodes, (\d+) session", story.text)
-    assert int(operators) > 2 * int(nodes)
+    ((nodes, sessions),) = re.findall(r"ONNX Runtime: (\d+) nodes, .* by (\d+) session", story.text)
+    assert int(operators) > int(nodes)
     assert sessions == "1", "one session runs all its nodes"
 
 

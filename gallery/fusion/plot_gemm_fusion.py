@@ -157,9 +157,9 @@ plt.show()
 # cause, half the bytes take half the time. They do: on the H200 two Gemms in float16 take
 # :bound:`0.51 <half>` of their time in float32.
 #
-# In float16 the H200 takes :bound:`3.9 <inside>` times as long, more than three. There Concat is
-# slower: it moves :bound:`2.4 <concat.float16>` TB a second, and in float32
-# :bound:`3.8 <concat.float32>`. We do not know why.
+# In float16 the H200 takes :bound:`3.9 <inside>` times as long, more than three. Concat is the
+# reason. In float32 it moves :bound:`3.8 <concat.float32>` TB a second, and in float16
+# :bound:`2.4 <concat.float16>`. We do not know why.
 #
 # Here we time Concat by itself.
 
@@ -365,8 +365,8 @@ plt.show()
 #
 # In PyTorch the two lines under the answer are enough. On the H200 in float16, one product for
 # queries, keys and values of one token takes :bound:`0.42 <narrow.torch>` of the time of three. For
-# wide weights it takes :bound:`0.91 <wide.torch>` there, and on the H100
-# :bound:`no difference measured <wide.torch@nvidia-h100-80gb-hbm3>`. Biases are joined likewise.
+# wide weights it takes :bound:`0.91 <wide.torch>` there. On the H100 no difference was measured for
+# them. Biases are joined likewise.
 #
 # Plain ``torch.compile`` is no substitute. Given the three products, it takes
 # :bound:`2.1 <inductor>` times as long for one token as PyTorch without it.

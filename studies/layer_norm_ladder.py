@@ -439,10 +439,32 @@ def add(name, step, direction, n, *order):
 ORDER = "atomic", "two stages", "pieces", "prefetch", "roundoff"
 add("atomic", "atomic", "backward", 8704, "atomic", "torch", "pieces")
 add("torch", "torch", "backward", 8704, "atomic", "torch", "pieces")
-for name, step in ("stages", "two stages"), ("pieces", "pieces"), ("prefetch", "prefetch"):
-    add(name, step, "backward", 8704, *ORDER)
+for step in ORDER[1:]:
+    add("stages" if step == "two stages" else step, step, "backward", 8704, *ORDER)
 add("packed", "packed", "backward", 8704, "two stages", "packed", "pieces")
 add("tiles", "tiles", "backward", 4096, "two stages", "pieces", "prefetch", "tiles", "roundoff")
+for name, step in ("stages", "two stages"), ("pieces", "pieces"):
+    study.value(
+        f"narrow.{name}",
+        "rate of the backward of 4096 columns over that of the same reads and writes: "
+        f"{step}; pieces gain less than a tenth",
+        "backward",
+        share(step),
+        where={"N": 4096, "step": ["two stages", "pieces"], "GB/s": lambda s: s.notna()},
+        test=lambda v: 1 < share("pieces")(v.rows) / share("two stages")(v.rows) < 1.1,
+    )
+add("wide.packed", "packed", "backward", 32768, "pieces", "packed", "torch", "roundoff")
+study.value(
+    "wide.spilled",
+    "32-bit words that a thread of packed spills at 32,768 columns, with all registers in use",
+    "backward",
+    share("packed", "spilled"),
+    where={"N": 32768, "step": ["packed", "pieces"], "GB/s": lambda s: s.notna()},
+    test=lambda v: (
+        share("packed", "registers")(v.rows) * 16 * 32 == 65536
+        and 0 < share("packed", "spilled")(v.rows) < share("pieces", "spilled")(v.rows)
+    ),
+)
 add("wide.pieces", "pieces", "backward", 32768, "pieces", "packed", "read twice", "roundoff")
 add("wide.torch", "torch", "backward", 32768, "pieces", "torch", "roundoff")
 add("wide.roundoff", "roundoff", "backward", 32768, "pieces", "packed", "read twice", "roundoff")

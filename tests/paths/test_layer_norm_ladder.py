@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from roundoff.kernels import interpreting, shuffled_programs
 from roundoff.kernels.ahead import compiled_ahead
+from roundoff.record import read_records
 
-from .pages import ROOT
+from .pages import PAGES, ROOT, own_cell, run_cell
 from .test_stories import Told
 
 PAGE = "plot_layer_norm_ladder"
@@ -134,15 +135,55 @@ def test_what_plot_layer_norm_ladder_says_of_its_output(told):
         if "different dw: " in line:
             errors, _, different = line.partition("different dw: ")
             shown[line[:10].strip()] = [float(e) for e in errors.split()[-3:]], int(different)
-    assert list(shown) == ["atomics", "two stages", "pieces"]
+    assert list(shown) == ["atomics", "two stages", "pieces", "prefetch"]
     assert all(error < 3 for errors, _ in shown.values() for error in errors)
     assert shown.pop("atomics")[1] > 1, "the order changed nothing"
     assert all(different == 1 for _, different in shown.values())
-    blocks, pieces, _ = told.tables  # the third is of a record
+    blocks, pieces, launches, _ = told.tables  # the fourth is of a record
     assert blocks.loc[8192, "spilled"] == 0 < blocks.loc[8704, "spilled"]
     assert blocks.loc[8704, "block"] == 16384
     assert pieces.loc[2048, "spilled"] == 0 < pieces.loc[16384, "spilled"]
     assert pieces.loc[2048, "columns held"] == 10240
+    assert (launches["spilled"] == 0).all()
+    plain, packed, ahead, both = launches["registers"]
+    assert 0 <= plain - packed < 8, "packing changes more than little"
+    assert 0 <= ahead - both < 8, "packing changes more than little"
+    assert max(ahead, both) <= min(plain, packed), "rows that wait take registers"
+    assert launches["shared"].diff().iloc[2] >= 64
+
+
+def test_what_plot_layer_norm_ladder_says_without_a_bound_number():
+    """The second run has no name of its own, nor has the version of Triton."""
+    text = PAGES[PAGE].read_text("utf-8")
+    (record,) = [r for r in read_records(PAGE) if r.machine == "nvidia-h200"]
+    again = record.values["prefetch"]["second"]["value"]
+    assert text.count(f"{100 * again:.0f} % in the second run") == 2
+    environment = record.provenance["backward"].environment
+    assert f"Triton {environment['versions']['triton']}" in text
+    ahead, first = (record.values[n]["value"] for n in ("roundoff", "prefetch"))
+    assert 0.7 * (ahead - first) < again - first < ahead - first, "the runs lie nearly as far apart"
+
+
+@pytest.mark.parametrize("shape", [(7, 80), (13, 33), (1, 47)], ids=str)
+@pytest.mark.parametrize("name", ["with_atomics", "in_two_stages", "in_pieces", "prefetched"])
+def test_the_own_cell_judges_the_functions_of_plot_layer_norm_ladder(told, name, shape, capsys):
+    """At sizes that the page does not use; atomics lose the order, and the cell says so."""
+    mine = f"def mine(x, dy, w, mean, rstd):\n    return {name}(x, dy, w, mean, rstd)"
+    rows, columns = map(str, shape)
+    run_cell(PAGE, own_cell(PAGE), dict(told.names), mine=mine, ROWS=rows, COLUMNS=columns)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0] for line in lines] == ["dx", "dw", "db"]
+    same = [line.endswith("same bits: True") for line in lines]
+    assert all(float(line.split()[3].rstrip(",")) < 4 for line in lines)
+    assert same == [True, *2 * [name != "with_atomics" or shape[0] == 1]]
+
+
+def test_the_functions_of_plot_layer_norm_ladder_keep_float32_sums_for_float16(told):
+    x, w, _, dy = inputs(9, 50, torch.float16)
+    mean, rstd = x.float().mean(1), (x.float().var(1, correction=0) + 1e-5).rsqrt()
+    for name in ("with_atomics", "in_two_stages", "in_pieces", "prefetched"):
+        dx, *sums = told.names[name](x, dy, w, mean, rstd)
+        assert (dx.dtype, {t.dtype for t in sums}) == (torch.float16, {torch.float32}), name
 
 
 def test_plot_layer_norm_ladder_and_its_study_agree_bit_for_bit(told):
@@ -151,6 +192,7 @@ def test_plot_layer_norm_ladder_and_its_study_agree_bit_for_bit(told):
     y, stats = STUDY["forward"]("one block", x, w, b)
     assert torch.equal(y, names["y"])
     calls = {"atomic": "with_atomics", "two stages": "in_two_stages", "pieces": "in_pieces"}
+    calls["prefetch"] = "prefetched"
     for step, name in calls.items():
         theirs = STUDY["backward"](step, dy, x, w, stats, piece=names["piece"])
         ours = names[name](x, dy, w, *stats)

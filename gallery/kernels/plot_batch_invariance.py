@@ -144,6 +144,9 @@ def attend(columns, dtype=torch.float32, equal=False):
     return scaled_dot_product_attention(q, k, v, is_causal=True), padded
 
 
+# %%
+# Now we count the results that have different bits, for each number of columns up to 36.
+
 tried = range(37)
 shares = pd.DataFrame(
     {
@@ -380,38 +383,35 @@ costs.round(2).set_index(["machine", "texts"])
 #
 # Put in a module and a batch of its inputs; for a language model these are token ids. Run this cell
 # after the imports. It prints the batch sizes at which the first row gets different bits, and the
-# columns of padding on the left. A model that takes no ``attention_mask`` is not padded.
+# columns of padding on the left that do so. Only a model that takes ``attention_mask`` and
+# ``position_ids`` is padded. What was tried stands before the colon, what changed bits after it.
 
 MODEL = torch.nn.Sequential(torch.nn.Linear(4096, 512), torch.nn.GELU())
 BATCH = torch.randn(32, 4096)
 
 if len(BATCH) < 2:
     raise ArgumentError("BATCH", got=f"rows: {len(BATCH)}", expected="two rows or more")
-TAKES = inspect.signature(MODEL.forward).parameters
+takes = inspect.signature(MODEL.forward).parameters
+sizes = [size for size in (2, 3, 4, 8, 16, 32, 64) if size <= len(BATCH)]
+padding = [1, 5, 16, 37] if {"attention_mask", "position_ids"} <= takes.keys() else []
 
 
 def first_row(model, rows=1, columns=0):
     """Bits of the first row's result, in a batch of rows or after hidden columns."""
-    batch, given = pad(BATCH[:rows], (columns, 0)), {}
-    if columns:
-        seen = torch.arange(batch.shape[1])[None] >= columns
-        given = {"attention_mask": seen.long(), "position_ids": (seen.cumsum(1) - 1).clamp(0)}
+    place = torch.arange(-columns, BATCH.shape[-1])[None]
+    hidden = {"attention_mask": (place >= 0).long(), "position_ids": place.clamp(0)}
     with torch.no_grad():
-        result = model(batch, **{name: given[name] for name in given if name in TAKES})
+        result = model(pad(BATCH[:rows], (columns, 0)), **(hidden if columns else {}))
     first = (result if isinstance(result, torch.Tensor) else result[0])[0]
     return digest(first[columns:] if columns else first)
 
 
-sizes = [size for size in (2, 3, 4, 8, 16, 32, 64) if size <= len(BATCH)]
-padding = [1, 5, 16, 37] if "attention_mask" in TAKES else []
 FIXED = roundoff.invariant(copy.deepcopy(MODEL.eval()))  # dropout is random, in every batch
 for name, model in {"torch": MODEL, "invariant(model)": FIXED}.items():
     alone = first_row(model)
-    print(f"{name}, rows:", [n for n in sizes if first_row(model, n) != alone])
-    if padding:
-        print(f"{name}, padding:", [n for n in padding if first_row(model, 1, n) != alone])
+    print(f"{name}, of rows {sizes}:", [n for n in sizes if first_row(model, n) != alone])
+    print(f"{name}, of padding {padding}:", [n for n in padding if first_row(model, 1, n) != alone])
 
-# %%
 # %%
 # Limits, and what to read next
 # -----------------------------

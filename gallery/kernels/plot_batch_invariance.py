@@ -1,24 +1,24 @@
 r"""
 .. _batch-invariance:
 
-Why does the batch size change a model's output?
-================================================
+Why does a batch change a model's output?
+=========================================
 
 Temperature 0, the same question, the same weights: alone it gets one answer, in a batch another.
 
 .. answer:: nvidia-h200
 
-   **Why.** A model adds many numbers, in its matrix products and in attention. When the batch has
-   a different size, or more padding, they are added in a different order. Each order rounds
-   differently, and a last bit can decide between two words. On a test server
-   :bound:`73 % <texts.changed>` of the completions are not what the prompt gets alone.
+   **Why.** In a batch a shorter prompt is padded. Padding shifts the terms of a sum in attention,
+   and they are added in a different order. In float32, and on GPUs, the number of rows changes the
+   order, too. Each order rounds differently, and a last bit can decide between two words. On a test
+   server :bound:`73 % <texts.changed>` of SmolLM2's texts differ from what the prompt gets alone.
 
-   **The cure.** Fix the order of every sum: ``roundoff.invariant(model)``. With these kernels
-   :bound:`0 % <texts.invariant>` of the completions differ.
+   **The cure.** Fix the order of every sum: ``roundoff.invariant(model)``. Its other form, ``with
+   roundoff.invariant():``, was recorded: :bound:`0 % <texts.invariant>` of the texts differ.
 
-   **The price.** It depends on the call. Within ``with roundoff.invariant():``, the form that was
-   recorded, a token on two Intel Xeon cores takes up to :bound:`5.8 <cpu.most>` times as long.
-   Replayed as a CUDA graph, a token takes at most :bound:`1.00 <graph.most>` times as long.
+   **The price** was recorded for the other form, too. On two Intel Xeon cores a token of SmolLM2
+   takes up to :bound:`5.8 <cpu.most>` times as long. In a CUDA graph on an H200, a token takes at
+   most :bound:`1.00 <graph.most>` times as long.
 
    .. code-block:: python
 
@@ -33,6 +33,7 @@ Temperature 0, the same question, the same weights: alone it gets one answer, in
 # where no machine is named. It leads to its evidence at the end of the page.
 
 import copy
+import inspect
 import time
 
 import matplotlib.pyplot as plt
@@ -45,7 +46,7 @@ from roundoff.compare import digest
 from roundoff.errors import ArgumentError
 from roundoff.models import load_trained
 from roundoff.record import read_records
-from roundoff.reductions import add_in_order, order_probes, order_text, orders_found
+from roundoff.reductions import order_probes, order_text, orders_found
 from roundoff.timing import measure
 
 # %%
@@ -62,65 +63,146 @@ SKY = "Why is the sky blue?"
 STORY = "Write a short story about a clock that runs backwards."
 
 
-def ask(model, *questions, tokens=12):
-    """What the model writes for the first of the questions, and its logits."""
+def ask(model, *questions, tokens=12, **padding):
+    """What the model writes for the first of the questions, and that question's logits."""
     chats = [[{"role": "user", "content": question}] for question in questions]
-    asked = {"add_generation_prompt": True, "padding": True, "return_tensors": "pt"}
+    asked = {"add_generation_prompt": True, "padding": True, "return_tensors": "pt"} | padding
     batch = tokenizer.apply_chat_template(chats, return_dict=True, **asked)
     kept = {"output_logits": True, "return_dict_in_generate": True}
     made = model.generate(**batch, max_new_tokens=tokens, do_sample=False, **kept)
     written = made.sequences[0, batch["input_ids"].shape[1] :]
-    return tokenizer.decode(written, skip_special_tokens=True), made.logits
+    return tokenizer.decode(written, skip_special_tokens=True), torch.stack(made.logits)[:, 0]
 
 
-print("alone:     ", ask(model, SKY)[0])
-print("in a batch:", ask(model, SKY, STORY)[0])
+text, logits = ask(model, SKY)
+batch_text, batch_logits = ask(model, SKY, STORY)
+print("alone:     ", text)
+print("in a batch:", batch_text)
 
 # %%
 # On the processor that we tried, an AMD EPYC, the model alone explains Rayleigh scattering. In the
-# batch it begins to talk of an intricate dance. Nobody changed the question. On a different
-# processor it may take a different pair of questions.
+# batch it begins to talk of an intricate dance. Nobody changed the question. On another processor
+# you may need two other questions to see it.
 #
-# It is not chance
-# ----------------
+# Chance, the second row, or the padding?
+# ---------------------------------------
 #
-# The usual explanation is concurrency: threads finish in a different order each time, and numbers
-# are added as the threads finish. Then one call, repeated, would give several texts. We make each
-# call three times.
+# The usual explanation is chance: threads finish in a different order each time. The second
+# explanation is the number of rows: two instead of one. There is a third. The story's prompt is
+# five tokens longer, so the question about the sky was *padded*: five columns of filling stand on
+# its left, and a mask hides them. We try each without the others, and compare the logits of the
+# first token. A *logit* is the score of a possible next token.
 
-for questions in (SKY,), (SKY, STORY):
-    runs = {ask(model, *questions)[0] for _ in range(3)}
-    print(f"questions: {len(questions)}  different texts of three runs: {len(runs)}")
+
+def changed(result, expected):
+    """The share of the numbers that have different bits."""
+    return (result != expected).float().mean().item()
+
+
+def columns_of(count):
+    """Padding of this many columns before the question about the sky, which has 36 tokens."""
+    return {"padding": "max_length", "max_length": 36 + count}
+
+
+five = ask(model, SKY, tokens=1, **columns_of(5))[1][0]
+cases = {
+    "alone, again": ask(model, SKY, tokens=1)[1][0],
+    "asked twice in a batch": ask(model, SKY, SKY, tokens=1)[1][0],
+    "with the story": batch_logits[0],
+    "alone, 5 columns of padding": five,
+    "alone, 16 columns": ask(model, SKY, tokens=1, **columns_of(16))[1][0],
+}
+for name, found in cases.items():
+    print(f"{name:28} changed: {changed(found, logits[0]):.0%}")
+print("5 columns like the story:", torch.equal(five, batch_logits[0]))
 
 # %%
-# Each call repeats its text. So the two answers do not come from chance: the model computes the
-# same question in two ways. What it lacks is called :term:`batch invariance` [#thinking]_.
+# On the EPYC it is the padding. A second run changes nothing, and neither does a second row. Five
+# columns of padding change the question alone, and to the very bits that it gets beside the story.
+# Sixteen columns change nothing: why is the next section. A model in which neither rows nor padding
+# change a bit has :term:`batch invariance` [#thinking]_.
 #
-# One row of a matrix product has the same puzzle
-# -----------------------------------------------
+# Padding shifts a sum in attention
+# ---------------------------------
 #
-# A model is mostly matrix products, so we look at a single one. We multiply row 0 of ``x`` by the
-# same weights twice: alone, and as the first of eight rows. Each row of the result is computed from
-# one row of ``x``. The seven rows beside it should not matter.
+# For each token attention gives the tokens so far a weight, and divides the weights by their sum.
+# We suppose that the EPYC's kernel adds them in 16 running sums: column 0 goes to the first, column
+# 15 to the last, column 16 to the first again. Then five columns of padding move each weight to a
+# different running sum, and 16 columns move it back. And where all weights are 1, the sum is exact
+# in any order. Both can be tested, with 36 tokens of random numbers.
+
+
+def attend(columns, dtype=torch.float32, equal=False):
+    """Attention of 36 tokens without padding, and after hidden columns of it."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, 9, 36, 64, generator=generator).to(dtype) for _ in "qkv")
+    q = torch.zeros_like(q) if equal else q  # then all weights are equal
+    place = torch.arange(36 + columns)
+    seen = (place <= place[columns:, None]) & (place >= columns)
+    hidden = (pad(t, (0, 0, columns, 0)) for t in (k, v))
+    padded = scaled_dot_product_attention(q, *hidden, attn_mask=seen)
+    return scaled_dot_product_attention(q, k, v, is_causal=True), padded
+
+
+# %%
+# Now we count the results that have different bits, for each number of columns up to 36.
+
+tried = range(37)
+shares = pd.DataFrame(
+    {
+        name: [100 * changed(*attend(columns, equal=equal)) for columns in tried]
+        for name, equal in {"different weights": False, "equal weights": True}.items()
+    }
+)
+figure, ax = plt.subplots(figsize=(5.5, 2.4))
+shares.plot(ax=ax, marker=".", xlabel="columns of padding", ylabel="changed, %", xticks=[0, 16, 32])
+figure.set_label(
+    f"Results of attention that padding changes, in percent: {shares.round().to_dict()}"
+)
+plt.show()
+print(f"in bfloat16, 5 columns: {changed(*attend(5, torch.bfloat16)):.1%} changed")
+
+# %%
+# On the EPYC both come out: no change at 0, 16 and 32 columns, and none with equal weights. The
+# figure is in float32. In bfloat16 each result is rounded to 8 bits, which hides most of the
+# changes. The few that stay are enough: after the model's 30 layers nearly every logit has changed.
+#
+# A last bit decides between two words
+# ------------------------------------
+#
+# These are the two best logits for the second token of our answer.
+
+for name, scores in {"alone:": logits, "in a batch:": batch_logits}.items():
+    best = scores[1].topk(2)
+    found = zip(tokenizer.batch_decode(best.indices[:, None]), best.values.tolist(), strict=True)
+    print(f"{name:12}", *(f"{word!r} {logit:.3f} " for word, logit in found))
+
+# %%
+# Between 16 and 32, neighbouring numbers of bfloat16 are 0.125 apart. On the EPYC *sky* leads
+# by one such step when the question is alone. In the batch the two are equal, and the model writes
+# *answer*. From there on it continues a different text.
+#
+# Elsewhere the number of rows decides
+# ------------------------------------
+#
+# Padding shifts nothing in a matrix product, as each result is a sum over one row. But the number
+# of rows can change that sum. We multiply row 0 of ``x`` by the same weights twice: alone, and as
+# the first of eight rows.
 
 torch.manual_seed(0)
 x, w = torch.randn(8, 4096), torch.randn(1024, 4096)
-alone, among = linear(x[:1], w)[0], linear(x, w)[0]
-print("one row:   ", alone[:3].tolist())
-print("eight rows:", among[:3].tolist())
-print(f"different: {(alone != among).float().mean():.0%} of 1024 results")
+for dtype in torch.bfloat16, torch.float32:
+    rows, weights = x.to(dtype), w.to(dtype)
+    share = changed(linear(rows, weights)[0], linear(rows[:1], weights)[0])
+    print(f"{dtype}  changed by seven more rows: {share:.0%} of 1024 results")
 
 # %%
-# They do matter. The two rows agree in about six digits, and few results are equal to the last bit.
-#
-# The number of rows decides how a sum is added
-# ---------------------------------------------
-#
-# Each result is a sum of 4096 products, and the library chooses the order of the additions. That
-# order can be made visible [#fprev]_. A 1 is lost when it is added to 2¹⁰⁰. So we take a sum of
-# ones with 2¹⁰⁰ in one place and −2¹⁰⁰ in another. The two cancel when they meet, and the sum
-# counts the ones that are added later. All pairs of places together give the whole order.
-# ``order_probes`` makes these inputs, and ``orders_found`` reads their sums. Ours have 16 numbers.
+# On the EPYC seven more rows change nothing in bfloat16, and most results in float32. The library
+# has one kernel for one row and a different one for eight. They add the 4096 products of a result
+# in different orders. An order can be made visible [#fprev]_. A 1 is lost when it is added to 2¹⁰⁰:
+# 2¹⁰⁰ + 1 − 2¹⁰⁰ + 1 is 1, not 2. So a sum of ones with 2¹⁰⁰ in one place and −2¹⁰⁰ in another
+# counts the ones that are added after both have met. All pairs of places give the whole order.
+# ``order_probes`` makes these inputs, and ``orders_found`` reads their sums, here of 16 numbers.
 
 K = 16
 probes = torch.from_numpy(order_probes(K, "float32")).float()
@@ -132,9 +214,8 @@ for rows in 1, 8:
 
 # %%
 # On the EPYC the kernel for eight rows adds one number after another to one sum. The kernel for one
-# row adds the first four numbers. Then it keeps four sums at the same time, each of every fourth
-# number, and adds them at the end. In the drawing each dot is an addition, above the two parts that
-# it joins.
+# row keeps four sums: after 0 + 1 + 2 + 3, each takes every fourth number. In the drawing each dot
+# is an addition, above the two parts that it joins.
 
 
 def draw(ax, tree, leaves, color):
@@ -165,137 +246,89 @@ figure.set_label(
 plt.show()
 
 # %%
-# Is the order the whole cause? We test it in two ways. First we add 16 products by hand, in the
-# order found. The factors have 8 bits, so that each product is exact and only additions round. Then
-# we take the cause away: we round the factors of the large product to multiples of 1/256. Now no
-# addition rounds, and no order can matter.
+# Is the order the whole cause? We take rounding away: all factors become multiples of 1/64, so
+# that all products and sums are exact in float32. Now no order can matter.
 
-small, v = (t.bfloat16().float() for t in (torch.randn(8, K), torch.randn(1024, K)))
-for rows in 1, 8:
-    by_hand = torch.from_numpy(add_in_order((small[0] * v).T.numpy(), trees[rows]))
-    equal = (by_hand == linear(small[:rows], v)[0]).float().mean()
-    print(f"rows: {rows}  equal to the sum by hand: {equal:.0%}")
-
-on_grid = [torch.round(256 * t) / 256 for t in (x, w)]
-changed = linear(on_grid[0][:1], on_grid[1])[0] != linear(*on_grid)[0]
-print(f"without rounding, different: {changed.float().mean():.0%} of 1024 results")
+on_grid = [torch.round(64 * t) / 64 for t in (x, w)]
+share = changed(linear(*on_grid)[0], linear(on_grid[0][:1], on_grid[1])[0])
+print(f"without rounding, changed: {share:.0%} of 1024 results")
 
 # %%
-# The order explains every bit. Without rounding nothing changes.
+# Without rounding nothing changes.
 #
-# On a GPU the order changes with the rows, too. With few rows cuBLAS may cut a sum into parts, add
-# each part on a different multiprocessor, and then add the parts. That is called *split-K*, as K is
-# the length of the sum. With weights of 4096 × 4096 in bfloat16, row 0 keeps its bits from
-# :bound:`64 <product.unsplit>` rows on. Where cuBLAS has no memory for the parts, it keeps them
-# from :bound:`4 <product.variables>` rows on. The *tile*, the block of results that a kernel
-# computes together, is not the cause. A kernel of ours gave the same bits with
-# :bound:`12 <tiles.tried>` shapes of the tile, and different bits when it cut K into four parts.
+# On a GPU rows matter in bfloat16, too. With few rows cuBLAS may cut a sum into parts, add each
+# part on a different multiprocessor, and then add the parts. That is called *split-K*, as K is the
+# length of the sum. With weights of 4096 × 4096 on the H200, row 0 has the same bits in every batch
+# of :bound:`64 <product.unsplit>` rows or more, and different bits in smaller ones. Attention of
+# one token changes among eight texts from :bound:`2048 <decoding.keys>` tokens in the cache on.
 #
-# In attention, padding moves the sum
-# -----------------------------------
+# How often a text changes
+# ------------------------
 #
-# Attention adds over the *keys*, one for each token so far. In a batch a shorter prompt is padded
-# on the left, and a mask hides the padding. We attend to 300 keys, and to the same keys after five
-# columns of padding.
-
-
-def attend(columns=5):
-    """Attention of one token without padding, and after hidden columns of it."""
-    generator = torch.Generator().manual_seed(0)
-    q, k, v = (torch.randn(1, 8, n, 64, generator=generator) for n in (1, 300, 300))
-    seen = torch.arange(300 + columns)[None] >= columns
-    k_padded, v_padded = (pad(t, (0, 0, columns, 0)) for t in (k, v))
-    padded = scaled_dot_product_attention(q, k_padded, v_padded, attn_mask=seen)
-    return scaled_dot_product_attention(q, k, v), padded
-
-
-bare, padded = attend()
-print(f"after padding, different: {(bare != padded).float().mean():.0%} of {bare.numel()} results")
-
-# %%
-# The kernel takes the keys in blocks, from the first column on. Padding moves each key to a
-# different place in its block, and so to a different place in the sum. On the H200, 37 columns of
-# padding change :bound:`71 % <attention.padding>` of 300 tokens in bfloat16. Seven more texts
-# without padding change :bound:`0 % <attention.neighbours>` of them.
+# In short texts of SmolLM2 on the H200 it is the padding again. Its products keep their bits in
+# every batch. In attention, seven more texts change :bound:`0 % <attention.neighbours>` of 300
+# tokens, and 37 columns of padding change :bound:`71 % <attention.padding>`.
 #
-# A last bit decides between two words
-# ------------------------------------
-#
-# The model gives each possible next token a score, its *logit*. These are the two best for the
-# second token of our answer.
-
-for questions in (SKY,), (SKY, STORY):
-    best = ask(model, *questions, tokens=2)[1][1][0].topk(2)
-    found = zip(tokenizer.batch_decode(best.indices[:, None]), best.values.tolist(), strict=True)
-    print(f"questions: {len(questions)} ", *(f"{word!r} {logit:.3f} " for word, logit in found))
-
-# %%
-# Between 16 and 32, neighbouring numbers of bfloat16 are 0.125 apart. On the EPYC *sky* leads
-# by one such step when the question is alone. In the batch the two are equal, and the model writes
-# *answer*. From there on it continues a different text.
-#
-# How often does that happen? A test server on the H200 got :bound:`1000 <texts.completions>`
-# requests for 8 prompts, in batches of up to 64 with padding. It wrote
-# :bound:`81 <texts.different>` different texts. Two partial remedies were tried, too, on 200
-# requests each. *batch_invariant_ops* [#thinking]_ replaces the products and leaves attention. *Two
-# variables* of the environment, ``CUBLAS_WORKSPACE_CONFIG=:16:8`` and
-# ``CUBLASLT_WORKSPACE_SIZE=1``, leave cuBLAS no memory to split K.
+# A test server got :bound:`1000 <texts.completions>` requests for 8 prompts, in batches of up to 64
+# with padding. The figure shows how many texts differ from what the prompt gets alone. Two partial
+# remedies were tried, on 200 requests each. *batch_invariant_ops* [#thinking]_ replaces the
+# products and leaves attention. *No split-K* sets ``CUBLAS_WORKSPACE_CONFIG=:16:8`` and
+# ``CUBLASLT_WORKSPACE_SIZE=1``, so that cuBLAS has no memory for the parts of a sum.
 
 
 def recorded(table, machine="nvidia-h200"):
     for record in read_records("plot_batch_invariance"):
         if record.machine == machine:
             return record.tables[table]
-    return pd.DataFrame(columns=["served", "way", "completions", "different", "other texts"])
+    return pd.DataFrame(columns=["served", "way", "other texts"])
 
 
-served = recorded("texts").replace({"way": {"roundoff": "invariant()"}})
-served = served[served["served"] == "server"].set_index("way").rename_axis(None)
-share = 100 * served["other texts"].astype(float)
-figure, ax = plt.subplots(figsize=(3.9, 1.9))
+served = recorded("texts")
+names = {"roundoff": "invariant()", "two variables": "no split-K"}
+served = served[served["served"] == "server"].replace({"way": names}).set_index("way")
+share = 100 * served["other texts"].astype(float).sort_values()
+figure, ax = plt.subplots(figsize=(4.6, 2.1))
 figure.set_gid("answer")  # the site shows it beside the answer
-figure.set_label(f"Changed completions, in percent: {share.round().to_dict()}")
-both = share.reindex(["invariant()", "torch"])
-bars = ax.barh(both.index, both, color=["C2", "C1"])
+figure.set_label(f"Texts that change, in percent: {share.round().to_dict()}")
+bars = ax.barh(
+    share.index, share, color=["C2" if way == "invariant()" else "C1" for way in share.index]
+)
 ax.bar_label(bars, fmt="%.0f %%", padding=3)
-ax.set(xlim=(0, 100), title="Completions that change")
+ax.set(xlim=(0, 100), title="Texts that change in a batch")
 plt.show()
-shown = served[["completions", "different"]].assign(changed=share.map("{:.0f} %".format))
-shown.sort_values("completions", ascending=False)
 
 # %%
-# The partial remedies hardly help. On the H200 the products of this small model keep their bits in
-# every batch anyway, and its attention does not.
+# The partial remedies hardly help: they order the products, and leave the sums of attention.
 #
 # The cure: one order, whatever the batch
 # ---------------------------------------
 #
 # ``roundoff.invariant(model)`` replaces the model's products, norms and attention. The new products
 # add in one order, whatever the number of rows. The new attention counts its blocks from the first
-# key that is not padding. The call changes a model in place, so we give it a copy. The other form,
-# ``with roundoff.invariant():``, needs no model: it replaces what the code inside it calls. The row
-# *invariant()* of the table is of this form.
+# token that is not padding. The call changes a model in place, so we give it a copy. The other
+# form, ``with roundoff.invariant():``, needs no model: it replaces what the code inside it calls.
 
 fixed = roundoff.invariant(copy.deepcopy(model))
-print("alone:     ", ask(fixed, SKY)[0])
-print("in a batch:", ask(fixed, SKY, STORY)[0])
-first, second = ask(fixed, SKY)[1], ask(fixed, SKY, STORY)[1]
-print("logits equal:   ", all(torch.equal(a[0], b[0]) for a, b in zip(first, second, strict=True)))
+fixed_text, fixed_logits = ask(fixed, SKY)
+batch_text, batch_logits = ask(fixed, SKY, STORY)
+print("alone:     ", fixed_text)
+print("in a batch:", batch_text)
+print("logits equal:   ", torch.equal(fixed_logits, batch_logits))
 
 with roundoff.invariant():
     print("product equal:  ", torch.equal(linear(x[:1], w), linear(x, w)[:1]))
-    print("attention equal:", torch.equal(*attend()))
+    print("attention equal:", torch.equal(*attend(5)))
 
 # %%
-# The texts are equal now, and so is every bit of every logit. Equal is not better: which of the two
-# answers a model writes is still an accident of rounding. In bfloat16 on the H200 the typical error
-# of a product is :bound:`1.00 <product.error>` times torch's.
+# The texts are equal now, and so is every bit of every logit. Equal is not more accurate: which of
+# the two answers a model writes is still an accident of rounding. In bfloat16 on the H200 the error
+# of a product (RMS) is :bound:`1.00 <product.error>` times torch's.
 #
 # What it costs
 # -------------
 #
 # First the call that most people make: ``generate``, from Python, on this machine. We count
-# processor time, which other programs do not change.
+# processor time, which other programs change less than the time on a clock.
 
 
 def within():
@@ -314,76 +347,85 @@ price.round(2).rename(columns={"ratio": "× torch's time", "low": "from", "high"
 
 # %%
 # The context manager intercepts each operator in Python, and a model calls hundreds of them for
-# each token. ``invariant(model)`` does not. On a processor both compute each product with one fixed
-# number of rows, whatever the batch.
+# each token. ``invariant(model)`` does not. On a processor both cut a batch into products of one
+# fixed number of rows, filled up with zeros.
 #
-# The records were made with an earlier version of the context manager. On two Intel Xeon cores a
-# token took :bound:`4.0 <cpu.least>` to :bound:`5.8 <cpu.most>` times as long as torch's. A CUDA
-# graph replays a token without Python. In a graph on the H200, a token took
-# :bound:`0.96 <graph.least>` to :bound:`1.00 <graph.most>` times as long. In the table, *texts* is
-# the size of the batch.
+# The records are of an earlier version of the context manager. On two Intel Xeon cores a token took
+# :bound:`4.0 <cpu.least>` to :bound:`5.8 <cpu.most>` times as long as torch's. A CUDA graph replays
+# a token without Python. The table has SmolLM2 in such graphs, with torch's time as 1.
 
-tokens = {
-    "H200, graph": recorded("token"),
-    "H100, graph": recorded("token", "nvidia-h100-80gb-hbm3"),
-    "Xeon": recorded("token", "intel-xeon-2-cores"),
+tokens = {"H200": recorded("token"), "H100": recorded("token", "nvidia-h100-80gb-hbm3")}
+columns = {
+    "batch": "texts",
+    "roundoff": "invariant()",
+    "batch_invariant_ops": "batch_invariant_ops",
 }
-columns = {"batch": "texts", "roundoff": "× torch's time", "low": "from", "high": "to"}
 costs = pd.concat(tokens, names=["machine"]).reset_index("machine")
 costs = costs.reindex(columns=["machine", *columns]).rename(columns=columns)
 costs.round(2).set_index(["machine", "texts"])
 
 # %%
-# On a GPU the kernels themselves cost little. Most products go to cuBLAS, to a kernel that does not
-# split K. Over :bound:`273 <product.shapes>` shapes the median is :bound:`1.00 <product.median>`
-# times torch's time. The worst is :bound:`1.57 <product.most>` times: weights of 8192 → 1024 with
-# few rows, where splitting K pays. Attention of one token takes :bound:`1.06 <decoding.least>` to
-# :bound:`1.30 <decoding.most>` times as long.
+# SmolLM2 is small, so that the table says little of a large model. Look at its parts. Most products
+# go to cuBLAS, to a kernel that does not split K. Over :bound:`273 <product.shapes>` shapes on the
+# H200 the median is :bound:`1.00 <product.median>` times torch's time. The worst is
+# :bound:`1.57 <product.most>` times: weights of 8192 → 1024 with few rows, where splitting K pays.
+# Attention of one token takes :bound:`1.06 <decoding.least>` to :bound:`1.30 <decoding.most>` times
+# as long.
 #
 # No record has the speed of ``invariant(model)`` on a GPU yet, nor that of ``generate`` there
 # without a graph. Measure it with your model before you switch it on.
 #
-# Switch it on where equal bits are worth the time: in a test, in an evaluation, or where
-# reinforcement learning compares the probabilities of two programs. A chat does not need it.
+# Switch it on where equal bits are worth the time: in a test, in an evaluation, or in reinforcement
+# learning, where trainer and sampler must agree on a token's probability. A chat does not need it.
 #
 # Your own model
 # --------------
 #
 # Put in a module and a batch of its inputs; for a language model these are token ids. Run this cell
-# after the imports. It prints the batch sizes at which the first row gets different bits.
+# after the imports. It prints the batch sizes at which the first row gets different bits, and the
+# columns of padding on the left that do so. Only a model that takes ``attention_mask`` and
+# ``position_ids`` is padded. What was tried stands before the colon, what changed bits after it.
 
 MODEL = torch.nn.Sequential(torch.nn.Linear(4096, 512), torch.nn.GELU())
 BATCH = torch.randn(32, 4096)
 
 if len(BATCH) < 2:
     raise ArgumentError("BATCH", got=f"rows: {len(BATCH)}", expected="two rows or more")
+takes = inspect.signature(MODEL.forward).parameters
+sizes = [size for size in (2, 3, 4, 8, 16, 32, 64) if size <= len(BATCH)]
+padding = [1, 5, 16, 37] if {"attention_mask", "position_ids"} <= takes.keys() else []
 
 
-def sizes_that_change(model):
-    """Batch sizes at which the first row's result has different bits than alone."""
-    sizes = [size for size in (1, 2, 3, 4, 8, 16, 32, 64) if size <= len(BATCH)]
+def first_row(model, rows=1, columns=0):
+    """Bits of the first row's result, in a batch of rows or after hidden columns."""
+    place = torch.arange(-columns, BATCH.shape[-1])[None]
+    hidden = {"attention_mask": (place >= 0).long(), "position_ids": place.clamp(0)}
     with torch.no_grad():
-        results = [model(BATCH[:size]) for size in sizes]
-    bits = [digest(getattr(result, "logits", result)[0]) for result in results]
-    return [size for size, own in zip(sizes, bits, strict=True) if own != bits[0]]
+        result = model(pad(BATCH[:rows], (columns, 0)), **(hidden if columns else {}))
+    first = (result if isinstance(result, torch.Tensor) else result[0])[0]
+    return digest(first[columns:] if columns else first)
 
 
-MODEL.eval()  # dropout is random, in every batch
-print("torch:           ", sizes_that_change(MODEL))
-print("invariant(model):", sizes_that_change(roundoff.invariant(MODEL)))
+FIXED = roundoff.invariant(copy.deepcopy(MODEL.eval()))  # dropout is random, in every batch
+for name, model in {"torch": MODEL, "invariant(model)": FIXED}.items():
+    alone = first_row(model)
+    print(f"{name}, of rows {sizes}:", [n for n in sizes if first_row(model, n) != alone])
+    print(f"{name}, of padding {padding}:", [n for n in padding if first_row(model, 1, n) != alone])
 
 # %%
 # Limits, and what to read next
 # -----------------------------
 #
-# * It fixes the batch, not the machine. An H100 gave the bits of the H200; both are of one
+# * The cure fixes the batch, not the machine. An H100 gave the bits of the H200; both are of one
 #   generation. On a processor the bits hold for one number of threads.
-# * It refuses convolutions, recurrent layers and other modules whose rows it cannot keep apart, and
-#   names them. Code around the model stays as it is, such as a loss or a sampler.
+# * ``invariant(model)`` refuses convolutions, recurrent layers and other modules whose rows it
+#   cannot keep apart, and names them. Torch's ``TransformerEncoderLayer`` is refused when it is
+#   called.
+# * Code around the model stays as it is, such as a loss or a sampler.
 # * The changed model may be compiled or trained: :func:`~roundoff.kernels.invariant` says how.
 # * One small model was measured, and not the servers of others: vLLM has ``VLLM_BATCH_INVARIANT=1``
 #   [#vllm]_, SGLang ``--enable-deterministic-inference`` [#sglang]_.
-# * It does not order the sums of several GPUs, which have :ref:`orders of their own
+# * The sums of several GPUs are not ordered. They have :ref:`orders of their own
 #   <all-reduce-order>`.
 # * Next: :ref:`which tokens change <bits-to-words>`, and :ref:`why an order matters at all
 #   <reduction-order>`.

@@ -818,25 +818,30 @@ def printed_after(story: Told, label: str) -> list[str]:
 
 
 def test_what_the_page_on_batches_says_of_its_output(told: dict[str, Told]) -> None:
-    story = told[BATCH]
-    assert story.text.count("different texts of three runs: 1\n") == 2, "not chance"
-    product, without, padded = (float(n) for n in re.findall(r"different: (\d+)%", story.text))
-    assert product > 50, "few results are equal"
-    names = story.names
-    assert torch.allclose(names["alone"], names["among"], rtol=1e-3, atol=1e-3), "six digits"
-    assert without == 0, "without rounding nothing changes"
-    assert padded > 10, "padding moves keys"
-    assert story.text.count("equal to the sum by hand: 100%") == 2, "the order explains every bit"
+    story, names = told[BATCH], told[BATCH].names
+    assert printed_share(story, "alone, again") == 0, "not chance"
+    assert len(story.names["cases"]) == 5
+    short, long = (len(names["trained"].prompt(names[asked])) for asked in ("SKY", "STORY"))
+    assert (short, long) == (36, 41), "five tokens longer"
+    assert "without rounding, changed: 0%" in story.text, "without rounding nothing changes"
+    # Products are multiples of 2^-12: below 2^12 their sums have 24 bits, in any order.
+    rows, weights = (part.double().abs() for part in names["on_grid"])
+    assert (rows @ weights.T).max() < 2**12
+
+
+def printed_share(story: Told, name: str) -> float:
+    """Percent of the logits that the page says have changed in one of its cases."""
+    (share,) = re.findall(rf"^{re.escape(name)} +changed: (\d+)%", story.text, re.MULTILINE)
+    return float(share)
 
 
 def test_the_changed_model_has_one_answer(told: dict[str, Told]) -> None:
     story = told[BATCH]
-    (_, alone), (_, batch) = (printed_after(story, label) for label in ("alone:", "in a batch:"))
-    assert alone == batch, "alone and in company"
+    names = story.names
+    assert names["fixed_text"] == names["batch_text"], "alone and in company"
     for what in ("logits", "product", "attention"):
         assert printed_after(story, f"{what} equal:") == ["True"]
-    assert story.names["first"][0].shape[0] == 1
-    assert story.names["second"][0].shape[0] == 2
+    assert story.names["fixed_logits"].shape == story.names["batch_logits"].shape == (12, 49152)
     assert story.names["price"].index.tolist() == ["torch", "invariant(model)", "with invariant()"]
     assert (story.names["price"]["low"] > 0).all()
 
@@ -844,10 +849,24 @@ def test_the_changed_model_has_one_answer(told: dict[str, Told]) -> None:
 @named
 def test_what_the_page_on_batches_says_of_an_epyc(told: dict[str, Told]) -> None:
     story = told[BATCH]
-    alone = printed_after(story, "alone:")[0]
-    batch = printed_after(story, "in a batch:")[0]
-    assert "Rayleigh scattering" in alone
-    assert "intricate dance" in batch
+    names = story.names
+    assert "Rayleigh scattering" in names["text"]
+    assert "intricate dance" in printed_after(story, "in a batch:")[0]
+    for name in ("asked twice in a batch", "alone, 16 columns"):
+        assert printed_share(story, name) == 0
+    for name in ("with the story", "alone, 5 columns of padding"):
+        assert printed_share(story, name) > 95, "nearly every logit"
+    assert "5 columns like the story: True" in story.text
+    shares = names["shares"]
+    assert (shares["equal weights"] == 0).all()
+    assert shares.index[shares["different weights"] == 0].tolist() == [0, 16, 32]
+    narrow = re.search(r"in bfloat16, 5 columns: ([\d.]+)% changed", story.text)
+    assert narrow is not None
+    assert 0 < float(narrow[1]) < 1, "few of the results"
+    assert names["model"].config.num_hidden_layers == 30
+    rows = re.findall(r"changed by seven more rows: (\d+)%", story.text)
+    assert rows[0] == "0"
+    assert float(rows[1]) > 50, "most results in float32"
     (single, double) = re.findall(r"' sky' ([\d.]+)  ' answer' ([\d.]+)", story.text)
     assert float(single[0]) - float(single[1]) == 0.125, "a step of bfloat16"
     assert 16 < float(single[1]) < 32, "where the step is 0.125"
@@ -887,7 +906,7 @@ def test_page_and_study_of_batches_write_the_same_text(
     asked = [names["trained"].prompt(names[question]) for question in ("SKY", "STORY")]
     made = study["decode"](names["fixed"], asked, 12, length=60).tokens[0]
     text = names["tokenizer"].decode(made, skip_special_tokens=True)
-    assert text == printed_after(told[BATCH], "alone:")[1], "another cache and more padding"
+    assert text == names["fixed_text"], "another cache and more padding"
 
 
 def test_what_the_page_on_batches_says_of_its_records() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import builtins
 import math
+import re
 import sys
 import types
 from collections.abc import Iterator
@@ -247,6 +248,12 @@ OWN_MODELS = {
         "num_key_value_heads=2, vocab_size=99))",
         "torch.randint(99, (20, 12))",
     ),
+    "a language model without a head": (
+        "__import__('transformers').LlamaModel(__import__('transformers').LlamaConfig("
+        "hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, "
+        "num_key_value_heads=2, vocab_size=99))",
+        "torch.randint(99, (20, 12))",
+    ),
 }
 
 
@@ -258,20 +265,45 @@ def test_own_model_in_a_batch(
     model, batch = OWN_MODELS[name]
     torch.manual_seed(5)
     names = own.run(MODEL=model, BATCH=batch)
-    plain, fixed = (line.split(":")[1] for line in capsys.readouterr().out.splitlines())
-    assert fixed.strip() == "[]"
+    lines = re.findall(r"(.+), of (\w+) (.+): (.+)", capsys.readouterr().out)
+    changed = {(way, what): found for way, what, _, found in lines}
+    padded = {tried for _, what, tried, _ in lines if what == "padding"}
+    assert padded == {"[1, 5, 16, 37]" if "language" in name else "[]"}, "where a mask is taken"
+    assert changed["invariant(model)", "rows"] == changed["invariant(model)", "padding"] == "[]"
     torch.manual_seed(5)
     again = eval(model, {"torch": torch}).eval()
     rows, given = names["BATCH"], []
     for size in (n for n in (1, 2, 3, 4, 8, 16, 32, 64) if n <= len(rows)):
         with torch.no_grad():
             out = again(rows[:size])
-        given.append((size, digest(getattr(out, "logits", out)[0])))
-    assert plain.strip() == str([size for size, bits in given if bits != given[0][1]])
+        given.append((size, digest((out if isinstance(out, torch.Tensor) else out[0])[0])))
+    assert changed["torch", "rows"] == str([size for size, bits in given if bits != given[0][1]])
+    assert names["MODEL"] is not names["FIXED"], "a second run of the cell says the same"
     with torch.no_grad():  # it computes what the model computes
-        out, found = (m(rows) for m in (again, names["MODEL"]))
-    out, found = (getattr(y, "logits", y).float() for y in (out, found))
+        ways = again(rows), names["FIXED"](rows)
+    out, found = ((y if isinstance(y, torch.Tensor) else y[0]).float() for y in ways)
     torch.testing.assert_close(found, out, rtol=0.05, atol=0.05, equal_nan=True)
+
+
+@on("plot_batch_invariance")
+def test_own_language_model_is_padded_as_generate_pads(page: str, own: Notebook) -> None:
+    model, batch = OWN_MODELS["a language model"]
+    names = own.run(MODEL=model, BATCH=batch)
+    bare: list[torch.Tensor] = []
+    given: dict[str, torch.Tensor] = {}
+
+    def keep(ids: torch.Tensor, **options: torch.Tensor) -> torch.Tensor:
+        given.update(options, ids=ids)
+        out = names["MODEL"](ids, **options)
+        bare.append(out[0].float())
+        return out
+
+    names["first_row"](keep)
+    names["first_row"](keep, 1, 5)
+    assert given["ids"].shape == (1, 5 + len(names["BATCH"][0]))
+    assert given["attention_mask"][0].tolist() == 5 * [0] + (given["ids"].shape[1] - 5) * [1]
+    assert given["position_ids"][0, 5:].tolist() == list(range(given["ids"].shape[1] - 5))
+    torch.testing.assert_close(bare[1][:, 5:], bare[0], rtol=1e-4, atol=1e-4)
 
 
 def exact_gradients(names: dict[str, Any], norm: str) -> list[torch.Tensor]:

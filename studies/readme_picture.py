@@ -1,7 +1,7 @@
 """The picture of the README, drawn from records: ``python studies/readme_picture.py``.
 
 It writes docs/readme.svg. Nothing is measured here: the rows are those of the pages "Why PyTorch
-and ONNX Runtime give different results" and "Why does a batch change a model's output?".
+and ONNX Runtime give different results" and "Why does the batch size change a model's output?".
 """
 
 import html

@@ -396,23 +396,21 @@ sizes = [size for size in (2, 3, 4, 8, 16, 32, 64) if size <= len(BATCH)]
 padding = [1, 5, 16, 37] if {"attention_mask", "position_ids"} <= takes.keys() else []
 
 
-def first_row(called, rows=1, columns=0):
+def first_row(run, rows=1, columns=0):
     """Bits of the first row's result, in a batch of rows or after hidden columns."""
     place = torch.arange(-columns, BATCH.shape[-1])[None]
     hidden = {"attention_mask": (place >= 0).long(), "position_ids": place.clamp(0)}
     with torch.no_grad():
-        result = called(pad(BATCH[:rows], (columns, 0)), **(hidden if columns else {}))
+        result = run(pad(BATCH[:rows], (columns, 0)), **(hidden if columns else {}))
     first = (result if isinstance(result, torch.Tensor) else result[0])[0]
     return digest(first[columns:] if columns else first)
 
 
 FIXED = roundoff.invariant(copy.deepcopy(MODEL.eval()))  # dropout is random, in every batch
-for name, called in {"torch": MODEL, "invariant(model)": FIXED}.items():
-    alone = first_row(called)
-    print(f"{name}, of rows {sizes}:", [n for n in sizes if first_row(called, n) != alone])
-    print(
-        f"{name}, of padding {padding}:", [n for n in padding if first_row(called, 1, n) != alone]
-    )
+for name, run in {"torch": MODEL, "invariant(model)": FIXED}.items():
+    alone = first_row(run)
+    print(f"{name}, of rows {sizes}:", [n for n in sizes if first_row(run, n) != alone])
+    print(f"{name}, of padding {padding}:", [n for n in padding if first_row(run, 1, n) != alone])
 
 # %%
 # Limits, and what to read next

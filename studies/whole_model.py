@@ -765,7 +765,10 @@ for name, way in ("memory.graph.inductor", GRAPH), ("memory.graph.roundoff", BES
             "dtype": "float16",
             "optimization": all_of(GRAPH, BEST),
         },
-        test=lambda v: v.rows["memory"].min() > 0,
+        # A session holds less.
+        test=lambda v: v.rows.set_index("optimization")["memory"].pipe(
+            lambda m: m[BEST] < m[GRAPH]
+        ),
     )
 GROWING = {"cache": "growing", "asked": ["first", "another length", "two at once"]}
 study.value(

@@ -4,7 +4,7 @@ r"""
 How do I write a fast LayerNorm in Triton, step by step?
 ========================================================
 
-From the backward kernel that one writes first to a fast one, in three steps.
+From the backward kernel of LayerNorm that one writes first to a fast one, in three steps.
 
 .. answer:: nvidia-h200
 

@@ -362,7 +362,7 @@ columns = {
 }
 costs = pd.concat(tokens, names=["machine"]).reset_index("machine")
 costs = costs.reindex(columns=["machine", *columns]).rename(columns=columns)
-costs.round(2).set_index(["machine", "texts"])
+costs.round(2).set_index("machine").rename_axis(None)
 
 # %%
 # SmolLM2 is small, so that the table says little of a large model. Look at its parts. Most products

@@ -35,7 +35,7 @@ FIRST = {
     "which tolerance": NUMERICS + "plot_which_tolerance",
     "assert_close rtol atol": NUMERICS + "plot_which_tolerance",
     "llm temperature 0 nondeterministic": NUMERICS + "plot_bits_to_words",
-    "different answer batch size": NUMERICS + "plot_bits_to_words",
+    "different answer batch size": KERNELS + "plot_batch_invariance",
     "batch invariance": KERNELS + "plot_batch_invariance",
     "deterministic inference same output any batch": KERNELS + "plot_batch_invariance",
     "layernorm backward triton": KERNELS + "plot_layer_norm_ladder",

@@ -250,8 +250,7 @@ for record in read_records("plot_whole_model"):
     if ours.empty:
         continue
     graph = ours["CUDA graph"].map({True: "graph", False: "no graph"})
-    calls = ours["case"] + ", " + ours["batch"].astype(str) + " rows, " + graph
-    calls = calls.str.replace(" 1 rows", " 1 row")
+    calls = ours["case"] + ", rows: " + ours["batch"].astype(str) + ", " + graph
     ratio, gpu = ours["× inductor"], record.machine[7:11].upper()
     ends = ratio - ours["low"], ours["high"] - ratio
     ax.errorbar(ratio, calls, xerr=ends, fmt="os"[len(found)], capsize=3, label=gpu, alpha=0.8)

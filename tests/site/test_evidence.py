@@ -223,7 +223,10 @@ def test_a_mutant_of_its_table_refutes_a_value(name: str, wanted: str) -> None:
             continue
         if after is not None and verdict(after) != verdict(before):
             return
-    pytest.fail(f"{name}: nothing refutes {wanted}")
+    pytest.fail(
+        f"{name}: nothing refutes {wanted}: two labels exchanged, or a column scaled by 2, leave "
+        "its verdict. Give it test=, such as lambda found: 8 < found.value < 14"
+    )
 
 
 # --- a whole build, twice

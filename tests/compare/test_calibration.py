@@ -102,6 +102,18 @@ def test_at_any_scale_an_infinity_allows_nothing_else() -> None:
         assert not found.allows(got, expected, any_scale=True)
 
 
+@pytest.mark.parametrize("exponent", [-1000, -600, 600, 1000])
+def test_at_any_scale_the_squares_of_float64_neither_overflow_nor_vanish(exponent: int) -> None:
+    """An infinite root mean square would allow everything, and zero nothing."""
+    generator = np.random.default_rng(0)
+    inputs = [generator.normal(size=(16, 64)) for _ in range(33)]
+    found = calibrated_tolerance((x.sum(1), np.cumsum(x, 1)[:, -1]) for x in inputs)
+    expected = np.ldexp(inputs[0].sum(1), exponent)
+    got = np.ldexp(np.cumsum(inputs[0], 1)[:, -1], exponent)
+    assert found.allows(got, expected, any_scale=True)
+    assert not found.allows(1.0001 * got, expected, any_scale=True)
+
+
 def test_at_any_scale_the_last_place_of_a_subnormal_number_is_allowed() -> None:
     found = calibrated_tolerance([(np.ones(4, np.float32), np.ones(4, np.float32))] * 33)
     expected = np.full(4, 2.0**-145, np.float32)

@@ -392,10 +392,15 @@ def _pieces(a: TypedTensor, b: TypedTensor) -> Iterable[list[Any]]:
 
 
 def _rms(typed: TypedTensor) -> float:
-    """Of the finite elements."""
-    squares, count = 0.0, 0
+    """Of the finite elements; their squares are those of fractions of the largest one."""
+    largest, squares, count = 0.0, 0.0, 0
+    for (piece,) in float64_pieces(typed.tensor):
+        finite = piece[piece.isfinite()].abs()
+        largest = max(largest, float(finite.max()) if len(finite) else 0.0)
+    if not largest:
+        return 0.0
     for (piece,) in float64_pieces(typed.tensor):
         finite = piece[piece.isfinite()]
-        squares += float((finite * finite).sum())
+        squares += float((finite / largest).square().sum())
         count += len(finite)
-    return math.sqrt(squares / count) if count else 0.0
+    return largest * math.sqrt(squares / count)

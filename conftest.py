@@ -18,6 +18,12 @@ os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 TRAINED = {"trained.py", "decoding.py"}
 
 
+def pytest_runtest_setup() -> None:
+    """What is compiled a ninth time runs eager, with a line in a log: here it fails."""
+    if dynamo := sys.modules.get("torch._dynamo"):
+        dynamo.config.fail_on_recompile_limit_hit = True
+
+
 @pytest.fixture(autouse=True)
 def _globals_of_an_example_outlive_its_compiled_code(
     request: pytest.FixtureRequest,

@@ -9,7 +9,6 @@ import json
 import os
 import random
 import re
-import sys
 import warnings
 import weakref
 from collections.abc import Iterable
@@ -78,14 +77,16 @@ def reset(gallery_conf: dict[str, Any], filename: str) -> None:
     """Give every page the same start, whatever ran before it in this process."""
     import numpy as np
     import torch
+    import torch._dynamo
 
     use_style()
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)
     torch.backends.cuda.matmul.allow_tf32 = False
-    if "torch._dynamo" in sys.modules:  # its import takes seconds, and not every page compiles
-        torch._dynamo.reset()
+    torch._dynamo.reset()
+    # Else what is compiled a ninth time runs eager, and says so in a log.
+    torch._dynamo.config.fail_on_recompile_limit_hit = True
     # By default a warning prints the absolute path of the file that raised it.
     warnings.formatwarning = lambda words, kind, *_, **__: f"{kind.__name__}: {words}\n"
 

@@ -483,14 +483,14 @@ def test_a_cache_of_compiled_code_is_empty_or_as_it_was_left(monkeypatch, tmp_pa
     from torch._dynamo.utils import counters
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(torch._inductor.config, "compile_threads", 1)  # no processes for one kernel
     monkeypatch.setenv("TRITON_CACHE_DIR", "kept")
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
     hits = []
     for name, again in [("a/b", False), ("a/b", True), ("a/b", False)]:
         torch._dynamo.reset()
         counters.clear()
-        with compile_cache(name, again) as folder:
+        no_processes = torch._inductor.config.patch(compile_threads=1)  # for one kernel
+        with no_processes, compile_cache(name, again) as folder:
             assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(folder)
             assert tmp_path in folder.parents
             torch.compile(lambda x: x.sin() + 1)(torch.ones(3))

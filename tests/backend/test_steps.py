@@ -6,10 +6,12 @@ import functools
 import gc
 import warnings
 import weakref
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 import torch
 from hypothesis import example, given
@@ -17,7 +19,7 @@ from hypothesis import strategies as st
 from onnx.reference import ReferenceEvaluator
 
 from roundoff.backend import OptimizationOptions, onnx_custom_backend
-from roundoff.backend.lists import passes_a_list, without_lists
+from roundoff.backend.lists import SPLITS_SLICES, passes_a_list, without_lists
 from roundoff.backend.program import (
     CudaGraphProgram,
     Program,
@@ -416,11 +418,26 @@ def test_no_list_is_passed_and_the_values_are_the_same(name: str) -> None:
     assert all(np.array_equal(a, b) for a, b in zip(expected, got, strict=True))
 
 
+@pytest.mark.parametrize("left_out", ["", SPLITS_SLICES])
+def test_onnxruntime_makes_no_split_of_the_slices(left_out: str, tmp_path: Path) -> None:
+    """It would without the option: the option has the name that this version of it knows."""
+    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 20]>
+      g (float[4, 8] x) => (float[4, 1] a, float[4, 2] b, float[4, 4] c, float[4, 1] d)
+      <int64[4] k = {1, 2, 4, 1}> { y = Relu(x)  a, b, c, d = Split<axis = 1>(y, k) }""")
+    options = onnxruntime.SessionOptions()
+    options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
+    options.add_session_config_entry("optimization.disable_specified_optimizers", left_out)
+    sliced = without_lists(onnx.shape_inference.infer_shapes(model))
+    onnxruntime.InferenceSession(sliced.SerializeToString(), options)
+    kinds = {n.op_type for n in onnx.load(options.optimized_model_filepath).graph.node}
+    assert ("Split" in kinds) == (not left_out)
+
+
 @on_a_gpu
 @pytest.mark.gpu
 @torch.no_grad()
 def test_five_unequal_parts_are_recorded() -> None:
-    """ONNX Runtime would pass their sizes through memory that it uses again: they are Slices."""
+    """ONNX Runtime would pass their sizes through memory that it uses again: they stay Slices."""
     storage: dict[str, Any] = {}
     backend = functools.partial(onnx_custom_backend, storage=storage, mode="reduce-overhead")
     parts = [7, 1, 5, 2, 3]

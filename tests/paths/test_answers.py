@@ -136,12 +136,16 @@ def test_the_fastest_backend_gives_eagers_result_call_after_call(
     }
     with torch.no_grad():
         left = snippets()[place].run(**given, ids=prompts[0])
-        assert torch.equal(left["mine"], model(prompts[0])), "the shortest backend is eager"
         made = [left["y"].clone(), *(left["fast"](ids).clone() for ids in prompts[1:])]
         eager = [model(ids) for ids in prompts]
         exact = copy.deepcopy(whole if kind != "Mixer" else model).double()
         truth = [exact(ids) if kind == "Mixer" else exact(ids, use_cache=False).logits
                  for ids in prompts]  # fmt: skip
+    if kind == "Mixer":
+        assert torch.equal(left["mine"], eager[0]), "the shortest backend is eager"
+    # transformers makes a mask where it is compiled and none in eager: torch takes another kernel.
+    truth, eager, made = ([a[0], *a] for a in (truth, eager, made))
+    made[0] = left["mine"]
     for t, e, m in zip(truth, eager, made, strict=True):
         assert m.dtype == dtype
         assert scaled_error(t, m).rms < 2 * scaled_error(t, e).rms + 0.5

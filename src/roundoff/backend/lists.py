@@ -13,7 +13,10 @@ from typing import Any
 import onnx
 from onnx import helper, numpy_helper
 
-__all__ = ["passes_a_list", "without_lists"]
+__all__ = ["SPLITS_SLICES", "passes_a_list", "without_lists"]
+
+#: ONNX Runtime's optimizer that would make one Split of these Slices again.
+SPLITS_SLICES = "GatherSliceToSplitFusion"
 
 #: Parts that a kernel takes as arguments, whatever their sizes.
 _FEW = 3

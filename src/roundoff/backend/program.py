@@ -23,7 +23,7 @@ from roundoff.ort import OrtSession, session
 from roundoff.ort.binding import CUDA
 from roundoff.timing.harness import no_collection
 
-from .lists import passes_a_list, without_lists
+from .lists import SPLITS_SLICES, passes_a_list, without_lists
 from .sizes import known
 from .steps import Buffers, IntoStep, KernelStep, Partition, Slot, Step, constant, signature
 
@@ -477,8 +477,9 @@ class Program:
         double = any(v.type.tensor_type.elem_type == onnx.TensorProto.DOUBLE for v in values)
         # ONNX Runtime's own fusions hold the scale and the epsilon of a norm in float32.
         level = "basic" if double else "all"
-        if double:  # the one fusion of a norm that is basic
-            options["optimization.disable_specified_optimizers"] = "LayerNormFusionL1"
+        left_out = ["LayerNormFusionL1"] if double else []  # the one fusion of a norm that is basic
+        left_out += [SPLITS_SLICES] if self.cuda else []
+        options["optimization.disable_specified_optimizers"] = ";".join(left_out)
         with contextlib.nullcontext() if self.stream is None else torch.cuda.stream(self.stream):
             return session(part, providers, tf32=tf32, optimization=level, session_options=options)
 

@@ -52,6 +52,7 @@ from roundoff.models import (
     decode,
     decode_step,
     load_trained,
+    padded,
     prompts,
     server_batches,
 )
@@ -452,6 +453,58 @@ def token(args):
     for batch in ((1, 8, 64) if gpu else (1, 4)) if not unsplit else ():
         found += attempt({"batch": batch}, token_times, args, batch)
     return pd.DataFrame(found, columns=["batch", *TOKEN, "low", "high", "note"])
+
+
+# --- generate, as it is called: a model changed by roundoff.invariant, beside torch's. -----------
+
+CALLED = ["tokens/s", "roundoff", "low", "high", "torch's other texts", "other texts", "note"]
+changed = cache(lambda: roundoff.invariant(trained().model(torch.bfloat16, device=device)))
+
+
+def text_of(model: Any, rows: list[int], tokens: int, kind: str | None) -> Callable[[], Any]:
+    """A call of generate for these prompts; its tokens are lists, for which it waits."""
+    asked = [trained().prompt(text) for _, text in prompts(max(rows) + 1)]
+    ids, mask = padded([asked[row] for row in rows], model.config.pad_token_id, device)
+    given = {"input_ids": ids, "attention_mask": mask, "max_new_tokens": tokens}
+    given |= {"min_new_tokens": tokens, "do_sample": False, "disable_compile": True}
+    given |= {"cache_implementation": kind} if kind else {}
+    return lambda: model.generate(**given)[:, ids.shape[1] :].tolist()
+
+
+@cache
+def called_alone(way: str, count: int, tokens: int, kind: str | None) -> list[Any]:
+    """What each prompt gets alone."""
+    its = {"torch": model, "roundoff": changed}[way]()
+    return [text_of(its, [row], tokens, kind)()[0] for row in range(count)]
+
+
+def called_times(args: Namespace, batch: int, kind: str | None) -> dict[str, Any]:
+    """Time of generate over torch's; share of texts that are not what the prompt gets alone."""
+    rows = [i % args.prompts for i in range(batch)]
+    calls = {"torch": text_of(model(), rows, args.tokens, kind)}
+    calls["roundoff"] = text_of(changed(), rows, args.tokens, kind)
+    found = {}
+    for way, call in calls.items():
+        alone = called_alone(way, args.prompts, args.tokens, kind)
+        other = sum(text != alone[row] for row, text in zip(rows, call(), strict=True))
+        found["other texts" if way == "roundoff" else "torch's other texts"] = other / batch
+    rounds = {"warmup": 1, "min_rounds": 5 if gpu else 3, "max_rounds": 5}
+    timings = measure(calls, budget_s=args.budget, **rounds)
+    (over,) = (row for row in timings.ratios().to_dict("records") if row["label"] == "roundoff")
+    found |= {"tokens/s": batch * args.tokens / timings.frame["median"].iloc[0]}
+    return found | {"roundoff": over["ratio"], "low": over["low"], "high": over["high"]}
+
+
+@study.table(part=PART, times=["tokens/s", "roundoff", "low", "high"])
+def called(args):
+    """generate of SmolLM2, bfloat16: tokens a second of torch, time of a changed model over it."""
+    batches = (1, 3, 8, 17, 64) if gpu else (1, 2) if quick else (1, 3)
+    found: list[Any] = []
+    for kind in (None, "static") if not unsplit else ():
+        for batch in batches:
+            row = {"cache": kind or "dynamic", "batch": batch}
+            found += attempt(row, called_times, args, batch, kind)
+    return pd.DataFrame(found, columns=["cache", "batch", *CALLED])
 
 
 def decode_times(args: Namespace, keys: int, batch: int, rivals: Any) -> dict[str, Any]:

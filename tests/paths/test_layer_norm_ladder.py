@@ -149,8 +149,9 @@ def test_what_plot_layer_norm_ladder_says_of_its_output(told):
     assert pieces.loc[2048, "columns held"] == 10240
     assert (launches["spilled"] == 0).all()
     plain, packed, ahead, both = launches["registers"]
-    assert 0 <= plain - packed < 8, "packing changes more than little"
-    assert 0 <= ahead - both < 8, "packing changes more than little"
+    # With Triton 3.6 packing takes two registers more, with 3.7 up to seven less.
+    assert abs(plain - packed) < 8, "packing changes more than little"
+    assert abs(ahead - both) < 8, "packing changes more than little"
     assert max(ahead, both) <= min(plain, packed), "rows that wait take registers"
     assert launches["shared"].diff().iloc[2] >= 64
 

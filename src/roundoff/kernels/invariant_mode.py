@@ -50,10 +50,13 @@ def invariant(model: Any = None, *, lacking: str = "raise") -> Any:
     ``roundoff.invariant(model)`` changes a model, in place and for good, and gives it back: its
     products, norms and attention are ours from then on, in eager mode, under
     :func:`torch.compile`, and with gradients. A forward pass has the bits that it has without
-    gradients; the backward pass takes torch's formulas at the same values. What no kernel of ours
-    replaces, such as the experts of a mixture, runs within ``with roundoff.invariant()``, which
-    breaks a compiled graph; ``model.invariant_places`` names what was done to which module. Code
-    around the model is not changed: a loss, a sampling of tokens.
+    gradients; the backward pass takes torch's formulas at the same values. On a GPU inductor rounds
+    a product and an addition together for some shapes and apart for others. The call sets
+    ``torch._inductor.config.emulate_precision_casts``, for the whole process, so that they are
+    rounded apart. What no kernel of ours replaces, such as the experts of a mixture, runs within
+    ``with roundoff.invariant()``, which breaks a compiled graph; ``model.invariant_places`` names
+    what was done to which module. Code around the model is not changed: a loss, a sampling of
+    tokens.
 
     ``with roundoff.invariant():`` leaves the model as it is, and takes each operator when it is
     called. That needs no model, and costs tens of microseconds an operator.

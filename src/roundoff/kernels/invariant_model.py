@@ -69,6 +69,9 @@ def put_in_place(
 ) -> Places:
     """Replace the computation of each module of a model, in place.
 
+    Sets ``torch._inductor.config.emulate_precision_casts``. Without it inductor's kernels on a GPU
+    round a product and an addition together, where one row alone has them rounded apart.
+
     Parameters
     ----------
     model : torch.nn.Module
@@ -102,6 +105,9 @@ def put_in_place(
             places.within.append(name)
     if places.lacking and not leave:
         return places
+    from torch._inductor import config  # takes a second
+
+    config.emulate_precision_casts = True
     _set_attention(model)
     for module, forward in chosen:
         if "_roundoff" in vars(module):

@@ -8,6 +8,7 @@ import argparse
 import ast
 import contextlib
 import io
+import os
 import re
 import runpy
 import sys
@@ -639,7 +640,7 @@ def test_few_operators_are_products_and_the_border_is_small(told: dict[str, Told
     assert times["one addition"] < times["layer"] / 2
 
 
-@pytest.mark.alone
+@pytest.mark.skipif("ROUNDOFF_GPU_HOST" in os.environ, reason="the page times a processor here")
 def test_each_operator_adds_its_pass(told: dict[str, Told]) -> None:
     _, four, eight, exponential = told[LLAMA].names["growth"]["ratio"]
     assert exponential < 2, "arithmetic costs no pass"

@@ -212,9 +212,9 @@ texts.index = texts.index.to_series().replace(NAMES, regex=True)
 texts[list(columns)].rename(columns=columns).infer_objects().round(1)
 
 # %%
-# Between ONNX Runtime and inductor there is :bound:`no difference measured <text.ratio>`. On an H100
-# there is :bound:`no difference measured <text.ratio@nvidia-h100-80gb-hbm3>` either. Three texts
-# would not show a difference of a quarter. So we look at single steps, which were timed more
+# Between ONNX Runtime and inductor there is :bound:`no difference measured <text.ratio>`. On an
+# H100 there is :bound:`no difference measured <text.ratio@nvidia-h100-80gb-hbm3>` either. Three
+# texts would not show a difference of a quarter. So we look at single steps, which were timed more
 # often. A *decode* step reads one token of each row, over a :term:`KV cache` of 512
 # places. A *prefill* reads four rows of 512 tokens. These are tokens a second on the H200 in
 # float16, in two runs; *decode, 8* has eight rows. What has a dash was not measured.

@@ -351,9 +351,9 @@ price.round(2).rename(columns={"ratio": "× torch's time", "low": "from", "high"
 # fixed number of rows, filled up with zeros.
 #
 # On an H100 we recorded ``generate`` of the changed model, for prompts of different lengths. Up to
-# :bound:`50 % <called.torch>` of a batch's texts by torch on this H100 were not what the prompt gets
-# alone. Of the changed model's there were none. *from* and *to* are a 95 % interval of the time over
-# torch's. It is wide, since Python starts each kernel, and this machine's Python is not steady.
+# :bound:`50 % <called.torch>` of a batch's texts by torch on this H100 were not what the prompt
+# gets alone. Of the changed model's there were none. *from* and *to* are a 95 % interval of the
+# time over torch's. It is wide: Python starts each kernel, and this machine's Python is not steady.
 
 columns = {"roundoff": "× torch's time", "low": "from", "high": "to", "other texts": "other texts"}
 called = recorded("called", "nvidia-h100-80gb-hbm3")

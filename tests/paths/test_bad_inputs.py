@@ -682,6 +682,7 @@ def odd_tensors(x: torch.Tensor) -> list[Any]:
         x.to_sparse(),
         torch.quantize_per_tensor(x.cpu(), 0.1, 0, torch.qint8),
         torch.nested.nested_tensor([x, x]),
+        torch.masked.masked_tensor(x.clone(), torch.ones_like(x, dtype=torch.bool)),
     ]
 
 

@@ -75,6 +75,10 @@ def _like(tensor: Optional) -> Any:
     return None if tensor is None else (tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
 
 
+def _is_plain(tensor: Tensor) -> bool:
+    return tensor.layout is torch.strided and type(tensor).__name__ != "MaskedTensor"
+
+
 def shape_of(normalized_shape: Any) -> tuple[int, ...]:
     """The last dimensions, as a tuple."""
     try:
@@ -327,12 +331,16 @@ def case_of(
     """The case of a call. Parameters are made contiguous where they are not: no key has strides."""
     try:
         key = (
-            form, shape, eps, programs, x.shape, x.dtype, x.device, x.layout,
+            form, shape, eps, programs, type(x), x.shape, x.dtype, x.device, x.layout,
             x.is_contiguous() or x.stride(),
-            None if weight is None else (weight.shape, weight.dtype, weight.device, weight.layout),
-            None if bias is None else (bias.shape, bias.dtype, bias.device, bias.layout),
+            None if weight is None else (
+                type(weight), weight.shape, weight.dtype, weight.device, weight.layout
+            ),
+            None if bias is None else (
+                type(bias), bias.shape, bias.dtype, bias.device, bias.layout
+            ),
             None if residual is None else (
-                residual.shape, residual.dtype, residual.device, residual.layout
+                type(residual), residual.shape, residual.dtype, residual.device, residual.layout
             ),
         )  # fmt: skip
         case = _cases.get(key)
@@ -341,7 +349,7 @@ def case_of(
         raise
     if case is None:
         there = (x, weight, bias, residual)
-        if any(t is not None and t.layout is not torch.strided for t in there):
+        if any(t is not None and not _is_plain(t) for t in there):
             refuse(shape, eps, programs, x=x, weight=weight, bias=bias, residual=residual)
         likes = map(_like, (x, weight, bias, residual))
         case = Case(form, shape, eps, programs, *likes)

@@ -296,12 +296,14 @@ def _check(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> 
 
 def _check_types(**tensors: torch.Tensor | None) -> None:
     """One type and one device for all."""
-    alike = {(t.dtype, t.device, t.layout) for t in tensors.values() if t is not None}
-    if len(alike) == 1:
+    there = {name: t for name, t in tensors.items() if t is not None}
+    alike = {(t.dtype, t.device, t.layout) for t in there.values()}
+    # A masked tensor says of itself that it is strided, and ends the process.
+    masked = any(type(t).__name__ == "MaskedTensor" for t in there.values())
+    if len(alike) == 1 and not masked:
         [(dtype, device, layout)] = alike
         if dtype in _TYPES and device.type in ("cpu", "cuda") and layout is torch.strided:
             return
-    there = {name: t for name, t in tensors.items() if t is not None}
     first, x = next(iter(there.items()))
     if x.device.type not in ("cpu", "cuda"):
         raise UnsupportedError("no kernel", got=str(x.device), expected="a CPU or CUDA device")

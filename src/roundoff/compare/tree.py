@@ -357,14 +357,7 @@ def _one_by_one(fields: Any, values: Any) -> bool:
 def _measure(e: TypedTensor, g: TypedTensor, thresholds: Sequence[float]) -> Stats:
     from . import stats
 
-    pair = stats.dtype_pair(e, g)
-    if e.device == g.device and e.tensor.is_cuda and pair.kind == "float" and e.tensor.numel():
-        with contextlib.suppress(ImportError):  # torch without Triton
-            from . import gpu
-
-            if (measured := gpu.measure(e, g, pair, thresholds)) is not None:
-                return measured
-    return stats.measure(e, g, pair, thresholds)
+    return stats.measure(e, g, stats.dtype_pair(e, g), thresholds)
 
 
 def _is_truth(e: TypedTensor, g: TypedTensor) -> bool:

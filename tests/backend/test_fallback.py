@@ -88,7 +88,7 @@ def test_an_argument_that_is_none_of_the_known_is_named(by_dynamo: bool) -> None
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("asked", [{"options": {"fixed_weights": True}}, {"mode": "nonsense"}])
+@pytest.mark.parametrize("asked", [{"options": {"replace_weights": True}}, {"mode": "nonsense"}])
 def test_what_torch_compile_hands_over_wrongly_is_named(asked: dict[str, Any]) -> None:
     (name,) = asked
     run = torch.compile(torch.nn.functional.relu, backend=rb.onnx_custom_backend, **asked)

@@ -279,60 +279,6 @@ def test_a_session_that_packs_waits_only_where_weights_change(monkeypatch) -> No
         f.w.add_(1)
 
 
-# Weights that are promised to stay
-
-
-@torch.no_grad()
-def test_fixed_weights_are_read_until_reset() -> None:
-    """Both kinds: packed (gate and up of one input), and read where they lie."""
-    f, x = torch.nn.Sequential(Gated(), torch.nn.Linear(8, 5)), torch.randn(2, 3, 8)
-    before = f(x)
-    run = through(f, fixed_weights=True, fallback=False)
-    for _ in range(3):
-        torch.testing.assert_close(run(x), before)
-    for p in f.parameters():
-        p.data = torch.full_like(p, 0.5)
-    gc.collect()
-    rubbish = [torch.full((size,), 7.0) for size in range(1, 200)]  # where freed weights lay
-    torch.testing.assert_close(run(x), before)
-    del rubbish
-    rb.reset()
-    for _ in range(2):
-        torch.testing.assert_close(run(x), f(x))
-    f[1].weight.add_(1)  # where it lies
-    rb.reset()
-    torch.testing.assert_close(run(x), f(x))
-
-
-@torch.no_grad()
-def test_fixed_weights_are_moved_by_another_graph() -> None:
-    f, x = Gated(), torch.randn(2, 3, 8)
-    gate, run = (through(m, fixed_weights=True, **MOVED) for m in (f.gate, f))
-    for _ in range(2):
-        torch.testing.assert_close(gate(x), f.gate(x))
-    torch.testing.assert_close(run(x), f(x))
-    assert adjacent([f.gate.weight, f.up.weight]) is not None
-    f.gate.weight.add_(1)  # where it lies now
-    torch.testing.assert_close(gate(x), f.gate(x))
-
-
-@torch.no_grad()
-def test_fixed_weights_of_another_module_are_seen() -> None:
-    blocks, x = [Gated() for _ in range(3)], torch.randn(2, 3, 8)
-
-    def call(block: torch.nn.Module, x: torch.Tensor) -> Any:
-        return block(x)
-
-    run, graphs = compiled(call, fixed_weights=True, fallback=False)
-    for _ in range(2):
-        for block in blocks:
-            for _ in range(2):
-                torch.testing.assert_close(run(block, x), block(x))
-    assert len(graphs) == 1
-    blocks[0].gate.weight = torch.nn.Parameter(torch.ones(8, 8), requires_grad=False)
-    torch.testing.assert_close(run(blocks[0], x), blocks[0](x))
-
-
 # Memory on a GPU
 
 

@@ -3,10 +3,10 @@
 ``python tests/bench/bench_backend_overhead.py`` prints microseconds a call: of torch.compile with a
 backend that computes nothing, of ours, and of the model in eager torch; then what our Python and
 the binding of inputs and outputs take in a decode step of a Llama with weights and static cache
-bound, the session's run and dynamo's guards left out. The budget is 30 µs, for four layers. With
-30 most of it is one call of torch for each address (364 tensors, some 70 ns each; torch built for
-CUDA compares them in C++) and autograd's look at the version of each weight that was packed (150,
-some 35 ns each): that part is printed beside it, and what is left with ``fixed_weights=True``.
+bound, the session's run and dynamo's guards left out. The budget is 30 µs for four layers and 80
+for 30. With 30 most of it is one call of torch for each address (364 tensors, some 70 ns each;
+torch built for CUDA compares them in C++) and autograd's look at the version of each weight that
+was packed (150, some 35 ns each): that part is printed beside it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from roundoff.backend import onnx_custom_backend
 from roundoff.backend.compiled import Compiled
 from roundoff.timing import measure
 
-BUDGET_US = 30.0
+BUDGETS_US = {4: 30.0, 30: 80.0}
 
 
 def nothing(gm: torch.fx.GraphModule, args: list[torch.Tensor]) -> object:
@@ -104,15 +104,14 @@ def main() -> None:
     frame = measure(rivals, budget_s=3.0, min_rounds=30).frame.set_index("label")
     print((frame[["median", "low", "high"]] * 1e6).round(2).to_string())
     above = (frame["median"]["roundoff"] - frame["median"]["nothing"]) * 1e6
-    print(f"above a backend that does nothing: {above:.1f} µs (budget {BUDGET_US:.0f})")
+    print(f"above a backend that does nothing: {above:.1f} µs (budget {BUDGETS_US[4]:.0f})")
     torch._dynamo.reset()
-    cases = [(4, False), (30, False), (30, True)]
-    steps = {case: ours(case[0], fixed_weights=case[1]) for case in cases}
-    for (layers, fixed), (us, looks) in steps.items():
-        what = f"{layers} layers{', fixed weights' * fixed}"
-        print(f"our part of a decode step of {what}: {us:.1f} µs of processor time, {looks:.1f} of "
-              "them to see that nothing has moved or changed")  # fmt: skip
-    if max(above, steps[4, False][0], steps[30, True][0]) > BUDGET_US:
+    steps = {layers: ours(layers) for layers in BUDGETS_US}
+    for layers, (us, looks) in steps.items():
+        print(f"our part of a decode step of {layers} layers: {us:.1f} µs of processor time, "
+              f"{looks:.1f} of them to see that nothing has moved or changed")  # fmt: skip
+    late = [layers for layers, budget in BUDGETS_US.items() if steps[layers][0] > budget]
+    if late or above > BUDGETS_US[4]:
         raise SystemExit(1)
 
 

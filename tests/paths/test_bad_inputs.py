@@ -1155,7 +1155,6 @@ def backends() -> list[Case]:
         *({"verbose": v} for v in ("loud", None)),
         *({"cuda_graph": v} for v in ("yes", None)),
         {"replace_weights": "yes"},
-        {"fixed_weights": "yes"},
     ]
     if not HAS_GPU:
         options += [{"providers": [CUDA]}]

@@ -47,7 +47,6 @@ def onnx_custom_backend(
     fallback: bool = True,
     mode: str | None = None,
     replace_weights: bool = False,
-    fixed_weights: bool = False,
 ) -> Callable[..., Any]:
     """Compile a dynamo graph: convert it to ONNX, rewrite it by rules, run it in ONNX Runtime.
 
@@ -97,12 +96,6 @@ def onnx_custom_backend(
         values and shapes, so that ``state_dict``, ``load_state_dict``, ``save_pretrained`` and
         writes into them work as before; a ``state_dict`` that was taken before keeps the old
         memory. False packs copies, within ``OptimizationOptions.packed``.
-    fixed_weights : bool
-        The caller promises to call :func:`roundoff.backend.reset` after a change of weights: of a
-        parameter that is the same object as at the last call neither address nor version is looked
-        at, which is most of what our Python does for a model of many layers. What was changed
-        without it may be seen or not; the memory that is read stays alive. With *replace_weights*
-        addresses are looked at, since another graph may move them.
 
     Returns
     -------
@@ -165,7 +158,6 @@ def onnx_custom_backend(
             target_opset=target_opset, verbose=verbose, options=options, optimize=optimize,
             storage=storage, dump_prefix=dump_prefix, providers=providers, check=check,
             cuda_graph=cuda_graph, fallback=fallback, mode=mode, replace_weights=replace_weights,
-            fixed_weights=fixed_weights,
         )  # fmt: skip
         if not isinstance(graph_module, torch.fx.GraphModule):
             raise ArgumentError(

@@ -6,7 +6,6 @@ import ctypes
 import dataclasses
 import functools
 import math
-import operator
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -46,7 +45,7 @@ def reset() -> None:
     """Let every compiled graph read its weights anew at its next call.
 
     Needed after a write that moves no version counter: through ``.data``, or into a parameter
-    that was created under ``inference_mode``; with ``fixed_weights=True`` after any change.
+    that was created under ``inference_mode``.
 
     Examples
     --------
@@ -82,7 +81,6 @@ class CompileSettings:
     fallback: bool = True
     copy_outputs: bool = False
     replace_weights: bool = False
-    fixed_weights: bool = False
 
 
 def has_cuda_graphs(device: torch.device) -> bool:
@@ -192,7 +190,7 @@ class Variant:
         static = [] if self.precomputed is None else self.precomputed.graph.input
         self._weights = [place[i.name] for i in static]
         self._joins = [(j.name, [place[n] for n in j.weights]) for j in self._joined]
-        self._replaces, self._fixed = settings.replace_weights, settings.fixed_weights
+        self._replaces = settings.replace_weights
         # Where weights lay that were packed, and those of them that were copied.
         self._read_at: list[int] | None = None
         self._copied, self._unwritten = picked([]), Unwritten([])
@@ -206,8 +204,6 @@ class Variant:
         # Weights with strides of their own are copied once, and again when they change.
         self._static = {place[n] for n in exported.static}
         self._steady = sorted(self._static | {place[n] for n in exported.steady})
-        #: With fixed weights: the memory that is read, alive where a parameter gets other ``data``.
-        self._read: list[torch.Tensor] = []
         #: Whether steady inputs lie where they did.
         self._still = unmoved([], [], [])
         self._strided = False
@@ -356,16 +352,8 @@ class Variant:
         self._strided = any(not args[i].is_contiguous() for i in self._steady)
 
     def _settle(self, args: Sequence[Any]) -> None:
-        by_identity = self._fixed and not self._replaces  # another graph may move what is replaced
-        looked = [i for i in self._steady if not (by_identity and i in self._static)]
-        rest = unmoved(looked, [args[i].data_ptr() for i in looked], list(args))
-        if not by_identity:
-            self._still = rest
-            return
-        weights = picked(sorted(self._static))
-        known = weights(args)
-        self._read = [t.detach() for t in known]
-        self._still = lambda args: all(map(operator.is_, weights(args), known)) and rest(args)
+        steady = self._steady
+        self._still = unmoved(steady, [args[i].data_ptr() for i in steady], list(args))
 
     def _write_back(
         self,
@@ -398,8 +386,6 @@ class Variant:
         """Whether a weight is not what was packed."""
         if self._read_at is None:
             return True
-        if settled and self._fixed:
-            return False
         if not settled and self._read_at != [args[i].data_ptr() for i in self._weights]:
             return True
         return not self._unwritten.holds(self._copied(args))

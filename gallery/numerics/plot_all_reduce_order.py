@@ -388,11 +388,12 @@ print("gathered, micro-batches of 8:", results(True, 8))
 # without the other leaves four.
 #
 # What does it cost? The study adds eight gradients of 1 MiB each. The baseline adds each worker's
-# own gradients, and all-reduces that sum. With gloo gathering took :bound:`3.6 <gather.gloo>` times
-# as long on 2 workers, and :bound:`4.4 <gather.gloo.8>` times on 8. On an Intel Xeon of two cores,
-# 2 workers took :bound:`2.7 <gather.gloo@intel-xeon-2-cores>` times as long. With NCCL on two H200s
-# gathering took :bound:`1.2 <gather.nccl>` times as long. There the copy of the sum to the host is
-# part of both times, and hides a part of the difference. Longer messages were not timed.
+# own gradients, and all-reduces that sum. With gloo, gathering took :bound:`3.6 <gather.gloo>`
+# times as long on 2 workers, and :bound:`4.4 <gather.gloo.8>` times on 8. On an Intel Xeon of two
+# cores, 2 workers took :bound:`2.7 <gather.gloo@intel-xeon-2-cores>` times as long. With NCCL on
+# two H200s gathering took :bound:`1.2 <gather.nccl>` times as long. There the copy of the sum to
+# the host is part of both times, and hides a part of the difference. Longer messages were not
+# timed.
 #
 # A second method sends less. By all-to-all each worker gets one chunk of all eight gradients,
 # and adds them. Then the workers gather the sums. On 2 workers this took

@@ -9,17 +9,18 @@ needs one. Which takes less time?
 
 .. answer:: nvidia-h200
 
-   **Why.** Only if the weights are joined once. For one token, a Gemm (ONNX's matrix product) does
-   little else than read its weights, and joining them in each run reads and writes them again. One
-   wide Gemm in float16 then takes :bound:`3.9 <inside>` times as long as two.
+   **Why.** Only if the weights are joined once. For one token, a Gemm (ONNX's matrix product)
+   spends its time on reading the weights. Joining them in each run reads and writes them again.
+   With a layer's wide weights, gate and up, one Gemm then takes :bound:`3.9 <inside>` times as long
+   as two in float16.
 
-   **The cure.** Join the weights before the first run. In ONNX Runtime, queries, keys and values of
-   one token then take :bound:`0.51 <narrow>` of the time of three Gemms. Two wide weights are a
-   tie: :bound:`no difference measured <wide>`.
+   **The cure.** Join the weights before the first run. In ONNX Runtime the narrow weights of
+   queries, keys and values then take :bound:`0.51 <narrow>` of the time of three Gemms for one
+   token. Wide weights gain nothing: :bound:`no difference measured <wide>`.
 
-   **The price.** The results come side by side. ONNX Runtime's Split copies them: 4096 tokens take
-   :bound:`1.15 <split>` times as long as with two Gemms. PyTorch's ``split`` copies nothing:
-   :bound:`no difference measured <split.torch>`.
+   **The price.** The results come side by side. ONNX Runtime's Split copies them: with wide weights
+   4096 tokens take :bound:`1.15 <split>` times as long as with two Gemms. PyTorch's ``split``
+   copies nothing: :bound:`no difference measured <split.torch>`.
 
    .. code-block:: python
 
@@ -28,8 +29,8 @@ needs one. Which takes less time?
 """
 
 # %%
-# Every cell runs on a laptop in seconds. A bold number was recorded on an H200 by a study of this
-# question: click it for its evidence.
+# Every cell runs on a laptop in seconds. A bold number was recorded on an H200 by
+# ``studies/gemm_fusion.py``: click it for its evidence.
 
 import matplotlib.pyplot as plt
 import pandas as pd
@@ -91,8 +92,9 @@ def call(model, data):
 
 
 # %%
-# We take one row, as a language model does for each token that it writes. A line has the time, the
-# time over that of two Gemms, and its 95 % interval.
+# We take one row, as a language model does for each token that it writes. A line has the median
+# time, and the ratio to two Gemms with its 95 % interval. The ratio is the median of those of
+# single rounds, so it differs from the quotient of the times on a busy machine.
 
 
 def show(calls):
@@ -111,7 +113,7 @@ two, each_run = call(TWO, token), call(EACH_RUN, token)
 puzzle = show({"two Gemms": two, "joined in each run": each_run})
 
 # %%
-# One Gemm instead of two, and it takes much longer.
+# One Gemm takes much longer than two.
 #
 # It is not the larger product
 # ----------------------------
@@ -123,7 +125,7 @@ before = call(BEFORE, token)
 large = show({"two Gemms": two, "joined before": before})
 
 # %%
-# The large product does not take that long. So it is not the product.
+# With weights joined before, the same product takes less time. So its size is not the cause.
 #
 # One row only reads the weights
 # ------------------------------
@@ -226,16 +228,16 @@ axes[0].legend(fontsize=8)
 plt.show()
 
 # %%
-# With one row, joining in each run costs most. With many rows it costs less. So it was the passes
-# over the weights. (On a busy machine the points scatter. Then their intervals are wide.)
+# With one row, joining in each run costs most. With many rows it costs less. So the passes over the
+# weights are the cause. (On a busy machine the points scatter, and their intervals are wide.)
 #
 # What one Gemm gains
 # -------------------
 #
 # Every operator also has a fixed cost: a kernel is chosen and started, and a result gets memory.
-# One Gemm has that cost once. Two Gemms and the Concat of their results have it three times. That
-# matters where the product is small. The published benchmark [#published]_ shows it on square
-# matrices, from small to large.
+# One Gemm has that cost once. Two Gemms and the Concat of their results have it three times. The
+# fixed cost matters where the product is small. We repeat a published benchmark [#published]_ of
+# square matrices, from small to large.
 
 SIZES = (32, 64, 128) if unit_test_going() else (32, 128, 256, 512, 1024)
 DTYPE, WARMUP, REPEAT = torch.float32, 3, 10  # or torch.float16, on a GPU
@@ -272,36 +274,39 @@ shown.rename_axis(index=None, columns=None)
 
 # %%
 
-figure, ax = plt.subplots(figsize=(5.2, 3))
-figure.set_label(f"Median ms against the side of squares: {squares.to_dict()}")
-for name in MODELS:
-    ax.loglog(squares.index, squares[name], "o-", ms=4, label=name)
+figure, ax = plt.subplots(figsize=(5.2, 2.6))
+figure.set_label(f"Time over two Gemms against the side of squares: {squares.to_dict()}")
+ax.semilogx(squares.index, squares["ratio, each run"], "C1s-", label="joined in each run")
+ax.semilogx(squares.index, squares["ratio, before"], "C0o-", label="joined before")
+ax.axhline(1, color="0.5", lw=1)
 ax.set_xlabel("side of the matrices")
-ax.set_ylabel("ms")
+ax.set_ylabel("time over two Gemms")
 ax.set_title("Square matrices on this machine")
 ax.legend(fontsize=8)
 plt.show()
 
 # %%
-# Joined before, the smallest squares take less time. On the H200 in float16, one Gemm of side 256
-# takes :bound:`0.57 <small>` of the time of two. Of side 8192 it takes :bound:`0.92 <large>`.
+# The smallest squares take less time with weights joined before. On the H200 in float16, one Gemm
+# of side 256 takes :bound:`0.57 <small>` of the time of two. One of side 8192 takes
+# :bound:`0.92 <large>`.
 #
 # A CUDA graph takes the fixed cost away: it records the starts of all kernels, and repeats them
 # without the host. Replayed in this way, two Gemms of side 256 take :bound:`0.24 <replay>` of the
-# time that their plain call takes. So most of that time was fixed cost. At this size a CUDA graph
-# saves more of it than one Gemm does.
+# time of a plain call. So most of that time was fixed cost. At this size a CUDA graph saves more
+# than one Gemm does.
 #
-# Narrow weights gain in a CUDA graph, too. Queries, keys and values are three products, and two of
-# them have only 1024 columns. For one token in float32, replayed as a CUDA graph, one Gemm is
-# :bound:`faster <kernels>` than three: it takes :bound:`0.79 <kernels>` of their time. Our guess is
-# that a narrow product leaves most of the GPU idle.
+# With a CUDA graph, does one Gemm still gain? Queries, keys and values are three products, and two
+# of them have only 1024 columns. For one token in float32, both replayed as CUDA graphs, one Gemm
+# is :bound:`faster <kernels>` than three on the H200: it takes :bound:`0.79 <kernels>` of their
+# time. On the H100 no difference was measured. Our guess is that a narrow product leaves most of
+# the GPU idle.
 #
 # What holds on both GPUs
 # -----------------------
 #
 # We measured an H200 and an H100, twice each. The table has the time of one Gemm over that of
-# separate ones, in ONNX Runtime. *wide* is gate and up, *narrow* is queries, keys and values, with
-# one token where no number is said. Weights were joined before, but for the rows that say *each
+# separate Gemms, in ONNX Runtime. *wide* is gate and up, *narrow* is queries, keys and values. Both
+# have one token, unless the row says 4096. Weights were joined before, unless the row says *each
 # run*. *equal* means that no difference was measured: an interval holds 1, or the two runs
 # disagree.
 
@@ -334,9 +339,9 @@ both_gpus
 
 # %%
 # No row is below 1 on one GPU and above 1 on the other. Joining wide weights in each run costs
-# time. Joining narrow ones in each run may cost nothing in float16: the weights are small there,
-# and one Gemm saves two starts. Joined before, narrow weights and small squares gain, and wide
-# weights do not. With 4096 tokens in float16, one Gemm and its Split take longer.
+# time. Joining narrow weights in each run costs nothing that we could measure in float16: the
+# weights are small, and one Gemm saves two starts. Joined before, narrow weights and small squares
+# gain, and wide weights do not. With 4096 tokens in float16, one Gemm and its Split take longer.
 #
 # Not every size obeys. In TF32, squares of side 4096 are :bound:`slower <loss>` with one
 # Gemm on the H200, at :bound:`1.07 <loss>` times the time of two. On the H100
@@ -348,27 +353,33 @@ ratios = float16.set_index(["case", "way"])["ratio"]
 bars = {name: ratios.get(CASES[name]) for name in [*list(CASES)[:4], "wide, 4096 tokens"]}
 bars = pd.Series(bars, dtype=float).dropna()
 figure.set_label(f"Time of one Gemm over separate ones, H200, float16: {bars.to_dict()}")
-ax.bar_label(ax.barh(bars.index, bars), fmt="%.2f", padding=3)
+drawn = ax.barh(bars.index, bars)
+ax.bar_label(drawn, both_gpus.loc[bars.index, "H200 float16"], padding=3)
 ax.axvline(1, color="0.5", lw=1)
 ax.invert_yaxis()
 ax.margins(x=0.15)
-ax.set_title("One Gemm's time over separate Gemms'")
-ax.set_xlabel("ONNX Runtime, H200, float16, one token")
+ax.set_title("One Gemm's time over two or three")
+ax.set_xlabel("ONNX Runtime, H200, float16")
 plt.show()
 
 # %%
 # What to do, and what it costs
 # -----------------------------
 #
-# Join the weights when the model is loaded, and drop the separate ones. Then memory stays the same.
-# Kept beside each other, they take twice the memory.
+# Join the weights when the model is loaded, and drop the separate weights. Then memory stays the
+# same. Who keeps both needs twice the memory.
 #
-# In PyTorch the two lines under the answer are enough. On the H200 in float16, one product for
-# queries, keys and values of one token takes :bound:`0.42 <narrow.torch>` of the time of three. For
-# wide weights it takes :bound:`0.91 <wide.torch>` there. On the H100 no difference was measured for
-# them. Biases are joined likewise.
+# In PyTorch the two lines under the answer are enough. In float16, one product for queries, keys
+# and values of one token takes :bound:`0.42 <narrow.torch>` of the time of three. With wide weights
+# one product takes :bound:`0.91 <wide.torch>` on the H200, and on the
+# H100 no difference was measured. Biases are joined likewise.
 #
-# Plain ``torch.compile`` is no substitute. Given the three products, it takes
+# These weights lie in memory row by row. A ``Linear`` keeps its weight transposed: join
+# ``linear.weight`` along its rows, ``torch.cat([q.weight, k.weight, v.weight])``, and multiply with
+# ``torch.nn.functional.linear``. Then the layout stays as it was. Changing it can cost more than
+# one product gains.
+#
+# Plain ``torch.compile`` does not join the weights. Given the three products, it takes
 # :bound:`2.1 <inductor>` times as long for one token as PyTorch without it.
 #
 # In ONNX Runtime the Split is the price. Leave two wide Gemms alone, and do not fuse for long
@@ -377,19 +388,21 @@ plt.show()
 # Bits may change, too. On paper every result is the same sum. A library chooses its kernel by the
 # shape of the product, and the kernel decides :ref:`how a sum is cut <reduction-order>`. For one
 # token in float32, one Gemm changed :bound:`93 % <changed>` of the queries, keys and values on the
-# H200. Neither is always more accurate: where bits changed, fusing multiplied the typical error by
-# :bound:`0.58 <error.least>` at least and :bound:`1.54 <error.most>` at most.
+# H200. Where bits changed, fusing multiplied the typical error by :bound:`0.58 <error.least>` at
+# least and :bound:`1.54 <error.most>` at most. So no side is always more accurate.
 #
 # Your own weights
 # ----------------
 #
-# Put in your rows and your weights, on a CPU or a GPU. A ``Linear`` keeps its weight turned: take
-# ``linear.weight.T``.
+# Put in your rows and your weights, on a CPU or a GPU. Of a ``Linear`` take ``linear.weight.T``.
+# The cell joins the weights as they lie in memory.
 
 X = torch.randn(1, 512)
 WEIGHTS = [torch.randn(512, columns) for columns in (512, 128, 128)]
 
-joined, widths = torch.cat(WEIGHTS, 1), [weight.shape[1] for weight in WEIGHTS]
+linear = all(weight.T.is_contiguous() for weight in WEIGHTS)
+joined = torch.cat([weight.T for weight in WEIGHTS]).T if linear else torch.cat(WEIGHTS, 1)
+widths = [weight.shape[1] for weight in WEIGHTS]
 products = {
     "separate": lambda: [X @ weight for weight in WEIGHTS],
     "one product": lambda: (X @ joined).split(widths, -1),
@@ -404,8 +417,7 @@ with torch.no_grad():
 
 # %%
 # A line has the time over that of separate products, its interval, and the error in the
-# :ref:`unit <unit>` of the type. Where the interval holds 1, no difference was
-# measured.
+# :ref:`unit <unit>` of the type. Where the interval holds 1, no difference was measured.
 #
 # Limits, and what to read next
 # -----------------------------
@@ -413,8 +425,8 @@ with torch.no_grad():
 # * Two GPUs of one generation (Hopper), and one layer's sizes. Another GPU needs its own run:
 #   ``python studies/gemm_fusion.py --config 256,512 --itype 1,10 --warmup 3 --repeat 6`` times your
 #   sizes and types.
-# * On the GPUs the weights lie where no cache has them. A model that fits into a cache reads faster
-#   than memory allows, and its ratios are different.
+# * On the GPUs no weight was in a cache. A model that fits into a cache has different ratios.
+# * The weights of a ``Linear``, transposed, were not timed on a GPU.
 # * inductor can join constant weights itself where its option ``freezing`` is on. In our comparison
 #   with ``torch.compile`` the weights were arguments.
 # * The benchmark that posed the question [#published]_ timed five calls of each model, one model

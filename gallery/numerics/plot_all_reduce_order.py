@@ -11,17 +11,16 @@ The same data, the same seed, the same batch: on 1, 2, 4 and 8 workers the loss 
    **Why.** The number of workers decides how a batch is cut before its gradients are added, and
    every addition rounds. From 3 workers on, all-reduce also adds each chunk of a message in a
    different order. With gloo, PyTorch's library for CPUs, :bound:`36% <gloo.4>` of the sums of
-   random numbers on 4 workers differ from adding worker 0, 1, 2 and 3 in turn. The losses agree in
-   eight digits.
+   random numbers on 4 workers differ from adding worker 0, 1, 2 and 3 in turn.
 
-   **The cure.** Most training needs none: other batches move the weights of a small network
-   :bound:`about 300,000 <data.ratio>` times as far as 4 workers instead of 1 do. For equal bits,
-   cut the batch into the same micro-batches on any number of workers, gather their gradients, and
-   add them in one order.
+   **The cure.** Most training needs none. In a small network the losses agree in eight digits, and
+   other batches move the weights :bound:`about 300,000 <data.ratio>` times as far as 4 workers do.
+   For equal bits, cut the batch into the same micro-batches on any number of workers, gather their
+   gradients, and add them in one order.
 
-   **The price.** On 2 workers, gathering and adding eight gradients takes :bound:`1.2
-   <gather.nccl>` times as long as adding them with an all-reduce of NCCL, the library for GPUs.
-   With gloo it takes :bound:`3.6 <gather.gloo>` times as long. Each worker holds all eight.
+   **The price.** Each worker receives and holds the gradients of all micro-batches. With eight of
+   1 MiB on 2 workers and gloo, gathering takes :bound:`3.6 <gather.gloo>` times as long as
+   all-reduce.
 
    .. code-block:: python
 
@@ -32,8 +31,8 @@ The same data, the same seed, the same batch: on 1, 2, 4 and 8 workers the loss 
 """
 
 # %%
-# Every cell runs on a laptop in seconds, with gloo. The bold numbers were recorded on two H200s, or
-# on their host, by ``studies/all_reduce_order.py``. Click a number for its evidence.
+# Every cell runs on a laptop in seconds, with gloo. ``studies/all_reduce_order.py`` recorded the
+# bold numbers: those of gloo on the host of two H200s, those of NCCL on the GPUs.
 
 import functools
 from itertools import pairwise
@@ -82,7 +81,7 @@ def start(dtype):
 
 # %%
 # A worker has one gradient, or several: one for each of its micro-batches. There are two ways to
-# add the gradients of all workers. The losses of this section are of the first.
+# add the gradients of all workers. We begin with the first, all-reduce.
 
 
 def by_all_reduce(mine):
@@ -168,9 +167,9 @@ again = [train(4) for _ in range(3)]
 print("different results of three runs:", len({track.tobytes() for track in again}))
 
 # %%
-# All three have the same weights after every step, to the last bit. With NCCL on two H200s, too,
-# sixteen repeats of each message gave :bound:`1 <nccl.repeats>` result. What changes the result is
-# the number of workers.
+# All three runs have the same weights after every step, to the last bit. NCCL, the library for
+# GPUs, gave :bound:`1 <nccl.repeats>` result in sixteen repeats of each message on two H200s. What
+# changes the result is the number of workers.
 #
 # Two causes: the cut of the batch, and the order of all-reduce
 # -------------------------------------------------------------
@@ -219,9 +218,10 @@ print(received.int().tolist())
 # cut the message into four *chunks*. Near 10⁸, neighbouring float32 numbers are 8 apart, so a 1
 # that is added to 10⁸ or to −10⁸ is lost. Only a 1 that comes after both of them counts.
 #
-# So a sum tells how many workers come after the two with ±10⁸. We send ±10⁸ from each pair of
-# workers in turn, and have the whole order, but for its first two [#fprev]_: a + b = b + a.
-# ``order_probes`` makes the messages, and ``orders_found`` reads the sums.
+# So a sum tells how many workers come after the two with ±10⁸. To find the whole order, we give
+# ±10⁸ to each pair of workers in turn [#fprev]_. Only the first two workers of an order cannot be
+# told apart, as a + b = b + a. ``order_probes`` makes the messages, and ``orders_found`` reads the
+# sums.
 
 
 def find_orders(workers, ranks, size, dtype):
@@ -239,10 +239,10 @@ for chunk in chunks:
     print(f"{elements}: workers {order_text(chunk.tree)}")
 
 # %%
-# Swap the first two workers of a line where needed, and all four walk around one ring: 3, 2, 1, 0,
-# and 3 again. In each chunk the sum begins at a different worker, and takes up one number at each
-# stop. So all workers are busy at once, each with a different chunk. We draw this for the numbers
-# above. Each arrow has the sum after the addition to which it leads.
+# Each line is a walk, whose first two workers may change places. All four walk around one ring: 3,
+# 2, 1, 0, and 3 again. In each chunk the sum begins at a different worker, and takes up one number
+# at each stop. So all workers are busy at once, each with a different chunk. We draw this for the
+# numbers above. The number at an arrow's head is the sum so far.
 
 
 def draw(ax, route):
@@ -310,25 +310,23 @@ for name, parts in ("as drawn", drawn), ("multiples", np.round(drawn * 1024) / 1
 # %%
 # The orders found explain every bit. Where nothing rounds, the order makes no difference.
 #
-# On two H200s the study found the orders of NCCL's default, its ring and its tree. They explain
-# every bit of :bound:`60 <nccl.explained>` messages of random float32, float16 and bfloat16
+# On two H200s the study found the orders of NCCL's default, its ring and its tree. These orders
+# explain every bit of :bound:`60 <nccl.explained>` messages of random float32, float16 and bfloat16
 # numbers. With 2 workers, each had a GPU of its own. With 3, 4 and 8, several shared a GPU, and
 # NCCL was told that they are on different hosts. On 4 workers :bound:`32% <nccl.4>` of the
 # default's sums differ from adding in the order of the workers.
 #
-# The place in the message matters in DistributedDataParallel (DDP), too. It packs gradients into
-# *buckets*, an all-reduce each. On 4 workers with gloo, on the H200s' host,
-# ``bucket_cap_mb=4`` instead of the default 25 changes :bound:`30% <buckets>` of the gradients of
-# eight layers of 512 × 512 weights.
+# The place in the message matters in DistributedDataParallel (DDP), too. DDP packs gradients into
+# *buckets*, an all-reduce each. On 4 workers with gloo, ``bucket_cap_mb=4`` instead of the default
+# 25 changes :bound:`30% <buckets>` of the gradients of eight layers of 512 × 512 weights.
 #
 # Other batches matter far more
 # -----------------------------
 #
-# How far does training drift from that on 1 worker? For scale, 1 worker cuts its batch into four
-# micro-batches, takes the samples of each batch backwards, takes the batches backwards, or takes
-# other batches. The unit is :ref:`ε <ulp>` =
-# 2⁻²³, the step of float32 at 1, times the root mean square (RMS) of the weights from training in
-# float64. That training stands for the exact result.
+# How far do the weights drift from those of 1 worker? We compare with four changes that need no
+# second worker: micro-batches, the samples of each batch backwards, the batches backwards, and
+# other batches. Training in float64 stands for the exact result. The unit is :ref:`ε <ulp>` = 2⁻²³,
+# the step of float32 at 1, times the root mean square (RMS) of the float64 weights.
 
 tracks = {f"{n} workers": runs[n] for n in (2, 4, 8)} | {
     "micro-batches": steps["1 worker, four micro-batches"],
@@ -357,7 +355,7 @@ figure.set_label(
 )
 bars = ax.barh(drift.index, drift["from 1 worker"])
 ax.bar_label(bars, fmt="%.2g", padding=3)
-ax.set(xscale="log", xlim=(0.1, 1e8), xlabel="from 1 worker (ε × RMS)")
+ax.set(xscale="log", xlim=(0.1, 1e8), xlabel="distance to 1 worker (ε × RMS)")
 ax.invert_yaxis()
 ax.set_title(f"Weights after {STEPS} steps")
 plt.show()
@@ -389,19 +387,21 @@ print("gathered, micro-batches of 8:", results(True, 8))
 # Both halves together give one result on 1, 2, 4 and 8 workers, after every step. Either half
 # without the other leaves four.
 #
-# What does it cost? The study adds eight gradients of 1 MiB each. With NCCL on two H200s,
-# gathering took :bound:`1.2 <gather.nccl>` times as long as adding each worker's own four and an
-# all-reduce. On their host gloo took :bound:`3.6 <gather.gloo>` times as long on 2 workers, and
-# :bound:`4.4 <gather.gloo.8>` times on 8.
+# What does it cost? The study adds eight gradients of 1 MiB each. The baseline adds each worker's
+# own gradients, and all-reduces that sum. With gloo, gathering took :bound:`3.6 <gather.gloo>`
+# times as long on 2 workers, and :bound:`4.4 <gather.gloo.8>` times on 8. On an Intel Xeon of two
+# cores, 2 workers took :bound:`2.7 <gather.gloo@intel-xeon-2-cores>` times as long. With NCCL on
+# two H200s gathering took :bound:`1.2 <gather.nccl>` times as long. There the copy of the sum to
+# the host is part of both times, and hides a part of the difference. Longer messages were not
+# timed.
 #
-# There is a second way: by all-to-all each worker gets one chunk of all eight gradients, and adds
-# it. Then all gather the sums. On 2 workers this took :bound:`1.6 <chunks.nccl>` times as long as
-# all-reduce with NCCL, and :bound:`2.3 <chunks.gloo>` times with gloo. ``by_chunks`` in the study
-# is its code.
+# A second method sends less. By all-to-all each worker gets one chunk of all eight gradients,
+# and adds them. Then the workers gather the sums. On 2 workers this took
+# :bound:`2.3 <chunks.gloo>` times as long as all-reduce with gloo, and :bound:`1.6 <chunks.nccl>`
+# times with NCCL and the copy. ``by_chunks`` in the study is its code.
 #
-# That is not the whole price. Small micro-batches use the hardware less well. And DDP adds while
-# the backward pass still computes. Gathering at the end gives that up, and the times above do not
-# include it.
+# Two prices are not in these times. Small micro-batches use the hardware less well. And DDP adds
+# while the backward pass still computes, which gathering at the end gives up.
 #
 # Equal bits help to find a bug, where a run on 8 workers must repeat a run on 4. They don't give a
 # better model: other batches change the result far more.
@@ -441,16 +441,16 @@ print("difference:", string_diff(max_diff(in_order, total)))
 # Limits, and what to read next
 # -----------------------------
 #
-# * The study has gloo on up to 8 workers, and NCCL on two H200s alone. Four or eight GPUs of one
-#   host, joined by NVLink, may add in a different order. So may sums in the switch (NVLink SHARP),
+# * The study ran gloo on up to 8 workers, and NCCL on two H200s only. Four or eight GPUs of one
+#   host, joined by NVLink, may add in a different order. So may a switch that adds (NVLink SHARP),
 #   which the study turned off.
 # * The recorded orders are those of NCCL 2.28.9 and of gloo in PyTorch 2.11. No documentation
 #   promises them. Here gloo rounds the length of a chunk up: a short message may have fewer chunks
 #   than workers.
-# * The recorded times are of one run, without an interval.
-# * The network is small, and its training stable. A training that is not may drift farther.
+# * The recorded times are medians of one run, without an interval.
+# * The network is small, and its training stable. Unstable training may drift farther.
 # * Next: :ref:`reduction-order`, for what an order does to one sum, and :ref:`bits-to-words`, for
 #   what different bits do to a trained model.
 #
 # .. [#fprev] P. Xie, Y. Gao, J. Xue, *FPRev: Revealing the Order of Floating-Point Summation*,
-#    2024, `arXiv:2411.00442 <https://arxiv.org/abs/2411.00442>`_. Written anew here.
+#    2024, `arXiv:2411.00442 <https://arxiv.org/abs/2411.00442>`_.

@@ -8,8 +8,8 @@ Shuffle a list of numbers and add it again: the last digits of the sum change. N
 
 .. answer:: nvidia-h200
 
-   **Why.** Every addition rounds, and a different order rounds different partial sums. In 128
-   orders of the same 8192 float32 numbers, ``np.sum`` has :bound:`27 <np.sum>` results.
+   **Why.** Every addition rounds, and a different order rounds different partial sums. The same
+   8192 normal float32 numbers in 128 orders have :bound:`27 <np.sum>` different sums by ``np.sum``.
 
    **The cure.** Add in float64, then round the sum to float32. All 128 orders then have the same
    result, the correctly rounded one. ``binned`` guarantees that for all numbers.
@@ -17,8 +17,8 @@ Shuffle a list of numbers and add it again: the last digits of the sum change. N
    **The price.** On one core of an H100's host NumPy takes
    :bound:`2.3 <float64.time@nvidia-h100-80gb-hbm3>` times as long in float64 as in float32, and
    ``binned`` takes :bound:`13 <binned.time>` times as long. On an H100 PyTorch takes
-   :bound:`5.4 <float64.gpu@nvidia-h100-80gb-hbm3>` times as long in float64, and ``sum_binned``,
-   which is ``binned`` on a GPU, :bound:`1.3 <binned.gpu>` times.
+   :bound:`5.4 <float64.gpu@nvidia-h100-80gb-hbm3>` times as long in float64 as in float32, and
+   ``sum_binned``, the sum of ``binned`` on a GPU, takes :bound:`1.3 <binned.gpu>` times as long.
 
    .. code-block:: python
 
@@ -106,8 +106,8 @@ torch.set_num_threads(usual)
 # A GPU can repeat its sum, too. On the H200 ``torch.sum`` of our 8192 numbers had
 # :bound:`1 <repeats>` result in 128 runs. A race does exist in ``index_add_``, which adds in
 # whatever order its threads arrive. When it added our numbers into one place, 128 runs had
-# :bound:`about 90 <atomics>` results. With ``torch.use_deterministic_algorithms(True)`` they had
-# :bound:`1 <atomics.off>`. But a race only picks the order. Why does the order matter?
+# :bound:`about 90 <atomics>` results. With ``torch.use_deterministic_algorithms(True)`` the runs
+# had :bound:`1 <atomics.off>` result. But a race only picks the order. Why does the order matter?
 #
 # Each addition rounds
 # --------------------
@@ -179,8 +179,9 @@ for k in 11, 14, 20, 24:
 # Large terms that cancel leave a small sum, and the roundings of the large partial sums stay in it.
 # The condition number Σ\|x\| / \|Σx\| measures that. It is 1 where all terms have one sign, and
 # large where the terms nearly cancel. We draw 40 lists of 8192 normal numbers and add a constant to
-# each list: the larger the constant, the less cancels. We plot the worst error of the shuffled and
-# of the two sorted orders, in :ref:`ULP <ulp>`, units in the last place of the exact sum.
+# each list: the larger the constant, the less cancels. We plot the worst error of the shuffled
+# orders, and of the two sorted orders. The unit is the :ref:`ULP <ulp>`, a unit in the last place
+# of the exact sum.
 
 points = []
 for seed, shift in product(range(40), (0, 0.03, 0.3)):
@@ -208,10 +209,10 @@ ax.legend(fontsize=8)
 plt.show()
 
 # %%
-# Both errors grow with the condition number. As a rule of thumb, the worst shuffled sum of 8192
-# numbers is off by a tenth of the condition number, to within a factor of five. Sorted orders are
-# mostly worse: they add all negative numbers in one half of the list, and at the end two sums in
-# the thousands cancel.
+# Both errors grow with the condition number. As a rule of thumb, the worst shuffled sum of these
+# 8192 numbers is off by a tenth of the condition number, in ULP, within a factor of five. Sorted
+# orders are mostly worse: they add all negative numbers in one half of the list, and at the end two
+# sums in the thousands cancel.
 #
 # Our list is an unlucky one: of the 40 normal lists only one cancels more. Its worst order, the
 # ascending one, is :bound:`94 <np.sum.error>` ULP off. Its worst shuffle is off by about a third of
@@ -221,13 +222,15 @@ plt.show()
 # The type matters more than the size
 # -----------------------------------
 #
-# Now the whole grid: 2 to 8192 numbers, four types, 128 orders, and three kinds of numbers:
-# *normal*, *pareto* and *spikes*, where every 128th number is 100 and the rest −0.0001. We take the
-# *mean* and the *normalisation* of a layer norm, (x − mean) / (sd + 10⁻⁶). float16 and bfloat16 are
-# added in float32, and the result is rounded back. The *spread* is the highest minus the lowest of
-# 128 results. The spread of a mean is divided by the mean of the magnitudes, which takes
-# cancellation out. The spread of the normalisation is as it is: normalised numbers have a root mean
-# square of 1. The table has the largest value of all sizes.
+# Now we add 2 to 8192 numbers in 128 orders, in four types. float16 and bfloat16 are added in
+# float32, and the result is rounded back. The numbers are *normal*, *pareto*, or *spikes*: every
+# 128th is 100, and the rest are −0.0001. From the sum follow the *mean* and the *normalisation* of
+# a layer norm, (x − mean) / (sd + 10⁻⁶).
+#
+# The *spread* is the highest minus the lowest of the 128 results. We divide the spread of a mean by
+# the mean of \|x\|, so that cancellation plays no part. The spread of the normalisation needs no
+# divisor, as normalised numbers have a root mean square of 1. The table has the largest spread of
+# all sizes.
 
 rows = []
 for name, dtype, size in product(DISTRIBUTIONS, DTYPES, [2**k for k in range(1, 14)]):
@@ -270,13 +273,13 @@ plt.show()
 
 # %%
 # The type matters most: float64 has 53 significant bits, 29 more than float32, and its line lies
-# far below. From 16 to 8192 numbers the spread of float32 falls. ``np.sum``, which we use here,
-# adds in pairs, as the next section tells. The roundings of a loop would grow with the size.
+# far below. The size matters less: from 16 to 8192 numbers the spread of float32 even falls. These
+# sums are those of ``np.sum``, which adds in pairs.
 #
 # A mean in float16 or bfloat16 has no spread here: rounding back hides what float32 lost. Rounding
 # back can also enlarge a spread. The results of two orders may lie on either side of the middle
 # between two float16 numbers, and are then rounded to numbers that are a whole ULP apart. One of
-# the normalised normal numbers does that: its spread in the table, 1e-03, is an ULP of float16.
+# the normalised normal numbers shows it: its spread in the table, 1e-03, is an ULP of float16.
 #
 # What helps, and what it costs
 # -----------------------------
@@ -290,11 +293,11 @@ plt.show()
 # float64 does not round at all, since their partial sums fit into 53 bits. So we add a fourth kind,
 # the *cubes* of the normal numbers. Their sizes differ more, and float64 must round them.
 #
-# The guarantee is no rounding. Take the float32 numbers of one sign and one exponent. Each is a
-# whole number of equal units, below 2²⁴. float64 holds all whole numbers up to 2⁵³, so it can add
-# 2²⁹ such numbers without rounding. :func:`~roundoff.reductions.binned` keeps such a sum, a *bin*,
-# for each sign and exponent, and starts new bins after 2²⁶ numbers. At the end it adds the bins
-# exactly and rounds once [#neal]_.
+# Only a sum without any rounding gives a guarantee. Take the float32 numbers of one sign and one
+# exponent. Each is a whole number of equal units, below 2²⁴. float64 holds all whole numbers up to
+# 2⁵³, so it can add 2²⁹ such numbers without rounding. :func:`~roundoff.reductions.binned` keeps
+# such a sum, a *bin*, for each sign and exponent, and starts new bins after 2²⁶ numbers. At the end
+# it adds the bins exactly and rounds once [#neal]_.
 
 methods = {
     "a loop": sequential,
@@ -340,14 +343,17 @@ plt.show()
 # behind the last digit of a float32: rounded to float32, all are right. The H200's host, too, found
 # :bound:`1 <float64>` result for each of our three kinds of numbers.
 #
-# That is no guarantee. Numbers of very different size break float64.
+# That is no guarantee. Numbers of very different size break float64, and Neumaier's sum, too.
 
-for order in [2.0**60, 1.0, -(2.0**60)], [2.0**60, -(2.0**60), 1.0]:
+a, b = 2.0**60, 2.0**30
+for order in [a, b, 1.0, -a, -b], [a, -a, b, -b, 1.0]:
     hard = np.array(order, np.float32)
-    print("in float64:", np.sum(hard, dtype=np.float64), " binned:", binned(hard))
+    in_float64 = np.sum(hard, dtype=np.float64)
+    print(f"in float64: {in_float64}  Neumaier: {neumaier(hard)}  binned: {binned(hard)}")
 
 # %%
-# 2⁶⁰ + 1 needs 61 bits, and float64 has 53. ``binned`` is right in both orders.
+# 2⁶⁰ + 1 needs 61 bits, and float64 has 53. Neumaier's sum adds up what the sum loses, 2³⁰ and 1,
+# in float32. But 2³⁰ + 1 needs 31 bits, and float32 has 24. ``binned`` is right in both orders.
 #
 # .. _price-of-a-sum:
 #
@@ -362,6 +368,7 @@ calls = {
     "torch.sum": tensor.sum,
     "torch.sum, float64": partial(tensor.sum, dtype=torch.float64),
     "binned": partial(binned, large),
+    "Neumaier": partial(neumaier, large),
     "math.fsum": lambda: math.fsum(large.tolist()),
 }
 torch.set_num_threads(1)
@@ -371,10 +378,13 @@ for price in prices.itertuples():
     print(f"{price.label:18}{price.ratio:6.1f}  ({price.low:.1f} to {price.high:.1f})")
 
 # %%
-# ``math.fsum``, from Python's standard library, gives the exact sum, rounded, in every order, too.
-# ``binned`` takes less time. PyTorch first writes a copy in float64 [#torch]_. The copy takes twice
-# the memory of the float32 numbers, and it takes time: in float64 ``torch.sum`` takes several times
-# as long as in float32.
+# ``math.fsum``, from Python's standard library, is right in every order, too, but takes longer than
+# ``binned``. Neumaier's sum, here several passes of NumPy, takes longer than ``binned``, too, and
+# guarantees nothing.
+#
+# PyTorch first writes a copy in float64 [#torch]_. The copy takes twice the memory of the float32
+# numbers, and writing the copy takes time: ``torch.sum`` in float64 takes several times as long as
+# in float32.
 #
 # On an H100 PyTorch's sum of 2²⁶ numbers takes :bound:`5.4 <float64.gpu@nvidia-h100-80gb-hbm3>`
 # times as long in float64. We expect about 5 from the copy: for each number PyTorch reads 4 bytes,
@@ -382,10 +392,10 @@ for price in prices.itertuples():
 # :func:`~roundoff.kernels.binned.sum_binned` makes no copy and gives the bits of ``binned``: on the
 # H100 it takes :bound:`1.3 <binned.gpu>` times as long as ``torch.sum`` in float32.
 #
-# Use float64 for float32 numbers and shorter ones, where a rare exception does no harm. It is no
-# cure for an array of float64, NumPy's default. Use ``binned`` for that, and where the bits must
-# always agree: between two machines, in a test, in a checksum. Use neither where a result that
-# differs in its last digits is good enough.
+# For numbers in float32, float16 and bfloat16, add in float64 where a rare exception does no harm.
+# For numbers in float64, NumPy's default, that is no cure: use ``binned``. Use ``binned`` also
+# where the bits must always agree: between two machines, in a test, in a checksum. Use neither
+# where a result that differs in its last digits is good enough.
 
 # %%
 # Your own numbers

@@ -276,6 +276,13 @@ def test_a_custom_kernel_can_stand_for_a_whole_function() -> None:
     assert evaluator.kernels_used()["outer_0/inner_0"] == "inner"
 
 
+def test_a_custom_kernel_may_give_its_outputs_as_a_list() -> None:
+    model = text("agraph (float[4] X) => (float[2] Y, float[2] Z) { Y, Z = Split(X) }", opset=13)
+    halves = {("", "Split"): lambda x: [x[:2], x[2:]]}
+    got = TorchOnnxEvaluator(model, custom_kernels=halves).run({"X": torch.arange(4.0)})
+    assert [x.tolist() for x in got] == [[0, 1], [2, 3]]
+
+
 def test_a_new_domain_with_a_custom_kernel() -> None:
     node = helper.make_node("Twice", ["X"], ["Y"], domain="roundoff", by=3.0)
     info = [helper.make_tensor_value_info(n, 1, [None]) for n in "XY"]
@@ -349,6 +356,55 @@ def test_scan_is_a_cumulative_sum(length: int, seed: int) -> None:
     expected = feeds["start"] + np.cumsum(feeds["xs"].astype(np.float64), 0)
     np.testing.assert_allclose(sums.numpy(), expected, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(last, sums[-1])
+
+
+def test_an_input_of_a_body_hides_a_constant_of_its_name() -> None:
+    graph = """
+    agraph (float[4] X, int64[2] t) => (int64[2] last, float[k, a, b] Y)
+    <int64 n = {1}, int64[2] s = {4, 1}>
+    {
+        last, Y = Loop (n, , t) <body = b (int64 i, bool c, int64[2] s)
+            => (bool go, int64[2] s_after, float[a, b] y)
+        { go = Identity(c)  s_after = Identity(s)  y = Reshape(X, s) }>
+    }
+    """
+    feeds = {"X": torch.arange(4.0), "t": torch.tensor([2, 2])}
+    assert TorchOnnxEvaluator(text(graph)).run(feeds)[1].shape == (1, 2, 2)
+
+
+def test_an_output_that_is_not_asked_for_is_not_read_as_an_absent_input() -> None:
+    graph = """
+    agraph (float[3,1,2] X, float[1,8,2] W, float[1,8,2] R, float high)
+        => (float[1,1,2] h, float[1,1,2] low, float[1,1,2] lower)
+    {
+        , h = LSTM <hidden_size = 2> (X, W, R)
+        low = Clip(h, , high)
+        lower = Clip(low, , high)
+    }
+    """
+    feeds = arrays(X=(3, 1, 2), W=(1, 8, 2), R=(1, 8, 2)) | {"high": np.float32(-0.5)}
+    model = text(graph, opset=20)
+    for evaluator in (TorchOnnxEvaluator(model), TorchOnnxEvaluator(model, truth=True)):
+        h, low, lower = evaluator.run(feeds)
+        torch.testing.assert_close(low, torch.clamp(h, max=-0.5))
+        assert torch.equal(low, lower)
+
+
+def test_a_function_uses_the_defaults_of_its_attributes_and_is_named_after_each_call() -> None:
+    body = """
+    <domain: "local", opset_import: ["" : 20]>
+    leak <alpha: float = 0.25> (x) => (y) { z = LeakyRelu <alpha: float = @alpha> (x)  y = Neg(z) }
+    """
+    graph = """
+    agraph (float[2] X) => (float[2] Y) { [f] a = local.leak(X)  [f] Y = local.leak(a) }
+    """
+    evaluator = TorchOnnxEvaluator(text(graph, body))
+    feeds = {"X": torch.tensor([-2.0, 4.0])}
+    assert {"f/z", "f.2/z"} <= set(evaluator.intermediates(feeds))
+    torch.testing.assert_close(evaluator.run(feeds)[0], torch.tensor([-0.5, 1.0]))
+    alone = TorchOnnxEvaluator(text(graph, body).functions[0])
+    (got,) = alone.run({"x": torch.tensor([-2.0, 4.0])})
+    torch.testing.assert_close(got, torch.tensor([0.5, -4.0]))
 
 
 def test_the_order_of_kernels_holds_inside_a_body() -> None:

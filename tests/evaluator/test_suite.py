@@ -159,7 +159,10 @@ def check_truths(some: list[Case]) -> int:
 
 @pytest.mark.slow(reason="a case of each form stands for it until a kernel itself changes")
 def test_truth_agrees_and_sees_what_float32_cannot(everything: list[Case]) -> None:
-    assert check_truths(everything) > 800
+    checked = check_truths(everything)
+    assert checked > 800
+    if onnx.__version__ == "1.23.2":
+        assert checked >= 1215, "a truth that used to be computed is refused"
 
 
 def test_truth_of_a_case_of_each_form(each_form: list[Case]) -> None:

@@ -12,7 +12,7 @@ from roundoff.dtypes import DTYPES
 from roundoff.errors import DtypeError, ModelError, ShapeError, UnsupportedError
 
 from .nodes import Node
-from .values import signature, to_numpy, type_name, type_proto
+from .values import elem_type, signature, to_numpy, type_name, type_proto
 
 # ONNX's inference cannot type the constants inside the function body of these.
 _UNTYPED_BODIES = {("", "MeanVarianceNormalization")}
@@ -115,51 +115,34 @@ def _check_ngrams(node: Node) -> None:
 
 
 def check_attributes(node: Node) -> None:
-    """Refuse integers that ONNX's compiled inference would cut to 32 bits, and die of.
-
-    And flags that are neither 0 nor 1.
+    """Refuse attributes that runtimes read differently, or that compiled code dies of.
 
     Raises
     ------
-    ModelError
+    ModelError, UnsupportedError
     """
     if node.domain != "":
         return
-    count = node.attribute("num_outputs")
-    if node.op_type == "Split" and count is not None and count != len(node.outputs):
-        # ONNX's inference would make a type for each, a number the model chooses.
-        raise ModelError(
-            f"node {node.label!r} (Split): num_outputs", got=count, expected=str(len(node.outputs))
-        )
     if node.op_type == "TfIdfVectorizer":
         _check_ngrams(node)
     for name, value in node.attributes.items():
-        allowed = _CHOICES.get((node.op_type, name))
-        if allowed is not None and value not in allowed:
-            raise ModelError(
-                f"node {node.label!r} ({node.operator}): attribute {name!r}", got=value,
-                expected=f"one of {', '.join(map(repr, allowed))}",
-            )  # fmt: skip
+        where = f"node {node.label!r} ({node.operator}): attribute {name!r}"
+        choices = (0, 1) if name in _FLAGS else _CHOICES.get((node.op_type, name))
+        if (node.op_type, name) == ("Split", "num_outputs"):
+            # ONNX's inference would make a type for each, a number the model chooses.
+            choices = (len(node.outputs),)
+        if choices is not None and value not in choices:
+            raise ModelError(where, got=value, expected=" or ".join(map(repr, choices)))
         most = _MOST.get((node.op_type, name))
         if most is not None and value > most:
             raise UnsupportedError(
-                f"node {node.label!r} ({node.operator}): attribute {name!r}", got=value,
-                expected=f"at most {most}", hint="a run would take days",
-            )  # fmt: skip
-        if name in _FLAGS and value not in (0, 1):
-            raise ModelError(
-                f"node {node.label!r} ({node.operator}): attribute {name!r}", got=value,
-                expected="0 or 1",
-            )  # fmt: skip
-        listed = value if isinstance(value, list) else [value]
-        for item in listed:
+                where, got=value, expected=f"at most {most}", hint="a run would take days"
+            )
+        for item in value if isinstance(value, list) else [value]:
+            # ONNX's compiled inference would cut it.
             wide = isinstance(item, int) and not -(2**31) <= item < 2**31
             if wide and name not in _WIDE_ATTRIBUTES:
-                raise ModelError(
-                    f"node {node.label!r} ({node.operator}): attribute {name!r} is out of range",
-                    got=item,
-                    expected="a 32-bit integer",
-                )
+                raise ModelError(f"{where} is out of range", got=item, expected="a 32-bit integer")
 
 
 def check_given(node: Node, schema: Any) -> None:
@@ -294,10 +277,9 @@ def check_feed(name: str, value: Any, declared: TypeProto, truth: bool) -> None:
     """
     kind = declared.WhichOneof("value")
     if kind == "tensor_type":
-        actual = type_proto(value) if value is not None else TypeProto()
-        if not actual.HasField("tensor_type"):
+        if not elem_type(value):
             raise DtypeError(f"input {name!r}", got=type_name(value), expected="a tensor")
-        _check_tensor(name, value, actual, declared.tensor_type, truth)
+        _check_tensor(name, value, declared.tensor_type, truth)
     elif kind == "sequence_type" and not isinstance(value, list):
         raise DtypeError(f"input {name!r}", got=type_name(value), expected="a list")
     elif kind == "sequence_type":
@@ -307,26 +289,23 @@ def check_feed(name: str, value: Any, declared: TypeProto, truth: bool) -> None:
         check_feed(name, value, declared.optional_type.elem_type, truth)
 
 
-def _check_tensor(
-    name: str, value: Any, actual: TypeProto, wanted: TypeProto.Tensor, truth: bool
-) -> None:
-    elem_type = actual.tensor_type.elem_type
-    if wanted.elem_type and elem_type != wanted.elem_type:
-        info = DTYPES.get(wanted.elem_type)
-        if not (truth and info is not None and info.is_float and DTYPES[elem_type].is_float):
+def _check_tensor(name: str, value: Any, wanted: TypeProto.Tensor, truth: bool) -> None:
+    got, expected = elem_type(value), wanted.elem_type
+    if expected and got != expected:
+        info = DTYPES.get(expected)
+        if not (truth and info is not None and info.is_float and DTYPES[got].is_float):
             raise DtypeError(
                 f"input {name!r}",
                 got=type_name(value),
-                expected=info.name if info else f"unknown type {wanted.elem_type}",
+                expected=info.name if info else f"unknown type {expected}",
                 hint="cast the feed",
             )
     if not wanted.HasField("shape"):
         return
-    dims = [d.dim_value if d.HasField("dim_value") else None for d in wanted.shape.dim]
-    shape = list(value.shape)
-    if len(dims) != len(shape) or any(
-        d is not None and d != s for d, s in zip(dims, shape, strict=True)
+    dims = wanted.shape.dim
+    if len(dims) != value.ndim or any(
+        d.HasField("dim_value") and d.dim_value != size
+        for d, size in zip(dims, value.shape, strict=True)
     ):
-        text = [d.dim_value if d.HasField("dim_value") else d.dim_param or "?"
-                for d in wanted.shape.dim]  # fmt: skip
-        raise ShapeError(f"input {name!r}", got=str(shape), expected=str(text))
+        text = [d.dim_value if d.HasField("dim_value") else d.dim_param or "?" for d in dims]
+        raise ShapeError(f"input {name!r}", got=str(list(value.shape)), expected=str(text))

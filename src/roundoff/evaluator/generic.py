@@ -11,7 +11,7 @@ import onnx
 import torch
 from onnx import AttributeProto, ModelProto, NodeProto, TypeProto, helper
 
-from roundoff.dtypes import DTYPES
+from roundoff.dtypes import DTYPES, dtype_info
 from roundoff.errors import ArgumentError, ModelError, RoundoffError, ShapeError
 
 from .checks import check_given, infer_from_values, schema_of
@@ -153,7 +153,7 @@ def _session(node: Node, inputs: tuple[Any, ...]) -> Any:
 def _feed_names(node: Node) -> list[str]:
     """An input name for each position, captures included; ``""`` for an absent input."""
     names = [f"input_{k}" if n else "" for k, n in enumerate(node.inputs)]
-    return names + [node.aliases[c] for c in node.captures]
+    return [*names, *node.captures]
 
 
 def _feeds(node: Node, inputs: tuple[Any, ...]) -> dict[str, Any]:
@@ -231,12 +231,24 @@ def refuse_hazards(node: Node, inputs: tuple[Any, ...]) -> None:
                 expected="labels of the scores' shape without the classes",
             )  # fmt: skip
     if node.domain == "" and node.op_type in ("Div", "Mod") and len(inputs) == 2:
-        a, b = (to_numpy(x) for x in inputs)
-        if b.dtype.kind in "iu" or b.dtype.name.startswith(("int", "uint")):
-            if (b == 0).any():
-                raise ModelError(f"node {node.label!r} ({node.op_type}): integer division by zero")
-            if b.dtype.kind == "i" and (b == -1).any() and (a == np.iinfo(a.dtype).min).any():
-                raise ModelError(f"node {node.label!r} ({node.op_type}): integer overflow")
+        check_divisor(*map(to_numpy, inputs))
+
+
+def check_divisor(a: Any, b: Any) -> None:
+    """Refuse zero, and the one quotient that overflows, of integers: they stop the process.
+
+    Raises
+    ------
+    ModelError
+    """
+    info = dtype_info(a.dtype)
+    if info.kind not in ("int", "uint"):
+        return
+    if bool((b == 0).any()):
+        raise ModelError("integer division by zero")
+    lowest = -(2 ** (info.bits - 1))
+    if info.kind == "int" and bool((b == -1).any()) and bool((a == lowest).any()):
+        raise ModelError("integer overflow in a division", got=f"{lowest} / -1")
 
 
 class ReferenceKernel:

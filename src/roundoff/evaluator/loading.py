@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from onnx import (
     FunctionProto,
     GraphProto,
     ModelProto,
+    NodeProto,
     SparseTensorProto,
     TensorProto,
     helper,
@@ -23,7 +26,7 @@ from onnx import (
 from roundoff.dtypes import dtype_info, onnx_dtype_to_np_dtype
 from roundoff.errors import ModelError
 
-from .values import to_value
+from .values import to_numpy, to_value
 
 # Larger constants are left out of the copy that the checker sees.
 _CHECKED_BYTES = 4096
@@ -65,19 +68,20 @@ def load(model: Any) -> Loaded:
     if isinstance(model, FunctionProto):
         return _from_function(model)
     if isinstance(model, GraphProto):
-        model = helper.make_model(model, opset_imports=[helper.make_opsetid("", _newest_opset())])
+        newest = helper.make_opsetid("", onnx.defs.onnx_opset_version())
+        model = helper.make_model(model, opset_imports=[newest])
     if not isinstance(model, ModelProto):
         raise ModelError(
             "not a model",
             got=type(model).__name__,
             expected="ModelProto, GraphProto, FunctionProto, bytes or a path",
         )
-    _check_order(model.graph, set())
+    _check_order(model.graph)
     _check(model)
     return Loaded(
         model.graph,
-        {_domain(o.domain): o.version for o in model.opset_import},
-        {(_domain(f.domain), f.name, f.overload): f for f in model.functions},
+        {domain_of(o.domain): o.version for o in model.opset_import},
+        {(domain_of(f.domain), f.name, f.overload): f for f in model.functions},
         folder,
     )
 
@@ -110,18 +114,16 @@ def read(model: Any) -> tuple[Any, Path | None]:
     return model, folder
 
 
-def _newest_opset() -> int:
-    return onnx.defs.onnx_opset_version()
-
-
-def _domain(domain: str) -> str:
+def domain_of(domain: str) -> str:
+    """The domain, ``""`` for ONNX's own under its longer name."""
     return "" if domain == "ai.onnx" else domain
 
 
 def _from_function(function: FunctionProto) -> Loaded:
     """A function as a graph whose inputs have no declared type."""
     graph = GraphProto(name=function.name)
-    graph.node.extend(function.node)
+    defaults = {a.name: a for a in function.attribute_proto}
+    graph.node.extend(renamed(node, {}, "", defaults) for node in function.node)
     graph.input.extend(onnx.ValueInfoProto(name=name) for name in function.input)
     graph.output.extend(onnx.ValueInfoProto(name=name) for name in function.output)
     if function.attribute:
@@ -137,22 +139,15 @@ def _from_function(function: FunctionProto) -> Loaded:
         onnx.checker.check_function(function, context)
     except onnx.checker.ValidationError as error:
         raise ModelError("ONNX's checker refuses the function", got=_first_line(error)) from error
-    _check_order(graph, set())
-    opsets = {_domain(o.domain): o.version for o in function.opset_import}
+    _check_order(graph)
+    opsets = {domain_of(o.domain): o.version for o in function.opset_import}
     return Loaded(graph, opsets, {}, None)
 
 
 def _check(model: ModelProto) -> None:
     """Run ONNX's checker on a copy without the large constants (it serialises the model)."""
-    copy = ModelProto()
-    copy.CopyFrom(model) if model.ByteSize() < 1 << 20 else _copy_light(model, copy)
-    _drop_external(copy)
-    for info in (*copy.graph.input, *copy.graph.output):
-        # The checker asks for a shape; ONNX Runtime and the specification take an unknown rank.
-        if info.type.HasField("tensor_type") and info.type.tensor_type.elem_type:
-            info.type.tensor_type.shape.SetInParent()
     try:
-        onnx.checker.check_model(copy)
+        onnx.checker.check_model(_checked(model))
     except onnx.checker.ValidationError as error:
         raise ModelError("ONNX's checker refuses the model", got=_first_line(error)) from error
     except (ValueError, RuntimeError, TypeError, UnicodeError) as error:
@@ -164,58 +159,70 @@ def _first_line(error: BaseException) -> str:
     return " ".join(lines)[:300] if lines else type(error).__name__
 
 
-def _copy_light(source: Message, target: Message) -> None:
-    """Copy a message, large tensors replaced by empty ones of the same name and type."""
-    for field, value in source.ListFields():
-        if field.message_type is None:
-            if field.is_repeated:
-                getattr(target, field.name).extend(value)
-            else:
-                setattr(target, field.name, value)
-        elif field.is_repeated:
-            for item in value:
-                _copy_item(item, getattr(target, field.name).add())
-        else:
-            _copy_item(value, getattr(target, field.name))
+def _checked(model: ModelProto) -> ModelProto:
+    """What the checker gets."""
+    graph = GraphProto(
+        name=model.graph.name, node=model.graph.node, input=model.graph.input,
+        output=model.graph.output, sparse_initializer=model.graph.sparse_initializer,
+        initializer=map(_light, model.graph.initializer),
+    )  # fmt: skip
+    copy = ModelProto(
+        ir_version=model.ir_version, opset_import=model.opset_import, functions=model.functions,
+        graph=graph,
+    )  # fmt: skip
+    _lighten(copy)
+    for info in (*copy.graph.input, *copy.graph.output):
+        # The checker asks for a shape; ONNX Runtime and the specification take an unknown rank.
+        if info.type.HasField("tensor_type") and info.type.tensor_type.elem_type:
+            info.type.tensor_type.shape.SetInParent()
+    return copy
 
 
-def _copy_item(item: Any, target: Any) -> None:
-    if isinstance(item, TensorProto) and item.ByteSize() > _CHECKED_BYTES:
-        target.name, target.data_type = item.name, item.data_type
-        target.dims.append(0)
-    elif isinstance(item, TensorProto):
-        target.CopyFrom(item)
-    else:
-        target.SetInParent()
-        _copy_light(item, target)
+def _light(tensor: TensorProto) -> TensorProto:
+    """The tensor; an empty one for a large one, or for data that the checker would look for."""
+    external = tensor.data_location == TensorProto.EXTERNAL
+    if not external and tensor.ByteSize() <= _CHECKED_BYTES:
+        return tensor
+    return TensorProto(name=tensor.name, data_type=tensor.data_type, dims=[0], raw_data=b"")
 
 
-def _drop_external(message: Message) -> None:
-    """Make external tensors empty: the checker would look for them from the current folder."""
+def _lighten(message: Message) -> None:
+    """Make large and external tensors inside a message empty."""
     if isinstance(message, TensorProto):
-        if message.data_location == TensorProto.EXTERNAL:
-            del message.external_data[:]
-            del message.dims[:]
-            message.dims.append(0)
-            message.data_location = TensorProto.DEFAULT
-            message.raw_data = b""
+        message.CopyFrom(_light(message))
         return
     for field, value in message.ListFields():
         if field.message_type is not None and not field.message_type.GetOptions().map_entry:
             for item in value if field.is_repeated else [value]:
-                _drop_external(item)
+                _lighten(item)
 
 
-def _check_order(graph: GraphProto, outer: set[str]) -> None:
+def _check_order(graph: GraphProto) -> None:
     """Every result is computed before it is read; if not, a cycle or the order is to blame."""
-    known = outer | {i.name for i in graph.input} | {t.name for t in graph.initializer}
-    known |= {t.values.name for t in graph.sparse_initializer}
-    producers = {name: node for node in graph.node for name in node.output if name}
-    for index, node in enumerate(graph.node):
-        for name in _reads(node):
-            if name and name not in known and name in producers:
-                _raise_order(node, index, name, producers)
-        known |= set(node.output)
+    makers = {name: k for k, node in enumerate(graph.node) for name in node.output if name}
+    needs = {k: [n for n in _reads(node) if n in makers] for k, node in enumerate(graph.node)}
+    try:
+        list(TopologicalSorter({k: map(makers.get, n) for k, n in needs.items()}).static_order())
+    except CycleError as error:
+        index = min(error.args[1])
+        raise ModelError(
+            f"the graph has a cycle: node {_label(graph, index)} needs its own output",
+            got=f"{list(graph.node[index].output)} depends on itself",
+            hint="break the cycle; ONNX graphs are acyclic (Loop and Scan iterate)",
+        ) from error
+    for index, names in needs.items():
+        for name in names:
+            if makers[name] > index:
+                raise ModelError(
+                    f"node {_label(graph, index)} reads {name!r} before it is made",
+                    expected="nodes in topological order",
+                    hint="onnx_ir's TopologicalSortPass sorts a model",
+                )
+
+
+def _label(graph: GraphProto, index: int) -> str:
+    node = graph.node[index]
+    return f"{node.name or f'{node.op_type}_{index}'!r} ({node.op_type})"
 
 
 def _reads(node: Any) -> list[str]:
@@ -229,27 +236,40 @@ def _reads(node: Any) -> list[str]:
     return names
 
 
-def _raise_order(node: Any, index: int, name: str, makers: dict[str, Any]) -> None:
-    label = node.name or f"{node.op_type}_{index}"
-    own = set(node.output)
-    seen: set[str] = set()
-    stack = [name]
-    while stack:
-        current = stack.pop()
-        if current in own:
-            raise ModelError(
-                f"the graph has a cycle: node {label!r} ({node.op_type}) needs its own output",
-                got=f"{name!r}, which depends on {sorted(own)}",
-                hint="break the cycle; ONNX graphs are acyclic (Loop and Scan iterate)",
-            )
-        if current not in seen and current in makers:
-            seen.add(current)
-            stack += _reads(makers[current])
-    raise ModelError(
-        f"node {label!r} ({node.op_type}) reads {name!r} before it is made",
-        expected="nodes in topological order",
-        hint="onnx_ir's TopologicalSortPass sorts a model",
-    )
+def renamed(
+    node: NodeProto,
+    names: Mapping[str, str],
+    prefix: str,
+    attributes: Mapping[str, AttributeProto],
+) -> NodeProto:
+    """A node of a function's body where it is called: its names and attributes, subgraphs too."""
+
+    def rename(name: str) -> str:
+        return names.get(name, prefix + name)
+
+    copy = NodeProto()
+    copy.CopyFrom(node)
+    copy.input[:], copy.output[:] = map(rename, node.input), map(rename, node.output)
+    del copy.attribute[:]
+    for given in node.attribute:
+        attribute = given
+        if given.ref_attr_name:
+            if given.ref_attr_name not in attributes:
+                continue
+            attribute = AttributeProto()
+            attribute.CopyFrom(attributes[given.ref_attr_name])
+            attribute.name = given.name
+        copy.attribute.append(attribute)
+        body = copy.attribute[-1].g
+        if given.type == AttributeProto.GRAPH and not given.ref_attr_name:
+            for item in (*body.input, *body.output, *body.initializer):
+                item.name = rename(item.name)
+            for sparse in body.sparse_initializer:
+                sparse.values.name = rename(sparse.values.name)
+            nodes = [renamed(n, names, prefix, attributes) for n in body.node]
+            del body.node[:]
+            body.node.extend(nodes)
+    return copy
 
 
 def tensor_value(tensor: TensorProto, folder: Path | None, where: str) -> Any:
@@ -317,8 +337,6 @@ def _read_external(tensor: TensorProto, folder: Path | None, where: str) -> Any:
 
 def sparse_value(sparse: SparseTensorProto, folder: Path | None, where: str) -> Any:
     """A sparse constant, made dense."""
-    from .values import to_numpy
-
     values = to_numpy(tensor_value(sparse.values, folder, where))
     indices = to_numpy(tensor_value(sparse.indices, folder, where))
     dims = tuple(sparse.dims)

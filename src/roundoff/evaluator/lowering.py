@@ -2,85 +2,73 @@
 
 A local function becomes the nodes of its body, in the place of the call, their results named
 after the call; an attribute that refers to one of the function's is replaced by its value.
-A subgraph becomes a graph of its own, which lists the outer results it reads.
+A subgraph becomes a graph of its own, which lists the results of the enclosing graph it reads.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections import ChainMap
-from collections.abc import Callable, Mapping
+from collections import ChainMap, Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping
 from typing import Any
 
+import numpy as np
 import onnx
 from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto, TypeProto, helper
 
 from roundoff.errors import ModelError
 
 from .checks import check_attributes, check_declared, check_given, infer, schema_of
-from .loading import Loaded, attribute_value, sparse_value, tensor_value
+from .loading import Loaded, attribute_value, domain_of, renamed, sparse_value, tensor_value
 from .nodes import Node, Settings
-from .values import type_proto
+from .values import to_numpy, to_value, type_proto
 
 # Functions that call functions can grow exponentially.
 _MAX_NODES = 1_000_000
 _MAX_DEPTH = 64
+#: Attributes of Constant that are numbers or text, and their types.
+_CONSTANT_KINDS: dict[str, Any] = {
+    "value_float": np.float32,
+    "value_floats": np.float32,
+    "value_int": np.int64,
+    "value_ints": np.int64,
+    "value_string": object,
+    "value_strings": object,
+}
 
 
 @dataclasses.dataclass
 class Lowered:
-    """A graph of nodes, from which :class:`~roundoff.evaluator.program.Graph` is compiled."""
+    """A graph of nodes, to which :class:`~roundoff.evaluator.program.Graph` binds kernels."""
 
     path: tuple[str, ...]
-    inputs: list[str]
-    outputs: list[str]
-    nodes: list[Node]
-    constants: dict[str, Any]
-    optional: set[str]
-    types: dict[str, TypeProto]
-    captures: tuple[str, ...] = ()
-    aliases: dict[str, str] = dataclasses.field(default_factory=dict)  # capture -> in the proto
-    results: set[str] = dataclasses.field(default_factory=set)
-    prefixes: set[str] = dataclasses.field(default_factory=set)
-
-
-@dataclasses.dataclass
-class _Scope:
-    """Where a list of NodeProto is being lowered to."""
-
-    graph: Lowered
     opsets: Mapping[str, int]
-    names: dict[str, str]  # as in the proto -> as in the graph
-    path: tuple[str, ...]
-    prefix: str = ""
-    attributes: Mapping[str, AttributeProto] = dataclasses.field(default_factory=dict)
-    calls: tuple[Any, ...] = ()
-    outer_names: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    types: Mapping[str, TypeProto] = dataclasses.field(default_factory=dict)
-    constants: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    outer: Lowered | None
+    inputs: list[str]
+    types: MutableMapping[str, TypeProto]  # those of the enclosing graphs, too
+    known: MutableMapping[str, Any] = dataclasses.field(default_factory=dict)  # constants, likewise
+    constants: dict[str, Any] = dataclasses.field(default_factory=dict)
+    outputs: list[str] = dataclasses.field(default_factory=list)
+    nodes: list[Node] = dataclasses.field(default_factory=list)
+    captures: dict[str, None] = dataclasses.field(default_factory=dict)
+    results: set[str] = dataclasses.field(default_factory=set)
+    calls: tuple[Any, ...] = ()  # the functions whose body is being inlined
+
+    def has(self, name: str) -> bool:
+        """Whether the graph, or one that encloses it, makes a result of this name."""
+        return name in self.results or (self.outer is not None and self.outer.has(name))
 
     def read(self, name: str) -> str:
-        """The graph's name of a result that a node reads."""
-        if not name:
-            return ""
-        unique = self.names.get(name)
-        if unique is not None:
-            return unique
-        unique = self.outer_names.get(name)
-        if unique is None:
-            raise ModelError(
-                f"{self.prefix or 'the graph'} reads a result that nothing makes", got=name
-            )
-        self.graph.aliases.setdefault(unique, name)
-        return unique
-
-    def make(self, name: str) -> str:
-        """The graph's name of a result that a node makes."""
-        if not name:
-            return ""
-        unique = self.names.setdefault(name, self.prefix + name)
-        self.graph.results.add(unique)
-        return unique
+        """The name, noted as a capture where an enclosing graph makes the result."""
+        if name and name not in self.results:
+            if not self.has(name):
+                raise ModelError(
+                    f"{'/'.join(self.path) or 'the graph'} reads a result that nothing makes",
+                    got=name,
+                    expected="a result of an earlier node, an input or a constant",
+                )
+            self.captures[name] = None
+        return name
 
 
 class Lowering:
@@ -90,8 +78,7 @@ class Lowering:
     ----------
     loaded : Loaded
     replaced : callable
-        ``(domain, op_type) -> bool``: whether a custom kernel stands for the operator, in which
-        case a local function of that name is not inlined.
+        ``(domain, op_type) -> bool``: whether a custom kernel stands for the operator.
     convert : callable
         Applied to every constant: to the device, or to float64.
     """
@@ -108,168 +95,154 @@ class Lowering:
         self.convert = convert
         self.settings = settings
         self.count = 0
+        self.calls = Counter[str]()
 
     def main(self) -> Lowered:
         """The main graph."""
-        return self._graph(self.loaded.graph, (), self.loaded.opsets, None, {})
+        declared = {i.name: i.type for i in self.loaded.graph.input if i.type.WhichOneof("value")}
+        return self._graph(self.loaded.graph, (), self.loaded.opsets, None, declared)
 
     def _graph(
         self,
         proto: GraphProto,
         path: tuple[str, ...],
         opsets: Mapping[str, int],
-        parent: _Scope | None,
+        outer: Lowered | None,
         input_types: Mapping[str, TypeProto],
     ) -> Lowered:
         if len(path) > _MAX_DEPTH:
             raise ModelError("subgraphs are nested too deeply", got="/".join(path)[:100])
-        prefix = "/".join((*path, "")) if parent is not None else ""
-        inputs = [prefix + i.name for i in proto.input]
-        graph = Lowered(path, inputs, [], [], {}, set(), {}, results=set(inputs))
-        names = {i.name: prefix + i.name for i in proto.input}
-        scope = _Scope(graph, opsets, names, path, prefix, types=graph.types,
-                       constants=graph.constants)  # fmt: skip
-        if parent is not None:
-            scope.attributes, scope.calls = parent.attributes, parent.calls
-            scope.types = ChainMap(graph.types, parent.types)  # type: ignore[arg-type]
-            scope.constants = ChainMap(graph.constants, parent.constants)  # type: ignore[arg-type]
-            scope.outer_names = ChainMap(parent.names, parent.outer_names)  # type: ignore[arg-type]
-            graph.types.update({prefix + n: t for n, t in input_types.items()})
-        else:
-            graph.types.update({i.name: i.type for i in proto.input if i.type.WhichOneof("value")})
-        self._constants(proto, scope)
-        for position, node in enumerate(proto.node):
-            self._node(node, position, scope)
-        graph.outputs = [scope.read(o.name) for o in proto.output]
-        graph.captures = tuple(graph.aliases)
-        for declared, name in zip(proto.output, graph.outputs, strict=True):
-            known = scope.types.get(name)
-            if known is not None:
-                check_declared(declared.name, declared.type, known)
-        return graph
-
-    def _constants(self, proto: GraphProto, scope: _Scope) -> None:
-        graph, folder = scope.graph, self.loaded.folder
+        inputs = [i.name for i in proto.input]
+        graph = Lowered(path, opsets, outer, inputs, {}, results=set(inputs))
+        if outer is not None:
+            own = {*inputs, *(t.name for t in proto.initializer)}  # they hide outer results
+            graph.types = _visible(outer.types, own)
+            graph.known = _visible(outer.known, own)
+            graph.calls = outer.calls
+        graph.types.update(input_types)
         for tensor in proto.initializer:
-            self._constant(scope, tensor.name, tensor_value(tensor, folder, tensor.name))
+            self._constant(graph, tensor.name, self._read(tensor_value, tensor, tensor.name))
         for sparse in proto.sparse_initializer:
             name = sparse.values.name
-            self._constant(scope, name, sparse_value(sparse, folder, name))
-        graph.optional = set(graph.inputs) & set(graph.constants)
+            self._constant(graph, name, self._read(sparse_value, sparse, name))
+        self._nodes(proto.node, graph)
+        for output in proto.output:
+            graph.outputs.append(graph.read(output.name))
+            if output.name in graph.types:
+                check_declared(output.name, output.type, graph.types[output.name])
+        return graph
 
-    def _constant(self, scope: _Scope, name: str, value: Any) -> None:
-        unique = scope.make(name)
-        scope.graph.types.setdefault(unique, type_proto(value))
-        scope.graph.constants[unique] = self.convert(value)
+    def _nodes(self, protos: Iterable[NodeProto], graph: Lowered) -> None:
+        for position, proto in enumerate(protos):
+            self.count += 1
+            if self.count > _MAX_NODES:
+                raise ModelError("the model's functions expand to too many nodes", got=self.count)
+            name = proto.name or f"{proto.op_type}_{position}"
+            domain = domain_of(proto.domain)
+            function = self.loaded.functions.get((domain, proto.op_type, proto.overload))
+            if self.replaced(domain, proto.op_type):
+                self._node(proto, domain, name, graph)
+            elif function is not None:
+                self._call(function, proto, name, graph)
+            elif (domain, proto.op_type) == ("", "Constant"):
+                self._constant_node(proto, name, graph)
+            else:
+                self._node(proto, domain, name, graph)
 
-    def _node(self, proto: NodeProto, position: int, scope: _Scope) -> None:
-        self.count += 1
-        if self.count > _MAX_NODES:
-            raise ModelError("the model's functions expand to too many nodes", got=self.count)
-        domain = "" if proto.domain == "ai.onnx" else proto.domain
-        name = proto.name or f"{proto.op_type}_{position}"
-        function = self.loaded.functions.get((domain, proto.op_type, proto.overload))
-        custom = self.replaced(domain, proto.op_type)
-        if function is not None and not custom:
-            self._call(function, proto, name, scope)
-            return
-        attributes = self._attributes(proto, scope)
-        if (domain, proto.op_type) == ("", "Constant") and not custom:
-            self._constant_node(proto, name, attributes, scope)
-            return
-        self._plain(proto, domain, name, attributes, scope, custom)
-
-    def _attributes(self, proto: NodeProto, scope: _Scope) -> list[AttributeProto]:
-        """The node's attributes, references to those of the function resolved."""
-        attributes = []
-        for attribute in proto.attribute:
-            if not attribute.ref_attr_name:
-                attributes.append(attribute)
-            elif attribute.ref_attr_name in scope.attributes:
-                copy = AttributeProto()
-                copy.CopyFrom(scope.attributes[attribute.ref_attr_name])
-                copy.name = attribute.name
-                attributes.append(copy)
-        return attributes
-
-    def _constant_node(
-        self, proto: NodeProto, name: str, attributes: list[AttributeProto], scope: _Scope
-    ) -> None:
-        if len(attributes) != 1 or len(proto.output) != 1:
+    def _call(self, function: FunctionProto, proto: NodeProto, name: str, graph: Lowered) -> None:
+        key = (function.domain, function.name, function.overload)
+        path = (*graph.path, name)
+        label = "/".join(path)
+        if key in graph.calls or len(path) > _MAX_DEPTH:
             raise ModelError(
-                f"node {name!r} (Constant)", got=f"{len(attributes)} values", expected="one"
+                f"local function {function.domain}.{function.name} calls itself",
+                hint="ONNX functions may not recurse",
             )
-        import numpy as np
+        if len(proto.input) > len(function.input) or len(proto.output) > len(function.output):
+            raise ModelError(f"node {label!r} has more inputs or outputs than its function takes")
+        self.calls[label] += 1  # node names need not be unique
+        prefix = f"{label}/" if self.calls[label] == 1 else f"{label}.{self.calls[label]}/"
+        attributes = {a.name: a for a in (*function.attribute_proto, *proto.attribute)}
+        names = {"": ""} | dict.fromkeys(function.input, "")
+        names |= dict(zip(function.input, map(graph.read, proto.input), strict=False))
+        made = {n for node in function.node for n in node.output} - set(names)
+        copies = []
+        for formal, actual in zip(function.output, proto.output, strict=False):
+            if actual and formal in made and formal not in names:
+                names[formal] = actual
+            elif actual:
+                copies.append((formal, actual))
+        opsets = {domain_of(o.domain): o.version for o in function.opset_import}
+        # The same lists and dicts: nodes of the body go where the call stands.
+        inner = dataclasses.replace(graph, path=path, opsets=opsets, calls=(*graph.calls, key))
+        self._nodes((renamed(n, names, prefix, attributes) for n in function.node), inner)
+        self._nodes(
+            (
+                helper.make_node("Identity", [names.get(f, prefix + f)], [a], f"Identity_{a}")
+                for f, a in copies
+            ),
+            dataclasses.replace(inner, opsets={"": opsets.get("", 13)}),
+        )
 
-        from .values import to_value
+    def _read(self, read: Callable[..., Any], proto: Any, where: str) -> Any:
+        return read(proto, self.loaded.folder, where)
 
-        attribute = attributes[0]
-        value = attribute_value(attribute, self.loaded.folder, name)
-        kinds = {"value_float": np.float32, "value_floats": np.float32,
-                 "value_int": np.int64, "value_ints": np.int64,
-                 "value_string": object, "value_strings": object}  # fmt: skip
-        if attribute.name in kinds:
-            value = to_value(np.array(value, dtype=kinds[attribute.name]))
+    def _constant(self, graph: Lowered, name: str, value: Any) -> None:
+        graph.types.setdefault(name, type_proto(value))
+        graph.constants[name] = self.convert(value)
+        if name not in graph.inputs:  # else a default, which a feed may replace
+            graph.known[name] = graph.constants[name]
+        graph.results.add(name)
+
+    def _constant_node(self, proto: NodeProto, name: str, graph: Lowered) -> None:
+        if len(proto.attribute) != 1 or len(proto.output) != 1:
+            raise ModelError(
+                f"node {name!r} (Constant)", got=f"{len(proto.attribute)} values", expected="one"
+            )
+        attribute = proto.attribute[0]
+        value = self._read(attribute_value, attribute, name)
+        if attribute.name in _CONSTANT_KINDS:
+            value = to_value(np.array(value, dtype=_CONSTANT_KINDS[attribute.name]))
         elif attribute.name not in ("value", "sparse_value"):
             raise ModelError(f"node {name!r} (Constant)", got=f"attribute {attribute.name!r}")
-        self._constant(scope, proto.output[0], value)
+        self._constant(graph, proto.output[0], value)
 
-    def _plain(
-        self,
-        proto: NodeProto,
-        domain: str,
-        name: str,
-        attributes: list[AttributeProto],
-        scope: _Scope,
-        custom: bool,
-    ) -> None:
-        graph = scope.graph
-        opset = scope.opsets.get(domain, 0)
-        if domain not in scope.opsets and not custom:
+    def _node(self, proto: NodeProto, domain: str, name: str, graph: Lowered) -> None:
+        custom = self.replaced(domain, proto.op_type)
+        opset = graph.opsets.get(domain, 0)
+        if domain not in graph.opsets and not custom:
             raise ModelError(
                 f"node {name!r} ({domain or 'ai.onnx'}.{proto.op_type}): the model does not import"
                 " the node's domain",
                 expected=f"an opset_import for {domain!r}",
             )
         schema = None if custom else schema_of(domain, proto.op_type, opset)
-        inputs = tuple(scope.read(n) for n in proto.input)
+        inputs = tuple(graph.read(n) for n in proto.input)
         node = Node(
-            len(graph.nodes), scope.path, name, domain, proto.op_type,
-            schema.since_version if schema else opset, opset, inputs, (),
-            settings=self.settings,
+            len(graph.nodes), graph.path, name, domain, proto.op_type,
+            schema.since_version if schema else opset, opset, inputs, tuple(proto.output),
+            settings=self.settings, proto=NodeProto(),
         )  # fmt: skip
-        node.types = {n: scope.types[n] for n in inputs if n in scope.types}
-        node.constants = {
-            k: scope.constants[n]
-            for k, n in enumerate(inputs)
-            if n in scope.constants and n not in graph.optional
-        }
-        for attribute in attributes:
+        node.proto.CopyFrom(proto)
+        node.proto.domain, node.proto.name = domain, name
+        node.types = {n: graph.types[n] for n in inputs if n in graph.types}
+        node.constants = {k: graph.known[n] for k, n in enumerate(inputs) if n in graph.known}
+        for attribute in proto.attribute:
             if attribute.type == AttributeProto.GRAPH:
-                body = self._body(node, attribute, scope)
-                node.subgraphs[attribute.name] = body
-                node.aliases.update(body.aliases)
+                node.subgraphs[attribute.name] = self._body(node, attribute, graph)
             else:
-                node.attributes[attribute.name] = attribute_value(
-                    attribute, self.loaded.folder, name
-                )
-        node.captures = tuple(node.aliases)
-        for outer, alias in node.aliases.items():  # what the body takes from beyond this graph
-            if outer not in graph.results:
-                graph.aliases.setdefault(outer, alias)
-        node.outputs = tuple(scope.make(n) for n in proto.output)
-        node.proto = NodeProto(
-            op_type=proto.op_type, domain=domain, name=name, input=inputs,
-            output=node.outputs, attribute=attributes, overload=proto.overload,
-        )  # fmt: skip
+                value = self._read(attribute_value, attribute, name)
+                node.attributes[attribute.name] = value
+        captures = [n for body in node.subgraphs.values() for n in body.captures]
+        node.captures = tuple(dict.fromkeys(graph.read(n) for n in captures))
         check_attributes(node)
         if schema is not None:
             check_given(node, schema)
-        if not custom:
-            graph.types.update(self._outputs(node, schema))
+            graph.types.update(_output_types(node))
+        graph.results.update(n for n in node.outputs if n)
         graph.nodes.append(node)
 
-    def _body(self, node: Node, attribute: AttributeProto, scope: _Scope) -> Lowered:
+    def _body(self, node: Node, attribute: AttributeProto, graph: Lowered) -> Lowered:
         types: dict[str, TypeProto] = {}
         if node.operator == "Loop":
             actuals = [None, None, *node.inputs[2:]]
@@ -280,73 +253,23 @@ class Lowering:
                     types[formal.name] = helper.make_tensor_type_proto(9 if position else 7, [])
                 elif actual in node.types:  # a carried value may change its shape, not its type
                     types[formal.name] = _without_shape(node.types[actual])
-        return self._graph(
-            attribute.g, (*scope.path, node.name, attribute.name), scope.opsets, scope, types
-        )
+        path = (*graph.path, node.name, attribute.name)
+        return self._graph(attribute.g, path, graph.opsets, graph, types)
 
-    def _outputs(self, node: Node, schema: Any) -> dict[str, TypeProto]:
-        """What is known of the outputs' types before a run."""
-        if schema is None:
-            return {}
-        if not node.subgraphs:
-            data = {node.inputs[k]: _small(v, node.inputs[k]) for k, v in node.constants.items()}
-            return infer(node, node.types, {k: v for k, v in data.items() if v is not None})
-        if node.op_type == "If" and node.domain == "":
-            return _agreed(node)
-        return {}
 
-    def _call(self, function: FunctionProto, proto: NodeProto, name: str, scope: _Scope) -> None:
-        key = (function.domain, function.name, function.overload)
-        if key in scope.calls or len(scope.calls) > _MAX_DEPTH:
-            raise ModelError(
-                f"local function {function.domain}.{function.name} calls itself",
-                hint="ONNX functions may not recurse",
-            )
-        label = "/".join((*scope.path, name))
-        values = {a.name: a for a in function.attribute_proto}
-        values.update({a.name: a for a in self._attributes(proto, scope)})
-        if len(proto.input) > len(function.input) or len(proto.output) > len(function.output):
-            raise ModelError(f"node {label!r} has more inputs or outputs than its function takes")
-        actual = [scope.read(n) for n in proto.input]
-        actual += [""] * (len(function.input) - len(actual))
-        inner = _Scope(
-            scope.graph,
-            {("" if o.domain == "ai.onnx" else o.domain): o.version for o in function.opset_import},
-            dict(zip(function.input, actual, strict=True)),
-            (*scope.path, name),
-            self._unique(scope, label) + "/",
-            values,
-            (*scope.calls, key),
-            types=scope.types,
-            constants=scope.constants,
-        )
-        computed = {n for node in function.node for n in node.output}
-        aliases = []
-        for formal, actual_output in zip(function.output, proto.output, strict=False):
-            if not actual_output:
-                continue
-            if formal in computed and formal not in inner.names:
-                inner.names[formal] = scope.make(actual_output)
-            else:
-                aliases.append((formal, actual_output))
-        for position, node in enumerate(function.node):
-            self._node(node, position, inner)
-        opset = inner.opsets.get("", 13)
-        for formal, actual_output in aliases:
-            copy = _Scope(**{**inner.__dict__, "opsets": {"": opset}})
-            source = copy.read(formal)
-            copy.names = {source: source, actual_output: scope.make(actual_output)}
-            node = helper.make_node("Identity", [source], [actual_output])
-            self._plain(node, "", f"Identity_{actual_output}", [], copy, False)
+def _visible(outer: MutableMapping[str, Any], own: Collection[str]) -> MutableMapping[str, Any]:
+    """What a subgraph sees of the enclosing graphs: all but names of its own."""
+    if any(name in outer for name in own):
+        outer = {name: value for name, value in outer.items() if name not in own}
+    return ChainMap({}, outer)
 
-    def _unique(self, scope: _Scope, label: str) -> str:
-        """A prefix that no result of the graph has yet: node names need not be unique."""
-        unique, count = label, 1
-        while unique in scope.graph.prefixes:
-            count += 1
-            unique = f"{label}.{count}"
-        scope.graph.prefixes.add(unique)
-        return unique
+
+def _output_types(node: Node) -> dict[str, TypeProto]:
+    """What is known of the outputs' types before a run."""
+    if not node.subgraphs:
+        data = {node.inputs[k]: _small(v, node.inputs[k]) for k, v in node.constants.items()}
+        return infer(node, node.types, {k: v for k, v in data.items() if v is not None})
+    return _agreed(node) if node.operator == "If" else {}
 
 
 def _without_shape(known: TypeProto) -> TypeProto:
@@ -370,8 +293,6 @@ def _agreed(node: Node) -> dict[str, TypeProto]:
 
 def _small(value: Any, name: str) -> Any:
     """A small integer constant as ONNX's inference takes it, else None."""
-    from .values import to_numpy
-
     if getattr(value, "ndim", 9) > 1:
         return None
     array = to_numpy(value)

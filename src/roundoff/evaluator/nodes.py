@@ -62,8 +62,6 @@ class Node:
         Names of its results, unique in the graph; ``""`` for one that is not asked for.
     captures : tuple of str
         Results of the enclosing graph that the node's subgraphs read.
-    aliases : dict of str to str
-        The names that the subgraphs' protos have for the captures.
     attributes : dict
         Attributes that the node has, as Python objects; a tensor is a value.
     subgraphs : dict of str to graphs
@@ -94,13 +92,17 @@ class Node:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     captures: tuple[str, ...] = ()
-    aliases: dict[str, str] = dataclasses.field(default_factory=dict, repr=False)
     attributes: dict[str, Any] = dataclasses.field(default_factory=dict, repr=False)
     subgraphs: dict[str, Any] = dataclasses.field(default_factory=dict, repr=False)
     constants: dict[int, Any] = dataclasses.field(default_factory=dict, repr=False)
     types: dict[str, Any] = dataclasses.field(default_factory=dict, repr=False)
     settings: Settings = dataclasses.field(default_factory=lambda: Settings(), repr=False)
     proto: Any = dataclasses.field(default=None, repr=False)
+
+    @property
+    def aliases(self) -> dict[str, str]:
+        """The names that the subgraphs' protos have for the captures: the same."""
+        return {name: name for name in self.captures}
 
     @property
     def label(self) -> str:

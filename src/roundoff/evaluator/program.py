@@ -1,15 +1,13 @@
-"""A graph compiled to a flat list of closures over numbered slots.
+"""A graph with a kernel bound to each node, and the loop that runs it.
 
-Everything that can be decided before a run is: kernels are bound, names become slot numbers, and
-a result takes the slot of one that has just been read for the last time, which frees it. An
-instruction of the inner loop is then one call: ``values[o] = f(values[a], values[b])``.
+Kernels are bound before a run, and names become slot numbers: a result takes the slot of one that
+has been read for the last time.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -19,11 +17,8 @@ from .checks import guarded, schema_of
 from .generic import NotHandledError
 from .lowering import Lowered
 from .nodes import Node
-from .registry import Choice, check_supported
+from .registry import Choice
 from .values import signature, type_name
-
-Values = list[Any]
-Instruction = Callable[[Values], None]
 
 
 class Bound:
@@ -67,6 +62,13 @@ class Bound:
             got="; ".join(dict.fromkeys(self.reasons)),
             hint="give one in custom_kernels={(domain, op_type): kernel}",
         )
+
+    def run(self, inputs: tuple[Any, ...]) -> Any:
+        """The output of the node, or as many as it has."""
+        try:
+            return self.call(*inputs)
+        except Exception as error:
+            return self.recover(inputs, error)
 
     def recover(self, inputs: tuple[Any, ...], error: Exception) -> Any:
         """Outputs by the kernels after the first, which failed with *error*.
@@ -173,240 +175,123 @@ def _brief(error: Exception) -> str:
     return text if len(text) < 200 else text[:197] + "..."
 
 
-@dataclasses.dataclass
-class Schedule:
-    """Slots and instructions of a graph for one choice of the results to return."""
-
-    template: Values
-    slots: dict[str, int]  # inputs and captures
-    instructions: list[Instruction]
-    inputs: list[tuple[int, ...]]
-    outputs: list[tuple[int, ...]]
-    clears: list[tuple[int, ...]]
-    kept: list[int]
-
-
 class Graph:
-    """A compiled graph: the main one, or the body of an If, Loop or Scan.
+    """A graph ready to run: the main one, or the body of an If, Loop or Scan.
 
     Attributes
     ----------
-    nodes : tuple of Node
-        In the order in which they run.
+    bound : list of Bound
+        The nodes, in the order in which they run.
     input_names : tuple of str
     output_names : tuple of str
     captures : tuple of str
+        Results of the enclosing graph that the nodes read.
     constants : dict of str to value
+    optional : set of str
+        Inputs that have a default.
+    names : set of str
+        All results.
     """
 
     def __init__(self, lowered: Lowered, choice: Choice) -> None:
-        self.nodes = tuple(lowered.nodes)
-        self.path = lowered.path
         self.input_names = tuple(lowered.inputs)
         self.output_names = tuple(lowered.outputs)
-        self.captures = lowered.captures
+        self.captures = tuple(lowered.captures)
         self.constants = lowered.constants
-        self.optional = lowered.optional
-        self.bound: list[Bound] = []
-        for node in self.nodes:
+        self.optional = set(lowered.inputs) & set(lowered.constants)
+        self.names = {*lowered.results, *self.captures}
+        for node in lowered.nodes:
             node.subgraphs = {k: Graph(body, choice) for k, body in node.subgraphs.items()}
-            kernels = choice.kernels(node)
-            check_supported(node, kernels)
-            self.bound.append(Bound(node, kernels))
-        self._schedules: dict[tuple[str, ...], Schedule] = {}
-        self.names = {*self.input_names, *self.captures, *self.constants} | {
-            n for node in self.nodes for n in node.outputs if n
-        }
+        self.bound = [Bound(node, choice.kernels(node)) for node in lowered.nodes]
+        self._plans: dict[tuple[str, ...], _Plan] = {}
 
-    def schedule(self, keep: tuple[str, ...]) -> Schedule:
-        """Slots and instructions to compute the results named in *keep*."""
-        schedule = self._schedules.get(keep)
-        if schedule is None:
-            schedule = self._schedules[keep] = _Scheduler(self, keep).schedule()
-        return schedule
+    def _plan(self, keep: tuple[str, ...]) -> _Plan:
+        """How to compute the results named in *keep*."""
+        if keep not in self._plans:
+            self._plans[keep] = _planned(self, keep)
+        return self._plans[keep]
 
     def call(self, arguments: Sequence[Any], keep: tuple[str, ...] | None = None) -> list[Any]:
         """Run: *arguments* are the inputs in order, then the captures."""
-        schedule = self.schedule(self.output_names if keep is None else keep)
-        values = schedule.template.copy()
-        for slot, value in zip(schedule.slots.values(), arguments, strict=True):
-            values[slot] = value
-        self.execute(schedule, values)
-        return [values[k] for k in schedule.kept]
-
-    def execute(self, schedule: Schedule, values: Values) -> None:
-        """Run all instructions; where a kernel fails, the node's next kernel takes its place."""
-        remaining = iter(schedule.instructions)
-        while True:
+        plan = self._plan(self.output_names if keep is None else keep)
+        values = plan.begin(arguments)
+        for bound, reads, first, second, output, makes, clears in plan.rows:
             try:
-                for instruction in remaining:
-                    instruction(values)
-                return
+                if second:  # two inputs and one output: the commonest, and faster so
+                    values[output] = bound.call(values[first], values[second])
+                else:
+                    plan.store(values, makes, bound.call(*[values[slot] for slot in reads]))
             except Exception as error:
-                self._take_over(schedule, values, schedule.instructions.index(instruction), error)
-
-    def _take_over(self, schedule: Schedule, values: Values, index: int, error: Exception) -> None:
-        bound = self.bound[index]
-        inputs = tuple(values[k] for k in schedule.inputs[index])
-        outputs = bound.recover(inputs, error)
-        _store(values, schedule.outputs[index], outputs)
-        for slot in schedule.clears[index]:
-            values[slot] = None
-        schedule.instructions[index] = _instruction(
-            bound.call, schedule.inputs[index], schedule.outputs[index], schedule.clears[index]
-        )
+                inputs = tuple(values[slot] for slot in reads)
+                plan.store(values, makes, bound.recover(inputs, error))
+            if clears:
+                for slot in clears:
+                    values[slot] = None
+        return [values[slot] for slot in plan.kept]
 
     def observe(
         self, arguments: Sequence[Any]
     ) -> Iterator[tuple[Node, tuple[Any, ...], tuple[Any, ...], str]]:
         """Run, giving (node, inputs, outputs, kernel) after each node."""
-        schedule = self.schedule(self.output_names)
-        values = schedule.template.copy()
-        for slot, value in zip(schedule.slots.values(), arguments, strict=True):
-            values[slot] = value
-        for index, bound in enumerate(self.bound):
-            inputs = tuple(values[k] for k in schedule.inputs[index])
-            result = self.run_bound(bound, inputs)
-            _store(values, schedule.outputs[index], result)
+        plan = self._plan(self.output_names)
+        values = plan.begin(arguments)
+        for bound, reads, *_, makes, clears in plan.rows:
+            inputs = tuple(values[slot] for slot in reads)
+            result = bound.run(inputs)
+            plan.store(values, makes, result)
             outputs = result if isinstance(result, tuple) else (result,)
-            for slot in schedule.clears[index]:
+            for slot in clears:
                 values[slot] = None
             yield bound.node, inputs, outputs, bound.used or ""
 
+
+class _Plan(NamedTuple):
+    """A run over numbered slots, of which the first is no result's."""
+
+    template: list[Any]
+    arguments: list[int]
+    rows: list[tuple[Any, ...]]
+    kept: list[int]
+
+    def begin(self, arguments: Sequence[Any]) -> list[Any]:
+        """What the slots hold before the first node."""
+        values = self.template.copy()
+        for slot, value in zip(self.arguments, arguments, strict=True):
+            values[slot] = value
+        return values
+
     @staticmethod
-    def run_bound(bound: Bound, inputs: tuple[Any, ...]) -> Any:
-        """Run one node."""
-        try:
-            return bound.call(*inputs)
-        except Exception as error:
-            return bound.recover(inputs, error)
-
-
-class _Scheduler:
-    """Gives results their slots, in the order of the nodes."""
-
-    def __init__(self, graph: Graph, keep: tuple[str, ...]) -> None:
-        self.graph = graph
-        self.keep = keep
-        self.free: list[int] = []
-        self.template: Values = []
-        self.slots: dict[str, int] = {}
-        self.none = self._new(None)
-        for name in (*graph.input_names, *graph.captures):
-            if name not in self.slots:
-                self.slots[name] = self._new(graph.constants.get(name))
-        for name, value in graph.constants.items():
-            if name not in self.slots:
-                self.slots[name] = self._new(value)
-
-    def _new(self, value: Any) -> int:
-        self.template.append(value)
-        return len(self.template) - 1
-
-    def schedule(self) -> Schedule:
-        graph = self.graph
-        fixed = set(graph.constants) | set(self.keep)
-        last: dict[str, int] = {}
-        for index, node in enumerate(graph.nodes):
-            last.update(dict.fromkeys((*node.inputs, *node.captures), index))
-        arguments = {n: self.slots[n] for n in (*graph.input_names, *graph.captures)}
-        schedule = Schedule(self.template, arguments, [], [], [], [], [])
-        for index, (node, bound) in enumerate(zip(graph.nodes, graph.bound, strict=True)):
-            reads = (*node.inputs, *node.captures)
-            inputs = tuple(self.slots[n] if n else self.none for n in reads)
-            dying = {n for n in reads if n and last[n] == index and n not in fixed}
-            self.free += [self.slots.pop(n) for n in sorted(dying)]
-            outputs = tuple(self._place(n) for n in node.outputs)
-            unread = [n for n in node.outputs if n and n not in last and n not in fixed]
-            freed = {inputs[k] for k, n in enumerate(reads) if n in dying} - set(outputs)
-            freed |= {self.slots[n] for n in unread}
-            self.free += [self.slots.pop(n) for n in unread]
-            schedule.inputs.append(inputs)
-            schedule.outputs.append(outputs)
-            schedule.clears.append(tuple(sorted(freed)))
-            schedule.instructions.append(
-                _instruction(bound.call, inputs, outputs, schedule.clears[-1])
-            )
-        schedule.kept = [self.slots[n] if n else self.none for n in self.keep]
-        return schedule
-
-    def _place(self, name: str) -> int:
-        if not name:
-            return -1
-        slot = self.free.pop() if self.free else self._new(None)
-        self.slots[name] = slot
-        return slot
-
-
-def _store(values: Values, slots: tuple[int, ...], result: Any) -> None:
-    if len(slots) == 1:
-        values[slots[0]] = result
-        return
-    for slot, value in zip(slots, result, strict=False):
-        if slot >= 0:
+    def store(values: list[Any], makes: tuple[int, ...], result: Any) -> None:
+        """Put a node's outputs into their slots."""
+        outputs = (result,) if len(makes) == 1 else result
+        for slot, value in zip(makes, outputs, strict=False):
             values[slot] = value
 
 
-def _instruction(
-    f: Callable[..., Any], ins: tuple[int, ...], outs: tuple[int, ...], clears: tuple[int, ...]
-) -> Instruction:
-    """The closure that runs one node; the common shapes have one of their own."""
-    if len(outs) == 1 and len(ins) == 2 and len(clears) == 1:
-        return _pair_instruction(f, ins, outs[0], clears[0])
-    if len(outs) != 1 or clears or not 1 <= len(ins) <= 3:
-        return _any_instruction(f, ins, outs, clears)
-    o = outs[0]
-    if len(ins) == 1:
-        (a,) = ins
-
-        def one(v: Values) -> None:
-            v[o] = f(v[a])
-
-        return one
-    if len(ins) == 2:
-        a, b = ins
-
-        def two(v: Values) -> None:
-            v[o] = f(v[a], v[b])
-
-        return two
-    a, b, c = ins
-
-    def three(v: Values) -> None:
-        v[o] = f(v[a], v[b], v[c])
-
-    return three
-
-
-def _pair_instruction(
-    f: Callable[..., Any], ins: tuple[int, ...], o: int, clear: int
-) -> Instruction:
-    """Two inputs, both read for the last time: one slot is taken, the other cleared."""
-    a, b = ins
-
-    def two(v: Values) -> None:
-        v[o] = f(v[a], v[b])
-        v[clear] = None
-
-    return two
-
-
-def _any_instruction(
-    f: Callable[..., Any], ins: tuple[int, ...], outs: tuple[int, ...], clears: tuple[int, ...]
-) -> Instruction:
-    if len(outs) == 1:
-        o = outs[0]
-
-        def single(v: Values) -> None:
-            v[o] = f(*[v[k] for k in ins])
-            for k in clears:
-                v[k] = None
-
-        return single
-
-    def several(v: Values) -> None:
-        _store(v, outs, f(*[v[k] for k in ins]))
-        for k in clears:
-            v[k] = None
-
-    return several
+def _planned(graph: Graph, keep: tuple[str, ...]) -> _Plan:
+    """Give results their slots: one is free again after the last node that reads it."""
+    fixed, last = {*graph.constants, *keep}, dict[str, int]()
+    names = [(b.node.outputs, (*b.node.inputs, *b.node.captures)) for b in graph.bound]
+    for index, (outputs, inputs) in enumerate(names):
+        last.update(dict.fromkeys((*outputs, *inputs), index))
+    given = (*graph.input_names, *graph.captures)
+    slots = {n: k for k, n in enumerate(dict.fromkeys(("", *given, *graph.constants)))}
+    template: list[Any] = [graph.constants.get(n) for n in slots]
+    arguments, rows, free = [slots[n] for n in given], [], list[int]()
+    for index, (bound, (outputs, inputs)) in enumerate(zip(graph.bound, names, strict=True)):
+        reads = tuple(slots[n] for n in inputs)
+        dead = {n for n in (*outputs, *inputs) if last[n] == index} - fixed
+        dying = {slots[n] for n in dead.difference(outputs)}
+        free += filter(None, sorted(dying))  # an output takes the slot of a dying input
+        for name in filter(None, outputs):
+            if not free:
+                free.append(len(template))
+                template.append(None)
+            slots[name] = free.pop()
+        makes = tuple(slots[n] for n in outputs)
+        unread = {slots[n] for n in outputs if not n or n in dead}
+        free += filter(None, sorted(unread))
+        clears = tuple(dying.difference(makes) | unread)
+        first, second = reads if len(reads) == 2 and len(makes) == 1 else (0, 0)
+        rows.append((bound, reads, first, second, (*makes, 0)[0], makes, clears))
+    return _Plan(template, arguments, rows, [slots[n] for n in keep])

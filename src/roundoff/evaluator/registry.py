@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from roundoff.errors import ArgumentError, UnsupportedError
+from roundoff.errors import ArgumentError
 
 from .generic import NotHandledError, OrtKernel, ReferenceKernel
 from .nodes import Node
@@ -59,9 +59,12 @@ def torch_kernels() -> dict[tuple[str, str], tuple[int, ...]]:
 
 
 class TorchKernel(Kernel):
-    """The registered torch kernel of an operator."""
+    """The torch kernel of an operator in a table of them."""
 
     name = "torch"
+
+    def __init__(self, table: Mapping[tuple[str, str], Mapping[int, Any]]) -> None:
+        self.table = table
 
     def bind(self, node: Node) -> Function:
         """The function that computes *node* with torch.
@@ -71,22 +74,9 @@ class TorchKernel(Kernel):
         NotHandledError
             No torch kernel for this operator, version or combination of attributes.
         """
-        factory = REGISTERED.get((node.domain, node.op_type), {}).get(node.version)
+        factory = self.table.get((node.domain, node.op_type), {}).get(node.version)
         if factory is None:
             raise NotHandledError(f"no torch kernel for {node.operator} version {node.version}")
-        return factory(node)
-
-
-class WideKernel(Kernel):
-    """The torch kernel of an operator that stands before ONNX's reference, after ONNX Runtime."""
-
-    name = "torch"
-
-    def bind(self, node: Node) -> Function:
-        """The function that computes *node* as its definition says."""
-        factory = WIDE.get((node.domain, node.op_type), {}).get(node.version)
-        if factory is None:
-            raise NotHandledError(f"no float64 kernel for {node.operator} version {node.version}")
         return factory(node)
 
 
@@ -105,15 +95,15 @@ class FunctionKernel(Kernel):
         return lambda *inputs: function(*inputs, **attributes)
 
 
-#: The kernels that ``kernels=`` names.
+#: The kernels that ``kernels=`` names, in the default order.
 BY_NAME: dict[str, Any] = {
-    "torch": TorchKernel(),
+    "torch": TorchKernel(REGISTERED),
     "ort": OrtKernel(),
     "reference": ReferenceKernel(),
 }
-_WIDE_KERNEL = WideKernel()
+#: Stands before ONNX's reference, after ONNX Runtime.
+_WIDE_KERNEL = TorchKernel(WIDE)
 #: In truth mode ONNX Runtime is left out: its kernels may round to float32 inside.
-DEFAULT_ORDER: tuple[str, ...] = ("torch", "ort", "reference")
 TRUTH_ORDER: tuple[str, ...] = ("torch", "reference")
 
 #: Operators for which ONNX's reference comes before ONNX Runtime, and why.
@@ -124,8 +114,6 @@ REFERENCE_FIRST: dict[tuple[str, str], str] = {
     ("", "MaxUnpool"): "ONNX Runtime's reads indices in the shape before output_shape",
     ("", "Dropout"): "a seed gives the mask that ONNX's own test data has",
 }
-
-_CONTROL = {("", "If"), ("", "Loop"), ("", "Scan")}
 
 #: ``custom_kernels={("", "LayerNormalization"): LayerNormalizationOrt}``: torch everywhere else.
 LayerNormalizationOrt = OrtKernel("LayerNormalization")
@@ -153,13 +141,14 @@ class Choice:
                 expected='a mapping, such as {("", "MatMul"): kernel}',
             )  # fmt: skip
         self.custom = {_key(k): _kernel(_key(k), v) for k, v in dict(custom or {}).items()}
-        self.truth = truth
-        default = TRUTH_ORDER if truth else DEFAULT_ORDER
         self.by_operator: dict[tuple[str, str], tuple[str, ...]] = {}
-        self.is_default = order is None or isinstance(order, Mapping)
-        if isinstance(order, Mapping):
-            self.by_operator = {_key(k): _order(v) for k, v in order.items()}
-        self.order = default if self.is_default else _order(order)
+        if order is None or isinstance(order, Mapping):
+            if not truth:
+                self.by_operator = dict.fromkeys(REFERENCE_FIRST, ("torch", "reference", "ort"))
+            self.by_operator |= {_key(k): _order(v) for k, v in (order or {}).items()}
+            self.order = TRUTH_ORDER if truth else tuple(BY_NAME)
+        else:
+            self.order = _order(order)
 
     def replaced(self, domain: str, op_type: str) -> bool:
         """Whether a custom kernel stands for the operator."""
@@ -171,11 +160,8 @@ class Choice:
         if key in self.custom:
             return [self.custom[key]]
         order = self.by_operator.get(key, self.order)
-        if self.is_default and not self.truth and key in REFERENCE_FIRST:
-            order = self.by_operator.get(key, ("torch", "reference", "ort"))
-        if key in _CONTROL:
-            # Their bodies run on the evaluator's own steps, where the order is kept node by node.
-            order = ("torch", *[name for name in order if name != "torch"])
+        if node.subgraphs:  # the body runs here, node by node in the order asked for
+            order = ("torch", *(name for name in order if name != "torch"))
         kernels = [BY_NAME[name] for name in order]
         if "torch" in order and "reference" in order:
             kernels.insert(order.index("reference"), _WIDE_KERNEL)
@@ -214,24 +200,3 @@ def _order(names: Any) -> tuple[str, ...]:
     if not order or any(n not in BY_NAME for n in order):
         raise ArgumentError("kernels", got=names, expected=f"names among {', '.join(BY_NAME)}")
     return order
-
-
-def check_supported(node: Node, kernels: Sequence[Any]) -> None:
-    """Refuse, before any run, an operator that no kernel in *kernels* can know.
-
-    Raises
-    ------
-    UnsupportedError
-    """
-    from .checks import schema_of
-
-    if any(k.name not in ("torch", "ort", "reference") for k in kernels):
-        return
-    if schema_of(node.domain, node.op_type, node.opset) is not None:
-        return
-    if (node.domain, node.op_type) in torch_kernels() or OrtKernel.knows(node):
-        return
-    raise UnsupportedError(
-        f"node {node.label!r}: no kernel for {node.operator}",
-        hint="give one in custom_kernels={(domain, op_type): kernel}",
-    )

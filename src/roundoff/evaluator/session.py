@@ -17,7 +17,7 @@ from .lowering import Lowering
 from .nodes import Node, Settings
 from .program import Bound, Graph
 from .registry import Choice
-from .values import ONNX_TO_TORCH, elem_type, to_value, type_name, type_proto
+from .values import elem_type, to_value, type_name, type_proto
 
 
 class Step(NamedTuple):
@@ -122,11 +122,10 @@ class TorchOnnxEvaluator:
         lowered = Lowering(loaded, choice.replaced, self._prepared, self.settings).main()
         self._declared = {i.name: i.type for i in loaded.graph.input if i.type.WhichOneof("value")}
         self._graph = Graph(lowered, choice)
+        self._checked: set[Any] = set()
         self.input_names = list(self._graph.input_names)
         self.output_names = list(self._graph.output_names)
-        self.nodes: tuple[Node, ...] = self._graph.nodes
-        self._inputs = set(self.input_names)
-        self._expected = {n: _Expected.of(self._declared.get(n)) for n in self.input_names}
+        self.nodes: tuple[Node, ...] = tuple(b.node for b in self._graph.bound)
         # Outputs whose type could not be proved before the run; truth has types of its own.
         self._unproved = [] if truth else [
             (k, o.type)
@@ -168,14 +167,15 @@ class TorchOnnxEvaluator:
         with torch.no_grad():
             arguments = self._arguments(feeds)
             if self.verbose:
-                return self._tell(keep, arguments)
-            results = self._graph.call(arguments, keep)
+                results = self._graph.constants | self._observed(arguments, self.verbose)
+                return [results[name] for name in keep]
+            values = self._graph.call(arguments, keep)
         if names is None and self._unproved:
             for place, declared in self._unproved:
-                value = results[place]
+                value = values[place]
                 if elem_type(value):
                     check_declared(keep[place], declared, type_proto(value, shape=False))
-        return results
+        return values
 
     def _known(self, names: Any) -> tuple[str, ...]:
         if isinstance(names, str):
@@ -196,13 +196,8 @@ class TorchOnnxEvaluator:
 
     def intermediates(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
         """Every result of the main graph by name: feeds and outputs too, constants not."""
-        results: dict[str, Any] = {}
         with torch.no_grad():
-            arguments = self._arguments(feeds)
-            results.update(zip(self._graph.input_names, arguments, strict=True))
-            for node, _, outputs, _ in self._graph.observe(arguments):
-                results.update((n, x) for n, x in zip(node.outputs, outputs, strict=False) if n)
-        return results
+            return self._observed(self._arguments(feeds))
 
     def steps(self, feeds: Mapping[str, Any]) -> Iterator[Step]:
         """Run, and yield after each node; results are freed at last use as in :meth:`run`.
@@ -228,20 +223,18 @@ class TorchOnnxEvaluator:
         stands in its place.
         """
         bound = self._find(node)
-        if not isinstance(inputs, Sequence):
-            raise ArgumentError(
-                f"inputs of node {bound.node.label!r}", got=type(inputs).__name__,
-                expected="a sequence of values",
-            )  # fmt: skip
         expected = len(bound.node.inputs) + len(bound.node.captures)
-        if len(inputs) != expected:
+        if not isinstance(inputs, Sequence) or len(inputs) != expected:
+            got = len(inputs) if isinstance(inputs, Sequence) else type(inputs).__name__
             raise ArgumentError(
-                f"inputs of node {bound.node.label!r}", got=len(inputs), expected=str(expected)
+                f"inputs of node {bound.node.label!r}",
+                got=got,
+                expected=f"a sequence of {expected} values",
             )
         with torch.no_grad():
             values = tuple(self._prepared(to_value(x)) for x in inputs)
             _check_kinds(bound.node, values)
-            result = self._graph.run_bound(bound, values)
+            result = bound.run(values)
         return result if isinstance(result, tuple) else (result,)
 
     def _find(self, node: Node | int | str) -> Bound:
@@ -277,21 +270,24 @@ class TorchOnnxEvaluator:
         """The inputs in order: converted, checked, on the device."""
         graph = self._graph
         check_feeds(feeds, self.input_names)
-        unknown = [n for n in feeds if n not in self._inputs]
+        unknown = [n for n in feeds if n not in graph.input_names]
         missing = [n for n in graph.input_names if n not in feeds and n not in graph.optional]
         if unknown or missing:
             what = f"unknown {unknown}" if unknown else f"missing {missing}"
             raise ArgumentError("feeds of the model", got=what, expected=str(self.input_names))
         arguments = []
-        for name, expected in self._expected.items():
+        for name in graph.input_names:
             if name not in feeds:
                 arguments.append(graph.constants[name])
                 continue
             value = feeds[name]
-            if expected is None or not expected.fits(value):
+            key = (name, value.dtype, value.shape) if isinstance(value, torch.Tensor) else None
+            if key not in self._checked:
                 value = to_value(value)
                 if name in self._declared:
                     check_feed(name, value, self._declared[name], self.settings.truth)
+            if key is not None:
+                self._checked.add(key)
             arguments.append(self._prepared(value))
         return arguments
 
@@ -317,49 +313,20 @@ class TorchOnnxEvaluator:
             return torch.from_numpy(value.astype("float64"))
         return value
 
-    def _tell(self, keep: tuple[str, ...], arguments: list[Any]) -> list[Any]:
-        """Run, printing a line for each node."""
-        results: dict[str, Any] = dict(self._graph.constants)
-        results.update(zip(self._graph.input_names, arguments, strict=True))
+    def _observed(self, arguments: list[Any], verbose: int = 0) -> dict[str, Any]:
+        """Every result of a run by name; each node is told where *verbose* asks for it."""
+        results = dict(zip(self.input_names, arguments, strict=True))
         for node, inputs, outputs, kernel in self._graph.observe(arguments):
-            print(f"{node.label} {node.operator} [{kernel}]")
-            if self.verbose > 1:
-                for sign, names, values in (
-                    ("<", node.inputs, inputs), (">", node.outputs, outputs)
-                ):  # fmt: skip
-                    for name, value in zip(names, values, strict=False):
-                        if name:
-                            print(f"  {sign} {name} {type_name(value)}")
+            if verbose:
+                print(f"{node.label} {node.operator} [{kernel}]")
+            if verbose > 1:
+                told = [("<", n, x) for n, x in zip(node.inputs, inputs, strict=False)]
+                told += [(">", n, x) for n, x in zip(node.outputs, outputs, strict=False)]
+                for sign, name, value in told:
+                    if name:
+                        print(f"  {sign} {name} {type_name(value)}")
             results.update((n, x) for n, x in zip(node.outputs, outputs, strict=False) if n)
-        return [results[n] for n in keep]
-
-
-class _Expected(NamedTuple):
-    """What a feed must be, ready to compare: most calls need no more than that."""
-
-    dtype: torch.dtype
-    dims: tuple[int | None, ...]
-
-    @classmethod
-    def of(cls, declared: Any) -> _Expected | None:
-        """From the declared type; None where it is not a tensor of known rank."""
-        if declared is None or not declared.HasField("tensor_type"):
-            return None
-        tensor = declared.tensor_type
-        dtype = ONNX_TO_TORCH.get(tensor.elem_type)
-        if dtype is None or not tensor.HasField("shape"):
-            return None
-        dims = (d.dim_value if d.HasField("dim_value") else None for d in tensor.shape.dim)
-        return cls(dtype, tuple(dims))
-
-    def fits(self, value: Any) -> bool:
-        """Whether *value* is such a tensor."""
-        if not isinstance(value, torch.Tensor) or value.dtype is not self.dtype:
-            return False
-        shape = value.shape
-        return len(shape) == len(self.dims) and all(
-            d is None or d == s for d, s in zip(self.dims, shape, strict=True)
-        )
+        return results
 
 
 def _check_kinds(node: Node, values: Sequence[Any]) -> None:

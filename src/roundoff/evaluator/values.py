@@ -149,12 +149,3 @@ def signature(values: Iterable[Any], shape: bool = False) -> tuple[Any, ...]:
         else:
             key.append(type(x))
     return tuple(key)
-
-
-def nbytes(x: Any) -> int:
-    """Bytes that a value holds (0 for strings and for nothing)."""
-    if isinstance(x, torch.Tensor):
-        return x.numel() * x.element_size()
-    if isinstance(x, np.ndarray) and x.dtype != object:
-        return int(x.nbytes)
-    return sum(nbytes(item) for item in x) if isinstance(x, (list, tuple)) else 0

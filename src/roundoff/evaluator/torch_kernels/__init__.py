@@ -20,8 +20,8 @@ from . import (  # noqa: F401
     sequence,
     shaping,
     slicing,
+    wide,
 )
-from .common import REGISTERED
-from .wide import WIDE
+from .common import REGISTERED, WIDE
 
 __all__ = ["REGISTERED", "WIDE"]

@@ -3,38 +3,41 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - as torch's users write it
 
 from roundoff.errors import DtypeError, ShapeError
-from roundoff.evaluator.nodes import Node
 
-from .common import NotHandledError, element_type, torch_kernel
+from .common import (
+    Function,
+    Node,
+    NotHandledError,
+    Tensor,
+    element_type,
+    torch_function,
+    torch_kernel,
+)
 
-Tensor = torch.Tensor
-Function = Callable[..., Any]
 
-
-@torch_kernel("RotaryEmbedding", 23)
-def _rotary(node: Node) -> Function:
-    interleaved = bool(node.attribute("interleaved", 0))
-    width, heads = node.attribute("rotary_embedding_dim", 0), node.attribute("num_heads", 0)
-
-    def rotate(x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None = None) -> Tensor:
-        y = x
-        if x.dim() == 3:
-            if not heads or x.shape[2] % heads:
-                raise ShapeError("num_heads", got=heads, expected=f"a divisor of {x.shape[2]}")
-            y = x.reshape(*x.shape[:2], heads, -1).transpose(1, 2)
-        if positions is not None:
-            cos, sin = cos[positions], sin[positions]
-        y = rotated(y, cos.unsqueeze(1), sin.unsqueeze(1), width or y.shape[-1], interleaved)
-        return y.transpose(1, 2).reshape(x.shape) if x.dim() == 3 else y
-
-    return rotate
+@torch_function("RotaryEmbedding", 23, interleaved=0, rotary_embedding_dim=0, num_heads=0)
+def _rotary(
+    x: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    positions: Tensor | None = None,
+    *,
+    interleaved: int,
+    rotary_embedding_dim: int,
+    num_heads: int,
+) -> Tensor:
+    y = _by_heads(x, num_heads) if x.dim() == 3 else x
+    if positions is not None:
+        cos, sin = cos[positions], sin[positions]
+    width = rotary_embedding_dim or y.shape[-1]
+    y = rotated(y, cos.unsqueeze(1), sin.unsqueeze(1), width, bool(interleaved))
+    return y.transpose(1, 2).reshape(x.shape) if x.dim() == 3 else y
 
 
 def rotated(x: Tensor, cos: Tensor, sin: Tensor, width: int, interleaved: bool) -> Tensor:
@@ -64,9 +67,10 @@ def rotated(x: Tensor, cos: Tensor, sin: Tensor, width: int, interleaved: bool) 
 
 @torch_kernel("Attention", 23, 24, 25)
 def _attention(node: Node) -> Function:
-    causal = bool(node.attribute("is_causal", 0))
     cap, mode = node.attribute("softcap", 0.0), node.attribute("qk_matmul_output_mode", 0)
     left, right = node.attribute("left_window_size", -1), node.attribute("right_window_size", -1)
+    if node.attribute("is_causal", 0):
+        right = 0
     precision = node.attribute("softmax_precision")
     soft = None if precision is None else element_type(node, precision)
 
@@ -87,7 +91,10 @@ def _attention(node: Node) -> Function:
             k, v = torch.cat((past_k, k), 2), torch.cat((past_v, v), 2)
         present = (k, v)
         k, v = _grouped(k, q.shape[1]), _grouped(v, q.shape[1])
-        bias = _bias(q, k, mask, _Window(causal, left, right, offset, lengths))
+        bias = _bias(q, k, mask)
+        if lengths is not None or max(left, right) >= 0:
+            hidden = _hidden(q, k, left, right, offset, lengths)
+            bias = torch.where(hidden, -math.inf, q.new_zeros(()) if bias is None else bias)
         scale = node.attribute("scale")
         root = math.sqrt(1 / math.sqrt(q.shape[3]) if scale is None else scale)
         root = torch.tensor(root, dtype=q.dtype).item()  # ONNX's definition casts it
@@ -126,12 +133,13 @@ def _grouped(x: Tensor, heads: int) -> Tensor:
     return x.repeat_interleave(heads // x.shape[1], 1)
 
 
-class _Window(NamedTuple):
-    """Which keys a query may see.
+def _hidden(
+    q: Tensor, k: Tensor, left: int, right: int, offset: int, lengths: Tensor | None
+) -> Tensor:
+    """True where a key is not seen: (rows, columns), with lengths (batch, 1, rows, columns).
 
-    Attributes
+    Parameters
     ----------
-    causal : bool
     left, right : int
         Keys before and after the query's own place; -1 for any number.
     offset : int
@@ -139,48 +147,25 @@ class _Window(NamedTuple):
     lengths : Tensor or None
         (batch,): valid keys of a cache of fixed size; its last queries are the newest.
     """
-
-    causal: bool
-    left: int
-    right: int
-    offset: int
-    lengths: Tensor | None
-
-    def hidden(self, rows: int, columns: int, device: Any) -> Tensor | None:
-        """True where a key is not seen; (rows, columns), with lengths (batch, 1, …)."""
-        keys = torch.arange(columns, device=device)
-        queries = torch.arange(rows, device=device).unsqueeze(1) + self.offset
-        valid = None if self.lengths is None else self.lengths.reshape(-1, 1, 1, 1)
-        if valid is not None:
-            queries = queries + (valid - rows)
-        tests = [keys > queries] if self.causal else []
-        if self.left >= 0:
-            tests.append(queries - keys > self.left)
-        if self.right >= 0:
-            tests.append(keys - queries > self.right)
-        if valid is not None:
-            tests.append(keys >= valid)
-        hidden = None
-        for test in tests:
-            hidden = test if hidden is None else hidden | test
-        return hidden
+    rows, keys = q.shape[2], torch.arange(k.shape[2], device=q.device)
+    away = keys - torch.arange(offset, offset + rows, device=q.device).unsqueeze(1)
+    hidden = torch.zeros_like(away, dtype=torch.bool)
+    if lengths is not None:
+        valid = lengths.reshape(-1, 1, 1, 1)
+        away, hidden = away - (valid - rows), keys >= valid
+    if left >= 0:
+        hidden = hidden | (away < -left)
+    return hidden | (away > right) if right >= 0 else hidden
 
 
-def _bias(q: Tensor, k: Tensor, mask: Tensor | None, window: _Window) -> Tensor | None:
-    """What is added to the scores: 0 or the mask's number where a key is seen, else -inf."""
-    rows, columns = q.shape[2], k.shape[2]
-    bias = None
-    if mask is not None:
-        if mask.dtype == torch.bool:
-            bias = torch.zeros_like(mask, dtype=q.dtype).masked_fill(~mask, -math.inf)
-        elif mask.is_floating_point():
-            bias = mask.to(q.dtype)
-        else:
-            raise DtypeError("mask", got=str(mask.dtype), expected="bool or a floating type")
-        if bias.shape[-1] < columns:
-            bias = F.pad(bias, (0, columns - bias.shape[-1]), value=-math.inf)
-    hidden = window.hidden(rows, columns, q.device)
-    if hidden is None:
-        return bias
-    start = torch.zeros((), dtype=q.dtype, device=q.device) if bias is None else bias
-    return torch.where(hidden, torch.full_like(start, -math.inf), start)
+def _bias(q: Tensor, k: Tensor, mask: Tensor | None) -> Tensor | None:
+    """What a mask adds to the scores: its number or 0 where a key is seen, else -inf."""
+    if mask is None:
+        return None
+    if mask.dtype == torch.bool:
+        bias = torch.zeros_like(mask, dtype=q.dtype).masked_fill(~mask, -math.inf)
+    elif mask.is_floating_point():
+        bias = mask.to(q.dtype)
+    else:
+        raise DtypeError("mask", got=str(mask.dtype), expected="bool or a floating type")
+    return F.pad(bias, (0, max(k.shape[2] - bias.shape[-1], 0)), value=-math.inf)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,34 +17,66 @@ from roundoff.evaluator.values import ONNX_TO_TORCH
 
 __all__ = [
     "REGISTERED",
+    "WIDE",
+    "Function",
+    "Node",
     "NotHandledError",
     "ShapeError",
+    "Tensor",
     "axis_of",
     "element_type",
     "ints",
     "read",
     "refuse_larger_than_memory",
     "steering",
+    "torch_function",
     "torch_kernel",
 ]
 
+Tensor = torch.Tensor
 Function = Callable[..., Any]
 Factory = Callable[[Node], Function]
 
+Table = dict[tuple[str, str], dict[int, Factory]]
+
 #: (domain, operator) -> version -> factory of its torch kernel.
-REGISTERED: dict[tuple[str, str], dict[int, Factory]] = {}
+REGISTERED: Table = {}
+#: Those that stand after ONNX Runtime.
+WIDE: Table = {}
 
 
-def torch_kernel(op_type: str, *versions: int, domain: str = "") -> Callable[[Factory], Factory]:
+def torch_kernel(
+    op_type: str, *versions: int, domain: str = "", table: Table = REGISTERED
+) -> Callable[[Factory], Factory]:
     """Register a factory ``node -> function`` for *op_type*, in exactly these versions."""
 
     def register(factory: Factory) -> Factory:
-        known = REGISTERED.setdefault((domain, op_type), {})
+        known = table.setdefault((domain, op_type), {})
         for version in versions:
             if version in known:
                 raise ArgumentError(f"two torch kernels for {op_type} {version}")
             known[version] = factory
         return factory
+
+    return register
+
+
+def torch_function(
+    op_type: str,
+    *versions: int,
+    domain: str = "",
+    table: Table = REGISTERED,
+    **attributes: Any,
+) -> Callable[[Function], Function]:
+    """Register a function of the inputs, and by keyword of these attributes with defaults."""
+
+    def register(function: Function) -> Function:
+        @torch_kernel(op_type, *versions, domain=domain, table=table)
+        def factory(node: Node) -> Function:
+            given = {name: node.attribute(name, value) for name, value in attributes.items()}
+            return functools.partial(function, **given) if given else function
+
+        return function
 
     return register
 
@@ -82,10 +115,13 @@ def ints(value: Any) -> list[int]:
     return numbers if isinstance(numbers, list) else [numbers]
 
 
-def steering(node: Node, position: int) -> list[int] | None:
-    """An integer input that is a constant of the model, as a list; None where it is not."""
+def steering(node: Node, position: int, name: str = "") -> list[int] | None:
+    """Integers that the model fixes, else None.
+
+    They are the input at *position*, or the attribute *name* that older versions have for it.
+    """
     value = node.constants.get(position)
-    return None if value is None else ints(value)
+    return node.attribute(name) if value is None else ints(value)
 
 
 def read(node: Node, position: int, value: Any) -> list[int]:

@@ -6,18 +6,14 @@ without ONNX Runtime. Source: ONNX Runtime's ContribOperators.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
 from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - as torch's users write it
 
-from roundoff.evaluator.nodes import Node
+from .common import Function, Node, NotHandledError, Tensor, axis_of, torch_function, torch_kernel
 
-from .common import NotHandledError, axis_of, torch_kernel
-
-Tensor = torch.Tensor
-Function = Callable[..., Any]
 _MS = "com.microsoft"
 
 
@@ -46,7 +42,7 @@ def _skip_simplified(node: Node) -> Function:
     def normalize(x: Tensor, skip: Tensor, gamma: Tensor, bias: Tensor | None = None) -> Any:
         total = x + skip if bias is None else x + skip + bias
         y, inverse = _rms(total, gamma, epsilon, 1)
-        return _some(node, (y, None, inverse, total))
+        return (y, None, inverse, total)[: len(node.outputs)] if len(node.outputs) > 1 else y
 
     return normalize
 
@@ -54,6 +50,8 @@ def _skip_simplified(node: Node) -> Function:
 @torch_kernel("SkipLayerNormalization", 1, domain=_MS)
 def _skip_layer(node: Node) -> Function:
     epsilon = node.attribute("epsilon", 1e-5)
+    if node.wants(1) or node.wants(2):
+        raise NotHandledError("SkipLayerNormalization with its statistics")
 
     def normalize(
         x: Tensor, skip: Tensor, gamma: Tensor, beta: Tensor | None = None,
@@ -61,39 +59,23 @@ def _skip_layer(node: Node) -> Function:
     ) -> Any:  # fmt: skip
         total = x + skip if bias is None else x + skip + bias
         y = F.layer_norm(total, total.shape[-1:], gamma, beta, epsilon)
-        if node.wants(1) or node.wants(2):
-            raise NotHandledError("SkipLayerNormalization with its statistics")
-        return _some(node, (y, None, None, total))
+        return (y, None, None, total)[: len(node.outputs)] if len(node.outputs) > 1 else y
 
     return normalize
 
 
-def _some(node: Node, results: tuple[Any, ...]) -> Any:
-    return results[0] if len(node.outputs) == 1 else results[: len(node.outputs)]
+@torch_function("QuickGelu", 1, domain=_MS, alpha=1.702)
+def _quick_gelu(x: Tensor, *, alpha: float) -> Tensor:
+    return x * torch.sigmoid(alpha * x)
 
 
-@torch_kernel("QuickGelu", 1, domain=_MS)
-def _quick_gelu(node: Node) -> Function:
-    alpha = node.attribute("alpha", 1.702)
-    return lambda x: x * torch.sigmoid(alpha * x)
+def _gelu(x: Tensor, bias: Tensor | None = None, approximate: str = "none") -> Tensor:
+    return F.gelu(x if bias is None else x + bias, approximate=approximate)
 
 
-@torch_kernel("Gelu", 1, domain=_MS)
-def _gelu(node: Node) -> Function:
-    return F.gelu
-
-
-@torch_kernel("BiasGelu", 1, domain=_MS)
-def _bias_gelu(node: Node) -> Function:
-    return lambda x, bias: F.gelu(x + bias)
-
-
-@torch_kernel("FastGelu", 1, domain=_MS)
-def _fast_gelu(node: Node) -> Function:
-    def gelu(x: Tensor, bias: Tensor | None = None) -> Tensor:
-        return F.gelu(x if bias is None else x + bias, approximate="tanh")
-
-    return gelu
+torch_function("Gelu", 1, domain=_MS)(_gelu)
+torch_function("BiasGelu", 1, domain=_MS)(_gelu)
+torch_function("FastGelu", 1, domain=_MS)(functools.partial(_gelu, approximate="tanh"))
 
 
 @torch_kernel("FusedMatMul", 1, domain=_MS)

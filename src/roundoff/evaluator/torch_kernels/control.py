@@ -8,13 +8,10 @@ from typing import Any
 import torch
 
 from roundoff.errors import DtypeError, ModelError, ShapeError, UnsupportedError
-from roundoff.evaluator.nodes import Node
 from roundoff.evaluator.values import type_name
 
-from .common import NotHandledError, axis_of, ints, torch_kernel
+from .common import Function, Node, NotHandledError, Tensor, axis_of, ints, torch_kernel
 
-Tensor = torch.Tensor
-Function = Callable[..., Any]
 Body = Callable[[list[Any], tuple[Any, ...]], list[Any]]
 
 
@@ -137,34 +134,27 @@ def _scan(node: Node) -> Function:
 
     def scan(*inputs: Any) -> Any:
         own = len(node.inputs)
-        state, sequences, captures = list(inputs[:states]), inputs[states:own], inputs[own:]
-        axes = [axis_of(a, x.dim()) for a, x in zip(in_axes, sequences, strict=True)]
-        lengths = {x.shape[a] for a, x in zip(axes, sequences, strict=True)}
+        state, captures = list(inputs[:states]), inputs[own:]
+        sequences = [
+            x.unbind(axis_of(axis, x.dim()))[:: -1 if back else 1]
+            for x, axis, back in zip(inputs[states:own], in_axes, in_back, strict=True)
+        ]
+        lengths = {len(items) for items in sequences}
         if len(lengths) != 1:
             raise ShapeError("Scan", got=sorted(lengths), expected="sequences of one length")
-        (length,) = lengths
         rows: list[list[Any]] = [[] for _ in range(outs)]
-        for turn in range(length):
-            items = [
-                x.select(a, length - 1 - turn if back else turn)
-                for x, a, back in zip(sequences, axes, in_back, strict=True)
-            ]
+        for items in zip(*sequences, strict=True):
             results = body([*state, *items], captures)
             _check_carried(node, state, results[:states])
             state = results[:states]
             for row, value in zip(rows, results[states:], strict=True):
                 row.append(value)
-        stacked = [
-            _along(_stacked(row[::-1] if back else row), axis)
-            for row, axis, back in zip(rows, out_axes, out_back, strict=True)
-        ]
-        return _outputs_of(node, state + stacked)
+        for row, axis, back in zip(rows, out_axes, out_back, strict=True):
+            stacked = _stacked(row[:: -1 if back else 1])
+            state.append(stacked.movedim(0, axis_of(axis, stacked.dim())))
+        return _outputs_of(node, state)
 
     return scan
-
-
-def _along(x: Tensor, axis: int) -> Tensor:
-    return x.movedim(0, axis_of(axis, x.dim()))
 
 
 def _listed(node: Node, name: str, count: int) -> list[int]:

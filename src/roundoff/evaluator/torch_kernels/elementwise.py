@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - as torch's users write it
 
-from roundoff.errors import ModelError
-from roundoff.evaluator.nodes import Node
+from roundoff.evaluator.generic import check_divisor
 
-from .common import NotHandledError, element_type, torch_kernel
-
-Tensor = torch.Tensor
-Function = Callable[..., Any]
+from .common import (
+    Function,
+    Node,
+    NotHandledError,
+    Tensor,
+    element_type,
+    torch_function,
+    torch_kernel,
+)
 
 
 def _sign(x: Tensor) -> Tensor:
@@ -39,6 +42,7 @@ _UNARY: dict[str, tuple[Function, tuple[int, ...]]] = {
     "Erf": (torch.erf, (9, 13)),
     "Exp": (torch.exp, (6, 13)),
     "Floor": (torch.floor, (6, 13)),
+    "Identity": (lambda x: x, (1, 13, 14, 16, 19, 21, 23, 24, 25)),
     "IsNaN": (torch.isnan, (9, 13, 20)),
     "Log": (torch.log, (6, 13)),
     "Mish": (F.mish, (18, 22)),
@@ -72,62 +76,30 @@ _BINARY: dict[str, tuple[Function, tuple[int, ...]]] = {
     "Mul": (operator.mul, (7, 13, 14)),
     "Or": (torch.logical_or, (7,)),
     "Sub": (operator.sub, (7, 13, 14)),
+    "Where": (torch.where, (9, 16)),
     "Xor": (torch.logical_xor, (7,)),
 }
 
 
-def _register(table: dict[str, tuple[Function, tuple[int, ...]]]) -> None:
-    for op_type, (function, versions) in table.items():
-        _register_one(op_type, function, versions)
+for _op_type, (_function, _versions) in (_UNARY | _BINARY).items():
+    torch_function(_op_type, *_versions)(_function)
 
 
-def _register_one(op_type: str, function: Function, versions: tuple[int, ...]) -> None:
-    @torch_kernel(op_type, *versions)
-    def factory(node: Node) -> Function:
-        return function
+@torch_function("Div", 7, 13, 14)
+def _div(a: Tensor, b: Tensor) -> Tensor:
+    if a.is_floating_point():
+        return torch.div(a, b)
+    check_divisor(a, b)
+    return torch.div(a, b, rounding_mode="trunc")
 
 
-_register(_UNARY)
-_register(_BINARY)
-
-
-@torch_kernel("Identity", 1, 13, 14, 16, 19, 21, 23, 24, 25)
-def _identity(node: Node) -> Function:
-    return lambda x: x
-
-
-@torch_kernel("Div", 7, 13, 14)
-def _div(node: Node) -> Function:
-    def div(a: Tensor, b: Tensor) -> Tensor:
-        if a.is_floating_point():
-            return torch.div(a, b)
-        _check_divisor(a, b)
-        return torch.div(a, b, rounding_mode="trunc")
-
-    return div
-
-
-def _check_divisor(a: Tensor, b: Tensor) -> None:
-    """Zero, and the one quotient that overflows, would stop the process."""
-    if bool((b == 0).any()):
-        raise ModelError("integer division by zero")
-    lowest = torch.iinfo(a.dtype).min
-    if lowest < 0 and bool((b == -1).any()) and bool((a == lowest).any()):
-        raise ModelError("integer overflow in a division", got=f"{lowest} / -1")
-
-
-@torch_kernel("Mod", 10, 13, 28)
-def _mod(node: Node) -> Function:
-    truncated = bool(node.attribute("fmod", 0))
-
-    def mod(a: Tensor, b: Tensor) -> Tensor:
-        if not a.is_floating_point():
-            _check_divisor(a, b)
-        elif not truncated:
-            raise NotHandledError("Mod of floats needs fmod=1")
-        return torch.fmod(a, b) if truncated else torch.remainder(a, b)
-
-    return mod
+@torch_function("Mod", 10, 13, 28, fmod=0)
+def _mod(a: Tensor, b: Tensor, *, fmod: int) -> Tensor:
+    if not a.is_floating_point():
+        check_divisor(a, b)
+    elif not fmod:
+        raise NotHandledError("Mod of floats needs fmod=1")
+    return torch.fmod(a, b) if fmod else torch.remainder(a, b)
 
 
 @torch_kernel("Pow", 7, 12, 13, 15)
@@ -150,11 +122,6 @@ def _pow(node: Node) -> Function:
 
         return known_power
     return power
-
-
-@torch_kernel("Where", 9, 16)
-def _where(node: Node) -> Function:
-    return torch.where
 
 
 def _variadic(op_type: str, versions: tuple[int, ...], pair: Function, mean: bool = False) -> None:
@@ -180,37 +147,26 @@ _variadic("Sum", (8, 13), torch.add)
 _variadic("Mean", (8, 13), torch.add, mean=True)
 
 
-@torch_kernel("Clip", 11, 12, 13)
-def _clip(node: Node) -> Function:
-    def clip(x: Tensor, low: Tensor | None = None, high: Tensor | None = None) -> Tensor:
-        if low is None and high is None:
-            return x
-        if x.is_floating_point():  # a NaN bound would otherwise be ignored
-            return torch.clamp(x, low, high)
-        y = x if low is None else torch.maximum(x, low)
-        return y if high is None else torch.minimum(y, high)
-
-    return clip
-
-
-@torch_kernel("Clip", 6)
-def _clip6(node: Node) -> Function:
-    low, high = node.attribute("min"), node.attribute("max")
+@torch_function("Clip", 11, 12, 13)
+def _clip(x: Tensor, low: Tensor | None = None, high: Tensor | None = None) -> Tensor:
     if low is None and high is None:
-        return lambda x: x
-    return lambda x: torch.clamp(x, low, high)
+        return x
+    if x.is_floating_point():  # a NaN bound would otherwise be ignored
+        return torch.clamp(x, low, high)
+    y = x if low is None else torch.maximum(x, low)
+    return y if high is None else torch.minimum(y, high)
 
 
-@torch_kernel("BitShift", 11, 28)
-def _bit_shift(node: Node) -> Function:
-    left = node.attribute("direction") == "LEFT"
+@torch_function("Clip", 6, min=None, max=None)
+def _clip6(x: Tensor, **limits: Any) -> Tensor:
+    return x if limits == {"min": None, "max": None} else torch.clamp(x, **limits)
 
-    def shift(a: Tensor, b: Tensor) -> Tensor:
-        if a.dtype != torch.uint8 or bool((b >= 8).any()):
-            raise NotHandledError("torch shifts uint8 only")
-        return torch.bitwise_left_shift(a, b) if left else torch.bitwise_right_shift(a, b)
 
-    return shift
+@torch_function("BitShift", 11, 28, direction="")
+def _bit_shift(a: Tensor, b: Tensor, *, direction: str) -> Tensor:
+    if a.dtype != torch.uint8 or bool((b >= 8).any()):
+        raise NotHandledError("torch shifts uint8 only")
+    return a << b if direction == "LEFT" else a >> b
 
 
 @torch_kernel("IsInf", 10, 20)
@@ -226,92 +182,59 @@ def _is_inf(node: Node) -> Function:
 # -- activations -------------------------------------------------------------------------------
 
 
-@torch_kernel("Gelu", 20)
-def _gelu(node: Node) -> Function:
-    approximate = node.attribute("approximate", "none")
-    if approximate not in ("none", "tanh"):
-        raise NotHandledError(f"Gelu approximate={approximate}")
-    return lambda x: F.gelu(x, approximate=approximate)
+torch_function("Gelu", 20, approximate="none")(F.gelu)
 
 
-@torch_kernel("Elu", 6, 22)
-def _elu(node: Node) -> Function:
-    alpha = node.attribute("alpha", 1.0)
-    return lambda x: F.elu(x, alpha)
-
-
-@torch_kernel("Celu", 12, 28)
-def _celu(node: Node) -> Function:
-    alpha = node.attribute("alpha", 1.0)
-    if math.isnan(alpha):  # max(0, x) + min(0, NaN)
-        return lambda x: x * alpha
-    return lambda x: F.celu(x, alpha)
-
-
-@torch_kernel("Selu", 6, 22)
-def _selu(node: Node) -> Function:
-    alpha = node.attribute("alpha", 1.67326319217681884765625)
-    gamma = node.attribute("gamma", 1.05070102214813232421875)
-    return lambda x: gamma * torch.where(x > 0, x, alpha * torch.expm1(x))
-
-
-@torch_kernel("LeakyRelu", 6, 16)
-def _leaky_relu(node: Node) -> Function:
-    alpha = node.attribute("alpha", 0.01)
-    return lambda x: F.leaky_relu(x, alpha)
-
-
-@torch_kernel("PRelu", 7, 9, 16)
-def _prelu(node: Node) -> Function:
-    def prelu(x: Tensor, slope: Tensor) -> Tensor:
-        slope = torch.broadcast_to(slope, x.shape)  # one way only, in ONNX
-        return torch.where(x < 0, slope * x, x)
-
-    return prelu
-
-
-@torch_kernel("HardSigmoid", 6, 22)
-def _hard_sigmoid(node: Node) -> Function:
-    alpha, beta = node.attribute("alpha", 0.2), node.attribute("beta", 0.5)
-    return lambda x: torch.clamp(alpha * x + beta, 0, 1)
-
-
-@torch_kernel("HardSwish", 14, 22)
-def _hard_swish(node: Node) -> Function:
-    return lambda x: x * torch.clamp(x / 6 + 0.5, 0, 1)
-
-
-@torch_kernel("Softplus", 1, 22)
-def _softplus(node: Node) -> Function:
+def _softplus(x: Tensor) -> Tensor:
     # F.softplus becomes the identity above 20, which is off by 2e-9.
-    return lambda x: torch.logaddexp(x, torch.zeros((), dtype=x.dtype, device=x.device))
+    return torch.logaddexp(x, torch.zeros((), dtype=x.dtype, device=x.device))
 
 
-@torch_kernel("Swish", 24)
-def _swish(node: Node) -> Function:
-    alpha = node.attribute("alpha", 1.0)
-    if alpha == 1.0:
-        return F.silu
-    return lambda x: x * torch.sigmoid(alpha * x)
+def _celu(x: Tensor, alpha: float) -> Tensor:
+    return x * alpha if math.isnan(alpha) else F.celu(x, alpha)  # max(0, x) + min(0, NaN)
 
 
-@torch_kernel("ThresholdedRelu", 10, 22)
-def _thresholded_relu(node: Node) -> Function:
-    alpha = node.attribute("alpha", 1.0)
-    return lambda x: torch.where(x > alpha, x, torch.zeros((), dtype=x.dtype, device=x.device))
+def _shrink(x: Tensor, lambd: float, bias: float) -> Tensor:
+    if not x.is_floating_point():
+        raise NotHandledError("Shrink of integers")
+    return torch.where(x < -lambd, x + bias, torch.where(x > lambd, x - bias, 0.0))
 
 
-@torch_kernel("Shrink", 9)
-def _shrink(node: Node) -> Function:
-    lambd, bias = node.attribute("lambd", 0.5), node.attribute("bias", 0.0)
+def _swish(x: Tensor, alpha: float) -> Tensor:
+    return F.silu(x) if alpha == 1 else x * torch.sigmoid(alpha * x)
 
-    def shrink(x: Tensor) -> Tensor:
-        if not x.is_floating_point():
-            raise NotHandledError("Shrink of integers")
-        zero = torch.zeros((), dtype=x.dtype, device=x.device)
-        return torch.where(x < -lambd, x + bias, torch.where(x > lambd, x - bias, zero))
 
-    return shrink
+#: Activations with numbers as attributes: function, versions, and the attributes with defaults.
+_PARAMETRIC: dict[str, tuple[Function, tuple[int, ...], dict[str, Any]]] = {
+    "Celu": (_celu, (12, 28), {"alpha": 1.0}),
+    "Elu": (F.elu, (6, 22), {"alpha": 1.0}),
+    "LeakyRelu": (lambda x, alpha: F.leaky_relu(x, alpha), (6, 16), {"alpha": 0.01}),
+    "HardSigmoid": (
+        lambda x, alpha, beta: torch.clamp(alpha * x + beta, 0, 1), (6, 22),
+        {"alpha": 0.2, "beta": 0.5},
+    ),
+    "HardSwish": (lambda x: x * torch.clamp(x / 6 + 0.5, 0, 1), (14, 22), {}),
+    "Selu": (
+        lambda x, alpha, gamma: gamma * torch.where(x > 0, x, alpha * torch.expm1(x)), (6, 22),
+        {"alpha": 1.67326319217681884765625, "gamma": 1.05070102214813232421875},
+    ),
+    "Shrink": (_shrink, (9,), {"lambd": 0.5, "bias": 0.0}),
+    "Softplus": (_softplus, (1, 22), {}),
+    "Swish": (_swish, (24,), {"alpha": 1.0}),
+    "ThresholdedRelu": (
+        lambda x, alpha: torch.where(x > alpha, x, 0.0), (10, 22), {"alpha": 1.0}
+    ),
+}  # fmt: skip
+
+
+for _op_type, (_function, _versions, _defaults) in _PARAMETRIC.items():
+    torch_function(_op_type, *_versions, **_defaults)(_function)
+
+
+@torch_function("PRelu", 7, 9, 16)
+def _prelu(x: Tensor, slope: Tensor) -> Tensor:
+    slope = torch.broadcast_to(slope, x.shape)  # one way only, in ONNX
+    return torch.where(x < 0, slope * x, x)
 
 
 # -- casts -------------------------------------------------------------------------------------
@@ -350,11 +273,8 @@ def _cast(node: Node) -> Function:
     return lambda x: x.to(dtype) if isinstance(x, Tensor) else cast(x, dtype)
 
 
-@torch_kernel("CastLike", 15, 19, 21, 23, 24, 25)
-def _cast_like(node: Node) -> Function:
-    def cast_like(x: Any, like: Any) -> Tensor:
-        if not isinstance(like, Tensor):
-            raise NotHandledError("torch has no such element type")
-        return cast(x, like.dtype)
-
-    return cast_like
+@torch_function("CastLike", 15, 19, 21, 23, 24, 25)
+def _cast_like(x: Any, like: Any) -> Tensor:
+    if not isinstance(like, Tensor):
+        raise NotHandledError("torch has no such element type")
+    return cast(x, like.dtype)

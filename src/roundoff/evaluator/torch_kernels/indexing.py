@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
 
 from roundoff.errors import ModelError, ShapeError
-from roundoff.evaluator.nodes import Node
 
-from .common import NotHandledError, axis_of, read, refuse_larger_than_memory, torch_kernel
-
-Tensor = torch.Tensor
-Function = Callable[..., Any]
+from .common import (
+    Function,
+    Node,
+    NotHandledError,
+    Tensor,
+    axis_of,
+    read,
+    refuse_larger_than_memory,
+    torch_function,
+    torch_kernel,
+)
 
 
 def _positions(indices: Tensor, size: int, what: str) -> Tensor:
@@ -62,33 +65,23 @@ def _gather(node: Node) -> Function:
     return gather
 
 
-@torch_kernel("GatherElements", 11, 13)
-def _gather_elements(node: Node) -> Function:
-    axis = node.attribute("axis", 0)
-
-    def gather(x: Tensor, indices: Tensor) -> Tensor:
-        k = axis_of(axis, x.dim())
-        return torch.gather(x, k, _positions(indices, x.shape[k], "GatherElements"))
-
-    return gather
+@torch_function("GatherElements", 11, 13, axis=0)
+def _gather_elements(x: Tensor, indices: Tensor, *, axis: int) -> Tensor:
+    k = axis_of(axis, x.dim())
+    return torch.gather(x, k, _positions(indices, x.shape[k], "GatherElements"))
 
 
-@torch_kernel("GatherND", 11, 12, 13)
-def _gather_nd(node: Node) -> Function:
-    batch = node.attribute("batch_dims", 0)
-
-    def gather(x: Tensor, indices: Tensor) -> Tensor:
-        depth = indices.shape[-1]
-        if batch + depth > x.dim() or x.shape[:batch] != indices.shape[:batch]:
-            raise ShapeError("GatherND", got=f"{list(x.shape)}, {list(indices.shape)}")
-        lead = [
-            torch.arange(d, device=x.device).reshape([-1 if j == k else 1
-                                                      for j in range(indices.dim() - 1)])
-            for k, d in enumerate(x.shape[:batch])
-        ]  # fmt: skip
-        return x[(*lead, *indices.unbind(-1))]  # torch takes negative ones, and checks
-
-    return gather
+@torch_function("GatherND", 11, 12, 13, batch_dims=0)
+def _gather_nd(x: Tensor, indices: Tensor, *, batch_dims: int) -> Tensor:
+    depth = indices.shape[-1]
+    if batch_dims + depth > x.dim() or x.shape[:batch_dims] != indices.shape[:batch_dims]:
+        raise ShapeError("GatherND", got=f"{list(x.shape)}, {list(indices.shape)}")
+    lead = [
+        torch.arange(d, device=x.device).reshape([-1 if j == k else 1
+                                                  for j in range(indices.dim() - 1)])
+        for k, d in enumerate(x.shape[:batch_dims])
+    ]  # fmt: skip
+    return x[(*lead, *indices.unbind(-1))]  # torch takes negative ones, and checks
 
 
 _REDUCTIONS = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}
@@ -113,26 +106,21 @@ def _scatter_elements(node: Node) -> Function:
     return scatter
 
 
-@torch_kernel("ScatterND", 11, 13, 16, 18)
-def _scatter_nd(node: Node) -> Function:
-    reduction = node.attribute("reduction", "none")
-
-    def scatter(x: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
-        depth = indices.shape[-1]
-        if depth > x.dim() or updates.shape != (*indices.shape[:-1], *x.shape[depth:]):
-            raise ShapeError("ScatterND", got=f"{list(x.shape)}, {list(indices.shape)}, "
-                             f"{list(updates.shape)}")  # fmt: skip
-        places = tuple(_positions(indices[..., j], x.shape[j], "ScatterND") for j in range(depth))
-        y = x.clone(memory_format=torch.contiguous_format)
-        if reduction == "none":
-            y[places] = updates
-        elif reduction == "add":
-            y.index_put_(places, updates, accumulate=True)
-        else:
-            raise NotHandledError(f"reduction={reduction}")
-        return y
-
-    return scatter
+@torch_function("ScatterND", 11, 13, 16, 18, reduction="none")
+def _scatter_nd(x: Tensor, indices: Tensor, updates: Tensor, *, reduction: str) -> Tensor:
+    depth = indices.shape[-1]
+    if depth > x.dim() or updates.shape != (*indices.shape[:-1], *x.shape[depth:]):
+        raise ShapeError("ScatterND", got=f"{list(x.shape)}, {list(indices.shape)}, "
+                         f"{list(updates.shape)}")  # fmt: skip
+    places = tuple(_positions(indices[..., j], x.shape[j], "ScatterND") for j in range(depth))
+    y = x.clone(memory_format=torch.contiguous_format)
+    if reduction == "none":
+        y[places] = updates
+    elif reduction == "add":
+        y.index_put_(places, updates, accumulate=True)
+    else:
+        raise NotHandledError(f"reduction={reduction}")
+    return y
 
 
 @torch_kernel("OneHot", 9, 11, 28)
@@ -168,46 +156,32 @@ def _topk(node: Node) -> Function:
     return topk
 
 
-@torch_kernel("NonZero", 9, 13)
-def _non_zero(node: Node) -> Function:
-    def non_zero(x: Tensor) -> Tensor:
-        if x.dim() == 0:
-            raise NotHandledError("NonZero of a scalar")
-        return torch.nonzero(x).t().contiguous()
-
-    return non_zero
+@torch_function("NonZero", 9, 13)
+def _non_zero(x: Tensor) -> Tensor:
+    if x.dim() == 0:
+        raise NotHandledError("NonZero of a scalar")
+    return torch.nonzero(x).t().contiguous()
 
 
-@torch_kernel("Compress", 9, 11, 28)
-def _compress(node: Node) -> Function:
-    axis = node.attribute("axis")
-
-    def compress(x: Tensor, condition: Tensor) -> Tensor:
-        if axis is None:
-            x, k = x.reshape(-1), 0
-        else:
-            k = axis_of(axis, x.dim())
-        if condition.numel() > x.shape[k]:
-            raise ShapeError("Compress", got=condition.numel(), expected=f"up to {x.shape[k]}")
-        return x.index_select(k, torch.nonzero(condition.reshape(-1)).reshape(-1))
-
-    return compress
+@torch_function("Compress", 9, 11, 28, axis=None)
+def _compress(x: Tensor, condition: Tensor, *, axis: int | None) -> Tensor:
+    if axis is None:
+        x, axis = x.reshape(-1), 0
+    k = axis_of(axis, x.dim())
+    if condition.numel() > x.shape[k]:
+        raise ShapeError("Compress", got=condition.numel(), expected=f"up to {x.shape[k]}")
+    return x.index_select(k, torch.nonzero(condition.reshape(-1)).reshape(-1))
 
 
-@torch_kernel("ReverseSequence", 10, 28)
-def _reverse_sequence(node: Node) -> Function:
-    time, batch = node.attribute("time_axis", 0), node.attribute("batch_axis", 1)
-    if {time, batch} != {0, 1}:
-        raise ModelError(f"node {node.label!r}: time_axis and batch_axis are 0 and 1")
-
-    def reverse(x: Tensor, lengths: Tensor) -> Tensor:
-        steps = torch.arange(x.shape[time], device=x.device).unsqueeze(1)
-        ends = lengths.to(x.device).unsqueeze(0)
-        if bool((ends > x.shape[time]).any()) or bool((ends < 0).any()):
-            raise ShapeError("ReverseSequence: a length is out of range")
-        places = torch.where(steps < ends, ends - 1 - steps, steps)
-        places = places if time == 0 else places.t()
-        places = places.reshape(*places.shape, *[1] * (x.dim() - 2)).expand(x.shape)
-        return torch.gather(x, time, places)
-
-    return reverse
+@torch_function("ReverseSequence", 10, 28, time_axis=0, batch_axis=1)
+def _reverse_sequence(x: Tensor, lengths: Tensor, *, time_axis: int, batch_axis: int) -> Tensor:
+    if {time_axis, batch_axis} != {0, 1}:
+        raise ModelError("ReverseSequence: time_axis and batch_axis are 0 and 1")
+    steps = torch.arange(x.shape[time_axis], device=x.device).unsqueeze(1)
+    ends = lengths.to(x.device).unsqueeze(0)
+    if bool((ends > x.shape[time_axis]).any()) or bool((ends < 0).any()):
+        raise ShapeError("ReverseSequence: a length is out of range")
+    places = torch.where(steps < ends, ends - 1 - steps, steps)
+    places = places if time_axis == 0 else places.t()
+    places = places.reshape(*places.shape, *[1] * (x.dim() - 2)).expand(x.shape)
+    return torch.gather(x, time_axis, places)

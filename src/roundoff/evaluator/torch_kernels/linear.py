@@ -2,45 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import operator
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - as torch's users write it
 
-from roundoff.errors import ShapeError
-from roundoff.evaluator.nodes import Node
+from .common import (
+    Function,
+    Node,
+    NotHandledError,
+    ShapeError,
+    Tensor,
+    torch_function,
+    torch_kernel,
+)
 
-from .common import NotHandledError, torch_kernel
-
-Tensor = torch.Tensor
-Function = Callable[..., Any]
+torch_function("MatMul", 1, 9, 13)(torch.matmul)
 
 
-@torch_kernel("MatMul", 1, 9, 13)
-def _matmul(node: Node) -> Function:
-    return torch.matmul
-
-
-@torch_kernel("Gemm", 7, 9, 11, 13)
-def _gemm(node: Node) -> Function:
-    alpha, beta = node.attribute("alpha", 1.0), node.attribute("beta", 1.0)
-    trans_a, trans_b = node.attribute("transA", 0), node.attribute("transB", 0)
-
-    def gemm(a: Tensor, b: Tensor, c: Tensor | None = None) -> Tensor:
-        if a.dim() != 2 or b.dim() != 2:
-            raise ShapeError("Gemm", got=f"{list(a.shape)}, {list(b.shape)}", expected="matrices")
-        a = a.t() if trans_a else a
-        b = b.t() if trans_b else b
-        if not a.is_floating_point():
-            raise NotHandledError("Gemm of integers")
-        if c is None:
-            y = torch.mm(a, b)
-            return y if alpha == 1 else y * alpha
-        c = torch.broadcast_to(c, (a.shape[0], b.shape[1]))  # one way only, in ONNX
-        return torch.addmm(c, a, b, beta=beta, alpha=alpha)
-
-    return gemm
+@torch_function("Gemm", 7, 9, 11, 13, alpha=1.0, beta=1.0, transA=0, transB=0)
+def _gemm(
+    a: Tensor,
+    b: Tensor,
+    c: Tensor | None = None,
+    *,
+    alpha: float,
+    beta: float,
+    transA: int,
+    transB: int,
+) -> Tensor:
+    if a.dim() != 2 or b.dim() != 2:
+        raise ShapeError("Gemm", got=f"{list(a.shape)}, {list(b.shape)}", expected="matrices")
+    a = a.t() if transA else a
+    b = b.t() if transB else b
+    if not a.is_floating_point():
+        raise NotHandledError("Gemm of integers")
+    if c is None:
+        y = torch.mm(a, b)
+        return y if alpha == 1 else y * alpha
+    c = torch.broadcast_to(c, (a.shape[0], b.shape[1]))  # one way only, in ONNX
+    return torch.addmm(c, a, b, beta=beta, alpha=alpha)
 
 
 @torch_kernel("Einsum", 12, 28)
@@ -110,8 +113,6 @@ def _conv(node: Node) -> Function:
 @torch_kernel("ConvTranspose", 1, 11, 22)
 def _conv_transpose(node: Node) -> Function:
     mode, group = node.attribute("auto_pad", "NOTSET"), node.attribute("group", 1)
-    if mode not in ("NOTSET", "VALID") or node.attribute("output_shape"):
-        raise NotHandledError("ConvTranspose with automatic padding")
 
     def conv(x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
         rank = x.dim() - 2
@@ -120,25 +121,37 @@ def _conv_transpose(node: Node) -> Function:
         stride = _spatial(node, rank, "strides", 1)
         dilation = _spatial(node, rank, "dilations", 1)
         extra = _spatial(node, rank, "output_padding", 0)
-        pads = [0] * (2 * rank) if mode == "VALID" else node.attribute("pads", [0] * (2 * rank))
-        if list(pads[:rank]) != list(pads[rank:]):
-            raise NotHandledError("ConvTranspose with uneven padding")
-        return _CONV_TRANSPOSE[rank](
-            x, w, b, stride, list(pads[:rank]), extra, group, dilation
-        )  # fmt: skip
+        pads = [0] * (2 * rank)
+        if mode == "NOTSET":
+            pads = list(node.attribute("pads", pads))
+        wanted = node.attribute("output_shape") or []
+        if mode.startswith("SAME") and not wanted:
+            wanted = [n * s for n, s in zip(x.shape[2:], stride, strict=True)]
+        for axis, target in enumerate(wanted[-rank:]):
+            window = (w.shape[2 + axis] - 1) * dilation[axis] + 1
+            total = (x.shape[2 + axis] - 1) * stride[axis] + window + extra[axis] - target
+            if total < 0:
+                raise NotHandledError("an output larger than what the input reaches")
+            pads[axis] = total // 2 if mode == "SAME_UPPER" else total - total // 2
+            pads[rank + axis] = total - pads[axis]
+        begins, ends = pads[:rank], pads[rank:]
+        if begins == ends and all(map(operator.lt, extra, map(max, stride, dilation))):
+            return _CONV_TRANSPOSE[rank](x, w, b, stride, begins, extra, group, dilation)
+        crop = []
+        for begin, end, more in zip(begins[::-1], ends[::-1], extra[::-1], strict=True):
+            crop += [-begin, more - end]
+        y = F.pad(_CONV_TRANSPOSE[rank](x, w, None, stride, 0, 0, group, dilation), crop)
+        return y if b is None else y + b.reshape(-1, *[1] * rank)
 
     return conv
 
 
 def _register_global(op_type: str, function: Function) -> None:
-    @torch_kernel(op_type, 1, 22)
-    def factory(node: Node) -> Function:
-        def pool(x: Tensor) -> Tensor:
-            if x.dim() < 3:
-                raise NotHandledError("pooling over no axis")
-            return function(x, list(range(2, x.dim())), keepdim=True)
-
-        return pool
+    @torch_function(op_type, 1, 22)
+    def pool(x: Tensor) -> Tensor:
+        if x.dim() < 3:
+            raise NotHandledError("pooling over no axis")
+        return function(x, list(range(2, x.dim())), keepdim=True)
 
 
 _register_global("GlobalAveragePool", torch.mean)

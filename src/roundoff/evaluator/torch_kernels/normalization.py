@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - as torch's users write it
 
-from roundoff.evaluator.nodes import Node
+from .common import (
+    Function,
+    Node,
+    NotHandledError,
+    Tensor,
+    axis_of,
+    element_type,
+    torch_function,
+    torch_kernel,
+)
 
-from .common import NotHandledError, axis_of, element_type, torch_kernel
 
-Tensor = torch.Tensor
-Function = Callable[..., Any]
+def _standardized(x: Tensor, over: list[int], epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
+    """x with mean 0 and variance 1 along axes, its mean and one over its deviation."""
+    mean = x.mean(over, keepdim=True)
+    centred = x - mean
+    inverse = torch.rsqrt((centred * centred).mean(over, keepdim=True) + epsilon)
+    return centred * inverse, mean, inverse
 
 
 @torch_kernel("LayerNormalization", 17)
@@ -46,12 +57,8 @@ def _layer_norm_by_steps(
     stash: torch.dtype, several: bool,
 ) -> Any:  # fmt: skip
     """The definition, step by step, for a scale of another shape."""
-    over = list(range(-axes, 0))
-    wide = x.to(stash)
-    mean = wide.mean(over, keepdim=True)
-    centred = wide - mean
-    inverse = torch.rsqrt((centred * centred).mean(over, keepdim=True) + epsilon)
-    y = (centred * inverse).to(x.dtype) * torch.broadcast_to(scale, x.shape)
+    y, mean, inverse = _standardized(x.to(stash), list(range(-axes, 0)), epsilon)
+    y = y.to(x.dtype) * torch.broadcast_to(scale, x.shape)
     if bias is not None:
         y = y + torch.broadcast_to(bias, x.shape)
     return (y, mean, inverse) if several else y
@@ -88,20 +95,13 @@ def _batch_normalization(node: Node) -> Function:
     return normalize
 
 
-@torch_kernel("InstanceNormalization", 6, 22)
-def _instance_normalization(node: Node) -> Function:
-    epsilon = node.attribute("epsilon", 1e-5)
-
-    def normalize(x: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
-        if x.dim() < 3:
-            raise NotHandledError("InstanceNormalization without spatial axes")
-        over = list(range(2, x.dim()))
-        shape = (1, -1, *[1] * (x.dim() - 2))
-        centred = x - x.mean(over, keepdim=True)
-        inverse = torch.rsqrt((centred * centred).mean(over, keepdim=True) + epsilon)
-        return scale.reshape(shape) * (centred * inverse) + bias.reshape(shape)
-
-    return normalize
+@torch_function("InstanceNormalization", 6, 22, epsilon=1e-5)
+def _instance_normalization(x: Tensor, scale: Tensor, bias: Tensor, *, epsilon: float) -> Tensor:
+    if x.dim() < 3:
+        raise NotHandledError("InstanceNormalization without spatial axes")
+    shape = (1, -1, *[1] * (x.dim() - 2))
+    y, *_ = _standardized(x, list(range(2, x.dim())), epsilon)
+    return scale.reshape(shape) * y + bias.reshape(shape)
 
 
 @torch_kernel("GroupNormalization", 21)
@@ -110,10 +110,8 @@ def _group_normalization(node: Node) -> Function:
     stash = element_type(node, node.attribute("stash_type", 1))
 
     def normalize(x: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
-        rows = x.reshape(x.shape[0], groups, -1).to(stash)
-        centred = rows - rows.mean(2, keepdim=True)
-        inverse = torch.rsqrt((centred * centred).mean(2, keepdim=True) + epsilon)
-        y = (centred * inverse).reshape(x.shape).to(x.dtype)
+        y, *_ = _standardized(x.reshape(x.shape[0], groups, -1).to(stash), [2], epsilon)
+        y = y.reshape(x.shape).to(x.dtype)
         shape = (1, -1, *[1] * (x.dim() - 2))
         return y * scale.reshape(shape) + bias.reshape(shape)
 
@@ -136,17 +134,12 @@ def _lp_normalization(node: Node) -> Function:
     return normalize
 
 
-@torch_kernel("MeanVarianceNormalization", 9, 13)
-def _mean_variance_normalization(node: Node) -> Function:
-    axes = node.attribute("axes", [0, 2, 3])
-
-    def normalize(x: Tensor) -> Tensor:
-        over = [axis_of(a, x.dim()) for a in axes]
-        centred = x - x.mean(over, keepdim=True)
-        deviation = torch.sqrt((centred * centred).mean(over, keepdim=True))
-        return centred / (deviation + 1e-9)
-
-    return normalize
+@torch_function("MeanVarianceNormalization", 9, 13, axes=[0, 2, 3])
+def _mean_variance_normalization(x: Tensor, *, axes: list[int]) -> Tensor:
+    over = [axis_of(a, x.dim()) for a in axes]
+    centred = x - x.mean(over, keepdim=True)
+    deviation = torch.sqrt((centred * centred).mean(over, keepdim=True))
+    return centred / (deviation + 1e-9)
 
 
 @torch_kernel("Dropout", 12, 13, 22)

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from roundoff.dtypes import DTYPES
-from roundoff.errors import ShapeError
-from roundoff.evaluator.nodes import Node
 
-from .common import NotHandledError, axis_of, element_type, torch_kernel
+from .common import (
+    Function,
+    Node,
+    NotHandledError,
+    ShapeError,
+    Tensor,
+    axis_of,
+    element_type,
+    torch_function,
+    torch_kernel,
+)
 
-Tensor = torch.Tensor
-Function = Callable[..., Any]
 _INTEGERS = {torch.int8, torch.uint8, torch.int16, torch.int32}
 
 
@@ -81,20 +86,16 @@ def _quantize(node: Node) -> Function:
     return quantize
 
 
-@torch_kernel("DynamicQuantizeLinear", 11)
-def _quantize_dynamically(node: Node) -> Function:
+@torch_function("DynamicQuantizeLinear", 11)
+def _quantize_dynamically(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """ONNX's function, in float32 or, for the truth, in float64."""
-
-    def quantize(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        zero = x.new_zeros(1)
-        low, high = torch.aminmax(torch.cat([x.reshape(-1), zero]))
-        scale = (high - low) / 255
-        if high == low:  # zeros alone: ONNX divides 0 by 0, ONNX Runtime by 1
-            scale = torch.ones_like(scale)
-        if not bool(scale.isfinite() & (scale > 0)):
-            raise NotHandledError("quantisation of NaN, or with a step beyond the type")
-        point = torch.round(torch.clamp(0 - low / scale, 0, 255))
-        y = torch.clamp(torch.round(x / scale) + point, 0, 255)
-        return y.to(torch.uint8), scale, point.to(torch.uint8)
-
-    return quantize
+    zero = x.new_zeros(1)
+    low, high = torch.aminmax(torch.cat([x.reshape(-1), zero]))
+    scale = (high - low) / 255
+    if high == low:  # zeros alone: ONNX divides 0 by 0, ONNX Runtime by 1
+        scale = torch.ones_like(scale)
+    if not bool(scale.isfinite() & (scale > 0)):
+        raise NotHandledError("quantisation of NaN, or with a step beyond the type")
+    point = torch.round(torch.clamp(0 - low / scale, 0, 255))
+    y = torch.clamp(torch.round(x / scale) + point, 0, 255)
+    return y.to(torch.uint8), scale, point.to(torch.uint8)

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
-from roundoff.evaluator.nodes import Node
+from .common import (
+    Function,
+    Node,
+    NotHandledError,
+    Tensor,
+    axis_of,
+    ints,
+    read,
+    steering,
+    torch_function,
+    torch_kernel,
+)
 
-from .common import NotHandledError, axis_of, ints, read, steering, torch_kernel
-
-Tensor = torch.Tensor
-Function = Callable[..., Any]
 Reducer = Callable[[Tensor, list[int], bool], Tensor]
 
 
@@ -69,36 +75,29 @@ def _extreme(function: Function) -> Reducer:
     return reduce
 
 
-# Operator -> reducer, versions with the axes in an attribute, versions with them as an input.
-_REDUCERS: dict[str, tuple[Reducer, tuple[int, ...], tuple[int, ...]]] = {
-    "ReduceSum": (_sum, (1, 11), (13,)),
-    "ReduceMean": (_mean, (1, 11, 13), (18,)),
-    "ReduceProd": (_prod, (1, 11, 13), (18,)),
-    "ReduceL1": (_l1, (1, 11, 13), (18,)),
-    "ReduceL2": (_l2, (1, 11, 13), (18,)),
-    "ReduceSumSquare": (_sum_square, (1, 11, 13), (18,)),
-    "ReduceLogSum": (_log_sum, (1, 11, 13), (18, 28)),
-    "ReduceLogSumExp": (_log_sum_exp, (1, 11, 13), (18, 28)),
-    "ReduceMax": (_extreme(torch.amax), (1, 11, 12, 13), (18, 20)),
-    "ReduceMin": (_extreme(torch.amin), (1, 11, 12, 13), (18, 20)),
+# Operator -> reducer, versions. From 13 or 18 on the axes are an input, before an attribute.
+_REDUCERS: dict[str, tuple[Reducer, tuple[int, ...]]] = {
+    "ReduceSum": (_sum, (1, 11, 13)),
+    "ReduceMean": (_mean, (1, 11, 13, 18)),
+    "ReduceProd": (_prod, (1, 11, 13, 18)),
+    "ReduceL1": (_l1, (1, 11, 13, 18)),
+    "ReduceL2": (_l2, (1, 11, 13, 18)),
+    "ReduceSumSquare": (_sum_square, (1, 11, 13, 18)),
+    "ReduceLogSum": (_log_sum, (1, 11, 13, 18, 28)),
+    "ReduceLogSumExp": (_log_sum_exp, (1, 11, 13, 18, 28)),
+    "ReduceMax": (_extreme(torch.amax), (1, 11, 12, 13, 18, 20)),
+    "ReduceMin": (_extreme(torch.amin), (1, 11, 12, 13, 18, 20)),
 }
 
 
-def _register(
-    op_type: str, reducer: Reducer, with_attribute: tuple[int, ...], with_input: tuple[int, ...]
-) -> None:
-    @torch_kernel(op_type, *with_attribute)
-    def by_attribute(node: Node) -> Function:
-        axes, keep = node.attribute("axes"), bool(node.attribute("keepdims", 1))
-        return lambda x: reducer(x, _axes(axes, x.dim()), keep)
-
-    @torch_kernel(op_type, *with_input)
-    def by_input(node: Node) -> Function:
+def _register(op_type: str, reducer: Reducer, versions: tuple[int, ...]) -> None:
+    @torch_kernel(op_type, *versions)
+    def factory(node: Node) -> Function:
         keep = bool(node.attribute("keepdims", 1))
         noop = bool(node.attribute("noop_with_empty_axes", 0))
-        fixed = steering(node, 1)
+        fixed = steering(node, 1, "axes")
         if fixed:
-            return lambda x, axes: reducer(x, fixed, keep)  # torch checks their range
+            return lambda x, axes=None: reducer(x, fixed, keep)  # torch checks their range
 
         def reduce(x: Tensor, axes: Tensor | None = None) -> Tensor:
             reduced = [] if axes is None else ints(axes)
@@ -127,25 +126,16 @@ for _op_type, _parts in _REDUCERS.items():
 
 
 def _register_arg(op_type: str, function: Function) -> None:
-    @torch_kernel(op_type, 1, 11, 12, 13)
-    def factory(node: Node) -> Function:
-        axis, keep = node.attribute("axis", 0), bool(node.attribute("keepdims", 1))
-        last = bool(node.attribute("select_last_index", 0))
-
-        def arg(x: Tensor) -> Tensor:
-            k = axis_of(axis, x.dim())
-            if x.is_floating_point() and bool(torch.isnan(x).any()):
-                raise NotHandledError("NaN among the values")
-            # torch does not promise the first of equals: take the first place of the extreme.
-            best = function(x, k, keepdim=True)
-            hits = (x == best).to(torch.uint8)
-            if last:
-                place = x.shape[k] - 1 - torch.argmax(hits.flip(k), k, keepdim=keep)
-            else:
-                place = torch.argmax(hits, k, keepdim=keep)
-            return place
-
-        return arg
+    @torch_function(op_type, 1, 11, 12, 13, axis=0, keepdims=1, select_last_index=0)
+    def arg(x: Tensor, *, axis: int, keepdims: int, select_last_index: int) -> Tensor:
+        k, keep = axis_of(axis, x.dim()), bool(keepdims)
+        if x.is_floating_point() and bool(torch.isnan(x).any()):
+            raise NotHandledError("NaN among the values")
+        # torch does not promise the first of equals: take the first place of the extreme.
+        hits = (x == function(x, k, keepdim=True)).to(torch.uint8)
+        if select_last_index:
+            return x.shape[k] - 1 - torch.argmax(hits.flip(k), k, keepdim=keep)
+        return torch.argmax(hits, k, keepdim=keep)
 
 
 _register_arg("ArgMax", torch.amax)

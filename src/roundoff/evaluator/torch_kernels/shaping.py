@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from roundoff.errors import ModelError, ShapeError
-from roundoff.evaluator.nodes import Node
 
 from .common import (
+    Function,
+    Node,
     NotHandledError,
+    Tensor,
     axis_of,
     element_type,
     ints,
     read,
     refuse_larger_than_memory,
     steering,
+    torch_function,
     torch_kernel,
 )
-
-Tensor = torch.Tensor
-Function = Callable[..., Any]
 
 
 def _target_shape(shape: Sequence[int], wanted: list[int], allow_zero: bool) -> list[int]:
@@ -72,20 +72,15 @@ def _transpose(node: Node) -> Function:
     return lambda x: x.permute(order)
 
 
-@torch_kernel("Flatten", 1, 9, 11, 13, 21, 23, 24, 25)
-def _flatten(node: Node) -> Function:
-    axis = node.attribute("axis", 1)
-
-    def flatten(x: Tensor) -> Tensor:
-        k = axis if axis == x.dim() else axis_of(axis, x.dim())
-        rows = columns = 1
-        for d in x.shape[:k]:
-            rows *= d
-        for d in x.shape[k:]:
-            columns *= d
-        return x.reshape(rows, columns)
-
-    return flatten
+@torch_function("Flatten", 1, 9, 11, 13, 21, 23, 24, 25, axis=1)
+def _flatten(x: Tensor, *, axis: int) -> Tensor:
+    k = axis if axis == x.dim() else axis_of(axis, x.dim())
+    rows = columns = 1
+    for d in x.shape[:k]:
+        rows *= d
+    for d in x.shape[k:]:
+        columns *= d
+    return x.reshape(rows, columns)
 
 
 def _squeezed(x: Tensor, axes: list[int]) -> Tensor:
@@ -95,17 +90,11 @@ def _squeezed(x: Tensor, axes: list[int]) -> Tensor:
     return x.squeeze(tuple(over))
 
 
-@torch_kernel("Squeeze", 1, 11)
-def _squeeze_attribute(node: Node) -> Function:
-    axes = node.attribute("axes")
-    return torch.squeeze if axes is None else lambda x: _squeezed(x, axes)
-
-
-@torch_kernel("Squeeze", 13, 21, 23, 24, 25)
+@torch_kernel("Squeeze", 1, 11, 13, 21, 23, 24, 25)
 def _squeeze(node: Node) -> Function:
-    fixed = steering(node, 1)
+    fixed = steering(node, 1, "axes")
     if fixed is not None:
-        return lambda x, axes: _squeezed(x, fixed)
+        return lambda x, axes=None: _squeezed(x, fixed)
     return lambda x, axes=None: torch.squeeze(x) if axes is None else _squeezed(x, ints(axes))
 
 
@@ -119,20 +108,14 @@ def _unsqueezed(x: Tensor, axes: list[int]) -> Tensor:
     return x
 
 
-@torch_kernel("Unsqueeze", 1, 11)
-def _unsqueeze_attribute(node: Node) -> Function:
-    axes = node.attribute("axes")
-    return lambda x: _unsqueezed(x, axes)
-
-
-@torch_kernel("Unsqueeze", 13, 21, 23, 24, 25)
+@torch_kernel("Unsqueeze", 1, 11, 13, 21, 23, 24, 25)
 def _unsqueeze(node: Node) -> Function:
-    fixed = steering(node, 1)
+    fixed = steering(node, 1, "axes")
     if fixed is not None and len(fixed) == 1:
         axis = fixed[0]
-        return lambda x, axes: x.unsqueeze(axis)
+        return lambda x, axes=None: x.unsqueeze(axis)
     if fixed is not None:
-        return lambda x, axes: _unsqueezed(x, fixed)
+        return lambda x, axes=None: _unsqueezed(x, fixed)
     return lambda x, axes: _unsqueezed(x, ints(axes))
 
 
@@ -173,15 +156,12 @@ def _shape(node: Node) -> Function:
     return lambda x: torch.tensor(list(x.shape)[slice(start, end)], dtype=torch.int64)
 
 
-@torch_kernel("Size", 1, 13, 19, 21, 23, 24, 25)
-def _size(node: Node) -> Function:
-    def size(x: Any) -> Tensor:
-        count = 1
-        for d in x.shape:
-            count *= d
-        return torch.tensor(count, dtype=torch.int64)
-
-    return size
+@torch_function("Size", 1, 13, 19, 21, 23, 24, 25)
+def _size(x: Any) -> Tensor:
+    count = 1
+    for d in x.shape:
+        count *= d
+    return torch.tensor(count, dtype=torch.int64)
 
 
 @torch_kernel("ConstantOfShape", 9, 20, 21, 23, 24, 25)
@@ -218,24 +198,21 @@ def _eye_like(node: Node) -> Function:
     return eye_like
 
 
-@torch_kernel("Range", 11)
-def _range(node: Node) -> Function:
-    def arange(start: Tensor, limit: Tensor, delta: Tensor) -> Tensor:
-        first, last, step = (t.reshape(()) for t in (start, limit, delta))
-        if step.item() == 0:
-            raise ModelError("Range with a step of 0")
-        if start.is_floating_point():
-            count = math.ceil((last - first).item() / step.item())
-        else:
-            count = -((int(first) - int(last)) // int(step))
-        count = max(count, 0)
-        refuse_larger_than_memory([count], start.dtype, start.device)
-        steps = torch.arange(count, device=start.device)
-        if not start.is_floating_point():
-            return (int(first) + steps * int(step)).to(start.dtype)
-        return first + steps.to(start.dtype) * step
-
-    return arange
+@torch_function("Range", 11)
+def _range(start: Tensor, limit: Tensor, delta: Tensor) -> Tensor:
+    first, last, step = (t.reshape(()) for t in (start, limit, delta))
+    if step.item() == 0:
+        raise ModelError("Range with a step of 0")
+    if start.is_floating_point():
+        count = math.ceil((last - first).item() / step.item())
+    else:
+        count = -((int(first) - int(last)) // int(step))
+    count = max(count, 0)
+    refuse_larger_than_memory([count], start.dtype, start.device)
+    steps = torch.arange(count, device=start.device)
+    if not start.is_floating_point():
+        return (int(first) + steps * int(step)).to(start.dtype)
+    return first + steps.to(start.dtype) * step
 
 
 @torch_kernel("Trilu", 14)
@@ -253,29 +230,19 @@ def _trilu(node: Node) -> Function:
     return trilu
 
 
-@torch_kernel("DepthToSpace", 1, 11, 13, 28)
-def _depth_to_space(node: Node) -> Function:
-    b, mode = node.attribute("blocksize"), node.attribute("mode", "DCR")
-
-    def depth_to_space(x: Tensor) -> Tensor:
-        n, c, h, w = x.shape
-        if mode == "DCR":
-            y = x.reshape(n, b, b, c // (b * b), h, w).permute(0, 3, 4, 1, 5, 2)
-        else:
-            y = x.reshape(n, c // (b * b), b, b, h, w).permute(0, 1, 4, 2, 5, 3)
-        return y.reshape(n, c // (b * b), h * b, w * b)
-
-    return depth_to_space
+@torch_function("DepthToSpace", 1, 11, 13, 28, blocksize=None, mode="DCR")
+def _depth_to_space(x: Tensor, *, blocksize: int, mode: str) -> Tensor:
+    (n, _, h, w), b = x.shape, blocksize
+    if mode == "DCR":
+        y = x.unflatten(1, (b, b, -1)).permute(0, 3, 4, 1, 5, 2)
+    else:
+        y = x.unflatten(1, (-1, b, b)).permute(0, 1, 4, 2, 5, 3)
+    return y.reshape(n, -1, h * b, w * b)
 
 
-@torch_kernel("SpaceToDepth", 1, 13, 28)
-def _space_to_depth(node: Node) -> Function:
-    b = node.attribute("blocksize")
-    order = (0, 3, 5, 1, 2, 4) if node.attribute("mode", "DCR") == "DCR" else (0, 1, 3, 5, 2, 4)
-
-    def space_to_depth(x: Tensor) -> Tensor:
-        n, c, h, w = x.shape
-        y = x.reshape(n, c, h // b, b, w // b, b).permute(order)
-        return y.reshape(n, c * b * b, h // b, w // b)
-
-    return space_to_depth
+@torch_function("SpaceToDepth", 1, 13, 28, blocksize=None, mode="DCR")
+def _space_to_depth(x: Tensor, *, blocksize: int, mode: str) -> Tensor:
+    (n, c, h, w), b = x.shape, blocksize
+    y = x.reshape(n, c, h // b, b, w // b, b)
+    y = y.permute((0, 3, 5, 1, 2, 4) if mode == "DCR" else (0, 1, 3, 5, 2, 4))
+    return y.reshape(n, c * b * b, h // b, w // b)

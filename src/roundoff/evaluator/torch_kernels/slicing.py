@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - as torch's users write it
 
 from roundoff.errors import ModelError, ShapeError
-from roundoff.evaluator.nodes import Node
 
 from .common import (
+    Function,
+    Node,
     NotHandledError,
+    Tensor,
     axis_of,
     ints,
     read,
@@ -20,9 +21,6 @@ from .common import (
     steering,
     torch_kernel,
 )
-
-Tensor = torch.Tensor
-Function = Callable[..., Any]
 
 
 @torch_kernel("Concat", 4, 11, 13)
@@ -78,19 +76,13 @@ def _sliced(
     return x
 
 
-@torch_kernel("Slice", 1)
-def _slice1(node: Node) -> Function:
-    starts, ends = node.attribute("starts"), node.attribute("ends")
-    return lambda x: _sliced(x, starts, ends, node.attribute("axes"), None)
-
-
-@torch_kernel("Slice", 10, 11, 13)
+@torch_kernel("Slice", 1, 10, 11, 13)
 def _slice(node: Node) -> Function:
-    present = [k for k in range(1, 5) if node.has_input(k)]
-    fixed = {k: steering(node, k) for k in present}
-    if all(v is not None for v in fixed.values()):
-        parts: list[Any] = [fixed.get(k) for k in range(1, 5)]
-        starts, ends, axes, steps = parts
+    names = ("starts", "ends", "axes", "steps")
+    fixed = [steering(node, k, name) for k, name in enumerate(names, 1)]
+    computed = any(node.has_input(k) and fixed[k - 1] is None for k in range(1, 5))
+    starts, ends, axes, steps = fixed
+    if not computed and starts is not None and ends is not None:
         if len(starts) == 1 and axes and steps in (None, [1]) and axes[0] >= 0:
             return _one_slice(starts[0], ends[0], axes[0])
         return lambda x, *rest: _sliced(x, starts, ends, axes, steps)
@@ -113,34 +105,22 @@ def _split_sizes(total: int, count: int) -> list[int]:
     return [max(min(size, total - k * size), 0) for k in range(count)]
 
 
-def _split(x: Tensor, axis: int, sizes: list[int] | None, count: int) -> tuple[Tensor, ...]:
-    k = axis_of(axis, x.dim())
-    sizes = _split_sizes(x.shape[k], count) if sizes is None else sizes
-    if sum(sizes) != x.shape[k] or min(sizes, default=0) < 0:
-        raise ShapeError("Split", got=sizes, expected=f"sizes that add up to {x.shape[k]}")
-    return torch.split(x, sizes, k)
+@torch_kernel("Split", 2, 11, 13, 18)
+def _split(node: Node) -> Function:
+    axis, count = node.attribute("axis", 0), len(node.outputs)
+    fixed = steering(node, 1, "split")
 
-
-def _outputs(node: Node, parts: tuple[Tensor, ...]) -> Any:
-    if len(parts) != len(node.outputs):
-        raise ShapeError("Split", got=f"{len(parts)} parts", expected=str(len(node.outputs)))
-    return parts if len(parts) > 1 else parts[0]
-
-
-@torch_kernel("Split", 2, 11)
-def _split_attribute(node: Node) -> Function:
-    axis, sizes, count = node.attribute("axis", 0), node.attribute("split"), len(node.outputs)
-    return lambda x: _outputs(node, _split(x, axis, sizes, count))
-
-
-@torch_kernel("Split", 13, 18)
-def _split_input(node: Node) -> Function:
-    axis, count = node.attribute("axis", 0), node.attribute("num_outputs", len(node.outputs))
-    fixed = steering(node, 1)
-
-    def split(x: Tensor, sizes: Tensor | None = None) -> Any:
-        lengths = fixed if sizes is None or fixed is not None else ints(sizes)
-        return _outputs(node, _split(x, axis, lengths, count))
+    def split(x: Tensor, given: Tensor | None = None) -> Any:
+        k = axis_of(axis, x.dim())
+        sizes = fixed
+        if sizes is None:
+            sizes = _split_sizes(x.shape[k], count) if given is None else ints(given)
+        if sum(sizes) != x.shape[k] or min(sizes, default=0) < 0 or len(sizes) != count:
+            raise ShapeError(
+                "Split", got=sizes, expected=f"{count} sizes that add up to {x.shape[k]}"
+            )
+        parts = torch.split(x, sizes, k)
+        return parts if count > 1 else parts[0]
 
     return split
 
@@ -148,12 +128,12 @@ def _split_input(node: Node) -> Function:
 # -- padding -----------------------------------------------------------------------------------
 
 
-@torch_kernel("Pad", 11, 13, 18, 19, 21, 23, 24, 25)
+@torch_kernel("Pad", 2, 11, 13, 18, 19, 21, 23, 24, 25)
 def _pad(node: Node) -> Function:
-    mode = node.attribute("mode", "constant")
+    mode, fixed = node.attribute("mode", "constant"), steering(node, 1, "pads")
 
-    def pad(x: Tensor, pads: Tensor, value: Any = None, axes: Tensor | None = None) -> Tensor:
-        rank, amounts = x.dim(), read(node, 1, pads)
+    def pad(x: Tensor, pads: Any = None, value: Any = None, axes: Tensor | None = None) -> Tensor:
+        rank, amounts = x.dim(), ints(pads) if fixed is None else fixed
         over = (
             list(range(rank)) if axes is None else [axis_of(a, rank) for a in read(node, 3, axes)]
         )
@@ -162,19 +142,12 @@ def _pad(node: Node) -> Function:
         before, after = [0] * rank, [0] * rank
         for k, axis in enumerate(over):
             before[axis], after[axis] = amounts[k], amounts[len(over) + k]
-        item = 0 if value is None or value.numel() == 0 else value.reshape(()).item()
+        item = node.attribute("value", 0)
+        if value is not None and value.numel():
+            item = value.reshape(()).item()
         return _padded(x, before, after, mode, item)
 
     return pad
-
-
-@torch_kernel("Pad", 2)
-def _pad2(node: Node) -> Function:
-    mode, value, pads = (
-        node.attribute("mode", "constant"), node.attribute("value", 0.0), node.attribute("pads")
-    )  # fmt: skip
-    half = len(pads) // 2
-    return lambda x: _padded(x, pads[:half], pads[half:], mode, value)
 
 
 def _padded(x: Tensor, before: list[int], after: list[int], mode: str, item: Any) -> Tensor:

@@ -9,50 +9,25 @@ What the definition leaves open is refused.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 - as torch's users write it
 
-from roundoff.errors import ShapeError
-from roundoff.evaluator.nodes import Node
-
-from .common import Factory, NotHandledError, ints
-from .linear import _CONV_TRANSPOSE, _auto_pads, _spatial
-
-__all__ = ["WIDE"]
-
-Tensor = torch.Tensor
-Function = Callable[..., Any]
-
-#: (domain, operator) -> version -> factory of its kernel in float64.
-WIDE: dict[tuple[str, str], dict[int, Factory]] = {}
-
-
-def _wide_kernel(op_type: str, *versions: int) -> Callable[[Factory], Factory]:
-    def register(factory: Factory) -> Factory:
-        WIDE.setdefault(("", op_type), {}).update(dict.fromkeys(versions, factory))
-        return factory
-
-    return register
-
-
-@_wide_kernel("LRN", 1, 13)
-def _lrn(node: Node) -> Function:
-    size = node.attribute("size")
-    alpha, beta = node.attribute("alpha", 1e-4), node.attribute("beta", 0.75)
-    bias = node.attribute("bias", 1.0)
-    before, after = (size - 1) // 2, size // 2  # of an even window one more after
-
-    def lrn(x: Tensor) -> Tensor:
-        if x.dim() < 2:
-            raise ShapeError("LRN", got=list(x.shape), expected="[N, C, …]")
-        squares = F.pad(x.square().movedim(1, -1), (before, after))
-        sums = squares.unfold(-1, size, 1).sum(-1).movedim(-1, 1)
-        return x / (bias + alpha / size * sums) ** beta
-
-    return lrn
+from .common import (
+    WIDE,
+    Function,
+    Node,
+    NotHandledError,
+    ShapeError,
+    Tensor,
+    ints,
+    torch_function,
+    torch_kernel,
+)
+from .linear import _auto_pads, _spatial
 
 
 class _Windows:
@@ -109,7 +84,7 @@ class _Windows:
             raise ShapeError("pooling", got=list(x.shape), expected=f"{self.rank + 2} dimensions")
 
 
-@_wide_kernel("MaxPool", 1, 8, 10, 11, 12, 22)
+@torch_kernel("MaxPool", 1, 8, 10, 11, 12, 22, table=WIDE)
 def _max_pool(node: Node) -> Function:
     windows, by_column = _Windows(node), node.attribute("storage_order", 0)
 
@@ -137,7 +112,7 @@ def _max_pool(node: Node) -> Function:
     return pool
 
 
-@_wide_kernel("AveragePool", 7, 10, 11, 19, 22)
+@torch_kernel("AveragePool", 7, 10, 11, 19, 22, table=WIDE)
 def _average_pool(node: Node) -> Function:
     windows, with_padding = _Windows(node), node.attribute("count_include_pad", 0)
     if windows.ceil and with_padding:
@@ -156,7 +131,7 @@ def _norm(x: Tensor, p: float, axes: Any, keep: bool) -> Tensor:
     return x.abs().pow(p).sum(axes, keepdim=keep).pow(1 / p)
 
 
-@_wide_kernel("LpPool", 2, 11, 18, 22)
+@torch_kernel("LpPool", 2, 11, 18, 22, table=WIDE)
 def _lp_pool(node: Node) -> Function:
     windows, p = _Windows(node), node.attribute("p", 2)
 
@@ -167,88 +142,54 @@ def _lp_pool(node: Node) -> Function:
     return pool
 
 
-@_wide_kernel("GlobalLpPool", 2, 22)
-def _global_lp_pool(node: Node) -> Function:
-    p = node.attribute("p", 2)
-
-    def pool(x: Tensor) -> Tensor:
-        if x.dim() < 3:
-            raise NotHandledError("pooling over no axis")
-        return _norm(x, p, list(range(2, x.dim())), True)
-
-    return pool
+@torch_function("GlobalLpPool", 2, 22, p=2, table=WIDE)
+def _global_lp_pool(x: Tensor, *, p: int) -> Tensor:
+    if x.dim() < 3:
+        raise NotHandledError("pooling over no axis")
+    return _norm(x, p, list(range(2, x.dim())), True)
 
 
-@_wide_kernel("ConvTranspose", 1, 11, 22)
-def _conv_transpose(node: Node) -> Function:
-    mode, group = node.attribute("auto_pad", "NOTSET"), node.attribute("group", 1)
-    shape = node.attribute("output_shape")
-
-    def conv(x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
-        rank = x.dim() - 2
-        if rank not in _CONV_TRANSPOSE or w.dim() != x.dim():
-            raise NotHandledError(f"convolution in {rank} dimensions")
-        stride = _spatial(node, rank, "strides", 1)
-        dilation = _spatial(node, rank, "dilations", 1)
-        extra = _spatial(node, rank, "output_padding", 0)
-        whole = _CONV_TRANSPOSE[rank](x, w, None, stride, 0, 0, group, dilation)
-        pads = [0] * (2 * rank) if mode == "VALID" else list(
-            node.attribute("pads", [0] * (2 * rank))
-        )  # fmt: skip
-        if shape or mode.startswith("SAME"):
-            wanted = list(shape or [n * s for n, s in zip(x.shape[2:], stride, strict=True)])
-            for axis, target in enumerate(wanted[-rank:]):
-                total = whole.shape[2 + axis] + extra[axis] - target
-                if total < 0:
-                    raise NotHandledError("an output larger than what the input reaches")
-                upper = total // 2 if mode == "SAME_UPPER" else total - total // 2
-                pads[axis], pads[rank + axis] = upper, total - upper
-        crop = []
-        for axis in range(rank)[::-1]:
-            crop += [-pads[axis], extra[axis] - pads[rank + axis]]
-        y = F.pad(whole, crop)
-        return y if b is None else y + b.reshape(-1, *[1] * rank)
-
-    return conv
+@torch_function("LRN", 1, 13, size=0, alpha=1e-4, beta=0.75, bias=1.0, table=WIDE)
+def _lrn(x: Tensor, *, size: int, alpha: float, beta: float, bias: float) -> Tensor:
+    if x.dim() < 2:
+        raise ShapeError("LRN", got=list(x.shape), expected="[N, C, …]")
+    # Of an even window one more lies after.
+    squares = F.pad(x.square().movedim(1, -1), ((size - 1) // 2, size // 2))
+    sums = squares.unfold(-1, size, 1).sum(-1).movedim(-1, 1)
+    return x / (bias + alpha / size * sums) ** beta
 
 
-_MODES = {"bilinear": "bilinear", "linear": "bilinear", "nearest": "nearest",
-          "bicubic": "bicubic", "cubic": "bicubic"}  # fmt: skip
+#: ONNX's newer names, as torch has them.
+_SAMPLERS = {"linear": "bilinear", "cubic": "bicubic"}
 
 
-@_wide_kernel("GridSample", 16, 20, 22)
-def _grid_sample(node: Node) -> Function:
-    mode = _MODES.get(node.attribute("mode", "linear"))
-    padding = node.attribute("padding_mode", "zeros")
-    corners = bool(node.attribute("align_corners", 0))
-    if mode is None or padding not in ("zeros", "border", "reflection"):
-        raise NotHandledError(f"GridSample mode={node.attribute('mode')}, {padding}")
-
-    def sample(x: Tensor, grid: Tensor) -> Tensor:
-        if x.dim() not in (4, 5) or (x.dim() == 5 and mode == "bicubic"):
-            raise NotHandledError(f"GridSample of {x.dim()} dimensions")
-        if not bool(grid.isfinite().all()):
-            raise NotHandledError("GridSample at NaN or infinity")
-        return F.grid_sample(x, grid.to(x.dtype), mode, padding, corners)
-
-    return sample
+@torch_function(
+    "GridSample", 16, 20, 22, mode="linear", padding_mode="zeros", align_corners=0, table=WIDE
+)
+def _grid_sample(
+    x: Tensor, grid: Tensor, *, mode: str, padding_mode: str, align_corners: int
+) -> Tensor:
+    if x.dim() not in (4, 5) or (x.dim() == 5 and "cubic" in mode):
+        raise NotHandledError(f"GridSample of {x.dim()} dimensions")
+    if not bool(grid.isfinite().all()):
+        raise NotHandledError("GridSample at NaN or infinity")
+    grid, corners = grid.to(x.dtype), bool(align_corners)
+    return F.grid_sample(x, grid, _SAMPLERS.get(mode, mode), padding_mode, corners)
 
 
-@_wide_kernel("AffineGrid", 20)
-def _affine_grid(node: Node) -> Function:
-    corners = bool(node.attribute("align_corners", 0))
-    return lambda theta, size: F.affine_grid(theta, ints(size), align_corners=corners)
+@torch_function("AffineGrid", 20, align_corners=0, table=WIDE)
+def _affine_grid(theta: Tensor, size: Tensor, *, align_corners: int) -> Tensor:
+    return F.affine_grid(theta, ints(size), align_corners=bool(align_corners))
 
 
-#: Activations of recurrent operators that have no parameters.
+#: Activations of recurrent operators that have no parameters; ONNX's attributes are float32.
 _PLAIN: dict[str, Function] = {
-    "relu": torch.relu, "tanh": torch.tanh, "sigmoid": torch.sigmoid, "softsign": F.softsign,
-}  # fmt: skip
-
-
-def _hard_sigmoid(x: Tensor) -> Tensor:
-    slope = torch.tensor(0.2, dtype=torch.float32).item()  # ONNX's attributes are float32
-    return (slope * x + 0.5).clamp(0, 1)
+    "relu": torch.relu,
+    "tanh": torch.tanh,
+    "sigmoid": torch.sigmoid,
+    "softsign": F.softsign,
+    "hardsigmoid": lambda x: (float(np.float32(0.2)) * x + 0.5).clamp(0, 1),
+}
 
 
 def _activations(node: Node, default: list[str], directions: int) -> list[list[Function]]:
@@ -258,147 +199,102 @@ def _activations(node: Node, default: list[str], directions: int) -> list[list[F
         raise NotHandledError("which of the activations the parameters belong to is left open")
     if len(names) != directions * len(default):
         raise ShapeError("activations", got=names, expected=f"{directions * len(default)} names")
-    functions: list[Function] = []
-    for name in names:
-        if name in _PLAIN:
-            functions.append(_PLAIN[name])
-        elif name == "hardsigmoid":
-            functions.append(_hard_sigmoid)
-        else:
-            raise NotHandledError(f"activation {name}")
-    return [functions[k : k + len(default)] for k in range(0, len(functions), len(default))]
+    if not set(names) <= set(_PLAIN):
+        raise NotHandledError(f"activations {names}")
+    functions, size = [_PLAIN[name] for name in names], len(default)
+    return [functions[k : k + size] for k in range(0, len(functions), size)]
 
 
-class _Recurrent:
-    """What the recurrent operators share: directions, lengths, layout and clipping."""
+def _register_recurrent(op_type: str, default: list[str], gates: int, turn: Function) -> None:
+    """*turn* makes the next states from what the gates get of the input at one time."""
 
-    def __init__(self, node: Node, default: list[str], gates: int) -> None:
-        if not node.attribute("hidden_size"):
-            raise NotHandledError("hidden_size is not given")
-        self.hidden, self.gates = node.attribute("hidden_size"), gates
-        self.direction = node.attribute("direction", "forward")
-        if self.direction not in ("forward", "reverse", "bidirectional"):
-            raise NotHandledError(f"direction={self.direction}")
-        self.directions = 2 if self.direction == "bidirectional" else 1
-        self.functions = _activations(node, default, self.directions)
-        self.clip, self.layout = node.attribute("clip"), node.attribute("layout", 0)
+    @torch_kernel(op_type, 7, 14, 22, table=WIDE)
+    def factory(node: Node) -> Function:
+        hidden, layout = node.attribute("hidden_size"), node.attribute("layout", 0)
+        directions = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}
+        backwards = directions.get(node.attribute("direction", "forward"))
+        if not hidden or backwards is None:
+            raise NotHandledError("hidden_size is not given, or a direction that ONNX lacks")
+        functions = _activations(node, default, len(backwards))
+        clip = node.attribute("clip", math.inf)
 
-    def clipped(self, x: Tensor) -> Tensor:
-        return x if self.clip is None else x.clamp(-self.clip, self.clip)
+        def run(
+            x: Tensor, w: Tensor, r: Tensor, b: Tensor | None = None,
+            lengths: Tensor | None = None, h: Tensor | None = None, c: Tensor | None = None,
+            peep: Tensor | None = None,
+        ) -> Any:  # fmt: skip
+            states = [h, c] if op_type == "LSTM" else [h]
+            if layout:
+                x = x.transpose(0, 1)
+                states = [None if s is None else s.transpose(0, 1) for s in states]
+            times, batch = x.shape[:2]
+            counts = torch.full((batch,), times) if lengths is None else lengths.cpu().long()
+            if bool((counts < 1).any()) or bool((counts > times).any()):
+                raise NotHandledError("a sequence without elements, or longer than the input")
+            counts = counts.to(x.device).unsqueeze(-1)
+            blank = x.new_zeros(len(backwards), batch, hidden)
+            ends = [blank.clone() if s is None else s.clone() for s in states]
+            y = x.new_zeros(times, *blank.shape)
+            b = x.new_zeros(len(backwards), 2 * gates * hidden) if b is None else b
+            peep = x.new_zeros(len(backwards), 3 * hidden) if peep is None else peep
+            for d, back in enumerate(backwards):
+                added = b[d].chunk(2)
+                gate = [lambda v, f=f: f(v.clamp(-clip, clip)) for f in functions[d]]
+                current = [end[d] for end in ends]
+                for t in range(times)[::-1] if back else range(times):
+                    of_x = x[t] @ w[d].T + added[0]
+                    after = turn(node, gate, functions[d], of_x, r[d], added[1], peep[d], *current)
+                    alive = t < counts
+                    current = [
+                        torch.where(alive, new, old)
+                        for new, old in zip(after, current, strict=True)
+                    ]
+                    y[t, d] = torch.where(alive, current[0], 0.0)
+                for end, state in zip(ends, current, strict=True):
+                    end[d] = state
+            if layout:
+                y, ends = y.permute(2, 0, 1, 3), [end.transpose(0, 1) for end in ends]
+            kept = (y, *ends)[: len(node.outputs)]
+            return kept if len(kept) > 1 else y
 
-    def run(self, x: Tensor, lengths: Tensor | None, states: list[Any], turn: Function) -> Any:
-        """Y and the last states; *turn* is called as (direction, x of a time, states)."""
-        if self.layout:
-            x = x.transpose(0, 1)
-            states = [None if s is None else s.transpose(0, 1) for s in states]
-        times, batch = x.shape[:2]
-        counts = torch.full((batch,), times) if lengths is None else lengths.cpu().long()
-        if bool((counts < 1).any()) or bool((counts > times).any()):
-            raise NotHandledError("a sequence without elements, or longer than the input")
-        blank = x.new_zeros(self.directions, batch, self.hidden)
-        states = [blank if s is None else s for s in states]
-        y = x.new_zeros(times, self.directions, batch, self.hidden)
-        last: list[list[Tensor]] = [[] for _ in states]
-        for d in range(self.directions):
-            current = [s[d] for s in states]
-            backwards = self.direction == "reverse" or d == 1
-            for t in range(times)[::-1] if backwards else range(times):
-                alive = (t < counts).to(x.device).unsqueeze(-1)
-                after = turn(d, x[t], current)
-                current = [torch.where(alive, a, c) for a, c in zip(after, current, strict=True)]
-                y[t, d] = torch.where(alive, current[0], 0.0)
-            for kept, state in zip(last, current, strict=True):
-                kept.append(state)
-        ends = [torch.stack(kept) for kept in last]
-        if self.layout:
-            return y.permute(2, 0, 1, 3), [e.transpose(0, 1) for e in ends]
-        return y, ends
-
-    def biases(self, b: Tensor | None, like: Tensor) -> tuple[Tensor, Tensor]:
-        if b is None:
-            b = like.new_zeros(self.directions, 2 * self.gates * self.hidden)
-        one, other = b.chunk(2, -1)
-        return one, other
-
-
-def _outputs(node: Node, values: Sequence[Any]) -> Any:
-    kept = tuple(v if node.wants(k) else None for k, v in enumerate(values))[: len(node.outputs)]
-    return kept[0] if len(kept) == 1 else kept
+        return run
 
 
-@_wide_kernel("RNN", 7, 14, 22)
-def _rnn(node: Node) -> Function:
-    shared = _Recurrent(node, ["tanh"], 1)
-
-    def rnn(x: Any, w: Any, r: Any, b: Any = None, lengths: Any = None, h: Any = None) -> Any:
-        wb, rb = shared.biases(b, x)
-
-        def turn(d: int, now: Tensor, states: list[Tensor]) -> list[Tensor]:
-            (f,) = shared.functions[d]
-            return [f(shared.clipped(now @ w[d].T + states[0] @ r[d].T + wb[d] + rb[d]))]
-
-        y, ends = shared.run(x, lengths, [h], turn)
-        return _outputs(node, (y, *ends))
-
-    return rnn
+def _rnn_turn(
+    node: Node, gate: list[Function], plain: list[Function], of_x: Tensor, r: Tensor,
+    added: Tensor, peep: Tensor, h: Tensor,
+) -> list[Tensor]:  # fmt: skip
+    return [gate[0](of_x + h @ r.T + added)]
 
 
-@_wide_kernel("GRU", 7, 14, 22)
-def _gru(node: Node) -> Function:
-    shared = _Recurrent(node, ["sigmoid", "tanh"], 3)
-    after_product = node.attribute("linear_before_reset", 0)
-
-    def gru(x: Any, w: Any, r: Any, b: Any = None, lengths: Any = None, h: Any = None) -> Any:
-        wb, rb = shared.biases(b, x)
-
-        def turn(d: int, now: Tensor, states: list[Tensor]) -> list[Tensor]:
-            f, g = shared.functions[d]
-            before = states[0]
-            of_x = (now @ w[d].T + wb[d]).chunk(3, -1)
-            weights, added = r[d].chunk(3, 0), rb[d].chunk(3, -1)
-            z, reset = (
-                f(shared.clipped(of_x[k] + before @ weights[k].T + added[k])) for k in (0, 1)
-            )
-            if after_product:
-                inner = reset * (before @ weights[2].T + added[2])
-            else:
-                inner = (reset * before) @ weights[2].T + added[2]
-            new = g(shared.clipped(of_x[2] + inner))
-            return [(1 - z) * new + z * before]
-
-        y, ends = shared.run(x, lengths, [h], turn)
-        return _outputs(node, (y, *ends))
-
-    return gru
+def _gru_turn(
+    node: Node, gate: list[Function], plain: list[Function], of_x: Tensor, r: Tensor,
+    added: Tensor, peep: Tensor, h: Tensor,
+) -> list[Tensor]:  # fmt: skip
+    (of_z, of_reset, of_new), weights = of_x.chunk(3, -1), r.chunk(3)
+    add = added.chunk(3)
+    z = gate[0](of_z + h @ weights[0].T + add[0])
+    reset = gate[0](of_reset + h @ weights[1].T + add[1])
+    if node.attribute("linear_before_reset", 0):
+        inner = reset * (h @ weights[2].T + add[2])
+    else:
+        inner = (reset * h) @ weights[2].T + add[2]
+    return [(1 - z) * gate[1](of_new + inner) + z * h]
 
 
-@_wide_kernel("LSTM", 7, 14, 22)
-def _lstm(node: Node) -> Function:
-    shared = _Recurrent(node, ["sigmoid", "tanh", "tanh"], 4)
+def _lstm_turn(
+    node: Node, gate: list[Function], plain: list[Function], of_x: Tensor, r: Tensor,
+    added: Tensor, peep: Tensor, h: Tensor, cell: Tensor,
+) -> list[Tensor]:  # fmt: skip
+    i, o, forget, new = (of_x + h @ r.T + added).chunk(4, -1)
+    of_i, of_o, of_forget = peep.chunk(3)
+    i = gate[0](i + of_i * cell)
     coupled = node.attribute("input_forget", 0)
+    forget = 1 - i if coupled else gate[0](forget + of_forget * cell)
+    cell = forget * cell + i * gate[1](new)
+    return [gate[0](o + of_o * cell) * plain[2](cell), cell]
 
-    def lstm(
-        x: Any, w: Any, r: Any, b: Any = None, lengths: Any = None, h: Any = None, c: Any = None,
-        peep: Any = None,
-    ) -> Any:  # fmt: skip
-        wb, rb = shared.biases(b, x)
-        if peep is None:
-            peep = x.new_zeros(shared.directions, 3 * shared.hidden)
 
-        def turn(d: int, now: Tensor, states: list[Tensor]) -> list[Tensor]:
-            f, g, last = shared.functions[d]
-            before, cell = states
-            i, o, forget, new = (
-                now @ w[d].T + before @ r[d].T + wb[d] + rb[d]
-            ).chunk(4, -1)  # fmt: skip
-            of_i, of_o, of_forget = peep[d].chunk(3, -1)
-            i = f(shared.clipped(i + of_i * cell))
-            forget = 1 - i if coupled else f(shared.clipped(forget + of_forget * cell))
-            cell = forget * cell + i * g(shared.clipped(new))
-            o = f(shared.clipped(o + of_o * cell))
-            return [o * last(cell), cell]
-
-        y, ends = shared.run(x, lengths, [h, c], turn)
-        return _outputs(node, (y, *ends))
-
-    return lstm
+_register_recurrent("RNN", ["tanh"], 1, _rnn_turn)
+_register_recurrent("GRU", ["sigmoid", "tanh"], 3, _gru_turn)
+_register_recurrent("LSTM", ["sigmoid", "tanh", "tanh"], 4, _lstm_turn)

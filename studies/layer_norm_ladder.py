@@ -453,6 +453,16 @@ for name, step in ("stages", "two stages"), ("pieces", "pieces"):
         where={"N": 4096, "step": ["two stages", "pieces"], "GB/s": lambda s: s.notna()},
         test=lambda v: 1 < share("pieces")(v.rows) / share("two stages")(v.rows) < 1.1,
     )
+for name, step in ("packed", "packed"), ("two", "two programs"):
+    study.value(
+        f"narrow.{name}",
+        "rate of the backward of 4096 columns over that of the same reads and writes: "
+        f"{step}; a second program on each multiprocessor gains at least a fifth",
+        "backward",
+        share(step),
+        where={"N": 4096, "step": ["packed", "two programs"], "GB/s": lambda s: s.notna()},
+        test=lambda v: 1.2 < share("two programs")(v.rows) / share("packed")(v.rows) < 1.6,
+    )
 add("wide.packed", "packed", "backward", 32768, "pieces", "packed", "torch", "roundoff")
 study.value(
     "wide.spilled",

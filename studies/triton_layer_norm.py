@@ -468,6 +468,29 @@ study.value(
     test=lambda v: v.value < 1,
 )
 study.value(
+    "error.half",
+    "largest ratio of roundoff's typical error to torch's, y, dx, dw and db, float16 and bfloat16, "
+    "4096 × 8192",
+    "accuracy",
+    lambda t: (t["roundoff RMS"] / t["torch RMS"]).max(),
+    where={
+        "dtype": ["float16", "bfloat16"],
+        "result": ["y", "dx", "dw", "db"],
+        "inductor RMS": lambda s: s.notna(),
+    },
+    test=lambda v: 0.99 < v.value < 1.01,
+)
+for columns, low, high in (8192, 0.4, 0.7), (8704, 0.2, 0.38):
+    study.value(
+        f"liger.{columns}",
+        f"GB/s of Liger's backward, float16, 4096 × {columns}; near half of the ceiling at 8192 "
+        "columns, and near a quarter at 8704",
+        "layer-norm-backward",
+        "Liger",
+        where={"N": columns, "ceiling": lambda s: s.notna()},
+        test=lambda v, low=low, high=high: low < v.value / v.rows["ceiling"].iloc[0] < high,
+    )
+study.value(
     "compared",
     "largest typical error of any implementation's y, dx, dw and db in float16 and bfloat16, "
     "in ε × RMS, 4096 × 8192",

@@ -14,8 +14,7 @@ From the backward kernel of LayerNorm that one writes first to a fast one, in th
    :bound:`34 % <torch>`.
 
    **The cure.** Three steps reach :bound:`79 % <prefetch>`, and 84 % in the second run. Add the
-   gradients of weight and bias in two stages. Cut each row into pieces. Load the next row early,
-   and keep it in 16 bits.
+   gradients of weight and bias in two stages. Cut each row into pieces. Load the next rows early.
 
    **The price.** Each program holds its sums of all columns in registers. At 32,768 columns they
    do not fit: the kernel reaches :bound:`16 % <wide.packed>`, and PyTorch reaches
@@ -35,8 +34,8 @@ From the backward kernel of LayerNorm that one writes first to a fast one, in th
 
 # %%
 # Every cell runs on a laptop in seconds: without a GPU, Triton's interpreter runs the kernels on
-# small tensors. Click a bold number to see how it was measured. It was measured on an H200 if the
-# sentence names no other GPU.
+# small tensors. A bold number was measured on an H200, unless its sentence names another GPU. Click
+# the number to see how.
 
 from contextlib import nullcontext
 
@@ -293,9 +292,10 @@ def load_rows(X, DY, at, here, last, P: C, K: C):
 
 
 # %%
-# A row is used twice: for its two means, then for the gradients. ``same_bits(x, zero, PACKED)``
-# gives x. Where ``PACKED``, it takes the exclusive or of x and ``zero``, a 0 that the compiler does
-# not know. So the compiler keeps the row in 16 bits until then, and converts it twice.
+# A row of float16 is used twice: for its two means, then for the gradients. The compiler converts
+# the row once, and holds it in 32 bits until the second use. To hold 16 bits, the second use has to
+# convert again. With ``PACKED``, ``same_bits(x, zero, PACKED)`` is x XOR ``zero``. The argument
+# ``zero`` is 0, but the compiler does not know that, and cannot reuse the first conversion.
 
 
 @kernel
@@ -318,7 +318,7 @@ def piece_backward(x, dy, w, mean, rstd, c1, c2, zero, PACKED: C):
 
 
 # %%
-# Zeros to begin with, and the partial sums at the end:
+# One helper makes the zeros that the sums begin with. One stores the partial sums at the end.
 
 
 @kernel
@@ -395,24 +395,30 @@ table[["columns held", "registers", "spilled"]]
 
 # %%
 
-ax = table["spilled"].plot.barh(figsize=(5, 1.6), title="Words that a thread spills, by piece")
-ax.figure.set_label(f"Words that a thread spills, by piece: {table['spilled'].to_dict()}")
+padded = pd.DataFrame({"columns": 8704, "padding": table["columns held"] - 8704})
+ax = padded.plot.barh(stacked=True, figsize=(6, 1.8), title="8704 columns, by size of a piece")
+ax.figure.set_label("Padding of 8704 columns: the smaller a piece, the less of it.")
 plt.show()
 
 # %%
 # One piece of 16,384 spills. Pieces of 2048 spill nothing. On the H200 pieces run at
 # :bound:`62 % <pieces>`, where two stages ran at :bound:`34 % <stages>`. At 4096 columns nothing
-# spills and nothing is padding. There pieces gain little: they run at
+# spills and nothing is padding. There pieces gain little: pieces run at
 # :bound:`46 % <narrow.pieces>`, and two stages at :bound:`44 % <narrow.stages>`. So what pieces
 # save is spills and padding.
 #
 # Load the next row early
 # -----------------------
 #
-# A program asks for a row, waits for memory, computes, and memory then waits for the program. With
+# A program asks for a row and waits. If this wait is what costs, then a second program on the same
+# :term:`multiprocessor` must help: one computes while the other waits. At 4096 columns the
+# registers hold two programs. There ``pieces_backward`` with ``PACKED=True`` runs at
+# :bound:`44 % <narrow.packed>`, and with twice as many programs at :bound:`60 % <narrow.two>`.
+#
+# At 8704 columns one program takes all registers. So the program itself has to ask earlier. With
 # ``tl.range(…, num_stages=3)`` a program asks for the next two rows before it works on this one.
-# They lie in shared memory meanwhile. The third step is the same kernel, launched with
-# ``STAGES=3``. In 16 bits it also has ``PACKED=True``.
+# The next rows wait in shared memory. The third step is the same kernel, launched with
+# ``STAGES=3``, and for float16 and bfloat16 with ``PACKED=True``.
 
 
 def prefetched(x, dy, w, mean, rstd):
@@ -423,8 +429,8 @@ def prefetched(x, dy, w, mean, rstd):
 show("prefetch", prefetched)
 
 # %%
-# The interpreter waits for nothing, so the bits are those of pieces. What the compiler makes of the
-# two arguments, at 8704 columns of float16:
+# An early load changes no arithmetic, so the errors are those of pieces. We compile the kernel with
+# and without each argument, at 8704 columns of float16.
 
 pairs = [(False, 1), (True, 1), (False, 3), (True, 3)]
 settings = {"R": 1, "P": 2048, "K": 5}
@@ -438,14 +444,10 @@ table.drop(columns=["warps", "fit"]).round()
 
 # %%
 # Rows that wait take shared memory (in KiB), and no register. Packing changes little at this width.
-# On the H200 the two together run at :bound:`79 % <prefetch>`, and at 84 % in the second run.
-# Packing without prefetch does not help: pieces fall from :bound:`62 % <pieces>` to
-# :bound:`58 % <packed>`. Prefetch without packing was not timed.
-#
-# If programs wait for memory, an H100 should lose less: it has as many multiprocessors, and its
-# memory has a lower rate. So it is. On the H100 pieces reach
-# :bound:`79 % <pieces@nvidia-h100-80gb-hbm3>` of what its memory allows, and prefetch reaches
-# :bound:`90 % <prefetch@nvidia-h100-80gb-hbm3>`.
+# On the H200 both together run at :bound:`79 % <prefetch>`, and at 84 % in the second run. On the
+# H100 they reach :bound:`90 % <prefetch@nvidia-h100-80gb-hbm3>` of what its memory allows. Packing
+# alone does not help: pieces fall from :bound:`62 % <pieces>` to :bound:`58 % <packed>`. Prefetch
+# without packing was not timed.
 #
 # How much each step gains
 # ------------------------
@@ -454,27 +456,27 @@ table.drop(columns=["warps", "fit"]).round()
 # cache, on the H200. The table has percents of what memory allows, by columns of a row:
 #
 # * *packed* is pieces with ``PACKED=True``;
+# * *two programs* is packed, with two programs for each multiprocessor;
 # * *prefetch* is packed with ``STAGES=3``;
-# * *tiles* is prefetch with ``R=2``;
 # * *roundoff* is the backward of :func:`roundoff.kernels.layer_norm`, a longer kernel.
 #
 # A step has no number where registers or shared memory do not hold it.
 
-STEPS = ["torch", "atomic", "two stages", "pieces", "packed", "prefetch", "tiles", "roundoff"]
+STEPS = ["torch", "atomic", "two stages", "pieces", "packed", "two programs"]
+STEPS += ["prefetch", "roundoff"]
 
 
 def recorded(run):
     """Percent of what memory allows on the H200, by step and columns; empty without a record."""
     for record in read_records("plot_layer_norm_ladder"):
         if record.machine == "nvidia-h200":
-            runs = {"first": record.tables, "second": record.second}
-            rows = record.tables["backward"]
-            rows = rows.assign(rate=100 * runs[run]["backward"]["of ceiling"])
+            rates = 100 * getattr(record, run)["backward"]["of ceiling"]
+            rows = record.tables["backward"].assign(rate=rates)
             return rows.pivot_table("rate", "step", "N").loc[STEPS]
     return pd.DataFrame(index=STEPS, columns=[4096, 8704, 32768], dtype=float)
 
 
-rates = recorded("first")
+rates = recorded("tables")
 table = rates.rename_axis(index=None, columns=None)
 table.insert(2, "8704, second run", recorded("second")[8704])
 table.map("{:.2g}".format, na_action="ignore").fillna("")
@@ -484,9 +486,9 @@ table.map("{:.2g}".format, na_action="ignore").fillna("")
 
 figure, ax = plt.subplots(figsize=(5, 3))
 figure.set_gid("answer")  # the site shows it beside the answer
-shown = rates[8704].drop(["packed", "tiles", "roundoff"]).dropna()
+shown = rates[8704].drop(["packed", "roundoff"]).dropna()
 figure.set_label(f"Percent of what memory allows, 8704 columns: {shown.round().to_dict()}")
-bars = ax.barh(shown.index, shown, color=["C7", "C0", "C0", "C0", "C0"][: len(shown)])
+bars = ax.barh(shown.index, shown, color=["C7"] + ["C0"] * (len(shown) - 1))
 ax.bar_label(bars, fmt="%.0f %%", padding=3)
 ax.invert_yaxis()
 ax.set_xlim(0, 100)
@@ -495,9 +497,9 @@ ax.set_title("Backward, 8704 columns")
 plt.show()
 
 # %%
-# At 8704 columns *roundoff* reaches :bound:`85 % <roundoff>`. The two runs of *prefetch* lie nearly
-# as far apart as *prefetch* and *roundoff*. At 4096 columns registers are left. A second row at a
-# time uses these registers, and *tiles* reaches :bound:`73 % <tiles>`.
+# At 8704 columns *roundoff* reaches :bound:`85 % <roundoff>`. The two runs of *prefetch* differ by
+# nearly as much, so the table does not say which of the two is faster. At 4096 columns a program
+# has registers left for a second row, and prefetch with ``R=2`` reaches :bound:`73 % <tiles>`.
 #
 # What it costs, and where it ends
 # --------------------------------
@@ -561,8 +563,9 @@ for name, right, *runs in zip(("dx", "dw", "db"), truth, *results, strict=False)
 #
 # * Registers and spills above are those of the Triton that built this page. The rates are those of
 #   Triton 3.6.0. Compile again after an upgrade.
-# * Prefetched rows have to fit shared memory, 227 KiB on Hopper. Three stages hold two rows, each
-#   of x and of dy: 2 × 2 × 16,384 columns of float32 take 256 KiB. Two stages hold one row.
+# * Prefetched rows have to fit shared memory, 227 KiB on Hopper. With ``STAGES=3`` two rows
+#   wait, each of x and of dy: 2 × 2 × 16,384 columns of float32 take 256 KiB, too much. With
+#   ``STAGES=2`` one row waits.
 # * From 2³¹ elements on, ``row * N`` overflows 32 bits: write ``row.to(tl.int64) * N``.
 # * ``R`` of ``add_partial_sums`` is a power of two, at least the number of programs. With a smaller
 #   ``R`` dw and db are silently wrong.

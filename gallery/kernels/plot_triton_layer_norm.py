@@ -119,9 +119,10 @@ plt.show()
 
 # %%
 # Twelve squares against two. If the crossings are the cause, then the same steps must take less
-# time when their intermediate results stay in the processor's cache. We run the steps on all rows
-# at once, and on 64 rows at a time. Both write into buffers that they keep, so that neither waits
-# for new memory. PyTorch's own results are new tensors: *new memory* is the function from above.
+# time when their intermediate results stay in the processor's cache. So we run the steps on all
+# rows at once, and on 64 rows at a time. Both write into buffers that exist already. *new memory*
+# is the function from above: each of its steps asks for a new tensor. We print the fastest of many
+# calls, as another program on this machine can only make a call slower.
 
 y, squares = torch.empty_like(x), torch.empty_like(x)
 
@@ -139,13 +140,12 @@ blocks["new memory"] = ways["step by step"]
 times = measure(blocks, budget_s=2)
 for label, call in blocks.items():
     error = scaled_error(exact, call()).largest
-    print(f"{label:10} largest error {error:.1f}, time {times.ratio(label, '64 rows')}")
+    print(f"{label:10} largest error {error:.1f}, {1e3 * times.samples[label].min():5.1f} ms")
 
 # %%
-# The time is that over 64 rows at a time, with its interval. The arithmetic is the same, step for
-# step, and for 64 rows PyTorch is called 32 times as often. All the same, all rows at once take
-# longer: the way through the memory costs. New memory costs more on top. One kernel avoids both.
-# (On a busy machine the intervals are wide. Then run the cell again.)
+# The arithmetic is the same, step for step, and for 64 rows at a time PyTorch is called 32 times as
+# often. All the same, all rows at once take longer: crossing the memory is what costs. New memory
+# costs more on top. One kernel avoids both.
 #
 # A backward adds over the rows
 # -----------------------------
@@ -206,9 +206,9 @@ print({label: f"{len(results)} different dw" for label, results in seen.items()}
 #
 # All implementations ran in one process, in turns, from CUDA graphs: this is time on the GPU,
 # without launches. Each call found its tensors outside the cache. *inductor* is ``torch.compile``.
-# Liger, QuACK and flash-linear-attention are libraries of GPU kernels. A rate counts the tensors
-# that a kernel must move, three backward and two forward. The *ceiling* is a stream that moves as
-# many and computes nothing. This cell draws the figure beside the answer.
+# Liger, QuACK and flash-linear-attention are libraries of GPU kernels. A rate is the bytes
+# that a kernel has to move, over its time: three tensors backward, two forward. The *ceiling* is a
+# stream that moves as many and computes nothing. This cell draws the figure beside the answer.
 
 
 LIBRARIES = ["roundoff", "torch", "inductor", "Liger", "QuACK", "flash-linear-attention"]
@@ -242,9 +242,14 @@ plt.show()
 # The best library changes with the width: torch at 1024 columns, QuACK at 4096,
 # flash-linear-attention at 8704.
 #
+# What makes the difference? At 8192 columns Liger's backward moves :bound:`2331 <liger.8192>` GB/s,
+# and at 8704 columns :bound:`1168 <liger.8704>`. Liger keeps a row in one block of Triton, whose
+# length is a power of two: 16,384 for 8704 columns. :ref:`layer-norm-ladder` shows what such a
+# block costs, and how to do without.
+#
 # The table has three types at 4096 × 8192. *lead* is roundoff's rate over that of the best library.
-# *lead low* and *lead high* are the ends of its 95 % interval. Where the interval holds 1, or the
-# two runs disagree, no difference was measured.
+# *lead low* and *lead high* are the ends of its 95 % interval. Where the interval holds 1, in
+# this run or in the second one, no difference was measured.
 
 parts = []
 for way in "forward", "backward":
@@ -256,7 +261,7 @@ table.index = table.index.str.removesuffix(", 4096 × 8192")
 table[["lead", "lead low", "lead high", "best"]].round(2)
 
 # %%
-# The forwards are close. The verdict for float16 is
+# The forwards are close. For the forward in float16 the verdict of two runs is
 # :bound:`no difference measured <forward.float16>`. In bfloat16 roundoff's forward has
 # :bound:`0.97 <forward.bfloat16>` of flash-linear-attention's rate. In float32 roundoff's backward
 # has :bound:`1.04 <backward.float32>` times QuACK's rate.
@@ -265,24 +270,24 @@ table[["lead", "lead low", "lead high", "best"]].round(2)
 # -----------------
 #
 # * **Training in float16 or bfloat16**, on a GPU like an H100 or an H200: roundoff, for its
-#   backward. It costs no accuracy. In float32 at 4096 × 8192, its typical error is at most
-#   :bound:`0.94 <error>` of torch's, for each of ``y``, ``dx``, ``dw`` and ``db``.
+#   backward. It costs no accuracy: at 4096 × 8192 the typical errors of ``y``, ``dx``, ``dw`` and
+#   ``db`` are at most :bound:`1.00 <error.half>` times torch's, in float32 :bound:`0.94 <error>`.
 # * **Inference** with thousands of rows: roundoff or flash-linear-attention, the one that you have
 #   installed. We did not measure the few rows of a decode step.
 # * **About 1024 columns, without a CUDA graph**: torch. Its launches are written in C++. roundoff's
 #   go through Python, and forward plus backward takes :bound:`1.41 <launches>` times as long, in
 #   float16 at 4096 × 1024. A CUDA graph, or ``torch.compile(mode="reduce-overhead")``, takes the
 #   launches away.
-# * **Wide rows of float32**: QuACK. At 15,872 columns its backward is in front on both GPUs.
+# * **Rows of 15,872 columns in float32**: QuACK. Its backward is in front on both GPUs.
 # * **No GPU**: torch. Triton's interpreter is for tests.
 #
 # First right, then fast
 # ----------------------
 #
 # This is the machine that built the page. First the kernels' typical errors, the root mean square
-# of all errors in ε of the type. Without a GPU, roundoff's kernels run in the interpreter. It cuts
-# a result off to bfloat16, where a GPU rounds, so roundoff's errors in bfloat16 are twice as large
-# here. torch's are those of its kernel for a processor. On the H200, both have the same in 16 bits.
+# of all errors in ε of the type. Without a GPU, roundoff's kernels run in the interpreter,
+# and torch's kernels are those for a processor. The interpreter cuts a result off to bfloat16,
+# where a GPU rounds. So roundoff's errors in bfloat16 are twice as large here as on a GPU.
 
 
 def attempt(norm, x, dy, w, b):
@@ -321,7 +326,7 @@ def rates(m, n, dtype):
     for way, tensors in ("forward", 2), ("backward", 3):
         calls = {k: both[way] for k, (errors, both) in made.items() if max(errors) < 16}
         moved = dict.fromkeys(calls, tensors * m * n * dtype.itemsize)
-        timings = measure(calls, bytes=moved, device=device, cuda_graph=gpu, budget_s=0.02)
+        timings = measure(calls, bytes=moved, device=device, cuda_graph=gpu, budget_s=0.05)
         yield {"N": n, "way": way} | timings.frame.set_index("label")["gb_s"].to_dict()
 
 
@@ -374,11 +379,10 @@ print(measure(right, device=device, cuda_graph=True).frame.to_string() if right 
 # -----------------------------
 #
 # * Two GPUs, an H100 and an H200, of one generation (Hopper). On another GPU run the cell above.
-# * The page shows times where the record compared results with float64: ``dw`` at the five widths
-#   of the chart, all four results at 8192. The study has 35 widths, to 131,072 columns, seven more
-#   shapes and RMSNorm. Their rates are in the record. At 16,384 columns roundoff's lead is smaller,
-#   1.27 on the H200 and 1.09 on the H100. A new run of the study compares each result before it
-#   times it.
+# * The chart and the table show times whose results the record compared with float64: ``dw`` at
+#   the five widths of the chart, all four results at 8192 columns. The study has 35 widths, to
+#   131,072 columns, seven more shapes and RMSNorm. At 16,384 columns roundoff's lead is smaller,
+#   1.27 on the H200 and 1.09 on the H100.
 # * On the H200 the record has QuACK in front in two of those backwards: 15,872 columns of float32,
 #   and RMSNorm with a residual at 32,768 columns.
 # * Apex and Transformer Engine were not installed on these machines: their kernels for PyTorch are

@@ -13,9 +13,8 @@ One ONNX file and one set of weights in two runtimes: how far apart, who is righ
    and the two runtimes differ by up to :bound:`0.0256 <gap.default>`.
 
    **The cure.** Turn ``use_tf32`` off. The two then differ by at most :bound:`0.00015 <gap.off>`.
-   With TF32, ONNX Runtime's RMS error is :bound:`32 <error.ratio>` times PyTorch's, for positive
-   weights. With weights of both signs, its largest error is :bound:`182 <signed.ratio>` times
-   PyTorch's.
+   With TF32, ONNX Runtime's largest error is :bound:`31 <positive.ratio>` times PyTorch's where all
+   weights are positive, and :bound:`182 <signed.ratio>` times where they have both signs.
 
    **The price.** ONNX Runtime takes :bound:`about 4 <cost.off>` times as long for this model, which
    is mostly one product. On a CPU there is no TF32, and nothing to set.
@@ -85,32 +84,16 @@ print(f"largest difference: {(of_torch - of_ort).abs().max():.2g}")
 #
 # The usual suspects are LayerNormalization and MatMul: both add many numbers, and :ref:`the order
 # of a sum changes the result <reduction-order>`. So we swap one operator at a time. PyTorch runs
-# the file, and one node gets ONNX Runtime's kernel. The table compares each result with PyTorch's:
-# the largest and the mean difference, and the largest difference that is left to ONNX Runtime's
-# result.
+# the file, and one node gets ONNX Runtime's kernel. How far does the result move?
 
 KERNELS = {"LayerNormalization": LayerNormalizationOrt, "MatMul": MatMulOrt}
-TYPES = {torch.float32: 1, torch.float16: 10}  # the type's number in an ONNX file
-rows = {}
-for dtype, itype in TYPES.items():
-    model = layer_norm_matmul(itype)
-    typed = {name: value.to(dtype) for name, value in feeds.items()}
-    of_torch, of_ort = by_torch(model, typed), by_onnxruntime(model, typed)
-    results = {"all nodes": of_ort}
-    for op, kernel in KERNELS.items():
-        results[op] = by_torch(model, typed, custom_kernels={("", op): kernel})
-    for swapped, z in results.items():
-        apart = max_diff(of_torch, z)
-        row = {"largest": apart["abs"], "mean": apart["sum"] / z.numel()}
-        rows[f"{str(dtype)[6:]}, {swapped}"] = row | {"left": max_diff(of_ort, z)["abs"]}
-live = pd.DataFrame(rows).T
-live.map("{:.2g}".format)
+moved = {}
+for op, kernel in KERNELS.items():
+    swapped = by_torch(model, feeds, custom_kernels={("", op): kernel})
+    moved[f"{op}\n{DEVICE}"] = max_diff(of_torch, swapped)["abs"]
 
 # %%
-# Numbers of float16 near 300 are multiples of 0.25, and the differences are such steps. On the H200
-# in float16 and bfloat16, the two runtimes are at most :bound:`1 <half.ulp>` step apart.
-#
-# In float32 we draw the table's two swaps beside those that were recorded on the H200.
+# We draw the two results beside those that were recorded on the H200.
 
 
 def recorded(table, columns):
@@ -121,17 +104,16 @@ def recorded(table, columns):
     return pd.DataFrame(columns=columns)
 
 
-bars = {f"{op}\n{DEVICE}": live["largest"][f"float32, {op}"] for op in KERNELS}
 for tf32, how in {"ORT alone": "TF32", "neither": "no TF32"}.items():
     blame = recorded("blame", ["tf32", "swapped", "from torch"])
-    for _, op, moved in blame[blame["tf32"] == tf32].itertuples(index=False):
-        bars[f"{op}\nH200, {how}"] = moved
+    for _, op, change in blame[blame["tf32"] == tf32].itertuples(index=False):
+        moved[f"{op}\nH200, {how}"] = change
 
 # %%
 
 figure, ax = plt.subplots(figsize=(5.2, 3.6), layout="constrained")
-figure.set_label(f"How far the float32 result moves, one operator swapped: {bars}")
-drawn = ax.barh(list(bars), bars.values())
+figure.set_label(f"How far the float32 result moves, one operator swapped: {moved}")
+drawn = ax.barh(list(moved), moved.values())
 ax.bar_label(drawn, fmt="%.2g", padding=3)
 ax.invert_yaxis()
 ax.margins(x=0.2)
@@ -139,10 +121,13 @@ ax.set_xlabel("largest change of a result (results near 300)")
 plt.show()
 
 # %%
-# With TF32, LayerNormalization moves the H200's result by :bound:`0.00015 <swap.norm>`, and MatMul
-# moves the result by :bound:`0.0256 <swap.product>`. So MatMul is the cause. Without TF32, MatMul
-# moves the result by :bound:`0 <swap.off>`: the two float32 kernels give equal bits, so the order
-# of addition is not the cause. It is TF32, which does two things to a product.
+# On the CPU each operator moves the result in its last digits, as an order of addition does. On the
+# H200 with TF32, LayerNormalization moves the result by :bound:`0.00015 <swap.norm>`, and MatMul
+# moves the result by :bound:`0.0256 <swap.product>`. So MatMul is the cause.
+#
+# Is the order of addition different on the H200? Without TF32, MatMul moves the result by
+# :bound:`0 <swap.off>`: the two float32 kernels give equal bits. So the cause is TF32, which does
+# two things to a product.
 #
 # TF32 keeps 11 bits of an operand
 # --------------------------------
@@ -179,10 +164,12 @@ show("rounded operands", exact, rounded)
 # error. But the mean error that was measured on the H200 is :bound:`−44.7 <measured.mean>`: its
 # results are too small. Cutting the operands would give a mean error of :bound:`−5654 <cut.mean>`
 # (simulated on the host's CPU). So the operands are rounded, and the tensor core loses bits when it
-# adds. On a Hopper GPU, a tensor core adds eight products at a time to a running sum. It shifts
-# these nine numbers so that their binary places line up, and keeps 26 places. It drops the bits
-# beyond, which moves each number towards zero.
-# We draw one such step, from the middle of a result.
+# adds.
+#
+# On a Hopper GPU, a tensor core adds eight products at a time to a running sum. The tensor core
+# shifts these nine numbers so that their binary places line up, and keeps 26 places. The bits
+# beyond are dropped, which moves each number towards zero. We draw one such step, from the middle
+# of a result.
 
 step = width // 2 // 8 * 8
 running = tensor_core_matmul(x11[:1, :step], w11[:step, :1], gpu="H200")[0].double()
@@ -227,16 +214,31 @@ show("dropped bits", rounded, core)
 show("both", exact, core)
 
 # %%
-# The errors of rounding scatter around zero, and dropping shifts all results alike. A scatter and a
-# shift add as squares. On the host's CPU, the study simulated rounded operands with an RMS error of
-# :bound:`129 <rounded.rms>`, and dropped bits with :bound:`46 <dropped.rms>`. Together they make
-# √(129² + 46²) = 137. ONNX Runtime's measured RMS error on the H200 is
-# :bound:`137 <measured.rms>`.
+# The errors of rounding scatter around zero, and dropping shifts all results alike. So the squares
+# of the two RMS errors add up. The study simulated both for all rows, on the host's CPU: an RMS
+# error of :bound:`129 <rounded.rms>` from rounding, and of :bound:`46 <dropped.rms>` from dropping.
+# Together they make √(129² + 46²) = 137. ONNX Runtime's measured RMS error on the H200 is
+# :bound:`137 <measured.rms>`. The mean error fits, too: the simulations give
+# :bound:`−45.6 <both.mean>`, and the H200 has :bound:`−44.7 <measured.mean>`.
 #
-# The mean error fits less exactly. The simulations on the host's CPU add up to
-# :bound:`−45.6 <both.mean>`, and the H200 has :bound:`−44.7 <measured.mean>`. They had different
-# inputs, and the mean error of rounded operands changes with the inputs: it is
-# :bound:`+0.4 <rounded.mean>` on the host's CPU for all rows, of which our cell took every eighth.
+# Which of the two counts in a longer sum? We multiply numbers between 0 and 1, and take the RMS
+# error of each part.
+
+torch.manual_seed(0)
+parts = {}
+for terms in 128, 1024, 4096:
+    a, b = torch.rand(32, terms), torch.rand(terms, 32)
+    a11, b11 = to_tf32(a), to_tf32(b)
+    exact, rounded = a.double() @ b.double(), a11.double() @ b11.double()
+    core = tensor_core_matmul(a11, b11, gpu="H200")
+    of_parts = {"rounded operands": (exact, rounded), "dropped bits": (rounded, core)}
+    parts[terms] = {k: scaled_error(*pair, "float32").rms for k, pair in of_parts.items()}
+pd.DataFrame(parts).T.rename_axis("terms").round(1)
+
+# %%
+# With more terms the error of rounding falls, as more errors average out. The error of dropping
+# grows with the number of steps: the bits of each step have the same size beside the running sum,
+# and all shift it the same way. With 4096 positive terms dropping is the larger error.
 #
 # Weights of both signs are worse
 # -------------------------------
@@ -253,12 +255,13 @@ show("dropped bits", rounded, core)
 show("both", exact, core)
 
 # %%
-# The mean error of dropped bits vanishes: a negative sum loses bits upwards. But the whole error
-# grows beside results that have become small, and nearly all of it comes from rounded operands.
+# Now dropping shifts nothing: a negative sum loses bits upwards. But TF32's RMS error is several
+# times as large as with positive weights, and nearly all of it comes from rounded operands. The
+# terms and their errors are as large as before, but the results have become small.
 #
-# These four lines are simulated on a CPU. For such weights the study recorded on the H200 the
-# largest error, relative to the sum of the terms' magnitudes: ONNX Runtime's is
-# :bound:`182 <signed.ratio>` times PyTorch's. A mean error was not recorded there.
+# These four lines are simulated on a CPU. The study recorded on the H200 the largest error over the
+# sum of the terms' magnitudes. ONNX Runtime's is :bound:`31 <positive.ratio>` times PyTorch's with
+# positive weights, and :bound:`182 <signed.ratio>` times with both signs.
 #
 # How much it matters
 # -------------------
@@ -334,7 +337,7 @@ pd.DataFrame({"changed": changed, "time": switches["cost"].map("{:.2f}".format)}
 # :func:`~roundoff.runtimes.compare_runtimes` names the first node that differs, the runtime with
 # the smaller error, what to set, and a tolerance for your test. The first node may differ in last
 # bits only, as LayerNormalization does here. The comparison runs on the GPU if there is one, and
-# says there which runtime may use TF32. The tolerance takes 300 runs, up to a minute here.
+# then says which runtime may use TF32. The tolerance takes 300 runs, up to a minute here.
 
 MODEL = layer_norm_matmul()  # or "model.onnx"
 FEEDS = layer_norm_feeds(64, 48)  # or {"X": an array}, or None: random ones
@@ -348,9 +351,10 @@ compare_runtimes(MODEL, FEEDS, module=MODULE)
 # * One small model, two GPUs of one generation (Hopper). TF32 needs an A100 or a later GPU.
 # * For a tolerance without feeds, :func:`roundoff.compare.tolerance` bounds the rounding of a
 #   product, and :func:`roundoff.compare.layer_norm_bound` that of a LayerNormalization.
-# * In float16 look for overflow first. RMSNorm squares its input, and a number above 256 has no
-#   square in float16. Deep transformers have channels with such numbers [#massive]_. In a test, 32
-#   of 64 rows had a channel uniform in ±800. Both runtimes turned :bound:`21 <overflow.rows>` of
+# * In float16 and bfloat16, the two runtimes are at most :bound:`1 <half.ulp>` step apart on the
+#   H200. In float16 look for overflow first. RMSNorm squares its input, and a number above 256 has
+#   no square in float16. Deep transformers have channels with such numbers [#massive]_. In a test,
+#   32 of 64 rows had a channel uniform in ±800. Both runtimes turned :bound:`21 <overflow.rows>` of
 #   the 32 rows into zeros on the H200. Squares in float32 avoid that.
 # * Fasi et al. found how tensor cores before Hopper drop bits [#fasi]_. ``tensor_core_matmul`` has
 #   every bit of 64 × 64 products that a Triton kernel made in one chain on an H100 and an H200.

@@ -239,13 +239,17 @@ def parts(args):
 @study.table(part=PART)
 def cures(args):
     """Sampler with a cache against trainer in one packed row, each with its own texts."""
-    for way, tokens in {
-        "bfloat16": args.tokens, "float16": args.half, "invariant": args.tokens
-    }.items():  # fmt: skip
+    given = {"bfloat16": args.tokens, "float16": args.half, "invariant": args.tokens}
+    for way, tokens in given.items():
         texts, written = sampled(args.layers, args.texts, tokens, way)
         with torch.no_grad():
             read = train(model_of(args.layers, way), texts)
-        yield {"way": way, **compared(written, read, texts)}
+        row = {"way": way, **compared(written, read, texts)}
+        yield row
+        if way == "bfloat16":  # the same texts: what the loss sees
+            yield row | {"way": "importance weights"}
+            none = dict.fromkeys(("outside", "low", "high"), 0.0)
+            yield row | {"way": "recomputed", "different": 0, "largest ratio": 1.0} | none
 
 
 def step_of(model: Any, texts: torch.Tensor, recompute: bool = False):
@@ -264,8 +268,8 @@ def step_of(model: Any, texts: torch.Tensor, recompute: bool = False):
 
 @study.table(part=PART, times=["ratio", "low", "high"])
 def prices(args):
-    """Times of sampling and of a training step over torch's in bfloat16, of two texts."""
-    layers, prompts = min(args.layers, 6), asked(args.layers, 2)[: 1 if quick else 2]
+    """Times of sampling and of a training step over torch's in bfloat16, of four texts."""
+    layers, prompts = min(args.layers, 6), asked(args.layers, 1 if quick else 4)
     ways = {way: model_of(layers, way) for way in ("bfloat16", "float16", "invariant")}
     tokens = 2 if quick else 8
     writes = {
@@ -273,12 +277,12 @@ def prices(args):
         for way, model in ways.items()
     }
     texts, _ = writes["bfloat16"]()
+    if not GPU:
+        del ways["float16"]  # its gradients take longer than all the rest
     steps = {way: step_of(model, texts) for way, model in ways.items()}
     steps["recomputed"] = step_of(ways["bfloat16"], texts, recompute=True)
     rounds = {"warmup": 1, "min_rounds": 2 if quick else 5, "max_rounds": 2 if quick else 5}
     clock = time.perf_counter if GPU else time.process_time
-    if quick:
-        del steps["float16"]  # it takes longer than all the rest
     for what, calls in {"sampling": writes, "training step": steps}.items():
         found = measure(calls, clock=clock, device=DEVICE, **rounds).ratios()
         for row in found.to_dict("records"):

@@ -306,6 +306,45 @@ def test_own_language_model_is_padded_as_generate_pads(page: str, own: Notebook)
     torch.testing.assert_close(bare[1][:, 5:], bare[0], rtol=1e-4, atol=1e-4)
 
 
+OF_TRANSFORMERS = (
+    "__import__('transformers').{0}ForCausalLM(__import__('transformers').{0}Config("
+    "hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4, "
+    "num_key_value_heads=2, vocab_size=99)){1}"
+)
+
+
+@on("plot_trainer_sampler")
+@pytest.mark.parametrize(
+    ("model", "texts"),
+    [
+        (OF_TRANSFORMERS.format("Llama", ".bfloat16()"), "[list(range(1, 38)), [5, 9], [8] * 20]"),
+        (OF_TRANSFORMERS.format("Qwen2", ".train()"), "[[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]]"),
+    ],
+)
+def test_own_model_of_a_trainer(
+    page: str, own: Notebook, model: str, texts: str, capsys: pytest.CaptureFixture
+) -> None:
+    torch.manual_seed(5)
+    names = own.run(MODEL=model, TEXTS=texts)
+    pattern = r"(.+?) *(\{.*\})  differ: (\d+)  KL: (\S+)  outside: ([\d.]+)%"
+    found = re.findall(pattern, capsys.readouterr().out)
+    assert [way for way, *_ in found] == ["torch"] * 5 + ["invariant(model)"] * 5
+    for way, how, differ, kl, outside in found:
+        if way != "torch" or how == "{}":
+            assert (int(differ), float(kl), float(outside)) == (0, 0, 0)
+        assert abs(float(kl)) < 1e-2
+    for text in names["TEXTS"]:  # the scores are the model's, whatever the way
+        with torch.no_grad():
+            logits = names["MODEL"](torch.tensor([text])).logits[0, :-1]
+        truth = logits.double().log_softmax(-1)
+        assert torch.equal(names["scores"](names["MODEL"], text), truth)
+        for how in ({"rows": 3}, {"columns": 7}, {"size": 4}, {"size": 1, "columns": 2, "rows": 2}):
+            made = names["scores"](names["MODEL"], text, **how)
+            torch.testing.assert_close(made, truth, rtol=0, atol=0.1)
+            fixed = names["scores"](names["FIXED"], text, **how)
+            assert torch.equal(fixed, names["scores"](names["FIXED"], text))
+
+
 def exact_gradients(names: dict[str, Any], norm: str) -> list[torch.Tensor]:
     x, w = names["x"].double().requires_grad_(), names["w"].double().requires_grad_()
     y = getattr(torch.nn.functional, norm)(x, x.shape[-1:], w, eps=1e-5)
@@ -613,6 +652,8 @@ BROKEN: list[tuple[str, dict[str, str], tuple[type[Exception], ...], str]] = [
         TYPED,
         "rows of these modules may depend on the rest of the batch",
     ),
+    ("plot_trainer_sampler", {"TEXTS": "[]"}, (ValueError, *TORCHS_OWN), "non-empty"),
+    ("plot_trainer_sampler", {"TEXTS": "[[10**6, 3]]"}, (IndexError,), "index out of range"),
     ("plot_layer_norm_ladder", {"COLUMNS": "-2"}, TORCHS_OWN, "negative"),
     ("plot_layer_norm_ladder", {"ROWS": "-1"}, TORCHS_OWN, "negative"),
     ("plot_triton_layer_norm", {"DTYPE": "torch.int32"}, TYPED, "expected float16"),

@@ -342,11 +342,143 @@ def runs(args):
                 yield {"way": way, "seed": seed, **row}
 
 
+# --- Values: what pages may print. Name, datum and statistic, table, column; rows; a test. -------
+
+
 def mean_interval(values: pd.Series) -> list[float]:
     """The mean over seeds, and its interval of 95 % by Student's t."""
     half = t.ppf(0.975, len(values) - 1) * values.std() / len(values) ** 0.5
     return [values.mean(), values.mean() - half, values.mean() + half]
 
+
+OUTSIDE = "importance ratios outside [0.9, 1.1], SmolLM2-135M, bfloat16"
+WHOLE = {"cause": "sampler and trainer"}
+study.value(
+    "total.outside",
+    f"share of {OUTSIDE}: sampler with a cache and padding, trainer with packed texts",
+    "causes",
+    "outside",
+    where=WHOLE,
+    interval=("low", "high"),
+    test=lambda v: v.low > 0.02 and v.value < 0.15,
+)
+study.value(
+    "total.gradient",
+    "norm of the change of PPO's gradient in the last six layers, over the gradient's norm, by the "
+    "ratios of sampler and trainer, limit 0.1",
+    "causes",
+    "gradient",
+    where=WHOLE,
+    test=lambda v: True,
+)
+study.value(
+    "head.outside",
+    f"share of {OUTSIDE}: the last product in float32 against the same pass in bfloat16",
+    "causes",
+    "outside",
+    where={"cause": "last product in float32"},
+    test=lambda v: True,
+)
+study.value(
+    "parts.attention",
+    "share of the logits that a cache changes where attention alone adds in a fixed order",
+    "parts",
+    lambda rows: rows.set_index("fixed")["logits"]["attention"],
+    test=lambda v: bool(
+        v.value < 0.1 * v.rows.set_index("fixed")["logits"]["products"]
+        and v.rows.set_index("fixed")["logits"]["both"] == 0
+    ),
+)
+for name, column, about in (
+    ("different", "different", "log-probabilities that differ between sampler and trainer"),
+    ("tokens", "tokens", "log-probabilities compared between sampler and trainer"),
+):
+    study.value(
+        f"invariant.{name}",
+        f"{about}, both with roundoff.invariant, SmolLM2-135M, bfloat16",
+        "cures",
+        column,
+        where={"way": "invariant"},
+        test=lambda v: bool((v.rows["different"] == 0).all() and v.rows["tokens"].iloc[0] >= 384),
+    )
+study.value(
+    "float16.outside",
+    "share of importance ratios outside [0.9, 1.1], SmolLM2-135M, float16 on both sides",
+    "cures",
+    "outside",
+    where={"way": "float16"},
+    test=lambda v: v.value == 0 and v.rows["largest ratio"].iloc[0] < 1.1,
+)
+for name, what, way in (
+    ("step", "training step", "invariant"),
+    ("sampling", "sampling", "invariant"),
+    ("recomputed", "training step", "recomputed"),
+):
+    study.value(
+        f"price.{name}",
+        f"processor time of {'a ' * (what != 'sampling')}{what}, {way}, over torch's in bfloat16, "
+        "six layers of SmolLM2, four texts",
+        "prices",
+        "ratio",
+        where={"what": what, "way": way},
+        interval=("low", "high"),
+        test=lambda v: True,
+    )
+
+
+def by_run(rows: pd.DataFrame, column: str) -> pd.DataFrame:
+    """The mean of a column over the steps of each run: seeds down, ways across."""
+    return rows.pivot_table(index="seed", columns="way", values=column)
+
+
+def rewards_apart(rows: pd.DataFrame) -> list[float]:
+    """Reward of the clipped runs over that of the invariant ones, seed by seed, with interval."""
+    reward = by_run(rows, "reward")
+    return mean_interval(reward["clipped"] / reward["invariant"])
+
+
+def learned(rows: pd.DataFrame) -> list[float]:
+    """Reward of the last step over that of the first, over all runs, with interval."""
+    first, last = (rows[rows["step"] == s] for s in (rows["step"].min(), rows["step"].max()))
+    keys = ["way", "seed"]
+    return mean_interval(last.set_index(keys)["reward"] / first.set_index(keys)["reward"])
+
+
+study.value(
+    "runs.reward",
+    "reward of a run with clipped ratios over that of a run with roundoff.invariant, mean of the "
+    "steps, over seeds",
+    "runs",
+    rewards_apart,
+    words=("lower", "higher"),
+)
+study.value(
+    "runs.learned",
+    "reward of the last step over that of the first, mean over all runs",
+    "runs",
+    learned,
+    test=lambda v: v.low is not None and v.low > 1,
+)
+for name, column in ("different", "different"), ("tokens", "tokens"):
+    study.value(
+        f"runs.{name}",
+        "log-probabilities that differ between sampler and trainer"
+        + ", of so many" * (name == "tokens")
+        + ", all steps of the runs with roundoff.invariant",
+        "runs",
+        lambda rows, column=column: rows[column].sum(),
+        where={"way": "invariant"},
+        test=lambda v: bool((v.rows["different"] == 0).all() and v.rows["tokens"].sum() >= 3000),
+    )
+study.value(
+    "runs.seeds",
+    "runs of each way",
+    "runs",
+    lambda rows: rows["seed"].nunique(),
+    test=lambda v: bool(
+        v.value == v.rows["seed"].max() + 1 >= 4 and (by_run(v.rows, "KL")["invariant"] == 0).all()
+    ),
+)
 
 if __name__ == "__main__":
     study.main()

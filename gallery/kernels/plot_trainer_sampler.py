@@ -16,8 +16,8 @@ The same weights, the same tokens, learning rate 0. The importance ratio of each
    **The cure.** Compute the same bits on both sides: ``roundoff.invariant(model)``. Then
    :bound:`0 <invariant.different>` log-probabilities differ, also after updates of the weights.
 
-   **The price.** On the EPYC sampling takes :bound:`1.06 <price.sampling>` times as long as torch's,
-   and a training step :bound:`2.1 <price.step>` times.
+   **The price.** On the EPYC sampling takes :bound:`1.06 <price.sampling>` times as long as
+   torch's, and a training step :bound:`2.1 <price.step>` times.
 
    .. code-block:: python
 
@@ -80,8 +80,8 @@ def sample(model, prompts, tokens, seed=0):
 
 
 # %%
-# The trainer packs all texts into one row, so that nothing is padded. Positions begin anew with each
-# text, which tells transformers that a text must not see the texts before it.
+# The trainer packs all texts into one row, so that nothing is padded. Positions begin anew with
+# each text, which tells transformers that a text must not see the texts before it.
 
 
 def train(model, texts):
@@ -102,8 +102,8 @@ print("ratios outside [0.9, 1.1]: ", f"{((ratio - 1).abs() > 0.1).float().mean()
 print("from", f"{ratio.min():.3f} to {ratio.max():.3f}")
 
 # %%
-# No weight has changed, and hardly any ratio is 1. In the figure each dot is a token. Where a dot is
-# outside the band and the update would move it farther out, PPO drops the token.
+# No weight has changed, and hardly any ratio is 1. In the figure each dot is a token. Where a dot
+# is outside the band and the update would move it farther out, PPO drops the token.
 
 figure, ax = plt.subplots(figsize=(5.5, 2.4))
 figure.set_label(
@@ -184,7 +184,7 @@ live.round(5)
 # %%
 # On the EPYC the number of texts changes nothing: each text alone has the bits that it has in the
 # batch. Padding and packing change some tokens. A cache changes nearly all. The study did the same
-# with 384 tokens, and tried differences that frameworks add.
+# with more tokens, and tried differences that frameworks add.
 
 
 def recorded(table):
@@ -238,10 +238,10 @@ for dtype in torch.bfloat16, torch.float32:
     print(f"{dtype}: {changed(torch.cat(steps, 2), whole):.1%} of the results differ")
 
 # %%
-# On the EPYC most results differ in float32, where nothing is rounded to a shorter type. In bfloat16
-# the last rounding hides most differences, and a few are left. Do they explain the ratios? Then it
-# must be enough to fix the order in attention. ``roundoff.invariant`` fixes it in attention and in
-# products, so we take it apart.
+# On the EPYC most results differ in float32, where nothing is rounded to a shorter type. In
+# bfloat16 the last rounding hides most differences, and a few are left. Do they explain the ratios?
+# Then it must be enough to fix the order in attention. ``roundoff.invariant`` fixes it in attention
+# and in products, so we take it apart.
 
 fixed = roundoff.invariant(copy.deepcopy(model))
 attention, products = copy.deepcopy(model), copy.deepcopy(fixed)
@@ -297,13 +297,13 @@ for update in range(3):
 # %%
 # After each update the bits agree. Three more cures are common.
 #
-# * **float16 on both sides** [#float16]_. It has 11 bits where bfloat16 has 8. It ends at 65,504, so
-#   that gradients may need a scaled loss.
+# * **float16 on both sides** [#float16]_. It has 11 bits where bfloat16 has 8. It ends at 65,504,
+#   so that gradients may need a scaled loss.
 # * **Recomputing.** The trainer reads the texts once more before it learns, and takes these
-#   log-probabilities for the sampler's. At the first step each ratio is 1. The texts still come from
-#   the sampler, so the KL stays, out of sight.
-# * **Importance weights** [#tis]_. The ratio of trainer to sampler is kept as a weight, up to a limit
-#   such as 2. It drops nothing and costs no pass. The ratios stay as they are.
+#   log-probabilities for the sampler's. At the first step each ratio is 1. The texts still come
+#   from the sampler, so the KL stays, out of sight.
+# * **Importance weights** [#tis]_. The ratio of trainer to sampler is kept as a weight, up to a
+#   limit such as 2. It drops nothing and costs no pass. The ratios stay as they are.
 #
 # The times are the processor's, over torch's in bfloat16, with six layers and two texts.
 
@@ -315,16 +315,16 @@ cures = cures.rename(columns=columns, index={"bfloat16": "none, bfloat16"})
 cures.round({"KL": 5} | dict.fromkeys(columns.values(), 2)).rename_axis(None)
 
 # %%
-# float16 puts :bound:`0 % <float16.outside>` of the ratios outside. The EPYC has no arithmetic for it:
-# a training step takes :bound:`39 <price.half>` times as long. A GPU has. Recomputing costs a pass:
-# a step takes :bound:`1.2 <price.recomputed>` times as long.
+# float16 puts :bound:`0 % <float16.outside>` of the ratios outside. The EPYC has no arithmetic for
+# it: a training step takes :bound:`39 <price.half>` times as long. A GPU has. Recomputing costs a
+# pass: a step takes :bound:`1.2 <price.recomputed>` times as long.
 #
 # A short run
 # -----------
 #
 # Does the difference matter to what is learned? The study trained the first two layers with the
-# reward above, in :bound:`4 <runs.seeds>` runs for each way. A run has six steps of eight texts. The
-# table has means over the runs, and the sum of the log-probabilities that differ.
+# reward above, in :bound:`4 <runs.seeds>` runs for each way. A run has six steps of eight texts.
+# The table has means over the runs, and the sum of the log-probabilities that differ.
 
 steps = recorded("runs")
 per_run = steps.astype({"reward": float}).groupby(["way", "seed"])

@@ -14,7 +14,7 @@ The same weights, the same tokens, learning rate 0. The importance ratio of each
    ratios lie outside [0.9, 1.1].
 
    **The cure.** Compute the same bits on both sides: ``roundoff.invariant(model)``. Then
-   :bound:`0 <invariant.different>` log-probabilities differ, also after updates of the weights.
+   :bound:`0 <invariant.different>` of :bound:`384 <invariant.tokens>` log-probabilities differ.
 
    **The price.** On the EPYC sampling takes :bound:`1.06 <price.sampling>` times as long as
    torch's, and a training step :bound:`2.1 <price.step>` times.
@@ -97,9 +97,9 @@ with torch.no_grad():
     read = train(model, texts)
 new = texts[:, 40:]
 ratio = (logprobs(read, new) - logprobs(written, new)).exp()
-print("ratios that are not 1:     ", f"{(ratio != 1).float().mean():.0%} of {ratio.numel()}")
-print("ratios outside [0.9, 1.1]: ", f"{((ratio - 1).abs() > 0.1).float().mean():.1%}")
-print("from", f"{ratio.min():.3f} to {ratio.max():.3f}")
+print(f"tokens: {ratio.numel()}  ratio not 1: {(ratio != 1).float().mean():.0%}")
+print(f"outside [0.9, 1.1]: {((ratio - 1).abs() > 0.1).float().mean():.1%}")
+print(f"from {ratio.min():.3f} to {ratio.max():.3f}")
 
 # %%
 # No weight has changed, and hardly any ratio is 1. In the figure each dot is a token. Where a dot
@@ -112,7 +112,7 @@ figure.set_label(
 )
 ax.axhspan(0.9, 1.1, alpha=0.2)
 ax.plot(logprobs(written, new).exp().flatten(), ratio.flatten(), ".", ms=4)
-ax.set(xscale="log", xlabel="probability of the token, sampler", ylabel="importance ratio")
+ax.set(xscale="log", xlabel="the sampler's probability", ylabel="importance ratio")
 plt.show()
 
 # %%
@@ -123,8 +123,8 @@ plt.show()
 # sampler write again with the same seed, and the trainer read again.
 
 with torch.no_grad():
-    again, written_again = sample(model, prompts, TOKENS)
-    print("sampler, changed logits:", int((written_again != written).sum()))
+    _, again = sample(model, prompts, TOKENS)
+    print("sampler, changed logits:", int((again != written).sum()))
     print("trainer, changed logits:", int((train(model, texts) != read).sum()))
 
 # %%
@@ -148,7 +148,7 @@ def one_pass(model, texts, columns=0):
 
 
 def in_chunks(model, texts, size):
-    """Logits of the new tokens: the prompt first, then so many tokens at a time, with a cache."""
+    """Logits of the new tokens: with a cache, the prompt first, then size tokens at a time."""
     cache, made = None, []
     for part in texts[:, :40], *texts[:, 40:].split(size, 1):
         out = model(part, past_key_values=cache, use_cache=True)
@@ -164,9 +164,9 @@ def compare(p, q):
     """What differs between the logits of two passes."""
     ratio = (logprobs(q, new) - logprobs(p, new)).exp()
     p, q = p.float().log_softmax(-1), q.float().log_softmax(-1)
-    differ, outside = (ratio != 1).float().mean(), ((ratio - 1).abs() > 0.1).float().mean()
     kl = (p.exp() * (p - q)).sum(-1).mean()
-    return {"tokens, %": 100 * float(differ), "KL": float(kl), "outside, %": 100 * float(outside)}
+    shares = [100 * found.float().mean() for found in (ratio != 1, (ratio - 1).abs() > 0.1)]
+    return dict(zip(["tokens, %", "outside, %", "KL"], map(float, [*shares, kl]), strict=True))
 
 
 with torch.no_grad():
@@ -179,7 +179,7 @@ with torch.no_grad():
         "cache, 8 tokens at a time": in_chunks(model, texts, 8),
     }
 live = pd.DataFrame({name: compare(made, plain) for name, made in passes.items()}).T
-live.round(5)
+live.round({"tokens, %": 1, "outside, %": 1, "KL": 5})
 
 # %%
 # On the EPYC the number of texts changes nothing: each text alone has the bits that it has in the
@@ -191,8 +191,8 @@ def recorded(table):
     for record in read_records("plot_trainer_sampler"):
         if record.machine == "amd-epyc-2-cores":
             return record.tables[table]
-    measured = ["KL", "outside", "low", "high", "gradient", "ratio", "reward", "different"]
-    return pd.DataFrame(columns=["cause", "way", "what", "seed", "step", *measured])
+    columns = "cause way what seed KL outside low high gradient ratio reward different"
+    return pd.DataFrame(columns=columns.split())
 
 
 found = recorded("causes").set_index("cause")
@@ -256,8 +256,8 @@ for name, one in ways.items():
 # %%
 # On the EPYC attention is the whole cause. With fixed products a cache still changes
 # :bound:`86 % <parts.products>` of the logits. With fixed attention it changes
-# :bound:`0 % <parts.attention>`. On a processor or GPU whose products depend on the number of rows,
-# only both together help.
+# :bound:`0 % <parts.attention>`. On a GPU products can depend on the number of rows, too: see
+# :ref:`batch-invariance`. There both have to be fixed.
 #
 # How much it matters
 # -------------------
@@ -289,7 +289,7 @@ for update in range(3):
         texts, written = sample(fixed, prompts, TOKENS, seed=update)
     new, read = texts[:, 40:], train(fixed, texts)
     different = int((logprobs(read, new) != logprobs(written, new)).sum())
-    print(f"after {update} updates: {different} of {new.numel()} log-probabilities differ")
+    print(f"after {update} updates: {different} of {new.numel()} differ")
     logprobs(read, new).mean().backward()
     optimizer.step()
     optimizer.zero_grad()
@@ -308,11 +308,13 @@ for update in range(3):
 # The times are the processor's, over torch's in bfloat16, with six layers and two texts.
 
 prices = recorded("prices").pivot(index="way", columns="what", values="ratio")
-cures = recorded("cures").set_index("way")[["KL", "outside"]].astype(float).join(prices)
+cures = prices.join(recorded("cures").set_index("way")[["KL", "outside"]].astype(float))
 cures["outside"] *= 100
-columns = {"outside": "outside, %", "sampling": "sampling, ×", "training step": "step, ×"}
-cures = cures.rename(columns=columns, index={"bfloat16": "none, bfloat16"})
-cures.round({"KL": 5} | dict.fromkeys(columns.values(), 2)).rename_axis(None)
+none = cures[cures.index == "bfloat16"]  # the KL is the same, and no ratio is seen
+cures.loc["recomputed", ["KL", "outside", "sampling"]] = none["KL"].sum(), 0, 1
+cures = pd.concat([none.rename({"bfloat16": "importance weights"}), cures])
+columns = {"sampling": "sampling, ×", "training step": "step, ×", "outside": "outside, %"}
+cures.rename(columns=columns).round({"KL": 5} | dict.fromkeys(columns.values(), 2))
 
 # %%
 # float16 puts :bound:`0 % <float16.outside>` of the ratios outside. The EPYC has no arithmetic for
@@ -324,14 +326,14 @@ cures.round({"KL": 5} | dict.fromkeys(columns.values(), 2)).rename_axis(None)
 #
 # Does the difference matter to what is learned? The study trained the first two layers with the
 # reward above, in :bound:`4 <runs.seeds>` runs for each way. A run has six steps of eight texts.
-# The table has means over the runs, and the sum of the log-probabilities that differ.
+# *clipped* is PPO with torch. The table has means over the runs, and of a run's log-probabilities
+# the number that differs.
 
 steps = recorded("runs")
 per_run = steps.astype({"reward": float}).groupby(["way", "seed"])
 summary = per_run.agg({"KL": "mean", "outside": "mean", "different": "sum"})
 summary["reward, first"] = per_run["reward"].first()
 summary["reward, last"] = per_run["reward"].last()
-summary["different"] *= len(summary.groupby("seed").size())
 summary.groupby("way").mean().round(4).rename_axis(None)
 
 # %%
@@ -344,19 +346,20 @@ summary.groupby("way").mean().round(4).rename_axis(None)
 # Your own model
 # --------------
 #
-# Put in a causal language model of transformers, and token ids of prompts, or of prompts with
-# answers. Run this cell after the imports. Each line changes one thing, and compares with one pass
-# of each text alone: nothing, 4 rows, 5 columns of padding, a cache with 8 tokens at a time, and
-# with 1. The first line that differs is your first cause.
+# Put in a causal language model of transformers, and the token ids of a text: a prompt, best with
+# its answer. Run this cell after the imports. Each line changes one thing, and compares with one
+# pass of the text alone: nothing, 4 rows, 5 columns of padding, a cache with 8 tokens at a time,
+# and with 1. The first line that differs is your first cause.
 
 MODEL = load_trained(layers=2).model(torch.bfloat16)
-TEXTS = [list(range(1000, 1060)), list(range(7, 40))]  # tokenizer(texts)["input_ids"]
+TEXT = list(range(1000, 1090))  # tokenizer(text)["input_ids"]
 
 
-def scores(model, text, rows=1, columns=0, size=4096):
-    """Log-probabilities after each token: among rows, after padding, size tokens at a time."""
-    mask = pad(torch.ones(rows, len(text), dtype=torch.long), (columns, 0))
-    ids, places = pad(torch.tensor([text] * rows), (columns, 0)), (mask.cumsum(1) - 1).clamp(0)
+def scores(model, rows=1, columns=0, size=4096):
+    """Log-probabilities after each token: of rows, padded, size tokens at a time."""
+    ids = pad(torch.tensor([TEXT] * rows), (columns, 0))
+    mask = pad(torch.ones(rows, len(TEXT), dtype=torch.long), (columns, 0))
+    places = (mask.cumsum(1) - 1).clamp(0)
     cache, made = None, []
     for part in torch.arange(ids.shape[1]).split(size):
         seen = {"attention_mask": mask[:, : part[-1] + 1], "position_ids": places[:, part]}
@@ -366,13 +369,13 @@ def scores(model, text, rows=1, columns=0, size=4096):
 
 
 FIXED = roundoff.invariant(copy.deepcopy(MODEL.eval()))
-new = torch.tensor([token for text in TEXTS for token in text[1:]])[:, None]
 for name, model in {"torch": MODEL, "invariant(model)": FIXED}.items():
     for how in {}, {"rows": 4}, {"columns": 5}, {"size": 8}, {"size": 1}:
-        p, q = (torch.cat([scores(model, t, **way) for t in TEXTS]) for way in (how, {}))
-        ratio, kl = (q - p).gather(1, new).exp(), (p.exp() * (p - q)).sum(-1).mean()
-        outside = ((ratio - 1).abs() > 0.1).double().mean()
-        print(f"{name:17}{how}  differ: {(ratio != 1).sum()}  KL: {kl:.0e}  outside: {outside:.1%}")
+        p, q = scores(model, **how), scores(model)
+        ratio = (q - p).gather(1, torch.tensor(TEXT[1:])[:, None]).exp()
+        differ, outside = (ratio != 1).sum(), ((ratio - 1).abs() > 0.1).double().mean()
+        kl = (p.exp() * (p - q)).sum(-1).mean()
+        print(f"{name:17}{how}  differ: {differ}  KL: {kl:.0e}  outside: {outside:.1%}")
 
 # %%
 # Limits, and what to read next
@@ -380,8 +383,7 @@ for name, model in {"torch": MODEL, "invariant(model)": FIXED}.items():
 #
 # * One model of 135 million parameters on one processor was measured. Large models, experts of a
 #   mixture, several GPUs and the engines of others may differ more, and have causes that this page
-#   lacks. On a GPU the number of rows changes products in bfloat16, too: see
-#   :ref:`batch-invariance`.
+#   lacks. No price was measured on a GPU.
 # * Both sides need one number of threads, one kind of processor or GPU, and the same versions.
 # * ``invariant(model)`` changes models of PyTorch. A sampler such as vLLM has kernels of its own.
 #   vLLM and TorchTitan were made to agree bit for bit, and that run took 2.4 times as long

@@ -939,7 +939,7 @@ TRAINER = "plot_trainer_sampler"
 
 def updates(story: Told) -> list[tuple[int, int]]:
     """Log-probabilities that differ after each update, and of how many."""
-    found = re.findall(r"after \d updates: (\d+) of (\d+) log-probabilities differ", story.text)
+    found = re.findall(r"after \d updates: (\d+) of (\d+) differ", story.text)
     return [(int(differ), int(count)) for differ, count in found]
 
 

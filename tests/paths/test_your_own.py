@@ -315,34 +315,36 @@ OF_TRANSFORMERS = (
 
 @on("plot_trainer_sampler")
 @pytest.mark.parametrize(
-    ("model", "texts"),
+    ("model", "text"),
     [
-        (OF_TRANSFORMERS.format("Llama", ".bfloat16()"), "[list(range(1, 38)), [5, 9], [8] * 20]"),
-        (OF_TRANSFORMERS.format("Qwen2", ".train()"), "[[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]]"),
+        (OF_TRANSFORMERS.format("Llama", ".bfloat16()"), "list(range(1, 98))"),
+        (OF_TRANSFORMERS.format("Qwen2", ".train()"), "[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]"),
+        (OF_TRANSFORMERS.format("Llama", ""), "[7, 2]"),
     ],
 )
 def test_own_model_of_a_trainer(
-    page: str, own: Notebook, model: str, texts: str, capsys: pytest.CaptureFixture
+    page: str, own: Notebook, model: str, text: str, capsys: pytest.CaptureFixture
 ) -> None:
     torch.manual_seed(5)
-    names = own.run(MODEL=model, TEXTS=texts)
+    names = own.run(MODEL=model, TEXT=text)
     pattern = r"(.+?) *(\{.*\})  differ: (\d+)  KL: (\S+)  outside: ([\d.]+)%"
     found = re.findall(pattern, capsys.readouterr().out)
     assert [way for way, *_ in found] == ["torch"] * 5 + ["invariant(model)"] * 5
+    tokens, scores = torch.tensor([names["TEXT"]]), names["scores"]
+    with torch.no_grad():  # the scores are the model's, whatever the way
+        truth = names["MODEL"](tokens).logits[0, :-1].double().log_softmax(-1)
+    assert torch.equal(scores(names["MODEL"]), truth)
     for way, how, differ, kl, outside in found:
         if way != "torch" or how == "{}":
             assert (int(differ), float(kl), float(outside)) == (0, 0, 0)
-        assert abs(float(kl)) < 1e-2
-    for text in names["TEXTS"]:  # the scores are the model's, whatever the way
-        with torch.no_grad():
-            logits = names["MODEL"](torch.tensor([text])).logits[0, :-1]
-        truth = logits.double().log_softmax(-1)
-        assert torch.equal(names["scores"](names["MODEL"], text), truth)
-        for how in ({"rows": 3}, {"columns": 7}, {"size": 4}, {"size": 1, "columns": 2, "rows": 2}):
-            made = names["scores"](names["MODEL"], text, **how)
-            torch.testing.assert_close(made, truth, rtol=0, atol=0.1)
-            fixed = names["scores"](names["FIXED"], text, **how)
-            assert torch.equal(fixed, names["scores"](names["FIXED"], text))
+        given = eval(how)
+        made = scores(names["MODEL"], **given)
+        torch.testing.assert_close(made, truth, rtol=0, atol=0.1)
+        if way == "torch":
+            changed = (made - truth).gather(1, tokens[0, 1:, None]) != 0
+            assert int(differ) == int(changed.sum())
+    for given in {"columns": 7}, {"size": 4, "rows": 3}, {"size": 1, "columns": 2, "rows": 2}:
+        assert torch.equal(scores(names["FIXED"], **given), scores(names["FIXED"]))
 
 
 def exact_gradients(names: dict[str, Any], norm: str) -> list[torch.Tensor]:
@@ -652,8 +654,13 @@ BROKEN: list[tuple[str, dict[str, str], tuple[type[Exception], ...], str]] = [
         TYPED,
         "rows of these modules may depend on the rest of the batch",
     ),
-    ("plot_trainer_sampler", {"TEXTS": "[]"}, (ValueError, *TORCHS_OWN), "non-empty"),
-    ("plot_trainer_sampler", {"TEXTS": "[[10**6, 3]]"}, (IndexError,), "index out of range"),
+    ("plot_trainer_sampler", {"TEXT": "[10**6, 3]"}, (IndexError,), "index out of range"),
+    (
+        "plot_trainer_sampler",
+        {"MODEL": "torch.nn.Linear(3, 3)"},
+        (TypeError,),
+        "unexpected keyword",
+    ),
     ("plot_layer_norm_ladder", {"COLUMNS": "-2"}, TORCHS_OWN, "negative"),
     ("plot_layer_norm_ladder", {"ROWS": "-1"}, TORCHS_OWN, "negative"),
     ("plot_triton_layer_norm", {"DTYPE": "torch.int32"}, TYPED, "expected float16"),

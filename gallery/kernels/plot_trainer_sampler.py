@@ -356,7 +356,7 @@ TEXT = list(range(1000, 1090))  # tokenizer(text)["input_ids"]
 
 
 def scores(model, rows=1, columns=0, size=4096):
-    """Log-probabilities after each token: of rows, padded, size tokens at a time."""
+    # Log-probabilities after each token: of rows, after padding, with a cache for size tokens.
     ids = pad(torch.tensor([TEXT] * rows), (columns, 0))
     mask = pad(torch.ones(rows, len(TEXT), dtype=torch.long), (columns, 0))
     places = (mask.cumsum(1) - 1).clamp(0)

@@ -369,11 +369,11 @@ def scores(model, rows=1, columns=0, size=4096):
 
 
 FIXED = roundoff.invariant(copy.deepcopy(MODEL.eval()))
-for name, model in {"torch": MODEL, "invariant(model)": FIXED}.items():
+for name, one in {"torch": MODEL, "invariant(model)": FIXED}.items():
     for how in {}, {"rows": 4}, {"columns": 5}, {"size": 8}, {"size": 1}:
-        p, q = scores(model, **how), scores(model)
-        ratio = (q - p).gather(1, torch.tensor(TEXT[1:])[:, None]).exp()
-        differ, outside = (ratio != 1).sum(), ((ratio - 1).abs() > 0.1).double().mean()
+        p, q = scores(one, **how), scores(one)
+        ratios = (q - p).gather(1, torch.tensor(TEXT[1:])[:, None]).exp()
+        differ, outside = (ratios != 1).sum(), ((ratios - 1).abs() > 0.1).double().mean()
         kl = (p.exp() * (p - q)).sum(-1).mean()
         print(f"{name:17}{how}  differ: {differ}  KL: {kl:.0e}  outside: {outside:.1%}")
 

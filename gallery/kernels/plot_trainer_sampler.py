@@ -314,7 +314,8 @@ cures["outside"] *= 100
 none = cures[cures.index == "bfloat16"]  # the KL is the same, and no ratio is seen
 cures.loc["recomputed", ["KL", "outside", "sampling"]] = none["KL"].sum(), 0, 1
 cures = pd.concat([none.rename({"bfloat16": "importance weights"}), cures])
-columns = {"sampling": "sampling, ×", "training step": "step, ×", "outside": "outside, %"}
+columns = {"outside": "outside, %", "sampling": "sampling, ×", "training step": "step, ×"}
+cures = cures.reindex(columns=["KL", *columns]).sort_values("KL", ascending=False)
 cures = cures.rename(columns=columns).rename_axis(None)
 cures.round({"KL": 5} | dict.fromkeys(columns.values(), 2))
 
@@ -328,8 +329,8 @@ cures.round({"KL": 5} | dict.fromkeys(columns.values(), 2))
 #
 # Does the difference matter to what is learned? The study trained the first two layers with the
 # reward above, in :bound:`4 <runs.seeds>` runs for each way. A run has six steps of eight texts.
-# *clipped* is PPO with torch. The table has means over the runs, and of a run's log-probabilities
-# the number that differs.
+# *clipped* is PPO with torch. The table has means over the runs. *different* counts a run's
+# log-probabilities that differ, of 768.
 
 steps = recorded("runs")
 per_run = steps.astype({"reward": float}).groupby(["way", "seed"])
@@ -358,7 +359,7 @@ TEXT = list(range(1000, 1090))  # tokenizer(text)["input_ids"]
 
 
 def scores(model, rows=1, columns=0, size=4096):
-    # Log-probabilities after each token: of rows, after padding, with a cache for size tokens.
+    # Log-probabilities after each token: among rows, padded, size tokens at a time.
     ids = pad(torch.tensor([TEXT] * rows), (columns, 0))
     mask = pad(torch.ones(rows, len(TEXT), dtype=torch.long), (columns, 0))
     places = (mask.cumsum(1) - 1).clamp(0)

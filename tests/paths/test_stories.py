@@ -1018,6 +1018,7 @@ def test_what_the_page_on_trainers_says_of_its_records() -> None:
     runs = record.tables["runs"]
     assert (runs.groupby(["way", "seed"]).size() == 6).all(), "six steps"
     assert (runs["tokens"] == 8 * 16).all(), "eight texts"
+    assert (runs.groupby(["way", "seed"])["tokens"].sum() == 768).all()
     assert not runs.loc[runs["way"] != "invariant", "different"].eq(0).any()
     learned = runs[runs["step"] == 5].set_index(["way", "seed"])["reward"]
     first = runs[runs["step"] == 0].set_index(["way", "seed"])["reward"]

@@ -38,7 +38,7 @@ study = Study(
     "Log-probabilities of the same tokens by a sampler and by a trainer.",
     on=EPYC,
     layers=(1 if quick else 30, "layers of SmolLM2", (1, 30)),
-    texts=(2 if quick else 64 if GPU else 8, "texts", 1),
+    texts=(2 if quick else 64 if GPU else 8, "texts", 2),
     tokens=(4 if quick else 64 if GPU else 48, "tokens of each text", 2),
     half=(2 if quick else 64 if GPU else 16, "tokens of each text in float16", 2),
     seeds=(2 if quick else 16 if GPU else 4, "seeds of the runs", 2),

@@ -52,6 +52,9 @@ PAGES = {
     "plot_batch_invariance":
         "batch size changes output same bits batch invariance invariant deterministic inference "
         "reproducible padding KV cache",
+    "plot_trainer_sampler":
+        "reinforcement learning RL PPO GRPO trainer sampler log-probabilities logprobs mismatch "
+        "importance ratio clip fraction KL on-policy off-policy vLLM TRL",
     "plot_layer_norm_ladder":
         "write Triton kernel tutorial LayerNorm backward atomics registers spills prefetch tiles",
     "plot_triton_layer_norm":

@@ -252,6 +252,27 @@ def test_invariant_texts_have_the_same_bits_alone_and_in_a_batch(
     assert scaled_error(truth, texts[0].logits[0].to(dtype)).rms < 30
 
 
+@path_of("plot_trainer_sampler")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kind", ["Llama", "Qwen2"])
+def test_a_trainer_reads_the_bits_that_a_sampler_wrote(
+    place: str, kind: str, dtype: torch.dtype, only_imported: Any
+) -> None:
+    model = decoder(kind, dtype).requires_grad_(True)
+    batch = {k: v[:, -7:] for k, v in prompts_of([7, 7, 7]).items()}
+    kept: list[torch.Tensor] = []
+    handle = model.lm_head.register_forward_hook(lambda *call: kept.append(call[2]))
+    torch.manual_seed(4)
+    left = snippets()[place].run(model=model, batch=batch | {"max_new_tokens": 12})
+    handle.remove()
+    assert left["model"] is model, "changed in place"
+    assert left["texts"].shape == (3, 19)
+    written = torch.stack([logits[:, -1] for logits in kept[:-1]], 1)
+    assert torch.equal(left["logits"][:, 6:-1], written)
+    left["logits"].float().log_softmax(-1)[..., 0].sum().backward()
+    assert all(p.grad is not None for p in model.parameters())
+
+
 def norm_of(m: int, n: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:
     """Inputs of a layer norm with a mean, its float64 gradients, and what a forward keeps."""
     x, dy = drawn(m, n, seed=m) * 3 + 2, drawn(m, n, seed=m + 1)

@@ -292,6 +292,10 @@ WHOLE = [
         "--prompts 1 --tokens 1 --completions 2 --most 2 --graph 0 --budget 0",
     ),
     ("studies/batch_invariance.py", "--only alone,attention"),
+    (
+        "studies/trainer_sampler.py",
+        "--only causes,parts,cures,runs --layers 1 --texts 3 --tokens 3 --half 2 --steps 1",
+    ),
     ("studies/triton_layer_norm.py", "--rows 17 --budget 0.01"),
     ("studies/bits_to_words.py", "--prompts 1 --tokens 3 --passages 1 --batch 2 --most 2"),
     ("studies/all_reduce_order.py", "--limit 30"),

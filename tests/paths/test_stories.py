@@ -940,3 +940,135 @@ def test_what_the_page_on_batches_says_of_its_records() -> None:
     slow = choose(record.tables["cost"], {"roundoff": lambda s: s > 1.15})
     assert set(slow["weight"]) == {"8192 → 1024"}
     assert slow["M"].max() <= 256, "few rows"
+
+
+# --- trainer and sampler
+
+TRAINER = "plot_trainer_sampler"
+
+
+def updates(story: Told) -> list[tuple[int, int]]:
+    """Log-probabilities that differ after each update, and of how many."""
+    found = re.findall(r"after \d updates: (\d+) of (\d+) differ", story.text)
+    return [(int(differ), int(count)) for differ, count in found]
+
+
+def test_an_invariant_sampler_and_trainer_agree_after_each_update(told: dict[str, Told]) -> None:
+    story = told[TRAINER]
+    names = story.names
+    found = updates(story)
+    assert [differ for differ, _ in found] == [0, 0, 0]
+    assert all(count == 4 * names["TOKENS"] for _, count in found)
+    torchs = names["ratio"]
+    assert (torchs != 1).float().mean() > 0.9, "hardly any ratio of torch's is 1"
+    before = dict(names["model"].named_parameters())
+    moved = [not torch.equal(p, before[n]) for n, p in names["fixed"].named_parameters()]
+    assert sum(moved) > len(moved) / 2, "the updates changed weights"
+
+
+def test_what_the_page_on_trainers_says_of_its_output(told: dict[str, Told]) -> None:
+    story, names = told[TRAINER], told[TRAINER].names
+    for who in "sampler", "trainer":
+        assert printed_after(story, f"{who}, changed logits:") == ["0"], "it repeats each bit"
+    shares = re.findall(r"torch\.(\w+): ([\d.]+)% of the results differ", story.text)
+    assert [kind for kind, _ in shares] == ["bfloat16", "float32"]
+    parts = dict(re.findall(r"fixed: (\w+) +logits that a cache changes: ([\d.]+)%", story.text))
+    assert list(parts) == ["nothing", "products", "attention", "both"]
+    assert float(parts["both"]) == 0
+    assert names["live"].index.tolist() == list(names["passes"])
+    lines = [line for line in story.text.splitlines() if line.startswith("invariant(model)")]
+    assert len(lines) == 5
+    assert all("differ: 0 " in line for line in lines)
+    lengths = {len(prompt) for prompt in names["prompts"]}
+    assert lengths == {40}, "a server has padded by five columns"
+
+
+def check_trainer_on_epyc(story: Told) -> None:
+    """What the page on trainers says of an EPYC's output, with whatever model."""
+    live = story.names["live"]
+    assert (live.loc["each text alone"] == 0).all(), "the number of texts changes nothing"
+    for name in "5 columns of padding", "packed into one row":
+        assert 10 < live["tokens, %"][name] < 90, "padding and packing change some tokens"
+    assert live["tokens, %"]["cache, token by token"] > 90, "a cache changes nearly all"
+    narrow, wide = re.findall(r"torch\.\w+: ([\d.]+)% of the results differ", story.text)
+    assert 0 < float(narrow) < 5, "rounding hides most differences"
+    assert float(wide) > 50, "most results"
+    parts = dict(re.findall(r"fixed: (\w+) +logits that a cache changes: ([\d.]+)%", story.text))
+    share = {name: float(found) for name, found in parts.items()}
+    assert share["attention"] == share["both"] == 0, "attention is the whole cause"
+    assert share["products"] == share["nothing"] > 10
+
+
+@named
+def test_what_the_page_on_trainers_says_of_an_epyc(told: dict[str, Told]) -> None:
+    check_trainer_on_epyc(told[TRAINER])
+
+
+@named
+@pytest.mark.slow(reason="a model of 135 million parameters, for minutes")
+def test_what_the_page_on_trainers_says_of_the_whole_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("UNITTEST_GOING", raising=False)
+    story = Told(TRAINER)
+    check_trainer_on_epyc(story)
+    assert [differ for differ, _ in updates(story)] == [0, 0, 0]
+    live, ratio = story.names["live"], story.names["ratio"]
+    assert story.names["model"].config.num_hidden_layers == 30
+    assert ((ratio - 1).abs() > 0.1).float().mean() > 0.04
+    assert live["outside, %"]["cache, token by token"] > 2 * live["outside, %"].iloc[1:3].max()
+
+
+def test_what_the_page_on_trainers_says_of_its_records() -> None:
+    (record,) = (r for r in read_records(TRAINER) if r.machine == "amd-epyc-2-cores")
+    found = record.tables["causes"].set_index("cause")
+    whole, cache = found.loc["sampler and trainer"], found.loc["cache, token by token"]
+    assert whole["low"] < cache["outside"] < whole["high"], "a cache is as bad as the whole"
+    assert (found.loc[["the same again", "each text alone"], "different"] == 0).all()
+    prices = record.tables["prices"].set_index(["what", "way"])["ratio"]
+    assert prices["training step", "float16"] > 10 * prices["training step", "invariant"]
+    runs = record.tables["runs"]
+    assert (runs.groupby(["way", "seed"]).size() == 6).all(), "six steps"
+    assert (runs["tokens"] == 8 * 16).all(), "eight texts"
+    assert (runs.groupby(["way", "seed"])["tokens"].sum() == 768).all()
+    assert not runs.loc[runs["way"] != "invariant", "different"].eq(0).any()
+    learned = runs[runs["step"] == 5].set_index(["way", "seed"])["reward"]
+    first = runs[runs["step"] == 0].set_index(["way", "seed"])["reward"]
+    assert (learned > first).all(), "all runs learn"
+
+
+def test_page_and_study_on_trainers_agree_bit_for_bit(
+    told: dict[str, Told], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UNITTEST_GOING", "1")
+    names = told[TRAINER].names
+    study = runpy.run_path(str(ROOT / "studies" / "trainer_sampler.py"))
+    if study["GPU"]:
+        pytest.skip("the study runs on the GPU, the page on the processor")
+    model, prompts = names["model"], names["prompts"]
+    assert study["asked"](2, 8) == prompts
+    with torch.no_grad():
+        ours, theirs = (f(model, prompts, 3) for f in (names["sample"], study["sample"]))
+        assert torch.equal(ours[0], theirs[0])
+        assert torch.equal(ours[1], theirs[1])
+        texts = ours[0][:2]
+        for function in "train", "one_pass":
+            assert torch.equal(names[function](model, texts), study[function](model, texts))
+        for function, number in ("one_pass", 5), ("in_chunks", 1), ("in_chunks", 2):
+            ours, theirs = (of[function](model, texts, number) for of in (names, study))
+            assert torch.equal(ours, theirs)
+    monkeypatch.setitem(names, "new", texts[:, 40:])
+    p, q = theirs, names["one_pass"](model, texts).detach()
+    ours, theirs = names["compare"](p, q), study["compared"](p, q, texts)
+    assert ours["KL"] == pytest.approx(theirs["KL"], abs=1e-7)
+    assert ours["outside, %"] == pytest.approx(100 * theirs["outside"])
+    assert ours["tokens, %"] == pytest.approx(100 * theirs["different"] / theirs["tokens"])
+
+
+def test_a_clipped_token_has_no_gradient_where_ppo_has_none() -> None:
+    study = runpy.run_path(str(ROOT / "studies" / "trainer_sampler.py"))
+    ratio = torch.tensor([[0.8, 0.95, 1.0, 1.05, 1.2]] * 2, requires_grad=True)
+    gain = torch.tensor([[1.0], [-2.0]])
+    surrogate = torch.minimum(ratio * gain, ratio.clamp(0.9, 1.1) * gain)
+    (slope,) = torch.autograd.grad(surrogate.sum(), ratio)
+    # The gradient of a ratio is the ratio times that of the log-probability.
+    weights = study["clipped"](ratio.detach(), gain)
+    torch.testing.assert_close(weights * gain, slope * ratio.detach())

@@ -306,6 +306,47 @@ def test_own_language_model_is_padded_as_generate_pads(page: str, own: Notebook)
     torch.testing.assert_close(bare[1][:, 5:], bare[0], rtol=1e-4, atol=1e-4)
 
 
+OF_TRANSFORMERS = (
+    "__import__('transformers').{0}ForCausalLM(__import__('transformers').{0}Config("
+    "hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4, "
+    "num_key_value_heads=2, vocab_size=99)){1}"
+)
+
+
+@on("plot_trainer_sampler")
+@pytest.mark.parametrize(
+    ("model", "text"),
+    [
+        (OF_TRANSFORMERS.format("Llama", ".bfloat16()"), "list(range(1, 98))"),
+        (OF_TRANSFORMERS.format("Qwen2", ".train()"), "[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]"),
+        (OF_TRANSFORMERS.format("Llama", ""), "[7, 2]"),
+    ],
+)
+def test_own_model_of_a_trainer(
+    page: str, own: Notebook, model: str, text: str, capsys: pytest.CaptureFixture
+) -> None:
+    torch.manual_seed(5)
+    names = own.run(MODEL=model, TEXT=text)
+    pattern = r"(.+?) *(\{.*\})  differ: (\d+)  KL: (\S+)  outside: ([\d.]+)%"
+    found = re.findall(pattern, capsys.readouterr().out)
+    assert [way for way, *_ in found] == ["torch"] * 5 + ["invariant(model)"] * 5
+    tokens, scores = torch.tensor([names["TEXT"]]), names["scores"]
+    with torch.no_grad():  # the scores are the model's, whatever the way
+        truth = names["MODEL"](tokens).logits[0, :-1].double().log_softmax(-1)
+    assert torch.equal(scores(names["MODEL"]), truth)
+    for way, how, differ, kl, outside in found:
+        if way != "torch" or how == "{}":
+            assert (int(differ), float(kl), float(outside)) == (0, 0, 0)
+        given = eval(how)
+        made = scores(names["MODEL"], **given)
+        torch.testing.assert_close(made, truth, rtol=0, atol=0.1)
+        if way == "torch":
+            changed = (made - truth).gather(1, tokens[0, 1:, None]) != 0
+            assert int(differ) == int(changed.sum())
+    for given in {"columns": 7}, {"size": 4, "rows": 3}, {"size": 1, "columns": 2, "rows": 2}:
+        assert torch.equal(scores(names["FIXED"], **given), scores(names["FIXED"]))
+
+
 def exact_gradients(names: dict[str, Any], norm: str) -> list[torch.Tensor]:
     x, w = names["x"].double().requires_grad_(), names["w"].double().requires_grad_()
     y = getattr(torch.nn.functional, norm)(x, x.shape[-1:], w, eps=1e-5)
@@ -612,6 +653,13 @@ BROKEN: list[tuple[str, dict[str, str], tuple[type[Exception], ...], str]] = [
         {"MODEL": "torch.nn.Conv1d(1, 1, 3)", "BATCH": "torch.randn(4, 1, 9)"},
         TYPED,
         "rows of these modules may depend on the rest of the batch",
+    ),
+    ("plot_trainer_sampler", {"TEXT": "[10**6, 3]"}, (IndexError,), "index out of range"),
+    (
+        "plot_trainer_sampler",
+        {"MODEL": "torch.nn.Linear(3, 3)"},
+        (TypeError,),
+        "unexpected keyword",
     ),
     ("plot_layer_norm_ladder", {"COLUMNS": "-2"}, TORCHS_OWN, "negative"),
     ("plot_layer_norm_ladder", {"ROWS": "-1"}, TORCHS_OWN, "negative"),

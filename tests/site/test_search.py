@@ -38,6 +38,8 @@ FIRST = {
     "different answer batch size": KERNELS + "plot_batch_invariance",
     "batch invariance": KERNELS + "plot_batch_invariance",
     "deterministic inference same output any batch": KERNELS + "plot_batch_invariance",
+    "trainer sampler logprobs mismatch": KERNELS + "plot_trainer_sampler",
+    "importance ratio clip fraction GRPO": KERNELS + "plot_trainer_sampler",
     "layernorm backward triton": KERNELS + "plot_layer_norm_ladder",
     "write a triton kernel": KERNELS + "plot_layer_norm_ladder",
     "triton register spills": KERNELS + "plot_layer_norm_ladder",

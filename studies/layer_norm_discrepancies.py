@@ -464,14 +464,6 @@ study.value(
     ),
 )
 study.value(
-    "error.ratio",
-    f"typical error of ONNX Runtime over that of torch, {Z}, TF32 in ONNX Runtime alone",
-    "gaps",
-    lambda t: t["ORT error"] / t["torch error"],
-    where={"tf32": "ORT alone"},
-    test=lambda v: v.value > 10,
-)
-study.value(
     "error.cpu",
     f"typical error of torch over that of ONNX Runtime on a processor, {Z}",
     "gaps",

@@ -436,14 +436,6 @@ study.value(
     test=differs,
 )
 study.value(
-    "gloo.explained",
-    "messages of random data whose every bit the orders found explain, gloo",
-    "orders",
-    share_explained,
-    where=GLOO,
-    test=lambda v: v.value == len(v.rows),
-)
-study.value(
     "nccl.explained",
     "messages of random data whose every bit the orders found explain, NCCL, ring and tree",
     "orders",
@@ -474,14 +466,6 @@ study.value(
     "moved",
     where=END | {"way": "all-reduce", "ranks": 4},
     test=lambda v: 0 < v.value < 1,
-)
-study.value(
-    "moved.data",
-    "distance of the weights after 128 steps on other batches from those on 1 rank, ε × RMS",
-    "training",
-    "moved",
-    where=END | {"way": "other data order"},
-    test=lambda v: v.value > 100_000,
 )
 study.value(
     "data.ratio",

@@ -586,14 +586,6 @@ study.value(
     where=SERVER | {"way": "torch"},
     test=lambda v: v.value >= 1000,
 )
-study.value(
-    "texts.different",
-    "different texts that the server's completions are, for 8 prompts, torch",
-    "texts",
-    "different",
-    where=SERVER | {"way": "torch"},
-    test=lambda v: v.value > 5 * v.rows["of"].iloc[0],
-)
 
 
 def at_one_weight(t: pd.DataFrame, column: str) -> Any:
@@ -611,30 +603,12 @@ study.value(
     test=lambda v: v.value > 1 and v.rows["checksum"].nunique() == 1,
 )
 study.value(
-    "product.variables",
-    "rows from which on torch's product 4096 → 4096 in bfloat16 has one result where two variables "
-    "leave cuBLAS no room to split K",
-    "alone",
-    "one from",
-    where=SQUARE | {"way": "two variables"},
-    test=lambda v: 1 < v.value <= 16,
-)
-study.value(
     "product.error",
     "typical error of a product by roundoff over that of torch's, bfloat16, 4096 → 4096, 64 rows",
     "alone",
     lambda t: at_one_weight(t, "rms error")["roundoff"] / at_one_weight(t, "rms error")["torch"],
     where=SQUARE | {"way": ["torch", "roundoff"]},
     test=lambda v: 0.99 < v.value < 1.01,
-)
-study.value(
-    "tiles.tried",
-    "shapes of a tile, all of which give one product in bfloat16 the same bits",
-    "tiles",
-    lambda t: (t["mma"] + t["wgmma"])[t["splits"] == 1],
-    where={"dtype": "bfloat16"},
-    # One result each without a split and with one, and these two differ.
-    test=lambda v: (v.rows["results"] == 1).all() and v.rows["checksum"].nunique() == 2,
 )
 study.value(
     "attention.padding",

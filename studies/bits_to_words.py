@@ -642,22 +642,6 @@ for name, way in {"first": "float32 reduction", "second": "repeated"}.items():
             v.rows["rms error"].nunique() == 2 and v.rows["rms error"].between(2, 3).all()
         ),
     )
-study.value(
-    "repeat.bfloat16",
-    "share of the logits in bfloat16 that change when each prompt has another place in its batch",
-    "ways",
-    "bits",
-    where={"dtype": "bfloat16", "way": "rotated by one"},
-    test=lambda v: 0.1 < v.value < 0.9,
-)
-study.value(
-    "repeat.float32",
-    "share of the logits in float32 that change when each prompt has another place in its batch",
-    "ways",
-    "bits",
-    where={"dtype": "float32", "way": "rotated by one"},
-    test=lambda v: v.value == 0,
-)
 
 
 def percent_of(column):

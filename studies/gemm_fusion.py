@@ -493,14 +493,6 @@ study.value(
     where={"case": QKV, "precision": "float32"},
     test=lambda v: v.value > 0.5,
 )
-study.value(
-    "changed.squares",
-    "largest share of a square's results that one Gemm changes, float16 and bfloat16",
-    "discrepancy",
-    lambda rows: rows["share"].max(),
-    where={"shape": "square", "precision": ["float16", "bfloat16"]},
-    test=lambda v: v.value == 0,
-)
 for name, statistic in ("error.least", "min"), ("error.most", "max"):
     study.value(
         name,

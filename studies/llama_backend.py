@@ -380,14 +380,6 @@ study.value(
     where=row(UNFUSED),
     test=lambda v: v.value < 0.5 * v.rows["median"].item(),
 )
-study.value(
-    "products.share",
-    f"time of the seven products over that of the best version, {LAYER}, float16",
-    "times",
-    lambda t: t["products"] / t["median"],
-    where=row(BEST),
-    test=lambda v: v.value > 0.5,
-)
 
 
 def over_eager(rows):
@@ -403,22 +395,6 @@ study.value(
     over_eager,
     where={"attention": "sdpa", "config": "medium"},
     test=lambda v: v.value <= 1.25,
-)
-study.value(
-    "error.best",
-    f"typical error of the best version, ε × RMS, {LAYER}, float16",
-    "times",
-    "rms error",
-    where=row(BEST),
-    test=lambda v: v.value < 2,
-)
-study.value(
-    "error.eager",
-    f"typical error of eager torch, ε × RMS, {LAYER}, float16",
-    "times",
-    "rms error",
-    where=row("eager"),
-    test=lambda v: v.value < 2,
 )
 study.value(
     "tf32",

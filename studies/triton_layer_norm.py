@@ -397,15 +397,6 @@ study.value(
     test=lambda v: 0.9 < v.value < 1.05,
 )
 study.value(
-    "backward.share",
-    "rate of roundoff's backward over that of a stream that reads two tensors and writes one, "
-    "float16, 4096 × 8192",
-    "layer-norm-backward",
-    "of ceiling",
-    where={"N": 8192, "of ceiling": lambda s: s.notna()},
-    test=lambda v: 0.7 < v.value < v.rows["roundoff"].iloc[0],
-)
-study.value(
     "forward.float16",
     "rate of roundoff's forward over that of the best of five libraries, float16, 4096 × 8192",
     "layer-norm-forward",

@@ -662,14 +662,6 @@ study.value(
     test=lambda v: v.value > 0.1,
 )
 study.value(
-    "alarms.calibrated",
-    "correct results that fail a tolerance calibrated on 33 inputs, twelve models in three types",
-    "alarms",
-    lambda rows: int(rows["failed"].sum()),
-    where={"method": FEW},
-    test=lambda v: v.value <= v.rows["fresh"].sum() / 300,
-)
-study.value(
     "faults.defaults",
     "faults in float32 that pass assert_close's defaults, on one of 40 inputs or more",
     "faults",
@@ -739,14 +731,6 @@ study.value(
     "used",
     where={"rounding": "nearest"},
     test=lambda v: 0.99 < v.value <= 1,
-)
-study.value(
-    "bound.used",
-    "part of the bound 2nu Σ|a||b| that two products of 1024 normal terms use, 100 inputs",
-    "products",
-    "used",
-    where={"dtype": "float32", "terms": 1024, "kind": "both signs"},
-    test=lambda v: v.value < 0.002,  # about a thousandth
 )
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -114,7 +115,19 @@ def smaller(markup: str) -> str:
     rounded = re.sub(
         r"\d*[1-9]\d*\.\d{3,}", lambda n: f"{float(n[0]):.2f}".rstrip("0").rstrip("."), markup
     )
+    # A letter is drawn in 64ths of a unit of its own, far below what a screen shows.
+    rounded = re.sub(r'd="([^"]*)" transform="scale\(0\.015625\)"', _coarse, rounded)
+    # The marks of an axis have one style, said once.
+    styles = Counter(re.findall(r' style="([^"]*)"', rounded))
+    for number, style in enumerate(s for s, count in styles.items() if count > 4):
+        rounded = rounded.replace(f' style="{style}"', f' class="s{number}"')
+        rounded = rounded.replace("</style>", f".s{number}{{{style}}}</style>", 1)
     return re.sub(r"\s*\n\s*", " ", rounded).replace("> <", ">\n<").strip() + "\n"
+
+
+def _coarse(letter: re.Match[str]) -> str:
+    tenths = re.sub(r"\d+", lambda n: str(round(int(n[0]) / 10)), letter[1])
+    return f'd="{tenths}" transform="scale(0.15625)"'
 
 
 def _top(figure: Figure) -> dict[str, Any]:

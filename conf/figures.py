@@ -116,7 +116,7 @@ def smaller(markup: str) -> str:
         r"\d*[1-9]\d*\.\d{3,}", lambda n: f"{float(n[0]):.2f}".rstrip("0").rstrip("."), markup
     )
     # A letter is drawn in 64ths of a unit of its own, far below what a screen shows.
-    rounded = re.sub(r'd="([^"]*)" transform="scale\(0\.015625\)"', _coarse, rounded)
+    rounded = re.sub(r' d="([^"]*)" transform="scale\(0\.015625\)"', _coarse, rounded)
     # The marks of an axis have one style, said once.
     styles = Counter(re.findall(r' style="([^"]*)"', rounded))
     for number, style in enumerate(s for s, count in styles.items() if count > 4):
@@ -127,7 +127,7 @@ def smaller(markup: str) -> str:
 
 def _coarse(letter: re.Match[str]) -> str:
     tenths = re.sub(r"\d+", lambda n: str(round(int(n[0]) / 10)), letter[1])
-    return f'd="{tenths}" transform="scale(0.15625)"'
+    return f' d="{tenths}" transform="scale(0.15625)"'
 
 
 def _top(figure: Figure) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import json
 import os
 import random
 import re
+import sys
 import warnings
 import weakref
 from collections.abc import Iterable
@@ -90,6 +91,8 @@ def reset(gallery_conf: dict[str, Any], filename: str) -> None:
     torch._dynamo.reset()
     # Else what is compiled a ninth time runs eager, and says so in a log.
     torch._dynamo.config.fail_on_recompile_limit_hit = True
+    if inductor := sys.modules.get("torch._inductor.config"):  # roundoff.invariant(model) sets it
+        inductor.emulate_precision_casts = False
     # By default a warning prints the absolute path of the file that raised it.
     warnings.formatwarning = lambda words, kind, *_, **__: f"{kind.__name__}: {words}\n"
 

@@ -59,7 +59,7 @@ from roundoff.script import unit_test_going
 quick = unit_test_going()  # a quick build keeps two layers of 30, which write nonsense
 trained = load_trained(layers=2 if quick else 30)
 model = trained.model(torch.bfloat16)
-TOKENS = 12 if quick else 24
+TOKENS = 12 if quick else 26
 prompts = [trained.tokenizer(text)["input_ids"][:40] for text in PASSAGES]
 
 

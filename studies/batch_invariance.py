@@ -664,27 +664,25 @@ for statistic in "least", "most":
         column_of(statistic),
         test=all_above,
     )
-for statistic in "least", "most":
-    study.value(
-        f"called.{statistic}",
-        f"{statistic} time of generate over torch's, a model changed by "
-        "`roundoff.invariant(model)`, SmolLM2-135M, bfloat16, batches of 1 to 64 and both caches",
-        "called",
-        column_of(statistic),
-        where={"batch": lambda s: s.isin([1, 3, 8, 17, 64]) & (s == 64).any()},
-        on=H100,
-        # A speed of texts that are what each prompt gets alone.
-        test=lambda v, below=1.2 if statistic == "least" else 1.6: bool(
-            1 < v.value < below and (v.rows["other texts"] == 0).all()
-        ),
-    )
+AS_CALLED = {"batch": lambda s: s.isin([1, 3, 8, 17, 64]) & (s == 64).any()}
+study.value(
+    "called.most",
+    "most time of generate over torch's, a model changed by `roundoff.invariant(model)`, "
+    "SmolLM2-135M, bfloat16, batches of 1 to 64 and both caches",
+    "called",
+    column_of("most"),
+    where=AS_CALLED,
+    on=H100,
+    # Slower by its interval, and a speed of texts that are what each prompt gets alone.
+    test=lambda v: v.low is not None and v.low > 1.2 and (v.rows["other texts"] == 0).all(),
+)
 study.value(
     "called.torch",
     "largest share of a batch's texts that are not what the prompt gets alone, generate of torch, "
     "SmolLM2-135M, bfloat16, batches of 1 to 64",
     "called",
     lambda t: t["torch's other texts"].max(),
-    where={"batch": lambda s: s.isin([1, 3, 8, 17, 64]) & (s == 64).any()},
+    where=AS_CALLED,
     on=H100,
     test=lambda v: v.value > 0.3,
 )

@@ -15,7 +15,16 @@ import triton.language as tl
 from ._runtime import kernel, max_along, min_along, sum_along
 from .llama import _nearest
 
-__all__ = ["add_parts", "attend", "log_softmax_rows", "merge", "product", "ranges", "sum_rows"]
+__all__ = [
+    "add_parts",
+    "attend",
+    "log_softmax_rows",
+    "merge",
+    "product",
+    "ranges",
+    "rms_rows",
+    "sum_rows",
+]
 
 
 @kernel
@@ -559,6 +568,39 @@ def sum_rows(
         acc += tl.load(x + row * stride + at, mask=at < n, other=0.0).to(tl.float32)
     total = sum_along(acc, 0)
     tl.store(out + row, tl.div_rn(total, divisor).to(out.dtype.element_ty))
+
+
+@kernel
+def rms_rows(
+    x,  # (M, n), rows stride apart
+    w,  # (n,), where WEIGHTS
+    out,  # (M, n), contiguous
+    n,
+    stride,
+    divisor,
+    eps,
+    WEIGHTS: tl.constexpr,
+    FIRST: tl.constexpr,  # round before the weights, too
+    ONE: tl.constexpr,  # weights to which one is added
+    BLOCK: tl.constexpr,
+):
+    """The RMSNorm of each row: one program a row, blocks of columns in order."""
+    row = tl.program_id(0).to(tl.int64)
+    acc = tl.full((BLOCK,), 0.0, tl.float32)
+    for start in range(0, n, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        value = tl.load(x + row * stride + at, mask=at < n, other=0.0).to(tl.float32)
+        acc += value * value
+    scale = tl.div_rn(1.0, tl.sqrt_rn(tl.div_rn(sum_along(acc, 0), divisor) + eps))
+    for start in range(0, n, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        made = tl.load(x + row * stride + at, mask=at < n, other=0.0).to(tl.float32) * scale
+        if FIRST:
+            made = made.to(out.dtype.element_ty).to(tl.float32)
+        if WEIGHTS:
+            weight = tl.load(w + at, mask=at < n, other=0.0).to(tl.float32)
+            made = made * (weight + 1.0 if ONE else weight)
+        tl.store(out + row * n + at, made.to(out.dtype.element_ty), mask=at < n)
 
 
 @kernel

@@ -11,8 +11,10 @@ import torch
 from torch.nn import functional
 
 from ..errors import ArgumentError
+from . import invariant_kernels as kernels
+from ._runtime import power_of_2, run
 from .invariant_cublas import route
-from .invariant_matmul import _matmul_op, _one, matmul
+from .invariant_matmul import _matmul_op, _one, matmul, own_work
 from .invariant_operators import TRANSFORMERS, _pieces, _sums, _tf32, register
 
 __all__ = ["Places", "put_in_place"]
@@ -285,6 +287,8 @@ def _layer_norm(self: Any, x: torch.Tensor) -> torch.Tensor:
 def _rms_formula(
     x: torch.Tensor, weight: torch.Tensor | None, eps: float, kind: str, own: bool = False
 ) -> torch.Tensor:
+    if own and x.is_cuda and _is_narrow(x, weight):
+        return _rms_rows(x, weight, eps, kind)
     wide = x if x.dtype == torch.float64 else x.float()
     square = wide.pow(2)
     n = x.shape[-1]
@@ -303,6 +307,26 @@ def _rms_formula(
     if kind == "rounded first":
         return weight * made.to(x.dtype)
     return (made * (1.0 + weight.float() if kind == "of one" else weight)).to(x.dtype)
+
+
+def _is_narrow(x: torch.Tensor, weight: torch.Tensor | None) -> bool:
+    """Whether the kernel computes what the formula does: in float32, of one type."""
+    return x.dtype != torch.float64 and (weight is None or weight.dtype == x.dtype)
+
+
+@own_work
+def _rms_rows(x: torch.Tensor, weight: torch.Tensor | None, eps: float, kind: str) -> torch.Tensor:
+    """The formula by one kernel, a program a row."""
+    n = x.shape[-1]
+    rows = x.reshape(-1, n)
+    rows = rows if rows.stride(1) == 1 else rows.contiguous()
+    made = torch.empty_like(x, memory_format=torch.contiguous_format)
+    if made.numel():
+        flags = (weight is not None, kind == "rounded first", kind == "of one")
+        w = x if weight is None else weight.contiguous()
+        sizes = (n, rows.stride(0), float(n), eps, *flags, min(2048, power_of_2(n)))
+        run(kernels.rms_rows, (len(rows), 1), rows, w, made, *sizes, num_warps=4)
+    return made
 
 
 def _mean(rows: torch.Tensor) -> torch.Tensor:

@@ -466,8 +466,9 @@ def text_of(model: Any, rows: list[int], tokens: int, kind: str | None) -> Calla
     asked = [trained().prompt(text) for _, text in prompts(max(rows) + 1)]
     ids, mask = padded([asked[row] for row in rows], model.config.pad_token_id, device)
     given = {"input_ids": ids, "attention_mask": mask, "max_new_tokens": tokens}
-    given |= {"min_new_tokens": tokens, "do_sample": False, "disable_compile": True}
-    given |= {"cache_implementation": kind} if kind else {}
+    given |= {"min_new_tokens": tokens, "do_sample": False}
+    given |= {"cache_implementation": "static"} if kind else {}
+    given |= {"disable_compile": kind != "compiled"}
     return lambda: model.generate(**given)[:, ids.shape[1] :].tolist()
 
 
@@ -485,6 +486,8 @@ def called_times(args: Namespace, batch: int, kind: str | None) -> dict[str, Any
     calls["roundoff"] = text_of(changed(), rows, args.tokens, kind)
     found = {}
     for way, call in calls.items():
+        # Without it, as torch comes, while torch's model is compiled.
+        torch._inductor.config.emulate_precision_casts = way == "roundoff"
         alone = called_alone(way, args.prompts, args.tokens, kind)
         other = sum(text != alone[row] for row, text in zip(rows, call(), strict=True))
         found["other texts" if way == "roundoff" else "torch's other texts"] = other / batch
@@ -505,6 +508,16 @@ def called(args):
             row = {"cache": kind or "dynamic", "batch": batch}
             found += attempt(row, called_times, args, batch, kind)
     return pd.DataFrame(found, columns=["cache", "batch", *CALLED])
+
+
+@study.table("compiled", part=PART, times=["tokens/s", "roundoff", "low", "high"])
+def compiled_calls(args):
+    """As ``called``, static cache, where transformers compiles each step into a CUDA graph."""
+    found: list[Any] = []
+    for batch in (1, 8) if gpu and not unsplit else ():
+        row = {"cache": "static", "batch": batch}
+        found += attempt(row, called_times, args, batch, "compiled")
+    return pd.DataFrame(found, columns=["cache", "batch", *CALLED]) if found else []
 
 
 def decode_times(args: Namespace, keys: int, batch: int, rivals: Any) -> dict[str, Any]:

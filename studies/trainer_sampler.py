@@ -13,10 +13,11 @@ and defines each number that the page may print.
 
 from __future__ import annotations
 
+import argparse
 import copy
 import functools
 import time
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 import pandas as pd
@@ -43,6 +44,7 @@ study = Study(
     half=(2 if quick else 64 if GPU else 16, "tokens of each text in float16", 2),
     seeds=(2 if quick else 16 if GPU else 4, "seeds of the runs", 2),
     steps=(1 if quick else 20 if GPU else 6, "steps of a run", 1),
+    updates=(1 if quick else 50 if GPU else 2, "updates before the bits are compared", 1),
     written=(2 if quick else 64 if GPU else 16, "tokens of each text of a run", 1),
 )
 PROMPT, COLUMNS, LIMIT = 40, 5, 0.1  # tokens of a passage, padding of the sampler, of the ratio
@@ -263,10 +265,11 @@ def step_of(model: Any, texts: torch.Tensor, recompute: bool = False):
 
 @study.table(part=PART, times=["ratio", "low", "high"])
 def prices(args):
-    """Times of sampling and of a training step over torch's in bfloat16, of two texts."""
-    layers, prompts = min(args.layers, 6), asked(args.layers, 1 if quick else 2)
+    """Times of sampling and of a training step over torch's in bfloat16; of two texts on a CPU."""
+    layers = args.layers if GPU else min(args.layers, 6)
+    prompts = asked(args.layers, args.texts if GPU else 1 if quick else 2)
     ways = {way: model_of(layers, way) for way in ("bfloat16", "float16", "invariant")}
-    tokens, least = (2, 2) if quick else (8, 5)
+    tokens, least = (2, 2) if quick else (args.tokens if GPU else 8, 5)
     writes = {
         way: functools.partial(torch.no_grad()(sample), model, prompts, tokens)
         for way, model in ways.items()
@@ -288,17 +291,17 @@ def prices(args):
 # --- Short runs of policy gradient. --------------------------------------------------------------
 
 
-def policy_gradient(way: str, layers: int, args: Any, seed: int):
+def policy_gradient(model: Any, way: str, steps: int, args: Any, seed: int):
     """Each step: write texts, reward beginnings of words, update; the numbers of each step.
 
     The embedding, which is the last product's weight, too, stays as it is. The optimizer updates
     float32 copies of the other weights.
     """
-    model = copy.deepcopy(model_of(layers, "invariant" if way == "invariant" else "bfloat16"))
+    layers = args.layers
     learning = list(model.model.layers.requires_grad_(True).parameters())
     masters = [p.detach().float() for p in learning]
     optimizer = torch.optim.AdamW(masters, lr=1e-3, weight_decay=0)
-    for step in range(args.steps):
+    for step in range(steps):
         with torch.no_grad():
             prompts = asked(layers, args.texts)
             texts, logits = sample(model, prompts, args.written, seed=1000 * seed + step)
@@ -333,8 +336,51 @@ def runs(args):
     """Policy gradient with the first two layers: each step of each seed and way."""
     for seed in range(args.seeds):
         for way in WAYS:
-            for row in policy_gradient(way, min(args.layers, 2), args, seed):
+            model = model_of(min(args.layers, 2), "invariant" if way == "invariant" else "bfloat16")
+            for row in policy_gradient(copy.deepcopy(model), way, args.steps, args, seed):
                 yield {"way": way, "seed": seed, **row}
+
+
+#: Texts read with a cache at a time, and tokens of each at a time.
+BATCHES, CHUNKS = ((1, 2), (1, 2)) if quick else ((1, 3, 8, 17, 32), (1, 4, 16, 64))
+
+
+@study.table(part=PART)
+def updated(args):
+    """After updates: each token by a cache, in batches and chunks, against one packed pass.
+
+    A pass of few tokens reads a single batch of texts; longer ones read all texts.
+    """
+    for way in ("clipped", "invariant"):
+        model = copy.deepcopy(model_of(args.layers, "bfloat16" if way == "clipped" else way))
+        few = argparse.Namespace(**{**vars(args), "written": min(args.written, 16)})
+        for _ in policy_gradient(model, way, args.updates, few, seed=0):
+            pass
+        rounds = [sample(model, asked(args.layers, args.texts), args.tokens, s) for s in (1, 2)]
+        texts = torch.cat([ids for ids, _ in rounds])
+        new = texts[:, PROMPT:]
+        with torch.no_grad():
+            by_trainer = torch.cat([logprobs(train(model, t), t[:, PROMPT:]) for t, _ in rounds])
+            by_sampler = logprobs(torch.cat([logits for _, logits in rounds]), new)
+        kept = {"way": way, "updates": args.updates}
+        yield kept | {"batch": args.texts, "chunk": 1} | apart(by_sampler, by_trainer)
+        for batch, chunk in product(BATCHES, CHUNKS) if way == "invariant" else ():
+            some = texts if batch * chunk >= 32 else texts[:batch]
+            with torch.no_grad():
+                read = [
+                    logprobs(in_chunks(model, t, chunk), t[:, PROMPT:]) for t in some.split(batch)
+                ]
+            yield kept | {"batch": batch, "chunk": chunk} | apart(torch.cat(read), by_trainer)
+
+
+def apart(of: torch.Tensor, by: torch.Tensor) -> dict[str, Any]:
+    """Tokens, how many of their log-probabilities differ, and an estimate of KL."""
+    log_ratio = by[: len(of)] - of
+    return {
+        "tokens": of.numel(),
+        "different": int((log_ratio != 0).sum()),
+        "KL": float((log_ratio.exp() - 1 - log_ratio).mean()),
+    }
 
 
 # --- Values: what pages may print. Name, datum and statistic, table, column; rows; a test. -------

@@ -170,6 +170,42 @@ def test_the_kernel_reads_a_mask_as_torch_does(keys):
         wanted = invariant_attention._ranges(mask)
         made = invariant_attention._ranges_by_kernel(mask.to(DEVICE))
         assert [t.tolist() for t in made] == [t.tolist() for t in wanted]
+        refused = invariant_attention._ranges_by_kernel(mask.to(DEVICE), refuse=True)[1]
+        assert refused.tolist() == wanted[1].masked_fill(wanted[2] > 0, -1).tolist()
+
+
+def test_a_compiled_layer_keeps_no_tensor_with_a_mask():
+    """A compiler's CUDA graph must find its pool of memory free."""
+    q = torch.randn(1, 2, 4, 8, device=DEVICE)
+    mask = torch.ones(1, 1, 4, 4, dtype=torch.bool, device=DEVICE).tril()
+    for changed in (False, True, True):
+        if changed:
+            mask[..., 2] = False  # a gap, which must be seen although there was none before
+        made = torch.ops.roundoff.invariant_masked_attention(q, q, q, mask, 0.5, False)
+        assert torch.equal(
+            made, invariant_attention.attention(q, q, q, mask=mask.clone(), scale=0.5)
+        )
+        assert not any(
+            isinstance(t, tuple) and t and isinstance(t[-1], tuple) for t in vars(mask).values()
+        )
+
+
+@pytest.mark.parametrize("kind", ["causal", "padded", "gap"])
+def test_torchs_gradients_of_attention_are_those_of_the_formula(kind):
+    q, dy = torch.randn(2, 2, 4, 5, 8, dtype=torch.float64)
+    k, v = torch.randn(2, 2, 2, 5, 8, dtype=torch.float64)
+    visible = torch.ones(2, 5, 5, dtype=torch.bool).tril()
+    if kind != "causal":
+        visible[0, :, :2] = False  # two queries see nothing
+    if kind == "gap":
+        visible[1, :, 1] = False
+    made = invariant_attention._gradients_by_torch(dy, q, k, v, visible, 0.3)
+    y = invariant_attention.attention(
+        *(t.float() for t in (q, k, v)), mask=visible[:, None], scale=0.3
+    ).double()
+    wanted = invariant_attention._gradients(dy, q, k, v, y, visible, 0.3)
+    for a, b in zip(made, wanted, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
 
 
 def test_a_mask_that_changes_is_read_again():

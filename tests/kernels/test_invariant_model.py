@@ -103,6 +103,24 @@ def test_gradients_are_torchs(name):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5 + 1e-4 * scale)
 
 
+@pytest.mark.skipif(DEVICE == "cpu", reason="transformers compiles each step on a GPU alone")
+def test_generate_compiled_into_graphs_writes_what_each_prompt_gets_alone():
+    torch._dynamo.reset()
+    model, ids = changed("Llama", torch.bfloat16), tokens(12)
+    wide, mask, _ = padded_on_the_left(ids, 17)
+
+    def text(rows):
+        return model.generate(
+            wide[rows], attention_mask=mask[rows], max_new_tokens=20, do_sample=False,
+            cache_implementation="static", pad_token_id=0, eos_token_id=None,
+        )  # fmt: skip
+
+    alone = [text([row]) for row in range(4)]
+    for rows in ([0, 1, 2, 3], [3, 1], [2, 2, 0]):
+        assert torch.equal(text(rows), torch.cat([alone[row] for row in rows]))
+    torch._dynamo.reset()
+
+
 @pytest.mark.skipif(DEVICE == "cuda", reason="float64 is multiplied on a CPU alone")
 @pytest.mark.parametrize("kind", ["causal", "masked", "order"])
 def test_gradients_of_attention_in_float64(kind):

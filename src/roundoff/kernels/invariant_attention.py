@@ -14,7 +14,14 @@ from ..arguments import check_whole
 from ..errors import ArgumentError, DtypeError, ShapeError, UnsupportedError
 from . import invariant_kernels as kernels
 from ._runtime import ceil_div, interpreting, multiprocessors, power_of_2, run
-from .invariant_matmul import _check_types, _on_cpu, check_tensors, own_work, settle_mkl
+from .invariant_matmul import (
+    _check_types,
+    _on_cpu,
+    by_torch,
+    check_tensors,
+    own_work,
+    settle_mkl,
+)
 
 __all__ = ["SPLIT", "TILE", "Seen", "attend", "attention", "seen_by_mask", "seen_by_position"]
 
@@ -109,7 +116,8 @@ def attention(
     -------
     torch.Tensor
         Shape (batch, heads, queries, head), contiguous, of the type of `q`. Differentiable
-        once, by the formulas of softmax attention in float32, with all scores in memory.
+        once, by the formulas of softmax attention: in 16 bits on CUDA by torch's own attention,
+        else in float32 with all scores in memory.
 
     Raises
     ------
@@ -333,7 +341,10 @@ def _capture() -> int | None:
     return number.value
 
 
-def _seen_by_mask(mask: torch.Tensor, batch: int, queries: int, keys: int) -> Seen:
+def _seen_by_mask(
+    mask: torch.Tensor, batch: int, queries: int, keys: int, whole_rows: bool = False
+) -> Seen:
+    """With *whole_rows* it is known that no row has holes, for which the device is asked else."""
     shape = tuple(mask.shape)
     ones = (1, shape[1] if mask.dim() == 4 and not mask.stride(1) else 1)
     if mask.dim() != 4 or any(
@@ -350,11 +361,10 @@ def _seen_by_mask(mask: torch.Tensor, batch: int, queries: int, keys: int) -> Se
     if not whole.numel():
         none = torch.zeros(batch, queries, dtype=torch.int32, device=mask.device)
         return Seen(none, none)
-    first, last, holes = _ranges(whole)
-    if _capturing(mask.device):
-        # Nothing can be asked now: a row with holes is made to see nothing but a NaN.
-        return Seen(first, torch.where(holes > 0, -1, last))
-    if not bool(holes.any()):
+    # In a capture nothing can be asked: a row with holes is made to see nothing but a NaN.
+    recorded = _capturing(mask.device)
+    first, last, holes = _ranges(whole, refuse=recorded)
+    if recorded or whole_rows or not bool(holes.any()):
         return Seen(first, last)
     kept = whole.any(1)
     order = torch.argsort(~kept, dim=1, stable=True)
@@ -367,20 +377,20 @@ def _seen_by_mask(mask: torch.Tensor, batch: int, queries: int, keys: int) -> Se
     return Seen(first, last, order.to(torch.int32))
 
 
-def _ranges(mask: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def _ranges(mask: torch.Tensor, refuse: bool = False) -> tuple[torch.Tensor, ...]:
     """First key, the one after the last, and unseen keys between, of (batch, queries, keys)."""
     if mask.device.type == "cuda":
-        return _ranges_by_kernel(mask)
+        return _ranges_by_kernel(mask, refuse)
     count = mask.sum(-1)
     first = torch.where(count > 0, mask.to(torch.uint8).argmax(-1), 0)
     last = torch.where(count > 0, mask.shape[-1] - mask.flip(-1).to(torch.uint8).argmax(-1), 0)
     return tuple(t.to(torch.int32) for t in (first, last, last - first - count))
 
 
-def _ranges_by_kernel(mask: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def _ranges_by_kernel(mask: torch.Tensor, refuse: bool = False) -> tuple[torch.Tensor, ...]:
     batch, queries, keys = mask.shape
     made = [mask.new_empty(batch, queries, dtype=torch.int32) for _ in range(3)]
-    sizes = (queries, keys, *mask.stride(), 1024)
+    sizes = (queries, keys, *mask.stride(), refuse, 1024)
     run(kernels.ranges, (queries, batch), mask.view(torch.uint8), *made, *sizes)
     return tuple(made)
 
@@ -668,8 +678,21 @@ _attention_op.register_autograd(_backward, setup_context=_setup)
 def _masked_op(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float, tf32: bool
 ) -> torch.Tensor:
-    seen = seen_by_mask(mask, q.shape[0], q.shape[2], k.shape[2])
-    return _attend(q, k, v, seen, scale, tf32)
+    return _attend(q, k, v, _fresh_seen(mask, q.shape[0], q.shape[2], k.shape[2]), scale, tf32)
+
+
+def _fresh_seen(mask: torch.Tensor, batch: int, queries: int, keys: int) -> Seen:
+    """As :func:`seen_by_mask`, and without keeping tensors.
+
+    A compiler's CUDA graph has a pool of memory, which must be free when a run ends. Kept is only
+    that a mask has no holes: to ask waits for the device.
+    """
+    state = None if _capturing(mask.device) else _state(mask, batch, queries, keys)
+    whole_rows = state is not None and getattr(mask, "_whole_rows", None) == state
+    seen = _seen_by_mask(mask, batch, queries, keys, whole_rows)
+    if state is not None and seen.order is None:
+        mask._whole_rows = state  # type: ignore[attr-defined]
+    return seen
 
 
 @_masked_op.register_fake
@@ -705,6 +728,8 @@ def _gradients(
     visible: torch.Tensor, scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
     """Those of softmax(q kᵀ s) v with respect to q, k and v, at float32 or wider."""
+    if q.is_cuda and q.dtype in (torch.bfloat16, torch.float16):
+        return _gradients_by_torch(dy, q, k, v, visible, scale)
     groups = k.shape[1]
     wide = torch.promote_types(q.dtype, torch.float32)
     qs, dys, ys = (t.unflatten(1, (groups, -1)).to(wide) for t in (q, dy, y))
@@ -715,3 +740,23 @@ def _gradients(
     dq = (ds @ ks).flatten(1, 2)
     dk, dv = ((t.mT @ o).sum(2) for t, o in ((ds, qs), (p, dys)))
     return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)
+
+
+def _gradients_by_torch(
+    dy: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, visible: torch.Tensor,
+    scale: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    """Torch's own attention once more, and its gradients: scores need not be in memory."""
+    with by_torch(dy):
+        sees = visible.any(-1, keepdim=True)
+        dy = dy.masked_fill(~sees[:, None], 0.0)  # a query that sees nothing has zeros
+        mask = (visible | ~sees)[:, None]
+        share = q.shape[1] // k.shape[1]
+        with torch.enable_grad():
+            leaves = [t.detach().requires_grad_() for t in (q, k, v)]
+            keys, values = (t.repeat_interleave(share, 1) for t in leaves[1:])
+            y = torch.nn.functional.scaled_dot_product_attention(
+                leaves[0], keys, values, attn_mask=mask, scale=scale
+            )
+        dq, dk, dv = torch.autograd.grad(y, leaves, dy)
+    return dq, dk, dv

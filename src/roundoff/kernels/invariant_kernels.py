@@ -648,6 +648,7 @@ def ranges(
     stride_b,
     stride_q,
     stride_k,
+    REFUSE: tl.constexpr,  # last is -1 where there are holes: attention then returns NaN
     BLOCK: tl.constexpr,
 ):
     """The first and the last key that each query sees; 0 and 0 for one that sees none."""
@@ -666,5 +667,6 @@ def ranges(
     begin = tl.minimum(min_along(low, 0), end)
     at = batch * queries + query
     tl.store(first + at, begin)
-    tl.store(last + at, end)
-    tl.store(holes + at, end - begin - sum_along(count, 0))
+    missing = end - begin - sum_along(count, 0)
+    tl.store(last + at, tl.where(missing > 0, -1, end) if REFUSE else end)
+    tl.store(holes + at, missing)

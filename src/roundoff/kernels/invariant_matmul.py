@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache, wraps
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -60,6 +61,19 @@ def own_work(function: _Function) -> _Function:
             return function(*args, **kwargs)
 
     return cast(_Function, alone)
+
+
+@contextlib.contextmanager
+def by_torch(gradient: torch.Tensor) -> Iterator[None]:
+    """Have torch compute a backward pass, under :func:`roundoff.invariant`, too.
+
+    A compiler that traces the pass, with tensors of its own, sees it all the same.
+    """
+    if type(gradient) is not torch.Tensor:
+        yield
+        return
+    with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
+        yield
 
 
 class Tile(NamedTuple):
@@ -574,19 +588,19 @@ def _(x: Any, weight: Any, bias: Any, tf32: bool, split: bool = False) -> Any:
 
 
 def _setup(ctx: Any, inputs: Any, output: Any) -> None:
-    x, weight, _, ctx.tf32, _ = inputs
+    x, weight, *_ = inputs
     ctx.save_for_backward(x, weight)
 
 
 def _gradients(ctx: Any, dy: torch.Tensor) -> Any:
+    """Torch's products: what is promised of a gradient is its value, not its bits."""
     x, weight = ctx.saved_tensors
     needs = ctx.needs_input_grad
-    flat = dy.reshape(-1, dy.shape[-1])
-    dx = _matmul_op(dy, weight.t(), None, ctx.tf32) if needs[0] else None
-    dw = None
-    if needs[1]:  # over the rows
-        dw = _matmul_op(flat.t(), x.reshape(-1, x.shape[-1]).t(), None, ctx.tf32)
-    return dx, dw, flat.sum(0) if needs[2] else None, None, None
+    with by_torch(dy):
+        flat = dy.reshape(-1, dy.shape[-1])
+        dx = dy @ weight if needs[0] else None
+        dw = flat.t() @ x.reshape(-1, x.shape[-1]) if needs[1] else None  # over the rows
+        return dx, dw, flat.sum(0) if needs[2] else None, None, None
 
 
 _matmul_op.register_autograd(_gradients, setup_context=_setup)

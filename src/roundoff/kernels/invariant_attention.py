@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 import triton
+from torch.autograd.function import once_differentiable
 
 from ..arguments import check_whole
 from ..errors import ArgumentError, DtypeError, ShapeError, UnsupportedError
@@ -19,6 +20,7 @@ from .invariant_matmul import (
     _on_cpu,
     by_torch,
     check_tensors,
+    is_traced,
     own_work,
     settle_mkl,
 )
@@ -164,8 +166,11 @@ def attention(
     else:
         seen = _by_position(batch, queries, keys, q.device, causal, start, length)
     scale = q.shape[3] ** -0.5 if scale is None else scale
-    if asked or torch.compiler.is_compiling():
+    if is_traced(q):
         return _attention_op(q, k, v, *seen, scale, tf32)
+    if asked:
+        y: torch.Tensor = _Attention.apply(q, k, v, mask, *seen, scale, tf32)
+        return y
     return _attend(q, k, v, seen, scale, tf32)
 
 
@@ -672,6 +677,31 @@ def _backward(ctx: Any, dy: torch.Tensor) -> Any:
 
 
 _attention_op.register_autograd(_backward, setup_context=_setup)
+
+
+class _Attention(torch.autograd.Function):
+    """The same without an operator, and with the mask, where there was one."""
+
+    @staticmethod
+    def forward(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None,
+        first: torch.Tensor, last: torch.Tensor, order: torch.Tensor | None, scale: float,
+        tf32: bool,
+    ) -> torch.Tensor:  # fmt: skip
+        return _attend(q, k, v, Seen(first, last, order), scale, tf32)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        *tensors, ctx.scale, _ = inputs
+        ctx.save_for_backward(output, *tensors)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: torch.Tensor) -> Any:
+        y, q, k, v, mask, *seen = ctx.saved_tensors
+        visible = _visible(Seen(*seen), k.shape[2]) if mask is None else mask[:, 0]
+        made = _gradients(dy, q, k, v, y, visible, ctx.scale)
+        return *made, *[None] * 6
 
 
 @torch.library.custom_op("roundoff::invariant_masked_attention", mutates_args=())

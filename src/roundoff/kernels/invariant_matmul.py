@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 import triton
+from torch.autograd.function import once_differentiable
 
 from ..arguments import check_flag
 from ..errors import ArgumentError, DtypeError, ShapeError, UnsupportedError
@@ -280,7 +281,7 @@ def matmul(
         check_flag("split", split)
     asked = x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
     if torch.compiler.is_compiling() or (asked and torch.is_grad_enabled()):
-        return _matmul_op(x, weight, bias, tf32, split)
+        return differentiable(x, weight, bias, tf32, split)
     return _product(x, weight, bias, tf32, split, tile)
 
 
@@ -592,6 +593,21 @@ def _setup(ctx: Any, inputs: Any, output: Any) -> None:
     ctx.save_for_backward(x, weight)
 
 
+def is_traced(x: torch.Tensor) -> bool:
+    """Whether a compiler follows what is computed with *x*."""
+    return torch.compiler.is_compiling() or type(x) not in (torch.Tensor, torch.nn.Parameter)
+
+
+def differentiable(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, tf32: bool,
+    split: bool = False,
+) -> torch.Tensor:  # fmt: skip
+    """The product with gradients; an operator where it is traced, which eager waits longer for."""
+    call = _matmul_op if is_traced(x) else _Product.apply
+    y: torch.Tensor = call(x, weight, bias, tf32, split)
+    return y
+
+
 def _gradients(ctx: Any, dy: torch.Tensor) -> Any:
     """Torch's products: what is promised of a gradient is its value, not its bits."""
     x, weight = ctx.saved_tensors
@@ -604,3 +620,16 @@ def _gradients(ctx: Any, dy: torch.Tensor) -> Any:
 
 
 _matmul_op.register_autograd(_gradients, setup_context=_setup)
+
+
+class _Product(torch.autograd.Function):
+    """The same without an operator."""
+
+    @staticmethod
+    def forward(
+        x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, tf32: bool, split: bool
+    ) -> torch.Tensor:
+        return _product(x, weight, bias, tf32, split)
+
+    setup_context = staticmethod(_setup)
+    backward = staticmethod(once_differentiable(_gradients))  # type: ignore[assignment]

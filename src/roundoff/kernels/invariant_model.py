@@ -8,13 +8,14 @@ from types import MethodType
 from typing import Any
 
 import torch
+from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from ..errors import ArgumentError
 from . import invariant_kernels as kernels
 from ._runtime import power_of_2, run
 from .invariant_cublas import route
-from .invariant_matmul import _matmul_op, _one, matmul, own_work
+from .invariant_matmul import _one, differentiable, is_traced, matmul, own_work
 from .invariant_operators import TRANSFORMERS, _pieces, _sums, _tf32, register
 
 __all__ = ["Places", "put_in_place"]
@@ -203,7 +204,7 @@ def product(
 ) -> torch.Tensor:
     """:func:`roundoff.kernels.matmul`, whose way is remembered by module and number of rows."""
     if _asks(x, weight, bias):
-        return _matmul_op(x, weight, bias, _tf32(x), False)
+        return differentiable(x, weight, bias, _tf32(x))
     if not x.is_cuda or not x.is_contiguous() or x.dtype not in (torch.bfloat16, torch.float16):
         return matmul(x, weight, bias, tf32=x.is_cuda and _tf32(x))
     ways: dict[Any, Any] = owner.__dict__.setdefault("_roundoff_ways", {})
@@ -238,6 +239,8 @@ def _switches(dtype: torch.dtype) -> tuple[Any, ...]:
 def opaque(name: str, formula: Callable[..., torch.Tensor]) -> Callable[[Any], Any]:
     """An operator ``roundoff::name`` whose result is shaped as its first argument.
 
+    Eager calls the function without the operator, which would take ten times as long.
+
     Its gradient is that of *formula*, torch's own, at the same values.
     """
 
@@ -250,7 +253,7 @@ def opaque(name: str, formula: Callable[..., torch.Tensor]) -> Callable[[Any], A
             ctx.rest = [None if i in ctx.tensors else value for i, value in enumerate(inputs)]
             ctx.save_for_backward(*(inputs[i] for i in ctx.tensors))
 
-        def backward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
+        def gradients(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
             inputs: list[Any] = list(ctx.rest)
             for i, saved in zip(ctx.tensors, ctx.saved_tensors, strict=True):
                 inputs[i] = saved.detach().requires_grad_(bool(ctx.needs_input_grad[i]))
@@ -261,8 +264,18 @@ def opaque(name: str, formula: Callable[..., torch.Tensor]) -> Callable[[Any], A
             found = dict(zip(asked, grads, strict=True))
             return tuple(found.get(i) for i in range(len(inputs)))
 
-        operator.register_autograd(backward, setup_context=setup)
-        return operator
+        operator.register_autograd(gradients, setup_context=setup)
+
+        class Eager(torch.autograd.Function):
+            forward = staticmethod(function)
+            setup_context = staticmethod(setup)
+            backward = staticmethod(once_differentiable(gradients))  # type: ignore[assignment]
+
+        def call(x: torch.Tensor, *rest: Any) -> torch.Tensor:
+            y: torch.Tensor = operator(x, *rest) if is_traced(x) else Eager.apply(x, *rest)
+            return y
+
+        return call
 
     return decorate
 
@@ -343,7 +356,16 @@ def _mean(rows: torch.Tensor) -> torch.Tensor:
     )
 
 
-@opaque("invariant_rms_norm", _rms_formula)
+def _rms_norm_of_torch(
+    x: torch.Tensor, weight: torch.Tensor | None, eps: float, kind: str
+) -> torch.Tensor:
+    """The formula, on a GPU by torch's kernel, for its gradients."""
+    if not x.is_cuda or not _is_narrow(x, weight) or kind == "of one":
+        return _rms_formula(x, weight, eps, kind)
+    return functional.rms_norm(x, x.shape[-1:], weight, eps)
+
+
+@opaque("invariant_rms_norm", _rms_norm_of_torch)
 def _rms_norm_op(
     x: torch.Tensor, weight: torch.Tensor | None, eps: float, kind: str
 ) -> torch.Tensor:

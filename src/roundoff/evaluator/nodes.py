@@ -44,7 +44,7 @@ class Node:
     index : int
         Position in the ``nodes`` of its graph.
     path : tuple of str
-        Function calls and subgraphs that hold it; empty in the main graph.
+        Nodes and subgraphs that hold it; empty in the main graph.
     name : str
         As in the model; an empty one is replaced by ``"<op_type>_<position>"``.
     domain : str

@@ -43,7 +43,7 @@ class TorchOnnxEvaluator:
 
     Parameters
     ----------
-    model : ModelProto, GraphProto, FunctionProto, bytes, str or Path
+    model : ModelProto, GraphProto, bytes, str or Path
         A bare graph is taken to use the newest opset that ``onnx`` knows.
     providers : sequence of str
         ``("CPUExecutionProvider",)`` or with ``"CUDAExecutionProvider"`` first: where every
@@ -75,8 +75,8 @@ class TorchOnnxEvaluator:
     output_names : list of str
         Outputs, in the model's order.
     nodes : tuple of Node
-        In execution order, local functions inlined (``node.path`` says where a node comes
-        from). If, Loop and Scan are one node each; ``node.subgraphs`` holds their bodies.
+        In execution order, local functions inlined. If, Loop and Scan are one node each;
+        ``node.subgraphs`` holds their bodies.
         Constant nodes are not among them: they are constants before the run.
 
     Raises
@@ -117,10 +117,10 @@ class TorchOnnxEvaluator:
         self.verbose = verbose
         device = _device(providers)
         self.settings = Settings(tuple(providers), device, check_flag("truth", truth))
-        loaded = load(model)
         choice = Choice(custom_kernels, kernels, truth)
-        lowered = Lowering(loaded, choice.replaced, self._prepared, self.settings).main()
-        self._declared = {i.name: i.type for i in loaded.graph.input if i.type.WhichOneof("value")}
+        proto, folder = load(model, choice.custom)
+        lowered = Lowering(proto, folder, choice.replaced, self._prepared, self.settings).main()
+        self._declared = {i.name: i.type for i in proto.graph.input if i.type.WhichOneof("value")}
         self._graph = Graph(lowered, choice)
         self._checked: set[Any] = set()
         self.input_names = list(self._graph.input_names)
@@ -129,7 +129,7 @@ class TorchOnnxEvaluator:
         # Outputs whose type could not be proved before the run; truth has types of its own.
         self._unproved = [] if truth else [
             (k, o.type)
-            for k, (o, n) in enumerate(zip(loaded.graph.output, lowered.outputs, strict=True))
+            for k, (o, n) in enumerate(zip(proto.graph.output, lowered.outputs, strict=True))
             if n not in lowered.types and o.type.HasField("tensor_type")
         ]  # fmt: skip
 

@@ -8,7 +8,6 @@ are known) and raises for what torch would let pass and ONNX does not allow.
 from __future__ import annotations
 
 from . import (  # noqa: F401
-    attention,
     contrib,
     control,
     elementwise,
@@ -17,11 +16,9 @@ from . import (  # noqa: F401
     normalization,
     quantize,
     reduction,
-    sequence,
     shaping,
     slicing,
-    wide,
 )
-from .common import REGISTERED, WIDE
+from .common import REGISTERED
 
-__all__ = ["REGISTERED", "WIDE"]
+__all__ = ["REGISTERED"]

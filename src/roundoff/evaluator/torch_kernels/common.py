@@ -17,7 +17,6 @@ from roundoff.evaluator.values import ONNX_TO_TORCH
 
 __all__ = [
     "REGISTERED",
-    "WIDE",
     "Function",
     "Node",
     "NotHandledError",
@@ -37,21 +36,15 @@ Tensor = torch.Tensor
 Function = Callable[..., Any]
 Factory = Callable[[Node], Function]
 
-Table = dict[tuple[str, str], dict[int, Factory]]
-
 #: (domain, operator) -> version -> factory of its torch kernel.
-REGISTERED: Table = {}
-#: Those that stand after ONNX Runtime.
-WIDE: Table = {}
+REGISTERED: dict[tuple[str, str], dict[int, Factory]] = {}
 
 
-def torch_kernel(
-    op_type: str, *versions: int, domain: str = "", table: Table = REGISTERED
-) -> Callable[[Factory], Factory]:
+def torch_kernel(op_type: str, *versions: int, domain: str = "") -> Callable[[Factory], Factory]:
     """Register a factory ``node -> function`` for *op_type*, in exactly these versions."""
 
     def register(factory: Factory) -> Factory:
-        known = table.setdefault((domain, op_type), {})
+        known = REGISTERED.setdefault((domain, op_type), {})
         for version in versions:
             if version in known:
                 raise ArgumentError(f"two torch kernels for {op_type} {version}")
@@ -62,16 +55,12 @@ def torch_kernel(
 
 
 def torch_function(
-    op_type: str,
-    *versions: int,
-    domain: str = "",
-    table: Table = REGISTERED,
-    **attributes: Any,
+    op_type: str, *versions: int, domain: str = "", **attributes: Any
 ) -> Callable[[Function], Function]:
     """Register a function of the inputs, and by keyword of these attributes with defaults."""
 
     def register(function: Function) -> Function:
-        @torch_kernel(op_type, *versions, domain=domain, table=table)
+        @torch_kernel(op_type, *versions, domain=domain)
         def factory(node: Node) -> Function:
             given = {name: node.attribute(name, value) for name, value in attributes.items()}
             return functools.partial(function, **given) if given else function

@@ -45,7 +45,6 @@ _UNARY: dict[str, tuple[Function, tuple[int, ...]]] = {
     "Identity": (lambda x: x, (1, 13, 14, 16, 19, 21, 23, 24, 25)),
     "IsNaN": (torch.isnan, (9, 13, 20)),
     "Log": (torch.log, (6, 13)),
-    "Mish": (F.mish, (18, 22)),
     "Neg": (operator.neg, (6, 13)),
     "Not": (torch.logical_not, (1,)),
     "BitwiseNot": (torch.bitwise_not, (18,)),
@@ -56,7 +55,6 @@ _UNARY: dict[str, tuple[Function, tuple[int, ...]]] = {
     "Sign": (_sign, (9, 13)),
     "Sin": (torch.sin, (7, 22)),
     "Sinh": (torch.sinh, (9, 22)),
-    "Softsign": (F.softsign, (1, 22)),
     "Sqrt": (torch.sqrt, (6, 13)),
     "Tan": (torch.tan, (7, 22)),
     "Tanh": (torch.tanh, (6, 13)),
@@ -162,13 +160,6 @@ def _clip6(x: Tensor, **limits: Any) -> Tensor:
     return x if limits == {"min": None, "max": None} else torch.clamp(x, **limits)
 
 
-@torch_function("BitShift", 11, 28, direction="")
-def _bit_shift(a: Tensor, b: Tensor, *, direction: str) -> Tensor:
-    if a.dtype != torch.uint8 or bool((b >= 8).any()):
-        raise NotHandledError("torch shifts uint8 only")
-    return a << b if direction == "LEFT" else a >> b
-
-
 @torch_kernel("IsInf", 10, 20)
 def _is_inf(node: Node) -> Function:
     negative, positive = node.attribute("detect_negative", 1), node.attribute("detect_positive", 1)
@@ -194,47 +185,22 @@ def _celu(x: Tensor, alpha: float) -> Tensor:
     return x * alpha if math.isnan(alpha) else F.celu(x, alpha)  # max(0, x) + min(0, NaN)
 
 
-def _shrink(x: Tensor, lambd: float, bias: float) -> Tensor:
-    if not x.is_floating_point():
-        raise NotHandledError("Shrink of integers")
-    return torch.where(x < -lambd, x + bias, torch.where(x > lambd, x - bias, 0.0))
-
-
-def _swish(x: Tensor, alpha: float) -> Tensor:
-    return F.silu(x) if alpha == 1 else x * torch.sigmoid(alpha * x)
-
-
 #: Activations with numbers as attributes: function, versions, and the attributes with defaults.
 _PARAMETRIC: dict[str, tuple[Function, tuple[int, ...], dict[str, Any]]] = {
     "Celu": (_celu, (12, 28), {"alpha": 1.0}),
     "Elu": (F.elu, (6, 22), {"alpha": 1.0}),
     "LeakyRelu": (lambda x, alpha: F.leaky_relu(x, alpha), (6, 16), {"alpha": 0.01}),
-    "HardSigmoid": (
-        lambda x, alpha, beta: torch.clamp(alpha * x + beta, 0, 1), (6, 22),
-        {"alpha": 0.2, "beta": 0.5},
-    ),
     "HardSwish": (lambda x: x * torch.clamp(x / 6 + 0.5, 0, 1), (14, 22), {}),
     "Selu": (
         lambda x, alpha, gamma: gamma * torch.where(x > 0, x, alpha * torch.expm1(x)), (6, 22),
         {"alpha": 1.67326319217681884765625, "gamma": 1.05070102214813232421875},
     ),
-    "Shrink": (_shrink, (9,), {"lambd": 0.5, "bias": 0.0}),
     "Softplus": (_softplus, (1, 22), {}),
-    "Swish": (_swish, (24,), {"alpha": 1.0}),
-    "ThresholdedRelu": (
-        lambda x, alpha: torch.where(x > alpha, x, 0.0), (10, 22), {"alpha": 1.0}
-    ),
 }  # fmt: skip
 
 
 for _op_type, (_function, _versions, _defaults) in _PARAMETRIC.items():
     torch_function(_op_type, *_versions, **_defaults)(_function)
-
-
-@torch_function("PRelu", 7, 9, 16)
-def _prelu(x: Tensor, slope: Tensor) -> Tensor:
-    slope = torch.broadcast_to(slope, x.shape)  # one way only, in ONNX
-    return torch.where(x < 0, slope * x, x)
 
 
 # -- casts -------------------------------------------------------------------------------------
@@ -271,10 +237,3 @@ def _cast(node: Node) -> Function:
     if dtype in _NARROW or dtype in _UNSIGNED:
         return lambda x: cast(x, dtype)
     return lambda x: x.to(dtype) if isinstance(x, Tensor) else cast(x, dtype)
-
-
-@torch_function("CastLike", 15, 19, 21, 23, 24, 25)
-def _cast_like(x: Any, like: Any) -> Tensor:
-    if not isinstance(like, Tensor):
-        raise NotHandledError("torch has no such element type")
-    return cast(x, like.dtype)

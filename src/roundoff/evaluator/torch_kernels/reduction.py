@@ -38,24 +38,10 @@ def _prod(x: Tensor, axes: list[int], keep: bool) -> Tensor:
     return x
 
 
-def _l1(x: Tensor, axes: list[int], keep: bool) -> Tensor:
-    return _sum(torch.abs(x), axes, keep)
-
-
 def _l2(x: Tensor, axes: list[int], keep: bool) -> Tensor:
     if not x.is_floating_point():
         raise NotHandledError("norm of integers")
     return torch.sqrt(_sum(x * x, axes, keep))
-
-
-def _sum_square(x: Tensor, axes: list[int], keep: bool) -> Tensor:
-    return _sum(x * x, axes, keep)
-
-
-def _log_sum(x: Tensor, axes: list[int], keep: bool) -> Tensor:
-    if not x.is_floating_point():
-        raise NotHandledError("logarithm of integers")
-    return torch.log(_sum(x, axes, keep))
 
 
 def _log_sum_exp(x: Tensor, axes: list[int], keep: bool) -> Tensor:
@@ -80,10 +66,7 @@ _REDUCERS: dict[str, tuple[Reducer, tuple[int, ...]]] = {
     "ReduceSum": (_sum, (1, 11, 13)),
     "ReduceMean": (_mean, (1, 11, 13, 18)),
     "ReduceProd": (_prod, (1, 11, 13, 18)),
-    "ReduceL1": (_l1, (1, 11, 13, 18)),
     "ReduceL2": (_l2, (1, 11, 13, 18)),
-    "ReduceSumSquare": (_sum_square, (1, 11, 13, 18)),
-    "ReduceLogSum": (_log_sum, (1, 11, 13, 18, 28)),
     "ReduceLogSumExp": (_log_sum_exp, (1, 11, 13, 18, 28)),
     "ReduceMax": (_extreme(torch.amax), (1, 11, 12, 13, 18, 20)),
     "ReduceMin": (_extreme(torch.amin), (1, 11, 12, 13, 18, 20)),
@@ -162,16 +145,8 @@ def _register_softmax(op_type: str, function: Function) -> None:
         return softmax
 
 
-def _hardmax(x: Tensor, axis: int) -> Tensor:
-    k = axis_of(axis, x.dim())
-    hits = (x == torch.amax(x, k, keepdim=True)).to(torch.uint8)
-    first = torch.argmax(hits, k, keepdim=True)
-    return torch.zeros_like(x).scatter_(k, first, 1)
-
-
 _register_softmax("Softmax", torch.softmax)
 _register_softmax("LogSoftmax", torch.log_softmax)
-_register_softmax("Hardmax", _hardmax)
 
 
 def _register_cumulative(

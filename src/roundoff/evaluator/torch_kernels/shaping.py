@@ -16,7 +16,6 @@ from .common import (
     NotHandledError,
     Tensor,
     axis_of,
-    element_type,
     ints,
     read,
     refuse_larger_than_memory,
@@ -183,21 +182,6 @@ def _constant_of_shape(node: Node) -> Function:
     return constant
 
 
-@torch_kernel("EyeLike", 9, 22)
-def _eye_like(node: Node) -> Function:
-    to, k = node.attribute("dtype"), node.attribute("k", 0)
-
-    def eye_like(x: Tensor) -> Tensor:
-        if x.dim() != 2:
-            raise ShapeError("EyeLike", got=list(x.shape), expected="a matrix")
-        dtype = x.dtype if to is None else element_type(node, to)
-        y = torch.zeros(x.shape, dtype=dtype, device=x.device)
-        y.diagonal(k).fill_(1) if -x.shape[0] < k < x.shape[1] else None
-        return y
-
-    return eye_like
-
-
 @torch_function("Range", 11)
 def _range(start: Tensor, limit: Tensor, delta: Tensor) -> Tensor:
     first, last, step = (t.reshape(()) for t in (start, limit, delta))
@@ -228,21 +212,3 @@ def _trilu(node: Node) -> Function:
         return torch.triu(x, diagonal) if upper else torch.tril(x, diagonal)
 
     return trilu
-
-
-@torch_function("DepthToSpace", 1, 11, 13, 28, blocksize=None, mode="DCR")
-def _depth_to_space(x: Tensor, *, blocksize: int, mode: str) -> Tensor:
-    (n, _, h, w), b = x.shape, blocksize
-    if mode == "DCR":
-        y = x.unflatten(1, (b, b, -1)).permute(0, 3, 4, 1, 5, 2)
-    else:
-        y = x.unflatten(1, (-1, b, b)).permute(0, 1, 4, 2, 5, 3)
-    return y.reshape(n, -1, h * b, w * b)
-
-
-@torch_function("SpaceToDepth", 1, 13, 28, blocksize=None, mode="DCR")
-def _space_to_depth(x: Tensor, *, blocksize: int, mode: str) -> Tensor:
-    (n, c, h, w), b = x.shape, blocksize
-    y = x.reshape(n, c, h // b, b, w // b, b)
-    y = y.permute((0, 3, 5, 1, 2, 4) if mode == "DCR" else (0, 1, 3, 5, 2, 4))
-    return y.reshape(n, c * b * b, h // b, w // b)

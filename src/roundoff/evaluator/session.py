@@ -51,8 +51,6 @@ class TorchOnnxEvaluator:
     custom_kernels : mapping (domain, op_type) -> Kernel or function
         Used instead of every other kernel, in subgraphs and local functions too. A plain
         function is called as ``f(*inputs, **attributes)``.
-    verbose : int
-        1 prints a line for each node as it runs, 2 also its inputs and outputs.
     kernels : sequence of str, or mapping (domain, op_type) -> sequence of str
         Order in which kernels are tried: any of ``"torch"``, ``"ort"``, ``"reference"``; by
         default all three in this order. A mapping changes only the operators that it names.
@@ -107,14 +105,10 @@ class TorchOnnxEvaluator:
         model: Any,
         providers: Sequence[Any] = ("CPUExecutionProvider",),
         custom_kernels: Mapping[tuple[str, str], Any] | None = None,
-        verbose: int = 0,
         *,
         kernels: Sequence[str] | Mapping[tuple[str, str], Sequence[str]] | None = None,
         truth: bool = False,
     ) -> None:
-        if not isinstance(verbose, int):
-            raise ArgumentError("verbose", got=repr(verbose), expected="0, 1 or 2")
-        self.verbose = verbose
         device = _device(providers)
         self.settings = Settings(tuple(providers), device, check_flag("truth", truth))
         choice = Choice(custom_kernels, kernels, truth)
@@ -166,9 +160,6 @@ class TorchOnnxEvaluator:
         keep = self._graph.output_names if names is None else self._known(names)
         with torch.no_grad():
             arguments = self._arguments(feeds)
-            if self.verbose:
-                results = self._graph.constants | self._observed(arguments, self.verbose)
-                return [results[name] for name in keep]
             values = self._graph.call(arguments, keep)
         if names is None and self._unproved:
             for place, declared in self._unproved:
@@ -193,11 +184,6 @@ class TorchOnnxEvaluator:
                     "no such result", got=name, expected=f"outputs {self.output_names}"
                 )
         return tuple(names)
-
-    def intermediates(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
-        """Every result of the main graph by name: feeds and outputs too, constants not."""
-        with torch.no_grad():
-            return self._observed(self._arguments(feeds))
 
     def steps(self, feeds: Mapping[str, Any]) -> Iterator[Step]:
         """Run, and yield after each node; results are freed at last use as in :meth:`run`.
@@ -312,21 +298,6 @@ class TorchOnnxEvaluator:
         if settings.truth and elem_type(value) and dtype_info(elem_type(value)).is_float:
             return torch.from_numpy(value.astype("float64"))
         return value
-
-    def _observed(self, arguments: list[Any], verbose: int = 0) -> dict[str, Any]:
-        """Every result of a run by name; each node is told where *verbose* asks for it."""
-        results = dict(zip(self.input_names, arguments, strict=True))
-        for node, inputs, outputs, kernel in self._graph.observe(arguments):
-            if verbose:
-                print(f"{node.label} {node.operator} [{kernel}]")
-            if verbose > 1:
-                told = [("<", n, x) for n, x in zip(node.inputs, inputs, strict=False)]
-                told += [(">", n, x) for n, x in zip(node.outputs, outputs, strict=False)]
-                for sign, name, value in told:
-                    if name:
-                        print(f"  {sign} {name} {type_name(value)}")
-            results.update((n, x) for n, x in zip(node.outputs, outputs, strict=False) if n)
-        return results
 
 
 def _check_kinds(node: Node, values: Sequence[Any]) -> None:

@@ -197,6 +197,9 @@ class Advice:
             f"Compare {n} with rtol={told[n].rtol:.2g}, atol={told[n].atol:.2g}"
             for n in found[:_TOLD]
         ]
+        if found and not differ:
+            most = max(told.values(), key=lambda t: t.differ)
+            texts.insert(0, f"On {most.differ} of {most.feeds} feeds like these they differ")
         if found:
             terms = told[found[0]].terms()
             texts.append(terms[0].upper() + terms[1:])

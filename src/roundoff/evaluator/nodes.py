@@ -100,11 +100,6 @@ class Node:
     proto: Any = dataclasses.field(default=None, repr=False)
 
     @property
-    def aliases(self) -> dict[str, str]:
-        """The names that the subgraphs' protos have for the captures: the same."""
-        return {name: name for name in self.captures}
-
-    @property
     def label(self) -> str:
         """Path and name: ``"layer_0/if_3/then_branch/Add_7"``."""
         return "/".join((*self.path, self.name))

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from roundoff.errors import ArgumentError
+from roundoff.errors import ArgumentError, UnsupportedError
 
 from .generic import OrtKernel, ReferenceKernel, definition
 from .nodes import Node
-from .torch_kernels import REGISTERED
+from .torch_kernels import factory_of
 
 Function = Callable[..., Any]
 
@@ -53,11 +53,6 @@ class Kernel:
         raise NotImplementedError
 
 
-def torch_kernels() -> dict[tuple[str, str], tuple[int, ...]]:
-    """(domain, operator) -> versions that have a torch kernel."""
-    return {key: tuple(sorted(versions)) for key, versions in sorted(REGISTERED.items())}
-
-
 class TorchKernel(Kernel):
     """The torch kernel of an operator, else those of the operators that ONNX defines it by."""
 
@@ -71,8 +66,7 @@ class TorchKernel(Kernel):
         NotHandledError
             Torch computes no such operator, version or combination of attributes.
         """
-        factory = REGISTERED.get((node.domain, node.op_type), {}).get(node.version, definition)
-        return factory(node)
+        return (factory_of(node) or definition)(node)
 
 
 class FunctionKernel(Kernel):
@@ -153,6 +147,11 @@ class Choice:
         if key in self.custom:
             return [self.custom[key]]
         order = self.by_operator.get(key, self.order)
+        if node.op_type == "Scan" and self.custom:
+            raise UnsupportedError(
+                f"node {node.label!r}: custom kernels do not reach into the body of a Scan",
+                hint="a Loop, or no custom kernels",
+            )
         if node.subgraphs:  # the body runs here, node by node in the order asked for
             order = ("torch", *(name for name in order if name != "torch"))
         return [BY_NAME[name] for name in order]

@@ -54,7 +54,8 @@ class TorchOnnxEvaluator:
     kernels : sequence of str, or mapping (domain, op_type) -> sequence of str
         Order in which kernels are tried: any of ``"torch"``, ``"ort"``, ``"reference"``; by
         default all three in this order. A mapping changes only the operators that it names.
-        The bodies of If, Loop and Scan keep the order node by node. Where ONNX Runtime departs
+        The bodies of If and Loop keep the order node by node; that of a Scan runs as a whole in
+        the first of them that has it, which is none in truth mode. Where ONNX Runtime departs
         from ONNX's definition (``roundoff.evaluator.registry.REFERENCE_FIRST``) the default
         has ONNX's reference before it.
     truth : bool

@@ -19,6 +19,6 @@ from . import (  # noqa: F401
     shaping,
     slicing,
 )
-from .common import REGISTERED
+from .common import REGISTERED, factory_of
 
-__all__ = ["REGISTERED"]
+__all__ = ["REGISTERED", "factory_of"]

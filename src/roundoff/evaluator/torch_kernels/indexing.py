@@ -36,7 +36,7 @@ def _positions(indices: Tensor, size: int, what: str) -> Tensor:
     return torch.where(indices < 0, indices + size, indices)
 
 
-@torch_kernel("Gather", 1, 11, 13)
+@torch_kernel("Gather", 1)
 def _gather(node: Node) -> Function:
     axis = node.attribute("axis", 0)
     fixed = node.constants.get(1)
@@ -62,7 +62,7 @@ def _gather(node: Node) -> Function:
     return gather
 
 
-@torch_kernel("TopK", 10, 11, 24)
+@torch_kernel("TopK", 10)
 def _topk(node: Node) -> Function:
     axis, largest = node.attribute("axis", -1), bool(node.attribute("largest", 1))
 

@@ -79,7 +79,7 @@ def _rms_normalization(node: Node) -> Function:
     return normalize
 
 
-@torch_kernel("BatchNormalization", 7, 9, 14, 15)
+@torch_kernel("BatchNormalization", 7)
 def _batch_normalization(node: Node) -> Function:
     epsilon = node.attribute("epsilon", 1e-5)
     if node.attribute("training_mode", 0) or len(node.outputs) > 1:
@@ -95,7 +95,7 @@ def _batch_normalization(node: Node) -> Function:
     return normalize
 
 
-@torch_function("InstanceNormalization", 6, 22, epsilon=1e-5)
+@torch_function("InstanceNormalization", 6, epsilon=1e-5)
 def _instance_normalization(x: Tensor, scale: Tensor, bias: Tensor, *, epsilon: float) -> Tensor:
     if x.dim() < 3:
         raise NotHandledError("InstanceNormalization without spatial axes")
@@ -104,7 +104,7 @@ def _instance_normalization(x: Tensor, scale: Tensor, bias: Tensor, *, epsilon: 
     return scale.reshape(shape) * y + bias.reshape(shape)
 
 
-@torch_kernel("Dropout", 12, 13, 22)
+@torch_kernel("Dropout", 12)
 def _dropout(node: Node) -> Function:
     several = len(node.outputs) > 1
 
@@ -117,7 +117,7 @@ def _dropout(node: Node) -> Function:
     return dropout
 
 
-@torch_kernel("Dropout", 7, 10)
+@torch_kernel("Dropout", 7)
 def _dropout7(node: Node) -> Function:
     if len(node.outputs) > 1:
         raise NotHandledError("the mask of an old Dropout")

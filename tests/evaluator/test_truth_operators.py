@@ -82,7 +82,8 @@ CASES: list[tuple[str, list[Any], dict[str, Any]]] = [
     *(("Attention", HEADS, more) for more in ({}, {"is_causal": 1}, {"softcap": 2.0})),
     ("Attention", [normal(2, 5, 32), normal(2, 6, 16), normal(2, 6, 16), normal(5, 6)],
      {"q_num_heads": 4, "kv_num_heads": 2}),
-    *(("RotaryEmbedding", [normal(2, 4, 24), normal(9, 4), normal(9, 4), RNG.integers(0, 9, (2, 4))],
+    *(("RotaryEmbedding",
+       [normal(2, 4, 24), normal(9, 4), normal(9, 4), RNG.integers(0, 9, (2, 4))],
        {"num_heads": 3, "interleaved": k}) for k in (0, 1)),
     # ONNX's reference: elements that move, and whole numbers.
     ("CenterCropPad", [X, whole(2, 9)], {"axes": [0, 2]}),

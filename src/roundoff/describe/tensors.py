@@ -226,8 +226,6 @@ def parts(obj: Any) -> tuple[str, Any] | None:
     if hasattr(obj, "self_attention_cache") and hasattr(obj, "cross_attention_cache"):
         both = ("self_attention_cache", "cross_attention_cache")
         return name, {k: getattr(obj, k) for k in both}
-    if hasattr(obj, "conv_states") and hasattr(obj, "ssm_states"):
-        return name, {k: getattr(obj, k) for k in ("conv_states", "ssm_states")}
     if isinstance(layers := getattr(obj, "layers", None), list) and "Cache" in name:
         return name, {
             "key_cache": [getattr(layer, "keys", None) for layer in layers],
@@ -237,8 +235,6 @@ def parts(obj: Any) -> tuple[str, Any] | None:
         return name, {"key_cache": list(obj.key_cache), "value_cache": list(obj.value_cache)}
     if "Layer" in name and hasattr(obj, "keys") and not callable(obj.keys):
         return name, {"keys": obj.keys, "values": obj.values}
-    if name in ("BatchEncoding", "BatchFeature"):
-        return name, {"data": dict(obj.data)}
     if isinstance(obj, Mapping):
         return name, dict(obj)
     if dataclasses.is_dataclass(obj) and not isinstance(obj, type):

@@ -8,7 +8,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import onnx
 import torch
 
@@ -24,14 +23,14 @@ from roundoff.errors import (
 )
 from roundoff.evaluator import Step, TorchOnnxEvaluator
 from roundoff.evaluator.loading import read
-from roundoff.evaluator.values import type_name
+from roundoff.evaluator.values import to_value, type_name
 from roundoff.localization import Runner, localize, scaled
 from roundoff.ort import available, session, torch_tf32
 from roundoff.ort.tensors import onnxruntime
 from roundoff.timing import free_memory, torch_precision
 
 from .advice import Advice
-from .calibrating import alike, as_feeds, calibrate, check_calibration, varied
+from .calibrating import alike, calibrate, check_calibration, varied
 from .drawing import check_drawing
 from .feeds import check_feeds, draw, drawn_shapes, limits
 from .module import (
@@ -176,19 +175,7 @@ def _checked(proto: onnx.ModelProto, feeds: Any, what: str) -> dict[str, Any]:
         raise ArgumentError(
             what, got=type(feeds).__name__, expected="a mapping of input names to tensors"
         )
-    for name, value in feeds.items():
-        strided = not isinstance(value, torch.Tensor) or value.layout is torch.strided
-        if not strided or getattr(value, "is_meta", False):
-            raise ArgumentError(
-                f"{what}: input {name!r}",
-                got="a sparse tensor" if not strided else "no data",
-                expected="a dense tensor with data",
-            )
-        if isinstance(value, np.ma.MaskedArray):
-            raise ArgumentError(
-                f"{what}: input {name!r}", got="a masked array", expected="an array without a mask"
-            )
-    (values,) = as_feeds([feeds])
+    values = {name: to_value(value) for name, value in feeds.items()}
     check_feeds(proto, values)
     return values
 

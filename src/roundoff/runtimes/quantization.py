@@ -33,8 +33,7 @@ COLUMNS = ("node", "kind", "tensor", "cost", "output")
 _STEPS = 1.001
 _PARTS = ("QuantizeLinear", "DequantizeLinear")
 #: How the names of operators begin that compute with quantised numbers.
-_WHOLE = ("QLinear", "QGemm", "QAttention", "DynamicQuantize", "MatMulInteger", "ConvInteger",
-          "MatMulNBits")  # fmt: skip
+_WHOLE = ("QLinear", "DynamicQuantize", "MatMulInteger", "ConvInteger")
 
 
 @dataclasses.dataclass

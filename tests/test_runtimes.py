@@ -41,40 +41,6 @@ def product(dtype: str = "float") -> onnx.ModelProto:
     return model
 
 
-def transformer(rows: int = 11, width: int = 16) -> onnx.ModelProto:
-    """Token ids, a mask of -inf, attention of one head, and a classifier."""
-    random = np.random.default_rng(1)
-    model = parsed(
-        """g (int64[batch, seq] input_ids, int64[batch, seq] attention_mask)
-        => (float[batch, seq, 11] logits, int64[batch, seq] best) {
-          shaped = Identity(input_ids)
-          hidden = Gather(table, shaped)
-          normed = LayerNormalization <axis = -1> (hidden, scale)
-          q = MatMul(normed, wq)  k = MatMul(normed, wk)
-          kt = Transpose <perm = [0, 2, 1]> (k)
-          scores = MatMul(q, kt)
-          keep = Cast <to = 9> (attention_mask)
-          one = Constant <value_ints: ints = [1]> ()
-          wide = Unsqueeze(keep, one)
-          masked = Where(wide, scores, out)
-          lower = Trilu <upper = 0> (masked)
-          weights = Softmax <axis = -1> (lower)
-          mixed = MatMul(weights, normed)
-          sum = Add(mixed, hidden)
-          logits = MatMul(sum, head)
-          best = ArgMax <axis = -1, keepdims = 0> (logits)
-        }"""
-    )
-    shapes = {"table": (rows, width), "scale": (width,), "wq": (width, width),
-              "wk": (width, width), "head": (width, 11)}  # fmt: skip
-    for name, shape in shapes.items():
-        array = random.standard_normal(shape).astype(np.float32)
-        model.graph.initializer.append(numpy_helper.from_array(array, name))
-    out = np.array(-np.inf, dtype=np.float32)
-    model.graph.initializer.append(numpy_helper.from_array(out, "out"))
-    return model
-
-
 def half_feeds(rows: int, width: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:
     return {name: value.to(dtype) for name, value in layer_norm_feeds(rows, width).items()}
 
@@ -169,7 +135,11 @@ def test_what_is_not_finite_has_an_answer_of_its_own(
 
 
 def test_outputs_without_a_tolerance_say_why() -> None:
-    found = compare_runtimes(transformer(), providers=CPU, calibration=16)
+    model = parsed(
+        "g (float[4, 8] X) => (int64[4] best) { best = ArgMax <axis=1, keepdims=0> (X) }"
+    )
+    found = compare_runtimes(model, providers=CPU, calibration=16)
+    assert found.outputs["nearer"].tolist() == ["equal"]
     assert "count the elements that differ" in found.tolerances["best"].reason
     model = parsed("g (float[2, 2] X) => (float[2, 2] Z) { Y = Exp(X)  Z = MatMul(Y, Y) }")
     found = compare_runtimes(model, {"X": torch.rand(2, 2)}, providers=CPU)
@@ -181,27 +151,18 @@ def test_outputs_without_a_tolerance_say_why() -> None:
     assert math.isnan(found.outputs["error torch"].iloc[0])
 
 
-def test_ids_stay_below_their_table_and_a_masked_infinity_is_none() -> None:
-    for seed in range(2):
-        found = compare_runtimes(transformer(rows=5), providers=CPU, seed=seed, calibration=0)
-        assert found.first_nonfinite is None, "the truth has these infinities, too"
-    assert found.outputs["output"].tolist() == ["logits", "best"]
-    best = found.outputs.iloc[1]
-    assert best["type"].startswith("int64")
-    assert math.isnan(best["error torch"])
-    assert best["nearer"] in ("torch", "ORT", "equal")
-    assert found.nearer in ("torch", "ORT", "equal")
-
-
-def test_a_table_that_is_an_input_bounds_its_ids() -> None:
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("weight", ["W = Identity(table)", "T = Neg(W)"])
+def test_ids_stay_below_their_table(seed: int, weight: str) -> None:
     model = parsed(
-        "g (int32[n, m] position, float[3, 4] table) => (float[n, m, 4] Z) "
-        "{ flat = Cast <to = 7> (position)  wide = Neg(table)  same = Identity(table) "
-        "  Y = Gather(same, flat)  Z = Abs(Y) }"
+        f"g (int32[n, m] position, float[3, 4] table) => (float[n, m, 4] Z) {{ {weight} "
+        "flat = Cast <to = 7> (position)  Y = Gather(W, flat)  Z = Abs(Y) }"
     )
-    for seed in range(3):
-        found = compare_runtimes(model, providers=CPU, seed=seed, sizes={"n": 9}, calibration=0)
-        assert found.first is None
+    if "Neg" in weight:
+        table = np.zeros((3, 4), np.float32)
+        model.graph.initializer.append(numpy_helper.from_array(table, "W"))
+    found = compare_runtimes(model, providers=CPU, seed=seed, sizes={"n": 9}, calibration=0)
+    assert found.first is None
 
 
 def test_overflow_is_found_and_what_to_do_said() -> None:
@@ -229,10 +190,15 @@ def test_sizes_of_symbols_and_of_their_sums() -> None:
     )
     found = compare_runtimes(model, providers=CPU, sizes={"batch": 3, "past": 5})
     assert found.outputs["type"].iloc[0].startswith("float32[3,")
-    with pytest.raises(ArgumentError, match=r"sizes.*'depth'.*batch.*new.*past"):
-        compare_runtimes(model, providers=CPU, sizes={"depth": 3})
-    with pytest.raises(ArgumentError, match="counts"):
-        compare_runtimes(model, providers=CPU, sizes={"batch": -1})
+    for sizes in ({"depth": 3}, {"batch": -1}):
+        with pytest.raises(ArgumentError, match="sizes"):
+            compare_runtimes(model, providers=CPU, sizes=sizes)
+    model = parsed("g (float[a, b] X, float[c, d] Y) => (float[a, d] Z) { Z = MatMul(X, Y) }")
+    with pytest.raises(RoundoffError, match="feeds= that the model takes, or sizes="):
+        compare_runtimes(model, providers=CPU, sizes={"b": 3, "c": 4})
+    strings = parsed("g (string[2] X) => (float[2] Z) { Z = Shape(X) }")
+    with pytest.raises(UnsupportedError, match=r"input 'X' can't be drawn.*feeds="):
+        compare_runtimes(strings)
 
 
 class Product(torch.nn.Module):
@@ -258,6 +224,14 @@ def test_a_module_that_is_the_model_and_one_that_is_not() -> None:
     found = compare_runtimes(model, module=Product(model, wrong=True), providers=CPU)
     assert found.outputs["error module"].iloc[0] > 1e5
     assert "Look at the export" in found.advice[0]
+    shown = found._repr_html_()
+    for part in (
+        "first differs at node",
+        "nearer the truth",
+        "<table ",
+        "MatMul_0 (MatMul -&gt; Y)",
+    ):
+        assert part in shown
     assert "does not compute what the module does" in found.tolerances["Z"].reason
 
 
@@ -290,29 +264,6 @@ def test_a_graph_optimisation_that_changes_bits_is_named() -> None:
     found = compare_runtimes(model, providers=CPU)
     assert found.outputs["session abs"].iloc[0] > 0
     assert any("ORT_ENABLE_BASIC" in t and "ORT_DISABLE_ALL" in t for t in found.advice)
-
-
-def test_both_texts_say_the_same_and_names_are_escaped() -> None:
-    model = parsed("g (float[2, 2] X) => (float[2, 2] Z) { Z = MatMul(X, X) }")
-    model.graph.node[0].output[0] = model.graph.output[0].name = "<b>&"
-    shown = compare_runtimes(model, providers=CPU)._repr_html_()
-    assert "&lt;b&gt;&amp;" in shown
-    assert "<b>" not in shown
-    for part in ("first differs at node", "nearer the truth", "<li>", "<table "):
-        assert part in shown
-
-
-def test_inputs_that_cannot_be_drawn() -> None:
-    for text in ("string[2] X", "seq(float[2]) X"):
-        with pytest.raises(UnsupportedError, match=r"input 'X' can't be drawn.*feeds="):
-            compare_runtimes(parsed(f"g ({text}) => (float[2] Z) {{ Z = Shape(X) }}"))
-
-
-def test_a_failure_on_drawn_feeds_says_how_to_go_on() -> None:
-    model = parsed("g (float[a, b] X, float[c, d] Y) => (float[a, d] Z) { Z = MatMul(X, Y) }")
-    with pytest.raises(RoundoffError, match="feeds= that the model takes, or sizes="):
-        compare_runtimes(model, providers=CPU, sizes={"b": 3, "c": 4})
-    assert compare_runtimes(model, providers=CPU, sizes={"b": 3, "c": 3}).frame.shape[0] == 1
 
 
 def huge(size: int) -> onnx.ModelProto:
@@ -456,38 +407,26 @@ def test_what_quantisation_does_not_explain_and_what_it_is_against() -> None:
 def test_drawn_feeds_have_the_ranges_and_signs_of_those_given() -> None:
     generator = torch.Generator().manual_seed(0)
     given = {
-        "X": torch.rand(40, 30, generator=generator) + 5,
-        "Y": torch.randn(40, 30, generator=generator).clamp_min(0).half(),
+        "X": torch.randn(40, 30, generator=generator).clamp_min(0).half() + 5,
         "ids": torch.tensor([3, 9, 4]),
         "axis": torch.tensor([1, 0]),
-        "keep": torch.tensor([True, False]),
         "mask": torch.tensor([0.0, -math.inf] * 10),
         "flags": torch.tensor([0.0, 1.0] * 10),
-        "scale": torch.tensor([2.0]),
     }
-    assert varied(given, {"ids"}) == ["X", "Y", "ids"]
+    assert varied(given, {"ids"}) == ["X", "ids"]
     one, two = alike(given, {"ids"}, 2, 0)
-    for name in ("X", "Y"):
-        assert not torch.equal(one[name], two[name])
-        assert one[name].dtype == given[name].dtype
-        assert one[name].shape == given[name].shape
-        assert given[name].min() <= one[name].min()
-        assert one[name].max() <= given[name].max()
-        assert float(one[name].float().mean()) == pytest.approx(
-            float(given[name].float().mean()), rel=0.2
-        )
-    assert abs(float((one["Y"] == 0).float().mean()) - 0.5) < 0.1
+    assert not torch.equal(one["X"], two["X"])
+    assert one["X"].dtype == torch.float16
+    assert one["X"].shape == (40, 30)
+    assert given["X"].min() == one["X"].min()
+    assert one["X"].max() <= given["X"].max()
+    assert abs(float((one["X"] == 5).float().mean()) - 0.5) < 0.1
     assert set(one["ids"].tolist()) <= {3, 9, 4}
-    for name in ("axis", "keep", "mask", "flags", "scale"):
-        assert torch.equal(one[name], given[name])
+    assert all(torch.equal(one[name], given[name]) for name in ("axis", "mask", "flags"))
 
 
 RANDOM = {
     "always": "g (float[9] X) => (float[9] Y) { R = RandomNormalLike(X) Y = Add(X, R) }",
-    "generated": "g (float[9] X) => (float[9] Y) { R = RandomUniform<shape=[9]>() Y = Add(X, R) }",
-    "training": """g (float[9] X) => (float[9] Y)
-        { r = Constant<value=float {0.5}>() t = Constant<value=bool {1}>()
-          Y = Dropout(X, r, t) }""",
     "a branch": """g (float[9] X, bool c) => (float[9] Y) { Y = If (c) <
         then_branch = a () => (float[9] p) { p = Bernoulli(X) },
         else_branch = b () => (float[9] q) { q = Identity(X) }> }""",
@@ -511,13 +450,10 @@ def test_a_model_that_draws_is_refused_and_the_node_named(name: str) -> None:
         given |= {"r": torch.tensor(0.5), "t": torch.tensor(True)}
     with pytest.raises(UnsupportedError, match=r"draws random numbers.*(Random|Dropout|Bernoulli)"):
         compare_runtimes(random_model(RANDOM[name]), given)
-
-
-def test_a_dropout_that_does_not_draw_is_compared() -> None:
-    given = {"X": torch.linspace(0.1, 0.9, 9), "r": torch.tensor(0.5), "t": torch.tensor(False)}
-    assert compare_runtimes(random_model(RANDOM["fed"]), given, calibration=0).nearer == "equal"
-    still = RANDOM["training"].replace("float {0.5}", "float {0}")
-    assert compare_runtimes(random_model(still), {"X": given["X"]}, calibration=0).first is None
+    if "bool t" in RANDOM[name]:  # a dropout that does not draw is compared
+        given["t"] = torch.tensor(False)
+        found = compare_runtimes(random_model(RANDOM[name]), given, calibration=0)
+        assert found.nearer == "equal"
 
 
 RELU = "g (TYPE[2,3] X) => (TYPE[2,3] Y) { Y = Relu(X) }"

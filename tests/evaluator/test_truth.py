@@ -88,6 +88,8 @@ def test_quantisation_keeps_its_integers() -> None:
     assert q.dtype == torch.uint8
     np.testing.assert_array_equal(q.numpy(), [4, 5, 201])
     np.testing.assert_array_equal(y.numpy(), [0.5, 1.0, 99.0])
+    q, y = truth(text(body), feeds | {"S": np.float64(0.1)})
+    np.testing.assert_array_equal(y.numpy(), (q.numpy().astype(float) - 3) * 0.1)
 
 
 DYNAMIC = (

@@ -265,11 +265,12 @@ def definition(node: Node) -> Callable[..., Any]:
     schema = schema_of(node.domain, node.op_type, node.opset)
     if schema is None or not (schema.has_function or schema.has_context_dependent_function):
         raise NotHandledError(f"no torch kernel for {node.operator} version {node.version}")
+    nested = node.settings.nested
+    if nested is None:
+        raise NotHandledError("a node of no evaluator")
     evaluators: dict[Any, Any] = {}
 
     def call(*inputs: Any) -> Any:
-        from .session import TorchOnnxEvaluator
-
         types = signature(inputs, shape=True)
         if types not in evaluators:
             model = single_node_model(node, inputs, node.opset, shape=True)
@@ -289,9 +290,7 @@ def definition(node: Node) -> Callable[..., Any]:
                 info.type.tensor_type.elem_type = 0  # a type that is not known
                 info.type.tensor_type.shape.SetInParent()
             try:
-                evaluators[types] = TorchOnnxEvaluator(
-                    body, node.settings.providers, truth=node.truth
-                )
+                evaluators[types] = nested(body)
             except RoundoffError as error:
                 raise NotHandledError(f"no definition of {node.operator}: {error}") from error
         return _as_outputs(node, evaluators[types].run(None, _feeds(node, inputs)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,8 @@ class Settings:
         Where results live.
     truth : bool
         Whether nodes compute in float64 whatever their types say.
+    nested : callable or None
+        Makes an evaluator of another model with the same settings.
 
     Examples
     --------
@@ -33,6 +36,7 @@ class Settings:
     providers: tuple[Any, ...] = ("CPUExecutionProvider",)
     device: torch.device = dataclasses.field(default_factory=lambda: torch.device("cpu"))
     truth: bool = False
+    nested: Callable[[Any], Any] | None = dataclasses.field(default=None, repr=False)
 
 
 @dataclasses.dataclass(eq=False)

@@ -111,7 +111,12 @@ class TorchOnnxEvaluator:
         truth: bool = False,
     ) -> None:
         device = _device(providers)
-        self.settings = Settings(tuple(providers), device, check_flag("truth", truth))
+        self.settings = Settings(
+            tuple(providers),
+            device,
+            check_flag("truth", truth),
+            lambda other: TorchOnnxEvaluator(other, providers, truth=truth),
+        )
         choice = Choice(custom_kernels, kernels, truth)
         proto, folder = load(model, choice.custom)
         lowered = Lowering(proto, folder, choice.replaced, self._prepared, self.settings).main()

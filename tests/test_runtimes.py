@@ -62,7 +62,8 @@ def test_layer_norm_and_product(itype: int) -> None:
     assert 0 < row["error torch"] < 32
     assert 0 < row["error ORT"] < 32
     sides = {"torch": row["rms torch"], "ORT": row["rms ORT"]}
-    assert found.nearer in (min(sides, key=lambda side: sides[side]), "equal")
+    alike = max(sides.values()) <= 1.1 * min(sides.values())
+    assert found.nearer == ("equal" if alike else min(sides, key=lambda side: sides[side]))
     assert 2.0 ** (-23 if itype == 1 else -10) < row["rtol"] < 1e-2
     assert found.tolerances["Z"].feeds == 300
     assert ("rounds after each node" in repr(found)) == (itype == 10 and row["abs"] > 0)

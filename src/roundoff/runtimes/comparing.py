@@ -134,7 +134,7 @@ def compare_runtimes(
     >>> comparison.first is None, comparison.nearer
     (True, 'equal')
     >>> comparison.advice
-    ['Nothing: every node and every output has equal bits in both.']
+    ['Nothing: every output has equal bits in both.']
     """
     proto, folder = read(model)
     if not isinstance(proto, onnx.ModelProto):

@@ -9,8 +9,6 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
 from roundoff import ort
@@ -40,24 +38,19 @@ def one_node(op, n_inputs, itype=TensorProto.FLOAT, out_type=None, shape=None, *
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
 
 
-@pytest.mark.parametrize("dtype", SHARED, ids=str)
+@pytest.mark.parametrize("dtype", SHARED + FLOAT8, ids=str)
 def test_exchange_shares_the_memory(dtype):
     x = torch.tensor([[0, 1, 2], [3, 0, 1]]).to(dtype)
     value = ort.to_ort(x)
     back = ort.from_ort(value)
-    assert value.data_ptr() == x.data_ptr() == back.data_ptr()
-    assert back.dtype == dtype
-    assert torch.equal(back, x)
-
-
-@pytest.mark.parametrize("dtype", FLOAT8, ids=str)
-def test_float8_goes_in_without_a_copy_and_out_with_one(dtype):
-    x = torch.tensor([[0.0, 1.5], [-3.0, 448.0]]).to(dtype)
-    value = ort.to_ort(x)
     assert value.data_ptr() == x.data_ptr()
-    back = ort.from_ort(value)
+    assert (back.data_ptr() == x.data_ptr()) == (dtype not in FLOAT8)  # which goes out with a copy
     assert back.dtype == dtype
-    assert torch.equal(back.view(torch.uint8), x.view(torch.uint8))
+    assert torch.equal(back.float(), x.float())
+    for view in (x.t(), x[:, ::2], x[None].expand(3, -1, -1)):
+        back = ort.from_ort(ort.to_ort(view))
+        assert back.shape == view.shape
+        assert torch.equal(back.float(), view.float())
 
 
 @pytest.mark.parametrize(
@@ -81,45 +74,12 @@ def test_arrays(array):
     assert np.array_equal(back.double().numpy(), array.astype(np.float64))
 
 
-def test_a_read_only_array_is_taken():
-    array = np.ones(3, np.float32)
-    array.flags.writeable = False
-    assert ort.from_ort(ort.to_ort(array)).tolist() == [1, 1, 1]
-
-
-@given(
-    rows=st.integers(0, 4), columns=st.integers(0, 4),
-    view=st.sampled_from(["plain", "transposed", "sliced", "strided", "expanded", "grad"]),
-)  # fmt: skip
-@settings(max_examples=60, deadline=None)
-def test_any_view_arrives_with_its_values(rows, columns, view):
-    base = torch.arange(rows * columns, dtype=torch.float32).reshape(rows, columns)
-    x = {
-        "plain": lambda: base,
-        "transposed": lambda: base.t(),
-        "sliced": lambda: base[1:],
-        "strided": lambda: base[:, ::2],
-        "expanded": lambda: base[None].expand(3, -1, -1),
-        "grad": lambda: base.requires_grad_(),
-    }[view]()
-    back = ort.from_ort(ort.to_ort(x))
-    assert back.shape == x.shape
-    assert torch.equal(back, x.detach())
-    assert not back.requires_grad
-
-
 def test_the_memory_outlives_the_tensor():
-    value = ort.to_ort(torch.full((100_000,), 7.0))
-    gc.collect()
-    torch.zeros(100_000)
-    assert value.numpy().sum() == 700_000
-
-
-def test_the_memory_outlives_the_array():
+    value = ort.to_ort(torch.full((100_000,), 7.0, requires_grad=True))
     back = ort.from_ort(ort.to_ort(np.full(100_000, 7.0)))
     gc.collect()
-    np.zeros(100_000)
-    assert back.sum() == 700_000
+    torch.zeros(100_000), np.zeros(100_000)
+    assert value.numpy().sum() == back.sum() == 700_000
 
 
 def test_outputs_outlive_the_session():
@@ -139,11 +99,6 @@ def test_types_that_cannot_cross(value):
         ort.to_ort(value)
 
 
-def test_other_objects_cannot_cross():
-    with pytest.raises(ArgumentError, match="torch tensor or a NumPy array"):
-        ort.to_ort([1.0])
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64], ids=str)
 def test_a_gemm_against_float64(dtype):
     itype = {torch.float32: 1, torch.float16: 10, torch.float64: 11}[dtype]
@@ -157,29 +112,17 @@ def test_a_gemm_against_float64(dtype):
     assert ((out.double() - truth).abs() <= bound).all()
 
 
-def test_bool_inputs_and_outputs():
-    made = ort.session(one_node("Not", 1, TensorProto.BOOL))
-    (out,) = made.run({"X0": torch.tensor([True, False])})
-    assert out.dtype == torch.bool
-    assert out.tolist() == [False, True]
-
-
-def test_every_run_returns_new_memory():
-    made = ort.session(one_node("Neg", 1))
-    first = made.run({"X0": torch.ones(3)})[0]
-    made.run({"X0": torch.zeros(3)})
-    assert first.tolist() == [-1, -1, -1]
-
-
-def test_a_binding_reads_and_writes_in_place():
+@pytest.mark.parametrize("given", [False, True])
+def test_a_binding_reads_and_writes_in_place(given):
     made = ort.session(one_node("Neg", 1))
     x = torch.ones(3)
-    bound = made.bind({"X0": x})
+    bound = made.bind({"X0": x}, {"Y": (out := torch.zeros(3))} if given else None)
     (first,) = bound.run()
     x.fill_(5)
     (second,) = bound.run()
     assert first.data_ptr() == second.data_ptr()
     assert first.tolist() == [-5, -5, -5]
+    assert not given or first.data_ptr() == out.data_ptr()
 
 
 def test_a_bound_run_raises_no_exception_inside():
@@ -197,14 +140,6 @@ def test_a_bound_run_raises_no_exception_inside():
     assert exceptions == []
 
 
-def test_a_binding_writes_where_told():
-    made = ort.session(one_node("Neg", 1))
-    out = torch.zeros(3)
-    (got,) = made.bind({"X0": torch.ones(3)}, {"Y": out}).run()
-    assert got.data_ptr() == out.data_ptr()
-    assert out.tolist() == [-1, -1, -1]
-
-
 @pytest.mark.parametrize(
     ("feeds", "error", "match"),
     [
@@ -213,6 +148,7 @@ def test_a_binding_writes_where_told():
         ({"X0": torch.ones(2, 2), "X1": torch.ones(2, 2), "Q": 1}, ArgumentError, "unknown"),
         ({"X0": torch.ones(2, 2), "X1": torch.ones(2, 2).double()}, DtypeError, "expected float32"),
         ({"X0": torch.ones(2, 2), "X1": torch.ones(3, 2)}, ShapeError, "mismatch"),
+        ({"X0": torch.ones(2, 2), "X1": torch.ones(2)}, ShapeError, ""),
     ],
 )
 def test_wrong_feeds(feeds, error, match, capfd):
@@ -221,17 +157,6 @@ def test_wrong_feeds(feeds, error, match, capfd):
         made.run(feeds)
     assert "onnxruntime_src" not in str(caught.value)
     assert capfd.readouterr().err == ""  # ONNX Runtime's own log stays quiet
-
-
-def test_a_wrong_rank_is_a_shape_error():
-    made = ort.session(one_node("Neg", 1, shape=[None, None]))
-    with pytest.raises(ShapeError, match="rank"):
-        made.run({"X0": torch.ones(2)})
-
-
-def test_a_provider_that_is_not_there():
-    with pytest.raises(UnsupportedError, match="NopeExecutionProvider"):
-        ort.session(one_node("Neg", 1), ["NopeExecutionProvider"])
 
 
 @pytest.mark.filterwarnings("ignore:Specified provider")
@@ -244,9 +169,20 @@ def test_a_provider_that_does_not_start(monkeypatch):
         ort.session(one_node("Neg", 1), ["MIGraphXExecutionProvider"])
 
 
-def test_available_keeps_the_order_asked_for():
+@pytest.mark.parametrize(
+    ("model", "providers", "error"),
+    [
+        (one_node("Neg", 1), ["NopeExecutionProvider"], UnsupportedError),
+        (one_node("Gemm", 2, TensorProto.BFLOAT16), ["CPUExecutionProvider"], UnsupportedError),
+        (b"junk", ["CPUExecutionProvider"], ModelError),
+        ("/no/such/file.onnx", ["CPUExecutionProvider"], ModelError),
+    ],
+)
+def test_what_is_no_session(model, providers, error):
+    with pytest.raises(error):
+        ort.session(model, providers)
     asked = ["NopeExecutionProvider", "CPUExecutionProvider"]
-    assert ort.available(asked) == ["CPUExecutionProvider"]
+    assert ort.available(asked) == asked[1:]
 
 
 def test_cuda_without_a_gpu(monkeypatch):
@@ -255,17 +191,6 @@ def test_cuda_without_a_gpu(monkeypatch):
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: ["CUDAExecutionProvider"])
     with pytest.raises(UnsupportedError, match="torch sees no GPU"):
         ort.session(one_node("Neg", 1), ["CUDAExecutionProvider"])
-
-
-def test_a_type_that_the_provider_lacks():
-    with pytest.raises(UnsupportedError, match="Gemm"):
-        ort.session(one_node("Gemm", 2, TensorProto.BFLOAT16))
-
-
-@pytest.mark.parametrize("model", [b"junk", "/no/such/file.onnx"])
-def test_a_broken_model(model):
-    with pytest.raises(ModelError):
-        ort.session(model)
 
 
 def test_options_reach_the_session(tmp_path):
@@ -282,14 +207,6 @@ def test_options_reach_the_session(tmp_path):
     assert ort.session(path).raw.get_session_options().intra_op_num_threads == (
         torch.get_num_threads()
     )
-
-
-def test_own_options_are_taken():
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    options.enable_mem_pattern = False
-    made = ort.session(one_node("Neg", 1), session_options=options)
-    assert made.raw.get_session_options().enable_mem_pattern is False
 
 
 def test_strings_and_sequences():

@@ -1,12 +1,10 @@
 """Layered layout: every edge goes down, boxes keep their distance, whatever the graph."""
 
-import builtins
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
 import hypothesis.strategies as st
-import pytest
 from hypothesis import given, settings
 
 from roundoff.graph.layout import LANE, Layout, _spread, layered
@@ -44,27 +42,12 @@ def check(layout: Layout, widths: list[float], edges: list[tuple[int, int]]) -> 
 
 
 @given(graphs())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_edges_go_down_and_boxes_keep_apart(graph: Graph) -> None:
     widths, edges = graph
     layout = layered(widths, edges, GAP)
     check(layout, widths, edges)
     assert layered(widths, edges, GAP) == layout
-
-
-@given(graphs())
-@settings(max_examples=75, deadline=None)
-def test_without_fast_sugiyama(graph: Graph) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        original = builtins.__import__
-
-        def missing(name: str, *rest: Any, **more: Any) -> Any:
-            if name == "fast_sugiyama":
-                raise ImportError(name)
-            return original(name, *rest, **more)
-
-        patch.setattr(builtins, "__import__", missing)
-        check(layered(*graph, GAP), *graph)
 
 
 def test_an_edge_does_not_pass_through_a_box() -> None:

@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 from .line import string_type
-from .tensors import TypedTensor, as_tensor, is_text, lacking, no_bottomless, parts, tree_leaves
+from .tensors import (
+    TypedTensor,
+    as_tensor,
+    from_numpy,
+    is_text,
+    lacking,
+    no_bottomless,
+    parts,
+    tree_leaves,
+)
 
 __all__ = [
     "TypedTensor",
     "as_tensor",
+    "from_numpy",
     "is_text",
     "lacking",
     "no_bottomless",

@@ -41,8 +41,8 @@ def string_type(
     ----------
     obj : object
         Tensors, arrays, numbers, strings, lists, tuples, sets, dicts, data classes, OrtValues
-        (``OV…``), ONNX protos (``OT…`` for a tensor, declared or stored), transformers' caches and
-        outputs, nested at will. An unknown class shows as ``Name(...)``.
+        (``OV…``), ONNX tensors (``OT…``), transformers' caches and outputs, nested at will. An
+        unknown class shows as ``Name(...)``.
     with_shape : bool
         Shapes (``s2x3``) instead of ranks (``r2``).
     with_min_max : bool
@@ -176,8 +176,6 @@ class _Describer:
         if opened is None:
             return f"{name}(...)"
         inner = opened[1]
-        if isinstance(inner, dict) and list(inner) == ["data"]:
-            return f"{name}(data={self.line(inner['data'])})"
         if isinstance(inner, dict) and ("key_cache" in inner or name.endswith("Cache")):
             return f"{name}({', '.join(f'{k}={self.line(v)}' for k, v in inner.items())})"
         if isinstance(inner, dict):
@@ -207,31 +205,7 @@ class _Describer:
             typed = as_tensor(obj)
             assert typed is not None
             return f"OT{obj.data_type}{shape}{self._values(typed)}"
-        if name in ("ValueInfoProto", "TypeProto"):
-            kind = obj.type if name == "ValueInfoProto" else obj
-            return self._declared(kind)
-        if name == "NodeProto":
-            return f"NodeProto({obj.op_type}({','.join(obj.input)})->{','.join(obj.output)})"
-        graph = getattr(obj, "graph", obj)
-        if hasattr(graph, "node"):
-            ends = [
-                ",".join(f"{v.name}:{self.line(v)}" if hasattr(v, "name") else v for v in values)
-                for values in (graph.input, graph.output)
-            ]
-            return f"{name}({ends[0]}->{ends[1]},{len(graph.node)} nodes)"
         return f"{name}(...)"
-
-    def _declared(self, kind: Any) -> str:
-        if kind.HasField("sequence_type"):
-            return f"sequence({self._declared(kind.sequence_type.elem_type)})"
-        if kind.HasField("optional_type"):
-            return f"optional({self._declared(kind.optional_type.elem_type)})"
-        tensor = kind.tensor_type
-        if not tensor.HasField("shape"):
-            return f"OT{tensor.elem_type}"
-        dims = [d.dim_param or (d.dim_value if d.HasField("dim_value") else "?")
-                for d in tensor.shape.dim]  # fmt: skip
-        return f"OT{tensor.elem_type}{self._shape(dims)}"
 
 
 def _number(tensor: torch.Tensor, info: DType) -> Any:

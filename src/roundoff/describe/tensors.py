@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = [
     "TypedTensor",
     "as_tensor",
+    "from_numpy",
     "is_text",
     "lacking",
     "no_bottomless",
@@ -103,10 +104,10 @@ def as_tensor(obj: Any) -> TypedTensor | None:
     True
     """
     if isinstance(obj, (np.ndarray, np.generic)) and not is_text(obj):
-        return TypedTensor(*_from_numpy(np.asarray(obj)), "array")
+        return TypedTensor(*from_numpy(np.asarray(obj)), "array")
     if isinstance(obj, (bool, int, float, complex)):
         try:
-            return TypedTensor(*_from_numpy(_scalar_array(obj)), "scalar")
+            return TypedTensor(*from_numpy(_scalar_array(obj)), "scalar")
         except OverflowError:
             return None
     name = type(obj).__name__
@@ -117,7 +118,7 @@ def as_tensor(obj: Any) -> TypedTensor | None:
 
         array = onnx.numpy_helper.to_array(obj)
         if not is_text(array):
-            tensor, _ = _from_numpy(array)
+            tensor, _ = from_numpy(array)
             return TypedTensor(tensor, dtype_info(obj.data_type), "TensorProto")
     torch = sys.modules.get("torch")  # an object of torch exists only where torch is imported
     if torch is not None and isinstance(obj, torch.Tensor):
@@ -164,7 +165,21 @@ def _scalar_array(value: complex) -> np.ndarray[Any, Any]:
     return np.array(value, dtype=np.float64 if isinstance(value, float) else np.complex128)
 
 
-def _from_numpy(array: np.ndarray[Any, Any]) -> tuple[torch.Tensor, DType]:
+def from_numpy(array: np.ndarray[Any, Any]) -> tuple[torch.Tensor, DType]:
+    """A tensor over an array's memory where torch can read it, and the array's element type.
+
+    A type narrower than a byte becomes int8, uint8 or float32, which hold its values.
+
+    Raises
+    ------
+    DtypeError
+        When ONNX or torch has no such element type.
+
+    Examples
+    --------
+    >>> from_numpy(np.float16([1.5]))[0]
+    tensor([1.5000], dtype=torch.float16)
+    """
     import torch
 
     if not array.dtype.isnative:
@@ -203,7 +218,7 @@ def _from_ort(value: Any) -> TypedTensor:
         if info.kind == "bool":  # ONNX Runtime hands out bool as uint8
             tensor = tensor.to(torch.bool)
     except Exception:  # a build without DLPack, or a type that DLPack has not
-        tensor, _ = _from_numpy(np.asarray(value.numpy()))
+        tensor, _ = from_numpy(np.asarray(value.numpy()))
     return TypedTensor(tensor, info, "OrtValue")
 
 
@@ -226,8 +241,6 @@ def parts(obj: Any) -> tuple[str, Any] | None:
     if hasattr(obj, "self_attention_cache") and hasattr(obj, "cross_attention_cache"):
         both = ("self_attention_cache", "cross_attention_cache")
         return name, {k: getattr(obj, k) for k in both}
-    if hasattr(obj, "conv_states") and hasattr(obj, "ssm_states"):
-        return name, {k: getattr(obj, k) for k in ("conv_states", "ssm_states")}
     if isinstance(layers := getattr(obj, "layers", None), list) and "Cache" in name:
         return name, {
             "key_cache": [getattr(layer, "keys", None) for layer in layers],
@@ -237,8 +250,6 @@ def parts(obj: Any) -> tuple[str, Any] | None:
         return name, {"key_cache": list(obj.key_cache), "value_cache": list(obj.value_cache)}
     if "Layer" in name and hasattr(obj, "keys") and not callable(obj.keys):
         return name, {"keys": obj.keys, "values": obj.values}
-    if name in ("BatchEncoding", "BatchFeature"):
-        return name, {"data": dict(obj.data)}
     if isinstance(obj, Mapping):
         return name, dict(obj)
     if dataclasses.is_dataclass(obj) and not isinstance(obj, type):

@@ -75,45 +75,6 @@ _CHOICES: dict[tuple[str, str], tuple[Any, ...]] = {
 }  # fmt: skip
 
 
-#: Attributes that set how often a kernel turns.
-_MOST = {
-    ("RoiAlign", "sampling_ratio"): 1000,
-    ("TfIdfVectorizer", "max_gram_length"): 1000,
-    ("TfIdfVectorizer", "max_skip_count"): 1000,
-}
-
-
-def _check_ngrams(node: Node) -> None:
-    """The n-grams and their pool: ONNX Runtime ends the process where they do not fit.
-
-    Raises
-    ------
-    ModelError
-    """
-    starts = node.attribute("ngram_counts", [])
-    pool = node.attribute("pool_int64s") or node.attribute("pool_strings") or []
-    longest = node.attribute("max_gram_length", 0)
-    if (
-        len(starts) < longest
-        or sorted(starts) != starts
-        or (starts and not 0 <= starts[0] <= starts[-1] <= len(pool))
-    ):
-        raise ModelError(
-            f"node {node.label!r} (TfIdfVectorizer): ngram_counts", got=starts,
-            expected=f"{longest} rising positions in a pool of {len(pool)}",
-        )  # fmt: skip
-    ends = [*starts[1:], len(pool)]
-    grams = sum((b - a) // n for n, (a, b) in enumerate(zip(starts, ends, strict=True), 1))
-    indexes = node.attribute("ngram_indexes", [])
-    weights = node.attribute("weights", indexes)
-    if len(indexes) != grams or len(weights) != grams or any(not 0 <= k < 2**24 for k in indexes):
-        raise ModelError(
-            f"node {node.label!r} (TfIdfVectorizer): ngram_indexes and weights",
-            got=f"{len(indexes)} and {len(weights)}",
-            expected=f"{grams} each, the indexes below 2**24",
-        )
-
-
 def check_attributes(node: Node) -> None:
     """Refuse attributes that runtimes read differently, or that compiled code dies of.
 
@@ -123,8 +84,6 @@ def check_attributes(node: Node) -> None:
     """
     if node.domain != "":
         return
-    if node.op_type == "TfIdfVectorizer":
-        _check_ngrams(node)
     for name, value in node.attributes.items():
         where = f"node {node.label!r} ({node.operator}): attribute {name!r}"
         choices = (0, 1) if name in _FLAGS else _CHOICES.get((node.op_type, name))
@@ -133,11 +92,6 @@ def check_attributes(node: Node) -> None:
             choices = (len(node.outputs),)
         if choices is not None and value not in choices:
             raise ModelError(where, got=value, expected=" or ".join(map(repr, choices)))
-        most = _MOST.get((node.op_type, name))
-        if most is not None and value > most:
-            raise UnsupportedError(
-                where, got=value, expected=f"at most {most}", hint="a run would take days"
-            )
         for item in value if isinstance(value, list) else [value]:
             # ONNX's compiled inference would cut it.
             wide = isinstance(item, int) and not -(2**31) <= item < 2**31
@@ -173,13 +127,11 @@ def infer(
     DtypeError, ShapeError, ModelError
         ONNX does not allow these inputs.
     """
-    key = (node.domain, node.op_type)
     schema = schema_of(node.domain, node.op_type, node.opset)
     proto: NodeProto = node.proto
-    if schema is None or any(n and n not in types for n in proto.input):
+    untyped = (node.domain, node.op_type) in _UNTYPED_BODIES
+    if schema is None or untyped or any(n and n not in types for n in proto.input):
         return {}
-    if key in _UNTYPED_BODIES:
-        return _typed_by_constraints(node, schema, types)
     try:
         return shape_inference.infer_node_outputs(
             schema, proto, dict(types), dict(data or {}),
@@ -193,20 +145,6 @@ def infer(
         raise ShapeError(f"node {node.label!r} ({node.operator}): {_clean(error)}") from error
     except (RuntimeError, ValueError, TypeError, IndexError, MemoryError) as error:
         raise ModelError(f"node {node.label!r} ({node.operator}): {_clean(error)}") from error
-
-
-def _typed_by_constraints(
-    node: Node, schema: Any, types: Mapping[str, TypeProto]
-) -> dict[str, TypeProto]:
-    """Check one input against the schema; the output has its type."""
-    type_in = types[node.proto.input[0]]
-    name = TensorProto.DataType.Name(type_in.tensor_type.elem_type).lower()
-    if f"tensor({name})" not in schema.inputs[0].types:
-        raise DtypeError(
-            f"node {node.label!r} ({node.operator})", got=name,
-            expected=", ".join(sorted(schema.inputs[0].types)),
-        )  # fmt: skip
-    return {node.outputs[0]: type_in}
 
 
 def _clean(error: Exception) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx.inliner
 import torch
 from onnx import AttributeProto, ModelProto, NodeProto, TypeProto, helper
 
@@ -161,8 +162,10 @@ def _feeds(node: Node, inputs: tuple[Any, ...]) -> dict[str, Any]:
     return {name: x for name, x in named if name and x is not None}
 
 
-def single_node_model(node: Node, inputs: tuple[Any, ...], opset: int | None = None) -> ModelProto:
-    """A model of this node alone, for inputs of these types and any shape."""
+def single_node_model(
+    node: Node, inputs: tuple[Any, ...], opset: int | None = None, shape: bool = False
+) -> ModelProto:
+    """A model of this node alone, for inputs of these types and, unless *shape*, any shape."""
     names = _feed_names(node)
     absent = [n if x is not None else "" for n, x in zip(names, inputs, strict=True)]
     attributes = list(node.proto.attribute)
@@ -175,7 +178,7 @@ def single_node_model(node: Node, inputs: tuple[Any, ...], opset: int | None = N
         attribute=[_in_float64(a) for a in attributes] if node.truth else attributes,
     )  # fmt: skip
     feeds = [
-        helper.make_value_info(n, type_proto(x, shape=False))
+        helper.make_value_info(n, type_proto(x, shape))
         for n, x in zip(absent, inputs, strict=True)
         if n
     ]
@@ -249,6 +252,50 @@ def check_divisor(a: Any, b: Any) -> None:
     lowest = -(2 ** (info.bits - 1))
     if info.kind == "int" and bool((b == -1).any()) and bool((a == lowest).any()):
         raise ModelError("integer overflow in a division", got=f"{lowest} / -1")
+
+
+def definition(node: Node) -> Callable[..., Any]:
+    """The function that computes *node* by its definition in ONNX, a function of other operators.
+
+    Raises
+    ------
+    NotHandledError
+        The operator is none that ONNX defines by others.
+    """
+    schema = schema_of(node.domain, node.op_type, node.opset)
+    if schema is None or not (schema.has_function or schema.has_context_dependent_function):
+        raise NotHandledError(f"no torch kernel for {node.operator} version {node.version}")
+    nested = node.settings.nested
+    if nested is None:
+        raise NotHandledError("a node of no evaluator")
+    evaluators: dict[Any, Any] = {}
+
+    def call(*inputs: Any) -> Any:
+        types = signature(inputs, shape=True)
+        if types not in evaluators:
+            model = single_node_model(node, inputs, node.opset, shape=True)
+            given = {a.name for a in node.proto.attribute}
+            model.graph.node[0].attribute.extend(
+                a.default_value
+                for a in schema.attributes.values()
+                if a.default_value.name and a.name not in given
+            )
+            operators = [(node.domain, node.op_type)]
+            body = onnx.inliner.inline_selected_functions(
+                model, operators, inline_schema_functions=True
+            )
+            if any((n.domain, n.op_type) in operators for n in body.graph.node):
+                raise NotHandledError(f"no definition of {node.operator} on these inputs")
+            for info in body.graph.output:
+                info.type.tensor_type.elem_type = 0  # a type that is not known
+                info.type.tensor_type.shape.SetInParent()
+            try:
+                evaluators[types] = nested(body)
+            except RoundoffError as error:
+                raise NotHandledError(f"no definition of {node.operator}: {error}") from error
+        return _as_outputs(node, evaluators[types].run(None, _feeds(node, inputs)))
+
+    return call
 
 
 class ReferenceKernel:

@@ -1,30 +1,27 @@
-"""From protos to :class:`~roundoff.evaluator.nodes.Node`: functions inlined, names resolved.
+"""From protos to :class:`~roundoff.evaluator.nodes.Node`, with names resolved.
 
-A local function becomes the nodes of its body, in the place of the call, their results named
-after the call; an attribute that refers to one of the function's is replaced by its value.
 A subgraph becomes a graph of its own, which lists the results of the enclosing graph it reads.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections import ChainMap, Counter
+from collections import ChainMap
 from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
-from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto, TypeProto, helper
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TypeProto, helper
 
 from roundoff.errors import ModelError
 
 from .checks import check_attributes, check_declared, check_given, infer, schema_of
-from .loading import Loaded, attribute_value, domain_of, renamed, sparse_value, tensor_value
+from .loading import attribute_value, domain_of, sparse_value, tensor_value
 from .nodes import Node, Settings
 from .values import to_numpy, to_value, type_proto
 
-# Functions that call functions can grow exponentially.
-_MAX_NODES = 1_000_000
 _MAX_DEPTH = 64
 #: Attributes of Constant that are numbers or text, and their types.
 _CONSTANT_KINDS: dict[str, Any] = {
@@ -52,7 +49,6 @@ class Lowered:
     nodes: list[Node] = dataclasses.field(default_factory=list)
     captures: dict[str, None] = dataclasses.field(default_factory=dict)
     results: set[str] = dataclasses.field(default_factory=set)
-    calls: tuple[Any, ...] = ()  # the functions whose body is being inlined
 
     def has(self, name: str) -> bool:
         """Whether the graph, or one that encloses it, makes a result of this name."""
@@ -76,7 +72,9 @@ class Lowering:
 
     Parameters
     ----------
-    loaded : Loaded
+    model : ModelProto
+    folder : Path or None
+        Where external data may lie.
     replaced : callable
         ``(domain, op_type) -> bool``: whether a custom kernel stands for the operator.
     convert : callable
@@ -85,22 +83,24 @@ class Lowering:
 
     def __init__(
         self,
-        loaded: Loaded,
+        model: ModelProto,
+        folder: Path | None,
         replaced: Callable[[str, str], bool],
         convert: Callable[[Any], Any],
         settings: Settings,
     ) -> None:
-        self.loaded = loaded
+        self.model = model
+        self.folder = folder
         self.replaced = replaced
         self.convert = convert
         self.settings = settings
-        self.count = 0
-        self.calls = Counter[str]()
 
     def main(self) -> Lowered:
         """The main graph."""
-        declared = {i.name: i.type for i in self.loaded.graph.input if i.type.WhichOneof("value")}
-        return self._graph(self.loaded.graph, (), self.loaded.opsets, None, declared)
+        graph = self.model.graph
+        declared = {i.name: i.type for i in graph.input if i.type.WhichOneof("value")}
+        opsets = {domain_of(o.domain): o.version for o in self.model.opset_import}
+        return self._graph(graph, (), opsets, None, declared)
 
     def _graph(
         self,
@@ -118,7 +118,6 @@ class Lowering:
             own = {*inputs, *(t.name for t in proto.initializer)}  # they hide outer results
             graph.types = _visible(outer.types, own)
             graph.known = _visible(outer.known, own)
-            graph.calls = outer.calls
         graph.types.update(input_types)
         for tensor in proto.initializer:
             self._constant(graph, tensor.name, self._read(tensor_value, tensor, tensor.name))
@@ -134,58 +133,15 @@ class Lowering:
 
     def _nodes(self, protos: Iterable[NodeProto], graph: Lowered) -> None:
         for position, proto in enumerate(protos):
-            self.count += 1
-            if self.count > _MAX_NODES:
-                raise ModelError("the model's functions expand to too many nodes", got=self.count)
             name = proto.name or f"{proto.op_type}_{position}"
             domain = domain_of(proto.domain)
-            function = self.loaded.functions.get((domain, proto.op_type, proto.overload))
-            if self.replaced(domain, proto.op_type):
-                self._node(proto, domain, name, graph)
-            elif function is not None:
-                self._call(function, proto, name, graph)
-            elif (domain, proto.op_type) == ("", "Constant"):
+            if (domain, proto.op_type) == ("", "Constant") and not self.replaced("", "Constant"):
                 self._constant_node(proto, name, graph)
             else:
                 self._node(proto, domain, name, graph)
 
-    def _call(self, function: FunctionProto, proto: NodeProto, name: str, graph: Lowered) -> None:
-        key = (function.domain, function.name, function.overload)
-        path = (*graph.path, name)
-        label = "/".join(path)
-        if key in graph.calls or len(path) > _MAX_DEPTH:
-            raise ModelError(
-                f"local function {function.domain}.{function.name} calls itself",
-                hint="ONNX functions may not recurse",
-            )
-        if len(proto.input) > len(function.input) or len(proto.output) > len(function.output):
-            raise ModelError(f"node {label!r} has more inputs or outputs than its function takes")
-        self.calls[label] += 1  # node names need not be unique
-        prefix = f"{label}/" if self.calls[label] == 1 else f"{label}.{self.calls[label]}/"
-        attributes = {a.name: a for a in (*function.attribute_proto, *proto.attribute)}
-        names = {"": ""} | dict.fromkeys(function.input, "")
-        names |= dict(zip(function.input, map(graph.read, proto.input), strict=False))
-        made = {n for node in function.node for n in node.output} - set(names)
-        copies = []
-        for formal, actual in zip(function.output, proto.output, strict=False):
-            if actual and formal in made and formal not in names:
-                names[formal] = actual
-            elif actual:
-                copies.append((formal, actual))
-        opsets = {domain_of(o.domain): o.version for o in function.opset_import}
-        # The same lists and dicts: nodes of the body go where the call stands.
-        inner = dataclasses.replace(graph, path=path, opsets=opsets, calls=(*graph.calls, key))
-        self._nodes((renamed(n, names, prefix, attributes) for n in function.node), inner)
-        self._nodes(
-            (
-                helper.make_node("Identity", [names.get(f, prefix + f)], [a], f"Identity_{a}")
-                for f, a in copies
-            ),
-            dataclasses.replace(inner, opsets={"": opsets.get("", 13)}),
-        )
-
     def _read(self, read: Callable[..., Any], proto: Any, where: str) -> Any:
-        return read(proto, self.loaded.folder, where)
+        return read(proto, self.folder, where)
 
     def _constant(self, graph: Lowered, name: str, value: Any) -> None:
         graph.types.setdefault(name, type_proto(value))

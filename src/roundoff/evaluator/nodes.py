@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,8 @@ class Settings:
         Where results live.
     truth : bool
         Whether nodes compute in float64 whatever their types say.
+    nested : callable or None
+        Makes an evaluator of another model with the same settings.
 
     Examples
     --------
@@ -33,6 +36,7 @@ class Settings:
     providers: tuple[Any, ...] = ("CPUExecutionProvider",)
     device: torch.device = dataclasses.field(default_factory=lambda: torch.device("cpu"))
     truth: bool = False
+    nested: Callable[[Any], Any] | None = dataclasses.field(default=None, repr=False)
 
 
 @dataclasses.dataclass(eq=False)
@@ -44,7 +48,7 @@ class Node:
     index : int
         Position in the ``nodes`` of its graph.
     path : tuple of str
-        Function calls and subgraphs that hold it; empty in the main graph.
+        Nodes and subgraphs that hold it; empty in the main graph.
     name : str
         As in the model; an empty one is replaced by ``"<op_type>_<position>"``.
     domain : str
@@ -98,11 +102,6 @@ class Node:
     types: dict[str, Any] = dataclasses.field(default_factory=dict, repr=False)
     settings: Settings = dataclasses.field(default_factory=lambda: Settings(), repr=False)
     proto: Any = dataclasses.field(default=None, repr=False)
-
-    @property
-    def aliases(self) -> dict[str, str]:
-        """The names that the subgraphs' protos have for the captures: the same."""
-        return {name: name for name in self.captures}
 
     @property
     def label(self) -> str:

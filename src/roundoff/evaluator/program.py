@@ -1,13 +1,9 @@
-"""A graph with a kernel bound to each node, and the loop that runs it.
-
-Kernels are bound before a run, and names become slot numbers: a result takes the slot of one that
-has been read for the last time.
-"""
+"""A graph with a kernel bound to each node, and the loop that runs it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -18,7 +14,7 @@ from .generic import NotHandledError
 from .lowering import Lowered
 from .nodes import Node
 from .registry import Choice
-from .values import signature, type_name
+from .values import type_name
 
 
 class Bound:
@@ -26,9 +22,7 @@ class Bound:
 
     Attributes
     ----------
-    call : callable
-        Computes the node: the first kernel itself where nothing has to be checked.
-    used : str or None
+    used : str
         Name of the kernel that ran the node last.
     """
 
@@ -37,16 +31,15 @@ class Bound:
         self.kernels = list(kernels)
         self.functions: list[Callable[..., Any] | None] = [None] * len(self.kernels)
         self.reasons: list[str] = []
-        self.starts: dict[Any, int] = {}
+        self.first = self._bind_from(0)
+        self.used: str = self.kernels[self.first].name
+        self.name = self.used
         proved = schema_of(node.domain, node.op_type, node.opset) is not None and all(
             not n or n in node.types for n in node.inputs
         )
-        self.guard = not proved and not node.truth and self.kernels[0].name != "custom"
-        self.first = self._bind_from(0)
-        self.used: str | None = self.kernels[self.first].name
         function: Any = self.functions[self.first]
-        self.call: Callable[..., Any] = guarded(node, function) if self.guard else function
-        self.first_call = self.call
+        checked = not proved and not node.truth and self.kernels[0].name != "custom"
+        self.call: Callable[..., Any] = guarded(node, function) if checked else function
 
     def _bind_from(self, start: int) -> int:
         for index in range(start, len(self.kernels)):
@@ -63,21 +56,22 @@ class Bound:
             hint="give one in custom_kernels={(domain, op_type): kernel}",
         )
 
-    def run(self, inputs: tuple[Any, ...]) -> Any:
-        """The output of the node, or as many as it has."""
-        try:
-            return self.call(*inputs)
-        except Exception as error:
-            return self.recover(inputs, error)
-
-    def recover(self, inputs: tuple[Any, ...], error: Exception) -> Any:
-        """Outputs by the kernels after the first, which failed with *error*.
+    def run(self, inputs: Sequence[Any]) -> Any:
+        """The output of the node, or as many as it has.
 
         Raises
         ------
         RoundoffError
             Every kernel failed; the message names the node.
         """
+        self.used = self.name
+        try:
+            return self.call(*inputs)
+        except Exception as error:
+            return self.recover(inputs, error)
+
+    def recover(self, inputs: Sequence[Any], error: Exception) -> Any:
+        """Outputs by the kernels after the first, which failed with *error*."""
         moved = self._moved(inputs)
         if moved is not None:
             return moved
@@ -86,8 +80,8 @@ class Bound:
         index, self.reasons = self.first, []
         while True:
             name = self.kernels[index].name
-            if self._is_final(name, error):
-                raise self._typed(error, inputs) from error
+            if _out_of_memory(error) or (name == "torch" and isinstance(error, RoundoffError)):
+                raise self._typed(error, inputs) from error  # the model's fault, not the kernel's
             failures.append(f"{name}: {_brief(error)}")
             left = left and isinstance(error, NotHandledError)
             try:
@@ -100,9 +94,7 @@ class Bound:
             except Exception as next_error:
                 error = next_error
                 continue
-            self.starts[signature(inputs)] = index
             self.used = self.kernels[index].name
-            self.call = self.dispatch
             return outputs
         got = ", ".join(type_name(x) for x in inputs) + "; " + "; ".join(failures + self.reasons)
         if left:
@@ -117,17 +109,15 @@ class Bound:
             hint="check the node's inputs and attributes, or give another kernel",
         ) from error
 
-    def _moved(self, inputs: tuple[Any, ...]) -> Any:
+    def _moved(self, inputs: Sequence[Any]) -> Any:
         """Outputs after moving shapes that were read on the CPU beside other inputs, if any."""
-        device = self.node.settings.device
+        device, first = self.node.settings.device, self.call
         tensors = [x for x in inputs if isinstance(x, torch.Tensor)]
         if device.type == "cpu" or len({x.device.type for x in tensors}) < 2:
             return None
 
         def call(*inputs: Any) -> Any:
-            return self.first_call(
-                *[x.to(device) if isinstance(x, torch.Tensor) else x for x in inputs]
-            )
+            return first(*[x.to(device) if isinstance(x, torch.Tensor) else x for x in inputs])
 
         try:
             outputs = call(*inputs)
@@ -136,18 +126,7 @@ class Bound:
         self.call = call
         return outputs
 
-    def dispatch(self, *inputs: Any) -> Any:
-        """Compute the node with the kernel that managed inputs of these types before."""
-        index = self.starts.get(signature(inputs), self.first)
-        self.used = self.kernels[index].name
-        function: Any = self.first_call if index == self.first else self.functions[index]
-        return function(*inputs)
-
-    def _is_final(self, name: str, error: Exception) -> bool:
-        """Whether the failure is the model's rather than the kernel's."""
-        return _out_of_memory(error) or (name == "torch" and isinstance(error, RoundoffError))
-
-    def _typed(self, error: Exception, inputs: tuple[Any, ...]) -> Exception:
+    def _typed(self, error: Exception, inputs: Sequence[Any]) -> Exception:
         where = f"node {self.node.label!r} ({self.node.operator})"
         if _out_of_memory(error):
             return UnsupportedError(
@@ -203,95 +182,68 @@ class Graph:
         for node in lowered.nodes:
             node.subgraphs = {k: Graph(body, choice) for k, body in node.subgraphs.items()}
         self.bound = [Bound(node, choice.kernels(node)) for node in lowered.nodes]
-        self._plans: dict[tuple[str, ...], _Plan] = {}
-
-    def _plan(self, keep: tuple[str, ...]) -> _Plan:
-        """How to compute the results named in *keep*."""
-        if keep not in self._plans:
-            self._plans[keep] = _planned(self, keep)
-        return self._plans[keep]
+        self._plans: dict[tuple[str, ...], list[tuple[Any, ...]]] = {}
 
     def call(self, arguments: Sequence[Any], keep: tuple[str, ...] | None = None) -> list[Any]:
-        """Run: *arguments* are the inputs in order, then the captures."""
-        plan = self._plan(self.output_names if keep is None else keep)
-        values = plan.begin(arguments)
-        for bound, reads, first, second, output, makes, clears in plan.rows:
+        """Run: *arguments* are the inputs in order, then the captures.
+
+        Returns the results named in *keep*, by default the outputs.
+        """
+        names = self.output_names if keep is None else keep
+        values = self._begin(arguments)
+        read = values.__getitem__
+        for bound, reads, makes, dead in self._plan(names):
             try:
-                if second:  # two inputs and one output: the commonest, and faster so
-                    values[output] = bound.call(values[first], values[second])
+                if len(reads) == 2:  # the commonest, and faster so
+                    first, second = reads
+                    result = bound.call(values[first], values[second])
                 else:
-                    plan.store(values, makes, bound.call(*[values[slot] for slot in reads]))
+                    result = bound.call(*map(read, reads))
             except Exception as error:
-                inputs = tuple(values[slot] for slot in reads)
-                plan.store(values, makes, bound.recover(inputs, error))
-            if clears:
-                for slot in clears:
-                    values[slot] = None
-        return [values[slot] for slot in plan.kept]
+                result = bound.recover([*map(read, reads)], error)
+            if len(makes) == 1:
+                values[makes[0]] = result
+            else:
+                _store(values, makes, result)
+            for name in dead:
+                del values[name]
+        return [values[name] for name in names]
 
     def observe(
         self, arguments: Sequence[Any]
     ) -> Iterator[tuple[Node, tuple[Any, ...], tuple[Any, ...], str]]:
         """Run, giving (node, inputs, outputs, kernel) after each node."""
-        plan = self._plan(self.output_names)
-        values = plan.begin(arguments)
-        for bound, reads, *_, makes, clears in plan.rows:
-            inputs = tuple(values[slot] for slot in reads)
+        values = self._begin(arguments)
+        for bound, reads, makes, dead in self._plan(self.output_names):
+            inputs = tuple(values[name] for name in reads)
             result = bound.run(inputs)
-            plan.store(values, makes, result)
-            outputs = result if isinstance(result, tuple) else (result,)
-            for slot in clears:
-                values[slot] = None
-            yield bound.node, inputs, outputs, bound.used or ""
+            _store(values, makes, result)
+            for name in dead:
+                del values[name]
+            yield bound.node, inputs, result if isinstance(result, tuple) else (result,), bound.used
+
+    def _begin(self, arguments: Sequence[Any]) -> dict[str, Any]:
+        """What is known before the first node, by name."""
+        given = zip((*self.input_names, *self.captures), arguments, strict=True)
+        return {"": None, **self.constants, **dict(given)}
+
+    def _plan(self, keep: tuple[str, ...]) -> list[tuple[Any, ...]]:
+        """For each node what it reads and makes, and the results that nothing reads after it."""
+        if keep not in self._plans:
+            fixed, last = {"", *self.constants, *keep}, dict[str, int]()
+            names = [((*b.node.inputs, *b.node.captures), b.node.outputs) for b in self.bound]
+            for index, (reads, makes) in enumerate(names):
+                last.update(dict.fromkeys((*makes, *reads), index))
+            self._plans[keep] = [
+                (bound, reads, makes, [n for n in {*reads, *makes} - fixed if last[n] == index])
+                for index, (bound, (reads, makes)) in enumerate(zip(self.bound, names, strict=True))
+            ]
+        return self._plans[keep]
 
 
-class _Plan(NamedTuple):
-    """A run over numbered slots, of which the first is no result's."""
-
-    template: list[Any]
-    arguments: list[int]
-    rows: list[tuple[Any, ...]]
-    kept: list[int]
-
-    def begin(self, arguments: Sequence[Any]) -> list[Any]:
-        """What the slots hold before the first node."""
-        values = self.template.copy()
-        for slot, value in zip(self.arguments, arguments, strict=True):
-            values[slot] = value
-        return values
-
-    @staticmethod
-    def store(values: list[Any], makes: tuple[int, ...], result: Any) -> None:
-        """Put a node's outputs into their slots."""
-        outputs = (result,) if len(makes) == 1 else result
-        for slot, value in zip(makes, outputs, strict=False):
-            values[slot] = value
-
-
-def _planned(graph: Graph, keep: tuple[str, ...]) -> _Plan:
-    """Give results their slots: one is free again after the last node that reads it."""
-    fixed, last = {*graph.constants, *keep}, dict[str, int]()
-    names = [(b.node.outputs, (*b.node.inputs, *b.node.captures)) for b in graph.bound]
-    for index, (outputs, inputs) in enumerate(names):
-        last.update(dict.fromkeys((*outputs, *inputs), index))
-    given = (*graph.input_names, *graph.captures)
-    slots = {n: k for k, n in enumerate(dict.fromkeys(("", *given, *graph.constants)))}
-    template: list[Any] = [graph.constants.get(n) for n in slots]
-    arguments, rows, free = [slots[n] for n in given], [], list[int]()
-    for index, (bound, (outputs, inputs)) in enumerate(zip(graph.bound, names, strict=True)):
-        reads = tuple(slots[n] for n in inputs)
-        dead = {n for n in (*outputs, *inputs) if last[n] == index} - fixed
-        dying = {slots[n] for n in dead.difference(outputs)}
-        free += filter(None, sorted(dying))  # an output takes the slot of a dying input
-        for name in filter(None, outputs):
-            if not free:
-                free.append(len(template))
-                template.append(None)
-            slots[name] = free.pop()
-        makes = tuple(slots[n] for n in outputs)
-        unread = {slots[n] for n in outputs if not n or n in dead}
-        free += filter(None, sorted(unread))
-        clears = tuple(dying.difference(makes) | unread)
-        first, second = reads if len(reads) == 2 and len(makes) == 1 else (0, 0)
-        rows.append((bound, reads, first, second, (*makes, 0)[0], makes, clears))
-    return _Plan(template, arguments, rows, [slots[n] for n in keep])
+def _store(values: dict[str, Any], names: tuple[str, ...], result: Any) -> None:
+    """Add a node's results."""
+    if len(names) == 1:
+        values[names[0]] = result
+    else:
+        values.update((n, x) for n, x in zip(names, result, strict=False) if n)

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from roundoff.errors import ArgumentError
+from roundoff.errors import ArgumentError, UnsupportedError
 
-from .generic import NotHandledError, OrtKernel, ReferenceKernel
+from .generic import OrtKernel, ReferenceKernel, definition
 from .nodes import Node
-from .torch_kernels import REGISTERED, WIDE
+from .torch_kernels import factory_of
 
 Function = Callable[..., Any]
 
@@ -53,18 +53,10 @@ class Kernel:
         raise NotImplementedError
 
 
-def torch_kernels() -> dict[tuple[str, str], tuple[int, ...]]:
-    """(domain, operator) -> versions that have a torch kernel."""
-    return {key: tuple(sorted(versions)) for key, versions in sorted(REGISTERED.items())}
-
-
 class TorchKernel(Kernel):
-    """The torch kernel of an operator in a table of them."""
+    """The torch kernel of an operator, else those of the operators that ONNX defines it by."""
 
     name = "torch"
-
-    def __init__(self, table: Mapping[tuple[str, str], Mapping[int, Any]]) -> None:
-        self.table = table
 
     def bind(self, node: Node) -> Function:
         """The function that computes *node* with torch.
@@ -72,12 +64,9 @@ class TorchKernel(Kernel):
         Raises
         ------
         NotHandledError
-            No torch kernel for this operator, version or combination of attributes.
+            Torch computes no such operator, version or combination of attributes.
         """
-        factory = self.table.get((node.domain, node.op_type), {}).get(node.version)
-        if factory is None:
-            raise NotHandledError(f"no torch kernel for {node.operator} version {node.version}")
-        return factory(node)
+        return (factory_of(node) or definition)(node)
 
 
 class FunctionKernel(Kernel):
@@ -97,12 +86,10 @@ class FunctionKernel(Kernel):
 
 #: The kernels that ``kernels=`` names, in the default order.
 BY_NAME: dict[str, Any] = {
-    "torch": TorchKernel(REGISTERED),
+    "torch": TorchKernel(),
     "ort": OrtKernel(),
     "reference": ReferenceKernel(),
 }
-#: Stands before ONNX's reference, after ONNX Runtime.
-_WIDE_KERNEL = TorchKernel(WIDE)
 #: In truth mode ONNX Runtime is left out: its kernels may round to float32 inside.
 TRUTH_ORDER: tuple[str, ...] = ("torch", "reference")
 
@@ -160,12 +147,14 @@ class Choice:
         if key in self.custom:
             return [self.custom[key]]
         order = self.by_operator.get(key, self.order)
+        if node.op_type == "Scan" and self.custom:
+            raise UnsupportedError(
+                f"node {node.label!r}: custom kernels do not reach into the body of a Scan",
+                hint="a Loop, or no custom kernels",
+            )
         if node.subgraphs:  # the body runs here, node by node in the order asked for
             order = ("torch", *(name for name in order if name != "torch"))
-        kernels = [BY_NAME[name] for name in order]
-        if "torch" in order and "reference" in order:
-            kernels.insert(order.index("reference"), _WIDE_KERNEL)
-        return kernels
+        return [BY_NAME[name] for name in order]
 
 
 def _key(key: Any) -> tuple[str, str]:

@@ -43,7 +43,7 @@ class TorchOnnxEvaluator:
 
     Parameters
     ----------
-    model : ModelProto, GraphProto, FunctionProto, bytes, str or Path
+    model : ModelProto, GraphProto, bytes, str or Path
         A bare graph is taken to use the newest opset that ``onnx`` knows.
     providers : sequence of str
         ``("CPUExecutionProvider",)`` or with ``"CUDAExecutionProvider"`` first: where every
@@ -51,12 +51,11 @@ class TorchOnnxEvaluator:
     custom_kernels : mapping (domain, op_type) -> Kernel or function
         Used instead of every other kernel, in subgraphs and local functions too. A plain
         function is called as ``f(*inputs, **attributes)``.
-    verbose : int
-        1 prints a line for each node as it runs, 2 also its inputs and outputs.
     kernels : sequence of str, or mapping (domain, op_type) -> sequence of str
         Order in which kernels are tried: any of ``"torch"``, ``"ort"``, ``"reference"``; by
         default all three in this order. A mapping changes only the operators that it names.
-        The bodies of If, Loop and Scan keep the order node by node. Where ONNX Runtime departs
+        The bodies of If and Loop keep the order node by node; that of a Scan runs as a whole in
+        the first of them that has it, which is none in truth mode. Where ONNX Runtime departs
         from ONNX's definition (``roundoff.evaluator.registry.REFERENCE_FIRST``) the default
         has ONNX's reference before it.
     truth : bool
@@ -75,8 +74,8 @@ class TorchOnnxEvaluator:
     output_names : list of str
         Outputs, in the model's order.
     nodes : tuple of Node
-        In execution order, local functions inlined (``node.path`` says where a node comes
-        from). If, Loop and Scan are one node each; ``node.subgraphs`` holds their bodies.
+        In execution order, local functions inlined. If, Loop and Scan are one node each;
+        ``node.subgraphs`` holds their bodies.
         Constant nodes are not among them: they are constants before the run.
 
     Raises
@@ -107,20 +106,21 @@ class TorchOnnxEvaluator:
         model: Any,
         providers: Sequence[Any] = ("CPUExecutionProvider",),
         custom_kernels: Mapping[tuple[str, str], Any] | None = None,
-        verbose: int = 0,
         *,
         kernels: Sequence[str] | Mapping[tuple[str, str], Sequence[str]] | None = None,
         truth: bool = False,
     ) -> None:
-        if not isinstance(verbose, int):
-            raise ArgumentError("verbose", got=repr(verbose), expected="0, 1 or 2")
-        self.verbose = verbose
         device = _device(providers)
-        self.settings = Settings(tuple(providers), device, check_flag("truth", truth))
-        loaded = load(model)
+        self.settings = Settings(
+            tuple(providers),
+            device,
+            check_flag("truth", truth),
+            lambda other: TorchOnnxEvaluator(other, providers, truth=truth),
+        )
         choice = Choice(custom_kernels, kernels, truth)
-        lowered = Lowering(loaded, choice.replaced, self._prepared, self.settings).main()
-        self._declared = {i.name: i.type for i in loaded.graph.input if i.type.WhichOneof("value")}
+        proto, folder = load(model, choice.custom)
+        lowered = Lowering(proto, folder, choice.replaced, self._prepared, self.settings).main()
+        self._declared = {i.name: i.type for i in proto.graph.input if i.type.WhichOneof("value")}
         self._graph = Graph(lowered, choice)
         self._checked: set[Any] = set()
         self.input_names = list(self._graph.input_names)
@@ -129,7 +129,7 @@ class TorchOnnxEvaluator:
         # Outputs whose type could not be proved before the run; truth has types of its own.
         self._unproved = [] if truth else [
             (k, o.type)
-            for k, (o, n) in enumerate(zip(loaded.graph.output, lowered.outputs, strict=True))
+            for k, (o, n) in enumerate(zip(proto.graph.output, lowered.outputs, strict=True))
             if n not in lowered.types and o.type.HasField("tensor_type")
         ]  # fmt: skip
 
@@ -166,9 +166,6 @@ class TorchOnnxEvaluator:
         keep = self._graph.output_names if names is None else self._known(names)
         with torch.no_grad():
             arguments = self._arguments(feeds)
-            if self.verbose:
-                results = self._graph.constants | self._observed(arguments, self.verbose)
-                return [results[name] for name in keep]
             values = self._graph.call(arguments, keep)
         if names is None and self._unproved:
             for place, declared in self._unproved:
@@ -193,11 +190,6 @@ class TorchOnnxEvaluator:
                     "no such result", got=name, expected=f"outputs {self.output_names}"
                 )
         return tuple(names)
-
-    def intermediates(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
-        """Every result of the main graph by name: feeds and outputs too, constants not."""
-        with torch.no_grad():
-            return self._observed(self._arguments(feeds))
 
     def steps(self, feeds: Mapping[str, Any]) -> Iterator[Step]:
         """Run, and yield after each node; results are freed at last use as in :meth:`run`.
@@ -312,21 +304,6 @@ class TorchOnnxEvaluator:
         if settings.truth and elem_type(value) and dtype_info(elem_type(value)).is_float:
             return torch.from_numpy(value.astype("float64"))
         return value
-
-    def _observed(self, arguments: list[Any], verbose: int = 0) -> dict[str, Any]:
-        """Every result of a run by name; each node is told where *verbose* asks for it."""
-        results = dict(zip(self.input_names, arguments, strict=True))
-        for node, inputs, outputs, kernel in self._graph.observe(arguments):
-            if verbose:
-                print(f"{node.label} {node.operator} [{kernel}]")
-            if verbose > 1:
-                told = [("<", n, x) for n, x in zip(node.inputs, inputs, strict=False)]
-                told += [(">", n, x) for n, x in zip(node.outputs, outputs, strict=False)]
-                for sign, name, value in told:
-                    if name:
-                        print(f"  {sign} {name} {type_name(value)}")
-            results.update((n, x) for n, x in zip(node.outputs, outputs, strict=False) if n)
-        return results
 
 
 def _check_kinds(node: Node, values: Sequence[Any]) -> None:

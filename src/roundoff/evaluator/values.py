@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import onnx
 import torch
 from onnx import TypeProto, helper
 
+from roundoff.describe import from_numpy, is_text
 from roundoff.dtypes import dtype_info, onnx_dtype_to_np_dtype
 from roundoff.errors import ArgumentError, DtypeError
 
@@ -32,16 +32,6 @@ TORCH_TO_ONNX: dict[torch.dtype, int] = {
 ONNX_TO_TORCH: dict[int, torch.dtype] = {v: k for k, v in TORCH_TO_ONNX.items()}
 
 # NumPy has no such type of its own: ml_dtypes array -> integer view -> torch view.
-_VIEWED = {
-    np.dtype(getattr(ml_dtypes, dtype_info(t).name)): (
-        t,
-        np.dtype(f"uint{dtype_info(t).bits}"),
-    )
-    for t in (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2,
-              torch.float8_e5m2fnuz, torch.float8_e8m0fnu)
-}  # fmt: skip
-_VIEWED_BACK = {t: (d, i) for d, (t, i) in _VIEWED.items()}
-_NATIVE = {onnx_dtype_to_np_dtype(k) for k, t in ONNX_TO_TORCH.items() if t not in _VIEWED_BACK}
 #: Element types that stay NumPy arrays.
 ARRAY_ONLY = {
     onnx_dtype_to_np_dtype(k): k
@@ -69,38 +59,25 @@ def to_value(x: Any) -> Any:
     if np.ma.is_masked(x):
         raise ArgumentError("masked values", got="a masked array", hint="x.filled(0)")
     array = np.asarray(x)
-    if not array.dtype.isnative:
-        array = array.astype(array.dtype.newbyteorder("="))
-    if array.dtype in _NATIVE:
-        return torch.from_numpy(_owned(array))
-    viewed = _VIEWED.get(array.dtype)
-    if viewed is not None:
-        return torch.from_numpy(_owned(array).view(viewed[1])).view(viewed[0])
-    if array.dtype.kind in "USOT":
+    if is_text(array):
         return array.astype(object)
     if array.dtype in ARRAY_ONLY:
         return array
-    raise DtypeError(
-        "no ONNX element type for this array", got=str(array.dtype), expected="an ONNX type"
-    )
-
-
-def _owned(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """The array as torch takes it: writeable, positive strides."""
-    if array.flags.writeable and all(s >= 0 for s in array.strides):
-        return array
-    return np.array(array, order="C")
+    tensor, info = from_numpy(array)
+    if info.bits < 8:
+        raise DtypeError("no kernel takes this element type", got=info.name)
+    return tensor
 
 
 def to_numpy(x: Any) -> Any:
     """The NumPy form of a value; lists and dicts keep their nesting."""
     if isinstance(x, torch.Tensor):
         x = x.detach().cpu().resolve_conj().resolve_neg()
-        viewed = _VIEWED_BACK.get(x.dtype)
-        if viewed is None:
-            return x.numpy()
-        dtype, as_int = viewed
-        return x.contiguous().view(ONNX_TO_TORCH[dtype_info(as_int).onnx]).numpy().view(dtype)
+        info = dtype_info(x.dtype)
+        if info.name == "bfloat16" or info.name.startswith("float8"):  # which NumPy has not
+            whole = torch.uint8 if info.bits == 8 else torch.int16
+            return x.contiguous().view(whole).numpy().view(onnx_dtype_to_np_dtype(info.onnx))
+        return x.numpy()
     if isinstance(x, (list, tuple)):
         return [to_numpy(item) for item in x]
     return x

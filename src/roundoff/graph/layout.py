@@ -1,9 +1,9 @@
 """Layered drawing of a directed graph: ranks, order within a rank, coordinates.
 
 Method: K. Sugiyama, S. Tagawa, M. Toda, *Methods for visual understanding of hierarchical system
-structures*, IEEE Transactions on Systems, Man, and Cybernetics 11 (1981), 109-125. Ranks and order
-come from ``fast-sugiyama``; coordinates are computed here, because boxes have different widths:
-each rank is placed by least squares around its neighbours, with its order and gaps (isotonic
+structures*, IEEE Transactions on Systems, Man, and Cybernetics 11 (1981), 109-125. A vertex
+stands below all that lead to it, each rank is ordered by the mean place of its neighbours, and is
+placed by least squares around its neighbours, with its order and gaps (isotonic
 regression by pooling adjacent violators).
 """
 
@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import logging
 from collections.abc import Sequence
-from typing import Any
 
 #: Width that an edge takes where it passes a rank.
 LANE = 12.0
@@ -60,7 +58,7 @@ def layered(widths: Sequence[float], edges: Sequence[tuple[int, int]], gap: floa
     """
     edges = list(dict.fromkeys(edges))
     touched = sorted({v for edge in edges for v in edge})
-    components = _ranked(touched, edges) if edges else []
+    components = [_ranked(touched, edges)] if edges else []
     components += [([[v]], {}) for v in range(len(widths)) if v not in set(touched)]
     result = Layout([0.0] * len(widths), [0] * len(widths), {}, 0.0)
     offset = 0.0
@@ -85,67 +83,7 @@ def _dummies(ranks: list[list[int]], real: int) -> int:
     return max(max(row) for row in ranks) + 1 - real if ranks else 0
 
 
-def _ranked(touched: list[int], edges: list[tuple[int, int]]) -> list[_Component]:
-    """Ranks and order from fast-sugiyama, or from :func:`_plain_ranks` where it is missing."""
-    try:
-        for name in ("connected_components", "rust-sugiyama"):  # they log each step
-            logging.getLogger(name).setLevel(logging.WARNING)
-        from fast_sugiyama import from_edges
-    except ImportError:  # not needed on a machine that only records results
-        return [_plain_ranks(touched, edges)]
-    components = []
-    # One call per component: numbers of dummy vertices may clash between components.
-    for part in _connected(touched, edges):
-        small = {v: i for i, v in enumerate(part)}
-        [(positions, _, _, pieces)] = from_edges(
-            [(small[a], small[b]) for a, b in edges if a in small],
-            vertex_spacing=1,
-            minimum_length=1,
-            dummy_vertices=True,
-            dummy_size=1.0,
-            check_layout=False,
-        )
-        components.append(_component(positions, pieces, part, max(touched) + 1))
-    return components
-
-
-def _connected(touched: list[int], edges: list[tuple[int, int]]) -> list[list[int]]:
-    """Vertices of each connected component, in order."""
-    group = {v: [v] for v in touched}
-    for a, b in edges:
-        if group[a] is not group[b]:
-            small, large = sorted((group[a], group[b]), key=len)
-            large.extend(small)
-            group.update(dict.fromkeys(small, large))
-    unique = {id(g): sorted(g) for g in group.values()}
-    return sorted(unique.values())
-
-
-def _component(positions: Any, pieces: Any, touched: list[int], first: int) -> _Component:
-    # Dummy vertices are renumbered from *first* in the order of their places: reproducible.
-    places = sorted(((-y, x, v) for v, (x, y) in positions))
-    name = dict(enumerate(touched))
-    for _, _, v in places:
-        if v >= len(touched):
-            name[v] = first + len(name) - len(touched)
-    levels = sorted({y for y, _, _ in places})
-    ranks: list[list[int]] = [[] for _ in levels]
-    where = {y: i for i, y in enumerate(levels)}
-    for y, _, v in places:
-        ranks[where[y]].append(name[v])
-    chains = {}
-    follow = {a: b for a, b in pieces if a >= len(touched)}
-    for a, b in pieces:
-        if a < len(touched):
-            chain = [name[a], name[b]]
-            while b in follow:
-                b = follow[b]
-                chain.append(name[b])
-            chains[chain[0], chain[-1]] = chain
-    return ranks, chains
-
-
-def _plain_ranks(touched: list[int], edges: list[tuple[int, int]]) -> _Component:
+def _ranked(touched: list[int], edges: list[tuple[int, int]]) -> _Component:
     """Longest-path ranks; order by the mean place of the neighbours, four sweeps."""
     rank = dict.fromkeys(touched, 0)
     for _ in touched:

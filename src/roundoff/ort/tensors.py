@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import re
-import warnings
 from typing import Any
 
 import numpy as np
 import torch  # before onnxruntime: its CUDA provider finds cuBLAS and cuDNN through torch
 
+from roundoff.describe import from_numpy
 from roundoff.dtypes import DType, dtype_info, onnx_dtype_to_torch_dtype
 from roundoff.errors import ArgumentError, DtypeError, MissingDependencyError, UnsupportedError
 
@@ -116,26 +116,9 @@ def _over_array(array: np.ndarray) -> torch.Tensor:
     if np.ma.is_masked(array):
         raise ArgumentError("masked values", got="a masked array", hint="x.filled(0)")
     info = dtype_info(array.dtype)
-    if info.kind in ("complex", "string"):
+    if info.kind in ("complex", "string") or info.bits < 8:
         raise DtypeError("cannot share this array with ONNX Runtime", got=info.name)
-    if not array.dtype.isnative:
-        array = array.astype(info.name)
-    if not array.flags.c_contiguous:
-        array = array.copy(order="C")
-    if array.dtype.isbuiltin != 1:  # a type of ml_dtypes
-        same_width = {8: np.uint8, 16: np.uint16}.get(info.bits)
-        if same_width is None or array.dtype.itemsize * 8 != info.bits:
-            raise DtypeError("cannot share this array with ONNX Runtime", got=info.name)
-        return _quietly(array.view(same_width)).view(onnx_dtype_to_torch_dtype(info.onnx))
-    return _quietly(array)
-
-
-def _quietly(array: np.ndarray) -> torch.Tensor:
-    if array.flags.writeable:
-        return torch.from_numpy(array)
-    with warnings.catch_warnings():  # it is only read here
-        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-        return torch.from_numpy(array)
+    return from_numpy(array)[0]
 
 
 def from_ort(value: onnxruntime.OrtValue) -> torch.Tensor:

@@ -10,9 +10,8 @@ import torch
 
 from roundoff.compare import CalibratedTolerance, Calibration
 from roundoff.errors import ArgumentError, RoundoffError
-from roundoff.evaluator.values import to_value
 
-__all__ = ["LEAST_FEEDS", "alike", "as_feeds", "calibrate", "check_calibration", "varied"]
+__all__ = ["LEAST_FEEDS", "alike", "calibrate", "check_calibration", "varied"]
 
 #: Fewest feeds that a calibration takes.
 LEAST_FEEDS = 16
@@ -172,8 +171,3 @@ def _unlike(calibration: Calibration) -> str:
     if own > 2 * (1 + max(others)):
         return f"the feeds given differ more than those drawn from their values; {lost}"
     return ""
-
-
-def as_feeds(listed: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Values of feeds as the evaluator takes them."""
-    return [{name: to_value(value) for name, value in feeds.items()} for feeds in listed]

@@ -8,26 +8,31 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import onnx
 import torch
 
+from roundoff.arguments import check_flag, check_providers, check_whole
 from roundoff.compare import CalibratedTolerance, max_diff
 from roundoff.describe import tree_leaves
-from roundoff.errors import ArgumentError, ModelError, ShapeError, UnsupportedError
+from roundoff.errors import (
+    ArgumentError,
+    ModelError,
+    ModelSizeError,
+    ShapeError,
+    UnsupportedError,
+)
 from roundoff.evaluator import Step, TorchOnnxEvaluator
 from roundoff.evaluator.loading import read
-from roundoff.evaluator.values import type_name
+from roundoff.evaluator.values import to_value, type_name
 from roundoff.localization import Runner, localize, scaled
 from roundoff.ort import available, session, torch_tf32
 from roundoff.ort.tensors import onnxruntime
-from roundoff.timing import torch_precision
+from roundoff.timing import free_memory, torch_precision
 
 from .advice import Advice
-from .calibrating import alike, as_feeds, calibrate, check_calibration, varied
+from .calibrating import alike, calibrate, check_calibration, varied
 from .drawing import check_drawing
 from .feeds import check_feeds, draw, drawn_shapes, limits
-from .memory import check_memory, has_external
 from .module import (
     call_module,
     check_mode,
@@ -62,7 +67,6 @@ def compare_runtimes(
     tf32: bool | None = None,
     sizes: Mapping[str, int] | None = None,
     seed: int = 0,
-    memory_gib: float | None = None,
     calibration: int | Sequence[Mapping[str, Any]] | None = None,
 ) -> RuntimeComparison:
     """Which node makes PyTorch and ONNX Runtime differ, which is nearer the truth, what to set.
@@ -89,8 +93,6 @@ def compare_runtimes(
         Symbolic dimension -> size, for inputs that are drawn. Others are drawn from 2 to 8.
     seed : int
         Seed of what is drawn.
-    memory_gib : float, optional
-        Memory that the comparison may use; by default what the machine has free.
     calibration : int or sequence of mappings, optional
         The feeds, beside those of the comparison, from whose differences the tolerances come
         (:func:`~roundoff.compare.calibrated_tolerance`): how many to draw, 0 for none, or feeds of
@@ -114,7 +116,7 @@ def compare_runtimes(
     ModelError
         The model can't be read, is not valid, or lacks its external data.
     ModelSizeError
-        The comparison would not fit in memory; known before anything large is allocated.
+        The weights and feeds would not fit in memory; known before anything large is allocated.
     UnsupportedError
         An operator has no kernel or no float64 truth, a provider is not there, an input can't be
         drawn, or a node draws random numbers (Dropout in training, RandomNormal, Bernoulli, …).
@@ -132,25 +134,25 @@ def compare_runtimes(
     >>> comparison.first is None, comparison.nearer
     (True, 'equal')
     >>> comparison.advice
-    ['Nothing: every node and every output has equal bits in both.']
+    ['Nothing: every output has equal bits in both.']
     """
-    try:
-        proto, folder = read(model)
-    except ModelError:
-        raise
-    except ValueError as error:  # a name that no file can have
-        raise ModelError("cannot read the model", got=str(error)) from error
+    proto, folder = read(model)
     if not isinstance(proto, onnx.ModelProto):
         raise ModelError(
             "not a model", got=type(model).__name__, expected="path, bytes, ModelProto"
         )
     if not proto.graph.output:
         raise ModelError("the model has no outputs", got="0", expected="at least one to compare")
-    _check_options(tf32, seed, memory_gib)
+    if tf32 is not None:
+        check_flag("tf32", tf32)
+    check_whole("seed", seed, 0, 2**63 - 1)
     check_calibration(calibration)
     if module is not None:
         check_module(module)
-    providers = _providers(providers)
+    if providers is None:
+        usable = torch.cuda.is_available() and available([CUDA])
+        providers = [CUDA] if usable else [CPU]
+    check_providers(providers)
     if feeds is None:
         optional = {t.name for t in proto.graph.initializer}
         inputs = [i for i in proto.graph.input if i.name not in optional]
@@ -162,23 +164,9 @@ def compare_runtimes(
         shapes = {name: tuple(getattr(value, "shape", ())) for name, value in feeds.items()}
     if calibration is not None and not isinstance(calibration, int):
         calibration = [_checked(proto, fed, "calibration") for fed in calibration]
-    check_memory(proto, shapes, _is_cuda(providers), memory_gib)
-    # All evaluators share one proto; data in other files is only reachable by the path.
-    shared = model if folder is not None and has_external(proto) else proto
-    setup = _Setup(proto, shared, proto if folder is None else model, providers, tf32)
+    _check_memory(proto, shapes)
+    setup = _Setup(proto, proto if folder is None else model, providers, tf32)
     return setup.compare(feeds, shapes, seed, module, calibration)
-
-
-def _check_options(tf32: Any, seed: Any, memory_gib: Any) -> None:
-    if tf32 is not None and not isinstance(tf32, bool):
-        raise ArgumentError("tf32", got=repr(tf32), expected="True, False or None")
-    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
-        raise ArgumentError("seed", got=repr(seed), expected="an integer from 0 to 2**63 - 1")
-    if memory_gib is None:
-        return
-    number = isinstance(memory_gib, (int, float)) and not isinstance(memory_gib, bool)
-    if not number or not memory_gib > 0:
-        raise ArgumentError("memory_gib", got=repr(memory_gib), expected="a positive number")
 
 
 def _checked(proto: onnx.ModelProto, feeds: Any, what: str) -> dict[str, Any]:
@@ -187,47 +175,27 @@ def _checked(proto: onnx.ModelProto, feeds: Any, what: str) -> dict[str, Any]:
         raise ArgumentError(
             what, got=type(feeds).__name__, expected="a mapping of input names to tensors"
         )
-    for name, value in feeds.items():
-        strided = not isinstance(value, torch.Tensor) or value.layout is torch.strided
-        if not strided or getattr(value, "is_meta", False):
-            raise ArgumentError(
-                f"{what}: input {name!r}",
-                got="a sparse tensor" if not strided else "no data",
-                expected="a dense tensor with data",
-            )
-        if isinstance(value, np.ma.MaskedArray):
-            raise ArgumentError(
-                f"{what}: input {name!r}", got="a masked array", expected="an array without a mask"
-            )
-    (values,) = as_feeds([feeds])
+    values = {name: to_value(value) for name, value in feeds.items()}
     check_feeds(proto, values)
     return values
 
 
-def _providers(providers: Any) -> Sequence[Any]:
-    if providers is None:
-        return [CUDA] if torch.cuda.is_available() and available([CUDA]) else [CPU]
-    if isinstance(providers, (str, bytes)) or not isinstance(providers, Sequence) or not providers:
-        raise ArgumentError(
-            "providers", got=repr(providers), expected="a sequence of provider names"
-        )
-    for item in providers:
-        pair = isinstance(item, (tuple, list)) and len(item) == 2 and isinstance(item[1], Mapping)
-        name = item[0] if pair else item
-        if not isinstance(name, str):
-            raise ArgumentError(
-                "providers", got=repr(item), expected="names, or (name, options) pairs"
-            )
-        if not available([name]):
-            have = onnxruntime.get_available_providers()
-            raise UnsupportedError(
-                "this build of ONNX Runtime lacks a provider",
-                got=name,
-                expected=f"one of {', '.join(have)}",
-            )
-        if name == CUDA and not torch.cuda.is_available():
-            raise UnsupportedError("torch sees no GPU", got=name, hint=f'providers=["{CPU}"]')
-    return providers
+def _check_memory(proto: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Refuse what does not fit in the host's memory: the float64 of the weights and of the feeds.
+
+    Raises
+    ------
+    ModelSizeError
+    """
+    sizes = [*shapes.values(), *(tensor.dims for tensor in proto.graph.initializer)]
+    needed, free = 8 * sum(map(math.prod, sizes)), free_memory()
+    if needed > free:
+        raise ModelSizeError(
+            "the comparison of this model would not fit in memory",
+            got=f"over {needed / 2**30:.3g} GiB", expected=f"at most {free / 2**30:.3g} GiB",
+            hint="a machine with more memory, smaller feeds, or a part of the model: "
+            "onnx.utils.extract_model",
+        )  # fmt: skip
 
 
 def _is_cuda(providers: Sequence[Any]) -> bool:
@@ -296,8 +264,7 @@ class _Setup:
     """One model, and the providers and switches with which each runtime runs it."""
 
     proto: onnx.ModelProto
-    model: Any  # what evaluators read
-    file: Any  # what ONNX Runtime reads: a path where there is one
+    model: Any  # what each run reads: a path where there is one
     providers: Sequence[Any]
     tf32: bool | None
     work: int = 0  # of one run
@@ -325,7 +292,7 @@ class _Setup:
     def session(self, optimization: str = "all") -> Any:
         """One session of the whole model."""
         try:
-            return session(self.file, self.providers, optimization=optimization)
+            return session(self.model, self.providers, optimization=optimization)
         except UnsupportedError as error:
             error.hint = error.hint or "another provider, or the model in another element type"
             raise
@@ -377,7 +344,7 @@ class _Setup:
             device,
             tolerances,
             quantization,
-            _odd(fed),
+            _odd(fed, bool(outputs["non-finite truth"].any())),
             _is_elsewhere(rows),
         )
         types = ", ".join(sorted({row["type"].partition("[")[0] for row in rows}))
@@ -491,15 +458,14 @@ def _paired(sides: Sequence[list[Any]], expected: list[Any]) -> list[list[tuple[
     return [[(side[k], other) for side in sides] for k, other in enumerate(expected)]
 
 
-def _odd(feeds: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
-    """Input -> how many NaN and infinities it holds, where there are any."""
-    counts = {}
-    for name, value in feeds.items():
-        if isinstance(value, torch.Tensor) and value.is_floating_point():
-            pair = int(value.isnan().sum()), int(value.isinf().sum())
-            if any(pair):
-                counts[name] = pair
-    return counts
+def _odd(feeds: Mapping[str, Any], reached: bool) -> list[str]:
+    """Inputs that hold NaN, or an infinity where some *reached* an output: masks of −inf do not."""
+    return [
+        name
+        for name, value in feeds.items()
+        if isinstance(value, torch.Tensor) and value.is_floating_point()
+        and (value.isnan().any() or (reached and value.isinf().any()))
+    ]  # fmt: skip
 
 
 def _is_elsewhere(rows: Sequence[Mapping[str, Any]]) -> bool:

@@ -17,13 +17,6 @@ _ALWAYS = frozenset({
     ("", "Bernoulli"), ("", "Multinomial"), ("", "RandomNormal"), ("", "RandomNormalLike"),
     ("", "RandomUniform"), ("", "RandomUniformLike"),
 })  # fmt: skip
-#: Operators with a dropout inside: the positions of ratio and training_mode.
-_DROPOUTS = {
-    ("", "Dropout"): (1, 2),
-    ("com.microsoft", "BiasDropout"): (3, 4),
-    ("com.microsoft", "BitmaskDropout"): (1, 2),
-    ("com.microsoft", "BitmaskBiasDropout"): (3, 4),
-}
 #: Versions of Dropout whose mode is an attribute, and those that have no training.
 _BY_ATTRIBUTE, _STILL = (1, 6), (7, 10)
 
@@ -53,14 +46,12 @@ def _draws(node: Node, feeds: Mapping[str, Any]) -> bool:
     key = (node.domain, node.op_type)
     if key in _ALWAYS:
         return True
-    if key not in _DROPOUTS:
+    if key != ("", "Dropout") or node.version in _STILL:
         return False
-    if node.domain == "" and node.version in _STILL:
-        return False
-    if node.domain == "" and node.version in _BY_ATTRIBUTE:
+    if node.version in _BY_ATTRIBUTE:
         return not node.attribute("is_test", 0) and node.attribute("ratio", 0.5) != 0
-    ratio, training = (_known(node, k, feeds) for k in _DROPOUTS[key])
-    if not node.has_input(_DROPOUTS[key][1]) or (training is not None and not training):
+    ratio, training = (_known(node, k, feeds) for k in (1, 2))
+    if not node.has_input(2) or (training is not None and not training):
         return False
     return ratio is None or ratio != 0
 

@@ -136,13 +136,8 @@ def _value(part: ast.expr, known: Mapping[str, int]) -> int:
     raise TypeError(ast.dump(part))
 
 
-#: Operators that look rows up: position of the indices -> position of the table.
-_LOOKUPS = {
-    ("", "Gather"): {1: 0},
-    ("", "GatherElements"): {1: 0},
-    ("com.microsoft", "GatherBlockQuantized"): {1: 0},
-    ("com.microsoft", "EmbedLayerNormalization"): {0: 2, 1: 4, 8: 3},
-}
+#: Operators that look rows of their first input up by the second.
+_LOOKUPS = {("", "Gather"), ("", "GatherElements")}
 #: Operators that keep the values of their first input, in some shape.
 _CARRIERS = {"Cast", "Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose",
              "Expand", "Slice", "Tile"}  # fmt: skip
@@ -168,16 +163,15 @@ def limits(evaluator: TorchOnnxEvaluator, shapes: Mapping[str, tuple[int, ...]])
 
     smallest: dict[str, int] = {}
     for node in evaluator.nodes:
-        for at, table_at in _LOOKUPS.get((node.domain, node.op_type), {}).items():
-            if not (node.has_input(at) and node.has_input(table_at)):
-                continue
-            ids, _ = source(node.inputs[at], _CARRIERS)
-            table, value = source(node.inputs[table_at], _SAME_SHAPE)
-            value = node.constants.get(table_at, value)
-            shape = tuple(value.shape) if value is not None else shapes.get(table)
-            axis = node.attribute("axis", node.attribute("gather_axis", 0))
-            if ids in shapes and shape and -len(shape) <= axis < len(shape):
-                smallest[ids] = min(smallest.get(ids, shape[axis]), shape[axis])
+        if (node.domain, node.op_type) not in _LOOKUPS:
+            continue
+        ids, _ = source(node.inputs[1], _CARRIERS)
+        table, value = source(node.inputs[0], _SAME_SHAPE)
+        value = node.constants.get(0, value)
+        shape = tuple(value.shape) if value is not None else shapes.get(table)
+        axis = node.attribute("axis", 0)
+        if ids in shapes and shape and -len(shape) <= axis < len(shape):
+            smallest[ids] = min(smallest.get(ids, shape[axis]), shape[axis])
     return smallest
 
 

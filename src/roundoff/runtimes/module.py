@@ -18,24 +18,9 @@ __all__ = ["call_module", "check_mode", "check_module", "check_outputs"]
 
 
 def check_module(module: Any) -> None:
-    """Raise for a module whose results are random, or which a call would change."""
+    """Raise for what cannot be called."""
     if not callable(module):
         raise ArgumentError("module", got=type(module).__name__, expected="a torch.nn.Module")
-    if not isinstance(module, torch.nn.Module):
-        return
-    for name, part in module.named_modules():
-        if part.training and _trains(part):
-            raise _in_training(f"{type(part).__name__} {name!r}")
-
-
-def _trains(part: torch.nn.Module) -> bool:
-    """Whether a module of this class computes something else in training mode."""
-    if isinstance(part, torch.nn.modules.instancenorm._InstanceNorm):
-        return part.track_running_stats
-    if isinstance(part, torch.nn.RNNBase):
-        return part.dropout > 0
-    kinds = (torch.nn.modules.dropout._DropoutNd, torch.nn.modules.batchnorm._BatchNorm)
-    return isinstance(part, kinds)
 
 
 def _in_training(got: str) -> ArgumentError:

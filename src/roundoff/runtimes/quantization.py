@@ -20,7 +20,6 @@ from onnx import helper, numpy_helper
 
 from roundoff.dtypes import DType, dtype_info, onnx_dtype_to_np_dtype
 from roundoff.evaluator import TorchOnnxEvaluator
-from roundoff.evaluator.values import to_value
 
 if TYPE_CHECKING:
     import pandas
@@ -29,33 +28,12 @@ __all__ = ["COLUMNS", "Quantization", "is_quantized", "quantization_cost"]
 
 #: Columns of :attr:`Quantization.frame`.
 COLUMNS = ("node", "kind", "tensor", "cost", "output")
-#: Pairs that are each run alone; of more, those that round their own tensor most.
-_MOST = 64
 #: A rounded weight is at most so many steps of its grid from the parameter that it was: half of one
 #: where it is rounded to nearest, one where a tool chooses the direction.
 _STEPS = 1.001
 _PARTS = ("QuantizeLinear", "DequantizeLinear")
-_WHOLE = {
-    "ConvInteger",
-    "DynamicQuantizeLinear",
-    "DynamicQuantizeLSTM",
-    "DynamicQuantizeMatMul",
-    "MatMulInteger",
-    "MatMulIntegerToFloat",
-    "MatMulNBits",
-    "QAttention",
-    "QGemm",
-    "QLinearAdd",
-    "QLinearAveragePool",
-    "QLinearConcat",
-    "QLinearConv",
-    "QLinearGlobalAveragePool",
-    "QLinearLeakyRelu",
-    "QLinearMatMul",
-    "QLinearMul",
-    "QLinearSigmoid",
-    "QLinearSoftmax",
-}
+#: How the names of operators begin that compute with quantised numbers.
+_WHOLE = ("QLinear", "DynamicQuantize", "MatMulInteger", "ConvInteger")
 
 
 @dataclasses.dataclass
@@ -117,14 +95,10 @@ class Quantization:
         if math.isnan(self.residual):
             return ""
         if self.unmatched:
-            many = (
-                f"{self.unmatched} rounded weights are"
-                if self.unmatched > 1
-                else ("1 rounded weight is")
-            )
             return (
-                f" {many} no parameter of the module (folded, or of another model) and stayed "
-                f"rounded: so the float graph is {self.residual:.2g} from the module."
+                f" Rounded weights that are no parameter of the module (folded, or of another "
+                f"model): {self.unmatched}. They stayed rounded: so the float graph is "
+                f"{self.residual:.2g} from the module."
             )
         if self.explains:
             return ""
@@ -136,7 +110,7 @@ class Quantization:
 
 def is_quantized(proto: onnx.ModelProto) -> bool:
     """Whether a node of the main graph quantises or computes with quantised numbers."""
-    return any(n.op_type in _WHOLE or n.op_type in _PARTS for n in proto.graph.node)
+    return any(n.op_type in _PARTS or n.op_type.startswith(_WHOLE) for n in proto.graph.node)
 
 
 @dataclasses.dataclass
@@ -186,10 +160,7 @@ def quantization_cost(
         distances = [0.0] if results is None else [_moved(results, b)[0] for b in bases]
         best = int(np.argmin(distances))
         base, residual = bases[best], distances[best] if results is not None else math.nan
-        rows = [
-            _alone(proto, usable, p, feeds, base, ends[best])
-            for p in _largest(proto, usable, feeds)
-        ]
+        rows = [_alone(proto, usable, p, feeds, base, ends[best]) for p in usable]
         rows.sort(key=lambda row: -row["cost"])
         frame = pandas.DataFrame(rows, columns=list(COLUMNS))
     reference = base
@@ -202,8 +173,7 @@ def quantization_cost(
 def _pairs(proto: onnx.ModelProto) -> list[_Pair]:
     graph = proto.graph
     producers = {name: node for node in graph.node for name in node.output if name}
-    constants = {t.name for t in graph.initializer}
-    constants |= {n.output[0] for n in graph.node if n.op_type == "Constant"}
+    constants = _constants(proto)
     pairs = []
     for index, node in enumerate(graph.node):
         if node.op_type != "DequantizeLinear":
@@ -224,34 +194,24 @@ def _find_weights(proto: onnx.ModelProto, pairs: Sequence[_Pair], module: Any) -
         parameters = [p for _, p in (*module.named_parameters(), *module.named_buffers())]
     arrays = [p.detach().double().cpu().numpy() for p in parameters if p.is_floating_point()]
     arrays += [a.T for a in arrays if a.ndim == 2]
-    unmatched = 0
-    for pair in pairs:
-        if pair.kind != "weight":
-            continue
-        near = [a for a in arrays if _is_rounding_of(proto, pair, a)]
-        rounded = _dequantized(proto, pair)
+    weights = [pair for pair in pairs if pair.kind == "weight"]
+    rounded, zeros, ones = (_dequantized(proto, weights, fill) for fill in (None, 0, 1))
+    for k, pair in enumerate(weights):
+        step = np.abs(ones[k] - zeros[k])
+        integers = numpy_helper.to_array(_constants(proto)[pair.tensor]).astype(np.int64)
+        info = dtype_info(_constants(proto)[pair.tensor].data_type)
+        # Where its grid ended the weight may have been any number.
+        ends = (integers == info.max) | (integers == _least(info))
+        near = [
+            array
+            for array in arrays
+            if array.shape == rounded[k].shape
+            and ((np.abs(array - rounded[k]) <= _STEPS * step) | ends).all()
+        ]
         if near:
-            chosen = min(near, key=lambda a: float(np.mean((a - rounded) ** 2)))
+            chosen = min(near, key=lambda array: float(np.mean((array - rounded[k]) ** 2)))
             pair.float_value = chosen.astype(_result_type(proto, pair))
-        else:
-            unmatched += 1
-    return unmatched
-
-
-def _is_rounding_of(proto: onnx.ModelProto, pair: _Pair, array: np.ndarray[Any, Any]) -> bool:
-    """Whether a weight is within a step of *array*, wherever its grid did not end before."""
-    stored = _constants(proto).get(pair.tensor)
-    if stored is None or tuple(stored.dims) != array.shape:
-        return False
-    integers = numpy_helper.to_array(stored)
-    info = dtype_info(stored.data_type)
-    ends = (integers == integers.dtype.type(info.max)) | (
-        integers == integers.dtype.type(_least(info))
-    )
-    ones = _dequantized(proto, pair, np.ones_like(integers))
-    step = np.abs(ones - _dequantized(proto, pair, np.zeros_like(integers)))
-    near = np.abs(array - _dequantized(proto, pair)) <= _STEPS * step
-    return bool((near | ends).all())
+    return sum(pair.float_value is None for pair in weights)
 
 
 def _least(info: DType) -> float:
@@ -266,31 +226,21 @@ def _result_type(proto: onnx.ModelProto, pair: _Pair) -> np.dtype[Any]:
 
 
 def _dequantized(
-    proto: onnx.ModelProto, pair: _Pair, integers: np.ndarray[Any, Any] | None = None
-) -> np.ndarray[Any, Any]:
-    """A rounded weight in float64, or what other integers in its place stand for."""
-    node = proto.graph.node[pair.index]
-    part = onnx.ModelProto()
-    part.CopyFrom(proto)
-    needed = set(node.input)
-    kept = [n for n in part.graph.node if n.op_type == "Constant" and n.output[0] in needed]
-    kept = [onnx.NodeProto.FromString(n.SerializeToString()) for n in (*kept, node)]
-    tensors = [
-        onnx.TensorProto.FromString(t.SerializeToString())
-        for t in part.graph.initializer
-        if t.name in needed
-    ]
-    if integers is not None:
-        kept = [n for n in kept if pair.tensor not in n.output]
-        tensors = [t for t in tensors if t.name != pair.tensor]
-        tensors.append(numpy_helper.from_array(integers, pair.tensor))
-    for field in ("node", "initializer", "input", "output", "value_info", "sparse_initializer"):
-        part.graph.ClearField(field)
-    part.graph.node.extend(kept)
-    part.graph.initializer.extend(tensors)
-    part.graph.output.append(helper.make_tensor_value_info(node.output[0], 1, None))
-    value = TorchOnnxEvaluator(part, truth=True).run(None, {})[0]
-    return value.double().cpu().numpy()
+    proto: onnx.ModelProto, weights: Sequence[_Pair], fill: int | None
+) -> list[np.ndarray[Any, Any]]:
+    """Rounded weights in float64, or what one integer in place of all of theirs stands for."""
+    nodes, stored = [proto.graph.node[pair.index] for pair in weights], _constants(proto)
+    needed = {name: stored[name] for node in nodes for name in node.input if name}
+    tensors = []
+    for name, tensor in needed.items():
+        value = numpy_helper.to_array(tensor)
+        if fill is not None and name in {pair.tensor for pair in weights}:
+            value = np.full_like(value, fill)
+        tensors.append(numpy_helper.from_array(value, name))
+    outputs = [helper.make_tensor_value_info(node.output[0], 1, None) for node in nodes]
+    model = onnx.ModelProto(ir_version=proto.ir_version, opset_import=proto.opset_import)
+    model.graph.CopyFrom(helper.make_graph(nodes, "weights", [], outputs, tensors))
+    return [value.cpu().numpy() for value in _run(model, {})]
 
 
 def _without(proto: onnx.ModelProto, pairs: Sequence[_Pair], both_ends: bool) -> onnx.ModelProto:
@@ -345,36 +295,19 @@ def _constants(proto: onnx.ModelProto) -> dict[str, onnx.TensorProto]:
     """Tensors that the model holds, by name."""
     stored = {t.name: t for t in proto.graph.initializer}
     for node in proto.graph.node:
-        if node.op_type == "Constant" and node.attribute[0].HasField("t"):
-            stored[node.output[0]] = node.attribute[0].t
+        if node.op_type != "Constant":
+            continue
+        value = helper.get_attribute_value(node.attribute[0])
+        if isinstance(value, (int, float)):
+            kind = np.float32 if isinstance(value, float) else np.int64
+            value = numpy_helper.from_array(np.array(value, kind))
+        if isinstance(value, onnx.TensorProto):
+            stored[node.output[0]] = value
     return stored
 
 
 def _run(model: onnx.ModelProto, feeds: Mapping[str, Any]) -> list[Any]:
     return TorchOnnxEvaluator(model, truth=True).run(None, feeds)
-
-
-def _largest(
-    proto: onnx.ModelProto, pairs: Sequence[_Pair], feeds: Mapping[str, Any]
-) -> Sequence[_Pair]:
-    """The pairs that are run alone: all, or those that round their own tensor most."""
-    if len(pairs) <= _MOST:
-        return pairs
-    inputs: dict[str, Any] = dict(feeds)
-    own: dict[str, float] = {}
-    results = {proto.graph.node[p.index].output[0]: p for p in pairs}
-    for step in TorchOnnxEvaluator(proto, truth=True).steps(feeds):
-        if step.node.op_type == "QuantizeLinear":
-            inputs[step.node.inputs[0]] = step.inputs[0]
-        pair = results.get(step.node.outputs[0])
-        if pair is not None and pair.kind == "activation":
-            own[pair.name] = _relative(inputs[pair.tensor], step.outputs[0])
-    for pair in pairs:
-        if pair.float_value is not None:
-            own[pair.name] = _relative(
-                to_value(pair.float_value), to_value(_dequantized(proto, pair))
-            )
-    return sorted(pairs, key=lambda p: -own.get(p.name, 0.0))[:_MOST]
 
 
 def _alone(

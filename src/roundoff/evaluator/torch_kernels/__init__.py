@@ -8,8 +8,6 @@ are known) and raises for what torch would let pass and ONNX does not allow.
 from __future__ import annotations
 
 from . import (  # noqa: F401
-    attention,
-    contrib,
     control,
     elementwise,
     indexing,
@@ -17,11 +15,9 @@ from . import (  # noqa: F401
     normalization,
     quantize,
     reduction,
-    sequence,
     shaping,
     slicing,
-    wide,
 )
-from .common import REGISTERED, WIDE
+from .common import REGISTERED, factory_of
 
-__all__ = ["REGISTERED", "WIDE"]
+__all__ = ["REGISTERED", "factory_of"]

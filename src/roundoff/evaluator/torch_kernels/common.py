@@ -10,14 +10,14 @@ from typing import Any
 import torch
 
 from roundoff.dtypes import DTYPES
-from roundoff.errors import ArgumentError, DtypeError, ShapeError, UnsupportedError
+from roundoff.errors import DtypeError, ShapeError, UnsupportedError
 from roundoff.evaluator.generic import NotHandledError
 from roundoff.evaluator.nodes import Node
 from roundoff.evaluator.values import ONNX_TO_TORCH
 
 __all__ = [
+    "NEWEST",
     "REGISTERED",
-    "WIDE",
     "Function",
     "Node",
     "NotHandledError",
@@ -25,6 +25,7 @@ __all__ = [
     "Tensor",
     "axis_of",
     "element_type",
+    "factory_of",
     "ints",
     "read",
     "refuse_larger_than_memory",
@@ -37,41 +38,31 @@ Tensor = torch.Tensor
 Function = Callable[..., Any]
 Factory = Callable[[Node], Function]
 
-Table = dict[tuple[str, str], dict[int, Factory]]
-
-#: (domain, operator) -> version -> factory of its torch kernel.
-REGISTERED: Table = {}
-#: Those that stand after ONNX Runtime.
-WIDE: Table = {}
+#: The newest opset whose definitions the kernels implement.
+NEWEST = 28
+#: (domain, operator) -> version -> factory of its torch kernel, and the last version it is for.
+REGISTERED: dict[tuple[str, str], dict[int, tuple[Factory, int]]] = {}
 
 
 def torch_kernel(
-    op_type: str, *versions: int, domain: str = "", table: Table = REGISTERED
+    op_type: str, since: int, until: int = NEWEST, domain: str = ""
 ) -> Callable[[Factory], Factory]:
-    """Register a factory ``node -> function`` for *op_type*, in exactly these versions."""
+    """Register a factory ``node -> function`` for *op_type*, in these versions of it."""
 
     def register(factory: Factory) -> Factory:
-        known = table.setdefault((domain, op_type), {})
-        for version in versions:
-            if version in known:
-                raise ArgumentError(f"two torch kernels for {op_type} {version}")
-            known[version] = factory
+        REGISTERED.setdefault((domain, op_type), {})[since] = factory, until
         return factory
 
     return register
 
 
 def torch_function(
-    op_type: str,
-    *versions: int,
-    domain: str = "",
-    table: Table = REGISTERED,
-    **attributes: Any,
+    op_type: str, since: int, until: int = NEWEST, domain: str = "", **attributes: Any
 ) -> Callable[[Function], Function]:
     """Register a function of the inputs, and by keyword of these attributes with defaults."""
 
     def register(function: Function) -> Function:
-        @torch_kernel(op_type, *versions, domain=domain, table=table)
+        @torch_kernel(op_type, since, until, domain)
         def factory(node: Node) -> Function:
             given = {name: node.attribute(name, value) for name, value in attributes.items()}
             return functools.partial(function, **given) if given else function
@@ -79,6 +70,14 @@ def torch_function(
         return function
 
     return register
+
+
+def factory_of(node: Node) -> Factory | None:
+    """The factory of the torch kernel for the node's version; None where there is none."""
+    known = REGISTERED.get((node.domain, node.op_type), {})
+    since = max((version for version in known if version <= node.version), default=0)
+    factory, until = known.get(since, (None, 0))
+    return factory if node.version <= until else None
 
 
 def element_type(node: Node, onnx_type: int) -> torch.dtype:

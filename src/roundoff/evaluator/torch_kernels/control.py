@@ -1,4 +1,4 @@
-"""If, Loop and Scan: their bodies run on the evaluator's own steps."""
+"""If and Loop: their bodies run on the evaluator's own steps."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from roundoff.errors import DtypeError, ModelError, ShapeError, UnsupportedError
 from roundoff.evaluator.values import type_name
 
-from .common import Function, Node, NotHandledError, Tensor, axis_of, ints, torch_kernel
+from .common import Function, Node, NotHandledError, Tensor, ints, torch_kernel
 
 Body = Callable[[list[Any], tuple[Any, ...]], list[Any]]
 
@@ -48,7 +48,7 @@ def _outputs_of(node: Node, results: list[Any]) -> Any:
     return results[0] if len(results) == 1 else tuple(results)
 
 
-@torch_kernel("If", 1, 11, 13, 16, 19, 21, 23, 24, 25)
+@torch_kernel("If", 1)
 def _if(node: Node) -> Function:
     then_branch, else_branch = _body(node, "then_branch"), _body(node, "else_branch")
 
@@ -59,7 +59,7 @@ def _if(node: Node) -> Function:
     return branch
 
 
-@torch_kernel("Loop", 1, 11, 13, 16, 19, 21, 23, 24, 25)
+@torch_kernel("Loop", 1)
 def _loop(node: Node) -> Function:
     body, graph = _body(node, "body"), node.subgraphs["body"]
     carried = max(len(node.inputs) - 2, 0)
@@ -117,48 +117,3 @@ def _stacked(rows: list[Any]) -> Tensor:
     if not all(isinstance(r, Tensor) for r in rows):
         raise NotHandledError("scan outputs that are no tensors")
     return torch.stack(rows)
-
-
-@torch_kernel("Scan", 9, 11, 16, 19, 21, 23, 24, 25)
-def _scan(node: Node) -> Function:
-    body, graph = _body(node, "body"), node.subgraphs["body"]
-    scanned = node.attribute("num_scan_inputs")
-    states = len(node.inputs) - scanned
-    outs = len(graph.output_names) - states
-    if states < 0 or outs < 0 or len(graph.input_names) != len(node.inputs):
-        raise ModelError(f"node {node.label!r} (Scan): the body's inputs and outputs do not fit")
-    in_axes = _listed(node, "scan_input_axes", scanned)
-    out_axes = _listed(node, "scan_output_axes", outs)
-    in_back = _listed(node, "scan_input_directions", scanned)
-    out_back = _listed(node, "scan_output_directions", outs)
-
-    def scan(*inputs: Any) -> Any:
-        own = len(node.inputs)
-        state, captures = list(inputs[:states]), inputs[own:]
-        sequences = [
-            x.unbind(axis_of(axis, x.dim()))[:: -1 if back else 1]
-            for x, axis, back in zip(inputs[states:own], in_axes, in_back, strict=True)
-        ]
-        lengths = {len(items) for items in sequences}
-        if len(lengths) != 1:
-            raise ShapeError("Scan", got=sorted(lengths), expected="sequences of one length")
-        rows: list[list[Any]] = [[] for _ in range(outs)]
-        for items in zip(*sequences, strict=True):
-            results = body([*state, *items], captures)
-            _check_carried(node, state, results[:states])
-            state = results[:states]
-            for row, value in zip(rows, results[states:], strict=True):
-                row.append(value)
-        for row, axis, back in zip(rows, out_axes, out_back, strict=True):
-            stacked = _stacked(row[:: -1 if back else 1])
-            state.append(stacked.movedim(0, axis_of(axis, stacked.dim())))
-        return _outputs_of(node, state)
-
-    return scan
-
-
-def _listed(node: Node, name: str, count: int) -> list[int]:
-    numbers = list(node.attribute(name, [0] * count))
-    if len(numbers) != count:
-        raise ModelError(f"node {node.label!r} (Scan): {name}", got=numbers, expected=f"{count}")
-    return numbers

@@ -28,64 +28,62 @@ def _sign(x: Tensor) -> Tensor:
     return torch.where(x.isnan(), x, y) if x.is_floating_point() else y
 
 
-_UNARY: dict[str, tuple[Function, tuple[int, ...]]] = {
-    "Abs": (torch.abs, (6, 13)),
-    "Acos": (torch.acos, (7, 22)),
-    "Acosh": (torch.acosh, (9, 22)),
-    "Asin": (torch.asin, (7, 22)),
-    "Asinh": (torch.asinh, (9, 22)),
-    "Atan": (torch.atan, (7, 22)),
-    "Atanh": (torch.atanh, (9, 22)),
-    "Ceil": (torch.ceil, (6, 13)),
-    "Cos": (torch.cos, (7, 22)),
-    "Cosh": (torch.cosh, (9, 22)),
-    "Erf": (torch.erf, (9, 13)),
-    "Exp": (torch.exp, (6, 13)),
-    "Floor": (torch.floor, (6, 13)),
-    "Identity": (lambda x: x, (1, 13, 14, 16, 19, 21, 23, 24, 25)),
-    "IsNaN": (torch.isnan, (9, 13, 20)),
-    "Log": (torch.log, (6, 13)),
-    "Mish": (F.mish, (18, 22)),
-    "Neg": (operator.neg, (6, 13)),
-    "Not": (torch.logical_not, (1,)),
-    "BitwiseNot": (torch.bitwise_not, (18,)),
-    "Reciprocal": (torch.reciprocal, (6, 13)),
-    "Relu": (torch.relu, (6, 13, 14)),
-    "Round": (torch.round, (11, 22)),
-    "Sigmoid": (torch.sigmoid, (6, 13)),
-    "Sign": (_sign, (9, 13)),
-    "Sin": (torch.sin, (7, 22)),
-    "Sinh": (torch.sinh, (9, 22)),
-    "Softsign": (F.softsign, (1, 22)),
-    "Sqrt": (torch.sqrt, (6, 13)),
-    "Tan": (torch.tan, (7, 22)),
-    "Tanh": (torch.tanh, (6, 13)),
+_UNARY: dict[str, tuple[Function, int]] = {
+    "Abs": (torch.abs, 6),
+    "Acos": (torch.acos, 7),
+    "Acosh": (torch.acosh, 9),
+    "Asin": (torch.asin, 7),
+    "Asinh": (torch.asinh, 9),
+    "Atan": (torch.atan, 7),
+    "Atanh": (torch.atanh, 9),
+    "Ceil": (torch.ceil, 6),
+    "Cos": (torch.cos, 7),
+    "Cosh": (torch.cosh, 9),
+    "Erf": (torch.erf, 9),
+    "Exp": (torch.exp, 6),
+    "Floor": (torch.floor, 6),
+    "Identity": (lambda x: x, 1),
+    "IsNaN": (torch.isnan, 9),
+    "Log": (torch.log, 6),
+    "Neg": (operator.neg, 6),
+    "Not": (torch.logical_not, 1),
+    "BitwiseNot": (torch.bitwise_not, 18),
+    "Reciprocal": (torch.reciprocal, 6),
+    "Relu": (torch.relu, 6),
+    "Round": (torch.round, 11),
+    "Sigmoid": (torch.sigmoid, 6),
+    "Sign": (_sign, 9),
+    "Sin": (torch.sin, 7),
+    "Sinh": (torch.sinh, 9),
+    "Sqrt": (torch.sqrt, 6),
+    "Tan": (torch.tan, 7),
+    "Tanh": (torch.tanh, 6),
 }
 # For the commonest, Python's operator is a shorter way to the same code than torch's function.
-_BINARY: dict[str, tuple[Function, tuple[int, ...]]] = {
-    "Add": (operator.add, (7, 13, 14)),
-    "And": (torch.logical_and, (7,)),
-    "BitwiseAnd": (torch.bitwise_and, (18,)),
-    "BitwiseOr": (torch.bitwise_or, (18,)),
-    "BitwiseXor": (torch.bitwise_xor, (18,)),
-    "Equal": (torch.eq, (7, 11, 13, 19)),
-    "Greater": (torch.gt, (7, 9, 13)),
-    "GreaterOrEqual": (torch.ge, (12, 16)),
-    "Less": (torch.lt, (7, 9, 13)),
-    "LessOrEqual": (torch.le, (12, 16)),
-    "Mul": (operator.mul, (7, 13, 14)),
-    "Or": (torch.logical_or, (7,)),
-    "Sub": (operator.sub, (7, 13, 14)),
-    "Where": (torch.where, (9, 16)),
-    "Xor": (torch.logical_xor, (7,)),
+_BINARY: dict[str, tuple[Function, int]] = {
+    "Add": (operator.add, 7),
+    "And": (torch.logical_and, 7),
+    "BitwiseAnd": (torch.bitwise_and, 18),
+    "BitwiseOr": (torch.bitwise_or, 18),
+    "BitwiseXor": (torch.bitwise_xor, 18),
+    "Equal": (torch.eq, 7),
+    "Greater": (torch.gt, 7),
+    "GreaterOrEqual": (torch.ge, 12),
+    "Less": (torch.lt, 7),
+    "LessOrEqual": (torch.le, 12),
+    "Mul": (operator.mul, 7),
+    "Or": (torch.logical_or, 7),
+    "Sub": (operator.sub, 7),
+    "Where": (torch.where, 9),
+    "Xor": (torch.logical_xor, 7),
 }
 
 
-for _op_type, (_function, _versions) in (_UNARY | _BINARY).items():
-    torch_function(_op_type, *_versions)(_function)
+for _op_type, (_function, _since) in (_UNARY | _BINARY).items():
+    torch_function(_op_type, _since)(_function)
 
 
-@torch_function("Div", 7, 13, 14)
+@torch_function("Div", 7)
 def _div(a: Tensor, b: Tensor) -> Tensor:
     if a.is_floating_point():
         return torch.div(a, b)
@@ -93,7 +91,7 @@ def _div(a: Tensor, b: Tensor) -> Tensor:
     return torch.div(a, b, rounding_mode="trunc")
 
 
-@torch_function("Mod", 10, 13, 28, fmod=0)
+@torch_function("Mod", 10, fmod=0)
 def _mod(a: Tensor, b: Tensor, *, fmod: int) -> Tensor:
     if not a.is_floating_point():
         check_divisor(a, b)
@@ -102,7 +100,7 @@ def _mod(a: Tensor, b: Tensor, *, fmod: int) -> Tensor:
     return torch.fmod(a, b) if fmod else torch.remainder(a, b)
 
 
-@torch_kernel("Pow", 7, 12, 13, 15)
+@torch_kernel("Pow", 7)
 def _pow(node: Node) -> Function:
     def power(a: Tensor, b: Tensor) -> Tensor:
         if not a.is_floating_point() and b.is_floating_point():
@@ -124,8 +122,8 @@ def _pow(node: Node) -> Function:
     return power
 
 
-def _variadic(op_type: str, versions: tuple[int, ...], pair: Function, mean: bool = False) -> None:
-    @torch_kernel(op_type, *versions)
+def _variadic(op_type: str, since: int, pair: Function, mean: bool = False) -> None:
+    @torch_kernel(op_type, since)
     def factory(node: Node) -> Function:
         if len(node.inputs) == 1:
             return lambda x: x
@@ -141,13 +139,13 @@ def _variadic(op_type: str, versions: tuple[int, ...], pair: Function, mean: boo
         return reduce
 
 
-_variadic("Max", (8, 12, 13), torch.maximum)
-_variadic("Min", (8, 12, 13), torch.minimum)
-_variadic("Sum", (8, 13), torch.add)
-_variadic("Mean", (8, 13), torch.add, mean=True)
+_variadic("Max", 8, torch.maximum)
+_variadic("Min", 8, torch.minimum)
+_variadic("Sum", 8, torch.add)
+_variadic("Mean", 8, torch.add, mean=True)
 
 
-@torch_function("Clip", 11, 12, 13)
+@torch_function("Clip", 11)
 def _clip(x: Tensor, low: Tensor | None = None, high: Tensor | None = None) -> Tensor:
     if low is None and high is None:
         return x
@@ -162,14 +160,7 @@ def _clip6(x: Tensor, **limits: Any) -> Tensor:
     return x if limits == {"min": None, "max": None} else torch.clamp(x, **limits)
 
 
-@torch_function("BitShift", 11, 28, direction="")
-def _bit_shift(a: Tensor, b: Tensor, *, direction: str) -> Tensor:
-    if a.dtype != torch.uint8 or bool((b >= 8).any()):
-        raise NotHandledError("torch shifts uint8 only")
-    return a << b if direction == "LEFT" else a >> b
-
-
-@torch_kernel("IsInf", 10, 20)
+@torch_kernel("IsInf", 10)
 def _is_inf(node: Node) -> Function:
     negative, positive = node.attribute("detect_negative", 1), node.attribute("detect_positive", 1)
     if negative and positive:
@@ -194,47 +185,22 @@ def _celu(x: Tensor, alpha: float) -> Tensor:
     return x * alpha if math.isnan(alpha) else F.celu(x, alpha)  # max(0, x) + min(0, NaN)
 
 
-def _shrink(x: Tensor, lambd: float, bias: float) -> Tensor:
-    if not x.is_floating_point():
-        raise NotHandledError("Shrink of integers")
-    return torch.where(x < -lambd, x + bias, torch.where(x > lambd, x - bias, 0.0))
-
-
-def _swish(x: Tensor, alpha: float) -> Tensor:
-    return F.silu(x) if alpha == 1 else x * torch.sigmoid(alpha * x)
-
-
-#: Activations with numbers as attributes: function, versions, and the attributes with defaults.
-_PARAMETRIC: dict[str, tuple[Function, tuple[int, ...], dict[str, Any]]] = {
-    "Celu": (_celu, (12, 28), {"alpha": 1.0}),
-    "Elu": (F.elu, (6, 22), {"alpha": 1.0}),
-    "LeakyRelu": (lambda x, alpha: F.leaky_relu(x, alpha), (6, 16), {"alpha": 0.01}),
-    "HardSigmoid": (
-        lambda x, alpha, beta: torch.clamp(alpha * x + beta, 0, 1), (6, 22),
-        {"alpha": 0.2, "beta": 0.5},
-    ),
-    "HardSwish": (lambda x: x * torch.clamp(x / 6 + 0.5, 0, 1), (14, 22), {}),
+#: Activations with numbers as attributes: function, first version, attributes with defaults.
+_PARAMETRIC: dict[str, tuple[Function, int, dict[str, Any]]] = {
+    "Celu": (_celu, 12, {"alpha": 1.0}),
+    "Elu": (F.elu, 6, {"alpha": 1.0}),
+    "LeakyRelu": (lambda x, alpha: F.leaky_relu(x, alpha), 6, {"alpha": 0.01}),
+    "HardSwish": (lambda x: x * torch.clamp(x / 6 + 0.5, 0, 1), 14, {}),
     "Selu": (
-        lambda x, alpha, gamma: gamma * torch.where(x > 0, x, alpha * torch.expm1(x)), (6, 22),
+        lambda x, alpha, gamma: gamma * torch.where(x > 0, x, alpha * torch.expm1(x)), 6,
         {"alpha": 1.67326319217681884765625, "gamma": 1.05070102214813232421875},
     ),
-    "Shrink": (_shrink, (9,), {"lambd": 0.5, "bias": 0.0}),
-    "Softplus": (_softplus, (1, 22), {}),
-    "Swish": (_swish, (24,), {"alpha": 1.0}),
-    "ThresholdedRelu": (
-        lambda x, alpha: torch.where(x > alpha, x, 0.0), (10, 22), {"alpha": 1.0}
-    ),
+    "Softplus": (_softplus, 1, {}),
 }  # fmt: skip
 
 
-for _op_type, (_function, _versions, _defaults) in _PARAMETRIC.items():
-    torch_function(_op_type, *_versions, **_defaults)(_function)
-
-
-@torch_function("PRelu", 7, 9, 16)
-def _prelu(x: Tensor, slope: Tensor) -> Tensor:
-    slope = torch.broadcast_to(slope, x.shape)  # one way only, in ONNX
-    return torch.where(x < 0, slope * x, x)
+for _op_type, (_function, _since, _defaults) in _PARAMETRIC.items():
+    torch_function(_op_type, _since, **_defaults)(_function)
 
 
 # -- casts -------------------------------------------------------------------------------------
@@ -265,16 +231,9 @@ def cast(x: Any, dtype: torch.dtype) -> Tensor:
     return x.to(dtype)
 
 
-@torch_kernel("Cast", 6, 9, 13, 19, 21, 23, 24, 25, 28)
+@torch_kernel("Cast", 6)
 def _cast(node: Node) -> Function:
     dtype = element_type(node, node.attribute("to"))
     if dtype in _NARROW or dtype in _UNSIGNED:
         return lambda x: cast(x, dtype)
     return lambda x: x.to(dtype) if isinstance(x, Tensor) else cast(x, dtype)
-
-
-@torch_function("CastLike", 15, 19, 21, 23, 24, 25)
-def _cast_like(x: Any, like: Any) -> Tensor:
-    if not isinstance(like, Tensor):
-        raise NotHandledError("torch has no such element type")
-    return cast(x, like.dtype)

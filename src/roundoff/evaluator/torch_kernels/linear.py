@@ -19,10 +19,10 @@ from .common import (
     torch_kernel,
 )
 
-torch_function("MatMul", 1, 9, 13)(torch.matmul)
+torch_function("MatMul", 1)(torch.matmul)
 
 
-@torch_function("Gemm", 7, 9, 11, 13, alpha=1.0, beta=1.0, transA=0, transB=0)
+@torch_function("Gemm", 7, alpha=1.0, beta=1.0, transA=0, transB=0)
 def _gemm(
     a: Tensor,
     b: Tensor,
@@ -46,7 +46,7 @@ def _gemm(
     return torch.addmm(c, a, b, beta=beta, alpha=alpha)
 
 
-@torch_kernel("Einsum", 12, 28)
+@torch_kernel("Einsum", 12)
 def _einsum(node: Node) -> Function:
     equation = node.attribute("equation").replace(" ", "")
     return lambda *inputs: torch.einsum(equation, *inputs)
@@ -80,7 +80,7 @@ def _auto_pads(
     return begins + ends
 
 
-@torch_kernel("Conv", 1, 11, 22)
+@torch_kernel("Conv", 1)
 def _conv(node: Node) -> Function:
     mode, group = node.attribute("auto_pad", "NOTSET"), node.attribute("group", 1)
 
@@ -110,7 +110,7 @@ def _conv(node: Node) -> Function:
     return conv
 
 
-@torch_kernel("ConvTranspose", 1, 11, 22)
+@torch_kernel("ConvTranspose", 1)
 def _conv_transpose(node: Node) -> Function:
     mode, group = node.attribute("auto_pad", "NOTSET"), node.attribute("group", 1)
 
@@ -121,33 +121,19 @@ def _conv_transpose(node: Node) -> Function:
         stride = _spatial(node, rank, "strides", 1)
         dilation = _spatial(node, rank, "dilations", 1)
         extra = _spatial(node, rank, "output_padding", 0)
-        pads = [0] * (2 * rank)
-        if mode == "NOTSET":
-            pads = list(node.attribute("pads", pads))
-        wanted = node.attribute("output_shape") or []
-        if mode.startswith("SAME") and not wanted:
-            wanted = [n * s for n, s in zip(x.shape[2:], stride, strict=True)]
-        for axis, target in enumerate(wanted[-rank:]):
-            window = (w.shape[2 + axis] - 1) * dilation[axis] + 1
-            total = (x.shape[2 + axis] - 1) * stride[axis] + window + extra[axis] - target
-            if total < 0:
-                raise NotHandledError("an output larger than what the input reaches")
-            pads[axis] = total // 2 if mode == "SAME_UPPER" else total - total // 2
-            pads[rank + axis] = total - pads[axis]
-        begins, ends = pads[:rank], pads[rank:]
-        if begins == ends and all(map(operator.lt, extra, map(max, stride, dilation))):
-            return _CONV_TRANSPOSE[rank](x, w, b, stride, begins, extra, group, dilation)
-        crop = []
-        for begin, end, more in zip(begins[::-1], ends[::-1], extra[::-1], strict=True):
-            crop += [-begin, more - end]
-        y = F.pad(_CONV_TRANSPOSE[rank](x, w, None, stride, 0, 0, group, dilation), crop)
-        return y if b is None else y + b.reshape(-1, *[1] * rank)
+        pads = list(node.attribute("pads", [0] * (2 * rank)))
+        fits = all(map(operator.lt, extra, map(max, stride, dilation)))
+        if mode != "NOTSET" or node.attribute("output_shape") or pads[:rank] != pads[rank:]:
+            raise NotHandledError("torch pads both sides alike")
+        if not fits:
+            raise NotHandledError("an output padding beyond the stride")
+        return _CONV_TRANSPOSE[rank](x, w, b, stride, pads[:rank], extra, group, dilation)
 
     return conv
 
 
 def _register_global(op_type: str, function: Function) -> None:
-    @torch_function(op_type, 1, 22)
+    @torch_function(op_type, 1)
     def pool(x: Tensor) -> Tensor:
         if x.dim() < 3:
             raise NotHandledError("pooling over no axis")
@@ -162,8 +148,8 @@ _MAX_POOL: dict[int, Function] = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_poo
 _AVG_POOL: dict[int, Function] = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
 
 
-def _register_pool(op_type: str, versions: tuple[int, ...], table: dict[int, Function]) -> None:
-    @torch_kernel(op_type, *versions)
+def _register_pool(op_type: str, since: int, table: dict[int, Function]) -> None:
+    @torch_kernel(op_type, since)
     def factory(node: Node) -> Function:
         kernel = list(node.attribute("kernel_shape"))
         rank = len(kernel)
@@ -194,5 +180,5 @@ def _register_pool(op_type: str, versions: tuple[int, ...], table: dict[int, Fun
         return pool
 
 
-_register_pool("MaxPool", (1, 8, 10, 11, 12, 22), _MAX_POOL)
-_register_pool("AveragePool", (7, 10, 11, 19, 22), _AVG_POOL)
+_register_pool("MaxPool", 1, _MAX_POOL)
+_register_pool("AveragePool", 7, _AVG_POOL)

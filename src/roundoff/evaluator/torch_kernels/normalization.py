@@ -79,7 +79,7 @@ def _rms_normalization(node: Node) -> Function:
     return normalize
 
 
-@torch_kernel("BatchNormalization", 7, 9, 14, 15)
+@torch_kernel("BatchNormalization", 7)
 def _batch_normalization(node: Node) -> Function:
     epsilon = node.attribute("epsilon", 1e-5)
     if node.attribute("training_mode", 0) or len(node.outputs) > 1:
@@ -95,7 +95,7 @@ def _batch_normalization(node: Node) -> Function:
     return normalize
 
 
-@torch_function("InstanceNormalization", 6, 22, epsilon=1e-5)
+@torch_function("InstanceNormalization", 6, epsilon=1e-5)
 def _instance_normalization(x: Tensor, scale: Tensor, bias: Tensor, *, epsilon: float) -> Tensor:
     if x.dim() < 3:
         raise NotHandledError("InstanceNormalization without spatial axes")
@@ -104,45 +104,7 @@ def _instance_normalization(x: Tensor, scale: Tensor, bias: Tensor, *, epsilon: 
     return scale.reshape(shape) * y + bias.reshape(shape)
 
 
-@torch_kernel("GroupNormalization", 21)
-def _group_normalization(node: Node) -> Function:
-    epsilon, groups = node.attribute("epsilon", 1e-5), node.attribute("num_groups")
-    stash = element_type(node, node.attribute("stash_type", 1))
-
-    def normalize(x: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
-        y, *_ = _standardized(x.reshape(x.shape[0], groups, -1).to(stash), [2], epsilon)
-        y = y.reshape(x.shape).to(x.dtype)
-        shape = (1, -1, *[1] * (x.dim() - 2))
-        return y * scale.reshape(shape) + bias.reshape(shape)
-
-    return normalize
-
-
-@torch_kernel("LpNormalization", 1, 22)
-def _lp_normalization(node: Node) -> Function:
-    axis, p = node.attribute("axis", -1), node.attribute("p", 2)
-    if p not in (1, 2):
-        raise NotHandledError(f"LpNormalization p={p}")
-
-    def normalize(x: Tensor) -> Tensor:
-        k = axis_of(axis, x.dim())
-        size = x.abs() if p == 1 else x * x
-        norm = size.sum(k, keepdim=True)
-        norm = norm if p == 1 else torch.sqrt(norm)
-        return torch.where(norm == 0, torch.zeros_like(x), x / norm)
-
-    return normalize
-
-
-@torch_function("MeanVarianceNormalization", 9, 13, axes=[0, 2, 3])
-def _mean_variance_normalization(x: Tensor, *, axes: list[int]) -> Tensor:
-    over = [axis_of(a, x.dim()) for a in axes]
-    centred = x - x.mean(over, keepdim=True)
-    deviation = torch.sqrt((centred * centred).mean(over, keepdim=True))
-    return centred / (deviation + 1e-9)
-
-
-@torch_kernel("Dropout", 12, 13, 22)
+@torch_kernel("Dropout", 12)
 def _dropout(node: Node) -> Function:
     several = len(node.outputs) > 1
 
@@ -155,7 +117,7 @@ def _dropout(node: Node) -> Function:
     return dropout
 
 
-@torch_kernel("Dropout", 7, 10)
+@torch_kernel("Dropout", 7)
 def _dropout7(node: Node) -> Function:
     if len(node.outputs) > 1:
         raise NotHandledError("the mask of an old Dropout")

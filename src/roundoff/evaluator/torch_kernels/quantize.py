@@ -35,7 +35,7 @@ def _spread(scale: Tensor, x: Tensor, axis: int, block: int) -> Tensor:
     return scale.reshape([-1 if j == k else 1 for j in range(x.dim())])
 
 
-@torch_kernel("DequantizeLinear", 10, 13, 19, 21, 23, 24, 25, 28)
+@torch_kernel("DequantizeLinear", 10)
 def _dequantize(node: Node) -> Function:
     axis, block = node.attribute("axis", 1), node.attribute("block_size", 0)
     wanted = node.attribute("output_dtype", 0)
@@ -57,7 +57,7 @@ def _dequantize(node: Node) -> Function:
     return dequantize
 
 
-@torch_kernel("QuantizeLinear", 10, 13, 19, 21, 23, 24, 25, 28)
+@torch_kernel("QuantizeLinear", 10)
 def _quantize(node: Node) -> Function:
     axis, block = node.attribute("axis", 1), node.attribute("block_size", 0)
     wanted, precision = node.attribute("output_dtype", 0), node.attribute("precision", 0)

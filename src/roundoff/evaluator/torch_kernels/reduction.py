@@ -38,24 +38,10 @@ def _prod(x: Tensor, axes: list[int], keep: bool) -> Tensor:
     return x
 
 
-def _l1(x: Tensor, axes: list[int], keep: bool) -> Tensor:
-    return _sum(torch.abs(x), axes, keep)
-
-
 def _l2(x: Tensor, axes: list[int], keep: bool) -> Tensor:
     if not x.is_floating_point():
         raise NotHandledError("norm of integers")
     return torch.sqrt(_sum(x * x, axes, keep))
-
-
-def _sum_square(x: Tensor, axes: list[int], keep: bool) -> Tensor:
-    return _sum(x * x, axes, keep)
-
-
-def _log_sum(x: Tensor, axes: list[int], keep: bool) -> Tensor:
-    if not x.is_floating_point():
-        raise NotHandledError("logarithm of integers")
-    return torch.log(_sum(x, axes, keep))
 
 
 def _log_sum_exp(x: Tensor, axes: list[int], keep: bool) -> Tensor:
@@ -75,23 +61,20 @@ def _extreme(function: Function) -> Reducer:
     return reduce
 
 
-# Operator -> reducer, versions. From 13 or 18 on the axes are an input, before an attribute.
-_REDUCERS: dict[str, tuple[Reducer, tuple[int, ...]]] = {
-    "ReduceSum": (_sum, (1, 11, 13)),
-    "ReduceMean": (_mean, (1, 11, 13, 18)),
-    "ReduceProd": (_prod, (1, 11, 13, 18)),
-    "ReduceL1": (_l1, (1, 11, 13, 18)),
-    "ReduceL2": (_l2, (1, 11, 13, 18)),
-    "ReduceSumSquare": (_sum_square, (1, 11, 13, 18)),
-    "ReduceLogSum": (_log_sum, (1, 11, 13, 18, 28)),
-    "ReduceLogSumExp": (_log_sum_exp, (1, 11, 13, 18, 28)),
-    "ReduceMax": (_extreme(torch.amax), (1, 11, 12, 13, 18, 20)),
-    "ReduceMin": (_extreme(torch.amin), (1, 11, 12, 13, 18, 20)),
+# Operator -> reducer, first version. From 13 or 18 on the axes are an input, before an attribute.
+_REDUCERS: dict[str, tuple[Reducer, int]] = {
+    "ReduceSum": (_sum, 1),
+    "ReduceMean": (_mean, 1),
+    "ReduceProd": (_prod, 1),
+    "ReduceL2": (_l2, 1),
+    "ReduceLogSumExp": (_log_sum_exp, 1),
+    "ReduceMax": (_extreme(torch.amax), 1),
+    "ReduceMin": (_extreme(torch.amin), 1),
 }
 
 
-def _register(op_type: str, reducer: Reducer, versions: tuple[int, ...]) -> None:
-    @torch_kernel(op_type, *versions)
+def _register(op_type: str, reducer: Reducer, since: int) -> None:
+    @torch_kernel(op_type, since)
     def factory(node: Node) -> Function:
         keep = bool(node.attribute("keepdims", 1))
         noop = bool(node.attribute("noop_with_empty_axes", 0))
@@ -102,17 +85,12 @@ def _register(op_type: str, reducer: Reducer, versions: tuple[int, ...]) -> None
         def reduce(x: Tensor, axes: Tensor | None = None) -> Tensor:
             reduced = [] if axes is None else ints(axes)
             if not reduced and noop:
-                # Along no axis: a sum of one term, so a square is still taken.
-                return x if reducer in (_sum, _mean, _prod) else _pointwise(op_type, x)
+                if op_type in ("ReduceL2", "ReduceLogSumExp"):
+                    raise NotHandledError("reduction along no axis")
+                return x
             return reducer(x, _axes(reduced, x.dim()), keep)
 
         return reduce
-
-
-def _pointwise(op_type: str, x: Tensor) -> Tensor:
-    if op_type in ("ReduceMax", "ReduceMin"):
-        return x
-    raise NotHandledError("reduction along no axis")
 
 
 def _axes(axes: list[int] | None, rank: int) -> list[int]:
@@ -126,7 +104,7 @@ for _op_type, _parts in _REDUCERS.items():
 
 
 def _register_arg(op_type: str, function: Function) -> None:
-    @torch_function(op_type, 1, 11, 12, 13, axis=0, keepdims=1, select_last_index=0)
+    @torch_function(op_type, 1, axis=0, keepdims=1, select_last_index=0)
     def arg(x: Tensor, *, axis: int, keepdims: int, select_last_index: int) -> Tensor:
         k, keep = axis_of(axis, x.dim()), bool(keepdims)
         if x.is_floating_point() and bool(torch.isnan(x).any()):
@@ -148,7 +126,7 @@ def _register_softmax(op_type: str, function: Function) -> None:
         axis = node.attribute("axis", -1)
         return lambda x: function(x, axis)
 
-    @torch_kernel(op_type, 1, 11)
+    @torch_kernel(op_type, 1)
     def flattened(node: Node) -> Function:
         axis = node.attribute("axis", 1)
 
@@ -162,22 +140,12 @@ def _register_softmax(op_type: str, function: Function) -> None:
         return softmax
 
 
-def _hardmax(x: Tensor, axis: int) -> Tensor:
-    k = axis_of(axis, x.dim())
-    hits = (x == torch.amax(x, k, keepdim=True)).to(torch.uint8)
-    first = torch.argmax(hits, k, keepdim=True)
-    return torch.zeros_like(x).scatter_(k, first, 1)
-
-
 _register_softmax("Softmax", torch.softmax)
 _register_softmax("LogSoftmax", torch.log_softmax)
-_register_softmax("Hardmax", _hardmax)
 
 
-def _register_cumulative(
-    op_type: str, versions: tuple[int, ...], function: Function, neutral: int
-) -> None:
-    @torch_kernel(op_type, *versions)
+def _register_cumulative(op_type: str, since: int, function: Function, neutral: int) -> None:
+    @torch_kernel(op_type, since)
     def factory(node: Node) -> Function:
         exclusive = bool(node.attribute("exclusive", 0))
         reverse = bool(node.attribute("reverse", 0))
@@ -194,5 +162,5 @@ def _register_cumulative(
         return cumulate
 
 
-_register_cumulative("CumSum", (11, 14), torch.cumsum, 0)
-_register_cumulative("CumProd", (26,), torch.cumprod, 1)
+_register_cumulative("CumSum", 11, torch.cumsum, 0)
+_register_cumulative("CumProd", 26, torch.cumprod, 1)

@@ -16,7 +16,6 @@ from .common import (
     NotHandledError,
     Tensor,
     axis_of,
-    element_type,
     ints,
     read,
     refuse_larger_than_memory,
@@ -48,7 +47,7 @@ def _reshaped(x: Tensor, wanted: list[int]) -> Tensor:
     return x.reshape(wanted)
 
 
-@torch_kernel("Reshape", 5, 13, 14, 19, 21, 23, 24, 25)
+@torch_kernel("Reshape", 5)
 def _reshape(node: Node) -> Function:
     allow_zero = bool(node.attribute("allowzero", 0))
     fixed = steering(node, 1)
@@ -59,7 +58,7 @@ def _reshape(node: Node) -> Function:
     return lambda x, shape: _reshaped(x, _target_shape(x.shape, ints(shape), allow_zero))
 
 
-@torch_kernel("Transpose", 1, 13, 21, 23, 24, 25)
+@torch_kernel("Transpose", 1)
 def _transpose(node: Node) -> Function:
     perm = node.attribute("perm")
     if perm is None:
@@ -72,7 +71,7 @@ def _transpose(node: Node) -> Function:
     return lambda x: x.permute(order)
 
 
-@torch_function("Flatten", 1, 9, 11, 13, 21, 23, 24, 25, axis=1)
+@torch_function("Flatten", 1, axis=1)
 def _flatten(x: Tensor, *, axis: int) -> Tensor:
     k = axis if axis == x.dim() else axis_of(axis, x.dim())
     rows = columns = 1
@@ -90,7 +89,7 @@ def _squeezed(x: Tensor, axes: list[int]) -> Tensor:
     return x.squeeze(tuple(over))
 
 
-@torch_kernel("Squeeze", 1, 11, 13, 21, 23, 24, 25)
+@torch_kernel("Squeeze", 1)
 def _squeeze(node: Node) -> Function:
     fixed = steering(node, 1, "axes")
     if fixed is not None:
@@ -108,7 +107,7 @@ def _unsqueezed(x: Tensor, axes: list[int]) -> Tensor:
     return x
 
 
-@torch_kernel("Unsqueeze", 1, 11, 13, 21, 23, 24, 25)
+@torch_kernel("Unsqueeze", 1)
 def _unsqueeze(node: Node) -> Function:
     fixed = steering(node, 1, "axes")
     if fixed is not None and len(fixed) == 1:
@@ -125,7 +124,7 @@ def _expanded(x: Tensor, shape: list[int]) -> Tensor:
     return x.expand(torch.broadcast_shapes(x.shape, shape))
 
 
-@torch_kernel("Expand", 8, 13)
+@torch_kernel("Expand", 8)
 def _expand(node: Node) -> Function:
     fixed = steering(node, 1)
     if fixed is not None and min(fixed, default=0) > 1:
@@ -135,7 +134,7 @@ def _expand(node: Node) -> Function:
     return lambda x, shape: _expanded(x, ints(shape))
 
 
-@torch_kernel("Tile", 6, 13)
+@torch_kernel("Tile", 6)
 def _tile(node: Node) -> Function:
     def tile(x: Tensor, repeats: Tensor) -> Tensor:
         counts = read(node, 1, repeats)
@@ -150,13 +149,13 @@ def _tile(node: Node) -> Function:
 
 
 # A shape lives on the CPU, where it is read: reading it elsewhere would wait for the device.
-@torch_kernel("Shape", 1, 13, 15, 19, 21, 23, 24, 25)
+@torch_kernel("Shape", 1)
 def _shape(node: Node) -> Function:
     start, end = node.attribute("start", 0), node.attribute("end")
     return lambda x: torch.tensor(list(x.shape)[slice(start, end)], dtype=torch.int64)
 
 
-@torch_function("Size", 1, 13, 19, 21, 23, 24, 25)
+@torch_function("Size", 1)
 def _size(x: Any) -> Tensor:
     count = 1
     for d in x.shape:
@@ -164,7 +163,7 @@ def _size(x: Any) -> Tensor:
     return torch.tensor(count, dtype=torch.int64)
 
 
-@torch_kernel("ConstantOfShape", 9, 20, 21, 23, 24, 25)
+@torch_kernel("ConstantOfShape", 9)
 def _constant_of_shape(node: Node) -> Function:
     value, device = node.attribute("value"), node.settings.device
     if value is None:
@@ -183,22 +182,7 @@ def _constant_of_shape(node: Node) -> Function:
     return constant
 
 
-@torch_kernel("EyeLike", 9, 22)
-def _eye_like(node: Node) -> Function:
-    to, k = node.attribute("dtype"), node.attribute("k", 0)
-
-    def eye_like(x: Tensor) -> Tensor:
-        if x.dim() != 2:
-            raise ShapeError("EyeLike", got=list(x.shape), expected="a matrix")
-        dtype = x.dtype if to is None else element_type(node, to)
-        y = torch.zeros(x.shape, dtype=dtype, device=x.device)
-        y.diagonal(k).fill_(1) if -x.shape[0] < k < x.shape[1] else None
-        return y
-
-    return eye_like
-
-
-@torch_function("Range", 11)
+@torch_function("Range", 11, until=26)
 def _range(start: Tensor, limit: Tensor, delta: Tensor) -> Tensor:
     first, last, step = (t.reshape(()) for t in (start, limit, delta))
     if step.item() == 0:
@@ -228,21 +212,3 @@ def _trilu(node: Node) -> Function:
         return torch.triu(x, diagonal) if upper else torch.tril(x, diagonal)
 
     return trilu
-
-
-@torch_function("DepthToSpace", 1, 11, 13, 28, blocksize=None, mode="DCR")
-def _depth_to_space(x: Tensor, *, blocksize: int, mode: str) -> Tensor:
-    (n, _, h, w), b = x.shape, blocksize
-    if mode == "DCR":
-        y = x.unflatten(1, (b, b, -1)).permute(0, 3, 4, 1, 5, 2)
-    else:
-        y = x.unflatten(1, (-1, b, b)).permute(0, 1, 4, 2, 5, 3)
-    return y.reshape(n, -1, h * b, w * b)
-
-
-@torch_function("SpaceToDepth", 1, 13, 28, blocksize=None, mode="DCR")
-def _space_to_depth(x: Tensor, *, blocksize: int, mode: str) -> Tensor:
-    (n, c, h, w), b = x.shape, blocksize
-    y = x.reshape(n, c, h // b, b, w // b, b)
-    y = y.permute((0, 3, 5, 1, 2, 4) if mode == "DCR" else (0, 1, 3, 5, 2, 4))
-    return y.reshape(n, c * b * b, h // b, w // b)

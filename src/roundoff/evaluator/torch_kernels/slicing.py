@@ -23,7 +23,7 @@ from .common import (
 )
 
 
-@torch_kernel("Concat", 4, 11, 13)
+@torch_kernel("Concat", 4)
 def _concat(node: Node) -> Function:
     axis = node.attribute("axis")
     ranks = {_known_rank(node, n) for n in node.inputs}
@@ -76,7 +76,7 @@ def _sliced(
     return x
 
 
-@torch_kernel("Slice", 1, 10, 11, 13)
+@torch_kernel("Slice", 1)
 def _slice(node: Node) -> Function:
     names = ("starts", "ends", "axes", "steps")
     fixed = [steering(node, k, name) for k, name in enumerate(names, 1)]
@@ -105,7 +105,7 @@ def _split_sizes(total: int, count: int) -> list[int]:
     return [max(min(size, total - k * size), 0) for k in range(count)]
 
 
-@torch_kernel("Split", 2, 11, 13, 18)
+@torch_kernel("Split", 2)
 def _split(node: Node) -> Function:
     axis, count = node.attribute("axis", 0), len(node.outputs)
     fixed = steering(node, 1, "split")
@@ -128,7 +128,7 @@ def _split(node: Node) -> Function:
 # -- padding -----------------------------------------------------------------------------------
 
 
-@torch_kernel("Pad", 2, 11, 13, 18, 19, 21, 23, 24, 25)
+@torch_kernel("Pad", 2)
 def _pad(node: Node) -> Function:
     mode, fixed = node.attribute("mode", "constant"), steering(node, 1, "pads")
 

@@ -605,23 +605,6 @@ study.value(
     where={"dtype": "bfloat16", "way": "alone"},
     test=lambda v: v.rows["low"].item() > 0.01,
 )
-for dtype, most in (("bfloat16", 0.15), ("float32", 1e-5)):
-    study.value(
-        f"gap.{dtype}",
-        f"change of the gap between the two best logits in {dtype} (RMS), {ALONE}",
-        "predicted",
-        "gap",
-        where={"dtype": dtype, "way": "alone"},
-        test=lambda v, most=most: most / 3 < v.value < most,
-    )
-study.value(
-    "small.gaps",
-    f"share of float64's gaps below 0.1 logits, {ALONE}",
-    "margins",
-    "share",
-    where={"margin": 0.1},
-    test=lambda v: 0.03 < v.value < 0.06,
-)
 study.value(
     "server",
     "texts in bfloat16 that a batch of 8 changes, of 32, 128 tokens",

@@ -229,6 +229,16 @@ def test_a_mutant_of_its_table_refutes_a_value(name: str, wanted: str) -> None:
     )
 
 
+def test_each_value_of_a_record_is_printed() -> None:
+    printed = set()
+    for path in [*ROOT.glob("gallery/*/*.py"), *ROOT.glob("docs/*.rst")]:
+        for target in re.findall(r":bound:`[^`<]+<([^>]+)>`", path.read_text("utf-8")):
+            printed.add(evidence.split(target, path.stem)[:2])
+    for path in RECORDED.glob("*/*.json"):
+        record = read_record(path)
+        assert not {(record.page, name) for name in record.values} - printed, path
+
+
 # --- a whole build, twice
 
 PAGE = '''"""

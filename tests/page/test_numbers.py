@@ -19,14 +19,6 @@ ROWS = pd.DataFrame({
 # --- a number, as it is printed
 
 
-def one_more(text: str, step: int) -> str:
-    """*text*, its last digit changed by *step*, carried where needed."""
-    mantissa, e, exponent = text.partition("e")
-    decimals = len(mantissa.partition(".")[2])
-    digits = int(mantissa.replace(".", "")) + step
-    return f"{digits / 10**decimals:.{decimals}f}{e}{exponent}"
-
-
 @given(st.floats(-1e6, 1e6), st.integers(0, 8))
 def test_a_correctly_printed_number_holds_and_its_neighbours_do_not(
     value: float, digits: int
@@ -40,16 +32,6 @@ def test_a_correctly_printed_number_holds_and_its_neighbours_do_not(
     for step in (-1, 1):
         changed = f"{float(text) + step * 10.0**-digits:.{digits}f}"
         assert not prints(changed, value), changed
-
-
-@given(st.floats(1e-12, 1e12), st.integers(0, 6))
-def test_the_same_with_an_exponent(value: float, digits: int) -> None:
-    text = f"{value:.{digits}e}"
-    exponent = int(text.partition("e")[2])
-    assume(abs(abs(value * 10.0 ** (digits - exponent) % 1) - 0.5) > 1e-6)
-    assert prints(text, value)
-    assert not prints(one_more(text, 1), value)
-    assert not prints(one_more(text, -1), value)
 
 
 @pytest.mark.parametrize(
@@ -75,15 +57,11 @@ def test_another_number_does_not_hold(text: str, value: float) -> None:
     assert not Number("", text).holds(value)
 
 
-@given(st.floats(0.01, 1e5), st.booleans())
-def test_about_allows_a_fifth(number: float, negative: bool) -> None:
-    number = -number if negative else number
-    bound = Number("about", repr(number))
-    printed = abs(number)
-    for factor in (0.8001, 1.0, 1.1999):
-        assert bound.holds(math.copysign(factor * printed, number))
-    for factor in (0.7999, 1.2001, -1.0):
-        assert not bound.holds(math.copysign(printed, number) * factor)
+def test_about_allows_a_fifth() -> None:
+    for number in (20.0, -0.3):
+        about = Number("about", repr(number))
+        assert all(about.holds(factor * number) for factor in (0.8001, 1, 1.1999))
+        assert not any(about.holds(factor * number) for factor in (0.7999, 1.2001, -1))
 
 
 @pytest.mark.parametrize(

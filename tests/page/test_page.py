@@ -55,10 +55,3 @@ def test_a_figure_turns_dark_and_back() -> None:
         assert "#d9dee4" in during
         assert PALETTE[0] in during
     assert colours() == before
-
-
-def test_a_figure_carries_its_title() -> None:
-    figure, axes = subplots(1, 2, title="Error by size")
-    assert figure.get_suptitle() == "Error by size"
-    assert len(axes) == 2
-    assert subplots()[0].get_suptitle() == ""

@@ -243,26 +243,6 @@ def test_the_keyboard_alone_reaches_everything(site: Path, address: str, tab, na
     assert not wrong, "\n".join(wrong)
 
 
-def test_tables_can_be_copied_into_a_spreadsheet(site: Path, address: str, tab) -> None:
-    for name in (n for n in pages(site) if re.match(r"gallery/\w+/plot_|results", n)):
-        visit(tab, f"{address}/{name}")
-        for table in tab.evaluate("""() => [...document.querySelectorAll('article table')]
-            .filter(t => t.checkVisibility()).map(table => {
-                getSelection().selectAllChildren(table);
-                return {text: getSelection().toString(),
-                        // a selection leaves out the empty cell above an index without a name
-                        cells: [...table.rows].filter(r => r.checkVisibility()).map(
-                            r => [...r.cells].filter((c, i) => c.checkVisibility()
-                                && (i || c.innerText.trim())).length),
-                        plain: table.matches('.ro-table table')};
-            })"""):
-            if table["plain"]:
-                lines = [x.count("\t") + 1 for x in table["text"].split("\n") if "\t" in x]
-                wide = [n for n in table["cells"] if n > 1]
-                assert lines == wide, f"{name}: {table['text'][:300]}"
-            assert len(table["text"]) > 10, f"{name}: nothing was selected"
-
-
 def test_a_page_offers_its_notebook_script_and_archive(site: Path, address: str, tab) -> None:
     for name in (n for n in pages(site) if re.search(r"gallery/\w+/plot_\w+\.html", n)):
         visit(tab, f"{address}/{name}")

@@ -30,7 +30,7 @@ import os
 import time
 from pathlib import Path
 
-from roundoff.page import subplots
+import matplotlib.pyplot as plt
 
 with Path(os.environ["RUNS"]).open("a") as file:
     file.write("{name} ")
@@ -38,7 +38,7 @@ with Path(os.environ["RUNS"]).open("a") as file:
 # %%
 # A figure
 # --------
-fig, ax = subplots()
+fig, ax = plt.subplots()
 ax.plot([0, 1])
 fig.set_label("One line that rises from the left to the right.")
 time.sleep(float(os.environ.get("PAUSE", "0")))

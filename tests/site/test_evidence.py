@@ -92,10 +92,8 @@ def why(*paragraphs: str, **options: str) -> list[str]:
     "sentence",
     [
         "np.sum has [27 <results>] results. It takes [2.3 <time>] times as long.",
-        "float64 is [slower <time>] here: it takes [2.33 <plot_a#time>] times as long.",
-        f"On an H100 np.sum has [27 <results@{H100}>] results.",
-        f"On an H200 np.sum has [27 <results@{H200}>] results.",
-        "It takes [about 2.4 <time>] times as long. No kernel is faster.",
+        "float64 is [slower <time>] here: it takes [about 2.4 <plot_a#time>] times as long.",
+        f"On an H100 np.sum has [27 <results@{H100}>] results. No kernel is faster.",
     ],
 )
 def test_a_true_sentence_passes(records: Path, sentence: str) -> None:
@@ -105,22 +103,14 @@ def test_a_true_sentence_passes(records: Path, sentence: str) -> None:
 @pytest.mark.parametrize(
     ("sentence", "said"),
     [
-        (
-            "It has [28 <results>] results.",
-            "results of plot_a on nvidia-h200: 28 is printed",
-        ),
-        ("It takes [2.4 <time>] times as long.", "time of plot_a on nvidia-h200: 2.4 is printed"),
+        ("It has [28 <results>] results.", "results of plot_a on nvidia-h200: 28 is printed"),
         ("It is [faster <time>].", "faster is printed, its interval says slower"),
         ("It is faster by [2.3 <time>].", "faster stands beside time without an interval"),
         ("Slower: [2.3 <time>] times.", "Slower stands beside time"),
         (f"On an H100 it is [slower <time@{H100}>].", "its interval says no difference measured"),
-        (
-            f"On an H100 it takes [1.0 <time@{H100}>] times.",
-            "plot_a on .*: its test is false",
-        ),
+        (f"On an H100 it takes [1.0 <time@{H100}>] times.", "plot_a on .*: its test is false"),
         (f"It has [27 <results@{H100}>] results.", "does not name H100, and the answer is of nvid"),
         ("It has [27 <results@nvidia-b200>] results.", "was not measured on nvidia-b200"),
-        ("It has [27 <result>] results.", "no value result: expected one of results, time"),
         ("It has [27 <plot_b#results>] results.", "plot_b has no value results: expected one of n"),
         ("It has [2x7 <results>] results.", "'2x7' is no number"),
     ],

@@ -43,16 +43,10 @@ def test_a_given_commit_wins(monkeypatch) -> None:
     assert environment()["commit"].startswith("abc")
 
 
-@pytest.mark.parametrize(
-    ("processor", "name"),
-    [
-        ("AMD EPYC 9654 96-Core Processor", "amd-epyc-9654-8-cores"),
-        ("Intel(R) Xeon(R) Platinum 8480C CPU @ 2.00GHz", "intel-xeon-platinum-8480c-8-cores"),
-        ("Apple M3", "apple-m3-8-cores"),
-    ],
-)
-def test_a_machine_has_a_name_for_a_file(processor: str, name: str) -> None:
-    assert machine_name({"gpu": None, "processor": processor, "cores": 8}) == name
+def test_a_machine_has_a_name_for_a_file() -> None:
+    processor = "Intel(R) Xeon(R) Platinum 8480C CPU @ 2.00GHz"
+    name = machine_name({"gpu": None, "processor": processor, "cores": 8})
+    assert name == "intel-xeon-platinum-8480c-8-cores"
 
 
 @pytest.mark.parametrize(
@@ -92,8 +86,6 @@ def test_a_summary_names_what_computed() -> None:
     assert summary(with_gpu, "gpu") == summary(with_gpu) == "NVIDIA H200; Python 3.12.3"
     two = env | {"gpu": {"name": "NVIDIA H200", "count": 2}}
     assert (summary(two), short_name(two)) == ("2 × NVIDIA H200; Python 3.12.3", "2 × H200")
-    for part in (None, "cpu", "gpu"):
-        assert summary(env | {"gpu": None}, part) == "Some CPU, 16 cores; Python 3.12.3"
     for name in (summary, short_name):
         with pytest.raises(ArgumentError, match="part: got provider, expected cpu, gpu or None"):
             name(with_gpu, "provider")

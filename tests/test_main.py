@@ -87,9 +87,6 @@ def test_absent_packages_are_said_to_be_absent(monkeypatch, absent: list[str]) -
     assert found["Pages on the CPU"].startswith("no, ")
     assert "missing; to add" in found["Pages on the CPU"]
     assert "pip install 'roundoff[cpu]'" in found["Pages on the CPU"]
-    if "torch" in absent:
-        assert found["Triton kernels"].startswith("not at all, ")
-        assert found["torch.compile on the CPU"].startswith("no, torch is missing; to add it: pip")
 
 
 def test_a_package_that_cannot_be_loaded_is_said_to_be_broken(monkeypatch) -> None:
@@ -153,8 +150,6 @@ def test_why_onnx_runtime_has_no_rows_on_cuda(machine, runtime: object, said: st
     ("torch", "why"),
     [
         (None, "torch is not installed"),
-        (OSError("x"), "torch cannot be loaded"),
-        (torch_for(None), "torch is a build for the CPU"),
         (torch_for("12.8"), "torch cannot use it"),
     ],
 )
@@ -180,28 +175,14 @@ def test_triton_does_as_the_environment_says(machine, monkeypatch, gpu, wish, sa
     assert items()["Triton kernels"] == said
 
 
-def test_triton_has_builds_for_linux_alone(machine, monkeypatch) -> None:
-    machine(triton=None)
-    assert items()["Triton kernels"].endswith("to add it: pip install triton")
-    monkeypatch.setattr(sys, "platform", "darwin")
-    assert items()["Triton kernels"] == "not at all, Triton has builds for Linux alone"
-
-
 def test_a_missing_compiler_comes_with_the_command_that_adds_it(
     machine, monkeypatch, tmp_path: Path
 ) -> None:
     machine(GPU, H200, torch=torch_for("12.8"))
     monkeypatch.setattr(room.shutil, "which", lambda name: None)
-    found = items()
-    no_gcc = "there is no compiler gcc; to add it: apt install gcc"
-    assert found["Triton kernels"] == f"in the interpreter alone (TRITON_INTERPRET=1), {no_gcc}"
+    assert items()["Triton kernels"].endswith("no compiler gcc; to add it: apt install gcc")
     compiles = "torch.compile on the CPU"
-    assert found[compiles] == "no, there is no compiler g++; to add it: apt install g++"
-    monkeypatch.setattr(sys, "platform", "darwin")
-    assert items()[compiles].endswith("compiler clang++; to add it: xcode-select --install")
-    monkeypatch.setattr(sys, "platform", "win32")
-    assert items()[compiles].endswith("to add it: install the build tools of Visual Studio")
-    monkeypatch.setattr(sys, "platform", "linux")
+    assert items()[compiles] == "no, there is no compiler g++; to add it: apt install g++"
     monkeypatch.setenv("CXX", "/opt/c++ -O2")
     assert items()[compiles] == "no, there is no compiler /opt/c++; to use g++: unset CXX"
     monkeypatch.setattr(room.shutil, "which", lambda name: name)
@@ -238,8 +219,6 @@ def test_the_drivers_tool_may_be_absent_or_silent(monkeypatch) -> None:
     ("modules", "said"),
     [
         ({"transformers": None}, "yes, but for the Llama layer; to add it: pip install transf"),
-        ({"onnxruntime": None}, "no, ONNX Runtime is missing; to add it: pip install"),
-        ({"onnxruntime": OSError("x")}, "no, ONNX Runtime cannot be loaded; to repair: pip"),
         ({"onnx": None, "pandas": None}, "no, onnx, pandas missing; to add: pip install"),
     ],
 )

@@ -1,11 +1,10 @@
 """The font of the formulas: shipped, loaded where there is a formula, and drawing its radical.
 
-On a small site of its own, in a browser that finds no system font with a ``MATH`` table.
+In a browser that finds no system font with a ``MATH`` table.
 """
 
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,14 +21,6 @@ pytestmark = pytest.mark.site
 FONTS = ROOT / "conf" / "static" / "fonts"
 OURS = {("STIX Two Math", True)}
 LETTERS = "math mi, math mn, math mo, math mtext"
-PAGE = r"""
-Formulas
-========
-
-Inline, :math:`r = 1 / \sqrt{\sigma^2 + \epsilon}`, and between bars, :math:`|x|/|y|`.
-
-.. math:: \frac{1}{\sqrt{\sigma^2 + \epsilon}}
-"""
 # Debian's DejaVu Math has a MATH table, and so would hide that ours is missing.
 NO_MATHS = """<?xml version="1.0"?>
 <fontconfig>
@@ -37,26 +28,6 @@ NO_MATHS = """<?xml version="1.0"?>
   <include ignore_missing="yes">/etc/fonts/fonts.conf</include>
 </fontconfig>
 """
-
-
-@pytest.fixture(scope="module")
-def formulas(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A site of two pages, the second without a formula."""
-    folder = tmp_path_factory.mktemp("maths")
-    (folder / "index.rst").write_text(PAGE + "\n.. toctree::\n\n   plain\n")
-    (folder / "plain.rst").write_text("Words\n=====\n\nNo formula.\n")
-    (folder / "conf.py").write_text(
-        f"import sys\nsys.path.insert(0, {str(ROOT / 'conf')!r})\n"
-        "extensions = ['mathml']\nhtml_theme = 'furo'\nhtml_math_renderer = 'mathml'\n"
-        f"html_static_path = [{str(ROOT / 'conf' / 'static')!r}]\n"
-        "html_css_files = ['roundoff.css']\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-m", "sphinx", "-q", "-W", str(folder), str(folder / "out")],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return folder / "out"
 
 
 @pytest.fixture(scope="module")
@@ -95,27 +66,20 @@ def fonts_of(tab, selector: str) -> list[set[tuple[str, bool]]]:
     return [{(font["familyName"], font["isCustomFont"]) for font in u["fonts"]} for u in used]
 
 
-def test_a_formula_is_drawn_in_the_font_that_is_shipped(formulas: Path, bare_browser) -> None:
-    tab = opened(bare_browser, formulas / "index.html")
-    shipped = (formulas / "_static" / "fonts" / "stix-two-math.woff2").as_uri()
-    assert [url for url in tab.asked if url.endswith(".woff2")] == [shipped]
-    assert set().union(*fonts_of(tab, LETTERS)) == OURS
-    tab.close()
-
-
-def test_a_page_without_a_formula_loads_no_font(formulas: Path, bare_browser) -> None:
-    tab = opened(bare_browser, formulas / "plain.html")
-    assert not [url for url in tab.asked if ".woff" in url]
-    tab.close()
-
-
-def test_every_formula_of_the_site_is_drawn_in_it(site: Path, bare_browser) -> None:
-    pages = [p for p in site.rglob("*.html") if "<math" in p.read_text("utf-8")]
-    assert pages
+def test_formulas_and_they_alone_are_drawn_in_the_font_that_is_shipped(
+    site: Path, bare_browser
+) -> None:
+    pages = [*site.glob("*.html"), *site.glob("gallery/*/plot_*.html")]
+    with_formulas = [page for page in pages if "<math" in page.read_text("utf-8")]
+    assert with_formulas
     for page in pages:
         tab = opened(bare_browser, page)
-        drawn = set().union(*fonts_of(tab, LETTERS))
-        assert drawn == OURS, f"{page.relative_to(site)}: {drawn}"
+        fonts = [url for url in tab.asked if ".woff" in url]
+        if page in with_formulas:
+            assert fonts == [(site / "_static" / "fonts" / "stix-two-math.woff2").as_uri()]
+            assert set().union(*fonts_of(tab, LETTERS)) == OURS, page
+        else:
+            assert not fonts, page
         tab.close()
 
 

@@ -148,6 +148,7 @@ T, SECOND = ("tables", "t"), ("tables", "t", "second")
         ((*T, "run"), 2, r"tables\.t\.run refers"),
         ((*T, "rows", 0, 1), "half", r"tables\.t\.rows\[0\]\.x"),
         ((*T, "rows", 0, 0), True, r"tables\.t\.rows\[0\]\.n"),
+        ((*T, "rows", 0, 0), None, r"tables\.t\.rows\[0\]\.n"),
         ((*T, "rows", 0), [0.5], r"tables\.t\.rows\[0\]"),
         ((*T, "columns", 0, "type"), "int", r"columns\[0\]\.type"),
         ((*T, "part"), "CPU", r"tables\.t\.part is not known: got CPU, expected cpu, gpu"),

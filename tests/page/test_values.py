@@ -154,7 +154,6 @@ def test_one_table_is_measured_alone_and_the_values_follow(steady: dict, tmp_pat
     ("words", "commit", "said"),
     [
         (["--only", "nothing"], "feed", "--only: got nothing, expected some of t, u"),
-        (["--record"], "feed+", "commit them first"),
         (["--record", "new", "--second"], "feed", "expected a first run"),
         (["--record", "kept", "--second", "--only", "u"], "feed", "a table with times"),
         (["--record", "kept", "--second"], "beef", "expected feed, which measured t"),

@@ -243,15 +243,6 @@ def test_the_keyboard_alone_reaches_everything(site: Path, address: str, tab, na
     assert not wrong, "\n".join(wrong)
 
 
-def test_a_page_offers_its_notebook_script_and_archive(site: Path, address: str, tab) -> None:
-    for name in (n for n in pages(site) if re.search(r"gallery/\w+/plot_\w+\.html", n)):
-        visit(tab, f"{address}/{name}")
-        links = tab.locator("a.download").evaluate_all("links => links.map(a => a.href)")
-        assert {Path(link).suffix for link in links} >= {".ipynb", ".py"}, name
-        for link in links:
-            assert tab.request.get(link).ok, link
-
-
 def test_figures_follow_the_theme(site: Path, address: str, tab) -> None:
     """Each scheme shows its own figures, and none of the other's."""
     for name in studies(site)[:2]:

@@ -254,6 +254,8 @@ def test_results_cover_every_page_and_record(site: Path) -> None:
             assert f'href="#evidence-{name}"' in html
         assert names
         assert f'href="{place}#evidence-' in results
+        for ending in (".ipynb", ".py", ".zip"):
+            assert re.search(rf'href="[^"]*_downloads/[^"]*/{path.stem}{re.escape(ending)}"', html)
         study = f"{path.stem.removeprefix('plot_')}.py"
         copy = (site / "records" / path.stem / study).read_bytes()
         assert copy == (ROOT / "studies" / study).read_bytes()

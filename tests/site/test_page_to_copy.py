@@ -4,6 +4,7 @@ import os
 import runpy
 import subprocess
 import sys
+from argparse import Namespace
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -27,17 +28,12 @@ def test_page_and_study_agree(monkeypatch, capsys) -> None:
     assert all(len(figure.get_label().split()) >= 5 for figure in figures)
     assert len(figures) >= 2
     study = runpy.run_path(str(STUDY))["study"]
-    (row, *_) = study.tables["sums"](study_options(study))
+    options = {name: option[0] for name, option in study.options.items()}
+    (row, *_) = study.tables["sums"](Namespace(**options))
     assert float(page["sums"][-1]) == row["sum"]
     assert page["rows"][0]["error %"] == pytest.approx(100 * row["error"], rel=1e-12)
     assert f"{row['error']:.2%}".replace("%", " %") in PAGE.read_text("utf-8")
     assert "off by 0.00974 %" in capsys.readouterr().out  # its own cell
-
-
-def study_options(study):
-    from argparse import Namespace
-
-    return Namespace(**{name: option[0] for name, option in study.options.items()})
 
 
 @pytest.mark.slow(reason="two builds of a small site; the two files are run above")

@@ -110,6 +110,8 @@ sphinx_gallery_conf = {
     "image_scrapers": ("figures.scraper",),
     "reset_modules": ("matplotlib", "hooks.reset"),
     "capture_repr": ("_repr_html_",),
+    # A quick build is not for its times; a full one runs one page at a time, to be fair to them.
+    "parallel": (os.cpu_count() or 1) if FAST else False,
     "remove_config_comments": True,
     "show_signature": False,
     # Its page of running times loads scripts from elsewhere; the directive running-times is ours.

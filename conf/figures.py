@@ -1,18 +1,15 @@
 """What the build takes from a page that runs: its figures, each for a light page and a dark one."""
 
-import contextlib
 import re
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 from matplotlib.transforms import Bbox
 
-from roundoff.page import dark
+from roundoff.page import DARK
 
 _SVG = {"format": "svg", "transparent": True, "metadata": {"Date": None}}
 _RST = """
@@ -62,9 +59,8 @@ def scraper(block: Any, block_vars: dict[str, Any], gallery_conf: dict[str, Any]
             light.with_suffix(".txt").write_text(alt, "utf-8")
             path.touch()  # Sphinx-Gallery looks for a file of each number
             path = path.with_name(re.sub(r"_\d+\.png$", "_001.png", path.name))
-        with settled(figure):
-            figure.savefig(path, dpi=110, facecolor="white", transparent=False, **_top(figure))
-            save_svg(figure, light, night)
+        figure.savefig(path, dpi=110, facecolor="white", transparent=False, **_top(figure))
+        save_svg(figure, light, night)
         if is_answer:
             continue
         root = Path(gallery_conf["src_dir"])
@@ -84,23 +80,14 @@ def classes(figure: Figure) -> str:
     return "ro-figure ro-narrow" if figure.get_size_inches()[0] <= _NARROW else "ro-figure"
 
 
-@contextlib.contextmanager
-def settled(figure: Figure) -> Iterator[None]:
-    """Lay a figure out once: else each file that is saved of it does, which takes longer."""
-    figure.draw_without_rendering()
-    # The setting as well: a figure that is saved is then given its engine anew.
-    with mpl.rc_context({"figure.constrained_layout.use": False, "figure.autolayout": False}):
-        figure.set_layout_engine(None)
-        yield
-
-
 def save_svg(figure: Figure, light: Path, night: Path) -> None:
-    """Draw a figure for a light page and for a dark one."""
+    """Draw a figure for a light page and, in the colours that turn, for a dark one."""
     figure.savefig(light, **_SVG)
-    with dark(figure):
-        figure.savefig(night, **_SVG)
-    for path in (light, night):
-        path.write_text(smaller(path.read_text("utf-8")), "utf-8")
+    markup = smaller(light.read_text("utf-8"))
+    light.write_text(markup, "utf-8")
+    for colour, turned in DARK.items():
+        markup = markup.replace(colour, turned)
+    night.write_text(markup, "utf-8")
 
 
 def smaller(markup: str) -> str:

@@ -1,7 +1,7 @@
 """Notebooks that a reader can run with nothing but the file: the site carries the library's wheel.
 
 Ours, as Sphinx-Gallery's own notebooks keep much of reStructuredText. These are written from the
-page's resolved tree, with the page; the code is the page's own, cell by cell, after one cell that
+page's resolved tree; the code is the page's own, cell by cell, after one cell that
 installs roundoff from the site where it is missing.
 """
 
@@ -69,14 +69,6 @@ def pages(app: Sphinx) -> list[str]:
     return sorted(n for n in app.env.found_docs if n.startswith("gallery/") and "/plot_" in n)
 
 
-def write_beside(
-    app: Sphinx, pagename: str, templatename: str, context: dict[str, Any], doctree: Any
-) -> None:
-    """Write the notebook of a page of the gallery as the page itself is written."""
-    if doctree is not None and pagename in pages(app):
-        write(app, pagename, doctree)
-
-
 def write(app: Sphinx, name: str, tree: nodes.document) -> None:
     """Write the notebook of a page whose references are resolved, and the page's archive."""
     site = app.config.html_baseurl or LOCAL
@@ -103,19 +95,18 @@ def write(app: Sphinx, name: str, tree: nodes.document) -> None:
     archive(script.with_suffix(".zip"), {p.name: p.read_bytes() for p in (script, target)})
 
 
-def write_rest(app: Sphinx) -> list[Any]:
-    """Write the notebooks that Sphinx-Gallery wrote of pages that are as they were; the archives.
+def write_all(app: Sphinx) -> list[Any]:
+    """Write the notebook of every page, in the place of Sphinx-Gallery's own, and the archives.
 
     Before the pages Sphinx copied Sphinx-Gallery's own into the site.
     """
     for name in pages(app):
-        if WHEEL not in Path(app.srcdir, f"{name}.ipynb").read_text("utf-8"):
-            write(app, name, app.env.get_and_resolve_doctree(name, app.builder, tags=app.tags))
+        write(app, name, app.env.get_and_resolve_doctree(name, app.builder, tags=app.tags))
     gallery = Path(app.srcdir, "gallery")
     for ending, language in ((".ipynb", "jupyter"), (".py", "python")):
         files = [Path(app.srcdir, f"{name}{ending}") for name in pages(app)]
-        archive(gallery / f"gallery_{language}.zip",
-                {p.relative_to(gallery).as_posix(): p.read_bytes() for p in files})  # fmt: skip
+        held = {p.relative_to(gallery).as_posix(): p.read_bytes() for p in files}
+        archive(gallery / f"gallery_{language}.zip", held)
     app.builder.copy_download_files()
     return []  # no pages to add
 
@@ -135,56 +126,41 @@ def archive(target: Path, files: Mapping[str, bytes]) -> None:
             zipped.writestr(entry, files[name], zipfile.ZIP_DEFLATED)
 
 
-def begin_wheel(app: Sphinx) -> None:
-    """Build the library's wheel where it has changed, beside the pages: in a process of its own.
+def build_wheel(app: Sphinx, exception: Exception | None) -> None:
+    """Build the library's wheel where it has changed, for the notebooks' first cell.
 
     Where the library is not a checkout there is nothing to build it from.
     """
     root, wheel = Path(roundoff.__file__).resolve().parents[2], Path(app.outdir, "wheels", WHEEL)
     files = [root / name for name in ("pyproject.toml", "README.md", "LICENSE")]
-    if app.builder.format != "html" or not all(path.exists() for path in files):
+    if exception or app.builder.format != "html" or not all(path.exists() for path in files):
         return
     # Folders, too: theirs is the date of a file that went.
     sources = [p for p in (root / "src").rglob("*") if "__pycache__" not in p.parts]
     newest = max(path.stat().st_mtime for path in (*files, *sources))
     if wheel.exists() and wheel.stat().st_mtime > newest:
         return
-    # A copy: setuptools leaves files beside its sources, and takes old ones from there.
-    copy = tempfile.TemporaryDirectory()
-    ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
-    shutil.copytree(root / "src", Path(copy.name, "src"), ignore=ignored)
-    for path in files:
-        shutil.copy(path, copy.name)
     build = "from setuptools.build_meta import build_wheel; build_wheel('out')"
-    process = subprocess.Popen(  # noqa: S603 - our own words
-        [sys.executable, "-c", build], cwd=copy.name, stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE, text=True, env=os.environ | {"SOURCE_DATE_EPOCH": _EPOCH},
-    )  # fmt: skip
-    _building.append((process, copy))
-
-
-def carry_wheel(app: Sphinx, exception: Exception | None) -> None:
-    """Put the wheel where the notebooks' first cell looks for it."""
-    while _building:
-        process, copy = _building.pop()
-        _, errors = process.communicate()
-        if process.returncode:
-            raise ExtensionError(f"the library's wheel cannot be built:\n{errors[-2000:]}")
-        folder = Path(app.outdir, "wheels")
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-        shutil.copyfile(Path(copy.name, "out", WHEEL), folder / WHEEL)
-        copy.cleanup()
-
-
-_building: list[tuple[subprocess.Popen[str], tempfile.TemporaryDirectory[str]]] = []
+    # A copy: setuptools leaves files beside its sources, and takes old ones from there.
+    with tempfile.TemporaryDirectory() as copy:
+        ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
+        shutil.copytree(root / "src", Path(copy, "src"), ignore=ignored)
+        for path in files:
+            shutil.copy(path, copy)
+        env = os.environ | {"SOURCE_DATE_EPOCH": _EPOCH}
+        done = subprocess.run(  # noqa: S603 - our own words
+            [sys.executable, "-c", build], cwd=copy, env=env, capture_output=True, text=True
+        )
+        if done.returncode:
+            raise ExtensionError(f"the library's wheel cannot be built:\n{done.stderr[-2000:]}")
+        shutil.rmtree(wheel.parent, ignore_errors=True)
+        wheel.parent.mkdir(parents=True)
+        shutil.copyfile(Path(copy, "out", WHEEL), wheel)
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
     """Connect the steps."""
-    app.connect("builder-inited", begin_wheel, priority=900)
     app.connect("env-updated", forget_downloads)
-    app.connect("html-page-context", write_beside)
-    app.connect("html-collect-pages", write_rest)
-    app.connect("build-finished", carry_wheel)
+    app.connect("html-collect-pages", write_all)
+    app.connect("build-finished", build_wheel)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

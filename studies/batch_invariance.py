@@ -75,10 +75,9 @@ study = Study(
     prompts=(8 if gpu else 2, "prompts", (1, 32)),
     tokens=(64 if gpu else 2 if quick else 8, "tokens of each text", 1),
     completions=(1000 if gpu else 3 if quick else 6, "requests to the server", 1),
-    most=(64 if gpu else 2 if quick else 4, "largest batch", 1),
-    budget=(0.1 if gpu else 0.02, "seconds for each comparison of times", 0),
-    graph=(True, "decode with a CUDA graph, on a GPU"),
 )
+MOST = 64 if gpu else 2 if quick else 4  # texts in a batch
+BUDGET_S = 0.1 if gpu else 0.02  # for each comparison of times
 
 # --- A second process: cuBLAS reads two environment variables when it starts. --------------------
 
@@ -274,7 +273,7 @@ steps: dict[str, Any] = {}  # by way: of one room for all texts a graph is recor
 
 def written(args: Namespace, way: str, batches: Any) -> list[Any]:
     """Prompt and text of each request."""
-    step = steps.setdefault(way, GraphStep(model()) if gpu and args.graph else None)
+    step = steps.setdefault(way, GraphStep(model()) if gpu else None)
     asked, made = [trained().prompt(text) for _, text in prompts(args.prompts)], []
     for rows, longer in batches:
         given = [asked[row] for row in rows]
@@ -313,13 +312,13 @@ def texts(args):
     served = {"alone, again": single} | {
         f"batch of {n}": [([i % args.prompts for i in range(n)], 0)]
         for n in (8, 16, 32, 64)
-        if args.prompts <= n <= args.most
+        if args.prompts <= n <= MOST
     }
     found = []
     for way in MODES:
         requests = args.completions if way in ("torch", "roundoff") else min(args.completions, 200)
         batches = server_batches(
-            requests, prompts=args.prompts, most=args.most, multiple=8 if gpu else 1
+            requests, prompts=args.prompts, most=MOST, multiple=8 if gpu else 1
         )
         texts_alone = cache(lambda way=way: dict(written(args, way, single)))
         for name, chosen in (served | {"server": list(batches)}).items():
@@ -382,14 +381,14 @@ def compiled() -> None:
         attempt({}, compile_ahead, SHAPES + MORE, TIMED, DECODED)
 
 
-def ratios(args: Namespace, calls: Any, launches: int = 1) -> dict[str, Any]:
+def ratios(calls: Any, launches: int = 1) -> dict[str, Any]:
     """Time of each call over the first's; a call is told the number of its launch."""
     timings = measure(
         calls,
         device=device,
         cuda_graph=gpu,
         rotate=launches,
-        budget_s=args.budget,
+        budget_s=BUDGET_S,
         precision=0.01,
         min_rounds=9 if gpu else 3,
         max_rounds=60,
@@ -399,13 +398,13 @@ def ratios(args: Namespace, calls: Any, launches: int = 1) -> dict[str, Any]:
     return row | {"µs": timings.frame["median"].iloc[0] * 1e6}
 
 
-def compare_times(args: Namespace, kind: str, x: Any, weights: Any) -> dict[str, Any]:
+def compare_times(kind: str, x: Any, weights: Any) -> dict[str, Any]:
     ways, (n, k) = products(kind), weights[0].shape
     if gpu and (tile := vllm_tile(len(x), n, k)) != ONE_TILE and not unsplit:
         ways["vLLM's tile"] = partial(matmul, tile=tile)
     calls = {way: lambda i, f=f: f(x, weights[i % len(weights)]) for way, f in ways.items()}
     work = max(len(x), 256) * max(1, n * k >> 25)
-    return ratios(args, calls, max(len(weights), 60 * 256 // work) if gpu else 1)
+    return ratios(calls, max(len(weights), 60 * 256 // work) if gpu else 1)
 
 
 @study.table(part=PART, times=["µs", *WAYS, "low", "high"])
@@ -421,7 +420,7 @@ def cost(args):
             weights = [draw(n, k) for _ in range(copies(2 * n * k, device) if gpu else 1)]
             for m in TIMED:
                 row = {"dtype": kind, "weight": f"{k} → {n}", "M": m}
-                found += attempt(row, compare_times, args, kind, draw(m, k), weights)
+                found += attempt(row, compare_times, kind, draw(m, k), weights)
     keys = ["dtype", "weight", "M"]
     frame = pd.DataFrame(found, columns=[*keys, "µs", *WAYS, "low", "high", "note"])
     second = pd.DataFrame(beside(args, "cost"))
@@ -440,10 +439,10 @@ def routes_taken(args):
 TOKEN = ["µs", "batch_invariant_ops", "roundoff"]
 
 
-def token_times(args: Namespace, batch: int) -> dict[str, Any]:
+def token_times(batch: int) -> dict[str, Any]:
     """Time of one token for each of a batch; on a processor without earlier ones."""
     step_in = partial(decode_step, model(), batch, past=256 if gpu else 0)
-    return ratios(args, {way: step_in(mode=mode) for way, mode in MODES.items()})
+    return ratios({way: step_in(mode=mode) for way, mode in MODES.items()})
 
 
 @study.table(part=PART, times=[*TOKEN, "low", "high"])
@@ -451,7 +450,7 @@ def token(args):
     """SmolLM2: time of one token for each text of a batch over torch's; on a GPU in a graph."""
     found: list[Any] = []
     for batch in ((1, 8, 64) if gpu else (1, 4)) if not unsplit else ():
-        found += attempt({"batch": batch}, token_times, args, batch)
+        found += attempt({"batch": batch}, token_times, batch)
     return pd.DataFrame(found, columns=["batch", *TOKEN, "low", "high", "note"])
 
 
@@ -492,7 +491,7 @@ def called_times(args: Namespace, batch: int, kind: str | None) -> dict[str, Any
         other = sum(text != alone[row] for row, text in zip(rows, call(), strict=True))
         found["other texts" if way == "roundoff" else "torch's other texts"] = other / batch
     rounds = {"warmup": 1, "min_rounds": 5 if gpu else 3, "max_rounds": 5}
-    timings = measure(calls, budget_s=args.budget, **rounds)
+    timings = measure(calls, budget_s=BUDGET_S, **rounds)
     (over,) = (row for row in timings.ratios().to_dict("records") if row["label"] == "roundoff")
     found |= {"tokens/s": batch * args.tokens / timings.frame["median"].iloc[0]}
     return found | {"roundoff": over["ratio"], "low": over["low"], "high": over["high"]}
@@ -520,7 +519,7 @@ def compiled_calls(args):
     return pd.DataFrame(found, columns=["cache", "batch", *CALLED]) if found else []
 
 
-def decode_times(args: Namespace, keys: int, batch: int, rivals: Any) -> dict[str, Any]:
+def decode_times(keys: int, batch: int, rivals: Any) -> dict[str, Any]:
     """Attention of one token for each of a batch: times over torch's, whose bits depend on it."""
     generator = torch.Generator(device).manual_seed(0)
     draw = partial(torch.randn, generator=generator, device=device, dtype=torch.bfloat16)
@@ -532,7 +531,7 @@ def decode_times(args: Namespace, keys: int, batch: int, rivals: Any) -> dict[st
     one = [t[:1] for t in (q, *caches[0])]
     single = ways | {"roundoff": partial(attend, seen=seen_by_position(1, 1, keys, q.device))}
     other = [way for way, f in single.items() if digest(f(*one)) != digest(calls[way](0)[:1])]
-    return {"other bits": ", ".join(other) or "none"} | ratios(args, calls, max(sets, 60))
+    return {"other bits": ", ".join(other) or "none"} | ratios(calls, max(sets, 60))
 
 
 # Ours cuts the keys into parts of 256, which a second kernel joins where texts are few; FlashInfer,
@@ -550,7 +549,7 @@ def decoding(args):
     for keys, batch in DECODED if not unsplit else ():
         rivals = decode_attentions()
         tried = (  # where one fails, the others are timed without
-            attempt({"keys": keys, "batch": batch}, decode_times, args, keys, batch, some)
+            attempt({"keys": keys, "batch": batch}, decode_times, keys, batch, some)
             for some in (rivals, dict(list(rivals.items())[:3]), {})
         )
         found += next((row for row in tried if row[0]["note"] is None), [])
@@ -568,20 +567,15 @@ def all_prompts(v: Measured) -> bool:
     return bool(row["different"] == row["of"] and row["completions"] >= 1000)
 
 
-for name, way, least in (
-    ("changed", "torch", 0.5),
-    ("ops", "batch_invariant_ops", 0.5),
-    ("variables", "two variables", 0.5),
-):
-    study.value(
-        f"texts.{name}",
-        f"share of a server's completions that differ from what the prompt gets alone, {way}, "
-        "SmolLM2-135M, bfloat16, 64 tokens",
-        "texts",
-        "other texts",
-        where=SERVER | {"way": way},
-        test=lambda v, least=least: v.value > least,
-    )
+study.value(
+    "texts.changed",
+    "share of a server's completions that differ from what the prompt gets alone, torch, "
+    "SmolLM2-135M, bfloat16, 64 tokens",
+    "texts",
+    "other texts",
+    where=SERVER | {"way": "torch"},
+    test=lambda v: v.value > 0.5,
+)
 study.value(
     "texts.invariant",
     "share of a server's completions that differ from what the prompt gets alone, within `with "
@@ -659,16 +653,16 @@ def all_above(v: Measured) -> bool:
     return bool((v.rows["low"] > 1).all())
 
 
+study.value(
+    "graph.most",
+    "most time of a token in a CUDA graph recorded within `with roundoff.invariant()` over "
+    "torch's, batches of 1, 8 and 64",
+    "token",
+    column_of("most"),
+    where=IN_GRAPH,
+    test=lambda v: bool((v.rows["high"] < 1).all()),
+)
 for statistic in "least", "most":
-    study.value(
-        f"graph.{statistic}",
-        f"{statistic} time of a token in a CUDA graph recorded within `with roundoff.invariant()` "
-        "over torch's, batches of 1, 8 and 64",
-        "token",
-        column_of(statistic),
-        where=IN_GRAPH,
-        test=lambda v: bool((v.rows["high"] < 1).all()),
-    )
     study.value(
         f"decoding.{statistic}",
         f"{statistic} time of roundoff's attention of one token over torch's, bfloat16, nine "

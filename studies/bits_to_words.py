@@ -43,14 +43,10 @@ study = Study(
     on="nvidia-h200",
     prompts=(2 if fast else 32, "prompts", (1, 32)),
     tokens=(4 if fast else 128 if GPU else 64, "tokens of each text", 1),
-    passages=(1 if fast else 8, "passages for the perplexity", (1, 8)),
-    batch=(
-        32 if GPU else 2 if fast else 4,
-        "batch in which attention, padding, threads and compilers differ",
-        1,
-    ),
-    most=(64 if GPU else 2 if fast else 8, "largest batch, a power of two", 1),
 )
+PASSAGES_READ = 1 if fast else 8  # for the perplexity
+#: Prompts in a batch in which attention, padding, threads and compilers differ; in the largest one.
+BATCH, MOST = (32, 64) if GPU else (2, 2) if fast else (4, 8)
 
 
 # --- Models: one set of weights, in several types and ways. --------------------------------------
@@ -185,19 +181,19 @@ def alone(count, tokens):
 
 
 @functools.cache
-def followed(count, tokens, batch):
+def followed(count, tokens):
     """Every way along float64's texts."""
-    along, usual = Along(asked_of(count), tokens), f"batch of {batch}"
+    along, usual = Along(asked_of(count), tokens), f"batch of {BATCH}"
     for dtype in ("float32", "bfloat16", "float16"):
-        model, like = model_of(dtype), {"batch": batch, "like": (dtype, usual)}
+        model, like = model_of(dtype), {"batch": BATCH, "like": (dtype, usual)}
         along.follow(dtype, "alone", model, 1)
-        along.follow(dtype, usual, model, batch)
+        along.follow(dtype, usual, model, BATCH)
         if dtype != "float16":
             eager = trained().model(model.dtype, "eager", DEVICE)
             along.follow(dtype, "eager attention", eager, graph=False, **like)
             along.follow(dtype, "64 more columns", model, longer=64, **like)
             along.follow(dtype, "rotated by one", model, shift=1, **like)
-    single, narrow = ({"batch": batch, "like": (d, usual)} for d in ("float32", "bfloat16"))
+    single, narrow = ({"batch": BATCH, "like": (d, usual)} for d in ("float32", "bfloat16"))
     if GPU:
         with torch_precision(tf32=True):
             along.follow("TF32", usual, model_of("float32"), **single)
@@ -217,7 +213,7 @@ def followed(count, tokens, batch):
         along.follow("float32", f"MLPs by {name}", model, graph=False, **single)
     along.follow("float32", "bfloat16 weights", model_of("converted"), **single)
     for name in ("weights as read", "weights in float16"):
-        along.follow("float32", name, model_of(name), batch)
+        along.follow("float32", name, model_of(name), BATCH)
     return along
 
 
@@ -228,9 +224,9 @@ def groups(along):
 
 
 @functools.cache
-def all_ways(count, tokens, batch):
+def all_ways(count, tokens):
     """The rows of the table of ways."""
-    along, rows = followed(count, tokens, batch), []
+    along, rows = followed(count, tokens), []
     for (dtype, way), steps in groups(along):
         eps = torch.finfo(getattr(torch, dtype, torch.float32)).eps
         changed = steps[steps["differs"]].groupby("prompt")["token"].min()
@@ -248,14 +244,14 @@ def all_ways(count, tokens, batch):
 @study.table(part=PART)
 def ways(args):
     """Each way: error of the logits in ε × RMS, bits, tokens and texts that differ."""
-    return all_ways(args.prompts, args.tokens, args.batch)
+    return all_ways(args.prompts, args.tokens)
 
 
 @study.table(part=PART)
 def survival(args):
     """The share of texts that are still float64's, token by token, each prompt alone."""
     rows = []
-    for (dtype, way), steps in groups(followed(args.prompts, args.tokens, args.batch)):
+    for (dtype, way), steps in groups(followed(args.prompts, args.tokens)):
         if way == "alone":
             changed = steps[steps["differs"]].groupby("prompt")["token"].min()
             rows += [
@@ -307,7 +303,7 @@ def margins(args):
 @study.table(part=PART)
 def predicted(args):
     """With a normal error whose σ is that of the other half of the prompts: tokens expected."""
-    along, rows = followed(args.prompts, args.tokens, args.batch), []
+    along, rows = followed(args.prompts, args.tokens), []
     for (dtype, way), steps in groups(along):
         odd = steps["prompt"] % 2 == 1
         gap = {half: math.sqrt(steps["gap"][odd == half].pow(2).mean()) for half in (True, False)}
@@ -358,7 +354,7 @@ def server(args):
     """Texts in bfloat16 that differ from the same prompt's alone, by the size of the batch."""
     asked, right, rows = asked_of(args.prompts), narrow(args.prompts, args.tokens), []
     model = model_of("bfloat16")
-    for batch in [2**k for k in range(1, args.most.bit_length())]:
+    for batch in [2**k for k in range(1, MOST.bit_length())]:
         written, step = torch.empty_like(right), GraphStep(model) if GPU else None
         for places in batches(args.prompts, batch):
             given, text = [asked[place] for place in places], right[places]
@@ -405,7 +401,7 @@ def repeats(args):
     *whole* and *whole, graph* are all the logits of the batch, the steps without and with a graph.
     """
     rows, tokens = [], min(args.tokens, 4 if fast else 16)
-    given = [asked_of(args.prompts)[i] for i in batches(args.prompts, args.batch)[0]]
+    given = [asked_of(args.prompts)[i] for i in batches(args.prompts, BATCH)[0]]
     right = decode(model_of("float32"), given, tokens).tokens
     for dtype in ("float32", "bfloat16", "float16"):
         model = model_of(dtype)
@@ -454,9 +450,9 @@ def quality(args):
     tokenizer = trained().tokenizer
     passages = [
         tokenizer(text, return_tensors="pt")["input_ids"][:, : 32 if fast else None]
-        for text in PASSAGES[: args.passages]
+        for text in PASSAGES[:PASSAGES_READ]
     ]
-    found = all_ways(args.prompts, args.tokens, args.batch)
+    found = all_ways(args.prompts, args.tokens)
     divergence = {(row["dtype"], row["way"]): row["KL"] for row in found}
     base, rows = surprise(float64(), passages), []
     for dtype, way in (
@@ -604,23 +600,6 @@ study.value(
     "flips",
     where={"dtype": "bfloat16", "way": "alone"},
     test=lambda v: v.rows["low"].item() > 0.01,
-)
-for dtype, most in (("bfloat16", 0.15), ("float32", 1e-5)):
-    study.value(
-        f"gap.{dtype}",
-        f"change of the gap between the two best logits in {dtype} (RMS), {ALONE}",
-        "predicted",
-        "gap",
-        where={"dtype": dtype, "way": "alone"},
-        test=lambda v, most=most: most / 3 < v.value < most,
-    )
-study.value(
-    "small.gaps",
-    f"share of float64's gaps below 0.1 logits, {ALONE}",
-    "margins",
-    "share",
-    where={"margin": 0.1},
-    test=lambda v: 0.03 < v.value < 0.06,
 )
 study.value(
     "server",

@@ -303,36 +303,6 @@ def times(args):
     return found[found["median"].notna()]
 
 
-def pivot(found: pd.DataFrame, shapes: list[str], columns: list[str]) -> pd.DataFrame:
-    """Ratios with their intervals: a row for a case and precision, a column for a way."""
-    chosen, keys = found[found["shape"].isin(shapes)], ["case", "m", "precision"]
-    cells = [
-        f"{r.ratio:.2f} [{r.low:.2f}, {r.high:.2f}]" if r.ratio > 0 else r.note
-        for r in chosen.itertuples()
-    ]
-    wide = chosen.assign(cell=cells).pivot(index=keys, columns="way", values="cell")
-    rows = chosen.set_index(keys).index.unique()
-    return wide.reindex(rows, columns=columns).replace("", "–").fillna("–").reset_index()
-
-
-@study.table("one-token", part=PART, times=WAYS[1:])
-def layers(args):
-    """A layer's products: time over that of ORT, not fused, with its interval."""
-    return pivot(measured(args), ["gate-up", "QKV"], WAYS[1:])
-
-
-@study.table(part=PART, times=WAYS[1:])
-def squares(args):
-    """Square matrices, the products side by side in one output: the usual benchmark."""
-    return pivot(measured(args), ["square"], WAYS[1:])
-
-
-@study.table(part=PART, times=GRAPHS)
-def graphs(args):
-    """Replayed as CUDA graphs: time over that of ORT, not fused, as called."""
-    return pivot(measured(args), ["square", "gate-up"], GRAPHS)
-
-
 @study.table(part=PART)
 def discrepancy(args):
     """The share of elements that fusing changes, and the errors of both, in units of ε × RMS."""

@@ -46,9 +46,8 @@ study = Study(
     "plot_layer_norm_ladder",
     "A layer norm in Triton, step by step: rates, registers, errors.",
     on="nvidia-h200",
-    rows=(4096, "rows of the benchmark", 1),
-    budget=(0.4, "seconds for each comparison", 0),
 )
+ROWS = 4096
 
 # --- The kernels: those of the page, and a forward that the page does not need. ------------------
 
@@ -296,11 +295,11 @@ def inputs(m, n, dtype=torch.float16, sets=1):
     return pairs, *(torch.rand(n, generator=g, device=device).to(dtype) for _ in "wb")
 
 
-def rates(direction, n, args):
+def rates(direction, n):
     """GB/s of each step that fits, of torch and of the ceiling."""
-    size, moved = args.rows * n * 2, 2 if direction == "forward" else 3
+    size, moved = ROWS * n * 2, 2 if direction == "forward" else 3
     sets = copies(moved * size, device, most=16)
-    pairs, w, b = inputs(args.rows, n, sets=sets)
+    pairs, w, b = inputs(ROWS, n, sets=sets)
     calls = {name: [] for d, name, columns in CASES if (d, columns) == (direction, n)}
     calls |= {"torch": [], "ceiling": []}
     for x, dy in pairs:
@@ -326,17 +325,17 @@ def rates(direction, n, args):
         device=device,
         cuda_graph=True,
         rotate=sets,
-        budget_s=args.budget,
+        budget_s=0.4,
         min_rounds=5,
         bytes=dict.fromkeys(calls, moved * size),
     )
     return found.frame.set_index("label")["gb_s"].to_dict()
 
 
-def climb(direction, args):
+def climb(direction):
     """A row for each width and step."""
     for n in WIDTHS:
-        found = rates(direction, n, args) if gpu else {}
+        found = rates(direction, n) if gpu else {}
         for name in [*STEPS[direction], *(["torch"] if gpu else [])]:
             takes = compiled().get((direction, name, n), {})
             if takes or name in found:
@@ -352,7 +351,7 @@ TYPES |= dict.fromkeys(["registers", "spilled", "fit"], "Int64")
 @study.table("backward", part=part, times=["of ceiling"])
 def backward_rates(args):
     """The backward, step by step, in float16; registers are its first stage's."""
-    return pd.DataFrame(climb("backward", args)).astype(TYPES)
+    return pd.DataFrame(climb("backward")).astype(TYPES)
 
 
 @study.table(part="cpu")
@@ -368,7 +367,7 @@ def spills(args):
 @study.table("forward", part=part, times=["of ceiling"])
 def forward_rates(args):
     """The forward, step by step, in float16."""
-    return pd.DataFrame(climb("forward", args)).astype(TYPES)
+    return pd.DataFrame(climb("forward")).astype(TYPES)
 
 
 # --- Every step is right, and only atomics lose the order. ---------------------------------------

@@ -100,25 +100,6 @@ def spreads(args):
     return rows
 
 
-@functools.cache
-def largest_spreads():
-    """The largest spread over all sizes."""
-    groups = pd.DataFrame(spreads(None)).groupby(["statistic", "distribution", "dtype"], sort=False)
-    return groups["spread"].max()
-
-
-@study.table(part="cpu")
-def largest(args):
-    """The largest spreads, one a row."""
-    return largest_spreads().reset_index()
-
-
-@study.table(part="cpu")
-def summary(args):
-    """The largest spreads, a column a type."""
-    return largest_spreads().unstack("dtype").reset_index()
-
-
 # --- Errors against the exact sum, and the condition number. -------------------------------------
 
 

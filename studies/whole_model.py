@@ -30,11 +30,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
-import math
 import multiprocessing
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -54,22 +53,21 @@ warnings.simplefilter("ignore", FutureWarning)
 QUICK = unit_test_going()
 CUDA = torch.cuda.is_available() and bool(available(["CUDAExecutionProvider"]))
 DEVICE, PROCESSOR = ("cuda", "CUDA") if CUDA else ("cpu", "CPU")
-NAME, TYPES = "plot_whole_model", ("float32", "float16", "bfloat16")
+NAME = "plot_whole_model"
 TEXTS_IN = "float16" if CUDA else "float32"
 study = Study(
     NAME,
     "A trained model in eager PyTorch, inductor and ONNX Runtime: times, costs, texts.",
     on="nvidia-h200",
-    layers=(1 if QUICK else 0, "layers; 0: all of them", (0, 30)),
-    batch=("1" if QUICK else "1,8,64", "rows of a decode step, such as 1,8,64"),
-    dtype=("float16,bfloat16" if CUDA else "float32", "types; after the first, without graphs"),
-    budget=(0.2 if QUICK else 1.5 if CUDA else 4.0, "seconds of measuring for each case", 0),
-    limit=(0.0, "seconds after which no other case starts; 0: none", 0),
     tokens=(4 if QUICK else 128, "new tokens of a text of generate", (2, 1000)),
     rounds=(1 if QUICK else 5, "texts of generate that are timed", (1, 100)),
     prompts=("1" if QUICK else "1,8", "questions at once, such as 1,8"),
-    ways=("eager;roundoff" if QUICK else "", "some of the ways of generate, joined by ;"),
 )
+LAYERS = 1 if QUICK else None  # all
+#: Rows of a decode step; types, after the first without CUDA graphs; seconds for each case.
+BATCHES = (1,) if QUICK else (1, 8, 64)
+DTYPES = ("float16", "bfloat16") if CUDA else ("float32",)
+BUDGET_S = 0.2 if QUICK else 1.5 if CUDA else 4.0
 TOKENS, KEYS = (16, 32) if QUICK else (512 if CUDA else 128, 512)
 GRAPH, BEST = "inductor, reduce-overhead", "roundoff, CUDA graph"
 WAYS: dict[str, dict[str, Any] | None] = {
@@ -81,43 +79,10 @@ WAYS: dict[str, dict[str, Any] | None] = {
 }
 
 
-def chosen_layers(args: Any) -> int | None:
-    """How many layers to read; None: all."""
-    return args.layers or None
-
-
-def numbers(args: Any, option: str) -> list[int]:
-    """The numbers of an option, each once."""
-    given = getattr(args, option)
-    parts = dict.fromkeys(n.strip() for n in given.split(","))
-    found = [int(n) if n.isdecimal() else 0 for n in parts]
-    if min(found) < 1:
-        usage_error(NAME, f"--{option}: got {given}, expected numbers from 1, such as 1,8,64")
-    return found
-
-
-def words_of(args: Any, option: str, apart: str, known: Sequence[str]) -> list[str]:
-    """The words of an option, each once."""
-    given = getattr(args, option)
-    found = list(dict.fromkeys(word.strip() for word in given.split(apart)))
-    if not set(found) <= set(known):
-        usage_error(NAME, f"--{option}: got {given}, expected some of {apart.join(known)}")
-    return found
-
-
-def check(args: Any) -> None:
-    """Refuse options of any table before one is measured."""
-    numbers(args, "batch")
-    numbers(args, "prompts")
-    words_of(args, "dtype", ",", TYPES)
-    if args.ways and "eager" not in words_of(args, "ways", ";", list(CALLS)):
-        usage_error(NAME, f"--ways: got {args.ways}, expected eager, whose text is compared")
-
-
 @functools.cache
-def loaded(layers: int | None) -> tuple[Any, torch.Tensor, dict[str, torch.Tensor]]:
+def loaded() -> tuple[Any, torch.Tensor, dict[str, torch.Tensor]]:
     """The model, the token numbers of a text, and float64's logits at the end of each case."""
-    trained = load_trained(layers=layers)
+    trained = load_trained(layers=LAYERS)
     ids = trained.tokenizer(" ".join(PASSAGES), return_tensors="pt")["input_ids"]
     ids = ids[:, :KEYS].to(DEVICE)
     model, ends = Float64Llama(trained, DEVICE), {"prefill": TOKENS, "decode": KEYS}
@@ -196,11 +161,9 @@ def free_memory() -> int:
 
 
 @torch.no_grad()
-def contest(
-    model: Any, case: str, batch: int, chosen: tuple[str, ...], args: Any
-) -> list[dict[str, Any]]:
+def contest(model: Any, case: str, batch: int, chosen: tuple[str, ...]) -> list[dict[str, Any]]:
     """Speed, error, seconds to compile and memory of every chosen way to run a case."""
-    trained, text, truth = loaded(chosen_layers(args))
+    trained, text, truth = loaded()
     inputs, lengths = {"prefill": prefill, "decode": decode}[case](model, text, batch)
     calls, rows = {}, {}
     for way in chosen:
@@ -232,7 +195,7 @@ def contest(
             "memory": memory / 2**20 if CUDA else None,
         }
     clock = time.perf_counter if CUDA else time.process_time
-    times = measure(calls, device=DEVICE, clock=clock, budget_s=args.budget, min_rounds=5, warmup=1)
+    times = measure(calls, device=DEVICE, clock=clock, budget_s=BUDGET_S, min_rounds=5, warmup=1)
     frame = times.frame.set_index("label")
     for way, row in rows.items():
         alike = [w for w in rows if rows[w]["CUDA graph"] == row["CUDA graph"]]
@@ -251,47 +214,31 @@ def contest(
     return list(rows.values())
 
 
-measured: dict[tuple[Any, ...], pd.DataFrame] = {}
-
-
-def contests(args: Any) -> pd.DataFrame:
-    """Every case in every type, once for both tables."""
-    key = (args.layers, args.batch, args.dtype, args.budget, args.limit, args.second)
-    if key not in measured:
-        measured[key] = pd.DataFrame(every_case(args))
-    return measured[key]
-
-
-def every_case(args: Any) -> list[dict[str, Any]]:
-    """A row for each case, type and way."""
-    check(args)
-    began, batches = time.perf_counter(), numbers(args, "batch")
-    dtypes = words_of(args, "dtype", ",", TYPES)
-    trained, text, _ = loaded(chosen_layers(args))
+@functools.cache
+def contests(again: bool) -> pd.DataFrame:
+    """A row for each case, type and way, once for both tables."""
+    trained, text, _ = loaded()
     plain = ("inductor", "roundoff")[QUICK:]
     graphs = (GRAPH, BEST)[QUICK:] if CUDA else ()
     with torch.no_grad():  # what a first compilation imports is no part of the others
         for way in plain + graphs:
             options: Any = WAYS[way]
             torch.compile(torch.nn.Linear(4, 4, device=DEVICE), **options)(text[:, :4].float())
-    steps = [("decode", n) for n in batches]
+    steps = [("decode", n) for n in BATCHES]
     prefills = [("prefill", 4 if CUDA else 1)]
     cases = steps[:2] + prefills + steps[2:]  # what tells most comes first
     found: list[dict[str, Any]] = []
-    for dtype in dtypes:
+    for dtype in DTYPES:
         model = trained.model(getattr(torch, dtype), device=DEVICE)
-        for case, batch in cases if dtype == dtypes[0] else cases[:1] + prefills:
-            if found and time.perf_counter() - began > (args.limit or math.inf):
-                print(f"{dtype}, {case}, batch {batch}: left out after {args.limit:g} seconds")
-                continue
+        for case, batch in cases if dtype == DTYPES[0] else cases[:1] + prefills:
             # On a GPU compiling takes most of the time: each case has the ways that tell most.
-            replayed = graphs if case == "decode" and dtype == dtypes[0] else ()
-            ways = (plain if batch == batches[0] or not replayed else ()) + replayed
+            replayed = graphs if case == "decode" and dtype == DTYPES[0] else ()
+            ways = (plain if batch == BATCHES[0] or not replayed else ()) + replayed
             name = f"{trained.config.num_hidden_layers} {dtype} {case} {batch}"
-            with compile_cache(name, again=args.second):  # empty at first
-                found += contest(model, case, batch, ("eager", *ways), args)
+            with compile_cache(name, again=again):  # empty at first
+                found += contest(model, case, batch, ("eager", *ways))
     found.sort(key=lambda row: (row["dtype"] == "bfloat16", row["case"] == "decode", row["batch"]))
-    return found
+    return pd.DataFrame(found)
 
 
 APART = ["first call", "nodes", "sessions", "memory"]
@@ -301,14 +248,14 @@ RATIOS = ["× inductor", "low", "high", "× eager", "tokens/s"]
 @study.table(part="processor", times=RATIOS)
 def times(args):
     """Time over inductor's and tokens a second, by case and batch."""
-    return contests(args).drop(columns=APART)
+    return contests(args.second).drop(columns=APART)
 
 
 @study.table(part="processor", times=["first call", "memory"])
 def costs(args):
     """Seconds of the first call; nodes of ONNX that a call runs; memory beside the model."""
     same = ["case", "dtype", "batch", "optimization", "layers", "processor"]
-    rows = contests(args)
+    rows = contests(args.second)
     return rows[rows["first call"].notna()][same + APART]
 
 
@@ -330,7 +277,7 @@ def generated(model: Any, questions: list[list[int]], **options: Any) -> tuple[A
 def words(args):
     """Greedy texts in float32: tokens, those that differ from eager's, conversions, seconds."""
     # To trace all layers for symbolic sizes takes minutes.
-    trained = load_trained(layers=args.layers or (4 if CUDA else None))
+    trained = load_trained(layers=LAYERS or (4 if CUDA else None))
     asked, model = [trained.prompt(text) for _, text in prompts(3)], trained.model(device=DEVICE)
     texts = {"first": asked[:1], "another length": asked[1:2], "two at once": asked[1:]}
     texts = dict(list(texts.items())[: 1 if QUICK else 2 if CUDA else 3])
@@ -376,7 +323,7 @@ def limited_rows() -> Any:
 @study.table(part="processor")
 def partitions(args):
     """A model of two layers, prefill: sessions, and borders between steps."""
-    trained = load_trained(layers=min(args.layers or 2, 2))
+    trained = load_trained(layers=LAYERS or 2)
     model, rows = trained.model(device=DEVICE), []
     ids = trained.tokenizer(" ".join(PASSAGES), return_tensors="pt")["input_ids"]
     inputs, _ = prefill(model, ids.to(DEVICE), 1)
@@ -438,13 +385,13 @@ def compiled(model: Any, options: dict[str, Any] | None) -> Iterator[None]:
     model.forward = plain
 
 
-def one_way(pipe: Any, way: str, rows: int, tokens: int, layers: int | None, dtype: str) -> None:
+def one_way(pipe: Any, way: str, rows: int, tokens: int) -> None:
     """A process: writes a text whenever it is told to; None ends it."""
     warnings.simplefilter("ignore")
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    trained = load_trained(layers=layers)
+    trained = load_trained(layers=LAYERS)
     asked = [trained.prompt(words) for _, words in prompts(rows)]
-    model = trained.model(getattr(torch, dtype), device=device)
+    model = trained.model(getattr(torch, TEXTS_IN), device=device)
     ids, mask = padded(asked, model.config.pad_token_id, device)
     options, more, by_transformers = CALLS[way]
     more = more | {"disable_compile": not by_transformers, "do_sample": False}
@@ -510,15 +457,14 @@ def behind(truth: Float64Llama, asked: list[list[int]], written: list[list[int]]
     return worst
 
 
-def first_texts(batches: list[int], ways: list[str], args: Any) -> dict[int, dict[str, Writer]]:
+def first_texts(batches: list[int], args: Any) -> dict[int, dict[str, Writer]]:
     """Writers of each number of rows, a process a way: all write a first text at the same time."""
     writers: dict[int, dict[str, Writer]] = {}
+    ways = ("eager", "roundoff") if QUICK else CALLS
     for rows in batches:
         # Symbolic sizes take longest to trace: one row tells.
         chosen = [w for w in ways if rows == 1 or (CALLS[w][0] or {}).get("dynamic") is not True]
-        writers[rows] = {
-            way: Writer(way, rows, args.tokens, chosen_layers(args), TEXTS_IN) for way in chosen
-        }
+        writers[rows] = {way: Writer(way, rows, args.tokens) for way in chosen}
     everyone = [writer for of in writers.values() for writer in of.values()]
     for writer in everyone:
         writer.ask()
@@ -536,7 +482,7 @@ def race(rows: int, writers: dict[str, Writer], args: Any) -> list[dict[str, Any
                 writer.answer()
     for writer in writers.values():
         writer.end()
-    trained = load_trained(layers=chosen_layers(args))
+    trained = load_trained(layers=LAYERS)
     truth = Float64Llama(trained, "cuda" if torch.cuda.is_available() else "cpu")
     asked = [trained.prompt(words) for _, words in prompts(rows)]
     eager, found = writers["eager"], []
@@ -577,11 +523,12 @@ def unlike(texts: list[Any]) -> list[Any]:
 @study.table(part="processor", times=["first text", "tokens/s", "× eager", "low", "high"])
 def generate(args):
     """generate, as it is called: seconds of the first text, tokens a second, and its text."""
-    check(args)
-    ways = words_of(args, "ways", ";", list(CALLS)) if args.ways else list(CALLS)
+    parts = [part.strip() for part in args.prompts.split(",")]
+    batches = [int(part) if part.isdecimal() else 0 for part in dict.fromkeys(parts)]
+    if min(batches) < 1:
+        usage_error(NAME, f"--prompts: got {args.prompts}, expected numbers from 1, such as 1,8")
     found = []
-    started = first_texts(numbers(args, "prompts"), ways, args)
-    for rows, writers in started.items():
+    for rows, writers in first_texts(batches, args).items():
         found += race(rows, writers, args)
     frame = pd.DataFrame(found)
     frame["processor"] = PROCESSOR

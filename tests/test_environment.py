@@ -1,7 +1,6 @@
 import builtins
 import json
 import subprocess
-import sys
 
 import pytest
 
@@ -16,18 +15,6 @@ def test_it_is_plain_data_and_complete() -> None:
     assert {"processor", "cores", "os", "python", "versions", "blas", "threads", "gpu"} <= set(env)
     assert env["versions"]["numpy"] is not None
     assert env["precision"]["allow_tf32"] in (True, False)
-
-
-def test_a_switch_is_read_not_remembered() -> None:
-    import torch
-
-    before = torch.backends.cuda.matmul.allow_tf32
-    try:
-        for value in (True, False):
-            torch.backends.cuda.matmul.allow_tf32 = value
-            assert environment()["precision"]["allow_tf32"] is value
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = before
 
 
 def test_it_works_without_torch_ort_and_git(monkeypatch) -> None:
@@ -56,29 +43,19 @@ def test_a_given_commit_wins(monkeypatch) -> None:
     assert environment()["commit"].startswith("abc")
 
 
-@pytest.mark.parametrize(
-    ("processor", "name"),
-    [
-        ("AMD EPYC 9654 96-Core Processor", "amd-epyc-9654-8-cores"),
-        ("Intel(R) Xeon(R) Platinum 8480C CPU @ 2.00GHz", "intel-xeon-platinum-8480c-8-cores"),
-        ("Apple M3", "apple-m3-8-cores"),
-    ],
-)
-def test_a_machine_has_a_name_for_a_file(processor: str, name: str) -> None:
-    assert machine_name({"gpu": None, "processor": processor, "cores": 8}) == name
+def test_a_machine_has_a_name_for_a_file() -> None:
+    processor = "Intel(R) Xeon(R) Platinum 8480C CPU @ 2.00GHz"
+    name = machine_name({"gpu": None, "processor": processor, "cores": 8})
+    assert name == "intel-xeon-platinum-8480c-8-cores"
 
 
 @pytest.mark.parametrize(
     ("gpu", "name"),
     [
-        ("NVIDIA H200", "H200"),
         ("NVIDIA H100 80GB HBM3", "H100"),
         ("NVIDIA H100 PCIe", "H100"),
-        ("NVIDIA H200 NVL", "H200"),
         ("NVIDIA A100-SXM4-80GB", "A100"),
         ("NVIDIA GeForce RTX 4090", "RTX 4090"),
-        ("NVIDIA RTX A6000", "RTX A6000"),
-        ("Tesla T4", "T4"),
         ("NVIDIA", "NVIDIA"),
     ],
 )
@@ -91,21 +68,15 @@ def test_a_gpu_has_a_short_name(gpu: str, name: str) -> None:
 @pytest.mark.parametrize(
     ("processor", "name"),
     [
-        ("Intel(R) Xeon(R) Processor", "Intel Xeon"),
         ("Intel(R) Xeon(R) Platinum 8480C CPU @ 2.00GHz", "Intel Xeon Platinum 8480C"),
-        ("Intel(R) Core(TM) i7-8650U CPU @ 1.90GHz", "Intel Core i7-8650U"),
         ("AMD EPYC 9654 96-Core Processor", "AMD EPYC 9654"),
-        ("AMD Ryzen Threadripper 2950X 16-Core Processor", "AMD Ryzen Threadripper 2950X"),
-        ("AMD Ryzen 3 3200G with Radeon Vega Graphics", "AMD Ryzen 3 3200G"),
         ("AMD Ryzen 7 7840U w/ Radeon  780M Graphics", "AMD Ryzen 7 7840U"),
-        ("Apple M3", "Apple M3"),
-        ("x86_64", "x86_64"),
         ("Processor", "Processor"),
     ],
 )
-@pytest.mark.parametrize("part", [None, "cpu", "gpu"])
-def test_a_processor_has_a_short_name(processor: str, name: str, part: str | None) -> None:
-    assert short_name({"gpu": None, "processor": processor, "cores": 8}, part) == name
+def test_a_processor_has_a_short_name(processor: str, name: str) -> None:
+    for part in (None, "cpu", "gpu"):
+        assert short_name({"gpu": None, "processor": processor, "cores": 8}, part) == name
 
 
 def test_a_summary_names_what_computed() -> None:
@@ -115,13 +86,6 @@ def test_a_summary_names_what_computed() -> None:
     assert summary(with_gpu, "gpu") == summary(with_gpu) == "NVIDIA H200; Python 3.12.3"
     two = env | {"gpu": {"name": "NVIDIA H200", "count": 2}}
     assert (summary(two), short_name(two)) == ("2 × NVIDIA H200; Python 3.12.3", "2 × H200")
-    for part in (None, "cpu", "gpu"):
-        assert summary(env | {"gpu": None}, part) == "Some CPU, 16 cores; Python 3.12.3"
     for name in (summary, short_name):
         with pytest.raises(ArgumentError, match="part: got provider, expected cpu, gpu or None"):
             name(with_gpu, "provider")
-
-
-def test_it_works_without_numpy(monkeypatch) -> None:
-    monkeypatch.setitem(sys.modules, "numpy", None)
-    assert room._blas() is None

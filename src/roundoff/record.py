@@ -32,7 +32,7 @@ import math
 import os
 import re
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,6 +66,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "string": (str,),
     "boolean": (bool,),
 }
+_PLAIN = (str, int, float, bool)
 _NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 _PARTS = ("cpu", "gpu")
 #: Words that name a part in a cell: "CUDAExecutionProvider", "ORT on CPU", "Triton, two passes".
@@ -106,12 +107,10 @@ class Record:
     parts : dict
         What computed the rows of each table, by the table's name: ``"cpu"`` (the host's
         processor), ``"gpu"``, the name of the column that says so, or None where it is unknown. No
-        column of that role is named ``cpu`` or ``gpu``. :meth:`part_of` sums it up.
+        column of that role is named ``cpu`` or ``gpu``.
     second : dict
         For tables that were measured again: their columns of times in the second run, row by row
         as in the table.
-    second_provenance : dict
-        The run (:class:`Provenance`) that measured each of these.
     values : dict
         What a study evaluated for pages to print, by name: the names of the file's fields.
 
@@ -129,45 +128,7 @@ class Record:
     provenance: dict[str, Provenance]
     parts: dict[str, str | None] = dataclasses.field(default_factory=dict)
     second: dict[str, pd.DataFrame] = dataclasses.field(default_factory=dict)
-    second_provenance: dict[str, Provenance] = dataclasses.field(default_factory=dict)
     values: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
-
-    def part_of(self, name: str) -> str | None:
-        """The part that computed every row of table *name*; None: several, or unknown.
-
-        Parameters
-        ----------
-        name : str
-            A table of this record.
-
-        Returns
-        -------
-        str or None
-            ``"cpu"``, ``"gpu"`` or None.
-
-        Raises
-        ------
-        RecordError
-            When the record has no such table.
-
-        Examples
-        --------
-        >>> import pandas as pd
-        >>> frame = pd.DataFrame({"provider": ["CUDA", "CUDA"]})
-        >>> Record("p", "m", {"t": frame}, {}, {"t": "provider"}).part_of("t")
-        'gpu'
-        """
-        if name not in self.tables:
-            raise RecordError(
-                f"{self.page} on {self.machine}: no such table",
-                got=name,
-                expected=", ".join(self.tables),
-            )
-        part = self.parts.get(name)
-        if part is None or part in _PARTS:
-            return part
-        found = set(row_parts(self.tables[name], part))
-        return found.pop() if len(found) == 1 else None
 
     @property
     def commits(self) -> list[str]:
@@ -210,16 +171,11 @@ def row_parts(frame: pd.DataFrame, part: str | None) -> list[str | None]:
     >>> row_parts(frame, "gpu")
     ['gpu', 'gpu', 'gpu', 'gpu']
     """
-    if not hasattr(frame, "columns"):
-        raise RecordError("no table", got=type(frame).__name__, expected="a pandas.DataFrame")
+    _check(hasattr(frame, "columns"), "no table", type(frame).__name__, "a pandas.DataFrame")
     if part is None or part in _PARTS:
         return [part] * len(frame)
-    if part not in frame.columns:
-        raise RecordError(
-            "part names no column",
-            got=part,
-            expected=", ".join(map(str, (*_PARTS, *frame.columns))),
-        )
+    known = ", ".join(map(str, (*_PARTS, *frame.columns)))
+    _check(part in frame.columns, "part names no column", part, known)
     return [_named_part(value) for value in frame[part].tolist()]
 
 
@@ -230,7 +186,7 @@ def write_record(
     environment: dict[str, Any],
     options: dict[str, Any] | None = None,
     *,
-    parts: Mapping[str, str | Mapping[str, str] | None] | None = None,
+    parts: Mapping[str, str | None] | None = None,
     times: Mapping[str, Sequence[str]] | None = None,
     second: bool = False,
 ) -> Path:
@@ -256,9 +212,8 @@ def write_record(
     options : dict, optional
         The options the page ran with.
     parts : dict, optional
-        Table -> what computed its rows: ``"cpu"``, ``"gpu"``, the name of the column that says so
-        (or ``{"column": name}``, as the file spells it), or None where it is unknown, which is also
-        what a table has that is not named.
+        Table -> what computed its rows: ``"cpu"``, ``"gpu"``, the name of the column that says so,
+        or None where it is unknown, which is also what a table has that is not named.
     times : dict, optional
         Table -> its columns that a second run keeps: times, and what changes with them from run to
         run (numbers of rounds, notes). Tables that this run has not measured may be among them.
@@ -288,7 +243,7 @@ def write_record(
     ...     record = read_record(path)
     >>> record.tables["t"]["median"].tolist(), record.second["t"]["median"].tolist()
     ([2.5], [2.75])
-    >>> record.part_of("t")
+    >>> record.parts["t"]
     'cpu'
     """
     machine = machine_name(environment)
@@ -296,21 +251,18 @@ def write_record(
     check_mapping("tables", tables, "names to tables")
     parts = check_mapping("parts", parts or {})
     times = check_mapping("times", times or {}, "tables to their columns")
-    _check_plain(path, "options", check_mapping("options", options or {}))
+    options = dict(check_mapping("options", options or {}))
     encoded = {name: _encode(path, name, frame) for name, frame in tables.items()}
     for name in sorted(encoded.keys() & times.keys()):
-        _check_times(path, name, encoded[name], times[name])
-    if second and not path.exists():
-        raise RecordError(
-            f"{path}: there is no first run",
-            expected="a record of this page and machine to keep the second run's times in",
-            hint="--record without --second",
-        )
+        _check_times(f"{path}: tables.{name}", encoded[name], times[name])
+    first = "a record of this page and machine to keep the second run's times in"
+    there = path.exists() or not second
+    _check(there, f"{path}: there is no first run", None, first, "--record without --second")
     data = _load(path) if path.exists() else {"runs": [], "tables": {}}
     run = {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "commit": environment.get("commit"),
-        "options": options or {},
+        "options": options,
         "environment": environment,
     }
     runs = [*data["runs"], run]
@@ -323,17 +275,12 @@ def write_record(
             for name, table in encoded.items()
         }
     merged = data["tables"] | measured
-    used = sorted({i for table in merged.values() for i in _runs_of(table)})
-    data = {
-        "schema": SCHEMA,
-        "page": page,
-        "machine": machine,
-        "runs": [runs[i] for i in used],
-        "tables": {name: _renumbered(table, used) for name, table in merged.items()},
-    }
-    _validate(path, data)
-    _replace(path, _dumps(data))
-    return path
+    measurements = [*merged.values(), *(t["second"] for t in merged.values() if "second" in t)]
+    used = sorted({found["run"] for found in measurements})
+    for found in measurements:
+        found["run"] = used.index(found["run"])
+    data = {"schema": SCHEMA, "page": page, "machine": machine, "runs": [runs[i] for i in used]}
+    return _save(path, data | {"tables": merged})
 
 
 def check_record(record: Any) -> None:
@@ -347,13 +294,18 @@ def check_record(record: Any) -> None:
     --------
     >>> check_record(Record("plot_x", "m", {}, {}))
     """
-    if not isinstance(record, Record):
-        raise RecordError("record", got=type(record).__name__, expected="a Record")
+    _check(isinstance(record, Record), "record", type(record).__name__, "a Record")
+
+
+def _check(
+    fits: bool, what: str, got: Any = None, expected: str | None = None, hint: str | None = None
+) -> None:
+    if not fits:
+        raise RecordError(what, got=got, expected=expected, hint=hint)
 
 
 def _file(path: Any) -> Path:
-    if not isinstance(path, (str, Path)):
-        raise RecordError("no path", got=repr(path)[:80], expected="the path of a record")
+    _check(isinstance(path, (str, Path)), "no path", repr(path)[:80], "the path of a record")
     return Path(path)
 
 
@@ -374,22 +326,16 @@ def read_record(path: str | Path) -> Record:
     """
     path = _file(path)
     data = _load(path)
-    runs = [
-        Provenance(**{f.name: run[f.name] for f in dataclasses.fields(Provenance)})
-        for run in data["runs"]
-    ]
-    tables = data["tables"]
-    again = {name: table["second"] for name, table in tables.items() if "second" in table}
-    return Record(
-        data["page"],
-        data["machine"],
-        {name: _frame(table) for name, table in tables.items()},
-        {name: runs[table["run"]] for name, table in tables.items()},
-        {name: _part_name(table["part"]) for name, table in tables.items()},
-        {name: _frame(table) for name, table in again.items()},
-        {name: runs[table["run"]] for name, table in again.items()},
-        data.get("values", {}),
-    )
+    names = [field.name for field in dataclasses.fields(Provenance)]
+    runs = [Provenance(*(run[name] for name in names)) for run in data["runs"]]
+    record = Record(data["page"], data["machine"], {}, {}, values=data.get("values", {}))
+    for name, table in data["tables"].items():
+        part = table["part"]
+        record.tables[name], record.provenance[name] = _frame(table), runs[table["run"]]
+        record.parts[name] = part["column"] if isinstance(part, dict) else part
+        if "second" in table:
+            record.second[name] = _frame(table["second"])
+    return record
 
 
 def read_records(page: str, folder: str | Path = RECORDED) -> list[Record]:
@@ -410,22 +356,11 @@ def read_records(page: str, folder: str | Path = RECORDED) -> list[Record]:
 
 def _folder_of(page: Any, folder: Any) -> Path:
     """The folder of a page's records."""
-    if not isinstance(folder, (str, Path)) or "\0" in str(folder):
-        raise RecordError("no folder", got=repr(folder)[:80], expected="the path of a folder")
-    if not isinstance(page, str) or not re.fullmatch(r"[\w.-]+", page) or page in (".", ".."):
-        raise RecordError("no name of a page", got=repr(page)[:80], expected="such as plot_x")
+    fits = isinstance(folder, (str, Path)) and "\0" not in str(folder)
+    _check(fits, "no folder", repr(folder)[:80], "the path of a folder")
+    fits = isinstance(page, str) and re.fullmatch(r"(?!\.+$)[\w.-]+", page) is not None
+    _check(fits, "no name of a page", repr(page)[:80], "such as plot_x")
     return Path(folder) / page
-
-
-def _check_plain(path: Path, name: str, values: Mapping[str, Any]) -> None:
-    try:
-        json.dumps(dict(values), allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise RecordError(
-            f"{path}: {name} cannot be recorded",
-            got=str(error),
-            expected="texts, numbers and lists",
-        ) from error
 
 
 def write_values(path: str | Path, values: Mapping[str, Mapping[str, Any]]) -> Path:
@@ -458,14 +393,11 @@ def write_values(path: str | Path, values: Mapping[str, Mapping[str, Any]]) -> P
     1
     """
     path = _file(path)
-    for name, fields in check_mapping("values", values).items():
-        check_mapping(f"value {name}", fields)
-        if isinstance(number := fields.get("value"), float) and not math.isfinite(number):
-            raise RecordError(f"{path}: value {name}", got=number, expected="a finite number")
-    data = _load(path) | {"values": {name: dict(fields) for name, fields in values.items()}}
-    _validate(path, data)
-    _replace(path, _dumps(data))
-    return path
+    plain = {
+        name: dict(check_mapping(f"value {name}", fields))
+        for name, fields in check_mapping("values", values).items()
+    }
+    return _save(path, _load(path) | {"values": plain})
 
 
 def _named_part(value: Any) -> str | None:
@@ -475,42 +407,17 @@ def _named_part(value: Any) -> str | None:
     return "gpu" if words and words[-1].lower() != "cpu" else "cpu"
 
 
-def _spelled(part: str | Mapping[str, str] | None) -> Any:
+def _spelled(part: str | None) -> Any:
     """A part as the file has it."""
-    if isinstance(part, Mapping):
-        return dict(part)
     return {"column": part} if isinstance(part, str) and part not in _PARTS else part
 
 
-def _part_name(part: Any) -> str | None:
-    """A part as :class:`Record` has it."""
-    return part["column"] if isinstance(part, dict) else part
-
-
-def _runs_of(table: dict[str, Any]) -> list[int]:
-    return [table["run"]] + ([table["second"]["run"]] if "second" in table else [])
-
-
-def _renumbered(table: dict[str, Any], used: list[int]) -> dict[str, Any]:
-    table = table | {"run": used.index(table["run"])}
-    if "second" in table:
-        table["second"] = table["second"] | {"run": used.index(table["second"]["run"])}
-    return table
-
-
-def _check_times(path: Path, name: str, table: dict[str, Any], times: Sequence[str]) -> None:
+def _check_times(where: str, table: dict[str, Any], times: Sequence[str]) -> None:
     columns = [column["name"] for column in table["columns"]]
-    if isinstance(times, str) or not isinstance(times, Sequence):
-        raise RecordError(
-            f"{path}: tables.{name}: times", got=repr(times), expected="a list of columns"
-        )
-    absent = [column for column in times if column not in columns]
-    if absent or not times:
-        raise RecordError(
-            f"{path}: tables.{name}: times are not columns of the table",
-            got=", ".join(absent) or "no column",
-            expected="some of " + ", ".join(columns),
-        )
+    listed = isinstance(times, Sequence) and not isinstance(times, str) and len(times) > 0
+    _check(listed, f"{where}: times", repr(times), "a list of columns")
+    absent = ", ".join(map(str, [column for column in times if column not in columns]))
+    _check(not absent, f"{where}: times are not columns of the table", absent, _some_of(columns))
 
 
 def _second_runs(
@@ -521,72 +428,46 @@ def _second_runs(
     runs: list[dict[str, Any]],
 ) -> dict[str, Any]:
     """The tables of the first run that this one, the last of *runs*, measured again."""
-    found = {}
-    for name, columns in times.items():
-        # A page that was told to measure less shows empty tables for the rest.
-        if not tables.get(name, {}).get("rows") or not encoded.get(name, {}).get("rows"):
+    now, found = runs[-1]["commit"], {}
+    # A page that was told to measure less shows empty tables for the rest.
+    measured = [name for name in times if encoded.get(name, {}).get("rows")]
+    for name in measured:
+        if not tables.get(name, {}).get("rows"):
             continue
-        first, again = tables[name], encoded[name]
-        before, now = runs[first["run"]]["commit"], runs[-1]["commit"]
-        if before and now and before != now:
-            raise RecordError(
-                f"{path}: tables.{name}: the second run is not of the first run's commit",
-                got=now,
-                expected=before,
-                hint="--record without --second, which replaces the first run",
-            )
-        _check_rows(path, name, first, again, columns)
-        kept = [i for i, column in enumerate(again["columns"]) if column["name"] in columns]
-        found[name] = first | {
-            "second": {
-                "run": len(runs) - 1,
-                "columns": [again["columns"][i] for i in kept],
-                "rows": [[row[i] for i in kept] for row in again["rows"]],
-            }
-        }
-    if not found:
-        raise RecordError(
-            f"{path}: the second run has no times of a table that the first has",
-            got=", ".join(name for name in times if encoded.get(name, {}).get("rows")) or "none",
-            expected="some of " + ", ".join(tables),
-            hint="the options of the first run",
-        )
+        where, first, again = f"{path}: tables.{name}", tables[name], encoded[name]
+        before = runs[first["run"]]["commit"]
+        other = f"{where}: the second run is not of the first run's commit"
+        _check(not before or not now or before == now, other, now, before, _REPLACE)
+        _check_rows(where, first, again, times[name])
+        kept = [i for i, column in enumerate(again["columns"]) if column["name"] in times[name]]
+        rows = [[row[i] for i in kept] for row in again["rows"]]
+        columns = [again["columns"][i] for i in kept]
+        second = {"run": len(runs) - 1, "columns": columns, "rows": rows}
+        found[name] = first | {"second": second}
+    nothing = f"{path}: the second run has no times of a table that the first has"
+    _check(bool(found), nothing, ", ".join(measured) or "none", _some_of(tables), _REPLACE)
     return found
 
 
+_REPLACE = "the options of the first run, or --record without --second, which replaces it"
+
+
 def _check_rows(
-    path: Path, name: str, first: dict[str, Any], again: dict[str, Any], times: Sequence[str]
+    where: str, first: dict[str, Any], again: dict[str, Any], times: Sequence[str]
 ) -> None:
     """Whether row by row the two runs measured the same."""
-    where = f"{path}: tables.{name}"
-    hint = "the options of the first run, or --record without --second, which replaces it"
-    names = [[column["name"] for column in table["columns"]] for table in (first, again)]
-    if names[0] != names[1]:
-        raise RecordError(
-            f"{where}: the second run has other columns",
-            got=", ".join(names[1]),
-            expected=", ".join(names[0]),
-            hint=hint,
-        )
-    if len(first["rows"]) != len(again["rows"]):
-        raise RecordError(
-            f"{where}: the second run has another number of rows",
-            got=len(again["rows"]),
-            expected=str(len(first["rows"])),
-            hint=hint,
-        )
+    now, before = (", ".join(c["name"] for c in table["columns"]) for table in (again, first))
+    _check(now == before, f"{where}: the second run has other columns", now, before, _REPLACE)
+    now, before = (str(len(table["rows"])) for table in (again, first))
+    other = f"{where}: the second run has another number of rows"
+    _check(now == before, other, now, before, _REPLACE)
     for i, (old, new) in enumerate(zip(first["columns"], again["columns"], strict=True)):
         # Numbers that are not times are results: they may differ, say by an atomic addition.
         if old["name"] in times or old["type"] == new["type"] == "number":
             continue
-        for j, rows in enumerate(zip(first["rows"], again["rows"], strict=True)):
-            if rows[0][i] != rows[1][i]:
-                raise RecordError(
-                    f"{where}: row {j} of the second run differs in {old['name']!r}",
-                    got=repr(rows[1][i]),
-                    expected=repr(rows[0][i]),
-                    hint=hint,
-                )
+        for j, (a, b) in enumerate(zip(first["rows"], again["rows"], strict=True)):
+            other = f"{where}: row {j} of the second run differs in {old['name']!r}"
+            _check(a[i] == b[i], other, repr(b[i]), repr(a[i]), _REPLACE)
 
 
 def _frame(table: dict[str, Any]) -> pd.DataFrame:
@@ -611,28 +492,20 @@ def _decode(value: Any, kind: str) -> Any:
 
 
 def _encode(path: Path, name: str, frame: pd.DataFrame) -> dict[str, Any]:
-    if not hasattr(frame, "columns"):
-        raise RecordError(
-            f"{path}: tables.{name} is no table", got=type(frame).__name__,
-            expected="a pandas.DataFrame",
-        )  # fmt: skip
-    if not frame.columns.is_unique:
-        raise RecordError(
-            f"{path}: tables.{name} has two columns of one name", got=str(list(frame.columns))
-        )
+    where = f"{path}: tables.{name}"
+    kind = type(frame).__name__
+    _check(hasattr(frame, "columns"), f"{where} is no table", kind, "a pandas.DataFrame")
+    two = f"{where} has two columns of one name"
+    _check(frame.columns.is_unique, two, str(list(frame.columns)))
     columns, cells = [], []
     for label, series in frame.items():
         values = [v.item() if hasattr(v, "item") else v for v in series.tolist()]
         is_text = any(isinstance(v, str) for v in values)
         values = [None if _is_missing(v, is_text) else v for v in values]
         kind = _kind_of(values)
-        if kind is None:
-            odd = next(v for v in values if not isinstance(v, (str, int, float, bool, type(None))))
-            raise RecordError(
-                f"{path}: tables.{name}: column {label!r} cannot be recorded",
-                got=type(odd).__name__,
-                expected="numbers, strings, booleans or None",
-            )
+        odd = [type(v).__name__ for v in values if not isinstance(v, (*_PLAIN, type(None)))]
+        what = f"{where}: column {label!r} cannot be recorded"
+        _check(not odd, what, ", ".join(odd[:1]), "numbers, strings, booleans or None")
         columns.append({"name": str(label), "type": kind})
         if kind == "string":
             values = [None if v is None else str(v) for v in values]
@@ -647,15 +520,13 @@ def _is_missing(value: Any, is_text: bool) -> bool:
     return is_text and isinstance(value, float) and math.isnan(value)
 
 
-def _kind_of(values: list[Any]) -> str | None:
+def _kind_of(values: list[Any]) -> str:
     kinds = {type(v) for v in values if v is not None}
-    if kinds <= {bool} and kinds:
+    if kinds == {bool}:
         return "boolean"
-    if kinds <= {int} and kinds and None not in values:
+    if kinds == {int} and None not in values:
         return "integer"
-    if kinds <= {int, float}:
-        return "number"
-    return "string" if kinds <= {str, int, float, bool} else None
+    return "number" if kinds <= {int, float} else "string"
 
 
 def _finite(value: Any) -> Any:
@@ -680,7 +551,15 @@ def _dumps(data: dict[str, Any]) -> str:
     return re.sub(r'"@row (\d+)@"', lambda m: rows[int(m[1])], text) + "\n"
 
 
-def _replace(path: Path, text: str) -> None:
+def _save(path: Path, data: dict[str, Any]) -> Path:
+    """Check a record and put it in the place of the old one, in one step."""
+    _validate(path, data)
+    try:
+        text = _dumps(data)
+    except (TypeError, ValueError) as error:
+        raise RecordError(
+            f"{path}: cannot be recorded", got=str(error), expected="texts, numbers and lists"
+        ) from error
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
@@ -695,6 +574,7 @@ def _replace(path: Path, text: str) -> None:
             os.fsync(file.fileno())
         Path(temporary).chmod(0o644)
         Path(temporary).replace(path)
+        return path
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
@@ -709,151 +589,126 @@ def _load(path: Path) -> dict[str, Any]:
     return data
 
 
-def _field(path: Path, parent: Any, where: str, name: str, kind: type | tuple[type, ...]) -> Any:
-    full = f"{where}.{name}".removeprefix(".")
-    wanted = " or ".join(k.__name__ for k in (kind if isinstance(kind, tuple) else (kind,)))
-    if not isinstance(parent, dict) or name not in parent:
-        raise RecordError(f"{path}: field {full} is missing", expected=wanted)
-    value = parent[name]
-    if not isinstance(value, kind) or (isinstance(value, bool) and kind is int):
-        raise RecordError(f"{path}: field {full} has a wrong type", got=value, expected=wanted)
-    return value
-
-
 def _validate(path: Path, data: Any) -> None:
-    schema = _field(path, data, "", "schema", int)
-    if schema != SCHEMA:
-        raise RecordError(
-            f"{path}: field schema is not known here",
-            got=schema,
-            expected=str(SCHEMA),
-            hint="another version of roundoff, or recording again",
-        )
+    schema = data.get("schema", SCHEMA) if isinstance(data, dict) else SCHEMA
+    hint = "another version of roundoff, or recording again"
+    known = schema == SCHEMA or not _is_a(schema, int)
+    _check(known, f"{path}: field schema is not known here", schema, str(SCHEMA), hint)
+    _conform(path, "", data, _SHAPE)
     for name, owner in (("page", path.parent.name), ("machine", path.stem)):
-        value = _field(path, data, "", name, str)
-        if value != owner:
-            raise RecordError(
-                f"{path}: field {name} contradicts the file's place", got=value, expected=owner
-            )
-    runs = _field(path, data, "", "runs", list)
-    for i, run in enumerate(runs):
-        where = f"runs[{i}]"
-        date = _field(path, run, where, "date", str)
+        contradicts = f"{path}: field {name} contradicts the file's place"
+        _check(data[name] == owner, contradicts, data[name], owner)
+    for i, run in enumerate(data["runs"]):
         try:
-            datetime.datetime.fromisoformat(date)
+            datetime.datetime.fromisoformat(run["date"])
         except ValueError as error:
-            raise RecordError(f"{path}: field {where}.date is no date", got=date) from error
-        _field(path, run, where, "commit", (str, type(None)))
-        _field(path, run, where, "options", dict)
-        env = _field(path, run, where, "environment", dict)
-        for name, kind in (("processor", str), ("python", str), ("versions", dict)):
-            _field(path, env, f"{where}.environment", name, kind)
-        _field(path, env, f"{where}.environment", "gpu", (dict, type(None)))
-    for name, table in _field(path, data, "", "tables", dict).items():
-        _validate_table(path, f"tables.{name}", table, len(runs))
+            no_date = f"{path}: field runs[{i}].date is no date"
+            raise RecordError(no_date, got=run["date"]) from error
+    for name, table in data["tables"].items():
+        where = f"{path}: field tables.{name}"
+        _validate_rows(where, table, data["runs"])
+        _validate_part(f"{where}.part", table)
+        if "second" in table:
+            _validate_rows(f"{where}.second", table["second"], data["runs"])
+            _validate_second(f"{where}.second", table, table["second"])
     for name, value in data.get("values", {}).items():
-        _field(path, value, f"values.{name}", "value", (int, float))
-        _field(path, value, f"values.{name}", "test", bool)
-        for field in ("about", "of"):
-            _field(path, value, f"values.{name}", field, str)
-        if value["of"] not in data["tables"]:
-            raise RecordError(
-                f"{path}: field values.{name}.of names no table",
-                got=value["of"],
-                expected="some of " + ", ".join(data["tables"]),
-            )
+        no_table = f"{path}: field values.{name}.of names no table"
+        _check(value["of"] in data["tables"], no_table, value["of"], _some_of(data["tables"]))
 
 
-def _validate_table(path: Path, where: str, table: Any, n_runs: int) -> None:
-    _validate_rows(path, where, table, n_runs)
-    _validate_part(path, where, table)
-    if "second" in table:
-        _validate_second(path, where, table, n_runs)
+#: What the file holds: a name that ends in "?" may be missing, "*" stands for any name.
+_ROWS = {"run": int, "columns": [{"name": str, "type": str}], "rows": [list]}
+_SHAPE = {
+    "schema": int,
+    "page": str,
+    "machine": str,
+    "runs": [
+        {
+            "date": str,
+            "commit": (str, type(None)),
+            "options": dict,
+            "environment": {
+                "processor": str,
+                "python": str,
+                "versions": dict,
+                "gpu": (dict, type(None)),
+            },
+        }
+    ],
+    "tables": {"*": _ROWS | {"part": (str, dict, type(None)), "second?": _ROWS}},
+    "values?": {"*": {"value": (int, float), "test": bool, "about": str, "of": str}},
+}
 
 
-def _validate_part(path: Path, where: str, table: dict[str, Any]) -> None:
-    part = _field(path, table, where, "part", (str, dict, type(None)))
-    if isinstance(part, str) and part not in _PARTS:
-        raise RecordError(
-            f"{path}: field {where}.part is not known",
-            got=part,
-            expected=", ".join(_PARTS) + ", a column or null",
-        )
+def _conform(path: Path, where: str, value: Any, shape: Any) -> None:
+    """Refuse a value that has another shape, by the name of the field."""
+    kinds = type(shape) if isinstance(shape, (dict, list)) else shape
+    kinds = kinds if isinstance(kinds, tuple) else (kinds,)
+    wanted = " or ".join(kind.__name__ for kind in kinds)
+    _check(_is_a(value, kinds), f"{path}: field {where} has a wrong type", value, wanted)
+    if isinstance(shape, list):
+        for i, item in enumerate(value):
+            _conform(path, f"{where}[{i}]", item, shape[0])
+    for name, inner in shape.items() if isinstance(shape, dict) else ():
+        key = name.removesuffix("?")
+        for field in value if name == "*" else [key] if key == name or key in value else []:
+            full = f"{where}.{field}".removeprefix(".")
+            _check(field in value, f"{path}: field {full} is missing")
+            _conform(path, full, value[field], inner)
+
+
+def _is_a(value: Any, kinds: Any) -> bool:
+    """Whether a value is of some kinds; True is no number."""
+    return isinstance(value, kinds) and (not isinstance(value, bool) or kinds == (bool,))
+
+
+def _some_of(names: Iterable[str]) -> str:
+    return "some of " + ", ".join(names)
+
+
+def _validate_part(where: str, table: dict[str, Any]) -> None:
+    part = table["part"]
     if not isinstance(part, dict):
+        expected = ", ".join(_PARTS) + ", a column or null"
+        _check(part in (None, *_PARTS), f"{where} is not known", part, expected)
         return
-    column = _field(path, part, f"{where}.part", "column", str)
-    names = [c["name"] for c in table["columns"]]
+    column, where = part.get("column"), f"{where}.column"
     # The reader gives a part as one string: a column called "cpu" would be taken for the part.
-    if column not in names or column in _PARTS:
-        raise RecordError(
-            f"{path}: field {where}.part.column names no column that can say it",
-            got=column,
-            expected="some of " + ", ".join(n for n in names if n not in _PARTS),
-        )
-    index = names.index(column)
+    names = [c["name"] for c in table["columns"]]
+    tellers = [name for name in names if name not in _PARTS]
+    no_column = f"{where} names no column that can say it"
+    _check(column in tellers, no_column, column, _some_of(tellers))
     for j, row in enumerate(table["rows"]):
-        if not isinstance(row[index], (str, type(None))):
-            raise RecordError(
-                f"{path}: field {where}.part.column: the column's row {j} is no text",
-                got=row[index],
-                expected="such as CPU or CUDA",
-            )
+        cell = row[names.index(column)]
+        no_text = f"{where}: the column's row {j} is no text"
+        _check(cell is None or isinstance(cell, str), no_text, cell, "such as CPU or CUDA")
 
 
-def _validate_second(path: Path, where: str, table: dict[str, Any], n_runs: int) -> None:
-    second = _field(path, table, where, "second", dict)
-    where = f"{where}.second"
-    _validate_rows(path, where, second, n_runs)
-    if second["run"] == table["run"]:
-        raise RecordError(
-            f"{path}: field {where}.run is the first run's",
-            got=second["run"],
-            expected="another run",
-        )
+def _validate_second(where: str, table: dict[str, Any], second: dict[str, Any]) -> None:
+    run, rows = second["run"], f"{len(second['rows'])} rows"
+    _check(run != table["run"], f"{where}.run is the first run's", run, "another run")
     names = [column["name"] for column in table["columns"]]
     for i, column in enumerate(second["columns"]):
-        if column["name"] not in names:
-            raise RecordError(
-                f"{path}: field {where}.columns[{i}].name is no column of the table",
-                got=column["name"],
-                expected="some of " + ", ".join(names),
-            )
-    if len(second["rows"]) != len(table["rows"]):
-        raise RecordError(
-            f"{path}: field {where}.rows does not fit the table",
-            got=f"{len(second['rows'])} rows",
-            expected=f"{len(table['rows'])}",
-        )
+        no_column = f"{where}.columns[{i}].name is no column of the table"
+        _check(column["name"] in names, no_column, column["name"], _some_of(names))
+    expected = len(table["rows"])
+    fits = len(second["rows"]) == expected
+    _check(fits, f"{where}.rows does not fit the table", rows, str(expected))
 
 
-def _validate_rows(path: Path, where: str, table: Any, n_runs: int) -> None:
-    run = _field(path, table, where, "run", int)
-    if not 0 <= run < n_runs:
-        raise RecordError(f"{path}: field {where}.run refers to no run", got=run)
-    columns = _field(path, table, where, "columns", list)
+def _validate_rows(where: str, table: dict[str, Any], runs: Sequence[Any]) -> None:
+    run, columns = table["run"], table["columns"]
+    _check(0 <= run < len(runs), f"{where}.run refers to no run", run)
     for i, column in enumerate(columns):
-        _field(path, column, f"{where}.columns[{i}]", "name", str)
-        kind = _field(path, column, f"{where}.columns[{i}]", "type", str)
-        if kind not in _TYPES:
-            raise RecordError(
-                f"{path}: field {where}.columns[{i}].type is not known",
-                got=kind,
-                expected=", ".join(_TYPES),
-            )
-    for j, row in enumerate(_field(path, table, where, "rows", list)):
-        if not isinstance(row, list) or len(row) != len(columns):
-            raise RecordError(
-                f"{path}: field {where}.rows[{j}] does not fit the columns",
-                got=row,
-                expected=f"{len(columns)} values",
-            )
+        unknown = f"{where}.columns[{i}].type is not known"
+        _check(column["type"] in _TYPES, unknown, column["type"], ", ".join(_TYPES))
+    for j, row in enumerate(table["rows"]):
+        unlike = f"{where}.rows[{j}] does not fit the columns"
+        _check(len(row) == len(columns), unlike, row, f"{len(columns)} values")
         for column, value in zip(columns, row, strict=True):
             if not _fits(value, column["type"]):
-                raise RecordError(
-                    f"{path}: field {where}.rows[{j}].{column['name']} has a wrong type",
-                    got=value,
-                    expected=column["type"],
-                )
+                wrong = f"{where}.rows[{j}].{column['name']} has a wrong type"
+                raise RecordError(wrong, got=value, expected=column["type"])
 
 
 def _fits(value: Any, kind: str) -> bool:

@@ -19,14 +19,6 @@ ROWS = pd.DataFrame({
 # --- a number, as it is printed
 
 
-def one_more(text: str, step: int) -> str:
-    """*text*, its last digit changed by *step*, carried where needed."""
-    mantissa, e, exponent = text.partition("e")
-    decimals = len(mantissa.partition(".")[2])
-    digits = int(mantissa.replace(".", "")) + step
-    return f"{digits / 10**decimals:.{decimals}f}{e}{exponent}"
-
-
 @given(st.floats(-1e6, 1e6), st.integers(0, 8))
 def test_a_correctly_printed_number_holds_and_its_neighbours_do_not(
     value: float, digits: int
@@ -42,22 +34,11 @@ def test_a_correctly_printed_number_holds_and_its_neighbours_do_not(
         assert not prints(changed, value), changed
 
 
-@given(st.floats(1e-12, 1e12), st.integers(0, 6))
-def test_the_same_with_an_exponent(value: float, digits: int) -> None:
-    text = f"{value:.{digits}e}"
-    exponent = int(text.partition("e")[2])
-    assume(abs(abs(value * 10.0 ** (digits - exponent) % 1) - 0.5) > 1e-6)
-    assert prints(text, value)
-    assert not prints(one_more(text, 1), value)
-    assert not prints(one_more(text, -1), value)
-
-
 @pytest.mark.parametrize(
     ("text", "value"),
     [
-        ("122", 121.6), ("0.0186", 0.01863), ("2.4e-5", 2.44e-5), ("2.4e−5", 2.44e-5),
-        ("1,536", 1536.4), ("−0.50", -0.503), ("-3", -3.2), ("18.3%", 0.18349), ("18.3 %", 0.18251),
-        ("100%", 0.9951), ("0", 0.4), ("0", 0.0), ("1.20", 1.2), ("1,000,000", 1_000_000.4),
+        ("0.0186", 0.01863), ("2.4e−5", 2.44e-5), ("1,536", 1536.4), ("−0.50", -0.503),
+        ("18.3 %", 0.18251), ("100%", 0.9951), ("0", 0.4),
     ],
 )  # fmt: skip
 def test_a_number_is_read_as_it_is_printed(text: str, value: float) -> None:
@@ -67,32 +48,26 @@ def test_a_number_is_read_as_it_is_printed(text: str, value: float) -> None:
 @pytest.mark.parametrize(
     ("text", "value"),
     [
-        ("122", 121.4), ("2.4e-5", 2.51e-5), ("1,536", 1535.4), ("0.50", -0.503), ("18.3%", 18.3),
-        ("18.3%", 0.1826 + 0.001), ("1.20", 1.21), ("122", math.inf), ("122", math.nan),
+        ("122", 121.4), ("2.4e-5", 2.51e-5), ("0.50", -0.503), ("18.3%", 18.3), ("122", math.nan),
     ],
 )  # fmt: skip
 def test_another_number_does_not_hold(text: str, value: float) -> None:
     assert not Number("", text).holds(value)
 
 
-@given(st.floats(0.01, 1e5), st.booleans())
-def test_about_allows_a_fifth(number: float, negative: bool) -> None:
-    number = -number if negative else number
-    bound = Number("about", repr(number))
-    printed = abs(number)
-    for factor in (0.8001, 1.0, 1.1999):
-        assert bound.holds(math.copysign(factor * printed, number))
-    for factor in (0.7999, 1.2001, -1.0):
-        assert not bound.holds(math.copysign(printed, number) * factor)
+def test_about_allows_a_fifth() -> None:
+    for number in (20.0, -0.3):
+        about = Number("about", repr(number))
+        assert all(about.holds(factor * number) for factor in (0.8001, 1, 1.1999))
+        assert not any(about.holds(factor * number) for factor in (0.7999, 1.2001, -1))
 
 
 @pytest.mark.parametrize(
     ("text", "value", "shown"),
     [
-        ("122", 98.44, "98.4"), ("20", 3.14159, "3.1"), ("0.0186", 0.020449, "0.0204"),
-        ("1,536", 1542.3, "1,542"), ("20", 1234.0, "1,200"), ("2.4e-5", 3.16e-5, "0.000032"),
-        ("2.4e-9", 3.16e-9, "3.2e−09"), ("−0.5", -0.23, "−0.2"), ("18.3%", 0.20044, "20%"),
-        ("18.3%", 0.20144, "20.1%"), ("0", 3.0, "3"), ("3.1", 0.0, "0"),
+        ("122", 98.44, "98.4"), ("1,536", 1542.3, "1,542"), ("20", 1234.0, "1,200"),
+        ("2.4e-5", 3.16e-5, "0.000032"), ("2.4e-9", 3.16e-9, "3.2e−09"), ("−0.5", -0.23, "−0.2"),
+        ("18.3%", 0.20144, "20.1%"), ("3.1", 0.0, "0"),
     ],
 )  # fmt: skip
 def test_another_machine_shows_as_many_digits(text: str, value: float, shown: str) -> None:

@@ -1,11 +1,9 @@
-"""The site's colours, and figures in them."""
+"""The site's colours."""
 
 import matplotlib as mpl
 import pytest
 
-from roundoff.page import DARK, PALETTE, dark, subplots
-
-mpl.use("agg")
+from roundoff.page import DARK, PALETTE
 
 
 def luminance(colour: str) -> float:
@@ -29,36 +27,3 @@ def test_text_is_read_on_a_light_and_on_a_dark_page() -> None:
     (ink, dark_ink), _, (paper, dark_paper) = DARK.items()
     assert contrast(ink, paper) >= 7
     assert contrast(dark_ink, dark_paper) >= 7
-
-
-def test_a_figure_turns_dark_and_back() -> None:
-    figure, axes = subplots()
-    axes.bar([0, 1], [1, 2], edgecolor="#24292f")
-    axes.plot([0, 1], [1, 2], color=PALETTE[0])
-    axes.set_title("a title")
-    figure.canvas.draw()
-
-    def colours() -> list[str]:
-        found = []
-        for artist in figure.findobj():
-            for name in ("get_color", "get_edgecolor", "get_facecolor"):
-                if hasattr(artist, name):
-                    found += [mpl.colors.to_hex(c) for c in mpl.colors.to_rgba_array(
-                        getattr(artist, name)())]  # fmt: skip
-        return found
-
-    before = colours()
-    assert "#24292f" in before
-    with dark(figure):
-        during = colours()
-        assert "#24292f" not in during
-        assert "#d9dee4" in during
-        assert PALETTE[0] in during
-    assert colours() == before
-
-
-def test_a_figure_carries_its_title() -> None:
-    figure, axes = subplots(1, 2, title="Error by size")
-    assert figure.get_suptitle() == "Error by size"
-    assert len(axes) == 2
-    assert subplots()[0].get_suptitle() == ""

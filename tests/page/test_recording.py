@@ -34,9 +34,7 @@ def commit_of(folder: Path) -> str | None:
     return read_record(path).provenance["t"].commit
 
 
-@pytest.mark.parametrize(
-    "name", ["src/roundoff/new.py", "gallery/numerics/plot_x.py", "studies/x.py"]
-)
+@pytest.mark.parametrize("name", ["src/roundoff/new.py", "studies/x.py"])
 def test_changed_code_is_not_recorded_beside_the_other_records(
     checkout: Path, tmp_path: Path, capsys: pytest.CaptureFixture, name: str
 ) -> None:

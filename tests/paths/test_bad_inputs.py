@@ -1062,7 +1062,6 @@ def recorded() -> list[Case]:
     tables: list[Any] = [None, 3, [frame], {"t": None}, {"t": 3}, {"t": [1]}, {3: frame}]
     tables += [{"t": pd.DataFrame({"a": [ODD]})}, {"t": pd.DataFrame({"a": [1j]})}]
     tables += [{"t": pd.DataFrame({"a": [[1]]})}, {"t": pd.DataFrame([[1, 2]], columns=["a", "a"])}]
-    made = record.Record("p", "m", {"t": frame}, {})
     return [
         *(Case(record.read_record, (p,)) for p in (*paths, None, 3, "", "a\0b", folder)),
         Case(record.read_record, (folder / "no.json",)),
@@ -1097,8 +1096,6 @@ def recorded() -> list[Case]:
             )
         ),
         Case(write, (folder, "never", {"t": frame}, env), {"second": True}),
-        Case(made.part_of, ("nothing",)),
-        Case(made.part_of, (None,)),
         Case(record.row_parts, (frame, "nothing")),
         Case(record.row_parts, (frame, 3)),
         Case(record.row_parts, (None, "cpu")),

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,7 @@ ROOT = Path(__file__).parents[2]
 # Kept between runs: what has not changed does not run again.
 SITE = ROOT / "build" / "test-site"
 REQUIRED = os.environ.get("ROUNDOFF_BROWSER") == "required"
+COMMAND = [sys.executable, "-m", "sphinx", "-c", "conf", "-d", "build/doctrees"]
 FLAGS = (
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
     "--disable-background-networking", "--disable-component-update",
@@ -24,9 +26,8 @@ FLAGS = (
 
 def sphinx(root: Path, *options: str, fast: bool = True, **env: str) -> subprocess.CompletedProcess:
     """Run the build of the site under *root* as the Makefile does."""
-    command = [sys.executable, "-m", "sphinx", "-c", "conf", "-d", "build/doctrees"]
     # A machine may ask for colours (FORCE_COLOR): the tests read what is printed.
-    command += ["--no-color", "--fail-on-warning", "--keep-going"]
+    command = [*COMMAND, "--no-color", "--fail-on-warning", "--keep-going"]
     command += [*options, "docs", "build/html"]
     return subprocess.run(
         command,
@@ -36,6 +37,38 @@ def sphinx(root: Path, *options: str, fast: bool = True, **env: str) -> subproce
         text=True,
         check=False,
     )
+
+
+class Site:
+    """A gallery of some pages with the real configuration, and its own copy of the library.
+
+    Nothing is recorded there.
+    """
+
+    def __init__(self, root: Path, pages: dict[str, str], home: str = "") -> None:
+        self.root, section = root, root / "gallery" / "numerics"
+        section.mkdir(parents=True)
+        for folder in (section, section.parent):
+            (folder / "GALLERY_HEADER.rst").write_text("Numerics\n========\n\nWords.\n")
+        ignored = shutil.ignore_patterns("__pycache__", "recorded")
+        for name in ("conf", "src"):
+            shutil.copytree(ROOT / name, root / name, ignore=ignored)
+        (root / "docs").mkdir()
+        tree = ".. toctree::\n\n   gallery/numerics/index\n"
+        (root / "docs" / "index.rst").write_text(f"Home\n====\n\n{home}\n\n{tree}")
+        self.pages = {name: section / f"{name}.py" for name in pages}
+        for name, text in pages.items():
+            self.pages[name].write_text(text)
+        self.env = {"PYTHONPATH": str(root / "src")}
+
+    def build(self, *options: str, **kwargs: Any) -> tuple[int, str]:
+        """Its status, and what it says."""
+        done = sphinx(self.root, *options, **(self.env | kwargs))
+        return done.returncode, done.stdout + done.stderr
+
+    def html(self, name: str) -> Path:
+        """The built page."""
+        return self.root / "build" / "html" / "gallery" / "numerics" / f"{name}.html"
 
 
 @pytest.fixture(scope="session")

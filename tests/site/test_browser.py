@@ -1,18 +1,17 @@
 """The built fast site, as a reader's browser sees it."""
 
-import itertools
 import re
-from collections.abc import Iterable
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 pytestmark = pytest.mark.site
 
-WIDTHS = (1280, 390)
-SCHEMES = ("light", "dark")
 # Each width and each scheme; the other two pairs hold nothing that these do not.
 LOOKS = ((1280, "light"), (390, "dark"))
+SCHEMES = ("light", "dark")
 # Pages that hold neither prose nor code of ours.
 MACHINE_MADE = {"genindex.html", "py-modindex.html", "search.html"}
 
@@ -116,63 +115,47 @@ def serious(tab, axe: str) -> list[str]:
     ]
 
 
-def misfits(address: str, tab, names: Iterable[str], looks: Iterable[tuple[int, str]]) -> list[str]:
-    """What pages complain of or ask others for, and where they are wider than the window."""
-    wrong = []
-    for name in names:
-        tab.set_viewport_size({"width": WIDTHS[0], "height": 900})
-        tab.emulate_media(color_scheme=SCHEMES[0])
-        visit(tab, f"{address}/{name}")
-        for width, scheme in looks:
-            tab.set_viewport_size({"width": width, "height": 900})
-            tab.emulate_media(color_scheme=scheme)
-            if (pixels := overflow(tab)) > 0:
-                wrong.append(f"{name} at {width} in {scheme}: {pixels} pixels too wide")
-        wrong += [f"{name}: {problem}" for problem in tab.problems]
-    return wrong
+def look(tab, width: int, scheme: str) -> None:
+    tab.set_viewport_size({"width": width, "height": 900})
+    tab.emulate_media(color_scheme=scheme)
 
 
 def test_pages_open_alone_and_fit(site: Path, address: str, tab) -> None:
-    wrong = misfits(address, tab, some(site), LOOKS)
-    assert not wrong, "\n".join(wrong)
-
-
-@pytest.mark.slow(reason="the theme alone tells the other pages and looks from those above")
-def test_every_page_opens_alone_and_fits_in_every_look(site: Path, address: str, tab) -> None:
-    wrong = misfits(address, tab, pages(site), list(itertools.product(WIDTHS, SCHEMES)))
-    assert not wrong, "\n".join(wrong)
-
-
-def violations(tab, axe: str, url: str, looks: Iterable[tuple[int, str]]) -> list[str]:
-    """Serious violations of a page in some looks."""
-    wrong = []
-    visit(tab, url)
-    for width, scheme in looks:
-        tab.set_viewport_size({"width": width, "height": 900})
-        tab.emulate_media(color_scheme=scheme)
-        wrong += [f"{url} at {width} in {scheme}: {v}" for v in serious(tab, axe)]
-    return wrong
-
-
-@pytest.mark.parametrize("name", ["index.html", "results.html", "install.html"])
-def test_a_page_has_no_serious_violation_of_accessibility(address, tab, axe, name: str) -> None:
-    wrong = violations(tab, axe, f"{address}/{name}", LOOKS)
-    assert not wrong, "\n".join(wrong)
-
-
-@pytest.mark.slow(reason="axe takes seconds a page; pages are of three makings, looked at above")
-def test_no_page_has_a_serious_violation(site: Path, address: str, tab, axe: str) -> None:
     wrong = []
     for name in some(site):
-        alike = name.startswith("generated/") or name in MACHINE_MADE
-        looks = LOOKS[len(name) % 2 :][:1] if alike else LOOKS
-        wrong += violations(tab, axe, f"{address}/{name}", looks)
+        visit(tab, f"{address}/{name}")
+        for width, scheme in LOOKS:
+            look(tab, width, scheme)
+            if (pixels := overflow(tab)) > 0:
+                wrong.append(f"{name} at {width} in {scheme}: {pixels} pixels too wide")
+        wrong += [f"{name}: {problem}" for problem in tab.problems]
+    assert not wrong, "\n".join(wrong)
+
+
+def every(few: Callable[[Path], list[str]], reason: str, many: Callable[[Path], list[str]]) -> Any:
+    """Runs a test on a few pages, and where it is slow, on more."""
+    slow = pytest.param(many, marks=pytest.mark.slow(reason=reason), id="more")
+    return pytest.mark.parametrize("names", [pytest.param(few, id="few"), slow])
+
+
+@every(
+    lambda site: ["index.html", "results.html", "install.html"],
+    "axe takes seconds a page; pages are of three makings, looked at above",
+    some,
+)
+def test_a_page_has_no_serious_violation_of_accessibility(site, address, tab, axe, names) -> None:
+    wrong = []
+    for name in names(site):
+        visit(tab, f"{address}/{name}")
+        for width, scheme in LOOKS:
+            look(tab, width, scheme)
+            wrong += [f"{name} at {width} in {scheme}: {v}" for v in serious(tab, axe)]
     assert not wrong, "\n".join(wrong)
 
 
 def test_a_wide_table_and_bad_contrast_would_be_seen(address: str, tab, axe: str) -> None:
     visit(tab, f"{address}/index.html")
-    tab.set_viewport_size({"width": 390, "height": 900})
+    look(tab, 390, "light")
     tab.evaluate(
         "document.querySelector('article').insertAdjacentHTML('beforeend',"
         "'<table style=\"width:900px\"><tr><td>a</td></tr></table>'"
@@ -196,27 +179,10 @@ def weight(browser, url: str) -> tuple[int, list[str]]:
     return sum(size for size, _ in sizes), largest
 
 
-def heavy(browser, address: str, names: Iterable[str]) -> list[str]:
-    """The pages whose first visit loads more than it may."""
-    found = []
-    for name in names:
-        size, largest = weight(browser, f"{address}/{name}")
-        assert size > 50_000, "the sizes were not measured"
-        if size > MOST_WEIGHT:
-            found.append(f"{name}: {size:,} bytes: {largest}")
-    return found
-
-
-def test_a_first_visit_of_a_study_loads_at_most_600_kilobytes(site, address, browser) -> None:
-    assert not heavy(browser, address, ["index.html", *studies(site)[:3]])
-
-
-@pytest.mark.slow(reason="the longest studies weigh most, and are weighed above")
 def test_a_first_visit_loads_at_most_600_kilobytes(site, address, browser) -> None:
-    # Of the pages of the reference the longest stand for all.
-    long = {name for name in pages(site) if (site / name).stat().st_size >= 100_000}
-    names = [n for n in pages(site) if n in long or not n.startswith("generated/")]
-    assert not heavy(browser, address, names)
+    for name in ["index.html", "results.html", *studies(site)[:3]]:
+        size, largest = weight(browser, f"{address}/{name}")
+        assert 50_000 < size < MOST_WEIGHT, f"{name}: {largest}"
 
 
 def test_images_load_and_their_texts_mean_something(site: Path, address: str, tab) -> None:
@@ -249,11 +215,15 @@ REACHABLE = """() => [...document.querySelectorAll(
     })"""
 
 
-def out_of_reach(address: str, tab, names: Iterable[str]) -> list[str]:
-    """What the Tab key does not come to."""
+@every(
+    lambda site: ["index.html", "results.html", studies(site)[0]],
+    "studies are of one making: the longest is tried above",
+    lambda site: ["glossary.html", *studies(site)[1:]],
+)
+def test_the_keyboard_alone_reaches_everything(site: Path, address: str, tab, names) -> None:
     wrong = []
-    tab.set_viewport_size({"width": 1280, "height": 900})
-    for name in names:
+    look(tab, *LOOKS[0])
+    for name in names(site):
         visit(tab, f"{address}/{name}")
         expected = tab.evaluate(
             # Of a group of radio buttons the chosen one is a stop; arrows lead to the others.
@@ -264,81 +234,31 @@ def out_of_reach(address: str, tab, names: Iterable[str]) -> list[str]:
             "() => { window.reached = []; document.addEventListener("
             "'focusin', e => window.reached.push(e.target.dataset.stop), true); }"
         )
-        for presses in (len(expected), 20):
-            for _ in range(presses):
-                tab.keyboard.press("Tab")
-            reached = set(tab.evaluate("window.reached"))
-            if len(reached - {None}) == len(expected):
-                break
+        for _ in range(len(expected) + 20):
+            tab.keyboard.press("Tab")
+        reached = set(tab.evaluate("window.reached"))
         missed = [i for i in expected if str(i) not in reached]
-        shown = tab.evaluate(
-            "missed => missed.slice(0, 5).map(i => "
-            "document.querySelector(`[data-stop='${i}']`).outerHTML.slice(0, 150))", missed
-        )  # fmt: skip
         if missed or not expected:
-            wrong.append(f"{name}: {len(missed)} of {len(expected)} out of reach: {shown}")
-    return wrong
+            wrong.append(f"{name}: {len(missed)} of {len(expected)} out of reach")
+    assert not wrong, "\n".join(wrong)
 
 
-def test_the_keyboard_alone_reaches_everything(site: Path, address: str, tab) -> None:
-    assert not out_of_reach(address, tab, ["index.html", "results.html", studies(site)[0]])
-
-
-@pytest.mark.slow(reason="studies are of one making: the longest is tried above")
-def test_the_keyboard_alone_reaches_everything_in_every_study(site: Path, address, tab) -> None:
-    assert not out_of_reach(address, tab, ["glossary.html", *studies(site)[1:]])
-
-
-def test_tables_can_be_copied_into_a_spreadsheet(site: Path, address: str, tab) -> None:
-    for name in (n for n in pages(site) if re.match(r"gallery/\w+/plot_|results", n)):
-        visit(tab, f"{address}/{name}")
-        for table in tab.evaluate("""() => [...document.querySelectorAll('article table')]
-            .filter(t => t.checkVisibility()).map(table => {
-                getSelection().selectAllChildren(table);
-                return {text: getSelection().toString(),
-                        // a selection leaves out the empty cell above an index without a name
-                        cells: [...table.rows].filter(r => r.checkVisibility()).map(
-                            r => [...r.cells].filter((c, i) => c.checkVisibility()
-                                && (i || c.innerText.trim())).length),
-                        plain: table.matches('.ro-table table')};
-            })"""):
-            if table["plain"]:
-                lines = [x.count("\t") + 1 for x in table["text"].split("\n") if "\t" in x]
-                wide = [n for n in table["cells"] if n > 1]
-                assert lines == wide, f"{name}: {table['text'][:300]}"
-            assert len(table["text"]) > 10, f"{name}: nothing was selected"
-
-
-def test_a_page_offers_its_notebook_script_and_archive(site: Path, address: str, tab) -> None:
-    for name in (n for n in pages(site) if re.search(r"gallery/\w+/plot_\w+\.html", n)):
-        visit(tab, f"{address}/{name}")
-        links = tab.locator("a.download").evaluate_all("links => links.map(a => a.href)")
-        assert {Path(link).suffix for link in links} >= {".ipynb", ".py"}, name
-        for link in links:
-            assert tab.request.get(link).ok, link
-
-
-def follow_the_theme(address: str, tab, names: Iterable[str]) -> None:
-    """Each scheme shows its own figures, with words, and none of the other's."""
-    for name in names:
+def test_figures_follow_the_theme(site: Path, address: str, tab) -> None:
+    """Each scheme shows its own figures, and none of the other's."""
+    for name in studies(site)[:2]:
         visit(tab, f"{address}/{name}")
         for scheme, other in (SCHEMES, SCHEMES[::-1]):
             tab.emulate_media(color_scheme=scheme)
             assert tab.locator(f"article img.only-{scheme}").count() > 0, f"{name} shows no figure"
-            for image in tab.locator(f"article img.only-{scheme}").all():
-                image.scroll_into_view_if_needed()
-                assert image.is_visible()
-                tab.wait_for_function(
-                    "i => i.complete && i.naturalWidth > 0", arg=image.element_handle()
-                )
-                assert len(image.get_attribute("alt")) > 20, f"{name}: an alt text says too little"
+            assert all(i.is_visible() for i in tab.locator(f"article img.only-{scheme}").all())
             assert not any(i.is_visible() for i in tab.locator(f"article img.only-{other}").all())
 
 
-def test_figures_follow_the_theme_and_say_what_they_show(site: Path, address: str, tab) -> None:
-    follow_the_theme(address, tab, studies(site)[:2])
-
-
-@pytest.mark.slow(reason="figures are of one making: those of two studies are looked at above")
-def test_figures_of_every_study_follow_the_theme(site: Path, address: str, tab) -> None:
-    follow_the_theme(address, tab, studies(site)[2:])
+def test_on_a_phone_a_cell_of_the_results_names_its_machine(address: str, tab) -> None:
+    visit(tab, f"{address}/results.html")
+    for width, shown in (1280, False), (390, True):
+        look(tab, width, "light")
+        machines = tab.locator("table.ro-results p.ro-column").all()
+        assert machines
+        assert all(machine.is_visible() == shown for machine in machines)
+        assert tab.locator("table.ro-results thead").first.is_visible() != shown

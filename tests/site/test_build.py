@@ -1,19 +1,18 @@
 """When pages run again, and what stops a build: on a small gallery with the real configuration."""
 
 import hashlib
-import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from .conftest import ROOT, sphinx
+from .conftest import COMMAND, ROOT, Site
 
 sys.path.insert(0, str(ROOT / "conf"))
 import hooks
@@ -31,7 +30,7 @@ import os
 import time
 from pathlib import Path
 
-from roundoff.page import subplots
+import matplotlib.pyplot as plt
 
 with Path(os.environ["RUNS"]).open("a") as file:
     file.write("{name} ")
@@ -39,119 +38,70 @@ with Path(os.environ["RUNS"]).open("a") as file:
 # %%
 # A figure
 # --------
-fig, ax = subplots()
+fig, ax = plt.subplots()
 ax.plot([0, 1])
 fig.set_label("One line that rises from the left to the right.")
 time.sleep(float(os.environ.get("PAUSE", "0")))
 '''
-INDEX = """
-Home
-====
-
-.. toctree::
-
-   gallery/numerics/index
-"""
-HEADER = "Numerics\n========\n\nWords.\n"
 
 
-class Site:
-    """A gallery of two pages in a folder of its own, with its own copy of the library."""
+class Counted(Site):
+    """Two pages that note when they run."""
 
     def __init__(self, root: Path) -> None:
-        self.root = root
-        shutil.copytree(ROOT / "conf", root / "conf", ignore=shutil.ignore_patterns("__pycache__"))
-        shutil.copytree(ROOT / "src", root / "src", ignore=shutil.ignore_patterns("__pycache__"))
-        (root / "docs").mkdir()
-        (root / "docs" / "index.rst").write_text(INDEX)
-        section = root / "gallery" / "numerics"
-        section.mkdir(parents=True)
-        (root / "gallery" / "GALLERY_HEADER.rst").write_text(HEADER)
-        (section / "GALLERY_HEADER.rst").write_text(HEADER)
-        self.pages = {name: section / f"plot_{name}.py" for name in ("a", "b")}
-        for name, path in self.pages.items():
-            path.write_text(PAGE.format(name=name))
+        super().__init__(root, {f"plot_{name}": PAGE.format(name=name) for name in "ab"})
         self.log = root / "runs"
-        self.env = {"PYTHONPATH": str(root / "src"), "RUNS": str(self.log)}
+        self.env["RUNS"] = str(self.log)
 
-    def build(self, *options: str, **kwargs) -> subprocess.CompletedProcess:
-        self.log.write_text("")
-        return sphinx(self.root, *options, **(self.env | kwargs))
-
-    def ran(self, **kwargs) -> str:
+    def ran(self, **kwargs: Any) -> str:
         """Build, and say which pages ran."""
-        done = self.build(**kwargs)
-        assert done.returncode == 0, done.stdout + done.stderr
+        self.log.write_text("")
+        status, said = self.build(**kwargs)
+        assert status == 0, said
         return "".join(sorted(self.log.read_text().split()))
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Site:
-    site = Site(tmp_path_factory.mktemp("site"))
+def built(tmp_path_factory: pytest.TempPathFactory) -> Counted:
+    site = Counted(tmp_path_factory.mktemp("site"))
     assert site.ran() == "ab"
     return site
 
 
-@pytest.fixture
-def site(built: Site, tmp_path: Path) -> Site:
-    """A built site that a test may break."""
-    copy = Site.__new__(Site)
-    copy.root = tmp_path / "site"
-    shutil.copytree(built.root, copy.root)
-    copy.pages = {n: copy.root / "gallery" / "numerics" / p.name for n, p in built.pages.items()}
-    copy.log = copy.root / "runs"
-    copy.env = {"PYTHONPATH": str(copy.root / "src"), "RUNS": str(copy.log)}
-    return copy
-
-
-def test_pages_run_when_what_they_show_may_have_changed(site: Site) -> None:
-    # Processor time: what a machine of its own would take, whoever else is busy here.
-    before = os.times()
-    assert site.ran() == ""  # in another folder, so that all is read again
-    after = os.times()
-    spent = after.children_user + after.children_system
-    assert spent - before.children_user - before.children_system < 10
-    (updated,) = re.findall(r"\d+ added, \d+ changed, \d+ removed", site.build().stdout)
+def test_pages_run_when_what_they_show_may_have_changed(built: Counted) -> None:
+    assert built.ran() == ""
+    (updated,) = re.findall(r"\d+ added, \d+ changed, \d+ removed", built.build()[1])
     assert updated == "0 added, 0 changed, 0 removed"
-    site.pages["b"].write_text(site.pages["b"].read_text() + "\nx = 1\n")
-    assert site.ran() == "b"
-    library = site.root / "src" / "roundoff" / "errors.py"
+    built.pages["plot_b"].write_text(built.pages["plot_b"].read_text() + "\nx = 1\n")
+    assert built.ran() == "b"
+    library = built.root / "src" / "roundoff" / "errors.py"
     library.write_text(library.read_text() + "\n# another line\n")
-    assert site.ran() == "ab"
+    assert built.ran() == "ab"
 
 
-@pytest.mark.slow(reason="five builds of a small site; conf/ alone decides it")
-def test_a_new_record_runs_the_page_that_shows_it(site: Site) -> None:
-    """And no other one: the machines of ten pages are recorded one by one."""
-    assert site.ran() == ""
-    records = site.root / "src" / "roundoff" / "recorded"
-    data = json.loads(next(records.glob("*/*.json")).read_text("utf-8"))
-    for page, runs in (("plot_b", "b"), ("plot_of_no_page", "")):
-        record = records / page / f"{data['machine']}.json"
-        record.parent.mkdir()
-        record.write_text(json.dumps(data | {"page": page}))
-        assert site.ran() == runs
-        assert site.ran() == ""
-
-
-@pytest.mark.slow(reason="conf/ alone decides it")
-def test_a_full_build_runs_what_a_quick_one_did(site: Site) -> None:
-    assert site.ran(fast=False) == "ab"
-    assert site.ran(fast=False) == ""
-
-
-@pytest.mark.slow(reason="conf/ alone decides it; what a changed module runs again is tried above")
-def test_another_version_of_a_package_runs_all_pages(site: Site) -> None:
-    """A distribution that appears on the path is what a changed pin looks like."""
-    (site.root / "src" / "another-2.0.dist-info").mkdir()
-    (site.root / "src" / "another-2.0.dist-info" / "METADATA").write_text(
-        "Metadata-Version: 2.1\nName: another\nVersion: 2.0\n"
-    )
-    assert site.ran() == "ab"
+def test_what_a_page_shows_depends_on_mode_versions_and_its_own_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scripts = [tmp_path / f"plot_{name}.py" for name in "ab"]
+    for script in scripts:
+        script.write_text("")
+    monkeypatch.setattr(hooks, "RECORDED", tmp_path)
+    monkeypatch.setenv("UNITTEST_GOING", "1")
+    known = hooks.stamps(scripts)
+    assert hooks.stamps(scripts) == known
+    (tmp_path / "plot_b").mkdir()
+    (tmp_path / "plot_b" / "machine.json").write_text("{}")
+    recorded = hooks.stamps(scripts)
+    assert {name for name in known if known[name] != recorded[name]} == {"plot_b.py", "all"}
+    monkeypatch.setenv("UNITTEST_GOING", "0")
+    full = hooks.stamps(scripts)
+    assert not full.items() & recorded.items()
+    monkeypatch.setattr(hooks.importlib.metadata, "distributions", list)
+    assert not full.items() & hooks.stamps(scripts).items()
 
 
 FORKS = """
-import gc, os, sys
+import gc, os
 import hooks
 
 class Owner:
@@ -159,8 +109,7 @@ class Owner:
         os.write(1, b"parent " if os.getpid() == parent else b"child ")
 
 parent = os.getpid()
-if sys.argv[1] == "spared":
-    hooks.spare_forks()
+hooks.spare_forks()
 owner = Owner()
 owner.me = owner
 del owner
@@ -172,59 +121,34 @@ gc.collect()
 """
 
 
-@pytest.mark.parametrize(("spared", "by"), [("spared", ["parent"]), ("", ["child", "parent"])])
-def test_a_fork_does_not_collect_what_a_page_has_left(spared: str, by: list[str]) -> None:
+def test_a_fork_does_not_collect_what_a_page_has_left() -> None:
     """A session of ONNX Runtime that ends in a forked process would wait for ever."""
     env = os.environ | {"PYTHONPATH": str(ROOT / "conf")}
-    command = [sys.executable, "-c", FORKS, spared]
+    command = [sys.executable, "-c", FORKS]
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=True, timeout=60)
-    assert done.stdout.split() == by
+    assert done.stdout.split() == ["parent"]
 
 
-def test_the_pages_that_start_first_are_there() -> None:
-    assert all(list(ROOT.glob(f"gallery/*/{name}.py")) for name in hooks.LONGEST)
-    pages = sorted(ROOT.glob("gallery/*/*.py"), key=hooks._longest_first)
-    assert [page.stem for page in pages[: len(hooks.LONGEST)]] == list(hooks.LONGEST)
-
-
-def test_a_page_that_raises_and_a_figure_without_words_fail_the_build(site: Site) -> None:
-    raises, wordless = site.pages["a"], site.pages["b"]
+def test_a_page_that_raises_and_a_figure_without_words_fail_the_build(tmp_path: Path) -> None:
+    site = Counted(tmp_path)
+    raises, wordless = site.pages.values()
     raises.write_text(raises.read_text() + "\nraise ArithmeticError('bits')\n")
     wordless.write_text(wordless.read_text().replace("fig.set_label(", "str("))
-    done = site.build()
-    assert done.returncode != 0
-    shown = done.stdout + done.stderr
+    status, shown = site.build()
+    assert status != 0
     for expected in ("plot_a.py", "ArithmeticError: bits", "Traceback", "a figure without a text"):
         assert expected in shown
 
 
-@pytest.mark.slow(reason="Sphinx sees it; what conf/ sees is tried below")
-def test_a_link_to_a_missing_label_fails_the_build(site: Site) -> None:
-    page = site.pages["a"]
-    page.write_text(page.read_text().replace("What the page", "See :ref:`nowhere`. What the page"))
-    done = site.build()
-    assert done.returncode != 0
-    assert "nowhere" in done.stderr
-
-
 @pytest.mark.slow(reason="conf/ alone decides what is left of a build that was killed")
-@pytest.mark.parametrize("moment", ["a page runs", "a page was written by half"])
-def test_an_interrupted_build_leaves_nothing_wrong(site: Site, moment: str) -> None:
+def test_an_interrupted_build_leaves_nothing_wrong(tmp_path: Path) -> None:
+    site = Counted(tmp_path)
+    assert site.ran(fast=False) == "ab"
     for page in site.pages.values():
         page.write_text(page.read_text() + "\nx = 1\n")
     site.log.write_text("")
     process = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "sphinx",
-            "-c",
-            "conf",
-            "-d",
-            "build/doctrees",
-            "docs",
-            "build/html",
-        ],
+        [*COMMAND, "docs", "build/html"],
         cwd=site.root,
         env=os.environ | {"UNITTEST_GOING": "0", "PAUSE": "30"} | site.env,
         stdout=subprocess.DEVNULL,
@@ -236,15 +160,36 @@ def test_an_interrupted_build_leaves_nothing_wrong(site: Site, moment: str) -> N
         time.sleep(0.1)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    html = site.root / "build" / "html" / "gallery" / "numerics" / "plot_a.html"
-    if moment == "a page was written by half":
-        html.write_text("<html>")
-        # The script's mark is there, what comes after it is not.
-        copied = site.root / "docs" / "gallery" / "numerics" / "plot_a.py"
-        copied.with_suffix(".py.md5").write_text(
-            hashlib.md5(copied.read_text().encode()).hexdigest()
-        )
+    html = site.html("plot_a")
+    html.write_text("<html>")
+    # The script's mark is there, what comes after it is not.
+    copied = site.root / "docs" / "gallery" / "numerics" / "plot_a.py"
+    copied.with_suffix(".py.md5").write_text(hashlib.md5(copied.read_text().encode()).hexdigest())
     assert site.ran(fast=False) == "ab"
-    assert "x = " in site.pages["a"].read_text()
     assert "<h1>Page a" in html.read_text()
     assert (html.parent.parent.parent / "_images").is_dir()
+
+
+ALONE = """'''.. _page-{name}:
+
+Page {name}
+======
+
+One sum.
+'''
+
+# %%
+# A number
+# --------
+print("the sum:", 2 + 2)
+"""
+
+
+@pytest.mark.slow(reason="a build of a small site; conf/ alone decides it")
+def test_a_page_is_built_alone_though_the_others_have_never_run(tmp_path: Path) -> None:
+    home = "What page b has drawn:\n\n.. answer-figure:: plot_b"
+    site = Site(tmp_path, {f"plot_{name}": ALONE.format(name=name) for name in "ab"}, home)
+    status, said = site.build("-D", r"sphinx_gallery_conf.filename_pattern=/plot_a\.py")
+    assert status == 0, said
+    assert "the sum: 4" in site.html("plot_a").read_text("utf-8")
+    assert "the sum: 4" not in site.html("plot_b").read_text("utf-8")

@@ -3,7 +3,6 @@
 import dataclasses
 import re
 import runpy
-import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from docutils.utils import new_document
 from roundoff.page.measurement import Study
 from roundoff.record import RECORDED, read_record, write_record, write_values
 
-from .conftest import ROOT, sphinx
+from .conftest import ROOT, Site
 from .mutants import mutants
 
 sys.path.insert(0, str(ROOT / "conf"))
@@ -93,10 +92,8 @@ def why(*paragraphs: str, **options: str) -> list[str]:
     "sentence",
     [
         "np.sum has [27 <results>] results. It takes [2.3 <time>] times as long.",
-        "float64 is [slower <time>] here: it takes [2.33 <plot_a#time>] times as long.",
-        f"On an H100 np.sum has [27 <results@{H100}>] results.",
-        f"On an H200 np.sum has [27 <results@{H200}>] results.",
-        "It takes [about 2.4 <time>] times as long. No kernel is faster.",
+        "float64 is [slower <time>] here: it takes [about 2.4 <plot_a#time>] times as long.",
+        f"On an H100 np.sum has [27 <results@{H100}>] results. No kernel is faster.",
     ],
 )
 def test_a_true_sentence_passes(records: Path, sentence: str) -> None:
@@ -106,22 +103,14 @@ def test_a_true_sentence_passes(records: Path, sentence: str) -> None:
 @pytest.mark.parametrize(
     ("sentence", "said"),
     [
-        (
-            "It has [28 <results>] results.",
-            "results of plot_a on nvidia-h200: 28 is printed",
-        ),
-        ("It takes [2.4 <time>] times as long.", "time of plot_a on nvidia-h200: 2.4 is printed"),
+        ("It has [28 <results>] results.", "results of plot_a on nvidia-h200: 28 is printed"),
         ("It is [faster <time>].", "faster is printed, its interval says slower"),
         ("It is faster by [2.3 <time>].", "faster stands beside time without an interval"),
         ("Slower: [2.3 <time>] times.", "Slower stands beside time"),
         (f"On an H100 it is [slower <time@{H100}>].", "its interval says no difference measured"),
-        (
-            f"On an H100 it takes [1.0 <time@{H100}>] times.",
-            "plot_a on .*: its test is false",
-        ),
+        (f"On an H100 it takes [1.0 <time@{H100}>] times.", "plot_a on .*: its test is false"),
         (f"It has [27 <results@{H100}>] results.", "does not name H100, and the answer is of nvid"),
         ("It has [27 <results@nvidia-b200>] results.", "was not measured on nvidia-b200"),
-        ("It has [27 <result>] results.", "no value result: expected one of results, time"),
         ("It has [27 <plot_b#results>] results.", "plot_b has no value results: expected one of n"),
         ("It has [2x7 <results>] results.", "'2x7' is no number"),
     ],
@@ -138,24 +127,11 @@ def test_a_page_without_an_answer_names_its_machine(records: Path) -> None:
     assert why("The H200 has [27 <results>] results.", machine="") == []
     (found,) = why("It has [27 <results>] results.", machine="")
     assert "does not name H200, and no answer names its machine" in found
-    (found,) = why("It has [27 <results>] results.", machine=H100)
-    assert f"the answer is of {H100}" in found
 
 
 def test_a_name_counts_in_its_own_sentence(records: Path) -> None:
     (found,) = why(f"The H100 is a GPU. It has [27 <results@{H100}>] results.")
     assert "does not name H100" in found
-
-
-@pytest.mark.parametrize("column", ["results", "ratio"])
-def test_a_record_that_changes_is_noticed(records: Path, column: str) -> None:
-    sentence = "np.sum has [27 <results>] results and takes [2.33 <time>] times as long."
-    assert why(sentence) == []
-    rows = ROWS.assign(results=[28, 1]) if column == "results" else ROWS.assign(ratio=[1, 2.38])
-    env = read_record(records / "plot_a" / f"{H200}.json").provenance["t"].environment
-    path = write_record(records, "plot_a", {"t": rows}, env, parts={"t": "cpu"})
-    write_values(path, study().evaluate(read_record(path)))
-    assert len(why(sentence)) == 1
 
 
 def test_the_evidence_shows_every_machine(records: Path) -> None:
@@ -229,6 +205,16 @@ def test_a_mutant_of_its_table_refutes_a_value(name: str, wanted: str) -> None:
     )
 
 
+def test_each_value_of_a_record_is_printed() -> None:
+    printed = set()
+    for path in [*ROOT.glob("gallery/*/*.py"), *ROOT.glob("docs/*.rst")]:
+        for target in re.findall(r":bound:`[^`<]+<([^>]+)>`", path.read_text("utf-8")):
+            printed.add(evidence.split(target, path.stem)[:2])
+    for path in RECORDED.glob("*/*.json"):
+        record = read_record(path)
+        assert not {(record.page, name) for name in record.values} - printed, path
+
+
 # --- a whole build, twice
 
 PAGE = '''"""
@@ -256,46 +242,23 @@ figure.set_label("Nothing.")
 '''
 
 
-@pytest.mark.slow(reason="seven builds of a small site")
+@pytest.mark.slow(reason="five builds of a small site")
 def test_a_false_number_fails_every_build_and_is_named(tmp_path: Path) -> None:
-    for folder in ("conf", "src"):
-        shutil.copytree(ROOT / folder, tmp_path / folder,
-                        ignore=shutil.ignore_patterns("__pycache__", "recorded"))  # fmt: skip
-    section = tmp_path / "gallery" / "numerics"
-    section.mkdir(parents=True)
-    for folder in (section, section.parent):
-        (folder / "GALLERY_HEADER.rst").write_text("Numerics\n========\n\nWords.\n")
-    (tmp_path / "docs").mkdir()
-    (tmp_path / "docs" / "index.rst").write_text(
-        "Home\n====\n\n.. toctree::\n\n   gallery/numerics/index\n"
-    )
-    script = section / "plot_a.py"
-    script.write_text(PAGE)
+    site = Site(tmp_path, {"plot_a": PAGE})
     recorded = tmp_path / "src" / "roundoff" / "recorded"
     record(recorded)
-    env = {"PYTHONPATH": str(tmp_path / "src")}
-
-    def build() -> tuple[int, str]:
-        done = sphinx(tmp_path, **env)
-        return done.returncode, done.stderr
-
-    status, said = build()
+    status, said = site.build()
     assert status == 0, said
-    html = (tmp_path / "build" / "html" / "gallery" / "numerics" / "plot_a.html").read_text("utf-8")
+    html = site.html("plot_a").read_text("utf-8")
     assert 'href="#evidence-results"><strong>27</strong>' in html
-    changes = {
-        "2.4 <time>": "value time of plot_a on nvidia-h200: 2.4 is printed and 2.33 measured",
-        "2.3 <time@nvidia-b200>": "value time of plot_a was not measured on nvidia-b200",
-    }
-    for changed, why in changes.items():
-        script.write_text(PAGE.replace("2.3 <time>", changed))
-        for _ in range(2):
-            status, said = build()
-            assert status != 0
-            assert why in said
-    script.write_text(PAGE)
+    site.pages["plot_a"].write_text(PAGE.replace("2.3 <time>", "2.4 <time>"))
+    for _ in range(2):
+        status, said = site.build()
+        assert status != 0
+        assert "value time of plot_a on nvidia-h200: 2.4 is printed and 2.33 measured" in said
+    site.pages["plot_a"].write_text(PAGE)
     record(recorded, ratio=2.33, low=0.9, high=2.4)  # the page is as it was
     for _ in range(2):
-        status, said = build()
+        status, said = site.build()
         assert status != 0
         assert "slower is printed, its interval says no difference measured" in said

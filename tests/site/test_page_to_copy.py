@@ -1,11 +1,10 @@
 """The page to copy and its study: they run as they are, agree, and become a page of the site."""
 
 import os
-import re
 import runpy
-import shutil
 import subprocess
 import sys
+from argparse import Namespace
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -13,19 +12,10 @@ import pytest
 
 from roundoff.environment import environment, machine_name
 
-from .conftest import ROOT, sphinx
-from .test_build import HEADER, INDEX
+from .conftest import ROOT, Site
 
 COPIED = ROOT / "studies" / "page_to_copy"
 PAGE, STUDY = COPIED / "plot_long_sum.py", COPIED / "long_sum.py"
-
-
-def test_they_can_be_read_in_one_go() -> None:
-    for path in (PAGE, STUDY):
-        assert len(path.read_text("utf-8").splitlines()) <= 150
-    cells = re.split(r"^# %%.*\n", PAGE.read_text("utf-8"), flags=re.MULTILINE)[1:]
-    code = [[line for line in cell.splitlines() if line and line[0] != "#"] for cell in cells]
-    assert max(map(len, code)) <= 20
 
 
 def test_page_and_study_agree(monkeypatch, capsys) -> None:
@@ -38,47 +28,32 @@ def test_page_and_study_agree(monkeypatch, capsys) -> None:
     assert all(len(figure.get_label().split()) >= 5 for figure in figures)
     assert len(figures) >= 2
     study = runpy.run_path(str(STUDY))["study"]
-    (row, *_) = study.tables["sums"](study_options(study))
+    options = {name: option[0] for name, option in study.options.items()}
+    (row, *_) = study.tables["sums"](Namespace(**options))
     assert float(page["sums"][-1]) == row["sum"]
     assert page["rows"][0]["error %"] == pytest.approx(100 * row["error"], rel=1e-12)
     assert f"{row['error']:.2%}".replace("%", " %") in PAGE.read_text("utf-8")
     assert "off by 0.00974 %" in capsys.readouterr().out  # its own cell
 
 
-def study_options(study):
-    from argparse import Namespace
-
-    return Namespace(**{name: option[0] for name, option in study.options.items()})
-
-
 @pytest.mark.slow(reason="two builds of a small site; the two files are run above")
 def test_a_copy_is_recorded_and_built_alone(tmp_path: Path) -> None:
-    for folder in ("conf", "src"):
-        shutil.copytree(ROOT / folder, tmp_path / folder,
-                        ignore=shutil.ignore_patterns("__pycache__", "recorded"))  # fmt: skip
-    (tmp_path / "docs").mkdir()
+    machine = machine_name(environment())
     # The page leads to two labels of the site.
     labels = ".. _reduction-order:\n\nOrder\n-----\n"
-    (tmp_path / "docs" / "index.rst").write_text(f"{INDEX}\n{labels}")
-    section = tmp_path / "gallery" / "numerics"
-    section.mkdir(parents=True)
-    for folder in (section, section.parent):
-        (folder / "GALLERY_HEADER.rst").write_text(HEADER)
-    (tmp_path / "studies").mkdir()
-    machine, page = machine_name(environment()), section / PAGE.name
-    page.write_text(PAGE.read_text("utf-8").replace("MACHINE", machine))
+    text = PAGE.read_text("utf-8").replace("MACHINE", machine)
+    site = Site(tmp_path, {PAGE.stem: text}, labels)
     study = tmp_path / "studies" / STUDY.name
+    study.parent.mkdir()
     study.write_text(STUDY.read_text("utf-8").replace("MACHINE", machine))
-    env = {"PYTHONPATH": str(tmp_path / "src")}
     command = [sys.executable, str(study), "--record", "--commit", "feed"]
-    done = subprocess.run(command, env=os.environ | env, capture_output=True, text=True, check=True)
-    assert f"plot_long_sum/{machine}.json" in done.stderr
+    subprocess.run(command, env=os.environ | site.env, check=True)
     alone = ("-D", r"sphinx_gallery_conf.filename_pattern=/plot_long_sum\.py")
-    built = sphinx(tmp_path, *alone, **env)
-    assert built.returncode == 0, built.stderr
-    html = (tmp_path / "build/html/gallery/numerics/plot_long_sum.html").read_text("utf-8")
+    status, said = site.build(*alone)
+    assert status == 0, said
+    html = site.html(PAGE.stem).read_text("utf-8")
     assert 'href="#evidence-drift"><strong>0.96 %</strong>' in html
-    page.write_text(page.read_text("utf-8").replace("0.96 %", "0.97 %"))
-    built = sphinx(tmp_path, *alone, **env)
-    assert built.returncode != 0
-    assert "0.97 % is printed" in built.stderr
+    site.pages[PAGE.stem].write_text(text.replace("0.96 %", "0.97 %"))
+    status, said = site.build(*alone)
+    assert status != 0
+    assert "0.97 % is printed" in said

@@ -4,7 +4,7 @@ A :class:`~roundoff.page.measurement.Study` measures tables, keeps them beside t
 were measured in, and defines the values that a page may print.
 """
 
-from .style import DARK, PALETTE, dark, subplots, use_style
+from .style import DARK, PALETTE, use_style
 from .values import StudyError, choose
 
 __all__ = [
@@ -12,7 +12,5 @@ __all__ = [
     "PALETTE",
     "StudyError",
     "choose",
-    "dark",
-    "subplots",
     "use_style",
 ]

@@ -18,23 +18,21 @@ import torch
 from roundoff.dtypes import onnx_dtype_to_torch_dtype
 from roundoff.errors import ModelError, RoundoffError, UnsupportedError
 from roundoff.fusion.editor import Dim
-from roundoff.fusion.products import Into
 from roundoff.ort import OrtSession, session
 from roundoff.ort.binding import CUDA
 from roundoff.timing.harness import no_collection
 
 from .lists import SPLITS_SLICES, passes_a_list, without_lists
 from .sizes import known
-from .steps import Buffers, IntoStep, KernelStep, Partition, Slot, Step, constant, signature
+from .steps import Buffers, KernelStep, Partition, Slot, Step, constant, signature
 
 __all__ = [
     *("CudaGraphProgram", "Program", "addresses", "partitions", "picked", "split_precomputed"),
     *("unmoved", "without_counts"),
 ]
 
-#: What runs a node of domain "roundoff": (input tensors, attributes) -> output tensors, or one that
-#: writes into tensors that it is passed.
-TorchKernel = Callable[[Sequence[Any], dict[str, Any]], Sequence[torch.Tensor]] | Into
+#: What runs a node of domain "roundoff": (input tensors, attributes) -> output tensors.
+TorchKernel = Callable[[Sequence[Any], dict[str, Any]], Sequence[torch.Tensor]]
 _NO_SIZES: Mapping[str, int] = {}
 #: Written outputs up to this many elements keep memory of their own: they are copied from it.
 _SMALL = 256
@@ -356,12 +354,7 @@ class Program:
         self._known: dict[bytes, tuple[OrtSession, list[str]]] = {}
         self.steps: list[Step] = []
         #: Values for which a kernel makes new memory at each run.
-        self._made = {
-            o
-            for n in graph.node
-            if n.domain == "roundoff" and not isinstance(kernels.get(n.op_type), Into)
-            for o in n.output
-        }
+        self._made = {o for n in graph.node if n.domain == "roundoff" for o in n.output}
         #: Outputs that are written where an input lies.
         self.in_place = in_place = {
             o: i for o, i in written_in_place(model).items() if self._slots[o].shape is not None
@@ -410,15 +403,11 @@ class Program:
         self.live = [at for at, n in enumerate(self.inputs) if n not in self._steady or n in read]
         self.buffers = Buffers(self.steps, device, {self._slots[n].index for n in self.outputs})
 
-    def _kernel(
-        self, node: onnx.NodeProto, kernels: Mapping[str, TorchKernel]
-    ) -> KernelStep | IntoStep:
+    def _kernel(self, node: onnx.NodeProto, kernels: Mapping[str, TorchKernel]) -> KernelStep:
         kernel = kernels.get(node.op_type)
         if kernel is None:
             raise ModelError("no kernel of ours has this name", got=node.op_type,
                              expected=", ".join(sorted(kernels)))  # fmt: skip
-        if isinstance(kernel, Into):
-            return IntoStep(node, self._slots, kernel, self._seen)
         return KernelStep(node, self._slots, kernel)
 
     def _slot(self, value: onnx.ValueInfoProto) -> None:

@@ -18,7 +18,6 @@ import onnx
 import torch
 
 from roundoff.fusion.editor import Dim, static
-from roundoff.fusion.products import Into
 from roundoff.ort import OrtSession
 from roundoff.ort.binding import translated
 from roundoff.ort.tensors import from_ort
@@ -26,7 +25,7 @@ from roundoff.ort.tensors import from_ort
 from .sizes import evaluate
 
 __all__ = [
-    *("Buffers", "IntoStep", "KernelStep", "Partition", "Slot", "Step", "constant", "signature"),
+    *("Buffers", "KernelStep", "Partition", "Slot", "Step", "constant", "signature"),
 ]
 
 #: Symbolic sizes -> a new tensor.
@@ -309,29 +308,7 @@ class KernelStep:
                 values[index] = tensor
 
 
-class IntoStep:
-    """One node of domain "roundoff", whose kernel writes into buffers as a partition does."""
-
-    def __init__(
-        self,
-        node: onnx.NodeProto,
-        slots: Mapping[str, Slot],
-        kernel: Into,
-        returned: Container[str],
-    ) -> None:
-        self._kernel, self._attributes = kernel.run, _attributes(node)
-        self.made: list[int] = []
-        self.reads = [slots[i].index for i in node.input]
-        self._outputs = [slots[o].index for o in node.output]
-        self.buffered = [slots[o] for o in node.output
-                         if o not in returned and slots[o].shape is not None]  # fmt: skip
-
-    def run(self, values: list[Any], sizes: Mapping[str, int], settled: bool) -> None:
-        inputs = [values[i] for i in self.reads]
-        self._kernel(inputs, [values[o] for o in self._outputs], self._attributes)
-
-
-Step = Partition | KernelStep | IntoStep
+Step = Partition | KernelStep
 
 
 def constant(tensor: onnx.TensorProto, device: torch.device) -> torch.Tensor:

@@ -10,6 +10,10 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx_ir as ir
+from onnx_ir.passes.common import (
+    CommonSubexpressionEliminationPass,
+    DeduplicateInitializersPass,
+)
 
 from roundoff.arguments import check_choice, check_number
 from roundoff.errors import ArgumentError, ModelError
@@ -357,6 +361,12 @@ class Editor:
             if not self.uses(value):
                 del self.graph.initializers[name]
         self.graph.sort()
+
+    def merge_equal_nodes(self) -> bool:
+        """Compute once what nodes of one operator, inputs and attributes compute; whether any."""
+        equal = ir.passes.Sequential(DeduplicateInitializersPass(16),
+                                     CommonSubexpressionEliminationPass())  # fmt: skip
+        return bool(equal(self.model).modified)
 
     def fresh(self, name: str) -> str:
         """A value's name that the graph does not use yet."""

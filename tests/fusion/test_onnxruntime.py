@@ -62,8 +62,9 @@ ROTARY = """g (float[2, 3, {d}] q, float[1, 3, {f}] f) => (float[2, 2, 3, {h}] y
   a = Mul(x, c) b = Mul(r, n) y = Add(a, b) }}"""
 
 
-def rotary(other: str = "f", turned: str = "m, x1") -> list[str]:
+def rotary(other: str = "f", turned: str = "m, x1", negated: str = "x2") -> list[str]:
     text = ROTARY.format(d=16, f=4, h=8, other=other, turned=turned)
+    text = text.replace("Neg(x2)", f"Neg({negated})")
     constants = {"s": np.array([2, 3, 2, 8]), "one": np.array([1]), "halves": np.array([4, 4])}
     if other != "f":
         text = text.replace("t = Concat", "e = Neg(f) t = Concat")
@@ -74,7 +75,7 @@ def test_rotary() -> None:
     assert "RotaryEmbedding" in rotary()
 
 
-@pytest.mark.parametrize("change", [{"other": "e"}, {"turned": "x1, m"}], ids=str)
+@pytest.mark.parametrize("change", [{"other": "e"}, {"turned": "x1, m"}, {"negated": "x1"}])
 def test_rotary_near_misses(change: dict[str, str]) -> None:
     assert "RotaryEmbedding" not in rotary(**change)
 
@@ -161,7 +162,7 @@ def spread_lengths(
 
 
 @pytest.mark.parametrize("batch", [2, 8])
-@pytest.mark.parametrize("layers", [1, 3, 4, 16, 17, 20, 40])
+@pytest.mark.parametrize("layers", [3, 4, 17, 20])
 def test_lengths_are_spread_at_once(batch: int, layers: int) -> None:
     """Sixteen together, and what remains where it is at least four."""
     ops, joined = spread_lengths(batch, layers), layers // 16 + (layers % 16 >= 4)
@@ -356,5 +357,3 @@ def test_is_causal(dtype: type) -> None:
             broken[i, j] = -1
             assert not is_causal(broken, 4)
     assert not is_causal(np.triu(np.full((4, 4), -1e4 / 7, dtype), 1), 4)
-
-

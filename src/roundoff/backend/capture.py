@@ -15,7 +15,6 @@ from torch._dynamo.guards import GuardBuilder, install_guard
 from torch._dynamo.symbolic_convert import TensorifyState
 from torch.utils._python_dispatch import (
     _disable_current_modes,
-    is_traceable_wrapper_subclass,
 )
 
 from roundoff.errors import UnsupportedError
@@ -27,7 +26,6 @@ __all__ = [
     "is_number",
     "keep_composites",
     "outside",
-    "passes_through",
 ]
 
 # Functionalisation takes a product with a weight apart into views and a two-axis product, and
@@ -259,37 +257,6 @@ def _as_strided_scatter(
 
 #: AOTAutograd writes inputs that overlap as strided views of one base.
 STRIDED = {torch.ops.aten.as_strided_scatter.default: _as_strided_scatter}
-
-
-def passes_through(args: Sequence[Any], examples: Sequence[Any]) -> bool:
-    """Whether AOTAutograd leaves nothing to do around a call, which it says while it compiles.
-
-    It then hands the inputs of dynamo's graph to the functional one, and returns what that
-    returns: no input is written to, no output is a view, and no mode has to be set back, unless
-    autocast is on.
-
-    Parameters
-    ----------
-    args, examples
-        Inputs of dynamo's graph and of the functional one.
-    """
-    context = torch._guards.TracingContext.try_get()
-    metadata = None if context is None else context.fw_metadata
-    if metadata is None or len(args) != len(examples):
-        return False
-    around = (
-        metadata.num_mutated_inp_runtime_indices,
-        metadata.num_outputs_aliased,
-        metadata.num_intermediate_bases,
-        metadata.grad_enabled_mutation is not None,
-        any(i.mutates_data for i in metadata.input_info),
-        metadata.dynamic_outputs,
-        metadata.is_rng_op_functionalized,
-        metadata.tokens,
-        getattr(metadata, "act_input_indices", ()),  # from torch 2.12 on
-        any(map(is_traceable_wrapper_subclass, args)),
-    )
-    return not any(around)
 
 
 @contextlib.contextmanager

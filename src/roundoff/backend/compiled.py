@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import onnx
@@ -301,13 +301,6 @@ class Compiled:
 
     def __getitem__(self, key: str) -> Any:
         return self if key == "compiled" else getattr(self, KEYS[key])
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.keys())
-
-    def keys(self) -> list[str]:
-        """The items' names."""
-        return [*KEYS, "compiled"]
 
     def __call__(self, args: list[Any]) -> list[Any]:
         """Run; *args* as the graph takes them, integers included."""

@@ -23,7 +23,6 @@ from .capture import (
     fixed_numbers,
     is_number,
     keep_composites,
-    passes_through,
 )
 from .compiled import ByNumbers, Compiled, readable
 from .variant import CompileSettings
@@ -160,8 +159,6 @@ def onnx_custom_backend(
         kept = keep_composites(graph_module, fixed)
         places = [n for n in graph_module.graph.nodes if n.op == "placeholder"]
         known = {i: fixed[p] for i, p in enumerate(places) if p in fixed}
-        direct: list[Callable[..., Any]] = []
-        autocast = torch._C._is_any_autocast_enabled()  # which AOTAutograd ends for the compiler
 
         def compiler(gm: torch.fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
             own = gm.graph.find_nodes(op="placeholder")
@@ -174,26 +171,17 @@ def onnx_custom_backend(
             weights = [i in static for i in range(len(own))]
             make = functools.partial(Compiled, gm, examples, names, weights, settings)
             constants = known if same else {}
-            compiled = ByNumbers(numbers, constants, make) if numbers else make(constants)
-            if not autocast and passes_through(args, examples):
-                direct.append(compiled)
-            return compiled
+            return ByNumbers(numbers, constants, make) if numbers else make(constants)
 
         with as_constants(fixed):
-            wrapped = aot_autograd(
+            return aot_autograd(
                 fw_compiler=compiler, decompositions=STRIDED, keep_inference_input_mutations=True
             )(kept, args)
-        return _unboxed(direct[0]) if direct else wrapped
     except RoundoffError as e:
         if torch._guards.TracingContext.try_get() is None:
             raise
         # Dynamo would wrap it: raised from the compiled function it reaches the caller as it is.
         return _refusing(e)
-
-
-def _unboxed(compiled: Callable[..., Any]) -> Callable[..., Any]:
-    """Without AOTAutograd's wrapper, where it would only take time (12 µs a call)."""
-    return lambda *inputs: compiled(list(inputs))
 
 
 def _refusing(error: RoundoffError) -> Callable[..., Any]:

@@ -10,7 +10,6 @@ import dataclasses
 import functools
 import hashlib
 import itertools
-import math
 from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
@@ -49,25 +48,14 @@ class Slot:
         """Whether its sizes may differ from call to call."""
         return self.shape is None or not static(*self.shape)
 
-    @property
-    def elements(self) -> int:
-        """How many, of sizes that are numbers."""
-        return math.prod(int(n) for n in self.shape or ())
-
     def maker(self, device: torch.device) -> Maker:
-        """What allocates this value; with strides given, in half the time of torch.empty."""
-        if self.moving:
-            return functools.partial(self._sized, device)
-        shape = tuple(int(n) for n in self.shape or ())
-        strides = [math.prod(n or 1 for n in shape[i + 1 :]) for i in range(len(shape))]
-        make = functools.partial(
-            torch.empty_strided, shape, tuple(strides), dtype=self.dtype, device=device
-        )
-        return lambda sizes: make()
+        """What allocates this value."""
 
-    def _sized(self, device: torch.device, sizes: Mapping[str, int]) -> torch.Tensor:
-        shape = [evaluate(d, sizes) for d in self.shape or ()]
-        return torch.empty(shape, dtype=self.dtype, device=device)
+        def make(sizes: Mapping[str, int]) -> torch.Tensor:
+            shape = [evaluate(d, sizes) for d in self.shape or ()]
+            return torch.empty(shape, dtype=self.dtype, device=device)
+
+        return make
 
 
 def signature(model: onnx.ModelProto) -> tuple[bytes, list[str]]:

@@ -122,18 +122,11 @@ def _split(c: Converter, node: Any, x: Any, _: Any, axis: int = 0) -> Any:
 
 @writes("unbind.int")
 def _unbind(c: Converter, node: Any, x: Any, axis: int = 0) -> Any:
-    examples, value = node.meta["val"], c.tensor(x)
-    axis = axis_of(axis, rank_of(x))
-    thin = dims_of(value)
-    thin[axis] = 1
-    if len(examples) == 1:
-        return [c.reshape(value, thin[:axis] + thin[axis + 1 :])]
-    lengths = c.ints([1] * len(examples))
-    parts = [c.value_like(e) for e in examples]
-    for part in parts:
-        part.shape = ir.Shape(thin)
-    c.add("Split", [value, lengths], parts, axis=axis)
-    return [c.reshape(p, dims(e.shape)) for p, e in zip(parts, examples, strict=True)]
+    value, axis = c.tensor(x), axis_of(axis, rank_of(x))
+    return [
+        c.op("Gather", value, c.constant(np.array(i, np.int64)), shape=dims(e.shape), axis=axis)
+        for i, e in enumerate(node.meta["val"])
+    ]
 
 
 @writes("repeat")

@@ -31,6 +31,8 @@ def test_random_values_are_no_constants() -> None:
     { r = RandomNormal<shape = [2]>() y = Add(x, r) }"""
     made, _ = fuse(model(text), "default")
     assert [n.op_type for n in made.graph.node] == ["RandomNormal", "Add"]
+    text = "g (float[2] x) => (float[2] y) { a = Bernoulli(x) b = Bernoulli(x) y = Sub(a, b) }"
+    assert len(fuse(model(text), "default")[0].graph.node) == 3
 
 
 @pytest.mark.parametrize(

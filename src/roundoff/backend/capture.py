@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
-import logging
 import operator
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -268,15 +266,6 @@ def outside() -> Iterator[None]:
         torch.inference_mode(False),
         torch.no_grad(),
         warnings.catch_warnings(),
-        contextlib.redirect_stdout(io.StringIO()),
     ):
         warnings.simplefilter("ignore")
-        logs = [logging.getLogger(n) for n in ("torch.onnx", "onnxscript", "onnx_ir")]
-        levels = [log.level for log in logs]
-        for log in logs:
-            log.setLevel(logging.ERROR)
-        try:
-            yield
-        finally:
-            for log, level in zip(logs, levels, strict=True):
-                log.setLevel(level)
+        yield

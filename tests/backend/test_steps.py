@@ -27,6 +27,7 @@ CPU = torch.device("cpu")
 #: by one that returns a view of what it reads.
 KERNELS: dict[str, Any] = {
     "Twice": lambda inputs, attributes: (inputs[0] * 2,),
+    "Both": lambda inputs, attributes: (inputs[0] - 2 * inputs[1],),
     "New": lambda inputs, attributes: (inputs[0] - 1,),
     "View": lambda inputs, attributes: (inputs[0].view(inputs[0].shape),),
 }
@@ -34,6 +35,7 @@ MEANS = {
     "Add": lambda a, b: a + b,
     "Sub": lambda a, b: a - b,
     "Twice": lambda a: a + a,
+    "Both": lambda a, b: a - 2 * b,
     "New": lambda a: a - 1,
     "View": lambda a: a,
 }
@@ -71,7 +73,9 @@ def graphs(draw: st.DrawFn) -> tuple[list[tuple[str, tuple[int, ...]]], set[int]
         op = draw(st.sampled_from(sorted(MEANS)))
         # Near values more often: those that are far keep all memory in use.
         near = st.integers(max(0, at - 2), at + 1) | st.integers(0, at + 1)
-        nodes.append((op, tuple(draw(near) for _ in range(2 if op in ("Add", "Sub") else 1))))
+        nodes.append(
+            (op, tuple(draw(near) for _ in range(2 if op in ("Add", "Both", "Sub") else 1)))
+        )
     last = len(nodes) + 1
     return nodes, {last} | draw(st.sets(st.integers(2, last), max_size=2))
 
@@ -80,6 +84,8 @@ def graphs(draw: st.DrawFn) -> tuple[list[tuple[str, tuple[int, ...]]], set[int]
          "3")  # fmt: skip
 @example(([("Add", (0, 1)), ("Twice", (2,)), ("Add", (3, 1)), ("Twice", (4,)), ("Add", (5, 1))],
           {4, 6}), "3")  # fmt: skip
+@example(([("Add", (0, 1)), ("Twice", (2,)), ("Add", (3, 2)), ("Add", (4, 2)), ("Both", (4, 5)),
+           ("Sub", (6, 0))], {7}), "3")  # fmt: skip
 @settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(graphs(), st.sampled_from(["3", "n"]))
 def test_memory_is_used_again_only_when_nothing_reads_it(

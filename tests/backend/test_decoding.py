@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import random
 from collections.abc import Callable
 from typing import Any
@@ -13,8 +12,7 @@ import pytest
 import torch
 from through_backend import compiled, through
 
-from roundoff.backend.program import Program, addresses, unmoved, written_in_place
-from roundoff.backend.steps import Partition
+from roundoff.backend.program import unmoved, written_in_place
 from roundoff.backend.variant import CompileSettings, chosen_providers
 from roundoff.errors import ModelError, ShapeError
 from roundoff.fusion import OptimizationOptions
@@ -87,7 +85,7 @@ def test_a_static_cache_is_written_where_it_lies(shape: tuple[int, ...], opset: 
 UNFUSED = [("CUDAExecutionProvider", {"sdpa_kernel": "16"})]
 REPLAYED = CompileSettings(
     opset=None, verbose=0, options=OptimizationOptions(), storage=None, dump_prefix=None,
-    providers=None, check=False, cuda_graph=True,
+    providers=None, cuda_graph=True,
 )  # fmt: skip
 GIVEN = [("CUDAExecutionProvider", {"sdpa_kernel": "8"})]
 
@@ -96,12 +94,10 @@ GIVEN = [("CUDAExecutionProvider", {"sdpa_kernel": "8"})]
     ("expected", "change"),
     [
         (UNFUSED, {}),
-        (UNFUSED, {"rows": "16"}),
+        (UNFUSED, {"rows": "16", "batch": "32"}),
         (None, {"rows": "17"}),  # a prefill
-        (UNFUSED, {"batch": "32"}),
         (None, {"batch": "33"}),
         (None, {"rows": "n"}),
-        (None, {"batch": "n"}),
         (None, {"kind": "float"}),
         (None, {"op": "GroupQueryAttention"}),
         (None, {"more": "17"}),  # of which one attention has too many
@@ -109,7 +105,6 @@ GIVEN = [("CUDAExecutionProvider", {"sdpa_kernel": "8"})]
         (None, {"graph": False}),
         (None, {"device": "cpu"}),
         (GIVEN, {"given": GIVEN}),
-        (GIVEN, {"given": GIVEN, "graph": False}),
     ],
     ids=str,
 )
@@ -132,25 +127,12 @@ def test_a_decode_step_in_a_cuda_graph_gets_unfused_attention(
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("expected", "length"), [(UNFUSED, 1), (UNFUSED, 5), (None, 20)])
-def test_attention_as_it_is_fused_tells_a_step_from_a_prefill(expected: Any, length: int) -> None:
-    attend = functools.partial(torch.nn.functional.scaled_dot_product_attention, enable_gqa=True)
-    run, graphs = compiled(attend, options=OptimizationOptions(processor="CUDA"))
-    q, k = (torch.randn(2, heads, n, 8).half() for heads, n in [(4, length), (2, 24)])
-    torch.testing.assert_close(run(q, k, k), attend(q, k, k), rtol=1e-2, atol=1e-2)
-    (graph,) = graphs
-    assert chosen_providers(graph.model, torch.device("cuda"), REPLAYED) == expected
-
-
-@torch.no_grad()
 @pytest.mark.parametrize(
     ("opset", "asked", "processor", "axis", "places", "written", "last"),
     [
         (24, None, "CUDA", 1, [4], True, torch.relu),
         (20, None, "CPU", 1, [4], True, torch.relu),
-        (20, None, None, 1, [4], True, torch.relu),
         (20, 20, "CUDA", 1, [4], True, torch.relu),
-        (24, 24, "CPU", 1, [4], True, torch.relu),
         (20, None, "CUDA", 1, [4, 1], True, torch.relu),
         (20, None, "CUDA", 0, [1], True, torch.relu),
         (20, None, "CUDA", 1, [4], False, torch.relu),
@@ -203,30 +185,6 @@ def step(
     length.add_(1)
     cache.index_copy_(1, at, new)
     return cache.sum(1) @ weight
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("marked", [True, False])
-def test_a_step_binds_its_outputs_alone(marked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No address of a weight or a cache, and no new memory for what is copied anyway."""
-    bound: list[str] = []
-    bind = Partition._bind
-
-    def counted(self: Any, i: int, tensor: Any) -> None:
-        bound.append(self.names[i])
-        bind(self, i, tensor)
-
-    monkeypatch.setattr(Partition, "_bind", counted)
-    run = through(step)
-    weight, new = torch.nn.Parameter(torch.eye(3)), torch.randn(2, 1, 3)
-    caches = [(torch.zeros(2, 6, 3), torch.tensor(0)) for _ in range(2)]
-    for t in caches[0] if marked else ():
-        torch._dynamo.mark_static_address(t)
-    for _ in range(4):
-        bound.clear()
-        torch.testing.assert_close(run(*caches[0], weight, new), step(*caches[1], weight, new))
-        assert all(torch.equal(a, b) for a, b in zip(*caches, strict=True))
-    assert set(bound) <= {"output_0"}
 
 
 def count_on(length: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
@@ -352,7 +310,7 @@ def resized(t: torch.Tensor) -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(6))
 def test_tensors_that_move_are_read_and_written_where_they_lie(seed: int) -> None:
     """Two sets of tensors in turn, of which one moves now and then; a row may be the cache's."""
     call, rng = around(), random.Random(seed)
@@ -409,26 +367,6 @@ def test_a_size_that_is_not_the_graphs_is_an_error(which: int) -> None:
     torch.testing.assert_close(call(*ours), step(*wanted))
 
 
-@torch.no_grad()
-def test_another_batch_or_type_is_another_graph() -> None:
-    run, graphs = compiled(step)
-    for batch, dtype in [(2, torch.float32), (3, torch.float32), (2, torch.float64)] * 2:
-        ours = [torch.randn(batch, 6, 3), torch.tensor(1), torch.randn(3, 3)]
-        ours.append(torch.randn(batch, 1, 3))
-        ours = [t.to(dtype) if t.is_floating_point() else t for t in ours]
-        wanted = [t.clone() for t in ours]
-        for _ in range(2):
-            torch.testing.assert_close(run(*ours), step(*wanted))
-        assert all(torch.equal(a, b) for a, b in zip(ours, wanted, strict=True))
-    assert len(graphs) == 3
-
-
-@pytest.mark.parametrize("places", [[], [1], [2, 0], [0, 2], [1, 2, 3], [0, 2, 1, 3]])
-def test_addresses_are_those_at_the_places(places: list[int]) -> None:
-    tensors = [torch.zeros(2) for _ in range(4)]
-    assert addresses(places)(tensors) == [tensors[i].data_ptr() for i in places]
-
-
 def compared(tensors: list[Any], known: list[Any], places: list[int]) -> bool:
     """torch's comparison of addresses, where it is built for CUDA."""
     return all(tensors[i].data_ptr() == known[i] for i in places)
@@ -440,7 +378,7 @@ def in_order(tensors: list[Any], known: list[Any], places: list[int]) -> bool:
 
 
 @pytest.mark.parametrize("compare", [None, compared, in_order, lambda *_: True, lambda *_: False])
-@pytest.mark.parametrize("places", [[], [1], [2, 0], [0, 1, 2, 3]])
+@pytest.mark.parametrize("places", [[], [2, 0], [0, 1, 2, 3]])
 def test_a_tensor_that_moves_is_noticed_by_any_comparison(
     compare: Any, places: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -466,17 +404,3 @@ def test_a_tensor_that_moves_is_noticed_by_any_comparison(
         tensors[i].data = kept.clone()
         assert still(tensors) == (i not in places)
         tensors[i].data = kept
-
-
-def test_a_settled_run_reads_what_changes_its_size() -> None:
-    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 20]>
-      g (float[n] cache, float[2] weight) => (float[n] twice, float[2] less) {
-        twice = Add(cache, cache)
-        less = Neg(weight) }""")
-    program = Program(model, torch.device("cpu"), {}, steady=["cache", "weight"])
-    assert program.live == [0]
-    weight = torch.ones(2)
-    for n, settled in [(2, False), (3, True), (2, True)]:
-        inputs = [torch.ones(n), None if settled else weight]
-        twice, less = program.run(inputs, {"n": n}, settled)  # type: ignore[arg-type]
-        assert (twice.tolist(), less.tolist()) == ([2] * n, [-1, -1])

@@ -1,4 +1,4 @@
-"""Beside eager: special values, arguments that are rarely given, draws, views of other types."""
+"""Beside eager: special values, numbers beside tensors, indices, signs of zero, draws."""
 
 from __future__ import annotations
 
@@ -11,11 +11,9 @@ import torch
 from through_backend import through
 
 from roundoff.backend import onnx_custom_backend
-from roundoff.errors import UnsupportedError
 
 F = torch.nn.functional
 INF, NAN = math.inf, math.nan
-LARGEST = torch.finfo(torch.float32).max
 
 
 def same_bits(f: Callable[..., Any], *inputs: Any, dynamic: bool | None = None) -> None:
@@ -33,24 +31,13 @@ def draw(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
 
 
-# Ranges
-
-
-def test_a_range_of_floats_has_the_length_and_the_numbers_of_torch() -> None:
+def test_a_range_has_the_length_and_the_numbers_of_torch() -> None:
     """ONNX's Range counts in float32: 12 numbers from 0 to 1.1 by 0.1, where torch has 11."""
-    bounds = [(0.0, k * step, step) for step in (0.1, 0.2, 0.3, 1 / 7) for k in (7, 11, 49)]
-    bounds += [(1.0, 0.0, -1 / 3000), (-1, 1, 0.1)]
-    same_bits(lambda: tuple(torch.arange(*b) for b in bounds))
-    same_bits(lambda x: x * torch.arange(0.0, 1.1, 0.1), torch.ones(11))
+    bounds = [(0.0, k * step, step) for step in (0.1, 1 / 7) for k in (7, 11, 49)]
+    whole = [(16777210, 16777231), (33554430, 33554451, 3), (5, 0, -2)]
+    same_bits(lambda: (*(torch.arange(*b) for b in [*bounds, (1.0, 0.0, -1 / 3000), (-1, 1, 0.1)]),
+                       *(torch.arange(*b, dtype=torch.float32) for b in whole)))  # fmt: skip
 
-
-def test_a_range_of_whole_numbers_that_float32_does_not_hold() -> None:
-    bounds = [(16777210, 16777231), (33554430, 33554451, 3), (-5, 40, 7), (5, 0, -2)]
-    same_bits(lambda: tuple(torch.arange(*b, dtype=torch.float32) for b in bounds))
-    same_bits(lambda: (torch.arange(0, 2.5, dtype=torch.int64), torch.arange(2, 9, 2.5)))
-
-
-def test_a_range_of_floats_of_a_size() -> None:
     def f(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         n = x.shape[0]
         return (torch.arange(0, n, 0.1), torch.linspace(0, 1, n), torch.arange(1.0, 0.0, -1 / n),
@@ -62,49 +49,24 @@ def test_a_range_of_floats_of_a_size() -> None:
             assert torch.equal(made, expected)
 
 
-# Extremes and moments
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-@pytest.mark.parametrize("largest", [True, False])
-def test_topk_knows_infinity_from_the_largest_number(dtype: torch.dtype, largest: bool) -> None:
-    most = torch.finfo(dtype).max
-    x = torch.tensor([[most, INF, 1.0, -INF, -most], [INF, most, NAN, -most, -INF]], dtype=dtype)
-    same_bits(lambda x: tuple(x.topk(5, largest=largest)), x)
-
-
-@pytest.mark.parametrize("rows", [[[1, 2, NAN], [INF, 0, 0]], [[0, INF], [NAN, 0]]], ids=str)
-def test_logsumexp_over_two_axes_keeps_nan(rows: list[list[float]]) -> None:
-    same_bits(lambda x: x.logsumexp((0, 1)), torch.tensor(rows))
-
-
-@pytest.mark.filterwarnings("ignore:.*degrees of freedom")
-def test_a_variance_without_degrees_of_freedom_and_far_from_zero() -> None:
-    def f(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return x.var(1, correction=4), x.std(1, correction=4), x.var(1, correction=9), x.var(1)
-
-    for x in (draw(2, 3), draw(2, 64) + 1e5, draw(2, 64) * 1e19, torch.full((2, 3), LARGEST)):
-        same_bits(f, x)
+def test_a_sum_of_large_integers_is_torchs() -> None:
+    """ONNX Runtime adds integers in float64: 2**62 + 1 twice is no number there."""
+    x = torch.tensor([2**62 + 1, 2**62 + 1, -(2**62), 1])
+    same_bits(lambda x: (x.sum(), x.int().sum(0), (x > 0).sum()), x)
 
 
 @pytest.mark.parametrize("scale", [1e17, 1e18, 1e20, 1e30])
 def test_norms_of_squares_that_overflow_are_as_documented(scale: float) -> None:
-    """The bias: from some size on torch has NaN. Below it the norms are right."""
+    """The bias: from some size on torch has NaN. Below it the norm is right."""
     bias = draw(768)
 
-    def f(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        rows = x.reshape(2, 6, 128)
-        return (F.layer_norm(x, (768,), torch.ones(768), bias),
-                F.group_norm(rows, 1, torch.ones(6), bias[:6]).reshape(2, 768))  # fmt: skip
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return F.layer_norm(x, (768,), torch.ones(768), bias)
 
     x = draw(2, 768) * scale
-    added = bias, bias[:6].repeat_interleave(128)
-    for made, eager, b in zip(through(f)(x), f(x), added, strict=True):
-        if scale == 1e17:
-            torch.testing.assert_close(made, eager)
-            continue
-        torch.testing.assert_close(made, b.expand(2, -1))
-        assert (eager.isnan() | (eager == made)).all()
+    made, eager = through(f)(x), f(x)
+    torch.testing.assert_close(made, eager if scale == 1e17 else bias.expand(2, -1))
+    assert scale == 1e17 or (eager.isnan() | (eager == made)).all()
 
 
 # Indices
@@ -131,32 +93,23 @@ def test_an_index_that_no_axis_has_is_refused(counted: bool, written: bool, star
 
 
 _AT = torch.tensor([0, -1])
-WRITES: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+INDEXED: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "index_put": lambda x, at: x.index_put((at,), torch.ones(2, 2)),
-    "index_put of two": lambda x, at: x.index_put((at, at), torch.ones(2)),
-    "index_put, added": lambda x, at: x.index_put((at,), torch.ones(2, 2), accumulate=True),
-    "index_add": lambda x, at: x.index_add(0, at, torch.ones(2, 2)),
-    "index_fill": lambda x, at: x.index_fill(0, at, 3.0),
     "index_copy": lambda x, at: x.index_copy(0, at, torch.ones(2, 2)),
     "scatter": lambda x, at: x.scatter(0, at[:, None], torch.ones(2, 2)),
-    "scatter_add": lambda x, at: x.scatter_add(0, at[:, None], torch.ones(2, 2)),
-    "scatter_reduce": lambda x, at: x.scatter_reduce(0, at[:, None], torch.ones(2, 2), "amax"),
-    "masked_scatter": lambda x, at: x.masked_scatter(x == at[1], torch.ones(8)),
-    "slice_scatter": lambda x, at: x.slice_scatter(torch.ones(1, 2), 0, -1),
-    "select_scatter": lambda x, at: x.select_scatter(torch.ones(2), 0, -1),
-    "diagonal_scatter": lambda x, at: x.diagonal_scatter(torch.ones(2), -1),
     "index": lambda x, at: x[at] * 2,
+    "index of two": lambda x, at: x[at, at + 1] * 2,
     "gather": lambda x, at: x.gather(0, at[:, None]),
-    "take": lambda x, at: x.take(at),
     "index_select": lambda x, at: x.index_select(0, at),
+    "embedding": lambda x, at: F.embedding(at, x),
 }
 
 
-@pytest.mark.parametrize("name", WRITES)
+@pytest.mark.parametrize("name", INDEXED)
 def test_a_negative_index_is_taken_as_eager_takes_it(name: str) -> None:
     """As counted from the end, or not at all; given, and computed."""
-    write = WRITES[name]
-    calls = [lambda x, at: write(x * 1, at), lambda x, at: write(x * 1, at + 1 - 1)]
+    take = INDEXED[name]
+    calls = [lambda x, at: take(x * 1, at), lambda x, at: take(x * 1, at + 1 - 1)]
     x = draw(4, 2)
     try:
         expected = calls[0](x, _AT)
@@ -172,16 +125,19 @@ def test_a_negative_index_is_taken_as_eager_takes_it(name: str) -> None:
 # Numbers beside tensors
 
 
-def test_scales_of_a_product_in_float64() -> None:
+def test_scales_in_float64() -> None:
+    """Attributes of ONNX are float32; ONNX Runtime joins a norm's nodes to one that has them."""
     x = draw(4, 4, dtype=torch.float64)
 
     def f(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return (torch.addmm(x, x, x, alpha=0.1, beta=0.3), F.leaky_relu(x, 0.1), F.elu(x, 0.1),
-                F.celu(x, 0.3), F.selu(x), F.hardsigmoid(x), F.threshold(x, 0.1, 0.3),
-                F.layer_norm(x, (4,), x[0], x[1], 0.1), F.hardtanh(x, -0.1, 0.3),
+        centred = x - x.mean(-1, keepdim=True)
+        return (torch.addmm(x, x, x, alpha=0.1, beta=0.3), F.leaky_relu(x, 0.1),
+                F.layer_norm(x, (4,), x[0], x[1], 0.1), F.hardtanh(x, -0.1, 0.3), F.gelu(x),
                 F.batch_norm(x, x[0], x[1].abs(), x[2], x[3], eps=0.1), F.softplus(x, 1.1),
-                F.group_norm(x, 2, x[0], x[1], 0.1), torch.nan_to_num(x, 0.1),
-                F.pad(x, (1, 1), value=0.1), F.hardshrink(x, 0.1))  # fmt: skip
+                F.pad(x, (1, 1), value=0.1), x.softmax(-1),
+                F.scaled_dot_product_attention(x[None, None], x[None, None], x[None, None]),
+                centred / torch.sqrt(centred.pow(2).mean(-1, keepdim=True) + 0.1) * x[0] + x[1],
+                x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 0.1) * x[0])  # fmt: skip
 
     for made, expected in zip(through(f)(x), f(x), strict=True):
         torch.testing.assert_close(made, expected, rtol=1e-14, atol=1e-15)
@@ -191,48 +147,51 @@ def test_scales_of_a_product_in_float64() -> None:
 @pytest.mark.parametrize(
     "f",
     [
-        lambda x, a: F.leaky_relu(x, a), lambda x, a: torch.addmm(x, x, x, alpha=a),
-        lambda x, a: torch.addmm(x, x, x, beta=a), lambda x, a: torch.add(x, x, alpha=a),
+        lambda x, a: torch.addmm(x, x, x, alpha=a), lambda x, a: torch.addmm(x, x, x, beta=a),
+        lambda x, a: torch.add(x, x, alpha=a), lambda x, a: x / (x * a),
     ],
-    ids=["slope", "alpha", "beta", "alpha of a sum"],
+    ids=["alpha", "beta", "alpha of a sum", "a factor"],
 )  # fmt: skip
-def test_a_whole_number_that_changes(f: Callable[..., torch.Tensor], dynamic: bool | None) -> None:
-    run, x = through(f, dynamic=dynamic), draw(2, 2)
-    for a in (2, 3, 4, 0.5):
+def test_a_number_that_changes(f: Callable[..., torch.Tensor], dynamic: bool | None) -> None:
+    run = through(f, dynamic=dynamic)
+    for n, a in enumerate((2, 3, 0.0, -0.0, 0.5, 2)):
+        x = draw(2 + n, 2 + n)
         torch.testing.assert_close(run(x, a), f(x, a))
 
 
-def test_a_norm_spelled_out_in_float64_keeps_its_epsilon() -> None:
-    """ONNX Runtime joins its nodes to one, whose epsilon is an attribute in float32."""
-    weight, bias = draw(2, 8, dtype=torch.float64)
+@torch.no_grad()
+def test_floats_are_constants_that_may_change() -> None:
+    """Dynamo traces a frame once for each value: a second try would call the backend again."""
+    calls, storage = [], {"instance": []}  # type: ignore[var-annotated]
 
-    def f(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        centred = x - x.mean(-1, keepdim=True)
-        variance = centred.pow(2).mean(-1, keepdim=True)
-        root = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 0.1)
-        return (centred / torch.sqrt(variance + 0.1) * weight + bias,
-                centred * torch.rsqrt(variance + 0.1) * weight + bias, root * weight)  # fmt: skip
+    def f(x: torch.Tensor, factor: float, shift: float) -> torch.Tensor:
+        return F.scaled_dot_product_attention(x, x, x, scale=factor) + shift
 
-    x = draw(6, 8, dtype=torch.float64)
-    for made, expected in zip(through(f)(x), f(x), strict=True):
-        torch.testing.assert_close(made, expected, rtol=1e-14, atol=1e-15)
+    def backend(gm: torch.fx.GraphModule, args: Any) -> Any:
+        calls.append(gm)
+        return onnx_custom_backend(gm, args, storage=storage)
+
+    run = torch.compile(f, backend=backend, dynamic=True, fullgraph=True)
+    numbers = [(0.5, 1e-5), (0.5, 1e-5), (2.0, 1e-5), (3.0, 1e-5), (0.5, 1e-5), (0.5, -0.0)]
+    for n, (factor, shift) in enumerate(numbers):
+        x = torch.randn(2, 3, 5 + n, 8)
+        torch.testing.assert_close(run(x, factor, shift), f(x, factor, shift))
+        if n == 1:
+            assert len(calls) == len(storage["instance"]) == 1
 
 
 _BYTES, _HALF = torch.tensor([1, 44, 250], dtype=torch.uint8), torch.tensor([1.0, 2.0]).half()
 _BEYOND: dict[str, Callable[[torch.Tensor, float], torch.Tensor]] = {
     "where": lambda x, n: torch.where(x > 1, n, x),
-    "masked_fill": lambda x, n: x.masked_fill(x > 1, n),
     "full_like": lambda x, n: torch.full_like(x, n),
     "clamp": lambda x, n: x.clamp(max=n),
     "pad": lambda x, n: F.pad(x, (1, 1), value=n),
     "alpha": lambda x, n: torch.add(x, x, alpha=n),
-    "threshold": lambda x, n: F.threshold(x, 1, n),
 }
 
 
 @pytest.mark.parametrize("name", _BEYOND)
-@pytest.mark.parametrize(("x", "n"), [(_BYTES, 300), (_HALF, 1e9), (_HALF.float(), 1e39)],
-                         ids=["uint8", "float16", "float32"])  # fmt: skip
+@pytest.mark.parametrize(("x", "n"), [(_BYTES, 300), (_HALF, 1e9)], ids=["uint8", "float16"])
 def test_a_number_that_the_type_does_not_hold(name: str, x: torch.Tensor, n: float) -> None:
     """torch refuses what a cast wraps around, or makes infinite."""
     f = _BEYOND[name]
@@ -243,6 +202,15 @@ def test_a_number_that_the_type_does_not_hold(name: str, x: torch.Tensor, n: flo
             through(lambda x: f(x, n))(x)
     else:
         assert torch.equal(through(lambda x: f(x, n))(x), expected)
+
+
+@torch.no_grad()
+def test_integers_are_rounded_to_float16_before_they_are_compared() -> None:
+    """On a processor ONNX Runtime joins the Cast with that to float32, in which it compares."""
+    x = torch.tensor([2049, 4095, -2051, 7, 16385, 32767])
+    for dtype in (torch.int64, torch.int32, torch.int16):
+        torch._dynamo.reset()
+        same_bits(lambda a, b: (a < b, torch.maximum(a, b)), x.half(), x.to(dtype))
 
 
 # The sign of zero
@@ -268,34 +236,28 @@ def test_a_choice_of_several_shapes(dynamic: bool | None) -> None:
     def f(c: torch.Tensor, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return tuple(torch.where(c, x, y) for x in given for y in given)
 
-    shapes = [(7,), (3, 7), (3, 1), ()]
-    inputs = [torch.where(draw(*s) > 0, draw(*s), -0.0) for s in shapes]
-    for shape in shapes[:2]:
-        same_bits(f, draw(*shape) > 0, *inputs, dynamic=dynamic)
+    inputs = [torch.where(draw(*s) > 0, draw(*s), -0.0) for s in [(7,), (3, 1), ()]]
+    same_bits(f, draw(3, 7) > 0, *inputs, dynamic=dynamic)
 
 
-@pytest.mark.parametrize("slope", [0.25, -0.25, 0.0])
-def test_a_slope_keeps_the_sign_of_zero(slope: float) -> None:
-    x = torch.tensor([-0.0, 0.0, 1.0, -1.0, INF, -INF, NAN])
+@torch.no_grad()
+def test_rows_without_keys_are_zero() -> None:
+    def f(q: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return F.scaled_dot_product_attention(q, q, q, mask)
 
-    def f(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return F.leaky_relu(x, slope), F.prelu(x, torch.full((1,), slope))
-
-    same_bits(f, x)
-
-
-# Draws, gradients, views
+    q, mask = draw(2, 2, 5, 8), draw(2, 1, 5, 5) > -0.5
+    mask[0, 0, 1] = False
+    for chosen in (None, "default+onnxruntime"):
+        torch._dynamo.reset()
+        torch.testing.assert_close(through(f, chosen)(q, mask), f(q, mask))
 
 
 @pytest.mark.parametrize("dynamic", [None, True])
 @pytest.mark.parametrize(
     "view",
-    [
-        lambda x: x.transpose(0, 2), lambda x: x.permute(1, 2, 0), lambda x: x[:, ::2].mT,
-        lambda x: x[:, :1].expand(-1, 5, -1).mT,
-    ],
-    ids=["turned", "turned twice", "cut", "repeated"],
-)  # fmt: skip
+    [lambda x: x.permute(1, 2, 0), lambda x: x[:, ::2].mT, lambda x: x[:, :1].expand(-1, 5, -1).mT],
+    ids=["turned", "cut", "repeated"],
+)
 def test_draws_of_a_view_are_those_of_eager(
     view: Callable[[torch.Tensor], torch.Tensor], dynamic: bool | None
 ) -> None:
@@ -303,8 +265,7 @@ def test_draws_of_a_view_are_those_of_eager(
 
     def f(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         x = view(x * 1)
-        return (F.dropout(x, 0.5), torch.rand_like(x), torch.bernoulli(x.sigmoid()),
-                torch.normal(x, 1.0), torch.randint_like(x, 9))  # fmt: skip
+        return F.dropout(x, 0.5), torch.rand_like(x), torch.normal(x, 1.0)
 
     x = draw(2, 4, 3)
     torch.manual_seed(5)
@@ -312,42 +273,3 @@ def test_draws_of_a_view_are_those_of_eager(
     torch.manual_seed(5)
     for made, eager in zip(through(f, dynamic=dynamic)(x), expected, strict=True):
         torch.testing.assert_close(made, eager)
-
-
-def test_gradients_that_the_graph_switches_on_are_refused() -> None:
-    """Its result would have none, where eager's has."""
-
-    def f(x: torch.Tensor) -> torch.Tensor:
-        with torch.enable_grad():
-            return x * 2
-
-    x = torch.ones(3, requires_grad=True)
-    with torch.no_grad(), pytest.raises(UnsupportedError, match="enable_grad"):
-        through(f)(x)
-    with torch.no_grad():
-        assert torch.equal(through(f)(x.detach()), f(x.detach()))
-
-
-@pytest.mark.parametrize("dynamic", [None, True])
-def test_views_of_an_input_in_another_type(dynamic: bool | None) -> None:
-    x = draw(3, 4)
-    same_bits(lambda x: (x.view(torch.int32), x.t()), x, dynamic=dynamic)
-    f, z = lambda z: (z.conj(), torch.view_as_real(z)), torch.complex(x, x + 1)
-    for made, expected in zip(through(f, dynamic=dynamic)(z), f(z), strict=True):
-        assert torch.equal(made, expected)
-
-
-@pytest.mark.parametrize(
-    ("name", "f"),
-    [
-        ("int32", lambda x: ((y := x * 2), y.view(torch.int32))),
-        ("conjugated", lambda x: ((y := torch.complex(x, x)).conj(), torch.view_as_real(y))),
-        ("float32", lambda x: ((y := torch.complex(x, x)).real, y.imag)),
-    ],
-)
-def test_outputs_that_share_memory_in_several_types_are_refused(
-    name: str, f: Callable[..., Any]
-) -> None:
-    """The second was cut from the first, in its type."""
-    with pytest.raises(UnsupportedError, match=f"share memory.*{name}"):
-        through(f)(draw(3, 4))

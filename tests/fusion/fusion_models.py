@@ -15,7 +15,6 @@ from roundoff.backend.program import Program
 from roundoff.backend.upcast import with_kernels
 from roundoff.fusion import OptimizationOptions, fuse
 from roundoff.fusion.experimental import KERNELS
-from roundoff.fusion.products import Into
 from roundoff.fusion.rule import Report
 
 OPSETS = '["" : 20, "com.microsoft" : 1]'
@@ -58,7 +57,7 @@ def _from_the_cpu(kernel: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-FROM_THE_CPU = {n: k if isinstance(k, Into) else _from_the_cpu(k) for n, k in KERNELS.items()}
+FROM_THE_CPU = {n: _from_the_cpu(k) for n, k in KERNELS.items()}
 
 
 def run(proto: onnx.ModelProto, given: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:

@@ -62,8 +62,9 @@ ROTARY = """g (float[2, 3, {d}] q, float[1, 3, {f}] f) => (float[2, 2, 3, {h}] y
   a = Mul(x, c) b = Mul(r, n) y = Add(a, b) }}"""
 
 
-def rotary(other: str = "f", turned: str = "m, x1") -> list[str]:
+def rotary(other: str = "f", turned: str = "m, x1", negated: str = "x2") -> list[str]:
     text = ROTARY.format(d=16, f=4, h=8, other=other, turned=turned)
+    text = text.replace("Neg(x2)", f"Neg({negated})")
     constants = {"s": np.array([2, 3, 2, 8]), "one": np.array([1]), "halves": np.array([4, 4])}
     if other != "f":
         text = text.replace("t = Concat", "e = Neg(f) t = Concat")
@@ -74,7 +75,7 @@ def test_rotary() -> None:
     assert "RotaryEmbedding" in rotary()
 
 
-@pytest.mark.parametrize("change", [{"other": "e"}, {"turned": "x1, m"}], ids=str)
+@pytest.mark.parametrize("change", [{"other": "e"}, {"turned": "x1, m"}, {"negated": "x1"}])
 def test_rotary_near_misses(change: dict[str, str]) -> None:
     assert "RotaryEmbedding" not in rotary(**change)
 
@@ -161,7 +162,7 @@ def spread_lengths(
 
 
 @pytest.mark.parametrize("batch", [2, 8])
-@pytest.mark.parametrize("layers", [1, 3, 4, 16, 17, 20, 40])
+@pytest.mark.parametrize("layers", [3, 4, 17, 20])
 def test_lengths_are_spread_at_once(batch: int, layers: int) -> None:
     """Sixteen together, and what remains where it is at least four."""
     ops, joined = spread_lengths(batch, layers), layers // 16 + (layers % 16 >= 4)
@@ -186,10 +187,6 @@ def test_lengths_are_spread_apart(change: dict[str, Any]) -> None:
     assert ops.count("Expand") == 6
 
 
-def test_lengths_of_one_text_are_not_spread() -> None:
-    assert set(spread_lengths(batch=1, layers=6)) == {"Neg", "Reshape"}
-
-
 def test_silu() -> None:
     text = "g (float[2, 4] x, float[2, 4] z) => (float[2, 4] y) { g = Sigmoid(x) y = Mul(g, x) }"
     assert rewritten(model(text))[0] == ["QuickGelu"]
@@ -198,11 +195,10 @@ def test_silu() -> None:
     assert "another value" in " ".join(report.refused.values())
 
 
-def test_transposed_and_scaled_products() -> None:
+def test_transposed_products() -> None:
     text = """g (float[2, 3, 4] a, float[5, 4] w) => (float[2, 3, 5] y)
-    { t = Transpose<perm = [1, 0]>(w) p = MatMul(a, t) y = Mul(p, c) }"""
-    assert rewritten(model(text, c=np.float32(0.5)))[0] == ["FusedMatMul"]
-    assert rewritten(model(text, c=np.arange(5, dtype=np.float32)))[0] == ["FusedMatMul", "Mul"]
+    { t = Transpose<perm = [1, 0]>(w) y = MatMul(a, t) }"""
+    assert rewritten(model(text))[0] == ["FusedMatMul"]
     other = """g (float[2, 3, 4] a, float[4, 2, 5] w) => (float[2, 3, 5] y)
     { t = Transpose<perm = [1, 0, 2]>(w) y = MatMul(a, t) }"""
     assert rewritten(model(other))[0] == ["Transpose", "MatMul"]
@@ -264,19 +260,6 @@ def test_the_narrowest_products_are_packed_while_there_is_room(
     assert left.count("FusedMatMul") == products
     share = 0.2 if share is None else share
     assert (f"{share:.0%} of the weights" in " ".join(report.refused.values())) == (products > 2)
-
-
-@pytest.mark.parametrize("processor", ["CPU", "CUDA"])
-def test_weights_that_are_replaced_take_no_room(processor: str) -> None:
-    options = OptimizationOptions(processor=processor, packed=0)
-    static = ("q", "k", "v", "a", "b")
-    fused, _ = fuse(model(WIDE), options, static=static, replaced=True)
-    assert [n.op_type for n in fused.graph.node].count("FusedMatMul") == 2
-    text = """g (float[2, 3, 4] x, float[4, 5] v, float[4, 6] w)
-      => (float[2, 3, 5] y, float[2, 3, 6] z) { y = MatMul(x, v) z = MatMul(x, w) }"""
-    fused, report = fuse(model(text), options, static=("v", "w"), replaced=True)
-    assert [n.op_type for n in fused.graph.node].count("MatMul") == 2
-    assert "columns" in " ".join(report.refused.values())
 
 
 ATTENTION = """g (float[2, 6, 16] q, float[2, 6, 16] k, float[2, 6, 16] v{more})
@@ -374,16 +357,3 @@ def test_is_causal(dtype: type) -> None:
             broken[i, j] = -1
             assert not is_causal(broken, 4)
     assert not is_causal(np.triu(np.full((4, 4), -1e4 / 7, dtype), 1), 4)
-
-
-def test_present_keys() -> None:
-    returned = ", float[2, 2, 6, 8] v4, float[2, 2, 6, 8] k4"
-    text = ATTENTION.format(mask="m = Identity(c)", more="", returned=returned)
-    whole = "k4 = Transpose<perm = [0, 2, 1, 3]>(k3) kt = Transpose<perm = [0, 1, 3, 2]>(k4)"
-    text = text.replace("kt = Transpose<perm = [0, 2, 3, 1]>(k3)", whole)
-    assert rewritten(model(text, **SHAPES))[0] == ["MultiHeadAttention"]
-    left, report = fuse(model(text, **SHAPES), "default+onnxruntime")
-    assert "PresentKeys" in report.counts()
-    left, report = rewritten(model(text, **SHAPES), processor="CUDA")
-    assert left.count("Transpose") == 2
-    assert "fast kernels" in " ".join(report.refused.values())

@@ -22,7 +22,7 @@ import torch
 from onnx import TensorProto
 
 from roundoff.backend import program, variant
-from roundoff.backend.steps import IntoStep, KernelStep, Partition
+from roundoff.backend.steps import KernelStep, Partition
 from roundoff.errors import UnsupportedError
 
 TABLE = Path(__file__).parents[1] / "data" / "cuda_kernels.json"
@@ -90,10 +90,6 @@ class Recording:
     def _recorded(self, step: Any, values: list[Any]) -> Callable[[], None]:
         if isinstance(step, Partition):
             return _bound_for_good(step, values)
-        if isinstance(step, IntoStep):
-            inputs = [values[i] for i in step.reads]
-            outputs = [values[o] for o in step._outputs]
-            return lambda: step._kernel(inputs, outputs, step._attributes)
         assert isinstance(step, KernelStep)
         inputs = [None if i is None else values[i] for i in step._inputs]
         kept = [None if o is None else values[o] for o in step._outputs]
@@ -123,8 +119,7 @@ def _bound_for_good(step: Partition, values: list[Any]) -> Callable[[], None]:
 
 def as_on_a_gpu(patch: pytest.MonkeyPatch) -> None:
     """Convert tensors of the processor as those of a GPU, where no index is looked at."""
-    for module in ("indexing", "reductions"):
-        patch.setattr(f"roundoff.backend.operators.{module}.on_cpu", lambda node: False)
+    patch.setattr("roundoff.backend.operators.indexing.on_cpu", lambda node: False)
 
 
 def install(patch: pytest.MonkeyPatch, refuses: bool = True) -> list[Recording]:

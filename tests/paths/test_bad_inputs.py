@@ -1143,12 +1143,10 @@ def backends() -> list[Case]:
         *({"providers": v} for v in ("CPUExecutionProvider", [], 3, [None], ["NoSuch"])),
         *({"providers": v} for v in ([("CPUExecutionProvider", {"foo": 1})],)),
         *({"mode": v} for v in ("max-autotune", "fast", 3, "")),
-        *({"check": v} for v in ("yes", 3)),
         *({"fallback": v} for v in ("no", None)),
         *({"optimize": v} for v in ("no", None)),
         *({"verbose": v} for v in ("loud", None)),
         *({"cuda_graph": v} for v in ("yes", None)),
-        {"replace_weights": "yes"},
     ]
     if not HAS_GPU:
         options += [{"providers": [CUDA]}]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
-import logging
 import operator
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,7 +13,6 @@ from torch._dynamo.guards import GuardBuilder, install_guard
 from torch._dynamo.symbolic_convert import TensorifyState
 from torch.utils._python_dispatch import (
     _disable_current_modes,
-    is_traceable_wrapper_subclass,
 )
 
 from roundoff.errors import UnsupportedError
@@ -27,7 +24,6 @@ __all__ = [
     "is_number",
     "keep_composites",
     "outside",
-    "passes_through",
 ]
 
 # Functionalisation takes a product with a weight apart into views and a two-axis product, and
@@ -40,10 +36,8 @@ _LIBRARY.define(
     "attention(Tensor query, Tensor key, Tensor value, Tensor? mask, bool is_causal, float? scale,"
     " bool grouped) -> Tensor"
 )
-_LIBRARY.define("checked(Tensor x, Tensor info, str name, bool is_matrix) -> Tensor")
 _LINEAR, _MATMUL = torch.ops.roundoff.linear.default, torch.ops.roundoff.matmul.default
 _ATTENTION = torch.ops.roundoff.attention.default
-_CHECKED = torch.ops.roundoff.checked.default
 
 
 def _by_torch(
@@ -60,15 +54,6 @@ def _by_torch(
     ).contiguous()
 
 
-def _checked_by_torch(
-    x: torch.Tensor, info: torch.Tensor, name: str, is_matrix: bool
-) -> torch.Tensor:
-    """*x*, where LAPACK found nothing wrong: torch's own check is an effect without a result."""
-    torch.ops.aten._linalg_check_errors(info, name, is_matrix=is_matrix)
-    return x.clone(memory_format=torch.contiguous_format)
-
-
-_LIBRARY.impl("checked", _checked_by_torch, "CompositeExplicitAutograd")
 _LIBRARY.impl("linear", torch.nn.functional.linear, "CompositeExplicitAutograd")
 _LIBRARY.impl("matmul", torch.matmul, "CompositeExplicitAutograd")
 _LIBRARY.impl("attention", _by_torch, "CompositeExplicitAutograd")
@@ -104,13 +89,8 @@ def _attention_shape(
     return query.new_empty([*query.shape[:-1], value.shape[-1]])
 
 
-def _checked_shape(x: torch.Tensor, info: torch.Tensor, name: str, is_matrix: bool) -> torch.Tensor:
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
-
-
 for _name, _shape in (
     ("linear", _linear_shape), ("matmul", _matmul_shape), ("attention", _attention_shape),
-    ("checked", _checked_shape),
 ):  # fmt: skip
     torch.library.register_fake(f"roundoff::{_name}", _shape, lib=_LIBRARY)
 
@@ -149,30 +129,7 @@ def _attention(
     return _ATTENTION(query, key, value, attn_mask, is_causal, scale, enable_gqa)
 
 
-def _inv(A: torch.Tensor) -> torch.Tensor:
-    inverse, info = torch.linalg.inv_ex(A)
-    return _CHECKED(inverse, info, "linalg.inv", A.dim() == 2)
-
-
-def _inverse(input: torch.Tensor) -> torch.Tensor:  # noqa: A002
-    return _inv(input)
-
-
-def _cholesky(input: torch.Tensor, *, upper: bool = False) -> torch.Tensor:  # noqa: A002
-    factor, info = torch.linalg.cholesky_ex(input, upper=upper)
-    return _CHECKED(factor, info, "linalg.cholesky", input.dim() == 2)
-
-
-def _solve(A: torch.Tensor, B: torch.Tensor, *, left: bool = True) -> torch.Tensor:
-    found, info = torch.linalg.solve_ex(A, B, left=left)
-    return _CHECKED(found, info, "torch.linalg.solve", A.dim() == 2)
-
-
 _KEEP = {
-    torch.linalg.inv: _inv,
-    torch.inverse: _inverse,
-    torch.linalg.cholesky: _cholesky,
-    torch.linalg.solve: _solve,
     torch._C._nn.linear: _linear,
     torch.nn.functional.linear: _linear,
     torch.matmul: _product,
@@ -266,8 +223,6 @@ def keep_composites(
                 node.target = _KEEP.get(node.target, node.target)
             elif node.op == "call_method" and node.target in ("matmul", "__matmul__"):
                 node.op, node.target = "call_function", _product
-            elif node.op == "call_method" and node.target == "inverse":
-                node.op, node.target = "call_function", _inverse
     kept = torch.fx.GraphModule(gm, graph)
     kept.meta = dict(gm.meta)
     if hasattr(gm, "_param_name_to_source"):
@@ -298,39 +253,8 @@ def _as_strided_scatter(
     return x.reshape(-1).index_put((at,), src.reshape(-1)).reshape(x.shape)
 
 
-#: AOTAutograd writes inputs that overlap as strided views of one base: the exporter has no form.
+#: AOTAutograd writes inputs that overlap as strided views of one base.
 STRIDED = {torch.ops.aten.as_strided_scatter.default: _as_strided_scatter}
-
-
-def passes_through(args: Sequence[Any], examples: Sequence[Any]) -> bool:
-    """Whether AOTAutograd leaves nothing to do around a call, which it says while it compiles.
-
-    It then hands the inputs of dynamo's graph to the functional one, and returns what that
-    returns: no input is written to, no output is a view, and no mode has to be set back, unless
-    autocast is on.
-
-    Parameters
-    ----------
-    args, examples
-        Inputs of dynamo's graph and of the functional one.
-    """
-    context = torch._guards.TracingContext.try_get()
-    metadata = None if context is None else context.fw_metadata
-    if metadata is None or len(args) != len(examples):
-        return False
-    around = (
-        metadata.num_mutated_inp_runtime_indices,
-        metadata.num_outputs_aliased,
-        metadata.num_intermediate_bases,
-        metadata.grad_enabled_mutation is not None,
-        any(i.mutates_data for i in metadata.input_info),
-        metadata.dynamic_outputs,
-        metadata.is_rng_op_functionalized,
-        metadata.tokens,
-        getattr(metadata, "act_input_indices", ()),  # from torch 2.12 on
-        any(map(is_traceable_wrapper_subclass, args)),
-    )
-    return not any(around)
 
 
 @contextlib.contextmanager
@@ -342,15 +266,6 @@ def outside() -> Iterator[None]:
         torch.inference_mode(False),
         torch.no_grad(),
         warnings.catch_warnings(),
-        contextlib.redirect_stdout(io.StringIO()),
     ):
         warnings.simplefilter("ignore")
-        logs = [logging.getLogger(n) for n in ("torch.onnx", "onnxscript", "onnx_ir")]
-        levels = [log.level for log in logs]
-        for log in logs:
-            log.setLevel(logging.ERROR)
-        try:
-            yield
-        finally:
-            for log, level in zip(logs, levels, strict=True):
-                log.setLevel(level)
+        yield

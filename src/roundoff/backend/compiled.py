@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import onnx
 import torch
@@ -21,9 +21,6 @@ from .converter import Converted
 from .outputs import Outputs
 from .sizes import dims
 from .variant import CompileSettings, Exported, Variant
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 __all__ = ["ByNumbers", "Compiled", "readable"]
 
@@ -305,13 +302,6 @@ class Compiled:
     def __getitem__(self, key: str) -> Any:
         return self if key == "compiled" else getattr(self, KEYS[key])
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.keys())
-
-    def keys(self) -> list[str]:
-        """The items' names."""
-        return [*KEYS, "compiled"]
-
     def __call__(self, args: list[Any]) -> list[Any]:
         """Run; *args* as the graph takes them, integers included."""
         if self._converted.indices:
@@ -330,28 +320,10 @@ class Compiled:
             tensors += [torch.tensor([sizes[n]]) for n in self._converted.integers]
         if self._first:
             self._first = False
-            if self._settings.replace_weights:
-                variant.pack(tensors)  # before they are kept for others to see
             if self._settings.storage is not None:
                 self.inputs = [t.detach() for t in tensors]
-            if self._settings.check:
-                from .check import verify
-
-                verify(variant, tensors)
         outputs = variant(tensors, sizes)
         return outputs if self._outputs.plain else self._outputs.restore(outputs, sizes)
-
-    def compare(self) -> pd.DataFrame:
-        """Before and after fusion, value by value; see ``backend/check.py``.
-
-        Raises
-        ------
-        ArgumentError
-            Nothing is known to run it on: no call was made yet, or no *storage* was given.
-        """
-        from .check import before_and_after
-
-        return before_and_after(self._variant, self._known_inputs())
 
     def truth(self, inputs: Sequence[torch.Tensor] | None = None) -> list[torch.Tensor]:
         """What the graph returns on the inputs of its first call, in float64 throughout.
@@ -364,19 +336,21 @@ class Compiled:
         inputs : sequence of torch.Tensor, optional
             Others in their place, in the order of ``names``.
         """
-        from .check import truth
+        from roundoff.evaluator import TorchOnnxEvaluator
 
-        names = [o.name for o in self.exported.graph.output]
-        inputs = self._known_inputs() if inputs is None else inputs
-        return truth(self._variant.exported, inputs, names)
-
-    def _known_inputs(self) -> list[torch.Tensor]:
-        if self.inputs is None:
+        given = self.inputs if inputs is None else inputs
+        if given is None:
             raise ArgumentError(
                 "no inputs to run the graph on",
                 hint="give onnx_custom_backend a storage, and call the compiled function once",
             )
-        return self.inputs
+        known = dict(zip(self._variant.exported.names, given, strict=True))
+        graph = self.exported.graph
+        feeds = {i.name: known[i.name].detach() for i in graph.input}
+        names = [o.name for o in graph.output]
+        provider = f"{self.device.type.upper()}ExecutionProvider"
+        evaluator = TorchOnnxEvaluator(self.exported, providers=(provider,), truth=True)
+        return evaluator.run(names, feeds)
 
 
 def _is_of_one_size(example: torch.Tensor) -> bool:

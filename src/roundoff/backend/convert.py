@@ -1,8 +1,8 @@
 """AOTAutograd's functional graph of ATen operators as one ONNX graph, sizes symbolic or not.
 
-An operator of the table (:mod:`.operators`) is written down directly, which takes microseconds;
-any other is converted by torch's exporter, alone, each kind once; what that refuses stays with
-torch, as a step between partitions.
+An operator of the table (:mod:`.operators`) is written down directly. Any other stays with torch,
+as a step between partitions: torch's exporter writes some hundred of them otherwise than eager
+computes them (NaN, -0, overflow, train()), so it is not asked.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from roundoff.errors import UnsupportedError
 
 from .converter import Converted, Converter, fixed_number
 from .operators import TABLE, writes_one_place
-from .others import EXPORTED, EXPORTED_DIVISIONS, EXPORTED_INTEGERS, by_exporter, by_torch
-from .sizes import dims
+from .others import by_torch
 
 __all__ = ["convert", "opset_for"]
 
@@ -81,16 +80,15 @@ def convert(
     converter.read_inputs(gm, examples, names, numbers or {})
     for node in gm.graph.nodes:
         if converter.begin(node):
-            converter.end(node, _written(converter, node, refused or {}, fallback))
+            converter.end(node, _written(converter, node, refused or {}))
             if converter.by_torch and not fallback:
                 (reason,) = set(converter.by_torch.values())
                 raise UnsupportedError(reason, got=str(node.target))
     return converter.finish(gm, outputs)
 
 
-def _written(c: Converter, node: torch.fx.Node, refused: Mapping[str, str], fallback: bool) -> Any:
-    """A node's values: by the table, by torch's exporter, or by torch itself."""
-    reason = refused.get(node.name)
+def _written(c: Converter, node: torch.fx.Node, refused: Mapping[str, str]) -> Any:
+    """A node's values: by the table, or by torch itself."""
     if node.target is torch.ops.higher_order.with_effects:
         # Its order among others is kept by a token, which is no tensor when the graph is called.
         raise UnsupportedError(
@@ -98,10 +96,9 @@ def _written(c: Converter, node: torch.fx.Node, refused: Mapping[str, str], fall
             got=str(node.args[1]),
             hint="torch.compiler.disable on the part that holds it breaks the graph there",
         )
+    reason = refused.get(node.name)
     if reason is None and _is_complex(node):
         reason = "complex numbers have no kernels in ONNX Runtime"
-        if not fallback:
-            raise UnsupportedError(reason, got=str(node.target))
     if reason is None and _counts_on_a_size(node):
         reason = "a number that depends on a size"
     if reason is None:
@@ -110,60 +107,14 @@ def _written(c: Converter, node: torch.fx.Node, refused: Mapping[str, str], fall
             result = write(c, node, *node.args, **node.kwargs)
             if result is not NotImplemented:
                 return result
-        reason = _only_torch(node)
-        if reason is not None and not fallback:
-            raise UnsupportedError(reason, got=str(node.target))
-    if reason is None:
-        try:
-            return by_exporter(c, node)
-        except UnsupportedError as e:
-            if not fallback:
-                raise
-            reason = str(e)
+        reason = "no form in ONNX is known to compute the same"
+    schema = getattr(node.target, "_schema", None)
+    if schema is not None and schema.is_mutable:
+        # Handed copies by a partition, torch would write to them.
+        raise UnsupportedError("an operator that writes to its inputs", got=str(node.target))
     result = by_torch(c, node)
     c.by_torch[str(node.target)] = reason
     return result
-
-
-def _only_torch(node: torch.fx.Node) -> str | None:
-    """Why a node outside of the table is not for torch's exporter, which writes what it can.
-
-    The exporter writes a norm in train() as one in eval(), dropout as the identity, random numbers
-    without torch's generator, and an operator that writes to its inputs as one that does not. So it
-    is asked for operators of which its form is known to compute what eager does.
-    """
-    schema = getattr(node.target, "_schema", None)
-    if schema is None:
-        return None
-    if schema.name == "roundoff::checked":
-        return "torch looks whether LAPACK failed"
-    if schema.is_mutable:
-        # Handed copies by a partition, torch would write to them.
-        raise UnsupportedError("an operator that writes to its inputs", got=str(node.target))
-    if torch.Tag.nondeterministic_seeded in node.target.tags:  # type: ignore[union-attr]
-        return "an operator that draws random numbers, which torch's generator has to"
-    given = {a.name: x for a, x in zip(schema.arguments, node.args, strict=False)} | node.kwargs
-    if any(given.get(name) is True for name in ("train", "training")):
-        return "an operator in training, which the exporter writes as in evaluation"
-    tensors = _tensors(node)
-    known = EXPORTED
-    if not any(v.dtype.is_floating_point for v in tensors):
-        known = known | EXPORTED_INTEGERS
-        divisor = node.args[1] if len(node.args) > 1 else None
-        if isinstance(divisor, int) and divisor not in (0, -1):
-            known = known | EXPORTED_DIVISIONS
-    if schema.name.startswith("aten::") and str(node.target) not in known:
-        return "of the form that torch's exporter gives it nobody knows that it computes the same"
-    shapes = [dims(v.shape) for v in tensors]
-    if "index" in schema.name and any(isinstance(n, str) for shape in shapes for n in shape):
-        return "torch's exporter loses the shape of what is indexed where sizes are symbolic"
-    if given.get("divisor_override") is not None:
-        return "torch's exporter leaves out the divisor"
-    if any(v.dtype == torch.float64 for v in tensors):
-        return "torch's exporter writes constants in float32"
-    if any(0 in shape for shape in shapes):
-        return "nothing is reduced to 0 by ONNX Runtime, and to NaN by torch"
-    return None
 
 
 def _counts_on_a_size(node: torch.fx.Node) -> bool:

@@ -279,23 +279,10 @@ class Converter:
         self._domains.setdefault(domain, 1)
         self._nodes.append(node)
 
-    def append(self, node: ir.Node) -> None:
-        """A finished node."""
-        self._domains.setdefault(node.domain, 1)
-        self._nodes.append(node)
-
-    def append_initializers(self, values: Sequence[ir.Value]) -> None:
-        """Constants that came with finished nodes."""
-        self._initializers.extend(values)
-
     def value_like(self, example: torch.Tensor) -> ir.Value:
         """A value to be computed, of the type and sizes of a fake tensor."""
         return self._value(self._fresh(f"%{self.current}"), dims(example.shape),
                            onnx_type(example.dtype))  # fmt: skip
-
-    def fresh(self, name: str) -> str:
-        """A name that nothing has yet."""
-        return self._fresh(name)
 
     def _value(self, name: str, shape: Sequence[Any] | None, dtype: ir.DataType | None) -> ir.Value:
         return ir.Value(

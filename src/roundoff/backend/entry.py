@@ -23,7 +23,6 @@ from .capture import (
     fixed_numbers,
     is_number,
     keep_composites,
-    passes_through,
 )
 from .compiled import ByNumbers, Compiled, readable
 from .variant import CompileSettings
@@ -42,11 +41,9 @@ def onnx_custom_backend(
     storage: dict[str, Any] | None = None,
     dump_prefix: str | os.PathLike[str] | None = None,
     providers: Sequence[Any] | None = None,
-    check: bool = False,
     cuda_graph: bool = False,
     fallback: bool = True,
     mode: str | None = None,
-    replace_weights: bool = False,
 ) -> Callable[..., Any]:
     """Compile a dynamo graph: convert it to ONNX, rewrite it by rules, run it in ONNX Runtime.
 
@@ -74,9 +71,6 @@ def onnx_custom_backend(
         Execution providers; by default CUDA where the inputs are on a GPU, else CPU. In a CUDA
         graph a decode step of few sequences in float16 has unfused attention by default:
         ``[("CUDAExecutionProvider", {"sdpa_kernel": "8"})]`` asks for cuDNN's.
-    check : bool
-        On the first call also runs the graph before fusion, and raises where the fused one
-        differs by more than its types explain, with the table of where it begins.
     cuda_graph : bool
         On CUDA, record the run as a CUDA graph and replay it. Outputs are then overwritten by
         the next call: copy what must last. Inputs are copied in. A graph is recorded when a set
@@ -89,13 +83,6 @@ def onnx_custom_backend(
     mode : {"default", "reduce-overhead"}, optional
         As ``torch.compile(model, backend=..., mode=...)`` passes it. "reduce-overhead" records
         CUDA graphs on CUDA and copies their outputs, which *cuda_graph* does not.
-    replace_weights : bool
-        Let the parameters that one product takes together lie in one tensor: at the first call
-        their ``.data`` become views of it, and the memory they had is free. All graphs of a module
-        that pack the same weights then read the same memory. The parameters keep their identity,
-        values and shapes, so that ``state_dict``, ``load_state_dict``, ``save_pretrained`` and
-        writes into them work as before; a ``state_dict`` that was taken before keeps the old
-        memory. False packs copies, within ``OptimizationOptions.packed``.
 
     Returns
     -------
@@ -108,8 +95,7 @@ def onnx_custom_backend(
     UnsupportedError
         Training, inputs on several devices, another device than CPU or CUDA, or, without
         *fallback*, an operator without an ONNX form. Under ``torch.compile`` it is raised by the
-        first call. So it is where *replace_weights* meets a weight that shares its memory with
-        another tensor, is no parameter, or belongs to two products: nothing is moved then.
+        first call.
     DtypeError
         An input has a type that ONNX Runtime lacks (float8; complex without *fallback*).
     ArgumentError
@@ -156,8 +142,8 @@ def onnx_custom_backend(
     try:
         settings = _settings(
             target_opset=target_opset, verbose=verbose, options=options, optimize=optimize,
-            storage=storage, dump_prefix=dump_prefix, providers=providers, check=check,
-            cuda_graph=cuda_graph, fallback=fallback, mode=mode, replace_weights=replace_weights,
+            storage=storage, dump_prefix=dump_prefix, providers=providers,
+            cuda_graph=cuda_graph, fallback=fallback, mode=mode,
         )  # fmt: skip
         if not isinstance(graph_module, torch.fx.GraphModule):
             raise ArgumentError(
@@ -173,8 +159,6 @@ def onnx_custom_backend(
         kept = keep_composites(graph_module, fixed)
         places = [n for n in graph_module.graph.nodes if n.op == "placeholder"]
         known = {i: fixed[p] for i, p in enumerate(places) if p in fixed}
-        direct: list[Callable[..., Any]] = []
-        autocast = torch._C._is_any_autocast_enabled()  # which AOTAutograd ends for the compiler
 
         def compiler(gm: torch.fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
             own = gm.graph.find_nodes(op="placeholder")
@@ -187,26 +171,17 @@ def onnx_custom_backend(
             weights = [i in static for i in range(len(own))]
             make = functools.partial(Compiled, gm, examples, names, weights, settings)
             constants = known if same else {}
-            compiled = ByNumbers(numbers, constants, make) if numbers else make(constants)
-            if not autocast and passes_through(args, examples):
-                direct.append(compiled)
-            return compiled
+            return ByNumbers(numbers, constants, make) if numbers else make(constants)
 
         with as_constants(fixed):
-            wrapped = aot_autograd(
+            return aot_autograd(
                 fw_compiler=compiler, decompositions=STRIDED, keep_inference_input_mutations=True
             )(kept, args)
-        return _unboxed(direct[0]) if direct else wrapped
     except RoundoffError as e:
         if torch._guards.TracingContext.try_get() is None:
             raise
         # Dynamo would wrap it: raised from the compiled function it reaches the caller as it is.
         return _refusing(e)
-
-
-def _unboxed(compiled: Callable[..., Any]) -> Callable[..., Any]:
-    """Without AOTAutograd's wrapper, where it would only take time (12 µs a call)."""
-    return lambda *inputs: compiled(list(inputs))
 
 
 def _refusing(error: RoundoffError) -> Callable[..., Any]:

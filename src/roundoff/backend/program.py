@@ -18,26 +18,22 @@ import torch
 from roundoff.dtypes import onnx_dtype_to_torch_dtype
 from roundoff.errors import ModelError, RoundoffError, UnsupportedError
 from roundoff.fusion.editor import Dim
-from roundoff.fusion.products import Into
 from roundoff.ort import OrtSession, session
 from roundoff.ort.binding import CUDA
 from roundoff.timing.harness import no_collection
 
 from .lists import SPLITS_SLICES, passes_a_list, without_lists
 from .sizes import known
-from .steps import Buffers, IntoStep, KernelStep, Partition, Slot, Step, constant, signature
+from .steps import Buffers, KernelStep, Partition, Slot, Step, constant, signature
 
 __all__ = [
     *("CudaGraphProgram", "Program", "addresses", "partitions", "picked", "split_precomputed"),
     *("unmoved", "without_counts"),
 ]
 
-#: What runs a node of domain "roundoff": (input tensors, attributes) -> output tensors, or one that
-#: writes into tensors that it is passed.
-TorchKernel = Callable[[Sequence[Any], dict[str, Any]], Sequence[torch.Tensor]] | Into
+#: What runs a node of domain "roundoff": (input tensors, attributes) -> output tensors.
+TorchKernel = Callable[[Sequence[Any], dict[str, Any]], Sequence[torch.Tensor]]
 _NO_SIZES: Mapping[str, int] = {}
-#: Written outputs up to this many elements keep memory of their own: they are copied from it.
-_SMALL = 256
 
 
 def picked(places: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
@@ -356,12 +352,7 @@ class Program:
         self._known: dict[bytes, tuple[OrtSession, list[str]]] = {}
         self.steps: list[Step] = []
         #: Values for which a kernel makes new memory at each run.
-        self._made = {
-            o
-            for n in graph.node
-            if n.domain == "roundoff" and not isinstance(kernels.get(n.op_type), Into)
-            for o in n.output
-        }
+        self._made = {o for n in graph.node if n.domain == "roundoff" for o in n.output}
         #: Outputs that are written where an input lies.
         self.in_place = in_place = {
             o: i for o, i in written_in_place(model).items() if self._slots[o].shape is not None
@@ -374,24 +365,18 @@ class Program:
         self._seen -= {*self.inputs, *constants}
         apart = [n for n in [*self.outputs, *sorted(self._seen.difference(self.outputs))]
                  if n not in {*in_place, *self._made}]  # fmt: skip
-        #: Outputs with memory of their own, which the next run overwrites.
-        self.kept: dict[str, torch.Tensor] = {}
-        with torch.inference_mode(False):  # else a call outside of it could not write them
-            for name in filter(self._is_kept, apart):
-                self.kept[name] = self._slots[name].maker(device)(_NO_SIZES)
         self._new = [
             (self._slots[n].index, self._slots[n].maker(device))
             for n in apart
-            if n not in self.kept and self._slots[n].shape is not None
+            if self._slots[n].shape is not None
         ]
         # Values that no input gives: constants, and places for what a run computes.
         self._blank: list[Any] = [None] * (len(self._slots) - len(self.inputs))
-        for name, tensor in (constants | self.kept).items():
+        for name, tensor in constants.items():
             self._blank[self._slots[name].index - len(self.inputs)] = tensor
         self._out = picked([self._slots[n].index for n in self.outputs])
         self._steady = set(steady)
         self._steady |= {o for o, i in in_place.items() if i in self._steady}
-        self._steady |= self.kept.keys()
         read = {i for n in graph.node if n.domain == "roundoff" for i in n.input}
         read |= {n for n in self.inputs if self._slots[n].moving}
         self._by_kernel = [i for i, n in enumerate(self.outputs) if n in self._made]
@@ -410,15 +395,11 @@ class Program:
         self.live = [at for at, n in enumerate(self.inputs) if n not in self._steady or n in read]
         self.buffers = Buffers(self.steps, device, {self._slots[n].index for n in self.outputs})
 
-    def _kernel(
-        self, node: onnx.NodeProto, kernels: Mapping[str, TorchKernel]
-    ) -> KernelStep | IntoStep:
+    def _kernel(self, node: onnx.NodeProto, kernels: Mapping[str, TorchKernel]) -> KernelStep:
         kernel = kernels.get(node.op_type)
         if kernel is None:
             raise ModelError("no kernel of ours has this name", got=node.op_type,
                              expected=", ".join(sorted(kernels)))  # fmt: skip
-        if isinstance(kernel, Into):
-            return IntoStep(node, self._slots, kernel, self._seen)
         return KernelStep(node, self._slots, kernel)
 
     def _slot(self, value: onnx.ValueInfoProto) -> None:
@@ -483,11 +464,6 @@ class Program:
         with contextlib.nullcontext() if self.stream is None else torch.cuda.stream(self.stream):
             return session(part, providers, tf32=tf32, optimization=level, session_options=options)
 
-    def _is_kept(self, name: str) -> bool:
-        """Whether an output keeps its memory: it is copied to where it belongs after each run."""
-        slot = self._slots[name]
-        return name.startswith("written_") and not slot.moving and slot.elements <= _SMALL
-
     def run(
         self,
         inputs: Sequence[torch.Tensor],
@@ -508,8 +484,8 @@ class Program:
         Returns
         -------
         list of torch.Tensor
-            New memory, in the order of ``self.outputs``. Those named ``written_`` are overwritten
-            by the next run; those of ``self.in_place`` are the inputs themselves.
+            New memory, in the order of ``self.outputs``; those of ``self.in_place`` are the inputs
+            themselves.
         """
         if self.stream is None:
             return self._steps(inputs, sizes, settled)

@@ -10,7 +10,6 @@ import dataclasses
 import functools
 import hashlib
 import itertools
-import math
 from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
@@ -18,7 +17,6 @@ import onnx
 import torch
 
 from roundoff.fusion.editor import Dim, static
-from roundoff.fusion.products import Into
 from roundoff.ort import OrtSession
 from roundoff.ort.binding import translated
 from roundoff.ort.tensors import from_ort
@@ -26,7 +24,7 @@ from roundoff.ort.tensors import from_ort
 from .sizes import evaluate
 
 __all__ = [
-    *("Buffers", "IntoStep", "KernelStep", "Partition", "Slot", "Step", "constant", "signature"),
+    *("Buffers", "KernelStep", "Partition", "Slot", "Step", "constant", "signature"),
 ]
 
 #: Symbolic sizes -> a new tensor.
@@ -50,25 +48,14 @@ class Slot:
         """Whether its sizes may differ from call to call."""
         return self.shape is None or not static(*self.shape)
 
-    @property
-    def elements(self) -> int:
-        """How many, of sizes that are numbers."""
-        return math.prod(int(n) for n in self.shape or ())
-
     def maker(self, device: torch.device) -> Maker:
-        """What allocates this value; with strides given, in half the time of torch.empty."""
-        if self.moving:
-            return functools.partial(self._sized, device)
-        shape = tuple(int(n) for n in self.shape or ())
-        strides = [math.prod(n or 1 for n in shape[i + 1 :]) for i in range(len(shape))]
-        make = functools.partial(
-            torch.empty_strided, shape, tuple(strides), dtype=self.dtype, device=device
-        )
-        return lambda sizes: make()
+        """What allocates this value."""
 
-    def _sized(self, device: torch.device, sizes: Mapping[str, int]) -> torch.Tensor:
-        shape = [evaluate(d, sizes) for d in self.shape or ()]
-        return torch.empty(shape, dtype=self.dtype, device=device)
+        def make(sizes: Mapping[str, int]) -> torch.Tensor:
+            shape = [evaluate(d, sizes) for d in self.shape or ()]
+            return torch.empty(shape, dtype=self.dtype, device=device)
+
+        return make
 
 
 def signature(model: onnx.ModelProto) -> tuple[bytes, list[str]]:
@@ -309,29 +296,7 @@ class KernelStep:
                 values[index] = tensor
 
 
-class IntoStep:
-    """One node of domain "roundoff", whose kernel writes into buffers as a partition does."""
-
-    def __init__(
-        self,
-        node: onnx.NodeProto,
-        slots: Mapping[str, Slot],
-        kernel: Into,
-        returned: Container[str],
-    ) -> None:
-        self._kernel, self._attributes = kernel.run, _attributes(node)
-        self.made: list[int] = []
-        self.reads = [slots[i].index for i in node.input]
-        self._outputs = [slots[o].index for o in node.output]
-        self.buffered = [slots[o] for o in node.output
-                         if o not in returned and slots[o].shape is not None]  # fmt: skip
-
-    def run(self, values: list[Any], sizes: Mapping[str, int], settled: bool) -> None:
-        inputs = [values[i] for i in self.reads]
-        self._kernel(inputs, [values[o] for o in self._outputs], self._attributes)
-
-
-Step = Partition | KernelStep | IntoStep
+Step = Partition | KernelStep
 
 
 def constant(tensor: onnx.TensorProto, device: torch.device) -> torch.Tensor:

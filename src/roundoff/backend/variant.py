@@ -29,7 +29,7 @@ from .program import (
     without_counts,
 )
 from .upcast import with_kernels
-from .weights import Join, Unwritten, adjacent, move, split_joins
+from .weights import Unwritten
 
 __all__ = ["CompileSettings", "Exported", "Variant", "chosen_providers", "reset"]
 
@@ -76,11 +76,9 @@ class CompileSettings:
     storage: dict[str, Any] | None
     dump_prefix: Path | None
     providers: list[Any] | None
-    check: bool
     cuda_graph: bool
     fallback: bool = True
     copy_outputs: bool = False
-    replace_weights: bool = False
 
 
 def has_cuda_graphs(device: torch.device) -> bool:
@@ -189,15 +187,12 @@ class Variant:
         self._packed: dict[str, torch.Tensor] = {}
         static = [] if self.precomputed is None else self.precomputed.graph.input
         self._weights = [place[i.name] for i in static]
-        self._joins = [(j.name, [place[n] for n in j.weights]) for j in self._joined]
-        self._replaces = settings.replace_weights
-        # Where weights lay that were packed, and those of them that were copied.
+        # Where weights lay that were packed.
         self._read_at: list[int] | None = None
-        self._copied, self._unwritten = picked([]), Unwritten([])
+        self._copied, self._unwritten = picked(self._weights), Unwritten([])
         self._epoch = -1
         # Where the program's inputs are in the list of the arguments and what is packed.
-        packed = [n for n, _ in self._joins]
-        packed += [] if self._packing is None else self._packing.outputs
+        packed = [] if self._packing is None else self._packing.outputs
         place |= {n: len(place) + i for i, n in enumerate(packed)}
         self._order = [place[n] for n in self.program.inputs]
         self._arranged = picked(self._order)
@@ -256,9 +251,7 @@ class Variant:
             options = dataclasses.replace(options, processor=exported.device.type.upper())
         present = {i.name for i in model.graph.input}
         static = [n for n in exported.static if n in present]
-        fused, self.report = fuse(
-            model, options, static=static, tf32=self.tf32, replaced=settings.replace_weights
-        )
+        fused, self.report = fuse(model, options, static=static, tf32=self.tf32)
         return fused
 
     def _load(self, fused: onnx.ModelProto, settings: CompileSettings) -> None:
@@ -276,11 +269,8 @@ class Variant:
         written = {f"written_{at}": name for at, name in enumerate(exported.written)}
         self.model, self._counted = without_counts(self.model, written)
         self.program = Program(self.model, *where, steady=steady)
-        self._joined: list[Join] = []
-        rest = None
-        if self.precomputed is not None:
-            self._joined, rest = split_joins(self.precomputed)
-        self._repacking = None if rest is None else functools.partial(Program, rest, *where)
+        part = self.precomputed
+        self._repacking = None if part is None else functools.partial(Program, part, *where)
         self._packing = None if self._repacking is None else self._repacking()
         self._packs_again = False
 
@@ -292,13 +282,6 @@ class Variant:
     def __call__(self, args: Sequence[Any], sizes: Mapping[str, int]) -> list[torch.Tensor]:
         with self._lock:
             return self._run(args, sizes)
-
-    def pack(self, args: Sequence[Any]) -> None:
-        """Compute what depends on weights alone, as the first call does."""
-        with self._lock:
-            if self.precomputed is not None:
-                self._look(args)
-                self._pack(args)
 
     def _run(self, args: Sequence[Any], sizes: Mapping[str, int]) -> list[torch.Tensor]:
         # Weights are too many to look at one by one: one comparison says that none has moved.
@@ -391,37 +374,19 @@ class Variant:
         return not self._unwritten.holds(self._copied(args))
 
     def _pack(self, args: Sequence[Any]) -> None:
-        """Compute what depends on weights alone; join them as they lie where they lie so."""
-        names = self.exported.names
+        """Compute what depends on weights alone."""
+        assert self._repacking is not None
         self._read_at = None  # should it fail
-        if self._replaces:
-            self._packed.clear()  # what was packed before is not there a second time
-            move([[args[i] for i in places] for _, places in self._joins],
-                 [[names[i] for i in places] for _, places in self._joins])  # fmt: skip
-            self._settle(args)
-        copied = set()
+        packing = self._packing or self._repacking()
         with torch.inference_mode(False), torch.no_grad():
-            for name, places in self._joins:
-                weights = [args[i] for i in places]
-                whole = adjacent(weights)
-                if whole is None:
-                    whole = torch.cat([w.detach() for w in weights])
-                    copied.update(places)
-                self._packed[name] = whole
-        if self._repacking is not None:
-            packing = self._packing or self._repacking()
-            place = {n: i for i, n in enumerate(names)}
-            places = [place[n] for n in packing.inputs]
-            copied.update(places)
-            computed = packing.run([args[i].contiguous() for i in places])
-            self._packed.update(zip(packing.outputs, computed, strict=True))
-            # Most weights are packed once; on a GPU a session that waits keeps some 70 MiB.
-            self._packing = packing if self._packs_again else None
-            if not self._packs_again and packing.stream is not None:
-                packing.stream.synchronize()  # before its session goes
-            self._packs_again = True
+            computed = packing.run([args[i].contiguous() for i in self._weights])
+        self._packed = dict(zip(packing.outputs, computed, strict=True))
+        # Most weights are packed once; on a GPU a session that waits keeps some 70 MiB.
+        self._packing = packing if self._packs_again else None
+        if not self._packs_again and packing.stream is not None:
+            packing.stream.synchronize()  # before its session goes
+        self._packs_again = True
         self._read_at = [args[i].data_ptr() for i in self._weights]
-        self._copied = picked(sorted(copied))
         self._unwritten = Unwritten(self._copied(args))
 
     def _contiguous(self, tensor: torch.Tensor, i: int) -> torch.Tensor:

@@ -6,7 +6,6 @@ not match exactly is left alone, and the :class:`Report` says why.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -66,7 +65,6 @@ def fuse(
     *,
     static: Iterable[str] = (),
     tf32: bool = False,
-    replaced: bool = False,
 ) -> tuple[onnx.ModelProto, Report]:
     """Rewrite a model with the rules of the tiers asked for, until none matches.
 
@@ -80,9 +78,6 @@ def fuse(
         Inputs that rarely change (weights): products with them may be packed.
     tf32 : bool
         Whether float32 products on CUDA may round to TF32: some rules choose by it.
-    replaced : bool
-        Whether packed weights take the place of the static inputs, which then are views of them:
-        only what can be cut from a packed weight without a copy is packed, and all of that.
 
     Raises
     ------
@@ -116,7 +111,6 @@ def fuse(
     from .rule import Report, apply_rules
 
     check_flag("tf32", tf32)
-    check_flag("replaced", replaced)
     if not isinstance(options, OptimizationOptions):
         options = OptimizationOptions(options)
     known = [r.name for tier in options.tiers for r in rules(tier)] if options.leave else []
@@ -129,12 +123,15 @@ def fuse(
         from .experimental import missing
 
         ours = missing(processor, options.interpret) is None
-    g = Editor(model, processor, static, tf32, ours, math.inf if replaced else options.packed)
+    g = Editor(model, processor, static, tf32, ours, options.packed)
     report = Report(nodes={"exported": g.count()})
     chosen: list[Rule] = []
     skipped = {*options.leave, *(() if options.constant_folding else ("FoldConstants",))}
     for tier in options.tiers:
         chosen += [r for r in rules(tier) if r.name not in skipped]
-        apply_rules(g, chosen, report, options.verbose)
+        again = True
+        while again:
+            apply_rules(g, chosen, report, options.verbose)
+            again = g.merge_equal_nodes()
         report.nodes[tier] = g.count()
     return g.proto(), report

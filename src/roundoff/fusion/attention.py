@@ -14,7 +14,7 @@ from roundoff.dtypes import dtype_info
 from .editor import Dim, Editor, size_product, static
 from .rule import Refusal, Rule
 
-__all__ = ["Attention", "PackedAttention", "PresentKeys", "RotaryAttention"]
+__all__ = ["Attention", "PackedAttention", "RotaryAttention"]
 
 CONTRIB = "https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md#"
 MICROSOFT = "com.microsoft"
@@ -418,54 +418,6 @@ def unrepeated(g: Editor, x: ir.Value) -> ir.Value:
     batch, some, length, head = small
     grouped = thin == (batch, some, 1, length, head) and five[:2] == (batch, some)
     return narrow.inputs[0] if grouped and five[3:] == (length, head) else x
-
-
-class PresentKeys(Rule):
-    """Pattern: MultiHeadAttention whose keys or values are also returned head by head.
-
-    Becomes the operator's own second and third output. Conditions: both are returned; CPU (on
-    CUDA asking for them keeps the operator from its fast kernels).
-    """
-
-    ops = ("MultiHeadAttention",)
-    tier = "onnxruntime"
-    source = CONTRIB + "com.microsoft.MultiHeadAttention"
-
-    def rewrite(self, g: Editor, node: ir.Node) -> bool:
-        if len(node.outputs) > 1 or len(g.shape(node.inputs[1]) or ()) != 3:
-            return False
-        by_head = [self._by_head(g, node, i) for i in (1, 2)]
-        if None in by_head:
-            return False
-        if g.processor != "CPU":
-            raise Refusal("on CUDA the operator's keys and values cost its fast kernels")
-        out, heads = node.outputs[0], int(g.attribute(node, "num_heads"))
-        batch, length, width = g.shape(node.inputs[1]) or ()
-        present = [batch, heads, length, width // heads]
-        kept = {k: a.value for k, a in node.attributes.items()}
-        outputs = g.emit("MultiHeadAttention", list(node.inputs), node,
-                         shapes=[g.shape(out), present, present], like=out, domain=MICROSOFT,
-                         rule=self.name, **kept)  # fmt: skip
-        for old, new in zip((out, *by_head), outputs, strict=True):
-            assert old is not None
-            g.replace(old, new)
-        return True
-
-    @staticmethod
-    def _by_head(g: Editor, node: ir.Node, index: int) -> ir.Value | None:
-        flat = node.inputs[index]
-        batch, length, width = g.shape(flat) or (0, 0, 0)
-        heads = int(g.attribute(node, "num_heads"))
-        for use in flat.uses() if flat is not None else ():
-            split = use.node.outputs[0]
-            if use.node.op_type != "Reshape" or g.shape(split) != (batch, length, heads,
-                                                                  width // heads):  # fmt: skip
-                continue
-            for again in split.uses():
-                turned = again.node
-                if turned.op_type == "Transpose" and tuple(g.attribute(turned, "perm")) == BY_TOKEN:
-                    return turned.outputs[0]
-        return None
 
 
 class RotaryAttention(Rule):

@@ -1,6 +1,6 @@
 """Tier "default": ONNX operators only, fewer of them than conversion leaves.
 
-Every rule here keeps the bits, except :class:`DivideOnce`, which rounds once instead of twice.
+Every rule here keeps the bits.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ from .rule import Refusal, Rule
 
 __all__ = [
     "DEFAULT",
-    "CommonSubexpressions",
-    "DivideOnce",
     "DropNoOps",
     "FoldConstants",
     "MergeReshapes",
@@ -210,55 +208,6 @@ class ReshapedTranspose(Rule):
         return True
 
 
-class CommonSubexpressions(Rule):
-    """Pattern: two nodes of one operator with the same inputs and attributes. The later goes.
-
-    Conditions: no randomness, no subgraph.
-    """
-
-    ops = ("Add", "Sub", "Mul", "Div", "Pow", "Cast", "Concat", "Cos", "Sin", "Reshape",
-           "Unsqueeze", "Transpose", "Expand", "Gather", "Slice", "Where", "And", "Neg", "Sqrt",
-           "ReduceMean", "ReduceSum", "ReduceMax", "Reciprocal", "Sigmoid", "MatMul", "Split",
-           "Equal", "Not", "Shape", "Range")  # fmt: skip
-    source = "A. Aho et al., Compilers, 2006, section 9.1"
-
-    def rewrite(self, g: Editor, node: ir.Node) -> bool:
-        first = next((i for i in node.inputs if i is not None and i.producer() is not None), None)
-        anchor = first if first is not None else node.inputs[0]
-        if anchor is None:
-            return False
-        key = self._key(g, node)
-        for use in anchor.uses():
-            other = use.node
-            if other is node or other.op_type != node.op_type or self._key(g, other) != key:
-                continue
-            if not _before(g, other, node) or len(other.outputs) != len(node.outputs):
-                continue
-            for old, new in zip(node.outputs, other.outputs, strict=True):
-                g.replace(old, new)
-            return True
-        return False
-
-    @staticmethod
-    def _key(g: Editor, node: ir.Node) -> tuple[object, ...]:
-        inputs = []
-        for i in node.inputs:
-            small = i is not None and i.producer() is None and (g.size(i) or 99) <= 16
-            array = g.constant(i) if small else None
-            inputs.append(id(i) if array is None else (array.dtype, array.shape, array.tobytes()))
-        attributes = sorted((k, str(a.value)) for k, a in node.attributes.items())
-        return (node.domain, tuple(inputs), tuple(attributes))
-
-
-def _before(g: Editor, a: ir.Node, b: ir.Node) -> bool:
-    for node in g.graph:
-        if node is a:
-            return True
-        if node is b:
-            return False
-    return False
-
-
 class SlicesToSplit(Rule):
     """Pattern: Slices that cut one axis of a value into its consecutive parts. Becomes a Split.
 
@@ -353,29 +302,6 @@ class WholeGather(Rule):
         return True
 
 
-class DivideOnce(Rule):
-    """Pattern: ``x * Reciprocal(y)``. Becomes ``x / y``: one rounding instead of two."""
-
-    ops = ("Mul",)
-    source = "IEEE 754-2019, section 5.4.1: division is correctly rounded"
-
-    def rewrite(self, g: Editor, node: ir.Node) -> bool:
-        for x, inverse in (node.inputs, tuple(reversed(node.inputs))):
-            divided = g.node(inverse, "Reciprocal")
-            if divided is None or x is None or inverse is None:
-                continue
-            if g.uses(inverse) > 1:
-                raise Refusal("the reciprocal has other readers: dividing would add work")
-            shape = g.shape(node.outputs[0])
-            if shape is None:
-                return False
-            outputs = g.emit("Div", [x, divided.inputs[0]], node, shapes=[shape], like=x,
-                             rule=self.name)  # fmt: skip
-            g.replace(node.outputs[0], outputs[0])
-            return True
-        return False
-
-
 #: The rules of the tier, in the order in which they are tried.
 DEFAULT: tuple[Rule, ...] = (
     FoldConstants(),
@@ -385,6 +311,4 @@ DEFAULT: tuple[Rule, ...] = (
     ReshapedTranspose(),
     WholeGather(),
     SlicesToSplit(),
-    DivideOnce(),
-    CommonSubexpressions(),
 )

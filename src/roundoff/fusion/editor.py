@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 from collections.abc import Iterable, Sequence
@@ -10,6 +11,10 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx_ir as ir
+from onnx_ir.passes.common import (
+    CommonSubexpressionEliminationPass,
+    DeduplicateInitializersPass,
+)
 
 from roundoff.arguments import check_choice, check_number
 from roundoff.errors import ArgumentError, ModelError
@@ -24,8 +29,10 @@ Dim = int | str
 DOMAINS = {"com.microsoft": 1, "roundoff": 1}
 # Values past this many elements are never computed at rewriting time.
 _LARGEST = 1 << 26
-_RANDOM = {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli",
-           "Multinomial", "Dropout"}  # fmt: skip
+_RANDOM = {
+    *("RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli"),
+    *("Multinomial", "Dropout", "BiasDropout", "BitmaskDropout", "BitmaskBiasDropout"),
+}
 
 
 def _check_model(proto: Any) -> None:
@@ -357,6 +364,23 @@ class Editor:
             if not self.uses(value):
                 del self.graph.initializers[name]
         self.graph.sort()
+
+    def merge_equal_nodes(self) -> bool:
+        """Compute once what nodes of one operator, inputs and attributes compute; whether any.
+
+        A model that draws random numbers, or may in a function of its own, is left as it is.
+        """
+        if self.model.functions or any(node.op_type in _RANDOM for node in self.graph):
+            return False
+        equal = ir.passes.Sequential(DeduplicateInitializersPass(16),
+                                     CommonSubexpressionEliminationPass())  # fmt: skip
+        log = logging.getLogger("onnx_ir")  # it warns of an initializer that is an input, too
+        level = log.level
+        log.setLevel(logging.ERROR)
+        try:
+            return bool(equal(self.model).modified)
+        finally:
+            log.setLevel(level)
 
     def fresh(self, name: str) -> str:
         """A value's name that the graph does not use yet."""

@@ -3,7 +3,7 @@
 On CUDA a rule replaces several kernels that are bound by memory by one in Triton that moves each
 element once. Its node, of domain ``roundoff``, runs there, or with
 ``OptimizationOptions(interpret=True)`` on the CPU in Triton's interpreter (slow, and right).
-Anywhere else the rule refuses. On the CPU, products are torch's: see :mod:`.products`.
+Anywhere else the rule refuses.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import onnx_ir as ir
 
 from .attention import BY_TOKEN
 from .editor import Editor
-from .products import Into, TorchProduct, torch_product
 from .rule import Refusal, Rule
 
 __all__ = [
@@ -28,7 +27,6 @@ __all__ = [
     "OwnAttention",
     "RotaryQkv",
     "SiluTimesUp",
-    "TorchProduct",
 ]
 
 OURS = "roundoff"
@@ -299,15 +297,13 @@ def _embed_rms_norm(inputs: Sequence[Any], a: dict[str, Any]) -> tuple[Any, ...]
     return embed_rms_norm(table, ids, weight, a["epsilon"])
 
 
-#: Operator of domain "roundoff" -> what runs it on torch tensors: (inputs, attributes) -> outputs,
-#: or a kernel that writes where it is told.
-KERNELS: dict[str, Callable[[Sequence[Any], dict[str, Any]], Sequence[Any]] | Into] = {
+#: Operator of domain "roundoff" -> what runs it on torch tensors: (inputs, attributes) -> outputs.
+KERNELS: dict[str, Callable[[Sequence[Any], dict[str, Any]], Sequence[Any]]] = {
     "SiluMul": _silu_mul,
     "RotaryQkv": _rotary_qkv,
     "CausalAttention": _causal_attention,
     "AddRmsNorm": _add_rms_norm,
     "EmbedRmsNorm": _embed_rms_norm,
-    "TorchProduct": Into(torch_product),
 }
 
 #: The rules of the tier, in the order in which they are tried.
@@ -317,5 +313,4 @@ EXPERIMENTAL: tuple[Rule, ...] = (
     SiluTimesUp(),
     AddRmsNorm(),
     EmbedRmsNorm(),
-    TorchProduct(),
 )

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from .attention import Attention, PackedAttention, PresentKeys, RotaryAttention
+from .attention import Attention, PackedAttention, RotaryAttention
 from .editor import Editor, size_product, static
 from .rule import Refusal, Rule
 
@@ -19,7 +19,6 @@ __all__ = [
     "PackedRotary",
     "RmsNorm",
     "Rotary",
-    "ScaledProduct",
     "Silu",
     "SkipRmsNorm",
     "SpreadLengths",
@@ -466,41 +465,13 @@ class TransposedProduct(Rule):
         return True
 
 
-class ScaledProduct(Rule):
-    """Pattern: a FusedMatMul times a constant number. Becomes its alpha.
-
-    Conditions: nothing else reads the unscaled product.
-    """
-
-    ops = ("Mul",)
-    tier = "onnxruntime"
-    source = CONTRIB + "com.microsoft.FusedMatMul"
-
-    def rewrite(self, g: Editor, node: ir.Node) -> bool:
-        product, scale = g.node(node.inputs[0], "FusedMatMul"), g.scalar(node.inputs[1])
-        if product is None or scale is None or node.inputs[0] is None:
-            return False
-        if g.shape(node.inputs[0]) != g.shape(node.outputs[0]):
-            return False
-        if g.uses(node.inputs[0]) > 1:
-            raise Refusal("the product before scaling has other readers")
-        alpha = float(g.attribute(product, "alpha", 1.0)) * scale
-        flags = {k: int(g.attribute(product, k, 0)) for k in ("transA", "transB")}
-        outputs = g.emit("FusedMatMul", list(product.inputs), node,
-                         shapes=[g.shape(node.outputs[0]) or ()], like=node.outputs[0],
-                         domain=MICROSOFT, rule=self.name, alpha=alpha, **flags)  # fmt: skip
-        g.replace(node.outputs[0], outputs[0])
-        return True
-
-
 class PackedProducts(Rule):
     """Pattern: products of one value with several weights. Becomes one product and a Split.
 
     The packed weight is a Concat of the weights alone, so that it is computed once and again
     when a weight changes. Biases that follow each product are packed as well.
     Conditions: FusedMatMul(transB=1) or MatMul of two-axis weights that rarely change; they are
-    narrow, or, on CUDA, there is room for a copy (:attr:`OptimizationOptions.packed`). Where the
-    packed weight takes the place of the weights there is no copy: any width, FusedMatMul alone.
+    narrow, or, on CUDA, there is room for a copy (:attr:`OptimizationOptions.packed`).
     """
 
     #: Elements from which on the copy counts. There a CPU gains nothing: a product of one token
@@ -521,10 +492,7 @@ class PackedProducts(Rule):
         if not all(g.is_static(n.inputs[1]) for n in nodes):
             raise Refusal("a weight is computed anew in each run: packing it would be too")
         size = sum(g.size(n.inputs[1]) or 0 for n in nodes)
-        if math.isinf(g.packed):
-            if node.op_type == "MatMul":
-                raise Refusal("columns of a packed weight are no views without strides")
-        elif g.processor == "CPU" and size >= self.wide:
+        if g.processor == "CPU" and size >= self.wide:
             raise Refusal("wide weights are no faster packed on a CPU, and kept twice")
         elif size >= self.wide and size > self._widest(g):
             raise Refusal(f"packed weights may take {g.packed:.0%} of the weights' memory")
@@ -617,9 +585,7 @@ ONNXRUNTIME: tuple[Rule, ...] = (
     Rotary(),
     Silu(),
     Attention(),
-    PresentKeys(),
     TransposedProduct(),
-    ScaledProduct(),
     PackedProducts(),
     RotaryAttention(),
     PackedAttention(),

@@ -22,8 +22,8 @@ class OptimizationOptions:
     ----------
     patterns : str or None
         ``"default"``, ``"default+onnxruntime"`` or ``"default+onnxruntime+experimental"``; None
-        leaves the converted graph as it is. The last puts kernels between partitions that ONNX
-        Runtime runs: in Triton on CUDA, torch's products on the CPU.
+        leaves the converted graph as it is. The last puts kernels in Triton between partitions that
+        ONNX Runtime runs, on CUDA.
     constant_folding : bool
         Whether values that depend on constants alone are precomputed and stored.
     verbose : int

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import onnx_ir as ir
 
@@ -116,40 +116,10 @@ class Report:
             counts[m.rule] = counts.get(m.rule, 0) + 1
         return counts
 
-    def frame(self) -> Any:
-        """One row a rule: tier, rule, matched, refused, reasons (a pandas DataFrame)."""
-        import pandas as pd
-
-        tiers = {m.rule: m.tier for m in self.matched}
-        reasons: dict[str, list[str]] = {}
-        for (rule, _), reason in self.refused.items():
-            reasons.setdefault(rule, []).append(reason)
-        counts = self.counts()
-        rows = [
-            {
-                "tier": tiers.get(rule, _tier_of(rule)),
-                "rule": rule,
-                "matched": counts.get(rule, 0),
-                "refused": len(reasons.get(rule, [])),
-                "reason": "; ".join(sorted(set(reasons.get(rule, [])))),
-            }
-            for rule in dict.fromkeys([*counts, *reasons])
-        ]
-        return pd.DataFrame(rows, columns=["tier", "rule", "matched", "refused", "reason"])
-
     def __str__(self) -> str:
         done = ", ".join(f"{rule} {n}" for rule, n in self.counts().items()) or "nothing"
         nodes = " -> ".join(f"{n} {tier}" for tier, n in self.nodes.items())
         return f"{nodes}; matched: {done}"
-
-
-def _tier_of(rule: str) -> str:
-    tiers = [c.tier for c in _subclasses(Rule) if c.__name__ == rule]
-    return tiers[0] if tiers else ""
-
-
-def _subclasses(kind: type[Rule]) -> list[type[Rule]]:
-    return [s for c in kind.__subclasses__() for s in (c, *_subclasses(c))]
 
 
 #: A whole Llama takes a dozen; rules that go on and on would never end.

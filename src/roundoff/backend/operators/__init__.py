@@ -2,7 +2,7 @@
 
 Each follows the schema of the operator (``torch.ops.aten.<name>.<overload>._schema``) and the
 definition of the ONNX operators it emits (https://onnx.ai/onnx/operators/). What an entry does not
-cover it leaves to torch's exporter, by returning ``NotImplemented``.
+cover it leaves to torch, by returning ``NotImplemented``.
 """
 
 from __future__ import annotations

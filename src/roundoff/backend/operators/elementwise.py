@@ -14,7 +14,7 @@ import torch
 from roundoff.fusion.editor import Dim
 
 from ..converter import Converter, dims_of, onnx_type
-from .table import BOOL, DOUBLE, constant_of, fits, kind_of, shape_of, writes
+from .table import BOOL, DOUBLE, fits, kind_of, shape_of, writes
 
 
 def _unary(op: str) -> Callable[..., Any]:
@@ -96,37 +96,6 @@ for _name, _op in (("div.Tensor", "Div"), ("div.Scalar", "Div"), ("logical_and",
 @writes("rsub.Scalar", "rsub.Tensor")
 def _rsub(c: Converter, node: Any, a: Any, b: Any, alpha: Any = 1) -> ir.Value:
     return _binary("Sub")(c, node, b, a) if alpha == 1 else NotImplemented
-
-
-@writes("sign")
-def _sign(c: Converter, node: Any, x: Any) -> ir.Value:
-    """torch's sign of NaN is 0, in a type for which ONNX's is NaN."""
-    kind = kind_of(node)
-    value = c.tensor(x, kind)
-    made = c.op("Sign", value)
-    if not kind.is_floating_point():
-        return made
-    nan = c.op("IsNaN", value, dtype=BOOL)
-    return c.op("Where", nan, c.tensor(0, kind), made, dtype=kind)
-
-
-@writes("hardsigmoid")
-def _hardsigmoid(c: Converter, node: Any, x: Any) -> ir.Value:
-    kind = kind_of(node)
-    return c.op("Div", _up_to_six(c, c.tensor(x, kind)), c.tensor(6, kind))
-
-
-@writes("hardswish")
-def _hardswish(c: Converter, node: Any, x: Any) -> ir.Value:
-    kind = kind_of(node)
-    value = c.tensor(x, kind)
-    return c.op("Div", c.op("Mul", value, _up_to_six(c, value)), c.tensor(6, kind))
-
-
-def _up_to_six(c: Converter, value: ir.Value) -> ir.Value:
-    """``relu6(value + 3)``."""
-    zero, three, six = (c.tensor(n, value.dtype) for n in (0, 3, 6))
-    return c.op("Min", c.op("Max", c.op("Add", value, three), zero), six)
 
 
 @writes("pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar")
@@ -239,31 +208,6 @@ def _clamp_min(c: Converter, node: Any, x: Any, bound: Any) -> Any:
 @writes("clamp_max")
 def _clamp_max(c: Converter, node: Any, x: Any, bound: Any) -> Any:
     return _clamp(c, node, x, None, bound)
-
-
-@writes("hardtanh")
-def _hardtanh(c: Converter, node: Any, x: Any, low: float = -1, high: float = 1) -> Any:
-    return _clamp(c, node, x, low, high)
-
-
-@writes("leaky_relu")
-def _leaky_relu(c: Converter, node: Any, x: Any, slope: Any = 0.01) -> Any:
-    number = constant_of(c, slope)
-    if number is None or number < 0:
-        return NotImplemented  # a size, or a slope that turns the sign of zero, which ONNX keeps
-    if kind_of(node) == DOUBLE:
-        return NotImplemented  # the slope is an attribute in float32
-    return c.op("LeakyRelu", c.tensor(x), alpha=number)
-
-
-@writes("_prelu_kernel")
-def _prelu(c: Converter, node: Any, x: Any, slope: Any) -> ir.Value:
-    """Spelled out: ONNX's PRelu keeps a zero where torch multiplies it by the slope."""
-    kind, out = kind_of(node), shape_of(node)
-    value = c.tensor(x)
-    positive = c.op("Greater", value, c.tensor(0, kind), dtype=BOOL)
-    scaled = c.op("Mul", value, c.tensor(slope), shape=out)
-    return c.op("Where", positive, value, scaled, shape=out, dtype=kind)
 
 
 @writes("softplus")

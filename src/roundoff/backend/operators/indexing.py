@@ -134,23 +134,6 @@ def _is_range(node: Any, size: Dim) -> bool:
     return (dim(end.meta["val"]) if isinstance(end, torch.fx.Node) else end) == size
 
 
-@writes("index_put")
-def _index_put(
-    c: Converter, node: Any, x: Any, indices: Sequence[Any], values: Any, accumulate: bool = False
-) -> Any:
-    used = [t for t in indices if t is not None]
-    if accumulate or len(used) != 1 or indices[0] is None or rank_of(used[0]) != 1:
-        return NotImplemented
-    if not used[0].meta["val"].dtype.is_signed:
-        return NotImplemented
-    rows = [*dims(used[0].meta["val"].shape), *shape_of(node)[1:]]
-    new = c.tensor(values, kind_of(node))
-    if dims_of(new) != rows:
-        new = c.op("Expand", new, c.shape(rows), shape=rows)
-    at = c.reshape(c.tensor(used[0], INT64), [rows[0], 1])
-    return c.op("ScatterND", c.tensor(x), at, new)
-
-
 def writes_one_place(node: Any) -> bool:
     """Whether TensorScatter can write what a node does: one place of an axis behind the first.
 

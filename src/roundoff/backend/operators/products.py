@@ -51,22 +51,6 @@ def _addmm(
     return c.op("Gemm", *inputs, shape=shape_of(node), alpha=scales[0], beta=scales[1])
 
 
-@writes("baddbmm")
-def _baddbmm(
-    c: Converter, node: Any, bias: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1
-) -> ir.Value:
-    kind, out = kind_of(node), shape_of(node)
-    product = c.op("MatMul", c.tensor(a), c.tensor(b), shape=out)
-    if alpha != 1:
-        product = c.op("Mul", product, c.tensor(alpha, kind))
-    if beta == 0:  # what is not a number is not read
-        return product
-    added = c.tensor(bias)
-    if beta != 1:
-        added = c.op("Mul", added, c.tensor(beta, kind))
-    return c.op("Add", product, added, shape=out)
-
-
 @writes("convolution")
 def _convolution(
     c: Converter, node: Any, x: Any, weight: Any, bias: Any, stride: Sequence[Any],

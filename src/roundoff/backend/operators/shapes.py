@@ -122,18 +122,11 @@ def _split(c: Converter, node: Any, x: Any, _: Any, axis: int = 0) -> Any:
 
 @writes("unbind.int")
 def _unbind(c: Converter, node: Any, x: Any, axis: int = 0) -> Any:
-    examples, value = node.meta["val"], c.tensor(x)
-    axis = axis_of(axis, rank_of(x))
-    thin = dims_of(value)
-    thin[axis] = 1
-    if len(examples) == 1:
-        return [c.reshape(value, thin[:axis] + thin[axis + 1 :])]
-    lengths = c.ints([1] * len(examples))
-    parts = [c.value_like(e) for e in examples]
-    for part in parts:
-        part.shape = ir.Shape(thin)
-    c.add("Split", [value, lengths], parts, axis=axis)
-    return [c.reshape(p, dims(e.shape)) for p, e in zip(parts, examples, strict=True)]
+    value, axis = c.tensor(x), axis_of(axis, rank_of(x))
+    return [
+        c.op("Gather", value, c.constant(np.array(i, np.int64)), shape=dims(e.shape), axis=axis)
+        for i, e in enumerate(node.meta["val"])
+    ]
 
 
 @writes("repeat")
@@ -154,56 +147,6 @@ def _pad(c: Converter, node: Any, x: Any, pad: Sequence[Any], number: Any = 0) -
     pairs = [(0, 0)] * (rank_of(x) - len(pairs)) + pairs[::-1]
     widths = c.shape([a for a, _ in pairs] + [b for _, b in pairs])
     return c.op("Pad", c.tensor(x), widths, c.tensor(number, kind_of(node)), shape=shape_of(node))
-
-
-@writes("roll")
-def _roll(c: Converter, node: Any, x: Any, shifts: Sequence[Any], axes: Sequence[int] = ()) -> Any:
-    value, out = c.tensor(x), shape_of(node)
-    numbers = [size_of(s) for s in shifts]
-    sizes = [out[a] for a in axes]
-    if not axes or any(not isinstance(n, int) for n in numbers + sizes) or 0 in sizes:
-        return NotImplemented
-    for axis, shift, size in zip(axes, numbers, sizes, strict=True):
-        first = -int(shift) % int(size)  # the element that comes to lie first
-        if first:
-            parts = [_cut(c, value, axis, first, int(size)), _cut(c, value, axis, 0, first)]
-            value = c.op("Concat", *parts, shape=out, axis=axis_of(axis, len(out)))
-    return value
-
-
-def _cut(c: Converter, value: ir.Value, axis: int, start: int, end: int) -> ir.Value:
-    """``value[start:end]`` along an axis, for numbers that lie inside."""
-    shape = dims_of(value)
-    axis = axis_of(axis, len(shape))
-    shape[axis] = end - start
-    return c.op("Slice", value, c.ints([start]), c.ints([end]), c.ints([axis]), shape=shape)
-
-
-@writes("slice_scatter", "select_scatter")
-def _scatter(
-    c: Converter, node: Any, x: Any, source: Any, axis: int = 0, start: Any = None,
-    end: Any = None, step: int = 1,
-) -> Any:  # fmt: skip
-    """A part along one axis replaced: what lies before it, the new part, what lies after it."""
-    out = shape_of(node)
-    axis = axis_of(axis, len(out))
-    size, first = out[axis], 0 if start is None else size_of(start)
-    last = size if end is None else size_of(end)
-    if step != 1 or not all(isinstance(n, int) for n in (size, first, last)):
-        return NotImplemented
-    one = node.target is torch.ops.aten.select_scatter.default
-    first, last = (int(n) + int(size) * (n < 0) for n in (first, last))  # type: ignore[operator]
-    first = min(max(first, 0), int(size))
-    last = first + 1 if one else max(first, min(last, int(size)))
-    value, new = c.tensor(x), c.tensor(source, kind_of(node))
-    parts = [c.reshape(new, [*out[:axis], last - first, *out[axis + 1 :]])]
-    if first == last:
-        return value
-    if first:
-        parts.insert(0, _cut(c, value, axis, 0, first))
-    if last < int(size):
-        parts.append(_cut(c, value, axis, last, int(size)))
-    return parts[0] if len(parts) == 1 else c.op("Concat", *parts, shape=out, axis=axis)
 
 
 @writes("copy")
@@ -227,7 +170,7 @@ def _as_strided(
     order = permutation(memory.shape, memory.stride())
     fixed = all(isinstance(n, int) for n in (*out, *steps, *dims(memory.shape), first))
     if not fixed or (order is None and not contiguous(memory)) or dim(memory.storage_offset()):
-        # Neither torch's exporter nor torch itself can say it: they are handed contiguous tensors.
+        # Nor can torch say it: it is handed contiguous tensors.
         raise UnsupportedError("a strided view of memory that is not all of a tensor of fixed size",
                                got=str(node.target))  # fmt: skip
     count, row = memory.numel(), 1
@@ -308,11 +251,6 @@ def _arange(c: Converter, node: Any, one: Any, two: Any = None, step: Any = 1, *
 def _is_float(x: Any) -> bool:
     known = x.meta["val"] if isinstance(x, torch.fx.Node) else x
     return isinstance(known, (float, torch.SymFloat))
-
-
-@writes("eye", "eye.m")
-def _eye(c: Converter, node: Any, *_: Any, **__: Any) -> ir.Value:
-    return c.op("EyeLike", _filled(c, node, 0))
 
 
 @writes("tril", "triu")

@@ -1,0 +1,391 @@
+"""What may be recorded as a CUDA graph, what a replay reads and writes, and what is refused."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import types
+import warnings
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.parser
+import onnxruntime
+import pytest
+import torch
+from onnx.reference import ReferenceEvaluator
+from test_steps import CPU, KERNELS, built
+
+from roundoff.backend import onnx_custom_backend
+from roundoff.backend.lists import SPLITS_SLICES, passes_a_list, without_lists
+from roundoff.backend.program import CudaGraphProgram, Program, copies_of_the_processor
+
+
+class Recorded:
+    """A program whose CUDA graph is a call that writes over its outputs."""
+
+    def __init__(self, output: str = "output_0") -> None:
+        self.recorded, self.outputs = 0, [output]
+        self.inputs, self.in_place = ["x", "cache"], dict[str, str]()
+        self.bound: torch.Tensor | None = None
+
+    def unrecordable(self, numbers: Any) -> str:
+        return ""
+
+    def run(self, inputs: Sequence[torch.Tensor], _: Any, settled: bool) -> list[torch.Tensor]:
+        """As it is: a settled run reads the weight that was bound."""
+        if not settled:
+            self.bound = inputs[1]
+        assert self.bound is not None
+        return [inputs[0] * self.bound]
+
+    def capture(self, inputs: Sequence[torch.Tensor], _: Any) -> tuple[Any, Any, Any]:
+        self.recorded += 1
+        self.bound = inputs[1]
+        outputs = [torch.empty_like(inputs[0])]
+        replay = functools.partial(torch.mul, *inputs, out=outputs[0])
+        return types.SimpleNamespace(replay=replay), outputs, []
+
+
+@pytest.mark.parametrize("copy", [False, True])
+def test_graphs_are_kept_for_some_sizes_and_addresses(copy: bool) -> None:
+    program = Recorded()
+    graphs = CudaGraphProgram(program, [True, False], copy)  # type: ignore[arg-type]
+    weight = torch.full((), 3.0)
+    (plain,) = graphs.run([torch.ones(2), weight], {"n": 2})
+    assert program.recorded == 0, "sizes that come once"
+    (first,) = graphs.run([torch.ones(2), weight], {"n": 2})
+    assert plain.tolist() == first.tolist() == [3, 3]
+    (second,) = graphs.run([torch.full((2,), 2.0), weight], {"n": 2})
+    assert plain.tolist() == [3, 3]
+    assert second.tolist() == [6, 6]
+    assert first.tolist() == ([3, 3] if copy else [6, 6])
+    assert program.recorded == 1
+    other = weight.clone()
+    for recorded in (1, 2, 2):
+        graphs.run([torch.ones(2), other], {"n": 2})
+        assert program.recorded == recorded, "a weight elsewhere, for longer than a run"
+    for n in range(3, 3 + CudaGraphProgram.most):
+        graphs.run([torch.ones(n), weight], {"n": n})
+        graphs.run([torch.ones(n), weight], {"n": n})
+    before = program.recorded
+    graphs.run([torch.ones(n), weight], {"n": n})
+    assert program.recorded == before
+    for _ in range(2):
+        graphs.run([torch.ones(2), other], {"n": 2})
+    assert program.recorded == before + 1, "the oldest was given up"
+
+
+def test_the_graph_that_is_used_outlasts_those_of_caches_that_went() -> None:
+    program = Recorded()
+    graphs = CudaGraphProgram(program, [True, False])  # type: ignore[arg-type]
+    x, kept = torch.ones(2), torch.full((), 3.0)
+    others = [torch.full((), float(n)) for n in range(2 * CudaGraphProgram.most)]
+    for other in others:
+        for weight in (kept, other, other):
+            (made,) = graphs.run([x, weight], {"n": 2})
+            assert made.tolist() == [weight.item()] * 2
+    assert program.recorded == len(others) + 1
+
+
+@pytest.mark.parametrize("moving", [True, False])
+def test_a_graph_keeps_no_input_alive_but_its_own_copies(moving: bool) -> None:
+    """A cache that stays alive would have the next text's lie elsewhere, and recorded again."""
+    program = Recorded()
+    program.capture = lambda inputs, _: (  # type: ignore[method-assign]
+        types.SimpleNamespace(replay=lambda: None), [torch.ones(2)], []
+    )  # fmt: skip
+    graphs = CudaGraphProgram(program, [moving, False])  # type: ignore[arg-type]
+    cache, x = torch.full((), 3.0), torch.ones(2)
+    for _ in range(3):
+        graphs.run([x, cache], {"n": 2})
+    gone = [weakref.ref(cache), weakref.ref(x)]
+    program.bound = None
+    del cache, x
+    assert [ref() for ref in gone] == [None, None]
+
+
+def test_a_cache_that_is_written_where_it_lies_is_not_kept_alive() -> None:
+    """It is a result, too."""
+    program = Recorded("written_0")
+    program.in_place["written_0"] = "cache"
+    program.capture = lambda inputs, _: (  # type: ignore[method-assign]
+        types.SimpleNamespace(replay=lambda: None), [inputs[1]], []
+    )  # fmt: skip
+    graphs = CudaGraphProgram(program, [True, False], True)  # type: ignore[arg-type]
+    cache, x = torch.full((), 3.0), torch.ones(2)
+    for _ in range(3):
+        (made,) = graphs.run([x, cache], {"n": 2})
+    assert made is cache
+    gone = weakref.ref(cache)
+    program.bound = None
+    del cache, made
+    assert gone() is None
+
+
+def test_a_cache_that_is_copied_for_the_graph_has_its_result_in_the_copy() -> None:
+    program = Recorded("written_0")
+    program.in_place["written_0"] = "cache"
+    program.capture = lambda inputs, _: (  # type: ignore[method-assign]
+        types.SimpleNamespace(replay=lambda: inputs[1].add_(1)), [inputs[1]], []
+    )  # fmt: skip
+    graphs = CudaGraphProgram(program, [True, True], True)  # type: ignore[arg-type]
+    cache, x = torch.full((), 3.0), torch.ones(2)
+    for _ in range(3):
+        (made,) = graphs.run([x, cache], {"n": 2})
+    assert (made.item(), cache.item()) == (4, 3)
+
+
+def test_a_settled_run_replays_no_graph_over_other_memory() -> None:
+    """Nor does a run that is not recorded read what the last replay's weights were before."""
+    program = Recorded()
+    graphs = CudaGraphProgram(program, [True, False])  # type: ignore[arg-type]
+    x, weights = torch.ones(2), [torch.full((), 3.0), torch.full((), 5.0)]
+    calls = [(0, 1, False), (0, 1, True), (0, 2, True), (0, 2, True), (1, 2, False), (1, 1, True),
+             (0, 1, False), (0, 3, True), (1, 2, False), (1, 4, True), (1, 4, True)]  # fmt: skip
+    for which, n, settled in calls:
+        (made,) = graphs.run([x, weights[which]], {"n": n}, settled)
+        assert made.tolist() == [weights[which].item()] * 2
+    assert program.recorded == 4, "of 1, 2 and 4, the first of which over both weights"
+
+
+def test_a_cache_that_a_graph_writes_is_not_copied() -> None:
+    graphs = CudaGraphProgram(Recorded("written_0"), [False, False], True)  # type: ignore[arg-type]
+    inputs = [torch.ones(2), torch.ones(())]
+    graphs.run(inputs)
+    assert graphs.run(inputs)[0] is graphs.run(inputs)[0]
+
+
+class Graph:
+    """A CUDA graph that records nothing; the first *fails* recordings find no memory."""
+
+    fails = 0
+
+    def __init__(self, keep_graph: bool) -> None:
+        assert keep_graph
+
+    def capture_begin(self, capture_error_mode: str) -> None:
+        assert capture_error_mode == "thread_local"
+        assert not gc.isenabled(), "memory that is given back would end the recording"
+        if Graph.fails:
+            Graph.fails -= 1
+            raise torch.OutOfMemoryError("none left")
+
+    def capture_end(self) -> None:
+        pass
+
+    def raw_cuda_graph(self) -> int:
+        return 0
+
+    def replay(self) -> None:
+        pass
+
+
+@pytest.fixture
+def emptied(monkeypatch: pytest.MonkeyPatch) -> list[None]:
+    """What :class:`Graph` stands in for; how often torch gave memory back, or garbage was."""
+    seen: list[None] = []
+    monkeypatch.setattr(Graph, "fails", 0)
+    monkeypatch.setattr("roundoff.backend.program.copies_of_the_processor", lambda graph: "")
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: seen.append(None))
+    monkeypatch.setattr(gc, "collect", lambda *a: seen.append(None))
+    return seen
+
+
+@pytest.mark.parametrize("fails", [0, 1, 2])
+def test_a_recording_gives_memory_back_where_there_is_none_left(
+    fails: int, emptied: list[None]
+) -> None:
+    """Else the next text's cache would lie elsewhere, and be recorded again."""
+    Graph.fails = fails
+    program = Program(built([("Add", (0, 1))], {2}, "n"), CPU, KERNELS)
+    graphs = CudaGraphProgram(program, [True, True], copy=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for _ in range(3):
+            graphs.run([torch.ones(2, 4)] * 2, {"n": 4})
+    assert len(emptied) == min(fails, 1)
+    assert ("none left" in graphs.refused) == (fails == 2)
+
+
+def test_a_recorded_graph_keeps_the_memory_that_it_reads(emptied: list[None]) -> None:
+    """Of two sizes, in turn: nobody else may be given the first one's memory."""
+    nodes: list[tuple[str, tuple[int, ...]]] = [("Add", (0, 1)), ("Twice", (2,)), ("Add", (3, 0))]
+    program = Program(built(nodes, {4}, "n"), CPU, KERNELS)
+    graphs = CudaGraphProgram(program, [True, True], copy=True)
+    held = []
+    for n in (4, 4, 8, 8, 4):  # recorded at the second call
+        graphs.run([torch.ones(2, n)] * 2, {"n": n})
+        held.append([weakref.ref(t) for t in program.buffers.memory])
+    held = [held[1], held[3]]
+    assert all(ref() is not None for refs in held for ref in refs)
+
+
+# On a GPU
+
+
+on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+@on_a_gpu
+@pytest.mark.gpu
+@pytest.mark.parametrize("pinned", [True, False])
+def test_a_copy_from_the_processors_memory_is_seen_in_a_graph(pinned: bool) -> None:
+    there = torch.ones(1000, device="cuda")
+    here = torch.ones(1000, pin_memory=True) if pinned else torch.ones(1000, device="cuda")
+    graph = torch.cuda.CUDAGraph(keep_graph=True)
+    with torch.cuda.graph(graph):
+        there.copy_(here, non_blocking=True)
+        there.mul_(2)
+    assert bool(copies_of_the_processor(graph.raw_cuda_graph())) == pinned
+
+
+def one_step(
+    x: torch.Tensor, mask: torch.Tensor, at: torch.Tensor, cache: torch.Tensor, w: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
+    """Parts of a product, a cache, keys that are shut out, a row that sees none, a mask's sum."""
+    q, k, v = (x @ w).split([32, 16, 16], -1)
+    cache.index_copy_(2, at, k[:, None])
+    q = q.view(3, 1, 2, 16).transpose(1, 2)
+    attended = torch.nn.functional.scaled_dot_product_attention(
+        q, cache, cache, mask, enable_gqa=True
+    )
+    joined = torch.cat([attended.transpose(1, 2).flatten(2), v], -1)
+    return joined, (joined * mask[:, 0].any(-1, keepdim=True)).amax(-1), mask.sum((1, 2, 3))
+
+
+@on_a_gpu
+@pytest.mark.gpu
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_after_a_capture_every_input_may_change(dtype: torch.dtype) -> None:
+    """A replay agrees with a run that is not recorded, and with torch."""
+    storage: dict[str, Any] = {}
+    backend = functools.partial(onnx_custom_backend, storage=storage)
+    recorded = torch.compile(
+        one_step, backend=functools.partial(backend, mode="reduce-overhead"), dynamic=False
+    )
+    plain = torch.compile(lambda *a: one_step(*a), backend=backend, dynamic=False)
+    make = functools.partial(torch.randn, device="cuda", dtype=dtype)
+    w = make(32, 64) / 6
+    caches = [torch.zeros(3, 1, 8, 16, device="cuda", dtype=dtype) for _ in range(3)]
+    for n in range(8):
+        x, at = make(3, 1, 32), torch.tensor([n % 8], device="cuda")
+        mask = torch.rand(3, 1, 1, 8, device="cuda") < 0.5
+        mask[n % 3] = False
+        if n == 5:
+            caches = [c.clone() for c in caches]
+            w = w.clone()
+        made = [f(x, mask, at, c, w) for f, c in zip((recorded, plain), caches, strict=False)]
+        caches[2].index_copy_(2, at, caches[1][:, :, at])
+        # In float64: of rows that see no key torch's kernels of narrow types make what they like.
+        exact = one_step(x.double(), mask, at, caches[2].double(), w.double())
+        for replayed, ran, wanted in zip(*made, exact, strict=True):
+            torch.testing.assert_close(replayed, ran, rtol=2e-2, atol=2e-2)  # another kernel
+            torch.testing.assert_close(ran, wanted.to(ran.dtype), rtol=2e-2, atol=2e-2)
+        assert torch.equal(caches[0], caches[1])
+    assert [g.no_cuda_graph for g in storage["instance"]] == ["", ""]
+
+
+@on_a_gpu
+@pytest.mark.gpu
+@torch.no_grad()
+@pytest.mark.parametrize("mode", [None, "reduce-overhead"])
+def test_a_number_on_the_processor_is_read_at_each_run(mode: str | None) -> None:
+    """It is copied to the GPU when it is bound: what is written there later counts."""
+    backend = functools.partial(onnx_custom_backend, mode=mode)
+    run = torch.compile(lambda x, number: torch.relu(x) * number, backend=backend, dynamic=False)
+    x, number = torch.ones(4, device="cuda"), torch.tensor(2.0)
+    for n in range(6):
+        number.fill_(n)
+        assert run(x, number).tolist() == [n] * 4
+
+
+@pytest.mark.parametrize(
+    ("parts", "listed"), [((2, 2, 2, 2), False), ((1, 2, 3), False), ((1, 2, 3, 2), True)]
+)
+def test_unequal_parts_are_passed_as_a_list(parts: tuple[int, ...], listed: bool) -> None:
+    names = [f"y{i}" for i in range(len(parts))]
+    outputs = ", ".join(f"float[4, {n}] {name}" for n, name in zip(parts, names, strict=True))
+    sizes = ", ".join(map(str, parts))
+    model = onnx.parser.parse_model(f"""<ir_version: 10, opset_import: ["": 20]>
+      g (float[4, {sum(parts)}] x) => ({outputs})
+      <int64[{len(parts)}] k = {{{sizes}}}>
+      {{ [cut] {", ".join(names)} = Split<axis = 1>(x, k) }}""")
+    assert passes_a_list(model) == ("cut" if listed else "")
+    assert ("'cut'" in Program(model, CPU, {}).unrecordable()) == listed
+    assert (without_lists(model) is model) != listed
+
+
+#: Models whose kernels are passed lists; parts of no element, a negative axis, one part of rank 1.
+_LISTS = {
+    "split": """g (float[4, 11] x) => (float[4, 1] a, float[4, 0] b, float[4, 7] c, float[4, 3] d)
+      <int64[4] k = {1, 0, 7, 3}> { [cut] a, b, c, d = Split<axis = -1>(x, k) }""",
+    "concat": """g (float[11, 2] x) => (float[39, 2] y)
+      <int64[4] k = {1, 2, 5, 3}>
+      { a, b, c, e = Split<axis = 0>(x, k)
+        [join] y = Concat<axis = 0>(a, x, b, c, e, x, b, b, a, a) }""",
+    "rank 1": """g (float[2] a, float[3] b, float[1] c, float[n] d) => (float[m] y)
+      { [join] y = Concat<axis = 0>(a, b, c, d) }""",
+}
+
+
+@pytest.mark.parametrize("name", _LISTS)
+def test_no_list_is_passed_and_the_values_are_the_same(name: str) -> None:
+    model = onnx.parser.parse_model(f"""<ir_version: 10, opset_import: ["": 20]> {_LISTS[name]}""")
+    model = onnx.shape_inference.infer_shapes(model)
+    assert passes_a_list(model)
+    other = without_lists(model)
+    assert bool(passes_a_list(other)) == (name == "rank 1")  # a size that is no constant
+    onnx.checker.check_model(other, full_check=True)
+    rng, sizes = np.random.default_rng(0), {"n": 4}
+    feeds = {
+        i.name: rng.random(
+            [d.dim_value or sizes[d.dim_param] for d in i.type.tensor_type.shape.dim], np.float32
+        )
+        for i in model.graph.input
+    }
+    expected, got = (ReferenceEvaluator(m).run(None, feeds) for m in (model, other))
+    assert all(np.array_equal(a, b) for a, b in zip(expected, got, strict=True))
+
+
+@pytest.mark.parametrize("left_out", ["", SPLITS_SLICES])
+def test_onnxruntime_makes_no_split_of_the_slices(left_out: str, tmp_path: Path) -> None:
+    """It would without the option: the option has the name that this version of it knows."""
+    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 20]>
+      g (float[4, 8] x) => (float[4, 1] a, float[4, 2] b, float[4, 4] c, float[4, 1] d)
+      <int64[4] k = {1, 2, 4, 1}> { y = Relu(x)  a, b, c, d = Split<axis = 1>(y, k) }""")
+    options = onnxruntime.SessionOptions()
+    options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
+    options.add_session_config_entry("optimization.disable_specified_optimizers", left_out)
+    sliced = without_lists(onnx.shape_inference.infer_shapes(model))
+    onnxruntime.InferenceSession(sliced.SerializeToString(), options)
+    kinds = {n.op_type for n in onnx.load(options.optimized_model_filepath).graph.node}
+    assert ("Split" in kinds) == (not left_out)
+
+
+@on_a_gpu
+@pytest.mark.gpu
+@torch.no_grad()
+def test_five_unequal_parts_are_recorded() -> None:
+    """ONNX Runtime would pass their sizes through memory that it uses again: they stay Slices."""
+    storage: dict[str, Any] = {}
+    backend = functools.partial(onnx_custom_backend, storage=storage, mode="reduce-overhead")
+    parts = [7, 1, 5, 2, 3]
+
+    def function(x: torch.Tensor) -> list[torch.Tensor]:
+        return [torch.relu(2 * part) for part in torch.relu(x).split(parts, -1)]
+
+    run = torch.compile(function, backend=backend, dynamic=False)
+    for _ in range(6):
+        x = torch.randn(4, sum(parts), device="cuda")
+        for made, wanted in zip(run(x), function(x), strict=True):
+            assert torch.equal(made, wanted)
+    (graph,) = storage["instance"]
+    assert not graph.no_cuda_graph

@@ -27,11 +27,8 @@ from typing import Any
 
 import torch
 
-from ..arguments import check_choice, check_whole
-from ._norm_tilings import backward_tiling
 from ._row_norm import (
     LAYER,
-    _first_stage,
     _like,
     accumulator,
     case_of,
@@ -40,57 +37,8 @@ from ._row_norm import (
     normalised,
     shape_of,
 )
-from ._runtime import interpreting
 
-__all__ = ["backward_plan", "layer_norm"]
-
-
-def backward_plan(columns: int, dtype: torch.dtype = torch.float16) -> dict[str, Any]:
-    """How the backward divides a row, and the registers that its compiled kernel uses.
-
-    Parameters
-    ----------
-    columns : int
-        Elements of a row.
-    dtype : torch.dtype
-        Their type.
-
-    Returns
-    -------
-    dict
-        Keys: N, piece, pieces (of a program; several share a row above 16,384 columns of two
-        bytes), padded (columns that are computed), rows (of a tile), warps,
-        registers and spilled (32-bit words of a thread; None in the interpreter, or before such a
-        row was computed in this process).
-
-    Raises
-    ------
-    ArgumentError
-        When *columns* is not from 1 to 2**30, or *dtype* none that :func:`layer_norm` takes.
-
-    Examples
-    --------
-    >>> from roundoff.kernels import backward_plan
-    >>> plan = backward_plan(8704)
-    >>> plan["pieces"], plan["padded"]
-    (5, 10240)
-    """
-    check_whole("columns", columns, 1, 2**30)
-    check_choice("dtype", dtype, (torch.float16, torch.bfloat16, torch.float32, torch.float64))
-    tiling = backward_tiling(columns, dtype.itemsize)
-    row: dict[str, Any] = {"N": columns, "piece": tiling.piece, "pieces": tiling.pieces}
-    row |= {
-        "padded": tiling.piece * tiling.pieces * tiling.shares,
-        "rows": tiling.rows,
-        "warps": tiling.warps,
-    }
-    row |= {"registers": None, "spilled": None}
-    index = -1 if interpreting() else torch.cuda.current_device()
-    key = (LAYER, tiling, columns, columns, columns, *(dtype,) * 3, True, False, False, index)
-    kernel = _first_stage(*key)[-1].compiled
-    if kernel is not None:
-        row |= {"registers": kernel.n_regs, "spilled": kernel.n_spills}
-    return row
+__all__ = ["layer_norm"]
 
 
 def layer_norm(
@@ -169,7 +117,7 @@ def layer_norm(
         or (bias is not None and bias.requires_grad)
     ):
         return normalised(x, weight, bias, case)
-    return case.forward(x, weight, bias, None, False)[0]
+    return case.forward(x, weight, bias, False)[0]
 
 
 def forward_of(
@@ -177,7 +125,7 @@ def forward_of(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """y, and mean and rstd (2, M), of rows x (M, N)."""
     case = case_of(LAYER, (x.shape[1],), eps, None, x, weight, bias)
-    y, _, stats = case.forward(x, weight, bias, None, True)
+    y, _, stats = case.forward(x, weight, bias, True)
     return y, stats
 
 
@@ -210,7 +158,7 @@ def _backward_op(
     db_type: torch.dtype | None,
     programs: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    results = gradients_of(LAYER, dy, x, weight, stats, None, dw_type, db_type, programs)
+    results = gradients_of(LAYER, dy, x, weight, stats, dw_type, db_type, programs)
     none = [x.new_empty(0) if r is None else r for r in results]
     return none[0], none[1], none[2]
 

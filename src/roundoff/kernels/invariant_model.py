@@ -203,7 +203,7 @@ def product(
 ) -> torch.Tensor:
     """:func:`roundoff.kernels.matmul`, whose way is remembered by module and number of rows."""
     if _asks(x, weight, bias):
-        return _matmul_op(x, weight, bias, _tf32(x), False)
+        return _matmul_op(x, weight, bias, _tf32(x))
     if not x.is_cuda or not x.is_contiguous() or x.dtype not in (torch.bfloat16, torch.float16):
         return matmul(x, weight, bias, tf32=x.is_cuda and _tf32(x))
     ways: dict[Any, Any] = owner.__dict__.setdefault("_roundoff_ways", {})

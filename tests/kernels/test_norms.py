@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from roundoff.errors import ArgumentError, DtypeError, ShapeError, UnsupportedError
 from roundoff.kernels import interpreting, layer_norm, rms_norm, shuffled_programs
-from roundoff.kernels._norm_tilings import CHUNKS, Tiling
+from roundoff.kernels._norm_tilings import Tiling
 from roundoff.kernels.baselines import layer_norms, stream
 from roundoff.kernels.lessons import locked
 
@@ -136,15 +136,6 @@ def test_a_large_offset_costs_no_more_than_in_torch(columns):
 
 
 @each_norm
-def test_special_rows_and_the_default_of_eps_are_as_in_torch(norm):
-    rows = [[3e38] * 4, [0.0] * 4, [1e-30, 0, 0, 0], [torch.inf, 1, 2, 3], [torch.nan, 1, 2, 3]]
-    x = torch.tensor(rows, device=DEVICE)[int(norm is layer_norm) :]
-    torch.testing.assert_close(norm(x, 4), NORMS[norm](x, (4,)), equal_nan=True)
-    small = torch.full((1, 4), 1e-4, dtype=torch.float16, device=DEVICE)
-    torch.testing.assert_close(norm(small, 4), NORMS[norm](small, (4,)))
-
-
-@each_norm
 def test_gradients(norm):
     """Against differences, and only those that are asked for."""
     x, _, w, b = (t.double() for t in draw(3, 12, seed=1))
@@ -160,14 +151,6 @@ def test_gradients(norm):
         for i, t in enumerate(some):
             assert (t.grad is not None) == bool(wanted >> i & 1)
             assert t.grad is None or torch.equal(t.grad, exact[i])
-
-
-@each_norm
-def test_an_empty_batch_has_gradients_of_zero(norm):
-    x, w = (torch.zeros(s, device=DEVICE, requires_grad=True) for s in ((0, 3, 8), (8,)))
-    y = norm(x, 8, w)
-    y.sum().backward()
-    assert (y.shape, x.grad.shape, w.grad.tolist()) == (x.shape, x.shape, [0] * 8)
 
 
 def same(a, b):
@@ -258,14 +241,6 @@ def test_tilings_cover_every_width(itemsize):
             padded = tiling.shares * tiling.pieces * tiling.piece - columns
             assert not tiling.pieces or 0 <= padded < tiling.shares * tiling.piece
             assert tiling.piece & (tiling.piece - 1) == 0
-
-
-def test_a_device_too_small_for_the_programs_of_a_row_has_chunks(monkeypatch):
-    usual = tilings.backward_tiling(20000, 2)
-    for missing, expected in ((0, usual), (1, CHUNKS)):
-        count = -(-usual.shares // usual.per_sm) - missing
-        monkeypatch.setattr(engine, "multiprocessors", lambda index, count=count: count)
-        assert engine.running(usual, 0) == expected
 
 
 @each_norm

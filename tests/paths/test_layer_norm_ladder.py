@@ -109,7 +109,7 @@ def test_every_step_fits_a_multiprocessor_where_it_says_so():
         for direction, names in STUDY["STEPS"].items()
         for name in names
         for n in (4096, 8704, 32768)
-        if STUDY["fits"](direction, name, n)
+        if name not in STUDY["REAL"] and STUDY["fits"](direction, name, n)
     ]
     rows = compiled_ahead([STUDY["to_compile"](*case) for case in cases])
     for (_, name, n), row in zip(cases, rows, strict=True):

@@ -443,7 +443,7 @@ class Backward:
             spare = None if self.spare is None else self.spare()
             first, last = (spare if dw is None else dw), (spare if db is None else db)
             targets = (first, first if last is None else last)
-            _second_stage(self.second, self.second_grid, part, targets, self.second_counts)
+            self.second(self.second_grid, (part, *targets), self.second_counts)
         return dx, dw, db
 
 
@@ -495,13 +495,6 @@ def _second_launch(
     options = {"launch_pdl": True} if early else {}
     constants = (_constant(dtype), rows, columns, early)
     return columns, Launch(kernels.second_stage, index, constants, num_warps=warps, **options)
-
-
-def _second_stage(
-    launch: Launch, grid: tuple[int, int], part: Tensor, targets: tuple[Any, Any],
-    counts: tuple[int, int],
-) -> None:  # fmt: skip
-    launch(grid, (part, *targets), counts)
 
 
 # --- autograd -------------------------------------------------------------------------------------

@@ -623,7 +623,6 @@ def kernels() -> list[Case]:
         cases.append(Case(k.matmul, (matrix, factor)))
     cases += [Case(k.matmul, (x, matrix, b)) for b in (3, w, w[:3].half(), w[:3].to("meta"))]
     cases += [Case(k.matmul, (x, matrix), {"tile": t}) for t in (3, "big", (1, 2))]
-    cases += [Case(k.matmul, (x, matrix), {"split": "yes"})]
     cases += [Case(invariant_matmul.batched, p) for p in ((None, x), (x, x), (x[None], x[None, 0]))]
     cases += [Case(invariant_matmul.batched, (x[None], t)) for t in odd_tensors(x[None])]
     q = torch.ones(1, 2, 4, 8, device=DEVICE)

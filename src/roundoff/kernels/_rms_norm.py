@@ -19,23 +19,11 @@ https://arxiv.org/abs/1910.07467
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
-from ._row_norm import (
-    RMS,
-    _like,
-    accumulator,
-    case_of,
-    check,
-    gradients_of,
-    normalised,
-    refuse,
-    shape_of,
-)
+from ._row_norm import RMS, accumulator, norm
 
 __all__ = ["rms_norm"]
 
@@ -99,74 +87,6 @@ def rms_norm(
     >>> rms_norm(x, 4, eps=0.0).cpu()
     tensor([[ 0.2000, -0.2000,  1.4000,  1.4000]])
     """
-    if isinstance(normalized_shape, int):
-        shape: tuple[int, ...] = (normalized_shape,)
-    else:
-        shape = shape_of(normalized_shape)
-    if eps is None:
-        if not isinstance(x, torch.Tensor):
-            refuse(shape, 0.0, programs, x=x)
+    if eps is None and isinstance(x, torch.Tensor):
         eps = torch.finfo(accumulator(x.dtype)).eps
-    if torch.compiler.is_compiling():
-        check(RMS, shape, eps, programs, _like(x), {"weight": _like(weight)})
-        columns = math.prod(shape)
-        flat = None if weight is None else weight.reshape(columns)
-        return _forward_op(x.reshape(-1, columns), flat, eps, programs or 0)[0].view(x.shape)
-    case = case_of(RMS, shape, eps, programs, x, weight, None)
-    if torch.is_grad_enabled() and (
-        x.requires_grad or (weight is not None and weight.requires_grad)
-    ):
-        return normalised(x, weight, None, case)
-    return case.forward(x, weight, None, False)[0]
-
-
-# Under torch.compile the kernels are two opaque operators with known output shapes.
-
-
-@torch.library.custom_op("roundoff::rms_norm_forward", mutates_args=())
-def _forward_op(
-    x: torch.Tensor, weight: torch.Tensor | None, eps: float, programs: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    case = case_of(RMS, (x.shape[1],), eps, None, x, weight, None)
-    y, _, stats = case.forward(x, weight, None, True)
-    return y, stats
-
-
-@_forward_op.register_fake
-def _(x: Any, weight: Any, eps: float, programs: int) -> Any:
-    return x.new_empty(x.shape), x.new_empty((1, x.shape[0]), dtype=accumulator(x.dtype))
-
-
-@torch.library.custom_op("roundoff::rms_norm_backward", mutates_args=())
-def _backward_op(
-    dy: torch.Tensor,
-    x: torch.Tensor,
-    weight: torch.Tensor | None,
-    stats: torch.Tensor,
-    dw_type: torch.dtype | None,
-    programs: int,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    dx, dw, _ = gradients_of(RMS, dy, x, weight, stats, dw_type, None, programs)
-    return dx, x.new_empty(0) if dw is None else dw
-
-
-@_backward_op.register_fake
-def _(dy: Any, x: Any, weight: Any, stats: Any, dw_type: Any, programs: int) -> Any:
-    size = x.new_empty(0) if dw_type is None else x.new_empty(x.shape[1], dtype=dw_type)
-    return x.new_empty(x.shape), size
-
-
-def _setup(ctx: Any, inputs: Any, output: Any) -> None:
-    x, weight, _, ctx.programs = inputs
-    ctx.save_for_backward(x, weight, output[1])
-    ctx.w_type = None if weight is None else weight.dtype
-
-
-def _op_gradients(ctx: Any, dy: Any, dstats: Any) -> Any:
-    x, weight, stats = ctx.saved_tensors
-    dw_type = ctx.w_type if ctx.needs_input_grad[1] else None
-    dx, dw = _backward_op(dy, x, weight, stats, dw_type, ctx.programs)
-    return dx, None if dw_type is None else dw, None, None
-
-
-_forward_op.register_autograd(_op_gradients, setup_context=_setup)
+    return norm(RMS, x, normalized_shape, weight, None, eps, programs)

@@ -10,7 +10,7 @@ its own rows in float32, a second kernel adds the programs' partial sums, both i
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache, lru_cache, partial
 from typing import Any, NamedTuple
 
@@ -29,8 +29,11 @@ __all__ = [
     "RMS",
     "Case",
     "Form",
+    "accumulator",
     "case_of",
+    "forward_of",
     "gradients_of",
+    "norm",
     "normalised",
 ]
 
@@ -442,7 +445,7 @@ class Backward:
         if self.sums:
             spare = None if self.spare is None else self.spare()
             first, last = (spare if dw is None else dw), (spare if db is None else db)
-            targets = (first, first if last is None else last)
+            targets: Any = (first, first if last is None else last)
             self.second(self.second_grid, (part, *targets), self.second_counts)
         return dx, dw, db
 
@@ -537,3 +540,101 @@ def _applied(function: Any) -> Callable[..., Any]:
 
 
 normalised = _applied(Normalised)
+
+
+def norm(
+    form: Form, x: Tensor, normalized_shape: int | Sequence[int], weight: Optional, bias: Optional,
+    eps: Any, programs: int | None,
+) -> Tensor:  # fmt: skip
+    """A normalisation of the last dimensions, as the public functions describe it."""
+    if isinstance(normalized_shape, int):
+        shape: tuple[int, ...] = (normalized_shape,)
+    else:
+        shape = shape_of(normalized_shape)
+    if eps is None:
+        refuse(shape, eps, programs, x=x)
+    if torch.compiler.is_compiling():
+        check(form, shape, eps, programs, _like(x), {"weight": _like(weight), "bias": _like(bias)})
+        rows = x.reshape(-1, math.prod(shape))
+        flat = [None if t is None else t.reshape(-1) for t in (weight, bias)]
+        return _forward_op(rows, *flat, eps, programs or 0, form.centred)[0].view(x.shape)
+    case = case_of(form, shape, eps, programs, x, weight, bias)
+    if torch.is_grad_enabled() and (
+        x.requires_grad
+        or (weight is not None and weight.requires_grad)
+        or (bias is not None and bias.requires_grad)
+    ):
+        return normalised(x, weight, bias, case)
+    return case.forward(x, weight, bias, False)[0]
+
+
+def forward_of(
+    form: Form, x: Tensor, weight: Optional, bias: Optional, eps: float
+) -> tuple[Tensor, Tensor]:
+    """y, and mean and rstd (2, M), without mean (1, M), of rows x (M, N)."""
+    case = case_of(form, (x.shape[1],), eps, None, x, weight, bias)
+    y, _, stats = case.forward(x, weight, bias, True)
+    return y, stats
+
+
+# Under torch.compile the kernels are two opaque operators with known output shapes.
+
+
+@torch.library.custom_op("roundoff::norm_forward", mutates_args=())
+def _forward_op(
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    eps: float,
+    programs: int,
+    centred: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return forward_of(LAYER if centred else RMS, x, weight, bias, eps)
+
+
+@_forward_op.register_fake
+def _(x: Any, weight: Any, bias: Any, eps: float, programs: int, centred: bool) -> Any:
+    stats = x.new_empty((1 + centred, x.shape[0]), dtype=accumulator(x.dtype))
+    return x.new_empty(x.shape), stats
+
+
+@torch.library.custom_op("roundoff::norm_backward", mutates_args=())
+def _backward_op(
+    dy: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    stats: torch.Tensor,
+    dw_type: torch.dtype | None,
+    db_type: torch.dtype | None,
+    programs: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    form = LAYER if len(stats) == 2 else RMS
+    results = gradients_of(form, dy, x, weight, stats, dw_type, db_type, programs)
+    none = [x.new_empty(0) if r is None else r for r in results]
+    return none[0], none[1], none[2]
+
+
+@_backward_op.register_fake
+def _(dy: Any, x: Any, weight: Any, stats: Any, dw_type: Any, db_type: Any, programs: int) -> Any:
+    sizes = [
+        x.new_empty(0) if t is None else x.new_empty(x.shape[1], dtype=t)
+        for t in (dw_type, db_type)
+    ]
+    return x.new_empty(x.shape), sizes[0], sizes[1]
+
+
+def _setup(ctx: Any, inputs: Any, output: Any) -> None:
+    x, weight, bias, _, ctx.programs, _ = inputs
+    ctx.save_for_backward(x, weight, output[1])
+    ctx.types = [_type(weight), _type(bias)]
+
+
+def _op_gradients(ctx: Any, dy: Any, dstats: Any) -> Any:
+    x, weight, stats = ctx.saved_tensors
+    types = [t if w else None for t, w in zip(ctx.types, ctx.needs_input_grad[1:3], strict=True)]
+    dx, dw, db = _backward_op(dy, x, weight, stats, *types, ctx.programs)
+    dw, db = (None if t is None else d for t, d in zip(types, (dw, db), strict=True))
+    return dx, dw, db, None, None, None
+
+
+_forward_op.register_autograd(_op_gradients, setup_context=_setup)

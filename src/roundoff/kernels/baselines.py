@@ -6,7 +6,7 @@ import dataclasses
 import importlib
 import os
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -14,8 +14,7 @@ import triton
 import triton.language as tl
 
 from ..errors import ArgumentError
-from ._layer_norm import forward_of
-from ._row_norm import LAYER, gradients_of
+from ._row_norm import LAYER, forward_of, gradients_of
 from ._runtime import check_device, interpreting, kernel, run
 
 __all__ = ["LayerNorm", "layer_norms", "stream"]
@@ -53,7 +52,7 @@ def _ours() -> LayerNorm:
     def backward(dy: Any, x: Any, w: Any, b: Any, stats: Any) -> Any:
         return gradients_of(LAYER, dy, x, w, stats, w.dtype, b.dtype, 0)
 
-    return LayerNorm(forward_of, backward)
+    return LayerNorm(partial(forward_of, LAYER), backward)
 
 
 def _torch_forward(x: Any, w: Any, b: Any, eps: float) -> Any:

@@ -16,7 +16,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-import torch
 import triton
 import triton.language as tl
 from triton.backends.compiler import GPUTarget
@@ -29,7 +28,7 @@ __all__ = ["Compile", "compiled_ahead"]
 _CHILD = "from roundoff.kernels.ahead import _compile_cases; _compile_cases()"
 #: What a multiprocessor of Hopper has: registers, warps, bytes of shared memory.
 _REGISTERS, _MOST_WARPS, _SHARED = 65536, 64, 233472
-_FLOAT32 = ("MEAN", "RSTD", "PART", "SUMS")  # whatever the rows' type
+_FLOAT32 = ("MEAN", "RSTD", "PART", "SUMS")
 
 
 class Compile(NamedTuple):
@@ -51,9 +50,7 @@ class Compile(NamedTuple):
     constants: Mapping[str, Any]
 
 
-def compiled_ahead(
-    cases: Iterable[Compile], dtype: torch.dtype = torch.float16
-) -> list[dict[str, Any]]:
+def compiled_ahead(cases: Iterable[Compile]) -> list[dict[str, Any]]:
     """What kernels take of a multiprocessor, compiled for Hopper (sm_90) without a GPU.
 
     Processes of their own compile them, since the kernels of this one may be interpreted.
@@ -61,9 +58,7 @@ def compiled_ahead(
     Parameters
     ----------
     cases : iterable of Compile
-        Kernels. Arguments named MEAN, RSTD, PART and SUMS are float32, other tensors of *dtype*.
-    dtype : torch.dtype
-        Type of the rows, float16 or float32.
+        Kernels. Arguments named MEAN, RSTD, PART and SUMS are float32, other tensors float16.
 
     Returns
     -------
@@ -101,7 +96,7 @@ def compiled_ahead(
             file.write_text(json.dumps(made[i::count]), encoding="utf-8")
             children.append(
                 subprocess.Popen(  # noqa: S603 - this module, no shell
-                    [sys.executable, "-c", _CHILD, str(file), str(dtype.itemsize)],
+                    [sys.executable, "-c", _CHILD, str(file)],
                     env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                 )
             )  # fmt: skip
@@ -153,7 +148,7 @@ def _source(kernel: Any) -> str:
 
 def _compile_cases() -> None:
     """In a process of its own: compile what the file says, print the rows."""
-    file, itemsize = Path(sys.argv[1]), int(sys.argv[2])
+    file = Path(sys.argv[1])
     rows = []
     for number, case in enumerate(json.loads(file.read_text(encoding="utf-8"))):
         source, name, warps, constants = case
@@ -161,18 +156,16 @@ def _compile_cases() -> None:
         module.write_text(source, encoding="utf-8")
         names: dict[str, Any] = {"__name__": module.stem}
         exec(compile(source, str(module), "exec"), names)  # noqa: S102 - the caller's own
-        rows.append(_resources(names[name], warps, constants, itemsize))
+        rows.append(_resources(names[name], warps, constants))
     print(json.dumps(rows))
 
 
-def _resources(
-    function: Any, warps: int, constants: dict[str, Any], itemsize: int
-) -> dict[str, Any]:
+def _resources(function: Any, warps: int, constants: dict[str, Any]) -> dict[str, Any]:
     signature, attributes = {}, {}
     for place, parameter in enumerate(function.params):
         known = parameter.name
         pointer = known.isupper() and known not in ("M", "N", "G")
-        element = "fp32" if known in _FLOAT32 else f"fp{8 * itemsize}"
+        element = "fp32" if known in _FLOAT32 else "fp16"
         kind = f"*{element}" if pointer else "i32"
         signature[known] = "constexpr" if known in constants else kind
         if signature[known][0] == "*" or known in ("N", "stride_x", "stride_dy"):

@@ -159,11 +159,10 @@ def same(a, b):
 
 def shared(form, tiling, x, dy, w, b, programs=None):
     """y, dx, dw and db with a given tiling of the backward."""
-    likes = map(engine._like, (x, w, b))
-    case = engine.Case(form, x.shape[-1:], 1e-5, programs, *likes, tilings=(None, tiling))
-    y, rows, stats = case.forward(x, w, b, True)
-    made = [y, *case.backward(dy, rows, w, stats, True, b is not None)]
-    return made if b is not None else made[:3]
+    y, stats = engine.forward_of(form, x, w, b, 1e-5)
+    types = w.dtype, None if b is None else b.dtype
+    made = engine.gradients_of(form, dy, x, w, stats, *types, programs or 0, tiling)
+    return [y, *made] if b is not None else [y, *made[:2]]
 
 
 @settings(max_examples=8, deadline=None, derandomize=True)

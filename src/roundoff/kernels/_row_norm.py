@@ -212,7 +212,7 @@ def _forward_launch(
     form: Form, tiling: Tiling, n: int, stride: int, dtype: torch.dtype,
     w_type: torch.dtype | None, b_type: torch.dtype | None, eps: float, keep: bool,
     wide_counts: bool, index: int,
-) -> tuple[Launch, ...]:  # fmt: skip
+) -> Launch:  # fmt: skip
     """The forward for rows of one width, stride and type."""
     kind = _constant(dtype)
     flags = (w_type is not None, b_type is not None, keep)
@@ -220,7 +220,7 @@ def _forward_launch(
     opaque = short and not interpreting()
     if not tiling.pieces:
         constants: tuple[Any, ...] = (eps, kind, tiling.piece, *flags, form.centred)
-        return (Launch(kernels.forward_wide, index, constants, num_warps=tiling.warps),)
+        return Launch(kernels.forward_wide, index, constants, num_warps=tiling.warps)
     constants = (
         eps, kind, *tiling[:3], tiling.stages, tiling.hold, *flags, not short, opaque, tiling.again,
         form.centred,
@@ -228,24 +228,20 @@ def _forward_launch(
     # Wide rows take all registers that they may have, and then fewer programs fit.
     wide_row = n * dtype.itemsize >= 32768
     options = _limited(tiling) if wide_row else {"num_warps": tiling.warps}
-    return (Launch(kernels.forward, index, constants, **options),)
+    return Launch(kernels.forward, index, constants, **options)
 
 
 class Case:
-    """What calls with the same metadata share: launch parameters and kernels, chosen once.
-
-    `tiling`, and a second for the backward, replace the usual ones, for measurements.
-    """
+    """What calls with the same metadata share: launch parameters and kernels, chosen once."""
 
     def __init__(
         self, form: Form, shape: tuple[int, ...], eps: float, programs: int | None, x: Like,
         weight: Like | None, bias: Like | None,
-        tilings: tuple[Tiling | None, Tiling | None] = (None, None),
     ) -> None:  # fmt: skip
         others = {"weight": weight, "bias": bias}
         check(form, shape, eps, programs, x, others)
         self.form, self.shape, self.columns = form, shape, math.prod(shape)
-        self.programs, self.backward_tiling = programs or 0, tilings[1]
+        self.programs = programs or 0
         self.x_shape, _, self.dtype, self.device = x
         self.w_type, self.b_type = (None if t is None else t[2] for t in (weight, bias))
         meta = torch.empty_strided(*x[:2], dtype=x[2], device="meta")
@@ -255,9 +251,7 @@ class Case:
         self.stats = _empty((1 + form.centred, self.m), accumulator(self.dtype), self.device)
         self.gradients: dict[Any, Backward] = {}
         index, itemsize = _index(self.device), self.dtype.itemsize
-        tiling = tilings[0] or forward_tiling(
-            self.columns, itemsize, self.m > _MANY, not form.centred
-        )
+        tiling = forward_tiling(self.columns, itemsize, self.m > _MANY, not form.centred)
         kind = (self.columns, stride, self.dtype, self.w_type, self.b_type, float(eps))
         many = self.m > _MOST
         self.launches = [
@@ -284,8 +278,7 @@ class Case:
         w = rows if weight is None else weight.contiguous()
         b = rows if bias is None else bias.contiguous()
         if self.m:
-            for launch in self.launches[keep]:
-                launch(self.grid, (rows, w, b, y, stats), self.counts)
+            self.launches[keep](self.grid, (rows, w, b, y, stats), self.counts)
         return y, rows, stats
 
     def backward(
@@ -303,7 +296,7 @@ class Case:
                 self.form, self.x_shape, self.columns, _stride(rows, self.columns),
                 _stride(dy, self.columns), self.dtype, dy.dtype, self.w_type,
                 self.w_type if needs_dw else None, self.b_type if needs_db else None,
-                self.programs, self.device, self.backward_tiling,
+                self.programs, self.device, None,
             )  # fmt: skip
         dx, dw, db = call(dy, rows, weight, stats)
         if len(self.shape) > 1:
@@ -371,13 +364,7 @@ def gradients_of(
 
 
 class Backward:
-    """dx, dweight and dbias for rows of one kind: allocations, first and second stage.
-
-    Attributes
-    ----------
-    launch : Launch
-        The one that writes dx.
-    """
+    """dx, dweight and dbias for rows of one kind: allocations, first and second stage."""
 
     def __init__(
         self, form: Form, shape: tuple[int, ...], n: int, stride_x: int, stride_dy: int,
@@ -387,7 +374,7 @@ class Backward:
     ) -> None:  # fmt: skip
         index, m = _index(device), math.prod(shape) // n
         tiling = running(tiling or backward_tiling(n, dtype.itemsize), index)
-        self.m, self.n, self.index, self.tiling = m, n, index, tiling
+        self.m = m
         self.sums = dw_type is not None or db_type is not None
         self.dw = None if dw_type is None else _empty((n,), dw_type, device)
         self.db = None if db_type is None else _empty((n,), db_type, device)
@@ -399,7 +386,6 @@ class Backward:
         count = min(tiles, programs) if programs else groups
         kind = (form, tiling, n, stride_x, stride_dy, dtype, dy_type, w_type, self.sums)
         self.first = _first_stage(*kind, m > _MOST, index)
-        self.launch = self.first[-1]
         self.part = _empty((1 + form.centred, count, n), accumulator(dtype), device)
         self.wide = not tiling.pieces
         self.shared = tiling.shares > 1

@@ -98,7 +98,7 @@ OPERATORS = {
     "log_softmax": lambda x: x.log_softmax(-1),
     "logsumexp": lambda x: x.logsumexp(-1),
     "mean": lambda x: x.mean(-1, keepdim=True),
-    "sum": lambda x: x.sum(-1),
+    "sum": lambda x: x.sum(-1) / x.shape[-1] ** 0.5,
     "deviation and mean": lambda x: torch.stack(torch.std_mean(x, -1, correction=0), -1),
     "norm": lambda x: torch.linalg.vector_norm(x, dim=-1),
     "topk": lambda x: x.topk(min(3, x.shape[-1])).values,

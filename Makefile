@@ -83,7 +83,7 @@ lint: $(NEEDS)  ## lint and types alone
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 
-bench: $(NEEDS)  ## speed, side by side in one run
+bench: $(NEEDS)  ## what a call of the backend costs
 	@for script in tests/bench/bench_*.py; do echo "== $$script"; $(BIN)/python $$script || exit; done
 
 clean:  ## remove all that a build made; the environment stays

@@ -1,8 +1,7 @@
 """The study behind "Why does the batch size change a model's output?".
 
 Bits of a product's row alone and among others, of attention's tokens in each way that a server
-computes them, and of whole texts; what a tile and a split of K change; and what invariance costs:
-products, attention and tokens.
+computes them, and of whole texts; and what invariance costs: products, attention and tokens.
 
 The page tells the story with small experiments. This file measures the full grid, writes the
 record, and defines each number that the page may print.
@@ -25,6 +24,8 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from functools import cache, partial
+from importlib import import_module
+from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -36,14 +37,7 @@ from torch.nn.functional import linear, pad, scaled_dot_product_attention
 import roundoff
 from roundoff.compare import digest, scaled_error
 from roundoff.errors import WorkerError
-from roundoff.kernels import attention, interpreting, lessons, matmul
-from roundoff.kernels.baselines import (
-    compile_ahead,
-    decode_attentions,
-    invariant_modes,
-    invariant_products,
-    vllm_tile,
-)
+from roundoff.kernels import attention, interpreting, matmul
 from roundoff.kernels.invariant_attention import attend, seen_by_position
 from roundoff.kernels.invariant_cublas import cancelling, routes
 from roundoff.kernels.invariant_matmul import Tile
@@ -139,7 +133,9 @@ def beside(args: Namespace, table: str) -> list[Any]:
 
 # --- A row alone, and among others. --------------------------------------------------------------
 
-OTHERS = invariant_products()[0] if gpu and not unsplit else {}
+OPS = "batch_invariant_ops"
+ops = import_module(OPS) if gpu and not unsplit and find_spec(OPS) else None
+OTHERS = {OPS: lambda x, w: ops.matmul_persistent(x, w.t())} if ops else {}
 ONE_TILE = Tile(swap=False, rows=128, columns=128, depth=64, warps=8, stages=3)
 KINDS = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32} | (
     {"TF32": torch.float32} if gpu else {}
@@ -149,7 +145,7 @@ SHAPES = [
     *([(4096, 4096), (11008, 4096), (4096, 11008), (8192, 1024)] if gpu else []),
     *[(576, 1536), (1536, 576)],
 ]
-#: Timed, too: joined weights, vocabularies, and a weight that vLLM has tiles for.
+#: Timed, too: joined weights, vocabularies, and a small model's.
 MORE = [(4096, 6144), (14336, 4096), (4096, 128256), (576, 49152), (2048, 12288)] if gpu else []
 COUNTS = [1, 2, 3, 4, 8, 16, 32, 64, 96, 128, 256, 512, 1024, 2048, 4096][
     : None if gpu else 7 if quick else 10
@@ -264,7 +260,7 @@ def tokens_of_attention(args):
 
 OURS = {} if unsplit else {"roundoff": roundoff.invariant}
 MODES: dict[str, Callable[[], Any]] = {TORCH: nullcontext}
-MODES |= invariant_modes()[0] if gpu and not unsplit else {}
+MODES |= {OPS: ops.set_batch_invariant_mode} if ops else {}
 MODES |= OURS
 trained = cache(lambda: load_trained(layers=2 if quick else None))
 model = cache(lambda: trained().model(torch.bfloat16, device=device))
@@ -329,56 +325,9 @@ def texts(args):
     return [*found, *beside(args, "texts")]
 
 
-# --- What a tile changes, and what a split of K. -------------------------------------------------
-
-#: Rows, columns, values of K at a time; warps.
-TILES = [
-    ((32, 32, 128), 4), ((128, 128, 64), 8), ((16, 16, 64), 4), ((16, 32, 128), 4),
-    ((32, 64, 64), 2), ((64, 32, 64), 4), ((64, 64, 64), 4), ((64, 128, 64), 4),
-    ((128, 64, 64), 4), ((128, 128, 32), 8), ((128, 256, 64), 8), ((256, 64, 64), 8),
-]  # fmt: skip
-SPLITS = [("bfloat16", 1), ("bfloat16", 4), ("float16", 1), ("TF32", 1), ("float8_e4m3fn", 1)]
-
-
-def by_tiles(kind: str, splits: int) -> dict[str, Any]:
-    """Results of one product by several tiles, and the error of the first."""
-    generator = torch.Generator(device).manual_seed(0)
-    draw = partial(torch.randn, generator=generator, device=device)
-    x, w = (draw(m, 4096).to(getattr(torch, kind, torch.float32)) for m in (512, 4096))
-    exact, run = x.double() @ w.double().T, partial(lessons.plain_product, x, w, splits=splits)
-    tried = TILES if (kind, splits) == SPLITS[0] else TILES[:2]  # of these one is mma's
-    made = [run(tile, warps=warps, tf32=kind == "TF32") for tile, warps in tried]
-    y, by = made[0][0], [instruction for _, instruction in made]
-    narrow = torch.bfloat16 if x.dtype.itemsize == 1 else x.dtype
-    return {
-        "mma": by.count("mma"),
-        "wgmma": by.count("wgmma"),
-        "checksum": int(digest(y)[:5], 16),
-        "results": len({digest(result) for result, _ in made}),
-        "before": scaled_error(exact, y, dtype=torch.float32).rms,
-        "rounded": scaled_error(exact, y.to(narrow), dtype=narrow).rms,
-    }
-
-
-@study.table(part=PART)
-def tiles(args):
-    """Tiles that compile to each instruction; different results of all; errors of the first."""
-    found: list[Any] = []
-    for kind, splits in SPLITS if gpu and not unsplit else []:
-        found += attempt({"dtype": kind, "splits": splits}, by_tiles, kind, splits)
-    return found
-
-
 # --- What it costs: products, a token, attention. ------------------------------------------------
 
-WAYS = ["one tile", "batch_invariant_ops", "vLLM's tile", "two variables", "roundoff"]
-
-
-@cache
-def compiled() -> None:
-    """Compile the kernels that are timed, several at once."""
-    if DECODED and not unsplit:
-        attempt({}, compile_ahead, SHAPES + MORE, TIMED, DECODED)
+WAYS = ["one tile", "batch_invariant_ops", "two variables", "roundoff"]
 
 
 def ratios(calls: Any, launches: int = 1) -> dict[str, Any]:
@@ -400,8 +349,6 @@ def ratios(calls: Any, launches: int = 1) -> dict[str, Any]:
 
 def compare_times(kind: str, x: Any, weights: Any) -> dict[str, Any]:
     ways, (n, k) = products(kind), weights[0].shape
-    if gpu and (tile := vllm_tile(len(x), n, k)) != ONE_TILE and not unsplit:
-        ways["vLLM's tile"] = partial(matmul, tile=tile)
     calls = {way: lambda i, f=f: f(x, weights[i % len(weights)]) for way, f in ways.items()}
     work = max(len(x), 256) * max(1, n * k >> 25)
     return ratios(calls, max(len(weights), 60 * 256 // work) if gpu else 1)
@@ -410,7 +357,6 @@ def compare_times(kind: str, x: Any, weights: Any) -> dict[str, Any]:
 @study.table(part=PART, times=["µs", *WAYS, "low", "high"])
 def cost(args):
     """Products: time over torch's, in interleaved rounds, each launch with another weight."""
-    compiled()
     found: list[Any] = []
     shapes = {"bfloat16": SHAPES + MORE, "float16": (SHAPES + MORE)[: 10 if gpu else 1]}
     for kind, each in shapes.items():
@@ -519,14 +465,14 @@ def compiled_calls(args):
     return pd.DataFrame(found, columns=["cache", "batch", *CALLED]) if found else []
 
 
-def decode_times(keys: int, batch: int, rivals: Any) -> dict[str, Any]:
+def decode_times(keys: int, batch: int) -> dict[str, Any]:
     """Attention of one token for each of a batch: times over torch's, whose bits depend on it."""
     generator = torch.Generator(device).manual_seed(0)
     draw = partial(torch.randn, generator=generator, device=device, dtype=torch.bfloat16)
     sets = copies(4 * batch * GROUPS * keys * HEAD, device)
     caches = [[draw(batch, GROUPS, keys, HEAD) for _ in "kv"] for _ in range(sets)]
     q, seen = draw(batch, HEADS, 1, HEAD), seen_by_position(batch, 1, keys, torch.device(device))
-    ways = {"torch": sdpa, "roundoff": partial(attend, seen=seen)} | rivals
+    ways = {"torch": sdpa, "roundoff": partial(attend, seen=seen)}
     calls = {way: lambda i, f=f: f(q, *caches[i % sets]) for way, f in ways.items()}
     one = [t[:1] for t in (q, *caches[0])]
     single = ways | {"roundoff": partial(attend, seen=seen_by_position(1, 1, keys, q.device))}
@@ -534,26 +480,18 @@ def decode_times(keys: int, batch: int, rivals: Any) -> dict[str, Any]:
     return {"other bits": ", ".join(other) or "none"} | ratios(calls, max(sets, 60))
 
 
-# Ours cuts the keys into parts of 256, which a second kernel joins where texts are few; FlashInfer,
-# planned ahead, is told the same. FlexDecoding is torch's, untuned: as it comes, with 16 parts
-# (``SPLIT_KV``) and with parts of 256.
-TAKEN = ["FlexDecoding", "FlexDecoding, fixed", "FlexDecoding, 256 keys", "FlashInfer, 256 keys"]
-TAKEN += ["µs", "roundoff", "low", "high", "other bits"]
+# Ours cuts the keys into parts of 256, which a second kernel joins where texts are few.
+TAKEN = ["µs", "roundoff", "low", "high", "other bits"]
 
 
 @study.table(part=PART, times=TAKEN)
 def decoding(args):
     """Attention of one token over a cache, bfloat16: time over torch's, and who changes bits."""
-    compiled()
     found: list[Any] = []
     for keys, batch in DECODED if not unsplit else ():
-        rivals = decode_attentions()
-        tried = (  # where one fails, the others are timed without
-            attempt({"keys": keys, "batch": batch}, decode_times, keys, batch, some)
-            for some in (rivals, dict(list(rivals.items())[:3]), {})
-        )
-        found += next((row for row in tried if row[0]["note"] is None), [])
-    return pd.DataFrame(found, columns=["keys", "batch", *TAKEN]) if found else []
+        row = {"keys": keys, "batch": batch}
+        found += attempt(row, decode_times, keys, batch)
+    return pd.DataFrame(found, columns=["keys", "batch", *TAKEN, "note"]) if found else []
 
 
 # --- Values: what pages may print. Name, datum and statistic, table, column; rows; a test. -------

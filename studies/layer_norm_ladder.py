@@ -215,7 +215,7 @@ def launch(direction, name, x, values, piece):
 def forward(name, x, w, b, eps=1e-5, piece=None):
     """y (M, N); mean and rstd (2, M)."""
     if name in REAL:
-        return case_of(*x.shape, x.dtype, x.device, eps).forward(x, w, b, None, True)[::2]
+        return case_of(*x.shape, x.dtype, x.device, eps).forward(x, w, b, True)[::2]
     y, stats = torch.empty_like(x), x.new_empty((2, len(x)), dtype=torch.float32)
     values = {"X": x, "W": w, "B": b, "Y": y, "MEAN": stats[0], "RSTD": stats[1], "EPS": eps}
     launch("forward", name, x, values, piece)
@@ -226,7 +226,7 @@ def backward(name, dy, x, w, stats, piece=None):
     """dx (M, N), dw and db (N,), from the statistics of a forward."""
     n = x.shape[1]
     if name in REAL:
-        return gradients_of(name, *x.shape, x.dtype, x.device)(dy, x, w, stats, None)
+        return gradients_of(name, *x.shape, x.dtype, x.device)(dy, x, w, stats)
     dx = torch.empty_like(x)
     values = {"X": x, "DY": dy, "W": w, "MEAN": stats[0], "RSTD": stats[1], "DX": dx}
     if name == "atomic":
@@ -249,7 +249,7 @@ def case_of(m, n, dtype, device, eps):
 @lru_cache(256)
 def gradients_of(name, m, n, dtype, device):
     tiling, types = CHUNKS if name == "read twice" else None, (dtype,) * 5
-    return Backward(LAYER, (m, n), n, n, n, *types, False, 0, device, tiling)
+    return Backward(LAYER, (m, n), n, n, n, *types, 0, device, tiling)
 
 
 # --- What each step gains, and what it takes of a multiprocessor. --------------------------------
@@ -264,14 +264,10 @@ CASES = [
     for name in names
     if fits(direction, name, n) and (not quick or name in QUICK)
 ]
-SPILLS = {"one block": "two stages", "not packed": "unpacked", "packed": "roundoff"}
-SPILL_WIDTHS = [4096] if quick else [4096, 8192, 8704, 12288, 14336, 15872]
 
 
 def to_compile(direction, name, n):
     """A step as :func:`compiled_ahead` takes it."""
-    if name in (*REAL, "unpacked"):
-        return direction, name, n
     step = step_of(direction, name, n)
     constants = step.constants | ({"EPS": 1e-5} if direction == "forward" else {})
     if "PACKED" in constants:  # in the interpreter, too
@@ -281,9 +277,8 @@ def to_compile(direction, name, n):
 
 @cache
 def compiled():
-    """Registers, spills and so on of each step, compiled for Hopper."""
-    spilling = [("backward", name, n) for n in SPILL_WIDTHS for name in SPILLS.values()]
-    every = list(dict.fromkeys(CASES + spilling))
+    """Registers, spills and so on of each kernel of the page, compiled for Hopper."""
+    every = [case for case in dict.fromkeys(CASES) if case[1] not in REAL]
     return dict(zip(every, compiled_ahead([to_compile(*case) for case in every]), strict=True))
 
 
@@ -307,12 +302,12 @@ def rates(direction, n):
         if direction == "forward":
             ways = {name: partial(forward, name, x, w, b) for name in calls}
             ways["torch"] = partial(TORCH.forward, x, w, b, 1e-5)
-            ways["ceiling"] = partial(stream, (x,), (out,))
+            ways["ceiling"] = partial(stream, (x,), out)
         else:
             stats = forward("roundoff", x, w, b)[1]
             ways = {name: partial(backward, name, dy, x, w, stats) for name in calls}
             ways["torch"] = partial(TORCH.backward, dy, x, w, b, *TORCH.forward(x, w, b, 1e-5)[1:])
-            ways["ceiling"] = partial(stream, (x, dy), (out,))
+            ways["ceiling"] = partial(stream, (x, dy), out)
         for name, way in ways.items():
             calls[name].append(way)
     kept = {}  # an output lives until its set's next turn: no call writes where another just wrote
@@ -352,16 +347,6 @@ TYPES |= dict.fromkeys(["registers", "spilled", "fit"], "Int64")
 def backward_rates(args):
     """The backward, step by step, in float16; registers are its first stage's."""
     return pd.DataFrame(climb("backward")).astype(TYPES)
-
-
-@study.table(part="cpu")
-def spills(args):
-    """32-bit words that a thread of the backward spills; *not packed* is without same_bits."""
-    return [
-        {"N": n}
-        | {label: compiled()["backward", name, n]["spilled"] for label, name in SPILLS.items()}
-        for n in SPILL_WIDTHS
-    ]
 
 
 @study.table("forward", part=part, times=["of ceiling"])

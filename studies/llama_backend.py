@@ -16,7 +16,7 @@ import dataclasses
 import gc
 import time
 import warnings
-from functools import partial
+from functools import cache, partial
 
 import torch
 from torch._inductor import config as inductor
@@ -28,7 +28,7 @@ from roundoff.models import SIZES, Llama, random_tokens
 from roundoff.ort import available
 from roundoff.page.measurement import Study
 from roundoff.script import unit_test_going
-from roundoff.timing import measure, measure_ceilings, torch_precision
+from roundoff.timing import measure, torch_precision
 
 warnings.simplefilter("ignore", FutureWarning)  # torch's exporter uses what torch deprecates
 quick = unit_test_going()
@@ -180,6 +180,17 @@ PRECISIONS = {  # type, TF32 in its products
 }
 
 
+@cache
+def rate_of_a_product(dtype: torch.dtype, tf32: bool, side: int = 8192) -> float:
+    """Operations a second of a large product of random numbers."""
+    generator = torch.Generator(device).manual_seed(0)
+    a, b = (torch.randn(side, side, device=device, generator=generator).to(dtype) for _ in "ab")
+    with torch_precision(tf32):
+        call = partial(torch.mm, a, b, out=torch.empty_like(a))
+        found = measure({"product": call}, device=device, budget_s=0.2, min_rounds=5, warmup=1)
+    return 2.0 * side**3 / found.frame["median"].item()
+
+
 @study.table(
     part="processor",
     times=[
@@ -205,13 +216,6 @@ def times(args):
     cases = [(CONFIG, precision) for precision in PRECISIONS if cuda or precision == "float32"]
     if CONFIG == "medium":
         cases.append(("large", "float16"))
-    rates = measure_ceilings(
-        device,
-        dtypes=("float32", "float16", "bfloat16") if cuda else ("float32",),
-        side=128 if quick else None,
-        nbytes=2**20,
-        budget_s=0.2,
-    )
     rows = []
     telling = [w for w in ways(args) if w[1] == "sdpa" and w[0] in ("eager", *CHOSEN)]
     for config, precision in cases:
@@ -219,11 +223,13 @@ def times(args):
         models = {a: Llama(size, 1, dtype, a, device) for a in ("sdpa", "eager")}
         inputs = random_tokens(size, False, device, padding="right")
         weights = sum(w.numel() for w in models["sdpa"].model.layers.parameters() if w.dim() == 2)
-        least = 2 * inputs[0].numel() * weights / rates["float32 tf32" if tf32 else precision]
+        least = None
+        if cuda:
+            least = 2e3 * inputs[0].numel() * weights / rate_of_a_product(dtype, tf32)
         chosen = telling if config == "large" else list(ways(args))
         head = {"precision": precision, "config": config, "layers": 1}
         for row in contest(models, inputs, chosen, tf32):
-            rows.append(head | row | {"products": 1e3 * least if cuda else None})
+            rows.append(head | row | {"products": least})
     return rows
 
 

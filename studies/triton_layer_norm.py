@@ -1,8 +1,8 @@
 """The study behind "Which LayerNorm kernel is fastest on my GPU?".
 
-The forward and the backward of six implementations at 35 widths, of other types, numbers of rows
-and of RMSNorm: rates beside those of a stream, errors against float64, different results of a
-hundred runs, and calls with their launches.
+The forward and the backward of six implementations at 35 widths, of other types and numbers of
+rows: rates beside those of a stream, errors against float64, different results of a hundred runs,
+and calls with their launches.
 
 The page tells the story with small experiments. This file measures the full grid, writes the
 record, and defines each number that the page may print.
@@ -23,7 +23,7 @@ from torch.nn import functional
 
 from roundoff.compare import scaled_error
 from roundoff.kernels import interpreting, layer_norm, lessons, shuffled_programs
-from roundoff.kernels.baselines import LayerNorm, layer_norms, rms_norms, stream
+from roundoff.kernels.baselines import LayerNorm, layer_norms, stream
 from roundoff.page.measurement import Study
 from roundoff.page.values import Measured
 from roundoff.script import unit_test_going
@@ -31,7 +31,7 @@ from roundoff.timing import copies, measure
 
 study = Study(
     "plot_triton_layer_norm",
-    "LayerNorm and RMSNorm of six libraries: rates, errors, different results, launches.",
+    "LayerNorm of six libraries: rates, errors, different results, launches.",
     on="nvidia-h200",
 )
 ROWS = 4096
@@ -44,9 +44,6 @@ RATES = ["roundoff", "torch", "inductor", "Liger", "QuACK", "flash-linear-attent
 TYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 norms, missing = layer_norms(device)
-norms["lesson"] = LayerNorm(
-    norms["roundoff"].forward, lambda dy, x, w, b, saved: lessons.two_stage(dy, x, *saved, w)
-)
 
 
 def inputs(m: int, n: int, dtype: torch.dtype, sets: int = 1) -> tuple[list[Any], Any, Any]:
@@ -66,17 +63,6 @@ def truth(x: Any, dy: Any, w: Any, b: Any) -> dict[str, Any]:
     xhat, v = centred * r, w * dy
     dx = r * (v - v.mean(1, keepdim=True) - xhat * (v * xhat).mean(1, keepdim=True))
     return {"y": xhat * w + b, "dx": dx, "dw": (dy * xhat).sum(0), "db": dy.sum(0)}
-
-
-def rms_truth(x: Any, dy: Any, w: Any, more: Any) -> dict[str, Any]:
-    """y, dx and dw of RMSNorm in float64; of a sum where *more* is added, and its own gradient."""
-    x, dy, w = (t.double() for t in (x, dy, w))
-    x = x if more is None else x + more.double()
-    r = 1 / (x.square().mean(1, keepdim=True) + EPS).sqrt()
-    xhat, v = x * r, w * dy
-    dx = r * (v - xhat * (v * xhat).mean(1, keepdim=True))
-    dx = dx if more is None else dx + more.double()
-    return {"y": xhat * w, "dx": dx, "dw": (dy * xhat).sum(0)}
 
 
 def passes(norm: LayerNorm, x: Any, dy: Any, w: Any, b: Any) -> tuple[Any, Callable[[], Any]]:
@@ -117,7 +103,7 @@ def patterns(args):
         exact = truth(x, dy, w, b)["dw"]
         mean, rstd = norms["roundoff"].forward(x, w, b, EPS)[1]
         backwards = {label: passes(norm, x, dy, w, b)[1] for label, norm in norms.items()}
-        groups = lessons.tutorial_groups(n) if gpu else max(1, m // 16)  # 16 rows or more in each
+        groups = None if gpu else max(1, m // 16)  # 16 rows or more in each
         for barrier in (False, True):
             lock = partial(lessons.locked, dy, x, mean, rstd, groups, barrier)
             backwards["lock and barrier" if barrier else "lock"] = lambda lock=lock: [lock()]
@@ -163,72 +149,47 @@ def accuracy(args):
 
 # --- Rates, beside those of a stream with the same reads and writes. -----------------------------
 
-FORMS: dict[str, Any] = {  # implementations, and tensors read and written forward and backward
-    "layer norm": (norms, (1, 1), (2, 1)),
-    "RMSNorm": (rms_norms(device)[0], (1, 1), (2, 1)),
-    "RMSNorm, residual": (rms_norms(device)[0], (2, 2), (3, 1)),
-}
-LAYER, RMS, RESIDUAL = FORMS
 
-
-def calls(form: str, norm: Any, x: Any, dy: Any, w: Any, b: Any) -> tuple[Any, Any]:
+def calls(norm: LayerNorm, x: Any, dy: Any, w: Any, b: Any) -> tuple[Any, Any]:
     """A forward, and the backward of what it saved."""
-    if form == LAYER:
-        w, b = (t.to(norm.weights or t.dtype) for t in (w, b))
-        forward = partial(norm.forward, x, w, b, EPS)
-        return forward, partial(norm.backward, dy, x, w, b, *forward()[1:])
-    more = dy.clone() if form == RESIDUAL else None  # added to x, and as the sum's gradient to dx
-    forward = partial(norm.forward, x, more, w, EPS)
-    _, h, *saved = forward()
-    return forward, partial(norm.backward, dy, more, h, w, *saved)
+    w, b = (t.to(norm.weights or t.dtype) for t in (w, b))
+    forward = partial(norm.forward, x, w, b, EPS)
+    return forward, partial(norm.backward, dy, x, w, b, *forward()[1:])
 
 
-def right(form: str, x: Any, dy: Any, w: Any, b: Any, forward: Any, backward: Any) -> bool:
+def right(x: Any, dy: Any, w: Any, b: Any, forward: Any, backward: Any) -> bool:
     """Whether what is about to be timed is near float64."""
-    if form == LAYER:
-        exact = truth(x, dy, w, b)
-    else:
-        exact = rms_truth(x, dy, w, dy if form == RESIDUAL else None)
-    results = forward()[0], *backward()[: len(exact) - 1]
+    results = forward()[0], *backward()
     found = [
         scaled_error(value, t.to(x.dtype), dtype=x.dtype).rms
-        for value, t in zip(exact.values(), results, strict=True)
+        for value, t in zip(truth(x, dy, w, b).values(), results, strict=True)
     ]
     return max(found) < 16
 
 
-def compare(
-    m: int, n: int, dtype: torch.dtype, labels: list[str], form: str
-) -> Iterator[dict[str, Any]]:
+def compare(m: int, n: int, dtype: torch.dtype, labels: list[str]) -> Iterator[dict[str, Any]]:
     """For each direction: GB/s, our share of the ceiling, and our rate over the best baseline's."""
-    known, *moved = FORMS[form]
     size = m * n * dtype.itemsize
     sets = copies(3 * size, device, most=16)
     pairs, w, b = inputs(m, n, dtype, sets)
-    buffers = [[x, dy, *(torch.zeros_like(x) for _ in range(3))] for x, dy in pairs]
+    buffers = [(x, dy, torch.zeros_like(x)) for x, dy in pairs]
     ways: dict[str, Any] = {}
-    for label in [label for label in labels if label in known]:
+    for label in labels:
         try:
-            ways[label] = [calls(form, known[label], *pair, w, b) for pair in pairs]
-            checked = right(form, *pairs[0], w, b, *ways[label][0])
+            ways[label] = [calls(norms[label], *pair, w, b) for pair in pairs]
+            checked = right(*pairs[0], w, b, *ways[label][0])
         except Exception as error:  # another's limit: a block of 64 KiB, for instance
-            print(f"{label} does not take {form}, {m} × {n}: {error}")
+            print(f"{label} does not take {m} × {n}: {error}")
             ways.pop(label, None)
             continue
         if not checked:
-            print(f"{label} is not timed, its result is wrong: {form}, {m} × {n}")
+            print(f"{label} is not timed, its result is wrong: {m} × {n}")
             del ways[label]
     kept = {}  # an output lives until its set's next turn: no call writes where another just wrote
     for place, direction in enumerate(("forward", "backward")):
-        reads, writes = moved[place]
-        timed = {
-            label: [way[place] for way in each]
-            for label, each in ways.items()
-            if (label, direction) != ("lesson", "forward")
-        }
-        timed["ceiling"] = [
-            partial(stream, (*s[:2], s[4])[:reads], s[2 : 2 + writes]) for s in buffers
-        ]
+        reads = 1 + place
+        timed = {label: [way[place] for way in each] for label, each in ways.items()}
+        timed["ceiling"] = [partial(stream, each[:reads], each[2]) for each in buffers]
 
         def turn(label, i, timed=timed):
             kept[label, i] = timed[label][i]()
@@ -240,11 +201,11 @@ def compare(
             rotate=sets,
             budget_s=0.2,
             min_rounds=5,
-            bytes=dict.fromkeys(timed, (reads + writes) * size),
+            bytes=dict.fromkeys(timed, (reads + 1) * size),
         )
         rates = found.frame.set_index("label")["gb_s"].to_dict()
         row = {"direction": direction, "M": m, "N": n} | rates
-        others = set(rates) - {"roundoff", "lesson", "ceiling"}
+        others = set(rates) - {"roundoff", "ceiling"}
         if "roundoff" in rates and others:
             best = max(others, key=rates.__getitem__)
             lead = found.ratio(best, "roundoff")
@@ -259,9 +220,8 @@ WIDE = [16384, 24576, 32768, 65536, 131072]
 WIDTHS = [*range(1024, 15873, 512), *WIDE] if gpu else [256] if quick else [1024, 4096]
 # inductor and QuACK compile for each width: they run at eleven of 35.
 ALL = list(norms) if gpu else ["torch"]
-EACH = [label for label in ALL if label not in ("inductor", "QuACK", "lesson")]
-FAST = [label for label in ALL if label != "lesson"]
-CHOICE = dict.fromkeys(TELLING, ALL) | dict.fromkeys(WIDE, FAST)
+EACH = [label for label in ALL if label not in ("inductor", "QuACK")]
+CHOICE = dict.fromkeys([*TELLING, *WIDE], ALL)
 LEAD = ["best", "lead", "lead low", "lead high"]
 
 
@@ -272,8 +232,8 @@ def speed() -> pd.DataFrame:
     for n in WIDTHS:
         # As many rows as make 256 MiB a tensor, and no more than those of the benchmark.
         m = min(ROWS, 2**27 // n) if gpu else 64
-        rows += compare(m, n, torch.float16, CHOICE.get(n, EACH), LAYER)
-    columns = ["direction", "M", "N", *RATES, "lesson", "ceiling", "of ceiling", *LEAD]
+        rows += compare(m, n, torch.float16, CHOICE.get(n, EACH))
+    columns = ["direction", "M", "N", *RATES, "ceiling", "of ceiling", *LEAD]
     return pd.DataFrame(rows).reindex(columns=columns)
 
 
@@ -288,32 +248,29 @@ def backward(args):
 def forward(args):
     """GB/s of the forward in float16, and roundoff's rate over the best baseline's."""
     found = speed()
-    return found[found["direction"] == "forward"].drop(columns=["direction", "lesson"])
+    return found[found["direction"] == "forward"].drop(columns="direction")
 
 
 CASES = [
-    (LAYER, torch.bfloat16, 4096, 8192),
-    (LAYER, torch.float32, 4096, 8192),
-    (LAYER, torch.float32, 4096, 15872),
-    (LAYER, torch.float16, 256, 4096),
-    (LAYER, torch.float16, 16384, 4096),
-    (LAYER, torch.float16, 4096, 24576),
-    (LAYER, torch.float32, 4096, 32768),
+    (torch.bfloat16, 4096, 8192),
+    (torch.float32, 4096, 8192),
+    (torch.float32, 4096, 15872),
+    (torch.float16, 256, 4096),
+    (torch.float16, 16384, 4096),
+    (torch.float16, 4096, 24576),
+    (torch.float32, 4096, 32768),
 ]
-CASES += [
-    (form, torch.float16, 4096, n) for form in (RMS, RESIDUAL) for n in (4096, 8192, 15872, 32768)
-]
-if not gpu:  # RMSNorm's baselines are made for one
-    CASES = [(LAYER, torch.float32, 64, 256)]
+if not gpu:
+    CASES = [(torch.float32, 64, 256)]
 
 
 @study.table(part=PART, times=LEAD)
 def types(args):
-    """Other types, numbers of rows and widths, and RMSNorm."""
+    """Other types, numbers of rows and widths."""
     rows = []
-    for form, dtype, m, n in CASES:
-        name = str(dtype).removeprefix("torch.") if form == LAYER else form
-        for row in compare(m, n, dtype, FAST, form):
+    for dtype, m, n in CASES:
+        name = str(dtype).removeprefix("torch.")
+        for row in compare(m, n, dtype, ALL):
             rows.append({"case": f"{row['direction']}, {name}, {m} × {n}"} | row)
     columns = ["case", "direction", *RATES, "ceiling", "of ceiling", *LEAD]
     return pd.DataFrame(rows).reindex(columns=columns)

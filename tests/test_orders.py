@@ -17,12 +17,10 @@ from roundoff.reductions import (
     gloo_bounds,
     gloo_order,
     gloo_sum,
-    order_depth,
     order_probes,
     order_text,
     orders_found,
     pairwise,
-    pairwise_numpy,
     ring_sum,
     round_to,
     sequential,
@@ -72,15 +70,6 @@ def test_any_tree_is_found_from_its_sums(data, ranks: int, dtype: str) -> None:
     assert as_sets(run.tree) == as_sets(tree)
 
 
-@settings(max_examples=40, deadline=None)
-@given(data=st.data(), ranks=st.integers(3, 9), dtype=st.sampled_from(("float16", "bfloat16")))
-def test_a_tree_is_found_whose_accumulator_is_wider(data, ranks: int, dtype: str) -> None:
-    tree = data.draw(trees(ranks))
-    probes = np.ascontiguousarray(order_probes(ranks, dtype).T)
-    sums = add_in_order(probes.astype(np.float32), tree).astype(probes.dtype)
-    assert as_sets(orders_found(sums[:, None], ranks, dtype)[0].tree) == as_sets(tree)
-
-
 def test_a_sum_of_many_at_once_is_one_node() -> None:
     """{0, 1, 2} + 3, in an adder that loses units beside M."""
     probes = order_probes(4, "float32")
@@ -95,14 +84,6 @@ def test_orders_of_other_sums_are_found(dtype: str) -> None:
     assert order_text(chain) == "0 + 1 + 2 + 3 + 4 + 5 + 6"
     tree = orders_found(pairwise(probes)[:, None], 7, dtype)[0].tree
     assert as_sets(tree) == as_sets((((0, 1), (2, 3)), ((4, 5), 6)))
-
-
-def test_the_order_of_numpy_is_found() -> None:
-    """Eight accumulators, added in pairs: what its documentation says of 128 values or fewer."""
-    found = orders_found(pairwise_numpy(order_probes(16, "float32"))[:, None], 16, "float32")
-    lanes = [(k, k + 8) for k in range(8)]
-    halves = [tuple(lanes[a : a + 2]) for a in range(0, 8, 2)]
-    assert as_sets(found[0].tree) == as_sets(((halves[0], halves[1]), (halves[2], halves[3])))
 
 
 def test_elements_of_one_order_are_one_run() -> None:
@@ -140,24 +121,6 @@ def test_simulated_orders_are_their_trees(dtype: str) -> None:
     assert same_bits(two_level_sum(parts, 2), add_in_order(parts, chain_of(hosts)))
     over = ((hosts[0], hosts[1]), (hosts[2], hosts[3]))
     assert same_bits(two_level_sum(parts, 2, tree=True), add_in_order(parts, over))
-
-
-@settings(max_examples=40, deadline=None)
-@given(data=st.data(), ranks=st.integers(1, 9))
-def test_every_order_of_whole_numbers_is_exact(data, ranks: int) -> None:
-    parts = np.random.default_rng(ranks).integers(-1000, 1000, (ranks, 50)).astype(np.float32)
-    tree = data.draw(trees(ranks, most=4))
-    assert np.array_equal(add_in_order(parts, tree), parts.sum(axis=0))
-    assert np.array_equal(gloo_sum(parts), parts.sum(axis=0))
-
-
-def test_depth_and_text_of_an_order() -> None:
-    assert (order_depth(0), order_depth(gloo_order(2, 8)), order_depth(((0, 1), (2, 3)))) == (
-        0,
-        7,
-        2,
-    )
-    assert order_text((((0, 1), (2, 3)), (4, 5, 6))) == "0 + 1 + (2 + 3) + {4, 5, 6}"
 
 
 @settings(max_examples=200, deadline=None)
@@ -213,23 +176,6 @@ def test_gloo_adds_as_simulated_bit_by_bit(workers, ranks: int) -> None:
         messages = [parts_of(ranks, size, dtype) for size in (1, 7, 1000, 40_001)]
         for parts, total in zip(messages, gloo(workers, messages, dtype), strict=True):
             assert same_bits(total, gloo_sum(parts)), (dtype, parts.shape)
-
-
-@needs_fork
-@pytest.mark.parametrize(
-    "ranks", [2, 4, pytest.param(3, marks=slow), pytest.param(8, marks=slow)]
-)  # fmt: skip
-def test_the_order_found_in_gloo_is_the_simulated_one(workers, ranks: int) -> None:
-    for dtype in ("float32", "float16"):
-        probes = [np.repeat(p[:, None], 100, axis=1) for p in order_probes(ranks, dtype)]
-        sums = np.stack(gloo(workers, probes, dtype))
-        itemsize = np.dtype(dtype).itemsize
-        expected = [
-            (a, b, as_sets(gloo_order(chunk, ranks)))
-            for chunk, (a, b) in enumerate(neighbours(gloo_bounds(100, ranks, itemsize)))
-        ]
-        runs = [(r.start, r.stop, as_sets(r.tree)) for r in orders_found(sums, ranks, dtype)]
-        assert runs == (expected if ranks > 2 else [(0, 100, frozenset({0, 1}))])
 
 
 @needs_fork

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.extra import numpy as hnp
 
 from roundoff import errors
 from roundoff.dtypes import dtype_info, onnx_dtype_to_np_dtype
@@ -18,8 +17,6 @@ from roundoff.reductions import (
     DTYPES,
     arrange,
     binned,
-    condition,
-    distinct_bits,
     draw_orders,
     draw_values,
     exact_sum,
@@ -36,8 +33,7 @@ from roundoff.reductions import (
     signed_errors,
 )
 
-SIZES = (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
-ORDERS = {size: draw_orders(size) for size in SIZES}
+SIZES = (2, 8, 64, 256, 1024, 8192)
 VALUES = {name: draw_values(name) for name in DISTRIBUTIONS}
 
 
@@ -81,95 +77,27 @@ def error_bound(depth: int, absolute: float, dtype: str) -> float:
     return du / (1 - du) * absolute if du < 1 else math.inf
 
 
-def normalize(x: np.ndarray, dtype: str) -> np.ndarray:
-    mu, sd = moments(x)
-    with np.errstate(invalid="ignore"):
-        return round_to((x - mu[..., None]) / (sd[..., None] + 1e-6), dtype)
-
-
 # -- the study's promise: a batch has the bits of separate calls ---------------------------------
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
-def test_batch_has_the_bits_of_separate_calls(name: str, size: int, dtype: str) -> None:
-    x = round_to(VALUES[name][:size], dtype)
-    up = np.sort(x)
-    alone = [x, up, up[::-1].copy(), *(x[order] for order in ORDERS[size])]
-    assert len(alone) == 128
-
-    rows = arrange(x, ORDERS[size])
-    assert same_bits(rows, np.array(alone))
-    means = np.array([mean(v, dtype) for v in alone])
-    results = np.array([normalize(v, dtype) for v in alone])
-    assert same_bits(mean(rows, dtype), means)
-    assert same_bits(normalize(rows, dtype), results)
-
-    # Normalising keeps the order of the values: the sorted results follow from the sorted values.
-    mu, sd = moments(rows)
-    of_sorted = round_to((up - mu[:, None]) / (sd[:, None] + 1e-6), dtype)
-    assert same_bits(of_sorted, np.sort(results, axis=1))
-
-
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
-def test_mean_and_deviation_are_those_of_numpy(dtype: str) -> None:
-    x = round_to(VALUES["normal"], dtype)
-    mu, sd = moments(x)
-    assert same_bits(mu, np.mean(x))
-    assert same_bits(sd, np.std(x))
-    assert mean(x, dtype) == np.mean(x)
-
-
-def test_a_float16_mean_is_that_of_numpy() -> None:
-    for name in DISTRIBUTIONS:
-        stored = round_to(VALUES[name], "float16", storage=True)
-        assert mean(round_to(VALUES[name], "float16"), "float16") == np.mean(stored)
-
-
-@pytest.mark.parametrize("dtype", [np.float64, np.float32])
-def test_a_batch_across_memory_has_other_bits(dtype: type) -> None:
-    """Why the batch must be contiguous along the reduced axis: NumPy then adds row by row."""
-    rows = arrange(VALUES["normal"][:512].astype(dtype), ORDERS[512])
-    across = np.asfortranarray(rows)
-    assert np.array_equal(across, rows)
-    other = np.add.reduce(across, axis=-1)
-    assert not same_bits(other, np.add.reduce(rows, axis=-1))
-    assert same_bits(other, sequential(rows))
-    assert same_bits(pairwise_numpy(across), pairwise_numpy(rows))
-
-
-def test_overflow_is_kept() -> None:
-    assert round_to([1.0, 65519.0, 65520.0], "float16").tolist() == [1.0, 65504.0, np.inf]
-    rows = arrange(round_to([6e4, 6e4, 1.0], "float16"), draw_orders(3, 8))
-    assert np.isfinite(mean(rows, "float16")).all(), "added in float32"
-    assert np.isinf(mean(round_to([6e4, 7e4], "float16"), "float16"))
-    assert np.isnan(normalize(round_to([6e4, 7e4], "float16"), "float16")).any()
+def test_batch_has_the_bits_of_separate_calls(name: str, dtype: str) -> None:
+    for size in SIZES:
+        x, orders = round_to(VALUES[name][:size], dtype), draw_orders(size)
+        assert np.array_equal(np.sort(orders, axis=1), np.tile(np.arange(size), (125, 1)))
+        up = np.sort(x)
+        alone = [x, up, up[::-1].copy(), *(x[order] for order in orders)]
+        rows = arrange(x, orders)
+        assert same_bits(rows, np.array(alone))
+        assert same_bits(mean(rows, dtype), np.array([mean(v, dtype) for v in alone]))
+        for found, each in zip(moments(rows), zip(*map(moments, alone), strict=True), strict=True):
+            assert same_bits(found, np.array(each))
+        if dtype in ("float64", "float32"):
+            assert same_bits(moments(x)[1], np.std(x))
 
 
 # -- data and orders ------------------------------------------------------------------------------
-
-
-def test_distributions() -> None:
-    for name, x in VALUES.items():
-        assert x.shape == (8192,)
-        assert np.array_equal(x, draw_values(name, 8192, 0))
-    spikes = VALUES["spikes"]
-    assert np.flatnonzero(spikes == 100.0).tolist() == list(range(0, 8192, 128))
-    assert np.count_nonzero(spikes == -1e-4) == 8192 - 64
-    assert VALUES["pareto"].min() >= 0
-    with pytest.raises(errors.ArgumentError, match=r"cauchy.*expected one of .normal., .spikes."):
-        draw_values("cauchy")
-
-
-@pytest.mark.parametrize("size", SIZES)
-def test_orders_are_permutations(size: int) -> None:
-    drawn = draw_orders(size)
-    assert drawn.shape == (125, size)
-    assert np.array_equal(np.sort(drawn, axis=1), np.tile(np.arange(size), (125, 1)))
-    assert np.array_equal(drawn, ORDERS[size])
-    if size > 16:
-        assert len(np.unique(drawn, axis=0)) == 125
 
 
 # -- algorithms against their definitions ---------------------------------------------------------
@@ -215,16 +143,6 @@ def test_numpy_adds_in_blocks_of_128(n: int, dtype: type) -> None:
     assert numpy_depth(n) == add_numpy([Depth(0)] * n, Depth(-1))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_sequential_is_the_loop(dtype: str) -> None:
-    for n in (1, 2, 3, 9, 200):
-        x = wide(n, n, np.float64, 4).astype(storage(dtype))
-        total = x[0]
-        for v in x[1:]:
-            total = total + v
-        assert same_bits(np.asarray(sequential(x)), np.asarray(total))
-
-
 @pytest.mark.parametrize("n", [1, 2, 3, 5, 8, 13, 64, 100, 129])
 def test_pairwise_goes_to_the_leaves(n: int) -> None:
     x = wide(n, n)
@@ -256,14 +174,6 @@ def test_neumaier_is_the_textbook_loop(n: int, dtype: type) -> None:
         for values in (x, np.concatenate([x, -np.random.default_rng(seed).permutation(x)])):
             assert same_bits(np.asarray(neumaier(values)), np.asarray(neumaier_loop(values)))
     assert neumaier(x[:1]) == x[0]
-
-
-def test_infinities_are_those_of_the_plain_sum() -> None:
-    """The loop's error of an infinite sum is NaN."""
-    inf = np.inf
-    rows = np.array([[inf, 1, 2], [1, -inf, 3], [inf, -inf, 1], [1e308, 1e308, 1.0], [1, 2, 3]])
-    assert same_bits(neumaier(rows), np.array([inf, -inf, neumaier(rows)[2], inf, 6.0]))
-    assert np.isnan(neumaier(rows)[2])
 
 
 @pytest.mark.parametrize("name", list(SUMS))
@@ -298,12 +208,6 @@ def test_the_rounded_exact_sum_is_the_nearest_number(x: np.ndarray, random) -> N
         assert abs(Fraction(rounded) - truth) <= abs(Fraction(float(neighbour)) - truth)
 
 
-@given(hnp.arrays(np.float64, st.integers(1, 50), elements=st.floats(-1e300, 1e300)))
-def test_exact_sum_over_the_whole_range(x: np.ndarray) -> None:
-    assert exact_sum(x) == sum((Fraction(v) for v in x.tolist()), Fraction(0))
-    assert float(exact_sum(x)) == math.fsum(x.tolist())
-
-
 def test_exact_sum_of_other_types_is_exact_or_refused() -> None:
     assert exact_sum(np.array([2**53 + 1, 2**53 + 1])) == 2**54 + 2
     assert exact_sum([True, True]) == 2
@@ -312,13 +216,6 @@ def test_exact_sum_of_other_types_is_exact_or_refused() -> None:
             exact_sum(values)
     with pytest.raises(errors.ArgumentError, match="masked"):
         exact_sum(np.ma.masked_array([1.0, 2.0], [False, True]))
-
-
-def test_round_exact_does_not_round_twice() -> None:
-    # 2^24 + 1 is a tie in float32; what follows is lost in float64, and decides.
-    x = np.array([2.0**24, 1.0, 2.0**-40], np.float32)
-    assert np.float32(math.fsum(x.tolist())) == 2.0**24
-    assert round_exact(exact_sum(x), "float32") == 2.0**24 + 2
 
 
 def test_float64_comes_to_bfloat16_in_one_rounding() -> None:
@@ -331,21 +228,6 @@ def test_float64_comes_to_bfloat16_in_one_rounding() -> None:
         assert math.copysign(1, found) == math.copysign(1, value) or math.isnan(value)
 
 
-def test_round_exact_goes_past_float64() -> None:
-    assert round_exact(Fraction(2) ** 1024, "float64") == math.inf
-    assert round_exact(-(Fraction(10) ** 400), "float16") == -math.inf
-
-
-def test_a_sum_that_is_not_finite() -> None:
-    with pytest.raises(errors.ArgumentError, match="no exact value"):
-        exact_sum([1.0, math.inf])
-    with pytest.raises(errors.ShapeError, match=r"\(n,\)"):
-        exact_sum([[1.0]])
-    half = round_to(np.full(8, 6e4), "float16", storage=True)
-    assert sequential(half) == np.inf
-    assert pairwise(half) == np.inf
-
-
 @given(st.floats(allow_nan=False, allow_infinity=False))
 @settings(max_examples=300)
 def test_round_exact_is_a_cast(value: float) -> None:
@@ -353,20 +235,7 @@ def test_round_exact_is_a_cast(value: float) -> None:
         assert round_exact(Fraction(value), dtype) == round_to([value], dtype)[0]
 
 
-@given(st.integers(-(2**12), 2**12), st.integers(-160, 130))
-def test_round_exact_of_ties_and_subnormals(whole: int, power: int) -> None:
-    value = Fraction(whole) * Fraction(2) ** power
-    for dtype in ("float32", "float16", "bfloat16"):
-        assert round_exact(value, dtype) == round_to([float(value)], dtype)[0]
-
-
 # -- truth and bounds -----------------------------------------------------------------------------
-
-
-def test_condition() -> None:
-    assert condition(np.array([1.0, 2.0, 3.0])) == 1.0
-    assert condition(np.array([1.0, -1.0])) == math.inf
-    assert condition(np.array([1.0, -0.75], np.float32)) == 7.0
 
 
 def test_signed_errors_are_exact() -> None:
@@ -393,19 +262,6 @@ def test_no_error_exceeds_its_bound(dtype: str, data: st.DataObject) -> None:
         # float64 rounds the sum of absolute values in the bound: hence the last factor.
 
 
-def test_the_sequential_bound_is_nearly_reached() -> None:
-    # A half last place is lost at every step.
-    x = np.array([1.0] + [2.0**-24] * 1000, np.float32)
-    error = abs(float(signed_errors(sequential(x), exact_sum(x))))
-    bound = error_bound(1000, float(exact_sum(x)), "float32")
-    assert 0.99 < error / bound <= 1
-
-
-def test_distinct_bits() -> None:
-    assert distinct_bits(np.array([0.0, -0.0, math.nan, math.nan])) == 3
-    assert distinct_bits(np.ones(5, storage("bfloat16"))) == 1
-
-
 def test_judge_tells_spread_and_error_apart() -> None:
     unit = 2.0**-23
     results = np.array([1.0, 1.0 + 2 * unit, 1.0 + 2 * unit], np.float32)
@@ -418,14 +274,3 @@ def test_judge_tells_spread_and_error_apart() -> None:
     assert lost["distinct"] == 2
     assert math.isnan(lost["spread ulp"])
     assert math.isnan(lost["error ulp"])
-
-
-def test_whole_numbers_are_rounded_once_to_bfloat16() -> None:
-    """Through float32 the one above the middle of two bfloat16 numbers comes to the middle."""
-    above_the_middle = 2**24 + 2**16 + 1
-    assert round_to([above_the_middle], "bfloat16").tolist() == [2.0**24 + 2**17]
-
-
-def test_a_float_is_an_exact_truth() -> None:
-    for truth in (0.5, np.float32(0.5), 1 / Fraction(2)):
-        assert signed_errors([0.75], truth).tolist() == [0.25]

@@ -1,22 +1,17 @@
 """The harness against a clock that the tests turn."""
 
-import functools
 import gc
-import itertools
 import math
 import os
 import tempfile
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from roundoff import timing
 from roundoff.errors import ArgumentError
-from roundoff.timing import Ratio, ceilings, compile_cache, harness, measure, statistics
+from roundoff.timing import compile_cache, measure, statistics
 
 
 class Clock:
@@ -64,6 +59,8 @@ def test_constant_costs_are_found_exactly():
         for column in ("median", "low", "high", "mean", "min", "max"):
             assert frame.loc[label, column] == pytest.approx(cost, rel=1e-9)
     assert found.ratio("b", "a").value == pytest.approx(3)
+    assert str(found.ratio("b", "a")) == "3 [3, 3]"
+    assert found.ratios("b")["ratio"].tolist() == pytest.approx([1 / 3, 1])
     assert found.stopped == "precise"
     assert len(found.samples) == 10  # as few as allowed: nothing more to learn
     assert (frame["warnings"] == "").all()
@@ -110,48 +107,6 @@ def test_the_reason_to_stop(costs, options, stopped):
     found, _ = timed(costs, **options)
     assert found.stopped == stopped
     assert set(found.frame["stopped"]) == {stopped}
-
-
-def test_the_budget_and_the_least_rounds_are_kept():
-    found, clock = timed({"a": noisy(0.01, 0.5)}, precision=1e-6, budget_s=0.5)
-    assert 0.5 <= clock.now < 0.5 + 0.1 + 0.1  # rounds, warm-up, the last round
-    assert len(found.samples) > 10
-    few, _ = timed({"a": noisy(1.0, 0.5)}, precision=1e-6, budget_s=0.5, min_rounds=7)
-    assert len(few.samples) == 7
-
-
-def test_stops_once_the_ratio_is_known_as_well_as_asked():
-    found, _ = timed({"a": noisy(0.01, 0.1), "b": noisy(0.02, 0.1)}, precision=0.02, budget_s=1e9)
-    r = found.ratio("b", "a")
-    assert found.stopped == "precise"
-    assert (r.high - r.low) / 2 / r.value <= 0.02
-    assert 30 < len(found.samples) < 2000
-
-
-def test_a_disturbance_common_to_a_round_cancels_in_the_ratio():
-    clock = Clock()
-    slow = 1.0
-
-    def disturbed(cost, last):
-        def run():
-            nonlocal slow
-            clock.now += cost * slow
-            if last and clock.rng.random() < 0.5:
-                slow = 1 + clock.rng.random()
-
-        return run
-
-    callables = {
-        "a": disturbed(0.01, False),
-        "b": disturbed(0.02, False),
-        "c": disturbed(1e-3, True),
-    }
-    found = measure(callables, clock=clock, min_rounds=40, budget_s=0.0)
-    frame = found.frame.set_index("label")
-    assert frame.loc["a", "std"] / frame.loc["a", "mean"] > 0.05
-    r = found.ratio("b", "a")
-    assert r.low <= 2 <= r.high
-    assert abs(r.value - 2) < 0.02
 
 
 def test_buffers_are_gone_round_in_turn():
@@ -205,28 +160,6 @@ def test_drift_is_said():
     assert found.warnings("b") == []
 
 
-def test_two_modes_are_said():
-    cost = lambda i, rng: (0.01 if rng.random() < 0.6 else 0.015) * (1 + 0.01 * rng.random())  # noqa: E731
-    found, _ = timed({"a": cost}, min_rounds=60)
-    assert "bimodal" in found.warnings("a")[0]
-    assert "1.50 times as long" in found.warnings("a")[0]
-
-
-@pytest.mark.parametrize("n", [20, 100])
-@pytest.mark.parametrize("kind", ["normal", "exponential", "uniform"])
-def test_one_mode_without_trend_raises_no_warning(kind, n):
-    rng = np.random.default_rng(5)
-    draw = {
-        "normal": lambda: 100 + 5 * rng.standard_normal(n),
-        "exponential": lambda: 100 + 20 * rng.exponential(size=n),
-        "uniform": lambda: 100 + 20 * rng.random(n),
-    }[kind]
-    modes = sum(statistics.bimodal(draw(), 0.02) is not None for _ in range(100))
-    trends = sum(statistics.drift(draw(), 0.02) is not None for _ in range(100))
-    assert modes <= 12
-    assert trends <= 3
-
-
 # -- intervals --------------------------------------------------------------------------------
 
 
@@ -241,7 +174,7 @@ def test_intervals_of_the_median_cover_what_they_say(kind, n):
             lambda: 100 + np.where(rng.random(n) < 0.1, 50, 1) * rng.standard_normal(n), 100.0
         ),
     }[kind]  # fmt: skip
-    trials = 300
+    trials = 150
     hits = 0
     for _ in range(trials):
         found = statistics.median_interval(draw(), resamples=499)
@@ -253,26 +186,13 @@ def test_intervals_of_the_median_cover_what_they_say(kind, n):
 def test_neighbours_that_are_alike_widen_the_interval():
     rng = np.random.default_rng(0)
     hits = 0
-    for _ in range(200):
+    for _ in range(100):
         x = np.zeros(150)
         for i in range(1, 150):
             x[i] = 0.7 * x[i - 1] + rng.standard_normal()
         found = statistics.median_interval(x[50:], resamples=499)
         hits += found.low <= 0 <= found.high
-    assert hits / 200 >= 0.88  # about 0.65 were they taken for independent
-
-
-def test_intervals_of_the_ratio_cover_what_they_say_when_the_harness_stops():
-    hits, trials = 0, 150
-    for seed in range(trials):
-        spread = (0.02, 0.2)[seed % 2]
-        found, _ = timed(
-            {"a": noisy(0.010, spread), "b": noisy(0.013, spread)},
-            seed=seed, precision=0.05, budget_s=2.0,
-        )  # fmt: skip
-        r = found.ratio("b", "a")
-        hits += r.low <= 1.3 <= r.high
-    assert hits / trials >= 0.95 - 3 * math.sqrt(0.95 * 0.05 / trials)
+    assert hits / 100 >= 0.85  # about 0.65 were they taken for independent
 
 
 def pooled(seed, sessions, factor=1.0, shift=0.1):
@@ -288,10 +208,9 @@ def pooled(seed, sessions, factor=1.0, shift=0.1):
 
 
 def test_sessions_cover_what_differs_between_them():
-    found = [pooled(seed, 5).ratio("b", "a") for seed in range(150)]
+    found = [pooled(seed, 5).ratio("b", "a") for seed in range(60)]
     hits = sum(r.low <= 1 <= r.high for r in found)
-    assert hits / 150 >= 0.95 - 3 * math.sqrt(0.95 * 0.05 / 150)
-    assert {r.units for r in found} == {5}
+    assert hits / 60 >= 0.95 - 3 * math.sqrt(0.95 * 0.05 / 60)
     alone = [pooled(seed, 1).ratio("b", "a") for seed in range(60)]
     # The reason for sessions: rounds of a single one do not see its offset.
     assert sum(r.low <= 1 <= r.high for r in alone) / 60 < 0.7
@@ -302,6 +221,8 @@ def test_pooled_sessions_as_tables():
     two, _ = timed({"a": 0.04, "b": 0.08})
     both = timing.pool([one, two])
     frame = both.frame.set_index("label")
+    assert frame.loc["a", "gb_s"] == pytest.approx(0.5)
+    assert math.isnan(frame.loc["b", "gb_s"])
     assert frame.loc["a", "median"] == pytest.approx(0.02)  # geometric mean
     assert frame.loc["a", "low"] < 0.01 < 0.04 < frame.loc["a", "high"]
     assert frame.loc["a", "rounds"] == 20
@@ -314,112 +235,10 @@ def test_pooled_sessions_as_tables():
     assert timing.pool([rough, other]).stopped == "budget"
 
 
-def test_a_ratio_is_equal_where_its_interval_holds_1():
-    ratio = Ratio(3.0, 3.0, 3.0, 0.0, 9)
-    assert not ratio.equal
-    assert str(ratio) == "3 [3, 3]"
-    assert Ratio(3.0, 1.0, 9.0, 0.5, 9).equal
-
-
-@given(
-    st.lists(st.tuples(*[st.floats(1e-6, 1e3)] * 2), min_size=1, max_size=30),
-    st.floats(1e-3, 1e3),
-)
-@settings(max_examples=80, deadline=None)
-def test_properties_of_a_ratio(pairs, scale):
-    a, b = np.array(pairs).T
-    there, back = statistics.ratio([a], [b]), statistics.ratio([b], [a])
-    assert there.value == pytest.approx(1 / back.value)
-    assert there.low <= there.value * (1 + 1e-12)
-    assert there.value <= there.high * (1 + 1e-12)
-    assert statistics.ratio([a * scale], [b * scale]).value == pytest.approx(there.value)
-    itself = statistics.ratio([a], [a])
-    assert itself.value == 1.0
-
-
 # -- tables -----------------------------------------------------------------------------------
 
 
-def test_rates():
-    found, _ = timed({"a": 0.01, "b": 0.02}, bytes={"a": 1e7, "b": 1e7}, flops={"b": 4e8})
-    frame = found.frame.set_index("label")
-    assert frame.loc["a", "gb_s"] == pytest.approx(1.0)
-    assert frame.loc["b", "gb_s"] == pytest.approx(0.5)
-    assert frame.loc["b", "gflop_s"] == pytest.approx(20.0)
-    assert math.isnan(frame.loc["a", "gflop_s"])
-
-
-def test_a_ceiling_that_is_not_there():
-    table = timing.Ceilings(pd.DataFrame({"ceiling": ["copy", "float32"], "rate": [2e9, 4e10]}))
-    assert table["float32"] == 4e10
-    with pytest.raises(ArgumentError, match="no such ceiling"):
-        table["float8"]
-
-
-def test_ratios_table_and_unknown_labels():
-    found, _ = timed({"a": 0.01, "b": 0.02})
-    table = found.ratios()
-    assert table["label"].tolist() == ["a", "b"]
-    assert table["ratio"].tolist() == pytest.approx([1, 2])
-    assert found.ratios("b")["ratio"].tolist() == pytest.approx([0.5, 1])
-    with pytest.raises(ArgumentError, match="no such label"):
-        found.ratio("a", "z")
-
-
-def test_no_progress_bar_away_from_a_terminal(capsys):
-    measure({"a": lambda: None}, budget_s=0.0)
-    assert capsys.readouterr() == ("", "")
-
-
 # -- the machine ------------------------------------------------------------------------------
-
-
-def test_ceilings_are_work_over_time(monkeypatch):
-    # A loaded machine has any rate, so the clock is ours: every reading is a millisecond later.
-    ticks = itertools.count()
-    monkeypatch.setattr(
-        ceilings, "measure", functools.partial(measure, clock=lambda: 1e-3 * next(ticks))
-    )
-    frame = timing.measure_ceilings(
-        dtypes=["float32", "complex64"], side=64, nbytes=2**16, budget_s=0.02
-    ).frame.set_index("ceiling")
-    assert frame["rate"].to_dict() == pytest.approx(
-        {
-            "copy": 2 * 2**16 / 1e-3,
-            "two reads, one write": 3 * 2**16 / 1e-3,
-            "float32": 2 * 64**3 / 1e-3,
-            "complex64": 2 * 64**3 / 1e-3,
-        }
-    )
-
-
-def test_the_interval_of_a_ceiling_holds_its_rate():
-    frame = timing.measure_ceilings(dtypes=["float32"], side=64, nbytes=2**16, budget_s=0.02).frame
-    assert (frame["low"] <= frame["rate"]).all()
-    assert (frame["rate"] <= frame["high"]).all()
-    assert (frame["low"] > 0).all()
-
-
-def test_a_type_without_a_product_is_a_row_that_says_so():
-    frame = timing.measure_ceilings(dtypes=["bool"], side=8, nbytes=64, budget_s=0.0).frame
-    row = frame.set_index("ceiling").loc["bool"]
-    assert math.isnan(row["rate"])
-    assert row["note"]
-
-
-def test_trends_agree_with_scipy():
-    import scipy.stats
-
-    rng = np.random.default_rng(0)
-    agree = 0
-    for slope in np.linspace(0, 0.02, 100):
-        x = 10 + slope * np.arange(60) + 0.3 * rng.standard_normal(60)
-        found = statistics.drift(x, 0.0)
-        agree += (found is not None) == (scipy.stats.kendalltau(np.arange(60), x).pvalue < 1e-3)
-        if found is not None:
-            line = scipy.stats.theilslopes(x).slope * 59 / np.median(x)
-            assert found == pytest.approx(line)
-    assert agree >= 98  # an exact and a normal p-value may fall on two sides of the limit
 
 
 def test_copies_exceed_the_cache_and_fit_the_memory():
@@ -448,35 +267,16 @@ def test_precision_is_put_back():
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-class TestCuda:
-    @pytest.mark.alone
-    @pytest.mark.parametrize("cuda_graph", [False, True])
-    def test_half_the_work_takes_about_half_the_time(self, cuda_graph):
-        x = [torch.randn(2**26, device="cuda") for _ in range(2)]
-        out = torch.empty_like(x[0])
-        found = measure(
-            {
-                "all": lambda i: out.copy_(x[i]),
-                "half": lambda i: out[: 2**25].copy_(x[i][: 2**25]),
-            },
-            device="cuda", cuda_graph=cuda_graph, rotate=2, budget_s=1.0,
-        )  # fmt: skip
-        assert 0.4 < found.ratio("half", "all").value < 0.65
-
-    def test_a_graph_holds_every_buffer_equally_often(self):
-        hits = torch.zeros(3, device="cuda")
-        replay, n = harness._captured(harness._rotating(lambda i: hits[i].add_(1), 3), 7, 3)
-        hits.zero_()
-        replay()
-        torch.cuda.synchronize()
-        assert n == 9
-        assert hits.tolist() == [3, 3, 3]
-
-    @pytest.mark.alone
-    def test_ceilings(self):
-        found = timing.measure_ceilings("cuda", side=4096, budget_s=0.1)
-        assert found["float32 tf32"] > found["float32"]
-        assert found["copy"] > 1e11
+@pytest.mark.alone
+@pytest.mark.parametrize("cuda_graph", [False, True])
+def test_half_the_work_takes_about_half_the_time_on_a_gpu(cuda_graph):
+    x = [torch.randn(2**26, device="cuda") for _ in range(2)]
+    out = torch.empty_like(x[0])
+    found = measure(
+        {"all": lambda i: out.copy_(x[i]), "half": lambda i: out[: 2**25].copy_(x[i][: 2**25])},
+        device="cuda", cuda_graph=cuda_graph, rotate=2, budget_s=1.0,
+    )  # fmt: skip
+    assert 0.4 < found.ratio("half", "all").value < 0.65
 
 
 def test_a_cache_of_compiled_code_is_empty_or_as_it_was_left(monkeypatch, tmp_path) -> None:

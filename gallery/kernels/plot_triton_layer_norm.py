@@ -381,13 +381,11 @@ print(measure(right, device=device, cuda_graph=True).frame.to_string() if right 
 # * Two GPUs, an H100 and an H200, of one generation (Hopper). On another GPU run the cell above.
 # * The chart and the table show times whose results the record compared with float64: ``dw`` at
 #   the five widths of the chart, all four results at 8192 columns. The study has 35 widths, to
-#   131,072 columns, seven more shapes and RMSNorm. At 16,384 columns roundoff's lead is smaller,
+#   131,072 columns, and seven more shapes. At 16,384 columns roundoff's lead is smaller,
 #   1.27 on the H200 and 1.09 on the H100.
-# * On the H200 the record has QuACK in front in two of those backwards: 15,872 columns of float32,
-#   and RMSNorm with a residual at 32,768 columns.
-# * Apex and Transformer Engine were not installed on these machines: their kernels for PyTorch are
-#   built from source, with CUDA's compiler. Where they are installed, ``layer_norms`` finds them,
-#   and the cell above compares them.
+# * On the H200 the record has QuACK in front in one of those backwards: 15,872 columns of float32.
+# * Apex and Transformer Engine were not measured: their kernels for PyTorch are built from source,
+#   with CUDA's compiler.
 # * A rate is that of the first of two sessions. The evidence has the second one, too.
 # * Next: :ref:`layer-norm-ladder`, for how the backward became fast, and
 #   :ref:`layer-norm-discrepancies`, for what two such kernels do to a model.

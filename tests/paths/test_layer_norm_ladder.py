@@ -109,7 +109,7 @@ def test_every_step_fits_a_multiprocessor_where_it_says_so():
         for direction, names in STUDY["STEPS"].items()
         for name in names
         for n in (4096, 8704, 32768)
-        if STUDY["fits"](direction, name, n)
+        if name not in STUDY["REAL"] and STUDY["fits"](direction, name, n)
     ]
     rows = compiled_ahead([STUDY["to_compile"](*case) for case in cases])
     for (_, name, n), row in zip(cases, rows, strict=True):
@@ -208,14 +208,3 @@ def test_plot_layer_norm_ladder_and_its_study_agree_bit_for_bit(told):
             assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True)), step
     for name in ("row_forward", "atomic_backward", "simple_backward", "pieces_backward"):
         assert getattr(STUDY["ours"], name).fn.__code__.co_filename.endswith(f"{PAGE}.py")
-
-
-def test_the_lesson_of_the_library_is_the_kernel_of_plot_layer_norm_ladder(told):
-    """Two texts of one kernel while another page runs the library's."""
-    from roundoff.kernels import lessons
-
-    x, w, _, dy = inputs(9, 50, torch.float32)
-    mean, rstd = x.mean(1), (x.var(1, correction=0) + 1e-5).rsqrt()
-    theirs = lessons.two_stage(dy, x, mean, rstd, w)
-    ours = STUDY["backward"]("two stages", dy, x, w, torch.stack([mean, rstd]))
-    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))

@@ -320,8 +320,3 @@ def test_what_cannot_be_added_is_refused(x, error, words: str) -> None:
 def test_axes_that_are_not_there_are_refused(axis) -> None:
     with pytest.raises(errors.ShapeError, match="no such axis"):
         binned(np.ones((2, 3)), axis=axis)
-
-
-def test_folds_are_gone() -> None:
-    with pytest.warns(DeprecationWarning, match="folds has no effect"):
-        assert binned([1.0, 2.0**-80, -1.0], 1) == 2.0**-80

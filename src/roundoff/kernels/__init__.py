@@ -7,7 +7,7 @@ results up to rounding. ``TRITON_INTERPRET=1`` in the environment asks for it wh
 from ._runtime import interpreting, shuffled_programs  # first: it says that Triton is missing
 
 # isort: split
-from ._layer_norm import backward_plan, layer_norm
+from ._layer_norm import layer_norm
 from ._rms_norm import rms_norm
 from .invariant_attention import attention
 from .invariant_matmul import matmul
@@ -15,7 +15,6 @@ from .invariant_mode import invariant
 
 __all__ = [
     "attention",
-    "backward_plan",
     "interpreting",
     "invariant",
     "layer_norm",

@@ -21,76 +21,13 @@ J. L. Ba, J. R. Kiros and G. E. Hinton, "Layer Normalization", 2016, https://arx
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
-from ..arguments import check_choice, check_whole
-from ._norm_tilings import backward_tiling
-from ._row_norm import (
-    LAYER,
-    _first_stage,
-    _like,
-    accumulator,
-    case_of,
-    check,
-    gradients_of,
-    normalised,
-    shape_of,
-)
-from ._runtime import interpreting
+from ._row_norm import LAYER, norm
 
-__all__ = ["backward_plan", "layer_norm"]
-
-
-def backward_plan(columns: int, dtype: torch.dtype = torch.float16) -> dict[str, Any]:
-    """How the backward divides a row, and the registers that its compiled kernel uses.
-
-    Parameters
-    ----------
-    columns : int
-        Elements of a row.
-    dtype : torch.dtype
-        Their type.
-
-    Returns
-    -------
-    dict
-        Keys: N, piece, pieces (of a program; several share a row above 16,384 columns of two
-        bytes), padded (columns that are computed), rows (of a tile), warps,
-        registers and spilled (32-bit words of a thread; None in the interpreter, or before such a
-        row was computed in this process).
-
-    Raises
-    ------
-    ArgumentError
-        When *columns* is not from 1 to 2**30, or *dtype* none that :func:`layer_norm` takes.
-
-    Examples
-    --------
-    >>> from roundoff.kernels import backward_plan
-    >>> plan = backward_plan(8704)
-    >>> plan["pieces"], plan["padded"]
-    (5, 10240)
-    """
-    check_whole("columns", columns, 1, 2**30)
-    check_choice("dtype", dtype, (torch.float16, torch.bfloat16, torch.float32, torch.float64))
-    tiling = backward_tiling(columns, dtype.itemsize)
-    row: dict[str, Any] = {"N": columns, "piece": tiling.piece, "pieces": tiling.pieces}
-    row |= {
-        "padded": tiling.piece * tiling.pieces * tiling.shares,
-        "rows": tiling.rows,
-        "warps": tiling.warps,
-    }
-    row |= {"registers": None, "spilled": None}
-    index = -1 if interpreting() else torch.cuda.current_device()
-    key = (LAYER, tiling, columns, columns, columns, *(dtype,) * 3, True, False, False, index)
-    kernel = _first_stage(*key)[-1].compiled
-    if kernel is not None:
-        row |= {"registers": kernel.n_regs, "spilled": kernel.n_spills}
-    return row
+__all__ = ["layer_norm"]
 
 
 def layer_norm(
@@ -152,90 +89,4 @@ def layer_norm(
     >>> layer_norm(torch.tensor([[1.0, 2.0, 3.0, 4.0]], device=device), 4, eps=0.0).cpu()
     tensor([[-1.3416, -0.4472,  0.4472,  1.3416]])
     """
-    if isinstance(normalized_shape, int):
-        shape: tuple[int, ...] = (normalized_shape,)
-    else:
-        shape = shape_of(normalized_shape)
-    if torch.compiler.is_compiling():
-        others = {"weight": _like(weight), "bias": _like(bias)}
-        check(LAYER, shape, eps, programs, _like(x), others)
-        columns = math.prod(shape)
-        flat = [None if t is None else t.reshape(columns) for t in (weight, bias)]
-        return _forward_op(x.reshape(-1, columns), *flat, eps, programs or 0)[0].view(x.shape)
-    case = case_of(LAYER, shape, eps, programs, x, weight, bias)
-    if torch.is_grad_enabled() and (
-        x.requires_grad
-        or (weight is not None and weight.requires_grad)
-        or (bias is not None and bias.requires_grad)
-    ):
-        return normalised(x, weight, bias, case)
-    return case.forward(x, weight, bias, None, False)[0]
-
-
-def forward_of(
-    x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """y, and mean and rstd (2, M), of rows x (M, N)."""
-    case = case_of(LAYER, (x.shape[1],), eps, None, x, weight, bias)
-    y, _, stats = case.forward(x, weight, bias, None, True)
-    return y, stats
-
-
-# Under torch.compile the kernels are two opaque operators with known output shapes.
-
-
-@torch.library.custom_op("roundoff::layer_norm_forward", mutates_args=())
-def _forward_op(
-    x: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    eps: float,
-    programs: int,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    return forward_of(x, weight, bias, eps)
-
-
-@_forward_op.register_fake
-def _(x: Any, weight: Any, bias: Any, eps: float, programs: int) -> Any:
-    return x.new_empty(x.shape), x.new_empty((2, x.shape[0]), dtype=accumulator(x.dtype))
-
-
-@torch.library.custom_op("roundoff::layer_norm_backward", mutates_args=())
-def _backward_op(
-    dy: torch.Tensor,
-    x: torch.Tensor,
-    weight: torch.Tensor | None,
-    stats: torch.Tensor,
-    dw_type: torch.dtype | None,
-    db_type: torch.dtype | None,
-    programs: int,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    results = gradients_of(LAYER, dy, x, weight, stats, None, dw_type, db_type, programs)
-    none = [x.new_empty(0) if r is None else r for r in results]
-    return none[0], none[1], none[2]
-
-
-@_backward_op.register_fake
-def _(dy: Any, x: Any, weight: Any, stats: Any, dw_type: Any, db_type: Any, programs: int) -> Any:
-    sizes = [
-        x.new_empty(0) if t is None else x.new_empty(x.shape[1], dtype=t)
-        for t in (dw_type, db_type)
-    ]
-    return x.new_empty(x.shape), sizes[0], sizes[1]
-
-
-def _setup(ctx: Any, inputs: Any, output: Any) -> None:
-    x, weight, bias, _, programs = inputs
-    ctx.save_for_backward(x, weight, output[1])
-    ctx.types = [None if t is None else t.dtype for t in (weight, bias)]
-    ctx.programs = programs
-
-
-def _op_gradients(ctx: Any, dy: Any, dstats: Any) -> Any:
-    x, weight, stats = ctx.saved_tensors
-    types = [t if w else None for t, w in zip(ctx.types, ctx.needs_input_grad[1:3], strict=True)]
-    dx, dw, db = _backward_op(dy, x, weight, stats, *types, ctx.programs)
-    return dx, None if types[0] is None else dw, None if types[1] is None else db, None, None
-
-
-_forward_op.register_autograd(_op_gradients, setup_context=_setup)
+    return norm(LAYER, x, normalized_shape, weight, bias, eps, programs)

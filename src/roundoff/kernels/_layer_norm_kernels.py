@@ -73,20 +73,12 @@ def normalised(x, mean, rstd, shift, ACC: tl.constexpr, FUSED: tl.constexpr, CEN
 
 
 @kernel
-def added(x, residual, ACC: tl.constexpr):
-    """x + residual, rounded to the type of x, as another operator would read it."""
-    return (x.to(ACC) + residual.to(ACC)).to(x.dtype)
-
-
-@kernel
 def forward(
     X,  # (M, N), rows stride_x apart
     W,  # (N,) or anything where not HAS_W
     B,  # (N,) or anything where not HAS_B
     Y,  # (M, N), contiguous
     STATS,  # (2, M) float32 (float64): mean and rstd, (1, M): rstd; anything where not KEEP
-    RES,  # (M, N), contiguous: added to x; or None
-    SUM,  # (M, N): x + RES, rounded; None where RES is
     M,
     N,
     stride_x,
@@ -106,7 +98,6 @@ def forward(
     OPAQUE: tl.constexpr,
     AGAIN: tl.constexpr,  # convert once more for the result, too
     CENTRED: tl.constexpr,
-    ROUND: tl.constexpr,  # to the type of y, before the weight multiplies
 ):
     """Tiles of R whole rows: mean, then variance about it, then the result."""
     program = tl.program_id(0)
@@ -133,11 +124,6 @@ def forward(
         for k in tl.static_range(K):
             mask = here & last if k == K - 1 else here
             piece = tl.load(x_at + k * P, mask=mask, other=0.0)
-            if RES is not None:
-                res_at = RES + (rows.to(tl.int64)[:, None] * N + cols) + k * P
-                piece = added(piece, tl.load(res_at, mask=mask, other=0.0), ACC)
-                sum_at = SUM + (rows.to(tl.int64)[:, None] * N + cols) + k * P
-                tl.store(sum_at, piece, mask=mask)
             x = x + (piece,)
             if CENTRED:
                 if EXACT:
@@ -178,8 +164,6 @@ def forward(
                     y = (same_bits(x[k], other, OPAQUE).to(ACC) - mean[:, None]) * rstd[:, None]
                 else:
                     y = same_bits(x[k], other, OPAQUE).to(ACC) * rstd[:, None]
-                if ROUND:
-                    y = y.to(Y.dtype.element_ty).to(ACC)
                 if HAS_W:
                     w = weight[k] if HOLD else columns_of(W, k, K, P, cols, last)
                     y = y * w.to(ACC)
@@ -192,9 +176,9 @@ def forward(
 
 @kernel
 def forward_wide(
-    X, W, B, Y, STATS, RES, SUM, M, N, stride_x,
+    X, W, B, Y, STATS, M, N, stride_x,
     EPS: tl.constexpr, ACC: tl.constexpr, P: tl.constexpr, HAS_W: tl.constexpr, HAS_B: tl.constexpr,
-    KEEP: tl.constexpr, CENTRED: tl.constexpr, ROUND: tl.constexpr,
+    KEEP: tl.constexpr, CENTRED: tl.constexpr,
 ):  # fmt: skip
     """For rows too wide for the registers: mean and squares of each chunk are merged."""
     row = tl.program_id(0).to(tl.int64)
@@ -204,9 +188,6 @@ def forward_wide(
     for start in range(0, N, P):
         here = start + cols < N
         x = tl.load(X + row * stride_x + start + cols, mask=here, other=0.0)
-        if RES is not None:
-            x = added(x, tl.load(RES + row * N + start + cols, mask=here, other=0.0), ACC)
-            tl.store(SUM + row * N + start + cols, x, mask=here)
         x = x.to(ACC)
         if CENTRED:
             count = tl.minimum(N - start, P)
@@ -228,13 +209,8 @@ def forward_wide(
             tl.store(STATS + row, rstd)
     for start in range(0, N, P):
         here = start + cols < N
-        # The sum again, not what was stored: another thread's store need not be visible.
         y = tl.load(X + row * stride_x + start + cols, mask=here, other=0.0)
-        if RES is not None:
-            y = added(y, tl.load(RES + row * N + start + cols, mask=here, other=0.0), ACC)
         y = (y.to(ACC) - mean) * rstd if CENTRED else y.to(ACC) * rstd
-        if ROUND:
-            y = y.to(Y.dtype.element_ty).to(ACC)
         if HAS_W:
             y = y * tl.load(W + start + cols, mask=here, other=0.0).to(ACC)
         if HAS_B:
@@ -250,7 +226,6 @@ def backward(
     STATS,  # (2, M): mean and rstd; (1, M): rstd where not CENTRED
     DX,  # (M, N), contiguous
     PART,  # (2, programs, N): what each program saw of dweight and of dbias; (1, …): of dweight
-    DH,  # (M, N), contiguous: added to dx; or None
     M,
     N,
     stride_x,
@@ -270,7 +245,6 @@ def backward(
     OPAQUE: tl.constexpr,  # PACKED of the lesson
     PDL: tl.constexpr,  # the second stage may be launched before this one ends
     CENTRED: tl.constexpr,
-    ROUND: tl.constexpr,  # dweight from the rounded x rstd that the weight multiplied
 ):
     """dx of every tile, and this program's share of dweight and dbias.
 
@@ -313,11 +287,6 @@ def backward(
             mask = here & last if k == K - 1 else here
             x = x + (tl.load(x_at + k * P, mask=mask, other=0.0),)
             dy = dy + (tl.load(dy_at + k * P, mask=mask, other=0.0),)
-        dh = ()
-        for k in tl.static_range(K):
-            if DH is not None:  # here, and not where it is added: only so is it loaded ahead
-                mask = here & last if k == K - 1 else here
-                dh = dh + (tl.load(DH + (wide * N + cols) + k * P, mask=mask, other=0.0),)
         weight = in_registers
         if HAS_W and not HOLD:
             weight = ()
@@ -355,19 +324,16 @@ def backward(
                 if HAS_W:
                     wg = g * same_bits(weight[k], zero, OPAQUE and not HOLD).to(ACC)
                 if PARTIALS:
-                    factor = xhat.to(DX.dtype.element_ty).to(ACC) if ROUND else xhat
                     if SHARED:
-                        next_dw = next_dw + (dw[k] + sum_along(g * factor, 0)[None, :],)
+                        next_dw = next_dw + (dw[k] + sum_along(g * xhat, 0)[None, :],)
                         if CENTRED:
                             next_db = next_db + (db[k] + sum_along(g, 0)[None, :],)
                     else:
-                        next_dw = next_dw + (dw[k] + g * factor,)
+                        next_dw = next_dw + (dw[k] + g * xhat,)
                         if CENTRED:
                             next_db = next_db + (db[k] + g,)
                 dx = ((wg * rstd - c2) if CENTRED else wg * rstd) - xhat * c1
                 mask = here & last if k == K - 1 else here
-                if DH is not None:
-                    dx += dh[k].to(ACC)
                 tl.store(dx_at + k * P, dx.to(DX.dtype.element_ty), mask=mask)
             dw = next_dw
             db = next_db
@@ -411,9 +377,9 @@ def backward_sums(
 
 @kernel
 def backward_wide(
-    X, DY, W, STATS, SUMS, DX, PART, DH, M, N, stride_x, stride_dy, tiles,
+    X, DY, W, STATS, SUMS, DX, PART, M, N, stride_x, stride_dy, tiles,
     ACC: tl.constexpr, R: tl.constexpr, P: tl.constexpr, HAS_W: tl.constexpr,
-    PARTIALS: tl.constexpr, CENTRED: tl.constexpr, ROUND: tl.constexpr,
+    PARTIALS: tl.constexpr, CENTRED: tl.constexpr,
 ):  # fmt: skip
     """dx and partial sums of P columns from the sums of the rows: x and dy are read again."""
     program = tl.program_id(0)
@@ -438,16 +404,11 @@ def backward_wide(
         x = tl.load(X + wide * stride_x + cols, mask=mask, other=0.0).to(ACC)
         g = tl.load(DY + wide * stride_dy + cols, mask=mask, other=0.0).to(ACC)
         if PARTIALS:
-            if ROUND:
-                dw += (x * rstd).to(DX.dtype.element_ty).to(ACC) * g
-            else:
-                dw += (x - mean) * (g * rstd)
+            dw += (x - mean) * (g * rstd)
             db += g
         if HAS_W:
             g = g * tl.load(W + cols, mask=inside, other=0.0).to(ACC)
         dx = g * rstd - ((x - mean) * c1 + c2)
-        if DH is not None:
-            dx += tl.load(DH + wide * N + cols, mask=mask, other=0.0).to(ACC)
         tl.store(DX + wide * N + cols, dx.to(DX.dtype.element_ty), mask=mask)
     if PARTIALS:
         flat = tl.program_id(1) * P + tl.arange(0, P)

@@ -122,7 +122,6 @@ def backward_shared(
     DX,  # (M, N), contiguous
     PART,  # (2, parts, N); (1, parts, N) where not CENTRED
     SHARES,  # (M, J), int64: -1, or what this kernel wrote before
-    DH,  # (M, N), contiguous: added to dx; or None
     M,
     N,
     stride_x,
@@ -141,7 +140,6 @@ def backward_shared(
     PARTIALS: tl.constexpr,
     OPAQUE: tl.constexpr,
     CENTRED: tl.constexpr,
-    ROUND: tl.constexpr,
     WAIT: tl.constexpr,  # for shares that another program of this launch writes
     FINISH: tl.constexpr,  # else shares alone are written
 ):
@@ -181,16 +179,12 @@ def backward_shared(
                 line = tl.minimum(share * (K * P) + tl.arange(0, LINES) * (128 // size), N - 1)
                 fetch(X + later * stride_x + line)
                 fetch(DY + later * stride_dy + line)
-                if DH is not None:
-                    fetch(DH + tl.minimum(wide + parts, M - 1) * N + line)
             if FINISH:
                 bits = shares_at(SHARES, row, J)
             x_n = row_of(X, ahead, stride_x, cols, M, N, P, K)
             dy_n = row_of(DY, ahead, stride_dy, cols, M, N, P, K)
             mean_n, rstd_n = statistics_of(STATS, ahead, M, CENTRED)
             if FINISH:
-                if DH is not None:
-                    dh = row_of(DH, row, N, cols, M, N, P, K)
                 a, b = sums_of(SHARES, bits, row, J, WAIT)
                 c1 = a / N * rstd
                 c2 = b / N * rstd
@@ -207,13 +201,10 @@ def backward_shared(
                         w = weight[k] if HOLD else columns_at(W, k, P, cols, N)
                         wg = g * same_bits(w, zero, OPAQUE and HOLD).to(tl.float32)
                     if PARTIALS:
-                        factor = xhat.to(DX.dtype.element_ty).to(tl.float32) if ROUND else xhat
-                        next_dw = next_dw + (dw[k] + g * factor,)
+                        next_dw = next_dw + (dw[k] + g * xhat,)
                         if CENTRED:
                             next_db = next_db + (db[k] + g,)
                     dx = ((wg * rstd - c2) if CENTRED else wg * rstd) - xhat * c1
-                    if DH is not None:
-                        dx += dh[k].to(tl.float32)
                     dx_at = DX + (wide * N + cols) + k * P
                     tl.store(dx_at, dx.to(DX.dtype.element_ty), mask=cols + k * P < N)
                 dw = next_dw

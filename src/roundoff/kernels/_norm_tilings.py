@@ -84,15 +84,13 @@ def _shared(
 
 
 @cache
-def forward_tiling(
-    columns: int, itemsize: int, many: bool = False, rms: bool = False, added: bool = False
-) -> Tiling:
+def forward_tiling(columns: int, itemsize: int, many: bool = False, rms: bool = False) -> Tiling:
     """Launch parameters of the forward kernel for rows of `columns` elements of `itemsize` bytes.
 
     Measured on an H200 in float16 and float32; other types go by the bytes of a row. With `many`
     rows, more than 8192, some widths do better without a pipeline. Pieces and warps, which fix the
     order of the sums, stay the same: the bits of a row do not depend on how many others there are.
-    RMSNorm, and RMSNorm of x and what is added, do better with larger pieces of some widths.
+    RMSNorm does better with larger pieces of some widths.
 
     Examples
     --------
@@ -108,7 +106,7 @@ def forward_tiling(
         piece = triton.next_power_of_2(columns)
         return Tiling(max(1, 4096 // itemsize // piece), piece, 1, 1, 1, 0, itemsize == 4)
     if itemsize == 2:
-        if rms and (other := _rms_forward(columns, added)):
+        if rms and (other := _rms_forward(columns)):
             return other
         if size <= 2560:
             return _pieces(columns, 2, 512, 2, 3, 6 if size <= 2048 else 4, True)
@@ -138,14 +136,12 @@ def forward_tiling(
     return _pieces(columns, 1, 4096 // itemsize, 4)
 
 
-def _rms_forward(columns: int, added: bool) -> Tiling | None:
+def _rms_forward(columns: int) -> Tiling | None:
     """Of two-byte types, where RMSNorm has another tiling."""
-    if added and 3072 < columns <= 4096:
-        return _pieces(columns, 1, 2048, 4)
     if 14336 < columns <= 16384:
         return _pieces(columns, 1, 4096, 8)
     if 28672 < columns <= 32768:
-        return _pieces(columns, 1, 4096 if added else 8192, 16)._replace(again=True)
+        return _pieces(columns, 1, 8192, 16)._replace(again=True)
     return None
 
 

@@ -10,7 +10,7 @@ its own rows in float32, a second kernel adds the programs' partial sums, both i
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache, lru_cache, partial
 from typing import Any, NamedTuple
 
@@ -29,10 +29,12 @@ __all__ = [
     "RMS",
     "Case",
     "Form",
+    "accumulator",
     "case_of",
+    "forward_of",
     "gradients_of",
+    "norm",
     "normalised",
-    "normalised_sum",
 ]
 
 _DTYPES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
@@ -54,13 +56,10 @@ class Form(NamedTuple):
         The public function, for errors.
     centred : bool
         Layer normalisation; else RMSNorm.
-    round_first : bool
-        Whether the normalised row is rounded to its type before the weight multiplies.
     """
 
     name: str
     centred: bool
-    round_first: bool = False
 
 
 LAYER = Form("layer_norm", True)
@@ -112,7 +111,7 @@ def check(
     form: Form, shape: tuple[int, ...], eps: float, programs: int | None, x: Like,
     others: dict[str, Like | None],
 ) -> None:  # fmt: skip
-    """Raise for arguments that do not fit; *others* are weight, bias and residual by name."""
+    """Raise for arguments that do not fit; *others* are weight and bias by name."""
     x_shape, _, _, device = x
     refuse(shape, eps, programs)
     if not shape or x_shape[-len(shape) :] != shape:
@@ -134,14 +133,10 @@ def check(
                 got=str(like[2]),
                 expected="float16, bfloat16, float32 or float64",
             )
-        expected = tuple(x_shape) if name in ("x", "residual") else shape
+        expected = tuple(x_shape) if name == "x" else shape
         if tuple(like[0]) != expected:
             raise ShapeError(
                 f"{name} has another shape", got=tuple(like[0]), expected=f"{expected}"
-            )
-        if name == "residual" and like[2] != x[2]:
-            raise DtypeError(
-                "residual has another type than x", got=str(like[2]), expected=str(x[2])
             )
         if like[3] != device:
             raise ArgumentError(
@@ -216,41 +211,37 @@ def _limited(tiling: Tiling) -> dict[str, Any]:
 def _forward_launch(
     form: Form, tiling: Tiling, n: int, stride: int, dtype: torch.dtype,
     w_type: torch.dtype | None, b_type: torch.dtype | None, eps: float, keep: bool,
-    added: bool, wide_counts: bool, index: int,
-) -> tuple[Launch, ...]:  # fmt: skip
+    wide_counts: bool, index: int,
+) -> Launch:  # fmt: skip
     """The forward for rows of one width, stride and type."""
-    kind, last = _constant(dtype), (form.centred, form.round_first)
+    kind = _constant(dtype)
     flags = (w_type is not None, b_type is not None, keep)
     short = dtype.itemsize == 2
     opaque = short and not interpreting()
     if not tiling.pieces:
-        constants: tuple[Any, ...] = (eps, kind, tiling.piece, *flags, *last)
-        return (Launch(kernels.forward_wide, index, constants, num_warps=tiling.warps),)
+        constants: tuple[Any, ...] = (eps, kind, tiling.piece, *flags, form.centred)
+        return Launch(kernels.forward_wide, index, constants, num_warps=tiling.warps)
     constants = (
         eps, kind, *tiling[:3], tiling.stages, tiling.hold, *flags, not short, opaque, tiling.again,
-        *last,
+        form.centred,
     )  # fmt: skip
     # Wide rows take all registers that they may have, and then fewer programs fit.
     wide_row = n * dtype.itemsize >= 32768
     options = _limited(tiling) if wide_row else {"num_warps": tiling.warps}
-    return (Launch(kernels.forward, index, constants, **options),)
+    return Launch(kernels.forward, index, constants, **options)
 
 
 class Case:
-    """What calls with the same metadata share: launch parameters and kernels, chosen once.
-
-    `tiling`, and a second for the backward, replace the usual ones, for measurements.
-    """
+    """What calls with the same metadata share: launch parameters and kernels, chosen once."""
 
     def __init__(
         self, form: Form, shape: tuple[int, ...], eps: float, programs: int | None, x: Like,
-        weight: Like | None, bias: Like | None, residual: Like | None = None,
-        tilings: tuple[Tiling | None, Tiling | None] = (None, None),
+        weight: Like | None, bias: Like | None,
     ) -> None:  # fmt: skip
-        others = {"weight": weight, "bias": bias, "residual": residual}
+        others = {"weight": weight, "bias": bias}
         check(form, shape, eps, programs, x, others)
         self.form, self.shape, self.columns = form, shape, math.prod(shape)
-        self.programs, self.backward_tiling = programs or 0, tilings[1]
+        self.programs = programs or 0
         self.x_shape, _, self.dtype, self.device = x
         self.w_type, self.b_type = (None if t is None else t[2] for t in (weight, bias))
         meta = torch.empty_strided(*x[:2], dtype=x[2], device="meta")
@@ -260,14 +251,11 @@ class Case:
         self.stats = _empty((1 + form.centred, self.m), accumulator(self.dtype), self.device)
         self.gradients: dict[Any, Backward] = {}
         index, itemsize = _index(self.device), self.dtype.itemsize
-        tiling = tilings[0] or forward_tiling(
-            self.columns, itemsize, self.m > _MANY, not form.centred, residual is not None
-        )
+        tiling = forward_tiling(self.columns, itemsize, self.m > _MANY, not form.centred)
         kind = (self.columns, stride, self.dtype, self.w_type, self.b_type, float(eps))
         many = self.m > _MOST
         self.launches = [
-            _forward_launch(form, tiling, *kind, keep, residual is not None, many, index)
-            for keep in (False, True)
+            _forward_launch(form, tiling, *kind, keep, many, index) for keep in (False, True)
         ]
         tiles = -(-self.m // tiling.rows)
         counts: tuple[Any, ...] = (self.m, self.columns, stride)
@@ -276,12 +264,12 @@ class Case:
             self.grid = self.m, 1
         else:
             self.grid, counts = (groups, 1), (*counts, tiles, 0)
-        self.counts = (None, None, *counts) if residual is None else counts
+        self.counts = counts
 
     def forward(
-        self, x: Tensor, weight: Optional, bias: Optional, residual: Optional, keep: bool
+        self, x: Tensor, weight: Optional, bias: Optional, keep: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """y of x's shape; x as rows, or x + residual; with `keep` the statistics."""
+        """y of x's shape; x as rows; with `keep` the statistics."""
         if self.plain:
             rows, y = x, torch.empty_like(x)
         else:
@@ -289,33 +277,28 @@ class Case:
         stats = self.stats() if keep else y
         w = rows if weight is None else weight.contiguous()
         b = rows if bias is None else bias.contiguous()
-        tensors: tuple[Tensor, ...] = (rows, w, b, y, stats)
-        if residual is not None:
-            rows = torch.empty_like(y)
-            tensors = (*tensors, residual.contiguous(), rows)
         if self.m:
-            for launch in self.launches[keep]:
-                launch(self.grid, tensors, self.counts)
+            self.launches[keep](self.grid, (rows, w, b, y, stats), self.counts)
         return y, rows, stats
 
     def backward(
-        self, dy: Tensor, rows: Tensor, weight: Optional, stats: Tensor, dh: Optional,
+        self, dy: Tensor, rows: Tensor, weight: Optional, stats: Tensor,
         needs_dw: bool, needs_db: bool,
     ) -> tuple[Tensor, Optional, Optional]:  # fmt: skip
         """dx, dw and db in the shapes of x, weight and bias; None where one is not needed."""
         contiguous = dy.is_contiguous() and rows.is_contiguous()
         if not contiguous:
             dy, rows = _rows(dy, self.columns), _rows(rows, self.columns)
-        key = (dy.dtype, needs_dw, needs_db, dh is None, contiguous or (dy.stride(), rows.stride()))
+        key = (dy.dtype, needs_dw, needs_db, contiguous or (dy.stride(), rows.stride()))
         call = self.gradients.get(key)
         if call is None:
             call = self.gradients[key] = _backward_of(
                 self.form, self.x_shape, self.columns, _stride(rows, self.columns),
                 _stride(dy, self.columns), self.dtype, dy.dtype, self.w_type,
                 self.w_type if needs_dw else None, self.b_type if needs_db else None,
-                dh is not None, self.programs, self.device, self.backward_tiling,
+                self.programs, self.device, None,
             )  # fmt: skip
-        dx, dw, db = call(dy, rows, weight, stats, dh)
+        dx, dw, db = call(dy, rows, weight, stats)
         if len(self.shape) > 1:
             dw, db = (None if t is None else t.view(self.shape) for t in (dw, db))
         return dx, dw, db
@@ -326,7 +309,7 @@ _cases: dict[Any, Case] = {}
 
 def case_of(
     form: Form, shape: tuple[int, ...], eps: float, programs: int | None, x: Tensor,
-    weight: Optional, bias: Optional, residual: Optional = None,
+    weight: Optional, bias: Optional,
 ) -> Case:  # fmt: skip
     """The case of a call. Parameters are made contiguous where they are not: no key has strides."""
     try:
@@ -339,20 +322,16 @@ def case_of(
             None if bias is None else (
                 type(bias), bias.shape, bias.dtype, bias.device, bias.layout
             ),
-            None if residual is None else (
-                type(residual), residual.shape, residual.dtype, residual.device, residual.layout
-            ),
         )  # fmt: skip
         case = _cases.get(key)
     except (AttributeError, TypeError, RuntimeError):
-        refuse(shape, eps, programs, x=x, weight=weight, bias=bias, residual=residual)
+        refuse(shape, eps, programs, x=x, weight=weight, bias=bias)
         raise
     if case is None:
-        there = (x, weight, bias, residual)
+        there = (x, weight, bias)
         if any(t is not None and not _is_plain(t) for t in there):
-            refuse(shape, eps, programs, x=x, weight=weight, bias=bias, residual=residual)
-        likes = map(_like, (x, weight, bias, residual))
-        case = Case(form, shape, eps, programs, *likes)
+            refuse(shape, eps, programs, x=x, weight=weight, bias=bias)
+        case = Case(form, shape, eps, programs, *map(_like, there))
         if len(_cases) >= 4096:
             _cases.clear()
         _cases[key] = case
@@ -369,7 +348,7 @@ def running(tiling: Tiling, index: int) -> Tiling:
 
 
 def gradients_of(
-    form: Form, dy: Tensor, x: Tensor, weight: Optional, stats: Tensor, dh: Optional,
+    form: Form, dy: Tensor, x: Tensor, weight: Optional, stats: Tensor,
     dw_type: torch.dtype | None, db_type: torch.dtype | None, programs: int,
     tiling: Tiling | None = None,
 ) -> tuple[Tensor, Optional, Optional]:  # fmt: skip
@@ -379,29 +358,23 @@ def gradients_of(
     strides = (_stride(rows, columns), _stride(dy, columns))
     call = _backward_of(
         form, x.shape, columns, *strides, x.dtype, dy.dtype, _type(weight), dw_type, db_type,
-        dh is not None, programs, x.device, tiling,
+        programs, x.device, tiling,
     )  # fmt: skip
-    return call(dy, rows, weight, stats, dh)
+    return call(dy, rows, weight, stats)
 
 
 class Backward:
-    """dx, dweight and dbias for rows of one kind: allocations, first and second stage.
-
-    Attributes
-    ----------
-    launch : Launch
-        The one that writes dx.
-    """
+    """dx, dweight and dbias for rows of one kind: allocations, first and second stage."""
 
     def __init__(
         self, form: Form, shape: tuple[int, ...], n: int, stride_x: int, stride_dy: int,
         dtype: torch.dtype, dy_type: torch.dtype, w_type: torch.dtype | None,
-        dw_type: torch.dtype | None, db_type: torch.dtype | None, has_dh: bool, programs: int,
+        dw_type: torch.dtype | None, db_type: torch.dtype | None, programs: int,
         device: torch.device, tiling: Tiling | None,
     ) -> None:  # fmt: skip
         index, m = _index(device), math.prod(shape) // n
         tiling = running(tiling or backward_tiling(n, dtype.itemsize), index)
-        self.m, self.n, self.index, self.tiling = m, n, index, tiling
+        self.m = m
         self.sums = dw_type is not None or db_type is not None
         self.dw = None if dw_type is None else _empty((n,), dw_type, device)
         self.db = None if db_type is None else _empty((n,), db_type, device)
@@ -411,9 +384,8 @@ class Backward:
         tiles = -(-m // tiling.rows)
         groups = tiling.programs(tiles, index)
         count = min(tiles, programs) if programs else groups
-        kind = (form, tiling, n, stride_x, stride_dy, dtype, dy_type, w_type, self.sums, has_dh)
+        kind = (form, tiling, n, stride_x, stride_dy, dtype, dy_type, w_type, self.sums)
         self.first = _first_stage(*kind, m > _MOST, index)
-        self.launch = self.first[-1]
         self.part = _empty((1 + form.centred, count, n), accumulator(dtype), device)
         self.wide = not tiling.pieces
         self.shared = tiling.shares > 1
@@ -427,7 +399,7 @@ class Backward:
             groups = min(groups, count)
             self.shares = _empty((m, tiling.shares), torch.int64, device)
             self.grid, counts = (groups * tiling.shares, 1), (*sizes, groups, count, 0)
-        self.counts = counts if has_dh else (None, *counts)
+        self.counts = counts
         types = (dw_type or db_type, db_type or dw_type)
         if types[0] is not None and types[1] is not None:
             key = (min(count, 64), n, accumulator(dtype), types[0], types[1], index)
@@ -438,7 +410,7 @@ class Backward:
             self.spare = _empty((n,), types[0], device) if both else None
 
     def __call__(
-        self, dy: Tensor, rows: Tensor, weight: Optional, stats: Tensor, dh: Optional
+        self, dy: Tensor, rows: Tensor, weight: Optional, stats: Tensor
     ) -> tuple[Tensor, Optional, Optional]:
         dx = self.dx()
         dw = None if self.dw is None else self.dw()
@@ -454,15 +426,13 @@ class Backward:
             tensors = (rows, dy, w, stats, sums, dx, part)
         elif self.shared:
             tensors = (*tensors, self.shares().fill_(-1))  # no share yet
-        if dh is not None:
-            tensors = (*tensors, dh.contiguous())
         for launch in self.first[1:] if self.wide else self.first:
             launch(self.grid, tensors, self.counts)
         if self.sums:
             spare = None if self.spare is None else self.spare()
             first, last = (spare if dw is None else dw), (spare if db is None else db)
-            targets = (first, first if last is None else last)
-            _second_stage(self.second, self.second_grid, part, targets, self.second_counts)
+            targets: Any = (first, first if last is None else last)
+            self.second(self.second_grid, (part, *targets), self.second_counts)
         return dx, dw, db
 
 
@@ -472,15 +442,14 @@ _backward_of = lru_cache(4096)(Backward)
 @lru_cache(4096)
 def _first_stage(
     form: Form, tiling: Tiling, n: int, stride_x: int, stride_dy: int, dtype: torch.dtype,
-    dy_type: torch.dtype, w_type: torch.dtype | None, sums: bool, has_dh: bool,
+    dy_type: torch.dtype, w_type: torch.dtype | None, sums: bool,
     wide_counts: bool, index: int,
 ) -> tuple[Launch, ...]:  # fmt: skip
     """The launches that give dx and the partial sums."""
     kind, weighted = _constant(dtype), w_type is not None
-    last = (form.centred, form.round_first)
     if not tiling.pieces:
         add = (kind, 4096, weighted, form.centred)
-        finish = (kind, tiling.rows, tiling.piece, weighted, sums, *last)
+        finish = (kind, tiling.rows, tiling.piece, weighted, sums, form.centred)
         return (
             Launch(kernels.backward_sums, index, add, num_warps=16),
             Launch(kernels.backward_wide, index, finish, num_warps=tiling.warps),
@@ -491,7 +460,7 @@ def _first_stage(
     if tiling.shares > 1:
         lines = triton.next_power_of_2(-(-tiling.piece * tiling.pieces * dtype.itemsize // 128))
         sizes = (*tiling[1:3], tiling.shares, lines if compiled else 0, tiling.stages, tiling.hold)
-        flags = (short, weighted, sums, opaque, *last, compiled)
+        flags = (short, weighted, sums, opaque, form.centred, compiled)
         options = _limited(tiling) | {"launch_cooperative_grid": compiled}
         return tuple(
             Launch(wide.backward_shared, index, (*sizes, *flags, finish), **options)
@@ -503,7 +472,7 @@ def _first_stage(
     constants = (
         kind, *tiling[:3], tiling.stages, tiling.hold, shared, short, weighted, sums, opaque, early,
     )  # fmt: skip
-    return (Launch(kernels.backward, index, (*constants, *last), **_limited(tiling)),)
+    return (Launch(kernels.backward, index, (*constants, form.centred), **_limited(tiling)),)
 
 
 @lru_cache(4096)
@@ -517,13 +486,6 @@ def _second_launch(
     return columns, Launch(kernels.second_stage, index, constants, num_warps=warps, **options)
 
 
-def _second_stage(
-    launch: Launch, grid: tuple[int, int], part: Tensor, targets: tuple[Any, Any],
-    counts: tuple[int, int],
-) -> None:  # fmt: skip
-    launch(grid, (part, *targets), counts)
-
-
 # --- autograd -------------------------------------------------------------------------------------
 
 
@@ -532,7 +494,7 @@ class Normalised(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Optional, bias: Optional, case: Case) -> Tensor:
-        y, rows, stats = case.forward(x, weight, bias, None, True)
+        y, rows, stats = case.forward(x, weight, bias, True)
         ctx.save_for_backward(rows, weight, stats)
         ctx.case = case
         return y
@@ -546,38 +508,10 @@ class Normalised(torch.autograd.Function):
 def _gradients(ctx: Any, dy: Tensor) -> Any:
     rows, weight, stats = ctx.saved_tensors
     _, needs_dw, needs_db, _ = ctx.needs_input_grad
-    return *ctx.case.backward(dy, rows, weight, stats, None, needs_dw, needs_db), None
+    return *ctx.case.backward(dy, rows, weight, stats, needs_dw, needs_db), None
 
 
 _refusing = torch.autograd.function.once_differentiable(_gradients)
-
-
-class NormalisedSum(torch.autograd.Function):
-    """(x, residual, weight, case) -> y and x + residual."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, residual: Tensor, weight: Optional, case: Case) -> Any:
-        ctx.set_materialize_grads(False)
-        y, summed, stats = case.forward(x, weight, None, residual, True)
-        ctx.save_for_backward(summed, weight, stats)
-        ctx.case = case
-        return y, summed
-
-    @staticmethod
-    def backward(ctx: Any, dy: Optional, dh: Optional) -> Any:
-        return (_refusing_sum if torch.is_grad_enabled() else _sum_gradients)(ctx, dy, dh)
-
-
-def _sum_gradients(ctx: Any, dy: Optional, dh: Optional) -> Any:
-    if dy is None:  # only the sum was used
-        return dh, dh, None, None
-    summed, weight, stats = ctx.saved_tensors
-    needs_dw = ctx.needs_input_grad[2]
-    dx, dw, _ = ctx.case.backward(dy, summed, weight, stats, dh, needs_dw, False)
-    return dx, dx, dw, None
-
-
-_refusing_sum = torch.autograd.function.once_differentiable(_sum_gradients)
 
 
 def _applied(function: Any) -> Callable[..., Any]:
@@ -592,4 +526,101 @@ def _applied(function: Any) -> Callable[..., Any]:
 
 
 normalised = _applied(Normalised)
-normalised_sum = _applied(NormalisedSum)
+
+
+def norm(
+    form: Form, x: Tensor, normalized_shape: int | Sequence[int], weight: Optional, bias: Optional,
+    eps: Any, programs: int | None,
+) -> Tensor:  # fmt: skip
+    """A normalisation of the last dimensions, as the public functions describe it."""
+    if isinstance(normalized_shape, int):
+        shape: tuple[int, ...] = (normalized_shape,)
+    else:
+        shape = shape_of(normalized_shape)
+    if eps is None:
+        refuse(shape, eps, programs, x=x)
+    if torch.compiler.is_compiling():
+        check(form, shape, eps, programs, _like(x), {"weight": _like(weight), "bias": _like(bias)})
+        rows = x.reshape(-1, math.prod(shape))
+        flat = [None if t is None else t.reshape(-1) for t in (weight, bias)]
+        return _forward_op(rows, *flat, eps, programs or 0, form.centred)[0].view(x.shape)
+    case = case_of(form, shape, eps, programs, x, weight, bias)
+    if torch.is_grad_enabled() and (
+        x.requires_grad
+        or (weight is not None and weight.requires_grad)
+        or (bias is not None and bias.requires_grad)
+    ):
+        return normalised(x, weight, bias, case)
+    return case.forward(x, weight, bias, False)[0]
+
+
+def forward_of(
+    form: Form, x: Tensor, weight: Optional, bias: Optional, eps: float
+) -> tuple[Tensor, Tensor]:
+    """y, and mean and rstd (2, M), without mean (1, M), of rows x (M, N)."""
+    case = case_of(form, (x.shape[1],), eps, None, x, weight, bias)
+    y, _, stats = case.forward(x, weight, bias, True)
+    return y, stats
+
+
+# Under torch.compile the kernels are two opaque operators with known output shapes.
+
+
+@torch.library.custom_op("roundoff::norm_forward", mutates_args=())
+def _forward_op(
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    eps: float,
+    programs: int,
+    centred: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return forward_of(LAYER if centred else RMS, x, weight, bias, eps)
+
+
+@_forward_op.register_fake
+def _(x: Any, weight: Any, bias: Any, eps: float, programs: int, centred: bool) -> Any:
+    stats = x.new_empty((1 + centred, x.shape[0]), dtype=accumulator(x.dtype))
+    return x.new_empty(x.shape), stats
+
+
+@torch.library.custom_op("roundoff::norm_backward", mutates_args=())
+def _backward_op(
+    dy: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    stats: torch.Tensor,
+    dw_type: torch.dtype | None,
+    db_type: torch.dtype | None,
+    programs: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    form = LAYER if len(stats) == 2 else RMS
+    results = gradients_of(form, dy, x, weight, stats, dw_type, db_type, programs)
+    none = [x.new_empty(0) if r is None else r for r in results]
+    return none[0], none[1], none[2]
+
+
+@_backward_op.register_fake
+def _(dy: Any, x: Any, weight: Any, stats: Any, dw_type: Any, db_type: Any, programs: int) -> Any:
+    sizes = [
+        x.new_empty(0) if t is None else x.new_empty(x.shape[1], dtype=t)
+        for t in (dw_type, db_type)
+    ]
+    return x.new_empty(x.shape), sizes[0], sizes[1]
+
+
+def _setup(ctx: Any, inputs: Any, output: Any) -> None:
+    x, weight, bias, _, ctx.programs, _ = inputs
+    ctx.save_for_backward(x, weight, output[1])
+    ctx.types = [_type(weight), _type(bias)]
+
+
+def _op_gradients(ctx: Any, dy: Any, dstats: Any) -> Any:
+    x, weight, stats = ctx.saved_tensors
+    types = [t if w else None for t, w in zip(ctx.types, ctx.needs_input_grad[1:3], strict=True)]
+    dx, dw, db = _backward_op(dy, x, weight, stats, *types, ctx.programs)
+    dw, db = (None if t is None else d for t, d in zip(types, (dw, db), strict=True))
+    return dx, dw, db, None, None, None
+
+
+_forward_op.register_autograd(_op_gradients, setup_context=_setup)

@@ -16,25 +16,19 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-import torch
 import triton
 import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from ..errors import ArgumentError, WorkerError
-from ._norm_tilings import CHUNKS, backward_tiling, forward_tiling
-from ._row_norm import LAYER, _first_stage, _forward_launch
+from ..errors import WorkerError
 
 __all__ = ["Compile", "compiled_ahead"]
 
 _CHILD = "from roundoff.kernels.ahead import _compile_cases; _compile_cases()"
 #: What a multiprocessor of Hopper has: registers, warps, bytes of shared memory.
 _REGISTERS, _MOST_WARPS, _SHARED = 65536, 64, 233472
-_TYPES = {"MEAN": "fp32", "RSTD": "fp32", "PART": "fp32", "SUMS": "fp32", "STATS": "fp32",
-          "SHARES": "i64"}  # fmt: skip
-#: The library's own kernels of a layer norm.
-_OWN = {"forward": ("roundoff",), "backward": ("roundoff", "read twice", "unpacked")}
+_FLOAT32 = ("MEAN", "RSTD", "PART", "SUMS")
 
 
 class Compile(NamedTuple):
@@ -56,54 +50,40 @@ class Compile(NamedTuple):
     constants: Mapping[str, Any]
 
 
-def compiled_ahead(
-    cases: Iterable[Compile | tuple[str, str, int]], dtype: torch.dtype = torch.float16
-) -> list[dict[str, Any]]:
+def compiled_ahead(cases: Iterable[Compile]) -> list[dict[str, Any]]:
     """What kernels take of a multiprocessor, compiled for Hopper (sm_90) without a GPU.
 
     Processes of their own compile them, since the kernels of this one may be interpreted.
 
     Parameters
     ----------
-    cases : iterable of Compile or tuple
-        Kernels; or (direction, name, columns): the kernel of this library's layer norm, "forward"
-        or "backward", "roundoff", in the backward also "read twice" and "unpacked" (without the
-        instruction that keeps a row packed).
-    dtype : torch.dtype
-        Type of the rows, float16 or float32.
+    cases : iterable of Compile
+        Kernels. Arguments named MEAN, RSTD, PART and SUMS are float32, other tensors float16.
 
     Returns
     -------
     list of dict
         warps (of a program), registers (of a thread), spilled (32-bit words of a thread that are
         kept in memory), shared (KiB of a program), fit (programs that a multiprocessor holds) of
-        each case, in their order. Of what launches several kernels for the rows, the last, which
-        writes the result.
+        each case, in their order.
 
     Raises
     ------
-    ArgumentError
-        There is no such kernel.
     WorkerError
         The compiler failed; its last words are in the message.
 
     Examples
     --------
     >>> from roundoff.kernels.ahead import Compile, compiled_ahead
-    >>> from roundoff.kernels.lessons import simple_backward
-    >>> [row] = compiled_ahead([Compile(simple_backward, 4, {"P": 1024})])
+    >>> from roundoff.kernels.baselines import _stream
+    >>> [row] = compiled_ahead([Compile(_stream, 4, {"READS": 1, "BLOCK": 1024})])
     >>> row["warps"], row["spilled"]
     (4, 0)
     """
-    made = []
-    for case in cases:
-        if isinstance(case, Compile):
-            source = _source(case.kernel)
-            made.append([source, case.kernel.fn.__name__, case.warps, dict(case.constants)])
-        elif case[1] in _OWN.get(case[0], ()):
-            made.append(list(case))
-        else:
-            raise ArgumentError("there is no such kernel", got=case, expected=f"one of {_OWN}")
+    made = [
+        (_source(kernel), kernel.fn.__name__, warps, dict(constants))
+        for kernel, warps, constants in cases
+    ]
     count = max(1, min(len(os.sched_getaffinity(0)), len(made) // 6))
     path = os.pathsep.join(
         filter(None, (str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")))
@@ -116,7 +96,7 @@ def compiled_ahead(
             file.write_text(json.dumps(made[i::count]), encoding="utf-8")
             children.append(
                 subprocess.Popen(  # noqa: S603 - this module, no shell
-                    [sys.executable, "-c", _CHILD, str(file), str(dtype.itemsize)],
+                    [sys.executable, "-c", _CHILD, str(file)],
                     env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                 )
             )  # fmt: skip
@@ -168,38 +148,31 @@ def _source(kernel: Any) -> str:
 
 def _compile_cases() -> None:
     """In a process of its own: compile what the file says, print the rows."""
-    file, itemsize = Path(sys.argv[1]), int(sys.argv[2])
+    file = Path(sys.argv[1])
     rows = []
     for number, case in enumerate(json.loads(file.read_text(encoding="utf-8"))):
-        if isinstance(case[2], int) and len(case) == 3:
-            launch = _of_the_library(case[0], case[1], case[2], itemsize)
-        else:
-            source, name, warps, constants = case
-            module = file.with_name(f"{file.stem}_{number}.py")  # Triton reads a kernel's source
-            module.write_text(source, encoding="utf-8")
-            names: dict[str, Any] = {"__name__": module.stem}
-            exec(compile(source, str(module), "exec"), names)  # noqa: S102 - the caller's own
-            launch = names[name], warps, constants, {}
-        rows.append(_resources(*launch, itemsize))
+        source, name, warps, constants = case
+        module = file.with_name(f"{file.stem}_{number}.py")  # Triton reads a kernel's source
+        module.write_text(source, encoding="utf-8")
+        names: dict[str, Any] = {"__name__": module.stem}
+        exec(compile(source, str(module), "exec"), names)  # noqa: S102 - the caller's own
+        rows.append(_resources(names[name], warps, constants))
     print(json.dumps(rows))
 
 
-def _resources(
-    function: Any, warps: int, constants: dict[str, Any], options: Any, itemsize: int
-) -> dict[str, Any]:
+def _resources(function: Any, warps: int, constants: dict[str, Any]) -> dict[str, Any]:
     signature, attributes = {}, {}
     for place, parameter in enumerate(function.params):
         known = parameter.name
-        if known in ("RES", "SUM", "DH"):
-            constants[known] = None
         pointer = known.isupper() and known not in ("M", "N", "G")
-        kind = "*" + _TYPES.get(known, f"fp{8 * itemsize}") if pointer else "i32"
+        element = "fp32" if known in _FLOAT32 else "fp16"
+        kind = f"*{element}" if pointer else "i32"
         signature[known] = "constexpr" if known in constants else kind
         if signature[known][0] == "*" or known in ("N", "stride_x", "stride_dy"):
             attributes[(place,)] = [["tt.divisibility", 16]]
     compiled = triton.compile(
         ASTSource(function, signature, constexprs=constants, attrs=attributes),
-        target=GPUTarget("cuda", 90, 32), options={"num_warps": warps, **options},
+        target=GPUTarget("cuda", 90, 32), options={"num_warps": warps},
     )  # fmt: skip
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
@@ -214,23 +187,3 @@ def _resources(
     fit = min(_REGISTERS // allocated, _MOST_WARPS // warps, _SHARED // (shared + 1024))
     return {"warps": warps, "registers": registers, "spilled": spilled, "shared": shared / 1024,
             "fit": fit}  # fmt: skip
-
-
-def _of_the_library(
-    direction: str, name: str, n: int, itemsize: int
-) -> tuple[Any, int, dict[str, Any], Any]:
-    """Kernel, warps, constants by name, and options of a layer norm's rows."""
-    kind = torch.float16 if itemsize == 2 else torch.float32
-    if direction == "forward":
-        tiling = forward_tiling(n, itemsize)
-        rest = (1e-5, True, False, False, -1)
-        launch = _forward_launch(LAYER, tiling, n, n, *(kind,) * 3, *rest)[-1]
-    else:
-        tiling = CHUNKS if name == "read twice" else backward_tiling(n, itemsize)
-        launch = _first_stage(LAYER, tiling, n, n, n, *(kind,) * 3, True, False, False, -1)[-1]
-    names = [p.name for p in launch.function.params if p.is_constexpr]
-    constants = dict(zip(names, launch.constants, strict=True))
-    if name == "unpacked":
-        constants["OPAQUE"] = False
-    options = {key: value for key, value in launch.options.items() if value is not None}
-    return launch.function, options.pop("num_warps"), constants, options

@@ -16,7 +16,6 @@ from ._runtime import kernel, max_along, min_along, sum_along
 from .llama import _nearest
 
 __all__ = [
-    "add_parts",
     "attend",
     "log_softmax_rows",
     "merge",
@@ -126,29 +125,6 @@ def product(
             acc += b[None, :]
         at = base + m.to(tl.int64)[:, None] * N + n[None, :]
         tl.store(at, acc.to(y.dtype.element_ty), mask=inside_m[:, None] & inside_n[None, :])
-
-
-@kernel
-def add_parts(
-    sums,  # (PARTS, M, N) float32, contiguous
-    bias,  # (N,), or anything where not BIAS
-    y,  # (M, N), contiguous
-    M,
-    N,
-    stride_bias,
-    PARTS: tl.constexpr,
-    BIAS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """y = sum of the parts, ascending, + bias."""
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    size = tl.cast(M, tl.int64) * N
-    acc = tl.load(sums + at, mask=at < size, other=0.0)
-    for part in range(1, PARTS):
-        acc += tl.load(sums + part * size + at, mask=at < size, other=0.0)
-    if BIAS:
-        acc += tl.load(bias + at % N * stride_bias, mask=at < size, other=0.0).to(tl.float32)
-    tl.store(y + at, acc.to(y.dtype.element_ty), mask=at < size)
 
 
 @kernel

@@ -12,13 +12,12 @@ import torch
 import triton
 from torch.autograd.function import once_differentiable
 
-from ..arguments import check_flag
 from ..errors import ArgumentError, DtypeError, ShapeError, UnsupportedError
 from . import invariant_kernels as kernels
 from ._runtime import ceil_div, check_tensor, interpreting, multiprocessors, power_of_2, run
 from .invariant_cublas import cancelling, route
 
-__all__ = ["SPLITS", "TILES", "Tile", "batched", "matmul", "tile_for"]
+__all__ = ["TILES", "Tile", "batched", "matmul", "tile_for"]
 
 _SHORT = (torch.bfloat16, torch.float16)
 _TYPES = (*_SHORT, torch.float32)
@@ -138,15 +137,6 @@ TILES: dict[tuple[int, int, int, int], Tile] = {
     (1536, 576, 2, 32): Tile(True, 32, 64, 64, 4, 6),  # 3.82, 4.36, 3.83
 }
 
-#: (N, K) of a weight: parts of K, where they are measured more than 10 % faster than one chain for
-#: few rows, and their tile for up to 32 rows of 16 bits. What :func:`roundoff.kernels.matmul` does
-#: with ``split=True``. The parts are the same for every number of rows, also where they are slower.
-SPLITS: dict[tuple[int, int], tuple[int, Tile | None]] = {
-    # Over cuBLAS's time, of 1, 16, 32, 64, 128 rows: 0.87, 0.86, 0.86, 1.26, 2.07; where one chain
-    # takes 1.56, 1.35, 1.38, 1.31, 1.32. The last two with this tile, too. Measured as TILES.
-    (1024, 8192): (4, Tile(True, 16, 64, 128, 4, 8)),
-}
-
 
 @cache
 def tile_for(m: int, n: int, k: int, itemsize: int, processors: int) -> Tile:
@@ -197,14 +187,13 @@ def matmul(
     *,
     tf32: bool = False,
     tile: Tile | None = None,
-    split: bool = False,
 ) -> torch.Tensor:
     r"""Product :math:`y = x W^\top + b`, a row of which has the same bits in every batch.
 
     Each element is one chain over K, ascending, in float32: from zero, a step of the GPU's own
     matrix instruction after the other (16 products at a time on Hopper for 16-bit types, 8 for
-    TF32), the bias added last, and one rounding to the type. K is not split, unless `split` asks
-    for it. The tile does not matter, nor do strides and alignment.
+    TF32), the bias added last, and one rounding to the type. K is not split.
+    The tile does not matter, nor do strides and alignment.
 
     In float32 without TF32 one chain over thousands of values would err more than cuBLAS. There
     each 16 values of K are a chain of fused multiply-adds from zero, each 16 chains are added up
@@ -232,13 +221,6 @@ def matmul(
     tile : Tile, optional
         Use our kernel, with this tile; by default
         :func:`roundoff.kernels.invariant_matmul.tile_for` chooses.
-    split : bool
-        Whether K is cut into parts on CUDA for weights of the shapes in
-        ``roundoff.kernels.invariant_matmul.SPLITS``, whatever the number of rows: each part is
-        added up as above, then the parts in ascending order, in float32, and the bias last. As
-        invariant, with other bits, and quicker for few rows of a long K: on an H200, with the
-        weight (1024, 8192), 0.87 of cuBLAS's time for up to 32 rows, where one chain takes 1.35 to
-        1.56. Slower for many: 1.26 at 64 rows and 2.07 at 128, with the tile of few.
 
     Returns
     -------
@@ -277,12 +259,10 @@ def matmul(
         raise
     if tile is not None and not isinstance(tile, Tile):
         raise ArgumentError("tile", got=repr(tile)[:80], expected="a Tile", hint="tile_for(…)")
-    if split is not False:
-        check_flag("split", split)
     asked = x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
     if torch.compiler.is_compiling() or (asked and torch.is_grad_enabled()):
-        return differentiable(x, weight, bias, tf32, split)
-    return _product(x, weight, bias, tf32, split, tile)
+        return differentiable(x, weight, bias, tf32)
+    return _product(x, weight, bias, tf32, tile)
 
 
 def check_tensors(**tensors: Any) -> None:
@@ -343,14 +323,13 @@ def _product(
     weight: torch.Tensor,
     bias: torch.Tensor | None,
     tf32: bool,
-    split: bool = False,
     tile: Tile | None = None,
 ) -> torch.Tensor:
     if x.dim() != 2:
         shape = (*x.shape[:-1], weight.shape[0])
         rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
-        return _rows_by(rows, weight, bias, tf32, split, tile).view(shape)
-    return _rows_by(x, weight, bias, tf32, split, tile)
+        return _rows_by(rows, weight, bias, tf32, tile).view(shape)
+    return _rows_by(x, weight, bias, tf32, tile)
 
 
 def _rows_by(
@@ -358,7 +337,6 @@ def _rows_by(
     weight: torch.Tensor,
     bias: torch.Tensor | None,
     tf32: bool,
-    split: bool,
     tile: Tile | None,
 ) -> torch.Tensor:
     """The product of rows (M, K)."""
@@ -368,11 +346,6 @@ def _rows_by(
         return y if bias is None else y + bias
     if rows.is_cpu and tile is None:
         return _on_cpu(rows, weight, bias)
-    if split and (n, k) in SPLITS:
-        parts, few = SPLITS[n, k]
-        if tile is None and len(rows) <= 32 and rows.dtype in _SHORT:
-            tile = few
-        return _in_parts(rows, weight, bias, tf32, parts, tile)
     if tile is None and (way := route(rows, weight, bias, _one)) is not None:
         return way(rows, weight, bias)
     return _by_kernel(rows[None], weight[None], bias, tf32, tile)[0]
@@ -381,34 +354,6 @@ def _rows_by(
 def _one(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """The product of 16-bit types by the kernel."""
     return _by_kernel(x[None], weight[None], bias, False)[0]
-
-
-#: Rows of a product in parts whose sums are in memory at the same time.
-_AT_ONCE = 8192
-
-
-def _in_parts(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    tf32: bool,
-    parts: int,
-    tile: Tile | None = None,
-) -> torch.Tensor:
-    """The product with K cut into equal parts: each as a product, then their sum, ascending."""
-    n, k = weight.shape
-    assert k % parts == 0
-    y = x.new_empty(len(x), n)
-    # Parts are to the kernel products of a batch.
-    w = weight.unflatten(1, (parts, k // parts)).movedim(1, 0)
-    for rows, into in zip(x.split(_AT_ONCE), y.split(_AT_ONCE), strict=True):
-        own = rows.unflatten(1, (parts, k // parts)).movedim(1, 0)
-        sums = _by_kernel(own, w, None, tf32, tile, into=torch.float32)
-        b, block = sums if bias is None else bias, 1024
-        grid = (ceil_div(into.numel(), block), 1)
-        constants = (parts, bias is not None, block)
-        run(kernels.add_parts, grid, sums, b, into, len(rows), n, b.stride(0), *constants)
-    return y
 
 
 @own_work
@@ -471,16 +416,14 @@ def _by_kernel(
     bias: torch.Tensor | None,
     tf32: bool,
     tile: Tile | None = None,
-    into: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """Products of (batch, M, K) and (batch, N, K) by the Triton kernel, of type `into`."""
+    """Products of (batch, M, K) and (batch, N, K) by the Triton kernel."""
     (batch, m, k), n = x.shape, weight.shape[1]
-    y = x.new_empty(batch, m, n, dtype=into or x.dtype)
+    y = x.new_empty(batch, m, n)
     if not y.numel():
         return y
     index = x.get_device()
-    share = max(1, multiprocessors(index) // (batch if into else 1))
-    tile = tile or tile_for(_upward(m), n, k, x.element_size(), share)
+    tile = tile or tile_for(_upward(m), n, k, x.element_size(), multiprocessors(index))
     if max(m, n, k) > _MOST:
         raise ShapeError("too large", got=(m, n, k), expected=f"at most {_MOST}")
     tf32 = tf32 and x.dtype == torch.float32  # of 16 bits there is no other precision
@@ -577,14 +520,13 @@ def _cpu_rows(n: int, k: int, dtype: torch.dtype, bias: bool, threads: int) -> t
 
 @torch.library.custom_op("roundoff::invariant_matmul", mutates_args=())
 def _matmul_op(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, tf32: bool,
-    split: bool = False,
-) -> torch.Tensor:  # fmt: skip
-    return _product(x, weight, bias, tf32, split)
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, tf32: bool
+) -> torch.Tensor:
+    return _product(x, weight, bias, tf32)
 
 
 @_matmul_op.register_fake
-def _(x: Any, weight: Any, bias: Any, tf32: bool, split: bool = False) -> Any:
+def _(x: Any, weight: Any, bias: Any, tf32: bool) -> Any:
     return x.new_empty(*x.shape[:-1], weight.shape[0])
 
 
@@ -599,12 +541,11 @@ def is_traced(x: torch.Tensor) -> bool:
 
 
 def differentiable(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, tf32: bool,
-    split: bool = False,
-) -> torch.Tensor:  # fmt: skip
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, tf32: bool
+) -> torch.Tensor:
     """The product with gradients; an operator where it is traced, which eager waits longer for."""
     call = _matmul_op if is_traced(x) else _Product.apply
-    y: torch.Tensor = call(x, weight, bias, tf32, split)
+    y: torch.Tensor = call(x, weight, bias, tf32)
     return y
 
 
@@ -616,7 +557,7 @@ def _gradients(ctx: Any, dy: torch.Tensor) -> Any:
         flat = dy.reshape(-1, dy.shape[-1])
         dx = dy @ weight if needs[0] else None
         dw = flat.t() @ x.reshape(-1, x.shape[-1]) if needs[1] else None  # over the rows
-        return dx, dw, flat.sum(0) if needs[2] else None, None, None
+        return dx, dw, flat.sum(0) if needs[2] else None, None
 
 
 _matmul_op.register_autograd(_gradients, setup_context=_setup)
@@ -627,9 +568,9 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, tf32: bool, split: bool
+        x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, tf32: bool
     ) -> torch.Tensor:
-        return _product(x, weight, bias, tf32, split)
+        return _product(x, weight, bias, tf32)
 
     setup_context = staticmethod(_setup)
     backward = staticmethod(once_differentiable(_gradients))  # type: ignore[assignment]

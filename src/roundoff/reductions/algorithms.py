@@ -11,7 +11,6 @@ float64, float32, float16 or bfloat16 a :class:`~roundoff.errors.DtypeError`; ma
 from __future__ import annotations
 
 import math
-import warnings
 from fractions import Fraction
 from typing import Any
 
@@ -148,9 +147,7 @@ def neumaier(x: Array) -> Array:
         return running[..., -1] + np.where(np.isfinite(kept), kept, x.dtype.type(0))
 
 
-def binned(
-    x: npt.ArrayLike, folds: int | None = None, *, axis: int | tuple[int, ...] | None = -1
-) -> Any:
+def binned(x: npt.ArrayLike, *, axis: int | tuple[int, ...] | None = -1) -> Any:
     """The exact sum, rounded once: the same bits in every order, and the nearest number.
 
     A value goes to the bin of its sign and exponent. Values of one exponent are multiples of one
@@ -164,8 +161,6 @@ def binned(
     ----------
     x : array_like of float64, float32, float16 or bfloat16
         Any shape, length and strides.
-    folds : int, optional
-        Deprecated, without effect: no bits are left out.
     axis : int, tuple of int or None
         What is added, as in :func:`numpy.sum`; by default the last axis.
 
@@ -206,9 +201,6 @@ def binned(
     >>> binned([[1e300, 1.0, -1e300], [1e308, 1e308, -1e308]])
     array([1.e+000, 1.e+308])
     """
-    if folds is not None:
-        text = "binned keeps all bits: folds has no effect"
-        warnings.warn(text, DeprecationWarning, stacklevel=2)
     values = float_array(x)
     added = _axes(axis, values.ndim)
     kept = tuple(k for k in range(values.ndim) if k not in added)
@@ -218,13 +210,8 @@ def binned(
     count, length = math.prod(shape), math.prod(values.shape[k] for k in added)
     rows = values.transpose(kept + added).reshape(count, length)
     sums = np.zeros(count, values.dtype)
-    if length > _SHORT:
-        for k in range(count):
-            sums[k] = _sum_all(rows[k])
-    elif length:
-        step = _CHUNK // length
-        for start in range(0, count, step):
-            sums[start : start + step] = _sum_short(rows[start : start + step])
+    for k in range(count if length else 0):
+        sums[k] = _sum_all(rows[k])
     return sums.reshape(shape)
 
 
@@ -232,8 +219,6 @@ def binned(
 _CHUNK = 2**16
 #: Chunks whose sums of one exponent need no more than float64's 53 bits.
 _CHUNKS = 2**26 // _CHUNK
-#: Rows at most this long are added many at a time.
-_SHORT = 256
 #: Values from 2**900 on are binned 2**-64 times as large, so that no bin overflows.
 _LARGE, _LARGE_EXPONENT = 2.0**900, 1023 + 900
 #: Sign, exponent and the first 26 bits of the significand of float64.
@@ -314,24 +299,6 @@ def _add_exactly(parts: list[float], dtype: np.dtype[Any]) -> float:
     if dtype != np.float64 and rest and not np.float64(total).view(np.int64) & 1:
         total = math.nextafter(total, math.copysign(math.inf, rest))
     return total
-
-
-def _sum_short(rows: Array) -> Array:
-    """The sums of short rows, all at once but where a row has too many binades."""
-    wide = rows.astype(np.float64)
-    sizes = np.abs(wide)
-    largest = sizes.max(axis=-1)
-    smallest = np.min(sizes, axis=-1, where=sizes > 0, initial=math.inf)
-    head = (wide.view(np.uint64) & _HEAD).view(np.float64)
-    with np.errstate(over="ignore", invalid="ignore"):
-        # Heads have 26 bits, tails 27. Here 53 hold the sum of either, and the last + rounds.
-        exact = rows.shape[-1] * largest < smallest * 2.0**24
-        total = np.add.reduce(head, axis=-1) + np.add.reduce(wide - head, axis=-1)
-    total[largest == 0] = np.where(np.signbit(wide[largest == 0]).all(axis=-1), -0.0, 0.0)
-    sums = round_to(total, rows.dtype, storage=True)
-    for k in np.flatnonzero(~exact):
-        sums[k] = _sum_all(rows[k])
-    return sums
 
 
 def mean(x: Array, dtype: Any) -> Any:

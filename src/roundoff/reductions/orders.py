@@ -28,7 +28,6 @@ __all__ = [
     "gloo_bounds",
     "gloo_order",
     "gloo_sum",
-    "order_depth",
     "order_probes",
     "order_text",
     "orders_found",
@@ -114,22 +113,6 @@ def _leaves(tree: Tree, level: int = 0) -> list[int]:
             expected="the number of a rank, or a tuple of two or more orders",
         )  # fmt: skip
     return [leaf for branch in tree for leaf in _leaves(branch, level + 1)]
-
-
-def order_depth(tree: Tree) -> int:
-    """Most additions that a rank's part passes through.
-
-    Examples
-    --------
-    >>> order_depth((((1, 0), 3), 2)), order_depth(((0, 1), (2, 3)))
-    (3, 2)
-    """
-    _leaves(tree)  # an error where it is no tree
-    return _depth(tree)
-
-
-def _depth(tree: Tree) -> int:
-    return 0 if isinstance(tree, int) else 1 + max(map(_depth, tree))
 
 
 def order_text(tree: Tree) -> str:

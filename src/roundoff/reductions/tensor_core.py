@@ -15,9 +15,9 @@ M. Yang, *MMA-Sim: bit-accurate reference model of tensor cores and matrix cores
 aligns.
 
 The steps of :data:`HOPPER` were measured on an H100 and an H200 with torch 2.11 and Triton 3.6 on
-2026-11-25. Products of 64 x 64 with K from 16 to 4096 agree in each bit, of the five types and
-both instructions, subnormal numbers and zeros included (``tests/record_tensor_core.py``). The
-elements kept of both GPUs are the same.
+2026-11-25. Products of 64 x 64 with K from 16 to 4096 agree in each bit, of the five types,
+subnormal numbers and zeros included. The elements kept of both GPUs are the same
+(``tests/test_tensor_core.py``).
 """
 
 from __future__ import annotations
@@ -32,8 +32,6 @@ import numpy as np
 from roundoff.describe import TypedTensor, as_tensor
 from roundoff.dtypes import dtype_info
 from roundoff.errors import ArgumentError, DtypeError, ShapeError
-
-from .algorithms import two_sum
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -87,22 +85,13 @@ class Step:
     normalised: bool = False
 
 
-_SIXTEEN_BITS = Step(block=16, fraction=25, precision=24)
-_TF32_STEP = Step(block=8, fraction=25, precision=24)
-_EIGHT_BITS = Step(block=32, fraction=13, precision=14)
-#: The steps of an H100 and an H200, by type of the operands and instruction. Triton reaches float8
-#: by ``mma`` through float16.
-HOPPER: dict[tuple[str, str], Step] = {
-    ("bfloat16", "wgmma"): _SIXTEEN_BITS,
-    ("bfloat16", "mma"): _SIXTEEN_BITS,
-    ("float16", "wgmma"): _SIXTEEN_BITS,
-    ("float16", "mma"): _SIXTEEN_BITS,
-    ("tf32", "wgmma"): _TF32_STEP,
-    ("tf32", "mma"): _TF32_STEP,
-    ("float8_e4m3fn", "wgmma"): _EIGHT_BITS,
-    ("float8_e4m3fn", "mma"): _SIXTEEN_BITS,
-    ("float8_e5m2", "wgmma"): _EIGHT_BITS,
-    ("float8_e5m2", "mma"): _SIXTEEN_BITS,
+#: The steps of an H100 and an H200 (``wgmma``), by type of the operands.
+HOPPER = {
+    "bfloat16": Step(block=16, fraction=25, precision=24),
+    "float16": Step(block=16, fraction=25, precision=24),
+    "tf32": Step(block=8, fraction=25, precision=24),
+    "float8_e4m3fn": Step(block=32, fraction=13, precision=14),
+    "float8_e5m2": Step(block=32, fraction=13, precision=14),
 }
 
 
@@ -110,11 +99,9 @@ def tensor_core_matmul(
     a: Any,
     b: Any,
     gpu: str | None = None,
-    instruction: str | None = None,
     *,
     operands: str | None = None,
     convert: str | None = None,
-    accumulate: str = "truncate",
     block: int | None = None,
     bits: int | None = None,
 ) -> Any:
@@ -125,23 +112,21 @@ def tensor_core_matmul(
     being the sum of its operands'; cuts each towards zero to a multiple of 2^(e − f); adds without
     error; and cuts the sum towards zero to p significant bits, the next accumulator.
 
-    ==================  ===========  ===========  =====  ==  ==
-    GPU                 operands     instruction  block  f   p
-    ==================  ===========  ===========  =====  ==  ==
-    H100, H200          float16      wgmma, mma   16     25  24
-    H100, H200          bfloat16     wgmma, mma   16     25  24
-    H100, H200          TF32         wgmma, mma   8      25  24
-    H100, H200          float8       wgmma        32     13  14
-    H100, H200          float8       mma          16     25  24
-    ==================  ===========  ===========  =====  ==  ==
+    ==========  ===========  =====  ==  ==
+    GPU         operands     block  f   p
+    ==========  ===========  =====  ==  ==
+    H100, H200  float16      16     25  24
+    H100, H200  bfloat16     16     25  24
+    H100, H200  TF32         8      25  24
+    H100, H200  float8       32     13  14
+    ==========  ===========  =====  ==  ==
 
-    float8 (e4m3fn or e5m2) by ``mma`` is what Triton does: it converts to float16, and of each 32
-    values of k the first block takes those with k mod 4 in {0, 1}, the second the others. A zero
-    product has no exponent, and e is at least −133, as in MMA-Sim (arXiv:2511.10909). A subnormal
-    operand has the exponent of its type's smallest normal number, a subnormal accumulator −126. A
-    sum below 2^−126 is cut to a multiple of 2^−149, and a zero is +0. A k that is no multiple of
-    the block is filled up with zeros. All of it was measured on an H100 and an H200 with torch
-    2.11 and Triton 3.6 (2026-11-25), where each recorded element agrees.
+    That is the instruction ``wgmma``, for float8 in e4m3fn or e5m2. A zero product has no
+    exponent, and e is at least −133, as in MMA-Sim (arXiv:2511.10909). A subnormal operand has the
+    exponent of its type's smallest normal number, a subnormal accumulator −126. A sum below 2^−126
+    is cut to a multiple of 2^−149, and a zero is +0. A k that is no multiple of the block is filled
+    up with zeros. All of it was measured on an H100 and an H200 with torch 2.11 and Triton 3.6
+    (2026-11-25), where each recorded element agrees.
 
     A library may split k and add the parts: that is a different sum. At 64 x 64, cuBLAS was one
     chain for float16 and bfloat16 with k up to 512, not with 4096; for TF32 it added chunks of 4
@@ -169,8 +154,6 @@ def tensor_core_matmul(
         Right operand, of the same type; both are computed on the device of *a*.
     gpu : {"H100", "H200"}, optional
         The GPU, by default an H100.
-    instruction : {"wgmma", "mma"}, optional
-        Its instruction, by default ``"wgmma"``.
     operands : {"tf32", "float16", "bfloat16", "float32"}, optional
         Type that both are converted to first, from any floating type; by default their own, and
         TF32 for float32. ``"float32"``, whose products are exact as well, only with *block*.
@@ -178,14 +161,10 @@ def tensor_core_matmul(
         How they are converted: rounded to nearest, ties to even, or cut towards zero. By default
         to nearest, but float32 to TF32 for a *gpu* is cut: the instruction ignores the last 13
         bits. A library may round first: then ``"nearest"``.
-    accumulate : {"truncate", "nearest"}
-        ``"nearest"`` rounds the sum of each step once to nearest, ties to even, and cuts nothing:
-        with ``block=1`` a chain of fused multiply-adds.
     block : int, optional
-        Products in a step, 1 to 4096; 8 where *bits* or *accumulate* is given alone.
+        Products in a step, 1 to 4096; 8 where *bits* is given alone.
     bits : int, optional
-        Significant bits that are kept of the largest addend of a step, 2 to 40, by default 24; of
-        no effect with ``accumulate="nearest"``.
+        Significant bits that are kept of the largest addend of a step, 2 to 40, by default 24.
 
     Returns
     -------
@@ -212,21 +191,20 @@ def tensor_core_matmul(
     >>> from roundoff.reductions import tensor_core_matmul
     >>> a = np.float32([8 * [1 / 8] + 8 * [2**-23 - 2**-33]])
     >>> b = np.ones((16, 1), np.float32)
-    >>> got = tensor_core_matmul(a, b, "H100", "wgmma", operands="tf32")
+    >>> got = tensor_core_matmul(a, b, "H100", operands="tf32")
     >>> float(got[0, 0] - 1) * 2**23, float(a.sum(dtype=np.float64) - 1) * 2**23
     (6.0, 7.9921875)
     """
     import torch
 
-    described = block is not None or bits is not None or accumulate != "truncate"
-    if described and not (gpu is None and instruction is None):
+    described = block is not None or bits is not None
+    if described and gpu is not None:
         raise ArgumentError(
             "a GPU has a step of its own",
-            got=f"gpu={gpu!r} and instruction={instruction!r} beside block, bits or accumulate",
+            got=f"gpu={gpu!r} beside block or bits",
             expected="one or the other",
         )
     gpu = "H100" if gpu is None else gpu
-    instruction = "wgmma" if instruction is None else instruction
     block, bits = 8 if block is None else block, 24 if bits is None else bits
     if gpu not in GPUS:
         raise ArgumentError(
@@ -236,9 +214,7 @@ def tensor_core_matmul(
             hint=PUBLISHED.get(gpu) if isinstance(gpu, str) else None,
         )
     for name, value, allowed in (
-        ("instruction", instruction, ("wgmma", "mma")),
         ("convert", convert, (None, "nearest", "truncate")),
-        ("accumulate", accumulate, ("nearest", "truncate")),
         ("operands", operands, (None, *OPERANDS)),
     ):
         if value not in allowed:
@@ -255,13 +231,13 @@ def tensor_core_matmul(
     kind = operands or _common_type(left, right)
     if described:
         step = Step(block, bits - 1, 24, lowest=_SMALLEST + bits - 1, normalised=True)
-    elif (kind, instruction) in HOPPER:
-        step = HOPPER[kind, instruction]
+    elif kind in HOPPER:
+        step = HOPPER[kind]
     else:
         raise DtypeError(
-            f"no {instruction} instruction of an {gpu} multiplies it into float32",
+            f"no instruction of an {gpu} multiplies it into float32",
             got=kind,
-            expected=" or ".join(dict.fromkeys(of for of, _ in HOPPER)),
+            expected=" or ".join(HOPPER),
             hint="convert it, or name operands=",
         )
     if convert is None:
@@ -271,10 +247,7 @@ def tensor_core_matmul(
             _as_float64(t) if t.info.name == kind else converted(_as_float64(t), kind, convert)
             for t in (left, right)
         )
-        if accumulate == "nearest":
-            result = _chained_to_nearest(x, y, block)
-        else:
-            result = chained(x, y, kind, step, by_mma=instruction == "mma")
+        result = chained(x, y, kind, step)
     if left.kind != "tensor":
         return result
     return torch.from_numpy(result).to(left.tensor.device)
@@ -359,9 +332,7 @@ def converted(x: Array, kind: str, convert: str) -> Array:
     return out
 
 
-def chained(
-    x: Array, y: Array, kind: str, step: Step, *, by_mma: bool = False
-) -> np.ndarray[Any, np.dtype[np.float32]]:
+def chained(x: Array, y: Array, kind: str, step: Step) -> np.ndarray[Any, np.dtype[np.float32]]:
     """The product x y by steps of a tensor core: one chain over k, from zero.
 
     Parameters
@@ -374,16 +345,12 @@ def chained(
         ``"tf32"`` or a type's name: what counts as subnormal.
     step : Step
         How a block is added.
-    by_mma : bool
-        Whether float8 goes through float16, in tiles of 32.
 
     Returns
     -------
     array of float32, shape (m, n)
         The last accumulators.
     """
-    if by_mma and kind.startswith("float8") and not step.normalised:
-        x, y, kind = _in_tiles(x.T).T, _in_tiles(y), "float16"
     m, n = len(x), y.shape[1]
     # The rows of both are values of k: a step reads them one after the other.
     x, y = np.ascontiguousarray(x.T), np.ascontiguousarray(y)
@@ -395,16 +362,6 @@ def chained(
         result[piece] = _chain_of_rows(x[:, piece, None], y, left[:, piece, None], right, step)
     result[np.isnan(result)] = np.uint32(_NAN).view(np.float32)
     return result
-
-
-def _in_tiles(y: Array) -> Array:
-    """Rows in the order of float8 by ``mma``: of each 32, k mod 4 in {0, 1} before {2, 3}."""
-    k, n = y.shape
-    tiles = -(-k // 32)
-    padded = np.zeros((32 * tiles, n))
-    padded[:k] = y
-    # (tile, group of 4, which pair, which of the pair) to (tile, which pair, group, which)
-    return padded.reshape(tiles, 8, 2, 2, n).swapaxes(1, 2).reshape(32 * tiles, n)
 
 
 def _exponents(x: Array, kind: str) -> Array:
@@ -484,43 +441,3 @@ def _cut(total: Array, step: Step) -> Array:
 def _power(exponent: Array) -> Array:
     """2**exponent as float64, for the exponents of its normal numbers."""
     return ((exponent.astype(np.int64) + 1023) << 52).view(np.float64)
-
-
-def _chained_to_nearest(x: Array, y: Array, block: int) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """The product x y in float32 by steps that are rounded once."""
-    m, n = len(x), y.shape[1]
-    result = np.zeros((m, n), np.float32)
-    rows = max(1, 4 * _PIECE // max(1, block * n))
-    for start in range(0, m, rows):
-        part = x[start : start + rows]
-        total = np.zeros((len(part), n))
-        for k in range(0, x.shape[1], block):
-            # Products of two numbers of at most 24 bits: exact in float64.
-            total = _rounded(total, part[:, k : k + block, None] * y[None, k : k + block])
-        result[start : start + rows] = total
-    return result
-
-
-def _rounded(total: Array, products: Array) -> Array:
-    """Sum of a step rounded once to float32, ties to even.
-
-    The sum is taken with its errors, in twice the precision of float64. The float64 in between is
-    rounded to odd, so that rounding it to float32 is as rounding the sum itself (S. Boldo,
-    G. Melquiond, *Emulation of a FMA and correctly rounded sums: proved algorithms using rounding
-    to odd*, IEEE Transactions on Computers 57, 2008).
-    """
-    error = np.zeros_like(total)
-    for k in range(products.shape[1]):
-        total, lost = _two_sum(total, products[:, k])
-        error += lost
-    total, lost = _two_sum(total, error)
-    even = (total.view(np.int64) & 1) == 0
-    towards = np.nextafter(total, np.copysign(math.inf, lost))
-    inexact = (lost != 0) & np.isfinite(lost) & np.isfinite(total)
-    return np.where(inexact & even, towards, total).astype(np.float32).astype(np.float64)
-
-
-def _two_sum(a: Array, b: Array) -> tuple[Array, Array]:
-    """The rounded sum s and its error e, as :func:`two_sum`; e is 0 where s is not finite."""
-    s, e = two_sum(a, b)
-    return s, np.where(np.isfinite(s), e, 0.0)

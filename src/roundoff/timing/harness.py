@@ -17,7 +17,6 @@ from roundoff.arguments import check_device, check_flag, check_mapping, check_nu
 from roundoff.errors import ArgumentError, UnsupportedError
 
 from .result import Sampling, Timings
-from .statistics import bootstrapped, ratio
 
 __all__ = ["measure", "no_collection"]
 
@@ -41,8 +40,6 @@ def measure(
     cuda_graph: bool = False,
     rotate: int | None = None,
     bytes: Mapping[str, float] | None = None,  # noqa: A002 - what a reader would call it
-    flops: Mapping[str, float] | None = None,
-    level: float = 0.95,
     clock: Clock = time.perf_counter,
 ) -> Timings:
     """Time callables beside each other.
@@ -73,12 +70,10 @@ def measure(
         Capture the calls of each in a CUDA graph and time replays: without launch overhead.
     rotate : int, optional
         Sets of buffers to rotate over, so that each call finds a cold cache: :func:`copies`.
-    bytes, flops : mapping, optional
-        Label -> bytes that a call moves, and operations that it does.
-    level : float
-        Coverage of the intervals.
+    bytes : mapping, optional
+        Label -> bytes that a call moves.
     clock : callable
-        Seconds; the tests pass their own.
+        Seconds: ``time.process_time`` counts what the process computes.
 
     Returns
     -------
@@ -97,19 +92,23 @@ def measure(
     >>> from roundoff.timing import measure
     >>> x = torch.ones(100)
     >>> t = measure({"sum": x.sum, "exp": x.exp}, budget_s=0.01, min_rounds=3)
-    >>> list(t.frame["label"]), t.ratio("exp", "sum").units == len(t.samples)
-    (['sum', 'exp'], True)
+    >>> list(t.frame["label"]), t.ratio("sum", "sum").value
+    (['sum', 'exp'], 1.0)
     """
     _check_callables(callables)
-    _check_work("bytes", bytes, callables)
-    _check_work("flops", flops, callables)
+    moved = {} if bytes is None else bytes
+    for label, value in check_mapping("bytes", moved, "labels to numbers").items():
+        if label not in callables:
+            raise ArgumentError(
+                "bytes of no callable", got=repr(label), expected=f"some of {list(callables)}"
+            )
+        check_number(f"bytes of {label!r}", value, 0)
     budget_s = check_number("budget_s", budget_s, 0, finite=False)
     check_number("precision", precision, above=0, finite=False)
     check_whole("min_rounds", min_rounds, 1)
     check_whole("max_rounds", max_rounds, min_rounds)
     check_whole("warmup", warmup, 0)
     check_whole("seed", seed, 0)
-    check_number("level", level, above=0, below=1)
     if rotate is not None:
         check_whole("rotate", rotate, 1)
     if not callable(clock):
@@ -136,15 +135,16 @@ def measure(
                 e.add_note(f"while warming up {label!r}")
                 raise
             calls[label] = (call, n, cuda_graph)
-            sampling[label] = Sampling(
-                count, n, first, (bytes or {}).get(label), (flops or {}).get(label)
+            sampling[label] = Sampling(count, n, first, moved.get(label))
+
+        def table(samples: list[np.ndarray], stopped: str) -> Timings:
+            rows = pd.MultiIndex.from_product(
+                [[0], range(len(samples))], names=["session", "round"]
             )
-        samples, stopped = _rounds(
-            sampler, calls, budget_s, precision, min_rounds, max_rounds, seed, level, clock
-        )
-    index = pd.MultiIndex.from_product([[0], range(len(samples))], names=["session", "round"])
-    frame = pd.DataFrame(samples, columns=list(callables), index=index)
-    return Timings(frame, sampling, stopped, device, precision, level, seed)
+            frame = pd.DataFrame(np.array(samples), columns=list(callables), index=rows)
+            return Timings(frame, sampling, stopped, device, precision, seed)
+
+        return _rounds(sampler, calls, table, budget_s, min_rounds, max_rounds, seed, clock)
 
 
 def _check_callables(callables: Any) -> None:
@@ -160,16 +160,6 @@ def _check_callables(callables: Any) -> None:
             raise ArgumentError(
                 f"{label!r} is not callable", got=type(function).__name__, expected="a callable"
             )
-
-
-def _check_work(name: str, of: Any, callables: Mapping[str, Any]) -> None:
-    """What a call of each does: labels that there are, and numbers."""
-    for label, value in check_mapping(name, {} if of is None else of, "labels to numbers").items():
-        if label not in callables:
-            raise ArgumentError(
-                f"{name} of no callable", got=repr(label), expected=f"some of {list(callables)}"
-            )
-        check_number(f"{name} of {label!r}", value, 0)
 
 
 @contextlib.contextmanager
@@ -261,9 +251,9 @@ def _captured(call: Callable[[], object], n: int, rotate: int) -> tuple[Callable
 def _rounds(
     sampler: _Sampler,
     calls: Mapping[str, tuple[Callable[[], object], int, bool]],
-    budget_s: float, precision: float, min_rounds: int, max_rounds: int,
-    seed: int, level: float, clock: Clock,
-) -> tuple[np.ndarray, str]:  # fmt: skip
+    table: Callable[[list[np.ndarray], str], Timings],
+    budget_s: float, min_rounds: int, max_rounds: int, seed: int, clock: Clock,
+) -> Timings:  # fmt: skip
     from tqdm import tqdm
 
     rng = np.random.default_rng(seed)
@@ -286,21 +276,9 @@ def _rounds(
             last = spent or n_rounds >= max_rounds
             # A check after every round would stop at a lucky one: check ever more rarely.
             if n_rounds >= check or last:
-                if _precise(np.array(samples), precision, seed, level):
-                    return np.array(samples), "precise"
+                timings = table(samples, "precise")
+                if timings.is_precise:
+                    return timings
                 check = math.ceil(1.3 * n_rounds)
             if last:
-                return np.array(samples), "budget" if spent else "rounds"
-
-
-def _precise(samples: np.ndarray, precision: float, seed: int, level: float) -> bool:
-    if len(samples) < 2:
-        return False
-    if samples.shape[1] == 1:
-        return bootstrapped(samples[:, 0], level, seed).half_width <= precision
-    base = samples[:, 0]
-    for other in samples.T[1:]:
-        r = ratio([other], [base], level, seed)
-        if (r.high - r.low) / 2 > precision * r.value:
-            return False
-    return True
+                return table(samples, "budget" if spent else "rounds")

@@ -11,7 +11,7 @@ import pandas as pd
 
 from roundoff.errors import ArgumentError
 
-from .statistics import Interval, Ratio, bimodal, drift, pooled, ratio
+from .statistics import Interval, drift, pooled, ratio
 
 __all__ = ["Sampling", "Timings", "pool"]
 
@@ -30,15 +30,12 @@ class Sampling:
         Seconds of the first call.
     bytes : float, optional
         Bytes that a call moves.
-    flops : float, optional
-        Floating-point operations of a call.
     """
 
     warmup: int
     calls: int
     first: float
     bytes: float | None = None
-    flops: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,8 +49,6 @@ class Timings:
     stopped : str
         Why the rounds ended: ``"precise"`` (every ratio to the first callable, or the median of
         a single one, is known to the precision asked for), ``"budget"`` or ``"rounds"``.
-    level : float
-        Coverage of every interval.
 
     Examples
     --------
@@ -69,7 +64,6 @@ class Timings:
     stopped: str
     device: str
     precision: float
-    level: float = 0.95
     seed: int = 0
 
     @property
@@ -78,8 +72,8 @@ class Timings:
 
         Columns: label, device, median (of several sessions: the geometric mean of their medians),
         low, high (the ends of its interval), mean, std, min, max, rounds, calls (a sample),
-        warmup (calls), first (the first call), stopped, warnings; and gb_s and gflop_s where
-        ``measure`` was told the bytes and operations of a call.
+        warmup (calls), first (the first call), stopped, warnings; and gb_s where ``measure`` was
+        told the bytes of a call.
         """
         return pd.DataFrame([self._row(label) for label in self.samples.columns])
 
@@ -97,8 +91,6 @@ class Timings:
         }  # fmt: skip
         if sampling.bytes is not None:
             row["gb_s"] = sampling.bytes / centre.value / 1e9
-        if sampling.flops is not None:
-            row["gflop_s"] = sampling.flops / centre.value / 1e9
         return row
 
     def _sessions(self, label: str) -> list[np.ndarray]:
@@ -109,17 +101,15 @@ class Timings:
     def _median(self, label: str) -> Interval:
         sessions = self._sessions(label)
         if len(sessions) == 1:
-            return pooled(sessions, self.level, self.seed)
+            return pooled(sessions, self.seed)
         with np.errstate(divide="ignore"):
-            logs = pooled([np.log(x) for x in sessions], self.level, self.seed)
-        value, low, high = np.exp([logs.value, logs.low, logs.high])
-        return Interval(float(value), float(low), float(high), logs.se * float(value))
+            return pooled([np.log(x) for x in sessions], self.seed).exp()
 
-    def ratio(self, a: str, b: str) -> Ratio:
+    def ratio(self, a: str, b: str) -> Interval:
         """Time of *a* over time of *b*, paired by round."""
         self._check_label(a)
         self._check_label(b)
-        return ratio(self._sessions(a), self._sessions(b), self.level, self.seed)
+        return ratio(self._sessions(a), self._sessions(b), self.seed)
 
     def _check_label(self, label: Any) -> None:
         labels = list(self.samples.columns)
@@ -132,8 +122,7 @@ class Timings:
         first, *others = self.samples.columns
         if not others:
             return self._median(first).half_width <= self.precision
-        ratios = [self.ratio(label, first) for label in others]
-        return all((r.high - r.low) / 2 <= self.precision * r.value for r in ratios)
+        return all(self.ratio(label, first).half_width <= self.precision for label in others)
 
     def ratios(self, to: str | None = None) -> pd.DataFrame:
         """The ratio of each to one of them (the first): label, ratio, low, high."""
@@ -145,7 +134,7 @@ class Timings:
         return pd.DataFrame(rows)
 
     def warnings(self, label: str) -> list[str]:
-        """Reasons to distrust the times of a callable: compilation, a trend, two modes."""
+        """Reasons to distrust the times of a callable: compilation, or a trend."""
         self._check_label(label)
         x, first = self.samples[label].to_numpy(), self.sampling[label].first
         centre = float(pd.Series(x).median())
@@ -156,10 +145,6 @@ class Timings:
         change = drift(x, self.precision)
         if change is not None:
             texts.append(f"drifts by {change:+.0%} over the rounds")
-        modes = bimodal(x, self.precision)
-        if modes is not None:
-            low, high, share = modes
-            texts.append(f"bimodal: {share:.0%} of the rounds take {high / low:.2f} times as long")
         return texts
 
 

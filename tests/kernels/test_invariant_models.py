@@ -1,5 +1,6 @@
 """roundoff.invariant(model): models that are changed in place."""
 
+import contextlib
 import copy
 import functools
 
@@ -9,25 +10,43 @@ from torch.nn import functional
 
 import roundoff
 from roundoff.errors import ArgumentError
-from roundoff.kernels import attention, invariant_model
-from roundoff.kernels.invariant_attention import seen_by_mask
+from roundoff.kernels import invariant_model, invariant_operators
 from roundoff.kernels.invariant_mode import VariantOperatorError
 
-from .test_invariant_mode import DEVICE, draw, model_of, padded_on_the_left
+from .test_invariant import DEVICE, draw
 
 slow = pytest.mark.slow(reason="a compiler, for minutes")
 MODELS = ("Llama", "Qwen2", "Gemma", "Mixtral", "GPT2")
 
 
-def changed(name, dtype):
-    if name != "GPT2":
-        return roundoff.invariant(model_of(name, dtype))
+SIZES = {
+    "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 131,
+    "intermediate_size": 100, "num_hidden_layers": 2, "max_position_embeddings": 512,
+}  # fmt: skip
+
+
+def model_of(name, dtype):
     import transformers
 
+    sizes = SIZES | ({"head_dim": 16} if name == "Gemma" else {})
+    if name == "GPT2":
+        sizes = {"n_embd": 64, "n_head": 4, "n_layer": 2, "vocab_size": 131, "n_inner": 100}
     torch.manual_seed(0)
-    config = transformers.GPT2Config(n_embd=64, n_head=4, n_layer=2, vocab_size=131, n_inner=100)
-    model = transformers.GPT2LMHeadModel(config).to(DEVICE, dtype).eval().requires_grad_(False)
-    return roundoff.invariant(model)
+    kind = "GPT2LMHeadModel" if name == "GPT2" else f"{name}ForCausalLM"
+    model = getattr(transformers, kind)(getattr(transformers, f"{name}Config")(**sizes))
+    return model.to(DEVICE, dtype).eval().requires_grad_(False)
+
+
+def padded_on_the_left(ids, length):
+    more = length - ids.shape[1]
+    mask = torch.ones(len(ids), length, dtype=torch.int64, device=DEVICE)
+    mask[:, :more] = 0
+    positions = (mask.cumsum(1) - 1).clamp(min=0)
+    return functional.pad(ids, (more, 0)), mask, positions
+
+
+def changed(name, dtype):
+    return roundoff.invariant(model_of(name, dtype))
 
 
 def tokens(count=70):
@@ -35,42 +54,50 @@ def tokens(count=70):
     return torch.randint(0, 131, (6, count), generator=generator).to(DEVICE)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("name", MODELS)
-def test_a_model_has_the_property(name, dtype):
+@pytest.mark.parametrize(
+    ("name", "dtype", "way"),
+    [
+        ("Llama", torch.float32, "changed"), ("Llama", torch.bfloat16, "roundoff"),
+        ("Qwen2", torch.bfloat16, "changed"), ("Qwen2", torch.float32, "sdpa"),
+        ("Gemma", torch.float32, "changed"), ("Gemma", torch.bfloat16, "sdpa"),
+        ("Mixtral", torch.bfloat16, "changed"), ("Mixtral", torch.float32, "roundoff"),
+        ("GPT2", torch.float32, "changed"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_model_has_the_property(name, dtype, way):
+    """Changed, or within the context with an attention of transformers."""
     from transformers import StaticCache
 
-    model, ids = changed(name, dtype), tokens()
-    with torch.no_grad():
+    ids = tokens()
+    model = changed(name, dtype) if way == "changed" else model_of(name, dtype)
+    if way != "changed":
+        invariant_operators.register()
+        model.set_attn_implementation(way)
+    with torch.no_grad(), contextlib.nullcontext() if way == "changed" else roundoff.invariant():
         whole = model(ids).logits
         for rows in ([0], [5], [3, 1], [2, 2, 4]):  # alone and in other company
             assert torch.equal(model(ids[rows]).logits, whole[rows])
+        # A prefill in chunks and a token at a time, in a cache that grows.
         made, cache = [], None
         for start, end in ((0, 13), (13, 66), *((i, i + 1) for i in range(66, 70))):
             out = model(ids[:, start:end], past_key_values=cache, use_cache=True)
             made, cache = [*made, out.logits], out.past_key_values
         assert torch.equal(torch.cat(made, 1), whole)
+        # Padded on the left, in a cache of a fixed length, then token by token.
         wide, mask, positions = padded_on_the_left(ids[:2, :66], 75)
         cache = StaticCache(config=model.config, max_cache_len=90)
         mask = functional.pad(mask, (0, 15), value=1)
         options = {"attention_mask": mask, "past_key_values": cache, "use_cache": True}
         logits = model(wide, position_ids=positions, **options).logits[:, -66:]
         assert torch.equal(logits, whole[:2, :66])
+        for i in (66, 67):
+            position = torch.full((2, 1), i, device=DEVICE)
+            logits = model(ids[:2, i : i + 1], position_ids=position, **options).logits
+            assert torch.equal(logits[:, 0], whole[:2, i])
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_it_is_near_the_model_that_it_was(name):
-    model, ids = changed(name, torch.float32), tokens(12)
-    plain = type(model)(model.config).to(DEVICE).eval()
-    plain.load_state_dict(model.state_dict())
-    with torch.no_grad():
-        torch.testing.assert_close(model(ids).logits, plain(ids).logits, rtol=1e-4, atol=1e-5)
-    places = model.invariant_places
-    assert len([n for n in places.replaced if n.endswith("lm_head")]) == 1
-    assert bool(places.within) == (name == "Mixtral"), places.within  # its experts and routers
-
-
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ["Llama", "Mixtral", "GPT2"])
 def test_the_forward_pass_of_training_has_the_bits_of_sampling(name):
     """A trainer reads a text whole, with gradients; a sampler wrote it token by token."""
     # torch's gradient of a mixture takes no rows of 200 bytes.
@@ -89,18 +116,21 @@ def test_the_forward_pass_of_training_has_the_bits_of_sampling(name):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_gradients_are_torchs(name):
+def test_values_and_gradients_are_torchs(name):
     model, ids = changed(name, torch.float32), tokens(12)
     plain = type(model)(model.config).to(DEVICE).eval()
     plain.load_state_dict(model.state_dict())
     made = []
     for one in (model, plain):
         one.requires_grad_(True)
-        loss = one(ids, labels=ids).loss
-        made.append(torch.autograd.grad(loss, list(one.parameters())))
+        out = one(ids, labels=ids)
+        made.append((out.logits, *torch.autograd.grad(out.loss, list(one.parameters()))))
     for a, b in zip(*made, strict=True):
         scale = float(b.abs().max())
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5 + 1e-4 * scale)
+    places = model.invariant_places
+    assert len([n for n in places.replaced if n.endswith("lm_head")]) == 1
+    assert bool(places.within) == (name == "Mixtral"), places.within  # its experts and routers
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="transformers compiles each step on a GPU alone")
@@ -119,28 +149,6 @@ def test_generate_compiled_into_graphs_writes_what_each_prompt_gets_alone():
     for rows in ([0, 1, 2, 3], [3, 1], [2, 2, 0]):
         assert torch.equal(text(rows), torch.cat([alone[row] for row in rows]))
     torch._dynamo.reset()
-
-
-@pytest.mark.skipif(DEVICE == "cuda", reason="float64 is multiplied on a CPU alone")
-@pytest.mark.parametrize("kind", ["causal", "masked", "order"])
-def test_gradients_of_attention_in_float64(kind):
-    generator = torch.Generator().manual_seed(2)
-
-    def draw(*shape):
-        made = torch.randn(*shape, generator=generator, dtype=torch.float64)
-        return made.requires_grad_()
-
-    q, k, v = draw(2, 4, 3, 4), draw(2, 2, 6, 4), draw(2, 2, 6, 4)
-    mask = None
-    if kind != "causal":
-        mask = torch.ones(2, 1, 3, 6, dtype=torch.bool).tril(3)
-        mask[0, :, :, :2] = False  # padding
-        mask[1, :, 0] = False  # a query that sees nothing
-        if kind == "order":
-            mask[0, :, :, 3] = False  # a gap, the same for all queries
-            assert seen_by_mask(mask, 2, 3, 6).order is not None
-    options = {"causal": True} if mask is None else {"mask": mask}
-    assert torch.autograd.gradcheck(lambda *t: attention(*t, **options), (q, k, v))
 
 
 def test_gradients_of_norms_and_functions_in_float64():

@@ -1,0 +1,789 @@
+"""What has the same bits in every batch: products, attention and a decoder's other operators.
+
+On a CPU products and attention are torch's in pieces of fixed shape, and the kernels run in the
+interpreter, with products that are chains; on CUDA both are what readers get.
+"""
+
+import contextlib
+import threading
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn import functional
+
+import roundoff
+from roundoff.errors import ArgumentError, DtypeError, ShapeError, UnsupportedError
+from roundoff.kernels import (
+    attention,
+    interpreting,
+    invariant_attention,
+    invariant_cublas,
+    invariant_matmul,
+    invariant_operators,
+    matmul,
+    shuffled_programs,
+)
+from roundoff.kernels.invariant_attention import Seen, seen_by_mask, seen_by_position
+from roundoff.kernels.invariant_cublas import cancelling, routes
+from roundoff.kernels.invariant_matmul import Tile, batched
+from roundoff.kernels.invariant_mode import VariantOperatorError
+
+DEVICE = "cpu" if interpreting() else "cuda"
+CUDA = DEVICE == "cuda"
+TYPES = (torch.float32, torch.float16, torch.bfloat16)
+ROWS = [1, 2, 3, 5, 16, 17, 64, 129, *((*range(4, 131), 1000, 4095) if CUDA else ())]
+by_type = pytest.mark.parametrize("dtype", TYPES, ids=str)
+#: In the interpreter bfloat16 is bits in integers.
+by_kernel_type = pytest.mark.parametrize("dtype", TYPES if CUDA else TYPES[:2], ids=str)
+sdpa = functional.scaled_dot_product_attention
+
+
+def draw(*shape, dtype=torch.float32, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator).to(DEVICE, dtype)
+
+
+def rms_error(made, truth):
+    return float((made.double() - truth).square().mean().sqrt())
+
+
+# --- each operator of a decoder, on rows ---------------------------------------------------------
+
+
+def rotated(x):
+    """The first half of each row against the second, as in a rotary embedding."""
+    a, b = x[..., : x.shape[-1] // 2], x[..., x.shape[-1] // 2 : x.shape[-1] // 2 * 2]
+    angle = torch.arange(a.shape[-1], device=x.device).float()
+    cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+    return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+
+
+def gated(x):
+    """Of a packed product: a view with gaps when there are several rows, without for one."""
+    gate, up = x[..., : x.shape[-1] // 2], x[..., x.shape[-1] // 2 : x.shape[-1] // 2 * 2]
+    return functional.silu(gate) * up
+
+
+def weight_of(x, rows=24):
+    return draw(rows, x.shape[-1], seed=1).to(x) / x.shape[-1] ** 0.5
+
+
+def attended(x):
+    """Each row is a text of seven tokens."""
+    q, k, v = (x[..., i : i + 112].view(-1, 2, 7, 8) for i in (0, 1, 2))
+    return sdpa(q, k, v, is_causal=True).flatten(1)
+
+
+#: Name -> operator, with its results about 1.
+OPERATORS = {
+    "linear": lambda x: functional.linear(x, weight_of(x), weight_of(x)[:, 0]),
+    "matmul": lambda x: x @ weight_of(x).T,
+    "attention": attended,
+    "layer_norm": lambda x: functional.layer_norm(x, x.shape[-1:]),
+    "rms_norm": lambda x: functional.rms_norm(x, x.shape[-1:]),
+    "rms norm of transformers": lambda x: (
+        x * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + 1e-6).to(x.dtype)
+    ),
+    "rotary": rotated,
+    "silu": functional.silu,
+    "silu, gated": gated,
+    "gelu": functional.gelu,
+    "exp": torch.exp,
+    "power": lambda x: x.abs().add(0.1).pow(2.5),
+    "sigmoid in place": lambda x: x.clone().sigmoid_(),
+    "cos": torch.cos,
+    "softmax": lambda x: x.softmax(-1),
+    "log_softmax": lambda x: x.log_softmax(-1),
+    "logsumexp": lambda x: x.logsumexp(-1),
+    "mean": lambda x: x.mean(-1, keepdim=True),
+    "sum": lambda x: x.sum(-1) / x.shape[-1] ** 0.5,
+    "deviation and mean": lambda x: torch.stack(torch.std_mean(x, -1, correction=0), -1),
+    "norm": lambda x: torch.linalg.vector_norm(x, dim=-1),
+    "topk": lambda x: x.topk(min(3, x.shape[-1])).values,
+}
+
+
+@pytest.fixture
+def threads():
+    """Several: with one, torch adds a single row as it adds many."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [(name, TYPES[i % 3]) for i, name in enumerate(OPERATORS)]
+    + [(name, torch.float32) for name in ("attention", "matmul", "softmax", "mean", "layer_norm")],
+    ids=str,
+)
+def test_an_operator_has_the_bits_of_a_row_alone_and_is_near_float64(name, dtype, threads):
+    operator = OPERATORS[name]
+    for columns in (576, 1001, *((4096, 50257) if CUDA else (33001,))):
+        if name in ("linear", "matmul", "attention") and columns > 5000:
+            continue
+        rows = ROWS if columns < 5000 else [1, 2, 64]
+        rows = ROWS[:5] if name == "attention" else rows
+        x = draw(max(rows), columns, dtype=dtype)
+        with torch.no_grad(), roundoff.invariant():
+            whole = operator(x)
+            for m in rows:
+                for start in {0, 1, len(x) - m}:
+                    if start + m <= len(x):
+                        made = operator(x[start : start + m].clone())
+                        assert torch.equal(made, whole[start : start + m]), (columns, m, start)
+        wanted, plain = operator(x.double()), operator(x)
+        assert (whole.dtype, whole.shape) == (plain.dtype, plain.shape)
+        eps = torch.finfo(dtype).eps
+        torch.testing.assert_close(whole.double(), wanted.double(), rtol=8 * eps, atol=16 * eps)
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_gradients_within_are_those_of_float64(name):
+    x = draw(3, 130).requires_grad_()
+    wide = x.detach().double().requires_grad_()
+    with roundoff.invariant():
+        (made,) = torch.autograd.grad(OPERATORS[name](x).sin().sum(), x)
+    (wanted,) = torch.autograd.grad(OPERATORS[name](wide).sin().sum(), wide)
+    torch.testing.assert_close(made.double(), wanted, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("n", [1, 64, 2048])
+def test_rows_are_reduced_alone(n):
+    """What replaces torch's reductions on CUDA, by the kernel of this process."""
+    x = draw(70, n) + 3
+    functions = {
+        "logarithms": (invariant_operators._logarithms, lambda x: x.logsumexp(1)),
+        "variance": (
+            lambda x: invariant_operators._moments(x, 0.0)[0], lambda x: x.var(1, correction=0)
+        ),
+        "mean": (lambda x: invariant_operators._moments(x, 1.0)[1], lambda x: x.mean(1)),
+        "norm": (lambda x: invariant_operators._norms(x, 2.0), lambda x: x.norm(dim=1)),
+    }  # fmt: skip
+    for name, (ours, theirs) in functions.items():
+        made = ours(x)
+        torch.testing.assert_close(made.double(), theirs(x.double()), rtol=2e-6, atol=2e-6)
+        for start, m in ((0, 1), (33, 1), (5, 64)):
+            assert torch.equal(ours(x[start : start + m].clone()), made[start : start + m]), name
+
+
+# --- the context ---------------------------------------------------------------------------------
+
+
+def test_products_go_to_ours_wherever_the_result_is_written():
+    a, b, c = draw(5, 16), draw(16, 7, seed=1), draw(7, seed=2)
+    batch, vector = draw(3, 5, 16, seed=3), draw(16, seed=4)
+    wanted = matmul(a, b.t(), c)
+    with torch.no_grad(), roundoff.invariant() as within:
+        assert torch.equal(torch.addmm(c, a, b), wanted)
+        assert torch.equal(functional.linear(a[0], b.t(), c), wanted[0])
+        assert torch.equal(a @ vector, matmul(vector[None], a)[0])
+        assert torch.equal(torch.einsum("bij,jk->bik", batch, b), matmul(batch, b.t()))
+        bmm = torch.bmm(batch, b.expand(3, -1, -1))
+        assert torch.equal(bmm[1:2], torch.bmm(batch[1:2], b[None]))
+        more = torch.baddbmm(bmm, batch, b.expand(3, -1, -1), beta=0.5, alpha=2)
+        torch.testing.assert_close(more, 2.5 * bmm)
+        nothing = torch.addmm(torch.full((7,), float("nan"), device=DEVICE), a, b, beta=0)
+        torch.testing.assert_close(nothing, matmul(a, b.t()))
+        whole = torch.ones(2, 3, dtype=torch.int64) @ torch.ones(3, 4, dtype=torch.int64)
+        assert whole.tolist() == [[3] * 4] * 2
+        out = torch.empty(5, 7, device=DEVICE)
+        assert torch.mm(a, b, out=out) is out
+        assert torch.equal(out, matmul(a, b.t()))
+        x, out = draw(3, 40_000), torch.empty(1, device=DEVICE)
+        assert torch.mean(x[:1], -1, out=out) is out
+        assert torch.equal(out, x[:1].mean(-1))
+        assert x.sigmoid_() is x
+        assert float(x.min()) > 0
+    assert within.replaced["aten::mm"] == 1
+    assert not within.lacking
+
+
+def test_an_operator_that_lacks_the_property_is_named_or_counted():
+    x, weight = draw(1, 2, 8), draw(3, 2, 2)
+    with roundoff.invariant(), pytest.raises(VariantOperatorError, match="aten::convolution"):
+        functional.conv1d(x, weight)
+    with roundoff.invariant(lacking="count") as within:
+        made = functional.conv1d(x, weight)
+    assert torch.equal(made, functional.conv1d(x, weight))
+    assert dict(within.lacking) == {"aten::convolution": 1}
+    complex_ = torch.ones(2, 2, dtype=torch.complex64, device=DEVICE)
+    with roundoff.invariant(), pytest.raises(VariantOperatorError, match="aten::mm"):
+        complex_ @ complex_
+    with roundoff.invariant(), pytest.raises(DtypeError):
+        torch.mm(draw(2, 4), draw(4, 3, dtype=torch.float16))
+    with pytest.raises(ArgumentError, match="raise"):
+        roundoff.invariant(lacking="warn")
+
+
+def test_it_nests_ends_where_it_ends_and_is_of_its_thread():
+    x, weight = draw(3, 8), draw(5, 8, seed=1)
+    outer, inner = roundoff.invariant(), roundoff.invariant()
+    thread = threading.Thread(target=lambda: x @ weight.T)
+    with torch.no_grad():
+        with outer:
+            with inner:
+                x @ weight.T
+            x @ weight.T
+            with outer:  # itself, once more
+                x @ weight.T
+            thread.start()
+            thread.join()
+        x @ weight.T
+    assert (outer.replaced["aten::mm"], inner.replaced["aten::mm"]) == (2, 1)
+    with pytest.raises(KeyError), roundoff.invariant() as within:
+        raise KeyError("leaves")
+    x @ weight.T
+    assert not within.replaced
+
+
+def _generator():
+    yield 1
+
+
+async def _coroutine():
+    return 1
+
+
+def test_it_is_a_decorator():
+    x, weight = draw(3, 8), draw(5, 8, seed=1)
+    within = roundoff.invariant()
+
+    @within
+    def product(depth):
+        return product(depth - 1) if depth else x @ weight.T
+
+    assert torch.equal(product(3), matmul(x, weight))
+    assert within.replaced["aten::mm"] == 1
+    for late in (_generator, _coroutine):
+        with pytest.raises(ArgumentError, match="runs after the call"):
+            roundoff.invariant()(late)
+
+
+def test_beside_torch_compile():
+    """A compiled function runs uncompiled within; entered in one, it is refused."""
+    x, weight = draw(20, 33), draw(5, 33, seed=1)
+    compiled = torch.compile(lambda x: functional.silu(x @ weight.T).sum(-1), backend="eager")
+    compiled(x)
+    with roundoff.invariant() as within:
+        whole = compiled(x)
+        assert torch.equal(compiled(x[:2]), whole[:2])
+    assert within.replaced["aten::mm"] == 2
+
+    def product(x):
+        with roundoff.invariant():
+            return x @ weight.T
+
+    with pytest.raises(Exception, match=r"sees through|invariant"):
+        torch.compile(product, backend="eager", fullgraph=True)(x)
+    q, k, v = sequence(torch.float32, 9)
+    for call, operator, operands in (
+        (lambda x: matmul(x, weight) + 1, "matmul", (x, weight, None, False)),
+        (lambda q: attention(q, k, v) + 1, "attention", (q, k, v, *at(q, k, 9), 0.25, False)),
+    ):
+        made = torch.compile(call, backend="aot_eager", fullgraph=True)(operands[0])
+        assert torch.equal(made, call(operands[0]))
+        torch.library.opcheck(getattr(torch.ops.roundoff, f"invariant_{operator}"), operands)
+    torch._dynamo.reset()
+
+
+# --- products ------------------------------------------------------------------------------------
+
+TILES = (
+    Tile(True, 16, 32, 64, 4, 3),
+    Tile(False, 32, 16, 32, 4, 2),
+    Tile(False, 64, 64, 128, 8, 2),
+)
+
+
+def by_kernel(x, weight, bias=None, tile=None):
+    return invariant_matmul._by_kernel(x[None], weight[None], bias, False, tile)[0]
+
+
+@by_type
+@pytest.mark.parametrize(("n", "k"), [(192, 576), (5, 33), (1, 129)])
+def test_a_row_has_the_same_bits_among_any_number(n, k, dtype):
+    x, weight = draw(160, k, dtype=dtype), draw(n, k, dtype=dtype, seed=1)
+    for bias in (None, draw(n, dtype=dtype, seed=2)):
+        whole = matmul(x, weight, bias)
+        for m in range(1, 132, 1 if k < 200 else 7):
+            for start in {0, (160 - m) // 3, 160 - m}:
+                part = matmul(x[start : start + m].clone(), weight, bias)
+                assert torch.equal(part, whole[start : start + m]), (m, start)
+
+
+@by_type
+@pytest.mark.parametrize("biased", [False, True])
+def test_where_a_row_is_and_how_it_lies_does_not_matter(biased, dtype):
+    """Of a real layer, where cuBLAS is asked for each layout by itself; NaN does not leak."""
+    n, k = (4096, 4096) if CUDA else (32, 48)
+    x, weight = cancelling(*(torch.empty(m, k, device=DEVICE, dtype=dtype) for m in (300, n)))
+    bias = draw(n, dtype=dtype, seed=2) if biased else None
+    whole = matmul(x, weight, bias)
+    for start, end in ((299, 300), (1, 65), (130, 259)):
+        rows, wanted = x[start:end], whole[start:end]
+        odd = torch.zeros(rows.numel() + 1, device=DEVICE, dtype=dtype)[1:].view(rows.shape)
+        layouts = {
+            "as a slice": rows,
+            "at an odd address": odd.copy_(rows),
+            "in a wider tensor": torch.cat([rows, rows], 1)[:, :k],
+            "by columns": rows.t().contiguous().t(),
+            "behind NaN": torch.cat([torch.full_like(rows, torch.nan), rows]),
+        }
+        for name, laid in layouts.items():
+            made = matmul(laid, weight, bias)[-len(rows) :]
+            assert torch.equal(made, wanted), (start, end, name)
+    for other in (weight.t().contiguous().t(), torch.cat([weight, weight], 1)[:, :k]):
+        assert torch.equal(matmul(x[:70], other, bias), whole[:70])
+    assert torch.equal(matmul(x[:6].view(2, 3, k), weight, bias).flatten(0, 1), whole[:6])
+
+
+@by_type
+def test_the_kernels_rows_are_chains_whatever_the_tile(dtype, chains):
+    for k, biased in ((70, True), (300, False)):
+        x, weight = draw(19, k, dtype=dtype), draw(37, k, dtype=dtype, seed=1)
+        bias = draw(37, dtype=dtype, seed=2) if biased else None
+        made = by_kernel(x, weight, bias)
+        for tile in TILES:
+            for rows in (slice(0, 1), slice(2, 7), slice(3, 19)):
+                part = by_kernel(x[rows].clone(), weight, bias, tile)
+                assert torch.equal(part, made[rows])
+            with shuffled_programs(1) if interpreting() else contextlib.nullcontext():
+                assert torch.equal(by_kernel(x, weight, bias, tile), made)
+
+
+@settings(max_examples=20, deadline=None, derandomize=True)
+@given(
+    m=st.integers(1, 40), n=st.integers(1, 70), k=st.integers(1, 150),
+    dtype=st.sampled_from((torch.float16, torch.float32)),
+    tile=st.sampled_from((None, *TILES)), biased=st.booleans(),
+)  # fmt: skip
+def test_products_are_near_float64(m, n, k, dtype, tile, biased):
+    x, weight = draw(m, k, dtype=dtype), draw(n, k, dtype=dtype, seed=1)
+    bias = draw(n, dtype=dtype, seed=2) if biased else None
+    truth = x.double() @ weight.double().T + (0 if bias is None else bias.double())
+    sizes = x.double().abs() @ weight.double().abs().T + (0 if bias is None else bias.abs())
+    allowed = torch.finfo(dtype).eps / 2 * truth.abs() + (k + 2) * 2**-23 * sizes
+    for made in (by_kernel(x, weight, bias, tile), matmul(x, weight, bias)):
+        assert bool(((made.double() - truth).abs() <= allowed).all())
+
+
+def test_a_long_product_in_float32_errs_no_more_than_torchs(chains):
+    """Chains of 16 values, in sums of 16 chains."""
+    (m, n), k = (1024, 1024) if CUDA else (16, 20), 4096
+    x, weight = draw(m, k), draw(n, k, seed=1)
+    truth = x.double() @ weight.double().T
+    error = rms_error(by_kernel(x, weight), truth)
+    assert error <= 1.1 * rms_error(torch.mm(x, weight.T), truth)
+    # An addition's error has a deviation of at most 0.29 epsilon of its sum, and the squares of n
+    # sums add up to n / 2 times that of the last; a product that is not fused rounds once more.
+    unit = torch.finfo(torch.float32).eps * float(truth.square().mean().sqrt())
+    assert error <= 0.29 * ((16 + 16 + k / 256) / 2 + 1) ** 0.5 * unit
+
+
+@by_type
+def test_a_batch_of_products(dtype, chains):
+    x, weight = draw(3, 17, 40, dtype=dtype), draw(3, 40, 21, dtype=dtype, seed=1).mT
+    made = batched(x, weight)
+    for b in range(3):
+        assert CUDA or torch.equal(made[b], matmul(x[b], weight[b]))
+        assert torch.equal(batched(x[b : b + 1, 5:6], weight[b : b + 1])[0, 0], made[b, 5])
+
+
+def test_tf32_rounds_its_factors_to_the_nearest():
+    x, weight = draw(20, 256), draw(30, 256, seed=1)
+
+    def nearest(t):
+        bits = (t.view(torch.int32) + 0x1000) & -0x2000
+        return bits.view(torch.float32).double()
+
+    made = invariant_matmul._by_kernel(x[None], weight[None], None, True)[0]
+    truth, best = x.double() @ weight.double().T, nearest(x) @ nearest(weight).T
+    assert (made - truth).norm() <= 1.05 * (best - truth).norm()
+    assert not CUDA or torch.equal(matmul(x, weight, tf32=True), made)
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [(0, 4, 4), (4, 0, 4), (3, 4, 0), (2, 3, 1)])
+def test_empty_sizes_are_as_in_torch(m, n, k):
+    x, weight, bias = draw(m, k), draw(n, k), draw(n)
+    for b in (None, bias):
+        torch.testing.assert_close(matmul(x, weight, b), functional.linear(x, weight, b))
+
+
+def chain(x, weight, parts):
+    """Products added along K one after another in float32, K cut in parts that are added last."""
+    total = torch.zeros(len(x), len(weight))
+    for a, b in zip(x.float().chunk(parts, 1), weight.float().chunk(parts, 1), strict=True):
+        part = torch.zeros_like(total)
+        for k in range(a.shape[1]):
+            part = part + a[:, k : k + 1] * b[:, k]
+        total = total + part
+    return total.to(x.dtype)
+
+
+@pytest.mark.parametrize("dtype", TYPES[1:], ids=str)
+def test_a_probe_shows_a_split_even_after_rounding(dtype):
+    """Where every addition rounds, two orders end K roundings apart.
+
+    Each is uniform over a spacing of the sum, so that their difference has a deviation of at most
+    sqrt(K / 6) of the largest spacing: 11 at K = 768. Multiples of it are equal with a probability
+    of 1 / (11 sqrt(2 pi)) = 3.5 %; those of smaller spacings less often.
+    """
+    x, weight = cancelling(*(torch.empty(s, dtype=dtype) for s in ((2, 768), (256, 768))))
+    for parts in (2, 8):
+        other = chain(x, weight, 1) != chain(x, weight, parts)
+        assert other.float().mean() > 0.925  # five deviations of a count of 512 elements away
+    sizes = x.double().abs() @ weight.double().abs().T
+    assert ((x.double() @ weight.double().T).abs() <= 1e-13 * sizes).all()
+    assert float(sizes.max()) < torch.finfo(dtype).max
+
+
+def test_a_cpu_that_places_rows_differently_gets_them_one_by_one(monkeypatch):
+    """A library whose bits depend on a row's place in the product."""
+    monkeypatch.setattr(
+        invariant_matmul, "_fixed",
+        lambda x, w, b: torch.cat([chain(r[None], w, 1 + i % 2) for i, r in enumerate(x)]),
+    )  # fmt: skip
+    rows = invariant_matmul._cpu_rows.__wrapped__(3, 32, torch.float32, False, 1)
+    assert rows == (1, 1)
+
+
+@pytest.mark.parametrize("dtype", TYPES[1:], ids=str)
+def test_a_route_is_taken_where_its_bits_are_the_chains(dtype, monkeypatch):
+    """What cuBLAS does is played by chains: it splits K from three rows on, unless told not to."""
+    calls, slow = [], []
+
+    def kernel(x, w, b):
+        calls.append(len(x))
+        return chain(x, w, 1) if b is None else (chain(x.float(), w.float(), 1) + b).to(x.dtype)
+
+    def broken(x, w, b):
+        raise RuntimeError("no such kernel")
+
+    ways = {
+        "cuBLAS": lambda x, w, b: kernel(x, w, b) if len(x) < 3 else chain(x, w, 2),
+        "broken": broken,
+        "unsplit": lambda x, w, b: kernel(x, w, b) if b is None else chain(x, w, 1) + b,
+    }
+    monkeypatch.setattr(invariant_cublas, "_ROUTES", ways)
+    monkeypatch.setattr(invariant_cublas, "_CHOSEN", {})
+    monkeypatch.setattr(invariant_cublas, "_sets", lambda *operands: [operands])
+    monkeypatch.setattr(invariant_cublas, "_milliseconds", lambda way, sets: way in slow)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    weight, bias = torch.ones(40, 96, dtype=dtype), torch.ones(40, dtype=dtype)
+    ones = torch.ones(6, 96, dtype=dtype)
+
+    def taken(rows, b=None):
+        way = invariant_cublas.route(ones[:rows], weight, b, kernel)
+        return next((name for name, f in ways.items() if f is way), None)
+
+    assert taken(2) == "cuBLAS"
+    assert taken(3) == "unsplit"
+    assert taken(3, bias) is None  # rounds before it adds the bias
+    assert routes() == {"cuBLAS": 1, "unsplit": 1, "kernel": 1}
+    before = len(calls)
+    assert taken(3) == "unsplit"
+    assert len(calls) == before  # found out once
+    slow.append(ways["unsplit"])
+    assert taken(6) is None  # equal, and slower than the kernel
+    slow.append(ways["cuBLAS"])
+    assert taken(1) == "cuBLAS"  # as quick as torch, or torch itself
+    assert invariant_cublas.route(torch.ones(3, 96), weight.float(), None, kernel) is None
+
+
+@pytest.mark.skipif(not CUDA, reason="cuBLAS needs CUDA")
+@pytest.mark.parametrize("dtype", TYPES[1:], ids=str)
+@pytest.mark.parametrize(
+    ("n", "k"), [(4096, 4096), (11008, 4096), (4096, 14336), (1024, 8192), (4100, 4096), (192, 576)]
+)
+def test_cublas_where_it_is_taken_is_the_chain(n, k, dtype):
+    """Every number of rows, on new operands, with wide exponents among them."""
+    weight = draw(n, k, dtype=dtype, seed=1)
+    wide = 4 if dtype == torch.bfloat16 else 2  # float16 would overflow, and NaN is not NaN
+    x = draw(4096, k, dtype=dtype) * torch.exp2(draw(4096, 1, dtype=dtype) * wide)
+    for b in (None, draw(n, dtype=dtype, seed=2)):
+        whole = by_kernel(x, weight, b)
+        for m in (*range(1, 131), 144, 192, 255, 257, 512, 777, 1024, 2048, 4096):
+            assert torch.equal(matmul(x[:m], weight, b), whole[:m]), m
+    assert any(name != "kernel" for name in routes())
+
+
+# --- attention -----------------------------------------------------------------------------------
+
+#: Tokens around the end of a tile and of a split.
+TOKENS = 330 if CUDA else 270
+#: Splits of a program that has them all.
+WHOLE = 1000
+
+
+def sequence(dtype, tokens=TOKENS, batch=2, heads=4, groups=2, head=16):
+    q = draw(batch, heads, tokens, head, dtype=dtype)
+    return q, *(draw(batch, groups, tokens, head, dtype=dtype, seed=s) for s in (1, 2))
+
+
+def at(q, k, queries, causal=True, **where):
+    return seen_by_position(len(q), queries, k.shape[2], q.device, causal, **where)
+
+
+def plain(q, k, v, seen):
+    return invariant_attention.attend(q, k, v, seen)
+
+
+def one_split(q, k, v, seen, rows=64, each=1):
+    scale = q.shape[3] ** -0.5
+    return invariant_attention._by_kernel(q, k, v, seen, scale, False, rows, each)
+
+
+#: The computation of this device, and the kernel.
+each_way = pytest.mark.parametrize("way", [plain, one_split])
+
+
+@by_type
+def test_a_token_has_the_same_bits_in_prefill_chunks_and_decoding(dtype):
+    q, k, v = sequence(dtype)
+    whole = attention(q, k, v)
+    truth = sdpa(*(t.double() for t in (q, k, v)), is_causal=True, enable_gqa=True)
+    theirs = sdpa(q, k, v, is_causal=True, enable_gqa=True)
+    assert rms_error(whole, truth) <= 1.1 * rms_error(theirs, truth)
+    places = (0, 1, 62, 63, 64, 65, 127, 128, 200, 254, 255, 256, 257, TOKENS - 1)
+    parts = [(i, i + 1) for i in (range(TOKENS) if CUDA else places)]
+    for size in (7, 50, 64, 100, 256):
+        parts += [(i, min(i + size, TOKENS)) for i in range(0, TOKENS, size)][:: 1 + 60 // size]
+    for start, end in parts:
+        made = attention(q[:, :, start:end], k[:, :, :end], v[:, :, :end])
+        assert torch.equal(made, whole[:, :, start:end]), (start, end)
+    repeated = (t.repeat_interleave(2, 1) for t in (k, v))
+    assert torch.equal(attention(q, *repeated), whole)
+    by_token = (t.transpose(1, 2).contiguous().transpose(1, 2) for t in (q, k, v))
+    assert torch.equal(attention(*by_token), whole)
+
+
+@by_kernel_type
+def test_the_kernel_has_the_same_bits_in_every_form(dtype, chains):
+    q, k, v = sequence(dtype, batch=1, heads=2, groups=1)
+    wanted = one_split(q, k, v, at(q, k, TOKENS), 32, WHOLE)
+    truth = sdpa(*(t.double() for t in (q, k, v)), is_causal=True, enable_gqa=True)
+    theirs = sdpa(q, k, v, is_causal=True, enable_gqa=True)
+    assert rms_error(wanted, truth) <= 1.1 * rms_error(theirs, truth)
+    for start, end in ((0, 1), (63, 65), (250, 262)):
+        part = k[:, :, :end], v[:, :, :end]
+        for rows, each in ((16, 1), (16, 2), (64, 1), (64, WHOLE)):
+            seen = at(q, part[0], end - start)
+            made = one_split(q[:, :, start:end], *part, seen, rows, each)
+            assert torch.equal(made, wanted[:, :, start:end]), (start, end, rows, each)
+
+
+def test_many_splits_are_joined_as_in_one_program(chains, monkeypatch):
+    """Eleven, more than the eight that are loaded at a time; another tile has other bits."""
+    q, long = draw(2, 2, 2, 16, dtype=torch.float16), {"dtype": torch.float16}
+    k, v = (draw(2, 1, 680, 16, seed=s, **long) for s in (1, 2))
+    start = torch.tensor([0, 333], device=DEVICE)  # the second has splits without keys
+    seen = at(q, k, 2, start=start)
+    usual = one_split(q, k, v, seen, None, WHOLE)
+    monkeypatch.setattr(invariant_attention, "SPLIT", 64)
+    wanted = one_split(q, k, v, seen, None, WHOLE)
+    assert not torch.equal(wanted, usual)
+    for each in (1, 2, 4, 10):
+        assert torch.equal(one_split(q, k, v, seen, 16, each), wanted), each
+
+
+@each_way
+def test_padding_batch_and_length_of_the_cache_do_not_matter(way, chains):
+    q, k, v = sequence(torch.float32, tokens=70, batch=3, heads=2, groups=1)
+    wanted = torch.cat([
+        way(a[None], b[None], c[None], at(a[None], b[None], 70))
+        for a, b, c in zip(q, k, v, strict=True)
+    ])  # fmt: skip
+    assert torch.equal(way(q, k, v, at(q, k, 70)), wanted)
+    # Padded on the left, each row by its own, in a cache that is longer than its content.
+    left, room = torch.tensor([0, 5, 64], device=DEVICE), 150
+    padded = [t.new_full((3, 1, room, 16), torch.nan) for t in (k, v)]
+    for b, n in enumerate(left.tolist()):
+        for wide, t in zip(padded, (k, v), strict=True):
+            wide[b, :, n : n + 70] = t[b]
+    for queries in (70, 1):
+        seen = at(q, padded[0], queries, start=left, length=left + 70)
+        made = way(q[:, :, -queries:], *padded, seen)
+        assert torch.equal(made, wanted[:, :, -queries:])
+
+
+@each_way
+def test_a_mask_says_the_same(way, chains):
+    q, k, v = sequence(torch.float32, tokens=40, heads=2, groups=1)
+    positions = torch.arange(40, device=DEVICE)
+    causal = (positions <= positions[:, None])[None, None]
+    there = torch.ones(2, 40, dtype=torch.bool, device=DEVICE)
+    there[1, :7] = False
+    mask = causal & there[:, None, None]
+    wanted = way(q, k, v, at(q, k, 40, start=torch.tensor([0, 7], device=DEVICE)))
+    assert torch.equal(way(q, k, v, seen_by_mask(mask, 2, 40, 40)), wanted)
+    assert not wanted[1, :, :7].any()  # they see nothing
+    # Prompts padded on the right, then tokens: columns in the middle that nobody sees.
+    room = torch.tensor([*range(20), *range(33, 53)], device=DEVICE)
+    spread = [t.new_full((2, 1, 60, 16), torch.nan) for t in (k, v)]
+    for wide, t in zip(spread, (k, v), strict=True):
+        wide[:, :, room] = t
+    holes = torch.zeros(2, 1, 40, 60, dtype=torch.bool, device=DEVICE)
+    holes[..., room] = mask
+    assert torch.equal(way(q, *spread, seen_by_mask(holes, 2, 40, 60)), wanted)
+    # A window begins anew for each query.
+    window = causal & (positions > positions[:, None] - 9)
+    made = way(q, k, v, seen_by_mask(window, 2, 40, 40))
+    for end in (1, 9, 10, 40):
+        kept = [t[:, :, max(0, end - 9) : end] for t in (k, v)]
+        alone = way(q[:, :, end - 1 : end], *kept, at(q, kept[0], 1))
+        assert torch.equal(alone, made[:, :, end - 1 : end])
+
+
+@pytest.mark.parametrize("keys", [1, 4, 320, 2500])
+def test_the_kernel_reads_a_mask_as_torch_does(keys):
+    """Stretches, gaps, nothing and everything; strides of any kind, one of them 0."""
+    generator = torch.Generator().manual_seed(keys)
+    low, high = torch.randint(0, keys + 1, (2, 2, 7, 1), generator=generator)
+    place = torch.arange(keys)
+    stretches = (place >= low) & (place < high)
+    stretches[0, 0], stretches[1, 0] = False, True
+    gaps = torch.rand(2, 7, keys, generator=generator) > 0.5
+    for mask in (stretches, gaps[:1].expand(2, -1, -1), gaps.mT.contiguous().mT):
+        wanted = invariant_attention._ranges(mask)
+        made = invariant_attention._ranges_by_kernel(mask.to(DEVICE))
+        assert [t.tolist() for t in made] == [t.tolist() for t in wanted]
+        refused = invariant_attention._ranges_by_kernel(mask.to(DEVICE), refuse=True)[1]
+        assert refused.tolist() == wanted[1].masked_fill(wanted[2] > 0, -1).tolist()
+
+
+def test_a_compiled_layer_keeps_no_tensor_with_a_mask():
+    """A compiler's CUDA graph must find its pool of memory free."""
+    q, mask = draw(1, 2, 4, 8), torch.ones(1, 1, 4, 4, dtype=torch.bool, device=DEVICE).tril()
+    for changed in (False, True, True):
+        if changed:
+            mask[..., 2] = False  # a gap, which must be seen although there was none before
+        made = torch.ops.roundoff.invariant_masked_attention(q, q, q, mask, 0.5, False)
+        assert torch.equal(made, attention(q, q, q, mask=mask.clone(), scale=0.5))
+        assert not any(isinstance(part, tuple) for state in vars(mask).values() for part in state)
+
+
+def test_a_mask_that_changes_is_read_again(monkeypatch):
+    """What one capture of a CUDA graph computes is not there in another, nor outside."""
+    mask = torch.ones(1, 1, 4, 4, dtype=torch.bool, device=DEVICE).tril()
+    before = seen_by_mask(mask, 1, 4, 4)
+    assert seen_by_mask(mask, 1, 4, 4) is before
+    mask[..., 0] = False
+    changed = seen_by_mask(mask, 1, 4, 4)
+    assert (changed.first.tolist(), changed.last.tolist()) == ([[0, 1, 1, 1]], [[0, 2, 3, 4]])
+    monkeypatch.setattr(invariant_attention, "_capturing", lambda device: True)
+    seen = []
+    for number in (1, 1, 2, None, None):
+        monkeypatch.setattr(invariant_attention, "_capture", lambda number=number: number)
+        seen.append(seen_by_mask(mask, 1, 4, 4))
+        assert torch.equal(seen[-1].last, changed.last)
+    assert seen[0] is seen[1]
+    assert len({id(s) for s in (changed, *seen[1:])}) == 5
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+@each_way
+@pytest.mark.parametrize("which", [1, 2], ids=["keys", "values"])
+def test_what_a_query_does_not_see_does_not_reach_it(way, which, bad, chains):
+    operands = list(sequence(torch.float32, tokens=80, batch=2, heads=1, groups=1))
+    wanted = way(*operands, at(*operands[:2], 80))
+    operands[which] = operands[which].clone()
+    operands[which][0, :, 50, 3] = bad  # a later token of the same sequence
+    made = way(*operands, at(*operands[:2], 80))
+    assert torch.equal(made[1], wanted[1])
+    assert torch.equal(made[0, :, :50], wanted[0, :, :50])
+    # What it sees reaches it as it does in decoding.
+    q, k, v = operands
+    for i in (50, 63, 79):
+        one = q[:, :, i : i + 1], k[:, :, : i + 1], v[:, :, : i + 1]
+        alone = way(*one, at(*one[:2], 1))
+        torch.testing.assert_close(alone, made[:, :, i : i + 1], rtol=0, atol=0, equal_nan=True)
+    if which == 2:
+        assert not made[0, :, 50:, 3].isfinite().any()
+        assert made[0, :, 50:, 4].isfinite().all()
+
+
+@each_way
+def test_a_value_that_is_infinite_with_no_weight_is_no_number(way, chains):
+    """Zero times infinity; and a score of minus infinity has no weight."""
+    q, k, v = (t.clone() for t in sequence(torch.float32, 70, heads=2, groups=2, head=24))
+    q[..., 0], k[:, :, 5, 0] = 1.0, -torch.inf
+    kept = [torch.cat([t[:, :, :5], t[:, :, 6:]], 2) for t in (k, v)]
+    made = way(q[:, :, -1:], k, v, at(q, k, 1))
+    torch.testing.assert_close(made, way(q[:, :, -1:], *kept, at(q, kept[0], 1)))
+    v[:, :, 5] = torch.inf
+    assert way(q[:, :, -1:], k, v, at(q, k, 1)).isnan().all()
+
+
+def test_causal_counts_from_the_last_key_or_from_the_first():
+    q, k, v = sequence(torch.float32, 9)
+    whole = attention(q, k, v)
+    assert torch.equal(attention(q[:, :, :4], k, v, causal="top"), whole[:, :, :4])
+    assert torch.equal(attention(q[:, :, 5:], k, v), whole[:, :, 5:])
+    assert torch.equal(attention(q, k[:, :, :0], v[:, :, :0]), torch.zeros_like(q))
+    assert attention(q[:, :, :0], k, v).shape == (2, 4, 0, 16)
+
+
+@pytest.mark.skipif(CUDA, reason="float64 is multiplied on a CPU alone")
+@pytest.mark.parametrize("kind", ["causal", "masked", "order"])
+def test_gradients_of_attention(kind):
+    q, k, v = (
+        draw(2, heads, tokens, 4, seed=heads).double().requires_grad_()
+        for heads, tokens in ((4, 3), (2, 6), (2, 6))
+    )
+    mask = None
+    if kind != "causal":
+        mask = torch.ones(2, 1, 3, 6, dtype=torch.bool).tril(3)
+        mask[0, :, :, :2] = False  # padding
+        mask[1, :, 0] = False  # a query that sees nothing
+        mask[0, :, :, 3] = kind == "masked"  # else a gap, the same for all queries
+    options = {"causal": True} if mask is None else {"mask": mask}
+    assert torch.autograd.gradcheck(lambda *t: attention(*t, **options), (q, k, v))
+    # On CUDA those of 16 bits are torch's.
+    y = attention(q, k, v, **options)
+    visible = torch.ones(2, 3, 6, dtype=torch.bool).tril(3) if mask is None else mask[:, 0]
+    made = invariant_attention._gradients_by_torch(y, q, k, v, visible, 0.5)
+    for a, b in zip(made, torch.autograd.grad(y, (q, k, v), y), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_a_row_refused_in_a_capture_is_no_number(chains):
+    """Where nothing can be asked, a query whose keys have gaps gets NaN, and no other does."""
+    q, k, v = sequence(torch.float32, 70)
+    first, last, _ = at(q, k, 70)
+    refused = last.clone()
+    refused[0, 3] = -1
+    for each in (1, WHOLE):
+        made = one_split(q, k, v, Seen(first, refused), None, each)
+        assert made[0, :, 3].isnan().all()
+        made[0, :, 3] = 0
+        assert made.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        (lambda q, k, v: attention(q[0], k, v), ShapeError),
+        (lambda q, k, v: attention(q[:, :3], k, v), ShapeError),
+        (lambda q, k, v: matmul(q[0, 0], k[0, 0, :, :5]), ShapeError),
+        (lambda q, k, v: matmul(q[0, 0], k[0, 0].half()), DtypeError),
+        (lambda q, k, v: matmul(q[0, 0].to("meta"), k[0, 0]), UnsupportedError),
+        (lambda q, k, v: batched(q[0], k[0]), ShapeError),
+        (lambda q, k, v: attention(q.half(), k, v), DtypeError),
+        (lambda q, k, v: attention(q, k, v, mask=MASK[..., :8]), ShapeError),
+        (lambda q, k, v: attention(q, k, v, mask=MASK, start=torch.zeros(2)), ArgumentError),
+        (lambda q, k, v: attention(q, k, v, mask=GAPS), UnsupportedError),
+        (lambda q, k, v: sdpa(q, k, v, dropout_p=0.1, enable_gqa=True), UnsupportedError),
+        (lambda q, k, v: sdpa(q, k, v, MASK / 2, enable_gqa=True), UnsupportedError),
+    ],
+)
+def test_what_is_not_ours_is_refused(call, error):
+    with roundoff.invariant(), pytest.raises(error):
+        call(*sequence(torch.float32, 9))
+
+
+MASK = torch.ones(2, 1, 9, 9, dtype=torch.bool, device=DEVICE)
+GAPS = torch.arange(100, device=DEVICE).view(1, 1, 10, 10)[..., :9, :9] % 3 != 0

@@ -395,31 +395,6 @@ def test_a_wheel_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
         load_trained()
 
 
-@pytest.fixture(scope="module")
-def smollm2():
-    try:
-        return load_trained()
-    except MissingDependencyError as error:  # make installs it; a GPU host may lack it
-        pytest.skip(str(error))
-
-
-QUESTIONS = [
-    "What is the capital of France?", "Write a haiku about rain.", "List three prime numbers.",
-    "Explain why the sky is blue.", "Translate 'good morning' into Spanish.",
-    "What is 17 + 25?", "Name a fruit.", "Who wrote Hamlet?",
-]  # fmt: skip
-
-
-@pytest.mark.slow(reason="reads and runs a model of 135 million parameters")
-def test_smollm2_writes_what_generate_writes(smollm2) -> None:
-    model = smollm2.model()
-    for question in QUESTIONS:
-        prompt = smollm2.prompt(question)
-        expected = model.generate(torch.tensor([prompt]), max_new_tokens=12, do_sample=False)
-        expected = expected[0, len(prompt) :]
-        assert torch.equal(decode(model, [prompt], 12).tokens[0][: len(expected)], expected)
-
-
 @given(st.integers(0, 60), st.integers(1, 5), st.integers(1, 6), st.integers(0, 5), st.integers(0))
 def test_batches_of_a_server_have_every_request_once(requests, multiple, times, padding, seed):
     count, most, options = 3, multiple * times, {"multiple": multiple, "padding": padding}

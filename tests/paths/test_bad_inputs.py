@@ -120,7 +120,7 @@ ANSWERED: list[tuple[tuple[str, ...], list[Any]]] = [
 ]
 #: Handed on to torch, transformers or Python as they are.
 NOT_CHECKED = {
-    *("recursive", "functions", "with_shape", "with_min_max", "with_device", "flatten", "storage"),
+    *("recursive", "functions", "with_shape", "with_min_max", "with_device", "storage"),
     *("ours", "about", "folds", "description", "round_first", "second", "progress", "resamples"),
     *("Editor.tf32", "matmul.tf32", "attention.tf32", "attend.tf32", "batched.tf32", "mask"),
     *("attention_mask", "position_ids", "past_key_values", "logits_to_keep", "obj", "Runner.name"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
 from collections.abc import Sequence
@@ -22,15 +21,13 @@ from roundoff.describe import (
 from roundoff.errors import ArgumentError
 
 from .difference import THRESHOLDS, Difference, identical, merge, unlike
-from .pieces import aligned, typed_tensor, with_data
+from .pieces import typed_tensor, with_data
 
 if TYPE_CHECKING:
     from .stats import Stats
 
 
-def max_diff(
-    expected: Any, got: Any, hist: bool | Sequence[float] = False, *, flatten: bool = False
-) -> Difference:
+def max_diff(expected: Any, got: Any, hist: bool | Sequence[float] = False) -> Difference:
     """Compare two pytrees of tensors.
 
     Parameters
@@ -45,9 +42,6 @@ def max_diff(
     hist : bool or sequence of float
         Count the differences above 0, 0.0001, 0.001, 0.01, 0.1, 1, 10 and 100, or above the
         thresholds given.
-    flatten : bool
-        Where the structures differ, compare the tensors of both in order; where two dicts have the
-        same keys, in the order of the first.
 
     Returns
     -------
@@ -83,16 +77,7 @@ def max_diff(
     """
     walk = _Walk(_thresholds(hist))
     with no_bottomless(expected):
-        return _compared(walk, expected, got, flatten)
-
-
-def _compared(walk: _Walk, expected: Any, got: Any, flatten: bool) -> Difference:
-    difference = walk.compare(expected, got, "")
-    if flatten and difference["mismatch"]:
-        with contextlib.suppress(ArgumentError):  # keys that differ: in the order that they have
-            got = aligned(expected, got)
-        return walk.compare(tree_leaves(expected), tree_leaves(got), "")
-    return difference
+        return walk.compare(expected, got, "")
 
 
 def _thresholds(hist: bool | Sequence[float]) -> tuple[float, ...]:

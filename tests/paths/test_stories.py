@@ -362,29 +362,6 @@ def test_what_the_page_on_gemms_says_of_its_output(told: dict[str, Told]) -> Non
     assert each_run[1] > each_run.iloc[-1]
 
 
-def test_the_table_of_two_gpus_is_that_of_their_records(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("UNITTEST_GOING", "1")
-    monkeypatch.setattr("roundoff.record.read_records", read_records)  # not those of a story
-    names = Told(GEMM).names
-    table, cases = names["both_gpus"], names["CASES"]
-    assert table.shape == (len(cases), 4)
-    for machine, file in ("H200", "nvidia-h200"), ("H100", "nvidia-h100-80gb-hbm3"):
-        record = read_record(RECORDED / GEMM / f"{file}.json")
-        for case, (shape, way) in cases.items():
-            where = {"case": shape, "way": way, "precision": "float16"}
-            row = choose(record.tables["times"], where)
-            again = record.second["times"].loc[row.index]
-            lows = row["low"].item(), again["low"].item()
-            highs = row["high"].item(), again["high"].item()
-            said = table.loc[case, f"{machine} float16"]
-            if min(lows) > 1 or max(highs) < 1:
-                assert said == f"{row['ratio'].item():.2f}"
-            else:
-                assert said == "equal"
-    decided = table[(table != "equal").all(axis=1)].astype(float)
-    assert ((decided < 1).all(axis=1) | (decided > 1).all(axis=1)).all(), "none on both sides of 1"
-
-
 def test_page_and_study_on_gemms_agree_bit_for_bit(told: dict[str, Told]) -> None:
     names, study = told[GEMM].names, runpy.run_path(str(ROOT / "studies" / "gemm_fusion.py"))
     case = study["Case"](1, False, 32, 32, (32, 32))

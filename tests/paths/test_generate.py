@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +14,7 @@ import pytest
 import torch
 
 import roundoff.backend as rb
+from roundoff.backend.steps import Partition
 from roundoff.models import load_trained
 
 transformers = pytest.importorskip("transformers")
@@ -197,25 +197,22 @@ def test_outputs_that_are_kept_across_marked_steps_stay_as_they_were() -> None:
 
 
 @torch.no_grad()
-def test_what_draws_random_numbers_is_not_recorded() -> None:
-    """The runs before a recording would draw, too, and torch's generator be ahead of eager's."""
+def test_what_draws_or_is_read_by_the_processor_is_not_recorded() -> None:
+    """A replay would draw the same numbers again, and not see what the processor reads."""
 
-    def noisy(x: torch.Tensor) -> torch.Tensor:
-        return x * 2 + torch.rand_like(x)
+    def reasons(function: Any, on_processor: tuple[str, ...] = ()) -> str:
+        torch._dynamo.reset()
+        storage: dict[str, Any] = {}
+        backend = functools.partial(rb.onnx_custom_backend, storage=storage)
+        torch.compile(function, backend=backend, dynamic=False)(torch.ones(3, 3, device=DEVICE))
+        program = storage["instance"][0]._variant.program
+        for part in (step for step in program.steps if isinstance(step, Partition)):
+            part.on_processor = dict(enumerate(on_processor))
+        return program.unrecordable()
 
-    storage: dict[str, Any] = {}
-    backend = functools.partial(rb.onnx_custom_backend, storage=storage, mode="reduce-overhead")
-    run, x = torch.compile(noisy, backend=backend, dynamic=False), torch.ones(3, device=DEVICE)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        run(x)
-        drawn = []
-        for f in (run, noisy):
-            torch.manual_seed(7)
-            drawn.append(torch.stack([f(x) for _ in range(5)]))
-    assert torch.equal(*drawn)
-    (graph,) = storage["instance"]
-    assert "draws random numbers" in graph.no_cuda_graph or not CUDA
+    assert not reasons(lambda x: x @ x)
+    assert "draws random numbers" in reasons(lambda x: x @ x + torch.rand_like(x))
+    assert "'mask' on the processor" in reasons(lambda x: x @ x, ("mask",))
 
 
 @pytest.mark.gpu

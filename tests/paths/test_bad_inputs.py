@@ -560,10 +560,7 @@ def of_one_model() -> list[Callable[[], Any]]:
     model, one, ours = small(), TorchOnnxEvaluator(small()), ort.session(small())
     cyclic = changed()
     cyclic.graph.node[0].input[0] = "Z"
-    wide, other = (
-        torch.ones(4, 3, dtype=torch.float64),
-        TorchOnnxEvaluator(models.layer_norm_matmul()),
-    )
+    other = TorchOnnxEvaluator(models.layer_norm_matmul())
     options: list[dict[str, Any]] = [
         *({"feeds": FEEDS, "sizes": {"n": 3}}, {"sizes": {"depth": 3}}, {"sizes": {"n": 10**14}}),
         *({"sizes": {"n": n}} for n in (-1, 1.5, None, "3", True)),
@@ -584,7 +581,6 @@ def of_one_model() -> list[Callable[[], Any]]:
         lambda: ours.bind(FEEDS, {"Z": torch.ones(2, 3).T}),
         lambda: ours.bind(FEEDS, {"Z": torch.ones(2, 2)}).run(),
         lambda: ort.session(model, threads=10**12),
-        lambda: ort.session(model, provider_options={"foo": True}),
         lambda: ort.session(model, session_options={"intra_op_num_threads": "two"}),
         lambda: ort.run_apart(model, FEEDS, {"A": "\0"}),
         *(functools.partial(plot_dot, model, numbers=n) for n in ({"nothing": 1}, {"Y": 1j})),
@@ -596,7 +592,6 @@ def of_one_model() -> list[Callable[[], Any]]:
         lambda: localize(one, other, FEEDS),
         lambda: localize(one, one, FEEDS, truth=one),
         lambda: Runner("r", one, None, torch.int32),
-        lambda: one.run(None, FEEDS | {"X": wide}),
     ]
 
 
@@ -618,19 +613,15 @@ def of_values() -> list[Callable[[], Any]]:
         *(functools.partial(compare.max_diff, tree, tree) for tree in (endless, deep)),
         *(functools.partial(error, tree, tree) for tree in (endless, deep, [], f)),
         *(functools.partial(compare.max_diff, 1, 2, hist) for hist in ("x", [math.nan], [[1]])),
-        lambda: compare.max_diff(1.0, 2.0).within(),
         lambda: compare.max_diff(1.0, 2.0).within(err_ulp=1),
         lambda: error(ones * math.nan, ones.astype("f4")),
-        lambda: error(ones, ones.astype("f4"), dtype="int8"),
         *(functools.partial(bound, "float32", 3, **o) for o in (truncated, {"condition": 0.5})),
         *(functools.partial(bound, "float32", 3, confidence=c) for c in (0, 1)),
         lambda: bound("float32", 2**25, confidence=0.9),
         lambda: used(f, f, -f, 0.1),
-        lambda: used(f, f, f * math.nan, 0.1),
         lambda: used(f, f, f * math.inf, 0.1),
         lambda: used(f, parts, f, 0.1),
         lambda: compare.ulp_distance(ones, f),
-        lambda: compare.ulp_distance(1, 2),
         lambda: compare.layer_norm_bound(X, None, torch.ones(9)),
         *(functools.partial(compare.digest, v) for v in (nested, 1.0, [X])),
         *(functools.partial(compare.calibrated_tolerance, v) for v in ([1], [(X, X[0])], deep)),
@@ -642,17 +633,12 @@ def of_values() -> list[Callable[[], Any]]:
         *(functools.partial(r.arrange, f, [order]) for order in ([0, 1, 2, 9], [0] * 4, [0, 1])),
         lambda: r.arrange(f, np.array([[0, 1, 2, -1]])),
         lambda: r.round_to(np.array([2**60 + 1]), "bfloat16"),
-        lambda: r.round_exact(Fraction(1, 3), "int8"),
-        lambda: r.signed_errors(masked, Fraction(1)),
-        lambda: r.distinct_bits(masked),
-        lambda: r.draw_orders(4, 2),
         *(functools.partial(r.add_in_order, parts, t) for t in ((0, 1, 2), ((0, 1), 1), (0, 2))),
         *(functools.partial(function, order) for function in (r.order_depth, r.order_text)),
         lambda: r.ring_sum(parts, 3),
         lambda: r.two_level_sum(parts, 3),
         lambda: r.order_probes(2**12, "float16"),
         lambda: r.orders_found(np.full((3, 4), np.nan, np.float32), 3, "float32"),
-        lambda: r.gloo_order(3, 3),
         lambda: r.tensor_core_matmul(parts.astype("f2"), parts.astype("f2")),
         lambda: r.tensor_core_matmul(parts.astype("f2"), parts.T.astype("f4")),
         lambda: r.tensor_core_matmul(parts.astype("f2"), parts.T.astype("f2"), "H100", block=4),
@@ -723,7 +709,6 @@ def of_models_and_texts() -> list[Callable[[], Any]]:
         *(functools.partial(m.layer_norm_matmul, t) for t in (7, 99, 14)),
         lambda: m.layer_norm_feeds(2, 4, low=61),
         lambda: m.layer_norm_feeds(2, 4, weights="ones"),
-        lambda: m.prompts(33),
         *(functools.partial(m.padded, p, 0) for p in ([[]], [3], ["ab"], [[1.5]], [[2**70]])),
         lambda: m.Llama(m.Size(10, 3, 4, 8, 1, 2)),
         lambda: m.Llama(size, 1, torch.int8),

@@ -27,7 +27,7 @@ from roundoff.fusion import OptimizationOptions
 from roundoff.models import SIZES, Llama, random_tokens
 from roundoff.ort import available
 from roundoff.page.measurement import Study
-from roundoff.script import unit_test_going
+from roundoff.script import unit_test_going, usage_error
 from roundoff.timing import measure, torch_precision
 
 warnings.simplefilter("ignore", FutureWarning)  # torch's exporter uses what torch deprecates
@@ -38,11 +38,13 @@ study = Study(
     "plot_llama_backend",
     "A Llama layer in eager torch, in inductor and in ONNX Runtime: times, errors, memory.",
     on="nvidia-h200",
+    config=("tiny" if quick else "medium" if cuda else "narrow", "size of the layer", SIZES),
+    num_hidden_layers=(1, "decoder layers", 1),
+    with_mask=(False, "a batch × sequence padding mask as a second input"),
+    dtype=("", "precisions to compare, such as float16,TF32"),
+    budget=(0.2 if quick else 4.0 if cuda else 15.0, "seconds of measuring for each precision", 0),
     max_autotune=(False, "also inductor's max-autotune, a rival that takes minutes to compile"),
 )
-
-CONFIG = "tiny" if quick else "medium" if cuda else "narrow"
-BUDGET_S = 0.2 if quick else 4.0 if cuda else 15.0  # for each precision
 
 # --- Every way to run the layer. -----------------------------------------------------------------
 
@@ -116,7 +118,7 @@ def repeated(run, inputs, times):
         run(*inputs)
 
 
-def contest(models, inputs, chosen, tf32=False):
+def contest(models, inputs, chosen, budget, tf32=False):
     """Time, error, nodes and memory of every chosen way to run a model."""
     calls, rows = {}, {}
     with torch.no_grad(), torch_precision(tf32):
@@ -150,7 +152,7 @@ def contest(models, inputs, chosen, tf32=False):
                 "memory": memory / 2**20 if cuda else None,
             }
             del made
-        times = measure(calls, device=device, budget_s=BUDGET_S, min_rounds=5, warmup=1)
+        times = measure(calls, device=device, budget_s=budget, min_rounds=5, warmup=1)
     frame = times.frame.set_index("label")
     for key, row in rows.items():
         alike = [k for k in rows if rows[k]["CUDA graph"] == row["CUDA graph"]]
@@ -213,22 +215,28 @@ def times(args):
     graph where this way does. *Memory* is what stays taken after compiling, beside the model, and
     what comes and goes in a call.
     """
-    cases = [(CONFIG, precision) for precision in PRECISIONS if cuda or precision == "float32"]
-    if CONFIG == "medium":
+    known = list(PRECISIONS) if cuda else ["float32"]
+    asked = args.dtype.split(",") if args.dtype else known
+    if not set(asked) <= set(known):
+        usage_error(
+            "plot_llama_backend", f"--dtype {args.dtype}: on {device} expected {', '.join(known)}"
+        )
+    cases = [(args.config, precision) for precision in asked]
+    if cuda and args.config == "medium" and not args.dtype:
         cases.append(("large", "float16"))
-    rows = []
+    layers, rows = args.num_hidden_layers, []
     telling = [w for w in ways(args) if w[1] == "sdpa" and w[0] in ("eager", *CHOSEN)]
     for config, precision in cases:
         size, (dtype, tf32) = SIZES[config], PRECISIONS[precision]
-        models = {a: Llama(size, 1, dtype, a, device) for a in ("sdpa", "eager")}
-        inputs = random_tokens(size, False, device, padding="right")
+        models = {a: Llama(size, layers, dtype, a, device) for a in ("sdpa", "eager")}
+        inputs = random_tokens(size, args.with_mask, device, padding="right")
         weights = sum(w.numel() for w in models["sdpa"].model.layers.parameters() if w.dim() == 2)
         least = None
         if cuda:
             least = 2e3 * inputs[0].numel() * weights / rate_of_a_product(dtype, tf32)
         chosen = telling if config == "large" else list(ways(args))
-        head = {"precision": precision, "config": config, "layers": 1}
-        for row in contest(models, inputs, chosen, tf32):
+        head = {"precision": precision, "config": config, "layers": layers}
+        for row in contest(models, inputs, chosen, args.budget, tf32):
             rows.append(head | row | {"products": least})
     return rows
 
@@ -240,7 +248,7 @@ def times(args):
 def loading(args):
     """Errors of eager torch in float16 on a small layer, against the model as it was loaded."""
     small = SIZES["tiny" if quick else "small"]
-    inputs = random_tokens(small, False, device, padding="right")
+    inputs = random_tokens(small, args.with_mask, device, padding="right")
     graph = captured(Llama(small, device=device), inputs)
     half = [
         t.half().float() if name in graph.static and "inv_freq" not in name else t

@@ -8,7 +8,6 @@ import torch
 
 from roundoff import ort
 from roundoff.compare import scaled_error
-from roundoff.errors import ArgumentError
 from roundoff.models import (
     SIZES,
     Llama,
@@ -46,8 +45,6 @@ def test_layer_norm_models_are_their_formulas() -> None:
     normal = layer_norm_feeds(5, 256, weights="normal")
     assert normal["weights"].min() < 0 < normal["weights"].max()
     assert 0.9 < normal["weights"].std() * 16 < 1.1
-    with pytest.raises(ArgumentError, match=r"expected one of .uniform., .normal."):
-        layer_norm_feeds(5, 16, weights="gaussian")
     half = {k: v.half() for k, v in single.items()}
     feeds = {k: v.double() for k, v in half.items()}
     normed = torch.nn.functional.layer_norm(feeds["X"], (16,), feeds["scale"], feeds["bias"])

@@ -4,7 +4,6 @@ import contextlib
 import gc
 import os
 import signal
-import socket
 import subprocess
 import sys
 import textwrap
@@ -17,7 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from roundoff.errors import ArgumentError, UnsupportedError, WorkerError
+from roundoff.errors import ArgumentError, WorkerError
 from roundoff.workers import Workers
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="workers fork")
@@ -130,28 +129,6 @@ def test_what_cannot_be_sent_is_refused(workers, function, items, words: str) ->
         workers.map(function, items)
 
 
-LOCK = threading.Lock()
-
-
-def names_a_lock(_):
-    return LOCK
-
-
-def test_a_value_that_cannot_be_sent_is_named(workers) -> None:
-    with pytest.raises(ArgumentError, match="names_a_lock cannot be sent: it names LOCK"):
-        workers.map(names_a_lock, [0])
-
-
-@pytest.mark.parametrize(
-    ("options", "error"),
-    [({"count": 0}, ArgumentError), ({"count": 2, "limit_s": 0}, ArgumentError),
-     ({"count": 2, "backend": "no-such"}, UnsupportedError)],
-)  # fmt: skip
-def test_impossible_workers_are_refused(options, error) -> None:
-    with pytest.raises(error):
-        Workers(**options)
-
-
 @pytest.mark.parametrize(
     ("function", "limit_s", "words"),
     [
@@ -168,12 +145,6 @@ def test_a_failure_is_named_and_ends_them_all(workers, function, limit_s, words:
     assert ends(group)
 
 
-def test_the_traceback_of_a_worker_is_kept(workers) -> None:
-    with pytest.raises(WorkerError) as caught:
-        workers.map(raises_in_rank_1, [0, 0])
-    assert "raises_in_rank_1" in caught.value.__notes__[0]
-
-
 @slow
 def test_a_worker_killed_from_outside_is_noticed(workers) -> None:
     group = group_of(workers)
@@ -182,15 +153,6 @@ def test_a_worker_killed_from_outside_is_noticed(workers) -> None:
     with pytest.raises(WorkerError, match="the worker of rank 1 died"):
         workers.map(sleeps, [0, 0])
     assert ends(group)
-
-
-def test_a_machine_without_the_network_interface_says_so() -> None:
-    named = {"GLOO_SOCKET_IFNAME": "no-such-interface"}
-    with (
-        Workers(2, environment=named) as workers,
-        pytest.raises(WorkerError, match="no-such-interface"),
-    ):
-        workers.map(reduced, [1.0, 2.0])
 
 
 def test_a_guardian_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,15 +165,6 @@ def test_a_guardian_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(sys, "executable", "/no/such/python")
     with pytest.raises(WorkerError, match=r"the workers cannot start: .*/no/such/python"):
         workers.map(process, [0])
-
-
-def test_a_port_in_use_is_no_matter(workers, monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        monkeypatch.setenv("MASTER_PORT", str(taken.getsockname()[1]))
-        monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-        assert workers.map(reduced, [1.0, 2.0]) == [(2, 9.0)] * 2
 
 
 def imported(name):
@@ -247,14 +200,6 @@ def test_workers_do_not_outlive_their_guardian() -> None:
         os.kill(group, signal.SIGKILL)
         workers._group.guardian.wait(10)  # else its own entry keeps the group
         assert ends(group)
-
-
-@slow
-def test_idle_workers_end_and_come_back() -> None:
-    with Workers(2, idle_s=0.2) as workers:
-        group = group_of(workers)
-        assert ends(group)
-        assert workers.map(reduced, [1.0, 2.0]) == [(2, 9.0)] * 2
 
 
 def test_an_interrupt_ends_them(workers) -> None:

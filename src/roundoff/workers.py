@@ -40,7 +40,6 @@ __all__ = ["Workers"]
 #: What the guardian imports before it forks.
 _PRELOADED = ("numpy", "torch", "torch.distributed", "roundoff.reductions")
 _CHILD = "import sys; from roundoff.workers import _guard; _guard(sys.argv[1])"
-_LEAVE = "leave"
 _GRACE_S = 0.5  # after an error of one rank, for the death of another that caused it
 
 
@@ -235,10 +234,10 @@ class _Group:
         ranks = len(tasks)
         if self.joined != ranks:
             if self.joined:  # all of them: NCCL waits for the others
-                self._exchange([pickle.dumps(_LEAVE)] * self.joined, limit_s)
+                self._exchange([pickle.dumps((None, b""))] * self.joined, limit_s)
             self.joined, self.meetings = ranks, self.meetings + 1
-        meeting = pickle.dumps((ranks, self.meetings, limit_s))
-        return self._exchange([meeting + task for task in tasks], limit_s)
+        meeting = (ranks, self.meetings, limit_s)
+        return self._exchange([pickle.dumps((meeting, task)) for task in tasks], limit_s)
 
     def _exchange(self, messages: Sequence[bytes], limit_s: float) -> list[Any]:
         waiting = {}
@@ -426,38 +425,25 @@ def _work(rank: int, pipe: Sequence[int], options: Mapping[str, Any]) -> None:
     met = 0
     while True:
         try:
-            task = tasks.recv_bytes()
+            message = tasks.recv_bytes()
         except EOFError:
             return
         try:
             result = None
-            stream = _Bytes(task)
-            meeting = stream.next()
-            if meeting == _LEAVE:
+            meeting, task = pickle.loads(message)  # noqa: S301  from the process that started this
+            if meeting is None:  # the others wait for nobody who leaves
                 dist.destroy_process_group()
             else:
                 ranks, meeting_number, limit_s = meeting
                 if met != meeting_number:
                     _join(rank, ranks, meeting_number, limit_s, options)
                     met = meeting_number
-                function, item = stream.next()
+                function, item = pickle.loads(task)  # noqa: S301
                 result = _readable(function)(item)
             reply = pickle.dumps((True, result))
         except BaseException:
             reply = pickle.dumps((False, traceback.format_exc().strip()))
         results.send_bytes(reply)
-
-
-class _Bytes:
-    """Pickled objects, one after another."""
-
-    def __init__(self, data: bytes) -> None:
-        import io
-
-        self.stream = io.BytesIO(data)
-
-    def next(self) -> Any:
-        return pickle.load(self.stream)  # noqa: S301  from the process that started this one
 
 
 def _join(rank: int, ranks: int, number: int, limit_s: float, options: Mapping[str, Any]) -> None:

@@ -48,8 +48,6 @@ def plain(x: np.ndarray, how: str) -> np.ndarray:
     mean = total(x) / n
     if how == "two-pass":
         variance = total((x - mean) ** 2) / n
-    elif how == "one-pass":
-        variance = np.maximum(total(x * x) / n - mean * mean, 0)
     else:
         mean, squares = x[..., :1] * 0, x[..., :1] * 0
         for k in range(x.shape[-1]):
@@ -60,34 +58,14 @@ def plain(x: np.ndarray, how: str) -> np.ndarray:
     return (x - mean) / np.sqrt(variance + np.float32(1e-5))
 
 
-@pytest.mark.parametrize("how", ["two-pass", "updating", "one-pass"])
+@pytest.mark.parametrize("how", ["two-pass", "updating"])
 @pytest.mark.parametrize("offset", [0.0, 1.0, 30.0, 1e3])
 @pytest.mark.parametrize("n", [3, 64, 700])
-def test_each_way_to_the_variance_keeps_within_its_own(how: str, offset: float, n: int) -> None:
+def test_each_way_to_the_variance_keeps_within(how: str, offset: float, n: int) -> None:
     x = rows(n, offset, n).abs()  # one sign: errors of a sum add up
     exact = norm(x.double(), (n,)).numpy()
     error = np.abs(plain(x.numpy(), how) - exact)
-    bound = layer_norm_bound(x, variance=how).numpy()
-    assert (error <= bound).all()
-    if how == "updating":
-        assert (np.abs(plain(x.numpy(), "two-pass") - exact) <= bound).all()
-
-
-def test_one_pass_says_nothing_where_the_variance_may_be_negative() -> None:
-    x = rows(256, 1e4, 0)
-    assert bool(layer_norm_bound(x, variance="one-pass").isinf().all())
-    assert bool(layer_norm_bound(x, variance="two-pass").isfinite().all())
-    assert bool(layer_norm_bound(x * 0 + 3, epsilon=0.0).isinf().all())
-
-
-def test_a_shorter_chain_of_additions_tightens_it() -> None:
-    x = rows(1152, 1e4, 0)
-    whole, short = (layer_norm_bound(x, depth=d).nan_to_num() for d in (None, 48))
-    error = (norm(x, (1152,)).double() - norm(x.double(), (1152,))).abs()
-    assert bool((error <= short).all())
-    assert bool((short < layer_norm_bound(x, depth=96)).all())
-    assert bool((layer_norm_bound(x, variance="two-pass") > 10 * short).all())
-    assert whole.shape == short.shape
+    assert (error <= layer_norm_bound(x).numpy()).all()
 
 
 def test_what_follows_the_norm_is_within_both_bounds_together() -> None:
@@ -108,6 +86,3 @@ def test_what_follows_the_norm_is_within_both_bounds_together() -> None:
     assert 0.001 < tolerance_used(*results, bound, 1.0) <= 1
     for result in results:
         assert 2 * tolerance_used(exact, result, bound, 1.0) <= 1
-
-
-X = torch.ones(2, 3)

@@ -151,22 +151,6 @@ def test_the_fastest_backend_gives_eagers_result_call_after_call(
     torch._dynamo.reset()
 
 
-@path_of("plot_llama_backend")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_the_shortest_backend_shows_the_graph_and_has_eagers_bits(
-    place: str, dtype: torch.dtype, capsys: pytest.CaptureFixture
-) -> None:
-    torch._dynamo.reset()
-    model, ids = Mixer(dtype).eval(), torch.randint(0, 53, (2, 19))
-    defined, compiled, *_ = snippets()[place].statements()
-    given = {"torch": torch, "model": model, "ids": ids}
-    with torch.no_grad():
-        given |= {"my_backend": defined.run(**given)["my_backend"]}
-        assert torch.equal(compiled.run(**given)["mine"], model(ids))
-    assert "silu" in capsys.readouterr().out
-    torch._dynamo.reset()
-
-
 def decoder(kind: str, dtype: torch.dtype = torch.float32, layers: int = 1) -> Any:
     """A small random decoder whose texts change from token to token."""
     sizes: dict[str, Any] = {
@@ -478,36 +462,15 @@ def test_a_sum_in_float64_is_right_in_every_order(
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("n", [*SIZES, 2**13, LARGE])
 def test_a_binned_sum_is_right_and_has_one_result_in_every_order(
-    place: str, n: int, kind: str
+    place: str, n: int, kind: str, only_imported: Any
 ) -> None:
     values = KINDS[kind](np.random.default_rng((10, n)), n).astype(np.float32)
     exact = math.fsum(values)
     line = line_of(place, "roundoff.reductions.binned(x, ")
-    made = {float(line.run(roundoff=roundoff, x=x)["_"][0]) for x in orders_of(values)}
+    made = {float(line.run(roundoff=only_imported, x=x)["_"][0]) for x in orders_of(values)}
     assert len(made) == 1
     half_a_unit = float(np.spacing(np.float32(abs(exact)))) / 2
     assert abs(made.pop() - exact) <= half_a_unit * (1 + 2.0**-20)  # exact is rounded, too
-
-
-@path_of("plot_reduction_order")
-@pytest.mark.parametrize("values", [[np.inf, 1.0], [np.inf, -np.inf], [np.nan, 1.0], [3e38, 3e38]])
-def test_a_binned_sum_of_what_has_no_finite_sum_says_so(place: str, values: list[float]) -> None:
-    line = line_of(place, "roundoff.reductions.binned(x, ")
-    x = np.array(values, np.float32)
-    with np.errstate(all="ignore"):
-        wanted = x.sum()
-    try:
-        (made,) = line.run(roundoff=roundoff, x=x)["_"]
-    except roundoff.RoundoffError:
-        return
-    assert np.array_equal(made, wanted, equal_nan=True)
-
-
-@path_of("plot_reduction_order")
-def test_a_binned_sum_needs_import_roundoff_alone(place: str, only_imported: Any) -> None:
-    line = line_of(place, "roundoff.reductions.binned(x, ")
-    (made,) = line.run(roundoff=only_imported, x=np.array([0.1, 0.2, 1e8], np.float32))["_"]
-    assert made == np.float32(1e8)
 
 
 def tolerance_of(place: str, which: int, names: dict[str, Any]) -> bool:
@@ -589,18 +552,6 @@ def test_a_calibrated_tolerance_holds_at_another_scale(
         assert not tolerance_of(place, 1, names)
 
 
-@path_of("plot_which_tolerance")
-def test_without_a_calibrated_tolerance_nothing_passes(place: str, only_imported: Any) -> None:
-    names: dict[str, Any] = {"roundoff": only_imported, "torch": torch, "old": lambda x: x}
-    names |= {"new": lambda x: 1.5 * x, "inputs": [drawn(9, seed=k) for k in range(33)]}
-    names["y"] = drawn(9, seed=99)
-    with pytest.raises(roundoff.RoundoffError, match="more than rounding alone explains"):
-        tolerance_of(place, 1, names)
-    names |= {"new": lambda x: x * (1 + 2.0**-23), "inputs": names["inputs"][:5]}
-    with pytest.raises(roundoff.RoundoffError, match="5 inputs: at least 16"):
-        tolerance_of(place, 1, names)
-
-
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_deterministic_algorithms_give_one_result_in_every_run(device: str) -> None:
     """The page on the order of a sum names the switch."""
@@ -650,8 +601,3 @@ def test_the_file_of_a_reader_is_compared(
     by_ort = torch.from_numpy(session.run(None, feeds)[0])
     (output,) = comparison.outputs.to_dict("records")
     assert output["error ORT"] == pytest.approx(off(truth, by_ort), rel=1e-6)
-
-
-def test_a_snippet_is_given_nothing_that_its_text_does_not_name() -> None:
-    with pytest.raises(NameError, match="torch"):  # this module's imports are not the snippet's
-        snippets()["plot_gemm_fusion"].run(query=1, key=1, value=1, x=1, widths=[1])

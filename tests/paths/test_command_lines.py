@@ -137,35 +137,6 @@ def test_what_make_would_do(words: str) -> None:
 
 
 @with_venv
-@pytest.mark.parametrize(
-    ("shared", "alone", "good"),
-    [(0, 0, True), (0, 5, True), (1, 0, False), (0, 1, False), (5, 0, False)],
-)
-def test_both_runs_of_test_gpu_count(shared: int, alone: int, good: bool, tmp_path: Path) -> None:
-    """The tests that run together, then those that run alone, of which a part may have none."""
-    python = tmp_path / "python"
-    said = f'echo "$@"; case "$*" in *"-m alone"*) exit {alone};; *) exit {shared};; esac'
-    python.write_text(f"#!/bin/sh\n{said}\n", encoding="utf-8")
-    python.chmod(0o755)
-    # Inside of `make test`, make says which folder it enters.
-    asked = ("--no-print-directory", "test-gpu", "PART=backend", f"GPU_PYTHON={python}")
-    ran = command("make", *asked)
-    assert (ran.returncode == 0) == good, ran.stderr
-    together, apart = ran.stdout.splitlines()
-    assert int(together.split(" -n ")[1].split()[0]) > 1
-    assert "-m not alone" in together
-    assert "-n 0 -m alone" in apart
-    assert all("tests/backend" in line for line in (together, apart))
-
-
-@with_venv
-def test_a_part_of_test_gpu_that_is_not_there() -> None:
-    refused = command("make", "test-gpu", "PART=nonsense")
-    assert refused.returncode == 2
-    assert "expected paths, kernels, backend or rest" in refused.stderr
-
-
-@with_venv
 def test_a_page_that_is_not_there() -> None:
     for words, said in (
         (["page"], "needs PAGE"),
@@ -192,11 +163,6 @@ def test_the_report_of_this_machine() -> None:
     assert shown.returncode == 0
     assert shown.stdout.startswith(f"roundoff: {roundoff.__version__}")
     assert not shown.stderr
-
-
-@pytest.mark.slow(reason="a process that imports torch")
-def test_a_command_that_is_not_there_is_refused() -> None:
-    assert command("python", "-m", "roundoff", "nonsense", "x.onnx").returncode == 2
 
 
 @pytest.mark.slow(reason="ONNX's cases are collected for 10 s")
@@ -263,18 +229,6 @@ def test_nonsense_is_refused_before_the_whole_model_is_read(
     assert len(said.splitlines()) < 12
 
 
-@pytest.mark.parametrize(
-    "options",
-    ["--config -1", "--config huge", "--itype 7", "--warmup -1", "--repeat 0", "--budget -1"],
-)
-def test_the_study_of_gemms_refuses_nonsense(options: str, capsys: pytest.CaptureFixture) -> None:
-    study = runpy.run_path(str(ROOT / "studies" / "gemm_fusion.py"))["study"]
-    with pytest.raises(SystemExit) as ended:
-        study.main(options.split())
-    assert ended.value.code == 2
-    assert options.split()[0] in capsys.readouterr().err
-
-
 # --- whole studies
 
 slow = pytest.mark.slow(reason="whole studies in processes of their own")
@@ -307,6 +261,31 @@ def test_a_study_runs_with_its_options(study: str, options: str, tmp_path: Path)
     assert "Traceback" not in ran.stderr
     saved = [pd.read_csv(path) for path in (tmp_path / "build").glob("*/*.csv")]
     assert any(len(table) for table in saved)  # one of what differs may have no rows
+
+
+LLAMA = str(ROOT / "studies" / "llama_backend.py")
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("with_mask", "2"),
+        ("config", "huge"),
+        ("num_hidden_layers", "0"),
+        ("dtype", "float32,float8"),
+        ("budget", "nan"),
+        ("max_autotune", "-1"),
+    ],
+)
+def test_the_llama_study_refuses_nonsense_before_it_measures(
+    option: str, value: str, tmp_path: Path
+) -> None:
+    ran = command("python", LLAMA, f"--{option}", value, folder=tmp_path)
+    assert ran.returncode == 2
+    assert "plot_llama_backend: error: " in ran.stderr
+    assert f"--{option}" in ran.stderr
+    assert "Traceback" not in ran.stderr
+    assert not list(tmp_path.glob("build/*/*.csv"))
 
 
 def test_a_study_measures_one_table(tmp_path: Path) -> None:

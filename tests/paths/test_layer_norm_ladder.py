@@ -70,24 +70,6 @@ def test_any_shape_against_float64(rows, columns, dtype, piece, forward, backwar
         near(a, e, dtype, more)
 
 
-@pytest.mark.parametrize("name", FORWARD)
-def test_every_forward_at_the_sizes_that_suit_a_gpu(name):
-    x, w, b, dy = inputs(2, 2500, torch.float16)
-    y, stats, _ = truth(x, w, b, dy)
-    got = STUDY["forward"](name, x, w, b)
-    near(got[0], y, torch.float16)
-    near(got[1], stats, torch.float32)
-
-
-@steps
-def test_every_backward_at_the_sizes_that_suit_a_gpu(name):
-    x, w, b, dy = inputs(3, 2500, torch.float16)
-    _, stats, gradients = truth(x, w, b, dy)
-    results = STUDY["backward"](name, dy, x, w, stats.float())
-    for a, e in zip(results, gradients, strict=True):
-        near(a, e, torch.float16, rows=3)
-
-
 @steps
 def test_only_atomics_depend_on_the_order_of_programs(name):
     if not interpreting():
@@ -180,14 +162,6 @@ def test_the_own_cell_judges_the_functions_of_plot_layer_norm_ladder(told, name,
     same = [line.endswith("same bits: True") for line in lines]
     assert all(float(line.split()[3].rstrip(",")) < 4 for line in lines)
     assert same == [True, *2 * [name != "with_atomics" or shape[0] == 1]]
-
-
-def test_the_functions_of_plot_layer_norm_ladder_keep_float32_sums_for_float16(told):
-    x, w, _, dy = inputs(9, 50, torch.float16)
-    mean, rstd = x.float().mean(1), (x.float().var(1, correction=0) + 1e-5).rsqrt()
-    for name in ("with_atomics", "in_two_stages", "in_pieces", "prefetched"):
-        dx, *sums = told.names[name](x, dy, w, mean, rstd)
-        assert (dx.dtype, {t.dtype for t in sums}) == (torch.float16, {torch.float32}), name
 
 
 def test_plot_layer_norm_ladder_and_its_study_agree_bit_for_bit(told):

@@ -62,22 +62,16 @@ def same_calls(module: N.Module, *inputs: torch.Tensor, calls: int = 3, **more: 
 
 NORMS: dict[str, tuple[Callable[[], N.Module], tuple[int, ...]]] = {
     "BatchNorm1d": (lambda: N.BatchNorm1d(3), (8, 3)),
-    "BatchNorm1d of sequences": (lambda: N.BatchNorm1d(3), (8, 3, 5)),
     "BatchNorm2d": (lambda: N.BatchNorm2d(3), (4, 3, 5, 6)),
-    "BatchNorm3d": (lambda: N.BatchNorm3d(3), (4, 3, 2, 3, 4)),
-    "of no weights": (lambda: N.BatchNorm2d(3, affine=False), (4, 3, 5, 6)),
     "of a momentum": (lambda: N.BatchNorm2d(3, momentum=0.7, eps=0.1), (4, 3, 5, 6)),
     "of a cumulative mean": (lambda: N.BatchNorm2d(3, momentum=None), (4, 3, 5, 6)),
     "without statistics": (lambda: N.BatchNorm2d(3, track_running_stats=False), (4, 3, 5, 6)),
     "after a convolution": (
         lambda: N.Sequential(N.Conv2d(3, 3, 3), N.BatchNorm2d(3), N.ReLU()), (4, 3, 5, 6),
     ),
-    "InstanceNorm1d": (lambda: N.InstanceNorm1d(3, track_running_stats=True), (4, 3, 7)),
     "InstanceNorm2d": (
         lambda: N.InstanceNorm2d(3, affine=True, track_running_stats=True), (4, 3, 5, 6),
     ),
-    "InstanceNorm3d": (lambda: N.InstanceNorm3d(3, track_running_stats=True), (4, 3, 2, 3, 4)),
-    "InstanceNorm without statistics": (lambda: N.InstanceNorm2d(3), (4, 3, 5, 6)),
 }  # fmt: skip
 
 
@@ -85,16 +79,6 @@ NORMS: dict[str, tuple[Callable[[], N.Module], tuple[int, ...]]] = {
 def test_norms_in_train(name: str) -> None:
     make, shape = NORMS[name]
     same_calls(make().train(), normal(*shape))
-
-
-@pytest.mark.parametrize("kind", [torch.float16, *rest(torch.bfloat16, torch.float64)])
-def test_norms_in_train_of_another_type(kind: torch.dtype) -> None:
-    module = N.BatchNorm2d(3).to(kind).train()
-    eager = copy.deepcopy(module)
-    x = normal(4, 3, 5, 6).to(kind)
-    with torch.no_grad():
-        torch.testing.assert_close(compiled(module)(x), eager(x))
-    torch.testing.assert_close(module.state_dict(), eager.state_dict())
 
 
 def test_a_norm_from_train_to_eval_and_back() -> None:
@@ -109,25 +93,11 @@ def test_a_norm_from_train_to_eval_and_back() -> None:
     near(dict(module.state_dict()), dict(eager.state_dict()))
 
 
-def test_a_norm_in_train_at_several_sizes() -> None:
-    module = N.BatchNorm1d(3).train()
-    eager = copy.deepcopy(module)
-    run = compiled(module, dynamic=True)
-    for rows in (8, 5, 13):
-        x = normal(rows, 3)
-        with torch.no_grad():
-            near(run(x), eager(x))
-    near(dict(module.state_dict()), dict(eager.state_dict()))
-
-
 # Chance
 
 
 DROPOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "dropout": lambda x: F.dropout(x, 0.3),
-    "Dropout": N.Dropout(0.3).train(),
-    "Dropout in place": N.Dropout(0.3, inplace=True).train(),
-    "Dropout between": N.Sequential(N.Identity(), N.Dropout(0.3)).train(),
     "native_dropout": lambda x: torch.native_dropout(x, 0.3, True)[0],
 }
 
@@ -139,7 +109,7 @@ def drawn(function: Any, *inputs: torch.Tensor, **more: Any) -> Tensors:
         return run(*(x.clone() for x in inputs)), run(*(x.clone() for x in inputs))
 
 
-@pytest.mark.parametrize("name", ["Dropout", *rest(*(n for n in DROPOUTS if n != "Dropout"))])
+@pytest.mark.parametrize("name", ["dropout", *rest("native_dropout")])
 def test_dropout_in_train(name: str) -> None:
     x = normal(100, 100)
     once, twice = drawn(DROPOUTS[name], x)
@@ -148,11 +118,6 @@ def test_dropout_in_train(name: str) -> None:
         assert abs(float((y == 0).double().mean()) - 0.3) < 0.03
         near(y[y != 0], (x / 0.7)[y != 0])
     assert not torch.equal(once, twice)
-
-
-def test_two_dropouts_of_one_call_differ() -> None:
-    one, two = compiled(lambda x: (F.dropout(x), F.dropout(x)))(torch.ones(50, 50))
-    assert not torch.equal(one, two)
 
 
 @pytest.mark.parametrize("module", [N.Dropout2d(), *rest(N.Dropout1d(), N.Dropout3d())], ids=str)
@@ -166,41 +131,14 @@ def test_dropout_of_channels(module: N.Module) -> None:
     assert not torch.equal(once, twice)
 
 
-@pytest.mark.parametrize("module", [N.AlphaDropout(0.3), N.FeatureAlphaDropout(0.3)], ids=str)
-def test_alpha_dropout_keeps_mean_and_deviation(module: N.Module) -> None:
-    x = torch.randn(400, 400, generator=torch.Generator().manual_seed(0))
-    once, twice = drawn(module.train(), x)
-    assert abs(float(once.mean())) < 0.1
-    assert abs(float(once.std()) - 1) < 0.1
-    assert not torch.equal(once, twice)
-
-
-def test_rrelu_in_train() -> None:
-    x = torch.randn(100, 100, generator=torch.Generator().manual_seed(0))
-    once, twice = drawn(N.RReLU(0.1, 0.4).train(), x)
-    slopes = (once / x)[x < 0]
-    assert torch.equal(once[x >= 0], x[x >= 0])
-    assert float(slopes.min()) > 0.0999
-    assert float(slopes.max()) < 0.4001
-    assert abs(float(slopes.mean()) - 0.25) < 0.01
-    assert not torch.equal(once, twice)
-
-
 RANDOM: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "rand_like": torch.rand_like,
     "randn_like": torch.randn_like,
     "randint_like": lambda x: torch.randint_like(x, 1000),
-    "rand": lambda x: x + torch.rand(x.shape),
     "randn": lambda x: x + torch.randn(x.shape),
-    "randint": lambda x: x + torch.randint(0, 1000, x.shape),
-    "randperm": lambda x: x + torch.randperm(x.shape[0]),
     "bernoulli": lambda x: torch.bernoulli(torch.sigmoid(x)),
-    "bernoulli of a number": lambda x: torch.empty_like(x).bernoulli_(0.5),
     "normal": lambda x: torch.normal(x, 1.0),
     "multinomial": lambda x: torch.multinomial(x.softmax(-1), 5),
     "poisson": lambda x: torch.poisson(x.exp()),
-    "uniform_": lambda x: x.clone().uniform_(),
-    "normal_": lambda x: x.clone().normal_(),
     "exponential_": lambda x: x.clone().exponential_(),
     "gumbel_softmax": F.gumbel_softmax,
     "rrelu": lambda x: F.rrelu(-x.abs(), training=True),
@@ -222,49 +160,6 @@ def test_random_functions_follow_the_seed(name: str) -> None:
     assert not torch.equal(once, twice)
 
 
-@pytest.mark.parametrize(
-    "module",
-    [
-        N.LSTM(8, 4, 2, dropout=0.5, batch_first=True),
-        N.Sequential(N.Linear(8, 8), N.Dropout(0.5), N.Linear(8, 8)),
-    ],
-    ids=lambda m: type(m).__name__,
-)
-def test_models_with_dropout_in_train(module: N.Module) -> None:
-    """Eager's result for eager's seed: what is drawn is torch's."""
-    eager = copy.deepcopy(module.train())
-    x = torch.randn(4, 5, 8, generator=torch.Generator().manual_seed(0))
-    run = compiled(module)
-    with torch.no_grad():
-        torch.manual_seed(1)
-        once, twice = run(x), run(x)
-        torch.manual_seed(1)
-        near(once, eager(x))
-        near(twice, eager(x))
-
-
-def test_attention_with_dropout() -> None:
-    def f(q: torch.Tensor) -> torch.Tensor:
-        return F.scaled_dot_product_attention(q, q, q, dropout_p=0.5)
-
-    once, twice = drawn(f, torch.randn(2, 2, 16, 8))
-    assert not torch.equal(once, twice)
-
-
-def test_an_encoder_layer_in_train() -> None:
-    """The mean of many calls is eager's: the mask lies otherwise in memory than in eager."""
-    torch.manual_seed(0)
-    layer = N.TransformerEncoderLayer(8, 2, 16, dropout=0.2, batch_first=True).train()
-    x = torch.randn(4, 5, 8)
-    run = compiled(layer)
-    with torch.no_grad():
-        ours = torch.stack([run(x) for _ in range(400)])
-        theirs = torch.stack([layer(x) for _ in range(400)])
-    assert not torch.equal(ours[0], ours[1])
-    off = (ours.mean(0) - theirs.mean(0)).abs() / (ours.std(0) / 20)
-    assert float(off.max()) < 8, "in deviations of a mean of 400"
-
-
 # Buffers and attributes that change
 
 
@@ -278,7 +173,6 @@ class Kept(N.Module):
         self.register_buffer("count", torch.zeros((), dtype=torch.int64))
         self.register_buffer("cache", torch.zeros(6, 4))
         self.weight = N.Parameter(torch.arange(4.0))
-        self.calls = 0
 
     def forward(self, x: torch.Tensor) -> Any:
         return self.function[0](self, x)
@@ -286,11 +180,6 @@ class Kept(N.Module):
 
 def moving_mean(m: Kept, x: torch.Tensor) -> torch.Tensor:
     m.mean.mul_(0.9).add_(x.mean(0), alpha=0.1)
-    return x - m.mean
-
-
-def lerped(m: Kept, x: torch.Tensor) -> torch.Tensor:
-    m.mean.lerp_(x.mean(0), 0.1)
     return x - m.mean
 
 
@@ -302,11 +191,6 @@ def replaced(m: Kept, x: torch.Tensor) -> torch.Tensor:
 def counted(m: Kept, x: torch.Tensor) -> torch.Tensor:
     m.count += 1
     return x * m.count
-
-
-def counted_in_python(m: Kept, x: torch.Tensor) -> torch.Tensor:
-    m.calls += 1
-    return x * m.calls
 
 
 def read_before_written(m: Kept, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -326,23 +210,6 @@ def queue(m: Kept, x: torch.Tensor) -> torch.Tensor:
     return m.cache.mean(0)
 
 
-def rolled(m: Kept, x: torch.Tensor) -> torch.Tensor:
-    m.cache.copy_(m.cache.roll(1, 0))
-    m.cache[0].add_(x[0])
-    return m.cache * 1
-
-
-def scattered(m: Kept, x: torch.Tensor) -> torch.Tensor:
-    m.cache.index_add_(0, torch.tensor([1, 1, 3]), x[:3])
-    return m.cache @ x.T
-
-
-def a_weight_that_decays(m: Kept, x: torch.Tensor) -> torch.Tensor:
-    y = x * (2 * m.weight)
-    m.weight.mul_(0.5)
-    return y + m.weight
-
-
 def the_buffer_itself(m: Kept, x: torch.Tensor) -> torch.Tensor:
     m.mean.add_(x[0])
     return m.mean
@@ -355,9 +222,8 @@ def a_view_of_the_buffer(m: Kept, x: torch.Tensor) -> torch.Tensor:
 
 
 STATES = [
-    moving_mean, lerped, replaced, counted, counted_in_python, read_before_written,
-    a_row_of_the_cache, queue, rolled, scattered, a_weight_that_decays, the_buffer_itself,
-    a_view_of_the_buffer,
+    moving_mean, replaced, counted, read_before_written, a_row_of_the_cache, queue,
+    the_buffer_itself, a_view_of_the_buffer,
 ]  # fmt: skip
 
 
@@ -368,7 +234,6 @@ def test_buffers_that_change(function: Callable[[Kept, torch.Tensor], Any]) -> N
 
 PARAMETRIZED: dict[str, Callable[[], N.Module]] = {
     "spectral_norm": lambda: N.utils.parametrizations.spectral_norm(N.Linear(5, 5)),
-    "spectral_norm by a hook": lambda: N.utils.spectral_norm(N.Linear(5, 5)),
     "weight_norm": lambda: N.utils.parametrizations.weight_norm(N.Linear(5, 5)),
     "orthogonal": lambda: N.utils.parametrizations.orthogonal(N.Linear(5, 5)),
 }
@@ -379,15 +244,6 @@ PARAMETRIZED: dict[str, Callable[[], N.Module]] = {
 def test_parametrized_weights(name: str, training: bool) -> None:
     torch.manual_seed(0)
     module = PARAMETRIZED[name]().train(training)
-    if name == "spectral_norm by a hook":  # it keeps a weight that is no leaf: not to be copied
-        expected = PARAMETRIZED[name]().train(training)
-        expected.load_state_dict(module.state_dict())
-        run = compiled(module)
-        with torch.no_grad():
-            for call in range(3):
-                near(run(normal(2, 5, seed=call)), expected(normal(2, 5, seed=call)))
-        near(dict(module.state_dict()), dict(expected.state_dict()))
-        return
     same_calls(module, normal(2, 5))
 
 
@@ -425,11 +281,6 @@ def a_column_of_the_transpose(x: torch.Tensor) -> torch.Tensor:
     return x + 1
 
 
-def every_second(x: torch.Tensor) -> torch.Tensor:
-    x[::2, 1:3].relu_()
-    return x.mean()
-
-
 def by_index(x: torch.Tensor) -> torch.Tensor:
     x[torch.tensor([0, 2])] = -1
     x[x > 6] = 0
@@ -440,37 +291,14 @@ def written_and_returned(x: torch.Tensor) -> torch.Tensor:
     return x.clamp_(0, 5)
 
 
-def copied_over(x: torch.Tensor) -> torch.Tensor:
-    x.copy_(x.flip(0))
-    return x.cumsum(0)
-
-
-def filled(x: torch.Tensor) -> torch.Tensor:
-    y = x + 1
-    x.fill_(3)
-    return y + x
-
-
 def with_out(x: torch.Tensor) -> torch.Tensor:
     torch.add(x, 2, out=x)
     return x - 1
 
 
-def written_twice(x: torch.Tensor) -> torch.Tensor:
-    x.add_(1)
-    y = x * 2
-    x.sub_(y)
-    return y
-
-
-def swapped(x: torch.Tensor) -> torch.Tensor:
-    x[0], x[1] = x[1].clone(), x[0].clone()
-    return x * 1
-
-
 WRITES = [
-    add_in_place, nothing_but_a_write, a_row, a_column_of_the_transpose, every_second, by_index,
-    written_and_returned, copied_over, filled, with_out, written_twice, swapped,
+    add_in_place, nothing_but_a_write, a_row, a_column_of_the_transpose, by_index,
+    written_and_returned, with_out,
 ]  # fmt: skip
 
 
@@ -577,23 +405,16 @@ OUTSIDE: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "embedding": lambda x, i: F.embedding(i, x),
     "index": lambda x, i: x[i],
     "index of two": lambda x, i: x[i, i],
-    "index_select": lambda x, i: x.index_select(0, i),
     "gather": lambda x, i: x.gather(0, i[:, None]),
-    "take_along_dim": lambda x, i: torch.take_along_dim(x, i[:, None], 0),
     "scatter": lambda x, i: x.scatter(0, i[:, None], 1.0),
-    "scatter_add": lambda x, i: x.scatter_add(0, i[:, None], x[:2, :1]),
     "scatter_reduce": lambda x, i: x.scatter_reduce(0, i[:, None], x[:2, :1], "amax"),
     "index_copy": lambda x, i: x.index_copy(0, i, x[:2]),
-    "index_copy of an axis behind": lambda x, i: x.index_copy(1, i[:1], x[:, :1]),
     "index_add": lambda x, i: x.index_add(0, i, x[:2]),
-    "index_fill": lambda x, i: x.index_fill(0, i, 1.0),
     "index_put": lambda x, i: x.index_put((i,), x[:2]),
-    "index_put of two": lambda x, i: x.index_put((i, i), x[:2, 0]),
     "cross_entropy": lambda x, i: F.cross_entropy(x[:2], i),
     "one_hot": lambda x, i: F.one_hot(i, 4),
     "embedding_bag": lambda x, i: F.embedding_bag(i[None], x),
     "take": lambda x, i: x.take(i * 5),
-    "write a row": lambda x, i: x.clone().index_copy_(0, i[:1], x[:1]),
 }
 
 
@@ -636,12 +457,3 @@ def test_integers_divided_by_zero(function: Callable[..., Any]) -> None:
     assert torch.equal(run(x, torch.tensor([2, 3, -2])), function(x, torch.tensor([2, 3, -2])))
     with pytest.raises((RuntimeError, RoundoffError), match=r"(?i)zero"):
         run(x, torch.tensor([1, 0, 2]))
-
-
-@pytest.mark.parametrize(
-    "function", [lambda x, y: x // y, lambda x, y: x % y], ids=["floor", "remainder"]
-)
-def test_the_lowest_integer_divided_by_minus_one(function: Callable[..., Any]) -> None:
-    """ONNX Runtime's division ends the process there."""
-    x, y = torch.tensor([torch.iinfo(torch.int64).min, 5]), torch.tensor([-1, 2])
-    assert torch.equal(compiled(function)(x, y), function(x, y))

@@ -285,27 +285,6 @@ def test_own_model_in_a_batch(
     torch.testing.assert_close(found, out, rtol=0.05, atol=0.05, equal_nan=True)
 
 
-@on("plot_batch_invariance")
-def test_own_language_model_is_padded_as_generate_pads(page: str, own: Notebook) -> None:
-    model, batch = OWN_MODELS["a language model"]
-    names = own.run(MODEL=model, BATCH=batch)
-    bare: list[torch.Tensor] = []
-    given: dict[str, torch.Tensor] = {}
-
-    def keep(ids: torch.Tensor, **options: torch.Tensor) -> torch.Tensor:
-        given.update(options, ids=ids)
-        out = names["MODEL"](ids, **options)
-        bare.append(out[0].float())
-        return out
-
-    names["first_row"](keep)
-    names["first_row"](keep, 1, 5)
-    assert given["ids"].shape == (1, 5 + len(names["BATCH"][0]))
-    assert given["attention_mask"][0].tolist() == 5 * [0] + (given["ids"].shape[1] - 5) * [1]
-    assert given["position_ids"][0, 5:].tolist() == list(range(given["ids"].shape[1] - 5))
-    torch.testing.assert_close(bare[1][:, 5:], bare[0], rtol=1e-4, atol=1e-4)
-
-
 OF_TRANSFORMERS = (
     "__import__('transformers').{0}ForCausalLM(__import__('transformers').{0}Config("
     "hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4, "
@@ -440,17 +419,6 @@ def test_own_words(page: str, own: Notebook, tmp_path: Path, capsys: pytest.Capt
     assert "tokens that differ: 0," in float32
 
 
-class Layer(torch.nn.Module):
-    """The module that a reader exported, or one whose weights were changed since."""
-
-    changed = 0.0
-
-    def forward(self, X, scale, bias, weights, bias2):  # the model's names
-        normed = torch.nn.functional.layer_norm(X, scale.shape, scale, bias)
-        other = self.changed * torch.eye(*weights.shape, device=weights.device)
-        return normed @ (weights + other) + bias2
-
-
 @on("plot_layer_norm_discrepancies")
 @pytest.mark.parametrize(
     "fresh", [60, pytest.param(300, marks=pytest.mark.slow(reason="60 feeds take the same path"))]
@@ -472,17 +440,6 @@ def test_own_model_gets_a_tolerance_that_holds_on_fresh_inputs(
         (a,), (b,) = ours.run(None, feeds), theirs.run(feeds)
         failed += not torch.allclose(a, b, rtol=output["rtol"], atol=output["atol"])
     assert failed <= max(1, fresh // 150)
-
-
-@on("plot_layer_norm_discrepancies")
-def test_own_module_with_other_weights_is_found_out(page: str, own: Notebook) -> None:
-    changed = {"FEEDS": "layer_norm_feeds(19, 40, seed=5)", "MODULE": "mine"}
-    own.names["mine"] = Layer()
-    (right,) = own.run(**changed)["_"]
-    assert "does not compute" not in str(right)
-    own.names["mine"].changed = 0.01
-    (wrong,) = own.run(**changed)["_"]
-    assert "does not compute what the module does" in str(wrong)
 
 
 @on("plot_reduction_order")
@@ -547,32 +504,6 @@ def test_own_numbers_that_float64_does_not_add(
     assert "float64 is not enough for these numbers" in capsys.readouterr().out
 
 
-@on("plot_reduction_order")
-@pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("numbers", ["[np.inf, -np.inf]", "np.float16([np.inf, 1, -np.inf])"])
-def test_own_infinities_of_both_signs(
-    page: str, own: Notebook, numbers: str, capsys: pytest.CaptureFixture
-) -> None:
-    assert np.isnan(own.run(mine=numbers)["exact"])
-    assert "their sum is nan" in capsys.readouterr().out
-
-
-@on("plot_reduction_order")
-@pytest.mark.parametrize("kind", ["float64", "float32", "float16", "bfloat16"])
-def test_own_weight_of_any_type(
-    page: str, own: Notebook, kind: str, capsys: pytest.CaptureFixture
-) -> None:
-    weight = f"torch.linspace(-1, 1.5, 999).reshape(27, 37).T.to(torch.{kind}).requires_grad_()"
-    names = own.run(mine=weight)
-    shown = capsys.readouterr().out
-    work = "float64" if kind == "float64" else "float32"
-    truth = math.fsum(eval(weight).detach().double().ravel().tolist())
-    assert shown.startswith(f"999 numbers of {kind}, ")
-    assert f"added in {work}: " in shown
-    rounded = torch.tensor(truth, dtype=torch.float64).to(getattr(torch, kind))
-    assert float(names["exact"]) == rounded.item()
-
-
 OWN_PAIR = {
     "new": "def new(x):\n    return torch.softmax(x, -1)",
     "old": "def old(x):\n    return x.exp() / x.exp().sum(-1, keepdim=True)",
@@ -627,27 +558,12 @@ def test_own_functions_without_a_tolerance_are_told_why(
 TYPED = (RoundoffError,)
 TORCHS_OWN = (RuntimeError, *TYPED)
 BROKEN: list[tuple[str, dict[str, str], tuple[type[Exception], ...], str]] = [
-    ("plot_gemm_fusion", {"WEIGHTS": "[]"}, (ValueError, *TORCHS_OWN), "non-empty"),
     ("plot_gemm_fusion", {"X": "torch.randn(1, 3)"}, TORCHS_OWN, "multiplied"),
-    ("plot_gemm_fusion", {"X": "torch.randn(1, 512).half()"}, TORCHS_OWN, "dtype"),
     ("plot_gemm_fusion", {"X": "torch.full((1, 512), torch.nan)"}, TYPED, "finite"),
-    ("plot_gemm_fusion", {"WEIGHTS": "[torch.ones(512, 2), torch.ones(5, 2)]"}, TORCHS_OWN, "512"),
     ("plot_llama_backend", {"MODEL": "'model.onnx'"}, TYPED, "a torch module"),
     ("plot_llama_backend", {"INPUTS": "torch.randn(3, 256)"}, TYPED, "a tuple"),
-    ("plot_llama_backend", {"INPUTS": "()"}, TYPED, "a tuple of tensors"),
-    ("plot_llama_backend", {"INPUTS": "(torch.randn(3, 256), 7)"}, TYPED, "a tuple of tensors"),
-    ("plot_llama_backend", {"INPUTS": "(torch.randn(3, 8),)"}, TORCHS_OWN, "8"),
-    ("plot_llama_backend", {"INPUTS": "(torch.rand(3, 256).double(),)"}, TORCHS_OWN, "dtype"),
     ("plot_llama_backend", {"INPUTS": "(torch.full((3, 256), torch.nan),)"}, TYPED, "finite"),
-    (
-        "plot_llama_backend",
-        {"MODEL": "torch.nn.Bilinear(6, 5, 9)", "INPUTS": "(torch.rand(4, 6), torch.rand(4, 5))"},
-        TYPED,
-        "no kernel",
-    ),
     ("plot_batch_invariance", {"BATCH": "torch.randn(1, 4096)"}, TYPED, "two rows or more"),
-    ("plot_batch_invariance", {"BATCH": "torch.randn(0, 4096)"}, TYPED, "two rows or more"),
-    ("plot_batch_invariance", {"BATCH": "torch.randn(4, 7)"}, TORCHS_OWN, "7"),
     (
         "plot_batch_invariance",
         {"MODEL": "torch.nn.Conv1d(1, 1, 3)", "BATCH": "torch.randn(4, 1, 9)"},
@@ -655,34 +571,13 @@ BROKEN: list[tuple[str, dict[str, str], tuple[type[Exception], ...], str]] = [
         "rows of these modules may depend on the rest of the batch",
     ),
     ("plot_trainer_sampler", {"TEXT": "[10**6, 3]"}, (IndexError,), "index out of range"),
-    (
-        "plot_trainer_sampler",
-        {"MODEL": "torch.nn.Linear(3, 3)"},
-        (TypeError,),
-        "unexpected keyword",
-    ),
     ("plot_layer_norm_ladder", {"COLUMNS": "-2"}, TORCHS_OWN, "negative"),
-    ("plot_layer_norm_ladder", {"ROWS": "-1"}, TORCHS_OWN, "negative"),
     ("plot_triton_layer_norm", {"DTYPE": "torch.int32"}, TYPED, "expected float16"),
-    ("plot_triton_layer_norm", {"COLUMNS": "0"}, TYPED, "no elements"),
     ("plot_layer_norm_discrepancies", {"MODEL": "'nowhere.onnx'"}, TYPED, "nowhere.onnx"),
-    ("plot_layer_norm_discrepancies", {"FEEDS": "{'X': np.zeros((2, 3))}"}, TYPED, ""),
     ("plot_layer_norm_discrepancies", {"MODULE": "3"}, TYPED, "torch.nn.Module"),
-    (
-        "plot_which_tolerance",
-        {"make": "def make(seed):\n    return 'text'"},
-        (AttributeError, TypeError),
-        "",
-    ),
     *(
         ("plot_all_reduce_order", {"mine": mine}, TYPED, "tensors of one shape and floating type")
-        for mine in (
-            "[]",
-            "[torch.ones(3), torch.ones(4)]",
-            "[torch.ones(3).int()] * 2",
-            "[{'w': torch.ones(3)}] * 2",
-            "[np.ones(3)] * 2",
-        )
+        for mine in ("[]", "[torch.ones(3), torch.ones(4)]", "[np.ones(3)] * 2")
     ),
 ]
 

@@ -8,14 +8,11 @@ Mean: \\|δm\\| ≤ (n + 1) u A, in any order of the sum (see :mod:`roundoff.com
 all of a row by δm / s, which is n u \\|m\\| / std where \\|m\\| is far above std: this is the
 term that a tolerance for the product after a LayerNorm leaves out.
 
-Variance: \\|δv\\| is at most
+Variance, in two passes, Σ(x − m)² / n, or by updating (Welford; Chan and others in pieces):
+\\|δv\\| is at most 2 (n + 4) u R √v + (2 (n + 4) u R)². A kernel of one pass, Σx² / n − m², is not
+covered: where \\|m\\| / std is large, its difference of two large numbers may be negative.
 
-- two passes, Σ(x − m)² / n: δm² + (n + 4) u (v + δm²);
-- updating (Welford; Chan and others in pieces): 2 (n + 4) u R √v + (2 (n + 4) u R)²;
-- one pass, Σx² / n − m²: (n + 4) u R² + 2 (n + 2) u R A + δm². Beyond \\|m\\| / std of about
-  1 / √(n u) this says nothing: the difference of two large numbers may be negative.
-
-The first order of each is in T. F. Chan, G. H. Golub, R. J. LeVeque, *Algorithms for computing the
+The first order is in T. F. Chan, G. H. Golub, R. J. LeVeque, *Algorithms for computing the
 sample variance: analysis and recommendations*, The American Statistician 37, 1983; for updating the
 constant 2 is taken on top of theirs. Then with ρ = s / √(v + ε − \\|δv\\|) − 1 and eight roundings
 for the square root, its inverse and the product,
@@ -33,7 +30,6 @@ from typing import TYPE_CHECKING, Any
 
 from roundoff.errors import ArgumentError, DtypeError, ShapeError
 
-from .bounds import count as _count
 from .pieces import typed_tensor
 from .scaled import real_type
 
@@ -41,8 +37,6 @@ if TYPE_CHECKING:
     import torch
 
 __all__ = ["layer_norm_bound"]
-
-_VARIANCES = ("updating", "two-pass", "one-pass")
 
 
 def layer_norm_bound(
@@ -53,8 +47,6 @@ def layer_norm_bound(
     epsilon: float = 1e-5,
     dtype: Any = None,
     accumulate: Any = "float32",
-    variance: str = "updating",
-    depth: int | None = None,
 ) -> torch.Tensor:
     """Largest error that rounding explains in each element of a LayerNorm over the last axis.
 
@@ -75,11 +67,6 @@ def layer_norm_bound(
         Type of the result; by default that of *x*.
     accumulate : any
         Type in which the kernel computes mean and variance; float32 as a rule.
-    variance : {"updating", "two-pass", "one-pass"}
-        How it computes the variance. "updating" (Welford, as torch) covers two passes, too.
-    depth : int, optional
-        Longest chain of additions in its sums, at least 1; by default n, which holds for every
-        order. Sums in blocks and lanes have less: the bound shrinks in proportion.
 
     Returns
     -------
@@ -90,8 +77,7 @@ def layer_norm_bound(
     Raises
     ------
     ArgumentError
-        *x* is no tensor or not finite, *epsilon* is negative, *depth* is no count, or *variance*
-        is unknown.
+        *x* is no tensor or not finite, or *epsilon* is negative.
     DtypeError
         A type is not a floating one.
     ShapeError
@@ -105,14 +91,9 @@ def layer_norm_bound(
     >>> error -= torch.nn.functional.layer_norm(x.double(), (256,))
     >>> bool((error.abs() <= layer_norm_bound(x)).all())
     True
-    >>> far = layer_norm_bound(x + 1e4, variance="two-pass").max() / layer_norm_bound(x).max()
-    >>> bool(far > 1000)
-    True
     """
     import torch
 
-    if variance not in _VARIANCES:
-        raise ArgumentError("variance", got=repr(variance), expected=f"one of {_VARIANCES}")
     if isinstance(epsilon, bool) or not isinstance(epsilon, (int, float)) or not epsilon >= 0:
         raise ArgumentError("epsilon", got=repr(epsilon), expected="0 or more")
     given, info = _real(x, "x")
@@ -123,7 +104,6 @@ def layer_norm_bound(
     result = info if dtype is None else real_type(dtype)
     u, w = real_type(accumulate).unit_roundoff, result.unit_roundoff
     n = given.shape[-1]
-    chain = n if depth is None else min(_count(depth, "depth"), n)
     size, shift = (
         _vector(value, name, n, given) for value, name in ((scale, "scale"), (bias, "bias"))
     )
@@ -133,8 +113,9 @@ def layer_norm_bound(
     true = (given - mean).square().mean(-1, keepdim=True)
     magnitude = given.abs().mean(-1, keepdim=True)
     root = given.square().mean(-1, keepdim=True).sqrt()
-    off_mean = (chain + 1) * u * magnitude
-    off_variance = _variance(variance, chain, u, true, magnitude, root, off_mean)
+    off_mean = (n + 1) * u * magnitude
+    step = 2 * (n + 4) * u * root
+    off_variance = step * true.sqrt() + step * step
     low = true + epsilon - off_variance
     s = (true + epsilon).sqrt()
     y = torch.where(s > 0, (given - mean) / s, 0.0)
@@ -147,25 +128,6 @@ def layer_norm_bound(
     exact = exact if shift is None else exact + shift
     bound = scaled + w * (exact.abs() + scaled) + result.tiny * result.eps
     return torch.where((low > 0) & bound.isfinite(), bound, math.inf)
-
-
-def _variance(
-    how: str,
-    n: int,
-    u: float,
-    true: torch.Tensor,
-    magnitude: torch.Tensor,
-    root: torch.Tensor,
-    off_mean: torch.Tensor,
-) -> torch.Tensor:
-    """Bound of the error of the variance; see the module's docstring."""
-    square = off_mean * off_mean
-    if how == "two-pass":
-        return square + (n + 4) * u * (true + square)
-    if how == "updating":
-        step = 2 * (n + 4) * u * root
-        return step * true.sqrt() + step * step
-    return (n + 4) * u * root * root + 2 * (n + 2) * u * root * magnitude + square
 
 
 def _real(value: Any, name: str) -> tuple[torch.Tensor, Any]:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
-import sys
 from collections.abc import Sequence
-from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,15 +21,13 @@ from roundoff.describe import (
 from roundoff.errors import ArgumentError
 
 from .difference import THRESHOLDS, Difference, identical, merge, unlike
-from .pieces import aligned, with_data
+from .pieces import typed_tensor, with_data
 
 if TYPE_CHECKING:
     from .stats import Stats
 
 
-def max_diff(
-    expected: Any, got: Any, hist: bool | Sequence[float] = False, *, flatten: bool = False
-) -> Difference:
+def max_diff(expected: Any, got: Any, hist: bool | Sequence[float] = False) -> Difference:
     """Compare two pytrees of tensors.
 
     Parameters
@@ -47,9 +42,6 @@ def max_diff(
     hist : bool or sequence of float
         Count the differences above 0, 0.0001, 0.001, 0.01, 0.1, 1, 10 and 100, or above the
         thresholds given.
-    flatten : bool
-        Where the structures differ, compare the tensors of both in order; where two dicts have the
-        same keys, in the order of the first.
 
     Returns
     -------
@@ -60,8 +52,8 @@ def max_diff(
     Raises
     ------
     ArgumentError
-        When a leaf is neither a tensor, a number, a string nor None, or has no data, or a threshold
-        is no number.
+        When a leaf is neither a tensor, a number, a string nor None, has no data or a mask of
+        NumPy, is an integer beyond int64, or a threshold is no number.
     DtypeError
         When a leaf has an element type that ONNX has not.
 
@@ -72,9 +64,7 @@ def max_diff(
     or structures that differ are infinite differences. Empty tensors of one shape do not differ.
     Bools count as 0 and 1. Complex numbers differ by the modulus, and in ``ulp`` by the worse
     part. Types of 8 bits or fewer are compared as the numbers that they stand for. Integers of 64
-    bits, and Python's of any size, are subtracted exactly. Elements that a mask of NumPy leaves out
-    are left out, and noted; two masks that differ are a mismatch. Tensors of any size and stride
-    are read a piece at a time.
+    bits are subtracted exactly. Tensors of any size and stride are read a piece at a time.
 
     Examples
     --------
@@ -87,16 +77,7 @@ def max_diff(
     """
     walk = _Walk(_thresholds(hist))
     with no_bottomless(expected):
-        return _compared(walk, expected, got, flatten)
-
-
-def _compared(walk: _Walk, expected: Any, got: Any, flatten: bool) -> Difference:
-    difference = walk.compare(expected, got, "")
-    if flatten and difference["mismatch"]:
-        with contextlib.suppress(ArgumentError):  # keys that differ: in the order that they have
-            got = aligned(expected, got)
-        return walk.compare(tree_leaves(expected), tree_leaves(got), "")
-    return difference
+        return walk.compare(expected, got, "")
 
 
 def _thresholds(hist: bool | Sequence[float]) -> tuple[float, ...]:
@@ -120,15 +101,15 @@ class _Walk:
     def compare(self, e: Any, g: Any, where: str) -> Difference:
         if e is None and g is None:
             return identical()
-        if isinstance(e, np.ma.MaskedArray) or isinstance(g, np.ma.MaskedArray):
-            return self._masked(e, g, where)
+        for value in (e, g):
+            if isinstance(value, np.ma.MaskedArray):
+                typed_tensor(value, f"a tensor{_at(where)}")  # refused
+            if isinstance(value, int) and not -(2**63) <= value < 2**63:
+                raise ArgumentError(
+                    f"an integer beyond int64{_at(where)}", got=f"{value.bit_length()} bits"
+                )
         if is_text(e) or is_text(g):
             return self._text(e, g, where)
-        if _is_large(e) or _is_large(g):
-            exact = [_exact(x) for x in (e, g)]
-            if exact[0] is not None and exact[1] is not None:
-                return self._exactly(exact[0], exact[1], where)
-            e, g = (_clipped(x) for x in (e, g))
         tensors = as_tensor(e), as_tensor(g)
         if tensors[0] is not None and tensors[1] is not None:
             return self._tensors(tensors[0], tensors[1], where)
@@ -141,44 +122,6 @@ class _Walk:
         if (e is None) or (g is None) or tensors[0] is not None or tensors[1] is not None:
             return self._unlike(e, g, where)
         return self._containers(e, g, where)
-
-    def _masked(self, e: Any, g: Any, where: str) -> Difference:
-        """Of the elements that neither side masks."""
-        shapes = [_shape(x) for x in (e, g)]
-        if shapes[0] is None or shapes[1] is None or is_text(e) != is_text(g):
-            return self._unlike(e, g, where)
-        if shapes[0] != shapes[1]:
-            return unlike(f"shape {shapes[0]} against {shapes[1]}{_at(where)}")
-        masks = [np.ma.getmaskarray(x) for x in (e, g) if isinstance(x, np.ma.MaskedArray)]
-        if len(masks) == 2 and (masks[0] != masks[1]).any():
-            count = int((masks[0] != masks[1]).sum())
-            return unlike(f"masks differ at {count} of {masks[0].size} elements{_at(where)}")
-        kept = np.flatnonzero(~masks[0])
-        total = self.compare(_chosen(e, kept), _chosen(g, kept), where)
-        if total["argm"] is not None:
-            at = np.unravel_index(kept[total["argm"][0]], masks[0].shape)
-            total["argm"] = tuple(int(i) for i in at)
-        if len(kept) < masks[0].size:
-            count = masks[0].size - len(kept)
-            total["notes"].append(f"{count} masked elements left out{_at(where)}")
-        return total
-
-    def _exactly(self, e: Fraction, g: Fraction, where: str) -> Difference:
-        """Of two numbers, one of which is an integer that no element type of 64 bits holds."""
-        total = identical(1)
-        total["finite"] = 1
-        apart = abs(g - e)
-        if self.thresholds:
-            total["rep"] = {f">{t}": int(apart > t) for t in self.thresholds}
-        if apart:
-            size = _as_float(apart)
-            relative = _as_float(apart / abs(e)) if e else 0.0
-            total.update(abs=size, sum=size, ulp=math.ceil(apart) if size < math.inf else size)
-            total.update(differ=1)
-            total.update(bias=size if g > e else -size, zeros=int(e == 0))
-            total.update(rel=relative if e else math.inf, rel_nonzero=relative)
-            total.update(argm=(), where=where, expected=_plain(e), got=_plain(g))
-        return total
 
     def _unlike(self, e: Any, g: Any, where: str) -> Difference:
         for obj in (e, g):
@@ -293,57 +236,6 @@ def _unknown(obj: Any, where: str, name: str = "") -> ArgumentError:
         got=name or type(obj).__name__,
         expected="tensors, numbers, strings, None, and lists, tuples and dicts of them",
     )
-
-
-def _shape(value: Any) -> tuple[int, ...] | None:
-    if is_text(value):
-        return np.shape(value)
-    typed = as_tensor(value)
-    return None if typed is None else tuple(typed.tensor.shape)
-
-
-def _chosen(value: Any, kept: np.ndarray[Any, Any]) -> Any:
-    """Elements at flat indices, as a vector."""
-    if is_text(value):
-        return np.asarray(value).reshape(-1)[kept]
-    typed = as_tensor(value)
-    if typed is None or isinstance(value, np.ndarray):
-        return np.asarray(value).reshape(-1)[kept]
-    return typed.tensor.reshape(-1)[kept.tolist()]
-
-
-def _is_large(value: Any) -> bool:
-    """Whether this is a Python integer beyond int64."""
-    return isinstance(value, int) and not -(2**63) <= value < 2**63
-
-
-def _exact(value: Any) -> Fraction | None:
-    """A finite real number as a fraction; None for anything else."""
-    if isinstance(value, int):
-        return Fraction(value)
-    typed = as_tensor(value)
-    if typed is None or typed.tensor.dim() or typed.info.kind == "complex":
-        return None
-    number = typed.tensor.item()
-    return Fraction(number) if math.isfinite(number) else None
-
-
-def _clipped(value: Any) -> Any:
-    """A Python integer beyond float64 as the largest number of float64."""
-    if not _is_large(value) or abs(value) <= sys.float_info.max:
-        return value
-    return sys.float_info.max if value > 0 else -sys.float_info.max
-
-
-def _plain(value: Fraction) -> float:
-    return value.numerator if value.denominator == 1 else float(value)
-
-
-def _as_float(value: Fraction) -> float:
-    try:
-        return float(value)
-    except OverflowError:
-        return math.inf
 
 
 def _one_by_one(fields: Any, values: Any) -> bool:

@@ -28,23 +28,17 @@ Array = np.ndarray[Any, np.dtype[Any]]
 FAR = np.uint64(2**64 - 1)
 
 
-def ladder(bits: torch.Tensor, out: torch.Tensor, sign: torch.Tensor) -> None:
+def ladder(bits: torch.Tensor) -> torch.Tensor:
     """Signed integers in the order of the floats that have these bits; both zeros give 0.
 
-    Parameters
-    ----------
-    bits : tensor of int8, int16, int32 or int64
-        The bits of floats with a sign, an exponent and a significand.
-    out, sign : tensor
-        Of the same type and length: the result, and room to compute in.
+    The bits are of a signed integer type, and those of floats with a sign, an exponent and a
+    significand.
     """
     import torch
 
     info = torch.iinfo(bits.dtype)
-    torch.bitwise_right_shift(bits, info.bits - 1, out=sign)  # 0 or -1
-    torch.bitwise_and(bits, info.max, out=out)
-    torch.bitwise_xor(out, sign, out=out)
-    torch.sub(out, sign, out=out)
+    sign = bits >> (info.bits - 1)  # 0 or -1
+    return ((bits & info.max) ^ sign) - sign
 
 
 def _exponent(x: torch.Tensor, info: DType) -> torch.Tensor:
@@ -143,9 +137,7 @@ def ulp_distance(a: Any, b: Any) -> Array:
 
     wide = [h.tensor.reshape(-1).cpu().to(torch.float64) for h in (x, y)]
     if coarse.name == "float64":
-        rungs = [torch.empty(len(w), dtype=torch.int64) for w in wide]
-        for w, out in zip(wide, rungs, strict=True):
-            ladder(w.view(torch.int64), out, torch.empty_like(out))
+        rungs = [ladder(w.view(torch.int64)) for w in wide]
         steps = (torch.maximum(*rungs) - torch.minimum(*rungs)).numpy().view(np.uint64)
         apart = ~(wide[0].isfinite() & wide[1].isfinite()).numpy()
     else:

@@ -478,6 +478,49 @@ for name, what, way, low, high in (
     )
 
 
+#: Of a GPU, where attention and products have other kernels.
+H100 = {"on": "nvidia-h100-80gb-hbm3"}
+for name, what, high in (("step", "training step", 1.7), ("sampling", "sampling", 1)):
+    study.value(
+        f"gpu.{name}",
+        f"time of {'a ' * (what != 'sampling')}{what}, invariant, over torch's in bfloat16, all "
+        "layers of SmolLM2, 64 texts",
+        "prices",
+        "ratio",
+        where={"what": what, "way": "invariant"},
+        interval=("low", "high"),
+        test=lambda v, high=high: bool(v.low and v.high < high),
+        **H100,
+    )
+study.value(
+    "gpu.outside",
+    f"share of {OUTSIDE}: sampler with a cache and padding, trainer with packed texts",
+    "causes",
+    "outside",
+    where=WHOLE,
+    interval=("low", "high"),
+    test=lambda v: 0.05 < v.low and v.high < 0.15,
+    **H100,
+)
+for name, column in ("different", "different"), ("tokens", "tokens"):
+    study.value(
+        f"updated.{name}",
+        "log-probabilities that differ"
+        + ", of so many" * (name == "tokens")
+        + ", roundoff.invariant after updates: a cache, batches of 1 to 64, chunks of 1 to 64 "
+        "tokens, against one packed pass",
+        "updated",
+        lambda t, column=column: t[column].sum(),
+        where={"way": "invariant"},
+        test=lambda v: bool(
+            (v.rows["different"] == 0).all()
+            and v.rows["tokens"].sum() >= 100_000
+            and (v.rows["updates"] == 50).all()
+        ),
+        **H100,
+    )
+
+
 def by_run(rows: pd.DataFrame, column: str) -> pd.DataFrame:
     """The mean of a column over the steps of each run: seeds down, ways across."""
     return rows.pivot_table(index="seed", columns="way", values=column)

@@ -13,12 +13,14 @@ Temperature 0, the same question, the same weights: alone it gets one answer, in
    order, too. Each order rounds differently, and a last bit can decide between two words. On a test
    server :bound:`73 % <texts.changed>` of SmolLM2's texts differ from what the prompt gets alone.
 
-   **The cure.** Fix the order of every sum: ``roundoff.invariant(model)``. Its other form, ``with
-   roundoff.invariant():``, was recorded: :bound:`0 % <texts.invariant>` of the texts differ.
+   **The cure.** Fix the order of every sum: ``roundoff.invariant(model)``. As a context manager,
+   ``with roundoff.invariant():``, it left :bound:`0 % <texts.invariant>` of the server's texts
+   different.
 
-   **The price.** On an H100, ``generate`` of SmolLM2 takes up to :bound:`1.4 <called.most>` times
-   as long. In a CUDA graph on the H200, recorded with the other form, a token takes at most
-   :bound:`1.00 <graph.most>` times as long.
+   **The price.** On an H100, ``generate`` of SmolLM2 takes :bound:`0.86 <called.least>` to
+   :bound:`1.00 <called.most>` times as long as torch's. Compiled into CUDA graphs on both sides, no
+   difference was measured. Other shapes pay: a product at worst :bound:`1.57 <product.most>` times,
+   on the H200.
 
    .. code-block:: python
 
@@ -163,9 +165,11 @@ plt.show()
 print(f"in bfloat16, 5 columns: {changed(*attend(5, torch.bfloat16)):.1%} changed")
 
 # %%
-# On the EPYC both come out: no change at 0, 16 and 32 columns, and none with equal weights. The
-# figure is in float32. In bfloat16 each result is rounded to 8 bits, which hides most of the
-# changes. The few that stay are enough: after the model's 30 layers nearly every logit has changed.
+# On the EPYC both predictions hold: no result changes at 0, 16 and 32 columns, and none with equal
+# weights. Equal weights still leave the values to be added and rounded, so it is the sum of the
+# weights that changes. The figure is in float32. In bfloat16 each result is rounded to 8 bits,
+# which hides most of the changes. The few that stay are enough: after the model's 30 layers nearly
+# every logit has changed.
 #
 # A last bit decides between two words
 # ------------------------------------
@@ -259,21 +263,23 @@ print(f"without rounding, changed: {share:.0%} of 1024 results")
 # On a GPU rows matter in bfloat16, too. With few rows cuBLAS may cut a sum into parts, add each
 # part on a different multiprocessor, and then add the parts. That is called *split-K*, as K is the
 # length of the sum. With weights of 4096 × 4096 on the H200, row 0 has the same bits in every batch
-# of :bound:`64 <product.unsplit>` rows or more, and different bits in smaller ones. Attention of
-# one token changes among eight texts from :bound:`2048 <decoding.keys>` tokens in the cache on.
+# of :bound:`64 <product.unsplit>` rows or more, and different bits in smaller ones. With
+# :bound:`2048 <decoding.keys>` tokens in the cache seven other texts change the attention of one
+# token; with 512 they do not.
 #
 # How often a text changes
 # ------------------------
 #
-# In short texts of SmolLM2 on the H200 it is the padding again. Its products keep their bits in
-# every batch. In attention, seven more texts change :bound:`0 % <attention.neighbours>` of 300
-# tokens, and 37 columns of padding change :bound:`71 % <attention.padding>`.
+# In short texts of SmolLM2 on the H200 it is the padding again. In attention, seven more texts
+# change :bound:`0 % <attention.neighbours>` of 300 tokens, and 37 columns of padding change
+# :bound:`71 % <attention.padding>`.
 #
-# A test server got :bound:`1000 <texts.completions>` requests for 8 prompts, in batches of up to 64
-# with padding. The figure shows how many texts differ from what the prompt gets alone. Two partial
-# remedies were tried, on 200 requests each. *batch_invariant_ops* [#thinking]_ replaces the
-# products and leaves attention. *No split-K* sets ``CUBLAS_WORKSPACE_CONFIG=:16:8`` and
-# ``CUBLASLT_WORKSPACE_SIZE=1``, so that cuBLAS has no memory for the parts of a sum.
+# We sent :bound:`1000 <texts.completions>` requests of 8 prompts through a server of our own, which
+# batches up to 64 of them and pads. Each text has 64 tokens. The figure shows how many texts differ
+# from what the prompt gets alone. Two partial remedies were tried, on 200 requests each.
+# *batch_invariant_ops* [#thinking]_ replaces the products and leaves attention. *No split-K* sets
+# ``CUBLAS_WORKSPACE_CONFIG=:16:8`` and ``CUBLASLT_WORKSPACE_SIZE=1``, so that cuBLAS has no memory
+# for the parts of a sum.
 
 
 def recorded(table, machine="nvidia-h200"):
@@ -350,11 +356,11 @@ price.round(2).rename(columns={"ratio": "× torch's time", "low": "from", "high"
 # each token. ``invariant(model)`` does not. On a processor both cut a batch into products of one
 # fixed number of rows, filled up with zeros.
 #
-# On an H100 we recorded ``generate`` of the changed model, for prompts of different lengths. Up to
-# :bound:`50 % <called.torch>` of a batch's texts by torch on this H100 were not what the prompt
-# gets alone. Of the changed model's there were none. *from* and *to* are a 95 % interval of the
-# time over torch's. It is wide: Python starts each kernel, and this machine's Python is not steady.
-# Where the interval holds 1, no difference was measured.
+# On an H100 we recorded ``generate`` of the changed model, for prompts of different lengths. Torch
+# changed up to :bound:`50 % <called.torch>` of a batch's texts there. The changed model changed
+# none. A *dynamic* cache grows with the text; a *static* one has its full length from the start.
+# *from* and *to* are a 95 % interval of the time over torch's. Where it holds 1, no difference was
+# measured.
 
 columns = {"roundoff": "× torch's time", "low": "from", "high": "to", "other texts": "other texts"}
 called = recorded("called", "nvidia-h100-80gb-hbm3")
@@ -362,12 +368,15 @@ called = called.reindex(columns=["cache", "batch", *columns]).rename(columns=col
 called.infer_objects().round(2).set_index("cache").rename_axis(None)
 
 # %%
-# A CUDA graph replays a token without Python. In such graphs, recorded with an earlier version of
-# the context manager, a token on the H200 takes at most :bound:`1.00 <graph.most>` times as long.
+# Often the changed model is the faster one. Here Python's start of each kernel sets the time, and
+# the changed model starts fewer: its RMSNorm is one kernel, where transformers has several. A CUDA
+# graph replays a token without Python. Where transformers compiles each step into such a graph, for
+# torch and for the changed model, the latter takes :bound:`1.03 <compiled.most>` times as long at
+# most. The interval holds 1.
 #
-# SmolLM2 is small, so that this says little of a large model. Look at its parts. Most products
-# go to cuBLAS, to a kernel that does not split K. Over :bound:`273 <product.shapes>` shapes on the
-# H200 the median is :bound:`1.00 <product.median>` times torch's time. The worst is
+# SmolLM2 is small, so that this says little of a large model. Look at the parts of a model. Most
+# products go to cuBLAS, to a kernel that does not split K. Over :bound:`273 <product.shapes>`
+# shapes on the H200 the median is :bound:`1.00 <product.median>` times torch's time. The worst is
 # :bound:`1.57 <product.most>` times: weights of 8192 → 1024 with few rows, where splitting K pays.
 # Attention of one token takes :bound:`1.06 <decoding.least>` to :bound:`1.30 <decoding.most>` times
 # as long.

@@ -135,7 +135,8 @@ def test_an_operator_has_the_bits_of_a_row_alone_and_is_near_float64(name, dtype
                     if start + m <= len(x):
                         made = operator(x[start : start + m].clone())
                         assert torch.equal(made, whole[start : start + m]), (columns, m, start)
-        wanted, plain = operator(x.double()), operator(x)
+        # On a CPU: of rows that begin at any place torch's attention on a GPU reads none.
+        wanted, plain = operator(x.double()), operator(x.cpu())
         assert (whole.dtype, whole.shape) == (plain.dtype, plain.shape)
         eps = torch.finfo(dtype).eps
         torch.testing.assert_close(whole.double(), wanted.double(), rtol=8 * eps, atol=16 * eps)

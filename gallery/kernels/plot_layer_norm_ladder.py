@@ -399,7 +399,7 @@ table.insert(0, "columns held", table.index * counts)
 table[["columns held", "registers", "spilled"]]
 
 # %%
-# A line at 8704 columns: what a bar holds beyond the line is padding.
+# The line stands at 8704 columns. What a bar holds beyond the line is padding.
 
 ax = table["columns held"].plot.barh(figsize=(6, 1.8), title="Columns held by all pieces")
 ax.axvline(8704, color="C1")
@@ -571,13 +571,13 @@ for name, right, *runs in zip(("dx", "dw", "db"), truth, *results, strict=False)
 # Limits, and what to read next
 # -----------------------------
 #
-# * The build of this page compiled for the registers and spills above, with the Triton that it had.
-#   The rates are those of Triton 3.6.0. Compile again after an upgrade.
+# * Registers and spills come from the Triton that built this page, and rates from Triton 3.6.0.
+#   Compile again after an upgrade.
 # * Prefetched rows have to fit into shared memory, 227 KiB on Hopper. With ``STAGES=3`` two rows of
 #   x and two of dy wait. With 16,384 columns of float32 these take 256 KiB, too much. With
 #   ``STAGES=2`` one row of each waits.
 # * From 2³¹ elements on, ``row * N`` overflows 32 bits: write ``row.to(tl.int64) * N``.
 # * ``R`` of ``add_partial_sums`` is a power of two, and at least the number of programs. With a
-#   smaller ``R`` it leaves partial sums out, and says nothing.
+#   smaller ``R`` dw and db are silently wrong, as partial sums are left out.
 # * Next: :ref:`triton-layer-norm` compares with the kernels of other libraries, and
 #   :ref:`reduction-order` says why an order of addition matters.

@@ -4,20 +4,21 @@ r"""
 How do I write a fast LayerNorm in Triton, step by step?
 ========================================================
 
-From the backward kernel of LayerNorm that one writes first to a fast one, in three steps.
+Three steps lead from a first backward kernel to a fast one.
 
 .. answer:: nvidia-h200
 
-   **Why.** A LayerNorm backward computes little, so memory should set its time. For rows of 8704
-   numbers of float16, a backward with atomic additions runs at :bound:`12 % <atomic>` of the rate
-   of a kernel that only reads and writes the same bytes. PyTorch's own runs at
-   :bound:`34 % <torch>`.
+   **Why.** A LayerNorm backward computes little, so it should run as fast as memory allows: at the
+   rate of a kernel that only reads and writes the same bytes. But for rows of 8704 numbers of
+   float16, a backward with atomic additions reaches :bound:`12 % <atomic>` of that rate. PyTorch's
+   own reaches :bound:`34 % <torch>`.
 
-   **The cure.** Three steps reach :bound:`79 % <prefetch>`, and 84 % in the second run. Add the
-   gradients of weight and bias in two stages. Cut each row into pieces. Load the next rows early.
+   **The cure.** Add the gradients of weight and bias in two stages. Cut each row into pieces. Load
+   the next rows early. Together the three steps reach :bound:`79 % <prefetch>`,
+   and 84 % in the second run.
 
    **The price.** Each program holds its sums of all columns in registers. At 32,768 columns they
-   do not fit: the kernel reaches :bound:`16 % <wide.packed>`, and PyTorch reaches
+   do not fit. There the kernel reaches :bound:`16 % <wide.packed>`, and PyTorch reaches
    :bound:`36 % <wide.torch>`.
 
    .. code-block:: python
@@ -34,8 +35,8 @@ From the backward kernel of LayerNorm that one writes first to a fast one, in th
 
 # %%
 # Every cell runs on a laptop in seconds: without a GPU, Triton's interpreter runs the kernels on
-# small tensors. A bold number was measured on an H200, unless its sentence names another GPU. Click
-# the number to see how.
+# small tensors. A bold number was recorded on an H200, unless its sentence names another GPU: click
+# it for its evidence.
 
 from contextlib import nullcontext
 
@@ -59,10 +60,10 @@ from roundoff.record import read_records
 # LayerNorm subtracts the mean of each row, divides by its standard deviation, multiplies by a
 # weight and adds a bias. In Triton's words:
 #
-# * A *program* is a thread block. ``kernel[(m,)](…)`` starts m of them, and ``tl.program_id(0)``
-#   says which one this is.
+# * A *program* is a thread block. ``kernel[(m,)](…)`` starts m programs, and ``tl.program_id(0)``
+#   is the number of this one.
 # * A *block* is an array that the threads of a program hold in their registers. Its length is a
-#   power of two. ``tl.arange(0, P)`` is one.
+#   power of two. ``tl.arange(0, P)`` is a block of P numbers.
 # * A tensor argument is a pointer. ``tl.load(X + cols, mask=…)`` reads a block and skips what is
 #   masked.
 #
@@ -90,8 +91,8 @@ def row_forward(X, W, B, Y, MEAN, RSTD, N, EPS: C, P: C):
 
 
 # %%
-# We run it, and compare with float64. The error is in the :ref:`unit <unit>` of float32: ε times
-# the root mean square of the exact result. An error near 1 is rounding.
+# We run this forward, and compare it with float64. The error is in the :ref:`unit <unit>` of
+# float32: ε times the root mean square of the exact result. An error near 1 is rounding.
 
 device, programs = ("cpu", 4) if interpreting() else ("cuda", 132)
 m, n, piece = (12, 48, 16) if interpreting() else (4096, 8704, 2048)
@@ -108,21 +109,20 @@ exact = functional.layer_norm(wide[0], (n,), wide[1], wide[2])
 print(f"typical error: {scaled_error(exact.detach(), y).rms:.2f}")
 
 # %%
-# A forward is easy: no row needs another one, and this kernel reads and writes each number once.
-# The backward is hard.
+# A forward is easy: no row needs another row. A backward is not.
 #
 # The first backward is far from memory's rate
 # --------------------------------------------
 #
-# The backward gives three gradients: *dx* has the shape of the rows, *dw* and *db* are sums over
-# all rows. With :math:`\hat x` for the normalized row, :math:`r` for one over its standard
-# deviation, :math:`g` for the incoming gradient and a bar for the mean of a row,
+# The backward gives three gradients. *dx* has the shape of the rows. *dw* and *db* are sums over
+# all rows. Let :math:`\hat x` be the normalized row, :math:`r` one over its standard deviation, and
+# :math:`g` the incoming gradient. A bar is a mean over the row:
 #
 # .. math:: dx = r\,(w g - \overline{w g} - \hat x\, \overline{\hat x\, w g}), \quad
 #           dw = \sum g\, \hat x, \quad db = \sum g.
 #
-# The first idea: each program adds its row to one sum in memory. An *atomic* addition lets no other
-# program come between its read and its write.
+# The first idea: each program adds its row to the same sums in memory. An *atomic* addition reads,
+# adds and writes, and no other program comes in between.
 
 
 @kernel
@@ -144,8 +144,8 @@ def atomic_backward(X, DY, W, MEAN, RSTD, DX, SUMS, N, P: C):
 
 
 # %%
-# We run it eight times on the same input. A GPU runs programs in no fixed order; the interpreter
-# shuffles them. ``show`` will run the next steps, too.
+# We run this kernel eight times on one input. A GPU runs programs in no fixed order, and the
+# interpreter shuffles them. ``show`` will also run each next step.
 
 
 def with_atomics(x, dy, w, mean, rstd):
@@ -171,18 +171,19 @@ def show(name, backward):
 show("atomics", with_atomics)
 
 # %%
-# The gradients are right up to rounding, but dw has several results: the order of the additions
+# The gradients are right, up to rounding. But dw has several results: the order of the additions
 # changes from run to run. On the H200, 20 runs gave :bound:`20 <orders>` different dw.
 #
-# It is slow, too. We time a kernel that reads and writes the same bytes and computes nothing. Its
-# rate is *what memory allows*. For 4096 rows of 8704 numbers in float16, the backward with atomics
-# reaches :bound:`12 % <atomic>` of that rate.
+# The kernel is slow, too. *What memory allows* is the rate of a kernel that reads and writes the
+# same bytes and computes nothing. For 4096 rows of 8704 numbers in float16, the backward with
+# atomics reaches :bound:`12 % <atomic>` of that rate.
 #
 # It is not the atomics alone
 # ---------------------------
 #
-# The usual advice is to avoid atomics. A fixed number of programs share the rows: program p takes
-# rows p, p + programs, and so on, and keeps its dw and db in registers.
+# The usual advice is to avoid atomics, and to add in two stages. A fixed number of programs share
+# the rows: program p takes rows p, p + programs, p + 2 · programs, and so on. Each program keeps
+# its own dw and db in registers.
 
 
 @kernel
@@ -239,35 +240,35 @@ def in_two_stages(x, dy, w, mean, rstd):
 show("two stages", in_two_stages)
 
 # %%
-# Every run now has the same bits. Two stages reach :bound:`34 % <stages>`. That is better, but two
-# thirds of the time are still lost. So atomics were not the only cause.
+# Every run now has the same bits. Two stages reach :bound:`34 % <stages>`. Two thirds of the time
+# are still lost, so atomics were not the only cause.
 #
 # A block that is too large spills
 # --------------------------------
 #
-# A thread has at most 255 registers. What it has no register for is *spilled*: written to memory
-# and read back, for every row. The compiler says how many registers a thread uses, and how many
-# words of 32 bits a thread spills. It needs no GPU to compile for one: here for an H100 or an H200,
+# A thread has at most 255 registers. What finds no register is *spilled*: written to memory and
+# read back, for every row. The compiler tells how many registers a thread uses, and how many words
+# of 32 bits a thread spills. It needs no GPU for that. Here it compiles for an H100 or an H200,
 # with 256 threads (8 warps) a program.
 
 widths = [4096, 8192, 8704]
 blocks = [triton.next_power_of_2(columns) for columns in widths]
-compiled = compiled_ahead([Compile(simple_backward, 8, {"P": block}) for block in blocks])
-table = pd.DataFrame(compiled, index=pd.Index(widths, name="columns"))
+launches = [Compile(simple_backward, 8, {"P": block}) for block in blocks]
+table = pd.DataFrame(compiled_ahead(launches), index=pd.Index(widths, name="columns"))
 table.insert(0, "block", blocks)
 table[["block", "registers", "spilled"]]
 
 # %%
-# 8192 columns spill nothing. 8704 columns are only 512 more. But the length of a block is a power
-# of two, here 16,384. Nearly half of it is padding, which takes registers as well. So it spills.
+# 8192 columns spill nothing. 8704 columns are only 512 more, but the next power of two is 16,384.
+# Nearly half of this block is padding, and padding takes registers, too. So the block spills.
 #
 # Cut the row into pieces, and the spills go
 # ------------------------------------------
 #
-# Five pieces of 2048 hold 8704 columns with little padding. Triton has no array of blocks. A tuple
-# takes its place, in a loop that the compiler unrolls (``tl.static_range``). Only the last piece
-# needs a mask. ``load_vector`` reads a vector in K pieces of P numbers. ``load_rows`` reads R rows
-# of x and of dy. Here R is 1.
+# Five pieces of 2048 hold 8704 columns with little padding. Triton has no list of blocks. We use a
+# tuple, and a loop that the compiler unrolls (``tl.static_range``). ``load_vector`` reads a vector
+# in K pieces of P numbers. ``load_rows`` reads R rows of x and of dy, and here R is 1. Only the
+# last piece needs a mask.
 
 
 @kernel
@@ -292,10 +293,11 @@ def load_rows(X, DY, at, here, last, P: C, K: C):
 
 
 # %%
-# A row of float16 is used twice: for its two means, then for the gradients. The compiler converts
-# the row once, and holds it in 32 bits until the second use. To hold 16 bits, the second use has to
-# convert again. With ``PACKED``, ``same_bits(x, zero, PACKED)`` is x XOR ``zero``. The argument
-# ``zero`` is 0, but the compiler does not know that, and cannot reuse the first conversion.
+# The kernel uses each row twice: for the two means, and then for the gradients. In between, the row
+# stays in registers. The compiler converts float16 to float32 once, and so keeps 32 bits a number.
+# ``PACKED`` makes it keep 16: the second use converts again. For that, the second use takes
+# ``same_bits(x, zero, PACKED)``, which is x XOR ``zero``. The argument ``zero`` is 0. The compiler
+# does not know that, and cannot reuse the first conversion.
 
 
 @kernel
@@ -318,7 +320,8 @@ def piece_backward(x, dy, w, mean, rstd, c1, c2, zero, PACKED: C):
 
 
 # %%
-# One helper makes the zeros that the sums begin with. One stores the partial sums at the end.
+# ``zeros`` makes the zeros that the sums begin with. ``store_sums`` stores the partial sums at the
+# end.
 
 
 @kernel
@@ -339,7 +342,8 @@ def store_sums(PART, dw, db, program, programs, N, P: C, K: C):
 
 
 # %%
-# ``pieces_backward`` does what ``simple_backward`` did, with tuples for blocks. A tile is R rows.
+# ``pieces_backward`` does what ``simple_backward`` did, with tuples in place of blocks. It takes a
+# *tile* of R rows at a time.
 
 
 @kernel
@@ -371,51 +375,54 @@ def pieces_backward(
 def in_pieces(x, dy, w, mean, rstd, packed=False, stages=1):
     M, N = x.shape
     dx, part = torch.empty_like(x), mean.new_empty(2 * programs, N)
-    sizes = {"R": 1, "P": piece, "K": triton.cdiv(N, piece), "PACKED": packed, "STAGES": stages}
     arguments = x, dy, w, mean, rstd, dx, part, M, N
-    pieces_backward[(programs,)](*arguments, tiles=M, zero=0, **sizes, num_warps=8)
+    sizes = {"tiles": M, "zero": 0, "R": 1, "P": piece, "K": triton.cdiv(N, piece)}
+    how = {"PACKED": packed, "STAGES": stages, "num_warps": 8}
+    pieces_backward[(programs,)](*arguments, **sizes, **how)
     return dx, *added(part)
 
 
 show("pieces", in_pieces)
 
 # %%
-# The errors stay within rounding. Now we compile the same 8704 columns in pieces of several
-# sizes.
+# The errors stay within rounding. Now we compile the same 8704 columns in pieces of three sizes.
 
 sizes = [16384, 4096, 2048]
-settings = {"R": 1, "PACKED": False, "STAGES": 1}
+counts = [triton.cdiv(8704, size) for size in sizes]
+fixed = {"R": 1, "PACKED": False, "STAGES": 1}
 launches = [
-    Compile(pieces_backward, 8, {**settings, "P": size, "K": triton.cdiv(8704, size)})
-    for size in sizes
+    Compile(pieces_backward, 8, {"P": size, "K": count, **fixed})
+    for size, count in zip(sizes, counts, strict=True)
 ]
 table = pd.DataFrame(compiled_ahead(launches), index=pd.Index(sizes, name="piece"))
-table.insert(0, "columns held", [triton.cdiv(8704, size) * size for size in sizes])
+table.insert(0, "columns held", table.index * counts)
 table[["columns held", "registers", "spilled"]]
 
 # %%
+# The line stands at 8704 columns. What a bar holds beyond the line is padding.
 
-padded = pd.DataFrame({"columns": 8704, "padding": table["columns held"] - 8704})
-ax = padded.plot.barh(stacked=True, figsize=(6, 1.8), title="8704 columns, by size of a piece")
-ax.figure.set_label("Padding of 8704 columns: the smaller a piece, the less of it.")
+ax = table["columns held"].plot.barh(figsize=(6, 1.8), title="Columns held by all pieces")
+ax.axvline(8704, color="C1")
+ax.figure.set_label("Columns that all pieces hold: the smaller a piece, the less padding.")
 plt.show()
 
 # %%
-# One piece of 16,384 spills. Pieces of 2048 spill nothing. On the H200 pieces run at
-# :bound:`62 % <pieces>`, where two stages ran at :bound:`34 % <stages>`. At 4096 columns nothing
-# spills and nothing is padding. There pieces gain little: pieces run at
-# :bound:`46 % <narrow.pieces>`, and two stages at :bound:`44 % <narrow.stages>`. So what pieces
-# save is spills and padding.
+# One piece of 16,384 spills. Five pieces of 2048 spill nothing. On the H200 pieces reach
+# :bound:`62 % <pieces>`, where two stages reached :bound:`34 % <stages>`.
+#
+# Are spills and padding the cause? At 4096 columns two stages have neither. There pieces gain
+# little: they reach :bound:`46 % <narrow.pieces>`, and two stages
+# :bound:`44 % <narrow.stages>`. So what pieces save is spills and padding.
 #
 # Load the next row early
 # -----------------------
 #
-# A program asks for a row and waits. If this wait is what costs, then a second program on the same
+# A program asks for a row and waits. If this wait costs time, then a second program on the same
 # :term:`multiprocessor` must help: one computes while the other waits. At 4096 columns the
-# registers hold two programs. There ``pieces_backward`` with ``PACKED=True`` runs at
-# :bound:`44 % <narrow.packed>`, and with twice as many programs at :bound:`60 % <narrow.two>`.
+# registers hold two programs. There ``pieces_backward`` with ``PACKED=True`` reaches
+# :bound:`44 % <narrow.packed>`, and with twice as many programs :bound:`60 % <narrow.two>`.
 #
-# At 8704 columns one program takes all registers. So the program itself has to ask earlier. With
+# At 8704 columns one program takes all registers. So this program has to ask earlier. With
 # ``tl.range(…, num_stages=3)`` a program asks for the next two rows before it works on this one.
 # The next rows wait in shared memory. The third step is the same kernel, launched with
 # ``STAGES=3``, and for float16 and bfloat16 with ``PACKED=True``.
@@ -430,30 +437,31 @@ show("prefetch", prefetched)
 
 # %%
 # An early load changes no arithmetic, so the errors are those of pieces. We compile the kernel with
-# and without each argument, at 8704 columns of float16.
+# and without each of the two arguments, at 8704 columns of float16.
 
 pairs = [(False, 1), (True, 1), (False, 3), (True, 3)]
-settings = {"R": 1, "P": 2048, "K": 5}
+sizes = {"R": 1, "P": 2048, "K": 5}
 launches = [
-    Compile(pieces_backward, 8, {**settings, "PACKED": packed, "STAGES": stages})
+    Compile(pieces_backward, 8, {**sizes, "PACKED": packed, "STAGES": stages})
     for packed, stages in pairs
 ]
-table = pd.DataFrame(pairs, columns=["PACKED", "STAGES"])
-table = table.join(pd.DataFrame(compiled_ahead(launches)))
-table.drop(columns=["warps", "fit"]).round()
+table = pd.DataFrame(compiled_ahead(launches))
+table.index = [f"PACKED={packed}, STAGES={stages}" for packed, stages in pairs]
+table[["registers", "spilled", "shared"]].round()
 
 # %%
-# Rows that wait take shared memory (in KiB), and no register. Packing changes little at this width.
-# On the H200 both together run at :bound:`79 % <prefetch>`, and at 84 % in the second run. On the
-# H100 they reach :bound:`90 % <prefetch@nvidia-h100-80gb-hbm3>` of what its memory allows. Packing
-# alone does not help: pieces fall from :bound:`62 % <pieces>` to :bound:`58 % <packed>`. Prefetch
-# without packing was not timed.
+# *shared* is in KiB. Rows that wait take shared memory and no register. Packing changes little at
+# this width. On the H200, ``PACKED`` and ``STAGES=3`` together reach :bound:`79 % <prefetch>`, and
+# 84 % in the second run. On the H100 they reach :bound:`90 % <prefetch@nvidia-h100-80gb-hbm3>` of
+# what its memory allows. Packing alone does not help: it takes pieces from :bound:`62 % <pieces>`
+# down to :bound:`58 % <packed>`. Prefetch without packing was not timed.
 #
 # How much each step gains
 # ------------------------
 #
 # Each kernel ran on 4096 rows of float16, from a :term:`CUDA graph`, on buffers larger than the
-# cache, on the H200. The table has percents of what memory allows, by columns of a row:
+# cache, on the H200. A column is the length of a row, and a number is the percentage of what memory
+# allows.
 #
 # * *packed* is pieces with ``PACKED=True``;
 # * *two programs* is packed, with two programs for each multiprocessor;
@@ -462,12 +470,13 @@ table.drop(columns=["warps", "fit"]).round()
 #
 # A step has no number where registers or shared memory do not hold it.
 
-STEPS = ["torch", "atomic", "two stages", "pieces", "packed", "two programs"]
-STEPS += ["prefetch", "roundoff"]
+
+STEPS = ["torch", "atomic", "two stages", "pieces", "packed"]
+STEPS += ["two programs", "prefetch", "roundoff"]
 
 
 def recorded(run):
-    """Percent of what memory allows on the H200, by step and columns; empty without a record."""
+    """Percent of what memory allows on the H200, by step and columns."""
     for record in read_records("plot_layer_norm_ladder"):
         if record.machine == "nvidia-h200":
             rates = 100 * getattr(record, run)["backward"]["of ceiling"]
@@ -482,40 +491,40 @@ table.insert(2, "8704, second run", recorded("second")[8704])
 table.map("{:.2g}".format, na_action="ignore").fillna("")
 
 # %%
-# The same as a chart, for 8704 columns. It stands beside the answer.
+# The chart beside the answer shows the column of 8704.
 
 figure, ax = plt.subplots(figsize=(5, 3))
 figure.set_gid("answer")  # the site shows it beside the answer
 shown = rates[8704].drop(["packed", "roundoff"]).dropna()
-figure.set_label(f"Percent of what memory allows, 8704 columns: {shown.round().to_dict()}")
+figure.set_label(f"Percent of what memory allows: {shown.round().to_dict()}")
 bars = ax.barh(shown.index, shown, color=["C7"] + ["C0"] * (len(shown) - 1))
 ax.bar_label(bars, fmt="%.0f %%", padding=3)
 ax.invert_yaxis()
-ax.set_xlim(0, 100)
-ax.set_xlabel("of what memory allows")
-ax.set_title("Backward, 8704 columns")
+ax.set(xlim=(0, 100), xlabel="of what memory allows", title="Backward, 8704 columns")
 plt.show()
 
 # %%
-# At 8704 columns *roundoff* reaches :bound:`85 % <roundoff>`. The two runs of *prefetch* differ by
-# nearly as much, so the table does not say which of the two is faster. At 4096 columns a program
-# has registers left for a second row, and prefetch with ``R=2`` reaches :bound:`73 % <tiles>`.
+# At 8704 columns *roundoff* reaches :bound:`85 % <roundoff>`. Is it faster than *prefetch*? The two
+# runs of *prefetch* lie nearly as far apart as *prefetch* and *roundoff*. So the table does not
+# say. At 4096 columns a program has registers left for a second row. There *prefetch* with ``R=2``
+# reaches :bound:`73 % <tiles>`.
 #
 # What it costs, and where it ends
 # --------------------------------
 #
-# **Memory.** The partial sums are two rows of float32 for each program: 132 programs, one for each
-# multiprocessor, and 8704 columns take 9.2 MB.
+# **Memory.** Each program stores two rows of partial sums in float32. 132 programs, one for each
+# multiprocessor, and 8704 columns make 9.2 MB.
 #
-# **Wide rows.** dw and db stay in registers. At 32,768 columns dw and db take 256 KiB, as much as
-# all registers of a multiprocessor. So a thread of *packed* spills :bound:`244 <wide.spilled>`
+# **Wide rows.** dw and db stay in registers. At 32,768 columns they take 256 KiB, as much as all
+# registers of a multiprocessor. There a thread of *packed* spills :bound:`244 <wide.spilled>`
 # words, and *packed* reaches :bound:`16 % <wide.packed>`. Without packing the compiler spills more,
-# and *pieces* reaches :bound:`6.6 % <wide.pieces>`. PyTorch reaches :bound:`36 % <wide.torch>`. For
-# such rows use *roundoff*: eight programs share a row and exchange their sums through memory, and
-# reach :bound:`66 % <wide.roundoff>`.
+# and *pieces* reaches :bound:`6.6 % <wide.pieces>`. PyTorch reaches :bound:`36 % <wide.torch>`.
 #
-# **The forward** needs no sums over rows, and gains less. At 8704 columns the first kernel of this
-# page reaches :bound:`68 % <forward>` on the H200. Pieces lift that to
+# For such rows use *roundoff*, which reaches :bound:`66 % <wide.roundoff>`: eight programs share a
+# row, and exchange their sums through memory.
+#
+# **The forward** adds nothing over rows, and gains less. At 8704 columns the first kernel of this
+# page reaches :bound:`68 % <forward>` on the H200. A forward in pieces reaches
 # :bound:`90 % <forward.pieces>`.
 #
 # **Code.** In production use :func:`roundoff.kernels.layer_norm`, which chooses pieces, rows and
@@ -524,50 +533,51 @@ plt.show()
 # Your own backward
 # -----------------
 #
-# Put the call of your function into ``mine``, such as ``return prefetched(x, dy, w, mean, rstd)``.
-# The cell says how far the results are from float64, and whether eight runs have the same bits.
-# Without a GPU, each run starts the programs in a different order. For RMSNorm set ``NORM`` to
-# ``functional.rms_norm``: its backward has no mean, so it is
+# Let ``mine`` return dx, dw and, if you have it, db. As it stands, ``mine`` is plain PyTorch. Put
+# in a call of yours, such as ``return prefetched(x, dy, w, mean, rstd)``. The cell says how far the
+# results are from float64, and whether eight runs have the same bits. Without a GPU, each run
+# starts the programs in a different order.
+#
+# For RMSNorm set ``NORM`` to ``functional.rms_norm``. Its backward has no mean:
 # :math:`dx = r\,(w g - \hat x\, \overline{\hat x\, w g})` with :math:`\hat x = x r`. Copy the
-# kernels above, and leave out what is about the mean and db.
+# kernels above, and leave out the mean and db.
 
 ROWS, COLUMNS, NORM = 7, 80, functional.layer_norm
 
 
 def mine(x, dy, w, mean, rstd):
-    # dx, dw and, if you have it, db: plain PyTorch, until you put in your own
     xhat, wg = (x - mean[:, None]) * rstd[:, None], w * dy
     c1, c2 = (xhat * wg).mean(1, keepdim=True), wg.mean(1, keepdim=True)
     return rstd[:, None] * (wg - c2 - xhat * c1), (dy * xhat).sum(0)
 
 
-x, dy = (torch.randn(ROWS, COLUMNS, generator=torch.manual_seed(seed)) for seed in (0, 1))
-w, where = torch.rand(COLUMNS), "cpu" if interpreting() else "cuda"
-x, dy, w = (t.to(where) for t in (x - 2.3, dy, w))
-mean, rstd = x.mean(1), (x.var(1, correction=0) + 1e-5).rsqrt()
-if NORM is functional.rms_norm:
-    mean, rstd = 0 * mean, (x.square().mean(1) + 1e-5).rsqrt()
+torch.manual_seed(0)
+x, dy = torch.randn(2, ROWS, COLUMNS).to("cpu" if interpreting() else "cuda")
+x, w = x - 2.3, torch.rand_like(x[0])
+mean = x.mean(1) * (NORM is functional.layer_norm)  # RMSNorm subtracts none
+rstd = ((x - mean[:, None]).square().mean(1) + 1e-5).rsqrt()
 wide = [t.double().requires_grad_() for t in (x, w, 0 * w)]
-truth = torch.autograd.grad(NORM(wide[0], w.shape, wide[1], eps=1e-5) + wide[2], wide, dy.double())
+out = NORM(wide[0], w.shape, wide[1], eps=1e-5) + wide[2]
+truth = torch.autograd.grad(out, wide, dy.double())
 results = []
 for seed in range(8):
     with shuffled_programs(seed) if interpreting() else nullcontext():
         results.append(mine(x, dy, w, mean, rstd))
 for name, right, *runs in zip(("dx", "dw", "db"), truth, *results, strict=False):
-    same = all(torch.equal(runs[0], run) for run in runs)
-    print(f"{name}: typical error {scaled_error(right, runs[0]).rms:.2g}, same bits: {same}")
+    error, bits = scaled_error(right, runs[0]).rms, {digest(run) for run in runs}
+    print(f"{name}: typical error {error:.2g}, same bits: {len(bits) == 1}")
 
 # %%
 # Limits, and what to read next
 # -----------------------------
 #
-# * Registers and spills above are those of the Triton that built this page. The rates are those of
-#   Triton 3.6.0. Compile again after an upgrade.
-# * Prefetched rows have to fit shared memory, 227 KiB on Hopper. With ``STAGES=3`` two rows
-#   wait, each of x and of dy: 2 × 2 × 16,384 columns of float32 take 256 KiB, too much. With
-#   ``STAGES=2`` one row waits.
+# * Registers and spills come from the Triton that built this page, and rates from Triton 3.6.0.
+#   Compile again after an upgrade.
+# * Prefetched rows have to fit into shared memory, 227 KiB on Hopper. With ``STAGES=3`` two rows of
+#   x and two of dy wait. With 16,384 columns of float32 these take 256 KiB, too much. With
+#   ``STAGES=2`` one row of each waits.
 # * From 2³¹ elements on, ``row * N`` overflows 32 bits: write ``row.to(tl.int64) * N``.
-# * ``R`` of ``add_partial_sums`` is a power of two, at least the number of programs. With a smaller
-#   ``R`` dw and db are silently wrong.
+# * ``R`` of ``add_partial_sums`` is a power of two, and at least the number of programs. With a
+#   smaller ``R`` dw and db are silently wrong, as partial sums are left out.
 # * Next: :ref:`triton-layer-norm` compares with the kernels of other libraries, and
 #   :ref:`reduction-order` says why an order of addition matters.

@@ -483,7 +483,6 @@ def test_what_the_page_on_the_fastest_layer_norm_says_of_its_output(told: dict[s
     errors = [float(x) for x in re.findall(r"largest error +([0-9.]+)", story.text)]
     assert len(errors) == 5
     assert max(errors) < 64, "all are right"
-    assert "{'lock': '4 different dw', 'two stages': '1 different dw'}" in story.text
     assert sum(len(steps) for steps in story.names["PASSES"]["step by step"]) == 12
     live = story.names["live"]
     assert set(live["way"]) == {"forward", "backward"}

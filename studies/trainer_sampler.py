@@ -499,7 +499,7 @@ study.value(
     "outside",
     where=WHOLE,
     interval=("low", "high"),
-    test=lambda v: 0.05 < v.low and v.high < 0.15,
+    test=lambda v: v.low > 0.05 and v.high < 0.15,
     **H100,
 )
 for name, column in ("different", "different"), ("tokens", "tokens"):

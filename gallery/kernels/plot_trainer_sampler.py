@@ -257,7 +257,7 @@ for name, one in ways.items():
     print(f"fixed: {name:10} logits that a cache changes: {share:.2%}")
 
 # %%
-# Fixed attention alone is enough: a cache then changes :bound:`0 % <parts.attention>` of the logits.
+# Fixed attention is enough: with it a cache changes :bound:`0 % <parts.attention>` of the logits.
 # Fixed products change nothing here. Torch's products in bfloat16 have those bits on this EPYC
 # already, and a cache still changes :bound:`86 % <parts.products>` of the logits.
 #
@@ -330,8 +330,8 @@ cures.round({"KL": 5} | dict.fromkeys(columns.values(), 2))
 
 # %%
 # float16 puts :bound:`0 % <float16.outside>` of the ratios outside, of 128 tokens. On the EPYC a
-# training step in float16 takes :bound:`39 <price.half>` times as long, and none of this on a GPU,
-# which multiplies float16 as fast as bfloat16. Recomputing costs a pass: a step takes
+# training step in float16 takes :bound:`39 <price.half>` times as long. A GPU multiplies float16 as
+# fast as bfloat16. Recomputing costs a pass: a step takes
 # :bound:`1.2 <price.recomputed>` times as long.
 #
 # On the H100, with all 30 layers and 64 texts, a training step with ``invariant(model)`` takes

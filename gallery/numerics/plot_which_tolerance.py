@@ -251,7 +251,7 @@ pd.DataFrame(rows)
 #
 # ``assert_close`` with ``atol=rtol * rms(expected)`` works at each scale, too. It needs no
 # calibration, but its ``rtol`` is a guess. Use it for finite outputs only: an infinity makes
-# ``atol`` infinite, and everything passes. It is the baseline in the table of the study below.
+# ``atol`` infinite, and everything passes. This test is the baseline of the study below.
 #
 # A calibration on a wrong function
 # ---------------------------------
@@ -307,7 +307,7 @@ plt.show()
 # %%
 # A point above a line fails. Over four decades of results the largest difference changes less than
 # tenfold. The line of a fixed ``rtol`` changes ten-thousandfold, and crosses the points. The
-# defaults are too low for most of these results. For outputs near 1 they are good, as follows.
+# defaults are too low for most of these results. Outputs near 1 come next.
 #
 # How much it matters
 # -------------------

@@ -16,10 +16,10 @@ Same weights, same prompt, no sampling. The texts begin alike, and then one word
    32 texts differ. float16 needs no more memory than bfloat16, and :bound:`7 <texts.float16>` texts
    differ.
 
-   **The price.** Twice the memory, for the weights and for the cache. In this small model a token
-   takes :bound:`0.93 <time.float32>` of bfloat16's time. A large model has to read twice the bytes,
-   and was not timed. Where the weights stay in bfloat16, only the cache doubles, and a token takes
-   :bound:`1.18 <time.converted>` times as long.
+   **The price.** float32 needs twice the memory, for the weights and for the cache. With this small
+   model a token takes :bound:`0.93 <time.float32>` of bfloat16's time. Large models may take twice
+   the time; we timed none. If the weights stay in bfloat16 and are converted for each use, only
+   the cache doubles, and a token takes :bound:`1.18 <time.converted>` times as long.
 
    .. code-block:: python
 
@@ -82,16 +82,16 @@ for row in differ.nonzero()[:2, 0]:
 print("texts that differ:", int(differ.sum()), "of", len(asked))
 
 # %%
-# Neither text is broken. They begin alike, and part at one token. From there on each goes its own
-# way, as the model reads what it wrote.
+# Neither text is broken. The two begin alike, and part at one token. From there on each goes its
+# own way, as the model reads what it wrote.
 #
 # It is not chance, and the weights are equal
 # -------------------------------------------
 #
 # One usual explanation is chance. Then a second run would write something else. Another one is the
-# weights: in bfloat16 they have lost digits. But we rounded them once, and float64 computes with
-# the rounded weights, too. If float32 writes float64's texts with them, the weights are not the
-# reason.
+# weights: in bfloat16 they have lost digits. But we rounded the weights once, and float64 computes
+# with the rounded weights, too. If float32 writes float64's texts with the same weights, the
+# weights are not the reason.
 
 
 def differing(a, b):
@@ -108,10 +108,10 @@ print("float32 and float64:", differing(of_float32, truth), "texts differ")
 # A second run on this processor (CPU) writes the same texts. And float32 writes float64's texts,
 # with the very weights that bfloat16 has. So the arithmetic of bfloat16 makes the difference.
 #
-# Rounding the weights is another cause, which float32 does not cure. The study computed in float32
-# with the weights as read from their 4-bit file [#smollm]_, not rounded to bfloat16, in a batch of
-# 32 on the H200. Then :bound:`13 <texts.weights>` texts differ from float64's with rounded weights.
-# The arithmetic of bfloat16 changes :bound:`25 <texts.batch>` in such a batch.
+# Rounding the weights changes texts, too, and float32 does not undo that. The study computed in
+# float32 with weights that were not rounded to bfloat16, in a batch of 32 on the H200. Then
+# :bound:`13 <texts.weights>` texts differ from float64's with rounded weights. In such a batch,
+# the arithmetic of bfloat16 changes :bound:`25 <texts.batch>` texts.
 #
 # Two scores nearly tie
 # ---------------------
@@ -179,15 +179,15 @@ ax.legend(fontsize=8)
 plt.show()
 
 # %%
-# The dots that change have small gaps. The dots form stripes, as bfloat16 is coarse: between 16 and
-# 32 it has no numbers but the multiples of 1/8. The new gap of two scores there is a multiple of
-# 1/8, too, and it is often zero. That is a dot on the dashed line. The two scores are equal then,
-# and ``argmax`` takes the token that comes first in the vocabulary.
+# The tokens that change have small gaps. Some dots lie on the dashed line itself, as bfloat16 is
+# coarse: between 16 and 32 it has only the multiples of 1/8. So the gap of two such scores is a
+# multiple of 1/8 in bfloat16, and often zero. The two scores then tie, and ``argmax`` takes the
+# token that comes first in the vocabulary.
 #
 # Is rounding the cause? Then smaller roundings must change fewer tokens. bfloat16 keeps 8
-# significant bits and float32 keeps 24, so its changes should be thousands of times smaller. We
-# also round less at one place only: the last product, which gives the logits, is in float32, and
-# all before it stays in bfloat16. float32 wrote float64's texts, so we have its logits.
+# significant bits and float32 keeps 24, so float32's changes should be thousands of times smaller.
+# We also round less at one place only: the last product, which gives the logits, is in float32, and
+# all before it stays in bfloat16. We have float32's logits already: it wrote float64's texts.
 
 mixed = trained.model(torch.bfloat16)
 head = mixed.lm_head
@@ -207,20 +207,20 @@ pd.DataFrame(rows).T
 
 # %%
 # *RMS* is the root mean square. In float32 the RMS change is far below the smallest gap printed
-# above, and no token is different. The last product in float32 ends the ties. But most of the
+# above, and no token is different. With the last product in float32 no scores tie. But most of the
 # change is left: it comes from the layers before.
 #
 # A rule: how many tokens change
 # ------------------------------
 #
-# A token becomes different if the change takes off more than its gap. Say that the changes are
+# A token becomes different if the change takes off more than its gap. Assume that the changes are
 # normally distributed, with mean 0 and standard deviation σ, whatever the gap. Then a token with
 # gap g changes with a probability of Φ(−g/σ), where Φ is the normal distribution function. The mean
 # over the tokens is
 #
 # .. math:: \text{share of different tokens} \approx \text{mean of } \Phi(-g/\sigma).
 #
-# The stripes show that the changes do depend on the gap a little. So the rule needs a test.
+# The dots on the dashed line show that the assumption is not exact. So the rule needs a test.
 
 for name, logits in steps.items():
     moved = gap_of(logits) - gap
@@ -229,9 +229,9 @@ for name, logits in steps.items():
     print(f"expected {expected:.1f}, counted {counted}: {name}")
 
 # %%
-# These counts are too small for a test: a count scatters by its square root, so that 9 may as well
-# be 6 or 12. The study has more than ten times as many tokens, and takes σ from one half of the
-# prompts and the gaps from the other.
+# These counts are too small for a test: a count scatters by about its square root, so that 4 may as
+# well be 2 or 6. The study has more than ten times as many tokens. It takes σ from one half of the
+# prompts and the gaps from the other half.
 #
 # How much it matters
 # -------------------
@@ -263,9 +263,10 @@ ax.legend(fontsize=8)
 plt.show()
 
 # %%
-# In the table are the rule's shares of different tokens beside the measured ones, on the H200. In a
-# batch all 32 prompts are decoded together, and the GPU runs different kernels. *Weights as
-# read* are not rounded to bfloat16.
+# The table compares the rule with the H200. *expected* and *measured* are shares of different
+# tokens, and *texts* counts the different ones of 32. In a batch all 32 prompts are decoded
+# together, and the GPU runs different kernels. *Weights as read* from their 4-bit file [#smollm]_
+# are not rounded to bfloat16.
 
 shown = recorded("predicted")
 if len(shown):
@@ -281,13 +282,13 @@ shown
 
 # %%
 # In bfloat16, each prompt alone, the rule expects :bound:`1.69 % <tokens.predicted>` of the tokens
-# to be different, and :bound:`1.79 % <tokens.bfloat16>` are. The rule is a little low, and well
-# within the 95 % interval of the count. Most texts change, since one different token is enough to
-# change a text.
+# to be different, and :bound:`1.79 % <tokens.bfloat16>` are. The rule is well within the 95 %
+# interval of the measured share. Most texts change, since one different token is enough to change a
+# text.
 #
-# float16 keeps 11 significant bits, and changes :bound:`7 <texts.float16>` of the 32 texts. Its
-# numbers end at 65,504. This model stays below: over the first prompt, the largest value between
-# two layers is :bound:`24,929 <largest>` on the H200. A larger model may not.
+# float16 keeps 11 significant bits, and changes :bound:`7 <texts.float16>` of the 32 texts. But
+# float16 ends at 65,504. This model stays below: over the first prompt, the largest value between
+# two layers is :bound:`24,929 <largest>` on the H200. A larger model may go beyond.
 #
 # A server decodes prompts in batches, and a batch takes different kernels, which round differently.
 # In bfloat16 a batch of 8 changed :bound:`21 <server>` of the 32 texts, compared with each prompt
@@ -297,11 +298,11 @@ shown
 # ----------------------------
 #
 # A different text need not be a worse text. The :term:`perplexity` says how well a model predicts
-# given prose. On eight passages we saw bfloat16 neither raise nor lower it. The 95 % interval of
-# the change goes from :bound:`−0.43 % <perplexity.low>` to :bound:`0.29 % <perplexity.high>`.
+# given prose. On eight passages we saw no effect of bfloat16 on the perplexity: the 95 % interval
+# of the change goes from :bound:`−0.43 % <perplexity.low>` to :bound:`0.29 % <perplexity.high>`.
 #
-# So a loss of half a percent would have been seen, and a loss of a tenth of a percent would not.
-# The passages say nothing of long reasoning, where one different token may spoil an answer. For a
+# So the passages exclude a change of half a percent, and not one of a tenth of a percent. They say
+# nothing of long reasoning, where one different token may spoil an answer. For a
 # reasoning model of seven billion weights in bfloat16, others found "up to 9% variation in
 # accuracy" between batch sizes and GPUs [#yuan]_.
 #
@@ -329,9 +330,9 @@ with torch.no_grad():
 print("logits that differ from float32's:", int(apart.sum()))
 
 # %%
-# Along float64's texts none differ, so the texts are float32's, too. Now the price of ``generate``
-# for eight tokens of one prompt, on the processor that built this page: the time over bfloat16's,
-# and the memory of the weights and of the :term:`KV cache`.
+# No logit differs along float64's texts, so converted weights write float32's texts. Now the price
+# of ``generate`` for eight tokens of one prompt, on the processor that built this page. *ratio* is
+# the time over bfloat16's. The memory is that of the weights and of the :term:`KV cache`.
 
 ids = torch.tensor(asked[:1])
 options = {"attention_mask": torch.ones_like(ids), "do_sample": False}
@@ -351,30 +352,30 @@ prices
 
 # %%
 # *low* and *high* are the ends of a 95 % interval of the ratio. With converted weights the cache is
-# float32's. Each use also makes a copy of one weight in float32. The largest, of the embedding, has
-# 49,152 × 576 × 4 bytes, which is 108 MiB.
+# float32's. Each use of a weight also makes a float32 copy of it. The largest copy, of the
+# embedding, has 49,152 × 576 × 4 bytes, which is 108 MiB.
 #
-# The ratio depends on the processor and on the call. The study's Intel Xeon took
-# :bound:`0.88 <time.float32@intel-xeon-2-cores>` of bfloat16's time for one token in float32,
-# without a prompt before it.
+# The ratio depends on the processor and on the call. The study timed one token without a prompt
+# before it. On an Intel Xeon float32 took :bound:`0.88 <time.float32@intel-xeon-2-cores>` of
+# bfloat16's time.
 #
-# On the H200 such a token is :bound:`faster <time.float32>` in float32: the token takes
-# :bound:`0.93 <time.float32>` of the time. Converted weights are :bound:`slower <time.converted>`,
-# at :bound:`1.18 <time.converted>` times. Each was timed as a :term:`CUDA graph`, with an empty
-# cache. Reading twice the bytes took no longer, so the bandwidth of the memory does not limit this
-# small model. Why it took even less, we did not find out. The bandwidth limits large models, which
+# On the H200, as a :term:`CUDA graph`, that token is :bound:`faster <time.float32>` in float32: it
+# takes :bound:`0.93 <time.float32>` of the time. Converted weights are
+# :bound:`slower <time.converted>`: the token takes :bound:`1.18 <time.converted>` times as long.
+# Reading twice the bytes took no longer, so the bandwidth of the memory does not limit this small
+# model. Why float32 took even less, we did not find out. The bandwidth limits large models, which
 # read all weights for each token: there, twice the bytes may take twice the time. float16 was not
 # timed on the H200.
 #
 # Use float32 where texts are compared word by word: in a test, or against another machine. Keep
-# bfloat16 where nobody compares them, as in a chat, if your own task shows no loss.
+# bfloat16 where nobody compares texts, as in a chat, if your own task shows no loss.
 #
 # Your own model
 # --------------
 #
 # Put in a GGUF file, a folder of transformers or a name on its hub, your prompts, and the type that
 # you want to use. The model has to be a Llama without biases, so Qwen2 is refused. The cell runs
-# after the imports. It counts the tokens that differ along float64's text.
+# after the imports, and counts the tokens that differ along float64's text.
 
 MODEL, DTYPE, LENGTH = SMOLLM2, torch.bfloat16, 16
 PROMPTS = ["Explain how a bicycle stays upright.", "Write a poem about the first snow."]
@@ -402,11 +403,11 @@ print(f"    expected {torch.special.ndtr(-gaps / sigma).sum():.2g}")
 # * Greedy decoding. We did not measure sampling.
 # * The rule counts tokens along one text. After the first different token the texts have nothing
 #   more to compare.
-# * On the H200 a little chance is left in bfloat16. The same batch, run twice, has typical errors
-#   of :bound:`2.406 <repeat.first>` and :bound:`2.396 <repeat.second>` :ref:`units <unit>`. Which
-#   kernel does that is open.
-# * A few values in a trained model are thousands of times the others [#massive]_. With random
-#   weights they are missing, so test with a trained model.
+# * The processor repeats its bits, and the H200 did not quite. One batch in bfloat16, run twice,
+#   had typical errors of :bound:`2.406 <repeat.first>` and :bound:`2.396 <repeat.second>`
+#   :ref:`units <unit>`. Which kernel does that is open.
+# * A few values in a trained model are thousands of times as large as the others [#massive]_. A
+#   model of random weights lacks them, so test with a trained model.
 # * In a published experiment, 1,000 equal requests to a server gave 80 distinct texts [#thinking]_.
 # * Next: :ref:`layer-norm-discrepancies`, for the switches of two runtimes, and
 #   :ref:`reduction-order`, for why an order matters at all.

@@ -9,12 +9,12 @@ One ONNX file and one set of weights in two runtimes: how far apart, who is righ
 .. answer:: nvidia-h200
 
    **Why.** On a GPU, ONNX Runtime multiplies float32 matrices in TF32 by default, and PyTorch does
-   not. TF32 keeps 11 of float32's 24 significant bits. In this page's model results are near 300,
-   and the two runtimes differ by up to :bound:`0.0256 <gap.default>`.
+   not. TF32 keeps 11 of float32's 24 significant bits. On this page's model, with results near 300,
+   the two runtimes differ by up to :bound:`0.0256 <gap.default>`. ONNX Runtime's largest error is
+   :bound:`31 <positive.ratio>` times PyTorch's, and :bound:`182 <signed.ratio>` times with weights
+   of both signs.
 
    **The cure.** Turn ``use_tf32`` off. The two then differ by at most :bound:`0.00015 <gap.off>`.
-   With TF32, ONNX Runtime's largest error is :bound:`31 <positive.ratio>` times PyTorch's where all
-   weights are positive, and :bound:`182 <signed.ratio>` times where they have both signs.
 
    **The price.** ONNX Runtime takes :bound:`about 4 <cost.off>` times as long for this model, which
    is mostly one product. On a CPU there is no TF32, and nothing to set.
@@ -135,8 +135,8 @@ plt.show()
 # A tensor core multiplies float32 numbers in TF32: it keeps their exponent and 11 of their 24
 # significant bits. We round both operands in this way and multiply them in float64, which adds next
 # to no error. The :ref:`unit <unit>` of an error is ε times the root mean square (RMS) of the exact
-# product, with float32's ε = 2⁻²³. We print the RMS error and the mean error. We take every eighth
-# row, as a later cell is slow.
+# product, with float32's ε = 2⁻²³. We print the RMS error and the mean error of every eighth row;
+# all rows would make a later cell slow.
 
 
 def to_tf32(x):
@@ -161,10 +161,10 @@ show("rounded operands", exact, rounded)
 # -------------------------------------
 #
 # Rounding to nearest errs up as often as down, so that the mean error is small beside the RMS
-# error. But the mean error that was measured on the H200 is :bound:`−44.7 <measured.mean>`: its
-# results are too small. Cutting the operands would give a mean error of :bound:`−5654 <cut.mean>`
-# (simulated on the host's CPU). So the operands are rounded, and the tensor core loses bits when it
-# adds.
+# error. But ONNX Runtime's results on the H200 are too small: their mean error is
+# :bound:`−44.7 <measured.mean>`. Does the H200 cut the operands instead of rounding them? No: in a
+# simulation on the host's CPU, operands that are cut give a mean error of
+# :bound:`−5654 <cut.mean>`. So the bits are lost later, in the sum.
 #
 # On a Hopper GPU, a tensor core adds eight products at a time to a running sum. The tensor core
 # shifts these nine numbers so that their binary places line up, and keeps 26 places. The bits
@@ -206,23 +206,23 @@ plt.show()
 # running sum, so the product begins further right, and its last bits lie beyond the line. Most
 # products are positive here: dropping their bits makes the sum smaller.
 #
-# :func:`~roundoff.reductions.tensor_core_matmul` simulates this addition. Its operands are already
-# rounded, so that its only error is what it drops.
+# :func:`~roundoff.reductions.tensor_core_matmul` simulates this addition. We give it rounded
+# operands. What it drops is then the only difference from ``rounded``.
 
 core = tensor_core_matmul(x11, w11, gpu="H200")
 show("dropped bits", rounded, core)
 show("both", exact, core)
 
 # %%
-# The errors of rounding scatter around zero, and dropping shifts all results alike. So the squares
-# of the two RMS errors add up. The study simulated both for all rows, on the host's CPU: an RMS
-# error of :bound:`129 <rounded.rms>` from rounding, and of :bound:`46 <dropped.rms>` from dropping.
-# Together they make √(129² + 46²) = 137. ONNX Runtime's measured RMS error on the H200 is
-# :bound:`137 <measured.rms>`. The mean error fits, too: the simulations give
+# Does the simulation match the H200? The errors of rounding scatter around zero, and dropping
+# shifts all results alike. So the squares of the two RMS errors add up. The study simulated all
+# rows on the host's CPU: rounding has an RMS error of :bound:`129 <rounded.rms>`, and dropping one
+# of :bound:`46 <dropped.rms>`. Together they make √(129² + 46²) = 137. ONNX Runtime's RMS error on
+# the H200 is :bound:`137 <measured.rms>`. The mean error fits, too: the simulation gives
 # :bound:`−45.6 <both.mean>`, and the H200 has :bound:`−44.7 <measured.mean>`.
 #
-# Which of the two counts in a longer sum? We multiply numbers between 0 and 1, and take the RMS
-# error of each part.
+# Which of the two counts in a longer sum, rounding or dropping? We multiply numbers between 0 and
+# 1, and take the RMS error of each.
 
 torch.manual_seed(0)
 parts = {}
@@ -237,8 +237,8 @@ pd.DataFrame(parts).T.rename_axis("terms").round(1)
 
 # %%
 # With more terms the error of rounding falls, as more errors average out. The error of dropping
-# grows with the number of steps: the bits of each step have the same size beside the running sum,
-# and all shift it the same way. With 4096 positive terms dropping is the larger error.
+# grows: each step drops about the same share of the running sum, and always makes the sum smaller.
+# With 4096 positive terms dropping is the larger error.
 #
 # Weights of both signs are worse
 # -------------------------------
@@ -255,13 +255,14 @@ show("dropped bits", rounded, core)
 show("both", exact, core)
 
 # %%
-# Now dropping shifts nothing: a negative sum loses bits upwards. But TF32's RMS error is several
-# times as large as with positive weights, and nearly all of it comes from rounded operands. The
-# terms and their errors are as large as before, but the results have become small.
+# Dropped bits no longer shift the results: dropping moves positive sums down and negative sums up.
+# But TF32's RMS error is several times as large as with positive weights. Nearly all of it comes
+# from rounded operands, whose mean error is small beside it. The unit explains why: the terms
+# cancel, and an error is now divided by a small result.
 #
-# These four lines are simulated on a CPU. The study recorded on the H200 the largest error over the
-# sum of the terms' magnitudes. ONNX Runtime's is :bound:`31 <positive.ratio>` times PyTorch's with
-# positive weights, and :bound:`182 <signed.ratio>` times with both signs.
+# The last three lines are simulated. On the H200 the study divided the largest error by the sum of
+# the terms' magnitudes. ONNX Runtime's largest error is :bound:`31 <positive.ratio>` times
+# PyTorch's with positive weights, and :bound:`182 <signed.ratio>` times with both signs.
 #
 # How much it matters
 # -------------------
@@ -293,10 +294,10 @@ ax.set_xlabel("largest difference (results near 300)")
 plt.show()
 
 # %%
-# With TF32 in both, the two are within :bound:`0.0020 <gap.both>` of each other, and both have the
-# error that ONNX Runtime has by default: agreement is not accuracy. What is left comes from
-# LayerNormalization. Its results differ in the last bits of float32, and rounding to TF32 can turn
-# such a difference into a whole step of TF32. With TF32 in PyTorch only, the errors change places.
+# With TF32 in both, the two results are within :bound:`0.0020 <gap.both>` of each other, and both
+# have the error that ONNX Runtime has by default: agreement is not accuracy. The two products get
+# inputs that differ in the last bits of float32, from LayerNormalization. Rounding to TF32 can turn
+# such a difference into a whole step of TF32.
 #
 # Without TF32, either runtime may have the smaller error. On the H200 their errors are equal in
 # three digits. On the host's CPU, PyTorch's RMS error is :bound:`2.2 <error.cpu>` times that of
@@ -325,8 +326,8 @@ pd.DataFrame({"changed": changed, "time": switches["cost"].map("{:.2f}".format)}
 # A model pays less where it spends time outside of matrix products. A GPU runs LayerNormalization,
 # softmax and additions without a tensor core, and TF32 does not change their time.
 #
-# Turn TF32 off to compare two runtimes, to search for a fault, and where large terms cancel. Where
-# bfloat16 is good enough TF32 is, too: bfloat16 has 8 bits, and TF32 has 11.
+# Turn TF32 off to compare two runtimes, to search for a fault, and where large terms cancel. Keep
+# TF32 where bfloat16 would be good enough: bfloat16 has 8 significant bits, and TF32 has 11.
 #
 # .. _your-own-model:
 #
@@ -352,15 +353,16 @@ compare_runtimes(MODEL, FEEDS, module=MODULE)
 # * For a tolerance without feeds, :func:`roundoff.compare.tolerance` bounds the rounding of a
 #   product, and :func:`roundoff.compare.layer_norm_bound` that of a LayerNormalization.
 # * In float16 and bfloat16, the two runtimes are at most :bound:`1 <half.ulp>` step apart on the
-#   H200. In float16 look for overflow first. RMSNorm squares its input, and a number above 256 has
-#   no square in float16. Deep transformers have channels with such numbers [#massive]_. In a test,
-#   32 of 64 rows had a channel uniform in ±800. Both runtimes turned :bound:`21 <overflow.rows>` of
-#   the 32 rows into zeros on the H200. Squares in float32 avoid that.
-# * Fasi et al. found how tensor cores before Hopper drop bits [#fasi]_. ``tensor_core_matmul`` has
-#   every bit of 64 × 64 products that a Triton kernel made in one chain on an H100 and an H200.
-#   cuBLAS, which ONNX Runtime calls, may cut a long sum into parts. So this page compares sizes of
-#   errors with the simulation, not bits.
-# * The study that posed the question [#published]_ found 0.0196 on a GPU, and left open why.
+#   H200. In float16 look for overflow first: RMSNorm squares its input, and numbers from 256 on
+#   have an infinite square in float16. Deep transformers have channels with such numbers
+#   [#massive]_. We gave 32 rows a channel that is uniform in ±800, and on the H200 both runtimes
+#   turned :bound:`21 <overflow.rows>` of these rows into zeros. Squares in float32 avoid that.
+# * Fasi et al. found how tensor cores before Hopper drop bits [#fasi]_. On an H100 and an H200,
+#   ``tensor_core_matmul`` gives the bits of a Triton kernel that adds 64 × 64 products in one
+#   chain. cuBLAS, which ONNX Runtime calls, may cut a long sum into parts. So this page compares
+#   the sizes of errors with the simulation, not bits.
+# * The page that posed the question [#published]_ found a difference of 0.0196 on a GPU, and left
+#   open why.
 # * Next: :ref:`bits-to-words`, for when such a difference changes an answer.
 #
 # .. [#massive] M. Sun, X. Chen, J. Z. Kolter, Z. Liu, *Massive activations in large language

@@ -8,17 +8,18 @@ Shuffle a list of numbers and add it again: the last digits of the sum change. N
 
 .. answer:: nvidia-h200
 
-   **Why.** Every addition rounds, and a different order rounds different partial sums. The same
-   8192 normal float32 numbers in 128 orders have :bound:`27 <np.sum>` different sums by ``np.sum``.
+   **Why.** Every addition rounds, and a different order rounds different partial sums. ``np.sum``
+   added the same 8192 normal float32 numbers in 128 orders, and found :bound:`27 <np.sum>`
+   different sums.
 
-   **The cure.** Add in float64, then round the sum to float32. All 128 orders then have the same
-   result, the correctly rounded one. ``binned`` guarantees that for all numbers.
+   **The cure.** Add in float64, then round the sum to float32: all 128 orders then give one sum,
+   correctly rounded. For numbers of very different sizes float64 can fail. ``binned`` cannot.
 
-   **The price.** On one core of an H100's host NumPy takes
+   **The price.** On one core of an H100's host, NumPy takes
    :bound:`2.3 <float64.time@nvidia-h100-80gb-hbm3>` times as long in float64 as in float32, and
-   ``binned`` takes :bound:`13 <binned.time>` times as long. On an H100 PyTorch takes
-   :bound:`5.4 <float64.gpu@nvidia-h100-80gb-hbm3>` times as long in float64 as in float32, and
-   ``sum_binned``, the sum of ``binned`` on a GPU, takes :bound:`1.3 <binned.gpu>` times as long.
+   ``binned`` takes :bound:`13 <binned.time>` times as long. On an H100, PyTorch takes
+   :bound:`5.4 <float64.gpu@nvidia-h100-80gb-hbm3>` times as long in float64, and ``sum_binned``,
+   which gives the bits of ``binned``, takes :bound:`1.3 <binned.gpu>` times as long.
 
    .. code-block:: python
 
@@ -40,24 +41,8 @@ import numpy as np
 import pandas as pd
 import torch
 
-from roundoff.reductions import (
-    DISTRIBUTIONS,
-    DTYPES,
-    arrange,
-    binned,
-    condition,
-    distinct_bits,
-    draw_orders,
-    draw_values,
-    exact_sum,
-    judge,
-    mean,
-    moments,
-    neumaier,
-    round_exact,
-    round_to,
-    sequential,
-)
+from roundoff import reductions
+from roundoff.reductions import arrange, binned, distinct_bits, draw_orders, draw_values, round_to
 from roundoff.timing import measure
 
 # %%
@@ -75,19 +60,19 @@ sums = np.array([np.sum(order) for order in orders])
 for name, place in ("as drawn", 0), ("ascending", 1), ("shuffled", 3):
     print(f"{name:15}{sums[place]:.6f}")
 print("different results:", distinct_bits(sums))
-print(f"{'exact':15}{float(exact_sum(x)):.6f}")
+print(f"{'exact':15}{float(reductions.exact_sum(x)):.6f}")
 
 # %%
-# Each line adds the same numbers. The sums agree in about five digits. Which one is right? None of
-# these three is the exact sum.
+# Each line adds the same numbers. The sums agree in about five digits, and none of these three is
+# the exact sum.
 #
 # The threads do not race
 # -----------------------
 #
 # The usual explanation is a race: threads finish at different times, so each run adds in a
-# different order. If that were the cause, several threads that add one array again and again would
-# find several sums. We let PyTorch add a million numbers a hundred times, with one thread and with
-# more. *different* counts the results of the hundred runs.
+# different order. If races were the cause, several threads would find several sums of one array. We
+# let PyTorch add a million numbers a hundred times, with one thread and with more. *different*
+# counts the different sums of the hundred runs.
 
 million = torch.from_numpy(draw_values("normal", 2**20).astype(np.float32))
 usual = torch.get_num_threads()
@@ -99,70 +84,54 @@ torch.set_num_threads(usual)
 
 # %%
 # Each number of threads gives one sum in every run, to the last bit. Threads that race would not. A
-# different number of threads cuts the array elsewhere, which is a different order, and gives a
-# different sum. On the H200's host we added 2²² numbers with 2, 4, 8, 16, 32 and 64 threads:
-# :bound:`6 <threads>` of these six sums differ from the sum of one thread.
+# different number of threads cuts the array in different places. That is a different order, and
+# gives a different sum. On the H200's host we added 2²² numbers with 2, 4, 8, 16, 32 and 64
+# threads: :bound:`6 <threads>` of these six sums differ from the sum of one thread.
 #
-# A GPU can repeat its sum, too. On the H200 ``torch.sum`` of our 8192 numbers had
-# :bound:`1 <repeats>` result in 128 runs. A race does exist in ``index_add_``, which adds in
-# whatever order its threads arrive. When it added our numbers into one place, 128 runs had
-# :bound:`about 90 <atomics>` results. With ``torch.use_deterministic_algorithms(True)`` the runs
-# had :bound:`1 <atomics.off>` result. But a race only picks the order. Why does the order matter?
+# A GPU can repeat its sum, too: on the H200 ``torch.sum`` of our 8192 numbers had
+# :bound:`1 <repeats>` result in 128 runs. Some operations do race. ``index_add_`` adds in whatever
+# order its threads arrive. We added our numbers into one place with ``index_add_``, and 128 runs
+# had :bound:`about 90 <atomics>` results. With ``torch.use_deterministic_algorithms(True)`` the
+# runs had :bound:`1 <atomics.off>` result. But a race only picks the order. Why does the order
+# matter?
 #
 # Each addition rounds
 # --------------------
 #
 # A float32 has 24 significant bits. Between 2²⁴ = 16,777,216 and 2²⁵ it holds only even numbers,
 # so the addition 2²⁴ + 1 rounds to 2²⁴. Five numbers are enough to see what that does to a sum.
-# Each tree is one order. A node shows what float32 makes of the two parts below it.
+# Each tree adds them in one order. A node shows what float32 makes of the two parts below it.
 
-big = 2.0**24
-trees = {
-    "largest first": ((((big, 1.0), 1.0), 1.0), 1.0),
-    "smallest first": ((((1.0, 1.0), 1.0), 1.0), big),
+lists = {
+    "largest first: orange nodes are rounded": [2.0**24, 1, 1, 1, 1],
+    "smallest first: no node is rounded": [1, 1, 1, 1, 2.0**24],
 }
-
-
-def draw(ax, tree, place):
-    """Draw a tree; give its middle, its height, its sum and the next free place."""
-    if not isinstance(tree, tuple):
-        ax.text(place, -0.5, f"{tree:,.0f}", ha="center", size=9)
-        return place, 0, np.float32(tree), place + 1
-    x0, y0, left, place = draw(ax, tree[0], place)
-    x1, y1, right, place = draw(ax, tree[1], place)
-    middle, top, total = (x0 + x1) / 2, max(y0, y1) + 1, left + right
-    is_exact = float(left) + float(right) == float(total)  # float64 holds this sum
-    ax.plot([x0, middle, x1], [y0, top, y1], "C0", zorder=1)
-    ax.plot(middle, top, "C0o" if is_exact else "C1s", ms=5 if is_exact else 9)
-    words = f"{total:,.0f}   " if is_exact else f"{total:,.0f}, rounded   "
-    ax.text(middle, top, words, ha="right", size=9)
-    return middle, top, total, place
-
-
-# %%
-
 figure, axes = plt.subplots(2, 1, figsize=(4.6, 3.4))
-figure.set_label(
-    "Two trees of additions over 16,777,216 and four ones. Largest first, each addition "
-    "is rounded and the sum is 16,777,216. Smallest first, none is: 16,777,220."
-)
-for ax, (name, tree) in zip(axes, trees.items(), strict=True):
-    draw(ax, tree, 0)
-    rounded = "orange nodes are" if name == "largest first" else "no node is"
-    ax.set_title(f"{name}: {rounded} rounded")
-    ax.set_xlim(-1.5, 4.6)
+figure.set_label("Two trees of additions. " + "; ".join(lists))
+for ax, (title, numbers) in zip(axes, lists.items(), strict=True):
+    total, place = np.float32(numbers[0]), 0.0
+    for i in range(1, 5):
+        wanted = float(total) + numbers[i]  # float64 holds this sum
+        total = total + np.float32(numbers[i])
+        left, place = place, (place + i) / 2
+        ax.plot([left, place, i], [i - 1, i, 0], "C0", zorder=1)
+        ax.plot(place, i, "C0o" if float(total) == wanted else "C1s", ms=7)
+        ax.text(place, i, f"{total:,.0f}    ", ha="right", size=9)
+    for i in range(5):
+        ax.text(i, -0.5, f"{numbers[i]:,.0f}", ha="center", size=9)
+    ax.set(title=title, xlim=(-1.5, 4.6))
     ax.axis("off")
 plt.show()
 
 # %%
-# Largest first, each addition loses its one. Smallest first, the ones meet before they meet the
-# large number, and nothing is lost. The sums differ by four.
+# Largest first, every 1 is lost. Smallest first, the ones are added up before they meet the large
+# number, and nothing is lost. The sums differ by four.
 #
-# Is that the cause for our 8192 numbers? Then the order must not matter where no addition rounds.
-# So we snap each number to a multiple of 2⁻ᵏ before we add, and keep the 128 orders. Every partial
-# sum is then a multiple of 2⁻ᵏ, too, and at most Σ\|x\|, which is below 2¹³. It has at most 13 bits
-# before the binary point and k bits behind it. Up to k = 11 these fit into 24 bits, and no addition
-# rounds. A finer grid needs more bits.
+# Is rounding the cause for our 8192 numbers, too? Then the order must not matter where no addition
+# rounds. So we snap each number to a multiple of 2⁻ᵏ before we add, and keep the 128 orders. Every
+# partial sum is then a multiple of 2⁻ᵏ. No partial sum exceeds Σ\|x\|, which is below 2¹³. So a
+# partial sum has at most 13 bits before the binary point, and k bits after it. For k = 11 these
+# are 24 bits, and no addition rounds. A finer grid needs more bits.
 
 print(f"Σ|x| = {np.abs(x).sum():.0f} < {2**13}")
 for k in 11, 14, 20, 24:
@@ -176,19 +145,19 @@ for k in 11, 14, 20, 24:
 # Cancellation decides how much it matters
 # ----------------------------------------
 #
-# Large terms that cancel leave a small sum, and the roundings of the large partial sums stay in it.
-# The condition number Σ\|x\| / \|Σx\| measures that. It is 1 where all terms have one sign, and
-# large where the terms nearly cancel. We draw 40 lists of 8192 normal numbers and add a constant to
-# each list: the larger the constant, the less cancels. We plot the worst error of the shuffled
-# orders, and of the two sorted orders. The unit is the :ref:`ULP <ulp>`, a unit in the last place
-# of the exact sum.
+# Large terms can cancel and leave a small sum. The roundings of the large partial sums do not
+# cancel. The condition number Σ\|x\| / \|Σx\| measures cancellation: it is 1 where all terms have
+# one sign, and large where the terms nearly cancel. We draw 40 lists of 8192 normal numbers and add
+# a constant to each list: the larger the constant, the less cancels. We plot the worst error of the
+# shuffled orders, and of the two sorted orders. The unit is the :ref:`ULP <ulp>`, a unit in the
+# last place of the exact sum.
 
 points = []
 for seed, shift in product(range(40), (0, 0.03, 0.3)):
     values = (draw_values("normal", 8192, seed) + shift).astype(np.float32)
-    sums, exact = np.sum(arrange(values, draw_orders(8192)), axis=1), exact_sum(values)
-    errors = [judge(some, exact, np.float32)["error ulp"] for some in (sums[3:], sums[1:3])]
-    points.append([condition(values), *errors])
+    sums, exact = np.sum(arrange(values, draw_orders(8192)), axis=1), reductions.exact_sum(values)
+    errors = [reductions.judge(s, exact, np.float32)["error ulp"] for s in (sums[3:], sums[1:3])]
+    points.append([reductions.condition(values), *errors])
 points = pd.DataFrame(points, columns=["condition", "shuffled", "sorted"])
 
 # %%
@@ -211,36 +180,35 @@ plt.show()
 # %%
 # Both errors grow with the condition number. As a rule of thumb, the worst shuffled sum of these
 # 8192 numbers is off by a tenth of the condition number, in ULP, within a factor of five. Sorted
-# orders are mostly worse: they add all negative numbers in one half of the list, and at the end two
-# sums in the thousands cancel.
+# orders are mostly worse: they add the negative numbers and the positive ones apart, and at the end
+# two sums in the thousands cancel.
 #
-# Our list is an unlucky one: of the 40 normal lists only one cancels more. Its worst order, the
-# ascending one, is :bound:`94 <np.sum.error>` ULP off. Its worst shuffle is off by about a third of
-# that. Positive numbers do not cancel. The worst sum of 8192 *pareto* numbers, which are positive
-# with a heavy tail, is :bound:`1.3 <pareto.error>` ULP off.
+# Our list is unlucky: of the 40 normal lists only one cancels more. In its worst order, ascending,
+# the sum is :bound:`94 <np.sum.error>` ULP off, and in its worst shuffle a third of that. Positive
+# numbers do not cancel. The worst sum of 8192 *pareto* numbers, which are positive with a heavy
+# tail, is :bound:`1.3 <pareto.error>` ULP off.
 #
 # The type matters more than the size
 # -----------------------------------
 #
 # Now we add 2 to 8192 numbers in 128 orders, in four types. float16 and bfloat16 are added in
 # float32, and the result is rounded back. The numbers are *normal*, *pareto*, or *spikes*: every
-# 128th is 100, and the rest are −0.0001. From the sum follow the *mean* and the *normalisation* of
-# a layer norm, (x − mean) / (sd + 10⁻⁶).
+# 128th is 100, and the rest are −0.0001. A layer norm needs two results of a sum: the *mean*, and
+# the *normalisation* (x − mean) / (sd + 10⁻⁶).
 #
-# The *spread* is the highest minus the lowest of the 128 results. We divide the spread of a mean by
-# the mean of \|x\|, so that cancellation plays no part. The spread of the normalisation needs no
-# divisor, as normalised numbers have a root mean square of 1. The table has the largest spread of
-# all sizes.
+# The *spread* is the highest minus the lowest of the 128 results. A spread of means is divided by
+# the mean of \|x\|, which does not cancel. The table has the largest spread of all sizes.
 
 rows = []
-for name, dtype, size in product(DISTRIBUTIONS, DTYPES, [2**k for k in range(1, 14)]):
+sizes = [2**k for k in range(1, 14)]
+for name, dtype, size in product(reductions.DISTRIBUTIONS, reductions.DTYPES, sizes):
     values = round_to(draw_values(name, 8192)[:size], dtype)
     arranged = arrange(values, draw_orders(size))
-    means, sd = moments(arranged)  # of each order
+    means, sd = reductions.moments(arranged)  # of each order
     scaled = (np.sort(values) - means[:, None]) / (sd[:, None] + 1e-6)
-    spread = np.ptp(mean(arranged, dtype))
+    spread = np.ptp(reductions.mean(arranged, dtype))
     spread_scaled = np.ptp(round_to(scaled, dtype), axis=0).max()
-    of_mean = spread / (float(exact_sum(np.abs(values))) / size)
+    of_mean = spread / (float(reductions.exact_sum(np.abs(values))) / size)
     case = {"numbers": name, "type": dtype, "size": size}
     rows.append({"statistic": "mean", **case, "spread": spread, "relative": of_mean})
     case |= {"spread": spread_scaled, "relative": spread_scaled}
@@ -259,7 +227,7 @@ figure.set_label(
     "float64 lies far below float32, float16 and bfloat16 are at zero."
 )
 chosen = spreads[(spreads["numbers"] == "normal") & (spreads["statistic"] == "mean")]
-for dtype, style in zip(DTYPES, ("C0o-", "C1s-", "C2^-", "C3v:"), strict=True):
+for dtype, style in zip(reductions.DTYPES, ("C0o-", "C1s-", "C2^-", "C3v:"), strict=True):
     line = chosen[chosen["type"] == dtype]
     ax.plot(line["size"], line["relative"], style, ms=4, label=dtype, clip_on=False)
 ax.set_xscale("log", base=2)
@@ -272,42 +240,41 @@ ax.legend(fontsize=8, ncols=2, loc="center right")
 plt.show()
 
 # %%
-# The type matters most: float64 has 53 significant bits, 29 more than float32, and its line lies
-# far below. The size matters less: from 16 to 8192 numbers the spread of float32 even falls. These
-# sums are those of ``np.sum``, which adds in pairs.
+# The type matters most: float64 has 29 significant bits more than float32, and its line lies far
+# below. The size matters less: from 16 to 8192 numbers the spread of float32 even falls. These sums
+# are those of ``np.sum``, which adds in pairs.
 #
-# A mean in float16 or bfloat16 has no spread here: rounding back hides what float32 lost. Rounding
-# back can also enlarge a spread. The results of two orders may lie on either side of the middle
-# between two float16 numbers, and are then rounded to numbers that are a whole ULP apart. One of
-# the normalised normal numbers shows it: its spread in the table, 1e-03, is an ULP of float16.
+# A mean in float16 or bfloat16 has no spread here: rounding back hides the differences in float32.
+# Rounding back can also enlarge a difference. Two orders may give results on either side of the
+# middle between two float16 numbers. These are rounded apart, by a whole ULP: the 1e-03 in the
+# table is an ULP of float16.
 #
 # What helps, and what it costs
 # -----------------------------
 #
-# Fewer roundings help. In a loop a number passes through up to 8191 additions. ``np.sum`` keeps
-# eight partial sums for each block of 128 numbers, and joins partial sums and blocks in pairs
-# (*pairwise summation*): a number passes through at most 15 + 3 + 6 = 24 additions. Neumaier's sum
-# also adds up what each addition of a loop lost.
+# Fewer roundings help. In a loop a number passes through up to 8191 additions. ``np.sum`` adds
+# blocks of 128 numbers and joins the sums in pairs (*pairwise summation*): a number passes through
+# at most 24 additions. Neumaier's sum also adds up what each addition of a loop lost.
 #
-# Smaller roundings help more. In float64 each is 2²⁹ times smaller. For our three kinds of numbers
-# float64 does not round at all, since their partial sums fit into 53 bits. So we add a fourth kind,
-# the *cubes* of the normal numbers. Their sizes differ more, and float64 must round them.
+# Smaller roundings help more: in float64 each is 2²⁹ times smaller. The partial sums of our three
+# kinds of numbers even fit into 53 bits, and float64 does not round them. So we add a fourth kind,
+# the *cubes* of the normal numbers, which float64 must round.
 #
 # Only a sum without any rounding gives a guarantee. Take the float32 numbers of one sign and one
 # exponent. Each is a whole number of equal units, below 2²⁴. float64 holds all whole numbers up to
-# 2⁵³, so it can add 2²⁹ such numbers without rounding. :func:`~roundoff.reductions.binned` keeps
-# such a sum, a *bin*, for each sign and exponent, and starts new bins after 2²⁶ numbers. At the end
-# it adds the bins exactly and rounds once [#neal]_.
+# 2⁵³, so float64 can add 2²⁹ such numbers without rounding. :func:`~roundoff.reductions.binned`
+# keeps such a sum, a *bin*, for each sign and exponent, and starts new bins after 2²⁶ numbers. At
+# the end it adds the bins exactly and rounds once [#neal]_.
 
 methods = {
-    "a loop": sequential,
+    "a loop": reductions.sequential,
     "np.sum": partial(np.sum, axis=1),
-    "Neumaier": neumaier,
+    "Neumaier": reductions.neumaier,
     "float64": partial(np.sum, axis=1, dtype=np.float64),
     "float64, rounded": lambda a: np.sum(a, axis=1, dtype=np.float64).astype(np.float32),
     "binned": binned,
 }
-kinds = {name: draw_values(name, 8192) for name in DISTRIBUTIONS}
+kinds = {name: draw_values(name, 8192) for name in reductions.DISTRIBUTIONS}
 kinds["cubes"] = kinds["normal"] ** 3
 
 # %%
@@ -319,7 +286,8 @@ for method, add in methods.items():
         values = numbers.astype(np.float32)
         sums = add(arrange(values, draw_orders(8192)))
         row[name] = distinct_bits(sums)
-        right += np.count_nonzero(sums == round_exact(exact_sum(values), sums.dtype))
+        wanted = reductions.round_exact(reductions.exact_sum(values), sums.dtype)
+        right += np.count_nonzero(sums == wanted)
     rows.append(row | {"right": right})
 counts = pd.DataFrame(rows).set_index("method").rename_axis(None)
 counts
@@ -338,22 +306,22 @@ ax.set_title("Different results of 128 orders")
 plt.show()
 
 # %%
-# *right* counts, of the 512 sums, those that are the exact one, rounded once to their type. Few
-# sums of ``np.sum`` are right. The float64 sums of the cubes are all wrong and differ, but only
-# behind the last digit of a float32: rounded to float32, all are right. The H200's host, too, found
-# :bound:`1 <float64>` result for each of our three kinds of numbers.
+# *right* counts how many of the 512 sums are the exact sum, rounded once. Few sums of ``np.sum``
+# are right. The float64 sums of the cubes are all wrong, and differ, but only after the last digit
+# of a float32: rounded to float32, all are right. The H200's host, too, found :bound:`1 <float64>`
+# result for each of our three kinds of numbers.
 #
-# That is no guarantee. Numbers of very different size break float64, and Neumaier's sum, too.
+# Our numbers prove nothing for yours. Very different sizes break float64, and Neumaier's sum, too.
 
 a, b = 2.0**60, 2.0**30
 for order in [a, b, 1.0, -a, -b], [a, -a, b, -b, 1.0]:
     hard = np.array(order, np.float32)
-    in_float64 = np.sum(hard, dtype=np.float64)
-    print(f"in float64: {in_float64}  Neumaier: {neumaier(hard)}  binned: {binned(hard)}")
+    in_float64, compensated = np.sum(hard, dtype=np.float64), reductions.neumaier(hard)
+    print(f"in float64: {in_float64}  Neumaier: {compensated}  binned: {binned(hard)}")
 
 # %%
-# 2⁶⁰ + 1 needs 61 bits, and float64 has 53. Neumaier's sum adds up what the sum loses, 2³⁰ and 1,
-# in float32. But 2³⁰ + 1 needs 31 bits, and float32 has 24. ``binned`` is right in both orders.
+# 2⁶⁰ + 1 needs 61 bits, and float64 has 53. Neumaier's sum adds up the lost parts, 2³⁰ and 1, in
+# float32: their sum needs 31 bits, and float32 has 24. ``binned`` is right in both orders.
 #
 # .. _price-of-a-sum:
 #
@@ -368,7 +336,7 @@ calls = {
     "torch.sum": tensor.sum,
     "torch.sum, float64": partial(tensor.sum, dtype=torch.float64),
     "binned": partial(binned, large),
-    "Neumaier": partial(neumaier, large),
+    "Neumaier": partial(reductions.neumaier, large),
     "math.fsum": lambda: math.fsum(large.tolist()),
 }
 torch.set_num_threads(1)
@@ -379,23 +347,20 @@ for price in prices.itertuples():
 
 # %%
 # ``math.fsum``, from Python's standard library, is right in every order, too, but takes longer than
-# ``binned``. Neumaier's sum, here several passes of NumPy, takes longer than ``binned``, too, and
-# guarantees nothing.
+# ``binned``. Neumaier's sum, here several passes of NumPy, also takes longer, and guarantees
+# nothing.
 #
-# PyTorch first writes a copy in float64 [#torch]_. The copy takes twice the memory of the float32
-# numbers, and writing the copy takes time: ``torch.sum`` in float64 takes several times as long as
-# in float32.
-#
-# On an H100 PyTorch's sum of 2²⁶ numbers takes :bound:`5.4 <float64.gpu@nvidia-h100-80gb-hbm3>`
-# times as long in float64. We expect about 5 from the copy: for each number PyTorch reads 4 bytes,
-# writes 8 and reads 8, which is 20 bytes instead of 4.
-# :func:`~roundoff.kernels.binned.sum_binned` makes no copy and gives the bits of ``binned``: on the
-# H100 it takes :bound:`1.3 <binned.gpu>` times as long as ``torch.sum`` in float32.
+# ``torch.sum`` in float64 takes several times as long as in float32: PyTorch first writes a copy in
+# float64 [#torch]_: twice the memory of the numbers. On an H100, PyTorch's sum of 2²⁶ numbers
+# takes :bound:`5.4 <float64.gpu@nvidia-h100-80gb-hbm3>` times as long. The copy explains about 5:
+# for each number PyTorch reads 4 bytes, writes 8 and reads 8, which is 20 bytes instead of 4.
+# :func:`~roundoff.kernels.binned.sum_binned` makes no copy: on the H100 it takes
+# :bound:`1.3 <binned.gpu>` times as long as ``torch.sum`` in float32.
 #
 # For numbers in float32, float16 and bfloat16, add in float64 where a rare exception does no harm.
-# For numbers in float64, NumPy's default, that is no cure: use ``binned``. Use ``binned`` also
-# where the bits must always agree: between two machines, in a test, in a checksum. Use neither
-# where a result that differs in its last digits is good enough.
+# Numbers in float64, NumPy's default, need ``binned``. Use ``binned`` also where the bits must
+# always agree: between two machines, in a test, in a checksum. Use neither where the last digits do
+# not matter.
 
 # %%
 # Your own numbers
@@ -428,8 +393,8 @@ if right < 8:
 # Limits, and what to read next
 # -----------------------------
 #
-# * The same in every order may still be wrong. The spikes, added one by one in bfloat16, give
-#   :bound:`6208 <stagnation>` in all 128 orders. Their exact sum is
+# * A sum that is the same in every order may still be wrong. The spikes, added one by one in
+#   bfloat16, give :bound:`6208 <stagnation>` in all 128 orders. Their exact sum is
 #   :bound:`6399.2 <stagnation.exact>`.
 # * A product of matrices adds, too, and picks its order by shape: :ref:`batch-invariance`. A sum
 #   over several GPUs depends on their number: :ref:`all-reduce-order`.

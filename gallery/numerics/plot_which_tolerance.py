@@ -9,18 +9,18 @@ CI fails on a correct result. With a larger ``rtol`` a wrong result passes. What
 .. answer:: amd-epyc-2-cores
 
    **Why.** The rounding error of a sum depends on the size of its terms, even where the sum itself
-   is near zero. So a tolerance has to grow with the terms. Near zero ``assert_close`` allows 10⁻⁵,
-   whatever the terms are.
+   is near zero. So a tolerance has to grow with the terms. Near zero ``assert_close`` allows 10⁻⁵
+   in float32, whatever the terms are.
 
-   **The cure.** In float32, with outputs near 1 and sums of up to 4096 terms, keep the defaults:
-   they failed :bound:`4 <alarms.defaults.float32>` of 3,600 correct outputs of twelve small models,
-   and :bound:`0 <faults.defaults>` of 21 faults passed. For outputs of another size or type, allow
-   a share of their root mean square (RMS), and calibrate that share on 33 inputs. One matrix
-   product has a proven bound.
+   **The cure.** In float32, with outputs near 1, keep the defaults: of twelve small models they
+   failed :bound:`4 <alarms.defaults.float32>` of 3,600 correct outputs, and passed
+   :bound:`0 <faults.defaults>` of 21 faults. For larger or smaller outputs, or another type, allow
+   a share of the outputs' root mean square (RMS). Calibrate that share on 33 inputs. A single
+   matrix product has a proven bound.
 
-   **The price.** A calibration learns the faults of ``new``, so compare ``new`` with float64 first.
-   A fault below the calibrated share passes: in float16, :bound:`5 <faults.float16>` of
-   :bound:`19 <faults.all.float16>` faults.
+   **The price.** A calibration accepts whatever fault the tested function already has, so compare
+   the function with float64 first. A fault below the calibrated share passes: in float16,
+   :bound:`5 <faults.float16>` of :bound:`19 <faults.all.float16>` faults.
 
    .. code-block:: python
 
@@ -54,7 +54,7 @@ from roundoff.record import read_records
 #
 # We multiply two matrices of normal numbers in float32. The result to test is the same product from
 # two halves of the inner dimension, added at the end. Fast kernels split a long product in this
-# way. We try 100 inputs, and then the same inputs times 2⁻²⁴. We test a result of zeros, too.
+# way. We also test an array of zeros. We try 100 inputs, and then the same inputs times 2⁻²⁴.
 
 
 def draw(seed):
@@ -88,9 +88,9 @@ for scale in 1.0, 2.0**-24:
 # by 2⁻²⁴ changes only exponents: the relative errors are the same in both lines.
 #
 # In float32 ``assert_close`` allows a difference of ``atol`` + ``rtol`` \|expected\|, with ``atol``
-# = 10⁻⁵ and ``rtol`` = 1.3·10⁻⁶. ``atol`` is absolute: it does not follow the inputs. These outputs
-# have an RMS of 32, and 10⁻⁵ is too little for them. Gradients are often smaller than 10⁻⁵, and
-# then zeros pass.
+# = 10⁻⁵ and ``rtol`` = 1.3·10⁻⁶. ``atol`` is absolute: it does not follow the inputs. It suits
+# outputs near 1. Our outputs have an RMS of 32 at the first scale, and 10⁻⁵ is too little for them.
+# Gradients are often smaller than 10⁻⁵, and then zeros pass.
 #
 # A larger rtol accepts wrong results
 # -----------------------------------
@@ -111,7 +111,7 @@ print(f"rtol = {rtols.max():.2g}, results 1 % too large pass: {wrong} of 100")
 
 # %%
 # An ``rtol`` that accepts all these correct results tests one or two of float32's seven digits.
-# With it, a result passes whose every element is 1 % too large.
+# Then even a result passes in which every element is 1 % too large.
 #
 # The sum comes back to zero, its error does not
 # ----------------------------------------------
@@ -143,8 +143,8 @@ for ax in axes:
 plt.show()
 
 # %%
-# Each addition rounds the running sum as it then is. While the sum is far from zero, its roundings
-# are large. The later terms cancel the sum, but not the roundings.
+# Each addition rounds the running sum. While the sum is far from zero, the roundings are large.
+# Later terms cancel the sum, but not the roundings.
 #
 # If cancellation is the cause, the effect goes where nothing cancels. We drop the signs of all
 # numbers. The terms keep their sizes.
@@ -196,10 +196,11 @@ for scale in 1.0, 2.0**-24:
 # The scale has no effect any more. Zeros exceed the bound, and so does a product that forgets one
 # of its 1024 terms. TF32, which keeps 11 of 24 bits, passes.
 #
-# The bound is wide, since it holds for the worst terms. For a 1 and then 999 terms of size u, the
-# error of the sum was :bound:`0.999 <sharp.nearest>` of n u S. The roundings of normal numbers
-# partly cancel, and the split uses about a thousandth of the bound. A tensor core cuts bits off
-# instead of rounding, and doubles the bound (``rounding="truncation"``).
+# The bound is wide, since it holds for the worst terms. The sum of a 1 and then 999 terms of size u
+# comes close: its error was :bound:`0.999 <sharp.nearest>` of n u S. The roundings of normal
+# numbers partly cancel, and the split uses about a thousandth of the bound. A tensor core cuts bits
+# off instead of rounding, and needs twice the bound: ``tolerance`` takes
+# ``rounding="truncation"``.
 #
 # A calibration, for everything else
 # ----------------------------------
@@ -211,17 +212,19 @@ for scale in 1.0, 2.0**-24:
 #
 # where R is the RMS of ``old``. R stands in for the size of the terms.
 # :func:`~roundoff.compare.calibrated_tolerance` extrapolates from the 33 numbers to an ``rtol``
-# that at most one fresh input in 300 exceeds. With fewer than 300 inputs it assumes a tail of the
-# differences, and prints which. It needs at least 16.
+# that at most one fresh input in 300 exceeds. For this it assumes how the differences are
+# distributed, and prints the assumption. A calibration needs at least 16 inputs; from 300 on it
+# assumes nothing.
 
 fixed = draw(0)[1]  # the weights stay, the inputs change
 calibration = calibrated_tolerance((split(x, fixed), x @ fixed) for x, _ in inputs[:33])
 print(textwrap.fill(str(calibration), 88))
 
 # %%
-# Its ``atol`` is ``rtol`` × R, with the R of the first input. So it is absolute again. With
-# ``any_scale=True`` R is the RMS of the result at hand. We repeat the first test with both. The
-# table has the results that pass, of 100 fresh inputs.
+# The printed ``atol`` is ``rtol`` × R, with R from the first input, so it is absolute again. With
+# ``any_scale=True``, R is the RMS of the result at hand. We repeat the first test with that fixed
+# ``atol``, and with ``any_scale=True``. The table counts the results that pass, of 100 fresh
+# inputs.
 
 fresh = [draw(seed)[0] for seed in range(100, 200)]
 results = {
@@ -247,14 +250,14 @@ pd.DataFrame(rows)
 # fault does.
 #
 # ``assert_close`` with ``atol=rtol * rms(expected)`` works at each scale, too. It needs no
-# calibration, and its ``rtol`` is a guess. Use it for finite outputs: an infinity makes ``atol``
-# infinite, and everything passes. The study below has it as the baseline.
+# calibration, but its ``rtol`` is a guess. Use it for finite outputs only: an infinity makes
+# ``atol`` infinite, and everything passes. This test is the baseline of the study below.
 #
 # A calibration on a wrong function
 # ---------------------------------
 #
-# So far the calibrated function was correct. Now its results are too large by a factor. Each error
-# is the RMS of the difference from float64, in units of ε R.
+# So far the function that we calibrated was correct. What if it is not? We multiply its results by
+# a factor. Each error is the RMS of the difference from float64, in units of ε R.
 
 x = fresh[0]
 truth = x.double() @ fixed.double()
@@ -269,11 +272,11 @@ for factor in 1.0, 1.0001, 1.01:
 # %%
 # A calibration on a function that is 1 % off is refused: rounding does not explain it.
 # ``found.found`` is then false, and ``found.reason`` says why. A function that is 0.01 % off is
-# accepted, and always passes. Its error against float64 gives it away. So compare ``new`` and
+# accepted, and always passes. Only its error against float64 gives it away. So compare ``new`` and
 # ``old`` with float64 once, and calibrate if the two errors are alike, as in the first two lines.
 #
 # The next two cells draw the figure beside the answer: the largest difference of two correct
-# results, by the size of the result.
+# results, by the size of the result. The outputs are those of the first cells, with an RMS of 32.
 
 result = torch.stack([x @ fixed for x in fresh]).abs().flatten().numpy()
 apart = torch.stack([split(x, fixed) - x @ fixed for x in fresh]).abs().flatten().numpy()
@@ -297,14 +300,14 @@ ax.loglog(edge, 1e-5 + 1.3e-6 * edge, "C3:", label="defaults")
 ax.loglog(edge, calibration.atol + calibration.rtol * edge, "C0", label="calibrated")
 ax.axhline(bound, color="C2", ls="-.", label="bound 2 n u S")
 ax.set_xlabel("size of the result")
-ax.set_title("How far two correct results differ")
+ax.set_title("How far two correct results differ (RMS 32)")
 figure.legend(loc="outside lower center", ncols=2)
 plt.show()
 
 # %%
 # A point above a line fails. Over four decades of results the largest difference changes less than
-# tenfold. The line of a fixed ``rtol`` changes ten-thousandfold, and crosses the points. For most
-# results the defaults are too low.
+# tenfold. The line of a fixed ``rtol`` changes ten-thousandfold, and crosses the points. The
+# defaults are too low for most of these results. Outputs near 1 come next.
 #
 # How much it matters
 # -------------------
@@ -341,29 +344,29 @@ both.map("{:.0f}".format)
 # faults pass. All :bound:`4 <alarms.defaults.float32>` failures are of the longest sums, a product
 # of 4096 terms: the defaults do not grow with the number of terms. A calibrated share fails no
 # output, and :bound:`0 <faults.float32>` faults pass. The baseline, a fixed share of the RMS, fails
-# :bound:`0 <alarms.share>` outputs, too, but :bound:`2 <faults.share.float32>` faults pass. An
+# :bound:`0 <alarms.share>` outputs, too, but passes :bound:`2 <faults.share.float32>` faults. An
 # ``rtol`` with ``atol=0`` fails :bound:`23 % <alarms.rtol>` of the correct outputs.
 #
-# In float16 the defaults fail :bound:`73 % <alarms.defaults>` of the correct outputs. With a
-# calibrated share :bound:`5 <faults.float16>` of :bound:`19 <faults.all.float16>` faults pass. With
-# the fixed share :bound:`8 <faults.share.float16>` pass. In bfloat16 calibrating gains nothing:
-# with either share :bound:`8 <faults.bfloat16>` of :bound:`18 <faults.all.bfloat16>` faults pass,
-# among them a scale that is 1 % off. So test in float32, too. Of 10,800 correct outputs in the
-# three types :bound:`0 <alarms.any_scale>` failed a calibrated share.
+# In float16 the defaults fail :bound:`73 % <alarms.defaults>` of the correct outputs. A calibrated
+# share passes :bound:`5 <faults.float16>` of :bound:`19 <faults.all.float16>` faults. The fixed
+# share passes :bound:`8 <faults.share.float16>`. In bfloat16 calibrating gains nothing: either
+# share passes :bound:`8 <faults.bfloat16>` of :bound:`18 <faults.all.bfloat16>` faults, among them
+# a scale that is 1 % off. So test in float32, too. Of 10,800 correct outputs in the three types
+# :bound:`0 <alarms.any_scale>` failed a calibrated share.
 #
 # When not to use each
 # --------------------
 #
-# A fixed pair of ``rtol`` and ``atol`` is wrong at another scale. The study multiplied the float32
-# outputs by 65,536: :bound:`24 <limits.large>` of 120 correct outputs failed the pair. Divided by
-# 65,536, zeros passed for :bound:`108 <limits.small>` of 120 outputs.
+# A fixed pair of ``rtol`` and ``atol`` is wrong at another scale. The study multiplied 120 float32
+# outputs by 65,536: :bound:`24 <limits.large>` of these correct outputs failed. Then it divided
+# them by 65,536: for :bound:`108 <limits.small>` of the 120, an array of zeros passed.
 #
 # A calibration does not hold for inputs of another kind. A normalisation, calibrated on numbers of
-# mean 0, failed on :bound:`100 <limits.mean>` of 100 inputs whose mean was 30 deviations.
+# mean 0, failed on :bound:`100 <limits.mean>` of 100 inputs whose mean was 30 standard deviations.
 #
-# The bound holds for two sums of the same terms. If the terms themselves were rounded differently,
-# it does not: behind two correct normalisations of inputs whose mean was 300 deviations,
-# :bound:`100 <limits.operands>` of 100 correct products failed.
+# The bound holds for two sums of the same terms. It does not hold if the terms differ. Two correct
+# normalisations rounded inputs with a mean of 300 standard deviations differently, and
+# :bound:`100 <limits.operands>` of 100 correct products of their results failed.
 #
 # In CI, calibrate once, write ``rtol`` into the test, and say with which versions. Calibrate again
 # when library, machine or number of threads change.

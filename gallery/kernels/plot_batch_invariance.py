@@ -356,8 +356,8 @@ price.round(2).rename(columns={"ratio": "× torch's time", "low": "from", "high"
 # each token. ``invariant(model)`` does not. On a processor both cut a batch into products of one
 # fixed number of rows, filled up with zeros.
 #
-# On an H100 we recorded ``generate`` of the changed model, for prompts of different lengths. Torch
-# changed up to :bound:`50 % <called.torch>` of a batch's texts there. The changed model changed
+# On an H100 we recorded ``generate`` of the changed model, for prompts of different lengths. On this
+# H100 torch changed up to :bound:`50 % <called.torch>` of a batch's texts. The changed model changed
 # none. A *dynamic* cache grows with the text; a *static* one has its full length from the start.
 # *from* and *to* are a 95 % interval of the time over torch's. Where it holds 1, no difference was
 # measured.
@@ -370,9 +370,9 @@ called.infer_objects().round(2).set_index("cache").rename_axis(None)
 # %%
 # Often the changed model is the faster one. Here Python's start of each kernel sets the time, and
 # the changed model starts fewer: its RMSNorm is one kernel, where transformers has several. A CUDA
-# graph replays a token without Python. Where transformers compiles each step into such a graph, for
-# torch and for the changed model, the latter takes :bound:`1.03 <compiled.most>` times as long at
-# most. The interval holds 1.
+# graph replays a token without Python. Transformers can compile each step into such a graph. With
+# both models compiled so on the H100, the changed one takes at most :bound:`1.03 <compiled.most>`
+# times as long, and the interval holds 1.
 #
 # SmolLM2 is small, so that this says little of a large model. Look at the parts of a model. Most
 # products go to cuBLAS, to a kernel that does not split K. Over :bound:`273 <product.shapes>`

@@ -263,8 +263,8 @@ for name, one in ways.items():
 #
 # A GPU has other kernels, and other causes. On an H100 reading with a cache, 8 tokens at a time,
 # changes nothing. Five columns of padding do, and so does packing: torch then takes another
-# attention. Sampler and trainer together put :bound:`10 % <gpu.outside>` of the ratios outside
-# there. On a GPU products can depend on the number of rows, too: see :ref:`batch-invariance`. There
+# attention. On the H100 sampler and trainer together put :bound:`10 % <gpu.outside>` of the ratios
+# outside. On a GPU products can depend on the number of rows, too: see :ref:`batch-invariance`. There
 # both have to be fixed.
 #
 # How much it matters
@@ -338,8 +338,8 @@ cures.round({"KL": 5} | dict.fromkeys(columns.values(), 2))
 # :bound:`1.3 <gpu.step>` times as long as torch's. Its backward pass is torch's own, at the bits of
 # our forward, so it computes torch's attention once more. Sampling is faster than torch's, since
 # RMSNorm is one kernel. After 50 updates we read the texts by a cache, in batches of 1 to 64 and in
-# chunks of 1 to 64 tokens. :bound:`0 <updated.different>` of :bound:`116864 <updated.tokens>`
-# log-probabilities differ from those of the packed pass.
+# chunks of 1 to 64 tokens. On the H100 :bound:`0 <updated.different>` of
+# :bound:`116864 <updated.tokens>` log-probabilities differ from those of the packed pass.
 #
 # A short run
 # -----------

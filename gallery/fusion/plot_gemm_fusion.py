@@ -13,9 +13,9 @@ needs one. Which takes less time?
    Joining the weights in each run reads and writes them again. With a layer's wide weights, gate
    and up, one Gemm then takes :bound:`3.9 <inside>` times as long as two in float16.
 
-   **The cure.** Join the weights once, before the first run. In ONNX Runtime one Gemm for the narrow
-   weights of queries, keys and values then takes :bound:`0.51 <narrow>` of the time of three, for
-   one token. Wide weights gain nothing: :bound:`no difference measured <wide>`.
+   **The cure.** Join the weights once, before the first run. In ONNX Runtime one Gemm for the
+   narrow weights of queries, keys and values then takes :bound:`0.51 <narrow>` of the time of
+   three, for one token. Wide weights gain nothing: :bound:`no difference measured <wide>`.
 
    **The price.** The results come side by side. ONNX Runtime's Split copies them: with wide weights
    and 4096 tokens, one Gemm and its Split take :bound:`1.15 <split>` times as long as two Gemms.
@@ -160,9 +160,9 @@ plt.show()
 # %%
 # Three passes instead of one should take about three times as long. With wide weights in float32,
 # one Gemm with its Concat takes :bound:`2.9 <inside.float32>` times as long as two on the H200. The
-# two Gemms read the weights at :bound:`3.6 <read>` TB a second there, of the 4.8 that the data sheet
-# names [#h200]_. If reading is the cause, half the bytes take half the time. In float16 two Gemms
-# take :bound:`0.51 <half>` of their time in float32.
+# two Gemms read the weights at :bound:`3.6 <read>` TB a second there, of the 4.8 that the data
+# sheet names [#h200]_. If reading is the cause, half the bytes take half the time. In float16 two
+# Gemms take :bound:`0.51 <half>` of their time in float32.
 #
 # In float16 the ratio is :bound:`3.9 <inside>`, more than three. Concat is the reason: it moves
 # :bound:`3.8 <concat.float32>` TB a second in float32, and only :bound:`2.4 <concat.float16>` in
@@ -290,7 +290,8 @@ plt.show()
 
 # %%
 # The smallest square takes less time with weights joined before. On the H200 in float16, one Gemm
-# takes :bound:`0.57 <small>` of the time of two at side 256, and :bound:`0.92 <large>` at side 8192.
+# takes :bound:`0.57 <small>` of the time of two at side 256, and :bound:`0.92 <large>` at side
+# 8192.
 #
 # A CUDA graph takes the fixed cost away: it records the starts of all kernels, and repeats them
 # without the host. In a CUDA graph, two Gemms of side 256 take :bound:`0.24 <replay>` of the time
@@ -339,14 +340,14 @@ both_gpus = pd.DataFrame(columns).set_index("case").rename_axis(None)
 both_gpus
 
 # %%
-# No row is below 1 on one GPU and above 1 on the other. Joining wide weights in each run costs time.
-# Joining narrow weights in each run costs time in float32. In float16 the runs do not decide it:
-# these weights are small, and one Gemm saves two starts. Joined before, narrow weights and small
-# squares gain, and wide weights do not. With 4096 tokens in float16, one Gemm and its Split take
-# longer.
+# No row is below 1 on one GPU and above 1 on the other. Joining wide weights in each run costs
+# time. Joining narrow weights in each run costs time in float32. In float16 the runs do not decide
+# it: these weights are small, and one Gemm saves two starts. Joined before, narrow weights and
+# small squares gain, and wide weights do not. With 4096 tokens in float16, one Gemm and its Split
+# take longer.
 #
-# One square is an exception. In TF32 the side 4096 is :bound:`slower <loss>` with one Gemm on the
-# H200, at :bound:`1.07 <loss>` times the time of two. On the H100 there is
+# Squares of side 4096 in TF32 are an exception: one Gemm is :bound:`slower <loss>` on the H200, at
+# :bound:`1.07 <loss>` times the time of two. On the H100 there is
 # :bound:`no difference measured <loss@nvidia-h100-80gb-hbm3>`.
 
 figure, ax = plt.subplots(figsize=(4.4, 2.6))

@@ -239,8 +239,9 @@ growth = measure(calls, device=DEVICE, budget_s=1).ratios("1 multiplication(s)")
 print(growth.set_index("label")["ratio"].round(1).to_string())
 
 # %%
-# The exponential is not much dearer than the multiplication: arithmetic does not make the time. Each
-# operator of a chain adds its passes. So take operators away, and the time of their passes goes.
+# The exponential is not much dearer than the multiplication: arithmetic does not make the time.
+# Each operator of a chain adds its passes. So take operators away, and the time of their passes
+# goes.
 #
 # One rule
 # --------
@@ -276,8 +277,8 @@ def one_rule(model):
 # :func:`~roundoff.fusion.fuse` has many such rules, in three tiers. *Tier 1*, ``default``, keeps to
 # ONNX's operators. *Tier 2*, ``+onnxruntime``, uses those of ONNX Runtime: a norm, a whole
 # attention. *Tier 3*, ``+experimental``, adds kernels of our own, in Triton on a GPU. Tier 3 and
-# CUDA graphs need the library's backend, :func:`~roundoff.backend.onnx_custom_backend`. This backend also
-# computes once, before the first call, what depends on weights only.
+# CUDA graphs need the library's backend, :func:`~roundoff.backend.onnx_custom_backend`. This
+# backend also computes once, before the first call, what depends on weights only.
 
 
 def with_tiers(tiers):
@@ -305,8 +306,8 @@ calls = {
 calls = {name: partial(call, *inputs) for name, call in calls.items()}
 
 # %%
-# The table is live. *error* is the typical error in ε × RMS. *operators* counts the operators of the
-# ONNX model, and *custom* those that are outside ONNX's standard. *speed-up* is eager PyTorch's
+# The table is live. *error* is the typical error in ε × RMS. *operators* counts the operators of
+# the ONNX model, and *custom* those that are outside ONNX's standard. *speed-up* is eager PyTorch's
 # time over that of the row.
 
 rows = {}
@@ -373,10 +374,11 @@ plt.show()
 # the time goes with them. Passes and launches are a part of what went. But attention also became
 # one kernel, and packed weights made one product of three. No row separates these causes.
 #
-# With CUDA graphs on both sides, tiers 1 and 2 are :bound:`slower <fused.graph>` than inductor. With
-# tier 3 the layer is :bound:`faster <best>` than inductor's, at :bound:`0.86 <best>` of the time. It
-# is :bound:`faster <best.bfloat16>` in bfloat16 and :bound:`faster <best.float32>` in float32, too.
-# Without CUDA graphs there is :bound:`no difference measured <alone>` between tier 3 and inductor.
+# With CUDA graphs on both sides, tiers 1 and 2 are :bound:`slower <fused.graph>` than inductor.
+# With tier 3 the layer is :bound:`faster <best>` than inductor's, at :bound:`0.86 <best>` of the
+# time. It is :bound:`faster <best.bfloat16>` in bfloat16 and :bound:`faster <best.float32>` in
+# float32, too. Without CUDA graphs there is :bound:`no difference measured <alone>` between tier 3
+# and inductor.
 #
 # An H100 agrees where both sides use CUDA graphs. Without them, the H100's times are of one run on
 # a slow host, and we conclude nothing from these.

@@ -259,8 +259,7 @@ for record in read_records("plot_whole_model"):
 figure.set_label(f"Time of ONNX Runtime over inductor's, by call and rows: {found}")
 ax.axvline(1, color="gray")
 ax.invert_yaxis()
-ax.set_xlabel("ONNX Runtime's time over inductor's")
-ax.set_title("Left of 1 ONNX Runtime gains")
+ax.set(xlabel="ONNX Runtime's time over inductor's", title="Left of 1 ONNX Runtime gains")
 ax.legend()
 plt.show()
 

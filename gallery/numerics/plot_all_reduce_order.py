@@ -392,8 +392,8 @@ print("gathered, micro-batches of 8:", results(True, 8))
 # own gradients, and all-reduces that sum. With gloo, gathering took :bound:`3.6 <gather.gloo>`
 # times as long on 2 workers, and :bound:`4.4 <gather.gloo.8>` times on 8. The machine matters. On
 # an Intel Xeon of two cores, gathering took :bound:`2.7 <gather.gloo@intel-xeon-2-cores>` times as
-# long on 2 workers, and :bound:`1.4 <gather.gloo.8@intel-xeon-2-cores>` times on 8, in a second run
-# twice.
+# long on 2 workers, and :bound:`1.4 <gather.gloo.8@intel-xeon-2-cores>` times on 8 (twice in
+# a second run).
 #
 # With NCCL on two H200s, gathering took :bound:`1.2 <gather.nccl>` times as long. Both times
 # include a copy of the sum to the host, so the ratio without this copy is larger. Longer messages

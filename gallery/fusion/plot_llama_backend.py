@@ -328,14 +328,10 @@ live.round(2)
 
 # %%
 # The rules keep the result right: all errors are like eager PyTorch's. They take most operators
-# away. On a processor this saves little, as the products of matrices take most of the time: rows
-# with close times may change places in the next run. This is what tiers 1 and 2 leave of the layer,
-# and how often.
-
-kinds = pd.Series([node.op_type for node in models["with tiers 1, 2"].graph.node])
-print(kinds.value_counts(sort=False).to_string())
-
-# %%
+# away: a whole attention, for one, is a single operator after tier 2. On a processor this saves
+# little, as the products of matrices take most of the time: rows with close times may change places
+# in the next run.
+#
 # How much it matters
 # -------------------
 #

@@ -371,6 +371,14 @@ study.value(
     test=lambda v: v.value > 3 * v.rows["products"].item(),
 )
 study.value(
+    "ms.fused",
+    f"milliseconds, median, {BACKEND}, {LAYER}, float16",
+    "times",
+    "median",
+    where=row(BACKEND),
+    test=lambda v: 0 < v.value < 1,
+)
+study.value(
     "products",
     "milliseconds of the seven products of the layer, at the rate of a large one, float16",
     "times",

@@ -9,18 +9,17 @@ needs one. Which takes less time?
 
 .. answer:: nvidia-h200
 
-   **Why.** Only if the weights are joined once. For one token, a Gemm (ONNX's matrix product)
-   spends its time on reading the weights. Joining them in each run reads and writes them again.
-   With a layer's wide weights, gate and up, one Gemm then takes :bound:`3.9 <inside>` times as long
-   as two in float16.
+   **Why.** For one token, a Gemm (ONNX's matrix product) spends its time on reading the weights.
+   Joining the weights in each run reads and writes them again. With a layer's wide weights, gate
+   and up, one Gemm then takes :bound:`3.9 <inside>` times as long as two in float16.
 
-   **The cure.** Join the weights before the first run. In ONNX Runtime the narrow weights of
-   queries, keys and values then take :bound:`0.51 <narrow>` of the time of three Gemms for one
-   token. Wide weights gain nothing: :bound:`no difference measured <wide>`.
+   **The cure.** Join the weights once, before the first run. In ONNX Runtime one Gemm for the
+   narrow weights of queries, keys and values then takes :bound:`0.51 <narrow>` of the time of
+   three, for one token. Wide weights gain nothing: :bound:`no difference measured <wide>`.
 
    **The price.** The results come side by side. ONNX Runtime's Split copies them: with wide weights
-   4096 tokens take :bound:`1.15 <split>` times as long as with two Gemms. PyTorch's ``split``
-   copies nothing: :bound:`no difference measured <split.torch>`.
+   and 4096 tokens, one Gemm and its Split take :bound:`1.15 <split>` times as long as two Gemms.
+   PyTorch's ``split`` copies nothing: :bound:`no difference measured <split.torch>`.
 
    .. code-block:: python
 
@@ -31,6 +30,9 @@ needs one. Which takes less time?
 # %%
 # Every cell runs on a laptop in seconds. A bold number was recorded on an H200 by
 # ``studies/gemm_fusion.py``: click it for its evidence.
+
+import time
+from functools import partial
 
 import matplotlib.pyplot as plt
 import pandas as pd
@@ -47,9 +49,10 @@ from roundoff.timing import measure
 # One Gemm takes longer than two
 # ------------------------------
 #
-# A fusion replaces two Gemms by one. If it treats the weights as inputs, it has to join them with a
-# Concat in each run. If it treats them as constants, it can join them before. These are the three
-# models as text. All give the same matrix, so two Gemms end with a Concat of their two results.
+# A fusion replaces two Gemms by one. Where the weights are inputs of the model, the fusion has to
+# join them with a Concat in each run. Where they are constants, it can join them before. These are
+# the three models as text. All give the same matrix, so two Gemms end with a Concat of their
+# results.
 
 HEAD = '<ir_version: 10, opset_import: ["": 20]> gemms '
 TWO = """(float[m,k] X, float[k,y] Y, float[k,z] Z) => (float[m,n] O) {
@@ -68,9 +71,12 @@ MODELS = {"two Gemms": TWO, "joined in each run": EACH_RUN, "joined before": BEF
 
 # %%
 # ``X`` and the weights are normally distributed. ONNX Runtime computes on one core, and its inputs
-# are in place before the clock starts.
+# are in place before the clock starts. The clock counts processor time, which other programs
+# disturb less than the time on the wall.
 
-PROVIDER, DEVICE = "CPUExecutionProvider", "cpu"  # or "CUDAExecutionProvider", "cuda"
+PROVIDER, DEVICE, CLOCK = "CPUExecutionProvider", "cpu", time.process_time
+# or "CUDAExecutionProvider", "cuda", time.perf_counter
+timed = partial(measure, device=DEVICE, clock=CLOCK)
 
 
 def draw(rows, inner, columns, dtype=torch.float32):
@@ -93,12 +99,11 @@ def call(model, data):
 
 # %%
 # We take one row, as a language model does for each token that it writes. A line has the median
-# time, and the ratio to two Gemms with its 95 % interval. The ratio is the median of those of
-# single rounds, so it differs from the quotient of the times on a busy machine.
+# time, then the time over that of two Gemms, with its 95 % interval.
 
 
 def show(calls):
-    timings = measure(calls, device=DEVICE, budget_s=1, min_rounds=5)
+    timings = timed(calls, budget_s=1, min_rounds=5)
     medians = timings.frame.set_index("label")["median"] * 1e3
     for name in calls:
         ratio = timings.ratio(name, "two Gemms")
@@ -118,21 +123,21 @@ puzzle = show({"two Gemms": two, "joined in each run": each_run})
 # It is not the larger product
 # ----------------------------
 #
-# Is a Gemm of twice the width so much slower? We run the same large Gemm with weights that were
-# joined before.
+# Is a Gemm of twice the width so much slower? We run the same large Gemm, but join its weights
+# before.
 
 before = call(BEFORE, token)
 large = show({"two Gemms": two, "joined before": before})
 
 # %%
-# With weights joined before, the same product takes less time. So its size is not the cause.
+# With weights joined before, the large Gemm takes no longer than two. So its size is not the cause.
 #
 # One row only reads the weights
 # ------------------------------
 #
 # A Gemm of one row multiplies each weight once. Reading a weight from memory takes longer than
-# multiplying it, so the time of the product is the time of reading. We draw what each model moves.
-# A block is one pass over all weights.
+# multiplying it. So the time of the product is the time of reading. We draw what each model moves:
+# a block is one pass over all weights.
 
 passes = {
     "two Gemms": ["Gemms read"],
@@ -153,42 +158,40 @@ ax.set_title("Joining in each run makes three passes of one")
 plt.show()
 
 # %%
-# Three passes instead of one should take about three times as long. In float32 the H200 takes
-# :bound:`2.9 <inside.float32>` times as long. Its two Gemms read the weights at
-# :bound:`3.6 <read>` TB a second, of the 4.8 that its data sheet names [#h200]_. If reading is the
-# cause, half the bytes take half the time. They do: on the H200 two Gemms in float16 take
-# :bound:`0.51 <half>` of their time in float32.
+# Three passes instead of one should take about three times as long. With wide weights in float32,
+# one Gemm with its Concat takes :bound:`2.9 <inside.float32>` times as long as two on the H200. The
+# two Gemms read the weights at :bound:`3.6 <read>` TB a second there, of the 4.8 that the data
+# sheet names [#h200]_. If reading is the cause, half the bytes take half the time. In float16 two
+# Gemms take :bound:`0.51 <half>` of their time in float32.
 #
-# In float16 the H200 takes :bound:`3.9 <inside>` times as long, more than three. Concat is the
-# reason. In float32 it moves :bound:`3.8 <concat.float32>` TB a second, and in float16
-# :bound:`2.4 <concat.float16>`. We do not know why.
+# In float16 the ratio is :bound:`3.9 <inside>`, more than three. Concat is the reason: it moves
+# :bound:`3.8 <concat.float32>` TB a second in float32, and only :bound:`2.4 <concat.float16>` in
+# float16. We do not know why Concat is slower in float16.
 #
-# Here we time Concat by itself.
+# Here we time Concat by itself. In the drawing it has two of the three passes.
 
 CONCAT = "(float[k,y] Y, float[k,z] Z) => (float[k,n] W) { W = Concat<axis=1>(Y, Z) }"
 alone = call(CONCAT, token)
 parts = show({"two Gemms": two, "joined in each run": each_run, "Concat alone": alone})
 
 # %%
-# Concat alone takes longer than the two Gemms. Now we give X more rows. Then the products take
+# Concat alone takes longer than the two Gemms. Now we give X more rows. The products then take
 # longer, and Concat does not. If Concat is the cause, its share of the time shrinks.
 
 ROWS = (1, 4, 16, 64) if unit_test_going() else (1, 4, 16, 64, 256)
-lines = []
+frames = []
 for rows in ROWS:
     data = draw(rows, inner, columns)
     calls = {name: call(model, data) for name, model in MODELS.items()}
-    timings = measure(calls, device=DEVICE, budget_s=1, min_rounds=5)
-    for ratio in timings.ratios("two Gemms").itertuples():
-        ends = {"low": ratio.low, "high": ratio.high}
-        lines.append({"rows": rows, "model": ratio.label, "over two": ratio.ratio} | ends)
-frame = pd.DataFrame(lines).set_index("rows")
-live = frame.pivot(columns="model", values="over two")
+    timings = timed(calls, budget_s=1, min_rounds=5)
+    frames.append(timings.ratios("two Gemms").assign(rows=rows))
+over_two = pd.concat(frames).set_index("rows")
+live = over_two.pivot(columns="label", values="ratio")
 
 # %%
 # The left half of the figure is live, with 95 % intervals. The right half is recorded: the wide
-# weights of a feed-forward layer, *gate* and *up*, each 4096 × 11264. In the study no Concat
-# follows two Gemms. A Split follows the large Gemm instead.
+# weights of a feed-forward layer, *gate* and *up*, each 4096 × 11264. The study's models end
+# differently: the results of two Gemms stay apart, and a Split follows the large Gemm.
 
 COLUMNS = ["case", "shape", "m", "precision", "way", "ratio", "low", "high", "run"]
 
@@ -213,9 +216,9 @@ ways = {"joined in each run": "ORT, fused inside", "joined before": "ORT, precom
 figure, axes = plt.subplots(1, 2, figsize=(7, 3), sharey=True)
 figure.set_label(f"Time over two Gemms against rows of X, here: {live.to_dict()}")
 for name, marker in ("joined in each run", "C1s-"), ("joined before", "C0o-"):
-    mine = frame[frame["model"] == name]
-    ends = mine["over two"] - mine["low"], mine["high"] - mine["over two"]
-    axes[0].errorbar(mine.index, mine["over two"], ends, fmt=marker, capsize=3, label=name)
+    mine = over_two[over_two["label"] == name]
+    ends = mine["ratio"] - mine["low"], mine["high"] - mine["ratio"]
+    axes[0].errorbar(mine.index, mine["ratio"], ends, fmt=marker, capsize=3, label=name)
     line = wide[wide["way"] == ways[name]]
     axes[1].plot(line["m"], line["ratio"], marker)
 for ax, title in zip(axes, ("This machine, one core", "H200, float16"), strict=True):
@@ -228,8 +231,8 @@ axes[0].legend(fontsize=8)
 plt.show()
 
 # %%
-# With one row, joining in each run costs most. With many rows it costs less. So the passes over the
-# weights are the cause. (On a busy machine the points scatter, and their intervals are wide.)
+# With few rows, joining in each run costs most. With many rows it costs little. So the passes over
+# the weights are the cause.
 #
 # What one Gemm gains
 # -------------------
@@ -239,7 +242,7 @@ plt.show()
 # fixed cost matters where the product is small. We repeat a published benchmark [#published]_ of
 # square matrices, from small to large.
 
-SIZES = (32, 64, 128) if unit_test_going() else (32, 128, 256, 512, 1024)
+SIZES = (32, 64, 128) if unit_test_going() else (32, 128, 512, 1024)
 DTYPE, WARMUP, REPEAT = torch.float32, 3, 10  # or torch.float16, on a GPU
 rounds = {"warmup": WARMUP, "min_rounds": REPEAT, "max_rounds": REPEAT}
 frames = []
@@ -247,7 +250,7 @@ for size in SIZES:
     data = draw(size, size, size, DTYPE)
     calls = {name: call(model, data) for name, model in MODELS.items()}
     separate, one = calls["two Gemms"]()[0].clone(), calls["joined before"]()[0]
-    frame = measure(calls, device=DEVICE, **rounds).frame
+    frame = timed(calls, **rounds).frame
     frame["side"], frame["difference"] = size, float((separate - one).abs().max())
     frames.append(frame)
 table = pd.concat(frames)
@@ -286,28 +289,27 @@ ax.legend(fontsize=8)
 plt.show()
 
 # %%
-# The smallest squares take less time with weights joined before. On the H200 in float16, one Gemm
-# of side 256 takes :bound:`0.57 <small>` of the time of two. One of side 8192 takes
-# :bound:`0.92 <large>`.
+# The smallest square takes less time with weights joined before. On the H200 in float16, one Gemm
+# takes :bound:`0.57 <small>` of the time of two at side 256, and :bound:`0.92 <large>` at side
+# 8192.
 #
 # A CUDA graph takes the fixed cost away: it records the starts of all kernels, and repeats them
-# without the host. Replayed in this way, two Gemms of side 256 take :bound:`0.24 <replay>` of the
-# time of a plain call. So most of that time was fixed cost. At this size a CUDA graph saves more
-# than one Gemm does.
+# without the host. In a CUDA graph, two Gemms of side 256 take :bound:`0.24 <replay>` of the time
+# of a plain call. So most of the plain call's time was fixed cost. At this size a CUDA graph saves
+# more than one Gemm does.
 #
 # With a CUDA graph, does one Gemm still gain? Queries, keys and values are three products, and two
-# of them have only 1024 columns. For one token in float32, both replayed as CUDA graphs, one Gemm
-# is :bound:`faster <kernels>` than three on the H200: it takes :bound:`0.79 <kernels>` of their
-# time. On the H100 no difference was measured. Our guess is that a narrow product leaves most of
-# the GPU idle.
+# of them have only 1024 columns. For one token in float32, with CUDA graphs on both sides, one Gemm
+# is :bound:`faster <kernels>` than three on the H200, at :bound:`0.79 <kernels>` of their time. On
+# the H100 no difference was measured. We guess that a narrow product leaves most of the GPU idle.
 #
 # What holds on both GPUs
 # -----------------------
 #
 # We measured an H200 and an H100, twice each. The table has the time of one Gemm over that of
-# separate Gemms, in ONNX Runtime. *wide* is gate and up, *narrow* is queries, keys and values. Both
-# have one token, unless the row says 4096. Weights were joined before, unless the row says *each
-# run*. *equal* means that no difference was measured: an interval holds 1, or the two runs
+# separate Gemms, in ONNX Runtime. *wide* is gate and up, *narrow* is queries, keys and values, with
+# one token where the row does not say 4096. Weights were joined before where the row does not say
+# *each run*. *equal* means that no difference was measured: an interval holds 1, or the two runs
 # disagree.
 
 before_run = ways["joined before"]
@@ -339,12 +341,13 @@ both_gpus
 
 # %%
 # No row is below 1 on one GPU and above 1 on the other. Joining wide weights in each run costs
-# time. Joining narrow weights in each run costs nothing that we could measure in float16: the
-# weights are small, and one Gemm saves two starts. Joined before, narrow weights and small squares
-# gain, and wide weights do not. With 4096 tokens in float16, one Gemm and its Split take longer.
+# time. Joining narrow weights in each run costs time in float32. In float16 the runs do not decide
+# it: these weights are small, and one Gemm saves two starts. Joined before, narrow weights and
+# small squares gain, and wide weights do not. With 4096 tokens in float16, one Gemm and its Split
+# take longer.
 #
-# Not every size obeys. In TF32, squares of side 4096 are :bound:`slower <loss>` with one
-# Gemm on the H200, at :bound:`1.07 <loss>` times the time of two. On the H100
+# Squares of side 4096 in TF32 are an exception: one Gemm is :bound:`slower <loss>` on the H200, at
+# :bound:`1.07 <loss>` times the time of two. On the H100 there is
 # :bound:`no difference measured <loss@nvidia-h100-80gb-hbm3>`.
 
 figure, ax = plt.subplots(figsize=(4.4, 2.6))
@@ -367,29 +370,28 @@ plt.show()
 # -----------------------------
 #
 # Join the weights when the model is loaded, and drop the separate weights. Then memory stays the
-# same. Who keeps both needs twice the memory.
+# same. If you keep both, these weights need twice the memory.
 #
 # In PyTorch the two lines under the answer are enough. In float16, one product for queries, keys
 # and values of one token takes :bound:`0.42 <narrow.torch>` of the time of three. With wide weights
-# one product takes :bound:`0.91 <wide.torch>` on the H200, and on the
-# H100 no difference was measured. Biases are joined likewise.
+# one product takes :bound:`0.91 <wide.torch>` of the time of two on the H200. On the H100 no
+# difference was measured. Join biases in the same way.
 #
-# These weights lie in memory row by row. A ``Linear`` keeps its weight transposed: join
-# ``linear.weight`` along its rows, ``torch.cat([q.weight, k.weight, v.weight])``, and multiply with
-# ``torch.nn.functional.linear``. Then the layout stays as it was. Changing it can cost more than
-# one product gains.
+# The weights of this page lie in memory row by row. A ``Linear`` keeps its weight transposed. So
+# join its weights along their rows, ``torch.cat([q.weight, k.weight, v.weight])``, and multiply
+# with ``torch.nn.functional.linear``. Then the layout in memory stays as it was.
 #
-# Plain ``torch.compile`` does not join the weights. Given the three products, it takes
-# :bound:`2.1 <inductor>` times as long for one token as PyTorch without it.
+# Plain ``torch.compile`` does not join the weights. Compiled, the three products of one token take
+# :bound:`2.1 <inductor>` times as long as in eager PyTorch.
 #
 # In ONNX Runtime the Split is the price. Leave two wide Gemms alone, and do not fuse for long
 # prompts. Where small calls are the trouble, measure a CUDA graph, too.
 #
-# Bits may change, too. On paper every result is the same sum. A library chooses its kernel by the
-# shape of the product, and the kernel decides :ref:`how a sum is cut <reduction-order>`. For one
-# token in float32, one Gemm changed :bound:`93 % <changed>` of the queries, keys and values on the
-# H200. Where bits changed, fusing multiplied the typical error by :bound:`0.58 <error.least>` at
-# least and :bound:`1.54 <error.most>` at most. So no side is always more accurate.
+# Bits may change, too. A library chooses its kernel by the shape of the product, and the kernel
+# decides :ref:`how a sum is cut <reduction-order>`. For one token in float32, one Gemm changed
+# :bound:`93 % <changed>` of the queries, keys and values on the H200. Where bits changed, the
+# typical error of one Gemm was :bound:`0.58 <error.least>` to :bound:`1.54 <error.most>` times that
+# of separate Gemms. So neither is always more accurate.
 #
 # Your own weights
 # ----------------
@@ -425,8 +427,8 @@ with torch.no_grad():
 # * Two GPUs of one generation (Hopper), and one layer's sizes. Another GPU needs its own run:
 #   ``python studies/gemm_fusion.py --config 256,512 --itype 1,10 --warmup 3 --repeat 6`` times your
 #   sizes and types.
-# * On the GPUs no weight was in a cache. A model that fits into a cache has different ratios.
-# * The weights of a ``Linear``, transposed, were not timed on a GPU.
+# * On the GPUs no weight was in a cache. A model that fits into a cache may have different ratios.
+# * The transposed weights of a ``Linear`` were not timed on a GPU.
 # * inductor can join constant weights itself where its option ``freezing`` is on. In our comparison
 #   with ``torch.compile`` the weights were arguments.
 # * The benchmark that posed the question [#published]_ timed five calls of each model, one model

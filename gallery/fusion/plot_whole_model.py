@@ -4,7 +4,7 @@ r"""
 Should I use ONNX Runtime under torch.compile?
 ==============================================
 
-A language model writes text with eager PyTorch, with inductor and with ONNX Runtime.
+One language model, run by eager PyTorch, by inductor and by ONNX Runtime. When does each pay?
 
 .. answer:: nvidia-h200
 
@@ -16,8 +16,8 @@ A language model writes text with eager PyTorch, with inductor and with ONNX Run
    **The cure.** Use a CUDA graph. For one row of text there is
    :bound:`no difference measured <graph.rows1>` between inductor and ONNX Runtime, so take
    inductor, which comes with PyTorch. For 64 rows take ONNX Runtime: a step takes
-   :bound:`0.67 <graph.rows64>` of inductor's time. Where shapes change there is no graph, and ONNX
-   Runtime again takes less time than inductor.
+   :bound:`0.67 <graph.rows64>` of inductor's time. Where shapes change, a CUDA graph does not fit.
+   There, too, ONNX Runtime takes less time than inductor.
 
    **The price.** The first step compiles. With a CUDA graph and an empty compile cache, inductor
    takes :bound:`43 <first.inductor>` seconds and ONNX Runtime :bound:`14 <first.roundoff>`.
@@ -36,8 +36,7 @@ A language model writes text with eager PyTorch, with inductor and with ONNX Run
 
 # %%
 # Every cell runs on a laptop in seconds. A bold number was recorded on an H200, or on the machine
-# that its sentence names, by a study of this question. It leads to its evidence at the end of the
-# page.
+# that its sentence names, by a study of this question: click it for its evidence.
 
 import time
 from functools import partial
@@ -61,8 +60,8 @@ from roundoff.timing import measure
 # ----------------------------------------
 #
 # We build a small Llama with random weights and four layers. We run it on one token and on sixteen,
-# which is sixteen times the arithmetic. On a CPU we count the processor time of one thread, which
-# other programs disturb less than the time on the clock.
+# which is sixteen times the arithmetic. On a CPU the clock counts the processor time of one thread,
+# which other programs disturb less than the time on the wall.
 
 CUDA = torch.cuda.is_available() and bool(available(["CUDAExecutionProvider"]))
 DEVICE = "cuda" if CUDA else "cpu"
@@ -89,7 +88,7 @@ for label, seconds in zip(times["label"], times["median"], strict=True):
     print(f"{label}: {1000 * seconds:.1f} ms")
 
 # %%
-# Sixteen times the arithmetic takes about the same time. So arithmetic is not what takes the time.
+# Sixteen times the arithmetic takes about the same time. So the time is not that of the arithmetic.
 #
 # It is not the reading of the weights
 # ------------------------------------
@@ -146,10 +145,10 @@ print("eager:       ", counter.count, "operators, called one by one")
 print("ONNX Runtime:", nodes, "nodes, called by", sessions, "session")
 
 # %%
-# PyTorch calls an operator whenever Python, on its way through the model, comes to it. A small
+# In eager PyTorch, Python walks through the model and calls one operator after the other. A small
 # kernel ends before the next one is started, and the GPU waits. ONNX Runtime starts its nodes from
-# C++, and the GPU waits less. A CUDA graph records the kernels once. Then Python
-# starts the graph, and the GPU runs all kernels. This is a drawing, with widths of our choice:
+# C++, and the GPU waits less. A CUDA graph records the kernels once. From then on Python starts the
+# graph, and the GPU runs all its kernels. The drawing has both ends; its widths are not measured.
 
 figure, axes = plt.subplots(2, 1, figsize=(5.6, 2.6), sharex=True)
 figure.set_label(
@@ -235,12 +234,13 @@ speeds.index = speeds.index.to_series().replace(NAMES, regex=True)
 speeds.rename_axis(index=None, columns=None)
 
 # %%
-# Without a graph ONNX Runtime is :bound:`faster <plain.step>` in a decode step: it takes
-# :bound:`0.44 <plain.step>` of inductor's time, in a second run about half. By default inductor
+# Without a graph, a decode step of ONNX Runtime is :bound:`faster <plain.step>` than inductor's: it
+# takes :bound:`0.44 <plain.step>` of the time, in a second run about half. By default inductor
 # starts its kernels from generated Python code. In a CUDA graph no kernel is started from Python,
 # and for one row there is :bound:`no difference measured <graph.rows1>`. For 64 rows ONNX Runtime
-# is :bound:`faster <graph.rows64>`. We guess the reason: SmolLM2 shares keys and values among three
-# heads, and inductor copies them for each head. The figure has both GPUs, one run each.
+# is :bound:`faster <graph.rows64>`, with a CUDA graph on both sides. We guess the reason: SmolLM2
+# shares keys and values among three heads, and inductor copies them for each head. The figure has
+# both GPUs, one run each.
 
 figure, ax = plt.subplots(figsize=(5, 3.2))
 figure.set_gid("answer")  # the site shows it beside the answer
@@ -259,13 +259,13 @@ for record in read_records("plot_whole_model"):
 figure.set_label(f"Time of ONNX Runtime over inductor's, by call and rows: {found}")
 ax.axvline(1, color="gray")
 ax.invert_yaxis()
-ax.set_xlabel("ONNX Runtime's time over inductor's")
+ax.set(xlabel="ONNX Runtime's time over inductor's", title="Left of 1 ONNX Runtime gains")
 ax.legend()
 plt.show()
 
 # %%
-# On a CPU there is no CUDA graph. These are processor times over eager's, of a decode step and of a
-# prefill of one prompt of 128 tokens, in float32.
+# On a CPU there is no CUDA graph. The table has processor times over those of eager PyTorch, of a
+# prefill of one prompt of 128 tokens, and of decode steps of 1, 8 and 64 rows, in float32.
 
 lines = {}
 for record in read_records("plot_whole_model"):
@@ -277,6 +277,8 @@ for record in read_records("plot_whole_model"):
 pd.DataFrame(lines).T.round(2)
 
 # %%
+# With more rows, inductor falls behind eager PyTorch on both CPUs. ONNX Runtime does not.
+#
 # Which to use, and what it costs
 # -------------------------------
 #
@@ -303,9 +305,9 @@ pd.DataFrame(lines).T.round(2)
 #        :bound:`196 <memory.graph.inductor>`. ``generate`` of 64 rows was not timed.
 #    * - a GPU, no graph, as shapes change
 #      - ONNX Runtime
-#      - A prefill takes :bound:`0.33 <plain.prefill>` of inductor's time, in a second run half. Its
-#        session held :bound:`204 <memory.roundoff>` MiB beside the model, and inductor
-#        :bound:`34 <memory.inductor>`. A whole ``generate`` was not timed.
+#      - A prefill takes :bound:`0.33 <plain.prefill>` of inductor's time, in a second run half. The
+#        session of ONNX Runtime held :bound:`204 <memory.roundoff>` MiB beside the model, and
+#        inductor :bound:`34 <memory.inductor>`. A whole ``generate`` was not timed.
 #    * - a CPU, one row
 #      - ONNX Runtime for many texts
 #      - A step is :bound:`faster <cpu.rows1>` than eager's, at :bound:`0.85 <cpu.rows1>` of its
@@ -329,14 +331,14 @@ pd.DataFrame(lines).T.round(2)
 #        on the Intel Xeon, and :bound:`89 <words.first@amd-epyc-2-cores>` on the AMD EPYC.
 #    * - an operator without ONNX form
 #      - inductor
-#      - With ONNX Runtime PyTorch runs that operator between two sessions.
-#        ``fallback=False`` refuses instead.
+#      - PyTorch runs that operator between two sessions of ONNX Runtime. ``fallback=False``
+#        refuses the model instead.
 #    * - training, several devices, float8
 #      - inductor
-#      - Our backend refuses them, and names the reason.
+#      - The backend ``"roundoff"`` refuses them, and names the reason.
 #
 # ``dynamic=True`` compiles for every length at once. We write two texts, after prompts of different
-# lengths, and compare them with eager's.
+# lengths, and compare them with the texts of eager PyTorch.
 
 
 def write(length):
@@ -357,17 +359,17 @@ for length, text in zip((5, 9), eager, strict=True):
 small.forward = plain
 
 # %%
-# Both texts are eager's, and the second prompt converts nothing. SmolLM2's texts are eager's, too:
-# of :bound:`192 <words.tokens>` tokens that three prompts got on the Intel Xeon in float32,
-# :bound:`0 <words.other>` were different.
+# Both texts are the same as in eager PyTorch, and the second prompt converts nothing. SmolLM2
+# writes the same texts, too: of :bound:`192 <words.tokens>` tokens after three prompts, on the
+# Intel Xeon in float32, :bound:`0 <words.other>` were different.
 #
 # Your own model
 # --------------
 #
 # Put in any decoder of transformers, and a text. The rate is of one text on the clock, so use an
 # idle machine and more tokens. The first text includes compiling. A model that cannot be used is
-# refused with the reason. ``fallback=False`` refuses a model that would be split, too, and names
-# the operator.
+# refused with the reason. ``fallback=False`` also refuses a model that would be split into several
+# sessions, and names the operator that splits it.
 
 MODEL = SMOLLM2  # or a folder of transformers, or a name on its hub
 TEXT, TOKENS = "The kettle sang, and", 16
@@ -398,13 +400,13 @@ for way, backend in ways.items():
 #   them matters less. Both GPUs are of one generation (Hopper).
 # * ``generate`` was timed on one machine, for one prompt. Its first texts are not shown: their
 #   compile cache was not empty for certain, and all ways compiled at the same time.
-# * Intervals are of one run. Two runs can differ by more, as the table of speeds shows.
+# * An interval is of one run. Two runs can differ by more, as the table of steps shows.
 # * Not measured: eager PyTorch in a CUDA graph, a prefill in a CUDA graph, inductor's
 #   ``max-autotune``, ``freezing`` and C++ wrapper, vLLM, llama.cpp, TensorRT-LLM.
-# * A replayed step is still far from what memory allows. We did not measure what limits it.
-# * The memory of a graph for one row is not stated, as its measurement came out negative.
+# * Even in a CUDA graph a step is far from what memory allows. We did not measure what limits it.
+# * The memory of a CUDA graph for one row is missing: its measurement came out negative.
 # * The logits of each step were compared with float64. Without a graph ONNX Runtime's typical error
-#   was :bound:`0.67 <error.least>` to :bound:`1.6 <error.most>` times inductor's, for one vector.
+#   was :bound:`0.67 <error.least>` to :bound:`1.6 <error.most>` times inductor's, by call and type.
 # * PyTorch compiles a function again for new shapes, at most eight times. Then it warns, and runs
 #   further shapes uncompiled.
 # * Next: :ref:`llama-backend`, for one layer and our own kernels; :ref:`bits-to-words`, for when a

@@ -18,9 +18,9 @@ The same data, the same seed, the same batch: on 1, 2, 4 and 8 workers the loss 
    For equal bits, cut the batch into the same micro-batches on any number of workers, gather their
    gradients, and add them in one order.
 
-   **The price.** Each worker receives and holds the gradients of all micro-batches. With eight of
-   1 MiB on 2 workers and gloo, gathering takes :bound:`3.6 <gather.gloo>` times as long as
-   all-reduce.
+   **The price.** Each worker receives and holds the gradients of all micro-batches. With eight
+   gradients of 1 MiB each, on 2 workers with gloo, gathering takes :bound:`3.6 <gather.gloo>` times
+   as long as all-reduce.
 
    .. code-block:: python
 
@@ -80,8 +80,8 @@ def start(dtype):
 
 
 # %%
-# A worker has one gradient, or several: one for each of its micro-batches. There are two ways to
-# add the gradients of all workers. We begin with the first, all-reduce.
+# A worker has one gradient for each of its micro-batches. Two functions add the gradients of all
+# workers: by all-reduce, which the first runs use, and by gathering, which comes later.
 
 
 def by_all_reduce(mine):
@@ -175,9 +175,9 @@ print("different results of three runs:", len({track.tobytes() for track in agai
 # -------------------------------------------------------------
 #
 # From 1 worker to 4, two things change. The batch is cut into four parts, each with a gradient of
-# its own. And all-reduce adds the four. We change one thing at a time. First, one worker cuts its
-# batch into micro-batches of 16, and adds their gradients in turn: nothing is sent. Next, 4 workers
-# gather the same four gradients, and add them in turn. Last, 4 workers all-reduce them.
+# its own. And all-reduce adds the four gradients. We change one thing at a time. First, one worker
+# cuts its batch into micro-batches of 16, and adds their gradients in turn: nothing is sent. Next,
+# 4 workers gather the same four gradients, and add them in turn. Last, 4 workers all-reduce them.
 
 steps = {
     "1 worker, 64 samples at once": runs[1],
@@ -239,10 +239,10 @@ for chunk in chunks:
     print(f"{elements}: workers {order_text(chunk.tree)}")
 
 # %%
-# Each line is a walk, whose first two workers may change places. All four walk around one ring: 3,
-# 2, 1, 0, and 3 again. In each chunk the sum begins at a different worker, and takes up one number
-# at each stop. So all workers are busy at once, each with a different chunk. We draw this for the
-# numbers above. The number at an arrow's head is the sum so far.
+# Each line is a walk around one ring: 3, 2, 1, 0, and 3 again. (The first two workers of a line may
+# change places.) In each chunk the sum begins at a different worker, and takes up one number at
+# each stop. So all workers are busy at once, each with a different chunk. We draw the walks with
+# the numbers above. The number at an arrow's head is the sum so far.
 
 
 def draw(ax, route):
@@ -288,8 +288,8 @@ plt.show()
 # %%
 # Does this order explain real data, to the bit? We draw 65,536 normal numbers for each worker, add
 # them in the orders found, and compare with what all-reduce gives. Then we compare all-reduce with
-# the order of the workers. In the second pass nothing can round: the numbers are multiples of
-# 1/1024, whose sums float32 holds.
+# the order of the workers. In a second pass nothing rounds: the numbers are multiples of 1/1024,
+# and float32 holds their sums exactly.
 
 
 def share(a, b):
@@ -310,11 +310,11 @@ for name, parts in ("as drawn", drawn), ("multiples", np.round(drawn * 1024) / 1
 # %%
 # The orders found explain every bit. Where nothing rounds, the order makes no difference.
 #
-# On two H200s the study found the orders of NCCL's default, its ring and its tree. These orders
-# explain every bit of :bound:`60 <nccl.explained>` messages of random float32, float16 and bfloat16
-# numbers. With 2 workers, each had a GPU of its own. With 3, 4 and 8, several shared a GPU, and
-# NCCL was told that they are on different hosts. On 4 workers :bound:`32% <nccl.4>` of the
-# default's sums differ from adding in the order of the workers.
+# On two H200s the study found the orders of NCCL's default, of its ring and of its tree. These
+# orders explain every bit of :bound:`60 <nccl.explained>` messages of random float32, float16 and
+# bfloat16 numbers. With 2 workers, each had a GPU of its own. With 3, 4 and 8 workers, several
+# shared a GPU, and NCCL was made to see them on different hosts. With NCCL's default, on 4 workers,
+# :bound:`32% <nccl.4>` of the sums differ from adding in the order of the workers.
 #
 # The place in the message matters in DistributedDataParallel (DDP), too. DDP packs gradients into
 # *buckets*, an all-reduce each. On 4 workers with gloo, ``bucket_cap_mb=4`` instead of the default
@@ -323,9 +323,9 @@ for name, parts in ("as drawn", drawn), ("multiples", np.round(drawn * 1024) / 1
 # Other batches matter far more
 # -----------------------------
 #
-# How far do the weights drift from those of 1 worker? We compare with four changes that need no
-# second worker: micro-batches, the samples of each batch backwards, the batches backwards, and
-# other batches. Training in float64 stands for the exact result. The unit is :ref:`ε <ulp>` = 2⁻²³,
+# How far do the weights drift from those of 1 worker? For comparison we change the run of 1 worker
+# in four ways: micro-batches, the samples of each batch backwards, the batches backwards, and other
+# batches. Training in float64 stands for the exact result. The unit is :ref:`ε <ulp>` = 2⁻²³,
 # the step of float32 at 1, times the root mean square (RMS) of the float64 weights.
 
 tracks = {f"{n} workers": runs[n] for n in (2, 4, 8)} | {
@@ -361,17 +361,18 @@ ax.set_title(f"Weights after {STEPS} steps")
 plt.show()
 
 # %%
-# The answer at the top has the first column as bars. Workers, micro-batches and samples backwards
-# group the same sums differently, and each moves the weights about as far. Batches backwards and
-# other batches move them more than a hundred thousand times as far. For this network each grouping
-# is nearer to 1 worker than to float64: no number of workers is the right one.
+# The bars of the first column stand beside the answer, at the top. Workers, micro-batches and
+# samples backwards group the same sums differently, and each moves the weights about as far.
+# Batches backwards and other batches move the weights more than a hundred thousand times as far.
+# Each regrouped run is nearer to the run of 1 worker than either is to float64. So no number of
+# workers is the right one.
 #
 # Equal bits: one cut and one order
 # ---------------------------------
 #
-# Two causes need two cures. Each worker cuts its part into micro-batches of 8, so that the same
-# eight gradients exist on any number of workers. And all workers gather these gradients, and add
-# them in turn. We try each half without the other, then both.
+# Two causes need two cures. First, each worker cuts its part into micro-batches of 8. Then the same
+# eight gradients exist on any number of workers. Second, all workers gather these gradients, and
+# add them in turn. We try each cure alone, then both.
 
 
 def results(gather, rows):
@@ -384,27 +385,30 @@ print("all-reduced, micro-batches of 8:", results(False, 8))
 print("gathered, micro-batches of 8:", results(True, 8))
 
 # %%
-# Both halves together give one result on 1, 2, 4 and 8 workers, after every step. Either half
-# without the other leaves four.
+# Both cures together give one result on 1, 2, 4 and 8 workers, after every step. With one cure
+# alone, each number of workers still has a result of its own.
 #
 # What does it cost? The study adds eight gradients of 1 MiB each. The baseline adds each worker's
 # own gradients, and all-reduces that sum. With gloo, gathering took :bound:`3.6 <gather.gloo>`
-# times as long on 2 workers, and :bound:`4.4 <gather.gloo.8>` times on 8. On an Intel Xeon of two
-# cores, 2 workers took :bound:`2.7 <gather.gloo@intel-xeon-2-cores>` times as long. With NCCL on
-# two H200s gathering took :bound:`1.2 <gather.nccl>` times as long. There the copy of the sum to
-# the host is part of both times, and hides a part of the difference. Longer messages were not
-# timed.
+# times as long on 2 workers, and :bound:`4.4 <gather.gloo.8>` times on 8. The machine matters. On
+# an Intel Xeon of two cores, gathering took :bound:`2.7 <gather.gloo@intel-xeon-2-cores>` times as
+# long on 2 workers, and :bound:`1.4 <gather.gloo.8@intel-xeon-2-cores>` times on 8 (twice in
+# a second run).
 #
-# A second method sends less. By all-to-all each worker gets one chunk of all eight gradients,
-# and adds them. Then the workers gather the sums. On 2 workers this took
+# With NCCL on two H200s, gathering took :bound:`1.2 <gather.nccl>` times as long. Both times
+# include a copy of the sum to the host, so the ratio without this copy is larger. Longer messages
+# were not timed.
+#
+# A second method sends less. Each worker receives one chunk of all eight gradients (an all-to-all),
+# and adds this chunk. Then the workers gather the sums. On 2 workers this method took
 # :bound:`2.3 <chunks.gloo>` times as long as all-reduce with gloo, and :bound:`1.6 <chunks.nccl>`
-# times with NCCL and the copy. ``by_chunks`` in the study is its code.
+# times with NCCL, with the copy in both. The study has its code, ``by_chunks``.
 #
-# Two prices are not in these times. Small micro-batches use the hardware less well. And DDP adds
-# while the backward pass still computes, which gathering at the end gives up.
+# Two more prices are not in these times. Small micro-batches use the hardware less well. And DDP
+# adds gradients while the backward pass still computes. Gathering at the end gives that up.
 #
-# Equal bits help to find a bug, where a run on 8 workers must repeat a run on 4. They don't give a
-# better model: other batches change the result far more.
+# Equal bits help to find a bug: a run on 8 workers then repeats a run on 4. They don't give a
+# better model, as other batches change the result far more.
 
 # %%
 # Your own gradients
@@ -447,7 +451,7 @@ print("difference:", string_diff(max_diff(in_order, total)))
 # * The recorded orders are those of NCCL 2.28.9 and of gloo in PyTorch 2.11. No documentation
 #   promises them. Here gloo rounds the length of a chunk up: a short message may have fewer chunks
 #   than workers.
-# * The recorded times are medians of one run, without an interval.
+# * The recorded times are medians without an interval, of one run, on the Intel Xeon of two.
 # * The network is small, and its training stable. Unstable training may drift farther.
 # * Next: :ref:`reduction-order`, for what an order does to one sum, and :ref:`bits-to-words`, for
 #   what different bits do to a trained model.

@@ -356,11 +356,11 @@ price.round(2).rename(columns={"ratio": "× torch's time", "low": "from", "high"
 # each token. ``invariant(model)`` does not. On a processor both cut a batch into products of one
 # fixed number of rows, filled up with zeros.
 #
-# On an H100 we recorded ``generate`` of the changed model, for prompts of different lengths. On this
-# H100 torch changed up to :bound:`50 % <called.torch>` of a batch's texts. The changed model changed
-# none. A *dynamic* cache grows with the text; a *static* one has its full length from the start.
-# *from* and *to* are a 95 % interval of the time over torch's. Where it holds 1, no difference was
-# measured.
+# On an H100 we recorded ``generate`` of the changed model, for prompts of different lengths. On
+# this H100 torch changed up to :bound:`50 % <called.torch>` of a batch's texts. The changed model
+# changed none. A *dynamic* cache grows with the text; a *static* one has its full length from the
+# start. *from* and *to* are a 95 % interval of the time over torch's. Where it holds 1, no
+# difference was measured.
 
 columns = {"roundoff": "× torch's time", "low": "from", "high": "to", "other texts": "other texts"}
 called = recorded("called", "nvidia-h100-80gb-hbm3")

@@ -264,8 +264,8 @@ for name, one in ways.items():
 # A GPU has other kernels, and other causes. On an H100 reading with a cache, 8 tokens at a time,
 # changes nothing. Five columns of padding do, and so does packing: torch then takes another
 # attention. On the H100 sampler and trainer together put :bound:`10 % <gpu.outside>` of the ratios
-# outside. On a GPU products can depend on the number of rows, too: see :ref:`batch-invariance`. There
-# both have to be fixed.
+# outside. On a GPU products can depend on the number of rows, too: see :ref:`batch-invariance`.
+# There both have to be fixed.
 #
 # How much it matters
 # -------------------

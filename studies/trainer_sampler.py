@@ -440,18 +440,6 @@ for part, test in (
         functools.partial(fixed_by, part=part),
         test=test,
     )
-for name, column, about in (
-    ("different", "different", "log-probabilities that differ between sampler and trainer"),
-    ("tokens", "tokens", "log-probabilities compared between sampler and trainer"),
-):
-    study.value(
-        f"invariant.{name}",
-        f"{about}, both with roundoff.invariant, SmolLM2-135M, bfloat16",
-        "cures",
-        column,
-        where={"way": "invariant"},
-        test=lambda v: bool((v.rows["different"] == 0).all() and v.rows["tokens"].iloc[0] >= 384),
-    )
 study.value(
     "float16.outside",
     "share of importance ratios outside [0.9, 1.1], SmolLM2-135M, float16 on both sides",

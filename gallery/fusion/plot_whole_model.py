@@ -216,11 +216,12 @@ texts[list(columns)].rename(columns=columns).infer_objects().round(1)
 # logit of a written token is at most 0.015 below the best, so these tokens are near ties.
 #
 # For one prompt there is :bound:`no difference measured <text.ratio>` between ONNX Runtime and
-# inductor. On an H100 there is :bound:`no difference measured <text.ratio@nvidia-h100-80gb-hbm3>` either. Three
-# texts would not show a difference of a quarter. So we look at single steps, which were timed more
-# often. A *decode* step reads one token of each row, over a :term:`KV cache` of 512
-# places. A *prefill* reads four rows of 512 tokens. These are tokens a second on the H200 in
-# float16, in two runs; *decode, 8* has eight rows. What has a dash was not measured.
+# inductor. On an H100 there is
+# :bound:`no difference measured <text.ratio@nvidia-h100-80gb-hbm3>` either. Three texts would not
+# show a difference of a quarter. So we look at single steps, which were timed more often. A
+# *decode* step reads one token of each row, over a :term:`KV cache` of 512 places. A *prefill*
+# reads four rows of 512 tokens. These are tokens a second on the H200 in float16, in two runs;
+# *decode, 8* has eight rows. What has a dash was not measured.
 
 speeds = pd.DataFrame()
 for record in read_records("plot_whole_model"):
@@ -402,8 +403,8 @@ for way, backend in ways.items():
 #
 # * One trained model of 135 million weights. A larger model has larger kernels, so that starting
 #   them matters less. Both GPUs are of one generation (Hopper).
-# * ``generate`` was timed for one prompt and for eight, of SmolLM2 alone. Its first texts are not shown: their
-#   compile cache was not empty for certain, and all ways compiled at the same time.
+# * ``generate`` was timed for one prompt and for eight, of SmolLM2 alone. Its first texts are not
+#   shown: their compile cache was not empty for certain, and all ways compiled at the same time.
 # * An interval is of one run. Two runs can differ by more, as the table of steps shows.
 # * Not measured: eager PyTorch in a CUDA graph, a prefill in a CUDA graph, inductor's
 #   ``max-autotune``, ``freezing`` and C++ wrapper, vLLM, llama.cpp, TensorRT-LLM.

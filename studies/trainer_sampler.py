@@ -450,7 +450,6 @@ study.value(
 )
 for name, what, way, low, high in (
     ("step", "training step", "invariant", 1.5, 3),
-    ("sampling", "sampling", "invariant", 1, 1.3),
     ("recomputed", "training step", "recomputed", 1, 1.6),
     ("half", "training step", "float16", 20, 80),
 ):

@@ -112,7 +112,33 @@ def test_dynamic_quantisation_is_that_of_onnx(shift: float, scale: float) -> Non
         np.testing.assert_array_equal(got, want)
 
 
+@pytest.mark.parametrize("place", ["half_pixel", "asymmetric"])
+@pytest.mark.parametrize(
+    "how",
+    ['mode="linear"', 'mode="cubic"', 'mode="cubic", exclude_outside=1']
+    + [f'mode="nearest", nearest_mode="{to}"' for to in ("floor", "ceil", "round_prefer_floor")],
+)
+def test_a_resized_picture_is_that_of_onnx_runtime(place: str, how: str) -> None:
+    x = np.random.default_rng(0).standard_normal((2, 3, 5, 7)).astype(np.float32)
+    for scale in (2.0, 0.5, 1.7):  # by 0.6 a place falls on a border, where float32 decides
+        model = text(
+            "agraph (float[2,3,5,7] X) => (float[a,b,c,d] Y) "
+            f"<float[4] s = {{1.0, 1.0, {scale}, {scale}}}> "
+            f'{{ Y = Resize<{how}, coordinate_transformation_mode="{place}">(X,,s) }}'
+        )
+        (wanted,) = TorchOnnxEvaluator(model, kernels=["ort"]).run({"X": x})
+        (got,) = truth(model, {"X": x})
+        assert got.dtype == torch.float64
+        torch.testing.assert_close(got.float(), wanted, rtol=1e-5, atol=1e-5)
+
+
 def test_what_has_no_truth_is_refused() -> None:
+    corners = 'Resize<coordinate_transformation_mode="align_corners", mode="linear">(X,,s)'
+    with pytest.raises(UnsupportedError, match="not verified"):
+        truth(
+            text(f"agraph (float[4] X) => (float[k] Y) <float[1] s = {{1.7}}> {{ Y = {corners} }}"),
+            {"X": np.ones(4, np.float32)},
+        )
     random = text("agraph (float[n] X) => (float[n] Y) { Y = RandomNormalLike(X) }")
     feeds = {"X": np.float32([0.25, 0.5])}
     with pytest.raises(UnsupportedError, match="not verified"):

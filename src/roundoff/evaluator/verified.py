@@ -39,12 +39,12 @@ _WHOLE = frozenset({
     "Xor",
 })  # fmt: skip
 
-#: Operators that move elements, convert them or round them to integers.
+#: Operators that move elements, convert them or round them to integers, and Resize.
 _VERIFIED = frozenset({
     "Cast", "CenterCropPad", "Col2Im", "Compress", "ConstantOfShape", "DepthToSpace",
     "DequantizeLinear", "EyeLike", "GatherElements", "GatherND", "NonMaxSuppression", "NonZero",
     "OneHot", "QLinearConv", "QLinearMatMul", "QuantizeLinear", "ReduceMax", "ReduceMin",
-    "ReverseSequence", "ScatterElements", "ScatterND", "SpaceToDepth", "TensorScatter",
+    "Resize", "ReverseSequence", "ScatterElements", "ScatterND", "SpaceToDepth", "TensorScatter",
 })  # fmt: skip
 
 
@@ -54,7 +54,18 @@ def refusal(node: Node) -> str:
         return ""
     if node.domain != "" or node.op_type not in _VERIFIED:
         return "it is not verified"
-    return "" if node.version >= 7 else f"it is not verified at version {node.version}"
+    if node.version < (11 if node.op_type == "Resize" else 7):
+        return f"it is not verified at version {node.version}"
+    return _resize(node) if node.op_type == "Resize" else ""
+
+
+def _resize(node: Node) -> str:
+    mode = node.attribute("coordinate_transformation_mode", "half_pixel")
+    if mode not in ("half_pixel", "asymmetric"):
+        return f"it is not verified with {mode}"
+    if node.attribute("keep_aspect_ratio_policy", "stretch") != "stretch":
+        return "it is not verified with keep_aspect_ratio_policy"
+    return "it is not verified with antialias" if node.attribute("antialias", 0) else ""
 
 
 def refusal_of_values(node: Node, inputs: tuple[Any, ...]) -> str:

@@ -200,11 +200,20 @@ def test_a_function(name: str, dtype: torch.dtype) -> None:
     hold(name, dtype, special=True)
 
 
-@pytest.mark.slow(reason="every type of each function; the quick test takes one of each")
-@pytest.mark.parametrize("special", [True, False], ids=["special", "plain"])
-@pytest.mark.parametrize(("name", "dtype"), CASES, ids=str)
-def test_every_function(name: str, dtype: torch.dtype, special: bool) -> None:
-    hold(name, dtype, special)
+@pytest.mark.slow(reason="the types that models have; the quick test takes one of each function")
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        (name, dtype)
+        for name, dtype in CASES
+        if dtype in (torch.float32, torch.float16, torch.int64)
+        # Special values would stand in the indices, too, where those have the same type.
+        and not (name.startswith("index") and dtype == torch.int64)
+    ],
+    ids=str,
+)
+def test_every_function(name: str, dtype: torch.dtype) -> None:
+    hold(name, dtype, special=True)
 
 
 def drawn(*shape: int) -> torch.Tensor:

@@ -41,7 +41,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from roundoff import reductions
+import roundoff.reductions as reductions
 from roundoff.reductions import arrange, binned, distinct_bits, draw_orders, draw_values, round_to
 from roundoff.timing import measure
 

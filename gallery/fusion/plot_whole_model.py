@@ -213,7 +213,8 @@ texts[list(columns)].rename(columns=columns).infer_objects().round(1)
 
 # %%
 # With eight prompts the ways write different tokens. Each text was checked against float64: the
-# logit of a written token is at most 0.015 below the best, so these tokens are near ties.
+# logit of a written token is at most :bound:`0.014 <text.behind>` below the best. So these tokens
+# are near ties.
 #
 # For one prompt there is :bound:`no difference measured <text.ratio>` between ONNX Runtime and
 # inductor. On an H100 there is

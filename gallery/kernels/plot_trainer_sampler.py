@@ -32,7 +32,8 @@ The same weights, the same tokens, learning rate 0. The importance ratio of each
 
 # %%
 # Every cell runs on a laptop. Some run a whole model, which takes minutes in all. A bold number was
-# recorded on two cores of an AMD EPYC by a study of this question: click it for its evidence.
+# recorded by a study of this question, on two cores of an AMD EPYC unless its sentence names
+# another machine: click it for its evidence.
 
 import copy
 
@@ -261,11 +262,10 @@ for name, one in ways.items():
 # Fixed products change nothing here. Torch's products in bfloat16 have those bits on this EPYC
 # already, and a cache still changes :bound:`86 % <parts.products>` of the logits.
 #
-# A GPU has other kernels, and other causes. On an H100 reading with a cache, 8 tokens at a time,
-# changes nothing. Five columns of padding do, and so does packing: torch then takes another
-# attention. On the H100 sampler and trainer together put :bound:`10 % <gpu.outside>` of the ratios
-# outside. On a GPU products can depend on the number of rows, too: see :ref:`batch-invariance`.
-# There both have to be fixed.
+# A GPU has other kernels, and other causes. On an H100 a cache changes nothing with 8 tokens at a
+# time. Token by token it does, and so do packing and five columns of padding. On the H100 sampler
+# and trainer together put :bound:`10 % <gpu.outside>` of the ratios outside. On a GPU products can
+# depend on the number of rows, too: see :ref:`batch-invariance`. There both have to be fixed.
 #
 # How much it matters
 # -------------------

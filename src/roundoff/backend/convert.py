@@ -108,7 +108,7 @@ def _written(c: Converter, node: torch.fx.Node, refused: Mapping[str, str]) -> A
         # Its order among others is kept by a token, which is no tensor when the graph is called.
         raise UnsupportedError(
             "an operator with an effect",
-            got=str(node.args[1] if "with_effects" in str(node.target) else node.target),
+            got=str(node.target if _lost_its_check(node) else node.args[1]),
             hint="torch.compiler.disable on the part that holds it breaks the graph there",
         )
     reason = refused.get(node.name)

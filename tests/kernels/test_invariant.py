@@ -21,6 +21,7 @@ from roundoff.kernels import (
     invariant_attention,
     invariant_cublas,
     invariant_matmul,
+    invariant_model,
     invariant_operators,
     matmul,
     shuffled_programs,
@@ -654,6 +655,36 @@ def test_the_kernel_reads_a_mask_as_torch_does(keys):
         assert [t.tolist() for t in made] == [t.tolist() for t in wanted]
         refused = invariant_attention._ranges_by_kernel(mask.to(DEVICE), refuse=True)[1]
         assert refused.tolist() == wanted[1].masked_fill(wanted[2] > 0, -1).tolist()
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("kind", ["rounded first", "rounded last", "of one", "without weights"])
+def test_the_kernel_of_rms_norm_is_the_formula(kind, dtype):
+    """By float64, a row as in any batch, columns of any number, rows that lie apart."""
+    for columns in (1, 130, 2500):
+        x, weight = draw(5, 2 * columns, dtype=dtype)[:, :columns], draw(columns, dtype=dtype)
+        w = None if kind == "without weights" else weight
+        made = invariant_model._rms_rows(x, w, 1e-6, kind)
+        for rows in ([3], [4, 0]):
+            assert torch.equal(invariant_model._rms_rows(x[rows], w, 1e-6, kind), made[rows])
+        wide = x.double() * (x.double().square().mean(1, keepdim=True) + 1e-6).rsqrt()
+        wanted = wide if w is None else wide * (w.double() + (kind == "of one"))
+        eps = torch.finfo(dtype).eps
+        # Seven operations round, by half of ε each, and the sum a little.
+        torch.testing.assert_close(made.double(), wanted, rtol=4 * eps, atol=0)
+
+
+@pytest.mark.parametrize("name", ["product", "attention", "norm"])
+def test_a_second_derivative_is_refused(name):
+    x = draw(1, 2, 4, 8).requires_grad_()
+    functions = {
+        "product": lambda x: matmul(x, x[0, 0].detach()),
+        "attention": lambda x: attention(x, x, x),
+        "norm": lambda x: invariant_model._rms_norm_op(x, None, 1e-6, "rounded last"),
+    }
+    (first,) = torch.autograd.grad(functions[name](x).sin().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        first.sum().backward()
 
 
 def test_a_compiled_layer_keeps_no_tensor_with_a_mask():

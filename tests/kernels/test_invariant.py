@@ -670,8 +670,9 @@ def test_the_kernel_of_rms_norm_is_the_formula(kind, dtype):
         wide = x.double() * (x.double().square().mean(1, keepdim=True) + 1e-6).rsqrt()
         wanted = wide if w is None else wide * (w.double() + (kind == "of one"))
         eps = torch.finfo(dtype).eps
-        # Seven operations round, by half of ε each, and the sum a little.
-        torch.testing.assert_close(made.double(), wanted, rtol=4 * eps, atol=0)
+        # Seven operations round, by half of ε each, and the sum a little; then a subnormal's step.
+        step = torch.finfo(dtype).smallest_normal * eps
+        torch.testing.assert_close(made.double(), wanted, rtol=4 * eps, atol=step)
 
 
 @pytest.mark.parametrize("name", ["product", "attention", "norm"])

@@ -609,7 +609,6 @@ for statistic in "least", "most":
         "called",
         column_of(statistic),
         where=AS_CALLED,
-        on=H100,
         # A speed of texts that are what each prompt gets alone.
         test=lambda v: v.low is not None and v.low < 1 and (v.rows["other texts"] == 0).all(),
     )
@@ -634,7 +633,6 @@ study.value(
     "called",
     lambda t: t["torch's other texts"].max(),
     where=AS_CALLED,
-    on=H100,
     test=lambda v: v.value > 0.3,
 )
 TORCH_CHANGES = {"other bits": lambda s: s.str.split(", ").map(lambda ways: "torch" in ways)}

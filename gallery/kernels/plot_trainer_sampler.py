@@ -17,8 +17,9 @@ The same weights, the same tokens, learning rate 0. The importance ratio of each
    after 50 updates, :bound:`0 <updated.different>` of :bound:`116864 <updated.tokens>`
    log-probabilities differ.
 
-   **The price.** On the H100 sampling takes :bound:`0.87 <gpu.sampling>` times as long as torch's,
-   and a training step :bound:`1.3 <gpu.step>` times. On the EPYC a step takes
+   **The price.** On the H100 sampling takes
+   :bound:`0.87 <price.sampling@nvidia-h100-80gb-hbm3>` times as long as torch's, and a training step
+   :bound:`1.3 <price.step@nvidia-h100-80gb-hbm3>` times. On the EPYC a step takes
    :bound:`2.1 <price.step>` times as long.
 
    .. code-block:: python
@@ -264,8 +265,9 @@ for name, one in ways.items():
 #
 # A GPU has other kernels, and other causes. On an H100 a cache changes nothing with 8 tokens at a
 # time. Token by token it does, and so do packing and five columns of padding. On the H100 sampler
-# and trainer together put :bound:`10 % <gpu.outside>` of the ratios outside. On a GPU products can
-# depend on the number of rows, too: see :ref:`batch-invariance`. There both have to be fixed.
+# and trainer together put :bound:`10 % <total.outside@nvidia-h100-80gb-hbm3>` of the ratios
+# outside. On a GPU products can depend on the number of rows, too: see :ref:`batch-invariance`.
+# There both have to be fixed.
 #
 # How much it matters
 # -------------------
@@ -335,9 +337,9 @@ cures.round({"KL": 5} | dict.fromkeys(columns.values(), 2))
 # :bound:`1.2 <price.recomputed>` times as long.
 #
 # On the H100, with all 30 layers and 64 texts, a training step with ``invariant(model)`` takes
-# :bound:`1.3 <gpu.step>` times as long as torch's. Its backward pass is torch's own, at the bits of
-# our forward, so it computes torch's attention once more. Sampling is faster than torch's, since
-# RMSNorm is one kernel. After 50 updates we read the texts by a cache, in batches of 1 to 64 and in
+# :bound:`1.3 <price.step@nvidia-h100-80gb-hbm3>` times as long as torch's. Its backward pass is
+# torch's own, at the bits of our forward, so it computes torch's attention once more. Sampling is
+# faster than torch's, since RMSNorm is one kernel. After 50 updates we read the texts by a cache, in batches of 1 to 64 and in
 # chunks of 1 to 64 tokens. On the H100 :bound:`0 <updated.different>` of
 # :bound:`116864 <updated.tokens>` log-probabilities differ from those of the packed pass.
 #

@@ -18,9 +18,9 @@ The same weights, the same tokens, learning rate 0. The importance ratio of each
    log-probabilities differ.
 
    **The price.** On the H100 sampling takes
-   :bound:`0.87 <price.sampling@nvidia-h100-80gb-hbm3>` times as long as torch's, and a training step
-   :bound:`1.3 <price.step@nvidia-h100-80gb-hbm3>` times. On the EPYC a step takes
-   :bound:`2.1 <price.step>` times as long.
+   :bound:`0.87 <price.sampling@nvidia-h100-80gb-hbm3>` times as long as torch's. A training step
+   takes :bound:`1.3 <price.step@nvidia-h100-80gb-hbm3>` times as long there, and
+   :bound:`2.1 <price.step>` times as long on the EPYC.
 
    .. code-block:: python
 
@@ -339,9 +339,11 @@ cures.round({"KL": 5} | dict.fromkeys(columns.values(), 2))
 # On the H100, with all 30 layers and 64 texts, a training step with ``invariant(model)`` takes
 # :bound:`1.3 <price.step@nvidia-h100-80gb-hbm3>` times as long as torch's. Its backward pass is
 # torch's own, at the bits of our forward, so it computes torch's attention once more. Sampling is
-# faster than torch's, since RMSNorm is one kernel. After 50 updates we read the texts by a cache, in batches of 1 to 64 and in
-# chunks of 1 to 64 tokens. On the H100 :bound:`0 <updated.different>` of
-# :bound:`116864 <updated.tokens>` log-probabilities differ from those of the packed pass.
+# faster than torch's, since RMSNorm is one kernel.
+#
+# After 50 updates we read the texts by a cache, in batches of 1 to 64 and in chunks of 1 to 64
+# tokens. On the H100 :bound:`0 <updated.different>` of :bound:`116864 <updated.tokens>`
+# log-probabilities differ from those of the packed pass.
 #
 # A short run
 # -----------

@@ -47,7 +47,8 @@ study = Study(
     updates=(1 if quick else 50 if GPU else 2, "updates before the bits are compared", 1),
     written=(2 if quick else 64 if GPU else 16, "tokens of each text of a run", 1),
 )
-PROMPT, COLUMNS, LIMIT = 40, 5, 0.1  # tokens of a passage, padding of the sampler, of the ratio
+PROMPT, COLUMNS = 40, 5  # tokens of a passage, padding of the sampler
+LIMIT, LARGEST = 0.1, 2  # of a clipped ratio, of an importance weight
 
 
 # --- Sampler and trainer, as the page has them. --------------------------------------------------
@@ -129,6 +130,13 @@ def clipped(ratio: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
     """The weight of each token in PPO's gradient: its ratio, or 0 beyond the limit."""
     beyond = torch.where(gain > 0, ratio > 1 + LIMIT, ratio < 1 - LIMIT)
     return ratio.masked_fill(beyond, 0)
+
+
+def weights_of(way: str, ratio: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
+    """The weight of each token in the gradient, by the trainer's cure."""
+    if way == "recomputed":
+        return torch.ones_like(ratio)
+    return ratio.clamp(max=LARGEST) if way == "importance weights" else clipped(ratio, gain)
 
 
 # --- What differs. -------------------------------------------------------------------------------
@@ -249,15 +257,22 @@ def cures(args):
         yield {"way": way, **compared(written, read, texts)}
 
 
-def step_of(model: Any, texts: torch.Tensor, recompute: bool = False):
-    """A training step: one packed pass, its gradients, and a pass before for recomputing."""
-    model = copy.deepcopy(model).requires_grad_(True)
+def step_of(model: Any, texts: torch.Tensor, logits: torch.Tensor, cure: str = ""):
+    """A training step: one packed pass, its gradients, and a pass before for recomputing.
+
+    ``logits`` are the sampler's, for importance weights.
+    """
+    model, new = copy.deepcopy(model).requires_grad_(True), texts[:, PROMPT:]
+    written = logprobs(logits, new)
 
     def step():
-        if recompute:
+        if cure == "recomputed":
             with torch.no_grad():
-                logprobs(train(model, texts), texts[:, PROMPT:])
-        logprobs(train(model, texts), texts[:, PROMPT:]).mean().backward()
+                logprobs(train(model, texts), new)
+        learned = logprobs(train(model, texts), new)
+        if cure == "importance weights":
+            learned = (learned.detach() - written).exp().clamp(max=LARGEST) * learned
+        learned.mean().backward()
         model.zero_grad()
 
     return step
@@ -274,11 +289,12 @@ def prices(args):
         way: functools.partial(torch.no_grad()(sample), model, prompts, tokens)
         for way, model in ways.items()
     }
-    texts, _ = writes["bfloat16"]()
+    texts, logits = writes["bfloat16"]()
     if quick:
         del ways["float16"]  # its gradients take longer than all the rest
-    steps = {way: step_of(model, texts) for way, model in ways.items()}
-    steps["recomputed"] = step_of(ways["bfloat16"], texts, recompute=True)
+    steps = {way: step_of(model, texts, logits) for way, model in ways.items()}
+    for cure in "recomputed", "importance weights":
+        steps[cure] = step_of(ways["bfloat16"], texts, logits, cure)
     rounds = {"warmup": 0 if quick else 1, "min_rounds": least, "max_rounds": least}
     clock = time.perf_counter if GPU else time.process_time
     for what, calls in {"sampling": writes, "training step": steps}.items():
@@ -310,8 +326,7 @@ def policy_gradient(model: Any, way: str, steps: int, args: Any, seed: int):
         gain = advantages_of(rewards)
         written, learned = logprobs(logits, new), logprobs(train(model, texts), new)
         ratio = (learned.detach() - written).exp()
-        weights = torch.ones_like(ratio) if way == "recomputed" else clipped(ratio, gain)
-        (-weights * gain * learned).mean().backward()
+        (-weights_of(way, ratio, gain) * gain * learned).mean().backward()
         for p, master in zip(learning, masters, strict=True):
             master.grad = p.grad.float()
         optimizer.step()
@@ -328,7 +343,7 @@ def policy_gradient(model: Any, way: str, steps: int, args: Any, seed: int):
         }
 
 
-WAYS = ("clipped", "recomputed", "invariant")
+WAYS = ("clipped", "recomputed", "importance weights", "invariant")
 
 
 @study.table(part=PART)
@@ -452,6 +467,7 @@ for name, what, way, low, high in (
     ("step", "training step", "invariant", 1.2, 2.5),
     ("sampling", "sampling", "invariant", 0.7, 1.2),
     ("recomputed", "training step", "recomputed", 1, 1.6),
+    ("weighted", "training step", "importance weights", 0.9, 1.1),
     ("half", "training step", "float16", 20, 80),
 ):
     study.value(

@@ -920,5 +920,12 @@ def test_a_clipped_token_has_no_gradient_where_ppo_has_none() -> None:
     surrogate = torch.minimum(ratio * gain, ratio.clamp(0.9, 1.1) * gain)
     (slope,) = torch.autograd.grad(surrogate.sum(), ratio)
     # The gradient of a ratio is the ratio times that of the log-probability.
-    weights = study["clipped"](ratio.detach(), gain)
+    weights = study["weights_of"]("clipped", ratio.detach(), gain)
     torch.testing.assert_close(weights * gain, slope * ratio.detach())
+
+
+def test_an_importance_weight_is_the_ratio_up_to_its_limit() -> None:
+    study = runpy.run_path(str(ROOT / "studies" / "trainer_sampler.py"))
+    ratio = torch.tensor([[0.2, 0.95, 1.0, 1.5, 7.0]])
+    weights = study["weights_of"]("importance weights", ratio, torch.tensor([[-2.0]]))
+    assert weights.tolist() == torch.tensor([[0.2, 0.95, 1.0, 1.5, 2.0]]).tolist()

@@ -19,8 +19,8 @@ The same weights, the same tokens, learning rate 0. The importance ratio of each
 
    **The price.** On the H100 sampling takes
    :bound:`0.87 <price.sampling@nvidia-h100-80gb-hbm3>` times as long as torch's. A training step
-   takes :bound:`1.3 <price.step@nvidia-h100-80gb-hbm3>` times as long there, and
-   :bound:`2.1 <price.step>` times as long on the EPYC.
+   takes :bound:`1.3 <price.step@nvidia-h100-80gb-hbm3>` times as long on the H100, and
+   :bound:`2.1 <price.step>` times on the EPYC.
 
    .. code-block:: python
 

@@ -172,6 +172,7 @@ def row_parts(frame: pd.DataFrame, part: str | None) -> list[str | None]:
     ['gpu', 'gpu', 'gpu', 'gpu']
     """
     _check(hasattr(frame, "columns"), "no table", type(frame).__name__, "a pandas.DataFrame")
+    _check(part is None or isinstance(part, str), "part is no text", part, "a column's name")
     if part is None or part in _PARTS:
         return [part] * len(frame)
     known = ", ".join(map(str, (*_PARTS, *frame.columns)))
@@ -251,7 +252,7 @@ def write_record(
     check_mapping("tables", tables, "names to tables")
     parts = check_mapping("parts", parts or {})
     times = check_mapping("times", times or {}, "tables to their columns")
-    options = dict(check_mapping("options", options or {}))
+    options = dict(check_mapping("options", {} if options is None else options))
     encoded = {name: _encode(path, name, frame) for name, frame in tables.items()}
     for name in sorted(encoded.keys() & times.keys()):
         _check_times(f"{path}: tables.{name}", encoded[name], times[name])

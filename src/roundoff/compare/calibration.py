@@ -29,6 +29,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from roundoff.arguments import check_flag
 from roundoff.describe import TypedTensor, as_tensor
 from roundoff.dtypes import DType
 from roundoff.errors import ArgumentError, ShapeError
@@ -126,6 +127,7 @@ class CalibratedTolerance:
         """
         if not self.found:
             raise ArgumentError("no tolerance can be defended", got=self.reason)
+        check_flag("any_scale", any_scale)
         a, b = _typed(got), _typed(expected)
         atol = self.atol
         if any_scale:

@@ -16,7 +16,7 @@ from onnx_ir.passes.common import (
     DeduplicateInitializersPass,
 )
 
-from roundoff.arguments import check_choice, check_number
+from roundoff.arguments import check_choice, check_flag, check_number
 from roundoff.errors import ArgumentError, ModelError
 from roundoff.graph.protos import captured
 
@@ -97,6 +97,7 @@ class Editor:
         _check_model(proto)
         check_choice("processor", processor, ("CPU", "CUDA"))
         check_number("packed", packed, 0, finite=False)
+        check_flag("tf32", tf32)
         if isinstance(static, str) or not isinstance(static, Iterable):
             raise ArgumentError("static", got=repr(static), expected="names of inputs, in a list")
         # From bytes: ir.from_proto shares tensors with the proto it is given.

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import onnx_ir as ir
 
+from roundoff.arguments import check_whole
 from roundoff.errors import ArgumentError
 
 from .editor import Editor
@@ -173,6 +174,7 @@ def apply_rules(g: Editor, rules: Sequence[Rule], report: Report, verbose: int =
         raise ArgumentError(
             "rules", got=repr(rules)[:80], expected="a list of rules", hint="rules('default')"
         )
+    check_whole("verbose", verbose)
     changed, passes = True, 0
     while changed:
         changed, passes = False, passes + 1

@@ -11,7 +11,7 @@ import torch
 import triton
 from torch.autograd.function import once_differentiable
 
-from ..arguments import check_whole
+from ..arguments import check_flag, check_whole
 from ..errors import ArgumentError, DtypeError, ShapeError, UnsupportedError
 from . import invariant_kernels as kernels
 from ._runtime import ceil_div, interpreting, multiprocessors, power_of_2, run
@@ -152,8 +152,7 @@ def attention(
     except (AttributeError, RuntimeError):
         check_tensors(q=q, k=k, v=v)
         raise
-    if scale is not None and not isinstance(scale, (int, float)):
-        raise ArgumentError("scale", got=type(scale).__name__, expected="a number")
+    _check_numbers(scale, tf32)
     batch, _, queries, _ = q.shape
     keys = k.shape[2]
     asked = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
@@ -191,6 +190,12 @@ def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
             expected="(batch, heads, queries, head) and twice (batch, groups, keys, head)",
         )  # fmt: skip
     _check_types(q=q, k=k, v=v)
+
+
+def _check_numbers(scale: float | None, tf32: bool) -> None:
+    if scale is not None and not (isinstance(scale, (int, float)) and scale == scale):
+        raise ArgumentError("scale", got=repr(scale)[:40], expected="a number")
+    check_flag("tf32", tf32)
 
 
 # What a query sees. ---------------------------------------------------------------------------
@@ -304,12 +309,9 @@ def seen_by_mask(mask: torch.Tensor, batch: int, queries: int, keys: int) -> See
     state = _state(mask, batch, queries, keys)
     if state is not None and known is not None and known[0] == state:
         return known[1]
-    try:
-        seen = _seen_by_mask(mask, batch, queries, keys)
-    except TypeError:
-        for name, size in (("batch", batch), ("queries", queries), ("keys", keys)):
-            check_whole(name, size, 0)
-        raise
+    for name, size in (("batch", batch), ("queries", queries), ("keys", keys)):
+        check_whole(name, size, 0)
+    seen = _seen_by_mask(mask, batch, queries, keys)
     if state is not None:
         # A model has one mask for all its layers, and asking costs a wait for the device.
         mask._seen = state, seen  # type: ignore[attr-defined]
@@ -458,8 +460,7 @@ def attend(
         raise ArgumentError(
             "seen goes beyond the keys", got=int(seen.last.max()), expected=f"at most {k.shape[2]}"
         )
-    if scale is not None and not isinstance(scale, (int, float)):
-        raise ArgumentError("scale", got=type(scale).__name__, expected="a number")
+    _check_numbers(scale, tf32)
     scale = q.shape[3] ** -0.5 if scale is None else scale
     if torch.compiler.is_compiling():
         return _attention_op(q, k, v, *seen, scale, tf32)

@@ -12,6 +12,7 @@ import torch
 import triton
 from torch.autograd.function import once_differentiable
 
+from ..arguments import check_flag
 from ..errors import ArgumentError, DtypeError, ShapeError, UnsupportedError
 from . import invariant_kernels as kernels
 from ._runtime import ceil_div, check_tensor, interpreting, multiprocessors, power_of_2, run
@@ -257,6 +258,7 @@ def matmul(
     except (AttributeError, RuntimeError):
         check_tensors(x=x, weight=weight, bias=bias)
         raise
+    check_flag("tf32", tf32)
     if tile is not None and not isinstance(tile, Tile):
         raise ArgumentError("tile", got=repr(tile)[:80], expected="a Tile", hint="tile_for(…)")
     asked = x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
@@ -393,6 +395,7 @@ def batched(x: torch.Tensor, weight: torch.Tensor, *, tf32: bool = False) -> tor
             expected="(batch, M, K) and (batch, N, K)",
         )  # fmt: skip
     _check_types(x=x, weight=weight)
+    check_flag("tf32", tf32)
     (batch, m, k), n = x.shape, weight.shape[1]
     if not batch * m * n or not k:
         return x.new_zeros(batch, m, n)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch  # before onnxruntime: its CUDA provider finds cuBLAS and cuDNN through torch
 
-from roundoff.describe import from_numpy
+from roundoff.describe import from_numpy, lacking
 from roundoff.dtypes import DType, dtype_info, onnx_dtype_to_torch_dtype
 from roundoff.errors import ArgumentError, DtypeError, MissingDependencyError, UnsupportedError
 
@@ -75,6 +75,8 @@ def to_ort(value: torch.Tensor | np.ndarray) -> onnxruntime.OrtValue:
             got=type(value).__name__,
             expected="a torch tensor or a NumPy array",
         )
+    if type(value) is not torch.Tensor and (why := lacking(value)):
+        raise ArgumentError("cannot give this to ONNX Runtime", got=why, expected="a dense tensor")
     try:
         return _over_tensor(value)
     except (RuntimeError, BufferError) as error:

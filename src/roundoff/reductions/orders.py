@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from roundoff.arguments import check_whole
+from roundoff.arguments import check_flag, check_whole
 from roundoff.dtypes import dtype_info
 from roundoff.errors import ArgumentError, ShapeError
 
@@ -442,4 +442,4 @@ def two_level_sum(parts: Array, of_host: int, *, tree: bool = False) -> Array:
     if len(parts) % check_whole("ranks of a host", of_host, 1):
         raise ArgumentError("ranks of a host", got=of_host, expected=f"a part of {len(parts)}")
     hosts = sequential(np.moveaxis(parts.reshape(-1, of_host, parts.shape[1]), 1, 2))
-    return tree_sum(hosts) if tree else ring_sum(hosts)
+    return tree_sum(hosts) if check_flag("tree", tree) else ring_sum(hosts)

@@ -334,7 +334,8 @@ ratios = float16.set_index(["case", "way"])["ratio"]
 bars = {name: ratios.get(CASES[name]) for name in [*list(CASES)[:4], "wide, 4096 tokens"]}
 bars = pd.Series(bars, dtype=float).dropna()
 figure.set_label(f"Time of one Gemm over separate ones, H200, float16: {bars.to_dict()}")
-drawn = ax.barh(bars.index, bars, color=["C1" if "each" in name else "C0" for name in bars.index])
+colors = ["C1" if "each run" in name else "C0" for name in bars.index]
+drawn = ax.barh(bars.index, bars, color=colors)
 ax.bar_label(drawn, both_gpus.loc[bars.index, "H200 float16"], padding=3)
 ax.axvline(1, color="0.5", lw=1)
 ax.invert_yaxis()

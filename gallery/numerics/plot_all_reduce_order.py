@@ -346,7 +346,14 @@ for name, track in tracks.items():
     row["relative change of loss"] = loss_of(track[-1]) / loss_of(first) - 1
     rows.append({"run": name} | row)
 drift = pd.DataFrame(rows).set_index("run")
-drift.map("{:.2g}".format)
+
+
+def short(value):
+    """Two digits, without an exponent where it is large."""
+    return f"{float(f'{value:.2g}'):,g}"
+
+
+drift.map(short)
 
 # %%
 
@@ -358,7 +365,7 @@ figure.set_label(
     "backwards and other batches are far off."
 )
 bars = ax.barh(drift.index, drift["from 1 worker"])
-ax.bar_label(bars, fmt="%.2g", padding=3)
+ax.bar_label(bars, fmt=short, padding=3)
 ax.set(xscale="log", xlim=(0.1, 1e8), xlabel="distance to 1 worker (ε × RMS)")
 ax.invert_yaxis()
 ax.set_title(f"Weights after {STEPS} steps")

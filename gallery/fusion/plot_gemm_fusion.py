@@ -324,9 +324,8 @@ both_gpus
 
 # %%
 # Both GPUs agree on what pays. Joined before, narrow weights and small squares gain; wide weights
-# do not. Joined in each run, wide weights lose, and narrow weights lose in float32. In float16
-# narrow weights come out even: their Concat is short, and one Gemm saves two fixed costs. With 4096
-# tokens in float16 the Split costs more than one Gemm gains.
+# do not. Joined in each run, wide weights lose, and narrow weights lose in float32; in float16
+# narrow weights come out even. With 4096 tokens in float16, one Gemm and its Split lose.
 
 figure, ax = plt.subplots(figsize=(4.4, 2.6))
 figure.set_gid("answer")  # the site shows it beside the answer

@@ -399,14 +399,20 @@ for name, case, options in (
         words=TIME["words"],
         **options,
     )
-quotient(
-    "inductor",
-    "separate products, torch.compile over PyTorch without it, queries, keys, values of one token",
-    QKV,
-    "inductor, not fused",
-    "torch, not fused",
-    words=TIME["words"],
-)
+for name, about, case, precision, options in (
+    ("inductor", "queries, keys, values of one token", QKV, "float16", {}),
+    ("inductor.large", "side 4096", "square 4096", "float32", {"test": lambda v: v.value < 1.1}),
+):
+    quotient(
+        name,
+        f"separate products, torch.compile over PyTorch without it, {about}",
+        case,
+        "inductor, not fused",
+        "torch, not fused",
+        precision,
+        words=TIME["words"],
+        **options,
+    )
 
 
 def milliseconds(rows, way, precision):

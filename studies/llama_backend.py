@@ -414,13 +414,6 @@ study.value(
     },
     test=lambda v: v.value > 100,
 )
-study.value(
-    "half",
-    "error of keys and values of model.half() over that of a model loaded in float16",
-    "loading",
-    lambda t: t["keys error"].iloc[1] / t["keys error"].iloc[0],
-    test=lambda v: v.value > 2,
-)
 for name, optimization in (("compile", BACKEND), ("compile.inductor", "inductor")):
     study.value(
         name,

@@ -10,15 +10,16 @@ needs one. Which takes less time?
 .. answer:: nvidia-h200
 
    **Why.** For one token, a Gemm (ONNX's matrix product) spends its time on reading the weights.
-   Joining the weights in each run reads and writes them again. With a layer's wide weights, gate
-   and up, one Gemm then takes :bound:`3.9 <inside>` times as long as two in float16.
+   A Concat in each run, which puts the weights side by side, reads and writes them once more. With
+   two wide weights of a feed-forward layer, one Gemm and its Concat take :bound:`3.9 <inside>`
+   times as long as two Gemms in float16.
 
-   **The cure.** Join the weights once, before the first run. In ONNX Runtime one Gemm for the
+   **The cure.** Join the weights once, before the first run. For one token, one Gemm for the
    narrow weights of queries, keys and values then takes :bound:`0.51 <narrow>` of the time of
-   three, for one token. Wide weights gain nothing: :bound:`no difference measured <wide>`.
+   three. For the wide weights there is :bound:`no difference measured <wide>`.
 
-   **The price.** The results come side by side. ONNX Runtime's Split copies them: with wide weights
-   and 4096 tokens, one Gemm and its Split take :bound:`1.15 <split>` times as long as two Gemms.
+   **The price.** The results come side by side, and ONNX Runtime's Split copies them. With wide
+   weights and 4096 tokens, one Gemm and its Split take :bound:`1.15 <split>` times as long as two.
    PyTorch's ``split`` copies nothing: :bound:`no difference measured <split.torch>`.
 
    .. code-block:: python
@@ -49,10 +50,10 @@ from roundoff.timing import measure
 # One Gemm takes longer than two
 # ------------------------------
 #
-# A fusion replaces two Gemms by one. Where the weights are inputs of the model, the fusion has to
-# join them with a Concat in each run. Where they are constants, it can join them before. These are
-# the three models as text. All give the same matrix, so two Gemms end with a Concat of their
-# results.
+# Two Gemms have the same input X. A fusion puts their weights side by side and makes one Gemm of
+# them. Weights that are constants can be joined once, before the first run. Weights that are inputs
+# of the model have to be joined by a Concat in each run. These are the models, in ONNX's text form.
+# All three return one matrix, so the model with two Gemms joins their small results at its end.
 
 HEAD = '<ir_version: 10, opset_import: ["": 20]> gemms '
 TWO = """(float[m,k] X, float[k,y] Y, float[k,z] Z) => (float[m,n] O) {
@@ -71,8 +72,8 @@ MODELS = {"two Gemms": TWO, "joined in each run": EACH_RUN, "joined before": BEF
 
 # %%
 # ``X`` and the weights are normally distributed. ONNX Runtime computes on one core, and its inputs
-# are in place before the clock starts. The clock counts processor time, which other programs
-# disturb less than the time on the wall.
+# are in place before the clock starts. The clock counts processor time: other programs disturb it
+# less than they disturb time on the wall.
 
 PROVIDER, DEVICE, CLOCK = "CPUExecutionProvider", "cpu", time.process_time
 # or "CUDAExecutionProvider", "cuda", time.perf_counter
@@ -98,8 +99,8 @@ def call(model, data):
 
 
 # %%
-# We take one row, as a language model does for each token that it writes. A line has the median
-# time, then the time over that of two Gemms, with its 95 % interval.
+# X has one row, as in a language model that writes one token. A line of the output has the median
+# time, then its ratio to the time of two Gemms, with a 95 % interval.
 
 
 def show(calls):
@@ -118,26 +119,26 @@ two, each_run = call(TWO, token), call(EACH_RUN, token)
 puzzle = show({"two Gemms": two, "joined in each run": each_run})
 
 # %%
-# One Gemm takes much longer than two.
+# One Gemm with its Concat takes much longer than two Gemms.
 #
 # It is not the larger product
 # ----------------------------
 #
-# Is a Gemm of twice the width so much slower? We run the same large Gemm, but join its weights
+# Perhaps a Gemm of twice the width is slow. We run the same large Gemm on weights that were joined
 # before.
 
 before = call(BEFORE, token)
 large = show({"two Gemms": two, "joined before": before})
 
 # %%
-# With weights joined before, the large Gemm takes no longer than two. So its size is not the cause.
+# Joined before, the large Gemm takes no longer than two. So its width is not the cause.
 #
 # One row only reads the weights
 # ------------------------------
 #
-# A Gemm of one row multiplies each weight once. Reading a weight from memory takes longer than
-# multiplying it. So the time of the product is the time of reading. We draw what each model moves:
-# a block is one pass over all weights.
+# A Gemm of one row multiplies each weight once, and reading a weight from memory takes longer than
+# that. So its time is the time of reading the weights. Concat reads them too, and writes them. We
+# draw what each model moves: a block is one pass over all weights.
 
 passes = {
     "two Gemms": ["Gemms read"],
@@ -158,25 +159,16 @@ ax.set_title("Joining in each run makes three passes of one")
 plt.show()
 
 # %%
-# Three passes instead of one should take about three times as long. With wide weights in float32,
-# one Gemm with its Concat takes :bound:`2.9 <inside.float32>` times as long as two on the H200. The
-# two Gemms read the weights at :bound:`3.6 <read>` TB a second there, of the 4.8 that the data
-# sheet names [#h200]_. If reading is the cause, half the bytes take half the time. In float16 two
-# Gemms take :bound:`0.51 <half>` of their time in float32.
-#
-# In float16 the ratio is :bound:`3.9 <inside>`, more than three. Concat is the reason: it moves
-# :bound:`3.8 <concat.float32>` TB a second in float32, and only :bound:`2.4 <concat.float16>` in
-# float16. We do not know why Concat is slower in float16.
-#
-# Here we time Concat by itself. In the drawing it has two of the three passes.
+# The large Gemm with its Concat makes three passes, and should take three times as long as two
+# Gemms. Concat alone should take two thirds of that. We time it by itself.
 
 CONCAT = "(float[k,y] Y, float[k,z] Z) => (float[k,n] W) { W = Concat<axis=1>(Y, Z) }"
 alone = call(CONCAT, token)
 parts = show({"two Gemms": two, "joined in each run": each_run, "Concat alone": alone})
 
 # %%
-# Concat alone takes longer than the two Gemms. Now we give X more rows. The products then take
-# longer, and Concat does not. If Concat is the cause, its share of the time shrinks.
+# Concat alone takes longer than the two Gemms. There is a second test. With more rows in X the
+# products take longer, and Concat does not. Then the ratio has to fall.
 
 ROWS = (1, 4, 16, 64) if unit_test_going() else (1, 4, 16, 64, 256)
 frames = []
@@ -189,9 +181,10 @@ over_two = pd.concat(frames).set_index("rows")
 live = over_two.pivot(columns="label", values="ratio")
 
 # %%
-# The left half of the figure is live, with 95 % intervals. The right half is recorded: the wide
-# weights of a feed-forward layer, *gate* and *up*, each 4096 × 11264. The study's models end
-# differently: the results of two Gemms stay apart, and a Split follows the large Gemm.
+# The left half of the figure shows this machine. The right half shows the study, on an H200 with a
+# layer's weights. The *wide* ones are *gate* and *up* of the feed-forward part, 4096 × 11264 each.
+# The *narrow* ones make queries, keys and values, with 4096, 1024 and 1024 columns. A layer uses
+# each result apart. So in the study a Split follows the large Gemm, and nothing follows two Gemms.
 
 COLUMNS = ["case", "shape", "m", "precision", "way", "ratio", "low", "high", "run"]
 
@@ -231,20 +224,27 @@ axes[0].legend(fontsize=8)
 plt.show()
 
 # %%
-# With few rows, joining in each run costs most. With many rows it costs little. So the passes over
-# the weights are the cause.
+# The ratio falls, on both machines. So the passes over the weights are the cause.
+#
+# In numbers, for one token on the H200: two Gemms read the wide weights in float32 at :bound:`3.6
+# <read>` TB a second, and the data sheet promises 4.8 [#h200]_. In float16, with half the bytes,
+# they take :bound:`0.51 <half>` of that time. One Gemm with its Concat takes :bound:`2.9
+# <inside.float32>` times as long as two in float32. In float16 it takes :bound:`3.9 <inside>` times
+# as long, and Concat is the reason: it moves :bound:`2.4 <concat.float16>` TB a second. In float32
+# Concat moves :bound:`3.8 <concat.float32>`. We do not know why the rates differ.
 #
 # What one Gemm gains
 # -------------------
 #
-# Every operator also has a fixed cost: a kernel is chosen and started, and a result gets memory.
-# One Gemm has that cost once. Two Gemms and the Concat of their results have it three times. The
-# fixed cost matters where the product is small. We repeat a published benchmark [#published]_ of
-# square matrices, from small to large.
+# If one Gemm reads as much as two, what is gained? Every operator has a fixed cost: a kernel is
+# chosen and started, and a result gets memory. Two Gemms and the Concat of their results have that
+# cost three times, one Gemm has it once. It matters where the product is small. We repeat a
+# published benchmark [#published]_ of square matrices, in ten rounds. Times are in milliseconds.
+# *difference* is the largest one between the results of two Gemms and of one.
 
 SIZES = (32, 64, 128) if unit_test_going() else (32, 128, 512, 1024)
-DTYPE, WARMUP, REPEAT = torch.float32, 3, 10  # or torch.float16, on a GPU
-rounds = {"warmup": WARMUP, "min_rounds": REPEAT, "max_rounds": REPEAT}
+DTYPE = torch.float32  # or torch.float16, on a GPU
+rounds = {"warmup": 3, "min_rounds": 10, "max_rounds": 10}
 frames = []
 for size in SIZES:
     data = draw(size, size, size, DTYPE)
@@ -255,32 +255,18 @@ for size in SIZES:
     frames.append(frame)
 table = pd.concat(frames)
 
-# %%
-# All times are milliseconds. *warm-up* and *repeats* count the calls before the clock started and
-# the rounds that were timed.
-
-case = table["side"].astype(str) + ", " + table["label"]
-shown = (1e3 * table[["mean", "std", "min", "max"]]).map("{:.3g}".format)
-shown["warm-up"], shown["repeats"] = table["warmup"], table["rounds"]
-shown.set_index(case).rename_axis(None)
-
-# %%
-# The medians, size by size, with the ratio to two Gemms. The last column is the largest difference
-# between the results of two Gemms and of one. Zero means equal bits.
-
-squares = 1e3 * table.pivot(index="side", columns="label", values="median")[list(MODELS)]
-squares["ratio, each run"] = squares["joined in each run"] / squares["two Gemms"]
-squares["ratio, before"] = squares["joined before"] / squares["two Gemms"]
-squares["difference"] = table.groupby("side")["difference"].first()
-shown = squares.rename(index="side {}".format).map("{:.3g}".format)
-shown.rename_axis(index=None, columns=None)
+shown = (1e3 * table[["mean", "std", "min", "max"]]).assign(difference=table["difference"])
+shown.index = table["side"].astype(str) + ", " + table["label"]
+shown.map("{:.3g}".format)
 
 # %%
 
+medians = table.pivot(index="side", columns="label", values="median")
+squares = medians.div(medians["two Gemms"], axis=0)
 figure, ax = plt.subplots(figsize=(5.2, 2.6))
 figure.set_label(f"Time over two Gemms against the side of squares: {squares.to_dict()}")
-ax.semilogx(squares.index, squares["ratio, each run"], "C1s-", label="joined in each run")
-ax.semilogx(squares.index, squares["ratio, before"], "C0o-", label="joined before")
+for name, marker in ("joined in each run", "C1s-"), ("joined before", "C0o-"):
+    ax.semilogx(squares.index, squares[name], marker, label=name)
 ax.axhline(1, color="0.5", lw=1)
 ax.set_xlabel("side of the matrices")
 ax.set_ylabel("time over two Gemms")
@@ -289,35 +275,32 @@ ax.legend(fontsize=8)
 plt.show()
 
 # %%
-# The smallest square takes less time with weights joined before. On the H200 in float16, one Gemm
-# takes :bound:`0.57 <small>` of the time of two at side 256, and :bound:`0.92 <large>` at side
-# 8192.
+# The smallest square gains, and the gain goes as squares grow. On the H200 in float16, it takes
+# :bound:`0.57 <small>` of the time of two at side 256, and :bound:`0.92 <large>` at side 8192.
 #
-# A CUDA graph takes the fixed cost away: it records the starts of all kernels, and repeats them
-# without the host. In a CUDA graph, two Gemms of side 256 take :bound:`0.24 <replay>` of the time
-# of a plain call. So most of the plain call's time was fixed cost. At this size a CUDA graph saves
+# A CUDA graph tests the cause: it records the starts of all kernels and replays them, so that most
+# of the fixed cost goes. In a CUDA graph, two Gemms of side 256 take :bound:`0.24 <replay>` of the
+# time of a plain call. So most of the plain call was fixed cost. At this size a CUDA graph saves
 # more than one Gemm does.
 #
-# With a CUDA graph, does one Gemm still gain? Queries, keys and values are three products, and two
-# of them have only 1024 columns. For one token in float32, with CUDA graphs on both sides, one Gemm
-# is :bound:`faster <kernels>` than three on the H200, at :bound:`0.79 <kernels>` of their time. On
-# the H100 no difference was measured. We guess that a narrow product leaves most of the GPU idle.
+# The fixed cost is not everything. With CUDA graphs on both sides, one Gemm for queries, keys and
+# values still takes :bound:`0.79 <kernels>` of the time of three (H200, float32, one token). On the
+# H100 no difference was measured.
 #
 # What holds on both GPUs
 # -----------------------
 #
-# We measured an H200 and an H100, twice each. The table has the time of one Gemm over that of
-# separate Gemms, in ONNX Runtime. *wide* is gate and up, *narrow* is queries, keys and values, with
-# one token where the row does not say 4096. Weights were joined before where the row does not say
-# *each run*. *equal* means that no difference was measured: an interval holds 1, or the two runs
-# disagree.
+# We measured an H200 and an H100, twice each. The table has the time of one Gemm in ONNX Runtime,
+# over that of two or three. *equal* means that no difference was measured: an interval holds 1, or
+# the two runs disagree. The wide and narrow weights meet one token where the row names no other
+# number. With the squares there is no Split, but two Gemms join their results, as on this page.
 
 before_run = ways["joined before"]
 CASES = {
     "wide, each run": ("gate-up, 1 token", ways["joined in each run"]),
-    "wide": ("gate-up, 1 token", before_run),
+    "wide, before": ("gate-up, 1 token", before_run),
     "narrow, each run": ("QKV, 1 token", ways["joined in each run"]),
-    "narrow": ("QKV, 1 token", before_run),
+    "narrow, before": ("QKV, 1 token", before_run),
     "wide, 4096 tokens": ("gate-up, 4096 tokens", before_run),
     "narrow, 4096 tokens": ("QKV, 4096 tokens", before_run),
 }
@@ -340,15 +323,9 @@ both_gpus = pd.DataFrame(columns).set_index("case").rename_axis(None)
 both_gpus
 
 # %%
-# No row is below 1 on one GPU and above 1 on the other. Joining wide weights in each run costs
-# time. Joining narrow weights in each run costs time in float32. In float16 the runs do not decide
-# it: these weights are small, and one Gemm saves two starts. Joined before, narrow weights and
-# small squares gain, and wide weights do not. With 4096 tokens in float16, one Gemm and its Split
-# take longer.
-#
-# Squares of side 4096 in TF32 are an exception: one Gemm is :bound:`slower <loss>` on the H200, at
-# :bound:`1.07 <loss>` times the time of two. On the H100 there is
-# :bound:`no difference measured <loss@nvidia-h100-80gb-hbm3>`.
+# Both GPUs agree on what pays. Joined before, narrow weights and small squares gain; wide weights
+# do not. Joined in each run, wide weights lose, and narrow weights lose in float32; in float16
+# narrow weights come out even. With 4096 tokens in float16, one Gemm and its Split lose.
 
 figure, ax = plt.subplots(figsize=(4.4, 2.6))
 figure.set_gid("answer")  # the site shows it beside the answer
@@ -356,7 +333,8 @@ ratios = float16.set_index(["case", "way"])["ratio"]
 bars = {name: ratios.get(CASES[name]) for name in [*list(CASES)[:4], "wide, 4096 tokens"]}
 bars = pd.Series(bars, dtype=float).dropna()
 figure.set_label(f"Time of one Gemm over separate ones, H200, float16: {bars.to_dict()}")
-drawn = ax.barh(bars.index, bars)
+colors = ["C1" if "each run" in name else "C0" for name in bars.index]
+drawn = ax.barh(bars.index, bars, color=colors)
 ax.bar_label(drawn, both_gpus.loc[bars.index, "H200 float16"], padding=3)
 ax.axvline(1, color="0.5", lw=1)
 ax.invert_yaxis()
@@ -369,35 +347,38 @@ plt.show()
 # What to do, and what it costs
 # -----------------------------
 #
-# Join the weights when the model is loaded, and drop the separate weights. Then memory stays the
-# same. If you keep both, these weights need twice the memory.
+# Join the weights when the model is loaded, and drop the separate ones. If you keep both, these
+# weights need twice the memory.
 #
-# In PyTorch the two lines under the answer are enough. In float16, one product for queries, keys
-# and values of one token takes :bound:`0.42 <narrow.torch>` of the time of three. With wide weights
-# one product takes :bound:`0.91 <wide.torch>` of the time of two on the H200. On the H100 no
-# difference was measured. Join biases in the same way.
+# In PyTorch the two lines under the answer are enough. In float16 on the H200, one product for
+# queries, keys and values of one token takes :bound:`0.42 <narrow.torch>` of the time of three.
+# With wide weights one product takes :bound:`0.91 <wide.torch>` of the time of two; on the H100 no
+# difference was measured.
 #
-# The weights of this page lie in memory row by row. A ``Linear`` keeps its weight transposed. So
-# join its weights along their rows, ``torch.cat([q.weight, k.weight, v.weight])``, and multiply
-# with ``torch.nn.functional.linear``. Then the layout in memory stays as it was.
+# A ``Linear`` keeps its weight transposed. Join such weights along their rows,
+# ``torch.cat([q.weight, k.weight, v.weight])``, and biases in the same way. Multiply with
+# ``torch.nn.functional.linear``.
 #
-# Plain ``torch.compile`` does not join the weights. Compiled, the three products of one token take
-# :bound:`2.1 <inductor>` times as long as in eager PyTorch.
+# Plain ``torch.compile`` does not join the weights. It adds a cost to each call: compiled, the
+# three products of one token take :bound:`2.1 <inductor>` times as long as in eager PyTorch (H200,
+# float16). With squares of side 4096 in float32 that cost vanishes, at :bound:`1.03
+# <inductor.large>` times.
 #
 # In ONNX Runtime the Split is the price. Leave two wide Gemms alone, and do not fuse for long
-# prompts. Where small calls are the trouble, measure a CUDA graph, too.
+# prompts. Where small calls are the trouble, try a CUDA graph first.
 #
 # Bits may change, too. A library chooses its kernel by the shape of the product, and the kernel
 # decides :ref:`how a sum is cut <reduction-order>`. For one token in float32, one Gemm changed
-# :bound:`93 % <changed>` of the queries, keys and values on the H200. Where bits changed, the
-# typical error of one Gemm was :bound:`0.58 <error.least>` to :bound:`1.54 <error.most>` times that
-# of separate Gemms. So neither is always more accurate.
+# :bound:`93 % <changed>` of the queries, keys and values on the H200. Neither is always more
+# accurate: where bits changed, the typical error of one Gemm was :bound:`0.58 <error.least>` to
+# :bound:`1.54 <error.most>` times that of separate Gemms.
 #
 # Your own weights
 # ----------------
 #
 # Put in your rows and your weights, on a CPU or a GPU. Of a ``Linear`` take ``linear.weight.T``.
-# The cell joins the weights as they lie in memory.
+# Try your number of rows, too: the library chooses its kernels by the shape, and the ratio may
+# jump.
 
 X = torch.randn(1, 512)
 WEIGHTS = [torch.randn(512, columns) for columns in (512, 128, 128)]
@@ -424,13 +405,15 @@ with torch.no_grad():
 # Limits, and what to read next
 # -----------------------------
 #
-# * Two GPUs of one generation (Hopper), and one layer's sizes. Another GPU needs its own run:
-#   ``python studies/gemm_fusion.py --config 256,512 --itype 1,10 --warmup 3 --repeat 6`` times your
-#   sizes and types.
+# * Two GPUs of one generation (Hopper), and one layer's sizes. To time your sizes and types, run
+#   ``python studies/gemm_fusion.py --config 256,512 --itype 1,10 --warmup 3 --repeat 6``.
+# * One Gemm can lose even with weights joined before: squares of side 4096 in TF32 took
+#   :bound:`1.07 <loss>` times the time of two on the H200. On the H100 there is
+#   :bound:`no difference measured <loss@nvidia-h100-80gb-hbm3>`.
 # * On the GPUs no weight was in a cache. A model that fits into a cache may have different ratios.
 # * The transposed weights of a ``Linear`` were not timed on a GPU.
-# * inductor can join constant weights itself where its option ``freezing`` is on. In our comparison
-#   with ``torch.compile`` the weights were arguments.
+# * inductor can join constant weights itself where its option ``freezing`` is on. Here the weights
+#   were arguments.
 # * The benchmark that posed the question [#published]_ timed five calls of each model, one model
 #   after the other. Here the rounds alternate, so that a change of speed meets all models.
 # * Next: :ref:`llama-backend`, for what packed weights give a whole layer.

@@ -9,12 +9,12 @@ In thirty lines, with ONNX Runtime behind it. Then the harder part: making a Lla
 .. answer:: nvidia-h200
 
    **Why.** ``torch.compile`` hands a backend a graph of operators, and runs the function that the
-   backend returns. A conversion to ONNX gains nothing, as each small operator still passes over
-   memory. One Llama layer, on a prompt in float16, then takes :bound:`2.7 <unfused>` times as long
-   as with inductor, PyTorch's own backend.
+   backend returns. A conversion of the graph to ONNX gains nothing: each small operator still reads
+   its inputs from memory and writes its result there. One Llama layer, on a prompt in float16, then
+   takes :bound:`2.7 <unfused>` times as long as with inductor, PyTorch's own backend.
 
    **The cure.** Rewrite the graph by rules, so that several operators become one. With Triton
-   kernels for some of them, and CUDA graphs on both sides, the layer is :bound:`faster <best>` than
+   kernels among them, and CUDA graphs on both sides, the layer is :bound:`faster <best>` than
    inductor's, at :bound:`0.86 <best>` of the time.
 
    **The price.** That version serves prompts of one length. It holds :bound:`710 <memory.best>` MiB
@@ -91,7 +91,7 @@ print("the bits of eager PyTorch:", torch.equal(result, gated(gate, up)))
 # The next backend uses ONNX Runtime. PyTorch's exporter turns the graph into an ONNX model. A
 # session of ONNX Runtime runs the model on the memory of PyTorch's tensors, without a copy.
 
-warnings.simplefilter("ignore", FutureWarning)  # torch's exporter uses what torch deprecates
+warnings.simplefilter("ignore", FutureWarning)  # of torch's exporter
 PROVIDER, DEVICE = ("CPUExecutionProvider", {}), "cpu"
 # or ("CUDAExecutionProvider", {"use_tf32": "0"}), "cuda"
 
@@ -121,7 +121,8 @@ def run_by_onnxruntime(model, results):
 
 # %%
 # ``aot_autograd`` is PyTorch's helper for backends. It hands over a graph without in-place
-# operators, and makes the weights inputs of that graph. *rewrite* is a hook for the rules below.
+# operators, with the weights among its inputs. ``rewrite`` changes the ONNX model before it runs:
+# the rules below use it.
 
 
 def convert(graph, examples, rewrite=None):
@@ -143,11 +144,11 @@ def compiled(model, rewrite=None):
 kept = []  # the ONNX models
 
 # %%
-# These are the thirty lines. We give them one layer of Llama, with random weights. How far is the
-# result from the truth, the layer in float64? The unit of an error is ε × RMS: ε is the gap of the
-# type beside 1, RMS is the root mean square of the truth (:ref:`unit`). The typical error is the
-# root mean square of all errors. To try another layer (``SIZES`` has tiny, small, narrow, medium
-# and large), more layers, a mask, or float16 on a GPU, change the first line and run on.
+# These are the thirty lines. We give them one layer of Llama, with random weights. The truth is the
+# same layer in float64. The typical error is the root mean square (RMS) of all errors. Its unit is
+# ε × the RMS of the truth, where ε is the step of the type at 1 (:ref:`unit`). To try another layer
+# (``SIZES`` has tiny, small, narrow, medium and large), a mask, or float16 on a GPU, change the
+# first line.
 
 CONFIG, LAYERS, WITH_MASK, DTYPE = "tiny", 1, False, torch.float32
 if not unit_test_going():  # in a full build of the site
@@ -167,50 +168,50 @@ products = sum(node.op_type == "MatMul" for node in kept[0].graph.node)
 print("operators:", len(kept[0].graph.node), " of them products of matrices:", products)
 
 # %%
-# The result is right: ONNX Runtime's error is like that of eager PyTorch. But only nine of the
-# operators are products of matrices: seven with weights, two in attention. On the H200 the
-# converted layer takes :bound:`2.0 <ms.unfused>` ms in float16. The seven products with weights
-# would take :bound:`0.44 <products>` ms at the rate of a large product. Where does the rest go?
+# The result is right: its error is like that of eager PyTorch. But only nine of the operators are
+# products of matrices: seven with weights, two in attention. On the H200 the converted layer takes
+# :bound:`2.0 <ms.unfused>` ms in float16. The seven products with weights would take :bound:`0.44
+# <products>` ms at the rate of a large product. Where does the rest go?
 #
 # It is not the way into ONNX Runtime
 # -----------------------------------
 #
 # The usual suspect is the border: PyTorch calls ONNX Runtime, and tensors go there and back. Then a
-# graph that does almost nothing would be slow, too. We compile one addition of eight numbers, and
-# time it beside the layer. These are medians of the machine that built this page.
+# graph that does almost nothing would be slow, too. We compile an addition of eight numbers, and
+# time it beside the layer.
 
 nothing = compiled(lambda x: x + 1)
 eight = torch.ones(8, device=DEVICE)
 calls = {"layer": partial(thirty_lines, *inputs), "one addition": partial(nothing, eight)}
 times = measure(calls, device=DEVICE, budget_s=0.5).frame
 for name, seconds in zip(times["label"], times["median"], strict=True):
-    print(f"{name:14}{1e6 * seconds:8.0f} µs")
+    print(f"{name:14}{1e3 * seconds:9.3f} ms")
 
 # %%
-# Here the border takes a small part of the layer's time. A GPU computes faster, so the H200 needs a
-# test of its own. With the rules of this page its layer crosses the same border, and takes
-# :bound:`0.84 <ms.fused>` ms instead of :bound:`2.0 <ms.unfused>`. So most of the
-# converted layer's time is spent inside ONNX Runtime.
+# On this machine the border is a small part of the layer's time. On the H200 products are fast, and
+# the border could matter. So we keep the border there, and change what ONNX Runtime runs. With the
+# rules of this page the layer takes :bound:`0.84 <ms.fused>` ms instead of
+# :bound:`2.0 <ms.unfused>`. Most of the time was spent inside ONNX Runtime.
 #
 # Each operator is a pass over memory
 # -----------------------------------
 #
 # Look at the gate again, silu(g) × u. In ONNX it is a Sigmoid and two Mul. Each operator reads its
-# inputs from memory and writes its result there. A blue arrow is a read, an orange one a write.
+# inputs from memory (blue) and writes its result there (orange).
 
 programs = {
     "three operators": [("Sigmoid", "g", "s"), ("Mul", "gs", "t"), ("Mul", "tu", "y")],
     "one operator": [("silu(g) × u", "gu", "y")],
 }
 figure, axes = plt.subplots(2, 1, figsize=(5.2, 2.8))
-figure.set_label("Three operators move eight tensors to and from memory. One operator moves three.")
+figure.set_label("Three operators move eight tensors to and from memory, one moves three.")
 for ax, (title, steps) in zip(axes, programs.items(), strict=True):
     place = 0.0
     for op, reads, written in steps:
-        ax.text(place + len(reads) / 2, 1.15, op, ha="center")
+        ax.text(place + len(reads) / 2, 1.1, op, ha="center")
         for tensor in reads + written:
             up, colour = (1, "C0") if tensor in reads else (-1, "C1")
-            ax.arrow(place, (1 - up) / 2, 0, 0.9 * up, color=colour, head_width=0.15)
+            ax.arrow(place, (1 - up) / 2, 0, 0.75 * up, color=colour, head_width=0.15)
             ax.text(place, -0.4, tensor, ha="center")
             place += 1
         place += 0.6
@@ -219,11 +220,11 @@ for ax, (title, steps) in zip(axes, programs.items(), strict=True):
 plt.show()
 
 # %%
-# Three operators move eight tensors, one operator moves three. If the passes over memory make the
-# time, two things follow. An exponential needs much more arithmetic than a multiplication by 1.5,
-# but the same passes, a read and a write: it should take about as long. And a chain of
-# multiplications should take longer with each of them. We try both on four million numbers. The
-# output is the time of each, over the time of one multiplication.
+# Three operators move eight tensors, one operator moves three. If moving them makes the time, two
+# things follow. An exponential needs far more arithmetic than a multiplication, but moves as much:
+# it should take about as long. Eight multiplications by 1.5 give the result of one by 1.5⁸, but
+# move eight times as much: they should take longer. We try both on four million numbers. The output
+# is each time over that of one multiplication.
 
 
 def chain(x, operators):
@@ -240,9 +241,8 @@ growth = measure(calls, device=DEVICE, budget_s=3).ratios("1 multiplication(s)")
 print(growth.set_index("label")["ratio"].round(1).to_string())
 
 # %%
-# The exponential is not much dearer than the multiplication: arithmetic does not make the time.
-# Each operator of a chain adds its passes. So take operators away, and the time of their passes
-# goes.
+# The exponential takes not much longer than the multiplication: arithmetic does not make the time.
+# Each operator of a chain adds its passes. So one operator in place of several saves time.
 #
 # One rule
 # --------
@@ -261,7 +261,8 @@ class SiluToQuickGelu(Rule):
         for x, gate in (node.inputs, node.inputs[::-1]):
             sigmoid = g.node(gate, "Sigmoid")
             if sigmoid is not None and sigmoid.inputs[0] is x:
-                kind = {"domain": "com.microsoft", "alpha": 1.0, "shapes": [g.shape(x)], "like": x}
+                kind = {"domain": "com.microsoft", "alpha": 1.0}
+                kind |= {"shapes": [g.shape(x)], "like": x}
                 made = g.emit("QuickGelu", [x], before=node, **kind)
                 g.replace(node.outputs[0], made[0])
                 return True
@@ -275,11 +276,15 @@ def one_rule(model):
 
 
 # %%
-# :func:`~roundoff.fusion.fuse` has many such rules, in three tiers. *Tier 1*, ``default``, keeps to
-# ONNX's operators. *Tier 2*, ``+onnxruntime``, uses those of ONNX Runtime: a norm, a whole
-# attention. *Tier 3*, ``+experimental``, adds kernels of our own, in Triton on a GPU. Tier 3 and
-# CUDA graphs need the library's backend, :func:`~roundoff.backend.onnx_custom_backend`. This
-# backend also computes once, before the first call, what depends on weights only.
+# :func:`~roundoff.fusion.fuse` has many such rules, in three tiers:
+#
+# * *tier 1*, ``default``, makes operators of the ONNX standard;
+# * *tier 2*, ``+onnxruntime``, makes operators of ONNX Runtime, such as a whole attention;
+# * *tier 3*, ``+experimental``, makes kernels of our own, in Triton on a GPU.
+#
+# Tier 3 and CUDA graphs need the library's backend,
+# :func:`~roundoff.backend.onnx_custom_backend`. This backend also computes once, before the first
+# call, what depends on the weights alone.
 
 
 def with_tiers(tiers):
@@ -307,9 +312,9 @@ calls = {
 calls = {name: partial(call, *inputs) for name, call in calls.items()}
 
 # %%
-# The table is live. *error* is the typical error in ε × RMS. *operators* counts the operators of
-# the ONNX model, and *custom* those that are outside ONNX's standard. *speed-up* is eager PyTorch's
-# time over that of the row.
+# The table is of this machine. *error* is the typical error in ε × RMS. *operators* counts the
+# operators of the ONNX model, and *custom* those outside the ONNX standard. *speed-up* is the time
+# of eager PyTorch over that of the row.
 
 rows = {}
 for name, call in calls.items():
@@ -320,44 +325,42 @@ for name, call in calls.items():
         models[name] = kept[-1]
     domains = [node.domain for node in models[name].graph.node] if name in models else []
     custom = len(domains) - domains.count("")
-    rows[name] = {"error": round(error, 2), "operators": len(domains), "custom": custom}
+    rows[name] = {"error": error, "operators": len(domains), "custom": custom}
 timings = measure(calls, device=DEVICE, budget_s=1)
 medians = timings.frame.set_index("label")["median"]
-live = pd.DataFrame(rows).T
+live = pd.DataFrame(rows).T.astype({"operators": int, "custom": int})
 live["median ms"], live["speed-up"] = 1e3 * medians, medians["eager"] / medians
 live.round(2)
 
 # %%
-# The rules keep the result right: all errors are like eager PyTorch's. They take most operators
-# away: a whole attention, for one, is a single operator after tier 2. On a processor this saves
-# little, as the products of matrices take most of the time: rows with close times may change places
-# in the next run.
+# The rules keep the result right: all errors are like eager PyTorch's. Tiers 1 and 2 take most
+# operators away: attention, for one, becomes a single operator. On a CPU this saves little, so the
+# passes are a small part of the time here. A GPU shows more.
 #
 # How much it matters
 # -------------------
 #
-# On the H200 the layer has the sizes of Llama-2-7B, but a narrower feed-forward: hidden size 4096,
-# 32 heads, intermediate size 1024. The call is a *prefill*, the first pass over a prompt, of
-# 2 × 1024 tokens in float16. A CUDA graph replays a recorded call, so that no launch is prepared
-# again. The rows *roundoff* are the library's backend. Those that name no tier have tiers 1 and 2.
+# On the H200 the layer has the sizes of Llama-2-7B, but a narrower feed-forward part: hidden size
+# 4096, 32 heads, intermediate size 1024. The call is a *prefill*, the first pass over a prompt: 2
+# prompts of 1024 tokens each, in float16.
 #
-# *nodes* and *n_custom_ops* are the *operators* and *custom* of the table above. *median* is in ms,
-# *memory* in MiB beside the model, *rms error* in ε × RMS. *× inductor* is the time over
-# inductor's. A row with a CUDA graph is compared with *reduce-overhead*, where inductor uses one.
+# *roundoff* is the library's backend, with tiers 1 and 2 where the row names no tier. *MiB* is the
+# memory held beside the model. *× inductor* is the time over inductor's. Rows with a CUDA graph,
+# which replays a recorded call, are compared with *reduce-overhead*: there inductor uses one, too.
 
-COLUMNS = ["nodes", "n_custom_ops", "median", "× inductor", "memory", "rms error"]
+COLUMNS = {"nodes": "operators", "n_custom_ops": "custom", "median": "median ms"}
+COLUMNS |= {"× inductor": "× inductor", "memory": "MiB", "rms error": "error"}
+CASE = "config == 'medium' and precision == 'float16' and attention == 'sdpa'"
 half = pd.DataFrame(columns=COLUMNS)  # without the record
 for record in read_records("plot_llama_backend"):
     if record.machine == "nvidia-h200":
-        table = record.tables["times"]
-        one = (table["config"] == "medium") & (table["precision"] == "float16")
-        one &= table["attention"] == "sdpa"
-        half = table[one].set_index("optimization").rename_axis(None)
-half[COLUMNS].map("{:.3g}".format).replace("nan", "")
+        half = record.tables["times"].query(CASE).set_index("optimization")
+shown = half[list(COLUMNS)].rename(columns=COLUMNS).rename_axis(None)
+shown.map("{:.3g}".format).replace("nan", "")
 
 # %%
 
-bars = half["median"] if len(half) else live["median ms"]
+bars = (shown if len(half) else live)["median ms"]
 title = "Milliseconds, H200, float16" if len(half) else "Milliseconds, this machine"
 ax = bars.plot.barh(figsize=(5.4, 2.8), title=title)
 ax.figure.set_gid("answer")  # the site shows it beside the answer
@@ -367,18 +370,16 @@ ax.invert_yaxis()
 plt.show()
 
 # %%
-# The rules take :bound:`110 <nodes.unfused>` operators to :bound:`12 <nodes.fused>`, and most of
-# the time goes with them. Passes and launches are a part of what went. But attention also became
-# one kernel, and packed weights made one product of three. No row separates these causes.
+# The rules of tiers 1 and 2 take :bound:`110 <nodes.unfused>` operators to
+# :bound:`12 <nodes.fused>`, and most of the time goes with them. Three things went at once: passes
+# over memory, launches of kernels, and an attention of single operators. No row tells how much each
+# of them was.
 #
 # With CUDA graphs on both sides, tiers 1 and 2 are :bound:`slower <fused.graph>` than inductor.
 # With tier 3 the layer is :bound:`faster <best>` than inductor's, at :bound:`0.86 <best>` of the
 # time. It is :bound:`faster <best.bfloat16>` in bfloat16 and :bound:`faster <best.float32>` in
 # float32, too. Without CUDA graphs there is :bound:`no difference measured <alone>` between tier 3
 # and inductor.
-#
-# An H100 agrees where both sides use CUDA graphs. Without them, the H100's times are of one run on
-# a slow host, and we conclude nothing from these.
 #
 # No version has more than :bound:`1.22 <error>` times the typical error of eager PyTorch in the
 # same type. Compare times within one type only: with TF32 the error is :bound:`128 <tf32>` times
@@ -387,46 +388,48 @@ plt.show()
 # What it costs
 # -------------
 #
-# The best version holds :bound:`710 <memory.best>` MiB beside the model, where inductor with CUDA
-# graphs holds :bound:`196 <memory.graph>` (H200, float16). The rules are not the reason, as the row
-# *unfused* holds nearly as much. ``packed=1.0`` copies weights side by side, here 112 MiB. With
-# ``packed=0`` there are no copies. We have not timed the layer without them.
+# **Memory.** The best version holds :bound:`710 <memory.best>` MiB beside the model, where inductor
+# with CUDA graphs holds :bound:`196 <memory.graph>` (H200, float16). ONNX Runtime holds nearly as
+# much without any rule (row *unfused*). ``packed=1.0`` adds copies of weights side by side, here
+# 112 MiB, and ``packed=0`` makes none. We have not timed the layer without them.
 #
-# The first call converts the model. For two small layers this took :bound:`5.6 <compile>` s on the
-# H200's host, in one run, and inductor took :bound:`7.6 <compile.inductor>` s.
+# **The first call** converts the model. For two small layers this took :bound:`5.6 <compile>` s on
+# the H200's host, in one run, and inductor took :bound:`7.6 <compile.inductor>` s.
 #
-# With a CUDA graph, the next call overwrites the result: copy what you keep. A graph serves one
-# shape, and ``dynamic=False`` compiles again for a new length.
+# **A CUDA graph** serves one shape, and ``dynamic=False`` compiles again for a new length. The next
+# call overwrites the result: copy what you keep.
 #
 # Use the thirty lines to learn, or to bring a runtime of your own to ``torch.compile``. Use
 # inductor where it is fast enough: it needs no second runtime. Use the library's backend with tier
-# 3 for a prefill of fixed length on a GPU. The more of the time products take, the less fusion can
-# save: with the wider feed-forward of Llama-2-7B the best version takes :bound:`0.91 <best.large>`
-# of inductor's time.
+# 3 for a prefill of fixed length on a GPU. It gains less where products take more of the time: with
+# the wider feed-forward part of Llama-2-7B the best version takes :bound:`0.91 <best.large>` of
+# inductor's time.
 #
 # Your own model
 # --------------
 #
 # Put in a module and a tuple of tensors, on a GPU if you have one, and run this cell after the
-# imports. The module is set to ``eval()``. What ``torch.compile`` or the backend cannot compile as
-# one graph is refused by name. A line has the speed-up over eager PyTorch and the typical error in
-# ε × RMS. Times vary on a busy machine: run the cell twice.
+# imports. The cell sets the module to ``eval()``. A model that ``torch.compile`` or the backend
+# cannot compile as one graph is refused, with the reason. A line has the speed-up over eager
+# PyTorch and the typical error in ε × RMS. Times vary on a busy machine: run the cell twice.
 
-MODEL = torch.nn.Sequential(torch.nn.Linear(256, 1024), torch.nn.SiLU(), torch.nn.Linear(1024, 256))
+up, down = torch.nn.Linear(256, 1024), torch.nn.Linear(1024, 256)
+MODEL = torch.nn.Sequential(up, torch.nn.SiLU(), down)
 INPUTS = (torch.randn(64, 256),)
 
 are_tensors = isinstance(INPUTS, tuple) and [torch.is_tensor(t) for t in INPUTS]
 if not isinstance(MODEL, torch.nn.Module) or not are_tensors or not all(are_tensors):
-    raise ArgumentError("MODEL, INPUTS", got=MODEL, expected="a torch module, a tuple of tensors")
+    raise ArgumentError("MODEL, INPUTS", got=MODEL, expected="a torch module, a tuple")
 own = MODEL.eval().requires_grad_(False)
 own_calls = {"eager": partial(own, *INPUTS)}
 for label, tiers in ("unfused", None), ("tiers 1, 2", "default+onnxruntime"):
     backend = partial(onnx_custom_backend, options=OptimizationOptions(tiers))
-    own_calls[label] = partial(torch.compile(own, backend=backend, fullgraph=True), *INPUTS)
-made = {label: torch.utils._pytree.tree_leaves(call()) for label, call in own_calls.items()}
+    fast = torch.compile(own, backend=backend, fullgraph=True)
+    own_calls[label] = partial(fast, *INPUTS)
+leaves = torch.utils._pytree.tree_leaves
+made = {label: leaves(call()) for label, call in own_calls.items()}
 wide = copy.deepcopy(own).double()  # the truth
-exact = wide(*(t.double() if t.is_floating_point() else t for t in INPUTS))
-exact = torch.utils._pytree.tree_leaves(exact)
+exact = leaves(wide(*(t.double() if t.is_floating_point() else t for t in INPUTS)))
 speed = measure(own_calls, device=INPUTS[0].device.type, budget_s=0.5)
 for label, result in made.items():
     speed_up, error = speed.ratio("eager", label).value, scaled_error(exact, result).rms
@@ -439,17 +442,15 @@ for label, result in made.items():
 # * The forward pass alone, one model family, one length, two GPUs of one generation (Hopper).
 #   :ref:`whole-model` has decode steps with a cache. No record has inductor's *max-autotune* yet:
 #   ``studies/llama_backend.py --max_autotune 1`` measures it.
-# * A token that sees no key has no defined result. Padding on the left makes such tokens. PyTorch's
-#   eager attention gives them a mean, and its fused attention (sdpa) gives them zeros. A comparison
-#   then shows a large error where nothing is wrong. The mask of this page pads on the right.
-# * ``model.half()`` is a different model from one loaded in float16: it also rounds the frequencies
-#   of the rotary embedding. On the H200 the error of keys and values is then
-#   :bound:`2.9 <half>` times as large.
+# * On an H100 the comparisons with CUDA graphs come out alike. Its times without CUDA graphs are of
+#   one run on a slow host, and this page draws nothing from them.
+# * Padding on the left leaves tokens that may attend to nothing, and their result is undefined.
+#   PyTorch's eager attention gives them a mean, its fused attention (sdpa) zeros. A comparison then
+#   shows a large error where nothing is wrong. The mask of this page pads on the right.
 # * The thirty lines take what PyTorch's exporter takes, with fixed shapes and without gradients.
 #   The library's backend refuses training and float8 inputs. Operators that the backend cannot
 #   convert run in PyTorch.
-# * The question, the options and the columns of the table come from a page of
-#   experimental-experiment [#seed]_.
+# * The question and the options come from a page of experimental-experiment [#seed]_.
 # * Next: :ref:`gemm-fusion`, for what packed weights give, and :ref:`triton-layer-norm`, for a
 #   kernel of the kind that tier 3 uses.
 #

@@ -16,8 +16,8 @@ One language model, run by eager PyTorch, by inductor and by ONNX Runtime. When 
    **The cure.** Use a CUDA graph. For one row of text there is
    :bound:`no difference measured <graph.rows1>` between inductor and ONNX Runtime, so take
    inductor, which comes with PyTorch. For 64 rows take ONNX Runtime: a step takes
-   :bound:`0.67 <graph.rows64>` of inductor's time. Where shapes change, a CUDA graph does not fit.
-   There, too, ONNX Runtime takes less time than inductor.
+   :bound:`0.67 <graph.rows64>` of inductor's time. Take it, too, where shapes change and a CUDA
+   graph does not fit.
 
    **The price.** The first step compiles. With a CUDA graph and an empty compile cache, inductor
    takes :bound:`43 <first.inductor>` seconds and ONNX Runtime :bound:`14 <first.roundoff>`.
@@ -59,13 +59,14 @@ from roundoff.timing import measure
 # Sixteen tokens take about as long as one
 # ----------------------------------------
 #
-# We build a small Llama with random weights and four layers. We run it on one token and on sixteen,
-# which is sixteen times the arithmetic. On a CPU the clock counts the processor time of one thread,
-# which other programs disturb less than the time on the wall.
+# We build a small Llama with random weights and four layers. We run it on one token, then on
+# sixteen, which is sixteen times the arithmetic. On a CPU the clock counts the processor time of
+# one thread: other programs disturb it less than they disturb time on the wall.
 
 CUDA = torch.cuda.is_available() and bool(available(["CUDAExecutionProvider"]))
 DEVICE = "cuda" if CUDA else "cpu"
-timed = partial(measure, device=DEVICE, clock=time.perf_counter if CUDA else time.process_time)
+CLOCK = time.perf_counter if CUDA else time.process_time
+timed = partial(measure, device=DEVICE, clock=CLOCK)
 threads = torch.get_num_threads()
 torch.set_num_threads(1)
 
@@ -88,7 +89,7 @@ for label, seconds in zip(times["label"], times["median"], strict=True):
     print(f"{label}: {1000 * seconds:.1f} ms")
 
 # %%
-# Sixteen times the arithmetic takes about the same time. So the time is not that of the arithmetic.
+# Sixteen times the arithmetic takes about the same time. So arithmetic does not make the time.
 #
 # It is not the reading of the weights
 # ------------------------------------
@@ -102,18 +103,17 @@ print(f"all weights read once: {1000 * read:.3f} ms")
 print(f"share of one token:    {read / times['median'][0]:.1%}")
 
 # %%
-# Reading these weights is a small part of the time. They are few, and fit a CPU's cache. So we
-# look at a trained model on the H200, too. SmolLM2 has 135 million weights [#smollm]_, which are
-# 270 MB in float16. The H200 reads 4.8 TB a second, so that its memory would allow 17,800 tokens a
-# second. Eager PyTorch writes :bound:`31 <text.eager>`.
+# Reading these weights is a small part of the time. But they are few, and fit a CPU's cache. So we
+# look at a trained model, too. SmolLM2 has 135 million weights [#smollm]_, which are 270 MB in
+# float16. An H200 reads 4.8 TB a second, so that its memory would allow 17,800 tokens a second.
+# Eager PyTorch writes :bound:`31 <text.eager>` there.
 #
 # Each operator is started from Python
 # ------------------------------------
 #
-# We count the operators of one token. A view, such as a transpose, starts no kernel, and we leave
-# it out. Then ``torch.compile`` hands the model to ONNX Runtime, with our backend ``"roundoff"``.
-# The backend converts the model to an ONNX graph. A *session* of ONNX Runtime runs its nodes, which
-# are operators of ONNX.
+# We count the operators of one token. A view, such as a transpose, starts no kernel, and does not
+# count. Then ``torch.compile`` hands the model to our backend, ``"roundoff"``. The backend makes
+# an ONNX model of it. A *session* of ONNX Runtime runs the nodes of that model in one call.
 
 
 class Counter(TorchDispatchMode):
@@ -145,15 +145,15 @@ print("eager:       ", counter.count, "operators, called one by one")
 print("ONNX Runtime:", nodes, "nodes, called by", sessions, "session")
 
 # %%
-# In eager PyTorch, Python walks through the model and calls one operator after the other. A small
-# kernel ends before the next one is started, and the GPU waits. ONNX Runtime starts its nodes from
-# C++, and the GPU waits less. A CUDA graph records the kernels once. From then on Python starts the
-# graph, and the GPU runs all its kernels. The drawing has both ends; its widths are not measured.
+# In eager PyTorch, Python calls one operator after the other. A small kernel ends before the next
+# one is started, and the GPU waits. ONNX Runtime starts its nodes from C++, and the GPU waits less.
+# A CUDA graph records the kernels once. From then on Python starts the graph, and the GPU runs all
+# its kernels. The drawing shows the two extremes; its widths are not measured.
 
 figure, axes = plt.subplots(2, 1, figsize=(5.6, 2.6), sharex=True)
 figure.set_label(
-    "Two timelines. Eager: Python starts six kernels one by one, and the GPU waits between them. "
-    "CUDA graph: Python starts once, and the GPU runs the six kernels without a pause."
+    "Two timelines. Eager: Python starts six kernels one by one, and the GPU waits. "
+    "CUDA graph: Python starts once, and the GPU runs all six without a pause."
 )
 starts = {"eager: the GPU waits for Python": range(6), "CUDA graph: one start": [0]}
 for ax, (title, begins) in zip(axes, starts.items(), strict=True):
@@ -167,7 +167,7 @@ axes[1].set_xlabel("time →")
 plt.show()
 
 # %%
-# If starting is the cause, the gain must shrink when the kernels grow. We make the matrices larger
+# If starting is the cause, the gain must shrink when the kernels grow. We make the matrices wider
 # and keep the number of operators. *gain* is eager PyTorch's time over ONNX Runtime's.
 
 rows, widths = [], [64, 1024, 4096] if CUDA else [64, 256, 1024]
@@ -186,19 +186,18 @@ torch.set_num_threads(threads)
 gains.round(2)
 
 # %%
-# The gain is largest for the smallest matrices. On the H200 we can take the cause away. Inductor
-# runs the same kernels with and without a CUDA graph, and the logits have the same error. With the
-# graph, one step of inductor gives :bound:`about 8 <graph.inductor>` times as many tokens a second,
-# in a second run about six times.
+# The gain is largest for the smallest matrices. On the H200 the cause can be taken away. Inductor
+# runs the same kernels with and without a CUDA graph. With the graph, one step gives
+# :bound:`about 8 <graph.inductor>` times as many tokens a second, in a second run about six times.
 #
 # How much it matters
 # -------------------
 #
-# ``generate`` writes 128 tokens after each prompt, with all 30 layers of SmolLM2 in float16 on the
-# H200. *prompts* is how many it reads at once. The rate is all new tokens over the seconds of the
-# whole call. Each way wrote three texts: *times eager* is their median, *low* and *high* are their
-# extremes. *compile_config* is the call of the
-# answer: it compiles the step for a CUDA graph, and leaves the reading of the prompt to eager.
+# On the H200 ``generate`` writes 128 tokens after each prompt, with all 30 layers of SmolLM2 in
+# float16. *prompts* is the number of prompts at once. *tokens/s* counts all new tokens over the
+# time of the whole call. All methods took turns, in three rounds: *times eager* is the median
+# round, *low* and *high* are the extremes. *different tokens* are not those of eager PyTorch. The
+# rows *compile_config* call ``generate`` as in the answer: eager PyTorch then reads the prompt.
 
 columns = {"batch": "prompts", "tokens/s": "tokens/s", "× eager": "times eager"}
 columns |= {"low": "low", "high": "high", "not eager's": "different tokens"}
@@ -212,17 +211,16 @@ texts.index = texts.index.to_series().replace(NAMES, regex=True)
 texts[list(columns)].rename(columns=columns).infer_objects().round(1)
 
 # %%
-# With eight prompts the ways write different tokens. Each text was checked against float64: the
-# logit of a written token is at most :bound:`0.014 <text.behind>` below the best. So these tokens
-# are near ties.
+# With eight prompts the methods write different tokens. All are near ties: by float64, the logit of
+# a written token is at most :bound:`0.014 <text.behind>` below the best.
 #
 # For one prompt there is :bound:`no difference measured <text.ratio>` between ONNX Runtime and
 # inductor. On an H100 there is
-# :bound:`no difference measured <text.ratio@nvidia-h100-80gb-hbm3>` either. Three texts would not
-# show a difference of a quarter. So we look at single steps, which were timed more often. A
+# :bound:`no difference measured <text.ratio@nvidia-h100-80gb-hbm3>` either. But three rounds that
+# spread this much would hide a difference of a quarter. So we time single steps, many times. A
 # *decode* step reads one token of each row, over a :term:`KV cache` of 512 places. A *prefill*
-# reads four rows of 512 tokens. These are tokens a second on the H200 in float16, in two runs;
-# *decode, 8* has eight rows. What has a dash was not measured.
+# reads four rows of 512 tokens. The table has tokens a second on the H200 in float16, of two runs;
+# *decode, 8* has eight rows. A dash was not measured.
 
 speeds = pd.DataFrame()
 for record in read_records("plot_whole_model"):
@@ -243,16 +241,17 @@ speeds.rename_axis(index=None, columns=None)
 # Without a graph, a decode step of ONNX Runtime is :bound:`faster <plain.step>` than inductor's: it
 # takes :bound:`0.44 <plain.step>` of the time, in a second run about half. By default inductor
 # starts its kernels from generated Python code. In a CUDA graph no kernel is started from Python,
-# and for one row there is :bound:`no difference measured <graph.rows1>`. For 64 rows ONNX Runtime
-# is :bound:`faster <graph.rows64>`, with a CUDA graph on both sides. We guess the reason: SmolLM2
-# shares keys and values among three heads, and inductor copies them for each head. The figure has
-# both GPUs, one run each.
+# and for one row there is :bound:`no difference measured <graph.rows1>`.
+#
+# For 64 rows, with a CUDA graph on both sides, ONNX Runtime is :bound:`faster <graph.rows64>`. Our
+# guess: SmolLM2 shares keys and values among three heads, and inductor copies them for each head.
+# We did not test it. The figure beside the answer has these ratios on both GPUs, one run each.
 
 figure, ax = plt.subplots(figsize=(5, 3.2))
 figure.set_gid("answer")  # the site shows it beside the answer
 found = {}
 for record in read_records("plot_whole_model"):
-    ours = record.tables["times"].query("dtype == 'float16' and `× inductor` == `× inductor`")
+    ours = record.tables["times"].query("dtype == 'float16'").dropna(subset="× inductor")
     ours = ours[ours["optimization"].str.contains("roundoff")]
     if ours.empty:
         continue
@@ -260,7 +259,7 @@ for record in read_records("plot_whole_model"):
     calls = ours["case"] + ", rows: " + ours["batch"].astype(str) + ", " + graph
     ratio, gpu = ours["× inductor"], record.machine[7:11].upper()
     ends = ratio - ours["low"], ours["high"] - ratio
-    ax.errorbar(ratio, calls, xerr=ends, fmt="os"[len(found)], capsize=3, label=gpu, alpha=0.8)
+    ax.errorbar(ratio, calls, xerr=ends, fmt="os"[len(found)], capsize=3, label=gpu)
     found[gpu] = dict(zip(calls, ratio.round(2), strict=True))
 figure.set_label(f"Time of ONNX Runtime over inductor's, by call and rows: {found}")
 ax.axvline(1, color="gray")
@@ -270,8 +269,8 @@ ax.legend()
 plt.show()
 
 # %%
-# On a CPU there is no CUDA graph. The table has processor times over those of eager PyTorch, of a
-# prefill of one prompt of 128 tokens, and of decode steps of 1, 8 and 64 rows, in float32.
+# On a CPU there is no CUDA graph. The table has processor times over those of eager PyTorch, in
+# float32: of a prefill of one prompt with 128 tokens, and of decode steps of 1, 8 and 64 rows.
 
 lines = {}
 for record in read_records("plot_whole_model"):
@@ -283,7 +282,9 @@ for record in read_records("plot_whole_model"):
 pd.DataFrame(lines).T.round(2)
 
 # %%
-# With more rows, inductor falls behind eager PyTorch on both CPUs. ONNX Runtime does not.
+# With more rows inductor falls behind eager PyTorch, and ONNX Runtime does not. With 64 rows on the
+# Intel Xeon, inductor took :bound:`4.9 <cpu.inductor64>` times eager's time. On the Intel Xeon
+# there is :bound:`no difference measured <cpu.rows64>` between ONNX Runtime and eager.
 #
 # Which to use, and what it costs
 # -------------------------------
@@ -314,27 +315,22 @@ pd.DataFrame(lines).T.round(2)
 #      - A prefill takes :bound:`0.33 <plain.prefill>` of inductor's time, in a second run half. The
 #        session of ONNX Runtime held :bound:`204 <memory.roundoff>` MiB beside the model, and
 #        inductor :bound:`34 <memory.inductor>`. A whole ``generate`` was not timed.
-#    * - a CPU, one row
+#    * - a CPU, one row or eight
 #      - ONNX Runtime for many texts
-#      - A step is :bound:`faster <cpu.rows1>` than eager's, at :bound:`0.85 <cpu.rows1>` of its
-#        time on the Intel Xeon. On the AMD EPYC it takes
-#        :bound:`0.43 <cpu.rows1@amd-epyc-2-cores>`. One whole text took
+#      - With one row on the Intel Xeon, a step is :bound:`faster <cpu.rows1>` than eager's, at
+#        :bound:`0.85 <cpu.rows1>` of the time. With eight rows on the Intel Xeon it is
+#        :bound:`faster <cpu.rows8>`, at :bound:`0.78 <cpu.rows8>`. On the AMD EPYC one row takes
+#        :bound:`0.43 <cpu.rows1@amd-epyc-2-cores>`. A whole text took
 #        :bound:`0.98 <words.time>` of eager's seconds on the Intel Xeon, and
 #        :bound:`0.56 <words.time@amd-epyc-2-cores>` on the AMD EPYC.
-#    * - a CPU, eight rows
-#      - ONNX Runtime
-#      - On the Intel Xeon a step is :bound:`faster <cpu.rows8>` than eager's, at
-#        :bound:`0.78 <cpu.rows8>` of its time.
 #    * - a CPU, 64 rows
 #      - eager PyTorch
-#      - On the Intel Xeon there is :bound:`no difference measured <cpu.rows64>` between ONNX
-#        Runtime and eager. Inductor took :bound:`4.9 <cpu.inductor64>` times eager's time on the
-#        Intel Xeon.
+#      - On the Intel Xeon ONNX Runtime gains nothing, and its first text takes longer.
 #    * - prompts of many lengths
 #      - ONNX Runtime, ``dynamic=True``
-#      - A new length needed :bound:`0 <words.conversions>` conversions on the Intel Xeon. But the
-#        first text took :bound:`60 <words.first>` seconds
-#        on the Intel Xeon, and :bound:`89 <words.first@amd-epyc-2-cores>` on the AMD EPYC.
+#      - A new length was not converted again: :bound:`0 <words.conversions>` conversions on the
+#        Intel Xeon. The first text took :bound:`60 <words.first>` seconds on the Intel Xeon, and
+#        :bound:`89 <words.first@amd-epyc-2-cores>` on the AMD EPYC.
 #    * - an operator without ONNX form
 #      - inductor
 #      - PyTorch runs that operator between two sessions of ONNX Runtime. ``fallback=False``
@@ -365,17 +361,17 @@ for length, text in zip((5, 9), eager, strict=True):
 small.forward = plain
 
 # %%
-# Both texts are the same as in eager PyTorch, and the second prompt converts nothing. SmolLM2
-# writes the same texts, too: of :bound:`192 <words.tokens>` tokens after three prompts, on the
-# Intel Xeon in float32, :bound:`0 <words.other>` were different.
+# Both texts are those of eager PyTorch, and the second prompt converts nothing. SmolLM2 writes
+# eager's texts, too: of :bound:`192 <words.tokens>` tokens after three prompts, on the Intel Xeon
+# in float32, :bound:`0 <words.other>` were different.
 #
 # Your own model
 # --------------
 #
-# Put in any decoder of transformers, and a text. The rate is of one text on the clock, so use an
-# idle machine and more tokens. The first text includes compiling. A model that cannot be used is
-# refused with the reason. ``fallback=False`` also refuses a model that would be split into several
-# sessions, and names the operator that splits it.
+# Put in any decoder of transformers, and a text. The rate is of one text, so use an idle machine
+# and more tokens. The first text includes compiling. A model that cannot be used is refused, with
+# the reason. ``fallback=False`` also refuses a model that needs several sessions, and names the
+# operator that splits it.
 
 MODEL = SMOLLM2  # or a folder of transformers, or a name on its hub
 TEXT, TOKENS = "The kettle sang, and", 16
@@ -384,12 +380,13 @@ LAYERS = 2  # None: all, which takes a minute to compile
 model, tokenizer = load_decoder(MODEL, layers=LAYERS)
 inputs = tokenizer(TEXT, return_tensors="pt")
 if not inputs["input_ids"].numel():
-    raise ArgumentError("the text has no tokens", got=repr(TEXT), expected="a word or more")
+    raise ArgumentError("the text has no tokens", got=repr(TEXT), expected="a word")
 options = {"max_new_tokens": TOKENS, "min_new_tokens": TOKENS, "do_sample": False}
-ways = {"eager": None, "roundoff": partial(onnx_custom_backend, fallback=False)}  # or "inductor"
 plain, written = model.forward, {}
-for way, backend in ways.items():
-    model.forward = torch.compile(plain, backend=backend, dynamic=True) if backend else plain
+backend = partial(onnx_custom_backend, fallback=False)  # or "inductor"
+ways = {"eager": plain, "roundoff": torch.compile(plain, backend=backend, dynamic=True)}
+for way, forward in ways.items():
+    model.forward = forward
     for text in "first", "second":
         start = time.perf_counter()
         with torch.no_grad():
@@ -405,12 +402,12 @@ for way, backend in ways.items():
 # * One trained model of 135 million weights. A larger model has larger kernels, so that starting
 #   them matters less. Both GPUs are of one generation (Hopper).
 # * ``generate`` was timed for one prompt and for eight, of SmolLM2 alone. Its first texts are not
-#   shown: their compile cache was not empty for certain, and all ways compiled at the same time.
+#   shown: some compiled code may have been in a cache, and all methods compiled at the same time.
 # * An interval is of one run. Two runs can differ by more, as the table of steps shows.
 # * Not measured: eager PyTorch in a CUDA graph, a prefill in a CUDA graph, inductor's
 #   ``max-autotune``, ``freezing`` and C++ wrapper, vLLM, llama.cpp, TensorRT-LLM.
 # * Even in a CUDA graph a step is far from what memory allows. We did not measure what limits it.
-# * The memory of a CUDA graph for one row is missing: its measurement came out negative.
+# * The memory of a CUDA graph for one row is missing, as its measurement came out negative.
 # * The logits of each step were compared with float64. Without a graph ONNX Runtime's typical error
 #   was :bound:`0.67 <error.least>` to :bound:`1.6 <error.most>` times inductor's, by call and type.
 # * PyTorch compiles a function again for new shapes, at most eight times. Then it warns, and runs

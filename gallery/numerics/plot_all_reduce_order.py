@@ -13,10 +13,10 @@ The same data, the same seed, the same batch: on 1, 2, 4 and 8 workers the loss 
    different order. With gloo, PyTorch's library for CPUs, :bound:`36% <gloo.4>` of the sums of
    random numbers on 4 workers differ from adding worker 0, 1, 2 and 3 in turn.
 
-   **The cure.** Most training needs none. In a small network the losses agree in eight digits, and
-   other batches move the weights :bound:`about 300,000 <data.ratio>` times as far as 4 workers do.
-   For equal bits, cut the batch into the same micro-batches on any number of workers, gather their
-   gradients, and add them in one order.
+   **The cure.** Most training needs none. In a small network the losses agree in eight digits. A
+   different draw of batches moves the weights :bound:`about 300,000 <data.ratio>` times as far as 4
+   workers do. For equal bits, cut the batch into the same micro-batches on any number of workers,
+   gather their gradients, and add them in one order.
 
    **The price.** Each worker receives and holds the gradients of all micro-batches. With eight
    gradients of 1 MiB each, on 2 workers with gloo, gathering takes :bound:`3.6 <gather.gloo>` times
@@ -54,10 +54,10 @@ from roundoff.workers import Workers
 # ----------------------
 #
 # A small network learns a function of 16 variables. Each step takes a batch of 64 samples. On 4
-# workers, each worker takes 16 of them, computes their gradient, and an *all-reduce* adds the four
-# gradients: every worker gets the sum. Then all workers take the same step.
+# workers, each worker takes 16 of them and computes their gradient. An *all-reduce* adds the four
+# gradients and gives every worker the sum. Then all workers take the same step.
 #
-# A worker is a process of this machine. ``Workers(8)`` starts up to eight of them, and
+# Here a worker is a process of this machine. ``Workers(8)`` starts up to eight of them, and
 # ``workers.map`` calls a function once in each.
 
 BATCH, STEPS = 64, 16 if unit_test_going() else 128
@@ -80,8 +80,9 @@ def start(dtype):
 
 
 # %%
-# A worker has one gradient for each of its micro-batches. Two functions add the gradients of all
-# workers: by all-reduce, which the first runs use, and by gathering, which comes later.
+# A worker can cut its samples into *micro-batches*, each with a gradient. In the first runs a
+# worker has one micro-batch, and all-reduce adds the gradients. Later runs gather them instead:
+# every worker receives all gradients and adds them itself.
 
 
 def by_all_reduce(mine):
@@ -99,6 +100,7 @@ def by_gathering(mine):
 
 
 # %%
+# This is the training, as each worker runs it.
 
 
 def descend(item):
@@ -122,6 +124,7 @@ def descend(item):
 
 
 # %%
+# A seed decides the batches, so that all numbers of workers train on the same ones.
 
 
 def draw_batches(seed):
@@ -154,8 +157,8 @@ for n, track in runs.items():
     print(f"workers: {n}  loss after {STEPS} steps: {loss_of(track[-1]):.12f}")
 
 # %%
-# The batches are the same in each run. The losses agree in the first eight digits, and then differ.
-# A loss that your log prints in float32 has about seven digits, and may look equal.
+# The losses agree in the first eight digits, and then differ. A log that prints a loss in float32
+# has about seven digits, and may not show it.
 #
 # It is not chance
 # ----------------
@@ -168,16 +171,16 @@ print("different results of three runs:", len({track.tobytes() for track in agai
 
 # %%
 # All three runs have the same weights after every step, to the last bit. NCCL, the library for
-# GPUs, gave :bound:`1 <nccl.repeats>` result in sixteen repeats of each message on two H200s. What
-# changes the result is the number of workers.
+# GPUs, repeats itself too: on two H200s, sixteen repeats of a message gave
+# :bound:`1 <nccl.repeats>` result. What changes the result is the number of workers.
 #
 # Two causes: the cut of the batch, and the order of all-reduce
 # -------------------------------------------------------------
 #
 # From 1 worker to 4, two things change. The batch is cut into four parts, each with a gradient of
 # its own. And all-reduce adds the four gradients. We change one thing at a time. First, one worker
-# cuts its batch into micro-batches of 16, and adds their gradients in turn: nothing is sent. Next,
-# 4 workers gather the same four gradients, and add them in turn. Last, 4 workers all-reduce them.
+# cuts its batch into four micro-batches, and adds their gradients in turn. Next, 4 workers gather
+# the same four gradients, and add them in turn. Last, 4 workers all-reduce them.
 
 steps = {
     "1 worker, 64 samples at once": runs[1],
@@ -189,17 +192,17 @@ for name, track in steps.items():
     print(f"{loss_of(track[-1]):.12f}  {name}")
 
 # %%
-# The second loss differs from the first: the cut changes the loss on a single worker. The third
-# equals the second: sending the gradients changes nothing. The fourth differs from the third, with
-# the same four gradients: all-reduce adds them in :ref:`a different order <reduction-order>`. With
-# 2 workers the cut is the only cause, as a + b = b + a.
+# The second loss differs from the first: on one worker, the cut alone changes the loss. The third
+# equals the second: sending the gradients changes nothing. The fourth differs from the third:
+# all-reduce adds the same four gradients in :ref:`a different order <reduction-order>`. With 2
+# workers the cut is the only cause, as a + b = b + a.
 #
 # A ring adds each chunk in a different order
 # -------------------------------------------
 #
-# The order of all-reduce can be made visible. Each of 4 workers sends 16 numbers, all the same:
-# worker 0 sends 10⁸, worker 1 sends −10⁸, and workers 2 and 3 send 1. Each of the 16 sums is
-# exactly 2.
+# Four numbers can make the order of all-reduce visible. Worker 0 sends 10⁸, worker 1 sends −10⁸,
+# and workers 2 and 3 send 1. A message has 16 copies of the number. Each of the 16 sums is exactly
+# 2.
 
 
 def all_reduced(x):
@@ -219,9 +222,8 @@ print(received.int().tolist())
 # that is added to 10⁸ or to −10⁸ is lost. Only a 1 that comes after both of them counts.
 #
 # So a sum tells how many workers come after the two with ±10⁸. To find the whole order, we give
-# ±10⁸ to each pair of workers in turn [#fprev]_. Only the first two workers of an order cannot be
-# told apart, as a + b = b + a. ``order_probes`` makes the messages, and ``orders_found`` reads the
-# sums.
+# ±10⁸ to each pair of workers in turn [#fprev]_. ``order_probes`` makes the messages, and
+# ``orders_found`` reads the sums.
 
 
 def find_orders(workers, ranks, size, dtype):
@@ -239,10 +241,10 @@ for chunk in chunks:
     print(f"{elements}: workers {order_text(chunk.tree)}")
 
 # %%
-# Each line is a walk around one ring: 3, 2, 1, 0, and 3 again. (The first two workers of a line may
-# change places.) In each chunk the sum begins at a different worker, and takes up one number at
-# each stop. So all workers are busy at once, each with a different chunk. We draw the walks with
-# the numbers above. The number at an arrow's head is the sum so far.
+# Each line is a walk around one ring, 3 → 2 → 1 → 0 → 3, from a different start. A line may print
+# its first two workers swapped: as a + b = b + a, no sum can tell them apart. So 2 + 3 + 1 + 0 is
+# the walk from 3. All workers are busy at once, each with a different chunk. We draw the walks with
+# the numbers above. The number at an arrow is the sum so far.
 
 
 def draw(ax, route):
@@ -286,10 +288,10 @@ figure.set_label(
 plt.show()
 
 # %%
-# Does this order explain real data, to the bit? We draw 65,536 normal numbers for each worker, add
+# Do these orders explain real data, to the bit? We draw 65,536 normal numbers for each worker, add
 # them in the orders found, and compare with what all-reduce gives. Then we compare all-reduce with
-# the order of the workers. In a second pass nothing rounds: the numbers are multiples of 1/1024,
-# and float32 holds their sums exactly.
+# adding worker 0, 1, 2 and 3 in turn. A second pass takes multiples of 1/1024: float32 holds their
+# sums exactly, so nothing rounds.
 
 
 def share(a, b):
@@ -310,23 +312,25 @@ for name, parts in ("as drawn", drawn), ("multiples", np.round(drawn * 1024) / 1
 # %%
 # The orders found explain every bit. Where nothing rounds, the order makes no difference.
 #
-# On two H200s the study found the orders of NCCL's default, of its ring and of its tree. These
-# orders explain every bit of :bound:`60 <nccl.explained>` messages of random float32, float16 and
-# bfloat16 numbers. With 2 workers, each had a GPU of its own. With 3, 4 and 8 workers, several
-# shared a GPU, and NCCL was made to see them on different hosts. With NCCL's default, on 4 workers,
-# :bound:`32% <nccl.4>` of the sums differ from adding in the order of the workers.
+# The study does the same with NCCL on two H200s: with its default, with its ring and with its tree.
+# The orders found explain every bit of :bound:`60 <nccl.explained>` messages of random numbers.
+# With NCCL's default, on 4 workers, :bound:`32% <nccl.4>` of the sums differ from adding the
+# workers in turn. (On more than 2 workers, several shared a GPU, and NCCL was told that they are on
+# different hosts.)
 #
-# The place in the message matters in DistributedDataParallel (DDP), too. DDP packs gradients into
-# *buckets*, an all-reduce each. On 4 workers with gloo, ``bucket_cap_mb=4`` instead of the default
-# 25 changes :bound:`30% <buckets>` of the gradients of eight layers of 512 × 512 weights.
+# DistributedDataParallel (DDP) packs gradients into *buckets*, and makes an all-reduce of each. So
+# the size of a bucket decides where a gradient lies in its message. On 4 workers with gloo,
+# ``bucket_cap_mb=4`` instead of the default 25 changes :bound:`30% <buckets>` of the gradients of
+# eight layers of 512 × 512 weights.
 #
 # Other batches matter far more
 # -----------------------------
 #
 # How far do the weights drift from those of 1 worker? For comparison we change the run of 1 worker
-# in four ways: micro-batches, the samples of each batch backwards, the batches backwards, and other
-# batches. Training in float64 stands for the exact result. The unit is :ref:`ε <ulp>` = 2⁻²³,
-# the step of float32 at 1, times the root mean square (RMS) of the float64 weights.
+# in four ways: micro-batches, the samples of each batch backwards, the batches backwards, and
+# batches of another seed. Training in float64 stands for the exact result. The unit is
+# :ref:`ε <ulp>` = 2⁻²³, the step of float32 at 1, times the root mean square (RMS) of the float64
+# weights.
 
 tracks = {f"{n} workers": runs[n] for n in (2, 4, 8)} | {
     "micro-batches": steps["1 worker, four micro-batches"],
@@ -342,7 +346,14 @@ for name, track in tracks.items():
     row["relative change of loss"] = loss_of(track[-1]) / loss_of(first) - 1
     rows.append({"run": name} | row)
 drift = pd.DataFrame(rows).set_index("run")
-drift.map("{:.2g}".format)
+
+
+def short(value):
+    """Two digits, without an exponent where it is large."""
+    return f"{float(f'{value:.2g}'):,g}"
+
+
+drift.map(short)
 
 # %%
 
@@ -354,18 +365,19 @@ figure.set_label(
     "backwards and other batches are far off."
 )
 bars = ax.barh(drift.index, drift["from 1 worker"])
-ax.bar_label(bars, fmt="%.2g", padding=3)
+ax.bar_label(bars, fmt=short, padding=3)
 ax.set(xscale="log", xlim=(0.1, 1e8), xlabel="distance to 1 worker (ε × RMS)")
 ax.invert_yaxis()
 ax.set_title(f"Weights after {STEPS} steps")
 plt.show()
 
 # %%
-# The bars of the first column stand beside the answer, at the top. Workers, micro-batches and
-# samples backwards group the same sums differently, and each moves the weights about as far.
+# The figure beside the answer, at the top, shows the first column. Workers, micro-batches and
+# samples backwards only group the same sums differently, and all move the weights about as far.
 # Batches backwards and other batches move the weights more than a hundred thousand times as far.
-# Each regrouped run is nearer to the run of 1 worker than either is to float64. So no number of
-# workers is the right one.
+#
+# Which number of workers is right? The runs of 1 and of 4 workers are closer to each other than
+# each is to float64. So none is.
 #
 # Equal bits: one cut and one order
 # ---------------------------------
@@ -388,21 +400,32 @@ print("gathered, micro-batches of 8:", results(True, 8))
 # Both cures together give one result on 1, 2, 4 and 8 workers, after every step. With one cure
 # alone, each number of workers still has a result of its own.
 #
-# What does it cost? The study adds eight gradients of 1 MiB each. The baseline adds each worker's
-# own gradients, and all-reduces that sum. With gloo, gathering took :bound:`3.6 <gather.gloo>`
-# times as long on 2 workers, and :bound:`4.4 <gather.gloo.8>` times on 8. The machine matters. On
-# an Intel Xeon of two cores, gathering took :bound:`2.7 <gather.gloo@intel-xeon-2-cores>` times as
-# long on 2 workers, and :bound:`1.4 <gather.gloo.8@intel-xeon-2-cores>` times on 8 (twice in
-# a second run).
+# What does it cost? The study adds eight gradients of 1 MiB each. The baseline adds the gradients
+# of each worker and all-reduces that sum. The table has the time over that of the baseline. The
+# second method sends less: each worker receives one chunk of all gradients (an *all-to-all*) and
+# adds it, then all gather the sums. The study has its code, ``by_chunks``.
 #
-# With NCCL on two H200s, gathering took :bound:`1.2 <gather.nccl>` times as long. Both times
-# include a copy of the sum to the host, so the ratio without this copy is larger. Longer messages
-# were not timed.
+# .. list-table::
+#    :header-rows: 1
 #
-# A second method sends less. Each worker receives one chunk of all eight gradients (an all-to-all),
-# and adds this chunk. Then the workers gather the sums. On 2 workers this method took
-# :bound:`2.3 <chunks.gloo>` times as long as all-reduce with gloo, and :bound:`1.6 <chunks.nccl>`
-# times with NCCL, with the copy in both. The study has its code, ``by_chunks``.
+#    * - method
+#      - gloo, 2 workers
+#      - gloo, 8 workers
+#      - NCCL, two H200s
+#    * - gathering
+#      - :bound:`3.6 <gather.gloo>`
+#      - :bound:`4.4 <gather.gloo.8>`
+#      - :bound:`1.2 <gather.nccl>`
+#    * - by chunks
+#      - :bound:`2.3 <chunks.gloo>`
+#      - –
+#      - :bound:`1.6 <chunks.nccl>`
+#
+# The machine matters. On an Intel Xeon of two cores with gloo, gathering took
+# :bound:`2.7 <gather.gloo@intel-xeon-2-cores>` times as long on 2 workers. On 8 workers of the
+# Intel Xeon it took :bound:`1.4 <gather.gloo.8@intel-xeon-2-cores>` times as long, and twice as
+# long in a second run. The times of NCCL include a copy of the sum to the host, so the ratio
+# without this copy is larger.
 #
 # Two more prices are not in these times. Small micro-batches use the hardware less well. And DDP
 # adds gradients while the backward pass still computes. Gathering at the end gives that up.
@@ -446,12 +469,13 @@ print("difference:", string_diff(max_diff(in_order, total)))
 # -----------------------------
 #
 # * The study ran gloo on up to 8 workers, and NCCL on two H200s only. Four or eight GPUs of one
-#   host, joined by NVLink, may add in a different order. So may a switch that adds (NVLink SHARP),
-#   which the study turned off.
+#   host, joined by NVLink, may add in a different order. So may a switch that adds what it passes
+#   on (NVLink SHARP): the study turned it off.
 # * The recorded orders are those of NCCL 2.28.9 and of gloo in PyTorch 2.11. No documentation
 #   promises them. Here gloo rounds the length of a chunk up: a short message may have fewer chunks
 #   than workers.
-# * The recorded times are medians without an interval, of one run, on the Intel Xeon of two.
+# * The recorded times are medians without an interval, of one run, on the Intel Xeon of two. Longer
+#   messages were not timed.
 # * The network is small, and its training stable. Unstable training may drift farther.
 # * Next: :ref:`reduction-order`, for what an order does to one sum, and :ref:`bits-to-words`, for
 #   what different bits do to a trained model.

@@ -398,7 +398,7 @@ pairs = zip(sizes, counts, strict=True)
 launches = [Compile(pieces_backward, 8, {"P": P, "K": K, **fixed}) for P, K in pairs]
 held = pd.DataFrame(compiled_ahead(launches), index=sizes)
 held["columns"] = held.index * counts
-ax = held["columns"].plot.barh(figsize=(7, 1.9), xlim=(0, 20000), ylabel="length of a piece")
+ax = held["columns"].plot.barh(figsize=(7, 1.9), xlim=(0, 20000), ylabel="piece length")
 ax.bar_label(ax.containers[0], [f"{words} spilled" for words in held["spilled"]], padding=3)
 ax.axvline(8704, color="C1")
 ax.set_title("Columns held, and words that a thread spills")

@@ -11,15 +11,16 @@ A first backward kernel takes several times as long as memory needs. Three steps
    **Why.** A LayerNorm backward computes little, so it should run as fast as memory allows: at the
    rate of a kernel that only reads and writes the same bytes. But for rows of 8704 numbers of
    float16, a backward with atomic additions reaches :bound:`12 % <atomic>` of that rate. PyTorch's
-   own reaches :bound:`34 % <torch>`.
+   own reaches :bound:`34 % <torch>`. Atomics cost time, and so do registers that spill and loads
+   that are waited for.
 
    **The cure.** Add the gradients of weight and bias in two stages. Cut each row into pieces. Load
    the next rows early. Together the three steps reach :bound:`79 % <prefetch>`,
    and 84 % in the second run.
 
    **The price.** Each program holds its sums of all columns in registers. At 32,768 columns they
-   do not fit. There the kernel reaches :bound:`16 % <wide.packed>`, and PyTorch reaches
-   :bound:`36 % <wide.torch>`.
+   do not fit, and there is no room for an early load. There pieces reach
+   :bound:`16 % <wide.packed>`, and PyTorch reaches :bound:`36 % <wide.torch>`.
 
    .. code-block:: python
 
@@ -151,8 +152,8 @@ def atomic_backward(X, DY, W, MEAN, RSTD, DX, SUMS, N, P: C):
 def with_atomics(x, dy, w, mean, rstd):
     M, N = x.shape
     dx, sums = torch.empty_like(x), mean.new_zeros(2, N)
-    block = triton.next_power_of_2(N)
-    atomic_backward[(M,)](x, dy, w, mean, rstd, dx, sums, N, P=block, num_warps=8)
+    arguments = x, dy, w, mean, rstd, dx, sums, N
+    atomic_backward[(M,)](*arguments, P=triton.next_power_of_2(N), num_warps=8)
     return dx, *sums
 
 
@@ -218,8 +219,12 @@ def add_partial_sums(PART, OUT, G, N, R: C, P: C):
     rows = tl.arange(0, R)
     cols = tl.program_id(0) * P + tl.arange(0, P)
     here = (rows < G)[:, None] & (cols < N)[None, :]
-    part = tl.load(PART + (which * G + rows)[:, None] * N + cols[None, :], mask=here, other=0.0)
+    at = (which * G + rows)[:, None] * N + cols[None, :]
+    part = tl.load(PART + at, mask=here, other=0.0)
     tl.store(OUT + which * N + cols, sum_along(part, 0), mask=cols < N)
+
+
+# %%
 
 
 def added(part):
@@ -232,24 +237,24 @@ def added(part):
 def in_two_stages(x, dy, w, mean, rstd):
     M, N = x.shape
     dx, part = torch.empty_like(x), mean.new_empty(2 * programs, N)
-    block = triton.next_power_of_2(N)
-    simple_backward[(programs,)](x, dy, w, mean, rstd, dx, part, M, N, P=block, num_warps=8)
+    arguments = x, dy, w, mean, rstd, dx, part, M, N
+    simple_backward[(programs,)](*arguments, P=triton.next_power_of_2(N), num_warps=8)
     return dx, *added(part)
 
 
 show("two stages", in_two_stages)
 
 # %%
-# Every run now has the same bits. Two stages reach :bound:`34 % <stages>`. Two thirds of the time
-# are still lost, so atomics were not the only cause.
+# Every run now has the same bits. Two stages reach :bound:`34 % <stages>` of what memory allows.
+# Two thirds of the time are still lost, so atomics were not the only cause.
 #
 # A block that is too large spills
 # --------------------------------
 #
 # A thread has at most 255 registers. What finds no register is *spilled*: written to memory and
 # read back, for every row. The compiler tells how many registers a thread uses, and how many words
-# of 32 bits a thread spills. It needs no GPU for that. Here it compiles for an H100 or an H200,
-# with 256 threads (8 warps) a program.
+# of 32 bits a thread spills. The compiler needs no GPU for that. Here it compiles for an H100 or an
+# H200, with 256 threads (8 warps) a program.
 
 widths = [4096, 8192, 8704]
 blocks = [triton.next_power_of_2(columns) for columns in widths]
@@ -265,10 +270,10 @@ table[["block", "registers", "spilled"]]
 # Cut the row into pieces, and the spills go
 # ------------------------------------------
 #
-# Five pieces of 2048 hold 8704 columns with little padding. Triton has no list of blocks. We use a
-# tuple, and a loop that the compiler unrolls (``tl.static_range``). ``load_vector`` reads a vector
-# in K pieces of P numbers. ``load_rows`` reads R rows of x and of dy, and here R is 1. Only the
-# last piece needs a mask.
+# Five pieces of 2048 hold 8704 columns with little padding. Triton has no list of blocks, so we use
+# a tuple, and a loop that the compiler unrolls (``tl.static_range``). ``load_vector`` reads a
+# vector in K pieces of P numbers. ``load_rows`` reads R rows of x and of dy, and here R is 1. Only
+# the last piece needs a mask.
 
 
 @kernel
@@ -276,7 +281,8 @@ def load_vector(W, N, P: C, K: C):
     cols, pieces = tl.arange(0, P)[None, :], ()
     for k in tl.static_range(K):
         if k == K - 1:  # only the last piece may end beyond the vector
-            pieces = pieces + (tl.load(W + cols + k * P, mask=k * P + cols < N, other=0.0),)
+            inside = k * P + cols < N
+            pieces = pieces + (tl.load(W + cols + k * P, mask=inside, other=0.0),)
         else:
             pieces = pieces + (tl.load(W + cols + k * P),)
     return pieces
@@ -293,11 +299,8 @@ def load_rows(X, DY, at, here, last, P: C, K: C):
 
 
 # %%
-# The kernel uses each row twice: for the two means, and then for the gradients. In between, the row
-# stays in registers. The compiler converts float16 to float32 once, and so keeps 32 bits a number.
-# ``PACKED`` makes it keep 16: the second use converts again. For that, the second use takes
-# ``same_bits(x, zero, PACKED)``, which is x XOR ``zero``. The argument ``zero`` is 0. The compiler
-# does not know that, and cannot reuse the first conversion.
+# Each row is used twice: for its two means, and then for the gradients. ``same_bits`` gives back x,
+# and matters only to the last step.
 
 
 @kernel
@@ -362,9 +365,9 @@ def pieces_backward(
         c1, c2 = row_means(x, dy, w, mean, rstd, N, R, P, K)
         next_dw, next_db = (), ()
         for k in tl.static_range(K):
-            dx, dw_k, db_k = piece_backward(x[k], dy[k], w[k], mean, rstd, c1, c2, zero, PACKED)
-            tl.store(DX + at + k * P, dx, mask=(rows < M) & (k * P + cols < N))
-            next_dw, next_db = next_dw + (dw[k] + dw_k,), next_db + (db[k] + db_k,)
+            made = piece_backward(x[k], dy[k], w[k], mean, rstd, c1, c2, zero, PACKED)
+            tl.store(DX + at + k * P, made[0], mask=(rows < M) & (k * P + cols < N))
+            next_dw, next_db = next_dw + (dw[k] + made[1],), next_db + (db[k] + made[2],)
         dw, db = next_dw, next_db
     store_sums(PART, dw, db, program, programs, N, P, K)
 
@@ -385,30 +388,26 @@ def in_pieces(x, dy, w, mean, rstd, packed=False, stages=1):
 show("pieces", in_pieces)
 
 # %%
-# The errors stay within rounding. Now we compile the same 8704 columns in pieces of three sizes.
+# The errors stay within rounding. Now we compile the same 8704 columns in pieces of three sizes. A
+# bar shows how many columns all pieces hold. What lies beyond the line is padding.
 
 sizes = [16384, 4096, 2048]
 counts = [triton.cdiv(8704, size) for size in sizes]
 fixed = {"R": 1, "PACKED": False, "STAGES": 1}
-launches = [
-    Compile(pieces_backward, 8, {"P": size, "K": count, **fixed})
-    for size, count in zip(sizes, counts, strict=True)
-]
-table = pd.DataFrame(compiled_ahead(launches), index=pd.Index(sizes, name="piece"))
-table.insert(0, "columns held", table.index * counts)
-table[["columns held", "registers", "spilled"]]
-
-# %%
-# The line stands at 8704 columns. What a bar holds beyond the line is padding.
-
-ax = table["columns held"].plot.barh(figsize=(6, 1.8), title="Columns held by all pieces")
+pairs = zip(sizes, counts, strict=True)
+launches = [Compile(pieces_backward, 8, {"P": P, "K": K, **fixed}) for P, K in pairs]
+held = pd.DataFrame(compiled_ahead(launches), index=sizes)
+held["columns"] = held.index * counts
+ax = held["columns"].plot.barh(figsize=(7, 1.9), xlim=(0, 20000), ylabel="piece length")
+ax.bar_label(ax.containers[0], [f"{words} spilled" for words in held["spilled"]], padding=3)
 ax.axvline(8704, color="C1")
-ax.figure.set_label("Columns that all pieces hold: the smaller a piece, the less padding.")
+ax.set_title("Columns held, and words that a thread spills")
+ax.figure.set_label(f"Columns held, by length of a piece: {held['columns'].to_dict()}")
 plt.show()
 
 # %%
-# One piece of 16,384 spills. Five pieces of 2048 spill nothing. On the H200 pieces reach
-# :bound:`62 % <pieces>`, where two stages reached :bound:`34 % <stages>`.
+# One piece of 16,384 spills. Five pieces of 2048 spill nothing, and hold little padding. On the
+# H200 pieces reach :bound:`62 % <pieces>`, where two stages reached :bound:`34 % <stages>`.
 #
 # Are spills and padding the cause? At 4096 columns two stages have neither. There pieces gain
 # little: they reach :bound:`46 % <narrow.pieces>`, and two stages
@@ -419,13 +418,18 @@ plt.show()
 #
 # A program asks for a row and waits. If this wait costs time, then a second program on the same
 # :term:`multiprocessor` must help: one computes while the other waits. At 4096 columns the
-# registers hold two programs. There ``pieces_backward`` with ``PACKED=True`` reaches
+# registers hold two programs. There *packed* pieces, of which more below, reach
 # :bound:`44 % <narrow.packed>`, and with twice as many programs :bound:`60 % <narrow.two>`.
 #
 # At 8704 columns one program takes all registers. So this program has to ask earlier. With
 # ``tl.range(…, num_stages=3)`` a program asks for the next two rows before it works on this one.
 # The next rows wait in shared memory. The third step is the same kernel, launched with
-# ``STAGES=3``, and for float16 and bfloat16 with ``PACKED=True``.
+# ``STAGES=3``.
+#
+# For float16 and bfloat16 the study also packed the rows. Between its two uses a row stays in
+# registers, and the compiler keeps it in float32. With ``PACKED=True`` the compiler keeps 16 bits,
+# and converts again: ``same_bits`` is then x XOR ``zero``. The compiler does not know that ``zero``
+# is 0, and cannot reuse the first conversion.
 
 
 def prefetched(x, dy, w, mean, rstd):
@@ -436,25 +440,13 @@ def prefetched(x, dy, w, mean, rstd):
 show("prefetch", prefetched)
 
 # %%
-# An early load changes no arithmetic, so the errors are those of pieces. We compile the kernel with
-# and without each of the two arguments, at 8704 columns of float16.
-
-pairs = [(False, 1), (True, 1), (False, 3), (True, 3)]
-sizes = {"R": 1, "P": 2048, "K": 5}
-launches = [
-    Compile(pieces_backward, 8, {**sizes, "PACKED": packed, "STAGES": stages})
-    for packed, stages in pairs
-]
-table = pd.DataFrame(compiled_ahead(launches))
-table.index = [f"PACKED={packed}, STAGES={stages}" for packed, stages in pairs]
-table[["registers", "spilled", "shared"]].round()
-
-# %%
-# *shared* is in KiB. Rows that wait take shared memory and no register. Packing changes little at
-# this width. On the H200, ``PACKED`` and ``STAGES=3`` together reach :bound:`79 % <prefetch>`, and
-# 84 % in the second run. On the H100 they reach :bound:`90 % <prefetch@nvidia-h100-80gb-hbm3>` of
-# what its memory allows. Packing alone does not help: it takes pieces from :bound:`62 % <pieces>`
-# down to :bound:`58 % <packed>`. Prefetch without packing was not timed.
+# An early load changes no arithmetic, so the errors are those of pieces. On the H200 the third step
+# reaches :bound:`79 % <prefetch>`, and 84 % in the second run. On the H100 it reaches
+# :bound:`90 % <prefetch@nvidia-h100-80gb-hbm3>` of what that memory allows.
+#
+# The gain is the early load's: packing alone takes pieces from :bound:`62 % <pieces>` down to
+# :bound:`58 % <packed>` at this width. It pays at 32,768 columns, as we shall see. Prefetch without
+# packing was not timed.
 #
 # How much each step gains
 # ------------------------
@@ -465,29 +457,23 @@ table[["registers", "spilled", "shared"]].round()
 #
 # * *packed* is pieces with ``PACKED=True``;
 # * *two programs* is packed, with two programs for each multiprocessor;
-# * *prefetch* is packed with ``STAGES=3``;
+# * *prefetch* is packed with ``STAGES=3``, the third step;
 # * *roundoff* is the backward of :func:`roundoff.kernels.layer_norm`, a longer kernel.
 #
-# A step has no number where registers or shared memory do not hold it.
+# A gap means that registers or shared memory do not hold what the step needs.
 
 
 STEPS = ["torch", "atomic", "two stages", "pieces", "packed"]
 STEPS += ["two programs", "prefetch", "roundoff"]
 
 
-def recorded(run):
-    """Percent of what memory allows on the H200, by step and columns."""
-    for record in read_records("plot_layer_norm_ladder"):
-        if record.machine == "nvidia-h200":
-            rates = 100 * getattr(record, run)["backward"]["of ceiling"]
-            rows = record.tables["backward"].assign(rate=rates)
-            return rows.pivot_table("rate", "step", "N").loc[STEPS]
-    return pd.DataFrame(index=STEPS, columns=[4096, 8704, 32768], dtype=float)
+rates = pd.DataFrame(index=STEPS, columns=[4096, 8704, 32768], dtype=float)
+for record in read_records("plot_layer_norm_ladder"):
+    if record.machine == "nvidia-h200":
+        rows = record.tables["backward"]
+        rates = 100 * rows.pivot_table("of ceiling", "step", "N").loc[STEPS]
 
-
-rates = recorded("tables")
 table = rates.rename_axis(index=None, columns=None)
-table.insert(2, "8704, second run", recorded("second")[8704])
 table.map("{:.2g}".format, na_action="ignore").fillna("")
 
 # %%
@@ -497,17 +483,16 @@ figure, ax = plt.subplots(figsize=(5, 3))
 figure.set_gid("answer")  # the site shows it beside the answer
 shown = rates[8704].drop(["packed", "roundoff"]).dropna()
 figure.set_label(f"Percent of what memory allows: {shown.round().to_dict()}")
-bars = ax.barh(shown.index, shown, color=["C7"] + ["C0"] * (len(shown) - 1))
-ax.bar_label(bars, fmt="%.0f %%", padding=3)
+ax.bar_label(ax.barh(shown.index, shown), fmt="%.0f %%", padding=3)
 ax.invert_yaxis()
 ax.set(xlim=(0, 100), xlabel="of what memory allows", title="Backward, 8704 columns")
 plt.show()
 
 # %%
-# At 8704 columns *roundoff* reaches :bound:`85 % <roundoff>`. Is it faster than *prefetch*? The two
-# runs of *prefetch* lie nearly as far apart as *prefetch* and *roundoff*. So the table does not
-# say. At 4096 columns a program has registers left for a second row. There *prefetch* with ``R=2``
-# reaches :bound:`73 % <tiles>`.
+# At 8704 columns *roundoff* reaches :bound:`85 % <roundoff>`. The two runs of *prefetch* lie nearly
+# as far apart as *prefetch* and *roundoff*, so no difference between these two is shown. At 4096
+# columns a program has registers left for a second row. There *prefetch* with ``R=2`` reaches
+# :bound:`73 % <tiles>`.
 #
 # What it costs, and where it ends
 # --------------------------------
@@ -516,12 +501,11 @@ plt.show()
 # multiprocessor, and 8704 columns make 9.2 MB.
 #
 # **Wide rows.** dw and db stay in registers. At 32,768 columns they take 256 KiB, as much as all
-# registers of a multiprocessor. There a thread of *packed* spills :bound:`244 <wide.spilled>`
-# words, and *packed* reaches :bound:`16 % <wide.packed>`. Without packing the compiler spills more,
-# and *pieces* reaches :bound:`6.6 % <wide.pieces>`. PyTorch reaches :bound:`36 % <wide.torch>`.
-#
-# For such rows use *roundoff*, which reaches :bound:`66 % <wide.roundoff>`: eight programs share a
-# row, and exchange their sums through memory.
+# registers of a multiprocessor. So the kernel spills again: a thread of *packed* spills
+# :bound:`244 <wide.spilled>` words, and *packed* reaches :bound:`16 % <wide.packed>`. Without
+# packing the compiler spills more, and *pieces* reaches :bound:`6.6 % <wide.pieces>`. For such rows
+# PyTorch is better, with :bound:`36 % <wide.torch>`. Best is *roundoff*, with
+# :bound:`66 % <wide.roundoff>`: eight programs share a row, and exchange their sums through memory.
 #
 # **The forward** adds nothing over rows, and gains less. At 8704 columns the first kernel of this
 # page reaches :bound:`68 % <forward>` on the H200. A forward in pieces reaches

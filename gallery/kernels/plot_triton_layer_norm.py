@@ -8,15 +8,15 @@ Six implementations, forward and backward: which one to take, and why they diffe
 
 .. answer:: nvidia-h200
 
-   **Why.** LayerNorm does little arithmetic, so memory sets its time. In float16 at 8192 columns,
-   roundoff's forward reaches :bound:`96 % <forward.share>` of the rate of a kernel that only reads
-   and writes. The backward also adds over all rows, and there the libraries differ more. None of
-   the five that we tried is the best at every width.
+   **Why.** LayerNorm computes little, so the way to and from memory sets its time. Each backward
+   has to move the same three tensors. But a row and its sums must also fit into registers. Where
+   they do not, a kernel moves more. From 8192 to 8704 columns of float16, Liger's backward falls
+   from :bound:`2331 <liger.8192>` to :bound:`1168 <liger.8704>` GB/s.
 
-   **The cure.** For training in float16, take roundoff. At five widths, its backward has at least
-   :bound:`1.30 <backward.least>` times the rate of the best library. For the forward alone, take
-   roundoff or flash-linear-attention: :bound:`no difference measured <forward.float16>` at 8192
-   columns.
+   **The cure.** For training in float16, take roundoff, which cuts a row into pieces that fit. At
+   five widths, its backward has at least :bound:`1.30 <backward.least>` times the rate of the best
+   library. For the forward alone, take roundoff or flash-linear-attention:
+   :bound:`no difference measured <forward.float16>` at 8192 columns.
 
    **The price.** Python launches roundoff's kernels, and a launch takes time. At 1024 columns and
    without a CUDA graph, forward plus backward takes :bound:`1.41 <launches>` times as long as
@@ -38,24 +38,30 @@ from functools import partial
 import matplotlib.pyplot as plt
 import pandas as pd
 import torch
+import triton
+import triton.language as tl
 from torch.nn import functional
 
 from roundoff.compare import scaled_error
 from roundoff.kernels import interpreting
+from roundoff.kernels.ahead import Compile, compiled_ahead
 from roundoff.kernels.baselines import LayerNorm, layer_norms
+from roundoff.kernels.lessons import kernel, sum_along
 from roundoff.record import read_records
 from roundoff.script import unit_test_going
 from roundoff.timing import measure
 
 # %%
-# One formula, two durations
-# --------------------------
+# One task, six speeds
+# --------------------
 #
 # LayerNorm [#ba]_ takes a row, subtracts its mean, divides by its standard deviation, multiplies by
-# a weight and adds a bias. Why does it need a kernel of its own? We write these steps in PyTorch,
-# one after another, and compare them with PyTorch's kernel. Both run on the processor. The error is
-# the largest one against float64, in the :ref:`unit <unit>` of float32: ε times the root mean
-# square of the exact result.
+# a weight and adds a bias. Training also needs three gradients. Let :math:`g` be the gradient of
+# the output, :math:`r` one over the standard deviation, :math:`\hat x = (x - \mu)\, r` the
+# normalized row and :math:`v = w\, g`. A bar is a mean over the row:
+#
+# .. math:: dx = r\, \bigl( v - \overline{v} - \hat x\, \overline{v \hat x} \bigr), \qquad
+#           dw = \sum_{\text{rows}} g\, \hat x, \qquad db = \sum_{\text{rows}} g.
 
 
 def forward(x, w, b, eps=1e-5):
@@ -65,103 +71,6 @@ def forward(x, w, b, eps=1e-5):
     return centred * rstd * w + b, mean, rstd
 
 
-m, n = 2048, 4096
-x, w, b = torch.randn(m, n), torch.rand(n), torch.rand(n)
-exact = forward(x.double(), w.double(), b.double())[0]
-ways = {
-    "one kernel": lambda: functional.layer_norm(x, (n,), w, b),
-    "step by step": lambda: forward(x, w, b)[0],
-}
-for label, call in ways.items():
-    print(f"{label:12} largest error {scaled_error(exact, call()).largest:4.1f}")
-times = measure(ways, budget_s=1)
-ratio = times.ratio("step by step", "one kernel")
-print(f"time of the steps over that of one kernel: {ratio}")
-
-# %%
-# Both results are right, up to rounding. But the steps take several times as long. Brackets hold a
-# 95 % interval.
-#
-# It is not the arithmetic
-# ------------------------
-#
-# The usual guess is that the steps compute more. But the steps and the kernel both do about eight
-# operations for each value.
-#
-# And eight operations cost little. On the H200 we timed a *stream*, a kernel that reads one tensor,
-# writes one and computes nothing. In float16 at 4096 × 8192, roundoff's forward reaches
-# :bound:`96 % <forward.share>` of the stream's rate.
-#
-# Each step crosses the memory
-# ----------------------------
-#
-# One kernel loads a row once, computes in registers, and stores the row once. A step reads its
-# whole input from memory and writes its whole output back. The next step reads that output again.
-# We draw one square for each time that a tensor crosses the memory.
-
-PASSES = {
-    "one kernel": ["rw"],
-    # mean, −, square, mean, ·, ·, +
-    "step by step": ["r", "rw", "rw", "r", "rw", "rw", "rw"],
-}
-figure, ax = plt.subplots(figsize=(6, 1.9))
-figure.set_label("Tensors that cross the memory: 2 for one kernel, 12 for seven steps.")
-for place, steps in enumerate(PASSES.values()):
-    at = 0.0
-    for step in steps:
-        for letter in step:
-            color = "C0" if letter == "r" else "C1"
-            ax.barh(place, 0.9, left=at, height=0.5, color=color)
-            ax.text(at + 0.45, place, letter, ha="center", va="center", color="white")
-            at += 1
-        at += 0.4
-ax.set_yticks(range(2), PASSES)
-ax.invert_yaxis()
-ax.set(xticks=[], title="Tensors read (r) and written (w)")
-plt.show()
-
-# %%
-# Twelve squares against two. If these crossings are the cause, then the same steps must take less
-# time when their intermediate results stay in the processor's cache. So we run the steps on all
-# rows at once (*all rows*), and then on 64 rows at a time (*64 rows*). Both write into buffers that
-# exist already. *new memory* is ``forward`` from above, in which each step asks for a new tensor.
-# We print the fastest of many calls, as another program on this machine can only make a call
-# slower.
-
-y, squares = torch.empty_like(x), torch.empty_like(x)
-
-
-def by_rows(rows):
-    for part, result in zip(x.split(rows), y.split(rows), strict=True):
-        torch.sub(part, part.mean(1, keepdim=True), out=result)
-        variance = torch.square(result, out=squares[:rows]).mean(1, keepdim=True)
-        result.mul_(1 / (variance + 1e-5).sqrt()).mul_(w).add_(b)
-    return y
-
-
-blocks = {"all rows": partial(by_rows, m), "64 rows": partial(by_rows, 64)}
-blocks["new memory"] = ways["step by step"]
-times = measure(blocks, budget_s=2)
-for label, call in blocks.items():
-    error, fastest = scaled_error(exact, call()).largest, times.samples[label].min()
-    print(f"{label:10} largest error {error:.1f}, {1e3 * fastest:5.1f} ms")
-
-# %%
-# The arithmetic is the same, and with 64 rows at a time PyTorch is called 32 times as often. Yet 64
-# rows at a time take less time than all rows at once. So what costs is to cross the memory. To ask
-# for new memory costs more on top. One kernel does neither.
-#
-# A backward adds over the rows
-# -----------------------------
-#
-# Training needs three gradients. Let :math:`g` be the gradient of the output,
-# :math:`\hat x = (x - \mu)\, r` the normalized row and :math:`v = w\, g`. A bar is a mean over the
-# row:
-#
-# .. math:: dx = r\, \bigl( v - \overline{v} - \hat x\, \overline{v \hat x} \bigr), \qquad
-#           dw = \sum_{\text{rows}} g\, \hat x, \qquad db = \sum_{\text{rows}} g.
-
-
 def backward(dy, x, w, b, mean, rstd):
     xhat, v = (x - mean) * rstd, w * dy
     dx = rstd * (v - v.mean(1, keepdim=True) - xhat * (v * xhat).mean(1, keepdim=True))
@@ -169,27 +78,11 @@ def backward(dy, x, w, b, mean, rstd):
 
 
 # %%
-# A backward kernel reads two tensors, :math:`x` and :math:`g`, and writes :math:`dx`. But for
-# :math:`dw` and :math:`db` it adds over all rows, and a GPU works on many rows at once. Triton's
-# tutorial [#tutorial]_ protects a sum by a lock: the *program* that holds the lock adds next. (A
-# program is what Triton runs in parallel.) So the order of the additions changes from run to run,
-# and :ref:`an order changes the sum <reduction-order>`. On an H200, a hundred runs with the lock
-# gave :bound:`100 <lock>` different :math:`dw`, at 4096 × 4096 in float16.
-#
-# roundoff adds in two stages. Each program keeps sums of its own in registers, and a second kernel
-# adds these in a fixed order. A hundred runs of each of the six implementations below gave
-# :bound:`1 <repeat>` result. :ref:`layer-norm-ladder` writes such a backward and makes it fast.
-#
-# How much it matters
-# -------------------
-#
-# The study ran all implementations in one process, in turns, from CUDA graphs. So a time is time on
-# the GPU, without launches. Each call found its tensors outside the cache. *inductor* is
-# ``torch.compile``. Liger, QuACK and flash-linear-attention are libraries of GPU kernels. A rate is
-# the bytes that a kernel has to move, over its time: three tensors backward, two forward. The
-# *ceiling* is the rate of a stream that moves the same bytes. The figure of this cell stands beside
-# the answer.
-
+# A backward kernel has to move three tensors: it reads :math:`x` and :math:`g`, and writes
+# :math:`dx`. Its *rate* is the bytes of these three over its time. The study timed six backwards on
+# an H200, with 4096 rows of float16. *inductor* is ``torch.compile``. Liger, QuACK and
+# flash-linear-attention are libraries of GPU kernels. The *ceiling* is the rate of a *stream*, a
+# kernel that moves the same bytes and computes nothing.
 
 LIBRARIES = ["roundoff", "torch", "inductor", "Liger", "QuACK", "flash-linear-attention"]
 NEEDED = ["N", "case", *LIBRARIES, "ceiling", "best", "lead", "lead low", "lead high"]
@@ -203,14 +96,121 @@ def recorded(table):
     return pd.DataFrame(columns=NEEDED)
 
 
-back = recorded("layer-norm-backward")
-back = back[back["N"].isin([1024, 4096, 8192, 8704, 15872])].set_index("N")
+back = recorded("layer-norm-backward").set_index("N")
+back = back[[*LIBRARIES, "ceiling"]].astype(float)
+cliff = back[back.index.isin([8192, 8704])].T
+cliff.columns = [f"{n} columns, GB/s" for n in cliff]
+cliff.round().astype(int)
+
+# %%
+# 8704 columns are only 512 more than 8192. Yet Liger's rate halves, from
+# :bound:`2331 <liger.8192>` to :bound:`1168 <liger.8704>` GB/s. QuACK falls, too. roundoff and
+# flash-linear-attention hardly change.
+#
+# It is not the arithmetic
+# ------------------------
+#
+# The usual guess is that a slow kernel computes more. But LayerNorm computes little. On the H200,
+# at 4096 × 8192 in float16, roundoff's forward reaches :bound:`96 % <forward.share>` of the rate of
+# a stream.
+#
+# What costs is to cross the memory, and a processor shows it. We compute one forward in three ways.
+# PyTorch's kernel reads the rows once and writes them once. Step by step, each step reads its
+# input from memory and writes its output back. With 64 rows at a time, the steps are the same, and
+# what they write stays in the cache. The error is the largest one against float64, in the
+# :ref:`unit <unit>` of float32: ε times the root mean square of the exact result.
+
+m, n = 2048, 4096
+x, w, b = torch.randn(m, n), torch.rand(n), torch.rand(n)
+exact = forward(x.double(), w.double(), b.double())[0]
+
+
+def by_rows():
+    return torch.cat([forward(part, w, b)[0] for part in x.split(64)])
+
+
+ways = {
+    "one kernel": lambda: functional.layer_norm(x, (n,), w, b),
+    "step by step": lambda: forward(x, w, b)[0],
+    "64 rows at a time": by_rows,
+}
+times = measure(ways, budget_s=2)
+for label, call in ways.items():
+    error, fastest = scaled_error(exact, call()).largest, times.samples[label].min()
+    print(f"{label:17} largest error {error:.1f}, {1e3 * fastest:5.1f} ms")
+
+# %%
+# All three are right, up to rounding. The steps take several times as long as the kernel. The same
+# steps on 64 rows at a time call PyTorch 32 times as often, and still take less time.
+#
+# But each of the six libraries has one kernel that reads a row once. What else crosses the memory?
+#
+# A backward adds over the rows
+# -----------------------------
+#
+# :math:`dw` and :math:`db` are sums over all rows. So a *program*, the unit that Triton runs in
+# parallel, takes many rows, and keeps both sums in registers beside each row. Here is such a
+# kernel, of the form that Liger's has. ``P`` is the length of its *block*, which holds a row, and
+# has to be a power of two.
+
+C = tl.constexpr  # a constant of the compiler
+
+
+@kernel
+def one_block(X, DY, W, MEAN, RSTD, DX, PART, M, N, P: C):
+    program, programs, cols = tl.program_id(0), tl.num_programs(0), tl.arange(0, P)
+    here = cols < N
+    w = tl.load(W + cols, mask=here, other=0.0).to(tl.float32)
+    dw, db = tl.full((P,), 0.0, tl.float32), tl.full((P,), 0.0, tl.float32)
+    for row in range(program, M, programs):
+        x = tl.load(X + row * N + cols, mask=here, other=0.0).to(tl.float32)
+        g = tl.load(DY + row * N + cols, mask=here, other=0.0).to(tl.float32)
+        rstd = tl.load(RSTD + row)
+        xhat = (x - tl.load(MEAN + row)) * rstd
+        c1, c2 = sum_along(xhat * w * g, 0) / N, sum_along(w * g, 0) / N
+        dx = rstd * (w * g - c2 - xhat * c1)
+        tl.store(DX + row * N + cols, dx.to(DX.dtype.element_ty), mask=here)
+        dw += g * xhat
+        db += g
+    tl.store(PART + program * N + cols, dw, mask=here)
+    tl.store(PART + (programs + program) * N + cols, db, mask=here)
+
+
+# %%
+# A *spilled* word is one that finds no register: the kernel writes it to memory and reads it back.
+# The compiler counts the spilled words of a thread, and needs no GPU for that. We compile for an
+# H200, with 512 threads (16 :term:`warps <warp>`), as Liger does.
+
+widths = [4096, 8192, 8704]
+blocks = [triton.next_power_of_2(columns) for columns in widths]
+launches = [Compile(one_block, 16, {"P": block}) for block in blocks]
+taken = pd.DataFrame(compiled_ahead(launches), index=pd.Index(widths, name="columns"))
+taken.insert(0, "block", blocks)
+taken[["block", "registers", "spilled"]]
+
+# %%
+# At 8192 columns nothing spills. A row of 8704 columns needs a block of 16,384, and nearly half of
+# it is padding. Padding takes registers, too, and with 512 threads each has at most 128. So a
+# thread spills, for every row.
+#
+# roundoff cuts a row into pieces, which need little padding, and its rate does not fall.
+# :ref:`layer-norm-ladder` makes this change to this kernel: the spills go, and the rate nearly
+# doubles. QuACK is not written in Triton. We have not looked for what it loses at 8704 columns.
+#
+# How much it matters
+# -------------------
+#
+# The study ran all implementations in one process, in turns. It used :term:`CUDA graphs
+# <CUDA graph>`, so that a time has no launches in it. Each call found its tensors outside the
+# cache. The figure of this cell stands beside the answer.
+
 figure, ax = plt.subplots(figsize=(4.6, 3.6))
 figure.set_gid("answer")  # the site shows it beside the answer
 figure.set_label("GB/s of six backwards, at five widths: roundoff is highest at each.")
-lines = back[[*LIBRARIES, "ceiling"]].astype(float)
+lines = back[back.index.isin([1024, 4096, 8192, 8704, 15872])]
 title = "Backward in float16, GB/s"
 lines.plot(ax=ax, style=["o-"] * 6 + ["C7--"], xlabel="columns", ylim=0, title=title)
+ax.lines[0].set_linewidth(3)
 ax.legend(ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.2))
 plt.show()
 
@@ -221,55 +221,46 @@ plt.show()
 # 1.12 in the second run. The best library changes with the width: torch at 1024 columns, QuACK at
 # 4096, flash-linear-attention at 8704.
 #
-# What makes the difference? Look at Liger. At 8192 columns its backward moves
-# :bound:`2331 <liger.8192>` GB/s, and at 8704 columns :bound:`1168 <liger.8704>`. Liger keeps a row
-# in one block of Triton, and the length of a block is a power of two. For 8704 columns that is
-# 16,384. :ref:`layer-norm-ladder` shows what so large a block costs, and how to do without.
-#
-# The next table has three types, at 4096 × 8192. *lead* is roundoff's rate over that of the best
-# library. Its 95 % interval goes from *lead low* to *lead high*. Where the interval of one of the
-# two runs holds 1, no difference was measured.
+# The next table has two more types, at 4096 × 8192. *lead* is roundoff's rate over that of the best
+# library. Its 95 % interval goes from *lead low* to *lead high*.
 
-parts = []
-more = recorded("types")
-for way in "forward", "backward":
-    half = recorded(f"layer-norm-{way}")
-    parts.append(half[half["N"] == 8192].assign(case=f"{way}, float16"))
-    parts.append(more[more["case"].str.match(rf"{way}, b?float\d+, 4096 × 8192")])
-table = pd.concat(parts).set_index("case").rename_axis(None)
-table.index = table.index.str.removesuffix(", 4096 × 8192")
-table[["lead", "lead low", "lead high", "best"]].round(2)
+types = recorded("types").set_index("case").rename_axis(None)
+types = types[types.index.str.endswith(", 4096 × 8192")]
+types[["lead", "lead low", "lead high", "best"]].round(2)
 
 # %%
-# The forwards are close. In float16, two runs together say
-# :bound:`no difference measured <forward.float16>`. In bfloat16 roundoff's forward has
+# The forwards are close. In float16 :bound:`no difference measured <forward.float16>`: the interval
+# of one of the two runs holds 1. In bfloat16 roundoff's forward has
 # :bound:`0.97 <forward.bfloat16>` of flash-linear-attention's rate. In float32 the backwards are
 # close, too: roundoff's has :bound:`1.04 <backward.float32>` times QuACK's rate.
 #
 # Which one to take
 # -----------------
 #
-# * **Training in float16 or bfloat16**, on a GPU like an H100 or an H200: roundoff, for its
-#   backward. It costs no accuracy. At 4096 × 8192 the typical errors of ``y``, ``dx``, ``dw`` and
-#   ``db`` are at most :bound:`1.00 <error.half>` times torch's, and in float32 at most
-#   :bound:`0.94 <error>` times.
+# * **Training in float16 or bfloat16**, on an H100 or an H200: roundoff, for its backward. It
+#   costs no accuracy: at 4096 × 8192 the typical errors of ``y``, ``dx``, ``dw`` and ``db`` are at
+#   most :bound:`1.00 <error.half>` times torch's.
+# * **Training in float32** at 8192 columns: roundoff, by little. Its errors are at most
+#   :bound:`0.94 <error>` times torch's. At 15,872 columns: QuACK. Its backward leads on both GPUs.
 # * **Inference** with thousands of rows: roundoff or flash-linear-attention, whichever you have
 #   installed. We did not measure the few rows of a decode step.
 # * **About 1024 columns, without a CUDA graph**: torch. Torch launches its kernels from C++, and
 #   roundoff from Python. In float16 at 4096 × 1024, roundoff's forward plus backward takes
 #   :bound:`1.41 <launches>` times as long. A CUDA graph, or
 #   ``torch.compile(mode="reduce-overhead")``, saves the launches.
-# * **Rows of 15,872 columns in float32**: QuACK. Its backward leads on both GPUs.
+# * **The same bits in every run**: any of the six. In 100 runs each gave
+#   :bound:`1 <repeat>` result. Only the lock in Triton's tutorial [#tutorial]_ does not repeat: its
+#   programs add in the order in which they come, and 100 runs gave :bound:`100 <lock>` different
+#   ``dw``, at 4096 × 4096.
 # * **No GPU**: torch. Triton's interpreter is for tests.
 #
 # First right, then fast
 # ----------------------
 #
-# The rest runs on the machine that built this page. First come the typical errors: a typical error
-# is the root mean square of all errors, in the unit of its type. Without a GPU, roundoff's kernels
-# run in Triton's interpreter, and torch's kernels are those for a processor. The interpreter cuts a
-# result off to bfloat16, where a GPU rounds. So roundoff's errors in bfloat16 are twice as large
-# here as on a GPU.
+# The rest runs on the machine that built this page. First come typical errors, the root mean square
+# of all errors, in the unit of the type. Without a GPU, Triton's interpreter runs roundoff's
+# kernels. It cuts a result off to bfloat16 where a GPU rounds, so that roundoff's errors in
+# bfloat16 are twice as large here as on a GPU.
 
 gpu = torch.cuda.is_available() and not interpreting()
 device = "cuda" if gpu else "cpu"
@@ -306,10 +297,9 @@ typical = pd.DataFrame(typical, index=["y", "dx", "dw", "db"]).T
 typical.round(2)
 
 # %%
-# Then come the rates, at the thirty widths of Triton's tutorial, from 1024 to 15,872. On a GPU we
-# time 4096 rows in float16, and all kernels that need no compilation for each width. On a processor
-# we time 64 rows in float32, PyTorch's kernel and our steps. A kernel is timed
-# only where its results are right. An interpreted kernel is not timed, as its time says nothing.
+# Then come the rates, at the thirty widths of Triton's tutorial, from 1024 to 15,872. On a GPU the
+# cell times 4096 rows of float16. On a processor it times 64 rows of float32, with PyTorch's kernel
+# and our steps: an interpreted kernel's time says nothing. A wrong result is not timed.
 
 slow = "inductor", "QuACK"  # to compile
 timed = {k: v for k, v in norms.items() if k == "torch" or (gpu and k not in slow)}
@@ -322,9 +312,8 @@ def rates(m, n, dtype):
     for way, tensors in ("forward", 2), ("backward", 3):
         calls = {k: both[way] for k, (errors, both) in made.items() if max(errors) < 16}
         moved = dict.fromkeys(calls, tensors * m * n * dtype.itemsize)
-        run = {"bytes": moved, "device": device, "cuda_graph": gpu, "budget_s": 0.05}
-        frame = measure(calls, **run).frame.set_index("label")
-        yield {"N": n, "way": way} | frame["gb_s"].to_dict()
+        times = measure(calls, bytes=moved, device=device, cuda_graph=gpu, budget_s=0.05)
+        yield {"N": n, "way": way} | times.frame.set_index("label")["gb_s"].to_dict()
 
 
 m, dtype = (4096, torch.float16) if gpu else (64, torch.float32)
@@ -341,8 +330,8 @@ for ax, way in zip(axes, ["forward", "backward"], strict=True):
 plt.show()
 
 # %%
-# Tensors of this size may fit into a cache, and then a rate exceeds that of the memory. The study
-# takes different tensors at each call.
+# On a processor, too, one kernel is ahead of the steps. These tensors may fit into a
+# cache, and then a rate exceeds the memory's. The study took different tensors at each call.
 #
 # Your own rows and columns
 # -------------------------
@@ -378,12 +367,11 @@ if right:
 #
 # * Two GPUs were measured, an H100 and an H200, of one generation (Hopper). On another GPU run the
 #   cell above.
-# * The chart shows kernels whose ``dw`` the study compared with float64 at that width. The table
-#   shows kernels whose ``y``, ``dx``, ``dw`` and ``db`` it compared. The study has 35 widths, to
-#   131,072 columns, and seven more shapes. At 16,384 columns the backward's lead is smaller, 1.27
-#   on the H200 and 1.09 on the H100.
-# * The forward was compared with float64 at 8192 columns. At other widths the two forwards are not
-#   always equal: at 8704 columns on the H200, flash-linear-attention's leads by a few percent.
+# * The five widths of the chart are those at which the study compared each library's ``dw`` with
+#   float64. The study has 35 widths, to 131,072 columns. At 16,384 the backward's lead is smaller,
+#   1.27 on the H200 and 1.09 on the H100.
+# * At other widths the two forwards are not always equal: at 8704 columns on the H200,
+#   flash-linear-attention's leads by a few percent.
 # * Apex and Transformer Engine were not measured: their kernels for PyTorch are built from source,
 #   with CUDA's compiler.
 # * Each rate is that of the first of two runs. The evidence has the second one, too.

@@ -476,18 +476,20 @@ FASTEST = "plot_triton_layer_norm"
 
 def test_what_the_page_on_the_fastest_layer_norm_says_of_its_output(told: dict[str, Told]) -> None:
     story = told[FASTEST]
-    (steps,) = re.findall(r"time of the steps over that of one kernel: ([\d.]+)", story.text)
-    assert float(steps) > 1.5, "the steps take several times as long"
-    whole, blocks, new = story.names["times"].samples.min()
-    assert blocks < whole < new, "the way through the memory costs, and new memory on top"
+    fastest = story.names["times"].samples.min()
+    assert fastest["step by step"] > 1.5 * fastest["one kernel"], "several times as long"
+    assert fastest["64 rows at a time"] < fastest["step by step"], "the way costs"
     errors = [float(x) for x in re.findall(r"largest error +([0-9.]+)", story.text)]
-    assert len(errors) == 5
+    assert len(errors) == 3
     assert max(errors) < 64, "all are right"
-    assert sum(len(steps) for steps in story.names["PASSES"]["step by step"]) == 12
+    taken = story.names["taken"]
+    assert taken.loc[8192, "spilled"] == 0 < taken.loc[8704, "spilled"]
+    assert taken.loc[8704, ["block", "registers"]].tolist() == [16384, 128]
     live = story.names["live"]
     assert set(live["way"]) == {"forward", "backward"}
     assert set(live["N"]) == {1024, 8448, 15872}
     assert (live[["torch", "step by step"]] > 0).all(axis=None), "a wrong result is not timed"
+    assert live["torch"].mean() > live["step by step"].mean(), "one kernel is ahead"
 
 
 def test_page_and_study_on_layer_norms_agree_bit_for_bit(told: dict[str, Told]) -> None:
@@ -726,7 +728,7 @@ def test_the_changed_model_has_one_answer(told: dict[str, Told]) -> None:
         assert printed_after(story, f"{what} equal:") == ["True"]
     assert story.names["fixed_logits"].shape == story.names["batch_logits"].shape == (12, 49152)
     assert story.names["price"].index.tolist() == ["torch", "invariant(model)", "with invariant()"]
-    assert (story.names["price"]["low"] > 0).all()
+    assert (story.names["price"]["ratio"].iloc[1:] > 1.5).all(), "twice as long, or more"
 
 
 @named
@@ -790,6 +792,10 @@ def test_what_the_page_on_batches_says_of_its_records() -> None:
     slow = choose(record.tables["cost"], {"roundoff": lambda s: s > 1.15})
     assert set(slow["weight"]) == {"8192 → 1024"}
     assert slow["M"].max() <= 256, "few rows"
+    called = choose(record.tables["called"], {"cache": "dynamic"})
+    assert len(called) == 5
+    assert (called["low"] < 1).all(), "elsewhere the changed model takes less time"
+    assert (called["other texts"] == 0).all()
 
 
 # --- trainer and sampler
@@ -877,12 +883,17 @@ def test_what_the_page_on_trainers_says_of_its_records() -> None:
     assert prices["training step", "float16"] > 10 * prices["training step", "invariant"]
     runs = record.tables["runs"]
     assert (runs.groupby(["way", "seed"]).size() == 6).all(), "six steps"
-    assert (runs["tokens"] == 8 * 16).all(), "eight texts"
-    assert (runs.groupby(["way", "seed"])["tokens"].sum() == 768).all()
     assert not runs.loc[runs["way"] != "invariant", "different"].eq(0).any()
     learned = runs[runs["step"] == 5].set_index(["way", "seed"])["reward"]
     first = runs[runs["step"] == 0].set_index(["way", "seed"])["reward"]
     assert (learned > first).all(), "all runs learn"
+    (record,) = (r for r in read_records(TRAINER) if r.machine == "nvidia-h100-80gb-hbm3")
+    found = record.tables["causes"].set_index("cause")
+    assert found["different"]["cache, 8 tokens at a time"] == 0
+    worse = found.loc[["5 columns of padding", "packed into one row"], "outside"]
+    assert (worse > found["outside"]["cache, token by token"]).all(), "padding and packing do more"
+    prices = record.tables["prices"].set_index(["what", "way"])["ratio"]
+    assert 0.9 < prices["training step", "float16"] < 1.1, "about the time of bfloat16"
 
 
 def test_page_and_study_on_trainers_agree_bit_for_bit(

@@ -563,6 +563,23 @@ for name, weights, signs, least, most in (
         where={"tf32": "ORT alone", "weights": weights},
         test=lambda v, least=least, most=most: least < v.value < most,
     )
+for name, what, column, power, least, most in (
+    ("signed.tf32", "ONNX Runtime in TF32", "ORT used", 1, 0.8, 1.3),
+    ("signed.float32", "torch in float32", "torch used", -1, 3, 10),
+):
+    first, second = ("both signs", "positive ones")[::power]
+    study.value(
+        name,
+        f"largest error over the sum of the terms' magnitudes, of {what}, weights: {first} over "
+        f"{second}",
+        "limits",
+        lambda t, column=column, power=power: (
+            (t.set_index("weights")[column]["normal"] / t.set_index("weights")[column]["uniform"])
+            ** power
+        ),
+        where={"tf32": "ORT alone"},
+        test=lambda v, least=least, most=most: least < v.value < most,
+    )
 study.value(
     "cost.off",
     "time of ONNX Runtime with use_tf32=0 over its default",

@@ -11,10 +11,10 @@ One ONNX file and one set of weights in two runtimes: how far apart, who is righ
    **Why.** On a GPU, ONNX Runtime multiplies float32 matrices in TF32 by default, and PyTorch does
    not. TF32 keeps 11 of float32's 24 significant bits. On this page's model, with results near 300,
    the two runtimes differ by up to :bound:`0.0256 <gap.default>`. ONNX Runtime's largest error is
-   :bound:`31 <positive.ratio>` times PyTorch's, and :bound:`182 <signed.ratio>` times with weights
-   of both signs.
+   :bound:`31 <positive.ratio>` times PyTorch's.
 
-   **The cure.** Turn ``use_tf32`` off. The two then differ by at most :bound:`0.00015 <gap.off>`.
+   **The cure.** Turn ONNX Runtime's ``use_tf32`` off. The two then differ by at most
+   :bound:`0.00015 <gap.off>`.
 
    **The price.** ONNX Runtime takes :bound:`about 4 <cost.off>` times as long for this model, which
    is mostly one product. On a CPU there is no TF32, and nothing to set.
@@ -28,8 +28,8 @@ One ONNX file and one set of weights in two runtimes: how far apart, who is righ
 """
 
 # %%
-# Every cell runs on a laptop, most of them in seconds. ``studies/layer_norm_discrepancies.py``
-# recorded the bold numbers on an H200 and on its host's CPU. Click a bold number for its record.
+# Every cell runs on a laptop, most of them in seconds. A laptop has no TF32, so the bold numbers
+# tell what happened on an H200 and on its host's CPU. Click a bold number for its record.
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -125,9 +125,9 @@ plt.show()
 # H200 with TF32, LayerNormalization moves the result by :bound:`0.00015 <swap.norm>`, and MatMul
 # moves the result by :bound:`0.0256 <swap.product>`. So MatMul is the cause.
 #
-# Is the order of addition different on the H200? Without TF32, MatMul moves the result by
-# :bound:`0 <swap.off>`: the two float32 kernels give equal bits. So the cause is TF32, which does
-# two things to a product.
+# Does MatMul add in a different order on the H200? Without TF32, MatMul moves the result by
+# :bound:`0 <swap.off>`: the two float32 kernels give equal bits. So the cause is TF32. It does two
+# things to a product: it rounds the operands, and it drops bits of the sum.
 #
 # TF32 keeps 11 bits of an operand
 # --------------------------------
@@ -135,8 +135,7 @@ plt.show()
 # A tensor core multiplies float32 numbers in TF32: it keeps their exponent and 11 of their 24
 # significant bits. We round both operands in this way and multiply them in float64, which adds next
 # to no error. The :ref:`unit <unit>` of an error is ε times the root mean square (RMS) of the exact
-# product, with float32's ε = 2⁻²³. We print the RMS error and the mean error of every eighth row;
-# all rows would make a later cell slow.
+# product, with float32's ε = 2⁻²³. We take every eighth row, as a simulation below is slow.
 
 
 def to_tf32(x):
@@ -160,27 +159,27 @@ show("rounded operands", exact, rounded)
 # The tensor core drops bits of the sum
 # -------------------------------------
 #
-# Rounding to nearest errs up as often as down, so that the mean error is small beside the RMS
+# Rounding to nearest errs up as often as down, so that its mean error is small beside its RMS
 # error. But ONNX Runtime's results on the H200 are too small: their mean error is
 # :bound:`−44.7 <measured.mean>`. Does the H200 cut the operands instead of rounding them? No: in a
 # simulation on the host's CPU, operands that are cut give a mean error of
-# :bound:`−5654 <cut.mean>`. So the bits are lost later, in the sum.
+# :bound:`−5654 <cut.mean>`. So bits are lost later, in the sum.
 #
-# On a Hopper GPU, a tensor core adds eight products at a time to a running sum. The tensor core
-# shifts these nine numbers so that their binary places line up, and keeps 26 places. The bits
-# beyond are dropped, which moves each number towards zero. We draw one such step, from the middle
-# of a result.
+# On a Hopper GPU, such as the H200, a tensor core adds eight products at a time to a running sum.
+# The tensor core shifts these nine numbers so that their binary places line up, and keeps 26
+# places. The bits beyond are dropped, which moves each number towards zero. We draw one such step,
+# from the middle of a result.
 
 step = width // 2 // 8 * 8
 running = tensor_core_matmul(x11[:1, :step], w11[:step, :1], gpu="H200")[0].double()
-addends = torch.cat([running, x11[0, step : step + 8].double() * w11[step : step + 8, 0]])
+products = x11[0, step : step + 8].double() * w11[step : step + 8, 0].double()
+size = torch.cat([running, products]).abs().numpy()[:, None]  # one number a row
 
-size = addends.abs().numpy()[:, None]
-first = np.floor(np.log2(size))  # the place of each first bit
-places = first.max() - np.arange(36)
-bits = np.floor(size / 2.0**places) % 2
-length = np.array([24] + 8 * [22])[:, None]  # a product of two numbers of 11 bits has 22
-bits[(places > first) | (places <= first - length)] = np.nan
+first = np.floor(np.log2(size))  # the place of a number's first bit: 3 for 8 to 15
+places = first.max() - np.arange(36)  # from the first bit of the largest number on
+bits = np.floor(size / 2.0**places) % 2  # one place a column
+last = first - np.array([24] + 8 * [22])[:, None]  # 11 bits times 11 bits are 22
+bits[(places > first) | (places <= last)] = np.nan  # outside of the number
 
 # %%
 
@@ -203,26 +202,26 @@ plt.show()
 
 # %%
 # A dark square is a one, a light square a zero; signs are not drawn. A product is smaller than the
-# running sum, so the product begins further right, and its last bits lie beyond the line. Most
-# products are positive here: dropping their bits makes the sum smaller.
+# running sum, so the product begins further right, and its last bits lie beyond the line. Here most
+# sums are positive, so that dropping bits makes them smaller.
 #
-# :func:`~roundoff.reductions.tensor_core_matmul` simulates this addition. We give it rounded
-# operands. What it drops is then the only difference from ``rounded``.
+# :func:`~roundoff.reductions.tensor_core_matmul` simulates these additions. We give it the rounded
+# operands, so that its result differs from ``rounded`` by the dropped bits alone.
 
 core = tensor_core_matmul(x11, w11, gpu="H200")
 show("dropped bits", rounded, core)
 show("both", exact, core)
 
 # %%
-# Does the simulation match the H200? The errors of rounding scatter around zero, and dropping
-# shifts all results alike. So the squares of the two RMS errors add up. The study simulated all
-# rows on the host's CPU: rounding has an RMS error of :bound:`129 <rounded.rms>`, and dropping one
-# of :bound:`46 <dropped.rms>`. Together they make √(129² + 46²) = 137. ONNX Runtime's RMS error on
-# the H200 is :bound:`137 <measured.rms>`. The mean error fits, too: the simulation gives
-# :bound:`−45.6 <both.mean>`, and the H200 has :bound:`−44.7 <measured.mean>`.
+# Does the simulation match the H200? The study simulated all rows on the host's CPU. There rounding
+# has an RMS error of :bound:`129 <rounded.rms>`, and dropping has an RMS error of
+# :bound:`46 <dropped.rms>`. The two errors are unrelated, so that their squares add up:
+# √(129² + 46²) = 137. ONNX Runtime's RMS error on the H200 is :bound:`137 <measured.rms>`, too. The
+# mean error fits as well: the simulation gives :bound:`−45.6 <both.mean>`, and the H200 has
+# :bound:`−44.7 <measured.mean>`.
 #
-# Which of the two counts in a longer sum, rounding or dropping? We multiply numbers between 0 and
-# 1, and take the RMS error of each.
+# Which one counts in a longer sum, rounding or dropping? We multiply matrices of numbers between 0
+# and 1, and print the RMS error of each.
 
 torch.manual_seed(0)
 parts = {}
@@ -240,8 +239,8 @@ pd.DataFrame(parts).T.rename_axis("terms").round(1)
 # grows: each step drops about the same share of the running sum, and always makes the sum smaller.
 # With 4096 positive terms dropping is the larger error.
 #
-# Weights of both signs are worse
-# -------------------------------
+# Weights of both signs
+# ---------------------
 #
 # A trained layer has weights of both signs, and the terms of a sum cancel. We draw such weights.
 
@@ -256,20 +255,24 @@ show("both", exact, core)
 
 # %%
 # Dropped bits no longer shift the results: dropping moves positive sums down and negative sums up.
-# But TF32's RMS error is several times as large as with positive weights. Nearly all of it comes
-# from rounded operands, whose mean error is small beside it. The unit explains why: the terms
-# cancel, and an error is now divided by a small result.
+# Nearly all of TF32's error comes from rounded operands. In our unit this error is several times as
+# large as with positive weights, because the unit has become small: the terms cancel, and so the
+# results are smaller.
 #
-# The last three lines are simulated. On the H200 the study divided the largest error by the sum of
-# the terms' magnitudes. ONNX Runtime's largest error is :bound:`31 <positive.ratio>` times
-# PyTorch's with positive weights, and :bound:`182 <signed.ratio>` times with both signs.
+# For the H200 the study divided each error by the sum of the terms' magnitudes, which does not
+# cancel. With both signs, TF32's largest error is then :bound:`1.1 <signed.tf32>` times that with
+# positive weights, nearly the same. PyTorch's largest error in float32 is
+# :bound:`5.5 <signed.float32>` times smaller: float32 rounds the running sum, which stays small.
+# TF32 rounds the operands, whatever their signs. So ONNX Runtime's error is
+# :bound:`31 <positive.ratio>` times PyTorch's with positive weights, and
+# :bound:`182 <signed.ratio>` times with both signs.
 #
 # How much it matters
 # -------------------
 #
-# The table has float32 on the H200 and on its host's CPU, with TF32 in ONNX Runtime, in PyTorch, in
-# both or in neither. *difference* is the largest difference between the two results. *torch* and
-# *ORT* (ONNX Runtime) are the RMS errors against float64, in the unit above.
+# Back to positive weights. The table has float32 on the H200 and on its host's CPU. *difference* is
+# the largest difference between the two results. *torch* and *ORT* (ONNX Runtime) are the RMS
+# errors against float64, in the unit above.
 
 gaps = recorded("gaps", ["case", "dtype", "abs", "torch error", "ORT error"])
 gaps = gaps[gaps["dtype"] == "float32"].drop(columns="dtype")
@@ -301,30 +304,32 @@ plt.show()
 #
 # Without TF32, either runtime may have the smaller error. On the H200 their errors are equal in
 # three digits. On the host's CPU, PyTorch's RMS error is :bound:`2.2 <error.cpu>` times that of
-# ONNX Runtime.
+# ONNX Runtime. These errors depend on the machine's kernels: that of PyTorch on the processor that
+# built this page is printed above.
 #
 # What to set, and what it costs
 # ------------------------------
 #
-# The table has every switch that we tried on the H200 in float32. The last switch is PyTorch's, the
-# others are ONNX Runtime's. *changed* is the share of results that the switch changes. *time* is
-# the median time with the switch over the median time of the same runtime without it, for 32,768
-# rows that stay on the GPU.
+# The table has every switch that we tried on the H200 in float32. *changed* is the share of results
+# that the switch changes. *time* is the median time with the switch over the median time of the
+# same runtime without it, for 32,768 rows that stay on the GPU.
 
-switches = recorded("switches", ["switch", "dtype", "provider", "moved", "cost"]).dropna()
+columns = ["runtime", "switch", "dtype", "provider", "moved", "cost"]
+switches = recorded("switches", columns).dropna()
 tried = (switches["dtype"] == "float32") & (switches["provider"] == "CUDA")
 switches = switches[tried].set_index("switch").rename_axis(None)
-changed = switches["moved"].map("{:.1%}".format)
-pd.DataFrame({"changed": changed, "time": switches["cost"].map("{:.2f}".format)})
+switches["changed"] = switches["moved"].map("{:.1%}".format)
+switches["time"] = switches["cost"].map("{:.2f}".format)
+switches[["changed", "time", "runtime"]]
 
 # %%
 # ``use_tf32 = 0`` gives float32 back, and ONNX Runtime takes :bound:`about 4 <cost.off>` times as
-# long. ``torch.set_float32_matmul_precision("high")`` lets PyTorch use TF32, too. PyTorch then
-# takes :bound:`about 0.3 <cost.high>` of PyTorch's default time, and has ONNX Runtime's error. The
-# other switches changed :bound:`0 <other.switches>` results of this model.
+# long. ``torch.set_float32_matmul_precision("high")`` lets PyTorch use TF32, too: PyTorch then
+# takes :bound:`about 0.3 <cost.high>` of its default time, and has ONNX Runtime's error. The other
+# switches changed :bound:`0 <other.switches>` results of this model.
 #
-# A model pays less where it spends time outside of matrix products. A GPU runs LayerNormalization,
-# softmax and additions without a tensor core, and TF32 does not change their time.
+# A model pays less if it spends time outside of matrix products. A GPU runs LayerNormalization,
+# softmax and additions without tensor cores, and TF32 does not change their time.
 #
 # Turn TF32 off to compare two runtimes, to search for a fault, and where large terms cancel. Keep
 # TF32 where bfloat16 would be good enough: bfloat16 has 8 significant bits, and TF32 has 11.
@@ -335,10 +340,10 @@ pd.DataFrame({"changed": changed, "time": switches["cost"].map("{:.2f}".format)}
 # --------------
 #
 # Put in an ONNX file, and the module that it was exported from, if there is one.
-# :func:`~roundoff.runtimes.compare_runtimes` names the first node that differs, the runtime with
-# the smaller error, what to set, and a tolerance for your test. The first node may differ in last
-# bits only, as LayerNormalization does here. The comparison runs on the GPU if there is one, and
-# then says which runtime may use TF32. The tolerance takes 300 runs, up to a minute here.
+# :func:`~roundoff.runtimes.compare_runtimes` names the first node that differs (here
+# LayerNormalization, in its last bits), the runtime with the smaller error, what to set, and a
+# tolerance for your test. It runs on the GPU if there is one, and then says which runtime may use
+# TF32. The tolerance takes 300 runs, up to a minute here.
 
 MODEL = layer_norm_matmul()  # or "model.onnx"
 FEEDS = layer_norm_feeds(64, 48)  # or {"X": an array}, or None: random ones
@@ -350,13 +355,12 @@ compare_runtimes(MODEL, FEEDS, module=MODULE)
 # -----------------------------
 #
 # * One small model, two GPUs of one generation (Hopper). TF32 needs an A100 or a later GPU.
-# * For a tolerance without feeds, :func:`roundoff.compare.tolerance` bounds the rounding of a
-#   product, and :func:`roundoff.compare.layer_norm_bound` that of a LayerNormalization.
 # * In float16 and bfloat16, the two runtimes are at most :bound:`1 <half.ulp>` step apart on the
-#   H200. In float16 look for overflow first: RMSNorm squares its input, and numbers from 256 on
-#   have an infinite square in float16. Deep transformers have channels with such numbers
-#   [#massive]_. We gave 32 rows a channel that is uniform in ±800, and on the H200 both runtimes
-#   turned :bound:`21 <overflow.rows>` of these rows into zeros. Squares in float32 avoid that.
+#   H200.
+# * In float16 look for overflow, too. An RMSNorm squares its input, the square of 256 is infinite
+#   in float16, and trained models have such channels [#massive]_. We gave 32 rows one channel of
+#   numbers in ±800: on the H200 both runtimes turned :bound:`21 <overflow.rows>` rows into zeros.
+#   Squares in float32 avoid that.
 # * Fasi et al. found how tensor cores before Hopper drop bits [#fasi]_. On an H100 and an H200,
 #   ``tensor_core_matmul`` gives the bits of a Triton kernel that adds 64 × 64 products in one
 #   chain. cuBLAS, which ONNX Runtime calls, may cut a long sum into parts. So this page compares

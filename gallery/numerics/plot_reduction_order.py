@@ -13,13 +13,14 @@ Shuffle a list of numbers and add it again: the last digits of the sum change. N
    different sums.
 
    **The cure.** Add in float64, then round the sum to float32: all 128 orders then give one sum,
-   correctly rounded. For numbers of very different sizes float64 can fail. ``binned`` cannot.
+   correctly rounded. For numbers of very different sizes float64 can fail. ``binned`` always gives
+   the exact sum, rounded once.
 
    **The price.** On one core of an H100's host, NumPy takes
    :bound:`2.3 <float64.time@nvidia-h100-80gb-hbm3>` times as long in float64 as in float32, and
    ``binned`` takes :bound:`13 <binned.time>` times as long. On an H100, PyTorch takes
-   :bound:`5.4 <float64.gpu@nvidia-h100-80gb-hbm3>` times as long in float64, and ``sum_binned``,
-   which gives the bits of ``binned``, takes :bound:`1.3 <binned.gpu>` times as long.
+   :bound:`5.4 <float64.gpu@nvidia-h100-80gb-hbm3>` times as long in float64. On an H100,
+   ``sum_binned`` gives the bits of ``binned`` in :bound:`1.3 <binned.gpu>` times the time.
 
    .. code-block:: python
 
@@ -42,7 +43,7 @@ import pandas as pd
 import torch
 
 import roundoff.reductions as reductions
-from roundoff.reductions import arrange, binned, distinct_bits, draw_orders, draw_values, round_to
+from roundoff.reductions import arrange, binned, distinct_bits, draw_orders, draw_values
 from roundoff.timing import measure
 
 # %%
@@ -83,24 +84,24 @@ for threads in 1, 2, 4:
 torch.set_num_threads(usual)
 
 # %%
-# Each number of threads gives one sum in every run, to the last bit. Threads that race would not. A
-# different number of threads cuts the array in different places. That is a different order, and
-# gives a different sum. On the H200's host we added 2²² numbers with 2, 4, 8, 16, 32 and 64
+# Each number of threads gives one sum in every run, to the last bit. So the threads do not race.
+# But a different number of threads cuts the array in different places. That is a different order,
+# and gives a different sum. On the H200's host we added 2²² numbers with 2, 4, 8, 16, 32 and 64
 # threads: :bound:`6 <threads>` of these six sums differ from the sum of one thread.
 #
 # A GPU can repeat its sum, too: on the H200 ``torch.sum`` of our 8192 numbers had
-# :bound:`1 <repeats>` result in 128 runs. Some operations do race. ``index_add_`` adds in whatever
-# order its threads arrive. We added our numbers into one place with ``index_add_``, and 128 runs
-# had :bound:`about 90 <atomics>` results. With ``torch.use_deterministic_algorithms(True)`` the
-# runs had :bound:`1 <atomics.off>` result. But a race only picks the order. Why does the order
-# matter?
+# :bound:`1 <repeats>` result in 128 runs. Some operations do race: ``index_add_`` adds in
+# whatever order its threads arrive. It added our numbers into one place, and 128 runs had
+# :bound:`about 90 <atomics>` results. With ``torch.use_deterministic_algorithms(True)`` the runs
+# had :bound:`1 <atomics.off>` result. But a race only picks the order. Why does the order matter?
 #
 # Each addition rounds
 # --------------------
 #
 # A float32 has 24 significant bits. Between 2²⁴ = 16,777,216 and 2²⁵ it holds only even numbers,
 # so the addition 2²⁴ + 1 rounds to 2²⁴. Five numbers are enough to see what that does to a sum.
-# Each tree adds them in one order. A node shows what float32 makes of the two parts below it.
+# Each tree adds them in one order, from the left. A node shows the float32 sum of the two numbers
+# below it.
 
 lists = {
     "largest first: orange nodes are rounded": [2.0**24, 1, 1, 1, 1],
@@ -136,36 +137,39 @@ plt.show()
 print(f"Σ|x| = {np.abs(x).sum():.0f} < {2**13}")
 for k in 11, 14, 20, 24:
     snapped = np.round(orders * 2.0**k) / 2.0**k
-    print(f"multiples of 2^-{k}, different results: {distinct_bits(np.sum(snapped, axis=1))}")
+    sums = np.sum(snapped, axis=1)
+    print(f"multiples of 2^-{k}, different results: {distinct_bits(sums)}")
 
 # %%
-# With k = 11 no addition rounds: all orders have one result. On finer grids additions round, and
-# the different results return.
+# With k = 11 no addition rounds, and all orders have one result. On finer grids additions round,
+# and different results return. So rounding is the cause.
 #
 # Cancellation decides how much it matters
 # ----------------------------------------
 #
-# Large terms can cancel and leave a small sum. The roundings of the large partial sums do not
-# cancel. The condition number Σ\|x\| / \|Σx\| measures cancellation: it is 1 where all terms have
-# one sign, and large where the terms nearly cancel. We draw 40 lists of 8192 normal numbers and add
-# a constant to each list: the larger the constant, the less cancels. We plot the worst error of the
-# shuffled orders, and of the two sorted orders. The unit is the :ref:`ULP <ulp>`, a unit in the
-# last place of the exact sum.
+# Large terms can cancel and leave a small sum. The partial sums on the way were large, and their
+# roundings stay. The condition number Σ\|x\| / \|Σx\| measures cancellation: it is 1 where all
+# terms have one sign, and large where the terms nearly cancel. We draw 40 lists of 8192 normal
+# numbers and add a constant to each list: the larger the constant, the less cancels. We plot the
+# worst error of the shuffled orders, and of the two sorted orders. The unit is the
+# :ref:`ULP <ulp>`, a unit in the last place of the exact sum.
 
 points = []
 for seed, shift in product(range(40), (0, 0.03, 0.3)):
     values = (draw_values("normal", 8192, seed) + shift).astype(np.float32)
-    sums, exact = np.sum(arrange(values, draw_orders(8192)), axis=1), reductions.exact_sum(values)
-    errors = [reductions.judge(s, exact, np.float32)["error ulp"] for s in (sums[3:], sums[1:3])]
-    points.append([reductions.condition(values), *errors])
+    sums = np.sum(arrange(values, draw_orders(8192)), axis=1)
+    exact = reductions.exact_sum(values)
+    shuffled = reductions.judge(sums[3:], exact, np.float32)["error ulp"]
+    ordered = reductions.judge(sums[1:3], exact, np.float32)["error ulp"]
+    points.append([reductions.condition(values), shuffled, ordered])
 points = pd.DataFrame(points, columns=["condition", "shuffled", "sorted"])
 
 # %%
 
 figure, ax = plt.subplots(figsize=(5.2, 2.6))
 figure.set_label(
-    "Worst error in ULP against the condition number, on logarithmic axes, for shuffled and "
-    "for sorted orders. Both grow with the condition number. Sorted orders are mostly worse."
+    "Worst error in ULP against the condition number, for shuffled and for sorted orders. "
+    "Both grow with the condition number. Sorted orders are mostly worse."
 )
 for kind, marker in ("sorted", "C1s"), ("shuffled", "C0o"):
     ax.loglog(points["condition"], points[kind], marker, ms=4, label=kind)
@@ -178,36 +182,38 @@ ax.legend(fontsize=8)
 plt.show()
 
 # %%
-# Both errors grow with the condition number. As a rule of thumb, the worst shuffled sum of these
-# 8192 numbers is off by a tenth of the condition number, in ULP, within a factor of five. Sorted
-# orders are mostly worse: they add the negative numbers and the positive ones apart, and at the end
-# two sums in the thousands cancel.
+# Both errors grow with the condition number. A rule of thumb for 8192 numbers: the worst shuffled
+# sum is off by a tenth of the condition number, in ULP, within a factor of five. Sorted orders are
+# mostly worse: they add the negative numbers apart from the positive ones, so that at the end two
+# sums in the thousands cancel.
 #
-# Our list is unlucky: of the 40 normal lists only one cancels more. In its worst order, ascending,
-# the sum is :bound:`94 <np.sum.error>` ULP off, and in its worst shuffle a third of that. Positive
-# numbers do not cancel. The worst sum of 8192 *pareto* numbers, which are positive with a heavy
-# tail, is :bound:`1.3 <pareto.error>` ULP off.
+# Our list is unlucky: of the 40 lists to which nothing was added only one cancels more. In its
+# worst order, ascending, the sum is :bound:`94 <np.sum.error>` ULP off, and in its worst shuffle a
+# third of that. Positive numbers do not cancel: with 8192 *pareto* numbers, which are positive and
+# now and then very large, the worst sum is :bound:`1.3 <pareto.error>` ULP off.
 #
 # The type matters more than the size
 # -----------------------------------
 #
-# Now we add 2 to 8192 numbers in 128 orders, in four types. float16 and bfloat16 are added in
-# float32, and the result is rounded back. The numbers are *normal*, *pareto*, or *spikes*: every
-# 128th is 100, and the rest are −0.0001. A layer norm needs two results of a sum: the *mean*, and
-# the *normalisation* (x − mean) / (sd + 10⁻⁶).
+# Does a longer sum differ more? We add 2 to 8192 numbers in 128 orders, in four types. float16 and
+# bfloat16 are added in float32, and the result is rounded back. The numbers are *normal*, *pareto*,
+# or *spikes*: every 128th is 100, and the rest are −0.0001.
 #
-# The *spread* is the highest minus the lowest of the 128 results. A spread of means is divided by
-# the mean of \|x\|, which does not cancel. The table has the largest spread of all sizes.
+# A layer norm makes two things of its sums. One is the *mean*. The other is the *normalisation*, (x
+# − mean) / (sd + 10⁻⁶), where sd is the standard deviation. The *spread* is the highest minus the
+# lowest of the 128 results. The spread of the mean is a share of the mean of \|x\|, so that numbers
+# of all sizes compare. The normalisation is divided by sd already. The table has the largest spread
+# of all sizes.
 
 rows = []
 sizes = [2**k for k in range(1, 14)]
 for name, dtype, size in product(reductions.DISTRIBUTIONS, reductions.DTYPES, sizes):
-    values = round_to(draw_values(name, 8192)[:size], dtype)
+    values = reductions.round_to(draw_values(name, 8192)[:size], dtype)
     arranged = arrange(values, draw_orders(size))
     means, sd = reductions.moments(arranged)  # of each order
     scaled = (np.sort(values) - means[:, None]) / (sd[:, None] + 1e-6)
     spread = np.ptp(reductions.mean(arranged, dtype))
-    spread_scaled = np.ptp(round_to(scaled, dtype), axis=0).max()
+    spread_scaled = np.ptp(reductions.round_to(scaled, dtype), axis=0).max()
     of_mean = spread / (float(reductions.exact_sum(np.abs(values))) / size)
     case = {"numbers": name, "type": dtype, "size": size}
     rows.append({"statistic": "mean", **case, "spread": spread, "relative": of_mean})
@@ -215,7 +221,8 @@ for name, dtype, size in product(reductions.DISTRIBUTIONS, reductions.DTYPES, si
     rows.append({"statistic": "normalisation", **case})
 
 spreads = pd.DataFrame(rows)
-summary = spreads.pivot_table("relative", ["statistic", "numbers"], "type", "max", sort=False)
+lines = ["statistic", "numbers"]
+summary = spreads.pivot_table("relative", lines, "type", "max", sort=False)
 summary.map(lambda spread: f"{spread:.0e}" if spread else "0")
 
 # %%
@@ -223,8 +230,8 @@ summary.map(lambda spread: f"{spread:.0e}" if spread else "0")
 
 figure, ax = plt.subplots(figsize=(5.2, 2.6))
 figure.set_label(
-    "Relative spread of the mean in 128 orders against the number of values, on logarithmic axes. "
-    "float64 lies far below float32, float16 and bfloat16 are at zero."
+    "Relative spread of the mean in 128 orders against the number of values. float64 lies "
+    "far below float32. float16 and bfloat16 are at zero."
 )
 chosen = spreads[(spreads["numbers"] == "normal") & (spreads["statistic"] == "mean")]
 for dtype, style in zip(reductions.DTYPES, ("C0o-", "C1s-", "C2^-", "C3v:"), strict=True):
@@ -236,35 +243,36 @@ ax.set_yticks([0, 1e-15, 1e-13, 1e-11, 1e-9, 1e-7])
 ax.set_ylim(0, 1e-6)
 ax.set_xlabel("numbers added")
 ax.set_ylabel("relative spread")
+ax.set_title("The mean of normal numbers in 128 orders")
 ax.legend(fontsize=8, ncols=2, loc="center right")
 plt.show()
 
 # %%
 # The type matters most: float64 has 29 significant bits more than float32, and its line lies far
-# below. The size matters less: from 16 to 8192 numbers the spread of float32 even falls. These sums
-# are those of ``np.sum``, which adds in pairs.
+# below. The size matters less: from 16 to 8192 numbers the spread of float32 even falls.
 #
-# A mean in float16 or bfloat16 has no spread here: rounding back hides the differences in float32.
-# Rounding back can also enlarge a difference. Two orders may give results on either side of the
-# middle between two float16 numbers. These are rounded apart, by a whole ULP: the 1e-03 in the
-# table is an ULP of float16.
+# In float16 and bfloat16 the means of all 128 orders are equal: rounding back hides the differences
+# in float32. But rounding back can also enlarge a difference. Two float32 results may lie on either
+# side of the middle between two float16 numbers. They are then rounded apart, by a whole ULP. That
+# is the ``1e-03`` of the normalisation: one ULP of float16.
 #
 # What helps, and what it costs
 # -----------------------------
 #
 # Fewer roundings help. In a loop a number passes through up to 8191 additions. ``np.sum`` adds
 # blocks of 128 numbers and joins the sums in pairs (*pairwise summation*): a number passes through
-# at most 24 additions. Neumaier's sum also adds up what each addition of a loop lost.
+# at most 24 additions. *Neumaier's* sum is a loop, too, but collects what each addition lost, and
+# adds these losses at the end.
 #
-# Smaller roundings help more: in float64 each is 2²⁹ times smaller. The partial sums of our three
-# kinds of numbers even fit into 53 bits, and float64 does not round them. So we add a fourth kind,
-# the *cubes* of the normal numbers, which float64 must round.
+# Smaller roundings help more: in float64 each is 2²⁹ times smaller. With our three kinds of numbers
+# float64 rounds nothing at all, as each partial sum fits into 53 bits. So we add a fourth kind, the
+# *cubes* of the normal numbers, which float64 must round.
 #
 # Only a sum without any rounding gives a guarantee. Take the float32 numbers of one sign and one
 # exponent. Each is a whole number of equal units, below 2²⁴. float64 holds all whole numbers up to
 # 2⁵³, so float64 can add 2²⁹ such numbers without rounding. :func:`~roundoff.reductions.binned`
-# keeps such a sum, a *bin*, for each sign and exponent, and starts new bins after 2²⁶ numbers. At
-# the end it adds the bins exactly and rounds once [#neal]_.
+# keeps such a sum, a *bin*, for each sign and exponent. At the end it adds the bins exactly and
+# rounds once [#neal]_.
 
 methods = {
     "a loop": reductions.sequential,
@@ -306,10 +314,11 @@ ax.set_title("Different results of 128 orders")
 plt.show()
 
 # %%
-# *right* counts how many of the 512 sums are the exact sum, rounded once. Few sums of ``np.sum``
-# are right. The float64 sums of the cubes are all wrong, and differ, but only after the last digit
-# of a float32: rounded to float32, all are right. The H200's host, too, found :bound:`1 <float64>`
-# result for each of our three kinds of numbers.
+# This bar chart stands beside the answer. The table counts the different results for each kind of
+# numbers. *right* counts how many of the 512 sums (four kinds, 128 orders) are the exact sum,
+# rounded once. Few sums of ``np.sum`` are right. The float64 sums of the cubes are all wrong, but
+# only in digits that a float32 has not: rounded to float32, all are right. On the H200's host, too,
+# float64 found :bound:`1 <float64>` result for each of the first three kinds.
 #
 # Our numbers prove nothing for yours. Very different sizes break float64, and Neumaier's sum, too.
 
@@ -347,45 +356,45 @@ for price in prices.itertuples():
 
 # %%
 # ``math.fsum``, from Python's standard library, is right in every order, too, but takes longer than
-# ``binned``. Neumaier's sum, here several passes of NumPy, also takes longer, and guarantees
-# nothing.
+# ``binned``. Neumaier's sum, written here with NumPy, also takes longer, and guarantees nothing.
 #
-# ``torch.sum`` in float64 takes several times as long as in float32: PyTorch first writes a copy in
-# float64 [#torch]_: twice the memory of the numbers. On an H100, PyTorch's sum of 2²⁶ numbers
-# takes :bound:`5.4 <float64.gpu@nvidia-h100-80gb-hbm3>` times as long. The copy explains about 5:
-# for each number PyTorch reads 4 bytes, writes 8 and reads 8, which is 20 bytes instead of 4.
-# :func:`~roundoff.kernels.binned.sum_binned` makes no copy: on the H100 it takes
+# ``torch.sum`` in float64 takes several times as long as in float32, because PyTorch first writes a
+# copy in float64 [#torch]_. The copy takes twice the memory of the numbers. On an H100, PyTorch's
+# sum of 2²⁶ numbers takes :bound:`5.4 <float64.gpu@nvidia-h100-80gb-hbm3>` times as long. The copy
+# explains about 5: for each number PyTorch reads 4 bytes, writes 8 and reads 8, which is 20 bytes
+# instead of 4. :func:`~roundoff.kernels.binned.sum_binned` makes no copy: on the H100 it takes
 # :bound:`1.3 <binned.gpu>` times as long as ``torch.sum`` in float32.
 #
-# For numbers in float32, float16 and bfloat16, add in float64 where a rare exception does no harm.
-# Numbers in float64, NumPy's default, need ``binned``. Use ``binned`` also where the bits must
-# always agree: between two machines, in a test, in a checksum. Use neither where the last digits do
-# not matter.
+# Where the last digits do not matter, change nothing. Where they do, add float32, float16 and
+# bfloat16 numbers in float64. Use ``binned`` where the bits must always agree: between two
+# machines, in a test, in a checksum. Numbers in float64, NumPy's default, need ``binned``, too.
 
 # %%
 # Your own numbers
 # ----------------
 #
 # Put in a list, an array or a tensor of floating-point numbers, of any shape, and run this cell
-# after the imports. All of its numbers are added, whatever the shape.
+# after the imports. It adds all the numbers in 8 random orders.
 
-mine = draw_values("normal", 1000).astype(np.float32)  # or [0.1, 0.2], or np.load("mine.npy")
+mine = draw_values("normal", 1000).astype(np.float32)  # or [0.1, 0.2], np.load("mine.npy")
 
 if isinstance(mine, torch.Tensor):
-    dtype = str(mine.dtype).removeprefix("torch.")
     mine = mine.detach().cpu()
-    # NumPy has no bfloat16 of its own, and reads it through float32.
-    mine = mine.numpy() if dtype != "bfloat16" else round_to(mine.float(), dtype, storage=True)
+    if mine.dtype == torch.bfloat16:  # NumPy has none of its own
+        mine = reductions.round_to(mine.float(), "bfloat16", storage=True)
+    mine = np.asarray(mine)
 exact = binned(mine, axis=None)  # the exact sum, rounded once
 values = np.ravel(np.asarray(mine, exact.dtype))
 shuffled = [np.random.default_rng(seed).permutation(values) for seed in range(8)]
 print(f"{values.size} numbers of {values.dtype}, their sum is {exact!s}")
-for dtype in dict.fromkeys([np.promote_types(exact.dtype, np.float32), np.dtype(np.float64)]):
+narrow = np.promote_types(exact.dtype, np.float32)
+for dtype in dict.fromkeys([narrow, np.dtype(np.float64)]):
     with np.errstate(over="ignore", invalid="ignore"):  # of infinities
-        sums = np.array([np.sum(order, dtype=dtype) for order in shuffled]).astype(exact.dtype)
+        sums = np.array([np.sum(order, dtype=dtype) for order in shuffled])
+        sums = sums.astype(exact.dtype)
     right = np.count_nonzero((sums == exact) | (np.isnan(sums) & np.isnan(exact)))
-    print(f"added in {dtype}: {distinct_bits(sums)} different sums of 8 orders, {right} right,")
-    print(f"    from {sums.min()!s} to {sums.max()!s}")
+    told = f"{distinct_bits(sums)} different sums of 8 orders, {right} right"
+    print(f"added in {dtype}: {told}, from {sums.min()!s} to {sums.max()!s}")
 if right < 8:
     print("float64 is not enough for these numbers: the cure is binned.")
 
@@ -393,8 +402,8 @@ if right < 8:
 # Limits, and what to read next
 # -----------------------------
 #
-# * A sum that is the same in every order may still be wrong. The spikes, added one by one in
-#   bfloat16, give :bound:`6208 <stagnation>` in all 128 orders. Their exact sum is
+# * One result in every order may still be wrong. The spikes, added one by one in bfloat16, give
+#   :bound:`6208 <stagnation>` in all 128 orders. Their exact sum is
 #   :bound:`6399.2 <stagnation.exact>`.
 # * A product of matrices adds, too, and picks its order by shape: :ref:`batch-invariance`. A sum
 #   over several GPUs depends on their number: :ref:`all-reduce-order`.

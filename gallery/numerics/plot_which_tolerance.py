@@ -9,18 +9,18 @@ CI fails on a correct result. With a larger ``rtol`` a wrong result passes. What
 .. answer:: amd-epyc-2-cores
 
    **Why.** The rounding error of a sum depends on the size of its terms, even where the sum itself
-   is near zero. So a tolerance has to grow with the terms. Near zero ``assert_close`` allows 10⁻⁵
-   in float32, whatever the terms are.
+   is near zero. So a tolerance has to grow with the terms. But near zero ``assert_close`` allows
+   10⁻⁵ in float32, whatever the terms are.
 
    **The cure.** In float32, with outputs near 1, keep the defaults: of twelve small models they
    failed :bound:`4 <alarms.defaults.float32>` of 3,600 correct outputs, and passed
    :bound:`0 <faults.defaults>` of 21 faults. For larger or smaller outputs, or another type, allow
-   a share of the outputs' root mean square (RMS). Calibrate that share on 33 inputs. A single
+   a share of the outputs' root mean square (RMS), and calibrate that share on 33 inputs. A single
    matrix product has a proven bound.
 
-   **The price.** A calibration accepts whatever fault the tested function already has, so compare
-   the function with float64 first. A fault below the calibrated share passes: in float16,
-   :bound:`5 <faults.float16>` of :bound:`19 <faults.all.float16>` faults.
+   **The price.** A calibration runs both functions 33 times. It accepts a fault that is there from
+   the start, so compare the function with float64 first. A fault below the calibrated share passes:
+   in float16, :bound:`5 <faults.float16>` of :bound:`19 <faults.all.float16>` faults.
 
    .. code-block:: python
 
@@ -52,9 +52,10 @@ from roundoff.record import read_records
 # A correct result fails, and zeros pass
 # --------------------------------------
 #
-# We multiply two matrices of normal numbers in float32. The result to test is the same product from
-# two halves of the inner dimension, added at the end. Fast kernels split a long product in this
-# way. We also test an array of zeros. We try 100 inputs, and then the same inputs times 2⁻²⁴.
+# We multiply two matrices of normal numbers in float32. Each element of the product is a sum of
+# 1024 terms. The result that we test, the *split*, is the same product with each sum in two halves.
+# Fast kernels split a long sum in this way. We also test an array of zeros, which is wrong. We try
+# 100 inputs, and then the same inputs times 2⁻²⁴.
 
 
 def draw(seed):
@@ -84,7 +85,7 @@ for scale in 1.0, 2.0**-24:
     print(f"inputs times {scale:<8.2g} of 100 pass: the split {right}, zeros {zeros}")
 
 # %%
-# At the first scale the correct result fails. At the second, an array of zeros passes. Yet scaling
+# At the first scale the correct split fails. At the second, an array of zeros passes. Yet scaling
 # by 2⁻²⁴ changes only exponents: the relative errors are the same in both lines.
 #
 # In float32 ``assert_close`` allows a difference of ``atol`` + ``rtol`` \|expected\|, with ``atol``
@@ -110,8 +111,9 @@ wrong = sum(passes(1.01 * (x @ w), x @ w, rtol=rtols.max(), atol=0) for x, w in 
 print(f"rtol = {rtols.max():.2g}, results 1 % too large pass: {wrong} of 100")
 
 # %%
-# An ``rtol`` that accepts all these correct results tests one or two of float32's seven digits.
-# Then even a result passes in which every element is 1 % too large.
+# The more inputs we try, the larger the ``rtol`` that correct results need. An ``rtol`` for all 100
+# inputs checks one or two digits, and float32 has seven. With this ``rtol`` results pass in which
+# every element is 1 % too large.
 #
 # The sum comes back to zero, its error does not
 # ----------------------------------------------
@@ -124,7 +126,8 @@ exact = x.double() @ w.double()
 row, column = divmod(int(exact.abs().argmin()), 64)
 sums = np.cumsum((x[row].double() * w[:, column].double()).numpy())
 errors = np.cumsum((x[row] * w[:, column]).numpy()) - sums
-print(f"result {sums[-1]:.1e}, error {errors[-1]:.1e}, ratio {abs(errors[-1] / sums[-1]):.1g}")
+ratio = abs(errors[-1] / sums[-1])
+print(f"result {sums[-1]:.1e}, error {errors[-1]:.1e}, ratio {ratio:.1g}")
 
 # %%
 
@@ -154,24 +157,25 @@ rows = {}
 for kind, pairs in kinds.items():
     apart = torch.stack([split(x, w) - x @ w for x, w in pairs])
     need = [needed(split(x, w), x @ w) for x, w in pairs]
-    rows[kind] = [float(apart.square().mean().sqrt()), min(need), np.median(need), max(need)]
+    rms = float(apart.square().mean().sqrt())
+    rows[kind] = [rms, min(need), np.median(need), max(need)]
 names = ["difference, RMS", "smallest rtol", "median rtol", "largest rtol"]
 pd.DataFrame(rows, index=names).map("{:.1g}".format)
 
 # %%
-# With one sign the sum grows all the way, and so does the rounding of each addition: the two
-# results differ by more than before. Yet every input needs about the same small ``rtol``, a few ε,
-# since no result is near zero. ε is the gap between 1 and the next float32, 1.2·10⁻⁷.
+# With one sign the sum grows all the way, and so do the roundings: the two results differ by more
+# than before. Yet every input needs about the same small ``rtol``, since no result is near zero. It
+# is a few ε, where ε = 1.2·10⁻⁷ is the gap between 1 and the next float32.
 #
 # A bound, where you know the operation
 # -------------------------------------
 #
 # So a tolerance has to grow with the terms. Take one element of ``x @ w``, a sum of n terms. Let S
 # be the sum of the terms' absolute values, and u = ε/2 the largest relative error of one rounding.
-# Added in any order, the terms give a result within n u S of the exact sum [#rump]_. So two results
-# are within 2 n u S of each other. :func:`~roundoff.compare.tolerance` gives n u.
-# :func:`~roundoff.compare.tolerance_used` gives the difference over 2 n u S. A value above 1 is not
-# rounding. A value up to 1 may be.
+# In whatever order the terms are added, the result is within n u S of the exact sum [#rump]_. So
+# two results are at most 2 n u S apart. :func:`~roundoff.compare.tolerance` returns n u, and
+# :func:`~roundoff.compare.tolerance_used` returns the part of 2 n u S that a difference uses.
+# Rounding alone never uses more than 1.
 
 
 def used(got, x, w):
@@ -184,121 +188,99 @@ def tf32(x):
     return ((x.view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32)
 
 
+results = {
+    "split (correct)": split,
+    "zeros": lambda x, w: torch.zeros(32, 64),
+    "a term missing": lambda x, w: x[:, 1:] @ w[1:],
+    "TF32": lambda x, w: tf32(x) @ tf32(w),
+}
+
+# %%
+
 for scale in 1.0, 2.0**-24:
-    scaled = [(scale * x, w) for x, w in inputs]
     print(f"inputs times {scale:.2g}: part of the bound that is used")
-    print(f"  split          at most  {max(used(split(x, w), x, w) for x, w in scaled):.1g}")
-    print(f"  zeros          at least {min(used(0 * x @ w, x, w) for x, w in scaled):.0f}")
-    print(f"  a term missing at least {min(used(x[:, 1:] @ w[1:], x, w) for x, w in scaled):.0f}")
-    print(f"  TF32           at most  {max(used(tf32(x) @ tf32(w), x, w) for x, w in scaled):.1g}")
+    for name, run in results.items():
+        parts = [used(run(scale * x, w), scale * x, w) for x, w in inputs]
+        print(f"  {name:15} from {min(parts):9.4f} to {max(parts):9.4f}")
 
 # %%
 # The scale has no effect any more. Zeros exceed the bound, and so does a product that forgets one
-# of its 1024 terms. TF32, which keeps 11 of 24 bits, passes.
+# of its 1024 terms. But TF32, which keeps 11 of 24 bits, passes: the bound is wide.
 #
-# The bound is wide, since it holds for the worst terms. The sum of a 1 and then 999 terms of size u
-# comes close: its error was :bound:`0.999 <sharp.nearest>` of n u S. The roundings of normal
-# numbers partly cancel, and the split uses about a thousandth of the bound. A tensor core cuts bits
-# off instead of rounding, and needs twice the bound: ``tolerance`` takes
-# ``rounding="truncation"``.
+# The bound has to be wide, since it holds for the worst terms. For a 1 and then 999 terms of size
+# u, the error was :bound:`0.999 <sharp.nearest>` of n u S. The roundings of normal numbers partly
+# cancel, and the split uses about a thousandth of the bound. A tensor core cuts bits off instead of
+# rounding, and needs twice the bound: ``tolerance`` takes ``rounding="truncation"``.
 #
 # A calibration, for everything else
 # ----------------------------------
 #
-# A model has many operations, and this bound holds for one product. So we measure how far two
-# correct results differ. For each of 33 inputs we take the largest element of
+# A model has many operations, and this bound holds for one product. So we measure how far the
+# results of two correct functions, *new* and *old*, differ. For each of 33 inputs we take the
+# largest element of
 #
 #     \|new − old\| / (\|old\| + R),
 #
 # where R is the RMS of ``old``. R stands in for the size of the terms.
-# :func:`~roundoff.compare.calibrated_tolerance` extrapolates from the 33 numbers to an ``rtol``
-# that at most one fresh input in 300 exceeds. For this it assumes how the differences are
-# distributed, and prints the assumption. A calibration needs at least 16 inputs; from 300 on it
-# assumes nothing.
+# :func:`~roundoff.compare.calibrated_tolerance` turns the 33 numbers into an ``rtol`` that at most
+# one fresh input in 300 should exceed. 33 inputs cannot show what one in 300 does. So the function
+# assumes how fast large differences become rare, and prints this assumption. With 300 inputs it
+# assumes nothing; fewer than 16 it refuses.
 
 fixed = draw(0)[1]  # the weights stay, the inputs change
 calibration = calibrated_tolerance((split(x, fixed), x @ fixed) for x, _ in inputs[:33])
 print(textwrap.fill(str(calibration), 88))
 
 # %%
-# The printed ``atol`` is ``rtol`` × R, with R from the first input, so it is absolute again. With
-# ``any_scale=True``, R is the RMS of the result at hand. We repeat the first test with that fixed
-# ``atol``, and with ``any_scale=True``. The table counts the results that pass, of 100 fresh
-# inputs.
+# The printed ``atol`` is ``rtol`` × R, where R is the RMS of the first of the 33 results. So this
+# ``atol`` is as fixed as the default one. With ``any_scale=True``, R is the RMS of the result under
+# test instead. We repeat the first test with both. The table counts the results that pass, of 100
+# fresh inputs.
 
 fresh = [draw(seed)[0] for seed in range(100, 200)]
-results = {
-    "split (correct)": lambda x: split(x, fixed),
-    "0.01 % too large": lambda x: 1.0001 * (x @ fixed),
-    "TF32": lambda x: tf32(x) @ tf32(fixed),
-    "a term missing": lambda x: x[:, 1:] @ fixed[1:],
-    "zeros": lambda x: torch.zeros(32, 64),
-}
+results["0.01 % too large"] = lambda x, w: 1.0001 * (x @ w)
 rows = {}
 for any_scale, atol in (False, "atol of the calibration"), (True, "any_scale=True"):
     for scale, name in (2.0**-24, "inputs × 2⁻²⁴"), (1.0, "× 1"), (4.0, "× 4"):
-        scaled = [(scale * x, scale * x @ fixed) for x in fresh]
-        rows[atol, name] = {
-            result: sum(calibration.allows(run(x), want, any_scale=any_scale) for x, want in scaled)
-            for result, run in results.items()
-        }
+        scaled = [scale * x for x in fresh]
+        passing = dict.fromkeys(results, 0)
+        for result, run in results.items():
+            for x in scaled:
+                got, want = run(x, fixed), x @ fixed
+                passing[result] += calibration.allows(got, want, any_scale=any_scale)
+        rows[atol, name] = passing
 pd.DataFrame(rows)
 
 # %%
-# With the ``atol`` of the calibration the puzzle is back: zeros pass at the small scale, and a
-# factor of 4 fails correct results. With ``any_scale=True`` the split passes at each scale, and no
-# fault does.
+# With the ``atol`` of the calibration the puzzle is back: zeros pass at the small scale, and
+# correct results fail at four times the scale. With ``any_scale=True`` the split passes at each
+# scale, and no fault does.
 #
 # ``assert_close`` with ``atol=rtol * rms(expected)`` works at each scale, too. It needs no
-# calibration, but its ``rtol`` is a guess. Use it for finite outputs only: an infinity makes
+# calibration, but you have to guess its ``rtol``. It suits finite outputs only: an infinity makes
 # ``atol`` infinite, and everything passes. This test is the baseline of the study below.
 #
-# A calibration on a wrong function
-# ---------------------------------
-#
-# So far the function that we calibrated was correct. What if it is not? We multiply its results by
-# a factor. Each error is the RMS of the difference from float64, in units of ε R.
-
-x = fresh[0]
-truth = x.double() @ fixed.double()
-print(f"error of x @ fixed: {scaled_error(truth, x @ fixed).rms:.2g}")
-for factor in 1.0, 1.0001, 1.01:
-    wrong = [(factor * split(x, fixed), x @ fixed) for x in fresh]
-    found = calibrated_tolerance(wrong[:33])
-    passed = sum(found.allows(*pair) for pair in wrong[33:]) if found.found else "refused: none"
-    error = scaled_error(truth, wrong[0][0]).rms
-    print(f"split × {factor}: {passed} of 67 pass, error {error:.2g}")
-
-# %%
-# A calibration on a function that is 1 % off is refused: rounding does not explain it.
-# ``found.found`` is then false, and ``found.reason`` says why. A function that is 0.01 % off is
-# accepted, and always passes. Only its error against float64 gives it away. So compare ``new`` and
-# ``old`` with float64 once, and calibrate if the two errors are alike, as in the first two lines.
-#
 # The next two cells draw the figure beside the answer: the largest difference of two correct
-# results, by the size of the result. The outputs are those of the first cells, with an RMS of 32.
+# results, by the size of the result. The results are those of the first cells, with an RMS of 32.
 
 result = torch.stack([x @ fixed for x in fresh]).abs().flatten().numpy()
 apart = torch.stack([split(x, fixed) - x @ fixed for x in fresh]).abs().flatten().numpy()
 edge = np.geomspace(0.01, 100, 25)
 worst = [apart[(low <= result) & (result < 1.5 * low)].max() for low in edge]
-bound = 2 * tolerance("float32", terms=1024) * float((fresh[0].abs() @ fixed.abs()).min())
 
 # %%
 
 figure, ax = plt.subplots(figsize=(4.2, 3.6), layout="constrained")
 figure.set_gid("answer")  # the site shows it beside the answer
 figure.set_label(
-    "Largest difference of two correct results against the size of the result, on logarithmic "
-    "axes. The difference hardly falls towards small results. The line of a fixed rtol does, and "
-    "crosses it. The defaults lie below it but for large results, the calibrated tolerance above "
-    "it, and the bound three decades above it."
+    "Largest difference of two correct results against the size of the result. "
+    "It hardly falls towards small results. The line of a fixed rtol does, and crosses it. "
+    "Most of it lies above the defaults, and all below the calibrated tolerance."
 )
 ax.loglog(edge, worst, "o", ms=3, color="0.5", label="largest difference")
 ax.loglog(edge, 1e-4 * edge, "C1--", label="rtol = 1e-4")
 ax.loglog(edge, 1e-5 + 1.3e-6 * edge, "C3:", label="defaults")
 ax.loglog(edge, calibration.atol + calibration.rtol * edge, "C0", label="calibrated")
-ax.axhline(bound, color="C2", ls="-.", label="bound 2 n u S")
 ax.set_xlabel("size of the result")
 ax.set_title("How far two correct results differ (RMS 32)")
 figure.legend(loc="outside lower center", ncols=2)
@@ -307,17 +289,44 @@ plt.show()
 # %%
 # A point above a line fails. Over four decades of results the largest difference changes less than
 # tenfold. The line of a fixed ``rtol`` changes ten-thousandfold, and crosses the points. The
-# defaults are too low for most of these results. Outputs near 1 come next.
+# defaults are too low for most of these results. The calibrated line stays above all points.
+#
+# A calibration on a wrong function
+# ---------------------------------
+#
+# So far the function that we calibrated was correct. What if it is not? We multiply its results by
+# a factor, calibrate, and test. Each error is the RMS of the difference from float64, in units of
+# ε R.
+
+x = fresh[0]
+truth = x.double() @ fixed.double()
+print(f"error of x @ fixed: {scaled_error(truth, x @ fixed).rms:.2g}")
+for factor in 1.0, 1.0001, 1.01:
+    wrong = [(factor * split(x, fixed), x @ fixed) for x in fresh]
+    found = calibrated_tolerance(wrong[:33])
+    passed = "refused: none"
+    if found.found:
+        passed = sum(found.allows(*pair) for pair in wrong[33:])
+    error = scaled_error(truth, wrong[0][0]).rms
+    print(f"split × {factor}: {passed} of 67 pass, error {error:.2g}")
+
+# %%
+# A function that is 1 % off is refused, since rounding does not explain so much: ``found.found`` is
+# then false, and ``found.reason`` says why. But a function that is 0.01 % off is accepted, and
+# always passes. Only its error against float64 gives it away. So compare ``new`` and ``old`` with
+# float64 once, and calibrate if the two errors are alike, as in the first two lines.
 #
 # How much it matters
 # -------------------
 #
 # The study runs twelve small models in PyTorch and in ONNX Runtime: products, norms, a convolution,
-# attention, a transformer block. Their outputs are near 1. The study counts correct outputs that
-# fail, of 300 fresh inputs of each model. An output fails if one of its elements does. Then the
-# study plants faults: a wrong scale, a missing bias, int8 weights, and more, each in one model. A
-# fault passes if the test accepts at least one of its 40 outputs. The fixed ``rtol`` is 10⁻⁴ in
-# float32, 10⁻² in float16 and 0.05 in bfloat16. The fixed ``atol`` has the same value.
+# attention, a transformer block. Their outputs are near 1. First the study counts correct outputs
+# that fail, for 300 fresh inputs of each model. Then it plants faults: a wrong scale, a missing
+# bias, int8 weights, and more, each in one model. Each fault gets 40 inputs. It passes if the test
+# misses it on one of them.
+#
+# The table has one test a row. The fixed ``rtol`` is 10⁻⁴ in float32, 10⁻² in float16 and 0.05 in
+# bfloat16. A fixed ``atol`` has the same value.
 
 NAMES = ["method", "dtype", "failed", "caught", "feeds", "size"]
 
@@ -335,24 +344,28 @@ faults["passes"] = 1.0 * (faults["caught"] < faults["feeds"])
 grid = {"index": "method", "columns": "dtype", "sort": False, "aggfunc": "sum"}
 fails = alarms.pivot_table("failed", **grid)
 passing = faults.pivot_table("passes", **grid)
-both = pd.concat({"of 3,600 correct outputs, fail": fails, "faults that pass": passing}, axis=1)
-both = both.rename_axis(None).drop("bound of the product", errors="ignore")
+halves = {"of 3,600 correct outputs, fail": fails, "faults that pass": passing}
+both = pd.concat(halves, axis=1).rename_axis(None)
+both = both.drop("bound of the product", errors="ignore")
 both.map("{:.0f}".format)
 
 # %%
 # In float32 keep the defaults: :bound:`0 <faults.defaults>` of :bound:`21 <faults.all.float32>`
-# faults pass. All :bound:`4 <alarms.defaults.float32>` failures are of the longest sums, a product
-# of 4096 terms: the defaults do not grow with the number of terms. A calibrated share fails no
-# output, and :bound:`0 <faults.float32>` faults pass. The baseline, a fixed share of the RMS, fails
-# :bound:`0 <alarms.share>` outputs, too, but passes :bound:`2 <faults.share.float32>` faults. An
-# ``rtol`` with ``atol=0`` fails :bound:`23 % <alarms.rtol>` of the correct outputs.
+# faults pass. The :bound:`4 <alarms.defaults.float32>` correct outputs that fail are all from the
+# longest sums, a product of 4096 terms: the defaults do not grow with the number of terms. A
+# calibrated share is as strict, with :bound:`0 <faults.float32>` faults that pass. The baseline, a
+# fixed share of the RMS, passes :bound:`2 <faults.share.float32>` faults. A fixed ``rtol`` with
+# ``atol=0`` fails :bound:`23 % <alarms.rtol>` of the correct outputs.
 #
-# In float16 the defaults fail :bound:`73 % <alarms.defaults>` of the correct outputs. A calibrated
-# share passes :bound:`5 <faults.float16>` of :bound:`19 <faults.all.float16>` faults. The fixed
-# share passes :bound:`8 <faults.share.float16>`. In bfloat16 calibrating gains nothing: either
-# share passes :bound:`8 <faults.bfloat16>` of :bound:`18 <faults.all.bfloat16>` faults, among them
-# a scale that is 1 % off. So test in float32, too. Of 10,800 correct outputs in the three types
-# :bound:`0 <alarms.any_scale>` failed a calibrated share.
+# In float16 the defaults fail :bound:`73 % <alarms.defaults>` of the correct outputs. So calibrate:
+# the calibrated share passes :bound:`5 <faults.float16>` of :bound:`19 <faults.all.float16>`
+# faults. The fixed share passes :bound:`8 <faults.share.float16>`. Of the correct outputs, the
+# fixed share fails :bound:`0 <alarms.share>` in float32, and the calibrated share fails
+# :bound:`0 <alarms.any_scale>` of 10,800 in the three types.
+#
+# In bfloat16 calibrating gains nothing: either share passes :bound:`8 <faults.bfloat16>` of
+# :bound:`18 <faults.all.bfloat16>` faults, among them a scale that is 1 % off. Test the same code
+# in float32, too.
 #
 # When not to use each
 # --------------------
@@ -364,12 +377,12 @@ both.map("{:.0f}".format)
 # A calibration does not hold for inputs of another kind. A normalisation, calibrated on numbers of
 # mean 0, failed on :bound:`100 <limits.mean>` of 100 inputs whose mean was 30 standard deviations.
 #
-# The bound holds for two sums of the same terms. It does not hold if the terms differ. Two correct
-# normalisations rounded inputs with a mean of 300 standard deviations differently, and
-# :bound:`100 <limits.operands>` of 100 correct products of their results failed.
+# The bound holds for two sums of the same terms. Two correct normalisations in front of the product
+# round differently, and so the terms differ. With inputs whose mean was 300 standard deviations,
+# :bound:`100 <limits.operands>` of 100 correct products failed.
 #
-# In CI, calibrate once, write ``rtol`` into the test, and say with which versions. Calibrate again
-# when library, machine or number of threads change.
+# In CI, calibrate once, and write ``rtol`` into the test, with the versions of the libraries.
+# Calibrate again if a library, the machine or the number of threads changes.
 
 # %%
 # Your own functions

@@ -318,7 +318,7 @@ def test_what_the_page_on_words_says_of_the_whole_model(monkeypatch: pytest.Monk
     assert abs(found - expected) < 3 * expected**0.5, "it scatters by its square root"
     row, at = ((names["text"].tokens != names["truth"].tokens) & names["written"]).nonzero()[0]
     assert (
-        names["places"]["Where a text parts"]
+        names["places"]["A different token"]
         == names["written"].flatten()[: row * names["tokens"] + at].sum()
     ), "the step of the first text printed"
 
@@ -398,11 +398,11 @@ def test_what_the_page_on_tolerances_says_of_its_output(told: dict[str, Told]) -
     assert needed == sorted(needed)
     assert needed[0] < needed[-1] > 0.01, "one digit or two are tested"
     assert "1 % too large pass: 100 of 100" in story.text
-    parts = [line for line in lines if line.startswith("  ") and " at " in line]
+    parts = [line for line in lines if line.startswith("  ") and " from " in line]
     assert parts[:4] == parts[4:], "the scale has an effect"
-    split, zeros, missing, tf32 = (float(line.split()[-1]) for line in parts[:4])
-    assert 1e-4 < split < 2e-3, "about a thousandth"
-    assert min(zeros, missing) > 1 > tf32
+    least, most = ([float(line.split()[i]) for line in parts[:4]] for i in (-3, -1))
+    assert 1e-4 < most[0] < 2e-3, "about a thousandth"
+    assert min(least[1], least[2]) > 1 > most[3], "zeros and a missing term, not TF32"
     shares = [float(line.split()[-1]) for line in lines if "error" in line and "@" in line]
     calibrated = [line for line in lines if line.startswith("split × ")]
     right, near, far = (float(line.split()[-1]) for line in calibrated)
@@ -443,7 +443,6 @@ def test_the_lines_of_the_answers_figure(told: dict[str, Told]) -> None:
     assert (worst > 1e-4 * edge)[edge < 0.1].all()
     assert (worst > 1e-5 + 1.3e-6 * edge)[(edge > 0.02) & (edge < 10)].all()
     assert worst.max() < 10 * worst.min(), "changes less than tenfold"
-    assert 100 < names["bound"] / apart.max() < 10_000, "three decades"
 
 
 def test_the_defaults_fail_the_longest_sums_alone() -> None:

@@ -465,7 +465,7 @@ study.value(
 )
 for name, what, way, low, high in (
     ("step", "training step", "invariant", 1.2, 2.5),
-    ("sampling", "sampling", "invariant", 0.7, 1.2),
+    ("sampling", "sampling", "invariant", 0.7, 1.7),
     ("recomputed", "training step", "recomputed", 1, 1.6),
     ("weighted", "training step", "importance weights", 0.9, 1.1),
     ("half", "training step", "float16", 20, 80),
@@ -506,10 +506,10 @@ def by_run(rows: pd.DataFrame, column: str) -> pd.DataFrame:
     return rows.pivot_table(index="seed", columns="way", values=column)
 
 
-def rewards_apart(rows: pd.DataFrame) -> list[float]:
-    """Reward of the clipped runs over that of the invariant ones, seed by seed, with interval."""
+def rewards_apart(rows: pd.DataFrame, way: str) -> list[float]:
+    """Reward of the runs of one way over that of the invariant ones, by seed, with interval."""
     reward = by_run(rows, "reward")
-    return mean_interval(reward["clipped"] / reward["invariant"])
+    return mean_interval(reward[way] / reward["invariant"])
 
 
 def learned(rows: pd.DataFrame) -> list[float]:
@@ -519,14 +519,16 @@ def learned(rows: pd.DataFrame) -> list[float]:
     return mean_interval(last.set_index(keys)["reward"] / first.set_index(keys)["reward"])
 
 
-study.value(
-    "runs.reward",
-    "reward of a run with clipped ratios over that of a run with roundoff.invariant, mean of the "
-    "steps, over seeds",
-    "runs",
-    rewards_apart,
-    test=lambda v: v.low is not None and 0.95 < v.low < 1 < v.high < 1.05,
-)
+for name, way in ("reward", "clipped"), ("weighted", "importance weights"):
+    study.value(
+        f"runs.{name}",
+        f"reward of a run ({way}) over that of a run with roundoff.invariant, mean of the steps, "
+        "over seeds",
+        "runs",
+        functools.partial(rewards_apart, way=way),
+        where={"way": [way, "invariant"]},
+        test=lambda v: v.low is not None and 0.95 < v.low < 1 < v.high < 1.05,
+    )
 study.value(
     "runs.learned",
     "reward of the last step over that of the first, mean over all runs",

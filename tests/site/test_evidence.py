@@ -51,8 +51,7 @@ def records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "records"
     record(folder)
     record(folder, "NVIDIA H100 80GB HBM3", ratio=1.0, low=0.9, high=1.1)
-    reads = evidence.read_records
-    monkeypatch.setattr(evidence, "read_records", lambda page: reads(page, folder))
+    monkeypatch.setattr(evidence, "RECORDED", folder)
     return folder
 
 

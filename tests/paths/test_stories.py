@@ -163,9 +163,11 @@ def test_the_error_of_a_sum_grows_with_its_condition(told: dict[str, Told]) -> N
     assert len(points) == 120
     logs = np.log(points)
     assert np.corrcoef(logs.T)[0, 1:].min() > 0.8, "both errors grow with the condition number"
-    tenths = points["shuffled"] / points["condition"] * 10
-    assert 0.5 < tenths.median() < 2, "a tenth of the condition number"
-    assert (points["sorted"] > points["shuffled"]).mean() > 0.6, "sorted orders are mostly worse"
+    cancel = points[points["condition"] > 20]
+    rule = cancel["shuffled"] / cancel["condition"] * 20
+    assert len(cancel) > 60
+    assert 0.5 < rule.quantile(0.02) < rule.quantile(0.98) < 2, "within a factor of two"
+    assert (cancel["sorted"] > cancel["shuffled"]).mean() > 0.8, "sorted orders are worse"
     assert (points["condition"][::3] > first["condition"]).sum() == 1, "only one cancels more"
     assert first["condition"] == condition(names["x"])
     assert 2.5 < first["sorted"] / first["shuffled"] < 4, "about a third of that"
@@ -191,6 +193,9 @@ def test_the_type_of_a_sum_matters_more_than_its_size(told: dict[str, Told]) -> 
     normal = spreads[(spreads["numbers"] == "normal") & (spreads["type"] == "float32")]
     line = normal[normal["statistic"] == "mean"].set_index("size")["relative"]
     assert line[8192] < line[16], "the spread falls"
+    of_types = names["by_size"]["relative"].loc[[16, 512, 8192]]
+    ratio = of_types["float32"] / of_types["float64"]
+    assert ratio.between(1e7, 1e9).all(), "a hundred million times smaller"
 
 
 def test_page_and_study_on_sums_agree_bit_for_bit(told: dict[str, Told]) -> None:

@@ -51,7 +51,7 @@ fast = unit_test_going()
 study = Study(
     "plot_reduction_order",
     "Sums of one vector in 128 orders: results, errors, and what each way to add takes.",
-    on="nvidia-h200",
+    on="nvidia-h100-80gb-hbm3",
     length=(2**14 if fast else 2**22, "values of a sum that is split", 1024),
     width=(128 if fast else 256, "values in a row of the network", 1),
     layers=(4 if fast else 32, "layers of the network", 1),
@@ -434,7 +434,6 @@ study.value(
     "ways",
     "times base",
     where={"algorithm": "binned sum, GPU"},
-    on="nvidia-h100-80gb-hbm3",
     **TIME,
 )
 
@@ -445,7 +444,6 @@ study.value(
     "ways",
     "times base",
     where={"algorithm": "binned sum"},
-    on="nvidia-h100-80gb-hbm3",
     **TIME,
 )
 study.value(

@@ -16,8 +16,8 @@ One ONNX file and one set of weights in two runtimes: how far apart, who is righ
    **The cure.** Turn ONNX Runtime's ``use_tf32`` off. The two then differ by at most
    :bound:`0.00015 <gap.off>`.
 
-   **The price.** ONNX Runtime takes :bound:`about 4 <cost.off>` times as long for this model, which
-   is mostly one product. On a CPU there is no TF32, and nothing to set.
+   **The price.** ONNX Runtime takes :bound:`about 4 <cost.off>` times as long for this model with
+   32,768 rows, which is mostly one product. On a CPU there is no TF32, and nothing to set.
 
    .. code-block:: python
 
@@ -28,8 +28,8 @@ One ONNX file and one set of weights in two runtimes: how far apart, who is righ
 """
 
 # %%
-# Every cell runs on a laptop, most of them in seconds. A laptop has no TF32, so the bold numbers
-# tell what happened on an H200 and on its host's CPU. Click a bold number for its record.
+# Every cell runs on a laptop, most of them in seconds. A CPU has no TF32, so the bold numbers were
+# recorded on an H200 and on its host's CPU. Click a bold number for its record.
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -90,10 +90,12 @@ KERNELS = {"LayerNormalization": LayerNormalizationOrt, "MatMul": MatMulOrt}
 moved = {}
 for op, kernel in KERNELS.items():
     swapped = by_torch(model, feeds, custom_kernels={("", op): kernel})
-    moved[f"{op}\n{DEVICE}"] = max_diff(of_torch, swapped)["abs"]
+    moved[op] = max_diff(of_torch, swapped)["abs"]
+moved = pd.DataFrame({f"here ({DEVICE})": moved})
 
 # %%
-# We draw the two results beside those that were recorded on the H200.
+# The table has the largest change of a result, with each operator swapped. Two columns were
+# recorded on the H200, with TF32 as ONNX Runtime has it by default, and without TF32.
 
 
 def recorded(table, columns):
@@ -106,24 +108,14 @@ def recorded(table, columns):
 
 for tf32, how in {"ORT alone": "TF32", "neither": "no TF32"}.items():
     blame = recorded("blame", ["tf32", "swapped", "from torch"])
-    for _, op, change in blame[blame["tf32"] == tf32].itertuples(index=False):
-        moved[f"{op}\nH200, {how}"] = change
+    blame = blame[blame["tf32"] == tf32].set_index("swapped")["from torch"]
+    moved[f"H200, {how}"] = blame.astype(float)
+moved.map("{:.3g}".format)
 
 # %%
-
-figure, ax = plt.subplots(figsize=(5.2, 3.6), layout="constrained")
-figure.set_label(f"How far the float32 result moves, one operator swapped: {moved}")
-drawn = ax.barh(list(moved), moved.values())
-ax.bar_label(drawn, fmt="%.2g", padding=3)
-ax.invert_yaxis()
-ax.margins(x=0.2)
-ax.set_xlabel("largest change of a result (results near 300)")
-plt.show()
-
-# %%
-# On the CPU each operator moves the result in its last digits, as an order of addition does. On the
-# H200 with TF32, LayerNormalization moves the result by :bound:`0.00015 <swap.norm>`, and MatMul
-# moves the result by :bound:`0.0256 <swap.product>`. So MatMul is the cause.
+# On the CPU a swap moves the result at most in its last digits, as another order of addition does.
+# On the H200 with TF32, LayerNormalization moves the result by :bound:`0.00015 <swap.norm>`, and
+# MatMul moves the result by :bound:`0.0256 <swap.product>`. So MatMul is the cause.
 #
 # Does MatMul add in a different order on the H200? Without TF32, MatMul moves the result by
 # :bound:`0 <swap.off>`: the two float32 kernels give equal bits. So the cause is TF32. It does two
@@ -161,9 +153,9 @@ show("rounded operands", exact, rounded)
 #
 # Rounding to nearest errs up as often as down, so that its mean error is small beside its RMS
 # error. But ONNX Runtime's results on the H200 are too small: their mean error is
-# :bound:`−44.7 <measured.mean>`. Does the H200 cut the operands instead of rounding them? No: in a
-# simulation on the host's CPU, operands that are cut give a mean error of
-# :bound:`−5654 <cut.mean>`. So bits are lost later, in the sum.
+# :bound:`−44.7 <measured.mean>` units. Does the H200 cut the operands instead of rounding them? No:
+# in a simulation on the host's CPU, operands that are cut give a mean error of
+# :bound:`−5654 <cut.mean>` units. So bits are lost later, in the sum.
 #
 # On a Hopper GPU, such as the H200, a tensor core adds eight products at a time to a running sum.
 # The tensor core shifts these nine numbers so that their binary places line up, and keeps 26
@@ -213,8 +205,8 @@ show("dropped bits", rounded, core)
 show("both", exact, core)
 
 # %%
-# Does the simulation match the H200? The study simulated all rows on the host's CPU. There rounding
-# has an RMS error of :bound:`129 <rounded.rms>`, and dropping has an RMS error of
+# Does the simulation match the H200? The lines above have every eighth row. The study simulated all
+# rows: rounding has an RMS error of :bound:`129 <rounded.rms>` units, and dropping
 # :bound:`46 <dropped.rms>`. The two errors are unrelated, so that their squares add up:
 # √(129² + 46²) = 137. ONNX Runtime's RMS error on the H200 is :bound:`137 <measured.rms>`, too. The
 # mean error fits as well: the simulation gives :bound:`−45.6 <both.mean>`, and the H200 has
@@ -235,9 +227,9 @@ for terms in 128, 1024, 4096:
 pd.DataFrame(parts).T.rename_axis("terms").round(1)
 
 # %%
-# With more terms the error of rounding falls, as more errors average out. The error of dropping
-# grows: each step drops about the same share of the running sum, and always makes the sum smaller.
-# With 4096 positive terms dropping is the larger error.
+# With more terms the error of rounding falls beside the result, as errors average out. The error of
+# dropping grows: each step drops about the same share of the running sum, and always makes the sum
+# smaller. With 4096 positive terms dropping is the larger error.
 #
 # Weights of both signs
 # ---------------------
@@ -255,17 +247,16 @@ show("both", exact, core)
 
 # %%
 # Dropped bits no longer shift the results: dropping moves positive sums down and negative sums up.
-# Nearly all of TF32's error comes from rounded operands. In our unit this error is several times as
-# large as with positive weights, because the unit has become small: the terms cancel, and so the
-# results are smaller.
+# Nearly all of TF32's error comes from rounded operands. In our unit this error is more than ten
+# times as large as with positive weights, because the unit has become small: the terms cancel, and
+# so the results are smaller.
 #
 # For the H200 the study divided each error by the sum of the terms' magnitudes, which does not
 # cancel. With both signs, TF32's largest error is then :bound:`1.1 <signed.tf32>` times that with
-# positive weights, nearly the same. PyTorch's largest error in float32 is
-# :bound:`5.5 <signed.float32>` times smaller: float32 rounds the running sum, which stays small.
-# TF32 rounds the operands, whatever their signs. So ONNX Runtime's error is
-# :bound:`31 <positive.ratio>` times PyTorch's with positive weights, and
-# :bound:`182 <signed.ratio>` times with both signs.
+# positive weights, nearly the same. PyTorch's largest error in float32 falls by a factor of
+# :bound:`5.5 <signed.float32>`: float32 rounds the running sum, which stays small. TF32 rounds the
+# operands, whatever their signs. So ONNX Runtime's largest error is :bound:`31 <positive.ratio>`
+# times PyTorch's with positive weights, and :bound:`182 <signed.ratio>` times with both signs.
 #
 # How much it matters
 # -------------------
@@ -298,14 +289,14 @@ plt.show()
 
 # %%
 # With TF32 in both, the two results are within :bound:`0.0020 <gap.both>` of each other, and both
-# have the error that ONNX Runtime has by default: agreement is not accuracy. The two products get
-# inputs that differ in the last bits of float32, from LayerNormalization. Rounding to TF32 can turn
-# such a difference into a whole step of TF32.
+# have the error that ONNX Runtime has by default: agreement is not accuracy. The two results still
+# differ, as the two LayerNormalizations differ in the last bits of float32. Rounding to TF32 can
+# turn such a difference into a whole step of TF32.
 #
 # Without TF32, either runtime may have the smaller error. On the H200 their errors are equal in
 # three digits. On the host's CPU, PyTorch's RMS error is :bound:`2.2 <error.cpu>` times that of
-# ONNX Runtime. These errors depend on the machine's kernels: that of PyTorch on the processor that
-# built this page is printed above.
+# ONNX Runtime. These errors depend on the machine's kernels. On the processor that built this page,
+# PyTorch has the error printed above.
 #
 # What to set, and what it costs
 # ------------------------------
@@ -355,8 +346,8 @@ compare_runtimes(MODEL, FEEDS, module=MODULE)
 # -----------------------------
 #
 # * One small model, two GPUs of one generation (Hopper). TF32 needs an A100 or a later GPU.
-# * In float16 and bfloat16, the two runtimes are at most :bound:`1 <half.ulp>` step apart on the
-#   H200.
+# * In float16 and bfloat16, the two runtimes are at most :bound:`1 <half.ulp>` :ref:`ULP <ulp>`
+#   apart on the H200. Near 300 an ULP is 0.25 in float16 and 2 in bfloat16.
 # * In float16 look for overflow, too. An RMSNorm squares its input, the square of 256 is infinite
 #   in float16, and trained models have such channels [#massive]_. We gave 32 rows one channel of
 #   numbers in ±800: on the H200 both runtimes turned :bound:`21 <overflow.rows>` rows into zeros.

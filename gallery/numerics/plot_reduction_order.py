@@ -6,21 +6,20 @@ Why does the order of a sum change the result?
 
 Shuffle a list of numbers and add it again: the last digits of the sum change. No number was lost.
 
-.. answer:: nvidia-h200
+.. answer:: nvidia-h100-80gb-hbm3
 
-   **Why.** Every addition rounds, and a different order rounds different partial sums. ``np.sum``
-   added the same 8192 normal float32 numbers in 128 orders, and found :bound:`27 <np.sum>`
-   different sums.
+   **Why.** An addition can round, and a different order rounds different partial sums. ``np.sum``
+   added the same 8192 normal float32 numbers in 128 orders, and gave :bound:`27 <np.sum>` different
+   sums.
 
    **The cure.** Add in float64, then round the sum to float32: all 128 orders then give one sum,
    correctly rounded. For numbers of very different sizes float64 can fail. ``binned`` always gives
    the exact sum, rounded once.
 
-   **The price.** On one core of an H100's host, NumPy takes
-   :bound:`2.3 <float64.time@nvidia-h100-80gb-hbm3>` times as long in float64 as in float32, and
-   ``binned`` takes :bound:`13 <binned.time>` times as long. On an H100, PyTorch takes
-   :bound:`5.4 <float64.gpu@nvidia-h100-80gb-hbm3>` times as long in float64. On an H100,
-   ``sum_binned`` gives the bits of ``binned`` in :bound:`1.3 <binned.gpu>` times the time.
+   **The price.** On one core, ``np.sum`` takes :bound:`2.3 <float64.time>` times as long in float64
+   as in float32, and ``binned`` takes :bound:`13 <binned.time>` times as long. On a GPU,
+   ``torch.sum`` takes :bound:`5.4 <float64.gpu>` times as long in float64 as in float32.
+   ``sum_binned``, with the bits of ``binned``, takes :bound:`1.3 <binned.gpu>` times as long.
 
    .. code-block:: python
 
@@ -30,8 +29,8 @@ Shuffle a list of numbers and add it again: the last digits of the sum change. N
 """
 
 # %%
-# Every cell runs on a laptop in seconds. The bold numbers were measured on an H200 or on its host,
-# unless their sentence names another machine. Each bold number links to its evidence.
+# Every cell runs on a laptop in seconds. The bold numbers were measured on an H100 or on its host's
+# processor. Each bold number links to its evidence.
 
 import math
 from functools import partial
@@ -86,17 +85,17 @@ torch.set_num_threads(usual)
 # %%
 # Each number of threads gives one sum in every run, to the last bit. So the threads do not race.
 # But a different number of threads cuts the array in different places. That is a different order,
-# and gives a different sum. On the H200's host we added 2²² numbers with 2, 4, 8, 16, 32 and 64
-# threads: :bound:`6 <threads>` of these six sums differ from the sum of one thread.
+# and gives a different sum. On the H100's host we added 2²² numbers with 2, 4, 8, 16, 32 and 64
+# threads: all :bound:`6 <threads>` sums differ from the sum of one thread.
 #
-# A GPU can repeat its sum, too: on the H200 ``torch.sum`` of our 8192 numbers had
-# :bound:`1 <repeats>` result in 128 runs. Some operations do race: ``index_add_`` adds in
-# whatever order its threads arrive. It added our numbers into one place, and 128 runs had
-# :bound:`about 90 <atomics>` results. With ``torch.use_deterministic_algorithms(True)`` the runs
-# had :bound:`1 <atomics.off>` result. But a race only picks the order. Why does the order matter?
+# A GPU can repeat its sum, too: on the H100 ``torch.sum`` of our 8192 numbers gave
+# :bound:`1 <repeats>` result in 128 runs. Some operations do race: ``index_add_`` adds in whatever
+# order its threads arrive. It added our numbers into one place, and 128 runs gave
+# :bound:`about 100 <atomics>` results. With ``torch.use_deterministic_algorithms(True)`` the runs
+# gave :bound:`1 <atomics.off>` result. But a race only picks the order. Why does the order matter?
 #
-# Each addition rounds
-# --------------------
+# An addition can round
+# ---------------------
 #
 # A float32 has 24 significant bits. Between 2²⁴ = 16,777,216 and 2²⁵ it holds only even numbers,
 # so the addition 2²⁴ + 1 rounds to 2²⁴. Five numbers are enough to see what that does to a sum.
@@ -169,12 +168,12 @@ points = pd.DataFrame(points, columns=["condition", "shuffled", "sorted"])
 figure, ax = plt.subplots(figsize=(5.2, 2.6))
 figure.set_label(
     "Worst error in ULP against the condition number, for shuffled and for sorted orders. "
-    "Both grow with the condition number. Sorted orders are mostly worse."
+    "Both grow with the condition number. Where much cancels, sorted orders are worse."
 )
 for kind, marker in ("sorted", "C1s"), ("shuffled", "C0o"):
     ax.loglog(points["condition"], points[kind], marker, ms=4, label=kind)
     ax.loglog(points["condition"][0], points[kind][0], "ko", ms=9, mfc="none")
-ax.loglog([1, 5000], [0.1, 500], "C7--", lw=1, label="condition / 10")
+ax.loglog([20, 20000], [1, 1000], "C7--", lw=1, label="condition / 20")
 ax.set_xlabel("condition number")
 ax.set_ylabel("worst error (ULP)")
 ax.set_title("Cancellation makes the error; ringed: our list")
@@ -182,10 +181,10 @@ ax.legend(fontsize=8)
 plt.show()
 
 # %%
-# Both errors grow with the condition number. A rule of thumb for 8192 numbers: the worst shuffled
-# sum is off by a tenth of the condition number, in ULP, within a factor of five. Sorted orders are
-# mostly worse: they add the negative numbers apart from the positive ones, so that at the end two
-# sums in the thousands cancel.
+# Both errors grow with the condition number. A rule of thumb for these lists: above a condition
+# number of 20, the worst shuffled sum is off by about condition / 20 ULP, within a factor of two.
+# Where much cancels, sorted orders are worse: they add the negative numbers apart from the positive
+# ones, so that at the end two sums in the thousands cancel.
 #
 # Our list is unlucky: of the 40 lists to which nothing was added only one cancels more. In its
 # worst order, ascending, the sum is :bound:`94 <np.sum.error>` ULP off, and in its worst shuffle a
@@ -199,11 +198,10 @@ plt.show()
 # bfloat16 are added in float32, and the result is rounded back. The numbers are *normal*, *pareto*,
 # or *spikes*: every 128th is 100, and the rest are −0.0001.
 #
-# A layer norm makes two things of its sums. One is the *mean*. The other is the *normalisation*, (x
-# − mean) / (sd + 10⁻⁶), where sd is the standard deviation. The *spread* is the highest minus the
-# lowest of the 128 results. The spread of the mean is a share of the mean of \|x\|, so that numbers
-# of all sizes compare. The normalisation is divided by sd already. The table has the largest spread
-# of all sizes.
+# A layer norm makes two things of its sums: the *mean*, and the *normalisation* (x − mean) / (sd +
+# 10⁻⁶), where sd is the standard deviation. The *spread* is the highest minus the lowest of the 128
+# results. We divide the spread of the mean by the mean of \|x\|, to compare numbers of all sizes.
+# The normalisation is already divided by sd. The table shows the largest spread over all sizes.
 
 rows = []
 sizes = [2**k for k in range(1, 14)]
@@ -226,35 +224,23 @@ summary = spreads.pivot_table("relative", lines, "type", "max", sort=False)
 summary.map(lambda spread: f"{spread:.0e}" if spread else "0")
 
 # %%
-# The plot has the mean of the normal numbers at each size. float16 and bfloat16 lie at zero.
+# Does the size matter? We print the spread of the mean of the normal numbers, for three sizes.
 
-figure, ax = plt.subplots(figsize=(5.2, 2.6))
-figure.set_label(
-    "Relative spread of the mean in 128 orders against the number of values. float64 lies "
-    "far below float32. float16 and bfloat16 are at zero."
-)
-chosen = spreads[(spreads["numbers"] == "normal") & (spreads["statistic"] == "mean")]
-for dtype, style in zip(reductions.DTYPES, ("C0o-", "C1s-", "C2^-", "C3v:"), strict=True):
-    line = chosen[chosen["type"] == dtype]
-    ax.plot(line["size"], line["relative"], style, ms=4, label=dtype, clip_on=False)
-ax.set_xscale("log", base=2)
-ax.set_yscale("symlog", linthresh=1e-17)
-ax.set_yticks([0, 1e-15, 1e-13, 1e-11, 1e-9, 1e-7])
-ax.set_ylim(0, 1e-6)
-ax.set_xlabel("numbers added")
-ax.set_ylabel("relative spread")
-ax.set_title("The mean of normal numbers in 128 orders")
-ax.legend(fontsize=8, ncols=2, loc="center right")
-plt.show()
+means = spreads[spreads["statistic"] == "mean"]
+by_size = means[means["numbers"] == "normal"].pivot(index="size", columns="type")
+for size in 16, 512, 8192:
+    for dtype in "float32", "float64":
+        print(f"{size:4} numbers in {dtype}: spread {by_size['relative', dtype][size]:.1e}")
 
 # %%
-# The type matters most: float64 has 29 significant bits more than float32, and its line lies far
-# below. The size matters less: from 16 to 8192 numbers the spread of float32 even falls.
+# The type matters more: float64 has 29 significant bits more than float32, and its spread is a
+# hundred million times smaller. The size matters less: from 16 to 8192 numbers the spread of
+# float32 even falls.
 #
 # In float16 and bfloat16 the means of all 128 orders are equal: rounding back hides the differences
 # in float32. But rounding back can also enlarge a difference. Two float32 results may lie on either
 # side of the middle between two float16 numbers. They are then rounded apart, by a whole ULP. That
-# is the ``1e-03`` of the normalisation: one ULP of float16.
+# is the ``1e-03`` of the normalisation: one ULP of a float16 between 1 and 2.
 #
 # What helps, and what it costs
 # -----------------------------
@@ -269,7 +255,7 @@ plt.show()
 # *cubes* of the normal numbers, which float64 must round.
 #
 # Only a sum without any rounding gives a guarantee. Take the float32 numbers of one sign and one
-# exponent. Each is a whole number of equal units, below 2²⁴. float64 holds all whole numbers up to
+# exponent. Each is a whole multiple, below 2²⁴, of one unit. float64 holds all whole numbers up to
 # 2⁵³, so float64 can add 2²⁹ such numbers without rounding. :func:`~roundoff.reductions.binned`
 # keeps such a sum, a *bin*, for each sign and exponent. At the end it adds the bins exactly and
 # rounds once [#neal]_.
@@ -317,10 +303,10 @@ plt.show()
 # This bar chart stands beside the answer. The table counts the different results for each kind of
 # numbers. *right* counts how many of the 512 sums (four kinds, 128 orders) are the exact sum,
 # rounded once. Few sums of ``np.sum`` are right. The float64 sums of the cubes are all wrong, but
-# only in digits that a float32 has not: rounded to float32, all are right. On the H200's host, too,
-# float64 found :bound:`1 <float64>` result for each of the first three kinds.
+# only in digits beyond float32's: rounded to float32, all are right. On the H100's host, too,
+# float64 gave :bound:`1 <float64>` result for each of the first three kinds.
 #
-# Our numbers prove nothing for yours. Very different sizes break float64, and Neumaier's sum, too.
+# Different numbers can fail. Very different sizes break float64, and Neumaier's sum, too.
 
 a, b = 2.0**60, 2.0**30
 for order in [a, b, 1.0, -a, -b], [a, -a, b, -b, 1.0]:
@@ -335,7 +321,7 @@ for order in [a, b, 1.0, -a, -b], [a, -a, b, -b, 1.0]:
 # .. _price-of-a-sum:
 #
 # What does it cost? We add 2¹⁸ float32 numbers on one core of the machine that built this page.
-# Each line has a method's time divided by that of ``np.sum`` in float32, with its 95 % interval.
+# Each line shows a method's time divided by that of ``np.sum`` in float32, with its 95 % interval.
 
 large = draw_values("normal", 2**18).astype(np.float32)
 tensor = torch.from_numpy(large)
@@ -358,16 +344,19 @@ for price in prices.itertuples():
 # ``math.fsum``, from Python's standard library, is right in every order, too, but takes longer than
 # ``binned``. Neumaier's sum, written here with NumPy, also takes longer, and guarantees nothing.
 #
+# These ratios depend on the processor. On the H100's host ``binned`` took
+# :bound:`13 <binned.time>` times as long as ``np.sum``.
+#
 # ``torch.sum`` in float64 takes several times as long as in float32, because PyTorch first writes a
-# copy in float64 [#torch]_. The copy takes twice the memory of the numbers. On an H100, PyTorch's
-# sum of 2²⁶ numbers takes :bound:`5.4 <float64.gpu@nvidia-h100-80gb-hbm3>` times as long. The copy
-# explains about 5: for each number PyTorch reads 4 bytes, writes 8 and reads 8, which is 20 bytes
-# instead of 4. :func:`~roundoff.kernels.binned.sum_binned` makes no copy: on the H100 it takes
+# copy in float64 [#torch]_. The copy takes twice the memory of the numbers. On the H100, the sum of
+# 2²⁶ numbers takes :bound:`5.4 <float64.gpu>` times as long. The copy explains about 5: for each
+# number PyTorch reads 4 bytes, writes 8 and reads 8, which is 20 bytes instead of 4.
+# :func:`~roundoff.kernels.binned.sum_binned` makes no copy. On the H100 it takes
 # :bound:`1.3 <binned.gpu>` times as long as ``torch.sum`` in float32.
 #
 # Where the last digits do not matter, change nothing. Where they do, add float32, float16 and
 # bfloat16 numbers in float64. Use ``binned`` where the bits must always agree: between two
-# machines, in a test, in a checksum. Numbers in float64, NumPy's default, need ``binned``, too.
+# machines, in a test, in a checksum. Numbers already in float64, NumPy's default, need ``binned``.
 
 # %%
 # Your own numbers

@@ -163,9 +163,11 @@ def test_the_error_of_a_sum_grows_with_its_condition(told: dict[str, Told]) -> N
     assert len(points) == 120
     logs = np.log(points)
     assert np.corrcoef(logs.T)[0, 1:].min() > 0.8, "both errors grow with the condition number"
-    tenths = points["shuffled"] / points["condition"] * 10
-    assert 0.5 < tenths.median() < 2, "a tenth of the condition number"
-    assert (points["sorted"] > points["shuffled"]).mean() > 0.6, "sorted orders are mostly worse"
+    cancel = points[points["condition"] > 20]
+    rule = cancel["shuffled"] / cancel["condition"] * 20
+    assert len(cancel) > 60
+    assert 0.5 < rule.quantile(0.02) < rule.quantile(0.98) < 2, "within a factor of two"
+    assert (cancel["sorted"] > cancel["shuffled"]).mean() > 0.8, "sorted orders are worse"
     assert (points["condition"][::3] > first["condition"]).sum() == 1, "only one cancels more"
     assert first["condition"] == condition(names["x"])
     assert 2.5 < first["sorted"] / first["shuffled"] < 4, "about a third of that"
@@ -191,6 +193,9 @@ def test_the_type_of_a_sum_matters_more_than_its_size(told: dict[str, Told]) -> 
     normal = spreads[(spreads["numbers"] == "normal") & (spreads["type"] == "float32")]
     line = normal[normal["statistic"] == "mean"].set_index("size")["relative"]
     assert line[8192] < line[16], "the spread falls"
+    of_types = names["by_size"]["relative"].loc[[16, 512, 8192]]
+    ratio = of_types["float32"] / of_types["float64"]
+    assert ratio.between(1e7, 1e9).all(), "a hundred million times smaller"
 
 
 def test_page_and_study_on_sums_agree_bit_for_bit(told: dict[str, Told]) -> None:
@@ -216,9 +221,9 @@ def test_what_the_page_on_two_runtimes_says_of_its_output(told: dict[str, Told])
     text, moved = told[RUNTIMES].text, told[RUNTIMES].names["moved"]
     typical, largest = (float(line.split()[-1]) for line in text.splitlines()[:2])
     assert largest < 1e-5 * typical, "six digits"
-    here = [change for what, change in moved.items() if what.endswith("\ncpu")]
-    assert len(here) == 2
-    assert max(here) < 1e-5 * typical, "the last digits"
+    here = moved["here (cpu)"]
+    assert here.index.tolist() == ["LayerNormalization", "MatMul"]
+    assert here.max() < 1e-5 * typical, "the last digits"
     errors = re.findall(r"(.+?) +RMS +([\d.]+)  mean +([-+][\d.]+)", text)
     first, second = (
         {what: (float(rms), float(mean)) for what, rms, mean in part}
@@ -237,7 +242,8 @@ def test_what_the_page_on_two_runtimes_says_of_its_output(told: dict[str, Told])
     (rms, mean), (signed_rms, signed_mean) = first["dropped bits"], second["dropped bits"]
     assert mean < -rms / 2, "dropping shifts the results"
     assert abs(signed_mean / signed_rms) < abs(mean / rms) / 3, "it vanishes"
-    assert second["both"][0] > 2 * first["both"][0], "several times as large"
+    root = told[RUNTIMES].names["width"] ** 0.5  # the unit shrinks by it; the page has 1152
+    assert second["both"][0] > root / 3 * first["both"][0], "more than ten times as large"
     assert second["rounded operands"][0] > 0.95 * second["both"][0], "nearly all of it"
 
 

@@ -132,7 +132,10 @@ def where(page: str, machine: str, bound: Sequence[tuple[str, str]]) -> str:
     ]
     run = max(record.provenance.values(), key=lambda run: run.date)
     versions = run.environment["versions"]
-    packages = ("numpy", "torch", "onnxruntime-gpu", "onnxruntime")
+    kernels = page in ("plot_layer_norm_ladder", "plot_triton_layer_norm")
+    packages = (
+        ("torch", "triton") if kernels else ("numpy", "torch", "onnxruntime-gpu", "onnxruntime")
+    )
     named += [f"{name} {version}" for name in packages if (version := versions.get(name))]
     other = "; on another machine where a sentence names it" if elsewhere else ""
     return f"Measured on {', '.join(dict.fromkeys(named))}, {run.date[:10]}{other}."

@@ -12,9 +12,11 @@ record, and defines each number that the page may print.
 
 from __future__ import annotations
 
+import runpy
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -44,6 +46,13 @@ RATES = ["roundoff", "torch", "inductor", "Liger", "QuACK", "flash-linear-attent
 TYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 norms, missing = layer_norms(device)
+
+#: The page's ``one_block``: where rows are written step by step, it is the step in two stages.
+LADDER = runpy.run_path(str(Path(__file__).with_name("layer_norm_ladder.py")))
+LESSON = LayerNorm(
+    norms["roundoff"].forward,
+    lambda dy, x, w, b, stats: LADDER["backward"]("two stages", dy, x, w, stats),
+)
 
 
 def inputs(m: int, n: int, dtype: torch.dtype, sets: int = 1) -> tuple[list[Any], Any, Any]:
@@ -176,7 +185,8 @@ def compare(m: int, n: int, dtype: torch.dtype, labels: list[str]) -> Iterator[d
     ways: dict[str, Any] = {}
     for label in labels:
         try:
-            ways[label] = [calls(norms[label], *pair, w, b) for pair in pairs]
+            norm = LESSON if label == "lesson" else norms[label]
+            ways[label] = [calls(norm, *pair, w, b) for pair in pairs]
             checked = right(*pairs[0], w, b, *ways[label][0])
         except Exception as error:  # another's limit: a block of 64 KiB, for instance
             print(f"{label} does not take {m} × {n}: {error}")
@@ -189,6 +199,8 @@ def compare(m: int, n: int, dtype: torch.dtype, labels: list[str]) -> Iterator[d
     for place, direction in enumerate(("forward", "backward")):
         reads = 1 + place
         timed = {label: [way[place] for way in each] for label, each in ways.items()}
+        if direction == "forward":
+            timed.pop("lesson", None)  # it has roundoff's
         timed["ceiling"] = [partial(stream, each[:reads], each[2]) for each in buffers]
 
         def turn(label, i, timed=timed):
@@ -205,7 +217,7 @@ def compare(m: int, n: int, dtype: torch.dtype, labels: list[str]) -> Iterator[d
         )
         rates = found.frame.set_index("label")["gb_s"].to_dict()
         row = {"direction": direction, "M": m, "N": n} | rates
-        others = set(rates) - {"roundoff", "ceiling"}
+        others = set(rates) - {"roundoff", "lesson", "ceiling"}
         if "roundoff" in rates and others:
             best = max(others, key=rates.__getitem__)
             lead = found.ratio(best, "roundoff")
@@ -232,8 +244,11 @@ def speed() -> pd.DataFrame:
     for n in WIDTHS:
         # As many rows as make 256 MiB a tensor, and no more than those of the benchmark.
         m = min(ROWS, 2**27 // n) if gpu else 64
-        rows += compare(m, n, torch.float16, CHOICE.get(n, EACH))
-    columns = ["direction", "M", "N", *RATES, "ceiling", "of ceiling", *LEAD]
+        labels = CHOICE.get(n, EACH)
+        if gpu and n in TELLING:
+            labels = [*labels, "lesson"]
+        rows += compare(m, n, torch.float16, labels)
+    columns = ["direction", "M", "N", *RATES, "lesson", "ceiling", "of ceiling", *LEAD]
     return pd.DataFrame(rows).reindex(columns=columns)
 
 
@@ -248,7 +263,7 @@ def backward(args):
 def forward(args):
     """GB/s of the forward in float16, and roundoff's rate over the best baseline's."""
     found = speed()
-    return found[found["direction"] == "forward"].drop(columns="direction")
+    return found[found["direction"] == "forward"].drop(columns=["direction", "lesson"])
 
 
 CASES = [
@@ -433,6 +448,16 @@ for columns, low, high in (8192, 0.4, 0.7), (8704, 0.2, 0.38):
         "Liger",
         where={"N": columns, "ceiling": lambda s: s.notna()},
         test=lambda v, low=low, high=high: low < v.value / v.rows["ceiling"].iloc[0] < high,
+    )
+for columns in 8192, 8704:
+    study.value(
+        f"lesson.{columns}",
+        f"GB/s of the page's kernel, 8 warps, float16, 4096 × {columns}; at 8192 columns it has "
+        "more than 1.5 times the rate at 8704",
+        "layer-norm-backward",
+        lambda t, columns=columns: t.loc[t["N"] == columns, "lesson"].iloc[0],
+        where={"N": [8192, 8704], "lesson": lambda s: s.notna()},
+        test=lambda v: v.rows.sort_values("N")["lesson"].pct_change().iloc[1] < -1 / 3,
     )
 
 if __name__ == "__main__":

@@ -8,26 +8,26 @@ One language model, run by eager PyTorch, by inductor and by ONNX Runtime. When 
 
 .. answer:: nvidia-h200
 
-   **Why.** For each token eager PyTorch starts hundreds of small GPU programs, called kernels.
-   Starting them takes longer than running them. Inductor with a CUDA graph starts them all at
-   once. ``generate`` then writes :bound:`333 <text.inductor>` tokens a second for one prompt, and
-   eager PyTorch writes :bound:`31 <text.eager>`.
+   **Why.** For each token eager PyTorch starts about a thousand small GPU programs, called
+   kernels. Starting them takes longer than running them. Inductor with a CUDA graph starts them
+   all at once. ``generate`` then writes :bound:`333 <text.inductor>` tokens a second for one prompt,
+   and eager PyTorch writes :bound:`31 <text.eager>`.
 
-   **The cure.** Use a CUDA graph. For one row of text there is
+   **The cure.** Use a CUDA graph. For one text there is
    :bound:`no difference measured <graph.rows1>` between inductor and ONNX Runtime, so take
-   inductor, which comes with PyTorch. For 64 rows take ONNX Runtime: a step takes
-   :bound:`0.67 <graph.rows64>` of inductor's time. Take it, too, where shapes change and a CUDA
-   graph does not fit.
+   inductor, which comes with PyTorch. For 64 texts at once take ONNX Runtime: a step, one token of
+   each text, takes :bound:`0.67 <graph.rows64>` of inductor's time. Without a CUDA graph take ONNX
+   Runtime, too.
 
    **The price.** The first step compiles. With a CUDA graph and an empty compile cache, inductor
    takes :bound:`43 <first.inductor>` seconds and ONNX Runtime :bound:`14 <first.roundoff>`.
 
    .. code-block:: python
 
-      # one row: inductor, in a CUDA graph
+      # one text: inductor, in a CUDA graph
       model.generate(**inputs, cache_implementation="static")
 
-      # 64 rows: ONNX Runtime, in a CUDA graph
+      # 64 texts: ONNX Runtime, in a CUDA graph
       from transformers import CompileConfig
 
       config = CompileConfig(backend="roundoff", mode="reduce-overhead", dynamic=False)
@@ -60,8 +60,8 @@ from roundoff.timing import measure
 # ----------------------------------------
 #
 # We build a small Llama with random weights and four layers. We run it on one token, then on
-# sixteen, which is sixteen times the arithmetic. On a CPU the clock counts the processor time of
-# one thread: other programs disturb it less than they disturb time on the wall.
+# sixteen, which is sixteen times the arithmetic. On a CPU we count the processor time of one
+# thread, which other programs disturb less than the time of a wall clock.
 
 CUDA = torch.cuda.is_available() and bool(available(["CUDAExecutionProvider"]))
 DEVICE = "cuda" if CUDA else "cpu"
@@ -89,7 +89,8 @@ for label, seconds in zip(times["label"], times["median"], strict=True):
     print(f"{label}: {1000 * seconds:.1f} ms")
 
 # %%
-# Sixteen times the arithmetic takes about the same time. So arithmetic does not make the time.
+# Sixteen times the arithmetic takes about the same time. So the time is not spent on
+# arithmetic.
 #
 # It is not the reading of the weights
 # ------------------------------------
@@ -105,8 +106,8 @@ print(f"share of one token:    {read / times['median'][0]:.1%}")
 # %%
 # Reading these weights is a small part of the time. But they are few, and fit a CPU's cache. So we
 # look at a trained model, too. SmolLM2 has 135 million weights [#smollm]_, which are 270 MB in
-# float16. An H200 reads 4.8 TB a second, so that its memory would allow 17,800 tokens a second.
-# Eager PyTorch writes :bound:`31 <text.eager>` there.
+# float16. An H200 reads 4.8 TB a second, enough for 17,800 tokens. Eager PyTorch writes
+# :bound:`31 <text.eager>` a second there.
 #
 # Each operator is started from Python
 # ------------------------------------
@@ -186,18 +187,19 @@ torch.set_num_threads(threads)
 gains.round(2)
 
 # %%
-# The gain is largest for the smallest matrices. On the H200 the cause can be taken away. Inductor
-# runs the same kernels with and without a CUDA graph. With the graph, one step gives
-# :bound:`about 8 <graph.inductor>` times as many tokens a second, in a second run about six times.
+# The gain is largest for the smallest matrices. On the H200 we can remove the cause: inductor runs
+# the same kernels with and without a CUDA graph. The graph makes a step
+# :bound:`about 8 <graph.inductor>` times as fast, in a second run about six times.
 #
 # How much it matters
 # -------------------
 #
 # On the H200 ``generate`` writes 128 tokens after each prompt, with all 30 layers of SmolLM2 in
 # float16. *prompts* is the number of prompts at once. *tokens/s* counts all new tokens over the
-# time of the whole call. All methods took turns, in three rounds: *times eager* is the median
-# round, *low* and *high* are the extremes. *different tokens* are not those of eager PyTorch. The
-# rows *compile_config* call ``generate`` as in the answer: eager PyTorch then reads the prompt.
+# time of the whole call. All methods took turns in three rounds: *times eager* is the median of
+# their ratios, *low* and *high* are the extremes. *different tokens* counts those that eager
+# PyTorch did not write, of 128 a prompt. In the rows *compile_config*, called as in the answer,
+# eager PyTorch reads the prompt.
 
 columns = {"batch": "prompts", "tokens/s": "tokens/s", "× eager": "times eager"}
 columns |= {"low": "low", "high": "high", "not eager's": "different tokens"}
@@ -211,16 +213,16 @@ texts.index = texts.index.to_series().replace(NAMES, regex=True)
 texts[list(columns)].rename(columns=columns).infer_objects().round(1)
 
 # %%
-# With eight prompts the methods write different tokens. All are near ties: by float64, the logit of
-# a written token is at most :bound:`0.014 <text.behind>` below the best.
+# With eight prompts the methods write different tokens, as they decide near ties differently: by
+# float64, no written token's logit is more than :bound:`0.014 <text.behind>` below the best.
 #
 # For one prompt there is :bound:`no difference measured <text.ratio>` between ONNX Runtime and
 # inductor. On an H100 there is
 # :bound:`no difference measured <text.ratio@nvidia-h100-80gb-hbm3>` either. But three rounds that
-# spread this much would hide a difference of a quarter. So we time single steps, many times. A
-# *decode* step reads one token of each row, over a :term:`KV cache` of 512 places. A *prefill*
-# reads four rows of 512 tokens. The table has tokens a second on the H200 in float16, of two runs;
-# *decode, 8* has eight rows. A dash was not measured.
+# spread this much could hide a difference of a third. So we time single steps, many times. A
+# *decode* step reads one token of each text, over a :term:`KV cache` of 512 places. A *prefill*
+# reads four texts of 512 tokens. The table has tokens a second on the H200 in float16, of two runs;
+# *decode, 8* has eight texts. A dash: not measured.
 
 speeds = pd.DataFrame()
 for record in read_records("plot_whole_model"):
@@ -241,9 +243,9 @@ speeds.rename_axis(index=None, columns=None)
 # Without a graph, a decode step of ONNX Runtime is :bound:`faster <plain.step>` than inductor's: it
 # takes :bound:`0.44 <plain.step>` of the time, in a second run about half. By default inductor
 # starts its kernels from generated Python code. In a CUDA graph no kernel is started from Python,
-# and for one row there is :bound:`no difference measured <graph.rows1>`.
+# and for one text there is :bound:`no difference measured <graph.rows1>`.
 #
-# For 64 rows, with a CUDA graph on both sides, ONNX Runtime is :bound:`faster <graph.rows64>`. Our
+# For 64 texts, with a CUDA graph on both sides, ONNX Runtime is :bound:`faster <graph.rows64>`. Our
 # guess: SmolLM2 shares keys and values among three heads, and inductor copies them for each head.
 # We did not test it. The figure beside the answer has these ratios on both GPUs, one run each.
 
@@ -252,16 +254,17 @@ figure.set_gid("answer")  # the site shows it beside the answer
 found = {}
 for record in read_records("plot_whole_model"):
     ours = record.tables["times"].query("dtype == 'float16'").dropna(subset="× inductor")
-    ours = ours[ours["optimization"].str.contains("roundoff")]
+    ours = ours[ours["optimization"].str.contains("roundoff")].sort_values(["case", "batch"])
     if ours.empty:
         continue
     graph = ours["CUDA graph"].map({True: "graph", False: "no graph"})
-    calls = ours["case"] + ", rows: " + ours["batch"].astype(str) + ", " + graph
+    case = ours["case"].map({"decode": "step", "prefill": "prefill"})
+    calls = case + ", texts: " + ours["batch"].astype(str) + ", " + graph
     ratio, gpu = ours["× inductor"], record.machine[7:11].upper()
     ends = ratio - ours["low"], ours["high"] - ratio
     ax.errorbar(ratio, calls, xerr=ends, fmt="os"[len(found)], capsize=3, label=gpu)
     found[gpu] = dict(zip(calls, ratio.round(2), strict=True))
-figure.set_label(f"Time of ONNX Runtime over inductor's, by call and rows: {found}")
+figure.set_label(f"Time of ONNX Runtime over inductor's, by call and texts: {found}")
 ax.axvline(1, color="gray")
 ax.invert_yaxis()
 ax.set(xlabel="ONNX Runtime's time over inductor's", title="Left of 1 ONNX Runtime gains")
@@ -270,7 +273,8 @@ plt.show()
 
 # %%
 # On a CPU there is no CUDA graph. The table has processor times over those of eager PyTorch, in
-# float32: of a prefill of one prompt with 128 tokens, and of decode steps of 1, 8 and 64 rows.
+# float32, of one run: a prefill of one prompt with 128 tokens, and decode steps of 1, 8 and 64
+# texts.
 
 lines = {}
 for record in read_records("plot_whole_model"):
@@ -282,9 +286,10 @@ for record in read_records("plot_whole_model"):
 pd.DataFrame(lines).T.round(2)
 
 # %%
-# With more rows inductor falls behind eager PyTorch, and ONNX Runtime does not. With 64 rows on the
-# Intel Xeon, inductor took :bound:`4.9 <cpu.inductor64>` times eager's time. On the Intel Xeon
-# there is :bound:`no difference measured <cpu.rows64>` between ONNX Runtime and eager.
+# With more texts inductor falls behind eager PyTorch, and ONNX Runtime does not. For 64 texts on
+# the Intel Xeon, inductor took :bound:`4.9 <cpu.inductor64>` times eager's time; we did not look
+# for the cause. For 64 texts on the Intel Xeon there is :bound:`no difference measured <cpu.rows64>`
+# between ONNX Runtime and eager.
 #
 # Which to use, and what it costs
 # -------------------------------
@@ -296,41 +301,38 @@ pd.DataFrame(lines).T.round(2)
 #    * - Your case
 #      - Use
 #      - Speed, and what it costs
-#    * - a GPU, one row
+#    * - a GPU, one text
 #      - inductor, CUDA graph
 #      - There is :bound:`no difference measured <graph.rows1>` between inductor and ONNX Runtime. A
 #        graph has fixed shapes: a different batch or cache size compiles again.
-#    * - a GPU, eight rows
+#    * - a GPU, eight texts
 #      - either, CUDA graph
 #      - ONNX Runtime takes :bound:`0.96 <graph.rows8>` of inductor's time on the H200. On an H100
 #        there is :bound:`no difference measured <graph.rows8@nvidia-h100-80gb-hbm3>`.
-#    * - a GPU, 64 rows
+#    * - a GPU, 64 texts
 #      - ONNX Runtime, CUDA graph
 #      - A step takes :bound:`0.67 <graph.rows64>` of inductor's time, and on an H100
 #        :bound:`0.62 <graph.rows64@nvidia-h100-80gb-hbm3>`. Beside the model
 #        ONNX Runtime held :bound:`112 <memory.graph.roundoff>` MiB, and inductor
-#        :bound:`196 <memory.graph.inductor>`. ``generate`` of 64 rows was not timed.
-#    * - a GPU, no graph, as shapes change
+#        :bound:`196 <memory.graph.inductor>`. ``generate`` of 64 texts was not timed.
+#    * - a GPU, no graph
 #      - ONNX Runtime
 #      - A prefill takes :bound:`0.33 <plain.prefill>` of inductor's time, in a second run half. The
 #        session of ONNX Runtime held :bound:`204 <memory.roundoff>` MiB beside the model, and
-#        inductor :bound:`34 <memory.inductor>`. A whole ``generate`` was not timed.
-#    * - a CPU, one row or eight
-#      - ONNX Runtime for many texts
-#      - With one row on the Intel Xeon, a step is :bound:`faster <cpu.rows1>` than eager's, at
-#        :bound:`0.85 <cpu.rows1>` of the time. With eight rows on the Intel Xeon it is
-#        :bound:`faster <cpu.rows8>`, at :bound:`0.78 <cpu.rows8>`. On the AMD EPYC one row takes
-#        :bound:`0.43 <cpu.rows1@amd-epyc-2-cores>`. A whole text took
-#        :bound:`0.98 <words.time>` of eager's seconds on the Intel Xeon, and
-#        :bound:`0.56 <words.time@amd-epyc-2-cores>` on the AMD EPYC.
-#    * - a CPU, 64 rows
+#        inductor :bound:`34 <memory.inductor>`. Shapes were fixed.
+#    * - a CPU, few texts
+#      - time both
+#      - On the AMD EPYC a text took :bound:`0.56 <words.time@amd-epyc-2-cores>` of eager's seconds,
+#        and two texts at once :bound:`0.53 <words.two@amd-epyc-2-cores>`. On the Intel Xeon a text
+#        took :bound:`0.98 <words.time>`, and two :bound:`1.28 <words.two>`: there keep eager
+#        PyTorch. The first text took :bound:`60 <words.first>` seconds on the Intel Xeon.
+#    * - a CPU, 64 texts
 #      - eager PyTorch
 #      - On the Intel Xeon ONNX Runtime gains nothing, and its first text takes longer.
 #    * - prompts of many lengths
-#      - ONNX Runtime, ``dynamic=True``
-#      - A new length was not converted again: :bound:`0 <words.conversions>` conversions on the
-#        Intel Xeon. The first text took :bound:`60 <words.first>` seconds on the Intel Xeon, and
-#        :bound:`89 <words.first@amd-epyc-2-cores>` on the AMD EPYC.
+#      - ``dynamic=True``
+#      - A new length needed :bound:`0 <words.conversions>` conversions in ONNX Runtime (Intel
+#        Xeon). inductor was not timed with changing lengths.
 #    * - an operator without ONNX form
 #      - inductor
 #      - PyTorch runs that operator between two sessions of ONNX Runtime. ``fallback=False``
@@ -368,9 +370,9 @@ small.forward = plain
 # Your own model
 # --------------
 #
-# Put in any decoder of transformers, and a text. The rate is of one text, so use an idle machine
-# and more tokens. The first text includes compiling. A model that cannot be used is refused, with
-# the reason. ``fallback=False`` also refuses a model that needs several sessions, and names the
+# Put in any decoder of transformers, and a text. The rate is that of one text: use an idle machine,
+# and ask for more tokens. The first text includes compiling. A model that cannot be used is
+# refused, with the reason. ``fallback=False`` also refuses a model that needs several sessions, and names the
 # operator that splits it.
 
 MODEL = SMOLLM2  # or a folder of transformers, or a name on its hub
@@ -401,13 +403,13 @@ for way, forward in ways.items():
 #
 # * One trained model of 135 million weights. A larger model has larger kernels, so that starting
 #   them matters less. Both GPUs are of one generation (Hopper).
-# * ``generate`` was timed for one prompt and for eight, of SmolLM2 alone. Its first texts are not
-#   shown: some compiled code may have been in a cache, and all methods compiled at the same time.
+# * ``generate`` was timed for one prompt and for eight, of SmolLM2 alone. The time of its first
+#   texts is not shown: a cache may have held compiled code, and all methods compiled at once.
 # * An interval is of one run. Two runs can differ by more, as the table of steps shows.
 # * Not measured: eager PyTorch in a CUDA graph, a prefill in a CUDA graph, inductor's
 #   ``max-autotune``, ``freezing`` and C++ wrapper, vLLM, llama.cpp, TensorRT-LLM.
 # * Even in a CUDA graph a step is far from what memory allows. We did not measure what limits it.
-# * The memory of a CUDA graph for one row is missing, as its measurement came out negative.
+# * Inductor's memory for one text is missing: its measurement came out negative.
 # * The logits of each step were compared with float64. Without a graph ONNX Runtime's typical error
 #   was :bound:`0.67 <error.least>` to :bound:`1.6 <error.most>` times inductor's, by call and type.
 # * PyTorch compiles a function again for new shapes, at most eight times. Then it warns, and runs

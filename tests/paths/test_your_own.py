@@ -155,7 +155,7 @@ def test_own_model_under_the_backend(
     shown = {}
     for line in capsys.readouterr().out.splitlines():
         shown[line[:12].strip()] = float(line.split("error ")[1])
-    assert shown.keys() == {"eager", "unfused", "tiers 1, 2"}
+    assert shown.keys() == {"eager", "inductor", "ONNX Runtime"}
     inputs = names["INPUTS"]
     with torch.no_grad():
         made = names["MODEL"](*inputs)

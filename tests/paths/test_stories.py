@@ -397,16 +397,24 @@ TOLERANCE = "plot_which_tolerance"
 def test_what_the_page_on_tolerances_says_of_its_output(told: dict[str, Told]) -> None:
     story = told[TOLERANCE]
     lines = story.text.splitlines()
-    shown = [line.split(": ")[1] for line in lines if "of 100 pass" in line]
-    assert shown == ["the split 0, zeros 0", "the split 100, zeros 100"]
+    assert lines[0].split("   ")[-1] == "(how many of 100 pass)"
+    shown = [[float(word) for word in line.split()] for line in lines[1:6]]
+    assert shown[0] == [32, 0, 0, 0]
+    assert [line[1:] for line in shown[1:3]] == [[100, 0, 0]] * 2, "near 1"
+    assert shown[3][2] > 90, "wrong results pass below"
+    assert shown[4] == [1.9e-6, 100, 100, 100]
     needed = [float(line.split()[-1]) for line in lines if "rtol that they need" in line]
     assert len(needed) == 3
     assert needed == sorted(needed)
     assert needed[0] < needed[-1] > 0.01, "one digit or two are tested"
     assert "1 % too large pass: 100 of 100" in story.text
-    parts = [line for line in lines if line.startswith("  ") and " from " in line]
-    assert parts[:4] == parts[4:], "the scale has an effect"
-    least, most = ([float(line.split()[i]) for line in parts[:4]] for i in (-3, -1))
+    parts = [line.split() for line in lines if line.endswith(" of the bound")]
+    least, most = ([float(line[i]) for line in parts] for i in (-6, -4))
+    names, small = story.names, 2.0**-24
+    x, w = names["inputs"][0]
+    for method in list(names["results"].values())[:4]:
+        scaled = names["used"](method(small * x, w), small * x, w)
+        assert scaled == names["used"](method(x, w), x, w), "the scale has an effect"
     assert 1e-4 < most[0] < 2e-3, "about a thousandth"
     assert min(least[1], least[2]) > 1 > most[3], "zeros and a missing term, not TF32"
     shares = [float(line.split()[-1]) for line in lines if "error" in line and "@" in line]

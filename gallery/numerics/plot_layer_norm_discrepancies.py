@@ -233,9 +233,9 @@ for terms in 128, 1024, 4096:
 pd.DataFrame(parts).T.rename_axis("terms").round(1)
 
 # %%
-# With more terms the error of rounding falls beside the result, as errors average out. The error of
-# dropping grows: each step drops about the same share of the running sum, and always makes the sum
-# smaller. With 4096 positive terms dropping is the larger error.
+# With more terms the error of rounding falls relative to the result, as errors average out. The
+# error of dropping grows: each step drops about the same share of the running sum, and always makes
+# the sum smaller. With 4096 positive terms dropping is the larger error.
 #
 # Weights of both signs
 # ---------------------

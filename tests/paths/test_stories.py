@@ -282,17 +282,17 @@ def check_words(story: Told) -> None:
     assert "logits that differ from float32's: 0\n" in text
     assert min(2, int(names["differ"].sum())) == text.count("float64  ")
     (table,) = (t for t in story.tables if "ties" in t)
-    flipped, gap, change = names["flipped"], names["gap"], names["change"]
+    flipped, gap, loss = names["flipped"], names["gap"], names["loss"]
     assert table["different tokens"]["bfloat16"] == int(flipped.sum())
     assert table["different tokens"]["float32"] == 0
-    moved = table["RMS change"].astype(float)
+    moved = table["loss, RMS"].astype(float)
     assert moved["float32"] < gap.min() / 10, "far below the smallest gap"
     assert moved["bfloat16"] / moved["float32"] > 3000, "thousands of times smaller"
     head = "bfloat16, last product float32"
     assert table["ties"][head] == 0, "the last product in float32 ends the ties"
-    assert moved["bfloat16"] / 2 < moved[head] < moved["bfloat16"], "most of the change is left"
+    assert moved["bfloat16"] / 2 < moved[head] < moved["bfloat16"], "most of the loss is left"
     assert (gap >= 0).all()
-    assert flipped[gap + change < 0].all(), "a dot above the line is a different token"
+    assert flipped[gap < loss].all(), "a dot above the line is a different token"
     assert gap[flipped].max() < gap.median(), "the dots that change have small gaps"
     (prices,) = (t for t in story.tables if "ratio" in t)
     held = prices["cache, KiB a token"].astype(float)
@@ -315,8 +315,8 @@ def test_what_the_page_on_words_says_of_the_whole_model(monkeypatch: pytest.Monk
     check_words(story)
     names = story.names
     assert names["differ"].sum() >= 1
-    assert names["change"].abs().median() < names["gap"].median() / 10, "small beside the gap"
-    sigma = names["change"].square().mean().sqrt()
+    assert names["loss"].abs().median() < names["gap"].median() / 10, "small beside the gap"
+    sigma = names["loss"].square().mean().sqrt()
     expected, found = (
         float(torch.special.ndtr(-names["gap"] / sigma).sum()),
         int(names["flipped"].sum()),
@@ -338,7 +338,7 @@ def test_page_and_study_on_words_agree_bit_for_bit(told: dict[str, Told]) -> Non
     assert torch.equal(along.exact, names["exact"])
     model = study["model_of"]("bfloat16")
     steps = along.follow("bfloat16", "batch of 8", model, len(names["asked"]))
-    assert torch.equal(torch.tensor(steps["gap"].to_numpy()), -names["change"])
+    assert torch.equal(torch.tensor(steps["gap"].to_numpy()), names["loss"])
     assert steps["differs"].tolist() == names["flipped"].tolist()
     again = study["Again"]()
     with torch.no_grad(), again:
@@ -397,16 +397,24 @@ TOLERANCE = "plot_which_tolerance"
 def test_what_the_page_on_tolerances_says_of_its_output(told: dict[str, Told]) -> None:
     story = told[TOLERANCE]
     lines = story.text.splitlines()
-    shown = [line.split(": ")[1] for line in lines if "of 100 pass" in line]
-    assert shown == ["the split 0, zeros 0", "the split 100, zeros 100"]
+    assert lines[0].split("   ")[-1] == "(how many of 100 pass)"
+    shown = [[float(word) for word in line.split()] for line in lines[1:6]]
+    assert shown[0] == [32, 0, 0, 0]
+    assert [line[1:] for line in shown[1:3]] == [[100, 0, 0]] * 2, "near 1"
+    assert shown[3][2] > 90, "wrong results pass below"
+    assert shown[4] == [1.9e-6, 100, 100, 100]
     needed = [float(line.split()[-1]) for line in lines if "rtol that they need" in line]
     assert len(needed) == 3
     assert needed == sorted(needed)
     assert needed[0] < needed[-1] > 0.01, "one digit or two are tested"
     assert "1 % too large pass: 100 of 100" in story.text
-    parts = [line for line in lines if line.startswith("  ") and " from " in line]
-    assert parts[:4] == parts[4:], "the scale has an effect"
-    least, most = ([float(line.split()[i]) for line in parts[:4]] for i in (-3, -1))
+    parts = [line.split() for line in lines if line.endswith(" of the bound")]
+    least, most = ([float(line[i]) for line in parts] for i in (-6, -4))
+    names, small = story.names, 2.0**-24
+    x, w = names["inputs"][0]
+    for method in list(names["results"].values())[:4]:
+        scaled = names["used"](method(small * x, w), small * x, w)
+        assert scaled == names["used"](method(x, w), x, w), "the scale has an effect"
     assert 1e-4 < most[0] < 2e-3, "about a thousandth"
     assert min(least[1], least[2]) > 1 > most[3], "zeros and a missing term, not TF32"
     shares = [float(line.split()[-1]) for line in lines if "error" in line and "@" in line]

@@ -10,9 +10,9 @@ needs one. Which takes less time?
 .. answer:: nvidia-h200
 
    **Why.** For one token, a Gemm (ONNX's matrix product) spends its time on reading the weights.
-   A Concat in each run, which puts the weights side by side, reads and writes them once more. With
-   two wide weights of a feed-forward layer, one Gemm and its Concat take :bound:`3.9 <inside>`
-   times as long as two Gemms in float16.
+   A Concat in each run, which puts the weights side by side, reads and writes them once more. In
+   float16, with the two wide weights of a feed-forward layer, one Gemm and its Concat take
+   :bound:`3.9 <inside>` times as long as two Gemms.
 
    **The cure.** Join the weights once, before the first run. For one token, one Gemm for the
    narrow weights of queries, keys and values then takes :bound:`0.51 <narrow>` of the time of
@@ -20,7 +20,8 @@ needs one. Which takes less time?
 
    **The price.** The results come side by side, and ONNX Runtime's Split copies them. With wide
    weights and 4096 tokens, one Gemm and its Split take :bound:`1.15 <split>` times as long as two.
-   PyTorch's ``split`` copies nothing: :bound:`no difference measured <split.torch>`.
+   PyTorch's ``split`` copies nothing, and there is :bound:`no difference measured <split.torch>`
+   between one product and two.
 
    .. code-block:: python
 
@@ -72,8 +73,8 @@ MODELS = {"two Gemms": TWO, "joined in each run": EACH_RUN, "joined before": BEF
 
 # %%
 # ``X`` and the weights are normally distributed. ONNX Runtime computes on one core, and its inputs
-# are in place before the clock starts. The clock counts processor time: other programs disturb it
-# less than they disturb time on the wall.
+# are in place before the clock starts. The clock counts processor time, which other programs
+# disturb less than the time of a wall clock.
 
 PROVIDER, DEVICE, CLOCK = "CPUExecutionProvider", "cpu", time.process_time
 # or "CUDAExecutionProvider", "cuda", time.perf_counter
@@ -155,7 +156,7 @@ ax.set_yticks(range(3), list(passes))
 ax.invert_yaxis()
 ax.set_xticks(range(4))
 ax.set_xlabel("passes over the weights")
-ax.set_title("Joining in each run makes three passes of one")
+ax.set_title("Joined in each run: three passes instead of one")
 plt.show()
 
 # %%
@@ -183,8 +184,8 @@ live = over_two.pivot(columns="label", values="ratio")
 # %%
 # The left half of the figure shows this machine. The right half shows the study, on an H200 with a
 # layer's weights. The *wide* ones are *gate* and *up* of the feed-forward part, 4096 × 11264 each.
-# The *narrow* ones make queries, keys and values, with 4096, 1024 and 1024 columns. A layer uses
-# each result apart. So in the study a Split follows the large Gemm, and nothing follows two Gemms.
+# The *narrow* ones make queries, keys and values, with 4096, 1024 and 1024 columns. A layer
+# needs the results apart. So in the study a Split follows the large Gemm.
 
 COLUMNS = ["case", "shape", "m", "precision", "way", "ratio", "low", "high", "run"]
 
@@ -226,21 +227,21 @@ plt.show()
 # %%
 # The ratio falls, on both machines. So the passes over the weights are the cause.
 #
-# In numbers, for one token on the H200: two Gemms read the wide weights in float32 at :bound:`3.6
-# <read>` TB a second, and the data sheet promises 4.8 [#h200]_. In float16, with half the bytes,
-# they take :bound:`0.51 <half>` of that time. One Gemm with its Concat takes :bound:`2.9
-# <inside.float32>` times as long as two in float32. In float16 it takes :bound:`3.9 <inside>` times
-# as long, and Concat is the reason: it moves :bound:`2.4 <concat.float16>` TB a second. In float32
-# Concat moves :bound:`3.8 <concat.float32>`. We do not know why the rates differ.
+# One token on the H200, in numbers: two Gemms read the wide weights in float32 at :bound:`3.6
+# <read>` TB a second; the data sheet promises 4.8 [#h200]_. Float16 has half the bytes, and takes
+# :bound:`0.51 <half>` of the time. Concat moves :bound:`3.8 <concat.float32>` TB a second in
+# float32, and one Gemm with it takes :bound:`2.9 <inside.float32>` times as long as two. In float16
+# Concat moves only :bound:`2.4 <concat.float16>`, and the ratio is :bound:`3.9 <inside>`. We do not
+# know why.
 #
 # What one Gemm gains
 # -------------------
 #
 # If one Gemm reads as much as two, what is gained? Every operator has a fixed cost: a kernel is
-# chosen and started, and a result gets memory. Two Gemms and the Concat of their results have that
-# cost three times, one Gemm has it once. It matters where the product is small. We repeat a
-# published benchmark [#published]_ of square matrices, in ten rounds. Times are in milliseconds.
-# *difference* is the largest one between the results of two Gemms and of one.
+# chosen and started, and a result gets memory. Two Gemms and the Concat of their results pay it
+# three times, one Gemm once. It matters where the product is small. We repeat a published benchmark
+# [#published]_ of square matrices, in ten rounds. The table has median milliseconds, and the
+# largest difference between the results of two Gemms and of one: here there is none.
 
 SIZES = (32, 64, 128) if unit_test_going() else (32, 128, 512, 1024)
 DTYPE = torch.float32  # or torch.float16, on a GPU
@@ -255,13 +256,12 @@ for size in SIZES:
     frames.append(frame)
 table = pd.concat(frames)
 
-shown = (1e3 * table[["mean", "std", "min", "max"]]).assign(difference=table["difference"])
-shown.index = table["side"].astype(str) + ", " + table["label"]
+medians = table.pivot(index="side", columns="label", values="median")
+shown = (1e3 * medians).assign(difference=table.groupby("side")["difference"].max())
 shown.map("{:.3g}".format)
 
 # %%
 
-medians = table.pivot(index="side", columns="label", values="median")
 squares = medians.div(medians["two Gemms"], axis=0)
 figure, ax = plt.subplots(figsize=(5.2, 2.6))
 figure.set_label(f"Time over two Gemms against the side of squares: {squares.to_dict()}")
@@ -275,25 +275,27 @@ ax.legend(fontsize=8)
 plt.show()
 
 # %%
-# The smallest square gains, and the gain goes as squares grow. On the H200 in float16, it takes
-# :bound:`0.57 <small>` of the time of two at side 256, and :bound:`0.92 <large>` at side 8192.
+# Small squares gain most. On the H200 in float16, one Gemm takes :bound:`0.57 <small>` of the time
+# of two at side 256, and :bound:`0.92 <large>` at side 8192. The Concat of the results belongs to
+# the time of two. At side 8192 it moves 537 MB, which at the rate above takes most of the
+# time that is gained.
 #
-# A CUDA graph tests the cause: it records the starts of all kernels and replays them, so that most
-# of the fixed cost goes. In a CUDA graph, two Gemms of side 256 take :bound:`0.24 <replay>` of the
-# time of a plain call. So most of the plain call was fixed cost. At this size a CUDA graph saves
-# more than one Gemm does.
+# A CUDA graph tests the fixed cost: it records the starts of all kernels and replays them, so that
+# most of that cost goes. In a CUDA graph, two Gemms of side 256 take :bound:`0.24 <replay>` of the
+# time of a plain call. So most of the plain call was fixed cost. At side 256 a CUDA graph saves
+# more than joining does.
 #
-# The fixed cost is not everything. With CUDA graphs on both sides, one Gemm for queries, keys and
-# values still takes :bound:`0.79 <kernels>` of the time of three (H200, float32, one token). On the
-# H100 no difference was measured.
+# Some gain is left without the fixed cost. With CUDA graphs on both sides, one Gemm for queries,
+# keys and values still takes :bound:`0.79 <kernels>` of the time of three (H200, float32, one
+# token). We did not look for the cause. On the H100 no difference was measured.
 #
 # What holds on both GPUs
 # -----------------------
 #
 # We measured an H200 and an H100, twice each. The table has the time of one Gemm in ONNX Runtime,
-# over that of two or three. *equal* means that no difference was measured: an interval holds 1, or
-# the two runs disagree. The wide and narrow weights meet one token where the row names no other
-# number. With the squares there is no Split, but two Gemms join their results, as on this page.
+# over that of two or three. *undecided* means that no difference was measured: an interval
+# holds 1, or the two runs disagree. A row of wide or narrow weights has one token, unless it names
+# a number. For squares two Gemms join their results by a Concat, as above, and nothing is split.
 
 before_run = ways["joined before"]
 CASES = {
@@ -317,15 +319,16 @@ for precision in "float16", "float32":
             runs = of_type[(of_type["case"] == case) & (of_type["way"] == way)]
             decided = (runs["high"] < 1).all() or (runs["low"] > 1).all()
             for ratio in runs["ratio"][:1]:
-                cells.append(f"{ratio:.2f}" if decided else "equal")
+                cells.append(f"{ratio:.2f}" if decided else "undecided")
         cells += ["–"] * (len(CASES) - len(cells))  # without a record
 both_gpus = pd.DataFrame(columns).set_index("case").rename_axis(None)
 both_gpus
 
 # %%
 # Both GPUs agree on what pays. Joined before, narrow weights and small squares gain; wide weights
-# do not. Joined in each run, wide weights lose, and narrow weights lose in float32; in float16
-# narrow weights come out even. With 4096 tokens in float16, one Gemm and its Split lose.
+# do not. Joined in each run, wide weights lose, and narrow weights lose in float32; in float16 the
+# runs do not decide on narrow weights. Our guess: the fixed cost hides the passes. With 4096 tokens
+# in float16, one Gemm and its Split lose.
 
 figure, ax = plt.subplots(figsize=(4.4, 2.6))
 figure.set_gid("answer")  # the site shows it beside the answer
@@ -361,17 +364,19 @@ plt.show()
 #
 # Plain ``torch.compile`` does not join the weights. It adds a cost to each call: compiled, the
 # three products of one token take :bound:`2.1 <inductor>` times as long as in eager PyTorch (H200,
-# float16). With squares of side 4096 in float32 that cost vanishes, at :bound:`1.03
+# float16). With squares of side 4096 in float32 hardly any cost is left, at :bound:`1.03
 # <inductor.large>` times.
 #
-# In ONNX Runtime the Split is the price. Leave two wide Gemms alone, and do not fuse for long
-# prompts. Where small calls are the trouble, try a CUDA graph first.
+# In ONNX Runtime the Split is the price. For 4096 tokens and wide weights in
+# float16 it moves 369 MB, which at the rate of Concat takes most of the time that one Gemm loses.
+# Leave two wide Gemms alone, and do not fuse for long prompts. Where small calls are the trouble,
+# try a CUDA graph first.
 #
 # Bits may change, too. A library chooses its kernel by the shape of the product, and the kernel
 # decides :ref:`how a sum is cut <reduction-order>`. For one token in float32, one Gemm changed
 # :bound:`93 % <changed>` of the queries, keys and values on the H200. Neither is always more
-# accurate: where bits changed, the typical error of one Gemm was :bound:`0.58 <error.least>` to
-# :bound:`1.54 <error.most>` times that of separate Gemms.
+# accurate: where bits changed, the typical error of one Gemm was, by case,
+# :bound:`0.58 <error.least>` to :bound:`1.54 <error.most>` times that of separate Gemms.
 #
 # Your own weights
 # ----------------
@@ -415,7 +420,7 @@ with torch.no_grad():
 # * inductor can join constant weights itself where its option ``freezing`` is on. Here the weights
 #   were arguments.
 # * The benchmark that posed the question [#published]_ timed five calls of each model, one model
-#   after the other. Here the rounds alternate, so that a change of speed meets all models.
+#   after the other. Here the models take turns, so that a change of speed affects all alike.
 # * Next: :ref:`llama-backend`, for what packed weights give a whole layer.
 #
 # .. [#h200] NVIDIA, `H200 Tensor Core GPU <https://www.nvidia.com/en-us/data-center/h200/>`_.

@@ -10,8 +10,8 @@ One language model, run by eager PyTorch, by inductor and by ONNX Runtime. When 
 
    **Why.** For each token eager PyTorch starts about a thousand small GPU programs, called
    kernels. Starting them takes longer than running them. Inductor with a CUDA graph starts them
-   all at once. ``generate`` then writes :bound:`333 <text.inductor>` tokens a second for one prompt,
-   and eager PyTorch writes :bound:`31 <text.eager>`.
+   all at once. ``generate`` then writes :bound:`333 <text.inductor>` tokens a second for one
+   prompt, and eager PyTorch writes :bound:`31 <text.eager>`.
 
    **The cure.** Use a CUDA graph. For one text there is
    :bound:`no difference measured <graph.rows1>` between inductor and ONNX Runtime, so take
@@ -258,8 +258,7 @@ for record in read_records("plot_whole_model"):
     if ours.empty:
         continue
     graph = ours["CUDA graph"].map({True: "graph", False: "no graph"})
-    case = ours["case"].map({"decode": "step", "prefill": "prefill"})
-    calls = case + ", texts: " + ours["batch"].astype(str) + ", " + graph
+    calls = ours["case"] + ", texts: " + ours["batch"].astype(str) + ", " + graph
     ratio, gpu = ours["× inductor"], record.machine[7:11].upper()
     ends = ratio - ours["low"], ours["high"] - ratio
     ax.errorbar(ratio, calls, xerr=ends, fmt="os"[len(found)], capsize=3, label=gpu)
@@ -288,8 +287,8 @@ pd.DataFrame(lines).T.round(2)
 # %%
 # With more texts inductor falls behind eager PyTorch, and ONNX Runtime does not. For 64 texts on
 # the Intel Xeon, inductor took :bound:`4.9 <cpu.inductor64>` times eager's time; we did not look
-# for the cause. For 64 texts on the Intel Xeon there is :bound:`no difference measured <cpu.rows64>`
-# between ONNX Runtime and eager.
+# for the cause. For 64 texts on the Intel Xeon there is
+# :bound:`no difference measured <cpu.rows64>` between ONNX Runtime and eager.
 #
 # Which to use, and what it costs
 # -------------------------------
@@ -372,8 +371,8 @@ small.forward = plain
 #
 # Put in any decoder of transformers, and a text. The rate is that of one text: use an idle machine,
 # and ask for more tokens. The first text includes compiling. A model that cannot be used is
-# refused, with the reason. ``fallback=False`` also refuses a model that needs several sessions, and names the
-# operator that splits it.
+# refused, with the reason. ``fallback=False`` also refuses a model that needs several sessions,
+# and names the operator that splits it.
 
 MODEL = SMOLLM2  # or a folder of transformers, or a name on its hub
 TEXT, TOKENS = "The kettle sang, and", 16

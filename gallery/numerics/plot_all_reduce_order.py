@@ -9,18 +9,19 @@ The same data, the same seed, the same batch: on 1, 2, 4 and 8 workers the loss 
 .. answer:: 2-nvidia-h200
 
    **Why.** The number of workers decides how a batch is cut before its gradients are added, and
-   every addition rounds. From 3 workers on, all-reduce also adds each chunk of a message in a
-   different order. With gloo, PyTorch's library for CPUs, :bound:`36% <gloo.4>` of the sums of
-   random numbers on 4 workers differ from adding worker 0, 1, 2 and 3 in turn.
+   every addition rounds. From 3 workers on, all-reduce also adds each chunk of the gradients
+   in a different order from the next chunk. With gloo, PyTorch's library for CPUs,
+   :bound:`36% <gloo.4>` of the sums of 4 workers differ from adding worker 0, 1, 2 and 3 in turn
+   (random numbers).
 
-   **The cure.** Most training needs none. In a small network the losses agree in eight digits. A
-   different draw of batches moves the weights :bound:`about 300,000 <data.ratio>` times as far as 4
-   workers do. For equal bits, cut the batch into the same micro-batches on any number of workers,
+   **The cure.** Most training needs none. After 128 steps of a small network the losses agree in
+   eight digits. A different draw of batches moves the weights
+   :bound:`about 300,000 <data.ratio>` times as far as 4 workers do. For equal bits, cut the batch into the same micro-batches on any number of workers,
    gather their gradients, and add them in one order.
 
-   **The price.** Each worker receives and holds the gradients of all micro-batches. With eight
-   gradients of 1 MiB each, on 2 workers with gloo, gathering takes :bound:`3.6 <gather.gloo>` times
-   as long as all-reduce.
+   **The price.** Each worker receives and holds the gradients of all micro-batches. Gathering
+   eight gradients of 1 MiB takes :bound:`3.6 <gather.gloo>` times as long as all-reduce (gloo, 2
+   workers), and :bound:`4.4 <gather.gloo.8>` times with 8 workers.
 
    .. code-block:: python
 
@@ -32,7 +33,7 @@ The same data, the same seed, the same batch: on 1, 2, 4 and 8 workers the loss 
 
 # %%
 # Every cell runs on a laptop in seconds, with gloo. ``studies/all_reduce_order.py`` recorded the
-# bold numbers: those of gloo on the host of two H200s, those of NCCL on the GPUs.
+# bold numbers on a machine with two H200s: gloo on its CPU, NCCL on its GPUs.
 
 import functools
 from itertools import pairwise
@@ -124,7 +125,7 @@ def descend(item):
 
 
 # %%
-# A seed decides the batches, so that all numbers of workers train on the same ones.
+# A seed decides the batches, so that every run trains on the same ones.
 
 
 def draw_batches(seed):
@@ -201,8 +202,7 @@ for name, track in steps.items():
 # -------------------------------------------
 #
 # Four numbers can make the order of all-reduce visible. Worker 0 sends 10⁸, worker 1 sends −10⁸,
-# and workers 2 and 3 send 1. A message has 16 copies of the number. Each of the 16 sums is exactly
-# 2.
+# and workers 2 and 3 send 1. Each worker's message is 16 copies of its number. Each exact sum is 2.
 
 
 def all_reduced(x):
@@ -221,7 +221,7 @@ print(received.int().tolist())
 # cut the message into four *chunks*. Near 10⁸, neighbouring float32 numbers are 8 apart, so a 1
 # that is added to 10⁸ or to −10⁸ is lost. Only a 1 that comes after both of them counts.
 #
-# So a sum tells how many workers come after the two with ±10⁸. To find the whole order, we give
+# So a sum counts the workers that are added after both ±10⁸. To find the whole order, we give
 # ±10⁸ to each pair of workers in turn [#fprev]_. ``order_probes`` makes the messages, and
 # ``orders_found`` reads the sums.
 
@@ -241,10 +241,10 @@ for chunk in chunks:
     print(f"{elements}: workers {order_text(chunk.tree)}")
 
 # %%
-# Each line is a walk around one ring, 3 → 2 → 1 → 0 → 3, from a different start. A line may print
-# its first two workers swapped: as a + b = b + a, no sum can tell them apart. So 2 + 3 + 1 + 0 is
-# the walk from 3. All workers are busy at once, each with a different chunk. We draw the walks with
-# the numbers above. The number at an arrow is the sum so far.
+# Each line is a walk around one ring, 3 → 2 → 1 → 0 → 3, from a different start. The first two
+# workers of a line may be swapped, as a + b = b + a: 2 + 3 + 1 + 0 is the walk 3 → 2 → 1 → 0. All
+# workers are busy at once, each with a different chunk. We draw the walks with the numbers above.
+# The number at an arrow is the sum so far.
 
 
 def draw(ax, route):
@@ -315,8 +315,8 @@ for name, parts in ("as drawn", drawn), ("multiples", np.round(drawn * 1024) / 1
 # The study does the same with NCCL on two H200s: with its default, with its ring and with its tree.
 # The orders found explain every bit of :bound:`60 <nccl.explained>` messages of random numbers.
 # With NCCL's default, on 4 workers, :bound:`32% <nccl.4>` of the sums differ from adding the
-# workers in turn. (On more than 2 workers, several shared a GPU, and NCCL was told that they are on
-# different hosts.)
+# workers in turn. (Of more than 2 workers, several shared a GPU; NCCL was told that they were on
+# several hosts.)
 #
 # DistributedDataParallel (DDP) packs gradients into *buckets*, and makes an all-reduce of each. So
 # the size of a bucket decides where a gradient lies in its message. On 4 workers with gloo,
@@ -328,8 +328,8 @@ for name, parts in ("as drawn", drawn), ("multiples", np.round(drawn * 1024) / 1
 #
 # How far do the weights drift from those of 1 worker? For comparison we change the run of 1 worker
 # in four ways: micro-batches, the samples of each batch backwards, the batches backwards, and
-# batches of another seed. Training in float64 stands for the exact result. The unit is
-# :ref:`ε <ulp>` = 2⁻²³, the step of float32 at 1, times the root mean square (RMS) of the float64
+# batches of another seed. Training in float64 stands for the exact result. A distance is the root
+# mean square (RMS) over all weights, in units of :ref:`ε <ulp>` = 2⁻²³ times the RMS of the float64
 # weights.
 
 tracks = {f"{n} workers": runs[n] for n in (2, 4, 8)} | {
@@ -346,6 +346,7 @@ for name, track in tracks.items():
     row["relative change of loss"] = loss_of(track[-1]) / loss_of(first) - 1
     rows.append({"run": name} | row)
 drift = pd.DataFrame(rows).set_index("run")
+alone = scaled_error(truth, first, dtype="float32").rms
 
 
 def short(value):
@@ -353,6 +354,7 @@ def short(value):
     return f"{float(f'{value:.2g}'):,g}"
 
 
+print("1 worker, from float64:", short(alone))
 drift.map(short)
 
 # %%
@@ -376,8 +378,8 @@ plt.show()
 # samples backwards only group the same sums differently, and all move the weights about as far.
 # Batches backwards and other batches move the weights more than a hundred thousand times as far.
 #
-# Which number of workers is right? The runs of 1 and of 4 workers are closer to each other than
-# each is to float64. So none is.
+# Which number of workers is right? Each run of several workers is nearer to the run of 1 worker than
+# to float64, and the run of 1 worker is about as far from float64. So none is right.
 #
 # Equal bits: one cut and one order
 # ---------------------------------
@@ -400,10 +402,10 @@ print("gathered, micro-batches of 8:", results(True, 8))
 # Both cures together give one result on 1, 2, 4 and 8 workers, after every step. With one cure
 # alone, each number of workers still has a result of its own.
 #
-# What does it cost? The study adds eight gradients of 1 MiB each. The baseline adds the gradients
-# of each worker and all-reduces that sum. The table has the time over that of the baseline. The
-# second method sends less: each worker receives one chunk of all gradients (an *all-to-all*) and
-# adds it, then all gather the sums. The study has its code, ``by_chunks``.
+# What does it cost? The study adds eight gradients of 1 MiB each. In the baseline each worker
+# adds its gradients and all-reduces the sum. The table has each time over the baseline's. *By
+# chunks* sends less: each worker receives one chunk of every gradient (an *all-to-all*), adds it,
+# and sends the sum to all. The study has the code, ``by_chunks``.
 #
 # .. list-table::
 #    :header-rows: 1
@@ -418,14 +420,15 @@ print("gathered, micro-batches of 8:", results(True, 8))
 #      - :bound:`1.2 <gather.nccl>`
 #    * - by chunks
 #      - :bound:`2.3 <chunks.gloo>`
-#      - –
+#      - :bound:`1.4 <chunks.gloo.8>`
 #      - :bound:`1.6 <chunks.nccl>`
 #
-# The machine matters. On an Intel Xeon of two cores with gloo, gathering took
-# :bound:`2.7 <gather.gloo@intel-xeon-2-cores>` times as long on 2 workers. On 8 workers of the
-# Intel Xeon it took :bound:`1.4 <gather.gloo.8@intel-xeon-2-cores>` times as long, and twice as
-# long in a second run. The times of NCCL include a copy of the sum to the host, so the ratio
-# without this copy is larger.
+# With 8 workers *by chunks* is much the cheaper one. With NCCL and 2 workers it costs more than
+# gathering; we did not look for the cause. The machine matters, too. On an Intel Xeon with two
+# cores, gathering took :bound:`2.7 <gather.gloo@intel-xeon-2-cores>` times as long with 2 workers.
+# With 8 workers of the Intel Xeon it took :bound:`1.4 <gather.gloo.8@intel-xeon-2-cores>` times as
+# long, and twice as long in a second run. The times of NCCL include a copy of the sum to the host,
+# so the ratio without this copy is larger.
 #
 # Two more prices are not in these times. Small micro-batches use the hardware less well. And DDP
 # adds gradients while the backward pass still computes. Gathering at the end gives that up.
@@ -472,11 +475,11 @@ print("difference:", string_diff(max_diff(in_order, total)))
 #   host, joined by NVLink, may add in a different order. So may a switch that adds what it passes
 #   on (NVLink SHARP): the study turned it off.
 # * The recorded orders are those of NCCL 2.28.9 and of gloo in PyTorch 2.11. No documentation
-#   promises them. Here gloo rounds the length of a chunk up: a short message may have fewer chunks
+#   promises them. Gloo rounds the length of a chunk up, so a short message may have fewer chunks
 #   than workers.
-# * The recorded times are medians without an interval, of one run, on the Intel Xeon of two. Longer
-#   messages were not timed.
-# * The network is small, and its training stable. Unstable training may drift farther.
+# * The recorded times are medians without an interval: of one run on the H200s' machine, of two on
+#   the Intel Xeon. Longer messages were not timed.
+# * The network is small, its training stable and short. Longer or unstable training drifts farther.
 # * Next: :ref:`reduction-order`, for what an order does to one sum, and :ref:`bits-to-words`, for
 #   what different bits do to a trained model.
 #

@@ -8,19 +8,18 @@ Temperature 0, the same question, the same weights: alone it gets one answer, in
 
 .. answer:: nvidia-h200
 
-   **Why.** In a batch a shorter prompt is padded. Padding moves the terms of a sum in attention, so
-   that they are added in a different order. On a GPU, and in float32 on a processor, the number of
-   rows changes the order of a matrix product, too. Each order rounds differently, and a last bit
-   can decide between two words. On a test server :bound:`73 % <texts.changed>` of SmolLM2's texts
-   differ from what the prompt gets alone.
+   **Why.** In a batch, transformers pads a shorter prompt. Padding changes how attention rounds its
+   sums. The number of rows can change the order of a matrix product: on a GPU, or in float32 on a
+   processor. A last bit can decide between two words. On a test server that pads,
+   :bound:`73 % <texts.changed>` of SmolLM2's texts differ from the prompt's text alone.
 
-   **The cure.** Fix the order of every sum: ``roundoff.invariant(model)``. As a context manager,
-   ``with roundoff.invariant():``, it left :bound:`0 % <texts.invariant>` of the server's texts
-   different.
+   **The cure.** Fix the order of every sum: ``roundoff.invariant(model)``. Inside
+   ``with roundoff.invariant():``, :bound:`0 % <texts.invariant>` of the server's texts differed.
 
    **The price.** ``generate`` of SmolLM2 takes :bound:`0.87 <called.least>` to
-   :bound:`1.07 <called.most>` times as long as torch's. On a processor it takes about twice as
-   long, or more. A product of another shape takes at worst :bound:`1.57 <product.most>` times.
+   :bound:`1.04 <called.most>` times as long as torch's. On two cores of an AMD EPYC it took two to
+   four times as long. The worst of :bound:`273 <product.shapes>` products takes
+   :bound:`1.57 <product.most>` times.
 
    .. code-block:: python
 
@@ -92,9 +91,9 @@ print("in a batch:", batch_text)
 #
 # The usual explanation is chance: threads finish in a different order each time. A second one is
 # the number of rows, two instead of one. A third is padding. The story's prompt is five tokens
-# longer, so the question about the sky was *padded*: five columns of filling stand on its left, and
-# a mask hides them. We try each alone, and compare the logits of the first token. A *logit* is the
-# score of a possible next token.
+# longer, so the question about the sky was *padded*: five filler tokens stand on its left, hidden
+# by a mask. We try each alone, and compare the logits of the first token. A *logit* is the score of
+# a possible next token.
 
 
 def changed(result, expected):
@@ -121,72 +120,86 @@ print("5 columns like the story:", torch.equal(five, batch_logits[0]))
 
 # %%
 # On the EPYC it is the padding. A second run changes nothing, and neither does a second row. Five
-# columns of padding without the story give the very bits that the question gets beside the story.
-# Sixteen columns change nothing. Why?
+# columns of padding alone give the same bits as the story does. Sixteen columns change nothing.
+# Why?
 #
-# Padding shifts a sum in attention
-# ---------------------------------
+# Padding changes which columns are left over
+# -------------------------------------------
 #
-# For each token attention gives the tokens so far a weight, and divides the weights by their sum.
-# We suppose that the EPYC's kernel adds the weights in 16 running sums, and these 16 at the end.
-# Column 0 goes to the first sum, column 15 to the last, column 16 to the first again. We draw where
-# 36 tokens go.
+# For each token attention gives the tokens so far a weight, an exponential, and divides by the sum
+# of the weights. On the EPYC PyTorch's kernel [#kernel]_ computes and adds them 16 columns at a
+# time. The columns left over at the end it takes one by one, with another exponential function. So
+# their weights and the sum round differently. Of 36 columns four are left over; of 41, nine.
 
-figure, axes = plt.subplots(1, 2, figsize=(9, 1.5))
-figure.set_label("The running sum of each token: padding moves every token by five.")
-for ax, columns in zip(axes, (0, 5), strict=True):
-    for token in range(36):
-        row, place = divmod(token + columns, 16)
-        color = "C1" if token % 16 == 0 else "C0"
-        ax.text(place, row, token, ha="center", va="center", size=9, color=color)
-    ax.set(xlim=(-1, 16), ylim=(2.6, -0.6), xticks=range(16), yticks=[])
-    ax.set(xlabel="running sum", title=f"{columns} columns of padding")
+
+def left_over(columns):
+    """The first of 36 tokens that is left over, after so many columns of padding."""
+    return (36 + columns) // 16 * 16 - columns
+
+
+figure, ax = plt.subplots(figsize=(6.5, 2))
+figure.set_label("Where 36 tokens stand after padding: left over are the orange.")
+for columns in 16, 12, 5, 0:
+    name, first = f"{columns} of padding", left_over(columns)
+    ax.barh(name, columns, color="lightgray")
+    ax.barh(name, first, left=columns, color="C0")
+    bar = ax.barh(name, 36 - first, left=columns + first, color="C1")
+    ax.bar_label(bar, [f"tokens {first} to 35" if first < 36 else "none"], padding=3)
+ax.set(xticks=[0, 16, 32, 48], xlim=(0, 64), xlabel="column (orange: left over)")
 plt.show()
 
 # %%
-# Five columns move each token to a different running sum, so that the 16 sums meet in a different
-# order at the end. Sixteen columns move each token back. That is a first prediction: no result
-# changes at 16 and 32 columns. And a second: where all weights are 1, their sum is exact in any
-# order, and no result changes at all. We test both with random numbers.
+# This predicts where changes begin. After five columns token 27 is the first that is left over, and
+# without padding it is token 32. So tokens 0 to 26 keep their results. There is a rival: five
+# columns move every token to another of 16 running sums. If that mattered, early tokens would
+# change, too. We test it with random numbers.
 
 
-def attend(columns, dtype=torch.float32, equal=False):
-    """Attention of 36 tokens without padding, and after hidden columns of it."""
+def attend(left=0, right=0, dtype=torch.float32, equal=False):
+    """Attention of 36 tokens, with hidden columns on both sides."""
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(1, 9, 36, 64, generator=generator).to(dtype) for _ in "qkv")
     q = torch.zeros_like(q) if equal else q  # then all weights are equal
-    place = torch.arange(36 + columns)
-    seen = (place <= place[columns:, None]) & (place >= columns)
-    hidden = (pad(t, (0, 0, columns, 0)) for t in (k, v))
-    padded = scaled_dot_product_attention(q, *hidden, attn_mask=seen)
-    return scaled_dot_product_attention(q, k, v, is_causal=True), padded
+    place = torch.arange(36 + left + right) - left
+    seen = (place <= torch.arange(36)[:, None]) & (place >= 0)
+    k, v = (pad(t, (0, 0, left, right)) for t in (k, v))
+    return scaled_dot_product_attention(q, k, v, attn_mask=seen)
+
+
+def first_changed(result, expected):
+    """The first token whose result has different bits, or None."""
+    tokens = (result != expected).any(3).any(1)[0].nonzero()
+    return tokens[0].item() if len(tokens) else None
 
 
 # %%
-# For each number of columns up to 36, this is the share of the results whose bits differ.
+# A cross predicts the first token that changes; a dot is measured.
 
 tried = range(37)
-shares = pd.DataFrame(
-    {
-        name: [100 * changed(*attend(columns, equal=equal)) for columns in tried]
-        for name, equal in {"different weights": False, "equal weights": True}.items()
-    }
-)
+measured = {c: first_changed(attend(c), attend()) for c in tried}
+predicted = {c: min(32, left_over(c)) for c in tried if left_over(c) != 32}
+starts = pd.DataFrame({"predicted": predicted, "measured": measured}, tried, dtype=float)
 figure, ax = plt.subplots(figsize=(5.5, 2.4))
-shares.plot(ax=ax, marker=".", xlabel="columns of padding", ylabel="changed, %")
-ax.set_xticks([0, 16, 32])
-figure.set_label(
-    f"Results of attention that padding changes, in percent: {shares.round().to_dict()}"
-)
+starts.plot(ax=ax, style=["C0x", "C1."], xlabel="columns of padding")
+ax.set(xticks=[0, 12, 16, 28, 32], ylim=(0, 36), ylabel="first changed token")
+figure.set_label(f"The first token that changes: {starts.to_dict()}")
 plt.show()
-print(f"in bfloat16, 5 columns: {changed(*attend(5, torch.bfloat16)):.1%} changed")
+print("12 columns on the right, first changed:", first_changed(attend(0, 12), attend()))
+print("5 left and 7 right, against 12 right:", first_changed(attend(5, 7), attend(0, 12)))
+same = [changed(attend(c, equal=True), attend(equal=True)) == 0 for c in tried]
+print("equal weights, nothing changed:", all(same))
+narrow = [attend(c, dtype=torch.bfloat16) for c in (5, 0)]
+print(f"in bfloat16, 5 columns: {changed(*narrow):.1%} changed")
 
 # %%
-# On the EPYC both predictions hold. (With equal weights the values of the tokens are still added
-# and rounded. So it is the sum of the weights that changes.)
+# On the EPYC every dot is on its cross, and at 16 and 32 columns neither exists. Twelve columns on
+# the right move no token, but leave none over: token 32 is the first that changes. Five on the left
+# and seven on the right move every token and leave none over, and nothing changes. (The 16 running
+# sums are added in pairs, eight apart, then four, two and one. A shift keeps the pairs.) With equal
+# weights each exponential is 1, the sum is exact, and nothing changes.
 #
-# The figure is in float32. In bfloat16 each result is rounded to 8 bits, which hides most of the
-# changes. The few that stay are enough: after the model's 30 layers nearly every logit has changed.
+# In bfloat16 each result is rounded to 8 bits, which hides most of the changes. The few that stay
+# are enough: after the model's 30 layers nearly every logit has changed.
 #
 # A last bit decides between two words
 # ------------------------------------
@@ -249,10 +262,10 @@ print(f"without rounding, changed: {share:.0%} of 1024 results")
 #
 # On a GPU rows matter in bfloat16, too. With few rows cuBLAS may cut a sum into parts, add each
 # part on a different multiprocessor, and then add the parts. That is called *split-K*, as K is the
-# length of the sum. With weights of 4096 × 4096 on the H200, row 0 has the same bits in every batch
-# of :bound:`64 <product.unsplit>` rows or more, and different bits in smaller ones. Attention is
-# cut only where the cache is long: with :bound:`2048 <decoding.keys>` tokens in the cache seven
-# other texts change the attention of a token, and with 512 they do not.
+# length of the sum. With weights of 4096 × 4096 on the H200, row 0 has one result in batches of
+# :bound:`64 <product.unsplit>` rows or more, and another in smaller ones. Attention is cut only
+# where the cache is long: with :bound:`2048 <decoding.keys>` tokens in the cache seven other texts
+# change the attention of a token, and with 512 they do not.
 #
 # How often a text changes
 # ------------------------
@@ -261,9 +274,9 @@ print(f"without rounding, changed: {share:.0%} of 1024 results")
 # attention of :bound:`0 % <attention.neighbours>` of 300 tokens, and 37 columns of padding change
 # it for :bound:`71 % <attention.padding>`.
 #
-# What does a user see? We sent :bound:`1000 <texts.completions>` requests of 8 prompts through a
-# server of our own, which batches up to 64 of them and pads. Each text has 64 tokens. The figure
-# beside the answer shows how many texts differ from what the prompt gets alone. We also tried two
+# What does a user see? We sent 8 prompts, in :bound:`1000 <texts.completions>` requests, to a
+# server of our own, which pads and batches up to 64. Each text has 64 tokens. The figure beside the
+# answer shows how many texts differ from the prompt's text alone. We also tried two
 # partial remedies, on 200 requests each. *batch_invariant_ops* [#thinking]_ replaces the products
 # and leaves attention. *No split-K* sets ``CUBLAS_WORKSPACE_CONFIG=:16:8`` and
 # ``CUBLASLT_WORKSPACE_SIZE=1``, so that cuBLAS has no memory for the parts of a sum.
@@ -311,7 +324,7 @@ print("logits equal:   ", torch.equal(fixed_logits, batch_logits))
 
 with roundoff.invariant():
     print("product equal:  ", torch.equal(linear(x[:1], w), linear(x, w)[:1]))
-    print("attention equal:", torch.equal(*attend(5)))
+    print("attention equal:", torch.equal(attend(), attend(5)))
 
 # %%
 # The texts are equal now, and so is every bit of every logit. Equal bits are not more accurate:
@@ -321,8 +334,8 @@ with roundoff.invariant():
 # What it costs
 # -------------
 #
-# First the call that most people make, ``generate``, on this machine. We count processor time,
-# which other programs change less than the time on a clock. *from* and *to* are a 95 % interval.
+# First ``generate`` on this machine, in processor time, which other programs disturb less. *from*
+# and *to* are a 95 % interval.
 
 
 def within():
@@ -340,9 +353,9 @@ price = times.ratios().set_index("label")[["ratio", "low", "high"]].rename_axis(
 price.round(2).rename(columns={"ratio": "× torch's time", "low": "from", "high": "to"})
 
 # %%
-# On a processor both forms take about twice torch's time, or more. They cut a batch into products
-# of one fixed number of rows, filled up with zeros. The context manager also intercepts each
-# operator in Python.
+# In two builds on the EPYC these forms took two to four times torch's time: the builds differ by
+# more than the interval. Both forms cut a batch into products of one fixed number of rows, filled
+# up with zeros. The context manager also intercepts each operator in Python.
 #
 # On the H200 we recorded ``generate`` of the changed model, for prompts of different lengths. Torch
 # changed up to :bound:`50 % <called.torch>` of a batch's texts, and the changed model changed none.
@@ -355,10 +368,9 @@ called[list(columns)].astype(float).round(2).rename(columns=columns)
 
 # %%
 # Where an interval holds 1, no difference was measured. Elsewhere the changed model takes less
-# time. It starts fewer kernels, as its RMSNorm is one where transformers has several, and Python
-# starts each. A CUDA graph replays a token without Python, and there the gain is gone: with both
-# models compiled so on the H100, the changed one takes at most :bound:`1.03 <compiled.most>` times
-# as long, and the interval holds 1.
+# time. Its RMSNorm is one kernel, where transformers starts several from Python. A CUDA graph
+# replays a token without Python, and there the gain is gone: on the H100 the changed model takes at
+# most :bound:`1.03 <compiled.most>` times as long, and the interval holds 1.
 #
 # SmolLM2 is small. Look at the parts of a larger model. Over :bound:`273 <product.shapes>` shapes
 # of products on the H200 the median is :bound:`1.00 <product.median>` times torch's time: most go
@@ -373,8 +385,8 @@ called[list(columns)].astype(float).round(2).rename(columns=columns)
 # --------------
 #
 # Put in a module and a batch of its inputs; for a language model these are token ids. Run this cell
-# after the imports. Before each colon stand the batch sizes, or the columns of padding, that were
-# tried. After the colon stand those that change the bits of the first row. Only a model that takes
+# after the imports. Before a colon are the batch sizes, or columns of padding, that were tried;
+# after it, those that change the first row. Only a model that takes
 # ``attention_mask`` and ``position_ids`` is padded.
 
 MODEL = torch.nn.Sequential(torch.nn.Linear(4096, 512), torch.nn.GELU())
@@ -427,6 +439,9 @@ for name, run in {"torch": MODEL, "invariant(model)": FIXED}.items():
 # .. [#thinking] H. He and Thinking Machines Lab, `Defeating nondeterminism in LLM inference
 #    <https://thinkingmachines.ai/blog/defeating-nondeterminism-in-llm-inference/>`_, 2025; its
 #    kernels: `batch_invariant_ops <https://github.com/thinking-machines-lab/batch_invariant_ops>`_.
+# .. [#kernel] PyTorch, ``_exp_reduce_sum_fusion_kernel`` in `FlashAttentionKernel.cpp
+#    <https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/cpu/FlashAttentionKernel.cpp>`_;
+#    16 is the width of a vector of AVX-512.
 # .. [#fprev] P. Xie, Y. Gao, J. Xue, *FPRev: Revealing the order of floating-point summation*,
 #    `arXiv:2411.00442 <https://arxiv.org/abs/2411.00442>`_, 2024.
 # .. [#vllm] `vLLM: what is done and what is left

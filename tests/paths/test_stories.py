@@ -762,7 +762,6 @@ def test_the_changed_model_has_one_answer(told: dict[str, Told]) -> None:
         assert printed_after(story, f"{what} equal:") == ["True"]
     assert story.names["fixed_logits"].shape == story.names["batch_logits"].shape == (12, 49152)
     assert story.names["price"].index.tolist() == ["torch", "invariant(model)", "with invariant()"]
-    assert (story.names["price"]["ratio"].iloc[1:] > 1.5).all(), "twice as long, or more"
 
 
 @named
@@ -776,9 +775,16 @@ def test_what_the_page_on_batches_says_of_an_epyc(told: dict[str, Told]) -> None
     for name in ("with the story", "alone, 5 columns of padding"):
         assert printed_share(story, name) > 95, "nearly every logit"
     assert "5 columns like the story: True" in story.text
-    shares = names["shares"]
-    assert (shares["equal weights"] == 0).all()
-    assert shares.index[shares["different weights"] == 0].tolist() == [0, 16, 32]
+    # The columns left over decide, not the place of a token among 16 running sums.
+    starts = names["starts"]
+    pd.testing.assert_series_equal(starts["measured"], starts["predicted"], check_names=False)
+    assert starts.index[starts["measured"].isna()].tolist() == [0, 16, 32]
+    assert starts["measured"][[5, 12]].tolist() == [27, 32]
+    assert starts["measured"].min() > 16, "early tokens keep their results"
+    assert printed_after(story, "12 columns on the right, first changed:") == ["32"], "none moved"
+    assert printed_after(story, "5 left and 7 right, against 12 right:") == ["None"], "all moved"
+    assert printed_after(story, "equal weights, nothing changed:") == ["True"]
+    assert (names["price"]["ratio"].iloc[1:].between(1.5, 5)).all(), "two to four times"
     narrow = re.search(r"in bfloat16, 5 columns: ([\d.]+)% changed", story.text)
     assert narrow is not None
     assert 0 < float(narrow[1]) < 1, "few of the results"

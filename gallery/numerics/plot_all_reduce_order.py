@@ -16,8 +16,9 @@ The same data, the same seed, the same batch: on 1, 2, 4 and 8 workers the loss 
 
    **The cure.** Most training needs none. After 128 steps of a small network the losses agree in
    eight digits. A different draw of batches moves the weights
-   :bound:`about 300,000 <data.ratio>` times as far as 4 workers do. For equal bits, cut the batch into the same micro-batches on any number of workers,
-   gather their gradients, and add them in one order.
+   :bound:`about 300,000 <data.ratio>` times as far as 4 workers do. For equal bits, cut the batch
+   into the same micro-batches on any number of workers, gather their gradients, and add them in one
+   order.
 
    **The price.** Each worker receives and holds the gradients of all micro-batches. Gathering
    eight gradients of 1 MiB takes :bound:`3.6 <gather.gloo>` times as long as all-reduce (gloo, 2
@@ -378,8 +379,8 @@ plt.show()
 # samples backwards only group the same sums differently, and all move the weights about as far.
 # Batches backwards and other batches move the weights more than a hundred thousand times as far.
 #
-# Which number of workers is right? Each run of several workers is nearer to the run of 1 worker than
-# to float64, and the run of 1 worker is about as far from float64. So none is right.
+# Which number of workers is right? Each run of several workers is nearer to the run of 1 worker
+# than to float64, and the run of 1 worker is about as far from float64. So none is right.
 #
 # Equal bits: one cut and one order
 # ---------------------------------

@@ -512,13 +512,6 @@ def rewards_apart(rows: pd.DataFrame, way: str) -> list[float]:
     return mean_interval(reward[way] / reward["invariant"])
 
 
-def learned(rows: pd.DataFrame) -> list[float]:
-    """Reward of the last step over that of the first, over all runs, with interval."""
-    first, last = (rows[rows["step"] == s] for s in (rows["step"].min(), rows["step"].max()))
-    keys = ["way", "seed"]
-    return mean_interval(last.set_index(keys)["reward"] / first.set_index(keys)["reward"])
-
-
 for name, way in ("reward", "clipped"), ("weighted", "importance weights"):
     study.value(
         f"runs.{name}",
@@ -528,24 +521,6 @@ for name, way in ("reward", "clipped"), ("weighted", "importance weights"):
         functools.partial(rewards_apart, way=way),
         where={"way": [way, "invariant"]},
         test=lambda v: v.low is not None and 0.95 < v.low < 1 < v.high < 1.05,
-    )
-study.value(
-    "runs.learned",
-    "reward of the last step over that of the first, mean over all runs",
-    "runs",
-    learned,
-    test=lambda v: v.low is not None and v.low > 1.2 and v.rows["reward"].max() <= 1,
-)
-for name, column in ("different", "different"), ("tokens", "tokens"):
-    study.value(
-        f"runs.{name}",
-        "log-probabilities that differ between sampler and trainer"
-        + ", of so many" * (name == "tokens")
-        + ", all steps of the runs with roundoff.invariant",
-        "runs",
-        lambda rows, column=column: rows[column].sum(),
-        where={"way": "invariant"},
-        test=lambda v: bool((v.rows["different"] == 0).all() and v.rows["tokens"].sum() >= 3000),
     )
 study.value(
     "runs.seeds",

@@ -1,32 +1,31 @@
 r"""
 .. _layer-norm-ladder:
 
-How do I write a fast LayerNorm in Triton, step by step?
-========================================================
+How do I write a fast LayerNorm backward in Triton?
+===================================================
 
 A first backward kernel takes several times as long as memory needs. Three steps lead to a fast one.
 
 .. answer:: nvidia-h200
 
-   **Why.** A LayerNorm backward computes little, so it should run as fast as memory allows: at the
-   rate of a kernel that only reads and writes the same bytes. But for rows of 8704 numbers of
-   float16, a backward with atomic additions reaches :bound:`12 % <atomic>` of that rate. PyTorch's
-   own reaches :bound:`34 % <torch>`. Atomics cost time, and so do registers that spill and loads
-   that are waited for.
+   **Why.** A LayerNorm backward computes little, so memory should set its rate: that of a kernel
+   that only reads and writes the same bytes. But for rows of 8704 numbers of float16, a backward
+   with atomic additions reaches :bound:`12 % <atomic>` of that rate. PyTorch's reaches
+   :bound:`34 % <torch>`. Atomics, spilled registers and waiting for loads cost time.
 
    **The cure.** Add the gradients of weight and bias in two stages. Cut each row into pieces. Load
    the next rows early. Together the three steps reach :bound:`79 % <prefetch>`,
    and 84 % in the second run.
 
-   **The price.** Each program holds its sums of all columns in registers. At 32,768 columns they
-   do not fit, and there is no room for an early load. There pieces reach
-   :bound:`16 % <wide.packed>`, and PyTorch reaches :bound:`36 % <wide.torch>`.
+   **The price.** Each program holds its sums of all columns in registers. At 32,768 columns
+   neither the sums nor an early load fit. There pieces of packed numbers reach
+   :bound:`16 % <wide.packed>`, and PyTorch :bound:`36 % <wide.torch>`.
 
    .. code-block:: python
 
       pieces_backward[(programs,)](
           x, dy, w, mean, rstd, dx, part,
-          M, N, tiles=M, zero=0,
+          M, N, end=M, zero=0,
           R=1, P=2048, K=-(-N // 2048),
           PACKED=packed, STAGES=3, num_warps=8)
       add_partial_sums[(-(-N // 16), 2)](
@@ -92,7 +91,7 @@ def row_forward(X, W, B, Y, MEAN, RSTD, N, EPS: C, P: C):
 
 
 # %%
-# We run this forward, and compare it with float64. The error is in the :ref:`unit <unit>` of
+# We run this forward, and compare it with float64. An error of 1 is the :ref:`unit <unit>` of
 # float32: ε times the root mean square of the exact result. An error near 1 is rounding.
 
 device, programs = ("cpu", 4) if interpreting() else ("cuda", 132)
@@ -252,7 +251,7 @@ show("two stages", in_two_stages)
 # --------------------------------
 #
 # A thread has at most 255 registers. What finds no register is *spilled*: written to memory and
-# read back, for every row. The compiler tells how many registers a thread uses, and how many words
+# read back. The compiler tells how many registers a thread uses, and how many words
 # of 32 bits a thread spills. The compiler needs no GPU for that. Here it compiles for an H100 or an
 # H200, with 256 threads (8 warps) a program.
 
@@ -346,17 +345,17 @@ def store_sums(PART, dw, db, program, programs, N, P: C, K: C):
 
 # %%
 # ``pieces_backward`` does what ``simple_backward`` did, with tuples in place of blocks. It takes a
-# *tile* of R rows at a time.
+# *tile* of R rows at a time, and ``end`` is the number of tiles.
 
 
 @kernel
 def pieces_backward(
-    X, DY, W, MEAN, RSTD, DX, PART, M, N, tiles, zero, R: C, P: C, K: C, PACKED: C, STAGES: C
+    X, DY, W, MEAN, RSTD, DX, PART, M, N, end, zero, R: C, P: C, K: C, PACKED: C, STAGES: C
 ):
     program, programs = tl.program_id(0), tl.num_programs(0)
     cols = tl.arange(0, P)[None, :]
     w, dw, db = load_vector(W, N, P, K), zeros(P, K), zeros(P, K)
-    for tile in tl.range(program, tiles, programs, num_stages=STAGES):
+    for tile in tl.range(program, end, programs, num_stages=STAGES):
         rows = (tile * R + tl.arange(0, R))[:, None]
         mean = tl.load(MEAN + rows, mask=rows < M, other=0.0)
         rstd = tl.load(RSTD + rows, mask=rows < M, other=0.0)
@@ -379,7 +378,7 @@ def in_pieces(x, dy, w, mean, rstd, packed=False, stages=1):
     M, N = x.shape
     dx, part = torch.empty_like(x), mean.new_empty(2 * programs, N)
     arguments = x, dy, w, mean, rstd, dx, part, M, N
-    sizes = {"tiles": M, "zero": 0, "R": 1, "P": piece, "K": triton.cdiv(N, piece)}
+    sizes = {"end": M, "zero": 0, "R": 1, "P": piece, "K": triton.cdiv(N, piece)}
     how = {"PACKED": packed, "STAGES": stages, "num_warps": 8}
     pieces_backward[(programs,)](*arguments, **sizes, **how)
     return dx, *added(part)
@@ -388,8 +387,7 @@ def in_pieces(x, dy, w, mean, rstd, packed=False, stages=1):
 show("pieces", in_pieces)
 
 # %%
-# The errors stay within rounding. Now we compile the same 8704 columns in pieces of three sizes. A
-# bar shows how many columns all pieces hold. What lies beyond the line is padding.
+# The errors stay within rounding. Now we compile the same 8704 columns in pieces of three sizes.
 
 sizes = [16384, 4096, 2048]
 counts = [triton.cdiv(8704, size) for size in sizes]
@@ -397,39 +395,41 @@ fixed = {"R": 1, "PACKED": False, "STAGES": 1}
 pairs = zip(sizes, counts, strict=True)
 launches = [Compile(pieces_backward, 8, {"P": P, "K": K, **fixed}) for P, K in pairs]
 held = pd.DataFrame(compiled_ahead(launches), index=sizes)
-held["columns"] = held.index * counts
-ax = held["columns"].plot.barh(figsize=(7, 1.9), xlim=(0, 20000), ylabel="piece length")
-ax.bar_label(ax.containers[0], [f"{words} spilled" for words in held["spilled"]], padding=3)
-ax.axvline(8704, color="C1")
-ax.set_title("Columns held, and words that a thread spills")
-ax.figure.set_label(f"Columns held, by length of a piece: {held['columns'].to_dict()}")
+held["row"], held["padding"] = 8704, held.index * counts - 8704
+
+title = "A row in its pieces, and the words that a thread spills"
+ax = held[["row", "padding"]].plot.barh(stacked=True, figsize=(7, 2.1), title=title)
+labels = [f"{words} spilled" for words in held["spilled"]]
+ax.bar_label(ax.containers[1], labels, padding=3)
+ax.set(xlim=(0, 20000), ylabel="piece length")
+ax.figure.set_label(f"Padding, by length of a piece: {held['padding'].to_dict()}")
 plt.show()
 
 # %%
-# One piece of 16,384 spills. Five pieces of 2048 spill nothing, and hold little padding. On the
-# H200 pieces reach :bound:`62 % <pieces>`, where two stages reached :bound:`34 % <stages>`.
+# One piece of 16,384 spills in this kernel, too. Five pieces of 2048 spill nothing, and hold little
+# padding. On the H200 pieces reach :bound:`62 % <pieces>`, where two stages reached
+# :bound:`34 % <stages>`.
 #
 # Are spills and padding the cause? At 4096 columns two stages have neither. There pieces gain
-# little: they reach :bound:`46 % <narrow.pieces>`, and two stages
-# :bound:`44 % <narrow.stages>`. So what pieces save is spills and padding.
+# little: :bound:`46 % <narrow.pieces>` against :bound:`44 % <narrow.stages>`. So yes: at 8704
+# columns pieces save spills and padding. We did not separate the two.
 #
 # Load the next row early
 # -----------------------
 #
 # A program asks for a row and waits. If this wait costs time, then a second program on the same
 # :term:`multiprocessor` must help: one computes while the other waits. At 4096 columns the
-# registers hold two programs. There *packed* pieces, of which more below, reach
-# :bound:`44 % <narrow.packed>`, and with twice as many programs :bound:`60 % <narrow.two>`.
+# registers hold two programs. There one program reaches :bound:`44 % <narrow.packed>`, and two
+# reach :bound:`60 % <narrow.two>`. (Both have packed numbers, of which more below.)
 #
 # At 8704 columns one program takes all registers. So this program has to ask earlier. With
 # ``tl.range(…, num_stages=3)`` a program asks for the next two rows before it works on this one.
 # The next rows wait in shared memory. The third step is the same kernel, launched with
 # ``STAGES=3``.
 #
-# For float16 and bfloat16 the study also packed the rows. Between its two uses a row stays in
-# registers, and the compiler keeps it in float32. With ``PACKED=True`` the compiler keeps 16 bits,
-# and converts again: ``same_bits`` is then x XOR ``zero``. The compiler does not know that ``zero``
-# is 0, and cannot reuse the first conversion.
+# The study also packed float16 and bfloat16. Between its two uses a row stays in registers, in
+# float32. With ``PACKED=True``, ``same_bits`` is x XOR ``zero``. The compiler does not know that
+# ``zero`` is 0, so it keeps 16 bits and converts twice.
 
 
 def prefetched(x, dy, w, mean, rstd):
@@ -444,9 +444,9 @@ show("prefetch", prefetched)
 # reaches :bound:`79 % <prefetch>`, and 84 % in the second run. On the H100 it reaches
 # :bound:`90 % <prefetch@nvidia-h100-80gb-hbm3>` of what that memory allows.
 #
-# The gain is the early load's: packing alone takes pieces from :bound:`62 % <pieces>` down to
-# :bound:`58 % <packed>` at this width. It pays at 32,768 columns, as we shall see. Prefetch without
-# packing was not timed.
+# Packing alone lowers pieces from :bound:`62 % <pieces>` to :bound:`58 % <packed>` at this width,
+# so the gain is the early load's. Packing pays at 32,768 columns. Prefetch without packing was not
+# timed.
 #
 # How much each step gains
 # ------------------------
@@ -458,13 +458,14 @@ show("prefetch", prefetched)
 # * *packed* is pieces with ``PACKED=True``;
 # * *two programs* is packed, with two programs for each multiprocessor;
 # * *prefetch* is packed with ``STAGES=3``, the third step;
+# * *read twice* keeps no row: it reads a row for its means, and again for the gradients;
 # * *roundoff* is the backward of :func:`roundoff.kernels.layer_norm`, a longer kernel.
 #
-# A gap means that registers or shared memory do not hold what the step needs.
+# A gap: the step does not fit into registers or shared memory.
 
 
 STEPS = ["torch", "atomic", "two stages", "pieces", "packed"]
-STEPS += ["two programs", "prefetch", "roundoff"]
+STEPS += ["two programs", "prefetch", "read twice", "roundoff"]
 
 
 rates = pd.DataFrame(index=STEPS, columns=[4096, 8704, 32768], dtype=float)
@@ -481,7 +482,7 @@ table.map("{:.2g}".format, na_action="ignore").fillna("")
 
 figure, ax = plt.subplots(figsize=(5, 3))
 figure.set_gid("answer")  # the site shows it beside the answer
-shown = rates[8704].drop(["packed", "roundoff"]).dropna()
+shown = rates[8704].drop(["packed", "read twice", "roundoff"]).dropna()
 figure.set_label(f"Percent of what memory allows: {shown.round().to_dict()}")
 ax.bar_label(ax.barh(shown.index, shown), fmt="%.0f %%", padding=3)
 ax.invert_yaxis()
@@ -489,27 +490,28 @@ ax.set(xlim=(0, 100), xlabel="of what memory allows", title="Backward, 8704 colu
 plt.show()
 
 # %%
-# At 8704 columns *roundoff* reaches :bound:`85 % <roundoff>`. The two runs of *prefetch* lie nearly
-# as far apart as *prefetch* and *roundoff*, so no difference between these two is shown. At 4096
-# columns a program has registers left for a second row. There *prefetch* with ``R=2`` reaches
-# :bound:`73 % <tiles>`.
+# At 8704 columns *roundoff* reaches :bound:`85 % <roundoff>`. The two runs of *prefetch* differ
+# nearly as much, so *roundoff* is not shown to be faster. At 4096 columns a program has registers
+# left for a second row. There *prefetch* reaches :bound:`73 % <tiles>` with ``R=2``. The table has
+# ``R=1``.
 #
 # What it costs, and where it ends
 # --------------------------------
 #
-# **Memory.** Each program stores two rows of partial sums in float32. 132 programs, one for each
-# multiprocessor, and 8704 columns make 9.2 MB.
+# **Memory.** Each program stores two rows of partial sums in float32. For 132 programs, one for
+# each multiprocessor, and 8704 columns these are 9.2 MB.
 #
 # **Wide rows.** dw and db stay in registers. At 32,768 columns they take 256 KiB, as much as all
 # registers of a multiprocessor. So the kernel spills again: a thread of *packed* spills
 # :bound:`244 <wide.spilled>` words, and *packed* reaches :bound:`16 % <wide.packed>`. Without
 # packing the compiler spills more, and *pieces* reaches :bound:`6.6 % <wide.pieces>`. For such rows
-# PyTorch is better, with :bound:`36 % <wide.torch>`. Best is *roundoff*, with
-# :bound:`66 % <wide.roundoff>`: eight programs share a row, and exchange their sums through memory.
+# a simpler kernel is better: *read twice* reaches :bound:`34 % <wide.twice>`, and PyTorch
+# :bound:`36 % <wide.torch>`. Best is *roundoff*, with :bound:`66 % <wide.roundoff>`: eight programs
+# share a row, and exchange their sums through memory.
 #
 # **The forward** adds nothing over rows, and gains less. At 8704 columns the first kernel of this
-# page reaches :bound:`68 % <forward>` on the H200. A forward in pieces reaches
-# :bound:`90 % <forward.pieces>`.
+# page reaches :bound:`68 % <forward>` on the H200. A forward in pieces, which stands in the study,
+# reaches :bound:`90 % <forward.pieces>`.
 #
 # **Code.** In production use :func:`roundoff.kernels.layer_norm`, which chooses pieces, rows and
 # warps for each width. It takes any strides, and float16 to float64.

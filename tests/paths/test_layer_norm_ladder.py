@@ -129,7 +129,7 @@ def test_what_plot_layer_norm_ladder_says_of_its_output(told):
     assert blocks.loc[8704, "block"] == 16384
     held = told.names["held"]
     assert held.loc[2048, "spilled"] == 0 < held.loc[16384, "spilled"]
-    assert held.loc[2048, "columns"] == 10240
+    assert held["padding"].tolist() == [7680, 3584, 1536]
 
 
 def test_what_plot_layer_norm_ladder_says_without_a_bound_number():

@@ -12,7 +12,7 @@ In thirty lines, with ONNX Runtime behind it. Then the harder part: making a Lla
    backend returns. A conversion of the graph to ONNX gains nothing: each small operator is still
    started by itself, reads from memory and writes there. A narrow Llama layer, on a prompt in
    float16, then takes :bound:`2.7 <unfused>` times as long as with inductor, PyTorch's
-   default.
+   default backend.
 
    **The cure.** Rewrite the graph by rules, so that several operators become one. With Triton
    kernels and a CUDA graph the layer is :bound:`faster <best>` than with inductor and a CUDA graph,
@@ -300,7 +300,8 @@ def one_rule(model):
 
 
 def with_tiers(model):
-    return fuse(model, OptimizationOptions("default+onnxruntime", processor=DEVICE.upper()))[0]
+    tiers = OptimizationOptions("default+onnxruntime", processor=DEVICE.upper())
+    return fuse(model, tiers)[0]
 
 
 options = OptimizationOptions("default+onnxruntime+experimental", packed=1.0)
@@ -337,8 +338,9 @@ live.round(2)
 
 # %%
 # The rules keep the result right: all errors are like eager PyTorch's. Tiers 1 and 2 remove most
-# operators: attention, for one, becomes a single operator. The layer's time hardly changes, so the
-# removed operators took little of it on one core of this processor. A GPU has to show the gain.
+# operators: attention, for one, becomes a single operator. From *thirty lines* to the last row the time
+# changes little: on one core of a CPU the removed operators took little of it. A GPU has to show
+# the gain.
 #
 # How much it matters
 # -------------------
@@ -376,7 +378,7 @@ ax = bars.plot.barh(figsize=(4.4, 2.5), title=title, color=colors)
 ax.figure.set_gid("answer")  # the site shows it beside the answer
 ax.figure.set_label(f"{title}: {bars.round(2).to_dict()}")
 ax.bar_label(ax.containers[0], fmt="%.2f", padding=3)
-ax.set_xlabel("milliseconds" if len(half) else "time over eager PyTorch's")
+ax.set(xlabel="milliseconds" if len(half) else "time over eager PyTorch's", ylabel="")
 ax.margins(x=0.12)
 ax.invert_yaxis()
 plt.show()

@@ -338,9 +338,9 @@ live.round(2)
 
 # %%
 # The rules keep the result right: all errors are like eager PyTorch's. Tiers 1 and 2 remove most
-# operators: attention, for one, becomes a single operator. From *thirty lines* to the last row the time
-# changes little: on one core of a CPU the removed operators took little of it. A GPU has to show
-# the gain.
+# operators: attention, for one, becomes a single operator. From *thirty lines* to the last row the
+# time changes little: on one core of a CPU the removed operators took little of it. A GPU has to
+# show the gain.
 #
 # How much it matters
 # -------------------

@@ -16,8 +16,8 @@ One language model, run by eager PyTorch, by inductor and by ONNX Runtime. When 
    **The cure.** Use a CUDA graph. For one text there is
    :bound:`no difference measured <graph.rows1>` between inductor and ONNX Runtime, so take
    inductor, which comes with PyTorch. For 64 texts at once take ONNX Runtime: a decode step, one
-   token of each text, takes :bound:`0.67 <graph.rows64>` of inductor's time. Without a CUDA graph take ONNX
-   Runtime, too.
+   token of each text, takes :bound:`0.67 <graph.rows64>` of inductor's time. Without a CUDA graph
+   take ONNX Runtime, too.
 
    **The price.** The first step compiles. With a CUDA graph and an empty compile cache, inductor
    takes :bound:`43 <first.inductor>` seconds and ONNX Runtime :bound:`14 <first.roundoff>`.

@@ -40,6 +40,8 @@ _OTHER_WORDS = (
      "deterministic nondeterministic repeatable reproducible"),
 )  # fmt: skip
 _COUNTED = [(re.compile(said, re.IGNORECASE), typed.split()) for said, typed in _OTHER_WORDS]
+# What a page answers, as readers ask for it.
+_ANSWERS = PAGES | {"results": "results machines"}
 # How often a word in a title or a heading counts, against one in a paragraph.
 _TITLE, _HEADING = 12, 4
 # BM25's usual constants: how soon more of one word adds nothing, and how much a page's length is
@@ -109,7 +111,7 @@ def add_weights(app: Sphinx, exception: Exception | None) -> None:
     language = Words({})
     index = js_index.loads(path.read_text("utf-8"))
     number = {name: i for i, name in enumerate(index["docnames"])}
-    answers = {name: PAGES.get(Path(name).name, "") for name in number}
+    answers = {name: _ANSWERS.get(Path(name).name, "") for name in number}
     weights = weigh({name: counts(app.env.get_doctree(name), language, answers[name])
                      for name in number if not name.startswith("generated/")})  # fmt: skip
     for name, answer in answers.items():

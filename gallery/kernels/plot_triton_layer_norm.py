@@ -315,8 +315,8 @@ for n in range(1024, 15873, 7424 if unit_test_going() else 512):
             _, *saved = norm.forward(x, scale, shift, 1e-5)
             calls[label] = partial(norm.backward, dy, x, scale, shift, *saved)
     moved = dict.fromkeys(calls, 3 * x.nbytes)
-    times = measure(calls, bytes=moved, device=device, cuda_graph=gpu, budget_s=0.05)
-    live[n] = times.frame.set_index("label")["gb_s"]
+    rated = measure(calls, bytes=moved, device=device, cuda_graph=gpu, budget_s=0.05)
+    live[n] = rated.frame.set_index("label")["gb_s"]
 ax = pd.DataFrame(live).T.plot(figsize=(5.2, 2.4), xlabel="columns", ylabel="GB/s", ylim=0)
 ax.figure.set_label("GB/s of the backward by columns, on this machine.")
 plt.show()

@@ -413,7 +413,7 @@ def test_own_words(page: str, own: Notebook, tmp_path: Path, capsys: pytest.Capt
     float32 = capsys.readouterr().out
     own.run(MODEL=repr(str(tmp_path)), PROMPTS='["A kettle", "Why?"]', DTYPE="torch.bfloat16")
     bfloat16 = capsys.readouterr().out
-    spread = [float(text.split("gap: ")[1].split()[0]) for text in (float32, bfloat16)]
+    spread = [float(text.split("RMS: ")[1].split()[0]) for text in (float32, bfloat16)]
     # bfloat16 has 16 bits fewer.
     assert 1e3 < spread[1] / spread[0] < 1e6
     assert "tokens that differ: 0," in float32

@@ -119,7 +119,7 @@ class Answer(AnswerFigure):
         if machine not in evidence.records_of(page):
             raise self.error(f"no record with values of {page} on {machine}")
         self.env.note_dependency(str(path))
-        return evidence.where(page, machine, bound)
+        return evidence.where(page, machine, bound, Path(self.env.docname).parent.name)
 
     def _take(self, page: str) -> list[nodes.Node]:
         document = f"/{self.env.docname}"

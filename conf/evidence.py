@@ -39,6 +39,13 @@ _BOUND = "\ue000"
 _END = re.compile(rf"(?<=[.!?;])\s+(?=[A-Z{_BOUND}])")
 
 
+# Whose versions stand under an answer, by the section of its page.
+_PACKAGES = {
+    "": ("numpy", "torch", "onnxruntime-gpu", "onnxruntime"),
+    "kernels": ("torch", "triton"),
+}
+
+
 def records_of(page: str) -> dict[str, Record]:
     """The records of a page that hold values, by machine, the most telling first."""
     files = [(path, path.stat()) for path in sorted(RECORDED.glob(f"{page}/*.json"))]
@@ -111,7 +118,7 @@ def wrong(text: str, target: str, page: str, where: str, sentence: str) -> str:
     return ""
 
 
-def where(page: str, machine: str, bound: Sequence[tuple[str, str]]) -> str:
+def where(page: str, machine: str, bound: Sequence[tuple[str, str]], section: str = "") -> str:
     """What the numbers of an answer were measured on, when, and with which versions.
 
     A number of another machine names that machine in its sentence, and the line says so.
@@ -132,10 +139,7 @@ def where(page: str, machine: str, bound: Sequence[tuple[str, str]]) -> str:
     ]
     run = max(record.provenance.values(), key=lambda run: run.date)
     versions = run.environment["versions"]
-    kernels = page in ("plot_layer_norm_ladder", "plot_triton_layer_norm")
-    packages = (
-        ("torch", "triton") if kernels else ("numpy", "torch", "onnxruntime-gpu", "onnxruntime")
-    )
+    packages = _PACKAGES.get(section, _PACKAGES[""])
     named += [f"{name} {version}" for name in packages if (version := versions.get(name))]
     other = "; on another machine where a sentence names it" if elsewhere else ""
     return f"Measured on {', '.join(dict.fromkeys(named))}, {run.date[:10]}{other}."

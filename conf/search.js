@@ -25,8 +25,8 @@ var Scorer = {
     for (const word of words) {
       if (Object.hasOwn(index.weights ?? {}, word)) weight += index.weights[word][file] ?? 0;
     }
-    // A study answers a question, a definition says what its words mean.
-    if (/^gallery\/.*plot_/.test(docname)) weight *= 1.7;
+    // A study and the page of results answer a question, a definition says what its words mean.
+    if (/^gallery\/.*plot_|^results$/.test(docname)) weight *= 1.7;
     // A page comes before its sections and its entries in the general index.
     return 1000 + 10 * weight + (anchor ? 0 : 5) + score / 100;
   },

@@ -121,9 +121,7 @@ def add_weights(app: Sphinx, exception: Exception | None) -> None:
             pages = pages if isinstance(pages, list) else [pages]
             index["terms"][word] = sorted({*pages, number[name]})
             if name in weights.get(word, {}):
-                # The scorer lifts a page of the gallery; the page of results has no such lift.
-                lift = 6 if name == "results" else 3
-                weights[word][name] = weights[word][name] * lift // 2
+                weights[word][name] = weights[word][name] * 3 // 2
     index["weights"] = {word: {number[name]: weight for name, weight in pages.items()}
                         for word, pages in weights.items()}  # fmt: skip
     path.write_text(js_index.dumps(index), "utf-8")

@@ -642,7 +642,7 @@ study.value(
     "alarms",
     lambda rows: int(rows["failed"].sum()),
     where={"method": SHARE},
-    test=lambda v: v.value <= v.rows["fresh"].sum() / 300,
+    test=lambda v: v.value < v.rows["fresh"].sum() / 300,
 )
 study.value(
     "alarms.any_scale",

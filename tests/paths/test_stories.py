@@ -498,6 +498,9 @@ def test_what_the_page_on_the_fastest_layer_norm_says_of_its_output(told: dict[s
     assert taken["warps"].tolist() == [8, 16, 8, 16]
     assert taken["padding"].tolist() == [0, 0, 7680, 7680]
     assert taken["spilled"].tolist()[:2] == [0, 0] < taken["spilled"].tolist()[2:]
+    live = pd.DataFrame(story.names["live"])
+    assert live.columns.tolist() == [1024, 8448, 15872]
+    assert (live.loc["torch"] > 0).all()
 
 
 def test_both_pages_on_layer_norms_have_one_kernel() -> None:
@@ -934,6 +937,8 @@ def test_what_the_page_on_trainers_says_of_its_records() -> None:
     assert (worse > found["outside"]["cache, token by token"]).all(), "padding and packing do more"
     prices = record.tables["prices"].set_index(["what", "way"])["ratio"]
     assert 0.9 < prices["training step", "float16"] < 1.1, "about the time of bfloat16"
+    high = record.tables["prices"].set_index(["what", "way"])["high"]
+    assert high["sampling", "invariant"] < 1, "sampling takes less time than torch's"
 
 
 def test_page_and_study_on_trainers_agree_bit_for_bit(

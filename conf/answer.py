@@ -87,9 +87,12 @@ class AnswerFigure(SphinxDirective):
         where = "/" + text.parent.relative_to(self.env.srcdir).as_posix()
         lines = [".. container:: ro-picture", ""]
         for scheme, ending in (("light", ""), ("dark", "_dark")):
-            lines += [f"   .. image:: {where}/{page}_answer{ending}.svg",
-                      f"      :alt: {text.read_text('utf-8')}",
-                      f"      :class: only-{scheme} ro-figure", ""]  # fmt: skip
+            lines += [
+                f"   .. image:: {where}/{page}_answer{ending}.svg",
+                f"      :alt: {text.read_text('utf-8')}",
+                f"      :class: only-{scheme} ro-figure",
+                "",
+            ]
         return self.parse_text_to_nodes("\n".join(lines))
 
 
@@ -141,8 +144,10 @@ def finish_tree(app: Sphinx, tree: nodes.document) -> None:
         classes = " ".join(node.get("classes", ()))
         if "sphx-glr-footer" in classes or "sphx-glr-download-link-note" in classes:
             node.parent.remove(node)
-    own = next((s for s in tree.findall(nodes.section)
-                if s[0].astext().lower().startswith("your own")), None)  # fmt: skip
+    own = next(
+        (s for s in tree.findall(nodes.section) if s[0].astext().lower().startswith("your own")),
+        None,
+    )
     for link in [n for n in boxes[0].findall(nodes.reference) if n.get("refuri") == "#ro-own"]:
         if own is None:
             link.parent.remove(link)

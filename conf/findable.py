@@ -33,8 +33,14 @@ _PARTS = (
 
 def description(tree: nodes.Node, length: int = 200) -> str:
     """The first paragraph of a page, cut at a word."""
-    words = next((p.astext() for p in tree.findall(nodes.paragraph)
-                  if not isinstance(p.parent, (nodes.note, nodes.list_item))), "")  # fmt: skip
+    words = next(
+        (
+            p.astext()
+            for p in tree.findall(nodes.paragraph)
+            if not isinstance(p.parent, (nodes.note, nodes.list_item))
+        ),
+        "",
+    )
     return re.sub("[,;:] …$", " …", textwrap.shorten(words, length, placeholder=" …"))
 
 
@@ -49,8 +55,12 @@ def describe(
     title = html.unescape(re.sub(r"<[^>]+>", "", context.get("title", ""))) or config.html_title
     words = description(doctree) if doctree is not None else ""
     words = words or f"{title}: {config.html_title}, same maths, different bits."
-    tags = {"og:title": title, "og:description": words, "og:type": "article",
-            "og:site_name": config.html_title}  # fmt: skip
+    tags = {
+        "og:title": title,
+        "og:description": words,
+        "og:type": "article",
+        "og:site_name": config.html_title,
+    }
     if config.html_baseurl:
         tags["og:url"] = config.html_baseurl + app.builder.get_target_uri(pagename)
         if Path(app.srcdir, pagename).parent.joinpath("images", "thumb", picture).exists():
@@ -74,8 +84,9 @@ def finish(app: Sphinx, exception: Exception | None) -> None:
     for name in ("sitemap.xml", "robots.txt"):
         (out / name).unlink(missing_ok=True)
     if site:
-        pages = "".join(f"<url><loc>{site}{app.builder.get_target_uri(n)}</loc></url>\n"
-                        for n in names)  # fmt: skip
+        pages = "".join(
+            f"<url><loc>{site}{app.builder.get_target_uri(n)}</loc></url>\n" for n in names
+        )
         (out / "sitemap.xml").write_text(f"{_MAP}\n{pages}</urlset>\n", "utf-8")
         (out / "robots.txt").write_text(f"Sitemap: {site}sitemap.xml\n", "utf-8")
 
@@ -91,9 +102,12 @@ def llms(app: Sphinx, names: list[str]) -> str:
     """The site for a language model: what it is, and one line a page."""
     lines = [f"# {app.config.html_title}", "", f"> {_words(app, 'index')}"]
     for part, pattern in _PARTS:
-        entries = [f"- [{app.env.titles[n].astext()}]({app.config.html_baseurl}"
-                   f"{app.builder.get_target_uri(n)}): {_words(app, n)}".rstrip(": ")
-                   for n in sorted(names, key=page_order) if re.match(pattern, n)]  # fmt: skip
+        entries = [
+            f"- [{app.env.titles[n].astext()}]({app.config.html_baseurl}"
+            f"{app.builder.get_target_uri(n)}): {_words(app, n)}".rstrip(": ")
+            for n in sorted(names, key=page_order)
+            if re.match(pattern, n)
+        ]
         lines += ["", f"## {part}", "", *entries] if entries else []
     lines += ["", "Every study can be downloaded as a notebook and as a script from its page.", ""]
     return "\n".join(lines)

@@ -183,10 +183,12 @@ def keep_places(app: Sphinx, tree: nodes.document) -> None:
 
 _EDITS = (
     ('<div class="highlight"><pre>', '<div class="highlight"><pre tabindex="0">'),
-    ('<div class="table-wrapper',
-     '<div tabindex="0" role="region" aria-label="table" class="table-wrapper'),
+    (
+        '<div class="table-wrapper',
+        '<div tabindex="0" role="region" aria-label="table" class="table-wrapper',
+    ),
     (r'<div class="ro-drawing[^"]*"', r'\g<0> tabindex="0" role="group" aria-label="figure"'),
-)  # fmt: skip
+)
 # Spans that colour nothing (a third of a page), and four classes on every name.
 _GALLERY_EDITS = (
     # A table of pandas is the site's: striped, with a place to scroll, no heading without words.

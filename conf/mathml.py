@@ -16,9 +16,11 @@ _BETTER = (
     # The bar over several letters is as long as they are.
     ('<mo accent="true">&#x02015;</mo>', '<mo accent="true" stretchy="true">&#x0203E;</mo>'),
     # A bar that is neither opening nor closing has a relation's space on both sides.
-    ('<mo stretchy="false">&#x0007C;</mo>',
-     '<mo stretchy="false" lspace="0" rspace="0">&#x0007C;</mo>'),
-)  # fmt: skip
+    (
+        '<mo stretchy="false">&#x0007C;</mo>',
+        '<mo stretchy="false" lspace="0" rspace="0">&#x0007C;</mo>',
+    ),
+)
 
 
 def _markup(latex: str, display: str) -> str:

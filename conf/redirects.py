@@ -31,8 +31,14 @@ def keep_anchors(app: Sphinx, tree: nodes.document) -> None:
         if anchor in places:
             continue
         if new and new not in places:
-            logger.warning("%s: #%s leads to #%s, which is not there", FILE, anchor, new,
-                           location=app.env.docname, type="redirects")  # fmt: skip
+            logger.warning(
+                "%s: #%s leads to #%s, which is not there",
+                FILE,
+                anchor,
+                new,
+                location=app.env.docname,
+                type="redirects",
+            )
             continue
         # Every place of an element beside its first becomes an empty span.
         (places[new] if new else top)["ids"].append(anchor)

@@ -42,9 +42,12 @@ def records() -> list[Record]:
     """All records; machines with a GPU come first, pages in the gallery's order."""
     return sorted(
         map(read_record, RECORDED.glob("*/*.json")),
-        key=lambda record: (newest(record).environment.get("gpu") is None, record.machine,
-                            page_order(record.page)),
-    )  # fmt: skip
+        key=lambda record: (
+            newest(record).environment.get("gpu") is None,
+            record.machine,
+            page_order(record.page),
+        ),
+    )
 
 
 def stories(srcdir: Path) -> list[str]:
@@ -75,8 +78,13 @@ class _Listing(SphinxDirective):
 
 
 def _table(caption: str, rows: list[list[str]], kind: str = "ro-listing") -> list[str]:
-    lines = [f".. list-table:: {caption}", "   :widths: auto", "   :header-rows: 1",
-             f"   :class: {kind}", ""]  # fmt: skip
+    lines = [
+        f".. list-table:: {caption}",
+        "   :widths: auto",
+        "   :header-rows: 1",
+        f"   :class: {kind}",
+        "",
+    ]
     for row in rows:
         lines += [f"   {'  ' if i else '* '}- {cell}" for i, cell in enumerate(row)]
     return [*lines, ""]
@@ -138,8 +146,11 @@ class MachineCards(_Listing):
             commits = ", ".join(f"``{commit}``" for commit in record.commits)
             card = cards.setdefault(record.machine, _machine(about))
             card.append(f"* {self.link(record.page)}: {newest(record).date[:10]}, commit {commits}")
-        inner = [line for card in cards.values() for line in
-                 (".. container::", "", *(f"   {line}" for line in card), "")]  # fmt: skip
+        inner = [
+            line
+            for card in cards.values()
+            for line in (".. container::", "", *(f"   {line}" for line in card), "")
+        ]
         return [".. container:: ro-start", "", *(f"   {line}" for line in inner)]
 
 
@@ -148,8 +159,10 @@ def _machine(env: Mapping[str, Any], label: str = "") -> list[str]:
     name = gpu["name"] if gpu else f"{env['processor']}, {env['cores']} cores"
     lines = [f"**{_text(name)}**" + (f" ({_text(label)})" if label else ""), ""]
     if gpu:
-        lines += [f"* driver {gpu['driver']}, CUDA {gpu['cuda']}, {gpu['memory_gib']} GiB",
-                  f"* host: {_text(env['processor'])}, {env['cores']} cores"]  # fmt: skip
+        lines += [
+            f"* driver {gpu['driver']}, CUDA {gpu['cuda']}, {gpu['memory_gib']} GiB",
+            f"* host: {_text(env['processor'])}, {env['cores']} cores",
+        ]
     versions = ", ".join(
         f"{k} {v}" for k, v in env["versions"].items() if v and k not in ("pandas", "numpy")
     )
@@ -166,11 +179,15 @@ class RecordedMachines(_Listing):
             env = newest(record).environment
             v = env["versions"]
             runtime = v.get("onnxruntime-gpu") or v.get("onnxruntime")
-            rows.append([
-                env["gpu"]["name"] if env["gpu"] else env["processor"], self.link(record.page),
-                newest(record).date[:10], ", ".join(record.commits),
-                *(version or "–" for version in (v.get("torch"), v.get("triton"), runtime)),
-            ])  # fmt: skip
+            rows.append(
+                [
+                    env["gpu"]["name"] if env["gpu"] else env["processor"],
+                    self.link(record.page),
+                    newest(record).date[:10],
+                    ", ".join(record.commits),
+                    *(version or "–" for version in (v.get("torch"), v.get("triton"), runtime)),
+                ]
+            )
         if not rows[1:]:
             return ["No machine has been recorded yet."]
         return _table("Machines and pages recorded so far.", rows)

@@ -32,13 +32,17 @@ _OTHER_WORDS = (
     (r"\bfp32\b|\bfloat32\b", "fp32 float32 single precision"),
     (r"\bfp64\b|\bfloat64\b", "fp64 float64 double precision"),
     (r"layer[ _-]?norm", "layernorm layer norm normalization layernormalization"),
-    (r"\bmat ?mul\b|\bgemm|\bmatrix (product|multipl)",
-     "matmul gemm matrix product multiplication"),
+    (
+        r"\bmat ?mul\b|\bgemm|\bmatrix (product|multipl)",
+        "matmul gemm matrix product multiplication",
+    ),
     (r"\ball-?reduce\b|\ball reduce\b", "allreduce reduce"),
     (r"\bdiscrepan|\bdiffer(s|ent|ence|ences)?\b|\bmismatch", "different discrepancy mismatch"),
-    (r"\bnot deterministic|\bdeterminis|\brepeatab|\breproducib",
-     "deterministic nondeterministic repeatable reproducible"),
-)  # fmt: skip
+    (
+        r"\bnot deterministic|\bdeterminis|\brepeatab|\breproducib",
+        "deterministic nondeterministic repeatable reproducible",
+    ),
+)
 _COUNTED = [(re.compile(said, re.IGNORECASE), typed.split()) for said, typed in _OTHER_WORDS]
 # What a page answers, as readers ask for it.
 _ANSWERS = PAGES | {"results": "results machines"}
@@ -68,8 +72,9 @@ def counts(tree: nodes.document, language: Words, answer: str = "") -> Counter[s
     The words of its *answer* count as if the title said them.
     """
     found: Counter[str] = Counter()
-    for output in [n for n in tree.findall(nodes.Element)
-                   if "sphx-glr-script-out" in n.get("classes", ())]:  # fmt: skip
+    for output in [
+        n for n in tree.findall(nodes.Element) if "sphx-glr-script-out" in n.get("classes", ())
+    ]:
         output.parent.remove(output)
     texts, of_heading = [(answer, _TITLE)], _TITLE
     for node in tree.findall(lambda n: isinstance(n, (nodes.title, nodes.paragraph, nodes.term))):
@@ -112,8 +117,13 @@ def add_weights(app: Sphinx, exception: Exception | None) -> None:
     index = js_index.loads(path.read_text("utf-8"))
     number = {name: i for i, name in enumerate(index["docnames"])}
     answers = {name: _ANSWERS.get(Path(name).name, "") for name in number}
-    weights = weigh({name: counts(app.env.get_doctree(name), language, answers[name])
-                     for name in number if not name.startswith("generated/")})  # fmt: skip
+    weights = weigh(
+        {
+            name: counts(app.env.get_doctree(name), language, answers[name])
+            for name in number
+            if not name.startswith("generated/")
+        }
+    )
     for name, answer in answers.items():
         for word in {language.stem(word) for word in language.split(answer)}:
             # Sphinx finds a page by a word only where the index says that it is there.
@@ -122,8 +132,10 @@ def add_weights(app: Sphinx, exception: Exception | None) -> None:
             index["terms"][word] = sorted({*pages, number[name]})
             if name in weights.get(word, {}):
                 weights[word][name] = weights[word][name] * 3 // 2
-    index["weights"] = {word: {number[name]: weight for name, weight in pages.items()}
-                        for word, pages in weights.items()}  # fmt: skip
+    index["weights"] = {
+        word: {number[name]: weight for name, weight in pages.items()}
+        for word, pages in weights.items()
+    }
     path.write_text(js_index.dumps(index), "utf-8")
 
 

@@ -14,8 +14,14 @@ from sphinx.application import Sphinx
 # Everyday words: a link on them would be noise.
 _COMMON = {"bias", "ceiling", "interval", "record", "truth", "fusion", "tolerance", "spread",
            "Gemm", "program", "interpreter"}  # fmt: skip
-_NOT_HERE = (nodes.reference, nodes.literal, nodes.title, nodes.footnote, nodes.caption,
-             addnodes.pending_xref)  # fmt: skip
+_NOT_HERE = (
+    nodes.reference,
+    nodes.literal,
+    nodes.title,
+    nodes.footnote,
+    nodes.caption,
+    addnodes.pending_xref,
+)
 
 
 def link_terms(app: Sphinx, tree: nodes.document) -> None:
@@ -34,9 +40,15 @@ def link_terms(app: Sphinx, tree: nodes.document) -> None:
             before, *rest = pattern.split(text.astext(), maxsplit=1)
             if rest:
                 link = addnodes.pending_xref(
-                    "", nodes.inline("", rest[0]), refdomain="std", reftype="term",
-                    reftarget=term, refexplicit=True, refwarn=True, refdoc=name,
-                )  # fmt: skip
+                    "",
+                    nodes.inline("", rest[0]),
+                    refdomain="std",
+                    reftype="term",
+                    reftarget=term,
+                    refexplicit=True,
+                    refwarn=True,
+                    refdoc=name,
+                )
                 text.parent.replace(text, [nodes.Text(before), link, nodes.Text(rest[1])])
                 break
 

@@ -110,14 +110,19 @@ def with_variables(args: Namespace, table: str) -> pd.DataFrame:
             command += ["--commit", args.commit]
         try:
             done = subprocess.run(  # noqa: S603 - this script, no shell
-                command, env=os.environ | VARIABLES, capture_output=True, text=True,
+                command,
+                env=os.environ | VARIABLES,
+                capture_output=True,
+                text=True,
                 timeout=SECOND_S,
-            )  # fmt: skip
+            )
         except subprocess.TimeoutExpired as error:
             raise WorkerError(
-                "the process with two variables", got=f"more than {SECOND_S} s",
-                expected="its tables", hint="smaller sizes",
-            ) from error  # fmt: skip
+                "the process with two variables",
+                got=f"more than {SECOND_S} s",
+                expected="its tables",
+                hint="smaller sizes",
+            ) from error
         if done.returncode:
             raise WorkerError("the process with two variables", got=done.stderr[-2000:])
         (path,) = Path(folder).glob("*/*.json")

@@ -75,9 +75,16 @@ def sample(model: Any, prompts: list[list[int]], tokens: int, seed: int = 0):
     torch.manual_seed(seed)
     ids, mask = padded(prompts, pad=2, device=DEVICE, length=PROMPT + COLUMNS)
     made = model.generate(
-        input_ids=ids, attention_mask=mask, max_new_tokens=tokens, do_sample=True, top_k=0,
-        eos_token_id=None, pad_token_id=2, output_logits=True, return_dict_in_generate=True,
-    )  # fmt: skip
+        input_ids=ids,
+        attention_mask=mask,
+        max_new_tokens=tokens,
+        do_sample=True,
+        top_k=0,
+        eos_token_id=None,
+        pad_token_id=2,
+        output_logits=True,
+        return_dict_in_generate=True,
+    )
     return made.sequences[:, COLUMNS:], torch.stack(made.logits, 1)
 
 

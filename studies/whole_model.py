@@ -640,13 +640,17 @@ for name, case, batch in ("plain.prefill", "prefill", 4), ("plain.step", "decode
         "times",
         "× inductor",
         where={
-            "case": case, "batch": batch, "dtype": "float16", "optimization": "roundoff",
-            "processor": "CUDA", "× inductor": there,
+            "case": case,
+            "batch": batch,
+            "dtype": "float16",
+            "optimization": "roundoff",
+            "processor": "CUDA",
+            "× inductor": there,
         },
         interval=ENDS,
         words=FASTER,
         test=lambda v: v.high < 1,
-    )  # fmt: skip
+    )
 for batch in 1, 8, 64:
     study.value(
         f"graph.rows{batch}",
@@ -654,13 +658,17 @@ for batch in 1, 8, 64:
         "times",
         "× inductor",
         where={
-            "case": "decode", "batch": batch, "dtype": "float16", "optimization": BEST,
-            "processor": "CUDA", "× inductor": there,
+            "case": "decode",
+            "batch": batch,
+            "dtype": "float16",
+            "optimization": BEST,
+            "processor": "CUDA",
+            "× inductor": there,
         },
         interval=ENDS,
         words=FASTER,
         test=lambda v, batch=batch: v.high < 1 if batch == 64 else undecided(v) or v.value > 0.9,
-    )  # fmt: skip
+    )
 
 
 def over_eager(rows: pd.DataFrame) -> tuple[float, float, float]:
@@ -675,13 +683,17 @@ study.value(
     "times",
     over_eager,
     where={
-        "case": "decode", "batch": 64, "dtype": "float32", "processor": "CPU",
-        "optimization": all_of("eager", "roundoff"), "× inductor": there,
+        "case": "decode",
+        "batch": 64,
+        "dtype": "float32",
+        "processor": "CPU",
+        "optimization": all_of("eager", "roundoff"),
+        "× inductor": there,
     },
     words=FASTER,
     on=XEON,
     test=undecided,
-)  # fmt: skip
+)
 study.value(
     "cpu.inductor64",
     "processor time of inductor over eager's, decode step of 64 rows, float32",
@@ -698,7 +710,9 @@ for name, way in ("memory.roundoff", "roundoff"), ("memory.inductor", "inductor"
         "costs",
         lambda t, way=way: t.set_index("optimization")["memory"][way],
         where={
-            "case": "prefill", "dtype": "float16", "processor": "CUDA",
+            "case": "prefill",
+            "dtype": "float16",
+            "processor": "CUDA",
             "optimization": all_of("inductor", "roundoff"),
         },
         test=lambda v: (
@@ -707,7 +721,7 @@ for name, way in ("memory.roundoff", "roundoff"), ("memory.inductor", "inductor"
                 lambda m: m["roundoff"] > 4 * m["inductor"]
             )
         ),
-    )  # fmt: skip
+    )
 for name, way in ("memory.graph.inductor", GRAPH), ("memory.graph.roundoff", BEST):
     study.value(
         name,

@@ -29,8 +29,10 @@ Graph = dict[str, dict[str, int]]
 
 def graph(source: Path = SOURCE) -> Graph:
     """The imports of each module below *source*, wherever in it they stand."""
-    files = {path.relative_to(source).with_suffix("").as_posix(): path
-             for path in sorted(source.rglob("*.py"))}  # fmt: skip
+    files = {
+        path.relative_to(source).with_suffix("").as_posix(): path
+        for path in sorted(source.rglob("*.py"))
+    }
     return {module: imports(module, path, set(files)) for module, path in files.items()}
 
 
@@ -119,11 +121,16 @@ def write(folder: Path, **files: str) -> Path:
 
 
 def test_an_upward_import_and_a_circle_are_seen(tmp_path: Path) -> None:
-    modules = graph(write(
-        tmp_path, dtypes="def f():\n    from .page.study import Study", page__study="",
-        page__a="from .b import f\nfrom ..localization import localize", localization="",
-        page__b="def f():\n    import roundoff.page.a",
-    ))  # fmt: skip
+    modules = graph(
+        write(
+            tmp_path,
+            dtypes="def f():\n    from .page.study import Study",
+            page__study="",
+            page__a="from .b import f\nfrom ..localization import localize",
+            localization="",
+            page__b="def f():\n    import roundoff.page.a",
+        )
+    )
     assert upward(modules) == [
         "dtypes:2 imports page/study (floor 4) from floor 0",
         "page/a:2 imports localization (floor 4) from floor 4",

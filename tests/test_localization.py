@@ -61,9 +61,11 @@ def test_the_node_that_differs_is_found() -> None:
 def test_errors_against_truth_are_those_of_float64() -> None:
     given = feeds()
     found = localize(
-        TorchOnnxEvaluator(model()), TorchOnnxEvaluator(model()), given,
+        TorchOnnxEvaluator(model()),
+        TorchOnnxEvaluator(model()),
+        given,
         truth=TorchOnnxEvaluator(model(), truth=True),
-    )  # fmt: skip
+    )
     x, w = (given[n].double() for n in "XW")
     exact = torch.sqrt((x * x) @ w)
     ours = torch.sqrt((given["X"] * given["X"]) @ given["W"])
@@ -104,8 +106,12 @@ def test_different_models_are_refused() -> None:
     one = TorchOnnxEvaluator(model())
     for other in (TorchOnnxEvaluator(proto), TorchOnnxEvaluator(proto, truth=True)):
         with pytest.raises(ArgumentError, match=r"run different nodes.*Mul.*Add"):
-            localize(one, one if other.settings.truth else other, feeds(),
-                     truth=other if other.settings.truth else None)  # fmt: skip
+            localize(
+                one,
+                one if other.settings.truth else other,
+                feeds(),
+                truth=other if other.settings.truth else None,
+            )
 
 
 def test_overflow_in_float16_is_found() -> None:
@@ -170,9 +176,11 @@ def test_another_model_s_constants_are_refused_by_name(dtype: str) -> None:
         )
         torch_type = {"float": torch.float32, "float16": torch.float16}.get(kind, torch.bfloat16)
         constant = onnx.helper.make_tensor(
-            "factor", onnx.TensorProto.DataType.Value(kind.upper()), [1],
+            "factor",
+            onnx.TensorProto.DataType.Value(kind.upper()),
+            [1],
             [torch.tensor(value, dtype=torch_type).item()],
-        )  # fmt: skip
+        )
         proto.graph.initializer.append(constant)
         return TorchOnnxEvaluator(proto)
 

@@ -168,9 +168,7 @@ slow = pytest.mark.slow(reason="eight processes on two cores; 2 and 4 ranks are 
 
 
 @needs_fork
-@pytest.mark.parametrize(
-    "ranks", [2, 4, pytest.param(3, marks=slow), pytest.param(8, marks=slow)]
-)  # fmt: skip
+@pytest.mark.parametrize("ranks", [2, 4, pytest.param(3, marks=slow), pytest.param(8, marks=slow)])
 def test_gloo_adds_as_simulated_bit_by_bit(workers, ranks: int) -> None:
     for dtype in DTYPES:
         messages = [parts_of(ranks, size, dtype) for size in (1, 7, 1000, 40_001)]

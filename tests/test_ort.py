@@ -23,10 +23,20 @@ from roundoff.errors import (
 from roundoff.ort import binding
 
 SHARED = [
-    torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.bool,
-    torch.int8, torch.int16, torch.int32, torch.int64,
-    torch.uint8, torch.uint16, torch.uint32, torch.uint64,
-]  # fmt: skip
+    torch.float32,
+    torch.float16,
+    torch.bfloat16,
+    torch.float64,
+    torch.bool,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.uint8,
+    torch.uint16,
+    torch.uint32,
+    torch.uint64,
+]
 FLOAT8 = [torch.float8_e4m3fn, torch.float8_e5m2]
 
 

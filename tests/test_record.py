@@ -331,8 +331,10 @@ def test_recorded_gpus_have_the_same_bits_of_our_kernels() -> None:
     records = [r for r in read_records("plot_batch_invariance") if r.machine.startswith("nvidia")]
     assert len(records) >= 2
     for table, keys in {
-        "alone": ["dtype", "weight"], "attention": ["dtype", "text"], "texts": ["served"],
-    }.items():  # fmt: skip
+        "alone": ["dtype", "weight"],
+        "attention": ["dtype", "text"],
+        "texts": ["served"],
+    }.items():
         frames = [r.tables[table] for r in records]
         ours = pd.concat([f[f["way"] == "roundoff"] for f in frames])
         checksums = ours.groupby(keys)["checksum"].agg(["size", "nunique"])

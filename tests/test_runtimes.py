@@ -113,16 +113,31 @@ NONE_FINITE = "0 of 4 elements of the outputs are finite"
     ("text", "x", "advice"),
     [
         ("g (float[4] X) => (float[4] Z) { Y = Relu(X)  Z = Neg(Y) }", [1, -2, 3, 0], ["Nothing"]),
-        ("g (float[4] X) => (float[4] Z) { Y = Relu(X)  Z = Neg(Y) }",
-         [math.nan, math.inf, 1, 2], ["NaN or infinity in the input X", "2 of 4 elements"]),
-        ("g (float[4] X) => (float[4] Z) { Z = Sqrt(X) }", [-1, -2, -3, -4],
-         ["NaN or infinity in float64, too: output Z, first at node Sqrt_0", NONE_FINITE]),
-        (SQUARES, [300, 1, 2, 3], ["Node Mul_0 (Mul -> Y) gives NaN or infinity in torch and ORT",
-                                   "Both give the same bits, and both are wrong"]),
-        ("g (float[4] X) => (float[4] Z) { Y = Neg(X) Z = Softmax(Y) }", [math.inf, 0, 0, math.inf],
-         ["Nothing"]),
+        (
+            "g (float[4] X) => (float[4] Z) { Y = Relu(X)  Z = Neg(Y) }",
+            [math.nan, math.inf, 1, 2],
+            ["NaN or infinity in the input X", "2 of 4 elements"],
+        ),
+        (
+            "g (float[4] X) => (float[4] Z) { Z = Sqrt(X) }",
+            [-1, -2, -3, -4],
+            ["NaN or infinity in float64, too: output Z, first at node Sqrt_0", NONE_FINITE],
+        ),
+        (
+            SQUARES,
+            [300, 1, 2, 3],
+            [
+                "Node Mul_0 (Mul -> Y) gives NaN or infinity in torch and ORT",
+                "Both give the same bits, and both are wrong",
+            ],
+        ),
+        (
+            "g (float[4] X) => (float[4] Z) { Y = Neg(X) Z = Softmax(Y) }",
+            [math.inf, 0, 0, math.inf],
+            ["Nothing"],
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_is_not_finite_has_an_answer_of_its_own(
     text: str, x: list[float], advice: list[str]
 ) -> None:

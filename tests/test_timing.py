@@ -171,9 +171,10 @@ def test_intervals_of_the_median_cover_what_they_say(kind, n):
         "normal": (lambda: 100 + rng.standard_normal(n), 100.0),
         "exponential": (lambda: 100 + rng.exponential(size=n), 100 + math.log(2)),
         "outliers": (
-            lambda: 100 + np.where(rng.random(n) < 0.1, 50, 1) * rng.standard_normal(n), 100.0
+            lambda: 100 + np.where(rng.random(n) < 0.1, 50, 1) * rng.standard_normal(n),
+            100.0,
         ),
-    }[kind]  # fmt: skip
+    }[kind]
     trials = 150
     hits = 0
     for _ in range(trials):
@@ -274,8 +275,11 @@ def test_half_the_work_takes_about_half_the_time_on_a_gpu(cuda_graph):
     out = torch.empty_like(x[0])
     found = measure(
         {"all": lambda i: out.copy_(x[i]), "half": lambda i: out[: 2**25].copy_(x[i][: 2**25])},
-        device="cuda", cuda_graph=cuda_graph, rotate=2, budget_s=1.0,
-    )  # fmt: skip
+        device="cuda",
+        cuda_graph=cuda_graph,
+        rotate=2,
+        budget_s=1.0,
+    )
     assert 0.4 < found.ratio("half", "all").value < 0.65
 
 

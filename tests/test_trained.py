@@ -30,8 +30,16 @@ TOKENS = ["<|end|>", "<|user|>", *BYTES, *map(chr, range(256, 324)), "ab", "abc"
 TEMPLATE = "{% for m in messages %}<|user|>{{ m['content'] }}{% endfor %}"
 
 
-def write(path: Path, *, seed: int = 0, architecture: str = "llama", skip: str = "",
-          extra: str = "", kind: str = "gpt2", tied: bool = True):  # fmt: skip
+def write(
+    path: Path,
+    *,
+    seed: int = 0,
+    architecture: str = "llama",
+    skip: str = "",
+    extra: str = "",
+    kind: str = "gpt2",
+    tied: bool = True,
+):
     """A small Llama as llama.cpp writes it, and its weights by the file's names."""
     rng = np.random.default_rng(seed)
     size = HIDDEN // HEADS
@@ -42,12 +50,17 @@ def write(path: Path, *, seed: int = 0, architecture: str = "llama", skip: str =
         shapes |= {
             f"blk.{i}.{name}.weight": shape
             for name, shape in {
-                "attn_norm": (HIDDEN,), "ffn_norm": (HIDDEN,),
-                "attn_q": (HIDDEN, HIDDEN), "attn_k": (KEY_HEADS * size, HIDDEN),
-                "attn_v": (KEY_HEADS * size, HIDDEN), "attn_output": (HIDDEN, HIDDEN),
-                "ffn_gate": (WIDE, HIDDEN), "ffn_up": (WIDE, HIDDEN), "ffn_down": (HIDDEN, WIDE),
+                "attn_norm": (HIDDEN,),
+                "ffn_norm": (HIDDEN,),
+                "attn_q": (HIDDEN, HIDDEN),
+                "attn_k": (KEY_HEADS * size, HIDDEN),
+                "attn_v": (KEY_HEADS * size, HIDDEN),
+                "attn_output": (HIDDEN, HIDDEN),
+                "ffn_gate": (WIDE, HIDDEN),
+                "ffn_up": (WIDE, HIDDEN),
+                "ffn_down": (HIDDEN, WIDE),
             }.items()
-        }  # fmt: skip
+        }
     if extra:
         shapes[extra] = (HIDDEN,)
     weights = {
@@ -179,9 +192,11 @@ def test_decoding_is_what_generate_does(small, prompt: list[int], tokens: int) -
     trained = small[0]
     model = trained.model()
     expected = model.generate(
-        torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
-        max_new_tokens=tokens, do_sample=False,
-    )[0, len(prompt) :]  # fmt: skip
+        torch.tensor([prompt]),
+        attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
+        max_new_tokens=tokens,
+        do_sample=False,
+    )[0, len(prompt) :]
     got = decode(model, [prompt], tokens).tokens[0]
     assert torch.equal(got[: len(expected)], expected)
     assert (got[len(expected) :] == trained.config.eos_token_id).all()
@@ -199,14 +214,22 @@ def test_a_step_that_is_repeated_is_the_token_after_others(small, past: int) -> 
 
 
 @settings(max_examples=8, deadline=None)
-@given(st.lists(st.lists(st.integers(2, 250), min_size=1, max_size=6), min_size=1, max_size=3),
-       st.integers(0, 4))  # fmt: skip
+@given(
+    st.lists(st.lists(st.integers(2, 250), min_size=1, max_size=6), min_size=1, max_size=3),
+    st.integers(0, 4),
+)
 def test_following_a_text_computes_what_one_pass_over_it_does(small, prompts, columns) -> None:
     model = Float64Llama(small[0])
     text = torch.randint(2, 250, (len(prompts), 4), generator=torch.Generator().manual_seed(0))
     seen = []
-    decoded = decode(model, prompts, 4, follow=text, length=columns + 6,
-                     observe=lambda i, logits: seen.append((i, logits)))  # fmt: skip
+    decoded = decode(
+        model,
+        prompts,
+        4,
+        follow=text,
+        length=columns + 6,
+        observe=lambda i, logits: seen.append((i, logits)),
+    )
     assert [i for i, _ in seen] == [0, 1, 2, 3]
     for row, prompt in enumerate(prompts):
         whole = model(torch.tensor([[*prompt, *text[row].tolist()]])).logits[0]
@@ -257,8 +280,10 @@ def test_the_first_layers_alone(small) -> None:
     kept = {name for name in trained.weights if "layers.1." not in name}
     assert set(short.weights) == kept
     states = trained.model()(torch.tensor([IDS]), output_hidden_states=True).hidden_states
-    states_of_short = short.model().model.layers[0](states[0], position_embeddings=short.model()
-        .model.rotary_emb(states[0], torch.arange(len(IDS))[None]))  # fmt: skip
+    states_of_short = short.model().model.layers[0](
+        states[0],
+        position_embeddings=short.model().model.rotary_emb(states[0], torch.arange(len(IDS))[None]),
+    )
     assert torch.equal(states_of_short, states[1])
     for layers in (0, 3):
         with pytest.raises(ArgumentError, match=f"got {layers}, expected .* 1 to 2"):

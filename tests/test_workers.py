@@ -123,7 +123,7 @@ def closure():
         (closure(), [0], "got a closure"),
         (print, [0], "expected a plain function"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_sent_is_refused(workers, function, items, words: str) -> None:
     with pytest.raises(ArgumentError, match=words):
         workers.map(function, items)
@@ -137,7 +137,7 @@ def test_what_cannot_be_sent_is_refused(workers, function, items, words: str) ->
         (sleeps, 1.5, "took too long: got more than 1.5 s"),
         pytest.param(stops, 1.5, "took too long", marks=slow),
     ],
-)  # fmt: skip
+)
 def test_a_failure_is_named_and_ends_them_all(workers, function, limit_s, words: str) -> None:
     group = group_of(workers)
     with pytest.raises(WorkerError, match=words):
@@ -228,19 +228,24 @@ print(workers._group.guardian.pid, flush=True)
 
 @pytest.mark.parametrize(
     ("end", "sent"),
-    [("1 / 0", None), ("workers.map(sleeps, [0, 0])", signal.SIGKILL),
-     pytest.param("pass", None, marks=slow), pytest.param("os._exit(3)", None, marks=slow),
-     pytest.param("workers.map(sleeps, [0, 0])", signal.SIGINT, marks=slow),
-     pytest.param("workers.map(sleeps, [0, 0])", signal.SIGTERM, marks=slow)],
-)  # fmt: skip
+    [
+        ("1 / 0", None),
+        ("workers.map(sleeps, [0, 0])", signal.SIGKILL),
+        pytest.param("pass", None, marks=slow),
+        pytest.param("os._exit(3)", None, marks=slow),
+        pytest.param("workers.map(sleeps, [0, 0])", signal.SIGINT, marks=slow),
+        pytest.param("workers.map(sleeps, [0, 0])", signal.SIGTERM, marks=slow),
+    ],
+)
 def test_the_end_of_a_page_is_the_end_of_its_workers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str, sent
 ) -> None:
     script = tmp_path / "page.py"
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     script.write_text(textwrap.dedent(PAGE) + end, "utf-8")
-    page = subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE,
-                            stderr=subprocess.DEVNULL, text=True)  # fmt: skip
+    page = subprocess.Popen(
+        [sys.executable, script], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
     with page:
         group = int(page.stdout.readline())
         if sent:

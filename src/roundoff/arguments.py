@@ -279,9 +279,10 @@ def check_device(device: Any) -> torch.device:
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if (found.index or 0) >= count:
             raise UnsupportedError(
-                "torch sees no such device", got=str(found),
+                "torch sees no such device",
+                got=str(found),
                 expected=f"cuda:0 to cuda:{count - 1}" if count else "cpu: there is no CUDA device",
-            )  # fmt: skip
+            )
     return found
 
 

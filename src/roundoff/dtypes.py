@@ -96,8 +96,16 @@ class DType:
         return self.kind == "float"
 
 
-def _float(onnx: int, onnx_name: str, name: str, bits: int, p: int, emax: int, emin: int,
-           largest: float | None = None) -> DType:  # fmt: skip
+def _float(
+    onnx: int,
+    onnx_name: str,
+    name: str,
+    bits: int,
+    p: int,
+    emax: int,
+    emin: int,
+    largest: float | None = None,
+) -> DType:
     if largest is None:
         largest = math.ldexp(2.0 - math.ldexp(1.0, 1 - p), emax)
     return DType(onnx, onnx_name, name, bits, "float", p, emax, emin, largest)

@@ -320,9 +320,11 @@ def _check_same(one: TorchOnnxEvaluator, other: TorchOnnxEvaluator) -> None:
     unequal = [f"{a} and {b}" for a, b in zip(*nodes, strict=False) if a != b]
     got = unequal[0] if unequal else f"{len(nodes[0])} and {len(nodes[1])} nodes"
     raise ArgumentError(
-        "the two evaluators run different nodes", got=got, expected="one model, run two ways",
+        "the two evaluators run different nodes",
+        got=got,
+        expected="one model, run two ways",
         hint="two models of different types must have the same nodes with the same result names",
-    )  # fmt: skip
+    )
 
 
 def _check_constants(
@@ -339,10 +341,11 @@ def _check_constants(
         difference = _apart(value, theirs)
         if difference:
             raise ArgumentError(
-                f"the two evaluators have different constants: {name!r}", got=difference,
+                f"the two evaluators have different constants: {name!r}",
+                got=difference,
                 expected="one model, run two ways",
                 hint="two models of different types must have the same weights",
-            )  # fmt: skip
+            )
 
 
 def _apart(value: Any, other: Any) -> str:
@@ -371,17 +374,23 @@ def _apart(value: Any, other: Any) -> str:
 
 
 def _row(
-    index: int, second: Runner, one: Step, other: Step,
-    truth: Runner | None = None, true: Step | None = None,
-) -> dict[str, Any]:  # fmt: skip
+    index: int,
+    second: Runner,
+    one: Step,
+    other: Step,
+    truth: Runner | None = None,
+    true: Step | None = None,
+) -> dict[str, Any]:
     shared = tuple(_like(a, b) for a, b in zip(one.inputs, other.inputs, strict=True))
     isolated = second.run_node(index, shared)
     row: dict[str, Any] = dict.fromkeys(COLUMNS, math.nan)
     row |= {
-        "node": one.node.label, "op": one.node.operator,
+        "node": one.node.label,
+        "op": one.node.operator,
         "outputs": ", ".join(n for n in one.node.outputs if n),
-        "kernel first": one.kernel, "kernel second": other.kernel,
-    }  # fmt: skip
+        "kernel first": one.kernel,
+        "kernel second": other.kernel,
+    }
     for name, outputs in (("isolated", isolated), ("propagated", other.outputs)):
         difference = max_diff(list(one.outputs), list(outputs))
         row[f"{name} abs"], row[f"{name} bias"] = difference["abs"], difference["bias"]
@@ -393,8 +402,10 @@ def _row(
     _check_wide(true)
     ideal = truth.run_node(index, one.inputs)
     row["largest truth"], row["non-finite truth"] = _extent(true.outputs)
-    for name, outputs, own in (("first", one.outputs, one.outputs),
-                               ("second", other.outputs, isolated)):  # fmt: skip
+    for name, outputs, own in (
+        ("first", one.outputs, one.outputs),
+        ("second", other.outputs, isolated),
+    ):
         error = max_diff(list(true.outputs), list(outputs))
         row[f"truth abs {name}"], row[f"truth bias {name}"] = error["abs"], error["bias"]
         row[f"truth scaled {name}"] = scaled(true.outputs, outputs)[0]
@@ -418,10 +429,13 @@ def scaled(truth: Any, got: Any) -> tuple[float, float]:
     errors = [
         _scaled(t, g)
         for t, g in zip(tree_leaves(truth), tree_leaves(got), strict=False)
-        if isinstance(t, torch.Tensor) and isinstance(g, torch.Tensor)
-        and t.is_floating_point() and g.is_floating_point()
-        and g.dtype != torch.float64 and t.shape == g.shape
-    ]  # fmt: skip
+        if isinstance(t, torch.Tensor)
+        and isinstance(g, torch.Tensor)
+        and t.is_floating_point()
+        and g.is_floating_point()
+        and g.dtype != torch.float64
+        and t.shape == g.shape
+    ]
     known = [pair for pair in errors if not math.isnan(pair[0])]
     if not known:
         return math.nan, math.nan

@@ -201,10 +201,11 @@ def _parts_of(option: str, value: Any) -> tuple[Any, ...]:
     kinds = (str, Path, bool, int, float, type(None))
     if len(parts) not in (2, 3) or not isinstance(parts[0], kinds) or not isinstance(parts[1], str):
         raise ArgumentError(
-            f"option {option}", got=repr(value)[:80],
+            f"option {option}",
+            got=repr(value)[:80],
             expected="a default (text, number, bool or None), (default, help) or "
             "(default, help, allowed)",
-        )  # fmt: skip
+        )
     return parts
 
 

@@ -196,8 +196,12 @@ class _Group:
         self.results = [Connection(result[0], writable=False) for _, result in pipes]
         folder = tempfile.TemporaryDirectory(prefix="roundoff-workers-")
         self.said = Path(folder.name, "stderr")
-        options = {"pipes": theirs, "backend": workers.backend, "folder": folder.name,
-                   "imports": workers.imports}  # fmt: skip
+        options = {
+            "pipes": theirs,
+            "backend": workers.backend,
+            "folder": folder.name,
+            "imports": workers.imports,
+        }
         variables = os.environ | {"OMP_NUM_THREADS": "1"} | workers.environment
         # What is imported may ask for GPUs: asked through the driver, no fork could use one.
         variables["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
@@ -206,9 +210,13 @@ class _Group:
             with self.said.open("wb") as said:
                 self.guardian = subprocess.Popen(  # noqa: S603  our own interpreter and text
                     [sys.executable, "-c", _CHILD, json.dumps(options)],
-                    stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=said, env=variables,
-                    start_new_session=True, pass_fds=[fd for pair in theirs for fd in pair],
-                )  # fmt: skip
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.DEVNULL,
+                    stderr=said,
+                    env=variables,
+                    start_new_session=True,
+                    pass_fds=[fd for pair in theirs for fd in pair],
+                )
         except OSError as error:
             for connection in (*self.tasks, *self.results):
                 connection.close()
@@ -269,9 +277,10 @@ class _Group:
         """What went wrong; *failed* has what a rank said, or None where it died."""
         if self.late.is_set():
             return WorkerError(
-                "the workers took too long", got=f"more than {limit_s:g} s",
+                "the workers took too long",
+                got=f"more than {limit_s:g} s",
                 hint="a larger limit_s, where no rank waits for one that has left",
-            )  # fmt: skip
+            )
         # A rank that died is why the others complain; an error that is not of the network, too.
         died = [rank for rank, words in failed.items() if words is None]
         if died:  # of a guardian that ended the pipes break a moment before it is gone
@@ -352,8 +361,11 @@ def _collect(function: types.FunctionType, name: str, parts: dict[str, tuple[str
             try:
                 parts[other] = ("value", pickle.dumps(value))
             except (pickle.PicklingError, TypeError, AttributeError) as error:
-                raise ArgumentError(f"{name} cannot be sent: it names {other}",
-                                    got=str(error), expected="what pickles") from error  # fmt: skip
+                raise ArgumentError(
+                    f"{name} cannot be sent: it names {other}",
+                    got=str(error),
+                    expected="what pickles",
+                ) from error
 
 
 def _globals_of(code: types.CodeType) -> set[str]:
@@ -459,8 +471,14 @@ def _join(rank: int, ranks: int, number: int, limit_s: float, options: Mapping[s
             os.environ["NCCL_HOSTID"] = f"roundoff-{os.getppid()}-{host}"
         torch.cuda.set_device(gpu)
         more["device_id"] = torch.device("cuda", gpu)
-    dist.init_process_group(options["backend"], store=store, rank=rank, world_size=ranks,
-                            timeout=timedelta(seconds=limit_s), **more)  # fmt: skip
+    dist.init_process_group(
+        options["backend"],
+        store=store,
+        rank=rank,
+        world_size=ranks,
+        timeout=timedelta(seconds=limit_s),
+        **more,
+    )
 
 
 def _die_with_parent() -> None:

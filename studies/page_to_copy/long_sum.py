@@ -32,9 +32,13 @@ def sums(args):
 # The name that the page binds, datum and statistic in words, table, column, rows, and a test that
 # fails where the page's sentence, "is too large", is false. A share is printed as a percentage.
 study.value(
-    "drift", "error of the sum of a million times 0.1", "sums", "error", where={"number": 0.1},
+    "drift",
+    "error of the sum of a million times 0.1",
+    "sums",
+    "error",
+    where={"number": 0.1},
     test=lambda found: found.value > 0,
-)  # fmt: skip
+)
 
 if __name__ == "__main__":
     study.main()

@@ -16,15 +16,36 @@ from roundoff.models import SIZES, Llama, random_tokens
 transformers = pytest.importorskip("transformers")
 
 WORDS = 96
-ENCODER = {"hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 48,
-           "vocab_size": WORDS, "num_hidden_layers": 2}  # fmt: skip
+ENCODER = {
+    "hidden_size": 32,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "vocab_size": WORDS,
+    "num_hidden_layers": 2,
+}
 DECODER = ENCODER | {"num_key_value_heads": 2, "head_dim": 8}
-VISION = {"hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 48,
-          "num_hidden_layers": 2, "image_size": 32, "patch_size": 8}  # fmt: skip
-SPEECH = {"encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
-          "decoder_attention_heads": 4, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48,
-          "num_mel_bins": 16, "max_source_positions": 20, "max_target_positions": 20,
-          "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}  # fmt: skip
+VISION = {
+    "hidden_size": 32,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "image_size": 32,
+    "patch_size": 8,
+}
+SPEECH = {
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 48,
+    "decoder_ffn_dim": 48,
+    "num_mel_bins": 16,
+    "max_source_positions": 20,
+    "max_target_positions": 20,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "decoder_start_token_id": 1,
+}
 
 
 def ids(length: int = 17) -> torch.Tensor:
@@ -69,32 +90,51 @@ MODELS: dict[str, tuple[str, dict[str, Any], Callable[[], dict[str, Any]]]] = {
     "Bert": ("Model", ENCODER, padded),
     "ModernBert": ("Model", ENCODER | {"pad_token_id": 0, "local_attention": 8}, padded),
     "DebertaV2": (
-        "Model", ENCODER | {"relative_attention": True, "pos_att_type": ["p2c", "c2p"]}, padded,
+        "Model",
+        ENCODER | {"relative_attention": True, "pos_att_type": ["p2c", "c2p"]},
+        padded,
     ),
     "T5": (
         "ForConditionalGeneration",
-        {"vocab_size": WORDS, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2,
-         "num_heads": 4},
+        {
+            "vocab_size": WORDS,
+            "d_model": 32,
+            "d_kv": 8,
+            "d_ff": 48,
+            "num_layers": 2,
+            "num_heads": 4,
+        },
         translated,
     ),
     "Whisper": (
         "ForConditionalGeneration",
-        SPEECH | {"vocab_size": WORDS, "d_model": 32, "pad_token_id": 0}, spoken,
+        SPEECH | {"vocab_size": WORDS, "d_model": 32, "pad_token_id": 0},
+        spoken,
     ),
     "ViT": ("ForImageClassification", VISION, image),
     "Swin": (
         "ForImageClassification",
-        {"image_size": 32, "patch_size": 2, "embed_dim": 16, "depths": [2, 2],
-         "num_heads": [2, 4], "window_size": 4}, image,
+        {
+            "image_size": 32,
+            "patch_size": 2,
+            "embed_dim": 16,
+            "depths": [2, 2],
+            "num_heads": [2, 4],
+            "window_size": 4,
+        },
+        image,
     ),
     "Mamba": (
-        "ForCausalLM", {"hidden_size": 32, "num_hidden_layers": 2, "vocab_size": WORDS,
-                        "state_size": 8}, words,
+        "ForCausalLM",
+        {"hidden_size": 32, "num_hidden_layers": 2, "vocab_size": WORDS, "state_size": 8},
+        words,
     ),
     "Mixtral": (
-        "ForCausalLM", DECODER | {"num_local_experts": 4, "num_experts_per_tok": 2}, words,
+        "ForCausalLM",
+        DECODER | {"num_local_experts": 4, "num_experts_per_tok": 2},
+        words,
     ),
-}  # fmt: skip
+}
 #: Relatives of Llama: configuration, and the attention that they are traced with.
 RELATIVES: dict[str, tuple[dict[str, Any], str]] = {
     "Llama": ({}, "eager"),
@@ -106,11 +146,16 @@ RELATIVES: dict[str, tuple[dict[str, Any], str]] = {
 }
 #: What stays with torch.
 PARTLY = {
-    "Mixtral": {"transformers.grouped_mm_fallback.default", "aten.topk.default",
-                "aten.sort.default", "aten.histc.default", "aten.floor_divide.default",
-                "aten.index_put.default"},
+    "Mixtral": {
+        "transformers.grouped_mm_fallback.default",
+        "aten.topk.default",
+        "aten.sort.default",
+        "aten.histc.default",
+        "aten.floor_divide.default",
+        "aten.index_put.default",
+    },
     "Swin": {"aten.roll.default"},
-}  # fmt: skip
+}
 QUICK = ("GPT2", "Bert", "ViT")
 
 
@@ -141,8 +186,10 @@ def over_eagers(model: Any, run: Any, inputs: dict[str, Any]) -> float:
     double = copy.deepcopy(model).double()
     if hasattr(double, "set_experts_implementation"):
         double.set_experts_implementation("eager")  # the grouped product takes no float64
-    wide = {k: v.double() if torch.is_tensor(v) and v.is_floating_point() else v
-            for k, v in inputs.items()}  # fmt: skip
+    wide = {
+        k: v.double() if torch.is_tensor(v) and v.is_floating_point() else v
+        for k, v in inputs.items()
+    }
     ratios = []
     for ours, eagers, truth in zip(
         *(tensors(f(**i)) for f, i in ((run, inputs), (model, inputs), (double, wide))), strict=True

@@ -123,16 +123,20 @@ CONTRACT: dict[str, tuple[Callable[..., Any], Callable[[], tuple[torch.Tensor, .
     "strided views": (strided, lambda: (torch.randn(6, 6),)),
     "another type": (lambda x: (x.view(torch.int32), x.t()), lambda: (torch.randn(3, 4),)),
     "complex": (lambda x: torch.view_as_complex(x * 2).conj() + 1j, lambda: (torch.randn(3, 2),)),
-    "an FFT": (lambda x: torch.fft.irfft(torch.fft.rfft(x) * torch.tensor([2, 1j, 0, 1])),
-               lambda: (torch.randn(6),)),
+    "an FFT": (
+        lambda x: torch.fft.irfft(torch.fft.rfft(x) * torch.tensor([2, 1j, 0, 1])),
+        lambda: (torch.randn(6),),
+    ),
     **{
         f"an input lies {how}": (Gated(4), lambda view=view: (view(torch.randn(6, 8)),))
         for how, view in {
-            "in columns": lambda x: x[:, 2:6], "turned": lambda x: x.T[2:6].T,
-            "in steps": lambda x: x[::2, ::2], "expanded": lambda x: x[:1, :4].expand(5, 4),
+            "in columns": lambda x: x[:, 2:6],
+            "turned": lambda x: x.T[2:6].T,
+            "in steps": lambda x: x[::2, ::2],
+            "expanded": lambda x: x[:1, :4].expand(5, 4),
         }.items()
     },
-}  # fmt: skip
+}
 
 
 @torch.no_grad()
@@ -143,9 +147,19 @@ def test_it_does_what_eager_does(name: str, patterns: str | None) -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize(
-    "dtype", [torch.bool, torch.uint8, torch.int8, torch.int32, torch.int64, torch.float16,
-              torch.bfloat16, torch.float64], ids=str,
-)  # fmt: skip
+    "dtype",
+    [
+        torch.bool,
+        torch.uint8,
+        torch.int8,
+        torch.int32,
+        torch.int64,
+        torch.float16,
+        torch.bfloat16,
+        torch.float64,
+    ],
+    ids=str,
+)
 def test_types(dtype: torch.dtype) -> None:
     def f(x: torch.Tensor, m: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return torch.where(m, x, x.flip(0)), ~m
@@ -218,10 +232,12 @@ def test_any_sizes_take_one_conversion() -> None:
 @torch.no_grad()
 def test_layers_of_a_network_of_images_are_converted() -> None:
     layers = torch.nn.Sequential(
-        torch.nn.Conv2d(4, 8, 3, padding=1, groups=4), torch.nn.BatchNorm2d(8), torch.nn.ReLU(),
+        torch.nn.Conv2d(4, 8, 3, padding=1, groups=4),
+        torch.nn.BatchNorm2d(8),
+        torch.nn.ReLU(),
         torch.nn.ConvTranspose2d(8, 6, 3, stride=2, padding=1, output_padding=1),
         torch.nn.Conv2d(6, 6, (3, 1), stride=(2, 1), dilation=2),
-    ).eval()  # fmt: skip
+    ).eval()
     layers[1].running_mean.normal_()
     layers[1].running_var.uniform_(0.5, 2)
     run, graphs = compiled(layers)
@@ -323,8 +339,9 @@ def test_opsets_and_what_is_stored(opset: int, tmp_path: Any) -> None:
     assert one["report"].nodes["exported"] == len(one["exported"].graph.node)
     assert isinstance(one["graph_module"], torch.fx.GraphModule)
     assert one["compiled"] is one
-    assert [tuple(t.shape) for n, t in zip(one.names, one.inputs, strict=True)
-            if n not in one.static] == [(2, 3, 8)]  # fmt: skip
+    assert [
+        tuple(t.shape) for n, t in zip(one.names, one.inputs, strict=True) if n not in one.static
+    ] == [(2, 3, 8)]
     close(one(one.inputs)[0], y)
     close(one.truth()[0].float(), y)
 
@@ -332,10 +349,14 @@ def test_opsets_and_what_is_stored(opset: int, tmp_path: Any) -> None:
 @torch.no_grad()
 @pytest.mark.parametrize(
     ("asked", "how"),
-    [({"target_opset": 17}, "bound"), ({"target_opset": 17}, "without dynamo"),
-     ({"options": {"check": True}}, "by torch.compile"), ({"mode": "x"}, "by torch.compile")],
+    [
+        ({"target_opset": 17}, "bound"),
+        ({"target_opset": 17}, "without dynamo"),
+        ({"options": {"check": True}}, "by torch.compile"),
+        ({"mode": "x"}, "by torch.compile"),
+    ],
     ids=str,
-)  # fmt: skip
+)
 def test_an_argument_that_is_none_of_the_known_is_named(asked: dict[str, Any], how: str) -> None:
     """The error reaches the caller of the compiled function as it is."""
     bound = functools.partial(rb.onnx_custom_backend, **(asked if "torch" not in how else {}))
@@ -351,11 +372,14 @@ def test_an_argument_that_is_none_of_the_known_is_named(asked: dict[str, Any], h
 @torch.no_grad()
 @pytest.mark.parametrize(
     ("asked", "graph", "copied"),
-    [({"mode": "default"}, False, False), ({"cuda_graph": True}, True, False),
-     ({"mode": "reduce-overhead"}, True, True),
-     ({"mode": "reduce-overhead", "cuda_graph": True}, True, False)],
+    [
+        ({"mode": "default"}, False, False),
+        ({"cuda_graph": True}, True, False),
+        ({"mode": "reduce-overhead"}, True, True),
+        ({"mode": "reduce-overhead", "cuda_graph": True}, True, False),
+    ],
     ids=str,
-)  # fmt: skip
+)
 def test_a_mode_records_graphs_and_copies(
     asked: dict[str, Any], graph: bool, copied: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -404,14 +428,22 @@ def test_kernels_are_not_interpreted_beside_a_gpu(monkeypatch: pytest.MonkeyPatc
         # torch's check is an operator with an effect, whose token is no tensor.
         (torch.linalg.inv, torch.zeros(4, 4), UnsupportedError, "an effect"),
         (lambda x: torch.linalg.solve(x, x[:, :2]), torch.eye(4), UnsupportedError, "an effect"),
-        (lambda x: (x * 2)[:, 1:3].as_strided((2, 2), (1, 5)) + 1, torch.ones(4, 5),
-         UnsupportedError, "not all of a tensor"),
+        (
+            lambda x: (x * 2)[:, 1:3].as_strided((2, 2), (1, 5)) + 1,
+            torch.ones(4, 5),
+            UnsupportedError,
+            "not all of a tensor",
+        ),
         # The second would be cut from the first, in its type.
         (lambda x: ((y := x * 2), y.view(torch.int32)), torch.ones(3), UnsupportedError, "share"),
-        (lambda x: ((y := torch.complex(x, x)).real, y.imag), torch.ones(3), UnsupportedError,
-         "share memory"),
+        (
+            lambda x: ((y := torch.complex(x, x)).real, y.imag),
+            torch.ones(3),
+            UnsupportedError,
+            "share memory",
+        ),
     ],
-)  # fmt: skip
+)
 def test_it_is_refused_by_name(f: Any, x: torch.Tensor, error: Any, said: str) -> None:
     with pytest.raises(error, match=said):
         through(f)(x)
@@ -448,9 +480,10 @@ def test_without_fallback_what_torch_would_compute_is_refused(
 _LIBRARY = torch.library.Library("roundoff_tests", "FRAGMENT")
 _LIBRARY.define("double_odd(Tensor x, SymInt n) -> (Tensor, Tensor)")
 _LIBRARY.impl(
-    "double_odd", lambda x, n: ((x * 2 + n).T.contiguous().T, x[::2].clone()),  # turned in memory
+    "double_odd",
+    lambda x, n: ((x * 2 + n).T.contiguous().T, x[::2].clone()),  # turned in memory
     "CompositeExplicitAutograd",
-)  # fmt: skip
+)
 _LIBRARY.define("type_of(Tensor x) -> Tensor")
 _LIBRARY.impl("type_of", lambda x: x + int(x.dtype == torch.bfloat16), "CompositeExplicitAutograd")
 
@@ -477,8 +510,10 @@ def test_a_custom_operator_runs_between_partitions(
 
 @torch.no_grad()
 def test_what_stays_with_torch_keeps_its_type() -> None:
-    as_in_eager(lambda x: torch.ops.roundoff_tests.type_of(x * 2) + x,
-                lambda: (torch.randn(4, 5, dtype=torch.bfloat16),))  # fmt: skip
+    as_in_eager(
+        lambda x: torch.ops.roundoff_tests.type_of(x * 2) + x,
+        lambda: (torch.randn(4, 5, dtype=torch.bfloat16),),
+    )
 
 
 @torch.no_grad()

@@ -97,8 +97,10 @@ def test_a_graph_keeps_no_input_alive_but_its_own_copies(moving: bool) -> None:
     """A cache that stays alive would have the next text's lie elsewhere, and recorded again."""
     program = Recorded()
     program.capture = lambda inputs, _: (  # type: ignore[method-assign]
-        types.SimpleNamespace(replay=lambda: None), [torch.ones(2)], []
-    )  # fmt: skip
+        types.SimpleNamespace(replay=lambda: None),
+        [torch.ones(2)],
+        [],
+    )
     graphs = CudaGraphProgram(program, [moving, False])  # type: ignore[arg-type]
     cache, x = torch.full((), 3.0), torch.ones(2)
     for _ in range(3):
@@ -114,8 +116,10 @@ def test_a_cache_that_is_written_where_it_lies_is_not_kept_alive() -> None:
     program = Recorded("written_0")
     program.in_place["written_0"] = "cache"
     program.capture = lambda inputs, _: (  # type: ignore[method-assign]
-        types.SimpleNamespace(replay=lambda: None), [inputs[1]], []
-    )  # fmt: skip
+        types.SimpleNamespace(replay=lambda: None),
+        [inputs[1]],
+        [],
+    )
     graphs = CudaGraphProgram(program, [True, False], True)  # type: ignore[arg-type]
     cache, x = torch.full((), 3.0), torch.ones(2)
     for _ in range(3):
@@ -131,8 +135,10 @@ def test_a_cache_that_is_copied_for_the_graph_has_its_result_in_the_copy() -> No
     program = Recorded("written_0")
     program.in_place["written_0"] = "cache"
     program.capture = lambda inputs, _: (  # type: ignore[method-assign]
-        types.SimpleNamespace(replay=lambda: inputs[1].add_(1)), [inputs[1]], []
-    )  # fmt: skip
+        types.SimpleNamespace(replay=lambda: inputs[1].add_(1)),
+        [inputs[1]],
+        [],
+    )
     graphs = CudaGraphProgram(program, [True, True], True)  # type: ignore[arg-type]
     cache, x = torch.full((), 3.0), torch.ones(2)
     for _ in range(3):
@@ -145,8 +151,19 @@ def test_a_settled_run_replays_no_graph_over_other_memory() -> None:
     program = Recorded()
     graphs = CudaGraphProgram(program, [True, False])  # type: ignore[arg-type]
     x, weights = torch.ones(2), [torch.full((), 3.0), torch.full((), 5.0)]
-    calls = [(0, 1, False), (0, 1, True), (0, 2, True), (0, 2, True), (1, 2, False), (1, 1, True),
-             (0, 1, False), (0, 3, True), (1, 2, False), (1, 4, True), (1, 4, True)]  # fmt: skip
+    calls = [
+        (0, 1, False),
+        (0, 1, True),
+        (0, 2, True),
+        (0, 2, True),
+        (1, 2, False),
+        (1, 1, True),
+        (0, 1, False),
+        (0, 3, True),
+        (1, 2, False),
+        (1, 4, True),
+        (1, 4, True),
+    ]
     for which, n, settled in calls:
         (made,) = graphs.run([x, weights[which]], {"n": n}, settled)
         assert made.tolist() == [weights[which].item()] * 2

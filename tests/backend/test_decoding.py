@@ -22,10 +22,19 @@ transformers = pytest.importorskip("transformers")
 
 def test_a_step_as_on_cuda_repeats_no_keys() -> None:
     """Fused for CUDA and run on the CPU: grouped heads, keys that are shut out, a row without."""
-    batch, config = 3, transformers.LlamaConfig(
-        hidden_size=32, num_attention_heads=4, num_key_value_heads=2, intermediate_size=48,
-        vocab_size=96, num_hidden_layers=4, head_dim=8, pad_token_id=0,
-    )  # fmt: skip
+    batch, config = (
+        3,
+        transformers.LlamaConfig(
+            hidden_size=32,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            intermediate_size=48,
+            vocab_size=96,
+            num_hidden_layers=4,
+            head_dim=8,
+            pad_token_id=0,
+        ),
+    )
     model = transformers.LlamaForCausalLM(config).eval().requires_grad_(False)
     for p in model.parameters():
         p.mul_(4 if p.dim() > 1 else 1)  # attention looks at some keys more than at others
@@ -43,9 +52,11 @@ def test_a_step_as_on_cuda_repeats_no_keys() -> None:
             mask[..., 8] = mask[:1, ..., 2] = False
             mask[2:] = False
             logits = call(
-                input_ids=torch.full((batch, 1), 5), attention_mask=mask, past_key_values=cache,
+                input_ids=torch.full((batch, 1), 5),
+                attention_mask=mask,
+                past_key_values=cache,
                 position_ids=torch.full((batch, 1), 7),
-            )  # fmt: skip
+            )
             results.append([logits, *(x for y in cache.layers for x in (y.keys, y.values))])
     for eager, ours in zip(*results, strict=True):
         torch.testing.assert_close(ours, eager, rtol=1e-4, atol=1e-4)
@@ -84,9 +95,14 @@ def test_a_static_cache_is_written_where_it_lies(shape: tuple[int, ...], opset: 
 
 UNFUSED = [("CUDAExecutionProvider", {"sdpa_kernel": "16"})]
 REPLAYED = CompileSettings(
-    opset=None, verbose=0, options=OptimizationOptions(), storage=None, dump_prefix=None,
-    providers=None, cuda_graph=True,
-)  # fmt: skip
+    opset=None,
+    verbose=0,
+    options=OptimizationOptions(),
+    storage=None,
+    dump_prefix=None,
+    providers=None,
+    cuda_graph=True,
+)
 GIVEN = [("CUDAExecutionProvider", {"sdpa_kernel": "8"})]
 
 
@@ -112,9 +128,15 @@ def test_a_decode_step_in_a_cuda_graph_gets_unfused_attention(
     expected: Any, change: dict[str, Any]
 ) -> None:
     chosen = {
-        "kind": "float16", "batch": "2", "rows": "3", "more": "1", "op": "MultiHeadAttention",
-        "graph": True, "device": "cuda", "given": None,
-    } | change  # fmt: skip
+        "kind": "float16",
+        "batch": "2",
+        "rows": "3",
+        "more": "1",
+        "op": "MultiHeadAttention",
+        "graph": True,
+        "device": "cuda",
+        "given": None,
+    } | change
     proto = onnx.parser.parse_model(
         """<ir_version: 10, opset_import: ["": 20, "com.microsoft": 1]>
       g ({kind}[{batch}, {rows}, 8] q, {kind}[{batch}, 1, 9, 8] k, {kind}[2, {more}, 8] r,
@@ -140,9 +162,14 @@ def test_a_decode_step_in_a_cuda_graph_gets_unfused_attention(
     ],
 )
 def test_the_opset_of_a_graph_that_asks_for_none(
-    opset: int, asked: int | None, processor: str | None, axis: int, places: list[int],
-    written: bool, last: Callable[[torch.Tensor], torch.Tensor],
-) -> None:  # fmt: skip
+    opset: int,
+    asked: int | None,
+    processor: str | None,
+    axis: int,
+    places: list[int],
+    written: bool,
+    last: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
     """24 on CUDA where one place of a static cache is written, else 20 as ever."""
 
     def f(cache: torch.Tensor, at: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
@@ -315,8 +342,10 @@ def test_tensors_that_move_are_read_and_written_where_they_lie(seed: int) -> Non
     """Two sets of tensors in turn, of which one moves now and then; a row may be the cache's."""
     call, rng = around(), random.Random(seed)
     torch.manual_seed(seed)
-    sets = [[torch.randn(2, 6, 3), torch.tensor(0), torch.randn(3, 3), torch.randn(2, 1, 3)]
-            for _ in range(2)]  # fmt: skip
+    sets = [
+        [torch.randn(2, 6, 3), torch.tensor(0), torch.randn(3, 3), torch.randn(2, 1, 3)]
+        for _ in range(2)
+    ]
     wanted = [[t.clone() for t in tensors] for tensors in sets]
     which = 0
     for _ in range(30):

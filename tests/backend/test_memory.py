@@ -120,9 +120,12 @@ def test_memory_beside_the_weights_on_cuda() -> None:
 
     def llama(width: int, layers: int) -> Any:
         config = transformers.LlamaConfig(
-            hidden_size=width, num_attention_heads=width // 64, intermediate_size=11 * width // 4,
-            vocab_size=256, num_hidden_layers=layers,
-        )  # fmt: skip
+            hidden_size=width,
+            num_attention_heads=width // 64,
+            intermediate_size=11 * width // 4,
+            vocab_size=256,
+            num_hidden_layers=layers,
+        )
         model = transformers.LlamaForCausalLM(config).eval().requires_grad_(False)
         return model.to("cuda", torch.float16)
 

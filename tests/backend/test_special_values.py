@@ -35,13 +35,21 @@ def test_a_range_has_the_length_and_the_numbers_of_torch() -> None:
     """ONNX's Range counts in float32: 12 numbers from 0 to 1.1 by 0.1, where torch has 11."""
     bounds = [(0.0, k * step, step) for step in (0.1, 1 / 7) for k in (7, 11, 49)]
     whole = [(16777210, 16777231), (33554430, 33554451, 3), (5, 0, -2)]
-    same_bits(lambda: (*(torch.arange(*b) for b in [*bounds, (1.0, 0.0, -1 / 3000), (-1, 1, 0.1)]),
-                       *(torch.arange(*b, dtype=torch.float32) for b in whole)))  # fmt: skip
+    same_bits(
+        lambda: (
+            *(torch.arange(*b) for b in [*bounds, (1.0, 0.0, -1 / 3000), (-1, 1, 0.1)]),
+            *(torch.arange(*b, dtype=torch.float32) for b in whole),
+        )
+    )
 
     def f(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         n = x.shape[0]
-        return (torch.arange(0, n, 0.1), torch.linspace(0, 1, n), torch.arange(1.0, 0.0, -1 / n),
-                torch.arange(n, dtype=torch.float32) * 0.1)  # fmt: skip
+        return (
+            torch.arange(0, n, 0.1),
+            torch.linspace(0, 1, n),
+            torch.arange(1.0, 0.0, -1 / n),
+            torch.arange(n, dtype=torch.float32) * 0.1,
+        )
 
     run = torch.compile(f, backend=onnx_custom_backend, dynamic=True)
     for n in (3000, 1777):
@@ -131,13 +139,20 @@ def test_scales_in_float64() -> None:
 
     def f(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         centred = x - x.mean(-1, keepdim=True)
-        return (torch.addmm(x, x, x, alpha=0.1, beta=0.3), F.leaky_relu(x, 0.1),
-                F.layer_norm(x, (4,), x[0], x[1], 0.1), F.hardtanh(x, -0.1, 0.3), F.gelu(x),
-                F.batch_norm(x, x[0], x[1].abs(), x[2], x[3], eps=0.1), F.softplus(x, 1.1),
-                F.pad(x, (1, 1), value=0.1), x.softmax(-1),
-                F.scaled_dot_product_attention(x[None, None], x[None, None], x[None, None]),
-                centred / torch.sqrt(centred.pow(2).mean(-1, keepdim=True) + 0.1) * x[0] + x[1],
-                x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 0.1) * x[0])  # fmt: skip
+        return (
+            torch.addmm(x, x, x, alpha=0.1, beta=0.3),
+            F.leaky_relu(x, 0.1),
+            F.layer_norm(x, (4,), x[0], x[1], 0.1),
+            F.hardtanh(x, -0.1, 0.3),
+            F.gelu(x),
+            F.batch_norm(x, x[0], x[1].abs(), x[2], x[3], eps=0.1),
+            F.softplus(x, 1.1),
+            F.pad(x, (1, 1), value=0.1),
+            x.softmax(-1),
+            F.scaled_dot_product_attention(x[None, None], x[None, None], x[None, None]),
+            centred / torch.sqrt(centred.pow(2).mean(-1, keepdim=True) + 0.1) * x[0] + x[1],
+            x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 0.1) * x[0],
+        )
 
     for made, expected in zip(through(f)(x), f(x), strict=True):
         torch.testing.assert_close(made, expected, rtol=1e-14, atol=1e-15)
@@ -147,11 +162,13 @@ def test_scales_in_float64() -> None:
 @pytest.mark.parametrize(
     "f",
     [
-        lambda x, a: torch.addmm(x, x, x, alpha=a), lambda x, a: torch.addmm(x, x, x, beta=a),
-        lambda x, a: torch.add(x, x, alpha=a), lambda x, a: x / (x * a),
+        lambda x, a: torch.addmm(x, x, x, alpha=a),
+        lambda x, a: torch.addmm(x, x, x, beta=a),
+        lambda x, a: torch.add(x, x, alpha=a),
+        lambda x, a: x / (x * a),
     ],
     ids=["alpha", "beta", "alpha of a sum", "a factor"],
-)  # fmt: skip
+)
 def test_a_number_that_changes(f: Callable[..., torch.Tensor], dynamic: bool | None) -> None:
     run = through(f, dynamic=dynamic)
     for n, a in enumerate((2, 3, 0.0, -0.0, 0.5, 2)):
@@ -224,9 +241,15 @@ def test_a_choice_keeps_the_sign_of_zero(dtype: torch.dtype) -> None:
 
     def f(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
         c = x + 1 > y
-        return (torch.where(c, x, y), torch.where(c, x, 1.0), torch.where(c, -0.0, x),
-                torch.where(c, 2.0, x), x.masked_fill(c, -0.0), torch.full_like(x, -0.0),
-                torch.where(c[:, None], x[:, None], y))  # fmt: skip
+        return (
+            torch.where(c, x, y),
+            torch.where(c, x, 1.0),
+            torch.where(c, -0.0, x),
+            torch.where(c, 2.0, x),
+            x.masked_fill(c, -0.0),
+            torch.full_like(x, -0.0),
+            torch.where(c[:, None], x[:, None], y),
+        )
 
     same_bits(f, x, y)
 

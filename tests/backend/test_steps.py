@@ -48,20 +48,27 @@ def built(nodes: list[tuple[str, tuple[int, ...]]], outputs: set[int], size: str
         needed |= set(nodes[at][1]) if at + 2 in needed else set()
     made = [
         onnx.helper.make_node(
-            op, [f"v{i}" for i in read], [f"v{at + 2}"], f"node{at}",
+            op,
+            [f"v{i}" for i in read],
+            [f"v{at + 2}"],
+            f"node{at}",
             domain="roundoff" if op in KERNELS else "",
         )
-        for at, (op, read) in enumerate(nodes) if at + 2 in needed
-    ]  # fmt: skip
+        for at, (op, read) in enumerate(nodes)
+        if at + 2 in needed
+    ]
     shape = [2, size if size == "n" else int(size)]
     info = [
         onnx.helper.make_tensor_value_info(f"v{i}", onnx.TensorProto.FLOAT, shape)
         for i in range(len(nodes) + 2)
     ]
     graph = onnx.helper.make_graph(
-        made, "steps", info[:2], [info[i] for i in sorted(outputs)],
+        made,
+        "steps",
+        info[:2],
+        [info[i] for i in sorted(outputs)],
         value_info=[v for i, v in enumerate(info) if i > 1 and i in needed - outputs],
-    )  # fmt: skip
+    )
     imports = [onnx.helper.make_opsetid("", 20), onnx.helper.make_opsetid("roundoff", 1)]
     return onnx.helper.make_model(graph, opset_imports=imports, ir_version=10)
 
@@ -80,12 +87,27 @@ def graphs(draw: st.DrawFn) -> tuple[list[tuple[str, tuple[int, ...]]], set[int]
     return nodes, {last} | draw(st.sets(st.integers(2, last), max_size=2))
 
 
-@example(([("Add", (0, 1)), ("View", (2,)), ("Sub", (1, 0)), ("View", (4,)), ("Sub", (3, 5))], {6}),
-         "3")  # fmt: skip
-@example(([("Add", (0, 1)), ("Twice", (2,)), ("Add", (3, 1)), ("Twice", (4,)), ("Add", (5, 1))],
-          {4, 6}), "3")  # fmt: skip
-@example(([("Add", (0, 1)), ("Twice", (2,)), ("Add", (3, 2)), ("Add", (4, 2)), ("Both", (4, 5)),
-           ("Sub", (6, 0))], {7}), "3")  # fmt: skip
+@example(
+    ([("Add", (0, 1)), ("View", (2,)), ("Sub", (1, 0)), ("View", (4,)), ("Sub", (3, 5))], {6}), "3"
+)
+@example(
+    ([("Add", (0, 1)), ("Twice", (2,)), ("Add", (3, 1)), ("Twice", (4,)), ("Add", (5, 1))], {4, 6}),
+    "3",
+)
+@example(
+    (
+        [
+            ("Add", (0, 1)),
+            ("Twice", (2,)),
+            ("Add", (3, 2)),
+            ("Add", (4, 2)),
+            ("Both", (4, 5)),
+            ("Sub", (6, 0)),
+        ],
+        {7},
+    ),
+    "3",
+)
 @settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(graphs(), st.sampled_from(["3", "n"]))
 def test_memory_is_used_again_only_when_nothing_reads_it(

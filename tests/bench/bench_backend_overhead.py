@@ -46,9 +46,13 @@ def step(layers: int, **options: Any) -> tuple[Compiled, list[Any]]:
     import transformers
 
     config = transformers.LlamaConfig(
-        hidden_size=64, num_attention_heads=4, num_key_value_heads=2, intermediate_size=96,
-        vocab_size=96, num_hidden_layers=layers,
-    )  # fmt: skip
+        hidden_size=64,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=96,
+        vocab_size=96,
+        num_hidden_layers=layers,
+    )
     model = transformers.LlamaForCausalLM(config).eval().requires_grad_(False)
     cache = transformers.StaticCache(config=config, max_cache_len=32)
     model(torch.arange(4)[None], past_key_values=cache)
@@ -108,8 +112,10 @@ def main() -> None:
     torch._dynamo.reset()
     steps = {layers: ours(layers) for layers in BUDGETS_US}
     for layers, (us, looks) in steps.items():
-        print(f"our part of a decode step of {layers} layers: {us:.1f} µs of processor time, "
-              f"{looks:.1f} of them to see that nothing has moved or changed")  # fmt: skip
+        print(
+            f"our part of a decode step of {layers} layers: {us:.1f} µs of processor time, "
+            f"{looks:.1f} of them to see that nothing has moved or changed"
+        )
     late = [layers for layers, budget in BUDGETS_US.items() if steps[layers][0] > budget]
     if late or above > BUDGETS_US[4]:
         raise SystemExit(1)

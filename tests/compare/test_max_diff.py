@@ -57,8 +57,11 @@ def as_torch(array: Any) -> torch.Tensor:
 def test_against_exact_arithmetic(pair: tuple[Any, Any]) -> None:
     e, g = pair
     found = max_diff(e, g, hist=True)
-    exact = [(Fraction(float(x)), Fraction(float(y))) for x, y in zip(e.flat, g.flat, strict=True)
-             if math.isfinite(x) and math.isfinite(y)]  # fmt: skip
+    exact = [
+        (Fraction(float(x)), Fraction(float(y)))
+        for x, y in zip(e.flat, g.flat, strict=True)
+        if math.isfinite(x) and math.isfinite(y)
+    ]
     if len(exact) < e.size:  # float16 overflowed
         return
     sizes = [abs(y - x) for x, y in exact]
@@ -250,8 +253,11 @@ def test_pytrees_merge() -> None:
     found = max_diff(e, g, hist=True)
     assert (found["abs"], found["n"], found["sum"]) == (2.0, 5.0, 2.5)
     assert (found["where"], found["argm"], found["expected"], found["got"]) == (
-        "[1]['k']", (0,), 3.0, 1.0,
-    )  # fmt: skip
+        "[1]['k']",
+        (0,),
+        3.0,
+        1.0,
+    )
     assert found["bias"] == pytest.approx((0.5 - 2) / 4)  # the string has none
     assert found["rep"][">0.1"] == 2
     assert found["rep"][">1.0"] == 1

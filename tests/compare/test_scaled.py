@@ -25,9 +25,11 @@ def plain(truth: np.ndarray, got: np.ndarray) -> ScaledError:
     errors = got.astype(np.float64) - truth
     unit = dtype_info(got.dtype).eps * np.sqrt(np.mean(truth**2))
     return ScaledError(
-        np.abs(errors).max() / unit, np.sqrt(np.mean(errors**2)) / unit,
-        errors.mean() / unit, np.abs(errors).max(),
-    )  # fmt: skip
+        np.abs(errors).max() / unit,
+        np.sqrt(np.mean(errors**2)) / unit,
+        errors.mean() / unit,
+        np.abs(errors).max(),
+    )
 
 
 @given(st.sampled_from(TYPES), st.integers(1, 400), st.integers(0, 2**32 - 1))

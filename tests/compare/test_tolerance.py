@@ -45,8 +45,10 @@ def test_no_error_is_above_the_bounds(dtype: type, terms: int, low: float) -> No
     for confidence in (0.5, 0.9, 0.999):
         bound = tolerance(dtype, terms, confidence=confidence)
         assert np.mean(errors <= bound) >= confidence
-        relative = [tolerance(dtype, terms, condition=max(c, 1), confidence=confidence)
-                    for c in condition[:200]]  # fmt: skip
+        relative = [
+            tolerance(dtype, terms, condition=max(c, 1), confidence=confidence)
+            for c in condition[:200]
+        ]
         slack = 1 + 1e-12  # the division that made the condition number
         assert np.mean(errors[:200] * condition[:200] <= np.array(relative) * slack) >= confidence
 

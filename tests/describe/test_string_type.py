@@ -31,8 +31,12 @@ def test_the_published_line() -> None:
     assert string_type(t.numpy(), with_device=True) == "A1r3"
 
 
-@given(hnp.arrays(st.sampled_from([np.float16, np.float32, np.float64, np.int32, np.bool_]),
-                  hnp.array_shapes(min_dims=0, max_dims=3)))  # fmt: skip
+@given(
+    hnp.arrays(
+        st.sampled_from([np.float16, np.float32, np.float64, np.int32, np.bool_]),
+        hnp.array_shapes(min_dims=0, max_dims=3),
+    )
+)
 @settings(max_examples=30, deadline=None)
 def test_torch_and_numpy_say_the_same(array: Any) -> None:
     array = np.asarray(array)
@@ -40,8 +44,9 @@ def test_torch_and_numpy_say_the_same(array: Any) -> None:
     assert string_type(array, True, True)[1:] == string_type(other, True, True)[1:]
 
 
-@pytest.mark.parametrize("info", [d for d in DTYPES.values() if d.kind != "string"],
-                         ids=lambda d: d.name)  # fmt: skip
+@pytest.mark.parametrize(
+    "info", [d for d in DTYPES.values() if d.kind != "string"], ids=lambda d: d.name
+)
 def test_every_onnx_type(info: Any) -> None:
     array = np.array([1, 1]).astype(onnx_dtype_to_np_dtype(info.onnx))
     one = {"bool": "True", "int": "1", "uint": "1"}.get(info.kind, "1.0")

@@ -35,10 +35,12 @@ REFUSED = [
     ("agraph (float[n] X) => (float[n] Z) { Z = Cast<to = 11>(X) }", "'Z'.*float64.*float32"),
     ("agraph (float[2, 3] X) => (float[2, 3] Z) { Z = MatMul(X, X) }", "MatMul_0"),
     ("agraph (float[n] X) => (float[n] Z) { Z = Softmax <axis = 1> (X) }", "axis|Dimension"),
-    ("agraph (float[n] X) => (float[n] Y) { Y = local.f(X) } "
-     '<domain: "local", opset_import: ["": 18, "local": 1]> f (x) => (y) { y = local.f(x) }',
-     "recurs"),
-]  # fmt: skip
+    (
+        "agraph (float[n] X) => (float[n] Y) { Y = local.f(X) } "
+        '<domain: "local", opset_import: ["": 18, "local": 1]> f (x) => (y) { y = local.f(x) }',
+        "recurs",
+    ),
+]
 
 
 @pytest.mark.parametrize(("graph", "message"), REFUSED)
@@ -154,11 +156,14 @@ def node_model(op_type: str, inputs: list[str], rank: int, opset: int, **attribu
     made = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [2] * rank) for n in inputs if n]
     return helper.make_model(
         helper.make_graph(
-            [helper.make_node(op_type, inputs, ["Y"], **attributes)], "g", made,
+            [helper.make_node(op_type, inputs, ["Y"], **attributes)],
+            "g",
+            made,
             [helper.make_tensor_value_info("Y", TensorProto.FLOAT, None)],
         ),
-        opset_imports=[helper.make_opsetid("", opset)], ir_version=9,
-    )  # fmt: skip
+        opset_imports=[helper.make_opsetid("", opset)],
+        ir_version=9,
+    )
 
 
 # ONNX's inference, or ONNX Runtime, stops the process at each of these.
@@ -189,6 +194,9 @@ def test_what_would_stop_the_process(what: str, tmp_path: Path) -> None:
     )
     done = subprocess.run(
         [sys.executable, "-c", code, str(path)],
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr

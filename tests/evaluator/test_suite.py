@@ -22,17 +22,30 @@ from suite import Case, cases, check
 #: Cases that are not passed, and why.
 KNOWN = {
     **dict.fromkeys(
-        ("test_bernoulli", "test_bernoulli_double", "test_bernoulli_seed",
-         "test_bernoulli_expanded", "test_bernoulli_double_expanded",
-         "test_bernoulli_seed_expanded"), "random numbers"),
+        (
+            "test_bernoulli",
+            "test_bernoulli_double",
+            "test_bernoulli_seed",
+            "test_bernoulli_expanded",
+            "test_bernoulli_double_expanded",
+            "test_bernoulli_seed_expanded",
+        ),
+        "random numbers",
+    ),
     **dict.fromkeys(
         ("test_attention_4d_causal_fp16", "test_attention_4d_causal_fp16_expanded"),
-        "one float16 unit in the last place beyond a relative 1e-3"),
+        "one float16 unit in the last place beyond a relative 1e-3",
+    ),
     **dict.fromkeys(("test_gradient_of_add", "test_gradient_of_add_and_mul"), "Gradient"),
     **dict.fromkeys(
-        ("test_loop16_seq_none", "test_sequence_map_extract_shapes",
-         "test_sequence_map_extract_shapes_expanded"), "an empty sequence has no type"),
-}  # fmt: skip
+        (
+            "test_loop16_seq_none",
+            "test_sequence_map_extract_shapes",
+            "test_sequence_map_extract_shapes_expanded",
+        ),
+        "an empty sequence has no type",
+    ),
+}
 
 
 def outcome(case: Case) -> dict[str, str]:
@@ -135,9 +148,12 @@ def check_truths(some: list[Case]) -> int:
             exact = not any(w in case.name for w in ("cast", "quantize", "dropout"))
             if exact and x.shape == np.shape(e):  # the others round, and truth does not
                 np.testing.assert_allclose(
-                    to_numpy(x), np.asarray(e).astype(np.float64), rtol=2e-2, atol=2e-3,
+                    to_numpy(x),
+                    np.asarray(e).astype(np.float64),
+                    rtol=2e-2,
+                    atol=2e-3,
                     err_msg=case.name,
-                )  # fmt: skip
+                )
             if x.shape == y.shape == z.shape:
                 seen = ((x - z).abs() > 1e-5 * x.abs()) & (x.abs() > 1e-200)
                 assert not seen.any() or (x != y)[seen].double().mean() >= 0.5, case.name

@@ -130,8 +130,9 @@ def test_a_truth_is_onnx_runtime_s_answer_in_float64(case: int) -> None:
     node = helper.make_node(op_type, names, outputs, **attributes)
     model = helper.make_model(
         helper.make_graph([node], "one", infos, ends),
-        opset_imports=[helper.make_opsetid("", 23)], ir_version=10,
-    )  # fmt: skip
+        opset_imports=[helper.make_opsetid("", 23)],
+        ir_version=10,
+    )
     got = TorchOnnxEvaluator(model, truth=True).run(None, feeds)
     plain = TorchOnnxEvaluator(model).run(None, feeds)
     expected = TorchOnnxEvaluator(model, kernels=["ort"]).run(None, feeds)

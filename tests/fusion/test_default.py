@@ -20,8 +20,11 @@ def ops(text: str, **constants: np.ndarray) -> list[str]:
 
 
 def test_constants_are_folded_and_can_be_kept() -> None:
-    m = model("g (float[2] x) => (float[2] y) { c = Add(a, b) y = Mul(x, c) }",
-              a=np.float32([1, 2]), b=np.float32([3, 4]))  # fmt: skip
+    m = model(
+        "g (float[2] x) => (float[2] y) { c = Add(a, b) y = Mul(x, c) }",
+        a=np.float32([1, 2]),
+        b=np.float32([3, 4]),
+    )
     assert rewritten(m, "default")[0] == ["Mul"]
     assert rewritten(m, "default", constant_folding=False)[0] == ["Add", "Mul"]
 
@@ -37,9 +40,17 @@ def test_random_values_are_no_constants() -> None:
 
 @pytest.mark.parametrize(
     "node",
-    ["Identity(x)", "Reshape(x, s)", "Transpose<perm = [0, 1]>(x)", "Cast<to = 1>(x)",
-     "Concat<axis = 0>(x)", "Mul(one, x)", "Div(x, one)", "Expand(x, s)"],
-)  # fmt: skip
+    [
+        "Identity(x)",
+        "Reshape(x, s)",
+        "Transpose<perm = [0, 1]>(x)",
+        "Cast<to = 1>(x)",
+        "Concat<axis = 0>(x)",
+        "Mul(one, x)",
+        "Div(x, one)",
+        "Expand(x, s)",
+    ],
+)
 def test_no_ops_go(node: str) -> None:
     text = f"g (float[2, 3] x) => (float[2, 3] y) {{ h = {node} y = Neg(h) }}"
     assert ops(text, s=np.array([2, 3], I64), one=np.float32(1)) == ["Neg"]
@@ -58,11 +69,15 @@ def test_a_sum_that_is_not_its_operand_stays(kind: str, node: str, zero: int) ->
 @pytest.mark.parametrize(
     "node",
     ["Concat<axis = 0>(x, x)", "Mul(x, two)", "Div(one, x)", "Expand(x, s)", "Mul(x, ones)"],
-)  # fmt: skip
+)
 def test_near_no_ops_stay(node: str) -> None:
     text = f"g (float[1, 3] x) => (y) {{ h = {node} y = Neg(h) }}"
-    constants = {"s": np.array([2, 3], I64), "one": np.float32(1), "two": np.float32(2),
-                 "ones": np.ones((2, 1), np.float32)}  # fmt: skip
+    constants = {
+        "s": np.array([2, 3], I64),
+        "one": np.float32(1),
+        "two": np.float32(2),
+        "ones": np.ones((2, 1), np.float32),
+    }
     used = {k: v for k, v in constants.items() if f"{k})" in node or f"({k}," in node}
     made = onnx.shape_inference.infer_shapes(model(text.replace("(y)", "(float[a, b] y)"), **used))
     left = [n.op_type for n in fuse(made, "default")[0].graph.node]
@@ -81,7 +96,10 @@ def test_reshaped_transpose() -> None:
     assert ops(text, **hit) == ["Transpose"]
     miss = text.replace("float[2, 4, 3, 5] y", "float[4, 2, 3, 5] y")
     assert ops(miss, s=hit["s"], t=np.array([4, 2, 3, 5], I64)) == [
-        "Reshape", "Transpose", "Reshape"]  # fmt: skip
+        "Reshape",
+        "Transpose",
+        "Reshape",
+    ]
 
 
 def test_slices_are_a_split() -> None:
@@ -138,8 +156,9 @@ def test_a_static_input_that_the_model_lacks_is_named() -> None:
 
 
 def test_names_of_outputs_and_the_model_given_are_kept() -> None:
-    m = model("g (float[2] x) => (float[2] y) { h = Identity(x) y = Mul(h, one) }",
-              one=np.float32(1))  # fmt: skip
+    m = model(
+        "g (float[2] x) => (float[2] y) { h = Identity(x) y = Mul(h, one) }", one=np.float32(1)
+    )
     before = m.SerializeToString(deterministic=True)
     made, report = fuse(m, "default")
     assert m.SerializeToString(deterministic=True) == before
@@ -148,8 +167,11 @@ def test_names_of_outputs_and_the_model_given_are_kept() -> None:
 
 
 def test_a_constant_that_the_graph_returns_is_folded_once() -> None:
-    m = model("g (float[2] x) => (float[2] y, float[2] k) { c = Add(a, b) k = Neg(c) y = Neg(x) }",
-              a=np.float32([1, 2]), b=np.float32([3, 4]))  # fmt: skip
+    m = model(
+        "g (float[2] x) => (float[2] y, float[2] k) { c = Add(a, b) k = Neg(c) y = Neg(x) }",
+        a=np.float32([1, 2]),
+        b=np.float32([3, 4]),
+    )
     made, report = rewritten(m, "default", tolerance=0)
     assert sorted(made) == ["Identity", "Neg"]
     assert report.counts() == {"FoldConstants": 2}

@@ -74,12 +74,18 @@ def layer(groups: int = 4) -> tuple[str, dict[str, np.ndarray]]:
             for n, s in (("k", "keys"), ("v", "v4"))
         )
     constants = {
-        "parts": np.array([64, 16 * groups, 16 * groups]), "by_head": np.array([2, 6, 4, 16]),
-        "by_group": np.array([2, 6, groups, 16]), "one": np.array([1]), "two": np.array([2]),
-        "halves": np.array([8, 8]), "scale": np.float32(0.25), "bias": CAUSAL,
-        "flat": np.array([2, 6, 64]), "wide": np.array([2, groups, 4 // groups, 6, 16]),
+        "parts": np.array([64, 16 * groups, 16 * groups]),
+        "by_head": np.array([2, 6, 4, 16]),
+        "by_group": np.array([2, 6, groups, 16]),
+        "one": np.array([1]),
+        "two": np.array([2]),
+        "halves": np.array([8, 8]),
+        "scale": np.float32(0.25),
+        "bias": CAUSAL,
+        "flat": np.array([2, 6, 64]),
+        "wide": np.array([2, groups, 4 // groups, 6, 16]),
         "full": np.array([2, 4, 6, 16]),
-    }  # fmt: skip
+    }
     text = LAYER.format(w=64 + 32 * groups, g=groups, repeat=repeat)
     return text, {k: v for k, v in constants.items() if k in text}
 
@@ -88,7 +94,10 @@ def test_rotary_and_attention_of_a_packed_product() -> None:
     text, constants = layer()
     left, _ = rewritten(model(text, **constants), EVERY, static=["w", "f"], tolerance=1e-4)
     assert [n for n in left if n not in ("Cos", "Sin", "Reshape")] == [
-        "FusedMatMul", "RotaryQkv", "MultiHeadAttention"]  # fmt: skip
+        "FusedMatMul",
+        "RotaryQkv",
+        "MultiHeadAttention",
+    ]
 
 
 def test_attention_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:

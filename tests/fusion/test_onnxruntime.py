@@ -142,18 +142,28 @@ def test_parts_are_rotated_apart(change: dict[str, object], reason: str) -> None
 
 
 def spread_lengths(
-    batch: int, layers: int, processor: str = "CUDA", first: str = "Reshape(x{0}, one)",
-    static: tuple[str, ...] = (), more: int = 0, odd: str = "int64",
-) -> list[str]:  # fmt: skip
+    batch: int,
+    layers: int,
+    processor: str = "CUDA",
+    first: str = "Reshape(x{0}, one)",
+    static: tuple[str, ...] = (),
+    more: int = 0,
+    odd: str = "int64",
+) -> list[str]:
     """What is left of one number a layer, spread over a batch; every layer gets its own."""
     kinds = [odd + "[1]" if i % 2 else "int64" for i in range(layers)]
     long = [batch + more * (i % 2) for i in range(layers)]
     inputs = ", ".join(f"{kind} x{i}" for i, kind in enumerate(kinds))
     outputs = ", ".join(f"{kinds[i].split('[')[0]}[{n}] y{i}" for i, n in enumerate(long))
-    nodes = [f"e{i} = {first.format(i)} s{i} = Expand(e{i}, b{n}) y{i} = Neg(s{i})"
-             for i, n in enumerate(long)]  # fmt: skip
-    proto = model(f"g ({inputs}) => ({outputs}) {{ {' '.join(nodes)} }}", one=np.array([1]),
-                  **{f"b{n}": np.array([n]) for n in long})  # fmt: skip
+    nodes = [
+        f"e{i} = {first.format(i)} s{i} = Expand(e{i}, b{n}) y{i} = Neg(s{i})"
+        for i, n in enumerate(long)
+    ]
+    proto = model(
+        f"g ({inputs}) => ({outputs}) {{ {' '.join(nodes)} }}",
+        one=np.array([1]),
+        **{f"b{n}": np.array([n]) for n in long},
+    )
     made, _ = fuse(proto, OptimizationOptions(processor=processor), static=static)
     given = {name: x.fill_(i) for i, (name, x) in enumerate(feeds(proto).items())}
     for before, after in zip(run(proto, given), run(made, given), strict=True):
@@ -273,8 +283,13 @@ SHAPES = {"s": np.array([2, 6, 2, 8]), "back": np.array([2, 6, 16]), "scale": np
 CAUSAL = np.triu(np.full((6, 6), -np.inf, np.float32), 1)
 
 
-def attention(mask: str = "m = Add(c, bias)", more: str = "", returned: str = "",
-              processor: str = "CPU", **constants: np.ndarray) -> list[str]:  # fmt: skip
+def attention(
+    mask: str = "m = Add(c, bias)",
+    more: str = "",
+    returned: str = "",
+    processor: str = "CPU",
+    **constants: np.ndarray,
+) -> list[str]:
     text = ATTENTION.format(mask=mask, more=more, returned=returned)
     return rewritten(model(text, **SHAPES, **constants), processor=processor)[0]
 

@@ -48,9 +48,11 @@ LOWER = """n0 = Shape<start = 1, end = 2>(q) nn = Concat<axis = 0>(n0, n0)
 
 def lower(upper: int = 0, diagonal: int = 0) -> list[str]:
     constants = {
-        "yes": np.array(True), "k0": np.array(diagonal), "zero": np.float32(0),
+        "yes": np.array(True),
+        "k0": np.array(diagonal),
+        "zero": np.float32(0),
         "shut": np.float32(-np.inf),
-    }  # fmt: skip
+    }
     text = ATTENTION.format(k="L", more="", mask=LOWER.format(upper=upper))
     proto = model(text, **SHAPES, **constants)
     named = onnx.shape_inference.infer_shapes(_named(proto), data_prop=True)
@@ -74,8 +76,9 @@ def _named(proto: onnx.ModelProto) -> onnx.ModelProto:
 @pytest.mark.parametrize("mask", ["m = Identity(c)", "m = Add(c, bias)"])
 def test_fewer_queries_than_keys(mask: str) -> None:
     more = ", float[B, 1, L, K] bias" if "bias" in mask else ""
-    assert "MultiHeadAttention" in fused(model(ATTENTION.format(k="K", more=more, mask=mask),
-                                               **SHAPES), SIZES)  # fmt: skip
+    assert "MultiHeadAttention" in fused(
+        model(ATTENTION.format(k="K", more=more, mask=mask), **SHAPES), SIZES
+    )
 
 
 def test_causal_of_any_length() -> None:
@@ -97,12 +100,27 @@ def one_query(mask: list[int | str] | None, batch: int | str = "B") -> onnx.Mode
       kt = Transpose<perm = [0, 1, 3, 2]>(k3) p = MatMul(q, kt) c = Mul(p, scale)
       m = {"Add(c, bias)" if mask else "Identity(c)"}
       z = Softmax<axis = -1>(m) y = MatMul(z, v3) }}"""
-    proto = model(text, two=np.array([2]), wide=np.array([1, 1, 2, 1, 1]),
-                  s=np.array([0, 4, -1, 8]), scale=np.float32(0.3))  # fmt: skip
+    proto = model(
+        text,
+        two=np.array([2]),
+        wide=np.array([1, 1, 2, 1, 1]),
+        s=np.array([0, 4, -1, 8]),
+        scale=np.float32(0.3),
+    )
     for value in proto.graph.value_info:
-        dims = {"k1": "B21K8", "v1": "B21K8", "k2": "B22K8", "v2": "B22K8", "k3": "B4K8",
-                "v3": "B4K8", "kt": "B48K", "p": "B41K", "c": "B41K", "m": "B41K",
-                "z": "B41K"}  # fmt: skip
+        dims = {
+            "k1": "B21K8",
+            "v1": "B21K8",
+            "k2": "B22K8",
+            "v2": "B22K8",
+            "k3": "B4K8",
+            "v3": "B4K8",
+            "kt": "B48K",
+            "p": "B41K",
+            "c": "B41K",
+            "m": "B41K",
+            "z": "B41K",
+        }
         if value.name in dims:
             shape = [int(d) if d.isdigit() else d for d in dims[value.name]]
             shape[0] = batch

@@ -112,9 +112,13 @@ def test_every_form_of_a_model(form: str, tmp_path: Path) -> None:
     path = tmp_path / "m.onnx"
     path.write_bytes(model.SerializeToString())
     what = {
-        "proto": model, "bytes": model.SerializeToString(), "path": path, "str": str(path),
-        "graph": model.graph, "function": model.functions[0],
-    }[form]  # fmt: skip
+        "proto": model,
+        "bytes": model.SerializeToString(),
+        "path": path,
+        "str": str(path),
+        "graph": model.graph,
+        "function": model.functions[0],
+    }[form]
     assert "Add" in onnx_simple_text_plot(what)
     assert "Add" in texts(plot_dot(what))
 

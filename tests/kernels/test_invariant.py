@@ -160,11 +160,12 @@ def test_rows_are_reduced_alone(n):
     functions = {
         "logarithms": (invariant_operators._logarithms, lambda x: x.logsumexp(1)),
         "variance": (
-            lambda x: invariant_operators._moments(x, 0.0)[0], lambda x: x.var(1, correction=0)
+            lambda x: invariant_operators._moments(x, 0.0)[0],
+            lambda x: x.var(1, correction=0),
         ),
         "mean": (lambda x: invariant_operators._moments(x, 1.0)[1], lambda x: x.mean(1)),
         "norm": (lambda x: invariant_operators._norms(x, 2.0), lambda x: x.norm(dim=1)),
-    }  # fmt: skip
+    }
     for name, (ours, theirs) in functions.items():
         made = ours(x)
         torch.testing.assert_close(made.double(), theirs(x.double()), rtol=2e-6, atol=2e-6)
@@ -359,10 +360,13 @@ def test_the_kernels_rows_are_chains_whatever_the_tile(dtype, chains):
 
 @settings(max_examples=20, deadline=None, derandomize=True)
 @given(
-    m=st.integers(1, 40), n=st.integers(1, 70), k=st.integers(1, 150),
+    m=st.integers(1, 40),
+    n=st.integers(1, 70),
+    k=st.integers(1, 150),
     dtype=st.sampled_from((torch.float16, torch.float32)),
-    tile=st.sampled_from((None, *TILES)), biased=st.booleans(),
-)  # fmt: skip
+    tile=st.sampled_from((None, *TILES)),
+    biased=st.booleans(),
+)
 def test_products_are_near_float64(m, n, k, dtype, tile, biased):
     x, weight = draw(m, k, dtype=dtype), draw(n, k, dtype=dtype, seed=1)
     bias = draw(n, dtype=dtype, seed=2) if biased else None
@@ -446,9 +450,10 @@ def test_a_probe_shows_a_split_even_after_rounding(dtype):
 def test_a_cpu_that_places_rows_differently_gets_them_one_by_one(monkeypatch):
     """A library whose bits depend on a row's place in the product."""
     monkeypatch.setattr(
-        invariant_matmul, "_fixed",
+        invariant_matmul,
+        "_fixed",
         lambda x, w, b: torch.cat([chain(r[None], w, 1 + i % 2) for i, r in enumerate(x)]),
-    )  # fmt: skip
+    )
     rows = invariant_matmul._cpu_rows.__wrapped__(3, 32, torch.float32, False, 1)
     assert rows == (1, 1)
 
@@ -595,10 +600,12 @@ def test_many_splits_are_joined_as_in_one_program(chains, monkeypatch):
 @each_way
 def test_padding_batch_and_length_of_the_cache_do_not_matter(way, chains):
     q, k, v = sequence(torch.float32, tokens=70, batch=3, heads=2, groups=1)
-    wanted = torch.cat([
-        way(a[None], b[None], c[None], at(a[None], b[None], 70))
-        for a, b, c in zip(q, k, v, strict=True)
-    ])  # fmt: skip
+    wanted = torch.cat(
+        [
+            way(a[None], b[None], c[None], at(a[None], b[None], 70))
+            for a, b, c in zip(q, k, v, strict=True)
+        ]
+    )
     assert torch.equal(way(q, k, v, at(q, k, 70)), wanted)
     # Padded on the left, each row by its own, in a cache that is longer than its content.
     left, room = torch.tensor([0, 5, 64], device=DEVICE), 150

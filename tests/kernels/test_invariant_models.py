@@ -20,9 +20,14 @@ MODELS = ("Llama", "Qwen2", "Gemma", "Mixtral", "GPT2")
 
 
 SIZES = {
-    "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 131,
-    "intermediate_size": 100, "num_hidden_layers": 2, "max_position_embeddings": 512,
-}  # fmt: skip
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 131,
+    "intermediate_size": 100,
+    "num_hidden_layers": 2,
+    "max_position_embeddings": 512,
+}
 
 
 def model_of(name, dtype):
@@ -57,14 +62,18 @@ def tokens(count=70):
 @pytest.mark.parametrize(
     ("name", "dtype", "way"),
     [
-        ("Llama", torch.float32, "changed"), ("Llama", torch.bfloat16, "roundoff"),
-        ("Qwen2", torch.bfloat16, "changed"), ("Qwen2", torch.float32, "sdpa"),
-        ("Gemma", torch.float32, "changed"), ("Gemma", torch.bfloat16, "sdpa"),
-        ("Mixtral", torch.bfloat16, "changed"), ("Mixtral", torch.float32, "roundoff"),
+        ("Llama", torch.float32, "changed"),
+        ("Llama", torch.bfloat16, "roundoff"),
+        ("Qwen2", torch.bfloat16, "changed"),
+        ("Qwen2", torch.float32, "sdpa"),
+        ("Gemma", torch.float32, "changed"),
+        ("Gemma", torch.bfloat16, "sdpa"),
+        ("Mixtral", torch.bfloat16, "changed"),
+        ("Mixtral", torch.float32, "roundoff"),
         ("GPT2", torch.float32, "changed"),
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_a_model_has_the_property(name, dtype, way):
     """Changed, or within the context with an attention of transformers."""
     from transformers import StaticCache
@@ -141,9 +150,14 @@ def test_generate_compiled_into_graphs_writes_what_each_prompt_gets_alone():
 
     def text(rows):
         return model.generate(
-            wide[rows], attention_mask=mask[rows], max_new_tokens=20, do_sample=False,
-            cache_implementation="static", pad_token_id=0, eos_token_id=None,
-        )  # fmt: skip
+            wide[rows],
+            attention_mask=mask[rows],
+            max_new_tokens=20,
+            do_sample=False,
+            cache_implementation="static",
+            pad_token_id=0,
+            eos_token_id=None,
+        )
 
     alone = [text([row]) for row in range(4)]
     for rows in ([0, 1, 2, 3], [3, 1], [2, 2, 0]):

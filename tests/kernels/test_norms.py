@@ -316,8 +316,10 @@ def test_rows_are_found_beyond_2_to_the_31_elements_whoever_imported_triton():
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src")}
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", textwrap.dedent(FAR)],
-        capture_output=True, text=True, env=environment,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        env=environment,
+    )
     assert done.stdout.split() == ["True"] * 3, done.stderr
 
 

@@ -105,10 +105,19 @@ def test_every_length_has_the_bits_of_numpy(kind: str, dtype: torch.dtype) -> No
 def test_special_values_and_any_bits(dtype: torch.dtype) -> None:
     top, inf, nan = dtype_info(dtype).max, math.inf, math.nan
     for values in (
-        [inf, 1.0], [-inf, top, top], [inf, -inf], [nan, inf], [top, top], [-0.0, -0.0],
-        [top] * 300 + [-top] * 299, [-0.0] * 100 + [0.0], [1.0, -1.0], [-0.0] * 64 + [-1.0],
-        [0.0] * 64 + [1.0] * 32 + [-1.0] * 32, [inf] + [-0.0] * 64,
-    ):  # fmt: skip
+        [inf, 1.0],
+        [-inf, top, top],
+        [inf, -inf],
+        [nan, inf],
+        [top, top],
+        [-0.0, -0.0],
+        [top] * 300 + [-top] * 299,
+        [-0.0] * 100 + [0.0],
+        [1.0, -1.0],
+        [-0.0] * 64 + [-1.0],
+        [0.0] * 64 + [1.0] * 32 + [-1.0] * 32,
+        [inf] + [-0.0] * 64,
+    ):
         assert_exact(torch.tensor(values, dtype=dtype))
     rng = np.random.default_rng(0)
     kind = torch.int32 if dtype == torch.float32 else torch.int16

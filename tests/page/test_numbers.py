@@ -10,10 +10,14 @@ from hypothesis import strategies as st
 from roundoff.page import choose
 from roundoff.page.numbers import Number, prints
 
-ROWS = pd.DataFrame({
-    "tf32": ["on", "on", "off", None], "N": [64, 128, 64, 128], "ratio": [121.6, 98.4, 1.0, 0.0],
-    "finite": [True, True, True, False],
-})  # fmt: skip
+ROWS = pd.DataFrame(
+    {
+        "tf32": ["on", "on", "off", None],
+        "N": [64, 128, 64, 128],
+        "ratio": [121.6, 98.4, 1.0, 0.0],
+        "finite": [True, True, True, False],
+    }
+)
 
 
 # --- a number, as it is printed
@@ -37,10 +41,15 @@ def test_a_correctly_printed_number_holds_and_its_neighbours_do_not(
 @pytest.mark.parametrize(
     ("text", "value"),
     [
-        ("0.0186", 0.01863), ("2.4e−5", 2.44e-5), ("1,536", 1536.4), ("−0.50", -0.503),
-        ("18.3 %", 0.18251), ("100%", 0.9951), ("0", 0.4),
+        ("0.0186", 0.01863),
+        ("2.4e−5", 2.44e-5),
+        ("1,536", 1536.4),
+        ("−0.50", -0.503),
+        ("18.3 %", 0.18251),
+        ("100%", 0.9951),
+        ("0", 0.4),
     ],
-)  # fmt: skip
+)
 def test_a_number_is_read_as_it_is_printed(text: str, value: float) -> None:
     assert Number("", text).holds(value)
 
@@ -48,9 +57,13 @@ def test_a_number_is_read_as_it_is_printed(text: str, value: float) -> None:
 @pytest.mark.parametrize(
     ("text", "value"),
     [
-        ("122", 121.4), ("2.4e-5", 2.51e-5), ("0.50", -0.503), ("18.3%", 18.3), ("122", math.nan),
+        ("122", 121.4),
+        ("2.4e-5", 2.51e-5),
+        ("0.50", -0.503),
+        ("18.3%", 18.3),
+        ("122", math.nan),
     ],
-)  # fmt: skip
+)
 def test_another_number_does_not_hold(text: str, value: float) -> None:
     assert not Number("", text).holds(value)
 
@@ -65,11 +78,16 @@ def test_about_allows_a_fifth() -> None:
 @pytest.mark.parametrize(
     ("text", "value", "shown"),
     [
-        ("122", 98.44, "98.4"), ("1,536", 1542.3, "1,542"), ("20", 1234.0, "1,200"),
-        ("2.4e-5", 3.16e-5, "0.000032"), ("2.4e-9", 3.16e-9, "3.2e−09"), ("−0.5", -0.23, "−0.2"),
-        ("18.3%", 0.20144, "20.1%"), ("3.1", 0.0, "0"),
+        ("122", 98.44, "98.4"),
+        ("1,536", 1542.3, "1,542"),
+        ("20", 1234.0, "1,200"),
+        ("2.4e-5", 3.16e-5, "0.000032"),
+        ("2.4e-9", 3.16e-9, "3.2e−09"),
+        ("−0.5", -0.23, "−0.2"),
+        ("18.3%", 0.20144, "20.1%"),
+        ("3.1", 0.0, "0"),
     ],
-)  # fmt: skip
+)
 def test_another_machine_shows_as_many_digits(text: str, value: float, shown: str) -> None:
     assert Number("", text).shown(value) == shown
 
@@ -80,11 +98,17 @@ def test_another_machine_shows_as_many_digits(text: str, value: float, shown: st
 @pytest.mark.parametrize(
     ("where", "rows"),
     [
-        ({}, [0, 1, 2, 3]), ({"tf32": "on"}, [0, 1]), ({"tf32": ["on", "off"]}, [0, 1, 2]),
-        ({"tf32": None}, [3]), ({"ratio": lambda s: s > 50}, [0, 1]), ({"finite": False}, [3]),
-        ({"tf32": "on", "N": 128}, [1]), ({"N": (64,)}, [0, 2]), ({"tf32": "maybe"}, []),
+        ({}, [0, 1, 2, 3]),
+        ({"tf32": "on"}, [0, 1]),
+        ({"tf32": ["on", "off"]}, [0, 1, 2]),
+        ({"tf32": None}, [3]),
+        ({"ratio": lambda s: s > 50}, [0, 1]),
+        ({"finite": False}, [3]),
+        ({"tf32": "on", "N": 128}, [1]),
+        ({"N": (64,)}, [0, 2]),
+        ({"tf32": "maybe"}, []),
     ],
-)  # fmt: skip
+)
 def test_rows_are_chosen_by_data(where, rows: list[int]) -> None:
     assert choose(ROWS, where).index.tolist() == rows
 

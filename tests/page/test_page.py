@@ -7,8 +7,10 @@ from roundoff.page import DARK, PALETTE
 
 
 def luminance(colour: str) -> float:
-    channels = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4
-                for c in mpl.colors.to_rgb(colour)]  # fmt: skip
+    channels = [
+        c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4
+        for c in mpl.colors.to_rgb(colour)
+    ]
     return 0.2126 * channels[0] + 0.7152 * channels[1] + 0.0722 * channels[2]
 
 

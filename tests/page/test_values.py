@@ -14,10 +14,16 @@ from roundoff.page.measurement import Study
 from roundoff.page.values import UNDECIDED, Value
 from roundoff.record import RECORDED, read_record, write_record, write_values
 
-ROWS = pd.DataFrame({
-    "way": ["np.sum", "float64"], "provider": ["CPU", "CPU"], "results": [27, 1],
-    "ratio": [1.0, 2.3], "low": [1.0, 2.2], "high": [1.0, 2.4],
-})  # fmt: skip
+ROWS = pd.DataFrame(
+    {
+        "way": ["np.sum", "float64"],
+        "provider": ["CPU", "CPU"],
+        "results": [27, 1],
+        "ratio": [1.0, 2.3],
+        "low": [1.0, 2.2],
+        "high": [1.0, 2.4],
+    }
+)
 COMPARED: dict[str, Any] = {"interval": ("low", "high"), "words": ("faster", "slower")}
 
 
@@ -86,16 +92,29 @@ def test_a_comparison_has_an_interval_and_a_name_of_its_own() -> None:
 
 # --- a study, its command line and its record
 
-ENV = {"processor": "Some CPU", "cores": 2, "python": "3.11.7", "versions": {}, "gpu": None,
-       "os": "Linux", "commit": "feed"}  # fmt: skip
+ENV = {
+    "processor": "Some CPU",
+    "cores": 2,
+    "python": "3.11.7",
+    "versions": {},
+    "gpu": None,
+    "os": "Linux",
+    "commit": "feed",
+}
 
 
 def study(rows: Callable[[Any], Any] = lambda args: ROWS) -> Study:
     made = Study("plot_x", "Sums.", on="some-2-cores", length=(8, "values", 1))
     made.table("t", part="cpu", times=["ratio", "low", "high"])(rows)
     made.table("u", part="cpu")(lambda args: [{"length": args.length}])
-    made.value("results", "results of np.sum", "t", "results", where={"way": "np.sum"},
-               test=lambda v: v.value > 1)  # fmt: skip
+    made.value(
+        "results",
+        "results of np.sum",
+        "t",
+        "results",
+        where={"way": "np.sum"},
+        test=lambda v: v.value > 1,
+    )
     made.value("time", "time", "t", "ratio", where={"way": "float64"}, **COMPARED)
     return made
 
@@ -115,9 +134,13 @@ def test_a_record_keeps_the_values_and_a_second_run(steady: dict, tmp_path: Path
     again.main(["--record", "kept", "--second"])
     record = read_record(tmp_path / "kept" / "plot_x" / "some-2-cores.json")
     assert record.values["results"] == {
-        "about": "results of np.sum", "of": "t", "part": "cpu", "on": "some-2-cores",
-        "value": 27.0, "test": True,
-    }  # fmt: skip
+        "about": "results of np.sum",
+        "of": "t",
+        "part": "cpu",
+        "on": "some-2-cores",
+        "value": 27.0,
+        "test": True,
+    }
     time = record.values["time"]
     assert (time["value"], time["second"]["value"], time["word"]) == (2.3, 2.31, "slower")
 
@@ -199,8 +222,11 @@ def test_a_record_refuses_half_a_value(tmp_path: Path, values: dict, said: str) 
 
 # --- the studies of this project
 
-STUDIES = {p.stem: p for p in sorted((Path(__file__).parents[2] / "studies").glob("*.py"))
-           if "measurement import Study" in p.read_text("utf-8")}  # fmt: skip
+STUDIES = {
+    p.stem: p
+    for p in sorted((Path(__file__).parents[2] / "studies").glob("*.py"))
+    if "measurement import Study" in p.read_text("utf-8")
+}
 
 
 @pytest.mark.parametrize("name", STUDIES)

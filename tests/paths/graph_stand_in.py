@@ -171,5 +171,6 @@ class _Kept:
     def run(self, values: list[Any], sizes: Mapping[str, int], settled: bool) -> None:
         self._step.run(values, sizes, settled)
         known = self._values or [None] * len(values)
-        self._values[:] = [new if new is not None else old
-                           for old, new in zip(known, values, strict=True)]  # fmt: skip
+        self._values[:] = [
+            new if new is not None else old for old, new in zip(known, values, strict=True)
+        ]

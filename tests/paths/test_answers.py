@@ -126,8 +126,10 @@ def test_the_fastest_backend_gives_eagers_result_call_after_call(
         def model(ids: torch.Tensor) -> torch.Tensor:
             return whole(ids, use_cache=False).logits
 
-    prompts = [torch.randint(0, 53, (2, 19), generator=torch.Generator().manual_seed(i)).cuda()
-               for i in range(4)]  # fmt: skip
+    prompts = [
+        torch.randint(0, 53, (2, 19), generator=torch.Generator().manual_seed(i)).cuda()
+        for i in range(4)
+    ]
     given = {
         "roundoff": only_imported,
         "partial": functools.partial,
@@ -139,8 +141,9 @@ def test_the_fastest_backend_gives_eagers_result_call_after_call(
         made = [left["y"].clone(), *(left["fast"](ids).clone() for ids in prompts[1:])]
         eager = [model(ids) for ids in prompts]
         exact = copy.deepcopy(whole if kind != "Mixer" else model).double()
-        truth = [exact(ids) if kind == "Mixer" else exact(ids, use_cache=False).logits
-                 for ids in prompts]  # fmt: skip
+        truth = [
+            exact(ids) if kind == "Mixer" else exact(ids, use_cache=False).logits for ids in prompts
+        ]
     if kind == "Mixer":
         assert torch.equal(left["mine"], eager[0]), "the shortest backend is eager"
     # transformers makes a mask where it is compiled and none in eager: torch takes another kernel.
@@ -154,10 +157,18 @@ def test_the_fastest_backend_gives_eagers_result_call_after_call(
 def decoder(kind: str, dtype: torch.dtype = torch.float32, layers: int = 1) -> Any:
     """A small random decoder whose texts change from token to token."""
     sizes: dict[str, Any] = {
-        "hidden_size": 48, "intermediate_size": 88, "num_hidden_layers": layers, "vocab_size": 211,
-        "num_attention_heads": 6, "num_key_value_heads": 2, "max_position_embeddings": 128,
-        "bos_token_id": 1, "eos_token_id": None, "pad_token_id": 0, "initializer_range": 0.2,
-    }  # fmt: skip
+        "hidden_size": 48,
+        "intermediate_size": 88,
+        "num_hidden_layers": layers,
+        "vocab_size": 211,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 128,
+        "bos_token_id": 1,
+        "eos_token_id": None,
+        "pad_token_id": 0,
+        "initializer_range": 0.2,
+    }
     torch.manual_seed(7)
     config = getattr(transformers, f"{kind}Config")(**sizes)
     return getattr(transformers, f"{kind}ForCausalLM")(config).eval().to(dtype)
@@ -214,9 +225,11 @@ def test_invariant_texts_have_the_same_bits_alone_and_in_a_batch(
     model = decoder("Llama", dtype)
     lengths = [9, 4, 6]
     options = {
-        "max_new_tokens": 5, "do_sample": False, "output_logits": True,
+        "max_new_tokens": 5,
+        "do_sample": False,
+        "output_logits": True,
         "return_dict_in_generate": True,
-    }  # fmt: skip
+    }
     together = prompts_of(lengths)
     truth = copy.deepcopy(model).double()(**together).logits[:, -1]
     texts = []
@@ -267,9 +280,17 @@ def norm_of(m: int, n: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:
     mean = x.double().mean(1)
     rstd = (x.double().var(1, correction=0) + 1e-5).rsqrt()
     return {
-        "x": x, "dy": dy, "weight": w, "bias": b, "mean": mean.float(), "rstd": rstd.float(),
-        "exact y": y.detach(), "exact dx": dx, "exact dw": dw, "exact db": db,
-    }  # fmt: skip
+        "x": x,
+        "dy": dy,
+        "weight": w,
+        "bias": b,
+        "mean": mean.float(),
+        "rstd": rstd.float(),
+        "exact y": y.detach(),
+        "exact dx": dx,
+        "exact dw": dw,
+        "exact db": db,
+    }
 
 
 @path_of("plot_layer_norm_ladder")
@@ -291,11 +312,21 @@ def test_rows_in_pieces_give_the_gradients_of_a_layer_norm(
     dx, part = torch.empty_like(given["x"]), torch.full((2 * programs, n), float("nan"))
     sums = torch.full((2, n), float("nan"), dtype=dtype, device=device)
     snippets()[place].run(
-        pieces_backward=page.pieces_backward, add_partial_sums=page.add_partial_sums,
-        x=given["x"], dy=given["dy"], w=given["weight"], mean=given["mean"], rstd=given["rstd"],
-        dx=dx, part=part.to(device), sums=sums, M=m, N=n, programs=programs,
+        pieces_backward=page.pieces_backward,
+        add_partial_sums=page.add_partial_sums,
+        x=given["x"],
+        dy=given["dy"],
+        w=given["weight"],
+        mean=given["mean"],
+        rstd=given["rstd"],
+        dx=dx,
+        part=part.to(device),
+        sums=sums,
+        M=m,
+        N=n,
+        programs=programs,
         packed=CUDA and dtype == torch.float16,
-    )  # fmt: skip
+    )
     for name, made in (("dx", dx), ("dw", sums[0]), ("db", sums[1])):
         assert off(given[f"exact {name}"], made) < 16, name
 

@@ -191,9 +191,16 @@ def test_versions_that_are_named_are_ours() -> None:
 
 @pytest.mark.parametrize(
     "options",
-    ["--prompts 33", "--prompts 0", "--tokens -1", "--completions 0", "--only bits",
-     "--record /dev/null/x", "--second"],
-)  # fmt: skip
+    [
+        "--prompts 33",
+        "--prompts 0",
+        "--tokens -1",
+        "--completions 0",
+        "--only bits",
+        "--record /dev/null/x",
+        "--second",
+    ],
+)
 def test_the_study_of_batches_refuses_nonsense_before_it_measures(
     options: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
@@ -210,9 +217,13 @@ def test_the_study_of_batches_refuses_nonsense_before_it_measures(
 @pytest.mark.parametrize(
     ("option", "value"),
     [
-        ("prompts", "x"), ("prompts", "1,0"), ("prompts", ","), ("tokens", "1"), ("rounds", "0"),
+        ("prompts", "x"),
+        ("prompts", "1,0"),
+        ("prompts", ","),
+        ("tokens", "1"),
+        ("rounds", "0"),
     ],
-)  # fmt: skip
+)
 def test_nonsense_is_refused_before_the_whole_model_is_read(
     option: str,
     value: str,

@@ -38,12 +38,28 @@ MODES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "static, graph": (GRAPH, {"cache_implementation": "static"}),
 }
 SIZES = {
-    "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "intermediate_size": 96, "vocab_size": 160, "num_hidden_layers": 2, "head_dim": 16,
-    "max_position_embeddings": 256, "bos_token_id": 1, "eos_token_id": None, "pad_token_id": 0,
-}  # fmt: skip
-GPT2 = {"n_embd": 64, "n_head": 4, "n_layer": 2, "n_positions": 256, "vocab_size": 160,
-        "bos_token_id": 1, "eos_token_id": None, "pad_token_id": 0}  # fmt: skip
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 96,
+    "vocab_size": 160,
+    "num_hidden_layers": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 256,
+    "bos_token_id": 1,
+    "eos_token_id": None,
+    "pad_token_id": 0,
+}
+GPT2 = {
+    "n_embd": 64,
+    "n_head": 4,
+    "n_layer": 2,
+    "n_positions": 256,
+    "vocab_size": 160,
+    "bos_token_id": 1,
+    "eos_token_id": None,
+    "pad_token_id": 0,
+}
 
 
 @pytest.fixture(autouse=True)
@@ -82,8 +98,9 @@ def compiled(model: Any, **options: Any) -> Iterator[list[rb.Compiled]]:
     plain = model.forward
     # The stand-in fuses as for a GPU.
     chosen = None if CUDA else OptimizationOptions(processor="CUDA")
-    backend = functools.partial(rb.onnx_custom_backend, storage=storage, options=chosen,
-                                mode=options.pop("mode", None))  # fmt: skip
+    backend = functools.partial(
+        rb.onnx_custom_backend, storage=storage, options=chosen, mode=options.pop("mode", None)
+    )
     model.forward = torch.compile(plain, backend=backend, **options)
     try:
         yield storage["instance"]
@@ -92,8 +109,9 @@ def compiled(model: Any, **options: Any) -> Iterator[list[rb.Compiled]]:
 
 
 def write(model: Any, inputs: dict[str, torch.Tensor], tokens: int, **more: Any) -> list[Any]:
-    made = model.generate(**inputs, max_new_tokens=tokens, do_sample=False, disable_compile=True,
-                          **more)  # fmt: skip
+    made = model.generate(
+        **inputs, max_new_tokens=tokens, do_sample=False, disable_compile=True, **more
+    )
     return made[:, inputs["input_ids"].shape[1] :].tolist()
 
 
@@ -141,8 +159,14 @@ def by_config(model: Any, **more: Any) -> list[list[Any]]:
     asked._compile_all_devices = True
     texts = []
     for inputs in (batch_of(3, 9, 1), batch_of(3, 9, 1), batch_of(3, 6, 2)):
-        made = model.generate(**inputs, max_new_tokens=12, do_sample=False, compile_config=asked,
-                              cache_implementation="static", **more)  # fmt: skip
+        made = model.generate(
+            **inputs,
+            max_new_tokens=12,
+            do_sample=False,
+            compile_config=asked,
+            cache_implementation="static",
+            **more,
+        )
         texts.append(made[:, inputs["input_ids"].shape[1] :].tolist())
     return texts
 
@@ -208,10 +232,15 @@ def test_outputs_that_are_kept_across_marked_steps_stay_as_they_were() -> None:
     """generate keeps all hidden states, and the cache, as the graph returned them."""
     model, inputs = decoder("Llama"), batch_of(3, 9, 1)
     more = {
-        "cache_implementation": "static", "return_dict_in_generate": True, "output_logits": True,
-        "output_hidden_states": True, "max_new_tokens": 12, "do_sample": False,
-        "disable_compile": True, "logits_processor": [marked],
-    }  # fmt: skip
+        "cache_implementation": "static",
+        "return_dict_in_generate": True,
+        "output_logits": True,
+        "output_hidden_states": True,
+        "max_new_tokens": 12,
+        "do_sample": False,
+        "disable_compile": True,
+        "logits_processor": [marked],
+    }
     wanted = model.generate(**inputs, **more)
     options, _ = MODES["static, graph"]
     close = functools.partial(torch.testing.assert_close, rtol=1e-3, atol=1e-4)
@@ -306,8 +335,9 @@ def trained() -> Any:
 
 def chats(texts: list[str]) -> dict[str, torch.Tensor]:
     asked = [trained().prompt(text) for text in texts]
-    encoded = trained().tokenizer.pad({"input_ids": asked}, padding_side="left",
-                                      return_tensors="pt")  # fmt: skip
+    encoded = trained().tokenizer.pad(
+        {"input_ids": asked}, padding_side="left", return_tensors="pt"
+    )
     return {k: encoded[k].to(DEVICE) for k in ("input_ids", "attention_mask")}
 
 

@@ -67,12 +67,14 @@ NORMS: dict[str, tuple[Callable[[], N.Module], tuple[int, ...]]] = {
     "of a cumulative mean": (lambda: N.BatchNorm2d(3, momentum=None), (4, 3, 5, 6)),
     "without statistics": (lambda: N.BatchNorm2d(3, track_running_stats=False), (4, 3, 5, 6)),
     "after a convolution": (
-        lambda: N.Sequential(N.Conv2d(3, 3, 3), N.BatchNorm2d(3), N.ReLU()), (4, 3, 5, 6),
+        lambda: N.Sequential(N.Conv2d(3, 3, 3), N.BatchNorm2d(3), N.ReLU()),
+        (4, 3, 5, 6),
     ),
     "InstanceNorm2d": (
-        lambda: N.InstanceNorm2d(3, affine=True, track_running_stats=True), (4, 3, 5, 6),
+        lambda: N.InstanceNorm2d(3, affine=True, track_running_stats=True),
+        (4, 3, 5, 6),
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", [*list(NORMS)[::2], *rest(*list(NORMS)[1::2])])
@@ -222,9 +224,15 @@ def a_view_of_the_buffer(m: Kept, x: torch.Tensor) -> torch.Tensor:
 
 
 STATES = [
-    moving_mean, replaced, counted, read_before_written, a_row_of_the_cache, queue,
-    the_buffer_itself, a_view_of_the_buffer,
-]  # fmt: skip
+    moving_mean,
+    replaced,
+    counted,
+    read_before_written,
+    a_row_of_the_cache,
+    queue,
+    the_buffer_itself,
+    a_view_of_the_buffer,
+]
 
 
 @pytest.mark.parametrize("function", STATES, ids=lambda f: f.__name__)
@@ -297,9 +305,14 @@ def with_out(x: torch.Tensor) -> torch.Tensor:
 
 
 WRITES = [
-    add_in_place, nothing_but_a_write, a_row, a_column_of_the_transpose, by_index,
-    written_and_returned, with_out,
-]  # fmt: skip
+    add_in_place,
+    nothing_but_a_write,
+    a_row,
+    a_column_of_the_transpose,
+    by_index,
+    written_and_returned,
+    with_out,
+]
 
 
 @pytest.mark.parametrize("layout", ["part", *rest("rows", "turned")])
@@ -447,10 +460,14 @@ def test_an_index_outside_is_an_error_where_it_is_eager_s(
 
 @pytest.mark.parametrize(
     "function",
-    [lambda x, y: x // y, lambda x, y: x % y, torch.fmod,
-     lambda x, y: torch.div(x, y, rounding_mode="trunc")],
+    [
+        lambda x, y: x // y,
+        lambda x, y: x % y,
+        torch.fmod,
+        lambda x, y: torch.div(x, y, rounding_mode="trunc"),
+    ],
     ids=["floor", "remainder", "fmod", "trunc"],
-)  # fmt: skip
+)
 def test_integers_divided_by_zero(function: Callable[..., Any]) -> None:
     x = torch.tensor([3, -4, 5])
     run = compiled(function)

@@ -16,8 +16,12 @@ from roundoff.dtypes import dtype_info, ulp
 from roundoff.reductions import DTYPES, algorithms, binned, exact_sum, round_exact, round_to
 
 #: Exponents of a type's smallest and largest numbers.
-RANGE = {"float16": (-24, 15), "bfloat16": (-133, 127), "float32": (-149, 127),
-         "float64": (-1074, 1023)}  # fmt: skip
+RANGE = {
+    "float16": (-24, 15),
+    "bfloat16": (-133, 127),
+    "float32": (-149, 127),
+    "float64": (-1074, 1023),
+}
 LENGTHS = [*range(10), 100, 255, 256, 257, 1000, 4097, 70_001]
 
 

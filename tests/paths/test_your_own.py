@@ -206,9 +206,14 @@ def decoder_of(folder: Path, kind: str) -> None:
     sizes = {"hidden_size": 36, "num_hidden_layers": 2, "num_attention_heads": 6}
     more = {} if kind == "GPT2" else {"intermediate_size": 50, "num_key_value_heads": 3}
     config = getattr(transformers, f"{kind}Config")(
-        **sizes, **more, vocab_size=49152, initializer_range=0.2,
-        eos_token_id=None, bos_token_id=1, pad_token_id=0,
-    )  # fmt: skip
+        **sizes,
+        **more,
+        vocab_size=49152,
+        initializer_range=0.2,
+        eos_token_id=None,
+        bos_token_id=1,
+        pad_token_id=0,
+    )
     torch.manual_seed(3)
     head = "LMHeadModel" if kind == "GPT2" else "ForCausalLM"
     getattr(transformers, kind + head)(config).save_pretrained(folder)
@@ -222,10 +227,17 @@ def llama_of(folder: Path) -> None:
     from roundoff.models import load_trained
 
     config = transformers.LlamaConfig(
-        hidden_size=36, intermediate_size=50, num_hidden_layers=2, num_attention_heads=6,
-        num_key_value_heads=3, vocab_size=49152, max_position_embeddings=1024,
-        tie_word_embeddings=True, eos_token_id=2, bos_token_id=1,
-    )  # fmt: skip
+        hidden_size=36,
+        intermediate_size=50,
+        num_hidden_layers=2,
+        num_attention_heads=6,
+        num_key_value_heads=3,
+        vocab_size=49152,
+        max_position_embeddings=1024,
+        tie_word_embeddings=True,
+        eos_token_id=2,
+        bos_token_id=1,
+    )
     torch.manual_seed(3)
     transformers.LlamaForCausalLM(config).save_pretrained(folder)
     load_trained(layers=1).tokenizer.save_pretrained(folder)

@@ -19,9 +19,14 @@ SITE = ROOT / "build" / "test-site"
 REQUIRED = os.environ.get("ROUNDOFF_BROWSER") == "required"
 COMMAND = [sys.executable, "-m", "sphinx", "-c", "conf", "-d", "build/doctrees"]
 FLAGS = (
-    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
-    "--disable-background-networking", "--disable-component-update",
-)  # fmt: skip
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-sync",
+    "--disable-background-networking",
+    "--disable-component-update",
+)
 
 
 def sphinx(root: Path, *options: str, fast: bool = True, **env: str) -> subprocess.CompletedProcess:

@@ -23,8 +23,11 @@ def mutants(frame: pd.DataFrame, read: list[str]) -> Iterator[tuple[str, pd.Data
             swap = {a: b, b: a}
             exchanged = [swap.get(v, v) if isinstance(v, (str, bool)) else v for v in frame[column]]
             yield f"{column}: {a} and {b} exchanged", frame.assign(**{column: exchanged})
-    numbers = [c for c in frame if c in read and pd.api.types.is_numeric_dtype(frame[c])
-               and frame[c].dtype != bool]  # fmt: skip
+    numbers = [
+        c
+        for c in frame
+        if c in read and pd.api.types.is_numeric_dtype(frame[c]) and frame[c].dtype != bool
+    ]
     for a, b in itertools.combinations(numbers, 2):
         if _differ_in_a_word(str(a).split(), str(b).split()):
             yield f"columns {a} and {b} exchanged", frame.assign(**{a: frame[b], b: frame[a]})
@@ -34,8 +37,10 @@ def mutants(frame: pd.DataFrame, read: list[str]) -> Iterator[tuple[str, pd.Data
         for text in texts:
             for value in values[text]:
                 rows = frame[text] == value
-                yield (f"{column} × {factor} where {text} is {value}",
-                       frame.assign(**{column: frame[column].where(~rows, scaled)}))  # fmt: skip
+                yield (
+                    f"{column} × {factor} where {text} is {value}",
+                    frame.assign(**{column: frame[column].where(~rows, scaled)}),
+                )
 
 
 def _differ_in_a_word(a: list[str], b: list[str]) -> bool:

@@ -113,8 +113,9 @@ def test_a_notebook_shows_as_many_tables_as_the_page(page: str, ran: dict, site:
 
 
 def test_the_first_cell_installed_roundoff_from_the_site(python: Path, ran: dict) -> None:
-    where = run(python, "-m", "pip", "show", "-f", "roundoff", cwd=python.parent,
-                env=reader(python.parent))  # fmt: skip
+    where = run(
+        python, "-m", "pip", "show", "-f", "roundoff", cwd=python.parent, env=reader(python.parent)
+    )
     assert "roundoff/page/measurement.py" in where.stdout
     first = next(iter(ran))
     executed = json.loads((ran[first] / "executed.ipynb").read_text("utf-8"))

@@ -43,5 +43,7 @@ def test_a_page_that_a_build_leaves_out() -> None:
     assert not left_out(config(), "plot_b")
     alone = config(filename_pattern=r"/plot_a\.py")
     assert [left_out(alone, name) for name in ("plot_a", "plot_b", "plot_a_more")] == [
-        False, True, True,
-    ]  # fmt: skip
+        False,
+        True,
+        True,
+    ]

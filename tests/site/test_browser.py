@@ -17,8 +17,9 @@ MACHINE_MADE = {"genindex.html", "py-modindex.html", "search.html"}
 
 
 def pages(site: Path) -> list[str]:
-    return sorted(p.relative_to(site).as_posix() for p in site.rglob("*.html")
-                  if "_static" not in p.parts)  # fmt: skip
+    return sorted(
+        p.relative_to(site).as_posix() for p in site.rglob("*.html") if "_static" not in p.parts
+    )
 
 
 def some(site: Path) -> list[str]:
@@ -48,10 +49,18 @@ def tab(browser, address):
     page.problems = []
     page.on("console", lambda m: page.problems.append(m.text) if m.type == "error" else None)
     page.on("pageerror", lambda e: page.problems.append(str(e)))
-    page.on("response", lambda r: page.problems.append(f"{r.status} {r.url}") if r.status >= 400
-            else None)  # fmt: skip
-    page.on("request", lambda r: None if r.url.startswith((address, "data:"))
-            else page.problems.append(f"external request: {r.url}"))  # fmt: skip
+    page.on(
+        "response",
+        lambda r: page.problems.append(f"{r.status} {r.url}") if r.status >= 400 else None,
+    )
+    page.on(
+        "request",
+        lambda r: (
+            None
+            if r.url.startswith((address, "data:"))
+            else page.problems.append(f"external request: {r.url}")
+        ),
+    )
     yield page
     page.close()
 
@@ -190,7 +199,8 @@ def test_images_load_and_their_texts_mean_something(site: Path, address: str, ta
     shown = (n for n in pages(site) if not n.startswith("generated/") and n not in MACHINE_MADE)
     for name in shown:
         visit(tab, f"{address}/{name}")
-        wrong += tab.evaluate("""async name => {
+        wrong += tab.evaluate(
+            """async name => {
             const wrong = [];
             for (const image of document.querySelectorAll('img')) {
                 image.loading = 'eager';
@@ -201,7 +211,9 @@ def test_images_load_and_their_texts_mean_something(site: Path, address: str, ta
                     wrong.push(`${name}: "${text}" says too little`);
             }
             return wrong;
-        }""", name)  # fmt: skip
+        }""",
+            name,
+        )
     assert not wrong, "\n".join(wrong)
 
 

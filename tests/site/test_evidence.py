@@ -22,24 +22,51 @@ sys.path.insert(0, str(ROOT / "conf"))
 import evidence
 
 H200, H100 = "nvidia-h200", "nvidia-h100-80gb-hbm3"
-ROWS = pd.DataFrame({"way": ["np.sum", "float64"], "results": [27, 1], "ratio": [1.0, 2.33],
-                     "low": [1.0, 2.3], "high": [1.0, 2.4]})  # fmt: skip
+ROWS = pd.DataFrame(
+    {
+        "way": ["np.sum", "float64"],
+        "results": [27, 1],
+        "ratio": [1.0, 2.33],
+        "low": [1.0, 2.3],
+        "high": [1.0, 2.4],
+    }
+)
 
 
 def study() -> Study:
     made = Study("plot_a", on=H200)
     made.table("t", part="cpu")(lambda args: ROWS)
-    made.value("results", "results of np.sum", "t", "results", where={"way": "np.sum"},
-               test=lambda v: v.value > 1)  # fmt: skip
-    made.value("time", "time in float64 over float32", "t", "ratio", where={"way": "float64"},
-               interval=("low", "high"), words=("faster", "slower"))  # fmt: skip
+    made.value(
+        "results",
+        "results of np.sum",
+        "t",
+        "results",
+        where={"way": "np.sum"},
+        test=lambda v: v.value > 1,
+    )
+    made.value(
+        "time",
+        "time in float64 over float32",
+        "t",
+        "ratio",
+        where={"way": "float64"},
+        interval=("low", "high"),
+        words=("faster", "slower"),
+    )
     return made
 
 
 def record(folder: Path, gpu: str = "NVIDIA H200", **changed: Any) -> Path:
     """The record of one machine; *changed* are columns of the second row."""
-    env = {"processor": "A Xeon", "cores": 8, "python": "3.12.3", "gpu": {"name": gpu},
-           "versions": {"torch": "2.11.0", "numpy": "2.5"}, "os": "", "commit": "feed"}  # fmt: skip
+    env = {
+        "processor": "A Xeon",
+        "cores": 8,
+        "python": "3.12.3",
+        "gpu": {"name": gpu},
+        "versions": {"torch": "2.11.0", "numpy": "2.5"},
+        "os": "",
+        "commit": "feed",
+    }
     rows = ROWS.assign(**{c: [ROWS[c][0], v] for c, v in changed.items()})
     path = write_record(folder, "plot_a", {"t": rows}, env, parts={"t": "cpu"})
     return write_values(path, study().evaluate(read_record(path)))
@@ -137,11 +164,15 @@ def test_the_evidence_shows_every_machine(records: Path) -> None:
     shown = evidence.evidence("plot_a", {"results": ["27"], "time": ["2.3", "slower"]})
     assert shown.index('id="evidence-results"') < shown.index('id="evidence-time"')
     for words in (
-        "Evidence: 2 numbers", "<b>2.3, slower</b> time in float64 over float32",
-        "✓ H200's host: 2.33 [2.3, 2.4]; slower; ", "✗ H100's host: 1 [0.9, 1.1]; no difference m",
-        "✓ H100's host: 27;", f'href="../../records/plot_a/{H100}/t.csv"', "commit feed",
+        "Evidence: 2 numbers",
+        "<b>2.3, slower</b> time in float64 over float32",
+        "✓ H200's host: 2.33 [2.3, 2.4]; slower; ",
+        "✗ H100's host: 1 [0.9, 1.1]; no difference m",
+        "✓ H100's host: 27;",
+        f'href="../../records/plot_a/{H100}/t.csv"',
+        "commit feed",
         'href="../../records/plot_a/a.py"',
-    ):  # fmt: skip
+    ):
         assert words in shown, words
 
 
@@ -171,10 +202,16 @@ def test_the_sentences_of_an_answer_are_found() -> None:
 # --- the studies of this project: each value can be refuted
 
 
-STUDIES = {p.stem: p for p in sorted((ROOT / "studies").glob("*.py"))
-           if "measurement import Study" in p.read_text("utf-8")}  # fmt: skip
-VALUES = [(name, value.name) for name, path in STUDIES.items()
-          for value in runpy.run_path(str(path))["study"].values]  # fmt: skip
+STUDIES = {
+    p.stem: p
+    for p in sorted((ROOT / "studies").glob("*.py"))
+    if "measurement import Study" in p.read_text("utf-8")
+}
+VALUES = [
+    (name, value.name)
+    for name, path in STUDIES.items()
+    for value in runpy.run_path(str(path))["study"].values
+]
 
 
 def verdict(entry: dict[str, Any]) -> tuple[bool, str | None]:

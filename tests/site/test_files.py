@@ -50,8 +50,9 @@ def test_archives_hold_the_notebooks_of_the_site(site: Path) -> None:
     gallery = SITE / "docs" / "gallery"
     with zipfile.ZipFile(gallery / "gallery_jupyter.zip") as zipped:
         held = {name: zipped.read(name) for name in zipped.namelist()}
-    assert held == {p.relative_to(gallery).as_posix(): p.read_bytes()
-                    for p in gallery.glob("*/*.ipynb")}  # fmt: skip
+    assert held == {
+        p.relative_to(gallery).as_posix(): p.read_bytes() for p in gallery.glob("*/*.ipynb")
+    }
     for archive in gallery.glob("*/plot_*.zip"):
         with zipfile.ZipFile(archive) as zipped:
             names = {archive.with_suffix(s).name for s in (".py", ".ipynb")}
@@ -161,8 +162,10 @@ def test_a_dead_link_would_be_seen(tmp_path: Path) -> None:
     (tmp_path / "a.html").write_text('<a href="b.html#c">b</a><a href="d.html">d</a><p id="x">')
     (tmp_path / "b.html").write_text('<p id="e"><a href="a.html#x">a</a><img src="f.png">')
     assert [d.partition(": ")[2] for d in dead_links(tmp_path)] == [
-        "d.html", "no such place: b.html#c", "f.png",
-    ]  # fmt: skip
+        "d.html",
+        "no such place: b.html#c",
+        "f.png",
+    ]
 
 
 def test_every_page_has_a_title_and_a_description_of_its_own(site: Path) -> None:
@@ -225,8 +228,10 @@ def test_a_published_site_names_its_addresses(tmp_path: Path) -> None:
     )
     done = subprocess.run(
         [sys.executable, "-m", "sphinx", "-q", "-W", str(tmp_path), str(tmp_path / "out")],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     page = (tmp_path / "out" / "a.html").read_text("utf-8")
     assert '<link rel="canonical" href="https://example.org/below/a.html"' in page
@@ -234,8 +239,9 @@ def test_a_published_site_names_its_addresses(tmp_path: Path) -> None:
     assert '<meta name="description" content="What it says.">' in page
     sitemap = (tmp_path / "out" / "sitemap.xml").read_text("utf-8")
     assert re.findall("<loc>(.*?)</loc>", sitemap) == [
-        "https://example.org/below/a.html", "https://example.org/below/index.html",
-    ]  # fmt: skip
+        "https://example.org/below/a.html",
+        "https://example.org/below/index.html",
+    ]
     assert "https://example.org/below/sitemap.xml" in (tmp_path / "out/robots.txt").read_text()
     missing = Page((tmp_path / "out" / "404.html").read_text("utf-8"))
     assert "/below/a.html" in missing.links

@@ -133,8 +133,10 @@ def built(folder: Path, old: dict, *pages: str) -> subprocess.CompletedProcess:
     command = [sys.executable, "-m", "sphinx", "-q", "-W", "--no-color", folder, folder / "out"]
     return subprocess.run(
         command,
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 def place(page: Path, anchor: str) -> str:

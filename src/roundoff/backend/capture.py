@@ -90,8 +90,10 @@ def _attention_shape(
 
 
 for _name, _shape in (
-    ("linear", _linear_shape), ("matmul", _matmul_shape), ("attention", _attention_shape),
-):  # fmt: skip
+    ("linear", _linear_shape),
+    ("matmul", _matmul_shape),
+    ("attention", _attention_shape),
+):
     torch.library.register_fake(f"roundoff::{_name}", _shape, lib=_LIBRARY)
 
 

@@ -174,8 +174,9 @@ class Compiled:
     ) -> None:
         self._settings, self.graph_module = settings, gm
         numbers = numbers or {}
-        places = [i for i, a in enumerate(examples)
-                  if isinstance(a, torch.Tensor) and i not in numbers]  # fmt: skip
+        places = [
+            i for i, a in enumerate(examples) if isinstance(a, torch.Tensor) and i not in numbers
+        ]
         self.device = _device([examples[i] for i in places], gm)
         self.names = [names[i] for i in places]
         writes = {n.args[0] for n in gm.graph.nodes if n.target is torch.ops.aten.copy_.default}
@@ -199,10 +200,15 @@ class Compiled:
         self._convert_seconds = 0.0
         processor = settings.options.processor or self.device.type.upper()
         converter = functools.partial(
-            convert, gm, examples, names, self._outputs.names,
-            settings.opset or opset_for(gm, processor), numbers,
+            convert,
+            gm,
+            examples,
+            names,
+            self._outputs.names,
+            settings.opset or opset_for(gm, processor),
+            numbers,
             fallback=settings.fallback,
-        )  # fmt: skip
+        )
         self._prepare(converter)
         self._announce()
 
@@ -231,9 +237,15 @@ class Compiled:
             names = self.names + converted.integers
             by_argument = dict(zip(self._places, self.names, strict=True))
             exported = Exported(
-                self.exported, names, self.static, self.device, converted.kernels, self._steady,
-                [by_argument[i] for i in converted.written], converted.integers,
-            )  # fmt: skip
+                self.exported,
+                names,
+                self.static,
+                self.device,
+                converted.kernels,
+                self._steady,
+                [by_argument[i] for i in converted.written],
+                converted.integers,
+            )
             with outside():
                 self._variants[tf32] = Variant(exported, self._settings, tf32)
         return self._variants[tf32]
@@ -375,6 +387,9 @@ def _device(tensors: Sequence[torch.Tensor], gm: torch.fx.GraphModule) -> torch.
     ]
     kinds = {d.type for d in known}
     if len(kinds) > 1:
-        raise UnsupportedError("the graph moves data between devices", got=", ".join(sorted(kinds)),
-                               expected="one device")  # fmt: skip
+        raise UnsupportedError(
+            "the graph moves data between devices",
+            got=", ".join(sorted(kinds)),
+            expected="one device",
+        )
     return known[0] if known else torch.device("cpu")

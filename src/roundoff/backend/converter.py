@@ -30,8 +30,14 @@ Kernel = Callable[[Sequence[Any], dict[str, Any]], Sequence[torch.Tensor]]
 _TO_HALF = "torch.half"
 _NOT_ROUNDED = "ONNX Runtime leaves out the rounding of integers to float16 before it computes"
 #: Integers that float16 does not hold.
-_INTEGERS = (ir.DataType.INT64, ir.DataType.INT32, ir.DataType.INT16, ir.DataType.UINT64,
-             ir.DataType.UINT32, ir.DataType.UINT16)  # fmt: skip
+_INTEGERS = (
+    ir.DataType.INT64,
+    ir.DataType.INT32,
+    ir.DataType.INT16,
+    ir.DataType.UINT64,
+    ir.DataType.UINT32,
+    ir.DataType.UINT16,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,9 +171,13 @@ class Converter:
             outputs.append(value)
             value.name = name
         graph = ir.Graph(
-            self._inputs, outputs, nodes=self._nodes, initializers=self._initializers,
-            opset_imports=self._domains, name="graph",
-        )  # fmt: skip
+            self._inputs,
+            outputs,
+            nodes=self._nodes,
+            initializers=self._initializers,
+            opset_imports=self._domains,
+            name="graph",
+        )
         model = ir.to_proto(ir.Model(graph, ir_version=10))
         written = [places.index(node) for node in self.written]
         indices = sorted(places.index(node) for node in self.indices)
@@ -281,8 +291,9 @@ class Converter:
 
     def value_like(self, example: torch.Tensor) -> ir.Value:
         """A value to be computed, of the type and sizes of a fake tensor."""
-        return self._value(self._fresh(f"%{self.current}"), dims(example.shape),
-                           onnx_type(example.dtype))  # fmt: skip
+        return self._value(
+            self._fresh(f"%{self.current}"), dims(example.shape), onnx_type(example.dtype)
+        )
 
     def _value(self, name: str, shape: Sequence[Any] | None, dtype: ir.DataType | None) -> ir.Value:
         return ir.Value(
@@ -371,8 +382,9 @@ class Converter:
         known = self._sizes.get(expression)
         if isinstance(known, tuple):
             value, axis = known
-            known = self.op("Shape", value, shape=[1], dtype=ir.DataType.INT64, start=axis,
-                            end=axis + 1)  # fmt: skip
+            known = self.op(
+                "Shape", value, shape=[1], dtype=ir.DataType.INT64, start=axis, end=axis + 1
+            )
             self._sizes[expression] = known
         if known is None:
             known = self._sizes[expression] = self._computed(symbols_of(expression))
@@ -386,12 +398,19 @@ class Converter:
                 raise UnsupportedError("a size that no input has", got=str(e))
             return self.size(str(e))
         name = type(e).__name__
-        pairs = {"Add": "Add", "Mul": "Mul", "FloorDiv": "Div", "CleanDiv": "Div",
-                 "Mod": "Mod", "PythonMod": "Mod", "Max": "Max", "Min": "Min"}  # fmt: skip
+        pairs = {
+            "Add": "Add",
+            "Mul": "Mul",
+            "FloorDiv": "Div",
+            "CleanDiv": "Div",
+            "Mod": "Mod",
+            "PythonMod": "Mod",
+            "Max": "Max",
+            "Min": "Min",
+        }
         if name not in pairs:
             raise UnsupportedError("a size that ONNX cannot compute", got=str(e))
-        first, *rest = [self._computed(a) if not a.is_Symbol else self.size(str(a))
-                        for a in e.args]  # fmt: skip
+        first, *rest = [self._computed(a) if not a.is_Symbol else self.size(str(a)) for a in e.args]
         for other in rest:
             first = self.op(pairs[name], first, other)
         return first

@@ -141,15 +141,24 @@ def onnx_custom_backend(
     """
     try:
         settings = _settings(
-            target_opset=target_opset, verbose=verbose, options=options, optimize=optimize,
-            storage=storage, dump_prefix=dump_prefix, providers=providers,
-            cuda_graph=cuda_graph, fallback=fallback, mode=mode,
-        )  # fmt: skip
+            target_opset=target_opset,
+            verbose=verbose,
+            options=options,
+            optimize=optimize,
+            storage=storage,
+            dump_prefix=dump_prefix,
+            providers=providers,
+            cuda_graph=cuda_graph,
+            fallback=fallback,
+            mode=mode,
+        )
         if not isinstance(graph_module, torch.fx.GraphModule):
             raise ArgumentError(
-                "graph_module", got=type(graph_module).__name__, expected="a torch.fx.GraphModule",
+                "graph_module",
+                got=type(graph_module).__name__,
+                expected="a torch.fx.GraphModule",
                 hint="torch.compile(model, backend=onnx_custom_backend)",
-            )  # fmt: skip
+            )
         if not isinstance(args, (list, tuple)):
             raise ArgumentError("args", got=type(args).__name__, expected="a list of tensors")
         _refuse(args, fallback)
@@ -215,9 +224,11 @@ def _settings(
         options = OptimizationOptions(verbose=max(verbose - 1, 0))
     if not isinstance(options, OptimizationOptions):
         raise ArgumentError(
-            "options", got=repr(options), expected="an OptimizationOptions",
+            "options",
+            got=repr(options),
+            expected="an OptimizationOptions",
             hint="functools.partial(onnx_custom_backend, ...) binds arguments of the backend",
-        )  # fmt: skip
+        )
     if storage is not None and not isinstance(storage, dict):
         raise ArgumentError("storage", got=repr(storage), expected="a dict, which is filled")
     if dump_prefix is not None:
@@ -242,8 +253,7 @@ def _prefix(path: Any) -> Path:
         prefix = Path(path)
         if prefix.name and "\0" not in prefix.name and prefix.parent.is_dir():
             return prefix
-    raise ArgumentError("dump_prefix", got=repr(path),
-                        expected="a path whose folder exists")  # fmt: skip
+    raise ArgumentError("dump_prefix", got=repr(path), expected="a path whose folder exists")
 
 
 def _refuse_interpreter(args: Sequence[Any], options: OptimizationOptions) -> None:

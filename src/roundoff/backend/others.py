@@ -95,8 +95,11 @@ def _layout(example: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
     strides = [hint(s) for s in example.stride()]
     order = sorted(range(len(strides)), key=lambda i: -strides[i])
     back = sorted(order, key=order.__getitem__)
-    repeated = [i for i, (s, n) in enumerate(zip(strides, example.shape, strict=True))
-                if s == 0 and dim(n) != 1]  # fmt: skip
+    repeated = [
+        i
+        for i, (s, n) in enumerate(zip(strides, example.shape, strict=True))
+        if s == 0 and dim(n) != 1
+    ]
 
     def lay(x: torch.Tensor) -> torch.Tensor:
         single = x

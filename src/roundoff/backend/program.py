@@ -99,8 +99,9 @@ def partitions(model: onnx.ModelProto) -> list[list[onnx.NodeProto]]:
             if not ours and partition:
                 groups.append(partition)
             if ours and not moved and not partition:
-                raise ModelError("a node waits for a value that nothing computes",
-                                 got=waiting[0].name)  # fmt: skip
+                raise ModelError(
+                    "a node waits for a value that nothing computes", got=waiting[0].name
+                )
     return groups
 
 
@@ -170,11 +171,17 @@ def without_counts(
     """
     graph = model.graph
     read = {i for n in graph.node for i in n.input}
-    numbers = {t.name: t for t in graph.initializer
-               if t.data_type == onnx.TensorProto.INT64 and math.prod(t.dims) == 1}  # fmt: skip
-    single = {v.name for v in graph.output
-              if v.type.tensor_type.elem_type == onnx.TensorProto.INT64
-              and all(d.dim_value == 1 for d in v.type.tensor_type.shape.dim)}  # fmt: skip
+    numbers = {
+        t.name: t
+        for t in graph.initializer
+        if t.data_type == onnx.TensorProto.INT64 and math.prod(t.dims) == 1
+    }
+    single = {
+        v.name
+        for v in graph.output
+        if v.type.tensor_type.elem_type == onnx.TensorProto.INT64
+        and all(d.dim_value == 1 for d in v.type.tensor_type.shape.dim)
+    }
     counts: dict[str, int] = {}
     for node in graph.node:
         output, inputs = node.output[0], list(node.input)
@@ -363,8 +370,11 @@ class Program:
         #: Values that the caller sees: results, and what a returned result may be a view of.
         self._seen = {*self.outputs, *_viewed(groups, self._made & set(self.outputs))}
         self._seen -= {*self.inputs, *constants}
-        apart = [n for n in [*self.outputs, *sorted(self._seen.difference(self.outputs))]
-                 if n not in {*in_place, *self._made}]  # fmt: skip
+        apart = [
+            n
+            for n in [*self.outputs, *sorted(self._seen.difference(self.outputs))]
+            if n not in {*in_place, *self._made}
+        ]
         self._new = [
             (self._slots[n].index, self._slots[n].maker(device))
             for n in apart
@@ -398,8 +408,11 @@ class Program:
     def _kernel(self, node: onnx.NodeProto, kernels: Mapping[str, TorchKernel]) -> KernelStep:
         kernel = kernels.get(node.op_type)
         if kernel is None:
-            raise ModelError("no kernel of ours has this name", got=node.op_type,
-                             expected=", ".join(sorted(kernels)))  # fmt: skip
+            raise ModelError(
+                "no kernel of ours has this name",
+                got=node.op_type,
+                expected=", ".join(sorted(kernels)),
+            )
         return KernelStep(node, self._slots, kernel)
 
     def _slot(self, value: onnx.ValueInfoProto) -> None:
@@ -441,12 +454,14 @@ class Program:
         slots = {n: self._slots[own[n]] for n in [*equal.input_names, *equal.output_names]}
         self.steps.append(
             Partition(
-                equal, slots, self.device,
+                equal,
+                slots,
+                self.device,
                 returned={n for n in slots if own[n] in self._seen},
                 moving={n for n in slots if own[n] in moving},
                 begins=nodes[0].name if known else "",
             )
-        )  # fmt: skip
+        )
 
     def _session(self, part: onnx.ModelProto, providers: list[Any], tf32: bool) -> OrtSession:
         # A plan of the memory would be kept for each set of sizes that is ever seen, and takes a
@@ -553,8 +568,9 @@ class Program:
         numbers = {self.inputs.index(n) for n in sizes if n in self.inputs}
         for i, tensor in enumerate(inputs):
             if self.cuda and tensor.device.type == "cpu" and i not in numbers:
-                raise UnsupportedError("a run that cannot be recorded",
-                                       got=f"{self.inputs[i]!r} lies on the processor")  # fmt: skip
+                raise UnsupportedError(
+                    "a run that cannot be recorded", got=f"{self.inputs[i]!r} lies on the processor"
+                )
         for settled in (False, True):  # arenas and workspaces grow now: nothing may later
             self.run(inputs, sizes, settled)
         try:

@@ -206,9 +206,11 @@ class Partition:
         # What stays where it is, and what does not: weights are too many to look at one by one.
         unknown = [slot.shape is None for slot in self._slots]
         copied = session.on_processor
-        self._steady = [i for i, n in enumerate(self.names)
-                        if n not in moving and not unknown[i] and not self._moving[i]
-                        and n not in copied]  # fmt: skip
+        self._steady = [
+            i
+            for i, n in enumerate(self.names)
+            if n not in moving and not unknown[i] and not self._moving[i] and n not in copied
+        ]
         # On a GPU: what a node of the processor reads, copied for each run.
         self._copied = [i for i, n in enumerate(session.input_names) if n in copied]
         self._copies: dict[int, torch.Tensor] = {}
@@ -220,8 +222,11 @@ class Partition:
         self._nowhere = torch.empty(1, device=device)
         # What passes from step to step keeps its memory; what is returned is new each time.
         made = [slots[n] for n in session.output_names]
-        self.buffered = [s for n, s in zip(session.output_names, made, strict=True)
-                         if n not in returned and s.shape is not None]  # fmt: skip
+        self.buffered = [
+            s
+            for n, s in zip(session.output_names, made, strict=True)
+            if n not in returned and s.shape is not None
+        ]
         self.reads = [slots[n].index for n in session.input_names]
         # Outputs whose sizes the run alone decides: ONNX Runtime allocates them.
         self._unknown = [(i, s.index) for i, s in enumerate(made) if s.shape is None]

@@ -120,8 +120,14 @@ def _upcast(graph: ir.Graph, node: ir.Node, kinds: set[ir.DataType | None]) -> b
         assert value.dtype is not None
         wide = WIDER[value.dtype]
         # One Cast of a value serves all its readers.
-        cast = next((u.node for u in value.uses() if u.node.op_type == "Cast"
-                     and u.node.outputs[0].dtype == wide), None)  # fmt: skip
+        cast = next(
+            (
+                u.node
+                for u in value.uses()
+                if u.node.op_type == "Cast" and u.node.outputs[0].dtype == wide
+            ),
+            None,
+        )
         if cast is None:
             cast = _cast(value, wide)
             source = value.producer()

@@ -362,8 +362,11 @@ class Variant:
             torch._foreach_add_([args[i] for i in places], more)
         if self._integers:
             number = ctypes.c_int64.from_address
-            self._lengths = [(number(args[i].data_ptr()), more)
-                             for more, places in self._raised.items() for i in places]  # fmt: skip
+            self._lengths = [
+                (number(args[i].data_ptr()), more)
+                for more, places in self._raised.items()
+                for i in places
+            ]
 
     def _changed(self, args: Sequence[Any], settled: bool) -> bool:
         """Whether a weight is not what was packed."""

@@ -161,17 +161,20 @@ def tolerance(
         raise ArgumentError("a condition number", got=_short(condition), expected="at least 1")
     if confidence is not None and not (_is_number(confidence) and 0 < confidence < 1):
         raise ArgumentError(
-            "confidence is a probability", got=_short(confidence),
+            "confidence is a probability",
+            got=_short(confidence),
             expected="a number between 0 and 1",
             hint="leave it out for a bound that always holds",
-        )  # fmt: skip
+        )
     if rounding not in ("nearest", "truncation"):
         raise ArgumentError("rounding", got=repr(rounding), expected="'nearest' or 'truncation'")
     if rounding == "truncation" and confidence is not None:
         raise ArgumentError(
             "no confidence with truncation: its errors have a sign and add up, so that √n is no "
-            "bound", got=confidence, hint="leave confidence out for the bound that always holds",
-        )  # fmt: skip
+            "bound",
+            got=confidence,
+            hint="leave confidence out for the bound that always holds",
+        )
     u = wide.unit_roundoff
     if confidence is not None and terms * u >= 1:
         raise ArgumentError(
@@ -259,9 +262,10 @@ def tolerance_used(a: Any, b: Any, size: Any, tol: float) -> float:
         if float(limit.amax()) == math.inf:
             raise ArgumentError(
                 "size has overflowed: every difference is within an infinite limit",
-                got=math.inf, expected="finite magnitudes",
+                got=math.inf,
+                expected="finite magnitudes",
                 hint="compute size in float64 (or float32) from widened operands",
-            )  # fmt: skip
+            )
         # A quarter of the difference of two finite numbers is finite, whatever they are.
         apart = one - other
         far = apart.isinf() & one.isfinite() & other.isfinite()

@@ -149,9 +149,10 @@ class Difference(dict[str, Any]):
         missing = [k for k in limits if self.get(k) is None]
         if missing and not self.get("mismatch"):
             raise ArgumentError(
-                f"this comparison has no {missing[0]!r}", got=sorted(self),
+                f"this comparison has no {missing[0]!r}",
+                got=sorted(self),
                 hint="err_ulp needs an expected value in a wider type",
-            )  # fmt: skip
+            )
         return not self.get("mismatch") and all(self[k] <= v for k, v in limits.items())
 
 
@@ -163,9 +164,21 @@ def identical(n: float = 0.0) -> Difference:
     """A difference of nothing, over *n* elements."""
     zero = {"abs": 0.0, "rel": 0.0, "sum": 0.0, "n": float(n), "dnan": 0.0, "ulp": 0}
     return Difference(
-        zero, bias=0.0, finite=0, rel_nonzero=0.0, zeros=0, differ=0, nan=0, dinf=0, argm=None,
-        where="", expected=None, got=None, notes=[], mismatch=[],
-    )  # fmt: skip
+        zero,
+        bias=0.0,
+        finite=0,
+        rel_nonzero=0.0,
+        zeros=0,
+        differ=0,
+        nan=0,
+        dinf=0,
+        argm=None,
+        where="",
+        expected=None,
+        got=None,
+        notes=[],
+        mismatch=[],
+    )
 
 
 def unlike(what: str) -> Difference:

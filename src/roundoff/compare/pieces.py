@@ -107,9 +107,11 @@ def aligned(expected: Any, got: Any) -> Any:
         if set(one) != set(other):
             only = [sorted(map(str, a.keys() - b.keys())) for a, b in ((one, other), (other, one))]
             raise ArgumentError(
-                "the two hold different keys", got=f"{only[1]} for {only[0]}",
-                expected="the same keys in both", hint="compare lists of tensors, in one order",
-            )  # fmt: skip
+                "the two hold different keys",
+                got=f"{only[1]} for {only[0]}",
+                expected="the same keys in both",
+                hint="compare lists of tensors, in one order",
+            )
         return {key: aligned(value, other[key]) for key, value in one.items()}
     lists = isinstance(one, (list, tuple)) and isinstance(other, (list, tuple))
     if lists and len(one) == len(other):

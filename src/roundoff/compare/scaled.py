@@ -119,9 +119,10 @@ def _tensors(tree: Any, name: str) -> list[TypedTensor]:
     for leaf in leaves:
         if as_tensor(leaf) is None:
             raise ArgumentError(
-                f"{name} holds something else than tensors", got=type(leaf).__name__,
+                f"{name} holds something else than tensors",
+                got=type(leaf).__name__,
                 expected="tensors, arrays, and lists, tuples and dicts of them",
-            )  # fmt: skip
+            )
         typed = typed_tensor(leaf, name)
         real_type(typed.info)
         tensors.append(typed)
@@ -143,9 +144,10 @@ def _one(truth: TypedTensor, got: TypedTensor, unit: DType) -> ScaledError:
     if truth.info.precision <= unit.precision:
         raise DtypeError(
             "the truth has no wider type than the unit",
-            got=f"{truth.info.name} and {unit.name}", expected="a truth in float64",
+            got=f"{truth.info.name} and {unit.name}",
+            expected="a truth in float64",
             hint="compute it in float64; converting a result afterwards makes no truth of it",
-        )  # fmt: skip
+        )
     n = truth.tensor.numel()
     if n == 0:
         return ScaledError(0.0, 0.0, 0.0, 0.0)

@@ -136,9 +136,13 @@ def measure(
 
 
 def _add_piece(
-    stats: Stats, e: torch.Tensor, g: torch.Tensor, pair: DtypePair,
-    thresholds: Sequence[float], offset: int,
-) -> None:  # fmt: skip
+    stats: Stats,
+    e: torch.Tensor,
+    g: torch.Tensor,
+    pair: DtypePair,
+    thresholds: Sequence[float],
+    offset: int,
+) -> None:
     """Take the elements from *offset* on into the statistics."""
     wide = torch.complex128 if pair.kind == "complex" else torch.float64
     ew, gw = e.to(wide), g.to(wide)
@@ -228,9 +232,15 @@ def _add_relative(stats: Stats, e_size: torch.Tensor, size: torch.Tensor) -> Non
 
 
 def _add_ulps(
-    stats: Stats, e: torch.Tensor, g: torch.Tensor, ew: torch.Tensor, gw: torch.Tensor,
-    size: torch.Tensor, pair: DtypePair, finite: bool,
-) -> None:  # fmt: skip
+    stats: Stats,
+    e: torch.Tensor,
+    g: torch.Tensor,
+    ew: torch.Tensor,
+    gw: torch.Tensor,
+    size: torch.Tensor,
+    pair: DtypePair,
+    finite: bool,
+) -> None:
     if pair.coarse is None:
         stats.ulp = int(stats.abs)
         return

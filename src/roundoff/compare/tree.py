@@ -174,8 +174,11 @@ class _Walk:
             return unlike(f"shape {cells[0].shape} against {cells[1].shape}{_at(where)}")
         total = identical(cells[0].size)
         total["ulp"] = None
-        apart = [i for i, (a, b) in enumerate(zip(*(c.flat for c in cells), strict=True))
-                 if _decoded(a) != _decoded(b)]  # fmt: skip
+        apart = [
+            i
+            for i, (a, b) in enumerate(zip(*(c.flat for c in cells), strict=True))
+            if _decoded(a) != _decoded(b)
+        ]
         if apart:
             first = tuple(int(i) for i in np.unravel_index(apart[0], cells[0].shape))
             total.update(abs=math.inf, rel=math.inf, rel_nonzero=math.inf, sum=math.inf)
@@ -203,11 +206,18 @@ class _Walk:
         whole = complex(*signed) if "complex" in (e.info.kind, g.info.kind) else signed[0]
         total["bias"] = whole / max(stats.finite, 1)
         total.update(
-            abs=stats.abs, rel=stats.rel, rel_nonzero=stats.rel_nonzero, zeros=stats.zeros,
-            sum=safe_fsum(stats.sums), differ=counts[0.0],
-            dnan=float(stats.dnan), nan=stats.nan, dinf=stats.dinf,
-            ulp=stats.ulp, finite=stats.finite,
-        )  # fmt: skip
+            abs=stats.abs,
+            rel=stats.rel,
+            rel_nonzero=stats.rel_nonzero,
+            zeros=stats.zeros,
+            sum=safe_fsum(stats.sums),
+            differ=counts[0.0],
+            dnan=float(stats.dnan),
+            nan=stats.nan,
+            dinf=stats.dinf,
+            ulp=stats.ulp,
+            finite=stats.finite,
+        )
         if _is_truth(e, g):
             total["err_ulp"] = stats.err_ulp
         if stats.at is not None:
@@ -220,10 +230,13 @@ class _Walk:
             total["dev"] = int(e.device != g.device)
         total["notes"] = [
             f"{what} {a} against {b}{_at(where)}"
-            for what, a, b in (("dtype", e.info.name, g.info.name),
-                               ("device", e.device, g.device), ("kind", e.kind, g.kind))
+            for what, a, b in (
+                ("dtype", e.info.name, g.info.name),
+                ("device", e.device, g.device),
+                ("kind", e.kind, g.kind),
+            )
             if a != b
-        ]  # fmt: skip
+        ]
         return total
 
 

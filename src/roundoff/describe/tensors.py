@@ -124,10 +124,12 @@ def as_tensor(obj: Any) -> TypedTensor | None:
     if torch is not None and isinstance(obj, torch.Tensor):
         if (lack := lacking(obj)) and "values" not in lack:
             raise ArgumentError(
-                "no tensor of one shape, all of whose numbers count", got=lack,
-                expected="an ordinary tensor", hint=".unbind() or .to_padded_tensor() of a nested "
+                "no tensor of one shape, all of whose numbers count",
+                got=lack,
+                expected="an ordinary tensor",
+                hint=".unbind() or .to_padded_tensor() of a nested "
                 "tensor, .to_tensor(value) of a masked one",
-            )  # fmt: skip
+            )
         tensor = obj.detach()
         if tensor.is_quantized:
             tensor = tensor.dequantize()
@@ -306,9 +308,10 @@ def no_bottomless(tree: Any) -> Iterator[None]:
         yield
     except RecursionError:
         raise ArgumentError(
-            "a container holds itself, or has too many levels", got=type(tree).__name__,
+            "a container holds itself, or has too many levels",
+            got=type(tree).__name__,
             expected="a tree of tensors",
-        ) from None  # fmt: skip
+        ) from None
 
 
 def _leaves(tree: Any) -> list[Any]:

@@ -67,12 +67,22 @@ _CHOICES: dict[tuple[str, str], tuple[Any, ...]] = {
     ("SpaceToDepth", "mode"): ("DCR", "CRD"),
     **{
         (op_type, "auto_pad"): _PADDING
-        for op_type in ("Conv", "ConvTranspose", "ConvInteger", "QLinearConv", "AveragePool",
-                        "MaxPool", "LpPool", "DeformConv")
+        for op_type in (
+            "Conv",
+            "ConvTranspose",
+            "ConvInteger",
+            "QLinearConv",
+            "AveragePool",
+            "MaxPool",
+            "LpPool",
+            "DeformConv",
+        )
     },
-    **{(op_type, "reduction"): ("none", "mean", "sum")
-       for op_type in ("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss")},
-}  # fmt: skip
+    **{
+        (op_type, "reduction"): ("none", "mean", "sum")
+        for op_type in ("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss")
+    },
+}
 
 
 def check_attributes(node: Node) -> None:
@@ -134,9 +144,12 @@ def infer(
         return {}
     try:
         return shape_inference.infer_node_outputs(
-            schema, proto, dict(types), dict(data or {}),
+            schema,
+            proto,
+            dict(types),
+            dict(data or {}),
             opset_imports=[helper.make_opsetid(node.domain, node.opset)],
-        )  # fmt: skip
+        )
     except onnx.checker.ValidationError as error:
         text = _clean(error)
         kind = DtypeError if "type" in text else ModelError

@@ -173,10 +173,13 @@ def single_node_model(
     while names_in and not names_in[-1]:  # a trailing input named "" crashes ONNX Runtime
         names_in.pop()
     proto = NodeProto(
-        op_type=node.op_type, domain=node.domain, name=node.name, input=names_in,
+        op_type=node.op_type,
+        domain=node.domain,
+        name=node.name,
+        input=names_in,
         output=[f"output_{k}" if n else "" for k, n in enumerate(node.outputs)],
         attribute=[_in_float64(a) for a in attributes] if node.truth else attributes,
-    )  # fmt: skip
+    )
     feeds = [
         helper.make_value_info(n, type_proto(x, shape))
         for n, x in zip(absent, inputs, strict=True)
@@ -230,9 +233,10 @@ def refuse_hazards(node: Node, inputs: tuple[Any, ...]) -> None:
         scores, labels = (list(x.shape) for x in inputs[:2])
         if scores[:1] + scores[2:] != labels:
             raise ShapeError(
-                f"node {node.label!r} ({node.op_type})", got=f"scores {scores}, labels {labels}",
+                f"node {node.label!r} ({node.op_type})",
+                got=f"scores {scores}, labels {labels}",
                 expected="labels of the scores' shape without the classes",
-            )  # fmt: skip
+            )
     if node.domain == "" and node.op_type in ("Div", "Mod") and len(inputs) == 2:
         check_divisor(*map(to_numpy, inputs))
 

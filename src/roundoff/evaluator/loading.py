@@ -111,18 +111,23 @@ def _first_line(error: BaseException) -> str:
 def _checked(model: ModelProto) -> ModelProto:
     """What the checker gets: a copy without the large constants, as it serialises the model."""
     graph = GraphProto(
-        name=model.graph.name, node=model.graph.node, input=model.graph.input,
-        output=model.graph.output, sparse_initializer=model.graph.sparse_initializer,
+        name=model.graph.name,
+        node=model.graph.node,
+        input=model.graph.input,
+        output=model.graph.output,
+        sparse_initializer=model.graph.sparse_initializer,
         initializer=map(_light, model.graph.initializer),
-    )  # fmt: skip
+    )
     for info in (*graph.input, *graph.output):
         # The checker asks for a shape; ONNX Runtime and the specification take an unknown rank.
         if info.type.HasField("tensor_type"):
             info.type.tensor_type.shape.SetInParent()
     return ModelProto(
-        ir_version=model.ir_version, opset_import=model.opset_import, functions=model.functions,
+        ir_version=model.ir_version,
+        opset_import=model.opset_import,
+        functions=model.functions,
         graph=graph,
-    )  # fmt: skip
+    )
 
 
 def _light(tensor: TensorProto) -> TensorProto:

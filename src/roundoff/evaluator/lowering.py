@@ -175,10 +175,18 @@ class Lowering:
         schema = None if custom else schema_of(domain, proto.op_type, opset)
         inputs = tuple(graph.read(n) for n in proto.input)
         node = Node(
-            len(graph.nodes), graph.path, name, domain, proto.op_type,
-            schema.since_version if schema else opset, opset, inputs, tuple(proto.output),
-            settings=self.settings, proto=NodeProto(),
-        )  # fmt: skip
+            len(graph.nodes),
+            graph.path,
+            name,
+            domain,
+            proto.op_type,
+            schema.since_version if schema else opset,
+            opset,
+            inputs,
+            tuple(proto.output),
+            settings=self.settings,
+            proto=NodeProto(),
+        )
         node.proto.CopyFrom(proto)
         node.proto.domain, node.proto.name = domain, name
         node.types = {n: graph.types[n] for n in inputs if n in graph.types}

@@ -124,9 +124,10 @@ class Choice:
     ) -> None:
         if custom is not None and not isinstance(custom, Mapping):
             raise ArgumentError(
-                "custom_kernels", got=type(custom).__name__,
+                "custom_kernels",
+                got=type(custom).__name__,
                 expected='a mapping, such as {("", "MatMul"): kernel}',
-            )  # fmt: skip
+            )
         self.custom = {_key(k): _kernel(_key(k), v) for k, v in dict(custom or {}).items()}
         self.by_operator: dict[tuple[str, str], tuple[str, ...]] = {}
         if order is None or isinstance(order, Mapping):

@@ -127,11 +127,15 @@ class TorchOnnxEvaluator:
         self.output_names = list(self._graph.output_names)
         self.nodes: tuple[Node, ...] = tuple(b.node for b in self._graph.bound)
         # Outputs whose type could not be proved before the run; truth has types of its own.
-        self._unproved = [] if truth else [
-            (k, o.type)
-            for k, (o, n) in enumerate(zip(proto.graph.output, lowered.outputs, strict=True))
-            if n not in lowered.types and o.type.HasField("tensor_type")
-        ]  # fmt: skip
+        self._unproved = (
+            []
+            if truth
+            else [
+                (k, o.type)
+                for k, (o, n) in enumerate(zip(proto.graph.output, lowered.outputs, strict=True))
+                if n not in lowered.types and o.type.HasField("tensor_type")
+            ]
+        )
 
     def run(
         self,
@@ -290,9 +294,10 @@ class TorchOnnxEvaluator:
             if value.device != settings.device:
                 if value.is_meta:
                     raise ArgumentError(
-                        "a value has no data", got="a tensor of the meta device",
+                        "a value has no data",
+                        got="a tensor of the meta device",
                         expected="a tensor with data",
-                    )  # fmt: skip
+                    )
                 value = value.to(settings.device)
             if settings.truth and value.is_floating_point():
                 value = value.to(torch.float64)

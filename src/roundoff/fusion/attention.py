@@ -96,8 +96,9 @@ class Attention(Rule):
         )
         if dead is not None:
             zero = g.initializer(np.zeros((), dtype.numpy()), "zero")
-            flat = g.emit("Where", [dead, zero, flat], node, shapes=[g.shape(flat)], like=flat,
-                          rule=self.name)[0]  # fmt: skip
+            flat = g.emit(
+                "Where", [dead, zero, flat], node, shapes=[g.shape(flat)], like=flat, rule=self.name
+            )[0]
         batch, heads, length, head = shape
         out = g.reshape(flat, [batch, length, heads, head], node)
         g.replace(node.outputs[0], g.transpose(out, BY_TOKEN, node))
@@ -122,9 +123,18 @@ class Attention(Rule):
         else:
             q, k, v = (tokens(g, x, at) for x in (p.q, p.k, p.v))
         inputs = [q, k, v, None, None, mask] if mask is not None else [q, k, v]
-        return g.emit("MultiHeadAttention", inputs, at, shapes=[[batch, length, heads * head]],
-                      like=q, domain=MICROSOFT, rule=self.name, num_heads=heads, scale=p.scale,
-                      unidirectional=int(causal))[0]  # fmt: skip
+        return g.emit(
+            "MultiHeadAttention",
+            inputs,
+            at,
+            shapes=[[batch, length, heads * head]],
+            like=q,
+            domain=MICROSOFT,
+            rule=self.name,
+            num_heads=heads,
+            scale=p.scale,
+            unidirectional=int(causal),
+        )[0]
 
     def _one_query(
         self, g: Editor, p: Parts, k: ir.Value, v: ir.Value, mask: ir.Value | None, at: ir.Node
@@ -134,13 +144,24 @@ class Attention(Rule):
         groups, keys = (g.shape(k) or ())[1:3]
         q = g.reshape(p.q, [batch, groups, heads // groups, head], at)
         shape = [batch, groups, heads // groups, keys]
-        (scores,) = g.emit("FusedMatMul", [q, k], at, shapes=[shape], like=q, domain=MICROSOFT,
-                           rule=self.name, transA=0, transB=1, alpha=p.scale)  # fmt: skip
+        (scores,) = g.emit(
+            "FusedMatMul",
+            [q, k],
+            at,
+            shapes=[shape],
+            like=q,
+            domain=MICROSOFT,
+            rule=self.name,
+            transA=0,
+            transB=1,
+            alpha=p.scale,
+        )
         if mask is not None:
             (scores,) = g.emit("Add", [scores, mask], at, shapes=[shape], like=q, rule=self.name)
         (weights,) = g.emit("Softmax", [scores], at, shapes=[shape], like=q, axis=-1)
-        (out,) = g.emit("MatMul", [weights, v], at, shapes=[[*shape[:3], head]], like=q,
-                        rule=self.name)  # fmt: skip
+        (out,) = g.emit(
+            "MatMul", [weights, v], at, shapes=[[*shape[:3], head]], like=q, rule=self.name
+        )
         return g.reshape(out, [batch, 1, heads * head], at)
 
     def _groups(
@@ -156,9 +177,18 @@ class Attention(Rule):
         q = g.reshape(p.q, [rows, each, head], at)
         k, v = (g.reshape(x, [rows, 1, keys, head], at) for x in (k, v))
         inputs = [q, k, v, None, None, mask] if mask is not None else [q, k, v]
-        (out,) = g.emit("MultiHeadAttention", inputs, at, shapes=[[rows, each, head]], like=q,
-                        domain=MICROSOFT, rule=self.name, num_heads=1, scale=p.scale,
-                        unidirectional=0)  # fmt: skip
+        (out,) = g.emit(
+            "MultiHeadAttention",
+            inputs,
+            at,
+            shapes=[[rows, each, head]],
+            like=q,
+            domain=MICROSOFT,
+            rule=self.name,
+            num_heads=1,
+            scale=p.scale,
+            unidirectional=0,
+        )
         return g.reshape(out, [batch, 1, heads * head], at)
 
     def _lengths(self, g: Editor, q: ir.Value, at: ir.Node) -> tuple[ir.Value, ir.Value]:
@@ -168,8 +198,9 @@ class Attention(Rule):
             last = g.initializer(np.full(batch, length - 1, np.int32), "last_token")
             return last, g.initializer(np.array([length], np.int32), "total_length")
         kind = ir.Value(name="", type=ir.TensorType(ir.DataType.INT32))
-        (total,) = g.emit("Cast", [g.length(q, 2, at)], at, shapes=[[1]], like=kind,
-                          to=int(ir.DataType.INT32))  # fmt: skip
+        (total,) = g.emit(
+            "Cast", [g.length(q, 2, at)], at, shapes=[[1]], like=kind, to=int(ir.DataType.INT32)
+        )
         one = g.initializer(np.array([1], np.int32), "one")
         (each,) = g.emit("Sub", [total, one], at, shapes=[[1]], like=total)
         (last,) = g.emit("Expand", [each, g.length(q, 0, at)], at, shapes=[[batch]], like=each)
@@ -185,10 +216,20 @@ class Attention(Rule):
         last, total = self._lengths(g, p.q, at)
         inputs = [*(tokens(g, x, at) for x in (p.q, k, v)), None, None, last, total]
         present = [batch, some, length, head]
-        outputs = g.emit("GroupQueryAttention", inputs, at,
-                         shapes=[[batch, length, heads * head], present, present], like=p.q,
-                         domain=MICROSOFT, rule=self.name, num_heads=heads, kv_num_heads=some,
-                         scale=p.scale, do_rotary=0, rotary_interleaved=0)  # fmt: skip
+        outputs = g.emit(
+            "GroupQueryAttention",
+            inputs,
+            at,
+            shapes=[[batch, length, heads * head], present, present],
+            like=p.q,
+            domain=MICROSOFT,
+            rule=self.name,
+            num_heads=heads,
+            kv_num_heads=some,
+            scale=p.scale,
+            do_rotary=0,
+            rotary_interleaved=0,
+        )
         # The operator returns what it attended to: keys and values need not be computed twice.
         for source, copy in ((k, outputs[1]), (v, outputs[2])):
             if g.is_output(source):
@@ -215,8 +256,14 @@ def _by_group(
         return False, None
     spread = [1, 1 if rows == 1 else groups, each, 1]
     target = g.initializer(np.array(spread, np.int64), "spread")
-    (bias,) = g.emit("Expand", [mask, target], at, shapes=[[rows, *spread[1:3], keys]], like=mask,
-                     rule="Attention")  # fmt: skip
+    (bias,) = g.emit(
+        "Expand",
+        [mask, target],
+        at,
+        shapes=[[rows, *spread[1:3], keys]],
+        like=mask,
+        rule="Attention",
+    )
     return True, g.reshape(bias, shape, at)
 
 
@@ -474,8 +521,15 @@ def again(
     """The node once more, with other inputs and attributes, in place of itself."""
     attributes = {k: a.value for k, a in node.attributes.items()} | changed
     shapes = [g.shape(o) for o in node.outputs]
-    outputs = g.emit(node.op_type, inputs, node, shapes=shapes,
-                     like=list(node.outputs), domain=node.domain, rule=rule,
-                     **attributes)  # fmt: skip
+    outputs = g.emit(
+        node.op_type,
+        inputs,
+        node,
+        shapes=shapes,
+        like=list(node.outputs),
+        domain=node.domain,
+        rule=rule,
+        **attributes,
+    )
     for old, new in zip(node.outputs, outputs, strict=True):
         g.replace(old, new)

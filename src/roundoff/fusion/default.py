@@ -81,8 +81,21 @@ class DropNoOps(Rule):
     (which may give the input axes of one: a Reshape is left).
     """
 
-    ops = ("Identity", "Reshape", "Unsqueeze", "Squeeze", "Flatten", "Expand", "Transpose", "Cast",
-           "Concat", "Mul", "Div", "Add", "Sub")  # fmt: skip
+    ops = (
+        "Identity",
+        "Reshape",
+        "Unsqueeze",
+        "Squeeze",
+        "Flatten",
+        "Expand",
+        "Transpose",
+        "Cast",
+        "Concat",
+        "Mul",
+        "Div",
+        "Add",
+        "Sub",
+    )
     source = ONNX
 
     def rewrite(self, g: Editor, node: ir.Node) -> bool:
@@ -254,8 +267,9 @@ class SlicesToSplit(Rule):
         earliest = next(n for n in g.graph if n in nodes)
         shapes = [list(g.shape(n.outputs[0]) or ()) for n in nodes]
         lengths = g.initializer(np.array(sizes, dtype=np.int64), "lengths")
-        outputs = g.emit("Split", [x, lengths], earliest, shapes=shapes, like=x, axis=axis,
-                         rule=self.name)  # fmt: skip
+        outputs = g.emit(
+            "Split", [x, lengths], earliest, shapes=shapes, like=x, axis=axis, rule=self.name
+        )
         for piece, value in zip(nodes, outputs, strict=True):
             g.replace(piece.outputs[0], value)
 

@@ -39,18 +39,21 @@ def _check_model(proto: Any) -> None:
     """Refuse what is no model, and a graph whose nodes read what nothing before them makes."""
     if not isinstance(proto, onnx.ModelProto):
         raise ArgumentError(
-            "cannot rewrite this", got=type(proto).__name__, expected="an onnx.ModelProto",
+            "cannot rewrite this",
+            got=type(proto).__name__,
+            expected="an onnx.ModelProto",
             hint="onnx.load(path)" if isinstance(proto, (str, bytes, os.PathLike)) else None,
-        )  # fmt: skip
+        )
     if not proto.HasField("graph"):
         raise ModelError("there is no graph in this model", expected="a ModelProto with a graph")
     lacking = captured(proto.graph)
     if lacking:
         raise ModelError(
-            "a node or an output reads what nothing before it makes", got=", ".join(lacking[:5]),
+            "a node or an output reads what nothing before it makes",
+            got=", ".join(lacking[:5]),
             expected="inputs, initializers and results of earlier nodes",
             hint="onnx.checker.check_model(model) says where",
-        )  # fmt: skip
+        )
 
 
 class Editor:
@@ -112,9 +115,10 @@ class Editor:
         unknown = self.static - {v.name for v in self.graph.inputs}
         if unknown:
             raise ArgumentError(
-                "static inputs that the model lacks", got=sorted(map(str, unknown)),
+                "static inputs that the model lacks",
+                got=sorted(map(str, unknown)),
                 expected=f"some of {', '.join(v.name or '' for v in self.graph.inputs)}",
-            )  # fmt: skip
+            )
         self._constants: dict[ir.Value, np.ndarray | None] = {}
         self._static: dict[ir.Value, bool] = {}
         self._names = {v.name for v in self.graph.inputs} | set(self.graph.initializers)
@@ -310,8 +314,9 @@ class Editor:
         if isinstance(size, int):
             return self.initializer(np.array([size], dtype=np.int64), "size")
         kind = ir.Value(name="", type=ir.TensorType(ir.DataType.INT64))
-        return self.emit("Shape", [value], before, shapes=[[1]], like=kind, start=axis,
-                         end=axis + 1)[0]  # fmt: skip
+        return self.emit(
+            "Shape", [value], before, shapes=[[1]], like=kind, start=axis, end=axis + 1
+        )[0]
 
     def transpose(self, value: ir.Value, perm: Sequence[int], before: ir.Node) -> ir.Value:
         """*value* with its axes in another order."""
@@ -373,8 +378,9 @@ class Editor:
         """
         if self.model.functions or any(node.op_type in _RANDOM for node in self.graph):
             return False
-        equal = ir.passes.Sequential(DeduplicateInitializersPass(16),
-                                     CommonSubexpressionEliminationPass())  # fmt: skip
+        equal = ir.passes.Sequential(
+            DeduplicateInitializersPass(16), CommonSubexpressionEliminationPass()
+        )
         log = logging.getLogger("onnx_ir")  # it warns of an initializer that is an input, too
         level = log.level
         log.setLevel(logging.ERROR)

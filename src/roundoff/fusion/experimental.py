@@ -91,8 +91,9 @@ class SiluTimesUp(Ours):
 
     def emit(self, g: Editor, node: ir.Node, match: ir.Value) -> None:
         out = node.outputs[0]
-        outputs = g.emit("SiluMul", [match], node, shapes=[g.shape(out)], like=out, domain=OURS,
-                         rule=self.name)  # fmt: skip
+        outputs = g.emit(
+            "SiluMul", [match], node, shapes=[g.shape(out)], like=out, domain=OURS, rule=self.name
+        )
         g.replace(out, outputs[0])
 
 
@@ -119,9 +120,17 @@ class RotaryQkv(Ours):
         heads = int(g.attribute(node, "num_heads"))
         groups = int(g.attribute(node, "kv_num_heads"))
         shapes = [g.shape(v) for v in node.outputs]
-        q, k, v = g.emit("RotaryQkv", [node.inputs[0], *node.inputs[7:9]], node, shapes=shapes,
-                         like=node.outputs[0], domain=OURS, rule=self.name, num_heads=heads,
-                         kv_num_heads=groups)  # fmt: skip
+        q, k, v = g.emit(
+            "RotaryQkv",
+            [node.inputs[0], *node.inputs[7:9]],
+            node,
+            shapes=shapes,
+            like=node.outputs[0],
+            domain=OURS,
+            rule=self.name,
+            num_heads=heads,
+            kv_num_heads=groups,
+        )
         attend(g, node, q, k, v, self.name)
 
 
@@ -152,8 +161,10 @@ class OwnAttention(Ours):
         q, k, v = node.inputs[:3]
         batch, groups, length, head = g.shape(node.outputs[1]) or ()
         if g.attribute(node, "do_rotary", 0):
-            q, k = (self._rotated(g, node, x, n) for x, n in
-                    ((q, int(g.attribute(node, "num_heads"))), (k, groups)))  # fmt: skip
+            q, k = (
+                self._rotated(g, node, x, n)
+                for x, n in ((q, int(g.attribute(node, "num_heads"))), (k, groups))
+            )
         keys, values = (
             g.transpose(g.reshape(x, [batch, length, groups, head], node), BY_TOKEN, node)
             for x in (k, v)
@@ -164,9 +175,17 @@ class OwnAttention(Ours):
     def _rotated(self, g: Editor, node: ir.Node, x: ir.Value | None, heads: int) -> ir.Value:
         assert x is not None
         ids = g.initializer(np.zeros(1, np.int64), "position_ids")
-        return g.emit("RotaryEmbedding", [x, ids, *node.inputs[7:9]], node, shapes=[g.shape(x)],
-                      like=x, domain=MICROSOFT, rule=self.name, interleaved=0,
-                      num_heads=heads)[0]  # fmt: skip
+        return g.emit(
+            "RotaryEmbedding",
+            [x, ids, *node.inputs[7:9]],
+            node,
+            shapes=[g.shape(x)],
+            like=x,
+            domain=MICROSOFT,
+            rule=self.name,
+            interleaved=0,
+            num_heads=heads,
+        )[0]
 
 
 def attend(
@@ -177,13 +196,32 @@ def attend(
     heads, scale = int(g.attribute(node, "num_heads")), float(g.attribute(node, "scale"))
     shape = g.shape(out)
     if OwnAttention.pays(g, node):
-        outputs = g.emit("CausalAttention", [q, k, v], node, shapes=[shape], like=out, domain=OURS,
-                         rule=rule, tf32=int(g.tf32), num_heads=heads, scale=scale)  # fmt: skip
+        outputs = g.emit(
+            "CausalAttention",
+            [q, k, v],
+            node,
+            shapes=[shape],
+            like=out,
+            domain=OURS,
+            rule=rule,
+            tf32=int(g.tf32),
+            num_heads=heads,
+            scale=scale,
+        )
     else:
         inputs = [q, _repeated(g, k, heads, node), _repeated(g, v, heads, node)]
-        outputs = g.emit("MultiHeadAttention", inputs, node, shapes=[shape], like=out,
-                         domain=MICROSOFT, rule=rule, num_heads=heads, scale=scale,
-                         unidirectional=1)  # fmt: skip
+        outputs = g.emit(
+            "MultiHeadAttention",
+            inputs,
+            node,
+            shapes=[shape],
+            like=out,
+            domain=MICROSOFT,
+            rule=rule,
+            num_heads=heads,
+            scale=scale,
+            unidirectional=1,
+        )
     g.replace(out, outputs[0])
     g.replace(keys, k)
     g.replace(values, v)
@@ -217,10 +255,17 @@ class AddRmsNorm(Ours):
     def emit(self, g: Editor, node: ir.Node, match: ir.Node) -> None:
         out, total = node.outputs[0], node.outputs[3]
         shape, keep = g.shape(out), g.uses(total) > 0
-        outputs = g.emit("AddRmsNorm", list(node.inputs), node,
-                         shapes=[shape, shape if keep else None], like=out, domain=OURS,
-                         rule=self.name, epsilon=float(g.attribute(node, "epsilon")),
-                         keep=int(keep))  # fmt: skip
+        outputs = g.emit(
+            "AddRmsNorm",
+            list(node.inputs),
+            node,
+            shapes=[shape, shape if keep else None],
+            like=out,
+            domain=OURS,
+            rule=self.name,
+            epsilon=float(g.attribute(node, "epsilon")),
+            keep=int(keep),
+        )
         g.replace(out, outputs[0])
         if keep:
             g.replace(total, outputs[1])
@@ -249,9 +294,16 @@ class EmbedRmsNorm(Ours):
     def emit(self, g: Editor, node: ir.Node, gathered: ir.Node) -> None:
         out = node.outputs[0]
         shape = g.shape(out)
-        outputs = g.emit("EmbedRmsNorm", [*gathered.inputs, node.inputs[1]], node,
-                         shapes=[shape, shape], like=out, domain=OURS, rule=self.name,
-                         epsilon=float(g.attribute(node, "epsilon")))  # fmt: skip
+        outputs = g.emit(
+            "EmbedRmsNorm",
+            [*gathered.inputs, node.inputs[1]],
+            node,
+            shapes=[shape, shape],
+            like=out,
+            domain=OURS,
+            rule=self.name,
+            epsilon=float(g.attribute(node, "epsilon")),
+        )
         g.replace(out, outputs[0])
         g.replace(gathered.outputs[0], outputs[1])
 

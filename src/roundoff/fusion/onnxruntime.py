@@ -68,9 +68,17 @@ class RmsNorm(Rule):
             out = node.outputs[0]
             if not x.dtype == weight.dtype == out.dtype:
                 raise Refusal(f"types differ: x {x.dtype}, weight {weight.dtype}, out {out.dtype}")
-            outputs = g.emit("SimplifiedLayerNormalization", [x, weight], node,
-                             shapes=[shape], like=x, axis=-1, epsilon=epsilon, stash_type=1,
-                             rule=self.name)  # fmt: skip
+            outputs = g.emit(
+                "SimplifiedLayerNormalization",
+                [x, weight],
+                node,
+                shapes=[shape],
+                like=x,
+                axis=-1,
+                epsilon=epsilon,
+                stash_type=1,
+                rule=self.name,
+            )
             g.replace(out, outputs[0])
             return True
         return False
@@ -99,8 +107,9 @@ class RmsNorm(Rule):
         last = len(x.shape) - 1 if x.shape is not None else -1
         if square is None or axes is None or list(axes) not in ([-1], [last]):
             return None
-        squared = g.scalar(square.inputs[1]) == 2 if square.op_type == "Pow" else (
-            square.inputs[1] is x)  # fmt: skip
+        squared = (
+            g.scalar(square.inputs[1]) == 2 if square.op_type == "Pow" else (square.inputs[1] is x)
+        )
         return (x, epsilon) if squared and square.inputs[0] is x else None
 
 
@@ -127,9 +136,16 @@ class SkipRmsNorm(Rule):
             raise Refusal("no bfloat16 kernel on the CPU")
         normed = node.outputs[0]
         shapes = [shape, None, None, shape]
-        outputs = g.emit("SkipSimplifiedLayerNormalization", [a, b, node.inputs[1]], node,
-                         shapes=shapes, like=normed, domain=MICROSOFT, rule=self.name,
-                         epsilon=float(g.attribute(node, "epsilon", 1e-5)))  # fmt: skip
+        outputs = g.emit(
+            "SkipSimplifiedLayerNormalization",
+            [a, b, node.inputs[1]],
+            node,
+            shapes=shapes,
+            like=normed,
+            domain=MICROSOFT,
+            rule=self.name,
+            epsilon=float(g.attribute(node, "epsilon", 1e-5)),
+        )
         g.replace(total.outputs[0], outputs[3])
         g.replace(normed, outputs[0])
         return True
@@ -171,11 +187,22 @@ class Rotary(Rule):
         flat_x = g.reshape(g.transpose(x, [0, 2, 1, 3], node), [batch, length, heads * head], node)
         rows = size_product(batch, length) if each else length
         flat = [g.reshape(t, [rows, head // 2], node) for t in tables if t is not None]
-        ids = self._ids(g, flat_x, batch, length, node) if each else g.initializer(
-            np.zeros(1, np.int64), "position_ids")  # fmt: skip
-        rotated = g.emit("RotaryEmbedding", [flat_x, ids, *flat],
-                         node, shapes=[[batch, length, heads * head]], like=x, domain=MICROSOFT,
-                         rule=self.name, interleaved=0, num_heads=heads)[0]  # fmt: skip
+        ids = (
+            self._ids(g, flat_x, batch, length, node)
+            if each
+            else g.initializer(np.zeros(1, np.int64), "position_ids")
+        )
+        rotated = g.emit(
+            "RotaryEmbedding",
+            [flat_x, ids, *flat],
+            node,
+            shapes=[[batch, length, heads * head]],
+            like=x,
+            domain=MICROSOFT,
+            rule=self.name,
+            interleaved=0,
+            num_heads=heads,
+        )[0]
         back = g.reshape(rotated, [batch, length, heads, head], node)
         g.replace(node.outputs[0], g.transpose(back, [0, 2, 1, 3], node))
         return True
@@ -189,8 +216,9 @@ class Rotary(Rule):
         sizes = g.sizes(x, [batch, length], at)
         (rows,) = g.emit("ReduceProd", [sizes], at, shapes=[[]], like=sizes, keepdims=0)
         zero, one = (g.initializer(np.array(i, np.int64), "number") for i in (0, 1))
-        (flat,) = g.emit("Range", [zero, rows, one], at, shapes=[[size_product(batch, length)]],
-                         like=sizes)  # fmt: skip
+        (flat,) = g.emit(
+            "Range", [zero, rows, one], at, shapes=[[size_product(batch, length)]], like=sizes
+        )
         return g.emit("Reshape", [flat, sizes], at, shapes=[[batch, length]], like=flat)[0]
 
     def _parts(self, g: Editor, node: ir.Node) -> tuple[ir.Value, ir.Value, ir.Value] | None:
@@ -306,12 +334,27 @@ class PackedRotary(Rule):
             ids[:, start : start + heads[i]] = row.reshape(tokens, 1)
         places = g.initializer(ids.astype(np.int64), "position_ids")
         flat = g.reshape(x, [tokens, sum(heads), head], node)
-        (whole,) = g.emit("RotaryEmbedding", [flat, places, *tables], node, shapes=[g.shape(flat)],
-                          like=x, domain=MICROSOFT, rule=self.name, interleaved=0,
-                          num_heads=1)  # fmt: skip
+        (whole,) = g.emit(
+            "RotaryEmbedding",
+            [flat, places, *tables],
+            node,
+            shapes=[g.shape(flat)],
+            like=x,
+            domain=MICROSOFT,
+            rule=self.name,
+            interleaved=0,
+            num_heads=1,
+        )
         whole = g.reshape(whole, shape, node)
-        parts = g.emit("Split", [whole, *node.inputs[1:]], node, axis=-1, like=x, rule=self.name,
-                       shapes=[g.shape(o) for o in node.outputs])  # fmt: skip
+        parts = g.emit(
+            "Split",
+            [whole, *node.inputs[1:]],
+            node,
+            axis=-1,
+            like=x,
+            rule=self.name,
+            shapes=[g.shape(o) for o in node.outputs],
+        )
         for i, (old, new) in enumerate(zip(node.outputs, parts, strict=True)):
             g.replace(turned[i].outputs[0] if i in turned else old, new)
         return True
@@ -340,14 +383,24 @@ class PackedRotary(Rule):
         """The table with rows that leave a number as it is; one for all layers."""
         for use in table.uses():
             known = use.node.metadata_props.get("roundoff.rule") == self.name
-            if known and use.node.op_type == "Concat" and g.size(use.node.outputs[0]) == (
-                g.size(table) or 0
-            ) + more * (g.shape(table) or ())[1]:  # fmt: skip
+            if (
+                known
+                and use.node.op_type == "Concat"
+                and g.size(use.node.outputs[0])
+                == (g.size(table) or 0) + more * (g.shape(table) or ())[1]
+            ):
                 return use.node.outputs[0]
         rows, half = g.shape(table) or ()
         still = g.initializer(np.full((more, half), fill, table.dtype.numpy()), "still")
-        return g.emit("Concat", [table, still], at, shapes=[[rows + more, half]], like=table,
-                      axis=0, rule=self.name)[0]  # fmt: skip
+        return g.emit(
+            "Concat",
+            [table, still],
+            at,
+            shapes=[[rows + more, half]],
+            like=table,
+            axis=0,
+            rule=self.name,
+        )[0]
 
 
 class SpreadLengths(Rule):
@@ -379,15 +432,29 @@ class SpreadLengths(Rule):
         length, out = kind[0], node.outputs[0]
         ones = [g.reshape(n.inputs[0], [1], node) for n in nodes if n.inputs[0] is not None]
         shape = [len(nodes), length]
-        (joined,) = g.emit("Concat", ones, node, shapes=[shape[:1]], like=out, axis=0,
-                           rule=self.name)  # fmt: skip
+        (joined,) = g.emit(
+            "Concat", ones, node, shapes=[shape[:1]], like=out, axis=0, rule=self.name
+        )
         column = g.reshape(joined, [len(nodes), 1], node)
-        (spread,) = g.emit("Expand", [column, g.sizes(column, shape, node)], node, shapes=[shape],
-                           like=out, rule=self.name)  # fmt: skip
+        (spread,) = g.emit(
+            "Expand",
+            [column, g.sizes(column, shape, node)],
+            node,
+            shapes=[shape],
+            like=out,
+            rule=self.name,
+        )
         flat = g.reshape(spread, [math.prod(shape)], node)
         lengths = g.initializer(np.full(len(nodes), length, np.int64), "lengths")
-        parts = g.emit("Split", [flat, lengths], node, shapes=[[length]] * len(nodes), like=out,
-                       axis=0, rule=self.name)  # fmt: skip
+        parts = g.emit(
+            "Split",
+            [flat, lengths],
+            node,
+            shapes=[[length]] * len(nodes),
+            like=out,
+            axis=0,
+            rule=self.name,
+        )
         for old, new in zip(nodes, parts, strict=True):
             g.replace(old.outputs[0], new)
         return True
@@ -428,8 +495,16 @@ class Silu(Rule):
             shape = g.shape(x)
             if shape is None:
                 raise Refusal("the shape is not static")
-            outputs = g.emit("QuickGelu", [x], node, shapes=[shape], like=x, domain=MICROSOFT,
-                             rule=self.name, alpha=1.0)  # fmt: skip
+            outputs = g.emit(
+                "QuickGelu",
+                [x],
+                node,
+                shapes=[shape],
+                like=x,
+                domain=MICROSOFT,
+                rule=self.name,
+                alpha=1.0,
+            )
             g.replace(node.outputs[0], outputs[0])
             return True
         return False
@@ -458,9 +533,18 @@ class TransposedProduct(Rule):
         shape = g.shape(node.outputs[0])
         if shape is None or len(g.shape(a) or ()) < 2:
             raise Refusal("the shape is not static, or the left operand is a vector")
-        outputs = g.emit("FusedMatMul", [a, turned.inputs[0]], node, shapes=[shape], like=a,
-                         domain=MICROSOFT, rule=self.name, transA=0, transB=1,
-                         alpha=1.0)  # fmt: skip
+        outputs = g.emit(
+            "FusedMatMul",
+            [a, turned.inputs[0]],
+            node,
+            shapes=[shape],
+            like=a,
+            domain=MICROSOFT,
+            rule=self.name,
+            transA=0,
+            transB=1,
+            alpha=1.0,
+        )
         g.replace(node.outputs[0], outputs[0])
         return True
 
@@ -500,19 +584,28 @@ class PackedProducts(Rule):
         shapes = [g.shape(n.outputs[0]) or () for n in nodes]
         sizes = [s[-1] for s in shapes]
         weight = self._joined(g, [n.inputs[1] for n in nodes], rows, node)
-        product = g.emit(node.op_type, [x, weight], node, shapes=[[*shapes[0][:-1], sum(sizes)]],
-                         like=x, domain=node.domain, rule=self.name,
-                         **{k: a.value for k, a in node.attributes.items()})[0]  # fmt: skip
+        product = g.emit(
+            node.op_type,
+            [x, weight],
+            node,
+            shapes=[[*shapes[0][:-1], sum(sizes)]],
+            like=x,
+            domain=node.domain,
+            rule=self.name,
+            **{k: a.value for k, a in node.attributes.items()},
+        )[0]
         ends = [n.outputs[0] for n in nodes]
         biased = [self._biased(g, n.outputs[0]) for n in nodes]
         if all(b is not None for b in biased):
             bias = self._joined(g, [b[1] for b in biased if b], 0, node)
-            product = g.emit("Add", [product, bias], node, shapes=[product.shape or ()], like=x,
-                             rule=self.name)[0]  # fmt: skip
+            product = g.emit(
+                "Add", [product, bias], node, shapes=[product.shape or ()], like=x, rule=self.name
+            )[0]
             ends = [b[0] for b in biased if b]
         lengths = g.initializer(np.array(sizes, dtype=np.int64), "lengths")
-        parts = g.emit("Split", [product, lengths], node, shapes=shapes, like=x, axis=-1,
-                       rule=self.name)  # fmt: skip
+        parts = g.emit(
+            "Split", [product, lengths], node, shapes=shapes, like=x, axis=-1, rule=self.name
+        )
         for old, new in zip(ends, parts, strict=True):
             g.replace(old, new)
         return True
@@ -563,8 +656,9 @@ class PackedProducts(Rule):
         shapes[0][axis] = sum(s[axis] for s in shapes)
         like = values[0]
         assert like is not None
-        return g.emit("Concat", values, at, shapes=[shapes[0]], like=like, axis=axis,
-                      rule=self.name)[0]  # fmt: skip
+        return g.emit(
+            "Concat", values, at, shapes=[shapes[0]], like=like, axis=axis, rule=self.name
+        )[0]
 
     @staticmethod
     def _biased(g: Editor, product: ir.Value) -> tuple[ir.Value, ir.Value] | None:

@@ -131,9 +131,12 @@ def _neighbours(chains: dict[tuple[int, int], list[int]], above: bool) -> dict[i
 
 
 def _coordinates(
-    ranks: list[list[int]], chains: dict[tuple[int, int], list[int]],
-    size: list[float], gap: float, sweeps: int = 12,
-) -> dict[int, float]:  # fmt: skip
+    ranks: list[list[int]],
+    chains: dict[tuple[int, int], list[int]],
+    size: list[float],
+    gap: float,
+    sweeps: int = 12,
+) -> dict[int, float]:
     """Centres: each rank around the mean of its neighbours, sweep after sweep."""
     x: dict[int, float] = {}
     for row in ranks:

@@ -258,9 +258,11 @@ def _decorate(boxes: list[_Box], numbers: Mapping[str, Any], colors: Mapping[str
     unknown = [n for n in (*numbers, *colors) if n not in nodes]
     if unknown:
         raise ArgumentError(
-            "no node or value of this name", got=unknown[0], expected="a name of the graph",
+            "no node or value of this name",
+            got=unknown[0],
+            expected="a name of the graph",
             hint="use a node's name or one of its results; small constants are not drawn",
-        )  # fmt: skip
+        )
     sizes = {
         name: math.log10(abs(float(v)))
         for name, v in numbers.items()

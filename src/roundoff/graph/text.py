@@ -114,8 +114,9 @@ def _graph_lines(graph: Any, indent: int, recursive: bool, max_indent: int) -> l
 def _node_lines(node: onnx.NodeProto, step: int, recursive: bool, max_indent: int) -> list[str]:
     domain = f"[{node.domain}]" if node.domain not in ("", "ai.onnx") else ""
     arguments = [*node.input, *(attribute_text(a) for a in node.attribute)]
-    lines = [f"{'  ' * step}{node.op_type}{domain}({', '.join(arguments)}) -> "
-             f"{', '.join(node.output)}"]  # fmt: skip
+    lines = [
+        f"{'  ' * step}{node.op_type}{domain}({', '.join(arguments)}) -> {', '.join(node.output)}"
+    ]
     if recursive:
         for name, body in bodies(node):
             lines.append("  " * (step + 1) + f"----- {name}")

@@ -176,10 +176,22 @@ def forward(
 
 @kernel
 def forward_wide(
-    X, W, B, Y, STATS, M, N, stride_x,
-    EPS: tl.constexpr, ACC: tl.constexpr, P: tl.constexpr, HAS_W: tl.constexpr, HAS_B: tl.constexpr,
-    KEEP: tl.constexpr, CENTRED: tl.constexpr,
-):  # fmt: skip
+    X,
+    W,
+    B,
+    Y,
+    STATS,
+    M,
+    N,
+    stride_x,
+    EPS: tl.constexpr,
+    ACC: tl.constexpr,
+    P: tl.constexpr,
+    HAS_W: tl.constexpr,
+    HAS_B: tl.constexpr,
+    KEEP: tl.constexpr,
+    CENTRED: tl.constexpr,
+):
     """For rows too wide for the registers: mean and squares of each chunk are merged."""
     row = tl.program_id(0).to(tl.int64)
     cols = tl.arange(0, P)
@@ -349,9 +361,20 @@ def backward(
 
 @kernel
 def backward_sums(
-    X, DY, W, STATS, SUMS, M, N, stride_x, stride_dy,
-    ACC: tl.constexpr, P: tl.constexpr, HAS_W: tl.constexpr, CENTRED: tl.constexpr,
-):  # fmt: skip
+    X,
+    DY,
+    W,
+    STATS,
+    SUMS,
+    M,
+    N,
+    stride_x,
+    stride_dy,
+    ACC: tl.constexpr,
+    P: tl.constexpr,
+    HAS_W: tl.constexpr,
+    CENTRED: tl.constexpr,
+):
     """The two sums that dx needs, for rows too wide for the registers: one row per program.
 
     With v = w dy and bars for means over the row: rstd² mean(xhat v), and rstd mean(v).
@@ -377,10 +400,25 @@ def backward_sums(
 
 @kernel
 def backward_wide(
-    X, DY, W, STATS, SUMS, DX, PART, M, N, stride_x, stride_dy, tiles,
-    ACC: tl.constexpr, R: tl.constexpr, P: tl.constexpr, HAS_W: tl.constexpr,
-    PARTIALS: tl.constexpr, CENTRED: tl.constexpr,
-):  # fmt: skip
+    X,
+    DY,
+    W,
+    STATS,
+    SUMS,
+    DX,
+    PART,
+    M,
+    N,
+    stride_x,
+    stride_dy,
+    tiles,
+    ACC: tl.constexpr,
+    R: tl.constexpr,
+    P: tl.constexpr,
+    HAS_W: tl.constexpr,
+    PARTIALS: tl.constexpr,
+    CENTRED: tl.constexpr,
+):
     """dx and partial sums of P columns from the sums of the rows: x and dy are read again."""
     program = tl.program_id(0)
     programs = tl.num_programs(0)

@@ -58,10 +58,26 @@ def statistics_of(STATS, row, M, CENTRED: tl.constexpr):
 
 @kernel
 def put_share(
-    SHARES, x, dy, W, weight, mean, rstd, row, M, N, cols, share, J: tl.constexpr, P: tl.constexpr,
-    K: tl.constexpr, HOLD: tl.constexpr, HAS_W: tl.constexpr, FUSED: tl.constexpr,
+    SHARES,
+    x,
+    dy,
+    W,
+    weight,
+    mean,
+    rstd,
+    row,
+    M,
+    N,
+    cols,
+    share,
+    J: tl.constexpr,
+    P: tl.constexpr,
+    K: tl.constexpr,
+    HOLD: tl.constexpr,
+    HAS_W: tl.constexpr,
+    FUSED: tl.constexpr,
     CENTRED: tl.constexpr,
-):  # fmt: skip
+):
     """This program's share of the sums of xhat w g and of w g, as the halves of one integer."""
     shift = -mean * rstd
     s1 = tl.full(x[0].shape, 0.0, tl.float32)
@@ -162,14 +178,52 @@ def backward_shared(
         x = row_of(X, part, stride_x, cols, M, N, P, K)
         dy = row_of(DY, part, stride_dy, cols, M, N, P, K)
         mean, rstd = statistics_of(STATS, part, M, CENTRED)
-        put_share(SHARES, x, dy, W, weight, mean, rstd, part, M, N, cols, share, J, P, K, HOLD,
-                  HAS_W, FUSED, CENTRED)  # fmt: skip
+        put_share(
+            SHARES,
+            x,
+            dy,
+            W,
+            weight,
+            mean,
+            rstd,
+            part,
+            M,
+            N,
+            cols,
+            share,
+            J,
+            P,
+            K,
+            HOLD,
+            HAS_W,
+            FUSED,
+            CENTRED,
+        )
         if DEPTH == 2:
             x_2 = row_of(X, part + parts, stride_x, cols, M, N, P, K)
             dy_2 = row_of(DY, part + parts, stride_dy, cols, M, N, P, K)
             mean_2, rstd_2 = statistics_of(STATS, part + parts, M, CENTRED)
-            put_share(SHARES, x_2, dy_2, W, weight, mean_2, rstd_2, part + parts, M, N, cols,
-                      share, J, P, K, HOLD, HAS_W, FUSED, CENTRED)  # fmt: skip
+            put_share(
+                SHARES,
+                x_2,
+                dy_2,
+                W,
+                weight,
+                mean_2,
+                rstd_2,
+                part + parts,
+                M,
+                N,
+                cols,
+                share,
+                J,
+                P,
+                K,
+                HOLD,
+                HAS_W,
+                FUSED,
+                CENTRED,
+            )
         for row in tl.range(part, M, parts):
             ahead = row + DEPTH * parts
             wide = tl.full((), 0, tl.int64) + row
@@ -210,8 +264,27 @@ def backward_shared(
                 dw = next_dw
                 db = next_db
             if ahead < M:
-                put_share(SHARES, x_n, dy_n, W, weight, mean_n, rstd_n, ahead, M, N, cols, share,
-                          J, P, K, HOLD, HAS_W, FUSED, CENTRED)  # fmt: skip
+                put_share(
+                    SHARES,
+                    x_n,
+                    dy_n,
+                    W,
+                    weight,
+                    mean_n,
+                    rstd_n,
+                    ahead,
+                    M,
+                    N,
+                    cols,
+                    share,
+                    J,
+                    P,
+                    K,
+                    HOLD,
+                    HAS_W,
+                    FUSED,
+                    CENTRED,
+                )
             if DEPTH == 2:
                 x = x_2
                 dy = dy_2

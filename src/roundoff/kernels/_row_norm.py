@@ -108,9 +108,13 @@ def refuse(shape: tuple[Any, ...], eps: Any, programs: Any, **tensors: Any) -> N
 
 
 def check(
-    form: Form, shape: tuple[int, ...], eps: float, programs: int | None, x: Like,
+    form: Form,
+    shape: tuple[int, ...],
+    eps: float,
+    programs: int | None,
+    x: Like,
     others: dict[str, Like | None],
-) -> None:  # fmt: skip
+) -> None:
     """Raise for arguments that do not fit; *others* are weight and bias by name."""
     x_shape, _, _, device = x
     refuse(shape, eps, programs)
@@ -209,10 +213,18 @@ def _limited(tiling: Tiling) -> dict[str, Any]:
 
 @lru_cache(4096)
 def _forward_launch(
-    form: Form, tiling: Tiling, n: int, stride: int, dtype: torch.dtype,
-    w_type: torch.dtype | None, b_type: torch.dtype | None, eps: float, keep: bool,
-    wide_counts: bool, index: int,
-) -> Launch:  # fmt: skip
+    form: Form,
+    tiling: Tiling,
+    n: int,
+    stride: int,
+    dtype: torch.dtype,
+    w_type: torch.dtype | None,
+    b_type: torch.dtype | None,
+    eps: float,
+    keep: bool,
+    wide_counts: bool,
+    index: int,
+) -> Launch:
     """The forward for rows of one width, stride and type."""
     kind = _constant(dtype)
     flags = (w_type is not None, b_type is not None, keep)
@@ -222,9 +234,17 @@ def _forward_launch(
         constants: tuple[Any, ...] = (eps, kind, tiling.piece, *flags, form.centred)
         return Launch(kernels.forward_wide, index, constants, num_warps=tiling.warps)
     constants = (
-        eps, kind, *tiling[:3], tiling.stages, tiling.hold, *flags, not short, opaque, tiling.again,
+        eps,
+        kind,
+        *tiling[:3],
+        tiling.stages,
+        tiling.hold,
+        *flags,
+        not short,
+        opaque,
+        tiling.again,
         form.centred,
-    )  # fmt: skip
+    )
     # Wide rows take all registers that they may have, and then fewer programs fit.
     wide_row = n * dtype.itemsize >= 32768
     options = _limited(tiling) if wide_row else {"num_warps": tiling.warps}
@@ -235,9 +255,15 @@ class Case:
     """What calls with the same metadata share: launch parameters and kernels, chosen once."""
 
     def __init__(
-        self, form: Form, shape: tuple[int, ...], eps: float, programs: int | None, x: Like,
-        weight: Like | None, bias: Like | None,
-    ) -> None:  # fmt: skip
+        self,
+        form: Form,
+        shape: tuple[int, ...],
+        eps: float,
+        programs: int | None,
+        x: Like,
+        weight: Like | None,
+        bias: Like | None,
+    ) -> None:
         others = {"weight": weight, "bias": bias}
         check(form, shape, eps, programs, x, others)
         self.form, self.shape, self.columns = form, shape, math.prod(shape)
@@ -282,9 +308,14 @@ class Case:
         return y, rows, stats
 
     def backward(
-        self, dy: Tensor, rows: Tensor, weight: Optional, stats: Tensor,
-        needs_dw: bool, needs_db: bool,
-    ) -> tuple[Tensor, Optional, Optional]:  # fmt: skip
+        self,
+        dy: Tensor,
+        rows: Tensor,
+        weight: Optional,
+        stats: Tensor,
+        needs_dw: bool,
+        needs_db: bool,
+    ) -> tuple[Tensor, Optional, Optional]:
         """dx, dw and db in the shapes of x, weight and bias; None where one is not needed."""
         contiguous = dy.is_contiguous() and rows.is_contiguous()
         if not contiguous:
@@ -293,11 +324,20 @@ class Case:
         call = self.gradients.get(key)
         if call is None:
             call = self.gradients[key] = _backward_of(
-                self.form, self.x_shape, self.columns, _stride(rows, self.columns),
-                _stride(dy, self.columns), self.dtype, dy.dtype, self.w_type,
-                self.w_type if needs_dw else None, self.b_type if needs_db else None,
-                self.programs, self.device, None,
-            )  # fmt: skip
+                self.form,
+                self.x_shape,
+                self.columns,
+                _stride(rows, self.columns),
+                _stride(dy, self.columns),
+                self.dtype,
+                dy.dtype,
+                self.w_type,
+                self.w_type if needs_dw else None,
+                self.b_type if needs_db else None,
+                self.programs,
+                self.device,
+                None,
+            )
         dx, dw, db = call(dy, rows, weight, stats)
         if len(self.shape) > 1:
             dw, db = (None if t is None else t.view(self.shape) for t in (dw, db))
@@ -308,21 +348,34 @@ _cases: dict[Any, Case] = {}
 
 
 def case_of(
-    form: Form, shape: tuple[int, ...], eps: float, programs: int | None, x: Tensor,
-    weight: Optional, bias: Optional,
-) -> Case:  # fmt: skip
+    form: Form,
+    shape: tuple[int, ...],
+    eps: float,
+    programs: int | None,
+    x: Tensor,
+    weight: Optional,
+    bias: Optional,
+) -> Case:
     """The case of a call. Parameters are made contiguous where they are not: no key has strides."""
     try:
         key = (
-            form, shape, eps, programs, type(x), x.shape, x.dtype, x.device, x.layout,
+            form,
+            shape,
+            eps,
+            programs,
+            type(x),
+            x.shape,
+            x.dtype,
+            x.device,
+            x.layout,
             x.is_contiguous() or x.stride(),
-            None if weight is None else (
-                type(weight), weight.shape, weight.dtype, weight.device, weight.layout
-            ),
-            None if bias is None else (
-                type(bias), bias.shape, bias.dtype, bias.device, bias.layout
-            ),
-        )  # fmt: skip
+            None
+            if weight is None
+            else (type(weight), weight.shape, weight.dtype, weight.device, weight.layout),
+            None
+            if bias is None
+            else (type(bias), bias.shape, bias.dtype, bias.device, bias.layout),
+        )
         case = _cases.get(key)
     except (AttributeError, TypeError, RuntimeError):
         refuse(shape, eps, programs, x=x, weight=weight, bias=bias)
@@ -348,18 +401,34 @@ def running(tiling: Tiling, index: int) -> Tiling:
 
 
 def gradients_of(
-    form: Form, dy: Tensor, x: Tensor, weight: Optional, stats: Tensor,
-    dw_type: torch.dtype | None, db_type: torch.dtype | None, programs: int,
+    form: Form,
+    dy: Tensor,
+    x: Tensor,
+    weight: Optional,
+    stats: Tensor,
+    dw_type: torch.dtype | None,
+    db_type: torch.dtype | None,
+    programs: int,
     tiling: Tiling | None = None,
-) -> tuple[Tensor, Optional, Optional]:  # fmt: skip
+) -> tuple[Tensor, Optional, Optional]:
     """dx of x (M, N), dweight and dbias (N,) of the types asked for, None where none is."""
     columns = x.shape[1]
     rows, dy = _rows(x, columns), _rows(dy, columns)
     strides = (_stride(rows, columns), _stride(dy, columns))
     call = _backward_of(
-        form, x.shape, columns, *strides, x.dtype, dy.dtype, _type(weight), dw_type, db_type,
-        programs, x.device, tiling,
-    )  # fmt: skip
+        form,
+        x.shape,
+        columns,
+        *strides,
+        x.dtype,
+        dy.dtype,
+        _type(weight),
+        dw_type,
+        db_type,
+        programs,
+        x.device,
+        tiling,
+    )
     return call(dy, rows, weight, stats)
 
 
@@ -367,11 +436,21 @@ class Backward:
     """dx, dweight and dbias for rows of one kind: allocations, first and second stage."""
 
     def __init__(
-        self, form: Form, shape: tuple[int, ...], n: int, stride_x: int, stride_dy: int,
-        dtype: torch.dtype, dy_type: torch.dtype, w_type: torch.dtype | None,
-        dw_type: torch.dtype | None, db_type: torch.dtype | None, programs: int,
-        device: torch.device, tiling: Tiling | None,
-    ) -> None:  # fmt: skip
+        self,
+        form: Form,
+        shape: tuple[int, ...],
+        n: int,
+        stride_x: int,
+        stride_dy: int,
+        dtype: torch.dtype,
+        dy_type: torch.dtype,
+        w_type: torch.dtype | None,
+        dw_type: torch.dtype | None,
+        db_type: torch.dtype | None,
+        programs: int,
+        device: torch.device,
+        tiling: Tiling | None,
+    ) -> None:
         index, m = _index(device), math.prod(shape) // n
         tiling = running(tiling or backward_tiling(n, dtype.itemsize), index)
         self.m = m
@@ -441,10 +520,18 @@ _backward_of = lru_cache(4096)(Backward)
 
 @lru_cache(4096)
 def _first_stage(
-    form: Form, tiling: Tiling, n: int, stride_x: int, stride_dy: int, dtype: torch.dtype,
-    dy_type: torch.dtype, w_type: torch.dtype | None, sums: bool,
-    wide_counts: bool, index: int,
-) -> tuple[Launch, ...]:  # fmt: skip
+    form: Form,
+    tiling: Tiling,
+    n: int,
+    stride_x: int,
+    stride_dy: int,
+    dtype: torch.dtype,
+    dy_type: torch.dtype,
+    w_type: torch.dtype | None,
+    sums: bool,
+    wide_counts: bool,
+    index: int,
+) -> tuple[Launch, ...]:
     """The launches that give dx and the partial sums."""
     kind, weighted = _constant(dtype), w_type is not None
     if not tiling.pieces:
@@ -470,8 +557,17 @@ def _first_stage(
     shared = tiling.rows == 1 or tiling.piece * dtype.itemsize >= tiling.warps * 512
     early = compiled and _early_launch(index)
     constants = (
-        kind, *tiling[:3], tiling.stages, tiling.hold, shared, short, weighted, sums, opaque, early,
-    )  # fmt: skip
+        kind,
+        *tiling[:3],
+        tiling.stages,
+        tiling.hold,
+        shared,
+        short,
+        weighted,
+        sums,
+        opaque,
+        early,
+    )
     return (Launch(kernels.backward, index, (*constants, form.centred), **_limited(tiling)),)
 
 
@@ -529,9 +625,14 @@ normalised = _applied(Normalised)
 
 
 def norm(
-    form: Form, x: Tensor, normalized_shape: int | Sequence[int], weight: Optional, bias: Optional,
-    eps: Any, programs: int | None,
-) -> Tensor:  # fmt: skip
+    form: Form,
+    x: Tensor,
+    normalized_shape: int | Sequence[int],
+    weight: Optional,
+    bias: Optional,
+    eps: Any,
+    programs: int | None,
+) -> Tensor:
     """A normalisation of the last dimensions, as the public functions describe it."""
     if isinstance(normalized_shape, int):
         shape: tuple[int, ...] = (normalized_shape,)

@@ -101,9 +101,19 @@ _get_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream
 #: Arguments for whose values nothing is compiled: numbers of rows, of programs and of keys. A
 #: pointer must not have such a name: the compiler would not learn that it is aligned.
 _COUNTS = {
-    "M", "G", "tiles", "zero", "groups", "parts", "queries", "keys", "splits", "each", "stride_b",
+    "M",
+    "G",
+    "tiles",
+    "zero",
+    "groups",
+    "parts",
+    "queries",
+    "keys",
+    "splits",
+    "each",
+    "stride_b",
     "stride_q",
-}  # fmt: skip
+}
 
 
 def _names(function: Callable[..., Any]) -> list[str]:
@@ -206,9 +216,12 @@ class Launch:
         self._launch(*grid, _get_stream(self.index), pointers)
 
     def _analysed(
-        self, grid: tuple[int, int], tensors: tuple[torch.Tensor, ...], counts: tuple[Any, ...],
+        self,
+        grid: tuple[int, int],
+        tensors: tuple[torch.Tensor, ...],
+        counts: tuple[Any, ...],
         aligned: bool,
-    ) -> None:  # fmt: skip
+    ) -> None:
         with torch.cuda.device(self.index):  # -1: none
             arguments = (*tensors, *counts, *self.constants)
             compiled = self.function[grid](*arguments, **self.options)
@@ -326,9 +339,11 @@ def check_tensor(x: Any, name: str) -> None:
         got = f"a tensor of {x.dtype if x.is_quantized else x.layout}"
     if got is not None:
         raise ArgumentError(
-            f"{name} is no ordinary tensor", got=got, expected="a dense tensor with values",
+            f"{name} is no ordinary tensor",
+            got=got,
+            expected="a dense tensor with values",
             hint=".to_dense() of a sparse one, .dequantize() of a quantised one",
-        )  # fmt: skip
+        )
 
 
 @contextlib.contextmanager

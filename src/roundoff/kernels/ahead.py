@@ -97,9 +97,12 @@ def compiled_ahead(cases: Iterable[Compile]) -> list[dict[str, Any]]:
             children.append(
                 subprocess.Popen(  # noqa: S603 - this module, no shell
                     [sys.executable, "-c", _CHILD, str(file)],
-                    env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                    env=env,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
                 )
-            )  # fmt: skip
+            )
         outputs = [child.communicate() for child in children]  # waits for each
     for child, (_, errors) in zip(children, outputs, strict=True):
         if child.returncode:
@@ -172,8 +175,9 @@ def _resources(function: Any, warps: int, constants: dict[str, Any]) -> dict[str
             attributes[(place,)] = [["tt.divisibility", 16]]
     compiled = triton.compile(
         ASTSource(function, signature, constexprs=constants, attrs=attributes),
-        target=GPUTarget("cuda", 90, 32), options={"num_warps": warps},
-    )  # fmt: skip
+        target=GPUTarget("cuda", 90, 32),
+        options={"num_warps": warps},
+    )
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(compiled.asm["cubin"])
@@ -185,5 +189,10 @@ def _resources(function: Any, warps: int, constants: dict[str, Any]) -> dict[str
     allocated = -(-registers // 8) * 8 * warps * 32
     shared = compiled.metadata.shared
     fit = min(_REGISTERS // allocated, _MOST_WARPS // warps, _SHARED // (shared + 1024))
-    return {"warps": warps, "registers": registers, "spilled": spilled, "shared": shared / 1024,
-            "fit": fit}  # fmt: skip
+    return {
+        "warps": warps,
+        "registers": registers,
+        "spilled": spilled,
+        "shared": shared / 1024,
+        "fit": fit,
+    }

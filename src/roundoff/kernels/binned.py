@@ -92,9 +92,19 @@ def _extremes(x, most, least):
 
 @kernel
 def _add(
-    x, one, two, three, last, most, least, begin, end,
-    LEVELS: tl.constexpr, CHECK: tl.constexpr, WINDOW: tl.constexpr,
-):  # fmt: skip
+    x,
+    one,
+    two,
+    three,
+    last,
+    most,
+    least,
+    begin,
+    end,
+    LEVELS: tl.constexpr,
+    CHECK: tl.constexpr,
+    WINDOW: tl.constexpr,
+):
     """Add a value to each lane."""
     if CHECK:
         most, least = _extremes(x, most, least)
@@ -125,10 +135,20 @@ def _start(unit, LANES: tl.constexpr):
 
 @kernel
 def _add_all(
-    x_ptr, M, tiles, base, begin, end,
-    LANES: tl.constexpr, UNROLL: tl.constexpr, COUNT: tl.constexpr, KIND: tl.constexpr,
-    LEVELS: tl.constexpr, CHECK: tl.constexpr, WINDOW: tl.constexpr,
-):  # fmt: skip
+    x_ptr,
+    M,
+    tiles,
+    base,
+    begin,
+    end,
+    LANES: tl.constexpr,
+    UNROLL: tl.constexpr,
+    COUNT: tl.constexpr,
+    KIND: tl.constexpr,
+    LEVELS: tl.constexpr,
+    CHECK: tl.constexpr,
+    WINDOW: tl.constexpr,
+):
     """Add the program's values in a window whose least exponent field is *base*."""
     PACK: tl.constexpr = 1 if KIND == _FLOAT32 else 2
     lane = tl.arange(0, LANES)
@@ -139,8 +159,10 @@ def _add_all(
         unit += 16
     if LEVELS >= 3:
         one, two, three = (
-            _start(unit + 2 * step, LANES), _start(unit + step, LANES), _start(unit, LANES),
-        )  # fmt: skip
+            _start(unit + 2 * step, LANES),
+            _start(unit + step, LANES),
+            _start(unit, LANES),
+        )
     else:
         one = _start(unit, LANES)
         two, three = one, one
@@ -152,14 +174,34 @@ def _add_all(
         for part in tl.static_range(UNROLL):
             bits = tl.load(words + part * LANES + lane)
             one, two, three, last, most, least = _add(
-                _read(bits, KIND, False), one, two, three, last, most, least, begin, end,
-                LEVELS, CHECK, WINDOW,
-            )  # fmt: skip
+                _read(bits, KIND, False),
+                one,
+                two,
+                three,
+                last,
+                most,
+                least,
+                begin,
+                end,
+                LEVELS,
+                CHECK,
+                WINDOW,
+            )
             if PACK == 2:
                 one, two, three, last, most, least = _add(
-                    _read(bits, KIND, True), one, two, three, last, most, least, begin, end,
-                    LEVELS, CHECK, WINDOW,
-                )  # fmt: skip
+                    _read(bits, KIND, True),
+                    one,
+                    two,
+                    three,
+                    last,
+                    most,
+                    least,
+                    begin,
+                    end,
+                    LEVELS,
+                    CHECK,
+                    WINDOW,
+                )
     # What is left of the last tile belongs to the program whose turn it is.
     done = tl.cast(tiles, tl.int64) * (LANES * UNROLL * PACK)
     mine = tl.program_id(0) == tiles % tl.num_programs(0)
@@ -171,9 +213,19 @@ def _add_all(
         else:
             bits = tl.load(x_ptr + place, mask=place < M, other=-32768).to(tl.int32)
         one, two, three, last, most, least = _add(
-            _read(bits, KIND, False), one, two, three, last, most, least, begin, end,
-            LEVELS, CHECK, WINDOW,
-        )  # fmt: skip
+            _read(bits, KIND, False),
+            one,
+            two,
+            three,
+            last,
+            most,
+            least,
+            begin,
+            end,
+            LEVELS,
+            CHECK,
+            WINDOW,
+        )
     return one, two, three, last, most, least
 
 

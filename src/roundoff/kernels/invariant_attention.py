@@ -186,9 +186,10 @@ def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
             wrong = "heads are no multiple of groups"
     if wrong is not None:
         raise ShapeError(
-            wrong, got=f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}",
+            wrong,
+            got=f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}",
             expected="(batch, heads, queries, head) and twice (batch, groups, keys, head)",
-        )  # fmt: skip
+        )
     _check_types(q=q, k=k, v=v)
 
 
@@ -359,9 +360,11 @@ def _seen_by_mask(
         for got, allowed in zip(shape, ((batch, 1), ones, (queries, 1), (keys,)), strict=True)
     ):
         raise ShapeError(
-            "mask", got=shape, expected=f"({batch} or 1, 1, {queries} or 1, {keys})",
+            "mask",
+            got=shape,
+            expected=f"({batch} or 1, 1, {queries} or 1, {keys})",
             hint="one mask for all heads",
-        )  # fmt: skip
+        )
     if mask.dtype != torch.bool:
         raise DtypeError("mask", got=str(mask.dtype), expected="bool")
     whole = mask[:, 0].expand(batch, queries, keys)
@@ -378,9 +381,10 @@ def _seen_by_mask(
     first, last, holes = _ranges(whole.gather(2, order[:, None].expand(-1, queries, -1)))
     if bool(holes.any()):
         raise UnsupportedError(
-            "the keys that a query sees have gaps", got=f"a mask {shape}",
+            "the keys that a query sees have gaps",
+            got=f"a mask {shape}",
             expected="a stretch of the keys that are no padding",
-        )  # fmt: skip
+        )
     return Seen(first, last, order.to(torch.int32))
 
 
@@ -529,9 +533,13 @@ def _sequence(
 
 
 def _joined(
-    acc: torch.Tensor, total: torch.Tensor, most: torch.Tensor,
-    acc_s: torch.Tensor, total_s: torch.Tensor, most_s: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    acc: torch.Tensor,
+    total: torch.Tensor,
+    most: torch.Tensor,
+    acc_s: torch.Tensor,
+    total_s: torch.Tensor,
+    most_s: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Two splits as one, the earlier first; one without keys changes nothing."""
     higher = torch.maximum(most, most_s)
     floor = higher.masked_fill(higher == -torch.inf, 0.0)
@@ -544,9 +552,15 @@ def _joined(
 
 
 def _tile(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, hi: torch.Tensor, scale: float,
-    acc: torch.Tensor, total: torch.Tensor, most: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    hi: torch.Tensor,
+    scale: float,
+    acc: torch.Tensor,
+    total: torch.Tensor,
+    most: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """One tile of at most 64 keys, padded, into the running sums of a split."""
     k, v = (torch.nn.functional.pad(t, (0, 0, 0, TILE - len(t))) for t in (k, v))
     visible = torch.arange(TILE) < hi[:, None]
@@ -595,9 +609,16 @@ def _scales(scale: float) -> tuple[float, float]:
 
 
 def _by_kernel(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seen: Seen, scale: float, tf32: bool,
-    rows: int | None = None, each: int | None = None, warps: int | None = None,
-) -> torch.Tensor:  # fmt: skip
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    seen: Seen,
+    scale: float,
+    tf32: bool,
+    rows: int | None = None,
+    each: int | None = None,
+    warps: int | None = None,
+) -> torch.Tensor:
     """The Triton kernels; `rows` of a tile and splits of keys that `each` program takes.
 
     Neither moves bits. By default there are as many programs as the device runs at once, two a
@@ -623,13 +644,37 @@ def _by_kernel(
     stats = q.new_empty(splits, count, 2, dtype=torch.float32) if apart else partial
     order = seen.first if seen.order is None else seen.order
     constants = (
-        wide, rows, TILE, SPLIT, apart and each > 1, seen.order is not None,
-        "tf32" if tf32 else "ieee", not interpreting(),
-    )  # fmt: skip
+        wide,
+        rows,
+        TILE,
+        SPLIT,
+        apart and each > 1,
+        seen.order is not None,
+        "tf32" if tf32 else "ieee",
+        not interpreting(),
+    )
     args = (
-        q, k, v, seen.first, seen.last, order, out, partial, stats, each, queries, keys, heads,
-        groups, head, *_scales(scale), *q.stride(), *k.stride(), *v.stride(), *constants,
-    )  # fmt: skip
+        q,
+        k,
+        v,
+        seen.first,
+        seen.last,
+        order,
+        out,
+        partial,
+        stats,
+        each,
+        queries,
+        keys,
+        heads,
+        groups,
+        head,
+        *_scales(scale),
+        *q.stride(),
+        *k.stride(),
+        *v.stride(),
+        *constants,
+    )
     key = (index, q.dtype, wide, rows, tf32)
     stages = _STAGES.get(key, 3 if wide * itemsize <= 256 else 2)
     grid = (programs, ceil_div(splits, each) if apart else 1)
@@ -647,17 +692,34 @@ def _by_kernel(
     if apart:
         block = 16 if interpreting() else 4
         run(
-            kernels.merge, (ceil_div(count, block), 1), partial, stats, out, count, head, splits,
-            wide, block, splits <= 2, num_warps=4, enable_fp_fusion=False,
-        )  # fmt: skip
+            kernels.merge,
+            (ceil_div(count, block), 1),
+            partial,
+            stats,
+            out,
+            count,
+            head,
+            splits,
+            wide,
+            block,
+            splits <= 2,
+            num_warps=4,
+            enable_fp_fusion=False,
+        )
     return out
 
 
 @torch.library.custom_op("roundoff::invariant_attention", mutates_args=())
 def _attention_op(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, first: torch.Tensor, last: torch.Tensor,
-    order: torch.Tensor | None, scale: float, tf32: bool,
-) -> torch.Tensor:  # fmt: skip
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    first: torch.Tensor,
+    last: torch.Tensor,
+    order: torch.Tensor | None,
+    scale: float,
+    tf32: bool,
+) -> torch.Tensor:
     return _attend(q, k, v, Seen(first, last, order), scale, tf32)
 
 
@@ -685,10 +747,16 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None,
-        first: torch.Tensor, last: torch.Tensor, order: torch.Tensor | None, scale: float,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        mask: torch.Tensor | None,
+        first: torch.Tensor,
+        last: torch.Tensor,
+        order: torch.Tensor | None,
+        scale: float,
         tf32: bool,
-    ) -> torch.Tensor:  # fmt: skip
+    ) -> torch.Tensor:
         return _attend(q, k, v, Seen(first, last, order), scale, tf32)
 
     @staticmethod
@@ -755,9 +823,14 @@ def _visible(seen: Seen, keys: int) -> torch.Tensor:
 
 
 def _gradients(
-    dy: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, y: torch.Tensor,
-    visible: torch.Tensor, scale: float,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    dy: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    y: torch.Tensor,
+    visible: torch.Tensor,
+    scale: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Those of softmax(q kᵀ s) v with respect to q, k and v, at float32 or wider."""
     if q.is_cuda and q.dtype in (torch.bfloat16, torch.float16):
         return _gradients_by_torch(dy, q, k, v, visible, scale)
@@ -774,9 +847,13 @@ def _gradients(
 
 
 def _gradients_by_torch(
-    dy: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, visible: torch.Tensor,
+    dy: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    visible: torch.Tensor,
     scale: float,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Torch's own attention once more, and its gradients: scores need not be in memory."""
     with by_torch(dy):
         sees = visible.any(-1, keepdim=True)

@@ -99,10 +99,17 @@ def route(
     if x.dtype == torch.float32:
         return None  # cuBLAS has TF32 cut its factors off, and float32 kernels of other orders
     key = (
-        _switches(x.dtype), x.get_device(), x.dtype, x.shape, x.stride(),
-        weight.shape, weight.stride(), _alignment(x), _alignment(weight),
+        _switches(x.dtype),
+        x.get_device(),
+        x.dtype,
+        x.shape,
+        x.stride(),
+        weight.shape,
+        weight.stride(),
+        _alignment(x),
+        _alignment(weight),
         None if bias is None else (bias.stride(0), _alignment(bias)),
-    )  # fmt: skip
+    )
     if key not in _CHOSEN:
         if 0 in (*x.stride(), *weight.stride()):
             return None  # an expanded tensor
@@ -123,9 +130,10 @@ def _switches(dtype: torch.dtype) -> tuple[Any, ...]:
     with _LOCK:  # another thread may be within _without_split
         return (
             torch.backends.cuda.preferred_blas_library(),
-            getattr(switches, reduced, None), getattr(switches, f"{reduced}_split_k", None),
+            getattr(switches, reduced, None),
+            getattr(switches, f"{reduced}_split_k", None),
             dtype == torch.float16 and getattr(switches, "allow_fp16_accumulation", False),
-        )  # fmt: skip
+        )
 
 
 def _alignment(tensor: torch.Tensor) -> int:
@@ -233,9 +241,10 @@ def cancelling(
     check_tensor(weight, "weight")
     if x.dim() != 2 or weight.dim() != 2 or x.shape[1] != weight.shape[1]:
         raise ShapeError(
-            "x and weight do not meet", got=f"{tuple(x.shape)} and {tuple(weight.shape)}",
+            "x and weight do not meet",
+            got=f"{tuple(x.shape)} and {tuple(weight.shape)}",
             expected="(M, K) and (N, K)",
-        )  # fmt: skip
+        )
     k = x.shape[1]
     generator = torch.Generator(x.device).manual_seed(seed)
     draw = partial(torch.randn, generator=generator, device=x.device, dtype=x.dtype)

@@ -129,9 +129,22 @@ def product(
 
 @kernel
 def _special(
-    made, p, v, start, lo, hi, mine, order, head, stride_vn, stride_vd,
-    there, D: tl.constexpr, TILE: tl.constexpr, ORDERED: tl.constexpr,
-):  # fmt: skip
+    made,
+    p,
+    v,
+    start,
+    lo,
+    hi,
+    mine,
+    order,
+    head,
+    stride_vn,
+    stride_vd,
+    there,
+    D: tl.constexpr,
+    TILE: tl.constexpr,
+    ORDERED: tl.constexpr,
+):
     """Add what infinities and NaN among the values of a tile are to those who see them."""
     d, column = tl.arange(0, D), tl.arange(0, TILE)
     for j in range(there):
@@ -170,9 +183,20 @@ def _short_scores(
 
 @kernel
 def _short_sum(
-    acc, p, v, start, rank, order, head, stride_vn, stride_vd,
-    D: tl.constexpr, ORDERED: tl.constexpr, MASKED: tl.constexpr, COMPILED: tl.constexpr,
-):  # fmt: skip
+    acc,
+    p,
+    v,
+    start,
+    rank,
+    order,
+    head,
+    stride_vn,
+    stride_vd,
+    D: tl.constexpr,
+    ORDERED: tl.constexpr,
+    MASKED: tl.constexpr,
+    COMPILED: tl.constexpr,
+):
     """acc + p v in float32 for 16 keys: a chain of their own."""
     d, j = tl.arange(0, D), start + tl.arange(0, 16)
     at = j.to(tl.int64)
@@ -188,11 +212,34 @@ def _short_sum(
 
 @kernel
 def _tile(
-    acc, total, most, queries, q, stride_qd, k, v, start, rank, lo, hi, mine,
-    order, head, stride_kn, stride_kd, stride_vn, stride_vd, scale, scale_low,
-    D: tl.constexpr, TILE: tl.constexpr, ORDERED: tl.constexpr, MASKED: tl.constexpr,
-    PRECISION: tl.constexpr, COMPILED: tl.constexpr,
-):  # fmt: skip
+    acc,
+    total,
+    most,
+    queries,
+    q,
+    stride_qd,
+    k,
+    v,
+    start,
+    rank,
+    lo,
+    hi,
+    mine,
+    order,
+    head,
+    stride_kn,
+    stride_kd,
+    stride_vn,
+    stride_vd,
+    scale,
+    scale_low,
+    D: tl.constexpr,
+    TILE: tl.constexpr,
+    ORDERED: tl.constexpr,
+    MASKED: tl.constexpr,
+    PRECISION: tl.constexpr,
+    COMPILED: tl.constexpr,
+):
     """One tile of keys into the running sums of a split (online softmax)."""
     SHORT: tl.constexpr = PRECISION == "ieee" and queries.dtype == tl.float32
     d = tl.arange(0, D)
@@ -259,9 +306,22 @@ def _tile(
     if MASKED:  # noqa: SIM102 - the compiler's question, not the kernel's
         if max_along(max_along((~finite).to(tl.int32), 1), 0) > 0:
             made = _special(
-                made, rounded.to(tl.float32), v, start, lo, hi, mine, order, head, stride_vn,
-                stride_vd, tl.minimum(rank - start, TILE), D, TILE, ORDERED,
-            )  # fmt: skip
+                made,
+                rounded.to(tl.float32),
+                v,
+                start,
+                lo,
+                hi,
+                mine,
+                order,
+                head,
+                stride_vn,
+                stride_vd,
+                tl.minimum(rank - start, TILE),
+                D,
+                TILE,
+                ORDERED,
+            )
     return made, sums, higher
 
 
@@ -304,9 +364,25 @@ def _store(partial, stats, place, mine, acc, sums, most, head, D: tl.constexpr):
 
 @kernel
 def _passed(
-    partial, stats, done, keys, count, row, mine, head, acc, total, most, acc_s, total_s, most_s,
-    D: tl.constexpr, SPLIT: tl.constexpr, FLOAT: tl.constexpr, COMPILED: tl.constexpr,
-):  # fmt: skip
+    partial,
+    stats,
+    done,
+    keys,
+    count,
+    row,
+    mine,
+    head,
+    acc,
+    total,
+    most,
+    acc_s,
+    total_s,
+    most_s,
+    D: tl.constexpr,
+    SPLIT: tl.constexpr,
+    FLOAT: tl.constexpr,
+    COMPILED: tl.constexpr,
+):
     """After a tile: at the end of a split its sums are stored, and begin anew."""
     if (done % SPLIT == 0) | (done >= keys):
         a, t, m = _ended(acc, total, most, acc_s, total_s, most_s, mine, FLOAT, COMPILED)
@@ -348,9 +424,18 @@ def attend(
     head,
     scale,  # of the scores, times log2(e)
     scale_low,  # what its rounding to float32 took away, times log(2)
-    stride_qb, stride_qh, stride_qm, stride_qd,
-    stride_kb, stride_kh, stride_kn, stride_kd,
-    stride_vb, stride_vh, stride_vn, stride_vd,
+    stride_qb,
+    stride_qh,
+    stride_qm,
+    stride_qd,
+    stride_kb,
+    stride_kh,
+    stride_kn,
+    stride_kd,
+    stride_vb,
+    stride_vh,
+    stride_vn,
+    stride_vd,
     D: tl.constexpr,  # head, up to a power of two
     ROWS: tl.constexpr,  # queries times heads of a group in a tile
     TILE: tl.constexpr,  # keys of a tile
@@ -359,7 +444,7 @@ def attend(
     ORDERED: tl.constexpr,
     PRECISION: tl.constexpr,
     COMPILED: tl.constexpr,
-):  # fmt: skip
+):
     """Attention of one tile of rows: splits of keys one after another, or some of them.
 
     Where the grid has a second direction, a program takes `each` splits and stores them for
@@ -420,24 +505,104 @@ def attend(
                 first_masked += tl.maximum(tl.minimum(stop, least) - start, 0) // TILE * TILE
                 for begin in range(start, first_masked, TILE):
                     acc_s, total_s, most_s = _tile(
-                        acc_s, total_s, most_s, tokens, places, stride_qd, k, v, begin, stop, lo,
-                        hi, mine, order, head, stride_kn, stride_kd, stride_vn, stride_vd, scale,
-                        scale_low, D, TILE, ORDERED, False, PRECISION, COMPILED,
-                    )  # fmt: skip
+                        acc_s,
+                        total_s,
+                        most_s,
+                        tokens,
+                        places,
+                        stride_qd,
+                        k,
+                        v,
+                        begin,
+                        stop,
+                        lo,
+                        hi,
+                        mine,
+                        order,
+                        head,
+                        stride_kn,
+                        stride_kd,
+                        stride_vn,
+                        stride_vd,
+                        scale,
+                        scale_low,
+                        D,
+                        TILE,
+                        ORDERED,
+                        False,
+                        PRECISION,
+                        COMPILED,
+                    )
                     acc_s, total_s, most_s = _passed(
-                        partial, stats, begin - anchor + TILE, stop - anchor, count, flat, mine,
-                        head, acc, total, most, acc_s, total_s, most_s, D, SPLIT, FLOAT, COMPILED,
-                    )  # fmt: skip
+                        partial,
+                        stats,
+                        begin - anchor + TILE,
+                        stop - anchor,
+                        count,
+                        flat,
+                        mine,
+                        head,
+                        acc,
+                        total,
+                        most,
+                        acc_s,
+                        total_s,
+                        most_s,
+                        D,
+                        SPLIT,
+                        FLOAT,
+                        COMPILED,
+                    )
             for begin in range(first_masked, stop, TILE):
                 acc_s, total_s, most_s = _tile(
-                    acc_s, total_s, most_s, tokens, places, stride_qd, k, v, begin, stop, lo, hi,
-                    mine, order, head, stride_kn, stride_kd, stride_vn, stride_vd, scale, scale_low,
-                    D, TILE, ORDERED, True, PRECISION, COMPILED,
-                )  # fmt: skip
+                    acc_s,
+                    total_s,
+                    most_s,
+                    tokens,
+                    places,
+                    stride_qd,
+                    k,
+                    v,
+                    begin,
+                    stop,
+                    lo,
+                    hi,
+                    mine,
+                    order,
+                    head,
+                    stride_kn,
+                    stride_kd,
+                    stride_vn,
+                    stride_vd,
+                    scale,
+                    scale_low,
+                    D,
+                    TILE,
+                    ORDERED,
+                    True,
+                    PRECISION,
+                    COMPILED,
+                )
                 acc_s, total_s, most_s = _passed(
-                    partial, stats, begin - anchor + TILE, stop - anchor, count, flat, mine, head,
-                    acc, total, most, acc_s, total_s, most_s, D, SPLIT, FLOAT, COMPILED,
-                )  # fmt: skip
+                    partial,
+                    stats,
+                    begin - anchor + TILE,
+                    stop - anchor,
+                    count,
+                    flat,
+                    mine,
+                    head,
+                    acc,
+                    total,
+                    most,
+                    acc_s,
+                    total_s,
+                    most_s,
+                    D,
+                    SPLIT,
+                    FLOAT,
+                    COMPILED,
+                )
             stop = start
         for split in range(start, stop, SPLIT):
             acc_s = tl.full((ROWS, D), 0.0, tl.float32)
@@ -449,16 +614,64 @@ def attend(
                 first_masked += tl.maximum(tl.minimum(upper, least) - split, 0) // TILE * TILE
                 for begin in range(split, first_masked, TILE):
                     acc_s, total_s, most_s = _tile(
-                        acc_s, total_s, most_s, tokens, places, stride_qd, k, v, begin, upper, lo,
-                        hi, mine, order, head, stride_kn, stride_kd, stride_vn, stride_vd, scale,
-                        scale_low, D, TILE, ORDERED, False, PRECISION, COMPILED,
-                    )  # fmt: skip
+                        acc_s,
+                        total_s,
+                        most_s,
+                        tokens,
+                        places,
+                        stride_qd,
+                        k,
+                        v,
+                        begin,
+                        upper,
+                        lo,
+                        hi,
+                        mine,
+                        order,
+                        head,
+                        stride_kn,
+                        stride_kd,
+                        stride_vn,
+                        stride_vd,
+                        scale,
+                        scale_low,
+                        D,
+                        TILE,
+                        ORDERED,
+                        False,
+                        PRECISION,
+                        COMPILED,
+                    )
             for begin in range(first_masked, upper, TILE):
                 acc_s, total_s, most_s = _tile(
-                    acc_s, total_s, most_s, tokens, places, stride_qd, k, v, begin, upper, lo, hi,
-                    mine, order, head, stride_kn, stride_kd, stride_vn, stride_vd, scale, scale_low,
-                    D, TILE, ORDERED, True, PRECISION, COMPILED,
-                )  # fmt: skip
+                    acc_s,
+                    total_s,
+                    most_s,
+                    tokens,
+                    places,
+                    stride_qd,
+                    k,
+                    v,
+                    begin,
+                    upper,
+                    lo,
+                    hi,
+                    mine,
+                    order,
+                    head,
+                    stride_kn,
+                    stride_kd,
+                    stride_vn,
+                    stride_vd,
+                    scale,
+                    scale_low,
+                    D,
+                    TILE,
+                    ORDERED,
+                    True,
+                    PRECISION,
+                    COMPILED,
+                )
             acc, total, most = _ended(
                 acc, total, most, acc_s, total_s, most_s, mine, FLOAT, COMPILED
             )

@@ -31,9 +31,28 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 #: torch's functions of one element that Intel's MKL computes on a CPU.
 _BY_MKL = (
-    "acos", "asin", "atan", "cos", "cosh", "erf", "erfc", "erfinv", "exp", "expm1", "lgamma", "log",
-    "log10", "log1p", "log2", "sin", "sinh", "sqrt", "tan", "tanh", "trunc",
-)  # fmt: skip
+    "acos",
+    "asin",
+    "atan",
+    "cos",
+    "cosh",
+    "erf",
+    "erfc",
+    "erfinv",
+    "exp",
+    "expm1",
+    "lgamma",
+    "log",
+    "log10",
+    "log1p",
+    "log2",
+    "sin",
+    "sinh",
+    "sqrt",
+    "tan",
+    "tanh",
+    "trunc",
+)
 
 
 @cache
@@ -283,9 +302,10 @@ def check_tensors(**tensors: Any) -> None:
 def _check(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
     if x.dim() < 1 or weight.dim() != 2 or x.shape[-1] != weight.shape[1]:
         raise ShapeError(
-            "x and weight do not meet", got=f"{tuple(x.shape)} and {tuple(weight.shape)}",
+            "x and weight do not meet",
+            got=f"{tuple(x.shape)} and {tuple(weight.shape)}",
             expected="(…, K) and (N, K)",
-        )  # fmt: skip
+        )
     if bias is not None and tuple(bias.shape) != (weight.shape[0],):
         raise ShapeError("bias", got=tuple(bias.shape), expected=f"({weight.shape[0]},)")
     _check_types(x=x, weight=weight, bias=bias)
@@ -309,9 +329,10 @@ def _check_types(**tensors: torch.Tensor | None) -> None:
     for name, t in there.items():
         if t.dtype not in allowed or t.dtype != x.dtype:
             raise DtypeError(
-                f"{name} has another type", got=str(t.dtype),
+                f"{name} has another type",
+                got=str(t.dtype),
                 expected="bfloat16, float16 or float32" if t is x else f"{x.dtype} as {first}",
-            )  # fmt: skip
+            )
         if t.device != x.device:
             raise ArgumentError(
                 f"{name} is on another device", got=str(t.device), expected=f"{x.device} as {first}"
@@ -391,9 +412,10 @@ def batched(x: torch.Tensor, weight: torch.Tensor, *, tf32: bool = False) -> tor
     check_tensors(x=x, weight=weight)
     if x.dim() != 3 or weight.dim() != 3 or x.shape[::2] != weight.shape[::2]:
         raise ShapeError(
-            "x and weight do not meet", got=f"{tuple(x.shape)} and {tuple(weight.shape)}",
+            "x and weight do not meet",
+            got=f"{tuple(x.shape)} and {tuple(weight.shape)}",
             expected="(batch, M, K) and (batch, N, K)",
-        )  # fmt: skip
+        )
     _check_types(x=x, weight=weight)
     check_flag("tf32", tf32)
     (batch, m, k), n = x.shape, weight.shape[1]
@@ -432,9 +454,16 @@ def _by_kernel(
     tf32 = tf32 and x.dtype == torch.float32  # of 16 bits there is no other precision
     depth = _CHAIN if x.dtype == torch.float32 and not tf32 else tile.depth
     constants = (
-        tile.swap, tile.rows, tile.columns, depth, 8, k % depth == 0, bias is not None,
-        "tf32" if tf32 else "ieee", not interpreting(),
-    )  # fmt: skip
+        tile.swap,
+        tile.rows,
+        tile.columns,
+        depth,
+        8,
+        k % depth == 0,
+        bias is not None,
+        "tf32" if tf32 else "ieee",
+        not interpreting(),
+    )
     grid = (ceil_div(m, tile.rows) * ceil_div(n, tile.columns), batch)
     # The rows decide the stride of a batch of one, which nothing is to be compiled for.
     outer = (x.stride(0), weight.stride(0)) if batch > 1 else (0, 0)

@@ -130,17 +130,20 @@ def invariant(model: Any = None, *, lacking: str = "raise") -> Any:
         return Invariant(lacking)
     if not isinstance(model, torch.nn.Module):
         raise ArgumentError(
-            "model", got=repr(model)[:40], expected="a torch.nn.Module",
+            "model",
+            got=repr(model)[:40],
+            expected="a torch.nn.Module",
             hint="roundoff.invariant(lacking='count') for the context manager",
-        )  # fmt: skip
+        )
     settle_mkl()
     places = put_in_place(model, Invariant(lacking), lacking == "count")
     if places.lacking and lacking == "raise":
         raise VariantOperatorError(
             "rows of these modules may depend on the rest of the batch",
-            got=", ".join(places.lacking[:8]), expected="modules with the same bits in every batch",
+            got=", ".join(places.lacking[:8]),
+            expected="modules with the same bits in every batch",
             hint='invariant(model, lacking="count") leaves them as they are',
-        )  # fmt: skip
+        )
     if places.lacking:
         named = ", ".join(places.lacking[:8])
         warnings.warn(f"left as they are, and not invariant: {named}", stacklevel=2)
@@ -178,14 +181,18 @@ class Invariant:
         """The function, run within."""
         if not callable(function):
             raise ArgumentError(
-                "what runs within", got=type(function).__name__, expected="a function",
+                "what runs within",
+                got=type(function).__name__,
+                expected="a function",
                 hint="with roundoff.invariant(): …",
-            )  # fmt: skip
+            )
         if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
             raise ArgumentError(
-                "its body runs after the call, outside", got=function.__qualname__,
-                expected="a plain function", hint="with roundoff.invariant(): in its body",
-            )  # fmt: skip
+                "its body runs after the call, outside",
+                got=function.__qualname__,
+                expected="a plain function",
+                hint="with roundoff.invariant(): in its body",
+            )
 
         @functools.wraps(function)
         def within(*args: Any, **kwargs: Any) -> Any:
@@ -297,8 +304,9 @@ class _Operators(TorchDispatchMode):
     def _refuse(self, name: str) -> None:
         if self.owner.policy == "raise":
             raise VariantOperatorError(
-                "a row of its result may depend on the rest of the batch", got=name,
+                "a row of its result may depend on the rest of the batch",
+                got=name,
                 expected="an operator with the same bits in every batch",
                 hint='invariant(lacking="count") lets it pass and counts it',
-            )  # fmt: skip
+            )
         self.owner.lacking[name] += 1

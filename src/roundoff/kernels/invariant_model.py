@@ -174,10 +174,11 @@ def _set_attention(model: torch.nn.Module) -> None:
         model.set_attn_implementation(TRANSFORMERS)  # type: ignore[operator]
     except (ValueError, KeyError) as error:
         raise ArgumentError(
-            "the model's attention cannot be replaced", got=type(model).__name__,
+            "the model's attention cannot be replaced",
+            got=type(model).__name__,
             expected="a model with attention implementations of transformers",
             hint="with roundoff.invariant(): …",
-        ) from error  # fmt: skip
+        ) from error
 
 
 # Products. ----------------------------------------------------------------------------------------
@@ -209,8 +210,12 @@ def product(
         return matmul(x, weight, bias, tf32=x.is_cuda and _tf32(x))
     ways: dict[Any, Any] = owner.__dict__.setdefault("_roundoff_ways", {})
     key = (
-        x.shape, x.dtype, x.data_ptr() & 255, weight.data_ptr(), _switches(x.dtype),
-    )  # fmt: skip
+        x.shape,
+        x.dtype,
+        x.data_ptr() & 255,
+        weight.data_ptr(),
+        _switches(x.dtype),
+    )
     way = ways.get(key)
     if way is None:
         rows = x.view(-1, x.shape[-1])

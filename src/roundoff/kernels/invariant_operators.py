@@ -16,9 +16,16 @@ from .invariant_attention import attention
 from .invariant_matmul import batched, matmul, own_work
 
 __all__ = [
-    "HANDLERS", "MAY_LACK", "TRANSFORMERS", "Handler", "by_transformers", "concerns", "lacks",
-    "register", "sdpa",
-]  # fmt: skip
+    "HANDLERS",
+    "MAY_LACK",
+    "TRANSFORMERS",
+    "Handler",
+    "by_transformers",
+    "concerns",
+    "lacks",
+    "register",
+    "sdpa",
+]
 
 #: The name of our attention in transformers' registry.
 TRANSFORMERS = "roundoff"
@@ -46,27 +53,62 @@ def concerns(args: tuple[Any, ...]) -> bool:
 _LACKING = frozenset(
     f"aten::{name}"
     for name in (
-        "convolution", "_convolution", "convolution_overrideable", "cudnn_convolution",
-        "mkldnn_convolution", "mkldnn_rnn_layer", "_cudnn_rnn", "_embedding_bag", "addbmm", "addmv",
-        "_addmm_activation", "_scaled_mm", "_scaled_grouped_mm", "mkldnn_linear",
-        "_native_multi_head_attention", "_transformer_encoder_layer_fwd", "_cdist_forward",
-        "_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_for_cpu",
-        "_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention",
-        "_scaled_dot_product_attention_math", "_flash_attention_forward",
-        "_efficient_attention_forward", "_cudnn_attention_forward", "_weight_int4pack_mm",
-        "_weight_int8pack_mm", "_trilinear", "_fft_r2c", "_fft_c2c", "_fft_c2r",
+        "convolution",
+        "_convolution",
+        "convolution_overrideable",
+        "cudnn_convolution",
+        "mkldnn_convolution",
+        "mkldnn_rnn_layer",
+        "_cudnn_rnn",
+        "_embedding_bag",
+        "addbmm",
+        "addmv",
+        "_addmm_activation",
+        "_scaled_mm",
+        "_scaled_grouped_mm",
+        "mkldnn_linear",
+        "_native_multi_head_attention",
+        "_transformer_encoder_layer_fwd",
+        "_cdist_forward",
+        "_scaled_dot_product_flash_attention",
+        "_scaled_dot_product_flash_attention_for_cpu",
+        "_scaled_dot_product_efficient_attention",
+        "_scaled_dot_product_cudnn_attention",
+        "_scaled_dot_product_attention_math",
+        "_flash_attention_forward",
+        "_efficient_attention_forward",
+        "_cudnn_attention_forward",
+        "_weight_int4pack_mm",
+        "_weight_int8pack_mm",
+        "_trilinear",
+        "_fft_r2c",
+        "_fft_c2c",
+        "_fft_c2r",
     )
-)  # fmt: skip
+)
 _LACKING_ON_CPU = frozenset({"aten::glu"})
 #: These add, or multiply, in an order of their own on CUDA.
 _LACKING_ON_CUDA = frozenset(
     f"aten::{name}"
     for name in (
-        "index_add", "index_add_", "scatter_add", "scatter_add_", "scatter_reduce", "index_put",
-        "scatter_reduce_", "index_put_", "_index_put_impl_", "cumsum", "cumprod", "logcumsumexp",
-        "prod", "nansum", "norm", "renorm",
+        "index_add",
+        "index_add_",
+        "scatter_add",
+        "scatter_add_",
+        "scatter_reduce",
+        "index_put",
+        "scatter_reduce_",
+        "index_put_",
+        "_index_put_impl_",
+        "cumsum",
+        "cumprod",
+        "logcumsumexp",
+        "prod",
+        "nansum",
+        "norm",
+        "renorm",
     )
-)  # fmt: skip
+)
 #: Operators of which :func:`lacks` has to be asked.
 MAY_LACK = _LACKING | _LACKING_ON_CPU | _LACKING_ON_CUDA
 
@@ -339,13 +381,28 @@ def _scaled_sum(func: Any, a: Any, b: Any, *, alpha: Any = 1) -> Any:
 
 
 _NAMED: dict[str, Handler] = {
-    "mm": _mm, "addmm": _addmm, "bmm": _bmm, "baddbmm": _baddbmm, "mv": _mv, "dot": _dot,
-    "linear": _linear, "_grouped_mm": _grouped_mm, "sum": _reduced, "mean": _reduced,
-    "_softmax": _softmax, "_log_softmax": _softmax, "logsumexp": _logsumexp,
+    "mm": _mm,
+    "addmm": _addmm,
+    "bmm": _bmm,
+    "baddbmm": _baddbmm,
+    "mv": _mv,
+    "dot": _dot,
+    "linear": _linear,
+    "_grouped_mm": _grouped_mm,
+    "sum": _reduced,
+    "mean": _reduced,
+    "_softmax": _softmax,
+    "_log_softmax": _softmax,
+    "logsumexp": _logsumexp,
     "linalg_vector_norm": _vector_norm,
-    "var": _variance, "std": _variance, "var_mean": _variance, "std_mean": _variance,
-    "pow": _power, "add": _scaled_sum, "sub": _scaled_sum,
-}  # fmt: skip
+    "var": _variance,
+    "std": _variance,
+    "var_mean": _variance,
+    "std_mean": _variance,
+    "pow": _power,
+    "add": _scaled_sum,
+    "sub": _scaled_sum,
+}
 #: Functions of one element that differ between vectors and what is left over, as measured.
 _NAMED |= dict.fromkeys(
     (
@@ -399,9 +456,13 @@ def sdpa(
 
 
 def _folded(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: torch.Tensor | None,
-    is_causal: bool, scale: float | None,
-) -> torch.Tensor:  # fmt: skip
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None,
+    is_causal: bool,
+    scale: float | None,
+) -> torch.Tensor:
     """Of three dimensions: the first is that of heads."""
     if query.dim() != 3:
         raise UnsupportedError(
@@ -419,9 +480,10 @@ def _booleans(mask: torch.Tensor) -> torch.Tensor:
         (~seen & (mask > -1e4)).any()
     ):
         raise UnsupportedError(
-            "attention with a bias", got="a mask with numbers in it",
+            "attention with a bias",
+            got="a mask with numbers in it",
             expected="0 where a key is seen, the smallest number where it is not",
-        )  # fmt: skip
+        )
     return seen
 
 

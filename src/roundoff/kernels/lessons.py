@@ -41,9 +41,13 @@ def locked_sums(X, DY, MEAN, RSTD, DW, LOCK, N, GROUPS, P: tl.constexpr, BARRIER
 
 
 def locked(
-    dy: torch.Tensor, x: torch.Tensor, mean: torch.Tensor, rstd: torch.Tensor,
-    groups: int | None = None, barrier: bool = True,
-) -> torch.Tensor:  # fmt: skip
+    dy: torch.Tensor,
+    x: torch.Tensor,
+    mean: torch.Tensor,
+    rstd: torch.Tensor,
+    groups: int | None = None,
+    barrier: bool = True,
+) -> torch.Tensor:
     """dweight summed under locks: a counter-example, whose bits depend on the order of arrival.
 
     Parameters

@@ -293,10 +293,24 @@ def _nearest(x, PRECISION: tl.constexpr, COMPILED: tl.constexpr):
 
 @kernel
 def _tiles(
-    acc, total, most, q, k, v, low, high, rows, head, length, scale,
-    D: tl.constexpr, COLUMNS: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr,
+    acc,
+    total,
+    most,
+    q,
+    k,
+    v,
+    low,
+    high,
+    rows,
+    head,
+    length,
+    scale,
+    D: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    MASKED: tl.constexpr,
+    PRECISION: tl.constexpr,
     COMPILED: tl.constexpr,
-):  # fmt: skip
+):
     """One stretch of keys, *low* to *high*, into the running sums (online softmax)."""
     i = tl.arange(0, D)
     for start in range(low, high, COLUMNS):
@@ -352,13 +366,43 @@ def _causal_attention(
     most = tl.full((ROWS,), float("-inf"), tl.float32)
     full = block * ROWS  # keys that every row of the block sees
     acc, total, most = _tiles(
-        acc, total, most, queries, k + shared, v + shared, 0, full, rows, head, length, scale,
-        D, COLUMNS, False, PRECISION, COMPILED,
-    )  # fmt: skip
+        acc,
+        total,
+        most,
+        queries,
+        k + shared,
+        v + shared,
+        0,
+        full,
+        rows,
+        head,
+        length,
+        scale,
+        D,
+        COLUMNS,
+        False,
+        PRECISION,
+        COMPILED,
+    )
     acc, total, most = _tiles(
-        acc, total, most, queries, k + shared, v + shared, full, full + ROWS, rows, head, length,
-        scale, D, COLUMNS, True, PRECISION, COMPILED,
-    )  # fmt: skip
+        acc,
+        total,
+        most,
+        queries,
+        k + shared,
+        v + shared,
+        full,
+        full + ROWS,
+        rows,
+        head,
+        length,
+        scale,
+        D,
+        COLUMNS,
+        True,
+        PRECISION,
+        COMPILED,
+    )
     tl.store(out + at, (acc / total[:, None]).to(out.dtype.element_ty), mask=inside)
 
 

@@ -19,8 +19,14 @@ if TYPE_CHECKING:
     from .trained import TrainedLlama
 
 __all__ = [
-    "Decoded", "Float64Llama", "GraphStep", "decode", "decode_step", "padded", "server_batches",
-]  # fmt: skip
+    "Decoded",
+    "Float64Llama",
+    "GraphStep",
+    "decode",
+    "decode_step",
+    "padded",
+    "server_batches",
+]
 
 
 #: Types of token numbers.
@@ -59,9 +65,11 @@ class Float64Llama:
     def __init__(self, trained: TrainedLlama, device: str = "cpu") -> None:
         if not hasattr(trained, "config") or not hasattr(trained, "weights"):
             raise ArgumentError(
-                "trained", got=type(trained).__name__, expected="a TrainedLlama",
+                "trained",
+                got=type(trained).__name__,
+                expected="a TrainedLlama",
                 hint="load_trained()",
-            )  # fmt: skip
+            )
         self.config = trained.config
         self.device = check_device(device)
         self._weights = {name: w.to(device, torch.float64) for name, w in trained.weights.items()}
@@ -384,9 +392,10 @@ def _check_model(model: Any) -> None:
     config = getattr(model, "config", None)
     if not callable(model) or not hasattr(config, "vocab_size"):
         raise ArgumentError(
-            "model", got=type(model).__name__,
+            "model",
+            got=type(model).__name__,
             expected="a causal language model of transformers, or a Float64Llama",
-        )  # fmt: skip
+        )
 
 
 def decode_step(
@@ -448,9 +457,11 @@ def decode_step(
         cache = StaticCache(config=model.config, max_cache_len=past + room)
         mask = torch.ones(batch, past + room, dtype=torch.int64, device=model.device)
         inputs = {
-            "attention_mask": mask, "past_key_values": cache, "use_cache": True,
+            "attention_mask": mask,
+            "past_key_values": cache,
+            "use_cache": True,
             "position_ids": torch.full((batch, 1), past, device=model.device),
-        }  # fmt: skip
+        }
         with torch.no_grad():
             prompt = torch.full((batch, past), 7, device=model.device)
             model(prompt, past_key_values=cache, use_cache=True, logits_to_keep=1)

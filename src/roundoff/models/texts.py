@@ -100,7 +100,7 @@ _PROMPTS = {
     "summary": tuple(
         f"Summarise this text in two sentences:\n\n{PASSAGES[i]}" for i in (0, 2, 4, 6)
     ),
-}  # fmt: skip
+}
 
 
 def prompts(count: int = 32) -> list[tuple[str, str]]:
@@ -128,6 +128,10 @@ def prompts(count: int = 32) -> list[tuple[str, str]]:
     ['question', 'explanation', 'story', 'code']
     """
     longest = max(map(len, _PROMPTS.values()))
-    turns = [(kind, texts[i]) for i in range(longest)
-             for kind, texts in _PROMPTS.items() if i < len(texts)]  # fmt: skip
+    turns = [
+        (kind, texts[i])
+        for i in range(longest)
+        for kind, texts in _PROMPTS.items()
+        if i < len(texts)
+    ]
     return turns[: check_whole("count", count, 0, len(turns))]

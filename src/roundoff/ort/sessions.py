@@ -203,9 +203,10 @@ def _options(requested: Any, threads: int | None, optimization: str) -> onnxrunt
                 ) from error
         else:
             raise ArgumentError(
-                "no such session option", got=key,
+                "no such session option",
+                got=key,
                 expected="an attribute of onnxruntime.SessionOptions, or a key with a dot",
-            )  # fmt: skip
+            )
     return options
 
 

@@ -162,9 +162,15 @@ class Study:
             return
         options = {name: getattr(args, name) for name in self.options}
         path = write_record(
-            folder, self.page, tables, env, options, parts=self.parts, times=self.times,
+            folder,
+            self.page,
+            tables,
+            env,
+            options,
+            parts=self.parts,
+            times=self.times,
             second=args.second,
-        )  # fmt: skip
+        )
         print(f"record: {path}", file=sys.stderr)
         write_values(path, self.evaluate(read_record(path)))
 

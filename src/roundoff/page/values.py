@@ -216,9 +216,10 @@ class Value:
             raise
         except Exception as error:
             raise StudyError(
-                f"the test of value {self.name}", got=f"{type(error).__name__}: {error}",
+                f"the test of value {self.name}",
+                got=f"{type(error).__name__}: {error}",
                 expected="True or False",
-            ) from error  # fmt: skip
+            ) from error
 
     def _word(self, found: Measured) -> str:
         if found.low is None or found.high is None or self.words is None:

@@ -245,9 +245,10 @@ def _checked(values: npt.NDArray[Any], doing: str) -> npt.NDArray[Any]:
     if values.dtype.kind in "iub":
         if values.dtype.kind != "b" and values.size and not _small(values):
             raise ArgumentError(
-                f"whole numbers to {doing}", got=str(np.abs(values.astype(object)).max()),
+                f"whole numbers to {doing}",
+                got=str(np.abs(values.astype(object)).max()),
                 expected="at most 2**53, which float64 holds",
-            )  # fmt: skip
+            )
         return values.astype(np.float64)
     if not _is_float(values.dtype):
         raise DtypeError(
@@ -351,6 +352,8 @@ def _check_permutation(row: npt.NDArray[Any]) -> None:
         seen[row] = True
     if not seen.all():
         raise ArgumentError(
-            "no permutation", got=f"{row[:8]}", expected=f"each of 0 to {row.size - 1} once",
+            "no permutation",
+            got=f"{row[:8]}",
+            expected=f"each of 0 to {row.size - 1} once",
             hint="draw_orders(size)",
-        )  # fmt: skip
+        )

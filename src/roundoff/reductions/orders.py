@@ -109,9 +109,10 @@ def _leaves(tree: Tree, level: int = 0) -> list[int]:
         return [tree]
     if not isinstance(tree, (tuple, list)) or len(tree) < 2:
         raise ArgumentError(
-            "no order of additions", got=repr(tree)[:80],
+            "no order of additions",
+            got=repr(tree)[:80],
             expected="the number of a rank, or a tuple of two or more orders",
-        )  # fmt: skip
+        )
     return [leaf for branch in tree for leaf in _leaves(branch, level + 1)]
 
 
@@ -381,10 +382,12 @@ def gloo_sum(parts: Array) -> Array:
     """
     parts = _parts(parts)
     bounds = gloo_bounds(parts.shape[1], len(parts), parts.dtype.itemsize)
-    return np.concatenate([
-        add_in_order(parts[:, a:b], gloo_order(chunk, len(parts)))
-        for chunk, (a, b) in enumerate(neighbours(bounds))
-    ])  # fmt: skip
+    return np.concatenate(
+        [
+            add_in_order(parts[:, a:b], gloo_order(chunk, len(parts)))
+            for chunk, (a, b) in enumerate(neighbours(bounds))
+        ]
+    )
 
 
 def ring_sum(parts: Array, first: int = 0) -> Array:

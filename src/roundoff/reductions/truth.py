@@ -115,9 +115,11 @@ def _rational(value: Any) -> Fraction:
     is_exact = isinstance(value, numbers.Rational) and not isinstance(value, bool)
     if not is_exact and not (isinstance(value, float) and math.isfinite(value)):
         raise ArgumentError(
-            "no exact value", got=repr(value)[:80], expected="a Fraction, an int or a finite float",
+            "no exact value",
+            got=repr(value)[:80],
+            expected="a Fraction, an int or a finite float",
             hint="exact_sum(x)",
-        )  # fmt: skip
+        )
     return Fraction(value)
 
 

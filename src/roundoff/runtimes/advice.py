@@ -46,10 +46,18 @@ class Advice:
     def sentences(self) -> list[str]:
         """What applies, the most important first."""
         texts = (
-            self._inputs(), self._module(), self._quantization(), self._undefined(),
-            self._non_finite(), self._tf32(), self._half(), self._session(), self._rounding(),
-            self._tolerance(), self._fallback(),
-        )  # fmt: skip
+            self._inputs(),
+            self._module(),
+            self._quantization(),
+            self._undefined(),
+            self._non_finite(),
+            self._tf32(),
+            self._half(),
+            self._session(),
+            self._rounding(),
+            self._tolerance(),
+            self._fallback(),
+        )
         return [text for text in texts if text]
 
     def _types(self) -> set[str]:

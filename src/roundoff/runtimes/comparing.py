@@ -192,10 +192,11 @@ def _check_memory(proto: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]])
     if needed > free:
         raise ModelSizeError(
             "the comparison of this model would not fit in memory",
-            got=f"over {needed / 2**30:.3g} GiB", expected=f"at most {free / 2**30:.3g} GiB",
+            got=f"over {needed / 2**30:.3g} GiB",
+            expected=f"at most {free / 2**30:.3g} GiB",
             hint="a machine with more memory, smaller feeds, or a part of the model: "
             "onnx.utils.extract_model",
-        )  # fmt: skip
+        )
 
 
 def _is_cuda(providers: Sequence[Any]) -> bool:
@@ -301,9 +302,13 @@ class _Setup:
         return torch_precision(self.torch_tf32) if self.cuda else contextlib.nullcontext()
 
     def compare(
-        self, feeds: Mapping[str, Any] | None, shapes: Mapping[str, tuple[int, ...]], seed: int,
-        module: Any, calibration: Any,
-    ) -> RuntimeComparison:  # fmt: skip
+        self,
+        feeds: Mapping[str, Any] | None,
+        shapes: Mapping[str, tuple[int, ...]],
+        seed: int,
+        module: Any,
+        calibration: Any,
+    ) -> RuntimeComparison:
         import pandas
 
         fed, frame, truth, results, device = self._by_node(feeds, shapes, seed)
@@ -463,9 +468,10 @@ def _odd(feeds: Mapping[str, Any], reached: bool) -> list[str]:
     return [
         name
         for name, value in feeds.items()
-        if isinstance(value, torch.Tensor) and value.is_floating_point()
+        if isinstance(value, torch.Tensor)
+        and value.is_floating_point()
         and (value.isnan().any() or (reached and value.isinf().any()))
-    ]  # fmt: skip
+    ]
 
 
 def _is_elsewhere(rows: Sequence[Mapping[str, Any]]) -> bool:

@@ -13,10 +13,16 @@ from roundoff.evaluator.values import to_numpy
 
 __all__ = ["check_drawing"]
 
-_ALWAYS = frozenset({
-    ("", "Bernoulli"), ("", "Multinomial"), ("", "RandomNormal"), ("", "RandomNormalLike"),
-    ("", "RandomUniform"), ("", "RandomUniformLike"),
-})  # fmt: skip
+_ALWAYS = frozenset(
+    {
+        ("", "Bernoulli"),
+        ("", "Multinomial"),
+        ("", "RandomNormal"),
+        ("", "RandomNormalLike"),
+        ("", "RandomUniform"),
+        ("", "RandomUniformLike"),
+    }
+)
 #: Versions of Dropout whose mode is an attribute, and those that have no training.
 _BY_ATTRIBUTE, _STILL = (1, 6), (7, 10)
 

@@ -39,9 +39,10 @@ def check_feeds(proto: onnx.ModelProto, feeds: Mapping[str, Any]) -> None:
             other, before = seen.setdefault(dim, (name, size))
             if before != size:
                 raise ShapeError(
-                    f"input {name!r}", got=f"{dim} = {size}",
+                    f"input {name!r}",
+                    got=f"{dim} = {size}",
                     expected=f"{dim} = {before}, as in input {other!r}",
-                )  # fmt: skip
+                )
 
 
 def dims(declared: onnx.TypeProto) -> list[int | str] | None:
@@ -66,8 +67,9 @@ def drawn_shapes(
             raise UnsupportedError(
                 f"input {info.name!r} can't be drawn",
                 got=" ".join(str(info.type).split())[:80] or "no type",
-                expected="a tensor of numbers of declared rank", hint="feeds=",
-            )  # fmt: skip
+                expected="a tensor of numbers of declared rank",
+                hint="feeds=",
+            )
         declared[info.name] = wanted
     symbols = [d for wanted in declared.values() for d in wanted if isinstance(d, str) and d]
     names = {n.id for s in symbols for n in _walk(s) if isinstance(n, ast.Name)} | set(symbols)
@@ -84,12 +86,15 @@ def drawn_shapes(
     known = {n: int(random.integers(2, 9)) for n in sorted(names)} | dict(sizes or {})
     return {
         name: tuple(
-            d if isinstance(d, int) else _size(d, known, sizes or {}) if d
+            d
+            if isinstance(d, int)
+            else _size(d, known, sizes or {})
+            if d
             else int(random.integers(2, 9))
             for d in wanted
         )
         for name, wanted in declared.items()
-    }  # fmt: skip
+    }
 
 
 def _is_count(size: Any) -> bool:
@@ -139,8 +144,18 @@ def _value(part: ast.expr, known: Mapping[str, int]) -> int:
 #: Operators that look rows of their first input up by the second.
 _LOOKUPS = {("", "Gather"), ("", "GatherElements")}
 #: Operators that keep the values of their first input, in some shape.
-_CARRIERS = {"Cast", "Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose",
-             "Expand", "Slice", "Tile"}  # fmt: skip
+_CARRIERS = {
+    "Cast",
+    "Identity",
+    "Reshape",
+    "Flatten",
+    "Squeeze",
+    "Unsqueeze",
+    "Transpose",
+    "Expand",
+    "Slice",
+    "Tile",
+}
 #: Those that keep its shape, too.
 _SAME_SHAPE = {"Cast", "Identity", "DequantizeLinear"}
 
@@ -176,9 +191,11 @@ def limits(evaluator: TorchOnnxEvaluator, shapes: Mapping[str, tuple[int, ...]])
 
 
 def draw(
-    inputs: Mapping[str, onnx.ValueInfoProto], shapes: Mapping[str, tuple[int, ...]],
-    below: Mapping[str, int], seed: int,
-) -> dict[str, torch.Tensor]:  # fmt: skip
+    inputs: Mapping[str, onnx.ValueInfoProto],
+    shapes: Mapping[str, tuple[int, ...]],
+    below: Mapping[str, int],
+    seed: int,
+) -> dict[str, torch.Tensor]:
     """Floats from a normal distribution, integers below their limit or 2, masks of ones."""
     generator = torch.Generator().manual_seed(seed)
     feeds = {}

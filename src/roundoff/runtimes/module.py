@@ -71,9 +71,12 @@ def check_mode(
 
 
 def _without_draws(
-    module: Any, names: Sequence[str], feeds: Mapping[str, Any], device: torch.device,
+    module: Any,
+    names: Sequence[str],
+    feeds: Mapping[str, Any],
+    device: torch.device,
     outputs: Sequence[str],
-) -> list[Any]:  # fmt: skip
+) -> list[Any]:
     """Outputs of the module; an ArgumentError where torch's random state shows that it draws."""
 
     def states() -> list[torch.Tensor]:
@@ -84,9 +87,11 @@ def _without_draws(
     results = call_module(module, names, feeds, device, outputs)
     if not all(map(torch.equal, before, states())):
         raise ArgumentError(
-            "the module draws random numbers", got=type(module).__name__,
-            expected="a module that gives the same twice", hint="make what is drawn an input of it",
-        )  # fmt: skip
+            "the module draws random numbers",
+            got=type(module).__name__,
+            expected="a module that gives the same twice",
+            hint="make what is drawn an input of it",
+        )
     return results
 
 
@@ -120,9 +125,10 @@ def call_module(
         signature.bind(*positional, **keywords)
     except TypeError as error:
         raise ArgumentError(
-            "the module does not take the model's inputs", got=str(list(arguments)),
+            "the module does not take the model's inputs",
+            got=str(list(arguments)),
             expected=f"arguments {signature}",
-        ) from error  # fmt: skip
+        ) from error
     return _outputs(module, positional, keywords, outputs)
 
 
@@ -141,18 +147,20 @@ def _outputs(
             text = (str(error).splitlines() or [type(error).__name__])[0]
             fed = ", ".join(type_name(x) for x in (*positional, *named.values()))
             raise ArgumentError(
-                "the module fails on the model's feeds", got=f"{text[:200]} for {fed}",
+                "the module fails on the model's feeds",
+                got=f"{text[:200]} for {fed}",
                 expected="the module that the model was exported from",
-            ) from error  # fmt: skip
+            ) from error
 
 
 def check_outputs(names: Sequence[str], expected: Sequence[Any], got: Sequence[Any]) -> None:
     """The module gives as many tensors as the model has outputs, of the same shapes."""
     if len(names) != len(got):
         raise ArgumentError(
-            "outputs of the module", got=f"{len(got)} ({', '.join(map(type_name, got))})",
+            "outputs of the module",
+            got=f"{len(got)} ({', '.join(map(type_name, got))})",
             expected=f"{len(names)}: {', '.join(names)}",
-        )  # fmt: skip
+        )
     for name, ours, theirs in zip(names, expected, got, strict=True):
         shapes = [getattr(x, "shape", None) for x in (ours, theirs)]
         if shapes[0] != shapes[1]:

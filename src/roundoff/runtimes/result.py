@@ -19,23 +19,45 @@ __all__ = ["NODE_COLUMNS", "OUTPUT_COLUMNS", "SOURCES", "RuntimeComparison", "na
 
 #: Columns of :attr:`RuntimeComparison.frame`, and those of ``localize`` that they are.
 SOURCES = {
-    "node": "node", "op": "op", "output": "outputs",
-    "kernel torch": "kernel first", "kernel ORT": "kernel second",
-    "isolated abs": "isolated abs", "isolated difference": "isolated scaled",
-    "propagated abs": "propagated abs", "propagated difference": "propagated scaled",
-    "own error torch": "own scaled first", "own error ORT": "own scaled second",
-    "error torch": "truth scaled first", "error ORT": "truth scaled second",
-    "non-finite torch": "non-finite first", "non-finite ORT": "non-finite second",
+    "node": "node",
+    "op": "op",
+    "output": "outputs",
+    "kernel torch": "kernel first",
+    "kernel ORT": "kernel second",
+    "isolated abs": "isolated abs",
+    "isolated difference": "isolated scaled",
+    "propagated abs": "propagated abs",
+    "propagated difference": "propagated scaled",
+    "own error torch": "own scaled first",
+    "own error ORT": "own scaled second",
+    "error torch": "truth scaled first",
+    "error ORT": "truth scaled second",
+    "non-finite torch": "non-finite first",
+    "non-finite ORT": "non-finite second",
     "non-finite truth": "non-finite truth",
-}  # fmt: skip
+}
 NODE_COLUMNS = tuple(SOURCES)
 
 #: Columns of :attr:`RuntimeComparison.outputs`; those that say "module" are there with a module.
 OUTPUT_COLUMNS = (
-    "output", "type", "abs", "error torch", "error ORT", "rms torch", "rms ORT", "nearer",
-    "rtol", "atol", "session abs", "module abs", "error module", "elements",
-    "non-finite torch", "non-finite ORT", "non-finite truth",
-)  # fmt: skip
+    "output",
+    "type",
+    "abs",
+    "error torch",
+    "error ORT",
+    "rms torch",
+    "rms ORT",
+    "nearer",
+    "rtol",
+    "atol",
+    "session abs",
+    "module abs",
+    "error module",
+    "elements",
+    "non-finite torch",
+    "non-finite ORT",
+    "non-finite truth",
+)
 
 _UNIT = "eps × RMS of the float64 truth"
 
@@ -135,12 +157,15 @@ class RuntimeComparison:
         """The answer, as (question, answer)."""
         first, odd, most = self.first, self.first_nonfinite, self.largest
         worst = self.outputs[["rms torch", "rms ORT"]].max() if len(self.outputs) else None
-        lines = [(
-            "first differs at node",
-            f"{name_of(first)}: {first['isolated abs']:.3g} on the same inputs" if first else
-            "none: every pair of kernels gives equal bits on the same inputs"
-            + (", NaN and infinities included" if self._has_odd() else ""),
-        )]  # fmt: skip
+        lines = [
+            (
+                "first differs at node",
+                f"{name_of(first)}: {first['isolated abs']:.3g} on the same inputs"
+                if first
+                else "none: every pair of kernels gives equal bits on the same inputs"
+                + (", NaN and infinities included" if self._has_odd() else ""),
+            )
+        ]
         rms = (
             f" (RMS error {worst['rms torch']:.3g} torch, {worst['rms ORT']:.3g} ORT)"
             if worst is not None and not worst.isna().any()

@@ -150,9 +150,11 @@ def measure(
 def _check_callables(callables: Any) -> None:
     if not isinstance(callables, Mapping):
         raise ArgumentError(
-            "callables", got=type(callables).__name__, expected="a mapping of labels to callables",
+            "callables",
+            got=type(callables).__name__,
+            expected="a mapping of labels to callables",
             hint='{"label": function}',
-        )  # fmt: skip
+        )
     if not callables:
         raise ArgumentError("callables", got=dict(callables), expected="at least one")
     for label, function in callables.items():
@@ -252,8 +254,12 @@ def _rounds(
     sampler: _Sampler,
     calls: Mapping[str, tuple[Callable[[], object], int, bool]],
     table: Callable[[list[np.ndarray], str], Timings],
-    budget_s: float, min_rounds: int, max_rounds: int, seed: int, clock: Clock,
-) -> Timings:  # fmt: skip
+    budget_s: float,
+    min_rounds: int,
+    max_rounds: int,
+    seed: int,
+    clock: Clock,
+) -> Timings:
     from tqdm import tqdm
 
     rng = np.random.default_rng(seed)

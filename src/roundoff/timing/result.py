@@ -81,14 +81,22 @@ class Timings:
         x, sampling = self.samples[label].to_numpy(), self.sampling[label]
         centre = self._median(label)
         row: dict[str, Any] = {
-            "label": label, "device": self.device,
-            "median": centre.value, "low": centre.low, "high": centre.high,
-            "mean": x.mean(), "std": x.std(ddof=1) if x.size > 1 else float("nan"),
-            "min": x.min(), "max": x.max(),
-            "rounds": x.size, "calls": sampling.calls, "warmup": sampling.warmup,
-            "first": sampling.first, "stopped": self.stopped,
+            "label": label,
+            "device": self.device,
+            "median": centre.value,
+            "low": centre.low,
+            "high": centre.high,
+            "mean": x.mean(),
+            "std": x.std(ddof=1) if x.size > 1 else float("nan"),
+            "min": x.min(),
+            "max": x.max(),
+            "rounds": x.size,
+            "calls": sampling.calls,
+            "warmup": sampling.warmup,
+            "first": sampling.first,
+            "stopped": self.stopped,
             "warnings": "; ".join(self.warnings(label)),
-        }  # fmt: skip
+        }
         if sampling.bytes is not None:
             row["gb_s"] = sampling.bytes / centre.value / 1e9
         return row

@@ -12,5 +12,12 @@ from . import elementwise, indexing, products, reductions, shapes
 from .indexing import writes_one_place
 from .table import TABLE
 
-__all__ = ["TABLE", "elementwise", "indexing", "products", "reductions", "shapes",
-           "writes_one_place"]  # fmt: skip
+__all__ = [
+    "TABLE",
+    "elementwise",
+    "indexing",
+    "products",
+    "reductions",
+    "shapes",
+    "writes_one_place",
+]

@@ -25,10 +25,22 @@ def _unary(op: str) -> Callable[..., Any]:
 
 
 for _name, _op in {
-    "neg": "Neg", "abs": "Abs", "exp": "Exp", "log": "Log", "sqrt": "Sqrt", "cos": "Cos",
-    "sin": "Sin", "tanh": "Tanh", "sigmoid": "Sigmoid", "relu": "Relu", "erf": "Erf",
-    "floor": "Floor", "ceil": "Ceil", "reciprocal": "Reciprocal", "logical_not": "Not",
-}.items():  # fmt: skip
+    "neg": "Neg",
+    "abs": "Abs",
+    "exp": "Exp",
+    "log": "Log",
+    "sqrt": "Sqrt",
+    "cos": "Cos",
+    "sin": "Sin",
+    "tanh": "Tanh",
+    "sigmoid": "Sigmoid",
+    "relu": "Relu",
+    "erf": "Erf",
+    "floor": "Floor",
+    "ceil": "Ceil",
+    "reciprocal": "Reciprocal",
+    "logical_not": "Not",
+}.items():
     writes(_name)(_unary(_op))
 
 
@@ -83,13 +95,22 @@ def _binary(op: str, boolean: str | None = None) -> Callable[..., Any]:
 
 
 for _name, _op, _boolean in (
-    ("add", "Add", "Or"), ("sub", "Sub", None), ("mul", "Mul", "And"),
-    ("bitwise_and", "BitwiseAnd", "And"), ("bitwise_or", "BitwiseOr", "Or"),
+    ("add", "Add", "Or"),
+    ("sub", "Sub", None),
+    ("mul", "Mul", "And"),
+    ("bitwise_and", "BitwiseAnd", "And"),
+    ("bitwise_or", "BitwiseOr", "Or"),
     ("bitwise_xor", "BitwiseXor", "Xor"),
-):  # fmt: skip
+):
     writes(f"{_name}.Tensor", f"{_name}.Scalar")(_binary(_op, _boolean))
-for _name, _op in (("div.Tensor", "Div"), ("div.Scalar", "Div"), ("logical_and", "And"),
-                   ("logical_or", "Or"), ("maximum", "Max"), ("minimum", "Min")):  # fmt: skip
+for _name, _op in (
+    ("div.Tensor", "Div"),
+    ("div.Scalar", "Div"),
+    ("logical_and", "And"),
+    ("logical_or", "Or"),
+    ("maximum", "Max"),
+    ("minimum", "Min"),
+):
     writes(_name)(_binary(_op))
 
 
@@ -129,9 +150,13 @@ def _python(number: Any) -> Any:
 
 
 for _name, _op, _negated in (
-    ("eq", "Equal", False), ("ne", "Equal", True), ("lt", "Less", False),
-    ("le", "LessOrEqual", False), ("gt", "Greater", False), ("ge", "GreaterOrEqual", False),
-):  # fmt: skip
+    ("eq", "Equal", False),
+    ("ne", "Equal", True),
+    ("lt", "Less", False),
+    ("le", "LessOrEqual", False),
+    ("gt", "Greater", False),
+    ("ge", "GreaterOrEqual", False),
+):
     writes(f"{_name}.Tensor", f"{_name}.Scalar")(_compared(_op, _negated))
 
 

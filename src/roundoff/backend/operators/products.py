@@ -53,10 +53,18 @@ def _addmm(
 
 @writes("convolution")
 def _convolution(
-    c: Converter, node: Any, x: Any, weight: Any, bias: Any, stride: Sequence[Any],
-    padding: Sequence[Any], dilation: Sequence[Any], transposed: bool,
-    output_padding: Sequence[Any], groups: int,
-) -> Any:  # fmt: skip
+    c: Converter,
+    node: Any,
+    x: Any,
+    weight: Any,
+    bias: Any,
+    stride: Sequence[Any],
+    padding: Sequence[Any],
+    dilation: Sequence[Any],
+    transposed: bool,
+    output_padding: Sequence[Any],
+    groups: int,
+) -> Any:
     axes = rank_of(x) - 2
     strides, pads, dilations, more = (
         [size_of(n) for n in numbers] * (axes // len(numbers))
@@ -66,17 +74,29 @@ def _convolution(
         return NotImplemented
     inputs = [c.tensor(t) if t is not None else None for t in (x, weight, bias)]
     return c.op(
-        "ConvTranspose" if transposed else "Conv", *inputs, shape=shape_of(node), strides=strides,
-        pads=pads * 2, dilations=dilations, group=groups,
+        "ConvTranspose" if transposed else "Conv",
+        *inputs,
+        shape=shape_of(node),
+        strides=strides,
+        pads=pads * 2,
+        dilations=dilations,
+        group=groups,
         output_padding=more if transposed else None,
-    )  # fmt: skip
+    )
 
 
 @writes("roundoff.attention")
 def _attention(
-    c: Converter, node: Any, query: Any, key: Any, value: Any, mask: Any, is_causal: bool,
-    scale: Any, grouped: bool,
-) -> Any:  # fmt: skip
+    c: Converter,
+    node: Any,
+    query: Any,
+    key: Any,
+    value: Any,
+    mask: Any,
+    is_causal: bool,
+    scale: Any,
+    grouped: bool,
+) -> Any:
     """torch's scaled dot-product attention, spelled out; rows that see no key are zero.
 
     torch's exporter shuts keys out with the lowest finite number, which makes such a row the
@@ -119,8 +139,9 @@ def _attention(
         # Counted: on CUDA ONNX Runtime has no kernel for the maximum of a mask of bool.
         keys = c.op("ReduceSum", c.cast(seen, FLOAT), c.ints([-1]), shape=some, keepdims=1)
         dead = c.op("Equal", keys, c.tensor(0.0, FLOAT), dtype=BOOL)
-        probabilities = c.op("Where", dead, c.tensor(0.0, kind), probabilities, shape=scores,
-                             dtype=kind)  # fmt: skip
+        probabilities = c.op(
+            "Where", dead, c.tensor(0.0, kind), probabilities, shape=scores, dtype=kind
+        )
     return c.op("MatMul", probabilities, v, shape=out)
 
 
@@ -131,6 +152,7 @@ def _repeated(c: Converter, x: ir.Value, heads: Dim) -> ir.Value:
     if times == 1:
         return x
     thin = c.reshape(x, [batch, groups, 1, length, head])
-    wide = c.op("Expand", thin, c.ints([1, 1, times, 1, 1]),
-                shape=[batch, groups, times, length, head])  # fmt: skip
+    wide = c.op(
+        "Expand", thin, c.ints([1, 1, times, 1, 1]), shape=[batch, groups, times, length, head]
+    )
     return c.reshape(wide, [batch, heads, length, head])

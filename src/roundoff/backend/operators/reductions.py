@@ -97,9 +97,16 @@ def _alone(node: Any) -> bool:
 
 @writes("_native_batch_norm_legit_no_training")
 def _batch_norm(
-    c: Converter, node: Any, x: Any, weight: Any, bias: Any, mean: Any, variance: Any,
-    momentum: float, eps: float,
-) -> Any:  # fmt: skip
+    c: Converter,
+    node: Any,
+    x: Any,
+    weight: Any,
+    bias: Any,
+    mean: Any,
+    variance: Any,
+    momentum: float,
+    eps: float,
+) -> Any:
     if weight is None or bias is None or rank_of(x) < 2 or not _alone(node):
         return NotImplemented
     if kind_of(x) == DOUBLE:

@@ -31,8 +31,17 @@ from .table import (
 )
 
 
-@writes("view", "_unsafe_view", "reshape", "unsqueeze", "squeeze", "squeeze.dim", "squeeze.dims",
-         "flatten.using_ints", "_reshape_copy")  # fmt: skip
+@writes(
+    "view",
+    "_unsafe_view",
+    "reshape",
+    "unsqueeze",
+    "squeeze",
+    "squeeze.dim",
+    "squeeze.dims",
+    "flatten.using_ints",
+    "_reshape_copy",
+)
 def _reshaped(c: Converter, node: Any, x: Any, *_: Any, **__: Any) -> ir.Value:
     return c.reshape(c.tensor(x), shape_of(node))
 
@@ -69,9 +78,14 @@ def _transpose(c: Converter, node: Any, x: Any, one: int = 0, two: int = 1) -> i
 
 @writes("slice.Tensor")
 def _slice(
-    c: Converter, node: Any, x: Any, axis: int = 0, start: Any = None, end: Any = None,
+    c: Converter,
+    node: Any,
+    x: Any,
+    axis: int = 0,
+    start: Any = None,
+    end: Any = None,
     step: int = 1,
-) -> ir.Value:  # fmt: skip
+) -> ir.Value:
     value, axis = c.tensor(x), axis_of(axis, rank_of(x))
     start = 0 if start is None else size_of(start)
     end = (1 << 63) - 1 if end is None else size_of(end)
@@ -157,9 +171,13 @@ def _copy(c: Converter, node: Any, x: Any, source: Any, non_blocking: bool = Fal
 
 @writes("as_strided")
 def _as_strided(
-    c: Converter, node: Any, x: Any, size: Sequence[Any], stride: Sequence[Any],
+    c: Converter,
+    node: Any,
+    x: Any,
+    size: Sequence[Any],
+    stride: Sequence[Any],
     offset: Any = None,
-) -> ir.Value:  # fmt: skip
+) -> ir.Value:
     """Elements by where they lie in memory, which is that of *x* in the order of its strides.
 
     Rows are gathered, as long as the last axis allows: a window over a sequence takes an index a
@@ -171,8 +189,10 @@ def _as_strided(
     fixed = all(isinstance(n, int) for n in (*out, *steps, *dims(memory.shape), first))
     if not fixed or (order is None and not contiguous(memory)) or dim(memory.storage_offset()):
         # Nor can torch say it: it is handed contiguous tensors.
-        raise UnsupportedError("a strided view of memory that is not all of a tensor of fixed size",
-                               got=str(node.target))  # fmt: skip
+        raise UnsupportedError(
+            "a strided view of memory that is not all of a tensor of fixed size",
+            got=str(node.target),
+        )
     count, row = memory.numel(), 1
     if steps and steps[-1] == 1:
         row = math.gcd(*(int(n) for n in (out[-1], count, first, *steps[:-1])))

@@ -42,9 +42,10 @@ def _truth_of(condition: Tensor) -> bool:
 def _outputs_of(node: Node, results: list[Any]) -> Any:
     if len(results) != len(node.outputs):
         raise ModelError(
-            f"node {node.label!r} ({node.op_type})", got=f"{len(results)} results",
+            f"node {node.label!r} ({node.op_type})",
+            got=f"{len(results)} results",
             expected=str(len(node.outputs)),
-        )  # fmt: skip
+        )
     return results[0] if len(results) == 1 else tuple(results)
 
 
@@ -107,8 +108,9 @@ def _check_carried(node: Node, before: list[Any], after: list[Any]) -> None:
         if isinstance(old, Tensor) and (not isinstance(new, Tensor) or old.dtype != new.dtype):
             raise DtypeError(
                 f"node {node.label!r} ({node.op_type}): a carried value changes its type",
-                got=type_name(new), expected=type_name(old),
-            )  # fmt: skip
+                got=type_name(new),
+                expected=type_name(old),
+            )
 
 
 def _stacked(rows: list[Any]) -> Tensor:

@@ -192,11 +192,12 @@ _PARAMETRIC: dict[str, tuple[Function, int, dict[str, Any]]] = {
     "LeakyRelu": (lambda x, alpha: F.leaky_relu(x, alpha), 6, {"alpha": 0.01}),
     "HardSwish": (lambda x: x * torch.clamp(x / 6 + 0.5, 0, 1), 14, {}),
     "Selu": (
-        lambda x, alpha, gamma: gamma * torch.where(x > 0, x, alpha * torch.expm1(x)), 6,
+        lambda x, alpha, gamma: gamma * torch.where(x > 0, x, alpha * torch.expm1(x)),
+        6,
         {"alpha": 1.67326319217681884765625, "gamma": 1.05070102214813232421875},
     ),
     "Softplus": (_softplus, 1, {}),
-}  # fmt: skip
+}
 
 
 for _op_type, (_function, _since, _defaults) in _PARAMETRIC.items():

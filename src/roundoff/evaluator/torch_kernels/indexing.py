@@ -28,8 +28,11 @@ def _positions(indices: Tensor, size: int, what: str) -> Tensor:
     if indices.numel():  # on a GPU, too: a kernel that asserts would end all its later work
         low, high = (int(t) for t in torch.aminmax(indices))
         if low < -size or high >= size:
-            raise ShapeError(f"{what}: index out of range", got=f"{low}..{high}",
-                             expected=f"within {-size}..{size - 1}")  # fmt: skip
+            raise ShapeError(
+                f"{what}: index out of range",
+                got=f"{low}..{high}",
+                expected=f"within {-size}..{size - 1}",
+            )
         if low >= 0:
             return indices
     return torch.where(indices < 0, indices + size, indices)

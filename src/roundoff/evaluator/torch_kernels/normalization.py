@@ -53,9 +53,14 @@ def _layer_normalization(node: Node) -> Function:
 
 
 def _layer_norm_by_steps(
-    x: Tensor, scale: Tensor, bias: Tensor | None, axes: int, epsilon: float,
-    stash: torch.dtype, several: bool,
-) -> Any:  # fmt: skip
+    x: Tensor,
+    scale: Tensor,
+    bias: Tensor | None,
+    axes: int,
+    epsilon: float,
+    stash: torch.dtype,
+    several: bool,
+) -> Any:
     """The definition, step by step, for a scale of another shape."""
     y, mean, inverse = _standardized(x.to(stash), list(range(-axes, 0)), epsilon)
     y = y.to(x.dtype) * torch.broadcast_to(scale, x.shape)

@@ -16,6 +16,8 @@ NEEDS   := .venv/installed-$(RUNTIME)
 ifdef FAST
 export UNITTEST_GOING := 1
 endif
+# What pip left uncompiled is compiled by the first process that imports it, and kept for the others.
+unexport PYTHONDONTWRITEBYTECODE
 # Warnings are errors, and all of them are shown before the build ends.
 SPHINX  := $(BIN)/sphinx-build -c conf -d build/doctrees --jobs auto --fail-on-warning --keep-going
 # One thread a worker: more of them wait for each other.

@@ -49,7 +49,7 @@ serve: $(NEEDS)  ## serve the built site on this machine
 test: $(NEEDS) lint  ## before a change: tests, examples of docstrings, lint, types, the fast site
 	@$(PYTEST) -m "not slow"
 
-test-all: $(NEEDS) lint  ## what CI runs: make test and the tests that are marked slow
+test-all: $(NEEDS) lint  ## every night: make test and the tests that are marked slow
 	@$(PYTEST)
 
 # A GPU host may reach no network: what Python has there is used, but for .venv where it was made.
@@ -72,8 +72,8 @@ test-gpu:  ## on a GPU host, in six minutes: users' paths, kernels, backend (PAR
 	$(GPU_PYTEST) -n 0 -m alone $(GPU_TESTS); alone=$$?; \
 	test $$shared -eq 0 && { test $$alone -eq 0 || test $$alone -eq 5; }
 
-test-notebooks: $(NEEDS) $(WHEELS)/complete  ## each page's notebook and script, as a reader runs them
-	@OMP_NUM_THREADS=1 ROUNDOFF_WHEELHOUSE=$(CURDIR)/$(WHEELS) \
+test-notebooks: $(NEEDS) $(WHEELS)/complete  ## notebooks and scripts as a reader runs them (PAGE=plot_a,plot_b)
+	@PAGE=$(PAGE) OMP_NUM_THREADS=1 ROUNDOFF_WHEELHOUSE=$(CURDIR)/$(WHEELS) \
 		$(BIN)/python -m pytest tests/site/notebooks.py --durations 5
 
 links: $(NEEDS)  ## follow the links that leave the site; needs a network

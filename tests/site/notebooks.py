@@ -22,8 +22,10 @@ DRIVER = Path(__file__).with_name("execute_notebook.py")
 
 
 def pages() -> list[str]:
-    """Address of each page in the site, without its ending."""
-    found = (ROOT / "gallery").glob("*/plot_*.py")
+    """Address in the site of each page, or of those that PAGE names, without its ending."""
+    names = os.environ.get("PAGE") or "plot_*"
+    found = [p for name in names.split(",") for p in (ROOT / "gallery").glob(f"*/{name}.py")]
+    assert found, f"there is no gallery/*/{names}.py"
     return sorted(f"gallery/{p.parent.name}/{p.stem}" for p in found)
 
 

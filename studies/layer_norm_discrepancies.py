@@ -22,7 +22,7 @@ from roundoff.compare import max_diff, scaled_error, tolerance, tolerance_used
 from roundoff.dtypes import dtype_info, onnx_dtype_to_torch_dtype, ulp
 from roundoff.errors import UnsupportedError
 from roundoff.evaluator import LayerNormalizationOrt, MatMulOrt, TorchOnnxEvaluator
-from roundoff.localization import Runner, localize
+from roundoff.localization import localize
 from roundoff.models import layer_norm_feeds, layer_norm_matmul, residual_rms_norm
 from roundoff.ort import available, run_apart, session
 from roundoff.page.measurement import Study
@@ -165,8 +165,8 @@ def nodes(args):
     rows = []
     for case in plain():
         walk = localize(
-            Runner("torch", case.evaluator()),
-            Runner("ORT", case.evaluator(kernels="ort")),
+            case.evaluator(),
+            case.evaluator(kernels="ort"),
             case.feeds(args),
             truth=case.evaluator(truth=True),
         )

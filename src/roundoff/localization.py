@@ -7,140 +7,30 @@ model in float64, say which of the two runs is nearer.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from .compare import max_diff, scaled_error
-from .compare.pieces import float64_pieces
 from .describe import tree_leaves
-from .dtypes import dtype_info
-from .errors import ArgumentError, DtypeError
+from .errors import ArgumentError
+from .evaluator import Step, TorchOnnxEvaluator
 
 if TYPE_CHECKING:
     import pandas
 
-    from .evaluator import Step, TorchOnnxEvaluator
-
-__all__ = ["COLUMNS", "Localization", "Runner", "localize"]
+__all__ = ["COLUMNS", "Localization", "localize"]
 
 #: Columns of the table, in order.
 COLUMNS = (
     "node", "op", "outputs", "kernel first", "kernel second",
-    "isolated abs", "isolated bias", "isolated scaled",
-    "propagated abs", "propagated bias", "propagated scaled",
-    "own scaled first", "own scaled second",
-    "truth abs first", "truth abs second", "truth bias first", "truth bias second",
-    "truth scaled first", "truth scaled second",
-    "largest first", "largest second", "largest truth",
+    "isolated abs", "isolated bias", "isolated scaled", "propagated abs", "propagated scaled",
+    "own scaled first", "own scaled second", "truth scaled first", "truth scaled second",
     "non-finite first", "non-finite second", "non-finite truth",
 )  # fmt: skip
-
-
-@dataclasses.dataclass
-class Runner:
-    """A model with its kernels, the type of its feeds, and the context in which its nodes run.
-
-    Parameters
-    ----------
-    name : str
-        Its name in tables.
-    evaluator : TorchOnnxEvaluator
-        The model with its kernels, on its device.
-    context : callable, optional
-        Returns a context manager in which nodes run, such as one that sets a switch of torch.
-    dtype : torch.dtype, optional
-        Type to which floating feeds are converted.
-
-    Raises
-    ------
-    ArgumentError, DtypeError
-        An argument is of another kind.
-
-    Examples
-    --------
-    >>> import torch
-    >>> from roundoff.evaluator import TorchOnnxEvaluator
-    >>> from roundoff.localization import Runner
-    >>> from roundoff.models import residual_rms_norm
-    >>> half = Runner("float16", TorchOnnxEvaluator(residual_rms_norm(10)), dtype=torch.float16)
-    >>> half.feeds({"X": torch.ones(1, 1, 2)})["X"].dtype
-    torch.float16
-    """
-
-    name: str
-    evaluator: TorchOnnxEvaluator
-    context: Callable[[], contextlib.AbstractContextManager[Any]] | None = None
-    dtype: torch.dtype | None = None
-
-    def __post_init__(self) -> None:
-        from .evaluator import TorchOnnxEvaluator
-
-        if not isinstance(self.evaluator, TorchOnnxEvaluator):
-            raise ArgumentError(
-                f"the evaluator of {self.name!r}",
-                got=type(self.evaluator).__name__,
-                expected="a TorchOnnxEvaluator",
-                hint="TorchOnnxEvaluator(model)",
-            )
-        if self.context is not None and not callable(self.context):
-            raise ArgumentError(
-                "context",
-                got=type(self.context).__name__,
-                expected="a function that returns a context manager",
-            )
-        floating = isinstance(self.dtype, torch.dtype) and self.dtype.is_floating_point
-        if self.dtype is not None and not floating:
-            raise DtypeError("dtype of a Runner", got=repr(self.dtype), expected="a floating type")
-
-    def feeds(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
-        """The feeds, floating ones converted to ``dtype``."""
-        if not isinstance(feeds, Mapping):
-            raise ArgumentError(
-                "feeds", got=type(feeds).__name__, expected="a mapping of input names to tensors"
-            )
-        return {name: _cast(value, self.dtype) for name, value in feeds.items()}
-
-    def steps(self, feeds: Mapping[str, Any]) -> Iterator[Step]:
-        """The evaluator's steps, each run inside the context."""
-        running = self.evaluator.steps(self.feeds(feeds))
-        while True:
-            with self._inside():
-                step = next(running, None)
-            if step is None:
-                return
-            yield step
-
-    def _inside(self) -> contextlib.AbstractContextManager[Any]:
-        manager = self.context() if self.context else contextlib.nullcontext()
-        if not hasattr(manager, "__enter__"):
-            raise ArgumentError(
-                f"the context of {self.name!r}",
-                got=type(manager).__name__,
-                expected="a function that returns a context manager",
-            )
-        return manager
-
-    def run_node(self, index: int, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Outputs of one node on *inputs*, inside the context."""
-        with self._inside():
-            return self.evaluator.run_node(index, inputs)
-
-
-def _cast(value: Any, dtype: torch.dtype | None) -> Any:
-    if dtype is None:
-        return value
-    from .evaluator.values import to_value
-
-    if not isinstance(value, torch.Tensor):
-        value = to_value(value)
-    if not isinstance(value, torch.Tensor):
-        return value
-    return value.to(dtype) if value.is_floating_point() else value
 
 
 @dataclasses.dataclass
@@ -155,15 +45,11 @@ class Localization:
         - ``isolated …`` and ``propagated …``: differences of the second run from the first;
         - ``own …``: largest error of each kernel against float64 on the same inputs;
         - ``truth …``: errors of the two runs against the run in float64;
-        - ``largest …``: largest magnitude among the finite outputs, and ``non-finite …`` how many
-          outputs are NaN or infinite.
+        - ``non-finite …``: how many outputs are NaN or infinite.
 
         ``abs`` is the largest absolute difference, ``bias`` the mean difference, ``scaled`` the
-        largest difference in units of eps × RMS (:func:`roundoff.compare.scaled_error`) with the
-        eps of the run that is compared, the second where both are; NaN where no output is
-        floating. What needs the truth is NaN without one.
-    names : (str, str)
-        Of the first and the second run.
+        largest difference in units of eps × RMS (:func:`roundoff.compare.scaled_error`); NaN where
+        no output is floating. What needs the truth is NaN without one.
 
     Examples
     --------
@@ -173,64 +59,30 @@ class Localization:
     >>> feeds = {name: value.float() for name, value in layer_norm_feeds(4, 8).items()}
     >>> model, swapped = layer_norm_matmul(), {("", "MatMul"): MatMulOrt}
     >>> other = TorchOnnxEvaluator(model, custom_kernels=swapped)
-    >>> nodes = localize(TorchOnnxEvaluator(model), other, feeds)
-    >>> nodes.frame["op"].tolist(), nodes.first_non_finite() is None
-    (['LayerNormalization', 'MatMul', 'Add'], True)
+    >>> localize(TorchOnnxEvaluator(model), other, feeds).frame["op"].tolist()
+    ['LayerNormalization', 'MatMul', 'Add']
     """
 
     frame: pandas.DataFrame
-    names: tuple[str, str]
-
-    def first_beyond(self, column: str, threshold: float) -> Mapping[str, Any] | None:
-        """Row of the first node with a value above *threshold* in a column; None where none is.
-
-        NaN counts as above: a difference that cannot be measured is not small.
-
-        Raises
-        ------
-        ArgumentError
-            When there is no such column, it holds no numbers, or *threshold* is not one.
-        """
-        if column not in list(self.frame):
-            raise ArgumentError("no such column", got=repr(column), expected=", ".join(COLUMNS))
-        if column in COLUMNS[:5]:
-            raise ArgumentError("a column without numbers", got=column, expected="a difference")
-        number = isinstance(threshold, (int, float)) and not isinstance(threshold, bool)
-        if not number or math.isnan(threshold):
-            raise ArgumentError("threshold", got=repr(threshold), expected="a number")
-        for row in self.frame.to_dict("records"):
-            value = row[column]
-            if not abs(value) <= threshold:
-                return row
-        return None
-
-    def first_non_finite(self) -> Mapping[str, Any] | None:
-        """Row of the first node with a NaN or an infinity in either run."""
-        for row in self.frame.to_dict("records"):
-            if row["non-finite first"] or row["non-finite second"]:
-                return row
-        return None
 
 
 def localize(
-    first: Runner | TorchOnnxEvaluator,
-    second: Runner | TorchOnnxEvaluator,
+    first: TorchOnnxEvaluator,
+    second: TorchOnnxEvaluator,
     feeds: Mapping[str, Any],
     *,
-    truth: Runner | TorchOnnxEvaluator | None = None,
+    truth: TorchOnnxEvaluator | None = None,
 ) -> Localization:
     """Run a model in two ways and compare the two runs node by node.
 
     Parameters
     ----------
-    first, second : Runner or TorchOnnxEvaluator
-        Evaluators of one model, or of two with the same nodes in other types. They may differ in
-        kernels, device, element type and switches. The inputs of the isolated comparison are those
-        of the first run, converted to the types of the second: give the narrower type first, so
-        that this conversion is exact.
+    first, second : TorchOnnxEvaluator
+        Evaluators of one model, which may differ in kernels and device. The inputs of the isolated
+        comparison are those of the first run.
     feeds : mapping of str to tensor
         Inputs of the model.
-    truth : Runner or TorchOnnxEvaluator, optional
+    truth : TorchOnnxEvaluator, optional
         The model with ``truth=True``: it computes in float64 throughout.
 
     Raises
@@ -256,48 +108,36 @@ def localize(
     """
     import pandas
 
-    one, other = _runner(first, "first"), _runner(second, "second")
+    for name, evaluator in {"first": first, "second": second, "truth": truth}.items():
+        if not isinstance(evaluator, TorchOnnxEvaluator) and (name != "truth" or truth is not None):
+            raise ArgumentError(
+                name,
+                got=type(evaluator).__name__,
+                expected="a TorchOnnxEvaluator",
+                hint="TorchOnnxEvaluator(model)",
+            )
     if not isinstance(feeds, Mapping):
         raise ArgumentError(
             "feeds", got=type(feeds).__name__, expected="a mapping of input names to tensors"
         )
-    _check_same(one.evaluator, other.evaluator)
-    _check_constants(one.evaluator, other.evaluator, feeds)
-    steps = zip(one.steps(feeds), other.steps(feeds), strict=True)
+    _check_same(first, second, feeds)
+    steps = zip(first.steps(feeds), second.steps(feeds), strict=True)
     if truth is None:
-        rows = [_row(index, other, *pair) for index, pair in enumerate(steps)]
+        rows = [_row(second, *pair) for pair in steps]
     else:
-        true = _runner(truth, "truth")
-        _check_truth(true)
-        _check_same(one.evaluator, true.evaluator)
-        _check_constants(one.evaluator, true.evaluator, feeds)
-        # The truth gets the feeds of the first run: those of the narrower type.
-        true_steps = true.steps(one.feeds(feeds))
+        if not truth.settings.truth:
+            raise ArgumentError(
+                "this truth is none",
+                got="an evaluator that computes in the model's types",
+                expected="one that computes in float64",
+                hint="TorchOnnxEvaluator(model, truth=True)",
+            )
+        _check_same(first, truth, feeds)
         rows = [
-            _row(index, other, *pair, true, step)
-            for index, (pair, step) in enumerate(zip(steps, true_steps, strict=True))
+            _row(second, *pair, truth, step)
+            for pair, step in zip(steps, truth.steps(feeds), strict=True)
         ]
-    frame = pandas.DataFrame(rows, columns=list(COLUMNS))
-    return Localization(frame, (one.name, other.name))
-
-
-def _runner(value: Runner | TorchOnnxEvaluator, name: str) -> Runner:
-    return value if isinstance(value, Runner) else Runner(name, value)
-
-
-def _check_truth(runner: Runner) -> None:
-    """The evaluator computes in float64 throughout, on feeds that nothing narrows."""
-    if not runner.evaluator.settings.truth:
-        raise ArgumentError(
-            "this truth is none",
-            got="an evaluator that computes in the model's types",
-            expected="one that computes in float64",
-            hint="TorchOnnxEvaluator(model, truth=True)",
-        )
-    if runner.dtype not in (None, torch.float64):
-        raise ArgumentError(
-            "the feeds of the truth are rounded", got=str(runner.dtype), expected="no dtype"
-        )
+    return Localization(pandas.DataFrame(rows, columns=list(COLUMNS)))
 
 
 def _check_wide(step: Step) -> None:
@@ -313,76 +153,42 @@ def _check_wide(step: Step) -> None:
             )
 
 
-def _check_same(one: TorchOnnxEvaluator, other: TorchOnnxEvaluator) -> None:
-    nodes = [[(n.operator, tuple(n.outputs)) for n in e.nodes] for e in (one, other)]
-    if nodes[0] == nodes[1]:
-        return
-    unequal = [f"{a} and {b}" for a, b in zip(*nodes, strict=False) if a != b]
-    got = unequal[0] if unequal else f"{len(nodes[0])} and {len(nodes[1])} nodes"
-    raise ArgumentError(
-        "the two evaluators run different nodes",
-        got=got,
-        expected="one model, run two ways",
-        hint="two models of different types must have the same nodes with the same result names",
-    )
-
-
-def _check_constants(
+def _check_same(
     one: TorchOnnxEvaluator, other: TorchOnnxEvaluator, feeds: Mapping[str, Any]
 ) -> None:
-    """Weights are those of one model, up to what the coarser of two types rounds.
+    """The two have one model's nodes and constants.
 
     A node compared in isolation gets the constants of the first: it would not show the second's.
     """
+    nodes = [[(n.operator, tuple(n.outputs)) for n in e.nodes] for e in (one, other)]
+    if nodes[0] != nodes[1]:
+        unequal = [f"{a} and {b}" for a, b in zip(*nodes, strict=False) if a != b]
+        raise ArgumentError(
+            "the two evaluators run different nodes",
+            got=unequal[0] if unequal else f"{len(nodes[0])} and {len(nodes[1])} nodes",
+            expected="one model, run two ways",
+        )
     for name, value in one._graph.constants.items():
         theirs = other._graph.constants.get(name)
         if theirs is None or name in feeds:
             continue
-        difference = _apart(value, theirs)
-        if difference:
+        apart = max_diff(value, theirs)
+        if apart["abs"] != 0:
             raise ArgumentError(
                 f"the two evaluators have different constants: {name!r}",
-                got=difference,
+                got="; ".join(apart["mismatch"]) or f"values up to {apart['abs']:.3g} apart",
                 expected="one model, run two ways",
-                hint="two models of different types must have the same weights",
             )
 
 
-def _apart(value: Any, other: Any) -> str:
-    """How two constants differ beyond the rounding of the coarser type, or nothing."""
-    shapes = [tuple(getattr(x, "shape", ())) for x in (value, other)]
-    if shapes[0] != shapes[1]:
-        return f"shapes {list(shapes[0])} and {list(shapes[1])}"
-    tensors = isinstance(value, torch.Tensor) and isinstance(other, torch.Tensor)
-    if not tensors or not (value.is_floating_point() and other.is_floating_point()):
-        if tensors and value.dtype == other.dtype and value.device == other.device:
-            return "" if torch.equal(value, other) else "other values"
-        return "" if max_diff(value, other)["abs"] == 0 else "other values"
-    coarse = max((dtype_info(x.dtype) for x in (value, other)), key=lambda info: info.eps)
-    least = coarse.tiny * coarse.eps
-    same_type, most = value.dtype == other.dtype, 0.0
-    for a, b in float64_pieces(value, other):
-        gap = (a - b).abs_()
-        alike = (a == b) | (a.isnan() & b.isnan())
-        if not same_type:  # rounded, or beyond the largest number of the coarser type
-            size = torch.minimum(a.abs(), b.abs())
-            alike |= gap <= coarse.eps * size + least
-            alike |= (size >= coarse.max) & (a.sign() == b.sign())
-        if not bool(alike.all()):
-            most = max(most, float(torch.nan_to_num(gap[~alike], nan=math.inf).max()))
-    return f"values up to {most:.3g} apart" if most else ""
-
-
 def _row(
-    index: int,
-    second: Runner,
+    second: TorchOnnxEvaluator,
     one: Step,
     other: Step,
-    truth: Runner | None = None,
+    truth: TorchOnnxEvaluator | None = None,
     true: Step | None = None,
 ) -> dict[str, Any]:
-    shared = tuple(_like(a, b) for a, b in zip(one.inputs, other.inputs, strict=True))
-    isolated = second.run_node(index, shared)
+    isolated = second.run_node(one.node.index, one.inputs)
     row: dict[str, Any] = dict.fromkeys(COLUMNS, math.nan)
     row |= {
         "node": one.node.label,
@@ -391,32 +197,25 @@ def _row(
         "kernel first": one.kernel,
         "kernel second": other.kernel,
     }
+    difference = max_diff(list(one.outputs), list(isolated))
+    row["isolated abs"], row["isolated bias"] = difference["abs"], difference["bias"]
+    row["propagated abs"] = max_diff(list(one.outputs), list(other.outputs))["abs"]
     for name, outputs in (("isolated", isolated), ("propagated", other.outputs)):
-        difference = max_diff(list(one.outputs), list(outputs))
-        row[f"{name} abs"], row[f"{name} bias"] = difference["abs"], difference["bias"]
         row[f"{name} scaled"] = scaled(one.outputs, outputs)[0]
-    for name, outputs in (("first", one.outputs), ("second", other.outputs)):
-        row[f"largest {name}"], row[f"non-finite {name}"] = _extent(outputs)
+    for name, step in (("first", one), ("second", other)):
+        row[f"non-finite {name}"] = non_finite(step.outputs)
     if truth is None or true is None:
         return row
     _check_wide(true)
-    ideal = truth.run_node(index, one.inputs)
-    row["largest truth"], row["non-finite truth"] = _extent(true.outputs)
+    ideal = truth.run_node(one.node.index, one.inputs)
+    row["non-finite truth"] = non_finite(true.outputs)
     for name, outputs, own in (
         ("first", one.outputs, one.outputs),
         ("second", other.outputs, isolated),
     ):
-        error = max_diff(list(true.outputs), list(outputs))
-        row[f"truth abs {name}"], row[f"truth bias {name}"] = error["abs"], error["bias"]
         row[f"truth scaled {name}"] = scaled(true.outputs, outputs)[0]
         row[f"own scaled {name}"] = scaled(ideal, own)[0]
     return row
-
-
-def _like(value: Any, other: Any) -> Any:
-    """*value* in the element type of *other*."""
-    tensors = isinstance(value, torch.Tensor) and isinstance(other, torch.Tensor)
-    return value.to(other.dtype) if tensors and value.dtype != other.dtype else value
 
 
 def scaled(truth: Any, got: Any) -> tuple[float, float]:
@@ -456,14 +255,7 @@ def _scaled(truth: torch.Tensor, got: torch.Tensor) -> tuple[float, float]:
     return error.largest, error.rms
 
 
-def _extent(outputs: tuple[Any, ...]) -> tuple[float, int]:
-    """Largest finite magnitude, and the number of values that are not finite."""
-    largest, non_finite = 0.0, 0
-    for value in outputs:
-        if not isinstance(value, torch.Tensor) or not value.is_floating_point():
-            continue
-        finite = value.isfinite()
-        non_finite += int(value.numel() - finite.sum())
-        if bool(finite.any()):
-            largest = max(largest, float(value[finite].abs().max()))
-    return largest, non_finite
+def non_finite(outputs: Any) -> int:
+    """How many floating numbers of a pytree are NaN or infinite."""
+    tensors = [t for t in tree_leaves(outputs) if isinstance(t, torch.Tensor)]
+    return sum(int(t.numel() - t.isfinite().sum()) for t in tensors if t.is_floating_point())

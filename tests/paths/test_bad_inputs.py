@@ -52,7 +52,7 @@ from roundoff.errors import RoundoffError
 from roundoff.evaluator import OrtKernel, TorchOnnxEvaluator
 from roundoff.fusion import Editor, OptimizationOptions, Report, apply_rules, fuse, rules
 from roundoff.graph import onnx_simple_text_plot, plot_dot
-from roundoff.localization import Runner, localize
+from roundoff.localization import localize
 from roundoff.page.measurement import Study
 from roundoff.page.values import Value
 from roundoff.runtimes import compare_runtimes
@@ -98,9 +98,9 @@ ANSWERED: list[tuple[tuple[str, ...], list[Any]]] = [
     (("seed", "layers", "length", "room", "past", "rows", "size", "chunk"), [0]),
     (("packed", "max_indent", "limit", "budget_s", "eps", "count", "first"), [0]),
     (("batch", "queries", "keys", "epsilon", "warmup", "causal"), [0]),
-    (("TorchOnnxEvaluator.run_node.node", "Runner.run_node.index", "round_up.value"), [0]),
+    (("TorchOnnxEvaluator.run_node.node", "round_up.value"), [0]),
     (("compare_runtimes.calibration",), [0]),
-    (("low", "high", "pad", "abs", "rel", "ulp", "tree", "threshold"), [-1, 0]),
+    (("low", "high", "pad", "abs", "rel", "ulp", "tree"), [-1, 0]),
     (("round_exact.value", "signed_errors.truth", "judge.truth"), [-1, 0, 1.5]),
     (("verbose",), [True, -1, 0]),
     (("name", "title", "text", "op_type", "domain", "page", "on"), ["text"]),
@@ -115,7 +115,7 @@ ANSWERED: list[tuple[tuple[str, ...], list[Any]]] = [
     (("judge.results", "Calibration.add.got", "Calibration.add.expected"), NUMBERS),
     (("ulp.x",), [np.ones(2, np.longdouble)]),
     (("exact_sum.x", "condition.x"), [[]]),
-    (("hist", "dtypes", "diff", "Runner.feeds.feeds"), [b"x", {3: 4}]),
+    (("hist", "dtypes", "diff"), [b"x", {3: 4}]),
     (("layer_norm.eps", "rms_norm.eps", "programs"), [True]),
     (("attention.scale", "attend.scale"), [True, -1, 0]),
     (("shuffled_programs.seed",), [-1]),
@@ -133,7 +133,6 @@ NOT_CHECKED = {
         "past_key_values",
         "logits_to_keep",
         "obj",
-        "Runner.name",
     ),
     *("parsed.argv", "parsed.size", "follow", "clock"),
     *("onnx_custom_backend.args", "onnx_custom_backend.verbose", "dump_prefix"),
@@ -235,8 +234,6 @@ def compiled(**options: Any) -> Any:
 
 def of_graphs() -> list[Call]:
     model, one, ours = small(), TorchOnnxEvaluator(small()), ort.session(small())
-    runner = Runner("r", one)
-    found = localize(one, one, FEEDS)
     return [
         (TorchOnnxEvaluator, {"model": model}),
         (one.run, {"names": None, "feeds": FEEDS}),
@@ -258,10 +255,6 @@ def of_graphs() -> list[Call]:
         (Editor, {"proto": model}),
         (apply_rules, {"g": Editor(model), "rules": [], "report": Report()}),
         (localize, {"first": one, "second": one, "feeds": FEEDS}),
-        (Runner, {"name": "r", "evaluator": one}),
-        (runner.feeds, {"feeds": FEEDS}),
-        (runner.run_node, {"index": 0, "inputs": (X,)}),
-        (found.first_beyond, {"column": "isolated abs", "threshold": 1.0}),
         (compare_runtimes, {"model": model, "feeds": FEEDS, "providers": CPU, "calibration": 0}),
     ]
 
@@ -587,7 +580,6 @@ def of_one_model() -> list[Callable[[], Any]]:
         lambda: apply_rules(Editor(model), ["FoldConstants"], Report()),  # type: ignore[list-item]
         lambda: localize(one, other, FEEDS),
         lambda: localize(one, one, FEEDS, truth=one),
-        lambda: Runner("r", one, None, torch.int32),
     ]
 
 

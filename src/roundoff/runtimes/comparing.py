@@ -24,7 +24,7 @@ from roundoff.errors import (
 from roundoff.evaluator import Step, TorchOnnxEvaluator
 from roundoff.evaluator.loading import read
 from roundoff.evaluator.values import to_value, type_name
-from roundoff.localization import Runner, localize, scaled
+from roundoff.localization import localize, non_finite, scaled
 from roundoff.ort import available, session, torch_tf32
 from roundoff.ort.tensors import onnxruntime
 from roundoff.timing import free_memory, torch_precision
@@ -224,31 +224,6 @@ def _without_truth(error: UnsupportedError) -> UnsupportedError:
     )
 
 
-class _Recorded(Runner):
-    """A runner that keeps the model's outputs."""
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self.kept: dict[str, Any] = {}
-        self.work = 0
-
-    def steps(self, feeds: Mapping[str, Any]) -> Iterator[Step]:
-        names = set(self.evaluator.output_names)
-        for step in super().steps(feeds):
-            pairs = zip(step.node.outputs, step.outputs, strict=False)
-            self.kept.update((n, x) for n, x in pairs if n in names)
-            self.work += _work(step)
-            yield step
-
-    def outputs(self, feeds: Mapping[str, Any]) -> list[Any]:
-        """In order; those of no node (an input, a constant) need another run."""
-        names = self.evaluator.output_names
-        absent = [n for n in names if n not in self.kept]
-        if absent:
-            self.kept.update(zip(absent, self.evaluator.run(absent, feeds), strict=True))
-        return [self.kept[n] for n in names]
-
-
 def _work(step: Step) -> int:
     """About how many multiplications a node takes."""
     shapes = [getattr(x, "shape", ()) for x in step.inputs]
@@ -268,7 +243,6 @@ class _Setup:
     model: Any  # what each run reads: a path where there is one
     providers: Sequence[Any]
     tf32: bool | None
-    work: int = 0  # of one run
 
     def __post_init__(self) -> None:
         self.cuda = _is_cuda(self.providers)
@@ -376,18 +350,15 @@ class _Setup:
         with _running(drawn):
             results = {"ORT": whole.run(feeds)}
         del whole  # and its copy of the weights
-        runners = [
-            _Recorded("torch", first, self.inside),
-            _Recorded("ORT", self.evaluator(kernels=("ort", "torch", "reference"))),
-        ]
-        true = _Recorded("truth", self._truth())
-        with _running(drawn):
+        second, true = self.evaluator(kernels=("ort", "torch", "reference")), self._truth()
+        with _running(drawn), self.inside():
             try:
-                nodes = localize(runners[0], runners[1], feeds, truth=true).frame
+                nodes = localize(first, second, feeds, truth=true).frame
             except UnsupportedError as error:  # of these values, which only a run shows
                 raise (_without_truth(error) if "is no truth" in str(error) else error) from error
-            results["torch"], results["nodes"], truth = (r.outputs(feeds) for r in (*runners, true))
-        self.work = runners[0].work
+            results["torch"], results["nodes"], truth = (
+                evaluator.run(None, feeds) for evaluator in (first, second, true)
+            )
         frame = nodes[list(SOURCES.values())].set_axis(list(SOURCES), axis=1)
         return feeds, frame, truth, results, first.settings.device
 
@@ -428,15 +399,15 @@ class _Setup:
         if calibration == 0:
             told = CalibratedTolerance(reason="none was calibrated: calibration=0")
             return dict.fromkeys(names, told)
-        if calibration is None:
-            calibration = _OF_SMALL if self.work <= _SMALL else _OF_LARGE
         evaluator, whole = self.evaluator(), self.session()
+        if calibration is None:
+            work = sum(map(_work, evaluator.steps(fed)))
+            calibration = _OF_SMALL if work <= _SMALL else _OF_LARGE
         inputs = [i.name for i in self.proto.graph.input]
-        runner = Runner("torch", evaluator, self.inside)
 
         def run(feeds: Mapping[str, Any]) -> list[list[tuple[Any, Any]]]:
             with self.inside():
-                sides = [runner.evaluator.run(None, feeds)]
+                sides = [evaluator.run(None, feeds)]
                 if module is not None:
                     sides.append(call_module(module, inputs, feeds, device, names))
             return _paired(sides, whole.run(feeds))
@@ -505,14 +476,9 @@ def _output_row(name: str, truth: Any, results: Mapping[str, Any]) -> dict[str, 
     if "module" in results:
         row["module abs"] = _distance(results["torch"], results["module"])
     sides = {"truth": truth, "torch": results["torch"], "ORT": results["ORT"]}
-    row |= {f"non-finite {side}": _non_finite(value) for side, value in sides.items()}
+    row |= {f"non-finite {side}": non_finite(value) for side, value in sides.items()}
     row["elements"] = _elements(results["torch"])
     return row
-
-
-def _non_finite(value: Any) -> int:
-    tensors = [t for t in tree_leaves(value) if isinstance(t, torch.Tensor)]
-    return sum(int(t.numel() - t.isfinite().sum()) for t in tensors if t.is_floating_point())
 
 
 def _elements(value: Any) -> int:

@@ -200,6 +200,9 @@ def test_non_finite_values_have_an_answer() -> None:
         (np.array([True, False]), np.array([True, True]), 1.0, 1),
         (np.array([2**63 - 1]), np.array([-(2**63)]), float(2**64 - 1), None),
         (np.array([2**62 + 1]), np.array([2**62]), 1.0, 1),
+        (np.array([2**63 + 1], np.uint64), np.array([2.0**63]), 1.0, None),
+        (np.array([2**53 + 1]), np.array([2**53], np.float32), 1.0, None),
+        (np.array([-(2**60) - 1, 0]), torch.tensor([-(2.0**60), 0.25]).double(), 1.0, None),
         (np.array([2**64 - 1], np.uint64), np.array([2**64 - 3], np.uint64), 2.0, 2),
         (np.array([2**64 - 1], np.uint64), np.array([-1]), float(2**64), None),
         (np.array([200], np.uint8), np.array([-100], np.int8), 300.0, 300),
@@ -212,8 +215,8 @@ def test_non_finite_values_have_an_answer() -> None:
 )
 def test_other_types(e: Any, g: Any, size: float, units: int | None) -> None:
     for x, y in ((e, g), (g, e)):
-        found = max_diff(x, y)
-        assert found["abs"] == size
+        found = max_diff(x, y, hist=[0.4])
+        assert (found.abs, found.histogram[0.4]) == (size, int(size > 0.4))
         if units is not None:
             assert found["ulp"] == units
 
@@ -319,7 +322,6 @@ def test_values_have_names() -> None:
     assert (found.where, found.index, found.expected, found.got) == ("[1]", (1,), 2.0, 2.5)
     assert found.share == 1 / 3
     assert found.histogram == {}
-    assert max_diff([1.0, 5.0], [1.0, 5.5], hist=[0.1, 1]).histogram == {0.1: 1, 1.0: 0}
     assert copy.deepcopy(found) == pickle.loads(pickle.dumps(found)) == found
     same, apart = max_diff(np.ones(2), np.ones(2)), max_diff([1], [1, 2])
     assert (same.share, apart.share, max_diff([], []).share) == (0.0, 1.0, 0.0)
@@ -336,21 +338,3 @@ def test_judged_afterwards() -> None:
         found.within()
     with pytest.raises(ArgumentError, match="no 'err_ulp'"):
         max_diff(1.0, 1.0).within(err_ulp=1)
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "apart"),
-    [
-        (np.array([2**63], np.uint64), np.array([2**63 + 1], np.uint64), 1),
-        (np.array([2**63 + 1], np.uint64), np.array([2.0**63]), 1),
-        (np.array([2**53 + 1]), np.array([2.0**53]), 1),
-        (np.array([2**53 + 1]), np.array([2**53], np.float32), 1),
-        (np.array([-(2**60) - 1, 0]), torch.tensor([-(2.0**60), 0.25]).double(), 1),
-    ],
-)
-def test_large_integers_are_subtracted_exactly(one: object, other: object, apart: int) -> None:
-    for e, g in ((one, other), (other, one)):
-        found = max_diff(e, g, hist=[0.5])
-        assert (found.abs, found["differ"] > 0) == (float(apart), True)
-        assert found.histogram[0.5] == 1
-    assert max_diff(one, one).abs == max_diff(other, other).abs == 0

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from roundoff.compare import bounds, pieces, round_up, tolerance, tolerance_used
+from roundoff.compare import pieces, round_up, tolerance, tolerance_used
 from roundoff.errors import ArgumentError
 from roundoff.reductions import tensor_core_matmul
 
@@ -75,20 +75,6 @@ def test_wide_accumulation_and_narrow_operands() -> None:
     assert tolerance("float32", 100, condition=10) == 1000 * single
 
 
-def test_tf32_errors_keep_within() -> None:
-    rng = np.random.default_rng(2)
-    x, y = (rng.uniform(-1, 1, (512, 300)).astype(np.float32) for _ in range(2))
-    mask = np.uint32(0xFFFFE000)  # 10 explicit bits of the significand
-    cut = [(a.view(np.uint32) & mask).view(np.float32) for a in (x, y)]
-    total = np.zeros(300, np.float32)
-    for i in range(512):
-        total += cut[0][i] * cut[1][i]
-    wide = x.astype(np.float64) * y
-    errors = np.abs(total - wide.sum(0)) / np.abs(wide).sum(0)
-    assert errors.max() <= tolerance("float32", 512, operands="tf32")
-    assert errors.max() > tolerance("float32", 512)  # the bound for float32 alone is broken
-
-
 def truncated(a: np.ndarray, b: np.ndarray, block: int, bits: int = 24) -> tuple:
     """|error| of the simulated tensor core, and Σ|x w|; the operands are float16 numbers.
 
@@ -145,18 +131,13 @@ def test_truncation_with_converted_operands_and_a_narrow_result() -> None:
 @given(st.integers(1, 10**5), st.integers(1, 10**9), st.floats(0.01, 0.999_999))
 @settings(max_examples=100)
 def test_the_union_bound(terms: int, elements: int, confidence: float) -> None:
-    one = tolerance("float32", terms, confidence=confidence)
-    all_of_them = tolerance("float32", terms, confidence=confidence, elements=elements)
-    assert one == tolerance("float32", terms, confidence=confidence, elements=1)
-    assert one <= all_of_them <= tolerance("float32", terms)
-    assert all_of_them <= tolerance("float32", terms, confidence=confidence, elements=2 * elements)
     # Each may fail so much more rarely: from its confidence to that of all, which loses no digits.
     alone = 1 - (1 - confidence) / elements
     each = tolerance("float32", terms, confidence=alone)
     together = 1 - (1 - alone) * elements
     all_of_them = tolerance("float32", terms, confidence=together, elements=elements)
     assert all_of_them == pytest.approx(each, rel=1e-9)
-    assert tolerance("float32", terms, elements=elements) == terms * SINGLE
+    assert all_of_them <= tolerance("float32", terms, elements=elements) == terms * SINGLE
 
 
 def test_the_part_of_a_tolerance_that_was_used() -> None:
@@ -175,6 +156,8 @@ def test_the_part_of_a_tolerance_that_was_used() -> None:
     for bad in (math.nan, math.inf):
         b[0, 0] = bad
         assert tolerance_used(a, b, np.ones((2, 2)), 1.0) == math.inf
+    most = np.array([1e308, 1.0])
+    assert 0 < tolerance_used(most, 0.9 * most, most, 10.0) < 1  # 2 tol size overflows
 
 
 def test_the_last_piece_counts() -> None:
@@ -200,33 +183,6 @@ def test_a_size_that_has_overflowed_is_refused() -> None:
         size = np.abs(x) @ np.abs(w)
     with pytest.raises(ArgumentError, match="overflowed"):
         tolerance_used(np.ones_like(size), 6e4 * np.ones_like(size), size, 1e-3)
-
-
-def test_differences_beyond_the_largest_number_are_measured() -> None:
-    most = np.array([1e308, 1.0])
-    assert tolerance_used(most, -most, most, 1.0) == 1
-    assert tolerance_used(most, -most, most, 10.0) == pytest.approx(0.1)  # 2 tol size overflows
-    assert tolerance_used(most, -most, most, 0.25) == 4
-    assert tolerance_used(most, np.array([-math.inf, 1.0]), most, 1.0) == math.inf
-    tiny = np.array([5e-324, 0.0])
-    assert tolerance_used(tiny, -tiny, tiny, 1.0) == 1
-
-
-def repeated(value: float, times: int) -> float:
-    """Error over the exact sum of a plain float32 sum of equal terms."""
-    term = np.float32(value)
-    total = np.cumsum(np.full(times, term), dtype=np.float32)[-1]  # one after the other
-    return abs(float(total) - times * float(term)) / (times * float(term))
-
-
-@pytest.mark.parametrize(("terms", "times"), [(4096, 1.3), (65_536, 5.0)])
-def test_equal_terms_break_the_probabilistic_bound_as_it_says(terms: int, times: float) -> None:
-    error = repeated(0.1, terms)
-    assert error / tolerance("float32", terms, confidence=1 - 1e-9) == pytest.approx(
-        times, rel=0.02
-    )
-    assert error <= 0.17 * tolerance("float32", terms)
-    assert f"{times} times" in " ".join((bounds.__doc__ or "").split())
 
 
 @given(st.floats(0, 1e300), st.integers(1, 12))

@@ -60,9 +60,11 @@ from __future__ import annotations
 
 import decimal
 import math
-import numbers
 from typing import Any
 
+import torch
+
+from roundoff.arguments import check_choice, check_number, check_whole
 from roundoff.errors import ArgumentError
 
 from .pieces import float64_pieces, same_shape, typed_tensor
@@ -155,19 +157,12 @@ def tolerance(
     """
     result = real_type(dtype)
     wide = result if accumulate is None else real_type(accumulate)
-    count(terms, "terms", "products")
-    count(elements, "elements", "results")
-    if not _is_number(condition) or not condition >= 1:
-        raise ArgumentError("a condition number", got=_short(condition), expected="at least 1")
-    if confidence is not None and not (_is_number(confidence) and 0 < confidence < 1):
-        raise ArgumentError(
-            "confidence is a probability",
-            got=_short(confidence),
-            expected="a number between 0 and 1",
-            hint="leave it out for a bound that always holds",
-        )
-    if rounding not in ("nearest", "truncation"):
-        raise ArgumentError("rounding", got=repr(rounding), expected="'nearest' or 'truncation'")
+    check_whole("terms", terms, 1, 2**63 - 1)
+    check_whole("elements", elements, 1, 2**63 - 1)
+    check_number("condition", condition, 1, finite=False)
+    if confidence is not None:
+        check_number("confidence", confidence, above=0, below=1)
+    check_choice("rounding", rounding, ("nearest", "truncation"))
     if rounding == "truncation" and confidence is not None:
         raise ArgumentError(
             "no confidence with truncation: its errors have a sign and add up, so that √n is no "
@@ -240,10 +235,7 @@ def tolerance_used(a: Any, b: Any, size: Any, tol: float) -> float:
     >>> tolerance_used(a, a + np.float32(2.0**-23), size, tol)
     0.1
     """
-    import torch
-
-    if not _is_number(tol) or not tol > 0:
-        raise ArgumentError("a tolerance", got=_short(tol), expected="more than 0")
+    check_number("tol", tol, above=0, finite=False)
     tensors, least_numbers = [], []
     for name, value in (("a", a), ("b", b), ("size", size)):
         typed = typed_tensor(value, name)
@@ -266,19 +258,10 @@ def tolerance_used(a: Any, b: Any, size: Any, tol: float) -> float:
                 expected="finite magnitudes",
                 hint="compute size in float64 (or float32) from widened operands",
             )
-        # A quarter of the difference of two finite numbers is finite, whatever they are.
-        apart = one - other
-        far = apart.isinf() & one.isfinite() & other.isfinite()
-        quarter = (one * 0.25 - other * 0.25).abs_()
-        apart.abs_()
-        same = apart == 0
-        nothing = limit == 0
-        wide = limit * (2 * tol)
-        beyond = wide.isinf()
-        wide.clamp_min_(max(least_numbers)).masked_fill_(nothing, 0.0)
-        used = torch.where(beyond, apart / limit / (2 * tol), apart / wide)
-        far_used = torch.where(beyond, quarter / limit / (2 * tol), quarter / wide) * 4
-        used = torch.where(far, far_used, used).masked_fill_(same, 0.0)
+        apart = (one - other).abs_()
+        # Of a limit beyond the largest number that number is the limit: no error passes unseen.
+        wide = (limit * (2 * tol)).clamp_(max(least_numbers), torch.finfo(torch.float64).max)
+        used = (apart / wide.masked_fill_(limit == 0, 0.0)).masked_fill_(apart == 0, 0.0)
         most = max(most, float(torch.nan_to_num_(used, nan=math.inf, posinf=math.inf).amax()))
     return most
 
@@ -305,43 +288,11 @@ def round_up(value: float, digits: int = 2) -> float:
     >>> round_up(0.031, digits=1), round_up(0.031), round_up(0.0312)
     (0.04, 0.031, 0.032)
     """
-    if not _is_number(value) or not value >= 0:
-        raise ArgumentError("a tolerance to round up", got=_short(value), expected="0 or more")
-    count(digits, "significant digits", "digits")
+    check_number("value", value, 0, finite=False)
+    check_whole("digits", digits, 1)
     if value == math.inf:
         return value
     # The shortest decimal that reads as this float: the float 0.04 itself is a little above 0.04.
     shortest = decimal.Decimal(repr(float(value)))
     context = decimal.Context(prec=int(digits), rounding=decimal.ROUND_CEILING)
     return float(context.plus(shortest))
-
-
-def count(value: Any, name: str, what: str = "additions") -> int:
-    """*value*, a whole number of 1 or more; an ArgumentError for everything else."""
-    whole = _is_number(value) and math.isfinite(value) and int(value) == value
-    if not whole or not 1 <= value < 2**63:
-        large = isinstance(value, (int, float)) and value >= 2**63
-        expected = "less than 2**63" if large else "at least 1"
-        raise ArgumentError(f"{name} must count the {what}", got=_short(value), expected=expected)
-    return int(value)
-
-
-def _is_number(value: Any) -> bool:
-    """Whether *value* is a real number, of Python or NumPy, that float64 can hold; a bool is none.
-
-    Python's integers and fractions have no largest number: comparing is well, computing is not.
-    """
-    if not isinstance(value, numbers.Real) or isinstance(value, bool):
-        return False
-    try:
-        float(value)
-    except OverflowError:
-        return False
-    return True
-
-
-def _short(value: Any) -> str:
-    """The value as an error shows it: an integer may have thousands of digits."""
-    if isinstance(value, int) and not -(2**64) < value < 2**64:
-        return f"an integer of {value.bit_length()} bits"
-    return repr(value)

@@ -29,7 +29,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from roundoff.arguments import check_flag
+from roundoff.arguments import check_flag, check_number
 from roundoff.describe import TypedTensor, as_tensor
 from roundoff.dtypes import DType
 from roundoff.errors import ArgumentError, ShapeError
@@ -244,10 +244,7 @@ class Calibration:
         ArgumentError
             *false_alarms* is no such probability.
         """
-        if not _is_share(false_alarms):
-            raise ArgumentError(
-                "false_alarms", got=repr(false_alarms), expected="a probability between 0 and 1"
-            )
+        check_number("false_alarms", false_alarms, above=0, below=1)
         n, differ = len(self.scores), sum(s > 0 for s in self.scores)
         told = CalibratedTolerance(feeds=n, differ=differ, false_alarms=false_alarms)
         if self._reason or self.info is None:
@@ -353,11 +350,6 @@ def _pairs(pairs: Any) -> Iterator[Any]:
                 "a pair", got=type(pair).__name__, expected="two results for each input"
             )
         yield pair
-
-
-def _is_share(value: Any) -> bool:
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return bool(number and 0 < value < 1)
 
 
 def _tail(scores: list[float], p: float) -> float:

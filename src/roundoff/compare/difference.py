@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-import numbers
 from collections.abc import Mapping
 from typing import Any
 
+from roundoff.arguments import check_number
 from roundoff.errors import ArgumentError
 
 #: Thresholds of the histogram, and so the keys of ``rep``.
@@ -70,32 +70,11 @@ class Difference(dict[str, Any]):
         return sorted({*super().__dir__(), *self})
 
     @property
-    def abs(self) -> float:
-        """Largest absolute difference."""
-        return float(self["abs"])
-
-    @property
-    def rel(self) -> float:
-        """Largest absolute difference over the magnitude of what was expected."""
-        return float(self["rel"])
-
-    @property
-    def ulp(self) -> float | None:
-        """Largest distance in units in the last place; ``None`` where there is no number."""
-        units: float | None = self["ulp"]
-        return units
-
-    @property
     def share(self) -> float:
         """Share of the elements that differ, from 0 to 1; 1 where the structures differ."""
         if self.get("mismatch"):
             return 1.0
         return float(self["differ"] / self["n"]) if self["n"] else 0.0
-
-    @property
-    def where(self) -> str:
-        """The way to the tensor with the largest difference; empty for the tensor itself."""
-        return str(self["where"])
 
     @property
     def index(self) -> tuple[int, ...] | None:
@@ -144,8 +123,7 @@ class Difference(dict[str, Any]):
         if not limits:
             raise ArgumentError("no threshold", expected="abs=, rel=, ulp= or err_ulp=")
         for key, limit in limits.items():
-            if limit is None or not _is_number(limit) or math.isnan(limit):
-                raise ArgumentError(f"threshold {key}", got=repr(limit), expected="a number")
+            check_number(f"threshold {key}", limit, finite=False)
         missing = [k for k in limits if self.get(k) is None]
         if missing and not self.get("mismatch"):
             raise ArgumentError(
@@ -154,10 +132,6 @@ class Difference(dict[str, Any]):
                 hint="err_ulp needs an expected value in a wider type",
             )
         return not self.get("mismatch") and all(self[k] <= v for k, v in limits.items())
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
 def identical(n: float = 0.0) -> Difference:

@@ -26,15 +26,15 @@ type, of y and of y scale, and one of the sum follow.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+
+from roundoff.arguments import check_number
 from roundoff.errors import ArgumentError, DtypeError, ShapeError
 
 from .pieces import typed_tensor
 from .scaled import real_type
-
-if TYPE_CHECKING:
-    import torch
 
 __all__ = ["layer_norm_bound"]
 
@@ -92,10 +92,7 @@ def layer_norm_bound(
     >>> bool((error.abs() <= layer_norm_bound(x)).all())
     True
     """
-    import torch
-
-    if isinstance(epsilon, bool) or not isinstance(epsilon, (int, float)) or not epsilon >= 0:
-        raise ArgumentError("epsilon", got=repr(epsilon), expected="0 or more")
+    check_number("epsilon", epsilon, 0, finite=False)
     given, info = _real(x, "x")
     if given.dim() == 0 or given.shape[-1] == 0:
         raise ShapeError("x", got=tuple(given.shape), expected="a last axis of at least 1")
@@ -131,8 +128,6 @@ def layer_norm_bound(
 
 
 def _real(value: Any, name: str) -> tuple[torch.Tensor, Any]:
-    import torch
-
     typed = typed_tensor(value, name)
     if not typed.info.is_float:
         raise DtypeError(f"{name} must be floating", got=typed.info.name)

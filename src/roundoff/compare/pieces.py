@@ -5,15 +5,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
 
 from roundoff.describe import TypedTensor, as_tensor, lacking, parts
 from roundoff.errors import ArgumentError, ShapeError
-
-if TYPE_CHECKING:
-    import torch
 
 #: Elements of a piece that is widened to float64 at once: on a CPU what its caches hold, on a GPU
 #: enough to keep it busy.
@@ -82,8 +80,6 @@ def float64_pieces(*tensors: torch.Tensor) -> Iterator[list[torch.Tensor]]:
 
     The pieces are copies that may be written to; strides do not matter, no tensor is copied whole.
     """
-    import torch
-
     device = tensors[0].device
     most = PIECE if device.type == "cpu" else PIECE_GPU
     for _, index in partition(tensors[0].shape, most):

@@ -11,6 +11,8 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
+import torch
+
 from roundoff.describe import TypedTensor, as_tensor, tree_leaves
 from roundoff.dtypes import DType, dtype_info
 from roundoff.errors import ArgumentError, DtypeError, ShapeError
@@ -138,8 +140,6 @@ def real_type(dtype: Any) -> DType:
 
 
 def _one(truth: TypedTensor, got: TypedTensor, unit: DType) -> ScaledError:
-    import torch
-
     same_shape(truth.tensor, got.tensor)
     if truth.info.precision <= unit.precision:
         raise DtypeError(

@@ -22,7 +22,7 @@ from roundoff.describe import TypedTensor
 from roundoff.dtypes import DType, dtype_info
 
 from .pieces import partition
-from .ulps import Array, ladder, place, scaled_by_ulp
+from .ulps import FAR, Array, scaled_by_ulp, steps_apart
 
 #: Elements of a run, whose sum is taken at once: what the caches of a core hold. torch keeps work
 #: on fewer than 32,768 elements to one thread.
@@ -77,8 +77,6 @@ class DtypePair:
         The floating type whose units are counted; ``None`` for integers.
     truth : DType or None
         The type of *got*, when *expected* is in a wider one.
-    same : bool
-        Whether both have the coarse type, so that their bits can be compared.
     """
 
     kind: str
@@ -86,7 +84,6 @@ class DtypePair:
     got: DType
     coarse: DType | None
     truth: DType | None
-    same: bool
 
 
 def dtype_pair(expected: TypedTensor, got: TypedTensor) -> DtypePair:
@@ -97,10 +94,7 @@ def dtype_pair(expected: TypedTensor, got: TypedTensor) -> DtypePair:
     coarse = min(real, key=lambda i: (i.precision, i.max, i.name)) if real else None
     kind = "complex" if any(i.kind == "complex" for i in infos) else "float" if real else "int"
     wider = len(real) == 2 and floats[0].precision > floats[1].precision
-    stored = all(dtype_info(h.tensor.dtype) == h.info for h in (expected, got))
-    unsigned = coarse is not None and coarse.name == "float8_e8m0fnu"  # it has no sign bit
-    same = infos[0] == infos[1] and stored and not unsigned
-    return DtypePair(kind, infos[0], infos[1], coarse, floats[1] if wider else None, same)
+    return DtypePair(kind, infos[0], infos[1], coarse, floats[1] if wider else None)
 
 
 def _component(info: DType) -> DType:
@@ -245,39 +239,10 @@ def _add_ulps(
         stats.ulp = int(stats.abs)
         return
     if pair.kind == "complex":
-        if pair.same:
-            e, g = torch.view_as_real(e).reshape(-1), torch.view_as_real(g).reshape(-1)
-        ew, gw = torch.view_as_real(ew).reshape(-1), torch.view_as_real(gw).reshape(-1)
-        size = (gw - ew).abs_()
-        if not finite:
-            size = _settle(Stats(0, stats.counts), ew, gw, gw - ew)[1]
-    fits = None if finite else ew.isfinite() & gw.isfinite()
-    if pair.same or pair.coarse.name == "float64":
-        a, b = (e, g) if pair.same else (ew, gw)
-        if fits is not None and (~fits & (size > 0)).any():
-            stats.ulp = INF
-        elif stats.ulp < INF:
-            stats.ulp = max(stats.ulp, _farthest(a, b, fits))
-    else:
-        far = place(ew, pair.coarse).sub_(place(gw, pair.coarse)).abs_()
-        # Equal infinities and NaN in both are no distance; nor are two numbers that rounding to
-        # the coarse type made infinite.
-        top = far.amax().item() if finite else far.masked_fill_(far.isnan(), 0.0).amax().item()
-        apart = not finite and bool((ew.isnan() ^ gw.isnan()).any())
-        stats.ulp = max(stats.ulp, INF if apart or top == INF else int(top))
+        e, g = ew, gw = [torch.view_as_real(t).reshape(-1) for t in (ew, gw)]
+        size = _settle(Stats(0, stats.counts), ew, gw, gw - ew)[1]
+    by_bits = pair.coarse.bits >= 16 and all(dtype_info(t.dtype) == pair.coarse for t in (e, g))
+    top = steps_apart(*((e, g) if by_bits else (ew, gw)), pair.coarse, finite).max()
+    stats.ulp = max(stats.ulp, INF if top == FAR else int(top))
     if pair.truth is not None:
         stats.err_ulp = max(stats.err_ulp, scaled_by_ulp(size, ew, pair.truth).amax().item())
-
-
-def _farthest(a: torch.Tensor, b: torch.Tensor, fits: torch.Tensor | None) -> int:
-    """Largest distance by bits of the elements that fit."""
-    dtype = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[a.element_size()]
-    x, y = ladder(a.view(dtype)), ladder(b.view(dtype))
-    distance = torch.maximum(x, y) - torch.minimum(x, y)  # of w bits, once read as unsigned
-    if fits is not None:
-        distance.masked_fill_(~fits, 0)
-    low, high = distance.aminmax()
-    if low.item() >= 0:
-        return int(high)
-    least = torch.iinfo(dtype).min
-    return int((distance ^ least).amax()) - least

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -22,9 +22,7 @@ from roundoff.errors import ArgumentError
 
 from .difference import THRESHOLDS, Difference, identical, merge, unlike
 from .pieces import typed_tensor, with_data
-
-if TYPE_CHECKING:
-    from .stats import Stats
+from .stats import dtype_pair, measure, safe_fsum
 
 
 def max_diff(expected: Any, got: Any, hist: bool | Sequence[float] = False) -> Difference:
@@ -195,11 +193,9 @@ class _Walk:
         if e.tensor.shape != g.tensor.shape:
             shapes = [tuple(h.tensor.shape) for h in (e, g)]
             return unlike(f"shape {shapes[0]} against {shapes[1]}{_at(where)}")
-        from .stats import safe_fsum  # torch
-
         # Zero is among the thresholds, for the share that differs.
         thresholds = (*self.thresholds, *(() if 0.0 in self.thresholds else (0.0,)))
-        stats = _measure(e, g, thresholds)
+        stats = measure(e, g, dtype_pair(e, g), thresholds)
         counts = dict(zip(thresholds, stats.counts.tolist(), strict=True))
         total = identical(stats.n)
         signed = [safe_fsum([getattr(c, p) for c in stats.signed]) for p in ("real", "imag")]
@@ -257,12 +253,6 @@ def _one_by_one(fields: Any, values: Any) -> bool:
         return False
     # A list of keys and one of values is not a pair for each layer, even of two layers.
     return len(fields) != len(values) or list(fields) == ["key_cache", "value_cache"]
-
-
-def _measure(e: TypedTensor, g: TypedTensor, thresholds: Sequence[float]) -> Stats:
-    from . import stats
-
-    return stats.measure(e, g, stats.dtype_pair(e, g), thresholds)
 
 
 def _is_truth(e: TypedTensor, g: TypedTensor) -> bool:

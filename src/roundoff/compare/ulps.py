@@ -9,18 +9,16 @@ of x against a truth t is \\|x - t\\| / ulp(t), with Goldberg's ulp (:func:`roun
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
 
 from roundoff.describe import as_tensor
-from roundoff.dtypes import DType
+from roundoff.dtypes import DType, dtype_info
 from roundoff.errors import DtypeError, ShapeError
 
 from .pieces import typed_tensor
-
-if TYPE_CHECKING:
-    import torch
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -34,8 +32,6 @@ def ladder(bits: torch.Tensor) -> torch.Tensor:
     The bits are of a signed integer type, and those of floats with a sign, an exponent and a
     significand.
     """
-    import torch
-
     info = torch.iinfo(bits.dtype)
     sign = bits >> (info.bits - 1)  # 0 or -1
     return ((bits & info.max) ^ sign) - sign
@@ -43,16 +39,12 @@ def ladder(bits: torch.Tensor) -> torch.Tensor:
 
 def _exponent(x: torch.Tensor, info: DType) -> torch.Tensor:
     """Exponent of the binade of float64 *x* in a format, kept within what the format has."""
-    import torch
-
     biased = (x.view(torch.int64) >> 52).bitwise_and_(0x7FF)
     return biased.sub_(1023).clamp_(info.emin, info.emax)
 
 
 def _power(exponent: torch.Tensor) -> torch.Tensor:
     """2**exponent as float64, for exponents of normal numbers."""
-    import torch
-
     return ((exponent + 1023) << 52).view(torch.float64)
 
 
@@ -132,19 +124,32 @@ def ulp_distance(a: Any, b: Any) -> Array:
         )
     infos = [h.info for h in (x, y) if h.info.is_float]
     coarse = min(infos, key=lambda i: (i.precision, i.max, i.name))
-    shape = tuple(x.tensor.shape)
-    import torch
-
     wide = [h.tensor.reshape(-1).cpu().to(torch.float64) for h in (x, y)]
-    if coarse.name == "float64":
-        rungs = [ladder(w.view(torch.int64)) for w in wide]
-        steps = (torch.maximum(*rungs) - torch.minimum(*rungs)).numpy().view(np.uint64)
-        apart = ~(wide[0].isfinite() & wide[1].isfinite()).numpy()
+    steps = steps_apart(wide[0], wide[1], coarse)
+    return steps.reshape(tuple(x.tensor.shape)).astype(np.uint64, copy=False)
+
+
+def steps_apart(x: torch.Tensor, y: torch.Tensor, info: DType, finite: bool = False) -> Array:
+    """As :func:`ulp_distance`, of flat tensors: both in the format, 16 bits or more, or in float64.
+
+    In the format they are compared by bits, which is four times as fast; *finite* says that all are
+    known to be numbers.
+    """
+    if dtype_info(x.dtype) == info:
+        width = x.element_size()
+        bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}[width]
+        rungs = [ladder(w.view(bits)) for w in (x, y)]
+        steps = (torch.maximum(*rungs) - torch.minimum(*rungs)).numpy().view(f"u{width}")
+        if finite:
+            return steps
+        apart = ~(x.isfinite() & y.isfinite())
     else:
-        places = [place(w, coarse) for w in wide]
-        far = (places[0] - places[1]).abs_().numpy()
-        apart = ~np.isfinite(far)
-        steps = np.where(apart, 0, far).astype(np.uint64)
-        wide = [torch.where(p.isinf(), p, w) for p, w in zip(places, wide, strict=True)]
-    equal = ((wide[0] == wide[1]) | (wide[0].isnan() & wide[1].isnan())).numpy()
-    return np.where(apart, np.where(equal, np.uint64(0), FAR), steps).reshape(shape)
+        x, y = place(x, info), place(y, info)
+        far = (x - y).abs_()
+        apart = ~far.isfinite()
+        steps = far.masked_fill_(apart, 0.0).to(torch.int64).numpy().view(np.uint64)
+    if bool(apart.any()):
+        equal = (x == y) | (x.isnan() & y.isnan())
+        steps = steps.astype(np.uint64)
+        steps[apart.numpy()] = np.where(equal[apart].numpy(), np.uint64(0), FAR)
+    return steps

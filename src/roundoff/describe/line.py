@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
 
 from roundoff.arguments import check_whole
 from roundoff.dtypes import DType, dtype_info
 from roundoff.errors import DtypeError
 
 from .tensors import TypedTensor, as_tensor, is_text, parts
-
-if TYPE_CHECKING:
-    import torch
 
 __all__ = ["string_type"]
 
@@ -156,22 +153,20 @@ class _Describer:
             return self._ort_value(obj)
         if type(obj).__module__.startswith("onnx."):
             return self._proto(obj)
-        torch = sys.modules.get("torch")
-        if torch is not None:
-            if isinstance(obj, torch.Tensor):
-                letter = "F" if name == "FakeTensor" else "T"
-                if obj.is_nested:
-                    return f"Nested{self._sequence(list(obj.unbind()))}"
-                prefix = self._device(obj.device.type not in ("cpu", "meta")) + letter
-                text = f"{prefix}{dtype_info(obj.dtype).onnx}{self._shape(obj.shape)}"
-                if letter == "F" or obj.device.type == "meta" or not self.with_min_max:
-                    return text
-                typed = as_tensor(obj)
-                return text if typed is None else text + self._values(typed)
-            if isinstance(obj, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-                return name
-            if isinstance(obj, (torch.device, torch.dtype, torch.layout, torch.memory_format)):
-                return f"{name}({obj})"
+        if isinstance(obj, torch.Tensor):
+            letter = "F" if name == "FakeTensor" else "T"
+            if obj.is_nested:
+                return f"Nested{self._sequence(list(obj.unbind()))}"
+            prefix = self._device(obj.device.type not in ("cpu", "meta")) + letter
+            text = f"{prefix}{dtype_info(obj.dtype).onnx}{self._shape(obj.shape)}"
+            if letter == "F" or obj.device.type == "meta" or not self.with_min_max:
+                return text
+            typed = as_tensor(obj)
+            return text if typed is None else text + self._values(typed)
+        if isinstance(obj, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            return name
+        if isinstance(obj, (torch.device, torch.dtype, torch.layout, torch.memory_format)):
+            return f"{name}({obj})"
         opened = parts(obj)
         if opened is None:
             return f"{name}(...)"
@@ -218,8 +213,6 @@ def extremes(typed: TypedTensor) -> tuple[Any, Any, float, int]:
 
     The first two are ``None`` and the mean NaN where nothing is left.
     """
-    import torch
-
     tensor, info = typed.tensor.flatten(), typed.info
     if info.name == "uint64":
         # In the order of signed integers once the highest bit is flipped, that is 2**63 taken off.

@@ -9,18 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import sys
 import warnings
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
+import torch.utils.dlpack
 
 from roundoff.dtypes import DType, dtype_info
 from roundoff.errors import ArgumentError, DtypeError
-
-if TYPE_CHECKING:
-    import torch
 
 __all__ = [
     "TypedTensor",
@@ -120,8 +118,7 @@ def as_tensor(obj: Any) -> TypedTensor | None:
         if not is_text(array):
             tensor, _ = from_numpy(array)
             return TypedTensor(tensor, dtype_info(obj.data_type), "TensorProto")
-    torch = sys.modules.get("torch")  # an object of torch exists only where torch is imported
-    if torch is not None and isinstance(obj, torch.Tensor):
+    if isinstance(obj, torch.Tensor):
         if (lack := lacking(obj)) and "values" not in lack:
             raise ArgumentError(
                 "no tensor of one shape, all of whose numbers count",
@@ -182,8 +179,6 @@ def from_numpy(array: np.ndarray[Any, Any]) -> tuple[torch.Tensor, DType]:
     >>> from_numpy(np.float16([1.5]))[0]
     tensor([1.5000], dtype=torch.float16)
     """
-    import torch
-
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
     info = dtype_info(array.dtype)
@@ -202,8 +197,6 @@ def from_numpy(array: np.ndarray[Any, Any]) -> tuple[torch.Tensor, DType]:
 
 
 def _share(array: np.ndarray[Any, Any]) -> torch.Tensor:
-    import torch
-
     with warnings.catch_warnings():  # torch warns of arrays that may not be written to
         warnings.filterwarnings("ignore", message=".*not writable.*")
         return torch.from_numpy(array)
@@ -211,8 +204,6 @@ def _share(array: np.ndarray[Any, Any]) -> torch.Tensor:
 
 def _from_ort(value: Any) -> TypedTensor:
     """Through DLPack, which keeps bfloat16 and the GPU; else through NumPy."""
-    import torch.utils.dlpack
-
     inner = getattr(value, "_ortvalue", value)
     info = dtype_info(int(value.element_type()))
     try:

@@ -6,24 +6,22 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
 import onnx.inliner
-from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx import (
     AttributeProto,
     GraphProto,
     ModelProto,
-    SparseTensorProto,
     TensorProto,
     helper,
     numpy_helper,
 )
 from onnx.external_data_helper import load_external_data_for_tensor
 
-from roundoff.errors import ModelError
+from roundoff.errors import ModelError, UnsupportedError
+from roundoff.graph.protos import read
 
-from .values import to_numpy, to_value
+from .values import to_value
 
 # Larger constants are left out of the copy that the checker sees.
 _CHECKED_BYTES = 4096
@@ -67,34 +65,6 @@ def load(model: Any, custom: Iterable[tuple[str, str]] = ()) -> tuple[ModelProto
         raise ModelError("ONNX's checker refuses the model", got=_first_line(error)) from error
     except (ValueError, RuntimeError, TypeError, UnicodeError) as error:
         raise ModelError("ONNX's checker cannot read the model", got=_first_line(error)) from error
-    return model, folder
-
-
-def read(model: Any) -> tuple[Any, Path | None]:
-    """The proto of a model given as path, bytes or proto, and the folder of a path.
-
-    Data in other files is not read.
-
-    Raises
-    ------
-    ModelError
-        When the model can't be read.
-    """
-    folder = None
-    if isinstance(model, (str, Path)):
-        path = Path(model)
-        try:
-            content = path.read_bytes()
-        except (OSError, ValueError) as error:  # the latter of a NUL in the path
-            raise ModelError(
-                f"cannot read the model {path.name}", got=getattr(error, "strerror", str(error))
-            ) from error
-        folder, model = path.resolve().parent, content
-    if isinstance(model, (bytes, bytearray, memoryview)):
-        try:
-            model = ModelProto.FromString(bytes(model))
-        except DecodeError as error:
-            raise ModelError("not an ONNX model: the bytes do not decode") from error
     return model, folder
 
 
@@ -170,28 +140,13 @@ def tensor_value(tensor: TensorProto, folder: Path | None, where: str) -> Any:
     return to_value(array)
 
 
-def sparse_value(sparse: SparseTensorProto, folder: Path | None, where: str) -> Any:
-    """A sparse constant, made dense."""
-    values = to_numpy(tensor_value(sparse.values, folder, where))
-    indices = to_numpy(tensor_value(sparse.indices, folder, where))
-    dims = tuple(sparse.dims)
-    dense = np.zeros(int(np.prod(dims)), dtype=values.dtype)
-    try:
-        if indices.ndim == 2:
-            indices = np.ravel_multi_index(tuple(indices.T), dims)
-        dense[indices] = values
-    except (IndexError, ValueError) as error:
-        raise ModelError(f"constant {where!r} is malformed", got=_first_line(error)) from error
-    return to_value(dense.reshape(dims))
-
-
 def attribute_value(attribute: AttributeProto, folder: Path | None, where: str) -> Any:
     """An attribute as a Python object: bytes become str, tensors values, graphs stay protos."""
     kind = attribute.type
     if kind == AttributeProto.TENSOR:
         return tensor_value(attribute.t, folder, where)
     if kind == AttributeProto.SPARSE_TENSOR:
-        return sparse_value(attribute.sparse_tensor, folder, where)
+        raise UnsupportedError(f"constant {where!r} is sparse", expected="a dense constant")
     if kind in (AttributeProto.GRAPH, AttributeProto.GRAPHS):
         return attribute.g if kind == AttributeProto.GRAPH else list(attribute.graphs)
     value = helper.get_attribute_value(attribute)

@@ -15,10 +15,10 @@ import numpy as np
 import onnx
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TypeProto, helper
 
-from roundoff.errors import ModelError
+from roundoff.errors import ModelError, UnsupportedError
 
 from .checks import check_attributes, check_declared, check_given, infer, schema_of
-from .loading import attribute_value, domain_of, sparse_value, tensor_value
+from .loading import attribute_value, domain_of, tensor_value
 from .nodes import Node, Settings
 from .values import to_numpy, to_value, type_proto
 
@@ -120,10 +120,10 @@ class Lowering:
             graph.known = _visible(outer.known, own)
         graph.types.update(input_types)
         for tensor in proto.initializer:
-            self._constant(graph, tensor.name, self._read(tensor_value, tensor, tensor.name))
+            self._constant(graph, tensor.name, tensor_value(tensor, self.folder, tensor.name))
         for sparse in proto.sparse_initializer:
             name = sparse.values.name
-            self._constant(graph, name, self._read(sparse_value, sparse, name))
+            raise UnsupportedError(f"constant {name!r} is sparse", expected="a dense constant")
         self._nodes(proto.node, graph)
         for output in proto.output:
             graph.outputs.append(graph.read(output.name))
@@ -140,9 +140,6 @@ class Lowering:
             else:
                 self._node(proto, domain, name, graph)
 
-    def _read(self, read: Callable[..., Any], proto: Any, where: str) -> Any:
-        return read(proto, self.folder, where)
-
     def _constant(self, graph: Lowered, name: str, value: Any) -> None:
         graph.types.setdefault(name, type_proto(value))
         graph.constants[name] = self.convert(value)
@@ -156,10 +153,10 @@ class Lowering:
                 f"node {name!r} (Constant)", got=f"{len(proto.attribute)} values", expected="one"
             )
         attribute = proto.attribute[0]
-        value = self._read(attribute_value, attribute, name)
+        value = attribute_value(attribute, self.folder, name)
         if attribute.name in _CONSTANT_KINDS:
             value = to_value(np.array(value, dtype=_CONSTANT_KINDS[attribute.name]))
-        elif attribute.name not in ("value", "sparse_value"):
+        elif attribute.name != "value":
             raise ModelError(f"node {name!r} (Constant)", got=f"attribute {attribute.name!r}")
         self._constant(graph, proto.output[0], value)
 
@@ -195,7 +192,7 @@ class Lowering:
             if attribute.type == AttributeProto.GRAPH:
                 node.subgraphs[attribute.name] = self._body(node, attribute, graph)
             else:
-                value = self._read(attribute_value, attribute, name)
+                value = attribute_value(attribute, self.folder, name)
                 node.attributes[attribute.name] = value
         captures = [n for body in node.subgraphs.values() for n in body.captures]
         node.captures = tuple(dict.fromkeys(graph.read(n) for n in captures))

@@ -130,10 +130,6 @@ class Node:
         """Whether the input at *position* is given."""
         return position < len(self.inputs) and bool(self.inputs[position])
 
-    def wants(self, position: int) -> bool:
-        """Whether the output at *position* is asked for."""
-        return position < len(self.outputs) and bool(self.outputs[position])
-
 
 def check_node(node: object) -> None:
     """Refuse what is no :class:`Node`.

@@ -1,9 +1,8 @@
 """What of ONNX's reference evaluator is a truth.
 
 The reference has faults of its own, some in one attribute of an operator alone. In float64 it is
-taken for the operators below, each of which agrees with ONNX Runtime or torch in float32 over its
-attributes; every other operator is refused. ``tests/evaluator/test_truth_operators.py`` is the
-evidence: a new line here needs its cases there.
+taken for the operators below, each of which agrees with the cases of ONNX's suite in float32 over
+its attributes; every other operator is refused. ``tests/evaluator/test_suite.py`` is the evidence.
 """
 
 from __future__ import annotations

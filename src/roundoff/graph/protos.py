@@ -8,15 +8,42 @@ from typing import Any
 
 import numpy as np
 import onnx
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from roundoff.dtypes import onnx_dtype_to_np_dtype
 from roundoff.errors import ArgumentError, DtypeError, ModelError
 
 
+def read(model: Any) -> tuple[Any, Path | None]:
+    """The proto of a model given as path, bytes or proto, and the folder of a path.
+
+    Weights kept in files beside the model are not read.
+
+    Raises
+    ------
+    ModelError
+        When the model can't be read.
+    """
+    folder = None
+    if isinstance(model, (str, Path)):
+        path = Path(model)
+        try:
+            content = path.read_bytes()
+        except (OSError, ValueError) as error:  # the latter of a NUL in the path
+            raise ModelError(
+                f"cannot read the model {path.name}", got=getattr(error, "strerror", str(error))
+            ) from error
+        folder, model = path.resolve().parent, content
+    if isinstance(model, (bytes, bytearray, memoryview)):
+        try:
+            model = onnx.ModelProto.FromString(bytes(model))
+        except DecodeError as error:
+            raise ModelError("not an ONNX model: the bytes do not decode") from error
+    return model, folder
+
+
 def load(model: Any) -> Any:
     """The proto behind *model*: a proto of ONNX, its bytes, or a path to a file.
-
-    Weights kept in files beside the model are not read: neither text nor picture needs them.
 
     Raises
     ------
@@ -25,38 +52,18 @@ def load(model: Any) -> Any:
     ModelError
         When the bytes or the file are not an ONNX model.
     """
-    if isinstance(model, (onnx.GraphProto, onnx.FunctionProto, onnx.NodeProto)):
-        return model
-    if isinstance(model, onnx.ModelProto):
-        return _with_graph(model)
-    if isinstance(model, (str, Path)):
-        path = Path(model)
-        try:
-            model = path.read_bytes()
-        except (OSError, ValueError) as error:  # the latter of a NUL in the path
-            raise ArgumentError(
-                "no such model file", got=path.name, expected="an existing file"
-            ) from error
-    if isinstance(model, (bytes, bytearray)):
-        try:
-            loaded = onnx.load_model_from_string(bytes(model))
-        except Exception as error:  # protobuf's own class differs between its two backends
-            raise ModelError(
-                "these bytes are not an ONNX model", expected="a serialized ModelProto"
-            ) from error
-        return _with_graph(loaded)
-    raise ArgumentError(
-        "not an ONNX model",
-        got=type(model).__name__,
-        expected="a ModelProto, GraphProto, FunctionProto or NodeProto, bytes or a path",
-    )
-
-
-def _with_graph(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model; bytes of another kind often decode to one that has nothing in it."""
-    if not model.HasField("graph"):
+    proto, _ = read(model)
+    if isinstance(proto, onnx.ModelProto) and not proto.HasField("graph"):
+        # Bytes of another kind often decode to a model that has nothing in it.
         raise ModelError("there is no graph in this model", expected="a ModelProto with a graph")
-    return model
+    kinds = (onnx.ModelProto, onnx.GraphProto, onnx.FunctionProto, onnx.NodeProto)
+    if not isinstance(proto, kinds):
+        raise ArgumentError(
+            "not an ONNX model",
+            got=type(model).__name__,
+            expected="a ModelProto, GraphProto, FunctionProto or NodeProto, bytes or a path",
+        )
+    return proto
 
 
 def dtype_text(itype: int) -> str:

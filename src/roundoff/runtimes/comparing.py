@@ -22,8 +22,8 @@ from roundoff.errors import (
     UnsupportedError,
 )
 from roundoff.evaluator import Step, TorchOnnxEvaluator
-from roundoff.evaluator.loading import read
 from roundoff.evaluator.values import to_value, type_name
+from roundoff.graph.protos import read
 from roundoff.localization import localize, non_finite, scaled
 from roundoff.ort import available, session, torch_tf32
 from roundoff.ort.tensors import onnxruntime

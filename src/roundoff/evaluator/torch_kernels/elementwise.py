@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import operator
 from typing import Any
 
@@ -160,14 +159,9 @@ def _clip6(x: Tensor, **limits: Any) -> Tensor:
     return x if limits == {"min": None, "max": None} else torch.clamp(x, **limits)
 
 
-@torch_kernel("IsInf", 10)
-def _is_inf(node: Node) -> Function:
-    negative, positive = node.attribute("detect_negative", 1), node.attribute("detect_positive", 1)
-    if negative and positive:
-        return torch.isinf
-    if negative:
-        return torch.isneginf
-    return torch.isposinf if positive else lambda x: torch.zeros_like(x, dtype=torch.bool)
+@torch_function("IsInf", 10, detect_negative=1, detect_positive=1)
+def _is_inf(x: Tensor, *, detect_negative: int, detect_positive: int) -> Tensor:
+    return (torch.isneginf(x) & bool(detect_negative)) | (torch.isposinf(x) & bool(detect_positive))
 
 
 # -- activations -------------------------------------------------------------------------------
@@ -181,13 +175,9 @@ def _softplus(x: Tensor) -> Tensor:
     return torch.logaddexp(x, torch.zeros((), dtype=x.dtype, device=x.device))
 
 
-def _celu(x: Tensor, alpha: float) -> Tensor:
-    return x * alpha if math.isnan(alpha) else F.celu(x, alpha)  # max(0, x) + min(0, NaN)
-
-
 #: Activations with numbers as attributes: function, first version, attributes with defaults.
 _PARAMETRIC: dict[str, tuple[Function, int, dict[str, Any]]] = {
-    "Celu": (_celu, 12, {"alpha": 1.0}),
+    "Celu": (F.celu, 12, {"alpha": 1.0}),
     "Elu": (F.elu, 6, {"alpha": 1.0}),
     "LeakyRelu": (lambda x, alpha: F.leaky_relu(x, alpha), 6, {"alpha": 0.01}),
     "HardSwish": (lambda x: x * torch.clamp(x / 6 + 0.5, 0, 1), 14, {}),
@@ -235,6 +225,4 @@ def cast(x: Any, dtype: torch.dtype) -> Tensor:
 @torch_kernel("Cast", 6)
 def _cast(node: Node) -> Function:
     dtype = element_type(node, node.attribute("to"))
-    if dtype in _NARROW or dtype in _UNSIGNED:
-        return lambda x: cast(x, dtype)
-    return lambda x: x.to(dtype) if isinstance(x, Tensor) else cast(x, dtype)
+    return lambda x: cast(x, dtype)

@@ -41,24 +41,16 @@ def _positions(indices: Tensor, size: int, what: str) -> Tensor:
 @torch_kernel("Gather", 1)
 def _gather(node: Node) -> Function:
     axis = node.attribute("axis", 0)
-    fixed = node.constants.get(1)
-    single = int(fixed) if fixed is not None and fixed.dim() == 0 else None
 
     def gather(x: Tensor, indices: Tensor) -> Tensor:
         k = axis_of(axis, x.dim())
         size = x.shape[k]
-        if single is not None and -size <= single < size:
-            return x.select(k, single)
         if x.device.type != "cpu":
             indices = _positions(indices.to(x.device), size, "Gather")
         try:  # torch refuses negative indices, and those beyond the end
-            if k == 0 and x.dim() == 2:
-                return torch.embedding(x, indices)
             flat = x.index_select(k, indices.reshape(-1))
         except (IndexError, RuntimeError):
             flat = x.index_select(k, _positions(indices, size, "Gather").reshape(-1))
-        if indices.dim() == 1:
-            return flat
         return flat.reshape(x.shape[:k] + indices.shape + x.shape[k + 1 :])
 
     return gather

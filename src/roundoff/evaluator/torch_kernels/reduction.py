@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -38,12 +39,6 @@ def _prod(x: Tensor, axes: list[int], keep: bool) -> Tensor:
     return x
 
 
-def _l2(x: Tensor, axes: list[int], keep: bool) -> Tensor:
-    if not x.is_floating_point():
-        raise NotHandledError("norm of integers")
-    return torch.sqrt(_sum(x * x, axes, keep))
-
-
 def _log_sum_exp(x: Tensor, axes: list[int], keep: bool) -> Tensor:
     if not x.is_floating_point():
         raise NotHandledError("logarithm of integers")
@@ -54,8 +49,6 @@ def _extreme(function: Function) -> Reducer:
     def reduce(x: Tensor, axes: list[int], keep: bool) -> Tensor:
         if x.numel() == 0:
             raise NotHandledError("extreme of nothing")
-        if x.dtype == torch.bool:
-            return function(x.to(torch.uint8), axes, keepdim=keep).to(torch.bool)
         return function(x, axes, keepdim=keep)
 
     return reduce
@@ -66,7 +59,6 @@ _REDUCERS: dict[str, tuple[Reducer, int]] = {
     "ReduceSum": (_sum, 1),
     "ReduceMean": (_mean, 1),
     "ReduceProd": (_prod, 1),
-    "ReduceL2": (_l2, 1),
     "ReduceLogSumExp": (_log_sum_exp, 1),
     "ReduceMax": (_extreme(torch.amax), 1),
     "ReduceMin": (_extreme(torch.amin), 1),
@@ -85,7 +77,7 @@ def _register(op_type: str, reducer: Reducer, since: int) -> None:
         def reduce(x: Tensor, axes: Tensor | None = None) -> Tensor:
             reduced = [] if axes is None else ints(axes)
             if not reduced and noop:
-                if op_type in ("ReduceL2", "ReduceLogSumExp"):
+                if op_type == "ReduceLogSumExp":
                     raise NotHandledError("reduction along no axis")
                 return x
             return reducer(x, _axes(reduced, x.dim()), keep)
@@ -132,10 +124,7 @@ def _register_softmax(op_type: str, function: Function) -> None:
 
         def softmax(x: Tensor) -> Tensor:
             k = axis_of(axis, x.dim()) if axis != x.dim() else axis
-            rows = 1
-            for d in x.shape[:k]:
-                rows *= d
-            return function(x.reshape(rows, -1), 1).reshape(x.shape)
+            return function(x.reshape(math.prod(x.shape[:k]), -1), 1).reshape(x.shape)
 
         return softmax
 

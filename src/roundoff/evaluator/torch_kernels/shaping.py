@@ -38,12 +38,8 @@ def _target_shape(shape: Sequence[int], wanted: list[int], allow_zero: bool) -> 
 
 
 def _reshaped(x: Tensor, wanted: list[int]) -> Tensor:
-    if x.numel() == 0 and -1 in wanted:
-        known = 1
-        for d in wanted:
-            known *= d if d != -1 else 1
-        if known == 0:  # torch calls the free dimension ambiguous; ONNX makes it 0
-            return x.reshape([0 if d == -1 else d for d in wanted])
+    if 0 in wanted:  # torch calls a free dimension beside it ambiguous; ONNX makes it 0
+        wanted = [0 if d == -1 else d for d in wanted]
     return x.reshape(wanted)
 
 
@@ -51,11 +47,12 @@ def _reshaped(x: Tensor, wanted: list[int]) -> Tensor:
 def _reshape(node: Node) -> Function:
     allow_zero = bool(node.attribute("allowzero", 0))
     fixed = steering(node, 1)
-    if fixed is not None and 0 not in fixed:
-        return lambda x, shape: x.reshape(fixed)
-    if fixed is not None:
-        return lambda x, shape: _reshaped(x, _target_shape(x.shape, fixed, allow_zero))
-    return lambda x, shape: _reshaped(x, _target_shape(x.shape, ints(shape), allow_zero))
+
+    def reshape(x: Tensor, shape: Tensor) -> Tensor:
+        wanted = ints(shape) if fixed is None else fixed
+        return _reshaped(x, _target_shape(x.shape, wanted, allow_zero))
+
+    return reshape
 
 
 @torch_kernel("Transpose", 1)
@@ -74,12 +71,7 @@ def _transpose(node: Node) -> Function:
 @torch_function("Flatten", 1, axis=1)
 def _flatten(x: Tensor, *, axis: int) -> Tensor:
     k = axis if axis == x.dim() else axis_of(axis, x.dim())
-    rows = columns = 1
-    for d in x.shape[:k]:
-        rows *= d
-    for d in x.shape[k:]:
-        columns *= d
-    return x.reshape(rows, columns)
+    return x.reshape(math.prod(x.shape[:k]), math.prod(x.shape[k:]))
 
 
 def _squeezed(x: Tensor, axes: list[int]) -> Tensor:
@@ -110,9 +102,6 @@ def _unsqueezed(x: Tensor, axes: list[int]) -> Tensor:
 @torch_kernel("Unsqueeze", 1)
 def _unsqueeze(node: Node) -> Function:
     fixed = steering(node, 1, "axes")
-    if fixed is not None and len(fixed) == 1:
-        axis = fixed[0]
-        return lambda x, axes=None: x.unsqueeze(axis)
     if fixed is not None:
         return lambda x, axes=None: _unsqueezed(x, fixed)
     return lambda x, axes: _unsqueezed(x, ints(axes))
@@ -127,8 +116,6 @@ def _expanded(x: Tensor, shape: list[int]) -> Tensor:
 @torch_kernel("Expand", 8)
 def _expand(node: Node) -> Function:
     fixed = steering(node, 1)
-    if fixed is not None and min(fixed, default=0) > 1:
-        return lambda x, shape: x.expand(fixed)
     if fixed is not None:
         return lambda x, shape: _expanded(x, fixed)
     return lambda x, shape: _expanded(x, ints(shape))
@@ -157,10 +144,7 @@ def _shape(node: Node) -> Function:
 
 @torch_function("Size", 1)
 def _size(x: Any) -> Tensor:
-    count = 1
-    for d in x.shape:
-        count *= d
-    return torch.tensor(count, dtype=torch.int64)
+    return torch.tensor(math.prod(x.shape), dtype=torch.int64)
 
 
 @torch_kernel("ConstantOfShape", 9)

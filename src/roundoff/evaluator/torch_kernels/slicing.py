@@ -26,9 +26,6 @@ from .common import (
 @torch_kernel("Concat", 4)
 def _concat(node: Node) -> Function:
     axis = node.attribute("axis")
-    ranks = {_known_rank(node, n) for n in node.inputs}
-    if len(ranks) == 1 and None not in ranks:
-        return lambda *inputs: torch.cat(inputs, axis)
 
     def concat(*inputs: Tensor) -> Tensor:
         rank = inputs[0].dim()
@@ -38,14 +35,6 @@ def _concat(node: Node) -> Function:
         return torch.cat(inputs, axis_of(axis, rank))
 
     return concat
-
-
-def _known_rank(node: Node, name: str) -> int | None:
-    """Rank of an input where it is known before a run."""
-    known = node.types.get(name)
-    if known is None or not known.tensor_type.HasField("shape"):
-        return None
-    return len(known.tensor_type.shape.dim)
 
 
 def _sliced(
@@ -83,8 +72,6 @@ def _slice(node: Node) -> Function:
     computed = any(node.has_input(k) and fixed[k - 1] is None for k in range(1, 5))
     starts, ends, axes, steps = fixed
     if not computed and starts is not None and ends is not None:
-        if len(starts) == 1 and axes and steps in (None, [1]) and axes[0] >= 0:
-            return _one_slice(starts[0], ends[0], axes[0])
         return lambda x, *rest: _sliced(x, starts, ends, axes, steps)
 
     def cut(x: Tensor, *rest: Tensor | None) -> Tensor:
@@ -93,11 +80,6 @@ def _slice(node: Node) -> Function:
         return _sliced(x, *values)
 
     return cut
-
-
-def _one_slice(start: int, end: int, axis: int) -> Function:
-    index = (slice(None),) * axis + (slice(start, end),)
-    return lambda x, *rest: x[index]
 
 
 def _split_sizes(total: int, count: int) -> list[int]:

@@ -96,7 +96,7 @@ NUMBERS = [True, -1, 0, 1.5, math.nan, math.inf, []]
 #: Odd, and yet answered: by the argument's name, or the function's and the argument's.
 ANSWERED: list[tuple[tuple[str, ...], list[Any]]] = [
     (("seed", "layers", "length", "room", "past", "rows", "size", "chunk"), [0]),
-    (("packed", "max_indent", "limit", "budget_s", "eps", "count", "first"), [0]),
+    (("packed", "limit", "budget_s", "eps", "count", "first"), [0]),
     (("batch", "queries", "keys", "epsilon", "warmup", "causal"), [0]),
     (("TorchOnnxEvaluator.run_node.node", "round_up.value"), [0]),
     (("compare_runtimes.calibration",), [0]),
@@ -124,7 +124,7 @@ ANSWERED: list[tuple[tuple[str, ...], list[Any]]] = [
 ]
 #: Handed on to torch, transformers or Python as they are.
 NOT_CHECKED = {
-    *("recursive", "functions", "with_shape", "with_min_max", "with_device", "storage"),
+    *("with_shape", "with_min_max", "with_device", "storage"),
     *("ours", "about", "description", "second", "progress", "resamples"),
     *(
         "mask",
@@ -572,8 +572,6 @@ def of_one_model() -> list[Callable[[], Any]]:
         lambda: ort.session(model, threads=10**12),
         lambda: ort.session(model, session_options={"intra_op_num_threads": "two"}),
         lambda: ort.run_apart(model, FEEDS, {"A": "\0"}),
-        *(functools.partial(plot_dot, model, numbers=n) for n in ({"nothing": 1}, {"Y": 1j})),
-        *(functools.partial(plot_dot, model, colors={"Y": c}) for c in ("red", "#-1-1-1")),
         *(functools.partial(fuse, model, tier) for tier in ("fast", "default+default")),
         lambda: fuse(model, static=["nothing"]),
         lambda: fuse(model, OptimizationOptions(leave=("NoSuchRule",))),

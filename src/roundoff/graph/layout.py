@@ -3,13 +3,13 @@
 Method: K. Sugiyama, S. Tagawa, M. Toda, *Methods for visual understanding of hierarchical system
 structures*, IEEE Transactions on Systems, Man, and Cybernetics 11 (1981), 109-125. A vertex
 stands below all that lead to it, each rank is ordered by the mean place of its neighbours, and is
-placed by least squares around its neighbours, with its order and gaps (isotonic
-regression by pooling adjacent violators).
+placed by least squares around its neighbours, with its order and gaps (isotonic regression).
 """
 
 from __future__ import annotations
 
 import dataclasses
+import graphlib
 import itertools
 from collections.abc import Sequence
 
@@ -85,15 +85,14 @@ def _dummies(ranks: list[list[int]], real: int) -> int:
 
 def _ranked(touched: list[int], edges: list[tuple[int, int]]) -> _Component:
     """Longest-path ranks; order by the mean place of the neighbours, four sweeps."""
-    rank = dict.fromkeys(touched, 0)
-    for _ in touched:
-        late = [(a, b) for a, b in edges if rank[b] <= rank[a]]
-        if not late:
-            break
-        for a, b in late:
-            rank[b] = max(rank[b], rank[a] + 1)
+    before: dict[int, list[int]] = {v: [] for v in touched}
+    for a, b in edges:
+        before[b].append(a)
+    rank: dict[int, int] = {}
+    for v in graphlib.TopologicalSorter(before).static_order():
+        rank[v] = max((rank[w] + 1 for w in before[v]), default=0)
     for v in touched:  # a source moves down to just above its first reader
-        if all(b != v for _, b in edges):
+        if not before[v]:
             rank[v] = min(rank[b] for a, b in edges if a == v) - 1
     ranks: list[list[int]] = [[] for _ in range(max(rank.values()) + 1)]
     for v in touched:
@@ -162,16 +161,9 @@ def _coordinates(
 
 def _spread(size: list[float], wanted: list[float], gap: float) -> list[float]:
     """Centres nearest to *wanted* in least squares, in order, boxes at least *gap* apart."""
-    shift, at = [], 0.0
-    for i, s in enumerate(size):
-        at += s / 2 if i == 0 else size[i - 1] / 2 + s / 2 + gap
-        shift.append(at)
-    blocks: list[list[float]] = []  # mean, count
-    for w, s in zip(wanted, shift, strict=True):
-        blocks.append([w - s, 1.0])
-        while len(blocks) > 1 and blocks[-2][0] > blocks[-1][0]:
-            mean, count = blocks.pop()
-            total = blocks[-1][1] + count
-            blocks[-1] = [(blocks[-1][0] * blocks[-1][1] + mean * count) / total, total]
-    flat = [mean for mean, count in blocks for _ in range(int(count))]
-    return [f + s for f, s in zip(flat, shift, strict=True)]
+    from scipy.optimize import isotonic_regression  # takes a while to import
+
+    starts = itertools.accumulate((s + gap for s in size), initial=0.0)
+    shift = [start + s / 2 for start, s in zip(starts, size, strict=False)]
+    flat = isotonic_regression([w - s for w, s in zip(wanted, shift, strict=True)]).x
+    return [float(f) + s for f, s in zip(flat, shift, strict=True)]

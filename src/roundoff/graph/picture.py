@@ -5,15 +5,11 @@ from __future__ import annotations
 import dataclasses
 import graphlib
 import itertools
-import math
-import re
-from collections.abc import Mapping
 from html import escape
 from typing import Any
 
 import onnx
 
-from roundoff.arguments import check_mapping, check_text
 from roundoff.errors import ArgumentError, ModelError
 
 from .layout import Layout, layered
@@ -40,9 +36,6 @@ PITCH = 34.0  # free height between two ranks
 FILLS = {"input": "#b7dcc4", "output": "#b9cdf0", "initializer": "#ead9a2", "node": "#dcdcdc"}
 INK, LINES = "#000000", "#808080"
 
-#: Pale to strong, for numbers: ends of the ramp that shades nodes by the logarithm of theirs.
-RAMP = ("#f3ead9", "#e0762f")
-
 
 class Svg(str):
     """The text of an SVG picture; a notebook shows the picture itself.
@@ -64,10 +57,8 @@ class Svg(str):
 @dataclasses.dataclass
 class _Box:
     kind: str  # a key of FILLS
-    names: tuple[str, ...]  # what colours and numbers may call it
     lines: list[str]  # the first one is bold
     tip: str
-    fill: str
     has_body: bool = False
 
     @property
@@ -79,13 +70,7 @@ class _Box:
         return len(self.lines) * LINE + PAD
 
 
-def plot_dot(
-    model: Any,
-    *,
-    numbers: Mapping[str, Any] | None = None,
-    colors: Mapping[str, str] | None = None,
-    title: str | None = None,
-) -> Svg:
+def plot_dot(model: Any) -> Svg:
     """SVG of a graph: inputs, initializers, nodes and outputs, from top to bottom.
 
     Small initializers and constants are written into the node that reads them. Bodies of If, Loop
@@ -96,13 +81,6 @@ def plot_dot(
     ----------
     model : ModelProto, GraphProto, FunctionProto, bytes or path
         What to draw.
-    numbers : mapping, optional
-        Node or result name -> number (or text) written into the node, such as its error.
-        Nodes with a number are shaded by its logarithm, unless *colors* says otherwise.
-    colors : mapping, optional
-        Node or result name -> fill as ``"#rrggbb"``.
-    title : str, optional
-        What a screen reader says; by default the graph's name and the number of nodes.
 
     Returns
     -------
@@ -111,17 +89,15 @@ def plot_dot(
 
     Raises
     ------
-    ArgumentError
-        When *numbers* or *colors* name no node, or a colour is not ``"#rrggbb"``.
-    ModelError
-        When the graph has a cycle, or is not ONNX.
+    ArgumentError, ModelError
+        When *model* is not an ONNX graph, or it has a cycle.
 
     Examples
     --------
     >>> from roundoff.graph import plot_dot
     >>> import onnx.parser
     >>> graph = onnx.parser.parse_graph("g (float[2] X) => (float[2] Z) { Z = Abs(X) }")
-    >>> plot_dot(graph, numbers={"Z": 0.5})[:4]
+    >>> plot_dot(graph)[:4]
     '<svg'
     """
     proto = load(model)
@@ -129,15 +105,15 @@ def plot_dot(
         raise ArgumentError("a node is not a graph", got="NodeProto", expected="a model or graph")
     graph = proto.graph if isinstance(proto, onnx.ModelProto) else proto
     boxes, edges = _boxes(graph)
-    numbers = {} if numbers is None else check_mapping("numbers", numbers)
-    colors = {} if colors is None else check_mapping("colors", colors)
-    if title is not None:
-        check_text("title", title)
-    _decorate(boxes, _real_or_text(numbers), colors)
-    _check_acyclic(boxes, edges)
-    layout = layered([box.width for box in boxes], list(edges), GAP)
+    try:
+        layout = layered([box.width for box in boxes], list(edges), GAP)
+    except graphlib.CycleError as error:
+        names = [boxes[i].lines[-1].removeprefix("→ ") for i in error.args[1]]
+        raise ModelError(
+            "the graph has a cycle", got=" → ".join(names), expected="an acyclic graph"
+        ) from None
     count = sum(1 for box in boxes if box.kind == "node")
-    label = title or f"ONNX graph {graph.name or 'without a name'}, {count} nodes"
+    label = f"ONNX graph {graph.name or 'without a name'}, {count} nodes"
     return Svg(_render(boxes, edges, layout, label))
 
 
@@ -215,7 +191,7 @@ def _boxes(graph: Any) -> tuple[list[_Box], dict[tuple[int, int], tuple[str, boo
 
 def _value_box(kind: str, name: str, text: str) -> _Box:
     lines = [_short(name)] + ([_short(text)] if text else [])
-    return _Box(kind, (name,), lines, f"{kind} {name}: {text}".rstrip(": "), FILLS[kind])
+    return _Box(kind, lines, f"{kind} {name}: {text}".rstrip(": "))
 
 
 def _node_box(node: onnx.NodeProto, inline: dict[str, str], types: dict[str, str]) -> _Box:
@@ -233,92 +209,7 @@ def _node_box(node: onnx.NodeProto, inline: dict[str, str], types: dict[str, str
         f"{o}: {types[o]}" if o in types else o for o in results
     )
     tip += "".join(f"; {attribute_text(a, 60)}" for a in node.attribute)
-    names = tuple(n for n in (node.name, *results) if n)
-    return _Box("node", names, lines, tip, FILLS["node"], has_body)
-
-
-def _real_or_text(numbers: Mapping[str, Any]) -> dict[str, float | str]:
-    """The numbers as floats; texts stay what they are."""
-    found: dict[str, float | str] = {}
-    for name, value in numbers.items():
-        try:
-            found[name] = value if isinstance(value, str) else float(value)
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise ArgumentError(
-                f"number of {name!r}", got=type(value).__name__, expected="a number or a text"
-            ) from error
-    return found
-
-
-def _decorate(boxes: list[_Box], numbers: Mapping[str, Any], colors: Mapping[str, str]) -> None:
-    """Write numbers and fills into the boxes that they name."""
-    nodes: dict[str, _Box] = {}
-    for kind in ("output", "input", "initializer", "node"):  # nodes last: they win a shared name
-        nodes.update((n, box) for box in boxes if box.kind == kind for n in box.names)
-    unknown = [n for n in (*numbers, *colors) if n not in nodes]
-    if unknown:
-        raise ArgumentError(
-            "no node or value of this name",
-            got=unknown[0],
-            expected="a name of the graph",
-            hint="use a node's name or one of its results; small constants are not drawn",
-        )
-    sizes = {
-        name: math.log10(abs(float(v)))
-        for name, v in numbers.items()
-        if not isinstance(v, str) and math.isfinite(float(v)) and float(v) != 0
-    }
-    low, high = min(sizes.values(), default=0.0), max(sizes.values(), default=0.0)
-    for name, value in numbers.items():
-        text = value if isinstance(value, str) else f"{float(value):.3g}"
-        nodes[name].lines.append(_short(text))
-        if isinstance(value, str):
-            continue
-        if name in sizes:
-            part = 1.0 if high == low else (sizes[name] - low) / (high - low)
-        else:  # zero is the palest; infinity and NaN are the strongest
-            part = 0.0 if float(value) == 0 else 1.0
-        nodes[name].fill = _mix(*RAMP, part)
-    for name, color in colors.items():
-        try:
-            _mix(color, color, 0.0)
-        except ValueError:
-            raise ArgumentError("not a colour", got=repr(color), expected='"#rrggbb"') from None
-        nodes[name].fill = color
-
-
-def _channels(color: str) -> list[int]:
-    if not isinstance(color, str) or not re.fullmatch("#[0-9a-fA-F]{6}", color):
-        raise ValueError(color)
-    return [int(color[i : i + 2], 16) for i in (1, 3, 5)]
-
-
-def _mix(low: str, high: str, part: float) -> str:
-    pairs = zip(_channels(low), _channels(high), strict=True)
-    return "#" + "".join(f"{round(a + (b - a) * part):02x}" for a, b in pairs)
-
-
-def _ink(fill: str) -> str:
-    """Dark or white text, whichever has more contrast on *fill* (WCAG 2.2 relative luminance)."""
-    linear = [
-        c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4
-        for c in (v / 255 for v in _channels(fill))
-    ]
-    luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-    return INK if luminance > 0.179 else "#ffffff"
-
-
-def _check_acyclic(boxes: list[_Box], edges: Mapping[tuple[int, int], Any]) -> None:
-    sorter: graphlib.TopologicalSorter[int] = graphlib.TopologicalSorter()
-    for a, b in edges:
-        sorter.add(b, a)
-    try:
-        sorter.prepare()
-    except graphlib.CycleError as error:
-        names = [boxes[i].names[0] for i in error.args[1]]
-        raise ModelError(
-            "the graph has a cycle", got=" → ".join(names), expected="an acyclic graph"
-        ) from None
+    return _Box("node", lines, tip, has_body)
 
 
 def _render(
@@ -372,13 +263,13 @@ def _draw(box: _Box, x: float, y: float) -> str:
     dash = ' stroke-dasharray="5 3"' if box.has_body else ""
     lines = [
         f'<rect x="{left:.1f}" y="{top:.1f}" width="{box.width:.1f}" height="{box.height:.1f}" '
-        f'rx="{min(radius, 16):g}" fill="{box.fill}" stroke="{LINES}"{dash}/>'
+        f'rx="{min(radius, 16):g}" fill="{FILLS[box.kind]}" stroke="{LINES}"{dash}/>'
     ]
     for i, line in enumerate(box.lines):
         bold = ' font-weight="bold"' if i == 0 else ""
         at = top + PAD / 2 + (i + 0.78) * LINE
         lines.append(
-            f'<text x="{x:.1f}" y="{at:.1f}" text-anchor="middle" fill="{_ink(box.fill)}"{bold}>'
+            f'<text x="{x:.1f}" y="{at:.1f}" text-anchor="middle" fill="{INK}"{bold}>'
             f"{escape(line)}</text>"
         )
     return f"<g><title>{escape(box.tip)}</title>{''.join(lines)}</g>"

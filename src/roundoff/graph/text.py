@@ -6,8 +6,6 @@ from typing import Any
 
 import onnx
 
-from roundoff.arguments import check_whole
-
 from .protos import (
     attribute_text,
     bodies,
@@ -19,25 +17,21 @@ from .protos import (
     type_text,
 )
 
+#: Depth from which nodes are not indented further.
+_MOST_INDENT = 20
 
-def onnx_simple_text_plot(
-    model: Any, *, recursive: bool = True, functions: bool = True, max_indent: int = 20
-) -> str:
+
+def onnx_simple_text_plot(model: Any) -> str:
     """Text of a model, a line for each opset, input, initializer, node and output.
 
-    A node is indented by its depth: two spaces for each node on the longest way from an input to
-    it. Missing optional inputs and outputs stand as empty names.
+    A node is indented by its depth, up to 20: two spaces for each node on the longest way from an
+    input to it. Bodies of If, Loop and Scan stand below their node, local functions below the
+    graph, missing optional inputs and outputs as empty names.
 
     Parameters
     ----------
     model : ModelProto, GraphProto, FunctionProto, NodeProto, bytes or path
         What to show; weights stored in other files are not read.
-    recursive : bool, default True
-        Print the bodies of If, Loop and Scan below their node.
-    functions : bool, default True
-        Print the model's local functions below the graph.
-    max_indent : int, default 20
-        Depth from which nodes are not indented further.
 
     Raises
     ------
@@ -60,23 +54,22 @@ def onnx_simple_text_plot(
       Add(Y, B) -> Z
     output: name='Z' type='float32' shape=['N', 4]
     """
-    check_whole("max_indent", max_indent, 0)
     proto = load(model)
     lines = [
         f"opset: domain={o.domain!r} version={o.version}"
         for o in getattr(proto, "opset_import", ())
     ]
     if isinstance(proto, onnx.NodeProto):
-        return "\n".join(_node_lines(proto, 0, recursive, max_indent))
+        return "\n".join(_node_lines(proto, 0))
     graph = proto.graph if isinstance(proto, onnx.ModelProto) else proto
-    lines += _graph_lines(graph, 0, recursive, max_indent)
-    if functions and isinstance(proto, onnx.ModelProto):
+    lines += _graph_lines(graph, 0)
+    if isinstance(proto, onnx.ModelProto):
         for function in proto.functions:
             lines.append(f"----- function name={function.name!r} domain={function.domain!r}")
             lines += [
                 f"opset: domain={o.domain!r} version={o.version}" for o in function.opset_import
             ]
-            lines += _graph_lines(function, 0, recursive, max_indent)
+            lines += _graph_lines(function, 0)
     return "\n".join(lines)
 
 
@@ -88,7 +81,7 @@ def _value_line(kind: str, value: Any) -> str:
     return text if shape is None else f"{text} shape={shape}"
 
 
-def _graph_lines(graph: Any, indent: int, recursive: bool, max_indent: int) -> list[str]:
+def _graph_lines(graph: Any, indent: int) -> list[str]:
     """Lines of a GraphProto or FunctionProto, all indented by *indent* steps at least."""
     lines = [_value_line("input", i) for i in graph.input]
     lines += [f"attribute: {name!r}" for name in getattr(graph, "attribute", ())]
@@ -106,21 +99,19 @@ def _graph_lines(graph: Any, indent: int, recursive: bool, max_indent: int) -> l
         read += [n for _, body in bodies(node) for n in captured(body)]
         level = max((depth.get(n, 0) for n in read), default=0)
         depth.update(dict.fromkeys((o for o in node.output if o), level + 1))
-        step = indent + min(level, max_indent)
-        lines += _node_lines(node, step, recursive, max_indent)
+        lines += _node_lines(node, indent + min(level, _MOST_INDENT))
     return lines + ["  " * indent + _value_line("output", o) for o in graph.output]
 
 
-def _node_lines(node: onnx.NodeProto, step: int, recursive: bool, max_indent: int) -> list[str]:
+def _node_lines(node: onnx.NodeProto, step: int) -> list[str]:
     domain = f"[{node.domain}]" if node.domain not in ("", "ai.onnx") else ""
     arguments = [*node.input, *(attribute_text(a) for a in node.attribute)]
     lines = [
         f"{'  ' * step}{node.op_type}{domain}({', '.join(arguments)}) -> {', '.join(node.output)}"
     ]
-    if recursive:
-        for name, body in bodies(node):
-            lines.append("  " * (step + 1) + f"----- {name}")
-            lines += _graph_lines(body, step + 1, recursive, max_indent)
+    for name, body in bodies(node):
+        lines.append("  " * (step + 1) + f"----- {name}")
+        lines += _graph_lines(body, step + 1)
     return lines
 
 

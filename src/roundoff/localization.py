@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from .arguments import check_mapping
 from .compare import max_diff, scaled_error
 from .describe import tree_leaves
 from .errors import ArgumentError
@@ -116,10 +117,7 @@ def localize(
                 expected="a TorchOnnxEvaluator",
                 hint="TorchOnnxEvaluator(model)",
             )
-    if not isinstance(feeds, Mapping):
-        raise ArgumentError(
-            "feeds", got=type(feeds).__name__, expected="a mapping of input names to tensors"
-        )
+    check_mapping("feeds", feeds, "input names to tensors")
     _check_same(first, second, feeds)
     steps = zip(first.steps(feeds), second.steps(feeds), strict=True)
     if truth is None:

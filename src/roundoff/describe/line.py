@@ -214,16 +214,14 @@ def extremes(typed: TypedTensor) -> tuple[Any, Any, float, int]:
     The first two are ``None`` and the mean NaN where nothing is left.
     """
     tensor, info = typed.tensor.flatten(), typed.info
-    if info.name == "uint64":
-        # In the order of signed integers once the highest bit is flipped, that is 2**63 taken off.
-        flipped = tensor.view(torch.int64) ^ -(2**63)
-        ends = [int(v) + 2**63 for v in flipped.aminmax()]
-        return ends[0], ends[1], float(tensor.to(torch.float64).sum()) / len(tensor), 0
+    if info.kind in ("uint", "bool"):  # torch has no minimum of these types on every device
+        array = tensor.cpu().numpy()
+        mean = float(array.sum(dtype=np.float64)) / len(array)
+        return array.min().item(), array.max().item(), mean, 0
     if info.kind == "complex":
         tensor = tensor.abs()
-    elif info.kind in ("uint", "bool") or (info.is_float and info.bits < 16):
-        # torch has no minimum of these types on every device.
-        tensor = tensor.to(torch.float32 if info.is_float else torch.int64)
+    elif info.is_float and info.bits < 16:
+        tensor = tensor.float()
     nans = 0
     if tensor.is_floating_point():
         mask = tensor.isnan()
@@ -233,6 +231,4 @@ def extremes(typed: TypedTensor) -> tuple[Any, Any, float, int]:
             return None, None, float("nan"), nans
     low, high = tensor.aminmax()
     mean = float(tensor.sum(dtype=torch.float64)) / tensor.numel()
-    if info.kind == "bool":
-        return bool(low), bool(high), mean, nans
     return low.item(), high.item(), mean, nans

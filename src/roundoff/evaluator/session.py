@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from roundoff.arguments import check_feeds, check_flag, check_providers
+from roundoff.arguments import check_flag, check_providers
 from roundoff.dtypes import dtype_info
 from roundoff.errors import ArgumentError, DtypeError, UnsupportedError
 
-from .checks import check_declared, check_feed
+from .checks import check_declared, check_feed, check_names
 from .loading import load
 from .lowering import Lowering
 from .nodes import Node, Settings
@@ -265,12 +265,7 @@ class TorchOnnxEvaluator:
     def _arguments(self, feeds: Any) -> list[Any]:
         """The inputs in order: converted, checked, on the device."""
         graph = self._graph
-        check_feeds(feeds, self.input_names)
-        unknown = [n for n in feeds if n not in graph.input_names]
-        missing = [n for n in graph.input_names if n not in feeds and n not in graph.optional]
-        if unknown or missing:
-            what = f"unknown {unknown}" if unknown else f"missing {missing}"
-            raise ArgumentError("feeds of the model", got=what, expected=str(self.input_names))
+        check_names(feeds, self.input_names, graph.optional)
         arguments = []
         for name in graph.input_names:
             if name not in feeds:

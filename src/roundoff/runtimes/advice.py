@@ -63,17 +63,18 @@ class Advice:
     def _types(self) -> set[str]:
         return {text.partition("[")[0] for text in self.outputs["type"]}
 
+    def _eps(self) -> float:
+        """That of the coarsest output; NaN where no output is floating."""
+        found = (d.eps for d in DTYPES.values() if d.name in self._types() and d.is_float)
+        return max(found, default=math.nan)
+
     def _error(self) -> float:
         """Largest error of both sides over the RMS; NaN where no output is floating."""
-        floats = [d for d in DTYPES.values() if d.name in self._types() and d.is_float]
-        eps = max((d.eps for d in floats), default=math.nan)
-        return float(self.outputs[["error torch", "error ORT"]].max(axis=None)) * eps
+        return float(self.outputs[["error torch", "error ORT"]].max(axis=None)) * self._eps()
 
     def _is_large(self) -> bool:
         """Whether rounding alone does not explain the error."""
-        floats = [d.eps for d in DTYPES.values() if d.name in self._types() and d.is_float]
-        error = self._error()
-        return bool(floats) and math.isfinite(error) and error > math.sqrt(max(floats))
+        return math.sqrt(self._eps()) < self._error() < math.inf
 
     def _inputs(self) -> str:
         if not self.odd:

@@ -11,7 +11,7 @@ from typing import Any
 import onnx
 import torch
 
-from roundoff.arguments import check_flag, check_providers, check_whole
+from roundoff.arguments import check_flag, check_mapping, check_providers, check_whole
 from roundoff.compare import CalibratedTolerance, max_diff
 from roundoff.describe import tree_leaves
 from roundoff.errors import (
@@ -39,7 +39,7 @@ from .module import (
     check_module,
     check_outputs,
     in_type_of,
-    relative_error,
+    over_rms,
 )
 from .quantization import Quantization, is_quantized, quantization_cost
 from .result import OUTPUT_COLUMNS, SOURCES, RuntimeComparison
@@ -171,11 +171,8 @@ def compare_runtimes(
 
 def _checked(proto: onnx.ModelProto, feeds: Any, what: str) -> dict[str, Any]:
     """Feeds as values of the evaluator, of the names, types and shapes that the model declares."""
-    if not isinstance(feeds, Mapping):
-        raise ArgumentError(
-            what, got=type(feeds).__name__, expected="a mapping of input names to tensors"
-        )
-    values = {name: to_value(value) for name, value in feeds.items()}
+    given = check_mapping(what, feeds, "input names to tensors")
+    values = {name: to_value(value) for name, value in given.items()}
     check_feeds(proto, values)
     return values
 
@@ -471,7 +468,7 @@ def _output_row(name: str, truth: Any, results: Mapping[str, Any]) -> dict[str, 
                 value = in_type_of(results["torch"], value)
             row[f"error {side}"], row[f"rms {side}"] = scaled(truth, value)
     if "module" in results:
-        row["module off"] = relative_error(truth, results["module"])
+        row["module off"] = over_rms(truth, results["module"])[0]
     row["nearer"] = _nearer(row, truth, results)
     if "module" in results:
         row["module abs"] = _distance(results["torch"], results["module"])

@@ -11,10 +11,11 @@ import numpy as np
 import onnx
 import torch
 
+from roundoff.arguments import check_mapping, check_whole
 from roundoff.dtypes import DTYPES, onnx_dtype_to_torch_dtype
 from roundoff.errors import ArgumentError, ShapeError, UnsupportedError
 from roundoff.evaluator import TorchOnnxEvaluator
-from roundoff.evaluator.checks import check_feed
+from roundoff.evaluator.checks import check_feed, check_names
 
 __all__ = ["check_feeds", "dims", "draw", "drawn_shapes", "limits"]
 
@@ -22,14 +23,7 @@ __all__ = ["check_feeds", "dims", "draw", "drawn_shapes", "limits"]
 def check_feeds(proto: onnx.ModelProto, feeds: Mapping[str, Any]) -> None:
     """Names, element types and shapes are those that the model declares."""
     declared = {i.name: i.type for i in proto.graph.input}
-    optional = {t.name for t in proto.graph.initializer}
-    unknown = [n for n in feeds if n not in declared]
-    missing = [n for n in declared if n not in feeds and n not in optional]
-    if unknown or missing:
-        what = " and ".join(
-            f"{w} {n}" for w, n in (("unknown", unknown), ("missing", missing)) if n
-        )
-        raise ArgumentError("feeds of the model", got=what, expected=str(list(declared)))
+    check_names(feeds, list(declared), {t.name for t in proto.graph.initializer})
     seen: dict[str, tuple[str, int]] = {}
     for name, value in feeds.items():
         check_feed(name, value, declared[name], False)
@@ -73,16 +67,13 @@ def drawn_shapes(
         declared[info.name] = wanted
     symbols = [d for wanted in declared.values() for d in wanted if isinstance(d, str) and d]
     names = {n.id for s in symbols for n in _walk(s) if isinstance(n, ast.Name)} | set(symbols)
-    if sizes is not None and not isinstance(sizes, Mapping):
-        raise ArgumentError(
-            "sizes", got=type(sizes).__name__, expected="a mapping of names to counts"
-        )
+    if sizes is not None:
+        check_mapping("sizes", sizes, "names to counts")
     unknown = [n for n in sizes or () if n not in names]
     if unknown:
         raise ArgumentError("sizes", got=unknown, expected=f"names among {sorted(names)}")
-    wrong = {n: s for n, s in (sizes or {}).items() if not _is_count(s)}
-    if wrong:
-        raise ArgumentError("sizes", got=wrong, expected="counts")
+    for name, size in (sizes or {}).items():
+        check_whole(f"size {name!r}", size, 0)
     known = {n: int(random.integers(2, 9)) for n in sorted(names)} | dict(sizes or {})
     return {
         name: tuple(
@@ -95,11 +86,6 @@ def drawn_shapes(
         )
         for name, wanted in declared.items()
     }
-
-
-def _is_count(size: Any) -> bool:
-    whole = isinstance(size, (int, np.integer)) and not isinstance(size, bool)
-    return bool(whole and size >= 0)
 
 
 def _undrawable(declared: onnx.TypeProto) -> bool:

@@ -185,16 +185,17 @@ def in_type_of(like: Any, value: Any) -> Any:
     return value.to(like.dtype) if wider else value
 
 
-def relative_error(truth: Any, got: Any) -> float:
-    """Largest error of the finite elements over the root mean square of the truth."""
-    if not (_is_floating(truth) and _is_floating(got)) or truth.shape != got.shape:
-        return 0.0
-    t, g = truth.double().cpu(), got.double().cpu()
-    kept = t.isfinite() & g.isfinite()
-    error = float((t - g)[kept].abs().max()) if bool(kept.any()) else 0.0
-    if not error:
-        return 0.0
-    top = float(t[kept].abs().max())
-    if not top:
-        return math.inf
-    return error / top / math.sqrt(float((t[kept] / top).square().mean()))
+def over_rms(reference: Any, got: Any) -> tuple[float, float]:
+    """Largest and RMS difference over the RMS of the reference, of what is finite in both.
+
+    NaN where there is nothing to measure. A reference of zeros has no RMS: any error is infinite.
+    """
+    if not (_is_floating(reference) and _is_floating(got)) or reference.shape != got.shape:
+        return math.nan, math.nan
+    a, b = reference.double(), got.to(reference.device).double()
+    fits = a.isfinite() & b.isfinite()
+    a, apart = a[fits], (b - a)[fits].abs()
+    rms = float(a.square().mean().sqrt())
+    if not rms > 0:
+        return (math.inf if bool(apart.any()) else 0.0), math.nan
+    return float(apart.max()) / rms, float(apart.square().mean().sqrt()) / rms

@@ -21,6 +21,8 @@ from onnx import helper, numpy_helper
 from roundoff.dtypes import DType, dtype_info, onnx_dtype_to_np_dtype
 from roundoff.evaluator import TorchOnnxEvaluator
 
+from .module import over_rms
+
 if TYPE_CHECKING:
     import pandas
 
@@ -262,16 +264,15 @@ def _float_nodes(proto: onnx.ModelProto, pair: _Pair, both_ends: bool) -> list[o
         value = numpy_helper.from_array(np.ascontiguousarray(pair.float_value))
         return [helper.make_node("Constant", [], [name], value=value)]
     low, high = _grid(proto, pair)
-    steps = [("Max", low)] if low is not None and (both_ends or low == 0) else []
-    steps += [("Min", high)] if high is not None and both_ends else []
-    if not steps:
+    if low is None:
         return [helper.make_node("Identity", [pair.tensor], [name])]
+    if not both_ends:
+        low, high = low if low == 0 else np.full_like(low, -np.inf), np.full_like(high, np.inf)
     nodes, source = [], pair.tensor
-    for k, (op_type, end) in enumerate(steps):
-        bound, result = f"{name}|end {k}", name if k + 1 == len(steps) else f"{name}|clipped {k}"
-        value = numpy_helper.from_array(end)
-        nodes.append(helper.make_node("Constant", [], [bound], value=value))
-        nodes.append(helper.make_node(op_type, [source, bound], [result]))
+    for op_type, end, result in (("Max", low, f"{name}|max"), ("Min", high, name)):
+        value = numpy_helper.from_array(np.asarray(end))
+        nodes.append(helper.make_node("Constant", [], [f"{result}|end"], value=value))
+        nodes.append(helper.make_node(op_type, [source, f"{result}|end"], [result]))
         source = result
     return nodes
 
@@ -286,8 +287,7 @@ def _grid(proto: onnx.ModelProto, pair: _Pair) -> tuple[Any, Any]:
     if scale.size != 1 or info.kind not in ("int", "uint"):
         return None, None
     middle, step = float(zero.reshape(-1)[0]), float(scale.reshape(-1)[0])
-    ends = (np.array((end - middle) * step, scale.dtype) for end in (_least(info), info.max))
-    low, high = ends
+    low, high = (np.array((end - middle) * step, scale.dtype) for end in (_least(info), info.max))
     return low, high
 
 
@@ -325,21 +325,7 @@ def _alone(
 
 
 def _moved(reference: Sequence[Any], got: Sequence[Any]) -> tuple[float, int]:
-    """Largest relative change over the floating outputs, and of which."""
-    changes = [_relative(a, b) for a, b in zip(reference, got, strict=False)]
+    """Largest RMS of a change over that of the floating output that it is of, and which one."""
+    changes = [over_rms(a, b)[1] for a, b in zip(reference, got, strict=False)]
     known = [(c, k) for k, c in enumerate(changes) if not math.isnan(c)]
     return max(known, default=(math.nan, 0))
-
-
-def _relative(reference: Any, got: Any) -> float:
-    """Root mean square of the difference over that of the reference; NaN where none is floating."""
-    tensors = isinstance(reference, torch.Tensor) and isinstance(got, torch.Tensor)
-    if not tensors or not reference.is_floating_point() or reference.shape != got.shape:
-        return math.nan
-    a, b = reference.double(), got.to(reference.device).double()
-    fits = a.isfinite() & b.isfinite()
-    if not bool(fits.any()):
-        return math.nan
-    a, b = a[fits], b[fits]
-    rms = float(a.square().mean().sqrt())
-    return float((b - a).square().mean().sqrt()) / rms if rms else math.nan

@@ -19,15 +19,26 @@ from roundoff.errors import (
     UnsupportedError,
 )
 from roundoff.models import layer_norm_feeds, layer_norm_matmul, residual_rms_norm
-from roundoff.runtimes import NODE_COLUMNS, OUTPUT_COLUMNS, compare_runtimes
+from roundoff.runtimes import (
+    NODE_COLUMNS,
+    OUTPUT_COLUMNS,
+    RuntimeComparison,
+    compare_runtimes,
+)
 from roundoff.runtimes.advice import Advice
 from roundoff.runtimes.calibrating import alike, varied
 
 CPU = ["CPUExecutionProvider"]
 
 
+def compare(model: Any, feeds: Any = None, **options: Any) -> RuntimeComparison:
+    """On the CPU, without tolerances unless asked for."""
+    return compare_runtimes(model, feeds, **{"providers": CPU, "calibration": 0} | options)
+
+
 def parsed(text: str) -> onnx.ModelProto:
-    return onnx.parser.parse_model('<ir_version: 10, opset_import: ["" : 18]> ' + text)
+    head = '<ir_version: 10, opset_import: ["" : 18, "local" : 1]> '
+    return onnx.parser.parse_model(head + text)
 
 
 def product(dtype: str = "float") -> onnx.ModelProto:
@@ -48,9 +59,7 @@ def half_feeds(rows: int, width: int, dtype: torch.dtype) -> dict[str, torch.Ten
 @pytest.mark.parametrize("itype", [1, 10])
 def test_layer_norm_and_product(itype: int) -> None:
     feeds = half_feeds(64, 64, {1: torch.float32, 10: torch.float16}[itype])
-    found, again = (
-        compare_runtimes(layer_norm_matmul(itype), feeds, providers=CPU) for _ in range(2)
-    )
+    found, again = (compare(layer_norm_matmul(itype), feeds, calibration=None) for _ in range(2))
     assert found.frame.equals(again.frame)
     assert repr(found) == repr(again)
     assert tuple(found.frame.columns) == NODE_COLUMNS
@@ -71,7 +80,7 @@ def test_layer_norm_and_product(itype: int) -> None:
 
 @pytest.mark.parametrize("model", [layer_norm_matmul(10), product(), residual_rms_norm(10)])
 def test_first_is_none_exactly_where_no_isolated_difference_is(model: onnx.ModelProto) -> None:
-    found = compare_runtimes(model, providers=CPU, seed=3, calibration=0)
+    found = compare(model, seed=3)
     differ = found.frame[found.frame["isolated abs"] != 0]
     assert (found.first is None) == (len(differ) == 0)
     assert found.first is None or found.first["node"] == differ["node"].iloc[0]
@@ -82,22 +91,19 @@ def test_files_bytes_and_protos_are_read_alike(tmp_path: Path) -> None:
     onnx.save(product(), path)
     onnx.save(product(), apart, save_as_external_data=True, location="data", size_threshold=0)
     given = [path, str(path), path.read_bytes(), onnx.load(path), apart]
-    found = [compare_runtimes(model, providers=CPU, calibration=0) for model in given]
+    found = [compare(model) for model in given]
     assert all(found[0].frame.equals(other.frame) for other in found[1:])
     (tmp_path / "data").unlink()
     for wrong in (apart, apart.read_bytes(), tmp_path / "nothing.onnx", tmp_path, 3):
         with pytest.raises(ModelError):
-            compare_runtimes(wrong, providers=CPU)
+            compare(wrong)
 
 
-@pytest.mark.parametrize("device", ["cuda", "cpu"])
 @pytest.mark.parametrize("tf32", [(False, True), (True, False), (True, True)])
-def test_tf32_on_one_side_is_told(tf32: tuple[bool, bool], device: str) -> None:
-    found = compare_runtimes(
-        layer_norm_matmul(), half_feeds(4, 8, torch.float32), providers=CPU, calibration=0
-    )
+def test_tf32_on_one_side_is_told(tf32: tuple[bool, bool]) -> None:
+    found = compare(layer_norm_matmul(), half_feeds(4, 8, torch.float32))
     found.outputs["abs"] = 1.0
-    told = Advice(found.frame, found.outputs, tf32, None, None, torch.device(device)).sentences()
+    told = Advice(found.frame, found.outputs, tf32, None, None, torch.device("cpu")).sentences()
     said = [text for text in told if "TF32" in text]
     assert len(said) == (tf32[0] != tf32[1])
     if said:
@@ -143,7 +149,7 @@ def test_what_is_not_finite_has_an_answer_of_its_own(
 ) -> None:
     dtype = torch.float16 if "float16" in text else torch.float32
     feeds = {"X": torch.tensor(x, dtype=dtype)}
-    found = compare_runtimes(parsed(text), feeds, providers=CPU, calibration=0)
+    found = compare(parsed(text), feeds)
     assert len(found.advice) == len(advice)
     for said, begins in zip(found.advice, advice, strict=True):
         assert said.startswith(begins)
@@ -154,14 +160,14 @@ def test_outputs_without_a_tolerance_say_why() -> None:
     model = parsed(
         "g (float[4, 8] X) => (int64[4] best) { best = ArgMax <axis=1, keepdims=0> (X) }"
     )
-    found = compare_runtimes(model, providers=CPU, calibration=16)
+    found = compare(model, calibration=16)
     assert found.outputs["nearer"].tolist() == ["equal"]
     assert "count the elements that differ" in found.tolerances["best"].reason
     model = parsed("g (float[2, 2] X) => (float[2, 2] Z) { Y = Exp(X)  Z = MatMul(Y, Y) }")
-    found = compare_runtimes(model, {"X": torch.rand(2, 2)}, providers=CPU)
+    found = compare(model, {"X": torch.rand(2, 2)}, calibration=None)
     assert "give calibration=[feeds, …]" in found.tolerances["Z"].reason
     assert math.isnan(found.outputs["atol"].iloc[0])
-    found = compare_runtimes(product("double"), providers=CPU, calibration=0)
+    found = compare(product("double"))
     assert "calibration=0" in found.tolerances["Z"].reason
     assert found.nearer == "equal"  # a model in float64 has no truth
     assert math.isnan(found.outputs["error torch"].iloc[0])
@@ -177,14 +183,14 @@ def test_ids_stay_below_their_table(seed: int, weight: str) -> None:
     if "Neg" in weight:
         table = np.zeros((3, 4), np.float32)
         model.graph.initializer.append(numpy_helper.from_array(table, "W"))
-    found = compare_runtimes(model, providers=CPU, seed=seed, sizes={"n": 9}, calibration=0)
+    found = compare(model, seed=seed, sizes={"n": 9})
     assert found.first is None
 
 
 def test_overflow_is_found_and_what_to_do_said() -> None:
     x = torch.full((1, 2, 64), 200.0, dtype=torch.float16)
     feeds = {"X": x, "residual": x, "scale": torch.ones(64, dtype=torch.float16)}
-    found = compare_runtimes(residual_rms_norm(10), feeds, providers=CPU)
+    found = compare(residual_rms_norm(10), feeds)
     row = found.first_nonfinite
     assert row is not None
     assert row["output"] == "squares"
@@ -194,7 +200,7 @@ def test_overflow_is_found_and_what_to_do_said() -> None:
     assert "Cast to float32" in found.advice[0]
     assert "Mul_1" in found.advice[0]
     assert "first NaN or infinity: Mul_1" in repr(found)
-    wide = compare_runtimes(residual_rms_norm(10, wide=True), feeds, providers=CPU)
+    wide = compare(residual_rms_norm(10, wide=True), feeds)
     assert wide.first_nonfinite is None
 
 
@@ -204,17 +210,17 @@ def test_sizes_of_symbols_and_of_their_sums() -> None:
         "=> (float[batch, m] Z) { PN = Concat <axis = 1> (P, N)  Y = Add(X, PN)  S = ReduceSum(V)"
         "  Z = Mul(Y, S) }"
     )
-    found = compare_runtimes(model, providers=CPU, sizes={"batch": 3, "past": 5})
+    found = compare(model, sizes={"batch": 3, "past": 5})
     assert found.outputs["type"].iloc[0].startswith("float32[3,")
     for sizes in ({"depth": 3}, {"batch": -1}):
         with pytest.raises(ArgumentError, match="size"):
-            compare_runtimes(model, providers=CPU, sizes=sizes)
+            compare(model, sizes=sizes)
     model = parsed("g (float[a, b] X, float[c, d] Y) => (float[a, d] Z) { Z = MatMul(X, Y) }")
     with pytest.raises(RoundoffError, match="feeds= that the model takes, or sizes="):
-        compare_runtimes(model, providers=CPU, sizes={"b": 3, "c": 4})
+        compare(model, sizes={"b": 3, "c": 4})
     strings = parsed("g (string[2] X) => (float[2] Z) { Z = Shape(X) }")
     with pytest.raises(UnsupportedError, match=r"input 'X' can't be drawn.*feeds="):
-        compare_runtimes(strings)
+        compare(strings)
 
 
 class Product(torch.nn.Module):
@@ -231,13 +237,13 @@ class Product(torch.nn.Module):
 
 def test_a_module_that_is_the_model_and_one_that_is_not() -> None:
     model = product()
-    found = compare_runtimes(model, module=Product(model), providers=CPU)
+    found = compare(model, module=Product(model), calibration=None)
     assert list(found.outputs.columns) == list(OUTPUT_COLUMNS)
     assert found.outputs["error module"].iloc[0] < 8
     assert not any("export" in text for text in found.advice)
     assert " module" in repr(found)
     assert found.tolerances["Z"].found
-    found = compare_runtimes(model, module=Product(model, wrong=True), providers=CPU)
+    found = compare(model, module=Product(model, wrong=True), calibration=None)
     assert found.outputs["error module"].iloc[0] > 1e5
     assert "Look at the export" in found.advice[0]
     shown = found._repr_html_()
@@ -262,7 +268,7 @@ def test_a_module_is_called_and_its_outputs_taken_by_name() -> None:
         lambda a, b: (b - a, -a): False,
     }
     for module, same in ways.items():
-        found = compare_runtimes(model, module=module, providers=CPU, calibration=0)
+        found = compare(model, module=module)
         assert found.outputs["module abs"].eq(0).all() == same
 
 
@@ -277,7 +283,7 @@ def test_a_graph_optimisation_that_changes_bits_is_named() -> None:
     arrays |= {n: random.random(4) + 0.5 for n in ("scale", "bias", "mean", "var")}
     for name, array in arrays.items():
         model.graph.initializer.append(numpy_helper.from_array(array.astype(np.float32), name))
-    found = compare_runtimes(model, providers=CPU)
+    found = compare(model)
     assert found.outputs["session abs"].iloc[0] > 0
     assert any("ORT_ENABLE_BASIC" in t and "ORT_DISABLE_ALL" in t for t in found.advice)
 
@@ -332,11 +338,11 @@ def test_a_module_in_training_mode_is_refused(part: torch.nn.Module) -> None:
     state = {name: buffer.clone() for name, buffer in part.named_buffers()}
     random = torch.get_rng_state()
     with pytest.raises(ArgumentError, match=r"training mode.*module.eval\(\)"):
-        compare_runtimes(rectified(), module=torch.nn.Sequential(part), providers=CPU)
+        compare(rectified(), module=torch.nn.Sequential(part))
     assert part.training
     assert all(torch.equal(state[name], buffer) for name, buffer in part.named_buffers())
     assert torch.equal(random, torch.get_rng_state())
-    found = compare_runtimes(rectified(), module=Trained(0.0), providers=CPU, calibration=0)
+    found = compare(rectified(), module=Trained(0.0))
     assert found.outputs["module abs"].iloc[0] == 0
 
 
@@ -376,7 +382,7 @@ def quantized(module: Layers, coarse: float = 2.0**-8, relu: str = "Relu") -> on
 @pytest.mark.parametrize("relu", ["Relu", "Identity"])
 def test_quantisation_is_named_with_its_cost_and_its_node(relu: str) -> None:
     module, x = Layers().eval(), torch.randn(6, 8, generator=torch.Generator().manual_seed(1))
-    found = compare_runtimes(quantized(module, 0.25, relu), {"X": x}, module=module, providers=CPU)
+    found = compare(quantized(module, 0.25, relu), {"X": x}, module=module)
     told = found.quantization
     assert told is not None
     float_result = module(x).detach().double()
@@ -404,17 +410,17 @@ def test_what_quantisation_does_not_explain_and_what_it_is_against() -> None:
     with torch.no_grad():
         other.first.mul_(1.001)  # within a step of the grid
         other.second[0, 0] += 0.2  # one element, 50 steps
-    found = compare_runtimes(quantized(module), module=other, providers=CPU, calibration=0)
+    found = compare(quantized(module), module=other)
     assert found.quantization is not None
     assert found.quantization.unmatched == 1
     assert "stayed rounded" in found.advice[0]
     other = Layers().eval()
     other.forward = lambda x: Layers.forward(other, x) + 1  # type: ignore[method-assign]
-    found = compare_runtimes(quantized(module), module=other, providers=CPU, calibration=0)
+    found = compare(quantized(module), module=other)
     assert found.quantization is not None
     assert not found.quantization.explains
     assert "look at the export" in found.advice[0]
-    found = compare_runtimes(quantized(module), providers=CPU, calibration=0)
+    found = compare(quantized(module))
     assert found.quantization is not None
     assert set(found.quantization.frame["kind"]) == {"activation"}
     assert "against the model without its pairs" in found.advice[0]
@@ -452,24 +458,15 @@ RANDOM = {
 }
 
 
-def random_model(body: str) -> onnx.ModelProto:
-    head = '<ir_version: 9, opset_import: ["" : 18, "local" : 1]>'
-    return onnx.parser.parse_model(f"{head} {body}")
-
-
 @pytest.mark.parametrize("name", list(RANDOM))
 def test_a_model_that_draws_is_refused_and_the_node_named(name: str) -> None:
-    given = {"X": torch.linspace(0.1, 0.9, 9)}
-    if "bool c" in RANDOM[name]:
-        given["c"] = torch.tensor(True)
-    if "bool t" in RANDOM[name]:
-        given |= {"r": torch.tensor(0.5), "t": torch.tensor(True)}
+    model, yes = parsed(RANDOM[name]), torch.tensor(True)
+    values = {"X": torch.linspace(0.1, 0.9, 9), "c": yes, "r": torch.tensor(0.5), "t": yes}
+    given = {i.name: values[i.name] for i in model.graph.input}
     with pytest.raises(UnsupportedError, match=r"draws random numbers.*(Random|Dropout|Bernoulli)"):
-        compare_runtimes(random_model(RANDOM[name]), given)
-    if "bool t" in RANDOM[name]:  # a dropout that does not draw is compared
-        given["t"] = torch.tensor(False)
-        found = compare_runtimes(random_model(RANDOM[name]), given, calibration=0)
-        assert found.nearer == "equal"
+        compare(model, given)
+    if "t" in given:  # a dropout that does not draw is compared
+        assert compare(model, given | {"t": ~yes}).nearer == "equal"
 
 
 RELU = "g (TYPE[2,3] X) => (TYPE[2,3] Y) { Y = Relu(X) }"
@@ -477,11 +474,11 @@ RELU = "g (TYPE[2,3] X) => (TYPE[2,3] Y) { Y = Relu(X) }"
 
 @pytest.mark.parametrize("kind", ["float", "double"])
 def test_a_module_in_float64_that_computes_something_else_is_told(kind: str) -> None:
-    proto = random_model(RELU.replace("TYPE", kind))
+    proto = parsed(RELU.replace("TYPE", kind))
     x = {"X": torch.tensor([[1, 2, -3], [4, -5, 6]]).to(getattr(torch, kind))}
-    twice = compare_runtimes(proto, x, module=lambda x: x.double().relu() * 2, calibration=0)
+    twice = compare(proto, x, module=lambda x: x.double().relu() * 2)
     assert "does not compute what the module does" in twice.advice[0]
-    same = compare_runtimes(proto, x, module=lambda x: x.double().relu(), calibration=0)
+    same = compare(proto, x, module=lambda x: x.double().relu())
     assert "module does" not in " ".join(same.advice)
     if kind == "float":
         assert twice.outputs["error module"][0] > 1e6
@@ -489,10 +486,10 @@ def test_a_module_in_float64_that_computes_something_else_is_told(kind: str) -> 
 
 
 def test_values_without_a_truth_are_refused_with_what_compares_them() -> None:
-    proto = random_model("g (float[3,2] X) => (int64[3] Y) { Y = ArgMax<axis=1, keepdims=0>(X) }")
+    proto = parsed("g (float[3,2] X) => (int64[3] Y) { Y = ArgMax<axis=1, keepdims=0>(X) }")
     x = torch.tensor([[1, 2], [float("nan"), 1], [0, 0]])
     with pytest.raises(UnsupportedError, match=r"no float64 truth of this model.*max_diff"):
-        compare_runtimes(proto, {"X": x}, calibration=0)
+        compare(proto, {"X": x})
 
 
 def test_only_what_drawn_feeds_may_cause_says_so() -> None:
@@ -512,10 +509,10 @@ def test_only_what_drawn_feeds_may_cause_says_so() -> None:
     ]
     for model, options in cases:
         with pytest.raises(RoundoffError) as caught:
-            compare_runtimes(model, **({"providers": CPU} | options))
+            compare(model, **options)
         assert "sizes=" not in str(caught.value)
     with pytest.raises(ModelSizeError):  # drawn inputs count, too
-        compare_runtimes(product(), providers=CPU, sizes={"n": 10**14})
+        compare(product(), sizes={"n": 10**14})
 
 
 def test_feeds_that_drawing_makes_another_kind_have_no_tolerance() -> None:
@@ -524,5 +521,5 @@ def test_feeds_that_drawing_makes_another_kind_have_no_tolerance() -> None:
     model.graph.initializer.append(numpy_helper.from_array(np.array([0]), "axes"))
     x = torch.randn(32, 8, generator=torch.Generator().manual_seed(0))
     cancelling = torch.cat([x, -x + 1e-4])
-    found = compare_runtimes(model, {"X": cancelling}, providers=CPU)
+    found = compare(model, {"X": cancelling}, calibration=None)
     assert "in a way that drawing loses" in found.tolerances["Z"].reason

@@ -23,8 +23,8 @@ _ALWAYS = frozenset(
         ("", "RandomUniformLike"),
     }
 )
-#: Versions of Dropout whose mode is an attribute, and those that have no training.
-_BY_ATTRIBUTE, _STILL = (1, 6), (7, 10)
+#: First version of Dropout that has a training mode, of those that ONNX Runtime has.
+_TRAINS = 12
 
 
 def check_drawing(evaluator: TorchOnnxEvaluator, feeds: Mapping[str, Any]) -> None:
@@ -52,10 +52,8 @@ def _draws(node: Node, feeds: Mapping[str, Any]) -> bool:
     key = (node.domain, node.op_type)
     if key in _ALWAYS:
         return True
-    if key != ("", "Dropout") or node.version in _STILL:
+    if key != ("", "Dropout") or node.version < _TRAINS:
         return False
-    if node.version in _BY_ATTRIBUTE:
-        return not node.attribute("is_test", 0) and node.attribute("ratio", 0.5) != 0
     ratio, training = (_known(node, k, feeds) for k in (1, 2))
     if not node.has_input(2) or (training is not None and not training):
         return False

@@ -212,19 +212,14 @@ def _find_weights(proto: onnx.ModelProto, pairs: Sequence[_Pair], module: Any) -
         ]
         if near:
             chosen = min(near, key=lambda array: float(np.mean((array - rounded[k]) ** 2)))
-            pair.float_value = chosen.astype(_result_type(proto, pair))
+            scale = _constants(proto)[proto.graph.node[pair.index].input[1]]
+            pair.float_value = chosen.astype(onnx_dtype_to_np_dtype(scale.data_type))
     return sum(pair.float_value is None for pair in weights)
 
 
 def _least(info: DType) -> float:
     """Smallest number of an integer type."""
     return -info.max - 1 if info.kind == "int" else 0.0
-
-
-def _result_type(proto: onnx.ModelProto, pair: _Pair) -> np.dtype[Any]:
-    """Type that a DequantizeLinear gives: that of its scale."""
-    scale, stored = proto.graph.node[pair.index].input[1], _constants(proto)
-    return onnx_dtype_to_np_dtype(stored[scale].data_type if scale in stored else 1)
 
 
 def _dequantized(

@@ -127,7 +127,9 @@ def check_given(node: Node, schema: Any) -> None:
 
 
 def infer(
-    node: Node, types: Mapping[str, TypeProto], data: Mapping[str, TensorProto] | None = None
+    node: Node,
+    types: Mapping[str, TypeProto],
+    data: Mapping[str, TensorProto | None] | None = None,
 ) -> dict[str, TypeProto]:
     """Types of a node's outputs, from ONNX's inference, which also checks the inputs.
 
@@ -148,7 +150,7 @@ def infer(
             schema,
             proto,
             dict(types),
-            dict(data or {}),
+            {name: value for name, value in (data or {}).items() if value is not None},
             opset_imports=[helper.make_opsetid(node.domain, node.opset)],
         )
     except onnx.checker.ValidationError as error:
@@ -174,11 +176,16 @@ def infer_from_values(node: Node, inputs: tuple[Any, ...]) -> dict[str, TypeProt
             continue
         if value is None or isinstance(value, dict):
             return {}
-        types[name] = type_proto(value)
-        array = to_numpy(value) if getattr(value, "ndim", 9) <= 1 else None
-        if array is not None and array.dtype.kind in "iu" and array.size <= 64:
-            data[name] = onnx.numpy_helper.from_array(array, name)
+        types[name], data[name] = type_proto(value), small_integer(value, name)
     return infer(node, types, data)
+
+
+def small_integer(value: Any, name: str) -> TensorProto | None:
+    """An integer of few elements as ONNX's inference takes it, else None."""
+    array = to_numpy(value) if getattr(value, "ndim", 9) <= 1 else None
+    if array is None or array.dtype.kind not in "iu" or array.size > 64:
+        return None
+    return onnx.numpy_helper.from_array(array, name)
 
 
 def guarded(node: Node, function: Callable[..., Any]) -> Callable[..., Any]:

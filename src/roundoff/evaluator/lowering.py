@@ -12,15 +12,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TypeProto, helper
 
 from roundoff.errors import ModelError, UnsupportedError
 
-from .checks import check_attributes, check_declared, check_given, infer, schema_of
+from .checks import (
+    check_attributes,
+    check_declared,
+    check_given,
+    infer,
+    schema_of,
+    small_integer,
+)
 from .loading import attribute_value, domain_of, tensor_value
 from .nodes import Node, Settings
-from .values import to_numpy, to_value, type_proto
+from .values import to_value, type_proto
 
 _MAX_DEPTH = 64
 #: Attributes of Constant that are numbers or text, and their types.
@@ -226,37 +232,14 @@ def _visible(outer: MutableMapping[str, Any], own: Collection[str]) -> MutableMa
 
 
 def _output_types(node: Node) -> dict[str, TypeProto]:
-    """What is known of the outputs' types before a run."""
-    if not node.subgraphs:
-        data = {node.inputs[k]: _small(v, node.inputs[k]) for k, v in node.constants.items()}
-        return infer(node, node.types, {k: v for k, v in data.items() if v is not None})
-    return _agreed(node) if node.operator == "If" else {}
+    """What is known of the outputs' types before a run; after a body only the run tells."""
+    if node.subgraphs:
+        return {}
+    data = {node.inputs[k]: small_integer(v, node.inputs[k]) for k, v in node.constants.items()}
+    return infer(node, node.types, data)
 
 
 def _without_shape(known: TypeProto) -> TypeProto:
     if known.WhichOneof("value") != "tensor_type":
         return known
     return helper.make_tensor_type_proto(known.tensor_type.elem_type, None)
-
-
-def _agreed(node: Node) -> dict[str, TypeProto]:
-    """Types of the outputs of an If: element types on which both branches agree."""
-    agreed: dict[str, TypeProto] = {}
-    branches = list(node.subgraphs.values())
-    for position, name in enumerate(node.outputs):
-        types = [b.types.get(b.outputs[position]) for b in branches if position < len(b.outputs)]
-        if len(types) == 2 and None not in types:
-            first, second = (_without_shape(t) for t in types if t is not None)
-            if first == second:
-                agreed[name] = first
-    return agreed
-
-
-def _small(value: Any, name: str) -> Any:
-    """A small integer constant as ONNX's inference takes it, else None."""
-    if getattr(value, "ndim", 9) > 1:
-        return None
-    array = to_numpy(value)
-    if array.dtype.kind not in "iu" or array.size > 64 or array.dtype.isbuiltin != 1:
-        return None
-    return onnx.numpy_helper.from_array(array, name)

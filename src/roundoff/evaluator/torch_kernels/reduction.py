@@ -39,6 +39,12 @@ def _prod(x: Tensor, axes: list[int], keep: bool) -> Tensor:
     return x
 
 
+def _l2(x: Tensor, axes: list[int], keep: bool) -> Tensor:
+    if not x.is_floating_point():
+        raise NotHandledError("norm of integers")
+    return torch.sqrt(_sum(x * x, axes, keep))
+
+
 def _log_sum_exp(x: Tensor, axes: list[int], keep: bool) -> Tensor:
     if not x.is_floating_point():
         raise NotHandledError("logarithm of integers")
@@ -59,6 +65,7 @@ _REDUCERS: dict[str, tuple[Reducer, int]] = {
     "ReduceSum": (_sum, 1),
     "ReduceMean": (_mean, 1),
     "ReduceProd": (_prod, 1),
+    "ReduceL2": (_l2, 1),
     "ReduceLogSumExp": (_log_sum_exp, 1),
     "ReduceMax": (_extreme(torch.amax), 1),
     "ReduceMin": (_extreme(torch.amin), 1),
@@ -77,7 +84,7 @@ def _register(op_type: str, reducer: Reducer, since: int) -> None:
         def reduce(x: Tensor, axes: Tensor | None = None) -> Tensor:
             reduced = [] if axes is None else ints(axes)
             if not reduced and noop:
-                if op_type == "ReduceLogSumExp":
+                if op_type in ("ReduceL2", "ReduceLogSumExp"):
                     raise NotHandledError("reduction along no axis")
                 return x
             return reducer(x, _axes(reduced, x.dim()), keep)

@@ -64,11 +64,13 @@ def everything() -> list[Case]:
 
 @pytest.fixture(scope="module")
 def each_form(everything: list[Case]) -> list[Case]:
-    """A case of each form of an operator: which attributes it has, and how many inputs."""
+    """A case of each form of an operator: which attributes and modes, and how many inputs."""
     chosen, seen = [], set()
     for case in everything:
         nodes = case.model.graph.node
-        forms = {(n.op_type, len(n.input), *sorted(a.name for a in n.attribute)) for n in nodes}
+        forms = {
+            (n.op_type, len(n.input), *sorted((a.name, a.s) for a in n.attribute)) for n in nodes
+        }
         if forms - seen:
             chosen.append(case)
             seen |= forms

@@ -112,6 +112,31 @@ def test_dynamic_quantisation_is_that_of_onnx(shift: float, scale: float) -> Non
         np.testing.assert_array_equal(got, want)
 
 
+#: What ONNX's suite has no case of in these versions: constants, and a node of X.
+BEYOND = [
+    ("", 'Conv<auto_pad = "SAME_LOWER">(X, W)'),
+    (
+        ", int64[2] s = {9, 3}, int64[2] e = {-9, 0}, int64[2] a = {1, 2}, int64[2] d = {-2, -1}",
+        "Slice(X, s, e, a, d)",
+    ),
+    (", int64[1] s = {-2}, int64[1] e = {-5}, int64[1] d = {-1}", "Slice(X, s, e, d, d)"),
+    (", float s = {1.0}, float e = {9.0}, float d = {2.5}", "Range(s, e, d)"),
+    (", int64[2] i = {0, -1}", "Gather<axis = 1>(X, i)"),
+]
+
+
+@pytest.mark.parametrize(("constants", "node"), BEYOND)
+def test_torch_and_truth_give_what_onnx_runtime_gives(constants: str, node: str) -> None:
+    inputs = "float[2, 3, 5, 7] X, float[4, 3, 2, 4] W"
+    model = text(f"agraph ({inputs}) => (float[] Y) <int64 z = {{0}}{constants}> {{ Y = {node} }}")
+    feeds = arrays(X=(2, 3, 5, 7), W=(4, 3, 2, 4))
+    (wanted,) = TorchOnnxEvaluator(model, kernels=["ort"]).run(feeds)
+    plain, (true,) = TorchOnnxEvaluator(model), truth(model, feeds)
+    torch.testing.assert_close(plain.run(feeds)[0], wanted, rtol=2e-5, atol=2e-5)
+    torch.testing.assert_close(true, wanted.double(), rtol=2e-5, atol=2e-5)
+    assert set(plain.kernels_used().values()) == {"torch"}
+
+
 @pytest.mark.parametrize("place", ["half_pixel", "asymmetric"])
 @pytest.mark.parametrize(
     "how",

@@ -85,12 +85,6 @@ class OrtKernel:
         domain, op_type = self.operator
         return f"OrtKernel({op_type!r}, {domain!r})" if domain else f"OrtKernel({op_type!r})"
 
-    @staticmethod
-    def knows(node: Node) -> bool:
-        """Whether ONNX Runtime has an operator of this name."""
-        known = _ort_operators()
-        return known is None or (node.domain, node.op_type) in known
-
     def bind(self, node: Node) -> Callable[..., Any]:
         """The function that computes *node*; sessions are made when types are known.
 
@@ -100,9 +94,9 @@ class OrtKernel:
             ONNX Runtime has no such operator.
         """
         check_node(node)
-        if not self.knows(node):
-            raise NotHandledError(f"ONNX Runtime has no operator {node.operator}")
         known = _ort_operators()
+        if known is not None and (node.domain, node.op_type) not in known:
+            raise NotHandledError(f"ONNX Runtime has no operator {node.operator}")
         if known is not None and schema_of(node.domain, node.op_type, node.opset) is None:
             check_given(node, known[node.domain, node.op_type])
         sessions: dict[Any, Any] = {}

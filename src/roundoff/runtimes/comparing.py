@@ -152,7 +152,7 @@ def compare_runtimes(
     if providers is None:
         usable = torch.cuda.is_available() and available([CUDA])
         providers = [CUDA] if usable else [CPU]
-    check_providers(providers)
+    providers = check_providers(providers)
     if feeds is None:
         optional = {t.name for t in proto.graph.initializer}
         inputs = [i for i in proto.graph.input if i.name not in optional]
@@ -196,11 +196,6 @@ def _check_memory(proto: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]])
         )
 
 
-def _is_cuda(providers: Sequence[Any]) -> bool:
-    first = providers[0] if providers else ""
-    return (first if isinstance(first, str) else first[0]) == CUDA
-
-
 @contextlib.contextmanager
 def _running(drawn: bool) -> Iterator[None]:
     """What fails while drawn feeds run may be due to them; what fails before is not."""
@@ -238,28 +233,20 @@ class _Setup:
 
     proto: onnx.ModelProto
     model: Any  # what each run reads: a path where there is one
-    providers: Sequence[Any]
+    providers: list[tuple[str, dict[str, Any]]]
     tf32: bool | None
 
     def __post_init__(self) -> None:
-        self.cuda = _is_cuda(self.providers)
+        (name, options), *others = self.providers
+        self.cuda = name == CUDA
         self.torch_tf32 = self.cuda and (torch_tf32() if self.tf32 is None else self.tf32)
         self.ort_tf32 = self.cuda and self.tf32 is not False
         if self.cuda:  # sessions of single nodes get the switch of the whole one
-            first, *others = self.providers
-            name, options = (first, {}) if isinstance(first, str) else first
             self.ort_tf32 = str(options.get("use_tf32", int(self.ort_tf32))) in ("1", "True")
             self.providers = [(name, {**options, "use_tf32": int(self.ort_tf32)}), *others]
 
     def evaluator(self, **options: Any) -> TorchOnnxEvaluator:
         return TorchOnnxEvaluator(self.model, self.providers, **options)
-
-    def _truth(self) -> TorchOnnxEvaluator:
-        """The model in float64; where an operator has no kernel there is nothing to judge by."""
-        try:
-            return self.evaluator(truth=True)
-        except UnsupportedError as error:
-            raise _without_truth(error) from error
 
     def session(self, optimization: str = "all") -> Any:
         """One session of the whole model."""
@@ -347,7 +334,11 @@ class _Setup:
         with _running(drawn):
             results = {"ORT": whole.run(feeds)}
         del whole  # and its copy of the weights
-        second, true = self.evaluator(kernels=("ort", "torch", "reference")), self._truth()
+        second = self.evaluator(kernels=("ort", "torch", "reference"))
+        try:
+            true = self.evaluator(truth=True)
+        except UnsupportedError as error:  # of an operator without a kernel in float64
+            raise _without_truth(error) from error
         with _running(drawn), self.inside():
             try:
                 nodes = localize(first, second, feeds, truth=true).frame

@@ -23,15 +23,6 @@ def check_module(module: Any) -> None:
         raise ArgumentError("module", got=type(module).__name__, expected="a torch.nn.Module")
 
 
-def _in_training(got: str) -> ArgumentError:
-    return ArgumentError(
-        "the module is in training mode",
-        got=got,
-        expected="a module that gives the same twice",
-        hint="module.eval()",
-    )
-
-
 def check_mode(
     module: Any,
     names: Sequence[str],
@@ -66,7 +57,12 @@ def check_mode(
                 buffer.copy_(buffers[name])
     difference = max_diff(still, moved)
     if difference["abs"] != 0:
-        raise _in_training(f"outputs that differ by {difference['abs']:.3g} from those of eval()")
+        raise ArgumentError(
+            "the module is in training mode",
+            got=f"outputs that differ by {difference['abs']:.3g} from those of eval()",
+            expected="a module that gives the same twice",
+            hint="module.eval()",
+        )
     return moved
 
 

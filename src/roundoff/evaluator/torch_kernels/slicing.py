@@ -69,14 +69,12 @@ def _sliced(
 def _slice(node: Node) -> Function:
     names = ("starts", "ends", "axes", "steps")
     fixed = [steering(node, k, name) for k, name in enumerate(names, 1)]
-    computed = any(node.has_input(k) and fixed[k - 1] is None for k in range(1, 5))
-    starts, ends, axes, steps = fixed
-    if not computed and starts is not None and ends is not None:
-        return lambda x, *rest: _sliced(x, starts, ends, axes, steps)
 
     def cut(x: Tensor, *rest: Tensor | None) -> Tensor:
-        values: list[Any] = [None if t is None else ints(t) for t in rest]
-        values += [None] * (4 - len(values))
+        values: list[Any] = list(fixed)
+        for k, given in enumerate(rest):
+            if values[k] is None and given is not None:
+                values[k] = ints(given)
         return _sliced(x, *values)
 
     return cut

@@ -13,8 +13,8 @@ Temperature 0, the same question, the same weights: alone it gets one answer, in
    processor. A last bit can decide between two words. On a test server that pads,
    :bound:`73 % <texts.changed>` of SmolLM2's texts are not what the prompt gets alone.
 
-   **The cure.** Fix the order of every sum: ``roundoff.invariant(model)``. On the server, with its
-   other form, ``with roundoff.invariant():``, :bound:`0 % <texts.invariant>` of the texts changed.
+   **The cure.** Fix the order of every sum: ``roundoff.invariant(model)``. On the server, inside
+   ``with roundoff.invariant():``, :bound:`0 % <texts.invariant>` of the texts changed.
 
    **The price.** ``generate`` of the changed SmolLM2 takes :bound:`0.87 <called.least>` to
    :bound:`1.04 <called.most>` times as long as torch's, and its texts are what each prompt gets

@@ -189,7 +189,6 @@ ax = taken[["row", "padding"]].plot.barh(stacked=True, figsize=(7, 2.4), title=t
 labels = [f"{words} spilled" for words in taken["spilled"]]
 ax.bar_label(ax.containers[1], labels, padding=3)
 ax.invert_yaxis()
-ax.legend(loc="upper right", ncols=2)
 ax.figure.set_label(f"Spilled words: {taken['spilled'].to_dict()}")
 plt.show()
 

@@ -11,15 +11,15 @@ Temperature 0, the same question, the same weights: alone it gets one answer, in
    **Why.** In a batch, transformers pads a shorter prompt. Padding changes how attention rounds its
    sums. The number of rows can change the order of a matrix product: on a GPU, or in float32 on a
    processor. A last bit can decide between two words. On a test server that pads,
-   :bound:`73 % <texts.changed>` of SmolLM2's texts differ from the prompt's text alone.
+   :bound:`73 % <texts.changed>` of SmolLM2's texts are not what the prompt gets alone.
 
-   **The cure.** Fix the order of every sum: ``roundoff.invariant(model)``. Inside
-   ``with roundoff.invariant():``, :bound:`0 % <texts.invariant>` of the server's texts differed.
+   **The cure.** Fix the order of every sum: ``roundoff.invariant(model)``. On the server, inside
+   ``with roundoff.invariant():``, :bound:`0 % <texts.invariant>` of the texts changed.
 
-   **The price.** ``generate`` of SmolLM2 takes :bound:`0.87 <called.least>` to
-   :bound:`1.04 <called.most>` times as long as torch's. On two cores of an AMD EPYC it took two to
-   four times as long. The worst of :bound:`273 <product.shapes>` products takes
-   :bound:`1.57 <product.most>` times.
+   **The price.** ``generate`` of the changed SmolLM2 takes :bound:`0.87 <called.least>` to
+   :bound:`1.04 <called.most>` times as long as torch's, and its texts are what each prompt gets
+   alone. On two cores of an AMD EPYC it took two to five times as long. The worst of
+   :bound:`273 <product.shapes>` matrix products takes :bound:`1.57 <product.most>` times as long.
 
    .. code-block:: python
 
@@ -127,9 +127,9 @@ print("5 columns like the story:", torch.equal(five, batch_logits[0]))
 # -------------------------------------------
 #
 # For each token attention gives the tokens so far a weight, an exponential, and divides by the sum
-# of the weights. On the EPYC PyTorch's kernel [#kernel]_ computes and adds them 16 columns at a
-# time. The columns left over at the end it takes one by one, with another exponential function. So
-# their weights and the sum round differently. Of 36 columns four are left over; of 41, nine.
+# of the weights. On the EPYC PyTorch's kernel [#kernel]_ takes 16 columns at a time, and those left
+# over one by one, with another exponential. So their weights and the sum round differently. Of 36
+# columns four are left over; of 41, nine.
 
 
 def left_over(columns):
@@ -194,9 +194,9 @@ print(f"in bfloat16, 5 columns: {changed(*narrow):.1%} changed")
 # %%
 # On the EPYC every dot is on its cross, and at 16 and 32 columns neither exists. Twelve columns on
 # the right move no token, but leave none over: token 32 is the first that changes. Five on the left
-# and seven on the right move every token and leave none over, and nothing changes. (The 16 running
-# sums are added in pairs, eight apart, then four, two and one. A shift keeps the pairs.) With equal
-# weights each exponential is 1, the sum is exact, and nothing changes.
+# and seven on the right move every token and leave none over, and nothing changes. (At the end the
+# 16 sums are added in pairs eight apart, then four, two, one. A shift keeps these pairs.) With
+# equal weights each exponential is 1, the sum is exact, and nothing changes.
 #
 # In bfloat16 each result is rounded to 8 bits, which hides most of the changes. The few that stay
 # are enough: after the model's 30 layers nearly every logit has changed.
@@ -213,9 +213,9 @@ for name, scores in {"alone:": logits, "in a batch:": batch_logits}.items():
     print(f"{name:12}", *(f"{word!r} {logit:.3f} " for word, logit in found))
 
 # %%
-# Between 16 and 32, neighbouring numbers of bfloat16 are 0.125 apart. On the EPYC *sky* leads
-# by one such step when the question is alone. In the batch the two are equal, and the model writes
-# *answer*. From there on it continues a different text.
+# Between 16 and 32, neighbouring numbers of bfloat16 are 0.125 apart. On the EPYC *sky* leads by
+# one such step when the question is alone. In the batch the two tie, and the model takes the first
+# in its vocabulary, *answer*. From there on it continues a different text.
 #
 # Elsewhere the number of rows decides
 # ------------------------------------
@@ -247,8 +247,8 @@ for rows in 1, 8:
     print(f"rows: {rows}  order: {order_text(trees[rows])}")
 
 # %%
-# On the EPYC eight rows add one number after another. One row keeps four sums: after 0 + 1 + 2 + 3,
-# each takes every fourth number.
+# On the EPYC eight rows add one number after another. One row keeps four sums: each takes every
+# fourth number, and the first also 1, 2 and 3.
 #
 # Is the order the whole cause? We take rounding away: all factors become multiples of 1/64, so
 # that all products and sums are exact in float32. Now no order can matter.
@@ -263,14 +263,14 @@ print(f"without rounding, changed: {share:.0%} of 1024 results")
 # On a GPU rows matter in bfloat16, too. With few rows cuBLAS may cut a sum into parts, add each
 # part on a different multiprocessor, and then add the parts. That is called *split-K*, as K is the
 # length of the sum. With weights of 4096 × 4096 on the H200, row 0 has one result in batches of
-# :bound:`64 <product.unsplit>` rows or more, and another in smaller ones. Attention is cut only
-# where the cache is long: with :bound:`2048 <decoding.keys>` tokens in the cache seven other texts
-# change the attention of a token, and with 512 they do not.
+# :bound:`64 <product.unsplit>` rows or more, and another in smaller ones. Attention is cut where
+# the cache is long: seven other texts change a token's attention with :bound:`2048 <decoding.keys>`
+# tokens cached, not with 512.
 #
 # How often a text changes
 # ------------------------
 #
-# In short texts of SmolLM2 on the H200 it is the padding again. Seven other texts change the
+# For SmolLM2's short texts on the H200, padding matters again. Seven other texts change the
 # attention of :bound:`0 % <attention.neighbours>` of 300 tokens, and 37 columns of padding change
 # it for :bound:`71 % <attention.padding>`.
 #
@@ -303,8 +303,8 @@ ax.set(xlim=(0, 100), title="Texts that change in a batch")
 plt.show()
 
 # %%
-# The partial remedies hardly help: they order the products, and leave the sums of attention. A
-# model in which neither rows nor padding change a bit has :term:`batch invariance`.
+# The partial remedies hardly help: they leave attention as it is. A model in which neither rows nor
+# padding change a bit has :term:`batch invariance`.
 #
 # The cure: one order, whatever the batch
 # ---------------------------------------
@@ -353,12 +353,14 @@ price = times.ratios().set_index("label")[["ratio", "low", "high"]].rename_axis(
 price.round(2).rename(columns={"ratio": "× torch's time", "low": "from", "high": "to"})
 
 # %%
-# In two builds on the EPYC these forms took two to four times torch's time: the builds differ by
-# more than the interval. Both forms cut a batch into products of one fixed number of rows, filled
-# up with zeros. The context manager also intercepts each operator in Python.
+# On the EPYC builds of this page gave two to five times torch's time: they differ by more than the
+# interval. Both forms cut a batch into products of one fixed number of rows, filled up with zeros.
+# The context manager also intercepts each operator in Python. With six layers in place of 30,
+# :ref:`trainer-sampler` measured :bound:`1.5 <plot_trainer_sampler#price.sampling>` times on two
+# cores of an AMD EPYC.
 #
-# On the H200 we recorded ``generate`` of the changed model, for prompts of different lengths. Torch
-# changed up to :bound:`50 % <called.torch>` of a batch's texts, and the changed model changed none.
+# On the H200 we recorded ``generate`` of the changed model, for prompts of different lengths. In
+# torch a batch changed up to :bound:`50 % <called.torch>` of the texts, in the changed model none.
 # The table has the default cache of transformers, which grows with the text.
 
 called = recorded("called")
@@ -370,7 +372,7 @@ called[list(columns)].astype(float).round(2).rename(columns=columns)
 # Where an interval holds 1, no difference was measured. Elsewhere the changed model takes less
 # time. Its RMSNorm is one kernel, where transformers starts several from Python. A CUDA graph
 # replays a token without Python, and there the gain is gone: on the H100 the changed model takes at
-# most :bound:`1.03 <compiled.most>` times as long, and the interval holds 1.
+# most :bound:`1.03 <compiled.most>` times as long in batches of 1 and 8, and the interval holds 1.
 #
 # SmolLM2 is small. Look at the parts of a larger model. Over :bound:`273 <product.shapes>` shapes
 # of products on the H200 the median is :bound:`1.00 <product.median>` times torch's time: most go
@@ -385,9 +387,8 @@ called[list(columns)].astype(float).round(2).rename(columns=columns)
 # --------------
 #
 # Put in a module and a batch of its inputs; for a language model these are token ids. Run this cell
-# after the imports. Before a colon are the batch sizes, or columns of padding, that were tried;
-# after it, those that change the first row. Only a model that takes
-# ``attention_mask`` and ``position_ids`` is padded.
+# after the imports. Each line lists what was tried, then what changes the first row. Only a model
+# that takes ``attention_mask`` and ``position_ids`` is padded.
 
 MODEL = torch.nn.Sequential(torch.nn.Linear(4096, 512), torch.nn.GELU())
 BATCH = torch.randn(32, 4096)

@@ -11,15 +11,15 @@ A first backward kernel takes several times as long as memory needs. Three steps
    **Why.** A LayerNorm backward computes little, so memory should set its rate: that of a kernel
    that only reads and writes the same bytes. But for rows of 8704 numbers of float16, a backward
    with atomic additions reaches :bound:`12 % <atomic>` of that rate. PyTorch's reaches
-   :bound:`34 % <torch>`. Atomics, spilled registers and waiting for loads cost time.
+   :bound:`34 % <torch>`. Atomics, padded blocks that spill, and waiting for loads cost time.
 
    **The cure.** Add the gradients of weight and bias in two stages. Cut each row into pieces. Load
    the next rows early. Together the three steps reach :bound:`79 % <prefetch>`,
    and 84 % in the second run.
 
-   **The price.** Each program holds its sums of all columns in registers. At 32,768 columns
-   neither the sums nor an early load fit. There pieces of packed numbers reach
-   :bound:`16 % <wide.packed>`, and PyTorch :bound:`36 % <wide.torch>`.
+   **The price.** Each program holds its sums of all columns in registers. At 32,768 columns they
+   do not fit: pieces with ``PACKED=True`` reach :bound:`16 % <wide.packed>`, and PyTorch
+   :bound:`36 % <wide.torch>`.
 
    .. code-block:: python
 
@@ -30,7 +30,7 @@ A first backward kernel takes several times as long as memory needs. Three steps
           PACKED=packed, STAGES=3, num_warps=8)
       add_partial_sums[(-(-N // 16), 2)](
           part, sums, programs, N, R=256, P=16)
-      # packed: float16 or bfloat16, on a GPU
+      # packed = True for 16-bit x on a GPU
 """
 
 # %%
@@ -91,8 +91,8 @@ def row_forward(X, W, B, Y, MEAN, RSTD, N, EPS: C, P: C):
 
 
 # %%
-# We run this forward, and compare it with float64. An error of 1 is the :ref:`unit <unit>` of
-# float32: ε times the root mean square of the exact result. An error near 1 is rounding.
+# We run this forward, and compare it with float64. The :ref:`unit <unit>` of an error is float32's
+# ε times the root mean square of the exact result. An error near 1 is rounding.
 
 device, programs = ("cpu", 4) if interpreting() else ("cuda", 132)
 m, n, piece = (12, 48, 16) if interpreting() else (4096, 8704, 2048)
@@ -298,8 +298,8 @@ def load_rows(X, DY, at, here, last, P: C, K: C):
 
 
 # %%
-# Each row is used twice: for its two means, and then for the gradients. ``same_bits`` gives back x,
-# and matters only to the last step.
+# Each row is used twice: for its two means, and then for the gradients. ``same_bits`` returns x;
+# only the last step needs it.
 
 
 @kernel
@@ -410,26 +410,26 @@ plt.show()
 # padding. On the H200 pieces reach :bound:`62 % <pieces>`, where two stages reached
 # :bound:`34 % <stages>`.
 #
-# Are spills and padding the cause? At 4096 columns two stages have neither. There pieces gain
-# little: :bound:`46 % <narrow.pieces>` against :bound:`44 % <narrow.stages>`. So yes: at 8704
-# columns pieces save spills and padding. We did not separate the two.
+# Are spills and padding the cause? At 4096 columns two stages have neither, and pieces gain little:
+# :bound:`46 % <narrow.pieces>` against :bound:`44 % <narrow.stages>`. So yes. Padding costs more
+# than spills: :ref:`triton-layer-norm` times this block at 15,872 columns, nearly full.
 #
 # Load the next row early
 # -----------------------
 #
-# A program asks for a row and waits. If this wait costs time, then a second program on the same
-# :term:`multiprocessor` must help: one computes while the other waits. At 4096 columns the
-# registers hold two programs. There one program reaches :bound:`44 % <narrow.packed>`, and two
-# reach :bound:`60 % <narrow.two>`. (Both have packed numbers, of which more below.)
+# A program asks for a row and waits. If waiting costs time, a second program on the
+# :term:`multiprocessor` must help: it computes meanwhile. At 4096 columns the registers hold two
+# programs. There one program reaches :bound:`44 % <narrow.packed>`, and two reach
+# :bound:`60 % <narrow.two>`. (Both are packed: see below.)
 #
 # At 8704 columns one program takes all registers. So this program has to ask earlier. With
 # ``tl.range(…, num_stages=3)`` a program asks for the next two rows before it works on this one.
 # The next rows wait in shared memory. The third step is the same kernel, launched with
 # ``STAGES=3``.
 #
-# The study also packed float16 and bfloat16. Between its two uses a row stays in registers, in
-# float32. With ``PACKED=True``, ``same_bits`` is x XOR ``zero``. The compiler does not know that
-# ``zero`` is 0, so it keeps 16 bits and converts twice.
+# Between its two uses a row stays in registers, converted to float32. Packing keeps the 16 bits of
+# float16 or bfloat16 instead. With ``PACKED=True``, ``same_bits`` is x XOR ``zero``. The compiler
+# does not know that ``zero`` is 0, so it converts twice.
 
 
 def prefetched(x, dy, w, mean, rstd):
@@ -442,11 +442,10 @@ show("prefetch", prefetched)
 # %%
 # An early load changes no arithmetic, so the errors are those of pieces. On the H200 the third step
 # reaches :bound:`79 % <prefetch>`, and 84 % in the second run. On the H100 it reaches
-# :bound:`90 % <prefetch@nvidia-h100-80gb-hbm3>` of what that memory allows.
+# :bound:`90 % <prefetch@nvidia-h100-80gb-hbm3>`.
 #
-# Packing alone lowers pieces from :bound:`62 % <pieces>` to :bound:`58 % <packed>` at this width,
-# so the gain is the early load's. Packing pays at 32,768 columns. Prefetch without packing was not
-# timed.
+# Packing alone lowers pieces from :bound:`62 % <pieces>` to :bound:`58 % <packed>`, so the early
+# load gains. (Prefetch without packing was not timed.) Packing pays at 32,768 columns.
 #
 # How much each step gains
 # ------------------------
@@ -490,10 +489,9 @@ ax.set(xlim=(0, 100), xlabel="of what memory allows", title="Backward, 8704 colu
 plt.show()
 
 # %%
-# At 8704 columns *roundoff* reaches :bound:`85 % <roundoff>`. The two runs of *prefetch* differ
-# nearly as much, so *roundoff* is not shown to be faster. At 4096 columns a program has registers
-# left for a second row. There *prefetch* reaches :bound:`73 % <tiles>` with ``R=2``. The table has
-# ``R=1``.
+# At 8704 columns *roundoff* reaches :bound:`85 % <roundoff>`. Two runs of *prefetch* reach 79 % and
+# 84 %, so *roundoff* is not shown to be faster. At 4096 columns a program has registers left for a
+# second row. There *prefetch* reaches :bound:`73 % <tiles>` with ``R=2``. The table has ``R=1``.
 #
 # What it costs, and where it ends
 # --------------------------------
@@ -510,8 +508,8 @@ plt.show()
 # share a row, and exchange their sums through memory.
 #
 # **The forward** adds nothing over rows, and gains less. At 8704 columns the first kernel of this
-# page reaches :bound:`68 % <forward>` on the H200. A forward in pieces, which stands in the study,
-# reaches :bound:`90 % <forward.pieces>`.
+# page reaches :bound:`68 % <forward>` on the H200. The study's forward in pieces reaches
+# :bound:`90 % <forward.pieces>`.
 #
 # **Code.** In production use :func:`roundoff.kernels.layer_norm`, which chooses pieces, rows and
 # warps for each width. It takes any strides, and float16 to float64.

@@ -10,9 +10,9 @@ The same weights, the same tokens, learning rate 0. The importance ratio of each
 
    **Why.** A sampler computes one token at a time, with a cache. A trainer reads whole texts in one
    pass. In bfloat16, on two cores of an AMD EPYC, :bound:`11 % <total.outside>` of SmolLM2's
-   importance ratios lie outside [0.9, 1.1]. There the cause is attention, which rounds its sums
-   differently. On an H100 it is :bound:`10 % <total.outside@nvidia-h100-80gb-hbm3>`, more of it
-   from padding and packing.
+   importance ratios lie outside [0.9, 1.1]. There the cause is attention: with a cache it rounds
+   its sums differently. On an H100 :bound:`10 % <total.outside@nvidia-h100-80gb-hbm3>` lie outside,
+   and padding and packing do more than the cache.
 
    **The cure.** Compute the same bits on both sides: ``roundoff.invariant(model)``. On an H100,
    after 50 updates, :bound:`0 <updated.different>` of more than a hundred thousand
@@ -56,8 +56,8 @@ from roundoff.script import unit_test_going
 # In reinforcement learning a *sampler* writes texts. A *trainer* computes the log-probabilities of
 # their tokens again, with gradients. The :term:`importance ratio` of a token is the trainer's
 # probability over the sampler's. PPO [#ppo]_ and GRPO [#grpo]_ multiply a token's gradient by its
-# ratio. Beyond a limit they drop a token that would move farther out. PPO's paper has a limit of
-# 0.2. Here it is 0.1, so that a token outside [0.9, 1.1] may be dropped.
+# ratio. Beyond a limit they drop a token that would move farther out. PPO's paper sets the limit at
+# 0.2. Ours is 0.1: a token outside [0.9, 1.1] may be dropped.
 #
 # Here one model is sampler and trainer: SmolLM2-135M [#smollm]_ in bfloat16. The sampler is
 # ``generate``, which continues eight passages in a batch with five columns of padding.
@@ -108,8 +108,8 @@ print(f"outside [0.9, 1.1]: {((ratio - 1).abs() > 0.1).float().mean():.1%}")
 print(f"from {ratio.min():.3f} to {ratio.max():.3f}")
 
 # %%
-# No weight has changed, and hardly any ratio is 1. In the figure each dot is a token, and the band
-# is what lies inside.
+# No weight has changed, and hardly any ratio is 1. (The cell has 208 tokens; the study's 384 give
+# :bound:`11 % <total.outside>`.) Each dot is a token; the band is [0.9, 1.1].
 
 figure, ax = plt.subplots(figsize=(5.5, 2.4))
 figure.set_label(
@@ -196,8 +196,8 @@ live.round({"tokens, %": 1, "outside, %": 1, "KL": 5})
 # The study did the same with 384 tokens, and with 4096 on an H100. It also tried three differences
 # that frameworks add. With *last product in float32*, one side computes its logits in float32.
 # *Attention as single operators* is transformers' ``"eager"`` attention against ``"sdpa"``. With
-# *float32*, the whole trainer computes in float32. The figure of this cell stands beside the
-# answer, without three rows (``none``) that change nothing on either machine.
+# *float32*, the whole trainer computes in float32. The figure stands beside the answer. It leaves
+# out three rows (``none``) that change nothing on either machine.
 
 MACHINES = {"EPYC": "amd-epyc-2-cores", "H100": "nvidia-h100-80gb-hbm3"}
 
@@ -213,7 +213,8 @@ def recorded(table, machine):
 none = ["the same again", "each text alone", "16 columns of padding"]
 found, ends = {}, []
 for name in MACHINES:
-    found[name] = recorded("causes", name).set_index("cause").drop(none, errors="ignore")[::-1]
+    causes = recorded("causes", name).set_index("cause").drop(none, errors="ignore")
+    found[name] = pd.concat([causes[-1:], causes[:-1]])  # sampler and trainer first
     shares = 100 * found[name][["outside", "low", "high"]].astype(float)
     ends.append([shares["outside"] - shares["low"], shares["high"] - shares["outside"]])
 
@@ -226,13 +227,16 @@ figure.set_label(f"Ratios outside [0.9, 1.1], in percent: {shares.round(1).to_di
 if len(shares):
     gray = {"ecolor": "gray", "elinewidth": 1}
     shares.plot.barh(ax=ax, width=0.8, xerr=ends, error_kw=gray, ylabel="")
+    for bars in ax.containers[1::2]:
+        ax.bar_label(bars, fmt="%.2g", padding=3)
+ax.invert_yaxis()
 ax.set_title("Ratios outside [0.9, 1.1], %")
 plt.show()
 
 # %%
 # Gray lines are intervals of 95 %, by a bootstrap over the texts. On the EPYC a cache alone puts as
 # many ratios outside as all differences together. On the H100 padding and packing do more than a
-# cache; read 8 tokens at a time, a cache changes nothing there. The last product in float32 on one
+# cache. A cache read 8 tokens at a time changes nothing there. The last product in float32 on one
 # side changes every token, but on the EPYC puts only :bound:`0.3 % <head.outside>` of the ratios
 # outside.
 #
@@ -278,13 +282,12 @@ for name, one in ways.items():
 
 # %%
 # On the EPYC fixed attention is enough: with it a cache changes :bound:`0 % <parts.attention>` of
-# the logits. Fixed products alone change nothing: with them or without,
-# :bound:`86 % <parts.products>` of the study's logits differ. A few results of attention differ at
-# first, and 30 layers later most logits do.
+# the logits. Fixed products do not help: :bound:`86 % <parts.products>` of the study's logits still
+# differ. A few results of attention differ at first, and 30 layers later most logits do.
 #
-# This is shown on the EPYC only. On the H100 a cache read 8 tokens at a time changes nothing, so
-# that the test has nothing to remove, and we did not separate attention from products. On a GPU a
-# product's order can depend on the number of rows, too: see :ref:`batch-invariance`.
+# This is shown on the EPYC only. On the H100 this test has nothing to remove, so we did not
+# separate attention from products. On a GPU a product's order can depend on the number of rows,
+# too: see :ref:`batch-invariance`.
 #
 # How much it matters
 # -------------------
@@ -292,15 +295,14 @@ for name, one in ways.items():
 # The gradient changes in two ways: each token's gradient is multiplied by its ratio, and some
 # tokens are dropped. The study computed PPO's gradient in the last six layers, with a limit of 0.1.
 # The reward of a text is the share of its tokens that begin a word. The column *gradient* is the
-# norm of the change, over the norm of the gradient with all ratios at 1. Rows without a change are
-# left out.
+# norm of the change over the norm at ratio 1. Rows without a change are left out.
 
 columns = {
     f"{column}, {name}": causes[column].astype(float)
     for column in ("KL", "gradient")
     for name, causes in found.items()
 }
-table = pd.DataFrame(columns)[::-1].round(4).rename_axis(None)
+table = pd.DataFrame(columns).round(4).rename_axis(None)
 table[table.any(axis=1)]
 
 # %%
@@ -309,16 +311,17 @@ table[table.any(axis=1)]
 # :bound:`24 % <total.gradient@nvidia-h100-80gb-hbm3>` on the H100.
 #
 # Does this change what is learned? The study trained a model of the first two layers for six steps,
-# in :bound:`4 <runs.seeds>` runs for each cure below. The mean reward is
-# :bound:`1.01 <runs.reward>` times that with ``invariant(model)`` for clipped ratios, and
-# :bound:`1.00 <runs.weighted>` times for importance weights. Both intervals (95 %, Student's t)
-# hold 1: no difference measured. This test is weak, as two layers put few ratios outside.
+# :bound:`4 <runs.seeds>` times in each of four ways: invariant, clipped, with importance weights
+# and recomputed. The mean reward, over that of ``invariant(model)``, is :bound:`1.01 <runs.reward>`
+# with clipped ratios and :bound:`1.00 <runs.weighted>` with importance weights. Both intervals
+# (Student's t, 95 %) hold 1: no difference measured. This test is weak, as two layers put few
+# ratios outside.
 #
 # The cures, beside each other
 # ----------------------------
 #
 # **Invariant on both sides.** Sampler and trainer compute the same bits. Three times the changed
-# model writes texts and reads them; we compare, and its last six layers learn.
+# model writes texts, reads them, and trains its last six layers.
 
 learned = list(fixed.model.layers[-6:].requires_grad_(True).parameters())
 optimizer = torch.optim.AdamW(learned, lr=1e-3)
@@ -333,21 +336,22 @@ for update in range(3):
     optimizer.zero_grad()
 
 # %%
-# The bits agree, after each update, too. On the H100 the study made 50 updates, and then read the
-# texts by a cache, in batches of 1 to 64 and in chunks of 1 to 64 tokens. On the H100
-# :bound:`0 <updated.different>` of :bound:`116864 <updated.tokens>` log-probabilities differ from
-# those of the packed pass. Three more cures are common.
+# The bits agree, after each update, too. After 50 updates the study read texts with a cache, in
+# batches and chunks of 1 to 64. On the H100 :bound:`0 <updated.different>` of
+# :bound:`116864 <updated.tokens>` log-probabilities differ from the packed pass. Three more cures
+# are common.
 #
 # * **float16 on both sides** [#float16]_. The bits still differ, but float16 rounds to 11 bits
 #   where bfloat16 rounds to 8. float16 ends at 65,504, so that gradients may need a scaled loss.
-# * **Recomputing.** The trainer reads the texts once more before it learns, and takes these
-#   log-probabilities for the sampler's. At the first step each ratio is 1. But the sampler still
-#   wrote the texts: the mismatch stays, unseen.
+# * **Recomputing.** Before it learns, the trainer recomputes the log-probabilities and uses them as
+#   the sampler's. At the first step each ratio is 1. But the sampler still wrote the texts: the
+#   mismatch stays, unseen.
 # * **Importance weights** [#tis]_. The ratio of trainer to sampler is kept as a weight, up to a
 #   limit such as 2. No token is dropped. The bits still differ.
 #
 # Times are relative to torch in bfloat16: 30 layers and 64 texts on the H100, six layers and two
-# texts on the EPYC. KL and ratios are the EPYC's. A blank was not timed.
+# texts on the EPYC. KL and ratios are the EPYC's, of 384 tokens, and of 128 in float16. A blank was
+# not timed.
 
 cures = recorded("cures", "EPYC").set_index("way")[["KL", "outside"]].astype(float)
 cures["outside"] *= 100
@@ -363,15 +367,15 @@ cures.round({"KL": 5} | dict.fromkeys(cures.columns[1:], 2)).astype(object).fill
 
 # %%
 # On the H100 a training step with ``invariant(model)`` takes
-# :bound:`1.3 <price.step@nvidia-h100-80gb-hbm3>` times as long as torch's. Its backward pass is
-# torch's, which needs torch's attention, so that attention is computed twice. Sampling takes less
-# time than torch's: RMSNorm is one kernel, where transformers has several. On the EPYC a step takes
-# :bound:`1.5 <price.step>` times as long, and so does sampling (:bound:`1.5 <price.sampling>`).
+# :bound:`1.3 <price.step@nvidia-h100-80gb-hbm3>` times as long as torch's (95 %: 1.24 to 1.61). Its
+# backward pass is torch's and needs torch's attention, so attention is computed twice. Sampling
+# takes less time than torch's: RMSNorm is one kernel, where transformers has several. On the EPYC a
+# step takes :bound:`1.5 <price.step>` times as long, and so does sampling
+# (:bound:`1.5 <price.sampling>`).
 #
-# Recomputing costs a pass: a step takes :bound:`1.2 <price.recomputed>` times as long on the EPYC,
-# and on the H100 :bound:`1.3 <price.recomputed@nvidia-h100-80gb-hbm3>` times, as with
-# ``invariant(model)``. Importance weights cost no time that we could measure:
-# :bound:`1.0 <price.weighted>` times on the EPYC.
+# Recomputing costs a pass: a step takes :bound:`1.2 <price.recomputed>` times as long on the EPYC
+# and :bound:`1.3 <price.recomputed@nvidia-h100-80gb-hbm3>` on the H100. Importance weights cost no
+# time that we could measure: :bound:`1.0 <price.weighted>` times on the EPYC.
 #
 # float16 puts :bound:`0 % <float16.outside>` of 128 tokens outside, and on the H100
 # :bound:`0 % <float16.outside@nvidia-h100-80gb-hbm3>` of 4096. On the H100 it takes about the time
@@ -380,11 +384,10 @@ cures.round({"KL": 5} | dict.fromkeys(cures.columns[1:], 2)).astype(object).fill
 # Your own model
 # --------------
 #
-# Put in a causal language model of transformers, and the token ids of a text: a prompt, best with
-# its answer. Run this cell after the imports. Each line compares with one pass of the text alone,
-# and names what it changes: nothing, *rows* in the batch, *columns* of padding, or the *size* of
-# the pieces that a cache reads, in tokens. *differ* counts log-probabilities. Each line that
-# differs names a cause.
+# Put in a causal language model of transformers, and the token ids of a text of two tokens or more:
+# a prompt, best with its answer. Run this cell after the imports. Each line compares one change
+# with a pass of the text alone: *rows* in the batch, *columns* of padding, or the *size* of a
+# cache's pieces. *differ* counts log-probabilities. Each line that differs names a cause.
 
 MODEL = load_trained(layers=2).model(torch.bfloat16)
 TEXT = list(range(1000, 1090))  # tokenizer(text)["input_ids"]

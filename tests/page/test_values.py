@@ -145,6 +145,26 @@ def test_a_record_keeps_the_values_and_a_second_run(steady: dict, tmp_path: Path
     assert (time["value"], time["second"]["value"], time["word"]) == (2.3, 2.31, "slower")
 
 
+def test_a_column_that_was_not_measured_again_is_no_second_run(
+    steady: dict, tmp_path: Path
+) -> None:
+    once, again = study(), study(lambda args: ROWS.assign(ratio=2.31, low=2.25, high=2.35))
+    for made in once, again:
+        for name in "results", "ratio":
+            made.value(
+                f"most.{name}",
+                f"largest {name}",
+                "t",
+                lambda t, name=name: t[name].max(),
+                test=lambda v: v.value > 1,
+            )
+    once.main(["--record", "kept"])
+    again.main(["--record", "kept", "--second"])
+    values = read_record(tmp_path / "kept" / "plot_x" / "some-2-cores.json").values
+    assert "second" not in values["most.results"]
+    assert values["most.ratio"]["second"] == {"value": 2.31}
+
+
 def test_values_are_evaluated_again_without_measuring(steady: dict, tmp_path: Path) -> None:
     study().main(["--record", "kept"])
     path = tmp_path / "kept" / "plot_x" / "some-2-cores.json"

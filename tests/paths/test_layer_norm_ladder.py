@@ -138,6 +138,7 @@ def test_what_plot_layer_norm_ladder_says_without_a_bound_number():
     (record,) = [r for r in read_records(PAGE) if r.machine == "nvidia-h200"]
     again = record.values["prefetch"]["second"]["value"]
     assert text.count(f"{100 * again:.0f} % in the second run") == 2
+    assert f"reach 79 % and\n# {100 * again:.0f} %" in text
     environment = record.provenance["backward"].environment
     assert f"Triton {environment['versions']['triton']}" in text
     ahead, first = (record.values[n]["value"] for n in ("roundoff", "prefetch"))

@@ -547,14 +547,20 @@ def test_what_the_page_on_the_fastest_layer_norm_says_without_a_bound_number() -
     for record in read_records(FASTEST):
         if record.machine == "nvidia-h100-80gb-hbm3":
             again = record.values["backward.least"]["second"]["value"]
-            assert f"{again:.2f} times in the second run" in text
+            assert f"(second run: {again:.2f})" in text
     (record,) = [r for r in read_records(FASTEST) if r.machine == "nvidia-h200"]
     for tables in record.tables, record.second:
-        forward, types = tables["layer-norm-forward"], tables["types"]
+        forward = tables["layer-norm-forward"]
         wide = forward["lead"][record.tables["layer-norm-forward"]["N"] == 8704]
         assert ((1 / wide).round(2) == 1.03).all(), "leads by 3 %"
-        few = types["lead"][record.tables["types"]["case"] == "forward, float16, 256 × 4096"]
-        assert (1 / few).between(1.015, 1.045).all(), "by 2 to 4 %"
+    ahead = []
+    for record in reversed(read_records(FASTEST)):  # the H200 first
+        few = record.tables["types"]["case"] == "forward, float16, 256 × 4096"
+        runs = [tables["types"]["lead"][few].item() for tables in (record.tables, record.second)]
+        ahead += [f"{100 / lead - 100:.0f}" for lead in runs]
+    h200, h100 = " and ".join(ahead[:2]), " and ".join(ahead[2:])
+    said = text.replace(" # ", " ")
+    assert f"by {h200} % in two runs on the H200, by {h100} % on the H100" in said
 
 
 # --- a backend for torch.compile
@@ -787,7 +793,7 @@ def test_what_the_page_on_batches_says_of_an_epyc(told: dict[str, Told]) -> None
     assert printed_after(story, "12 columns on the right, first changed:") == ["32"], "none moved"
     assert printed_after(story, "5 left and 7 right, against 12 right:") == ["None"], "all moved"
     assert printed_after(story, "equal weights, nothing changed:") == ["True"]
-    assert (names["price"]["ratio"].iloc[1:].between(1.5, 5)).all(), "two to four times"
+    assert (names["price"]["ratio"].iloc[1:].between(1.5, 5.5)).all(), "two to five times"
     narrow = re.search(r"in bfloat16, 5 columns: ([\d.]+)% changed", story.text)
     assert narrow is not None
     assert 0 < float(narrow[1]) < 1, "few of the results"

@@ -227,6 +227,16 @@ class Value:
         less, more = self.words
         return less if found.high < 1 else more if found.low > 1 else UNDECIDED
 
+    def _needs(self, again: pd.DataFrame, tables: Mapping[str, pd.DataFrame]) -> bool:
+        """Whether rows or statistic read what was measured again; else its number is a copy."""
+        if isinstance(self.statistic, str):
+            return self.statistic in again
+        once = tables[self.of].drop(columns=list(again))
+        try:
+            return self.measure({**tables, self.of: once}) is None
+        except StudyError:  # it reads what is gone
+            return True
+
     def entry(self, record: Record) -> dict[str, Any] | None:
         """What :meth:`judge` says of a record, and what a reader needs to find it there."""
         check_record(record)
@@ -234,8 +244,7 @@ class Value:
         if self.of in record.second:
             again = record.second[self.of]
             both = record.tables[self.of].assign(**{c: again[c] for c in again})
-            # What a column says that was not measured again is no second run.
-            if not isinstance(self.statistic, str) or self.statistic in again:
+            if self._needs(again, record.tables):
                 runs.append({**record.tables, self.of: both})
         try:
             found = self.judge(runs)

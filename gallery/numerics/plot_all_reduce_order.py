@@ -362,8 +362,8 @@ drift.drop(columns="from 1 worker").map(short)
 figure, ax = plt.subplots(figsize=(3.6, 4))
 figure.set_gid("answer")  # the site shows it beside the answer
 figure.set_label(
-    "Distance of the weights from those of 1 worker, a dot for each run, on a logarithmic "
-    "axis. 2, 4 and 8 workers, micro-batches and samples backwards are alike. Batches "
+    "Distance of the weights from those of 1 worker, a dot for each run, on a log axis. "
+    "2, 4 and 8 workers, micro-batches and samples backwards are alike. Batches "
     "backwards and other batches are far off."
 )
 ax.plot(drift["from 1 worker"], drift.index, "o")

@@ -207,7 +207,6 @@ ways = {"joined in each run": "ORT, fused inside", "joined before": "ORT, precom
 # %%
 
 
-
 def draw_ratios(ax, ratios):
     """Times over those of two Gemms, with their intervals."""
     for name, marker in ("joined in each run", "C1s-"), ("joined before", "C0o-"):

@@ -619,9 +619,10 @@ def test_what_the_page_on_the_whole_model_says_of_its_output(told: dict[str, Tol
     assert seconds["16"] < 4 * seconds["1"], "sixteen times the arithmetic, about the same time"
     (share,) = re.findall(r"share of one token: +([\d.]+)%", story.text)
     assert float(share) < 20, "reading the weights is a small part"
-    (operators,) = re.findall(r"eager: +(\d+) operators", story.text)
-    ((nodes, sessions),) = re.findall(r"ONNX Runtime: (\d+) nodes, .* by (\d+) session", story.text)
+    operators, many = re.findall(r"eager, \d+ layers: (\d+) operators", story.text)
+    ((nodes, sessions),) = re.findall(r"layers: (\d+) nodes, .* by (\d+) session", story.text)
     assert int(operators) > int(nodes)
+    assert 800 < int(many) < 1200, "about a thousand"
     assert sessions == "1", "one session runs all its nodes"
 
 

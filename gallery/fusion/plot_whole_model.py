@@ -72,11 +72,10 @@ threads = torch.get_num_threads()
 torch.set_num_threads(1)
 
 
-def decoder(width, layers=4):
-    """A small Llama with random weights."""
-    sizes = {"hidden_size": width, "intermediate_size": 2 * width, "vocab_size": 256}
-    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2}
-    sizes["num_hidden_layers"] = layers
+def decoder(width, n=4):
+    """A small Llama of n layers with random weights."""
+    sizes = {"hidden_size": width, "intermediate_size": 2 * width, "num_hidden_layers": n}
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 256}
     special = {"bos_token_id": 1, "eos_token_id": None, "pad_token_id": 0}
     torch.manual_seed(0)
     config = transformers.LlamaConfig(**sizes, **special, initializer_range=0.2)
@@ -139,7 +138,7 @@ def compiled(model):
 
 # %%
 
-for model in small, decoder(64, layers=30):
+for model in small, decoder(64, n=30):
     with Counter() as counter:
         model(tokens[:, :1], use_cache=False)
     layers = model.config.num_hidden_layers

@@ -15,8 +15,8 @@ In thirty lines, with ONNX Runtime behind it. Then the harder part: making a Lla
 
    **The cure.** Rewrite the graph by rules, so that one operator replaces several: fewer starts,
    fewer passes over memory, one attention. We did not separate these. With Triton kernels the layer
-   is :bound:`faster <best>` than with inductor, at :bound:`0.86 <best>` of the time, both in CUDA
-   graphs.
+   is :bound:`faster <best>` than with inductor, both in CUDA graphs: it takes :bound:`0.86 <best>`
+   of the time.
 
    **The price.** That version serves one prompt length. It holds :bound:`710 <memory.best>` MiB
    beside the model, and inductor :bound:`196 <memory.graph>`. Without the Triton kernels
@@ -27,7 +27,6 @@ In thirty lines, with ONNX Runtime behind it. Then the harder part: making a Lla
       def my_backend(graph, examples):  # called once a graph
           graph.print_readable()  # what torch.compile hands over
           return graph.forward  # what runs at each call: put yours here
-
       mine = torch.compile(model, backend=my_backend)(ids)
 
       # the fastest one of this page, on a GPU, under torch.no_grad(); packed: see "Memory"

@@ -353,6 +353,8 @@ for name, optimization in (("nodes.unfused", UNFUSED), ("nodes.fused", BACKEND))
 for name, optimization, least in (
     ("memory.graph", "inductor, reduce-overhead", 150),
     ("memory.best", BEST, 500),
+    ("memory.tiers", "roundoff, CUDA graph", 300),
+    ("memory.plain", BACKEND, 200),
 ):
     study.value(
         name,
@@ -422,6 +424,17 @@ for name, optimization in (("compile", BACKEND), ("compile.inductor", "inductor"
         "first length",
         where={"optimization": optimization},
         test=lambda v: v.value > 1,
+    )
+for name, optimization in (("later", BACKEND), ("later.inductor", "inductor")):
+    study.value(
+        name,
+        f"milliseconds of one later call, two small layers, {optimization}",
+        "costs",
+        lambda t, way=optimization: 1e3 * t.set_index("optimization")["known length"][way],
+        where={"optimization": ["inductor", BACKEND]},
+        test=lambda v: v.rows.set_index("optimization")["known length"].pipe(
+            lambda s: s[BACKEND] > 1.2 * s["inductor"]
+        ),
     )
 
 if __name__ == "__main__":

@@ -768,6 +768,15 @@ study.value(
     test=lambda v: v.value == 0,
 )
 study.value(
+    "words.again",
+    "conversions for two texts at once after single ones, dynamic=True",
+    "words",
+    "conversions",
+    where={"cache": "growing", "asked": "two at once", "layers": 30},
+    on=XEON,
+    test=lambda v: v.value > 0,
+)
+study.value(
     "words.first",
     "seconds of the first text of one prompt, dynamic=True, 30 layers, float32",
     "words",

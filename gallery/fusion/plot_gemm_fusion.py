@@ -20,8 +20,8 @@ needs one. Which takes less time?
 
    **The price.** The results come side by side, and ONNX Runtime's Split copies them. With wide
    weights and 4096 tokens, one Gemm and its Split take :bound:`1.15 <split>` times as long as two.
-   PyTorch's ``split`` copies nothing, and there is :bound:`no difference measured <split.torch>`
-   between one product and two.
+   PyTorch's ``split`` copies nothing: at this size there is
+   :bound:`no difference measured <split.torch>`. The results may differ in their last bits.
 
    .. code-block:: python
 
@@ -168,8 +168,8 @@ alone = call(CONCAT, token)
 parts = show({"two Gemms": two, "joined in each run": each_run, "Concat alone": alone})
 
 # %%
-# Concat alone takes longer than the two Gemms. There is a second test. With more rows in X the
-# products take longer, and Concat does not. Then the ratio has to fall.
+# Concat alone takes about twice the time of the two Gemms, as it should. A second test: with more
+# rows in X the products take longer, and Concat does not. Then the ratio has to fall.
 
 ROWS = (1, 4, 16, 64) if unit_test_going() else (1, 4, 16, 64, 256)
 frames = []
@@ -202,19 +202,24 @@ def recorded(machine):
 
 h200, h100 = recorded("nvidia-h200"), recorded("nvidia-h100-80gb-hbm3")
 float16 = h200[(h200["precision"] == "float16") & (h200["run"] == 1)]
-wide = float16[float16["shape"] == "gate-up"]
 ways = {"joined in each run": "ORT, fused inside", "joined before": "ORT, precomputed"}
 
 # %%
 
+
+def draw_ratios(ax, ratios):
+    """Times over those of two Gemms, with their intervals."""
+    for name, marker in ("joined in each run", "C1s-"), ("joined before", "C0o-"):
+        mine = ratios[ratios["label"] == name]
+        ends = mine["ratio"] - mine["low"], mine["high"] - mine["ratio"]
+        ax.errorbar(mine.index, mine["ratio"], ends, fmt=marker, capsize=3, label=name)
+
+
 figure, axes = plt.subplots(1, 2, figsize=(7, 3), sharey=True)
 figure.set_label(f"Time over two Gemms against rows of X, here: {live.to_dict()}")
-for name, marker in ("joined in each run", "C1s-"), ("joined before", "C0o-"):
-    mine = over_two[over_two["label"] == name]
-    ends = mine["ratio"] - mine["low"], mine["high"] - mine["ratio"]
-    axes[0].errorbar(mine.index, mine["ratio"], ends, fmt=marker, capsize=3, label=name)
-    line = wide[wide["way"] == ways[name]]
-    axes[1].plot(line["m"], line["ratio"], marker)
+wide = float16[float16["shape"] == "gate-up"].set_index("m")
+draw_ratios(axes[0], over_two)
+draw_ratios(axes[1], wide.assign(label=wide["way"].map({v: k for k, v in ways.items()})))
 for ax, title in zip(axes, ("This machine, one core", "H200, float16"), strict=True):
     ax.set_xscale("log")
     ax.axhline(1, color="0.5", lw=1)
@@ -225,14 +230,14 @@ axes[0].legend(fontsize=8)
 plt.show()
 
 # %%
-# The ratio falls, on both machines. So the passes over the weights are the cause.
+# The ratio falls on both machines, as it should.
 #
 # One token on the H200, in numbers: two Gemms read the wide weights in float32 at :bound:`3.6
 # <read>` TB a second; the data sheet promises 4.8 [#h200]_. Float16 has half the bytes, and takes
 # :bound:`0.51 <half>` of the time. Concat moves :bound:`3.8 <concat.float32>` TB a second in
 # float32, and one Gemm with it takes :bound:`2.9 <inside.float32>` times as long as two. In float16
-# Concat moves only :bound:`2.4 <concat.float16>`, and the ratio is :bound:`3.9 <inside>`. We do not
-# know why.
+# Concat moves only :bound:`2.4 <concat.float16>`, so the ratio is :bound:`3.9 <inside>`. We do not
+# know why Concat is slower there.
 #
 # What one Gemm gains
 # -------------------
@@ -241,37 +246,33 @@ plt.show()
 # chosen and started, and a result gets memory. Two Gemms and the Concat of their results pay it
 # three times, one Gemm once. It matters where the product is small. We repeat a published benchmark
 # [#published]_ of square matrices, in ten rounds after three for warm-up. The table has
-# milliseconds, and the largest difference between the results of two Gemms and of one: here there
-# is none.
+# milliseconds.
 
 SIZES = (32, 64, 128) if unit_test_going() else (32, 128, 512, 1024)
 DTYPE = torch.float32  # or torch.float16, on a GPU
 rounds = {"warmup": 3, "min_rounds": 10, "max_rounds": 10}
-frames = []
+frames, squares, differences = [], [], []
 for size in SIZES:
     data = draw(size, size, size, DTYPE)
     calls = {name: call(model, data) for name, model in MODELS.items()}
     separate, one = calls["two Gemms"]()[0].clone(), calls["joined before"]()[0]
-    frame = timed(calls, **rounds).frame
-    frame["side"], frame["difference"] = size, float((separate - one).abs().max())
-    frames.append(frame)
-table = pd.concat(frames)
-
-shown = 1e3 * table.set_index(["side", "label"])[["mean", "std", "min", "max"]]
-shown["difference"] = table["difference"].to_numpy()
-shown.map("{:.3g}".format)
+    differences.append((separate - one).abs().max().item())
+    timings = timed(calls, **rounds)
+    frames.append(timings.frame.assign(side=size))
+    squares.append(timings.ratios("two Gemms").assign(side=str(size)))
+print("largest difference between the results:", max(differences))
+table = pd.concat(frames).set_index(["side", "label"])
+(1e3 * table[["median", "mean", "std", "min", "max"]]).map("{:.3g}".format)
 
 # %%
 
-medians = table.pivot(index="side", columns="label", values="median")
-squares = medians.div(medians["two Gemms"], axis=0)
+squares = pd.concat(squares).set_index("side")
 figure, ax = plt.subplots(figsize=(5.2, 2.6))
-figure.set_label(f"Time over two Gemms against the side of squares: {squares.to_dict()}")
-for name, marker in ("joined in each run", "C1s-"), ("joined before", "C0o-"):
-    ax.semilogx(squares.index, squares[name], marker, label=name)
+figure.set_label(f"Time over two Gemms, by side: {squares['ratio'].tolist()}")
+draw_ratios(ax, squares)
 ax.axhline(1, color="0.5", lw=1)
-ax.set_xlabel("side of the matrices")
-ax.set_ylabel("time over two Gemms")
+ax.set(xlabel="side of the matrices", ylabel="time over two Gemms")
+ax.set_ylim(0)
 ax.set_title("Square matrices on this machine")
 ax.legend(fontsize=8)
 plt.show()
@@ -279,8 +280,8 @@ plt.show()
 # %%
 # Small squares gain most. On the H200 in float16, one Gemm takes :bound:`0.57 <small>` of the time
 # of two at side 256, and :bound:`0.92 <large>` at side 8192. The Concat of the results belongs to
-# the time of two. At side 8192 it moves 537 MB, which at the rate above takes most of the
-# time that is gained.
+# the time of two. At side 8192 it moves 537 MB. At :bound:`2.4 <concat.float16>` TB a second that
+# would be two thirds of the time gained.
 #
 # A CUDA graph tests the fixed cost: it records the starts of all kernels and replays them, so that
 # most of that cost goes. In a CUDA graph, two Gemms of side 256 take :bound:`0.24 <replay>` of the
@@ -296,19 +297,21 @@ plt.show()
 #
 # We measured an H200 and an H100, twice each. The table has the time of one Gemm in ONNX Runtime,
 # over that of two or three. *undecided* means that no difference was measured: an interval
-# holds 1, or the two runs disagree. A row of wide or narrow weights has one token, unless it names
-# a number. For squares two Gemms join their results by a Concat, as above, and nothing is split.
+# holds 1, or the two runs disagree. Wide and narrow rows have one token, unless they name 4096, and
+# their one Gemm pays a Split. Squares are the other way round: two Gemms pay a Concat, one Gemm
+# pays nothing.
 
 before_run = ways["joined before"]
 CASES = {
-    "wide, each run": ("gate-up, 1 token", ways["joined in each run"]),
+    "wide, joined in each run": ("gate-up, 1 token", ways["joined in each run"]),
+    "narrow, joined in each run": ("QKV, 1 token", ways["joined in each run"]),
     "wide, before": ("gate-up, 1 token", before_run),
-    "narrow, each run": ("QKV, 1 token", ways["joined in each run"]),
     "narrow, before": ("QKV, 1 token", before_run),
-    "wide, 4096 tokens": ("gate-up, 4096 tokens", before_run),
-    "narrow, 4096 tokens": ("QKV, 4096 tokens", before_run),
+    "wide, before, 4096 tokens": ("gate-up, 4096 tokens", before_run),
+    "narrow, before, 4096 tokens": ("QKV, 4096 tokens", before_run),
 }
-CASES |= {f"square {n}": (f"square {n}", before_run) for n in (256, 1024, 4096, 8192)}
+sides = 256, 1024, 4096, 8192
+CASES |= {f"square {n}, before": (f"square {n}", before_run) for n in sides}
 
 # %%
 
@@ -328,24 +331,25 @@ both_gpus
 
 # %%
 # Both GPUs agree on what pays. Joined before, narrow weights and small squares gain; wide weights
-# do not. Joined in each run, wide weights lose, and narrow weights lose in float32; in float16 the
-# runs do not decide on narrow weights. Our guess: the fixed cost hides the passes. With 4096 tokens
-# in float16, one Gemm and its Split lose.
+# do not. Joined in each run, wide weights lose. Narrow ones lose in float32 and are undecided in
+# float16: our guess is that the fixed cost hides the passes. With 4096 tokens in float16, one Gemm
+# and its Split lose.
 
-figure, ax = plt.subplots(figsize=(4.4, 2.6))
+figure, ax = plt.subplots(figsize=(4.6, 2.6))
 figure.set_gid("answer")  # the site shows it beside the answer
 ratios = float16.set_index(["case", "way"])["ratio"]
-bars = {name: ratios.get(CASES[name]) for name in [*list(CASES)[:4], "wide, 4096 tokens"]}
-bars = pd.Series(bars, dtype=float).dropna()
+names = [list(CASES)[place] for place in (0, 2, 3, 4)]
+bars = pd.Series({name: ratios.get(CASES[name]) for name in names}, dtype=float).dropna()
 figure.set_label(f"Time of one Gemm over separate ones, H200, float16: {bars.to_dict()}")
-colors = ["C1" if "each run" in name else "C0" for name in bars.index]
-drawn = ax.barh(bars.index, bars, color=colors)
-ax.bar_label(drawn, both_gpus.loc[bars.index, "H200 float16"], padding=3)
+words = both_gpus["H200 float16"].replace("undecided", "no difference measured")
+ax.barh(bars.index, bars)
+for name, value in bars.items():
+    ax.text(max(value, 1) + 0.06, name, words[name], va="center")
 ax.axvline(1, color="0.5", lw=1)
 ax.invert_yaxis()
 ax.margins(x=0.15)
-ax.set_title("One Gemm's time over two or three")
-ax.set_xlabel("ONNX Runtime, H200, float16")
+ax.set_title("ONNX Runtime, float16")
+ax.set_xlabel("one Gemm's time over two or three")
 plt.show()
 
 # %%
@@ -357,8 +361,8 @@ plt.show()
 #
 # In PyTorch the two lines under the answer are enough. In float16 on the H200, one product for
 # queries, keys and values of one token takes :bound:`0.42 <narrow.torch>` of the time of three.
-# With wide weights one product takes :bound:`0.91 <wide.torch>` of the time of two; on the H100 no
-# difference was measured.
+# With wide weights one product takes :bound:`0.91 <wide.torch>` of the time of two. On the H100 no
+# difference was measured with wide weights.
 #
 # A ``Linear`` keeps its weight transposed. Join such weights along their rows,
 # ``torch.cat([q.weight, k.weight, v.weight])``, and biases in the same way. Multiply with
@@ -366,44 +370,48 @@ plt.show()
 #
 # Plain ``torch.compile`` does not join the weights. It adds a cost to each call: compiled, the
 # three products of one token take :bound:`2.1 <inductor>` times as long as in eager PyTorch (H200,
-# float16). With squares of side 4096 in float32 hardly any cost is left, at :bound:`1.03
-# <inductor.large>` times.
+# float16). With squares of side 4096 in float32 there is
+# :bound:`no difference measured <inductor.large>`.
 #
-# In ONNX Runtime the Split is the price. For 4096 tokens and wide weights in
-# float16 it moves 369 MB, which at the rate of Concat takes most of the time that one Gemm loses.
-# Leave two wide Gemms alone, and do not fuse for long prompts. Where small calls are the trouble,
-# try a CUDA graph first.
+# In ONNX Runtime the Split is the price. For 4096 tokens and wide weights in float16 it moves 369
+# MB. At the rate of Concat in float16, that would be most of the time that one Gemm loses. Leave
+# two wide Gemms alone, and do not fuse for long prompts. Where small calls are the trouble, try a
+# CUDA graph first.
 #
 # Bits may change, too. A library chooses its kernel by the shape of the product, and the kernel
 # decides :ref:`how a sum is cut <reduction-order>`. For one token in float32, one Gemm changed
 # :bound:`93 % <changed>` of the queries, keys and values on the H200. Neither is always more
-# accurate: where bits changed, the typical error of one Gemm was, by case,
-# :bound:`0.58 <error.least>` to :bound:`1.54 <error.most>` times that of separate Gemms.
+# accurate: where bits changed, one Gemm had :bound:`0.58 <error.least>` to
+# :bound:`1.54 <error.most>` times the typical error of separate ones.
 #
 # Your own weights
 # ----------------
 #
 # Put in your rows and your weights, on a CPU or a GPU. Of a ``Linear`` take ``linear.weight.T``.
 # Try your number of rows, too: the library chooses its kernels by the shape, and the ratio may
-# jump.
+# jump. On a CPU the cell times one thread.
 
 X = torch.randn(1, 512)
 WEIGHTS = [torch.randn(512, columns) for columns in (512, 128, 128)]
 
 linear = all(weight.T.is_contiguous() for weight in WEIGHTS)
-joined = torch.cat([weight.T for weight in WEIGHTS]).T if linear else torch.cat(WEIGHTS, 1)
+rows = [weight.T for weight in WEIGHTS]
+joined = torch.cat(rows).T if linear else torch.cat(WEIGHTS, 1)
 widths = [weight.shape[1] for weight in WEIGHTS]
 products = {
     "separate": lambda: [X @ weight for weight in WEIGHTS],
     "one product": lambda: (X @ joined).split(widths, -1),
 }
 with torch.no_grad():
-    prices = measure(products, device=X.device.type, budget_s=0.5, min_rounds=5).ratios()
-    for price in prices.itertuples():
-        result = torch.cat(tuple(products[price.label]()), -1)
-        error = scaled_error(X.double() @ joined.double(), result).rms
-        print(f"{price.label:12}{price.ratio:5.2f}", end=" ")
-        print(f"({price.low:.2f} to {price.high:.2f}), typical error {error:.2f}")
+    exact = X.double() @ joined.double()
+    errors = [scaled_error(exact, torch.cat(p(), -1)).rms for p in products.values()]
+    threads, clock = torch.get_num_threads(), time.process_time
+    torch.set_num_threads(1)
+    prices = measure(products, device=X.device.type, clock=clock, budget_s=0.5).ratios()
+    torch.set_num_threads(threads)
+for price, error in zip(prices.itertuples(), errors, strict=True):
+    print(f"{price.label:12}{price.ratio:5.2f}", end=" ")
+    print(f"({price.low:.2f} to {price.high:.2f}), typical error {error:.2f}")
 
 # %%
 # A line has the time over that of separate products, its interval, and the error in the

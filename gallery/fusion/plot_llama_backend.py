@@ -8,29 +8,28 @@ In thirty lines, with ONNX Runtime behind it. Then the harder part: making a Lla
 
 .. answer:: nvidia-h200
 
-   **Why.** ``torch.compile`` hands a backend a graph of operators, and runs the function that the
-   backend returns. A conversion of the graph to ONNX gains nothing: each small operator is still
-   started by itself, reads from memory and writes there. A narrow Llama layer, on a prompt in
-   float16, then takes :bound:`2.7 <unfused>` times as long as with inductor, PyTorch's
-   default backend.
+   **Why.** ``torch.compile`` calls your function with a graph of operators, and runs the function
+   that it returns. A Llama layer that is only converted to ONNX is no faster: each small operator
+   is still started by itself and goes through memory. With a narrow feed-forward part, on a prompt
+   in float16, it takes :bound:`2.7 <unfused>` times as long as with inductor.
 
-   **The cure.** Rewrite the graph by rules, so that several operators become one. With Triton
-   kernels and a CUDA graph the layer is :bound:`faster <best>` than with inductor and a CUDA graph,
-   at :bound:`0.86 <best>` of the time.
+   **The cure.** Rewrite the graph by rules, so that one operator replaces several: fewer starts,
+   fewer passes over memory, one attention. We did not separate these. With Triton kernels the layer
+   is :bound:`faster <best>` than with inductor, both in CUDA graphs: it takes :bound:`0.86 <best>`
+   of the time.
 
-   **The price.** That version serves prompts of one length. It holds :bound:`710 <memory.best>` MiB
-   beside the model, where inductor holds :bound:`196 <memory.graph>`. Without the Triton kernels
-   the layer stays :bound:`slower <fused.graph>` than with inductor.
+   **The price.** That version serves one prompt length. It holds :bound:`710 <memory.best>` MiB
+   beside the model, and inductor :bound:`196 <memory.graph>`. Without the Triton kernels
+   the layer stays :bound:`slower <fused.graph>` than with inductor in float16.
 
    .. code-block:: python
 
       def my_backend(graph, examples):  # called once a graph
           graph.print_readable()  # what torch.compile hands over
           return graph.forward  # what runs at each call: put yours here
-
       mine = torch.compile(model, backend=my_backend)(ids)
 
-      # the fastest one of this page, on a GPU, under torch.no_grad()
+      # the fastest one of this page, on a GPU, under torch.no_grad(); packed: see "Memory"
       options = roundoff.OptimizationOptions("default+onnxruntime+experimental", packed=1.0)
       backend = partial(roundoff.onnx_custom_backend, options=options, cuda_graph=True)
       fast = torch.compile(model, backend=backend, dynamic=False)
@@ -38,8 +37,8 @@ In thirty lines, with ONNX Runtime behind it. Then the harder part: making a Lla
 """
 
 # %%
-# Every cell runs on a laptop, the slowest in a minute. A bold number was recorded on an H200 by a
-# study of this question: click it for its evidence.
+# Every cell runs on a laptop, the slowest in a minute. A bold number was recorded on an H200 by
+# ``studies/llama_backend.py``: click it for its evidence.
 
 import copy
 import time
@@ -179,10 +178,10 @@ print("operators:", len(kept[0].graph.node), " of them products of matrices:", p
 
 # %%
 # The result is right: its error is like that of eager PyTorch. But only nine of the operators are
-# products of matrices: seven with weights, two in attention. On the H200 a wider layer, which the
-# library converts without rules, takes :bound:`2.0 <ms.unfused>` ms in float16. The seven products
-# with weights would take :bound:`0.44 <products>` ms at the rate of a large product. Where does the
-# rest go?
+# products of matrices: seven with weights, two in attention. On the H200 the layer of the answer
+# (``medium``), converted without rules, takes :bound:`2.0 <ms.unfused>` ms in float16. The seven
+# products with weights would take :bound:`0.44 <products>` ms at the rate of a large product. Where
+# does the rest go?
 #
 # It is not the way into ONNX Runtime
 # -----------------------------------
@@ -200,9 +199,9 @@ for name, seconds in zip(times["label"], times["median"], strict=True):
 
 # %%
 # On this machine the border is a small part of the layer's time. On the H200 products are fast, and
-# the border could matter. There we keep the border, and change only what ONNX Runtime runs. With
-# the rules of this page the layer takes :bound:`0.84 <ms.fused>` ms instead of
-# :bound:`2.0 <ms.unfused>`. Most of the time was spent inside ONNX Runtime.
+# the border could matter. There the rules below change only what ONNX Runtime runs, and the layer
+# takes :bound:`0.84 <ms.fused>` ms instead of :bound:`2.0 <ms.unfused>`. Most of the time was spent
+# inside ONNX Runtime.
 #
 # Small operators move tensors to memory and back
 # -----------------------------------------------
@@ -215,7 +214,7 @@ programs = {
     "one operator": [("silu(g) × u", "gu", "y")],
 }
 figure, axes = plt.subplots(2, 1, figsize=(5.2, 2.8))
-figure.set_label("Three operators move eight tensors to and from memory, one moves three.")
+figure.set_label("Three operators move eight tensors to and from memory, one moves 3.")
 for ax, (title, steps) in zip(axes, programs.items(), strict=True):
     place = 0.0
     for op, reads, written in steps:
@@ -253,8 +252,8 @@ print(growth.set_index("label")["ratio"].round(1).to_string())
 
 # %%
 # The exponential takes about as long as the multiplication: the time is not spent on arithmetic.
-# Each operator of the chain adds its passes over memory. So one operator in place of several saves
-# time.
+# Each operator of the chain adds its passes, so one operator in place of several saves time. Eight
+# need not take eight times as long: a cache can hold part of the numbers.
 #
 # One rule
 # --------
@@ -329,8 +328,9 @@ for name, call in calls.items():
     models["library, tiers 1 to 3"] = storage["instance"][-1]["onnx"]
     domains = [node.domain for node in models[name].graph.node] if name in models else []
     custom = len(domains) - domains.count("")
-    rows[name] = {"operators": len(domains), "custom": custom, "error": error}
-live = pd.DataFrame(rows).T.astype({"operators": int, "custom": int})
+    counts = {"operators": len(domains), "custom": custom} if domains else {}
+    rows[name] = {"operators": "", "custom": ""} | counts | {"error": error}
+live = pd.DataFrame(rows.values(), index=list(rows))
 over_eager = timed(calls, budget_s=5).ratios("eager").set_index("label")
 torch.set_num_threads(threads)
 live = live.join(over_eager).rename(columns={"ratio": "time"})
@@ -351,7 +351,8 @@ live.round(2)
 #
 # *roundoff* is the library's backend, with tiers 1 and 2 where the row names no tier. *MiB* is the
 # memory held beside the model. *× inductor* is the time over inductor's. Rows with a CUDA graph,
-# which replays a recorded call, are compared with *reduce-overhead*: there inductor uses one, too.
+# which replays a recorded call, are compared with *reduce-overhead*, which is inductor with a CUDA
+# graph.
 
 COLUMNS = {"nodes": "operators", "n_custom_ops": "custom", "median": "median ms"}
 COLUMNS |= {"× inductor": "× inductor", "memory": "MiB", "rms error": "error"}
@@ -366,6 +367,7 @@ shown.map("{:.3g}".format).replace("nan", "")
 # %%
 
 NAMES = {
+    "eager": "eager PyTorch",
     "roundoff, unfused": "no rules",
     "roundoff, CUDA graph": "rules, CUDA graph",
     "inductor, reduce-overhead": "inductor, CUDA graph",
@@ -404,12 +406,14 @@ plt.show()
 #
 # **Memory.** The best version holds :bound:`710 <memory.best>` MiB beside the model, where inductor
 # with CUDA graphs holds :bound:`196 <memory.graph>` (H200, float16). Of these 710 MiB, copies of
-# weights side by side are 112. ``packed=0`` makes no copies; we have not timed the layer without
-# them. Tiers 1 and 2 hold less than half, as the table shows. We do not know what takes the rest.
+# weights side by side are 112 (``packed=1.0`` allows them, ``packed=0`` makes none and was not
+# timed). We do not know what takes the rest. Tiers 1 and 2 hold :bound:`402 <memory.tiers>` MiB
+# with a CUDA graph, and :bound:`288 <memory.plain>` without.
 #
 # **The first call** converts the model. For two small layers this took :bound:`5.6 <compile>` s on
 # the H200's host, and inductor took :bound:`7.6 <compile.inductor>`. In a second run inductor took
-# longer, too.
+# longer, too. A later call of these layers, timed once, took :bound:`2.0 <later>` ms, and with
+# inductor :bound:`1.0 <later.inductor>`.
 #
 # **A CUDA graph** serves one shape, and ``dynamic=False`` compiles again for a new length. The next
 # call overwrites the result: copy what you keep.
@@ -427,9 +431,10 @@ plt.show()
 # imports. The cell sets the module to ``eval()``. A model that ``torch.compile`` or the backend
 # cannot compile as one graph is refused, with the reason. On a GPU both compiled versions use CUDA
 # graphs. On a CPU one thread is timed, and inductor needs a C++ compiler. A line has the time over
-# eager PyTorch's, its 95 % interval, and the typical error in ε × RMS.
+# eager PyTorch's, its 95 % interval, and the typical error in ε × RMS. A model as small as this one
+# may be slower when it is compiled.
 
-MODEL = torch.nn.Sequential(torch.nn.LayerNorm(256), torch.nn.Linear(256, 512), torch.nn.SiLU())
+MODEL = torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.SiLU())
 INPUTS = (torch.randn(64, 256),)
 
 if not isinstance(MODEL, torch.nn.Module) or not isinstance(INPUTS, tuple):
@@ -448,8 +453,8 @@ ways["ONNX Runtime"] = partial(fixed(backend=backend), *INPUTS)
 errors = {name: scaled_error(exact, leaves(way())).rms for name, way in ways.items()}
 speed = measure(ways, device=INPUTS[0].device.type, budget_s=1, clock=time.process_time)
 torch.set_num_threads(usual)
-for name, *found in speed.ratios().itertuples(index=False):
-    print(f"{name:12} {{:.2f}} ({{:.2f}} to {{:.2f}})".format(*found), f"error {errors[name]:.3g}")
+for name, ratio, low, high in speed.ratios().itertuples(index=False):
+    print(f"{name:12} {ratio:.2f} ({low:.2f} to {high:.2f}) error {errors[name]:.3g}")
 
 # %%
 # Limits, and what to read next
@@ -458,8 +463,8 @@ for name, *found in speed.ratios().itertuples(index=False):
 # * The forward pass alone, one model family, one length, two GPUs of one generation (Hopper).
 #   :ref:`whole-model` has decode steps with a cache. No record has inductor's *max-autotune* yet:
 #   ``studies/llama_backend.py --max_autotune 1`` measures it.
-# * On an H100 the comparisons with CUDA graphs come out alike. Its times without CUDA graphs are of
-#   one run on a slow host.
+# * On an H100 the best version takes :bound:`0.88 <best@nvidia-h100-80gb-hbm3>` of inductor's time.
+#   Without CUDA graphs it was timed once, on a slow host.
 # * Padding on the left leaves tokens that may attend to nothing, and their result is undefined.
 #   PyTorch's eager attention gives them a mean, its fused attention (sdpa) zeros. A comparison then
 #   shows a large error where nothing is wrong. The mask of this page pads on the right.

@@ -16,11 +16,12 @@ One language model, run by eager PyTorch, by inductor and by ONNX Runtime. When 
    **The cure.** Use a CUDA graph. For one text there is
    :bound:`no difference measured <graph.rows1>` between inductor and ONNX Runtime, so take
    inductor, which comes with PyTorch. For 64 texts at once take ONNX Runtime: a decode step, one
-   token of each text, takes :bound:`0.67 <graph.rows64>` of inductor's time. Without a CUDA graph
-   take ONNX Runtime, too.
+   token of each text, takes :bound:`0.67 <graph.rows64>` of inductor's time (whole texts were not
+   timed). On a GPU without a CUDA graph take ONNX Runtime, too.
 
    **The price.** The first step compiles. With a CUDA graph and an empty compile cache, inductor
-   takes :bound:`43 <first.inductor>` seconds and ONNX Runtime :bound:`14 <first.roundoff>`.
+   takes :bound:`43 <first.inductor>` seconds and ONNX Runtime :bound:`14 <first.roundoff>`. Each
+   new batch or cache size compiles again.
 
    .. code-block:: python
 
@@ -35,8 +36,8 @@ One language model, run by eager PyTorch, by inductor and by ONNX Runtime. When 
 """
 
 # %%
-# Every cell runs on a laptop in seconds. A bold number was recorded on an H200, or on the machine
-# that its sentence names, by a study of this question: click it for its evidence.
+# Every cell runs on a laptop in seconds. A bold number was recorded by ``studies/whole_model.py``,
+# on an H200 where no machine is named: click it for its evidence.
 
 import time
 from functools import partial
@@ -71,9 +72,9 @@ threads = torch.get_num_threads()
 torch.set_num_threads(1)
 
 
-def decoder(width):
-    """A small Llama with random weights."""
-    sizes = {"hidden_size": width, "intermediate_size": 2 * width, "num_hidden_layers": 4}
+def decoder(width, n=4):
+    """A small Llama of n layers with random weights."""
+    sizes = {"hidden_size": width, "intermediate_size": 2 * width, "num_hidden_layers": n}
     sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 256}
     special = {"bos_token_id": 1, "eos_token_id": None, "pad_token_id": 0}
     torch.manual_seed(0)
@@ -112,9 +113,10 @@ print(f"share of one token:    {read / times['median'][0]:.1%}")
 # Each operator is started from Python
 # ------------------------------------
 #
-# We count the operators of one token. A view, such as a transpose, starts no kernel, and does not
-# count. Then ``torch.compile`` hands the model to our backend, ``"roundoff"``. The backend makes
-# an ONNX model of it. A *session* of ONNX Runtime runs the nodes of that model in one call.
+# We count the operators of one token, with four layers and with 30, as SmolLM2 has. A view, such as
+# a transpose, starts no kernel, and does not count. Then ``torch.compile`` hands the small model to
+# our backend, ``"roundoff"``. The backend makes an ONNX model of it. A *session* of ONNX Runtime
+# runs the nodes of that model in one call.
 
 
 class Counter(TorchDispatchMode):
@@ -136,14 +138,16 @@ def compiled(model):
 
 # %%
 
-with Counter() as counter:
-    one()
+for model in small, decoder(64, n=30):
+    with Counter() as counter:
+        model(tokens[:, :1], use_cache=False)
+    layers = model.config.num_hidden_layers
+    print(f"eager, {layers} layers: {counter.count} operators, called one by one")
 fast, graphs = compiled(small)
 with torch.no_grad():
     fast(tokens[:, :1], use_cache=False)
 nodes, sessions = len(graphs[0].model.graph.node), len(graphs[0].sessions)
-print("eager:       ", counter.count, "operators, called one by one")
-print("ONNX Runtime:", nodes, "nodes, called by", sessions, "session")
+print(f"ONNX Runtime, 4 layers: {nodes} nodes, called by {sessions} session")
 
 # %%
 # In eager PyTorch, Python calls one operator after the other. A small kernel ends before the next
@@ -188,7 +192,7 @@ gains.round(2)
 
 # %%
 # The gain is largest for the smallest matrices. On the H200 we can remove the cause: inductor runs
-# the same kernels with and without a CUDA graph. The graph makes a step
+# the same kernels with and without a CUDA graph. With the graph a step is
 # :bound:`about 8 <graph.inductor>` times as fast, in a second run about six times.
 #
 # How much it matters
@@ -197,9 +201,9 @@ gains.round(2)
 # On the H200 ``generate`` writes 128 tokens after each prompt, with all 30 layers of SmolLM2 in
 # float16. *prompts* is the number of prompts at once. *tokens/s* counts all new tokens over the
 # time of the whole call. All methods took turns in three rounds: *times eager* is the median of
-# their ratios, *low* and *high* are the extremes. *different tokens* counts those that eager
-# PyTorch did not write, of 128 a prompt. In the rows *compile_config*, called as in the answer,
-# eager PyTorch reads the prompt.
+# their ratios, *low* and *high* are the extremes. *different tokens* counts tokens unlike eager
+# PyTorch's, of 128 a prompt. *compile_config* is the call in the answer: there eager PyTorch does
+# the prefill.
 
 columns = {"batch": "prompts", "tokens/s": "tokens/s", "× eager": "times eager"}
 columns |= {"low": "low", "high": "high", "not eager's": "different tokens"}
@@ -213,8 +217,8 @@ texts.index = texts.index.to_series().replace(NAMES, regex=True)
 texts[list(columns)].rename(columns=columns).infer_objects().round(1)
 
 # %%
-# With eight prompts the methods write different tokens, as they decide near ties differently: by
-# float64, no written token's logit is more than :bound:`0.014 <text.behind>` below the best.
+# With eight prompts the methods write different tokens. They are near ties: in float64, no written
+# token is more than :bound:`0.014 <text.behind>` below the best logit.
 #
 # For one prompt there is :bound:`no difference measured <text.ratio>` between ONNX Runtime and
 # inductor. On an H100 there is
@@ -229,7 +233,7 @@ for record in read_records("plot_whole_model"):
     if record.machine == "nvidia-h200":
         times = record.tables["times"].query("dtype == 'float16'")
         two = times["tokens/s"], record.second["times"]["tokens/s"][times.index]
-        both = [f"{min(pair):,.0f} to {max(pair):,.0f}" for pair in zip(*two, strict=True)]
+        both = [f"{min(p):,.0f} to {max(p):,.0f}" for p in zip(*two, strict=True)]
         calls = times["case"] + ", " + times["batch"].astype(str)
         speeds = times.assign(call=calls, both=both).pivot(
             index="optimization", columns="call", values="both"
@@ -243,31 +247,32 @@ speeds.rename_axis(index=None, columns=None)
 # Without a graph, a decode step of ONNX Runtime is :bound:`faster <plain.step>` than inductor's: it
 # takes :bound:`0.44 <plain.step>` of the time, in a second run about half. By default inductor
 # starts its kernels from generated Python code. In a CUDA graph no kernel is started from Python,
-# and for one text there is :bound:`no difference measured <graph.rows1>`.
+# and for one text there is :bound:`no difference measured <graph.rows1>`: the interval of each run
+# holds 1.
 #
 # For 64 texts, with a CUDA graph on both sides, ONNX Runtime is :bound:`faster <graph.rows64>`. Our
-# guess: SmolLM2 shares keys and values among three heads, and inductor copies them for each head.
-# We did not test it. The figure beside the answer has these ratios on both GPUs, one run each.
+# guess, not tested: three heads of SmolLM2 share keys and values, and inductor copies them for
+# each. The figure beside the answer has these ratios on both GPUs, one run each.
 
-figure, ax = plt.subplots(figsize=(5, 3.2))
+figure, ax = plt.subplots(figsize=(4, 3))
 figure.set_gid("answer")  # the site shows it beside the answer
 found = {}
 for record in read_records("plot_whole_model"):
-    ours = record.tables["times"].query("dtype == 'float16'").dropna(subset="× inductor")
-    ours = ours[ours["optimization"].str.contains("roundoff")].sort_values(["case", "batch"])
+    times = record.tables["times"].query("dtype == 'float16'")
+    ours = times[times["optimization"].str.contains("roundoff")]
+    ours = ours.dropna(subset="× inductor").sort_values(["case", "batch"])[::-1]
     if ours.empty:
         continue
     graph = ours["CUDA graph"].map({True: "graph", False: "no graph"})
-    calls = ours["case"] + ", texts: " + ours["batch"].astype(str) + ", " + graph
+    calls = ours["case"] + ", " + ours["batch"].astype(str) + "\n" + graph
     ratio, gpu = ours["× inductor"], record.machine[7:11].upper()
     ends = ratio - ours["low"], ours["high"] - ratio
     ax.errorbar(ratio, calls, xerr=ends, fmt="os"[len(found)], capsize=3, label=gpu)
     found[gpu] = dict(zip(calls, ratio.round(2), strict=True))
 figure.set_label(f"Time of ONNX Runtime over inductor's, by call and texts: {found}")
 ax.axvline(1, color="gray")
-ax.invert_yaxis()
-ax.set(xlabel="ONNX Runtime's time over inductor's", title="Left of 1 ONNX Runtime gains")
-ax.legend()
+ax.set(xlabel="ONNX Runtime's time over inductor's", xlim=(0, 1.2))
+ax.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=2)
 plt.show()
 
 # %%
@@ -287,8 +292,7 @@ pd.DataFrame(lines).T.round(2)
 # %%
 # With more texts inductor falls behind eager PyTorch, and ONNX Runtime does not. For 64 texts on
 # the Intel Xeon, inductor took :bound:`4.9 <cpu.inductor64>` times eager's time; we did not look
-# for the cause. For 64 texts on the Intel Xeon there is
-# :bound:`no difference measured <cpu.rows64>` between ONNX Runtime and eager.
+# for the cause.
 #
 # Which to use, and what it costs
 # -------------------------------
@@ -321,17 +325,22 @@ pd.DataFrame(lines).T.round(2)
 #        inductor :bound:`34 <memory.inductor>`. Shapes were fixed.
 #    * - a CPU, few texts
 #      - time both
-#      - On the AMD EPYC a text took :bound:`0.56 <words.time@amd-epyc-2-cores>` of eager's seconds,
-#        and two texts at once :bound:`0.53 <words.two@amd-epyc-2-cores>`. On the Intel Xeon a text
-#        took :bound:`0.98 <words.time>`, and two :bound:`1.28 <words.two>`: there keep eager
-#        PyTorch. The first text took :bound:`60 <words.first>` seconds on the Intel Xeon.
+#      - Whole texts, by wall clock: on the AMD EPYC one took :bound:`0.56
+#        <words.time@amd-epyc-2-cores>` of eager's time, and two at once
+#        :bound:`0.53 <words.two@amd-epyc-2-cores>`. On the Intel Xeon one took
+#        :bound:`0.98 <words.time>`, and two :bound:`1.28 <words.two>`: there keep eager PyTorch. We
+#        do not know why steps gain more. The first text took :bound:`60 <words.first>` seconds on
+#        the Intel Xeon.
 #    * - a CPU, 64 texts
 #      - eager PyTorch
-#      - On the Intel Xeon ONNX Runtime gains nothing, and its first text takes longer.
+#      - There is :bound:`no difference measured <cpu.rows64>` on the Intel Xeon. There is
+#        :bound:`no difference measured <cpu.rows64@amd-epyc-2-cores>` on the AMD EPYC. The first
+#        text takes longer.
 #    * - prompts of many lengths
 #      - ``dynamic=True``
-#      - A new length needed :bound:`0 <words.conversions>` conversions in ONNX Runtime (Intel
-#        Xeon). inductor was not timed with changing lengths.
+#      - With a growing cache a new length needed :bound:`0 <words.conversions>` conversions in ONNX
+#        Runtime, and two texts at once :bound:`2 <words.again>` (Intel Xeon). inductor was not
+#        timed with changing lengths.
 #    * - an operator without ONNX form
 #      - inductor
 #      - PyTorch runs that operator between two sessions of ONNX Runtime. ``fallback=False``

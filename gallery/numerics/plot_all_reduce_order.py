@@ -21,8 +21,9 @@ The same data, the same seed, the same batch: on 1, 2, 4 and 8 workers the loss 
    order.
 
    **The price.** Each worker receives and holds the gradients of all micro-batches. Gathering
-   eight gradients of 1 MiB takes :bound:`3.6 <gather.gloo>` times as long as all-reduce (gloo, 2
-   workers), and :bound:`4.4 <gather.gloo.8>` times with 8 workers.
+   eight gradients of 1 MiB takes at least :bound:`1.2 <gather.nccl>` times as long as all-reduce
+   with NCCL on two H200s. With gloo it takes :bound:`3.6 <gather.gloo>` times as long on 2 workers,
+   and :bound:`4.4 <gather.gloo.8>` times on 8.
 
    .. code-block:: python
 
@@ -34,7 +35,8 @@ The same data, the same seed, the same batch: on 1, 2, 4 and 8 workers the loss 
 
 # %%
 # Every cell runs on a laptop in seconds, with gloo. ``studies/all_reduce_order.py`` recorded the
-# bold numbers on a machine with two H200s: gloo on its CPU, NCCL on its GPUs.
+# bold numbers: gloo on the CPU of a machine with two H200s, NCCL on its GPUs. A sentence names any
+# other machine.
 
 import functools
 from itertools import pairwise
@@ -166,7 +168,7 @@ for n, track in runs.items():
 # ----------------
 #
 # The usual explanation is the network: messages arrive in a different order each time, so each run
-# adds differently. Then three runs on 4 workers would find several results.
+# adds differently. Then three runs on 4 workers would differ.
 
 again = [train(4) for _ in range(3)]
 print("different results of three runs:", len({track.tobytes() for track in again}))
@@ -295,20 +297,17 @@ plt.show()
 # sums exactly, so nothing rounds.
 
 
-def share(a, b):
-    """Share of the elements that differ."""
-    return f"{np.mean(a != b):.0%}"
-
-
-drawn = np.random.default_rng(0).standard_normal((4, 65536)).astype(np.float32)
+generator = np.random.default_rng((0, 4, 65536))  # the study's numbers
+drawn = generator.standard_normal((4, 65536)).astype(np.float32)
 chunks = find_orders(workers, 4, 65536, torch.float32)
 for name, parts in ("as drawn", drawn), ("multiples", np.round(drawn * 1024) / 1024):
     sent = [torch.from_numpy(part) for part in parts]
     total = workers.map(all_reduced, sent)[0].numpy()
     found = [add_in_order(parts[:, c.start : c.stop], c.tree) for c in chunks]
     in_turn = add_in_order(parts, (((0, 1), 2), 3))
-    print(f"{name}: {share(total, np.concatenate(found))} differ from the orders found,")
-    print(f"    {share(total, in_turn)} from the order of the workers")
+    missed = np.mean(total != np.concatenate(found))
+    print(f"{name}: {missed:.0%} differ from the orders found,")
+    print(f"    {np.mean(total != in_turn):.0%} from the order of the workers")
 
 # %%
 # The orders found explain every bit. Where nothing rounds, the order makes no difference.
@@ -316,8 +315,8 @@ for name, parts in ("as drawn", drawn), ("multiples", np.round(drawn * 1024) / 1
 # The study does the same with NCCL on two H200s: with its default, with its ring and with its tree.
 # The orders found explain every bit of :bound:`60 <nccl.explained>` messages of random numbers.
 # With NCCL's default, on 4 workers, :bound:`32% <nccl.4>` of the sums differ from adding the
-# workers in turn. (Of more than 2 workers, several shared a GPU; NCCL was told that they were on
-# several hosts.)
+# workers in turn. (The 4 workers shared the two GPUs. NCCL was told that each pair was on a host
+# of its own.)
 #
 # DistributedDataParallel (DDP) packs gradients into *buckets*, and makes an all-reduce of each. So
 # the size of a bucket decides where a gradient lies in its message. On 4 workers with gloo,
@@ -356,31 +355,34 @@ def short(value):
 
 
 print("1 worker, from float64:", short(alone))
-drift.map(short)
+drift.drop(columns="from 1 worker").map(short)
 
 # %%
 
 figure, ax = plt.subplots(figsize=(3.6, 4))
 figure.set_gid("answer")  # the site shows it beside the answer
 figure.set_label(
-    "Distance of the weights from those of 1 worker, a bar for each run, on a logarithmic "
-    "axis. 2, 4 and 8 workers, micro-batches and samples backwards are alike. Batches "
+    "Distance of the weights from those of 1 worker, a dot for each run, on a log axis. "
+    "2, 4 and 8 workers, micro-batches and samples backwards are alike. Batches "
     "backwards and other batches are far off."
 )
-bars = ax.barh(drift.index, drift["from 1 worker"])
-ax.bar_label(bars, fmt=short, padding=3)
+ax.plot(drift["from 1 worker"], drift.index, "o")
+for name, value in drift["from 1 worker"].items():
+    ax.text(3 * value, name, short(value), va="center")
 ax.set(xscale="log", xlim=(0.1, 1e8), xlabel="distance to 1 worker (ε × RMS)")
 ax.invert_yaxis()
 ax.set_title(f"Weights after {STEPS} steps")
 plt.show()
 
 # %%
-# The figure beside the answer, at the top, shows the first column. Workers, micro-batches and
-# samples backwards only group the same sums differently, and all move the weights about as far.
-# Batches backwards and other batches move the weights more than a hundred thousand times as far.
+# The figure beside the answer, at the top, shows the distances from 1 worker. Workers,
+# micro-batches and samples backwards only group the same sums differently, and all move the weights
+# about as far. Batches backwards and other batches move the weights more than a hundred thousand
+# times as far. If your losses differ in the first digits, look for another cause first: different
+# batches, seeds, dropout, batch normalization.
 #
-# Which number of workers is right? Each run of several workers is nearer to the run of 1 worker
-# than to float64, and the run of 1 worker is about as far from float64. So none is right.
+# Which number of workers is right? Every number of workers ends about as far from float64. So none
+# is right.
 #
 # Equal bits: one cut and one order
 # ---------------------------------
@@ -401,12 +403,12 @@ print("gathered, micro-batches of 8:", results(True, 8))
 
 # %%
 # Both cures together give one result on 1, 2, 4 and 8 workers, after every step. With one cure
-# alone, each number of workers still has a result of its own.
+# alone, the four numbers of workers have four results.
 #
-# What does it cost? The study adds eight gradients of 1 MiB each. In the baseline each worker
-# adds its gradients and all-reduces the sum. The table has each time over the baseline's. *By
-# chunks* sends less: each worker receives one chunk of every gradient (an *all-to-all*), adds it,
-# and sends the sum to all. The study has the code, ``by_chunks``.
+# What does it cost? The study adds eight gradients of 1 MiB each. The baseline: each worker adds
+# its gradients and all-reduces the sum. The table has times over the baseline's. *By chunks* sends
+# less: each worker receives one chunk of every gradient (an *all-to-all*), adds it, and sends the
+# sum to all. The study has the code, ``by_chunks``.
 #
 # .. list-table::
 #    :header-rows: 1
@@ -425,11 +427,11 @@ print("gathered, micro-batches of 8:", results(True, 8))
 #      - :bound:`1.6 <chunks.nccl>`
 #
 # With 8 workers *by chunks* is much the cheaper one. With NCCL and 2 workers it costs more than
-# gathering; we did not look for the cause. The machine matters, too. On an Intel Xeon with two
-# cores, gathering took :bound:`2.7 <gather.gloo@intel-xeon-2-cores>` times as long with 2 workers.
-# With 8 workers of the Intel Xeon it took :bound:`1.4 <gather.gloo.8@intel-xeon-2-cores>` times as
-# long, and twice as long in a second run. The times of NCCL include a copy of the sum to the host,
-# so the ratio without this copy is larger.
+# gathering; we did not look for the cause. The machine matters, too. With 8 workers on the two
+# cores of an Intel Xeon, gathering took :bound:`1.4 <gather.gloo.8@intel-xeon-2-cores>` times as
+# long, in a second run twice as long, and *by chunks*
+# :bound:`0.86 <chunks.gloo.8@intel-xeon-2-cores>`. NCCL's times include a copy of the sum to the
+# host. Without it the ratios would be larger.
 #
 # Two more prices are not in these times. Small micro-batches use the hardware less well. And DDP
 # adds gradients while the backward pass still computes. Gathering at the end gives that up.

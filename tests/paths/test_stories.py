@@ -361,7 +361,7 @@ def test_what_the_page_on_gemms_says_of_its_output(told: dict[str, Told]) -> Non
     }
     assert over["puzzle", "joined in each run"] > 1.2, "it takes much longer"
     assert over["large", "joined before"] < over["puzzle", "joined in each run"]
-    assert over["parts", "Concat alone"] > 1, "it takes longer than the two Gemms"
+    assert 1.3 < over["parts", "Concat alone"] < 3.5, "about twice the time of the two Gemms"
     # "With one row, joining in each run costs most. With many rows it costs less."
     each_run = names["live"]["joined in each run"]
     assert each_run.index.tolist() == list(names["ROWS"])
@@ -625,9 +625,10 @@ def test_what_the_page_on_the_whole_model_says_of_its_output(told: dict[str, Tol
     assert seconds["16"] < 4 * seconds["1"], "sixteen times the arithmetic, about the same time"
     (share,) = re.findall(r"share of one token: +([\d.]+)%", story.text)
     assert float(share) < 20, "reading the weights is a small part"
-    (operators,) = re.findall(r"eager: +(\d+) operators", story.text)
-    ((nodes, sessions),) = re.findall(r"ONNX Runtime: (\d+) nodes, .* by (\d+) session", story.text)
+    operators, many = re.findall(r"eager, \d+ layers: (\d+) operators", story.text)
+    ((nodes, sessions),) = re.findall(r"layers: (\d+) nodes, .* by (\d+) session", story.text)
     assert int(operators) > int(nodes)
+    assert 800 < int(many) < 1200, "about a thousand"
     assert sessions == "1", "one session runs all its nodes"
 
 
@@ -713,7 +714,11 @@ def test_other_batches_move_weights_more_than_workers(told: dict[str, Told]) -> 
     assert (distance < near["from float64"]).all()
     assert (drift["from 1 worker"][far].min() > 1e5 * distance).all()
     exact = names["truth"]
-    assert (distance < names["scaled_error"](exact, names["first"], dtype="float32").rms).all()
+    alone = names["scaled_error"](exact, names["first"], dtype="float32").rms
+    assert (distance < alone).all()
+    # "Every number of workers ends about as far from float64."
+    ends = near["from float64"][near.index.str.endswith("workers")]
+    assert ends.between(0.8 * alone, 1.25 * alone).all()
 
 
 def test_page_and_study_on_workers_agree_bit_for_bit(told: dict[str, Told]) -> None:

@@ -58,7 +58,7 @@ from roundoff.dtypes import dtype_info
 from roundoff.errors import ArgumentError
 from roundoff.fusion import Editor, OptimizationOptions, Report, Rule, apply_rules, fuse
 from roundoff.models import SIZES, Llama, random_tokens
-from roundoff.record import read_records
+from roundoff.record import read_table
 from roundoff.script import unit_test_going
 from roundoff.timing import measure
 
@@ -356,11 +356,10 @@ live.round(2)
 
 COLUMNS = {"nodes": "operators", "n_custom_ops": "custom", "median": "median ms"}
 COLUMNS |= {"× inductor": "× inductor", "memory": "MiB", "rms error": "error"}
-CASE = "config == 'medium' and precision == 'float16' and attention == 'sdpa'"
-half = pd.DataFrame(columns=COLUMNS)  # without the record
-for record in read_records("plot_llama_backend"):
-    if record.machine == "nvidia-h200":
-        half = record.tables["times"].query(CASE).set_index("optimization")
+CASE = {"config": "medium", "precision": "float16", "attention": "sdpa"}
+names = [*CASE, "optimization", *COLUMNS]
+half = read_table("plot_llama_backend", "nvidia-h200", "times", names)
+half = half[(half[list(CASE)] == CASE.values()).all(axis=1)].set_index("optimization")
 shown = half[list(COLUMNS)].rename(columns=COLUMNS).rename_axis(None)
 shown.map("{:.3g}".format).replace("nan", "")
 

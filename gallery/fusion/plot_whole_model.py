@@ -52,7 +52,7 @@ from roundoff.backend import onnx_custom_backend
 from roundoff.errors import ArgumentError
 from roundoff.models import SMOLLM2, load_decoder
 from roundoff.ort import available
-from roundoff.record import read_records
+from roundoff.record import read_records, read_table
 from roundoff.script import unit_test_going
 from roundoff.timing import measure
 
@@ -207,14 +207,12 @@ gains.round(2)
 
 columns = {"batch": "prompts", "tokens/s": "tokens/s", "× eager": "times eager"}
 columns |= {"low": "low", "high": "high", "not eager's": "different tokens"}
-texts = pd.DataFrame(columns=["optimization", *columns])
-for record in read_records("plot_whole_model"):
-    if record.machine == "nvidia-h200":
-        texts = record.tables["generate"]
+names = ["optimization", *columns]
+texts = read_table("plot_whole_model", "nvidia-h200", "generate", names)
 texts = texts.set_index("optimization").rename_axis(None)
 NAMES = {"roundoff": "ONNX Runtime", "reduce-overhead": "CUDA graph"}
 texts.index = texts.index.to_series().replace(NAMES, regex=True)
-texts[list(columns)].rename(columns=columns).infer_objects().round(1)
+texts.rename(columns=columns).infer_objects().round(1)
 
 # %%
 # With eight prompts the methods write different tokens. They are near ties: in float64, no written

@@ -46,7 +46,7 @@ import roundoff
 from roundoff.compare import digest
 from roundoff.errors import ArgumentError
 from roundoff.models import load_trained
-from roundoff.record import read_records
+from roundoff.record import read_table
 from roundoff.reductions import order_probes, order_text, orders_found
 from roundoff.timing import measure
 
@@ -282,15 +282,8 @@ print(f"without rounding, changed: {share:.0%} of 1024 results")
 # ``CUBLASLT_WORKSPACE_SIZE=1``, so that cuBLAS has no memory for the parts of a sum.
 
 
-def recorded(table):
-    for record in read_records("plot_batch_invariance"):
-        if record.machine == "nvidia-h200":
-            return record.tables[table]
-    known = "served way cache batch roundoff low high"
-    return pd.DataFrame(columns=[*known.split(), "other texts"])
-
-
-served = recorded("texts")
+STUDY = "plot_batch_invariance", "nvidia-h200"
+served = read_table(*STUDY, "texts", ["served", "way", "other texts"])
 names = {"roundoff": "invariant()", "two variables": "no split-K"}
 served = served[served["served"] == "server"].replace({"way": names}).set_index("way")
 share = 100 * served["other texts"].astype(float).sort_values()
@@ -363,10 +356,10 @@ price.round(2).rename(columns={"ratio": "× torch's time", "low": "from", "high"
 # torch a batch changed up to :bound:`50 % <called.torch>` of the texts, in the changed model none.
 # The table has the default cache of transformers, which grows with the text.
 
-called = recorded("called")
-called = called[called["cache"] == "dynamic"].set_index("batch")
-columns = {"roundoff": "× torch's time", "low": "from", "high": "to"}
-called[list(columns)].astype(float).round(2).rename(columns=columns)
+called = read_table(*STUDY, "called", ["cache", "batch", "roundoff", "low", "high"])
+called = called[called["cache"] == "dynamic"].set_index("batch").drop(columns="cache")
+called.columns = ["× torch's time", "from", "to"]
+called.astype(float).round(2)
 
 # %%
 # Where an interval holds 1, no difference was measured. Elsewhere the changed model takes less

@@ -51,7 +51,7 @@ from roundoff.compare import digest, scaled_error
 from roundoff.kernels import interpreting, shuffled_programs
 from roundoff.kernels.ahead import Compile, compiled_ahead
 from roundoff.kernels.lessons import kernel, same_bits, sum_along
-from roundoff.record import read_records
+from roundoff.record import read_table
 
 # %%
 # A program takes a row
@@ -465,14 +465,10 @@ show("prefetch", prefetched)
 
 STEPS = ["torch", "atomic", "two stages", "pieces", "packed"]
 STEPS += ["two programs", "prefetch", "read twice", "roundoff"]
-
-
-rates = pd.DataFrame(index=STEPS, columns=[4096, 8704, 32768], dtype=float)
-for record in read_records("plot_layer_norm_ladder"):
-    if record.machine == "nvidia-h200":
-        rows = record.tables["backward"]
-        rates = 100 * rows.pivot_table("of ceiling", "step", "N").loc[STEPS]
-
+WIDTHS = [4096, 8704, 32768]
+rates = read_table("plot_layer_norm_ladder", "nvidia-h200", "backward", ["step", "N", "of ceiling"])
+rates = 100 * rates.pivot(index="step", columns="N", values="of ceiling").astype(float)
+rates = rates.reindex(index=STEPS, columns=WIDTHS)
 table = rates.rename_axis(index=None, columns=None)
 table.map("{:.2g}".format, na_action="ignore").fillna("")
 

@@ -46,7 +46,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 
 import roundoff
 from roundoff.models import PASSAGES, load_trained, padded
-from roundoff.record import read_records
+from roundoff.record import read_table
 from roundoff.script import unit_test_going
 
 # %%
@@ -199,21 +199,14 @@ live.round({"tokens, %": 1, "outside, %": 1, "KL": 5})
 # *float32*, the whole trainer computes in float32. The figure stands beside the answer. It leaves
 # out three rows (``none``) that change nothing on either machine.
 
+PAGE = "plot_trainer_sampler"
 MACHINES = {"EPYC": "amd-epyc-2-cores", "H100": "nvidia-h100-80gb-hbm3"}
-
-
-def recorded(table, machine):
-    for record in read_records("plot_trainer_sampler"):
-        if record.machine == MACHINES[machine]:
-            return record.tables[table]
-    columns = "cause way what KL outside low high gradient ratio"
-    return pd.DataFrame(columns=columns.split())
-
-
+COLUMNS = ["cause", "KL", "gradient", "outside", "low", "high"]
 none = ["the same again", "each text alone", "16 columns of padding"]
 found, ends = {}, []
-for name in MACHINES:
-    causes = recorded("causes", name).set_index("cause").drop(none, errors="ignore")
+for name, machine in MACHINES.items():
+    causes = read_table(PAGE, machine, "causes", COLUMNS).set_index("cause")
+    causes = causes.drop(none, errors="ignore")
     found[name] = pd.concat([causes[-1:], causes[:-1]])  # sampler and trainer first
     shares = 100 * found[name][["outside", "low", "high"]].astype(float)
     ends.append([shares["outside"] - shares["low"], shares["high"] - shares["outside"]])
@@ -353,15 +346,16 @@ for update in range(3):
 # texts on the EPYC. KL and ratios are the EPYC's, of 384 tokens, and of 128 in float16. A blank was
 # not timed.
 
-cures = recorded("cures", "EPYC").set_index("way")[["KL", "outside"]].astype(float)
+cures = read_table(PAGE, MACHINES["EPYC"], "cures", ["way", "KL", "outside"])
+cures = cures.set_index("way").astype(float)
 cures["outside"] *= 100
 if len(cures):
     cures.loc["recomputed"] = cures["KL"]["bfloat16"], 0  # the samples are the same
     cures.loc["importance weights"] = cures.loc["bfloat16"]
-for machine in "H100", "EPYC":
-    prices = recorded("prices", machine).pivot(index="way", columns="what", values="ratio")
-    for column in prices:
-        cures[f"{column}, {machine}"] = prices[column]
+for name in "H100", "EPYC":
+    prices = read_table(PAGE, MACHINES[name], "prices", ["way", "what", "ratio"])
+    for what, rows in prices.groupby("what"):
+        cures[f"{what}, {name}"] = rows.set_index("way")["ratio"]
 cures = cures.rename(columns={"outside": "outside, %"}).rename_axis(None)
 cures.round({"KL": 5} | dict.fromkeys(cures.columns[1:], 2)).astype(object).fillna("")
 

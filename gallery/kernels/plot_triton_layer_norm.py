@@ -49,7 +49,7 @@ from roundoff.kernels import interpreting
 from roundoff.kernels.ahead import Compile, compiled_ahead
 from roundoff.kernels.baselines import layer_norms
 from roundoff.kernels.lessons import kernel, sum_along
-from roundoff.record import read_records
+from roundoff.record import read_table
 from roundoff.script import unit_test_going
 from roundoff.timing import measure
 
@@ -87,19 +87,9 @@ def backward(dy, x, w, b, mean, rstd):
 # kernel that moves the same bytes and computes nothing.
 
 LIBRARIES = ["roundoff", "torch", "inductor", "Liger", "QuACK", "flash-linear-attention"]
-NEEDED = ["N", "case", *LIBRARIES, "ceiling", "best", "lead", "lead low", "lead high"]
-
-
-def recorded(table):
-    """A table of the study on the H200; no rows without its record."""
-    for record in read_records("plot_triton_layer_norm"):
-        if record.machine == "nvidia-h200":
-            return record.tables[table]
-    return pd.DataFrame(columns=NEEDED)
-
-
-back = recorded("layer-norm-backward").set_index("N")
-back = back[[*LIBRARIES, "ceiling"]].astype(float)
+STUDY = "plot_triton_layer_norm", "nvidia-h200"
+back = read_table(*STUDY, "layer-norm-backward", ["N", *LIBRARIES, "ceiling"])
+back = back.set_index("N").astype(float)
 cliff = back[back.index.isin([8192, 8704])].T
 cliff.columns = [f"{n} columns, GB/s" for n in cliff]
 cliff.round().astype(int)
@@ -230,9 +220,9 @@ plt.show()
 # The next table adds bfloat16 and float32, at 4096 × 8192. *lead* is roundoff's rate over that of
 # the best library. Its 95 % interval goes from *lead low* to *lead high*.
 
-types = recorded("types").set_index("case").rename_axis(None)
-types = types[types.index.str.contains("float.*, 4096 × 8192")]
-types[["lead", "lead low", "lead high", "best"]].round(2)
+types = read_table(*STUDY, "types", ["case", "lead", "lead low", "lead high", "best"])
+types = types.set_index("case").rename_axis(None)
+types[types.index.str.contains("float.*, 4096 × 8192")].round(2)
 
 # %%
 # roundoff's forward in float16 has at least :bound:`0.97 <forward.least>` of the best library's

@@ -50,6 +50,7 @@ __all__ = [
     "check_record",
     "read_record",
     "read_records",
+    "read_table",
     "row_parts",
     "write_record",
     "write_values",
@@ -353,6 +354,38 @@ def read_records(page: str, folder: str | Path = RECORDED) -> list[Record]:
     ({'plot_gemm_fusion'}, [])
     """
     return [read_record(path) for path in sorted(_folder_of(page, folder).glob("*.json"))]
+
+
+def read_table(page: str, machine: str, table: str, columns: Sequence[str]) -> pd.DataFrame:
+    """Columns of a table that *machine* recorded for *page*.
+
+    A page runs without its records, too: where *machine* has none, the table has no rows.
+
+    Raises
+    ------
+    RecordError
+        When *page* is no name, a file is no record, or the record lacks the table or a column.
+
+    Examples
+    --------
+    >>> sizes = "plot_gemm_fusion", "nvidia-h200", "times", ["case", "rows"]
+    >>> read_table(*sizes).columns.tolist(), len(read_table(*sizes)) > 0
+    (['case', 'rows'], True)
+    >>> len(read_table("plot_gemm_fusion", "no-such-machine", "times", ["case"]))
+    0
+    """
+    import pandas as pd
+
+    wanted = list(columns)
+    for record in read_records(page):
+        if record.machine == machine:
+            tables = record.tables
+            _check(table in tables, f"no table of {page}", repr(table), f"one of {list(tables)}")
+            known = list(tables[table])
+            missing = [name for name in wanted if name not in known]
+            _check(not missing, f"no columns of {table}", repr(missing), f"some of {known}")
+            return tables[table][wanted]
+    return pd.DataFrame(columns=wanted)
 
 
 def _folder_of(page: Any, folder: Any) -> Path:

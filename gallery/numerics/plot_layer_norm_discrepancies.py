@@ -292,7 +292,7 @@ bars = ax.barh(shown.index, shown)
 ax.bar_label(bars, fmt="%.2g", padding=3)
 ax.set_xscale("log")
 ax.margins(x=0.25)
-ax.set_title("Largest difference of the two runtimes")
+ax.set_title("Largest difference")
 ax.set_xlabel("results near 300")
 plt.show()
 

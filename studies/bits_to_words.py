@@ -585,7 +585,7 @@ for name, dtype, way, about in (
     )
 study.value(
     "tokens.predicted",
-    f"share of the tokens that the gaps and σ of the other prompts predict in bfloat16, {ALONE}",
+    f"share of the tokens that the rule expects to change in bfloat16, σ of other prompts, {ALONE}",
     "predicted",
     "predicted",
     # One prompt has no others to predict from.

@@ -492,6 +492,14 @@ for name, op in (("swap.norm", "LayerNormalization"), ("swap.product", "MatMul")
         ),
     )
 study.value(
+    "swap.norm.tf32",
+    "how far ONNX Runtime's Z moves when LayerNormalization is torch's, float32, MatMul in TF32",
+    "blame",
+    "from ORT",
+    where={"tf32": "ORT alone", "swapped": "MatMul"},
+    test=lambda v: 0.001 < v.value < 0.005,
+)
+study.value(
     "swap.off",
     "how far Z moves when MatMul is ONNX Runtime's, float32, TF32 in neither",
     "blame",

@@ -421,6 +421,14 @@ study.value(
     **TIME,
 )
 study.value(
+    "float64.torch",
+    "time of torch.sum in float64 over torch.sum in float32, 2¹⁸ values, one thread of a CPU",
+    "ways",
+    lambda t: t["times base"].iloc[1] / t["times base"].iloc[0],
+    where={"algorithm": ["torch.sum, CPU", "torch.sum in float64, CPU"]},
+    test=lambda v: v.value > 5,
+)
+study.value(
     "float64.gpu",
     "time of torch.sum in float64 over torch.sum in float32, 2²⁶ values, on a GPU",
     "ways",

@@ -1,8 +1,8 @@
 r"""
 .. _layer-norm-discrepancies:
 
-Why PyTorch and ONNX Runtime give different results
-===================================================
+Why do PyTorch and ONNX Runtime give different results?
+=======================================================
 
 One ONNX file and one set of weights in two runtimes: how far apart, who is right, what to set.
 
@@ -16,20 +16,20 @@ One ONNX file and one set of weights in two runtimes: how far apart, who is righ
    **The cure.** Turn ONNX Runtime's ``use_tf32`` off. The two then differ by at most
    :bound:`0.00015 <gap.off>`.
 
-   **The price.** ONNX Runtime takes :bound:`about 4 <cost.off>` times as long for this model with
-   32,768 rows, which is mostly one product. On a CPU there is no TF32, and nothing to set.
+   **The price.** This model is mostly one product: with 32,768 rows ONNX Runtime takes
+   :bound:`about 4 <cost.off>` times as long. A CPU does not use TF32 by default: set nothing.
 
    .. code-block:: python
 
       onnxruntime.InferenceSession("model.onnx", providers=[
           ("CUDAExecutionProvider", {"use_tf32": "0"}), "CPUExecutionProvider"])
       torch.set_float32_matmul_precision("highest")  # torch's default
-      torch.backends.cudnn.allow_tf32 = False  # torch's convolutions use TF32 by default
+      torch.backends.cudnn.allow_tf32 = False  # for convolutions, which use TF32 by default
 """
 
 # %%
-# Every cell runs on a laptop, most of them in seconds. A CPU has no TF32, so the bold numbers were
-# recorded on an H200 and on its host's CPU. Click a bold number for its record.
+# Every cell runs on a laptop, most of them in seconds. A CPU does not use TF32, so a study of
+# this question recorded the bold numbers on an H200 and its host's CPU. Click one for its record.
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -94,8 +94,8 @@ for op, kernel in KERNELS.items():
 moved = pd.DataFrame({f"here ({DEVICE})": moved})
 
 # %%
-# We draw the largest change of a result, with each operator swapped. Two colours were recorded on
-# the H200, with TF32 as ONNX Runtime has it by default, and without TF32.
+# We draw the largest change of a result, with each operator swapped. The bars of the H200 were
+# recorded, with TF32 (ONNX Runtime's default) and without.
 
 
 def recorded(table, columns):
@@ -114,6 +114,7 @@ ax = moved.plot.barh(figsize=(5.2, 2.8), width=0.8)
 ax.figure.set_label(f"Largest change of a result, one operator swapped: {moved.to_dict()}")
 for bars in ax.containers:
     ax.bar_label(bars, fmt="%.2g", padding=3)
+ax.invert_yaxis()  # in the order of the legend
 ax.set_xscale("symlog", linthresh=1e-5)
 ax.set(xlim=(0, 1), xlabel="largest change of a result (results near 300)", ylabel="")
 plt.show()
@@ -124,8 +125,8 @@ plt.show()
 # MatMul moves the result by :bound:`0.0256 <swap.product>`. So MatMul is the cause.
 #
 # Does MatMul add in a different order on the H200? Without TF32, MatMul moves the result by
-# :bound:`0 <swap.off>`: the two float32 kernels give equal bits. So the cause is TF32. It does two
-# things to a product: it rounds the operands, and it drops bits of the sum.
+# :bound:`0 <swap.off>`: the two float32 kernels give equal bits. So the cause is TF32. TF32 rounds
+# the operands, and the tensor core drops bits of the sum.
 #
 # TF32 keeps 11 bits of an operand
 # --------------------------------
@@ -203,16 +204,16 @@ plt.show()
 # running sum, so the product begins further right, and its last bits lie beyond the line. Here most
 # sums are positive, so that dropping bits makes them smaller.
 #
-# :func:`~roundoff.reductions.tensor_core_matmul` simulates these additions. We give it the rounded
-# operands, so that its result differs from ``rounded`` by the dropped bits alone.
+# :func:`~roundoff.reductions.tensor_core_matmul` simulates these additions. Its operands are
+# rounded already, so its result differs from ``rounded`` by the dropped bits alone.
 
 core = tensor_core_matmul(x11, w11, gpu="H200")
 show("dropped bits", rounded, core)
 show("both", exact, core)
 
 # %%
-# Does the simulation match the H200? The lines above have every eighth row. The study simulated all
-# rows: rounding has an RMS error of :bound:`129 <rounded.rms>` units, and dropping
+# Does the simulation match the H200? The lines above use every eighth row, and the study all rows:
+# rounding has an RMS error of :bound:`129 <rounded.rms>` units, and dropping
 # :bound:`46 <dropped.rms>`. The two errors are unrelated, so that their squares add up:
 # √(129² + 46²) = 137. ONNX Runtime's RMS error on the H200 is :bound:`137 <measured.rms>`, too. The
 # mean error fits as well: the simulation gives :bound:`−45.6 <both.mean>`, and the H200 has
@@ -253,15 +254,15 @@ show("both", exact, core)
 
 # %%
 # Dropped bits no longer shift the results: dropping moves positive sums down and negative sums up.
-# Nearly all of TF32's error comes from rounded operands. In our unit this error is more than ten
-# times as large as with positive weights, because the unit has become small: the terms cancel, and
-# so the results are smaller.
+# Nearly all of TF32's error comes from rounded operands. (Their mean error here is chance: all rows
+# share the roundings of the weights.) In our unit this error is more than ten times that with
+# positive weights: the terms cancel, so the results are small, and the unit with them.
 #
-# For the H200 the study divided each error by the sum of the terms' magnitudes, which does not
-# cancel. With both signs, TF32's largest error is then :bound:`1.1 <signed.tf32>` times that with
-# positive weights, nearly the same. PyTorch's largest error in float32 falls by a factor of
-# :bound:`5.5 <signed.float32>`: float32 rounds the running sum, which stays small. TF32 rounds the
-# operands, whatever their signs. So ONNX Runtime's largest error is :bound:`31 <positive.ratio>`
+# For the H200 the study divided each error by the sum of the terms' magnitudes, which cannot
+# cancel. With both signs, TF32's largest error is then about that with positive weights
+# (:bound:`1.1 <signed.tf32>` times): TF32 rounds the operands, whatever their signs. float32's
+# largest error, PyTorch's, is :bound:`5.5 <signed.float32>` times smaller: float32 rounds the
+# running sum, which stays small. So ONNX Runtime's largest error is :bound:`31 <positive.ratio>`
 # times PyTorch's with positive weights, and :bound:`182 <signed.ratio>` times with both signs.
 #
 # How much it matters
@@ -275,6 +276,7 @@ gaps = recorded("gaps", ["case", "dtype", "abs", "torch error", "ORT error"])
 gaps = gaps[gaps["dtype"] == "float32"].drop(columns="dtype")
 gaps = gaps.set_index("case").rename_axis(None)
 gaps.index = gaps.index.str.replace("GPU float32", "H200").str.replace("alone", "only")
+gaps.index = gaps.index.str.replace("CPU float32", "host's CPU")
 gaps.columns = ["difference", "torch", "ORT"]
 gaps.map("{:.3g}".format)
 
@@ -290,26 +292,27 @@ bars = ax.barh(shown.index, shown)
 ax.bar_label(bars, fmt="%.2g", padding=3)
 ax.set_xscale("log")
 ax.margins(x=0.25)
-ax.set_xlabel("largest difference (results near 300)")
+ax.set_title("Largest difference")
+ax.set_xlabel("results near 300")
 plt.show()
 
 # %%
 # With TF32 in both, the two results are within :bound:`0.0020 <gap.both>` of each other, and both
-# have the error that ONNX Runtime has by default: agreement is not accuracy. The two results still
-# differ, as the two LayerNormalizations differ in the last bits of float32. Rounding to TF32 can
-# turn such a difference into a whole step of TF32.
+# have the error that ONNX Runtime has by default: agreement is not accuracy. The rest comes from
+# LayerNormalization: with one MatMul, ONNX Runtime's in TF32, swapping LayerNormalization alone
+# moves the result by :bound:`0.0020 <swap.norm.tf32>`.
 #
 # Without TF32, either runtime may have the smaller error. On the H200 their errors are equal in
 # three digits. On the host's CPU, PyTorch's RMS error is :bound:`2.2 <error.cpu>` times that of
-# ONNX Runtime. These errors depend on the machine's kernels. On the processor that built this page,
-# PyTorch has the error printed above.
+# ONNX Runtime. These errors depend on the machine's kernels: the first error printed above is
+# PyTorch's on the processor that built this page.
 #
 # What to set, and what it costs
 # ------------------------------
 #
 # The table has every switch that we tried on the H200 in float32. *changed* is the share of results
-# that the switch changes. *time* is the median time with the switch over the median time of the
-# same runtime without it, for 32,768 rows that stay on the GPU.
+# that the switch changes. *time* is the runtime's median time with the switch, divided by that
+# without it, for 32,768 rows that stay on the GPU.
 
 columns = ["runtime", "switch", "dtype", "provider", "moved", "cost"]
 switches = recorded("switches", columns).dropna()
@@ -359,7 +362,7 @@ compare_runtimes(MODEL, FEEDS, module=MODULE)
 #   numbers in ±800: on the H200 both runtimes turned :bound:`21 <overflow.rows>` rows into zeros.
 #   Squares in float32 avoid that.
 # * Fasi et al. found how tensor cores before Hopper drop bits [#fasi]_. On an H100 and an H200,
-#   ``tensor_core_matmul`` gives the bits of a Triton kernel that adds 64 × 64 products in one
+#   ``tensor_core_matmul`` gives the bits of a Triton kernel that adds up to 4096 terms in one
 #   chain. cuBLAS, which ONNX Runtime calls, may cut a long sum into parts. So this page compares
 #   the sizes of errors with the simulation, not bits.
 # * The page that posed the question [#published]_ found a difference of 0.0196 on a GPU, and left

@@ -16,10 +16,11 @@ Shuffle a list of numbers and add it again: the last digits of the sum change. N
    correctly rounded. For numbers of very different sizes float64 can fail. ``binned`` always gives
    the exact sum, rounded once.
 
-   **The price.** On one core, ``np.sum`` takes :bound:`2.3 <float64.time>` times as long in float64
-   as in float32, and ``binned`` takes :bound:`13 <binned.time>` times as long. On a GPU,
-   ``torch.sum`` takes :bound:`5.4 <float64.gpu>` times as long in float64 as in float32.
-   ``sum_binned``, with the bits of ``binned``, takes :bound:`1.3 <binned.gpu>` times as long.
+   **The price.** On one core, ``np.sum`` in float64 takes :bound:`2.3 <float64.time>` times its
+   float32 time, and ``torch.sum`` :bound:`13 <float64.torch>` times. The exact sum, ``binned``,
+   takes :bound:`13 <binned.time>` times the float32 time of ``np.sum``. On a GPU, ``torch.sum`` in
+   float64 takes :bound:`5.4 <float64.gpu>` times its float32 time. There ``sum_binned``, with the
+   bits of ``binned``, takes :bound:`1.3 <binned.gpu>` times as long as ``torch.sum`` in float32.
 
    .. code-block:: python
 
@@ -66,8 +67,8 @@ print(f"{'exact':15}{float(reductions.exact_sum(x)):.6f}")
 # Each line adds the same numbers. The sums agree in about five digits, and none of these three is
 # the exact sum.
 #
-# The threads do not race
-# -----------------------
+# These threads do not race
+# -------------------------
 #
 # The usual explanation is a race: threads finish at different times, so each run adds in a
 # different order. If races were the cause, several threads would find several sums of one array. We
@@ -83,7 +84,7 @@ for threads in 1, 2, 4:
 torch.set_num_threads(usual)
 
 # %%
-# Each number of threads gives one sum in every run, to the last bit. So the threads do not race.
+# Each number of threads gives one sum in every run, to the last bit. So these threads do not race.
 # But a different number of threads cuts the array in different places. That is a different order,
 # and gives a different sum. On the H100's host we added 2²² numbers with 2, 4, 8, 16, 32 and 64
 # threads: all :bound:`6 <threads>` sums differ from the sum of one thread.
@@ -194,14 +195,16 @@ plt.show()
 # The type matters more than the size
 # -----------------------------------
 #
-# Does a longer sum differ more? We add 2 to 8192 numbers in 128 orders, in four types. float16 and
-# bfloat16 are added in float32, and the result is rounded back. The numbers are *normal*, *pareto*,
-# or *spikes*: every 128th is 100, and the rest are −0.0001.
+# Do the orders of a longer sum differ more? We add 2 to 8192 numbers in 128 orders, in four types.
+# Each column rounds the drawn numbers to its type. float16 and bfloat16 are added in float32, and
+# the result is rounded back. The numbers are *normal*, *pareto*, or *spikes*: every 128th is 100,
+# and the rest are −0.0001.
 #
-# A layer norm makes two things of its sums: the *mean*, and the *normalisation* (x − mean) / (sd +
-# 10⁻⁶), where sd is the standard deviation. The *spread* is the highest minus the lowest of the 128
-# results. We divide the spread of the mean by the mean of \|x\|, to compare numbers of all sizes.
-# The normalisation is already divided by sd. The table shows the largest spread over all sizes.
+# Two statistics use the sums: the *mean*, and the *normalisation* (x − mean) / (sd + 10⁻⁶), where
+# sd is the standard deviation. A layer norm does nearly the same. The *spread* is the highest minus
+# the lowest of the 128 results. We divide the spread of the mean by the mean of \|x\|, to compare
+# numbers of all sizes. The normalisation is already divided by sd. The table shows the largest
+# spread over all sizes.
 
 rows = []
 sizes = [2**k for k in range(1, 14)]
@@ -224,20 +227,15 @@ summary = spreads.pivot_table("relative", lines, "type", "max", sort=False)
 summary.map(lambda spread: f"{spread:.0e}" if spread else "0")
 
 # %%
-# Does the size matter? We draw the spread of the mean of the normal numbers.
+# Does the size matter? We print the spread of the mean of the normal numbers, for three sizes.
 
 means = spreads[(spreads["statistic"] == "mean") & (spreads["numbers"] == "normal")]
 by_size = means.pivot(index="size", columns="type", values="relative")
-ax = by_size.loc[8:, ["float32", "float64"]].plot(
-    style=["o-", "v:"], loglog=True, figsize=(5.2, 2.4)
-)
-ax.figure.set_label("Spread of the mean against size: float64 lies far below float32.")
-ax.set(xlabel="numbers added", ylabel="spread", title="The mean of normal numbers in 128 orders")
-plt.show()
+by_size.loc[[16, 512, 8192], ["float32", "float64"]].map("{:.0e}".format)
 
 # %%
-# The type matters more: float64 has 29 significant bits more than float32, and its spread is a
-# hundred million times smaller. The size matters less: from 16 to 8192 numbers the spread of
+# The type matters more: float64 has 29 significant bits more than float32, and its spread is more
+# than a hundred million times smaller. The size matters less: from 16 to 8192 numbers the spread of
 # float32 even falls.
 #
 # In float16 and bfloat16 the means of all 128 orders are equal: rounding back hides the differences
@@ -248,17 +246,17 @@ plt.show()
 # What helps, and what it costs
 # -----------------------------
 #
-# Fewer roundings help. In a loop a number passes through up to 8191 additions. ``np.sum`` adds
-# blocks of 128 numbers and joins the sums in pairs (*pairwise summation*): a number passes through
-# at most 24 additions. *Neumaier's* sum is a loop, too, but collects what each addition lost, and
-# adds these losses at the end.
+# Fewer roundings help. In a loop a number passes through up to 8191 additions. ``np.sum`` adds each
+# block of 128 numbers in eight running sums, and joins all sums in pairs (*pairwise summation*): a
+# number passes through at most 24 additions. *Neumaier's* sum is a loop, too, but collects what
+# each addition lost, and adds these losses at the end.
 #
-# Smaller roundings help more: in float64 each is 2²⁹ times smaller. With our three kinds of numbers
-# float64 rounds nothing at all, as each partial sum fits into 53 bits. So we add a fourth kind, the
-# *cubes* of the normal numbers, which float64 must round.
+# Smaller roundings help more: in float64 each is 2²⁹ times smaller. If float64 adds our three kinds
+# of float32 numbers, all partial sums fit into its 53 bits, and no addition rounds. So we add a
+# fourth kind, the *cubes* of the normal numbers, which float64 must round.
 #
 # Only a sum without any rounding gives a guarantee. Take the float32 numbers of one sign and one
-# exponent. Each is a whole multiple, below 2²⁴, of one unit. float64 holds all whole numbers up to
+# exponent. Each is a whole number below 2²⁴, times one unit. float64 holds all whole numbers up to
 # 2⁵³, so float64 can add 2²⁹ such numbers without rounding. :func:`~roundoff.reductions.binned`
 # keeps such a sum, a *bin*, for each sign and exponent. At the end it adds the bins exactly and
 # rounds once [#neal]_.
@@ -303,13 +301,13 @@ ax.set_title("Different results of 128 orders")
 plt.show()
 
 # %%
-# This bar chart stands beside the answer. The table counts the different results for each kind of
-# numbers. *right* counts how many of the 512 sums (four kinds, 128 orders) are the exact sum,
-# rounded once. Few sums of ``np.sum`` are right. The float64 sums of the cubes are all wrong, but
-# only in digits beyond float32's: rounded to float32, all are right. On the H100's host, too,
-# float64 gave :bound:`1 <float64>` result for each of the first three kinds.
+# The cell above draws the figure beside the answer. The table before it counts the different
+# results for each kind of numbers. *right* counts how many of the 512 sums (four kinds, 128 orders)
+# are the exact sum, rounded once. Few sums of ``np.sum`` are right. The float64 sums of the cubes
+# are all wrong, but only in digits beyond float32's: rounded to float32, all are right. On the
+# H100's host, too, float64 gave :bound:`1 <float64>` result for each of the first three kinds.
 #
-# Different numbers can fail. Very different sizes break float64, and Neumaier's sum, too.
+# Numbers of very different sizes break float64, and Neumaier's sum, too.
 
 a, b = 2.0**60, 2.0**30
 for order in [a, b, 1.0, -a, -b], [a, -a, b, -b, 1.0]:
@@ -345,21 +343,23 @@ for price in prices.itertuples():
 
 # %%
 # ``math.fsum``, from Python's standard library, is right in every order, too, but takes longer than
-# ``binned``. Neumaier's sum, written here with NumPy, also takes longer, and guarantees nothing.
+# ``binned``. Neumaier's sum, written here with NumPy, also takes longer, and does not guarantee one
+# result.
 #
 # These ratios depend on the processor. On the H100's host ``binned`` took
-# :bound:`13 <binned.time>` times as long as ``np.sum``.
+# :bound:`13 <binned.time>` times as long as ``np.sum``, and ``torch.sum`` in float64 took
+# :bound:`13 <float64.torch>` times as long as in float32.
 #
-# ``torch.sum`` in float64 takes several times as long as in float32, because PyTorch first writes a
-# copy in float64 [#torch]_. The copy takes twice the memory of the numbers. On the H100, the sum of
-# 2²⁶ numbers takes :bound:`5.4 <float64.gpu>` times as long. The copy explains about 5: for each
-# number PyTorch reads 4 bytes, writes 8 and reads 8, which is 20 bytes instead of 4.
-# :func:`~roundoff.kernels.binned.sum_binned` makes no copy. On the H100 it takes
-# :bound:`1.3 <binned.gpu>` times as long as ``torch.sum`` in float32.
+# In float64, ``torch.sum`` first writes a copy of the numbers in float64 [#torch]_. The copy takes
+# twice their memory. On the H100, the sum of 2²⁶ numbers takes :bound:`5.4 <float64.gpu>` times as
+# long. The copy explains about 5: for each number PyTorch reads 4 bytes, writes 8 and reads 8,
+# which is 20 bytes instead of 4. :func:`~roundoff.kernels.binned.sum_binned` makes no copy. On the
+# H100 it takes :bound:`1.3 <binned.gpu>` times as long as ``torch.sum`` in float32.
 #
 # Where the last digits do not matter, change nothing. Where they do, add float32, float16 and
 # bfloat16 numbers in float64. Use ``binned`` where the bits must always agree: between two
-# machines, in a test, in a checksum. Numbers already in float64, NumPy's default, need ``binned``.
+# machines, in a test, in a checksum. For numbers already in float64, NumPy's default, use
+# ``binned``.
 
 # %%
 # Your own numbers

@@ -17,17 +17,17 @@ CI fails on a correct result. With a larger ``rtol`` a wrong result passes. What
    :bound:`0 <faults.defaults>` of 21 faults. For larger or smaller outputs, or in float16, allow a
    share of the outputs' root mean square (RMS), and calibrate that share on 33 inputs.
 
-   **The price.** A calibration runs both functions 33 times. It can accept a small fault that is
-   there from the start, so compare the function with float64 first. A fault below the calibrated
+   **The price.** A calibration runs both functions 33 times. A small fault that is present from the
+   start is calibrated in: compare the function with float64 first. A fault below the calibrated
    share passes: in float16, :bound:`5 <faults.float16>` of :bound:`19 <faults.all.float16>` faults.
 
    .. code-block:: python
 
-      # one product in float32, added in any order: got is to be a @ b
+      # one product in float32, added in any order: got should equal a @ b
       size = a.double().abs() @ b.double().abs()
       tol = roundoff.tolerance("float32", terms=a.shape[-1])
       assert roundoff.compare.tolerance_used(got, a @ b, size, tol) <= 1
-      # anything else; new was compared with float64 before
+      # anything else; compare new with float64 first
       found = roundoff.compare.calibrated_tolerance((new(x), old(x)) for x in inputs)
       assert found.allows(new(y), old(y), any_scale=True)
 """
@@ -92,14 +92,15 @@ for scale in 1.0, 2.0**-3, 2.0**-9, 2.0**-11, 2.0**-24:
 #
 # In float32 ``assert_close`` allows a difference of ``atol`` + ``rtol`` \|expected\|, with ``atol``
 # = 10⁻⁵ and ``rtol`` = 1.3·10⁻⁶. ``atol`` is absolute: it does not follow the inputs. It suits
-# outputs near 1. For this product that is an RMS from 1/16 to 4: there the defaults pass each split
-# and neither wrong result. If gradients are smaller than 10⁻⁵, zeros pass.
+# outputs near 1: at an RMS of 4 and of 1/16 each split passes, and neither wrong result. Zeros pass
+# for gradients below 10⁻⁵.
 #
 # A larger rtol accepts wrong results
 # -----------------------------------
 #
 # So people set ``atol=0`` and raise ``rtol``, which follows the outputs' scale. How large must
-# ``rtol`` be? We take the smallest ``rtol`` that accepts 1, 10 and all 100 inputs.
+# ``rtol`` be? We take the smallest ``rtol`` that accepts the first input, the first 10, and all
+# 100.
 
 
 def needed(got, expected):
@@ -166,8 +167,8 @@ pd.DataFrame(rows, index=names).map("{:.1g}".format)
 
 # %%
 # With one sign the sum grows all the way, and so do the roundings: the two results differ by more
-# than before. Yet every input needs about the same small ``rtol``, since no result is near zero. It
-# is a few ε, where ε = 1.2·10⁻⁷ is the gap between 1 and the next float32.
+# than before. Yet every input needs about the same small ``rtol``, since no result is near zero.
+# This ``rtol`` is a few ε, where ε = 1.2·10⁻⁷ is the gap between 1 and the next float32.
 #
 # A bound, where you know the operation
 # -------------------------------------
@@ -225,8 +226,8 @@ for name, run in results.items():
 # where R is the RMS of ``old``. R stands in for the size of the terms.
 # :func:`~roundoff.compare.calibrated_tolerance` turns the 33 numbers into an ``rtol`` that at most
 # one fresh input in 300 should exceed. 33 inputs are too few to see one in 300. So the function
-# assumes that large differences become rare at least as fast as a power law, and prints this. With
-# 300 inputs it assumes nothing; fewer than 16 it refuses.
+# assumes that large differences have a power law's tail or a lighter one, and prints so. With 300
+# inputs it assumes no tail. It refuses fewer than 16.
 
 fixed = draw(0)[1]  # the weights stay, the inputs change
 calibration = calibrated_tolerance((split(x, fixed), x @ fixed) for x, _ in inputs[:33])
@@ -317,16 +318,16 @@ for factor in 1.0, 1.0001, 1.01:
 # A function that is 1 % off is refused, since rounding does not explain so much: ``found.found`` is
 # then false, and ``found.reason`` says why. But a function that is 0.01 % off is accepted, and
 # always passes. Only its error against float64 gives it away. So compare ``new`` and ``old`` with
-# float64 once, and calibrate if the two errors are alike, as in the first two lines.
+# float64 once, and calibrate if the error of ``new`` is at most twice that of ``old``.
 #
 # How much it matters
 # -------------------
 #
 # The study runs twelve small models in PyTorch and in ONNX Runtime: products, norms, a convolution,
 # attention, a transformer block. Their outputs are near 1. First the study counts correct outputs
-# that fail, for 300 fresh inputs of each model. Then it plants faults: a wrong scale, a missing
-# bias, int8 weights, and more, each in one model. Each fault gets 40 inputs. A fault passes if the
-# test misses it on at least one of the 40.
+# that fail, for 300 fresh inputs of each model. Then it plants faults, each in one model: a scale
+# off by 0.1 %, a missing bias, int8 weights, a wrong mask. Each fault gets 40 inputs. A fault
+# passes if the test misses it on at least one of the 40.
 #
 # The table has one test a row. The fixed ``rtol`` is 10⁻⁴ in float32, 10⁻² in float16 and 0.05 in
 # bfloat16. A fixed ``atol`` has the same value.
@@ -353,18 +354,19 @@ both = both.drop("bound of the product", errors="ignore")
 both.map("{:.0f}".format)
 
 # %%
-# In float32 keep the defaults: :bound:`0 <faults.defaults>` of :bound:`21 <faults.all.float32>`
-# faults pass. The :bound:`4 <alarms.defaults.float32>` correct outputs that fail are all from the
-# longest sums, a product of 4096 terms: the defaults do not grow with the number of terms. A
-# calibrated share is as strict, with :bound:`0 <faults.float32>` faults that pass. The baseline, a
-# fixed share of the RMS, passes :bound:`2 <faults.share.float32>` faults. A fixed ``rtol`` with
-# ``atol=0`` fails :bound:`23 % <alarms.rtol>` of the correct outputs.
+# In float32 near 1 keep the defaults: :bound:`0 <faults.defaults>` of
+# :bound:`21 <faults.all.float32>` faults pass. The :bound:`4 <alarms.defaults.float32>` correct
+# outputs that fail are all of one model, a product of 4096 terms. A calibrated share is as strict,
+# with :bound:`0 <faults.float32>` faults that pass. A fixed share of the RMS passes
+# :bound:`2 <faults.share.float32>` faults. A fixed ``rtol`` with ``atol=0`` fails
+# :bound:`23 % <alarms.rtol>` of the correct outputs.
 #
 # In float16 the defaults fail :bound:`73 % <alarms.defaults>` of the correct outputs. So calibrate:
 # the calibrated share passes :bound:`5 <faults.float16>` of :bound:`19 <faults.all.float16>`
-# faults. The fixed share passes :bound:`8 <faults.share.float16>`. Of the 10,800 correct outputs in
-# the three types the calibrated share fails :bound:`0 <alarms.any_scale>`, and the fixed share
-# fails :bound:`0 <alarms.share>`.
+# faults: a scale off by 0.1 %, three norms with a wrong ``eps``, and an approximate GELU. All five
+# move the outputs by less than a thousandth (RMS). The fixed share passes
+# :bound:`8 <faults.share.float16>`. Of the 10,800 correct outputs in the three types the calibrated
+# share fails :bound:`0 <alarms.any_scale>`, and the fixed share fails :bound:`0 <alarms.share>`.
 #
 # In bfloat16 calibrating gains nothing: either share passes :bound:`8 <faults.bfloat16>` of
 # :bound:`18 <faults.all.bfloat16>` faults, among them a scale that is 1 % off. Test the same code
@@ -373,16 +375,19 @@ both.map("{:.0f}".format)
 # When not to use each
 # --------------------
 #
+# In short: in float32 near 1 keep the defaults, for one product take the bound, and calibrate for
+# everything else. Each has its limits.
+#
 # A fixed pair of ``rtol`` and ``atol`` is wrong at another scale. With both at 10⁻⁴, the study
-# multiplied 120 correct float32 outputs by 65,536: :bound:`24 <limits.large>` of them failed. Then
-# it divided them by 65,536: for :bound:`108 <limits.small>` of the 120, an array of zeros passed.
+# multiplied 120 correct float32 outputs by 65,536: :bound:`24 <limits.large>` of them failed.
+# Divided by 65,536 instead, :bound:`108 <limits.small>` of the 120 passed an array of zeros.
 #
 # A calibration does not hold for inputs of another kind. A normalisation, calibrated on numbers of
 # mean 0, failed on :bound:`100 <limits.mean>` of 100 inputs whose mean was 30 standard deviations.
 #
-# The bound holds for two sums of the same terms. Behind two correct normalisations the terms
-# differ, as the normalisations round differently. With inputs whose mean was 300 standard
-# deviations, :bound:`100 <limits.operands>` of 100 correct products failed.
+# The bound holds for two sums of the same terms. After two correct normalisations the terms differ,
+# as each rounds differently. With inputs whose mean was 300 standard deviations,
+# :bound:`100 <limits.operands>` of 100 correct products failed.
 #
 # In CI, calibrate once, and write ``rtol`` into the test, with the versions of the libraries.
 # Calibrate again if a library, the machine or the number of threads changes.
@@ -392,7 +397,8 @@ both.map("{:.0f}".format)
 # ------------------
 #
 # Put in your two functions, the float64 version of ``old``, and a function that draws an input.
-# Keep the tolerance if the two errors at the end are alike. Run this cell after the imports.
+# Keep the tolerance if the error of ``new`` is at most twice that of ``old``. Run this cell after
+# the imports.
 
 
 def new(x):
@@ -418,9 +424,11 @@ if found.found:
     failed = sum(not found.allows(new(x), old(x), any_scale=True) for x in fresh)
     print(f"fresh inputs that fail: {failed} of 100")
     truth = exact(fresh[0])
-    for name, f in ("new", new), ("old", old):
-        error = (f(fresh[0]) - truth).square().mean().sqrt() / truth.square().mean().sqrt()
-        print(f"error of {name}, as a share of the RMS: {error:.2g}")
+    errors = [float((f(fresh[0]) - truth).square().mean().sqrt()) for f in (new, old)]
+    rms = float(truth.square().mean().sqrt())
+    print(f"error of new: {errors[0] / rms:.2g} of the RMS, of old: {errors[1] / rms:.2g}")
+    if errors[1] > 0:  # in float64, old is its own truth
+        print("keep the tolerance:", "yes" if errors[0] <= 2 * errors[1] else "no")
 
 # %%
 # Limits, and what to read next
@@ -432,7 +440,7 @@ if found.found:
 # * One fresh input in 300 may fail. A test of ten outputs has ten such chances.
 # * :func:`~roundoff.runtimes.compare_runtimes` calibrates an ONNX model: see its ``.tolerances``.
 #   :func:`~roundoff.compare.layer_norm_bound` bounds a LayerNormalization.
-# * How much cancels: :ref:`reduction-order`.
+# * On how much cancels, read :ref:`reduction-order`.
 # * Next: :ref:`layer-norm-discrepancies`, where two runtimes differ by more than rounding.
 #
 # .. [#rump] C.-P. Jeannerod, S. M. Rump, *Improved error bounds for inner products in

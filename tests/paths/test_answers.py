@@ -619,8 +619,8 @@ def test_the_file_of_a_reader_is_compared(
     comparison = snippets()[place].run()["comparison"]
     # What its comments say is printed.
     said = capsys.readouterr().out.splitlines()
-    tolerance = ("set: Compare ", "set: For ")  # or why there is none
-    for begins in ("first differs at node: ", "nearer the truth: ", "set: ", tolerance):
+    tolerance = ("advice: Compare ", "advice: For ")  # or why there is none
+    for begins in ("first differs at node: ", "nearer the truth: ", "advice: ", tolerance):
         assert [line for line in said if line.startswith(begins)], (begins, said)
     assert "errors are in units of eps × RMS of the float64 truth" in said
     # "or feeds={name: array}", and the errors that it gives are those of both runtimes.

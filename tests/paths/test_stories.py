@@ -195,7 +195,7 @@ def test_the_type_of_a_sum_matters_more_than_its_size(told: dict[str, Told]) -> 
     assert line[8192] < line[16], "the spread falls"
     of_types = names["by_size"].loc[[16, 512, 8192]]
     ratio = of_types["float32"] / of_types["float64"]
-    assert ratio.between(1e7, 1e9).all(), "a hundred million times smaller"
+    assert ratio.between(1e8, 1e9).all(), "more than a hundred million times smaller"
 
 
 def test_page_and_study_on_sums_agree_bit_for_bit(told: dict[str, Told]) -> None:
@@ -282,17 +282,20 @@ def check_words(story: Told) -> None:
     assert "logits that differ from float32's: 0\n" in text
     assert min(2, int(names["differ"].sum())) == text.count("float64  ")
     (table,) = (t for t in story.tables if "ties" in t)
-    flipped, gap, loss = names["flipped"], names["gap"], names["loss"]
+    flipped, gap, shift = names["flipped"], names["gap"], names["shift"]
     assert table["different tokens"]["bfloat16"] == int(flipped.sum())
     assert table["different tokens"]["float32"] == 0
-    moved = table["loss, RMS"].astype(float)
+    second = names["best"][names["written"]][:, 1]
+    lower = flipped & (names["following"].tokens[names["written"]] != second)
+    assert table["third token"]["bfloat16"] == int(lower.sum())
+    moved = table["shift, RMS"].astype(float)
     assert moved["float32"] < gap.min() / 10, "far below the smallest gap"
     assert moved["bfloat16"] / moved["float32"] > 3000, "thousands of times smaller"
     head = "bfloat16, last product float32"
     assert table["ties"][head] == 0, "the last product in float32 ends the ties"
-    assert moved["bfloat16"] / 2 < moved[head] < moved["bfloat16"], "most of the loss is left"
+    assert moved["bfloat16"] / 2 < moved[head] < moved["bfloat16"], "most of the shift is left"
     assert (gap >= 0).all()
-    assert flipped[gap < loss].all(), "a dot above the line is a different token"
+    assert flipped[gap < shift].all(), "a dot above the line is a different token"
     assert gap[flipped].max() < gap.median(), "the dots that change have small gaps"
     (prices,) = (t for t in story.tables if "ratio" in t)
     held = prices["cache, KiB a token"].astype(float)
@@ -315,8 +318,10 @@ def test_what_the_page_on_words_says_of_the_whole_model(monkeypatch: pytest.Monk
     check_words(story)
     names = story.names
     assert names["differ"].sum() >= 1
-    assert names["loss"].abs().median() < names["gap"].median() / 10, "small beside the gap"
-    sigma = names["loss"].square().mean().sqrt()
+    assert names["shift"].abs().median() < names["gap"].median() / 10, "small beside the gap"
+    moved = {name: float(row["shift, RMS"]) for name, row in names["rows"].items()}
+    assert moved["bfloat16"] > 1e4 * moved["float32"], "more than ten thousand times smaller"
+    sigma = names["shift"].square().mean().sqrt()
     expected, found = (
         float(torch.special.ndtr(-names["gap"] / sigma).sum()),
         int(names["flipped"].sum()),
@@ -338,7 +343,7 @@ def test_page_and_study_on_words_agree_bit_for_bit(told: dict[str, Told]) -> Non
     assert torch.equal(along.exact, names["exact"])
     model = study["model_of"]("bfloat16")
     steps = along.follow("bfloat16", "batch of 8", model, len(names["asked"]))
-    assert torch.equal(torch.tensor(steps["gap"].to_numpy()), names["loss"])
+    assert torch.equal(torch.tensor(steps["gap"].to_numpy()), names["shift"])
     assert steps["differs"].tolist() == names["flipped"].tolist()
     again = study["Again"]()
     with torch.no_grad(), again:
@@ -464,6 +469,17 @@ def test_the_defaults_fail_the_longest_sums_alone() -> None:
     where = {"dtype": "float32", "method": "assert_close, defaults"}
     rows = choose(record.tables["alarms"], where).set_index("model")["failed"]
     assert rows[rows > 0].index.tolist() == ["long product"], "all failures are of 4096 terms"
+
+
+def test_the_faults_that_pass_in_float16_are_below_a_thousandth() -> None:
+    record = read_record(RECORDED / TOLERANCE / "amd-epyc-2-cores.json")
+    where = {"dtype": "float16", "method": "calibrated, 33 inputs, any scale"}
+    rows = choose(record.tables["faults"], where)
+    missed = rows[(rows["size"] > 0) & (rows["caught"] < rows["feeds"])]
+    assert sum("eps" in fault for fault in missed["fault"]) == 3
+    others = ["scale by 0.1 %", "tanh GELU for erf"]
+    assert missed[~missed["fault"].str.contains("eps")]["fault"].tolist() == others
+    assert (missed["size"] < 1e-3).all()
 
 
 def test_page_and_study_on_tolerances_agree_bit_for_bit(told: dict[str, Told]) -> None:

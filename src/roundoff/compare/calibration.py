@@ -54,8 +54,8 @@ _STRETCHED = 10.0
 #: Steps beyond which a type of few digits says nothing; see :func:`_widest`.
 _STEPS = 16
 _ASSUMES = (
-    "inputs of these ranges, signs and shapes; not more cancellation, a larger |mean| / std before "
-    "a normalisation, or underflow"
+    "inputs of these ranges, signs and shapes. It does not hold for more cancellation, a larger "
+    "|mean| / std before a normalisation, or underflow"
 )
 
 
@@ -147,7 +147,7 @@ class CalibratedTolerance:
 
     def terms(self) -> str:
         """The two error rates, and what it assumes."""
-        rate = f"at most 1 fresh one in {round(1 / self.false_alarms)} fails"
+        rate = f"1 fresh input in {round(1 / self.false_alarms)} may fail"
         if self.extrapolated:
             rate += ", if differences have a power law's tail or a lighter one"
         return (

@@ -168,7 +168,7 @@ class Advice:
             return ""
         if self._is_large():
             return f"The error reaches {self._large()}"
-        return "No switch removes the rest: both round, each in its own places."
+        return "Both round, in different places: no switch removes the rest."
 
     def _large(self) -> str:
         return (

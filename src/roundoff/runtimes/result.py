@@ -181,7 +181,7 @@ class RuntimeComparison:
 
     def __repr__(self) -> str:
         lines = [f"{what}: {answer}" for what, answer in self._lines()]
-        lines += [f"set: {text}" for text in self.advice]
+        lines += [f"advice: {text}" for text in self.advice]
         for row in self.outputs.head(4).to_dict("records"):
             errors = {s: row.get(f"error {s}", math.nan) for s in ("torch", "ORT", "module")}
             known = ", ".join(f"{e:.3g} {s}" for s, e in errors.items() if not math.isnan(e))
@@ -207,7 +207,7 @@ class RuntimeComparison:
         shown = [c for c in _SHOWN if c in self.outputs]
         rows = "".join(f"<tr>{cells(r, 'td')}</tr>" for r in self.outputs[shown].values.tolist())
         advice = "".join(
-            f"<li><strong>set</strong>: {html.escape(text)}</li>" for text in self.advice
+            f"<li><strong>advice</strong>: {html.escape(text)}</li>" for text in self.advice
         )
         return (
             f"<p>{html.escape(self.where)}; errors in units of {_UNIT}.</p>"

@@ -120,7 +120,6 @@ ANSWERED: list[tuple[tuple[str, ...], list[Any]]] = [
     (("attention.scale", "attend.scale"), [True, -1, 0]),
     (("shuffled_programs.seed",), [-1]),
     (("apply_rules.verbose",), [-1]),
-    (("get_parsed_args.expose",), [""]),
 ]
 #: Handed on to torch, transformers or Python as they are.
 NOT_CHECKED = {

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import numpy as np
 import pytest
 import torch
@@ -38,9 +39,10 @@ class Notebook:
 
     def __init__(self, page: str) -> None:
         self.page, self.cell = page, own_cell(page)
-        # Dynamo and pickle look for a function's module by its name.
+        # Dynamo and pickle look for a function's module by its name; no worker can import it.
         self.module = types.ModuleType(f"page_{page}")
         sys.modules[self.module.__name__] = self.module
+        cloudpickle.register_pickle_by_value(self.module)
         self.names = vars(self.module)
         self.names.update(__doc__="", np=np, torch=torch)
         run(needed_by(page, self.cell), self.names, str(PAGES[page]))

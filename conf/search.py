@@ -72,17 +72,11 @@ def counts(tree: nodes.document, language: Words, answer: str = "") -> Counter[s
     The words of its *answer* count as if the title said them.
     """
     found: Counter[str] = Counter()
-    for output in [
-        n for n in tree.findall(nodes.Element) if "sphx-glr-script-out" in n.get("classes", ())
-    ]:
-        output.parent.remove(output)
-    texts, of_heading = [(answer, _TITLE)], _TITLE
-    for node in tree.findall(lambda n: isinstance(n, (nodes.title, nodes.paragraph, nodes.term))):
-        if isinstance(node, nodes.title) and isinstance(node.parent, nodes.section):
-            texts.append((node.astext(), of_heading))
-            of_heading = _HEADING
-        else:
-            texts.append((node.astext(), 1))
+    title, *headings = [section[0] for section in tree.findall(nodes.section)]
+    texts = [(answer, _TITLE), (title.astext(), _TITLE)]
+    texts += [(heading.astext(), _HEADING) for heading in headings]
+    said = (n for kind in (nodes.paragraph, nodes.term) for n in tree.findall(kind))
+    texts += [(node.astext(), 1) for node in said]
     for text, times in texts:
         for word in language.split(text):
             stem = language.stem(word)

@@ -14,6 +14,8 @@ from roundoff.page.measurement import Study
 from roundoff.page.values import UNDECIDED, Value
 from roundoff.record import RECORDED, read_record, write_record, write_values
 
+from ..paths.pages import PAGES, study_of
+
 ROWS = pd.DataFrame(
     {
         "way": ["np.sum", "float64"],
@@ -222,18 +224,12 @@ def test_a_record_refuses_half_a_value(tmp_path: Path, values: dict, said: str) 
 
 # --- the studies of this project
 
-STUDIES = {
-    p.stem: p
-    for p in sorted((Path(__file__).parents[2] / "studies").glob("*.py"))
-    if "measurement import Study" in p.read_text("utf-8")
-}
+STUDIES = [page.removeprefix("plot_") for page in PAGES]
 
 
 @pytest.mark.parametrize("name", STUDIES)
 def test_the_records_hold_what_the_study_says_of_them(name: str) -> None:
-    import runpy
-
-    made: Study = runpy.run_path(str(STUDIES[name]))["study"]
+    made: Study = study_of(name)["study"]
     assert made.page == f"plot_{name}"
     paths = list((RECORDED / made.page).glob("*.json"))
     assert paths

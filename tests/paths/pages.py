@@ -8,10 +8,13 @@ import dis
 import functools
 import itertools
 import re
+import runpy
 import textwrap
 import types
 from pathlib import Path
 from typing import Any
+
+from roundoff.record import RECORDED, Record, read_record
 
 ROOT = Path(__file__).parents[2]
 PAGES = {path.stem: path for path in sorted((ROOT / "gallery").glob("*/plot_*.py"))}
@@ -27,6 +30,16 @@ TEXTS = {
 
 _BLOCK = re.compile(r"^( *)\.\. code-block:: (\w+)\n((?:\1 +.*\n|\s*\n)+)", re.MULTILINE)
 _FENCE = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def study_of(name: str) -> dict[str, Any]:
+    """The names of a study, as the environment has it run."""
+    return runpy.run_path(str(ROOT / "studies" / f"{name}.py"))
+
+
+def record_of(page: str, machine: str) -> Record:
+    """What a machine has recorded for a page."""
+    return read_record(RECORDED / page / f"{machine}.json")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,7 +11,6 @@ import functools
 import inspect
 import math
 import os
-import runpy
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -28,7 +27,7 @@ import roundoff
 import roundoff.reductions
 from roundoff.compare import scaled_error
 
-from .pages import ROOT, Snippet, snippets
+from .pages import Snippet, snippets, study_of
 
 transformers = pytest.importorskip("transformers")
 
@@ -307,7 +306,7 @@ def test_rows_in_pieces_give_the_gradients_of_a_layer_norm(
     place: str, m: int, n: int, programs: int, dtype: torch.dtype
 ) -> None:
     device = "cuda" if CUDA else "cpu"
-    page = runpy.run_path(str(ROOT / "studies" / "layer_norm_ladder.py"))["ours"]
+    page = study_of("layer_norm_ladder")["ours"]
     given = {k: v.to(device) for k, v in norm_of(m, n, dtype).items()}
     dx, part = torch.empty_like(given["x"]), torch.full((2 * programs, n), float("nan"))
     sums = torch.full((2, n), float("nan"), dtype=dtype, device=device)

@@ -2,8 +2,6 @@
 prose says of its output; and page and study compute the same bits.
 """
 
-import runpy
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -11,13 +9,12 @@ from hypothesis import strategies as st
 
 from roundoff.kernels import interpreting, shuffled_programs
 from roundoff.kernels.ahead import compiled_ahead
-from roundoff.record import read_records
 
-from .pages import PAGES, ROOT, own_cell, run_cell
-from .test_stories import Told
+from .pages import PAGES, own_cell, record_of, run_cell, study_of
+from .test_stories import told as told
 
 PAGE = "plot_layer_norm_ladder"
-STUDY = runpy.run_path(str(ROOT / "studies" / "layer_norm_ladder.py"))
+STUDY = study_of("layer_norm_ladder")
 FORWARD, BACKWARD = STUDY["FORWARD"], STUDY["BACKWARD"]
 DEVICE = "cpu" if interpreting() else "cuda"
 TYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -103,31 +100,23 @@ def test_every_step_fits_a_multiprocessor_where_it_says_so():
 # --- the page
 
 
-@pytest.fixture(scope="module")
-def told():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("UNITTEST_GOING", "1")
-        patch.setattr("roundoff.record.read_records", lambda page, folder="": [])
-        yield Told(PAGE)
-
-
 def test_what_plot_layer_norm_ladder_says_of_its_output(told):
     shown = {}
-    for line in told.text.splitlines():
+    for line in told[PAGE].text.splitlines():
         if "different dw: " in line:
             errors, _, different = line.partition("different dw: ")
             shown[line[:10].strip()] = [float(e) for e in errors.split()[-3:]], int(different)
     assert list(shown) == ["atomics", "two stages", "pieces", "prefetch"]
     # An atomic sum adds its rows one by one: the errors of m additions are about 0.2 √m together.
-    most = {"atomics": max(3, 0.5 * told.names["m"] ** 0.5)}
+    most = {"atomics": max(3, 0.5 * told[PAGE].names["m"] ** 0.5)}
     for step, (errors, _) in shown.items():
         assert max(errors) < most.get(step, 3), (step, errors)
     assert shown.pop("atomics")[1] > 1, "the order changed nothing"
     assert all(different == 1 for _, different in shown.values())
-    blocks, _ = told.tables  # the second is of a record
+    blocks, _ = told[PAGE].tables  # the second is of a record
     assert blocks.loc[8192, "spilled"] == 0 < blocks.loc[8704, "spilled"]
     assert blocks.loc[8704, "block"] == 16384
-    held = told.names["held"]
+    held = told[PAGE].names["held"]
     assert held.loc[2048, "spilled"] == 0 < held.loc[16384, "spilled"]
     assert held["padding"].tolist() == [7680, 3584, 1536]
 
@@ -135,7 +124,7 @@ def test_what_plot_layer_norm_ladder_says_of_its_output(told):
 def test_what_plot_layer_norm_ladder_says_without_a_bound_number():
     """The second run has no name of its own, nor has the version of Triton."""
     text = PAGES[PAGE].read_text("utf-8")
-    (record,) = [r for r in read_records(PAGE) if r.machine == "nvidia-h200"]
+    record = record_of(PAGE, "nvidia-h200")
     again = record.values["prefetch"]["second"]["value"]
     assert text.count(f"{100 * again:.0f} % in the second run") == 2
     environment = record.provenance["backward"].environment
@@ -150,7 +139,7 @@ def test_the_own_cell_judges_the_functions_of_plot_layer_norm_ladder(told, name,
     """At sizes that the page does not use; atomics lose the order, and the cell says so."""
     mine = f"def mine(x, dy, w, mean, rstd):\n    return {name}(x, dy, w, mean, rstd)"
     rows, columns = map(str, shape)
-    run_cell(PAGE, own_cell(PAGE), dict(told.names), mine=mine, ROWS=rows, COLUMNS=columns)
+    run_cell(PAGE, own_cell(PAGE), dict(told[PAGE].names), mine=mine, ROWS=rows, COLUMNS=columns)
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(":")[0] for line in lines] == ["dx", "dw", "db"]
     same = [line.endswith("same bits: True") for line in lines]
@@ -159,7 +148,7 @@ def test_the_own_cell_judges_the_functions_of_plot_layer_norm_ladder(told, name,
 
 
 def test_plot_layer_norm_ladder_and_its_study_agree_bit_for_bit(told):
-    names = told.names
+    names = told[PAGE].names
     [(x, dy)], w, b = STUDY["inputs"](names["m"], names["n"], torch.float32)
     y, stats = STUDY["forward"]("one block", x, w, b)
     if interpreting():

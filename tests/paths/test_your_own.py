@@ -222,29 +222,6 @@ def decoder_of(folder: Path, kind: str) -> None:
     load_trained(layers=1).tokenizer.save_pretrained(folder)
 
 
-def llama_of(folder: Path) -> None:
-    """A small Llama in a folder, as transformers writes it, with SmolLM2's tokenizer."""
-    import transformers
-
-    from roundoff.models import load_trained
-
-    config = transformers.LlamaConfig(
-        hidden_size=36,
-        intermediate_size=50,
-        num_hidden_layers=2,
-        num_attention_heads=6,
-        num_key_value_heads=3,
-        vocab_size=49152,
-        max_position_embeddings=1024,
-        tie_word_embeddings=True,
-        eos_token_id=2,
-        bos_token_id=1,
-    )
-    torch.manual_seed(3)
-    transformers.LlamaForCausalLM(config).save_pretrained(folder)
-    load_trained(layers=1).tokenizer.save_pretrained(folder)
-
-
 # --- kernels
 
 
@@ -422,7 +399,7 @@ def test_own_gradients(
 @slow
 @on("plot_bits_to_words")
 def test_own_words(page: str, own: Notebook, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    llama_of(tmp_path)
+    decoder_of(tmp_path, "Llama")
     own.run(MODEL=repr(str(tmp_path)), PROMPTS='["A kettle", "Why?"]', DTYPE="torch.float32")
     float32 = capsys.readouterr().out
     own.run(MODEL=repr(str(tmp_path)), PROMPTS='["A kettle", "Why?"]', DTYPE="torch.bfloat16")

@@ -1,7 +1,6 @@
 """The answer box: where its links lead."""
 
 import sys
-from types import SimpleNamespace
 
 from docutils import nodes
 from docutils.utils import new_document
@@ -9,7 +8,7 @@ from docutils.utils import new_document
 from .conftest import ROOT
 
 sys.path.insert(0, str(ROOT / "conf"))
-from answer import finish_tree, left_out
+from answer import finish_tree
 
 
 def tree(title: str) -> nodes.document:
@@ -34,16 +33,3 @@ def test_the_box_leads_to_the_readers_own_cell_where_there_is_one() -> None:
         assert [link["refuri"] for link in document.findall(nodes.reference)] == found
         classes = [c for n in document.findall(nodes.Element) for c in n.get("classes", ())]
         assert classes == ["ro-answer"]
-
-
-def test_a_page_that_a_build_leaves_out() -> None:
-    def config(**options: str) -> SimpleNamespace:
-        return SimpleNamespace(sphinx_gallery_conf=options)
-
-    assert not left_out(config(), "plot_b")
-    alone = config(filename_pattern=r"/plot_a\.py")
-    assert [left_out(alone, name) for name in ("plot_a", "plot_b", "plot_a_more")] == [
-        False,
-        True,
-        True,
-    ]

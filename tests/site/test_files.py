@@ -47,13 +47,9 @@ def test_notebooks_hold_markdown_and_the_cells_of_their_script(site: Path) -> No
 
 
 def test_archives_hold_the_notebooks_of_the_site(site: Path) -> None:
-    gallery = SITE / "docs" / "gallery"
-    with zipfile.ZipFile(gallery / "gallery_jupyter.zip") as zipped:
-        held = {name: zipped.read(name) for name in zipped.namelist()}
-    assert held == {
-        p.relative_to(gallery).as_posix(): p.read_bytes() for p in gallery.glob("*/*.ipynb")
-    }
-    for archive in gallery.glob("*/plot_*.zip"):
+    archives = list((SITE / "docs" / "gallery").glob("*/plot_*.zip"))
+    assert archives
+    for archive in archives:
         with zipfile.ZipFile(archive) as zipped:
             names = {archive.with_suffix(s).name for s in (".py", ".ipynb")}
             assert set(zipped.namelist()) == names
@@ -156,16 +152,6 @@ def dead_links(site: Path) -> list[str]:
 def test_no_link_inside_the_site_is_dead(site: Path) -> None:
     dead = dead_links(site)
     assert not dead, "\n".join(dead)
-
-
-def test_a_dead_link_would_be_seen(tmp_path: Path) -> None:
-    (tmp_path / "a.html").write_text('<a href="b.html#c">b</a><a href="d.html">d</a><p id="x">')
-    (tmp_path / "b.html").write_text('<p id="e"><a href="a.html#x">a</a><img src="f.png">')
-    assert [d.partition(": ")[2] for d in dead_links(tmp_path)] == [
-        "d.html",
-        "no such place: b.html#c",
-        "f.png",
-    ]
 
 
 def test_every_page_has_a_title_and_a_description_of_its_own(site: Path) -> None:

@@ -3,7 +3,6 @@
 ``CALLS`` has one right call of each function. Each of its arguments in turn is replaced by each odd
 value that is not of the kind that the signature names: no answer without a word may come, and no
 exception from deep inside. What no single odd value expresses stands below, as a call.
-``python tests/paths/test_bad_inputs.py`` prints what each gives.
 """
 
 from __future__ import annotations
@@ -104,9 +103,9 @@ ANSWERED: list[tuple[tuple[str, ...], list[Any]]] = [
     (("round_exact.value", "signed_errors.truth", "judge.truth"), [-1, 0, 1.5]),
     (("verbose",), [True, -1, 0]),
     (("name", "title", "text", "op_type", "domain", "page", "on"), ["text"]),
-    (("folder", "commit", "tables", "environment"), ["", "text", {}]),
+    (("folder", "commit"), ["", "text", {}]),
     (("OrtKernel.op_type", "OrtKernel.domain"), [""]),
-    (("providers", "axis", "parts", "times", "Workers.environment", "leave"), [0, "", [], {}]),
+    (("axis", "parts", "times", "Workers.environment"), [0, "", [], {}]),
     (("binned.axis",), [-1]),
     (
         ("ulp.x", "round_to.x", "signed_errors.results", "binned.x", "distinct_bits.results"),
@@ -115,7 +114,7 @@ ANSWERED: list[tuple[tuple[str, ...], list[Any]]] = [
     (("judge.results", "Calibration.add.got", "Calibration.add.expected"), NUMBERS),
     (("ulp.x",), [np.ones(2, np.longdouble)]),
     (("exact_sum.x", "condition.x"), [[]]),
-    (("hist", "dtypes", "diff", "Runner.feeds.feeds"), [b"x", {3: 4}]),
+    (("hist", "diff", "Runner.feeds.feeds"), [b"x", {3: 4}]),
     (("layer_norm.eps", "rms_norm.eps", "programs"), [True]),
     (("attention.scale", "attend.scale"), [True, -1, 0]),
     (("shuffled_programs.seed",), [-1]),
@@ -124,7 +123,7 @@ ANSWERED: list[tuple[tuple[str, ...], list[Any]]] = [
 #: Handed on to torch, transformers or Python as they are.
 NOT_CHECKED = {
     *("recursive", "functions", "with_shape", "with_min_max", "with_device", "storage"),
-    *("ours", "about", "description", "second", "progress", "resamples"),
+    *("ours", "about", "description", "second"),
     *(
         "mask",
         "attention_mask",
@@ -159,31 +158,28 @@ def no_models() -> list[Any]:
     """What is no model, whoever reads it."""
     folder = Path(FOLDER.name)
     (folder / "text.onnx").write_text("a picture of a cat")
-    (folder / "empty.onnx").write_bytes(b"")
     whole = models.layer_norm_matmul().SerializeToString()
     return [
-        *(None, 3, [], ODD, b"", b"xxxx", "", "nothing.onnx", "a\0b", folder, np.ones(3)),
-        *(folder / "text.onnx", folder / "empty.onnx", torch.nn.Linear(2, 2), onnx.ModelProto()),
-        *(whole[: len(whole) // 3], whole[:-1], onnx.TensorProto()),
+        *(None, ODD, b"", "", "nothing.onnx", "a\0b", folder, folder / "text.onnx"),
+        *(torch.nn.Linear(2, 2), onnx.ModelProto(), whole[:-1]),
     ]
 
 
 def bad_feeds() -> list[Any]:
     """What the model of :func:`small` cannot be fed."""
-    odd: list[Any] = [None, "text", X.double(), X.int(), X[0], torch.ones(4, 4), [[1.0]], {}, ODD]
-    odd += [Unprintable(), X.to_sparse(), X.to("meta"), X.to(torch.complex64), np.ones((4, 3))]
-    odd += [np.ones((4, 3), np.longdouble), np.array([["a"] * 3] * 4)]
+    odd: list[Any] = [None, "text", X.double(), X[0], torch.ones(4, 4), ODD, X.to_sparse()]
+    odd += [X.to("meta"), X.to(torch.complex64), np.ones((4, 3), np.longdouble)]
+    odd += [np.array([["a"] * 3] * 4)]
     odd += [np.ma.masked_array(np.ones((4, 3), np.float32), mask=np.eye(4, 3))]
-    indices = [torch.tensor([9]), torch.tensor([0.0]), torch.tensor(0), ROWS.int()]
     return [
-        *([X, ROWS], X, 3, "X", {}, {"X": X}, FEEDS | {"more": X}, FEEDS | {3: X}),
+        *([X, ROWS], X, {}, {"X": X}, FEEDS | {"more": X}, FEEDS | {3: X}),
         *(FEEDS | {"X": x} for x in odd),
-        *(FEEDS | {"rows": rows} for rows in indices),
+        *(FEEDS | {"rows": rows} for rows in (torch.tensor([9]), torch.tensor([0.0]))),
     ]
 
 
 def bad_providers() -> list[Any]:
-    found = ["CPUExecutionProvider", [], 3, [None], [3], ["NoSuchProvider"], [()]]
+    found = ["CPUExecutionProvider", [], [None], ["NoSuchProvider"], [()]]
     found += [[("CPUExecutionProvider", None)], [("CPUExecutionProvider", {"foo": 1})]]
     return found if HAS_GPU else [*found, ["CUDAExecutionProvider"]]
 
@@ -766,10 +762,3 @@ def test_a_session_and_an_evaluator_take_the_same_arguments() -> None:
     for way in (ort.session(small()), TorchOnnxEvaluator(small())):
         for results in (way.run(FEEDS), way.run(None, FEEDS), way.run(["Z"], FEEDS)):
             torch.testing.assert_close(results, [X.exp()[ROWS]])
-
-
-if __name__ == "__main__":
-    for which in (CALLS, OTHERS):
-        for asked in which:
-            for called, made in replaced(asked) if which is CALLS else others(asked):
-                print(f"{asked}: {called}: {outcome(made)}", flush=True)

@@ -11,6 +11,7 @@ from roundoff.kernels import interpreting, shuffled_programs
 from roundoff.kernels.ahead import compiled_ahead
 
 from .pages import PAGES, own_cell, record_of, run_cell, study_of
+from .test_answers import norm_of
 from .test_stories import told as told
 
 PAGE = "plot_layer_norm_ladder"
@@ -21,21 +22,8 @@ TYPES = (torch.float16, torch.bfloat16, torch.float32)
 steps = pytest.mark.parametrize("name", BACKWARD)
 
 
-def inputs(rows, columns, dtype, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    x, dy = (torch.randn(rows, columns, generator=generator) for _ in "xd")
-    w, b = (torch.rand(columns, generator=generator) for _ in "wb")
-    return [t.to(dtype).to(DEVICE) for t in (x - 2.3, w, b, 0.1 * dy)]
-
-
-def truth(x, w, b, dy, eps=1e-5):
-    """y, mean, rstd, dx, dw, db in float64."""
-    x, w, b, dy = (t.double() for t in (x, w, b, dy))
-    leaves = [t.requires_grad_() for t in (x, w, b)]
-    y = torch.nn.functional.layer_norm(x, w.shape, w, b, eps)
-    mean = x.detach().mean(1)
-    rstd = (x.detach().var(1, correction=0) + eps).rsqrt()
-    return y.detach(), torch.stack([mean, rstd]), torch.autograd.grad(y, leaves, dy)
+def norm_here(rows, columns, dtype):
+    return {name: t.to(DEVICE) for name, t in norm_of(rows, columns, dtype).items()}
 
 
 def near(a, e, dtype, rows=1, small=4.0):
@@ -56,13 +44,14 @@ def near(a, e, dtype, rows=1, small=4.0):
     backward=st.sampled_from(BACKWARD),
 )
 def test_any_shape_against_float64(rows, columns, dtype, piece, forward, backward):
-    x, w, b, dy = inputs(rows, columns, dtype, seed=columns)
-    y, stats, gradients = truth(x, w, b, dy)
-    got_y, got_stats = STUDY["forward"](forward, x, w, b, piece=piece)
-    near(got_y, y, dtype)
-    near(got_stats, stats, torch.float32)
-    results = STUDY["backward"](backward, dy, x, w, got_stats, piece=piece)
-    for a, e, more in zip(results, gradients, (1, rows, rows), strict=True):
+    norm = norm_here(rows, columns, dtype)
+    x, w = norm["x"], norm["weight"]
+    y, stats = STUDY["forward"](forward, x, w, norm["bias"], piece=piece)
+    near(y, norm["exact y"], dtype)
+    near(stats, torch.stack([norm["mean"], norm["rstd"]]), torch.float32)
+    results = STUDY["backward"](backward, norm["dy"], x, w, stats, piece=piece)
+    for a, name, more in zip(results, ("dx", "dw", "db"), (1, rows, rows), strict=True):
+        e = norm[f"exact {name}"]
         assert (a.shape, a.dtype) == (e.shape, dtype)
         near(a, e, dtype, more)
 
@@ -71,12 +60,13 @@ def test_any_shape_against_float64(rows, columns, dtype, piece, forward, backwar
 def test_only_atomics_depend_on_the_order_of_programs(name):
     if not interpreting():
         pytest.skip("needs the interpreter's order of programs")
-    x, w, b, dy = inputs(12, 20, torch.float32)
-    _, stats = STUDY["forward"]("pieces", x, w, b)
+    norm = norm_here(12, 20, torch.float32)
+    x, w = norm["x"], norm["weight"]
+    _, stats = STUDY["forward"]("pieces", x, w, norm["bias"])
     seen = set()
     for seed in range(3):
         with shuffled_programs(seed):
-            results = STUDY["backward"](name, dy, x, w, stats, piece=16)
+            results = STUDY["backward"](name, norm["dy"], x, w, stats, piece=16)
         seen.add(tuple(t.numpy().tobytes() for t in results))
     assert (len(seen) > 1) == (name == "atomic")
 

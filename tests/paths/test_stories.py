@@ -32,7 +32,7 @@ from roundoff.reductions import (
     round_exact,
 )
 
-from .pages import PAGES, Cell, cells, own_cell, record_of, run, study_of
+from .pages import PAGES, Cell, cells, own_cell, record_of, run, run_cell, run_imports, study_of
 
 STORIES = list(PAGES)
 
@@ -41,11 +41,6 @@ def lines(cell: Cell) -> int:
     """Lines of code, imports and comments aside."""
     shown = [line for line in cell.code.splitlines() if line.strip()]
     return sum(not line.lstrip().startswith(("import ", "from ", "#", ")")) for line in shown)
-
-
-def is_imports(cell: Cell) -> bool:
-    body = ast.parse(cell.code).body
-    return bool(body) and all(isinstance(s, (ast.Import, ast.ImportFrom)) for s in body)
 
 
 class Told:
@@ -112,8 +107,8 @@ def test_without_a_record_a_page_prints_and_draws(page: str, told: Stories) -> N
 @pytest.mark.parametrize("page", STORIES)
 def test_the_readers_own_cell_runs_after_the_imports_alone(page: str) -> None:
     names: dict[str, Any] = {"__name__": page}
-    for cell in [*filter(is_imports, cells(page)), own_cell(page)]:
-        run(ast.parse(cell.code), names, str(PAGES[page]))
+    run_imports(page, names)
+    run_cell(page, own_cell(page), names)
     plt.close("all")
 
 

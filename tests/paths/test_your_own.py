@@ -1,7 +1,7 @@
 """Every *your own* cell, run as in a notebook, with something of a reader's: right, or refused.
 
-A cell runs after the imports and the earlier statements that it needs, and after nothing else of
-its page. What a reader puts in has shapes, types and seeds that no page uses.
+A cell runs after the imports of its page, and after nothing else of it. What a reader puts in has
+shapes, types and seeds that no page uses.
 """
 
 from __future__ import annotations
@@ -26,10 +26,8 @@ from roundoff.errors import RoundoffError
 from roundoff.kernels import layer_norm
 from roundoff.reductions import gloo_sum, round_to
 
-from .pages import PAGES, needed_by, own_cell, run, run_cell
+from .pages import PAGES, own_cell, run_cell, run_imports
 
-#: Pages whose cells read a model of 135 million parameters first.
-TRAINED = ["plot_whole_model", "plot_bits_to_words"]
 slow = pytest.mark.slow(reason="it reads a model of 135 million parameters")
 more = pytest.mark.slow(reason="a convolution with a norm takes the same path")
 
@@ -45,7 +43,7 @@ class Notebook:
         cloudpickle.register_pickle_by_value(self.module)
         self.names = vars(self.module)
         self.names.update(__doc__="", np=np, torch=torch)
-        run(needed_by(page, self.cell), self.names, str(PAGES[page]))
+        run_imports(page, self.names)
 
     def run(self, **changed: str) -> dict[str, Any]:
         """The cell's names after it ran with these values put in; ``_``: its bare expressions."""
@@ -74,7 +72,7 @@ def notebooks(_quick: None) -> Iterator[dict[str, Notebook]]:
 
 @pytest.fixture
 def own(page: str, notebooks: dict[str, Notebook]) -> Notebook:
-    """The notebook of the page that a test is marked with; the needed cells run once a page."""
+    """The notebook of the page that a test is marked with."""
     if page not in notebooks:
         notebooks[page] = Notebook(page)
     return notebooks[page]
@@ -360,9 +358,7 @@ def test_own_rows_and_columns(
     leaves = [names[k].clone().requires_grad_() for k in ("x", "w")]
     y = layer_norm(leaves[0], n, leaves[1], names["b"])
     made = torch.autograd.grad(y, leaves, names["dy"])
-    wide = [leaf.detach().double().requires_grad_() for leaf in leaves]
-    exact = torch.nn.functional.layer_norm(wide[0], (n,), wide[1], names["b"].double())
-    truth = torch.autograd.grad(exact, wide, names["dy"].double())
+    truth = exact_gradients(names, "layer_norm")
     for said, right, got in zip(errors[1:3], truth, made, strict=True):
         if right.abs().max() > 1e-9:  # of one column no gradient is left
             assert float(said) == pytest.approx(scaled_error(right, got).rms, rel=0.01)

@@ -42,8 +42,11 @@ def test_notebooks_hold_markdown_and_the_cells_of_their_script(site: Path) -> No
         assert text.count("$") % 2 == 0
         assert not re.search(r"\]\((?!https?://)", text), "a link that leads nowhere"
         code = [s for s, c in zip(sources, cells, strict=True) if c["cell_type"] == "code"][1:]
+        rest = script.read_text("utf-8").split('"""', 2)[2]
         for source in code:
-            assert source in script.read_text("utf-8")
+            between, _, rest = rest.partition(source)
+            assert not re.search(r"^[^#\n]", between, re.MULTILINE), "a cell is left out"
+        assert not re.search(r"^[^#\n]", rest, re.MULTILINE), "a cell is left out"
 
 
 def test_archives_hold_the_notebooks_of_the_site(site: Path) -> None:
@@ -245,6 +248,7 @@ def test_results_cover_every_page_and_record(site: Path) -> None:
             assert f'id="evidence-{name}"' in html
             assert f'href="#evidence-{name}"' in html
         assert names
+        assert re.search(r'class="ro-take.*?href="#your-own-', html, re.DOTALL)
         assert f'href="{place}#evidence-' in results
         for ending in (".ipynb", ".py", ".zip"):
             assert re.search(rf'href="[^"]*_downloads/[^"]*/{path.stem}{re.escape(ending)}"', html)

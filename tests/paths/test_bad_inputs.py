@@ -548,7 +548,7 @@ def of_models_and_feeds() -> list[Callable[[], Any]]:
 
 
 def of_one_model() -> list[Callable[[], Any]]:
-    model, one, ours = small(), TorchOnnxEvaluator(small()), ort.session(small())
+    model, one = small(), TorchOnnxEvaluator(small())
     cyclic = changed()
     cyclic.graph.node[0].input[0] = "Z"
     other = TorchOnnxEvaluator(models.layer_norm_matmul())
@@ -563,7 +563,6 @@ def of_one_model() -> list[Callable[[], Any]]:
         lambda: plot_dot(cyclic),
         *(partial(compare_runtimes, model, **{"calibration": 0} | o) for o in options),
         lambda: TorchOnnxEvaluator(model, custom_kernels={("", "Exp"): 3}),
-        lambda: ours.bind(FEEDS, {"Z": torch.ones(2, 3).T}),
         lambda: ort.session(model, threads=10**12),
         lambda: ort.session(model, session_options={"intra_op_num_threads": "two"}),
         lambda: ort.run_apart(model, FEEDS, {"A": "\0"}),

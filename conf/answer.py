@@ -126,34 +126,15 @@ class Answer(AnswerFigure):
 
     def _take(self, page: str) -> list[nodes.Node]:
         document = f"/{self.env.docname}"
+        script = Path(self.env.srcdir, f"{self.env.docname}.py").read_text("utf-8")
+        own = re.search(r"^# (Your own .+)$", script, re.MULTILINE)
         return self.parse_text_to_nodes(
             ".. container:: ro-take\n\n"
             f"   :download:`Notebook <{document}.ipynb>` :download:`Script <{document}.py>` "
             f":download:`Both (zip) <{document}.zip>` "
             f"`All numbers (CSV) <../../records/{page}/{self.arguments[0]}.zip>`__ "
-            "`Run it on your own <#ro-own>`__"
+            + (f"`{own[1]} <#{nodes.make_id(own[1])}>`__" if own else "")
         )
-
-
-def finish_tree(app: Sphinx, tree: nodes.document) -> None:
-    """Lead to the reader's own cell, and drop Sphinx-Gallery's downloads at the foot."""
-    boxes = [n for n in tree.findall(nodes.container) if "ro-answer" in n["classes"]]
-    if not boxes:
-        return
-    for node in list(tree.findall(nodes.Element)):
-        classes = " ".join(node.get("classes", ()))
-        if "sphx-glr-footer" in classes or "sphx-glr-download-link-note" in classes:
-            node.parent.remove(node)
-    own = next(
-        (s for s in tree.findall(nodes.section) if s[0].astext().lower().startswith("your own")),
-        None,
-    )
-    for link in [n for n in boxes[0].findall(nodes.reference) if n.get("refuri") == "#ro-own"]:
-        if own is None:
-            link.parent.remove(link)
-        else:
-            link["refuri"] = f"#{own['ids'][0]}"
-            link.children = [nodes.Text(own[0].astext())]
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
@@ -161,5 +142,4 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.add_directive("answer", Answer)
     app.add_directive("answer-figure", AnswerFigure)
     app.add_role("bound", Bound())
-    app.connect("doctree-read", finish_tree)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -114,7 +114,8 @@ sphinx_gallery_conf = {
     "parallel": (os.cpu_count() or 1) if FAST else False,
     "remove_config_comments": True,
     "show_signature": False,
-    # Its page of running times loads scripts from elsewhere; the directive running-times is ours.
+    "download_all_examples": False,
+    # Its page of running times loads scripts from elsewhere.
     "write_computation_times": False,
     "minigallery_sort_order": "hooks.page_order",
     "thumbnail_size": (480, 300),

@@ -7,7 +7,6 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
-from matplotlib.transforms import Bbox
 
 from roundoff.page import DARK
 
@@ -59,7 +58,7 @@ def scraper(block: Any, block_vars: dict[str, Any], gallery_conf: dict[str, Any]
             light.with_suffix(".txt").write_text(alt, "utf-8")
             path.touch()  # Sphinx-Gallery looks for a file of each number
             path = path.with_name(re.sub(r"_\d+\.png$", "_001.png", path.name))
-        figure.savefig(path, dpi=110, facecolor="white", transparent=False, **_top(figure))
+        figure.savefig(path, dpi=110, facecolor="white", transparent=False)
         save_svg(figure, light, night)
         if is_answer:
             continue
@@ -115,10 +114,3 @@ def smaller(markup: str) -> str:
 def _coarse(letter: re.Match[str]) -> str:
     tenths = re.sub(r"\d+", lambda n: str(round(int(n[0]) / 10)), letter[1])
     return f' d="{tenths}" transform="scale(0.15625)"'
-
-
-def _top(figure: Figure) -> dict[str, Any]:
-    """What a thumbnail shows of a tall figure: its top, where lines can still be told apart."""
-    width, height = figure.get_size_inches()
-    shown = width / 1.6
-    return {"bbox_inches": Bbox([[0, height - shown], [width, height]])} if shown < height else {}

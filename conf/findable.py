@@ -115,13 +115,9 @@ def llms(app: Sphinx, names: list[str]) -> str:
 
 def _words(app: Sphinx, name: str) -> str:
     """What a page says first, its references as readers see them."""
-    tree = app.env.get_doctree(name)
-    for section in list(tree.findall(nodes.section))[1:]:
-        if section.parent is not None:
-            section.parent.remove(section)
-    if not name.startswith("generated/"):  # there are none
-        tree = app.env.get_and_resolve_doctree(name, app.builder, doctree=tree, tags=app.tags)
-    return description(tree, 400)
+    if name.startswith("generated/"):  # there are none
+        return description(app.env.get_doctree(name), 400)
+    return description(app.env.get_and_resolve_doctree(name, app.builder, tags=app.tags), 400)
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

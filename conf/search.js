@@ -35,7 +35,7 @@ var Scorer = {
 // The lines under a result are prose: a page's code, output and tables are left out of them.
 Search.htmlToText = ((plain) => (html, anchor) => {
   const page = new DOMParser().parseFromString(html, "text/html");
-  for (const node of page.querySelectorAll(".highlight, table, details, svg, .sphx-glr-footer"))
-    node.remove();
+  const code = ".highlight, table, details, svg, .sphx-glr-footer, .sphx-glr-download-link-note";
+  for (const node of page.querySelectorAll(code)) node.remove();
   return plain(page.documentElement.outerHTML, anchor);
 })(Search.htmlToText);

@@ -72,17 +72,11 @@ def counts(tree: nodes.document, language: Words, answer: str = "") -> Counter[s
     The words of its *answer* count as if the title said them.
     """
     found: Counter[str] = Counter()
-    for output in [
-        n for n in tree.findall(nodes.Element) if "sphx-glr-script-out" in n.get("classes", ())
-    ]:
-        output.parent.remove(output)
-    texts, of_heading = [(answer, _TITLE)], _TITLE
-    for node in tree.findall(lambda n: isinstance(n, (nodes.title, nodes.paragraph, nodes.term))):
-        if isinstance(node, nodes.title) and isinstance(node.parent, nodes.section):
-            texts.append((node.astext(), of_heading))
-            of_heading = _HEADING
-        else:
-            texts.append((node.astext(), 1))
+    titles = [section[0].astext() for section in tree.findall(nodes.section)]
+    texts = [(text, _TITLE) for text in (answer, *titles[:1])]
+    texts += [(text, _HEADING) for text in titles[1:]]
+    said = (n for kind in (nodes.paragraph, nodes.term) for n in tree.findall(kind))
+    texts += [(node.astext(), 1) for node in said]
     for text, times in texts:
         for word in language.split(text):
             stem = language.stem(word)
@@ -91,20 +85,18 @@ def counts(tree: nodes.document, language: Words, answer: str = "") -> Counter[s
     return found
 
 
-def weigh(pages: dict[str, Counter[str]]) -> dict[str, dict[str, int]]:
+def weigh(pages: dict[int, Counter[str]]) -> dict[str, dict[int, int]]:
     """BM25 of each word in each page, as small integers; what rounds to nothing is left out."""
-    if not pages:
-        return {}
     holders = Counter(word for page in pages.values() for word in page)
     mean = sum(page.total() for page in pages.values()) / len(pages)
-    weights: dict[str, dict[str, int]] = {}
-    for name, page in pages.items():
-        length = 1 - _LENGTH + _LENGTH * page.total() / (mean or 1)
+    weights: dict[str, dict[int, int]] = {}
+    for number, page in pages.items():
+        length = 1 - _LENGTH + _LENGTH * page.total() / mean
         for word, count in page.items():
             rare = math.log(1 + (len(pages) - holders[word] + 0.5) / (holders[word] + 0.5))
             weight = round(_SCALE * rare * count * (_SOON + 1) / (count + _SOON * length))
             if weight:
-                weights.setdefault(word, {})[name] = weight
+                weights.setdefault(word, {})[number] = weight
     return weights
 
 
@@ -113,29 +105,21 @@ def add_weights(app: Sphinx, exception: Exception | None) -> None:
     path = Path(app.outdir, "searchindex.js")
     if exception is not None or app.builder.format != "html" or not path.exists():
         return
-    language = Words({})
-    index = js_index.loads(path.read_text("utf-8"))
-    number = {name: i for i, name in enumerate(index["docnames"])}
-    answers = {name: _ANSWERS.get(Path(name).name, "") for name in number}
-    weights = weigh(
-        {
-            name: counts(app.env.get_doctree(name), language, answers[name])
-            for name in number
-            if not name.startswith("generated/")
-        }
-    )
-    for name, answer in answers.items():
+    language, index = Words({}), js_index.loads(path.read_text("utf-8"))
+    pages, lifted = {}, []
+    for number, name in enumerate(index["docnames"]):
+        answer = _ANSWERS.get(Path(name).name, "")
+        if not name.startswith("generated/"):
+            pages[number] = counts(app.env.get_doctree(name), language, answer)
         for word in {language.stem(word) for word in language.split(answer)}:
             # Sphinx finds a page by a word only where the index says that it is there.
-            pages = index["terms"].get(word, [])
-            pages = pages if isinstance(pages, list) else [pages]
-            index["terms"][word] = sorted({*pages, number[name]})
-            if name in weights.get(word, {}):
-                weights[word][name] = weights[word][name] * 3 // 2
-    index["weights"] = {
-        word: {number[name]: weight for name, weight in pages.items()}
-        for word, pages in weights.items()
-    }
+            held = index["terms"].get(word, [])
+            index["terms"][word] = sorted({*(held if isinstance(held, list) else [held]), number})
+            lifted.append((word, number))
+    index["weights"] = weights = weigh(pages)
+    for word, number in lifted:
+        if number in weights.get(word, {}):
+            weights[word][number] = weights[word][number] * 3 // 2
     path.write_text(js_index.dumps(index), "utf-8")
 
 

@@ -53,14 +53,12 @@ def link_terms(app: Sphinx, tree: nodes.document) -> None:
                 break
 
 
-def _is_prose(text: nodes.Text) -> bool:
-    parents, node = [], text.parent
-    while node is not None:
-        parents.append(node)
-        node = node.parent
-    return any(isinstance(p, nodes.paragraph) for p in parents) and not any(
-        isinstance(p, _NOT_HERE) or "sphx-glr-script-out" in p.get("classes", ()) for p in parents
-    )
+def _is_prose(node: nodes.Node, in_paragraph: bool = False) -> bool:
+    if node.parent is None:
+        return in_paragraph
+    if isinstance(node, _NOT_HERE) or "sphx-glr-script-out" in node.parent.get("classes", ()):
+        return False
+    return _is_prose(node.parent, in_paragraph or isinstance(node, nodes.paragraph))
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

@@ -106,58 +106,69 @@ def test_a_package_that_cannot_be_loaded_is_said_to_be_broken(monkeypatch) -> No
     assert lines["torch.compile on the CPU"].startswith("no, torch cannot be loaded; ")
 
 
-def test_a_machine_without_gpu(machine) -> None:
-    machine(onnxruntime=runtime_with("CPUExecutionProvider"), torch=torch_for(None))
-    found = items()
-    assert found["GPU"] == "none found"
-    assert found["Driver and CUDA"] == "no driver found, no CUDA in torch"
-    assert "(CPU build)" in found["Packages"]
-    assert found["Pages on the CPU"] == "yes"
-    assert found["ONNX Runtime on CUDA"].startswith("no, there is no NVIDIA GPU; ")
-    assert found["Triton kernels"].startswith("in the interpreter (TRITON_INTERPRET=1), ")
-    assert found["torch.compile on the CPU"] == "yes, with g++"
-
-
-def test_a_machine_with_everything(machine) -> None:
-    both = runtime_with("CUDAExecutionProvider", "CPUExecutionProvider")
-    machine(GPU, H200, onnxruntime=both, torch=torch_for("12.8"))
-    found = items()
-    assert found["GPU"] == "NVIDIA H200, 139.8 GiB, compute capability 9.0"
-    assert found["Driver and CUDA"] == "driver 580.65.06, CUDA 12.8 in torch"
-    assert found["ONNX Runtime on CUDA"] == "yes"
-    assert found["Triton kernels"] == "on the GPU"
+CPU_BUILD = runtime_with("CPUExecutionProvider")
+CUDA_BUILD = runtime_with("CUDAExecutionProvider", "CPUExecutionProvider")
+WITHOUT_GPU = {"onnxruntime": CPU_BUILD, "torch": torch_for(None)}
+WHOLE = {"gpu": GPU, "driver": H200, "onnxruntime": CUDA_BUILD, "torch": torch_for("12.8")}
+UNSEEN = WHOLE | {"gpu": None}
 
 
 @pytest.mark.parametrize(
-    ("runtime", "said"),
+    ("given", "line", "said"),
     [
+        (WITHOUT_GPU, "GPU", "none found$"),
+        (WITHOUT_GPU, "Driver and CUDA", "no driver found, no CUDA in torch$"),
+        (WITHOUT_GPU, "Packages", r".*\(CPU build\)"),
+        (WITHOUT_GPU, "Pages on the CPU", "yes$"),
+        (WITHOUT_GPU, "ONNX Runtime on CUDA", "no, there is no NVIDIA GPU; "),
+        (WITHOUT_GPU, "Triton kernels", r"in the interpreter \(TRITON_INTERPRET=1\), "),
+        (WITHOUT_GPU, "torch.compile on the CPU", r"yes, with g\+\+$"),
+        (WHOLE, "GPU", "NVIDIA H200, 139.8 GiB, compute capability 9.0$"),
+        (WHOLE, "Driver and CUDA", "driver 580.65.06, CUDA 12.8 in torch$"),
+        (WHOLE, "ONNX Runtime on CUDA", "yes$"),
+        (WHOLE, "Triton kernels", "on the GPU$"),
         (
-            runtime_with("CPUExecutionProvider"),
+            WHOLE | {"onnxruntime": CPU_BUILD},
+            "ONNX Runtime on CUDA",
             "no, this is the CPU build; .*uninstall onnxruntime",
         ),
-        (None, "no, ONNX Runtime is missing; to add it: pip install 'roundoff.gpu.'"),
-        (OSError("x"), "no, ONNX Runtime cannot be loaded; "),
-        (runtime_with("CUDAExecutionProvider", loads=False), "no, its CUDA libraries cannot be lo"),
+        (
+            WHOLE | {"onnxruntime": None},
+            "ONNX Runtime on CUDA",
+            "no, ONNX Runtime is missing; to add it: pip install 'roundoff.gpu.'",
+        ),
+        (
+            WHOLE | {"onnxruntime": OSError("x")},
+            "ONNX Runtime on CUDA",
+            "no, ONNX Runtime cannot be loaded; ",
+        ),
+        (
+            WHOLE | {"onnxruntime": runtime_with("CUDAExecutionProvider", loads=False)},
+            "ONNX Runtime on CUDA",
+            "no, its CUDA libraries cannot be loaded; ",
+        ),
+        (UNSEEN, "GPU", "NVIDIA H200, but torch cannot use it; to add a build for CUDA: see http"),
+        (UNSEEN, "ONNX Runtime on CUDA", r"no, torch cannot use the GPU \(see above\)$"),
+        (
+            UNSEEN | {"torch": None},
+            "GPU",
+            "NVIDIA H200, but torch is not installed; to add a build",
+        ),
+        (
+            {"transformers": None},
+            "Pages on the CPU",
+            "yes, but for the Llama layer; to add it: pip install transf",
+        ),
+        (
+            {"onnx": None, "pandas": None},
+            "Pages on the CPU",
+            "no, onnx, pandas missing; to add: pip install",
+        ),
     ],
 )
-def test_why_onnx_runtime_has_no_rows_on_cuda(machine, runtime: object, said: str) -> None:
-    machine(GPU, H200, onnxruntime=runtime, torch=torch_for("12.8"))
-    line = next(line for line in report() if line.startswith("ONNX Runtime on CUDA: "))
-    assert re.search(said, line), line
-
-
-@pytest.mark.parametrize(
-    ("torch", "why"),
-    [
-        (None, "torch is not installed"),
-        (torch_for("12.8"), "torch cannot use it"),
-    ],
-)
-def test_a_gpu_that_torch_does_not_see(machine, torch: object, why: str) -> None:
-    machine(None, H200, torch=torch)
-    found = items()
-    assert found["GPU"].startswith(f"NVIDIA H200, but {why}; to add a build for CUDA: see https://")
-    assert found["ONNX Runtime on CUDA"] == "no, torch cannot use the GPU (see above)"
+def test_a_machine_is_told_what_it_has(machine, given: dict, line: str, said: str) -> None:
+    machine(**given)
+    assert re.match(said, items()[line])
 
 
 @pytest.mark.parametrize(
@@ -213,15 +224,3 @@ def test_the_drivers_tool_may_be_absent_or_silent(monkeypatch) -> None:
     assert room._nvidia_smi() is None
     monkeypatch.setattr(room.subprocess, "run", smi(""))
     assert room._nvidia_smi() is None
-
-
-@pytest.mark.parametrize(
-    ("modules", "said"),
-    [
-        ({"transformers": None}, "yes, but for the Llama layer; to add it: pip install transf"),
-        ({"onnx": None, "pandas": None}, "no, onnx, pandas missing; to add: pip install"),
-    ],
-)
-def test_what_keeps_the_pages_from_running(machine, modules: dict, said: str) -> None:
-    machine(**modules)
-    assert items()["Pages on the CPU"].startswith(said)

@@ -109,30 +109,15 @@ def test_types_that_cannot_cross(value):
         ort.to_ort(value)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64], ids=str)
-def test_a_gemm_against_float64(dtype):
-    itype = {torch.float32: 1, torch.float16: 10, torch.float64: 11}[dtype]
-    made = ort.session(one_node("Gemm", 2, itype))
-    g = torch.Generator().manual_seed(0)
-    x, y = (torch.randn(33, 33, generator=g, dtype=torch.float64).to(dtype) for _ in range(2))
-    (out,) = made.run({"X0": x, "X1": y.numpy()})
-    truth = x.double() @ y.double()
-    bound = 33 * torch.finfo(dtype).eps * (x.double().abs() @ y.double().abs())
-    assert out.dtype == dtype
-    assert ((out.double() - truth).abs() <= bound).all()
-
-
-@pytest.mark.parametrize("given", [False, True])
-def test_a_binding_reads_and_writes_in_place(given):
+def test_a_binding_reads_and_writes_in_place():
     made = ort.session(one_node("Neg", 1))
     x = torch.ones(3)
-    bound = made.bind({"X0": x}, {"Y": (out := torch.zeros(3))} if given else None)
+    bound = made.bind({"X0": x})
     (first,) = bound.run()
     x.fill_(5)
     (second,) = bound.run()
     assert first.data_ptr() == second.data_ptr()
     assert first.tolist() == [-5, -5, -5]
-    assert not given or first.data_ptr() == out.data_ptr()
 
 
 def test_a_bound_run_raises_no_exception_inside():
@@ -179,20 +164,11 @@ def test_a_provider_that_does_not_start(monkeypatch):
         ort.session(one_node("Neg", 1), ["MIGraphXExecutionProvider"])
 
 
-@pytest.mark.parametrize(
-    ("model", "providers", "error"),
-    [
-        (one_node("Neg", 1), ["NopeExecutionProvider"], UnsupportedError),
-        (one_node("Gemm", 2, TensorProto.BFLOAT16), ["CPUExecutionProvider"], UnsupportedError),
-        (b"junk", ["CPUExecutionProvider"], ModelError),
-        ("/no/such/file.onnx", ["CPUExecutionProvider"], ModelError),
-    ],
-)
-def test_what_is_no_session(model, providers, error):
-    with pytest.raises(error):
-        ort.session(model, providers)
-    asked = ["NopeExecutionProvider", "CPUExecutionProvider"]
-    assert ort.available(asked) == asked[1:]
+def test_a_type_without_a_kernel_is_unsupported_and_no_file_no_model():
+    with pytest.raises(UnsupportedError):
+        ort.session(one_node("Gemm", 2, TensorProto.BFLOAT16))
+    with pytest.raises(ModelError):
+        ort.session("/no/such/file.onnx")
 
 
 def test_cuda_without_a_gpu(monkeypatch):

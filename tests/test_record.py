@@ -11,7 +11,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from roundoff.errors import RecordError
-from roundoff.record import RECORDED, read_record, read_records, row_parts, write_record
+from roundoff.record import (
+    RECORDED,
+    read_record,
+    read_records,
+    row_parts,
+    write_record,
+    write_values,
+)
 
 ENV = {
     "processor": "Some CPU",
@@ -100,10 +107,11 @@ FRAME = pd.DataFrame({"n": [1], "x": [0.5], "s": ["a"], "b": [True]})
 
 @pytest.fixture
 def good(tmp_path: Path) -> Path:
-    """A record with a second run of its only table."""
+    """A record with a second run of its only table, and a value."""
     write_record(tmp_path, "p", {"t": FRAME}, ENV, parts={"t": "s"})
     again = {"t": FRAME.assign(x=[0.25])}
-    return write_record(tmp_path, "p", again, ENV, times={"t": ["x"]}, second=True)
+    path = write_record(tmp_path, "p", again, ENV, times={"t": ["x"]}, second=True)
+    return write_values(path, {"v": {"value": 1, "test": True, "about": "a number", "of": "t"}})
 
 
 def fields(data: object, trail: tuple = ()) -> list[tuple]:
@@ -116,6 +124,7 @@ def fields(data: object, trail: tuple = ()) -> list[tuple]:
     items = data.items() if isinstance(data, dict) else enumerate(data)
     inner = [f for k, v in items if isinstance(v, (dict, list)) for f in fields(v, (*trail, k))]
     optional = [("tables", "t"), ("tables", "t", "second"), ("tables", "t", "part", "column")]
+    optional += [("values",), ("values", "v")]
     return [t for t in own if t not in optional] + inner
 
 
@@ -161,6 +170,8 @@ T, SECOND = ("tables", "t"), ("tables", "t", "second")
         ((*SECOND, "columns", 0, "name"), "y", r"second\.columns\[0\]\.name is no column"),
         ((*SECOND, "rows"), [[0.5], [0.25]], r"second\.rows does not fit .*2 rows, expected 1"),
         ((*SECOND, "rows", 0, 0), "fast", r"second\.rows\[0\]\.x has a wrong type"),
+        (("values", "v", "test"), 1, r"values\.v\.test has a wrong type"),
+        (("values", "v", "of"), "x", r"values\.v\.of names no table"),
     ],
 )
 def test_each_broken_value_is_named(good: Path, trail: tuple, value: object, field: str) -> None:
@@ -256,51 +267,47 @@ def test_an_ordinary_run_drops_the_second_of_what_it_replaces(tmp_path: Path) ->
     assert len(json.loads(path.read_text())["runs"]) == 3
 
 
+def again(**changes: list) -> dict[str, pd.DataFrame]:
+    return {"t": AGAIN.assign(**changes)}
+
+
+NO_TIMES = "no times of a table that the first has"
+
+
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("tables", "times", "commit", "said"),
     [
-        (
-            {"label": ["a", "c"]},
-            r"tables\.t: row 1 .* 'label': got 'c', expected 'b'; try: the ",
-        ),
-        ({"label": ["a", None]}, r"row 1 .* 'label': got None, expected 'b'"),
-        ({"size": [1, 3]}, r"row 1 .* 'size': got 3, expected 2"),
-        ({"fused": [True, True]}, r"row 0 .* 'fused': got True, expected False"),
-        ({"extra": [1, 2]}, r"tables\.t: the second run has other columns: got label.*extra, exp"),
+        (again(label=["a", "c"]), TIMES, "abc", r"t: row 1 .* 'label': got 'c', expected 'b'; try"),
+        (again(label=["a", None]), TIMES, "abc", r"row 1 .* 'label': got None, expected 'b'"),
+        (again(size=[1, 3]), TIMES, "abc", r"row 1 .* 'size': got 3, expected 2"),
+        (again(fused=[True, True]), TIMES, "abc", r"row 0 .* 'fused': got True, expected False"),
+        (again(extra=[1, 2]), TIMES, "abc", r"tables\.t: .* other columns: got label.*extra, exp"),
+        ({"t": AGAIN.iloc[:1]}, TIMES, "abc", "another number of rows: got 1, expected 2"),
+        (again(), TIMES, "def", "not of the first run's commit: got def, expected abc"),
+        ({"u": AGAIN}, {"u": ["median"]}, "abc", NO_TIMES),  # a table the first run did not have
+        ({"u": AGAIN}, TIMES, "abc", NO_TIMES),
+        (again(), {}, "abc", NO_TIMES),
+        ({"t": AGAIN.iloc[:0]}, TIMES, "abc", NO_TIMES),  # shown, but not measured
+        ({"none": AGAIN}, {"none": ["median"]}, "abc", NO_TIMES),
     ],
 )
-def test_a_second_run_of_something_else_is_refused(tmp_path: Path, change: dict, said: str) -> None:
-    path = write_record(tmp_path, "p", {"t": FIRST}, ENV)
-    before = path.read_bytes()
-    with pytest.raises(RecordError, match=said):
-        write_record(tmp_path, "p", {"t": AGAIN.assign(**change)}, ENV, times=TIMES, second=True)
-    assert path.read_bytes() == before
-
-
-def test_a_second_run_with_other_rows_commit_or_tables_is_refused(tmp_path: Path) -> None:
-    def again(tables: dict, env: dict = ENV, times: dict = TIMES) -> Path:
-        return write_record(tmp_path, "p", tables, env, times=times, second=True)
-
-    with pytest.raises(RecordError, match=r"there is no first run: .*; try: --record without"):
-        again({"t": AGAIN})
-    assert not list(tmp_path.iterdir())
+def test_a_second_run_of_something_else_is_refused(
+    tmp_path: Path, tables: dict, times: dict, commit: str, said: str
+) -> None:
     path = write_record(tmp_path, "p", {"t": FIRST, "none": FIRST.iloc[:0]}, ENV)
     before = path.read_bytes()
-    with pytest.raises(RecordError, match="another number of rows: got 1, expected 2"):
-        again({"t": AGAIN.iloc[:1]})
-    with pytest.raises(RecordError, match="not of the first run's commit: got def, expected abc"):
-        again({"t": AGAIN}, ENV | {"commit": "def"})
-    for tables, times in (
-        ({"u": AGAIN}, {"u": ["median"]}),  # a table the first run did not have
-        ({"u": AGAIN}, TIMES),
-        ({"t": AGAIN}, {}),
-        ({"t": AGAIN.iloc[:0]}, TIMES),  # shown, but not measured
-        ({"none": AGAIN}, {"none": ["median"]}),
-    ):
-        with pytest.raises(RecordError, match="no times of a table that the first has"):
-            again(tables, times=times)
+    with pytest.raises(RecordError, match=said):
+        write_record(tmp_path, "p", tables, ENV | {"commit": commit}, times=times, second=True)
     assert path.read_bytes() == before
-    assert again({"t": AGAIN}, ENV | {"commit": None}) == path
+
+
+def test_a_second_run_needs_a_first_and_no_commit(tmp_path: Path) -> None:
+    options = {"times": TIMES, "second": True}
+    with pytest.raises(RecordError, match=r"there is no first run: .*; try: --record without"):
+        write_record(tmp_path, "p", again(), ENV, **options)
+    assert not list(tmp_path.iterdir())
+    path = write_record(tmp_path, "p", {"t": FIRST}, ENV)
+    assert write_record(tmp_path, "p", again(), ENV | {"commit": None}, **options) == path
 
 
 def test_times_are_columns(tmp_path: Path) -> None:

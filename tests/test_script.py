@@ -39,13 +39,6 @@ def test_an_option_keeps_the_type_of_its_default(i: int, x: float, b: bool, text
     assert (got.i, got.x, got.b, got.text, got.path) == (i, x, b, text, "here")
 
 
-def test_only_exposed_options_are_offered() -> None:
-    options = {"config": "small", "seed": 3}
-    assert get_parsed_args("plot_x", expose="config", argv=[], **options).seed == 3
-    with pytest.raises(SystemExit):
-        get_parsed_args("plot_x", expose="config", argv=["--seed", "4"], **options)
-
-
 @pytest.mark.parametrize(
     "wrong",
     [

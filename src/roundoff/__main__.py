@@ -203,11 +203,12 @@ def _cuda_provider(gpu: dict[str, Any] | None, driver: tuple[str, str] | None, r
 def _computes_on_cuda(runtime: Any) -> bool:
     """Whether a session keeps the CUDA provider: it falls back to the CPU where a library lacks."""
     with contextlib.suppress(Exception):
-        from onnx import TensorProto, helper
+        from onnx.parser import parse_model
 
-        x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, [1]) for n in "XY")
-        graph = helper.make_graph([helper.make_node("Neg", ["X"], ["Y"])], "one", [x], [y])
-        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+        model = parse_model(
+            '<ir_version: 10, opset_import: ["": 18]> one (float[1] X) => (float[1] Y) '
+            "{ Y = Neg(X) }"
+        )
         session = runtime.InferenceSession(
             model.SerializeToString(), providers=["CUDAExecutionProvider"]
         )

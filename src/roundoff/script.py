@@ -73,7 +73,6 @@ def run_mode() -> str:
 def get_parsed_args(
     name: str,
     description: str | None = None,
-    expose: str = "",
     argv: Sequence[str] | None = None,
     **options: Any,
 ) -> argparse.Namespace:
@@ -85,9 +84,6 @@ def get_parsed_args(
         Name of the page, such as ``"plot_gemm_fusion"``.
     description : str, optional
         What the page does; ``--help`` shows it.
-    expose : str
-        Comma-separated names of the options a command line offers; the others keep their
-        defaults. Empty: every option.
     argv : sequence of str, optional
         The command line without the program's name. By default ``sys.argv[1:]`` in a script, and
         nothing when rendered or in a notebook, where it belongs to somebody else.
@@ -106,11 +102,10 @@ def get_parsed_args(
     Raises
     ------
     ArgumentError
-        When *expose* names an option that does not exist, *allowed* does not fit the type of an
-        option, or another argument is not as above. A bad command line is not an exception: it
-        prints a message and ends the process with status 2, as every command does. A value that
-        is not allowed, ``--second`` without ``--record`` and a ``--record`` whose folder cannot be
-        written are bad command lines.
+        When *allowed* does not fit the type of an option, or another argument is not as above. A
+        bad command line is not an exception: it prints a message and ends the process with status
+        2, as every command does. A value that is not allowed, ``--second`` without ``--record`` and
+        a ``--record`` whose folder cannot be written are bad command lines.
 
     Examples
     --------
@@ -123,26 +118,14 @@ def get_parsed_args(
     True
     """
     check_text("name", name)
-    for argument, value in (("description", description or ""), ("expose", expose)):
-        if not isinstance(value, str):
-            raise ArgumentError(argument, got=repr(value), expected="a text")
-    names = [n.strip() for n in expose.split(",") if n.strip()] or list(options)
-    unknown = [n for n in names if n not in options]
-    if unknown:
-        raise ArgumentError(
-            "expose names an option that is not there",
-            got=", ".join(unknown),
-            expected="some of " + ", ".join(options),
-        )
+    if not isinstance(description, (str, type(None))):
+        raise ArgumentError("description", got=repr(description), expected="a text")
     parser = argparse.ArgumentParser(prog=name, description=_first_paragraph(description))
     readers = {}
     for option, value in options.items():
         default, text, *allowed = _parts_of(option, value)
         wanted = _wanted(option, default, allowed[0]) if allowed else ""
         readers[option] = _reader(default, allowed[0], wanted) if allowed else _type_of(default)
-        if option not in names:
-            parser.set_defaults(**{option: default})
-            continue
         shown = f"{wanted}; default: {default}" if wanted else f"default: {default}"
         parser.add_argument(
             f"--{option}",
@@ -171,7 +154,7 @@ def get_parsed_args(
     if isinstance(argv, str) or not all(isinstance(word, str) for word in _listed(argv)):
         raise ArgumentError("argv", got=repr(argv)[:80], expected="a list of words")
     args = parser.parse_args(list(argv))
-    for option in names:
+    for option in options:
         if getattr(args, option) == []:  # argparse before Python 3.13: --name=-- loses its value
             if readers[option] is not str:
                 parser.error(f"argument --{option}: got '--', expected a value")

@@ -8,10 +8,9 @@ ends in whatever way. There is no port to agree on: ranks find each other throug
 from __future__ import annotations
 
 import contextlib
-import dis
+import functools
 import importlib
 import json
-import marshal
 import multiprocessing.connection
 import os
 import pickle
@@ -31,6 +30,8 @@ from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+
+import cloudpickle
 
 from .arguments import check_mapping, check_number, check_text, check_whole
 from .errors import ArgumentError, UnsupportedError, WorkerError
@@ -126,8 +127,7 @@ class Workers:
         Parameters
         ----------
         function : callable
-            Of a module, or of a script or notebook: then it is sent as code, with the modules, the
-            functions of the script and the plain values that it names; it may have no closure.
+            Of a module, or of a script or notebook: then cloudpickle sends it with what it names.
         items : sequence
             One for each rank: anything that pickles.
         limit_s : float, optional
@@ -150,11 +150,18 @@ class Workers:
             raise ArgumentError("items", got=repr(items)[:80], expected="a list, an item a rank")
         if not 1 <= len(items) <= self.count:
             raise ArgumentError("items", got=len(items), expected=f"1 to {self.count}, one a rank")
-        message = _portable(function)
+        if not isinstance(function, types.FunctionType):
+            raise ArgumentError(
+                "function", got=type(function).__name__, expected="a plain function"
+            )
         try:
-            tasks = [pickle.dumps((message, item)) for item in items]
+            tasks = [cloudpickle.dumps((function, item)) for item in items]
         except (pickle.PicklingError, TypeError, AttributeError) as error:
-            raise ArgumentError("an item cannot be sent", got=str(error)) from error
+            raise ArgumentError(
+                f"{function.__name__} or an item cannot be sent",
+                got=str(error),
+                expected="what cloudpickle sends",
+            ) from error
         if limit_s is not None:
             check_number("limit_s", limit_s, above=0, finite=False)
         limit = self.limit_s if limit_s is None else limit_s
@@ -189,7 +196,7 @@ class _Group:
         self.joined = 0  # ranks of the process group that the workers are in
         self.meetings = 0
         self.timer: threading.Timer | None = None
-        self.late = threading.Event()
+        self.deadline = 0.0
         pipes = [(os.pipe(), os.pipe()) for _ in range(workers.count)]
         theirs = [(task[0], result[1]) for task, result in pipes]
         self.tasks = [Connection(task[1], readable=False) for task, _ in pipes]
@@ -238,7 +245,9 @@ class _Group:
 
     def call(self, tasks: Sequence[bytes], limit_s: float) -> list[Any]:
         """Send each rank its task, and collect the results."""
-        self._after(limit_s, self._expire)
+        # Pipes that break wake the thread that waits.
+        self._after(limit_s, functools.partial(_kill, self.guardian))
+        self.deadline = time.monotonic() + limit_s
         ranks = len(tasks)
         if self.joined != ranks:
             if self.joined:  # all of them: NCCL waits for the others
@@ -275,7 +284,7 @@ class _Group:
 
     def _failure(self, failed: Mapping[int, str | None], limit_s: float) -> WorkerError:
         """What went wrong; *failed* has what a rank said, or None where it died."""
-        if self.late.is_set():
+        if time.monotonic() >= self.deadline:
             return WorkerError(
                 "the workers took too long",
                 got=f"more than {limit_s:g} s",
@@ -298,16 +307,11 @@ class _Group:
         error.add_note(str(words))
         return error
 
-    def _expire(self) -> None:
-        self.late.set()
-        _kill(self.guardian)  # pipes that break wake the thread that waits
-
     def _after(self, seconds: float, then: Callable[[], object]) -> None:
         if self.timer is not None:
             self.timer.cancel()
-        # The clock may not keep these workers alive.
-        method = weakref.WeakMethod(then) if isinstance(then, types.MethodType) else None
-        self.timer = threading.Timer(seconds, (lambda: (method() or int)()) if method else then)
+        # The clock may not keep these workers alive: neither function holds them.
+        self.timer = threading.Timer(seconds, then)
         self.timer.daemon = True
         self.timer.start()
 
@@ -330,66 +334,6 @@ def _end(
     for end in ends:
         end.close()
     folder.cleanup()
-
-
-# --- a function as data
-
-
-def _portable(function: Callable[..., Any]) -> bytes:
-    """A function, and what it names, in a form that another process of this Python can read."""
-    if not isinstance(function, types.FunctionType):
-        raise ArgumentError("function", got=type(function).__name__, expected="a plain function")
-    parts: dict[str, tuple[str, Any]] = {}
-    _collect(function, function.__name__, parts)
-    return pickle.dumps((function.__name__, parts))
-
-
-def _collect(function: types.FunctionType, name: str, parts: dict[str, tuple[str, Any]]) -> None:
-    if function.__closure__:
-        raise ArgumentError(f"{name} cannot be sent", got="a closure", expected="arguments instead")
-    defaults = pickle.dumps((function.__defaults__, function.__kwdefaults__))
-    parts[name] = ("code", (marshal.dumps(function.__code__), defaults))
-    for other in sorted(_globals_of(function.__code__)):
-        if other in parts or other not in function.__globals__:
-            continue  # a builtin
-        value = function.__globals__[other]
-        if isinstance(value, types.ModuleType):
-            parts[other] = ("module", value.__name__)
-        elif isinstance(value, types.FunctionType) and value.__globals__ is function.__globals__:
-            _collect(value, other, parts)
-        else:
-            try:
-                parts[other] = ("value", pickle.dumps(value))
-            except (pickle.PicklingError, TypeError, AttributeError) as error:
-                raise ArgumentError(
-                    f"{name} cannot be sent: it names {other}",
-                    got=str(error),
-                    expected="what pickles",
-                ) from error
-
-
-def _globals_of(code: types.CodeType) -> set[str]:
-    loaded = {i.argval for i in dis.get_instructions(code) if i.opname in _LOADS}
-    return loaded.union(*(_globals_of(c) for c in code.co_consts if isinstance(c, types.CodeType)))
-
-
-_LOADS = ("LOAD_GLOBAL", "LOAD_NAME")
-
-
-def _readable(message: bytes) -> Callable[[Any], Any]:
-    """The function of :func:`_portable`."""
-    name, parts = pickle.loads(message)  # noqa: S301  from the process that started this one
-    names: dict[str, Any] = {"__name__": "__worker__", "__builtins__": __builtins__}
-    for other, (kind, value) in parts.items():
-        if kind == "module":
-            names[other] = importlib.import_module(value)
-        elif kind == "value":
-            names[other] = pickle.loads(value)  # noqa: S301
-        else:
-            code, defaults = value
-            names[other] = types.FunctionType(marshal.loads(code), names, other)  # noqa: S302
-            names[other].__defaults__, names[other].__kwdefaults__ = pickle.loads(defaults)  # noqa: S301
-    return names[name]
 
 
 # --- the other side
@@ -451,7 +395,7 @@ def _work(rank: int, pipe: Sequence[int], options: Mapping[str, Any]) -> None:
                     _join(rank, ranks, meeting_number, limit_s, options)
                     met = meeting_number
                 function, item = pickle.loads(task)  # noqa: S301
-                result = _readable(function)(item)
+                result = function(item)
             reply = pickle.dumps((True, result))
         except BaseException:
             reply = pickle.dumps((False, traceback.format_exc().strip()))

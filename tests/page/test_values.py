@@ -8,11 +8,12 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from roundoff.errors import RecordError
 from roundoff.page import StudyError
 from roundoff.page.measurement import Study
 from roundoff.page.values import UNDECIDED, Value
-from roundoff.record import RECORDED, read_record, write_record, write_values
+from roundoff.record import RECORDED, read_record, write_record
+
+from ..paths.pages import PAGES, study_of
 
 ROWS = pd.DataFrame(
     {
@@ -224,36 +225,14 @@ def test_tables_and_values_are_printed(steady: dict, capsys: pytest.CaptureFixtu
     assert pd.read_csv("build/plot_x/t.csv")["results"].tolist() == [27, 1]
 
 
-@pytest.mark.parametrize(
-    ("values", "said"),
-    [
-        ({"v": {"test": True, "about": "", "of": "t"}}, "values.v.value is missing"),
-        ({"v": {"value": 1, "test": 1, "about": "", "of": "t"}}, "values.v.test has a wrong type"),
-        ({"v": {"value": 1, "test": True, "about": "", "of": "x"}}, "values.v.of names no table"),
-    ],
-)
-def test_a_record_refuses_half_a_value(tmp_path: Path, values: dict, said: str) -> None:
-    path = write_record(tmp_path, "plot_x", {"t": ROWS}, ENV)
-    before = path.read_bytes()
-    with pytest.raises(RecordError, match=said):
-        write_values(path, values)
-    assert path.read_bytes() == before
-
-
 # --- the studies of this project
 
-STUDIES = {
-    p.stem: p
-    for p in sorted((Path(__file__).parents[2] / "studies").glob("*.py"))
-    if "measurement import Study" in p.read_text("utf-8")
-}
+STUDIES = [page.removeprefix("plot_") for page in PAGES]
 
 
 @pytest.mark.parametrize("name", STUDIES)
 def test_the_records_hold_what_the_study_says_of_them(name: str) -> None:
-    import runpy
-
-    made: Study = runpy.run_path(str(STUDIES[name]))["study"]
+    made: Study = study_of(name)["study"]
     assert made.page == f"plot_{name}"
     paths = list((RECORDED / made.page).glob("*.json"))
     assert paths

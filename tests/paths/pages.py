@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import dis
 import functools
 import itertools
 import re
+import runpy
 import textwrap
-import types
 from pathlib import Path
 from typing import Any
+
+from roundoff.record import RECORDED, Record, read_record
 
 ROOT = Path(__file__).parents[2]
 PAGES = {path.stem: path for path in sorted((ROOT / "gallery").glob("*/plot_*.py"))}
@@ -27,6 +28,16 @@ TEXTS = {
 
 _BLOCK = re.compile(r"^( *)\.\. code-block:: (\w+)\n((?:\1 +.*\n|\s*\n)+)", re.MULTILINE)
 _FENCE = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def study_of(name: str) -> dict[str, Any]:
+    """The names of a study, as the environment has it run."""
+    return runpy.run_path(str(ROOT / "studies" / f"{name}.py"))
+
+
+def record_of(page: str, machine: str) -> Record:
+    """What a machine has recorded for a page."""
+    return read_record(RECORDED / page / f"{machine}.json")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,67 +184,9 @@ def own_cell(page: str) -> Cell:
     return next(c for c in cells(page) if c.section.startswith("Your own") and c.code.strip())
 
 
-def needed_by(page: str, cell: Cell) -> ast.Module:
-    """The statements of earlier cells that a cell needs: what sets its names, and so on back.
-
-    Calls on a module, such as ``torch.set_num_threads(1)``, are kept as well.
-    """
-    wanted: set[str] = set()
-    for statement in reversed(ast.parse(cell.code).body):
-        wanted = _before(statement, wanted)
-    kept = []
-    for earlier in reversed(cells(page)[: cell.number]):
-        tree = ast.parse(earlier.code)
-        ast.increment_lineno(tree, earlier.line - 1)
-        for statement in reversed(tree.body):
-            if _sets(statement) & wanted or _calls_a_module(statement):
-                kept.append(statement)
-                wanted = _before(statement, wanted)
-    return ast.Module(kept[::-1], [])
-
-
-def _before(statement: ast.stmt, wanted: set[str]) -> set[str]:
-    """The names that are needed before a statement, from those that are needed after it."""
-    module = ast.Module([statement], [])
-    if isinstance(statement, (ast.Assign, ast.FunctionDef, ast.Import, ast.ImportFrom)):
-        return (wanted - _sets(statement)) | _loaded(module)
-    if isinstance(statement, ast.For):  # its targets are set before its body
-        own = {n.id for n in ast.walk(statement.target) if isinstance(n, ast.Name)}
-        body: set[str] = set()
-        for inner in reversed([*statement.body, *statement.orelse]):
-            body = _before(inner, body)
-        each = ast.copy_location(ast.Expr(statement.iter), statement)
-        iterated = _loaded(ast.Module([each], []))
-        return wanted | (body - own) | iterated
-    return wanted | _loaded(module)
-
-
-def _loaded(tree: ast.Module) -> set[str]:
-    """The names of the module that its statements read, those in functions as well."""
-    found, codes = set(), [compile(tree, "", "exec")]
-    while codes:
-        code = codes.pop()
-        codes += [c for c in code.co_consts if isinstance(c, types.CodeType)]
-        for step in dis.get_instructions(code):
-            if step.opname in ("LOAD_NAME", "LOAD_GLOBAL"):
-                found.add(step.argval)
-    return found
-
-
-def _sets(statement: ast.stmt) -> set[str]:
-    """The names that a statement sets, or whose items or attributes it sets."""
-    code = compile(ast.Module([statement], []), "", "exec")
-    found = {s.argval for s in dis.get_instructions(code) if s.opname == "STORE_NAME"}
-    for node in ast.walk(statement):
-        if isinstance(node, (ast.Subscript, ast.Attribute)) and isinstance(node.ctx, ast.Store):
-            found |= {n.id for n in ast.walk(node.value) if isinstance(n, ast.Name)}
-    return found
-
-
-def _calls_a_module(statement: ast.stmt) -> bool:
-    if not (isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call)):
-        return False
-    root = statement.value.func
-    while isinstance(root, ast.Attribute):
-        root = root.value
-    return isinstance(root, ast.Name) and root.id in ("torch", "warnings", "np")
+def run_imports(page: str, names: dict[str, Any]) -> None:
+    """Run the cells of a page that import, and nothing else of it."""
+    for cell in cells(page):
+        body = ast.parse(cell.code).body
+        if body and all(isinstance(s, (ast.Import, ast.ImportFrom)) for s in body):
+            run(ast.Module(body, []), names, str(PAGES[page]))

@@ -3,13 +3,11 @@
 ``CALLS`` has one right call of each function. Each of its arguments in turn is replaced by each odd
 value that is not of the kind that the signature names: no answer without a word may come, and no
 exception from deep inside. What no single odd value expresses stands below, as a call.
-``python tests/paths/test_bad_inputs.py`` prints what each gives.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import inspect
 import io
 import math
@@ -20,6 +18,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -104,9 +103,9 @@ ANSWERED: list[tuple[tuple[str, ...], list[Any]]] = [
     (("round_exact.value", "signed_errors.truth", "judge.truth"), [-1, 0, 1.5]),
     (("verbose",), [True, -1, 0]),
     (("name", "title", "text", "op_type", "domain", "page", "on"), ["text"]),
-    (("folder", "commit", "tables", "environment"), ["", "text", {}]),
+    (("folder", "commit"), ["", "text", {}]),
     (("OrtKernel.op_type", "OrtKernel.domain"), [""]),
-    (("providers", "axis", "parts", "times", "Workers.environment", "leave"), [0, "", [], {}]),
+    (("axis", "parts", "times", "Workers.environment"), [0, "", [], {}]),
     (("binned.axis",), [-1]),
     (
         ("ulp.x", "round_to.x", "signed_errors.results", "binned.x", "distinct_bits.results"),
@@ -115,17 +114,16 @@ ANSWERED: list[tuple[tuple[str, ...], list[Any]]] = [
     (("judge.results", "Calibration.add.got", "Calibration.add.expected"), NUMBERS),
     (("ulp.x",), [np.ones(2, np.longdouble)]),
     (("exact_sum.x", "condition.x"), [[]]),
-    (("hist", "dtypes", "diff"), [b"x", {3: 4}]),
+    (("hist", "diff"), [b"x", {3: 4}]),
     (("layer_norm.eps", "rms_norm.eps", "programs"), [True]),
     (("attention.scale", "attend.scale"), [True, -1, 0]),
     (("shuffled_programs.seed",), [-1]),
     (("apply_rules.verbose",), [-1]),
-    (("get_parsed_args.expose",), [""]),
 ]
 #: Handed on to torch, transformers or Python as they are.
 NOT_CHECKED = {
     *("with_shape", "with_min_max", "with_device", "storage"),
-    *("ours", "about", "description", "second", "progress", "resamples"),
+    *("ours", "about", "description", "second"),
     *(
         "mask",
         "attention_mask",
@@ -159,31 +157,28 @@ def no_models() -> list[Any]:
     """What is no model, whoever reads it."""
     folder = Path(FOLDER.name)
     (folder / "text.onnx").write_text("a picture of a cat")
-    (folder / "empty.onnx").write_bytes(b"")
     whole = models.layer_norm_matmul().SerializeToString()
     return [
-        *(None, 3, [], ODD, b"", b"xxxx", "", "nothing.onnx", "a\0b", folder, np.ones(3)),
-        *(folder / "text.onnx", folder / "empty.onnx", torch.nn.Linear(2, 2), onnx.ModelProto()),
-        *(whole[: len(whole) // 3], whole[:-1], onnx.TensorProto()),
+        *(None, ODD, b"", "", "nothing.onnx", "a\0b", folder, folder / "text.onnx"),
+        *(torch.nn.Linear(2, 2), onnx.ModelProto(), whole[:-1]),
     ]
 
 
 def bad_feeds() -> list[Any]:
     """What the model of :func:`small` cannot be fed."""
-    odd: list[Any] = [None, "text", X.double(), X.int(), X[0], torch.ones(4, 4), [[1.0]], {}, ODD]
-    odd += [Unprintable(), X.to_sparse(), X.to("meta"), X.to(torch.complex64), np.ones((4, 3))]
-    odd += [np.ones((4, 3), np.longdouble), np.array([["a"] * 3] * 4)]
+    odd: list[Any] = [None, "text", X.double(), X[0], torch.ones(4, 4), ODD, X.to_sparse()]
+    odd += [X.to("meta"), X.to(torch.complex64), np.ones((4, 3), np.longdouble)]
+    odd += [np.array([["a"] * 3] * 4)]
     odd += [np.ma.masked_array(np.ones((4, 3), np.float32), mask=np.eye(4, 3))]
-    indices = [torch.tensor([9]), torch.tensor([0.0]), torch.tensor(0), ROWS.int()]
     return [
-        *([X, ROWS], X, 3, "X", {}, {"X": X}, FEEDS | {"more": X}, FEEDS | {3: X}),
+        *([X, ROWS], X, {}, {"X": X}, FEEDS | {"more": X}, FEEDS | {3: X}),
         *(FEEDS | {"X": x} for x in odd),
-        *(FEEDS | {"rows": rows} for rows in indices),
+        *(FEEDS | {"rows": rows} for rows in (torch.tensor([9]), torch.tensor([0.0]))),
     ]
 
 
 def bad_providers() -> list[Any]:
-    found = ["CPUExecutionProvider", [], 3, [None], [3], ["NoSuchProvider"], [()]]
+    found = ["CPUExecutionProvider", [], [None], ["NoSuchProvider"], [()]]
     found += [[("CPUExecutionProvider", None)], [("CPUExecutionProvider", {"foo": 1})]]
     return found if HAS_GPU else [*found, ["CUDAExecutionProvider"]]
 
@@ -218,7 +213,7 @@ def with_variable(name: str, value: str, function: Callable[..., Any], *argument
 def compiled(**options: Any) -> Any:
     """What ``torch.compile`` with this backend gives; dynamo wraps a typed error, and quotes it."""
     torch._dynamo.reset()
-    backend = functools.partial(onnx_custom_backend, **options)
+    backend = partial(onnx_custom_backend, **options)
     try:
         with torch.no_grad():
             return torch.compile(torch.nn.Linear(3, 2).eval(), backend=backend)(torch.ones(4, 3))
@@ -328,8 +323,8 @@ def of_times() -> list[Call]:
         (timing.copies, {"nbytes": 8}),
         (timing.free_memory, {}),
         (timing.last_level_cache, {}),
-        (functools.partial(within, timing.torch_precision), {"tf32": True}),
-        (functools.partial(within, timing.compile_cache), {"name": "a"}),
+        (partial(within, timing.torch_precision), {"tf32": True}),
+        (partial(within, timing.compile_cache), {"name": "a"}),
     ]
 
 
@@ -354,7 +349,7 @@ def of_kernels() -> list[Call]:
         (invariant_attention.seen_by_position, sizes | {"device": device}),
         (invariant_attention.seen_by_mask, {"mask": ones, "batch": 1, "queries": 4, "keys": 4}),
         (invariant_attention.attend, {"q": q, "k": q, "v": q, "seen": seen}),
-        *([(functools.partial(within, k.shuffled_programs), {"seed": 0})] * k.interpreting()),
+        *([(partial(within, k.shuffled_programs), {"seed": 0})] * k.interpreting()),
     ]
 
 
@@ -450,12 +445,12 @@ CALLS = {
 
 
 def name_of(function: Any) -> str:
-    inner = function.args[0] if isinstance(function, functools.partial) else function
+    inner = function.args[0] if isinstance(function, partial) else function
     return getattr(inner, "__qualname__", type(inner).__name__)
 
 
 def parameters(function: Any) -> dict[str, inspect.Parameter]:
-    inner = function.args[0] if isinstance(function, functools.partial) else function
+    inner = function.args[0] if isinstance(function, partial) else function
     if isinstance(inner, torch.nn.Module):
         inner = inner.forward
     kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -499,7 +494,7 @@ def replaced(group: str) -> Iterator[tuple[str, Callable[[], Any]]]:
                 if is_of(value, parameter) or any(same(value, known) for known in answered):
                     continue
                 shown = " ".join(repr(value).split())[:60]
-                yield f"{key} = {shown}", functools.partial(function, **arguments | {name: value})
+                yield f"{key} = {shown}", partial(function, **arguments | {name: value})
 
 
 def outcome(call: Callable[[], Any]) -> str:
@@ -521,11 +516,11 @@ def outcome(call: Callable[[], Any]) -> str:
 def of_models_and_feeds() -> list[Callable[[], Any]]:
     """Each reader of a model, of feeds and of providers with each of what it cannot read."""
     model, one, ours = small(), TorchOnnxEvaluator(small()), ort.session(small())
-    quick = functools.partial(compare_runtimes, calibration=0)
+    quick = partial(compare_runtimes, calibration=0)
     readers: list[Callable[[Any], Any]] = [TorchOnnxEvaluator, ort.session, plot_dot, fuse, Editor]
     readers += [onnx_simple_text_plot, quick, lambda m: ort.run_apart(m, FEEDS, {})]
     fed: list[Callable[[Any], Any]] = [
-        *(functools.partial(one.run, None), functools.partial(ours.run, None)),
+        *(partial(one.run, None), partial(ours.run, None)),
         *(
             lambda feeds: list(one.steps(feeds)),
             lambda feeds: ours.bind(feeds).run(),
@@ -542,16 +537,16 @@ def of_models_and_feeds() -> list[Callable[[], Any]]:
     pairs += [(function, m) for function in readers for m in no_models()]
     pairs += [(function, feeds) for function in fed for feeds in bad_feeds()]
     pairs += [(function, p) for function in provided for p in bad_providers()]
-    return [functools.partial(function, value) for function, value in pairs]
+    return [partial(function, value) for function, value in pairs]
 
 
 def of_one_model() -> list[Callable[[], Any]]:
-    model, one, ours = small(), TorchOnnxEvaluator(small()), ort.session(small())
+    model, one = small(), TorchOnnxEvaluator(small())
     cyclic = changed()
     cyclic.graph.node[0].input[0] = "Z"
     other = TorchOnnxEvaluator(models.layer_norm_matmul())
     options: list[dict[str, Any]] = [
-        *({"feeds": FEEDS, "sizes": {"n": 3}}, {"sizes": {"depth": 3}}, {"sizes": {"n": 10**14}}),
+        *({"sizes": {"depth": 3}}, {"sizes": {"n": 10**14}}),
         *({"sizes": {"n": n}} for n in (-1, 1.5, None, "3", True)),
         *({"module": m} for m in (lambda x, r: x[:1], lambda x, r: 1 / 0, torch.nn.Dropout())),
         *({"calibration": c} for c in (1, 15, 30.0, [FEEDS] * 3, [{"X": X}] * 20)),
@@ -559,23 +554,12 @@ def of_one_model() -> list[Callable[[], Any]]:
     ]
     return [
         lambda: plot_dot(cyclic),
-        *(functools.partial(compare_runtimes, model, **{"calibration": 0} | o) for o in options),
+        *(partial(compare_runtimes, model, **{"calibration": 0} | o) for o in options),
         lambda: TorchOnnxEvaluator(model, custom_kernels={("", "Exp"): 3}),
-        lambda: TorchOnnxEvaluator(model, kernels=["torch", "tensorrt"]),
-        *(functools.partial(one.run, names, FEEDS) for names in ("nothing", ["Z", "nothing"], [3])),
-        *(functools.partial(ours.run, names, FEEDS) for names in (["nothing"], [["Z"]])),
-        *(functools.partial(one.run_node, 0, inputs) for inputs in ((), (None,), (ROWS,))),
-        lambda: one.run_node(99, (X,)),
-        lambda: ours.bind(FEEDS, {"nothing": X}),
-        lambda: ours.bind(FEEDS, {"Z": torch.ones(2, 3).T}),
-        lambda: ours.bind(FEEDS, {"Z": torch.ones(2, 2)}).run(),
         lambda: ort.session(model, threads=10**12),
         lambda: ort.session(model, session_options={"intra_op_num_threads": "two"}),
         lambda: ort.run_apart(model, FEEDS, {"A": "\0"}),
-        *(functools.partial(fuse, model, tier) for tier in ("fast", "default+default")),
-        lambda: fuse(model, static=["nothing"]),
         lambda: fuse(model, OptimizationOptions(leave=("NoSuchRule",))),
-        lambda: apply_rules(Editor(model), ["FoldConstants"], Report()),  # type: ignore[list-item]
         lambda: localize(one, other, FEEDS),
         lambda: localize(one, one, FEEDS, truth=one),
     ]
@@ -583,7 +567,6 @@ def of_one_model() -> list[Callable[[], Any]]:
 
 def of_values() -> list[Callable[[], Any]]:
     f, parts, ones = np.ones(4, np.float32), np.ones((2, 4), np.float32), np.ones(3)
-    masked = np.ma.masked_array(f, [1, 0, 0, 0])
     nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
     used, bound, error = compare.tolerance_used, compare.tolerance, compare.scaled_error
     endless: list[Any] = []
@@ -592,44 +575,34 @@ def of_values() -> list[Callable[[], Any]]:
     order: Any = 0
     for rank in range(1, 5000):
         deep, order = [deep], (order, rank)
-    truncated = {"rounding": "truncation", "confidence": 0.9}
     return [
-        *(functools.partial(compare.max_diff, v, 1) for v in (ODD, [Unprintable()], len, nested)),
-        *(functools.partial(compare.max_diff, v, X) for v in no_tensors()[:4]),
-        *(functools.partial(compare.max_diff, tree, tree) for tree in (endless, deep)),
-        *(functools.partial(error, tree, tree) for tree in (endless, deep, [], f)),
-        *(functools.partial(compare.max_diff, 1, 2, hist) for hist in ("x", [math.nan], [[1]])),
-        lambda: compare.max_diff(1.0, 2.0).within(err_ulp=1),
+        *(partial(compare.max_diff, v, 1) for v in (ODD, [Unprintable()], len, nested)),
+        *(partial(compare.max_diff, v, X) for v in no_tensors()[:4]),
+        *(partial(compare.max_diff, tree, tree) for tree in (endless, deep)),
+        *(partial(error, tree, tree) for tree in (endless, deep, [], f)),
+        *(partial(compare.max_diff, 1, 2, hist) for hist in ("x", [math.nan], [[1]])),
         lambda: error(ones * math.nan, ones.astype("f4")),
-        *(functools.partial(bound, "float32", 3, **o) for o in (truncated, {"condition": 0.5})),
-        *(functools.partial(bound, "float32", 3, confidence=c) for c in (0, 1)),
+        lambda: bound("float32", 3, rounding="truncation", confidence=0.9),
+        lambda: bound("float32", 3, confidence=1),
         lambda: bound("float32", 2**25, confidence=0.9),
         lambda: used(f, f, -f, 0.1),
         lambda: used(f, f, f * math.inf, 0.1),
-        lambda: used(f, parts, f, 0.1),
-        lambda: compare.ulp_distance(ones, f),
-        lambda: compare.layer_norm_bound(X, None, torch.ones(9)),
-        *(functools.partial(compare.digest, v) for v in (nested, 1.0, [X])),
-        *(functools.partial(compare.calibrated_tolerance, v) for v in ([1], [(X, X[0])], deep)),
-        *(functools.partial(dtypes.dtype_info, v) for v in ("a,b", 99, 3.5)),
-        *(functools.partial(dtypes.ulp, v, "float32") for v in (masked, [[1], [1, 2]], [1j])),
-        *(functools.partial(r.exact_sum, v) for v in ([math.nan], [math.inf, 1.0], parts)),
-        *(functools.partial(r.binned, f, axis=a) for a in (3, -2, (0, 0))),
-        *(functools.partial(r.sequential, v) for v in (np.array([1, 2]), torch.ones(3).bfloat16())),
-        *(functools.partial(r.arrange, f, [order]) for order in ([0, 1, 2, 9], [0] * 4, [0, 1])),
+        lambda: compare.calibrated_tolerance([(X, X[0])]),
+        lambda: dtypes.ulp([[1], [1, 2]], "float32"),
+        *(partial(r.exact_sum, v) for v in ([math.nan], [math.inf, 1.0])),
+        *(partial(r.binned, f, axis=a) for a in (3, -2, (0, 0))),
+        *(partial(r.arrange, f, [order]) for order in ([0, 1, 2, 9], [0] * 4, [0, 1])),
         lambda: r.arrange(f, np.array([[0, 1, 2, -1]])),
         lambda: r.round_to(np.array([2**60 + 1]), "bfloat16"),
-        *(functools.partial(r.add_in_order, parts, t) for t in ((0, 1, 2), ((0, 1), 1), (0, 2))),
+        *(partial(r.add_in_order, parts, t) for t in ((0, 1, 2), ((0, 1), 1), (0, 2))),
         lambda: r.order_text(order),
         lambda: r.ring_sum(parts, 3),
         lambda: r.two_level_sum(parts, 3),
         lambda: r.order_probes(2**12, "float16"),
         lambda: r.orders_found(np.full((3, 4), np.nan, np.float32), 3, "float32"),
-        lambda: r.tensor_core_matmul(parts.astype("f2"), parts.astype("f2")),
         lambda: r.tensor_core_matmul(parts.astype("f2"), parts.T.astype("f4")),
         lambda: r.tensor_core_matmul(parts.astype("f2"), parts.T.astype("f2"), "H100", block=4),
-        *(functools.partial(timing.measure, v) for v in ({}, {"a": 3}, [len])),
-        lambda: timing.measure({"a": len}, min_rounds=10**9),
+        lambda: timing.measure({}),
         lambda: timing.measure({"a": lambda: 1}, bytes={"nothing": 1}),
         *([lambda: timing.measure({"a": lambda: 1}, device="cuda")] * (not HAS_GPU)),
     ]
@@ -656,23 +629,14 @@ def of_tensors() -> list[Callable[[], Any]]:
         *((lambda t: k.attention(t, q, q), q), (lambda t: k.attention(q, q, t), q)),
         *((add, w) for add in (reduce.sum_atomic, reduce.sum_two_pass, binned.sum_binned)),
     ]
-    two = torch.ones(2, dtype=torch.int64, device=DEVICE)
     return [
-        *(functools.partial(take, t) for take, right in takes for t in odd(right)),
-        *(functools.partial(k.layer_norm, x, s) for s in (4, (2, 4), (), 0, (8.0,))),
-        *(functools.partial(k.layer_norm, x, 8, v) for v in (w[:4], w[None])),
-        *(functools.partial(k.layer_norm, x, 8, programs=p) for p in (0, 2**40)),
-        *(functools.partial(binned.sum_binned, w, b) for b in (0, 3, 2**40)),
+        *(partial(take, t) for take, right in takes for t in odd(right)),
+        *(partial(k.layer_norm, x, s) for s in (4, (), (8.0,))),
+        lambda: k.layer_norm(x, 8, programs=2**40),
+        *(partial(binned.sum_binned, w, b) for b in (0, 3, 2**40)),
         lambda: reduce.sum_two_pass(w[::2]),
-        lambda: k.matmul(x, x[:, :4]),
-        lambda: k.matmul(x, x, w),
-        lambda: k.attention(q, q[:, :, :, :4], q),
-        lambda: k.attention(q, q, q, start=two),
         lambda: k.attention(q, q, q, mask=mask.int()),
         lambda: k.attention(q, q, q, mask=mask[..., :2] > 0),
-        lambda: k.attention(q, q, q, causal="bottom"),
-        lambda: k.invariant(len),
-        lambda: within(k.invariant, "ignore"),
         lambda: invariant_attention.attend(
             q, q, q, invariant_attention.seen_by_position(1, 3, 4, q.device)
         ),
@@ -687,20 +651,12 @@ def in_mode(function: Callable[..., Any], *arguments: Any) -> Any:
 
 def of_models_and_texts() -> list[Callable[[], Any]]:
     m, size = models, models.SIZES["tiny"]
-    llama, tokens = m.Llama(size), torch.tensor
+    llama = m.Llama(size)
     return [
-        *(functools.partial(m.layer_norm_matmul, t) for t in (7, 99, 14)),
-        lambda: m.layer_norm_feeds(2, 4, low=61),
-        lambda: m.layer_norm_feeds(2, 4, weights="ones"),
-        *(functools.partial(m.padded, p, 0) for p in ([[]], [3], ["ab"], [[1.5]], [[2**70]])),
+        lambda: m.layer_norm_matmul(7),
+        lambda: m.padded([[]], 0),
         lambda: m.Llama(m.Size(10, 3, 4, 8, 1, 2)),
-        lambda: m.Llama(size, 1, torch.int8),
-        lambda: m.random_tokens(size, True, "cpu", padding="top"),
-        *(functools.partial(llama, t) for t in (tokens([1]), tokens([[10**6]]), torch.ones(1, 3))),
-        lambda: m.decode(torch.nn.Linear(2, 2), [[1]], 1),
-        lambda: m.Float64Llama(torch.nn.Linear(2, 2)),  # type: ignore[arg-type]
-        *(functools.partial(f, "a\0b") for f in (m.load_trained, m.load_decoder)),
-        *(functools.partial(f, FOLDER.name) for f in (m.load_trained, m.load_decoder)),
+        *(partial(llama, tokens) for tokens in (torch.tensor([1]), torch.tensor([[10**6]]))),
     ]
 
 
@@ -708,69 +664,37 @@ def of_pages_and_records() -> list[Callable[[], Any]]:
     folder, frame = Path(FOLDER.name), pd.DataFrame({"n": [1], "t": [2.5]})
     env, write = environment.environment("4f2a1c"), record.write_record
     write(folder, "q", {"t": frame}, env)
-    broken = ["{", "[]", '{"schema": 1}', '{"schema": "2"}', "\udcff"]
-    paths = [folder / f"machine-{k}.json" for k in range(len(broken))]
-    for path, text in zip(paths, broken, strict=True):
-        path.write_text(text, "utf-8", "surrogateescape")
-    number = {"value": 1, "test": True, "about": "a", "of": "t"}
-    held = [pd.DataFrame({"a": [v]}) for v in (ODD, 1j, [1])]
+    (folder / "list.json").write_text("[]")
     value = {"name": "a", "about": "b", "of": "t", "statistic": "n", "test": lambda v: True}
     changes: list[dict[str, Any]] = [
         *({"statistic": s} for s in ("nothing", lambda rows: "x", lambda rows: [1, 2])),
         *({"where": {"nothing": 1}}, {"interval": ("low", "high")}, {"test": lambda v: "yes"}),
         {"words": ("a", "b"), "test": None},
     ]
-    command = functools.partial(Study("plot_x", on="m").main)
-    written = functools.partial(write, folder, "q", {"t": frame}, env)
+    command = partial(Study("plot_x", on="m").main)
+    written = partial(write, folder, "q", {"t": frame}, env)
     return [
-        *(functools.partial(record.read_record, p) for p in (*paths, "a\0b", folder / "no.json")),
-        *(functools.partial(record.read_records, p, folder) for p in ("../x", "a\0b")),
-        *(functools.partial(write, folder, p, {"t": frame}, env) for p in ("../x", "a\0b")),
-        *(functools.partial(write, folder, "q", {"t": t}, env) for t in held),
+        lambda: record.read_record(folder / "list.json"),
         lambda: write("/proc/nothing", "q", {"t": frame}, env),
         lambda: written(parts={"t": "nothing"}),
         lambda: written(times={"t": []}),
         lambda: write(folder, "never", {"t": frame}, env, second=True),
-        *(
-            functools.partial(record.write_values, folder / "q", {"a": number | {"value": v}})
-            for v in ("x", math.nan, ODD)
-        ),
         lambda: page.choose(frame, {"nothing": 1}),
-        *(functools.partial(Value(**value | c).judge, [{"t": frame}]) for c in changes[:5]),
+        *(partial(Value(**value | c).judge, [{"t": frame}]) for c in changes[:5]),
         lambda: Value(**value | changes[-1]).judge([{"t": frame}]),
-        *(functools.partial(ended, command, argv=a) for a in (["--only", "no"], ["--no"], [3])),
-        *(
-            functools.partial(parsed, line)
-            for line in (
-                ["--size", "0"],
-                ["--size", "1.5"],
-                ["--way", "c"],
-                ["--no"],
-                ["word"],
-                [3],
-            )
-        ),
-        *(
-            functools.partial(parsed, [], size)
-            for size in ((8, "a", "b"), (8, "a", (9, 1)), (8, 3))
-        ),
+        *(partial(ended, command, argv=a) for a in (["--only", "no"], ["--no"], [3])),
+        *(partial(parsed, [], size) for size in ((8, "a", "b"), (8, 3))),
         lambda: with_variable("UNITTEST_GOING", "maybe", script.unit_test_going),
         lambda: with_variable("ROUNDOFF_RENDERING", "1", script.usage_error, "p", "wrong"),
-        *(
-            functools.partial(ended, report_main, arguments=a)
-            for a in (["compare"], ["a", "b"], [3])
-        ),
+        *(partial(ended, report_main, arguments=a) for a in (["compare"], [3])),
     ]
 
 
 def of_processes() -> list[Callable[[], Any]]:
     workers = Workers(2)
     return [
-        *(functools.partial(Workers, 2, backend) for backend in ("mpi", "no-such")),
         lambda: Workers(2, environment={"A": 3}),  # type: ignore[dict-item]
-        *(functools.partial(workers.map, f, [1]) for f in (len, workers.map)),
-        *(functools.partial(workers.map, within, items) for items in ([], [1, 2, 3])),
-        lambda: workers.map(within, [lambda: 1]),
+        lambda: workers.map(len, [1]),
     ]
 
 
@@ -787,7 +711,7 @@ OTHERS = {
 
 def others(group: str) -> Iterator[tuple[str, Callable[[], Any]]]:
     for call in OTHERS[group]():
-        if isinstance(call, functools.partial):
+        if isinstance(call, partial):
             yield (
                 f"{name_of(call.func)} {reprlib.repr(call.args)} {reprlib.repr(call.keywords)}",
                 call,
@@ -820,7 +744,7 @@ def test_the_right_calls_are_right() -> None:
     """As they stand each is answered: an odd value alone is why one is refused."""
     for group in ("graphs", "numbers", "kernels", "models", "pages"):
         for function, arguments in CALLS[group]():
-            said = outcome(functools.partial(function, **arguments))
+            said = outcome(partial(function, **arguments))
             assert said == "silent" or function is models.GraphStep, f"{name_of(function)}: {said}"
 
 
@@ -828,10 +752,3 @@ def test_a_session_and_an_evaluator_take_the_same_arguments() -> None:
     for way in (ort.session(small()), TorchOnnxEvaluator(small())):
         for results in (way.run(FEEDS), way.run(None, FEEDS), way.run(["Z"], FEEDS)):
             torch.testing.assert_close(results, [X.exp()[ROWS]])
-
-
-if __name__ == "__main__":
-    for which in (CALLS, OTHERS):
-        for asked in which:
-            for called, made in replaced(asked) if which is CALLS else others(asked):
-                print(f"{asked}: {called}: {outcome(made)}", flush=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -20,7 +19,7 @@ import pytest
 import roundoff
 from roundoff.record import read_record
 
-from .pages import PAGES, ROOT, TEXTS, cells
+from .pages import PAGES, ROOT, TEXTS, cells, study_of
 
 MAKE = (ROOT / "Makefile").read_text(encoding="utf-8")
 PYTHON = "(?:\\.venv/bin/)?python "
@@ -190,54 +189,48 @@ def test_versions_that_are_named_are_ours() -> None:
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("name", "options"),
     [
-        "--prompts 33",
-        "--prompts 0",
-        "--tokens -1",
-        "--completions 0",
-        "--only bits",
-        "--record /dev/null/x",
-        "--second",
+        ("batch_invariance", "--prompts 33"),
+        ("batch_invariance", "--prompts 0"),
+        ("batch_invariance", "--tokens -1"),
+        ("batch_invariance", "--completions 0"),
+        ("batch_invariance", "--only bits"),
+        ("batch_invariance", "--record /dev/null/x"),
+        ("batch_invariance", "--second"),
+        ("whole_model", "--only generate --prompts x"),
+        ("whole_model", "--only generate --prompts 1,0"),
+        ("whole_model", "--only generate --prompts ,"),
+        ("whole_model", "--only generate --tokens 1"),
+        ("whole_model", "--only generate --rounds 0"),
+        ("llama_backend", "--with_mask 2"),
+        ("llama_backend", "--config huge"),
+        ("llama_backend", "--num_hidden_layers 0"),
+        ("llama_backend", "--dtype float32,float8"),
+        ("llama_backend", "--budget nan"),
+        ("llama_backend", "--max_autotune -1"),
     ],
 )
-def test_the_study_of_batches_refuses_nonsense_before_it_measures(
-    options: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+def test_a_study_refuses_nonsense_before_it_measures(
+    name: str,
+    options: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
 ) -> None:
+    """The last option is nonsense."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("UNITTEST_GOING", "1")
     monkeypatch.setattr("roundoff.models.load_trained", None)
-    study = runpy.run_path(str(ROOT / "studies" / "batch_invariance.py"))["study"]
+    study = study_of(name)["study"]
     with pytest.raises(SystemExit) as ended:
         study.main(options.split())
     assert ended.value.code == 2
     said = capsys.readouterr().err
-    assert options.split()[0] in said
+    assert f"plot_{name}: error: " in said
+    assert re.findall(r"--\w+", options)[-1] in said
     assert len(said.splitlines()) < 20
-
-
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [
-        ("prompts", "x"),
-        ("prompts", "1,0"),
-        ("prompts", ","),
-        ("tokens", "1"),
-        ("rounds", "0"),
-    ],
-)
-def test_nonsense_is_refused_before_the_whole_model_is_read(
-    option: str,
-    value: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture,
-) -> None:
-    monkeypatch.setattr("roundoff.models.load_trained", None)
-    study = runpy.run_path(str(ROOT / "studies" / "whole_model.py"))["study"]
-    with pytest.raises(SystemExit) as ended:
-        study.main(["--only", "generate", f"--{option}", value])
-    said = capsys.readouterr().err
-    assert ended.value.code == 2
-    assert f"--{option}" in said
-    assert len(said.splitlines()) < 12
+    assert not list(tmp_path.glob("build/*/*.csv"))
 
 
 # --- whole studies
@@ -272,31 +265,6 @@ def test_a_study_runs_with_its_options(study: str, options: str, tmp_path: Path)
     assert "Traceback" not in ran.stderr
     saved = [pd.read_csv(path) for path in (tmp_path / "build").glob("*/*.csv")]
     assert any(len(table) for table in saved)  # one of what differs may have no rows
-
-
-LLAMA = str(ROOT / "studies" / "llama_backend.py")
-
-
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [
-        ("with_mask", "2"),
-        ("config", "huge"),
-        ("num_hidden_layers", "0"),
-        ("dtype", "float32,float8"),
-        ("budget", "nan"),
-        ("max_autotune", "-1"),
-    ],
-)
-def test_the_llama_study_refuses_nonsense_before_it_measures(
-    option: str, value: str, tmp_path: Path
-) -> None:
-    ran = command("python", LLAMA, f"--{option}", value, folder=tmp_path)
-    assert ran.returncode == 2
-    assert "plot_llama_backend: error: " in ran.stderr
-    assert f"--{option}" in ran.stderr
-    assert "Traceback" not in ran.stderr
-    assert not list(tmp_path.glob("build/*/*.csv"))
 
 
 def test_a_study_measures_one_table(tmp_path: Path) -> None:

@@ -2,8 +2,6 @@
 prose says of its output; and page and study compute the same bits.
 """
 
-import runpy
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -11,34 +9,21 @@ from hypothesis import strategies as st
 
 from roundoff.kernels import interpreting, shuffled_programs
 from roundoff.kernels.ahead import compiled_ahead
-from roundoff.record import read_records
 
-from .pages import PAGES, ROOT, own_cell, run_cell
-from .test_stories import Told
+from .pages import PAGES, own_cell, record_of, run_cell, study_of
+from .test_answers import norm_of
+from .test_stories import told as told
 
 PAGE = "plot_layer_norm_ladder"
-STUDY = runpy.run_path(str(ROOT / "studies" / "layer_norm_ladder.py"))
+STUDY = study_of("layer_norm_ladder")
 FORWARD, BACKWARD = STUDY["FORWARD"], STUDY["BACKWARD"]
 DEVICE = "cpu" if interpreting() else "cuda"
 TYPES = (torch.float16, torch.bfloat16, torch.float32)
 steps = pytest.mark.parametrize("name", BACKWARD)
 
 
-def inputs(rows, columns, dtype, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    x, dy = (torch.randn(rows, columns, generator=generator) for _ in "xd")
-    w, b = (torch.rand(columns, generator=generator) for _ in "wb")
-    return [t.to(dtype).to(DEVICE) for t in (x - 2.3, w, b, 0.1 * dy)]
-
-
-def truth(x, w, b, dy, eps=1e-5):
-    """y, mean, rstd, dx, dw, db in float64."""
-    x, w, b, dy = (t.double() for t in (x, w, b, dy))
-    leaves = [t.requires_grad_() for t in (x, w, b)]
-    y = torch.nn.functional.layer_norm(x, w.shape, w, b, eps)
-    mean = x.detach().mean(1)
-    rstd = (x.detach().var(1, correction=0) + eps).rsqrt()
-    return y.detach(), torch.stack([mean, rstd]), torch.autograd.grad(y, leaves, dy)
+def norm_here(rows, columns, dtype):
+    return {name: t.to(DEVICE) for name, t in norm_of(rows, columns, dtype).items()}
 
 
 def near(a, e, dtype, rows=1, small=4.0):
@@ -59,13 +44,14 @@ def near(a, e, dtype, rows=1, small=4.0):
     backward=st.sampled_from(BACKWARD),
 )
 def test_any_shape_against_float64(rows, columns, dtype, piece, forward, backward):
-    x, w, b, dy = inputs(rows, columns, dtype, seed=columns)
-    y, stats, gradients = truth(x, w, b, dy)
-    got_y, got_stats = STUDY["forward"](forward, x, w, b, piece=piece)
-    near(got_y, y, dtype)
-    near(got_stats, stats, torch.float32)
-    results = STUDY["backward"](backward, dy, x, w, got_stats, piece=piece)
-    for a, e, more in zip(results, gradients, (1, rows, rows), strict=True):
+    norm = norm_here(rows, columns, dtype)
+    x, w = norm["x"], norm["weight"]
+    y, stats = STUDY["forward"](forward, x, w, norm["bias"], piece=piece)
+    near(y, norm["exact y"], dtype)
+    near(stats, torch.stack([norm["mean"], norm["rstd"]]), torch.float32)
+    results = STUDY["backward"](backward, norm["dy"], x, w, stats, piece=piece)
+    for a, name, more in zip(results, ("dx", "dw", "db"), (1, rows, rows), strict=True):
+        e = norm[f"exact {name}"]
         assert (a.shape, a.dtype) == (e.shape, dtype)
         near(a, e, dtype, more)
 
@@ -74,12 +60,13 @@ def test_any_shape_against_float64(rows, columns, dtype, piece, forward, backwar
 def test_only_atomics_depend_on_the_order_of_programs(name):
     if not interpreting():
         pytest.skip("needs the interpreter's order of programs")
-    x, w, b, dy = inputs(12, 20, torch.float32)
-    _, stats = STUDY["forward"]("pieces", x, w, b)
+    norm = norm_here(12, 20, torch.float32)
+    x, w = norm["x"], norm["weight"]
+    _, stats = STUDY["forward"]("pieces", x, w, norm["bias"])
     seen = set()
     for seed in range(3):
         with shuffled_programs(seed):
-            results = STUDY["backward"](name, dy, x, w, stats, piece=16)
+            results = STUDY["backward"](name, norm["dy"], x, w, stats, piece=16)
         seen.add(tuple(t.numpy().tobytes() for t in results))
     assert (len(seen) > 1) == (name == "atomic")
 
@@ -103,31 +90,23 @@ def test_every_step_fits_a_multiprocessor_where_it_says_so():
 # --- the page
 
 
-@pytest.fixture(scope="module")
-def told():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("UNITTEST_GOING", "1")
-        patch.setattr("roundoff.record.read_records", lambda page, folder="": [])
-        yield Told(PAGE)
-
-
 def test_what_plot_layer_norm_ladder_says_of_its_output(told):
     shown = {}
-    for line in told.text.splitlines():
+    for line in told[PAGE].text.splitlines():
         if "different dw: " in line:
             errors, _, different = line.partition("different dw: ")
             shown[line[:10].strip()] = [float(e) for e in errors.split()[-3:]], int(different)
     assert list(shown) == ["atomics", "two stages", "pieces", "prefetch"]
     # An atomic sum adds its rows one by one: the errors of m additions are about 0.2 √m together.
-    most = {"atomics": max(3, 0.5 * told.names["m"] ** 0.5)}
+    most = {"atomics": max(3, 0.5 * told[PAGE].names["m"] ** 0.5)}
     for step, (errors, _) in shown.items():
         assert max(errors) < most.get(step, 3), (step, errors)
     assert shown.pop("atomics")[1] > 1, "the order changed nothing"
     assert all(different == 1 for _, different in shown.values())
-    blocks, _ = told.tables  # the second is of a record
+    blocks, _ = told[PAGE].tables  # the second is of a record
     assert blocks.loc[8192, "spilled"] == 0 < blocks.loc[8704, "spilled"]
     assert blocks.loc[8704, "block"] == 16384
-    held = told.names["held"]
+    held = told[PAGE].names["held"]
     assert held.loc[2048, "spilled"] == 0 < held.loc[16384, "spilled"]
     assert held["padding"].tolist() == [7680, 3584, 1536]
 
@@ -135,7 +114,7 @@ def test_what_plot_layer_norm_ladder_says_of_its_output(told):
 def test_what_plot_layer_norm_ladder_says_without_a_bound_number():
     """The second run has no name of its own, nor has the version of Triton."""
     text = PAGES[PAGE].read_text("utf-8")
-    (record,) = [r for r in read_records(PAGE) if r.machine == "nvidia-h200"]
+    record = record_of(PAGE, "nvidia-h200")
     again = record.values["prefetch"]["second"]["value"]
     assert text.count(f"{100 * again:.0f} % in the second run") == 2
     assert f"reach 79 % and\n# {100 * again:.0f} %" in text
@@ -151,7 +130,7 @@ def test_the_own_cell_judges_the_functions_of_plot_layer_norm_ladder(told, name,
     """At sizes that the page does not use; atomics lose the order, and the cell says so."""
     mine = f"def mine(x, dy, w, mean, rstd):\n    return {name}(x, dy, w, mean, rstd)"
     rows, columns = map(str, shape)
-    run_cell(PAGE, own_cell(PAGE), dict(told.names), mine=mine, ROWS=rows, COLUMNS=columns)
+    run_cell(PAGE, own_cell(PAGE), dict(told[PAGE].names), mine=mine, ROWS=rows, COLUMNS=columns)
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(":")[0] for line in lines] == ["dx", "dw", "db"]
     same = [line.endswith("same bits: True") for line in lines]
@@ -160,7 +139,7 @@ def test_the_own_cell_judges_the_functions_of_plot_layer_norm_ladder(told, name,
 
 
 def test_plot_layer_norm_ladder_and_its_study_agree_bit_for_bit(told):
-    names = told.names
+    names = told[PAGE].names
     [(x, dy)], w, b = STUDY["inputs"](names["m"], names["n"], torch.float32)
     y, stats = STUDY["forward"]("one block", x, w, b)
     if interpreting():

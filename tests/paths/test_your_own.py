@@ -1,7 +1,7 @@
 """Every *your own* cell, run as in a notebook, with something of a reader's: right, or refused.
 
-A cell runs after the imports and the earlier statements that it needs, and after nothing else of
-its page. What a reader puts in has shapes, types and seeds that no page uses.
+A cell runs after the imports of its page, and after nothing else of it. What a reader puts in has
+shapes, types and seeds that no page uses.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import numpy as np
 import pytest
 import torch
@@ -25,10 +26,8 @@ from roundoff.errors import RoundoffError
 from roundoff.kernels import layer_norm
 from roundoff.reductions import gloo_sum, round_to
 
-from .pages import PAGES, needed_by, own_cell, run, run_cell
+from .pages import PAGES, own_cell, run_cell, run_imports
 
-#: Pages whose cells read a model of 135 million parameters first.
-TRAINED = ["plot_whole_model", "plot_bits_to_words"]
 slow = pytest.mark.slow(reason="it reads a model of 135 million parameters")
 more = pytest.mark.slow(reason="a convolution with a norm takes the same path")
 
@@ -38,12 +37,13 @@ class Notebook:
 
     def __init__(self, page: str) -> None:
         self.page, self.cell = page, own_cell(page)
-        # Dynamo and pickle look for a function's module by its name.
+        # Dynamo and pickle look for a function's module by its name; no worker can import it.
         self.module = types.ModuleType(f"page_{page}")
         sys.modules[self.module.__name__] = self.module
+        cloudpickle.register_pickle_by_value(self.module)
         self.names = vars(self.module)
         self.names.update(__doc__="", np=np, torch=torch)
-        run(needed_by(page, self.cell), self.names, str(PAGES[page]))
+        run_imports(page, self.names)
 
     def run(self, **changed: str) -> dict[str, Any]:
         """The cell's names after it ran with these values put in; ``_``: its bare expressions."""
@@ -72,7 +72,7 @@ def notebooks(_quick: None) -> Iterator[dict[str, Notebook]]:
 
 @pytest.fixture
 def own(page: str, notebooks: dict[str, Notebook]) -> Notebook:
-    """The notebook of the page that a test is marked with; the needed cells run once a page."""
+    """The notebook of the page that a test is marked with."""
     if page not in notebooks:
         notebooks[page] = Notebook(page)
     return notebooks[page]
@@ -220,29 +220,6 @@ def decoder_of(folder: Path, kind: str) -> None:
     load_trained(layers=1).tokenizer.save_pretrained(folder)
 
 
-def llama_of(folder: Path) -> None:
-    """A small Llama in a folder, as transformers writes it, with SmolLM2's tokenizer."""
-    import transformers
-
-    from roundoff.models import load_trained
-
-    config = transformers.LlamaConfig(
-        hidden_size=36,
-        intermediate_size=50,
-        num_hidden_layers=2,
-        num_attention_heads=6,
-        num_key_value_heads=3,
-        vocab_size=49152,
-        max_position_embeddings=1024,
-        tie_word_embeddings=True,
-        eos_token_id=2,
-        bos_token_id=1,
-    )
-    torch.manual_seed(3)
-    transformers.LlamaForCausalLM(config).save_pretrained(folder)
-    load_trained(layers=1).tokenizer.save_pretrained(folder)
-
-
 # --- kernels
 
 
@@ -381,9 +358,7 @@ def test_own_rows_and_columns(
     leaves = [names[k].clone().requires_grad_() for k in ("x", "w")]
     y = layer_norm(leaves[0], n, leaves[1], names["b"])
     made = torch.autograd.grad(y, leaves, names["dy"])
-    wide = [leaf.detach().double().requires_grad_() for leaf in leaves]
-    exact = torch.nn.functional.layer_norm(wide[0], (n,), wide[1], names["b"].double())
-    truth = torch.autograd.grad(exact, wide, names["dy"].double())
+    truth = exact_gradients(names, "layer_norm")
     for said, right, got in zip(errors[1:3], truth, made, strict=True):
         if right.abs().max() > 1e-9:  # of one column no gradient is left
             assert float(said) == pytest.approx(scaled_error(right, got).rms, rel=0.01)
@@ -420,7 +395,7 @@ def test_own_gradients(
 @slow
 @on("plot_bits_to_words")
 def test_own_words(page: str, own: Notebook, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    llama_of(tmp_path)
+    decoder_of(tmp_path, "Llama")
     own.run(MODEL=repr(str(tmp_path)), PROMPTS='["A kettle", "Why?"]', DTYPE="torch.float32")
     float32 = capsys.readouterr().out
     own.run(MODEL=repr(str(tmp_path)), PROMPTS='["A kettle", "Why?"]', DTYPE="torch.bfloat16")

@@ -2,7 +2,6 @@
 
 import dataclasses
 import re
-import runpy
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,8 @@ from docutils.utils import new_document
 from roundoff.page.measurement import Study
 from roundoff.record import RECORDED, read_record, write_record, write_values
 
-from .conftest import ROOT, Site
+from ..paths.pages import PAGES, study_of
+from .conftest import ROOT
 from .mutants import mutants
 
 sys.path.insert(0, str(ROOT / "conf"))
@@ -202,16 +202,8 @@ def test_the_sentences_of_an_answer_are_found() -> None:
 # --- the studies of this project: each value can be refuted
 
 
-STUDIES = {
-    p.stem: p
-    for p in sorted((ROOT / "studies").glob("*.py"))
-    if "measurement import Study" in p.read_text("utf-8")
-}
-VALUES = [
-    (name, value.name)
-    for name, path in STUDIES.items()
-    for value in runpy.run_path(str(path))["study"].values
-]
+STUDIES = [page.removeprefix("plot_") for page in PAGES]
+VALUES = [(name, value.name) for name in STUDIES for value in study_of(name)["study"].values]
 
 
 def verdict(entry: dict[str, Any]) -> tuple[bool, str | None]:
@@ -221,7 +213,7 @@ def verdict(entry: dict[str, Any]) -> tuple[bool, str | None]:
 @pytest.mark.parametrize(("name", "wanted"), VALUES)
 def test_a_mutant_of_its_table_refutes_a_value(name: str, wanted: str) -> None:
     """Two labels exchanged, or a column scaled by at most 2, turn its test or its word."""
-    made = runpy.run_path(str(STUDIES[name]))["study"]
+    made = study_of(name)["study"]
     (value,) = (v for v in made.values if v.name == wanted)
     kept = read_record(RECORDED / made.page / f"{value.on}.json")
     frame = kept.tables[value.of]
@@ -249,52 +241,3 @@ def test_each_value_of_a_record_is_printed() -> None:
     for path in RECORDED.glob("*/*.json"):
         record = read_record(path)
         assert not {(record.page, name) for name in record.values} - printed, path
-
-
-# --- a whole build, twice
-
-PAGE = '''"""
-A question
-==========
-
-What the page shows.
-
-.. answer:: nvidia-h200
-
-   np.sum has :bound:`27 <results>` results, and float64 is :bound:`slower <time>`.
-"""
-
-# %%
-# A figure
-# --------
-#
-# It takes :bound:`2.3 <time>` times as long.
-
-import matplotlib.pyplot as plt
-
-figure, ax = plt.subplots()
-figure.set_gid("answer")
-figure.set_label("Nothing.")
-'''
-
-
-@pytest.mark.slow(reason="five builds of a small site")
-def test_a_false_number_fails_every_build_and_is_named(tmp_path: Path) -> None:
-    site = Site(tmp_path, {"plot_a": PAGE})
-    recorded = tmp_path / "src" / "roundoff" / "recorded"
-    record(recorded)
-    status, said = site.build()
-    assert status == 0, said
-    html = site.html("plot_a").read_text("utf-8")
-    assert 'href="#evidence-results"><strong>27</strong>' in html
-    site.pages["plot_a"].write_text(PAGE.replace("2.3 <time>", "2.4 <time>"))
-    for _ in range(2):
-        status, said = site.build()
-        assert status != 0
-        assert "value time of plot_a on nvidia-h200: 2.4 is printed and 2.33 measured" in said
-    site.pages["plot_a"].write_text(PAGE)
-    record(recorded, ratio=2.33, low=0.9, high=2.4)  # the page is as it was
-    for _ in range(2):
-        status, said = site.build()
-        assert status != 0
-        assert "slower is printed, its interval says no difference measured" in said

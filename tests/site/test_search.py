@@ -7,7 +7,6 @@ import json
 import re
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -108,15 +107,6 @@ def test_the_index_holds_what_readers_may_type_instead() -> None:
     assert not set(typed) - set(words)
     assert "fp16" not in search.Words({}).split("half an ULP")
     assert "allreduce" in search.Words({}).split("an all-reduce")
-
-
-def test_a_page_weighs_what_it_is_about() -> None:
-    pages = {"a": Counter(sum=8, tf=1, the=9), "b": Counter(tf=9, the=9), "c": Counter(the=9, x=9)}
-    weights = search.weigh(pages)
-    assert weights["tf"]["b"] > weights["tf"]["a"]
-    assert weights["sum"].keys() == {"a"}
-    assert max(weights["the"].values(), default=0) < weights["tf"]["a"]
-    assert search.weigh({}) == {}
 
 
 def built(folder: Path, old: dict, *pages: str) -> subprocess.CompletedProcess:

@@ -167,15 +167,13 @@ class OrtSession:
             raise ArgumentError("outputs", got=repr(names)[:80], expected=str(self.output_names))
         return [self.output_names.index(name) for name in named]
 
-    def bind(
-        self, feeds: Mapping[str, Any], outputs: Mapping[str, torch.Tensor] | None = None
-    ) -> Binding:
+    def bind(self, feeds: Mapping[str, Any]) -> Binding:
         """Bind inputs once for many runs; see :class:`Binding`."""
         if not self._plain:
             raise UnsupportedError(
                 "only tensors of numbers can be bound", hint="OrtSession.run takes the others"
             )
-        return Binding(self, feeds, outputs)
+        return Binding(self, feeds)
 
     def _check(self, feeds: Mapping[str, Any]) -> None:
         check_feeds(feeds, self.input_names)
@@ -227,7 +225,7 @@ def _tensors(value: Any) -> Any:
 
 
 class Binding:
-    """Inputs, and outputs where given, bound to a session: repeated runs copy nothing.
+    """Inputs bound to a session: repeated runs copy nothing.
 
     The returned tensors belong to the binding: the next run writes over them, so the shapes of
     the outputs must not change between runs. Change an input by writing into its tensor.
@@ -237,8 +235,6 @@ class Binding:
     owner : OrtSession
     feeds : mapping
         Input name -> tensor or array; a contiguous one is read where it lies, at each run.
-    outputs : mapping, optional
-        Output name -> contiguous tensor on the session's device to write to.
 
     Examples
     --------
@@ -255,12 +251,7 @@ class Binding:
     [tensor([[6., 6.]])]
     """
 
-    def __init__(
-        self,
-        owner: OrtSession,
-        feeds: Mapping[str, Any],
-        outputs: Mapping[str, torch.Tensor] | None = None,
-    ) -> None:
+    def __init__(self, owner: OrtSession, feeds: Mapping[str, Any]) -> None:
         self.session = owner
         self._io = owner.raw.io_binding()
         self._outputs: list[torch.Tensor] | None = None
@@ -274,36 +265,8 @@ class Binding:
             wanted = "cpu" if name in owner.on_processor else owner.device.type
             if value.device_name() != wanted:
                 self._elsewhere.append((name, value))
-        if outputs is not None and not isinstance(outputs, Mapping):
-            raise ArgumentError(
-                "outputs", got=type(outputs).__name__, expected="a mapping of names to tensors"
-            )
-        self._bind_outputs(dict(outputs or {}))
-
-    def _bind_outputs(self, tensors: dict[str, torch.Tensor]) -> None:
-        device = self.session.device
-        for name in self.session.output_names:
-            if name not in tensors:
-                self._io.bind_output(name, device.type, device.index or 0)
-                continue
-            tensor = tensors.pop(name)
-            if not isinstance(tensor, torch.Tensor):
-                raise ArgumentError(
-                    f"output {name!r}", got=type(tensor).__name__, expected="a torch tensor"
-                )
-            if not tensor.is_contiguous() or tensor.device != device:
-                raise ArgumentError(
-                    f"output {name!r}",
-                    got=f"{tensor.device}, contiguous={tensor.is_contiguous()}",
-                    expected=f"contiguous, on {device}",
-                )
-            value = to_ort(tensor)
-            self._io.bind_ortvalue_output(name, value)
-            self._bound += [tensor, value]
-        if tensors:
-            raise ArgumentError(
-                "no such outputs", got=list(tensors), expected=str(self.session.output_names)
-            )
+        for name in owner.output_names:
+            self._io.bind_output(name, owner.device.type, owner.device.index or 0)
 
     def run(self) -> list[torch.Tensor]:
         """Run once and return the outputs, in the order of the session's ``output_names``."""

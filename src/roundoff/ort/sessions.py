@@ -53,7 +53,7 @@ def session(
     threads: int | None = None,
     optimization: str = "all",
     provider_options: Mapping[str, Any] | None = None,
-    session_options: Mapping[str, Any] | onnxruntime.SessionOptions | None = None,
+    session_options: Mapping[str, Any] | None = None,
 ) -> OrtSession:
     """Make a session that computes in torch's precision, with as many threads as torch.
 
@@ -75,9 +75,9 @@ def session(
     provider_options : mapping, optional
         More options of the first provider, such as ``{"enable_cuda_graph": True}`` of the CUDA
         provider. The processor's takes none.
-    session_options : mapping or onnxruntime.SessionOptions, optional
+    session_options : mapping, optional
         Configuration entries (``{"session.disable_prepacking": "1"}``) and attributes
-        (``{"use_deterministic_compute": True}``), or options to start from.
+        (``{"use_deterministic_compute": True}``).
 
     Raises
     ------
@@ -175,19 +175,16 @@ def _options(requested: Any, threads: int | None, optimization: str) -> onnxrunt
     check_choice("optimization", optimization, _LEVELS)
     if threads is not None:
         check_whole("threads", threads, 1, _MOST_THREADS)
-    complete = isinstance(requested, onnxruntime.SessionOptions)
-    if not complete and requested is not None:
-        check_mapping("session_options", requested)
-    options = requested if complete else onnxruntime.SessionOptions()
-    if not complete:
-        # What fails is raised; the C++ log would print it a second time, past any capture.
-        options.log_severity_level = 4
+    requested = check_mapping("session_options", {} if requested is None else requested)
+    options = onnxruntime.SessionOptions()
+    # What fails is raised; the C++ log would print it a second time, past any capture.
+    options.log_severity_level = 4
     options.graph_optimization_level = getattr(
         onnxruntime.GraphOptimizationLevel, _LEVELS[optimization]
     )
     options.intra_op_num_threads = threads or torch.get_num_threads()
     entries = {"session.intra_op.allow_spinning": "0", "session.inter_op.allow_spinning": "0"}
-    for key, value in (entries | ({} if complete else dict(requested or {}))).items():
+    for key, value in (entries | dict(requested)).items():
         if not isinstance(value, (str, int, float)):
             raise ArgumentError(
                 f"session option {key}", got=repr(value)[:80], expected="a text or a number"

@@ -550,35 +550,62 @@ def _cpu_rows(n: int, k: int, dtype: torch.dtype, bias: bool, threads: int) -> t
 # Under torch.compile and autograd the product is an opaque operator. ----------------------------
 
 
-@torch.library.custom_op("roundoff::invariant_matmul", mutates_args=())
-def _matmul_op(
+def is_traced(x: torch.Tensor) -> bool:
+    """Whether a compiler follows what is computed with *x*."""
+    return torch.compiler.is_compiling() or type(x) not in (torch.Tensor, torch.nn.Parameter)
+
+
+def operator(
+    name: str,
+    function: Callable[..., torch.Tensor],
+    fake: Callable[..., torch.Tensor],
+    setup: Callable[..., None],
+    gradients: Callable[..., Any],
+) -> Callable[..., torch.Tensor]:
+    """A function with gradients; where a compiler traces it, the operator ``roundoff::name``.
+
+    Eager calls the function without the operator, which would take ten times as long.
+
+    Parameters
+    ----------
+    name : str
+        Of the operator.
+    function : callable
+        (tensor, …) -> tensor, with annotations.
+    fake : callable
+        (tensor, …) -> an empty result.
+    setup, gradients : callable
+        As ``setup_context`` and ``backward`` of :class:`torch.autograd.Function`.
+    """
+    traced = torch.library.custom_op(f"roundoff::{name}", function, mutates_args=())
+    traced.register_fake(fake)
+    traced.register_autograd(gradients, setup_context=setup)
+
+    class Eager(torch.autograd.Function):
+        forward = staticmethod(function)
+        setup_context = staticmethod(setup)
+        backward = staticmethod(once_differentiable(gradients))  # type: ignore[assignment]
+
+    def call(x: torch.Tensor, *rest: Any) -> torch.Tensor:
+        y: torch.Tensor = traced(x, *rest) if is_traced(x) else Eager.apply(x, *rest)
+        return y
+
+    return call
+
+
+def _matmul(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, tf32: bool
 ) -> torch.Tensor:
     return _product(x, weight, bias, tf32)
 
 
-@_matmul_op.register_fake
-def _(x: Any, weight: Any, bias: Any, tf32: bool) -> Any:
+def _empty(x: Any, weight: Any, bias: Any, tf32: bool) -> Any:
     return x.new_empty(*x.shape[:-1], weight.shape[0])
 
 
 def _setup(ctx: Any, inputs: Any, output: Any) -> None:
     x, weight, *_ = inputs
     ctx.save_for_backward(x, weight)
-
-
-def is_traced(x: torch.Tensor) -> bool:
-    """Whether a compiler follows what is computed with *x*."""
-    return torch.compiler.is_compiling() or type(x) not in (torch.Tensor, torch.nn.Parameter)
-
-
-def differentiable(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, tf32: bool
-) -> torch.Tensor:
-    """The product with gradients; an operator where it is traced, which eager waits longer for."""
-    call = _matmul_op if is_traced(x) else _Product.apply
-    y: torch.Tensor = call(x, weight, bias, tf32)
-    return y
 
 
 def _gradients(ctx: Any, dy: torch.Tensor) -> Any:
@@ -592,17 +619,4 @@ def _gradients(ctx: Any, dy: torch.Tensor) -> Any:
         return dx, dw, flat.sum(0) if needs[2] else None, None
 
 
-_matmul_op.register_autograd(_gradients, setup_context=_setup)
-
-
-class _Product(torch.autograd.Function):
-    """The same without an operator."""
-
-    @staticmethod
-    def forward(
-        x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, tf32: bool
-    ) -> torch.Tensor:
-        return _product(x, weight, bias, tf32)
-
-    setup_context = staticmethod(_setup)
-    backward = staticmethod(once_differentiable(_gradients))  # type: ignore[assignment]
+differentiable = operator("invariant_matmul", _matmul, _empty, _setup, _gradients)

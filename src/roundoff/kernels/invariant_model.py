@@ -15,7 +15,7 @@ from . import invariant_kernels as kernels
 from ._runtime import power_of_2, run
 from .invariant_cublas import route
 from .invariant_matmul import _one, differentiable, matmul, operator, own_work
-from .invariant_operators import TRANSFORMERS, _pieces, _sums, _tf32, register
+from .invariant_operators import TRANSFORMERS, _pieces, _reduced, _tf32, register
 
 __all__ = ["Places", "put_in_place"]
 
@@ -292,16 +292,10 @@ def _rms_formula(
         return _rms_rows(x, weight, eps, kind)
     wide = x if x.dtype == torch.float64 else x.float()
     square = wide.pow(2)
-    n = x.shape[-1]
-    if own and x.is_cuda:
-        mean = _sums(square.reshape(-1, n), float(n)).view(*x.shape[:-1], 1)
+    mean = _mean(square) if own else square.mean(-1, keepdim=True)
+    scale = _pieces(torch.rsqrt, mean + eps) if own else None
+    if scale is None:
         scale = torch.rsqrt(mean + eps)
-    elif own:
-        mean = _mean(square)
-        made = _pieces(torch.rsqrt, mean + eps)
-        scale = torch.rsqrt(mean + eps) if made is None else made
-    else:
-        scale = torch.rsqrt(square.mean(-1, keepdim=True) + eps)
     made = wide * scale
     if weight is None:
         return made.to(x.dtype)
@@ -330,18 +324,11 @@ def _rms_rows(x: torch.Tensor, weight: torch.Tensor | None, eps: float, kind: st
     return made
 
 
-def _mean(rows: torch.Tensor) -> torch.Tensor:
-    """Means of rows on a CPU, where torch adds a single long row in several threads."""
-    n = rows.shape[-1]
-    if rows.numel() != n:
-        return rows.mean(-1, keepdim=True)
-    return (
-        rows.reshape(1, n)
-        .expand(2, n)
-        .contiguous()
-        .mean(-1, keepdim=True)[:1]
-        .view(*rows.shape[:-1], 1)
-    )
+def _mean(x: torch.Tensor) -> torch.Tensor:
+    """Means of rows as within ``roundoff.invariant()``."""
+    mean = torch.ops.aten.mean.dim
+    made: torch.Tensor | None = _reduced(mean, x, [-1], True)
+    return mean(x, [-1], True) if made is None else made
 
 
 def _rms_norm_of_torch(

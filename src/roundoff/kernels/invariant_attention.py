@@ -8,12 +8,11 @@ from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 import torch
-import triton
 
 from ..arguments import check_flag, check_whole
 from ..errors import ArgumentError, DtypeError, ShapeError, UnsupportedError
 from . import invariant_kernels as kernels
-from ._runtime import ceil_div, interpreting, multiprocessors, power_of_2, run
+from ._runtime import ceil_div, interpreting, multiprocessors, power_of_2, run, run_fitting
 from .invariant_matmul import (
     _check_types,
     _on_cpu,
@@ -586,10 +585,6 @@ def _special(p: torch.Tensor, v: torch.Tensor, visible: torch.Tensor) -> torch.T
     return torch.where(bad | (up & down), torch.nan, signed)
 
 
-#: What did not fit on a device -> the stages that do.
-_STAGES: dict[tuple[Any, ...], int] = {}
-
-
 def _rows(rows: int, head: int, itemsize: int) -> tuple[int, int]:
     """(rows of a tile, warps): neither moves bits."""
     if rows <= 16:
@@ -672,20 +667,11 @@ def _by_kernel(
         *v.stride(),
         *constants,
     )
-    key = (index, q.dtype, wide, rows, tf32)
-    stages = _STAGES.get(key, 3 if wide * itemsize <= 256 else 2)
+    kind, stages = (index, q.dtype, wide, rows, tf32), 3 if wide * itemsize <= 256 else 2
     grid = (programs, ceil_div(splits, each) if apart else 1)
-    while True:
-        try:
-            # Without contraction: both forms of the kernel then do the same operations.
-            options = {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": False}
-            run(kernels.attend, grid, *args, **options)
-        except triton.OutOfResources:
-            if stages == 1:
-                raise
-            stages = _STAGES[key] = stages - 1
-        else:
-            break
+    # Without contraction: both forms of the kernel then do the same operations.
+    options = {"num_warps": warps, "enable_fp_fusion": False}
+    run_fitting(kind, stages, kernels.attend, grid, *args, **options)
     if apart:
         block = 16 if interpreting() else 4
         run(

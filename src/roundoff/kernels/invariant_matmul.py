@@ -9,13 +9,12 @@ from functools import cache, wraps
 from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
-import triton
 from torch.autograd.function import once_differentiable
 
 from ..arguments import check_flag
 from ..errors import ArgumentError, DtypeError, ShapeError, UnsupportedError
 from . import invariant_kernels as kernels
-from ._runtime import ceil_div, check_tensor, interpreting, multiprocessors, power_of_2, run
+from ._runtime import ceil_div, check_tensor, interpreting, multiprocessors, power_of_2, run_fitting
 from .invariant_cublas import cancelling, route
 
 __all__ = ["TILES", "Tile", "batched", "matmul", "tile_for"]
@@ -431,9 +430,6 @@ def batched(x: torch.Tensor, weight: torch.Tensor, *, tf32: bool = False) -> tor
 
 # Our kernel. ----------------------------------------------------------------------------------
 
-#: What did not fit on a device -> the stages that do.
-_STAGES: dict[tuple[Any, ...], int] = {}
-
 
 def _by_kernel(
     x: torch.Tensor,
@@ -470,17 +466,9 @@ def _by_kernel(
     b, stride = (y, 1) if bias is None else (bias, bias.stride(0))
     strides = (outer[0], *x.stride()[1:], outer[1], *weight.stride()[1:], stride)
     args = (x, weight, b, y, m, n, k, *strides, *constants)
-    key = (index, tile, x.dtype, tf32)
-    stages = _STAGES.get(key, tile.stages)
-    while True:
-        try:
-            run(kernels.product, grid, *args, num_warps=tile.warps, num_stages=stages)
-        except triton.OutOfResources:
-            if stages == 1:
-                raise
-            stages = _STAGES[key] = stages - 1
-        else:
-            return y
+    kind = (index, tile, x.dtype, tf32)
+    run_fitting(kind, tile.stages, kernels.product, grid, *args, num_warps=tile.warps)
+    return y
 
 
 def _upward(m: int) -> int:

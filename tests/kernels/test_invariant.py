@@ -310,7 +310,7 @@ def by_kernel(x, weight, bias=None, tile=None):
 @pytest.mark.parametrize("biased", [False, True])
 def test_where_a_row_is_and_how_it_lies_does_not_matter(biased, dtype):
     """Of a real layer, where cuBLAS is asked for each layout by itself; NaN does not leak."""
-    n, k = (4096, 4096) if CUDA else (33, 49)
+    n, k = (4096, 4096) if CUDA else (5, 33)
     x, weight = cancelling(*(torch.empty(m, k, device=DEVICE, dtype=dtype) for m in (300, n)))
     bias = draw(n, dtype=dtype, seed=2) if biased else None
     whole = matmul(x, weight, bias)

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from roundoff import errors
-from roundoff.dtypes import dtype_info, onnx_dtype_to_np_dtype
 from roundoff.reductions import (
     DISTRIBUTIONS,
     DTYPES,
@@ -46,35 +45,19 @@ def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
     return a.dtype == b.dtype and bool(np.array_equal(bits(a), bits(b)))
 
 
-def storage(name: str) -> np.dtype:
-    return onnx_dtype_to_np_dtype(dtype_info(name).onnx)
-
-
-def vectors(dtype: np.dtype, low: int = 1, high: int = 300, magnitude: float = 1e4):
-    numbers = st.floats(-magnitude, magnitude, width=64).map(lambda v: float(dtype.type(v)))
-    return st.lists(numbers, min_size=low, max_size=high).map(lambda v: np.array(v, dtype))
-
-
 def wide(seed: int, n: int, dtype: type = np.float32, digits: int = 12) -> np.ndarray:
     """Values of both signs over many binades."""
     rng = np.random.default_rng(seed)
     return (rng.standard_normal(n) * 10.0 ** rng.uniform(-digits / 2, digits / 2, n)).astype(dtype)
 
 
-#: Name -> the function, and the most roundings that a value passes through, where data do not say.
 SUMS = {
-    "sequential": (sequential, lambda n: n - 1),
-    "pairwise, NumPy's": (pairwise_numpy, numpy_depth),
-    "pairwise, to the leaves": (pairwise, lambda n: (n - 1).bit_length()),
-    "Neumaier": (neumaier, None),
-    "binned": (binned, None),
+    "sequential": sequential,
+    "pairwise, NumPy's": pairwise_numpy,
+    "pairwise, to the leaves": pairwise,
+    "Neumaier": neumaier,
+    "binned": binned,
 }
-
-
-def error_bound(depth: int, absolute: float, dtype: str) -> float:
-    """gamma * sum(abs(x)), gamma = du / (1 - du): Higham, *The accuracy of summation*, 1993."""
-    du = depth * dtype_info(dtype).unit_roundoff
-    return du / (1 - du) * absolute if du < 1 else math.inf
 
 
 # -- the study's promise: a batch has the bits of separate calls ---------------------------------
@@ -95,9 +78,6 @@ def test_batch_has_the_bits_of_separate_calls(name: str, dtype: str) -> None:
             assert same_bits(found, np.array(each))
         if dtype in ("float64", "float32"):
             assert same_bits(moments(x)[1], np.std(x))
-
-
-# -- data and orders ------------------------------------------------------------------------------
 
 
 # -- algorithms against their definitions ---------------------------------------------------------
@@ -147,13 +127,10 @@ def test_numpy_adds_in_blocks_of_128(n: int, dtype: type) -> None:
 def test_pairwise_goes_to_the_leaves(n: int) -> None:
     x = wide(n, n)
     level = list(x)
-    depth = 0
     while len(level) > 1:
         odd = level[len(level) & ~1 :]
         level = [a + b for a, b in zip(level[::2], level[1::2], strict=False)] + odd
-        depth += 1
     assert pairwise(x) == level[0]
-    assert depth == SUMS["pairwise, to the leaves"][1](n)
 
 
 def neumaier_loop(x: np.ndarray) -> object:
@@ -181,7 +158,7 @@ def test_neumaier_is_the_textbook_loop(n: int, dtype: type) -> None:
 @pytest.mark.parametrize("n", [1, 2, 3, 100, 512])
 def test_a_row_is_added_as_if_alone(name: str, dtype: type, n: int) -> None:
     rows = np.stack([wide(seed, n, dtype) for seed in range(12)])
-    add, _ = SUMS[name]
+    add = SUMS[name]
     found = add(rows)
     assert found.shape == (12,)
     assert same_bits(found, np.array([add(row) for row in rows]))
@@ -196,16 +173,6 @@ def test_a_nan_stays_one_whatever_its_payload(low: int) -> None:
             x = np.concatenate([nan, rest])
             assert np.isnan(binned(x))
             assert np.isnan(binned(np.tile(x, (2, 1)))).all()
-
-
-@given(vectors(np.dtype(np.float32)), st.randoms(use_true_random=False))
-def test_the_rounded_exact_sum_is_the_nearest_number(x: np.ndarray, random) -> None:
-    truth = sum((Fraction(float(v)) for v in x), Fraction(0))
-    assert exact_sum(x) == truth
-    rounded = round_exact(truth, "float32")
-    for way in (-np.inf, np.inf):
-        neighbour = np.nextafter(np.float32(rounded), np.float32(way))
-        assert abs(Fraction(rounded) - truth) <= abs(Fraction(float(neighbour)) - truth)
 
 
 def test_exact_sum_of_other_types_is_exact_or_refused() -> None:
@@ -246,20 +213,6 @@ def test_signed_errors_are_exact() -> None:
     assert found[2] == math.inf
     assert math.isnan(found[3])
     assert found[4] == pytest.approx(-1 / 3, rel=1e-15)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@given(data=st.data())
-@settings(max_examples=40, deadline=None)
-def test_no_error_exceeds_its_bound(dtype: str, data: st.DataObject) -> None:
-    x = data.draw(vectors(storage(dtype), high=120, magnitude=100.0))
-    truth, absolute = exact_sum(x), float(exact_sum(np.abs(x.astype(float))))
-    for name in ("sequential", "pairwise, to the leaves", "pairwise, NumPy's"):
-        add, depth = SUMS[name]
-        error = abs(float(signed_errors(add(x), truth)))
-        bound = error_bound(depth(len(x)), absolute, dtype)
-        assert error <= bound * (1 + 1e-12), name
-        # float64 rounds the sum of absolute values in the bound: hence the last factor.
 
 
 def test_judge_tells_spread_and_error_apart() -> None:

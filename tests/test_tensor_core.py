@@ -1,6 +1,5 @@
-"""The simulated tensor core: against rational arithmetic, exact sums, and what GPUs gave."""
+"""The simulated tensor core: against rational arithmetic, and what GPUs gave."""
 
-import math
 import zlib
 from fractions import Fraction
 from pathlib import Path
@@ -75,40 +74,6 @@ def test_a_described_step_in_rational_arithmetic(k: int, block: int, bits: int, 
     a, b = operands(1, k, 1, seed)
     got = tensor_core_matmul(a, b, operands="float16", block=block, bits=bits)
     assert float(got[0, 0]) == described(a[0].tolist(), b[:, 0].tolist(), block, bits)
-
-
-def hopper(a: list[float], b: list[float], kind: str) -> float:
-    """One element by an H100, as the documentation says it is computed."""
-    block, f, p = (32, 13, 14) if kind.startswith("float8") else (16, 25, 24)
-    block = 8 if kind == "tf32" else block
-    smallest = FORMATS[kind][1]
-    total = Fraction(0)
-    for k in range(0, len(a), block):
-        addends, exponents = [total], [-133]
-        if total:
-            exponents.append(max(exponent(total), -126))
-        for left, right in zip(a[k : k + block], b[k : k + block], strict=True):
-            x, y = Fraction(left), Fraction(right)
-            if x and y:
-                addends.append(x * y)
-                exponents.append(max(exponent(x), smallest) + max(exponent(y), smallest))
-        place = Fraction(2) ** (max(exponents) - f)
-        total = sum((cut(value, place) for value in addends), Fraction(0))
-        if total:
-            total = cut(total, Fraction(2) ** max(exponent(total) + 1 - p, -149))
-        if abs(total) >= 2**128:
-            return math.copysign(math.inf, total)
-    return float(total)
-
-
-@pytest.mark.parametrize("kind", ["tf32", "float16", "bfloat16", "float32"])
-def test_what_fits_is_exact(kind: str) -> None:
-    rng = np.random.default_rng(0)
-    a = rng.integers(-100, 101, (20, 150)).astype(np.float32)
-    b = rng.integers(-100, 101, (150, 9)).astype(np.float32)
-    for block in (1, 8):
-        got = tensor_core_matmul(a, b, operands=kind, block=block)
-        assert (got == a.astype(int) @ b.astype(int)).all()
 
 
 @pytest.mark.parametrize(
@@ -213,6 +178,15 @@ def draw(kind: str, data: str, k: int) -> tuple[np.ndarray, np.ndarray]:
     elif data == "wide":
         high = HIGHEST[kind]
         x, y = (numbers(rng, kind, shape, max(emin, -high), high) for shape in shapes)
+    elif data == "sparse":
+        x = numbers(rng, kind, shapes[0], emin, emin + 6)
+        y = numbers(rng, kind, shapes[1], -6, 0)
+        x[rng.random(x.shape) < 0.3] = 0.0
+        y[rng.random(y.shape) < 0.3] = -0.0
+        # Large numbers that meet zeros alone: zeros with an exponent would show.
+        alone = rng.permutation(k)[: k // 4]
+        x[:, alone] = 0.0
+        y[alone] = np.ldexp(1.0, HIGHEST[kind])
     elif data == "subnormal":
         # Even rows hold subnormal numbers alone; y is large enough for the sum to be normal.
         x = numbers(rng, kind, shapes[0], emin - precision + 1, emin + 2)
@@ -235,22 +209,6 @@ def draw(kind: str, data: str, k: int) -> tuple[np.ndarray, np.ndarray]:
     return x, y
 
 
-@pytest.mark.parametrize("kind", TYPES)
-def test_a_hopper_step_in_rational_arithmetic(kind: str) -> None:
-    wide = ("tiny",) if kind in ("bfloat16", "tf32") else ()
-    for data in ("wide", "positive", "cancelling", "subnormal", *wide):
-        x, y = draw(kind, data, 72)
-        x[:, ::7], y[1::5] = 0.0, -0.0
-        x, y = x[:8].astype(TYPES[kind]), y[:, :8].astype(TYPES[kind])
-        got = tensor_core_matmul(x, y, "H100")
-        for i, k in enumerate((0, 1, 3, 5, 8, 17, 33, 72)):
-            a, b = x[i, :k].astype(float).tolist(), y[:k, i].astype(float).tolist()
-            expected = np.float32(hopper(a, b, kind))
-            one = tensor_core_matmul(x[i : i + 1, :k], y[:k, i : i + 1], "H200")
-            assert one.tobytes() == expected.tobytes()  # the sign of a zero as well
-        assert got[7, 7] == one[0, 0]
-
-
 @pytest.mark.parametrize(
     "longest",
     [512, pytest.param(4096, marks=pytest.mark.slow(reason="long products; short ones are quick"))],
@@ -262,7 +220,7 @@ def test_bits_that_a_gpu_gave(path: Path, longest: int) -> None:
         arrays = [stored[key] for key in ("names", "bits", "checksums")]
     for name, bits, checksum in zip(*arrays, strict=True):
         kind, source, data, k = str(name).split("/")
-        if data == "sparse" or int(k) > min(CHAINS.get((kind, source), 0), longest):
+        if int(k) > min(CHAINS.get((kind, source), 0), longest):
             continue
         seen.add((kind, source, data))
         x, y = draw(kind, data, int(k))
@@ -272,4 +230,4 @@ def test_bits_that_a_gpu_gave(path: Path, longest: int) -> None:
         got = tensor_core_matmul(x.astype(TYPES[kind]), y.astype(TYPES[kind]), "H100")
         assert (got.view(np.uint32) == bits).all(), name
     assert {(kind, source) for kind, source, _ in seen} == set(CHAINS)
-    assert {data for _, _, data in seen} == set(DATA) - {"sparse"}
+    assert {data for _, _, data in seen} == set(DATA)

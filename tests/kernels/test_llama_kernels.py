@@ -15,15 +15,10 @@ from roundoff.kernels.llama import (
     silu_mul,
 )
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-TYPES = [torch.float32, torch.float16, torch.bfloat16]
+from .test_invariant import DEVICE, TYPES, draw
+
 # Triton's interpreter cuts bfloat16 off instead of rounding it, and multiplies its bits.
 EXACT = TYPES if DEVICE == "cuda" else TYPES[:2]
-
-
-def draw(*shape: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, generator=generator).to(DEVICE, dtype)
 
 
 def near(made: torch.Tensor, truth: torch.Tensor, units: float = 1.0) -> None:

@@ -74,10 +74,6 @@ def _like(tensor: Optional) -> Any:
     return None if tensor is None else (tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
 
 
-def _is_plain(tensor: Tensor) -> bool:
-    return tensor.layout is torch.strided and type(tensor).__name__ != "MaskedTensor"
-
-
 def shape_of(normalized_shape: Any) -> tuple[int, ...]:
     """The last dimensions, as a tuple."""
     try:
@@ -381,10 +377,8 @@ def case_of(
         refuse(shape, eps, programs, x=x, weight=weight, bias=bias)
         raise
     if case is None:
-        there = (x, weight, bias)
-        if any(t is not None and not _is_plain(t) for t in there):
-            refuse(shape, eps, programs, x=x, weight=weight, bias=bias)
-        case = Case(form, shape, eps, programs, *map(_like, there))
+        refuse(shape, eps, programs, x=x, weight=weight, bias=bias)
+        case = Case(form, shape, eps, programs, *map(_like, (x, weight, bias)))
         if len(_cases) >= 4096:
             _cases.clear()
         _cases[key] = case

@@ -46,6 +46,7 @@ __all__ = [
     "multiprocessors",
     "power_of_2",
     "run",
+    "run_fitting",
     "shuffled_programs",
     "sum_along",
 ]
@@ -282,6 +283,30 @@ def run(function: Any, grid: tuple[int, int], *args: Any, **options: int) -> Non
     if launch is None:
         launch = _LAUNCHES[key] = Launch(function, index, (), **options)
     launch(grid, tensors, rest)
+
+
+#: What did not fit on a device -> the stages that do.
+_STAGES: dict[Any, int] = {}
+
+
+def run_fitting(
+    kind: Any, stages: int, function: Any, grid: tuple[int, int], *args: Any, **options: int
+) -> None:
+    """:func:`run` with fewer *stages* (loads under way) where the device has no room for them.
+
+    How many fit is remembered by function and *kind*.
+    """
+    key = (id(function), kind)
+    stages = _STAGES.get(key, stages)
+    while True:
+        try:
+            run(function, grid, *args, num_stages=stages, **options)
+        except triton.OutOfResources:
+            if stages == 1:
+                raise
+            stages = _STAGES[key] = stages - 1
+        else:
+            return
 
 
 def ceil_div(n: int, d: int) -> int:

@@ -53,7 +53,7 @@ class Compile(NamedTuple):
 def compiled_ahead(cases: Iterable[Compile]) -> list[dict[str, Any]]:
     """What kernels take of a multiprocessor, compiled for Hopper (sm_90) without a GPU.
 
-    Processes of their own compile them, since the kernels of this one may be interpreted.
+    A process of its own compiles them, since the kernels of this one may be interpreted.
 
     Parameters
     ----------
@@ -84,31 +84,20 @@ def compiled_ahead(cases: Iterable[Compile]) -> list[dict[str, Any]]:
         (_source(kernel), kernel.fn.__name__, warps, dict(constants))
         for kernel, warps, constants in cases
     ]
-    count = max(1, min(len(os.sched_getaffinity(0)), len(made) // 6))
     path = os.pathsep.join(
         filter(None, (str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")))
     )
-    env = os.environ | {"TRITON_INTERPRET": "0", "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    with tempfile.TemporaryDirectory() as folder:
-        children = []
-        for i in range(count):
-            file = Path(folder) / f"{i}.json"
-            file.write_text(json.dumps(made[i::count]), encoding="utf-8")
-            children.append(
-                subprocess.Popen(  # noqa: S603 - this module, no shell
-                    [sys.executable, "-c", _CHILD, str(file)],
-                    env=env,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                    text=True,
-                )
-            )
-        outputs = [child.communicate() for child in children]  # waits for each
-    for child, (_, errors) in zip(children, outputs, strict=True):
-        if child.returncode:
-            raise WorkerError("compiling a kernel", got=errors[-2000:])
-    rows = [json.loads(output.splitlines()[-1]) for output, _ in outputs]
-    return [rows[i % count][i // count] for i in range(len(made))]
+    child = subprocess.run(  # noqa: S603 - this module, no shell
+        [sys.executable, "-c", _CHILD],
+        input=json.dumps(made),
+        env=os.environ | {"TRITON_INTERPRET": "0", "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    if child.returncode:
+        raise WorkerError("compiling a kernel", got=child.stderr[-2000:])
+    rows: list[dict[str, Any]] = json.loads(child.stdout.splitlines()[-1])
+    return rows
 
 
 def _source(kernel: Any) -> str:
@@ -150,16 +139,15 @@ def _source(kernel: Any) -> str:
 
 
 def _compile_cases() -> None:
-    """In a process of its own: compile what the file says, print the rows."""
-    file = Path(sys.argv[1])
+    """In a process of its own: compile what the standard input says, print the rows."""
     rows = []
-    for number, case in enumerate(json.loads(file.read_text(encoding="utf-8"))):
-        source, name, warps, constants = case
-        module = file.with_name(f"{file.stem}_{number}.py")  # Triton reads a kernel's source
-        module.write_text(source, encoding="utf-8")
-        names: dict[str, Any] = {"__name__": module.stem}
-        exec(compile(source, str(module), "exec"), names)  # noqa: S102 - the caller's own
-        rows.append(_resources(names[name], warps, constants))
+    with tempfile.TemporaryDirectory() as folder:
+        for number, (source, name, warps, constants) in enumerate(json.load(sys.stdin)):
+            module = Path(folder) / f"kernel_{number}.py"  # Triton reads a kernel's source
+            module.write_text(source, encoding="utf-8")
+            names: dict[str, Any] = {"__name__": module.stem}
+            exec(compile(source, str(module), "exec"), names)  # noqa: S102 - the caller's own
+            rows.append(_resources(names[name], warps, constants))
     print(json.dumps(rows))
 
 

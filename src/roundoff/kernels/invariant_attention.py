@@ -8,19 +8,18 @@ from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 import torch
-import triton
-from torch.autograd.function import once_differentiable
 
 from ..arguments import check_flag, check_whole
 from ..errors import ArgumentError, DtypeError, ShapeError, UnsupportedError
 from . import invariant_kernels as kernels
-from ._runtime import ceil_div, interpreting, multiprocessors, power_of_2, run
+from ._runtime import ceil_div, interpreting, multiprocessors, power_of_2, run, run_fitting
 from .invariant_matmul import (
     _check_types,
     _on_cpu,
     by_torch,
     check_tensors,
     is_traced,
+    operator,
     own_work,
     settle_mkl,
 )
@@ -155,21 +154,18 @@ def attention(
     _check_numbers(scale, tf32)
     batch, _, queries, _ = q.shape
     keys = k.shape[2]
-    asked = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+    scale = q.shape[3] ** -0.5 if scale is None else scale
     if mask is not None:
         if start is not None or length is not None:
             raise ArgumentError("a mask says it all", got="mask and start or length")
         if torch.compiler.is_compiling():  # whether a mask has gaps decides what is computed
-            return _masked_op(q, k, v, mask, q.shape[3] ** -0.5 if scale is None else scale, tf32)
+            return _differentiable_masked(q, k, v, mask, scale, tf32)
         seen = seen_by_mask(mask, batch, queries, keys)
     else:
         seen = _by_position(batch, queries, keys, q.device, causal, start, length)
-    scale = q.shape[3] ** -0.5 if scale is None else scale
-    if is_traced(q):
-        return _attention_op(q, k, v, *seen, scale, tf32)
-    if asked:
-        y: torch.Tensor = _Attention.apply(q, k, v, mask, *seen, scale, tf32)
-        return y
+    asked = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+    if asked or is_traced(q):
+        return _differentiable(q, k, v, *seen, scale, tf32)
     return _attend(q, k, v, seen, scale, tf32)
 
 
@@ -467,7 +463,7 @@ def attend(
     _check_numbers(scale, tf32)
     scale = q.shape[3] ** -0.5 if scale is None else scale
     if torch.compiler.is_compiling():
-        return _attention_op(q, k, v, *seen, scale, tf32)
+        return _differentiable(q, k, v, *seen, scale, tf32)
     return _attend(q, k, v, seen, scale, tf32)
 
 
@@ -589,10 +585,6 @@ def _special(p: torch.Tensor, v: torch.Tensor, visible: torch.Tensor) -> torch.T
     return torch.where(bad | (up & down), torch.nan, signed)
 
 
-#: What did not fit on a device -> the stages that do.
-_STAGES: dict[tuple[Any, ...], int] = {}
-
-
 def _rows(rows: int, head: int, itemsize: int) -> tuple[int, int]:
     """(rows of a tile, warps): neither moves bits."""
     if rows <= 16:
@@ -675,20 +667,11 @@ def _by_kernel(
         *v.stride(),
         *constants,
     )
-    key = (index, q.dtype, wide, rows, tf32)
-    stages = _STAGES.get(key, 3 if wide * itemsize <= 256 else 2)
+    kind, stages = (index, q.dtype, wide, rows, tf32), 3 if wide * itemsize <= 256 else 2
     grid = (programs, ceil_div(splits, each) if apart else 1)
-    while True:
-        try:
-            # Without contraction: both forms of the kernel then do the same operations.
-            options = {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": False}
-            run(kernels.attend, grid, *args, **options)
-        except triton.OutOfResources:
-            if stages == 1:
-                raise
-            stages = _STAGES[key] = stages - 1
-        else:
-            break
+    # Without contraction: both forms of the kernel then do the same operations.
+    options = {"num_warps": warps, "enable_fp_fusion": False}
+    run_fitting(kind, stages, kernels.attend, grid, *args, **options)
     if apart:
         block = 16 if interpreting() else 4
         run(
@@ -709,8 +692,7 @@ def _by_kernel(
     return out
 
 
-@torch.library.custom_op("roundoff::invariant_attention", mutates_args=())
-def _attention_op(
+def _attention(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
@@ -723,58 +705,7 @@ def _attention_op(
     return _attend(q, k, v, Seen(first, last, order), scale, tf32)
 
 
-@_attention_op.register_fake
-def _(q: Any, k: Any, v: Any, first: Any, last: Any, order: Any, scale: float, tf32: bool) -> Any:
-    return q.new_empty(q.shape)
-
-
-def _setup(ctx: Any, inputs: Any, output: Any) -> None:
-    q, k, v, first, last, order, ctx.scale, _ = inputs
-    ctx.save_for_backward(q, k, v, output, first, last, order)
-
-
-def _backward(ctx: Any, dy: torch.Tensor) -> Any:
-    q, k, v, y, first, last, order = ctx.saved_tensors
-    made = _gradients(dy, q, k, v, y, _visible(Seen(first, last, order), k.shape[2]), ctx.scale)
-    return *made, None, None, None, None, None
-
-
-_attention_op.register_autograd(_backward, setup_context=_setup)
-
-
-class _Attention(torch.autograd.Function):
-    """The same without an operator, and with the mask, where there was one."""
-
-    @staticmethod
-    def forward(
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        mask: torch.Tensor | None,
-        first: torch.Tensor,
-        last: torch.Tensor,
-        order: torch.Tensor | None,
-        scale: float,
-        tf32: bool,
-    ) -> torch.Tensor:
-        return _attend(q, k, v, Seen(first, last, order), scale, tf32)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        *tensors, ctx.scale, _ = inputs
-        ctx.save_for_backward(output, *tensors)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dy: torch.Tensor) -> Any:
-        y, q, k, v, mask, *seen = ctx.saved_tensors
-        visible = _visible(Seen(*seen), k.shape[2]) if mask is None else mask[:, 0]
-        made = _gradients(dy, q, k, v, y, visible, ctx.scale)
-        return *made, *[None] * 6
-
-
-@torch.library.custom_op("roundoff::invariant_masked_attention", mutates_args=())
-def _masked_op(
+def _masked_attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float, tf32: bool
 ) -> torch.Tensor:
     return _attend(q, k, v, _fresh_seen(mask, q.shape[0], q.shape[2], k.shape[2]), scale, tf32)
@@ -794,22 +725,30 @@ def _fresh_seen(mask: torch.Tensor, batch: int, queries: int, keys: int) -> Seen
     return seen
 
 
-@_masked_op.register_fake
-def _(q: Any, k: Any, v: Any, mask: Any, scale: float, tf32: bool) -> Any:
+def _empty(q: torch.Tensor, *_: Any) -> torch.Tensor:
     return q.new_empty(q.shape)
 
 
-def _setup_masked(ctx: Any, inputs: Any, output: Any) -> None:
-    q, k, v, mask, ctx.scale, _ = inputs
-    ctx.save_for_backward(q, k, v, output, mask)
+def _setup(ctx: Any, inputs: Any, output: Any) -> None:
+    *tensors, ctx.scale, _ = inputs
+    ctx.save_for_backward(output, *tensors)
 
 
-def _backward_masked(ctx: Any, dy: torch.Tensor) -> Any:
-    q, k, v, y, mask = ctx.saved_tensors
+def _backward(ctx: Any, dy: torch.Tensor) -> Any:
+    y, q, k, v, *seen = ctx.saved_tensors
+    made = _gradients(dy, q, k, v, y, _visible(Seen(*seen), k.shape[2]), ctx.scale)
+    return *made, *[None] * 5
+
+
+def _masked_backward(ctx: Any, dy: torch.Tensor) -> Any:
+    y, q, k, v, mask = ctx.saved_tensors
     return *_gradients(dy, q, k, v, y, mask[:, 0], ctx.scale), None, None, None
 
 
-_masked_op.register_autograd(_backward_masked, setup_context=_setup_masked)
+_differentiable = operator("invariant_attention", _attention, _empty, _setup, _backward)
+_differentiable_masked = operator(
+    "invariant_masked_attention", _masked_attention, _empty, _setup, _masked_backward
+)
 
 
 def _visible(seen: Seen, keys: int) -> torch.Tensor:

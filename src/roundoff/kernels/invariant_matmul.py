@@ -9,13 +9,12 @@ from functools import cache, wraps
 from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
-import triton
 from torch.autograd.function import once_differentiable
 
 from ..arguments import check_flag
 from ..errors import ArgumentError, DtypeError, ShapeError, UnsupportedError
 from . import invariant_kernels as kernels
-from ._runtime import ceil_div, check_tensor, interpreting, multiprocessors, power_of_2, run
+from ._runtime import ceil_div, check_tensor, interpreting, multiprocessors, power_of_2, run_fitting
 from .invariant_cublas import cancelling, route
 
 __all__ = ["TILES", "Tile", "batched", "matmul", "tile_for"]
@@ -431,9 +430,6 @@ def batched(x: torch.Tensor, weight: torch.Tensor, *, tf32: bool = False) -> tor
 
 # Our kernel. ----------------------------------------------------------------------------------
 
-#: What did not fit on a device -> the stages that do.
-_STAGES: dict[tuple[Any, ...], int] = {}
-
 
 def _by_kernel(
     x: torch.Tensor,
@@ -470,17 +466,9 @@ def _by_kernel(
     b, stride = (y, 1) if bias is None else (bias, bias.stride(0))
     strides = (outer[0], *x.stride()[1:], outer[1], *weight.stride()[1:], stride)
     args = (x, weight, b, y, m, n, k, *strides, *constants)
-    key = (index, tile, x.dtype, tf32)
-    stages = _STAGES.get(key, tile.stages)
-    while True:
-        try:
-            run(kernels.product, grid, *args, num_warps=tile.warps, num_stages=stages)
-        except triton.OutOfResources:
-            if stages == 1:
-                raise
-            stages = _STAGES[key] = stages - 1
-        else:
-            return y
+    kind = (index, tile, x.dtype, tf32)
+    run_fitting(kind, tile.stages, kernels.product, grid, *args, num_warps=tile.warps)
+    return y
 
 
 def _upward(m: int) -> int:
@@ -550,35 +538,62 @@ def _cpu_rows(n: int, k: int, dtype: torch.dtype, bias: bool, threads: int) -> t
 # Under torch.compile and autograd the product is an opaque operator. ----------------------------
 
 
-@torch.library.custom_op("roundoff::invariant_matmul", mutates_args=())
-def _matmul_op(
+def is_traced(x: torch.Tensor) -> bool:
+    """Whether a compiler follows what is computed with *x*."""
+    return torch.compiler.is_compiling() or type(x) not in (torch.Tensor, torch.nn.Parameter)
+
+
+def operator(
+    name: str,
+    function: Callable[..., torch.Tensor],
+    fake: Callable[..., torch.Tensor],
+    setup: Callable[..., None],
+    gradients: Callable[..., Any],
+) -> Callable[..., torch.Tensor]:
+    """A function with gradients; where a compiler traces it, the operator ``roundoff::name``.
+
+    Eager calls the function without the operator, which would take ten times as long.
+
+    Parameters
+    ----------
+    name : str
+        Of the operator.
+    function : callable
+        (tensor, …) -> tensor, with annotations.
+    fake : callable
+        (tensor, …) -> an empty result.
+    setup, gradients : callable
+        As ``setup_context`` and ``backward`` of :class:`torch.autograd.Function`.
+    """
+    traced = torch.library.custom_op(f"roundoff::{name}", function, mutates_args=())
+    traced.register_fake(fake)
+    traced.register_autograd(gradients, setup_context=setup)
+
+    class Eager(torch.autograd.Function):
+        forward = staticmethod(function)
+        setup_context = staticmethod(setup)
+        backward = staticmethod(once_differentiable(gradients))  # type: ignore[assignment]
+
+    def call(x: torch.Tensor, *rest: Any) -> torch.Tensor:
+        y: torch.Tensor = traced(x, *rest) if is_traced(x) else Eager.apply(x, *rest)
+        return y
+
+    return call
+
+
+def _matmul(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, tf32: bool
 ) -> torch.Tensor:
     return _product(x, weight, bias, tf32)
 
 
-@_matmul_op.register_fake
-def _(x: Any, weight: Any, bias: Any, tf32: bool) -> Any:
+def _empty(x: Any, weight: Any, bias: Any, tf32: bool) -> Any:
     return x.new_empty(*x.shape[:-1], weight.shape[0])
 
 
 def _setup(ctx: Any, inputs: Any, output: Any) -> None:
     x, weight, *_ = inputs
     ctx.save_for_backward(x, weight)
-
-
-def is_traced(x: torch.Tensor) -> bool:
-    """Whether a compiler follows what is computed with *x*."""
-    return torch.compiler.is_compiling() or type(x) not in (torch.Tensor, torch.nn.Parameter)
-
-
-def differentiable(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, tf32: bool
-) -> torch.Tensor:
-    """The product with gradients; an operator where it is traced, which eager waits longer for."""
-    call = _matmul_op if is_traced(x) else _Product.apply
-    y: torch.Tensor = call(x, weight, bias, tf32)
-    return y
 
 
 def _gradients(ctx: Any, dy: torch.Tensor) -> Any:
@@ -592,17 +607,4 @@ def _gradients(ctx: Any, dy: torch.Tensor) -> Any:
         return dx, dw, flat.sum(0) if needs[2] else None, None
 
 
-_matmul_op.register_autograd(_gradients, setup_context=_setup)
-
-
-class _Product(torch.autograd.Function):
-    """The same without an operator."""
-
-    @staticmethod
-    def forward(
-        x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, tf32: bool
-    ) -> torch.Tensor:
-        return _product(x, weight, bias, tf32)
-
-    setup_context = staticmethod(_setup)
-    backward = staticmethod(once_differentiable(_gradients))  # type: ignore[assignment]
+differentiable = operator("invariant_matmul", _matmul, _empty, _setup, _gradients)

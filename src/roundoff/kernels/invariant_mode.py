@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import inspect
 import threading
 import warnings
@@ -151,7 +150,7 @@ def invariant(model: Any = None, *, lacking: str = "raise") -> Any:
     return model
 
 
-class Invariant:
+class Invariant(contextlib.ContextDecorator):
     """What :func:`roundoff.kernels.invariant` gives.
 
     Attributes
@@ -194,12 +193,7 @@ class Invariant:
                 hint="with roundoff.invariant(): in its body",
             )
 
-        @functools.wraps(function)
-        def within(*args: Any, **kwargs: Any) -> Any:
-            with self:
-                return function(*args, **kwargs)
-
-        return within
+        return super().__call__(function)
 
     def __enter__(self) -> Invariant:
         if torch.compiler.is_compiling():

@@ -8,15 +8,14 @@ from types import MethodType
 from typing import Any
 
 import torch
-from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from ..errors import ArgumentError
 from . import invariant_kernels as kernels
 from ._runtime import power_of_2, run
 from .invariant_cublas import route
-from .invariant_matmul import _one, differentiable, is_traced, matmul, own_work
-from .invariant_operators import TRANSFORMERS, _pieces, _sums, _tf32, register
+from .invariant_matmul import _one, differentiable, matmul, operator, own_work
+from .invariant_operators import TRANSFORMERS, _pieces, _reduced, _tf32, register
 
 __all__ = ["Places", "put_in_place"]
 
@@ -244,15 +243,10 @@ def _switches(dtype: torch.dtype) -> tuple[Any, ...]:
 def opaque(name: str, formula: Callable[..., torch.Tensor]) -> Callable[[Any], Any]:
     """An operator ``roundoff::name`` whose result is shaped as its first argument.
 
-    Eager calls the function without the operator, which would take ten times as long.
-
     Its gradient is that of *formula*, torch's own, at the same values.
     """
 
     def decorate(function: Callable[..., torch.Tensor]) -> Any:
-        operator = torch.library.custom_op(f"roundoff::{name}", function, mutates_args=())
-        operator.register_fake(lambda x, *_: torch.empty_like(x))
-
         def setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
             ctx.tensors = [i for i, value in enumerate(inputs) if isinstance(value, torch.Tensor)]
             ctx.rest = [None if i in ctx.tensors else value for i, value in enumerate(inputs)]
@@ -269,18 +263,7 @@ def opaque(name: str, formula: Callable[..., torch.Tensor]) -> Callable[[Any], A
             found = dict(zip(asked, grads, strict=True))
             return tuple(found.get(i) for i in range(len(inputs)))
 
-        operator.register_autograd(gradients, setup_context=setup)
-
-        class Eager(torch.autograd.Function):
-            forward = staticmethod(function)
-            setup_context = staticmethod(setup)
-            backward = staticmethod(once_differentiable(gradients))  # type: ignore[assignment]
-
-        def call(x: torch.Tensor, *rest: Any) -> torch.Tensor:
-            y: torch.Tensor = operator(x, *rest) if is_traced(x) else Eager.apply(x, *rest)
-            return y
-
-        return call
+        return operator(name, function, lambda x, *_: torch.empty_like(x), setup, gradients)
 
     return decorate
 
@@ -309,16 +292,10 @@ def _rms_formula(
         return _rms_rows(x, weight, eps, kind)
     wide = x if x.dtype == torch.float64 else x.float()
     square = wide.pow(2)
-    n = x.shape[-1]
-    if own and x.is_cuda:
-        mean = _sums(square.reshape(-1, n), float(n)).view(*x.shape[:-1], 1)
+    mean = _mean(square) if own else square.mean(-1, keepdim=True)
+    scale = _pieces(torch.rsqrt, mean + eps) if own else None
+    if scale is None:
         scale = torch.rsqrt(mean + eps)
-    elif own:
-        mean = _mean(square)
-        made = _pieces(torch.rsqrt, mean + eps)
-        scale = torch.rsqrt(mean + eps) if made is None else made
-    else:
-        scale = torch.rsqrt(square.mean(-1, keepdim=True) + eps)
     made = wide * scale
     if weight is None:
         return made.to(x.dtype)
@@ -347,18 +324,11 @@ def _rms_rows(x: torch.Tensor, weight: torch.Tensor | None, eps: float, kind: st
     return made
 
 
-def _mean(rows: torch.Tensor) -> torch.Tensor:
-    """Means of rows on a CPU, where torch adds a single long row in several threads."""
-    n = rows.shape[-1]
-    if rows.numel() != n:
-        return rows.mean(-1, keepdim=True)
-    return (
-        rows.reshape(1, n)
-        .expand(2, n)
-        .contiguous()
-        .mean(-1, keepdim=True)[:1]
-        .view(*rows.shape[:-1], 1)
-    )
+def _mean(x: torch.Tensor) -> torch.Tensor:
+    """Means of rows as within ``roundoff.invariant()``."""
+    mean = torch.ops.aten.mean.dim
+    made: torch.Tensor | None = _reduced(mean, x, [-1], True)
+    return mean(x, [-1], True) if made is None else made
 
 
 def _rms_norm_of_torch(

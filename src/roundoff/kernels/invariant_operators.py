@@ -443,8 +443,8 @@ def sdpa(
         raise UnsupportedError("attention with dropout", got=dropout_p, expected="dropout_p=0")
     if attn_mask is not None and is_causal:
         raise ArgumentError("attn_mask with is_causal", expected="one of them")
-    if query.dim() != 4:
-        return _folded(query, key, value, attn_mask, is_causal, scale)
+    if query.dim() == 3:  # the first dimension is that of heads
+        return sdpa(query[None], key[None], value[None], attn_mask, 0.0, is_causal, scale)[0]
     if attn_mask is not None:
         mask = _booleans(attn_mask)
         if mask.dim() < 4:
@@ -453,22 +453,6 @@ def sdpa(
     # Causal to torch: the first query is at the first key.
     top = "top" if is_causal else False
     return attention(query, key, value, causal=top, scale=scale, tf32=_tf32(query))
-
-
-def _folded(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attn_mask: torch.Tensor | None,
-    is_causal: bool,
-    scale: float | None,
-) -> torch.Tensor:
-    """Of three dimensions: the first is that of heads."""
-    if query.dim() != 3:
-        raise UnsupportedError(
-            "attention of such a rank", got=query.dim(), expected="(batch, heads, length, head)"
-        )
-    return sdpa(query[None], key[None], value[None], attn_mask, 0.0, is_causal, scale)[0]
 
 
 def _booleans(mask: torch.Tensor) -> torch.Tensor:
@@ -502,16 +486,9 @@ def by_transformers(
     for name in ("softcap", "s_aux", "position_bias", "cache"):
         if options.get(name) is not None:
             raise UnsupportedError(f"attention with {name}", got=type(options[name]).__name__)
-    if dropout:
-        raise UnsupportedError("attention with dropout", got=dropout, expected="0")
-    tf32 = query.is_cuda and _tf32(query)
-    if attention_mask is not None:
-        mask = _booleans(attention_mask)
-        made = attention(query, key, value, mask=mask, scale=scaling, tf32=tf32)
-    else:
-        causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-        top = "top" if causal and query.shape[2] > 1 else False
-        made = attention(query, key, value, causal=top, scale=scaling, tf32=tf32)
+    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    causal = causal and attention_mask is None and query.shape[2] > 1
+    made = sdpa(query, key, value, attention_mask, dropout, causal, scaling)
     return made.transpose(1, 2).contiguous(), None
 
 

@@ -281,9 +281,8 @@ def _bins(values: Array) -> Array:
             if wide:
                 large = ~(np.abs(chunk) < _LARGE)
                 if large.any():
-                    # Of a NaN nothing else is left: its head alone may be that of an infinity.
-                    scaled = np.where(np.isnan(chunk), np.nan, chunk * 2.0**-64)
-                    chunk = np.where(large, scaled, chunk)
+                    # The product makes a NaN quiet: else its head may be that of an infinity.
+                    chunk = np.where(large, chunk * 2.0**-64, chunk)
                 head = (chunk.view(unsigned) & _HEAD).view(work)
                 tails += np.bincount(place, chunk - head, size)
                 chunk = head

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -179,14 +180,8 @@ def no_collection() -> Iterator[None]:
 def _rotating(function: Callable[..., object], rotate: int | None) -> Callable[[], object]:
     if rotate is None:
         return function
-    turn = -1
-
-    def call() -> object:
-        nonlocal turn
-        turn = (turn + 1) % rotate
-        return function(turn)
-
-    return call
+    turns = itertools.cycle(range(rotate))
+    return lambda: function(next(turns))
 
 
 class _Sampler:

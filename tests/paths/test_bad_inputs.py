@@ -559,7 +559,6 @@ def of_one_model() -> list[Callable[[], Any]]:
         lambda: ort.session(model, threads=10**12),
         lambda: ort.session(model, session_options={"intra_op_num_threads": "two"}),
         lambda: ort.run_apart(model, FEEDS, {"A": "\0"}),
-        lambda: fuse(model, OptimizationOptions(leave=("NoSuchRule",))),
         lambda: localize(one, other, FEEDS),
         lambda: localize(one, one, FEEDS, truth=one),
     ]

@@ -17,7 +17,7 @@ import torch
 
 from roundoff.dtypes import dtype_info
 from roundoff.errors import UnsupportedError
-from roundoff.fusion.editor import Dim, reshape_target
+from roundoff.fusion.editor import Dim, fresh_name, reshape_target
 
 from .capture import outside
 from .sizes import dim, dims, symbols_of
@@ -303,12 +303,7 @@ class Converter:
         )
 
     def _fresh(self, name: str) -> str:
-        candidate, i = name, 0
-        while candidate in self._names:
-            i += 1
-            candidate = f"{name}_{i}"
-        self._names.add(candidate)
-        return candidate
+        return fresh_name(name, self._names)
 
     # Arguments
 

@@ -10,7 +10,6 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from roundoff.arguments import check_choice, check_flag
-from roundoff.errors import ArgumentError
 
 from .editor import Editor
 from .options import TIERS, OptimizationOptions
@@ -107,16 +106,9 @@ def fuse(
     >>> report.nodes["exported"], len(fused.graph.node)
     (2, 1)
     """
-    from .editor import Editor
-    from .rule import Report, apply_rules
-
     check_flag("tf32", tf32)
     if not isinstance(options, OptimizationOptions):
         options = OptimizationOptions(options)
-    known = [r.name for tier in options.tiers for r in rules(tier)] if options.leave else []
-    unknown = [name for name in options.leave if name not in known]
-    if unknown:
-        raise ArgumentError("rules to leave", got=unknown, expected=f"some of {', '.join(known)}")
     processor = options.processor or "CPU"
     ours = "experimental" in options.tiers
     if ours:
@@ -126,9 +118,8 @@ def fuse(
     g = Editor(model, processor, static, tf32, ours, options.packed)
     report = Report(nodes={"exported": g.count()})
     chosen: list[Rule] = []
-    skipped = {*options.leave, *(() if options.constant_folding else ("FoldConstants",))}
     for tier in options.tiers:
-        chosen += [r for r in rules(tier) if r.name not in skipped]
+        chosen += [r for r in rules(tier) if r.name != "FoldConstants" or options.constant_folding]
         again = True
         while again:
             apply_rules(g, chosen, report, options.verbose)

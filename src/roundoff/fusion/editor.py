@@ -20,7 +20,7 @@ from roundoff.arguments import check_choice, check_flag, check_number
 from roundoff.errors import ArgumentError, ModelError
 from roundoff.graph.protos import captured
 
-__all__ = ["DOMAINS", "Dim", "Editor", "reshape_target", "size_product", "static"]
+__all__ = ["DOMAINS", "Dim", "Editor", "fresh_name", "reshape_target", "size_product", "static"]
 
 #: A size: a number, or a symbolic one by name ("s0 + 1"): equal names are equal sizes.
 Dim = int | str
@@ -254,7 +254,7 @@ class Editor:
             list(inputs),
             ir.convenience.convert_attributes(attributes),
             outputs=outputs,
-            name=self._fresh_node(op),
+            name=fresh_name(f"node_{op}", self._node_names),
         )
         if rule:
             node.metadata_props["roundoff.rule"] = rule
@@ -391,10 +391,7 @@ class Editor:
 
     def fresh(self, name: str) -> str:
         """A value's name that the graph does not use yet."""
-        return _fresh(name, self._names)
-
-    def _fresh_node(self, op: str) -> str:
-        return _fresh(f"node_{op}", self._node_names)
+        return fresh_name(name, self._names)
 
     def count(self) -> int:
         """Number of nodes."""
@@ -454,7 +451,14 @@ def reshape_target(before: Sequence[Dim], after: Sequence[Dim]) -> list[int] | N
     return target if target.count(-1) <= 1 else None
 
 
-def _fresh(name: str, taken: set[str | None]) -> str:
+def fresh_name(name: str, taken: set[Any]) -> str:
+    """A name that is not taken yet; now it is.
+
+    Examples
+    --------
+    >>> fresh_name("x", {"x", "x_1"})
+    'x_2'
+    """
     candidate, i = name, 0
     while candidate in taken:
         i += 1

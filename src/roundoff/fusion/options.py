@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection
 
 from roundoff.arguments import check_choice, check_flag, check_number
 from roundoff.errors import ArgumentError
@@ -30,8 +29,6 @@ class OptimizationOptions:
         1 prints a line a rewrite.
     processor : {"CPU", "CUDA", None}
         Where the model is to run: a rule emits what has a kernel there. None follows the inputs.
-    leave : tuple of str
-        Names of rules not to apply.
     packed : float
         Memory that packed weights may take on CUDA beside the weights, as a share of theirs: the
         narrowest products are packed first, all that are as wide or none. A session takes some
@@ -56,7 +53,6 @@ class OptimizationOptions:
     constant_folding: bool = True
     verbose: int = 0
     processor: str | None = None
-    leave: tuple[str, ...] = ()
     interpret: bool = False
     packed: float = 0.2
 
@@ -69,9 +65,6 @@ class OptimizationOptions:
         check_flag("interpret", self.interpret)
         if not isinstance(self.verbose, int):
             raise ArgumentError("verbose", got=repr(self.verbose), expected="0, 1 or 2")
-        listed = isinstance(self.leave, Collection) and not isinstance(self.leave, str)
-        if not listed or not all(isinstance(name, str) for name in self.leave):
-            raise ArgumentError("leave", got=repr(self.leave), expected="a tuple of rules' names")
 
     @property
     def tiers(self) -> tuple[str, ...]:

@@ -100,34 +100,43 @@ def test_an_index_that_no_axis_has_is_refused(counted: bool, written: bool, star
     assert not cache[-1].any() or start == 3
 
 
-_AT = torch.tensor([0, -1])
 INDEXED: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
-    "index_put": lambda x, at: x.index_put((at,), torch.ones(2, 2)),
-    "index_copy": lambda x, at: x.index_copy(0, at, torch.ones(2, 2)),
+    "index_put": lambda x, at: x.index_put((at,), torch.ones(2, 4)),
+    "index_copy": lambda x, at: x.index_copy(0, at, torch.ones(2, 4)),
+    "index_add": lambda x, at: x.index_add(0, at, torch.ones(2, 4)),
     "scatter": lambda x, at: x.scatter(0, at[:, None], torch.ones(2, 2)),
+    "scatter_reduce": lambda x, at: x.scatter_reduce(0, at[:, None], x[:2, :1], "amax"),
     "index": lambda x, at: x[at] * 2,
-    "index of two": lambda x, at: x[at, at + 1] * 2,
+    "index of two": lambda x, at: x[at, at] * 2,
     "gather": lambda x, at: x.gather(0, at[:, None]),
     "index_select": lambda x, at: x.index_select(0, at),
     "embedding": lambda x, at: F.embedding(at, x),
+    "embedding_bag": lambda x, at: F.embedding_bag(at[None], x),
+    "cross_entropy": lambda x, at: F.cross_entropy(x[:2], at),
+    "one_hot": lambda x, at: F.one_hot(at, 4),
+    "take": lambda x, at: x.take(at * 5),
 }
 
 
 @pytest.mark.parametrize("name", INDEXED)
-def test_a_negative_index_is_taken_as_eager_takes_it(name: str) -> None:
-    """As counted from the end, or not at all; given, and computed."""
+def test_an_index_is_taken_as_eager_takes_it(name: str) -> None:
+    """A negative one as counted from the end, or not at all; given, and computed."""
+    if name == "one_hot" and tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13):
+        pytest.skip("older versions of torch trace it without its check, for every backend")
     take = INDEXED[name]
     calls = [lambda x, at: take(x * 1, at), lambda x, at: take(x * 1, at + 1 - 1)]
-    x = draw(4, 2)
-    try:
-        expected = calls[0](x, _AT)
-    except (IndexError, RuntimeError):
-        for f in calls:
-            with pytest.raises(Exception, match=r"ind(ex|ices)"):
-                through(f)(x, _AT)
-    else:
-        for made in through(lambda x, at: tuple(f(x, at) for f in calls))(x, _AT):
-            assert torch.equal(made, expected)
+    x = draw(4, 4)
+    for run, f in [(through(f), f) for f in calls]:
+        torch.testing.assert_close(run(x, torch.tensor([1, 0])), f(x, torch.tensor([1, 0])))
+        for index in (-1, 100):
+            at = torch.tensor([0, index])
+            try:
+                expected = f(x, at)
+            except (IndexError, RuntimeError):
+                with pytest.raises((IndexError, RuntimeError, ValueError)):
+                    run(x, at)
+            else:
+                torch.testing.assert_close(run(x, at), expected)
 
 
 # Numbers beside tensors
@@ -273,26 +282,3 @@ def test_rows_without_keys_are_zero() -> None:
     for chosen in (None, "default+onnxruntime"):
         torch._dynamo.reset()
         torch.testing.assert_close(through(f, chosen)(q, mask), f(q, mask))
-
-
-@pytest.mark.parametrize("dynamic", [None, True])
-@pytest.mark.parametrize(
-    "view",
-    [lambda x: x.permute(1, 2, 0), lambda x: x[:, ::2].mT, lambda x: x[:, :1].expand(-1, 5, -1).mT],
-    ids=["turned", "cut", "repeated"],
-)
-def test_draws_of_a_view_are_those_of_eager(
-    view: Callable[[torch.Tensor], torch.Tensor], dynamic: bool | None
-) -> None:
-    """Elements get their draws in the order of their memory: a contiguous copy has another."""
-
-    def f(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        x = view(x * 1)
-        return F.dropout(x, 0.5), torch.rand_like(x), torch.normal(x, 1.0)
-
-    x = draw(2, 4, 3)
-    torch.manual_seed(5)
-    expected = f(x)
-    torch.manual_seed(5)
-    for made, eager in zip(through(f, dynamic=dynamic)(x), expected, strict=True):
-        torch.testing.assert_close(made, eager)

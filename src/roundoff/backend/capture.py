@@ -132,11 +132,9 @@ def _attention(
 
 
 _KEEP = {
-    torch._C._nn.linear: _linear,
     torch.nn.functional.linear: _linear,
     torch.matmul: _product,
     operator.matmul: _product,
-    torch._C._nn.scaled_dot_product_attention: _attention,
     torch.nn.functional.scaled_dot_product_attention: _attention,
 }
 

@@ -76,7 +76,7 @@ class Converted:
     kernels: dict[str, Kernel]
     by_torch: dict[str, str]
     written: list[int]
-    indices: list[int] = dataclasses.field(default_factory=list)
+    indices: list[int]
 
     def look_at_indices(self, args: Sequence[Any]) -> None:
         """Raise IndexError where an index is negative: ONNX counts it from the end, torch refuses.

@@ -656,7 +656,6 @@ class CudaGraphProgram:
         self._at: tuple[int, ...] = ()  # where the inputs lie that are not copied
         self._ran_at: tuple[int, ...] | None = None  # where they lay when the program bound them
         self._recorded: dict[Any, _Recorded] = {}  # the one that was used last comes last
-        self._latest: Any = None
         self._known: list[Any] = []  # sizes that were run of late, and where inputs lay
         self.refused = program.unrecordable(numbers)
         if self.refused:
@@ -690,10 +689,9 @@ class CudaGraphProgram:
     def _record(self, inputs: Sequence[torch.Tensor], sizes: Mapping[str, int]) -> _Recorded | None:
         """The graph of these sizes over what lies where it lies; None where a run is due first."""
         key = (tuple(sizes.values()), self._at)
-        recorded = self._recorded.get(key)
+        recorded = self._recorded.pop(key, None)
         if recorded is not None:
-            if recorded is not self._latest:
-                self._recorded[key] = self._latest = self._recorded.pop(key)
+            self._recorded[key] = recorded
             return recorded
         if key not in self._known:
             self._known = [*self._known[1 - self.most :], key]
@@ -715,8 +713,8 @@ class CudaGraphProgram:
         own = {i: copies[i] for i in self._moving}
         for at in self._in_place:
             outputs[at] = torch.empty(0)
-        self._recorded[key] = self._latest = _Recorded(own, graph, outputs, buffers)
-        return self._latest
+        self._recorded[key] = _Recorded(own, graph, outputs, buffers)
+        return self._recorded[key]
 
 
 def _warn(reason: str) -> None:

@@ -142,10 +142,10 @@ class Exported:
     names: list[str]
     static: list[str]
     device: torch.device
-    kernels: dict[str, Any] = dataclasses.field(default_factory=dict)
-    steady: list[str] = dataclasses.field(default_factory=list)
-    written: list[str] = dataclasses.field(default_factory=list)
-    sizes: list[str] = dataclasses.field(default_factory=list)
+    kernels: dict[str, Any]
+    steady: list[str]
+    written: list[str]
+    sizes: list[str]
 
 
 class Variant:

@@ -314,24 +314,19 @@ def _fits(g: Editor, weight: ir.Value | None) -> None:
         raise Refusal(f"a row of {width} does not fit the registers")
 
 
-def _silu_mul(inputs: Sequence[Any], _: dict[str, Any]) -> tuple[Any, ...]:
-    from roundoff.kernels.llama import silu_mul
-
-    return (silu_mul(inputs[0]),)
+Kernel = Callable[[Sequence[Any], dict[str, Any]], Sequence[Any]]
 
 
-def _rotary_qkv(inputs: Sequence[Any], a: dict[str, Any]) -> tuple[Any, ...]:
-    from roundoff.kernels.llama import rotary_qkv
+def _kernel(name: str, *attributes: str) -> Kernel:
+    """A function of ours, which takes these attributes of the node behind its inputs."""
 
-    packed, cos, sin = inputs
-    return rotary_qkv(packed, cos, sin, a["num_heads"], a["kv_num_heads"])
+    def run(inputs: Sequence[Any], a: dict[str, Any]) -> Sequence[Any]:
+        from roundoff.kernels import llama
 
+        made = getattr(llama, name)(*inputs, *(a[attribute] for attribute in attributes))
+        return made if isinstance(made, tuple) else (made,)
 
-def _causal_attention(inputs: Sequence[Any], a: dict[str, Any]) -> tuple[Any, ...]:
-    from roundoff.kernels.llama import causal_attention
-
-    q, k, v = inputs
-    return (causal_attention(q, k, v, a["num_heads"], a["scale"], bool(a["tf32"])),)
+    return run
 
 
 def _add_rms_norm(inputs: Sequence[Any], a: dict[str, Any]) -> tuple[Any, ...]:
@@ -342,20 +337,13 @@ def _add_rms_norm(inputs: Sequence[Any], a: dict[str, Any]) -> tuple[Any, ...]:
     return outputs if a["keep"] else outputs[:1]
 
 
-def _embed_rms_norm(inputs: Sequence[Any], a: dict[str, Any]) -> tuple[Any, ...]:
-    from roundoff.kernels.llama import embed_rms_norm
-
-    table, ids, weight = inputs
-    return embed_rms_norm(table, ids, weight, a["epsilon"])
-
-
 #: Operator of domain "roundoff" -> what runs it on torch tensors: (inputs, attributes) -> outputs.
-KERNELS: dict[str, Callable[[Sequence[Any], dict[str, Any]], Sequence[Any]]] = {
-    "SiluMul": _silu_mul,
-    "RotaryQkv": _rotary_qkv,
-    "CausalAttention": _causal_attention,
+KERNELS: dict[str, Kernel] = {
+    "SiluMul": _kernel("silu_mul"),
+    "RotaryQkv": _kernel("rotary_qkv", "num_heads", "kv_num_heads"),
+    "CausalAttention": _kernel("causal_attention", "num_heads", "scale", "tf32"),
     "AddRmsNorm": _add_rms_norm,
-    "EmbedRmsNorm": _embed_rms_norm,
+    "EmbedRmsNorm": _kernel("embed_rms_norm", "epsilon"),
 }
 
 #: The rules of the tier, in the order in which they are tried.

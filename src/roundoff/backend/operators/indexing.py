@@ -12,7 +12,6 @@ import torch
 from roundoff.fusion.editor import Dim
 
 from ..converter import Converter, dims_of
-from ..sizes import dim, dims
 from .table import BOOL, INT64, axis_of, kind_of, on_cpu, rank_of, shape_of, writes
 
 
@@ -86,10 +85,6 @@ def _index(c: Converter, node: Any, x: Any, indices: Sequence[Any]) -> Any:
         return c.op("Gather", c.tensor(x), c.tensor(index, INT64), shape=out, axis=axis)
     if [i for i, _ in used] != list(range(len(used))):
         return NotImplemented
-    value = c.tensor(x)
-    whole = _whole(dims_of(value), [t for _, t in used])
-    if whole is not None and len(used) == rank_of(x) and len(whole) == len(out):
-        return c.reshape(value, out)
     common = out[: len(out) - (rank_of(x) - len(used))]
     parts = []
     for _, t in used:
@@ -100,38 +95,7 @@ def _index(c: Converter, node: Any, x: Any, indices: Sequence[Any]) -> Any:
             index = c.op("Expand", index, c.shape(common), shape=common)
         parts.append(c.reshape(index, [*common, 1]))
     joined = c.op("Concat", *parts, shape=[*common, len(parts)], axis=len(common))
-    return c.op("GatherND", value, joined, shape=out)
-
-
-def _whole(sizes: Sequence[Dim], indices: Sequence[Any]) -> list[Dim] | None:
-    """The result's sizes where the indices name every element once, in order.
-
-    Each is a range over its axis, and lies along an axis of the result of its own, in order, as
-    transformers' masks are indexed.
-    """
-    rank = max(rank_of(t) for t in indices)
-    result: list[Dim] = [1] * rank
-    last = -1
-    for size, t in zip(sizes, indices, strict=True):
-        own = dims(t.meta["val"].shape)
-        long = [i + rank - len(own) for i, d in enumerate(own) if d != 1]
-        if size == 1 and not long:
-            continue
-        if len(long) != 1 or long[0] <= last or not _is_range(t, size):
-            return None
-        last = long[0]
-        result[last] = size
-    return result
-
-
-def _is_range(node: Any, size: Dim) -> bool:
-    aten = torch.ops.aten
-    while node.target in (aten.unsqueeze.default, aten.view.default, aten.alias.default):
-        node = node.args[0]
-    if node.target is not aten.arange.default:
-        return False
-    end = node.args[0]
-    return (dim(end.meta["val"]) if isinstance(end, torch.fx.Node) else end) == size
+    return c.op("GatherND", c.tensor(x), joined, shape=out)
 
 
 def writes_one_place(node: Any) -> bool:

@@ -41,7 +41,7 @@ import torch
 from torch.nn.functional import linear
 
 from roundoff.models import SMOLLM2, Float64Llama, decode, load_trained, prompts
-from roundoff.record import read_records
+from roundoff.record import read_table
 from roundoff.script import unit_test_going
 from roundoff.timing import measure
 
@@ -255,20 +255,12 @@ for name, logits in steps.items():
 # answer, at the top of this page, shows the share of texts that are still float64's. We draw it
 # here.
 
-
-def recorded(table):
-    """A table of the study on the H200; no rows without its record."""
-    for record in read_records("plot_bits_to_words"):
-        if record.machine == "nvidia-h200":
-            return record.tables[table]
-    return pd.DataFrame()
-
-
+STUDY = "plot_bits_to_words", "nvidia-h200"
 figure, ax = plt.subplots(figsize=(4.4, 3))
 figure.set_gid("answer")  # the site shows it beside the answer
 figure.set_label("Share of the texts that are still float64's, by tokens written.")
-survival = recorded("survival")
-for name, line in survival.groupby("series", sort=False) if len(survival) else ():
+survival = read_table(*STUDY, "survival", ["series", "token", "same"])
+for name, line in survival.groupby("series", sort=False):
     ax.plot(line["token"], line["same"], label=f"{name}, H200")
 parted = (following.tokens != truth.tokens) & written
 same = 1 - parted.int().cummax(1).values.double().mean(0)
@@ -285,17 +277,16 @@ plt.show()
 # float32 with operands of 11 bits. In the last row the weights are *as read* from the 4-bit file,
 # not rounded to bfloat16.
 
-shown = recorded("predicted")
-if len(shown):
-    shown = shown[shown["way"].isin(["alone", "batch of 32", "weights as read"])]
-    share = shown[["predicted", "flips", "low", "high"]].map("{:.2%}".format)
-    table = {"run": shown["dtype"] + ", " + shown["way"]}
-    table |= {"expected": share["predicted"], "measured": share["flips"]}
-    table |= {"interval": share["low"] + " – " + share["high"]}
-    texts, rule = shown["texts"].astype(str), shown["texts predicted"].map("{:.1f}".format)
-    table |= {"texts (expected)": texts + " (" + rule + ")"}
-    shown = pd.DataFrame(table).set_index("run").rename_axis(None)
-shown
+shares, counts = ["predicted", "flips", "low", "high"], ["texts", "texts predicted"]
+shown = read_table(*STUDY, "predicted", ["dtype", "way", *shares, *counts])
+shown = shown[shown["way"].isin(["alone", "batch of 32", "weights as read"])]
+share = shown[shares].map("{:.2%}".format)
+texts, rule = shown["texts"].astype(str), shown["texts predicted"].map("{:.1f}".format)
+table = {"run": shown["dtype"] + ", " + shown["way"]}
+table |= {"expected": share["predicted"], "measured": share["flips"]}
+table |= {"interval": share["low"] + " – " + share["high"]}
+table |= {"texts (expected)": texts + " (" + rule + ")"}
+pd.DataFrame(table).set_index("run").rename_axis(None)
 
 # %%
 # In bfloat16, each prompt alone, the rule expects :bound:`1.69 % <tokens.predicted>` of the tokens

@@ -40,7 +40,7 @@ from onnxruntime import InferenceSession
 from roundoff.compare import max_diff, scaled_error
 from roundoff.evaluator import LayerNormalizationOrt, MatMulOrt, TorchOnnxEvaluator
 from roundoff.models import layer_norm_feeds, layer_norm_matmul
-from roundoff.record import read_records
+from roundoff.record import read_table
 from roundoff.reductions import tensor_core_matmul
 from roundoff.runtimes import compare_runtimes
 from roundoff.script import unit_test_going
@@ -97,19 +97,10 @@ moved = pd.DataFrame({f"here ({DEVICE})": moved})
 # We draw the largest change of a result, with each operator swapped. The bars of the H200 were
 # recorded, with TF32 (ONNX Runtime's default) and without.
 
-
-def recorded(table, columns):
-    """Columns of a table recorded on the H200; no rows without its record."""
-    for record in read_records("plot_layer_norm_discrepancies"):
-        if record.machine == "nvidia-h200":
-            return record.tables[table][columns]
-    return pd.DataFrame(columns=columns)
-
-
+STUDY = "plot_layer_norm_discrepancies", "nvidia-h200"
+blame = read_table(*STUDY, "blame", ["tf32", "swapped", "from torch"]).set_index("swapped")
 for tf32, how in {"ORT alone": "TF32", "neither": "no TF32"}.items():
-    blame = recorded("blame", ["tf32", "swapped", "from torch"])
-    blame = blame[blame["tf32"] == tf32].set_index("swapped")["from torch"]
-    moved[f"H200, {how}"] = blame.astype(float)
+    moved[f"H200, {how}"] = blame[blame["tf32"] == tf32]["from torch"].astype(float)
 ax = moved.plot.barh(figsize=(5.2, 2.8), width=0.8)
 ax.figure.set_label(f"Largest change of a result, one operator swapped: {moved.to_dict()}")
 for bars in ax.containers:
@@ -272,7 +263,7 @@ show("both", exact, core)
 # the largest difference between the two results. *torch* and *ORT* (ONNX Runtime) are the RMS
 # errors against float64, in the unit above.
 
-gaps = recorded("gaps", ["case", "dtype", "abs", "torch error", "ORT error"])
+gaps = read_table(*STUDY, "gaps", ["case", "dtype", "abs", "torch error", "ORT error"])
 gaps = gaps[gaps["dtype"] == "float32"].drop(columns="dtype")
 gaps = gaps.set_index("case").rename_axis(None)
 gaps.index = gaps.index.str.replace("GPU float32", "H200").str.replace("alone", "only")
@@ -315,7 +306,7 @@ plt.show()
 # without it, for 32,768 rows that stay on the GPU.
 
 columns = ["runtime", "switch", "dtype", "provider", "moved", "cost"]
-switches = recorded("switches", columns).dropna()
+switches = read_table(*STUDY, "switches", columns).dropna()
 tried = (switches["dtype"] == "float32") & (switches["provider"] == "CUDA")
 switches = switches[tried].set_index("switch").rename_axis(None)
 switches["changed"] = switches["moved"].map("{:.1%}".format)

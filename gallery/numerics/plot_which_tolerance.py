@@ -45,7 +45,7 @@ import torch
 from torch.testing import assert_close
 
 from roundoff.compare import calibrated_tolerance, scaled_error, tolerance, tolerance_used
-from roundoff.record import read_records
+from roundoff.record import read_table
 
 # %%
 # A correct result fails, and zeros pass
@@ -332,17 +332,9 @@ for factor in 1.0, 1.0001, 1.01:
 # The table has one test a row. The fixed ``rtol`` is 10⁻⁴ in float32, 10⁻² in float16 and 0.05 in
 # bfloat16. A fixed ``atol`` has the same value.
 
-NAMES = ["method", "dtype", "failed", "caught", "feeds", "size"]
-
-
-def recorded(table):
-    for record in read_records("plot_which_tolerance"):
-        if record.machine == "amd-epyc-2-cores":
-            return record.tables[table]
-    return pd.DataFrame(columns=NAMES, dtype=float)
-
-
-alarms, faults = recorded("alarms"), recorded("faults")
+STUDY = "plot_which_tolerance", "amd-epyc-2-cores"
+alarms = read_table(*STUDY, "alarms", ["method", "dtype", "failed"])
+faults = read_table(*STUDY, "faults", ["method", "dtype", "caught", "feeds", "size"])
 faults = faults[faults["size"] > 0]  # what changes no bit in a type is no fault
 faults["passes"] = 1.0 * (faults["caught"] < faults["feeds"])
 grid = {"index": "method", "columns": "dtype", "sort": False, "aggfunc": "sum"}

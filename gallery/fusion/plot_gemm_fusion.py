@@ -330,10 +330,10 @@ both_gpus = pd.DataFrame(columns).set_index("case").rename_axis(None)
 both_gpus
 
 # %%
-# Both GPUs agree on what pays. Joined before, narrow weights and small squares gain; wide weights
-# do not. Joined in each run, wide weights lose. Narrow ones lose in float32 and are undecided in
-# float16: our guess is that the fixed cost hides the passes. With 4096 tokens in float16, one Gemm
-# and its Split lose.
+# Both GPUs agree on what pays. Joined before, narrow weights and small squares gain. Wide weights
+# in float32 and float16 do not. Joined in each run, wide weights lose. Narrow ones lose in float32
+# and are undecided in float16: our guess is that the fixed cost hides the passes. With 4096 tokens
+# in float16, one Gemm and its Split lose.
 
 figure, ax = plt.subplots(figsize=(4.6, 2.6))
 figure.set_gid("answer")  # the site shows it beside the answer

@@ -216,12 +216,12 @@ texts.rename(columns=columns).infer_objects().round(1)
 
 # %%
 # With eight prompts the methods write different tokens. They are near ties: in float64, no written
-# token is more than :bound:`0.014 <text.behind>` below the best logit.
+# token is more than :bound:`0.0144 <text.behind>` below the best logit.
 #
 # For one prompt there is :bound:`no difference measured <text.ratio>` between ONNX Runtime and
 # inductor. On an H100 there is
 # :bound:`no difference measured <text.ratio@nvidia-h100-80gb-hbm3>` either. But three rounds that
-# spread this much could hide a difference of a third. So we time single steps, many times. A
+# spread this much could hide a difference of a half. So we time single steps, many times. A
 # *decode* step reads one token of each text, over a :term:`KV cache` of 512 places. A *prefill*
 # reads four texts of 512 tokens. The table has tokens a second on the H200 in float16, of two runs;
 # *decode, 8* has eight texts. A dash: not measured.
@@ -288,8 +288,8 @@ for record in read_records("plot_whole_model"):
 pd.DataFrame(lines).T.round(2)
 
 # %%
-# With more texts inductor falls behind eager PyTorch, and ONNX Runtime does not. For 64 texts on
-# the Intel Xeon, inductor took :bound:`4.9 <cpu.inductor64>` times eager's time; we did not look
+# For 64 texts inductor falls behind eager PyTorch, and ONNX Runtime does not. On the Intel Xeon,
+# inductor took :bound:`4.9 <cpu.inductor64>` times eager's time; we did not look
 # for the cause.
 #
 # Which to use, and what it costs

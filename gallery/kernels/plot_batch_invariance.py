@@ -9,8 +9,8 @@ Temperature 0, the same question, the same weights: alone it gets one answer, in
 .. answer:: nvidia-h200
 
    **Why.** In a batch, transformers pads a shorter prompt. Padding changes how attention rounds its
-   sums. The number of rows can change the order of a matrix product: on a GPU, or in float32 on a
-   processor. A last bit can decide between two words. On a test server that pads,
+   sums. The number of rows can change the order of a matrix product: on a GPU, and on some
+   processors. A last bit can decide between two words. On a test server that pads,
    :bound:`73 % <texts.changed>` of SmolLM2's texts are not what the prompt gets alone.
 
    **The cure.** Fix the order of every sum: ``roundoff.invariant(model)``. On the server, inside
@@ -18,7 +18,7 @@ Temperature 0, the same question, the same weights: alone it gets one answer, in
 
    **The price.** ``generate`` of the changed SmolLM2 takes :bound:`0.87 <called.least>` to
    :bound:`1.04 <called.most>` times as long as torch's, and its texts are what each prompt gets
-   alone. On two cores of an AMD EPYC it took two to five times as long. The worst of
+   alone. On a processor it can take several times as long. The worst of
    :bound:`273 <product.shapes>` matrix products takes :bound:`1.57 <product.most>` times as long.
 
    .. code-block:: python
@@ -346,11 +346,11 @@ price = times.ratios().set_index("label")[["ratio", "low", "high"]].rename_axis(
 price.round(2).rename(columns={"ratio": "× torch's time", "low": "from", "high": "to"})
 
 # %%
-# On the EPYC builds of this page gave two to five times torch's time: they differ by more than the
-# interval. Both forms cut a batch into products of one fixed number of rows, filled up with zeros.
-# The context manager also intercepts each operator in Python. With six layers in place of 30,
-# :ref:`trainer-sampler` measured :bound:`1.5 <plot_trainer_sampler#price.sampling>` times on two
-# cores of an AMD EPYC.
+# On a processor the changed model can take several times as long. The time varies from build to build
+# by more than the interval. Both forms cut a batch into products of one fixed number of rows,
+# filled up with zeros. The context manager also intercepts each operator in Python. With six layers
+# in place of 30, :ref:`trainer-sampler` measured :bound:`1.5 <plot_trainer_sampler#price.sampling>`
+# times on two cores of an AMD EPYC.
 #
 # On the H200 we recorded ``generate`` of the changed model, for prompts of different lengths. In
 # torch a batch changed up to :bound:`50 % <called.torch>` of the texts, in the changed model none.
@@ -362,10 +362,11 @@ called.columns = ["× torch's time", "from", "to"]
 called.astype(float).round(2)
 
 # %%
-# Where an interval holds 1, no difference was measured. Elsewhere the changed model takes less
-# time. Its RMSNorm is one kernel, where transformers starts several from Python. A CUDA graph
-# replays a token without Python, and there the gain is gone: on the H100 the changed model takes at
-# most :bound:`1.03 <compiled.most>` times as long in batches of 1 and 8, and the interval holds 1.
+# The answer names medians of this run. Where an interval holds 1, no difference was measured.
+# Elsewhere the changed model takes less time. Its RMSNorm is one kernel, where transformers starts
+# several from Python. A CUDA graph replays a token without Python, and there the gain is gone: on
+# the H100, in batches of 1 and 8, the changed model takes at most :bound:`1.03 <compiled.most>`
+# times as long by the median. Both intervals hold 1, and that of batch 1 reaches 1.26.
 #
 # SmolLM2 is small. Look at the parts of a larger model. Over :bound:`273 <product.shapes>` shapes
 # of products on the H200 the median is :bound:`1.00 <product.median>` times torch's time: most go

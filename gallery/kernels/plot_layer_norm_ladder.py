@@ -411,8 +411,9 @@ plt.show()
 # :bound:`34 % <stages>`.
 #
 # Are spills and padding the cause? At 4096 columns two stages have neither, and pieces gain little:
-# :bound:`46 % <narrow.pieces>` against :bound:`44 % <narrow.stages>`. So yes. Padding costs more
-# than spills: :ref:`triton-layer-norm` times this block at 15,872 columns, nearly full.
+# :bound:`46 % <narrow.pieces>` against :bound:`44 % <narrow.stages>`. So yes. Both cost:
+# :ref:`triton-layer-norm` times this block at 15,872 columns, with the same spills and little
+# padding.
 #
 # Load the next row early
 # -----------------------
@@ -442,7 +443,7 @@ show("prefetch", prefetched)
 # %%
 # An early load changes no arithmetic, so the errors are those of pieces. On the H200 the third step
 # reaches :bound:`79 % <prefetch>`, and 84 % in the second run. On the H100 it reaches
-# :bound:`90 % <prefetch@nvidia-h100-80gb-hbm3>`.
+# :bound:`90 % <prefetch@nvidia-h100-80gb-hbm3>`, and 88 % in the second run.
 #
 # Packing alone lowers pieces from :bound:`62 % <pieces>` to :bound:`58 % <packed>`, so the early
 # load gains. (Prefetch without packing was not timed.) Packing pays at 32,768 columns.

@@ -231,8 +231,8 @@ plt.show()
 # Gray lines are intervals of 95 %, by a bootstrap over the texts. On the EPYC a cache alone puts as
 # many ratios outside as all differences together. On the H100 padding and packing do more than a
 # cache. A cache read 8 tokens at a time changes nothing there. The last product in float32 on one
-# side changes every token, but on the EPYC puts only :bound:`0.3 % <head.outside>` of the ratios
-# outside.
+# side changes nearly every token, but on the EPYC puts only :bound:`0.3 % <head.outside>` of the
+# ratios outside.
 #
 # On the EPYC attention is the place
 # ----------------------------------

@@ -9,8 +9,8 @@ The same data, the same seed, the same batch: on 1, 2, 4 and 8 workers the loss 
 .. answer:: 2-nvidia-h200
 
    **Why.** The number of workers decides how a batch is cut before its gradients are added, and
-   every addition rounds. From 3 workers on, all-reduce also adds each chunk of the gradients
-   in a different order from the next chunk. With gloo, PyTorch's library for CPUs,
+   every addition rounds. From 3 workers on, all-reduce in a ring also adds each chunk of the
+   gradients in a different order from the next chunk. With gloo, PyTorch's library for CPUs,
    :bound:`36% <gloo.4>` of the sums of 4 workers differ from adding worker 0, 1, 2 and 3 in turn
    (random numbers).
 
@@ -21,7 +21,7 @@ The same data, the same seed, the same batch: on 1, 2, 4 and 8 workers the loss 
    order.
 
    **The price.** Each worker receives and holds the gradients of all micro-batches. Gathering
-   eight gradients of 1 MiB takes at least :bound:`1.2 <gather.nccl>` times as long as all-reduce
+   eight gradients of 1 MiB takes :bound:`about 1.2 <gather.nccl>` times as long as all-reduce
    with NCCL on two H200s. With gloo it takes :bound:`3.6 <gather.gloo>` times as long on 2 workers,
    and :bound:`4.4 <gather.gloo.8>` times on 8.
 

@@ -307,8 +307,9 @@ pd.DataFrame(table).set_index("run").rename_axis(None)
 #
 # The :term:`perplexity` says how well a model predicts a given text. On eight passages of prose we
 # saw no effect of bfloat16 on the perplexity: the 95 % interval of the change goes from
-# :bound:`−0.43 % <perplexity.low>` to :bound:`0.29 % <perplexity.high>`. So on these passages a
-# change of half a percent is excluded. A change of a tenth of a percent is not.
+# :bound:`−0.43 % <perplexity.low>` to :bound:`0.29 % <perplexity.high>`. The interval takes the
+# tokens as independent. Tokens of one passage are not, so the true interval is wider. On these
+# passages a change of one percent is excluded, and a change of a tenth is not.
 #
 # Prose says nothing about long reasoning, where one different token may spoil the answer. For a
 # reasoning model of seven billion weights in bfloat16, others found "up to 9% variation in

@@ -368,9 +368,9 @@ def read_table(page: str, machine: str, table: str, columns: Sequence[str]) -> p
 
     Examples
     --------
-    >>> sizes = "plot_gemm_fusion", "nvidia-h200", "times", ["case", "rows"]
+    >>> sizes = "plot_gemm_fusion", "nvidia-h200", "times", ["case", "ratio"]
     >>> read_table(*sizes).columns.tolist(), len(read_table(*sizes)) > 0
-    (['case', 'rows'], True)
+    (['case', 'ratio'], True)
     >>> len(read_table("plot_gemm_fusion", "no-such-machine", "times", ["case"]))
     0
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import threading
 import warnings
@@ -150,7 +151,7 @@ def invariant(model: Any = None, *, lacking: str = "raise") -> Any:
     return model
 
 
-class Invariant(contextlib.ContextDecorator):
+class Invariant:
     """What :func:`roundoff.kernels.invariant` gives.
 
     Attributes
@@ -193,7 +194,12 @@ class Invariant(contextlib.ContextDecorator):
                 hint="with roundoff.invariant(): in its body",
             )
 
-        return super().__call__(function)
+        @functools.wraps(function)
+        def within(*args: Any, **kwargs: Any) -> Any:
+            with self:
+                return function(*args, **kwargs)
+
+        return within
 
     def __enter__(self) -> Invariant:
         if torch.compiler.is_compiling():

@@ -346,8 +346,8 @@ price = times.ratios().set_index("label")[["ratio", "low", "high"]].rename_axis(
 price.round(2).rename(columns={"ratio": "× torch's time", "low": "from", "high": "to"})
 
 # %%
-# On a processor the changed model can take several times as long. The time varies from build to build
-# by more than the interval. Both forms cut a batch into products of one fixed number of rows,
+# On a processor the changed model can take several times as long. The time varies from build to
+# build by more than the interval. Both forms cut a batch into products of one fixed number of rows,
 # filled up with zeros. The context manager also intercepts each operator in Python. With six layers
 # in place of 30, :ref:`trainer-sampler` measured :bound:`1.5 <plot_trainer_sampler#price.sampling>`
 # times on two cores of an AMD EPYC.

@@ -15,10 +15,10 @@ Six implementations, forward and backward: which one to take, and why they diffe
    GB/s.
 
    **The cure.** For training in float16, take roundoff, which cuts a row into pieces that fit. At
-   five widths its backward is :bound:`1.3 <backward.least>` times as fast as the best library, or
-   faster. Its forward is about as fast as the best library's, and at 8192 columns
-   :bound:`1.7 <forward.torch>` times as fast as torch's. On an H100 the backward is
-   :bound:`1.15 <backward.least@nvidia-h100-80gb-hbm3>` times as fast (second run: 1.12), or faster.
+   five widths its backward is at least :bound:`1.3 <backward.least>` times as fast as the best
+   library. Its forward is about as fast as the best library's, and at 8192 columns
+   :bound:`1.7 <forward.torch>` times as fast as torch's. On an H100 the backward is at least
+   :bound:`1.15 <backward.least@nvidia-h100-80gb-hbm3>` times as fast (second run: 1.12).
 
    **The price.** Python launches roundoff's kernels, and a launch takes time. At 1024 columns and
    without a CUDA graph, forward plus backward takes :bound:`1.41 <launches>` times as long as

@@ -227,11 +227,16 @@ summary = spreads.pivot_table("relative", lines, "type", "max", sort=False)
 summary.map(lambda spread: f"{spread:.0e}" if spread else "0")
 
 # %%
-# Does the size matter? We print the spread of the mean of the normal numbers, for three sizes.
+# Does the size matter? We draw the spread of the mean of the normal numbers.
 
 means = spreads[(spreads["statistic"] == "mean") & (spreads["numbers"] == "normal")]
 by_size = means.pivot(index="size", columns="type", values="relative")
-by_size.loc[[16, 512, 8192], ["float32", "float64"]].map("{:.0e}".format)
+ax = by_size.loc[8:, ["float32", "float64"]].plot(
+    style=["o-", "v:"], loglog=True, figsize=(5.2, 2.4)
+)
+ax.figure.set_label("Spread of the mean against size: float64 lies far below float32.")
+ax.set(xlabel="numbers added", ylabel="spread", title="The mean of normal numbers in 128 orders")
+plt.show()
 
 # %%
 # The type matters more: float64 has 29 significant bits more than float32, and its spread is more

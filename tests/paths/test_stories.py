@@ -234,6 +234,10 @@ def test_what_the_page_on_two_runtimes_says_of_its_output(told: Stories) -> None
     root = told[RUNTIMES].names["width"] ** 0.5  # the unit shrinks by it; the page has 1152
     assert second["both"][0] > root / 3 * first["both"][0], "more than ten times as large"
     assert second["rounded operands"][0] > 0.95 * second["both"][0], "nearly all of it"
+    apart, ours = told[RUNTIMES].names["apart"], told[RUNTIMES].names["ours"]
+    step = float(np.spacing(np.float16(ours.min())))
+    assert apart[apart > 0].min() >= step, "what differs in float16 differs by a step"
+    assert np.spacing(np.float16(300)) == 0.25
 
 
 def test_page_and_study_on_two_runtimes_agree_bit_for_bit(told: Stories) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import onnx
 from onnx import helper
@@ -26,17 +26,20 @@ def _model(name: str, nodes: list, inputs: list, outputs: list) -> onnx.ModelPro
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
 
 
-def _check_float(itype: int) -> None:
-    if not dtype_info(itype).is_float:
-        raise DtypeError("a model of floats", got=dtype_info(itype).name, expected="a float type")
+def _float(dtype: Any) -> int:
+    """ONNX's number of a type of floats."""
+    info = dtype_info(dtype)
+    if not info.is_float:
+        raise DtypeError("a model of floats", got=info.name, expected="a float type")
+    return info.onnx
 
 
-def layer_norm_matmul(itype: int = 1) -> onnx.ModelProto:
+def layer_norm_matmul(itype: int | torch.dtype = 1) -> onnx.ModelProto:
     """LayerNormalization, MatMul and Add: ``Z = LN(X; scale, bias) @ weights + bias2``.
 
     Parameters
     ----------
-    itype : int
+    itype : int or torch.dtype
         ONNX element type of every tensor.
 
     Returns
@@ -56,7 +59,7 @@ def layer_norm_matmul(itype: int = 1) -> onnx.ModelProto:
     >>> [n.op_type for n in layer_norm_matmul().graph.node]
     ['LayerNormalization', 'MatMul', 'Add']
     """
-    _check_float(itype)
+    itype = _float(itype)
     info = helper.make_tensor_value_info
     shapes = {"X": "abc", "scale": "c", "bias": "c", "weights": "cd", "bias2": "d"}
     nodes = [
@@ -127,7 +130,7 @@ def layer_norm_feeds(
     return feeds
 
 
-def residual_rms_norm(itype: int = 10, *, wide: bool = False) -> onnx.ModelProto:
+def residual_rms_norm(itype: int | torch.dtype = 10, *, wide: bool = False) -> onnx.ModelProto:
     """RMSNorm of a residual sum, written out in elementary operators.
 
     Inputs X and residual (a, b, c), scale (c,); output Z (a, b, c). The squares are the result
@@ -135,7 +138,7 @@ def residual_rms_norm(itype: int = 10, *, wide: bool = False) -> onnx.ModelProto
 
     Parameters
     ----------
-    itype : int
+    itype : int or torch.dtype
         ONNX element type of inputs and output.
     wide : bool
         Convert to float32 before squaring and back after scaling.
@@ -153,7 +156,7 @@ def residual_rms_norm(itype: int = 10, *, wide: bool = False) -> onnx.ModelProto
     >>> [n.op_type for n in residual_rms_norm(wide=True).graph.node][:4]
     ['Add', 'Cast', 'Mul', 'ReduceMean']
     """
-    _check_float(itype)
+    itype = _float(itype)
     check_flag("wide", wide)
     info, node = helper.make_tensor_value_info, helper.make_node
     inner = 1 if wide else itype

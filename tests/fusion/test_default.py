@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 from fusion_models import model, rewritten
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from roundoff.errors import ArgumentError
-from roundoff.fusion import fuse
+from roundoff.fusion import Editor, Refusal, Report, Rule, apply_rules, fuse
 
 I64 = np.int64
 
@@ -119,6 +120,28 @@ def test_repeated_work_is_done_once() -> None:
     assert ops(text.replace("b = Sqrt", "b = Exp")) == ["Sqrt", "Exp", "Add"]
     cast = "g (float[2] x) => (float16[2] y, double[2] z) { y = Cast<to=10>(x) z = Cast<to=11>(x) }"
     assert ops(cast) == ["Cast", "Cast"]
+
+
+def test_what_a_rewrite_that_is_given_up_leaves_is_not_merged() -> None:
+    """Two equal nodes of it would be merged, and made again, for ever."""
+
+    class GivesUp(Rule):
+        ops = ("Abs",)
+
+        def rewrite(self, g: Editor, node: ir.Node) -> bool:
+            x = node.inputs[0]
+            assert x is not None
+            g.emit("Neg", [x], node, shapes=[g.shape(x)], like=x)
+            raise Refusal("never")
+
+    g = Editor(
+        model("g (float[2] x) => (float[2] y) { a = Abs(x) b = Abs(a) c = Abs(x) y = Add(b, c) }")
+    )
+    while g.merge_equal_nodes():
+        pass
+    apply_rules(g, [GivesUp(), GivesUp()], Report())
+    assert not g.merge_equal_nodes()
+    assert g.count() == 3
 
 
 def test_whole_gather() -> None:

@@ -120,8 +120,10 @@ def fuse(
     chosen: list[Rule] = []
     for tier in options.tiers:
         chosen += [r for r in rules(tier) if r.name != "FoldConstants" or options.constant_folding]
-        again = True
+        again, rounds = True, 0
         while again:
+            rounds += 1
+            assert rounds <= 100, "rules make again what is merged"
             apply_rules(g, chosen, report, options.verbose)
             again = g.merge_equal_nodes()
         report.nodes[tier] = g.count()

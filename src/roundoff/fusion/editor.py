@@ -374,10 +374,13 @@ class Editor:
     def merge_equal_nodes(self) -> bool:
         """Compute once what nodes of one operator, inputs and attributes compute; whether any.
 
-        A model that draws random numbers, or may in a function of its own, is left as it is.
+        What nothing reads is dropped before: two equal nodes of a rewrite that was given up would
+        count, and be there again after the next one. A model that draws random numbers, or may in a
+        function of its own, is left as it is.
         """
         if self.model.functions or any(node.op_type in _RANDOM for node in self.graph):
             return False
+        self.clean()
         equal = ir.passes.Sequential(
             DeduplicateInitializersPass(16), CommonSubexpressionEliminationPass()
         )

@@ -131,3 +131,21 @@ def test_on_a_gpu() -> None:
     here, there = scaled_error(truth, got), scaled_error(truth.cuda(), got.cuda())
     assert there == pytest.approx(here, rel=1e-12)
     assert scaled_error(truth, got.cuda()) == here
+
+
+@pytest.mark.parametrize(
+    ("truth", "got"),
+    [
+        ([1e-10, 1e-10], [1e200, 1e-10]),
+        ([1e-300, 1e-300], [1.0, 1e-300]),
+        ([1.0, 1e-200], [1.0, 3e-200]),
+    ],
+)
+def test_an_error_may_have_another_magnitude_than_its_truth(
+    truth: list[float], got: list[float]
+) -> None:
+    """One of two results is wrong: the RMS error is the largest over the root of two."""
+    pair = (torch.tensor(values, dtype=torch.float64) for values in (truth, got))
+    error = scaled_error(*pair, dtype="float32")
+    assert 0 < error.largest < math.inf
+    assert math.isclose(error.rms, error.largest / math.sqrt(2), rel_tol=1e-12)

@@ -62,7 +62,7 @@ def signature(model: onnx.ModelProto) -> tuple[bytes, list[str]]:
     """What decides a model's computation whatever its values are called, and those names.
 
     Two models with the same digest compute the same of values with other names, which correspond in
-    their order.
+    their order. A model whose nodes have graphs of their own is like itself alone.
     """
     names: dict[str, str] = {}
 
@@ -74,7 +74,8 @@ def signature(model: onnx.ModelProto) -> tuple[bytes, list[str]]:
     graph = plain.graph
     graph.ClearField("name")
     for node in graph.node:
-        node.ClearField("name")
+        if not any(a.HasField("g") or a.graphs for a in node.attribute):
+            node.ClearField("name")
         node.input[:] = [number(n) for n in node.input]
         node.output[:] = [number(n) for n in node.output]
         node.ClearField("metadata_props")

@@ -11,8 +11,6 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-import torch
-
 from roundoff.describe import TypedTensor, as_tensor, tree_leaves
 from roundoff.dtypes import DType, dtype_info
 from roundoff.errors import ArgumentError, DtypeError, ShapeError
@@ -140,6 +138,8 @@ def real_type(dtype: Any) -> DType:
 
 
 def _one(truth: TypedTensor, got: TypedTensor, unit: DType) -> ScaledError:
+    import torch
+
     same_shape(truth.tensor, got.tensor)
     if truth.info.precision <= unit.precision:
         raise DtypeError(
@@ -151,8 +151,8 @@ def _one(truth: TypedTensor, got: TypedTensor, unit: DType) -> ScaledError:
     n = truth.tensor.numel()
     if n == 0:
         return ScaledError(0.0, 0.0, 0.0, 0.0)
-    # Both are measured in a power of two near the largest: it rounds nothing, and no square
-    # overflows.
+    # Truth and error are each measured in a power of two near their largest: it rounds nothing,
+    # and no square leaves float64, however far apart the two are.
     tops = [
         torch.stack([t.abs().amax(), g.sub_(t).abs_().amax()]).tolist()
         for t, g in float64_pieces(truth.tensor, got.tensor)
@@ -162,20 +162,20 @@ def _one(truth: TypedTensor, got: TypedTensor, unit: DType) -> ScaledError:
         raise ArgumentError("the truth must be finite", got=top)
     if not math.isfinite(far):
         return ScaledError(math.inf, math.inf, math.nan, math.inf)
-    most = max(top, far)
-    shift = min(max(-math.frexp(most)[1], -1000), 1000) if most else 0
+    shift, error_shift = _shift(top), _shift(far)
     rows = []
     for t, g in float64_pieces(truth.tensor, got.tensor):
-        g.sub_(t).mul_(2.0**shift)
+        g.sub_(t).mul_(2.0**error_shift)
         t.mul_(2.0**shift)
         row = [t.mul_(t).sum(), g.sum(), g.mul_(g).sum()]
         rows.append(torch.stack(row).tolist())  # one wait for a GPU
     size, total, squares = (math.fsum(column) for column in zip(*rows, strict=True))
     one = unit.eps * math.sqrt(size / n)
+    power = shift - error_shift
     return ScaledError(
-        largest=_over(math.ldexp(far, shift), one),
-        rms=_over(math.sqrt(squares / n), one),
-        mean=_over(total / n, one),
+        largest=_over(math.ldexp(far, error_shift), one, power),
+        rms=_over(math.sqrt(squares / n), one, power),
+        mean=_over(total / n, one, power),
         abs=far,
     )
 
@@ -184,8 +184,18 @@ def _nan_last(value: float) -> float:
     return math.inf if math.isnan(value) else value
 
 
-def _over(error: float, unit: float) -> float:
-    """error / unit; infinite without a unit."""
+def _shift(top: float) -> int:
+    """Exponent of the power of two that brings *top* near 1, within what float64 has."""
+    return min(max(-math.frexp(top)[1], -1000), 1000) if top else 0
+
+
+def _over(error: float, unit: float, power: int) -> float:
+    """error / unit × 2**power; infinite where float64 does not hold it, or without a unit."""
     if not error:
         return 0.0
-    return error / unit if unit else math.copysign(math.inf, error)
+    if not unit:
+        return math.copysign(math.inf, error)
+    try:
+        return math.ldexp(error / unit, power)
+    except OverflowError:
+        return math.copysign(math.inf, error)

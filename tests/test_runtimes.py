@@ -27,6 +27,7 @@ from roundoff.runtimes import (
 )
 from roundoff.runtimes.advice import Advice
 from roundoff.runtimes.calibrating import alike, varied
+from roundoff.runtimes.module import over_rms
 
 CPU = ["CPUExecutionProvider"]
 
@@ -523,3 +524,10 @@ def test_feeds_that_drawing_makes_another_kind_have_no_tolerance() -> None:
     cancelling = torch.cat([x, -x + 1e-4])
     found = compare(model, {"X": cancelling}, calibration=None)
     assert "in a way that drawing loses" in found.tolerances["Z"].reason
+
+
+@pytest.mark.parametrize("scale", [1e-200, 1.0, 1e200])
+def test_an_error_over_the_rms_is_the_same_at_every_scale(scale: float) -> None:
+    truth = scale * torch.tensor([1.0, 1.0], dtype=torch.float64)
+    largest, rms = over_rms(truth, truth * torch.tensor([1.0, 2.0]))
+    assert (largest, rms) == pytest.approx((1, 0.5**0.5), rel=1e-12)

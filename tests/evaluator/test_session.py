@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx.parser
 import pytest
 import torch
 from hypothesis import given, settings
@@ -318,3 +319,13 @@ def test_a_carried_value_may_not_change_its_type() -> None:
     evaluator = TorchOnnxEvaluator(text(LOOP), custom_kernels=wide)
     with pytest.raises(DtypeError, match=r"node 'Loop_2'.*carried value"):
         evaluator.run(None, {"n": torch.tensor(2), "X": torch.ones(2)})
+
+
+def test_celu_with_an_alpha_of_nan_is_nan() -> None:
+    """Its definition is max(0, x) + min(0, NaN); torch's kernel gives x where x is positive."""
+    text = """<ir_version: 10, opset_import: ["" : 20]>
+    g (float[2] x) => (float[2] y) { y = Celu(x) }"""
+    model = onnx.parser.parse_model(text)
+    model.graph.node[0].attribute.append(onnx.helper.make_attribute("alpha", float("nan")))
+    (y,) = TorchOnnxEvaluator(model).run(None, {"x": torch.tensor([1.0, -1.0])})
+    assert y.isnan().all()

@@ -191,7 +191,9 @@ def over_rms(reference: Any, got: Any) -> tuple[float, float]:
     a, b = reference.double(), got.to(reference.device).double()
     fits = a.isfinite() & b.isfinite()
     a, apart = a[fits], (b - a)[fits].abs()
-    rms = float(a.square().mean().sqrt())
-    if not rms > 0:
+    top = float(a.abs().max()) if len(a) else 0.0
+    if not top:
         return (math.inf if bool(apart.any()) else 0.0), math.nan
+    a, apart = a / top, apart / top  # no square leaves float64
+    rms = float(a.square().mean().sqrt())
     return float(apart.max()) / rms, float(apart.square().mean().sqrt()) / rms

@@ -212,8 +212,9 @@ def _find_weights(proto: onnx.ModelProto, pairs: Sequence[_Pair], module: Any) -
         ]
         if near:
             chosen = min(near, key=lambda array: float(np.mean((array - rounded[k]) ** 2)))
-            scale = _constants(proto)[proto.graph.node[pair.index].input[1]]
-            pair.float_value = chosen.astype(onnx_dtype_to_np_dtype(scale.data_type))
+            scale = _constants(proto).get(proto.graph.node[pair.index].input[1])
+            kind = scale.data_type if scale is not None else onnx.TensorProto.FLOAT
+            pair.float_value = chosen.astype(onnx_dtype_to_np_dtype(kind))
     return sum(pair.float_value is None for pair in weights)
 
 

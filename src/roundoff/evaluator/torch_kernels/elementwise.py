@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from typing import Any
 
@@ -175,9 +176,13 @@ def _softplus(x: Tensor) -> Tensor:
     return torch.logaddexp(x, torch.zeros((), dtype=x.dtype, device=x.device))
 
 
+def _celu(x: Tensor, alpha: float) -> Tensor:
+    return x * alpha if math.isnan(alpha) else F.celu(x, alpha)  # max(0, x) + min(0, NaN)
+
+
 #: Activations with numbers as attributes: function, first version, attributes with defaults.
 _PARAMETRIC: dict[str, tuple[Function, int, dict[str, Any]]] = {
-    "Celu": (F.celu, 12, {"alpha": 1.0}),
+    "Celu": (_celu, 12, {"alpha": 1.0}),
     "Elu": (F.elu, 6, {"alpha": 1.0}),
     "LeakyRelu": (lambda x, alpha: F.leaky_relu(x, alpha), 6, {"alpha": 0.01}),
     "HardSwish": (lambda x: x * torch.clamp(x / 6 + 0.5, 0, 1), 14, {}),

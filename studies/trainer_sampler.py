@@ -302,10 +302,11 @@ def prices(args):
     steps = {way: step_of(model, texts, logits) for way, model in ways.items()}
     for cure in "recomputed", "importance weights":
         steps[cure] = step_of(ways["bfloat16"], texts, logits, cure)
-    rounds = {"warmup": 0 if quick else 1, "min_rounds": least, "max_rounds": least}
     clock = time.perf_counter if GPU else time.process_time
-    for what, calls in {"sampling": writes, "training step": steps}.items():
-        found = measure(calls, clock=clock, device=DEVICE, **rounds).ratios()
+    measured = {"sampling": (writes, least), "training step": (steps, 5 * least if GPU else least)}
+    for what, (calls, rounds) in measured.items():
+        limits = {"warmup": 0 if quick else 1, "min_rounds": rounds, "max_rounds": rounds}
+        found = measure(calls, clock=clock, device=DEVICE, **limits).ratios()
         for row in found.to_dict("records"):
             kept = {name: row[name] for name in ("ratio", "low", "high")}
             yield {"what": what, "way": row["label"], **kept}

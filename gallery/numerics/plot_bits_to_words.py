@@ -281,11 +281,11 @@ shares, counts = ["predicted", "flips", "low", "high"], ["texts", "texts predict
 shown = read_table(*STUDY, "predicted", ["dtype", "way", *shares, *counts])
 shown = shown[shown["way"].isin(["alone", "batch of 32", "weights as read"])]
 share = shown[shares].map("{:.2%}".format)
-texts, rule = shown["texts"].astype(str), shown["texts predicted"].map("{:.1f}".format)
 table = {"run": shown["dtype"] + ", " + shown["way"]}
 table |= {"expected": share["predicted"], "measured": share["flips"]}
 table |= {"interval": share["low"] + " – " + share["high"]}
-table |= {"texts (expected)": texts + " (" + rule + ")"}
+texts = zip(shown["texts"], shown["texts predicted"], strict=True)
+table |= {"texts (expected)": [f"{measured} ({rule:.1f})" for measured, rule in texts]}
 pd.DataFrame(table).set_index("run").rename_axis(None)
 
 # %%

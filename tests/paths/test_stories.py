@@ -626,7 +626,8 @@ def test_what_the_page_on_the_whole_model_says_of_its_output(told: Stories) -> N
     operators, many = re.findall(r"eager, \d+ layers: (\d+) operators", story.text)
     ((nodes, sessions),) = re.findall(r"layers: (\d+) nodes, .* by (\d+) session", story.text)
     assert int(operators) > int(nodes)
-    assert 800 < int(many) < 1200, "about a thousand"
+    # On CUDA attention of float32 with grouped heads is several operators.
+    assert 800 < int(many) < 1300, "about a thousand"
     assert sessions == "1", "one session runs all its nodes"
 
 

@@ -338,11 +338,6 @@ def test_page_and_study_on_words_agree_bit_for_bit(told: Stories) -> None:
     steps = along.follow("bfloat16", "batch of 8", model, len(names["asked"]))
     assert torch.equal(torch.tensor(steps["gap"].to_numpy()), names["shift"])
     assert steps["differs"].tolist() == names["flipped"].tolist()
-    again = study["Again"]()
-    with torch.no_grad(), again:
-        model(names["ids"])
-    assert sum(again.calls.values()) > 20
-    assert not again.changed, "a second run on this processor writes the same texts"
 
 
 # --- one large Gemm or two small ones
@@ -479,13 +474,6 @@ def test_page_and_study_on_tolerances_agree_bit_for_bit(told: Stories) -> None:
         assert all(map(torch.equal, (x, w), study["draw"](seed)))
         assert torch.equal(names["split"](x, w), study["split"](x, w))
         assert torch.equal(names["tf32"](x), study["tf32"](x))
-    args = argparse.Namespace(fresh=20)
-    rows = pd.DataFrame(study["products"](args)).set_index(["dtype", "terms", "kind"])
-    row = rows.loc[("float32", 1024, "both signs")]
-    most = max(names["used"](names["split"](x, w), x, w) for x, w in names["inputs"][:20])
-    assert row["used"] == most
-    assert row["failed"] == 20
-    assert row["largest rtol"] == pytest.approx(names["rtols"][:20].max(), rel=1e-6)
 
 
 # --- the fastest layer norm

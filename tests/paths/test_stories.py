@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import argparse
 import ast
+import builtins
 import contextlib
 import io
 import os
 import re
+import symtable
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -32,7 +34,7 @@ from roundoff.reductions import (
     round_exact,
 )
 
-from .pages import PAGES, Cell, cells, own_cell, record_of, run, run_cell, run_imports, study_of
+from .pages import PAGES, Cell, cells, own_cell, record_of, run, run_imports, study_of
 
 STORIES = list(PAGES)
 
@@ -44,7 +46,10 @@ def lines(cell: Cell) -> int:
 
 
 class Told:
-    """A page whose cells have run in order, without a record: their names, outputs and figures."""
+    """A page whose cells have run in order, without a record: their names, outputs and figures.
+
+    The cell for something of the reader's own is left out: ``test_your_own.py`` runs it.
+    """
 
     def __init__(self, page: str) -> None:
         self.names: dict[str, Any] = {"__name__": page}
@@ -53,6 +58,8 @@ class Told:
         self.values: list[Any] = []
         plt.close("all")  # what another test left open
         for cell in cells(page):
+            if cell == own_cell(page):
+                continue
             tree = ast.parse(cell.code)
             ast.increment_lineno(tree, cell.line - 1)
             out = io.StringIO()
@@ -104,12 +111,25 @@ def test_without_a_record_a_page_prints_and_draws(page: str, told: Stories) -> N
     assert any(len(table) for table in story.tables)
 
 
+def needed(code: str) -> set[str]:
+    """Names that code reads and does not make."""
+    tables, read, made = [symtable.symtable(code, "cell", "exec")], set(), set()
+    for symbol in tables[0].get_symbols():
+        if symbol.is_assigned() or symbol.is_imported():
+            made.add(symbol.get_name())
+    while tables:
+        table = tables.pop()
+        tables += table.get_children()
+        read |= {symbol.get_name() for symbol in table.get_symbols() if symbol.is_global()}
+    return read - made
+
+
 @pytest.mark.parametrize("page", STORIES)
-def test_the_readers_own_cell_runs_after_the_imports_alone(page: str) -> None:
+def test_the_readers_own_cell_needs_the_imports_alone(page: str) -> None:
+    """The site's build runs it as printed, after the page."""
     names: dict[str, Any] = {"__name__": page}
     run_imports(page, names)
-    run_cell(page, own_cell(page), names)
-    plt.close("all")
+    assert needed(own_cell(page).code) <= names.keys() | set(dir(builtins))
 
 
 # --- the order of a sum
@@ -806,9 +826,9 @@ def test_page_and_study_of_batches_write_the_same_text(told: Stories) -> None:
     study = study_of("batch_invariance")
     names = told[BATCH].names
     asked = [names["trained"].prompt(names[question]) for question in ("SKY", "STORY")]
-    made = study["decode"](names["fixed"], asked, 12, length=60).tokens[0]
+    made = study["decode"](names["fixed"], asked, 6, length=60).tokens[0]
     text = names["tokenizer"].decode(made, skip_special_tokens=True)
-    assert text == names["fixed_text"], "another cache and more padding"
+    assert names["fixed_text"].startswith(text), "another cache and more padding"
 
 
 def test_what_the_page_on_batches_says_of_its_records() -> None:

@@ -1,6 +1,7 @@
 """Numbers bound in prose: what fails a build, what a reader finds behind a number, what refutes."""
 
 import dataclasses
+import functools
 import re
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ from docutils.utils import new_document
 from roundoff.page.measurement import Study
 from roundoff.record import RECORDED, read_record, write_record, write_values
 
-from ..paths.pages import PAGES, study_of
+from ..paths.pages import PAGES, record_of, study_of
 from .conftest import ROOT
 from .mutants import mutants
 
@@ -202,24 +203,23 @@ def test_the_sentences_of_an_answer_are_found() -> None:
 # --- the studies of this project: each value can be refuted
 
 
-STUDIES = [page.removeprefix("plot_") for page in PAGES]
-VALUES = [(name, value.name) for name in STUDIES for value in study_of(name)["study"].values]
+STUDIES = {page: study_of(page.removeprefix("plot_"))["study"] for page in PAGES}
+VALUES = [(page, value.name) for page, study in STUDIES.items() for value in study.values]
+recorded = functools.cache(record_of)
 
 
 def verdict(entry: dict[str, Any]) -> tuple[bool, str | None]:
     return entry["test"], entry.get("word")
 
 
-@pytest.mark.parametrize(("name", "wanted"), VALUES)
-def test_a_mutant_of_its_table_refutes_a_value(name: str, wanted: str) -> None:
+@pytest.mark.parametrize(("page", "wanted"), VALUES)
+def test_a_mutant_of_its_table_refutes_a_value(page: str, wanted: str) -> None:
     """Two labels exchanged, or a column scaled by at most 2, turn its test or its word."""
-    made = study_of(name)["study"]
-    (value,) = (v for v in made.values if v.name == wanted)
-    kept = read_record(RECORDED / made.page / f"{value.on}.json")
+    (value,) = (v for v in STUDIES[page].values if v.name == wanted)
+    kept = recorded(page, value.on)
     frame = kept.tables[value.of]
     before = value.entry(kept)
-    numbers = [c for c in frame if pd.api.types.is_numeric_dtype(frame[c])]
-    for _, mutant in mutants(frame, numbers):
+    for mutant in mutants(frame):
         changed = dataclasses.replace(kept, tables=kept.tables | {value.of: mutant}, second={})
         try:
             after = value.entry(changed)
@@ -228,7 +228,7 @@ def test_a_mutant_of_its_table_refutes_a_value(name: str, wanted: str) -> None:
         if after is not None and verdict(after) != verdict(before):
             return
     pytest.fail(
-        f"{name}: nothing refutes {wanted}: two labels exchanged, or a column scaled by 2, leave "
+        f"{page}: nothing refutes {wanted}: two labels exchanged, or a column scaled by 2, leave "
         "its verdict. Give it test=, such as lambda found: 8 < found.value < 14"
     )
 

@@ -46,10 +46,7 @@ def lines(cell: Cell) -> int:
 
 
 class Told:
-    """A page whose cells have run in order, without a record: their names, outputs and figures.
-
-    The cell for something of the reader's own is left out: ``test_your_own.py`` runs it.
-    """
+    """A page whose cells have run in order, without a record: their names, outputs and figures."""
 
     def __init__(self, page: str) -> None:
         self.names: dict[str, Any] = {"__name__": page}
@@ -58,8 +55,6 @@ class Told:
         self.values: list[Any] = []
         plt.close("all")  # what another test left open
         for cell in cells(page):
-            if cell == own_cell(page):
-                continue
             tree = ast.parse(cell.code)
             ast.increment_lineno(tree, cell.line - 1)
             out = io.StringIO()
@@ -126,7 +121,7 @@ def needed(code: str) -> set[str]:
 
 @pytest.mark.parametrize("page", STORIES)
 def test_the_readers_own_cell_needs_the_imports_alone(page: str) -> None:
-    """The site's build runs it as printed, after the page."""
+    """As printed it runs with the page, and with something else in ``test_your_own.py``."""
     names: dict[str, Any] = {"__name__": page}
     run_imports(page, names)
     assert needed(own_cell(page).code) <= names.keys() | set(dir(builtins))

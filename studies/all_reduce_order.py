@@ -26,7 +26,6 @@ from roundoff.errors import ArgumentError, WorkerError
 from roundoff.page.measurement import Study
 from roundoff.reductions import (
     add_in_order,
-    binned,
     gloo_sum,
     order_probes,
     order_text,
@@ -290,20 +289,15 @@ def training(args):
 PARTS, LONG = 8, 2**12 if fast else 2**18
 
 
-def by_chunks(parts, add):
-    """Every rank adds a chunk of all parts and rounds once; all gather the chunks."""
+def by_chunks(parts):
+    """Every rank adds a chunk of all parts in float32 and rounds once; all gather the chunks."""
     sent = parts.view(len(parts), dist.get_world_size(), -1).transpose(0, 1).contiguous()
     received = torch.empty_like(sent)
     dist.all_to_all_single(received, sent)
-    mine = add(received.flatten(0, 1)).to(parts.dtype)
+    mine = functools.reduce(torch.add, received.flatten(0, 1).float()).to(parts.dtype)
     chunks = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
     dist.all_gather(chunks, mine)
     return torch.cat(chunks)
-
-
-def reproducible(rows):
-    """A sum that no order changes."""
-    return torch.from_numpy(binned(rows.float().cpu().numpy().T)).to(rows.device)
 
 
 def compared(item):
@@ -313,11 +307,7 @@ def compared(item):
     ways = {
         "all-reduce": by_all_reduce,
         "all-gather": by_all_gather,
-        "chunks, float32": lambda p: by_chunks(p, lambda r: functools.reduce(torch.add, r.float())),
-        "chunks, float64": lambda p: by_chunks(
-            p, lambda r: functools.reduce(torch.add, r.double())
-        ),
-        "chunks, binned": lambda p: by_chunks(p, reproducible),
+        "chunks, float32": by_chunks,
     }
     totals, times = {}, {way: [] for way in ways}
     for _, (way, add) in product(range(rounds + 1), ways.items()):

@@ -684,7 +684,6 @@ def of_pages_and_records() -> list[Callable[[], Any]]:
         *(partial(ended, command, argv=a) for a in (["--only", "no"], ["--no"], [3])),
         *(partial(parsed, [], size) for size in ((8, "a", "b"), (8, 3))),
         lambda: with_variable("UNITTEST_GOING", "maybe", script.unit_test_going),
-        lambda: with_variable("ROUNDOFF_RENDERING", "1", script.usage_error, "p", "wrong"),
         *(partial(ended, report_main, arguments=a) for a in (["compare"], [3])),
     ]
 

@@ -272,7 +272,6 @@ def of_numbers() -> list[Call]:
         (compare.round_up, {"value": 1.0}),
         (compare.ulp_distance, {"a": four, "b": four}),
         (compare.digest, {"tensor": X}),
-        (compare.layer_norm_bound, {"x": X}),
         (compare.calibrated_tolerance, {"pairs": pairs}),
         (compare.calibrated_tolerance(pairs).allows, {"got": X, "expected": X}),
         (calibration.add, {"got": X, "expected": X}),

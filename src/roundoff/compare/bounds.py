@@ -124,8 +124,7 @@ def tolerance(
         A tolerance without a unit; divided by ``dtype_info(dtype).eps`` it is about as many units
         in the last place. It is at least half a unit of *dtype*, what rounding the result costs, so
         that two results may be a unit apart. It bounds this sum alone: not the error that its
-        operands already have (see :func:`~roundoff.compare.layer_norm_bound`), and neither
-        overflow nor underflow.
+        operands already have, and neither overflow nor underflow.
 
     Raises
     ------

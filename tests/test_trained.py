@@ -249,14 +249,6 @@ def test_a_text_that_is_followed_ends_with_its_own_end(small) -> None:
     assert decoded.tokens[0, 2:].tolist() == [end, end]
 
 
-def test_logits_to_keep(small) -> None:
-    model, ids = Float64Llama(small[0]), torch.tensor([IDS])
-    last = model(ids, logits_to_keep=2).logits
-    torch.testing.assert_close(last, model(ids).logits[:, -2:], rtol=1e-12, atol=1e-13)
-    some = model(ids, logits_to_keep=torch.tensor([0, -1])).logits
-    torch.testing.assert_close(some, model(ids).logits[:, [0, -1]], rtol=1e-12, atol=1e-13)
-
-
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs take a GPU")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_graph_replays_the_bits_of_the_model(small, dtype: torch.dtype) -> None:

@@ -145,22 +145,6 @@ def test_a_worker_killed_from_outside_is_noticed(workers) -> None:
     assert end(those)
 
 
-def imported(name):
-    import sys
-
-    return name in sys.modules
-
-
-def test_modules_are_imported_before_the_workers_are() -> None:
-    with Workers(2, imports=["colorsys"]) as workers:
-        assert workers.map(imported, ["colorsys", "turtle"]) == [True, False]
-    with (
-        Workers(2, imports=["no_such_module"]) as workers,
-        pytest.raises(WorkerError, match=r"the worker of rank 0 failed: .*no_such_module"),
-    ):
-        workers.map(imported, ["colorsys"])
-
-
 def test_workers_that_nobody_holds_end() -> None:
     workers = Workers(2)
     those = started(workers)

@@ -8,7 +8,6 @@ of this process.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -33,7 +32,7 @@ from .errors import ArgumentError, UnsupportedError, WorkerError
 __all__ = ["Workers"]
 
 #: What the fork server imports before it forks.
-_PRELOADED = ("numpy", "torch", "torch.distributed", "roundoff.reductions")
+_PRELOADED = ["numpy", "torch", "torch.distributed", "roundoff.reductions"]
 #: Its environment. What is imported may ask for GPUs: asked through the driver, no fork could use
 #: one.
 _VARIABLES = {"OMP_NUM_THREADS": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
@@ -61,8 +60,6 @@ class Workers:
         Seconds that workers wait for work before they end.
     environment : mapping of str to str, optional
         Environment variables of the workers, such as ``NCCL_ALGO``, set once torch is imported.
-    imports : sequence of str
-        Modules that they need beside torch and numpy: imported once, not once a worker.
 
     Raises
     ------
@@ -92,7 +89,6 @@ class Workers:
         limit_s: float = 60.0,
         idle_s: float = 20.0,
         environment: Mapping[str, str] | None = None,
-        imports: Sequence[str] = (),
     ) -> None:
         import torch.distributed as dist
 
@@ -103,16 +99,13 @@ class Workers:
         for name, value in check_mapping("environment", environment or {}).items():
             if not isinstance(value, str):
                 raise ArgumentError(f"variable {name}", got=repr(value), expected="a text")
-        listed = isinstance(imports, Sequence) and not isinstance(imports, str)
-        if not listed or not all(isinstance(name, str) for name in imports):
-            raise ArgumentError("imports", got=repr(imports), expected="a list of modules' names")
         if not hasattr(os, "fork") or not dist.is_available():
             raise UnsupportedError("workers need fork and torch.distributed", got=sys.platform)
         if not dist.is_backend_available(backend):
             raise UnsupportedError("this build of torch lacks a backend", got=backend)
         self.count, self.backend = count, backend
         self.limit_s, self.idle_s = limit_s, idle_s
-        self.environment, self.imports = dict(environment or {}), list(imports)
+        self.environment = dict(environment or {})
         self._group: _Group | None = None
 
     def map(
@@ -199,12 +192,11 @@ class _Group:
         try:
             self.store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
             context = multiprocessing.get_context("forkserver")
-            context.set_forkserver_preload([*_PRELOADED, *workers.imports])
+            context.set_forkserver_preload(_PRELOADED)
             options = {
                 "backend": workers.backend,
                 "count": workers.count,
                 "environment": workers.environment,
-                "imports": workers.imports,
                 "limit_s": limit_s,
                 "port": self.store.port,
             }
@@ -353,8 +345,6 @@ def _join(rank: int, ranks: int, options: Mapping[str, Any]) -> None:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     os.environ.update(options["environment"])
-    for name in options["imports"]:
-        importlib.import_module(name)
     torch.set_num_threads(1)
     more: dict[str, Any] = {}
     if options["backend"] == "gloo" and sys.platform == "linux":

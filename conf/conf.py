@@ -11,7 +11,6 @@ sys.path.insert(0, str(CONF))
 os.environ["PYTHONPATH"] = os.pathsep.join(
     [str(CONF), *filter(None, [os.environ.get("PYTHONPATH")])]
 )
-os.environ["ROUNDOFF_RENDERING"] = "1"
 os.environ["TQDM_DISABLE"] = "1"  # a progress bar is 30 garbled lines in a page
 os.environ.setdefault("MPLBACKEND", "agg")
 

@@ -57,8 +57,7 @@ GPUS = torch.cuda.device_count()
 @functools.cache
 def backends(limit_s):
     """Workers by the name of their backend: gloo, and NCCL where there are GPUs."""
-    # The import is DistributedDataParallel's, when it is first used.
-    found = {"gloo on cpu": Workers(max(RANKS), limit_s=limit_s, imports=["torch._dynamo"])}
+    found = {"gloo on cpu": Workers(max(RANKS), limit_s=limit_s)}
     for count, choice in product((GPUS, max(RANKS)), NCCL) if GPUS > 1 else ():
         hosts = f", hosts of {GPUS} GPUs" if count > GPUS else ""
         name = f"NCCL {'.'.join(map(str, torch.cuda.nccl.version()))}, {choice}{hosts}, on cuda"

@@ -38,7 +38,7 @@ def test_it_works_without_torch_ort_and_git(monkeypatch) -> None:
 
 
 def test_a_given_commit_wins(monkeypatch) -> None:
-    monkeypatch.setattr(room, "_output", lambda *_: "abc")
+    monkeypatch.setattr(room, "command_output", lambda *_: "abc")
     assert environment("feed")["commit"] == "feed"
     assert environment()["commit"].startswith("abc")
 

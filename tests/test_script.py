@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from roundoff.errors import ArgumentError
-from roundoff.script import RENDERING, get_parsed_args, unit_test_going, usage_error
+from roundoff.script import get_parsed_args, unit_test_going, usage_error
 
 
 @pytest.mark.parametrize(
@@ -57,16 +57,6 @@ def test_a_bad_value_ends_with_a_message_and_status_2(capsys, wrong: list[str]) 
     assert "plot_x: error:" in capsys.readouterr().err
 
 
-def test_help_shows_the_prose_of_a_page_not_its_markup(capsys) -> None:
-    page = ".. _x:\n\nA title\n=======\n\nWhat the page shows, 100 %.\n\nMore."
-    with pytest.raises(SystemExit):
-        get_parsed_args("plot_x", page, argv=["--help"], share=(5, "in %"))
-    shown = capsys.readouterr().out
-    assert "What the page shows, 100 %." in shown
-    assert "in % (default: 5)" in shown
-    assert "A title" not in shown
-
-
 def test_record_and_commit_are_always_there() -> None:
     assert get_parsed_args("plot_x", argv=[]).record is None
     got = get_parsed_args("plot_x", argv=["--record", "out", "--commit", "abc"])
@@ -75,19 +65,15 @@ def test_record_and_commit_are_always_there() -> None:
     assert (got.record, got.second) == ("", True)
 
 
-def test_a_rendered_page_and_a_notebook_ignore_the_command_line(monkeypatch) -> None:
+def test_a_notebook_ignores_the_command_line(monkeypatch) -> None:
     monkeypatch.setattr(sys, "argv", ["ipykernel_launcher", "-f", "kernel.json"])
-    monkeypatch.setenv(RENDERING, "1")
+    monkeypatch.setattr("builtins.__IPYTHON__", True, raising=False)
     assert get_parsed_args("plot_x", config="small").config == "small"
     with pytest.raises(ArgumentError, match="a list of sizes"):
         usage_error("plot_x", "--config is a list of sizes")
-    monkeypatch.delenv(RENDERING)
-    monkeypatch.setattr("builtins.__IPYTHON__", True, raising=False)
-    assert get_parsed_args("plot_x", config="small").config == "small"
 
 
-def test_usage_error_ends_a_script_with_status_2(monkeypatch, capsys) -> None:
-    monkeypatch.delenv(RENDERING, raising=False)
+def test_usage_error_ends_a_script_with_status_2(capsys) -> None:
     with pytest.raises(SystemExit) as stop:
         usage_error("plot_x", "--itype 7 is no floating type")
     assert stop.value.code == 2
@@ -114,7 +100,7 @@ def test_import_is_quick_and_light() -> None:
 
 ALLOWED = {
     "width": (64, "columns", 1),
-    "share": (0.5, "share", (0, 1)),
+    "share": (0.5, "share in %", (0, 1)),
     "config": ("", "size; empty: the machine's own", {"tiny": 1, "large": 2}),
 }
 
@@ -144,7 +130,7 @@ def test_the_bounds_and_the_default_are_allowed(capsys) -> None:
         get_parsed_args("plot_x", argv=["--help"], **ALLOWED)
     shown = " ".join(capsys.readouterr().out.split())
     assert "columns (at least 1; default: 64)" in shown
-    assert "share (0 to 1; default: 0.5)" in shown
+    assert "share in % (0 to 1; default: 0.5)" in shown
 
 
 def test_what_an_option_takes_fits_its_type() -> None:

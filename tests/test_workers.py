@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
 import threading
 import time
 from pathlib import Path
@@ -61,27 +60,22 @@ def stops(_):
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
-def running(group: int) -> bool:
-    """Whether any process of a group runs; one that ended and that init has not reaped does not."""
-    if sys.platform != "linux":
-        try:
-            os.killpg(group, 0)
-        except ProcessLookupError:
-            return False
+def running(process: int) -> bool:
+    """Whether a process runs; one that ended and that nobody has reaped does not."""
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        if sys.platform == "linux":
+            state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+            return state != "Z"
+        os.kill(process, 0)
         return True
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            state, _, its_group = stat.read_text().rpartition(")")[2].split()[:3]
-            if int(its_group) == group and state != "Z":
-                return True
     return False
 
 
-def ends(group: int, within_s: float = 10.0) -> bool:
+def end(processes: list[int], within_s: float = 10.0) -> bool:
     until = time.monotonic() + within_s
-    while running(group) and time.monotonic() < until:
+    while any(map(running, processes)) and time.monotonic() < until:
         time.sleep(0.02)
-    return not running(group)
+    return not any(map(running, processes))
 
 
 @pytest.fixture(scope="module")
@@ -91,18 +85,18 @@ def workers():
         yield some
 
 
-def group_of(workers: Workers) -> int:
-    workers.map(process, [0])
-    return workers._group.guardian.pid
+def started(workers: Workers) -> list[int]:
+    return workers.map(process, [0, 0])
 
 
 def test_each_rank_gets_its_item_and_functions_of_a_script_come_along(workers) -> None:
     assert workers.map(reduced, [1.0, 2.0]) == [(2, 9.0)] * 2
     assert workers.map(reduced, [1.0, 2.0, 3.0, 4.0]) == [(4, 30.0)] * 4
     first = workers.map(process, [0] * 4)
-    assert workers.map(reduced, [1.0]) == [(1, 3.0)]
     assert workers.map(process, [0] * 4) == first  # they wait, and are not started again
     assert len({*first, os.getpid()}) == 5
+    assert workers.map(reduced, [1.0]) == [(1, 3.0)]
+    assert end(first)
 
 
 def test_code_that_has_no_module_is_sent(workers) -> None:
@@ -136,77 +130,39 @@ def test_what_cannot_be_sent_is_refused(workers, function, items, words: str) ->
     ],
 )
 def test_a_failure_is_named_and_ends_them_all(workers, function, limit_s, words: str) -> None:
-    group = group_of(workers)
+    those = started(workers)
     with pytest.raises(WorkerError, match=words):
         workers.map(function, [0, 0], limit_s)
-    assert ends(group)
+    assert end(those)
 
 
 @slow
 def test_a_worker_killed_from_outside_is_noticed(workers) -> None:
-    group = group_of(workers)
-    victim = workers.map(process, [0, 0])[1]
-    threading.Timer(0.5, os.kill, (victim, signal.SIGKILL)).start()
+    those = started(workers)
+    threading.Timer(0.5, os.kill, (those[1], signal.SIGKILL)).start()
     with pytest.raises(WorkerError, match="the worker of rank 1 died"):
         workers.map(sleeps, [0, 0])
-    assert ends(group)
-
-
-def test_a_guardian_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("roundoff.workers._CHILD", "raise SystemExit('no such module')")
-    with (
-        Workers(2) as workers,
-        pytest.raises(WorkerError, match="the workers ended: got no such module"),
-    ):
-        workers.map(process, [0])
-    monkeypatch.setattr(sys, "executable", "/no/such/python")
-    with pytest.raises(WorkerError, match=r"the workers cannot start: .*/no/such/python"):
-        workers.map(process, [0])
-
-
-def imported(name):
-    import sys
-
-    return name in sys.modules
-
-
-def test_modules_are_imported_before_the_workers_are() -> None:
-    with Workers(2, imports=["colorsys"]) as workers:
-        assert workers.map(imported, ["colorsys", "turtle"]) == [True, False]
-    with (
-        Workers(2, imports=["no_such_module"]) as workers,
-        pytest.raises(WorkerError, match=r"the workers ended: .*no_such_module"),
-    ):
-        workers.map(imported, ["colorsys"])
+    assert end(those)
 
 
 def test_workers_that_nobody_holds_end() -> None:
     workers = Workers(2)
-    group = group_of(workers)
+    those = started(workers)
     names = {"workers": workers}  # as a page's names: in a circle
     names["self"] = names
     del workers, names
     gc.collect()
-    assert ends(group)
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="prctl")
-def test_workers_do_not_outlive_their_guardian() -> None:
-    with Workers(2) as workers:
-        group = group_of(workers)
-        os.kill(group, signal.SIGKILL)
-        workers._group.guardian.wait(10)  # else its own entry keeps the group
-        assert ends(group)
+    assert end(those)
 
 
 def test_an_interrupt_ends_them(workers) -> None:
-    group = group_of(workers)
+    those = started(workers)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
     main = threading.main_thread().ident
     threading.Timer(0.5, signal.pthread_kill, (main, signal.SIGINT)).start()
     with pytest.raises(KeyboardInterrupt):
         workers.map(sleeps, [0, 0])
-    assert ends(group)
+    assert end(those)
 
 
 PAGE = """
@@ -218,13 +174,12 @@ def sleeps(_):
     time.sleep(60)
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
 workers = Workers(2)
-workers.map(process, [0, 0])
-print(workers._group.guardian.pid, flush=True)
+print(*workers.map(process, [0, 0]), flush=True)
 """
 
 
 @pytest.mark.parametrize(
-    ("end", "sent"),
+    ("last", "sent"),
     [
         ("1 / 0", None),
         ("workers.map(sleeps, [0, 0])", signal.SIGKILL),
@@ -234,23 +189,19 @@ print(workers._group.guardian.pid, flush=True)
         pytest.param("workers.map(sleeps, [0, 0])", signal.SIGTERM, marks=slow),
     ],
 )
-def test_the_end_of_a_page_is_the_end_of_its_workers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str, sent
-) -> None:
+def test_the_end_of_a_page_is_the_end_of_its_workers(tmp_path: Path, last: str, sent) -> None:
     script = tmp_path / "page.py"
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    script.write_text(textwrap.dedent(PAGE) + end, "utf-8")
+    script.write_text(PAGE + last, "utf-8")
     page = subprocess.Popen(
         [sys.executable, script], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )
     with page:
-        group = int(page.stdout.readline())
+        those = list(map(int, page.stdout.readline().split()))
         if sent:
             time.sleep(0.3)
             page.send_signal(sent)
         page.wait(20)
-    assert ends(group)
-    assert list(tmp_path.glob("roundoff-workers-*")) == []
+    assert end(those)
 
 
 def added_on_a_gpu(x):

@@ -386,9 +386,9 @@ prices
 # --------------
 #
 # Put in a GGUF file, a folder saved by transformers or a name on the Hugging Face hub, your
-# prompts, and the type that you want to use. The model has to be a Llama without biases: Qwen2 is
-# refused. The cell runs after the imports. It counts the tokens that differ along float64's text,
-# and compares with the rule.
+# prompts, and the type that you want to use. The model has to be a Llama: Qwen2 is refused. The
+# cell runs after the imports. It counts the tokens that differ along float64's text, and compares
+# with the rule.
 
 MODEL, DTYPE, LENGTH = SMOLLM2, torch.bfloat16, 16
 PROMPTS = ["Explain how a bicycle stays upright.", "Write a poem about the first snow."]

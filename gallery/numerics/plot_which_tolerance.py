@@ -433,7 +433,6 @@ if found.found:
 #   RMS itself: leave ``any_scale`` out.
 # * One fresh input in 300 may fail. A test of ten outputs has ten such chances.
 # * :func:`~roundoff.runtimes.compare_runtimes` calibrates an ONNX model: see its ``.tolerances``.
-#   :func:`~roundoff.compare.layer_norm_bound` bounds a LayerNormalization.
 # * On how much cancels, read :ref:`reduction-order`.
 # * Next: :ref:`layer-norm-discrepancies`, where two runtimes differ by more than rounding.
 #

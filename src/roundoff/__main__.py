@@ -9,7 +9,6 @@ import importlib.util
 import os
 import shlex
 import shutil
-import subprocess
 import sys
 import sysconfig
 import textwrap
@@ -18,14 +17,24 @@ from pathlib import Path
 from typing import Any
 
 from . import __version__
-from .environment import environment
+from .environment import command_output, environment
 from .errors import ArgumentError
 
 __all__ = ["main", "report"]
 
 _ABSENT = "not installed"
-#: Packages without which no page runs.
-_NEEDED = ("numpy", "torch", "onnx", "onnx_ir", "onnxscript", "pandas", "matplotlib")
+_NEEDED = (
+    "numpy",
+    "torch",
+    "onnx",
+    "onnx_ir",
+    "onnxscript",
+    "onnxruntime",
+    "pandas",
+    "matplotlib",
+    "transformers",
+)
+_ADD_GPU = "pip install 'roundoff[gpu]'"
 
 
 def report() -> list[str]:
@@ -44,17 +53,15 @@ def report() -> list[str]:
     ['Pages on the CPU', 'ONNX Runtime on CUDA', 'Triton kernels', 'torch.compile on the CPU']
     """
     env = environment()
-    torch, runtime = _load("torch"), _load("onnxruntime")
-    gpu, driver = env["gpu"], _nvidia_smi()
+    gpu, torch, runtime = env["gpu"], _load("torch"), _load("onnxruntime")
     items = {
         "roundoff": f"{__version__}, on Python {env['python']} and {env['os']}",
         "Processor": f"{env['processor']}, {env['cores']} cores",
-        "GPU": _gpu(gpu, driver, torch),
-        "Driver and CUDA": _driver(driver, torch),
+        "GPU": _gpu(gpu),
         "Packages": _packages(env["versions"], torch, runtime),
         "Pages on the CPU": _pages(torch, runtime),
-        "ONNX Runtime on CUDA": _cuda_provider(gpu, driver, runtime),
-        "Triton kernels": _triton(gpu, torch),
+        "ONNX Runtime on CUDA": _cuda_provider(gpu, runtime),
+        "Triton kernels": _triton(gpu),
         "torch.compile on the CPU": _compile(torch),
     }
     # An error of a package that cannot be loaded may have several lines.
@@ -110,39 +117,19 @@ def _has(name: str) -> bool:
     return importlib.util.find_spec(name) is not None
 
 
-def _nvidia_smi() -> tuple[str, str] | None:
-    """Name of the first GPU and version of its driver, as the driver's own tool tells them."""
-    command = ("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader")
-    with contextlib.suppress(OSError, subprocess.SubprocessError, IndexError):
-        done = subprocess.run(  # noqa: S603 - a fixed command, no shell
-            command, capture_output=True, text=True, timeout=20, check=True
-        )
-        name, _, version = done.stdout.strip().splitlines()[0].rpartition(", ")
-        return name, version
-    return None
-
-
-def _gpu(gpu: dict[str, Any] | None, driver: tuple[str, str] | None, torch: Any) -> str:
+def _gpu(gpu: dict[str, Any] | None) -> str:
     if gpu:
-        return f"{gpu['name']}, {gpu['memory_gib']} GiB, compute capability {gpu['capability']}"
-    if not driver:
+        return (
+            f"{gpu['name']}, {gpu['memory_gib']} GiB, compute capability {gpu['capability']}, "
+            f"driver {gpu['driver'] or 'unknown'}, CUDA {gpu['cuda']}"
+        )
+    # The driver's own tool sees one that torch does not.
+    name = command_output("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
+    if name is None:
         return "none found"
-    if torch is None:
-        why = "torch is not installed"
-    elif isinstance(torch, Exception):
-        why = "torch cannot be loaded"
-    elif torch.version.cuda is None:
-        why = "torch is a build for the CPU"
-    else:
-        why = "torch cannot use it"
-    return f"{driver[0]}, but {why}; to add a build for CUDA: see https://pytorch.org/get-started"
-
-
-def _driver(driver: tuple[str, str] | None, torch: Any) -> str:
-    cuda = torch.version.cuda if _is_loaded(torch) else None
     return (
-        f"{f'driver {driver[1]}' if driver else 'no driver found'}, "
-        f"{f'CUDA {cuda} in torch' if cuda else 'no CUDA in torch'}"
+        f"{name.splitlines()[0]}, but torch cannot use it; to add a build for CUDA: see "
+        "https://pytorch.org/get-started"
     )
 
 
@@ -175,28 +162,19 @@ def _pages(torch: Any, runtime: Any) -> str:
     for name, module in {"torch": torch, "ONNX Runtime": runtime}.items():
         if isinstance(module, Exception):
             return f"no, {name} cannot be loaded; to repair: pip install 'roundoff[cpu]'"
-    if runtime is None:
-        return "no, ONNX Runtime is missing; to add it: pip install 'roundoff[cpu]'"
-    if not _has("transformers"):
-        return "yes, but for the Llama layer; to add it: pip install transformers"
     return "yes"
 
 
-def _cuda_provider(gpu: dict[str, Any] | None, driver: tuple[str, str] | None, runtime: Any) -> str:
-    add = "pip install 'roundoff[gpu]'"
+def _cuda_provider(gpu: dict[str, Any] | None, runtime: Any) -> str:
     if not gpu:
-        if not driver:
-            return f"no, there is no NVIDIA GPU; on a machine that has one: {add}"
-        return "no, torch cannot use the GPU (see above)"
-    if runtime is None:
-        return f"no, ONNX Runtime is missing; to add it: {add}"
-    if isinstance(runtime, Exception):
-        return f"no, ONNX Runtime cannot be loaded; to repair: {add}"
+        return "no, torch has no GPU (see above)"
+    if not _is_loaded(runtime):
+        return f"no, ONNX Runtime is missing or cannot be loaded; to add it: {_ADD_GPU}"
     if not _provides_cuda(runtime):
         # Both builds install the same module: the one that is there has to go first.
-        return f"no, this is the CPU build; to add it: pip uninstall onnxruntime, then {add}"
+        return f"no, this is the CPU build; to add it: pip uninstall onnxruntime, then {_ADD_GPU}"
     if not _computes_on_cuda(runtime):
-        return f"no, its CUDA libraries cannot be loaded; to add them: {add}, torch for CUDA"
+        return f"no, its CUDA libraries cannot be loaded; to add them: {_ADD_GPU}, torch for CUDA"
     return "yes"
 
 
@@ -216,34 +194,22 @@ def _computes_on_cuda(runtime: Any) -> bool:
     return False
 
 
-def _triton(gpu: dict[str, Any] | None, torch: Any) -> str:
+def _triton(gpu: dict[str, Any] | None) -> str:
     if not _has("triton"):
-        if sys.platform != "linux":
-            return "not at all, Triton has builds for Linux alone"
-        return "not at all, Triton is missing; to add it: pip install triton"
-    if not _is_loaded(torch):
-        return "not at all, they need torch; to add it: pip install 'roundoff[cpu]'"
-    wish = os.environ.get("TRITON_INTERPRET", "").lower()
-    if wish in {"1", "true", "yes", "on", "y"}:
-        instead = "; to use the GPU: unset it" if gpu else ""
-        return f"in the interpreter, since TRITON_INTERPRET is set{instead}"
-    if not gpu and wish:
-        return f"not at all, there is no GPU; for the interpreter: TRITON_INTERPRET=1, not {wish}"
+        return "not at all, Triton is missing; to add it, on Linux: pip install triton"
+    if os.environ.get("TRITON_INTERPRET", "").lower() in {"1", "true", "yes", "on", "y"}:
+        return "in the interpreter, since TRITON_INTERPRET is set"
     if not gpu:
         return "in the interpreter (TRITON_INTERPRET=1), since torch has no GPU"
     missing = _missing_for("CC", "gcc", "clang")
-    if missing:
-        return f"in the interpreter alone (TRITON_INTERPRET=1), {missing}"
-    return "on the GPU"
+    return f"in the interpreter alone (TRITON_INTERPRET=1), {missing}" if missing else "on the GPU"
 
 
 def _compile(torch: Any) -> str:
     if not _is_loaded(torch):
-        what = "is missing" if torch is None else "cannot be loaded"
-        return f"no, torch {what}; to add it: pip install 'roundoff[cpu]'"
-    default = {"win32": "cl", "darwin": "clang++"}.get(sys.platform, "g++")
-    missing = _missing_for("CXX", default)
-    return f"no, {missing}" if missing else f"yes, with {os.environ.get('CXX') or default}"
+        return "no, torch is missing or cannot be loaded; to add it: pip install 'roundoff[cpu]'"
+    missing = _missing_for("CXX", "clang++" if sys.platform == "darwin" else "g++")
+    return f"no, {missing}" if missing else "yes"
 
 
 def _missing_for(variable: str, *names: str) -> str:
@@ -255,11 +221,7 @@ def _missing_for(variable: str, *names: str) -> str:
     if not any(shutil.which(name) for name in chosen or names):
         if chosen:
             return f"there is no compiler {chosen[0]}; to use {names[0]}: unset {variable}"
-        add = {"linux": f"apt install {names[0]}", "darwin": "xcode-select --install"}
-        return (
-            f"there is no compiler {names[0]}; "
-            f"to add it: {add.get(sys.platform, 'install the build tools of Visual Studio')}"
-        )
+        return f"there is no compiler {names[0]}; to add it: apt install {names[0]}"
     if not (Path(sysconfig.get_path("include")) / "Python.h").exists():
         return "Python's headers are missing; to add them: apt install python3-dev"
     return ""

@@ -217,7 +217,7 @@ def _processor() -> str:
         if match:
             return match[1].strip()
     if sys.platform == "darwin":
-        name = _output("sysctl", "-n", "machdep.cpu.brand_string")
+        name = command_output("sysctl", "-n", "machdep.cpu.brand_string")
         if name:
             return name
     return platform.processor() or platform.machine()
@@ -283,7 +283,7 @@ def _torch() -> dict[str, Any]:
             "memory_gib": round(properties.total_memory / 2**30, 1),
             "capability": f"{properties.major}.{properties.minor}",
             "multiprocessors": properties.multi_processor_count,
-            "driver": _output("nvidia-smi", "-i", "0", *query),
+            "driver": command_output("nvidia-smi", "-i", "0", *query),
             "cuda": torch.version.cuda,
             "cudnn": torch.backends.cudnn.version(),
         }
@@ -312,14 +312,14 @@ def _commit() -> str | None:
     """Commit of the checkout this package runs from, with ``+`` where files were changed since."""
     here = str(Path(__file__).parent)
     # An installed copy may lie inside somebody else's repository: its commit is not ours.
-    if not _output("git", "-C", here, "ls-files", "--error-unmatch", __file__):
+    if not command_output("git", "-C", here, "ls-files", "--error-unmatch", __file__):
         return None
-    commit = _output("git", "-C", here, "rev-parse", "HEAD")
+    commit = command_output("git", "-C", here, "rev-parse", "HEAD")
     # A page that is not committed yet is no part of that commit either. A record is no code: the
     # first run's is there, not committed, when the second one runs.
     code = ("src", "gallery", "studies", ":(exclude)src/roundoff/recorded")
-    top = _output("git", "-C", here, "rev-parse", "--show-toplevel") or here
-    changed = _output("git", "-C", top, "status", "--porcelain", "--", *code)
+    top = command_output("git", "-C", here, "rev-parse", "--show-toplevel") or here
+    changed = command_output("git", "-C", top, "status", "--porcelain", "--", *code)
     return f"{commit}+" if commit and changed else commit
 
 
@@ -336,7 +336,8 @@ def short_commit(commit: str | None) -> str:
     return "unknown" if commit is None else commit[:10] + "+" * commit.endswith("+")
 
 
-def _output(*command: str) -> str | None:
+def command_output(*command: str) -> str | None:
+    """What a command prints; None where it is absent, fails or prints nothing."""
     try:
         done = subprocess.run(  # noqa: S603 - fixed commands, no shell
             command, capture_output=True, text=True, timeout=20, check=True

@@ -1,8 +1,4 @@
-"""What every page needs at its top: its options, and whether to be quick.
-
-A page is one script that runs in four ways: rendered by the site, quickly in CI, as a notebook, on
-a command line. Only the last one has a command line; the others get the defaults.
-"""
+"""What a page or a study needs at its top: its options, and whether to be quick."""
 
 from __future__ import annotations
 
@@ -18,10 +14,7 @@ from typing import Any, NoReturn
 from .arguments import check_text
 from .errors import ArgumentError
 
-__all__ = ["RENDERING", "get_parsed_args", "run_mode", "unit_test_going", "usage_error"]
-
-#: Environment variable that the site's build sets: the page is being rendered, not run by hand.
-RENDERING = "ROUNDOFF_RENDERING"
+__all__ = ["get_parsed_args", "unit_test_going", "usage_error"]
 
 _TRUE = {"1", "true", "yes", "on"}
 _FALSE = {"", "0", "false", "no", "off"}
@@ -51,25 +44,6 @@ def unit_test_going() -> bool:
     raise ArgumentError("UNITTEST_GOING is not understood", got=value, expected="1 or 0")
 
 
-def run_mode() -> str:
-    """How this process runs a page: ``"rendered"``, ``"notebook"`` or ``"script"``.
-
-    The site's build says so in the environment (``ROUNDOFF_RENDERING``); IPython and Jupyter leave
-    a mark among the builtins; everything else is a script with a command line.
-
-    Examples
-    --------
-    >>> from roundoff.script import run_mode
-    >>> from unittest import mock
-    >>> with mock.patch.dict("os.environ", ROUNDOFF_RENDERING="1"):
-    ...     run_mode()
-    'rendered'
-    """
-    if os.environ.get(RENDERING):
-        return "rendered"
-    return "notebook" if hasattr(builtins, "__IPYTHON__") else "script"
-
-
 def get_parsed_args(
     name: str,
     description: str | None = None,
@@ -83,10 +57,10 @@ def get_parsed_args(
     name : str
         Name of the page, such as ``"plot_gemm_fusion"``.
     description : str, optional
-        What the page does; ``--help`` shows it.
+        What it does; ``--help`` shows it.
     argv : sequence of str, optional
-        The command line without the program's name. By default ``sys.argv[1:]`` in a script, and
-        nothing when rendered or in a notebook, where it belongs to somebody else.
+        The command line without the program's name. By default ``sys.argv[1:]``, and nothing in a
+        notebook, where it belongs to somebody else.
     **options
         ``name=default``, ``name=(default, help)`` or ``name=(default, help, allowed)``. A value
         keeps the type of the default (a bool reads 1, 0, true, false …; ``None`` stands for an
@@ -120,7 +94,7 @@ def get_parsed_args(
     check_text("name", name)
     if not isinstance(description, (str, type(None))):
         raise ArgumentError("description", got=repr(description), expected="a text")
-    parser = argparse.ArgumentParser(prog=name, description=_first_paragraph(description))
+    parser = argparse.ArgumentParser(prog=name, description=description)
     readers = {}
     for option, value in options.items():
         default, text, *allowed = _parts_of(option, value)
@@ -150,7 +124,7 @@ def get_parsed_args(
         "--commit", metavar="HASH", help="commit of this code, where git cannot tell"
     )
     if argv is None:
-        argv = sys.argv[1:] if run_mode() == "script" else []
+        argv = [] if _is_notebook() else sys.argv[1:]
     if isinstance(argv, str) or not all(isinstance(word, str) for word in _listed(argv)):
         raise ArgumentError("argv", got=repr(argv)[:80], expected="a list of words")
     args = parser.parse_args(list(argv))
@@ -205,36 +179,27 @@ def usage_error(name: str, message: str) -> NoReturn:
     Raises
     ------
     ArgumentError
-        When rendered or in a notebook.
+        In a notebook.
     SystemExit
         With status 2, in a script.
 
     Examples
     --------
-    >>> from roundoff.errors import ArgumentError
     >>> from roundoff.script import usage_error
-    >>> from unittest import mock
-    >>> with mock.patch.dict("os.environ", ROUNDOFF_RENDERING="1"):
-    ...     try:
-    ...         usage_error("plot_x", "--config tiny: expected small or large")
-    ...     except ArgumentError as error:
-    ...         print(error)
-    --config tiny: expected small or large
+    >>> try:
+    ...     usage_error("plot_x", "--config tiny: expected small or large")
+    ... except SystemExit as end:
+    ...     print(end)
+    2
     """
-    if run_mode() != "script":
+    if _is_notebook():
         raise ArgumentError(message)
     print(f"{name}: error: {message}", file=sys.stderr)
     raise SystemExit(2)
 
 
-def _first_paragraph(description: str | None) -> str | None:
-    """The first paragraph of prose: a page's docstring begins with a label and a title."""
-    for block in (description or "").strip().split("\n\n"):
-        lines = [line for line in block.splitlines() if line.strip()]
-        is_title = len(lines) > 1 and set(lines[-1].strip()) <= set("=-~#*")
-        if lines and not is_title and not lines[0].startswith(".. "):
-            return " ".join(line.strip() for line in lines)
-    return None
+def _is_notebook() -> bool:
+    return hasattr(builtins, "__IPYTHON__")  # the mark of IPython and Jupyter
 
 
 def _boolean(text: str) -> bool:

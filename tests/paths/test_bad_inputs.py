@@ -272,7 +272,6 @@ def of_numbers() -> list[Call]:
         (compare.round_up, {"value": 1.0}),
         (compare.ulp_distance, {"a": four, "b": four}),
         (compare.digest, {"tensor": X}),
-        (compare.layer_norm_bound, {"x": X}),
         (compare.calibrated_tolerance, {"pairs": pairs}),
         (compare.calibrated_tolerance(pairs).allows, {"got": X, "expected": X}),
         (calibration.add, {"got": X, "expected": X}),
@@ -680,7 +679,6 @@ def of_pages_and_records() -> list[Callable[[], Any]]:
         *(partial(ended, command, argv=a) for a in (["--only", "no"], ["--no"], [3])),
         *(partial(parsed, [], size) for size in ((8, "a", "b"), (8, 3))),
         lambda: with_variable("UNITTEST_GOING", "maybe", script.unit_test_going),
-        lambda: with_variable("ROUNDOFF_RENDERING", "1", script.usage_error, "p", "wrong"),
         *(partial(ended, report_main, arguments=a) for a in (["compare"], [3])),
     ]
 

@@ -6,7 +6,6 @@ from .bits import digest
 from .bounds import round_up, tolerance, tolerance_used
 from .calibration import CalibratedTolerance, Calibration, calibrated_tolerance
 from .difference import Difference, string_diff
-from .normalization import layer_norm_bound
 from .scaled import ScaledError, scaled_error
 from .tree import max_diff
 from .ulps import ulp_distance
@@ -18,7 +17,6 @@ __all__ = [
     "ScaledError",
     "calibrated_tolerance",
     "digest",
-    "layer_norm_bound",
     "max_diff",
     "round_up",
     "scaled_error",

@@ -17,7 +17,7 @@ class Difference(dict[str, Any]):
     """How two pytrees of tensors differ: named values, which are the items of a dict as well.
 
     ``abs``, ``ulp`` and ``n`` do not change when expected and got change places; nor do ``sum``,
-    ``rep`` and the counts. ``rel`` and ``err_ulp`` do. Every key is an attribute, too, for as long
+    ``rep`` and the counts. ``rel`` does. Every key is an attribute, too, for as long
     as it is in the dict; ``share``, ``index`` and ``histogram`` are attributes only.
 
     ======================= ======================================================================
@@ -30,8 +30,6 @@ class Difference(dict[str, Any]):
     ``ulp``                 largest distance in units in the last place of the coarser type, an
                             integer; infinite beside a NaN or an infinity; for integers and bools
                             the difference itself; ``None`` where there is no number
-    ``err_ulp``             largest \\|got − t\\| / ulp(t) where expected is a truth t in a wider
-                            floating type than got, in units of got's type; else absent
     ``sum``, ``n``          sum of the absolute differences, number of elements; both floats
     ``differ``              number of elements that differ, those NaN in one alone included
     ``bias``, ``finite``    mean of got − expected where that is finite; number of these elements
@@ -88,7 +86,7 @@ class Difference(dict[str, Any]):
         return {float(key[1:]): count for key, count in self.get("rep", {}).items()}
 
     def __repr__(self) -> str:
-        cells = [f"{key}={self[key]!r}" for key in ("abs", "rel", "ulp", "err_ulp") if key in self]
+        cells = [f"{key}={self[key]!r}" for key in ("abs", "rel", "ulp") if key in self]
         if "n" in self and "differ" in self:
             cells += [f"share={self.share:.3g}", f"n={self['n']:.0f}"]
         if self.get("argm") is not None:
@@ -101,7 +99,6 @@ class Difference(dict[str, Any]):
         abs: float | None = None,  # noqa: A002  the keys' own names
         rel: float | None = None,
         ulp: float | None = None,
-        err_ulp: float | None = None,
     ) -> bool:
         """Whether every threshold that is passed holds, and the structures are the same.
 
@@ -118,10 +115,10 @@ class Difference(dict[str, Any]):
         >>> d.within(abs=0.5), d.within(rel=0.1)
         (True, False)
         """
-        limits = {"abs": abs, "rel": rel, "ulp": ulp, "err_ulp": err_ulp}
+        limits = {"abs": abs, "rel": rel, "ulp": ulp}
         limits = {k: v for k, v in limits.items() if v is not None}
         if not limits:
-            raise ArgumentError("no threshold", expected="abs=, rel=, ulp= or err_ulp=")
+            raise ArgumentError("no threshold", expected="abs=, rel= or ulp=")
         for key, limit in limits.items():
             check_number(f"threshold {key}", limit, finite=False)
         missing = [k for k in limits if self.get(k) is None]
@@ -129,7 +126,6 @@ class Difference(dict[str, Any]):
             raise ArgumentError(
                 f"this comparison has no {missing[0]!r}",
                 got=sorted(self),
-                hint="err_ulp needs an expected value in a wider type",
             )
         return not self.get("mismatch") and all(self[k] <= v for k, v in limits.items())
 
@@ -175,9 +171,8 @@ def merge(into: Difference, other: Difference) -> None:
     if other["abs"] > into["abs"] or (into["argm"] is None and other["abs"] == into["abs"] > 0):
         for key in ("argm", "where", "expected", "got"):
             into[key] = other[key]
-    for key in ("abs", "rel", "rel_nonzero", "err_ulp"):
-        if key in other:
-            into[key] = max(into.get(key, 0.0), other[key])
+    for key in ("abs", "rel", "rel_nonzero"):
+        into[key] = max(into[key], other[key])
     units = [u for u in (into["ulp"], other["ulp"]) if u is not None]
     into["ulp"] = max(units) if units else None
     for key in ("sum", "n", "finite", "differ", "dnan", "zeros", "nan", "dinf"):

@@ -22,7 +22,7 @@ from roundoff.describe import TypedTensor
 from roundoff.dtypes import DType, dtype_info
 
 from .pieces import partition
-from .ulps import FAR, Array, scaled_by_ulp, steps_apart
+from .ulps import FAR, Array, steps_apart
 
 #: Elements of a run, whose sum is taken at once: what the caches of a core hold. torch keeps work
 #: on fewer than 32,768 elements to one thread.
@@ -62,7 +62,6 @@ class Stats:
     nan: int = 0
     dinf: int = 0
     ulp: float = 0
-    err_ulp: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,26 +74,21 @@ class DtypePair:
         ``"float"``, ``"complex"`` or ``"int"`` (both are integers or bool).
     coarse : DType or None
         The floating type whose units are counted; ``None`` for integers.
-    truth : DType or None
-        The type of *got*, when *expected* is in a wider one.
     """
 
     kind: str
     expected: DType
     got: DType
     coarse: DType | None
-    truth: DType | None
 
 
 def dtype_pair(expected: TypedTensor, got: TypedTensor) -> DtypePair:
     """Choose how the types of two tensors are compared."""
     infos = [expected.info, got.info]
-    floats = [_component(i) for i in infos]
-    real = [i for i in floats if i.is_float]
+    real = [i for i in map(_component, infos) if i.is_float]
     coarse = min(real, key=lambda i: (i.precision, i.max, i.name)) if real else None
     kind = "complex" if any(i.kind == "complex" for i in infos) else "float" if real else "int"
-    wider = len(real) == 2 and floats[0].precision > floats[1].precision
-    return DtypePair(kind, infos[0], infos[1], coarse, floats[1] if wider else None)
+    return DtypePair(kind, infos[0], infos[1], coarse)
 
 
 def _component(info: DType) -> DType:
@@ -163,7 +157,7 @@ def _add_piece(
     for i, threshold in enumerate(thresholds):
         if threshold < top:
             stats.counts[i] += int((size > threshold).sum())
-    _add_ulps(stats, e, g, ew, gw, size, pair, finite)
+    _add_ulps(stats, e, g, ew, gw, pair, finite)
     _add_relative(stats, ew.abs(), size)
 
 
@@ -231,7 +225,6 @@ def _add_ulps(
     g: torch.Tensor,
     ew: torch.Tensor,
     gw: torch.Tensor,
-    size: torch.Tensor,
     pair: DtypePair,
     finite: bool,
 ) -> None:
@@ -240,9 +233,6 @@ def _add_ulps(
         return
     if pair.kind == "complex":
         e, g = ew, gw = [torch.view_as_real(t).reshape(-1) for t in (ew, gw)]
-        size = _settle(Stats(0, stats.counts), ew, gw, gw - ew)[1]
     by_bits = pair.coarse.bits >= 16 and all(dtype_info(t.dtype) == pair.coarse for t in (e, g))
     top = steps_apart(*((e, g) if by_bits else (ew, gw)), pair.coarse, finite).max()
     stats.ulp = max(stats.ulp, INF if top == FAR else int(top))
-    if pair.truth is not None:
-        stats.err_ulp = max(stats.err_ulp, scaled_by_ulp(size, ew, pair.truth).amax().item())

@@ -214,8 +214,6 @@ class _Walk:
             ulp=stats.ulp,
             finite=stats.finite,
         )
-        if _is_truth(e, g):
-            total["err_ulp"] = stats.err_ulp
         if stats.at is not None:
             index = tuple(int(i) for i in np.unravel_index(stats.at, tuple(e.tensor.shape)))
             total.update(argm=index, where=where)
@@ -253,11 +251,6 @@ def _one_by_one(fields: Any, values: Any) -> bool:
         return False
     # A list of keys and one of values is not a pair for each layer, even of two layers.
     return len(fields) != len(values) or list(fields) == ["key_cache", "value_cache"]
-
-
-def _is_truth(e: TypedTensor, g: TypedTensor) -> bool:
-    kinds = ("float", "complex")
-    return e.info.kind in kinds and g.info.kind in kinds and e.info.precision > g.info.precision > 0
 
 
 def _at(where: str) -> str:

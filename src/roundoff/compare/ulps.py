@@ -2,8 +2,7 @@
 
 The distance of two numbers of one format is the number of steps from one to the other along the
 numbers of the format, as in R. Goldberg, *What every computer scientist should know about
-floating-point arithmetic*, ACM Computing Surveys 23 (1991); -0 and +0 are one number. The error
-of x against a truth t is \\|x - t\\| / ulp(t), with Goldberg's ulp (:func:`roundoff.dtypes.ulp`).
+floating-point arithmetic*, ACM Computing Surveys 23 (1991); -0 and +0 are one number.
 """
 
 from __future__ import annotations
@@ -46,14 +45,6 @@ def _exponent(x: torch.Tensor, info: DType) -> torch.Tensor:
 def _power(exponent: torch.Tensor) -> torch.Tensor:
     """2**exponent as float64, for exponents of normal numbers."""
     return ((exponent + 1023) << 52).view(torch.float64)
-
-
-def scaled_by_ulp(size: torch.Tensor, at: torch.Tensor, info: DType) -> torch.Tensor:
-    """*size* in units in the last place of a format at *at*; exact unless it overflows.
-
-    Both are float64, the format is a narrower one; NaN in *at* gives the unit of the last binade.
-    """
-    return size * _power(info.precision - 1 - _exponent(at, info))
 
 
 def place(x: torch.Tensor, info: DType) -> torch.Tensor:

@@ -122,7 +122,6 @@ class TorchOnnxEvaluator:
         lowered = Lowering(proto, folder, choice.replaced, self._prepared, self.settings).main()
         self._declared = {i.name: i.type for i in proto.graph.input if i.type.WhichOneof("value")}
         self._graph = Graph(lowered, choice)
-        self._checked: set[Any] = set()
         self.input_names = list(self._graph.input_names)
         self.output_names = list(self._graph.output_names)
         self.nodes: tuple[Node, ...] = tuple(b.node for b in self._graph.bound)
@@ -271,14 +270,9 @@ class TorchOnnxEvaluator:
             if name not in feeds:
                 arguments.append(graph.constants[name])
                 continue
-            value = feeds[name]
-            key = (name, value.dtype, value.shape) if isinstance(value, torch.Tensor) else None
-            if key not in self._checked:
-                value = to_value(value)
-                if name in self._declared:
-                    check_feed(name, value, self._declared[name], self.settings.truth)
-            if key is not None:
-                self._checked.add(key)
+            value = to_value(feeds[name])
+            if name in self._declared:
+                check_feed(name, value, self._declared[name], self.settings.truth)
             arguments.append(self._prepared(value))
         return arguments
 

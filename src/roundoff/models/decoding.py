@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
+from torch.overrides import TorchFunctionMode
 
 from ..arguments import check_device, check_whole
 from ..errors import ArgumentError
@@ -31,17 +31,33 @@ __all__ = [
 _TOKENS = (torch.int64, torch.int32)
 
 
+class _InFloat64(TorchFunctionMode):
+    """While it is on, what asks torch for float32 gets float64."""
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        def wide(given: Any) -> Any:
+            return torch.float64 if given is torch.float32 else given
+
+        if function is torch.Tensor.float:
+            function = torch.Tensor.double
+        named = {name: wide(value) for name, value in (kwargs or {}).items()}
+        return function(*map(wide, args), **named)
+
+
 class Float64Llama:
     """A trained model in float64: norms, angles, softmax and products.
 
     ``model.double()`` of transformers' own is no truth: its norms, angles and softmax pass through
-    float32 whatever the type of the module. This one is called as transformers' model is, returns
-    an object with ``logits``, and takes transformers' caches.
+    float32 whatever the type of the module. This one is that model with float64 in their place. It
+    is called as transformers' model is, returns an object with ``logits``, and takes transformers'
+    caches.
 
     Parameters
     ----------
     trained : TrainedLlama
-        Weights and configuration; grouped heads, no biases, rotary embedding without scaling.
+        Weights and configuration.
     device : str
         Where the weights go.
 
@@ -70,92 +86,22 @@ class Float64Llama:
             )
         self.config = trained.config
         self.device = check_device(device)
-        self._weights = {name: w.to(device, torch.float64) for name, w in trained.weights.items()}
+        with _InFloat64():
+            self._model = trained.model(torch.float64, device=device)
 
-    def __call__(
-        self,
-        input_ids: torch.Tensor,
-        attention_mask: torch.Tensor | None = None,
-        position_ids: torch.Tensor | None = None,
-        past_key_values: Any = None,
-        logits_to_keep: int | torch.Tensor = 0,
-        **_: Any,
-    ) -> Any:
+    def __call__(self, input_ids: torch.Tensor, *more: Any, **named: Any) -> Any:
         """Logits, shape (batch, length, vocabulary), in float64.
 
         Parameters
         ----------
         input_ids : torch.Tensor of int64, shape (batch, length)
-        attention_mask : torch.Tensor of int64, shape (batch, past + length or more), optional
-            0 where a token is padding.
-        position_ids : torch.Tensor of int64, shape (batch, length), optional
-        past_key_values : transformers.Cache, optional
-            Keys and values of earlier tokens, which gets those of these.
-        logits_to_keep : int or torch.Tensor of int64
-            Of that many last positions; 0: of all. A tensor: of these positions.
+        *more, **named
+            What transformers' model takes: ``attention_mask``, ``position_ids``,
+            ``past_key_values``, ``logits_to_keep`` and others.
         """
         check_tokens(input_ids, self.config.vocab_size)
-        config, w = self.config, self._weights
-        batch, length = input_ids.shape
-        past = int(past_key_values.get_seq_length()) if past_key_values is not None else 0
-        if position_ids is None:
-            position_ids = torch.arange(past, past + length, device=self.device)[None]
-        size = config.hidden_size // config.num_attention_heads
-        exponents = torch.arange(0, size, 2, dtype=torch.float64, device=self.device) / size
-        theta = config.rope_parameters["rope_theta"]
-        angles = position_ids[:, None, :, None].double() * theta**-exponents
-        cos, sin = angles.cos(), angles.sin()
-
-        def norm(x: torch.Tensor, name: str) -> torch.Tensor:
-            scale = (x.square().mean(-1, keepdim=True) + config.rms_norm_eps).rsqrt()
-            return x * scale * w[f"{name}.weight"]
-
-        def heads(x: torch.Tensor, name: str, count: int) -> torch.Tensor:
-            return (x @ w[f"{name}.weight"].T).view(batch, length, count, size).transpose(1, 2)
-
-        def rotate(x: torch.Tensor) -> torch.Tensor:
-            a, b = x.chunk(2, -1)
-            return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
-
-        allowed = None
-        x = w["model.embed_tokens.weight"][input_ids]
-        for i in range(config.num_hidden_layers):
-            layer = f"model.layers.{i}"
-            h = norm(x, f"{layer}.input_layernorm")
-            q = rotate(heads(h, f"{layer}.self_attn.q_proj", config.num_attention_heads))
-            k = rotate(heads(h, f"{layer}.self_attn.k_proj", config.num_key_value_heads))
-            v = heads(h, f"{layer}.self_attn.v_proj", config.num_key_value_heads)
-            if past_key_values is not None:
-                k, v = past_key_values.update(k, v, i)
-            if allowed is None:
-                allowed = self._allowed(attention_mask, past, length, k.shape[2])
-            group = config.num_attention_heads // config.num_key_value_heads
-            k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
-            scores = (q @ k.transpose(2, 3)) * size**-0.5
-            shares = scores.masked_fill(~allowed, -torch.inf).softmax(-1).nan_to_num(0.0)
-            h = (shares @ v).transpose(1, 2).reshape(batch, length, -1)
-            x = x + h @ w[f"{layer}.self_attn.o_proj.weight"].T
-            h = norm(x, f"{layer}.post_attention_layernorm")
-            gate = torch.nn.functional.silu(h @ w[f"{layer}.mlp.gate_proj.weight"].T)
-            up = h @ w[f"{layer}.mlp.up_proj.weight"].T
-            x = x + (gate * up) @ w[f"{layer}.mlp.down_proj.weight"].T
-        is_count = isinstance(logits_to_keep, int)
-        x = norm(x[:, slice(-logits_to_keep, None) if is_count else logits_to_keep], "model.norm")
-        last = w.get("lm_head.weight", w["model.embed_tokens.weight"])
-        return types.SimpleNamespace(logits=x @ last.T)
-
-    def _allowed(
-        self, mask: torch.Tensor | None, past: int, length: int, keys: int
-    ) -> torch.Tensor:
-        """Which key a query may see: (batch or 1, 1, length, keys)."""
-        query = past + torch.arange(length, device=self.device)[:, None]
-        causal = (torch.arange(keys, device=self.device) <= query)[None, None]
-        if mask is None:
-            return causal
-        there = torch.ones(len(mask), keys, dtype=torch.bool, device=self.device)
-        columns = min(keys, mask.shape[1])
-        there[:, :columns] = mask[:, :columns] != 0
-        return causal & there[:, None, None]
+        with _InFloat64():
+            return self._model(input_ids, *more, **named)
 
 
 def padded(

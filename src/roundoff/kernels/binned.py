@@ -168,40 +168,14 @@ def _add_all(
         two, three = one, one
     last = ((lane * 0 + 1).to(tl.int64) << 63).to(tl.float64, bitcast=True)  # -0.0
     most = (lane * 0).to(tl.uint32)
-    least = most - 1
+    sums = one, two, three, last, most, most - 1
     for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
         words = x_ptr.to(tl.pointer_type(tl.int32)) + tl.cast(tile, tl.int64) * (LANES * UNROLL)
         for part in tl.static_range(UNROLL):
             bits = tl.load(words + part * LANES + lane)
-            one, two, three, last, most, least = _add(
-                _read(bits, KIND, False),
-                one,
-                two,
-                three,
-                last,
-                most,
-                least,
-                begin,
-                end,
-                LEVELS,
-                CHECK,
-                WINDOW,
-            )
+            sums = _add(_read(bits, KIND, False), *sums, begin, end, LEVELS, CHECK, WINDOW)
             if PACK == 2:
-                one, two, three, last, most, least = _add(
-                    _read(bits, KIND, True),
-                    one,
-                    two,
-                    three,
-                    last,
-                    most,
-                    least,
-                    begin,
-                    end,
-                    LEVELS,
-                    CHECK,
-                    WINDOW,
-                )
+                sums = _add(_read(bits, KIND, True), *sums, begin, end, LEVELS, CHECK, WINDOW)
     # What is left of the last tile belongs to the program whose turn it is.
     done = tl.cast(tiles, tl.int64) * (LANES * UNROLL * PACK)
     mine = tl.program_id(0) == tiles % tl.num_programs(0)
@@ -212,21 +186,8 @@ def _add_all(
             bits = tl.load(x_ptr + place, mask=place < M, other=-2147483648)
         else:
             bits = tl.load(x_ptr + place, mask=place < M, other=-32768).to(tl.int32)
-        one, two, three, last, most, least = _add(
-            _read(bits, KIND, False),
-            one,
-            two,
-            three,
-            last,
-            most,
-            least,
-            begin,
-            end,
-            LEVELS,
-            CHECK,
-            WINDOW,
-        )
-    return one, two, three, last, most, least
+        sums = _add(_read(bits, KIND, False), *sums, begin, end, LEVELS, CHECK, WINDOW)
+    return sums
 
 
 @kernel

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from itertools import pairwise as neighbours
 
 import numpy as np
 import pytest
@@ -14,16 +13,12 @@ from hypothesis import strategies as st
 
 from roundoff.reductions import (
     add_in_order,
-    gloo_bounds,
     gloo_order,
     gloo_sum,
     order_probes,
-    order_text,
     orders_found,
-    pairwise,
     ring_sum,
     round_to,
-    sequential,
     tree_sum,
     two_level_sum,
 )
@@ -77,15 +72,6 @@ def test_a_sum_of_many_at_once_is_one_node() -> None:
     assert orders_found(sums[:, None], 4, "float32")[0].tree == ((0, 1, 2), 3)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_orders_of_other_sums_are_found(dtype: str) -> None:
-    probes = order_probes(7, dtype)
-    chain = orders_found(sequential(probes)[:, None], 7, dtype)[0].tree
-    assert order_text(chain) == "0 + 1 + 2 + 3 + 4 + 5 + 6"
-    tree = orders_found(pairwise(probes)[:, None], 7, dtype)[0].tree
-    assert as_sets(tree) == as_sets((((0, 1), (2, 3)), ((4, 5), 6)))
-
-
 def test_elements_of_one_order_are_one_run() -> None:
     probes = order_probes(4, "float32")
     sums = np.stack([gloo_sum(np.repeat(p[:, None], 1000, axis=1)) for p in probes])
@@ -121,18 +107,6 @@ def test_simulated_orders_are_their_trees(dtype: str) -> None:
     assert same_bits(two_level_sum(parts, 2), add_in_order(parts, chain_of(hosts)))
     over = ((hosts[0], hosts[1]), (hosts[2], hosts[3]))
     assert same_bits(two_level_sum(parts, 2, tree=True), add_in_order(parts, over))
-
-
-@settings(max_examples=200, deadline=None)
-@given(size=st.integers(1, 10**8), ranks=st.integers(1, 64), itemsize=st.sampled_from((2, 4, 8)))
-def test_chunks_of_gloo_cover_a_message(size: int, ranks: int, itemsize: int) -> None:
-    bounds = gloo_bounds(size, ranks, itemsize)
-    lengths = [b - a for a, b in neighbours(bounds)]
-    assert (bounds[0], bounds[-1], len(lengths)) == (0, size, ranks)
-    full = max(lengths)
-    # All are full, then one may be short, then they are empty.
-    assert lengths == sorted(lengths, reverse=True)
-    assert sum(0 < length < full for length in lengths) <= 1
 
 
 # --- what gloo's own processes do

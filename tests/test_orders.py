@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from roundoff.reductions import (
+    DTYPES,
     add_in_order,
     gloo_order,
     gloo_sum,
@@ -24,17 +25,12 @@ from roundoff.reductions import (
 )
 from roundoff.workers import Workers
 
-DTYPES = ("float64", "float32", "float16", "bfloat16")
+from .test_reductions import same_bits
 
 
 def parts_of(ranks: int, size: int, dtype: str = "float32", seed: int = 0) -> np.ndarray:
     rng = np.random.default_rng((seed, ranks, size))
     return round_to(rng.standard_normal((ranks, size)), dtype, storage=True)
-
-
-def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
-    unsigned = f"u{a.dtype.itemsize}"
-    return a.dtype == b.dtype and np.array_equal(a.view(unsigned), b.view(unsigned))
 
 
 @st.composite

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import triton.language as tl
 
-from ._layer_norm_kernels import normalised, same_bits
+from ._layer_norm_kernels import normalised, same_bits, statistics_of
 from ._runtime import kernel, sum_along
 
 
@@ -44,16 +44,6 @@ def row_of(T, row, stride, cols, M, N, P: tl.constexpr, K: tl.constexpr):
         mask = (row < M) & (cols + k * P < N)
         pieces = pieces + (tl.load(at + k * P, mask=mask, other=0.0),)
     return pieces
-
-
-@kernel
-def statistics_of(STATS, row, M, CENTRED: tl.constexpr):
-    """mean and rstd of a row, 0 of one that there is not."""
-    if CENTRED:
-        mean = tl.load(STATS + row, mask=row < M, other=0.0)
-        return mean, tl.load(STATS + M + row, mask=row < M, other=0.0)
-    else:
-        return 0.0, tl.load(STATS + row, mask=row < M, other=0.0)
 
 
 @kernel

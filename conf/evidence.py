@@ -48,13 +48,12 @@ _PACKAGES = {
 
 def records_of(page: str) -> dict[str, Record]:
     """The records of a page that hold values, by machine, the most telling first."""
-    files = [(path, path.stat()) for path in sorted(RECORDED.glob(f"{page}/*.json"))]
-    return _read(page, RECORDED, *((f, s.st_mtime_ns, s.st_size) for f, s in files))
+    return _read(page, RECORDED)
 
 
-@functools.lru_cache(64)
-def _read(page: str, folder: Path, *_: object) -> dict[str, Record]:
-    """A build asks for them a thousand times."""
+@functools.cache
+def _read(page: str, folder: Path) -> dict[str, Record]:
+    """A build asks for them a thousand times, and none is written meanwhile."""
     found = [record for record in read_records(page, folder) if record.values]
     found.sort(key=lambda r: (FIRST.index(r.machine) if r.machine in FIRST else 9, r.machine))
     return {record.machine: record for record in found}

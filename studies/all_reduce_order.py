@@ -2,7 +2,7 @@
 
 The orders in which gloo and NCCL add, found from the bits of their sums; what they explain of other
 data; what buckets, ranks and the order of the data do to gradients and weights; the ways to equal
-bits and their times; simulated clusters.
+bits and their times.
 
 The page tells the story with small experiments. This file measures the full grid, writes the
 record, and defines each number that the page may print.
@@ -22,20 +22,16 @@ import torch
 import torch.distributed as dist
 
 from roundoff.compare import scaled_error
-from roundoff.dtypes import dtype_info
 from roundoff.errors import ArgumentError, WorkerError
 from roundoff.page.measurement import Study
 from roundoff.reductions import (
     add_in_order,
-    binned,
     gloo_sum,
     order_probes,
     order_text,
     orders_found,
     ring_sum,
     round_to,
-    tree_sum,
-    two_level_sum,
 )
 from roundoff.script import unit_test_going
 from roundoff.workers import Workers
@@ -151,12 +147,6 @@ def orders(args):
         if ranks > GPUS or "hosts" not in backend
         for cell in evidence(workers, backend, ranks, size, dtype)
     ]
-
-
-@study.table(part="backend")
-def yours(args):
-    """A size that no power of two divides."""
-    return evidence(backends(args.limit), "gloo on cpu", ranks=5, size=100_000, dtype="bfloat16")
 
 
 # --- DistributedDataParallel packs gradients into buckets, an all-reduce each. -------------------
@@ -299,20 +289,15 @@ def training(args):
 PARTS, LONG = 8, 2**12 if fast else 2**18
 
 
-def by_chunks(parts, add):
-    """Every rank adds a chunk of all parts and rounds once; all gather the chunks."""
+def by_chunks(parts):
+    """Every rank adds a chunk of all parts in float32 and rounds once; all gather the chunks."""
     sent = parts.view(len(parts), dist.get_world_size(), -1).transpose(0, 1).contiguous()
     received = torch.empty_like(sent)
     dist.all_to_all_single(received, sent)
-    mine = add(received.flatten(0, 1)).to(parts.dtype)
+    mine = functools.reduce(torch.add, received.flatten(0, 1).float()).to(parts.dtype)
     chunks = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
     dist.all_gather(chunks, mine)
     return torch.cat(chunks)
-
-
-def reproducible(rows):
-    """A sum that no order changes."""
-    return torch.from_numpy(binned(rows.float().cpu().numpy().T)).to(rows.device)
 
 
 def compared(item):
@@ -322,11 +307,7 @@ def compared(item):
     ways = {
         "all-reduce": by_all_reduce,
         "all-gather": by_all_gather,
-        "chunks, float32": lambda p: by_chunks(p, lambda r: functools.reduce(torch.add, r.float())),
-        "chunks, float64": lambda p: by_chunks(
-            p, lambda r: functools.reduce(torch.add, r.double())
-        ),
-        "chunks, binned": lambda p: by_chunks(p, reproducible),
+        "chunks, float32": by_chunks,
     }
     totals, times = {}, {way: [] for way in ways}
     for _, (way, add) in product(range(rounds + 1), ways.items()):
@@ -359,41 +340,6 @@ def cures(args):
                     f"cost {n}": np.median(t[way] / t["all-reduce"])
                     for n, (_, t) in results.items()
                 }
-            )
-    return rows
-
-
-# --- Many ranks, simulated: one chunk of a ring, a tree of pairs, and two levels. ----------------
-
-CLUSTER = [8, 64, 512] if fast else [8, 64, 512, 4096, 2**15, 2**16]
-ORDERS = {  # the sum, and its most additions for one part
-    "ring": (ring_sum, lambda n: n - 1),
-    "tree": (tree_sum, lambda n: np.log2(n)),
-    "two levels, ring": (functools.partial(two_level_sum, of_host=8), lambda n: n // 8 + 6),
-    "two levels, tree": (
-        functools.partial(two_level_sum, of_host=8, tree=True),
-        lambda n: 7 + np.log2(n // 8),
-    ),
-}
-
-
-@study.table(part="cpu")
-def cluster(args):
-    """Error of 64 sums over 8 to 65,536 ranks, and the share of the bound d u Σ|x| it uses."""
-    rows = []
-    for data, dtype, ranks in product(("normal", "positive"), ("float32", "bfloat16"), CLUSTER):
-        drawn = np.random.default_rng(SEED).standard_normal((ranks, 64))
-        parts = round_to(np.abs(drawn) if data == "positive" else drawn, dtype, storage=True)
-        truth, absolute = (f(parts.astype(np.float64)).sum(axis=0) for f in (np.positive, np.abs))
-        base = ring_sum(parts).astype(float)
-        for order, (add, depth) in ORDERS.items():
-            total, info = add(parts).astype(float), dtype_info(dtype)
-            used = np.max(np.abs(total - truth) / absolute / info.unit_roundoff) / depth(ranks)
-            rows.append(
-                {"data": data, "dtype": dtype, "ranks": ranks, "order": order}
-                | {"rms error": scaled_error(truth, total, dtype=dtype).rms}
-                | {"moved": scaled_error(truth, total - base + truth, dtype=dtype).rms}
-                | {"bound used": used}
             )
     return rows
 

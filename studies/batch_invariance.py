@@ -44,7 +44,6 @@ from roundoff.kernels.invariant_matmul import Tile
 from roundoff.models import (
     GraphStep,
     decode,
-    decode_step,
     load_trained,
     padded,
     prompts,
@@ -387,24 +386,6 @@ def routes_taken(args):
     return [{"way": way, "cases": count} for way, count in routes().items()]
 
 
-TOKEN = ["µs", "batch_invariant_ops", "roundoff"]
-
-
-def token_times(batch: int) -> dict[str, Any]:
-    """Time of one token for each of a batch; on a processor without earlier ones."""
-    step_in = partial(decode_step, model(), batch, past=256 if gpu else 0)
-    return ratios({way: step_in(mode=mode) for way, mode in MODES.items()})
-
-
-@study.table(part=PART, times=[*TOKEN, "low", "high"])
-def token(args):
-    """SmolLM2: time of one token for each text of a batch over torch's; on a GPU in a graph."""
-    found: list[Any] = []
-    for batch in ((1, 8, 64) if gpu else (1, 4)) if not unsplit else ():
-        found += attempt({"batch": batch}, token_times, batch)
-    return pd.DataFrame(found, columns=["batch", *TOKEN, "low", "high", "note"])
-
-
 # --- generate, as it is called: a model changed by roundoff.invariant, beside torch's. -----------
 
 CALLED = ["tokens/s", "roundoff", "low", "high", "torch's other texts", "other texts", "note"]
@@ -587,10 +568,6 @@ def column_of(statistic: str) -> Callable[[pd.DataFrame], list[float]]:
         return row[["roundoff", "low", "high"]].tolist()
 
     return pick
-
-
-#: A graph is of a GPU, where batches go up to 64.
-IN_GRAPH = {"batch": lambda s: s.isin([1, 8, 64]) & (s == 64).any()}
 
 
 def all_above(v: Measured) -> bool:

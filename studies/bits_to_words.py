@@ -4,8 +4,7 @@ SmolLM2-135M-Instruct answers 32 prompts. Its weights are rounded once to bfloat
 starts from these, so that arithmetic alone differs. The truth is a greedy text with every operation
 in float64. Each way runs along it, token by token with a static cache (teacher forcing): up to its
 first different token that is its own greedy text. Measured are the errors of the logits, the tokens
-and texts that change, what predicts them, batches, perplexity, times, and which kernels give the
-same bits twice.
+and texts that change, what predicts them, batches, perplexity and times.
 
 The page tells the story with small experiments. This file measures the full grid, writes the
 record, and defines each number that the page may print.
@@ -17,19 +16,14 @@ from __future__ import annotations
 
 import functools
 import math
-from collections import Counter
 from functools import partial
 
 import pandas as pd
 import torch
 from scipy.stats import binomtest
 from torch.nn.functional import linear
-from torch.utils._python_dispatch import TorchDispatchMode
 from tqdm import tqdm
-from transformers import LlamaForCausalLM
 
-from roundoff.backend import onnx_custom_backend
-from roundoff.compare import tolerance, tolerance_used
 from roundoff.models import PASSAGES, Float64Llama, GraphStep, decode, load_trained, prompts
 from roundoff.page.measurement import Study
 from roundoff.script import unit_test_going
@@ -87,8 +81,6 @@ def model_of(name):
         return in_float32(trained().model(device=DEVICE))
     if name == "weights as read":
         return as_read().model(device=DEVICE)
-    if name == "weights in float16":
-        return as_read().rounded(torch.float16).model(device=DEVICE)
     return trained().model(getattr(torch, name), device=DEVICE)
 
 
@@ -99,12 +91,12 @@ def asked_of(count):
 
 # --- Ways along float64's texts. -----------------------------------------------------------------
 
-NAMES = ("error", "largest", "gap", "KL", "differs", "bits")
+NAMES = ("error", "gap", "differs")
 
 
-def batches(given, count, shift=0):
+def batches(given, count):
     """Prompts that are decoded together; where there are too few, some come again."""
-    return [[(i + k) % given for k in range(count)] for i in range(shift, given + shift, count)]
+    return [[(i + k) % given for k in range(count)] for i in range(0, given, count)]
 
 
 class Along:
@@ -120,31 +112,25 @@ class Along:
         self.written = ~self.truth.margin.isnan()  # a text ends with its end token
         self.size = float(self.exact[self.written].square().mean().sqrt())
         self.top = self.exact.topk(2).indices
-        self.steps, self.logits_of = [], {}
+        self.steps = []
 
-    def errors(self, row, logits, other):
-        """Of the steps of a prompt: errors, and whether the token and the logits are others."""
-        z, t = logits.double(), self.exact[row]
-        error, log_t = z - t, t.log_softmax(-1)
+    def errors(self, row, logits):
+        """Of the steps of a prompt: errors, and whether the token is another."""
+        error = logits.double() - self.exact[row]
         columns = {
             "error": error.square().mean(1),
-            "largest": error.abs().amax(1),
             "gap": error.gather(1, self.top[row]).diff().squeeze(1),
-            "KL": (log_t.exp() * (log_t - z.log_softmax(-1))).sum(1),
             "differs": logits.argmax(-1) != self.top[row, :, 0],
-            "bits": (logits != other).double().mean(1),
         }
         return torch.stack([columns[name].double().cpu() for name in NAMES])
 
-    def follow(self, dtype, way, model, batch, like=None, graph=GPU, shift=0, longer=0):
-        """Run one way along the texts; compare its logits with those, and with another way's."""
-        new = partial(torch.zeros, self.shape, dtype=model.dtype, device=DEVICE)
-        own = self.logits_of[like] if like else self.logits_of.setdefault((dtype, way), new())
+    def follow(self, dtype, way, model, batch):
+        """Run one way along the texts; compare its logits with those."""
         found = torch.zeros(len(NAMES), *self.shape[:2], dtype=torch.float64)
-        length = longer + (max(map(len, self.asked)) if batch > 1 else 0)
-        step = GraphStep(model) if graph else None
-        for rows in batches(len(self.asked), batch, shift):
-            z = own.new_zeros(len(rows), *self.shape[1:])
+        step = GraphStep(model) if GPU else None
+        for rows in batches(len(self.asked), batch):
+            shape = len(rows), *self.shape[1:]
+            z = torch.zeros(shape, dtype=model.dtype, device=DEVICE)
             decode(
                 model,
                 [self.asked[row] for row in rows],
@@ -152,11 +138,9 @@ class Along:
                 follow=self.truth.tokens[rows],
                 observe=lambda i, logits, z=z: z[:, i].copy_(logits),
                 step=step,
-                length=length,
+                length=max(map(len, self.asked)) if batch > 1 else 0,
             )
-            if like is None:
-                own[rows] = z
-            each = [self.errors(r, z[k], own[r]) for k, r in enumerate(rows)]
+            each = [self.errors(row, z[k]) for k, row in enumerate(rows)]
             found[:, rows] = torch.stack(each, 1)
         prompt, token = self.written.nonzero().T.numpy()
         table = pd.DataFrame(dict(zip(NAMES, found[:, self.written].numpy(), strict=True)))
@@ -166,54 +150,20 @@ class Along:
 
 
 @functools.cache
-def texts(count, tokens):
-    """Float64's texts of the first prompts."""
-    return Along(asked_of(count), tokens)
-
-
-@functools.cache
-def alone(count, tokens):
-    """Each prompt alone, in three types."""
-    along = Along(asked_of(count), tokens)
-    for dtype in ("float32", "bfloat16", "float16"):
-        along.follow(dtype, "alone", model_of(dtype), 1)
-    return along
-
-
-@functools.cache
 def followed(count, tokens):
     """Every way along float64's texts."""
     along, usual = Along(asked_of(count), tokens), f"batch of {BATCH}"
     for dtype in ("float32", "bfloat16", "float16"):
-        model, like = model_of(dtype), {"batch": BATCH, "like": (dtype, usual)}
-        along.follow(dtype, "alone", model, 1)
-        along.follow(dtype, usual, model, BATCH)
-        if dtype != "float16":
-            eager = trained().model(model.dtype, "eager", DEVICE)
-            along.follow(dtype, "eager attention", eager, graph=False, **like)
-            along.follow(dtype, "64 more columns", model, longer=64, **like)
-            along.follow(dtype, "rotated by one", model, shift=1, **like)
-    single, narrow = ({"batch": BATCH, "like": (d, usual)} for d in ("float32", "bfloat16"))
+        along.follow(dtype, "alone", model_of(dtype), 1)
+        along.follow(dtype, usual, model_of(dtype), BATCH)
     if GPU:
         with torch_precision(tf32=True):
-            along.follow("TF32", usual, model_of("float32"), **single)
+            along.follow("TF32", usual, model_of("float32"), BATCH)
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
-        along.follow("bfloat16", "float32 reduction", model_of("bfloat16"), **narrow)
-        along.follow("bfloat16", "repeated", model_of("bfloat16"), **narrow)
+        for way in ("float32 reduction", "repeated"):
+            along.follow("bfloat16", way, model_of("bfloat16"), BATCH)
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = True
-    else:
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)
-        along.follow("float32", "one thread", model_of("float32"), **single)
-        torch.set_num_threads(threads)
-    for name, backend in {"inductor": "inductor", "roundoff": onnx_custom_backend}.items():
-        model = trained().model(device=DEVICE)
-        for layer in model.model.layers:  # one compilation serves the MLPs of all layers
-            layer.mlp.compile(backend=backend)
-        along.follow("float32", f"MLPs by {name}", model, graph=False, **single)
-    along.follow("float32", "bfloat16 weights", model_of("converted"), **single)
-    for name in ("weights as read", "weights in float16"):
-        along.follow("float32", name, model_of(name), BATCH)
+    along.follow("float32", "weights as read", model_of("weights as read"), BATCH)
     return along
 
 
@@ -223,28 +173,17 @@ def groups(along):
     return steps.groupby(["dtype", "way"], sort=False)
 
 
-@functools.cache
-def all_ways(count, tokens):
-    """The rows of the table of ways."""
-    along, rows = followed(count, tokens), []
-    for (dtype, way), steps in groups(along):
-        eps = torch.finfo(getattr(torch, dtype, torch.float32)).eps
-        changed = steps[steps["differs"]].groupby("prompt")["token"].min()
-        error = math.sqrt(steps["error"].mean()) / along.size / eps
-        rows.append(
-            {"dtype": dtype, "way": way, "rms error": error}
-            | {"error abs": steps["largest"].max()}
-            | {"bits": math.nan if (dtype, way) in along.logits_of else steps["bits"].mean()}
-            | {"flips": steps["differs"].mean(), "texts": len(changed), "of": count}
-            | {"first": changed.median(), "KL": steps["KL"].mean()}
-        )
-    return rows
-
-
 @study.table(part=PART)
 def ways(args):
-    """Each way: error of the logits in ε × RMS, bits, tokens and texts that differ."""
-    return all_ways(args.prompts, args.tokens)
+    """Each way: error of the logits in ε × RMS, and the share of the tokens that differ."""
+    along, rows = followed(args.prompts, args.tokens), []
+    for (dtype, way), steps in groups(along):
+        eps = torch.finfo(getattr(torch, dtype, torch.float32)).eps
+        error = math.sqrt(steps["error"].mean()) / along.size / eps
+        rows.append(
+            {"dtype": dtype, "way": way, "rms error": error, "flips": steps["differs"].mean()}
+        )
+    return rows
 
 
 @study.table(part=PART)
@@ -273,31 +212,7 @@ def narrow(count, tokens):
     return torch.cat([decode(model, [p], tokens, step=step).tokens for p in asked_of(count)])
 
 
-@study.table(part=PART)
-def examples(args):
-    """Where a text alone in bfloat16 leaves float64's: eight tokens before, eight from there."""
-    rows = []
-    right = texts(args.prompts, args.tokens).truth.tokens
-    for text, other in zip(right, narrow(args.prompts, args.tokens), strict=True):
-        if not text.equal(other):
-            at = int((text != other).nonzero()[0])
-            for dtype, ids in (("float64", text), ("bfloat16", other)):
-                shown = ids[max(at - 8, 0) : at + 8]
-                words = trained().tokenizer.decode(shown, skip_special_tokens=True)
-                rows.append({"dtype": dtype, "token": at + 1, "text": words.replace("\n", " ")})
-    return rows
-
-
 # --- What predicts them: the gap between the two largest logits. ---------------------------------
-
-
-@study.table(part=PART)
-def margins(args):
-    """The share of float64's gaps below a number of logits."""
-    along = texts(args.prompts, args.tokens)
-    gaps = along.truth.margin[along.written]
-    limits = (0.1, 0.2, 0.5, 1, 2, 4)
-    return [{"margin": m, "share": float((gaps < m).double().mean())} for m in limits]
 
 
 @study.table(part=PART)
@@ -317,31 +232,6 @@ def predicted(args):
             | {"low": interval.low, "high": interval.high, "tokens": len(steps)}
             | {"texts predicted": float((1 - lasting).sum())}
             | {"texts": steps[steps["differs"]]["prompt"].nunique()}
-        )
-    return rows
-
-
-NEAR = 0.2  # logits: gaps below are counted for their density at zero
-
-
-@study.table(part=PART)
-def rule(args):
-    """Density of small gaps × mean absolute change of the gap / 2, beside the tokens that change.
-
-    *rest* is the share of the changed tokens that neither of float64's two best became.
-    """
-    along, rows = alone(args.prompts, args.tokens), []
-    gaps = along.truth.margin[along.written].numpy()
-    density = float((gaps < NEAR).mean()) / NEAR
-    for (dtype, _), steps in groups(along):
-        change, differs = steps["gap"], steps["differs"]
-        interval = binomtest(int(differs.sum()), len(steps)).proportion_ci(method="wilson")
-        rows.append(
-            {"dtype": dtype, "tokens": len(steps), "density": density}
-            | {"mean change": change.abs().mean(), "rms change": math.sqrt(change.pow(2).mean())}
-            | {"expected": density * change.abs().mean() / 2, "flips": differs.mean()}
-            | {"low": interval.low, "high": interval.high}
-            | {"closed": float((change.to_numpy() > gaps).mean())}
         )
     return rows
 
@@ -368,70 +258,6 @@ def server(args):
     return rows
 
 
-# --- Which kernel gives other bits when it runs again. -------------------------------------------
-
-
-class Again(TorchDispatchMode):
-    """Runs every kernel again with the same inputs, and counts the calls whose bits change."""
-
-    def __init__(self, runs=1):
-        super().__init__()
-        self.runs, self.calls, self.changed = runs, Counter(), Counter()
-
-    def __torch_dispatch__(self, kernel, types, args=(), kwargs=None):
-        first = kernel(*args, **(kwargs or {}))
-        if kernel._schema.is_mutable or "empty" in kernel.name():
-            return first  # it would change its inputs twice, or has nothing to repeat
-        result = first[0] if isinstance(first, tuple) else first
-        if isinstance(result, torch.Tensor) and result.is_floating_point():
-            self.calls[kernel.name()] += 1
-            for _ in range(self.runs):
-                again = kernel(*args, **(kwargs or {}))
-                again = again[0] if isinstance(first, tuple) else again
-                if not torch.equal(result.nan_to_num(), again.nan_to_num()):
-                    self.changed[kernel.name()] += 1
-                    break
-        return first
-
-
-@study.table(part=PART)
-def repeats(args):
-    """Each kernel of a batch, run again with equal inputs: calls, and those whose bits change.
-
-    *whole* and *whole, graph* are all the logits of the batch, the steps without and with a graph.
-    """
-    rows, tokens = [], min(args.tokens, 4 if fast else 16)
-    given = [asked_of(args.prompts)[i] for i in batches(args.prompts, BATCH)[0]]
-    right = decode(model_of("float32"), given, tokens).tokens
-    for dtype in ("float32", "bfloat16", "float16"):
-        model = model_of(dtype)
-
-        def logits(model=model, step=None):
-            found = []
-            decode(
-                model,
-                given,
-                tokens,
-                follow=right,
-                step=step,
-                observe=lambda i, z: found.append(z.clone()),
-            )
-            return torch.stack(found)
-
-        with Again(1 if fast else 20) as again:
-            first = logits()
-        for kernel, calls in again.calls.items():
-            changed = again.changed[kernel]
-            rows.append({"dtype": dtype, "kernel": kernel, "calls": calls, "changed": changed})
-        step = GraphStep(model) if GPU else None
-        for name, way in {"whole": None, "whole, graph": step}.items():
-            if name == "whole" or GPU:
-                first = logits(step=way)
-                changed = sum(not torch.equal(first, logits(step=way)) for _ in range(4))
-                rows.append({"dtype": dtype, "kernel": name, "calls": 4, "changed": changed})
-    return rows
-
-
 # --- Quality: does a way know less? --------------------------------------------------------------
 
 
@@ -446,26 +272,18 @@ def surprise(model, passages):
 
 @study.table(part=PART)
 def quality(args):
-    """Distance from float64: KL divergence along the texts, perplexity with its 95 % interval."""
+    """Perplexity, and its change from float64 with a 95 % interval."""
     tokenizer = trained().tokenizer
     passages = [
         tokenizer(text, return_tensors="pt")["input_ids"][:, : 32 if fast else None]
         for text in PASSAGES[:PASSAGES_READ]
     ]
-    found = all_ways(args.prompts, args.tokens)
-    divergence = {(row["dtype"], row["way"]): row["KL"] for row in found}
     base, rows = surprise(float64(), passages), []
-    for dtype, way in (
-        ("float32", "alone"),
-        ("bfloat16", "alone"),
-        ("float16", "alone"),
-        ("float32", "weights as read"),
-        ("float32", "weights in float16"),
-    ):
-        change = surprise(model_of(dtype if way == "alone" else way), passages) - base
+    for dtype in ("float32", "bfloat16", "float16"):
+        change = surprise(model_of(dtype), passages) - base
         mean, half = float(change.mean()), 1.96 * float(change.std()) / math.sqrt(len(change))
         rows.append(
-            {"dtype": dtype, "way": way, "KL": divergence[dtype, way]}
+            {"dtype": dtype}
             | {"perplexity": math.exp(float(base.mean()) + mean), "change": mean}
             | {"change low": mean - half, "change high": mean + half}
         )
@@ -496,57 +314,17 @@ def costs(args):
     return found
 
 
-# --- A trained model has a few values that are thousands of times the others. --------------------
-
-
-@functools.cache
-def seen():
-    """Of trained and random weights: the stream between layers, and each product's input."""
-    torch.manual_seed(0)
-    random = LlamaForCausalLM(trained().config).to(DEVICE)
-    ids = torch.tensor([asked_of(1)[0][: 8 if fast else None]], device=DEVICE)
-    result = {}
-    for weights, model in {"trained": model_of("float32"), "random": random}.items():
-        found = {}
-        hooks = [
-            layer.register_forward_hook(
-                lambda m, x, y, name=name, found=found: found.update({name: (x[0], m)})
-            )
-            for name, layer in model.named_modules()
-            if isinstance(layer, torch.nn.Linear)
-        ]
-        with torch.no_grad():
-            stream = model(ids, output_hidden_states=True).hidden_states
-        for hook in hooks:
-            hook.remove()
-        result[weights] = stream, found
-    return result
-
-
-@study.table(part=PART)
-def products(args):
-    """Products of one prompt in bfloat16, over all layers: median κ, largest input, most used."""
-    kinds = []
-    for weights, (_, found) in seen().items():
-        for name, (x, layer) in found.items():
-            x, w = x[0].bfloat16(), layer.weight.detach().bfloat16()
-            z, total = linear(x.double(), w.double()), linear(x.double().abs_(), w.double().abs_())
-            limit = tolerance("bfloat16", x.shape[1], accumulate="float32")
-            kinds.append(
-                {"weights": weights, "what": name.split(".")[-1], "largest": float(x.abs().max())}
-                | {"condition": float((total / z.abs()).nanmedian())}
-                | {"used": 2 * tolerance_used(linear(x, w), z, total, limit)}
-            )
-    kinds = pd.DataFrame(kinds).groupby(["weights", "what"], sort=False)
-    return kinds.agg({"condition": "median", "largest": "max", "used": "max"}).reset_index()
+# --- How near to the end of float16 the largest values are. --------------------------------------
 
 
 @study.table(part=PART)
 def layers(args):
-    """The largest value after each layer, with trained and with random weights."""
+    """The largest value after each layer of the trained model."""
+    ids = torch.tensor([asked_of(1)[0][: 8 if fast else None]], device=DEVICE)
+    with torch.no_grad():
+        stream = model_of("float32")(ids, output_hidden_states=True).hidden_states
     return [
-        {"layer": i, "weights": weights, "largest": float(state.abs().max())}
-        for weights, (stream, _) in seen().items()
+        {"layer": i, "weights": "trained", "largest": float(state.abs().max())}
         for i, state in enumerate(stream)
     ]
 

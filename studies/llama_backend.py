@@ -2,7 +2,7 @@
 
 One Llama layer, run by eager torch, by inductor and by ``backend="roundoff"`` in its tiers, with
 and without CUDA graphs, in four precisions: time, ratio to inductor, error against float64,
-operators and memory; then what compiling costs, and what ``model.half()`` rounds.
+operators and memory; then what compiling costs.
 
 The page tells the story with small experiments. This file measures the full grid, writes the
 record, and defines each number that the page may print.
@@ -238,29 +238,6 @@ def times(args):
         head = {"precision": precision, "config": config, "layers": layers}
         for row in contest(models, inputs, chosen, args.budget, tf32):
             rows.append(head | row | {"products": least})
-    return rows
-
-
-# --- model.half() is another model than one loaded in float16. -----------------------------------
-
-
-@study.table(part="processor")
-def loading(args):
-    """Errors of eager torch in float16 on a small layer, against the model as it was loaded."""
-    small = SIZES["tiny" if quick else "small"]
-    inputs = random_tokens(small, args.with_mask, device, padding="right")
-    graph = captured(Llama(small, device=device), inputs)
-    half = [
-        t.half().float() if name in graph.static and "inv_freq" not in name else t
-        for name, t in zip(graph.names, graph.inputs, strict=True)
-    ]
-    truth, rows = graph.truth(half), []
-    for name in ("loaded in float16", "model.half()"):
-        model = Llama(small, dtype=torch.float16, device=device)
-        made = (model.half() if name == "model.half()" else model)(*inputs)
-        hidden, keys = scaled_error(truth[0], made[0]).rms, scaled_error(truth[1:], made[1:]).rms
-        sizes = {"rms error": hidden, "keys error": keys}
-        rows.append({"model": name} | sizes | {"processor": processor})
     return rows
 
 

@@ -474,8 +474,8 @@ study.value(
     test=lambda v: v.value == 0 and v.rows["largest ratio"].iloc[0] < 1.1,
 )
 for name, what, way, low, high in (
-    ("step", "training step", "invariant", 1.2, 2.5),
-    ("sampling", "sampling", "invariant", 0.7, 1.7),
+    ("step", "training step", "invariant", 0.9, 2.5),
+    ("sampling", "sampling", "invariant", 0.6, 1.7),
     ("recomputed", "training step", "recomputed", 1, 1.6),
     ("weighted", "training step", "importance weights", 0.9, 1.1),
     ("half", "training step", "float16", 20, 80),

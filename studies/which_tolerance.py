@@ -307,7 +307,6 @@ DEFAULTS, RTOL, BOTH = "assert_close, defaults", "fixed rtol", "fixed rtol and a
 SHARE = "fixed rtol, atol = rtol × RMS"
 BOUND, FEW, MANY = "bound of the product", "calibrated, 33 inputs", "calibrated, 300 inputs"
 FREE = "calibrated, 33 inputs, any scale"
-METHODS = (DEFAULTS, RTOL, BOTH, SHARE, BOUND, FEW, FREE, MANY)
 
 #: Whether a result, got, passes beside the expected one, for an input.
 Check = Callable[[Any, torch.Tensor, torch.Tensor], bool]
@@ -409,18 +408,6 @@ def faults(args):
     return rows
 
 
-@study.table(part="cpu")
-def passed(args):
-    """The tolerances that were calibrated."""
-    rows = []
-    for name, dtype in product(MODELS, TYPES):
-        for method, count in ((FEW, 33), (MANY, 40 if fast else 300)):
-            found = calibrated(name, dtype, count)
-            case = {"model": name, "dtype": dtype, "method": method}
-            rows.append(case | {"rtol": found.rtol, "atol": found.atol, "passes": found.passes})
-    return rows
-
-
 # --- One product, and its split along K. ---------------------------------------------------------
 
 
@@ -435,35 +422,6 @@ def split(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     """x @ w from two halves of the inner dimension, added in float32 and rounded once."""
     halves = zip(x.chunk(2, 1), w.chunk(2, 0), strict=True)
     return sum(a.float() @ b.float() for a, b in halves).to(x.dtype)
-
-
-def relative(got: torch.Tensor, expected: torch.Tensor) -> float:
-    """The smallest rtol that accepts a result, without atol."""
-    apart = (got.double() - expected.double()).abs()
-    return float((apart / expected.double().abs()).nan_to_num(0.0).amax())
-
-
-@study.table(part="cpu")
-def products(args):
-    """A product and its split: what the defaults say, the rtol it needs, its part of the bound."""
-    rows = []
-    signs = {"both signs": lambda t: t, "positive": torch.abs}
-    for dtype, inner, kind in product(TYPES, (64, 1024) if fast else (64, 512, 1024, 4096), signs):
-        failed, needed, used = 0, [], []
-        tol = tolerance(dtype, inner, accumulate="float32")
-        for seed in range(min(args.fresh, 100)):
-            x, w = map(signs[kind], draw(seed, getattr(torch, dtype), inner))
-            got, expected = split(x, w), x @ w
-            failed += not close(got, expected)
-            needed.append(relative(got, expected))
-            size = x.double().abs() @ w.double().abs()
-            used.append(tolerance_used(got, expected, size, tol))
-        rows.append(
-            {"dtype": dtype, "terms": inner, "kind": kind, "inputs": len(used), "failed": failed}
-            | {"median rtol": float(np.median(needed)), "largest rtol": max(needed)}
-            | {"used": max(used)}
-        )
-    return rows
 
 
 @study.table(part="cpu")

@@ -1,8 +1,8 @@
 """The study behind "Should I use ONNX Runtime under torch.compile?".
 
 SmolLM2-135M-Instruct, trained, run by eager PyTorch, by inductor and by ONNX Runtime under
-``torch.compile``: times of a prefill and of a decode step, seconds and memory of compiling, the
-texts of ``generate``, and what an operator without an ONNX form does.
+``torch.compile``: times of a prefill and of a decode step, seconds and memory of compiling, and the
+texts of ``generate``.
 
 The page tells the story with small experiments. This file measures the full grid, writes the
 record, and defines each number that the page may print.
@@ -302,47 +302,6 @@ def words(args):
                 | {"first run": first, "known run": again, "eager run": usual}
             )
         torch._dynamo.reset()
-    return rows
-
-
-# --- partitions: an operator without an ONNX form
-
-
-def limited_rows() -> Any:
-    """An operator that no ONNX form is known for."""
-
-    @torch.library.custom_op("gallery::limited", mutates_args=())
-    def limited(x: torch.Tensor, most: float) -> torch.Tensor:
-        """Rows whose norm is at most a number."""
-        return x * (most / x.norm(dim=-1, keepdim=True)).clamp(max=1)
-
-    limited.register_fake(lambda x, most: torch.empty_like(x))
-    return limited
-
-
-@study.table(part="processor")
-def partitions(args):
-    """A model of two layers, prefill: sessions, and borders between steps."""
-    trained = load_trained(layers=LAYERS or 2)
-    model, rows = trained.model(device=DEVICE), []
-    ids = trained.tokenizer(" ".join(PASSAGES), return_tensors="pt")["input_ids"]
-    inputs, _ = prefill(model, ids.to(DEVICE), 1)
-    limited = limited_rows()
-    with torch.no_grad():
-        for name in "as it is", "with gallery::limited":
-            if name != "as it is":
-                mlp = model.model.layers[0].mlp
-                mlp.register_forward_hook(lambda m, x, y, limited=limited: limited(y, 1.0))
-            eager = model(**inputs).logits
-            run, storage = prepare(model, "roundoff")
-            error = scaled_error(eager.double(), run(**inputs)).rms
-            (graph,) = storage["instance"]
-            by_torch = ", ".join(graph.by_torch)
-            rows.append(
-                {"model": name, "by torch": by_torch, "processor": PROCESSOR}
-                | {"sessions": len(graph.sessions), "borders": graph.borders, "from eager": error}
-            )
-            torch._dynamo.reset()
     return rows
 
 

@@ -23,7 +23,6 @@ from roundoff.reductions import (
     mean,
     moments,
     neumaier,
-    numpy_depth,
     pairwise,
     pairwise_numpy,
     round_exact,
@@ -104,23 +103,11 @@ def add_numpy(x: list, zero: object) -> object:
     return add_numpy(x[:half], zero) + add_numpy(x[half:], zero)
 
 
-class Depth(int):
-    """Stands for a value: how many additions it has been through at most."""
-
-    def __add__(self, other: int) -> Depth:
-        # Adding to the initial zero rounds nothing.
-        deepest = max(int(self), int(other))
-        if int(self) < 0 or int(other) < 0:
-            return Depth(deepest)
-        return Depth(deepest + 1)
-
-
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
 @pytest.mark.parametrize("n", [1, 2, 7, 8, 9, 16, 127, 128, 129, 136, 300, 512, 1000, 2048])
 def test_numpy_adds_in_blocks_of_128(n: int, dtype: type) -> None:
     x = wide(n, n, dtype)
     assert add_numpy(list(x), dtype(-0.0)) == pairwise_numpy(x)
-    assert numpy_depth(n) == add_numpy([Depth(0)] * n, Depth(-1))
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 5, 8, 13, 64, 100, 129])

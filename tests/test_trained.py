@@ -16,7 +16,6 @@ from roundoff.models import (
     Float64Llama,
     GraphStep,
     decode,
-    decode_step,
     load_decoder,
     load_trained,
     server_batches,
@@ -200,17 +199,6 @@ def test_decoding_is_what_generate_does(small, prompt: list[int], tokens: int) -
     got = decode(model, [prompt], tokens).tokens[0]
     assert torch.equal(got[: len(expected)], expected)
     assert (got[len(expected) :] == trained.config.eos_token_id).all()
-
-
-@pytest.mark.parametrize("past", [0, 5])
-def test_a_step_that_is_repeated_is_the_token_after_others(small, past: int) -> None:
-    model = small[0].model()
-    step = decode_step(model, 2, past)
-    first = step()
-    assert torch.equal(step(), first)
-    with torch.no_grad():
-        whole = model(torch.tensor([[7] * past + [5]] * 2)).logits[:, -1:]
-    torch.testing.assert_close(first, whole)
 
 
 @settings(max_examples=8, deadline=None)

@@ -9,9 +9,9 @@ needs one. Which takes less time?
 
 .. answer:: nvidia-h200
 
-   **Why.** For one token, a Gemm (ONNX's matrix product) spends its time on reading the weights.
-   A Concat in each run, which puts the weights side by side, reads and writes them once more. In
-   float16, with the two wide weights of a feed-forward layer, one Gemm and its Concat take
+   **Why.** For one token, a Gemm (ONNX's matrix product) spends its time on reading the weights. A
+   Concat in each run puts the weights side by side: it reads and writes them once more. In float16,
+   with the two wide weights of a feed-forward layer, one Gemm and its Concat take
    :bound:`3.9 <inside>` times as long as two Gemms.
 
    **The cure.** Join the weights once, before the first run. For one token, one Gemm for the
@@ -74,7 +74,7 @@ MODELS = {"two Gemms": TWO, "joined in each run": EACH_RUN, "joined before": BEF
 # %%
 # ``X`` and the weights are normally distributed. ONNX Runtime computes on one core, and its inputs
 # are in place before the clock starts. The clock counts processor time, which other programs
-# disturb less than the time of a wall clock.
+# disturb less than wall time.
 
 PROVIDER, DEVICE, CLOCK = "CPUExecutionProvider", "cpu", time.process_time
 # or "CUDAExecutionProvider", "cuda", time.perf_counter
@@ -132,14 +132,15 @@ before = call(BEFORE, token)
 large = show({"two Gemms": two, "joined before": before})
 
 # %%
-# Joined before, the large Gemm takes no longer than two. So its width is not the cause.
+# Joined before, the large Gemm takes no longer than two, and often less: it is started once. So its
+# width is not the cause.
 #
 # One row only reads the weights
 # ------------------------------
 #
-# A Gemm of one row multiplies each weight once, and reading a weight from memory takes longer than
-# that. So its time is the time of reading the weights. Concat reads them too, and writes them. We
-# draw what each model moves: a block is one pass over all weights.
+# A Gemm of one row multiplies each weight once, and reading it from memory takes longer. So its
+# time is the time of reading the weights. Concat reads them too, and writes them. We draw what each
+# model moves: a block is one pass over all weights.
 
 passes = {
     "two Gemms": ["Gemms read"],
@@ -161,7 +162,7 @@ plt.show()
 
 # %%
 # The large Gemm with its Concat makes three passes, and should take three times as long as two
-# Gemms. Concat alone should take two thirds of that. We time it by itself.
+# Gemms. Concat alone should take twice the time of two Gemms. We time it by itself.
 
 CONCAT = "(float[k,y] Y, float[k,z] Z) => (float[k,n] W) { W = Concat<axis=1>(Y, Z) }"
 alone = call(CONCAT, token)
@@ -280,13 +281,13 @@ plt.show()
 # %%
 # Small squares gain most. On the H200 in float16, one Gemm takes :bound:`0.57 <small>` of the time
 # of two at side 256, and :bound:`0.92 <large>` at side 8192. The Concat of the results belongs to
-# the time of two. At side 8192 it moves 537 MB. At :bound:`2.4 <concat.float16>` TB a second that
-# would be two thirds of the time gained.
+# the time of two. At side 8192 it moves 537 MB. At :bound:`2.4 <concat.float16>` TB a second this
+# takes two thirds of the time gained.
 #
-# A CUDA graph tests the fixed cost: it records the starts of all kernels and replays them, so that
-# most of that cost goes. In a CUDA graph, two Gemms of side 256 take :bound:`0.24 <replay>` of the
-# time of a plain call. So most of the plain call was fixed cost. At side 256 a CUDA graph saves
-# more than joining does.
+# A CUDA graph tests the fixed cost: it replays the recorded starts of all kernels, at little fixed
+# cost. In a CUDA graph, two Gemms of side 256 take :bound:`0.24 <replay>` of the time of a plain
+# call. So most of the plain call was fixed cost. At side 256 a CUDA graph saves more than joining
+# does.
 #
 # Some gain is left without the fixed cost. With CUDA graphs on both sides, one Gemm for queries,
 # keys and values still takes :bound:`0.79 <kernels>` of the time of three (H200, float32, one
@@ -296,22 +297,21 @@ plt.show()
 # -----------------------
 #
 # We measured an H200 and an H100, twice each. The table has the time of one Gemm in ONNX Runtime,
-# over that of two or three. *undecided* means that no difference was measured: an interval
-# holds 1, or the two runs disagree. Wide and narrow rows have one token, unless they name 4096, and
-# their one Gemm pays a Split. Squares are the other way round: two Gemms pay a Concat, one Gemm
-# pays nothing.
+# over that of two or three. *undecided* means that no difference was measured: an interval holds 1,
+# or the two runs disagree. Wide and narrow rows have one token, unless they name 4096, and their
+# one Gemm pays a Split. In squares two Gemms pay a Concat, and one Gemm pays nothing.
 
 before_run = ways["joined before"]
 CASES = {
     "wide, joined in each run": ("gate-up, 1 token", ways["joined in each run"]),
     "narrow, joined in each run": ("QKV, 1 token", ways["joined in each run"]),
-    "wide, before": ("gate-up, 1 token", before_run),
-    "narrow, before": ("QKV, 1 token", before_run),
-    "wide, before, 4096 tokens": ("gate-up, 4096 tokens", before_run),
-    "narrow, before, 4096 tokens": ("QKV, 4096 tokens", before_run),
+    "wide, joined before": ("gate-up, 1 token", before_run),
+    "narrow, joined before": ("QKV, 1 token", before_run),
+    "wide, joined before, 4096 tokens": ("gate-up, 4096 tokens", before_run),
+    "narrow, joined before, 4096 tokens": ("QKV, 4096 tokens", before_run),
 }
 sides = 256, 1024, 4096, 8192
-CASES |= {f"square {n}, before": (f"square {n}", before_run) for n in sides}
+CASES |= {f"square {n}, joined before": (f"square {n}", before_run) for n in sides}
 
 # %%
 
@@ -348,7 +348,7 @@ for name, value in bars.items():
 ax.axvline(1, color="0.5", lw=1)
 ax.invert_yaxis()
 ax.margins(x=0.15)
-ax.set_title("ONNX Runtime, float16")
+ax.set_title("ONNX Runtime, H200, float16")
 ax.set_xlabel("one Gemm's time over two or three")
 plt.show()
 
@@ -374,9 +374,9 @@ plt.show()
 # :bound:`no difference measured <inductor.large>`.
 #
 # In ONNX Runtime the Split is the price. For 4096 tokens and wide weights in float16 it moves 369
-# MB. At the rate of Concat in float16, that would be most of the time that one Gemm loses. Leave
-# two wide Gemms alone, and do not fuse for long prompts. Where small calls are the trouble, try a
-# CUDA graph first.
+# MB. At the rate of Concat in float16, this takes most of the time that one Gemm loses. Leave two
+# wide Gemms alone, and do not fuse for long prompts. Where small calls are the trouble, try a CUDA
+# graph first.
 #
 # Bits may change, too. A library chooses its kernel by the shape of the product, and the kernel
 # decides :ref:`how a sum is cut <reduction-order>`. For one token in float32, one Gemm changed
@@ -431,7 +431,7 @@ for price, error in zip(prices.itertuples(), errors, strict=True):
 #   were arguments.
 # * The benchmark that posed the question [#published]_ timed five calls of each model, one model
 #   after the other. Here the models take turns, so that a change of speed affects all alike.
-# * Next: :ref:`llama-backend`, for what packed weights give a whole layer.
+# * Next: :ref:`llama-backend`, for what joined weights give a whole layer.
 #
 # .. [#h200] NVIDIA, `H200 Tensor Core GPU <https://www.nvidia.com/en-us/data-center/h200/>`_.
 # .. [#published] X. Dupré, `Gemm Exploration with CUDA

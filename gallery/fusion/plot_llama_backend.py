@@ -10,17 +10,17 @@ In thirty lines, with ONNX Runtime behind it. Then the harder part: making a Lla
 
    **Why.** ``torch.compile`` calls your function with a graph of operators, and runs the function
    that it returns. A Llama layer that is only converted to ONNX is no faster: each small operator
-   is still started by itself and goes through memory. With a narrow feed-forward part, on a prompt
-   in float16, it takes :bound:`2.7 <unfused>` times as long as with inductor.
+   is still started by itself and goes through memory. Its time is :bound:`2.7 <unfused>` times
+   inductor's (narrow feed-forward part, a prompt in float16, no CUDA graph).
 
    **The cure.** Rewrite the graph by rules, so that one operator replaces several: fewer starts,
    fewer passes over memory, one attention. We did not separate these. With Triton kernels the layer
    is :bound:`faster <best>` than with inductor, both in CUDA graphs: it takes :bound:`0.86 <best>`
    of the time.
 
-   **The price.** That version serves one prompt length. It holds :bound:`710 <memory.best>` MiB
-   beside the model, and inductor :bound:`196 <memory.graph>`. Without the Triton kernels
-   the layer stays :bound:`slower <fused.graph>` than with inductor in float16.
+   **The price.** The best version serves one prompt length. It holds :bound:`710 <memory.best>` MiB
+   beside the model, and inductor :bound:`196 <memory.graph>`. Without the Triton kernels the layer
+   stays :bound:`slower <fused.graph>` than with inductor in float16.
 
    .. code-block:: python
 
@@ -200,8 +200,8 @@ for name, seconds in zip(times["label"], times["median"], strict=True):
 # %%
 # On this machine the border is a small part of the layer's time. On the H200 products are fast, and
 # the border could matter. There the rules below change only what ONNX Runtime runs, and the layer
-# takes :bound:`0.84 <ms.fused>` ms instead of :bound:`2.0 <ms.unfused>`. Most of the time was spent
-# inside ONNX Runtime.
+# takes :bound:`0.84 <ms.fused>` ms instead of :bound:`2.0 <ms.unfused>`. So ONNX Runtime itself
+# took most of it.
 #
 # Small operators move tensors to memory and back
 # -----------------------------------------------
@@ -251,9 +251,9 @@ growth = timed(calls, budget_s=3).ratios("1 multiplication(s)")
 print(growth.set_index("label")["ratio"].round(1).to_string())
 
 # %%
-# The exponential takes about as long as the multiplication: the time is not spent on arithmetic.
-# Each operator of the chain adds its passes, so one operator in place of several saves time. Eight
-# need not take eight times as long: a cache can hold part of the numbers.
+# The exponential takes about as long as the multiplication: for both, memory sets the time. Each
+# operator of the chain adds its passes, so one operator in place of several saves time. Eight need
+# not take eight times as long: a cache can hold part of the numbers.
 #
 # One rule
 # --------
@@ -316,7 +316,7 @@ calls = {name: partial(call, *inputs) for name, call in calls.items()}
 models = {"thirty lines": kept[0]}
 
 # %%
-# The table is of this machine. *operators* counts the operators of the ONNX model, and *custom*
+# This machine made the table. *operators* counts the operators of the ONNX model, and *custom*
 # those outside the ONNX standard. *error* is the typical error in ε × RMS. *time* is the time over
 # eager PyTorch's, with its 95 % interval from *low* to *high*. The methods take turns.
 
@@ -348,10 +348,9 @@ live.round(2)
 # 4096, 32 heads, intermediate size 1024. The call is a *prefill*, the first pass over a prompt: 2
 # prompts of 1024 tokens each, in float16.
 #
-# *roundoff* is the library's backend, with tiers 1 and 2 where the row names no tier. *MiB* is the
-# memory held beside the model. *× inductor* is the time over inductor's. Rows with a CUDA graph,
-# which replays a recorded call, are compared with *reduce-overhead*, which is inductor with a CUDA
-# graph.
+# *roundoff* is the library's backend. A row without a tier in its name has tiers 1 and 2. *MiB* is
+# the memory held beside the model. *× inductor* is the time over inductor's. Rows with a CUDA graph
+# (a recorded call, replayed) are compared with *reduce-overhead*, inductor's own CUDA graph.
 
 COLUMNS = {"nodes": "operators", "n_custom_ops": "custom", "median": "median ms"}
 COLUMNS |= {"× inductor": "× inductor", "memory": "MiB", "rms error": "error"}
@@ -372,7 +371,7 @@ NAMES = {
     "roundoff, tier 3, CUDA graph": "rules, Triton,\nCUDA graph",
 }
 bars = half["median"][list(NAMES)].rename(NAMES) if len(half) else live["time"]
-title = "Milliseconds, one layer on an H200, float16"
+title = "Milliseconds a layer, H200, float16"
 if not len(half):
     title = "Time over eager PyTorch's, one layer on this machine"
 colors = ["C1" if "inductor" in name else "C0" for name in bars.index]
@@ -405,23 +404,24 @@ plt.show()
 # -------------
 #
 # **Memory.** The best version holds :bound:`710 <memory.best>` MiB beside the model, where inductor
-# with CUDA graphs holds :bound:`196 <memory.graph>` (H200, float16). Of these 710 MiB, copies of
-# weights side by side are 112 (``packed=1.0`` allows them, ``packed=0`` makes none and was not
+# with CUDA graphs holds :bound:`196 <memory.graph>` (H200, float16). Of these 710 MiB, 112 are
+# copies of weights, side by side (``packed=1.0`` allows them; ``packed=0`` makes none, and was not
 # timed). We do not know what takes the rest. Tiers 1 and 2 hold :bound:`402 <memory.tiers>` MiB
 # with a CUDA graph, and :bound:`288 <memory.plain>` without.
 #
 # **The first call** converts the model. For two small layers this took :bound:`5.6 <compile>` s on
 # the H200's host, and inductor took :bound:`7.6 <compile.inductor>`. In a second run inductor took
-# longer, too. A later call of these layers, timed once, took :bound:`2.0 <later>` ms, and with
-# inductor :bound:`1.0 <later.inductor>`.
+# longer, too. One later call took :bound:`2.0 <later>` ms, and inductor's
+# :bound:`1.0 <later.inductor>` (H100: :bound:`2.0 <later@nvidia-h100-80gb-hbm3>` and
+# :bound:`2.2 <later.inductor@nvidia-h100-80gb-hbm3>`).
 #
 # **A CUDA graph** serves one shape, and ``dynamic=False`` compiles again for a new length. The next
 # call overwrites the result: copy what you keep.
 #
 # Use the thirty lines to learn, or to bring a runtime of your own to ``torch.compile``. Use
 # inductor where it is fast enough: it needs no second runtime. Use the library's backend with tier
-# 3 for a prefill of fixed length on a GPU. It gains less where products take more of the time: with
-# the full feed-forward part of Llama-2-7B the best version takes :bound:`0.91 <best.large>` of
+# 3 for a prefill of fixed length on a GPU. Tier 3 gains less where products take more of the time:
+# with the full feed-forward part of Llama-2-7B the best version takes :bound:`0.91 <best.large>` of
 # inductor's time.
 #
 # Your own model
@@ -464,8 +464,8 @@ for name, ratio, low, high in speed.ratios().itertuples(index=False):
 #   :ref:`whole-model` has decode steps with a cache. No record has inductor's *max-autotune* yet:
 #   ``studies/llama_backend.py --max_autotune 1`` measures it.
 # * On an H100 the best version takes :bound:`0.88 <best@nvidia-h100-80gb-hbm3>` of inductor's time.
-#   Without CUDA graphs it was timed once, on a slow host.
-# * Padding on the left leaves tokens that may attend to nothing, and their result is undefined.
+#   Tier 3 without CUDA graphs was timed once, on a slow host.
+# * Padding on the left leaves tokens with nothing to attend to: their result is undefined.
 #   PyTorch's eager attention gives them a mean, its fused attention (sdpa) zeros. A comparison then
 #   shows a large error where nothing is wrong. The mask of this page pads on the right.
 # * The thirty lines take what PyTorch's exporter takes, with fixed shapes and without gradients.

@@ -107,7 +107,7 @@ print(f"share of one token:    {read / times['median'][0]:.1%}")
 # %%
 # Reading these weights is a small part of the time. But they are few, and fit a CPU's cache. So we
 # look at a trained model, too. SmolLM2 has 135 million weights [#smollm]_, which are 270 MB in
-# float16. An H200 reads 4.8 TB a second, enough for 17,800 tokens. Eager PyTorch writes
+# float16. An H200 reads 4.8 TB a second: enough for 17,800 tokens a second. Eager PyTorch writes
 # :bound:`31 <text.eager>` a second there.
 #
 # Each operator is started from Python
@@ -215,16 +215,16 @@ texts.index = texts.index.to_series().replace(NAMES, regex=True)
 texts.rename(columns=columns).infer_objects().round(1)
 
 # %%
-# With eight prompts the methods write different tokens. They are near ties: in float64, no written
-# token is more than :bound:`0.0144 <text.behind>` below the best logit.
+# With eight prompts the methods write different tokens. The choices are near ties: in float64 no
+# written token is more than :bound:`0.0144 <text.behind>` below the best logit. After the first
+# different token the rest differ, too.
 #
 # For one prompt there is :bound:`no difference measured <text.ratio>` between ONNX Runtime and
-# inductor. On an H100 there is
-# :bound:`no difference measured <text.ratio@nvidia-h100-80gb-hbm3>` either. But three rounds that
-# spread this much could hide a difference of a half. So we time single steps, many times. A
-# *decode* step reads one token of each text, over a :term:`KV cache` of 512 places. A *prefill*
-# reads four texts of 512 tokens. The table has tokens a second on the H200 in float16, of two runs;
-# *decode, 8* has eight texts. A dash: not measured.
+# inductor. On an H100 there is :bound:`no difference measured <text.ratio@nvidia-h100-80gb-hbm3>`
+# either. But three rounds with this spread could hide a difference of 50 %. So we time single
+# steps, many times. A *decode* step reads one token of each text, over a :term:`KV cache` of 512
+# places. A *prefill* reads four texts of 512 tokens. The table has tokens a second on the H200 in
+# float16, as the range of two runs. *decode, 8* is a step of eight texts. A dash: not measured.
 
 speeds = pd.DataFrame()
 for record in read_records("plot_whole_model"):
@@ -243,10 +243,10 @@ speeds.rename_axis(index=None, columns=None)
 
 # %%
 # Without a graph, a decode step of ONNX Runtime is :bound:`faster <plain.step>` than inductor's: it
-# takes :bound:`0.44 <plain.step>` of the time, in a second run about half. By default inductor
-# starts its kernels from generated Python code. In a CUDA graph no kernel is started from Python,
-# and for one text there is :bound:`no difference measured <graph.rows1>`: the interval of each run
-# holds 1.
+# takes :bound:`0.44 <plain.step>` of the time (the median of ratios, round by round), in a second
+# run about half. By default inductor starts its kernels from generated Python code. In a CUDA graph
+# no kernel is started from Python, and for one text there is
+# :bound:`no difference measured <graph.rows1>`: the interval of each run holds 1.
 #
 # For 64 texts, with a CUDA graph on both sides, ONNX Runtime is :bound:`faster <graph.rows64>`. Our
 # guess, not tested: three heads of SmolLM2 share keys and values, and inductor copies them for
@@ -321,24 +321,19 @@ pd.DataFrame(lines).T.round(2)
 #      - A prefill takes :bound:`0.33 <plain.prefill>` of inductor's time, in a second run half. The
 #        session of ONNX Runtime held :bound:`204 <memory.roundoff>` MiB beside the model, and
 #        inductor :bound:`34 <memory.inductor>`. Shapes were fixed.
-#    * - a CPU, few texts
-#      - time both
-#      - Whole texts, by wall clock: on the AMD EPYC one took :bound:`0.56
-#        <words.time@amd-epyc-2-cores>` of eager's time, and two at once
-#        :bound:`0.53 <words.two@amd-epyc-2-cores>`. On the Intel Xeon one took
-#        :bound:`0.98 <words.time>`, and two :bound:`1.28 <words.two>`: there keep eager PyTorch. We
-#        do not know why steps gain more. The first text took :bound:`60 <words.first>` seconds on
-#        the Intel Xeon.
-#    * - a CPU, 64 texts
-#      - eager PyTorch
-#      - There is :bound:`no difference measured <cpu.rows64>` on the Intel Xeon. There is
-#        :bound:`no difference measured <cpu.rows64@amd-epyc-2-cores>` on the AMD EPYC. The first
-#        text takes longer.
-#    * - prompts of many lengths
-#      - ``dynamic=True``
-#      - With a growing cache a new length needed :bound:`0 <words.conversions>` conversions in ONNX
-#        Runtime, and two texts at once :bound:`2 <words.again>` (Intel Xeon). inductor was not
-#        timed with changing lengths.
+#    * - a CPU, few texts - time both - Whole texts, by wall clock: on the AMD EPYC one took
+#      :bound:`0.56 <words.time@amd-epyc-2-cores>` of eager's time, and two at once
+#      :bound:`0.53 <words.two@amd-epyc-2-cores>`. On the Intel Xeon one took
+#      :bound:`0.98 <words.time>`, and two :bound:`1.28 <words.two>`: on the Xeon keep eager
+#      PyTorch. We do not know why single steps gain more than whole texts. The first text took
+#      :bound:`89 <words.first@amd-epyc-2-cores>` seconds on the EPYC.
+#    * - a CPU, 64 texts - eager PyTorch - Between ONNX Runtime and eager PyTorch there is
+#      :bound:`no difference measured <cpu.rows64>` on the Intel Xeon, and
+#      :bound:`no difference measured <cpu.rows64@amd-epyc-2-cores>` on the AMD EPYC. The first text
+#      takes longer.
+#    * - prompts of many lengths - ``dynamic=True`` - With a growing cache a new length needed
+#      :bound:`0 <words.conversions>` conversions in ONNX Runtime, and two texts at once needed
+#      :bound:`2 <words.again>` (Intel Xeon). inductor was not timed with changing lengths.
 #    * - an operator without ONNX form
 #      - inductor
 #      - PyTorch runs that operator between two sessions of ONNX Runtime. ``fallback=False``
@@ -409,8 +404,8 @@ for way, forward in ways.items():
 #
 # * One trained model of 135 million weights. A larger model has larger kernels, so that starting
 #   them matters less. Both GPUs are of one generation (Hopper).
-# * ``generate`` was timed for one prompt and for eight, of SmolLM2 alone. The time of its first
-#   texts is not shown: a cache may have held compiled code, and all methods compiled at once.
+# * ``generate`` was timed for one prompt and for eight, of SmolLM2 alone. We do not show the first
+#   texts' times: some code may have been compiled before.
 # * An interval is of one run. Two runs can differ by more, as the table of steps shows.
 # * Not measured: eager PyTorch in a CUDA graph, a prefill in a CUDA graph, inductor's
 #   ``max-autotune``, ``freezing`` and C++ wrapper, vLLM, llama.cpp, TensorRT-LLM.

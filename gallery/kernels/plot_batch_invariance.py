@@ -17,8 +17,9 @@ Temperature 0, the same question, the same weights: alone it gets one answer, in
    ``with roundoff.invariant():``, :bound:`0 % <texts.invariant>` of the texts changed.
 
    **The price.** ``generate`` of the changed SmolLM2 takes :bound:`0.87 <called.least>` to
-   :bound:`1.04 <called.most>` times as long as torch's, and its texts are what each prompt gets
-   alone. On a processor it can take several times as long. The worst of
+   :bound:`1.04 <called.most>` times as long as torch's, and every prompt gets the text that it gets
+   alone. On an AMD EPYC, with six layers, it took
+   :bound:`1.5 <plot_trainer_sampler#price.sampling>` times as long. The worst of
    :bound:`273 <product.shapes>` matrix products takes :bound:`1.57 <product.most>` times as long.
 
    .. code-block:: python
@@ -126,8 +127,8 @@ print("5 columns like the story:", torch.equal(five, batch_logits[0]))
 # Padding changes which columns are left over
 # -------------------------------------------
 #
-# For each token attention gives the tokens so far a weight, an exponential, and divides by the sum
-# of the weights. On the EPYC PyTorch's kernel [#kernel]_ takes 16 columns at a time, and those left
+# For each token, attention weighs the tokens so far: each weight is an exponential, divided by the
+# sum of all. On the EPYC PyTorch's kernel [#kernel]_ takes 16 columns at a time, and those left
 # over one by one, with another exponential. So their weights and the sum round differently. Of 36
 # columns four are left over; of 41, nine.
 
@@ -192,11 +193,12 @@ narrow = [attend(c, dtype=torch.bfloat16) for c in (5, 0)]
 print(f"in bfloat16, 5 columns: {changed(*narrow):.1%} changed")
 
 # %%
-# On the EPYC every dot is on its cross, and at 16 and 32 columns neither exists. Twelve columns on
-# the right move no token, but leave none over: token 32 is the first that changes. Five on the left
-# and seven on the right move every token and leave none over, and nothing changes. (At the end the
-# 16 sums are added in pairs eight apart, then four, two, one. A shift keeps these pairs.) With
-# equal weights each exponential is 1, the sum is exact, and nothing changes.
+# On the EPYC every dot is on its cross. At 16 and 32 columns nothing changes, as predicted. Twelve
+# columns on the right move no token, but leave none over: token 32 is the first that changes. Five
+# on the left and seven on the right leave none over, too, but move every token: nothing more
+# changes. (At the end the 16 sums are added in pairs eight apart, then four, two, one. A shift
+# keeps these pairs.) With equal weights each exponential is 1, the sum is exact, and nothing
+# changes.
 #
 # In bfloat16 each result is rounded to 8 bits, which hides most of the changes. The few that stay
 # are enough: after the model's 30 layers nearly every logit has changed.
@@ -296,8 +298,8 @@ ax.set(xlim=(0, 100), title="Texts that change in a batch")
 plt.show()
 
 # %%
-# The partial remedies hardly help: they leave attention as it is. A model in which neither rows nor
-# padding change a bit has :term:`batch invariance`.
+# The partial remedies hardly help: they leave attention, which padding changes, as it is. A model
+# in which neither rows nor padding change a bit has :term:`batch invariance`.
 #
 # The cure: one order, whatever the batch
 # ---------------------------------------
@@ -327,7 +329,7 @@ with roundoff.invariant():
 # What it costs
 # -------------
 #
-# First ``generate`` on this machine, in processor time, which other programs disturb less. *from*
+# We time ``generate`` on this machine, in processor time: other programs disturb it less. *from*
 # and *to* are a 95 % interval.
 
 
@@ -346,11 +348,11 @@ price = times.ratios().set_index("label")[["ratio", "low", "high"]].rename_axis(
 price.round(2).rename(columns={"ratio": "× torch's time", "low": "from", "high": "to"})
 
 # %%
-# On a processor the changed model can take several times as long. The time varies from build to
-# build by more than the interval. Both forms cut a batch into products of one fixed number of rows,
-# filled up with zeros. The context manager also intercepts each operator in Python. With six layers
-# in place of 30, :ref:`trainer-sampler` measured :bound:`1.5 <plot_trainer_sampler#price.sampling>`
-# times on two cores of an AMD EPYC.
+# On a processor the changed model takes longer. The time varies from build to build by more than
+# the interval. Both forms cut a batch into products of one fixed number of rows, filled up with
+# zeros. The context manager also intercepts each operator in Python. With six layers in place of
+# 30, :ref:`trainer-sampler` measured :bound:`1.5 <plot_trainer_sampler#price.sampling>` times on
+# two cores of an AMD EPYC.
 #
 # On the H200 we recorded ``generate`` of the changed model, for prompts of different lengths. In
 # torch a batch changed up to :bound:`50 % <called.torch>` of the texts, in the changed model none.
@@ -362,17 +364,19 @@ called.columns = ["× torch's time", "from", "to"]
 called.astype(float).round(2)
 
 # %%
-# The answer names medians of this run. Where an interval holds 1, no difference was measured.
-# Elsewhere the changed model takes less time. Its RMSNorm is one kernel, where transformers starts
-# several from Python. A CUDA graph replays a token without Python, and there the gain is gone: on
-# the H100, in batches of 1 and 8, the changed model takes at most :bound:`1.03 <compiled.most>`
-# times as long by the median. Both intervals hold 1, and that of batch 1 reaches 1.26.
+# The answer at the top has this table's lowest and highest ratio. Where an interval holds 1, no
+# difference was measured. Elsewhere the changed model takes less time. Its RMSNorm is one kernel,
+# where transformers starts several from Python. A CUDA graph replays a token without Python, and
+# there the gain is gone: on the H100, in batches of 1 and 8, the changed model takes at most
+# :bound:`1.03 <compiled.most>` times as long by the median. Both intervals hold 1, and that of
+# batch 1 reaches 1.26.
 #
 # SmolLM2 is small. Look at the parts of a larger model. Over :bound:`273 <product.shapes>` shapes
 # of products on the H200 the median is :bound:`1.00 <product.median>` times torch's time: most go
 # to cuBLAS, to a kernel that does not split K. The worst is :bound:`1.57 <product.most>` times,
 # weights of 8192 → 1024 with few rows, where splitting K pays. Attention of one token takes
-# :bound:`1.06 <decoding.least>` to :bound:`1.30 <decoding.most>` times as long.
+# :bound:`1.06 <decoding.least>` to :bound:`1.30 <decoding.most>` times as long, with 512 to 8192
+# keys and batches of 1 to 64.
 #
 # Switch it on where equal bits are worth the time: in a test, in an evaluation, or in reinforcement
 # learning, where :ref:`trainer and sampler must agree <trainer-sampler>`. A chat does not need it.

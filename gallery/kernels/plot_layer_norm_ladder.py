@@ -8,17 +8,17 @@ A first backward kernel takes several times as long as memory needs. Three steps
 
 .. answer:: nvidia-h200
 
-   **Why.** A LayerNorm backward computes little, so memory should set its rate: that of a kernel
-   that only reads and writes the same bytes. But for rows of 8704 numbers of float16, a backward
-   with atomic additions reaches :bound:`12 % <atomic>` of that rate. PyTorch's reaches
-   :bound:`34 % <torch>`. Atomics, padded blocks that spill, and waiting for loads cost time.
+   **Why.** A LayerNorm backward computes little, so it should reach the rate of a kernel that only
+   moves the same bytes. But for rows of 8704 numbers of float16, a backward with atomic additions
+   reaches :bound:`12 % <atomic>` of that rate. PyTorch's reaches :bound:`34 % <torch>`. Atomics,
+   padded blocks that spill, and waiting for loads cost time.
 
    **The cure.** Add the gradients of weight and bias in two stages. Cut each row into pieces. Load
    the next rows early. Together the three steps reach :bound:`79 % <prefetch>`,
    and 84 % in the second run.
 
-   **The price.** Each program holds its sums of all columns in registers. At 32,768 columns they
-   do not fit: pieces with ``PACKED=True`` reach :bound:`16 % <wide.packed>`, and PyTorch
+   **The price.** Each program holds its sums of all columns in registers. At 32,768 columns they do
+   not fit: pieces kept in 16 bits reach :bound:`16 % <wide.packed>`, and PyTorch
    :bound:`36 % <wide.torch>`.
 
    .. code-block:: python
@@ -298,8 +298,8 @@ def load_rows(X, DY, at, here, last, P: C, K: C):
 
 
 # %%
-# Each row is used twice: for its two means, and then for the gradients. ``same_bits`` returns x;
-# only the last step needs it.
+# Each row is used twice: for its two means, and then for the gradients. ``same_bits`` returns x:
+# the last step says why.
 
 
 @kernel
@@ -410,8 +410,8 @@ plt.show()
 # padding. On the H200 pieces reach :bound:`62 % <pieces>`, where two stages reached
 # :bound:`34 % <stages>`.
 #
-# Are spills and padding the cause? At 4096 columns two stages have neither, and pieces gain little:
-# :bound:`46 % <narrow.pieces>` against :bound:`44 % <narrow.stages>`. So yes. Both cost:
+# Spills and padding are the cause. At 4096 columns two stages have neither, and pieces gain little:
+# :bound:`46 % <narrow.pieces>` against :bound:`44 % <narrow.stages>`. Both cost:
 # :ref:`triton-layer-norm` times this block at 15,872 columns, with the same spills and little
 # padding.
 #
@@ -429,8 +429,8 @@ plt.show()
 # ``STAGES=3``.
 #
 # Between its two uses a row stays in registers, converted to float32. Packing keeps the 16 bits of
-# float16 or bfloat16 instead. With ``PACKED=True``, ``same_bits`` is x XOR ``zero``. The compiler
-# does not know that ``zero`` is 0, so it converts twice.
+# float16 or bfloat16 instead. ``PACKED=True`` makes ``same_bits`` x XOR ``zero``. The compiler does
+# not know that ``zero`` is 0, so it keeps 16 bits and converts twice.
 
 
 def prefetched(x, dy, w, mean, rstd):
@@ -446,7 +446,8 @@ show("prefetch", prefetched)
 # :bound:`90 % <prefetch@nvidia-h100-80gb-hbm3>`, and 88 % in the second run.
 #
 # Packing alone lowers pieces from :bound:`62 % <pieces>` to :bound:`58 % <packed>`, so the early
-# load gains. (Prefetch without packing was not timed.) Packing pays at 32,768 columns.
+# load gains more than that. (Prefetch without packing was not timed.) Packing pays at 32,768
+# columns.
 #
 # How much each step gains
 # ------------------------
@@ -504,8 +505,8 @@ plt.show()
 # :bound:`36 % <wide.torch>`. Best is *roundoff*, with :bound:`66 % <wide.roundoff>`: eight programs
 # share a row, and exchange their sums through memory.
 #
-# **The forward** adds nothing over rows, and gains less. At 8704 columns the first kernel of this
-# page reaches :bound:`68 % <forward>` on the H200. The study's forward in pieces reaches
+# **The forward** has no sums over rows, so pieces gain less. At 8704 columns the first kernel of
+# this page reaches :bound:`68 % <forward>` on the H200. The study's forward in pieces reaches
 # :bound:`90 % <forward.pieces>`.
 #
 # **Code.** In production use :func:`roundoff.kernels.layer_norm`, which chooses pieces, rows and

@@ -9,16 +9,16 @@ Six implementations, forward and backward: which one to take, and why they diffe
 .. answer:: nvidia-h200
 
    **Why.** LayerNorm computes little, so memory traffic sets its time. Each backward has to move
-   the same three tensors. But Liger holds a row in a block, whose length is a power of two. 8704
-   columns take 16,384: nearly half is padding, and registers spill. From 8192 to 8704 columns of
+   the same three tensors. But Liger holds a row in a block, whose length is a power of two. A row
+   of 8704 needs 16,384: nearly half is padding, and registers spill. From 8192 to 8704 columns of
    float16, Liger's backward falls from :bound:`2331 <liger.8192>` to :bound:`1168 <liger.8704>`
    GB/s.
 
    **The cure.** For training in float16, take roundoff, which cuts a row into pieces that fit. At
    five widths its backward is at least :bound:`1.3 <backward.least>` times as fast as the best
    library. Its forward is about as fast as the best library's, and at 8192 columns
-   :bound:`1.7 <forward.torch>` times as fast as torch's. On an H100 the backward is at least
-   :bound:`1.15 <backward.least@nvidia-h100-80gb-hbm3>` times as fast (second run: 1.12).
+   :bound:`1.7 <forward.torch>` times as fast as torch's. On an H100 its least lead is
+   :bound:`1.15 <backward.least@nvidia-h100-80gb-hbm3>` (second run: 1.12).
 
    **The price.** Python launches roundoff's kernels, and a launch takes time. At 1024 columns and
    without a CUDA graph, forward plus backward takes :bound:`1.41 <launches>` times as long as
@@ -132,10 +132,9 @@ for label, call in ways.items():
 # A backward adds over the rows
 # -----------------------------
 #
-# :math:`dw` and :math:`db` are sums over all rows. So a *program*, the unit that Triton runs in
-# parallel, takes many rows, and keeps both sums in registers beside each row. Here is such a
-# kernel, of Liger's form. ``P`` is the length of its *block*, which holds a row, and has to be a
-# power of two.
+# :math:`dw` and :math:`db` are sums over all rows. So a *program* (Triton's parallel unit) takes
+# many rows, and keeps both sums in registers. Here is such a kernel, of Liger's form. ``P``, the
+# length of the *block* that holds a row, has to be a power of two.
 
 C = tl.constexpr  # a constant of the compiler
 
@@ -190,10 +189,10 @@ plt.show()
 # reaches :bound:`1979 <lesson.15872>` GB/s. So spills and padding both cost: with the same spills
 # the fuller block has the higher rate.
 #
-# roundoff cuts a row into pieces, which need little padding, and its rate does not fall.
+# roundoff's pieces need little padding, and at 8704 columns its rate does not fall.
 # :ref:`layer-norm-ladder` cuts this kernel's row into pieces: the spills go, and the rate nearly
 # doubles. We do not know why QuACK, which is not Triton, falls at 8704 columns, nor why
-# flash-linear-attention falls only at 12,800.
+# flash-linear-attention falls at 12,800 and at 14,848.
 #
 # How much it matters
 # -------------------
@@ -226,17 +225,18 @@ types = types.set_index("case").rename_axis(None)
 types[types.index.str.contains("float.*, 4096 × 8192")].round(2)
 
 # %%
-# roundoff's forward in float16 has :bound:`0.97 <forward.least>` of the best library's rate at the
-# five widths, or more. At 8192 columns :bound:`no difference measured <forward.float16>`: the
-# interval of each run holds 1. In bfloat16 roundoff's forward has :bound:`0.97 <forward.bfloat16>`
-# of flash-linear-attention's rate. In float32 the backwards are close: roundoff's has
-# :bound:`1.04 <backward.float32>` times QuACK's rate.
+# roundoff's forward in float16 has at least :bound:`0.97 <forward.least>` of the best library's
+# rate at the five widths. At 8192 columns there is
+# :bound:`no difference measured <forward.float16>`: the interval of each run holds 1. In bfloat16
+# roundoff's forward has :bound:`0.97 <forward.bfloat16>` of flash-linear-attention's rate. In
+# float32 the backwards are close: roundoff's has :bound:`1.04 <backward.float32>` times QuACK's
+# rate.
 #
 # Which one to take
 # -----------------
 #
 # * **Training in float16 or bfloat16**, on an H100 or an H200: roundoff, for its backward. (In
-#   bfloat16 only 8192 columns were timed.) It costs no accuracy: at 4096 × 8192 the typical errors
+#   bfloat16 only 8192 columns were timed.) Accuracy is no price: at 4096 × 8192 the typical errors
 #   of ``y``, ``dx``, ``dw`` and ``db`` are at most :bound:`1.00 <error.half>` times torch's.
 # * **Training in float32** at 8192 columns: roundoff, by little. Its errors are at most
 #   :bound:`0.94 <error>` times torch's. At 15,872 columns: QuACK. Its backward leads on both GPUs.
@@ -247,8 +247,8 @@ types[types.index.str.contains("float.*, 4096 × 8192")].round(2)
 #   :bound:`1.41 <launches>` times as long. A CUDA graph, or
 #   ``torch.compile(mode="reduce-overhead")``, saves the launches.
 # * **The same bits in every run**: any of the six. In 100 runs each gave :bound:`1 <repeat>`
-#   result. The lock in Triton's tutorial [#tutorial]_ does not repeat: at 4096 × 4096, 100 runs
-#   gave :bound:`100 <lock>` different ``dw``.
+#   result. The lock in Triton's tutorial [#tutorial]_, with a barrier added, does not repeat: at
+#   4096 × 4096, 100 runs gave :bound:`100 <lock>` different ``dw``.
 # * **No GPU**: torch. Triton's interpreter is for tests.
 #
 # Each kernel against float64
@@ -290,8 +290,8 @@ typical.round(2)
 
 # %%
 # Then the rates of the backward, at the thirty widths of Triton's tutorial. On a GPU the cell times
-# 4096 rows of float16, with each right kernel that compiles quickly. On a processor it times 64
-# rows of float32, with PyTorch's kernel and step by step: the time of an interpreted kernel says
+# 4096 rows of float16, with the right kernels that compile quickly. On a processor it times 64 rows
+# of float32, with PyTorch's kernel and step by step: the time of an interpreted kernel says
 # nothing.
 
 gpu = device == "cuda"

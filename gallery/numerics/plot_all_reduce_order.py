@@ -35,8 +35,8 @@ The same data, the same seed, the same batch: on 1, 2, 4 and 8 workers the loss 
 
 # %%
 # Every cell runs on a laptop in seconds, with gloo. ``studies/all_reduce_order.py`` recorded the
-# bold numbers: gloo on the CPU of a machine with two H200s, NCCL on its GPUs. A sentence names any
-# other machine.
+# bold numbers: gloo on the CPU of a machine with two H200s, NCCL on its GPUs. Other machines are
+# named.
 
 import functools
 from itertools import pairwise
@@ -247,7 +247,7 @@ for chunk in chunks:
 # Each line is a walk around one ring, 3 → 2 → 1 → 0 → 3, from a different start. The first two
 # workers of a line may be swapped, as a + b = b + a: 2 + 3 + 1 + 0 is the walk 3 → 2 → 1 → 0. All
 # workers are busy at once, each with a different chunk. We draw the walks with the numbers above.
-# The number at an arrow is the sum so far.
+# The number at an arrow is the sum after it.
 
 
 def draw(ax, route):
@@ -282,7 +282,7 @@ for number, (ax, chunk) in enumerate(zip(axes.flat, chunks, strict=True)):
     ax.set_title(f"chunk {number}: the sum is {sums[-1]:.0f}", size=10)
     ax.set(xlim=(-1.6, 1.6), ylim=(-1.4, 1.4))
     ax.axis("off")
-figure.suptitle("Green: the sum begins here. Orange: a 1 is lost.", size=10)
+figure.suptitle("Green: the sum begins here. Orange: ones are lost.", size=10)
 figure.set_label(
     "Four chunks of one message in a ring of four workers. Each begins at a different "
     "worker, and an arrow has the sum so far. "
@@ -315,8 +315,7 @@ for name, parts in ("as drawn", drawn), ("multiples", np.round(drawn * 1024) / 1
 # The study does the same with NCCL on two H200s: with its default, with its ring and with its tree.
 # The orders found explain every bit of :bound:`60 <nccl.explained>` messages of random numbers.
 # With NCCL's default, on 4 workers, :bound:`32% <nccl.4>` of the sums differ from adding the
-# workers in turn. (The 4 workers shared the two GPUs. NCCL was told that each pair was on a host
-# of its own.)
+# workers in turn. (The 4 workers shared two GPUs, as two pairs. NCCL took each pair for a host.)
 #
 # DistributedDataParallel (DDP) packs gradients into *buckets*, and makes an all-reduce of each. So
 # the size of a bucket decides where a gradient lies in its message. On 4 workers with gloo,
@@ -388,7 +387,7 @@ plt.show()
 # ---------------------------------
 #
 # Two causes need two cures. First, each worker cuts its part into micro-batches of 8. Then the same
-# eight gradients exist on any number of workers. Second, all workers gather these gradients, and
+# eight gradients exist on 1, 2, 4 and 8 workers. Second, all workers gather these gradients, and
 # add them in turn. We try each cure alone, then both.
 
 
@@ -426,18 +425,17 @@ print("gathered, micro-batches of 8:", results(True, 8))
 #      - :bound:`1.4 <chunks.gloo.8>`
 #      - :bound:`1.6 <chunks.nccl>`
 #
-# With 8 workers *by chunks* is much the cheaper one. With NCCL and 2 workers it costs more than
-# gathering; we did not look for the cause. The machine matters, too. With 8 workers on the two
-# cores of an Intel Xeon, gathering took :bound:`1.4 <gather.gloo.8@intel-xeon-2-cores>` times as
-# long, in a second run twice as long, and *by chunks*
-# :bound:`0.86 <chunks.gloo.8@intel-xeon-2-cores>`. NCCL's times include a copy of the sum to the
-# host. Without it the ratios would be larger.
+# With gloo *by chunks* is cheaper, on 8 workers by far. With NCCL on 2 workers it costs more than
+# gathering; we don't know why. The machine matters, too. With 8 workers on the two cores of an
+# Intel Xeon, gathering took :bound:`1.4 <gather.gloo.8@intel-xeon-2-cores>` times the baseline, in
+# a second run 2.0 times, and *by chunks* took :bound:`0.86 <chunks.gloo.8@intel-xeon-2-cores>`
+# times. NCCL's times include a copy of the sum to the host. Without it the ratios would be larger.
 #
 # Two more prices are not in these times. Small micro-batches use the hardware less well. And DDP
 # adds gradients while the backward pass still computes. Gathering at the end gives that up.
 #
 # Equal bits help to find a bug: a run on 8 workers then repeats a run on 4. They don't give a
-# better model, as other batches change the result far more.
+# better model: no number of workers is right.
 
 # %%
 # Your own gradients

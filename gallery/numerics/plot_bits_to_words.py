@@ -16,11 +16,11 @@ Same weights, same prompt, no sampling. The texts begin alike, and then one word
    32 texts differ. In float16, which needs bfloat16's memory, :bound:`7 <texts.float16>` differ; we
    did not time it.
 
-   **The price.** float32 needs twice the memory, for the weights and for the cache. With this small
-   model, as a CUDA graph, a token takes :bound:`0.93 <time.float32>` of bfloat16's time. Large
-   models may take twice the time; we timed none. If the weights stay in bfloat16, the cache
-   doubles, each use makes a float32 copy of a weight, and a token takes
-   :bound:`1.18 <time.converted>` times as long.
+   **The price.** float32 needs twice the memory, for the weights and for the cache. In a CUDA
+   graph, this small model takes :bound:`0.93 <time.float32>` of bfloat16's time for a token. Large
+   models may take twice the time; we timed none. You can keep the weights in bfloat16 and convert
+   each at use: then only the cache doubles, and a token takes :bound:`1.18 <time.converted>` times
+   as long.
 
    .. code-block:: python
 
@@ -31,7 +31,8 @@ Same weights, same prompt, no sampling. The texts begin alike, and then one word
 
 # %%
 # Every cell runs on a laptop. Most of them run a whole model, which takes a minute or two in all. A
-# bold number was recorded on an H200 by a study of this question: click it for its evidence.
+# bold number was recorded by a study of this question, on an H200 where no machine is named: click
+# it for its evidence.
 
 from functools import partial
 
@@ -109,10 +110,10 @@ print("float32 and float64:", differing(of_float32, truth), "texts differ")
 # chance is not needed. float32 writes float64's texts with the weights that bfloat16 has: it is not
 # the weights. So the arithmetic of bfloat16 makes the difference.
 #
-# A GPU can add chance. On the H200, two equal runs of a batch of 32 in bfloat16, its products
-# reduced in float32, gave different logits. In one run :bound:`1.73 % <repeat.first>` of the tokens
-# differ from float64's, and in the other :bound:`1.64 % <repeat.second>`. We did not find the
-# kernel that does it.
+# A GPU can add chance. On the H200, two equal bfloat16 runs, a batch of 32 with products reduced in
+# float32, gave different logits. In one run :bound:`1.73 % <repeat.first>` of the tokens differ
+# from float64's, and in the other :bound:`1.64 % <repeat.second>`. We did not find the kernel that
+# does it.
 #
 # Rounding the weights has an effect of its own, which no arithmetic undoes. The study measured both
 # effects on the H200, in a batch of 32 prompts. The arithmetic of bfloat16 changed
@@ -272,10 +273,10 @@ plt.show()
 
 # %%
 # The table compares the rule with the H200. *expected* and *measured* are shares of different
-# tokens. *texts* is the measured number of different texts, of 32, and the expected one. In a
-# *batch of 32* all prompts are decoded together, and the GPU runs different kernels. TF32 is
-# float32 with operands of 11 bits. In the last row the weights are *as read* from the 4-bit file,
-# not rounded to bfloat16.
+# tokens. *interval* is 95 %, of the measured share. *texts* counts the different texts of 32; the
+# rule's number is in brackets. In a *batch of 32* all prompts are decoded together, and the GPU
+# runs different kernels. TF32 is float32 with operands of 11 bits. In the last row the weights are
+# *as read* from the 4-bit file, not rounded to bfloat16.
 
 shares, counts = ["predicted", "flips", "low", "high"], ["texts", "texts predicted"]
 shown = read_table(*STUDY, "predicted", ["dtype", "way", *shares, *counts])
@@ -308,8 +309,8 @@ pd.DataFrame(table).set_index("run").rename_axis(None)
 # The :term:`perplexity` says how well a model predicts a given text. On eight passages of prose we
 # saw no effect of bfloat16 on the perplexity: the 95 % interval of the change goes from
 # :bound:`−0.43 % <perplexity.low>` to :bound:`0.29 % <perplexity.high>`. The interval takes the
-# tokens as independent. Tokens of one passage are not, so the true interval is wider. On these
-# passages a change of one percent is excluded, and a change of a tenth is not.
+# tokens as independent. Tokens of one passage are not, so the true interval is wider. These
+# passages exclude a change of 1 %, but not one of 0.1 %.
 #
 # Prose says nothing about long reasoning, where one different token may spoil the answer. For a
 # reasoning model of seven billion weights in bfloat16, others found "up to 9% variation in
@@ -339,7 +340,7 @@ with torch.no_grad():
 print("logits that differ from float32's:", int(apart.sum()))
 
 # %%
-# No logit differs along float64's texts, so converted weights write float32's texts. What does it
+# No logit differs along these tokens, so converted weights write float32's texts. What does it
 # cost? We time ``generate`` for four tokens of one prompt, on the processor that built this page.
 # *ratio* is the time divided by bfloat16's. The memory is that of the weights and of the
 # :term:`KV cache`.
@@ -420,7 +421,7 @@ print(f"tokens that differ: {differ} of {len(gaps)}, expected: {expected:.1f}")
 # * The rule counts tokens along one text. After the first different token, two texts can no longer
 #   be compared token by token.
 # * Test with a trained model: some of its values are thousands of times the others [#massive]_.
-#   Random weights have none.
+#   Random weights give no such values.
 # * In a published experiment, 1,000 equal requests to a server gave 80 distinct texts [#thinking]_.
 # * Next: :ref:`layer-norm-discrepancies`, for the switches of two runtimes, and
 #   :ref:`reduction-order`, for why an order matters at all.

@@ -16,8 +16,8 @@ One ONNX file and one set of weights in two runtimes: how far apart, who is righ
    **The cure.** Turn ONNX Runtime's ``use_tf32`` off. The two then differ by up to
    :bound:`0.00015 <gap.off>`.
 
-   **The price.** This model is mostly one product: with 32,768 rows ONNX Runtime takes
-   :bound:`about 4 <cost.off>` times as long. A CPU does not use TF32 by default: set nothing.
+   **The price.** ONNX Runtime takes :bound:`about 4 <cost.off>` times as long: this model, with
+   32,768 rows, is mostly one matrix product. On a CPU TF32 is off by default: set nothing.
 
    .. code-block:: python
 
@@ -95,7 +95,8 @@ moved = pd.DataFrame({f"here ({DEVICE})": moved})
 
 # %%
 # We draw the largest change of a result, with each operator swapped. The bars of the H200 were
-# recorded, with TF32 (ONNX Runtime's default) and without.
+# recorded, with TF32 in ONNX Runtime's kernels (its default) and without. PyTorch's kernels use
+# none.
 
 STUDY = "plot_layer_norm_discrepancies", "nvidia-h200"
 blame = read_table(*STUDY, "blame", ["tf32", "swapped", "from torch"]).set_index("swapped")
@@ -112,8 +113,8 @@ plt.show()
 
 # %%
 # On the CPU a swap moves the result at most in its last digits, as another order of addition does.
-# On the H200 with TF32, LayerNormalization moves the result by :bound:`0.00015 <swap.norm>`, and
-# MatMul moves the result by :bound:`0.0256 <swap.product>`. So MatMul is the cause.
+# On the H200, LayerNormalization moves the result by :bound:`0.00015 <swap.norm>`, and MatMul, in
+# TF32, moves it by :bound:`0.0256 <swap.product>`. So MatMul is the cause.
 #
 # Does MatMul add in a different order on the H200? Without TF32, MatMul moves the result by
 # :bound:`0 <swap.off>`: the two float32 kernels give equal bits. So the cause is TF32. TF32 rounds
@@ -125,7 +126,7 @@ plt.show()
 # A tensor core multiplies float32 numbers in TF32: it keeps their exponent and 11 of their 24
 # significant bits. We round both operands in this way and multiply them in float64, which adds next
 # to no error. The :ref:`unit <unit>` of an error is ε times the root mean square (RMS) of the exact
-# product, with float32's ε = 2⁻²³. We take every eighth row, as a simulation below is slow.
+# product, with float32's ε = 2⁻²³. We take every eighth row, as the simulation below is slow.
 
 
 def to_tf32(x):
@@ -207,8 +208,9 @@ show("both", exact, core)
 # 2048 rows, and dropped bits in a part of 32 rows and 64 columns, as that is slow. Rounding has an
 # RMS error of :bound:`129 <rounded.rms>` units, and dropping :bound:`46 <dropped.rms>`. The two
 # errors are unrelated, so that their squares add up: √(129² + 46²) = 137. ONNX Runtime's RMS error
-# on the H200 is :bound:`137 <measured.rms>`, too. The mean error fits as well: the two simulated
-# means add up to :bound:`−45.6 <both.mean>`, and the H200 has :bound:`−44.7 <measured.mean>`.
+# on the H200 is :bound:`137 <measured.rms>`, too. The mean error fits as well: over these rows the
+# two simulated means add up to :bound:`−45.6 <both.mean>`, and the H200 has
+# :bound:`−44.7 <measured.mean>`.
 #
 # Which one counts in a longer sum, rounding or dropping? We multiply matrices of numbers between 0
 # and 1, and print the RMS error of each.
@@ -250,11 +252,11 @@ show("both", exact, core)
 # positive weights: the terms cancel, so the results are small, and the unit with them.
 #
 # For the H200 the study divided each error by the sum of the terms' magnitudes, which cannot
-# cancel. With both signs, TF32's largest error is then about that with positive weights
-# (:bound:`1.1 <signed.tf32>` times): TF32 rounds the operands, whatever their signs. float32's
-# largest error, PyTorch's, is :bound:`5.5 <signed.float32>` times smaller: float32 rounds the
-# running sum, which stays small. So ONNX Runtime's largest error is :bound:`31 <positive.ratio>`
-# times PyTorch's with positive weights, and :bound:`182 <signed.ratio>` times with both signs.
+# cancel. With both signs TF32's largest error hardly changes (:bound:`1.1 <signed.tf32>` times):
+# TF32 rounds the operands, whatever their signs. PyTorch's largest error falls
+# :bound:`5.5 <signed.float32>` times: float32 rounds the running sum, which stays small. So ONNX
+# Runtime's largest error is :bound:`31 <positive.ratio>` times PyTorch's with positive weights, and
+# :bound:`182 <signed.ratio>` times with both signs.
 #
 # How much it matters
 # -------------------
@@ -290,16 +292,17 @@ plt.show()
 # %%
 # With TF32 in both, the two results are within :bound:`0.0020 <gap.both>` of each other, and both
 # have the error that ONNX Runtime has by default: agreement is not accuracy. The rest comes from
-# LayerNormalization: with one MatMul, ONNX Runtime's in TF32, swapping LayerNormalization alone
-# moves the result by :bound:`0.0020 <swap.norm.tf32>`.
+# LayerNormalization. Before a MatMul in TF32, swapping LayerNormalization moves the result by
+# :bound:`0.0020 <swap.norm.tf32>`: where its last bits differ, TF32 may round to the next of its
+# coarse numbers.
 #
 # Without TF32, either runtime may have the smaller error. On the H200 their errors are equal in
 # three digits. On the host's CPU, PyTorch's RMS error is :bound:`2.2 <error.cpu>` times that of
-# ONNX Runtime. These errors depend on the machine's kernels: the first error printed above is
-# PyTorch's on the processor that built this page.
+# ONNX Runtime. These errors depend on the machine's kernels.
 #
 # The type matters more. Here are the two runtimes in two types, on the machine that built this
-# page. *difference* is the largest one. Each later row counts the results that differ by more.
+# page. *difference* is the largest one. A row such as *> 0.01* counts the results that differ by
+# more.
 
 rows, limits = {}, (1e-4, 0.001, 0.01, 0.1, 1)
 for dtype in torch.float32, torch.float16:
@@ -339,7 +342,7 @@ switches[["changed", "time", "runtime"]]
 # switches changed :bound:`0 <other.switches>` results of this model.
 #
 # A model pays less if it spends time outside of matrix products. A GPU runs LayerNormalization,
-# softmax and additions without tensor cores, and TF32 does not change their time.
+# softmax and additions without tensor cores, so TF32 does not concern them.
 #
 # Turn TF32 off to compare two runtimes, to search for a fault, and where large terms cancel. Keep
 # TF32 where bfloat16 would be good enough: bfloat16 has 8 significant bits, and TF32 has 11.
@@ -364,7 +367,8 @@ compare_runtimes(MODEL, FEEDS, module=MODULE)
 # Limits, and what to read next
 # -----------------------------
 #
-# * One small model, two GPUs of one generation (Hopper). TF32 needs an A100 or a later GPU.
+# * One small model, two GPUs of one generation (Hopper). TF32 needs an Ampere GPU (such as an A100)
+#   or a later one.
 # * In float16 and bfloat16, the two runtimes are at most :bound:`1 <half.ulp>` :ref:`ULP <ulp>`
 #   apart on the H200. Near 300 an ULP is 0.25 in float16 and 2 in bfloat16.
 # * In float16 look for overflow, too. An RMSNorm squares its input, the square of 256 is infinite

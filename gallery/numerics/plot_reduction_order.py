@@ -16,11 +16,11 @@ Shuffle a list of numbers and add it again: the last digits of the sum change. N
    correctly rounded. For numbers of very different sizes float64 can fail. ``binned`` always gives
    the exact sum, rounded once.
 
-   **The price.** On one core, ``np.sum`` in float64 takes :bound:`2.3 <float64.time>` times its
-   float32 time, and ``torch.sum`` :bound:`13 <float64.torch>` times. The exact sum, ``binned``,
-   takes :bound:`13 <binned.time>` times the float32 time of ``np.sum``. On a GPU, ``torch.sum`` in
-   float64 takes :bound:`5.4 <float64.gpu>` times its float32 time. There ``sum_binned``, with the
-   bits of ``binned``, takes :bound:`1.3 <binned.gpu>` times as long as ``torch.sum`` in float32.
+   **The price.** On one core, float64 takes :bound:`2.3 <float64.time>` times the float32 time in
+   ``np.sum``, and :bound:`13 <float64.torch>` times in ``torch.sum``. ``binned`` takes
+   :bound:`13 <binned.time>` times as long as ``np.sum`` in float32. On a GPU, ``torch.sum`` in
+   float64 takes :bound:`5.4 <float64.gpu>` times its float32 time. There ``sum_binned`` gives the
+   bits of ``binned``, in :bound:`1.3 <binned.gpu>` times the float32 time.
 
    .. code-block:: python
 
@@ -202,9 +202,9 @@ plt.show()
 #
 # Two statistics use the sums: the *mean*, and the *normalisation* (x − mean) / (sd + 10⁻⁶), where
 # sd is the standard deviation. A layer norm does nearly the same. The *spread* is the highest minus
-# the lowest of the 128 results. We divide the spread of the mean by the mean of \|x\|, to compare
-# numbers of all sizes. The normalisation is already divided by sd. The table shows the largest
-# spread over all sizes.
+# the lowest of the 128 results. We divide the spread of the mean by the mean of \|x\|, so that
+# large and small numbers compare. The normalisation is already divided by sd. The table shows the
+# largest spread over all lengths.
 
 rows = []
 sizes = [2**k for k in range(1, 14)]
@@ -227,7 +227,8 @@ summary = spreads.pivot_table("relative", lines, "type", "max", sort=False)
 summary.map(lambda spread: f"{spread:.0e}" if spread else "0")
 
 # %%
-# Does the size matter? We draw the spread of the mean of the normal numbers.
+# Does the length matter? We draw the spread of the mean of the normal numbers, from 8 numbers on,
+# over the mean of \|x\|.
 
 means = spreads[(spreads["statistic"] == "mean") & (spreads["numbers"] == "normal")]
 by_size = means.pivot(index="size", columns="type", values="relative")
@@ -240,8 +241,8 @@ plt.show()
 
 # %%
 # The type matters more: float64 has 29 significant bits more than float32, and its spread is more
-# than a hundred million times smaller. The size matters less: from 16 to 8192 numbers the spread of
-# float32 even falls.
+# than a hundred million times smaller. The length matters less: from 16 to 8192 numbers the spread
+# of float32 even falls.
 #
 # In float16 and bfloat16 the means of all 128 orders are equal: rounding back hides the differences
 # in float32. But rounding back can also enlarge a difference. Two float32 results may lie on either
@@ -306,11 +307,11 @@ ax.set_title("Different results of 128 orders")
 plt.show()
 
 # %%
-# The cell above draws the figure beside the answer. The table before it counts the different
-# results for each kind of numbers. *right* counts how many of the 512 sums (four kinds, 128 orders)
-# are the exact sum, rounded once. Few sums of ``np.sum`` are right. The float64 sums of the cubes
-# are all wrong, but only in digits beyond float32's: rounded to float32, all are right. On the
-# H100's host, too, float64 gave :bound:`1 <float64>` result for each of the first three kinds.
+# The table counts the different results of each kind of numbers. The cell below it draws the figure
+# beside the answer. *right* counts how many of the 512 sums (four kinds, 128 orders) are the exact
+# sum, rounded once. Most sums of ``np.sum`` are wrong. The float64 sums of the cubes are wrong in
+# their last digits. Rounded to float32, all are right. On the H100's host, too, float64 gave
+# :bound:`1 <float64>` result for each of the first three kinds.
 #
 # Numbers of very different sizes break float64, and Neumaier's sum, too.
 
@@ -363,8 +364,7 @@ for price in prices.itertuples():
 #
 # Where the last digits do not matter, change nothing. Where they do, add float32, float16 and
 # bfloat16 numbers in float64. Use ``binned`` where the bits must always agree: between two
-# machines, in a test, in a checksum. For numbers already in float64, NumPy's default, use
-# ``binned``.
+# machines, in a test, in a checksum. For float64 numbers, NumPy's default, use ``binned``.
 
 # %%
 # Your own numbers

@@ -14,12 +14,13 @@ CI fails on a correct result. With a larger ``rtol`` a wrong result passes. What
 
    **The cure.** In float32, with outputs near 1, keep the defaults: on twelve small models they
    rejected :bound:`4 <alarms.defaults.float32>` of 3,600 correct outputs, and accepted
-   :bound:`0 <faults.defaults>` of 21 faults. For larger or smaller outputs, or in float16, allow a
-   share of the outputs' root mean square (RMS), and calibrate that share on 33 inputs.
+   :bound:`0 <faults.defaults>` of 21 faults. One product has a bound: the code has it. For the
+   rest, with larger or smaller outputs, or in float16, allow a share of the outputs' root mean
+   square (RMS), and calibrate that share on 33 inputs.
 
-   **The price.** A calibration runs both functions 33 times. A small fault that is present from the
-   start is calibrated in: compare the function with float64 first. A fault below the calibrated
-   share passes: in float16, :bound:`5 <faults.float16>` of :bound:`19 <faults.all.float16>` faults.
+   **The price.** A calibration runs both functions 33 times. It accepts a small fault that is there
+   from the start: compare with float64 first. A fault below the calibrated share passes: in
+   float16, :bound:`5 <faults.float16>` of :bound:`19 <faults.all.float16>` faults.
 
    .. code-block:: python
 
@@ -162,7 +163,7 @@ for kind, pairs in kinds.items():
     need = [needed(split(x, w), x @ w) for x, w in pairs]
     rms = float(apart.square().mean().sqrt())
     rows[kind] = [rms, min(need), np.median(need), max(need)]
-names = ["difference, RMS", "smallest rtol", "median rtol", "largest rtol"]
+names = ["difference, RMS", "rtol, easiest input", "median input", "hardest input"]
 pd.DataFrame(rows, index=names).map("{:.1g}".format)
 
 # %%
@@ -205,9 +206,9 @@ for name, run in results.items():
     print(f"{name:15} uses {min(parts):9.4f} to {max(parts):9.4f} of the bound")
 
 # %%
-# Zeros exceed the bound, and so does a product that forgets one of its 1024 terms. Scaled inputs
-# use as much of the bound, as S has the scale of the terms. But TF32, which keeps 11 of 24 bits,
-# passes: the bound is wide.
+# Zeros exceed the bound, and so does a product that forgets one of its 1024 terms. Scaling the
+# inputs changes no line, as S scales with them. But TF32, which keeps 11 of 24 bits, passes: the
+# bound is wide.
 #
 # The bound has to be wide, since it holds for the worst terms. For a 1 and then 999 terms of size
 # u, the error was :bound:`0.999 <sharp.nearest>` of n u S. The roundings of normal numbers partly
@@ -226,8 +227,8 @@ for name, run in results.items():
 # where R is the RMS of ``old``. R stands in for the size of the terms.
 # :func:`~roundoff.compare.calibrated_tolerance` turns the 33 numbers into an ``rtol`` that at most
 # one fresh input in 300 should exceed. 33 inputs are too few to see one in 300. So the function
-# assumes that large differences have a power law's tail or a lighter one, and prints so. With 300
-# inputs it assumes no tail. It refuses fewer than 16.
+# assumes that large differences become rare at least as fast as a power law, and prints so. With
+# 300 inputs it assumes nothing. It refuses fewer than 16.
 
 fixed = draw(0)[1]  # the weights stay, the inputs change
 calibration = calibrated_tolerance((split(x, fixed), x @ fixed) for x, _ in inputs[:33])
@@ -235,9 +236,9 @@ print(textwrap.fill(str(calibration), 88))
 
 # %%
 # The printed ``atol`` is ``rtol`` × R, where R is the RMS of the first of the 33 results. So this
-# ``atol`` is as fixed as the default one. With ``any_scale=True``, R is the RMS of the result under
-# test instead. We repeat the first test with both. The table counts the results that pass, of 100
-# fresh inputs.
+# ``atol`` is as fixed as the default one. With ``any_scale=True``, R is the RMS of each test's own
+# ``old``. We repeat the first test with both. The table counts the results that pass, of 100 fresh
+# inputs.
 
 fresh = [draw(seed)[0] for seed in range(100, 200)]
 results["0.01 % too large"] = lambda x, w: 1.0001 * (x @ w)
@@ -358,7 +359,7 @@ both.map("{:.0f}".format)
 # faults: a scale off by 0.1 %, three norms with a wrong ``eps``, and an approximate GELU. All five
 # move the outputs by less than a thousandth (RMS). The fixed share passes
 # :bound:`8 <faults.share.float16>`. Of the 10,800 correct outputs in the three types the calibrated
-# share fails :bound:`0 <alarms.any_scale>`, and the fixed share fails :bound:`0 <alarms.share>`.
+# share rejects :bound:`0 <alarms.any_scale>`, and the fixed share :bound:`0 <alarms.share>`.
 #
 # In bfloat16 calibrating gains nothing: either share passes :bound:`8 <faults.bfloat16>` of
 # :bound:`18 <faults.all.bfloat16>` faults, among them a scale that is 1 % off. Test the same code
@@ -381,8 +382,9 @@ both.map("{:.0f}".format)
 # as each rounds differently. With inputs whose mean was 300 standard deviations,
 # :bound:`100 <limits.operands>` of 100 correct products failed.
 #
-# In CI, calibrate once, and write ``rtol`` into the test, with the versions of the libraries.
-# Calibrate again if a library, the machine or the number of threads changes.
+# In CI, calibrate once, and write the number into the test: ``rtol=r, atol=r * rms(old)``. Note the
+# versions of the libraries beside it. Calibrate again if a library, the machine or the number of
+# threads changes.
 
 # %%
 # Your own functions

@@ -94,7 +94,7 @@ VALUES += [{}, {3: 4}, 1j, ODD, Unprintable(), len]
 NUMBERS = [True, -1, 0, 1.5, math.nan, math.inf, []]
 #: Odd, and yet answered: by the argument's name, or the function's and the argument's.
 ANSWERED: list[tuple[tuple[str, ...], list[Any]]] = [
-    (("seed", "layers", "length", "room", "past", "rows", "size", "chunk"), [0]),
+    (("seed", "layers", "length", "room", "rows", "size", "chunk"), [0]),
     (("packed", "limit", "budget_s", "eps", "count", "first"), [0]),
     (("batch", "queries", "keys", "epsilon", "warmup", "causal"), [0]),
     (("TorchOnnxEvaluator.run_node.node", "round_up.value"), [0]),
@@ -261,7 +261,7 @@ def of_numbers() -> list[Call]:
     calibration = compare.Calibration()
     vectors = [r.sequential, r.pairwise, r.pairwise_numpy, r.neumaier, r.moments, r.binned]
     vectors += [r.exact_sum, r.condition]
-    several = [r.gloo_sum, r.ring_sum, r.tree_sum]
+    several = [r.gloo_sum, r.ring_sum]
     return [
         (compare.max_diff, {"expected": X, "got": X}),
         (compare.string_diff, {"diff": compare.max_diff(X, X)}),
@@ -289,12 +289,10 @@ def of_numbers() -> list[Call]:
         (r.signed_errors, {"results": f, "truth": Fraction(1)}),
         (r.distinct_bits, {"results": f}),
         (r.judge, {"results": f, "truth": Fraction(1), "dtype": "float32"}),
-        (r.numpy_depth, {"n": 8}),
         (r.draw_values, {"name": "normal"}),
         (r.draw_orders, {"size": 4}),
         (r.arrange, {"x": f, "drawn": np.array([[0, 1, 3, 2]])}),
         (r.add_in_order, {"parts": parts, "tree": tree}),
-        (r.two_level_sum, {"parts": parts, "of_host": 1}),
         (r.order_text, {"tree": tree}),
         (r.order_probes, {"ranks": 3, "dtype": "float32"}),
         (
@@ -383,7 +381,6 @@ def of_trained_models() -> list[Call]:
         (models.Float64Llama, {"trained": loaded}),
         (models.Float64Llama(loaded), {"input_ids": torch.tensor([[1]])}),
         (models.decode, {"model": model, "prompts": [[1, 2]], "tokens": 1}),
-        (models.decode_step, {"model": model, "batch": 1, "past": 1}),
     ]
 
 
@@ -596,7 +593,6 @@ def of_values() -> list[Callable[[], Any]]:
         *(partial(r.add_in_order, parts, t) for t in ((0, 1, 2), ((0, 1), 1), (0, 2))),
         lambda: r.order_text(order),
         lambda: r.ring_sum(parts, 3),
-        lambda: r.two_level_sum(parts, 3),
         lambda: r.order_probes(2**12, "float16"),
         lambda: r.orders_found(np.full((3, 4), np.nan, np.float32), 3, "float32"),
         lambda: r.tensor_core_matmul(parts.astype("f2"), parts.T.astype("f4")),

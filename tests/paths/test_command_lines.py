@@ -268,11 +268,11 @@ def test_a_study_runs_with_its_options(study: str, options: str, tmp_path: Path)
 
 
 def test_a_study_measures_one_table(tmp_path: Path) -> None:
-    words = ["--only", "ones", "--length", "3000", "--width", "24", "--layers", "3"]
+    words = ["--only", "runs", "--length", "3000"]
     ran = command("python", str(ROOT / "studies" / "reduction_order.py"), *words, folder=tmp_path)
     assert ran.returncode == 0, ran.stderr[-2000:]
     (saved,) = (tmp_path / "build" / "plot_reduction_order").glob("*.csv")
-    assert pd.read_csv(saved)["sum"].tolist()[-2:] == [4096, 4096]
+    assert pd.read_csv(saved)["distinct"][0] == 1
 
 
 @slow

@@ -12,9 +12,10 @@ from docutils import nodes
 from docutils.utils import new_document
 
 from roundoff.page.measurement import Study
-from roundoff.record import RECORDED, read_record, write_record, write_values
+from roundoff.page.values import Value
+from roundoff.record import RECORDED, Record, read_record, write_record, write_values
 
-from ..paths.pages import PAGES, study_of
+from ..paths.pages import PAGES, record_of, study_of
 from .conftest import ROOT
 from .mutants import mutants
 
@@ -202,35 +203,30 @@ def test_the_sentences_of_an_answer_are_found() -> None:
 # --- the studies of this project: each value can be refuted
 
 
-STUDIES = [page.removeprefix("plot_") for page in PAGES]
-VALUES = [(name, value.name) for name in STUDIES for value in study_of(name)["study"].values]
-
-
 def verdict(entry: dict[str, Any]) -> tuple[bool, str | None]:
     return entry["test"], entry.get("word")
 
 
-@pytest.mark.parametrize(("name", "wanted"), VALUES)
-def test_a_mutant_of_its_table_refutes_a_value(name: str, wanted: str) -> None:
-    """Two labels exchanged, or a column scaled by at most 2, turn its test or its word."""
-    made = study_of(name)["study"]
-    (value,) = (v for v in made.values if v.name == wanted)
-    kept = read_record(RECORDED / made.page / f"{value.on}.json")
-    frame = kept.tables[value.of]
-    before = value.entry(kept)
-    numbers = [c for c in frame if pd.api.types.is_numeric_dtype(frame[c])]
-    for _, mutant in mutants(frame, numbers):
+def is_refuted(value: Value, kept: Record) -> bool:
+    """Whether two labels exchanged, or a column scaled by at most 2, turn its test or its word."""
+    frame, before = kept.tables[value.of], value.entry(kept)
+    for mutant in mutants(frame):
         changed = dataclasses.replace(kept, tables=kept.tables | {value.of: mutant}, second={})
         try:
             after = value.entry(changed)
         except Exception:  # what cannot be evaluated refutes nothing
             continue
         if after is not None and verdict(after) != verdict(before):
-            return
-    pytest.fail(
-        f"{name}: nothing refutes {wanted}: two labels exchanged, or a column scaled by 2, leave "
-        "its verdict. Give it test=, such as lambda found: 8 < found.value < 14"
-    )
+            return True
+    return False
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_mutant_of_its_table_refutes_each_value(page: str) -> None:
+    values = study_of(page.removeprefix("plot_"))["study"].values
+    kept = {machine: record_of(page, machine) for machine in {value.on for value in values}}
+    left = [value.name for value in values if not is_refuted(value, kept[value.on])]
+    assert not left, "nothing refutes them: give each test=, as lambda found: 8 < found.value < 14"
 
 
 def test_each_value_of_a_record_is_printed() -> None:

@@ -14,6 +14,7 @@ from ..errors import ArgumentError, DtypeError, ShapeError, UnsupportedError
 from . import invariant_kernels as kernels
 from ._runtime import ceil_div, interpreting, multiprocessors, power_of_2, run, run_fitting
 from .invariant_matmul import (
+    _SHORT,
     _check_types,
     _on_cpu,
     by_torch,
@@ -164,6 +165,12 @@ def attention(
     else:
         seen = _by_position(batch, queries, keys, q.device, causal, start, length)
     asked = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+    as_torch = asked and q.is_cuda and q.dtype in _SHORT and not is_traced(q)
+    if as_torch and q.numel() and keys:
+        y = _attention_of_torch(q, k, v, *_visible(seen, keys), scale)
+        # The gradients are torch's, and do not read this result. Its values are ours.
+        y.data.copy_(_attend(q, k, v, seen, scale, tf32))
+        return y
     if asked or is_traced(q):
         return _differentiable(q, k, v, *seen, scale, tf32)
     return _attend(q, k, v, seen, scale, tf32)
@@ -312,6 +319,7 @@ def seen_by_mask(mask: torch.Tensor, batch: int, queries: int, keys: int) -> See
     if state is not None:
         # A model has one mask for all its layers, and asking costs a wait for the device.
         mask._seen = state, seen  # type: ignore[attr-defined]
+        seen.first._of_a_mask = {}  # type: ignore[attr-defined]
     return seen
 
 
@@ -736,13 +744,14 @@ def _setup(ctx: Any, inputs: Any, output: Any) -> None:
 
 def _backward(ctx: Any, dy: torch.Tensor) -> Any:
     y, q, k, v, *seen = ctx.saved_tensors
-    made = _gradients(dy, q, k, v, y, _visible(Seen(*seen), k.shape[2]), ctx.scale)
+    made = _gradients(dy, q, k, v, y, *_visible(Seen(*seen), k.shape[2]), ctx.scale)
     return *made, *[None] * 5
 
 
 def _masked_backward(ctx: Any, dy: torch.Tensor) -> Any:
     y, q, k, v, mask = ctx.saved_tensors
-    return *_gradients(dy, q, k, v, y, mask[:, 0], ctx.scale), None, None, None
+    made = _gradients(dy, q, k, v, y, *_sees(mask[:, 0]), ctx.scale)
+    return *made, None, None, None
 
 
 _differentiable = operator("invariant_attention", _attention, _empty, _setup, _backward)
@@ -751,14 +760,30 @@ _differentiable_masked = operator(
 )
 
 
-def _visible(seen: Seen, keys: int) -> torch.Tensor:
-    """Booleans (batch, queries, keys), true where a query sees a key."""
+def _visible(seen: Seen, keys: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """:func:`_sees` of ranges: made once for all layers that have one mask, and kept with it."""
+    kept: dict[int, Any] | None = getattr(seen.first, "_of_a_mask", None)
+    if kept is not None and keys in kept:
+        found: tuple[torch.Tensor, torch.Tensor] = kept[keys]
+        return found
     rank = torch.arange(keys, device=seen.first.device)
     visible = (rank >= seen.first[..., None]) & (rank < seen.last[..., None])
-    if seen.order is None:
-        return visible
-    order = seen.order.long()[:, None].expand_as(visible)
-    return torch.zeros_like(visible).scatter(2, order, visible)
+    if seen.order is not None:
+        order = seen.order.long()[:, None].expand_as(visible)
+        visible = torch.zeros_like(visible).scatter(2, order, visible)
+    made = _sees(visible)
+    if kept is not None:
+        kept[keys] = made
+    return made
+
+
+def _sees(visible: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Which keys a query sees, (batch, queries, keys), and which queries see one, (…, 1).
+
+    A query without keys is given all of them: its softmax would have no number.
+    """
+    sees = visible.any(-1, keepdim=True)
+    return visible | ~sees, sees
 
 
 def _gradients(
@@ -768,17 +793,18 @@ def _gradients(
     v: torch.Tensor,
     y: torch.Tensor,
     visible: torch.Tensor,
+    sees: torch.Tensor,
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Those of softmax(q kᵀ s) v with respect to q, k and v, at float32 or wider."""
-    if q.is_cuda and q.dtype in (torch.bfloat16, torch.float16):
-        return _gradients_by_torch(dy, q, k, v, visible, scale)
+    if q.is_cuda and q.dtype in _SHORT:
+        return _gradients_by_torch(dy, q, k, v, visible, sees, scale)
     groups = k.shape[1]
     wide = torch.promote_types(q.dtype, torch.float32)
     qs, dys, ys = (t.unflatten(1, (groups, -1)).to(wide) for t in (q, dy, y))
     ks, vs = (t.unsqueeze(2).to(wide) for t in (k, v))
     scores = (qs @ ks.mT * scale).masked_fill(~visible[:, None, None], -torch.inf)
-    p = scores.softmax(-1).nan_to_num(0.0)  # a query that sees nothing
+    p = scores.softmax(-1).masked_fill(~sees[:, None, None], 0.0)
     ds = p * (dys @ vs.mT - (dys * ys).sum(-1, keepdim=True)) * scale
     dq = (ds @ ks).flatten(1, 2)
     dk, dv = ((t.mT @ o).sum(2) for t, o in ((ds, qs), (p, dys)))
@@ -791,19 +817,30 @@ def _gradients_by_torch(
     k: torch.Tensor,
     v: torch.Tensor,
     visible: torch.Tensor,
+    sees: torch.Tensor,
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Torch's own attention once more, and its gradients: scores need not be in memory."""
-    with by_torch(dy):
-        sees = visible.any(-1, keepdim=True)
-        dy = dy.masked_fill(~sees[:, None], 0.0)  # a query that sees nothing has zeros
-        mask = (visible | ~sees)[:, None]
-        share = q.shape[1] // k.shape[1]
-        with torch.enable_grad():
-            leaves = [t.detach().requires_grad_() for t in (q, k, v)]
-            keys, values = (t.repeat_interleave(share, 1) for t in leaves[1:])
-            y = torch.nn.functional.scaled_dot_product_attention(
-                leaves[0], keys, values, attn_mask=mask, scale=scale
-            )
+    with by_torch(dy), torch.enable_grad():
+        leaves = [t.detach().requires_grad_() for t in (q, k, v)]
+        y = _attention_of_torch(leaves[0], leaves[1], leaves[2], visible, sees, scale)
         dq, dk, dv = torch.autograd.grad(y, leaves, dy)
     return dq, dk, dv
+
+
+@own_work
+def _attention_of_torch(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    visible: torch.Tensor,
+    sees: torch.Tensor,
+    scale: float,
+) -> torch.Tensor:
+    """Torch's own attention; a query that sees nothing gets zeros."""
+    share = q.shape[1] // k.shape[1]
+    keys, values = (t.repeat_interleave(share, 1) for t in (k, v))
+    y = torch.nn.functional.scaled_dot_product_attention(
+        q, keys, values, attn_mask=visible[:, None], scale=scale
+    )
+    return y.masked_fill(~sees[:, None], 0.0)

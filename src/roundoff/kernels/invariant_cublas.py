@@ -17,13 +17,14 @@ import torch
 from ..errors import ShapeError
 from ._runtime import check_tensor
 
-__all__ = ["Route", "cancelling", "route", "routes"]
+__all__ = ["Route", "cancelling", "plainly", "route", "routes"]
 
 _SHORT = (torch.bfloat16, torch.float16)
 Route = Callable[[torch.Tensor, torch.Tensor, "torch.Tensor | None"], torch.Tensor]
 
 
-def _plainly(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def plainly(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """Torch's product as it is."""
     return torch.nn.functional.linear(x, weight, bias)
 
 
@@ -55,7 +56,7 @@ def _in_pieces(
 
 #: Ways to have cuBLAS compute a product, by name, in the order in which they are tried.
 _ROUTES: dict[str, Route] = {
-    "cuBLAS": _plainly,
+    "cuBLAS": plainly,
     "cuBLASLt, no split": _unsplit,
     "cuBLASLt, no split, bias": _unsplit_zero,
     "cuBLAS, halves": partial(_in_pieces, 2),

@@ -13,8 +13,8 @@ from torch.nn import functional
 from ..errors import ArgumentError
 from . import invariant_kernels as kernels
 from ._runtime import power_of_2, run
-from .invariant_cublas import route
-from .invariant_matmul import _one, differentiable, matmul, operator, own_work
+from .invariant_cublas import plainly, route
+from .invariant_matmul import _one, differentiable, is_traced, matmul, operator, own_work
 from .invariant_operators import TRANSFORMERS, _pieces, _reduced, _tf32, register
 
 __all__ = ["Places", "put_in_place"]
@@ -202,39 +202,39 @@ def _linear_by_columns(self: Any, x: torch.Tensor) -> torch.Tensor:
 def product(
     owner: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
 ) -> torch.Tensor:
-    """:func:`roundoff.kernels.matmul`, whose way is remembered by module and number of rows."""
-    if _asks(x, weight, bias):
+    """:func:`roundoff.kernels.matmul`, whose way is remembered by module and number of rows.
+
+    Where that way is torch's own product, gradients are torch's, too.
+    """
+    if torch.compiler.is_compiling():
         return differentiable(x, weight, bias, _tf32(x))
-    if not x.is_cuda or not x.is_contiguous() or x.dtype not in (torch.bfloat16, torch.float16):
+    dtype = x.dtype
+    if type(x) is not torch.Tensor or not x.is_cuda or dtype not in _REDUCED:
         return matmul(x, weight, bias, tf32=x.is_cuda and _tf32(x))
+    if not x.is_contiguous():
+        return matmul(x, weight, bias)
+    # Each of these costs a tenth of a microsecond, and decides what cuBLAS computes.
+    library = int(torch._C._get_blas_preferred_backend())  # type: ignore[call-overload]
+    alignment, place = x.data_ptr() & 255, weight.data_ptr()
+    key = x.shape, dtype, alignment, place, _REDUCED[dtype](), library
     ways: dict[Any, Any] = owner.__dict__.setdefault("_roundoff_ways", {})
-    key = (
-        x.shape,
-        x.dtype,
-        x.data_ptr() & 255,
-        weight.data_ptr(),
-        _switches(x.dtype),
-    )
     way = ways.get(key)
     if way is None:
+        way = matmul
         rows = x.view(-1, x.shape[-1])
         if not torch.cuda.is_current_stream_capturing() and rows.numel():
-            found = route(rows, weight, bias, _one)
-            plain = found is not None and found.__name__ == "_plainly"
-            ways[key] = functional.linear if plain else matmul
-        return matmul(x, weight, bias)
-    return way(x, weight, bias)
+            if route(rows, weight, bias, _one) is plainly:
+                way = functional.linear
+            ways[key] = way
+    made: torch.Tensor = way(x, weight, bias)
+    return made
 
 
-def _switches(dtype: torch.dtype) -> tuple[Any, ...]:
-    """What torch is told of products: another library has other kernels."""
-    c = torch._C
-    reduced = (
-        c._get_cublas_allow_bf16_reduced_precision_reduction
-        if dtype == torch.bfloat16
-        else c._get_cublas_allow_fp16_reduced_precision_reduction
-    )
-    return (reduced(), c._get_blas_preferred_backend())
+#: Types of 16 bits, and whether torch may round their partial sums.
+_REDUCED = {
+    torch.bfloat16: torch._C._get_cublas_allow_bf16_reduced_precision_reduction,
+    torch.float16: torch._C._get_cublas_allow_fp16_reduced_precision_reduction,
+}
 
 
 # Norms and functions of one element, opaque to a compiler; gradients by torch's formulas. --------
@@ -310,12 +310,18 @@ def _is_narrow(x: torch.Tensor, weight: torch.Tensor | None) -> bool:
 
 
 @own_work
-def _rms_rows(x: torch.Tensor, weight: torch.Tensor | None, eps: float, kind: str) -> torch.Tensor:
+def _rms_rows(
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    eps: float,
+    kind: str,
+    into: torch.Tensor | None = None,
+) -> torch.Tensor:
     """The formula by one kernel, a program a row."""
     n = x.shape[-1]
     rows = x.reshape(-1, n)
     rows = rows if rows.stride(1) == 1 else rows.contiguous()
-    made = torch.empty_like(x, memory_format=torch.contiguous_format)
+    made = torch.empty_like(x, memory_format=torch.contiguous_format) if into is None else into
     if made.numel():
         flags = (weight is not None, kind == "rounded first", kind == "of one")
         w = x if weight is None else weight.contiguous()
@@ -352,9 +358,18 @@ def _rms_norm(self: Any, x: torch.Tensor, *, kind: str) -> torch.Tensor:
     if eps is None:  # torch's default, of the type that it computes in
         eps = torch.finfo(torch.promote_types(x.dtype, torch.float32)).eps
     weight = getattr(self, "weight", None)
-    if _asks(x, weight):
-        return _rms_norm_op(x, weight, eps, kind)
-    return _rms_formula(x, weight, eps, kind, own=True)
+    if not _asks(x, weight):
+        return _rms_formula(x, weight, eps, kind, own=True)
+    # On a GPU torch's own kernel has the gradients, and does not read its result again.
+    by_kernel = x.is_cuda and _is_narrow(x, weight) and kind != "of one"
+    if by_kernel and not is_traced(x) and (y := _by_torch(x, weight, eps)).is_contiguous():
+        return _rms_rows(x, weight, eps, kind, into=y)
+    return _rms_norm_op(x, weight, eps, kind)
+
+
+@own_work
+def _by_torch(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Tensor:
+    return functional.rms_norm(x, x.shape[-1:], weight, eps)
 
 
 def _rms_norm_rounded_first(self: Any, x: torch.Tensor) -> torch.Tensor:

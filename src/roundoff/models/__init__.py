@@ -5,7 +5,6 @@ from .decoding import (
     Float64Llama,
     GraphStep,
     decode,
-    decode_step,
     padded,
     server_batches,
 )
@@ -25,7 +24,6 @@ __all__ = [
     "Size",
     "TrainedLlama",
     "decode",
-    "decode_step",
     "layer_norm_feeds",
     "layer_norm_matmul",
     "load_decoder",

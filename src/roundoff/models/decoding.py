@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -23,7 +22,6 @@ __all__ = [
     "Float64Llama",
     "GraphStep",
     "decode",
-    "decode_step",
     "padded",
     "server_batches",
 ]
@@ -396,86 +394,6 @@ def _check_model(model: Any) -> None:
             got=type(model).__name__,
             expected="a causal language model of transformers, or a Float64Llama",
         )
-
-
-def decode_step(
-    model: Any,
-    batch: int,
-    past: int,
-    *,
-    mode: Callable[[], AbstractContextManager[Any]] = nullcontext,
-    room: int = 64,
-) -> Callable[..., torch.Tensor]:
-    """One step of decoding that can be repeated, as a measurement of its time does.
-
-    Each call computes the logits of one token for each of *batch* texts behind *past* others, and
-    writes its keys and values in the same place of a static cache. Such a step can be recorded as a
-    CUDA graph: nothing in it waits for the device.
-
-    Parameters
-    ----------
-    model : transformers' causal language model
-        It computes the cache, once, outside of *mode*.
-    batch : int
-        Texts.
-    past : int
-        Tokens before this one; 0: none, and no cache.
-    mode : callable
-        Gives the context manager that each call runs in, such as ``roundoff.invariant``.
-    room : int
-        Columns of the cache behind them, which no token sees.
-
-    Returns
-    -------
-    callable
-        Gives logits, shape (batch, 1, vocabulary). The number of a set of buffers, which
-        :func:`roundoff.timing.measure` may pass, changes nothing.
-
-    Raises
-    ------
-    ArgumentError
-        When an argument is not as above.
-
-    Examples
-    --------
-    >>> from roundoff.models import decode_step, load_trained
-    >>> step = decode_step(load_trained(layers=1).model(), batch=2, past=3)
-    >>> step().shape, torch.equal(step(), step())
-    (torch.Size([2, 1, 49152]), True)
-    """
-    _check_model(model)
-    check_whole("batch", batch, 1)
-    check_whole("past", past, 0)
-    check_whole("room", room, 0)
-    if not callable(mode):
-        raise ArgumentError("mode", got=repr(mode), expected="what gives a context manager")
-    from transformers import StaticCache
-
-    inputs: dict[str, Any] = {"use_cache": False}
-    places: list[torch.Tensor] = []
-    if past:
-        cache = StaticCache(config=model.config, max_cache_len=past + room)
-        mask = torch.ones(batch, past + room, dtype=torch.int64, device=model.device)
-        inputs = {
-            "attention_mask": mask,
-            "past_key_values": cache,
-            "use_cache": True,
-            "position_ids": torch.full((batch, 1), past, device=model.device),
-        }
-        with torch.no_grad():
-            prompt = torch.full((batch, past), 7, device=model.device)
-            model(prompt, past_key_values=cache, use_cache=True, logits_to_keep=1)
-        places = [layer.cumulative_length for layer in cache.layers]
-    token = torch.full((batch, 1), 5, device=model.device)
-
-    def step(_: int = 0) -> torch.Tensor:
-        for place in places:  # the call counts its token
-            place.fill_(past)
-        with torch.no_grad(), mode():
-            logits: torch.Tensor = model(token, **inputs).logits
-        return logits
-
-    return step
 
 
 def decode(

@@ -45,8 +45,6 @@ from .orders import (
     order_text,
     orders_found,
     ring_sum,
-    tree_sum,
-    two_level_sum,
 )
 from .tensor_core import tensor_core_matmul
 from .truth import (
@@ -54,7 +52,6 @@ from .truth import (
     distinct_bits,
     exact_sum,
     judge,
-    numpy_depth,
     round_exact,
     signed_errors,
 )
@@ -78,7 +75,6 @@ __all__ = [
     "mean",
     "moments",
     "neumaier",
-    "numpy_depth",
     "order_probes",
     "order_text",
     "orders_found",
@@ -90,7 +86,5 @@ __all__ = [
     "sequential",
     "signed_errors",
     "tensor_core_matmul",
-    "tree_sum",
-    "two_level_sum",
     "work_dtype",
 ]

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from roundoff.arguments import check_flag, check_whole
+from roundoff.arguments import check_whole
 from roundoff.dtypes import dtype_info
 from roundoff.errors import ArgumentError, ShapeError
 
-from .algorithms import pairwise, sequential
+from .algorithms import sequential
 from .data import float_array, round_to
 
 __all__ = [
@@ -32,8 +32,6 @@ __all__ = [
     "order_text",
     "orders_found",
     "ring_sum",
-    "tree_sum",
-    "two_level_sum",
 ]
 
 Array = npt.NDArray[Any]
@@ -405,44 +403,3 @@ def ring_sum(parts: Array, first: int = 0) -> Array:
     parts = _parts(parts)
     check_whole("first", first, 0, len(parts) - 1)
     return sequential(np.roll(parts, -first, axis=0).T)
-
-
-def tree_sum(parts: Array) -> Array:
-    """Ranks in pairs, then the pairs: recursive doubling or halving, ⌈log2 n⌉ additions deep.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> float(tree_sum(np.float32([[1e8], [-1e8], [1], [2]]))[0])
-    3.0
-    """
-    return pairwise(np.ascontiguousarray(_parts(parts).T))
-
-
-def two_level_sum(parts: Array, of_host: int, *, tree: bool = False) -> Array:
-    """First within each host, one after another, then over the hosts: in a ring or a tree.
-
-    Parameters
-    ----------
-    parts : ndarray, shape (ranks, size)
-    of_host : int
-        Ranks of a host; those of host 0 come first.
-    tree : bool
-        Over the hosts a tree, instead of a ring.
-
-    Raises
-    ------
-    ArgumentError
-        When the ranks do not fill their hosts.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> float(two_level_sum(np.float32([[1e8], [1], [-1e8], [1]]), of_host=2)[0])
-    0.0
-    """
-    parts = _parts(parts)
-    if len(parts) % check_whole("ranks of a host", of_host, 1):
-        raise ArgumentError("ranks of a host", got=of_host, expected=f"a part of {len(parts)}")
-    hosts = sequential(np.moveaxis(parts.reshape(-1, of_host, parts.shape[1]), 1, 2))
-    return tree_sum(hosts) if check_flag("tree", tree) else ring_sum(hosts)

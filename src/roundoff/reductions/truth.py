@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from roundoff.arguments import check_whole
 from roundoff.dtypes import dtype_info, ulp
 from roundoff.errors import ArgumentError, DtypeError, ShapeError
 
@@ -21,7 +20,6 @@ __all__ = [
     "distinct_bits",
     "exact_sum",
     "judge",
-    "numpy_depth",
     "round_exact",
     "signed_errors",
 ]
@@ -236,33 +234,3 @@ def judge(results: npt.ArrayLike, truth: Fraction, dtype: Any) -> dict[str, floa
     spread = float(real.max()) - float(real.min())
     largest, median = float(errors.max()), float(np.median(errors))
     return row | {"spread ulp": spread / unit, "error ulp": largest, "median ulp": median}
-
-
-def numpy_depth(n: int) -> int:
-    """Most additions that a value passes through in NumPy's sum of *n* contiguous values.
-
-    Eight accumulators over at most 128 values, three levels to add the eight, what is left over
-    one by one, and a level for each cut above 128.
-
-    Raises
-    ------
-    ArgumentError
-        When *n* is no whole number from 1 on.
-
-    Examples
-    --------
-    >>> from roundoff.reductions import numpy_depth
-    >>> [numpy_depth(n) for n in (2, 8, 128, 256, 8192)]
-    [1, 3, 18, 19, 24]
-    """
-    return _depth(check_whole("number of values", n, 1))
-
-
-def _depth(n: int) -> int:
-    if n < 8:
-        return n - 1
-    if n <= 128:
-        return (n // 8 - 1) + 3 + n % 8
-    half = n // 2
-    half -= half % 8
-    return 1 + max(_depth(half), _depth(n - half))

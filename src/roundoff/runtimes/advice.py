@@ -168,7 +168,7 @@ class Advice:
             return ""
         if self._is_large():
             return f"The error reaches {self._large()}"
-        return "Both round, in different places: no switch removes the rest."
+        return "Both round, in different places: no switch removes that."
 
     def _large(self) -> str:
         return (

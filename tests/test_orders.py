@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from itertools import pairwise as neighbours
 
 import numpy as np
 import pytest
@@ -13,31 +12,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from roundoff.reductions import (
+    DTYPES,
     add_in_order,
-    gloo_bounds,
     gloo_order,
     gloo_sum,
     order_probes,
-    order_text,
     orders_found,
-    pairwise,
     ring_sum,
     round_to,
-    sequential,
 )
 from roundoff.workers import Workers
 
-DTYPES = ("float64", "float32", "float16", "bfloat16")
+from .test_reductions import same_bits
 
 
 def parts_of(ranks: int, size: int, dtype: str = "float32", seed: int = 0) -> np.ndarray:
     rng = np.random.default_rng((seed, ranks, size))
     return round_to(rng.standard_normal((ranks, size)), dtype, storage=True)
-
-
-def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
-    unsigned = f"u{a.dtype.itemsize}"
-    return a.dtype == b.dtype and np.array_equal(a.view(unsigned), b.view(unsigned))
 
 
 @st.composite
@@ -75,15 +66,6 @@ def test_a_sum_of_many_at_once_is_one_node() -> None:
     assert orders_found(sums[:, None], 4, "float32")[0].tree == ((0, 1, 2), 3)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_orders_of_other_sums_are_found(dtype: str) -> None:
-    probes = order_probes(7, dtype)
-    chain = orders_found(sequential(probes)[:, None], 7, dtype)[0].tree
-    assert order_text(chain) == "0 + 1 + 2 + 3 + 4 + 5 + 6"
-    tree = orders_found(pairwise(probes)[:, None], 7, dtype)[0].tree
-    assert as_sets(tree) == as_sets((((0, 1), (2, 3)), ((4, 5), 6)))
-
-
 def test_elements_of_one_order_are_one_run() -> None:
     probes = order_probes(4, "float32")
     sums = np.stack([gloo_sum(np.repeat(p[:, None], 1000, axis=1)) for p in probes])
@@ -113,18 +95,6 @@ def test_a_simulated_ring_is_its_tree(dtype: str) -> None:
     for first in (0, 3):
         ring = chain_of([(first + k) % 8 for k in range(8)])
         assert same_bits(ring_sum(parts, first), add_in_order(parts, ring))
-
-
-@settings(max_examples=200, deadline=None)
-@given(size=st.integers(1, 10**8), ranks=st.integers(1, 64), itemsize=st.sampled_from((2, 4, 8)))
-def test_chunks_of_gloo_cover_a_message(size: int, ranks: int, itemsize: int) -> None:
-    bounds = gloo_bounds(size, ranks, itemsize)
-    lengths = [b - a for a, b in neighbours(bounds)]
-    assert (bounds[0], bounds[-1], len(lengths)) == (0, size, ranks)
-    full = max(lengths)
-    # All are full, then one may be short, then they are empty.
-    assert lengths == sorted(lengths, reverse=True)
-    assert sum(0 < length < full for length in lengths) <= 1
 
 
 # --- what gloo's own processes do

@@ -61,7 +61,6 @@ def test_constant_costs_are_found_exactly():
     assert found.ratio("b", "a").value == pytest.approx(3)
     assert str(found.ratio("b", "a")) == "3 [3, 3]"
     assert found.ratios("b")["ratio"].tolist() == pytest.approx([1 / 3, 1])
-    assert found.stopped == "precise"
     assert len(found.samples) == 10  # as few as allowed: nothing more to learn
     assert (frame["warnings"] == "").all()
 
@@ -92,21 +91,22 @@ def test_each_round_times_each_callable_once_in_a_changing_seeded_order():
     assert other.called != clock.called
 
 
+ROUGH = noisy(0.01, 0.5)
+
+
 @pytest.mark.parametrize(
-    ("costs", "options", "stopped"),
+    ("costs", "options", "rounds"),
     [
-        ({"a": 0.01, "b": 0.01}, {}, "precise"),
-        ({"a": 0.01}, {}, "precise"),
-        ({"a": noisy(0.01, 0.5), "b": noisy(0.01, 0.5)}, {"precision": 0.001}, "budget"),
-        ({"a": noisy(0.01, 0.5)}, {"precision": 0.001}, "budget"),
-        ({"a": noisy(0.01, 0.5)}, {"precision": 1e-6, "budget_s": 1e9, "max_rounds": 20}, "rounds"),
-        ({"a": 1.0}, {"budget_s": 0.0}, "precise"),
+        ({"a": ROUGH, "b": ROUGH}, {"precision": 0.1, "budget_s": 1e9}, range(11, 2000)),
+        ({"a": ROUGH, "b": ROUGH}, {"precision": 1e-3}, range(35, 75)),  # a second of 0.01 s
+        ({"a": ROUGH}, {"precision": 1e-6, "budget_s": 1e9, "max_rounds": 20}, range(20, 21)),
+        ({"a": 1.0}, {"budget_s": 0.0}, range(10, 11)),
     ],
 )
-def test_the_reason_to_stop(costs, options, stopped):
+def test_rounds_end_when_the_result_is_precise_or_the_budget_spent(costs, options, rounds):
     found, _ = timed(costs, **options)
-    assert found.stopped == stopped
-    assert set(found.frame["stopped"]) == {stopped}
+    assert len(found.samples) in rounds
+    assert found.is_precise == (options.get("precision", 0.02) > 0.001)
 
 
 def test_buffers_are_gone_round_in_turn():
@@ -228,15 +228,9 @@ def test_pooled_sessions_as_tables():
     assert frame.loc["a", "low"] < 0.01 < 0.04 < frame.loc["a", "high"]
     assert frame.loc["a", "rounds"] == 20
     assert frame.loc["a", "warmup"] == sum(t.sampling["a"].warmup for t in (one, two))
-    assert both.stopped == "precise"  # the ratio is 2 in each, whatever the times are
+    assert both.is_precise  # the ratio is 2 in each, whatever the times are
     assert both.ratio("b", "a").value == pytest.approx(2)
     assert timing.pool([one]).ratio("b", "a") == one.ratio("b", "a")
-    rough, _ = timed({"a": noisy(0.01, 0.5), "b": noisy(0.01, 0.5)}, precision=1e-4)
-    other, _ = timed({"a": noisy(0.01, 0.5), "b": noisy(0.01, 0.5)}, precision=1e-4, seed=1)
-    assert timing.pool([rough, other]).stopped == "budget"
-
-
-# -- tables -----------------------------------------------------------------------------------
 
 
 # -- the machine ------------------------------------------------------------------------------

@@ -387,13 +387,14 @@ def test_a_batch_of_products(dtype, chains):
         assert torch.equal(batched(x[b : b + 1, 5:6], weight[b : b + 1])[0, 0], made[b, 5])
 
 
+def nearest(t):
+    """TF32's nearest numbers, in float64."""
+    bits = (t.float().view(torch.int32) + 0x1000) & -0x2000
+    return bits.view(torch.float32).double()
+
+
 def test_tf32_rounds_its_factors_to_the_nearest():
     x, weight = draw(20, 256), draw(30, 256, seed=1)
-
-    def nearest(t):
-        bits = (t.view(torch.int32) + 0x1000) & -0x2000
-        return bits.view(torch.float32).double()
-
     made = invariant_matmul._by_kernel(x[None], weight[None], None, True)[0]
     truth, best = x.double() @ weight.double().T, nearest(x) @ nearest(weight).T
     assert (made - truth).norm() <= 1.05 * (best - truth).norm()

@@ -15,7 +15,7 @@ from roundoff.kernels.llama import (
     silu_mul,
 )
 
-from .test_invariant import DEVICE, TYPES, draw
+from .test_invariant import DEVICE, TYPES, draw, nearest
 
 # Triton's interpreter cuts bfloat16 off instead of rounding it, and multiplies its bits.
 EXACT = TYPES if DEVICE == "cuda" else TYPES[:2]
@@ -96,22 +96,13 @@ def test_causal_attention(
     near(made, truth.transpose(1, 2).reshape(q.shape), 4)
 
 
-def attended(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, rounded: bool
-) -> torch.Tensor:
-    """Causal attention in float64, by head; *rounded*: every factor to TF32, nearest."""
-
-    def factor(x: torch.Tensor) -> torch.Tensor:
-        if not rounded:
-            return x.double()
-        bits = (x.float().view(torch.int32) + 0x1000) & -0x2000
-        return bits.view(torch.float32).double()
-
-    scores = factor(q) @ factor(k).transpose(-1, -2) * scale
+def attended(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
+    """Causal attention in float64, by head, with every factor rounded to TF32."""
+    scores = nearest(q) @ nearest(k).mT * scale
     future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
     scores = scores.masked_fill(future, float("-inf"))
     p = (scores - scores.amax(-1, keepdim=True)).exp()
-    return factor(p) @ factor(v) / p.sum(-1, keepdim=True)
+    return nearest(p) @ nearest(v) / p.sum(-1, keepdim=True)
 
 
 @pytest.mark.parametrize("head", [64, 256])
@@ -121,7 +112,9 @@ def test_attention_in_tf32_rounds_its_factors(head: int) -> None:
     q = draw(1, length, heads * head, dtype=torch.float32)
     k, v = (draw(1, heads, length, head, dtype=torch.float32, seed=s) for s in (1, 2))
     by_head = q.view(1, length, heads, head).transpose(1, 2)
-    truth, best = (attended(by_head, k, v, head**-0.5, rounded) for rounded in (False, True))
+    best = attended(by_head, k, v, head**-0.5)
+    wide = (t.double() for t in (by_head, k, v))
+    truth = torch.nn.functional.scaled_dot_product_attention(*wide, is_causal=True)
     made = causal_attention(q, k, v, heads, head**-0.5, tf32=True)
     made = made.view(by_head.shape[0], length, heads, head).transpose(1, 2).double()
     error, least = (float((x - truth).abs().mean()) for x in (made, best))

@@ -73,6 +73,16 @@ def normalised(x, mean, rstd, shift, ACC: tl.constexpr, FUSED: tl.constexpr, CEN
 
 
 @kernel
+def statistics_of(STATS, row, M, CENTRED: tl.constexpr):
+    """mean and rstd of a row, or of several, 0 of one that there is not."""
+    if CENTRED:
+        mean = tl.load(STATS + row, mask=row < M, other=0.0)
+        return mean, tl.load(STATS + M + row, mask=row < M, other=0.0)
+    else:
+        return 0.0, tl.load(STATS + row, mask=row < M, other=0.0)
+
+
+@kernel
 def forward(
     X,  # (M, N), rows stride_x apart
     W,  # (N,) or anything where not HAS_W
@@ -281,12 +291,8 @@ def backward(
         tlc.gdc_launch_dependents()
     for tile in tl.range(program, tiles, programs, num_stages=STAGES):
         rows = tile * R + tl.arange(0, R)
-        if CENTRED:
-            mean = tl.load(STATS + rows, mask=rows < M, other=0.0)[:, None]
-            rstd = tl.load(STATS + M + rows, mask=rows < M, other=0.0)[:, None]
-        else:
-            mean = 0.0
-            rstd = tl.load(STATS + rows, mask=rows < M, other=0.0)[:, None]
+        mean, rstd = statistics_of(STATS, rows, M, CENTRED)
+        mean, rstd = mean[:, None] if CENTRED else 0.0, rstd[:, None]
         here = (rows < M)[:, None]
         wide = rows.to(tl.int64)[:, None]  # a tensor may have more than 2**31 elements
         # Each thread reaches all pieces at constant offsets from one address.
@@ -431,14 +437,9 @@ def backward_wide(
         wide = rows.to(tl.int64)[:, None]
         mask = (rows < M)[:, None] & inside
         c1 = tl.load(SUMS + rows, mask=rows < M, other=0.0)[:, None]
-        if CENTRED:
-            mean = tl.load(STATS + rows, mask=rows < M, other=0.0)[:, None]
-            rstd = tl.load(STATS + M + rows, mask=rows < M, other=0.0)[:, None]
-            c2 = tl.load(SUMS + M + rows, mask=rows < M, other=0.0)[:, None]
-        else:
-            mean = 0.0
-            rstd = tl.load(STATS + rows, mask=rows < M, other=0.0)[:, None]
-            c2 = 0.0
+        mean, rstd = statistics_of(STATS, rows, M, CENTRED)
+        mean, rstd = mean[:, None] if CENTRED else 0.0, rstd[:, None]
+        c2 = tl.load(SUMS + M + rows, mask=rows < M, other=0.0)[:, None] if CENTRED else 0.0
         x = tl.load(X + wide * stride_x + cols, mask=mask, other=0.0).to(ACC)
         g = tl.load(DY + wide * stride_dy + cols, mask=mask, other=0.0).to(ACC)
         if PARTIALS:

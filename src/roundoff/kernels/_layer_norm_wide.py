@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import triton.language as tl
 
-from ._layer_norm_kernels import normalised, same_bits
+from ._layer_norm_kernels import normalised, same_bits, statistics_of
 from ._runtime import kernel, sum_along
 
 
@@ -47,25 +47,15 @@ def row_of(T, row, stride, cols, M, N, P: tl.constexpr, K: tl.constexpr):
 
 
 @kernel
-def statistics_of(STATS, row, M, CENTRED: tl.constexpr):
-    """mean and rstd of a row, 0 of one that there is not."""
-    if CENTRED:
-        mean = tl.load(STATS + row, mask=row < M, other=0.0)
-        return mean, tl.load(STATS + M + row, mask=row < M, other=0.0)
-    else:
-        return 0.0, tl.load(STATS + row, mask=row < M, other=0.0)
-
-
-@kernel
 def put_share(
-    SHARES,
     x,
     dy,
-    W,
-    weight,
     mean,
     rstd,
     row,
+    weight,
+    SHARES,
+    W,
     M,
     N,
     cols,
@@ -167,6 +157,7 @@ def backward_shared(
     for k in tl.static_range(K):
         if HAS_W and HOLD:
             weight = weight + (columns_at(W, k, P, cols, N),)
+    there = SHARES, W, M, N, cols, share
     for part in range(group, parts, groups):
         dw = ()
         db = ()
@@ -178,44 +169,19 @@ def backward_shared(
         x = row_of(X, part, stride_x, cols, M, N, P, K)
         dy = row_of(DY, part, stride_dy, cols, M, N, P, K)
         mean, rstd = statistics_of(STATS, part, M, CENTRED)
-        put_share(
-            SHARES,
-            x,
-            dy,
-            W,
-            weight,
-            mean,
-            rstd,
-            part,
-            M,
-            N,
-            cols,
-            share,
-            J,
-            P,
-            K,
-            HOLD,
-            HAS_W,
-            FUSED,
-            CENTRED,
-        )
+        put_share(x, dy, mean, rstd, part, weight, *there, J, P, K, HOLD, HAS_W, FUSED, CENTRED)
         if DEPTH == 2:
             x_2 = row_of(X, part + parts, stride_x, cols, M, N, P, K)
             dy_2 = row_of(DY, part + parts, stride_dy, cols, M, N, P, K)
             mean_2, rstd_2 = statistics_of(STATS, part + parts, M, CENTRED)
             put_share(
-                SHARES,
                 x_2,
                 dy_2,
-                W,
-                weight,
                 mean_2,
                 rstd_2,
                 part + parts,
-                M,
-                N,
-                cols,
-                share,
+                weight,
+                *there,
                 J,
                 P,
                 K,
@@ -265,18 +231,13 @@ def backward_shared(
                 db = next_db
             if ahead < M:
                 put_share(
-                    SHARES,
                     x_n,
                     dy_n,
-                    W,
-                    weight,
                     mean_n,
                     rstd_n,
                     ahead,
-                    M,
-                    N,
-                    cols,
-                    share,
+                    weight,
+                    *there,
                     J,
                     P,
                     K,

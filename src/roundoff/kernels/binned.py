@@ -34,7 +34,7 @@ of 32 bits. Each has 64 bits, room for 2**31 parts; a program adds at most twelv
 # mypy: disallow-incomplete-defs=False
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton.language as tl
@@ -42,7 +42,6 @@ import triton.language as tl
 from roundoff.errors import ArgumentError, DtypeError
 
 from ._runtime import (
-    Launch,
     ceil_div,
     check_device,
     check_tensor,
@@ -50,6 +49,7 @@ from ._runtime import (
     max_along,
     min_along,
     multiprocessors,
+    run,
     sum_along,
 )
 
@@ -168,40 +168,14 @@ def _add_all(
         two, three = one, one
     last = ((lane * 0 + 1).to(tl.int64) << 63).to(tl.float64, bitcast=True)  # -0.0
     most = (lane * 0).to(tl.uint32)
-    least = most - 1
+    sums = one, two, three, last, most, most - 1
     for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
         words = x_ptr.to(tl.pointer_type(tl.int32)) + tl.cast(tile, tl.int64) * (LANES * UNROLL)
         for part in tl.static_range(UNROLL):
             bits = tl.load(words + part * LANES + lane)
-            one, two, three, last, most, least = _add(
-                _read(bits, KIND, False),
-                one,
-                two,
-                three,
-                last,
-                most,
-                least,
-                begin,
-                end,
-                LEVELS,
-                CHECK,
-                WINDOW,
-            )
+            sums = _add(_read(bits, KIND, False), *sums, begin, end, LEVELS, CHECK, WINDOW)
             if PACK == 2:
-                one, two, three, last, most, least = _add(
-                    _read(bits, KIND, True),
-                    one,
-                    two,
-                    three,
-                    last,
-                    most,
-                    least,
-                    begin,
-                    end,
-                    LEVELS,
-                    CHECK,
-                    WINDOW,
-                )
+                sums = _add(_read(bits, KIND, True), *sums, begin, end, LEVELS, CHECK, WINDOW)
     # What is left of the last tile belongs to the program whose turn it is.
     done = tl.cast(tiles, tl.int64) * (LANES * UNROLL * PACK)
     mine = tl.program_id(0) == tiles % tl.num_programs(0)
@@ -212,21 +186,8 @@ def _add_all(
             bits = tl.load(x_ptr + place, mask=place < M, other=-2147483648)
         else:
             bits = tl.load(x_ptr + place, mask=place < M, other=-32768).to(tl.int32)
-        one, two, three, last, most, least = _add(
-            _read(bits, KIND, False),
-            one,
-            two,
-            three,
-            last,
-            most,
-            least,
-            begin,
-            end,
-            LEVELS,
-            CHECK,
-            WINDOW,
-        )
-    return one, two, three, last, most, least
+        sums = _add(_read(bits, KIND, False), *sums, begin, end, LEVELS, CHECK, WINDOW)
+    return sums
 
 
 @kernel
@@ -488,8 +449,6 @@ _CHOICES = {
     torch.bfloat16: _Choice(4096, 0, 8, 4, 8, 64),
 }
 
-_LAUNCHES: dict[Any, Launch] = {}
-
 
 def _sum(x: torch.Tensor, block: int, choice: _Choice) -> torch.Tensor:
     """The sum of a contiguous tensor of one axis."""
@@ -509,12 +468,8 @@ def _sum(x: torch.Tensor, block: int, choice: _Choice) -> torch.Tensor:
     bits = torch.int32 if pack == 1 else torch.int16
     out = torch.empty((), dtype=x.dtype, device=x.device)
     bins = torch.zeros(_BINS.value + 1, dtype=torch.int64, device=x.device)
-    key = (index, x.dtype, block, choice, n >= 2**31)
-    launch = _LAUNCHES.get(key)
-    if launch is None:
-        constants = (lanes, unroll, choice.power, _KINDS[x.dtype], choice.levels)
-        warps = min(choice.warps, max(lanes // 128, 1))
-        launch = Launch(_sum_kernel, index, constants, num_warps=warps, maxnreg=choice.registers)
-        _LAUNCHES[key] = launch
-    launch((programs, 1), (x.view(bits), bins, out.view(bits)), (n, n // block))
+    tensors = (x.view(bits), bins, out.view(bits))
+    constants = (lanes, unroll, choice.power, _KINDS[x.dtype], choice.levels)
+    options = {"num_warps": min(choice.warps, max(lanes // 128, 1)), "maxnreg": choice.registers}
+    run(_sum_kernel, (programs, 1), *tensors, n, n // block, *constants, **options)
     return out

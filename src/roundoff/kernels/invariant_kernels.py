@@ -6,6 +6,8 @@ with the same operations have the same bits. In float32 a long chain of addition
 than cuBLAS's product: sums there are cut into short chains, which are added in order.
 """
 
+# A language of its own: without starred tuples, and typed by Triton.
+# ruff: noqa: RUF005
 # mypy: ignore-errors
 
 from __future__ import annotations
@@ -406,6 +408,32 @@ def _partial(partial, stats, split, splits, row, there, count, head, D: tl.const
 
 
 @kernel
+def _joined(
+    acc,
+    total,
+    most,
+    partial,
+    stats,
+    first,
+    splits,
+    row,
+    there,
+    count,
+    head,
+    D: tl.constexpr,
+    SPLITS: tl.constexpr,
+):
+    """The splits so far and so many more, all under way together: a load takes longer."""
+    parts = ()
+    for i in tl.static_range(SPLITS):
+        parts = parts + (_partial(partial, stats, first + i, splits, row, there, count, head, D),)
+    for i in tl.static_range(SPLITS):
+        acc_s, total_s, most_s = parts[i]
+        acc, total, most = _merged(acc, total, most, acc_s, total_s, most_s)
+    return acc, total, most
+
+
+@kernel
 def attend(
     q,  # (batch, heads, queries, head), any strides
     k,  # (batch, groups, keys, head), any strides
@@ -471,6 +499,8 @@ def attend(
     k += batch * stride_kb + group * stride_kh
     v += batch * stride_vb + group * stride_vh
     order += batch * keys
+    operands = tokens, places, stride_qd, k, v
+    layout = order, head, stride_kn, stride_kd, stride_vn, stride_vd, scale, scale_low
     acc = tl.full((ROWS, D), 0.0, tl.float32)
     total = tl.full((ROWS, 16), 0.0, tl.float32)
     most = tl.full((ROWS,), float("-inf"), tl.float32)
@@ -508,24 +538,13 @@ def attend(
                         acc_s,
                         total_s,
                         most_s,
-                        tokens,
-                        places,
-                        stride_qd,
-                        k,
-                        v,
+                        *operands,
                         begin,
                         stop,
                         lo,
                         hi,
                         mine,
-                        order,
-                        head,
-                        stride_kn,
-                        stride_kd,
-                        stride_vn,
-                        stride_vd,
-                        scale,
-                        scale_low,
+                        *layout,
                         D,
                         TILE,
                         ORDERED,
@@ -558,24 +577,13 @@ def attend(
                     acc_s,
                     total_s,
                     most_s,
-                    tokens,
-                    places,
-                    stride_qd,
-                    k,
-                    v,
+                    *operands,
                     begin,
                     stop,
                     lo,
                     hi,
                     mine,
-                    order,
-                    head,
-                    stride_kn,
-                    stride_kd,
-                    stride_vn,
-                    stride_vd,
-                    scale,
-                    scale_low,
+                    *layout,
                     D,
                     TILE,
                     ORDERED,
@@ -617,24 +625,13 @@ def attend(
                         acc_s,
                         total_s,
                         most_s,
-                        tokens,
-                        places,
-                        stride_qd,
-                        k,
-                        v,
+                        *operands,
                         begin,
                         upper,
                         lo,
                         hi,
                         mine,
-                        order,
-                        head,
-                        stride_kn,
-                        stride_kd,
-                        stride_vn,
-                        stride_vd,
-                        scale,
-                        scale_low,
+                        *layout,
                         D,
                         TILE,
                         ORDERED,
@@ -647,24 +644,13 @@ def attend(
                     acc_s,
                     total_s,
                     most_s,
-                    tokens,
-                    places,
-                    stride_qd,
-                    k,
-                    v,
+                    *operands,
                     begin,
                     upper,
                     lo,
                     hi,
                     mine,
-                    order,
-                    head,
-                    stride_kn,
-                    stride_kd,
-                    stride_vn,
-                    stride_vd,
-                    scale,
-                    scale_low,
+                    *layout,
                     D,
                     TILE,
                     ORDERED,
@@ -710,30 +696,15 @@ def merge(
     acc = tl.full((ROWS, D), 0.0, tl.float32)
     total = tl.full((ROWS, 1), 0.0, tl.float32)
     most = tl.full((ROWS,), float("-inf"), tl.float32)
-    # Splits are under way together: a load takes longer than joining it.
     if FEW:
-        a0, t0, m0 = _partial(partial, stats, 0, splits, row, there, M, head, D)
-        a1, t1, m1 = _partial(partial, stats, 1, splits, row, there, M, head, D)
-        acc, total, most = _merged(acc, total, most, a0, t0, m0)
-        acc, total, most = _merged(acc, total, most, a1, t1, m1)
+        acc, total, most = _joined(
+            acc, total, most, partial, stats, 0, splits, row, there, M, head, D, 2
+        )
     else:
         for i in range(0, splits, 8):
-            a0, t0, m0 = _partial(partial, stats, i, splits, row, there, M, head, D)
-            a1, t1, m1 = _partial(partial, stats, i + 1, splits, row, there, M, head, D)
-            a2, t2, m2 = _partial(partial, stats, i + 2, splits, row, there, M, head, D)
-            a3, t3, m3 = _partial(partial, stats, i + 3, splits, row, there, M, head, D)
-            a4, t4, m4 = _partial(partial, stats, i + 4, splits, row, there, M, head, D)
-            a5, t5, m5 = _partial(partial, stats, i + 5, splits, row, there, M, head, D)
-            a6, t6, m6 = _partial(partial, stats, i + 6, splits, row, there, M, head, D)
-            a7, t7, m7 = _partial(partial, stats, i + 7, splits, row, there, M, head, D)
-            acc, total, most = _merged(acc, total, most, a0, t0, m0)
-            acc, total, most = _merged(acc, total, most, a1, t1, m1)
-            acc, total, most = _merged(acc, total, most, a2, t2, m2)
-            acc, total, most = _merged(acc, total, most, a3, t3, m3)
-            acc, total, most = _merged(acc, total, most, a4, t4, m4)
-            acc, total, most = _merged(acc, total, most, a5, t5, m5)
-            acc, total, most = _merged(acc, total, most, a6, t6, m6)
-            acc, total, most = _merged(acc, total, most, a7, t7, m7)
+            acc, total, most = _joined(
+                acc, total, most, partial, stats, i, splits, row, there, M, head, D, 8
+            )
     wide = tl.where(total == 0, 1.0, total) + tl.full((ROWS, D), 0.0, tl.float32)
     y = tl.div_rn(acc, wide) + 0.0  # as above
     tl.store(out + row[:, None] * head + d[None, :], y.to(out.dtype.element_ty), mask=inside)

@@ -24,11 +24,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from numbers import Integral
 from typing import Any
 
 import numpy as np
 
+from roundoff.arguments import check_whole
 from roundoff.describe import TypedTensor, as_tensor
 from roundoff.dtypes import dtype_info
 from roundoff.errors import ArgumentError, DtypeError, ShapeError
@@ -205,7 +205,6 @@ def tensor_core_matmul(
             expected="one or the other",
         )
     gpu = "H100" if gpu is None else gpu
-    block, bits = 8 if block is None else block, 24 if bits is None else bits
     if gpu not in GPUS:
         raise ArgumentError(
             "gpu",
@@ -219,9 +218,8 @@ def tensor_core_matmul(
     ):
         if value not in allowed:
             raise ArgumentError(name, got=value, expected=" or ".join(map(repr, allowed)))
-    for name, count, low, high in (("block", block, 1, 4096), ("bits", bits, 2, 40)):
-        if not isinstance(count, Integral) or isinstance(count, bool) or not low <= count <= high:
-            raise ArgumentError(name, got=count, expected=f"an integer, {low} to {high}")
+    block = check_whole("block", 8 if block is None else block, 1, 4096)
+    bits = check_whole("bits", 24 if bits is None else bits, 2, 40)
     left, right = _operand(a, "a"), _operand(b, "b")
     shapes = [tuple(h.tensor.shape) for h in (left, right)]
     if [len(s) for s in shapes] != [2, 2] or shapes[0][1] != shapes[1][0]:

@@ -28,14 +28,12 @@ __all__ = [
 def exact_sum(x: npt.ArrayLike) -> Fraction:
     """The sum of finite floating-point numbers, as a rational: no rounding anywhere.
 
-    Each value is an integer times a power of two; integers with one exponent are added in
-    64 bits, in two halves so that they cannot overflow, and the few results as rationals.
+    Each value is an integer times a power of two: of the lowest one all are multiples.
 
     Parameters
     ----------
     x : array_like, shape (n,)
-        Values of float64, of a type whose values are float64 values, or whole numbers; n below
-        2**36.
+        Values of float64, of a type whose values are float64 values, or whole numbers.
 
     Raises
     ------
@@ -63,13 +61,10 @@ def exact_sum(x: npt.ArrayLike) -> Fraction:
     if not np.isfinite(values).all():
         raise ArgumentError("the sum has no exact value", got="an infinity or a NaN")
     fraction, exponent = np.frexp(values)
-    whole = np.ldexp(fraction, 53).astype(np.int64)
-    total = Fraction(0)
-    for e in np.unique(exponent):
-        same = whole[exponent == e]
-        integer = (int((same >> 27).sum()) << 27) + int((same & ((1 << 27) - 1)).sum())
-        total += Fraction(integer) * Fraction(2) ** (int(e) - 53)
-    return total
+    lowest = int(exponent.min(initial=0))
+    whole = np.ldexp(fraction, 53).astype(np.int64).tolist()
+    total = sum(w << e for w, e in zip(whole, (exponent - lowest).tolist(), strict=True))
+    return Fraction(total) * Fraction(2) ** (lowest - 53)
 
 
 def round_exact(value: Fraction, dtype: Any) -> float:

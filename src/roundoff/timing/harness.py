@@ -138,12 +138,12 @@ def measure(
             calls[label] = (call, n, cuda_graph)
             sampling[label] = Sampling(count, n, first, moved.get(label))
 
-        def table(samples: list[np.ndarray], stopped: str) -> Timings:
+        def table(samples: list[np.ndarray]) -> Timings:
             rows = pd.MultiIndex.from_product(
                 [[0], range(len(samples))], names=["session", "round"]
             )
             frame = pd.DataFrame(np.array(samples), columns=list(callables), index=rows)
-            return Timings(frame, sampling, stopped, device, precision, seed)
+            return Timings(frame, sampling, device, precision, seed)
 
         return _rounds(sampler, calls, table, budget_s, min_rounds, max_rounds, seed, clock)
 
@@ -248,7 +248,7 @@ def _captured(call: Callable[[], object], n: int, rotate: int) -> tuple[Callable
 def _rounds(
     sampler: _Sampler,
     calls: Mapping[str, tuple[Callable[[], object], int, bool]],
-    table: Callable[[list[np.ndarray], str], Timings],
+    table: Callable[[list[np.ndarray]], Timings],
     budget_s: float,
     min_rounds: int,
     max_rounds: int,
@@ -273,13 +273,10 @@ def _rounds(
             n_rounds = len(samples)
             if n_rounds < min_rounds:
                 continue
-            spent = clock() - start >= budget_s
-            last = spent or n_rounds >= max_rounds
+            last = clock() - start >= budget_s or n_rounds >= max_rounds
             # A check after every round would stop at a lucky one: check ever more rarely.
             if n_rounds >= check or last:
-                timings = table(samples, "precise")
-                if timings.is_precise:
+                timings = table(samples)
+                if timings.is_precise or last:
                     return timings
                 check = math.ceil(1.3 * n_rounds)
-            if last:
-                return table(samples, "budget" if spent else "rounds")

@@ -46,9 +46,6 @@ class Timings:
     ----------
     samples : pandas.DataFrame
         Seconds per call; a row per round, a column per callable; the index is (session, round).
-    stopped : str
-        Why the rounds ended: ``"precise"`` (every ratio to the first callable, or the median of
-        a single one, is known to the precision asked for), ``"budget"`` or ``"rounds"``.
 
     Examples
     --------
@@ -61,7 +58,6 @@ class Timings:
 
     samples: pd.DataFrame
     sampling: dict[str, Sampling]
-    stopped: str
     device: str
     precision: float
     seed: int = 0
@@ -72,7 +68,7 @@ class Timings:
 
         Columns: label, device, median (of several sessions: the geometric mean of their medians),
         low, high (the ends of its interval), mean, std, min, max, rounds, calls (a sample),
-        warmup (calls), first (the first call), stopped, warnings; and gb_s where ``measure`` was
+        warmup (calls), first (the first call), warnings; and gb_s where ``measure`` was
         told the bytes of a call.
         """
         return pd.DataFrame([self._row(label) for label in self.samples.columns])
@@ -94,7 +90,6 @@ class Timings:
             "calls": sampling.calls,
             "warmup": sampling.warmup,
             "first": sampling.first,
-            "stopped": self.stopped,
             "warnings": "; ".join(self.warnings(label)),
         }
         if sampling.bytes is not None:
@@ -198,7 +193,4 @@ def pool(sessions: Sequence[Timings]) -> Timings:
             calls=max(r.calls for r in parts),
             first=max(r.first for r in parts),
         )
-    timings = dataclasses.replace(first, samples=samples, sampling=sampling)
-    limits = [s.stopped for s in sessions if s.stopped != "precise"]
-    stopped = "precise" if timings.is_precise or not limits else limits[0]
-    return dataclasses.replace(timings, stopped=stopped)
+    return dataclasses.replace(first, samples=samples, sampling=sampling)

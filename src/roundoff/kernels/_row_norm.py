@@ -283,7 +283,7 @@ class Normalised(torch.autograd.Function):
         eps: float,
         programs: int,
     ) -> Tensor:
-        rows = _rows(x.detach(), math.prod(shape))
+        rows = _rows(x, math.prod(shape))
         y, stats = forward_of(form, rows, weight, bias, eps)
         ctx.save_for_backward(rows, weight, stats)
         ctx.of = form, x.shape, shape, _type(weight), _type(bias), programs

@@ -196,8 +196,6 @@ def run(function: Any, grid: tuple[int, int], *args: Any, **options: Any) -> Non
         with torch.cuda.device(index):  # -1: none
             compiled = function[grid](*args, **options)
         if compiled is not None and not bits & 15:  # the interpreter returns nothing
-            if len(_COMPILED) >= 2**16:
-                _COMPILED.clear()
             _COMPILED[key] = compiled
         return
     what = (compiled.function, compiled.packed_metadata, None, None, None)

@@ -15,7 +15,7 @@ backward. Registers and spills are the compiler's, for sm_90 (H100, H200), and n
 
 import ast
 from contextlib import nullcontext
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,7 +30,7 @@ from roundoff.compare import digest, scaled_error
 from roundoff.errors import ShapeError
 from roundoff.kernels import interpreting, shuffled_programs
 from roundoff.kernels._norm_tilings import CHUNKS
-from roundoff.kernels._row_norm import LAYER, forward_of, gradients_of
+from roundoff.kernels._row_norm import LAYER, Backward, Case, _like
 from roundoff.kernels._runtime import multiprocessors
 from roundoff.kernels.ahead import Compile, compiled_ahead
 from roundoff.kernels.baselines import layer_norms, stream
@@ -215,7 +215,7 @@ def launch(direction, name, x, values, piece):
 def forward(name, x, w, b, eps=1e-5, piece=None):
     """y (M, N); mean and rstd (2, M)."""
     if name in REAL:
-        return forward_of(LAYER, x, w, b, eps)
+        return case_of(*x.shape, x.dtype, x.device, eps).forward(x, w, b, True)[::2]
     y, stats = torch.empty_like(x), x.new_empty((2, len(x)), dtype=torch.float32)
     values = {"X": x, "W": w, "B": b, "Y": y, "MEAN": stats[0], "RSTD": stats[1], "EPS": eps}
     launch("forward", name, x, values, piece)
@@ -226,8 +226,7 @@ def backward(name, dy, x, w, stats, piece=None):
     """dx (M, N), dw and db (N,), from the statistics of a forward."""
     n = x.shape[1]
     if name in REAL:
-        tiling = CHUNKS if name == "read twice" else None
-        return gradients_of(LAYER, dy, x, w, stats, w.dtype, w.dtype, 0, tiling)
+        return gradients_of(name, *x.shape, x.dtype, x.device)(dy, x, w, stats)
     dx = torch.empty_like(x)
     values = {"X": x, "DY": dy, "W": w, "MEAN": stats[0], "RSTD": stats[1], "DX": dx}
     if name == "atomic":
@@ -239,6 +238,18 @@ def backward(name, dy, x, w, stats, piece=None):
     grid, rows = (-(-n // columns), 2), triton.next_power_of_2(programs)
     ours.add_partial_sums[grid](values["PART"], sums, programs, n, rows, columns)
     return dx, sums[0], sums[1]
+
+
+@lru_cache(256)
+def case_of(m, n, dtype, device, eps):
+    x, w = _like(torch.empty(m, n, dtype=dtype, device="meta")), _like(torch.empty(n, dtype=dtype))
+    return Case(LAYER, (n,), eps, None, (*x[:3], device), *((*w[:3], device),) * 2)
+
+
+@lru_cache(256)
+def gradients_of(name, m, n, dtype, device):
+    tiling, types = CHUNKS if name == "read twice" else None, (dtype,) * 5
+    return Backward(LAYER, (m, n), n, n, n, *types, 0, device, tiling)
 
 
 # --- What each step gains, and what it takes of a multiprocessor. --------------------------------

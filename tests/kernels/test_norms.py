@@ -222,6 +222,8 @@ def test_a_fixed_number_of_programs_ignores_the_machine(monkeypatch):
     fixed, free = [], []
     for count in (1, 4, 7):
         monkeypatch.setattr(tilings, "multiprocessors", lambda index, count=count: count)
+        engine._backward_of.cache_clear()
+        engine._cases.clear()
         fixed.append(results(layer_norm, *tensors, programs=5))
         free.append(results(layer_norm, *tensors))
     assert same(fixed[0], fixed[1])
@@ -339,10 +341,36 @@ def test_what_does_not_fit_is_refused(norm, change, error, words):
 @interpreted
 def test_a_cpu_tensor_for_compiled_kernels(monkeypatch):
     monkeypatch.setattr(runtime, "interpreting", lambda: False)
+    engine._cases.clear()
     with pytest.raises(UnsupportedError, match="TRITON_INTERPRET=1"):
         layer_norm(torch.ones(2, 4), 4)
     with pytest.raises(ArgumentError, match="only in Triton's interpreter"), shuffled_programs(0):
         pass
+
+
+def test_a_direct_launch_passes_what_tritons_own_launcher_passes():
+    driver = importlib.import_module("triton.backends.nvidia.driver")
+    passed = []
+
+    class Run:
+        """Triton's launcher with its C function replaced."""
+
+        global_scratch_size = profile_scratch_size = 0
+        global_scratch_align = profile_scratch_align = 1
+        launch_cooperative_grid, launch_pdl, num_ctas = True, False, 1
+        arg_annotations, kernel_signature = "annotations", b"signature"
+
+        def launch(self, *arguments):
+            passed.append(arguments)
+
+        __call__ = driver.CudaLauncher.__call__
+
+    class Compiled:
+        run, function, packed_metadata = Run(), "function", ("metadata",)
+
+    runtime._launcher(Compiled, ("a", None))(2, 3, 7, [10, 11, 12])
+    Compiled.run(2, 3, 1, 7, "function", ("metadata",), None, None, None, 10, 11, 12, "a", None)
+    assert passed[0] == passed[1]
 
 
 @pytest.mark.parametrize("dtype", TYPES[:3], ids=str)

@@ -190,7 +190,6 @@ def backward_tiling(columns: int, itemsize: int) -> Tiling:
     return _pieces(columns, 1, large, 8, 3 if size <= 14336 else 2, 1, hold)
 
 
-@cache
 def second_stage_tiling(count: int, columns: int) -> tuple[int, int, int]:
     """Partial sums and columns of a tile of the second stage, and its warps."""
     # The interpreter is quicker with few large tiles; the order of the sum stays the same.

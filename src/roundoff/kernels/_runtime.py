@@ -35,6 +35,7 @@ from ..describe import lacking
 from ..errors import ArgumentError, UnsupportedError
 
 __all__ = [
+    "Launch",
     "ceil_div",
     "check_device",
     "check_tensor",
@@ -168,38 +169,120 @@ def min_along(x, axis: tl.constexpr):
     return tl.reduce(x, axis, tl.standard._elementwise_min)
 
 
-#: What a launch is made of -> Triton's compiled kernel.
-_COMPILED: dict[Any, Any] = {}
-
-
-def run(function: Any, grid: tuple[int, int], *args: Any, **options: Any) -> None:
-    """Launch a kernel on the current stream: tensors in order, then numbers and constants.
+class Launch:
+    """A kernel and its constants; a call adds the grid, the tensors and the counts.
 
     At 1024 columns a kernel takes a few microseconds, and Triton's analysis of its arguments
-    several times as long. Here that happens on the first call of a kind alone: of the same types
-    and numbers, on aligned tensors. Then its launcher is called itself, without a profiler's hooks.
+    several times as long. Here that happens on the first call alone, so one object must serve
+    only arguments that compile alike: the same types, and the same counts but for those that
+    :func:`kernel` does not specialise for.
+
+    Parameters
+    ----------
+    function : kernel
+        Made by :func:`kernel`.
+    index : int
+        The CUDA device, -1 for the CPU.
+    constants : tuple
+        The last arguments.
+    **options
+        ``num_warps`` and the like.
+
+    Attributes
+    ----------
+    compiled
+        Triton's compiled kernel, None before the first call and in the interpreter.
     """
+
+    __slots__ = ("_launch", "compiled", "constants", "function", "index", "options")
+
+    def __init__(self, function: Any, index: int, constants: tuple[Any, ...], **options: Any):
+        self.function, self.index = function, index
+        self.constants, self.options = constants, options
+        self.compiled: Any = None
+        self._launch: Any = None
+
+    def __call__(
+        self, grid: tuple[int, int], tensors: tuple[torch.Tensor, ...], counts: tuple[Any, ...]
+    ) -> None:
+        """Launch on the current stream; with unaligned tensors through Triton's own launcher."""
+        pointers = [*map(_data_ptr, tensors)]
+        bits = 0
+        for pointer in pointers:
+            bits |= pointer
+        if self._launch is None or bits & 15 or _get_device() != self.index:
+            self._analysed(grid, tensors, counts, bits & 15 == 0)
+            return
+        pointers += counts
+        self._launch(*grid, _get_stream(self.index), pointers)
+
+    def _analysed(
+        self,
+        grid: tuple[int, int],
+        tensors: tuple[torch.Tensor, ...],
+        counts: tuple[Any, ...],
+        aligned: bool,
+    ) -> None:
+        with torch.cuda.device(self.index):  # -1: none
+            arguments = (*tensors, *counts, *self.constants)
+            compiled = self.function[grid](*arguments, **self.options)
+        if aligned and compiled is not None:  # the interpreter returns nothing
+            self.compiled = compiled
+            self._launch = _launcher(compiled, self.constants)
+
+
+def _launcher(compiled: Any, constants: tuple[Any, ...]) -> Callable[..., None]:
+    """A function of the grid, the stream and the first arguments that launches a compiled kernel.
+
+    ``CompiledKernel.run`` is how Triton's own ``CompiledKernel[grid](…)`` launches, without the
+    hooks of a profiler. In the versions named here the C function behind it is called directly:
+    what lies between allocates scratch memory, which these kernels have none of, and takes half a
+    microsecond.
+    """
+    run, function, metadata = compiled.run, compiled.function, compiled.packed_metadata
+    version = triton.__version__.split(".")[:2]
+    sizes = [getattr(run, name + "_scratch_size", None) for name in ("global", "profile")]
+    fixed: tuple[Any, ...]
+    if sizes == [0, 0] and version == ["3", "6"]:
+        direct, hooks = run.launch, (None, None, None)
+        fixed = (run.launch_cooperative_grid, run.launch_pdl, None, None, metadata, *hooks)
+
+        def launch(x: int, y: int, stream: int, arguments: list[Any]) -> None:
+            direct(x, y, 1, stream, function, *fixed, *arguments, *constants)
+
+    elif sizes == [0, 0] and version == ["3", "7"]:
+        direct, hooks = run.launch, (None, None, None)
+        fixed = (run.launch_cooperative_grid, run.launch_pdl, metadata, *hooks, None, None)
+        fixed = (*fixed, run.arg_annotations, run.kernel_signature)
+
+        def launch(x: int, y: int, stream: int, arguments: list[Any]) -> None:
+            direct(x, y, 1, stream, function, *fixed, (*arguments, *constants))
+
+    else:
+
+        def launch(x: int, y: int, stream: int, arguments: list[Any]) -> None:
+            run(x, y, 1, stream, function, metadata, None, None, None, *arguments, *constants)
+
+    return launch
+
+
+_LAUNCHES: dict[Any, Launch] = {}
+
+
+def run(function: Any, grid: tuple[int, int], *args: Any, **options: int) -> None:
+    """Launch a kernel on its arguments in order: tensors, then numbers and constants."""
     count = 0
     for argument in args:
         if not isinstance(argument, torch.Tensor):
             break
         count += 1
     tensors, rest, index = args[:count], args[count:], args[0].get_device()
-    pointers = [*map(_data_ptr, tensors)]
-    bits = 0
-    for pointer in pointers:
-        bits |= pointer
     # By identity: hashing one of Triton's functions takes a lock.
     key = (id(function), index, rest, *[t.dtype for t in tensors], *options.values())
-    compiled = _COMPILED.get(key)
-    if compiled is None or bits & 15 or _get_device() != index:
-        with torch.cuda.device(index):  # -1: none
-            compiled = function[grid](*args, **options)
-        if compiled is not None and not bits & 15:  # the interpreter returns nothing
-            _COMPILED[key] = compiled
-        return
-    what = (compiled.function, compiled.packed_metadata, None, None, None)
-    compiled.run(*grid, 1, _get_stream(index), *what, *pointers, *rest)
+    launch = _LAUNCHES.get(key)
+    if launch is None:
+        launch = _LAUNCHES[key] = Launch(function, index, (), **options)
+    launch(grid, tensors, rest)
 
 
 #: What did not fit on a device -> the stages that do.

@@ -34,7 +34,7 @@ of 32 bits. Each has 64 bits, room for 2**31 parts; a program adds at most twelv
 # mypy: disallow-incomplete-defs=False
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton.language as tl
@@ -42,6 +42,7 @@ import triton.language as tl
 from roundoff.errors import ArgumentError, DtypeError
 
 from ._runtime import (
+    Launch,
     ceil_div,
     check_device,
     check_tensor,
@@ -49,7 +50,6 @@ from ._runtime import (
     max_along,
     min_along,
     multiprocessors,
-    run,
     sum_along,
 )
 
@@ -449,6 +449,8 @@ _CHOICES = {
     torch.bfloat16: _Choice(4096, 0, 8, 4, 8, 64),
 }
 
+_LAUNCHES: dict[Any, Launch] = {}
+
 
 def _sum(x: torch.Tensor, block: int, choice: _Choice) -> torch.Tensor:
     """The sum of a contiguous tensor of one axis."""
@@ -468,8 +470,12 @@ def _sum(x: torch.Tensor, block: int, choice: _Choice) -> torch.Tensor:
     bits = torch.int32 if pack == 1 else torch.int16
     out = torch.empty((), dtype=x.dtype, device=x.device)
     bins = torch.zeros(_BINS.value + 1, dtype=torch.int64, device=x.device)
-    tensors = (x.view(bits), bins, out.view(bits))
-    constants = (lanes, unroll, choice.power, _KINDS[x.dtype], choice.levels)
-    options = {"num_warps": min(choice.warps, max(lanes // 128, 1)), "maxnreg": choice.registers}
-    run(_sum_kernel, (programs, 1), *tensors, n, n // block, *constants, **options)
+    key = (index, x.dtype, block, choice, n >= 2**31)
+    launch = _LAUNCHES.get(key)
+    if launch is None:
+        constants = (lanes, unroll, choice.power, _KINDS[x.dtype], choice.levels)
+        warps = min(choice.warps, max(lanes // 128, 1))
+        launch = Launch(_sum_kernel, index, constants, num_warps=warps, maxnreg=choice.registers)
+        _LAUNCHES[key] = launch
+    launch((programs, 1), (x.view(bits), bins, out.view(bits)), (n, n // block))
     return out

@@ -412,8 +412,7 @@ plt.show()
 # **The first call** converts the model. For two small layers this took :bound:`5.6 <compile>` s on
 # the H200's host, and inductor took :bound:`7.6 <compile.inductor>`. In a second run inductor took
 # longer, too. One later call took :bound:`2.0 <later>` ms, and inductor's
-# :bound:`1.0 <later.inductor>` (H100: :bound:`2.0 <later@nvidia-h100-80gb-hbm3>` and
-# :bound:`2.2 <later.inductor@nvidia-h100-80gb-hbm3>`).
+# :bound:`1.0 <later.inductor>`. On the H100 the two were alike.
 #
 # **A CUDA graph** serves one shape, and ``dynamic=False`` compiles again for a new length. The next
 # call overwrites the result: copy what you keep.

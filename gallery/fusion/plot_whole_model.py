@@ -321,19 +321,25 @@ pd.DataFrame(lines).T.round(2)
 #      - A prefill takes :bound:`0.33 <plain.prefill>` of inductor's time, in a second run half. The
 #        session of ONNX Runtime held :bound:`204 <memory.roundoff>` MiB beside the model, and
 #        inductor :bound:`34 <memory.inductor>`. Shapes were fixed.
-#    * - a CPU, few texts - time both - Whole texts, by wall clock: on the AMD EPYC one took
-#      :bound:`0.56 <words.time@amd-epyc-2-cores>` of eager's time, and two at once
-#      :bound:`0.53 <words.two@amd-epyc-2-cores>`. On the Intel Xeon one took
-#      :bound:`0.98 <words.time>`, and two :bound:`1.28 <words.two>`: on the Xeon keep eager
-#      PyTorch. We do not know why single steps gain more than whole texts. The first text took
-#      :bound:`89 <words.first@amd-epyc-2-cores>` seconds on the EPYC.
-#    * - a CPU, 64 texts - eager PyTorch - Between ONNX Runtime and eager PyTorch there is
-#      :bound:`no difference measured <cpu.rows64>` on the Intel Xeon, and
-#      :bound:`no difference measured <cpu.rows64@amd-epyc-2-cores>` on the AMD EPYC. The first text
-#      takes longer.
-#    * - prompts of many lengths - ``dynamic=True`` - With a growing cache a new length needed
-#      :bound:`0 <words.conversions>` conversions in ONNX Runtime, and two texts at once needed
-#      :bound:`2 <words.again>` (Intel Xeon). inductor was not timed with changing lengths.
+#    * - a CPU, few texts
+#      - time both
+#      - Whole texts, by wall clock: on the AMD EPYC one took
+#        :bound:`0.56 <words.time@amd-epyc-2-cores>` of eager's time, and two at once
+#        :bound:`0.53 <words.two@amd-epyc-2-cores>`. On the Intel Xeon one took
+#        :bound:`0.98 <words.time>`, and two :bound:`1.28 <words.two>`: on the Xeon keep eager
+#        PyTorch. We do not know why single steps gain more than whole texts. The first text took
+#        :bound:`89 <words.first@amd-epyc-2-cores>` seconds on the AMD EPYC.
+#    * - a CPU, 64 texts
+#      - eager PyTorch
+#      - Between ONNX Runtime and eager PyTorch there is
+#        :bound:`no difference measured <cpu.rows64>` on the Intel Xeon, and
+#        :bound:`no difference measured <cpu.rows64@amd-epyc-2-cores>` on the AMD EPYC. The first
+#        text takes longer.
+#    * - prompts of many lengths
+#      - ``dynamic=True``
+#      - With a growing cache a new length needed :bound:`0 <words.conversions>` conversions in ONNX
+#        Runtime, and two texts at once needed :bound:`2 <words.again>` (Intel Xeon). inductor was
+#        not timed with changing lengths.
 #    * - an operator without ONNX form
 #      - inductor
 #      - PyTorch runs that operator between two sessions of ONNX Runtime. ``fallback=False``

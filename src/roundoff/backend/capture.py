@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import operator
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, cast
 
 import torch
@@ -15,10 +15,7 @@ from torch.utils._python_dispatch import (
     _disable_current_modes,
 )
 
-from roundoff.errors import UnsupportedError
-
 __all__ = [
-    "STRIDED",
     "as_constants",
     "fixed_numbers",
     "is_number",
@@ -228,33 +225,6 @@ def keep_composites(
     if hasattr(gm, "_param_name_to_source"):
         kept._param_name_to_source = gm._param_name_to_source
     return kept
-
-
-def _places(
-    x: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset: int | None
-) -> torch.Tensor:
-    """Where the elements of a strided view lie in its contiguous base, flat."""
-    if not x.is_contiguous() or x.storage_offset():
-        raise UnsupportedError("a strided view of a tensor that is not contiguous itself")
-    at = torch.full((), offset or 0, dtype=torch.int64, device=x.device)
-    for n, step in zip(size, stride, strict=True):
-        at = at[..., None] + torch.arange(n, device=x.device) * step
-    return at.reshape(-1)
-
-
-def _as_strided_scatter(
-    x: torch.Tensor,
-    src: torch.Tensor,
-    size: Sequence[int],
-    stride: Sequence[int],
-    storage_offset: int | None = None,
-) -> torch.Tensor:
-    at = _places(x, size, stride, storage_offset)
-    return x.reshape(-1).index_put((at,), src.reshape(-1)).reshape(x.shape)
-
-
-#: AOTAutograd writes inputs that overlap as strided views of one base.
-STRIDED = {torch.ops.aten.as_strided_scatter.default: _as_strided_scatter}
 
 
 @contextlib.contextmanager

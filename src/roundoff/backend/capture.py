@@ -56,44 +56,6 @@ _LIBRARY.impl("matmul", torch.matmul, "CompositeExplicitAutograd")
 _LIBRARY.impl("attention", _by_torch, "CompositeExplicitAutograd")
 
 
-# Shapes alone, for tracing: with symbolic sizes the operators' own decomposition takes 10 times as
-# long.
-def _linear_shape(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
-) -> torch.Tensor:
-    torch._check(x.shape[-1] == weight.shape[1], lambda: f"{x.shape} @ {weight.shape}.T")
-    return x.new_empty([*x.shape[:-1], weight.shape[0]])
-
-
-def _matmul_shape(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    if a.dim() != b.dim():
-        return torch.matmul(a, b)
-    torch._check(a.shape[-1] == b.shape[-2], lambda: f"{a.shape} @ {b.shape}")
-    leading = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
-    return a.new_empty([*leading, a.shape[-2], b.shape[-1]])
-
-
-def _attention_shape(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    mask: torch.Tensor | None,
-    is_causal: bool,
-    scale: float | None,
-    grouped: bool,
-) -> torch.Tensor:
-    torch._check(key.shape[-2] == value.shape[-2], lambda: f"keys {key.shape}, {value.shape}")
-    return query.new_empty([*query.shape[:-1], value.shape[-1]])
-
-
-for _name, _shape in (
-    ("linear", _linear_shape),
-    ("matmul", _matmul_shape),
-    ("attention", _attention_shape),
-):
-    torch.library.register_fake(f"roundoff::{_name}", _shape, lib=_LIBRARY)
-
-
 def _product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     # A product of vectors, or of other types than floats, is none that a rule would fuse.
     if a.dim() < 2 or b.dim() < 2 or not a.is_floating_point() or a.dtype != b.dtype:

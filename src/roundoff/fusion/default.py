@@ -40,7 +40,7 @@ class FoldConstants(Rule):
            "Sin", "Exp", "Gather", "GatherND", "Slice", "Unsqueeze", "Squeeze", "Reshape",
            "Transpose", "Where", "And", "Or", "Not", "Less", "LessOrEqual", "Greater",
            "GreaterOrEqual", "Equal", "Range", "Shape", "Expand", "Tile", "Trilu",
-           "ConstantOfShape", "CumSum", "BitwiseAnd", "Max", "Min", "Identity", "Sum")  # fmt: skip
+           "ConstantOfShape", "CumSum", "Max", "Min", "Identity", "Sum")  # fmt: skip
     source = ONNX
     most = 1 << 22
 

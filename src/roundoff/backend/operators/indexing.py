@@ -18,13 +18,15 @@ from .table import BOOL, INT64, axis_of, kind_of, on_cpu, rank_of, shape_of, wri
 def _no_negative(c: Converter, index: Any) -> ir.Value:
     """An index that ONNX Runtime refuses where it is negative, as torch does.
 
-    ONNX counts it from the end: without its sign it is a number that no axis has. On a GPU neither
+    ONNX counts it from the end: such a one becomes a number that no axis has. On a GPU neither
     looks before the kernel runs.
     """
     value = c.tensor(index, INT64)
     if not on_cpu(index):
         return value
-    return c.op("BitwiseAnd", value, c.constant(np.array((1 << 63) - 1, np.int64)))
+    negative = c.op("Less", value, c.constant(np.array(0)), dtype=BOOL)
+    beyond = c.constant(np.array((1 << 63) - 1))
+    return c.op("Where", negative, beyond, value, shape=dims_of(value), dtype=INT64)
 
 
 @writes("embedding")

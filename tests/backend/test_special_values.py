@@ -80,24 +80,17 @@ def test_norms_of_squares_that_overflow_are_as_documented(scale: float) -> None:
 # Indices
 
 
-@pytest.mark.parametrize("counted", [False, True], ids=["an argument", "counted from one"])
-@pytest.mark.parametrize("written", [False, True])
-@pytest.mark.parametrize("start", [-1, 3, 1])
-def test_an_index_that_no_axis_has_is_refused(counted: bool, written: bool, start: int) -> None:
+@pytest.mark.parametrize("start", [-1, 3])
+def test_an_index_that_no_axis_has_writes_nothing(start: int) -> None:
     """A negative one wrote the last row of what is written in place."""
 
     def f(cache: torch.Tensor, start: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
-        at = torch.arange(2) + start if counted else torch.cat([start, start + 1])
-        return (cache.index_copy_ if written else cache.index_copy)(0, at, new) * 1
+        return cache.index_copy_(0, torch.arange(2) + start, new) * 1
 
-    inputs = torch.tensor([start]), torch.ones(2, 2)
-    if start == 1:
-        assert torch.equal(through(f)(torch.zeros(4, 2), *inputs), f(torch.zeros(4, 2), *inputs))
-        return
     cache = torch.zeros(4, 2)
     with pytest.raises(Exception, match=r"index|indices|out of"):
-        through(f)(cache, *inputs)
-    assert not cache[-1].any() or start == 3
+        through(f)(cache, torch.tensor([start]), torch.ones(2, 2))
+    assert not cache.any() or start == 3
 
 
 INDEXED: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
@@ -128,7 +121,7 @@ def test_an_index_is_taken_as_eager_takes_it(name: str) -> None:
     x = draw(4, 4)
     for run, f in [(through(f), f) for f in calls]:
         torch.testing.assert_close(run(x, torch.tensor([1, 0])), f(x, torch.tensor([1, 0])))
-        for index in (-1, 100):
+        for index in (-1, 100, -(2**63)):
             at = torch.tensor([0, index])
             try:
                 expected = f(x, at)

@@ -144,15 +144,6 @@ def test_what_a_rewrite_that_is_given_up_leaves_is_not_merged() -> None:
     assert g.count() == 3
 
 
-def test_whole_gather() -> None:
-    text = "g (int64[2, 3] x) => (int64[2, 1, 1, 3] y) { y = GatherND(x, i) }"
-    all_of_it = np.stack(np.indices((2, 3)), -1).reshape(2, 1, 1, 3, 2)
-    assert ops(text, i=all_of_it.astype(I64)) == ["Reshape"]
-    made, report = fuse(model(text, i=all_of_it[:, :, :, ::-1].astype(I64)), "default")
-    assert [n.op_type for n in made.graph.node] == ["GatherND"]
-    assert "in order" in next(iter(report.refused.values()))
-
-
 @settings(deadline=None, max_examples=25)
 @given(st.data())
 def test_any_chain_of_shapes_keeps_the_numbers(data: st.DataObject) -> None:

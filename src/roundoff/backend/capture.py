@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import operator
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, cast
 
 import torch
@@ -15,10 +15,7 @@ from torch.utils._python_dispatch import (
     _disable_current_modes,
 )
 
-from roundoff.errors import UnsupportedError
-
 __all__ = [
-    "STRIDED",
     "as_constants",
     "fixed_numbers",
     "is_number",
@@ -57,44 +54,6 @@ def _by_torch(
 _LIBRARY.impl("linear", torch.nn.functional.linear, "CompositeExplicitAutograd")
 _LIBRARY.impl("matmul", torch.matmul, "CompositeExplicitAutograd")
 _LIBRARY.impl("attention", _by_torch, "CompositeExplicitAutograd")
-
-
-# Shapes alone, for tracing: with symbolic sizes the operators' own decomposition takes 10 times as
-# long.
-def _linear_shape(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
-) -> torch.Tensor:
-    torch._check(x.shape[-1] == weight.shape[1], lambda: f"{x.shape} @ {weight.shape}.T")
-    return x.new_empty([*x.shape[:-1], weight.shape[0]])
-
-
-def _matmul_shape(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    if a.dim() != b.dim():
-        return torch.matmul(a, b)
-    torch._check(a.shape[-1] == b.shape[-2], lambda: f"{a.shape} @ {b.shape}")
-    leading = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
-    return a.new_empty([*leading, a.shape[-2], b.shape[-1]])
-
-
-def _attention_shape(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    mask: torch.Tensor | None,
-    is_causal: bool,
-    scale: float | None,
-    grouped: bool,
-) -> torch.Tensor:
-    torch._check(key.shape[-2] == value.shape[-2], lambda: f"keys {key.shape}, {value.shape}")
-    return query.new_empty([*query.shape[:-1], value.shape[-1]])
-
-
-for _name, _shape in (
-    ("linear", _linear_shape),
-    ("matmul", _matmul_shape),
-    ("attention", _attention_shape),
-):
-    torch.library.register_fake(f"roundoff::{_name}", _shape, lib=_LIBRARY)
 
 
 def _product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -228,33 +187,6 @@ def keep_composites(
     if hasattr(gm, "_param_name_to_source"):
         kept._param_name_to_source = gm._param_name_to_source
     return kept
-
-
-def _places(
-    x: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset: int | None
-) -> torch.Tensor:
-    """Where the elements of a strided view lie in its contiguous base, flat."""
-    if not x.is_contiguous() or x.storage_offset():
-        raise UnsupportedError("a strided view of a tensor that is not contiguous itself")
-    at = torch.full((), offset or 0, dtype=torch.int64, device=x.device)
-    for n, step in zip(size, stride, strict=True):
-        at = at[..., None] + torch.arange(n, device=x.device) * step
-    return at.reshape(-1)
-
-
-def _as_strided_scatter(
-    x: torch.Tensor,
-    src: torch.Tensor,
-    size: Sequence[int],
-    stride: Sequence[int],
-    storage_offset: int | None = None,
-) -> torch.Tensor:
-    at = _places(x, size, stride, storage_offset)
-    return x.reshape(-1).index_put((at,), src.reshape(-1)).reshape(x.shape)
-
-
-#: AOTAutograd writes inputs that overlap as strided views of one base.
-STRIDED = {torch.ops.aten.as_strided_scatter.default: _as_strided_scatter}
 
 
 @contextlib.contextmanager

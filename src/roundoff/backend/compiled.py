@@ -316,8 +316,6 @@ class Compiled:
 
     def __call__(self, args: list[Any]) -> list[Any]:
         """Run; *args* as the graph takes them, integers included."""
-        if self._converted.indices:
-            self._converted.look_at_indices(args)
         sizes = {
             s.name: args[s.argument] if s.axis is None else args[s.argument].shape[s.axis]
             for s in self._converted.symbols

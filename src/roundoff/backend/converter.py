@@ -66,8 +66,6 @@ class Converted:
         Operator that stays with torch -> why.
     written : list of int
         Arguments that the graph writes to: their new values are the model's last outputs.
-    indices : list of int
-        Arguments that are indices, of which none may be negative.
     """
 
     model: onnx.ModelProto
@@ -76,16 +74,6 @@ class Converted:
     kernels: dict[str, Kernel]
     by_torch: dict[str, str]
     written: list[int]
-    indices: list[int]
-
-    def look_at_indices(self, args: Sequence[Any]) -> None:
-        """Raise IndexError where an index is negative: ONNX counts it from the end, torch refuses.
-
-        An index beyond the end ONNX Runtime finds itself.
-        """
-        for i in self.indices:
-            if args[i].numel() and int(args[i].min()) < 0:
-                raise IndexError(f"index out of range: {int(args[i].min())} is negative")
 
 
 class Converter:
@@ -100,8 +88,6 @@ class Converter:
         self.on_cpu = False
         #: Placeholders that are written to -> the new value.
         self.written: dict[torch.fx.Node, ir.Value] = {}
-        #: Placeholders that are indices, of which none may be negative.
-        self.indices: set[torch.fx.Node] = set()
         self._checks: list[tuple[ir.Value, str]] = []
         self._nodes: list[ir.Node] = []
         self._inputs: list[ir.Value] = []
@@ -180,9 +166,7 @@ class Converter:
         )
         model = ir.to_proto(ir.Model(graph, ir_version=10))
         written = [places.index(node) for node in self.written]
-        indices = sorted(places.index(node) for node in self.indices)
-        parts = (self._symbols, self._integers, self.kernels, self.by_torch, written, indices)
-        return Converted(model, *parts)
+        return Converted(model, self._symbols, self._integers, self.kernels, self.by_torch, written)
 
     def check(self, condition: ir.Value, message: str) -> None:
         """Let a call raise with a message where a condition is false."""

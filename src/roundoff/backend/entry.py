@@ -18,7 +18,6 @@ from roundoff.errors import ArgumentError, DtypeError, RoundoffError, Unsupporte
 from roundoff.fusion import OptimizationOptions
 
 from .capture import (
-    STRIDED,
     as_constants,
     fixed_numbers,
     is_number,
@@ -183,9 +182,9 @@ def onnx_custom_backend(
             return ByNumbers(numbers, constants, make) if numbers else make(constants)
 
         with as_constants(fixed):
-            return aot_autograd(
-                fw_compiler=compiler, decompositions=STRIDED, keep_inference_input_mutations=True
-            )(kept, args)
+            return aot_autograd(fw_compiler=compiler, keep_inference_input_mutations=True)(
+                kept, args
+            )
     except RoundoffError as e:
         if torch._guards.TracingContext.try_get() is None:
             raise

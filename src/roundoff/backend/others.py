@@ -31,6 +31,10 @@ def _is_integer(node: torch.fx.Node) -> bool:
 def by_torch(c: Converter, node: torch.fx.Node) -> Any:
     """A step that calls the operator in torch, on the tensors where they lie."""
     leaves, spec = pytree.tree_flatten((node.args, node.kwargs))
+    if node.target is torch.ops.aten.as_strided_scatter.default:
+        base = leaves[0].meta["val"]
+        if not contiguous(base) or dim(base.storage_offset()):
+            raise UnsupportedError("a strided view of a tensor that is not contiguous itself")
     inputs: list[ir.Value] = []
     template: list[Any] = []
     for x in leaves:

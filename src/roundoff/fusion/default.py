@@ -21,7 +21,6 @@ __all__ = [
     "MergeTransposes",
     "ReshapedTranspose",
     "SlicesToSplit",
-    "WholeGather",
 ]
 
 ONNX = "https://onnx.ai/onnx/operators/"
@@ -291,31 +290,6 @@ class SlicesToSplit(Rule):
         return (axis, start, end) if end > start else None
 
 
-class WholeGather(Rule):
-    """Pattern: GatherND with constant indices that name every element once, in order.
-
-    Becomes a Reshape. The exporter writes a padding mask's broadcast that way.
-    """
-
-    ops = ("GatherND",)
-    source = "transformers, masking_utils.padding_mask_function"
-
-    def rewrite(self, g: Editor, node: ir.Node) -> bool:
-        x, out = node.inputs[0], node.outputs[0]
-        indices, shape, out_shape = g.constant(node.inputs[1]), g.shape(x), g.shape(out)
-        if x is None or indices is None or shape is None or out_shape is None:
-            return False
-        if not static(*shape):
-            return False
-        if g.attribute(node, "batch_dims", 0) != 0 or indices.shape[-1] != len(shape):
-            return False
-        flat = np.ravel_multi_index(tuple(np.moveaxis(indices, -1, 0)), shape, mode="wrap")
-        if not np.array_equal(flat.reshape(-1), np.arange(math.prod(shape))):
-            raise Refusal("the indices do not name every element once, in order")
-        g.replace(out, g.reshape(x, out_shape, node))
-        return True
-
-
 #: The rules of the tier, in the order in which they are tried.
 DEFAULT: tuple[Rule, ...] = (
     FoldConstants(),
@@ -323,6 +297,5 @@ DEFAULT: tuple[Rule, ...] = (
     MergeReshapes(),
     MergeTransposes(),
     ReshapedTranspose(),
-    WholeGather(),
     SlicesToSplit(),
 )

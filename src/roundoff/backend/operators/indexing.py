@@ -18,40 +18,15 @@ from .table import BOOL, INT64, axis_of, kind_of, on_cpu, rank_of, shape_of, wri
 def _no_negative(c: Converter, index: Any) -> ir.Value:
     """An index that ONNX Runtime refuses where it is negative, as torch does.
 
-    ONNX counts it from the end. On a GPU neither looks before the kernel runs. An argument is
-    looked at before the run; of what the graph computes the sign is taken off, which leaves a
-    number that no axis has.
+    ONNX counts it from the end: such a one becomes a number that no axis has. On a GPU neither
+    looks before the kernel runs.
     """
     value = c.tensor(index, INT64)
     if not on_cpu(index):
         return value
-    start = _counted_from(index)
-    if start is not None:
-        c.indices.update(start)
-        return value
-    return c.op("BitwiseAnd", value, c.constant(np.array((1 << 63) - 1, np.int64)))
-
-
-def _counted_from(node: Any) -> list[Any] | None:
-    """The arguments that are negative where an index is; None where that is not known.
-
-    An argument is so itself. A range counts from 0, or up from an argument of one element that is
-    added: rules know the place in a static cache by it.
-    """
-    aten = torch.ops.aten
-    while node.target in (aten.unsqueeze.default, aten.view.default, aten.alias.default):
-        node = node.args[0]
-    if node.op == "placeholder":
-        return [node]
-    if node.target is aten.arange.default:
-        return []
-    if node.target is not aten.add.Tensor or node.kwargs:
-        return None
-    ranges = [x for x in node.args if getattr(x, "target", None) is aten.arange.default]
-    starts = [x for x in node.args if getattr(x, "op", None) == "placeholder"]
-    known = [x for x in starts if isinstance(x.meta["val"], torch.Tensor)]
-    single = len(known) == 1 and all(n == 1 for n in shape_of(known[0]))
-    return known if len(ranges) == 1 and single else None
+    negative = c.op("Less", value, c.constant(np.array(0)), dtype=BOOL)
+    beyond = c.constant(np.array((1 << 63) - 1))
+    return c.op("Where", negative, beyond, value, shape=dims_of(value), dtype=INT64)
 
 
 @writes("embedding")

@@ -218,3 +218,14 @@ def test_more_ranks_than_gpus_are_hosts_of_their_own():
     with Workers(count, "nccl", limit_s=60, environment=variables) as workers:
         results = workers.map(added_on_a_gpu, [float(2**i) for i in range(count)])
     assert results == [([2.0**count - 1], rank % gpus) for rank in range(count)]
+
+
+def reduced_in_workers(x):
+    with Workers(2, limit_s=60) as workers:
+        return workers.map(reduced, [x, 2 * x])
+
+
+def test_a_parallel_build_runs_them_in_a_process_of_joblib() -> None:
+    joblib = pytest.importorskip("joblib")
+    made = joblib.Parallel(n_jobs=2)(joblib.delayed(reduced_in_workers)(x) for x in (1.0, 2.0))
+    assert made == [[(2, 9.0)] * 2, [(2, 18.0)] * 2]

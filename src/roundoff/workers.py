@@ -266,14 +266,18 @@ class _Group:
 def _starting() -> Iterator[None]:
     """While processes start: with our variables, and without the page.
 
-    Multiprocessing would run the page again in each.
+    Multiprocessing would run the page again in each. It also tells each the method by which this
+    process was started, which a build by joblib makes one that no other process knows.
     """
     before = {name: os.environ.get(name) for name in _VARIABLES}
     page, sys.modules["__main__"] = sys.modules["__main__"], types.ModuleType("__main__")
+    method = multiprocessing.get_start_method(allow_none=True)
     os.environ.update(_VARIABLES)
+    multiprocessing.set_start_method("forkserver", force=True)
     try:
         yield
     finally:
+        multiprocessing.set_start_method(method, force=True)
         sys.modules["__main__"] = page
         for name, value in before.items():
             os.environ.pop(name)

@@ -18,9 +18,8 @@ Temperature 0, the same question, the same weights: alone it gets one answer, in
 
    **The price.** ``generate`` of the changed SmolLM2 takes :bound:`0.87 <called.least>` to
    :bound:`1.04 <called.most>` times as long as torch's, and every prompt gets the text that it gets
-   alone. On an AMD EPYC, with six layers, it took
-   :bound:`1.5 <plot_trainer_sampler#price.sampling>` times as long. The worst of
-   :bound:`273 <product.shapes>` matrix products takes :bound:`1.57 <product.most>` times as long.
+   alone. On a processor it takes longer. The worst of :bound:`273 <product.shapes>` matrix products
+   takes :bound:`1.57 <product.most>` times as long.
 
    .. code-block:: python
 

@@ -17,10 +17,10 @@ Shuffle a list of numbers and add it again: the last digits of the sum change. N
    the exact sum, rounded once.
 
    **The price.** On one core, float64 takes :bound:`2.3 <float64.time>` times the float32 time in
-   ``np.sum``, and :bound:`13 <float64.torch>` times in ``torch.sum``. ``binned`` takes
-   :bound:`13 <binned.time>` times as long as ``np.sum`` in float32. On a GPU, ``torch.sum`` in
-   float64 takes :bound:`5.4 <float64.gpu>` times its float32 time. There ``sum_binned`` gives the
-   bits of ``binned``, in :bound:`1.3 <binned.gpu>` times the float32 time.
+   ``np.sum``, and :bound:`13 <float64.torch>` times in ``torch.sum``. The exact sum, ``binned``,
+   takes :bound:`13 <binned.time>` times as long as ``np.sum`` in float32. On a GPU, ``torch.sum``
+   in float64 takes :bound:`5.4 <float64.gpu>` times its float32 time. There ``sum_binned`` gives
+   the bits of ``binned``, in :bound:`1.3 <binned.gpu>` times the float32 time.
 
    .. code-block:: python
 

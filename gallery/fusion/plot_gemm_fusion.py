@@ -348,7 +348,7 @@ for name, value in bars.items():
 ax.axvline(1, color="0.5", lw=1)
 ax.invert_yaxis()
 ax.margins(x=0.15)
-ax.set_title("ONNX Runtime, H200, float16")
+ax.set_title("H200, float16")
 ax.set_xlabel("one Gemm's time over two or three")
 plt.show()
 

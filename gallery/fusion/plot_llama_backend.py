@@ -371,7 +371,7 @@ NAMES = {
     "roundoff, tier 3, CUDA graph": "rules, Triton,\nCUDA graph",
 }
 bars = half["median"][list(NAMES)].rename(NAMES) if len(half) else live["time"]
-title = "Milliseconds a layer, H200, float16"
+title = "Milliseconds, H200, float16"
 if not len(half):
     title = "Time over eager PyTorch's, one layer on this machine"
 colors = ["C1" if "inductor" in name else "C0" for name in bars.index]

@@ -15,8 +15,8 @@ Rounding to nearest, with a probability. Where rounding errors are independent a
 can be replaced by about λ √n: the error is at most (exp(λ √n u + n u² / (1 − u)) − 1) S with
 probability at least 1 − 2 n exp(−λ² (1 − u)² / 2) (N. J. Higham, T. Mary, *A new approach to
 probabilistic rounding error analysis*, SIAM Journal on Scientific Computing 41, 2019, theorem
-3.1). For m elements to keep within the bound at once with a confidence 1 − p, ask for 1 − p / m of
-each, whether or not they are independent.
+3.1). For m elements to keep within the bound at once, each may fail with a probability m times
+smaller, whether or not they are independent.
 
 It does **not** hold where errors have a sign, as with truncation and with sums of equal terms: in a
 binade of the sum each addition then rounds the same way. The plain float32 sum of n times
@@ -79,10 +79,12 @@ def tolerance(
     dtype: Any,
     terms: int,
     accumulate: Any = None,
+    condition: float = 1.0,
     confidence: float | None = None,
     operands: Any = None,
     *,
     rounding: str = "nearest",
+    elements: int = 1,
 ) -> float:
     """Largest error that rounding can explain in a sum of products x_i w_i, over Σ\\|x_i w_i\\|.
 
@@ -90,10 +92,9 @@ def tolerance(
     the truth, they are within 2 t (\\|X\\| \\|W\\| + \\|bias\\|) of each other, \\|X\\| \\|W\\|
     being the product of the magnitudes; :func:`~roundoff.compare.tolerance_used` measures it.
 
-    Relative to the result itself the sum's part is Σ\\|x_i w_i\\| / \\|Σ x_i w_i\\| times as large.
-    With weights of both signs that has no upper limit (for 1152 normal terms its median is 33, and
-    5e8 was seen), so that a bound for all elements says nothing. It serves where all terms have one
-    sign.
+    A tolerance relative to the result itself needs *condition*. With weights of both signs that
+    has no upper limit (for 1152 normal terms its median is 33, and 5e8 was seen), so that a bound
+    for all elements says nothing. It serves where all terms have one sign.
 
     Parameters
     ----------
@@ -104,8 +105,10 @@ def tolerance(
     accumulate : any, optional
         Type of products and sums; by default *dtype*. Matrix products in float16 and bfloat16
         usually accumulate in float32.
+    condition : float, default 1
+        Σ\\|x_i w_i\\| / \\|Σ x_i w_i\\|, 1 or more; the tolerance is then relative to the result.
     confidence : float, optional
-        Probability, between 0 and 1, with which an element keeps within the tolerance **if
+        Probability, between 0 and 1, with which all *elements* keep within the tolerance **if
         rounding errors are independent and of mean zero**; by default the bound always holds.
         Equal or structured terms, as of constants, masks and padding, break it: 5 times for
         65,536 equal ones (see the module's docstring). Use it for data of random digits alone.
@@ -117,6 +120,10 @@ def tolerance(
         How sums are rounded: truncation for tensor cores, whose products are exact but whose
         accumulation cuts. The bound is then 2u for each term, in blocks of any size; the
         assumptions are listed in the module's docstring.
+    elements : int, default 1
+        Number of elements in the result, all of which are to keep within the tolerance. It
+        matters with *confidence* alone: each may then fail with probability
+        (1 − confidence) / elements.
 
     Returns
     -------
@@ -129,10 +136,10 @@ def tolerance(
     Raises
     ------
     ArgumentError
-        When *terms* is less than 1, *confidence* is not between 0 and 1, *rounding* is unknown, or
-        *confidence* is given where the probabilistic model does not hold: with truncation, whose
-        errors have a sign, or with so many terms that a sum stagnates (terms × unit roundoff of 1
-        or more).
+        When *terms* or *elements* is less than 1, *condition* < 1, *confidence* is not between 0
+        and 1, *rounding* is unknown, or *confidence* is given where the probabilistic model does
+        not hold: with truncation, whose errors have a sign, or with so many terms that a sum
+        stagnates (terms × unit roundoff of 1 or more).
     DtypeError
         When a type is not a floating one.
 
@@ -150,6 +157,8 @@ def tolerance(
     result = real_type(dtype)
     wide = result if accumulate is None else real_type(accumulate)
     check_whole("terms", terms, 1, 2**63 - 1)
+    check_whole("elements", elements, 1, 2**63 - 1)
+    check_number("condition", condition, 1, finite=False)
     if confidence is not None:
         check_number("confidence", confidence, above=0, below=1)
     check_choice("rounding", rounding, ("nearest", "truncation"))
@@ -171,13 +180,14 @@ def tolerance(
         )
     bound = terms * (2 * u if rounding == "truncation" else u)
     if confidence is not None:
-        spread = math.sqrt(2 * math.log(2 * terms / (1 - confidence))) / (1 - u)
+        spread = math.sqrt(2 * math.log(2 * terms * elements / (1 - confidence))) / (1 - u)
         exponent = spread * math.sqrt(terms) * u + terms * u * u / (1 - u)
         bound = min(bound, math.expm1(exponent) if exponent < 700 else math.inf)
     if operands is not None:
         name = str(operands).lower()
         each = TF32 if name in ("tf32", "tensorfloat32") else real_type(operands).unit_roundoff
         bound = (1 + bound) * (1 + each) ** 2 - 1
+    bound *= condition
     if wide.precision > result.precision:  # one more rounding, of the result
         bound = bound + result.unit_roundoff * (1 + bound)
     return bound

@@ -769,7 +769,7 @@ def test_gradients_of_attention(kind):
     y = attention(q, k, v, **options)
     visible = torch.ones(2, 3, 6, dtype=torch.bool).tril(3) if mask is None else mask[:, 0]
     made = invariant_attention._gradients_by_torch(
-        y, q, k, v, *invariant_attention._sees(visible), 0.5
+        y, q, k, v, invariant_attention._sees(visible), 0.5
     )
     for a, b in zip(made, torch.autograd.grad(y, (q, k, v), y), strict=True):
         torch.testing.assert_close(a, b)

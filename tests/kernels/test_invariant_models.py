@@ -142,6 +142,19 @@ def test_values_and_gradients_are_torchs(name):
     assert bool(places.within) == (name == "Mixtral"), places.within  # its experts and routers
 
 
+def test_compiled_gradients_are_those_of_eager():
+    """A compiler traces the backward pass with tensors of its own."""
+    ids, made = tokens(12), []
+    for compiled in (False, True):
+        model = changed("Llama", torch.bfloat16).requires_grad_(True)
+        run = torch.compile(model, backend="aot_eager") if compiled else model
+        loss = run(ids, labels=ids, use_cache=False).loss
+        made.append((loss, *torch.autograd.grad(loss, list(model.parameters()))))
+    for a, b in zip(*made, strict=True):
+        largest = float(b.detach().abs().max())
+        torch.testing.assert_close(a, b, rtol=2e-2, atol=2e-2 * largest)
+
+
 @pytest.mark.skipif(DEVICE == "cpu", reason="a CPU has one way")
 @pytest.mark.parametrize(("n", "k"), [(576, 1536), (1024, 8192), (64, 200), (4096, 14336)])
 def test_a_linear_takes_each_way_of_the_product_with_gradients(n, k):

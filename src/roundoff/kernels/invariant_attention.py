@@ -167,8 +167,9 @@ def attention(
     asked = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
     as_torch = asked and q.is_cuda and q.dtype in _SHORT and not is_traced(q)
     if as_torch and q.numel() and keys:
-        y = _attention_of_torch(q, k, v, *_visible(seen, keys), scale)
         # The gradients are torch's, and do not read this result. Its values are ours.
+        with by_torch(q):
+            y = _attention_of_torch(q, k, v, _visible(seen, keys), scale)
         y.data.copy_(_attend(q, k, v, seen, scale, tf32))
         return y
     if asked or is_traced(q):
@@ -744,13 +745,13 @@ def _setup(ctx: Any, inputs: Any, output: Any) -> None:
 
 def _backward(ctx: Any, dy: torch.Tensor) -> Any:
     y, q, k, v, *seen = ctx.saved_tensors
-    made = _gradients(dy, q, k, v, y, *_visible(Seen(*seen), k.shape[2]), ctx.scale)
+    made = _gradients(dy, q, k, v, y, _visible(Seen(*seen), k.shape[2]), ctx.scale)
     return *made, *[None] * 5
 
 
 def _masked_backward(ctx: Any, dy: torch.Tensor) -> Any:
     y, q, k, v, mask = ctx.saved_tensors
-    made = _gradients(dy, q, k, v, y, *_sees(mask[:, 0]), ctx.scale)
+    made = _gradients(dy, q, k, v, y, _sees(mask[:, 0]), ctx.scale)
     return *made, None, None, None
 
 
@@ -760,12 +761,26 @@ _differentiable_masked = operator(
 )
 
 
-def _visible(seen: Seen, keys: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """:func:`_sees` of ranges: made once for all layers that have one mask, and kept with it."""
-    kept: dict[int, Any] | None = getattr(seen.first, "_of_a_mask", None)
+class _Sees(NamedTuple):
+    """Which keys a query sees, and whether it sees one; without one it is given all.
+
+    The softmax of no keys would have no number.
+    """
+
+    keys: torch.Tensor  #: booleans, shape (batch, queries, keys)
+    some: torch.Tensor  #: booleans, shape (batch, queries, 1)
+
+
+def _sees(visible: torch.Tensor) -> _Sees:
+    some = visible.any(-1, keepdim=True)
+    return _Sees(visible | ~some, some)
+
+
+def _visible(seen: Seen, keys: int) -> _Sees:
+    """What ranges show: made once for all layers that have one mask, and kept with it."""
+    kept: dict[int, _Sees] | None = getattr(seen.first, "_of_a_mask", None)
     if kept is not None and keys in kept:
-        found: tuple[torch.Tensor, torch.Tensor] = kept[keys]
-        return found
+        return kept[keys]
     rank = torch.arange(keys, device=seen.first.device)
     visible = (rank >= seen.first[..., None]) & (rank < seen.last[..., None])
     if seen.order is not None:
@@ -777,34 +792,24 @@ def _visible(seen: Seen, keys: int) -> tuple[torch.Tensor, torch.Tensor]:
     return made
 
 
-def _sees(visible: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Which keys a query sees, (batch, queries, keys), and which queries see one, (…, 1).
-
-    A query without keys is given all of them: its softmax would have no number.
-    """
-    sees = visible.any(-1, keepdim=True)
-    return visible | ~sees, sees
-
-
 def _gradients(
     dy: torch.Tensor,
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
     y: torch.Tensor,
-    visible: torch.Tensor,
-    sees: torch.Tensor,
+    sees: _Sees,
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Those of softmax(q kᵀ s) v with respect to q, k and v, at float32 or wider."""
     if q.is_cuda and q.dtype in _SHORT:
-        return _gradients_by_torch(dy, q, k, v, visible, sees, scale)
+        return _gradients_by_torch(dy, q, k, v, sees, scale)
     groups = k.shape[1]
     wide = torch.promote_types(q.dtype, torch.float32)
     qs, dys, ys = (t.unflatten(1, (groups, -1)).to(wide) for t in (q, dy, y))
     ks, vs = (t.unsqueeze(2).to(wide) for t in (k, v))
-    scores = (qs @ ks.mT * scale).masked_fill(~visible[:, None, None], -torch.inf)
-    p = scores.softmax(-1).masked_fill(~sees[:, None, None], 0.0)
+    scores = (qs @ ks.mT * scale).masked_fill(~sees.keys[:, None, None], -torch.inf)
+    p = scores.softmax(-1).masked_fill(~sees.some[:, None, None], 0.0)
     ds = p * (dys @ vs.mT - (dys * ys).sum(-1, keepdim=True)) * scale
     dq = (ds @ ks).flatten(1, 2)
     dk, dv = ((t.mT @ o).sum(2) for t, o in ((ds, qs), (p, dys)))
@@ -812,35 +817,23 @@ def _gradients(
 
 
 def _gradients_by_torch(
-    dy: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    visible: torch.Tensor,
-    sees: torch.Tensor,
-    scale: float,
+    dy: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sees: _Sees, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Torch's own attention once more, and its gradients: scores need not be in memory."""
     with by_torch(dy), torch.enable_grad():
         leaves = [t.detach().requires_grad_() for t in (q, k, v)]
-        y = _attention_of_torch(leaves[0], leaves[1], leaves[2], visible, sees, scale)
+        y = _attention_of_torch(leaves[0], leaves[1], leaves[2], sees, scale)
         dq, dk, dv = torch.autograd.grad(y, leaves, dy)
     return dq, dk, dv
 
 
-@own_work
 def _attention_of_torch(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    visible: torch.Tensor,
-    sees: torch.Tensor,
-    scale: float,
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sees: _Sees, scale: float
 ) -> torch.Tensor:
     """Torch's own attention; a query that sees nothing gets zeros."""
     share = q.shape[1] // k.shape[1]
     keys, values = (t.repeat_interleave(share, 1) for t in (k, v))
     y = torch.nn.functional.scaled_dot_product_attention(
-        q, keys, values, attn_mask=visible[:, None], scale=scale
+        q, keys, values, attn_mask=sees.keys[:, None], scale=scale
     )
-    return y.masked_fill(~sees[:, None], 0.0)
+    return y.masked_fill(~sees.some[:, None], 0.0)

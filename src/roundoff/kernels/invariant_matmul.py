@@ -83,12 +83,12 @@ def own_work(function: _Function) -> _Function:
 
 
 @contextlib.contextmanager
-def by_torch(gradient: torch.Tensor) -> Iterator[None]:
-    """Have torch compute a backward pass, under :func:`roundoff.invariant`, too.
+def by_torch(given: torch.Tensor) -> Iterator[None]:
+    """Have torch compute a gradient or what has one, under :func:`roundoff.invariant`, too.
 
     A compiler that traces the pass, with tensors of its own, sees it all the same.
     """
-    if type(gradient) is not torch.Tensor:
+    if type(given) is not torch.Tensor:
         yield
         return
     with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():

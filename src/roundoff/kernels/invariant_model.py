@@ -14,7 +14,15 @@ from ..errors import ArgumentError
 from . import invariant_kernels as kernels
 from ._runtime import power_of_2, run
 from .invariant_cublas import plainly, route
-from .invariant_matmul import _one, differentiable, is_traced, matmul, operator, own_work
+from .invariant_matmul import (
+    _one,
+    by_torch,
+    differentiable,
+    is_traced,
+    matmul,
+    operator,
+    own_work,
+)
 from .invariant_operators import TRANSFORMERS, _pieces, _reduced, _tf32, register
 
 __all__ = ["Places", "put_in_place"]
@@ -310,18 +318,12 @@ def _is_narrow(x: torch.Tensor, weight: torch.Tensor | None) -> bool:
 
 
 @own_work
-def _rms_rows(
-    x: torch.Tensor,
-    weight: torch.Tensor | None,
-    eps: float,
-    kind: str,
-    into: torch.Tensor | None = None,
-) -> torch.Tensor:
+def _rms_rows(x: torch.Tensor, weight: torch.Tensor | None, eps: float, kind: str) -> torch.Tensor:
     """The formula by one kernel, a program a row."""
     n = x.shape[-1]
     rows = x.reshape(-1, n)
     rows = rows if rows.stride(1) == 1 else rows.contiguous()
-    made = torch.empty_like(x, memory_format=torch.contiguous_format) if into is None else into
+    made = torch.empty_like(x, memory_format=torch.contiguous_format)
     if made.numel():
         flags = (weight is not None, kind == "rounded first", kind == "of one")
         w = x if weight is None else weight.contiguous()
@@ -341,9 +343,14 @@ def _rms_norm_of_torch(
     x: torch.Tensor, weight: torch.Tensor | None, eps: float, kind: str
 ) -> torch.Tensor:
     """The formula, on a GPU by torch's kernel, for its gradients."""
-    if not x.is_cuda or not _is_narrow(x, weight) or kind == "of one":
+    if not _torch_has(x, weight, kind):
         return _rms_formula(x, weight, eps, kind)
     return functional.rms_norm(x, x.shape[-1:], weight, eps)
+
+
+def _torch_has(x: torch.Tensor, weight: torch.Tensor | None, kind: str) -> bool:
+    """Whether a kernel of torch's computes the formula on a GPU."""
+    return x.is_cuda and _is_narrow(x, weight) and kind != "of one"
 
 
 @opaque("invariant_rms_norm", _rms_norm_of_torch)
@@ -360,16 +367,13 @@ def _rms_norm(self: Any, x: torch.Tensor, *, kind: str) -> torch.Tensor:
     weight = getattr(self, "weight", None)
     if not _asks(x, weight):
         return _rms_formula(x, weight, eps, kind, own=True)
-    # On a GPU torch's own kernel has the gradients, and does not read its result again.
-    by_kernel = x.is_cuda and _is_narrow(x, weight) and kind != "of one"
-    if by_kernel and not is_traced(x) and (y := _by_torch(x, weight, eps)).is_contiguous():
-        return _rms_rows(x, weight, eps, kind, into=y)
-    return _rms_norm_op(x, weight, eps, kind)
-
-
-@own_work
-def _by_torch(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Tensor:
-    return functional.rms_norm(x, x.shape[-1:], weight, eps)
+    if is_traced(x) or not _torch_has(x, weight, kind):
+        return _rms_norm_op(x, weight, eps, kind)
+    # The gradients are torch's, and do not read this result. Its values are ours.
+    with by_torch(x):
+        y = _rms_norm_of_torch(x, weight, eps, kind)
+    y.data.copy_(_rms_rows(x, weight, eps, kind))
+    return y
 
 
 def _rms_norm_rounded_first(self: Any, x: torch.Tensor) -> torch.Tensor:

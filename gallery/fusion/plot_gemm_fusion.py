@@ -132,8 +132,7 @@ before = call(BEFORE, token)
 large = show({"two Gemms": two, "joined before": before})
 
 # %%
-# Joined before, the large Gemm takes no longer than two, and often less: it is started once. So its
-# width is not the cause.
+# Joined before, the large Gemm takes no longer than two. So its width is not the cause.
 #
 # One row only reads the weights
 # ------------------------------

@@ -293,8 +293,8 @@ plt.show()
 # With TF32 in both, the two results are within :bound:`0.0020 <gap.both>` of each other, and both
 # have the error that ONNX Runtime has by default: agreement is not accuracy. The rest comes from
 # LayerNormalization. Before a MatMul in TF32, swapping LayerNormalization moves the result by
-# :bound:`0.0020 <swap.norm.tf32>`: where its last bits differ, TF32 may round to the next of its
-# coarse numbers.
+# :bound:`0.0020 <swap.norm.tf32>`. Our guess, not tested: where its last bits differ, TF32 can
+# round to the next of its coarse numbers.
 #
 # Without TF32, either runtime may have the smaller error. On the H200 their errors are equal in
 # three digits. On the host's CPU, PyTorch's RMS error is :bound:`2.2 <error.cpu>` times that of

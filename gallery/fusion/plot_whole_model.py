@@ -217,7 +217,7 @@ texts.rename(columns=columns).infer_objects().round(1)
 # %%
 # With eight prompts the methods write different tokens. The choices are near ties: in float64 no
 # written token is more than :bound:`0.0144 <text.behind>` below the best logit. After the first
-# different token the rest differ, too.
+# different token the rest of a text may differ, too.
 #
 # For one prompt there is :bound:`no difference measured <text.ratio>` between ONNX Runtime and
 # inductor. On an H100 there is :bound:`no difference measured <text.ratio@nvidia-h100-80gb-hbm3>`

@@ -17,13 +17,16 @@ import gc
 import time
 import warnings
 from functools import cache, partial
+from unittest import mock
 
 import torch
 from torch._inductor import config as inductor
 
+from roundoff import fusion
 from roundoff.backend import onnx_custom_backend
 from roundoff.compare import scaled_error
 from roundoff.fusion import OptimizationOptions
+from roundoff.fusion import rules as fusion_rules
 from roundoff.models import SIZES, Llama, random_tokens
 from roundoff.ort import available
 from roundoff.page.measurement import Study
@@ -43,7 +46,6 @@ study = Study(
     with_mask=(False, "a batch × sequence padding mask as a second input"),
     dtype=("", "precisions to compare, such as float16,TF32"),
     budget=(0.2 if quick else 4.0 if cuda else 15.0, "seconds of measuring for each precision", 0),
-    max_autotune=(False, "also inductor's max-autotune, a rival that takes minutes to compile"),
 )
 
 # --- Every way to run the layer. -----------------------------------------------------------------
@@ -58,7 +60,7 @@ BEST = "roundoff, tier 3, CUDA graph"
 CHOSEN = ("inductor", "inductor, reduce-overhead", "roundoff", BEST)
 
 
-def ways(args):
+def ways():
     """Label, attention that transformers is told to use, whether it replays a CUDA graph."""
     for attention in ("sdpa", "eager"):
         yield "eager", attention, False
@@ -66,8 +68,6 @@ def ways(args):
             yield "inductor", attention, False
         if cuda:
             yield "inductor, reduce-overhead", attention, True
-            if args.max_autotune:
-                yield "inductor, max-autotune", attention, True
     for label in list(TIERS)[2 * quick :]:
         yield label, "sdpa", False
         if cuda and label in list(TIERS)[2:]:
@@ -156,7 +156,7 @@ def contest(models, inputs, chosen, budget, tf32=False):
     frame = times.frame.set_index("label")
     for key, row in rows.items():
         alike = [k for k in rows if rows[k]["CUDA graph"] == row["CUDA graph"]]
-        rivals = [k for k in alike if k.startswith("inductor")]
+        rivals = [k for k in alike if k.startswith("inductor") and "max-autotune" not in k]
         base = min(rivals, key=frame["median"].get) if rivals else None
         ratio = times.ratio(key, base) if base else None
         n, ms = (5, 1e3 / 5) if cuda else (1, float("nan"))  # a CPU's times are ratios alone
@@ -225,7 +225,7 @@ def times(args):
     if cuda and args.config == "medium" and not args.dtype:
         cases.append(("large", "float16"))
     layers, rows = args.num_hidden_layers, []
-    telling = [w for w in ways(args) if w[1] == "sdpa" and w[0] in ("eager", *CHOSEN)]
+    telling = [w for w in ways() if w[1] == "sdpa" and w[0] in ("eager", *CHOSEN)]
     for config, precision in cases:
         size, (dtype, tf32) = SIZES[config], PRECISIONS[precision]
         models = {a: Llama(size, layers, dtype, a, device) for a in ("sdpa", "eager")}
@@ -234,11 +234,58 @@ def times(args):
         least = None
         if cuda:
             least = 2e3 * inputs[0].numel() * weights / rate_of_a_product(dtype, tf32)
-        chosen = telling if config == "large" else list(ways(args))
+        chosen = telling if config == "large" else list(ways())
         head = {"precision": precision, "config": config, "layers": layers}
         for row in contest(models, inputs, chosen, args.budget, tf32):
             rows.append(head | row | {"products": least})
     return rows
+
+
+@study.table(
+    part="processor",
+    times=["median", "avg_time", "warmup", "N calls", "speedup", "× inductor", "low", "high"],
+)
+def autotuned(args):
+    """Inductor's ``max-autotune``, which takes minutes to compile, beside its ``reduce-overhead``.
+
+    All replay a CUDA graph, and take turns. In float32 ``max-autotune`` takes too long to compile.
+    """
+    labels = ["inductor, reduce-overhead", "inductor, max-autotune", BEST]
+    size = SIZES[args.config]
+    for precision in ("float16", "bfloat16") if cuda else ():
+        dtype, _ = PRECISIONS[precision]
+        models = {"sdpa": Llama(size, args.num_hidden_layers, dtype, "sdpa", device)}
+        inputs = random_tokens(size, args.with_mask, device, padding="right")
+        chosen = [(label, "sdpa", True) for label in labels]
+        for row in contest(models, inputs, chosen, args.budget):
+            yield {"precision": precision, "config": args.config} | row
+
+
+def attention_alone(tier):
+    """The rules of a tier without those of tier 2 that do not write attention."""
+    return tuple(r for r in fusion_rules(tier) if tier == "default" or r.name == "Attention")
+
+
+@study.table(
+    part="processor",
+    times=["median", "avg_time", "warmup", "N calls", "speedup", "memory"],
+)
+def separated(args):
+    """The converted layer with one thing taken away: starts of kernels, attention, the rest.
+
+    A CUDA graph takes the starts away. *rules* says which rules of tier 2 there are.
+    """
+    size, labels = SIZES[args.config], (UNFUSED, BACKEND)
+    chosen = [(label, "sdpa", False) for label in labels]
+    if cuda:
+        chosen += [(f"{label}, CUDA graph", "sdpa", True) for label in labels]
+    dtype = torch.float16 if cuda else torch.float32
+    inputs = random_tokens(size, args.with_mask, device, padding="right")
+    for name, rules in ("attention", attention_alone), ("all", fusion_rules):
+        models = {"sdpa": Llama(size, args.num_hidden_layers, dtype, "sdpa", device)}
+        with mock.patch.object(fusion, "rules", rules):
+            for row in contest(models, inputs, chosen, args.budget):
+                yield {"rules": name, "config": args.config} | row
 
 
 # --- What compiling costs. -----------------------------------------------------------------------

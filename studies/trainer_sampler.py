@@ -447,35 +447,35 @@ study.value(
     where=WHOLE,
     test=lambda v: 0.2 < v.value < 0.5,
 )
+
+
+def changed_by(rows: pd.DataFrame, cause: str, part: str) -> float:
+    """The share of the logits that a cause changes where this part adds in a fixed order."""
+    return float(rows.set_index(["cause", "fixed"])["logits"][cause, part])
+
+
+def most_changed(rows: pd.DataFrame) -> float:
+    """The largest share of the logits that any cause changes."""
+    return float(rows["logits"].max())
+
+
 study.value(
-    "head.outside",
-    f"share of {OUTSIDE}: the last product in float32 against the same pass in bfloat16",
-    "causes",
-    "outside",
-    where={"cause": "last product in float32"},
-    interval=("low", "high"),
-    test=lambda v: v.high is not None and v.high < 0.02,
+    "parts.attention",
+    "largest share of the logits that padding, packing or a cache changes where attention alone "
+    "adds in a fixed order, SmolLM2-135M, bfloat16",
+    "parts",
+    most_changed,
+    where={"fixed": "attention"},
+    test=lambda v: v.value == 0 and set(v.rows["cause"]) == set(APART),
 )
-
-
-def fixed_by(rows: pd.DataFrame, part: str) -> float:
-    """The share of the logits that a cache changes where this part adds in a fixed order."""
-    return float(rows.set_index("fixed")["logits"][part])
-
-
-for part, test in (
-    ("attention", lambda v: v.value == 0 and fixed_by(v.rows, "products") > 0.5),
-    ("products", lambda v: v.value > 0.5 and v.value == fixed_by(v.rows, "nothing")),
-):
-    study.value(
-        f"parts.{part}",
-        f"share of the logits that a cache changes where {part} alone add in a fixed order, "
-        "SmolLM2-135M, bfloat16, 8 tokens at a time",
-        "parts",
-        functools.partial(fixed_by, part=part),
-        where={"cause": "cache, 8 tokens at a time"},
-        test=test,
-    )
+study.value(
+    "parts.products",
+    "share of the logits that a cache changes, token by token, where products alone add in a fixed "
+    "order, SmolLM2-135M, bfloat16",
+    "parts",
+    functools.partial(changed_by, cause="cache, token by token", part="products"),
+    test=lambda v: v.value > 0.5,
+)
 study.value(
     "float16.outside",
     "share of importance ratios outside [0.9, 1.1], SmolLM2-135M, float16 on both sides",

@@ -295,58 +295,55 @@ pd.DataFrame(lines).T.round(2)
 # Which to use, and what it costs
 # -------------------------------
 #
+# The table sums up which one is worth it.
+#
 # .. list-table::
 #    :header-rows: 1
-#    :widths: 22 22 56
+#    :widths: 34 24 42
 #
 #    * - Your case
 #      - Use
-#      - Speed, and what it costs
-#    * - a GPU, one text
-#      - inductor, CUDA graph
-#      - There is :bound:`no difference measured <graph.rows1>` between inductor and ONNX Runtime. A
-#        graph has fixed shapes: a different batch or cache size compiles again.
-#    * - a GPU, eight texts
-#      - either, CUDA graph
-#      - ONNX Runtime takes :bound:`0.96 <graph.rows8>` of inductor's time on the H200. On an H100
-#        there is :bound:`no difference measured <graph.rows8@nvidia-h100-80gb-hbm3>`.
-#    * - a GPU, 64 texts
-#      - ONNX Runtime, CUDA graph
-#      - A step takes :bound:`0.67 <graph.rows64>` of inductor's time, and on an H100
-#        :bound:`0.62 <graph.rows64@nvidia-h100-80gb-hbm3>`. Beside the model
-#        ONNX Runtime held :bound:`112 <memory.graph.roundoff>` MiB, and inductor
-#        :bound:`196 <memory.graph.inductor>`. ``generate`` of 64 texts was not timed.
-#    * - a GPU, no graph
+#      - ONNX Runtime's time
+#    * - GPU, CUDA graph, one text
+#      - inductor
+#      - :bound:`no difference measured <graph.rows1>` from inductor
+#    * - GPU, CUDA graph, eight texts
+#      - either
+#      - :bound:`0.96 <graph.rows8>` of inductor's
+#    * - GPU, CUDA graph, 64 texts
 #      - ONNX Runtime
-#      - A prefill takes :bound:`0.33 <plain.prefill>` of inductor's time, in a second run half. The
-#        session of ONNX Runtime held :bound:`204 <memory.roundoff>` MiB beside the model, and
-#        inductor :bound:`34 <memory.inductor>`. Shapes were fixed.
-#    * - a CPU, few texts
+#      - :bound:`0.67 <graph.rows64>` of inductor's
+#    * - GPU, no graph, prefill
+#      - ONNX Runtime
+#      - :bound:`0.33 <plain.prefill>` of inductor's, in a second run half
+#    * - CPU, whole texts
 #      - time both
-#      - Whole texts, by wall clock: on the AMD EPYC one took
-#        :bound:`0.56 <words.time@amd-epyc-2-cores>` of eager's time, and two at once
-#        :bound:`0.53 <words.two@amd-epyc-2-cores>`. On the Intel Xeon one took
-#        :bound:`0.98 <words.time>`, and two :bound:`1.28 <words.two>`: on the Xeon keep eager
-#        PyTorch. We do not know why single steps gain more than whole texts. The first text took
-#        :bound:`89 <words.first@amd-epyc-2-cores>` seconds on the AMD EPYC.
-#    * - a CPU, 64 texts
+#      - :bound:`0.56 <words.time@amd-epyc-2-cores>` of eager's on an AMD EPYC,
+#        :bound:`0.98 <words.time>` on an Intel Xeon
+#    * - CPU, a step of 64 texts
 #      - eager PyTorch
-#      - Between ONNX Runtime and eager PyTorch there is
-#        :bound:`no difference measured <cpu.rows64>` on the Intel Xeon, and
-#        :bound:`no difference measured <cpu.rows64@amd-epyc-2-cores>` on the AMD EPYC. The first
-#        text takes longer.
-#    * - prompts of many lengths
-#      - ``dynamic=True``
-#      - With a growing cache a new length needed :bound:`0 <words.conversions>` conversions in ONNX
-#        Runtime, and two texts at once needed :bound:`2 <words.again>` (Intel Xeon). inductor was
-#        not timed with changing lengths.
-#    * - an operator without ONNX form
-#      - inductor
-#      - PyTorch runs that operator between two sessions of ONNX Runtime. ``fallback=False``
-#        refuses the model instead.
-#    * - training, several devices, float8
-#      - inductor
-#      - The backend ``"roundoff"`` refuses them, and names the reason.
+#      - :bound:`no difference measured <cpu.rows64>` from eager on the Intel Xeon
+#
+# * **On an H100** a step of 64 texts takes :bound:`0.62 <graph.rows64@nvidia-h100-80gb-hbm3>` of
+#   inductor's time. For eight texts there is
+#   :bound:`no difference measured <graph.rows8@nvidia-h100-80gb-hbm3>`.
+# * **On a CPU** two texts at once took :bound:`0.53 <words.two@amd-epyc-2-cores>` of eager's time
+#   on the AMD EPYC, and :bound:`1.28 <words.two>` on the Intel Xeon. We do not know why single steps
+#   gain more than whole texts. For a step of 64 texts there is
+#   :bound:`no difference measured <cpu.rows64@amd-epyc-2-cores>` on the AMD EPYC, too.
+# * **Memory** beside the model, on the H200. For 64 texts in a CUDA graph ONNX Runtime held
+#   :bound:`112 <memory.graph.roundoff>` MiB, and inductor :bound:`196 <memory.graph.inductor>`.
+#   Without a graph, with fixed shapes, ONNX Runtime held :bound:`204 <memory.roundoff>` MiB, and
+#   inductor :bound:`34 <memory.inductor>`.
+# * **The first text** compiles. On the AMD EPYC the first text took
+#   :bound:`89 <words.first@amd-epyc-2-cores>` seconds.
+# * **Lengths.** A CUDA graph has fixed shapes: a different batch or cache size compiles again.
+#   With ``dynamic=True`` and a growing cache a new length needed :bound:`0 <words.conversions>`
+#   conversions in ONNX Runtime, and two texts at once needed :bound:`2 <words.again>` (Intel Xeon).
+#   inductor was not timed with changing lengths.
+# * **Operators without an ONNX form** run in PyTorch, between two sessions of ONNX Runtime. With
+#   ``fallback=False`` the backend refuses such a model.
+# * **Training, several devices and float8** are refused, with the reason. There use inductor.
 #
 # ``dynamic=True`` compiles for every length at once. We write two texts, after prompts of different
 # lengths, and compare them with the texts of eager PyTorch.

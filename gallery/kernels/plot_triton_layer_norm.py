@@ -289,19 +289,20 @@ typical = pd.DataFrame(typical, index=["y", "dx", "dw", "db"]).T
 typical.round(2)
 
 # %%
-# Then the rates of the backward, at the thirty widths of Triton's tutorial. On a GPU the cell times
-# 4096 rows of float16, with the right kernels that compile quickly. On a processor it times 64 rows
-# of float32, with PyTorch's kernel and step by step: the time of an interpreted kernel says
-# nothing.
+# The last figure has the rates of the backward at the thirty widths of Triton's tutorial, on this
+# machine. On a GPU the cell times 4096 rows of float16, with the right kernels that compile
+# quickly. On a processor the time of an interpreted kernel says nothing. There the cell times 256
+# rows of float32, with PyTorch's kernel and step by step.
 
 gpu = device == "cuda"
 slow = "inductor", "QuACK"  # to compile, at each width
 timed = {k: v for k, v in norms.items() if k == "torch" or (gpu and k not in slow)}
-shape = (4096, torch.float16) if gpu else (64, torch.float32)
+rows, dtype = (4096, torch.float16) if gpu else (256, torch.float32)
 live = {}
 for n in range(1024, 15873, 7424 if unit_test_going() else 512):
-    x, dy, w, b = inputs(shape[0], n, shape[1])
-    calls = {} if gpu else {"step by step": partial(backward, dy, x, w, b, *forward(x, w, b)[1:])}
+    x, dy, w, b = inputs(rows, n, dtype)
+    saved = forward(x, w, b)[1:]
+    calls = {} if gpu else {"step by step": partial(backward, dy, x, w, b, *saved)}
     for label, norm in timed.items():
         if max(typical_errors(norm, x, dy, w, b)) < 16:
             scale, shift = (t.to(norm.weights or t.dtype) for t in (w, b))
@@ -310,11 +311,16 @@ for n in range(1024, 15873, 7424 if unit_test_going() else 512):
     moved = dict.fromkeys(calls, 3 * x.nbytes)
     rated = measure(calls, bytes=moved, device=device, cuda_graph=gpu, budget_s=0.05)
     live[n] = rated.frame.set_index("label")["gb_s"]
-ax = pd.DataFrame(live).T.plot(figsize=(5.2, 2.4), xlabel="columns", ylabel="GB/s", ylim=0)
+live = pd.DataFrame(live).T.rename_axis(columns=None)
+title = "Backward on this machine, GB/s"
+ax = live.plot(figsize=(5.2, 2.4), xlabel="columns", ylim=0, title=title)
 ax.figure.set_label("GB/s of the backward by columns, on this machine.")
 plt.show()
 
 # %%
+# On a processor PyTorch's kernel is the faster one at each width: the steps move the rows several
+# times, and count as if they moved them once.
+#
 # Your own rows and columns
 # -------------------------
 #

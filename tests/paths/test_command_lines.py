@@ -208,7 +208,6 @@ def test_versions_that_are_named_are_ours() -> None:
         ("llama_backend", "--num_hidden_layers 0"),
         ("llama_backend", "--dtype float32,float8"),
         ("llama_backend", "--budget nan"),
-        ("llama_backend", "--max_autotune -1"),
     ],
 )
 def test_a_study_refuses_nonsense_before_it_measures(
@@ -237,7 +236,7 @@ def test_a_study_refuses_nonsense_before_it_measures(
 
 slow = pytest.mark.slow(reason="whole studies in processes of their own")
 WHOLE = [
-    ("studies/llama_backend.py", "--max_autotune 0"),
+    ("studies/llama_backend.py", "--with_mask 1"),
     ("studies/whole_model.py", "--only times,costs"),
     ("studies/batch_invariance.py", "--prompts 1 --tokens 1 --completions 2"),
     ("studies/batch_invariance.py", "--only alone,attention"),

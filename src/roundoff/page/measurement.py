@@ -150,7 +150,10 @@ class Study:
         if args.values:
             for record in read_records(self.page, folder):
                 path = folder / self.page / f"{record.machine}.json"
-                print(f"values: {write_values(path, self.evaluate(record))}")
+                found = self.evaluate(record)
+                if gone := sorted(set(record.values) - set(found)):
+                    print(f"{record.machine} has these values no more: {', '.join(gone)}")
+                print(f"values: {write_values(path, found)}")
             return
         env = environment(args.commit)
         if args.record is not None:

@@ -347,6 +347,37 @@ for name, optimization, words, precision in (
         where=row(optimization, precision),
         **TIME,
     )
+
+
+def saved(rows, rules, optimization):
+    """The share of the converted layer's time that this way saves, in one contest."""
+    median = rows[rows["rules"] == rules].set_index("optimization")["median"]
+    return float(1 - median[optimization] / median[UNFUSED])
+
+
+for name, words, rules, optimization, low, high in (
+    ("graph", "a CUDA graph", "all", f"{UNFUSED}, CUDA graph", 0, 0.15),
+    ("attention", "attention as one operator", "attention", BACKEND, 0.15, 0.35),
+    ("rules", "all rules of tiers 1 and 2", "all", BACKEND, 0.5, 0.7),
+):
+    study.value(
+        f"saved.{name}",
+        f"share of the time of the converted layer that {words} saves, {LAYER}, float16",
+        "separated",
+        partial(saved, rules=rules, optimization=optimization),
+        on="nvidia-h100-80gb-hbm3",
+        test=lambda v, low=low, high=high: low < v.value < high,
+    )
+study.value(
+    "autotune",
+    "time of inductor's max-autotune over that of its reduce-overhead, CUDA graphs on both sides, "
+    f"{LAYER}, float16",
+    "autotuned",
+    "× inductor",
+    where={"optimization": "inductor, max-autotune", "precision": "float16"},
+    on="nvidia-h100-80gb-hbm3",
+    **TIME,
+)
 study.value(
     "best.large",
     "time of the backend with Triton kernels over inductor's, CUDA graphs on both sides, a layer "

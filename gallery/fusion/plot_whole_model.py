@@ -328,8 +328,8 @@ pd.DataFrame(lines).T.round(2)
 #   inductor's time. For eight texts there is
 #   :bound:`no difference measured <graph.rows8@nvidia-h100-80gb-hbm3>`.
 # * **On a CPU** two texts at once took :bound:`0.53 <words.two@amd-epyc-2-cores>` of eager's time
-#   on the AMD EPYC, and :bound:`1.28 <words.two>` on the Intel Xeon. We do not know why single steps
-#   gain more than whole texts. For a step of 64 texts there is
+#   on the AMD EPYC, and :bound:`1.28 <words.two>` on the Intel Xeon. We do not know why single
+#   steps gain more than whole texts. For a step of 64 texts there is
 #   :bound:`no difference measured <cpu.rows64@amd-epyc-2-cores>` on the AMD EPYC, too.
 # * **Memory** beside the model, on the H200. For 64 texts in a CUDA graph ONNX Runtime held
 #   :bound:`112 <memory.graph.roundoff>` MiB, and inductor :bound:`196 <memory.graph.inductor>`.

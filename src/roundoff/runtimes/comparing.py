@@ -35,11 +35,11 @@ from .drawing import check_drawing
 from .feeds import check_feeds, draw, drawn_shapes, limits
 from .module import (
     call_module,
-    check_mode,
     check_module,
     check_outputs,
     in_type_of,
     over_rms,
+    without_draws,
 )
 from .quantization import Quantization, is_quantized, quantization_cost
 from .result import OUTPUT_COLUMNS, SOURCES, RuntimeComparison
@@ -82,7 +82,7 @@ def compare_runtimes(
     module : torch.nn.Module or callable, optional
         What the model was exported from. It is called where its parameters lie, by keyword where
         the parameters of its ``forward`` have the names of the model's inputs, else in the order
-        of the inputs.
+        of the inputs. It computes as after ``eval()``, as it is exported.
     providers : sequence, optional
         ONNX Runtime's, which also say where torch computes; by default CUDA where both runtimes
         have it, else the CPU.
@@ -122,7 +122,7 @@ def compare_runtimes(
         drawn, or a node draws random numbers (Dropout in training, RandomNormal, Bernoulli, …).
     ArgumentError, DtypeError, ShapeError
         An argument is of another kind; a feed is missing, unknown, or not what the model declares;
-        the module is in training mode, or its inputs or outputs are not the model's.
+        the module draws random numbers, or its inputs or outputs are not the model's.
 
     Examples
     --------
@@ -274,7 +274,7 @@ class _Setup:
         inputs = [i.name for i in self.proto.graph.input]
         if module is not None:
             with self.inside():
-                results["module"] = check_mode(module, inputs, fed, device, names)
+                results["module"] = without_draws(module, inputs, fed, device, names)
             check_outputs(names, results["torch"], results["module"])
         quantization = self._quantization(fed, truth, module, results.get("module"))
         rows = [

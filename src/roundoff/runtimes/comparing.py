@@ -90,7 +90,8 @@ def compare_runtimes(
         Whether both may use TF32 for float32 matrix products on CUDA. By default each does what
         it does when told nothing: ONNX Runtime uses it, torch follows its own switch (off).
     sizes : mapping of str to int, optional
-        Symbolic dimension -> size, for inputs that are drawn. Others are drawn from 2 to 8.
+        Symbolic dimension -> size, for inputs that are drawn. Others are drawn from 2 to 8; one
+        that is written as a sum of others ("past + sequence") is a dimension of its own.
     seed : int
         Seed of what is drawn.
     calibration : int or sequence of mappings, optional

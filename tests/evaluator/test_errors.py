@@ -91,26 +91,6 @@ def test_integer_division_by_zero(op_type: str, dtype: str) -> None:
                 evaluator.run(None, feeds)
 
 
-def test_a_loop_without_an_end() -> None:
-    body = """
-    agraph (float X) => (float Y)
-    {
-        yes = Constant <value = bool {1}> ()
-        Y = Loop (COUNT, yes, X) <
-            body = turn (int64 i, bool going, float before) => (bool still, float after)
-            { still = Identity(going) after = Neg(before) }
-        >
-    }
-    """
-    with pytest.raises(
-        UnsupportedError, match=r"node 'Loop_1' \(Loop\): no trip count, and no end"
-    ):
-        TorchOnnxEvaluator(text(body.replace("COUNT", ""))).run(None, {"X": torch.tensor(1.0)})
-    body = body.replace("yes =", "many = Constant <value = int64 {1000000000000}> () yes =")
-    with pytest.raises(UnsupportedError, match=r"node 'Loop_2' \(Loop\): trip count"):
-        TorchOnnxEvaluator(text(body.replace("COUNT", "many"))).run(None, {"X": torch.tensor(1.0)})
-
-
 def test_more_than_the_memory() -> None:
     model = text("agraph (int64[n] S) => (float Y) { A = ConstantOfShape(S) Y = ReduceMax(A) }")
     with pytest.raises(UnsupportedError, match=r"node 'ConstantOfShape_0'.*memory"):

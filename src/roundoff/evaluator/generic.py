@@ -146,8 +146,12 @@ def _session(node: Node, inputs: tuple[Any, ...]) -> Any:
 
 
 def _feed_names(node: Node) -> list[str]:
-    """An input name for each position, captures included; ``""`` for an absent input."""
-    names = [f"input_{k}" if n else "" for k, n in enumerate(node.inputs)]
+    """An input name for each position, captures included; ``""`` for an absent input.
+
+    No body of the node has such a name.
+    """
+    result = next(filter(None, node.outputs), "")
+    names = [f"{result}|{k}" if n else "" for k, n in enumerate(node.inputs)]
     return [*names, *node.captures]
 
 
@@ -182,13 +186,19 @@ def single_node_model(
     outputs = [helper.make_value_info(n, TypeProto()) for n in proto.output if n]
     graph = helper.make_graph([proto], "node", feeds, outputs)
     known = schema_of(node.domain, node.op_type, node.opset) is not None
-    version = opset or (node.version if known else node.opset)
+    version = opset or (_version(node) if known else node.opset)
     opsets = {"": 21} | {node.domain: max(version, 1)}
     return helper.make_model(
         graph,
         opset_imports=[helper.make_opsetid(d, v) for d, v in opsets.items()],
         ir_version=_IR_VERSION,
     )
+
+
+def _version(node: Node) -> int:
+    """The first opset that has the operator, and those of its bodies, as the model has them."""
+    nodes = [b.node for body in node.subgraphs.values() for b in body.bound]
+    return max([node.version, *(_version(n) for n in nodes if n.domain == "")])
 
 
 def _in_float64(attribute: AttributeProto) -> AttributeProto:
@@ -324,6 +334,8 @@ class ReferenceKernel:
         check_node(node)
         if schema_of(node.domain, node.op_type, node.opset) is None:
             raise NotHandledError(f"ONNX's reference evaluator has no operator {node.operator}")
+        if (node.domain, node.op_type) == ("", "Loop"):
+            raise NotHandledError("ONNX's reference Loop stacks numbers as vectors")
         why = refusal(node) if node.truth else ""
         if why:
             raise NotHandledError(f"ONNX's reference {node.operator} is no truth: {why}")

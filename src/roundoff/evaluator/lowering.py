@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TypeProto, helper
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TypeProto
 
 from roundoff.errors import ModelError, UnsupportedError
 
@@ -196,7 +196,9 @@ class Lowering:
         node.constants = {k: graph.known[n] for k, n in enumerate(inputs) if n in graph.known}
         for attribute in proto.attribute:
             if attribute.type == AttributeProto.GRAPH:
-                node.subgraphs[attribute.name] = self._body(node, attribute, graph)
+                path = (*graph.path, name, attribute.name)
+                body = self._graph(attribute.g, path, graph.opsets, graph, {})
+                node.subgraphs[attribute.name] = body
             else:
                 value = attribute_value(attribute, self.folder, name)
                 node.attributes[attribute.name] = value
@@ -208,20 +210,6 @@ class Lowering:
             graph.types.update(_output_types(node))
         graph.results.update(n for n in node.outputs if n)
         graph.nodes.append(node)
-
-    def _body(self, node: Node, attribute: AttributeProto, graph: Lowered) -> Lowered:
-        types: dict[str, TypeProto] = {}
-        if node.operator == "Loop":
-            actuals = [None, None, *node.inputs[2:]]
-            for position, (formal, actual) in enumerate(
-                zip(attribute.g.input, actuals, strict=False)
-            ):
-                if actual is None:
-                    types[formal.name] = helper.make_tensor_type_proto(9 if position else 7, [])
-                elif actual in node.types:  # a carried value may change its shape, not its type
-                    types[formal.name] = _without_shape(node.types[actual])
-        path = (*graph.path, node.name, attribute.name)
-        return self._graph(attribute.g, path, graph.opsets, graph, types)
 
 
 def _visible(outer: MutableMapping[str, Any], own: Collection[str]) -> MutableMapping[str, Any]:
@@ -237,9 +225,3 @@ def _output_types(node: Node) -> dict[str, TypeProto]:
         return {}
     data = {node.inputs[k]: small_integer(v, node.inputs[k]) for k, v in node.constants.items()}
     return infer(node, node.types, data)
-
-
-def _without_shape(known: TypeProto) -> TypeProto:
-    if known.WhichOneof("value") != "tensor_type":
-        return known
-    return helper.make_tensor_type_proto(known.tensor_type.elem_type, None)

@@ -148,12 +148,13 @@ class Choice:
         if key in self.custom:
             return [self.custom[key]]
         order = self.by_operator.get(key, self.order)
-        if node.op_type == "Scan" and self.custom:
+        if node.op_type in ("Loop", "Scan") and self.custom:
             raise UnsupportedError(
-                f"node {node.label!r}: custom kernels do not reach into the body of a Scan",
-                hint="a Loop, or no custom kernels",
+                f"node {node.label!r}: custom kernels do not reach into the body of a"
+                f" {node.op_type}",
+                hint="no custom kernels",
             )
-        if node.subgraphs:  # the body runs here, node by node in the order asked for
+        if node.op_type == "If":  # a branch runs here, node by node in the order asked for
             order = ("torch", *(name for name in order if name != "torch"))
         return [BY_NAME[name] for name in order]
 

@@ -54,8 +54,8 @@ class TorchOnnxEvaluator:
     kernels : sequence of str, or mapping (domain, op_type) -> sequence of str
         Order in which kernels are tried: any of ``"torch"``, ``"ort"``, ``"reference"``; by
         default all three in this order. A mapping changes only the operators that it names.
-        The bodies of If and Loop keep the order node by node; that of a Scan runs as a whole in
-        the first of them that has it, which is none in truth mode. Where ONNX Runtime departs
+        The branches of an If keep the order node by node; a Loop or Scan runs as a whole in the
+        first of them that has it, which is none in truth mode. Where ONNX Runtime departs
         from ONNX's definition (``roundoff.evaluator.registry.REFERENCE_FIRST``) the default
         has ONNX's reference before it.
     truth : bool
@@ -245,8 +245,8 @@ class TorchOnnxEvaluator:
     def kernels_used(self) -> dict[str, str]:
         """Which kernel ran, or would run, each node: ``node.label`` -> ``"torch"``, ``"ort"``, …
 
-        Nodes of subgraphs are included. A kernel that leaves some types to the next is
-        reported as of the last run.
+        Nodes of subgraphs are included; those of a Loop or Scan run with it, whatever their own
+        kernel. A kernel that leaves some types to the next is reported as of the last run.
         """
         return {b.node.label: b.used or "" for b in self._bounds(self._graph)}
 

@@ -42,7 +42,7 @@ _WHOLE = frozenset({
 _VERIFIED = frozenset({
     "Cast", "CenterCropPad", "Col2Im", "Compress", "ConstantOfShape", "DepthToSpace",
     "DequantizeLinear", "EyeLike", "GatherElements", "GatherND", "NonMaxSuppression", "NonZero",
-    "OneHot", "QLinearConv", "QLinearMatMul", "QuantizeLinear", "ReduceMax", "ReduceMin",
+    "OneHot", "Pad", "QLinearConv", "QLinearMatMul", "QuantizeLinear", "ReduceMax", "ReduceMin",
     "Resize", "ReverseSequence", "ScatterElements", "ScatterND", "SpaceToDepth", "TensorScatter",
 })  # fmt: skip
 

@@ -105,13 +105,13 @@ for _op_type, _parts in _REDUCERS.items():
 def _register_arg(op_type: str, function: Function) -> None:
     @torch_function(op_type, 1, axis=0, keepdims=1, select_last_index=0)
     def arg(x: Tensor, *, axis: int, keepdims: int, select_last_index: int) -> Tensor:
+        if select_last_index:
+            raise NotHandledError("the last of equals")
         k, keep = axis_of(axis, x.dim()), bool(keepdims)
         if x.is_floating_point() and bool(torch.isnan(x).any()):
             raise NotHandledError("NaN among the values")
         # torch does not promise the first of equals: take the first place of the extreme.
         hits = (x == function(x, k, keepdim=True)).to(torch.uint8)
-        if select_last_index:
-            return x.shape[k] - 1 - torch.argmax(hits.flip(k), k, keepdim=keep)
         return torch.argmax(hits, k, keepdim=keep)
 
 
@@ -140,23 +140,8 @@ _register_softmax("Softmax", torch.softmax)
 _register_softmax("LogSoftmax", torch.log_softmax)
 
 
-def _register_cumulative(op_type: str, since: int, function: Function, neutral: int) -> None:
-    @torch_kernel(op_type, since)
-    def factory(node: Node) -> Function:
-        exclusive = bool(node.attribute("exclusive", 0))
-        reverse = bool(node.attribute("reverse", 0))
-
-        def cumulate(x: Tensor, axis: Tensor) -> Tensor:
-            k = axis_of(read(node, 1, axis)[0], x.dim())
-            y = x.flip(k) if reverse else x
-            y = function(y, k, dtype=x.dtype)
-            if exclusive:
-                first = torch.full_like(y.narrow(k, 0, min(1, y.shape[k])), neutral)
-                y = torch.cat([first, y.narrow(k, 0, max(y.shape[k] - 1, 0))], k)
-            return y.flip(k) if reverse else y
-
-        return cumulate
-
-
-_register_cumulative("CumSum", 11, torch.cumsum, 0)
-_register_cumulative("CumProd", 26, torch.cumprod, 1)
+@torch_kernel("CumSum", 11)
+def _cumulative_sum(node: Node) -> Function:
+    if node.attribute("exclusive", 0) or node.attribute("reverse", 0):
+        raise NotHandledError("sums from the other end, or without the element itself")
+    return lambda x, axis: torch.cumsum(x, read(node, 1, axis)[0], dtype=x.dtype)

@@ -22,6 +22,7 @@ from roundoff.evaluator import (
     MatMulOrt,
     Node,
     OrtKernel,
+    ReferenceKernel,
     TorchOnnxEvaluator,
 )
 
@@ -147,7 +148,7 @@ def test_the_order_of_kernels(norm: onnx.ModelProto, norm_feeds: dict[str, Any])
         evaluator = TorchOnnxEvaluator(norm, kernels=order)
         evaluator.run(None, norm_feeds)
         assert set(evaluator.kernels_used().values()) == {order if order == "ort" else order[0]}
-    evaluator = TorchOnnxEvaluator(norm, kernels={("", "Add"): ["reference"]})
+    evaluator = TorchOnnxEvaluator(norm, custom_kernels={("", "Add"): ReferenceKernel})
     evaluator.run(None, norm_feeds)
     assert sorted(evaluator.kernels_used().values()) == ["reference", "torch", "torch"]
     model = text(

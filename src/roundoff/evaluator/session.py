@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from roundoff.arguments import check_flag, check_providers
+from roundoff.arguments import check_feeds, check_flag, check_providers
 from roundoff.dtypes import dtype_info
 from roundoff.errors import ArgumentError, DtypeError, UnsupportedError
 
-from .checks import check_declared, check_feed, check_names
+from .checks import check_declared, check_feed
 from .loading import load
 from .lowering import Lowering
 from .nodes import Node, Settings
@@ -51,9 +51,9 @@ class TorchOnnxEvaluator:
     custom_kernels : mapping (domain, op_type) -> Kernel or function
         Used instead of every other kernel, in subgraphs and local functions too. A plain
         function is called as ``f(*inputs, **attributes)``.
-    kernels : sequence of str, or mapping (domain, op_type) -> sequence of str
+    kernels : sequence of str
         Order in which kernels are tried: any of ``"torch"``, ``"ort"``, ``"reference"``; by
-        default all three in this order. A mapping changes only the operators that it names.
+        default all three in this order.
         The branches of an If keep the order node by node; a Loop or Scan runs as a whole in the
         first of them that has it, which is none in truth mode. Where ONNX Runtime departs
         from ONNX's definition (``roundoff.evaluator.registry.REFERENCE_FIRST``) the default
@@ -107,7 +107,7 @@ class TorchOnnxEvaluator:
         providers: Sequence[Any] = ("CPUExecutionProvider",),
         custom_kernels: Mapping[tuple[str, str], Any] | None = None,
         *,
-        kernels: Sequence[str] | Mapping[tuple[str, str], Sequence[str]] | None = None,
+        kernels: Sequence[str] | None = None,
         truth: bool = False,
     ) -> None:
         device = _device(providers)
@@ -264,7 +264,7 @@ class TorchOnnxEvaluator:
     def _arguments(self, feeds: Any) -> list[Any]:
         """The inputs in order: converted, checked, on the device."""
         graph = self._graph
-        check_names(feeds, self.input_names, graph.optional)
+        check_feeds(feeds, self.input_names, graph.optional)
         arguments = []
         for name in graph.input_names:
             if name not in feeds:

@@ -32,7 +32,7 @@ from roundoff.timing import free_memory, torch_precision
 from .advice import Advice
 from .calibrating import alike, calibrate, check_calibration, varied
 from .drawing import check_drawing
-from .feeds import check_feeds, draw, drawn_shapes, limits
+from .feeds import check_declared, draw, drawn_shapes, limits
 from .module import (
     call_module,
     check_module,
@@ -174,7 +174,7 @@ def _checked(proto: onnx.ModelProto, feeds: Any, what: str) -> dict[str, Any]:
     """Feeds as values of the evaluator, of the names, types and shapes that the model declares."""
     given = check_mapping(what, feeds, "input names to tensors")
     values = {name: to_value(value) for name, value in given.items()}
-    check_feeds(proto, values)
+    check_declared(proto, values)
     return values
 
 
@@ -330,7 +330,7 @@ class _Setup:
         first, drawn = self.evaluator(), feeds is None
         if feeds is None:
             feeds = self._draw(first, shapes, seed)
-        check_drawing(first, feeds)
+        check_drawing(first)
         whole = self.session()
         with _running(drawn):
             results = {"ORT": whole.run(feeds)}

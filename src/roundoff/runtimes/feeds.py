@@ -9,19 +9,19 @@ import numpy as np
 import onnx
 import torch
 
-from roundoff.arguments import check_mapping, check_whole
+from roundoff.arguments import check_feeds, check_mapping, check_whole
 from roundoff.dtypes import DTYPES, onnx_dtype_to_torch_dtype
 from roundoff.errors import ArgumentError, ShapeError, UnsupportedError
 from roundoff.evaluator import TorchOnnxEvaluator
-from roundoff.evaluator.checks import check_feed, check_names
+from roundoff.evaluator.checks import check_feed
 
-__all__ = ["check_feeds", "dims", "draw", "drawn_shapes", "limits"]
+__all__ = ["check_declared", "dims", "draw", "drawn_shapes", "limits"]
 
 
-def check_feeds(proto: onnx.ModelProto, feeds: Mapping[str, Any]) -> None:
+def check_declared(proto: onnx.ModelProto, feeds: Mapping[str, Any]) -> None:
     """Names, element types and shapes are those that the model declares."""
     declared = {i.name: i.type for i in proto.graph.input}
-    check_names(feeds, list(declared), {t.name for t in proto.graph.initializer})
+    check_feeds(feeds, list(declared), {t.name for t in proto.graph.initializer})
     seen: dict[str, tuple[str, int]] = {}
     for name, value in feeds.items():
         check_feed(name, value, declared[name], False)

@@ -158,6 +158,7 @@ def _softplus(x: Tensor) -> Tensor:
 _PARAMETRIC: dict[str, tuple[Function, int, dict[str, Any]]] = {
     "Elu": (F.elu, 6, {"alpha": 1.0}),
     "LeakyRelu": (lambda x, alpha: F.leaky_relu(x, alpha), 6, {"alpha": 0.01}),
+    "HardSwish": (lambda x: x * torch.clamp(x / 6 + 0.5, 0, 1), 14, {}),
     "Selu": (
         lambda x, alpha, gamma: gamma * torch.where(x > 0, x, alpha * torch.expm1(x)),
         6,

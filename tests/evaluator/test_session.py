@@ -256,20 +256,6 @@ def test_a_loop_runs_whole_by_onnx_runtime_in_the_opset_of_its_body() -> None:
         TorchOnnxEvaluator(text(LOOP), truth=True)
 
 
-def test_an_input_of_a_body_hides_a_constant_of_its_name() -> None:
-    graph = """
-    agraph (float[4] X, int64[2] t) => (int64[2] last, float[k, a, b] Y)
-    <int64 n = {1}, int64[2] s = {4, 1}>
-    {
-        last, Y = Loop (n, , t) <body = b (int64 i, bool c, int64[2] s)
-            => (bool go, int64[2] s_after, float[a, b] y)
-        { go = Identity(c)  s_after = Identity(s)  y = Reshape(X, s) }>
-    }
-    """
-    feeds = {"X": torch.arange(4.0), "t": torch.tensor([2, 2])}
-    assert TorchOnnxEvaluator(text(graph)).run(feeds)[1].shape == (1, 2, 2)
-
-
 def test_the_order_of_kernels_holds_inside_a_branch() -> None:
     evaluator = TorchOnnxEvaluator(text(NESTED_FUNCTIONS, NESTED_FUNCTIONS_BODIES), kernels=["ort"])
     x = torch.tensor([-2.0, 4.0])

@@ -6,8 +6,7 @@ A subgraph becomes a graph of its own, which lists the results of the enclosing 
 from __future__ import annotations
 
 import dataclasses
-from collections import ChainMap
-from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +47,10 @@ class Lowered:
     opsets: Mapping[str, int]
     outer: Lowered | None
     inputs: list[str]
-    types: MutableMapping[str, TypeProto]  # those of the enclosing graphs, too
-    known: MutableMapping[str, Any] = dataclasses.field(default_factory=dict)  # constants, likewise
+    types: dict[str, TypeProto]
+    known: dict[str, Any] = dataclasses.field(
+        default_factory=dict
+    )  # constants that no feed replaces
     constants: dict[str, Any] = dataclasses.field(default_factory=dict)
     outputs: list[str] = dataclasses.field(default_factory=list)
     nodes: list[Node] = dataclasses.field(default_factory=list)
@@ -119,12 +120,7 @@ class Lowering:
         if len(path) > _MAX_DEPTH:
             raise ModelError("subgraphs are nested too deeply", got="/".join(path)[:100])
         inputs = [i.name for i in proto.input]
-        graph = Lowered(path, opsets, outer, inputs, {}, results=set(inputs))
-        if outer is not None:
-            own = {*inputs, *(t.name for t in proto.initializer)}  # they hide outer results
-            graph.types = _visible(outer.types, own)
-            graph.known = _visible(outer.known, own)
-        graph.types.update(input_types)
+        graph = Lowered(path, opsets, outer, inputs, dict(input_types), results=set(inputs))
         for tensor in proto.initializer:
             self._constant(graph, tensor.name, tensor_value(tensor, self.folder, tensor.name))
         for sparse in proto.sparse_initializer:
@@ -210,13 +206,6 @@ class Lowering:
             graph.types.update(_output_types(node))
         graph.results.update(n for n in node.outputs if n)
         graph.nodes.append(node)
-
-
-def _visible(outer: MutableMapping[str, Any], own: Collection[str]) -> MutableMapping[str, Any]:
-    """What a subgraph sees of the enclosing graphs: all but names of its own."""
-    if any(name in outer for name in own):
-        outer = {name: value for name, value in outer.items() if name not in own}
-    return ChainMap({}, outer)
 
 
 def _output_types(node: Node) -> dict[str, TypeProto]:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from roundoff.arguments import check_feeds, check_flag, check_providers
+from roundoff.arguments import check_feeds, check_flag, check_providers, check_whole
 from roundoff.dtypes import dtype_info
 from roundoff.errors import ArgumentError, DtypeError, UnsupportedError
 
@@ -209,15 +209,15 @@ class TorchOnnxEvaluator:
                 return
             yield Step(*step)
 
-    def run_node(self, node: Node | int | str, inputs: Sequence[Any]) -> tuple[Any, ...]:
-        """Run one node (itself, its index or its name) on *inputs*, and nothing else.
+    def run_node(self, node: int, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        """Run one node of :attr:`nodes`, by its index, on *inputs*, and nothing else.
 
         *inputs* follow ``node.inputs`` (None for an absent one), then ``node.captures`` for
         an If, Loop or Scan: the layout of ``step.inputs``, here or in another evaluator of the
         same model. A constant that steers a kernel (a shape, axes) is the model's, whatever
         stands in its place.
         """
-        bound = self._find(node)
+        bound = self._graph.bound[check_whole("node", node, 0, len(self.nodes) - 1)]
         expected = len(bound.node.inputs) + len(bound.node.captures)
         if not isinstance(inputs, Sequence) or len(inputs) != expected:
             got = len(inputs) if isinstance(inputs, Sequence) else type(inputs).__name__
@@ -231,16 +231,6 @@ class TorchOnnxEvaluator:
             _check_kinds(bound.node, values)
             result = bound.run(values)
         return result if isinstance(result, tuple) else (result,)
-
-    def _find(self, node: Node | int | str) -> Bound:
-        if isinstance(node, Node):
-            node = node.label if node.path else node.index
-        if isinstance(node, int) and 0 <= node < len(self.nodes):
-            return self._graph.bound[node]
-        for bound in self._bounds(self._graph):
-            if node in (bound.node.label, bound.node.name):
-                return bound
-        raise ArgumentError("no such node", got=node, expected="a node, its index or its label")
 
     def kernels_used(self) -> dict[str, str]:
         """Which kernel ran, or would run, each node: ``node.label`` -> ``"torch"``, ``"ort"``, …

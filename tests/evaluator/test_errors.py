@@ -91,6 +91,18 @@ def test_integer_division_by_zero(op_type: str, dtype: str) -> None:
                 evaluator.run(None, feeds)
 
 
+@pytest.mark.parametrize("count", ["", "many"])
+def test_a_loop_without_an_end(count: str) -> None:
+    model = text(
+        "agraph (float X) => (float Y) {"
+        "many = Constant <value = int64 {1000000000000}> () yes = Constant <value = bool {1}> ()"
+        f"Y = Loop ({count}, yes, X) <body = turn (int64 i, bool going, float before)"
+        " => (bool still, float after) { still = Identity(going) after = Neg(before) }> }"
+    )
+    with pytest.raises(ModelError, match=r"node 'Loop_2' \(Loop\).*trip count: got (none|10{12})"):
+        TorchOnnxEvaluator(model).run(None, {"X": torch.tensor(1.0)})
+
+
 def test_more_than_the_memory() -> None:
     model = text("agraph (int64[n] S) => (float Y) { A = ConstantOfShape(S) Y = ReduceMax(A) }")
     with pytest.raises(UnsupportedError, match=r"node 'ConstantOfShape_0'.*memory"):

@@ -13,7 +13,13 @@ import torch
 from onnx import AttributeProto, ModelProto, NodeProto, TypeProto, helper
 
 from roundoff.dtypes import DTYPES, dtype_info
-from roundoff.errors import ArgumentError, ModelError, RoundoffError, ShapeError
+from roundoff.errors import (
+    ArgumentError,
+    ModelError,
+    RoundoffError,
+    ShapeError,
+    UnsupportedError,
+)
 
 from .checks import check_given, infer_from_values, schema_of
 from .nodes import Node, check_node
@@ -220,6 +226,8 @@ def _as_outputs(node: Node, results: list[Any]) -> Any:
     return tuple(next(remaining) if name else None for name in node.outputs)
 
 
+#: A loop of more turns, or of no known number, is taken for endless.
+MOST_TURNS = 10_000_000
 _LOSSES = ("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss")
 
 
@@ -232,7 +240,14 @@ def refuse_hazards(node: Node, inputs: tuple[Any, ...]) -> None:
         An integer divided by zero, which stops the process.
     ShapeError
         A loss over labels of another shape than its scores.
+    UnsupportedError
+        A loop that may have no end.
     """
+    if (node.domain, node.op_type) == ("", "Loop"):
+        turns = None if inputs[0] is None else int(inputs[0])
+        if turns is None or turns > MOST_TURNS:
+            got = "none" if turns is None else turns
+            raise UnsupportedError("trip count", got=got, expected=f"at most {MOST_TURNS}")
     if node.domain == "" and node.op_type in _LOSSES:
         scores, labels = (list(x.shape) for x in inputs[:2])
         if scores[:1] + scores[2:] != labels:

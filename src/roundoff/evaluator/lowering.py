@@ -48,9 +48,8 @@ class Lowered:
     outer: Lowered | None
     inputs: list[str]
     types: dict[str, TypeProto]
-    known: dict[str, Any] = dataclasses.field(
-        default_factory=dict
-    )  # constants that no feed replaces
+    #: Constants that no feed replaces.
+    known: dict[str, Any] = dataclasses.field(default_factory=dict)
     constants: dict[str, Any] = dataclasses.field(default_factory=dict)
     outputs: list[str] = dataclasses.field(default_factory=list)
     nodes: list[Node] = dataclasses.field(default_factory=list)

@@ -21,7 +21,7 @@ _WIDE = ("torch.float64", "torch.int32")
 #: Operators that move elements, convert them or round them to integers, and Resize.
 _VERIFIED = frozenset({
     "Cast", "CenterCropPad", "Col2Im", "Compress", "ConstantOfShape", "ConvInteger", "DepthToSpace",
-    "DequantizeLinear", "EyeLike", "GatherElements", "GatherND", "MatMulInteger",
+    "DequantizeLinear", "EyeLike", "GatherElements", "GatherND", "IsInf", "MatMulInteger",
     "NonMaxSuppression", "NonZero", "OneHot", "Pad", "QLinearConv", "QLinearMatMul",
     "QuantizeLinear", "ReduceMax", "ReduceMin", "Resize", "ReverseSequence", "ScatterElements",
     "ScatterND", "SpaceToDepth", "TensorScatter",

@@ -13,11 +13,9 @@ from .common import (
     NotHandledError,
     Tensor,
     axis_of,
-    ints,
-    read,
-    steering,
     torch_function,
     torch_kernel,
+    torch_steered,
 )
 
 Reducer = Callable[[Tensor, list[int], bool], Tensor]
@@ -34,7 +32,7 @@ def _mean(x: Tensor, axes: list[int], keep: bool) -> Tensor:
 
 
 def _prod(x: Tensor, axes: list[int], keep: bool) -> Tensor:
-    for axis in sorted(_axes(axes, x.dim()), reverse=True):
+    for axis in sorted(axes, reverse=True):
         x = torch.prod(x, axis, keepdim=keep, dtype=x.dtype)
     return x
 
@@ -73,23 +71,15 @@ _REDUCERS: dict[str, tuple[Reducer, int]] = {
 
 
 def _register(op_type: str, reducer: Reducer, since: int) -> None:
-    @torch_kernel(op_type, since)
-    def factory(node: Node) -> Function:
-        keep = bool(node.attribute("keepdims", 1))
-        noop = bool(node.attribute("noop_with_empty_axes", 0))
-        fixed = steering(node, 1, "axes")
-        if fixed:
-            return lambda x, axes=None: reducer(x, fixed, keep)  # torch checks their range
-
-        def reduce(x: Tensor, axes: Tensor | None = None) -> Tensor:
-            reduced = [] if axes is None else ints(axes)
-            if not reduced and noop:
-                if op_type in ("ReduceL2", "ReduceLogSumExp"):
-                    raise NotHandledError("reduction along no axis")
-                return x
-            return reducer(x, _axes(reduced, x.dim()), keep)
-
-        return reduce
+    @torch_steered(op_type, since, "axes", keepdims=1, noop_with_empty_axes=0)
+    def reduce(
+        x: Tensor, axes: list[int] | None, *, keepdims: int, noop_with_empty_axes: int
+    ) -> Tensor:
+        if not axes and noop_with_empty_axes:
+            if op_type in ("ReduceL2", "ReduceLogSumExp"):
+                raise NotHandledError("reduction along no axis")
+            return x
+        return reducer(x, _axes(axes, x.dim()), bool(keepdims))
 
 
 def _axes(axes: list[int] | None, rank: int) -> list[int]:
@@ -140,8 +130,8 @@ _register_softmax("Softmax", torch.softmax)
 _register_softmax("LogSoftmax", torch.log_softmax)
 
 
-@torch_kernel("CumSum", 11)
-def _cumulative_sum(node: Node) -> Function:
-    if node.attribute("exclusive", 0) or node.attribute("reverse", 0):
+@torch_steered("CumSum", 11, exclusive=0, reverse=0)
+def _cumulative_sum(x: Tensor, axes: list[int], *, exclusive: int, reverse: int) -> Tensor:
+    if exclusive or reverse:
         raise NotHandledError("sums from the other end, or without the element itself")
-    return lambda x, axis: torch.cumsum(x, read(node, 1, axis)[0], dtype=x.dtype)
+    return torch.cumsum(x, axis_of(axes[0], x.dim()), dtype=x.dtype)

@@ -79,13 +79,9 @@ def _register(op_type: str, reducer: Reducer, since: int) -> None:
             if op_type in ("ReduceL2", "ReduceLogSumExp"):
                 raise NotHandledError("reduction along no axis")
             return x
-        return reducer(x, _axes(axes, x.dim()), bool(keepdims))
-
-
-def _axes(axes: list[int] | None, rank: int) -> list[int]:
-    if not axes:
-        return list(range(rank))
-    return [axis_of(a, rank) for a in axes]
+        rank = max(x.dim(), 1)  # a number counts as a vector
+        over = [axis_of(a, rank) for a in axes or range(x.dim())]
+        return reducer(x, over, bool(keepdims))
 
 
 for _op_type, _parts in _REDUCERS.items():

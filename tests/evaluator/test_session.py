@@ -269,20 +269,6 @@ def test_the_order_of_kernels_holds_inside_a_branch() -> None:
 # -- what localisation is built on -------------------------------------------------------------
 
 
-def test_two_evaluators_advance_together(norm: onnx.ModelProto, norm_feeds: dict[str, Any]) -> None:
-    ours = TorchOnnxEvaluator(norm)
-    other = TorchOnnxEvaluator(norm, kernels=["ort"])
-    last = torch.from_numpy(norm_feeds["X"])
-    for a, b in zip(ours.steps(norm_feeds), other.steps(norm_feeds), strict=True):
-        assert a.node.label == b.node.label
-        assert a.kernel == "torch"
-        torch.testing.assert_close(a.inputs[0], last)
-        last = a.outputs[0]
-        (alone,) = other.run_node(a.node.index, a.inputs)  # isolated: our inputs, its kernel
-        torch.testing.assert_close(alone, a.outputs[0], rtol=1e-4, atol=1e-5)
-        assert b.kernel == "ort"
-
-
 def test_one_node_runs_alone() -> None:
     evaluator = TorchOnnxEvaluator(text(NESTED_FUNCTIONS, NESTED_FUNCTIONS_BODIES))
     x = torch.tensor([-2.0, 4.0])

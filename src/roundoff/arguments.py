@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .errors import ArgumentError, UnsupportedError
@@ -188,8 +188,8 @@ def check_mapping(name: str, value: Any, of: str = "names to values") -> Mapping
     return value
 
 
-def check_feeds(feeds: Any, names: Sequence[str]) -> None:
-    """Refuse feeds that are no mapping.
+def check_feeds(feeds: Any, names: Collection[str], optional: Collection[str] = ()) -> None:
+    """Refuse feeds that are no mapping, lack one of *names* that has no default, or have another.
 
     Raises
     ------
@@ -198,9 +198,9 @@ def check_feeds(feeds: Any, names: Sequence[str]) -> None:
     Examples
     --------
     >>> from roundoff.arguments import check_feeds
-    >>> check_feeds({"X": 1.0}, ["X"])
+    >>> check_feeds({"X": 1.0}, ["X", "Y"], optional=["Y"])
     """
-    if type(feeds) is not dict and not isinstance(feeds, Mapping):
+    if not isinstance(feeds, Mapping):
         shown = ", ".join(f"{n!r}: tensor" for n in list(names)[:2])
         raise ArgumentError(
             "feeds",
@@ -208,6 +208,11 @@ def check_feeds(feeds: Any, names: Sequence[str]) -> None:
             expected="a mapping of input names to tensors",
             hint=f"run({{{shown}}})" if shown else None,
         )
+    unknown = [n for n in feeds if n not in names]
+    missing = [n for n in names if n not in feeds and n not in optional]
+    if unknown or missing:
+        what = f"unknown {unknown}" if unknown else f"missing {missing}"
+        raise ArgumentError("feeds of the model", got=what, expected=str(list(names)))
 
 
 def check_providers(providers: Any) -> list[tuple[str, dict[str, Any]]]:

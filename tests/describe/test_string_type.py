@@ -139,7 +139,7 @@ def test_data_classes_and_named_tuples() -> None:
 def test_ort_values_and_protos() -> None:
     value = onnxruntime.OrtValue.ortvalue_from_numpy(np.float32([[1, 2]]))
     assert string_type(value) == "OV1r2"
-    assert string_type(value, True, True, True) == "COV(A1s1x2[1.0,2.0:A1.5])"
+    assert string_type(value, True, True, True) == "COV1s1x2[1.0,2.0:A1.5]"
     node = oh.make_node("Add", ["a", "b"], ["c"])
     assert string_type(node) == "NodeProto(...)"
 

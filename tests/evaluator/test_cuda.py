@@ -12,7 +12,7 @@ import torch
 from roundoff.evaluator import TorchOnnxEvaluator
 
 sys.path.insert(0, str(Path(__file__).parent))
-from models import LAYER_NORM_MATMUL, LOOP, arrays, text
+from models import LAYER_NORM_MATMUL, arrays, text
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 CUDA = ["CUDAExecutionProvider", "CPUExecutionProvider"]
@@ -55,10 +55,3 @@ def test_shapes_beside_data() -> None:
         np.testing.assert_array_equal(z.cpu().numpy(), 2 * x)
         np.testing.assert_array_equal(y.cpu().numpy(), 2 * x.ravel())
         assert set(evaluator.kernels_used().values()) == {"torch"}
-
-
-def test_a_loop() -> None:
-    feeds = {"n": torch.tensor(3), "X": torch.tensor([1.5, -2.0])}
-    total, steps = TorchOnnxEvaluator(text(LOOP), CUDA).run(None, feeds)
-    torch.testing.assert_close(total.cpu(), 3 * feeds["X"])
-    assert steps.shape == (3, 2)

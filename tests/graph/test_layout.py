@@ -55,9 +55,3 @@ def test_an_edge_does_not_pass_through_a_box() -> None:
     [(x, rank)] = layout.routes[0, 2]
     assert rank == layout.rank[1]
     assert abs(x - layout.x[1]) >= 25 + LANE / 2 + GAP - 1e-6
-
-
-def test_boxes_stand_as_near_as_they_can_to_those_they_are_joined_to() -> None:
-    layout = layered([50, 50, 30, 50], [(0, 2), (1, 2), (2, 3)], GAP)
-    assert layout.x[2] == layout.x[3] == (layout.x[0] + layout.x[1]) / 2
-    assert abs(layout.x[1] - layout.x[0]) == 50 + GAP

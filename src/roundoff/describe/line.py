@@ -120,21 +120,21 @@ class _Describer:
         return f"{name}({cells})"
 
     def _array(self, array: np.ndarray[Any, Any]) -> str:
-        if is_text(array):
-            return f"A8{self._shape(array.shape)}"
         try:
-            typed = as_tensor(array)
+            kind: Any = 8 if is_text(array) else dtype_info(array.dtype).onnx
         except DtypeError:  # dates, records: NumPy's own name
             return f"A<{array.dtype}>{self._shape(array.shape)}"
-        assert typed is not None
-        return f"A{typed.info.onnx}{self._shape(array.shape)}{self._values(typed)}"
+        return self._tensor("A", kind, array.shape, array)
+
+    def _tensor(self, letters: str, kind: int, shape: Any, obj: Any) -> str:
+        typed = as_tensor(obj) if self.with_min_max and kind != 8 else None
+        values = "" if typed is None else self._values(typed)
+        return f"{letters}{kind}{self._shape(shape)}{values}"
 
     def _shape(self, shape: Any) -> str:
         return f"s{'x'.join(map(str, shape))}" if self.with_shape else f"r{len(shape)}"
 
     def _values(self, typed: TypedTensor) -> str:
-        if not self.with_min_max:
-            return ""
         tensor = typed.tensor
         if tensor.numel() == 0:
             return "[empty]"
@@ -149,20 +149,20 @@ class _Describer:
 
     def _other(self, obj: Any) -> str:
         name = type(obj).__name__
-        if name == "OrtValue":
-            return self._ort_value(obj)
-        if type(obj).__module__.startswith("onnx."):
-            return self._proto(obj)
+        if name == "OrtValue" and obj.has_value() and obj.is_tensor():
+            letters = self._device(obj.device_name().lower() not in ("cpu", "")) + "OV"
+            return self._tensor(letters, int(obj.element_type()), obj.shape(), obj)
+        if name == "TensorProto":
+            return self._tensor("OT", obj.data_type, tuple(obj.dims), obj)
         if isinstance(obj, torch.Tensor):
             letter = "F" if name == "FakeTensor" else "T"
             if obj.is_nested:
                 return f"Nested{self._sequence(list(obj.unbind()))}"
-            prefix = self._device(obj.device.type not in ("cpu", "meta")) + letter
-            text = f"{prefix}{dtype_info(obj.dtype).onnx}{self._shape(obj.shape)}"
-            if letter == "F" or obj.device.type == "meta" or not self.with_min_max:
-                return text
-            typed = as_tensor(obj)
-            return text if typed is None else text + self._values(typed)
+            letters = self._device(obj.device.type not in ("cpu", "meta")) + letter
+            there = letter == "T" and obj.device.type != "meta"
+            return self._tensor(
+                letters, dtype_info(obj.dtype).onnx, obj.shape, obj if there else None
+            )
         if isinstance(obj, (torch.SymInt, torch.SymFloat, torch.SymBool)):
             return name
         if isinstance(obj, (torch.device, torch.dtype, torch.layout, torch.memory_format)):
@@ -176,31 +176,6 @@ class _Describer:
         if isinstance(inner, dict):
             return self._dict(inner, name)
         return f"{name}{self._sequence(inner)}"
-
-    def _ort_value(self, obj: Any) -> str:
-        if not obj.has_value():
-            return "OV(<novalue>)"
-        if not obj.is_tensor():
-            return f"OV({obj.data_type()})"
-        device = self._device(obj.device_name().lower() not in ("cpu", ""))
-        itype = int(obj.element_type())
-        text = f"{itype}{self._shape(obj.shape())}"
-        if not self.with_min_max or itype == 8:
-            return f"{device}OV{text}"
-        typed = as_tensor(obj)
-        assert typed is not None
-        return f"{device}OV(A{text}{self._values(typed)})"
-
-    def _proto(self, obj: Any) -> str:
-        name = type(obj).__name__
-        if name == "TensorProto":
-            shape = self._shape(tuple(obj.dims))
-            if not self.with_min_max or obj.data_type == 8:
-                return f"OT{obj.data_type}{shape}"
-            typed = as_tensor(obj)
-            assert typed is not None
-            return f"OT{obj.data_type}{shape}{self._values(typed)}"
-        return f"{name}(...)"
 
 
 def _number(tensor: torch.Tensor, info: DType) -> Any:

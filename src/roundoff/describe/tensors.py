@@ -239,8 +239,6 @@ def parts(obj: Any) -> tuple[str, Any] | None:
             "key_cache": [getattr(layer, "keys", None) for layer in layers],
             "value_cache": [getattr(layer, "values", None) for layer in layers],
         }
-    if hasattr(obj, "key_cache") and hasattr(obj, "value_cache"):
-        return name, {"key_cache": list(obj.key_cache), "value_cache": list(obj.value_cache)}
     if "Layer" in name and hasattr(obj, "keys") and not callable(obj.keys):
         return name, {"keys": obj.keys, "values": obj.values}
     if isinstance(obj, Mapping):

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import onnx
 from onnx import NodeProto, TensorProto, TypeProto, helper, shape_inference
 
-from roundoff.arguments import check_feeds
 from roundoff.dtypes import DTYPES
-from roundoff.errors import ArgumentError, DtypeError, ModelError, ShapeError, UnsupportedError
+from roundoff.errors import DtypeError, ModelError, ShapeError, UnsupportedError
 
 from .nodes import Node
 from .values import elem_type, signature, to_numpy, type_name, type_proto
@@ -224,21 +223,6 @@ def check_declared(name: str, declared: TypeProto, inferred: TypeProto) -> None:
             got=DTYPES[actual].name,
             expected=DTYPES[wanted].name if wanted in DTYPES else f"unknown type {wanted}",
         )
-
-
-def check_names(feeds: Any, names: Sequence[str], optional: Iterable[str]) -> None:
-    """Every input of the model that has no default is fed, and nothing else.
-
-    Raises
-    ------
-    ArgumentError
-    """
-    check_feeds(feeds, names)
-    unknown = [n for n in feeds if n not in names]
-    missing = [n for n in names if n not in feeds and n not in optional]
-    if unknown or missing:
-        what = f"unknown {unknown}" if unknown else f"missing {missing}"
-        raise ArgumentError("feeds of the model", got=what, expected=str(names))
 
 
 def check_feed(name: str, value: Any, declared: TypeProto, truth: bool) -> None:

@@ -13,7 +13,13 @@ import torch
 from onnx import AttributeProto, ModelProto, NodeProto, TypeProto, helper
 
 from roundoff.dtypes import DTYPES, dtype_info
-from roundoff.errors import ArgumentError, ModelError, RoundoffError, ShapeError
+from roundoff.errors import (
+    ArgumentError,
+    ModelError,
+    RoundoffError,
+    ShapeError,
+    UnsupportedError,
+)
 
 from .checks import check_given, infer_from_values, schema_of
 from .nodes import Node, check_node
@@ -146,8 +152,12 @@ def _session(node: Node, inputs: tuple[Any, ...]) -> Any:
 
 
 def _feed_names(node: Node) -> list[str]:
-    """An input name for each position, captures included; ``""`` for an absent input."""
-    names = [f"input_{k}" if n else "" for k, n in enumerate(node.inputs)]
+    """An input name for each position, captures included; ``""`` for an absent input.
+
+    No body of the node has such a name.
+    """
+    result = next(filter(None, node.outputs), "")
+    names = [f"{result}|{k}" if n else "" for k, n in enumerate(node.inputs)]
     return [*names, *node.captures]
 
 
@@ -182,13 +192,19 @@ def single_node_model(
     outputs = [helper.make_value_info(n, TypeProto()) for n in proto.output if n]
     graph = helper.make_graph([proto], "node", feeds, outputs)
     known = schema_of(node.domain, node.op_type, node.opset) is not None
-    version = opset or (node.version if known else node.opset)
+    version = opset or (_version(node) if known else node.opset)
     opsets = {"": 21} | {node.domain: max(version, 1)}
     return helper.make_model(
         graph,
         opset_imports=[helper.make_opsetid(d, v) for d, v in opsets.items()],
         ir_version=_IR_VERSION,
     )
+
+
+def _version(node: Node) -> int:
+    """The first opset that has the operator, and those of its bodies, as the model has them."""
+    nodes = [b.node for body in node.subgraphs.values() for b in body.bound]
+    return max([node.version, *(_version(n) for n in nodes if n.domain == "")])
 
 
 def _in_float64(attribute: AttributeProto) -> AttributeProto:
@@ -210,6 +226,8 @@ def _as_outputs(node: Node, results: list[Any]) -> Any:
     return tuple(next(remaining) if name else None for name in node.outputs)
 
 
+#: A loop of more turns, or of no known number, is taken for endless.
+MOST_TURNS = 10_000_000
 _LOSSES = ("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss")
 
 
@@ -222,7 +240,14 @@ def refuse_hazards(node: Node, inputs: tuple[Any, ...]) -> None:
         An integer divided by zero, which stops the process.
     ShapeError
         A loss over labels of another shape than its scores.
+    UnsupportedError
+        A loop that may have no end.
     """
+    if (node.domain, node.op_type) == ("", "Loop"):
+        turns = None if inputs[0] is None else int(inputs[0])
+        if turns is None or turns > MOST_TURNS:
+            got = "none" if turns is None else turns
+            raise UnsupportedError("trip count", got=got, expected=f"at most {MOST_TURNS}")
     if node.domain == "" and node.op_type in _LOSSES:
         scores, labels = (list(x.shape) for x in inputs[:2])
         if scores[:1] + scores[2:] != labels:
@@ -324,6 +349,8 @@ class ReferenceKernel:
         check_node(node)
         if schema_of(node.domain, node.op_type, node.opset) is None:
             raise NotHandledError(f"ONNX's reference evaluator has no operator {node.operator}")
+        if (node.domain, node.op_type) == ("", "Loop"):
+            raise NotHandledError("ONNX's reference Loop stacks numbers as vectors")
         why = refusal(node) if node.truth else ""
         if why:
             raise NotHandledError(f"ONNX's reference {node.operator} is no truth: {why}")

@@ -147,8 +147,6 @@ def attribute_value(attribute: AttributeProto, folder: Path | None, where: str) 
         return tensor_value(attribute.t, folder, where)
     if kind == AttributeProto.SPARSE_TENSOR:
         raise UnsupportedError(f"constant {where!r} is sparse", expected="a dense constant")
-    if kind in (AttributeProto.GRAPH, AttributeProto.GRAPHS):
-        return attribute.g if kind == AttributeProto.GRAPH else list(attribute.graphs)
     value = helper.get_attribute_value(attribute)
     if isinstance(value, bytes):
         return value.decode("utf-8", "replace")

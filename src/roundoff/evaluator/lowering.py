@@ -6,13 +6,12 @@ A subgraph becomes a graph of its own, which lists the results of the enclosing 
 from __future__ import annotations
 
 import dataclasses
-from collections import ChainMap
-from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TypeProto, helper
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TypeProto
 
 from roundoff.errors import ModelError, UnsupportedError
 
@@ -48,8 +47,9 @@ class Lowered:
     opsets: Mapping[str, int]
     outer: Lowered | None
     inputs: list[str]
-    types: MutableMapping[str, TypeProto]  # those of the enclosing graphs, too
-    known: MutableMapping[str, Any] = dataclasses.field(default_factory=dict)  # constants, likewise
+    types: dict[str, TypeProto]
+    #: Constants that no feed replaces.
+    known: dict[str, Any] = dataclasses.field(default_factory=dict)
     constants: dict[str, Any] = dataclasses.field(default_factory=dict)
     outputs: list[str] = dataclasses.field(default_factory=list)
     nodes: list[Node] = dataclasses.field(default_factory=list)
@@ -119,12 +119,7 @@ class Lowering:
         if len(path) > _MAX_DEPTH:
             raise ModelError("subgraphs are nested too deeply", got="/".join(path)[:100])
         inputs = [i.name for i in proto.input]
-        graph = Lowered(path, opsets, outer, inputs, {}, results=set(inputs))
-        if outer is not None:
-            own = {*inputs, *(t.name for t in proto.initializer)}  # they hide outer results
-            graph.types = _visible(outer.types, own)
-            graph.known = _visible(outer.known, own)
-        graph.types.update(input_types)
+        graph = Lowered(path, opsets, outer, inputs, dict(input_types), results=set(inputs))
         for tensor in proto.initializer:
             self._constant(graph, tensor.name, tensor_value(tensor, self.folder, tensor.name))
         for sparse in proto.sparse_initializer:
@@ -196,7 +191,9 @@ class Lowering:
         node.constants = {k: graph.known[n] for k, n in enumerate(inputs) if n in graph.known}
         for attribute in proto.attribute:
             if attribute.type == AttributeProto.GRAPH:
-                node.subgraphs[attribute.name] = self._body(node, attribute, graph)
+                path = (*graph.path, name, attribute.name)
+                body = self._graph(attribute.g, path, graph.opsets, graph, {})
+                node.subgraphs[attribute.name] = body
             else:
                 value = attribute_value(attribute, self.folder, name)
                 node.attributes[attribute.name] = value
@@ -209,27 +206,6 @@ class Lowering:
         graph.results.update(n for n in node.outputs if n)
         graph.nodes.append(node)
 
-    def _body(self, node: Node, attribute: AttributeProto, graph: Lowered) -> Lowered:
-        types: dict[str, TypeProto] = {}
-        if node.operator == "Loop":
-            actuals = [None, None, *node.inputs[2:]]
-            for position, (formal, actual) in enumerate(
-                zip(attribute.g.input, actuals, strict=False)
-            ):
-                if actual is None:
-                    types[formal.name] = helper.make_tensor_type_proto(9 if position else 7, [])
-                elif actual in node.types:  # a carried value may change its shape, not its type
-                    types[formal.name] = _without_shape(node.types[actual])
-        path = (*graph.path, node.name, attribute.name)
-        return self._graph(attribute.g, path, graph.opsets, graph, types)
-
-
-def _visible(outer: MutableMapping[str, Any], own: Collection[str]) -> MutableMapping[str, Any]:
-    """What a subgraph sees of the enclosing graphs: all but names of its own."""
-    if any(name in outer for name in own):
-        outer = {name: value for name, value in outer.items() if name not in own}
-    return ChainMap({}, outer)
-
 
 def _output_types(node: Node) -> dict[str, TypeProto]:
     """What is known of the outputs' types before a run; after a body only the run tells."""
@@ -237,9 +213,3 @@ def _output_types(node: Node) -> dict[str, TypeProto]:
         return {}
     data = {node.inputs[k]: small_integer(v, node.inputs[k]) for k, v in node.constants.items()}
     return infer(node, node.types, data)
-
-
-def _without_shape(known: TypeProto) -> TypeProto:
-    if known.WhichOneof("value") != "tensor_type":
-        return known
-    return helper.make_tensor_type_proto(known.tensor_type.elem_type, None)

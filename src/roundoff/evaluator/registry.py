@@ -114,8 +114,7 @@ class Choice:
     Parameters
     ----------
     custom : mapping (domain, op_type) -> Kernel or function
-    order : sequence of names, or mapping (domain, op_type) -> sequence of names
-        A mapping leaves the operators that it does not name in the default order.
+    order : sequence of names, or None for the default
     truth : bool
     """
 
@@ -129,14 +128,8 @@ class Choice:
                 expected='a mapping, such as {("", "MatMul"): kernel}',
             )
         self.custom = {_key(k): _kernel(_key(k), v) for k, v in dict(custom or {}).items()}
-        self.by_operator: dict[tuple[str, str], tuple[str, ...]] = {}
-        if order is None or isinstance(order, Mapping):
-            if not truth:
-                self.by_operator = dict.fromkeys(REFERENCE_FIRST, ("torch", "reference", "ort"))
-            self.by_operator |= {_key(k): _order(v) for k, v in (order or {}).items()}
-            self.order = TRUTH_ORDER if truth else tuple(BY_NAME)
-        else:
-            self.order = _order(order)
+        self.given = order is not None
+        self.order = _order(order) if self.given else TRUTH_ORDER if truth else tuple(BY_NAME)
 
     def replaced(self, domain: str, op_type: str) -> bool:
         """Whether a custom kernel stands for the operator."""
@@ -147,13 +140,16 @@ class Choice:
         key = (node.domain, node.op_type)
         if key in self.custom:
             return [self.custom[key]]
-        order = self.by_operator.get(key, self.order)
-        if node.op_type == "Scan" and self.custom:
+        order = self.order
+        if key in REFERENCE_FIRST and not self.given:
+            order = ("torch", "reference", *(name for name in order if name == "ort"))
+        if node.op_type in ("Loop", "Scan") and self.custom:
             raise UnsupportedError(
-                f"node {node.label!r}: custom kernels do not reach into the body of a Scan",
-                hint="a Loop, or no custom kernels",
+                f"node {node.label!r}: custom kernels do not reach into the body of a"
+                f" {node.op_type}",
+                hint="no custom kernels",
             )
-        if node.subgraphs:  # the body runs here, node by node in the order asked for
+        if node.op_type == "If":  # a branch runs here, node by node in the order asked for
             order = ("torch", *(name for name in order if name != "torch"))
         return [BY_NAME[name] for name in order]
 

@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from roundoff.arguments import check_flag, check_providers
+from roundoff.arguments import check_feeds, check_flag, check_providers, check_whole
 from roundoff.dtypes import dtype_info
 from roundoff.errors import ArgumentError, DtypeError, UnsupportedError
 
-from .checks import check_declared, check_feed, check_names
+from .checks import check_declared, check_feed
 from .loading import load
 from .lowering import Lowering
 from .nodes import Node, Settings
@@ -51,11 +51,11 @@ class TorchOnnxEvaluator:
     custom_kernels : mapping (domain, op_type) -> Kernel or function
         Used instead of every other kernel, in subgraphs and local functions too. A plain
         function is called as ``f(*inputs, **attributes)``.
-    kernels : sequence of str, or mapping (domain, op_type) -> sequence of str
+    kernels : sequence of str
         Order in which kernels are tried: any of ``"torch"``, ``"ort"``, ``"reference"``; by
-        default all three in this order. A mapping changes only the operators that it names.
-        The bodies of If and Loop keep the order node by node; that of a Scan runs as a whole in
-        the first of them that has it, which is none in truth mode. Where ONNX Runtime departs
+        default all three in this order.
+        The branches of an If keep the order node by node; a Loop or Scan runs as a whole in the
+        first of them that has it, which is none in truth mode. Where ONNX Runtime departs
         from ONNX's definition (``roundoff.evaluator.registry.REFERENCE_FIRST``) the default
         has ONNX's reference before it.
     truth : bool
@@ -107,7 +107,7 @@ class TorchOnnxEvaluator:
         providers: Sequence[Any] = ("CPUExecutionProvider",),
         custom_kernels: Mapping[tuple[str, str], Any] | None = None,
         *,
-        kernels: Sequence[str] | Mapping[tuple[str, str], Sequence[str]] | None = None,
+        kernels: Sequence[str] | None = None,
         truth: bool = False,
     ) -> None:
         device = _device(providers)
@@ -209,15 +209,15 @@ class TorchOnnxEvaluator:
                 return
             yield Step(*step)
 
-    def run_node(self, node: Node | int | str, inputs: Sequence[Any]) -> tuple[Any, ...]:
-        """Run one node (itself, its index or its name) on *inputs*, and nothing else.
+    def run_node(self, node: int, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        """Run one node of :attr:`nodes`, by its index, on *inputs*, and nothing else.
 
         *inputs* follow ``node.inputs`` (None for an absent one), then ``node.captures`` for
         an If, Loop or Scan: the layout of ``step.inputs``, here or in another evaluator of the
         same model. A constant that steers a kernel (a shape, axes) is the model's, whatever
         stands in its place.
         """
-        bound = self._find(node)
+        bound = self._graph.bound[check_whole("node", node, 0, len(self.nodes) - 1)]
         expected = len(bound.node.inputs) + len(bound.node.captures)
         if not isinstance(inputs, Sequence) or len(inputs) != expected:
             got = len(inputs) if isinstance(inputs, Sequence) else type(inputs).__name__
@@ -232,21 +232,11 @@ class TorchOnnxEvaluator:
             result = bound.run(values)
         return result if isinstance(result, tuple) else (result,)
 
-    def _find(self, node: Node | int | str) -> Bound:
-        if isinstance(node, Node):
-            node = node.label if node.path else node.index
-        if isinstance(node, int) and 0 <= node < len(self.nodes):
-            return self._graph.bound[node]
-        for bound in self._bounds(self._graph):
-            if node in (bound.node.label, bound.node.name):
-                return bound
-        raise ArgumentError("no such node", got=node, expected="a node, its index or its label")
-
     def kernels_used(self) -> dict[str, str]:
         """Which kernel ran, or would run, each node: ``node.label`` -> ``"torch"``, ``"ort"``, …
 
-        Nodes of subgraphs are included. A kernel that leaves some types to the next is
-        reported as of the last run.
+        Nodes of subgraphs are included; those of a Loop or Scan run with it, whatever their own
+        kernel. A kernel that leaves some types to the next is reported as of the last run.
         """
         return {b.node.label: b.used or "" for b in self._bounds(self._graph)}
 
@@ -264,7 +254,7 @@ class TorchOnnxEvaluator:
     def _arguments(self, feeds: Any) -> list[Any]:
         """The inputs in order: converted, checked, on the device."""
         graph = self._graph
-        check_names(feeds, self.input_names, graph.optional)
+        check_feeds(feeds, self.input_names, graph.optional)
         arguments = []
         for name in graph.input_names:
             if name not in feeds:

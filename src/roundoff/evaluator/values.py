@@ -16,19 +16,16 @@ import torch
 from onnx import TypeProto, helper
 
 from roundoff.describe import from_numpy, is_text
-from roundoff.dtypes import dtype_info, onnx_dtype_to_np_dtype
+from roundoff.dtypes import DTYPES, dtype_info, onnx_dtype_to_np_dtype
 from roundoff.errors import ArgumentError, DtypeError
 
 #: ONNX element type of the torch dtypes that values may have.
 TORCH_TO_ONNX: dict[torch.dtype, int] = {
-    getattr(torch, name): dtype_info(name).onnx
-    for name in (
-        "float32", "uint8", "int8", "uint16", "int16", "int32", "int64", "bool", "float16",
-        "float64", "uint32", "uint64", "complex64", "complex128", "bfloat16", "float8_e4m3fn",
-        "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu",
-    )
-    if hasattr(torch, name)
-}  # fmt: skip
+    dtype: info.onnx
+    for info in DTYPES.values()
+    if isinstance(dtype := getattr(torch, info.name, None), torch.dtype)
+    and (info.bits >= 8 or info.kind == "bool")
+}
 ONNX_TO_TORCH: dict[int, torch.dtype] = {v: k for k, v in TORCH_TO_ONNX.items()}
 
 # NumPy has no such type of its own: ml_dtypes array -> integer view -> torch view.

@@ -1,9 +1,9 @@
 """Layered drawing of a directed graph: ranks, order within a rank, coordinates.
 
-Method: K. Sugiyama, S. Tagawa, M. Toda, *Methods for visual understanding of hierarchical system
+After K. Sugiyama, S. Tagawa, M. Toda, *Methods for visual understanding of hierarchical system
 structures*, IEEE Transactions on Systems, Man, and Cybernetics 11 (1981), 109-125. A vertex
-stands below all that lead to it, each rank is ordered by the mean place of its neighbours, and is
-placed by least squares around its neighbours, with its order and gaps (isotonic regression).
+stands below all that lead to it, each rank is ordered by the mean place of its neighbours, and
+stands in the middle.
 """
 
 from __future__ import annotations
@@ -39,11 +39,6 @@ class Layout:
     width: float
 
 
-#: Ranks of a component, each an ordered list of vertices (dummies are counted after the real
-#: ones), and its edges, each the chain of vertices that it goes through.
-_Component = tuple[list[list[int]], dict[tuple[int, int], list[int]]]
-
-
 def layered(widths: Sequence[float], edges: Sequence[tuple[int, int]], gap: float) -> Layout:
     """Lay out vertices ``0 … len(widths) - 1`` of an acyclic graph.
 
@@ -56,114 +51,58 @@ def layered(widths: Sequence[float], edges: Sequence[tuple[int, int]], gap: floa
     gap : float
         Smallest distance between two neighbours of a rank.
     """
-    edges = list(dict.fromkeys(edges))
-    touched = sorted({v for edge in edges for v in edge})
-    components = [_ranked(touched, edges)] if edges else []
-    components += [([[v]], {}) for v in range(len(widths)) if v not in set(touched)]
-    result = Layout([0.0] * len(widths), [0] * len(widths), {}, 0.0)
-    offset = 0.0
-    for ranks, chains in components:
-        size = [*widths, *([LANE] * _dummies(ranks, len(widths)))]
-        x = _coordinates(ranks, chains, size, gap)
-        left = min(x[v] - size[v] / 2 for row in ranks for v in row)
-        for level, row in enumerate(ranks):
-            for v in row:
-                x[v] += offset - left
-                if v < len(widths):
-                    result.x[v], result.rank[v] = x[v], level
-        where = {v: level for level, row in enumerate(ranks) for v in row}
-        for edge, chain in chains.items():
-            result.routes[edge] = [(x[v], where[v]) for v in chain[1:-1]]
-        result.width = max(x[v] + size[v] / 2 for row in ranks for v in row)
-        offset = result.width + 2 * gap
-    return result
+    rank = _ranks(len(widths), edges)
+    rows: list[list[int]] = [[] for _ in range(max(rank, default=-1) + 1)]
+    for v, level in enumerate(rank):
+        rows[level].append(v)
+    size = list(widths)  # of the vertices, then of each edge where it passes a rank
+    chains: dict[tuple[int, int], list[int]] = {}
+    for a, b in dict.fromkeys(edges):
+        chains[a, b] = [a]
+        for level in range(rank[a] + 1, rank[b]):
+            rows[level].append(len(size))
+            chains[a, b].append(len(size))
+            size.append(LANE)
+        chains[a, b].append(b)
+    _order(rows, chains)
+    spans = [sum(size[v] for v in row) + gap * (len(row) - 1) for row in rows]
+    width = max(spans, default=0.0)
+    x = [0.0] * len(size)
+    for row, span in zip(rows, spans, strict=True):
+        left = (width - span) / 2
+        for v in row:
+            x[v] = left + size[v] / 2
+            left += size[v] + gap
+    routes = {
+        (a, b): [(x[v], level) for level, v in enumerate(chain[1:-1], rank[a] + 1)]
+        for (a, b), chain in chains.items()
+    }
+    return Layout(x[: len(widths)], rank, routes, width)
 
 
-def _dummies(ranks: list[list[int]], real: int) -> int:
-    return max(max(row) for row in ranks) + 1 - real if ranks else 0
-
-
-def _ranked(touched: list[int], edges: list[tuple[int, int]]) -> _Component:
-    """Longest-path ranks; order by the mean place of the neighbours, four sweeps."""
-    before: dict[int, list[int]] = {v: [] for v in touched}
+def _ranks(count: int, edges: Sequence[tuple[int, int]]) -> list[int]:
+    """The longest way from a source; a source stands just above its first reader."""
+    before: dict[int, list[int]] = {v: [] for v in range(count)}
     for a, b in edges:
         before[b].append(a)
-    rank: dict[int, int] = {}
+    rank = [0] * count
     for v in graphlib.TopologicalSorter(before).static_order():
         rank[v] = max((rank[w] + 1 for w in before[v]), default=0)
-    for v in touched:  # a source moves down to just above its first reader
+    for v in range(count):
         if not before[v]:
-            rank[v] = min(rank[b] for a, b in edges if a == v) - 1
-    ranks: list[list[int]] = [[] for _ in range(max(rank.values()) + 1)]
-    for v in touched:
-        ranks[rank[v]].append(v)
-    chains = {}
-    fresh = max(touched) + 1
-    for a, b in edges:
-        chain = [a]
-        for level in range(rank[a] + 1, rank[b]):
-            ranks[level].append(fresh)
-            chain.append(fresh)
-            fresh += 1
-        chains[a, b] = [*chain, b]
-    for down in (True, False, True, False):
-        neighbours = _neighbours(chains, down)
-        for level in range(len(ranks)) if down else reversed(range(len(ranks))):
-            place = {v: float(i) for row in ranks for i, v in enumerate(row)}
-            ranks[level].sort(
-                key=lambda v: (
-                    sum(place[w] for w in neighbours[v]) / len(neighbours[v])
-                    if neighbours.get(v)
-                    else place[v]
-                )
-            )
-    return ranks, chains
+            rank[v] = min((rank[b] for a, b in edges if a == v), default=1) - 1
+    return rank
 
 
-def _neighbours(chains: dict[tuple[int, int], list[int]], above: bool) -> dict[int, list[int]]:
-    """Neighbours in the rank above (or below) of each vertex, dummies included."""
-    neighbours: dict[int, list[int]] = {}
+def _order(rows: list[list[int]], chains: dict[tuple[int, int], list[int]]) -> None:
+    """Sort each rank by the mean place of its neighbours above, then below, twice."""
+    neighbours: dict[bool, dict[int, list[int]]] = {True: {}, False: {}}
     for chain in chains.values():
         for a, b in itertools.pairwise(chain):
-            neighbours.setdefault(b if above else a, []).append(a if above else b)
-    return neighbours
-
-
-def _coordinates(
-    ranks: list[list[int]],
-    chains: dict[tuple[int, int], list[int]],
-    size: list[float],
-    gap: float,
-    sweeps: int = 12,
-) -> dict[int, float]:
-    """Centres: each rank around the mean of its neighbours, sweep after sweep."""
-    x: dict[int, float] = {}
-    for row in ranks:
-        total = sum(size[v] + gap for v in row)
-        at = -total / 2
-        for v in row:
-            x[v] = at + (size[v] + gap) / 2
-            at += size[v] + gap
-    above, below = _neighbours(chains, True), _neighbours(chains, False)
-    for sweep in range(sweeps):
-        order = range(len(ranks)) if sweep % 2 == 0 else reversed(range(len(ranks)))
-        last = sweep >= sweeps - 2  # the last two sweeps look both ways
-        for level in order:
-            wanted = []
-            for v in ranks[level]:
-                near = list(above.get(v, ())) if sweep % 2 == 0 or last else []
-                near += list(below.get(v, ())) if sweep % 2 == 1 or last else []
-                wanted.append(sum(x[w] for w in near) / len(near) if near else x[v])
-            placed = _spread([size[v] for v in ranks[level]], wanted, gap)
-            x.update(zip(ranks[level], placed, strict=True))
-    return x
-
-
-def _spread(size: list[float], wanted: list[float], gap: float) -> list[float]:
-    """Centres nearest to *wanted* in least squares, in order, boxes at least *gap* apart."""
-    from scipy.optimize import isotonic_regression  # takes a while to import
-
-    starts = itertools.accumulate((s + gap for s in size), initial=0.0)
-    shift = [start + s / 2 for start, s in zip(starts, size, strict=False)]
-    flat = isotonic_regression([w - s for w, s in zip(wanted, shift, strict=True)]).x
-    return [float(f) + s for f, s in zip(flat, shift, strict=True)]
+            neighbours[True].setdefault(b, []).append(a)
+            neighbours[False].setdefault(a, []).append(b)
+    for down in (True, False, True, False):
+        for row in rows if down else reversed(rows):
+            place = {v: k for row in rows for k, v in enumerate(row)}
+            near = {v: neighbours[down].get(v, [v]) for v in row}
+            row.sort(key=lambda v: sum(place[w] for w in near[v]) / len(near[v]))

@@ -79,7 +79,7 @@ def plot_dot(model: Any) -> Svg:
 
     Parameters
     ----------
-    model : ModelProto, GraphProto, FunctionProto, bytes or path
+    model : ModelProto, GraphProto, bytes or path
         What to draw.
 
     Returns
@@ -101,9 +101,11 @@ def plot_dot(model: Any) -> Svg:
     '<svg'
     """
     proto = load(model)
-    if isinstance(proto, onnx.NodeProto):
-        raise ArgumentError("a node is not a graph", got="NodeProto", expected="a model or graph")
     graph = proto.graph if isinstance(proto, onnx.ModelProto) else proto
+    if not isinstance(graph, onnx.GraphProto):
+        raise ArgumentError(
+            "no graph to draw", got=type(graph).__name__, expected="a ModelProto or a GraphProto"
+        )
     boxes, edges = _boxes(graph)
     try:
         layout = layered([box.width for box in boxes], list(edges), GAP)
@@ -127,41 +129,37 @@ def _short(text: str, limit: int = 30) -> str:
     return text if len(text) <= limit else f"{text[: limit // 2 - 1]}…{text[-limit // 2 :]}"
 
 
-def _constants(graph: Any) -> dict[str, str]:
+def _constants(graph: onnx.GraphProto) -> dict[str, str]:
     """Name -> value of the initializers and constants small enough to write into a node."""
     texts = {}
-    tensors = {t.name: t for t in getattr(graph, "initializer", ())}
+    tensors = {t.name: t for t in graph.initializer}
     for node in graph.node:
         if node.op_type == "Constant" and node.domain in ("", "ai.onnx") and node.attribute:
             attribute = node.attribute[0]
             if attribute.type == onnx.AttributeProto.TENSOR:
                 tensors[node.output[0]] = attribute.t
-            elif not attribute.ref_attr_name:
+            else:
                 texts[node.output[0]] = attribute_text(attribute, 20).split("=", 1)[1]
     for name, tensor in tensors.items():
         text = small_value(tensor)
         if text is not None and len(text) <= 20:
             texts[name] = text
-    outputs = {o if isinstance(o, str) else o.name for o in graph.output}
+    outputs = {o.name for o in graph.output}
     return {name: text for name, text in texts.items() if name not in outputs}
 
 
-def _boxes(graph: Any) -> tuple[list[_Box], dict[tuple[int, int], tuple[str, bool]]]:
+def _boxes(
+    graph: onnx.GraphProto,
+) -> tuple[list[_Box], dict[tuple[int, int], tuple[str, bool]]]:
     """Boxes in the order of the graph, and edges -> (value name, read by a body alone)."""
     boxes: list[_Box] = []
     maker: dict[str, int] = {}
-    types = {v.name: _value_text(v) for v in getattr(graph, "value_info", ())}
-    for kind, values in (("input", graph.input), ("output", graph.output)):
-        for value in values:
-            if not isinstance(value, str):
-                types[value.name] = _value_text(value)
-            if kind == "input":
-                name = value if isinstance(value, str) else value.name
-                maker[name] = len(boxes)
-                boxes.append(_value_box("input", name, types.get(name, "")))
-    inline = _constants(graph)
-    inline = {name: text for name, text in inline.items() if name not in maker}
-    for tensor in getattr(graph, "initializer", ()):
+    types = {v.name: _value_text(v) for v in (*graph.value_info, *graph.input, *graph.output)}
+    for value in graph.input:
+        maker[value.name] = len(boxes)
+        boxes.append(_value_box("input", value.name, types[value.name]))
+    inline = {name: text for name, text in _constants(graph).items() if name not in maker}
+    for tensor in graph.initializer:
         if tensor.name not in maker and tensor.name not in inline:
             types[tensor.name] = f"{dtype_text(tensor.data_type)} " + "×".join(
                 map(str, tensor.dims)
@@ -182,10 +180,9 @@ def _boxes(graph: Any) -> tuple[list[_Box], dict[tuple[int, int], tuple[str, boo
             if name in maker:
                 edges[maker[name], me] = (name, dotted)
     for value in graph.output:
-        name = value if isinstance(value, str) else value.name
-        if name in maker:
-            edges[maker[name], len(boxes)] = (name, False)
-        boxes.append(_value_box("output", name, types.get(name, "")))
+        if value.name in maker:
+            edges[maker[value.name], len(boxes)] = (value.name, False)
+        boxes.append(_value_box("output", value.name, types[value.name]))
     return boxes, edges
 
 

@@ -131,7 +131,7 @@ def attribute_text(attribute: onnx.AttributeProto, limit: int = 24) -> str:
         text = small_value(attribute.t)
         if text is None:
             text = f"{dtype_text(attribute.t.data_type)}{list(attribute.t.dims)}"
-    elif attribute.type in (kinds.GRAPH, kinds.GRAPHS):
+    elif attribute.type == kinds.GRAPH:
         text = "{…}"
     elif attribute.type == kinds.TYPE_PROTO:
         text = type_text(attribute.tp)
@@ -160,9 +160,6 @@ def bodies(node: onnx.NodeProto) -> Iterator[tuple[str, onnx.GraphProto]]:
     for attribute in node.attribute:
         if attribute.type == onnx.AttributeProto.GRAPH:
             yield attribute.name, attribute.g
-        elif attribute.type == onnx.AttributeProto.GRAPHS:
-            for i, graph in enumerate(attribute.graphs):
-                yield f"{attribute.name}[{i}]", graph
 
 
 def captured(graph: onnx.GraphProto) -> list[str]:

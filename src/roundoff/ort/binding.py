@@ -155,7 +155,6 @@ class OrtSession:
         given: Any = feeds
         if feeds is None and names is not None:
             names, given = None, names
-        check_feeds(given, self.input_names)
         results = Binding(self, given).run() if self._plain else self._run_any(given)
         return results if names is None else [results[k] for k in self._places(names)]
 
@@ -175,16 +174,8 @@ class OrtSession:
             )
         return Binding(self, feeds)
 
-    def _check(self, feeds: Mapping[str, Any]) -> None:
-        check_feeds(feeds, self.input_names)
-        unknown = [n for n in feeds if n not in self._inputs]
-        missing = [n for n in self.input_names if n not in feeds and n not in self._optional]
-        if unknown or missing:
-            what = f"unknown {unknown}" if unknown else f"missing {missing}"
-            raise ArgumentError("inputs of the model", got=what, expected=str(self.input_names))
-
     def _ort_values(self, feeds: Mapping[str, Any]) -> dict[str, onnxruntime.OrtValue]:
-        self._check(feeds)
+        check_feeds(feeds, self._inputs, self._optional)
         values = {}
         for name, value in feeds.items():
             values[name] = to_ort(value)
@@ -197,7 +188,7 @@ class OrtSession:
 
     def _run_any(self, feeds: Mapping[str, Any]) -> list[Any]:
         """Through NumPy, with copies: the way for strings, sequences and optionals."""
-        self._check(feeds)
+        check_feeds(feeds, self._inputs, self._optional)
         arrays = {n: _arrays(v) for n, v in feeds.items()}
         try:
             return [_tensors(v) for v in self.raw.run(None, arrays, self.run_options)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import re
 from typing import Any
 
@@ -10,8 +9,8 @@ import numpy as np
 import torch  # before onnxruntime: its CUDA provider finds cuBLAS and cuDNN through torch
 
 from roundoff.describe import from_numpy, lacking
-from roundoff.dtypes import DType, dtype_info, onnx_dtype_to_torch_dtype
-from roundoff.errors import ArgumentError, DtypeError, MissingDependencyError, UnsupportedError
+from roundoff.dtypes import DType, dtype_info
+from roundoff.errors import ArgumentError, DtypeError, MissingDependencyError
 
 try:
     import onnxruntime
@@ -24,9 +23,6 @@ except ImportError as e:  # pragma: no cover - the test environment has it
 onnxruntime.set_default_logger_severity(3)
 
 __all__ = ["element", "from_ort", "onnxruntime", "to_ort"]
-
-#: Types that DLPack cannot carry into ONNX Runtime, of the width of one that it can.
-_BYTE_TYPES = {"float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"}
 
 
 class _Bool:
@@ -56,9 +52,8 @@ def to_ort(value: torch.Tensor | np.ndarray) -> onnxruntime.OrtValue:
     ArgumentError
         For a tensor without data, a sparse tensor, and values that are masked.
     DtypeError
-        For a type that ONNX Runtime cannot hold (complex numbers, strings).
-    UnsupportedError
-        For float8 on another device than the CPU.
+        For a type that ONNX Runtime cannot hold (complex numbers, strings), and for float8, which
+        DLPack does not carry.
 
     Examples
     --------
@@ -96,16 +91,12 @@ def _over_tensor(value: torch.Tensor) -> onnxruntime.OrtValue:
     info = dtype_info(tensor.dtype)
     if info.kind == "bool":
         return make.from_dlpack(_Bool(tensor))
-    if info.name in _BYTE_TYPES:
-        if tensor.device.type != "cpu":
-            raise UnsupportedError(
-                "no zero-copy way for float8 on this device",
-                got=f"{info.name} on {tensor.device.type}",
-                hint="bind float16 and cast inside the model",
-            )
-        return make.ortvalue_from_numpy_with_onnx_type(tensor.view(torch.uint8).numpy(), info.onnx)
-    if info.kind not in ("float", "int", "uint"):
-        raise DtypeError("ONNX Runtime has no such tensors", got=info.name)
+    if info.kind not in ("float", "int", "uint") or _is_float8(info):
+        raise DtypeError(
+            "cannot share such a tensor with ONNX Runtime",
+            got=info.name,
+            hint="float16, and a Cast in the model" if info.is_float else None,
+        )
     return make.from_dlpack(tensor)
 
 
@@ -126,7 +117,7 @@ def _over_array(array: np.ndarray) -> torch.Tensor:
 def from_ort(value: onnxruntime.OrtValue) -> torch.Tensor:
     """A torch tensor over the memory of an ``OrtValue``, on the device it is on.
 
-    Nothing is copied, except for float8, which DLPack cannot carry out of ONNX Runtime.
+    Nothing is copied.
 
     Examples
     --------
@@ -138,14 +129,14 @@ def from_ort(value: onnxruntime.OrtValue) -> torch.Tensor:
     info = element(value.data_type())
     if info is None or info.kind == "string":
         raise DtypeError("not a tensor of numbers", got=value.data_type())
-    if info.name not in _BYTE_TYPES:
-        tensor = torch.utils.dlpack.from_dlpack(value)
-        return tensor.view(torch.bool) if info.kind == "bool" else tensor
-    if value.device_name() != "cpu":
-        raise UnsupportedError("no way for float8 out of this device", got=value.device_name())
-    raw = bytearray(ctypes.string_at(value.data_ptr(), value.tensor_size_in_bytes()))
-    flat = torch.frombuffer(raw, dtype=torch.uint8) if raw else torch.empty(0, dtype=torch.uint8)
-    return flat.view(onnx_dtype_to_torch_dtype(info.onnx)).reshape(value.shape())
+    if _is_float8(info):
+        raise DtypeError("cannot share such a tensor with torch", got=info.name)
+    tensor = torch.utils.dlpack.from_dlpack(value)
+    return tensor.view(torch.bool) if info.kind == "bool" else tensor
+
+
+def _is_float8(info: DType) -> bool:
+    return info.is_float and info.bits == 8
 
 
 def element(ort_type: str) -> DType | None:

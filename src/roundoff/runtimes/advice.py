@@ -25,7 +25,6 @@ __all__ = ["Advice"]
 #: Outputs whose tolerances are told; of more, the widest.
 _TOLD = 3
 _HALF = ("float16", "bfloat16")
-_CONTROL = ("If", "Loop", "Scan")
 
 
 @dataclasses.dataclass
@@ -217,7 +216,7 @@ class Advice:
 
     def _fallback(self) -> str:
         one = self.frame[(self.frame["kernel torch"] != "torch")]
-        other = self.frame[(self.frame["kernel ORT"] != "ort") & ~self.frame["op"].isin(_CONTROL)]
+        other = self.frame[(self.frame["kernel ORT"] != "ort") & (self.frame["op"] != "If")]
         parts = [
             f"{runtime} has no kernel for {', '.join(sorted(set(rows['op'])))}"
             for runtime, rows in (("torch", one), ("ONNX Runtime", other))

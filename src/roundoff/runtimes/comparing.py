@@ -32,14 +32,14 @@ from roundoff.timing import free_memory, torch_precision
 from .advice import Advice
 from .calibrating import alike, calibrate, check_calibration, varied
 from .drawing import check_drawing
-from .feeds import check_feeds, draw, drawn_shapes, limits
+from .feeds import check_declared, draw, drawn_shapes, limits
 from .module import (
     call_module,
-    check_mode,
     check_module,
     check_outputs,
     in_type_of,
     over_rms,
+    without_draws,
 )
 from .quantization import Quantization, is_quantized, quantization_cost
 from .result import OUTPUT_COLUMNS, SOURCES, RuntimeComparison
@@ -82,7 +82,7 @@ def compare_runtimes(
     module : torch.nn.Module or callable, optional
         What the model was exported from. It is called where its parameters lie, by keyword where
         the parameters of its ``forward`` have the names of the model's inputs, else in the order
-        of the inputs.
+        of the inputs. It computes as after ``eval()``, as it is exported.
     providers : sequence, optional
         ONNX Runtime's, which also say where torch computes; by default CUDA where both runtimes
         have it, else the CPU.
@@ -90,7 +90,8 @@ def compare_runtimes(
         Whether both may use TF32 for float32 matrix products on CUDA. By default each does what
         it does when told nothing: ONNX Runtime uses it, torch follows its own switch (off).
     sizes : mapping of str to int, optional
-        Symbolic dimension -> size, for inputs that are drawn. Others are drawn from 2 to 8.
+        Symbolic dimension -> size, for inputs that are drawn. Others are drawn from 2 to 8; one
+        that is written as a sum of others ("past + sequence") is a dimension of its own.
     seed : int
         Seed of what is drawn.
     calibration : int or sequence of mappings, optional
@@ -122,7 +123,7 @@ def compare_runtimes(
         drawn, or a node draws random numbers (Dropout in training, RandomNormal, Bernoulli, …).
     ArgumentError, DtypeError, ShapeError
         An argument is of another kind; a feed is missing, unknown, or not what the model declares;
-        the module is in training mode, or its inputs or outputs are not the model's.
+        the module draws random numbers, or its inputs or outputs are not the model's.
 
     Examples
     --------
@@ -173,7 +174,7 @@ def _checked(proto: onnx.ModelProto, feeds: Any, what: str) -> dict[str, Any]:
     """Feeds as values of the evaluator, of the names, types and shapes that the model declares."""
     given = check_mapping(what, feeds, "input names to tensors")
     values = {name: to_value(value) for name, value in given.items()}
-    check_feeds(proto, values)
+    check_declared(proto, values)
     return values
 
 
@@ -274,7 +275,7 @@ class _Setup:
         inputs = [i.name for i in self.proto.graph.input]
         if module is not None:
             with self.inside():
-                results["module"] = check_mode(module, inputs, fed, device, names)
+                results["module"] = without_draws(module, inputs, fed, device, names)
             check_outputs(names, results["torch"], results["module"])
         quantization = self._quantization(fed, truth, module, results.get("module"))
         rows = [
@@ -329,7 +330,7 @@ class _Setup:
         first, drawn = self.evaluator(), feeds is None
         if feeds is None:
             feeds = self._draw(first, shapes, seed)
-        check_drawing(first, feeds)
+        check_drawing(first)
         whole = self.session()
         with _running(drawn):
             results = {"ORT": whole.run(feeds)}

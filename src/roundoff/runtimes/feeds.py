@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,19 +9,19 @@ import numpy as np
 import onnx
 import torch
 
-from roundoff.arguments import check_mapping, check_whole
+from roundoff.arguments import check_feeds, check_mapping, check_whole
 from roundoff.dtypes import DTYPES, onnx_dtype_to_torch_dtype
 from roundoff.errors import ArgumentError, ShapeError, UnsupportedError
 from roundoff.evaluator import TorchOnnxEvaluator
-from roundoff.evaluator.checks import check_feed, check_names
+from roundoff.evaluator.checks import check_feed
 
-__all__ = ["check_feeds", "dims", "draw", "drawn_shapes", "limits"]
+__all__ = ["check_declared", "dims", "draw", "drawn_shapes", "limits"]
 
 
-def check_feeds(proto: onnx.ModelProto, feeds: Mapping[str, Any]) -> None:
+def check_declared(proto: onnx.ModelProto, feeds: Mapping[str, Any]) -> None:
     """Names, element types and shapes are those that the model declares."""
     declared = {i.name: i.type for i in proto.graph.input}
-    check_names(feeds, list(declared), {t.name for t in proto.graph.initializer})
+    check_feeds(feeds, list(declared), {t.name for t in proto.graph.initializer})
     seen: dict[str, tuple[str, int]] = {}
     for name, value in feeds.items():
         check_feed(name, value, declared[name], False)
@@ -65,8 +63,7 @@ def drawn_shapes(
                 hint="feeds=",
             )
         declared[info.name] = wanted
-    symbols = [d for wanted in declared.values() for d in wanted if isinstance(d, str) and d]
-    names = {n.id for s in symbols for n in _walk(s) if isinstance(n, ast.Name)} | set(symbols)
+    names = {d for wanted in declared.values() for d in wanted if isinstance(d, str) and d}
     if sizes is not None:
         check_mapping("sizes", sizes, "names to counts")
     unknown = [n for n in sizes or () if n not in names]
@@ -77,11 +74,7 @@ def drawn_shapes(
     known = {n: int(random.integers(2, 9)) for n in sorted(names)} | dict(sizes or {})
     return {
         name: tuple(
-            d
-            if isinstance(d, int)
-            else _size(d, known, sizes or {})
-            if d
-            else int(random.integers(2, 9))
+            d if isinstance(d, int) else known[d] if d else int(random.integers(2, 9))
             for d in wanted
         )
         for name, wanted in declared.items()
@@ -91,40 +84,6 @@ def drawn_shapes(
 def _undrawable(declared: onnx.TypeProto) -> bool:
     info = DTYPES.get(declared.tensor_type.elem_type)
     return info is None or info.kind == "string" or (info.bits < 8 and info.kind != "bool")
-
-
-def _walk(symbol: str) -> list[ast.AST]:
-    """Parts of a dimension such as ``past + sequence``; none where it is a plain name."""
-    with contextlib.suppress(SyntaxError):
-        return list(ast.walk(ast.parse(symbol, mode="eval")))
-    return []
-
-
-def _size(symbol: str, known: Mapping[str, int], sizes: Mapping[str, int]) -> int:
-    """Size of a dimension: of a name, or the value of an expression of names."""
-    if symbol in sizes:
-        return sizes[symbol]
-    with contextlib.suppress(SyntaxError, KeyError, TypeError):
-        return max(_value(ast.parse(symbol, mode="eval").body, known), 0)
-    return known[symbol]
-
-
-def _value(part: ast.expr, known: Mapping[str, int]) -> int:
-    if isinstance(part, ast.Name):
-        return known[part.id]
-    if isinstance(part, ast.Constant) and isinstance(part.value, int):
-        return part.value
-    if isinstance(part, ast.BinOp):
-        a, b = _value(part.left, known), _value(part.right, known)
-        if isinstance(part.op, ast.Add):
-            return a + b
-        if isinstance(part.op, ast.Sub):
-            return a - b
-        if isinstance(part.op, ast.Mult):
-            return a * b
-        if isinstance(part.op, (ast.FloorDiv, ast.Div)) and b:
-            return a // b
-    raise TypeError(ast.dump(part))
 
 
 #: Operators that look rows of their first input up by the second.

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from roundoff.compare import max_diff
 from roundoff.describe import tree_leaves
 from roundoff.errors import ArgumentError, DtypeError, RoundoffError, ShapeError
 from roundoff.evaluator.values import type_name
 
-__all__ = ["call_module", "check_mode", "check_module", "check_outputs"]
+__all__ = ["call_module", "check_module", "check_outputs", "without_draws"]
 
 
 def check_module(module: Any) -> None:
@@ -23,55 +23,26 @@ def check_module(module: Any) -> None:
         raise ArgumentError("module", got=type(module).__name__, expected="a torch.nn.Module")
 
 
-def check_mode(
+@contextlib.contextmanager
+def _evaluating(module: Any) -> Iterator[None]:
+    """The module in the mode of ``eval()``, as it is exported; its parts' own modes after it."""
+    parts = list(module.modules()) if isinstance(module, torch.nn.Module) else []
+    modes = [part.training for part in parts]
+    for part in parts:
+        part.training = False
+    try:
+        yield
+    finally:
+        for part, mode in zip(parts, modes, strict=True):
+            part.training = mode
+
+
+def without_draws(
     module: Any,
     names: Sequence[str],
     feeds: Mapping[str, Any],
     device: torch.device,
     outputs: Sequence[str] = (),
-) -> list[Any]:
-    """Outputs of the module, in order; an ArgumentError where training mode or chance changes them.
-
-    Modules are in training mode until ``eval()`` is called, which most of them do not look at:
-    what one of the caller's own does, such as dropout by a function, only a run shows. Buffers and
-    torch's random state stay what they are.
-    """
-    training = isinstance(module, torch.nn.Module) and any(m.training for m in module.modules())
-    if not training:
-        return _without_draws(module, names, feeds, device, outputs)
-    modes = {part: part.training for part in module.modules()}
-    buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
-    cards = [device] if device.type == "cuda" else []
-    try:
-        module.eval()
-        still = _without_draws(module, names, feeds, device, outputs)
-        for part, mode in modes.items():
-            part.training = mode
-        with torch.random.fork_rng(cards):
-            moved = call_module(module, names, feeds, device, outputs)
-    finally:
-        for part, mode in modes.items():
-            part.training = mode
-        with torch.no_grad():
-            for name, buffer in module.named_buffers():
-                buffer.copy_(buffers[name])
-    difference = max_diff(still, moved)
-    if difference["abs"] != 0:
-        raise ArgumentError(
-            "the module is in training mode",
-            got=f"outputs that differ by {difference['abs']:.3g} from those of eval()",
-            expected="a module that gives the same twice",
-            hint="module.eval()",
-        )
-    return moved
-
-
-def _without_draws(
-    module: Any,
-    names: Sequence[str],
-    feeds: Mapping[str, Any],
-    device: torch.device,
-    outputs: Sequence[str],
 ) -> list[Any]:
     """Outputs of the module; an ArgumentError where torch's random state shows that it draws."""
 
@@ -98,7 +69,7 @@ def call_module(
     device: torch.device,
     outputs: Sequence[str] = (),
 ) -> list[Any]:
-    """Outputs of the module, in order; those of a dict with the names *outputs* by name.
+    """Outputs of the module in ``eval()``; those of a dict with the names *outputs* by name.
 
     It gets copies of the feeds: what it writes into them would reach the next run.
     """
@@ -131,7 +102,7 @@ def call_module(
 def _outputs(
     module: Any, positional: tuple[Any, ...], named: Mapping[str, Any], names: Sequence[str]
 ) -> list[Any]:
-    with torch.no_grad():
+    with torch.no_grad(), _evaluating(module):
         try:
             result = module(*positional, **named)
             if isinstance(result, Mapping) and set(result) == set(names):

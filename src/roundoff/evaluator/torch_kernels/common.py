@@ -32,6 +32,7 @@ __all__ = [
     "steering",
     "torch_function",
     "torch_kernel",
+    "torch_steered",
 ]
 
 Tensor = torch.Tensor
@@ -121,6 +122,32 @@ def steering(node: Node, position: int, name: str = "") -> list[int] | None:
     """
     value = node.constants.get(position)
     return node.attribute(name) if value is None else ints(value)
+
+
+def torch_steered(
+    op_type: str, since: int, name: str = "", **attributes: Any
+) -> Callable[[Function], Function]:
+    """Register a function of an input, and of the integers that its second input holds.
+
+    Older versions have the attribute *name* for them; they are None where neither is given. By
+    keyword it gets these attributes with defaults.
+    """
+
+    def register(function: Function) -> Function:
+        @torch_kernel(op_type, since)
+        def factory(node: Node) -> Function:
+            fixed = steering(node, 1, name)
+            given = {key: node.attribute(key, value) for key, value in attributes.items()}
+
+            def call(x: Tensor, numbers: Any = None) -> Any:
+                known = ints(numbers) if fixed is None and numbers is not None else fixed
+                return function(x, known, **given)
+
+            return call
+
+        return function
+
+    return register
 
 
 def read(node: Node, position: int, value: Any) -> list[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import functools
 import operator
 from typing import Any
 
@@ -122,27 +122,15 @@ def _pow(node: Node) -> Function:
     return power
 
 
-def _variadic(op_type: str, since: int, pair: Function, mean: bool = False) -> None:
-    @torch_kernel(op_type, since)
-    def factory(node: Node) -> Function:
-        if len(node.inputs) == 1:
-            return lambda x: x
-        if len(node.inputs) == 2 and not mean:
-            return pair
-
-        def reduce(*inputs: Tensor) -> Tensor:
-            total = inputs[0]
-            for x in inputs[1:]:
-                total = pair(total, x)
-            return total / len(inputs) if mean else total
-
-        return reduce
+def _variadic(op_type: str, since: int, pair: Function) -> None:
+    @torch_function(op_type, since)
+    def of_all(*inputs: Tensor) -> Tensor:
+        return functools.reduce(pair, inputs)
 
 
 _variadic("Max", 8, torch.maximum)
 _variadic("Min", 8, torch.minimum)
 _variadic("Sum", 8, torch.add)
-_variadic("Mean", 8, torch.add, mean=True)
 
 
 @torch_function("Clip", 11)
@@ -153,16 +141,6 @@ def _clip(x: Tensor, low: Tensor | None = None, high: Tensor | None = None) -> T
         return torch.clamp(x, low, high)
     y = x if low is None else torch.maximum(x, low)
     return y if high is None else torch.minimum(y, high)
-
-
-@torch_function("Clip", 6, min=None, max=None)
-def _clip6(x: Tensor, **limits: Any) -> Tensor:
-    return x if limits == {"min": None, "max": None} else torch.clamp(x, **limits)
-
-
-@torch_function("IsInf", 10, detect_negative=1, detect_positive=1)
-def _is_inf(x: Tensor, *, detect_negative: int, detect_positive: int) -> Tensor:
-    return (torch.isneginf(x) & bool(detect_negative)) | (torch.isposinf(x) & bool(detect_positive))
 
 
 # -- activations -------------------------------------------------------------------------------
@@ -176,13 +154,8 @@ def _softplus(x: Tensor) -> Tensor:
     return torch.logaddexp(x, torch.zeros((), dtype=x.dtype, device=x.device))
 
 
-def _celu(x: Tensor, alpha: float) -> Tensor:
-    return x * alpha if math.isnan(alpha) else F.celu(x, alpha)  # max(0, x) + min(0, NaN)
-
-
 #: Activations with numbers as attributes: function, first version, attributes with defaults.
 _PARAMETRIC: dict[str, tuple[Function, int, dict[str, Any]]] = {
-    "Celu": (_celu, 12, {"alpha": 1.0}),
     "Elu": (F.elu, 6, {"alpha": 1.0}),
     "LeakyRelu": (lambda x, alpha: F.leaky_relu(x, alpha), 6, {"alpha": 0.01}),
     "HardSwish": (lambda x: x * torch.clamp(x / 6 + 0.5, 0, 1), 14, {}),

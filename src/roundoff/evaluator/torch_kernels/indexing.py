@@ -11,8 +11,8 @@ from .common import (
     Node,
     Tensor,
     axis_of,
-    read,
     torch_kernel,
+    torch_steered,
 )
 
 
@@ -56,16 +56,11 @@ def _gather(node: Node) -> Function:
     return gather
 
 
-@torch_kernel("TopK", 10)
-def _topk(node: Node) -> Function:
-    axis, largest = node.attribute("axis", -1), bool(node.attribute("largest", 1))
-
-    def topk(x: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
-        k, n = axis_of(axis, x.dim()), int(read(node, 1, count)[0])
-        if not 0 <= n <= x.shape[k]:
-            raise ShapeError("TopK", got=n, expected=f"at most {x.shape[k]}")
-        # A stable sort: of equals the first comes first, which torch.topk does not promise.
-        values, places = torch.sort(x, dim=k, descending=largest, stable=True)
-        return values.narrow(k, 0, n), places.narrow(k, 0, n)
-
-    return topk
+@torch_steered("TopK", 10, axis=-1, largest=1)
+def _topk(x: Tensor, count: list[int], *, axis: int, largest: int) -> tuple[Tensor, Tensor]:
+    k, n = axis_of(axis, x.dim()), count[0]
+    if not 0 <= n <= x.shape[k]:
+        raise ShapeError("TopK", got=n, expected=f"at most {x.shape[k]}")
+    # A stable sort: of equals the first comes first, which torch.topk does not promise.
+    values, places = torch.sort(x, dim=k, descending=bool(largest), stable=True)
+    return values.narrow(k, 0, n), places.narrow(k, 0, n)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -67,19 +66,6 @@ def _spatial(node: Node, rank: int, name: str, default: int) -> list[int]:
     return numbers
 
 
-def _auto_pads(
-    mode: str, size: Sequence[int], kernel: Sequence[int], stride: list[int], dilation: list[int]
-) -> list[int]:
-    """Begins then ends for SAME_UPPER and SAME_LOWER."""
-    begins, ends = [], []
-    for n, k, s, d in zip(size, kernel, stride, dilation, strict=True):
-        total = max((-(-n // s) - 1) * s + (k - 1) * d + 1 - n, 0)
-        small = total // 2
-        begins.append(small if mode == "SAME_UPPER" else total - small)
-        ends.append(total - begins[-1])
-    return begins + ends
-
-
 @torch_kernel("Conv", 1)
 def _conv(node: Node) -> Function:
     mode, group = node.attribute("auto_pad", "NOTSET"), node.attribute("group", 1)
@@ -93,12 +79,11 @@ def _conv(node: Node) -> Function:
             raise ShapeError("kernel_shape", got=list(declared), expected=str(list(w.shape[2:])))
         stride = _spatial(node, rank, "strides", 1)
         dilation = _spatial(node, rank, "dilations", 1)
-        if mode in ("SAME_UPPER", "SAME_LOWER"):
-            pads = _auto_pads(mode, x.shape[2:], w.shape[2:], stride, dilation)
-        elif mode == "VALID":
-            pads = [0] * (2 * rank)
-        else:
-            pads = list(node.attribute("pads", [0] * (2 * rank)))
+        pads = [0] * (2 * rank)
+        if mode == "NOTSET":
+            pads = list(node.attribute("pads", pads))
+        elif mode != "VALID":
+            raise NotHandledError("torch has no padding that makes the sizes alike")
         if len(pads) != 2 * rank or min(pads) < 0:
             raise ShapeError("pads", got=pads, expected=f"{2 * rank} non-negative integers")
         begins, ends = pads[:rank], pads[rank:]

@@ -6,8 +6,6 @@ from typing import Any
 
 import torch
 
-from roundoff.dtypes import DTYPES
-
 from .common import (
     Function,
     Node,
@@ -15,7 +13,6 @@ from .common import (
     ShapeError,
     Tensor,
     axis_of,
-    element_type,
     torch_function,
     torch_kernel,
 )
@@ -23,65 +20,54 @@ from .common import (
 _INTEGERS = {torch.int8, torch.uint8, torch.int16, torch.int32}
 
 
-def _spread(scale: Tensor, x: Tensor, axis: int, block: int) -> Tensor:
-    """A scale or zero point laid out along *axis* of x: one, one per slice, or one per block."""
-    if scale.numel() == 1 and not block:
+def _spread(scale: Tensor, x: Tensor, axis: int) -> Tensor:
+    """A scale or zero point laid out along *axis* of x: one, or one per slice."""
+    if scale.numel() == 1:
         return scale.reshape(())
     k = axis_of(axis, x.dim())
-    if block:
-        return scale.repeat_interleave(block, k).narrow(k, 0, x.shape[k])
     if scale.dim() != 1 or scale.shape[0] != x.shape[k]:
         raise ShapeError("scale", got=list(scale.shape), expected=f"[{x.shape[k]}]")
     return scale.reshape([-1 if j == k else 1 for j in range(x.dim())])
 
 
+def _check_plain(node: Node) -> None:
+    for name in ("block_size", "output_dtype", "precision"):
+        if node.attribute(name, 0):
+            raise NotHandledError(f"quantisation with {name}")
+
+
 @torch_kernel("DequantizeLinear", 10)
 def _dequantize(node: Node) -> Function:
-    axis, block = node.attribute("axis", 1), node.attribute("block_size", 0)
-    wanted = node.attribute("output_dtype", 0)
+    _check_plain(node)
+    axis = node.attribute("axis", 1)
 
     def dequantize(x: Any, scale: Any, zero: Any = None) -> Tensor:
-        tensors = [t for t in (x, scale, zero) if t is not None]
-        if node.truth and isinstance(x, Tensor) and x.is_floating_point():
-            y = x if zero is None else x - _spread(zero, x, axis, block)
-            return y * _spread(scale, x, axis, block)
-        if not all(isinstance(t, Tensor) for t in tensors) or x.dtype not in _INTEGERS:
-            raise NotHandledError("torch has no such element type")
-        dtype = element_type(node, wanted) if wanted else scale.dtype
+        if not isinstance(x, Tensor) or x.dtype not in _INTEGERS:
+            raise NotHandledError("quantisation of such a type")
         compute = torch.float64 if node.truth else torch.float32
         y = x.to(torch.int64)
         if zero is not None:
-            y = y - _spread(zero, x, axis, block).to(torch.int64)
-        return (y.to(compute) * _spread(scale, x, axis, block).to(compute)).to(dtype)
+            y = y - _spread(zero, x, axis).to(torch.int64)
+        return (y.to(compute) * _spread(scale, x, axis).to(compute)).to(scale.dtype)
 
     return dequantize
 
 
 @torch_kernel("QuantizeLinear", 10)
 def _quantize(node: Node) -> Function:
-    axis, block = node.attribute("axis", 1), node.attribute("block_size", 0)
-    wanted, precision = node.attribute("output_dtype", 0), node.attribute("precision", 0)
+    _check_plain(node)
+    axis = node.attribute("axis", 1)
 
     def quantize(x: Tensor, scale: Any, zero: Any = None) -> Tensor:
-        if zero is not None and not isinstance(zero, Tensor):
-            raise NotHandledError("torch has no such element type")
-        if wanted and (DTYPES[wanted].is_float or zero is None):
-            dtype = element_type(node, wanted)
-        else:
-            dtype = torch.uint8 if zero is None else zero.dtype
-        if node.truth and dtype.is_floating_point:  # a narrower float is not rounded to
-            return x / _spread(scale, x, axis, block)
-        known = dtype in _INTEGERS or (node.truth and dtype == torch.uint16)
-        if not known or not x.is_floating_point() or precision:
+        dtype = torch.uint8 if zero is None else zero.dtype
+        if dtype not in _INTEGERS or not x.is_floating_point():
             raise NotHandledError("quantisation to or from such a type")
-        step = _spread(scale, x, axis, block)
+        step = _spread(scale, x, axis)
         y = torch.round(x / (step if node.truth else step.to(x.dtype)))
         if zero is not None:
-            y = y + _spread(zero, x, axis, block).to(y.dtype)
+            y = y + _spread(zero, x, axis).to(y.dtype)
         limits = torch.iinfo(dtype)
-        y = torch.clamp(y, limits.min, limits.max)
-        # torch converts to uint16 from integers alone.
-        return y.to(torch.int32).to(dtype) if dtype == torch.uint16 else y.to(dtype)
+        return torch.clamp(y, limits.min, limits.max).to(dtype)
 
     return quantize
 

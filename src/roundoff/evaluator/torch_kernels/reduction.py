@@ -13,11 +13,9 @@ from .common import (
     NotHandledError,
     Tensor,
     axis_of,
-    ints,
-    read,
-    steering,
     torch_function,
     torch_kernel,
+    torch_steered,
 )
 
 Reducer = Callable[[Tensor, list[int], bool], Tensor]
@@ -34,7 +32,7 @@ def _mean(x: Tensor, axes: list[int], keep: bool) -> Tensor:
 
 
 def _prod(x: Tensor, axes: list[int], keep: bool) -> Tensor:
-    for axis in sorted(_axes(axes, x.dim()), reverse=True):
+    for axis in sorted(axes, reverse=True):
         x = torch.prod(x, axis, keepdim=keep, dtype=x.dtype)
     return x
 
@@ -73,29 +71,17 @@ _REDUCERS: dict[str, tuple[Reducer, int]] = {
 
 
 def _register(op_type: str, reducer: Reducer, since: int) -> None:
-    @torch_kernel(op_type, since)
-    def factory(node: Node) -> Function:
-        keep = bool(node.attribute("keepdims", 1))
-        noop = bool(node.attribute("noop_with_empty_axes", 0))
-        fixed = steering(node, 1, "axes")
-        if fixed:
-            return lambda x, axes=None: reducer(x, fixed, keep)  # torch checks their range
-
-        def reduce(x: Tensor, axes: Tensor | None = None) -> Tensor:
-            reduced = [] if axes is None else ints(axes)
-            if not reduced and noop:
-                if op_type in ("ReduceL2", "ReduceLogSumExp"):
-                    raise NotHandledError("reduction along no axis")
-                return x
-            return reducer(x, _axes(reduced, x.dim()), keep)
-
-        return reduce
-
-
-def _axes(axes: list[int] | None, rank: int) -> list[int]:
-    if not axes:
-        return list(range(rank))
-    return [axis_of(a, rank) for a in axes]
+    @torch_steered(op_type, since, "axes", keepdims=1, noop_with_empty_axes=0)
+    def reduce(
+        x: Tensor, axes: list[int] | None, *, keepdims: int, noop_with_empty_axes: int
+    ) -> Tensor:
+        if not axes and noop_with_empty_axes:
+            if op_type in ("ReduceL2", "ReduceLogSumExp"):
+                raise NotHandledError("reduction along no axis")
+            return x
+        rank = max(x.dim(), 1)  # a number counts as a vector
+        over = [axis_of(a, rank) for a in axes or range(x.dim())]
+        return reducer(x, over, bool(keepdims))
 
 
 for _op_type, _parts in _REDUCERS.items():
@@ -105,13 +91,13 @@ for _op_type, _parts in _REDUCERS.items():
 def _register_arg(op_type: str, function: Function) -> None:
     @torch_function(op_type, 1, axis=0, keepdims=1, select_last_index=0)
     def arg(x: Tensor, *, axis: int, keepdims: int, select_last_index: int) -> Tensor:
+        if select_last_index:
+            raise NotHandledError("the last of equals")
         k, keep = axis_of(axis, x.dim()), bool(keepdims)
         if x.is_floating_point() and bool(torch.isnan(x).any()):
             raise NotHandledError("NaN among the values")
         # torch does not promise the first of equals: take the first place of the extreme.
         hits = (x == function(x, k, keepdim=True)).to(torch.uint8)
-        if select_last_index:
-            return x.shape[k] - 1 - torch.argmax(hits.flip(k), k, keepdim=keep)
         return torch.argmax(hits, k, keepdim=keep)
 
 
@@ -140,23 +126,8 @@ _register_softmax("Softmax", torch.softmax)
 _register_softmax("LogSoftmax", torch.log_softmax)
 
 
-def _register_cumulative(op_type: str, since: int, function: Function, neutral: int) -> None:
-    @torch_kernel(op_type, since)
-    def factory(node: Node) -> Function:
-        exclusive = bool(node.attribute("exclusive", 0))
-        reverse = bool(node.attribute("reverse", 0))
-
-        def cumulate(x: Tensor, axis: Tensor) -> Tensor:
-            k = axis_of(read(node, 1, axis)[0], x.dim())
-            y = x.flip(k) if reverse else x
-            y = function(y, k, dtype=x.dtype)
-            if exclusive:
-                first = torch.full_like(y.narrow(k, 0, min(1, y.shape[k])), neutral)
-                y = torch.cat([first, y.narrow(k, 0, max(y.shape[k] - 1, 0))], k)
-            return y.flip(k) if reverse else y
-
-        return cumulate
-
-
-_register_cumulative("CumSum", 11, torch.cumsum, 0)
-_register_cumulative("CumProd", 26, torch.cumprod, 1)
+@torch_steered("CumSum", 11, exclusive=0, reverse=0)
+def _cumulative_sum(x: Tensor, axes: list[int], *, exclusive: int, reverse: int) -> Tensor:
+    if exclusive or reverse:
+        raise NotHandledError("sums from the other end, or without the element itself")
+    return torch.cumsum(x, axis_of(axes[0], x.dim()), dtype=x.dtype)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,43 +15,25 @@ from .common import (
     NotHandledError,
     Tensor,
     axis_of,
-    ints,
     read,
     refuse_larger_than_memory,
-    steering,
     torch_function,
     torch_kernel,
+    torch_steered,
 )
 
 
-def _target_shape(shape: Sequence[int], wanted: list[int], allow_zero: bool) -> list[int]:
-    if allow_zero:
-        if 0 in wanted and -1 in wanted:
-            raise ShapeError("Reshape with allowzero", got=wanted, expected="no 0 beside -1")
-        return wanted
-    if 0 in wanted:
-        if any(d == 0 and k >= len(shape) for k, d in enumerate(wanted)):
+@torch_steered("Reshape", 5, allowzero=0)
+def _reshape(x: Tensor, wanted: list[int], *, allowzero: int) -> Tensor:
+    if allowzero and 0 in wanted and -1 in wanted:
+        raise ShapeError("Reshape with allowzero", got=wanted, expected="no 0 beside -1")
+    if not allowzero and 0 in wanted:
+        if any(d == 0 and k >= x.dim() for k, d in enumerate(wanted)):
             raise ShapeError("Reshape copies a dimension that is not there", got=wanted)
-        return [shape[k] if d == 0 else d for k, d in enumerate(wanted)]
-    return wanted
-
-
-def _reshaped(x: Tensor, wanted: list[int]) -> Tensor:
+        wanted = [x.shape[k] if d == 0 else d for k, d in enumerate(wanted)]
     if 0 in wanted:  # torch calls a free dimension beside it ambiguous; ONNX makes it 0
         wanted = [0 if d == -1 else d for d in wanted]
     return x.reshape(wanted)
-
-
-@torch_kernel("Reshape", 5)
-def _reshape(node: Node) -> Function:
-    allow_zero = bool(node.attribute("allowzero", 0))
-    fixed = steering(node, 1)
-
-    def reshape(x: Tensor, shape: Tensor) -> Tensor:
-        wanted = ints(shape) if fixed is None else fixed
-        return _reshaped(x, _target_shape(x.shape, wanted, allow_zero))
-
-    return reshape
 
 
 @torch_kernel("Transpose", 1)
@@ -74,22 +55,18 @@ def _flatten(x: Tensor, *, axis: int) -> Tensor:
     return x.reshape(math.prod(x.shape[:k]), math.prod(x.shape[k:]))
 
 
-def _squeezed(x: Tensor, axes: list[int]) -> Tensor:
+@torch_steered("Squeeze", 1, "axes")
+def _squeeze(x: Tensor, axes: list[int] | None) -> Tensor:
+    if axes is None:
+        return torch.squeeze(x)
     over = [axis_of(a, x.dim()) for a in axes]
     if any(x.shape[a] != 1 for a in over):
         raise ShapeError("Squeeze of a dimension that is not 1", got=f"{list(x.shape)}, {axes}")
     return x.squeeze(tuple(over))
 
 
-@torch_kernel("Squeeze", 1)
-def _squeeze(node: Node) -> Function:
-    fixed = steering(node, 1, "axes")
-    if fixed is not None:
-        return lambda x, axes=None: _squeezed(x, fixed)
-    return lambda x, axes=None: torch.squeeze(x) if axes is None else _squeezed(x, ints(axes))
-
-
-def _unsqueezed(x: Tensor, axes: list[int]) -> Tensor:
+@torch_steered("Unsqueeze", 1, "axes")
+def _unsqueeze(x: Tensor, axes: list[int]) -> Tensor:
     rank = x.dim() + len(axes)
     over = sorted(axis_of(a, rank) for a in axes)
     if len(set(over)) != len(over):
@@ -99,40 +76,21 @@ def _unsqueezed(x: Tensor, axes: list[int]) -> Tensor:
     return x
 
 
-@torch_kernel("Unsqueeze", 1)
-def _unsqueeze(node: Node) -> Function:
-    fixed = steering(node, 1, "axes")
-    if fixed is not None:
-        return lambda x, axes=None: _unsqueezed(x, fixed)
-    return lambda x, axes: _unsqueezed(x, ints(axes))
-
-
-def _expanded(x: Tensor, shape: list[int]) -> Tensor:
+@torch_steered("Expand", 8)
+def _expand(x: Tensor, shape: list[int]) -> Tensor:
     if any(d < 0 for d in shape):
         raise ShapeError("Expand", got=shape, expected="no negative dimension")
     return x.expand(torch.broadcast_shapes(x.shape, shape))
 
 
-@torch_kernel("Expand", 8)
-def _expand(node: Node) -> Function:
-    fixed = steering(node, 1)
-    if fixed is not None:
-        return lambda x, shape: _expanded(x, fixed)
-    return lambda x, shape: _expanded(x, ints(shape))
-
-
-@torch_kernel("Tile", 6)
-def _tile(node: Node) -> Function:
-    def tile(x: Tensor, repeats: Tensor) -> Tensor:
-        counts = read(node, 1, repeats)
-        if len(counts) != x.dim():
-            raise ShapeError("Tile", got=f"{len(counts)} repeats", expected=str(x.dim()))
-        refuse_larger_than_memory(
-            [d * c for d, c in zip(x.shape, counts, strict=True)], x.dtype, x.device
-        )
-        return x.repeat(counts)
-
-    return tile
+@torch_steered("Tile", 6)
+def _tile(x: Tensor, counts: list[int]) -> Tensor:
+    if len(counts) != x.dim():
+        raise ShapeError("Tile", got=f"{len(counts)} repeats", expected=str(x.dim()))
+    refuse_larger_than_memory(
+        [d * c for d, c in zip(x.shape, counts, strict=True)], x.dtype, x.device
+    )
+    return x.repeat(counts)
 
 
 # A shape lives on the CPU, where it is read: reading it elsewhere would wait for the device.
@@ -183,16 +141,10 @@ def _range(start: Tensor, limit: Tensor, delta: Tensor) -> Tensor:
     return first + steps.to(start.dtype) * step
 
 
-@torch_kernel("Trilu", 14)
-def _trilu(node: Node) -> Function:
-    upper = bool(node.attribute("upper", 1))
-
-    def trilu(x: Tensor, k: Tensor | None = None) -> Tensor:
-        diagonal = 0 if k is None else read(node, 1, k)[0]
-        if x.dim() < 2:
-            raise ShapeError("Trilu", got=list(x.shape), expected="at least two dimensions")
-        limit = max(x.shape[-2:]) + 1
-        diagonal = max(-limit, min(limit, diagonal))
-        return torch.triu(x, diagonal) if upper else torch.tril(x, diagonal)
-
-    return trilu
+@torch_steered("Trilu", 14, upper=1)
+def _trilu(x: Tensor, diagonals: list[int] | None, *, upper: int) -> Tensor:
+    if x.dim() < 2:
+        raise ShapeError("Trilu", got=list(x.shape), expected="at least two dimensions")
+    limit = max(x.shape[-2:]) + 1
+    diagonal = max(-limit, min(limit, 0 if diagonals is None else diagonals[0]))
+    return torch.triu(x, diagonal) if upper else torch.tril(x, diagonal)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812 - as torch's users write it
 
-from roundoff.errors import ModelError, ShapeError
+from roundoff.errors import ModelError, ShapeError, UnsupportedError
 
 from .common import (
     Function,
@@ -52,16 +52,12 @@ def _sliced(
         seen.add(k)
         if step == 0:
             raise ModelError("Slice with a step of 0")
-        size = x.shape[k]
+        first, last, stride = slice(start, end, step).indices(x.shape[k])
         if step > 0:
-            first, last, stride = slice(start, end, step).indices(size)
             x = x[(slice(None),) * k + (slice(first, max(first, last), stride),)]
         else:
-            # ONNX clamps where Python would read -1 as the last element.
-            first = min(start + size if start < 0 else start, size - 1)
-            last = max(end + size if end < 0 else end, -1)
-            positions = torch.arange(first, min(last, first), step, device=x.device)
-            x = x.index_select(k, positions) if first >= 0 else x.narrow(k, 0, 0)
+            positions = torch.arange(first, min(last, first), stride, device=x.device)
+            x = x.index_select(k, positions)
     return x
 
 
@@ -119,42 +115,19 @@ def _pad(node: Node) -> Function:
         )
         if len(amounts) != 2 * len(over):
             raise ShapeError("Pad", got=f"{len(amounts)} pads", expected=str(2 * len(over)))
+        if mode != "constant" and min(amounts, default=0) < 0:  # runtimes cut before or after
+            raise UnsupportedError(f"Pad mode={mode}", got=amounts, expected="no negative pads")
+        if mode != "constant":
+            raise NotHandledError(f"Pad mode={mode}")
         before, after = [0] * rank, [0] * rank
         for k, axis in enumerate(over):
             before[axis], after[axis] = amounts[k], amounts[len(over) + k]
         item = node.attribute("value", 0)
         if value is not None and value.numel():
             item = value.reshape(()).item()
-        return _padded(x, before, after, mode, item)
-
-    return pad
-
-
-def _padded(x: Tensor, before: list[int], after: list[int], mode: str, item: Any) -> Tensor:
-    sizes = [d + b + a for d, b, a in zip(x.shape, before, after, strict=True)]
-    refuse_larger_than_memory(sizes, x.dtype, x.device)
-    if mode == "constant":
+        sizes = [d + b + a for d, b, a in zip(x.shape, before, after, strict=True)]
+        refuse_larger_than_memory(sizes, x.dtype, x.device)
         flat = [p for b, a in zip(before[::-1], after[::-1], strict=True) for p in (b, a)]
         return F.pad(x, flat, value=item)
-    for axis, (b, a) in enumerate(zip(before, after, strict=True)):
-        if b or a:
-            x = x.index_select(axis, _source(x.shape[axis], b, a, mode).to(x.device))
-    return x
 
-
-def _source(size: int, before: int, after: int, mode: str) -> Tensor:
-    """For each position of the padded axis, the one it copies."""
-    if size == 0:
-        raise ShapeError("Pad of an empty axis by its own values")
-    positions = torch.arange(-before, size + after)
-    if mode == "edge":
-        return positions.clamp(0, size - 1)
-    if mode == "wrap":
-        return positions.remainder(size)
-    if mode == "reflect":
-        if size == 1:
-            return torch.zeros_like(positions)
-        period = 2 * (size - 1)
-        positions = positions.remainder(period)
-        return torch.where(positions < size, positions, period - positions)
-    raise NotHandledError(f"Pad mode={mode}")
+    return pad

@@ -520,8 +520,16 @@ def sequence(dtype, tokens=TOKENS, batch=2, heads=4, groups=2, head=16):
     return q, *(draw(batch, groups, tokens, head, dtype=dtype, seed=s) for s in (1, 2))
 
 
-def at(q, k, queries, causal=True, **where):
-    return seen_by_position(len(q), queries, k.shape[2], q.device, causal, **where)
+def at(q, k, queries):
+    return seen_by_position(len(q), queries, k.shape[2], q.device)
+
+
+def between(start, end, queries, keys):
+    """Causal, of keys from one column of each sequence to another."""
+    place, query = torch.arange(keys), torch.arange(queries)[:, None]
+    first, last = (torch.tensor(t)[:, None, None, None] for t in (start, end))
+    mask = (place >= first) & (place < last - (queries - 1) + query)
+    return seen_by_mask(mask.to(DEVICE), len(start), queries, keys)
 
 
 def plain(q, k, v, seen):
@@ -576,8 +584,7 @@ def test_many_splits_are_joined_as_in_one_program(chains, monkeypatch):
     """Eleven, more than the eight that are loaded at a time; another tile has other bits."""
     q, long = draw(2, 2, 2, 16, dtype=torch.float16), {"dtype": torch.float16}
     k, v = (draw(2, 1, 680, 16, seed=s, **long) for s in (1, 2))
-    start = torch.tensor([0, 333], device=DEVICE)  # the second has splits without keys
-    seen = at(q, k, 2, start=start)
+    seen = between([0, 333], [680, 680], 2, 680)  # the second has splits without keys
     usual = one_split(q, k, v, seen, None, WHOLE)
     monkeypatch.setattr(invariant_attention, "SPLIT", 64)
     wanted = one_split(q, k, v, seen, None, WHOLE)
@@ -597,13 +604,13 @@ def test_padding_batch_and_length_of_the_cache_do_not_matter(way, chains):
     )
     assert torch.equal(way(q, k, v, at(q, k, 70)), wanted)
     # Padded on the left, each row by its own, in a cache that is longer than its content.
-    left, room = torch.tensor([0, 5, 64], device=DEVICE), 150
+    left, room = [0, 5, 64], 150
     padded = [t.new_full((3, 1, room, 16), torch.nan) for t in (k, v)]
-    for b, n in enumerate(left.tolist()):
+    for b, n in enumerate(left):
         for wide, t in zip(padded, (k, v), strict=True):
             wide[b, :, n : n + 70] = t[b]
     for queries in (70, 1):
-        seen = at(q, padded[0], queries, start=left, length=left + 70)
+        seen = between(left, [n + 70 for n in left], queries, room)
         made = way(q[:, :, -queries:], *padded, seen)
         assert torch.equal(made, wanted[:, :, -queries:])
 
@@ -616,8 +623,10 @@ def test_a_mask_says_the_same(way, chains):
     there = torch.ones(2, 40, dtype=torch.bool, device=DEVICE)
     there[1, :7] = False
     mask = causal & there[:, None, None]
-    wanted = way(q, k, v, at(q, k, 40, start=torch.tensor([0, 7], device=DEVICE)))
-    assert torch.equal(way(q, k, v, seen_by_mask(mask, 2, 40, 40)), wanted)
+    wanted = way(q, k, v, seen_by_mask(mask, 2, 40, 40))
+    assert torch.equal(wanted[:1], way(q[:1], k[:1], v[:1], at(q[:1], k, 40)))
+    alone = [t[1:, :, 7:] for t in (q, k, v)]
+    assert torch.equal(wanted[1:, :, 7:], way(*alone, at(*alone[:2], 33)))
     assert not wanted[1, :, :7].any()  # they see nothing
     # Prompts padded on the right, then tokens: columns in the middle that nobody sees.
     room = torch.tensor([*range(20), *range(33, 53)], device=DEVICE)
@@ -794,7 +803,6 @@ def test_a_row_refused_in_a_capture_is_no_number(chains):
         (lambda q, k, v: attention(q[:, :3], k, v), ShapeError),
         (lambda q, k, v: batched(q[0], k[0]), ShapeError),
         (lambda q, k, v: attention(q.half(), k, v), DtypeError),
-        (lambda q, k, v: attention(q, k, v, mask=MASK, start=torch.zeros(2)), ArgumentError),
         (lambda q, k, v: attention(q, k, v, mask=GAPS), UnsupportedError),
         (lambda q, k, v: sdpa(q, k, v, dropout_p=0.1, enable_gqa=True), UnsupportedError),
         (lambda q, k, v: sdpa(q, k, v, MASK / 2, enable_gqa=True), UnsupportedError),

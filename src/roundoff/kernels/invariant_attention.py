@@ -63,8 +63,6 @@ def attention(
     v: torch.Tensor,
     *,
     causal: bool | str = True,
-    start: torch.Tensor | None = None,
-    length: torch.Tensor | None = None,
     mask: torch.Tensor | None = None,
     scale: float | None = None,
     tf32: bool = False,
@@ -101,14 +99,9 @@ def attention(
     causal : bool or "top"
         Whether a query sees no key after its own position. The last query is at the last key; with
         ``"top"`` the first is at the first, as torch's ``is_causal`` has it.
-    start : torch.Tensor, optional
-        Integers, shape (batch,): the first key that is no padding. By default 0.
-    length : torch.Tensor, optional
-        Integers, shape (batch,): keys that are there, from 0 on; the rest of the cache is empty.
-        By default all.
     mask : torch.Tensor, optional
         Booleans, shape (batch or 1, 1, queries or 1, keys), true where a query sees a key; instead
-        of `causal`, `start` and `length`.
+        of `causal`. It says which keys are padding, or a part of the cache that is still empty.
     scale : float, optional
         Of the scores; by default 1 / sqrt(head).
     tf32 : bool
@@ -128,7 +121,7 @@ def attention(
     DtypeError
         Another type, or types mixed.
     ArgumentError
-        Tensors on different devices, or `mask` with `start` or `length`.
+        Tensors on different devices, or another value of `causal`.
     UnsupportedError
         A mask in whose rows no stretch of the keys kept is left.
 
@@ -157,13 +150,11 @@ def attention(
     keys = k.shape[2]
     scale = q.shape[3] ** -0.5 if scale is None else scale
     if mask is not None:
-        if start is not None or length is not None:
-            raise ArgumentError("a mask says it all", got="mask and start or length")
         if torch.compiler.is_compiling():  # whether a mask has gaps decides what is computed
             return _differentiable_masked(q, k, v, mask, scale, tf32)
         seen = seen_by_mask(mask, batch, queries, keys)
     else:
-        seen = _by_position(batch, queries, keys, q.device, causal, start, length)
+        seen = _by_position(batch, queries, keys, q.device, causal)
     asked = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
     as_torch = asked and q.is_cuda and q.dtype in _SHORT and not is_traced(q)
     if as_torch and q.numel() and keys:
@@ -223,31 +214,19 @@ def _capturing(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
-def _check_places(name: str, t: Any, batch: int) -> None:
-    if not isinstance(t, torch.Tensor):
-        raise ArgumentError(name, got=type(t).__name__, expected="a torch tensor")
-    if tuple(t.shape) != (batch,):
-        raise ShapeError(name, got=tuple(t.shape), expected=f"({batch},)")
-    if t.dtype not in (torch.int64, torch.int32):
-        raise DtypeError(name, got=str(t.dtype), expected="int64 or int32")
-
-
 def seen_by_position(
     batch: int,
     queries: int,
     keys: int,
     device: torch.device,
     causal: bool | str = True,
-    start: torch.Tensor | None = None,
-    length: torch.Tensor | None = None,
 ) -> Seen:
     """What queries see by their positions; with ``causal="top"`` the first query is at key 0.
 
     Raises
     ------
-    ArgumentError, ShapeError, DtypeError
-        A size is no whole number, *causal* is none of the three, or *start* or *length* is no
-        vector of whole numbers, one for each sequence.
+    ArgumentError
+        A size is no whole number, or *causal* is none of the three.
 
     Examples
     --------
@@ -260,40 +239,20 @@ def seen_by_position(
         check_whole(name, size, 0)
     if not isinstance(device, torch.device):
         raise ArgumentError("device", got=repr(device), expected="a torch.device")
-    return _by_position(batch, queries, keys, device, causal, start, length)
+    return _by_position(batch, queries, keys, device, causal)
 
 
 def _by_position(
-    batch: int,
-    queries: int,
-    keys: int,
-    device: torch.device,
-    causal: bool | str,
-    start: torch.Tensor | None,
-    length: torch.Tensor | None,
+    batch: int, queries: int, keys: int, device: torch.device, causal: bool | str
 ) -> Seen:
     if causal not in (True, False, "top"):
         raise ArgumentError("causal", got=causal, expected="True, False or 'top'")
-    for name, t in (("start", start), ("length", length)):
-        if t is not None:
-            _check_places(name, t, batch)
     kind = ("top" if causal == "top" else "bottom") if causal else "all"
-    if start is None and length is None:
-        # In a capture the cache would keep memory of the graph, unwritten before its replay.
-        fresh = torch.compiler.is_compiling() or _capturing(device)
-        make = _constant.__wrapped__ if fresh else _constant
-        with torch.inference_mode(False):
-            return Seen(*make(batch, queries, keys, device, kind))
-    end = torch.full((batch,), keys, device=device) if length is None else length.clamp(0, keys)
-    begin = torch.zeros_like(end) if start is None else start.clamp(min=0)
-    last = end[:, None].expand(-1, queries)
-    if causal == "top":
-        last = last.clamp(max=torch.arange(1, queries + 1, device=device))
-    elif causal:
-        last = last + (torch.arange(queries, device=device) - (queries - 1))
-    last = last.clamp(min=0)
-    first = torch.minimum(begin[:, None], last)
-    return Seen(*(t.to(torch.int32).contiguous() for t in (first, last)))
+    # In a capture the cache would keep memory of the graph, unwritten before its replay.
+    fresh = torch.compiler.is_compiling() or _capturing(device)
+    make = _constant.__wrapped__ if fresh else _constant
+    with torch.inference_mode(False):
+        return Seen(*make(batch, queries, keys, device, kind))
 
 
 def seen_by_mask(mask: torch.Tensor, batch: int, queries: int, keys: int) -> Seen:

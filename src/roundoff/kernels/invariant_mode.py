@@ -66,7 +66,7 @@ def invariant(model: Any = None, *, lacking: str = "raise") -> Any:
       makes of them) go to :func:`roundoff.kernels.matmul`; so do the experts of a mixture
       (``grouped_mm``), one after another, which a CUDA graph cannot record,
     - ``scaled_dot_product_attention`` goes to :func:`roundoff.kernels.attention`, with masks whose
-      rows are a stretch of the keys that are no padding. transformers reaches it as ``"sdpa"``, its
+      rows are a stretch of the keys. transformers reaches it as ``"sdpa"``, its
       default, or with ``model.set_attn_implementation("roundoff")``, which computes groups of heads
       together. ``"eager"`` is made of products and a softmax over all columns: it is independent
       of the batch, not of padding or of the length of a cache,

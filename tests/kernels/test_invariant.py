@@ -243,29 +243,6 @@ def test_it_nests_ends_where_it_ends_and_is_of_its_thread():
     assert not within.replaced
 
 
-def _generator():
-    yield 1
-
-
-async def _coroutine():
-    return 1
-
-
-def test_it_is_a_decorator():
-    x, weight = draw(3, 8), draw(5, 8, seed=1)
-    within = roundoff.invariant()
-
-    @within
-    def product(depth):
-        return product(depth - 1) if depth else x @ weight.T
-
-    assert torch.equal(product(3), matmul(x, weight))
-    assert within.replaced["aten::mm"] == 1
-    for late in (_generator, _coroutine):
-        with pytest.raises(ArgumentError, match="runs after the call"):
-            roundoff.invariant()(late)
-
-
 def test_beside_torch_compile():
     """A compiled function runs uncompiled within; entered in one, it is refused."""
     x, weight = draw(20, 33), draw(5, 33, seed=1)

@@ -16,10 +16,8 @@ from roundoff.reductions import tensor_core_matmul
 SINGLE = 2.0**-24
 
 
-def sums(
-    terms: int, samples: int, dtype: type, seed: int, low: float
-) -> tuple[np.ndarray, np.ndarray]:
-    """Errors over Σ|x y| of inner products summed term after term, and condition numbers.
+def sums(terms: int, samples: int, dtype: type, seed: int, low: float) -> np.ndarray:
+    """Errors over Σ|x y| of inner products summed term after term.
 
     Operands lie in ±[0.25, 1), or in [0.25, 1) where *low* is positive: nothing underflows.
     """
@@ -32,25 +30,18 @@ def sums(
     for i in range(terms):
         total = (total + (x[i] * y[i]).astype(dtype)).astype(dtype)
     wide = x.astype(np.float64) * y.astype(np.float64)
-    size, exact = np.abs(wide).sum(0), wide.sum(0)
-    return np.abs(total.astype(np.float64) - exact) / size, size / np.abs(exact)
+    return np.abs(total.astype(np.float64) - wide.sum(0)) / np.abs(wide).sum(0)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
 @pytest.mark.parametrize("terms", [1, 128, 1024])
 @pytest.mark.parametrize("low", [-1.0, 0.25])
 def test_no_error_is_above_the_bounds(dtype: type, terms: int, low: float) -> None:
-    errors, condition = sums(terms, 2000, dtype, 0, low)
+    errors = sums(terms, 2000, dtype, 0, low)
     assert errors.max() <= tolerance(dtype, terms)
     for confidence in (0.5, 0.9, 0.999):
         bound = tolerance(dtype, terms, confidence=confidence)
         assert np.mean(errors <= bound) >= confidence
-        relative = [
-            tolerance(dtype, terms, condition=max(c, 1), confidence=confidence)
-            for c in condition[:200]
-        ]
-        slack = 1 + 1e-12  # the division that made the condition number
-        assert np.mean(errors[:200] * condition[:200] <= np.array(relative) * slack) >= confidence
 
 
 def test_the_deterministic_bound_is_almost_reached() -> None:
@@ -72,7 +63,6 @@ def test_wide_accumulation_and_narrow_operands() -> None:
     tf32 = tolerance("float32", 100, operands="tf32")
     assert tf32 == pytest.approx(2 * 2.0**-10, rel=0.02)
     assert tolerance("float32", 100, operands="bfloat16") > 2 * 2.0**-8
-    assert tolerance("float32", 100, condition=10) == 1000 * single
 
 
 def truncated(a: np.ndarray, b: np.ndarray, block: int, bits: int = 24) -> tuple:
@@ -126,18 +116,6 @@ def test_truncation_with_converted_operands_and_a_narrow_result() -> None:
     half = tensor_core_matmul(a, b, operands="float16").astype(np.float16)
     bound = tolerance("float16", 500, "float32", operands="float16", rounding="truncation")
     assert (np.abs(half - exact) <= bound * size).all()
-
-
-@given(st.integers(1, 10**5), st.integers(1, 10**9), st.floats(0.01, 0.999_999))
-@settings(max_examples=100)
-def test_the_union_bound(terms: int, elements: int, confidence: float) -> None:
-    # Each may fail so much more rarely: from its confidence to that of all, which loses no digits.
-    alone = 1 - (1 - confidence) / elements
-    each = tolerance("float32", terms, confidence=alone)
-    together = 1 - (1 - alone) * elements
-    all_of_them = tolerance("float32", terms, confidence=together, elements=elements)
-    assert all_of_them == pytest.approx(each, rel=1e-9)
-    assert all_of_them <= tolerance("float32", terms, elements=elements) == terms * SINGLE
 
 
 def test_the_part_of_a_tolerance_that_was_used() -> None:

@@ -118,6 +118,18 @@ def test_truncation_with_converted_operands_and_a_narrow_result() -> None:
     assert (np.abs(half - exact) <= bound * size).all()
 
 
+@given(st.integers(1, 10**5), st.integers(1, 10**9), st.floats(0.01, 0.999_999))
+@settings(max_examples=100)
+def test_the_union_bound(terms: int, elements: int, confidence: float) -> None:
+    # Each may fail so much more rarely: from its confidence to that of all, which loses no digits.
+    alone = 1 - (1 - confidence) / elements
+    each = tolerance("float32", terms, confidence=alone)
+    together = 1 - (1 - alone) * elements
+    all_of_them = tolerance("float32", terms, confidence=together, elements=elements)
+    assert all_of_them == pytest.approx(each, rel=1e-9)
+    assert all_of_them <= tolerance("float32", terms, elements=elements) == terms * SINGLE
+
+
 def test_the_part_of_a_tolerance_that_was_used() -> None:
     a = np.float32([[1, -2], [3, 0]])
     b = a + np.float32([[0, 0.5], [-0.25, 0]])

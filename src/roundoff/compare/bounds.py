@@ -83,6 +83,7 @@ def tolerance(
     operands: Any = None,
     *,
     rounding: str = "nearest",
+    elements: int = 1,
 ) -> float:
     """Largest error that rounding can explain in a sum of products x_i w_i, over Σ\\|x_i w_i\\|.
 
@@ -104,9 +105,8 @@ def tolerance(
         Type of products and sums; by default *dtype*. Matrix products in float16 and bfloat16
         usually accumulate in float32.
     confidence : float, optional
-        Probability, between 0 and 1, with which an element keeps within the tolerance **if
-        rounding errors are independent and of mean zero**; by default the bound always holds. For
-        m elements at once give 1 − (1 − confidence) / m.
+        Probability, between 0 and 1, with which all *elements* keep within the tolerance **if
+        rounding errors are independent and of mean zero**; by default the bound always holds.
         Equal or structured terms, as of constants, masks and padding, break it: 5 times for
         65,536 equal ones (see the module's docstring). Use it for data of random digits alone.
     operands : any, optional
@@ -117,6 +117,10 @@ def tolerance(
         How sums are rounded: truncation for tensor cores, whose products are exact but whose
         accumulation cuts. The bound is then 2u for each term, in blocks of any size; the
         assumptions are listed in the module's docstring.
+    elements : int, default 1
+        Number of elements in the result, all of which are to keep within the tolerance. It
+        matters with *confidence* alone: each may then fail with probability
+        (1 − confidence) / elements.
 
     Returns
     -------
@@ -129,10 +133,10 @@ def tolerance(
     Raises
     ------
     ArgumentError
-        When *terms* is less than 1, *confidence* is not between 0 and 1, *rounding* is unknown, or
-        *confidence* is given where the probabilistic model does not hold: with truncation, whose
-        errors have a sign, or with so many terms that a sum stagnates (terms × unit roundoff of 1
-        or more).
+        When *terms* or *elements* is less than 1, *confidence* is not between 0 and 1, *rounding*
+        is unknown, or *confidence* is given where the probabilistic model does not hold: with
+        truncation, whose errors have a sign, or with so many terms that a sum stagnates (terms ×
+        unit roundoff of 1 or more).
     DtypeError
         When a type is not a floating one.
 
@@ -150,6 +154,7 @@ def tolerance(
     result = real_type(dtype)
     wide = result if accumulate is None else real_type(accumulate)
     check_whole("terms", terms, 1, 2**63 - 1)
+    check_whole("elements", elements, 1, 2**63 - 1)
     if confidence is not None:
         check_number("confidence", confidence, above=0, below=1)
     check_choice("rounding", rounding, ("nearest", "truncation"))
@@ -171,7 +176,7 @@ def tolerance(
         )
     bound = terms * (2 * u if rounding == "truncation" else u)
     if confidence is not None:
-        spread = math.sqrt(2 * math.log(2 * terms / (1 - confidence))) / (1 - u)
+        spread = math.sqrt(2 * math.log(2 * terms * elements / (1 - confidence))) / (1 - u)
         exponent = spread * math.sqrt(terms) * u + terms * u * u / (1 - u)
         bound = min(bound, math.expm1(exponent) if exponent < 700 else math.inf)
     if operands is not None:

@@ -206,17 +206,22 @@ HEADS, GROUPS, HEAD, LENGTH = (32, 8, 128, 300) if gpu else (4, 2, 16, 70 if qui
 sdpa = partial(scaled_dot_product_attention, enable_gqa=True)
 
 
-def torch_attention(q: Any, k: Any, v: Any, start: int = 0) -> torch.Tensor:
-    """As a decoder calls it: the last query at the last key, the first keys padding."""
+def visible(q: Any, k: Any, start: int) -> torch.Tensor:
+    """Which keys a query sees: the last query is at the last key, the first keys are padding."""
     n, keys = q.shape[2], k.shape[2]
-    if start == 0 and n in (1, keys):
-        return sdpa(q, k, v, is_causal=n > 1)
     seen = torch.ones(n, keys, dtype=torch.bool, device=q.device).tril(keys - n)
-    return sdpa(q, k, v, attn_mask=seen & (torch.arange(keys, device=q.device) >= start))
+    return seen & (torch.arange(keys, device=q.device) >= start)
 
 
-def by_position(q: Any, k: Any, v: Any, start: int = 0) -> torch.Tensor:
-    return attention(q, k, v, start=torch.full((len(q),), start, device=q.device))
+def torch_attention(q: Any, k: Any, v: Any, start: int = 0) -> torch.Tensor:
+    """As a decoder calls it."""
+    if start == 0 and q.shape[2] in (1, k.shape[2]):
+        return sdpa(q, k, v, is_causal=q.shape[2] > 1)
+    return sdpa(q, k, v, attn_mask=visible(q, k, start))
+
+
+def by_mask(q: Any, k: Any, v: Any, start: int = 0) -> torch.Tensor:
+    return attention(q, k, v, mask=visible(q, k, start)[None, None])
 
 
 def compare_tokens(compute: Any, q: Any, k: Any, v: Any) -> list[dict[str, Any]]:
@@ -255,7 +260,7 @@ def tokens_of_attention(args):
             draw(8, heads, LENGTH, HEAD).sub(0.5).mul(4).to(device, KINDS[kind])
             for heads in (HEADS, GROUPS, GROUPS)
         ]
-        for way, compute in {"torch": torch_attention, "roundoff": by_position}.items():
+        for way, compute in {"torch": torch_attention, "roundoff": by_mask}.items():
             found += attempt({"dtype": kind, "way": way}, compare_tokens, compute, *qkv)
     return found
 

@@ -125,8 +125,34 @@ WAYS = {  # name: how a vector gets there, how it is added
     "math.fsum": (np.asarray, lambda v: math.fsum(v.tolist())),
 }
 if GPU:
+    import triton.language as tl
+
     from roundoff.kernels.binned import sum_binned
-    from roundoff.kernels.reduce import sum_atomic, sum_two_pass
+    from roundoff.kernels.lessons import kernel, sum_along
+
+    @kernel
+    def sums_of_blocks(X, OUT, n, BLOCK: tl.constexpr, ATOMIC: tl.constexpr):
+        """The sum of each block, added to one number or kept in its place."""
+        place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        total = sum_along(tl.load(X + place, mask=place < n, other=0.0), 0)
+        if ATOMIC:
+            tl.atomic_add(OUT, total)
+        else:
+            tl.store(OUT + tl.program_id(0), total)
+
+    def sum_atomic(x):
+        """Blocks added in the order in which programs happen to end."""
+        out = torch.zeros(1, device=x.device)
+        sums_of_blocks[(-(-len(x) // 256),)](x, out, len(x), 256, True)
+        return out
+
+    def sum_two_pass(x):
+        """Sums of blocks, and sums of these, each in its place."""
+        while len(x) > 1:
+            out = torch.empty(-(-len(x) // 1024), device=x.device)
+            sums_of_blocks[(len(out),)](x, out, len(x), 1024, False)
+            x = out
+        return x
 
     to_gpu = partial(torch.tensor, device="cuda")
     WAYS["torch.sum, GPU"] = to_gpu, torch.sum

@@ -114,7 +114,7 @@ def reduced(item):
 
 @pytest.fixture(scope="module")
 def workers():
-    with Workers(8, limit_s=120, idle_s=60) as some:
+    with Workers(8, limit_s=120) as some:
         yield some
 
 

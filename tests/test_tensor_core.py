@@ -79,7 +79,7 @@ def test_a_described_step_in_rational_arithmetic(k: int, block: int, bits: int, 
 @pytest.mark.parametrize(
     ("kind", "stored"), [("float16", np.float16), ("bfloat16", ml_dtypes.bfloat16)]
 )
-def test_operands_are_rounded_as_a_cast_rounds_or_cut(kind: str, stored: type) -> None:
+def test_operands_are_rounded_as_a_cast_rounds(kind: str, stored: type) -> None:
     rng = np.random.default_rng(1)
     x = rng.standard_normal((5000, 1)) * np.exp(rng.uniform(-20, 14, (5000, 1)))
     x[:6, 0] = [65519.99, 65520, 1e-8, -0.0, 3e38, -7e-8]
@@ -87,16 +87,14 @@ def test_operands_are_rounded_as_a_cast_rounds_or_cut(kind: str, stored: type) -
     with np.errstate(over="ignore"):
         cast = x.astype(stored).astype(np.float32)
     assert (tensor_core_matmul(x, one, operands=kind, bits=40) == cast).all()
-    low = tensor_core_matmul(x, one, operands=kind, convert="truncate")
-    assert ((np.abs(low) <= np.abs(x)) & np.isfinite(low)).all()
 
 
 def test_tf32_keeps_11_bits() -> None:
     x = np.float32([[1 + 2**-11 + 2**-20], [1 + 2**-11], [1 + 3 * 2**-11], [-1 - 2**-11 - 2**-20]])
     one = np.ones((1, 1), np.float32)
-    nearest = tensor_core_matmul(x, one, convert="nearest").ravel() - np.float32([1, 1, 1, -1])
+    nearest = tensor_core_matmul(x, one, block=8).ravel() - np.float32([1, 1, 1, -1])
     assert (nearest * 2**10).tolist() == [1, 0, 2, -1]
-    for how in ({}, {"operands": "tf32"}, {"convert": "truncate", "block": 8}):
+    for how in ({}, {"operands": "tf32"}):
         kept = tensor_core_matmul(x, one, **how).ravel() - np.float32([1, 1, 1, -1])
         assert (kept * 2**10).tolist() == [0, 0, 1, 0]
 

@@ -81,7 +81,7 @@ def end(processes: list[int], within_s: float = 10.0) -> bool:
 @pytest.fixture(scope="module")
 def workers():
     """Workers that the tests share: new ones start after each that fails."""
-    with Workers(4, limit_s=60, idle_s=60) as some:
+    with Workers(4, limit_s=60) as some:
         yield some
 
 
@@ -129,10 +129,13 @@ def test_what_cannot_be_sent_is_refused(workers, function, items, words: str) ->
         pytest.param(stops, 1.5, "took too long", marks=slow),
     ],
 )
-def test_a_failure_is_named_and_ends_them_all(workers, function, limit_s, words: str) -> None:
+def test_a_failure_is_named_and_ends_them_all(
+    workers, function, limit_s, words: str, monkeypatch
+) -> None:
     those = started(workers)
+    monkeypatch.setattr(workers, "limit_s", limit_s)
     with pytest.raises(WorkerError, match=words):
-        workers.map(function, [0, 0], limit_s)
+        workers.map(function, [0, 0])
     assert end(those)
 
 

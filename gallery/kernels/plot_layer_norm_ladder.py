@@ -510,7 +510,7 @@ plt.show()
 # :bound:`90 % <forward.pieces>`.
 #
 # **Code.** In production use :func:`roundoff.kernels.layer_norm`, which chooses pieces, rows and
-# warps for each width. It takes any strides, and float16 to float64.
+# warps for each width. It takes any strides, and float16, bfloat16 and float32.
 #
 # Your own backward
 # -----------------

@@ -28,7 +28,7 @@ __all__ = ["COLUMNS", "Localization", "localize"]
 #: Columns of the table, in order.
 COLUMNS = (
     "node", "op", "outputs", "kernel first", "kernel second",
-    "isolated abs", "isolated bias", "isolated scaled", "propagated abs", "propagated scaled",
+    "isolated abs", "isolated scaled", "propagated abs", "propagated scaled",
     "own scaled first", "own scaled second", "truth scaled first", "truth scaled second",
     "non-finite first", "non-finite second", "non-finite truth",
 )  # fmt: skip
@@ -48,9 +48,9 @@ class Localization:
         - ``truth …``: errors of the two runs against the run in float64;
         - ``non-finite …``: how many outputs are NaN or infinite.
 
-        ``abs`` is the largest absolute difference, ``bias`` the mean difference, ``scaled`` the
-        largest difference in units of eps × RMS (:func:`roundoff.compare.scaled_error`); NaN where
-        no output is floating. What needs the truth is NaN without one.
+        ``abs`` is the largest absolute difference, ``scaled`` the largest difference in units of
+        eps × RMS (:func:`roundoff.compare.scaled_error`); NaN where no output is floating. What
+        needs the truth is NaN without one.
 
     Examples
     --------
@@ -195,8 +195,7 @@ def _row(
         "kernel first": one.kernel,
         "kernel second": other.kernel,
     }
-    difference = max_diff(list(one.outputs), list(isolated))
-    row["isolated abs"], row["isolated bias"] = difference["abs"], difference["bias"]
+    row["isolated abs"] = max_diff(list(one.outputs), list(isolated))["abs"]
     row["propagated abs"] = max_diff(list(one.outputs), list(other.outputs))["abs"]
     for name, outputs in (("isolated", isolated), ("propagated", other.outputs)):
         row[f"{name} scaled"] = scaled(one.outputs, outputs)[0]

@@ -36,6 +36,7 @@ _PRELOADED = ["numpy", "torch", "torch.distributed", "roundoff.reductions"]
 #: Its environment. What is imported may ask for GPUs: asked through the driver, no fork could use
 #: one.
 _VARIABLES = {"OMP_NUM_THREADS": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+_IDLE_S = 20.0  # that workers wait for work before they end
 _GRACE_S = 0.5  # after an error of one rank, for the death of another that caused it
 
 
@@ -43,8 +44,8 @@ class Workers:
     """Up to *count* ranks of ``torch.distributed``, a process each.
 
     They start with the first :meth:`map` and wait for the next. They end with :meth:`close`, when
-    this process ends or drops the object, after *idle_s* without work, after any failure, and where
-    a :meth:`map` has another number of ranks. The next :meth:`map` starts new ones.
+    this process ends or drops the object, after 20 s without work, after any failure, and where a
+    :meth:`map` has another number of ranks. The next :meth:`map` starts new ones.
 
     Parameters
     ----------
@@ -56,15 +57,13 @@ class Workers:
         ranks send over sockets, and processes take turns on a GPU, so that times mean nothing.
     limit_s : float
         Seconds that one :meth:`map` may take, start included.
-    idle_s : float
-        Seconds that workers wait for work before they end.
     environment : mapping of str to str, optional
         Environment variables of the workers, such as ``NCCL_ALGO``, set once torch is imported.
 
     Raises
     ------
     ArgumentError
-        When *count*, *limit_s* or *idle_s* is out of range, or another argument is not as above.
+        When *count* or *limit_s* is out of range, or another argument is not as above.
     UnsupportedError
         When processes cannot fork here, or torch lacks the backend.
 
@@ -87,14 +86,12 @@ class Workers:
         backend: str = "gloo",
         *,
         limit_s: float = 60.0,
-        idle_s: float = 20.0,
         environment: Mapping[str, str] | None = None,
     ) -> None:
         import torch.distributed as dist
 
         check_whole("count", count, 1)
         check_number("limit_s", limit_s, above=0, finite=False)
-        check_number("idle_s", idle_s, above=0, finite=False)
         check_text("backend", backend)
         for name, value in check_mapping("environment", environment or {}).items():
             if not isinstance(value, str):
@@ -104,13 +101,11 @@ class Workers:
         if not dist.is_backend_available(backend):
             raise UnsupportedError("this build of torch lacks a backend", got=backend)
         self.count, self.backend = count, backend
-        self.limit_s, self.idle_s = limit_s, idle_s
+        self.limit_s = limit_s
         self.environment = dict(environment or {})
         self._group: _Group | None = None
 
-    def map(
-        self, function: Callable[[Any], Any], items: Sequence[Any], limit_s: float | None = None
-    ) -> list[Any]:
+    def map(self, function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
         """Call *function* once in each of ``len(items)`` ranks, each with its item.
 
         Parameters
@@ -119,8 +114,6 @@ class Workers:
             Of a module, or of a script or notebook: then cloudpickle sends it with what it names.
         items : sequence
             One for each rank: anything that pickles.
-        limit_s : float, optional
-            Instead of the workers' own limit.
 
         Returns
         -------
@@ -151,19 +144,16 @@ class Workers:
                 got=str(error),
                 expected="what cloudpickle sends",
             ) from error
-        if limit_s is not None:
-            check_number("limit_s", limit_s, above=0, finite=False)
-        limit = self.limit_s if limit_s is None else limit_s
-        deadline = time.monotonic() + limit
+        deadline = time.monotonic() + self.limit_s
         try:
             if self._group is None or not self._group.fits(len(tasks)):
                 self.close()
-                self._group = _Group(self, len(tasks), limit)
-            results = self._group.call(tasks, limit, deadline)
+                self._group = _Group(self, len(tasks))
+            results = self._group.call(tasks, self.limit_s, deadline)
         except BaseException:  # an interrupt, too
             self.close()
             raise
-        self._group.end_after(self.idle_s)
+        self._group.end_after(_IDLE_S)
         return results
 
     def close(self) -> None:
@@ -182,7 +172,7 @@ class Workers:
 class _Group:
     """Workers that run: a process and a pipe for each, and a clock."""
 
-    def __init__(self, workers: Workers, ranks: int, limit_s: float) -> None:
+    def __init__(self, workers: Workers, ranks: int) -> None:
         from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
         self.processes: list[Any] = []
@@ -197,7 +187,7 @@ class _Group:
                 "backend": workers.backend,
                 "count": workers.count,
                 "environment": workers.environment,
-                "limit_s": limit_s,
+                "limit_s": workers.limit_s,
                 "port": self.store.port,
             }
             with _starting():

@@ -26,7 +26,7 @@ from roundoff.errors import ArgumentError
 KEYS = [">0.0", ">0.0001", ">0.001", ">0.01", ">0.1", ">1.0", ">10.0", ">100.0"]
 FLOATS = [np.float16, np.float32, np.float64, ml_dtypes.bfloat16]
 SMALL = [ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2, ml_dtypes.float8_e4m3fnuz]
-COUNTS = ("dnan", "nan", "dinf", "finite", "n", "differ")
+COUNTS = ("dnan", "dinf", "n", "differ")
 
 finite = st.floats(-1e4, 1e4, width=32)
 anything = st.one_of(finite, st.sampled_from([0.0, -0.0, math.inf, -math.inf, math.nan, 1e-30]))
@@ -74,8 +74,6 @@ def test_against_exact_arithmetic(pair: tuple[Any, Any]) -> None:
     missed = sum(1 for x, y in exact if x == 0 != y)
     assert found["zeros"] == missed
     assert found["rel"] == (math.inf if missed else found["rel_nonzero"])
-    bias = sum(y - x for x, y in exact) / max(len(exact), 1)
-    assert found["bias"] == pytest.approx(float(bias), rel=1e-10, abs=1e-13 * found["abs"])
     assert list(found["rep"]) == KEYS
     assert list(found["rep"].values()) == [sum(s > float(k[1:]) for s in sizes) for k in KEYS]
     if found["argm"] is not None:
@@ -138,7 +136,6 @@ def test_symmetry(pair: tuple[Any, Any]) -> None:
     one, other = max_diff(*pair, hist=True), max_diff(*pair[::-1], hist=True)
     for key in ("abs", "ulp", "sum", "rep", *COUNTS):
         assert one[key] == other[key], key
-    assert one["bias"] == -other["bias"]
 
 
 @given(pairs(dtypes=[np.float32, np.float16]), st.integers(0, 5), st.sampled_from([1, 4]))
@@ -156,25 +153,22 @@ def test_strides_and_pieces_do_not_matter(pair: tuple[Any, Any], seed: int, thre
         patch.setattr(torch, "get_num_threads", lambda: threads)
         for others in ((e, g), swapped, strided):
             found = max_diff(*others, hist=True)
-            for key in whole.keys() - {"sum", "bias", "expected", "got"}:
+            for key in whole.keys() - {"sum", "expected", "got"}:
                 assert found[key] == whole[key], key
             assert found["sum"] == pytest.approx(whole["sum"], rel=1e-13)
-            assert found["bias"] == pytest.approx(whole["bias"], rel=1e-9, abs=1e-12)
 
 
 def test_non_finite_values_have_an_answer() -> None:
     e = np.float32([np.nan, np.nan, 1, np.inf, np.inf, np.inf, 0])
     g = np.float32([np.nan, 1, np.nan, np.inf, -np.inf, 7, 0])
     found = max_diff(e, g, hist=True)
-    assert found["nan"] == 1
     assert found["dnan"] == 2
     assert found["dinf"] == 2
     assert (found["abs"], found["sum"], found["ulp"]) == (math.inf, math.inf, math.inf)
     assert found["argm"] == (1,)
-    assert found["bias"] == 0
     assert found["rep"][">100.0"] == 4
     same = max_diff(e, e.copy(), hist=True)
-    assert (same["abs"], same["rel"], same["ulp"], same["nan"]) == (0, 0, 0, 2)
+    assert (same["abs"], same["rel"], same["ulp"]) == (0, 0, 0)
     assert string_diff(same) == "abs=0, rel=0"
     assert string_diff(found).endswith("dnan=2.0, dinf=2")
 
@@ -206,9 +200,8 @@ def test_other_types(e: Any, g: Any, size: float, units: int | None) -> None:
             assert found["ulp"] == units
 
 
-def test_complex_bias_and_nan() -> None:
+def test_complex_numbers_and_nan() -> None:
     found = max_diff(np.array([1 + 1j, 2]), np.array([1 + 2j, 2 + 1j]))
-    assert found["bias"] == 1j
     assert found["rel"] == pytest.approx(1 / math.sqrt(2))
     half = max_diff(np.array([complex(math.nan, 0)]), np.array([1j]))
     assert (half["dnan"], half["abs"]) == (1, math.inf)
@@ -246,7 +239,6 @@ def test_pytrees_merge() -> None:
         3.0,
         1.0,
     )
-    assert found["bias"] == pytest.approx((0.5 - 2) / 4)  # the string has none
     assert found["rep"][">0.1"] == 2
     assert found["rep"][">1.0"] == 1
     assert max_diff(e, e, hist=True)["rep"] == dict.fromkeys(KEYS, 0)

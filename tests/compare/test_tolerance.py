@@ -16,10 +16,8 @@ from roundoff.reductions import tensor_core_matmul
 SINGLE = 2.0**-24
 
 
-def sums(
-    terms: int, samples: int, dtype: type, seed: int, low: float
-) -> tuple[np.ndarray, np.ndarray]:
-    """Errors over Σ|x y| of inner products summed term after term, and condition numbers.
+def sums(terms: int, samples: int, dtype: type, seed: int, low: float) -> np.ndarray:
+    """Errors over Σ|x y| of inner products summed term after term.
 
     Operands lie in ±[0.25, 1), or in [0.25, 1) where *low* is positive: nothing underflows.
     """
@@ -32,25 +30,18 @@ def sums(
     for i in range(terms):
         total = (total + (x[i] * y[i]).astype(dtype)).astype(dtype)
     wide = x.astype(np.float64) * y.astype(np.float64)
-    size, exact = np.abs(wide).sum(0), wide.sum(0)
-    return np.abs(total.astype(np.float64) - exact) / size, size / np.abs(exact)
+    return np.abs(total.astype(np.float64) - wide.sum(0)) / np.abs(wide).sum(0)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
 @pytest.mark.parametrize("terms", [1, 128, 1024])
 @pytest.mark.parametrize("low", [-1.0, 0.25])
 def test_no_error_is_above_the_bounds(dtype: type, terms: int, low: float) -> None:
-    errors, condition = sums(terms, 2000, dtype, 0, low)
+    errors = sums(terms, 2000, dtype, 0, low)
     assert errors.max() <= tolerance(dtype, terms)
     for confidence in (0.5, 0.9, 0.999):
         bound = tolerance(dtype, terms, confidence=confidence)
         assert np.mean(errors <= bound) >= confidence
-        relative = [
-            tolerance(dtype, terms, condition=max(c, 1), confidence=confidence)
-            for c in condition[:200]
-        ]
-        slack = 1 + 1e-12  # the division that made the condition number
-        assert np.mean(errors[:200] * condition[:200] <= np.array(relative) * slack) >= confidence
 
 
 def test_the_deterministic_bound_is_almost_reached() -> None:
@@ -72,7 +63,6 @@ def test_wide_accumulation_and_narrow_operands() -> None:
     tf32 = tolerance("float32", 100, operands="tf32")
     assert tf32 == pytest.approx(2 * 2.0**-10, rel=0.02)
     assert tolerance("float32", 100, operands="bfloat16") > 2 * 2.0**-8
-    assert tolerance("float32", 100, condition=10) == 1000 * single
 
 
 def truncated(a: np.ndarray, b: np.ndarray, block: int, bits: int = 24) -> tuple:
@@ -119,8 +109,8 @@ def test_truncation_with_converted_operands_and_a_narrow_result() -> None:
     rng = np.random.default_rng(8)
     a, b = (rng.standard_normal(shape) for shape in ((64, 500), (500, 64)))
     exact, size = a @ b, np.abs(a) @ np.abs(b)
-    for convert in ("nearest", "truncate"):
-        got = tensor_core_matmul(a, b, operands="tf32", convert=convert, block=4)
+    for step in ({"block": 4}, {"gpu": "H100"}):  # rounded to TF32, and cut
+        got = tensor_core_matmul(a, b, operands="tf32", **step)
         bound = tolerance("float32", 500, operands="tf32", rounding="truncation")
         assert (np.abs(got - exact) <= bound * size).all()
     half = tensor_core_matmul(a, b, operands="float16").astype(np.float16)

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from roundoff.errors import ArgumentError, ShapeError, UnsupportedError
+from roundoff.errors import ArgumentError, DtypeError, ShapeError, UnsupportedError
 from roundoff.kernels import interpreting, layer_norm, rms_norm, shuffled_programs
 from roundoff.kernels._norm_tilings import Tiling
 from roundoff.kernels.baselines import layer_norms, stream
@@ -22,7 +22,7 @@ engine = importlib.import_module("roundoff.kernels._row_norm")
 runtime = importlib.import_module("roundoff.kernels._runtime")
 tilings = importlib.import_module("roundoff.kernels._norm_tilings")
 DEVICE = "cpu" if interpreting() else "cuda"
-TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+TYPES = (torch.float16, torch.bfloat16, torch.float32)
 NORMS = {layer_norm: torch.nn.functional.layer_norm, rms_norm: torch.nn.functional.rms_norm}
 each_norm = pytest.mark.parametrize("norm", NORMS, ids=lambda norm: norm.__name__)
 interpreted = pytest.mark.skipif(not interpreting(), reason="needs the interpreter")
@@ -50,8 +50,8 @@ def truth(norm, *tensors, **options):
     return results(NORMS[norm], *wide, **options)
 
 
-def assert_near(made, exact, computed):
-    """Within the rounding of the results, and of sums over rows in the type computed in."""
+def assert_near(made, exact):
+    """Within the rounding of the results, and of sums over rows in float32."""
     rows = max(1, made[0].numel() // max(1, made[0].shape[-1]))
     for a, e in zip(made, exact, strict=True):
         assert a.shape == e.shape
@@ -61,12 +61,8 @@ def assert_near(made, exact, computed):
         # Interpreted, bfloat16 is cut off, not rounded: a whole unit. Two columns nearly alike:
         # 1 / sqrt(eps) times what they are rounded to.
         size = max(largest, 1.0) * (316 if made[0].shape[-1] < 3 else 4)
-        allowed = torch.finfo(a.dtype).eps * 1.01 * largest + 16 * rows * computed * size
+        allowed = torch.finfo(a.dtype).eps * 1.01 * largest + 16 * rows * 2.0**-23 * size
         assert (a.double() - e).abs().max() <= allowed
-
-
-def computed(dtype):
-    return torch.finfo(torch.float64 if dtype == torch.float64 else torch.float32).eps
 
 
 def laid_out(values, layout):
@@ -106,22 +102,22 @@ def test_any_shape_layout_and_parameters(
     w, b = w.to(parameter or dtype), b.to(parameter or dtype)
     tensors = x, dy, w if has_weight else None, b if has_bias else None
     made = results(norm, *tensors, eps=eps, programs=programs)
-    assert_near(made, truth(norm, *tensors, eps=eps), computed(dtype))
+    assert_near(made, truth(norm, *tensors, eps=eps))
 
 
 @each_norm
 @pytest.mark.parametrize(
     ("columns", "dtype"),
-    # A row in one piece, in several, shared by programs, and, of float64, in chunks.
-    [(1025, torch.float16), (4097, torch.float32), (17000, torch.float16), (9000, torch.float64)],
+    # A row in one piece, in several, shared by programs, and in chunks.
+    [(1025, torch.float16), (4097, torch.float32), (17000, torch.float16), (33000, torch.float32)],
     ids=str,
 )
 def test_wide_rows_are_near_float64_and_err_no_more_than_torch(norm, columns, dtype):
     tensors = draw(3, columns, dtype)
     exact = truth(norm, *tensors)
     made, theirs = results(norm, *tensors), results(NORMS[norm], *tensors)
-    assert_near(made, exact, computed(dtype))
-    for a, t, e in zip(made, theirs, exact, strict=True) if dtype != torch.float64 else ():
+    assert_near(made, exact)
+    for a, t, e in zip(made, theirs, exact, strict=True):
         ours, other = ((v.double() - e).square().mean().sqrt() for v in (a, t))
         assert ours <= 1.1 * other + torch.finfo(dtype).eps / 2 * e.square().mean().sqrt()
 
@@ -137,11 +133,10 @@ def test_a_large_offset_costs_no_more_than_in_torch(columns):
 
 @each_norm
 def test_gradients(norm):
-    """Against differences, and only those that are asked for."""
-    x, _, w, b = (t.double() for t in draw(3, 12, seed=1))
+    """Only those that are asked for."""
+    x, _, w, b = draw(3, 12, seed=1)
     leaves = [t.requires_grad_() for t in (x.view(3, 3, 4), w.view(3, 4), b.view(3, 4))]
     leaves = leaves[: 3 if norm is layer_norm else 2]
-    assert torch.autograd.gradcheck(lambda x, *p: norm(x, (3, 4), *p), leaves)
     exact = torch.autograd.grad(norm(leaves[0], (3, 4), *leaves[1:]).sum(), leaves)
     for wanted in range(1, 2 ** len(leaves)):
         some = [t.detach().clone() for t in leaves]
@@ -174,7 +169,7 @@ def shared(form, tiling, x, dy, w, b, programs=None):
     shares=st.integers(2, 4),
     piece=st.sampled_from([16, 32]),
     hold=st.booleans(),
-    dtype=st.sampled_from(TYPES[:3]),
+    dtype=st.sampled_from(TYPES),
     programs=st.sampled_from([None, 1, 3]),
 )
 def test_rows_that_programs_share(norm, rows, columns, ahead, shares, piece, hold, dtype, programs):
@@ -183,7 +178,7 @@ def test_rows_that_programs_share(norm, rows, columns, ahead, shares, piece, hol
     x, dy, w, b = draw(rows, columns, dtype, seed=columns)
     tensors = x, dy, w, b if form.centred else None
     made = shared(form, tiling, *tensors, programs)
-    assert_near(made, truth(norm, *tensors), computed(dtype))
+    assert_near(made, truth(norm, *tensors))
     if interpreting():
         with shuffled_programs(rows):
             assert same(shared(form, tiling, *tensors, programs), made)
@@ -231,7 +226,7 @@ def test_a_fixed_number_of_programs_ignores_the_machine(monkeypatch):
     assert not (same(free[0], free[1]) and same(free[0], free[2]))
 
 
-@pytest.mark.parametrize("itemsize", [2, 4, 8])
+@pytest.mark.parametrize("itemsize", [2, 4])
 def test_tilings_cover_every_width(itemsize):
     for columns in [*range(1, 300), *range(300, 70000, 97)]:
         forward, many = (tilings.forward_tiling(columns, itemsize, flag) for flag in (False, True))
@@ -330,6 +325,7 @@ def test_rows_are_found_beyond_2_to_the_31_elements_whoever_imported_triton():
         ({"weight": torch.ones(4, device="meta")}, ArgumentError, "another device than x"),
         ({"x": torch.ones(2, 0, device=DEVICE), "normalized_shape": 0}, ShapeError, "no elements"),
         ({"eps": -1.0}, ArgumentError, "eps must not be negative"),
+        ({"x": torch.ones(2, 4, device=DEVICE).double()}, DtypeError, r"or float32.*functional"),
     ],
 )
 def test_what_does_not_fit_is_refused(norm, change, error, words):
@@ -373,7 +369,7 @@ def test_a_direct_launch_passes_what_tritons_own_launcher_passes():
     assert passed[0] == passed[1]
 
 
-@pytest.mark.parametrize("dtype", TYPES[:3], ids=str)
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
 def test_baselines_agree_with_float64(dtype):
     x, dy, w, b = draw(37, 70, dtype)
     exact = truth(layer_norm, x, dy, w, b)

@@ -1,4 +1,4 @@
-"""The sums in Triton: near the exact one, and exact; on CUDA where it is, else interpreted."""
+"""The exact sum in Triton: on CUDA where it is, else interpreted."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from roundoff.errors import ArgumentError, DtypeError
 from roundoff.kernels import binned as module
 from roundoff.kernels import interpreting, shuffled_programs
 from roundoff.kernels.binned import sum_binned
-from roundoff.kernels.reduce import sum_atomic, sum_two_pass
-from roundoff.reductions import binned, exact_sum, round_to
+from roundoff.reductions import binned
 
 from ..paths.test_sums import DATA, normal, wide
 
@@ -26,43 +25,10 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:invalid value encountered"),  # infinities, interpreted
 ]
 DEVICE = "cpu" if interpreting() else "cuda"
-by_type = pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 
 
-# --- in blocks
-
-
-@pytest.mark.parametrize("add", [sum_atomic, sum_two_pass])
-@by_type
-def test_the_sum_is_near_the_exact_one(add, dtype) -> None:
-    for n, block in ((1, 256), (256, 256), (257, 256), (5000, 256), (100, 2)):
-        x = torch.randn(n, generator=torch.Generator().manual_seed(n)).to(dtype)
-        truth, size = float(exact_sum(x.double().numpy())), float(x.double().abs().sum())
-        result = add(x.to(DEVICE), block)
-        assert (result.dtype, result.shape) == (torch.float32, ())
-        assert abs(float(result) - truth) <= 40 * 2.0**-24 * size
-
-
-def test_two_passes_do_not_depend_on_the_order_of_the_programs() -> None:
-    x = torch.randn(2000, generator=torch.Generator().manual_seed(0)).to(DEVICE)
-    if not interpreting():
-        assert len({float(sum_two_pass(x)) for _ in range(50)}) == 1
-        return
-    results: dict = {sum_atomic: set(), sum_two_pass: set()}
-    for seed in range(4):
-        with shuffled_programs(seed):
-            for add, values in results.items():
-                values.add(float(add(x, 64)))
-    assert len(results[sum_atomic]) > 1
-    assert len(results[sum_two_pass]) == 1
-
-
-# --- exact
-
-
-def draw(kind: Callable[..., np.ndarray], n: int, dtype: torch.dtype) -> torch.Tensor:
-    name = str(dtype).removeprefix("torch.")
-    return torch.from_numpy(kind(n, name, np.random.default_rng(n))).to(dtype)
+def draw(kind: Callable[..., np.ndarray], n: int) -> torch.Tensor:
+    return torch.from_numpy(kind(n, "float32", np.random.default_rng(n))).float()
 
 
 by_kind = pytest.mark.parametrize("kind", DATA, ids=lambda kind: kind.__name__)
@@ -70,7 +36,7 @@ by_kind = pytest.mark.parametrize("kind", DATA, ids=lambda kind: kind.__name__)
 
 def in_numpy(x: torch.Tensor) -> float:
     """What NumPy's version makes of the same numbers."""
-    return float(binned(round_to(x.cpu().double().numpy(), x.dtype, storage=True)))
+    return float(binned(x.cpu().resolve_neg().numpy(), axis=None))
 
 
 def same(a: float, b: float) -> bool:
@@ -79,22 +45,20 @@ def same(a: float, b: float) -> bool:
     )
 
 
-def assert_exact(x: torch.Tensor, block: int = 64) -> None:
-    total = sum_binned(x.to(DEVICE), block)
+def assert_exact(x: torch.Tensor, lanes: int = 64, **choice: int) -> None:
+    total = module._sum(x.to(DEVICE), lanes, 1, **choice)
     assert (total.dtype, total.shape) == (x.dtype, ())
-    assert same(float(total), in_numpy(x)), (len(x), block)
+    assert same(float(total), in_numpy(x)), (len(x), lanes)
 
 
-@by_type
 @by_kind
-def test_every_length_has_the_bits_of_numpy(kind, dtype: torch.dtype) -> None:
+def test_every_length_has_the_bits_of_numpy(kind) -> None:
     for n in (0, 1, 65, 5001):
-        assert_exact(draw(kind, n, dtype), 64 if n < 100 else 1024)
+        assert_exact(draw(kind, n), 64 if n < 100 else 1024)
 
 
-@by_type
-def test_special_values_and_any_bits(dtype: torch.dtype) -> None:
-    top, inf, nan = dtype_info(dtype).max, math.inf, math.nan
+def test_special_values_and_any_bits() -> None:
+    top, inf, nan = dtype_info("float32").max, math.inf, math.nan
     for values in (
         [inf, 1.0],
         [-inf, top, top],
@@ -109,107 +73,91 @@ def test_special_values_and_any_bits(dtype: torch.dtype) -> None:
         [0.0] * 64 + [1.0] * 32 + [-1.0] * 32,
         [inf] + [-0.0] * 64,
     ):
-        assert_exact(torch.tensor(values, dtype=dtype))
+        assert_exact(torch.tensor(values))
     rng = np.random.default_rng(0)
-    kind = torch.int32 if dtype == torch.float32 else torch.int16
     for n in range(1, 20):
-        whole = rng.integers(-(2**31), 2**31, n) >> (0 if kind == torch.int32 else 16)
-        x = torch.from_numpy(whole).to(kind).view(dtype)
+        x = torch.from_numpy(rng.integers(-(2**31), 2**31, n)).int().view(torch.float32)
         assert_exact(torch.where(x.isfinite(), x, 1.0) if n % 4 else x)
 
 
-@by_type
-def test_the_sum_is_rounded_once(dtype: torch.dtype) -> None:
+def test_the_sum_is_rounded_once() -> None:
     """A tie, and what is below it: in the last of the 53 bits, far below, and across digits."""
-    unit = dtype_info(dtype).eps
-    lowest = -22 if dtype == torch.float16 else -120
     for scale in (1.0, 2.0**5, 2.0**8):
-        for tail in (0.0, 2.0**-20, -(2.0**-20), 2.0**-22, 2.0**lowest, -(2.0**lowest)):
-            x = torch.tensor([scale, scale * unit / 2, tail], dtype=dtype)
+        for tail in (0.0, 2.0**-20, -(2.0**-20), 2.0**-22, 2.0**-120, -(2.0**-120)):
+            x = torch.tensor([scale, scale * 2.0**-24, tail])
             assert_exact(x)
             assert_exact(-x)
 
 
-def test_neither_order_nor_blocks_nor_programs_show(monkeypatch: pytest.MonkeyPatch) -> None:
-    x = draw(wide, 3000, torch.float32)
+def test_neither_order_nor_blocks_nor_programs_show() -> None:
+    x = draw(wide, 3000)
     want = in_numpy(x)
-    for block, programs in ((64, 1), (512, 8), (4096, 1)):
-        choice = module._CHOICES[torch.float32]._replace(programs=programs)
-        monkeypatch.setitem(module._CHOICES, torch.float32, choice)
-        shuffled = x[torch.randperm(len(x), generator=torch.Generator().manual_seed(block))]
-        assert float(sum_binned(shuffled.to(DEVICE), block)) == want
+    for lanes, unroll, programs in ((64, 1, 1), (512, 1, 8), (1024, 4, 1)):
+        shuffled = x[torch.randperm(len(x), generator=torch.Generator().manual_seed(lanes))]
+        assert float(module._sum(shuffled.to(DEVICE), lanes, unroll, most=programs)) == want
     if interpreting():
         with shuffled_programs(1):
-            assert float(sum_binned(x, 256)) == want
+            assert float(module._sum(x, 256, 1)) == want
 
 
-def full_lanes(dtype: torch.dtype, gap: int, lower: int, count: int) -> torch.Tensor:
+def full_lanes(gap: int, lower: int, count: int) -> torch.Tensor:
     """2**count values for each of 64 lanes: they cancel over the lanes, but not in one.
 
     All bits of the significands are 1, but for the last one of one of the smallest values. It
     decides the result, and a sum that is rounded anywhere shows.
     """
     rng = np.random.default_rng(gap)
-    rows, top = 2**count, 15 if dtype == torch.float16 else (gap + 1) // 2
-    above = {torch.float32: 12, torch.bfloat16: 3, torch.float16: 0}[dtype]
+    rows, top, eps = 2**count, (gap + 1) // 2, 2.0**-23
     signs = np.full((rows, 64), np.where(np.arange(64) // 2 % 2, 1, -1))
     exponents = np.full((rows, 64), top)
-    exponents[0] = top - above - lower  # the first attempt leaves room above the first values
+    exponents[0] = top - 12 - lower  # the first attempt leaves room above the first values
     exponents[rows // 2 :] = rng.integers(top - gap, top + 1, (rows // 2, 1))
     exponents[-rows // 4 :] = top - gap
     signs[-rows // 4 :] = rng.permuted(signs[-rows // 4 :], axis=1)
-    x = np.ldexp((2 - dtype_info(dtype).eps) * signs, exponents)
-    x[-1, -1] -= np.ldexp(signs[-1, -1] * dtype_info(dtype).eps, top - gap)
-    return torch.from_numpy(x.ravel()).to(dtype)
+    x = np.ldexp((2 - eps) * signs, exponents)
+    x[-1, -1] -= np.ldexp(signs[-1, -1] * eps, top - gap)
+    return torch.from_numpy(x.ravel()).float()
 
 
 @pytest.mark.parametrize("count", [3, pytest.param(8, marks=pytest.mark.slow(reason="a minute"))])
-@by_type
-def test_no_addition_rounds_in_a_lane_that_is_full(dtype, count, monkeypatch) -> None:
+def test_no_addition_rounds_in_a_lane_that_is_full(count) -> None:
     """At the edges of each window, with as many values as a lane may add."""
-    one = module._CHOICES[dtype]._replace(power=count, programs=0)  # one program
-    monkeypatch.setitem(module._CHOICES, dtype, one)
-    step, finer = 51 - count, 24 - dtype_info(dtype).precision
-    narrow = 2 * step - 24 if dtype == torch.float32 else step - 8
-    wide = 4 * step - 24 + finer
+    step = 51 - count
+    narrow, wide = 2 * step - 24, 4 * step - 24
     # How many binades apart values are, and how far above what the first ones let expect: they fit
     # in a window, or just not, or by far not; of the first attempt, of the second.
     gaps = [narrow - 1, narrow, narrow + 12, wide - 1, wide, wide + 12, 240]
-    edges = [*((gap, 0) for gap in gaps), (narrow - 1, 30)]
-    for gap, lower in [(29, 0)] if dtype == torch.float16 else edges:
-        x = full_lanes(dtype, gap, lower, count)
+    for gap, lower in [*((gap, 0) for gap in gaps), (narrow - 1, 30)]:
+        x = full_lanes(gap, lower, count)
         assert in_numpy(x) != 0
-        assert_exact(x, 64 * 4 // x.itemsize)
+        assert_exact(x, power=count, most=0)  # one program
 
 
-@by_type
-def test_a_tensor_of_any_shape(dtype: torch.dtype) -> None:
-    x = draw(normal, 600, dtype).reshape(20, 30).to(DEVICE)
+def test_a_tensor_of_any_shape() -> None:
+    x = draw(normal, 600).reshape(20, 30).to(DEVICE)
     flat = x.flatten()
     views = [x, x.T, x[::3, 1::2], x[0, 0], flat[1:], x[:1].expand(9, 30), torch._neg_view(x)]
     for view in [*views, flat.as_strided((100, 3), (1, 1))]:
-        assert float(sum_binned(view, 64)) == in_numpy(view.contiguous().flatten())
+        assert float(sum_binned(view)) == in_numpy(view)
 
 
 @pytest.mark.parametrize(
-    ("add", "change", "block", "error"),
+    ("change", "error", "words"),
     [
-        (sum_two_pass, lambda x: x.double(), 64, DtypeError),
-        (sum_atomic, lambda x: x, 48, ArgumentError),
-        (sum_binned, lambda x: x.double(), 64, DtypeError),
-        (sum_binned, lambda x: x.requires_grad_(), 64, ArgumentError),
+        (lambda x: x.double(), DtypeError, "float32"),
+        (lambda x: x.half(), DtypeError, r"x.float\(\)"),
+        (lambda x: x.requires_grad_(), ArgumentError, "backward"),
     ],
 )
-def test_what_cannot_be_added_is_refused(add, change, block, error) -> None:
-    with pytest.raises(error):
-        add(change(torch.ones(64, device=DEVICE)), block)
+def test_what_cannot_be_added_is_refused(change, error, words) -> None:
+    with pytest.raises(error, match=words):
+        sum_binned(change(torch.ones(64, device=DEVICE)))
 
 
 @pytest.mark.skipif(interpreting(), reason="minutes in the interpreter")
-@by_type
 @by_kind
-def test_long_sums_on_a_gpu(kind, dtype: torch.dtype) -> None:
-    x = draw(kind, 2**22 + 7, dtype).cuda()
-    made = [float(sum_binned(x, block)) for block in (1024, 4096, 16384)]
-    made.append(float(sum_binned(x[torch.randperm(len(x), device="cuda")])))
+def test_long_sums_on_a_gpu(kind) -> None:
+    x = draw(kind, 2**22 + 7).cuda()
+    shuffled = x[torch.randperm(len(x), device="cuda")]
+    made = [float(module._sum(x, 2048, 8)), float(sum_binned(x)), float(sum_binned(shuffled))]
     np.testing.assert_array_equal(made, in_numpy(x))

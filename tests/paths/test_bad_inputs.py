@@ -328,7 +328,7 @@ def of_times() -> list[Call]:
 def of_kernels() -> list[Call]:
     pytest.importorskip("triton")
     from roundoff import kernels as k
-    from roundoff.kernels import binned, invariant_attention, invariant_matmul, reduce
+    from roundoff.kernels import binned, invariant_attention, invariant_matmul
 
     x, w = torch.ones(2, 8, device=DEVICE), torch.ones(8, device=DEVICE)
     q, device = torch.ones(1, 2, 4, 8, device=DEVICE), torch.device(DEVICE)
@@ -338,7 +338,7 @@ def of_kernels() -> list[Call]:
     return [
         (k.layer_norm, {"x": x, "normalized_shape": 8, "weight": w, "bias": w}),
         (k.rms_norm, {"x": x, "normalized_shape": 8, "weight": w}),
-        *((add, {"x": w}) for add in (reduce.sum_atomic, reduce.sum_two_pass, binned.sum_binned)),
+        (binned.sum_binned, {"x": w}),
         (k.matmul, {"x": x, "weight": torch.ones(3, 8, device=DEVICE)}),
         (k.attention, {"q": q, "k": q, "v": q}),
         (k.invariant, {}),
@@ -606,7 +606,7 @@ def of_tensors() -> list[Callable[[], Any]]:
     """Shapes, types and layouts that no kernel reads."""
     pytest.importorskip("triton")
     from roundoff import kernels as k
-    from roundoff.kernels import binned, invariant_attention, reduce
+    from roundoff.kernels import binned, invariant_attention
 
     x, w = torch.ones(2, 8, device=DEVICE), torch.ones(8, device=DEVICE)
     q, mask = torch.ones(1, 2, 4, 8, device=DEVICE), torch.ones(1, 1, 4, 4, device=DEVICE)
@@ -621,14 +621,12 @@ def of_tensors() -> list[Callable[[], Any]]:
         (lambda t: k.rms_norm(t, 8), x),
         *((lambda t: k.matmul(t, x), x), (lambda t: k.matmul(x, t), x)),
         *((lambda t: k.attention(t, q, q), q), (lambda t: k.attention(q, q, t), q)),
-        *((add, w) for add in (reduce.sum_atomic, reduce.sum_two_pass, binned.sum_binned)),
+        (binned.sum_binned, w),
     ]
     return [
         *(partial(take, t) for take, right in takes for t in odd(right)),
         *(partial(k.layer_norm, x, s) for s in (4, (), (8.0,))),
         lambda: k.layer_norm(x, 8, programs=2**40),
-        *(partial(binned.sum_binned, w, b) for b in (0, 3, 2**40)),
-        lambda: reduce.sum_two_pass(w[::2]),
         lambda: k.attention(q, q, q, mask=mask.int()),
         lambda: k.attention(q, q, q, mask=mask[..., :2] > 0),
         lambda: invariant_attention.attend(

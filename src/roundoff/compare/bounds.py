@@ -79,7 +79,6 @@ def tolerance(
     dtype: Any,
     terms: int,
     accumulate: Any = None,
-    condition: float = 1.0,
     confidence: float | None = None,
     operands: Any = None,
     *,
@@ -92,9 +91,9 @@ def tolerance(
     the truth, they are within 2 t (\\|X\\| \\|W\\| + \\|bias\\|) of each other, \\|X\\| \\|W\\|
     being the product of the magnitudes; :func:`~roundoff.compare.tolerance_used` measures it.
 
-    A tolerance relative to the result itself needs *condition*. With weights of both signs that
-    has no upper limit (for 1152 normal terms its median is 33, and 5e8 was seen), so that a bound
-    for all elements says nothing. It serves where all terms have one sign.
+    A tolerance relative to the result itself is Σ\\|x_i w_i\\| / \\|Σ x_i w_i\\| times as large.
+    With weights of both signs that has no upper limit (for 1152 normal terms its median is 33, and
+    5e8 was seen), so that a bound for all elements says nothing.
 
     Parameters
     ----------
@@ -105,8 +104,6 @@ def tolerance(
     accumulate : any, optional
         Type of products and sums; by default *dtype*. Matrix products in float16 and bfloat16
         usually accumulate in float32.
-    condition : float, default 1
-        Σ\\|x_i w_i\\| / \\|Σ x_i w_i\\|, 1 or more; the tolerance is then relative to the result.
     confidence : float, optional
         Probability, between 0 and 1, with which all *elements* keep within the tolerance **if
         rounding errors are independent and of mean zero**; by default the bound always holds.
@@ -136,10 +133,10 @@ def tolerance(
     Raises
     ------
     ArgumentError
-        When *terms* or *elements* is less than 1, *condition* < 1, *confidence* is not between 0
-        and 1, *rounding* is unknown, or *confidence* is given where the probabilistic model does
-        not hold: with truncation, whose errors have a sign, or with so many terms that a sum
-        stagnates (terms × unit roundoff of 1 or more).
+        When *terms* or *elements* is less than 1, *confidence* is not between 0 and 1, *rounding*
+        is unknown, or *confidence* is given where the probabilistic model does not hold: with
+        truncation, whose errors have a sign, or with so many terms that a sum stagnates (terms ×
+        unit roundoff of 1 or more).
     DtypeError
         When a type is not a floating one.
 
@@ -158,7 +155,6 @@ def tolerance(
     wide = result if accumulate is None else real_type(accumulate)
     check_whole("terms", terms, 1, 2**63 - 1)
     check_whole("elements", elements, 1, 2**63 - 1)
-    check_number("condition", condition, 1, finite=False)
     if confidence is not None:
         check_number("confidence", confidence, above=0, below=1)
     check_choice("rounding", rounding, ("nearest", "truncation"))
@@ -187,7 +183,6 @@ def tolerance(
         name = str(operands).lower()
         each = TF32 if name in ("tf32", "tensorfloat32") else real_type(operands).unit_roundoff
         bound = (1 + bound) * (1 + each) ** 2 - 1
-    bound *= condition
     if wide.precision > result.precision:  # one more rounding, of the result
         bound = bound + result.unit_roundoff * (1 + bound)
     return bound

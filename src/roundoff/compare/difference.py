@@ -32,8 +32,7 @@ class Difference(dict[str, Any]):
                             the difference itself; ``None`` where there is no number
     ``sum``, ``n``          sum of the absolute differences, number of elements; both floats
     ``differ``              number of elements that differ, those NaN in one alone included
-    ``bias``, ``finite``    mean of got − expected where that is finite; number of these elements
-    ``dnan``, ``nan``       elements NaN in one alone; in both (which counts as no difference)
+    ``dnan``                elements NaN in one alone; NaN in both counts as no difference
     ``dinf``                elements where an infinity meets another value that is not NaN
     ``dev``                 leaves whose devices differ
     ``argm``, ``where``     index of the worst element, and the way to its tensor; ``None``, ``""``
@@ -135,12 +134,9 @@ def identical(n: float = 0.0) -> Difference:
     zero = {"abs": 0.0, "rel": 0.0, "sum": 0.0, "n": float(n), "dnan": 0.0, "ulp": 0}
     return Difference(
         zero,
-        bias=0.0,
-        finite=0,
         rel_nonzero=0.0,
         zeros=0,
         differ=0,
-        nan=0,
         dinf=0,
         argm=None,
         where="",
@@ -162,12 +158,6 @@ def unlike(what: str) -> Difference:
 
 def merge(into: Difference, other: Difference) -> None:
     """Take in the comparison of another part of the same pytree."""
-    weights = [d["finite"] for d in (into, other)]
-    if weights[0] == 0 < weights[1]:
-        into["bias"] = other["bias"]
-    elif sum(weights) > 0:
-        total = sum(w * d["bias"] for w, d in zip(weights, (into, other), strict=True) if w)
-        into["bias"] = total / sum(weights)
     if other["abs"] > into["abs"] or (into["argm"] is None and other["abs"] == into["abs"] > 0):
         for key in ("argm", "where", "expected", "got"):
             into[key] = other[key]
@@ -175,7 +165,7 @@ def merge(into: Difference, other: Difference) -> None:
         into[key] = max(into[key], other[key])
     units = [u for u in (into["ulp"], other["ulp"]) if u is not None]
     into["ulp"] = max(units) if units else None
-    for key in ("sum", "n", "finite", "differ", "dnan", "zeros", "nan", "dinf"):
+    for key in ("sum", "n", "differ", "dnan", "zeros", "dinf"):
         into[key] += other[key]
     if "dev" in other:
         into["dev"] = into.get("dev", 0) + other["dev"]

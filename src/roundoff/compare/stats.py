@@ -40,10 +40,8 @@ class Stats:
     ----------
     at : int or None
         Flat index of the element with the largest absolute difference.
-    sums, signed : list
-        Sums of the absolute and of the signed differences, a number a run of elements.
-    finite : int
-        Elements with a finite signed difference; those NaN in both are left out.
+    sums : list
+        Sums of the absolute differences, a number a run of elements.
     counts : array of int64
         Number of differences above each threshold.
     """
@@ -56,10 +54,7 @@ class Stats:
     rel_nonzero: float = 0.0
     zeros: int = 0
     sums: list[float] = dataclasses.field(default_factory=list)
-    signed: list[complex] = dataclasses.field(default_factory=list)
-    finite: int = 0
     dnan: int = 0
-    nan: int = 0
     dinf: int = 0
     ulp: float = 0
 
@@ -142,15 +137,9 @@ def _add_piece(
     size = d.abs()
     top = size.amax().item()
     finite = top < INF
-    if finite:
-        stats.finite += len(e)
-        stats.signed.extend(_sums(d))
-    else:
-        d, size, both_nan = _settle(stats, ew, gw, d)
+    if not finite:
+        _settle(stats, ew, gw, size)
         top = size.amax().item()
-        fits = d.isfinite()
-        stats.finite += int(fits.sum()) - both_nan
-        stats.signed.extend(_sums(torch.where(fits, d, 0.0)))
     stats.sums.extend(_sums(size))
     if top > stats.abs:
         stats.abs, stats.at = top, offset + int(size.numpy().argmax())
@@ -187,25 +176,15 @@ def _halves(piece: torch.Tensor, info: DType) -> tuple[torch.Tensor, torch.Tenso
     return high.to(torch.float64) * 2.0**32, (bits & 0xFFFFFFFF).to(torch.float64)
 
 
-def _settle(
-    stats: Stats, ew: torch.Tensor, gw: torch.Tensor, d: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """Decide the differences that involve an infinity or a NaN, and count them.
-
-    Returns the signed and absolute differences and the number of elements NaN in both.
-    """
+def _settle(stats: Stats, ew: torch.Tensor, gw: torch.Tensor, size: torch.Tensor) -> None:
+    """Decide the differences that involve an infinity or a NaN, and count them."""
     e_nan, g_nan = ew.isnan(), gw.isnan()
-    both, one = e_nan & g_nan, e_nan ^ g_nan
-    same = (ew == gw) | both
+    same = (ew == gw) | (e_nan & g_nan)
     apart = (ew.isinf() | gw.isinf()) & ~same & ~e_nan & ~g_nan
-    both_nan = int(both.sum())
-    stats.nan += both_nan
-    stats.dnan += int(one.sum())
+    stats.dnan += int((e_nan ^ g_nan).sum())
     stats.dinf += int(apart.sum())
-    d = d.masked_fill(one, INF).masked_fill_(same, 0.0)
-    size = d.abs()
-    size.masked_fill_(size.isnan(), INF)  # infinite complex parts that cancel
-    return d, size, both_nan
+    # NaN beside a number, and infinite complex parts that cancel.
+    size.masked_fill_(size.isnan(), INF).masked_fill_(same, 0.0)
 
 
 def _add_relative(stats: Stats, e_size: torch.Tensor, size: torch.Tensor) -> None:

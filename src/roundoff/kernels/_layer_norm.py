@@ -47,8 +47,8 @@ def layer_norm(
     Parameters
     ----------
     x : torch.Tensor
-        Shape (…, \\*normalized_shape), float16, bfloat16, float32 or float64, any strides. Computed
-        in float32, float64 in float64.
+        Shape (…, \\*normalized_shape), float16, bfloat16 or float32, any strides. Computed in
+        float32.
     normalized_shape : int or sequence of int
         The last dimensions of `x`, at least 1 and at most 2**30 elements.
     weight, bias : torch.Tensor, optional
@@ -70,7 +70,7 @@ def layer_norm(
         `normalized_shape` does not end the shape of `x`, is empty, or is not that of `weight` or
         `bias`.
     DtypeError
-        A type that is not among the four.
+        A type that is not among the three.
     ArgumentError
         Tensors on different devices, `eps` negative, `programs` below 1, or another kind of
         object.

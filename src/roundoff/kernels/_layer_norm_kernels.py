@@ -2,14 +2,14 @@
 
 A row of N columns is cut into K pieces of P columns, P a power of two. Only the last piece needs a
 mask, and a width just above a power of two costs one more piece, not a block of twice the size. R
-rows form a tile. Sums and products are float32 (float64 for float64), whatever the rows' type.
+rows form a tile. Sums and products are float32, whatever the rows' type.
 
 CENTRED is layer normalisation; without it, RMSNorm, no mean is taken and there is no bias. An
 argument of None is no argument of the compiled kernel.
 """
 
 # A language of its own: without starred tuples, and typed by Triton.
-# ruff: noqa: RUF005, SIM300
+# ruff: noqa: RUF005
 # mypy: ignore-errors
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ import triton.language as tl
 import triton.language.extra.cuda as tlc
 
 from ._runtime import kernel, sum_along
+
+#: The type of sums and products.
+ACC = tl.constexpr(tl.float32)
 
 
 @kernel
@@ -35,18 +38,18 @@ def same_bits(x, zero, OPAQUE: tl.constexpr):
 
 
 @kernel
-def quotient(x, y, ACC: tl.constexpr, EXACT: tl.constexpr):
-    """x / y; in float32 Triton's is off by up to two units, unless correctly rounded at a cost."""
-    if EXACT and ACC == tl.float32:
+def quotient(x, y, EXACT: tl.constexpr):
+    """x / y; Triton's is off by up to two units, unless correctly rounded at a cost."""
+    if EXACT:
         return tl.div_rn(x, y)
     else:
         return x / y
 
 
 @kernel
-def inverse_root(x, ACC: tl.constexpr, EXACT: tl.constexpr):
+def inverse_root(x, EXACT: tl.constexpr):
     """1 / sqrt(x), with the same choice."""
-    if EXACT and ACC == tl.float32:
+    if EXACT:
         return tl.div_rn(1.0, tl.sqrt_rn(x))
     else:
         return 1.0 / tl.sqrt(x)
@@ -62,7 +65,7 @@ def columns_of(W, k: tl.constexpr, K: tl.constexpr, P: tl.constexpr, cols, last)
 
 
 @kernel
-def normalised(x, mean, rstd, shift, ACC: tl.constexpr, FUSED: tl.constexpr, CENTRED: tl.constexpr):
+def normalised(x, mean, rstd, shift, FUSED: tl.constexpr, CENTRED: tl.constexpr):
     """(x - mean) rstd; for two-byte types, whose spacing is far wider, as x rstd + shift."""
     if not CENTRED:
         return x.to(ACC) * rstd
@@ -88,14 +91,13 @@ def forward(
     W,  # (N,) or anything where not HAS_W
     B,  # (N,) or anything where not HAS_B
     Y,  # (M, N), contiguous
-    STATS,  # (2, M) float32 (float64): mean and rstd, (1, M): rstd; anything where not KEEP
+    STATS,  # (2, M) float32: mean and rstd, (1, M): rstd; anything where not KEEP
     M,
     N,
     stride_x,
     tiles,  # ceil(M / R)
     zero,  # 0
     EPS: tl.constexpr,
-    ACC: tl.constexpr,  # tl.float32, or tl.float64
     R: tl.constexpr,
     P: tl.constexpr,
     K: tl.constexpr,
@@ -144,7 +146,7 @@ def forward(
             else:
                 summed += piece.to(ACC) * piece.to(ACC)
         if CENTRED:
-            mean = quotient(sum_along(summed, 1), tl.full((), N, ACC), ACC, EXACT)
+            mean = quotient(sum_along(summed, 1), tl.full((), N, ACC), EXACT)
             if EXACT:
                 mean += first
             squared = tl.full((R, P), 0.0, ACC)
@@ -155,8 +157,8 @@ def forward(
                 squared += centred * centred
         else:
             squared = summed
-        variance = quotient(sum_along(squared, 1), tl.full((), N, ACC), ACC, EXACT) + EPS
-        rstd = inverse_root(tl.where(rows < M, variance, 1.0), ACC, EXACT)
+        variance = quotient(sum_along(squared, 1), tl.full((), N, ACC), EXACT) + EPS
+        rstd = inverse_root(tl.where(rows < M, variance, 1.0), EXACT)
         if KEEP:
             if CENTRED:
                 tl.store(STATS + rows, mean, mask=rows < M)
@@ -195,7 +197,6 @@ def forward_wide(
     N,
     stride_x,
     EPS: tl.constexpr,
-    ACC: tl.constexpr,
     P: tl.constexpr,
     HAS_W: tl.constexpr,
     HAS_B: tl.constexpr,
@@ -213,16 +214,16 @@ def forward_wide(
         x = x.to(ACC)
         if CENTRED:
             count = tl.minimum(N - start, P)
-            chunk_mean = quotient(sum_along(x, 0), count.to(ACC), ACC, True)
+            chunk_mean = quotient(sum_along(x, 0), count.to(ACC), True)
             centred = tl.where(here, x - chunk_mean, 0.0)
             # Chan, Golub and LeVeque's update for the union of two samples.
             delta = chunk_mean - mean
-            share = quotient(count.to(ACC), (start + count).to(ACC), ACC, True)
+            share = quotient(count.to(ACC), (start + count).to(ACC), True)
             mean += delta * share
             squares += sum_along(centred * centred, 0) + delta * delta * share * start
         else:
             squares += sum_along(x * x, 0)
-    rstd = inverse_root(quotient(squares, tl.full((), N, ACC), ACC, True) + EPS, ACC, True)
+    rstd = inverse_root(quotient(squares, tl.full((), N, ACC), True) + EPS, True)
     if KEEP:
         if CENTRED:
             tl.store(STATS + row, mean)
@@ -254,7 +255,6 @@ def backward(
     stride_dy,
     tiles,  # ceil(M / R)
     zero,  # 0
-    ACC: tl.constexpr,
     R: tl.constexpr,
     P: tl.constexpr,
     K: tl.constexpr,
@@ -317,7 +317,7 @@ def backward(
         # instructions mix, and more values are alive at once than there are registers for.
         if tile < tiles:
             for k in tl.static_range(K):
-                xhat = normalised(x[k], mean, rstd, shift, ACC, FUSED, CENTRED)
+                xhat = normalised(x[k], mean, rstd, shift, FUSED, CENTRED)
                 wg = dy[k].to(ACC)
                 if HAS_W:
                     wg = wg * weight[k].to(ACC)
@@ -336,7 +336,7 @@ def backward(
             next_db = ()
             for k in tl.static_range(K):
                 again = same_bits(x[k], zero, OPAQUE)
-                xhat = normalised(again, mean, rstd, shift, ACC, FUSED, CENTRED)
+                xhat = normalised(again, mean, rstd, shift, FUSED, CENTRED)
                 g = same_bits(dy[k], zero, OPAQUE).to(ACC)
                 wg = g
                 if HAS_W:
@@ -376,7 +376,6 @@ def backward_sums(
     N,
     stride_x,
     stride_dy,
-    ACC: tl.constexpr,
     P: tl.constexpr,
     HAS_W: tl.constexpr,
     CENTRED: tl.constexpr,
@@ -418,7 +417,6 @@ def backward_wide(
     stride_x,
     stride_dy,
     tiles,
-    ACC: tl.constexpr,
     R: tl.constexpr,
     P: tl.constexpr,
     HAS_W: tl.constexpr,
@@ -464,7 +462,6 @@ def second_stage(
     DB,  # (N,), or anything
     G,
     N,
-    ACC: tl.constexpr,
     ROWS: tl.constexpr,
     P: tl.constexpr,
     PDL: tl.constexpr,

@@ -73,7 +73,7 @@ def put_share(
     s1 = tl.full(x[0].shape, 0.0, tl.float32)
     s2 = tl.full(x[0].shape, 0.0, tl.float32)
     for k in tl.static_range(K):
-        xhat = normalised(x[k], mean, rstd, shift, tl.float32, FUSED, CENTRED)
+        xhat = normalised(x[k], mean, rstd, shift, FUSED, CENTRED)
         wg = dy[k].to(tl.float32)
         if HAS_W:
             w = weight[k] if HOLD else columns_at(W, k, P, cols, N)
@@ -214,7 +214,7 @@ def backward_shared(
                 next_db = ()
                 for k in tl.static_range(K):
                     again = same_bits(x[k], zero, OPAQUE)
-                    xhat = normalised(again, mean, rstd, shift, tl.float32, FUSED, CENTRED)
+                    xhat = normalised(again, mean, rstd, shift, FUSED, CENTRED)
                     g = same_bits(dy[k], zero, OPAQUE).to(tl.float32)
                     wg = g
                     if HAS_W:

@@ -87,7 +87,7 @@ def _shared(
 def forward_tiling(columns: int, itemsize: int, many: bool = False, rms: bool = False) -> Tiling:
     """Launch parameters of the forward kernel for rows of `columns` elements of `itemsize` bytes.
 
-    Measured on an H200 in float16 and float32; other types go by the bytes of a row. With `many`
+    Measured on an H200 in float16 and float32; bfloat16 goes as float16. With `many`
     rows, more than 8192, some widths do better without a pipeline. Pieces and warps, which fix the
     order of the sums, stay the same: the bits of a row do not depend on how many others there are.
     RMSNorm does better with larger pieces of some widths.
@@ -100,8 +100,8 @@ def forward_tiling(columns: int, itemsize: int, many: bool = False, rms: bool = 
     (2048, 5, 4)
     """
     size = columns * itemsize // 2
-    if size > 65536 or (itemsize == 8 and size > 32768):
-        return Tiling(1, (16384 if itemsize == 8 else 65536) // itemsize, 0, 32)
+    if size > 65536:
+        return Tiling(1, 65536 // itemsize, 0, 32)
     if size <= 1024:
         piece = triton.next_power_of_2(columns)
         return Tiling(max(1, 4096 // itemsize // piece), piece, 1, 1, 1, 0, itemsize == 4)
@@ -123,17 +123,15 @@ def forward_tiling(columns: int, itemsize: int, many: bool = False, rms: bool = 
         # columns one, which has all threads.
         wide = (4096, 8) if size <= 32768 else (16384, 32)
         return _pieces(columns, 1, *wide)._replace(again=True)
-    if itemsize == 4:
-        if size <= 2048:
-            return _pieces(columns, 1, 1024, 1, 1, 0, True)
-        if size <= 8192:
-            return _pieces(columns, 1, 1024, 2 if size <= 4096 else 4, 1, 0, True)
-        if size <= 16384:
-            return _pieces(columns, 1, 2048, 8, 1, 0, True)
-        if size <= 32768:
-            return _pieces(columns, 1, 2048, 16 if size <= 24576 else 8)
-        return _pieces(columns, 1, 8192, 32, 1, 1)
-    return _pieces(columns, 1, 4096 // itemsize, 4)
+    if size <= 2048:
+        return _pieces(columns, 1, 1024, 1, 1, 0, True)
+    if size <= 8192:
+        return _pieces(columns, 1, 1024, 2 if size <= 4096 else 4, 1, 0, True)
+    if size <= 16384:
+        return _pieces(columns, 1, 2048, 8, 1, 0, True)
+    if size <= 32768:
+        return _pieces(columns, 1, 2048, 16 if size <= 24576 else 8)
+    return _pieces(columns, 1, 8192, 32, 1, 1)
 
 
 def _rms_forward(columns: int) -> Tiling | None:
@@ -160,8 +158,6 @@ def backward_tiling(columns: int, itemsize: int) -> Tiling:
     """
     size = columns * itemsize // 2
     if size > (16384 if itemsize == 2 else 24576):
-        if itemsize == 8:
-            return CHUNKS
         if itemsize == 4:
             if columns <= 32768:
                 return _shared(columns, 3072, 512, 4, 2, 2, True)

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ._row_norm import RMS, accumulator, norm
+from ._row_norm import RMS, norm
 
 __all__ = ["rms_norm"]
 
@@ -44,15 +44,14 @@ def rms_norm(
     Parameters
     ----------
     x : torch.Tensor
-        Shape (…, \\*normalized_shape), float16, bfloat16, float32 or float64, any strides. Computed
-        in float32, float64 in float64.
+        Shape (…, \\*normalized_shape), float16, bfloat16 or float32, any strides. Computed in
+        float32.
     normalized_shape : int or sequence of int
         The last dimensions of `x`, at least 1 and at most 2**30 elements.
     weight : torch.Tensor, optional
         Shape `normalized_shape`; its type may differ from that of `x`.
     eps : float, optional
-        Added to the mean square, not negative; by default the spacing of the type in which it is
-        computed, as in torch.
+        Added to the mean square, not negative; by default the spacing of float32, as in torch.
     programs : int, optional
         Partial sums of dweight. By default a multiple of the device's number of multiprocessors;
         give a number to get the same bits on devices of different sizes.
@@ -67,7 +66,7 @@ def rms_norm(
     ShapeError
         `normalized_shape` does not end the shape of `x`, is empty, or is not that of `weight`.
     DtypeError
-        A type that is not among the four.
+        A type that is not among the three.
     ArgumentError
         Tensors on different devices, `eps` negative, `programs` below 1, or another kind of
         object.
@@ -87,6 +86,6 @@ def rms_norm(
     >>> rms_norm(x, 4, eps=0.0).cpu()
     tensor([[ 0.2000, -0.2000,  1.4000,  1.4000]])
     """
-    if eps is None and isinstance(x, torch.Tensor):
-        eps = torch.finfo(accumulator(x.dtype)).eps
+    if eps is None:
+        eps = torch.finfo(torch.float32).eps
     return norm(RMS, x, normalized_shape, weight, None, eps, programs)

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 import torch
 import triton
-import triton.language as tl
 
 from ..errors import ArgumentError, DtypeError, ShapeError
 from . import _layer_norm_kernels as kernels
@@ -29,7 +28,6 @@ __all__ = [
     "RMS",
     "Case",
     "Form",
-    "accumulator",
     "case_of",
     "forward_of",
     "gradients_of",
@@ -37,7 +35,7 @@ __all__ = [
     "normalised",
 ]
 
-_DTYPES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 _WIDEST = 2**30
 _MANY = 8192
 _MOST_PROGRAMS = 2**20
@@ -131,7 +129,8 @@ def check(
             raise DtypeError(
                 f"{name} has a type that {form.name} does not take",
                 got=str(like[2]),
-                expected="float16, bfloat16, float32 or float64",
+                expected="float16, bfloat16 or float32",
+                hint=f"torch.nn.functional.{form.name} for float64",
             )
         expected = tuple(x_shape) if name == "x" else shape
         if tuple(like[0]) != expected:
@@ -166,15 +165,6 @@ def _stride(rows: Tensor, columns: int) -> int:
 
 def _type(tensor: Optional) -> torch.dtype | None:
     return None if tensor is None else tensor.dtype
-
-
-def accumulator(dtype: torch.dtype) -> torch.dtype:
-    """The type of sums: float32, for float64 float64."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
-
-
-def _constant(dtype: torch.dtype) -> Any:
-    return tl.float64 if dtype == torch.float64 else tl.float32
 
 
 @cache
@@ -222,16 +212,14 @@ def _forward_launch(
     index: int,
 ) -> Launch:
     """The forward for rows of one width, stride and type."""
-    kind = _constant(dtype)
     flags = (w_type is not None, b_type is not None, keep)
     short = dtype.itemsize == 2
     opaque = short and not interpreting()
     if not tiling.pieces:
-        constants: tuple[Any, ...] = (eps, kind, tiling.piece, *flags, form.centred)
+        constants: tuple[Any, ...] = (eps, tiling.piece, *flags, form.centred)
         return Launch(kernels.forward_wide, index, constants, num_warps=tiling.warps)
     constants = (
         eps,
-        kind,
         *tiling[:3],
         tiling.stages,
         tiling.hold,
@@ -270,7 +258,7 @@ class Case:
         self.plain = meta.is_contiguous()
         stride = _stride(_rows(meta, self.columns), self.columns)
         self.m = math.prod(self.x_shape) // self.columns
-        self.stats = _empty((1 + form.centred, self.m), accumulator(self.dtype), self.device)
+        self.stats = _empty((1 + form.centred, self.m), torch.float32, self.device)
         self.gradients: dict[Any, Backward] = {}
         index, itemsize = _index(self.device), self.dtype.itemsize
         tiling = forward_tiling(self.columns, itemsize, self.m > _MANY, not form.centred)
@@ -459,7 +447,7 @@ class Backward:
         count = min(tiles, programs) if programs else groups
         kind = (form, tiling, n, stride_x, stride_dy, dtype, dy_type, w_type, self.sums)
         self.first = _first_stage(*kind, m > _MOST, index)
-        self.part = _empty((1 + form.centred, count, n), accumulator(dtype), device)
+        self.part = _empty((1 + form.centred, count, n), torch.float32, device)
         self.wide = not tiling.pieces
         self.shared = tiling.shares > 1
         sizes = (m, n, stride_x, stride_dy)
@@ -475,8 +463,7 @@ class Backward:
         self.counts = counts
         types = (dw_type or db_type, db_type or dw_type)
         if types[0] is not None and types[1] is not None:
-            key = (min(count, 64), n, accumulator(dtype), types[0], types[1], index)
-            columns, self.second = _second_launch(*key)
+            columns, self.second = _second_launch(min(count, 64), n, types[0], types[1], index)
             self.second_grid, self.second_counts = (-(-n // columns), 1 + form.centred), (count, n)
             # Where the kernel adds two and nobody wants the other, that needs a place.
             both = form.centred and (dw_type is None or db_type is None)
@@ -527,10 +514,10 @@ def _first_stage(
     index: int,
 ) -> tuple[Launch, ...]:
     """The launches that give dx and the partial sums."""
-    kind, weighted = _constant(dtype), w_type is not None
+    weighted = w_type is not None
     if not tiling.pieces:
-        add = (kind, 4096, weighted, form.centred)
-        finish = (kind, tiling.rows, tiling.piece, weighted, sums, form.centred)
+        add = (4096, weighted, form.centred)
+        finish = (tiling.rows, tiling.piece, weighted, sums, form.centred)
         return (
             Launch(kernels.backward_sums, index, add, num_warps=16),
             Launch(kernels.backward_wide, index, finish, num_warps=tiling.warps),
@@ -551,7 +538,6 @@ def _first_stage(
     shared = tiling.rows == 1 or tiling.piece * dtype.itemsize >= tiling.warps * 512
     early = compiled and _early_launch(index)
     constants = (
-        kind,
         *tiling[:3],
         tiling.stages,
         tiling.hold,
@@ -567,12 +553,12 @@ def _first_stage(
 
 @lru_cache(4096)
 def _second_launch(
-    count: int, n: int, dtype: torch.dtype, dw_type: torch.dtype, db_type: torch.dtype, index: int
+    count: int, n: int, dw_type: torch.dtype, db_type: torch.dtype, index: int
 ) -> tuple[int, Launch]:
     rows, columns, warps = second_stage_tiling(count, n)
     early = not interpreting() and _early_launch(index)
     options = {"launch_pdl": True} if early else {}
-    constants = (_constant(dtype), rows, columns, early)
+    constants = (rows, columns, early)
     return columns, Launch(kernels.second_stage, index, constants, num_warps=warps, **options)
 
 
@@ -675,7 +661,7 @@ def _forward_op(
 
 @_forward_op.register_fake
 def _(x: Any, weight: Any, bias: Any, eps: float, programs: int, centred: bool) -> Any:
-    stats = x.new_empty((1 + centred, x.shape[0]), dtype=accumulator(x.dtype))
+    stats = x.new_empty((1 + centred, x.shape[0]), dtype=torch.float32)
     return x.new_empty(x.shape), stats
 
 

@@ -18,13 +18,11 @@ between 2**52 and 2**53 units: there float64 holds the multiples of U and nothin
 4. The last number starts at −0.0. It receives multiples of the unit u of the smallest value, at
    most U/2 = 2**(50 − COUNT) u in size: its sum is 2**50 u at most, and float64 holds 2**53 u.
 
-So *levels* before the last number hold 78 − 2 COUNT + (levels − 1) (51 − COUNT) binades of float32.
-bfloat16 has 16 bits less, and 43 − COUNT binades need no level. float16 as a whole needs none up
-to COUNT = 10: its values are multiples of 2**-24 below 2**16.
+So *levels* before the last number hold 78 − 2 COUNT + (levels − 1) (51 − COUNT) binades.
 
-A program guesses a window from its first values, adds with the fewest numbers, notes the largest
-and the smallest value, and looks at the end whether the guess held. If not it reads its values
-again, with three levels, whose window is half the range of float32 at least.
+A program guesses a window from its first values, adds with one level, notes the largest and the
+smallest value, and looks at the end whether the guess held. If not it reads its values again, with
+three levels, whose window is half the range of float32 at least.
 
 Lanes end with at most 2**51 units, so that 2**12 of them fit in 64 bits. Number *k* in memory
 counts units of 2**(32 k − 150): shifted to the next lower of these, a sum is cut into three parts
@@ -34,7 +32,7 @@ of 32 bits. Each has 64 bits, room for 2**31 parts; a program adds at most twelv
 # mypy: disallow-incomplete-defs=False
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton.language as tl
@@ -55,10 +53,6 @@ from ._runtime import (
 
 __all__ = ["sum_binned"]
 
-#: How a kernel is told the type.
-_KINDS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
-_FLOAT32, _FLOAT16, _BFLOAT16 = (tl.constexpr(k) for k in range(3))
-
 #: Numbers in memory: twelve that count, four flags, and one that counts the programs at their end.
 _BINS = tl.constexpr(16)
 _DIGITS = tl.constexpr(12)
@@ -70,17 +64,6 @@ _INF = tl.constexpr(0x7F800000)
 _QUIET_NAN = tl.constexpr(0x7FC00000)
 #: The low half of 64 bits.
 _HALF = tl.constexpr(0xFFFFFFFF)
-
-
-@kernel
-def _read(bits, KIND: tl.constexpr, UPPER: tl.constexpr):
-    """float32 values of a type's bits: of a half of each number where the type has 16 bits."""
-    if KIND == _BFLOAT16:  # float32's first halves
-        bits = bits & -65536 if UPPER else bits << 16
-    elif KIND == _FLOAT16:
-        half = (bits >> 16 if UPPER else bits).to(tl.int16)
-        return half.to(tl.float16, bitcast=True).to(tl.float32)
-    return bits.to(tl.float32, bitcast=True)
 
 
 @kernel
@@ -101,22 +84,19 @@ def _add(
     least,
     begin,
     end,
-    LEVELS: tl.constexpr,
-    CHECK: tl.constexpr,
+    LEVELS: tl.constexpr,  # 1 or 3
     WINDOW: tl.constexpr,
 ):
     """Add a value to each lane."""
-    if CHECK:
-        most, least = _extremes(x, most, least)
+    most, least = _extremes(x, most, least)
     if WINDOW:  # add only the values of some exponents
         field = (x.to(tl.int32, bitcast=True) & _SIZE) >> 23
         x = tl.where((field >= begin) & (field < end), x, -0.0)
     rest = x.to(tl.float64)
-    if LEVELS >= 1:
-        after = one + rest
-        rest = rest - (after - one)
-        one = after
-    if LEVELS >= 3:
+    after = one + rest
+    rest = rest - (after - one)
+    one = after
+    if LEVELS == 3:
         after = two + rest
         rest = rest - (after - two)
         two = after
@@ -144,20 +124,15 @@ def _add_all(
     LANES: tl.constexpr,
     UNROLL: tl.constexpr,
     COUNT: tl.constexpr,
-    KIND: tl.constexpr,
     LEVELS: tl.constexpr,
-    CHECK: tl.constexpr,
     WINDOW: tl.constexpr,
 ):
     """Add the program's values in a window whose least exponent field is *base*."""
-    PACK: tl.constexpr = 1 if KIND == _FLOAT32 else 2
     lane = tl.arange(0, LANES)
     # Units: of the last number, and of the levels, each 2**(51 - COUNT) times the next one's.
     step = 51 - COUNT
     unit = base + step
-    if KIND == _BFLOAT16:
-        unit += 16
-    if LEVELS >= 3:
+    if LEVELS == 3:
         one, two, three = (
             _start(unit + 2 * step, LANES),
             _start(unit + step, LANES),
@@ -170,23 +145,19 @@ def _add_all(
     most = (lane * 0).to(tl.uint32)
     sums = one, two, three, last, most, most - 1
     for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
-        words = x_ptr.to(tl.pointer_type(tl.int32)) + tl.cast(tile, tl.int64) * (LANES * UNROLL)
+        start = x_ptr + tl.cast(tile, tl.int64) * (LANES * UNROLL)
         for part in tl.static_range(UNROLL):
-            bits = tl.load(words + part * LANES + lane)
-            sums = _add(_read(bits, KIND, False), *sums, begin, end, LEVELS, CHECK, WINDOW)
-            if PACK == 2:
-                sums = _add(_read(bits, KIND, True), *sums, begin, end, LEVELS, CHECK, WINDOW)
+            x = tl.load(start + part * LANES + lane).to(tl.float32, bitcast=True)
+            sums = _add(x, *sums, begin, end, LEVELS, WINDOW)
     # What is left of the last tile belongs to the program whose turn it is.
-    done = tl.cast(tiles, tl.int64) * (LANES * UNROLL * PACK)
+    done = tl.cast(tiles, tl.int64) * (LANES * UNROLL)
     mine = tl.program_id(0) == tiles % tl.num_programs(0)
     parts = tl.where(mine, (M - done + LANES - 1) // LANES, 0).to(tl.int32)
     for part in range(parts):
         place = done + part * LANES + lane
-        if KIND == _FLOAT32:
-            bits = tl.load(x_ptr + place, mask=place < M, other=-2147483648)
-        else:
-            bits = tl.load(x_ptr + place, mask=place < M, other=-32768).to(tl.int32)
-        sums = _add(_read(bits, KIND, False), *sums, begin, end, LEVELS, CHECK, WINDOW)
+        bits = tl.load(x_ptr + place, mask=place < M, other=-2147483648)
+        x = bits.to(tl.float32, bitcast=True)
+        sums = _add(x, *sums, begin, end, LEVELS, WINDOW)
     return sums
 
 
@@ -217,10 +188,7 @@ def _flags(numbers):
 
 
 @kernel
-def _rounded(
-    bins_ptr,  # (BINS,) int64
-    ODD: tl.constexpr,  # another rounding, to 16 bits, follows
-):
+def _rounded(bins_ptr):
     """The bits of the float32 number that is nearest to the sum of the numbers in memory."""
     zero = tl.load(bins_ptr, cache_modifier=".cg") * 0
     carry = zero
@@ -247,10 +215,6 @@ def _rounded(
     scale = ((1023 - 150 + place + cut) << 52).to(tl.float64, bitcast=True)
     exact = head.to(tl.float64) * scale
     size = exact.to(tl.float32).to(tl.int32, bitcast=True)
-    if ODD:  # of the two neighbours the odd one, for the same reason
-        near = exact.to(tl.float32).to(tl.float64)
-        odd = tl.where(exact > near, size + 1, size - 1)
-        size = tl.where((exact != near) & (size % 2 == 0), odd, size)
     nan = tl.load(bins_ptr + _NAN, cache_modifier=".cg") != 0
     plus = tl.load(bins_ptr + _PLUS_INF, cache_modifier=".cg") != 0
     minus = tl.load(bins_ptr + _MINUS_INF, cache_modifier=".cg") != 0
@@ -263,125 +227,98 @@ def _rounded(
 
 @kernel
 def _sum_kernel(
-    x_ptr,  # (M,) int32 or int16: the bits
+    x_ptr,  # (M,) int32: the bits
     bins_ptr,  # (BINS + 1,) int64, zero at the start
-    out_ptr,  # (1,) int32 or int16: the bits
+    out_ptr,  # (1,) int32: the bits
     M,
-    tiles,  # whole tiles of LANES * UNROLL numbers of 32 bits; each program takes every G-th
+    tiles,  # whole tiles of LANES * UNROLL values; each program takes every G-th
     LANES: tl.constexpr,
     UNROLL: tl.constexpr,
     COUNT: tl.constexpr,  # a lane adds at most 2**COUNT values
-    KIND: tl.constexpr,
-    LEVELS: tl.constexpr,  # of the first attempt
 ):
-    PACK: tl.constexpr = 1 if KIND == _FLOAT32 else 2
     STEP: tl.constexpr = 51 - COUNT
-    FINER: tl.constexpr = 16 if KIND == _BFLOAT16 else 0  # bits that float32 has more
-    NARROW: tl.constexpr = STEP - 8 if LEVELS == 0 else 2 * STEP - 24 + FINER
-    WIDE: tl.constexpr = 4 * STEP - 24 + FINER
-    ABOVE: tl.constexpr = 3 if LEVELS == 0 else 12  # binades for values above the first ones
+    NARROW: tl.constexpr = 2 * STEP - 24
+    WIDE: tl.constexpr = 4 * STEP - 24
+    ABOVE: tl.constexpr = 12  # binades for values above the first ones
     bin_ = tl.arange(0, _BINS)
     lane = tl.arange(0, LANES)
     bins = bin_.to(tl.int64) * 0
-    low = tl.program_id(0) * 0 + 126  # float16: the last number counts units of 2**-24
-    wide = False
-    if KIND != _FLOAT16:
-        place = tl.program_id(0).to(tl.int64) * (LANES * UNROLL * PACK) + lane
-        minus_0: tl.constexpr = -2147483648 if KIND == _FLOAT32 else -32768
-        bits = tl.load(x_ptr + place, mask=place < M, other=minus_0).to(tl.int32)
-        zero = (lane * 0).to(tl.uint32)
-        most, least = _extremes(_read(bits, KIND, False), zero, zero - 1)
-        highest = max_along((most >> 1).to(tl.int32), 0) >> 23
-        lowest = min_along((least >> 1).to(tl.int32), 0) >> 23
-        highest = tl.where((highest == 0) | (highest == 255), 127, highest)
-        low = tl.maximum(highest + ABOVE + 1 - NARROW, 0)
-        wide = lowest < low
+    place = tl.program_id(0).to(tl.int64) * (LANES * UNROLL) + lane
+    bits = tl.load(x_ptr + place, mask=place < M, other=-2147483648)
+    zero = (lane * 0).to(tl.uint32)
+    most, least = _extremes(bits.to(tl.float32, bitcast=True), zero, zero - 1)
+    highest = max_along((most >> 1).to(tl.int32), 0) >> 23
+    lowest = min_along((least >> 1).to(tl.int32), 0) >> 23
+    highest = tl.where((highest == 0) | (highest == 255), 127, highest)
+    low = tl.maximum(highest + ABOVE + 1 - NARROW, 0)
+    wide = lowest < low
     if not wide:
         one, two, three, last, most, least = _add_all(
-            x_ptr, M, tiles, low, 0, 0, LANES, UNROLL, COUNT, KIND, LEVELS, KIND != _FLOAT16, False
+            x_ptr, M, tiles, low, 0, 0, LANES, UNROLL, COUNT, 1, False
         )
-        if KIND != _FLOAT16:
-            highest = max_along((most >> 1).to(tl.int32), 0) >> 23
-            size = min_along((least >> 1).to(tl.int32), 0)  # the smallest one's bits, less 1
-            lowest = size >> 23
-            wide = (highest < 255) & ((highest >= low + NARROW) | (size < (low << 23) - 1))
+        highest = max_along((most >> 1).to(tl.int32), 0) >> 23
+        size = min_along((least >> 1).to(tl.int32), 0)  # the smallest one's bits, less 1
+        lowest = size >> 23
+        wide = (highest < 255) & ((highest >= low + NARROW) | (size < (low << 23) - 1))
         if not wide:
-            start = _start(low + FINER + STEP, LANES)
-            if LEVELS == 1:
-                bins += _digits(one, start, low + FINER + STEP) + _flags(one)
-            else:
-                bins += _flags(last)
-            bins += _digits(last, 0.0, low + FINER)
+            bins += _digits(one, _start(low + STEP, LANES), low + STEP) + _flags(one)
+            bins += _digits(last, 0.0, low)
             # Only a sum of negative zeros leaves -0.0 where it began.
             touched = last.to(tl.int64, bitcast=True) != -(2**63)
             bins += tl.where(bin_ == _NOT_MINUS_0, max_along(touched.to(tl.int64), 0), 0)
-    if KIND != _FLOAT16:
-        turns = tl.where(wide, 1, 0)
-        turn = turns * 0
-        low = tl.minimum(tl.maximum(((highest + lowest + 1) >> 1) - WIDE // 2, 0), 256 - WIDE)
-        base, begin, end = low, low, low + WIDE
-        while turn < turns:
-            one, two, three, last, most, least = _add_all(
-                x_ptr, M, tiles, base, begin, end, LANES, UNROLL, COUNT, KIND, 3, True, True
-            )
-            last_unit = base + FINER
-            unit = last_unit + STEP
-            bins += _flags(one)
-            for level in tl.static_range(3):
-                number = three if level == 0 else (two if level == 1 else one)
-                bins += _digits(number, _start(unit + level * STEP, LANES), unit + level * STEP)
-            bins += _digits(last, 0.0, last_unit)
-            bins += tl.where(bin_ == _NOT_MINUS_0, 1, 0)
-            if turn == 0:  # are there values outside of the window?
-                highest = max_along((most >> 1).to(tl.int32), 0) >> 23
-                lowest = (min_along((least >> 1).to(tl.int32), 0) + 1) >> 23
-                turns = tl.where((lowest < begin) | (highest >= end), 3, 1)
-            turn += 1
-            # Above it, then below it: both are shorter.
-            base = tl.where(turn == 1, 256 - WIDE, 0)
-            begin = tl.where(turn == 1, low + WIDE, 0)
-            end = tl.where(turn == 1, 256, low)
+    turns = tl.where(wide, 1, 0)
+    turn = turns * 0
+    low = tl.minimum(tl.maximum(((highest + lowest + 1) >> 1) - WIDE // 2, 0), 256 - WIDE)
+    base, begin, end = low, low, low + WIDE
+    while turn < turns:
+        one, two, three, last, most, least = _add_all(
+            x_ptr, M, tiles, base, begin, end, LANES, UNROLL, COUNT, 3, True
+        )
+        unit = base + STEP
+        bins += _flags(one)
+        for level in tl.static_range(3):
+            number = three if level == 0 else (two if level == 1 else one)
+            bins += _digits(number, _start(unit + level * STEP, LANES), unit + level * STEP)
+        bins += _digits(last, 0.0, base)
+        bins += tl.where(bin_ == _NOT_MINUS_0, 1, 0)
+        if turn == 0:  # are there values outside of the window?
+            highest = max_along((most >> 1).to(tl.int32), 0) >> 23
+            lowest = (min_along((least >> 1).to(tl.int32), 0) + 1) >> 23
+            turns = tl.where((lowest < begin) | (highest >= end), 3, 1)
+        turn += 1
+        # Above it, then below it: both are shorter.
+        base = tl.where(turn == 1, 256 - WIDE, 0)
+        begin = tl.where(turn == 1, low + WIDE, 0)
+        end = tl.where(turn == 1, 256, low)
     tl.atomic_add(bins_ptr + bin_, bins, mask=bins != 0, sem="relaxed")
     tl.debug_barrier()
     before = tl.atomic_add(bins_ptr + _DONE, 1, sem="acq_rel")
     if before == tl.num_programs(0) - 1:
-        size = _rounded(bins_ptr, KIND != _FLOAT32)
-        if KIND == _BFLOAT16:  # to even; NaN and infinities stay
-            size = (size + 0x7FFF + ((size >> 16) & 1)) >> 16
-            tl.store(out_ptr, size.to(tl.int16))
-        elif KIND == _FLOAT16:
-            half = size.to(tl.float32, bitcast=True).to(tl.float16)
-            tl.store(out_ptr, half.to(tl.int16, bitcast=True))
-        else:
-            tl.store(out_ptr, size)
+        tl.store(out_ptr, _rounded(bins_ptr))
 
 
-def sum_binned(x: torch.Tensor, block: int | None = None) -> torch.Tensor:
+def sum_binned(x: torch.Tensor) -> torch.Tensor:
     """The exact sum, rounded once: the bits of :func:`roundoff.reductions.binned`.
 
     The error is at most half a unit in the last place. The result depends neither on the order of
-    the values nor on *block*, on the GPU or on the order in which it runs its programs.
+    the values, nor on the GPU, nor on the order in which it runs its programs.
 
     Parameters
     ----------
     x : torch.Tensor
-        float32, float16 or bfloat16, of any shape: all its elements are added; without a gradient.
-        On a CUDA device, or where the kernels are interpreted on the CPU. A tensor that is not
-        contiguous, or does not start at a multiple of 16 bytes, is copied.
-    block : int, optional
-        Values that a program reads at a time; a power of two from 64 to 2**16. By default what is
-        fast for the type.
+        float32, of any shape: all its elements are added; without a gradient. On a CUDA device, or
+        where the kernels are interpreted on the CPU. A tensor that is not contiguous, or does not
+        start at a multiple of 16 bytes, is copied.
 
     Returns
     -------
     torch.Tensor, shape ()
-        Of the type of *x*. Infinities, NaN, overflow and −0 are those of
-        :func:`roundoff.reductions.binned`.
+        float32. Infinities, NaN, overflow and −0 are those of :func:`roundoff.reductions.binned`.
 
     Raises
     ------
     DtypeError, ArgumentError, UnsupportedError
-        When the tensor, its device or the block is not as above.
+        When the tensor or its device is not as above.
 
     References
     ----------
@@ -395,87 +332,48 @@ def sum_binned(x: torch.Tensor, block: int | None = None) -> torch.Tensor:
     >>> sum_binned(torch.tensor([1e30, 1.0, -1e30], device=device)).item()
     1.0
     """
-    if not isinstance(x, torch.Tensor) or x.dtype not in _KINDS:
+    if not isinstance(x, torch.Tensor) or x.dtype != torch.float32:
         got = x.dtype if isinstance(x, torch.Tensor) else type(x).__name__
         raise DtypeError(
             "cannot be added",
             got=str(got),
-            expected="a tensor of float32, float16 or bfloat16",
-            hint="roundoff.reductions.binned adds float64 on a CPU",
+            expected="a tensor of float32",
+            hint="x.float() of 16 bits; roundoff.reductions.binned adds float64 on a CPU",
         )
     check_tensor(x, "x")
     if x.requires_grad and torch.is_grad_enabled():
         raise ArgumentError("has no backward", got="requires_grad", hint="x.detach()")
-    choice = _CHOICES[x.dtype]
-    if block is None:
-        block = choice.block
-    elif block not in _BLOCKS:
-        raise ArgumentError("block size", got=block, expected="a power of two from 64 to 65536")
     check_device(x.device, "x")
-    return _sum(x.contiguous().resolve_neg().view(-1), int(block), choice)
+    return _sum(x.contiguous().resolve_neg().view(-1))
 
-
-_BLOCKS = tuple(2**k for k in range(6, 17))
-
-
-class _Choice(NamedTuple):
-    """How the kernel adds a type. None of it shows in the result.
-
-    Attributes
-    ----------
-    block : int
-        Values that a program reads at a time.
-    levels : int
-        Levels of the first attempt: 1 for float32, 0 for float16, either for bfloat16.
-    power : int
-        A lane adds at most 2**power values; 10 at most.
-    warps, programs : int
-        Warps of a program, and programs of a multiprocessor, if the tensor is not longer.
-    registers : int
-        The most registers of a thread: more leave fewer threads, and loads, under way at a time.
-    """
-
-    block: int
-    levels: int
-    power: int
-    warps: int
-    programs: int
-    registers: int
-
-
-_CHOICES = {
-    torch.float32: _Choice(4096, 1, 7, 8, 4, 64),  # 2**8 values are slower over many binades
-    torch.float16: _Choice(4096, 0, 8, 8, 4, 64),
-    torch.bfloat16: _Choice(4096, 0, 8, 4, 8, 64),
-}
 
 _LAUNCHES: dict[Any, Launch] = {}
 
 
-def _sum(x: torch.Tensor, block: int, choice: _Choice) -> torch.Tensor:
-    """The sum of a contiguous tensor of one axis."""
+def _sum(
+    x: torch.Tensor, lanes: int = 1024, unroll: int = 4, power: int = 7, most: int = 4
+) -> torch.Tensor:
+    """The sum of a contiguous tensor of one axis; no number of these shows in it.
+
+    A program reads *unroll* values for each lane at a time, and adds at most 2**power to one: 2**8
+    are slower over many binades. A multiprocessor has *most* programs, if the tensor is not longer.
+    """
     n, index = x.numel(), x.get_device()
     if n == 0:
         return torch.zeros((), dtype=x.dtype, device=x.device)
-    if x.data_ptr() % 16:  # a load takes 16 bytes, and pairs of 16-bit values
+    if x.data_ptr() % 16:  # a load takes 16 bytes
         x = x.clone()
-    pack = 4 // x.itemsize
-    # A thread has four lanes, and a tile two to eight numbers of 32 bits for each, if it can.
-    numbers = block // pack
-    lanes = min(max(numbers // 8, min(numbers, 128 * choice.warps)), 4096)
-    unroll = numbers // lanes
-    total = ceil_div(n, block)
-    most = 2**choice.power // (unroll * pack)  # tiles of a program
-    programs = max(min(total, choice.programs * multiprocessors(index)), ceil_div(total, most))
-    bits = torch.int32 if pack == 1 else torch.int16
+    total = ceil_div(n, lanes * unroll)
+    programs = max(min(total, most * multiprocessors(index)), ceil_div(total, 2**power // unroll))
     out = torch.empty((), dtype=x.dtype, device=x.device)
     bins = torch.zeros(_BINS.value + 1, dtype=torch.int64, device=x.device)
-    key = (index, x.dtype, block, choice, n >= 2**31)
+    constants = (lanes, unroll, power)
+    key = (index, constants, n >= 2**31)
     launch = _LAUNCHES.get(key)
     if launch is None:
-        constants = (lanes, unroll, choice.power, _KINDS[x.dtype], choice.levels)
-        warps = min(choice.warps, max(lanes // 128, 1))
-        launch = Launch(_sum_kernel, index, constants, num_warps=warps, maxnreg=choice.registers)
-        _LAUNCHES[key] = launch
-    launch((programs, 1), (x.view(bits), bins, out.view(bits)), (n, n // block))
+        # More registers of a thread leave fewer threads, and loads, under way at a time.
+        options = {"num_warps": max(lanes // 128, 1), "maxnreg": 64}
+        launch = _LAUNCHES[key] = Launch(_sum_kernel, index, constants, **options)
+    counts = (n, n // (lanes * unroll))
+    launch((programs, 1), (x.view(torch.int32), bins, out.view(torch.int32)), counts)
     return out

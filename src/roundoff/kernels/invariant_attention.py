@@ -33,16 +33,14 @@ _LOG2E = math.log2(math.e)
 
 
 class Seen(NamedTuple):
-    """Which keys each query sees: a stretch of ranks, and the column of each rank.
+    """Which keys each query sees: a stretch.
 
     Attributes
     ----------
     first : torch.Tensor
-        int32, shape (batch, queries): rank of the first key.
+        int32, shape (batch, queries): the first key.
     last : torch.Tensor
-        int32, shape (batch, queries): rank after the last key.
-    order : torch.Tensor or None
-        int32, shape (batch, keys): the column of a rank; None where they are the same.
+        int32, shape (batch, queries): the one after the last.
 
     Examples
     --------
@@ -54,7 +52,6 @@ class Seen(NamedTuple):
 
     first: torch.Tensor
     last: torch.Tensor
-    order: torch.Tensor | None = None
 
 
 def attention(
@@ -63,8 +60,6 @@ def attention(
     v: torch.Tensor,
     *,
     causal: bool | str = True,
-    start: torch.Tensor | None = None,
-    length: torch.Tensor | None = None,
     mask: torch.Tensor | None = None,
     scale: float | None = None,
     tf32: bool = False,
@@ -101,14 +96,9 @@ def attention(
     causal : bool or "top"
         Whether a query sees no key after its own position. The last query is at the last key; with
         ``"top"`` the first is at the first, as torch's ``is_causal`` has it.
-    start : torch.Tensor, optional
-        Integers, shape (batch,): the first key that is no padding. By default 0.
-    length : torch.Tensor, optional
-        Integers, shape (batch,): keys that are there, from 0 on; the rest of the cache is empty.
-        By default all.
     mask : torch.Tensor, optional
         Booleans, shape (batch or 1, 1, queries or 1, keys), true where a query sees a key; instead
-        of `causal`, `start` and `length`.
+        of `causal`. It says which keys are padding, or a part of the cache that is still empty.
     scale : float, optional
         Of the scores; by default 1 / sqrt(head).
     tf32 : bool
@@ -128,9 +118,9 @@ def attention(
     DtypeError
         Another type, or types mixed.
     ArgumentError
-        Tensors on different devices, or `mask` with `start` or `length`.
+        Tensors on different devices, or another value of `causal`.
     UnsupportedError
-        A mask in whose rows no stretch of the keys kept is left.
+        A mask with gaps between the keys that a query sees.
 
     References
     ----------
@@ -157,13 +147,11 @@ def attention(
     keys = k.shape[2]
     scale = q.shape[3] ** -0.5 if scale is None else scale
     if mask is not None:
-        if start is not None or length is not None:
-            raise ArgumentError("a mask says it all", got="mask and start or length")
         if torch.compiler.is_compiling():  # whether a mask has gaps decides what is computed
             return _differentiable_masked(q, k, v, mask, scale, tf32)
         seen = seen_by_mask(mask, batch, queries, keys)
     else:
-        seen = _by_position(batch, queries, keys, q.device, causal, start, length)
+        seen = _by_position(batch, queries, keys, q.device, causal)
     asked = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
     as_torch = asked and q.is_cuda and q.dtype in _SHORT and not is_traced(q)
     if as_torch and q.numel() and keys:
@@ -223,31 +211,19 @@ def _capturing(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
-def _check_places(name: str, t: Any, batch: int) -> None:
-    if not isinstance(t, torch.Tensor):
-        raise ArgumentError(name, got=type(t).__name__, expected="a torch tensor")
-    if tuple(t.shape) != (batch,):
-        raise ShapeError(name, got=tuple(t.shape), expected=f"({batch},)")
-    if t.dtype not in (torch.int64, torch.int32):
-        raise DtypeError(name, got=str(t.dtype), expected="int64 or int32")
-
-
 def seen_by_position(
     batch: int,
     queries: int,
     keys: int,
     device: torch.device,
     causal: bool | str = True,
-    start: torch.Tensor | None = None,
-    length: torch.Tensor | None = None,
 ) -> Seen:
     """What queries see by their positions; with ``causal="top"`` the first query is at key 0.
 
     Raises
     ------
-    ArgumentError, ShapeError, DtypeError
-        A size is no whole number, *causal* is none of the three, or *start* or *length* is no
-        vector of whole numbers, one for each sequence.
+    ArgumentError
+        A size is no whole number, or *causal* is none of the three.
 
     Examples
     --------
@@ -260,52 +236,30 @@ def seen_by_position(
         check_whole(name, size, 0)
     if not isinstance(device, torch.device):
         raise ArgumentError("device", got=repr(device), expected="a torch.device")
-    return _by_position(batch, queries, keys, device, causal, start, length)
+    return _by_position(batch, queries, keys, device, causal)
 
 
 def _by_position(
-    batch: int,
-    queries: int,
-    keys: int,
-    device: torch.device,
-    causal: bool | str,
-    start: torch.Tensor | None,
-    length: torch.Tensor | None,
+    batch: int, queries: int, keys: int, device: torch.device, causal: bool | str
 ) -> Seen:
     if causal not in (True, False, "top"):
         raise ArgumentError("causal", got=causal, expected="True, False or 'top'")
-    for name, t in (("start", start), ("length", length)):
-        if t is not None:
-            _check_places(name, t, batch)
     kind = ("top" if causal == "top" else "bottom") if causal else "all"
-    if start is None and length is None:
-        # In a capture the cache would keep memory of the graph, unwritten before its replay.
-        fresh = torch.compiler.is_compiling() or _capturing(device)
-        make = _constant.__wrapped__ if fresh else _constant
-        with torch.inference_mode(False):
-            return Seen(*make(batch, queries, keys, device, kind))
-    end = torch.full((batch,), keys, device=device) if length is None else length.clamp(0, keys)
-    begin = torch.zeros_like(end) if start is None else start.clamp(min=0)
-    last = end[:, None].expand(-1, queries)
-    if causal == "top":
-        last = last.clamp(max=torch.arange(1, queries + 1, device=device))
-    elif causal:
-        last = last + (torch.arange(queries, device=device) - (queries - 1))
-    last = last.clamp(min=0)
-    first = torch.minimum(begin[:, None], last)
-    return Seen(*(t.to(torch.int32).contiguous() for t in (first, last)))
+    # In a capture the cache would keep memory of the graph, unwritten before its replay.
+    fresh = torch.compiler.is_compiling() or _capturing(device)
+    make = _constant.__wrapped__ if fresh else _constant
+    with torch.inference_mode(False):
+        return Seen(*make(batch, queries, keys, device, kind))
 
 
 def seen_by_mask(mask: torch.Tensor, batch: int, queries: int, keys: int) -> Seen:
     """What queries see by a mask, (batch or 1, 1, queries or 1, keys), true where seen.
 
-    Columns that no query of a sequence sees are left out: what is counted are the others.
-
     Examples
     --------
     >>> import torch
     >>> from roundoff.kernels.invariant_attention import seen_by_mask
-    >>> seen_by_mask(torch.tensor([[[[False, True, True]]]]), 1, 1, 3)[:2]
+    >>> tuple(seen_by_mask(torch.tensor([[[[False, True, True]]]]), 1, 1, 3))
     (tensor([[1]], dtype=torch.int32), tensor([[3]], dtype=torch.int32))
     """
     if not isinstance(mask, torch.Tensor):
@@ -379,18 +333,14 @@ def _seen_by_mask(
     # In a capture nothing can be asked: a row with holes is made to see nothing but a NaN.
     recorded = _capturing(mask.device)
     first, last, holes = _ranges(whole, refuse=recorded)
-    if recorded or whole_rows or not bool(holes.any()):
-        return Seen(first, last)
-    kept = whole.any(1)
-    order = torch.argsort(~kept, dim=1, stable=True)
-    first, last, holes = _ranges(whole.gather(2, order[:, None].expand(-1, queries, -1)))
-    if bool(holes.any()):
+    if not recorded and not whole_rows and bool(holes.any()):
         raise UnsupportedError(
             "the keys that a query sees have gaps",
             got=f"a mask {shape}",
-            expected="a stretch of the keys that are no padding",
+            expected="a stretch of the keys",
+            hint="padding on the left of the prompts",
         )
-    return Seen(first, last, order.to(torch.int32))
+    return Seen(first, last)
 
 
 def _ranges(mask: torch.Tensor, refuse: bool = False) -> tuple[torch.Tensor, ...]:
@@ -498,13 +448,11 @@ def _by_torch(
     wide = torch.float64 if q.dtype == torch.float64 else torch.float32
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
     for b in range(batch):
-        lo, hi = (t[b].repeat_interleave(share).long() for t in seen[:2])
+        lo, hi = (t[b].repeat_interleave(share).long() for t in seen)
         for g in range(groups):
             own = slice(g * share, (g + 1) * share)
             rows = q[b, own].transpose(0, 1).reshape(-1, head).to(wide)
             keys, values = (t[b, g].to(wide) for t in (k, v))
-            if seen.order is not None:
-                keys, values = (t[seen.order[b].long()] for t in (keys, values))
             made = torch.zeros_like(rows)
             for anchor in sorted(set(lo[lo < hi].tolist())):
                 at = ((lo == anchor) & (lo < hi)).nonzero()[:, 0]
@@ -643,14 +591,12 @@ def _by_kernel(
     # Types are the same in both forms: one compiled kernel serves them.
     partial = q.new_empty((splits, count, head) if apart else 0, dtype=torch.float32)
     stats = q.new_empty(splits, count, 2, dtype=torch.float32) if apart else partial
-    order = seen.first if seen.order is None else seen.order
     constants = (
         wide,
         rows,
         TILE,
         SPLIT,
         apart and each > 1,
-        seen.order is not None,
         "tf32" if tf32 else "ieee",
         not interpreting(),
     )
@@ -660,7 +606,6 @@ def _by_kernel(
         v,
         seen.first,
         seen.last,
-        order,
         out,
         partial,
         stats,
@@ -707,11 +652,10 @@ def _attention(
     v: torch.Tensor,
     first: torch.Tensor,
     last: torch.Tensor,
-    order: torch.Tensor | None,
     scale: float,
     tf32: bool,
 ) -> torch.Tensor:
-    return _attend(q, k, v, Seen(first, last, order), scale, tf32)
+    return _attend(q, k, v, Seen(first, last), scale, tf32)
 
 
 def _masked_attention(
@@ -729,7 +673,7 @@ def _fresh_seen(mask: torch.Tensor, batch: int, queries: int, keys: int) -> Seen
     state = None if _capturing(mask.device) else _state(mask, batch, queries, keys)
     whole_rows = state is not None and getattr(mask, "_whole_rows", None) == state
     seen = _seen_by_mask(mask, batch, queries, keys, whole_rows)
-    if state is not None and seen.order is None:
+    if state is not None:
         mask._whole_rows = state  # type: ignore[attr-defined]
     return seen
 
@@ -746,7 +690,7 @@ def _setup(ctx: Any, inputs: Any, output: Any) -> None:
 def _backward(ctx: Any, dy: torch.Tensor) -> Any:
     y, q, k, v, *seen = ctx.saved_tensors
     made = _gradients(dy, q, k, v, y, _visible(Seen(*seen), k.shape[2]), ctx.scale)
-    return *made, *[None] * 5
+    return *made, *[None] * 4
 
 
 def _masked_backward(ctx: Any, dy: torch.Tensor) -> Any:
@@ -783,9 +727,6 @@ def _visible(seen: Seen, keys: int) -> _Sees:
         return kept[keys]
     rank = torch.arange(keys, device=seen.first.device)
     visible = (rank >= seen.first[..., None]) & (rank < seen.last[..., None])
-    if seen.order is not None:
-        order = seen.order.long()[:, None].expand_as(visible)
-        visible = torch.zeros_like(visible).scatter(2, order, visible)
     made = _sees(visible)
     if kept is not None:
         kept[keys] = made

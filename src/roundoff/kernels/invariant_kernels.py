@@ -138,21 +138,17 @@ def _special(
     lo,
     hi,
     mine,
-    order,
     head,
     stride_vn,
     stride_vd,
     there,
     D: tl.constexpr,
     TILE: tl.constexpr,
-    ORDERED: tl.constexpr,
 ):
     """Add what infinities and NaN among the values of a tile are to those who see them."""
     d, column = tl.arange(0, D), tl.arange(0, TILE)
     for j in range(there):
         at = tl.cast(start + j, tl.int64)
-        if ORDERED:
-            at = tl.load(order + start + j).to(tl.int64)
         seen = (start + j >= lo) & (start + j < hi) & mine
         value = tl.load(v + at * stride_vn + d * stride_vd, mask=d < head, other=0.0)
         value = tl.where(d < head, value.to(tl.float32), 0.0)
@@ -190,20 +186,16 @@ def _short_sum(
     v,
     start,
     rank,
-    order,
     head,
     stride_vn,
     stride_vd,
     D: tl.constexpr,
-    ORDERED: tl.constexpr,
     MASKED: tl.constexpr,
     COMPILED: tl.constexpr,
 ):
     """acc + p v in float32 for 16 keys: a chain of their own."""
     d, j = tl.arange(0, D), start + tl.arange(0, 16)
     at = j.to(tl.int64)
-    if ORDERED:
-        at = tl.load(order + j, mask=j < rank, other=0).to(tl.int64)
     inside = (j < rank)[:, None] & (d < head)[None, :]
     values = tl.load(v + at[:, None] * stride_vn + d[None, :] * stride_vd, mask=inside, other=0.0)
     if MASKED:
@@ -227,7 +219,6 @@ def _tile(
     lo,
     hi,
     mine,
-    order,
     head,
     stride_kn,
     stride_kd,
@@ -237,7 +228,6 @@ def _tile(
     scale_low,
     D: tl.constexpr,
     TILE: tl.constexpr,
-    ORDERED: tl.constexpr,
     MASKED: tl.constexpr,
     PRECISION: tl.constexpr,
     COMPILED: tl.constexpr,
@@ -248,8 +238,6 @@ def _tile(
     j = start + tl.arange(0, TILE)
     there = j < rank
     at = j.to(tl.int64)
-    if ORDERED:
-        at = tl.load(order + j, mask=there, other=0).to(tl.int64)
     inside = (d < head)[None, :]
     if MASKED:
         inside = there[:, None] & inside
@@ -292,11 +280,11 @@ def _tile(
         one, two = _halves(first)
         three, four = _halves(second)
         sums = total * shrink + one + two + three + four
-        rest = rank, order, head, stride_vn, stride_vd
-        made = _short_sum(acc * shrink, one, v, start, *rest, D, ORDERED, MASKED, COMPILED)
-        made = _short_sum(made, two, v, start + 16, *rest, D, ORDERED, MASKED, COMPILED)
-        made = _short_sum(made, three, v, start + 32, *rest, D, ORDERED, MASKED, COMPILED)
-        made = _short_sum(made, four, v, start + 48, *rest, D, ORDERED, MASKED, COMPILED)
+        rest = rank, head, stride_vn, stride_vd
+        made = _short_sum(acc * shrink, one, v, start, *rest, D, MASKED, COMPILED)
+        made = _short_sum(made, two, v, start + 16, *rest, D, MASKED, COMPILED)
+        made = _short_sum(made, three, v, start + 32, *rest, D, MASKED, COMPILED)
+        made = _short_sum(made, four, v, start + 48, *rest, D, MASKED, COMPILED)
     else:
         # The same product adds the weights up: a sum over a tile has no order of its own.
         ones = tl.full((TILE, 16), 1.0, values.dtype)
@@ -315,14 +303,12 @@ def _tile(
                 lo,
                 hi,
                 mine,
-                order,
                 head,
                 stride_vn,
                 stride_vd,
                 tl.minimum(rank - start, TILE),
                 D,
                 TILE,
-                ORDERED,
             )
     return made, sums, higher
 
@@ -438,9 +424,8 @@ def attend(
     q,  # (batch, heads, queries, head), any strides
     k,  # (batch, groups, keys, head), any strides
     v,  # (batch, groups, keys, head), any strides
-    first,  # (batch, queries): rank of the first key that a query sees
-    last,  # (batch, queries): rank after the last one
-    order,  # (batch, keys): column of a rank; anything where not ORDERED
+    first,  # (batch, queries): the first key that a query sees
+    last,  # (batch, queries): the one after the last
     out,  # (batch, heads, queries, head), contiguous; anything where splits are apart
     partial,  # (splits, rows, head) float32: results of splits; anything where they are together
     stats,  # (splits, rows, 2) float32: largest score and sum; anything where they are together
@@ -469,7 +454,6 @@ def attend(
     TILE: tl.constexpr,  # keys of a tile
     SPLIT: tl.constexpr,  # keys of a split, a multiple of TILE
     MANY: tl.constexpr,  # whether a program takes several splits that are apart
-    ORDERED: tl.constexpr,
     PRECISION: tl.constexpr,
     COMPILED: tl.constexpr,
 ):
@@ -498,9 +482,8 @@ def attend(
     hi = tl.load(last + batch * queries + query, mask=there, other=0)
     k += batch * stride_kb + group * stride_kh
     v += batch * stride_vb + group * stride_vh
-    order += batch * keys
     operands = tokens, places, stride_qd, k, v
-    layout = order, head, stride_kn, stride_kd, stride_vn, stride_vd, scale, scale_low
+    layout = head, stride_kn, stride_kd, stride_vn, stride_vd, scale, scale_low
     acc = tl.full((ROWS, D), 0.0, tl.float32)
     total = tl.full((ROWS, 16), 0.0, tl.float32)
     most = tl.full((ROWS,), float("-inf"), tl.float32)
@@ -547,7 +530,6 @@ def attend(
                         *layout,
                         D,
                         TILE,
-                        ORDERED,
                         False,
                         PRECISION,
                         COMPILED,
@@ -586,7 +568,6 @@ def attend(
                     *layout,
                     D,
                     TILE,
-                    ORDERED,
                     True,
                     PRECISION,
                     COMPILED,
@@ -634,7 +615,6 @@ def attend(
                         *layout,
                         D,
                         TILE,
-                        ORDERED,
                         False,
                         PRECISION,
                         COMPILED,
@@ -653,7 +633,6 @@ def attend(
                     *layout,
                     D,
                     TILE,
-                    ORDERED,
                     True,
                     PRECISION,
                     COMPILED,

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-import inspect
 import threading
 import warnings
 from collections import Counter
@@ -60,13 +58,13 @@ def invariant(model: Any = None, *, lacking: str = "raise") -> Any:
 
     ``with roundoff.invariant():`` leaves the model as it is, and takes each operator when it is
     called. That needs no model, and costs tens of microseconds an operator.
-    A context manager and a decorator, for the thread that enters it; it may be nested. Within it,
+    A context manager, for the thread that enters it; it may be nested. Within it,
 
     - products (``mm``, ``addmm``, ``bmm``, ``baddbmm``, ``mv``, ``dot``, ``linear``, and what torch
       makes of them) go to :func:`roundoff.kernels.matmul`; so do the experts of a mixture
       (``grouped_mm``), one after another, which a CUDA graph cannot record,
     - ``scaled_dot_product_attention`` goes to :func:`roundoff.kernels.attention`, with masks whose
-      rows are a stretch of the keys that are no padding. transformers reaches it as ``"sdpa"``, its
+      rows are a stretch of the keys. transformers reaches it as ``"sdpa"``, its
       default, or with ``model.set_attn_implementation("roundoff")``, which computes groups of heads
       together. ``"eager"`` is made of products and a softmax over all columns: it is independent
       of the batch, not of padding or of the length of a cache,
@@ -98,7 +96,7 @@ def invariant(model: Any = None, *, lacking: str = "raise") -> Any:
     Raises
     ------
     ArgumentError
-        Another value, or the decorator on a coroutine or generator function.
+        Another value.
     VariantOperatorError
         Within: such an operator, which is named. Of a model: such modules.
     UnsupportedError
@@ -176,30 +174,6 @@ class Invariant:
         self.replaced: Counter[str] = Counter()
         self.lacking: Counter[str] = Counter()
         self._local = threading.local()  # one object may be entered by several threads
-
-    def __call__(self, function: Any) -> Any:
-        """The function, run within."""
-        if not callable(function):
-            raise ArgumentError(
-                "what runs within",
-                got=type(function).__name__,
-                expected="a function",
-                hint="with roundoff.invariant(): …",
-            )
-        if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
-            raise ArgumentError(
-                "its body runs after the call, outside",
-                got=function.__qualname__,
-                expected="a plain function",
-                hint="with roundoff.invariant(): in its body",
-            )
-
-        @functools.wraps(function)
-        def within(*args: Any, **kwargs: Any) -> Any:
-            with self:
-                return function(*args, **kwargs)
-
-        return within
 
     def __enter__(self) -> Invariant:
         if torch.compiler.is_compiling():

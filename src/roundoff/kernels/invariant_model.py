@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from types import MethodType
 from typing import Any
 
@@ -75,7 +77,7 @@ class Places:
 
 
 def put_in_place(
-    model: torch.nn.Module, within: Callable[[Any], Any], leave: bool = False
+    model: torch.nn.Module, context: AbstractContextManager[Any], leave: bool = False
 ) -> Places:
     """Replace the computation of each module of a model, in place.
 
@@ -85,8 +87,8 @@ def put_in_place(
     Parameters
     ----------
     model : torch.nn.Module
-    within : callable
-        Makes a function that runs inside of ``with roundoff.invariant()``.
+    context : context manager
+        ``roundoff.invariant()``, in which modules run whose functions are replaced one by one.
     leave : bool
         Whether to replace the others where modules lack the property.
 
@@ -111,7 +113,7 @@ def put_in_place(
             chosen.append((module, forward))
             places.replaced[name] = forward.__name__.strip("_")
         elif _computes(module):
-            chosen.append((module, within))
+            chosen.append((module, None))
             places.within.append(name)
     if places.lacking and not leave:
         return places
@@ -122,8 +124,8 @@ def put_in_place(
     for module, forward in chosen:
         if "_roundoff" in vars(module):
             continue  # once is enough
-        if forward is within:
-            module.forward = torch.compiler.disable(within(module.forward))
+        if forward is None:
+            module.forward = torch.compiler.disable(_within(context, module.forward))
         else:
             if forward is _elementwise:
                 text = vars(module)["_roundoff_text"] = _text_of(module)
@@ -131,6 +133,15 @@ def put_in_place(
             module.forward = MethodType(forward, module)
         vars(module)["_roundoff"] = True
     return places
+
+
+def _within(context: AbstractContextManager[Any], forward: Any) -> Any:
+    @functools.wraps(forward)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with context:
+            return forward(*args, **kwargs)
+
+    return run
 
 
 def _is_frozen(module: torch.nn.Module) -> bool:

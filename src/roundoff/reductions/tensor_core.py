@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from roundoff.arguments import check_whole
+from roundoff.arguments import check_choice, check_whole
 from roundoff.describe import TypedTensor, as_tensor
 from roundoff.dtypes import dtype_info
 from roundoff.errors import ArgumentError, DtypeError, ShapeError
@@ -101,7 +101,6 @@ def tensor_core_matmul(
     gpu: str | None = None,
     *,
     operands: str | None = None,
-    convert: str | None = None,
     block: int | None = None,
     bits: int | None = None,
 ) -> Any:
@@ -156,11 +155,9 @@ def tensor_core_matmul(
         The GPU, by default an H100.
     operands : {"tf32", "float16", "bfloat16", "float32"}, optional
         Type that both are converted to first, from any floating type; by default their own, and
-        TF32 for float32. ``"float32"``, whose products are exact as well, only with *block*.
-    convert : {"nearest", "truncate"}, optional
-        How they are converted: rounded to nearest, ties to even, or cut towards zero. By default
-        to nearest, but float32 to TF32 for a *gpu* is cut: the instruction ignores the last 13
-        bits. A library may round first: then ``"nearest"``.
+        TF32 for float32. They are rounded to nearest, ties to even, but for TF32 of a *gpu*: the
+        instruction ignores the last 13 bits. A library may round first. ``"float32"``, whose
+        products are exact as well, only with *block*.
     block : int, optional
         Products in a step, 1 to 4096; 8 where *bits* is given alone.
     bits : int, optional
@@ -212,12 +209,7 @@ def tensor_core_matmul(
             expected=" or ".join(map(repr, GPUS)),
             hint=PUBLISHED.get(gpu) if isinstance(gpu, str) else None,
         )
-    for name, value, allowed in (
-        ("convert", convert, (None, "nearest", "truncate")),
-        ("operands", operands, (None, *OPERANDS)),
-    ):
-        if value not in allowed:
-            raise ArgumentError(name, got=value, expected=" or ".join(map(repr, allowed)))
+    check_choice("operands", operands, (None, *OPERANDS))
     block = check_whole("block", 8 if block is None else block, 1, 4096)
     bits = check_whole("bits", 24 if bits is None else bits, 2, 40)
     left, right = _operand(a, "a"), _operand(b, "b")
@@ -238,8 +230,7 @@ def tensor_core_matmul(
             expected=" or ".join(HOPPER),
             hint="convert it, or name operands=",
         )
-    if convert is None:
-        convert = "truncate" if kind == "tf32" and not described else "nearest"
+    convert = "truncate" if kind == "tf32" and not described else "nearest"
     with np.errstate(all="ignore"):
         x, y = (
             _as_float64(t) if t.info.name == kind else converted(_as_float64(t), kind, convert)

@@ -220,6 +220,11 @@ def decoder_of(folder: Path, kind: str) -> None:
 # --- kernels
 
 
+OF_TRANSFORMERS = (
+    "__import__('transformers').{}(__import__('transformers').{}Config(hidden_size=64, "
+    "intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, "
+    "vocab_size=99))"
+)
 OWN_MODELS = {
     "a product": ("torch.nn.Linear(333, 41)", "torch.randn(40, 333)"),
     "left in training": (
@@ -229,15 +234,11 @@ OWN_MODELS = {
     "in bfloat16": ("torch.nn.Linear(1536, 576).bfloat16()", "torch.randn(33, 1536).bfloat16()"),
     "with NaN": ("torch.nn.Linear(64, 8)", "torch.full((4, 64), torch.nan)"),
     "a language model": (
-        "__import__('transformers').LlamaForCausalLM(__import__('transformers').LlamaConfig("
-        "hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, "
-        "num_key_value_heads=2, vocab_size=99))",
+        OF_TRANSFORMERS.format("LlamaForCausalLM", "Llama"),
         "torch.randint(99, (20, 12))",
     ),
     "a language model without a head": (
-        "__import__('transformers').LlamaModel(__import__('transformers').LlamaConfig("
-        "hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, "
-        "num_key_value_heads=2, vocab_size=99))",
+        OF_TRANSFORMERS.format("LlamaModel", "Llama"),
         "torch.randint(99, (20, 12))",
     ),
 }
@@ -271,26 +272,20 @@ def test_own_model_in_a_batch(
     torch.testing.assert_close(found, out, rtol=0.05, atol=0.05, equal_nan=True)
 
 
-OF_TRANSFORMERS = (
-    "__import__('transformers').{0}ForCausalLM(__import__('transformers').{0}Config("
-    "hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4, "
-    "num_key_value_heads=2, vocab_size=99)){1}"
-)
-
-
 @on("plot_trainer_sampler")
 @pytest.mark.parametrize(
-    ("model", "text"),
+    ("kind", "more", "text"),
     [
-        (OF_TRANSFORMERS.format("Llama", ".bfloat16()"), "list(range(1, 98))"),
-        (OF_TRANSFORMERS.format("Qwen2", ".train()"), "[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]"),
-        (OF_TRANSFORMERS.format("Llama", ""), "[7, 2]"),
+        ("Llama", ".bfloat16()", "list(range(1, 98))"),
+        ("Qwen2", ".train()", "[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]"),
+        ("Llama", "", "[7, 2]"),
     ],
 )
 def test_own_model_of_a_trainer(
-    page: str, own: Notebook, model: str, text: str, capsys: pytest.CaptureFixture
+    page: str, own: Notebook, kind: str, more: str, text: str, capsys: pytest.CaptureFixture
 ) -> None:
     torch.manual_seed(5)
+    model = OF_TRANSFORMERS.format(f"{kind}ForCausalLM", kind) + more
     names = own.run(MODEL=model, TEXT=text)
     pattern = r"(.+?) *(\{.*\})  differ: (\d+)  KL: (\S+)  outside: ([\d.]+)%"
     found = re.findall(pattern, capsys.readouterr().out)

@@ -122,11 +122,8 @@ def as_on_a_gpu(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("roundoff.backend.operators.indexing.on_cpu", lambda node: False)
 
 
-def install(patch: pytest.MonkeyPatch, refuses: bool = True) -> list[Recording]:
-    """Let the backend record runs on a processor; what it records is in the list.
-
-    Without *refuses* it records what it would refuse, as it did once.
-    """
+def install(patch: pytest.MonkeyPatch) -> list[Recording]:
+    """Let the backend record runs on a processor; what it records is in the list."""
     made: list[Recording] = []
     session = program.Program._session
 
@@ -138,7 +135,7 @@ def install(patch: pytest.MonkeyPatch, refuses: bool = True) -> list[Recording]:
     def capture(
         self: program.Program, inputs: Sequence[torch.Tensor], sizes: Mapping[str, int]
     ) -> tuple[Recording, list[torch.Tensor], list[torch.Tensor]]:
-        if refuses and any(s.session.on_processor for s in self.steps if isinstance(s, Partition)):
+        if any(s.session.on_processor for s in self.steps if isinstance(s, Partition)):
             raise UnsupportedError("a run that cannot be recorded", got="a copy")
         for _ in range(2):
             self.run(inputs, sizes)
@@ -157,8 +154,6 @@ def install(patch: pytest.MonkeyPatch, refuses: bool = True) -> list[Recording]:
     patch.setattr(program.Program, "_session", with_table)
     patch.setattr(program.Program, "capture", capture)
     patch.setattr(variant, "has_cuda_graphs", lambda device: True)
-    if not refuses:
-        patch.setattr(program.Program, "unrecordable", lambda self, numbers=(): "")
     return made
 
 

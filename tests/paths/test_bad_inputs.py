@@ -107,6 +107,7 @@ ANSWERED: list[tuple[tuple[str, ...], list[Any]]] = [
     (("OrtKernel.op_type", "OrtKernel.domain"), [""]),
     (("axis", "parts", "times", "Workers.environment"), [0, "", [], {}]),
     (("binned.axis",), [-1]),
+    (("Workers.map.items",), [b"x", [None]]),
     (
         ("ulp.x", "round_to.x", "signed_errors.results", "binned.x", "distinct_bits.results"),
         NUMBERS,

@@ -18,7 +18,7 @@ from unittest import mock
 
 import pytest
 import torch
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._pytree import tree_leaves
 
 import roundoff.backend as rb
 from roundoff.errors import RoundoffError
@@ -146,14 +146,25 @@ def near(got: torch.Tensor, expected: torch.Tensor, floor: float) -> None:
     assert (off <= ULPS).all(), f"{got[off > ULPS][:5]} for {expected[off > ULPS][:5]}"
 
 
-def beside_eager(run: Any, function: Any, inputs: list[torch.Tensor], floor: float | None) -> None:
-    """A compiled function beside eager; without a floor that is a result's largest number."""
+def beside_eager(
+    run: Any,
+    function: Any,
+    inputs: list[torch.Tensor],
+    floor: float | None = None,
+    first: bool = False,
+) -> None:
+    """A compiled function beside eager, or of several results the *first*.
+
+    Without a floor that is a result's largest number.
+    """
     with torch.no_grad():
         expected = function(*(x.clone() for x in inputs))
         try:
             got = run(*(x.clone() for x in inputs))
         except RoundoffError:
             return  # refused
+    if first and isinstance(expected, tuple):
+        expected, got = expected[0], got[0]
     for one, other in zip(tree_leaves(got), tree_leaves(expected), strict=True):
         if not isinstance(other, torch.Tensor):
             assert one == other
@@ -165,34 +176,47 @@ def beside_eager(run: Any, function: Any, inputs: list[torch.Tensor], floor: flo
 
 def hold(name: str, dtype: torch.dtype, special: bool) -> None:
     for sample in itertools.islice(OPS[name].sample_inputs("cpu", dtype), 2):
-        hold_sample(name, dtype, special, (sample.input, sample.args, sample.kwargs))
+        hold_sample(name, dtype, special, sample)
+
+
+def written_out(op: Any, sample: Any) -> tuple[Callable[..., Any], list[torch.Tensor]]:
+    """The call of a sample as a function of its tensors, and these: dynamo traces nothing else."""
+    tensors: list[torch.Tensor] = []
+    names: dict[str, Any] = {"op": op}
+
+    def text(value: Any) -> str:
+        if type(value) in (list, tuple):
+            inner = "".join(f"{text(v)}, " for v in value)
+            return f"[{inner}]" if type(value) is list else f"({inner})"
+        if isinstance(value, torch.Tensor):
+            tensors.append(value)
+            return f"x{len(tensors)}"
+        name = f"value{len(names)}"
+        names[name] = value
+        return name
+
+    arguments = [text(value) for value in (sample.input, *sample.args)]
+    arguments += [f"{name}={text(value)}" for name, value in sample.kwargs.items()]
+    taken = ", ".join(f"x{k + 1}" for k in range(len(tensors)))
+    exec(f"def call({taken}): return op({', '.join(arguments)})", names)
+    return names["call"], tensors
 
 
 def hold_sample(name: str, dtype: torch.dtype, special: bool, sample: Any) -> None:
-    op, (leaves, spec) = OPS[name], tree_flatten(sample)
-    places = [k for k, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
-    inputs = [leaves[k] for k in places]
+    op = OPS[name]
+    function, inputs = written_out(op.op, sample)
     if special and name not in PLAIN:
         inputs = [
             spoiled(op, x, 3 * turn) if x.dtype == dtype else x for turn, x in enumerate(inputs)
         ]
-
-    def function(*tensors: torch.Tensor) -> Any:
-        given = dict(zip(places, tensors, strict=True))
-        whole = [given.get(k, leaf) for k, leaf in enumerate(leaves)]
-        first, arguments, options = tree_unflatten(whole, spec)
-        result = op.op(first, *arguments, **options)
-        return result[0] if name in TIES and isinstance(result, tuple) else result
-
     try:
         function(*inputs)
     except RuntimeError:  # torch itself refuses the special values
         return
     torch.compiler.reset()
     run = torch.compile(function, backend=rb.onnx_custom_backend)
-    beside_eager(
-        run, function, inputs, 1.0 if name in ABSOLUTE else 1e-30 if by_element(op) else None
-    )
+    floor = 1.0 if name in ABSOLUTE else 1e-30 if by_element(op) else None
+    beside_eager(run, function, inputs, floor, first=name in TIES)
 
 
 @pytest.mark.parametrize(("name", "dtype"), QUICK, ids=str)
@@ -257,4 +281,4 @@ def test_a_function_at_three_sizes(name: str) -> None:
     function, inputs = MOVING[name]
     run = torch.compile(function, backend=rb.onnx_custom_backend, dynamic=True)
     for size in (64, 5, 19):
-        beside_eager(run, function, inputs(size), None)
+        beside_eager(run, function, inputs(size))

@@ -43,7 +43,6 @@ SIZES = {
     "num_key_value_heads": 2,
     "intermediate_size": 96,
     "vocab_size": 160,
-    "num_hidden_layers": 2,
     "head_dim": 16,
     "max_position_embeddings": 256,
     "bos_token_id": 1,
@@ -53,7 +52,6 @@ SIZES = {
 GPT2 = {
     "n_embd": 64,
     "n_head": 4,
-    "n_layer": 2,
     "n_positions": 256,
     "vocab_size": 160,
     "bos_token_id": 1,
@@ -70,11 +68,11 @@ def recordings(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     torch._dynamo.reset()
 
 
-def decoder(kind: str) -> Any:
+def decoder(kind: str, layers: int = 1) -> Any:
     """A random decoder whose logits are far enough apart for greedy decoding."""
     torch.manual_seed(0)
     sizes = GPT2 if kind == "GPT2" else SIZES
-    config = getattr(transformers, f"{kind}Config")(**sizes)
+    config = getattr(transformers, f"{kind}Config")(**sizes, num_hidden_layers=layers)
     name = f"{kind}LMHeadModel" if kind == "GPT2" else f"{kind}ForCausalLM"
     model = getattr(transformers, name)(config).eval().requires_grad_(False)
     for p in model.parameters():
@@ -143,7 +141,7 @@ def check(model: Any, mode: str, asked: list[dict[str, torch.Tensor]], tokens: i
 def test_a_random_decoder_writes_eagers_text(
     kind: str, mode: str, rows: int, recordings: list[Any] | None
 ) -> None:
-    graphs = check(decoder(kind), mode, [batch_of(rows, 9, 1), batch_of(rows, 6, 2)], 24)
+    graphs = check(decoder(kind, layers=2), mode, [batch_of(rows, 9, 1), batch_of(rows, 6, 2)], 24)
     steps_are_recorded(graphs)
     assert recordings is None or len(recordings) >= 2  # a decode step of each length
 
@@ -283,26 +281,19 @@ MASK = "Cast-24(bool) to float"
 
 
 @pytest.mark.skipif(CUDA, reason="by the stand-in")
-@pytest.mark.parametrize("refuses", [True, False])
-def test_a_mask_that_the_processor_reads_is_not_recorded(
-    refuses: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Recorded all the same, every step has the first one's mask: the stand-in sees it."""
+def test_a_mask_that_the_processor_reads_is_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Recorded all the same, every step would have the first one's mask."""
     known = dict(graph_stand_in.kernels())
     assert known[MASK] == "CUDAExecutionProvider"
     monkeypatch.setattr(graph_stand_in, "kernels", lambda: known | {MASK: "CPUExecutionProvider"})
-    graph_stand_in.install(monkeypatch, refuses)
     model, inputs = decoder("Llama"), batch_of(3, 9, 1)
     options, more = MODES["static, graph"]
     wanted = write(model, inputs, 16, **more)
     with warnings.catch_warnings(), compiled(model, **options) as graphs:
         warnings.simplefilter("ignore")
         texts = [write(model, inputs, 16, **more) for _ in range(2)]
-    if refuses:
-        assert texts == [wanted] * 2
-        assert any("on the processor" in g.no_cuda_graph for g in graphs)
-    else:
-        assert texts[1] != wanted
+    assert texts == [wanted] * 2
+    assert any("on the processor" in g.no_cuda_graph for g in graphs)
 
 
 @pytest.mark.gpu
@@ -311,7 +302,7 @@ def test_a_mask_that_the_processor_reads_is_not_recorded(
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", ["Llama", "Qwen2", "Gemma", "GPT2"])
 def test_every_cache_and_mode_writes_eagers_text(kind: str, mode: str, rows: int) -> None:
-    graphs = check(decoder(kind), mode, [batch_of(rows, 11, 3), batch_of(rows, 7, 4)], 64)
+    graphs = check(decoder(kind, layers=2), mode, [batch_of(rows, 11, 3), batch_of(rows, 7, 4)], 64)
     if mode == "static, graph":
         steps_are_recorded(graphs)
 

@@ -34,7 +34,7 @@ from roundoff.reductions import (
     round_exact,
 )
 
-from .pages import PAGES, Cell, cells, own_cell, record_of, run, run_imports, study_of
+from .pages import PAGES, Cell, cells, own_cell, record_of, run, run_cell, run_imports, study_of
 
 STORIES = list(PAGES)
 
@@ -52,6 +52,7 @@ class Told:
         self.names: dict[str, Any] = {"__name__": page}
         self.printed: list[str] = []
         self.labels: list[str] = []
+        self.answers = 0
         self.values: list[Any] = []
         plt.close("all")  # what another test left open
         for cell in cells(page):
@@ -63,6 +64,7 @@ class Told:
             self.printed.append(out.getvalue())
             figures = [plt.figure(number) for number in plt.get_fignums()]
             self.labels += [str(figure.get_label()) for figure in figures]
+            self.answers += sum(figure.get_gid() == "answer" for figure in figures)
             plt.close("all")
 
     @property
@@ -75,9 +77,10 @@ class Told:
 
 
 class Stories(dict[str, Told]):
-    """The stories that a test asks for, each told once."""
+    """The story that a test asks for, told once: its tests stand together, then it is let go."""
 
     def __missing__(self, page: str) -> Told:
+        self.clear()
         self[page] = Told(page)
         return self[page]
 
@@ -103,6 +106,7 @@ def test_without_a_record_a_page_prints_and_draws(page: str, told: Stories) -> N
     assert len(story.text.splitlines()) >= 4
     assert len(story.labels) >= 2
     assert all(len(label.split()) >= 5 for label in story.labels), "a figure without words"
+    assert story.answers == 1, "no figure for the answer, or several"
     assert any(len(table) for table in story.tables)
 
 
@@ -513,7 +517,7 @@ def test_what_the_page_on_the_fastest_layer_norm_says_of_its_output(told: Storie
 def test_both_pages_on_layer_norms_have_one_kernel() -> None:
     """The study times it where the other page has it, in two stages."""
     loops = []
-    for page, name in (FASTEST, "one_block"), ("plot_layer_norm_ladder", "simple_backward"):
+    for page, name in (FASTEST, "one_block"), (LADDER, "simple_backward"):
         tree = ast.parse(PAGES[page].read_text("utf-8"))
         (found,) = [f for f in tree.body if getattr(f, "name", None) == name]
         loops += [ast.dump(loop) for loop in found.body if isinstance(loop, ast.For)]
@@ -566,6 +570,85 @@ def test_what_the_page_on_the_fastest_layer_norm_says_without_a_bound_number() -
     h200, h100 = " and ".join(ahead[:2]), " and ".join(ahead[2:])
     said = text.replace(" # ", " ")
     assert f"by {h200} % in two runs on the H200, by {h100} % on the H100" in said
+
+
+# --- a layer norm step by step
+
+LADDER = "plot_layer_norm_ladder"
+
+
+def test_what_the_page_on_steps_says_of_its_output(told: Stories) -> None:
+    shown = {}
+    for line in told[LADDER].text.splitlines():
+        if "different dw: " in line:
+            errors, _, different = line.partition("different dw: ")
+            shown[line[:10].strip()] = [float(e) for e in errors.split()[-3:]], int(different)
+    assert list(shown) == ["atomics", "two stages", "pieces", "prefetch"]
+    # An atomic sum adds its rows one by one: the errors of m additions are about 0.2 √m together.
+    most = {"atomics": max(3, 0.5 * told[LADDER].names["m"] ** 0.5)}
+    for step, (errors, _) in shown.items():
+        assert max(errors) < most.get(step, 3), (step, errors)
+    assert shown.pop("atomics")[1] > 1, "the order changed nothing"
+    assert all(different == 1 for _, different in shown.values())
+    blocks, _ = told[LADDER].tables  # the second is of a record
+    assert blocks.loc[8192, "spilled"] == 0 < blocks.loc[8704, "spilled"]
+    assert blocks.loc[8704, "block"] == 16384
+    held = told[LADDER].names["held"]
+    assert held.loc[2048, "spilled"] == 0 < held.loc[16384, "spilled"]
+    assert held["padding"].tolist() == [7680, 3584, 1536]
+
+
+def test_what_the_page_on_steps_says_without_a_bound_number() -> None:
+    """The second run has no name of its own, nor has the version of Triton."""
+    text = PAGES[LADDER].read_text("utf-8")
+    record = record_of(LADDER, "nvidia-h200")
+    again = record.values["prefetch"]["second"]["value"]
+    assert text.count(f"{100 * again:.0f} % in the second run") == 2
+    assert f"reach 79 % and\n# {100 * again:.0f} %" in text
+    environment = record.provenance["backward"].environment
+    assert f"Triton {environment['versions']['triton']}" in text
+    ahead, first = (record.values[n]["value"] for n in ("roundoff", "prefetch"))
+    assert 0.7 * (ahead - first) < again - first < ahead - first, "the runs lie nearly as far apart"
+
+
+@pytest.mark.parametrize("shape", [(7, 80), (1, 47)], ids=str)
+@pytest.mark.parametrize("name", ["with_atomics", "in_two_stages", "in_pieces", "prefetched"])
+def test_the_own_cell_judges_the_functions_of_the_page_on_steps(
+    told: Stories, name: str, shape: tuple[int, int], capsys: pytest.CaptureFixture
+) -> None:
+    """At sizes that the page does not use; atomics lose the order, and the cell says so."""
+    mine = f"def mine(x, dy, w, mean, rstd):\n    return {name}(x, dy, w, mean, rstd)"
+    rows, columns = map(str, shape)
+    run_cell(
+        LADDER, own_cell(LADDER), dict(told[LADDER].names), mine=mine, ROWS=rows, COLUMNS=columns
+    )
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0] for line in lines] == ["dx", "dw", "db"]
+    same = [line.endswith("same bits: True") for line in lines]
+    assert all(float(line.split()[3].rstrip(",")) < 4 for line in lines)
+    assert same == [True, *2 * [name != "with_atomics" or shape[0] == 1]]
+
+
+def test_page_and_study_on_steps_agree_bit_for_bit(told: Stories) -> None:
+    from roundoff.kernels import interpreting
+
+    names, study = told[LADDER].names, study_of("layer_norm_ladder")
+    [(x, dy)], w, b = study["inputs"](names["m"], names["n"], torch.float32)
+    y, stats = study["forward"]("one block", x, w, b)
+    if interpreting():
+        assert torch.equal(y, names["y"])
+    else:  # rows that the study, too, gives eight warps and one program a multiprocessor
+        [(x, dy)], w, b = study["inputs"](2 * names["programs"], 3500, torch.float32)
+        y, stats = study["forward"]("pieces", x, w, b)
+    calls = {"atomic": "with_atomics", "two stages": "in_two_stages", "pieces": "in_pieces"}
+    calls["prefetch"] = "prefetched"
+    for step, name in calls.items():
+        theirs = study["backward"](step, dy, x, w, stats, piece=names["piece"])
+        ours = names[name](x, dy, w, *stats)
+        if interpreting() or step != "atomic":
+            assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True)), step
+    for name in ("row_forward", "atomic_backward", "simple_backward", "pieces_backward"):
+        assert getattr(study["ours"], name).fn.__code__.co_filename.endswith(f"{LADDER}.py")
 
 
 # --- a backend for torch.compile

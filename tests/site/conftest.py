@@ -1,4 +1,8 @@
-"""The fast site, built once for all of these tests, and a browser to look at it with."""
+"""The fast site, built once for all of these tests, and a browser to look at it with.
+
+``tests/paths/test_stories.py`` runs every page. Without the slow tests the site runs one of each
+section alone, and shows the others as they are written.
+"""
 
 import fcntl
 import http.server
@@ -17,6 +21,7 @@ ROOT = Path(__file__).parents[2]
 # Kept between runs: what has not changed does not run again.
 SITE = ROOT / "build" / "test-site"
 REQUIRED = os.environ.get("ROUNDOFF_BROWSER") == "required"
+PAGES = "plot_reduction_order,plot_gemm_fusion,plot_triton_layer_norm"
 COMMAND = [sys.executable, "-m", "sphinx", "-c", "conf", "-d", "build/doctrees"]
 FLAGS = (
     "--no-sandbox",
@@ -76,8 +81,15 @@ class Site:
         return self.root / "build" / "html" / "gallery" / "numerics" / f"{name}.html"
 
 
+def running(config: pytest.Config) -> str:
+    """The option of the build that says which pages run: those that PAGE names, some, or all."""
+    names = os.environ.get("PAGE") or (PAGES if "not slow" in config.option.markexpr else "plot_*")
+    pattern = names.replace(",", "|").replace("*", ".*")
+    return rf"sphinx_gallery_conf.filename_pattern=/({pattern})\.py"
+
+
 @pytest.fixture(scope="session")
-def site(testrun_uid: str) -> Path:
+def site(testrun_uid: str, pytestconfig: pytest.Config) -> Path:
     """The built fast site; the developer's own build under ``build/html`` is left alone.
 
     The first worker of a run that needs it builds it, and the others take what it built.
@@ -101,7 +113,7 @@ def site(testrun_uid: str) -> Path:
                     else {"__pycache__"} & set(names)
                 ),
             )
-        done = sphinx(SITE)
+        done = sphinx(SITE, "-D", running(pytestconfig))
         assert done.returncode == 0, f"the fast build fails:\n{done.stdout[-2000:]}\n{done.stderr}"
         lock.write(testrun_uid)
     return SITE / "build" / "html"

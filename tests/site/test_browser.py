@@ -1,6 +1,5 @@
 """The built fast site, as a reader's browser sees it."""
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,8 +29,12 @@ def some(site: Path) -> list[str]:
 
 
 def studies(site: Path) -> list[str]:
-    """The pages of the gallery, the longest first."""
-    names = (name for name in pages(site) if re.match(r"gallery/\w+/plot_\w+\.html", name))
+    """The pages of the gallery that have run, the longest first."""
+    names = (
+        path.relative_to(site).as_posix()
+        for path in site.glob("gallery/*/plot_*.html")
+        if "ro-drawing" in path.read_text("utf-8")
+    )
     return sorted(names, key=lambda name: -(site / name).stat().st_size)
 
 

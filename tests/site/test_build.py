@@ -68,11 +68,10 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Counted:
 
 
 def test_pages_run_when_what_they_show_may_have_changed(built: Counted) -> None:
-    assert built.ran() == ""
-    (updated,) = re.findall(r"\d+ added, \d+ changed, \d+ removed", built.said)
-    assert updated == "0 added, 0 changed, 0 removed"
     built.pages["plot_b"].write_text(built.pages["plot_b"].read_text() + "\nx = 1\n")
     assert built.ran() == "b"
+    (updated,) = re.findall(r"\d+ added, \d+ changed, \d+ removed", built.said)
+    assert updated == "0 added, 1 changed, 0 removed"
     library = built.root / "src" / "roundoff" / "errors.py"
     library.write_text(library.read_text() + "\n# another line\n")
     assert built.ran() == "ab"
@@ -128,12 +127,11 @@ def test_a_fork_does_not_collect_what_a_page_has_left() -> None:
     assert done.stdout.split() == ["parent"]
 
 
-def test_a_page_that_raises_and_a_figure_without_words_fail_the_build(tmp_path: Path) -> None:
-    site = Counted(tmp_path)
-    raises, wordless = site.pages.values()
+def test_a_page_that_raises_and_a_figure_without_words_fail_the_build(built: Counted) -> None:
+    raises, wordless = built.pages.values()
     raises.write_text(raises.read_text() + "\nraise ArithmeticError('bits')\n")
     wordless.write_text(wordless.read_text().replace("fig.set_label(", "str("))
-    status, shown = site.build()
+    status, shown = built.build()
     assert status != 0
     for expected in ("plot_a.py", "ArithmeticError: bits", "Traceback", "a figure without a text"):
         assert expected in shown

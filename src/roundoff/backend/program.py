@@ -224,7 +224,7 @@ def written_in_place(model: onnx.ModelProto) -> dict[str, str]:
     return {
         node.output[0]: node.input[0]
         for node in model.graph.node
-        if node.op_type in ("ScatterElements", "ScatterND", "TensorScatter")
+        if node.op_type in ("ScatterElements", "ScatterND")
         and all(a.name != "reduction" or a.s == b"none" for a in node.attribute)
         and node.output[0] in returned
         and node.output[0].startswith("written_")

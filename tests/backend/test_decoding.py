@@ -11,7 +11,7 @@ import pytest
 import torch
 from through_backend import compiled
 
-from roundoff.backend.program import unmoved, written_in_place
+from roundoff.backend.program import written_in_place
 from roundoff.backend.variant import CompileSettings, chosen_providers
 from roundoff.errors import ShapeError
 from roundoff.fusion import OptimizationOptions
@@ -327,42 +327,3 @@ def test_a_size_that_is_not_the_graphs_is_an_error(which: int) -> None:
         call(*wrong)
     wanted = [t.clone() for t in ours]
     torch.testing.assert_close(call(*ours), step(*wanted))
-
-
-def compared(tensors: list[Any], known: list[Any], places: list[int]) -> bool:
-    """torch's comparison of addresses, where it is built for CUDA."""
-    return all(tensors[i].data_ptr() == known[i] for i in places)
-
-
-def in_order(tensors: list[Any], known: list[Any], places: list[int]) -> bool:
-    """The same with other arguments, as another version of torch may have it."""
-    return all(tensors[i].data_ptr() == int(k) for i, k in zip(places, known, strict=True))
-
-
-@pytest.mark.parametrize("compare", [None, compared, in_order, lambda *_: True, lambda *_: False])
-@pytest.mark.parametrize("places", [[], [2, 0], [0, 1, 2, 3]])
-def test_a_tensor_that_moves_is_noticed_by_any_comparison(
-    compare: Any, places: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls: list[Any] = []
-
-    def counted(*args: Any) -> bool:
-        calls.append(args)
-        return bool(compare(*args))
-
-    if compare is not None:
-        name = "_tensors_data_ptrs_at_indices_equal"
-        monkeypatch.setattr(torch._C, name, counted, raising=False)
-    tensors: list[Any] = [torch.zeros(2) for _ in range(4)]
-    still = unmoved(places, [tensors[i].data_ptr() for i in places], tensors)
-    calls.clear()
-    assert still(tensors)
-    if compare is not in_order:  # which is right where all are looked at
-        assert bool(calls) == (compare is compared and bool(places))
-    for i in range(4):
-        moved = [t.clone() if i == n else t for n, t in enumerate(tensors)]
-        assert still(moved) == (i not in places)
-        kept = tensors[i].data
-        tensors[i].data = kept.clone()
-        assert still(tensors) == (i not in places)
-        tensors[i].data = kept

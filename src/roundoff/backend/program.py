@@ -22,13 +22,12 @@ from roundoff.ort import OrtSession, session
 from roundoff.ort.binding import CUDA
 from roundoff.timing.harness import no_collection
 
-from .lists import SPLITS_SLICES, passes_a_list, without_lists
 from .sizes import known
 from .steps import Buffers, KernelStep, Partition, Slot, Step, constant, signature
 
 __all__ = [
     *("CudaGraphProgram", "Program", "addresses", "partitions", "picked", "split_precomputed"),
-    *("unmoved", "without_counts"),
+    "without_counts",
 ]
 
 #: What runs a node of domain "roundoff": (input tensors, attributes) -> output tensors.
@@ -48,28 +47,6 @@ def addresses(places: Sequence[int]) -> Callable[[Sequence[Any]], list[int]]:
     """What tells where the tensors at *places* of a list lie."""
     pick, address = picked(places), torch.Tensor.data_ptr
     return lambda tensors: list(map(address, pick(tensors)))
-
-
-def unmoved(
-    places: Sequence[int], known: Sequence[int], tensors: list[Any]
-) -> Callable[[Sequence[Any]], bool]:
-    """What tells whether the tensors at *places* of a list still lie at the *known* addresses.
-
-    torch built for CUDA compares them in C++, in a fraction of the time that a call for each
-    address takes; not public, it is asked here for what it must say of these *tensors*.
-    """
-    compare = getattr(torch._C, "_tensors_data_ptrs_at_indices_equal", None)
-    if compare is not None and places:
-        where: list[int | None] = [None] * len(tensors)
-        for i, at in zip(places, known, strict=True):
-            where[i] = at
-        others = [w if w is None else w + 1 for w in where]
-        indices = list(places)
-        with contextlib.suppress(TypeError, RuntimeError, IndexError, ValueError):
-            if compare(tensors, where, indices) and not compare(tensors, others, indices):
-                return lambda tensors: compare(tensors, where, indices)
-    look, same = addresses(places), list(known)
-    return lambda tensors: look(tensors) == same
 
 
 def partitions(model: onnx.ModelProto) -> list[list[onnx.NodeProto]]:
@@ -233,6 +210,38 @@ def written_in_place(model: onnx.ModelProto) -> dict[str, str]:
     }
 
 
+def _sizes(kind: onnx.TypeProto.Tensor) -> list[Dim | None]:
+    """Numbers, names and expressions, and None for a size that nothing is known of."""
+    return [d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in kind.shape.dim]
+
+
+def passes_a_list(model: onnx.ModelProto) -> str:
+    """The first node whose CUDA kernel is passed a list, by its name or output; else empty.
+
+    ONNX Runtime's CUDA kernels take the sizes and addresses of parts as arguments where the parts
+    are few or equal. Else they read a list from memory of the processor. ONNX Runtime uses that
+    memory again after the run, which a replayed CUDA graph does not know, and frees it in a
+    callback of the stream, where CUDA forbids it and the process ends.
+    """
+    graph = model.graph
+    shapes = {
+        v.name: _sizes(v.type.tensor_type)
+        for v in [*graph.input, *graph.output, *graph.value_info]
+        if v.type.tensor_type.HasField("shape")
+    }
+    shapes |= {t.name: list(t.dims) for t in graph.initializer}
+    for node in graph.node:
+        parts = {"Split": node.output, "Concat": node.input}.get(node.op_type, [])
+        sizes = [shapes.get(name, [None]) for name in parts]
+        if len(parts) > 3 and any(None in size or size != sizes[0] for size in sizes):
+            return str(node.name or node.output[0])
+    return ""
+
+
+#: ONNX Runtime's optimizer that makes a Split of Slices, after :func:`passes_a_list` has looked.
+SPLITS_SLICES = "GatherSliceToSplitFusion"
+
+
 def _viewed(groups: Sequence[Sequence[onnx.NodeProto]], returned: Iterable[str]) -> set[str]:
     """What kernels read whose results are returned: those may be views of it."""
     seen = set(returned)
@@ -336,7 +345,6 @@ class Program:
         self.device = device
         self.cuda = device.type == "cuda"
         self.stream = torch.cuda.Stream(device) if self.cuda else None
-        model = without_lists(model) if self.cuda else model
         graph = model.graph
         self.inputs = [i.name for i in graph.input]
         self.outputs = [o.name for o in graph.output]
@@ -387,8 +395,6 @@ class Program:
         self._out = picked([self._slots[n].index for n in self.outputs])
         self._steady = set(steady)
         self._steady |= {o for o, i in in_place.items() if i in self._steady}
-        read = {i for n in graph.node if n.domain == "roundoff" for i in n.input}
-        read |= {n for n in self.inputs if self._slots[n].moving}
         self._by_kernel = [i for i, n in enumerate(self.outputs) if n in self._made]
         chosen = list(providers or [CUDA if self.cuda else "CPUExecutionProvider"])
         for group in groups:
@@ -396,13 +402,6 @@ class Program:
                 self.steps.append(self._kernel(group[0], kernels))
             else:
                 self._add_partition(model, group, chosen, tf32)
-        #: Values that a partition on a GPU reads in the processor's memory.
-        self.on_processor = {
-            index for s in self.steps if isinstance(s, Partition) for index in s.on_processor
-        }
-        read |= {n for n in self.inputs if self._slots[n].index in self.on_processor}
-        #: Places of the inputs that a settled run reads: the others are bound.
-        self.live = [at for at, n in enumerate(self.inputs) if n not in self._steady or n in read]
         self.buffers = Buffers(self.steps, device, {self._slots[n].index for n in self.outputs})
 
     def _kernel(self, node: onnx.NodeProto, kernels: Mapping[str, TorchKernel]) -> KernelStep:
@@ -419,9 +418,7 @@ class Program:
         if value.name in self._slots:
             return
         kind = value.type.tensor_type
-        sizes: list[Dim | None] = [
-            d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in kind.shape.dim
-        ]
+        sizes = _sizes(kind)
         decided = [d for d in sizes if d is not None and known(d, self._symbols)]
         self._slots[value.name] = Slot(
             len(self._slots),
@@ -493,8 +490,7 @@ class Program:
         sizes : mapping
             Symbolic size -> its value.
         settled : bool
-            Whether the steady inputs are where they were in the run before: then only those of
-            ``self.live`` are looked at.
+            Whether the steady inputs are where they were in the run before.
 
         Returns
         -------

@@ -23,9 +23,9 @@ from roundoff.ort.binding import CUDA
 from .program import (
     CudaGraphProgram,
     Program,
+    addresses,
     picked,
     split_precomputed,
-    unmoved,
     without_counts,
 )
 from .upcast import with_kernels
@@ -199,8 +199,9 @@ class Variant:
         # Weights with strides of their own are copied once, and again when they change.
         self._static = {place[n] for n in exported.static}
         self._steady = sorted(self._static | {place[n] for n in exported.steady})
-        #: Whether steady inputs lie where they did.
-        self._still = unmoved([], [], [])
+        #: Where steady inputs lie, and lay at the last run that looked.
+        self._addresses = addresses(self._steady)
+        self._lay: list[int] | None = None
         self._strided = False
         #: Whether a steady input lies on the processor, and is copied to the GPU for each run.
         self._far = False
@@ -230,16 +231,12 @@ class Variant:
             i in self._steady for places in self._raised.values() for i in places
         )
         self._lengths: list[tuple[Any, int]] | None = None
-        # All that a settled run of the program reads, unless it reads what is packed.
-        self._live = [(at, self._order[at]) for at in self.program.live]
-        self._sparse = all(i < len(exported.names) for _, i in self._live)
         self._lock = threading.Lock()
         self._cuda_graph: CudaGraphProgram | None = None
         if settings.cuda_graph and has_cuda_graphs(exported.device):
             self._cuda_graph = CudaGraphProgram(
                 self.program, moving, settings.copy_outputs, exported.sizes
             )
-            self._sparse = False
 
     def _fuse(self, settings: CompileSettings) -> onnx.ModelProto:
         exported, options = self.exported, settings.options
@@ -285,7 +282,8 @@ class Variant:
 
     def _run(self, args: Sequence[Any], sizes: Mapping[str, int]) -> list[torch.Tensor]:
         # Weights are too many to look at one by one: one comparison says that none has moved.
-        settled = self._bound and self._epoch == _epoch and self._still(args) and not self._far
+        still = self._addresses(args) == self._lay
+        settled = self._bound and self._epoch == _epoch and still and not self._far
         if not settled:
             self._look(args)
         if self.precomputed is not None and self._changed(args, settled):
@@ -294,13 +292,7 @@ class Variant:
         # Not a generator, which takes longer than what it asks.
         copied = self._strided or not all([args[i].is_contiguous() for i in self._loose])  # noqa: C419
         settled = settled and not copied  # a copy may be a new one
-        sparse = settled and self._sparse
-        if sparse:
-            inputs: list[Any] = [None] * len(self._order)
-            for at, i in self._live:
-                inputs[at] = args[i]
-        else:
-            inputs = list(self._arranged([*args, *self._packed.values()]))
+        inputs = list(self._arranged([*args, *self._packed.values()]))
         if copied:
             inputs = [
                 t if t.is_contiguous() else self._contiguous(t, i)
@@ -319,7 +311,7 @@ class Variant:
         if not self._written:
             return outputs
         returned = len(outputs) - self._written
-        self._write_back(args, outputs[returned:], () if sparse else self._in_place)
+        self._write_back(args, outputs[returned:])
         return outputs[:returned]
 
     def _look(self, args: Sequence[Any]) -> None:
@@ -328,24 +320,15 @@ class Variant:
             self._copies.clear()
             self._read_at = None
         self._epoch = _epoch
-        self._settle(args)
+        self._lay = self._addresses(args)
         self._lengths = None
         on_gpu = self.exported.device.type == "cuda"
         self._far = on_gpu and any(args[i].device.type == "cpu" for i in self._steady)
         self._strided = any(not args[i].is_contiguous() for i in self._steady)
 
-    def _settle(self, args: Sequence[Any]) -> None:
-        steady = self._steady
-        self._still = unmoved(steady, [args[i].data_ptr() for i in steady], list(args))
-
-    def _write_back(
-        self,
-        args: Sequence[Any],
-        values: Sequence[torch.Tensor],
-        in_place: Sequence[tuple[int, int]],
-    ) -> None:
+    def _write_back(self, args: Sequence[Any], values: Sequence[torch.Tensor]) -> None:
         """Copy what was not written where it lies."""
-        for at, i in in_place:
+        for at, i in self._in_place:
             if values[at] is not args[i] and values[at].data_ptr() != args[i].data_ptr():
                 args[i].copy_(values[at])
         if self._apart:

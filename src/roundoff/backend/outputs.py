@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -67,20 +66,11 @@ class Outputs:
                 node.meta["val"] = item.node.meta["val"].permute(item.perm)
             nodes.append(node)
         last.args = (tuple(nodes),)
-        # Sizes that the data decide are those of what came out.
-        self._learned = [
-            (d, i, axis)
-            for i, node in enumerate(nodes)
-            for axis, d in enumerate(dims(node.meta["val"].shape))
-            if isinstance(d, str) and re.fullmatch(r"u\d+", d)
-        ]
         self.names = [f"output_{i}" for i in range(len(nodes))]
         self.plain = all(isinstance(r, _Same) for r in self._restore)
 
     def restore(self, tensors: list[torch.Tensor], sizes: Mapping[str, int]) -> list[Any]:
         """The outputs that torch would return, for these values of symbolic sizes."""
-        if self._learned:
-            sizes = {**sizes, **{d: tensors[i].shape[axis] for d, i, axis in self._learned}}
         return [r(tensors, sizes) for r in self._restore]
 
     def _restoring(self, node: Any, bases: dict[int, torch.fx.Node]) -> Restore:

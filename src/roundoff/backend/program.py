@@ -369,9 +369,7 @@ class Program:
         #: Values for which a kernel makes new memory at each run.
         self._made = {o for n in graph.node if n.domain == "roundoff" for o in n.output}
         #: Outputs that are written where an input lies.
-        self.in_place = in_place = {
-            o: i for o, i in written_in_place(model).items() if self._slots[o].shape is not None
-        }
+        self.in_place = in_place = written_in_place(model)
         for output, name in in_place.items():  # one place for both
             self._slots[output].index = self._slots[name].index
         self._lists = passes_a_list(model)
@@ -383,11 +381,7 @@ class Program:
             for n in [*self.outputs, *sorted(self._seen.difference(self.outputs))]
             if n not in {*in_place, *self._made}
         ]
-        self._new = [
-            (self._slots[n].index, self._slots[n].maker(device))
-            for n in apart
-            if self._slots[n].shape is not None
-        ]
+        self._new = [(self._slots[n].index, self._slots[n].maker(device)) for n in apart]
         # Values that no input gives: constants, and places for what a run computes.
         self._blank: list[Any] = [None] * (len(self._slots) - len(self.inputs))
         for name, tensor in constants.items():
@@ -420,9 +414,16 @@ class Program:
         kind = value.type.tensor_type
         sizes = _sizes(kind)
         decided = [d for d in sizes if d is not None and known(d, self._symbols)]
+        if len(decided) < len(sizes) or not kind.HasField("shape"):
+            raise UnsupportedError(
+                "a size that the data decide",
+                got=value.name,
+                hint="torch._dynamo.config.capture_dynamic_output_shape_ops = False breaks the "
+                "graph there",
+            )
         self._slots[value.name] = Slot(
             len(self._slots),
-            tuple(decided) if len(decided) == len(sizes) and kind.HasField("shape") else None,
+            tuple(decided),
             onnx_dtype_to_torch_dtype(kind.elem_type),
             kind.elem_type,
         )
@@ -543,8 +544,6 @@ class Program:
                 for index, name in step.on_processor.items():
                     if index not in fixed:
                         return f"ONNX Runtime reads {name!r} on the processor"
-                if step.made:
-                    return "the values of a run decide the sizes of its results"
         return ""
 
     def capture(

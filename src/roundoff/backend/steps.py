@@ -19,7 +19,6 @@ import torch
 from roundoff.fusion.editor import Dim, static
 from roundoff.ort import OrtSession
 from roundoff.ort.binding import translated
-from roundoff.ort.tensors import from_ort
 
 from .sizes import evaluate
 
@@ -35,24 +34,24 @@ Maker = Callable[[Mapping[str, int]], torch.Tensor]
 class Slot:
     """A value of the program: where it lies in the list of values, its type and its sizes.
 
-    Sizes are numbers or expressions of symbols; None where only the run decides them.
+    Sizes are numbers or expressions of symbols.
     """
 
     index: int
-    shape: tuple[Dim, ...] | None
+    shape: tuple[Dim, ...]
     dtype: torch.dtype
     onnx_type: int
 
     @property
     def moving(self) -> bool:
         """Whether its sizes may differ from call to call."""
-        return self.shape is None or not static(*self.shape)
+        return not static(*self.shape)
 
     def maker(self, device: torch.device) -> Maker:
         """What allocates this value."""
 
         def make(sizes: Mapping[str, int]) -> torch.Tensor:
-            shape = [evaluate(d, sizes) for d in self.shape or ()]
+            shape = [evaluate(d, sizes) for d in self.shape]
             return torch.empty(shape, dtype=self.dtype, device=device)
 
         return make
@@ -181,6 +180,8 @@ class Partition:
         The first of its nodes, for errors, where the session's names are those of another.
     """
 
+    made: tuple[int, ...] = ()
+
     def __init__(
         self,
         session: OrtSession,
@@ -204,12 +205,11 @@ class Partition:
         self._bound: list[Any] = [-1] * len(self.names)
         self._moving = [slot.moving for slot in self._slots]
         # What stays where it is, and what does not: weights are too many to look at one by one.
-        unknown = [slot.shape is None for slot in self._slots]
         copied = session.on_processor
         self._steady = [
             i
             for i, n in enumerate(self.names)
-            if n not in moving and not unknown[i] and not self._moving[i] and n not in copied
+            if n not in moving and not self._moving[i] and n not in copied
         ]
         # On a GPU: what a node of the processor reads, copied for each run.
         self._copied = [i for i, n in enumerate(session.input_names) if n in copied]
@@ -221,22 +221,10 @@ class Partition:
         # A tensor without elements has no address, and ONNX Runtime wants one.
         self._nowhere = torch.empty(1, device=device)
         # What passes from step to step keeps its memory; what is returned is new each time.
-        made = [slots[n] for n in session.output_names]
-        self.buffered = [
-            s
-            for n, s in zip(session.output_names, made, strict=True)
-            if n not in returned and s.shape is not None
-        ]
+        self.buffered = [slots[n] for n in session.output_names if n not in returned]
         self.reads = [slots[n].index for n in session.input_names]
-        # Outputs whose sizes the run alone decides: ONNX Runtime allocates them.
-        self._unknown = [(i, s.index) for i, s in enumerate(made) if s.shape is None]
-        self.made = [index for _, index in self._unknown]
-        self._first = len(session.input_names)
 
     def run(self, values: list[Any], sizes: Mapping[str, int], settled: bool) -> None:
-        for i, index in self._unknown:
-            values[index] = None
-            self._bound[self._first + i] = ()
         bound, moving, places = self._bound, self._moving, self._places
         if not settled:
             for i in self._steady:
@@ -248,18 +236,12 @@ class Partition:
             self._bind(i, self._copies[i])
         for i in self._others:
             tensor = values[places[i]]
-            if tensor is None:
-                self._io.bind_output(self.names[i], *self._place)
-            elif tensor.data_ptr() != bound[i] or moving[i]:
+            if tensor.data_ptr() != bound[i] or moving[i]:
                 self._bind(i, tensor)
         try:
             self._run()
         except Exception as e:
             raise translated(e, self._doing) from e
-        if self._unknown:
-            outputs = self._io.get_outputs()
-            for i, index in self._unknown:
-                values[index] = from_ort(outputs[i])
 
     def _bind(self, i: int, tensor: Any) -> None:
         at, name, slot = tensor.data_ptr(), self.names[i], self._slots[i]

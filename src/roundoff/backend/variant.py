@@ -196,9 +196,7 @@ class Variant:
         place |= {n: len(place) + i for i, n in enumerate(packed)}
         self._order = [place[n] for n in self.program.inputs]
         self._arranged = picked(self._order)
-        # Weights with strides of their own are copied once, and again when they change.
-        self._static = {place[n] for n in exported.static}
-        self._steady = sorted(self._static | {place[n] for n in exported.steady})
+        self._steady = sorted(place[n] for n in {*exported.static, *exported.steady})
         #: Where steady inputs lie, and lay at the last run that looked.
         self._addresses = addresses(self._steady)
         self._lay: list[int] | None = None
@@ -207,7 +205,6 @@ class Variant:
         self._far = False
         #: Whether the program's last run bound what lies at these addresses.
         self._bound = False
-        self._copies: dict[int, tuple[tuple[Any, int, int], torch.Tensor]] = {}
         self._outputs = [o.name for o in self.fused.graph.output if o.name not in self._counted]
         self._all = set(self._outputs) <= set(self.program.outputs)
         # Inputs that may lie elsewhere at the next call, for a CUDA graph to copy.
@@ -294,10 +291,7 @@ class Variant:
         settled = settled and not copied  # a copy may be a new one
         inputs = list(self._arranged([*args, *self._packed.values()]))
         if copied:
-            inputs = [
-                t if t.is_contiguous() else self._contiguous(t, i)
-                for t, i in zip(inputs, self._order, strict=True)
-            ]
+            inputs = [t.contiguous() for t in inputs]
         self._bound = False  # should the run fail
         outputs = (self._cuda_graph or self.program).run(inputs, sizes, settled)
         self._bound = True
@@ -317,7 +311,6 @@ class Variant:
     def _look(self, args: Sequence[Any]) -> None:
         """Note where steady inputs lie, and which of them have strides of their own."""
         if self._epoch != _epoch:
-            self._copies.clear()
             self._read_at = None
         self._epoch = _epoch
         self._lay = self._addresses(args)
@@ -374,22 +367,3 @@ class Variant:
         self._packs_again = True
         self._read_at = [args[i].data_ptr() for i in self._weights]
         self._unwritten = Unwritten(self._copied(args))
-
-    def _contiguous(self, tensor: torch.Tensor, i: int) -> torch.Tensor:
-        if i not in self._static:
-            return tensor.contiguous()
-        state, copy = self._copies.get(i, (None, None))
-        now = _state(tensor)
-        if copy is None or state is None or state[0] is not tensor or state[1:] != now[1:]:
-            copy = tensor.detach().contiguous()
-            self._copies[i] = (now, copy)
-        return copy
-
-
-def _version(t: torch.Tensor) -> int:
-    return -1 if t.is_inference() else t._version
-
-
-def _state(t: torch.Tensor) -> tuple[torch.Tensor, int, int]:
-    # The tensor itself is kept: its memory cannot be reused for another while it is.
-    return t, t.data_ptr(), _version(t)

@@ -33,13 +33,6 @@ def _embedding(c: Converter, node: Any, table: Any, ids: Any, *_: Any, **__: Any
     return c.op("Gather", c.tensor(table), _no_negative(c, ids), shape=shape_of(node), axis=0)
 
 
-@writes("index_select")
-def _index_select(c: Converter, node: Any, x: Any, axis: int, index: Any) -> Any:
-    if not rank_of(x) or not rank_of(index):
-        return NotImplemented
-    return c.op("Gather", c.tensor(x), _no_negative(c, index), shape=shape_of(node), axis=axis)
-
-
 @writes("gather")
 def _gather(c: Converter, node: Any, x: Any, axis: int, index: Any, **_: Any) -> Any:
     if not rank_of(x) or not rank_of(index):

@@ -87,25 +87,24 @@ def split_precomputed(
 ) -> tuple[onnx.ModelProto, onnx.ModelProto | None]:
     """(what to run at each call, what to run when a static input has changed).
 
-    The second computes all that depends on static inputs alone; its outputs are inputs of the
-    first, under the same names. None where there is nothing of that kind.
+    The second computes what depends on static inputs alone, and is not returned; its outputs are
+    inputs of the first, under the same names. None where there is nothing of that kind.
     """
     known = {"", *static, *(i.name for i in model.graph.initializer)}
+    returned = [o.name for o in model.graph.output]
     precomputed, rest = [], []
     for node in model.graph.node:
-        if all(i in known for i in node.input) and node.domain != "roundoff":
+        inside = node.domain != "roundoff" and not any(o in returned for o in node.output)
+        if inside and all(i in known for i in node.input):
             known.update(node.output)
             precomputed.append(node)
         else:
             rest.append(node)
     if not precomputed:
         return model, None
-    values = {o for n in precomputed for o in n.output}
-    needed = {i for n in rest for i in n.input} | {o.name for o in model.graph.output}
+    needed = {i for n in rest for i in n.input}
     shared = [o for n in precomputed for o in n.output if o in needed]
-    # Outputs that nothing but weights decide are returned through the second model as well.
-    each_call = [o.name for o in model.graph.output if o.name not in values]
-    return _submodel(model, rest, each_call), _submodel(model, precomputed, shared)
+    return _submodel(model, rest, returned), _submodel(model, precomputed, shared)
 
 
 def _submodel(
@@ -201,8 +200,7 @@ def written_in_place(model: onnx.ModelProto) -> dict[str, str]:
     return {
         node.output[0]: node.input[0]
         for node in model.graph.node
-        if node.op_type in ("ScatterElements", "ScatterND")
-        and all(a.name != "reduction" or a.s == b"none" for a in node.attribute)
+        if node.op_type == "ScatterElements"
         and node.output[0] in returned
         and node.output[0].startswith("written_")
         and node.input[0] in inputs
@@ -322,8 +320,6 @@ class Program:
     tf32 : bool
     providers : sequence, optional
         As :func:`roundoff.ort.session` takes them.
-    symbols : iterable of str
-        Symbolic sizes whose values each run is told, beside those of the model's inputs.
     steady : iterable of str
         Inputs that rarely move, weights and caches: a run may be told that they lie where they did.
 
@@ -339,7 +335,6 @@ class Program:
         kernels: Mapping[str, TorchKernel],
         tf32: bool = False,
         providers: Sequence[Any] | None = None,
-        symbols: Iterable[str] = (),
         steady: Iterable[str] = (),
     ) -> None:
         self.device = device
@@ -351,7 +346,7 @@ class Program:
         self._slots: dict[str, Slot] = {}
         # What the caller will say: sizes of inputs, and integers.
         sizes = [d.dim_param for i in graph.input for d in i.type.tensor_type.shape.dim]
-        self._symbols = {n for n in [*sizes, *self.inputs, *symbols] if n.isidentifier()}
+        self._symbols = {n for n in [*sizes, *self.inputs] if n.isidentifier()}
         groups = partitions(model)
         between = _between(groups)  # what one partition computes for itself needs no place
         for value in [*graph.input, *graph.value_info, *graph.output]:

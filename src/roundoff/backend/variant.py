@@ -205,8 +205,6 @@ class Variant:
         self._far = False
         #: Whether the program's last run bound what lies at these addresses.
         self._bound = False
-        self._outputs = [o.name for o in self.fused.graph.output if o.name not in self._counted]
-        self._all = set(self._outputs) <= set(self.program.outputs)
         # Inputs that may lie elsewhere at the next call, for a CUDA graph to copy.
         moving = [i not in self._steady and i < len(exported.names) for i in self._order]
         # Whose layout the next call may change; that of the others is dynamo's to guard.
@@ -295,11 +293,6 @@ class Variant:
         self._bound = False  # should the run fail
         outputs = (self._cuda_graph or self.program).run(inputs, sizes, settled)
         self._bound = True
-        if not self._all:
-            by_name = dict(zip(self.program.outputs, outputs, strict=True))
-            outputs = [
-                by_name[n] if n in by_name else self._packed[n].clone() for n in self._outputs
-            ]
         if self._raised:
             self._raise(args)
         if not self._written:

@@ -364,7 +364,7 @@ class PackedProducts(Rule):
     """Pattern: products of one value with several weights. Becomes one product and a Split.
 
     The packed weight is a Concat of the weights alone, so that it is computed once and again
-    when a weight changes. Biases that follow each product are packed as well.
+    when a weight changes.
     Conditions: FusedMatMul(transB=1) or MatMul of two-axis weights that rarely change; they are
     narrow, or, on CUDA, there is room for a copy (:attr:`OptimizationOptions.packed`).
     """
@@ -405,20 +405,12 @@ class PackedProducts(Rule):
             rule=self.name,
             **{k: a.value for k, a in node.attributes.items()},
         )[0]
-        ends = [n.outputs[0] for n in nodes]
-        biased = [self._biased(g, n.outputs[0]) for n in nodes]
-        if all(b is not None for b in biased):
-            bias = self._joined(g, [b[1] for b in biased if b], 0, node)
-            product = g.emit(
-                "Add", [product, bias], node, shapes=[product.shape or ()], like=x, rule=self.name
-            )[0]
-            ends = [b[0] for b in biased if b]
         lengths = g.initializer(np.array(sizes, dtype=np.int64), "lengths")
         parts = g.emit(
             "Split", [product, lengths], node, shapes=shapes, like=x, axis=-1, rule=self.name
         )
-        for old, new in zip(ends, parts, strict=True):
-            g.replace(old, new)
+        for old, new in zip(nodes, parts, strict=True):
+            g.replace(old.outputs[0], new)
         return True
 
     def _beside(self, g: Editor, node: ir.Node) -> list[ir.Node]:
@@ -470,17 +462,6 @@ class PackedProducts(Rule):
         return g.emit(
             "Concat", values, at, shapes=[shapes[0]], like=like, axis=axis, rule=self.name
         )[0]
-
-    @staticmethod
-    def _biased(g: Editor, product: ir.Value) -> tuple[ir.Value, ir.Value] | None:
-        """(sum, bias) where the only reader of *product* adds a static vector to it."""
-        if g.uses(product) != 1 or g.is_output(product):
-            return None
-        (use,) = product.uses()
-        bias = use.node.inputs[1 - use.idx] if use.node.op_type == "Add" else None
-        if bias is None or len(g.shape(bias) or ()) != 1 or not g.is_static(bias):
-            return None
-        return use.node.outputs[0], bias
 
 
 #: The rules of the tier, in the order in which they are tried; the default tier's come before.

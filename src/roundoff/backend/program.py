@@ -23,7 +23,7 @@ from roundoff.ort.binding import CUDA
 from roundoff.timing.harness import no_collection
 
 from .sizes import known
-from .steps import Buffers, KernelStep, Partition, Slot, Step, constant, signature
+from .steps import KernelStep, Partition, Slot, Step, constant, signature, unread_after
 
 __all__ = [
     *("CudaGraphProgram", "Program", "addresses", "partitions", "picked", "split_precomputed"),
@@ -240,16 +240,6 @@ def passes_a_list(model: onnx.ModelProto) -> str:
 SPLITS_SLICES = "GatherSliceToSplitFusion"
 
 
-def _viewed(groups: Sequence[Sequence[onnx.NodeProto]], returned: Iterable[str]) -> set[str]:
-    """What kernels read whose results are returned: those may be views of it."""
-    seen = set(returned)
-    for group in reversed(groups):
-        for node in group:
-            if node.domain == "roundoff" and not seen.isdisjoint(node.output):
-                seen.update(i for i in node.input if i)
-    return seen
-
-
 class _MemcpyNode(ctypes.Structure):
     """``cudaMemcpy3DParms``."""
 
@@ -325,7 +315,7 @@ class Program:
 
     Notes
     -----
-    Runs share buffers: let no two go on at a time.
+    Runs share what is bound: let no two go on at a time.
     """
 
     def __init__(
@@ -368,14 +358,7 @@ class Program:
         for output, name in in_place.items():  # one place for both
             self._slots[output].index = self._slots[name].index
         self._lists = passes_a_list(model)
-        #: Values that the caller sees: results, and what a returned result may be a view of.
-        self._seen = {*self.outputs, *_viewed(groups, self._made & set(self.outputs))}
-        self._seen -= {*self.inputs, *constants}
-        apart = [
-            n
-            for n in [*self.outputs, *sorted(self._seen.difference(self.outputs))]
-            if n not in {*in_place, *self._made}
-        ]
+        apart = [n for n in self.outputs if n not in {*in_place, *self._made, *self.inputs}]
         self._new = [(self._slots[n].index, self._slots[n].maker(device)) for n in apart]
         # Values that no input gives: constants, and places for what a run computes.
         self._blank: list[Any] = [None] * (len(self._slots) - len(self.inputs))
@@ -391,7 +374,9 @@ class Program:
                 self.steps.append(self._kernel(group[0], kernels))
             else:
                 self._add_partition(model, group, chosen, tf32)
-        self.buffers = Buffers(self.steps, device, {self._slots[n].index for n in self.outputs})
+        #: For each step: what it passes on, and what nothing reads after it.
+        self._passed = [[(s.index, s.maker(device)) for s in step.passed] for step in self.steps]
+        self._gone = unread_after(self.steps, {self._slots[n].index for n in self.outputs})
 
     def _kernel(self, node: onnx.NodeProto, kernels: Mapping[str, TorchKernel]) -> KernelStep:
         kernel = kernels.get(node.op_type)
@@ -443,15 +428,14 @@ class Program:
             self.sessions.append(self._known[key][0])
         equal, its = self._known[key]
         own = dict(zip(its, names, strict=True))
-        moving = {*self.inputs, *self._seen, *self._made} - self._steady
         slots = {n: self._slots[own[n]] for n in [*equal.input_names, *equal.output_names]}
         self.steps.append(
             Partition(
                 equal,
                 slots,
                 self.device,
-                returned={n for n in slots if own[n] in self._seen},
-                moving={n for n in slots if own[n] in moving},
+                passed={n for n in slots if own[n] not in self.outputs},
+                steady={n for n in slots if own[n] in self._steady},
                 begins=nodes[0].name if known else "",
             )
         )
@@ -512,8 +496,9 @@ class Program:
         for index, empty in self._new:
             values[index] = empty(sizes)
         with contextlib.nullcontext() if self.stream is None else torch.cuda.stream(self.stream):
-            self.buffers.into(values, sizes)  # on our stream, which alone uses them
-            for step, gone in zip(self.steps, self.buffers.gone, strict=True):
+            for step, passed, gone in zip(self.steps, self._passed, self._gone, strict=True):
+                for index, empty in passed:  # on our stream, which alone uses them
+                    values[index] = empty(sizes)
                 step.run(values, sizes, settled)
                 for index in gone:
                     values[index] = None
@@ -543,11 +528,10 @@ class Program:
 
     def capture(
         self, inputs: Sequence[torch.Tensor], sizes: Mapping[str, int]
-    ) -> tuple[torch.cuda.CUDAGraph, list[torch.Tensor], list[torch.Tensor]]:
-        """Record one run as a CUDA graph, over these very inputs.
+    ) -> tuple[torch.cuda.CUDAGraph, list[torch.Tensor]]:
+        """Record one run as a CUDA graph, over these very inputs: the graph, and its outputs.
 
-        Returns the graph, its outputs, and memory that it uses: other sizes have other memory, and
-        this must not become somebody else's.
+        What passes from step to step lies in memory that torch keeps for the graph.
 
         Raises
         ------
@@ -575,7 +559,7 @@ class Program:
         copies = copies_of_the_processor(graph.raw_cuda_graph())
         if copies:
             raise UnsupportedError("a run that cannot be recorded", got=copies)
-        return graph, outputs, list(self.buffers.memory)
+        return graph, outputs
 
     def _capture(
         self, inputs: Sequence[torch.Tensor], sizes: Mapping[str, int]
@@ -693,7 +677,7 @@ class CudaGraphProgram:
             copies[i] = inputs[i].clone()
         self._ran_at = None
         try:
-            graph, outputs, buffers = self._program.capture(copies, sizes)
+            graph, outputs = self._program.capture(copies, sizes)
         except UnsupportedError as e:
             self.refused = str(e)
             _warn(self.refused)
@@ -703,7 +687,7 @@ class CudaGraphProgram:
         own = {i: copies[i] for i in self._moving}
         for at in self._in_place:
             outputs[at] = torch.empty(0)
-        self._recorded[key] = _Recorded(own, graph, outputs, buffers)
+        self._recorded[key] = _Recorded(own, graph, outputs)
         return self._recorded[key]
 
 
@@ -718,4 +702,3 @@ class _Recorded:
     inputs: dict[int, torch.Tensor]
     graph: torch.cuda.CUDAGraph
     outputs: list[torch.Tensor]
-    buffers: list[torch.Tensor]

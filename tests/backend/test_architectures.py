@@ -154,7 +154,7 @@ PARTLY = {
         "aten.floor_divide.default",
         "aten.index_put.default",
     },
-    "Swin": {"aten.roll.default"},
+    "Swin": {"aten.roll.default", "aten.as_strided.default"},
 }
 QUICK = ("GPT2", "Bert", "ViT")
 

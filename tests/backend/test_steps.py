@@ -90,27 +90,9 @@ def graphs(draw: st.DrawFn) -> tuple[list[tuple[str, tuple[int, ...]]], set[int]
 @example(
     ([("Add", (0, 1)), ("View", (2,)), ("Sub", (1, 0)), ("View", (4,)), ("Sub", (3, 5))], {6}), "3"
 )
-@example(
-    ([("Add", (0, 1)), ("Twice", (2,)), ("Add", (3, 1)), ("Twice", (4,)), ("Add", (5, 1))], {4, 6}),
-    "3",
-)
-@example(
-    (
-        [
-            ("Add", (0, 1)),
-            ("Twice", (2,)),
-            ("Add", (3, 2)),
-            ("Add", (4, 2)),
-            ("Both", (4, 5)),
-            ("Sub", (6, 0)),
-        ],
-        {7},
-    ),
-    "3",
-)
 @settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(graphs(), st.sampled_from(["3", "n"]))
-def test_memory_is_used_again_only_when_nothing_reads_it(
+def test_what_was_returned_is_the_callers(
     graph: tuple[list[tuple[str, tuple[int, ...]]], set[int]], size: str
 ) -> None:
     nodes, outputs = graph
@@ -138,13 +120,12 @@ def layered(layers: int) -> Any:
     return built(nodes, {len(nodes) + 1}, "3")
 
 
-def test_thirty_layers_take_the_sessions_and_the_memory_of_two() -> None:
+def test_thirty_layers_take_the_sessions_of_two() -> None:
     few, many = (Program(layered(n), CPU, KERNELS) for n in (2, 30))
     x = [torch.ones(2, 3), torch.ones(2, 3)]
     few.run(x)
     (y,) = many.run(x)
     assert len(few.sessions) == len(many.sessions) == 2
-    assert len(few.buffers.memory) == len(many.buffers.memory) <= 3
     assert torch.equal(y, torch.full((2, 3), 2.0**30)), "a layer is 2 (y + 1) - 1 - 1"
 
 
@@ -211,7 +192,6 @@ def test_a_settled_run_reads_what_changes_its_size() -> None:
         twice = Add(cache, cache)
         less = Neg(weight) }""")
     program = Program(model, CPU, {}, steady=["cache", "weight"])
-    assert program.live == [0]
     weight = torch.ones(2)
     for n, settled in [(2, False), (3, True), (2, True)]:
         inputs = [torch.ones(n), None if settled else weight]

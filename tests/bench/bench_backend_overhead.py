@@ -4,9 +4,8 @@
 backend that computes nothing, of ours, and of the model in eager torch; then what our Python and
 the binding of inputs and outputs take in a decode step of a Llama with weights and static cache
 bound, the session's run and dynamo's guards left out. The budget is 30 µs for four layers and 80
-for 30. With 30 most of it is one call of torch for each address (364 tensors, some 70 ns each;
-torch built for CUDA compares them in C++) and autograd's look at the version of each weight that
-was packed (150, some 35 ns each): that part is printed beside it.
+for 30. With 30 most of it is one call of torch for each address (364 tensors, some 70 ns each) and
+for the version of each weight that was packed (150): that part is printed beside it.
 """
 
 from __future__ import annotations
@@ -91,7 +90,7 @@ def ours(layers: int, **options: Any) -> tuple[float, float]:
         part._run = lambda: None  # type: ignore[union-attr]
     return (
         processor_us(lambda: graph(list(args))),
-        processor_us(lambda: (variant._still(args), variant._changed(args, True))),
+        processor_us(lambda: (variant._addresses(args), variant._changed(args, True))),
     )
 
 

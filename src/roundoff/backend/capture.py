@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import operator
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,7 +19,6 @@ from torch.utils._python_dispatch import (
 __all__ = [
     "as_constants",
     "fixed_numbers",
-    "is_number",
     "keep_composites",
     "outside",
 ]
@@ -98,8 +98,9 @@ _KEEP = {
 }
 
 
-# What floats were when their frame was first compiled, by dynamo's number of it and the source.
-_numbers: dict[tuple[int, str], float] = {}
+# What floats were each time that a frame was compiled: dynamo's number of it -> source -> value.
+_numbers: dict[int, list[dict[str, float]]] = {}
+_MOST_NUMBERS = 3
 
 
 def fixed_numbers(gm: torch.fx.GraphModule) -> dict[torch.fx.Node, float]:
@@ -108,21 +109,27 @@ def fixed_numbers(gm: torch.fx.GraphModule) -> dict[torch.fx.Node, float]:
     Dynamo passes a float as a tensor of one number where sizes are symbolic. One that an operator
     takes as a number (an epsilon, a scale) makes AOTAutograd give up half-way, and dynamo trace the
     frame a second time, which takes as long as the first. Here a float is a constant, and a guard
-    has the frame compiled again when its value is another; from then on it stays an input.
+    has the frame compiled again when its value is another. Of three models that share a frame all
+    floats are constants; from then on those that were the same in all of them.
     """
     identity = torch._guards.CompileContext.current_compile_id()
     frame = getattr(identity, "frame_id", None)
+    if identity is None or frame is None:
+        return {}
+    if identity.frame_compile_id == 0:  # after dynamo.reset() numbers of frames come again
+        _numbers[frame] = []
+    seen = _numbers.setdefault(frame, [])
+    places = {p: p.meta["grapharg"] for p in gm.graph.find_nodes(op="placeholder") if _is_number(p)}
+    numbers = {place: argument.example.item() for place, argument in places.items()}
+    named = {str(places[place].source): value for place, value in numbers.items()}
+    if named not in seen and len(seen) < _MOST_NUMBERS:
+        seen.append(named)
     fixed: dict[torch.fx.Node, float] = {}
-    for place in gm.graph.find_nodes(op="placeholder"):
-        argument = place.meta.get("grapharg")
-        if frame is None or not is_number(place):
-            continue
-        value = argument.example.item()
-        if value == 0:  # which a guard takes for -0.0
-            continue
-        name = str(argument.source)
-        if _numbers.setdefault((frame, name), value) == value:
-            install_guard(argument.source.make_guard(GuardBuilder.EQUALS_MATCH))
+    for place, value in numbers.items():
+        source = places[place].source
+        same = named in seen or all(other.get(str(source), value) == value for other in seen)
+        if same and value != 0 and not math.isnan(value):  # a guard takes 0.0 for -0.0
+            install_guard(source.make_guard(GuardBuilder.EQUALS_MATCH))
             fixed[place] = value
     return fixed
 
@@ -143,7 +150,7 @@ def as_constants(places: Iterable[torch.fx.Node]) -> Iterator[None]:
         TensorifyState.force_specializations -= names
 
 
-def is_number(place: torch.fx.Node) -> bool:
+def _is_number(place: torch.fx.Node) -> bool:
     """Whether dynamo passes a float of Python's as this tensor."""
     argument = place.meta.get("grapharg")
     example = getattr(argument, "example", None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 import os
 from collections.abc import Callable, Sequence
@@ -20,10 +19,9 @@ from roundoff.fusion import OptimizationOptions
 from .capture import (
     as_constants,
     fixed_numbers,
-    is_number,
     keep_composites,
 )
-from .compiled import ByNumbers, Compiled, readable
+from .compiled import Compiled, readable
 from .variant import CompileSettings
 
 __all__ = ["onnx_custom_backend"]
@@ -33,7 +31,7 @@ def onnx_custom_backend(
     graph_module: torch.fx.GraphModule,
     args: Sequence[Any],
     *,
-    target_opset: int | None = None,
+    target_opset: int = 20,
     verbose: int = 0,
     options: OptimizationOptions | None = None,
     optimize: bool = True,
@@ -50,10 +48,8 @@ def onnx_custom_backend(
     ----------
     graph_module, args
         As dynamo hands them to a backend.
-    target_opset : int, optional
-        ONNX opset, 18 or later. From 24 on one place of a static cache is written by
-        `TensorScatter <https://onnx.ai/onnx/operators/onnx__TensorScatter.html>`_: by default 24
-        on CUDA for a graph that does so, else 20.
+    target_opset : int
+        ONNX opset, 18 or later.
     verbose : int
         1 prints a line a graph, 2 also a line a rewrite.
     options : OptimizationOptions, optional
@@ -172,14 +168,12 @@ def onnx_custom_backend(
             own = gm.graph.find_nodes(op="placeholder")
             same = len(own) == len(places)
             names = readable([str(n.target) for n in (places if same else own)])
-            numbers = [i for i, p in enumerate(places) if same and is_number(p) and i not in known]
             context = torch._guards.TracingContext.try_get()
             metadata = getattr(context, "fw_metadata", None)
             static = set(getattr(metadata, "static_input_indices", None) or ())
             weights = [i in static for i in range(len(own))]
-            make = functools.partial(Compiled, gm, examples, names, weights, settings)
             constants = known if same else {}
-            return ByNumbers(numbers, constants, make) if numbers else make(constants)
+            return Compiled(gm, examples, names, weights, settings, constants)
 
         with as_constants(fixed):
             return aot_autograd(fw_compiler=compiler, keep_inference_input_mutations=True)(
@@ -217,8 +211,7 @@ def _settings(
         check_flag(name, flag)
     check_choice("mode", mode, (None, "default", "reduce-overhead"))
     check_whole("verbose", verbose, least=0)
-    if target_opset is not None:
-        check_whole("target_opset", target_opset, least=18, most=onnx.defs.onnx_opset_version())
+    check_whole("target_opset", target_opset, least=18, most=onnx.defs.onnx_opset_version())
     if options is None:
         options = OptimizationOptions(verbose=max(verbose - 1, 0))
     if not isinstance(options, OptimizationOptions):

@@ -14,10 +14,12 @@ from torch.utils import _pytree as pytree
 from roundoff.errors import UnsupportedError
 
 from .converter import Converter, fixed_number
-from .outputs import contiguous
+from .outputs import contiguous, memory, permutation
 from .sizes import dim, hint
 
 __all__ = ["by_torch"]
+
+_STRIDED = (torch.ops.aten.as_strided.default, torch.ops.aten.as_strided_scatter.default)
 
 
 def _is_tensor(node: torch.fx.Node) -> bool:
@@ -31,10 +33,17 @@ def _is_integer(node: torch.fx.Node) -> bool:
 def by_torch(c: Converter, node: torch.fx.Node) -> Any:
     """A step that calls the operator in torch, on the tensors where they lie."""
     leaves, spec = pytree.tree_flatten((node.args, node.kwargs))
-    if node.target is torch.ops.aten.as_strided_scatter.default:
+    strided = node.target in _STRIDED
+    if strided:
         base = leaves[0].meta["val"]
-        if not contiguous(base) or dim(base.storage_offset()):
-            raise UnsupportedError("a strided view of a tensor that is not contiguous itself")
+        dense = contiguous(base) or permutation(base.shape, base.stride()) is not None
+        # An input is handed over as it is; a view of one, or one that is turned, as a copy, which
+        # tells nothing of where that began.
+        handed = leaves[0].op == "placeholder" and contiguous(base)
+        places = [] if handed else node.graph.find_nodes(op="placeholder")
+        inside = any(memory(p.meta["val"]) == memory(base) for p in places if _is_tensor(p))
+        if not dense or inside or dim(base.storage_offset()):
+            raise UnsupportedError("a strided view of memory that is not all of a tensor")
     inputs: list[ir.Value] = []
     template: list[Any] = []
     for x in leaves:
@@ -62,14 +71,14 @@ def by_torch(c: Converter, node: torch.fx.Node) -> Any:
     # another: a norm in train() its new statistics in float16, foretold in float32.
     kinds = [(i, examples[i].dtype) for i in kept]
     target = node.target
-    # What is drawn goes to elements in the order of their memory.
+    # What is drawn goes to elements in the order of their memory, and strides count in it.
     draws = torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())
-    tensors = [x for x in leaves if isinstance(x, torch.fx.Node) and _is_tensor(x)] if draws else []
+    tensors = [x for x in leaves if isinstance(x, torch.fx.Node) and _is_tensor(x)]
     places = [place for place, kind in template if kind is torch.Tensor]
     laid = {
         place: _layout(x.meta["val"])
-        for place, x in zip(places, tensors, strict=False)
-        if not contiguous(x.meta["val"])
+        for place, x in zip(places, tensors, strict=True)
+        if (draws or strided) and not contiguous(x.meta["val"])
     }
 
     def run(given: Sequence[Any], _: dict[str, Any]) -> list[torch.Tensor]:

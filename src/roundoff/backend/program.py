@@ -22,13 +22,12 @@ from roundoff.ort import OrtSession, session
 from roundoff.ort.binding import CUDA
 from roundoff.timing.harness import no_collection
 
-from .lists import SPLITS_SLICES, passes_a_list, without_lists
 from .sizes import known
-from .steps import Buffers, KernelStep, Partition, Slot, Step, constant, signature
+from .steps import KernelStep, Partition, Slot, Step, constant, signature, unread_after
 
 __all__ = [
     *("CudaGraphProgram", "Program", "addresses", "partitions", "picked", "split_precomputed"),
-    *("unmoved", "without_counts"),
+    "without_counts",
 ]
 
 #: What runs a node of domain "roundoff": (input tensors, attributes) -> output tensors.
@@ -48,28 +47,6 @@ def addresses(places: Sequence[int]) -> Callable[[Sequence[Any]], list[int]]:
     """What tells where the tensors at *places* of a list lie."""
     pick, address = picked(places), torch.Tensor.data_ptr
     return lambda tensors: list(map(address, pick(tensors)))
-
-
-def unmoved(
-    places: Sequence[int], known: Sequence[int], tensors: list[Any]
-) -> Callable[[Sequence[Any]], bool]:
-    """What tells whether the tensors at *places* of a list still lie at the *known* addresses.
-
-    torch built for CUDA compares them in C++, in a fraction of the time that a call for each
-    address takes; not public, it is asked here for what it must say of these *tensors*.
-    """
-    compare = getattr(torch._C, "_tensors_data_ptrs_at_indices_equal", None)
-    if compare is not None and places:
-        where: list[int | None] = [None] * len(tensors)
-        for i, at in zip(places, known, strict=True):
-            where[i] = at
-        others = [w if w is None else w + 1 for w in where]
-        indices = list(places)
-        with contextlib.suppress(TypeError, RuntimeError, IndexError, ValueError):
-            if compare(tensors, where, indices) and not compare(tensors, others, indices):
-                return lambda tensors: compare(tensors, where, indices)
-    look, same = addresses(places), list(known)
-    return lambda tensors: look(tensors) == same
 
 
 def partitions(model: onnx.ModelProto) -> list[list[onnx.NodeProto]]:
@@ -110,25 +87,24 @@ def split_precomputed(
 ) -> tuple[onnx.ModelProto, onnx.ModelProto | None]:
     """(what to run at each call, what to run when a static input has changed).
 
-    The second computes all that depends on static inputs alone; its outputs are inputs of the
-    first, under the same names. None where there is nothing of that kind.
+    The second computes what depends on static inputs alone, and is not returned; its outputs are
+    inputs of the first, under the same names. None where there is nothing of that kind.
     """
     known = {"", *static, *(i.name for i in model.graph.initializer)}
+    returned = [o.name for o in model.graph.output]
     precomputed, rest = [], []
     for node in model.graph.node:
-        if all(i in known for i in node.input) and node.domain != "roundoff":
+        inside = node.domain != "roundoff" and not any(o in returned for o in node.output)
+        if inside and all(i in known for i in node.input):
             known.update(node.output)
             precomputed.append(node)
         else:
             rest.append(node)
     if not precomputed:
         return model, None
-    values = {o for n in precomputed for o in n.output}
-    needed = {i for n in rest for i in n.input} | {o.name for o in model.graph.output}
+    needed = {i for n in rest for i in n.input}
     shared = [o for n in precomputed for o in n.output if o in needed]
-    # Outputs that nothing but weights decide are returned through the second model as well.
-    each_call = [o.name for o in model.graph.output if o.name not in values]
-    return _submodel(model, rest, each_call), _submodel(model, precomputed, shared)
+    return _submodel(model, rest, returned), _submodel(model, precomputed, shared)
 
 
 def _submodel(
@@ -224,8 +200,7 @@ def written_in_place(model: onnx.ModelProto) -> dict[str, str]:
     return {
         node.output[0]: node.input[0]
         for node in model.graph.node
-        if node.op_type in ("ScatterElements", "ScatterND", "TensorScatter")
-        and all(a.name != "reduction" or a.s == b"none" for a in node.attribute)
+        if node.op_type == "ScatterElements"
         and node.output[0] in returned
         and node.output[0].startswith("written_")
         and node.input[0] in inputs
@@ -233,14 +208,36 @@ def written_in_place(model: onnx.ModelProto) -> dict[str, str]:
     }
 
 
-def _viewed(groups: Sequence[Sequence[onnx.NodeProto]], returned: Iterable[str]) -> set[str]:
-    """What kernels read whose results are returned: those may be views of it."""
-    seen = set(returned)
-    for group in reversed(groups):
-        for node in group:
-            if node.domain == "roundoff" and not seen.isdisjoint(node.output):
-                seen.update(i for i in node.input if i)
-    return seen
+def _sizes(kind: onnx.TypeProto.Tensor) -> list[Dim | None]:
+    """Numbers, names and expressions, and None for a size that nothing is known of."""
+    return [d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in kind.shape.dim]
+
+
+def passes_a_list(model: onnx.ModelProto) -> str:
+    """The first node whose CUDA kernel is passed a list, by its name or output; else empty.
+
+    ONNX Runtime's CUDA kernels take the sizes and addresses of parts as arguments where the parts
+    are few or equal. Else they read a list from memory of the processor. ONNX Runtime uses that
+    memory again after the run, which a replayed CUDA graph does not know, and frees it in a
+    callback of the stream, where CUDA forbids it and the process ends.
+    """
+    graph = model.graph
+    shapes = {
+        v.name: _sizes(v.type.tensor_type)
+        for v in [*graph.input, *graph.output, *graph.value_info]
+        if v.type.tensor_type.HasField("shape")
+    }
+    shapes |= {t.name: list(t.dims) for t in graph.initializer}
+    for node in graph.node:
+        parts = {"Split": node.output, "Concat": node.input}.get(node.op_type, [])
+        sizes = [shapes.get(name, [None]) for name in parts]
+        if len(parts) > 3 and any(None in size or size != sizes[0] for size in sizes):
+            return str(node.name or node.output[0])
+    return ""
+
+
+#: ONNX Runtime's optimizer that makes a Split of Slices, after :func:`passes_a_list` has looked.
+SPLITS_SLICES = "GatherSliceToSplitFusion"
 
 
 class _MemcpyNode(ctypes.Structure):
@@ -313,14 +310,12 @@ class Program:
     tf32 : bool
     providers : sequence, optional
         As :func:`roundoff.ort.session` takes them.
-    symbols : iterable of str
-        Symbolic sizes whose values each run is told, beside those of the model's inputs.
     steady : iterable of str
         Inputs that rarely move, weights and caches: a run may be told that they lie where they did.
 
     Notes
     -----
-    Runs share buffers: let no two go on at a time.
+    Runs share what is bound: let no two go on at a time.
     """
 
     def __init__(
@@ -330,20 +325,18 @@ class Program:
         kernels: Mapping[str, TorchKernel],
         tf32: bool = False,
         providers: Sequence[Any] | None = None,
-        symbols: Iterable[str] = (),
         steady: Iterable[str] = (),
     ) -> None:
         self.device = device
         self.cuda = device.type == "cuda"
         self.stream = torch.cuda.Stream(device) if self.cuda else None
-        model = without_lists(model) if self.cuda else model
         graph = model.graph
         self.inputs = [i.name for i in graph.input]
         self.outputs = [o.name for o in graph.output]
         self._slots: dict[str, Slot] = {}
         # What the caller will say: sizes of inputs, and integers.
         sizes = [d.dim_param for i in graph.input for d in i.type.tensor_type.shape.dim]
-        self._symbols = {n for n in [*sizes, *self.inputs, *symbols] if n.isidentifier()}
+        self._symbols = {n for n in [*sizes, *self.inputs] if n.isidentifier()}
         groups = partitions(model)
         between = _between(groups)  # what one partition computes for itself needs no place
         for value in [*graph.input, *graph.value_info, *graph.output]:
@@ -361,25 +354,12 @@ class Program:
         #: Values for which a kernel makes new memory at each run.
         self._made = {o for n in graph.node if n.domain == "roundoff" for o in n.output}
         #: Outputs that are written where an input lies.
-        self.in_place = in_place = {
-            o: i for o, i in written_in_place(model).items() if self._slots[o].shape is not None
-        }
+        self.in_place = in_place = written_in_place(model)
         for output, name in in_place.items():  # one place for both
             self._slots[output].index = self._slots[name].index
         self._lists = passes_a_list(model)
-        #: Values that the caller sees: results, and what a returned result may be a view of.
-        self._seen = {*self.outputs, *_viewed(groups, self._made & set(self.outputs))}
-        self._seen -= {*self.inputs, *constants}
-        apart = [
-            n
-            for n in [*self.outputs, *sorted(self._seen.difference(self.outputs))]
-            if n not in {*in_place, *self._made}
-        ]
-        self._new = [
-            (self._slots[n].index, self._slots[n].maker(device))
-            for n in apart
-            if self._slots[n].shape is not None
-        ]
+        apart = [n for n in self.outputs if n not in {*in_place, *self._made, *self.inputs}]
+        self._new = [(self._slots[n].index, self._slots[n].maker(device)) for n in apart]
         # Values that no input gives: constants, and places for what a run computes.
         self._blank: list[Any] = [None] * (len(self._slots) - len(self.inputs))
         for name, tensor in constants.items():
@@ -387,8 +367,6 @@ class Program:
         self._out = picked([self._slots[n].index for n in self.outputs])
         self._steady = set(steady)
         self._steady |= {o for o, i in in_place.items() if i in self._steady}
-        read = {i for n in graph.node if n.domain == "roundoff" for i in n.input}
-        read |= {n for n in self.inputs if self._slots[n].moving}
         self._by_kernel = [i for i, n in enumerate(self.outputs) if n in self._made]
         chosen = list(providers or [CUDA if self.cuda else "CPUExecutionProvider"])
         for group in groups:
@@ -396,14 +374,9 @@ class Program:
                 self.steps.append(self._kernel(group[0], kernels))
             else:
                 self._add_partition(model, group, chosen, tf32)
-        #: Values that a partition on a GPU reads in the processor's memory.
-        self.on_processor = {
-            index for s in self.steps if isinstance(s, Partition) for index in s.on_processor
-        }
-        read |= {n for n in self.inputs if self._slots[n].index in self.on_processor}
-        #: Places of the inputs that a settled run reads: the others are bound.
-        self.live = [at for at, n in enumerate(self.inputs) if n not in self._steady or n in read]
-        self.buffers = Buffers(self.steps, device, {self._slots[n].index for n in self.outputs})
+        #: For each step: what it passes on, and what nothing reads after it.
+        self._passed = [[(s.index, s.maker(device)) for s in step.passed] for step in self.steps]
+        self._gone = unread_after(self.steps, {self._slots[n].index for n in self.outputs})
 
     def _kernel(self, node: onnx.NodeProto, kernels: Mapping[str, TorchKernel]) -> KernelStep:
         kernel = kernels.get(node.op_type)
@@ -419,13 +392,18 @@ class Program:
         if value.name in self._slots:
             return
         kind = value.type.tensor_type
-        sizes: list[Dim | None] = [
-            d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in kind.shape.dim
-        ]
+        sizes = _sizes(kind)
         decided = [d for d in sizes if d is not None and known(d, self._symbols)]
+        if len(decided) < len(sizes) or not kind.HasField("shape"):
+            raise UnsupportedError(
+                "a size that the data decide",
+                got=value.name,
+                hint="torch._dynamo.config.capture_dynamic_output_shape_ops = False breaks the "
+                "graph there",
+            )
         self._slots[value.name] = Slot(
             len(self._slots),
-            tuple(decided) if len(decided) == len(sizes) and kind.HasField("shape") else None,
+            tuple(decided),
             onnx_dtype_to_torch_dtype(kind.elem_type),
             kind.elem_type,
         )
@@ -450,15 +428,14 @@ class Program:
             self.sessions.append(self._known[key][0])
         equal, its = self._known[key]
         own = dict(zip(its, names, strict=True))
-        moving = {*self.inputs, *self._seen, *self._made} - self._steady
         slots = {n: self._slots[own[n]] for n in [*equal.input_names, *equal.output_names]}
         self.steps.append(
             Partition(
                 equal,
                 slots,
                 self.device,
-                returned={n for n in slots if own[n] in self._seen},
-                moving={n for n in slots if own[n] in moving},
+                passed={n for n in slots if own[n] not in self.outputs},
+                steady={n for n in slots if own[n] in self._steady},
                 begins=nodes[0].name if known else "",
             )
         )
@@ -493,8 +470,7 @@ class Program:
         sizes : mapping
             Symbolic size -> its value.
         settled : bool
-            Whether the steady inputs are where they were in the run before: then only those of
-            ``self.live`` are looked at.
+            Whether the steady inputs are where they were in the run before.
 
         Returns
         -------
@@ -520,8 +496,9 @@ class Program:
         for index, empty in self._new:
             values[index] = empty(sizes)
         with contextlib.nullcontext() if self.stream is None else torch.cuda.stream(self.stream):
-            self.buffers.into(values, sizes)  # on our stream, which alone uses them
-            for step, gone in zip(self.steps, self.buffers.gone, strict=True):
+            for step, passed, gone in zip(self.steps, self._passed, self._gone, strict=True):
+                for index, empty in passed:  # on our stream, which alone uses them
+                    values[index] = empty(sizes)
                 step.run(values, sizes, settled)
                 for index in gone:
                     values[index] = None
@@ -547,17 +524,14 @@ class Program:
                 for index, name in step.on_processor.items():
                     if index not in fixed:
                         return f"ONNX Runtime reads {name!r} on the processor"
-                if step.made:
-                    return "the values of a run decide the sizes of its results"
         return ""
 
     def capture(
         self, inputs: Sequence[torch.Tensor], sizes: Mapping[str, int]
-    ) -> tuple[torch.cuda.CUDAGraph, list[torch.Tensor], list[torch.Tensor]]:
-        """Record one run as a CUDA graph, over these very inputs.
+    ) -> tuple[torch.cuda.CUDAGraph, list[torch.Tensor]]:
+        """Record one run as a CUDA graph, over these very inputs: the graph, and its outputs.
 
-        Returns the graph, its outputs, and memory that it uses: other sizes have other memory, and
-        this must not become somebody else's.
+        What passes from step to step lies in memory that torch keeps for the graph.
 
         Raises
         ------
@@ -585,7 +559,7 @@ class Program:
         copies = copies_of_the_processor(graph.raw_cuda_graph())
         if copies:
             raise UnsupportedError("a run that cannot be recorded", got=copies)
-        return graph, outputs, list(self.buffers.memory)
+        return graph, outputs
 
     def _capture(
         self, inputs: Sequence[torch.Tensor], sizes: Mapping[str, int]
@@ -703,7 +677,7 @@ class CudaGraphProgram:
             copies[i] = inputs[i].clone()
         self._ran_at = None
         try:
-            graph, outputs, buffers = self._program.capture(copies, sizes)
+            graph, outputs = self._program.capture(copies, sizes)
         except UnsupportedError as e:
             self.refused = str(e)
             _warn(self.refused)
@@ -713,7 +687,7 @@ class CudaGraphProgram:
         own = {i: copies[i] for i in self._moving}
         for at in self._in_place:
             outputs[at] = torch.empty(0)
-        self._recorded[key] = _Recorded(own, graph, outputs, buffers)
+        self._recorded[key] = _Recorded(own, graph, outputs)
         return self._recorded[key]
 
 
@@ -728,4 +702,3 @@ class _Recorded:
     inputs: dict[int, torch.Tensor]
     graph: torch.cuda.CUDAGraph
     outputs: list[torch.Tensor]
-    buffers: list[torch.Tensor]

@@ -1,7 +1,7 @@
 """What a program does one after the other: partitions for ONNX Runtime, and kernels of our own.
 
-Equal partitions share a session, which takes 75 to 100 MiB of a GPU, and values share memory when
-no step reads the earlier one any more: layers after layers take no more than one.
+Equal partitions share a session, which takes 75 to 100 MiB of a GPU, and a value is let go of when
+no step reads it any more: layers after layers take no more than one.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
-import itertools
 from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
@@ -19,12 +18,11 @@ import torch
 from roundoff.fusion.editor import Dim, static
 from roundoff.ort import OrtSession
 from roundoff.ort.binding import translated
-from roundoff.ort.tensors import from_ort
 
 from .sizes import evaluate
 
 __all__ = [
-    *("Buffers", "KernelStep", "Partition", "Slot", "Step", "constant", "signature"),
+    *("KernelStep", "Partition", "Slot", "Step", "constant", "signature", "unread_after"),
 ]
 
 #: Symbolic sizes -> a new tensor.
@@ -35,24 +33,24 @@ Maker = Callable[[Mapping[str, int]], torch.Tensor]
 class Slot:
     """A value of the program: where it lies in the list of values, its type and its sizes.
 
-    Sizes are numbers or expressions of symbols; None where only the run decides them.
+    Sizes are numbers or expressions of symbols.
     """
 
     index: int
-    shape: tuple[Dim, ...] | None
+    shape: tuple[Dim, ...]
     dtype: torch.dtype
     onnx_type: int
 
     @property
     def moving(self) -> bool:
         """Whether its sizes may differ from call to call."""
-        return self.shape is None or not static(*self.shape)
+        return not static(*self.shape)
 
     def maker(self, device: torch.device) -> Maker:
         """What allocates this value."""
 
         def make(sizes: Mapping[str, int]) -> torch.Tensor:
-            shape = [evaluate(d, sizes) for d in self.shape or ()]
+            shape = [evaluate(d, sizes) for d in self.shape]
             return torch.empty(shape, dtype=self.dtype, device=device)
 
         return make
@@ -88,81 +86,15 @@ def signature(model: onnx.ModelProto) -> tuple[bytes, list[str]]:
     return hashlib.sha256(plain.SerializeToString(deterministic=True)).digest(), list(names)
 
 
-class Buffers:
-    """Memory for what passes from step to step, as long as sizes stay.
-
-    Values of one type and one shape share it, if the earlier one is read no more when the later one
-    is written.
-
-    Parameters
-    ----------
-    steps : sequence
-        In the order in which they run.
-    device : torch.device
-    returned : container of int
-        Values that outlive the run.
-
-    Attributes
-    ----------
-    gone : list of list of int
-        After each step: values with memory of their own that nothing reads any more.
-    """
-
-    def __init__(
-        self, steps: Sequence[Step], device: torch.device, returned: Container[int] = ()
-    ) -> None:
-        last = _last_reads(steps)
-        self.gone: list[list[int]] = [[] for _ in steps]
-        for at, step in enumerate(steps):
-            for index in step.made:
-                if index not in returned:
-                    self.gone[last.get(index, at)].append(index)
-        makers: list[tuple[bool, Maker]] = []
-        self._places: list[tuple[int, int]] = []  # a value, and the memory that it has
-        free: dict[Any, list[tuple[int, int]]] = {}  # when, and which
-        for at, step in enumerate(steps):
-            for slot in step.buffered:
-                of_kind = free.setdefault((slot.shape, slot.dtype), [])
-                known = next((pair for pair in of_kind if pair[0] < at), None)
-                if known is None:
-                    makers.append((slot.moving, slot.maker(device)))
-                    which = len(makers) - 1
-                else:
-                    of_kind.remove(known)
-                    which = known[1]
-                of_kind.append((last.get(slot.index, at), which))
-                self._places.append((slot.index, which))
-        self._makers = makers
-        self._moving = any(moving for moving, _ in makers)
-        self._sizes: tuple[int, ...] | None = None
-        self.memory: list[torch.Tensor] = []
-
-    def into(self, values: list[Any], sizes: Mapping[str, int]) -> None:
-        """Put the buffers among the values."""
-        if self._makers and (self._sizes is None or self._moving):
-            now = tuple(sizes.values())
-            if now != self._sizes:
-                with torch.inference_mode(False):  # else a call outside could not write them
-                    self.memory = [  # the address of those that do not move is bound
-                        make(sizes) if moving or self._sizes is None else kept
-                        for (moving, make), kept in itertools.zip_longest(self._makers, self.memory)
-                    ]
-                self._sizes = now
-        for index, which in self._places:
-            values[index] = self.memory[which]
-
-
-def _last_reads(steps: Sequence[Step]) -> dict[int, int]:
-    """Value -> the last step that reads it, or what may lie in its memory."""
-    last: dict[int, int] = {}
-    for at in reversed(range(len(steps))):
-        step = steps[at]
-        until = at
-        if isinstance(step, KernelStep):  # what it makes may be a view of what it reads
-            until = max([at, *(last.get(i, at) for i in step.made)])
-        for index in step.reads:
-            last[index] = max(last.get(index, at), until)
-    return last
+def unread_after(steps: Sequence[Step], returned: Container[int]) -> list[list[int]]:
+    """After each step: values of the steps' own that no later one reads, and none is returned."""
+    last = {index: at for at, step in enumerate(steps) for index in step.reads}
+    gone: list[list[int]] = [[] for _ in steps]
+    for at, step in enumerate(steps):
+        for index in [*step.made, *(slot.index for slot in step.passed)]:
+            if index not in returned:
+                gone[last.get(index, at)].append(index)
+    return gone
 
 
 class Partition:
@@ -175,19 +107,23 @@ class Partition:
     slots : mapping
         Name of the session's -> where that value lies here.
     device : torch.device
-    returned, moving : container of str
-        The session's names of what is returned, and of what may lie elsewhere at each run.
+    passed : container of str
+        The session's names of what it makes for later steps.
+    steady : container of str
+        Those of what lies where it lay at most runs.
     begins : str
         The first of its nodes, for errors, where the session's names are those of another.
     """
+
+    made: tuple[int, ...] = ()
 
     def __init__(
         self,
         session: OrtSession,
         slots: Mapping[str, Slot],
         device: torch.device,
-        returned: Container[str],
-        moving: Container[str],
+        passed: Container[str],
+        steady: Container[str],
         begins: str = "",
     ) -> None:
         self.session = session
@@ -204,12 +140,11 @@ class Partition:
         self._bound: list[Any] = [-1] * len(self.names)
         self._moving = [slot.moving for slot in self._slots]
         # What stays where it is, and what does not: weights are too many to look at one by one.
-        unknown = [slot.shape is None for slot in self._slots]
         copied = session.on_processor
         self._steady = [
             i
             for i, n in enumerate(self.names)
-            if n not in moving and not unknown[i] and not self._moving[i] and n not in copied
+            if n in steady and not self._moving[i] and n not in copied
         ]
         # On a GPU: what a node of the processor reads, copied for each run.
         self._copied = [i for i, n in enumerate(session.input_names) if n in copied]
@@ -220,23 +155,10 @@ class Partition:
         self.on_processor = {slots[n].index: n for n in session.input_names if n in copied}
         # A tensor without elements has no address, and ONNX Runtime wants one.
         self._nowhere = torch.empty(1, device=device)
-        # What passes from step to step keeps its memory; what is returned is new each time.
-        made = [slots[n] for n in session.output_names]
-        self.buffered = [
-            s
-            for n, s in zip(session.output_names, made, strict=True)
-            if n not in returned and s.shape is not None
-        ]
+        self.passed = [slots[n] for n in session.output_names if n in passed]
         self.reads = [slots[n].index for n in session.input_names]
-        # Outputs whose sizes the run alone decides: ONNX Runtime allocates them.
-        self._unknown = [(i, s.index) for i, s in enumerate(made) if s.shape is None]
-        self.made = [index for _, index in self._unknown]
-        self._first = len(session.input_names)
 
     def run(self, values: list[Any], sizes: Mapping[str, int], settled: bool) -> None:
-        for i, index in self._unknown:
-            values[index] = None
-            self._bound[self._first + i] = ()
         bound, moving, places = self._bound, self._moving, self._places
         if not settled:
             for i in self._steady:
@@ -248,18 +170,12 @@ class Partition:
             self._bind(i, self._copies[i])
         for i in self._others:
             tensor = values[places[i]]
-            if tensor is None:
-                self._io.bind_output(self.names[i], *self._place)
-            elif tensor.data_ptr() != bound[i] or moving[i]:
+            if tensor.data_ptr() != bound[i] or moving[i]:
                 self._bind(i, tensor)
         try:
             self._run()
         except Exception as e:
             raise translated(e, self._doing) from e
-        if self._unknown:
-            outputs = self._io.get_outputs()
-            for i, index in self._unknown:
-                values[index] = from_ort(outputs[i])
 
     def _bind(self, i: int, tensor: Any) -> None:
         at, name, slot = tensor.data_ptr(), self.names[i], self._slots[i]
@@ -277,7 +193,7 @@ class Partition:
 class KernelStep:
     """One node of domain "roundoff", whose kernel makes its outputs."""
 
-    buffered: tuple[Slot, ...] = ()
+    passed: tuple[Slot, ...] = ()
 
     def __init__(
         self,

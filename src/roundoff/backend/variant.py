@@ -23,9 +23,9 @@ from roundoff.ort.binding import CUDA
 from .program import (
     CudaGraphProgram,
     Program,
+    addresses,
     picked,
     split_precomputed,
-    unmoved,
     without_counts,
 )
 from .upcast import with_kernels
@@ -70,7 +70,7 @@ def reset() -> None:
 class CompileSettings:
     """What :func:`onnx_custom_backend` was asked for."""
 
-    opset: int | None
+    opset: int
     verbose: int
     options: OptimizationOptions
     storage: dict[str, Any] | None
@@ -196,19 +196,15 @@ class Variant:
         place |= {n: len(place) + i for i, n in enumerate(packed)}
         self._order = [place[n] for n in self.program.inputs]
         self._arranged = picked(self._order)
-        # Weights with strides of their own are copied once, and again when they change.
-        self._static = {place[n] for n in exported.static}
-        self._steady = sorted(self._static | {place[n] for n in exported.steady})
-        #: Whether steady inputs lie where they did.
-        self._still = unmoved([], [], [])
+        self._steady = sorted(place[n] for n in {*exported.static, *exported.steady})
+        #: Where steady inputs lie, and lay at the last run that looked.
+        self._addresses = addresses(self._steady)
+        self._lay: list[int] | None = None
         self._strided = False
         #: Whether a steady input lies on the processor, and is copied to the GPU for each run.
         self._far = False
         #: Whether the program's last run bound what lies at these addresses.
         self._bound = False
-        self._copies: dict[int, tuple[tuple[Any, int, int], torch.Tensor]] = {}
-        self._outputs = [o.name for o in self.fused.graph.output if o.name not in self._counted]
-        self._all = set(self._outputs) <= set(self.program.outputs)
         # Inputs that may lie elsewhere at the next call, for a CUDA graph to copy.
         moving = [i not in self._steady and i < len(exported.names) for i in self._order]
         # Whose layout the next call may change; that of the others is dynamo's to guard.
@@ -230,16 +226,12 @@ class Variant:
             i in self._steady for places in self._raised.values() for i in places
         )
         self._lengths: list[tuple[Any, int]] | None = None
-        # All that a settled run of the program reads, unless it reads what is packed.
-        self._live = [(at, self._order[at]) for at in self.program.live]
-        self._sparse = all(i < len(exported.names) for _, i in self._live)
         self._lock = threading.Lock()
         self._cuda_graph: CudaGraphProgram | None = None
         if settings.cuda_graph and has_cuda_graphs(exported.device):
             self._cuda_graph = CudaGraphProgram(
                 self.program, moving, settings.copy_outputs, exported.sizes
             )
-            self._sparse = False
 
     def _fuse(self, settings: CompileSettings) -> onnx.ModelProto:
         exported, options = self.exported, settings.options
@@ -285,7 +277,8 @@ class Variant:
 
     def _run(self, args: Sequence[Any], sizes: Mapping[str, int]) -> list[torch.Tensor]:
         # Weights are too many to look at one by one: one comparison says that none has moved.
-        settled = self._bound and self._epoch == _epoch and self._still(args) and not self._far
+        still = self._addresses(args) == self._lay
+        settled = self._bound and self._epoch == _epoch and still and not self._far
         if not settled:
             self._look(args)
         if self.precomputed is not None and self._changed(args, settled):
@@ -294,58 +287,34 @@ class Variant:
         # Not a generator, which takes longer than what it asks.
         copied = self._strided or not all([args[i].is_contiguous() for i in self._loose])  # noqa: C419
         settled = settled and not copied  # a copy may be a new one
-        sparse = settled and self._sparse
-        if sparse:
-            inputs: list[Any] = [None] * len(self._order)
-            for at, i in self._live:
-                inputs[at] = args[i]
-        else:
-            inputs = list(self._arranged([*args, *self._packed.values()]))
+        inputs = list(self._arranged([*args, *self._packed.values()]))
         if copied:
-            inputs = [
-                t if t.is_contiguous() else self._contiguous(t, i)
-                for t, i in zip(inputs, self._order, strict=True)
-            ]
+            inputs = [t.contiguous() for t in inputs]
         self._bound = False  # should the run fail
         outputs = (self._cuda_graph or self.program).run(inputs, sizes, settled)
         self._bound = True
-        if not self._all:
-            by_name = dict(zip(self.program.outputs, outputs, strict=True))
-            outputs = [
-                by_name[n] if n in by_name else self._packed[n].clone() for n in self._outputs
-            ]
         if self._raised:
             self._raise(args)
         if not self._written:
             return outputs
         returned = len(outputs) - self._written
-        self._write_back(args, outputs[returned:], () if sparse else self._in_place)
+        self._write_back(args, outputs[returned:])
         return outputs[:returned]
 
     def _look(self, args: Sequence[Any]) -> None:
         """Note where steady inputs lie, and which of them have strides of their own."""
         if self._epoch != _epoch:
-            self._copies.clear()
             self._read_at = None
         self._epoch = _epoch
-        self._settle(args)
+        self._lay = self._addresses(args)
         self._lengths = None
         on_gpu = self.exported.device.type == "cuda"
         self._far = on_gpu and any(args[i].device.type == "cpu" for i in self._steady)
         self._strided = any(not args[i].is_contiguous() for i in self._steady)
 
-    def _settle(self, args: Sequence[Any]) -> None:
-        steady = self._steady
-        self._still = unmoved(steady, [args[i].data_ptr() for i in steady], list(args))
-
-    def _write_back(
-        self,
-        args: Sequence[Any],
-        values: Sequence[torch.Tensor],
-        in_place: Sequence[tuple[int, int]],
-    ) -> None:
+    def _write_back(self, args: Sequence[Any], values: Sequence[torch.Tensor]) -> None:
         """Copy what was not written where it lies."""
-        for at, i in in_place:
+        for at, i in self._in_place:
             if values[at] is not args[i] and values[at].data_ptr() != args[i].data_ptr():
                 args[i].copy_(values[at])
         if self._apart:
@@ -391,22 +360,3 @@ class Variant:
         self._packs_again = True
         self._read_at = [args[i].data_ptr() for i in self._weights]
         self._unwritten = Unwritten(self._copied(args))
-
-    def _contiguous(self, tensor: torch.Tensor, i: int) -> torch.Tensor:
-        if i not in self._static:
-            return tensor.contiguous()
-        state, copy = self._copies.get(i, (None, None))
-        now = _state(tensor)
-        if copy is None or state is None or state[0] is not tensor or state[1:] != now[1:]:
-            copy = tensor.detach().contiguous()
-            self._copies[i] = (now, copy)
-        return copy
-
-
-def _version(t: torch.Tensor) -> int:
-    return -1 if t.is_inference() else t._version
-
-
-def _state(t: torch.Tensor) -> tuple[torch.Tensor, int, int]:
-    # The tensor itself is kept: its memory cannot be reused for another while it is.
-    return t, t.data_ptr(), _version(t)

@@ -14,6 +14,7 @@ import onnx_ir as ir
 from onnx_ir.passes.common import (
     CommonSubexpressionEliminationPass,
     DeduplicateInitializersPass,
+    RemoveUnusedNodesPass,
 )
 
 from roundoff.arguments import check_choice, check_flag, check_number
@@ -358,18 +359,8 @@ class Editor:
 
     def clean(self) -> None:
         """Drop what nothing reads, and restore the order of the nodes."""
-        unread = [n for n in self.graph if not any(self.uses(o) for o in n.outputs)]
-        while unread:
-            node = unread.pop()
-            if node.graph is None or any(self.uses(o) for o in node.outputs):
-                continue
-            makers = [i.producer() for i in node.inputs if i is not None]
-            self.graph.remove(node, safe=True)
-            unread += [m for m in makers if m is not None]
-        for name, value in list(self.graph.initializers.items()):
-            if not self.uses(value):
-                del self.graph.initializers[name]
         self.graph.sort()
+        RemoveUnusedNodesPass()(self.model)
 
     def merge_equal_nodes(self) -> bool:
         """Compute once what nodes of one operator, inputs and attributes compute; whether any.

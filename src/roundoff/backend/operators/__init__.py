@@ -9,7 +9,6 @@ from __future__ import annotations
 
 # Importing a module enters its operators.
 from . import elementwise, indexing, products, reductions, shapes
-from .indexing import writes_one_place
 from .table import TABLE
 
 __all__ = [
@@ -19,5 +18,4 @@ __all__ = [
     "products",
     "reductions",
     "shapes",
-    "writes_one_place",
 ]

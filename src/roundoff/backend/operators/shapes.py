@@ -11,11 +11,9 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
-from roundoff.errors import UnsupportedError
 from roundoff.fusion.editor import Dim
 
 from ..converter import Converter, dims_of
-from ..outputs import contiguous, permutation
 from ..sizes import dim, dims
 from .table import (
     FLOAT,
@@ -161,55 +159,6 @@ def _pad(c: Converter, node: Any, x: Any, pad: Sequence[Any], number: Any = 0) -
     pairs = [(0, 0)] * (rank_of(x) - len(pairs)) + pairs[::-1]
     widths = c.shape([a for a, _ in pairs] + [b for _, b in pairs])
     return c.op("Pad", c.tensor(x), widths, c.tensor(number, kind_of(node)), shape=shape_of(node))
-
-
-@writes("copy")
-def _copy(c: Converter, node: Any, x: Any, source: Any, non_blocking: bool = False) -> ir.Value:
-    value, out = c.tensor(source, kind_of(node)), shape_of(node)
-    return value if dims_of(value) == out else c.op("Expand", value, c.shape(out), shape=out)
-
-
-@writes("as_strided")
-def _as_strided(
-    c: Converter,
-    node: Any,
-    x: Any,
-    size: Sequence[Any],
-    stride: Sequence[Any],
-    offset: Any = None,
-) -> ir.Value:
-    """Elements by where they lie in memory, which is that of *x* in the order of its strides.
-
-    Rows are gathered, as long as the last axis allows: a window over a sequence takes an index a
-    token.
-    """
-    memory, steps, out = x.meta["val"], [size_of(s) for s in stride], shape_of(node)
-    first = memory.storage_offset() if offset is None else size_of(offset)
-    order = permutation(memory.shape, memory.stride())
-    fixed = all(isinstance(n, int) for n in (*out, *steps, *dims(memory.shape), first))
-    if not fixed or (order is None and not contiguous(memory)) or dim(memory.storage_offset()):
-        # Nor can torch say it: it is handed contiguous tensors.
-        raise UnsupportedError(
-            "a strided view of memory that is not all of a tensor of fixed size",
-            got=str(node.target),
-        )
-    count, row = memory.numel(), 1
-    if steps and steps[-1] == 1:
-        row = math.gcd(*(int(n) for n in (out[-1], count, first, *steps[:-1])))
-    places = np.array(int(first) // row, np.int64)
-    for n, step in zip(out[:-1] if row > 1 else out, steps, strict=False):
-        places = places[..., None] + np.arange(int(n)) * (int(step) // row)
-    if row > 1:
-        places = places[..., None] + np.arange(int(out[-1]) // row)
-    if places.size and not 0 <= places.min() <= places.max() < count // row:
-        raise UnsupportedError("a strided view beyond the tensor that it is taken of")
-    value = c.tensor(x)
-    if order is not None:
-        turned = [dims_of(value)[i] for i in order]
-        value = c.op("Transpose", value, shape=turned, perm=list(order))
-    rows = c.reshape(value, [count // row, row])
-    at = c.constant(places.reshape(-1))
-    return c.reshape(c.op("Gather", rows, at, shape=[places.size, row], axis=0), out)
 
 
 def _getitem(c: Converter, node: Any, source: Any, index: int) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import operator
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
@@ -98,8 +97,8 @@ _KEEP = {
 }
 
 
-# What floats were each time that a frame was compiled: dynamo's number of it -> source -> value.
-_numbers: dict[int, list[dict[str, float]]] = {}
+# What floats were when their frame was compiled: dynamo's number of it -> source -> values.
+_numbers: dict[int, dict[str, set[float]]] = {}
 _MOST_NUMBERS = 3
 
 
@@ -109,27 +108,27 @@ def fixed_numbers(gm: torch.fx.GraphModule) -> dict[torch.fx.Node, float]:
     Dynamo passes a float as a tensor of one number where sizes are symbolic. One that an operator
     takes as a number (an epsilon, a scale) makes AOTAutograd give up half-way, and dynamo trace the
     frame a second time, which takes as long as the first. Here a float is a constant, and a guard
-    has the frame compiled again when its value is another. Of three models that share a frame all
-    floats are constants; from then on those that were the same in all of them.
+    has the frame compiled again when its value is another; after three values it stays an input.
     """
     identity = torch._guards.CompileContext.current_compile_id()
     frame = getattr(identity, "frame_id", None)
-    if identity is None or frame is None:
-        return {}
-    if identity.frame_compile_id == 0:  # after dynamo.reset() numbers of frames come again
-        _numbers[frame] = []
-    seen = _numbers.setdefault(frame, [])
-    places = {p: p.meta["grapharg"] for p in gm.graph.find_nodes(op="placeholder") if _is_number(p)}
-    numbers = {place: argument.example.item() for place, argument in places.items()}
-    named = {str(places[place].source): value for place, value in numbers.items()}
-    if named not in seen and len(seen) < _MOST_NUMBERS:
-        seen.append(named)
     fixed: dict[torch.fx.Node, float] = {}
-    for place, value in numbers.items():
-        source = places[place].source
-        same = named in seen or all(other.get(str(source), value) == value for other in seen)
-        if same and value != 0 and not math.isnan(value):  # a guard takes 0.0 for -0.0
-            install_guard(source.make_guard(GuardBuilder.EQUALS_MATCH))
+    if identity is None or frame is None:
+        return fixed
+    if identity.frame_compile_id == 0:  # after dynamo.reset() numbers of frames come again
+        _numbers[frame] = {}
+    for place in gm.graph.find_nodes(op="placeholder"):
+        argument = place.meta.get("grapharg")
+        if not _is_number(place):
+            continue
+        value = argument.example.item()
+        if value == 0:  # which a guard takes for -0.0
+            continue
+        seen = _numbers.setdefault(frame, {}).setdefault(str(argument.source), set())
+        if len(seen) < _MOST_NUMBERS:
+            seen.add(value)
+        if any(value == other for other in seen):  # which NaN never is
+            install_guard(argument.source.make_guard(GuardBuilder.EQUALS_MATCH))
             fixed[place] = value
     return fixed
 

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import (
 __all__ = [
     "as_constants",
     "fixed_numbers",
+    "is_number",
     "keep_composites",
     "outside",
 ]
@@ -97,9 +98,8 @@ _KEEP = {
 }
 
 
-# What floats were when their frame was compiled: dynamo's number of it -> source -> values.
-_numbers: dict[int, dict[str, set[float]]] = {}
-_MOST_NUMBERS = 3
+# What floats were when their frame was first compiled, by dynamo's number of it and the source.
+_numbers: dict[tuple[int, str], float] = {}
 
 
 def fixed_numbers(gm: torch.fx.GraphModule) -> dict[torch.fx.Node, float]:
@@ -108,26 +108,20 @@ def fixed_numbers(gm: torch.fx.GraphModule) -> dict[torch.fx.Node, float]:
     Dynamo passes a float as a tensor of one number where sizes are symbolic. One that an operator
     takes as a number (an epsilon, a scale) makes AOTAutograd give up half-way, and dynamo trace the
     frame a second time, which takes as long as the first. Here a float is a constant, and a guard
-    has the frame compiled again when its value is another; after three values it stays an input.
+    has the frame compiled again when its value is another; from then on it stays an input.
     """
     identity = torch._guards.CompileContext.current_compile_id()
     frame = getattr(identity, "frame_id", None)
     fixed: dict[torch.fx.Node, float] = {}
-    if identity is None or frame is None:
-        return fixed
-    if identity.frame_compile_id == 0:  # after dynamo.reset() numbers of frames come again
-        _numbers[frame] = {}
     for place in gm.graph.find_nodes(op="placeholder"):
         argument = place.meta.get("grapharg")
-        if not _is_number(place):
+        if frame is None or not is_number(place):
             continue
         value = argument.example.item()
         if value == 0:  # which a guard takes for -0.0
             continue
-        seen = _numbers.setdefault(frame, {}).setdefault(str(argument.source), set())
-        if len(seen) < _MOST_NUMBERS:
-            seen.add(value)
-        if any(value == other for other in seen):  # which NaN never is
+        name = str(argument.source)
+        if _numbers.setdefault((frame, name), value) == value:
             install_guard(argument.source.make_guard(GuardBuilder.EQUALS_MATCH))
             fixed[place] = value
     return fixed
@@ -149,7 +143,7 @@ def as_constants(places: Iterable[torch.fx.Node]) -> Iterator[None]:
         TensorifyState.force_specializations -= names
 
 
-def _is_number(place: torch.fx.Node) -> bool:
+def is_number(place: torch.fx.Node) -> bool:
     """Whether dynamo passes a float of Python's as this tensor."""
     argument = place.meta.get("grapharg")
     example = getattr(argument, "example", None)

@@ -22,7 +22,40 @@ from .outputs import Outputs
 from .sizes import dims
 from .variant import CompileSettings, Exported, Variant
 
-__all__ = ["Compiled", "readable"]
+__all__ = ["ByNumbers", "Compiled", "readable"]
+
+
+class ByNumbers:
+    """What AOTAutograd calls where dynamo passes Python's floats as tensors of one number.
+
+    The first call's are taken as constants, and others make another graph; from the second on,
+    what differs stays an input. The *constants* are numbers for good: dynamo guards them.
+    """
+
+    _boxed_call = True  # AOTAutograd then hands one list over, and may empty it
+
+    def __init__(
+        self,
+        numbers: Sequence[int],
+        constants: Mapping[int, float],
+        compiler: Callable[..., Compiled],
+    ) -> None:
+        self._places, self._constants, self._compile = list(numbers), constants, compiler
+        self._by_numbers: dict[tuple[str, ...], Compiled] = {}
+
+    def __call__(self, args: list[Any]) -> list[Any]:
+        """Run on flat inputs."""
+        key = tuple([args[i].item().hex() for i in self._places])  # -0.0 equals 0.0, NaN not NaN
+        compiled = self._by_numbers.get(key)
+        if compiled is None:
+            for other in list(self._by_numbers)[:1]:
+                same = [a == b for a, b in zip(key, other, strict=True)]
+                self._places = [p for p, s in zip(self._places, same, strict=True) if s]
+                key = tuple([k for k, s in zip(key, same, strict=True) if s])
+                self._by_numbers.clear()
+            numbers = dict(zip(self._places, map(float.fromhex, key), strict=True))
+            compiled = self._by_numbers[key] = self._compile({**self._constants, **numbers})
+        return compiled(args)
 
 
 def readable(names: Sequence[str]) -> list[str]:

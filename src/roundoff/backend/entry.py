@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 from collections.abc import Callable, Sequence
@@ -19,9 +20,10 @@ from roundoff.fusion import OptimizationOptions
 from .capture import (
     as_constants,
     fixed_numbers,
+    is_number,
     keep_composites,
 )
-from .compiled import Compiled, readable
+from .compiled import ByNumbers, Compiled, readable
 from .variant import CompileSettings
 
 __all__ = ["onnx_custom_backend"]
@@ -168,12 +170,14 @@ def onnx_custom_backend(
             own = gm.graph.find_nodes(op="placeholder")
             same = len(own) == len(places)
             names = readable([str(n.target) for n in (places if same else own)])
+            numbers = [i for i, p in enumerate(places) if same and is_number(p) and i not in known]
             context = torch._guards.TracingContext.try_get()
             metadata = getattr(context, "fw_metadata", None)
             static = set(getattr(metadata, "static_input_indices", None) or ())
             weights = [i in static for i in range(len(own))]
+            make = functools.partial(Compiled, gm, examples, names, weights, settings)
             constants = known if same else {}
-            return Compiled(gm, examples, names, weights, settings, constants)
+            return ByNumbers(numbers, constants, make) if numbers else make(constants)
 
         with as_constants(fixed):
             return aot_autograd(fw_compiler=compiler, keep_inference_input_mutations=True)(

@@ -62,19 +62,23 @@ def test_a_step_as_on_cuda_repeats_no_keys(monkeypatch: pytest.MonkeyPatch) -> N
         torch.testing.assert_close(ours, eager, rtol=1e-4, atol=1e-4)
     (graph,) = graphs
     left = [node.op_type for node in graph.model.graph.node]
-    assert left.count("Expand") == 5  # of the place in each cache; and of the mask, once
+    assert left.count("Expand") == 2  # of all lengths at once; and of the mask, once
 
 
+@pytest.mark.parametrize("opset", [None, 24])
 @pytest.mark.parametrize("shape", [(1, 6, 3), (2, 4, 6, 3), (3, 6)])
-def test_a_static_cache_is_written_where_it_lies(shape: tuple[int, ...]) -> None:
-    """No copy of a cache: what the step returns for it is its own memory."""
+def test_a_static_cache_is_written_where_it_lies(shape: tuple[int, ...], opset: int | None) -> None:
+    """No copy of a cache: what the step returns for it is its own memory.
+
+    By TensorScatter, where the index has one element; of more they need not be neighbours.
+    """
     axis = shape.index(6)
 
     def f(cache: torch.Tensor, at: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
         cache.index_copy_(axis, at, new)
         return cache.sum(axis)
 
-    run, graphs = compiled(f)
+    run, graphs = compiled(f, target_opset=opset)
     caches = [torch.randn(shape) for _ in range(2)]
     caches[1].copy_(caches[0])
     with torch.no_grad():
@@ -83,13 +87,15 @@ def test_a_static_cache_is_written_where_it_lies(shape: tuple[int, ...]) -> None
             new = torch.randn([len(places) if i == axis else n for i, n in enumerate(shape)])
             torch.testing.assert_close(run(caches[0], at, new), f(caches[1], at, new))
             assert torch.equal(caches[0], caches[1])
-    for graph in graphs:
+    for graph, several in zip(graphs, (False, True), strict=True):
+        written = "TensorScatter" if opset and not several else "Scatter"
+        assert any(node.op_type.startswith(written) for node in graph.model.graph.node)
         assert list(written_in_place(graph.model).values()) == [graph.names[0]]
 
 
 UNFUSED = [("CUDAExecutionProvider", {"sdpa_kernel": "16"})]
 REPLAYED = CompileSettings(
-    opset=20,
+    opset=None,
     verbose=0,
     options=OptimizationOptions(),
     storage=None,
@@ -140,6 +146,40 @@ def test_a_decode_step_in_a_cuda_graph_gets_unfused_attention(
     )
     settings = dataclasses.replace(REPLAYED, providers=chosen["given"], cuda_graph=chosen["graph"])
     assert chosen_providers(proto, torch.device(chosen["device"]), settings) == expected
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"processor": "CPU"},
+        {"asked": 20},
+        {"places": [4, 1]},
+        {"axis": 0, "places": [1]},
+        {"written": False},
+        {"last": torch.nn.functional.softplus},
+    ],
+    ids=str,
+)
+def test_the_opset_of_a_graph_that_asks_for_none(change: dict[str, Any]) -> None:
+    """24 on CUDA where one place of a static cache is written, else 20 as ever."""
+    chosen = {"processor": "CUDA", "asked": None, "places": [4], "axis": 1, "written": True}
+    chosen |= {"last": torch.relu} | change
+    axis, at = chosen["axis"], torch.tensor(chosen["places"])
+
+    def f(cache: torch.Tensor, at: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+        made = (cache.index_copy_ if chosen["written"] else cache.index_copy)(axis, at, new)
+        return chosen["last"](made.sum(axis))
+
+    options = OptimizationOptions(processor=chosen["processor"])
+    run, graphs = compiled(f, target_opset=chosen["asked"], options=options)
+    cache = torch.randn(2, 6, 3)
+    new, other = cache.index_select(axis, at) + 1, cache.clone()
+    torch.testing.assert_close(run(cache, at, new), f(other, at, new))
+    assert torch.equal(cache, other)
+    (graph,) = graphs
+    assert graph.exported.opset_import[0].version == (20 if change else 24)
 
 
 def test_what_reads_the_old_values_gets_them() -> None:

@@ -277,7 +277,7 @@ def test_what_draws_random_numbers_is_not_recorded(recordings: list[Any] | None)
     assert not recordings
 
 
-MASK = "Cast-19(bool) to float"
+MASK = "Cast-24(bool) to float"
 
 
 @pytest.mark.skipif(CUDA, reason="by the stand-in")

@@ -16,7 +16,7 @@ from roundoff.fusion.rule import Report
 from roundoff.ort import OrtSession, torch_tf32
 
 from .capture import outside
-from .convert import convert
+from .convert import convert, opset_for
 from .converter import Converted
 from .outputs import Outputs
 from .sizes import dims
@@ -198,13 +198,14 @@ class Compiled:
         self.inputs: list[torch.Tensor] | None = None
         self._variants: dict[bool, Variant] = {}
         self._convert_seconds = 0.0
+        processor = settings.options.processor or self.device.type.upper()
         converter = functools.partial(
             convert,
             gm,
             examples,
             names,
             self._outputs.names,
-            settings.opset,
+            settings.opset or opset_for(gm, processor),
             numbers,
             fallback=settings.fallback,
         )

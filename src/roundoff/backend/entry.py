@@ -33,7 +33,7 @@ def onnx_custom_backend(
     graph_module: torch.fx.GraphModule,
     args: Sequence[Any],
     *,
-    target_opset: int = 20,
+    target_opset: int | None = None,
     verbose: int = 0,
     options: OptimizationOptions | None = None,
     optimize: bool = True,
@@ -50,8 +50,10 @@ def onnx_custom_backend(
     ----------
     graph_module, args
         As dynamo hands them to a backend.
-    target_opset : int
-        ONNX opset, 18 or later.
+    target_opset : int, optional
+        ONNX opset, 18 or later. From 24 on one place of a static cache is written by
+        `TensorScatter <https://onnx.ai/onnx/operators/onnx__TensorScatter.html>`_: by default 24
+        on CUDA for a graph that does so, else 20.
     verbose : int
         1 prints a line a graph, 2 also a line a rewrite.
     options : OptimizationOptions, optional
@@ -215,7 +217,8 @@ def _settings(
         check_flag(name, flag)
     check_choice("mode", mode, (None, "default", "reduce-overhead"))
     check_whole("verbose", verbose, least=0)
-    check_whole("target_opset", target_opset, least=18, most=onnx.defs.onnx_opset_version())
+    if target_opset is not None:
+        check_whole("target_opset", target_opset, least=18, most=onnx.defs.onnx_opset_version())
     if options is None:
         options = OptimizationOptions(verbose=max(verbose - 1, 0))
     if not isinstance(options, OptimizationOptions):

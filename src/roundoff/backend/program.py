@@ -200,7 +200,7 @@ def written_in_place(model: onnx.ModelProto) -> dict[str, str]:
     return {
         node.output[0]: node.input[0]
         for node in model.graph.node
-        if node.op_type == "ScatterElements"
+        if node.op_type in ("ScatterElements", "TensorScatter")
         and node.output[0] in returned
         and node.output[0].startswith("written_")
         and node.input[0] in inputs

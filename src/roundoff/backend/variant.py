@@ -70,7 +70,7 @@ def reset() -> None:
 class CompileSettings:
     """What :func:`onnx_custom_backend` was asked for."""
 
-    opset: int
+    opset: int | None
     verbose: int
     options: OptimizationOptions
     storage: dict[str, Any] | None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 # Importing a module enters its operators.
 from . import elementwise, indexing, products, reductions, shapes
+from .indexing import writes_one_place
 from .table import TABLE
 
 __all__ = [
@@ -18,4 +19,5 @@ __all__ = [
     "products",
     "reductions",
     "shapes",
+    "writes_one_place",
 ]

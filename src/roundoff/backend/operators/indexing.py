@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+import torch
 
 from roundoff.fusion.editor import Dim
 
@@ -65,6 +66,20 @@ def _index(c: Converter, node: Any, x: Any, indices: Sequence[Any]) -> Any:
     return c.op("GatherND", c.tensor(x), joined, shape=out)
 
 
+def writes_one_place(node: Any) -> bool:
+    """Whether TensorScatter can write what a node does: one place of an axis behind the first.
+
+    A decode step writes its static cache so.
+    """
+    if node.target is not torch.ops.aten.index_copy.default:
+        return False
+    x, axis, index, source = node.args
+    if not rank_of(x) or rank_of(index) != 1:
+        return False
+    axis = axis_of(axis, rank_of(x))
+    return axis > 0 and shape_of(source)[axis] == 1
+
+
 @writes("index_copy")
 def _index_copy(c: Converter, node: Any, x: Any, axis: int, index: Any, source: Any) -> Any:
     if not rank_of(x) or rank_of(index) != 1:
@@ -72,6 +87,11 @@ def _index_copy(c: Converter, node: Any, x: Any, axis: int, index: Any, source: 
     axis, new = axis_of(axis, rank_of(x)), c.tensor(source, kind_of(node))
     place = _no_negative(c, index)
     shape = dims_of(new)
+    if c.opset >= 24 and writes_one_place(node):
+        at = place
+        if shape[0] != 1:
+            at = c.op("Expand", at, c.shape(shape[:1]), shape=shape[:1])
+        return c.op("TensorScatter", c.tensor(x), new, at, axis=axis)
     thin: list[Dim] = [1] * len(shape)
     thin[axis] = shape[axis]
     at = c.reshape(place, thin)

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from roundoff.errors import UnsupportedError
 
 from .converter import Converter, fixed_number
-from .outputs import contiguous, permutation
+from .outputs import contiguous, memory, permutation
 from .sizes import dim, hint
 
 __all__ = ["by_torch"]
@@ -37,7 +37,12 @@ def by_torch(c: Converter, node: torch.fx.Node) -> Any:
     if strided:
         base = leaves[0].meta["val"]
         dense = contiguous(base) or permutation(base.shape, base.stride()) is not None
-        if not dense or dim(base.storage_offset()):
+        # An input is handed over as it is; a view of one, or one that is turned, as a copy, which
+        # tells nothing of where that began.
+        handed = leaves[0].op == "placeholder" and contiguous(base)
+        places = [] if handed else node.graph.find_nodes(op="placeholder")
+        inside = any(memory(p.meta["val"]) == memory(base) for p in places if _is_tensor(p))
+        if not dense or inside or dim(base.storage_offset()):
             raise UnsupportedError("a strided view of memory that is not all of a tensor")
     inputs: list[ir.Value] = []
     template: list[Any] = []

@@ -14,7 +14,7 @@ from roundoff.errors import UnsupportedError
 
 from .sizes import dim, dims, evaluate, hint
 
-__all__ = ["Outputs", "contiguous", "permutation"]
+__all__ = ["Outputs", "contiguous", "memory", "permutation"]
 
 Restore = Callable[[list[torch.Tensor], Mapping[str, int]], Any]
 
@@ -80,7 +80,7 @@ class Outputs:
             return lambda tensors, sizes: evaluate(number, sizes)
         if not isinstance(value, torch.Tensor):
             return lambda tensors, sizes: node
-        base = bases.get(_memory(value))
+        base = bases.get(memory(value))
         if base is not None:
             index, whole = self._index(base), base.meta["val"]
             shape, stride = dims(value.shape), dims(value.stride())
@@ -169,7 +169,8 @@ def contiguous(value: torch.Tensor) -> bool:
     return True
 
 
-def _memory(value: torch.Tensor) -> int:
+def memory(value: torch.Tensor) -> int:
+    """Which memory a fake tensor has: equal of views of one."""
     return value.untyped_storage()._cdata
 
 
@@ -179,23 +180,23 @@ def _bases(gm: torch.fx.GraphModule, returned: Sequence[Any]) -> dict[int, torch
     for node in returned:
         value = node.meta.get("val") if isinstance(node, torch.fx.Node) else None
         if isinstance(value, torch.Tensor):
-            seen[_memory(value)] = seen.get(_memory(value), 0) + 1
+            seen[memory(value)] = seen.get(memory(value), 0) + 1
     shared = {m for m, n in seen.items() if n > 1}
     bases: dict[int, torch.fx.Node] = {}
     for node in gm.graph.nodes if shared else ():
         value = node.meta.get("val")
-        if not isinstance(value, torch.Tensor) or _memory(value) not in shared:
+        if not isinstance(value, torch.Tensor) or memory(value) not in shared:
             continue
         size = math.prod(value.shape) * value.element_size()
         dense = contiguous(value) or permutation(value.shape, value.stride()) is not None
         whole = statically_known_true(size == value.untyped_storage().nbytes())
         if dense and dim(value.storage_offset()) == 0 and whole:
-            bases.setdefault(_memory(value), node)
+            bases.setdefault(memory(value), node)
     for node in returned if bases else ():
         value = node.meta.get("val") if isinstance(node, torch.fx.Node) else None
         if not isinstance(value, torch.Tensor):
             continue
-        base = bases.get(_memory(value))
+        base = bases.get(memory(value))
         if base is not None and _seen_as(value) != _seen_as(base.meta["val"]):
             # No strides cut it from the base. AOTAutograd itself makes views of an input.
             if base.op != "placeholder":
@@ -204,7 +205,7 @@ def _bases(gm: torch.fx.GraphModule, returned: Sequence[Any]) -> dict[int, torch
                     got=f"{_seen_as(value)} beside {_seen_as(base.meta['val'])}",
                     hint="return clone() of one of them",
                 )
-            del bases[_memory(value)]
+            del bases[memory(value)]
     return bases
 
 

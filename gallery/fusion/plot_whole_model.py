@@ -325,7 +325,7 @@ pd.DataFrame(lines).T.round(2)
 #      - :bound:`no difference measured <cpu.rows64>` from eager on the Intel Xeon
 #
 # * **On an H100** a step of 64 texts takes :bound:`0.62 <graph.rows64@nvidia-h100-80gb-hbm3>` of
-#   inductor's time. For eight texts there is
+#   inductor's time. For eight texts there is on the H100
 #   :bound:`no difference measured <graph.rows8@nvidia-h100-80gb-hbm3>`.
 # * **On a CPU** two texts at once took :bound:`0.53 <words.two@amd-epyc-2-cores>` of eager's time
 #   on the AMD EPYC, and :bound:`1.28 <words.two>` on the Intel Xeon. We do not know why single

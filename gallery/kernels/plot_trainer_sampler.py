@@ -42,7 +42,7 @@ import copy
 import matplotlib.pyplot as plt
 import pandas as pd
 import torch
-from torch.nn.functional import pad, scaled_dot_product_attention
+from torch.nn.functional import pad
 
 import roundoff
 from roundoff.models import PASSAGES, load_trained, padded
@@ -272,23 +272,6 @@ parts.round(1)
 # padding nor packing nor a cache changes a logit: :bound:`0 % <parts.attention>` change on the EPYC
 # and :bound:`0 % <parts.attention@nvidia-h100-80gb-hbm3>` on the H100.
 #
-# Attention itself shows the difference. We compute it with random numbers: for one query after the
-# other, and for all queries at once.
-
-torch.manual_seed(0)
-drawn = [torch.randn(1, 9, 64, 64) for _ in "qkv"]
-for dtype in torch.bfloat16, torch.float32:
-    q, k, v = (t.to(dtype) for t in drawn)
-    whole = scaled_dot_product_attention(q, k, v, is_causal=True)
-    steps = [
-        scaled_dot_product_attention(q[:, :, [i]], k[:, :, : i + 1], v[:, :, : i + 1])
-        for i in range(64)
-    ]
-    print(f"{dtype}: {changed(torch.cat(steps, 2), whole):.1%} of the results differ")
-
-# %%
-# On the EPYC most results differ in float32. In bfloat16 each result is rounded to 8 bits, which
-# hides most differences. The few that remain grow through 30 layers, until most logits differ.
 # :ref:`batch-invariance` shows how a kernel of attention comes to round differently. There, on a
 # GPU, products of few rows change their bits, too.
 #

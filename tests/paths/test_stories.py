@@ -972,9 +972,6 @@ def check_trainer_on_epyc(story: Told) -> None:
     for name in "5 columns of padding", "packed into one row":
         assert 10 < live["tokens, %"][name] < 90, "padding and packing change some tokens"
     assert live["tokens, %"]["cache, token by token"] > 90, "a cache changes nearly all"
-    narrow, wide = re.findall(r"torch\.\w+: ([\d.]+)% of the results differ", story.text)
-    assert 0 < float(narrow) < 5, "rounding hides most differences"
-    assert float(wide) > 50, "most results"
     parts = story.names["parts"]
     assert (parts.loc["fixed: attention"] == 0).all(), "attention is the whole cause"
     assert (parts.loc["fixed: products"] == parts.loc["fixed: nothing"]).all()

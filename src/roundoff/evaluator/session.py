@@ -210,7 +210,7 @@ class TorchOnnxEvaluator:
             yield Step(*step)
 
     def run_node(self, node: int, inputs: Sequence[Any]) -> tuple[Any, ...]:
-        """Run one node of :attr:`nodes`, by its index, on *inputs*, and nothing else.
+        """Run one node of ``nodes``, by its index, on *inputs*, and nothing else.
 
         *inputs* follow ``node.inputs`` (None for an absent one), then ``node.captures`` for
         an If, Loop or Scan: the layout of ``step.inputs``, here or in another evaluator of the

@@ -11,21 +11,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import onnx.parser
 import onnxruntime
 import pytest
 import torch
+from onnx.reference import ReferenceEvaluator
 from test_steps import CPU, KERNELS, built
 
 from roundoff.backend import onnx_custom_backend
-from roundoff.backend.program import (
-    SPLITS_SLICES,
-    CudaGraphProgram,
-    Program,
-    copies_of_the_processor,
-    passes_a_list,
-)
+from roundoff.backend.lists import SPLITS_SLICES, passes_a_list, without_lists
+from roundoff.backend.program import CudaGraphProgram, Program, copies_of_the_processor
 
 
 class Recorded:
@@ -324,20 +321,52 @@ def test_unequal_parts_are_passed_as_a_list(parts: tuple[int, ...], listed: bool
       {{ [cut] {", ".join(names)} = Split<axis = 1>(x, k) }}""")
     assert passes_a_list(model) == ("cut" if listed else "")
     assert ("'cut'" in Program(model, CPU, {}).unrecordable()) == listed
+    assert (without_lists(model) is model) != listed
+
+
+#: Models whose kernels are passed lists; parts of no element, a negative axis, one part of rank 1.
+_LISTS = {
+    "split": """g (float[4, 11] x) => (float[4, 1] a, float[4, 0] b, float[4, 7] c, float[4, 3] d)
+      <int64[4] k = {1, 0, 7, 3}> { [cut] a, b, c, d = Split<axis = -1>(x, k) }""",
+    "concat": """g (float[11, 2] x) => (float[39, 2] y)
+      <int64[4] k = {1, 2, 5, 3}>
+      { a, b, c, e = Split<axis = 0>(x, k)
+        [join] y = Concat<axis = 0>(a, x, b, c, e, x, b, b, a, a) }""",
+    "rank 1": """g (float[2] a, float[3] b, float[1] c, float[n] d) => (float[m] y)
+      { [join] y = Concat<axis = 0>(a, b, c, d) }""",
+}
+
+
+@pytest.mark.parametrize("name", _LISTS)
+def test_no_list_is_passed_and_the_values_are_the_same(name: str) -> None:
+    model = onnx.parser.parse_model(f"""<ir_version: 10, opset_import: ["": 20]> {_LISTS[name]}""")
+    model = onnx.shape_inference.infer_shapes(model)
+    assert passes_a_list(model)
+    other = without_lists(model)
+    assert bool(passes_a_list(other)) == (name == "rank 1")  # a size that is no constant
+    onnx.checker.check_model(other, full_check=True)
+    rng, sizes = np.random.default_rng(0), {"n": 4}
+    feeds = {
+        i.name: rng.random(
+            [d.dim_value or sizes[d.dim_param] for d in i.type.tensor_type.shape.dim], np.float32
+        )
+        for i in model.graph.input
+    }
+    expected, got = (ReferenceEvaluator(m).run(None, feeds) for m in (model, other))
+    assert all(np.array_equal(a, b) for a, b in zip(expected, got, strict=True))
 
 
 @pytest.mark.parametrize("left_out", ["", SPLITS_SLICES])
 def test_onnxruntime_makes_no_split_of_the_slices(left_out: str, tmp_path: Path) -> None:
     """It would without the option: the option has the name that this version of it knows."""
     model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 20]>
-      g (float[4, 6] x) => (float[4, 1] a, float[4, 3] b, float[4, 2] c)
-      <int64[1] zero = {0}, int64[1] one = {1}, int64[1] four = {4}, int64[1] six = {6}>
-      { y = Relu(x)  a = Slice(y, zero, one, one)  b = Slice(y, one, four, one)
-        c = Slice(y, four, six, one) }""")
+      g (float[4, 8] x) => (float[4, 1] a, float[4, 2] b, float[4, 4] c, float[4, 1] d)
+      <int64[4] k = {1, 2, 4, 1}> { y = Relu(x)  a, b, c, d = Split<axis = 1>(y, k) }""")
     options = onnxruntime.SessionOptions()
     options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
     options.add_session_config_entry("optimization.disable_specified_optimizers", left_out)
-    onnxruntime.InferenceSession(model.SerializeToString(), options)
+    sliced = without_lists(onnx.shape_inference.infer_shapes(model))
+    onnxruntime.InferenceSession(sliced.SerializeToString(), options)
     kinds = {n.op_type for n in onnx.load(options.optimized_model_filepath).graph.node}
     assert ("Split" in kinds) == (not left_out)
 
@@ -345,8 +374,8 @@ def test_onnxruntime_makes_no_split_of_the_slices(left_out: str, tmp_path: Path)
 @on_a_gpu
 @pytest.mark.gpu
 @torch.no_grad()
-def test_five_unequal_parts_are_not_recorded() -> None:
-    """ONNX Runtime passes their sizes through memory that it uses again."""
+def test_five_unequal_parts_are_recorded() -> None:
+    """ONNX Runtime would pass their sizes through memory that it uses again: they stay Slices."""
     storage: dict[str, Any] = {}
     backend = functools.partial(onnx_custom_backend, storage=storage, mode="reduce-overhead")
     parts = [7, 1, 5, 2, 3]
@@ -355,11 +384,9 @@ def test_five_unequal_parts_are_not_recorded() -> None:
         return [torch.relu(2 * part) for part in torch.relu(x).split(parts, -1)]
 
     run = torch.compile(function, backend=backend, dynamic=False)
-    with pytest.warns(UserWarning, match="passes a list"):
-        run(torch.randn(4, sum(parts), device="cuda"))
-    for _ in range(5):
+    for _ in range(6):
         x = torch.randn(4, sum(parts), device="cuda")
         for made, wanted in zip(run(x), function(x), strict=True):
             assert torch.equal(made, wanted)
     (graph,) = storage["instance"]
-    assert "passes a list" in graph.no_cuda_graph
+    assert not graph.no_cuda_graph

@@ -22,6 +22,7 @@ from roundoff.ort import OrtSession, session
 from roundoff.ort.binding import CUDA
 from roundoff.timing.harness import no_collection
 
+from .lists import SPLITS_SLICES, passes_a_list, without_lists
 from .sizes import known
 from .steps import KernelStep, Partition, Slot, Step, constant, signature, unread_after
 
@@ -213,33 +214,6 @@ def _sizes(kind: onnx.TypeProto.Tensor) -> list[Dim | None]:
     return [d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in kind.shape.dim]
 
 
-def passes_a_list(model: onnx.ModelProto) -> str:
-    """The first node whose CUDA kernel is passed a list, by its name or output; else empty.
-
-    ONNX Runtime's CUDA kernels take the sizes and addresses of parts as arguments where the parts
-    are few or equal. Else they read a list from memory of the processor. ONNX Runtime uses that
-    memory again after the run, which a replayed CUDA graph does not know, and frees it in a
-    callback of the stream, where CUDA forbids it and the process ends.
-    """
-    graph = model.graph
-    shapes = {
-        v.name: _sizes(v.type.tensor_type)
-        for v in [*graph.input, *graph.output, *graph.value_info]
-        if v.type.tensor_type.HasField("shape")
-    }
-    shapes |= {t.name: list(t.dims) for t in graph.initializer}
-    for node in graph.node:
-        parts = {"Split": node.output, "Concat": node.input}.get(node.op_type, [])
-        sizes = [shapes.get(name, [None]) for name in parts]
-        if len(parts) > 3 and any(None in size or size != sizes[0] for size in sizes):
-            return str(node.name or node.output[0])
-    return ""
-
-
-#: ONNX Runtime's optimizer that makes a Split of Slices, after :func:`passes_a_list` has looked.
-SPLITS_SLICES = "GatherSliceToSplitFusion"
-
-
 class _MemcpyNode(ctypes.Structure):
     """``cudaMemcpy3DParms``."""
 
@@ -330,6 +304,7 @@ class Program:
         self.device = device
         self.cuda = device.type == "cuda"
         self.stream = torch.cuda.Stream(device) if self.cuda else None
+        model = without_lists(model) if self.cuda else model
         graph = model.graph
         self.inputs = [i.name for i in graph.input]
         self.outputs = [o.name for o in graph.output]

@@ -151,6 +151,8 @@ IDS = [1, 60, 3, 7, 200, 60, 11, 9]
 def test_the_truth_agrees_with_plain_numpy(small) -> None:
     _, weights, path = small
     exact = load_trained(path, round_to=None)
+    for name, value in load_trained(path).weights.items():
+        assert torch.equal(value, exact.weights[name].bfloat16()), "rounded once"
     expected = logits_by_numpy(weights, IDS)
     got = Float64Llama(exact)(torch.tensor([IDS])).logits[0].numpy()
     rms = np.sqrt(np.mean(expected**2))

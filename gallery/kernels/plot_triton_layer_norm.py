@@ -295,11 +295,13 @@ typical.round(2)
 # rows of float32, with PyTorch's kernel and step by step.
 
 gpu = device == "cuda"
+rows, dtype = (4096, torch.float16) if gpu else (256, torch.float32)
 slow = "inductor", "QuACK"  # to compile, at each width
 timed = {k: v for k, v in norms.items() if k == "torch" or (gpu and k not in slow)}
-rows, dtype = (4096, torch.float16) if gpu else (256, torch.float32)
-live = {}
-for n in range(1024, 15873, 7424 if unit_test_going() else 512):
+
+
+def rates(n):
+    """GB/s of each backward at n columns."""
     x, dy, w, b = inputs(rows, n, dtype)
     saved = forward(x, w, b)[1:]
     calls = {} if gpu else {"step by step": partial(backward, dy, x, w, b, *saved)}
@@ -309,9 +311,14 @@ for n in range(1024, 15873, 7424 if unit_test_going() else 512):
             _, *saved = norm.forward(x, scale, shift, 1e-5)
             calls[label] = partial(norm.backward, dy, x, scale, shift, *saved)
     moved = dict.fromkeys(calls, 3 * x.nbytes)
-    rated = measure(calls, bytes=moved, device=device, cuda_graph=gpu, budget_s=0.05)
-    live[n] = rated.frame.set_index("label")["gb_s"]
-live = pd.DataFrame(live).T.rename_axis(columns=None)
+    found = measure(calls, bytes=moved, device=device, cuda_graph=gpu, budget_s=0.05)
+    return found.frame.set_index("label")["gb_s"]
+
+
+# %%
+
+widths = range(1024, 15873, 7424 if unit_test_going() else 512)
+live = pd.DataFrame({n: rates(n) for n in widths}).T.rename_axis(columns=None)
 title = "Backward on this machine, GB/s"
 ax = live.plot(figsize=(5.2, 2.4), xlabel="columns", ylim=0, title=title)
 ax.figure.set_label("GB/s of the backward by columns, on this machine.")

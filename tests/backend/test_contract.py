@@ -481,6 +481,26 @@ def test_it_is_refused_by_name(f: Any, x: torch.Tensor, error: Any, said: str) -
 
 
 @torch.no_grad()
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: x / (x.shape[0] / 3),
+        lambda x: x.shape[0] / 3 - x,
+        lambda x: x.abs() ** (x.shape[0] / 3),
+        lambda x: x > x.shape[0] / 30,
+        lambda x: x * x.shape[0] ** 0.5,
+        lambda x: torch.where(x > 0, x, x.shape[0] / 3),
+    ],
+    ids=["quotient", "difference", "power", "comparison", "root", "choice"],
+)
+def test_a_number_that_a_size_decides_is_that_of_each_call(f: Callable[..., Any]) -> None:
+    run = through(f, dynamic=True)
+    for rows in (5, 7, 11):
+        x = torch.randn(rows, 4, generator=torch.Generator().manual_seed(rows))
+        torch.testing.assert_close(run(x), f(x))
+
+
+@torch.no_grad()
 def test_several_devices_are_refused_by_name() -> None:
     with pytest.raises(UnsupportedError, match=r"several devices.*cpu, meta"):
         through(lambda x, y: (x + 1, y + 1))(torch.ones(2), torch.ones(2, device="meta"))

@@ -256,6 +256,27 @@ def test_a_loop_runs_whole_by_onnx_runtime_in_the_opset_of_its_body() -> None:
         TorchOnnxEvaluator(text(LOOP), truth=True)
 
 
+def test_a_scale_of_another_shape_is_broadcast() -> None:
+    """In LayerNormalization against its definition, in a quantisation along an axis."""
+    x = np.random.default_rng(0).normal(size=(2, 3)).astype(np.float32)
+    centred = x - x.mean(-1, keepdims=True)
+    expected = centred / np.sqrt(x.var(-1, keepdims=True) + 1e-5)
+    for shape in ([1], [2, 1]):
+        scale = np.arange(1, 1 + np.prod(shape), dtype=np.float32).reshape(shape) * 2
+        model = text(f"""norm (float[2, 3] X, float{shape} s) => (float[2, 3] Y)
+            {{ Y = LayerNormalization(X, s, s) }}""")
+        (got,) = TorchOnnxEvaluator(model).run(None, {"X": x, "s": scale})
+        np.testing.assert_allclose(got.numpy(), expected * scale + scale, rtol=1e-5, atol=1e-5)
+    levels = np.arange(6, dtype=np.int8).reshape(2, 3)
+    for axis, scale in (0, [1, 2]), (1, [1, 2, 4]), (-2, [1, 2]):
+        model = text(f"""levels (int8[2, 3] X, float[{len(scale)}] s) => (float[2, 3] Y)
+            {{ Y = DequantizeLinear<axis = {axis}>(X, s) }}""")
+        feeds = {"X": levels, "s": np.array(scale, np.float32)}
+        (got,) = TorchOnnxEvaluator(model).run(None, feeds)
+        wide = np.expand_dims(feeds["s"], 1 if axis in (0, -2) else 0)
+        np.testing.assert_array_equal(got.numpy(), levels * wide)
+
+
 def test_the_order_of_kernels_holds_inside_a_branch() -> None:
     evaluator = TorchOnnxEvaluator(text(NESTED_FUNCTIONS, NESTED_FUNCTIONS_BODIES), kernels=["ort"])
     x = torch.tensor([-2.0, 4.0])

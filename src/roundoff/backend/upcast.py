@@ -98,8 +98,6 @@ def _without_kernel(proto: onnx.ModelProto, error: Exception) -> onnx.ModelProto
         return None
     values = [v for v in (*node.inputs, *node.outputs) if v is not None and v.dtype in WIDER]
     kinds = {v.dtype for v in values if v.dtype is not None}
-    if node.op_type == "Where":
-        kinds = {node.outputs[0].dtype} & kinds
     if not kinds or not _upcast(model.graph, node, kinds):
         return None
     model.graph.sort()

@@ -365,6 +365,7 @@ for name, words, rules, optimization, low, high in (
         f"share of the time of the converted layer that {words} saves, {LAYER}, float16",
         "separated",
         partial(saved, rules=rules, optimization=optimization),
+        where={"processor": "CUDA"},
         on="nvidia-h100-80gb-hbm3",
         test=lambda v, low=low, high=high: low < v.value < high,
     )

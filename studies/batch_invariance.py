@@ -657,7 +657,7 @@ study.value(
 )
 study.value(
     "product.shapes",
-    "shapes of products that were timed, in float16 and bfloat16",
+    "products that were timed: shapes, each in float16 or in bfloat16",
     "cost",
     len,
     where={"batch_invariant_ops": lambda s: s.notna()},

@@ -9,17 +9,17 @@ Temperature 0, the same question, the same weights: alone it gets one answer, in
 .. answer:: nvidia-h200
 
    **Why.** In a batch, transformers pads a shorter prompt. Padding changes how attention rounds its
-   sums. The number of rows can change the order of a matrix product: on a GPU, and on some
-   processors. A last bit can decide between two words. On a test server that pads,
-   :bound:`73 % <texts.changed>` of SmolLM2's texts are not what the prompt gets alone.
+   sums. On a GPU, and on some processors, the number of rows can change the order in which a matrix
+   product adds. A last bit can decide between two words. On a test server that pads,
+   :bound:`73 % <texts.changed>` of SmolLM2's texts differ from the text of the prompt alone.
 
    **The cure.** Fix the order of every sum: ``roundoff.invariant(model)``. On the server, inside
    ``with roundoff.invariant():``, :bound:`0 % <texts.invariant>` of the texts changed.
 
    **The price.** ``generate`` of the changed SmolLM2 takes :bound:`0.87 <called.least>` to
    :bound:`1.04 <called.most>` times as long as torch's, and every prompt gets the text that it gets
-   alone. On a processor it takes longer. The worst of :bound:`273 <product.shapes>` matrix products
-   takes :bound:`1.57 <product.most>` times as long.
+   alone. The worst of :bound:`273 <product.shapes>` timed matrix products takes
+   :bound:`1.57 <product.most>` times as long. On a processor ``generate`` takes longer, too.
 
    .. code-block:: python
 
@@ -150,9 +150,9 @@ plt.show()
 
 # %%
 # This predicts where changes begin. After five columns token 27 is the first that is left over, and
-# without padding it is token 32. So tokens 0 to 26 keep their results. There is a rival: five
-# columns move every token to another of 16 running sums. If that mattered, early tokens would
-# change, too. We test it with random numbers.
+# without padding it is token 32. So tokens 0 to 26 keep their results. There is a rival: the kernel
+# keeps 16 running sums, and five columns move every token to another one. If that mattered, early
+# tokens would change, too. We test it with random numbers.
 
 
 def attend(left=0, right=0, dtype=torch.float32, equal=False):
@@ -194,7 +194,7 @@ print(f"in bfloat16, 5 columns: {changed(*narrow):.1%} changed")
 # %%
 # On the EPYC every dot is on its cross. At 16 and 32 columns nothing changes, as predicted. Twelve
 # columns on the right move no token, but leave none over: token 32 is the first that changes. Five
-# on the left and seven on the right leave none over, too, but move every token: nothing more
+# on the left and seven on the right also leave none over, but move every token. Nothing more
 # changes. (At the end the 16 sums are added in pairs eight apart, then four, two, one. A shift
 # keeps these pairs.) With equal weights each exponential is 1, the sum is exact, and nothing
 # changes.
@@ -297,8 +297,8 @@ ax.set(xlim=(0, 100), title="Texts that change in a batch")
 plt.show()
 
 # %%
-# The partial remedies hardly help: they leave attention, which padding changes, as it is. A model
-# in which neither rows nor padding change a bit has :term:`batch invariance`.
+# The partial remedies hardly help: padding changes attention, and they do not. A model in which
+# neither rows nor padding change a bit has :term:`batch invariance`.
 #
 # The cure: one order, whatever the batch
 # ---------------------------------------
@@ -349,13 +349,13 @@ price.round(2).rename(columns={"ratio": "× torch's time", "low": "from", "high"
 # %%
 # On a processor the changed model takes longer. The time varies from build to build by more than
 # the interval. Both forms cut a batch into products of one fixed number of rows, filled up with
-# zeros. The context manager also intercepts each operator in Python. With six layers in place of
-# 30, :ref:`trainer-sampler` measured :bound:`1.5 <plot_trainer_sampler#price.sampling>` times on
-# two cores of an AMD EPYC.
+# zeros. The context manager also intercepts each operator in Python. With six layers and two texts,
+# :ref:`trainer-sampler` measured :bound:`1.5 <plot_trainer_sampler#price.sampling>` times on two
+# cores of an AMD EPYC.
 #
-# On the H200 we recorded ``generate`` of the changed model, for prompts of different lengths. In
-# torch a batch changed up to :bound:`50 % <called.torch>` of the texts, in the changed model none.
-# The table has the default cache of transformers, which grows with the text.
+# On the H200 we recorded ``generate`` of the changed model, for prompts of different lengths. A
+# batch changed up to :bound:`50 % <called.torch>` of torch's texts, and none of the changed
+# model's. The table has the default cache of transformers, which grows with the text.
 
 called = read_table(*STUDY, "called", ["cache", "batch", "roundoff", "low", "high"])
 called = called[called["cache"] == "dynamic"].set_index("batch").drop(columns="cache")
@@ -366,16 +366,16 @@ called.astype(float).round(2)
 # The answer at the top has this table's lowest and highest ratio. Where an interval holds 1, no
 # difference was measured. Elsewhere the changed model takes less time. Its RMSNorm is one kernel,
 # where transformers starts several from Python. A CUDA graph replays a token without Python, and
-# there the gain is gone: on the H100, in batches of 1 and 8, the changed model takes at most
-# :bound:`1.03 <compiled.most>` times as long by the median. Both intervals hold 1, and that of
-# batch 1 reaches 1.26.
+# there the gain is gone: on the H100, in batches of 1 and 8, the medians are at most
+# :bound:`1.03 <compiled.most>` times torch's time. Both intervals hold 1, and that of batch 1
+# reaches 1.26.
 #
-# SmolLM2 is small. Look at the parts of a larger model. Over :bound:`273 <product.shapes>` shapes
-# of products on the H200 the median is :bound:`1.00 <product.median>` times torch's time: most go
-# to cuBLAS, to a kernel that does not split K. The worst is :bound:`1.57 <product.most>` times,
-# weights of 8192 → 1024 with few rows, where splitting K pays. Attention of one token takes
-# :bound:`1.06 <decoding.least>` to :bound:`1.30 <decoding.most>` times as long, with 512 to 8192
-# keys and batches of 1 to 64.
+# SmolLM2 is small, so the study timed parts of larger models. Over :bound:`273 <product.shapes>`
+# products on the H200, in two types, the median is :bound:`1.00 <product.median>` times torch's
+# time: most run in a kernel of cuBLAS that does not split K. The worst is
+# :bound:`1.57 <product.most>` times, weights of 8192 → 1024 with few rows, where splitting K pays.
+# Attention of one token takes :bound:`1.06 <decoding.least>` to :bound:`1.30 <decoding.most>` times
+# as long, with 512 to 8192 keys and batches of 1 to 64.
 #
 # Switch it on where equal bits are worth the time: in a test, in an evaluation, or in reinforcement
 # learning, where :ref:`trainer and sampler must agree <trainer-sampler>`. A chat does not need it.
@@ -417,8 +417,8 @@ for name, run in {"torch": MODEL, "invariant(model)": FIXED}.items():
 # Limits, and what to read next
 # -----------------------------
 #
-# * The cure fixes the batch, not the machine. An H100 gave the bits of the H200; both are of one
-#   generation. On a processor the bits hold for one number of threads.
+# * The bits no longer depend on the batch, but still on the machine. An H100 gave the bits of the
+#   H200; both are of one generation. On a processor the bits hold for one number of threads.
 # * ``invariant(model)`` refuses convolutions, recurrent layers and other modules whose rows it
 #   cannot keep apart, and names them. Torch's ``TransformerEncoderLayer`` is refused when it is
 #   called.
@@ -426,8 +426,7 @@ for name, run in {"torch": MODEL, "invariant(model)": FIXED}.items():
 # * The changed model may be compiled or trained: :func:`~roundoff.kernels.invariant` says how.
 # * One small model was measured, and not the servers of others: vLLM has ``VLLM_BATCH_INVARIANT=1``
 #   [#vllm]_, SGLang ``--enable-deterministic-inference`` [#sglang]_.
-# * The sums of several GPUs are not ordered. They have :ref:`orders of their own
-#   <all-reduce-order>`.
+# * Sums across several GPUs are not fixed. They have :ref:`orders of their own <all-reduce-order>`.
 # * Next: :ref:`which tokens change <bits-to-words>`, and :ref:`why an order matters at all
 #   <reduction-order>`.
 #

@@ -9,19 +9,19 @@ The same weights, the same tokens, learning rate 0. The importance ratio of each
 .. answer:: amd-epyc-2-cores
 
    **Why.** A sampler computes one token at a time, with a cache. A trainer reads whole texts in one
-   pass. Attention then rounds differently, in bfloat16. On two cores of an AMD EPYC
+   pass. In bfloat16 attention then rounds differently. On two cores of an AMD EPYC
    :bound:`11 % <total.outside>` of SmolLM2's importance ratios lie outside [0.9, 1.1], and on an
-   H100 :bound:`10 % <total.outside@nvidia-h100-80gb-hbm3>`. On both the cause is attention alone:
-   with attention in one fixed order no logit differs.
+   H100 :bound:`10 % <total.outside@nvidia-h100-80gb-hbm3>`. On both machines attention is the
+   cause: with its order fixed, no logit differs.
 
    **The cure.** Compute the same bits on both sides: ``roundoff.invariant(model)``. On an H100,
    after 50 updates, :bound:`0 <updated.different>` of more than a hundred thousand
    log-probabilities differ.
 
-   **The price.** On the H100 sampling takes :bound:`0.86 <price.sampling@nvidia-h100-80gb-hbm3>`
-   times as long as torch's, and a training step :bound:`1.0 <price.step@nvidia-h100-80gb-hbm3>`
-   times. If close is enough, take float16 on both sides, on a GPU:
-   :bound:`0 % <float16.outside@nvidia-h100-80gb-hbm3>` of the H100's ratios lie outside.
+   **The price.** On the H100 a training step takes :bound:`1.0 <price.step@nvidia-h100-80gb-hbm3>`
+   times as long as torch's, on the EPYC :bound:`1.5 <price.step>` times. If close is enough, use
+   float16 on both sides of a GPU: :bound:`0 % <float16.outside@nvidia-h100-80gb-hbm3>` of the
+   H100's ratios lie outside.
 
    .. code-block:: python
 
@@ -56,8 +56,8 @@ from roundoff.script import unit_test_going
 # In reinforcement learning a *sampler* writes texts. A *trainer* computes the log-probabilities of
 # their tokens again, with gradients. The :term:`importance ratio` of a token is the trainer's
 # probability over the sampler's. PPO [#ppo]_ and GRPO [#grpo]_ multiply a token's gradient by its
-# ratio. Beyond a limit they drop a token that would move farther out. PPO's paper sets the limit at
-# 0.2. We take 0.1, which is stricter: a token outside [0.9, 1.1] may be dropped.
+# ratio. They drop a token whose ratio is beyond a limit and would move farther out. PPO's paper
+# sets the limit at 0.2. We take 0.1, which is stricter: a token outside [0.9, 1.1] may be dropped.
 #
 # Here one model is sampler and trainer: SmolLM2-135M [#smollm]_ in bfloat16. The sampler is
 # ``generate``, which continues eight passages in a batch with five columns of padding.
@@ -87,7 +87,7 @@ def sample(model, prompts, tokens, seed=0):
 
 # %%
 # The trainer packs all texts into one row, so that nothing is padded. Positions begin anew with
-# each text, which tells transformers that a text must not see the texts before it.
+# each text, so transformers hides the texts before it.
 
 
 def train(model, texts):
@@ -110,7 +110,7 @@ for limit in 0.1, 0.2:
 
 # %%
 # No weight has changed, and hardly any ratio is 1. (The cell has 208 tokens; the study's 384 give
-# :bound:`11 % <total.outside>`.) Outside [0.8, 1.2] are few. Each dot is a token; the band is [0.9,
+# :bound:`11 % <total.outside>`.) Few lie outside [0.8, 1.2]. Each dot is a token; the band is [0.9,
 # 1.1].
 
 figure, ax = plt.subplots(figsize=(5.5, 2.4))
@@ -165,8 +165,8 @@ def in_chunks(model, texts, size):
 
 
 # %%
-# Each pass is compared with the plain one. *tokens* are those whose log-probability changes. The
-# :term:`KL divergence` is over the whole vocabulary.
+# Each pass is compared with the plain one. *tokens* is the share whose log-probability changes,
+# *outside* the share outside [0.9, 1.1]. The :term:`KL divergence` is over the whole vocabulary.
 
 
 def compare(p, q):
@@ -198,8 +198,9 @@ live.round({"tokens, %": 1, "outside, %": 1, "KL": 5})
 # The study did the same with 384 tokens, and with 4096 on an H100. It also tried three differences
 # that frameworks add. With *last product in float32*, one side computes its logits in float32.
 # *Attention as single operators* is transformers' ``"eager"`` attention against ``"sdpa"``. With
-# *float32*, the whole trainer computes in float32. The figure stands beside the answer, without the
-# rows that put no ratio outside on either machine.
+# *float32*, the whole trainer computes in float32. The figure stands beside the answer. Its first
+# row compares sampler and trainer, the other rows compare a pass with the plain one. Rows of 0 are
+# left out.
 
 PAGE = "plot_trainer_sampler"
 MACHINES = {"EPYC": "amd-epyc-2-cores", "H100": "nvidia-h100-80gb-hbm3"}
@@ -232,7 +233,7 @@ plt.show()
 # %%
 # Gray lines are intervals of 95 %, by a bootstrap over the texts. On the EPYC a cache alone puts as
 # many ratios outside as all differences together. On the H100 padding and packing do more than a
-# cache. So which difference matters depends on the machine. Do they have one cause?
+# cache. So the machine decides which difference matters. Do all have one cause?
 #
 # The place is attention
 # ----------------------
@@ -266,14 +267,14 @@ parts.round(1)
 
 # %%
 # Fixed products do not help. Fixed attention is enough, whatever the difference. The study did this
-# with more texts. With fixed products a cache, token by token, still changes
-# :bound:`85 % <parts.products>` of the logits on the EPYC, and
+# with 4 texts on the EPYC and with 32 on the H100. With fixed products a cache, token by token,
+# still changes :bound:`85 % <parts.products>` of the logits on the EPYC, and
 # :bound:`53 % <parts.products@nvidia-h100-80gb-hbm3>` on the H100. With fixed attention neither
 # padding nor packing nor a cache changes a logit: :bound:`0 % <parts.attention>` change on the EPYC
 # and :bound:`0 % <parts.attention@nvidia-h100-80gb-hbm3>` on the H100.
 #
-# :ref:`batch-invariance` shows how a kernel of attention comes to round differently. There, on a
-# GPU, products of few rows change their bits, too.
+# :ref:`batch-invariance` shows how a kernel of attention comes to round differently. On a GPU,
+# products of few rows change their bits, too.
 #
 # How much it matters
 # -------------------
@@ -281,7 +282,7 @@ parts.round(1)
 # The gradient changes in two ways: each token's gradient is multiplied by its ratio, and some
 # tokens are dropped. The study computed PPO's gradient in the last six layers, with a limit of 0.1.
 # The reward of a text is the share of its tokens that begin a word. The table has the norm of the
-# change, in percent of the norm at ratio 1.
+# gradient's change, in percent of the gradient's norm where every ratio is 1.
 
 gradient = both.xs("gradient", axis=1, level=1)
 gradient[gradient.any(axis=1)].round(1)
@@ -292,11 +293,10 @@ gradient[gradient.any(axis=1)].round(1)
 # :bound:`24 % <total.gradient@nvidia-h100-80gb-hbm3>` on the H100.
 #
 # Does this change what is learned? The study trained a model of the first two layers for six steps,
-# :bound:`4 <runs.seeds>` times in each of four ways: invariant, clipped, with importance weights
-# and recomputed. Clipping gave :bound:`1.01 <runs.reward>` times the mean reward of
-# ``invariant(model)``, and importance weights :bound:`1.00 <runs.weighted>` times. Both intervals
-# (Student's t, 95 %) hold 1: no difference measured. This test is weak, as two layers put few
-# ratios outside.
+# :bound:`4 <runs.seeds>` times in each way. Clipping gave :bound:`1.01 <runs.reward>` times the
+# mean reward of ``invariant(model)``, and importance weights :bound:`1.00 <runs.weighted>` times.
+# Both intervals (Student's t, 95 %) hold 1: no difference measured. This test is weak: with two
+# layers few ratios lie outside, and every way ends near the largest reward.
 #
 # The cures, beside each other
 # ----------------------------
@@ -324,14 +324,14 @@ for update in range(3):
 #
 # * **float16 on both sides** [#float16]_. The bits still differ, but float16 rounds to 11 bits
 #   where bfloat16 rounds to 8. float16 ends at 65,504, so that gradients may need a scaled loss.
-# * **Recomputing.** Before it learns, the trainer recomputes the log-probabilities and uses them as
-#   the sampler's. At the first step each ratio is 1. But the sampler still wrote the texts: the
-#   mismatch stays, unseen.
+# * **Recomputing.** Before it learns, the trainer computes the log-probabilities, and uses its own
+#   in place of the sampler's. At the first step each ratio is 1. But the sampler still wrote the
+#   texts: the mismatch stays, unseen.
 # * **Importance weights** [#tis]_. The ratio of trainer to sampler is kept as a weight, up to a
 #   limit such as 2. No token is dropped. The bits still differ.
 #
 # Times are relative to torch in bfloat16: 30 layers and 64 texts on the H100, six layers and two
-# texts on the EPYC. KL and ratios are the EPYC's, of 384 tokens, and of 128 in float16. A blank was
+# texts on the EPYC. *KL* and *outside* are the EPYC's, of 384 tokens (float16: 128). A blank was
 # not timed.
 
 cures = read_table(PAGE, MACHINES["EPYC"], "cures", ["way", "KL", "outside"])
@@ -349,20 +349,20 @@ cures.round({"KL": 5} | dict.fromkeys(cures.columns[1:], 2)).astype(object).fill
 
 # %%
 # On the H100 a training step with ``invariant(model)`` takes
-# :bound:`1.0 <price.step@nvidia-h100-80gb-hbm3>` times as long as torch's (95 %: 0.96 to 1.11).
-# Gradients are torch's, so torch's attention runs beside ours. RMSNorm saves that time: it is one
-# kernel, where transformers has several. On the EPYC a step takes :bound:`1.5 <price.step>` times
-# as long, and so does sampling (:bound:`1.5 <price.sampling>`).
+# :bound:`1.0 <price.step@nvidia-h100-80gb-hbm3>` times as long as torch's (95 %: 0.96 to 1.11). For
+# the gradient torch's attention runs in addition to ours. Our RMSNorm is one kernel, where
+# transformers has several: our guess is that this saves the time. On the EPYC a step takes
+# :bound:`1.5 <price.step>` times as long, and so does sampling (:bound:`1.5 <price.sampling>`).
 #
 # Recomputing costs a pass: a step takes :bound:`1.2 <price.recomputed>` times as long on the EPYC
 # and :bound:`1.3 <price.recomputed@nvidia-h100-80gb-hbm3>` on the H100. Importance weights cost no
 # time that we could measure: :bound:`1.0 <price.weighted>` times on the EPYC, and
 # :bound:`1.0 <price.weighted@nvidia-h100-80gb-hbm3>` on the H100.
 #
-# float16 puts :bound:`0 % <float16.outside>` outside, of 128 tokens on the EPYC. Of 4096 on the
-# H100 it puts :bound:`0 % <float16.outside@nvidia-h100-80gb-hbm3>` outside. On the H100 it takes
-# about the time of bfloat16. On the EPYC a step in float16 takes :bound:`30 <price.half>` times as
-# long.
+# In float16 :bound:`0 % <float16.outside>` of 128 tokens lie outside on the EPYC, and
+# :bound:`0 % <float16.outside@nvidia-h100-80gb-hbm3>` of 4096 on the H100. On the H100 float16
+# takes about the time of bfloat16. On the EPYC a step in float16 takes :bound:`30 <price.half>`
+# times as long.
 #
 # Your own model
 # --------------
@@ -370,7 +370,8 @@ cures.round({"KL": 5} | dict.fromkeys(cures.columns[1:], 2)).astype(object).fill
 # Put in a causal language model of transformers, and the token ids of a text of two tokens or more:
 # a prompt, best with its answer. Run this cell after the imports. Each line compares one change
 # with a pass of the text alone: *rows* in the batch, *columns* of padding, or the *size* of a
-# cache's pieces. *differ* counts log-probabilities. Each line that differs names a cause.
+# cache's pieces. *differ* counts log-probabilities. A line where *differ* is not 0 names a cause.
+# The line without a change is the control.
 
 MODEL = load_trained(layers=2).model(torch.bfloat16)
 TEXT = list(range(1000, 1090))  # tokenizer(text)["input_ids"]
@@ -408,7 +409,7 @@ for name, one in {"torch": MODEL, "invariant(model)": FIXED}.items():
 # * Short runs cannot show whether the difference harms a long one. vLLM and TorchTitan report a
 #   higher reward over 100 steps with equal bits [#titan]_. With equal bits Thinking Machines
 #   trained with a KL of exactly 0 [#thinking]_.
-# * Both sides need the same number of threads, kind of processor or GPU, and versions.
+# * Both sides need the same processor or GPU, the same number of threads and the same versions.
 # * ``invariant(model)`` changes models of PyTorch. A sampler such as vLLM has kernels of its own.
 #   vLLM and TorchTitan were made to agree bit for bit, and that run took 2.4 times as long
 #   [#titan]_. SGLang reports an overhead of 34 % on average for its deterministic mode; the earlier

@@ -13,14 +13,14 @@ Same weights, same prompt, no sampling. The texts begin alike, and then one word
    float64's within 128 tokens.
 
    **The cure.** Compute in float32, with the same weights. Then :bound:`0 <texts.float32>` of the
-   32 texts differ. In float16, which needs bfloat16's memory, :bound:`7 <texts.float16>` differ; we
-   did not time it.
+   32 texts differ. float16 needs no more memory than bfloat16: :bound:`7 <texts.float16>` differ.
+   We did not time it.
 
    **The price.** float32 needs twice the memory, for the weights and for the cache. In a CUDA
    graph, this small model takes :bound:`0.93 <time.float32>` of bfloat16's time for a token. Large
    models may take twice the time; we timed none. You can keep the weights in bfloat16 and convert
-   each at use: then only the cache doubles, and a token takes :bound:`1.18 <time.converted>` times
-   as long.
+   each at use: then the cache doubles, each use copies a weight, and a token takes
+   :bound:`1.18 <time.converted>` times as long.
 
    .. code-block:: python
 
@@ -107,8 +107,8 @@ print("float32 and float64:", differing(of_float32, truth), "texts differ")
 
 # %%
 # A second run on this processor (CPU) writes the same texts, and they still differ from float64's:
-# chance is not needed. float32 writes float64's texts with the weights that bfloat16 has: it is not
-# the weights. So the arithmetic of bfloat16 makes the difference.
+# chance is not needed. float32 writes float64's texts with the weights that bfloat16 has: here it
+# is not the weights. So the arithmetic of bfloat16 makes the difference.
 #
 # A GPU can add chance. On the H200, two equal bfloat16 runs, a batch of 32 with products reduced in
 # float32, gave different logits. In one run :bound:`1.73 % <repeat.first>` of the tokens differ
@@ -170,10 +170,9 @@ axes[0].set_ylabel("logit")
 plt.show()
 
 # %%
-# Mind the two scales. On the left the shift is small beside the gap. On the right the shift is as
-# large as the gap, or larger: the two tokens tie, or change places. Now we draw all steps with a
-# gap below half a logit. Above the dashed line bfloat16 reverses the order of the two tokens. On
-# the line they tie.
+# Mind the two scales. On the left the shift is small beside the gap. On the right the shift reaches
+# the gap: the two tokens tie, or change places. Now we draw all steps with a gap below half a
+# logit. Above the dashed line bfloat16 reverses the order of the two tokens. On the line they tie.
 
 figure, ax = plt.subplots(figsize=(5.2, 3))
 figure.set_label(
@@ -228,15 +227,14 @@ pd.DataFrame(rows).T
 # ------------------------------
 #
 # A token becomes different if another token overtakes it, or ties with it and comes first in the
-# vocabulary. The rule looks at one rival, float64's second token. It leaves out that a third token
-# may win: the table above counts these tokens. Assume that the shifts are normally distributed,
-# with mean 0 and standard deviation σ, whatever the gap. Then the second token overtakes a token
-# with gap g with probability Φ(−g/σ), where Φ is the normal distribution function. The mean over
-# the tokens is
+# vocabulary. The rule looks at one rival, float64's second token. It leaves out third tokens, which
+# are the last column of the table above. Assume that the shifts are normally distributed, with mean
+# 0 and standard deviation σ, whatever the gap. Then the second token overtakes a token with gap g
+# with probability Φ(−g/σ), where Φ is the normal distribution function. The mean over the tokens is
 #
 # .. math:: \text{share of different tokens} \approx \text{mean of } \Phi(-g/\sigma).
 #
-# The dots on the dashed line show that the assumption is not exact. So the rule needs a test.
+# Normal shifts would put no dot exactly on the dashed line. So the rule needs a test.
 
 for name, logits in steps.items():
     sigma = (gap - gap_of(logits)).square().mean().sqrt()
@@ -309,8 +307,8 @@ pd.DataFrame(table).set_index("run").rename_axis(None)
 # The :term:`perplexity` says how well a model predicts a given text. On eight passages of prose we
 # saw no effect of bfloat16 on the perplexity: the 95 % interval of the change goes from
 # :bound:`−0.43 % <perplexity.low>` to :bound:`0.29 % <perplexity.high>`. The interval takes the
-# tokens as independent. Tokens of one passage are not, so the true interval is wider. These
-# passages exclude a change of 1 %, but not one of 0.1 %.
+# tokens as independent. Tokens of one passage are not, so the true interval is wider. So these
+# passages cannot show a change of 0.1 %.
 #
 # Prose says nothing about long reasoning, where one different token may spoil the answer. For a
 # reasoning model of seven billion weights in bfloat16, others found "up to 9% variation in

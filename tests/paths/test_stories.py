@@ -430,7 +430,8 @@ def test_what_the_page_on_tolerances_says_of_its_output(told: Stories) -> None:
     shares = [float(line.split()[-1]) for line in lines if "error" in line and "@" in line]
     calibrated = [line for line in lines if line.startswith("split × ")]
     right, near, far = (float(line.split()[-1]) for line in calibrated)
-    assert 0.5 < right / shares[0] < 2 < near / right < far / right, "alike, then given away"
+    assert 0.5 < right / shares[0] < 2, "alike"
+    assert 200 < near / right < far / right, "given away"
     assert [line.split()[3] for line in calibrated[:2]] == ["67", "67"], "a wrong one passes"
     assert "refused" in calibrated[2]
 

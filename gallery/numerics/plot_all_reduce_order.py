@@ -352,7 +352,7 @@ def short(value):
 
 
 print("1 worker, from float64:", short(scaled_error(truth, first, dtype="float32").rms))
-drift.map(short)
+drift.rename_axis(None).map(short)
 
 # %%
 

@@ -9,21 +9,20 @@ The same data, the same seed, the same batch: on 1, 2, 4 and 8 workers the loss 
 .. answer:: 2-nvidia-h200
 
    **Why.** The number of workers decides how a batch is cut before its gradients are added, and
-   every addition rounds. From 3 workers on, all-reduce in a ring also adds each chunk of the
-   gradients in a different order from the next chunk. With gloo, PyTorch's library for CPUs,
-   :bound:`36% <gloo.4>` of the sums of 4 workers differ from adding worker 0, 1, 2 and 3 in turn
-   (random numbers).
+   additions round. From 3 workers on, a ring all-reduce also adds each chunk of the gradients in a
+   different order. With gloo, PyTorch's library for CPUs, :bound:`36% <gloo.4>` of 4 workers' sums
+   of random numbers differ from adding worker 0, 1, 2 and 3 in turn.
 
    **The cure.** Most training needs none. After 128 steps of a small network the losses agree in
-   eight digits. A different draw of batches moves the weights
-   :bound:`about 300,000 <data.ratio>` times as far as 4 workers do. For equal bits, cut the batch
-   into the same micro-batches on any number of workers, gather their gradients, and add them in one
-   order.
+   eight digits. Other batches move the weights :bound:`about 300,000 <data.ratio>` times as far as
+   4 workers do. For equal bits, cut the batch into the same micro-batches on any number of workers,
+   gather their gradients, and add them in one order.
 
-   **The price.** Each worker receives and holds the gradients of all micro-batches. Gathering
-   eight gradients of 1 MiB takes :bound:`about 1.2 <gather.nccl>` times as long as all-reduce
-   with NCCL on two H200s. With gloo it takes :bound:`3.6 <gather.gloo>` times as long on 2 workers,
-   and :bound:`4.4 <gather.gloo.8>` times on 8.
+   **The price.** Each worker receives and holds the gradients of all micro-batches. With NCCL on
+   two H200s, gathering eight gradients of 1 MiB takes at least :bound:`about 1.2 <gather.nccl>`
+   times as long as all-reduce (both times include a copy to the host). With gloo it takes
+   :bound:`3.6 <gather.gloo>` times as long on 2 workers, and :bound:`4.4 <gather.gloo.8>` times on
+   8.
 
    .. code-block:: python
 
@@ -34,9 +33,8 @@ The same data, the same seed, the same batch: on 1, 2, 4 and 8 workers the loss 
 """
 
 # %%
-# Every cell runs on a laptop in seconds, with gloo. ``studies/all_reduce_order.py`` recorded the
-# bold numbers: gloo on the CPU of a machine with two H200s, NCCL on its GPUs. Other machines are
-# named.
+# Every cell runs on a laptop in seconds, with gloo. The bold numbers are from a machine with two
+# H200s: gloo on its CPU, NCCL on its GPUs. Other machines are named.
 
 import functools
 from itertools import pairwise
@@ -84,9 +82,9 @@ def start(dtype):
 
 
 # %%
-# A worker can cut its samples into *micro-batches*, each with a gradient. In the first runs a
-# worker has one micro-batch, and all-reduce adds the gradients. Later runs gather them instead:
-# every worker receives all gradients and adds them itself.
+# A worker can cut its samples into *micro-batches*, each with a gradient. First, each worker has
+# one micro-batch, and all-reduce adds the gradients. Later, every worker gathers all gradients and
+# adds them itself.
 
 
 def by_all_reduce(mine):
@@ -116,7 +114,7 @@ def descend(item):
     torch.nn.utils.vector_to_parameters(flat, weights)  # they share memory
     for batch in batches:
         mine = batch.chunk(dist.get_world_size())[dist.get_rank()]
-        gradients = []  # one for each micro-batch of at most so many rows
+        gradients = []  # one for each micro-batch
         for part in mine.split(rows):
             loss = (model(x[part]) - y[part]).square().sum() / BATCH
             each = torch.autograd.grad(loss, weights)
@@ -128,7 +126,7 @@ def descend(item):
 
 
 # %%
-# A seed decides the batches, so that every run trains on the same ones.
+# A seed draws the batches: every run has the same ones.
 
 
 def draw_batches(seed):
@@ -161,8 +159,8 @@ for n, track in runs.items():
     print(f"workers: {n}  loss after {STEPS} steps: {loss_of(track[-1]):.12f}")
 
 # %%
-# The losses agree in the first eight digits, and then differ. A log that prints a loss in float32
-# has about seven digits, and may not show it.
+# The losses agree in the first eight digits, and then differ. A log with the seven digits of
+# float32 may not show it.
 #
 # It is not chance
 # ----------------
@@ -175,7 +173,7 @@ print("different results of three runs:", len({track.tobytes() for track in agai
 
 # %%
 # All three runs have the same weights after every step, to the last bit. NCCL, the library for
-# GPUs, repeats itself too: on two H200s, sixteen repeats of a message gave
+# GPUs, repeats itself too: on two H200s, sixteen all-reduces of one message gave
 # :bound:`1 <nccl.repeats>` result. What changes the result is the number of workers.
 #
 # Two causes: the cut of the batch, and the order of all-reduce
@@ -220,13 +218,13 @@ received = workers.map(all_reduced, [torch.full((16,), value) for value in SENT]
 print(received.int().tolist())
 
 # %%
-# The same four numbers have different sums, and the place in the message decides which. All-reduce
-# cut the message into four *chunks*. Near 10⁸, neighbouring float32 numbers are 8 apart, so a 1
-# that is added to 10⁸ or to −10⁸ is lost. Only a 1 that comes after both of them counts.
+# The same four numbers have three different sums: it depends on the place in the message.
+# All-reduce cut the message into four *chunks*. Near 10⁸, neighbouring float32 numbers are 8 apart,
+# so a 1 that is added to 10⁸ or to −10⁸ is lost. Only a 1 that is added after both counts: a sum is
+# the number of workers added after both.
 #
-# So a sum counts the workers that are added after both ±10⁸. To find the whole order, we give
-# ±10⁸ to each pair of workers in turn [#fprev]_. ``order_probes`` makes the messages, and
-# ``orders_found`` reads the sums.
+# To find the whole order, we give ±10⁸ to each pair of workers in turn [#fprev]_. ``order_probes``
+# makes the messages, and ``orders_found`` reads the sums.
 
 
 def find_orders(workers, ranks, size, dtype):
@@ -291,10 +289,9 @@ figure.set_label(
 plt.show()
 
 # %%
-# Do these orders explain real data, to the bit? We draw 65,536 normal numbers for each worker, add
-# them in the orders found, and compare with what all-reduce gives. Then we compare all-reduce with
-# adding worker 0, 1, 2 and 3 in turn. A second pass takes multiples of 1/1024: float32 holds their
-# sums exactly, so nothing rounds.
+# Do these orders explain real data, to the bit? We add 65,536 normal numbers of each worker in the
+# orders found, then worker 0, 1, 2 and 3 in turn, and compare both sums with all-reduce. A second
+# pass takes multiples of 1/1024: float32 holds their sums exactly, so nothing rounds.
 
 
 generator = np.random.default_rng((0, 4, 65536))  # the study's numbers
@@ -314,13 +311,14 @@ for name, parts in ("as drawn", drawn), ("multiples", np.round(drawn * 1024) / 1
 #
 # The study does the same with NCCL on two H200s: with its default, with its ring and with its tree.
 # The orders found explain every bit of :bound:`60 <nccl.explained>` messages of random numbers.
-# With NCCL's default, on 4 workers, :bound:`32% <nccl.4>` of the sums differ from adding the
-# workers in turn. (The 4 workers shared two GPUs, as two pairs. NCCL took each pair for a host.)
+# With the tree, all chunks of 4 workers have one order. With NCCL's default, on 4 workers,
+# :bound:`32% <nccl.4>` of the sums differ from adding the workers in turn. (The 4 workers shared
+# two GPUs. NCCL took each pair of workers for a host.)
 #
 # DistributedDataParallel (DDP) packs gradients into *buckets*, and makes an all-reduce of each. So
-# the size of a bucket decides where a gradient lies in its message. On 4 workers with gloo,
-# ``bucket_cap_mb=4`` instead of the default 25 changes :bound:`30% <buckets>` of the gradients of
-# eight layers of 512 × 512 weights.
+# the size of a bucket decides where a gradient lies in its message. We took eight layers of 512 ×
+# 512 weights on 4 workers with gloo: ``bucket_cap_mb=4`` instead of 25 changes
+# :bound:`30% <buckets>` of the gradient's elements.
 #
 # Other batches matter far more
 # -----------------------------
@@ -328,8 +326,8 @@ for name, parts in ("as drawn", drawn), ("multiples", np.round(drawn * 1024) / 1
 # How far do the weights drift from those of 1 worker? For comparison we change the run of 1 worker
 # in four ways: micro-batches, the samples of each batch backwards, the batches backwards, and
 # batches of another seed. Training in float64 stands for the exact result. A distance is the root
-# mean square (RMS) over all weights, in units of :ref:`ε <ulp>` = 2⁻²³ times the RMS of the float64
-# weights.
+# mean square (RMS) of the difference of the weights, in units of :ref:`ε <ulp>` = 2⁻²³ times their
+# RMS in float64.
 
 tracks = {f"{n} workers": runs[n] for n in (2, 4, 8)} | {
     "micro-batches": steps["1 worker, four micro-batches"],
@@ -340,12 +338,12 @@ tracks = {f"{n} workers": runs[n] for n in (2, 4, 8)} | {
 first, truth = runs[1][-1], train(1, dtype=torch.float64)[-1]
 rows = []
 for name, track in tracks.items():
+    # scaled_error subtracts the truth: both distances get one unit
     found = {"from 1 worker": track[-1] - first + truth, "from float64": track[-1]}
     row = {k: scaled_error(truth, w, dtype="float32").rms for k, w in found.items()}
     row["relative change of loss"] = loss_of(track[-1]) / loss_of(first) - 1
     rows.append({"run": name} | row)
 drift = pd.DataFrame(rows).set_index("run")
-alone = scaled_error(truth, first, dtype="float32").rms
 
 
 def short(value):
@@ -353,8 +351,8 @@ def short(value):
     return f"{float(f'{value:.2g}'):,g}"
 
 
-print("1 worker, from float64:", short(alone))
-drift.drop(columns="from 1 worker").map(short)
+print("1 worker, from float64:", short(scaled_error(truth, first, dtype="float32").rms))
+drift.rename_axis(None).map(short)
 
 # %%
 
@@ -374,21 +372,20 @@ ax.set_title(f"Weights after {STEPS} steps")
 plt.show()
 
 # %%
-# The figure beside the answer, at the top, shows the distances from 1 worker. Workers,
-# micro-batches and samples backwards only group the same sums differently, and all move the weights
-# about as far. Batches backwards and other batches move the weights more than a hundred thousand
-# times as far. If your losses differ in the first digits, look for another cause first: different
-# batches, seeds, dropout, batch normalization.
+# The figure beside the answer shows the column *from 1 worker*. Workers, micro-batches and samples
+# backwards only regroup the same sums, and move the weights by less than one unit. Other batches,
+# or batches backwards, move the weights more than a hundred thousand times as far. If your losses
+# differ in the first digits, look for another cause first: different batches, seeds, dropout, batch
+# normalization.
 #
-# Which number of workers is right? Every number of workers ends about as far from float64. So none
-# is right.
+# Which number of workers is right? All end about as far from float64 as 1 worker. So none is right.
 #
 # Equal bits: one cut and one order
 # ---------------------------------
 #
-# Two causes need two cures. First, each worker cuts its part into micro-batches of 8. Then the same
-# eight gradients exist on 1, 2, 4 and 8 workers. Second, all workers gather these gradients, and
-# add them in turn. We try each cure alone, then both.
+# Two causes need two cures. First, each worker cuts its part into micro-batches of 8. Then 1, 2, 4
+# and 8 workers have the same eight gradients. Second, all workers gather these gradients, and add
+# them in turn. We try each cure alone, then both.
 
 
 def results(gather, rows):
@@ -405,9 +402,10 @@ print("gathered, micro-batches of 8:", results(True, 8))
 # alone, the four numbers of workers have four results.
 #
 # What does it cost? The study adds eight gradients of 1 MiB each. The baseline: each worker adds
-# its gradients and all-reduces the sum. The table has times over the baseline's. *By chunks* sends
-# less: each worker receives one chunk of every gradient (an *all-to-all*), adds it, and sends the
-# sum to all. The study has the code, ``by_chunks``.
+# its gradients and all-reduces the sum. The table shows times divided by the baseline's. *By
+# chunks* sends less: each worker receives one chunk of every gradient (an *all-to-all*), adds
+# these, and sends the sum to all. The study, linked under *Evidence* below, has the code,
+# ``by_chunks``.
 #
 # .. list-table::
 #    :header-rows: 1
@@ -425,17 +423,17 @@ print("gathered, micro-batches of 8:", results(True, 8))
 #      - :bound:`1.4 <chunks.gloo.8>`
 #      - :bound:`1.6 <chunks.nccl>`
 #
-# With gloo *by chunks* is cheaper, on 8 workers by far. With NCCL on 2 workers it costs more than
-# gathering; we don't know why. The machine matters, too. With 8 workers on the two cores of an
-# Intel Xeon, gathering took :bound:`1.4 <gather.gloo.8@intel-xeon-2-cores>` times the baseline, in
-# a second run 2.0 times, and *by chunks* took :bound:`0.86 <chunks.gloo.8@intel-xeon-2-cores>`
-# times. NCCL's times include a copy of the sum to the host. Without it the ratios would be larger.
+# With gloo, *by chunks* is cheaper than gathering, by far on 8 workers. With NCCL it is dearer; we
+# don't know why. The machine matters, too. With 8 workers on the two cores of an Intel Xeon,
+# gathering took :bound:`1.4 <gather.gloo.8@intel-xeon-2-cores>` times the baseline (in a second run
+# 2.0 times), and *by chunks* :bound:`0.86 <chunks.gloo.8@intel-xeon-2-cores>` times (0.90). NCCL's
+# times include a copy of the sum to the host. Without the copy the ratios would be larger.
 #
 # Two more prices are not in these times. Small micro-batches use the hardware less well. And DDP
 # adds gradients while the backward pass still computes. Gathering at the end gives that up.
 #
-# Equal bits help to find a bug: a run on 8 workers then repeats a run on 4. They don't give a
-# better model: no number of workers is right.
+# Equal bits help to find a bug: a run on 8 workers then repeats a run on 4. They don't make a
+# better model.
 
 # %%
 # Your own gradients
@@ -473,12 +471,12 @@ print("difference:", string_diff(max_diff(in_order, total)))
 # -----------------------------
 #
 # * The study ran gloo on up to 8 workers, and NCCL on two H200s only. Four or eight GPUs of one
-#   host, joined by NVLink, may add in a different order. So may a switch that adds what it passes
-#   on (NVLink SHARP): the study turned it off.
+#   host, joined by NVLink, may add in a different order. So may a switch that adds (NVLink SHARP),
+#   which the study turned off.
 # * The recorded orders are those of NCCL 2.28.9 and of gloo in PyTorch 2.11. No documentation
 #   promises them. Gloo rounds the length of a chunk up, so a short message may have fewer chunks
 #   than workers.
-# * The recorded times are medians without an interval: of one run on the H200s' machine, of two on
+# * The recorded times are medians without intervals, of one run on the H200s' machine and of two on
 #   the Intel Xeon. Longer messages were not timed.
 # * The network is small, its training stable and short. Longer or unstable training drifts farther.
 # * Next: :ref:`reduction-order`, for what an order does to one sum, and :ref:`bits-to-words`, for

@@ -13,20 +13,22 @@ Shuffle a list of numbers and add it again: the last digits of the sum change. N
    sums.
 
    **The cure.** Add in float64, then round the sum to float32: all 128 orders then give one sum,
-   correctly rounded. For numbers of very different sizes float64 can fail. ``binned`` always gives
-   the exact sum, rounded once.
+   correctly rounded. Where sizes differ much, float64 can fail; ``binned`` always gives the exact
+   sum, rounded once. On a GPU, ``sum_binned`` does so for float32, and costs less than float64.
 
-   **The price.** On one core, float64 takes :bound:`2.3 <float64.time>` times the float32 time in
-   ``np.sum``, and :bound:`13 <float64.torch>` times in ``torch.sum``. The exact sum, ``binned``,
-   takes :bound:`13 <binned.time>` times as long as ``np.sum`` in float32. On a GPU, ``torch.sum``
-   in float64 takes :bound:`5.4 <float64.gpu>` times its float32 time. There ``sum_binned`` gives
-   the bits of ``binned``, in :bound:`1.3 <binned.gpu>` times the float32 time.
+   **The price.** On one core, float64 takes :bound:`2.3 <float64.time>` times as long as float32 in
+   ``np.sum``, and :bound:`about 13 <float64.torch>` times in ``torch.sum``. The exact ``binned``
+   takes :bound:`13 <binned.time>` times as long as ``np.sum`` in float32. On a GPU, float64 takes
+   :bound:`5.4 <float64.gpu>` times as long as float32 in ``torch.sum``, and ``sum_binned`` takes
+   :bound:`1.3 <binned.gpu>` times.
 
    .. code-block:: python
 
       x.sum(dtype=np.float64).astype(x.dtype)  # a NumPy array
       x.sum(dtype=torch.float64).to(x.dtype)  # a PyTorch tensor
       roundoff.reductions.binned(x, axis=None)  # the same bits in every order, guaranteed
+      from roundoff.kernels.binned import sum_binned
+      sum_binned(x)  # a float32 tensor on a GPU: the bits of binned
 """
 
 # %%
@@ -85,9 +87,9 @@ torch.set_num_threads(usual)
 
 # %%
 # Each number of threads gives one sum in every run, to the last bit. So these threads do not race.
-# But a different number of threads cuts the array in different places. That is a different order,
-# and gives a different sum. On the H100's host we added 2²² numbers with 2, 4, 8, 16, 32 and 64
-# threads: all :bound:`6 <threads>` sums differ from the sum of one thread.
+# But another number of threads cuts the array elsewhere, and so adds in another order. On the
+# H100's host we added 2²² numbers with 2, 4, 8, 16, 32 and 64 threads: all :bound:`6 <threads>`
+# sums differ from the sum of one thread.
 #
 # A GPU can repeat its sum, too: on the H100 ``torch.sum`` of our 8192 numbers gave
 # :bound:`1 <repeats>` result in 128 runs. Some operations do race: ``index_add_`` adds in whatever
@@ -151,8 +153,8 @@ for k in 11, 14, 20, 24:
 # roundings stay. The condition number Σ\|x\| / \|Σx\| measures cancellation: it is 1 where all
 # terms have one sign, and large where the terms nearly cancel. We draw 40 lists of 8192 normal
 # numbers and add a constant to each list: the larger the constant, the less cancels. We plot the
-# worst error of the shuffled orders, and of the two sorted orders. The unit is the
-# :ref:`ULP <ulp>`, a unit in the last place of the exact sum.
+# worst error of the shuffled orders, and of the two sorted orders. Errors are in :ref:`ULP <ulp>`:
+# units in the last place of the exact sum.
 
 points = []
 for seed, shift in product(range(40), (0, 0.03, 0.3)):
@@ -184,39 +186,38 @@ plt.show()
 # %%
 # Both errors grow with the condition number. A rule of thumb for these lists: above a condition
 # number of 20, the worst shuffled sum is off by about condition / 20 ULP, within a factor of two.
-# Where much cancels, sorted orders are worse: they add the negative numbers apart from the positive
-# ones, so that at the end two sums in the thousands cancel.
+# Where much cancels, sorted orders are worse: they add negative and positive numbers apart, and at
+# the end two sums in the thousands cancel.
 #
-# Our list is unlucky: of the 40 lists to which nothing was added only one cancels more. In its
-# worst order, ascending, the sum is :bound:`94 <np.sum.error>` ULP off, and in its worst shuffle a
-# third of that. Positive numbers do not cancel: with 8192 *pareto* numbers, which are positive and
-# now and then very large, the worst sum is :bound:`1.3 <pareto.error>` ULP off.
+# Our list is unlucky: of the 40 lists without a constant, only one cancels more. In its worst
+# order, ascending, the sum is :bound:`94 <np.sum.error>` ULP off, and in its worst shuffle a third
+# of that. Positive numbers do not cancel: with 8192 *pareto* numbers, which are positive and now
+# and then very large, the worst sum is :bound:`1.3 <pareto.error>` ULP off.
 #
-# The type matters more than the size
-# -----------------------------------
+# The type matters more than the length
+# -------------------------------------
 #
-# Do the orders of a longer sum differ more? We add 2 to 8192 numbers in 128 orders, in four types.
-# Each column rounds the drawn numbers to its type. float16 and bfloat16 are added in float32, and
-# the result is rounded back. The numbers are *normal*, *pareto*, or *spikes*: every 128th is 100,
-# and the rest are −0.0001.
+# Do the orders of a longer list differ more? We add 2 to 8192 numbers in 128 orders, in four types.
+# Each column's numbers are rounded to its type. float16 and bfloat16 are added in float32, and the
+# result is rounded back. The numbers are *normal*, *pareto*, or *spikes*: every 128th is 100, and
+# the rest are −0.0001.
 #
 # Two statistics use the sums: the *mean*, and the *normalisation* (x − mean) / (sd + 10⁻⁶), where
 # sd is the standard deviation. A layer norm does nearly the same. The *spread* is the highest minus
-# the lowest of the 128 results. We divide the spread of the mean by the mean of \|x\|, so that
-# large and small numbers compare. The normalisation is already divided by sd. The table shows the
-# largest spread over all lengths.
+# the lowest of the 128 results. We divide the spread of the mean by the mean of \|x\|. The
+# normalisation is already divided by sd. The table shows the largest spread over all lengths.
 
 rows = []
-sizes = [2**k for k in range(1, 14)]
-for name, dtype, size in product(reductions.DISTRIBUTIONS, reductions.DTYPES, sizes):
-    values = reductions.round_to(draw_values(name, 8192)[:size], dtype)
-    arranged = arrange(values, draw_orders(size))
+lengths = [2**k for k in range(1, 14)]
+for name, dtype, length in product(reductions.DISTRIBUTIONS, reductions.DTYPES, lengths):
+    values = reductions.round_to(draw_values(name, 8192)[:length], dtype)
+    arranged = arrange(values, draw_orders(length))
     means, sd = reductions.moments(arranged)  # of each order
-    scaled = (np.sort(values) - means[:, None]) / (sd[:, None] + 1e-6)
+    scaled = (values - means[:, None]) / (sd[:, None] + 1e-6)
     spread = np.ptp(reductions.mean(arranged, dtype))
     spread_scaled = np.ptp(reductions.round_to(scaled, dtype), axis=0).max()
-    of_mean = spread / (float(reductions.exact_sum(np.abs(values))) / size)
-    case = {"numbers": name, "type": dtype, "size": size}
+    of_mean = spread / (float(reductions.exact_sum(np.abs(values))) / length)
+    case = {"numbers": name, "type": dtype, "length": length}
     rows.append({"statistic": "mean", **case, "spread": spread, "relative": of_mean})
     case |= {"spread": spread_scaled, "relative": spread_scaled}
     rows.append({"statistic": "normalisation", **case})
@@ -224,46 +225,45 @@ for name, dtype, size in product(reductions.DISTRIBUTIONS, reductions.DTYPES, si
 spreads = pd.DataFrame(rows)
 lines = ["statistic", "numbers"]
 summary = spreads.pivot_table("relative", lines, "type", "max", sort=False)
-summary.map(lambda spread: f"{spread:.0e}" if spread else "0")
+summary.rename_axis(columns=None).map("{:.1g}".format)
 
 # %%
-# Does the length matter? We draw the spread of the mean of the normal numbers, from 8 numbers on,
-# over the mean of \|x\|.
+# Does the length matter? For three lengths of the normal numbers, the table has the spread of the
+# mean, divided by the mean of \|x\|, in two types. The last column is the spread of the float32
+# sum, not divided.
 
 means = spreads[(spreads["statistic"] == "mean") & (spreads["numbers"] == "normal")]
-by_size = means.pivot(index="size", columns="type", values="relative")
-ax = by_size.loc[8:, ["float32", "float64"]].plot(
-    style=["o-", "v:"], loglog=True, figsize=(5.2, 2.4)
-)
-ax.figure.set_label("Spread of the mean against size: float64 lies far below float32.")
-ax.set(xlabel="numbers added", ylabel="spread", title="The mean of normal numbers in 128 orders")
-plt.show()
+by_length = means.pivot(index="length", columns="type", values="relative")
+short = by_length.loc[[16, 512, 8192], ["float32", "float64"]].rename_axis(columns=None)
+in_float32 = means[means["type"] == "float32"].set_index("length")["spread"]
+short["float32, sum"] = in_float32 * in_float32.index
+short.map("{:.1g}".format)
 
 # %%
-# The type matters more: float64 has 29 significant bits more than float32, and its spread is more
-# than a hundred million times smaller. The length matters less: from 16 to 8192 numbers the spread
-# of float32 even falls.
+# The type matters more: float64 has 29 bits more than float32, and a spread more than a hundred
+# million times smaller. The length matters less: divided by the mean of \|x\|, the spread of
+# float32 even falls from 16 to 8192 numbers. The spread of the sum itself grows.
 #
 # In float16 and bfloat16 the means of all 128 orders are equal: rounding back hides the differences
 # in float32. But rounding back can also enlarge a difference. Two float32 results may lie on either
-# side of the middle between two float16 numbers. They are then rounded apart, by a whole ULP. That
-# is the ``1e-03`` of the normalisation: one ULP of a float16 between 1 and 2.
+# side of the middle between two float16 numbers. They are then rounded apart, by a whole ULP. So
+# the normalisation has ``0.001``: one ULP of a float16 between 1 and 2.
 #
 # What helps, and what it costs
 # -----------------------------
 #
-# Fewer roundings help. In a loop a number passes through up to 8191 additions. ``np.sum`` adds each
-# block of 128 numbers in eight running sums, and joins all sums in pairs (*pairwise summation*): a
-# number passes through at most 24 additions. *Neumaier's* sum is a loop, too, but collects what
-# each addition lost, and adds these losses at the end.
+# Fewer roundings help. In a loop a number passes through up to 8191 additions. ``np.sum`` adds
+# blocks of 128 numbers, each in eight running sums, and joins the sums in pairs (*pairwise
+# summation*). A number passes through at most 24 additions. *Neumaier's* sum is a loop, too, but
+# collects what each addition lost, and adds these losses at the end.
 #
-# Smaller roundings help more: in float64 each is 2²⁹ times smaller. If float64 adds our three kinds
-# of float32 numbers, all partial sums fit into its 53 bits, and no addition rounds. So we add a
-# fourth kind, the *cubes* of the normal numbers, which float64 must round.
+# Smaller roundings help more: in float64 each is 2²⁹ times smaller. float64 adds our three kinds of
+# numbers without rounding: all partial sums fit into its 53 bits. So we try a fourth kind, the
+# *cubes* of the normal numbers, which float64 must round.
 #
 # Only a sum without any rounding gives a guarantee. Take the float32 numbers of one sign and one
-# exponent. Each is a whole number below 2²⁴, times one unit. float64 holds all whole numbers up to
-# 2⁵³, so float64 can add 2²⁹ such numbers without rounding. :func:`~roundoff.reductions.binned`
+# exponent. Each is the same unit times a whole number below 2²⁴. float64 holds all whole numbers up
+# to 2⁵³, so float64 can add 2²⁹ such numbers without rounding. :func:`~roundoff.reductions.binned`
 # keeps such a sum, a *bin*, for each sign and exponent. At the end it adds the bins exactly and
 # rounds once [#neal]_.
 
@@ -310,7 +310,7 @@ plt.show()
 # The table counts the different results of each kind of numbers. The cell below it draws the figure
 # beside the answer. *right* counts how many of the 512 sums (four kinds, 128 orders) are the exact
 # sum, rounded once. Most sums of ``np.sum`` are wrong. The float64 sums of the cubes are wrong in
-# their last digits. Rounded to float32, all are right. On the H100's host, too, float64 gave
+# their last digits. Rounded to float32, all sums are right. The H100's host agrees: float64 gave
 # :bound:`1 <float64>` result for each of the first three kinds.
 #
 # Numbers of very different sizes break float64, and Neumaier's sum, too.
@@ -352,19 +352,21 @@ for price in prices.itertuples():
 # ``binned``. Neumaier's sum, written here with NumPy, also takes longer, and does not guarantee one
 # result.
 #
-# These ratios depend on the processor. On the H100's host ``binned`` took
-# :bound:`13 <binned.time>` times as long as ``np.sum``, and ``torch.sum`` in float64 took
-# :bound:`13 <float64.torch>` times as long as in float32.
+# These ratios depend on the processor. On the H100's host ``binned`` took :bound:`13 <binned.time>`
+# times as long as ``np.sum``, and ``torch.sum`` in float64 took :bound:`13 <float64.torch>` times
+# as long as in float32. On the H200's host ``torch.sum`` in float64 took
+# :bound:`10 <float64.torch@nvidia-h200>` times as long, in a second run 17 times.
 #
 # In float64, ``torch.sum`` first writes a copy of the numbers in float64 [#torch]_. The copy takes
 # twice their memory. On the H100, the sum of 2²⁶ numbers takes :bound:`5.4 <float64.gpu>` times as
-# long. The copy explains about 5: for each number PyTorch reads 4 bytes, writes 8 and reads 8,
-# which is 20 bytes instead of 4. :func:`~roundoff.kernels.binned.sum_binned` makes no copy. On the
-# H100 it takes :bound:`1.3 <binned.gpu>` times as long as ``torch.sum`` in float32.
+# long. The copy explains 5 times: for each number PyTorch reads 4 bytes, writes 8 and reads 8, 20
+# bytes instead of 4. :func:`~roundoff.kernels.binned.sum_binned` makes no copy. On the H100 it
+# takes :bound:`1.3 <binned.gpu>` times as long as ``torch.sum`` in float32.
 #
-# Where the last digits do not matter, change nothing. Where they do, add float32, float16 and
-# bfloat16 numbers in float64. Use ``binned`` where the bits must always agree: between two
-# machines, in a test, in a checksum. For float64 numbers, NumPy's default, use ``binned``.
+# Where the last digits do not matter, change nothing. Where they do, add narrower types in float64.
+# On a GPU, ``sum_binned`` costs less for float32. Use ``binned`` where the bits must always agree:
+# between two machines, in a test, in a checksum. For float64 numbers, NumPy's default, use
+# ``binned``.
 
 # %%
 # Your own numbers

@@ -12,21 +12,21 @@ CI fails on a correct result. With a larger ``rtol`` a wrong result passes. What
    is near zero. So a tolerance has to grow with the terms. But near zero ``assert_close`` allows
    10⁻⁵ in float32, whatever the terms are.
 
-   **The cure.** In float32, with outputs near 1, keep the defaults: on twelve small models they
-   rejected :bound:`4 <alarms.defaults.float32>` of 3,600 correct outputs, and accepted
-   :bound:`0 <faults.defaults>` of 21 faults. One product has a bound: the code has it. For the
-   rest, with larger or smaller outputs, or in float16, allow a share of the outputs' root mean
-   square (RMS), and calibrate that share on 33 inputs.
+   **The cure.** In float32, with outputs near 1, keep the defaults, which need no calibration: on
+   twelve small models they rejected :bound:`4 <alarms.defaults.float32>` of 3,600 correct outputs,
+   and accepted :bound:`0 <faults.defaults>` of 21 faults. For one product, use the bound in the
+   code. For other outputs, or in float16, allow a share of their root mean square (RMS), calibrated
+   on 33 inputs.
 
-   **The price.** A calibration runs both functions 33 times. It accepts a small fault that is there
-   from the start: compare with float64 first. A fault below the calibrated share passes: in
+   **The price.** A calibration runs both functions 33 times. A small fault in the calibrated
+   function is accepted: compare with float64 first. A later fault below the share passes: in
    float16, :bound:`5 <faults.float16>` of :bound:`19 <faults.all.float16>` faults.
 
    .. code-block:: python
 
       # one product in float32, added in any order: got should equal a @ b
       size = a.double().abs() @ b.double().abs()
-      tol = roundoff.tolerance("float32", terms=a.shape[-1])
+      tol = roundoff.compare.tolerance("float32", terms=a.shape[-1])
       assert roundoff.compare.tolerance_used(got, a @ b, size, tol) <= 1
       # anything else; compare new with float64 first
       found = roundoff.compare.calibrated_tolerance((new(x), old(x)) for x in inputs)
@@ -53,9 +53,9 @@ from roundoff.record import read_table
 # --------------------------------------
 #
 # We multiply two matrices of normal numbers in float32. Each element of the product is a sum of
-# 1024 terms. The result that we test, the *split*, is the same product with each sum in two halves.
-# Fast kernels split a long sum in this way. We also test two wrong results: the product made 0.01 %
-# too large, and zeros. We try 100 inputs, at five scales, and print the RMS of the outputs.
+# 1024 terms. We test the *split*: the same product, with each sum added in two halves. Fast kernels
+# split a long sum in this way. We also test two wrong results: the product made 0.01 % too large,
+# and zeros. We try 100 inputs, at five scales, and print the RMS of the outputs.
 
 
 def draw(seed):
@@ -88,13 +88,13 @@ for scale in 1.0, 2.0**-3, 2.0**-9, 2.0**-11, 2.0**-24:
     print(f"{32 * scale:8.2g} {right:7} {large:18} {zeros:7}")
 
 # %%
-# In the first line the correct split fails. In the last, an array of zeros passes. Yet scaling by a
-# power of two changes only exponents: the relative errors are the same in all lines.
+# In the first line the correct split fails. In the last, an array of zeros passes. Yet the scale
+# changes only exponents: the relative errors are the same in all lines.
 #
 # In float32 ``assert_close`` allows a difference of ``atol`` + ``rtol`` \|expected\|, with ``atol``
 # = 10⁻⁵ and ``rtol`` = 1.3·10⁻⁶. ``atol`` is absolute: it does not follow the inputs. It suits
-# outputs near 1: at an RMS of 4 and of 1/16 each split passes, and neither wrong result. Zeros pass
-# for gradients below 10⁻⁵.
+# outputs near 1: at an RMS of 4 and of 1/16 every split passes, and no wrong result. Where all
+# outputs are below 10⁻⁵, zeros pass.
 #
 # A larger rtol accepts wrong results
 # -----------------------------------
@@ -116,14 +116,13 @@ print(f"rtol = {rtols.max():.2g}, results 1 % too large pass: {wrong} of 100")
 
 # %%
 # The more inputs we try, the larger the ``rtol`` that correct results need. An ``rtol`` for all 100
-# inputs checks one or two digits, and float32 has seven. With this ``rtol`` results pass in which
-# every element is 1 % too large.
+# inputs checks one or two of float32's seven digits. Results that are 1 % too large pass.
 #
 # The sum comes back to zero, its error does not
 # ----------------------------------------------
 #
 # We look at the element of the first product that is nearest to zero. It is a sum of 1024 terms. We
-# add them one after another in float32, and in float64 to see the error.
+# add them one by one in float32. A float64 sum shows the error.
 
 x, w = draw(0)
 exact = x.double() @ w.double()
@@ -175,11 +174,11 @@ pd.DataFrame(rows, index=names).map("{:.1g}".format)
 # -------------------------------------
 #
 # So a tolerance has to grow with the terms. Take one element of ``x @ w``, a sum of n terms. Let S
-# be the sum of the terms' absolute values, and u = ε/2 the largest relative error of one rounding.
-# In whatever order the terms are added, the result is within n u S of the exact sum [#rump]_. So
-# two results are at most 2 n u S apart. :func:`~roundoff.compare.tolerance` returns n u, and
-# :func:`~roundoff.compare.tolerance_used` returns the part of 2 n u S that a difference uses.
-# Rounding alone never uses more than 1.
+# be the sum of the terms' absolute values, and let u = ε/2 be the largest relative error of one
+# rounding. In whatever order the terms are added, the result is within n u S of the exact sum
+# [#rump]_. So two results are at most 2 n u S apart. :func:`~roundoff.compare.tolerance` returns n
+# u. :func:`~roundoff.compare.tolerance_used` divides each difference by 2 n u S, and returns the
+# largest ratio. Rounding alone never exceeds 1.
 
 
 def used(got, x, w):
@@ -210,10 +209,10 @@ for name, run in results.items():
 # inputs changes no line, as S scales with them. But TF32, which keeps 11 of 24 bits, passes: the
 # bound is wide.
 #
-# The bound has to be wide, since it holds for the worst terms. For a 1 and then 999 terms of size
-# u, the error was :bound:`0.999 <sharp.nearest>` of n u S. The roundings of normal numbers partly
-# cancel, and the split uses about a thousandth of the bound. A tensor core cuts bits off instead of
-# rounding, and needs twice the bound: ``tolerance`` takes ``rounding="truncation"``.
+# The bound has to be wide, since it holds for the worst terms. A 1 followed by 999 terms of size u
+# had an error of :bound:`0.999 <sharp.nearest>` n u S. The roundings of normal numbers partly
+# cancel, and the split uses about a thousandth of the bound. A tensor core may cut bits off: then
+# use ``rounding="truncation"``, which doubles the bound.
 #
 # A calibration, for everything else
 # ----------------------------------
@@ -227,8 +226,8 @@ for name, run in results.items():
 # where R is the RMS of ``old``. R stands in for the size of the terms.
 # :func:`~roundoff.compare.calibrated_tolerance` turns the 33 numbers into an ``rtol`` that at most
 # one fresh input in 300 should exceed. 33 inputs are too few to see one in 300. So the function
-# assumes that large differences become rare at least as fast as a power law, and prints so. With
-# 300 inputs it assumes nothing. It refuses fewer than 16.
+# fits a power law to the larger half of the 33, assumes that larger differences are no more
+# frequent, and says so. 300 inputs need no assumption. Fewer than 16 are refused.
 
 fixed = draw(0)[1]  # the weights stay, the inputs change
 calibration = calibrated_tolerance((split(x, fixed), x @ fixed) for x, _ in inputs[:33])
@@ -236,9 +235,9 @@ print(textwrap.fill(str(calibration), 88))
 
 # %%
 # The printed ``atol`` is ``rtol`` × R, where R is the RMS of the first of the 33 results. So this
-# ``atol`` is as fixed as the default one. With ``any_scale=True``, R is the RMS of each test's own
-# ``old``. We repeat the first test with both. The table counts the results that pass, of 100 fresh
-# inputs.
+# ``atol`` is as fixed as the default. With ``any_scale=True``, R is the RMS of ``old`` in each
+# test. We repeat the first test with both settings. The table counts the results that pass, of 100
+# fresh inputs.
 
 fresh = [draw(seed)[0] for seed in range(100, 200)]
 results["0.01 % too large"] = lambda x, w: 1.0001 * (x @ w)
@@ -261,12 +260,11 @@ pd.DataFrame(rows)
 #
 # ``assert_close`` with ``atol=rtol * rms(expected)`` works at each scale, too. It needs no
 # calibration, but you have to guess its ``rtol``. It suits finite outputs only: an infinity makes
-# ``atol`` infinite, and everything passes. In the study below this test is the row
-# *fixed rtol, atol = rtol × RMS*.
+# ``atol`` infinite, and everything passes. The study below calls this test *fixed rtol, atol = rtol
+# × RMS*.
 #
 # The next two cells draw the figure beside the answer: the largest difference of two correct
-# results, by the size of the result. The results are those of the table above at scale 1, with an
-# RMS of 32.
+# results, against the size of the result. The results are the table's at × 1 (RMS 32).
 
 result = torch.stack([x @ fixed for x in fresh]).abs().flatten().numpy()
 apart = torch.stack([split(x, fixed) - x @ fixed for x in fresh]).abs().flatten().numpy()
@@ -286,15 +284,15 @@ ax.loglog(edge, worst, "o", ms=3, color="0.5", label="largest difference")
 ax.loglog(edge, 1e-4 * edge, "C1--", label="rtol = 1e-4")
 ax.loglog(edge, 1e-5 + 1.3e-6 * edge, "C3:", label="defaults")
 ax.loglog(edge, calibration.atol + calibration.rtol * edge, "C0", label="calibrated")
-ax.set_xlabel("size of the result")
-ax.set_title("How far two correct results differ (RMS 32)")
+ax.set(xlabel="size of the result", ylabel="difference")
+ax.set_title("Two correct results (RMS 32)")
 figure.legend(loc="outside lower center", ncols=2)
 plt.show()
 
 # %%
-# A point above a line fails. Over four decades of results the largest difference changes less than
-# tenfold, and the line of a fixed ``rtol`` crosses the points. The defaults are too low for most of
-# these results. The calibrated line stays above all points.
+# In the figure, a point above a line fails. Over four decades of results the largest difference
+# changes less than tenfold, and the line of a fixed ``rtol`` crosses the points. The defaults are
+# too low for most of these results. The calibrated line stays above all points.
 #
 # A calibration on a wrong function
 # ---------------------------------
@@ -317,9 +315,10 @@ for factor in 1.0, 1.0001, 1.01:
 
 # %%
 # A function that is 1 % off is refused, since rounding does not explain so much: ``found.found`` is
-# then false, and ``found.reason`` says why. But a function that is 0.01 % off is accepted, and
-# always passes. Only its error against float64 gives it away. So compare ``new`` and ``old`` with
-# float64 once, and calibrate if the error of ``new`` is at most twice that of ``old``.
+# then false, and ``found.reason`` says why. The limit is a share of √ε: 0.03 % in float32, 3 % in
+# float16. So a function that is 0.01 % off is accepted, and always passes. Only its error against
+# float64, hundreds of times that of ``x @ fixed``, gives it away. So compare ``new`` and ``old``
+# with float64 once, and calibrate if the error of ``new`` is at most twice that of ``old``.
 #
 # How much it matters
 # -------------------
@@ -330,8 +329,10 @@ for factor in 1.0, 1.0001, 1.01:
 # off by 0.1 %, a missing bias, int8 weights, a wrong mask. Each fault gets 40 inputs. A fault
 # passes if the test misses it on at least one of the 40.
 #
-# The table has one test a row. The fixed ``rtol`` is 10⁻⁴ in float32, 10⁻² in float16 and 0.05 in
-# bfloat16. A fixed ``atol`` has the same value.
+# Each row is one test. The fixed ``rtol`` is 10⁻⁴ in float32, 10⁻² in float16 and 0.05 in bfloat16.
+# A fixed ``atol`` has the same value. We drop the bound, which is for products alone, and two
+# calibrations with the numbers of *any scale*: one with the ``atol`` of the calibration, one on 300
+# inputs.
 
 STUDY = "plot_which_tolerance", "amd-epyc-2-cores"
 alarms = read_table(*STUDY, "alarms", ["method", "dtype", "failed"])
@@ -343,48 +344,48 @@ fails = alarms.pivot_table("failed", **grid)
 passing = faults.pivot_table("passes", **grid)
 halves = {"of 3,600 correct outputs, fail": fails, "faults that pass": passing}
 both = pd.concat(halves, axis=1).rename_axis(None)
-both = both.drop("bound of the product", errors="ignore")
-both.map("{:.0f}".format)
+dropped = ["bound of the product", "calibrated, 33 inputs", "calibrated, 300 inputs"]
+both.drop(dropped, errors="ignore").map("{:.0f}".format)
 
 # %%
 # In float32 near 1 keep the defaults: :bound:`0 <faults.defaults>` of
 # :bound:`21 <faults.all.float32>` faults pass. The :bound:`4 <alarms.defaults.float32>` correct
-# outputs that fail are all of one model, a product of 4096 terms. A calibrated share is as strict,
-# with :bound:`0 <faults.float32>` faults that pass. A fixed share of the RMS passes
-# :bound:`2 <faults.share.float32>` faults. A fixed ``rtol`` with ``atol=0`` fails
-# :bound:`23 % <alarms.rtol>` of the correct outputs.
+# outputs that fail are all of one model, a product of 4096 terms. A calibrated share also passes
+# :bound:`0 <faults.float32>` faults, and a fixed share of the RMS
+# :bound:`2 <faults.share.float32>`. But the defaults need no calibration. A fixed ``rtol`` with
+# ``atol=0`` fails :bound:`23 % <alarms.rtol>` of the correct outputs.
 #
-# In float16 the defaults fail :bound:`73 % <alarms.defaults>` of the correct outputs. So calibrate:
-# the calibrated share passes :bound:`5 <faults.float16>` of :bound:`19 <faults.all.float16>`
-# faults: a scale off by 0.1 %, three norms with a wrong ``eps``, and an approximate GELU. All five
+# In float16 the defaults fail :bound:`73 % <alarms.defaults>` of the correct outputs. So calibrate.
+# The calibrated share passes :bound:`5 <faults.float16>` of :bound:`19 <faults.all.float16>`
+# faults: a scale off by 0.1 %, three wrong values of ``eps``, and an approximate GELU. All five
 # move the outputs by less than a thousandth (RMS). The fixed share passes
 # :bound:`8 <faults.share.float16>`. Of the 10,800 correct outputs in the three types the calibrated
 # share rejects :bound:`0 <alarms.any_scale>`, and the fixed share :bound:`0 <alarms.share>`.
 #
-# In bfloat16 calibrating gains nothing: either share passes :bound:`8 <faults.bfloat16>` of
+# In bfloat16 calibrating gains nothing: both shares pass :bound:`8 <faults.bfloat16>` of
 # :bound:`18 <faults.all.bfloat16>` faults, among them a scale that is 1 % off. Test the same code
 # in float32, too.
 #
 # When not to use each
 # --------------------
 #
-# In short: in float32 near 1 keep the defaults, for one product take the bound, and calibrate for
-# everything else. Each has its limits.
+# In short: in float32 near 1 keep the defaults. For one product take the bound. Otherwise
+# calibrate, and test code in bfloat16 in float32, too. Each has its limits.
 #
-# A fixed pair of ``rtol`` and ``atol`` is wrong at another scale. With both at 10⁻⁴, the study
-# multiplied 120 correct float32 outputs by 65,536: :bound:`24 <limits.large>` of them failed.
-# Divided by 65,536 instead, :bound:`108 <limits.small>` of the 120 passed an array of zeros.
+# A fixed pair of ``rtol`` and ``atol`` is wrong at another scale. With both at 10⁻⁴,
+# :bound:`24 <limits.large>` of 120 correct float32 outputs failed when multiplied by 65,536. When
+# divided by 65,536, zeros passed for :bound:`108 <limits.small>` of the 120.
 #
 # A calibration does not hold for inputs of another kind. A normalisation, calibrated on numbers of
 # mean 0, failed on :bound:`100 <limits.mean>` of 100 inputs whose mean was 30 standard deviations.
 #
-# The bound holds for two sums of the same terms. After two correct normalisations the terms differ,
-# as each rounds differently. With inputs whose mean was 300 standard deviations,
+# The bound holds for two sums of the same terms. Two correct normalisations round differently, so
+# the terms after them differ. With inputs whose mean was 300 standard deviations,
 # :bound:`100 <limits.operands>` of 100 correct products failed.
 #
-# In CI, calibrate once, and write the number into the test: ``rtol=r, atol=r * rms(old)``. Note the
-# versions of the libraries beside it. Calibrate again if a library, the machine or the number of
-# threads changes.
+# In CI, calibrate once, and write the number r into the test: ``rtol=r, atol=r * rms(old)``, with
+# the RMS of that test's ``old``. Note the versions of the libraries beside it. Calibrate again if a
+# library, the machine or the number of threads changes.
 
 # %%
 # Your own functions
@@ -431,9 +432,9 @@ if found.found:
 # * Twelve small models on one CPU, PyTorch against ONNX Runtime.
 # * The RMS needs a tensor of many elements. A single number near zero, such as a loss, has a small
 #   RMS itself: leave ``any_scale`` out.
-# * One fresh input in 300 may fail. A test of ten outputs has ten such chances.
+# * One fresh input in 300 may fail. A test of ten outputs may fail ten times as often.
 # * :func:`~roundoff.runtimes.compare_runtimes` calibrates an ONNX model: see its ``.tolerances``.
-# * On how much cancels, read :ref:`reduction-order`.
+# * On cancellation, read :ref:`reduction-order`.
 # * Next: :ref:`layer-norm-discrepancies`, where two runtimes differ by more than rounding.
 #
 # .. [#rump] C.-P. Jeannerod, S. M. Rump, *Improved error bounds for inner products in

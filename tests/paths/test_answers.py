@@ -467,6 +467,21 @@ def test_a_binned_sum_is_right_and_has_one_result_in_every_order(
     assert abs(made.pop() - exact) <= half_a_unit * (1 + 2.0**-20)  # exact is rounded, too
 
 
+@path_of("plot_reduction_order")
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_kernel_of_a_gpu_has_the_bits_of_binned(place: str, kind: str) -> None:
+    pytest.importorskip("triton")
+    from roundoff.kernels import interpreting
+
+    device = "cpu" if interpreting() else "cuda"
+    values = KINDS[kind](np.random.default_rng((11, 1000)), 1000).astype(np.float32)
+    names = line_of(place, "from roundoff.kernels").run()
+    for x in orders_of(values):
+        given = torch.from_numpy(x).to(device)
+        (made,) = line_of(place, "sum_binned(x)").run(**names, x=given)["_"]
+        assert float(made) == float(roundoff.reductions.binned(x, axis=None))
+
+
 def tolerance_of(place: str, which: int, names: dict[str, Any]) -> bool:
     """Whether a result passes the first or the second part of the snippet."""
     statements = snippets()[place].statements()

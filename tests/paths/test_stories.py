@@ -184,7 +184,7 @@ def test_the_error_of_a_sum_grows_with_its_condition(told: Stories) -> None:
     assert 2.5 < first["sorted"] / first["shuffled"] < 4, "about a third of that"
 
 
-def test_the_type_of_a_sum_matters_more_than_its_size(told: Stories) -> None:
+def test_the_type_of_a_sum_matters_more_than_its_length(told: Stories) -> None:
     names = told[REDUCTION].names
     counts, summary, spreads = names["counts"], names["summary"], names["spreads"]
     kinds = ["normal", "spikes", "pareto", "cubes"]
@@ -202,9 +202,10 @@ def test_the_type_of_a_sum_matters_more_than_its_size(told: Stories) -> None:
     assert (means[["float16", "bfloat16"]] == 0).all(axis=None)
     assert summary.loc[("normalisation", "normal"), "float16"] == 2**-10, "an ULP of float16"
     normal = spreads[(spreads["numbers"] == "normal") & (spreads["type"] == "float32")]
-    line = normal[normal["statistic"] == "mean"].set_index("size")["relative"]
+    line = normal[normal["statistic"] == "mean"].set_index("length")["relative"]
     assert line[8192] < line[16], "the spread falls"
-    of_types = names["by_size"].loc[[16, 512, 8192]]
+    of_types = names["short"]
+    assert of_types["float32, sum"].is_monotonic_increasing, "that of the sum grows"
     ratio = of_types["float32"] / of_types["float64"]
     assert ratio.between(1e8, 1e9).all(), "more than a hundred million times smaller"
 
@@ -212,9 +213,9 @@ def test_the_type_of_a_sum_matters_more_than_its_size(told: Stories) -> None:
 def test_page_and_study_on_sums_agree_bit_for_bit(told: Stories) -> None:
     study = study_of("reduction_order")
     theirs = pd.DataFrame(study["spreads"](None)).rename(
-        columns={"distribution": "numbers", "dtype": "type"}
+        columns={"distribution": "numbers", "dtype": "type", "size": "length"}
     )
-    keys = ["statistic", "numbers", "type", "size"]
+    keys = ["statistic", "numbers", "type", "length"]
     both = theirs.merge(told[REDUCTION].names["spreads"], on=keys, suffixes=(" study", " page"))
     assert len(both) == len(theirs) >= 120
     assert both["spread study"].tolist() == both["spread page"].tolist()
@@ -429,7 +430,8 @@ def test_what_the_page_on_tolerances_says_of_its_output(told: Stories) -> None:
     shares = [float(line.split()[-1]) for line in lines if "error" in line and "@" in line]
     calibrated = [line for line in lines if line.startswith("split × ")]
     right, near, far = (float(line.split()[-1]) for line in calibrated)
-    assert 0.5 < right / shares[0] < 2 < near / right < far / right, "alike, then given away"
+    assert 0.5 < right / shares[0] < 2, "alike"
+    assert 200 < near / right < far / right, "given away"
     assert [line.split()[3] for line in calibrated[:2]] == ["67", "67"], "a wrong one passes"
     assert "refused" in calibrated[2]
 
@@ -792,13 +794,13 @@ def test_other_batches_move_weights_more_than_workers(told: Stories) -> None:
     far = drift.index.str.contains("batches backwards|other batches")
     near = drift[~far]
     distance = near["from 1 worker"]
-    assert distance.max() < 1.5 * distance.min(), "about as far"
+    assert distance.max() < 1, "less than one unit"
     assert (distance < near["from float64"]).all()
     assert (drift["from 1 worker"][far].min() > 1e5 * distance).all()
     exact = names["truth"]
     alone = names["scaled_error"](exact, names["first"], dtype="float32").rms
     assert (distance < alone).all()
-    # "Every number of workers ends about as far from float64."
+    # "All end about as far from float64 as 1 worker."
     ends = near["from float64"][near.index.str.endswith("workers")]
     assert ends.between(0.8 * alone, 1.25 * alone).all()
 

@@ -376,14 +376,30 @@ ratio(
     GRAPHS[0],
     **TIME,
 )
-quotient(
-    "kernels",
-    "one Gemm for queries, keys and values over three, both replayed as CUDA graphs, one token",
-    QKV,
-    GRAPHS[1],
-    GRAPHS[0],
-    "float32",
-    words=TIME["words"],
+ratio(
+    "sixteen",
+    f"{GATE_UP}, joined before, and a Split, {OVER}, 16 tokens",
+    "gate-up, 16 tokens",
+    WAYS[2],
+    **TIME,
+)
+SMALL = "one Gemm over two, side 256, both replayed as CUDA graphs"
+quotient("small.graph", SMALL, "square 256", GRAPHS[1], GRAPHS[0], words=TIME["words"])
+
+
+def saving_left(rows):
+    """What one Gemm saves in CUDA graphs, over what it saves in plain calls."""
+    over = rows.set_index("way")["ratio"]
+    return float((over[GRAPHS[0]] - over[GRAPHS[1]]) / (1 - over[WAYS[2]]))
+
+
+study.value(
+    "small.left",
+    "time that one Gemm saves over two in CUDA graphs, over that in plain calls, side 256, float16",
+    "times",
+    saving_left,
+    where={"case": "square 256", "way": [WAYS[2], *GRAPHS[:2]], "precision": "float16"},
+    test=lambda v: 0.1 < v.value < 0.5,
 )
 for name, case, options in (
     ("narrow.torch", QKV, {}),

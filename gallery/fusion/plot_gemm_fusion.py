@@ -10,18 +10,18 @@ needs one. Which takes less time?
 .. answer:: nvidia-h200
 
    **Why.** For one token, a Gemm (ONNX's matrix product) spends its time on reading the weights. A
-   Concat in each run puts the weights side by side: it reads and writes them once more. In float16,
-   with the two wide weights of a feed-forward layer, one Gemm and its Concat take
-   :bound:`3.9 <inside>` times as long as two Gemms.
+   Concat in each run puts the weights side by side. It also reads and writes them, which makes
+   three passes instead of one. In float16, with the two wide weights of a feed-forward layer, one
+   Gemm and its Concat take :bound:`3.9 <inside>` times as long as two Gemms.
 
-   **The cure.** Join the weights once, before the first run. For one token, one Gemm for the
-   narrow weights of queries, keys and values then takes :bound:`0.51 <narrow>` of the time of
-   three. For the wide weights there is :bound:`no difference measured <wide>`.
+   **The cure.** Join the weights once, before the first run. Then one Gemm pays for narrow weights
+   and one token: for queries, keys and values it takes :bound:`0.51 <narrow>` of the time of three.
+   For wide weights there is :bound:`no difference measured <wide>`.
 
    **The price.** The results come side by side, and ONNX Runtime's Split copies them. With wide
-   weights and 4096 tokens, one Gemm and its Split take :bound:`1.15 <split>` times as long as two.
-   PyTorch's ``split`` copies nothing: at this size there is
-   :bound:`no difference measured <split.torch>`. The results may differ in their last bits.
+   weights in float16, one Gemm and its Split lose from 16 tokens on. With 4096 tokens they take
+   :bound:`1.15 <split>` times as long as two Gemms. PyTorch's ``split`` copies nothing, and there
+   is :bound:`no difference measured <split.torch>`. The results may differ in their last bits.
 
    .. code-block:: python
 
@@ -134,12 +134,12 @@ large = show({"two Gemms": two, "joined before": before})
 # %%
 # Joined before, the large Gemm takes no longer than two. So its width is not the cause.
 #
-# One row only reads the weights
-# ------------------------------
+# With one row, reading takes the time
+# ------------------------------------
 #
-# A Gemm of one row multiplies each weight once, and reading it from memory takes longer. So its
-# time is the time of reading the weights. Concat reads them too, and writes them. We draw what each
-# model moves: a block is one pass over all weights.
+# A Gemm of one row multiplies each weight once. Reading the weight from memory takes longer, so the
+# Gemm's time is the time of reading. Concat reads all weights, too, and writes them. We draw what
+# each model moves: a block is one pass over all weights.
 
 passes = {
     "two Gemms": ["Gemms read"],
@@ -230,7 +230,8 @@ axes[0].legend(fontsize=8)
 plt.show()
 
 # %%
-# The ratio falls on both machines, as it should.
+# The orange ratio falls on both machines, on the H200 from 64 rows on. The blue line of the H200
+# includes a Split: with 16 rows one Gemm takes :bound:`1.08 <sixteen>` times as long as two.
 #
 # One token on the H200, in numbers: two Gemms read the wide weights in float32 at :bound:`3.6
 # <read>` TB a second; the data sheet promises 4.8 [#h200]_. Float16 has half the bytes, and takes
@@ -285,12 +286,12 @@ plt.show()
 #
 # A CUDA graph tests the fixed cost: it replays the recorded starts of all kernels, at little fixed
 # cost. In a CUDA graph, two Gemms of side 256 take :bound:`0.24 <replay>` of the time of a plain
-# call. So most of the plain call was fixed cost. At side 256 a CUDA graph saves more than joining
-# does.
+# call. So most of the plain call of two was fixed cost. At side 256 a CUDA graph saves more than
+# joining does.
 #
-# Some gain is left without the fixed cost. With CUDA graphs on both sides, one Gemm for queries,
-# keys and values still takes :bound:`0.79 <kernels>` of the time of three (H200, float32, one
-# token). We did not look for the cause. On the H100 no difference was measured.
+# Part of the gain stays. With CUDA graphs on both sides, one Gemm of side 256 takes
+# :bound:`0.45 <small.graph>` of the time of two. It saves :bound:`30 % <small.left>` of the
+# microseconds that it saves in plain calls. We do not know why.
 #
 # What holds on both GPUs
 # -----------------------
@@ -329,10 +330,11 @@ both_gpus = pd.DataFrame(columns).set_index("case").rename_axis(None)
 both_gpus
 
 # %%
-# Both GPUs agree on what pays. Joined before, narrow weights and small squares gain. Wide weights
-# in float32 and float16 do not. Joined in each run, wide weights lose. Narrow ones lose in float32
-# and are undecided in float16: our guess is that the fixed cost hides the passes. With 4096 tokens
-# in float16, one Gemm and its Split lose.
+# Both GPUs agree, but for squares of side 4096 in float16. Joined before, narrow weights and small
+# squares gain. Wide weights in float32 and float16 do not. In float16 they lose from 16 tokens on,
+# on both GPUs. Joined in each run, wide weights lose. Narrow ones lose in float32 and are undecided
+# in float16: our guess is that the fixed cost hides the passes. With 4096 tokens in float16, narrow
+# weights lose, too.
 
 figure, ax = plt.subplots(figsize=(4.6, 2.6))
 figure.set_gid("answer")  # the site shows it beside the answer
@@ -358,10 +360,11 @@ plt.show()
 # Join the weights when the model is loaded, and drop the separate ones. If you keep both, these
 # weights need twice the memory.
 #
-# In PyTorch the two lines under the answer are enough. In float16 on the H200, one product for
-# queries, keys and values of one token takes :bound:`0.42 <narrow.torch>` of the time of three.
-# With wide weights one product takes :bound:`0.91 <wide.torch>` of the time of two. On the H100 no
-# difference was measured with wide weights.
+# In PyTorch the two lines under the answer are enough. A view of many rows has gaps in memory: what
+# needs contiguous memory copies it. In float16 on the H200, one product for queries, keys and
+# values of one token takes :bound:`0.42 <narrow.torch>` of the time of three. With wide weights one
+# product takes :bound:`0.91 <wide.torch>` of the time of two. On the H100 no difference was
+# measured with wide weights.
 #
 # A ``Linear`` keeps its weight transposed. Join such weights along their rows,
 # ``torch.cat([q.weight, k.weight, v.weight])``, and biases in the same way. Multiply with
@@ -373,9 +376,9 @@ plt.show()
 # :bound:`no difference measured <inductor.large>`.
 #
 # In ONNX Runtime the Split is the price. For 4096 tokens and wide weights in float16 it moves 369
-# MB. At the rate of Concat in float16, this takes most of the time that one Gemm loses. Leave two
-# wide Gemms alone, and do not fuse for long prompts. Where small calls are the trouble, try a CUDA
-# graph first.
+# MB. At the rate of Concat in float16, this takes most of the time that one Gemm loses. In float16
+# leave wide Gemms apart: from 16 tokens on, one loses. For long prompts leave narrow ones apart,
+# too. Where small calls are the trouble, try a CUDA graph first.
 #
 # Bits may change, too. A library chooses its kernel by the shape of the product, and the kernel
 # decides :ref:`how a sum is cut <reduction-order>`. For one token in float32, one Gemm changed

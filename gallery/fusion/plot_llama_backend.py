@@ -9,25 +9,25 @@ In thirty lines, with ONNX Runtime behind it. Then the harder part: making a Lla
 .. answer:: nvidia-h200
 
    **Why.** ``torch.compile`` calls your function with a graph of operators, and runs the function
-   that it returns. A Llama layer that is only converted to ONNX is no faster: each small operator
-   still reads its inputs from memory and writes its result there. The layer takes
-   :bound:`2.7 <unfused>` times as long as with inductor (narrow feed-forward part, a prompt in
+   that it returns. To convert a Llama layer to ONNX is not enough: each small operator still reads
+   its inputs from memory and writes its result there. Converted, the layer takes
+   :bound:`2.7 <unfused>` times as long as with inductor (small feed-forward part, a prompt in
    float16, no CUDA graph).
 
-   **The cure.** Rewrite the graph by rules, so that one operator replaces several. On an H100 this
-   saves :bound:`59 % <saved.rules@nvidia-h100-80gb-hbm3>` of the converted layer's time. With
+   **The cure.** Rewrite the graph by rules, so that one operator replaces several. This saves
+   :bound:`59 % <saved.rules@nvidia-h100-80gb-hbm3>` of the converted layer's time on an H100. With
    Triton kernels, and CUDA graphs on both sides, the layer takes :bound:`0.86 <best>` of inductor's
-   time on the H200. Without these kernels the layer stays behind.
+   time on the H200. Without these kernels the ratio is :bound:`1.11 <fused.graph>`.
 
    **The price.** The best version serves one prompt length. It holds :bound:`710 <memory.best>` MiB
-   beside the model, and inductor :bound:`196 <memory.graph>`.
+   beside the model, and inductor :bound:`196 <memory.graph>`. The memory varies by run.
 
    .. code-block:: python
 
       def my_backend(graph, examples):  # called once a graph
           graph.print_readable()  # what torch.compile hands over
           return graph.forward  # what runs at each call: put yours here
-      mine = torch.compile(model, backend=my_backend)(ids)
+      mine = torch.compile(model, backend=my_backend)  # a function: mine(ids)
 
       # the fastest one of this page, on a GPU, under torch.no_grad(); packed: see "Memory"
       options = roundoff.OptimizationOptions("default+onnxruntime+experimental", packed=1.0)
@@ -156,8 +156,8 @@ kept = []  # the ONNX models
 # These are the thirty lines. We give them one layer of Llama, with random weights. The truth is the
 # same layer in float64. The typical error is the root mean square (RMS) of all errors. Its unit is
 # ε × the RMS of the truth, where ε is the step of the type at 1 (:ref:`unit`). To try another layer
-# (``SIZES`` has tiny, small, narrow, medium and large), a mask, or float16 on a GPU, change the
-# first line.
+# (``SIZES`` has tiny, small, narrow, medium and large), a mask or float16, change the first line.
+# For a GPU, change ``PROVIDER`` and ``DEVICE`` above, too.
 
 CONFIG, LAYERS, WITH_MASK, DTYPE = "tiny", 1, False, torch.float32
 if not unit_test_going():  # in a full build of the site
@@ -316,7 +316,7 @@ calls = {name: partial(call, *inputs) for name, call in calls.items()}
 models = {"thirty lines": kept[0]}
 
 # %%
-# This machine made the table. *operators* counts the operators of the ONNX model, and *custom*
+# The table is from this machine. *operators* counts the operators of the ONNX model, and *custom*
 # those outside the ONNX standard. *error* is the typical error in ε × RMS. *time* is the time over
 # eager PyTorch's, with its 95 % interval from *low* to *high*. The methods take turns.
 
@@ -344,7 +344,7 @@ live.round(2)
 # How much it matters
 # -------------------
 #
-# On the H200 the layer has the sizes of Llama-2-7B, but a narrower feed-forward part: hidden size
+# On the H200 the layer has the sizes of Llama-2-7B, but a smaller feed-forward part: hidden size
 # 4096, 32 heads, intermediate size 1024. The call is a *prefill*, the first pass over a prompt: 2
 # prompts of 1024 tokens each, in float16.
 #
@@ -364,16 +364,17 @@ shown.map("{:.3g}".format).replace("nan", "")
 # %%
 
 NAMES = {
-    "eager": "eager PyTorch",
     "roundoff, unfused": "no rules",
+    "roundoff": "rules",
+    "inductor": "inductor",
     "roundoff, CUDA graph": "rules, CUDA graph",
+    "roundoff, tier 3, CUDA graph": "rules, Triton, CUDA graph",
     "inductor, reduce-overhead": "inductor, CUDA graph",
-    "roundoff, tier 3, CUDA graph": "rules, Triton,\nCUDA graph",
 }
 bars = half["median"].reindex(list(NAMES)).rename(NAMES)
 title = "Milliseconds, H200, float16"
 colors = ["C1" if "inductor" in name else "C0" for name in bars.index]
-ax = bars.plot.barh(figsize=(4.4, 2.5), title=title, color=colors)
+ax = bars.plot.barh(figsize=(4.8, 2.7), title=title, color=colors)
 ax.figure.set_gid("answer")  # the site shows it beside the answer
 ax.figure.set_label(f"{title}: {bars.round(2).to_dict()}")
 ax.bar_label(ax.containers[0], fmt="%.2f", padding=3)
@@ -386,20 +387,20 @@ plt.show()
 # The rules of tiers 1 and 2 turn :bound:`110 <nodes.unfused>` operators into
 # :bound:`12 <nodes.fused>`, and most of the time goes. They remove three things at once: starts of
 # kernels, an attention of many operators, and passes over memory. On an H100 the study took away
-# one at a time, in float16. A CUDA graph starts all kernels at once.
+# one at a time, in float16.
 #
-# Starting the kernels takes little: without rules, a CUDA graph on the H100 saves
-# :bound:`6 % <saved.graph@nvidia-h100-80gb-hbm3>` of the time. Attention as one operator saves
-# :bound:`24 % <saved.attention@nvidia-h100-80gb-hbm3>` on the H100, and all rules together save
-# :bound:`59 % <saved.rules@nvidia-h100-80gb-hbm3>`. So the other rules save more than attention
-# does. They write one operator for each norm, rotation and gate, which are passes over memory, and
-# join products.
+# Starting the kernels takes little. A CUDA graph starts all kernels at once: without rules, it
+# saves :bound:`6 % <saved.graph@nvidia-h100-80gb-hbm3>` of the time on the H100. Attention as one
+# operator saves :bound:`24 % <saved.attention@nvidia-h100-80gb-hbm3>` on the H100, and all rules
+# together save :bound:`59 % <saved.rules@nvidia-h100-80gb-hbm3>`. So the other rules save more than
+# attention does. They make each norm, rotation and gate one operator, which saves passes, and join
+# products.
 #
-# With CUDA graphs on both sides, tiers 1 and 2 are :bound:`slower <fused.graph>` than inductor, at
-# :bound:`1.11 <fused.graph>` times the time. Tier 3 is :bound:`faster <best>`, at
-# :bound:`0.86 <best>`. It is :bound:`faster <best.bfloat16>` in bfloat16 and
-# :bound:`faster <best.float32>` in float32, too. Without CUDA graphs there is
-# :bound:`no difference measured <alone>` between tier 3 and inductor.
+# With CUDA graphs on both sides, tiers 1 and 2 take :bound:`1.11 <fused.graph>` times inductor's
+# time in float16, and :bound:`0.97 <fused.float32>` in float32. Tier 3 takes :bound:`0.86 <best>`
+# in float16. In bfloat16 it takes :bound:`0.86 <best.bfloat16>`, and in float32
+# :bound:`0.94 <best.float32>`. Without CUDA graphs there is :bound:`no difference measured <alone>`
+# between tier 3 and inductor in float16.
 #
 # No version has more than :bound:`1.22 <error>` times the typical error of eager PyTorch in the
 # same type. Compare times within one type only: with TF32 the error is :bound:`128 <tf32>` times
@@ -412,7 +413,9 @@ plt.show()
 # with CUDA graphs holds :bound:`196 <memory.graph>` (H200, float16). Of these 710 MiB, 112 are
 # copies of weights, side by side (``packed=1.0`` allows them; ``packed=0`` makes none, and was not
 # timed). We do not know what takes the rest. Tiers 1 and 2 hold :bound:`402 <memory.tiers>` MiB
-# with a CUDA graph, and :bound:`288 <memory.plain>` without.
+# with a CUDA graph, and :bound:`288 <memory.plain>` without. In a later run on an H100, with newer
+# code, tier 3 held :bound:`556 <memory.best.again@nvidia-h100-80gb-hbm3>` MiB and tiers 1 and 2
+# held :bound:`304 <memory.tiers.again@nvidia-h100-80gb-hbm3>`, both with a CUDA graph.
 #
 # **The first call** converts the model. For two small layers this took :bound:`5.6 <compile>` s on
 # the H200's host, and inductor took :bound:`7.6 <compile.inductor>`. In a second run inductor took

@@ -17,7 +17,7 @@ One language model, run by eager PyTorch, by inductor and by ONNX Runtime. When 
    :bound:`no difference measured <graph.rows1>` between inductor and ONNX Runtime, so take
    inductor, which comes with PyTorch. For 64 texts at once take ONNX Runtime: a decode step, one
    token of each text, takes :bound:`0.67 <graph.rows64>` of inductor's time (whole texts were not
-   timed). On a GPU without a CUDA graph take ONNX Runtime, too.
+   timed). On a GPU without a CUDA graph take ONNX Runtime.
 
    **The price.** The first step compiles. With a CUDA graph and an empty compile cache, inductor
    takes :bound:`43 <first.inductor>` seconds and ONNX Runtime :bound:`14 <first.roundoff>`. Each
@@ -25,7 +25,7 @@ One language model, run by eager PyTorch, by inductor and by ONNX Runtime. When 
 
    .. code-block:: python
 
-      # one text: inductor, in a CUDA graph
+      # on a GPU. One text: inductor, in a CUDA graph
       model.generate(**inputs, cache_implementation="static")
 
       # 64 texts: ONNX Runtime, in a CUDA graph
@@ -201,9 +201,10 @@ gains.round(2)
 # On the H200 ``generate`` writes 128 tokens after each prompt, with all 30 layers of SmolLM2 in
 # float16. *prompts* is the number of prompts at once. *tokens/s* counts all new tokens over the
 # time of the whole call. All methods took turns in three rounds: *times eager* is the median of
-# their ratios, *low* and *high* are the extremes. *different tokens* counts tokens unlike eager
-# PyTorch's, of 128 a prompt. *compile_config* is the call in the answer: there eager PyTorch does
-# the prefill.
+# their ratios, *low* and *high* are the extremes. *different tokens* counts tokens of the last
+# round unlike eager PyTorch's, of 128 a prompt. *static cache* is the cache of fixed size that a
+# CUDA graph needs. *compile_config* is the call in the answer: there eager PyTorch does the
+# prefill. *ONNX Runtime, CUDA graph* compiles the prefill, too.
 
 columns = {"batch": "prompts", "tokens/s": "tokens/s", "× eager": "times eager"}
 columns |= {"low": "low", "high": "high", "not eager's": "different tokens"}
@@ -215,9 +216,10 @@ texts.index = texts.index.to_series().replace(NAMES, regex=True)
 texts.rename(columns=columns).infer_objects().round(1)
 
 # %%
-# With eight prompts the methods write different tokens. The choices are near ties: in float64 no
-# written token is more than :bound:`0.0144 <text.behind>` below the best logit. After the first
-# different token the rest of a text may differ, too.
+# With eight prompts the methods write different tokens, and some of them change a text from call to
+# call. The changed choices are near ties: no written token's float64 logit is more than
+# :bound:`0.0144 <text.behind>` below the best. After the first different token the rest of a text
+# may differ, too.
 #
 # For one prompt there is :bound:`no difference measured <text.ratio>` between ONNX Runtime and
 # inductor. On an H100 there is :bound:`no difference measured <text.ratio@nvidia-h100-80gb-hbm3>`
@@ -242,35 +244,42 @@ speeds.index = speeds.index.to_series().replace(NAMES, regex=True)
 speeds.rename_axis(index=None, columns=None)
 
 # %%
-# Without a graph, a decode step of ONNX Runtime is :bound:`faster <plain.step>` than inductor's: it
-# takes :bound:`0.44 <plain.step>` of the time (the median of ratios, round by round), in a second
-# run about half. By default inductor starts its kernels from generated Python code. In a CUDA graph
-# no kernel is started from Python, and for one text there is
-# :bound:`no difference measured <graph.rows1>`: the interval of each run holds 1.
+# Without a graph, a decode step of ONNX Runtime takes :bound:`0.44 <plain.step>` of inductor's time
+# (the median of ratios, round by round), in a second run about half. By default inductor starts its
+# kernels from generated Python code. In a CUDA graph no kernel is started from Python, and for one
+# text there is :bound:`no difference measured <graph.rows1>`: the interval of each run holds 1.
 #
-# For 64 texts, with a CUDA graph on both sides, ONNX Runtime is :bound:`faster <graph.rows64>`. Our
-# guess, not tested: three heads of SmolLM2 share keys and values, and inductor copies them for
-# each. The figure beside the answer has these ratios on both GPUs, one run each.
+# For 64 texts, with a CUDA graph on both sides, ONNX Runtime takes :bound:`0.67 <graph.rows64>` of
+# inductor's time. Our guess, not tested: three heads of SmolLM2 share keys and values, and inductor
+# copies them for each. The figure beside the answer has these ratios on both GPUs, one run each.
 
-figure, ax = plt.subplots(figsize=(4, 3))
-figure.set_gid("answer")  # the site shows it beside the answer
-found = {}
+drawn = {}
 for record in read_records("plot_whole_model"):
     times = record.tables["times"].query("dtype == 'float16'")
     ours = times[times["optimization"].str.contains("roundoff")]
     ours = ours.dropna(subset="× inductor").sort_values(["case", "batch"])[::-1]
-    if ours.empty:
-        continue
-    graph = ours["CUDA graph"].map({True: "graph", False: "no graph"})
-    calls = ours["case"] + ", " + ours["batch"].astype(str) + "\n" + graph
-    ratio, gpu = ours["× inductor"], record.machine[7:11].upper()
+    if not ours.empty:
+        texts = ours["batch"].map("{} texts\n".format).replace("1 texts\n", "1 text\n")
+        graph = ours["CUDA graph"].map({True: "CUDA graph", False: "no graph"})
+        drawn[record.machine[7:11].upper()] = ours.assign(call=ours["case"] + ", " + texts + graph)
+
+# %%
+
+figure, ax = plt.subplots(figsize=(4.2, 3.2))
+figure.set_gid("answer")  # the site shows it beside the answer
+found = {}
+for shift, (gpu, ours) in zip((-0.1, 0.1), drawn.items(), strict=False):
+    places, ratio = range(len(ours)), ours["× inductor"]
     ends = ratio - ours["low"], ours["high"] - ratio
-    ax.errorbar(ratio, calls, xerr=ends, fmt="os"[len(found)], capsize=3, label=gpu)
-    found[gpu] = dict(zip(calls, ratio.round(2), strict=True))
+    shifted = [place + shift for place in places]
+    ax.errorbar(ratio, shifted, xerr=ends, fmt="o" if shift < 0 else "s", capsize=3, label=gpu)
+    ax.set_yticks(places, ours["call"])
+    found[gpu] = dict(zip(ours["call"], ratio.round(2), strict=True))
 figure.set_label(f"Time of ONNX Runtime over inductor's, by call and texts: {found}")
 ax.axvline(1, color="gray")
-ax.set(xlabel="ONNX Runtime's time over inductor's", xlim=(0, 1.2))
-ax.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=2)
+ax.set(xlabel="ONNX Runtime's time over inductor's", xlim=(0, 1.2), ylim=(-0.5, 4.5))
+ax.set_title("left of the line:\nONNX Runtime takes less time", fontsize=10)
+ax.legend(loc="center left")
 plt.show()
 
 # %%
@@ -288,14 +297,14 @@ for record in read_records("plot_whole_model"):
 pd.DataFrame(lines).T.round(2)
 
 # %%
-# For 64 texts inductor falls behind eager PyTorch, and ONNX Runtime does not. On the Intel Xeon,
-# inductor took :bound:`4.9 <cpu.inductor64>` times eager's time; we did not look
-# for the cause.
+# For 64 texts, and on the Intel Xeon for eight, inductor falls behind eager PyTorch. ONNX Runtime
+# does not. On the Intel Xeon, inductor took :bound:`4.9 <cpu.inductor64>` times eager's time; we
+# did not look for the cause.
 #
 # Which to use, and what it costs
 # -------------------------------
 #
-# The table sums up which one is worth it.
+# The table sums up which to use.
 #
 # .. list-table::
 #    :header-rows: 1
@@ -324,19 +333,19 @@ pd.DataFrame(lines).T.round(2)
 #      - eager PyTorch
 #      - :bound:`no difference measured <cpu.rows64>` from eager on the Intel Xeon
 #
-# * **On an H100** a step of 64 texts takes :bound:`0.62 <graph.rows64@nvidia-h100-80gb-hbm3>` of
-#   inductor's time. For eight texts there is on the H100
-#   :bound:`no difference measured <graph.rows8@nvidia-h100-80gb-hbm3>`.
-# * **On a CPU** two texts at once took :bound:`0.53 <words.two@amd-epyc-2-cores>` of eager's time
-#   on the AMD EPYC, and :bound:`1.28 <words.two>` on the Intel Xeon. We do not know why single
-#   steps gain more than whole texts. For a step of 64 texts there is
-#   :bound:`no difference measured <cpu.rows64@amd-epyc-2-cores>` on the AMD EPYC, too.
+# * **On an H100** a step of 64 texts in ONNX Runtime takes
+#   :bound:`0.62 <graph.rows64@nvidia-h100-80gb-hbm3>` of inductor's time. For eight texts there is
+#   :bound:`no difference measured <graph.rows8@nvidia-h100-80gb-hbm3>` on the H100.
+# * **On a CPU** ONNX Runtime wrote two texts at once in :bound:`0.53 <words.two@amd-epyc-2-cores>`
+#   of eager's time on the AMD EPYC, and in :bound:`1.28 <words.two>` on the Intel Xeon. We do not
+#   know why single steps gain more than whole texts. For a step of 64 texts there is
+#   :bound:`no difference measured <cpu.rows64@amd-epyc-2-cores>` from eager on the AMD EPYC.
 # * **Memory** beside the model, on the H200. For 64 texts in a CUDA graph ONNX Runtime held
-#   :bound:`112 <memory.graph.roundoff>` MiB, and inductor :bound:`196 <memory.graph.inductor>`.
-#   Without a graph, with fixed shapes, ONNX Runtime held :bound:`204 <memory.roundoff>` MiB, and
-#   inductor :bound:`34 <memory.inductor>`.
-# * **The first text** compiles. On the AMD EPYC the first text took
-#   :bound:`89 <words.first@amd-epyc-2-cores>` seconds.
+#   :bound:`112 <memory.graph.roundoff>` MiB, and inductor :bound:`196 <memory.graph.inductor>`. For
+#   a prefill of four texts without a graph ONNX Runtime held :bound:`204 <memory.roundoff>` MiB,
+#   and inductor :bound:`34 <memory.inductor>`.
+# * **The first text** compiles. With ONNX Runtime it took
+#   :bound:`89 <words.first@amd-epyc-2-cores>` seconds on the AMD EPYC.
 # * **Lengths.** A CUDA graph has fixed shapes: a different batch or cache size compiles again.
 #   With ``dynamic=True`` and a growing cache a new length needed :bound:`0 <words.conversions>`
 #   conversions in ONNX Runtime, and two texts at once needed :bound:`2 <words.again>` (Intel Xeon).

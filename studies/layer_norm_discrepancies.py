@@ -489,6 +489,15 @@ study.value(
     where={"what": PARTS, "provider": "CPU"},
     test=lambda v: v.value < -40,
 )
+OLDER = [PARTS[0], "simulated: sum cut as an A100 does"]
+study.value(
+    "older.mean",
+    f"mean error, rounded operands and bits dropped as an A100 does {SIMULATED}",
+    "signs",
+    lambda t: t["mean error"].sum(),
+    where={"what": OLDER, "provider": "CPU"},
+    test=lambda v: v.value < -70,
+)
 for name, weights, signs, least, most in (
     ("positive", "uniform", "positive weights", 20, 60),
     ("signed", "normal", "weights of both signs", 100, 300),

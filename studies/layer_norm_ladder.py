@@ -459,6 +459,14 @@ study.value(
         and 0 < share("packed", "spilled")(v.rows) < share("pieces", "spilled")(v.rows)
     ),
 )
+study.value(
+    "wide.pieces.spilled",
+    "32-bit words that a thread of pieces spills at 32,768 columns",
+    "backward",
+    share("pieces", "spilled"),
+    where={"N": 32768, "step": ["packed", "pieces"], "GB/s": lambda s: s.notna()},
+    test=lambda v: v.value > share("packed", "spilled")(v.rows),
+)
 add("wide.pieces", "pieces", "backward", 32768, "pieces", "packed", "read twice", "roundoff")
 add("wide.twice", "read twice", "backward", 32768, "pieces", "packed", "read twice", "roundoff")
 add("wide.torch", "torch", "backward", 32768, "pieces", "torch", "roundoff")

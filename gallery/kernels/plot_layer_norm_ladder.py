@@ -18,19 +18,20 @@ A first backward kernel takes several times as long as memory needs. Three steps
    and 84 % in the second run.
 
    **The price.** Each program holds its sums of all columns in registers. At 32,768 columns they do
-   not fit: pieces kept in 16 bits reach :bound:`16 % <wide.packed>`, and PyTorch
+   not fit: the kernel, without early loads, reaches :bound:`16 % <wide.packed>`, and PyTorch
    :bound:`36 % <wide.torch>`.
 
    .. code-block:: python
 
+      # with this page's kernels, and a program for each of 132 multiprocessors
+      (M, N), programs = x.shape, 132
+      dx, part = torch.empty_like(x), mean.new_empty(2 * programs, N)
+      sums = mean.new_empty(2, N)  # dw and db
       pieces_backward[(programs,)](
-          x, dy, w, mean, rstd, dx, part,
-          M, N, end=M, zero=0,
-          R=1, P=2048, K=-(-N // 2048),
-          PACKED=packed, STAGES=3, num_warps=8)
-      add_partial_sums[(-(-N // 16), 2)](
-          part, sums, programs, N, R=256, P=16)
-      # packed = True for 16-bit x on a GPU
+          x, dy, w, mean, rstd, dx, part, M, N, end=M, zero=0,
+          R=1, P=2048, K=-(-N // 2048), STAGES=3,
+          PACKED=x.is_cuda and x.itemsize == 2, num_warps=8)
+      add_partial_sums[(-(-N // 16), 2)](part, sums, programs, N, R=256, P=16)
 """
 
 # %%
@@ -61,7 +62,7 @@ from roundoff.record import read_table
 # weight and adds a bias. In Triton's words:
 #
 # * A *program* is a thread block. ``kernel[(m,)](…)`` starts m programs, and ``tl.program_id(0)``
-#   is the number of this one.
+#   is a program's own number.
 # * A *block* is an array that the threads of a program hold in their registers. Its length is a
 #   power of two. ``tl.arange(0, P)`` is a block of P numbers.
 # * A tensor argument is a pointer. ``tl.load(X + cols, mask=…)`` reads a block and skips what is
@@ -251,9 +252,9 @@ show("two stages", in_two_stages)
 # --------------------------------
 #
 # A thread has at most 255 registers. What finds no register is *spilled*: written to memory and
-# read back. The compiler tells how many registers a thread uses, and how many words
-# of 32 bits a thread spills. The compiler needs no GPU for that. Here it compiles for an H100 or an
-# H200, with 256 threads (8 warps) a program.
+# read back. The compiler counts the registers that a thread uses and the 32-bit words that it
+# spills. It needs no GPU. Here it compiles for an H100 or an H200, with 256 threads (8 warps) a
+# program.
 
 widths = [4096, 8192, 8704]
 blocks = [triton.next_power_of_2(columns) for columns in widths]
@@ -298,8 +299,8 @@ def load_rows(X, DY, at, here, last, P: C, K: C):
 
 
 # %%
-# Each row is used twice: for its two means, and then for the gradients. ``same_bits`` returns x:
-# the last step says why.
+# Each row is used twice: for its two means, and then for the gradients. ``same_bits`` returns x
+# unchanged: the third step says why.
 
 
 @kernel
@@ -412,14 +413,14 @@ plt.show()
 #
 # Spills and padding are the cause. At 4096 columns two stages have neither, and pieces gain little:
 # :bound:`46 % <narrow.pieces>` against :bound:`44 % <narrow.stages>`. Both cost:
-# :ref:`triton-layer-norm` times this block at 15,872 columns, with the same spills and little
-# padding.
+# :ref:`triton-layer-norm` times this kernel at 8192 columns, with neither, and at 15,872, with the
+# same spills and little padding.
 #
 # Load the next row early
 # -----------------------
 #
 # A program asks for a row and waits. If waiting costs time, a second program on the
-# :term:`multiprocessor` must help: it computes meanwhile. At 4096 columns the registers hold two
+# :term:`multiprocessor` helps: it computes during the wait. At 4096 columns the registers hold two
 # programs. There one program reaches :bound:`44 % <narrow.packed>`, and two reach
 # :bound:`60 % <narrow.two>`. (Both are packed: see below.)
 #
@@ -429,8 +430,8 @@ plt.show()
 # ``STAGES=3``.
 #
 # Between its two uses a row stays in registers, converted to float32. Packing keeps the 16 bits of
-# float16 or bfloat16 instead. ``PACKED=True`` makes ``same_bits`` x XOR ``zero``. The compiler does
-# not know that ``zero`` is 0, so it keeps 16 bits and converts twice.
+# float16 or bfloat16 instead. With ``PACKED=True``, ``same_bits`` returns x XOR ``zero``. The
+# compiler cannot know that ``zero`` is 0, so it keeps 16 bits and converts twice.
 
 
 def prefetched(x, dy, w, mean, rstd):
@@ -445,16 +446,18 @@ show("prefetch", prefetched)
 # reaches :bound:`79 % <prefetch>`, and 84 % in the second run. On the H100 it reaches
 # :bound:`90 % <prefetch@nvidia-h100-80gb-hbm3>`, and 88 % in the second run.
 #
-# Packing alone lowers pieces from :bound:`62 % <pieces>` to :bound:`58 % <packed>`, so the early
-# load gains more than that. (Prefetch without packing was not timed.) Packing pays at 32,768
-# columns.
+# Packing alone lowers :bound:`62 % <pieces>` to :bound:`58 % <packed>`. The early load then raises
+# :bound:`58 % <packed>` to :bound:`79 % <prefetch>`. Prefetch without packing spills nothing
+# either, but was not timed. Packing pays at 32,768 columns, without early loads:
+# :bound:`16 % <wide.packed>` against :bound:`6.6 % <wide.pieces>`.
 #
 # How much each step gains
 # ------------------------
 #
 # Each kernel ran on 4096 rows of float16, from a :term:`CUDA graph`, on buffers larger than the
-# cache, on the H200. A column is the length of a row, and a number is the percentage of what memory
-# allows.
+# cache, on the H200. Each column is a row length. Numbers are percent of what memory allows. At
+# 32,768 columns the steps from *atomic* to *packed* run with 16 warps, and a piece has 4096
+# numbers.
 #
 # * *packed* is pieces with ``PACKED=True``;
 # * *two programs* is packed, with two programs for each multiprocessor;
@@ -462,7 +465,7 @@ show("prefetch", prefetched)
 # * *read twice* keeps no row: it reads a row for its means, and again for the gradients;
 # * *roundoff* is the backward of :func:`roundoff.kernels.layer_norm`, a longer kernel.
 #
-# A gap: the step does not fit into registers or shared memory.
+# An empty cell: the step does not fit into registers or shared memory.
 
 
 STEPS = ["torch", "atomic", "two stages", "pieces", "packed"]
@@ -488,8 +491,8 @@ plt.show()
 
 # %%
 # At 8704 columns *roundoff* reaches :bound:`85 % <roundoff>`. Two runs of *prefetch* reach 79 % and
-# 84 %, so *roundoff* is not shown to be faster. At 4096 columns a program has registers left for a
-# second row. There *prefetch* reaches :bound:`73 % <tiles>` with ``R=2``. The table has ``R=1``.
+# 84 %, so we cannot call *roundoff* faster. At 4096 columns registers hold a second row: *prefetch*
+# reaches :bound:`73 % <tiles>` with ``R=2``, and the table has ``R=1``.
 #
 # What it costs, and where it ends
 # --------------------------------
@@ -499,11 +502,10 @@ plt.show()
 #
 # **Wide rows.** dw and db stay in registers. At 32,768 columns they take 256 KiB, as much as all
 # registers of a multiprocessor. So the kernel spills again: a thread of *packed* spills
-# :bound:`244 <wide.spilled>` words, and *packed* reaches :bound:`16 % <wide.packed>`. Without
-# packing the compiler spills more, and *pieces* reaches :bound:`6.6 % <wide.pieces>`. For such rows
-# a simpler kernel is better: *read twice* reaches :bound:`34 % <wide.twice>`, and PyTorch
-# :bound:`36 % <wide.torch>`. Best is *roundoff*, with :bound:`66 % <wide.roundoff>`: eight programs
-# share a row, and exchange their sums through memory.
+# :bound:`244 <wide.spilled>` words, and a thread of *pieces* :bound:`450 <wide.pieces.spilled>`.
+# For such rows a simpler kernel is better: *read twice* reaches :bound:`34 % <wide.twice>`, and
+# PyTorch :bound:`36 % <wide.torch>`. Best is *roundoff*, with :bound:`66 % <wide.roundoff>`: eight
+# programs share a row, and exchange their sums through memory.
 #
 # **The forward** has no sums over rows, so pieces gain less. At 8704 columns the first kernel of
 # this page reaches :bound:`68 % <forward>` on the H200. The study's forward in pieces reaches
@@ -515,10 +517,10 @@ plt.show()
 # Your own backward
 # -----------------
 #
-# Let ``mine`` return dx, dw and, if you have it, db. As it stands, ``mine`` is plain PyTorch. Put
-# in a call of yours, such as ``return prefetched(x, dy, w, mean, rstd)``. The cell says how far the
-# results are from float64, and whether eight runs have the same bits. Without a GPU, each run
-# starts the programs in a different order.
+# ``mine`` is plain PyTorch. Replace it with a call of yours, such as
+# ``return prefetched(x, dy, w, mean, rstd)``. It returns dx, dw and, if you have it, db. The cell
+# says how far the results are from float64, and whether eight runs have the same bits. Without a
+# GPU, each run starts the programs in a different order.
 #
 # For RMSNorm set ``NORM`` to ``functional.rms_norm``. Its backward has no mean:
 # :math:`dx = r\,(w g - \hat x\, \overline{\hat x\, w g})` with :math:`\hat x = x r`. Copy the

@@ -9,20 +9,20 @@ Six implementations, forward and backward: which one to take, and why they diffe
 .. answer:: nvidia-h200
 
    **Why.** LayerNorm computes little, so memory traffic sets its time. Each backward has to move
-   the same three tensors. But Liger holds a row in a block, whose length is a power of two. A row
-   of 8704 needs 16,384: nearly half is padding, and registers spill. From 8192 to 8704 columns of
-   float16, Liger's backward falls from :bound:`2331 <liger.8192>` to :bound:`1168 <liger.8704>`
-   GB/s.
+   the same three tensors. But Liger, a library, holds a row in a block of 2ⁿ numbers. 8704 columns
+   take 16,384: nearly half is padding, and a kernel of this form spills registers. From 8192 to
+   8704 columns of float16, Liger's backward falls from :bound:`2331 <liger.8192>` to
+   :bound:`1168 <liger.8704>` GB/s.
 
    **The cure.** For training in float16, take roundoff, which cuts a row into pieces that fit. At
    five widths its backward is at least :bound:`1.3 <backward.least>` times as fast as the best
    library. Its forward is about as fast as the best library's, and at 8192 columns
-   :bound:`1.7 <forward.torch>` times as fast as torch's. On an H100 its least lead is
+   :bound:`1.7 <forward.torch>` times as fast as torch's. On an H100 the backward's least lead is
    :bound:`1.15 <backward.least@nvidia-h100-80gb-hbm3>` (second run: 1.12).
 
-   **The price.** Python launches roundoff's kernels, and a launch takes time. At 1024 columns and
-   without a CUDA graph, forward plus backward takes :bound:`1.41 <launches>` times as long as
-   torch's.
+   **The price.** Python launches roundoff's kernels, and a launch takes time. At 1024 columns
+   without a CUDA graph, its forward plus backward takes :bound:`1.41 <launches>` times torch's
+   time.
 
    .. code-block:: python
 
@@ -107,9 +107,8 @@ cliff.round().astype(int)
 # a stream.
 #
 # On a processor we compute one forward in two ways, with the same arithmetic. PyTorch's kernel
-# works row by row. Our forward reads and writes all rows in each step. The error is the largest one
-# against float64, in the :ref:`unit <unit>` of float32: ε times the root mean square of the exact
-# result.
+# works row by row. Our forward reads and writes all rows in each step. An error is the largest
+# against float64, in float32's :ref:`unit <unit>`: ε times the exact result's root mean square.
 
 m, n = 2048, 4096
 x, w, b = torch.randn(m, n), torch.rand(n), torch.rand(n)
@@ -162,7 +161,7 @@ def one_block(X, DY, W, MEAN, RSTD, DX, PART, M, N, P: C):
 # %%
 # A *spilled* word is one that finds no register: the kernel writes it to memory and reads it back.
 # The compiler counts the spilled words of a thread, and needs no GPU for that. We compile for an
-# H200, with 8 and with 16 :term:`warps <warp>`, which are 256 and 512 threads. Liger has 16.
+# H200, with 8 :term:`warps <warp>` (256 threads), as in the rates below, and with 16, as Liger has.
 
 cases = [(columns, warps) for columns in (8192, 8704) for warps in (8, 16)]
 blocks = [triton.next_power_of_2(columns) for columns, _ in cases]
@@ -186,36 +185,36 @@ plt.show()
 # this block is padding. Padding takes registers, too, so a thread spills. With 8 warps, the rate of
 # this kernel on the H200 falls from :bound:`2408 <lesson.8192>` to :bound:`1396 <lesson.8704>`
 # GB/s. A row of 15,872 columns has the same block, hence the same spills, and little padding. It
-# reaches :bound:`1979 <lesson.15872>` GB/s. So spills and padding both cost: with the same spills
-# the fuller block has the higher rate.
+# reaches :bound:`1979 <lesson.15872>` GB/s. The fuller block has the higher rate, so padding costs.
+# It stays below the rate at 8192 columns, so spills cost.
 #
-# roundoff's pieces need little padding, and at 8704 columns its rate does not fall.
-# :ref:`layer-norm-ladder` cuts this kernel's row into pieces: the spills go, and the rate nearly
-# doubles. We do not know why QuACK, which is not Triton, falls at 8704 columns, nor why
-# flash-linear-attention falls at 12,800 and at 14,848.
+# roundoff's pieces need little padding, and at 8704 columns its rate does not fall. Cut into
+# pieces, this kernel spills nothing, and its rate nearly doubles: see :ref:`layer-norm-ladder`. We
+# do not know why QuACK (not Triton) falls at 8704 columns, flash-linear-attention at 12,800 and
+# 14,848, and roundoff, by a tenth, at 14,848.
 #
 # How much it matters
 # -------------------
 #
-# The study ran all implementations in one process, in turns. It used :term:`CUDA graphs
-# <CUDA graph>`, so that a time has no launches in it. Each call found its tensors outside the
-# cache. The figure of this cell stands beside the answer.
+# The study ran all implementations in one process, in turns. It used
+# :term:`CUDA graphs <CUDA graph>`, so a time excludes launches. Each call read its tensors from
+# memory. This cell's figure is at the top.
 
 figure, ax = plt.subplots(figsize=(4.6, 3.6))
 figure.set_gid("answer")  # the site shows it beside the answer
 figure.set_label("GB/s of six backwards, at five widths: roundoff is highest at each.")
 lines = back[back.index.isin([1024, 4096, 8192, 8704, 15872])]
 lines.index = lines.index.astype(str)  # evenly spaced, to part 8192 from 8704
-title = "Backward in float16, GB/s"
+title = "Backward in float16 on an H200, GB/s"
 lines.plot(ax=ax, style=["o-"] * 6 + ["C7--"], xlabel="columns", ylim=0, title=title)
 ax.legend(ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.2))
 plt.show()
 
 # %%
-# At each of these widths roundoff's backward has the highest rate: from
-# :bound:`1.3 <backward.least>` to :bound:`2.0 <backward.most>` times that of the best library in
-# the first run. The best library changes with the width: torch at 1024 columns, QuACK at 4096,
-# flash-linear-attention at 8704.
+# At each of these widths roundoff's backward has the highest rate: in the first run
+# :bound:`1.3 <backward.least>` to :bound:`2.0 <backward.most>` times the best library's. The best
+# library changes with the width: torch at 1024 columns, QuACK at 4096, flash-linear-attention at
+# 8704.
 #
 # The next table adds bfloat16 and float32, at 4096 × 8192. *lead* is roundoff's rate over that of
 # the best library. Its 95 % interval goes from *lead low* to *lead high*.
@@ -227,9 +226,8 @@ types[types.index.str.contains("float.*, 4096 × 8192")].round(2)
 # %%
 # roundoff's forward in float16 has at least :bound:`0.97 <forward.least>` of the best library's
 # rate at the five widths. At 8192 columns there is
-# :bound:`no difference measured <forward.float16>`: the interval of each run holds 1. In bfloat16
-# roundoff's forward has :bound:`0.97 <forward.bfloat16>` of flash-linear-attention's rate. In
-# float32 the backwards are close: roundoff's has :bound:`1.04 <backward.float32>` times QuACK's
+# :bound:`no difference measured <forward.float16>` on the H200: the interval of each run holds 1.
+# In bfloat16 roundoff's forward has :bound:`0.97 <forward.bfloat16>` of flash-linear-attention's
 # rate.
 #
 # Which one to take
@@ -238,7 +236,8 @@ types[types.index.str.contains("float.*, 4096 × 8192")].round(2)
 # * **Training in float16 or bfloat16**, on an H100 or an H200: roundoff, for its backward. (In
 #   bfloat16 only 8192 columns were timed.) Accuracy is no price: at 4096 × 8192 the typical errors
 #   of ``y``, ``dx``, ``dw`` and ``db`` are at most :bound:`1.00 <error.half>` times torch's.
-# * **Training in float32** at 8192 columns: roundoff, by little. Its errors are at most
+# * **Training in float32** at 8192 columns: roundoff. Its backward has
+#   :bound:`1.04 <backward.float32>` times QuACK's rate, and its errors are at most
 #   :bound:`0.94 <error>` times torch's. At 15,872 columns: QuACK. Its backward leads on both GPUs.
 # * **Inference** with thousands of rows: roundoff or flash-linear-attention. Neither leads at every
 #   width. We did not measure the few rows of a decode step.
@@ -247,8 +246,8 @@ types[types.index.str.contains("float.*, 4096 × 8192")].round(2)
 #   :bound:`1.41 <launches>` times as long. A CUDA graph, or
 #   ``torch.compile(mode="reduce-overhead")``, saves the launches.
 # * **The same bits in every run**: any of the six. In 100 runs each gave :bound:`1 <repeat>`
-#   result. The lock in Triton's tutorial [#tutorial]_, with a barrier added, does not repeat: at
-#   4096 × 4096, 100 runs gave :bound:`100 <lock>` different ``dw``.
+#   result. Triton's tutorial [#tutorial]_ adds under a lock: with a barrier added, 100 runs at 4096
+#   × 4096 gave :bound:`100 <lock>` different ``dw``.
 # * **No GPU**: torch. Triton's interpreter is for tests.
 #
 # Each kernel against float64
@@ -270,7 +269,7 @@ def inputs(m, n, dtype):
 def typical_errors(norm, x, dy, w, b):
     y, *saved = forward(x.double(), w.double(), b.double())
     exact = [y, *backward(dy.double(), x.double(), w.double(), b.double(), *saved)]
-    w, b = (t.to(norm.weights or t.dtype) for t in (w, b))
+    w, b = (t.to(norm.weights or t.dtype) for t in (w, b))  # QuACK's weights are float32
     y, *saved = norm.forward(x, w, b, 1e-5)
     pairs = zip(exact, (y, *norm.backward(dy, x, w, b, *saved)), strict=True)
     return [scaled_error(e, r.to(x.dtype), dtype=x.dtype).rms for e, r in pairs]
@@ -290,9 +289,9 @@ typical.round(2)
 
 # %%
 # The last figure has the rates of the backward on this machine. On a GPU the cell times 4096 rows
-# of float16 at the thirty widths of Triton's tutorial, with the right kernels that compile quickly.
-# On a processor the time of an interpreted kernel says nothing. There the cell times 256 rows of
-# float32 at eight widths, with PyTorch's kernel and step by step.
+# of float16 at the thirty widths of Triton's tutorial, in each correct kernel that compiles
+# quickly. On a processor the time of an interpreted kernel says nothing. There the cell times 256
+# rows of float32 at eight widths, with PyTorch's kernel and step by step.
 
 gpu = device == "cuda"
 rows, dtype = (4096, torch.float16) if gpu else (256, torch.float32)
@@ -306,7 +305,7 @@ def rates(n):
     saved = forward(x, w, b)[1:]
     calls = {} if gpu else {"step by step": partial(backward, dy, x, w, b, *saved)}
     for label, norm in timed.items():
-        if max(typical_errors(norm, x, dy, w, b)) < 16:
+        if max(typical_errors(norm, x, dy, w, b)) < 16:  # in units: correct
             scale, shift = (t.to(norm.weights or t.dtype) for t in (w, b))
             _, *saved = norm.forward(x, scale, shift, 1e-5)
             calls[label] = partial(norm.backward, dy, x, scale, shift, *saved)
@@ -326,13 +325,13 @@ plt.show()
 
 # %%
 # On a processor PyTorch's kernel is the faster one at each width: the steps move the rows several
-# times, and count as if they moved them once.
+# times, but their rate counts one move.
 #
 # Your own rows and columns
 # -------------------------
 #
 # Put in a shape and a type. The cell compares every kernel that is installed with float64. On a GPU
-# it also times the backwards of those that are right.
+# it also times each correct backward.
 
 ROWS, COLUMNS, DTYPE = 12, 200, torch.float16
 
@@ -363,17 +362,17 @@ if right:
 # * Two GPUs were measured, an H100 and an H200, of one generation (Hopper). On another GPU run the
 #   cell above.
 # * The five widths of the chart are those at which the study compared each library's ``dw`` with
-#   float64. The study has 35 widths, to 131,072 columns. At 16,384 the backward's lead is smaller,
-#   1.27 on the H200 and 1.09 on the H100.
-# * At other widths the two forwards are not always equal: at 8704 columns of float16 on the H200,
-#   flash-linear-attention's leads by 3 %.
+#   float64. The study has 35 widths, to 131,072 columns; QuACK and inductor have 11. At 24,576
+#   columns the backwards of Liger and flash-linear-attention have less than a third of torch's
+#   rate. At 16,384 roundoff's lead is smaller, 1.27 on the H200 and 1.09 on the H100.
+# * At 8704 columns of float16 on the H200, flash-linear-attention's forward leads roundoff's
+#   by 3 %.
 # * With 256 rows of 4096 in float16, Liger's forward leads roundoff's: by 2 and 4 % in two runs on
 #   the H200, by 3 and 8 % on the H100.
 # * We did not look for why torch and inductor are slow.
 # * Apex and Transformer Engine were not measured: their kernels for PyTorch are built from source,
 #   with CUDA's compiler.
-# * A rate in GB/s is that of one run. Leads and launches were measured twice, and the evidence has
-#   both runs.
+# * Rates in GB/s are of one run. Leads and launches are of two, both in the evidence.
 # * Next: :ref:`layer-norm-ladder`, for how the backward became fast, and
 #   :ref:`layer-norm-discrepancies`, for what two such kernels do to a model.
 #

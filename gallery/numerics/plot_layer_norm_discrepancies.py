@@ -16,8 +16,8 @@ One ONNX file and one set of weights in two runtimes: how far apart, who is righ
    **The cure.** Turn ONNX Runtime's ``use_tf32`` off. The two then differ by up to
    :bound:`0.00015 <gap.off>`.
 
-   **The price.** ONNX Runtime takes :bound:`about 4 <cost.off>` times as long: this model, with
-   32,768 rows, is mostly one matrix product. On a CPU TF32 is off by default: set nothing.
+   **The price.** ONNX Runtime takes :bound:`about 4 <cost.off>` times as long with 32,768 rows:
+   this model is mostly one matrix product. On a CPU TF32 is off by default: set nothing.
 
    .. code-block:: python
 
@@ -28,8 +28,8 @@ One ONNX file and one set of weights in two runtimes: how far apart, who is righ
 """
 
 # %%
-# Every cell runs on a laptop, most of them in seconds. A CPU does not use TF32, so a study of
-# this question recorded the bold numbers on an H200 and its host's CPU. Click one for its record.
+# Every cell runs on a laptop, most of them in seconds. On a CPU TF32 is off, so a study of this
+# question recorded the bold numbers on an H200 and its host's CPU. Click one for its record.
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -94,9 +94,8 @@ for op, kernel in KERNELS.items():
 moved = pd.DataFrame({f"here ({DEVICE})": moved})
 
 # %%
-# We draw the largest change of a result, with each operator swapped. The bars of the H200 were
-# recorded, with TF32 in ONNX Runtime's kernels (its default) and without. PyTorch's kernels use
-# none.
+# We draw the largest change of a result, with each operator swapped. The H200's bars were recorded
+# with TF32 in ONNX Runtime's kernels (its default) and without. PyTorch's kernels use no TF32.
 
 STUDY = "plot_layer_norm_discrepancies", "nvidia-h200"
 blame = read_table(*STUDY, "blame", ["tf32", "swapped", "from torch"]).set_index("swapped")
@@ -112,13 +111,13 @@ ax.set(xlim=(0, 1), xlabel="largest change of a result (results near 300)", ylab
 plt.show()
 
 # %%
-# On the CPU a swap moves the result at most in its last digits, as another order of addition does.
-# On the H200, LayerNormalization moves the result by :bound:`0.00015 <swap.norm>`, and MatMul, in
-# TF32, moves it by :bound:`0.0256 <swap.product>`. So MatMul is the cause.
+# On the CPU a swap moves only the last digits, as another order of addition does. On the H200,
+# LayerNormalization moves the result by :bound:`0.00015 <swap.norm>`, and MatMul, in TF32, moves it
+# by :bound:`0.0256 <swap.product>`. So MatMul is the cause.
 #
 # Does MatMul add in a different order on the H200? Without TF32, MatMul moves the result by
-# :bound:`0 <swap.off>`: the two float32 kernels give equal bits. So the cause is TF32. TF32 rounds
-# the operands, and the tensor core drops bits of the sum.
+# :bound:`0 <swap.off>`: the two float32 kernels give equal bits. So the cause is TF32. TF32 can
+# lose bits in two places: the operands and the sum.
 #
 # TF32 keeps 11 bits of an operand
 # --------------------------------
@@ -204,16 +203,16 @@ show("dropped bits", rounded, core)
 show("both", exact, core)
 
 # %%
-# Does the simulation match the H200? The lines above use every eighth row. The study rounded all
-# 2048 rows, and dropped bits in a part of 32 rows and 64 columns, as that is slow. Rounding has an
-# RMS error of :bound:`129 <rounded.rms>` units, and dropping :bound:`46 <dropped.rms>`. The two
+# Does the simulation match the H200? The lines above use every eighth row. The study simulated
+# rounding for all 2048 rows, and dropping, which is slow, for 32 rows and 64 columns. Rounding has
+# an RMS error of :bound:`129 <rounded.rms>` units, and dropping :bound:`46 <dropped.rms>`. The two
 # errors are unrelated, so that their squares add up: √(129² + 46²) = 137. ONNX Runtime's RMS error
-# on the H200 is :bound:`137 <measured.rms>`, too. The mean error fits as well: over these rows the
-# two simulated means add up to :bound:`−45.6 <both.mean>`, and the H200 has
-# :bound:`−44.7 <measured.mean>`.
+# on the H200 is :bound:`137 <measured.rms>`, too. The mean error fits as well: the two simulated
+# means add up to :bound:`−45.6 <both.mean>`, and the H200 has :bound:`−44.7 <measured.mean>`. If
+# the sum were cut as on an A100, the means would add up to :bound:`−82.2 <older.mean>`.
 #
-# Which one counts in a longer sum, rounding or dropping? We multiply matrices of numbers between 0
-# and 1, and print the RMS error of each.
+# Which error is larger in a longer sum, rounding or dropping? We multiply matrices of numbers
+# between 0 and 1, and print the RMS error of each.
 
 torch.manual_seed(0)
 parts = {}
@@ -247,16 +246,16 @@ show("both", exact, core)
 
 # %%
 # Dropped bits no longer shift the results: dropping moves positive sums down and negative sums up.
-# Nearly all of TF32's error comes from rounded operands. (Their mean error here is chance: all rows
-# share the roundings of the weights.) In our unit this error is more than ten times that with
-# positive weights: the terms cancel, so the results are small, and the unit with them.
+# Nearly all of TF32's error comes from rounded operands. (Its mean here is chance: all rows share
+# one set of rounded weights.) In our unit this error is over ten times that with positive weights:
+# the terms cancel, so results and unit are small.
 #
-# For the H200 the study divided each error by the sum of the terms' magnitudes, which cannot
-# cancel. With both signs TF32's largest error hardly changes (:bound:`1.1 <signed.tf32>` times):
-# TF32 rounds the operands, whatever their signs. PyTorch's largest error falls
-# :bound:`5.5 <signed.float32>` times: float32 rounds the running sum, which stays small. So ONNX
-# Runtime's largest error is :bound:`31 <positive.ratio>` times PyTorch's with positive weights, and
-# :bound:`182 <signed.ratio>` times with both signs.
+# On the H200 the study divided each error by the sum of the terms' magnitudes, which cannot cancel.
+# With both signs TF32's largest error hardly changes (:bound:`1.1 <signed.tf32>` times): TF32
+# rounds the operands, whatever their signs. PyTorch's largest error is
+# :bound:`5.5 <signed.float32>` times smaller: float32 rounds the running sum, which stays small. So
+# ONNX Runtime's largest error is :bound:`31 <positive.ratio>` times PyTorch's with positive
+# weights, and :bound:`182 <signed.ratio>` times with both signs.
 #
 # How much it matters
 # -------------------
@@ -282,7 +281,7 @@ shown = gaps["difference"].filter(regex="CPU|ORT|both|neither").sort_values()
 shown.index = shown.index.str.replace("ORT", "ONNX Runtime").str.replace(", ", "\n")
 figure.set_label(f"Largest difference of the two runtimes: {shown.to_dict()}")
 bars = ax.barh(shown.index, shown)
-ax.bar_label(bars, fmt="%.2g", padding=3)
+ax.bar_label(bars, fmt="%.3g", padding=3)
 ax.set_xscale("log")
 ax.margins(x=0.25)
 ax.set_title("Largest difference")
@@ -293,16 +292,16 @@ plt.show()
 # With TF32 in both, the two results are within :bound:`0.0020 <gap.both>` of each other, and both
 # have the error that ONNX Runtime has by default: agreement is not accuracy. The rest comes from
 # LayerNormalization. Before a MatMul in TF32, swapping LayerNormalization moves the result by
-# :bound:`0.0020 <swap.norm.tf32>`. Our guess, not tested: where its last bits differ, TF32 can
-# round to the next of its coarse numbers.
+# :bound:`0.0020 <swap.norm.tf32>`. Our guess, not tested: where LayerNormalization's last bits
+# differ, TF32 can round to another coarse number.
 #
 # Without TF32, either runtime may have the smaller error. On the H200 their errors are equal in
 # three digits. On the host's CPU, PyTorch's RMS error is :bound:`2.2 <error.cpu>` times that of
 # ONNX Runtime. These errors depend on the machine's kernels.
 #
-# The type matters more. Here are the two runtimes in two types, on the machine that built this
-# page. *difference* is the largest one. A row such as *> 0.01* counts the results that differ by
-# more.
+# On a CPU the type matters more. Here are the two runtimes in two types, on this page's machine.
+# *difference* is the largest difference. The row *> 0.01* counts results that differ by more than
+# 0.01.
 
 rows, limits = {}, (1e-4, 0.001, 0.01, 0.1, 1)
 for dtype in torch.float32, torch.float16:
@@ -371,10 +370,10 @@ compare_runtimes(MODEL, FEEDS, module=MODULE)
 #   or a later one.
 # * In float16 and bfloat16, the two runtimes are at most :bound:`1 <half.ulp>` :ref:`ULP <ulp>`
 #   apart on the H200. Near 300 an ULP is 0.25 in float16 and 2 in bfloat16.
-# * In float16 look for overflow, too. An RMSNorm squares its input, the square of 256 is infinite
-#   in float16, and trained models have such channels [#massive]_. We gave 32 rows one channel of
-#   numbers in ±800: on the H200 both runtimes turned :bound:`21 <overflow.rows>` rows into zeros.
-#   Squares in float32 avoid that.
+# * In float16 look for overflow, too. An RMSNorm squares its input. 256² is infinite in float16,
+#   and trained models have channels that large [#massive]_. We gave 32 rows one channel of numbers
+#   in ±800: on the H200 both runtimes turned :bound:`21 <overflow.rows>` rows into zeros. Squares
+#   in float32 avoid that.
 # * Fasi et al. found how tensor cores before Hopper drop bits [#fasi]_. On an H100 and an H200,
 #   ``tensor_core_matmul`` gives the bits of a Triton kernel that adds up to 4096 terms in one
 #   chain. cuBLAS, which ONNX Runtime calls, may cut a long sum into parts. So this page compares

@@ -265,16 +265,15 @@ def norm_of(m: int, n: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:
 
 @path_of("plot_layer_norm_ladder")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-@pytest.mark.parametrize(("m", "n", "programs"), [(5, 300, 3), (9, 33, 12)])
+@pytest.mark.parametrize(("m", "n"), [(5, 300), (150, 33)])
 def test_rows_in_pieces_give_the_gradients_of_a_layer_norm(
-    place: str, m: int, n: int, programs: int, dtype: torch.dtype
+    place: str, m: int, n: int, dtype: torch.dtype
 ) -> None:
     device = "cuda" if CUDA else "cpu"
     page = study_of("layer_norm_ladder")["ours"]
     given = {k: v.to(device) for k, v in norm_of(m, n, dtype).items()}
-    dx, part = torch.empty_like(given["x"]), torch.full((2 * programs, n), float("nan"))
-    sums = torch.full((2, n), float("nan"), dtype=dtype, device=device)
-    snippets()[place].run(
+    left = snippets()[place].run(
+        torch=torch,
         pieces_backward=page.pieces_backward,
         add_partial_sums=page.add_partial_sums,
         x=given["x"],
@@ -282,14 +281,8 @@ def test_rows_in_pieces_give_the_gradients_of_a_layer_norm(
         w=given["weight"],
         mean=given["mean"],
         rstd=given["rstd"],
-        dx=dx,
-        part=part.to(device),
-        sums=sums,
-        M=m,
-        N=n,
-        programs=programs,
-        packed=CUDA and dtype == torch.float16,
     )
+    dx, sums = left["dx"], left["sums"].to(dtype)
     for name, made in (("dx", dx), ("dw", sums[0]), ("db", sums[1])):
         assert off(given[f"exact {name}"], made) < 16, name
 

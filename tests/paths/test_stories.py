@@ -564,6 +564,10 @@ def test_what_the_page_on_the_fastest_layer_norm_says_without_a_bound_number() -
         forward = tables["layer-norm-forward"]
         wide = forward["lead"][record.tables["layer-norm-forward"]["N"] == 8704]
         assert ((1 / wide).round(2) == 1.03).all(), "leads by 3 %"
+    back = record.tables["layer-norm-backward"].set_index("N")
+    assert 0.88 < back["roundoff"][14848] / back["roundoff"][14336] < 0.92, "by a tenth"
+    assert (len(back), *back[["QuACK", "inductor"]].count()) == (35, 11, 11)
+    assert (back.loc[24576, ["Liger", "flash-linear-attention"]] < back["torch"][24576] / 3).all()
     ahead = []
     for record in reversed(read_records(FASTEST)):  # the H200 first
         few = record.tables["types"]["case"] == "forward, float16, 256 × 4096"

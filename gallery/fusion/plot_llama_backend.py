@@ -20,7 +20,7 @@ In thirty lines, with ONNX Runtime behind it. Then the harder part: making a Lla
    time on the H200. Without these kernels the ratio is :bound:`1.11 <fused.graph>`.
 
    **The price.** The best version serves one prompt length. It holds :bound:`710 <memory.best>` MiB
-   beside the model, and inductor :bound:`196 <memory.graph>`. The memory varies by run.
+   beside the model, and inductor :bound:`196 <memory.graph>`.
 
    .. code-block:: python
 

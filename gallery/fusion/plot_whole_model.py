@@ -261,7 +261,8 @@ for record in read_records("plot_whole_model"):
     if not ours.empty:
         texts = ours["batch"].map("{} texts\n".format).replace("1 texts\n", "1 text\n")
         graph = ours["CUDA graph"].map({True: "CUDA graph", False: "no graph"})
-        drawn[record.machine[7:11].upper()] = ours.assign(call=ours["case"] + ", " + texts + graph)
+        call = ours["case"] + ", " + texts + graph
+        drawn[record.machine[7:11].upper()] = ours.assign(call=call)
 
 # %%
 
@@ -272,7 +273,8 @@ for shift, (gpu, ours) in zip((-0.1, 0.1), drawn.items(), strict=False):
     places, ratio = range(len(ours)), ours["× inductor"]
     ends = ratio - ours["low"], ours["high"] - ratio
     shifted = [place + shift for place in places]
-    ax.errorbar(ratio, shifted, xerr=ends, fmt="o" if shift < 0 else "s", capsize=3, label=gpu)
+    marker = "o" if shift < 0 else "s"
+    ax.errorbar(ratio, shifted, xerr=ends, fmt=marker, capsize=3, label=gpu)
     ax.set_yticks(places, ours["call"])
     found[gpu] = dict(zip(ours["call"], ratio.round(2), strict=True))
 figure.set_label(f"Time of ONNX Runtime over inductor's, by call and texts: {found}")

@@ -108,8 +108,14 @@ def test_any_shape_layout_and_parameters(
 @each_norm
 @pytest.mark.parametrize(
     ("columns", "dtype"),
-    # A row in one piece, in several, shared by programs, and in chunks.
-    [(1025, torch.float16), (4097, torch.float32), (17000, torch.float16), (33000, torch.float32)],
+    # A row in one piece, in several, shared by programs of 2 and of 4 bytes, and in chunks.
+    [
+        (1025, torch.float16),
+        (4097, torch.float32),
+        (17000, torch.float16),
+        (33000, torch.float32),
+        (200_000, torch.float32),
+    ],
     ids=str,
 )
 def test_wide_rows_are_near_float64_and_err_no_more_than_torch(norm, columns, dtype):

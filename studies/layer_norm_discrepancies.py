@@ -481,23 +481,18 @@ for name, column, part, what in (
             "cut.mean": lambda v: v.value < -1000,
         }[name],
     )
-study.value(
-    "both.mean",
-    f"mean error, rounded operands and dropped bits {SIMULATED}",
-    "signs",
-    lambda t: t["mean error"].sum(),
-    where={"what": PARTS, "provider": "CPU"},
-    test=lambda v: v.value < -40,
-)
-OLDER = [PARTS[0], "simulated: sum cut as an A100 does"]
-study.value(
-    "older.mean",
-    f"mean error, rounded operands and bits dropped as an A100 does {SIMULATED}",
-    "signs",
-    lambda t: t["mean error"].sum(),
-    where={"what": OLDER, "provider": "CPU"},
-    test=lambda v: v.value < -70,
-)
+for name, words, dropped, most in (
+    ("both.mean", "dropped bits", PARTS[1], -40),
+    ("older.mean", "bits dropped as an A100 does", "simulated: sum cut as an A100 does", -70),
+):
+    study.value(
+        name,
+        f"mean error, rounded operands and {words} {SIMULATED}",
+        "signs",
+        lambda t: t["mean error"].sum(),
+        where={"what": [PARTS[0], dropped], "provider": "CPU"},
+        test=lambda v, most=most: v.value < most,
+    )
 for name, weights, signs, least, most in (
     ("positive", "uniform", "positive weights", 20, 60),
     ("signed", "normal", "weights of both signs", 100, 300),

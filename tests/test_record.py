@@ -69,7 +69,7 @@ def test_a_table_comes_back_bit_for_bit(tmp_path: Path, frame: pd.DataFrame) -> 
 
 
 def test_numpy_scalars_and_missing_values(tmp_path: Path) -> None:
-    frame = pd.DataFrame({"x": [np.float32(0.1), None], "s": ["a", pd.NA]})
+    frame = pd.DataFrame({"x": [np.float32(0.1), None], "s": pd.Series(["a", pd.NA], dtype=object)})
     back = read_record(write_record(tmp_path, "p", {"t": frame}, ENV)).tables["t"]
     assert back.x.tolist() == pytest.approx([float(np.float32(0.1)), math.nan], nan_ok=True, rel=0)
     assert back.s.tolist() == ["a", None]

@@ -12,7 +12,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from fractions import Fraction
 from itertools import product
 from typing import Any
 
@@ -28,7 +27,6 @@ from roundoff.dtypes import onnx_dtype_to_torch_dtype
 from roundoff.evaluator import TorchOnnxEvaluator
 from roundoff.ort import session
 from roundoff.page.measurement import Study
-from roundoff.reductions import tensor_core_matmul
 from roundoff.script import unit_test_going
 
 fast = unit_test_going()
@@ -58,10 +56,11 @@ class Model:
     text: str
     weights: dict[str, Any]
 
-    def proto(self, dtype: str, stored: str | None = None, change: str = "") -> onnx.ModelProto:
+    def proto(self, dtype, stored=None, change="", weights=None):
         """In one type, with weights that are numbers of another one.
 
-        *change* is "old => new", what is replaced in the text.
+        *change* is "old => new", what is replaced in the text; *weights* what is done to the floats
+        of an initializer.
         """
         text = self.text
         if change:
@@ -77,11 +76,14 @@ class Model:
             array = drawn(random, *spec) if isinstance(spec, tuple) else np.asarray(spec)
             if array.dtype.kind == "f":
                 array = array.astype(NUMPY[stored or dtype]).astype(NUMPY[dtype])
+                if weights is not None:
+                    array = weights(array).astype(array.dtype)
             model.graph.initializer.append(numpy_helper.from_array(array, name))
         return model
 
 
-def drawn(random: np.random.Generator, shape: tuple[int, ...], kind: str) -> np.ndarray:
+def drawn(random, shape, kind):
+    """Numbers of the kind that the letter names."""
     if kind == "p":
         return random.random(shape) + 0.5
     array = random.standard_normal(shape)
@@ -89,7 +91,8 @@ def drawn(random: np.random.Generator, shape: tuple[int, ...], kind: str) -> np.
     return array / np.sqrt(inputs) if kind == "w" else array
 
 
-def layers(count: int) -> str:
+def layers(count):
+    """So many products, each with a tanh and a residual, as text."""
     lines, before = [], "X"
     for k in range(count):
         after = "Z" if k + 1 == count else f"Y{k}"
@@ -180,7 +183,7 @@ MODELS = {
 }
 
 
-def feeds_of(proto: onnx.ModelProto, seed: int) -> dict[str, torch.Tensor]:
+def feeds_of(proto, seed):
     """Normal floats and ids below 50, by other draws than the library's."""
     generator = torch.Generator().manual_seed(7_000_000_000 + seed)
     feeds = {}
@@ -194,10 +197,7 @@ def feeds_of(proto: onnx.ModelProto, seed: int) -> dict[str, torch.Tensor]:
     return feeds
 
 
-Run = Callable[[dict[str, torch.Tensor]], torch.Tensor]
-
-
-def sides(model: Model, dtype: str, change: str = "", weights: Any = None) -> tuple[Run, Run]:
+def sides(model, dtype, change="", weights=None):
     """Two ways to run it, the second one changed: torch node by node, and ONNX Runtime.
 
     ONNX Runtime's processor has no bfloat16: the second is then in float32, from the same numbers,
@@ -206,17 +206,9 @@ def sides(model: Model, dtype: str, change: str = "", weights: Any = None) -> tu
     torch.set_num_threads(1)
     one = TorchOnnxEvaluator(model.proto(dtype))
     half = dtype == "bfloat16"
-    proto = model.proto("float32" if half else dtype, dtype, change)
-    if weights is not None:
-        for tensor in proto.graph.initializer:
-            array = numpy_helper.to_array(tensor)
-            if array.dtype.kind == "f":
-                tensor.CopyFrom(
-                    numpy_helper.from_array(weights(array).astype(array.dtype), tensor.name)
-                )
-    other = session(proto)
+    other = session(model.proto("float32" if half else dtype, dtype, change, weights))
 
-    def second(feeds: dict[str, torch.Tensor]) -> torch.Tensor:
+    def second(feeds):
         if half:
             feeds = {n: x.float() if x.is_floating_point() else x for n, x in feeds.items()}
         result = other.run(feeds)[0]
@@ -238,21 +230,18 @@ class Fault:
     result: Callable[[torch.Tensor], torch.Tensor] | None = None
 
 
-def cut(array: np.ndarray, bits: int = 10) -> np.ndarray:
-    """Float32 numbers whose significands keep so many bits after the first."""
-    mask = np.uint32(0xFFFFFFFF << (23 - bits) & 0xFFFFFFFF)
-    return (np.ascontiguousarray(array, np.float32).view(np.uint32) & mask).view(np.float32)
+def cut(array):
+    """Float32 numbers whose significands keep 10 bits after the first."""
+    return (np.ascontiguousarray(array, np.float32).view(np.uint32) & 0xFFFFE000).view(np.float32)
 
 
-def int8(array: np.ndarray) -> np.ndarray:
-    """Rounded to 255 steps of one scale."""
+def int8_matrices(array):
+    """Matrices rounded to 255 steps of one scale."""
+    if array.ndim < 2:
+        return array
     wide = array.astype(np.float64)
     step = np.abs(wide).max() / 127
     return np.rint(wide / step) * step
-
-
-def int8_matrices(array: np.ndarray) -> np.ndarray:
-    return int8(array) if array.ndim > 1 else array
 
 
 FAULTS = {
@@ -289,7 +278,7 @@ FAULTS = {
 }
 
 
-def faulty(fault: Fault, dtype: str) -> Run:
+def faulty(fault, dtype):
     """The wrong model, run as the second of :func:`sides`."""
     model = MODELS[fault.model]
     if "first" in fault.change:
@@ -308,11 +297,8 @@ SHARE = "fixed rtol, atol = rtol × RMS"
 BOUND, FEW, MANY = "bound of the product", "calibrated, 33 inputs", "calibrated, 300 inputs"
 FREE = "calibrated, 33 inputs, any scale"
 
-#: Whether a result, got, passes beside the expected one, for an input.
-Check = Callable[[Any, torch.Tensor, torch.Tensor], bool]
 
-
-def close(got: torch.Tensor, expected: torch.Tensor, **given: float) -> bool:
+def close(got, expected, **given):
     """What ``torch.testing.assert_close`` says."""
     try:
         torch.testing.assert_close(got, expected, **given)
@@ -321,47 +307,45 @@ def close(got: torch.Tensor, expected: torch.Tensor, **given: float) -> bool:
     return True
 
 
-def rms(result: torch.Tensor) -> float:
+def rms(result):
     """Root mean square."""
     return float(result.double().square().mean().sqrt())
 
 
-def bound_of(name: str, dtype: str) -> Check | None:
-    """2nu Σ|a||b|, where a model is one product."""
-    if name not in ("product", "long product"):
-        return None
-    proto = MODELS[name].proto("float32", dtype)
+def bound_of(name, dtype):
+    """2nu Σ|a||b|, of a model that is one product."""
     weights = {
-        t.name: np.abs(numpy_helper.to_array(t).astype(float)) for t in proto.graph.initializer
+        t.name: np.abs(numpy_helper.to_array(t).astype(float))
+        for t in MODELS[name].proto("float32", dtype).graph.initializer
     }
     w, bias = (torch.tensor(weights[k]) if k in weights else 0.0 for k in "WB")
     tol = tolerance(dtype, len(w) + ("B" in weights), accumulate="float32")
 
-    def check(feeds: dict[str, torch.Tensor], got: torch.Tensor, expected: torch.Tensor) -> bool:
+    def check(feeds, got, expected):
         return tolerance_used(got, expected, feeds["X"].double().abs() @ w + bias, tol) <= 1
 
     return check
 
 
 @functools.cache
-def calibrated(name: str, dtype: str, count: int):
+def calibrated(name, dtype, count):
     """The tolerance from both results on so many inputs."""
     one, other = sides(MODELS[name], dtype)
     feeds = (feeds_of(MODELS[name].proto(dtype), 10**6 + k) for k in range(count))
     return calibrated_tolerance((one(fed), other(fed)) for fed in feeds)
 
 
-def checks(name: str, dtype: str) -> dict[str, Check]:
-    """Every tolerance that a model of a type has."""
+def checks(name, dtype):
+    """Every tolerance that a model of a type has: does a result pass beside the expected one?"""
     rtol = TYPED[dtype]
-    found: dict[str, Check] = {
+    found = {
         DEFAULTS: lambda _, got, expected: close(got, expected),
         RTOL: lambda _, got, expected: close(got, expected, rtol=rtol, atol=0),
         BOTH: lambda _, got, expected: close(got, expected, rtol=rtol, atol=rtol),
         SHARE: lambda _, got, expected: close(got, expected, rtol=rtol, atol=rtol * rms(expected)),
     }
-    if (bound := bound_of(name, dtype)) is not None:
-        found[BOUND] = bound
+    if name in ("product", "long product"):
+        found[BOUND] = bound_of(name, dtype)
     few, many = (calibrated(name, dtype, count).allows for count in (33, 40 if fast else 300))
     found[FEW] = lambda _, got, expected: few(got, expected)
     found[FREE] = lambda _, got, expected: few(got, expected, any_scale=True)
@@ -408,54 +392,26 @@ def faults(args):
     return rows
 
 
-# --- One product, and its split along K. ---------------------------------------------------------
-
-
-def draw(seed: int, dtype: torch.dtype = torch.float32, inner: int = 1024):
-    """Two matrices of normal numbers."""
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(32, inner, generator=generator)
-    return x.to(dtype), torch.randn(inner, 64, generator=generator).to(dtype)
-
-
-def split(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    """x @ w from two halves of the inner dimension, added in float32 and rounded once."""
-    halves = zip(x.chunk(2, 1), w.chunk(2, 0), strict=True)
-    return sum(a.float() @ b.float() for a, b in halves).to(x.dtype)
+# --- How sharp a bound is, and where a tolerance is of no use. -----------------------------------
 
 
 @study.table(part="cpu")
 def sharp(args):
     """How much of its bound a sum of chosen terms reaches."""
     terms, u = 1000, 2.0**-24
-    values = [np.float32(1)] + [np.float32(u)] * (terms - 1)  # each addition is a tie, back to 1
-    total = functools.reduce(lambda a, b: np.float32(a + b), values)
-    exact = sum(Fraction(float(v)) for v in values)
-    error = float(abs(Fraction(float(total)) - exact) / exact)
-    rows = [{"rounding": "nearest", "terms": terms, "used": error / tolerance("float32", terms)}]
-    # After 1 each product is almost the last place of the sum, and the tensor core cuts it.
-    almost = 2 * u * (1 - 2.0**-11) * 2.0**12
-    a = np.array([[1] + [almost] * (terms - 1)], np.float16)
-    b = np.array([[1]] + [[2.0**-12]] * (terms - 1), np.float16)
-    got = tensor_core_matmul(a, b, operands="float16", block=8, bits=24)
-    exact, size = (
-        a.astype(float) @ b.astype(float),
-        np.abs(a.astype(float)) @ np.abs(b.astype(float)),
-    )
-    bound = tolerance("float32", terms, rounding="truncation") * size
-    used = float((np.abs(got - exact) / bound).item())
-    return [*rows, {"rounding": "truncation", "terms": terms, "used": used}]
+    values = np.array([1] + [u] * (terms - 1), np.float32)  # each addition is a tie, back to 1
+    exact = values.sum(dtype=float)
+    error = (exact - np.cumsum(values)[-1]) / exact
+    return [{"rounding": "nearest", "terms": terms, "used": error / tolerance("float32", terms)}]
 
 
-# --- Where a tolerance is of no use. -------------------------------------------------------------
+def draw(seed):
+    """Two matrices of normal numbers."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(32, 1024, generator=generator), torch.randn(1024, 64, generator=generator)
 
 
-def tf32(x: torch.Tensor) -> torch.Tensor:
-    """Float32 rounded to 11 significant bits."""
-    return ((x.view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32)
-
-
-def norm(x: torch.Tensor, one_pass: bool) -> torch.Tensor:
+def norm(x, one_pass):
     """Rows of mean 0 and variance 1; in one pass from the mean of the squares."""
     mean = x.mean(1, keepdim=True)
     if one_pass:
@@ -465,79 +421,30 @@ def norm(x: torch.Tensor, one_pass: bool) -> torch.Tensor:
     return (x - mean) / (variance + 1e-5).sqrt()
 
 
-#: Results of 1024 terms, and whether one of them is wrong: got, expected and operands from x, w.
-HELD = {
-    "inputs 1024 times larger": (False, lambda x, w: (split(x * 1024, w), x * 1024, w)),
-    "all zeros": (True, lambda x, w: (0 * (x @ w), x, w)),
-    "one product of 1024 missing": (True, lambda x, w: (x[:, 1:] @ w[1:], x, w)),
-    "operands rounded to TF32": (True, lambda x, w: (tf32(x) @ tf32(w), x, w)),
-    "operands from two normalisations, mean 300 times the deviation": (
-        False,
-        lambda x, w: (norm(x + 300, True) @ w, norm(x + 300, False), w),
-    ),
-}
+def against_the_bound(count):
+    """One product of operands that were normalised in two ways: what exceeds 2nu Σ|a||b|."""
+    beyond, tol = 0, tolerance("float32", 1024)
+    for seed in range(count):
+        x, w = draw(seed)
+        one, other = norm(x + 300, True), norm(x + 300, False)
+        size = other.double().abs() @ w.double().abs()
+        beyond += tolerance_used(one @ w, other @ w, size, tol) > 1
+    case = "operands from two normalisations, mean 300 times the deviation"
+    return [{"tolerance": "bound", "case": case, "wrong": False, "beyond": beyond}]
 
 
-def against_the_bound(count: int) -> list[dict[str, Any]]:
-    """One product: what exceeds 2nu Σ|a||b|, and what the same bound with a confidence."""
-    rows, tol = [], tolerance("float32", 1024)
-    for case, (wrong, made) in HELD.items():
-        beyond = 0
-        for seed in range(count):
-            got, x, w = made(*draw(seed))
-            size = x.double().abs() @ w.double().abs()
-            beyond += tolerance_used(got, x @ w, size, tol) > 1
-        rows.append({"tolerance": "bound", "case": case, "wrong": wrong, "beyond": beyond})
-    terms, numbers = 65_536, np.random.default_rng(0).uniform(0.1, 1, count).astype(np.float32)
-    likely, beyond = tolerance("float32", terms, confidence=1 - 1e-9), 0
-    for number in numbers:  # one after another
-        got = np.cumsum(np.full(terms, number))[-1:]
-        exact = np.array([float(number) * terms])
-        beyond += tolerance_used(got, exact, exact, likely) > 1
-    case = {"tolerance": "bound, confidence 1 − 10⁻⁹", "case": "65,536 equal terms, a loop"}
-    return [*rows, case | {"wrong": False, "beyond": beyond}]
+def against_a_calibration(count):
+    """Two normalisations, calibrated on normal inputs: what exceeds it on inputs of a kind."""
+    usual = (draw(10_000 + seed)[0] for seed in range(40 if fast else 300))
+    found = calibrated_tolerance((norm(x, True), norm(x, False)) for x in usual)
+    for kind, mean in {"inputs of the same kind": 0, "mean 30 times the deviation": 30}.items():
+        fresh = [draw(seed)[0] + mean for seed in range(count)]
+        beyond = sum(not found.allows(norm(x, True), norm(x, False)) for x in fresh)
+        case = f"float32 normalisation, {kind}"
+        yield {"tolerance": "calibrated", "case": case, "wrong": False, "beyond": beyond}
 
 
-def against_a_calibration(count: int) -> list[dict[str, Any]]:
-    """Calibrated on 300 normal inputs: what exceeds it on inputs of another kind."""
-
-    def feed(seed: int, dtype: torch.dtype, scale: float = 1.0, shift: float = 0.0):
-        return (draw(seed)[0] * scale + shift).to(dtype)
-
-    rows = []
-    w = draw(0)[1]
-
-    def product_in(kind: torch.dtype):
-        v = w.to(kind)
-        return kind, lambda x: x @ v, lambda x: split(x, v)
-
-    products = {str(kind)[6:]: product_in(kind) for kind in (torch.float32, torch.bfloat16)}
-    norms = torch.float32, lambda x: norm(x, True), lambda x: norm(x, False)
-    cases = [
-        ("float32 product, inputs of the same kind", products["float32"], {}, False),
-        ("float32 product, inputs 1024 times larger", products["float32"], {"scale": 1024}, False),
-        ("bfloat16 product, all zeros", products["bfloat16"], {}, True),
-        (
-            "bfloat16 product, inputs 1024 times smaller, all zeros",
-            products["bfloat16"],
-            {"scale": 2**-10},
-            True,
-        ),
-        ("float32 normalisation, inputs of the same kind", norms, {}, False),
-        ("float32 normalisation, mean 30 times the deviation", norms, {"shift": 30}, False),
-    ]
-    for case, (kind, one, other), change, wrong in cases:
-        usual = (feed(10_000 + seed, kind) for seed in range(40 if fast else 300))
-        found, beyond = calibrated_tolerance((one(x), other(x)) for x in usual), 0
-        for seed in range(count):
-            x = feed(seed, kind, **change)
-            got = torch.zeros_like(other(x)) if wrong else one(x)
-            beyond += not found.allows(got, other(x))
-        rows.append({"tolerance": "calibrated", "case": case, "wrong": wrong, "beyond": beyond})
-    return rows
-
-
-def against_a_fixed_pair(count: int) -> list[dict[str, Any]]:
+def against_a_fixed_pair(count):
     """Twelve models in float32, whose outputs are near 1, and the same outputs in another unit."""
     rows, rtol = [], TYPED["float32"]
     for scale, words in {1.0: "near 1", 2.0**16: "near 65,536", 2.0**-16: "near 1/65,536"}.items():
@@ -561,21 +468,26 @@ def against_a_fixed_pair(count: int) -> list[dict[str, Any]]:
 def limits(args):
     """Inputs on which a result exceeds a tolerance: correct results that fail, faults caught."""
     count = min(args.fresh, 100)
-    rows = against_the_bound(count) + against_a_calibration(count)
+    rows = [*against_the_bound(count), *against_a_calibration(count)]
     return [row | {"inputs": count} for row in rows] + against_a_fixed_pair(count)
 
 
 # --- Values: what pages may print. Name, datum and statistic, table, column; rows; a test. -------
 
 
-def share(rows) -> float:
+def failed(rows):
+    """Fresh inputs of all models that fail."""
+    return rows["failed"].sum()
+
+
+def share(rows):
     """Of the fresh inputs of all models, those that fail."""
     return rows["failed"].sum() / rows["fresh"].sum()
 
 
-def unseen(rows) -> int:
+def unseen(rows):
     """Faults that pass on an input or more; what changes no bit in a type is no fault."""
-    return int(((rows["size"] > 0) & (rows["caught"] < rows["feeds"])).sum())
+    return ((rows["size"] > 0) & (rows["caught"] < rows["feeds"])).sum()
 
 
 study.value(
@@ -590,7 +502,7 @@ study.value(
     "alarms.defaults.float32",
     "correct results that fail assert_close's defaults, twelve models in float32",
     "alarms",
-    lambda rows: int(rows["failed"].sum()),
+    failed,
     where={"method": DEFAULTS, "dtype": "float32"},
     test=lambda v: v.value < v.rows["fresh"].sum() / 300,  # good
 )
@@ -598,7 +510,7 @@ study.value(
     "alarms.share",
     "correct results that fail a fixed rtol, atol = rtol × RMS, twelve models in three types",
     "alarms",
-    lambda rows: int(rows["failed"].sum()),
+    failed,
     where={"method": SHARE},
     test=lambda v: v.value < v.rows["fresh"].sum() / 300,
 )
@@ -607,7 +519,7 @@ study.value(
     "correct results that fail a tolerance calibrated on 33 inputs, whose atol is a share of the "
     "RMS of each result, twelve models in three types",
     "alarms",
-    lambda rows: int(rows["failed"].sum()),
+    failed,
     where={"method": FREE},
     test=lambda v: v.value <= v.rows["fresh"].sum() / 300,
 )
@@ -651,7 +563,7 @@ for kind in TYPES:
         f"faults.all.{kind}",
         f"faults that change a bit in {kind}",
         "faults",
-        lambda rows: int((rows["size"] > 0).sum()),
+        lambda rows: (rows["size"] > 0).sum(),
         where={"method": FEW, "dtype": kind},
         test=lambda v: v.value > 15,
     )
@@ -676,9 +588,7 @@ for name, tested, case, wrong in [
         name,
         f"wrong verdicts of {tested}: {case}",
         "limits",
-        lambda rows, wrong=wrong: int(
-            (rows["inputs"] - rows["beyond"] if wrong else rows["beyond"]).sum()
-        ),
+        lambda rows, wrong=wrong: rows["inputs"] - rows["beyond"] if wrong else rows["beyond"],
         where={"case": case},
         test=lambda v: v.value > v.rows["inputs"].sum() / 10,
     )

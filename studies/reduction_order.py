@@ -27,13 +27,11 @@ from roundoff.reductions import (
     arrange,
     binned,
     condition,
-    distinct_bits,
     draw_orders,
     draw_values,
     exact_sum,
     judge,
     mean,
-    moments,
     neumaier,
     pairwise,
     round_to,
@@ -47,50 +45,27 @@ study = Study(
     "plot_reduction_order",
     "Sums of one vector in 128 orders: results, errors, and what each way to add takes.",
     on="nvidia-h100-80gb-hbm3",
-    length=(2**14 if fast else 2**22, "values of a sum that is split", 1024),
 )
 
 SEED, ORDERS = 0, 128
-SIZES = [2, 4, 64, 128, 8192] if fast else [2**k for k in range(1, 14)]
 GPU = torch.cuda.is_available()
 
 
 @functools.cache
 def values(distribution: str):
-    """8192 values in float64; shorter vectors are prefixes of these."""
+    """8192 values in float64."""
     return draw_values(distribution, 8192, SEED)
 
 
 @functools.cache
-def orders(size: int):
+def orders():
     """The 125 random orders; with the given one, ascending and descending there are 128."""
-    return draw_orders(size, ORDERS, SEED)
+    return draw_orders(8192, ORDERS, SEED)
 
 
-# --- Sizes × types × orders: how far apart the results of 128 orders are. ------------------------
-
-
-@study.table(part="cpu")
-def spreads(args):
-    """Spread of the mean, and of (x - mean) / (sd + 1e-6), for each size, distribution and type."""
-    rows = []
-    for size, name, dtype in product(SIZES, DISTRIBUTIONS, DTYPES):
-        x = round_to(values(name)[:size], dtype)
-        orders_of_x = arrange(x, orders(size))
-        means = mean(orders_of_x, dtype)
-        mu, sd = np.unique(moments(orders_of_x), axis=1)[:, :, None]  # each pair once
-        # Normalising keeps the order of the values: these are the sorted results of every row.
-        normalized = round_to((np.sort(x) - mu) / (sd + 1e-6), dtype)
-        case = {
-            "distribution": name,
-            "dtype": dtype,
-            "size": size,
-            "distinct": distinct_bits(means),
-        }
-        for statistic, results in (("mean", means), ("normalisation", normalized)):
-            spread = np.ptp(results, axis=0).max()
-            rows.append(case | {"statistic": statistic, "spread": spread})
-    return rows
+def arranged(name, dtype, storage=False):
+    """The values in 128 orders, in a type."""
+    return arrange(round_to(values(name), dtype, storage=storage), orders())
 
 
 # --- Errors against the exact sum. ---------------------------------------------------------------
@@ -102,7 +77,7 @@ def means(args):
     rows = []
     for name, dtype in product(DISTRIBUTIONS, DTYPES):
         x = round_to(values(name), dtype)
-        results = mean(arrange(x, orders(8192)), dtype)
+        results = mean(arranged(name, dtype), dtype)
         rows.append(
             {"distribution": name, "dtype": dtype, "condition": condition(x)}
             | judge(results, exact_sum(x) / 8192, dtype)
@@ -125,34 +100,7 @@ WAYS = {  # name: how a vector gets there, how it is added
     "math.fsum": (np.asarray, lambda v: math.fsum(v.tolist())),
 }
 if GPU:
-    import triton.language as tl
-
     from roundoff.kernels.binned import sum_binned
-    from roundoff.kernels.lessons import kernel, sum_along
-
-    @kernel
-    def sums_of_blocks(X, OUT, n, BLOCK: tl.constexpr, ATOMIC: tl.constexpr):
-        """The sum of each block, added to one number or kept in its place."""
-        place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-        total = sum_along(tl.load(X + place, mask=place < n, other=0.0), 0)
-        if ATOMIC:
-            tl.atomic_add(OUT, total)
-        else:
-            tl.store(OUT + tl.program_id(0), total)
-
-    def sum_atomic(x):
-        """Blocks added in the order in which programs happen to end."""
-        out = torch.zeros(1, device=x.device)
-        sums_of_blocks[(-(-len(x) // 256),)](x, out, len(x), 256, True)
-        return out
-
-    def sum_two_pass(x):
-        """Sums of blocks, and sums of these, each in its place."""
-        while len(x) > 1:
-            out = torch.empty(-(-len(x) // 1024), device=x.device)
-            sums_of_blocks[(len(out),)](x, out, len(x), 1024, False)
-            x = out
-        return x
 
     to_gpu = partial(torch.tensor, device="cuda")
     WAYS["torch.sum, GPU"] = to_gpu, torch.sum
@@ -183,14 +131,12 @@ def ways(args):
     for name, (put, add) in WAYS.items():
         found = {}
         for distribution in DISTRIBUTIONS:
-            arranged = arrange(round_to(values(distribution), "float32"), orders(8192))
-            sums = np.array([float(add(put(row))) for row in arranged], np.float32)
-            found[distribution] = judge(sums, exact_sum(arranged[0]), np.float32)
+            x = arranged(distribution, "float32")
+            sums = np.array([float(add(put(row))) for row in x], np.float32)
+            found[distribution] = judge(sums, exact_sum(x[0]), np.float32)
         most = {key: max(f[key] for f in found.values()) for key in found["normal"]}
-        free = "here" if most["distinct"] == 1 else "no"
-        free = "always" if name in ("binned sum", "binned sum, GPU", "math.fsum") else free
         each = {d: f["distinct"] for d, f in found.items()}
-        rows.append({"algorithm": name, "free": free} | most | each | taken[name])
+        rows.append({"algorithm": name} | most | each | taken[name])
     return rows
 
 
@@ -217,8 +163,6 @@ def runs(args):
             "torch.sum, GPU": ("cuda", torch.sum),
             "index_add_, GPU": ("cuda", index_add),
             "index_add_, deterministic algorithms, GPU": ("cuda", deterministic),
-            "Triton, atomics, GPU": ("cuda", sum_atomic),
-            "Triton, two passes, GPU": ("cuda", sum_two_pass),
         }
     x, rows = round_to(values("normal"), "float32"), []
     for name, (device, add) in again.items():
@@ -234,35 +178,31 @@ def runs(args):
 @study.table(part="cpu")
 def narrow(args):
     """16-bit values added in their own type and in float32."""
-    rows = []
+    rows, adds = [], {"one after another": sequential, "full tree": pairwise}
     for name, dtype in product(DISTRIBUTIONS, ("float16", "bfloat16")):
-        arranged = arrange(round_to(values(name), dtype, storage=True), orders(8192))
-        for accumulator, way in product((dtype, "float32"), ("one after another", "full tree")):
-            add = {"one after another": sequential, "full tree": pairwise}[way]
+        x = arranged(name, dtype, storage=True)
+        for accumulator, (way, add) in product((dtype, "float32"), adds.items()):
             with np.errstate(over="ignore"):
-                sums = add(arranged.astype(np.float32) if accumulator == "float32" else arranged)
-                sums = sums.astype(arranged.dtype)
+                sums = add(x.astype(np.float32) if accumulator == "float32" else x).astype(x.dtype)
             rows.append(
                 {"distribution": name, "dtype": dtype, "adds in": accumulator, "algorithm": way}
-                | {"given": float(sums[0]), "exact": float(exact_sum(arranged[0]))}
-                | judge(sums, exact_sum(arranged[0]), dtype)
+                | {"given": float(sums[0]), "exact": float(exact_sum(x[0]))}
+                | judge(sums, exact_sum(x[0]), dtype)
             )
     return rows
 
 
 # --- Threads reorder sums, too. ------------------------------------------------------------------
 
-THREADS = [2, 4, 8, 16, 32, 64]
-
 
 @study.table(part="cpu")
 def elsewhere(args):
     """How many of the sums of several threads differ from that of one."""
-    x = torch.from_numpy(round_to(draw_values("normal", args.length, SEED), "float32"))
+    x = round_to(draw_values("normal", 2**14 if fast else 2**22, SEED), "float32")
     threads, sums = torch.get_num_threads(), []
-    for number in (1, *THREADS):
+    for number in (1, 2, 4, 8, 16, 32, 64):
         torch.set_num_threads(number)
-        sums.append(float(x.sum()))
+        sums.append(float(torch.from_numpy(x).sum()))
     torch.set_num_threads(threads)
     changed = np.mean(np.not_equal(sums[0], sums[1:]))
     return [{"case": "torch.sum, 2 to 64 threads, float32", "changed": changed}]
@@ -276,45 +216,33 @@ def is_right(found):
     return found.value == 1 and (found.rows["error ulp"] <= 0.5).all()
 
 
-def changes(found):
-    """Whether an order changes the result."""
-    return found.value > 1
-
-
-NORMAL = "8192 normal float32 values in 128 orders"
 SPIKES = {
     "distribution": "spikes",
     "dtype": "bfloat16",
     "adds in": "bfloat16",
     "algorithm": "one after another",
 }
-TIME = {"interval": ("low", "high"), "words": ("faster", "slower")}
-FLOAT32 = {"distribution": "normal", "dtype": "float32"}
-
 study.value(
     "np.sum",
-    f"different results of np.sum, {NORMAL}",
+    "different results of np.sum, 8192 normal float32 values in 128 orders",
     "ways",
     "normal",
     where={"algorithm": "np.sum"},
-    test=changes,
+    test=lambda v: v.value > 1,
 )
-study.value(
-    "np.sum.error",
-    f"largest error of np.sum in ULP, {NORMAL}",
-    "means",
-    "error ulp",
-    where=FLOAT32,
-    test=lambda v: v.value > 20,  # where nothing cancels it is below 5
-)
-study.value(
-    "pareto.error",
-    "largest error of np.sum in ULP, 8192 Pareto float32 values in 128 orders",
-    "means",
-    "error ulp",
-    where=FLOAT32 | {"distribution": "pareto"},
-    test=lambda v: v.value < 5,
-)
+for name, kind, distribution, holds in (
+    # where nothing cancels it is below 5
+    ("np.sum.error", "normal", "normal", lambda v: v.value > 20),
+    ("pareto.error", "Pareto", "pareto", lambda v: v.value < 5),
+):
+    study.value(
+        name,
+        f"largest error of np.sum in ULP, 8192 {kind} float32 values in 128 orders",
+        "means",
+        "error ulp",
+        where={"distribution": distribution, "dtype": "float32"},
+        test=holds,
+    )
 study.value(
     "float64",
     "most results of 128 orders added in float64, three kinds of values",
@@ -323,14 +251,26 @@ study.value(
     where={"algorithm": "np.sum in float64"},
     test=is_right,
 )
-study.value(
-    "float64.time",
-    "time of np.sum in float64 over np.sum in float32, 2¹⁸ values, one thread",
-    "ways",
-    "times base",
-    where={"algorithm": "np.sum in float64"},
-    **TIME,
-)
+CORE, GPUS = "2¹⁸ values, one thread", "2²⁶ values, on a GPU"
+for name, over, algorithm in (
+    ("float64.time", f"np.sum in float64 over np.sum in float32, {CORE}", "np.sum in float64"),
+    ("binned.time", f"binned over np.sum in float32, {CORE}", "binned sum"),
+    (
+        "float64.gpu",
+        f"torch.sum in float64 over torch.sum in float32, {GPUS}",
+        "torch.sum in float64, GPU",
+    ),
+    ("binned.gpu", f"sum_binned over torch.sum in float32, {GPUS}", "binned sum, GPU"),
+):
+    study.value(
+        name,
+        f"time of {over}",
+        "ways",
+        "times base",
+        where={"algorithm": algorithm},
+        interval=("low", "high"),
+        words=("faster", "slower"),
+    )
 study.value(
     "float64.torch",
     "time of torch.sum in float64 over torch.sum in float32, 2¹⁸ values, one thread of a CPU",
@@ -339,56 +279,34 @@ study.value(
     where={"algorithm": ["torch.sum, CPU", "torch.sum in float64, CPU"]},
     test=lambda v: v.value > 5,
 )
-study.value(
-    "float64.gpu",
-    "time of torch.sum in float64 over torch.sum in float32, 2²⁶ values, on a GPU",
-    "ways",
-    "times base",
-    where={"algorithm": "torch.sum in float64, GPU"},
-    **TIME,
-)
-study.value(
-    "binned.gpu",
-    "time of sum_binned over torch.sum in float32, 2²⁶ values, on a GPU",
-    "ways",
-    "times base",
-    where={"algorithm": "binned sum, GPU"},
-    **TIME,
-)
-
-
-study.value(
-    "binned.time",
-    "time of binned over np.sum in float32, 2¹⁸ values, one thread",
-    "ways",
-    "times base",
-    where={"algorithm": "binned sum"},
-    **TIME,
-)
-study.value(
-    "repeats",
-    "different results of torch.sum on a GPU, 128 runs of one order of 8192 values",
-    "runs",
-    "distinct",
-    where={"algorithm": "torch.sum, GPU"},
-    test=lambda v: v.value == 1,
-)
-study.value(
-    "atomics",
-    "different results of index_add_ on a GPU, 128 runs of one order of 8192 values",
-    "runs",
-    "distinct",
-    where={"algorithm": "index_add_, GPU"},
-    test=lambda v: v.value > 40,  # dozens: how many, changes from run to run
-)
-study.value(
-    "atomics.off",
-    "different results of index_add_ on a GPU, with deterministic algorithms, 128 runs",
-    "runs",
-    "distinct",
-    where={"algorithm": "index_add_, deterministic algorithms, GPU"},
-    test=lambda v: v.value == 1,
-)
+for name, about, algorithm, holds in (
+    (
+        "repeats",
+        "torch.sum on a GPU, 128 runs of one order of 8192 values",
+        "torch.sum, GPU",
+        lambda v: v.value == 1,
+    ),
+    (
+        "atomics",
+        "index_add_ on a GPU, 128 runs of one order of 8192 values",
+        "index_add_, GPU",
+        lambda v: v.value > 40,  # dozens: how many, changes from run to run
+    ),
+    (
+        "atomics.off",
+        "index_add_ on a GPU, with deterministic algorithms, 128 runs",
+        "index_add_, deterministic algorithms, GPU",
+        lambda v: v.value == 1,
+    ),
+):
+    study.value(
+        name,
+        f"different results of {about}",
+        "runs",
+        "distinct",
+        where={"algorithm": algorithm},
+        test=holds,
+    )
 study.value(
     "stagnation",
     "sum of the spikes added one after another in bfloat16, the same in 128 orders",

@@ -8,7 +8,6 @@ The page tells the story with small experiments. This file measures the full gri
 record, and defines each number that the page may print.
 
     python studies/whole_model.py --record
-    python studies/whole_model.py --record --only generate --tokens 128 --rounds 3 --prompts 1
 
 *times* and *costs*: a prefill keeps no cache; a decode step reads one token over a static cache of
 512 keys, and is repeated at that place. The ways take turns, round by round, in one process. A
@@ -27,15 +26,14 @@ right text, so the texts that were timed are compared with eager's, and read aga
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import gc
 import multiprocessing
 import time
 import warnings
-from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
-from typing import Any
+from statistics import median
 
 import pandas as pd
 import torch
@@ -46,22 +44,17 @@ from roundoff.compare import scaled_error
 from roundoff.models import PASSAGES, Float64Llama, load_trained, padded, prompts
 from roundoff.ort import available
 from roundoff.page.measurement import Study
-from roundoff.script import unit_test_going, usage_error
+from roundoff.script import unit_test_going
 from roundoff.timing import compile_cache, measure
 
 warnings.simplefilter("ignore", FutureWarning)
 QUICK = unit_test_going()
 CUDA = torch.cuda.is_available() and bool(available(["CUDAExecutionProvider"]))
 DEVICE, PROCESSOR = ("cuda", "CUDA") if CUDA else ("cpu", "CPU")
-NAME = "plot_whole_model"
-TEXTS_IN = "float16" if CUDA else "float32"
 study = Study(
-    NAME,
+    "plot_whole_model",
     "A trained model in eager PyTorch, inductor and ONNX Runtime: times, costs, texts.",
     on="nvidia-h200",
-    tokens=(4 if QUICK else 128, "new tokens of a text of generate", (2, 1000)),
-    rounds=(1 if QUICK else 5, "texts of generate that are timed", (1, 100)),
-    prompts=("1" if QUICK else "1,8", "questions at once, such as 1,8"),
 )
 LAYERS = 1 if QUICK else None  # all
 #: Rows of a decode step; types, after the first without CUDA graphs; seconds for each case.
@@ -69,8 +62,11 @@ BATCHES = (1,) if QUICK else (1, 8, 64)
 DTYPES = ("float16", "bfloat16") if CUDA else ("float32",)
 BUDGET_S = 0.2 if QUICK else 1.5 if CUDA else 4.0
 TOKENS, KEYS = (16, 32) if QUICK else (512 if CUDA else 128, 512)
+#: Of generate: type, questions at once, new tokens of each text, texts that are timed.
+TEXTS_IN = "float16" if CUDA else "float32"
+QUESTIONS, WRITTEN, ROUNDS = ((1,), 4, 1) if QUICK else ((1, 8), 128, 3)
 GRAPH, BEST = "inductor, reduce-overhead", "roundoff, CUDA graph"
-WAYS: dict[str, dict[str, Any] | None] = {
+WAYS = {
     "eager": None,
     "inductor": {},
     GRAPH: {"mode": "reduce-overhead"},
@@ -80,7 +76,7 @@ WAYS: dict[str, dict[str, Any] | None] = {
 
 
 @functools.cache
-def loaded() -> tuple[Any, torch.Tensor, dict[str, torch.Tensor]]:
+def loaded():
     """The model, the token numbers of a text, and float64's logits at the end of each case."""
     trained = load_trained(layers=LAYERS)
     ids = trained.tokenizer(" ".join(PASSAGES), return_tensors="pt")["input_ids"]
@@ -93,13 +89,13 @@ def loaded() -> tuple[Any, torch.Tensor, dict[str, torch.Tensor]]:
 # --- times and costs: a prefill and a decode step
 
 
-def prefill(model: Any, text: torch.Tensor, batch: int) -> tuple[dict[str, Any], list[Any]]:
+def prefill(model, text, batch):
     """Inputs of a prefill, and no cache to rewind."""
     ids = text[:, :TOKENS].repeat(batch, 1)
     return {"input_ids": ids, "use_cache": False, "logits_to_keep": 1}, []
 
 
-def decode(model: Any, text: torch.Tensor, batch: int) -> tuple[dict[str, Any], list[Any]]:
+def decode(model, text, batch):
     """Inputs of a step over a static cache, and how far each layer's has come."""
     cache, one = (StaticCache(config=model.config, max_cache_len=KEYS) for _ in range(2))
     model(text[:, :-1], past_key_values=one, logits_to_keep=1)
@@ -117,25 +113,20 @@ def decode(model: Any, text: torch.Tensor, batch: int) -> tuple[dict[str, Any], 
     return inputs, [layer.cumulative_length for layer in cache.layers]
 
 
-def prepare(model: Any, way: str, **options: Any) -> tuple[Any, dict[str, Any]]:
-    """A model as one of the ways runs it, and the graphs that our backend stores."""
+def prepare(model, way):
+    """A model as one of the ways runs it."""
 
-    def forward(**inputs: Any) -> Any:
+    def forward(**inputs):
         return model(**inputs).logits
 
     # torch.compile keeps what it compiled by code object: one for each way.
     forward.__code__ = forward.__code__.replace(co_name=way.replace(", ", "_").replace("-", "_"))
-    storage: dict[str, Any] = {"instance": []}
-    chosen = WAYS[way]
-    if chosen is None:
-        return forward, storage
-    chosen = chosen | {"dynamic": False, "fullgraph": True} | options
-    if "backend" in chosen:
-        chosen["backend"] = partial(chosen["backend"], storage=storage)
-    return torch.compile(forward, **chosen), storage
+    if WAYS[way] is None:
+        return forward
+    return torch.compile(forward, dynamic=False, fullgraph=True, **WAYS[way])
 
 
-def repeated(run: Any, inputs: dict[str, Any], lengths: list[Any], times: int = 1) -> Any:
+def repeated(run, inputs, lengths, times=1):
     """Calls in a row, each over the cache as it was."""
     for _ in range(times):
         logits = run(**inputs)
@@ -144,14 +135,14 @@ def repeated(run: Any, inputs: dict[str, Any], lengths: list[Any], times: int = 
     return logits
 
 
-def synchronized() -> float:
+def synchronized():
     """Seconds on the clock when the GPU is idle."""
     if CUDA:
         torch.cuda.synchronize()
     return time.perf_counter()
 
 
-def free_memory() -> int:
+def free_memory():
     """Bytes that the GPU has free when torch's cache is empty; 0 without one."""
     if not CUDA:
         return 0
@@ -161,13 +152,13 @@ def free_memory() -> int:
 
 
 @torch.no_grad()
-def contest(model: Any, case: str, batch: int, chosen: tuple[str, ...]) -> list[dict[str, Any]]:
+def contest(model, case, batch, chosen):
     """Speed, error, seconds to compile and memory of every chosen way to run a case."""
-    trained, text, truth = loaded()
+    _, text, truth = loaded()
     inputs, lengths = {"prefill": prefill, "decode": decode}[case](model, text, batch)
     calls, rows = {}, {}
     for way in chosen:
-        before, (run, storage) = free_memory(), prepare(model, way)
+        before, run = free_memory(), prepare(model, way)
         start = synchronized()
         logits = repeated(run, inputs, lengths).clone()
         seconds = synchronized() - start
@@ -179,69 +170,58 @@ def contest(model: Any, case: str, batch: int, chosen: tuple[str, ...]) -> list[
             repeated(run, inputs, lengths)
             memory += torch.cuda.max_memory_allocated() - held  # and what comes and goes
         calls[way] = partial(repeated, run, inputs, lengths, 5 if CUDA else 1)
-        graphs = storage["instance"]
         rows[way] = {
             "case": case,
             "dtype": str(model.dtype).removeprefix("torch."),
             "batch": batch,
             "optimization": way,
-            "layers": trained.config.num_hidden_layers,
             "processor": PROCESSOR,
             "CUDA graph": way in (BEST, GRAPH),
             "rms error": scaled_error(truth[case].expand(batch, -1, -1), logits).rms,
             "first call": seconds if WAYS[way] is not None else None,
-            "nodes": len(graphs[0].model.graph.node) if graphs else None,
-            "sessions": len(graphs[0].sessions) if graphs else None,
             "memory": memory / 2**20 if CUDA else None,
         }
     clock = time.perf_counter if CUDA else time.process_time
     times = measure(calls, device=DEVICE, clock=clock, budget_s=BUDGET_S, min_rounds=5, warmup=1)
-    frame = times.frame.set_index("label")
+    medians = times.frame.set_index("label")["median"]
     for way, row in rows.items():
-        alike = [w for w in rows if rows[w]["CUDA graph"] == row["CUDA graph"]]
-        base = next((w for w in alike if w.startswith("inductor")), None)
-        ratio = times.ratio(way, base) if base else None
-        each = frame["median"][way] / (5 if CUDA else 1)
+        base = GRAPH if row["CUDA graph"] else "inductor"
+        ratio = times.ratio(way, base) if base in rows else None
         row |= {
             "× inductor": ratio.value if ratio else None,
             "low": ratio.low if ratio else None,
             "high": ratio.high if ratio else None,
             "× eager": times.ratio(way, "eager").value,
             # A CPU's times are ratios alone.
-            "tokens/s": batch * (TOKENS if case == "prefill" else 1) / each if CUDA else None,
+            "tokens/s": 5 * inputs["input_ids"].numel() / medians[way] if CUDA else None,
         }
     torch._dynamo.reset()
     return list(rows.values())
 
 
 @functools.cache
-def contests(again: bool) -> pd.DataFrame:
+def contests(again):
     """A row for each case, type and way, once for both tables."""
     trained, text, _ = loaded()
     plain = ("inductor", "roundoff")[QUICK:]
     graphs = (GRAPH, BEST)[QUICK:] if CUDA else ()
     with torch.no_grad():  # what a first compilation imports is no part of the others
         for way in plain + graphs:
-            options: Any = WAYS[way]
-            torch.compile(torch.nn.Linear(4, 4, device=DEVICE), **options)(text[:, :4].float())
-    steps = [("decode", n) for n in BATCHES]
-    prefills = [("prefill", 4 if CUDA else 1)]
-    cases = steps[:2] + prefills + steps[2:]  # what tells most comes first
-    found: list[dict[str, Any]] = []
+            torch.compile(torch.nn.Linear(4, 4, device=DEVICE), **WAYS[way])(text[:, :4].float())
+    cases = [("prefill", 4 if CUDA else 1), *(("decode", batch) for batch in BATCHES)]
+    found = []
     for dtype in DTYPES:
         model = trained.model(getattr(torch, dtype), device=DEVICE)
-        for case, batch in cases if dtype == DTYPES[0] else cases[:1] + prefills:
+        for case, batch in cases if dtype == DTYPES[0] else cases[:2]:
             # On a GPU compiling takes most of the time: each case has the ways that tell most.
             replayed = graphs if case == "decode" and dtype == DTYPES[0] else ()
             ways = (plain if batch == BATCHES[0] or not replayed else ()) + replayed
-            name = f"{trained.config.num_hidden_layers} {dtype} {case} {batch}"
-            with compile_cache(name, again=again):  # empty at first
+            with compile_cache(f"{LAYERS} {dtype} {case} {batch}", again=again):  # empty at first
                 found += contest(model, case, batch, ("eager", *ways))
-    found.sort(key=lambda row: (row["dtype"] == "bfloat16", row["case"] == "decode", row["batch"]))
     return pd.DataFrame(found)
 
 
-APART = ["first call", "nodes", "sessions", "memory"]
+APART = ["first call", "memory"]
 RATIOS = ["× inductor", "low", "high", "× eager", "tokens/s"]
 
 
@@ -251,74 +231,69 @@ def times(args):
     return contests(args.second).drop(columns=APART)
 
 
-@study.table(part="processor", times=["first call", "memory"])
+@study.table(part="processor", times=APART)
 def costs(args):
-    """Seconds of the first call; nodes of ONNX that a call runs; memory beside the model."""
-    same = ["case", "dtype", "batch", "optimization", "layers", "processor"]
+    """Seconds of the first call; memory beside the model."""
+    same = ["case", "dtype", "batch", "optimization", "processor"]
     rows = contests(args.second)
     return rows[rows["first call"].notna()][same + APART]
 
 
-# --- words: generate in float32, compiled once for all lengths or for each
+# --- words: generate in float32, compiled once for all lengths
 
 
 @torch.no_grad()
-def generated(model: Any, questions: list[list[int]], **options: Any) -> tuple[Any, float]:
+def text_of(model, asked, tokens, **options):
     """What the model writes, greedily, and seconds."""
-    ids, mask = padded(questions, model.config.pad_token_id, DEVICE)
-    number, start = 6 if QUICK else 48, synchronized()
-    count = {"max_new_tokens": number, "min_new_tokens": number}
-    options |= {"do_sample": False, "disable_compile": True} | count
-    written = model.generate(input_ids=ids, attention_mask=mask, **options)
-    return written[:, ids.shape[1] :], synchronized() - start
+    ids, mask = padded(asked, model.config.pad_token_id, DEVICE)
+    options |= {"max_new_tokens": tokens, "min_new_tokens": tokens, "do_sample": False}
+    start = time.perf_counter()
+    made = model.generate(input_ids=ids, attention_mask=mask, **options)
+    written = made[:, ids.shape[1] :].cpu()  # waits for the GPU
+    return written, time.perf_counter() - start
 
 
 @study.table(part="processor", times=["first run", "known run", "eager run"])
 def words(args):
     """Greedy texts in float32: tokens, those that differ from eager's, conversions, seconds."""
-    # To trace all layers for symbolic sizes takes minutes.
-    trained = load_trained(layers=LAYERS or (4 if CUDA else None))
+    trained = load_trained(layers=LAYERS)
     asked, model = [trained.prompt(text) for _, text in prompts(3)], trained.model(device=DEVICE)
     texts = {"first": asked[:1], "another length": asked[1:2], "two at once": asked[1:]}
-    texts = dict(list(texts.items())[: 1 if QUICK else 2 if CUDA else 3])
-    plain, rows = model.forward, []
-    caches = {"growing": True, "static": None}
-    for cache in ["static"] if QUICK else ["growing"] if CUDA else caches:
-        options = {"cache_implementation": "static"} if cache == "static" else {}
-        storage: dict[str, Any] = {"instance": []}
-        backend = partial(onnx_custom_backend, storage=storage)
-        compiled = torch.compile(plain, backend=backend, dynamic=caches[cache])
-        for name, questions in texts.items():
-            eager, usual = generated(model, questions, **options)
-            known, model.forward = len(storage["instance"]), compiled
-            written, first = generated(model, questions, **options)
-            _, again = generated(model, questions, **options)
-            model.forward = plain
-            rows.append(
-                {"cache": cache, "asked": name, "layers": trained.config.num_hidden_layers}
-                | {"processor": PROCESSOR}
-                | {"tokens": written.numel(), "other words": int((written != eager).sum())}
-                | {"conversions": len(storage["instance"]) - known}
-                | {"first run": first, "known run": again, "eager run": usual}
-            )
-        torch._dynamo.reset()
+    plain, rows, graphs = model.forward, [], []
+    backend = partial(onnx_custom_backend, storage={"instance": graphs})
+    compiled = torch.compile(plain, backend=backend, dynamic=True)
+    write = partial(text_of, model, tokens=6 if QUICK else 48, disable_compile=True)
+    for name in ["first"] if QUICK else texts:
+        eager, usual = write(texts[name])
+        known, model.forward = len(graphs), compiled
+        written, first = write(texts[name])
+        _, again = write(texts[name])
+        model.forward = plain
+        rows.append(
+            {"cache": "growing", "asked": name, "layers": trained.config.num_hidden_layers}
+            | {"processor": PROCESSOR}
+            | {"tokens": written.numel(), "other words": int((written != eager).sum())}
+            | {"conversions": len(graphs) - known}
+            | {"first run": first, "known run": again, "eager run": usual}
+        )
+    torch._dynamo.reset()
     return rows
 
 
 # --- generate, as people call it
 
-#: A call of generate: options of torch.compile, those of generate, and whether transformers
-#: compiles by itself.
-CALLS: dict[str, tuple[dict[str, Any] | None, dict[str, Any], bool]] = {
-    "eager": (None, {}, False),
-    "eager, static cache": (None, {"cache_implementation": "static"}, False),
-    "inductor": ({"dynamic": True}, {}, False),
-    "inductor, reduce-overhead": (None, {"cache_implementation": "static"}, True),
-    "roundoff": ({"backend": onnx_custom_backend, "dynamic": True}, {}, False),
-    "roundoff, CUDA graph": (
+STATIC = {"cache_implementation": "static", "disable_compile": True}
+GROWING = {"disable_compile": True}
+#: A call of generate: options of torch.compile, and those of generate, which may compile by itself.
+CALLS = {
+    "eager": (None, GROWING),
+    "eager, static cache": (None, STATIC),
+    "inductor": ({"dynamic": True}, GROWING),
+    GRAPH: (None, {"cache_implementation": "static"}),
+    "roundoff": ({"backend": onnx_custom_backend, "dynamic": True}, GROWING),
+    BEST: (
         {"backend": onnx_custom_backend, "mode": "reduce-overhead", "dynamic": False},
-        {"cache_implementation": "static"},
-        False,
+        STATIC,
     ),
     # transformers compiles the decode step alone, and with the backend that it is given.
     "roundoff, compile_config": (
@@ -329,209 +304,128 @@ CALLS: dict[str, tuple[dict[str, Any] | None, dict[str, Any], bool]] = {
                 backend=onnx_custom_backend, mode="reduce-overhead", dynamic=False
             ),
         },
-        True,
     ),
 }
 
 
-@contextlib.contextmanager
-def compiled(model: Any, options: dict[str, Any] | None) -> Iterator[None]:
-    """The model with its forward compiled, where the way compiles it."""
-    plain = model.forward
-    if options is not None:
-        model.forward = torch.compile(plain, **options)
-    yield
-    model.forward = plain
-
-
-def one_way(pipe: Any, way: str, rows: int, tokens: int) -> None:
-    """A process: writes a text whenever it is told to; None ends it."""
-    warnings.simplefilter("ignore")
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+@functools.cache
+def caller(way, count):
+    """What writes texts in one of the ways, made once in each process."""
     trained = load_trained(layers=LAYERS)
-    asked = [trained.prompt(words) for _, words in prompts(rows)]
-    model = trained.model(getattr(torch, TEXTS_IN), device=device)
-    ids, mask = padded(asked, model.config.pad_token_id, device)
-    options, more, by_transformers = CALLS[way]
-    more = more | {"disable_compile": not by_transformers, "do_sample": False}
-    more |= {"max_new_tokens": tokens, "min_new_tokens": tokens}
-    with compiled(model, options):
-        while pipe.recv() is not None:
-            start = time.perf_counter()
-            try:
-                made = model.generate(input_ids=ids, attention_mask=mask, **more)
-                written = made[:, ids.shape[1] :].tolist()  # waits for the GPU
-            except Exception as error:
-                pipe.send((str(error).splitlines()[0], 0.0))
-                return
-            pipe.send((written, time.perf_counter() - start))
+    model = trained.model(getattr(torch, TEXTS_IN), device=DEVICE)
+    asked = [trained.prompt(words) for _, words in prompts(count)]
+    compiled, options = CALLS[way]
+    if compiled is not None:
+        model.forward = torch.compile(model.forward, **compiled)
+    return partial(text_of, model, asked, WRITTEN, **options)
 
 
-class Writer:
-    """A way in a process of its own."""
-
-    def __init__(self, *task: Any) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._pipe, other = context.Pipe()
-        self._process = context.Process(target=one_way, args=(other, *task), daemon=True)
-        self._process.start()
-        self.texts: list[Any] = []
-        self.seconds: list[float] = []
-        self.failure = ""
-
-    def ask(self) -> None:
-        """Begin a text."""
-        self._pipe.send(True)
-
-    def answer(self) -> None:
-        """Wait for it."""
-        written, seconds = self._pipe.recv()
-        if isinstance(written, str):
-            self.failure = written
-        else:
-            self.texts.append(written)
-            self.seconds.append(seconds)
-
-    def end(self) -> None:
-        """Let its memory go."""
-        if not self.failure:
-            self._pipe.send(None)
-        self._process.join()
+def write(way, count):
+    """A text, in a process that one way has for itself, and seconds."""
+    written, seconds = caller(way, count)()
+    return tuple(map(tuple, written.tolist())), seconds
 
 
 @torch.no_grad()
-def behind(truth: Float64Llama, asked: list[list[int]], written: list[list[int]]) -> float:
+def behind(truth, asked, written):
     """How far a written token's logit is from the best at its place, at worst, by float64.
 
     A text of a fixed length may not end: the tokens that would end it do not count.
     """
-    ends = truth.config.eos_token_id
     worst = 0.0
     for question, answer in zip(asked, written, strict=True):
-        ids = torch.tensor([question + answer], device=truth.device)
+        ids = torch.tensor([[*question, *answer]], device=DEVICE)
         logits = truth(ids, logits_to_keep=len(answer) + 1).logits[0, :-1]
-        logits[:, ends] = -torch.inf
+        logits[:, truth.config.eos_token_id] = -torch.inf
         chosen = logits.gather(1, ids[0, len(question) :, None])
         worst = max(worst, float((logits.max(1, keepdim=True).values - chosen).max()))
     return worst
 
 
-def first_texts(batches: list[int], args: Any) -> dict[int, dict[str, Writer]]:
-    """Writers of each number of rows, a process a way: all write a first text at the same time."""
-    writers: dict[int, dict[str, Writer]] = {}
+def race():
+    """Texts and seconds of each way, a process each: first all at the same time, then in turns."""
     ways = ("eager", "roundoff") if QUICK else CALLS
-    for rows in batches:
+    spawn = multiprocessing.get_context("spawn")
+    pools = {
+        (count, way): ProcessPoolExecutor(1, spawn)
+        for count in QUESTIONS
+        for way in ways
         # Symbolic sizes take longest to trace: one row tells.
-        chosen = [w for w in ways if rows == 1 or (CALLS[w][0] or {}).get("dynamic") is not True]
-        writers[rows] = {way: Writer(way, rows, args.tokens) for way in chosen}
-    everyone = [writer for of in writers.values() for writer in of.values()]
-    for writer in everyone:
-        writer.ask()
-    for writer in everyone:
-        writer.answer()
-    return writers
-
-
-def race(rows: int, writers: dict[str, Writer], args: Any) -> list[dict[str, Any]]:
-    """A row for each way: seconds of the first text, tokens a second, and whether it is right."""
-    for _ in range(args.rounds + 1):  # a CUDA graph is recorded while the second text is written
-        for writer in writers.values():
-            if not writer.failure:
-                writer.ask()
-                writer.answer()
-    for writer in writers.values():
-        writer.end()
-    trained = load_trained(layers=LAYERS)
-    truth = Float64Llama(trained, "cuda" if torch.cuda.is_available() else "cpu")
-    asked = [trained.prompt(words) for _, words in prompts(rows)]
-    eager, found = writers["eager"], []
-    for way, writer in writers.items():
-        row = {
-            "optimization": way,
-            "dtype": TEXTS_IN,
-            "batch": rows,
-            "tokens": rows * args.tokens,
-        }
-        row |= {"failure": writer.failure or None}
-        if not writer.failure:
-            timed, usual = writer.seconds[2:], eager.seconds[2:]
-            ratios = sorted(b / a for a, b in zip(timed, usual, strict=True))
-            row |= {
-                "behind": max(behind(truth, asked, t) for t in unlike(writer.texts)),
-                "not eager's": sum(
-                    a != b
-                    for ours, theirs in zip(writer.texts[-1], eager.texts[-1], strict=True)
-                    for a, b in zip(ours, theirs, strict=True)
-                ),
-                "different texts": len(unlike(writer.texts)),
-                "first text": writer.seconds[0],
-                "tokens/s": rows * args.tokens / sorted(timed)[len(timed) // 2],
-                "× eager": ratios[len(ratios) // 2],
-                "low": ratios[0],
-                "high": ratios[-1],
-            }
-        found.append(row)
-    return found
-
-
-def unlike(texts: list[Any]) -> list[Any]:
-    """Each text once."""
-    return [t for i, t in enumerate(texts) if t not in texts[:i]]
+        if count == 1 or way not in ("inductor", "roundoff")
+    }
+    begun = {task: pool.submit(write, task[1], task[0]) for task, pool in pools.items()}
+    made = {task: [first.result()] for task, first in begun.items()}
+    for count in QUESTIONS:
+        for _ in range(ROUNDS + 1):  # a CUDA graph is recorded while the second text is written
+            for (number, way), pool in pools.items():
+                if number == count:
+                    made[number, way].append(pool.submit(write, way, number).result())
+    for pool in pools.values():
+        pool.shutdown()
+    return made
 
 
 @study.table(part="processor", times=["first text", "tokens/s", "× eager", "low", "high"])
 def generate(args):
     """generate, as it is called: seconds of the first text, tokens a second, and its text."""
-    parts = [part.strip() for part in args.prompts.split(",")]
-    batches = [int(part) if part.isdecimal() else 0 for part in dict.fromkeys(parts)]
-    if min(batches) < 1:
-        usage_error(NAME, f"--prompts: got {args.prompts}, expected numbers from 1, such as 1,8")
-    found = []
-    for rows, writers in first_texts(batches, args).items():
-        found += race(rows, writers, args)
-    frame = pd.DataFrame(found)
-    frame["processor"] = PROCESSOR
-    return frame
+    made, trained, rows = race(), load_trained(layers=LAYERS), []
+    truth = Float64Llama(trained, DEVICE)
+    for (count, way), found in made.items():
+        texts, seconds = zip(*found, strict=True)
+        usual, base = zip(*made[count, "eager"], strict=True)
+        timed, asked = seconds[2:], [trained.prompt(words) for _, words in prompts(count)]
+        ratios = [b / a for a, b in zip(timed, base[2:], strict=True)]
+        other = torch.tensor(texts[-1]) != torch.tensor(usual[-1])
+        rows.append(
+            {
+                "optimization": way,
+                "dtype": TEXTS_IN,
+                "batch": count,
+                "tokens": count * WRITTEN,
+                "behind": max(behind(truth, asked, text) for text in set(texts)),
+                "not eager's": int(other.sum()),
+                "different texts": len(set(texts)),
+                "first text": seconds[0],
+                "tokens/s": count * WRITTEN / median(timed),
+                "× eager": median(ratios),
+                "low": min(ratios),
+                "high": max(ratios),
+                "processor": PROCESSOR,
+            }
+        )
+    return rows
 
 
 # --- Values: what pages may print. Name, datum and statistic, table, column; rows; a test. -------
 
 XEON = "intel-xeon-2-cores"
-ENDS = ("low", "high")
-FASTER = ("faster", "slower")
+TIME = {"interval": ("low", "high"), "words": ("faster", "slower")}
 
 
-def undecided(found: Any) -> bool:
+def undecided(found):
     """Whether the interval of a ratio holds 1."""
     return found.low <= 1 <= found.high
 
 
-def all_of(*ways: str) -> Any:
+def all_of(*ways):
     """Chooses the rows of these ways; none where one of them did not run."""
     return lambda column: column.isin(ways) & set(ways).issubset(set(column))
 
 
-def there(column: Any) -> Any:
-    """Chooses the rows that have a number."""
-    return column.notna()
+def by_way(rows, column):
+    """A column, by the way that each row is of."""
+    return rows.set_index("optimization")[column]
 
 
-def quotient(rows: pd.DataFrame, of: str, over: str, column: str) -> tuple[float, float, float]:
+def quotient(rows, of, over, column):
     """A ratio of two ratios to one base, and the quotients of their ends, which are the widest."""
-    by = rows.set_index("optimization")
-    return (
-        by[column][of] / by[column][over],
-        by["low"][of] / by["high"][over],
-        by["high"][of] / by["low"][over],
-    )
+    value, low, high = (by_way(rows, name) for name in (column, "low", "high"))
+    return value[of] / value[over], low[of] / high[over], high[of] / low[over]
 
 
 TEXT = {"batch": 1, "dtype": "float16", "processor": "CUDA", "tokens": 128}
 RIGHT = "one prompt, 128 tokens, float16, the text is eager's"
-for name, way in (
-    ("text.eager", "eager"),
-    ("text.inductor", GRAPH),
-):
+for name, way in (("text.eager", "eager"), ("text.inductor", GRAPH)):
     study.value(
         name,
         f"tokens a second of generate, {way}, {RIGHT}",
@@ -562,27 +456,54 @@ study.value(
     words=("slower", "faster"),
     test=undecided,
 )
-for name, way in ("first.inductor", GRAPH), ("first.roundoff", BEST):
-    study.value(
-        name,
-        f"seconds of the first decode step, an empty compile cache, {way}, float16, 1 row",
-        "costs",
-        lambda t, way=way: t.set_index("optimization")["first call"][way],
-        where={
-            "case": "decode",
-            "batch": 1,
-            "dtype": "float16",
-            "optimization": all_of(GRAPH, BEST),
-        },
-        test=lambda v: v.rows.set_index("optimization")["first call"].pipe(
-            lambda s: s[GRAPH] > 2 * s[BEST]
-        ),
-    )
+for prefix, about, case, batch, column, ways, holds in (
+    (
+        "first",
+        "seconds of the first decode step, an empty compile cache, {}, float16, 1 row",
+        "decode",
+        1,
+        "first call",
+        (GRAPH, BEST),
+        lambda of: of[GRAPH] > 2 * of[BEST],
+    ),
+    (
+        "memory",
+        "MiB beside the model after a prefill of 4 × 512 tokens in float16, {}",
+        "prefill",
+        4,
+        "memory",
+        ("inductor", "roundoff"),
+        lambda of: of["roundoff"] > 4 * of["inductor"] > 0,
+    ),
+    (
+        "memory.graph",
+        "MiB beside the model and the cache of keys, decode step, 64 rows in float16, {}",
+        "decode",
+        64,
+        "memory",
+        (GRAPH, BEST),
+        lambda of: of[BEST] < of[GRAPH],  # a session holds less
+    ),
+):
+    for runtime, way in zip(("inductor", "roundoff"), ways, strict=True):
+        study.value(
+            f"{prefix}.{runtime}",
+            about.format(way),
+            "costs",
+            lambda t, way=way, column=column: by_way(t, column)[way],
+            where={
+                "case": case,
+                "batch": batch,
+                "dtype": "float16",
+                "optimization": all_of(*ways),
+            },
+            test=lambda v, holds=holds, column=column: holds(by_way(v.rows, column)),
+        )
 study.value(
     "graph.inductor",
     "tokens a second of a decode step of inductor, with CUDA graph over without, float16, 1 row",
     "times",
-    lambda t: t.set_index("optimization")["tokens/s"].pipe(lambda s: s[GRAPH] / s["inductor"]),
+    lambda t: by_way(t, "tokens/s")[GRAPH] / by_way(t, "tokens/s")["inductor"],
     where={
         "case": "decode",
         "dtype": "float16",
@@ -598,17 +519,9 @@ for name, case, batch in ("plain.prefill", "prefill", 4), ("plain.step", "decode
         f"time over inductor's, {case} of {batch} rows, float16, both without CUDA graphs",
         "times",
         "× inductor",
-        where={
-            "case": case,
-            "batch": batch,
-            "dtype": "float16",
-            "optimization": "roundoff",
-            "processor": "CUDA",
-            "× inductor": there,
-        },
-        interval=ENDS,
-        words=FASTER,
+        where={"case": case, "batch": batch, "dtype": "float16", "optimization": "roundoff"},
         test=lambda v: v.high < 1,
+        **TIME,
     )
 for batch in 1, 8, 64:
     study.value(
@@ -616,40 +529,26 @@ for batch in 1, 8, 64:
         f"time over inductor's, decode step, float16, both in CUDA graphs, rows: {batch}",
         "times",
         "× inductor",
-        where={
-            "case": "decode",
-            "batch": batch,
-            "dtype": "float16",
-            "optimization": BEST,
-            "processor": "CUDA",
-            "× inductor": there,
-        },
-        interval=ENDS,
-        words=FASTER,
+        where={"case": "decode", "batch": batch, "dtype": "float16", "optimization": BEST},
         test=lambda v, batch=batch: v.high < 1 if batch == 64 else undecided(v) or v.value > 0.9,
+        **TIME,
     )
 
 
-def over_eager(rows: pd.DataFrame) -> tuple[float, float, float]:
+def over_eager(rows):
     """Time over eager's, and the widest ends that the two intervals over inductor's allow."""
     _, low, high = quotient(rows, "roundoff", "eager", "× inductor")
-    return rows.set_index("optimization")["× eager"]["roundoff"], low, high
+    return by_way(rows, "× eager")["roundoff"], low, high
 
 
+ON_A_CPU = {"case": "decode", "batch": 64, "dtype": "float32", "processor": "CPU"}
 study.value(
     "cpu.rows64",
     "processor time over eager's, decode step, float32, rows: 64",
     "times",
     over_eager,
-    where={
-        "case": "decode",
-        "batch": 64,
-        "dtype": "float32",
-        "processor": "CPU",
-        "optimization": all_of("eager", "roundoff"),
-        "× inductor": there,
-    },
-    words=FASTER,
+    where=ON_A_CPU | {"optimization": all_of("eager", "roundoff")},
+    words=TIME["words"],
     on=XEON,
     test=undecided,
 )
@@ -658,113 +557,82 @@ study.value(
     "processor time of inductor over eager's, decode step of 64 rows, float32",
     "times",
     "× eager",
-    where={"case": "decode", "batch": 64, "dtype": "float32", "optimization": "inductor"},
+    where=ON_A_CPU | {"optimization": "inductor"},
     on=XEON,
     test=lambda v: v.value > 3,
 )
-for name, way in ("memory.roundoff", "roundoff"), ("memory.inductor", "inductor"):
-    study.value(
-        name,
-        f"MiB beside the model after a prefill of 4 × 512 tokens in float16, {way}",
-        "costs",
-        lambda t, way=way: t.set_index("optimization")["memory"][way],
-        where={
-            "case": "prefill",
-            "dtype": "float16",
-            "processor": "CUDA",
-            "optimization": all_of("inductor", "roundoff"),
-        },
-        test=lambda v: (
-            v.rows["memory"].min() > 0
-            and v.rows.set_index("optimization")["memory"].pipe(
-                lambda m: m["roundoff"] > 4 * m["inductor"]
-            )
-        ),
-    )
-for name, way in ("memory.graph.inductor", GRAPH), ("memory.graph.roundoff", BEST):
-    study.value(
-        name,
-        f"MiB beside the model and the cache of keys, decode step, 64 rows in float16, {way}",
-        "costs",
-        lambda t, way=way: t.set_index("optimization")["memory"][way],
-        where={
-            "case": "decode",
-            "batch": 64,
-            "dtype": "float16",
-            "optimization": all_of(GRAPH, BEST),
-        },
-        # A session holds less.
-        test=lambda v: v.rows.set_index("optimization")["memory"].pipe(
-            lambda m: m[BEST] < m[GRAPH]
-        ),
-    )
-GROWING = {"cache": "growing", "asked": ["first", "another length", "two at once"]}
-study.value(
-    "words.tokens",
-    "tokens of three greedy texts, float32, a growing cache, dynamic=True",
-    "words",
-    lambda t: t["tokens"].sum(),
-    where=GROWING,
-    on=XEON,
-    test=lambda v: v.value == 192,
-)
-study.value(
-    "words.other",
-    "tokens of three greedy texts that differ from eager's, float32, a growing cache, dynamic=True",
-    "words",
-    lambda t: t["other words"].sum(),
-    where=GROWING,
-    on=XEON,
-    test=lambda v: v.value == 0 and v.rows["tokens"].sum() == 192,
-)
-study.value(
-    "words.conversions",
-    "conversions for a prompt of another length, dynamic=True",
-    "words",
-    "conversions",
-    where={"cache": "growing", "asked": "another length", "layers": 30},
-    on=XEON,
-    test=lambda v: v.value == 0,
-)
-study.value(
-    "words.again",
-    "conversions for two texts at once after single ones, dynamic=True",
-    "words",
-    "conversions",
-    where={"cache": "growing", "asked": "two at once", "layers": 30},
-    on=XEON,
-    test=lambda v: v.value > 0,
-)
-study.value(
-    "words.first",
-    "seconds of the first text of one prompt, dynamic=True, 30 layers, float32",
-    "words",
-    "first run",
-    where={"cache": "growing", "asked": "first", "layers": 30},
-    on=XEON,
-    test=lambda v: v.value > 10 * v.rows["known run"].item(),
-)
-study.value(
-    "words.time",
-    "seconds of a known text over eager's, one text each, dynamic=True, 30 layers, float32",
-    "words",
-    lambda t: (t["known run"] / t["eager run"]).item(),
-    where={"cache": "growing", "asked": "first", "layers": 30},
-    on=XEON,
-    test=lambda v: v.value < 1,
-)
-study.value(
-    "words.two",
-    "seconds of two known texts at once over eager's, dynamic=True, 30 layers, float32",
-    "words",
-    lambda t: (t["known run"] / t["eager run"]).item(),
-    where={"cache": "growing", "asked": "two at once", "layers": 30},
-    on=XEON,
-    test=lambda v: abs(v.value - 1) > 0.1,
-)
 
 
-def errors(rows: pd.DataFrame) -> pd.Series:
+def over_known(rows):
+    """Seconds of a known text over eager's."""
+    return rows["known run"] / rows["eager run"]
+
+
+ALL = ["first", "another length", "two at once"]
+for name, about, asked, statistic, holds in (
+    (
+        "tokens",
+        "tokens of three greedy texts, float32, a growing cache, dynamic=True",
+        ALL,
+        lambda t: t["tokens"].sum(),
+        lambda v: v.value == 192,
+    ),
+    (
+        "other",
+        "tokens of three greedy texts that differ from eager's, float32, a growing cache, "
+        "dynamic=True",
+        ALL,
+        lambda t: t["other words"].sum(),
+        lambda v: v.value == 0 and v.rows["tokens"].sum() == 192,
+    ),
+    (
+        "conversions",
+        "conversions for a prompt of another length, dynamic=True",
+        "another length",
+        "conversions",
+        lambda v: v.value == 0,
+    ),
+    (
+        "again",
+        "conversions for two texts at once after single ones, dynamic=True",
+        "two at once",
+        "conversions",
+        lambda v: v.value > 0,
+    ),
+    (
+        "first",
+        "seconds of the first text of one prompt, dynamic=True, 30 layers, float32",
+        "first",
+        "first run",
+        lambda v: v.value > 10 * v.rows["known run"].item(),
+    ),
+    (
+        "time",
+        "seconds of a known text over eager's, one text each, dynamic=True, 30 layers, float32",
+        "first",
+        over_known,
+        lambda v: v.value < 1,
+    ),
+    (
+        "two",
+        "seconds of two known texts at once over eager's, dynamic=True, 30 layers, float32",
+        "two at once",
+        over_known,
+        lambda v: abs(v.value - 1) > 0.1,
+    ),
+):
+    study.value(
+        f"words.{name}",
+        about,
+        "words",
+        statistic,
+        where={"cache": "growing", "asked": asked, "layers": 30},
+        on=XEON,
+        test=holds,
+    )
+
+
+def errors(rows):
     """Typical error over inductor's, by case, batch and type, without CUDA graphs."""
     table = rows.pivot_table("rms error", ["case", "dtype", "batch"], "optimization")
     return table["roundoff"] / table["inductor"]
@@ -775,9 +643,9 @@ for name, end in ("error.least", "min"), ("error.most", "max"):
         name,
         f"{end} of the typical error of the logits over inductor's, by case and type",
         "times",
-        lambda t, end=end: getattr(errors(t), end)(),
+        lambda t, end=end: errors(t).agg(end),
         where={"optimization": all_of("inductor", "roundoff"), "processor": "CUDA"},
-        test=lambda v: errors(v.rows).min() > 0.5 and errors(v.rows).max() < 2,
+        test=lambda v: errors(v.rows).between(0.5, 2, inclusive="neither").all(),
     )
 
 if __name__ == "__main__":

@@ -13,16 +13,13 @@ and defines each number that the page may print.
 
 from __future__ import annotations
 
-import argparse
 import copy
 import functools
 import time
 from itertools import pairwise, product
-from typing import Any
 
-import pandas as pd
 import torch
-from scipy.stats import bootstrap, t
+from scipy.stats import bootstrap, ttest_1samp
 from torch.nn.functional import linear, pad
 
 import roundoff
@@ -33,44 +30,43 @@ from roundoff.timing import measure
 
 quick, GPU = unit_test_going(), torch.cuda.is_available()
 DEVICE, PART = ("cuda", "gpu") if GPU else ("cpu", "cpu")
-EPYC = "amd-epyc-2-cores"
 study = Study(
     "plot_trainer_sampler",
     "Log-probabilities of the same tokens by a sampler and by a trainer.",
-    on=EPYC,
-    layers=(1 if quick else 30, "layers of SmolLM2", (1, 30)),
-    texts=(2 if quick else 64 if GPU else 8, "texts", 2),
-    tokens=(4 if quick else 64 if GPU else 48, "tokens of each text", 2),
-    half=(2 if quick else 64 if GPU else 16, "tokens of each text in float16", 2),
-    seeds=(2 if quick else 16 if GPU else 4, "seeds of the runs", 2),
-    steps=(1 if quick else 20 if GPU else 6, "steps of a run", 1),
-    updates=(1 if quick else 50 if GPU else 2, "updates before the bits are compared", 1),
-    written=(2 if quick else 64 if GPU else 16, "tokens of each text of a run", 1),
+    on="amd-epyc-2-cores",
 )
-PROMPT, COLUMNS = 40, 5  # tokens of a passage, padding of the sampler
+LAYERS, PROMPT, COLUMNS = 1 if quick else 30, 40, 5  # tokens of a passage, padding of the sampler
 LIMIT, LARGEST = 0.1, 2  # of a clipped ratio, of an importance weight
+#: Texts, their tokens, those in float16; of the runs seeds, steps and tokens of each text.
+if quick:
+    TEXTS, TOKENS, HALF, SEEDS, STEPS, WRITTEN = 2, 4, 2, 2, 1, 2
+elif GPU:
+    TEXTS, TOKENS, HALF, SEEDS, STEPS, WRITTEN = 64, 64, 64, 16, 20, 64
+else:
+    TEXTS, TOKENS, HALF, SEEDS, STEPS, WRITTEN = 8, 48, 16, 4, 6, 16
 
 
 # --- Sampler and trainer, as the page has them. --------------------------------------------------
 
 
 @functools.cache
-def trained(layers: int):
+def trained(layers=LAYERS):
+    """The model as it is read, with so many layers."""
     return load_trained(layers=layers)
 
 
-def asked(layers: int, count: int) -> list[list[int]]:
+def asked(count):
     """The beginnings of passages, again from the first where there are more texts."""
     texts = (PASSAGES[i % len(PASSAGES)] for i in range(count))
-    return [trained(layers).tokenizer(text)["input_ids"][:PROMPT] for text in texts]
+    return [trained().tokenizer(text)["input_ids"][:PROMPT] for text in texts]
 
 
-def logprobs(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+def logprobs(logits, tokens):
     """The log-probability of each token."""
     return logits.float().log_softmax(-1).gather(-1, tokens[..., None])[..., 0]
 
 
-def sample(model: Any, prompts: list[list[int]], tokens: int, seed: int = 0):
+def sample(model, prompts, tokens, seed=0):
     """Whole texts, and the logits of their new tokens: a cache, a batch, padding."""
     torch.manual_seed(seed)
     ids, mask = padded(prompts, pad=2, device=DEVICE, length=PROMPT + COLUMNS)
@@ -88,7 +84,7 @@ def sample(model: Any, prompts: list[list[int]], tokens: int, seed: int = 0):
     return made.sequences[:, COLUMNS:], torch.stack(made.logits, 1)
 
 
-def train(model: Any, texts: torch.Tensor) -> torch.Tensor:
+def train(model, texts):
     """Logits of the new tokens: all texts in one row, each with positions of its own."""
     count, length = texts.shape
     places = torch.arange(length, device=texts.device).repeat(count)[None]
@@ -96,7 +92,7 @@ def train(model: Any, texts: torch.Tensor) -> torch.Tensor:
     return logits.view(count, length, -1)[:, PROMPT - 1 : -1]
 
 
-def one_pass(model: Any, texts: torch.Tensor, columns: int = 0) -> torch.Tensor:
+def one_pass(model, texts, columns=0):
     """Logits of the new tokens: a batch in one pass, with columns of padding."""
     mask = pad(torch.ones_like(texts), (columns, 0))
     given = {"attention_mask": mask, "position_ids": (mask.cumsum(1) - 1).clamp(0)}
@@ -105,7 +101,7 @@ def one_pass(model: Any, texts: torch.Tensor, columns: int = 0) -> torch.Tensor:
     return logits[:, columns + PROMPT - 1 : -1]
 
 
-def in_chunks(model: Any, texts: torch.Tensor, size: int) -> torch.Tensor:
+def in_chunks(model, texts, size):
     """Logits of the new tokens: the prompt first, then so many tokens at a time, with a cache."""
     cuts = [0, PROMPT, *range(PROMPT + size, texts.shape[1], size), texts.shape[1]]
     cache, made = None, []
@@ -115,31 +111,31 @@ def in_chunks(model: Any, texts: torch.Tensor, size: int) -> torch.Tensor:
     return torch.cat(made, 1)[:, PROMPT - 1 : -1]
 
 
-def wide_head(model: Any, texts: torch.Tensor) -> torch.Tensor:
+def wide_head(model, texts):
     """Logits of the new tokens: one pass, the last product in float32."""
     hidden = model.model(texts, use_cache=False).last_hidden_state[:, PROMPT - 1 : -1]
     return linear(hidden.float(), model.lm_head.weight.float())
 
 
-def rewards_of(layers: int, tokens: torch.Tensor) -> torch.Tensor:
+def rewards_of(tokens):
     """The share of a text's new tokens that begin with a space: those that begin a word."""
-    words = trained(layers).tokenizer.batch_decode(tokens.reshape(-1, 1))
+    words = trained().tokenizer.batch_decode(tokens.reshape(-1, 1))
     begins = torch.tensor([word.startswith(" ") for word in words], device=tokens.device)
     return begins.view(tokens.shape).float().mean(1)
 
 
-def advantages_of(rewards: torch.Tensor) -> torch.Tensor:
+def advantages_of(rewards):
     """Rewards, less their mean, over their deviation; one for each text."""
     return ((rewards - rewards.mean()) / (rewards.std() + 1e-6))[:, None]
 
 
-def clipped(ratio: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
+def clipped(ratio, gain):
     """The weight of each token in PPO's gradient: its ratio, or 0 beyond the limit."""
     beyond = torch.where(gain > 0, ratio > 1 + LIMIT, ratio < 1 - LIMIT)
     return ratio.masked_fill(beyond, 0)
 
 
-def weights_of(way: str, ratio: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
+def weights_of(way, ratio, gain):
     """The weight of each token in the gradient, by the trainer's cure."""
     if way == "recomputed":
         return torch.ones_like(ratio)
@@ -150,22 +146,23 @@ def weights_of(way: str, ratio: torch.Tensor, gain: torch.Tensor) -> torch.Tenso
 
 
 @functools.cache
-def model_of(layers: int, way: str):
+def model_of(way, layers=LAYERS):
     """The model by type, or as ``roundoff.invariant`` changes it."""
     if way == "invariant":
-        return roundoff.invariant(copy.deepcopy(model_of(layers, "bfloat16")))
+        return roundoff.invariant(copy.deepcopy(model_of("bfloat16", layers)))
     if way == "eager":
         return trained(layers).model(torch.bfloat16, "eager", DEVICE)
     return trained(layers).model(getattr(torch, way), device=DEVICE)
 
 
 @functools.cache
-def sampled(layers: int, texts: int, tokens: int, way: str):
+def sampled(way, tokens=TOKENS):
+    """Texts of a model, and their logits."""
     with torch.no_grad():
-        return sample(model_of(layers, way), asked(layers, texts), tokens)
+        return sample(model_of(way), asked(TEXTS), tokens)
 
 
-def compared(of: torch.Tensor, by: torch.Tensor, texts: torch.Tensor) -> dict[str, Any]:
+def compared(of, by, texts):
     """Logits of a sampler and of a trainer: what differs, for the tokens written."""
     new = texts[:, PROMPT:]
     p, q = (z.float().log_softmax(-1) for z in (of, by))
@@ -204,17 +201,17 @@ CAUSES = {
 @study.table(part=PART)
 def causes(args):
     """One change at a time, against one pass of the batch in bfloat16."""
-    texts, written = sampled(args.layers, args.texts, args.tokens, "bfloat16")
-    model, new = model_of(args.layers, "bfloat16"), texts[:, PROMPT:]
+    texts, written = sampled("bfloat16")
+    model, new = model_of("bfloat16"), texts[:, PROMPT:]
     with torch.no_grad():
         plain = one_pass(model, texts)
         made = {name: f(model, texts) for name, f in CAUSES.items()}
         for way, name in ("eager", "attention as single operators"), ("float32", "float32"):
-            made[name] = one_pass(model_of(args.layers, way), texts)
+            made[name] = one_pass(model_of(way), texts)
         made["sampler and trainer"] = None
         packed = made["packed into one row"]
     later = model.model.layers[-6:].requires_grad_(True)
-    gain = advantages_of(rewards_of(args.layers, new))
+    gain = advantages_of(rewards_of(new))
     learned = logprobs(one_pass(model, texts), new)
 
     def gradient(weights):
@@ -244,22 +241,18 @@ APART = (
 @study.table(part=PART)
 def parts(args):
     """Logits that a pass changes, where attention or products alone add in a fixed order."""
-    texts, _ = sampled(args.layers, args.texts, args.tokens, "bfloat16")
-    texts = texts[: max(args.texts // 2, 1)]
-    fixed = model_of(args.layers, "invariant")
-    attention = copy.deepcopy(model_of(args.layers, "bfloat16"))
+    texts = sampled("bfloat16")[0][: TEXTS // 2]
+    plain, fixed = model_of("bfloat16"), model_of("invariant")
+    attention, products = copy.deepcopy(plain), copy.deepcopy(fixed)
     attention.set_attn_implementation("roundoff")
-    products = copy.deepcopy(fixed)
     products.set_attn_implementation("sdpa")
-    ways = {"nothing": model_of(args.layers, "bfloat16"), "products": products}
-    for name, model in (ways | {"attention": attention, "both": fixed}).items():
+    ways = {"nothing": plain, "products": products, "attention": attention, "both": fixed}
+    for name, model in ways.items():
         with torch.no_grad():
-            plain = one_pass(model, texts)
-            made = {cause: CAUSES[cause](model, texts) for cause in APART}
-        for cause, logits in made.items():
-            changed = float((logits != plain).float().mean())
-            kept = {"cause": cause, "fixed": name, "logits": changed}
-            yield kept | compared(logits, plain, texts)
+            expected = one_pass(model, texts)
+            for cause in APART:
+                changed = float((CAUSES[cause](model, texts) != expected).float().mean())
+                yield {"cause": cause, "fixed": name, "logits": changed}
 
 
 # --- Cures. --------------------------------------------------------------------------------------
@@ -268,15 +261,14 @@ def parts(args):
 @study.table(part=PART)
 def cures(args):
     """Sampler with a cache against trainer in one packed row, each with its own texts."""
-    given = {"bfloat16": args.tokens, "float16": args.half, "invariant": args.tokens}
-    for way, tokens in given.items():
-        texts, written = sampled(args.layers, args.texts, tokens, way)
+    for way, tokens in {"bfloat16": TOKENS, "float16": HALF, "invariant": TOKENS}.items():
+        texts, written = sampled(way, tokens)
         with torch.no_grad():
-            read = train(model_of(args.layers, way), texts)
+            read = train(model_of(way), texts)
         yield {"way": way, **compared(written, read, texts)}
 
 
-def step_of(model: Any, texts: torch.Tensor, logits: torch.Tensor, cure: str = ""):
+def step_of(model, texts, logits, cure=""):
     """A training step: one packed pass, its gradients, and a pass before for recomputing.
 
     ``logits`` are the sampler's, for importance weights.
@@ -300,10 +292,10 @@ def step_of(model: Any, texts: torch.Tensor, logits: torch.Tensor, cure: str = "
 @study.table(part=PART, times=["ratio", "low", "high"])
 def prices(args):
     """Times of sampling and of a training step over torch's in bfloat16; of two texts on a CPU."""
-    layers = args.layers if GPU else min(args.layers, 6)
-    prompts = asked(args.layers, args.texts if GPU else 1 if quick else 2)
-    ways = {way: model_of(layers, way) for way in ("bfloat16", "float16", "invariant")}
-    tokens, least = (2, 2) if quick else (args.tokens if GPU else 8, 5)
+    layers = LAYERS if GPU else min(LAYERS, 6)
+    prompts = asked(TEXTS if GPU else 1 if quick else 2)
+    ways = {way: model_of(way, layers) for way in ("bfloat16", "float16", "invariant")}
+    tokens, least = (2, 2) if quick else (TOKENS if GPU else 8, 5)
     writes = {
         way: functools.partial(torch.no_grad()(sample), model, prompts, tokens)
         for way, model in ways.items()
@@ -327,57 +319,50 @@ def prices(args):
 # --- Short runs of policy gradient. --------------------------------------------------------------
 
 
-def policy_gradient(model: Any, way: str, steps: int, args: Any, seed: int):
+def policy_gradient(model, way, steps, written, seed):
     """Each step: write texts, reward beginnings of words, update; the numbers of each step.
 
     The embedding, which is the last product's weight, too, stays as it is. The optimizer updates
     float32 copies of the other weights.
     """
-    layers = args.layers
     learning = list(model.model.layers.requires_grad_(True).parameters())
     masters = [p.detach().float() for p in learning]
     optimizer = torch.optim.AdamW(masters, lr=1e-3, weight_decay=0)
     for step in range(steps):
         with torch.no_grad():
-            prompts = asked(layers, args.texts)
-            texts, logits = sample(model, prompts, args.written, seed=1000 * seed + step)
+            texts, logits = sample(model, asked(TEXTS), written, seed=1000 * seed + step)
         new = texts[:, PROMPT:]
-        rewards = rewards_of(layers, new)
+        rewards = rewards_of(new)
         gain = advantages_of(rewards)
-        written, learned = logprobs(logits, new), logprobs(train(model, texts), new)
-        ratio = (learned.detach() - written).exp()
-        (-weights_of(way, ratio, gain) * gain * learned).mean().backward()
+        by_sampler, learned = logprobs(logits, new), logprobs(train(model, texts), new)
+        log_ratio = learned.detach() - by_sampler
+        (-weights_of(way, log_ratio.exp(), gain) * gain * learned).mean().backward()
         for p, master in zip(learning, masters, strict=True):
             master.grad = p.grad.float()
         optimizer.step()
         for p, master in zip(learning, masters, strict=True):
             p.data.copy_(master)
         model.zero_grad()
-        yield {
-            "step": step,
-            "reward": float(rewards.mean()),
-            "tokens": new.numel(),
-            "different": int((ratio != 1).sum()),
-            "KL": float((ratio - 1 - ratio.log()).mean()),
-            "outside": float(((ratio - 1).abs() > LIMIT).float().mean()),
-        }
+        yield {"step": step, "reward": float(rewards.mean()), **apart(log_ratio)}
 
 
-WAYS = ("clipped", "recomputed", "importance weights", "invariant")
+def apart(log_ratio):
+    """Tokens, how many of their log-probabilities differ, and an estimate of KL."""
+    return {
+        "tokens": log_ratio.numel(),
+        "different": int((log_ratio != 0).sum()),
+        "KL": float((log_ratio.exp() - 1 - log_ratio).mean()),
+    }
 
 
 @study.table(part=PART)
 def runs(args):
     """Policy gradient with the first two layers: each step of each seed and way."""
-    for seed in range(args.seeds):
-        for way in WAYS:
-            model = model_of(min(args.layers, 2), "invariant" if way == "invariant" else "bfloat16")
-            for row in policy_gradient(copy.deepcopy(model), way, args.steps, args, seed):
+    for seed in range(SEEDS):
+        for way in "clipped", "recomputed", "importance weights", "invariant":
+            model = model_of("invariant" if way == "invariant" else "bfloat16", min(LAYERS, 2))
+            for row in policy_gradient(copy.deepcopy(model), way, STEPS, WRITTEN, seed):
                 yield {"way": way, "seed": seed, **row}
-
-
-#: Texts read with a cache at a time, and tokens of each at a time.
-BATCHES, CHUNKS = ((1, 2), (1, 2)) if quick else ((1, 3, 8, 17, 32), (1, 4, 16, 64))
 
 
 @study.table(part=PART)
@@ -386,45 +371,32 @@ def updated(args):
 
     A pass of few tokens reads a single batch of texts; longer ones read all texts.
     """
-    for way in ("clipped", "invariant"):
-        model = copy.deepcopy(model_of(args.layers, "bfloat16" if way == "clipped" else way))
-        few = argparse.Namespace(**{**vars(args), "written": min(args.written, 16)})
-        for _ in policy_gradient(model, way, args.updates, few, seed=0):
-            pass
-        rounds = [sample(model, asked(args.layers, args.texts), args.tokens, s) for s in (1, 2)]
-        texts = torch.cat([ids for ids, _ in rounds])
-        new = texts[:, PROMPT:]
-        with torch.no_grad():
-            by_trainer = torch.cat([logprobs(train(model, t), t[:, PROMPT:]) for t, _ in rounds])
-            by_sampler = logprobs(torch.cat([logits for _, logits in rounds]), new)
-        kept = {"way": way, "updates": args.updates}
-        yield kept | {"batch": args.texts, "chunk": 1} | apart(by_sampler, by_trainer)
-        for batch, chunk in product(BATCHES, CHUNKS) if way == "invariant" else ():
+    model, updates = copy.deepcopy(model_of("invariant")), 1 if quick else 50 if GPU else 2
+    for _ in policy_gradient(model, "invariant", updates, min(WRITTEN, 16), seed=0):
+        pass
+    rounds = [sample(model, asked(TEXTS), TOKENS, seed) for seed in (1, 2)]
+    texts = torch.cat([ids for ids, _ in rounds])
+
+    def compare(batch, chunk, read):
+        kept = {"way": "invariant", "updates": updates, "batch": batch, "chunk": chunk}
+        return kept | apart(by_trainer[: len(read)] - read)
+
+    with torch.no_grad():
+        by_trainer = torch.cat([logprobs(train(model, t), t[:, PROMPT:]) for t, _ in rounds])
+        by_sampler = torch.cat([logits for _, logits in rounds])
+        yield compare(TEXTS, 1, logprobs(by_sampler, texts[:, PROMPT:]))
+        for batch, chunk in product((1, 3, 8, 17, 32)[: 2 if quick else 5], (1, 4, 16, 64)):
             some = texts if batch * chunk >= 32 else texts[:batch]
-            with torch.no_grad():
-                read = [
-                    logprobs(in_chunks(model, t, chunk), t[:, PROMPT:]) for t in some.split(batch)
-                ]
-            yield kept | {"batch": batch, "chunk": chunk} | apart(torch.cat(read), by_trainer)
-
-
-def apart(of: torch.Tensor, by: torch.Tensor) -> dict[str, Any]:
-    """Tokens, how many of their log-probabilities differ, and an estimate of KL."""
-    log_ratio = by[: len(of)] - of
-    return {
-        "tokens": of.numel(),
-        "different": int((log_ratio != 0).sum()),
-        "KL": float((log_ratio.exp() - 1 - log_ratio).mean()),
-    }
+            read = [logprobs(in_chunks(model, t, chunk), t[:, PROMPT:]) for t in some.split(batch)]
+            yield compare(batch, chunk, torch.cat(read))
 
 
 # --- Values: what pages may print. Name, datum and statistic, table, column; rows; a test. -------
 
 
-def mean_interval(values: pd.Series) -> list[float]:
+def mean_interval(values):
     """The mean over seeds, and its interval of 95 % by Student's t."""
-    half = t.ppf(0.975, len(values) - 1) * values.std() / len(values) ** 0.5
-    return [values.mean(), values.mean() - half, values.mean() + half]
+    return [values.mean(), *ttest_1samp(values, 0).confidence_interval()]
 
 
 OUTSIDE = "importance ratios outside [0.9, 1.1], SmolLM2-135M, bfloat16"
@@ -449,22 +421,12 @@ study.value(
 )
 
 
-def changed_by(rows: pd.DataFrame, cause: str, part: str) -> float:
-    """The share of the logits that a cause changes where this part adds in a fixed order."""
-    return float(rows.set_index(["cause", "fixed"])["logits"][cause, part])
-
-
-def most_changed(rows: pd.DataFrame) -> float:
-    """The largest share of the logits that any cause changes."""
-    return float(rows["logits"].max())
-
-
 study.value(
     "parts.attention",
     "largest share of the logits that padding, packing or a cache changes where attention alone "
     "adds in a fixed order, SmolLM2-135M, bfloat16",
     "parts",
-    most_changed,
+    lambda rows: rows["logits"].max(),
     where={"fixed": "attention"},
     test=lambda v: v.value == 0 and set(v.rows["cause"]) == set(APART),
 )
@@ -473,7 +435,8 @@ study.value(
     "share of the logits that a cache changes, token by token, where products alone add in a fixed "
     "order, SmolLM2-135M, bfloat16",
     "parts",
-    functools.partial(changed_by, cause="cache, token by token", part="products"),
+    "logits",
+    where={"fixed": "products", "cause": "cache, token by token"},
     test=lambda v: v.value > 0.5,
 )
 study.value(
@@ -499,21 +462,22 @@ for name, what, way, low, high in (
         "ratio",
         where={"what": what, "way": way},
         interval=("low", "high"),
-        test=lambda v, low=low, high=high: bool(v.low and low < v.low and v.high < high),
+        test=lambda v, low=low, high=high: low < v.low and v.high < high,
     )
 
 
-for name, column in ("different", "different"), ("tokens", "tokens"):
+for column, about in (
+    ("different", "log-probabilities that differ"),
+    ("tokens", "log-probabilities that differ, of so many"),
+):
     study.value(
-        f"updated.{name}",
-        "log-probabilities that differ"
-        + ", of so many" * (name == "tokens")
-        + ", roundoff.invariant after updates: a cache, batches of 1 to 64, chunks of 1 to 64 "
-        "tokens, against one packed pass",
+        f"updated.{column}",
+        f"{about}, roundoff.invariant after updates: a cache, batches of 1 to 64, chunks of 1 to "
+        "64 tokens, against one packed pass",
         "updated",
         lambda t, column=column: t[column].sum(),
         where={"way": "invariant"},
-        test=lambda v: bool(
+        test=lambda v: (
             (v.rows["different"] == 0).all()
             and v.rows["tokens"].sum() >= 100_000
             and (v.rows["updates"] == 50).all()
@@ -522,12 +486,12 @@ for name, column in ("different", "different"), ("tokens", "tokens"):
     )
 
 
-def by_run(rows: pd.DataFrame, column: str) -> pd.DataFrame:
+def by_run(rows, column):
     """The mean of a column over the steps of each run: seeds down, ways across."""
     return rows.pivot_table(index="seed", columns="way", values=column)
 
 
-def rewards_apart(rows: pd.DataFrame, way: str) -> list[float]:
+def rewards_apart(rows, way):
     """Reward of the runs of one way over that of the invariant ones, by seed, with interval."""
     reward = by_run(rows, "reward")
     return mean_interval(reward[way] / reward["invariant"])
@@ -541,14 +505,14 @@ for name, way in ("reward", "clipped"), ("weighted", "importance weights"):
         "runs",
         functools.partial(rewards_apart, way=way),
         where={"way": [way, "invariant"]},
-        test=lambda v: v.low is not None and 0.95 < v.low < 1 < v.high < 1.05,
+        test=lambda v: 0.95 < v.low < 1 < v.high < 1.05,
     )
 study.value(
     "runs.seeds",
     "runs of each way",
     "runs",
     lambda rows: rows["seed"].nunique(),
-    test=lambda v: bool(
+    test=lambda v: (
         v.value == v.rows["seed"].max() + 1 >= 4 and (by_run(v.rows, "KL")["invariant"] == 0).all()
     ),
 )

@@ -76,7 +76,7 @@ def test_every_step_fits_a_multiprocessor_where_it_says_so():
         for n in (4096, 8704, 32768)
         if name not in STUDY["REAL"] and STUDY["fits"](direction, name, n)
     ]
-    rows = compiled_ahead([STUDY["to_compile"](*case) for case in cases])
+    rows = compiled_ahead([STUDY["step_of"](*case) for case in cases])
     for (_, name, n), row in zip(cases, rows, strict=True):
         assert row["fit"] >= (2 if name == "two programs" else 1), (name, n)
         if name in ("pieces", "packed", "prefetch", "tiles") and n < 16384:

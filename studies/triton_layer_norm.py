@@ -13,11 +13,9 @@ record, and defines each number that the page may print.
 from __future__ import annotations
 
 import runpy
-from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import torch
@@ -27,7 +25,6 @@ from roundoff.compare import scaled_error
 from roundoff.kernels import interpreting, layer_norm, lessons, shuffled_programs
 from roundoff.kernels.baselines import LayerNorm, layer_norms, stream
 from roundoff.page.measurement import Study
-from roundoff.page.values import Measured
 from roundoff.script import unit_test_going
 from roundoff.timing import copies, measure
 
@@ -45,7 +42,7 @@ EPS = 1e-5
 RATES = ["roundoff", "torch", "inductor", "Liger", "QuACK", "flash-linear-attention"]
 TYPES = (torch.float16, torch.bfloat16, torch.float32)
 
-norms, missing = layer_norms(device)
+norms, _ = layer_norms(device)
 
 #: The page's ``one_block``: where rows are written step by step, it is the step in two stages.
 LADDER = runpy.run_path(str(Path(__file__).with_name("layer_norm_ladder.py")))
@@ -55,7 +52,7 @@ LESSON = LayerNorm(
 )
 
 
-def inputs(m: int, n: int, dtype: torch.dtype, sets: int = 1) -> tuple[list[Any], Any, Any]:
+def inputs(m, n, dtype, sets=1):
     """Some sets of (x, dy), and w and b."""
     g = torch.Generator(device).manual_seed(n)
     w, b = (torch.rand(n, generator=g, device=device).to(dtype) for _ in "wb")
@@ -64,7 +61,7 @@ def inputs(m: int, n: int, dtype: torch.dtype, sets: int = 1) -> tuple[list[Any]
     return pairs, w, b
 
 
-def truth(x: Any, dy: Any, w: Any, b: Any) -> dict[str, Any]:
+def truth(x, dy, w, b):
     """y, dx, dw and db in float64."""
     x, dy, w, b = (t.double() for t in (x, dy, w, b))
     centred = x - x.mean(1, keepdim=True)
@@ -74,11 +71,17 @@ def truth(x: Any, dy: Any, w: Any, b: Any) -> dict[str, Any]:
     return {"y": xhat * w + b, "dx": dx, "dw": (dy * xhat).sum(0), "db": dy.sum(0)}
 
 
-def passes(norm: LayerNorm, x: Any, dy: Any, w: Any, b: Any) -> tuple[Any, Callable[[], Any]]:
-    """y, and a call that gives dx, dw and db."""
+def calls(norm, x, dy, w, b):
+    """A forward, and the backward of what it saved."""
     w, b = (t.to(norm.weights or t.dtype) for t in (w, b))
-    y, *saved = norm.forward(x, w, b, EPS)
-    return y, partial(norm.backward, dy, x, w, b, *saved)
+    forward = partial(norm.forward, x, w, b, EPS)
+    return forward, partial(norm.backward, dy, x, w, b, *forward()[1:])
+
+
+def typical(exact, forward, backward, dtype):
+    """Typical errors of y, dx, dw and db."""
+    results = zip(exact.items(), (forward()[0], *backward()), strict=True)
+    return {name: scaled_error(e, t.to(dtype), dtype=dtype).rms for (name, e), t in results}
 
 
 # --- Different results of many runs: two stages, libraries, and a lock. --------------------------
@@ -89,16 +92,15 @@ if not gpu:
 RUNS = 100 if gpu else 3 if quick else 8
 
 
-def count(call: Callable[[], Any]) -> list[int]:
+def count(call):
     """How many different results the runs give, for each tensor."""
-    seen: dict[int, list[Any]] = {}
+    seen = {}
     for run in range(RUNS):
         with nullcontext() if gpu else shuffled_programs(run):
             results = call()
         for place, t in enumerate(results):
-            bits, known = t.contiguous().view(1, -1).view(torch.uint8), seen.setdefault(place, [])
-            # One wait for the device, however many are known.
-            if not known or not (torch.cat(known) == bits).all(1).any():
+            bits, known = t.contiguous().view(torch.uint8), seen.setdefault(place, [])
+            if not any(torch.equal(bits, other) for other in known):
                 known.append(bits)
     return [len(known) for known in seen.values()]
 
@@ -106,95 +108,63 @@ def count(call: Callable[[], Any]) -> list[int]:
 @study.table(part=PART, times=["dw"])
 def patterns(args):
     """Different results of float16 in 100 runs (interpreted 3 or 8), and the error of dw in one."""
-    rows = []
     for m, n in SHAPES:
         [(x, dy)], w, b = inputs(m, n, torch.float16)
         exact = truth(x, dy, w, b)["dw"]
         mean, rstd = norms["roundoff"].forward(x, w, b, EPS)[1]
-        backwards = {label: passes(norm, x, dy, w, b)[1] for label, norm in norms.items()}
+        backwards = {label: calls(norm, x, dy, w, b)[1] for label, norm in norms.items()}
         groups = None if gpu else max(1, m // 16)  # 16 rows or more in each
-        for barrier in (False, True):
-            lock = partial(lessons.locked, dy, x, mean, rstd, groups, barrier)
-            backwards["lock and barrier" if barrier else "lock"] = lambda lock=lock: [lock()]
+        locked = partial(lessons.locked, dy, x, mean, rstd, groups)
+        backwards["lock and barrier"] = lambda locked=locked: [locked()]
         for label, call in backwards.items():
             counts, results = count(call), call()
             dx, dw, db = counts if len(counts) == 3 else (None, *counts, None)
-            error = scaled_error(exact, results[len(counts) // 2].half())
             row = {"shape": f"{m} × {n}", "implementation": label, "dx": dx, "dw": dw, "db": db}
-            rows.append(row | {"error": error.largest, "rms error": error.rms})
-    return rows
+            yield row | {"rms error": scaled_error(exact, results[len(counts) // 2].half()).rms}
 
 
 # --- Errors against float64. ---------------------------------------------------------------------
 
 
-def errors(m: int, n: int, dtype: torch.dtype) -> Iterator[dict[str, Any]]:
-    """Typical and largest error of each result of each implementation."""
+def errors(m, n, dtype):
+    """Typical error of each result of each implementation."""
     [(x, dy)], w, b = inputs(m, n, dtype)
-    exact, found = truth(x, dy, w, b), {}
-    for label, norm in norms.items():
-        y, backward = passes(norm, x, dy, w, b)
-        found[label] = dict(zip(exact, (t.to(dtype) for t in (y, *backward())), strict=True))
-    if dtype.itemsize == 2:
-        wide = passes(norms["roundoff"], x, dy, w.float(), b.float())[1]()
-        found["roundoff"]["dw, not rounded"], exact["dw, not rounded"] = wide[1], exact["dw"]
-    for result, value in exact.items():
-        row: dict[str, Any] = {"dtype": str(dtype).removeprefix("torch."), "result": result}
-        for label in norms:
-            if result in found[label]:
-                error = scaled_error(value, found[label][result], dtype=dtype)
-                row |= {f"{label} RMS": error.rms, f"{label} largest": error.largest}
-        yield row
+    exact = truth(x, dy, w, b)
+    found = {of: typical(exact, *calls(norm, x, dy, w, b), dtype) for of, norm in norms.items()}
+    for result in exact:
+        row = {"dtype": str(dtype).removeprefix("torch."), "result": result}
+        yield row | {f"{label} RMS": found.get(label, {}).get(result) for label in RATES}
 
 
 @study.table(part=PART)
 def accuracy(args):
     """Errors in ε × RMS of the truth: 4096 × 8192, interpreted 64 × 1000."""
     m, n = (4096, 8192) if gpu else (12, 96) if quick else (64, 1000)
-    found = pd.DataFrame([row for dtype in TYPES for row in errors(m, n, dtype)])
-    shown = [f"{label} RMS" for label in RATES[:5]]
-    return found.reindex(columns=found.columns.union(shown, sort=False))
+    return [row for dtype in TYPES for row in errors(m, n, dtype)]
 
 
 # --- Rates, beside those of a stream with the same reads and writes. -----------------------------
 
 
-def calls(norm: LayerNorm, x: Any, dy: Any, w: Any, b: Any) -> tuple[Any, Any]:
-    """A forward, and the backward of what it saved."""
-    w, b = (t.to(norm.weights or t.dtype) for t in (w, b))
-    forward = partial(norm.forward, x, w, b, EPS)
-    return forward, partial(norm.backward, dy, x, w, b, *forward()[1:])
-
-
-def right(x: Any, dy: Any, w: Any, b: Any, forward: Any, backward: Any) -> bool:
-    """Whether what is about to be timed is near float64."""
-    results = forward()[0], *backward()
-    found = [
-        scaled_error(value, t.to(x.dtype), dtype=x.dtype).rms
-        for value, t in zip(truth(x, dy, w, b).values(), results, strict=True)
-    ]
-    return max(found) < 16
-
-
-def compare(m: int, n: int, dtype: torch.dtype, labels: list[str]) -> Iterator[dict[str, Any]]:
+def compare(m, n, dtype, labels):
     """For each direction: GB/s, our share of the ceiling, and our rate over the best baseline's."""
     size = m * n * dtype.itemsize
     sets = copies(3 * size, device, most=16)
     pairs, w, b = inputs(m, n, dtype, sets)
     buffers = [(x, dy, torch.zeros_like(x)) for x, dy in pairs]
-    ways: dict[str, Any] = {}
+    exact, ways = truth(*pairs[0], w, b), {}
     for label in labels:
+        norm = LESSON if label == "lesson" else norms[label]
         try:
-            norm = LESSON if label == "lesson" else norms[label]
-            ways[label] = [calls(norm, *pair, w, b) for pair in pairs]
-            checked = right(*pairs[0], w, b, *ways[label][0])
+            made = [calls(norm, *pair, w, b) for pair in pairs]
+            right = max(typical(exact, *made[0], dtype).values()) < 16
         except Exception as error:  # another's limit: a block of 64 KiB, for instance
             print(f"{label} does not take {m} × {n}: {error}")
-            ways.pop(label, None)
             continue
-        if not checked:
+        if right:
+            ways[label] = made
+        else:
             print(f"{label} is not timed, its result is wrong: {m} × {n}")
-            del ways[label]
     kept = {}  # an output lives until its set's next turn: no call writes where another just wrote
     for place, direction in enumerate(("forward", "backward")):
         reads = 1 + place
@@ -217,8 +187,8 @@ def compare(m: int, n: int, dtype: torch.dtype, labels: list[str]) -> Iterator[d
         )
         rates = found.frame.set_index("label")["gb_s"].to_dict()
         row = {"direction": direction, "M": m, "N": n} | rates
-        others = set(rates) - {"roundoff", "lesson", "ceiling"}
-        if "roundoff" in rates and others:
+        if "roundoff" in rates:
+            others = set(rates) - {"roundoff", "lesson", "ceiling"}
             best = max(others, key=rates.__getitem__)
             lead = found.ratio(best, "roundoff")
             row |= {"of ceiling": rates["roundoff"] / rates["ceiling"], "best": best}
@@ -238,9 +208,9 @@ LEAD = ["best", "lead", "lead low", "lead high"]
 
 
 @cache
-def speed() -> pd.DataFrame:
+def speed():
     """Both directions at every width; measured once."""
-    rows: list[Any] = []
+    rows = []
     for n in WIDTHS:
         # As many rows as make 256 MiB a tensor, and no more than those of the benchmark.
         m = min(ROWS, 2**27 // n) if gpu else 64
@@ -301,27 +271,18 @@ def launches(args):
     [(x, dy)], w, b = inputs(m, n, torch.float16)
     leaves = [t.requires_grad_() for t in (x, w, b)]
 
-    def forward(norm):
-        with torch.no_grad():
-            norm(x, (n,), w, b)
-
-    def forward_and_backward(norm):
+    def call(norm):
         torch.autograd.grad(norm(x, (n,), w, b), leaves, dy)
 
     contenders = {"torch": functional.layer_norm} | ({"roundoff": layer_norm} if gpu else {})
-    rows = []
-    for call in (forward, forward_and_backward):
-        found = measure(
-            {label: partial(call, norm) for label, norm in contenders.items()},
-            device=device,
-            budget_s=1 if gpu else 0.05,
-            min_rounds=10 if gpu else 3,
-        )
-        for label in contenders:
-            over = found.ratio(label, "torch")
-            row = {"call": call.__name__.replace("_", " "), "implementation": label}
-            rows.append(row | {"× torch": over.value, "low": over.low, "high": over.high})
-    return rows
+    found = measure(
+        {label: partial(call, norm) for label, norm in contenders.items()},
+        device=device,
+        budget_s=1 if gpu else 0.05,
+        min_rounds=10 if gpu else 3,
+    )
+    frame = found.ratios("torch").rename(columns={"label": "implementation", "ratio": "× torch"})
+    return frame.assign(call="forward and backward")
 
 
 # --- Values: what pages may print. Name, datum and statistic, table, column; rows; a test. -------
@@ -332,18 +293,14 @@ ENDS = ("lead low", "lead high")
 WORDS = ("slower", "faster")
 
 
-def least(t: pd.DataFrame) -> list[float]:
+def least(t):
     """The smallest lead, with its interval."""
     return t.sort_values("lead")[["lead", *ENDS]].iloc[0].tolist()
 
 
-def most(t: pd.DataFrame) -> list[float]:
+def most(t):
     """The largest lead, with its interval."""
     return t.sort_values("lead")[["lead", *ENDS]].iloc[-1].tolist()
-
-
-def leads(v: Measured) -> bool:
-    return bool((v.rows["lead low"] > 1).all())
 
 
 for name, statistic in (("backward.least", least), ("backward.most", most)):
@@ -354,7 +311,7 @@ for name, statistic in (("backward.least", least), ("backward.most", most)):
         "layer-norm-backward",
         statistic,
         where={"N": COMPARED, "lead": lambda s: s.notna()},
-        test=leads,
+        test=lambda v: (v.rows["lead low"] > 1).all(),
     )
 study.value(
     "forward.share",
@@ -413,7 +370,7 @@ study.value(
     interval=("low", "high"),
     where={"implementation": "roundoff", "call": "forward and backward"},
     words=("faster", "slower"),
-    test=lambda v: v.low is not None and v.low > 1,
+    test=lambda v: v.low > 1,
 )
 study.value(
     "repeat",
@@ -431,31 +388,23 @@ study.value(
     where={"implementation": "lock and barrier", "shape": "4096 × 4096"},
     test=lambda v: v.value > 50,
 )
-study.value(
-    "error",
-    "largest ratio of roundoff's typical error to torch's, y, dx, dw and db, float32, 4096 × 8192",
-    "accuracy",
-    lambda t: (t["roundoff RMS"] / t["torch RMS"]).max(),
-    where={
-        "dtype": "float32",
-        "result": ["y", "dx", "dw", "db"],
-        "inductor RMS": lambda s: s.notna(),
-    },
-    test=lambda v: v.value < 1,
-)
-study.value(
-    "error.half",
-    "largest ratio of roundoff's typical error to torch's, y, dx, dw and db, float16 and bfloat16, "
-    "4096 × 8192",
-    "accuracy",
-    lambda t: (t["roundoff RMS"] / t["torch RMS"]).max(),
-    where={
-        "dtype": ["float16", "bfloat16"],
-        "result": ["y", "dx", "dw", "db"],
-        "inductor RMS": lambda s: s.notna(),
-    },
-    test=lambda v: 0.99 < v.value < 1.01,
-)
+for name, kinds, words, low, high in (
+    ("error", ["float32"], "float32", 0, 1),
+    ("error.half", ["float16", "bfloat16"], "float16 and bfloat16", 0.99, 1.01),
+):
+    study.value(
+        name,
+        f"largest ratio of roundoff's typical error to torch's, y, dx, dw and db, {words}, "
+        "4096 × 8192",
+        "accuracy",
+        lambda t: (t["roundoff RMS"] / t["torch RMS"]).max(),
+        where={
+            "dtype": kinds,
+            "result": ["y", "dx", "dw", "db"],
+            "inductor RMS": lambda s: s.notna(),
+        },
+        test=lambda v, low=low, high=high: low < v.value < high,
+    )
 for columns, low, high in (8192, 0.4, 0.7), (8704, 0.2, 0.38):
     study.value(
         f"liger.{columns}",

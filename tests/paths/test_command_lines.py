@@ -234,7 +234,7 @@ WHOLE = [
     ("studies/triton_layer_norm.py", ""),
     ("studies/bits_to_words.py", "--prompts 1 --tokens 3"),
     ("studies/all_reduce_order.py", "--limit 30"),
-    ("studies/layer_norm_discrepancies.py", "--width 33 --rows 20"),
+    ("studies/layer_norm_discrepancies.py", ""),
     (
         "studies/gemm_fusion.py",
         "--config 24,40 --itype 1 --warmup 0 --repeat 1 --budget 0.02",

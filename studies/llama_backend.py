@@ -30,7 +30,7 @@ from roundoff.fusion import rules as fusion_rules
 from roundoff.models import SIZES, Llama, random_tokens
 from roundoff.ort import available
 from roundoff.page.measurement import Study
-from roundoff.script import unit_test_going, usage_error
+from roundoff.script import unit_test_going
 from roundoff.timing import measure, torch_precision
 
 warnings.simplefilter("ignore", FutureWarning)  # torch's exporter uses what torch deprecates
@@ -41,12 +41,15 @@ study = Study(
     "plot_llama_backend",
     "A Llama layer in eager torch, in inductor and in ONNX Runtime: times, errors, memory.",
     on="nvidia-h200",
-    config=("tiny" if quick else "medium" if cuda else "narrow", "size of the layer", SIZES),
-    num_hidden_layers=(1, "decoder layers", 1),
-    with_mask=(False, "a batch × sequence padding mask as a second input"),
-    dtype=("", "precisions to compare, such as float16,TF32"),
-    budget=(0.2 if quick else 4.0 if cuda else 15.0, "seconds of measuring for each precision", 0),
 )
+CONFIG = "tiny" if quick else "medium" if cuda else "narrow"
+BUDGET_S = 0.2 if quick else 4.0 if cuda else 15.0  # of measuring for each precision
+PRECISIONS = {  # type, TF32 in its products
+    "float16": (torch.float16, False),
+    "bfloat16": (torch.bfloat16, False),
+    "float32": (torch.float32, False),
+    "TF32": (torch.float32, True),
+}
 
 # --- Every way to run the layer. -----------------------------------------------------------------
 
@@ -56,7 +59,7 @@ TIERS = {
     "roundoff": "default+onnxruntime",
     "roundoff, tier 3": "default+onnxruntime+experimental",
 }
-BEST = "roundoff, tier 3, CUDA graph"
+UNFUSED, BACKEND, BEST = "roundoff, unfused", "roundoff", "roundoff, tier 3, CUDA graph"
 CHOSEN = ("inductor", "inductor, reduce-overhead", "roundoff", BEST)
 
 
@@ -97,7 +100,7 @@ def prepare(model, label, **options):
 
 def captured(model, inputs):
     """The graph of a model as exported; its ``truth()`` is in float64 from first to last."""
-    run, storage = prepare(model, "roundoff, unfused")
+    run, storage = prepare(model, UNFUSED)
     with torch.no_grad():
         run(*inputs)
     return storage["instance"][0]["compiled"]
@@ -113,16 +116,32 @@ def free_memory():
     return torch.cuda.mem_get_info()[0] if cuda else 0
 
 
-def repeated(run, inputs, times):
-    for _ in range(times):
+def repeated(run, inputs):
+    """Five calls in a row on a GPU, one on a processor."""
+    for _ in range(5 if cuda else 1):
         run(*inputs)
 
 
-def contest(models, inputs, chosen, budget, tf32=False):
-    """Time, error, nodes and memory of every chosen way to run a model."""
-    calls, rows = {}, {}
+@cache
+def rate_of_a_product(dtype, tf32, side=8192):
+    """Operations a second of a large product of random numbers."""
+    generator = torch.Generator(device).manual_seed(0)
+    a, b = (torch.randn(side, side, device=device, generator=generator).to(dtype) for _ in "ab")
+    with torch_precision(tf32):
+        call = partial(torch.mm, a, b, out=torch.empty_like(a))
+        found = measure({"product": call}, device=device, budget_s=0.2, min_rounds=5, warmup=1)
+    return 2.0 * side**3 / found.frame["median"].item()
+
+
+def contest(chosen, precision, config=CONFIG):
+    """Time, error, nodes and memory of every chosen way to run a layer."""
+    size, (dtype, tf32), calls, rows = SIZES[config], PRECISIONS[precision], {}, {}
+    models = {a: Llama(size, 1, dtype, a, device) for a in ("sdpa", "eager")}
+    inputs = random_tokens(size, False, device)
+    weights = sum(w.numel() for w in models["sdpa"].model.layers.parameters() if w.dim() == 2)
+    least = 2e3 * inputs[0].numel() * weights / rate_of_a_product(dtype, tf32) if cuda else None
     with torch.no_grad(), torch_precision(tf32):
-        truth = captured(next(iter(models.values())), inputs).truth()
+        truth = captured(models["sdpa"], inputs).truth()
         for label, attention, graph in chosen:
             before = free_memory()
             run, storage = prepare(models[attention], label)
@@ -134,80 +153,45 @@ def contest(models, inputs, chosen, budget, tf32=False):
             made = run(*inputs)
             memory += torch.cuda.max_memory_allocated() - start  # and what comes and goes
             nodes = storage["instance"][0]["onnx"].graph.node if storage else None
-            key = f"{label}, {attention} attention"
-            calls[key] = partial(repeated, run, inputs, 5 if cuda else 1)
-            rows[key] = {
+            calls[label, attention] = partial(repeated, run, inputs)
+            rows[label, attention] = {
+                "precision": precision,
+                "config": config,
                 "optimization": label,
-                "runtime": label.split(", reduce")[0]
-                .split(", max")[0]
-                .removesuffix(", CUDA graph"),
                 "attention": attention,
                 "processor": processor,
                 "CUDA graph": graph,
                 "n_custom_ops": None if nodes is None else sum(n.domain != "" for n in nodes),
                 "nodes": None if nodes is None else len(nodes),
                 "rms error": scaled_error(truth[0], made[0]).rms,
-                "error": scaled_error(truth[0], made[0]).largest,
-                "keys error": scaled_error(truth[1:], made[1:]).rms if made[1:] else None,
                 "memory": memory / 2**20 if cuda else None,
+                "products": least,
+                **dict.fromkeys(["median", "× inductor", "low", "high"]),
             }
             del made
-        times = measure(calls, device=device, budget_s=budget, min_rounds=5, warmup=1)
-    frame = times.frame.set_index("label")
+        named = {", ".join(key): call for key, call in calls.items()}
+        times = measure(named, device=device, budget_s=BUDGET_S, min_rounds=5, warmup=1)
+    medians = times.frame.set_index("label")["median"]
     for key, row in rows.items():
-        alike = [k for k in rows if rows[k]["CUDA graph"] == row["CUDA graph"]]
-        rivals = [k for k in alike if k.startswith("inductor") and "max-autotune" not in k]
-        base = min(rivals, key=frame["median"].get) if rivals else None
-        ratio = times.ratio(key, base) if base else None
-        n, ms = (5, 1e3 / 5) if cuda else (1, float("nan"))  # a CPU's times are ratios alone
-        row |= {
-            "median": frame["median"][key] * ms,
-            "avg_time": frame["mean"][key] * ms,
-            "warmup": int(frame["warmup"][key]) * n,
-            "N calls": int(frame["rounds"][key]) * n,
-            "speedup": times.ratio(next(iter(rows)), key).value,
-            "× inductor": ratio.value if ratio else float("nan"),
-            "low": ratio.low if ratio else float("nan"),
-            "high": ratio.high if ratio else float("nan"),
-        }
+        rivals = [
+            ", ".join(k)
+            for k in rows
+            if rows[k]["CUDA graph"] == row["CUDA graph"]
+            and k[0] in ("inductor", "inductor, reduce-overhead")
+        ]
+        if cuda:  # a CPU's times are ratios alone
+            row["median"] = medians[", ".join(key)] * 1e3 / 5
+        if rivals:
+            ratio = times.ratio(", ".join(key), min(rivals, key=medians.get))
+            row |= {"× inductor": ratio.value, "low": ratio.low, "high": ratio.high}
     torch._dynamo.reset()
     return list(rows.values())
 
 
-PRECISIONS = {  # type, TF32 in its products
-    "float16": (torch.float16, False),
-    "bfloat16": (torch.bfloat16, False),
-    "float32": (torch.float32, False),
-    "TF32": (torch.float32, True),
-}
+TIMES = ["median", "× inductor", "low", "high", "memory", "products"]
 
 
-@cache
-def rate_of_a_product(dtype: torch.dtype, tf32: bool, side: int = 8192) -> float:
-    """Operations a second of a large product of random numbers."""
-    generator = torch.Generator(device).manual_seed(0)
-    a, b = (torch.randn(side, side, device=device, generator=generator).to(dtype) for _ in "ab")
-    with torch_precision(tf32):
-        call = partial(torch.mm, a, b, out=torch.empty_like(a))
-        found = measure({"product": call}, device=device, budget_s=0.2, min_rounds=5, warmup=1)
-    return 2.0 * side**3 / found.frame["median"].item()
-
-
-@study.table(
-    part="processor",
-    times=[
-        "median",
-        "avg_time",
-        "warmup",
-        "N calls",
-        "speedup",
-        "× inductor",
-        "low",
-        "high",
-        "memory",
-        "products",
-    ],
-)
+@study.table(part="processor", times=TIMES)
 def times(args):
     """One call: time, its ratio to inductor's, error of the hidden state, operators, memory.
 
@@ -215,50 +199,24 @@ def times(args):
     graph where this way does. *Memory* is what stays taken after compiling, beside the model, and
     what comes and goes in a call.
     """
-    known = list(PRECISIONS) if cuda else ["float32"]
-    asked = args.dtype.split(",") if args.dtype else known
-    if not set(asked) <= set(known):
-        usage_error(
-            "plot_llama_backend", f"--dtype {args.dtype}: on {device} expected {', '.join(known)}"
-        )
-    cases = [(args.config, precision) for precision in asked]
-    if cuda and args.config == "medium" and not args.dtype:
-        cases.append(("large", "float16"))
-    layers, rows = args.num_hidden_layers, []
-    telling = [w for w in ways() if w[1] == "sdpa" and w[0] in ("eager", *CHOSEN)]
-    for config, precision in cases:
-        size, (dtype, tf32) = SIZES[config], PRECISIONS[precision]
-        models = {a: Llama(size, layers, dtype, a, device) for a in ("sdpa", "eager")}
-        inputs = random_tokens(size, args.with_mask, device, padding="right")
-        weights = sum(w.numel() for w in models["sdpa"].model.layers.parameters() if w.dim() == 2)
-        least = None
-        if cuda:
-            least = 2e3 * inputs[0].numel() * weights / rate_of_a_product(dtype, tf32)
-        chosen = telling if config == "large" else list(ways())
-        head = {"precision": precision, "config": config, "layers": layers}
-        for row in contest(models, inputs, chosen, args.budget, tf32):
-            rows.append(head | row | {"products": least})
+    rows = []
+    for precision in PRECISIONS if cuda else ["float32"]:
+        rows += contest(list(ways()), precision)
+    if cuda:
+        telling = [w for w in ways() if w[1] == "sdpa" and w[0] in ("eager", *CHOSEN)]
+        rows += contest(telling, "float16", "large")
     return rows
 
 
-@study.table(
-    part="processor",
-    times=["median", "avg_time", "warmup", "N calls", "speedup", "× inductor", "low", "high"],
-)
+@study.table(part="processor", times=TIMES)
 def autotuned(args):
     """Inductor's ``max-autotune``, which takes minutes to compile, beside its ``reduce-overhead``.
 
     All replay a CUDA graph, and take turns. In float32 ``max-autotune`` takes too long to compile.
     """
     labels = ["inductor, reduce-overhead", "inductor, max-autotune", BEST]
-    size = SIZES[args.config]
     for precision in ("float16", "bfloat16") if cuda else ():
-        dtype, _ = PRECISIONS[precision]
-        models = {"sdpa": Llama(size, args.num_hidden_layers, dtype, "sdpa", device)}
-        inputs = random_tokens(size, args.with_mask, device, padding="right")
-        chosen = [(label, "sdpa", True) for label in labels]
-        for row in contest(models, inputs, chosen, args.budget):
-            yield {"precision": precision, "config": args.config} | row
+        yield from contest([(label, "sdpa", True) for label in labels], precision)
 
 
 def attention_alone(tier):
@@ -266,26 +224,19 @@ def attention_alone(tier):
     return tuple(r for r in fusion_rules(tier) if tier == "default" or r.name == "Attention")
 
 
-@study.table(
-    part="processor",
-    times=["median", "avg_time", "warmup", "N calls", "speedup", "memory"],
-)
+@study.table(part="processor", times=TIMES)
 def separated(args):
     """The converted layer with one thing taken away: starts of kernels, attention, the rest.
 
     A CUDA graph takes the starts away. *rules* says which rules of tier 2 there are.
     """
-    size, labels = SIZES[args.config], (UNFUSED, BACKEND)
-    chosen = [(label, "sdpa", False) for label in labels]
+    chosen = [(label, "sdpa", False) for label in (UNFUSED, BACKEND)]
     if cuda:
-        chosen += [(f"{label}, CUDA graph", "sdpa", True) for label in labels]
-    dtype = torch.float16 if cuda else torch.float32
-    inputs = random_tokens(size, args.with_mask, device, padding="right")
+        chosen += [(f"{label}, CUDA graph", "sdpa", True) for label in (UNFUSED, BACKEND)]
     for name, rules in ("attention", attention_alone), ("all", fusion_rules):
-        models = {"sdpa": Llama(size, args.num_hidden_layers, dtype, "sdpa", device)}
         with mock.patch.object(fusion, "rules", rules):
-            for row in contest(models, inputs, chosen, args.budget):
-                yield {"rules": name, "config": args.config} | row
+            for row in contest(chosen, "float16" if cuda else "float32"):
+                yield {"rules": name} | row
 
 
 # --- What compiling costs. -----------------------------------------------------------------------
@@ -320,7 +271,6 @@ def costs(args):
 
 LAYER = "a prefill of 2 × 1024 tokens by one Llama layer"
 TIME = {"interval": ("low", "high"), "words": ("faster", "slower")}
-UNFUSED, BACKEND = "roundoff, unfused", "roundoff"
 
 
 def row(optimization, precision="float16", config="medium"):

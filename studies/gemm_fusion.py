@@ -14,7 +14,8 @@ record, and defines each number that the page may print.
 from __future__ import annotations
 
 from functools import cache, partial
-from typing import Any, NamedTuple
+from itertools import product
+from typing import NamedTuple
 
 import onnx.parser
 import pandas as pd
@@ -22,45 +23,30 @@ import torch
 
 from roundoff.compare import scaled_error
 from roundoff.dtypes import DTYPES, onnx_dtype_to_torch_dtype
-from roundoff.errors import UnsupportedError
 from roundoff.ort import available, session
 from roundoff.page.measurement import Study
-from roundoff.script import unit_test_going, usage_error
+from roundoff.script import unit_test_going
 from roundoff.timing import copies, free_memory, measure, pool, torch_precision
 
-NAME = "plot_gemm_fusion"
 quick = unit_test_going()
-CONFIGS = {
-    "small": (32, 64, 128) if quick else (256, 512, 1024),
-    "medium": (512, 1024, 2048),
-    "large": (1024, 2048, 4096, 8192),
-    "full": (32, 64, 128) if quick else (256, 512, 1024, 2048, 4096, 8192),
-}
 GPU = torch.cuda.is_available() and bool(available(["CUDAExecutionProvider"]))
 PART, DEVICE = ("gpu", "cuda") if GPU else ("cpu", "cpu")
+SIZES = "32,64,128" if quick else "256,512,1024,2048,4096,8192" if GPU else "256,512,1024"
 
 study = Study(
-    NAME,
+    "plot_gemm_fusion",
     "One large Gemm or several small ones: times, bits and errors in ONNX Runtime and PyTorch.",
     on="nvidia-h200",
-    config=("full" if GPU else "small", f"{', '.join(CONFIGS)}, or sizes such as 256,300"),
+    config=(SIZES, "sides of the squares"),
     itype=("1,10,16" if GPU else "1", "ONNX types: 1 (float32), 10 (float16), 16 (bfloat16)"),
     warmup=(3, "least calls before the first round", 0),
     repeat=(6, "least number of rounds", 1),
-    budget=(0.0, "seconds to spend on a comparison; 0: chosen for the device", 0.0),
 )
 
 
-def numbers(option: str, text: str, allowed: tuple[int, ...] = ()) -> list[int]:
-    """The whole numbers of an option, or a clear end."""
-    wanted = f"some of {', '.join(map(str, allowed))}" if allowed else "a name, or numbers from 1"
-    listed = [int(part) if part.strip().isdecimal() else 0 for part in text.split(",")]
-    if min(listed) < 1 or (allowed and not set(listed) <= set(allowed)):
-        usage_error(NAME, f"--{option} {text}: expected {wanted}, separated by commas")
-    return list(dict.fromkeys(listed))
-
-
 class Case(NamedTuple):
+    """A product of m × k by matrices of these widths."""
+
     itype: int
     tf32: bool
     m: int
@@ -73,7 +59,7 @@ class Case(NamedTuple):
 # --- The models and the ways to run them. --------------------------------------------------------
 
 
-def gemms(how: str, case: Case) -> str:
+def gemms(how, case):
     """The model as text."""
     dtype, weights = DTYPES[case.itype].name.replace("float32", "float"), "YZV"[: len(case.widths)]
     parts = [f"O_{w}" for w in weights]
@@ -106,11 +92,6 @@ WAYS = [
 ]
 GRAPHS = [f"{way}, CUDA graph" for way in WAYS if "inside" not in way and "inductor" not in way]
 ways = [w for w in WAYS if not (quick and "inductor" in w)] + GRAPHS * GPU
-REASONS = {
-    UnsupportedError: "no Gemm of this type",
-    MemoryError: "does not fit",
-    torch.OutOfMemoryError: "does not fit",
-}
 
 
 def not_fused(separate, x, *weights):
@@ -181,84 +162,60 @@ def buffers_of(case, touched, seed):
         yield x.clone(), [w.clone() for w in weights], torch.cat(weights, 1)
 
 
-MEASURED = ["ratio", "low", "high", "median", "mean", "std", "min", "max", "warmup", "rounds"]
-ERRORS = ["error", "rms error", "mean error", "share"]
+def contest(case, warmup, repeat):
+    """A row for each way that runs: time, ratio to ORT's unfused time, error against float64.
 
-
-def contest_here(case, warmup, repeat, budget):
-    """The rows, on the current stream and with torch's TF32 as it is set.
-
-    A case is set up three times, and the intervals come from how these differ. Each way's error is
-    taken against float64.
+    A case is set up three times, and the intervals come from how these differ.
     """
     columns = sum(case.widths)
     elements = case.m * case.k + case.k * columns + case.m * columns
     touched = elements * DTYPES[case.itype].bits // 8
-    notes, runs, parts, rows = {}, {}, [], []
     # inductor compiles each shape: the shapes of the tables alone
     todo = [w for w in ways if "inductor" not in w or case.m in (1, case.k)]
+    parts = []
     ready.cache_clear()
-    if 5 * touched + 16 * elements > 0.8 * free_memory(DEVICE):
-        notes = dict.fromkeys(todo, "does not fit")
-    for seed in range(0 if notes else 3):
+    for seed in range(3):
         buffers, runs = list(buffers_of(case, touched, seed)), {}
-        for way in [way for way in todo if way not in notes]:
+        for way in list(todo):
             try:
                 runs[way] = calls(way, case, buffers)
-            except Exception as error:  # a compiler that is not there, a refused capture
-                notes[way] = REASONS.get(type(error), f"{error!r:.60}")
-        if not runs:
-            break
+            except Exception as error:  # a compiler that is not there, a matrix that does not fit
+                if seed:
+                    raise
+                print(f"{way} does not run {case.name}: {error}")
+                todo.remove(way)
         parts.append(
             measure(
                 {way: lambda i, r=r: r[i]() for way, r in runs.items()},
                 rotate=len(buffers),
                 device=DEVICE,
-                budget_s=(budget or (0.08 if quick else 0.6 if GPU else 1.5)) / 3,
+                budget_s=(0.08 if quick else 0.6 if GPU else 1.5) / 3,
                 warmup=warmup,
                 min_rounds=-(-repeat // 3),
                 seed=seed,
             )
         )
     outputs = {way: torch.cat(tuple(r[0]()), 1) for way, r in runs.items()}
-    if runs:
-        timings = pool([t for t in parts if list(t.samples) == list(runs)])
-        frame = timings.frame.set_index("label")
-        truth = buffers[0][0].double() @ buffers[0][2].double()
-    for way in todo:
-        row = {
+    timings = pool(parts)
+    medians = timings.frame.set_index("label")["median"]
+    truth = buffers[0][0].double() @ buffers[0][2].double()
+    for way, output in outputs.items():
+        over = timings.ratio(way, WAYS[0])
+        yield {
             "case": case.name,
             "shape": case.name.split()[0].strip(","),
             "m": case.m,
             "k": case.k,
             "n": columns,
             "precision": "TF32" if case.tf32 else DTYPES[case.itype].name,
-            "tf32": "on" if case.tf32 else "off" if case.itype == 1 else "–",
             "way": way,
-            "note": notes.get(way, ""),
-            **dict.fromkeys([*MEASURED, *ERRORS], float("nan")),
+            "ratio": over.value,
+            "low": over.low,
+            "high": over.high,
+            "median": 1e3 * medians[way],
+            "rms error": scaled_error(truth, output).rms,
+            "share": float((output != outputs[WAYS[0]]).float().mean()),
         }
-        if way in runs:
-            error, times = scaled_error(truth, outputs[way]), frame.loc[way]
-            row |= {c: 1e3 * times[c] for c in ("median", "mean", "std", "min", "max")}
-            row |= times[["warmup", "rounds", "warnings"]].to_dict() | {
-                "error": error.largest,
-                "rms error": error.rms,
-                "mean error": error.mean,
-            }
-            if WAYS[0] in runs:
-                ratio = timings.ratio(way, WAYS[0])
-                row |= {"ratio": ratio.value, "low": ratio.low, "high": ratio.high}
-                row["share"] = float((outputs[way] != outputs[WAYS[0]]).float().mean())
-        rows.append(row)
-    return rows
-
-
-def contest(case, stream, *how_long):
-    """A row for each way: time, ratio to ORT's unfused time, error; or why there is none."""
-    # A CUDA graph cannot be captured on torch's default stream.
-    with torch_precision(case.tf32), torch.cuda.stream(stream):
-        return contest_here(case, *how_long)
 
 
 width = 128 if quick else 4096 if GPU else 512
@@ -269,38 +226,37 @@ LAYERS = {"gate-up": (width * 11 // 4,) * 2, "QKV": (width, width // 4, width //
 
 
 @cache
-def contests(config: str, itype: str, *how_long: float) -> pd.DataFrame:
+def contests(config, itype, warmup, repeat):
     """Every case, measured once a process."""
-    sizes = CONFIGS.get(config) or sorted(numbers("config", config))
-    itypes = numbers("itype", itype, (1, 10, 16))
     stream = torch.cuda.Stream() if GPU else None  # ONNX Runtime computes on it, too
-    threads, rows = torch.get_num_threads(), []
+    rows, sizes = [], [int(size) for size in config.split(",")]
     if not GPU:
         torch.set_num_threads(1)  # of two thread pools, each waits for cores that the other has
-    try:
-        for number, tf32 in [(i, t) for i in itypes for t in (False, True)[: 1 + (i == 1 and GPU)]]:
-            cases = [Case(number, tf32, n, n, (n, n), name=f"square {n}") for n in sizes]
-            for m in tokens:
-                for layer, widths in LAYERS.items():
-                    if layer == "gate-up" or m in (tokens[0], tokens[-1]):
-                        name = f"{layer}, {m} token{'s' * (m > 1)}"
-                        cases.append(Case(number, tf32, m, width, widths, True, name))
+    for number, tf32 in product(map(int, itype.split(",")), (False, True)):
+        if tf32 and not (GPU and number == 1):
+            continue
+        cases = [Case(number, tf32, n, n, (n, n), name=f"square {n}") for n in sizes]
+        for m in tokens:
+            for layer, widths in LAYERS.items():
+                if layer == "gate-up" or m in (tokens[0], tokens[-1]):
+                    name = f"{layer}, {m} token{'s' * (m > 1)}"
+                    cases.append(Case(number, tf32, m, width, widths, True, name))
+        # A CUDA graph cannot be captured on torch's default stream.
+        with torch_precision(tf32), torch.cuda.stream(stream):
             for case in cases:
-                rows += contest(case, stream, *how_long)
-    finally:
-        torch.set_num_threads(threads)
+                rows += contest(case, warmup, repeat)
     return pd.DataFrame(rows)
 
 
-def measured(args: Any) -> pd.DataFrame:
-    return contests(args.config, args.itype, args.warmup, args.repeat, args.budget)
+def measured(args):
+    """The rows of both tables."""
+    return contests(args.config, args.itype, args.warmup, args.repeat)
 
 
-@study.table(part=PART, times=[*MEASURED, "warnings"])
+@study.table(part=PART, times=["ratio", "low", "high", "median"])
 def times(args):
-    """A row for each case and way that ran: milliseconds, ratio to ORT's unfused time, errors."""
-    found = measured(args)
-    return found[found["median"].notna()]
+    """A row for each case and way: milliseconds, ratio to ORT's unfused time, errors."""
+    return measured(args)
 
 
 @study.table(part=PART)
@@ -309,8 +265,7 @@ def discrepancy(args):
     found = measured(args)
     fused, base = (found[found["way"] == w].reset_index() for w in (WAYS[2], WAYS[0]))
     return fused[["case", "shape", "precision", "share"]].assign(
-        **{"not fused error": base["error"], "fused error": fused["error"]},
-        **{"not fused rms": base["rms error"], "fused rms": fused["rms error"]},
+        **{"not fused rms": base["rms error"], "fused rms": fused["rms error"]}
     )
 
 

@@ -232,7 +232,7 @@ WHOLE = [
     ("studies/layer_norm_discrepancies.py", ""),
     (
         "studies/gemm_fusion.py",
-        "--config 24,40 --itype 1 --warmup 0 --repeat 1 --budget 0.02",
+        "--config 24,40 --itype 1 --warmup 0 --repeat 1",
     ),
     ("studies/layer_norm_ladder.py", ""),
 ]

@@ -35,10 +35,9 @@ study = Study(
     "plot_bits_to_words",
     "Texts of a trained model in several types and ways: errors, tokens and texts that change.",
     on="nvidia-h200",
-    prompts=(2 if fast else 32, "prompts", (1, 32)),
-    tokens=(4 if fast else 128 if GPU else 64, "tokens of each text", 1),
 )
-PASSAGES_READ = 1 if fast else 8  # for the perplexity
+PROMPTS = 2 if fast else 32
+TOKENS = 4 if fast else 128 if GPU else 64  # of each text
 #: Prompts in a batch in which attention, padding, threads and compilers differ; in the largest one.
 BATCH, MOST = (32, 64) if GPU else (2, 2) if fast else (4, 8)
 
@@ -84,9 +83,10 @@ def model_of(name):
     return trained().model(getattr(torch, name), device=DEVICE)
 
 
-def asked_of(count):
-    """The first prompts, as tokens."""
-    return [trained().prompt(text) for _, text in prompts(count)]
+@functools.cache
+def asked():
+    """The prompts, as tokens."""
+    return [trained().prompt(text) for _, text in prompts(PROMPTS)]
 
 
 # --- Ways along float64's texts. -----------------------------------------------------------------
@@ -150,9 +150,9 @@ class Along:
 
 
 @functools.cache
-def followed(count, tokens):
-    """Every way along float64's texts."""
-    along, usual = Along(asked_of(count), tokens), f"batch of {BATCH}"
+def followed():
+    """Float64's texts, and the steps of every way along them."""
+    along, usual = Along(asked(), TOKENS), f"batch of {BATCH}"
     for dtype in ("float32", "bfloat16", "float16"):
         along.follow(dtype, "alone", model_of(dtype), 1)
         along.follow(dtype, usual, model_of(dtype), BATCH)
@@ -164,52 +164,28 @@ def followed(count, tokens):
             along.follow("bfloat16", way, model_of("bfloat16"), BATCH)
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = True
     along.follow("float32", "weights as read", model_of("weights as read"), BATCH)
-    return along
-
-
-def groups(along):
-    """The steps of each way."""
-    steps = pd.concat(along.steps, ignore_index=True)
-    return steps.groupby(["dtype", "way"], sort=False)
+    return along, pd.concat(along.steps).groupby(["dtype", "way"], sort=False)
 
 
 @study.table(part=PART)
 def ways(args):
     """Each way: error of the logits in ε × RMS, and the share of the tokens that differ."""
-    along, rows = followed(args.prompts, args.tokens), []
-    for (dtype, way), steps in groups(along):
+    along, groups = followed()
+    for (dtype, way), steps in groups:
         eps = torch.finfo(getattr(torch, dtype, torch.float32)).eps
         error = math.sqrt(steps["error"].mean()) / along.size / eps
-        rows.append(
-            {"dtype": dtype, "way": way, "rms error": error, "flips": steps["differs"].mean()}
-        )
-    return rows
+        yield {"dtype": dtype, "way": way, "rms error": error, "flips": steps["differs"].mean()}
 
 
 @study.table(part=PART)
 def survival(args):
     """The share of texts that are still float64's, token by token, each prompt alone."""
-    rows = []
-    for (dtype, way), steps in groups(followed(args.prompts, args.tokens)):
-        if way == "alone":
-            changed = steps[steps["differs"]].groupby("prompt")["token"].min()
-            rows += [
-                {
-                    "series": dtype,
-                    "token": token,
-                    "same": 1 - (changed <= token).sum() / args.prompts,
-                }
-                for token in range(args.tokens + 1)
-            ]
-    return sorted(rows, key=lambda row: ["float32", "float16", "bfloat16"].index(row["series"]))
-
-
-@functools.cache
-def narrow(count, tokens):
-    """What bfloat16 writes by itself, each prompt alone."""
-    model = model_of("bfloat16")
-    step = GraphStep(model) if GPU else None
-    return torch.cat([decode(model, [p], tokens, step=step).tokens for p in asked_of(count)])
+    for dtype in "float32", "float16", "bfloat16":
+        steps = followed()[1].get_group((dtype, "alone"))
+        changed = steps[steps["differs"]].groupby("prompt")["token"].min()
+        for token in range(TOKENS + 1):
+            same = 1 - (changed <= token).sum() / PROMPTS
+            yield {"series": dtype, "token": token, "same": same}
 
 
 # --- What predicts them: the gap between the two largest logits. ---------------------------------
@@ -218,22 +194,21 @@ def narrow(count, tokens):
 @study.table(part=PART)
 def predicted(args):
     """With a normal error whose σ is that of the other half of the prompts: tokens expected."""
-    along, rows = followed(args.prompts, args.tokens), []
-    for (dtype, way), steps in groups(along):
+    along, groups = followed()
+    for (dtype, way), steps in groups:
         odd = steps["prompt"] % 2 == 1
         gap = {half: math.sqrt(steps["gap"][odd == half].pow(2).mean()) for half in (True, False)}
         spread = torch.tensor([gap[not half] for half in odd])
         chance = torch.special.ndtr(-along.truth.margin[along.written] / spread)
         interval = binomtest(int(steps["differs"].sum()), len(steps)).proportion_ci(method="wilson")
         lasting = (1 - pd.Series(chance.numpy(), steps["prompt"])).groupby(level=0).prod()
-        rows.append(
+        yield (
             {"dtype": dtype, "way": way, "gap": math.sqrt(steps["gap"].pow(2).mean())}
             | {"predicted": float(chance.mean()), "flips": steps["differs"].mean()}
             | {"low": interval.low, "high": interval.high, "tokens": len(steps)}
             | {"texts predicted": float((1 - lasting).sum())}
             | {"texts": steps[steps["differs"]]["prompt"].nunique()}
         )
-    return rows
 
 
 # --- Batches: what a notebook writes, one prompt alone, against what a server writes. ------------
@@ -242,20 +217,15 @@ def predicted(args):
 @study.table(part=PART)
 def server(args):
     """Texts in bfloat16 that differ from the same prompt's alone, by the size of the batch."""
-    asked, right, rows = asked_of(args.prompts), narrow(args.prompts, args.tokens), []
     model = model_of("bfloat16")
+    step = GraphStep(model) if GPU else None
+    right = torch.cat([decode(model, [p], TOKENS, step=step).tokens for p in asked()])
     for batch in [2**k for k in range(1, MOST.bit_length())]:
         written, step = torch.empty_like(right), GraphStep(model) if GPU else None
-        for places in batches(args.prompts, batch):
-            given, text = [asked[place] for place in places], right[places]
-            written[places] = decode(model, given, args.tokens, follow=text, step=step).tokens
-        other = written != right
-        first = other.int().argmax(1)[other.any(1)].double() + 1
-        rows.append(
-            {"batch": batch, "texts": len(first), "of": args.prompts}
-            | {"first": float(first.median()) if len(first) else math.nan}
-        )
-    return rows
+        for places in batches(PROMPTS, batch):
+            given, text = [asked()[place] for place in places], right[places]
+            written[places] = decode(model, given, TOKENS, follow=text, step=step).tokens
+        yield {"batch": batch, "texts": int((written != right).any(1).sum()), "of": PROMPTS}
 
 
 # --- Quality: does a way know less? --------------------------------------------------------------
@@ -276,18 +246,17 @@ def quality(args):
     tokenizer = trained().tokenizer
     passages = [
         tokenizer(text, return_tensors="pt")["input_ids"][:, : 32 if fast else None]
-        for text in PASSAGES[:PASSAGES_READ]
+        for text in PASSAGES[: 1 if fast else 8]
     ]
-    base, rows = surprise(float64(), passages), []
+    base = surprise(float64(), passages)
     for dtype in ("float32", "bfloat16", "float16"):
         change = surprise(model_of(dtype), passages) - base
         mean, half = float(change.mean()), 1.96 * float(change.std()) / math.sqrt(len(change))
-        rows.append(
+        yield (
             {"dtype": dtype}
             | {"perplexity": math.exp(float(base.mean()) + mean), "change": mean}
             | {"change low": mean - half, "change high": mean + half}
         )
-    return rows
 
 
 # --- The price. ----------------------------------------------------------------------------------
@@ -295,11 +264,11 @@ def quality(args):
 
 @study.table(part=PART, times=["× bfloat16", "low", "high"])
 def costs(args):
-    """Time of one token, without earlier ones, over bfloat16's; and memory.
+    """Time of one token, without earlier ones, over bfloat16's.
 
     *converted*: bfloat16 weights, float32 products. On a GPU by a CUDA graph.
     """
-    token = torch.tensor([asked_of(1)[0][:1]], device=DEVICE)
+    token = torch.tensor([asked()[0][:1]], device=DEVICE)
     names = ("bfloat16", "float32", "converted")
     calls = {name: partial(model_of(name), token, use_cache=False) for name in names}
     timings = measure(
@@ -309,9 +278,7 @@ def costs(args):
         device=DEVICE,
         cuda_graph=GPU,
     )
-    found = timings.ratios("bfloat16").rename(columns={"label": "computed", "ratio": "× bfloat16"})
-    found["MiB"] = [sum(p.nbytes for p in model_of(n).parameters()) / 2**20 for n in names]
-    return found
+    return timings.ratios().rename(columns={"label": "computed", "ratio": "× bfloat16"})
 
 
 # --- How near to the end of float16 the largest values are. --------------------------------------
@@ -320,7 +287,7 @@ def costs(args):
 @study.table(part=PART)
 def layers(args):
     """The largest value after each layer of the trained model."""
-    ids = torch.tensor([asked_of(1)[0][: 8 if fast else None]], device=DEVICE)
+    ids = torch.tensor([asked()[0][: 8 if fast else None]], device=DEVICE)
     with torch.no_grad():
         stream = model_of("float32")(ids, output_hidden_states=True).hidden_states
     return [
@@ -345,21 +312,24 @@ for dtype, holds in {
         where={"token": 128, "series": dtype},
         test=holds,
     )
-for name, dtype, way, about in (
-    ("texts.batch", "bfloat16", "batch of 32", "in bfloat16"),
-    ("texts.weights", "float32", "weights as read", "in float32 with unrounded weights"),
+for name, dtype, way, about, holds in (
+    ("batch", "bfloat16", "batch of 32", "in bfloat16", lambda v: v.value > 16),
+    # "Another cause", and the smaller one.
+    (
+        "weights",
+        "float32",
+        "weights as read",
+        "in float32 with unrounded weights",
+        lambda v: 0 < v.value <= 16,
+    ),
 ):
     study.value(
-        name,
+        f"texts.{name}",
         f"texts that differ from float64's with rounded weights, {about}, of 32, in a batch",
         "predicted",
         "texts",
         where={"dtype": dtype, "way": way},
-        # "Another cause", and the smaller one.
-        test={
-            "texts.batch": lambda v: v.value > 16,
-            "texts.weights": lambda v: 0 < v.value <= 16,
-        }[name],
+        test=holds,
     )
 study.value(
     "tokens.predicted",
@@ -402,11 +372,6 @@ for name, way in {"first": "float32 reduction", "second": "repeated"}.items():
     )
 
 
-def percent_of(column):
-    """A change in nats as a relative change of the perplexity."""
-    return lambda rows: rows[column].map(math.expm1)
-
-
 def is_unseen(found):
     """Whether the interval holds 0, ends within half a percent, and holds a loss of a tenth."""
     low, high = found.rows["change low"].item(), found.rows["change high"].item()
@@ -418,7 +383,7 @@ for name, column in {"low": "change low", "high": "change high"}.items():
         f"perplexity.{name}",
         f"relative {column} of the perplexity in bfloat16, eight passages, 95 % interval",
         "quality",
-        percent_of(column),
+        lambda rows, column=column: rows[column].map(math.expm1),
         where={"dtype": "bfloat16"},
         test=is_unseen,
     )

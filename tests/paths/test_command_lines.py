@@ -227,8 +227,8 @@ WHOLE = [
     ("studies/batch_invariance.py", ""),
     ("studies/trainer_sampler.py", "--only causes,parts,cures,runs"),
     ("studies/triton_layer_norm.py", ""),
-    ("studies/bits_to_words.py", "--prompts 1 --tokens 3"),
-    ("studies/all_reduce_order.py", "--limit 30"),
+    ("studies/bits_to_words.py", ""),
+    ("studies/all_reduce_order.py", ""),
     ("studies/layer_norm_discrepancies.py", ""),
     (
         "studies/gemm_fusion.py",

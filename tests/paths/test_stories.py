@@ -801,7 +801,7 @@ def test_other_batches_move_weights_more_than_workers(told: Stories) -> None:
 
 def test_page_and_study_on_workers_agree_bit_for_bit(told: Stories) -> None:
     study = study_of("all_reduce_order")
-    teams, steps = study["backends"](60), study["STEPS"]
+    teams, steps = study["backends"](), study["STEPS"]
     assert steps >= 4
     train = told[ALL_REDUCE].names["train"]
     for way, rows in ("all-reduce", 64), ("micro-batches", 8):
@@ -809,9 +809,7 @@ def test_page_and_study_on_workers_agree_bit_for_bit(told: Stories) -> None:
             ours = train(ranks, gather=rows == 8, rows=rows)
             item = (steps, way, study["SEED"], "float32", "cpu")
             theirs = study["run"](teams, "gloo on cpu", study["train"], [item] * ranks)
-            assert np.array_equal(theirs[0], ours[:steps])
-            loss = study["run"](teams, "gloo on cpu", study["train"], [item] * ranks)[2]
-            assert loss == told[ALL_REDUCE].names["loss_of"](theirs[0][-1])
+            assert np.array_equal(theirs, ours[:steps])
 
 
 # --- one answer alone, and another in a batch

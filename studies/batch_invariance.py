@@ -1,7 +1,7 @@
 """The study behind "Why does the batch size change a model's output?".
 
-Bits of a product's row alone and among others, of attention's tokens in each way that a server
-computes them, and of whole texts; and what invariance costs: products, attention and tokens.
+Bits of a product's row alone and among others, of attention's tokens among other texts and behind
+padding, and of whole texts; and what invariance costs: products, attention and tokens.
 
 The page tells the story with small experiments. This file measures the full grid, writes the
 record, and defines each number that the page may print.
@@ -18,7 +18,6 @@ import os
 import subprocess
 import sys
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from functools import cache, partial
 from importlib import import_module
@@ -47,7 +46,7 @@ from roundoff.models import (
 from roundoff.page.measurement import Study
 from roundoff.record import read_record
 from roundoff.script import unit_test_going
-from roundoff.timing import copies, measure, torch_precision
+from roundoff.timing import copies, measure
 
 quick = unit_test_going()
 gpu = torch.cuda.is_available() and not interpreting()
@@ -70,9 +69,7 @@ OPS = "batch_invariant_ops"
 ops = import_module(OPS) if gpu and find_spec(OPS) else None
 OTHERS = {OPS: lambda x, w: ops.matmul_persistent(x, w.t())} if ops else {}
 ONE_TILE = Tile(swap=False, rows=128, columns=128, depth=64, warps=8, stages=3)
-KINDS = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32} | (
-    {"TF32": torch.float32} if gpu else {}
-)
+KINDS = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 #: K → N: on a GPU of models with 7 and 70 billion parameters, and of a small one.
 SHAPES = [
     *([(4096, 4096), (11008, 4096), (4096, 11008), (8192, 1024)] if gpu else []),
@@ -86,12 +83,12 @@ COUNTS = [1, 2, 3, 4, 8, 16, 32, 64, 96, 128, 256, 512, 1024, 2048, 4096][
 TIMED = [2**i for i in range(13)] if gpu else [1, 16]
 
 
-def products(kind):
+def products():
     """Functions of x and W, by name; torch's first."""
     ways = {"torch": linear}
-    if gpu and KINDS[kind].itemsize == 2:
+    if gpu:
         ways["one tile"] = partial(matmul, tile=ONE_TILE)
-    return ways | OTHERS | {"roundoff": partial(matmul, tf32=kind == "TF32")}
+    return ways | OTHERS | {"roundoff": matmul}
 
 
 def compare_rows(function, x, w):
@@ -103,7 +100,6 @@ def compare_rows(function, x, w):
     exact, y = x.double() @ w.double().T, function(x, w)
     return {
         "other": len(other) / (len(COUNTS) - 1),
-        "results": len(set(rows.values())),
         "checksum": int(digest(y)[:5], 16),
         "one from": next(m for m in COUNTS if len({rows[c] for c in COUNTS if c >= m}) == 1),
         "rms error": scaled_error(exact, y, dtype=y.dtype).rms,
@@ -117,10 +113,9 @@ def alone(args):
         for k, n in SHAPES if kind == "bfloat16" else SHAPES[:2]:
             empty = (torch.empty(rows, k, dtype=dtype, device=device) for rows in (COUNTS[-1], n))
             x, w = cancelling(*empty)
-            for way, function in products(kind).items():
+            for way, function in products().items():
                 row = {"dtype": kind, "weight": f"{k} → {n}", "way": way}
-                with torch_precision(tf32=kind == "TF32"):
-                    yield row | compare_rows(function, x, w)
+                yield row | compare_rows(function, x, w)
 
 
 # --- Attention of a token: in a batch, in pieces, after padding. ---------------------------------
@@ -129,43 +124,33 @@ HEADS, GROUPS, HEAD, LENGTH = (32, 8, 128, 300) if gpu else (4, 2, 16, 70 if qui
 sdpa = partial(scaled_dot_product_attention, enable_gqa=True)
 
 
-def visible(q, k, start):
-    """Which keys a query sees: the last query is at the last key, the first keys are padding."""
+def masked(q, k, v, start, attend):
+    """Attention in which the first keys are padding."""
     n, keys = q.shape[2], k.shape[2]
     seen = torch.ones(n, keys, dtype=torch.bool, device=q.device).tril(keys - n)
-    return seen & (torch.arange(keys, device=q.device) >= start)
+    seen &= torch.arange(keys, device=q.device) >= start
+    return attend(q, k, v, seen)
 
 
 def torch_attention(q, k, v, start=0):
     """As a decoder calls it."""
-    if start == 0 and q.shape[2] in (1, k.shape[2]):
-        return sdpa(q, k, v, is_causal=q.shape[2] > 1)
-    return sdpa(q, k, v, attn_mask=visible(q, k, start))
+    if start == 0:
+        return sdpa(q, k, v, is_causal=True)
+    return masked(q, k, v, start, sdpa)
 
 
-def by_mask(q, k, v, start=0):
+def our_attention(q, k, v, start=0):
     """roundoff's attention."""
-    return attention(q, k, v, mask=visible(q, k, start)[None, None])
+    return masked(q, k, v, start, lambda q, k, v, seen: attention(q, k, v, mask=seen[None, None]))
 
 
 def compare_tokens(compute, q, k, v):
     """Tokens of the first text whose bits are not those of one pass over it alone."""
 
-    def pieces(size):
-        # cuDNN plans each length that is new, which takes long on a processor: several at once.
-        each = ThreadPoolExecutor().map if gpu and compute is torch_attention else map
-        parts = (
-            (q[:1, :, end - size : end], k[:1, :, :end], v[:1, :, :end])
-            for end in range(size, LENGTH + size, size)
-        )
-        return torch.cat([*each(lambda part: compute(*part), parts)], 2)
-
     whole = compute(q[:1], k[:1], v[:1])
     padded = compute(q[:1], *(pad(t[:1], (0, 0, 37, 0)) for t in (k, v)), start=37)
     ways = {
         "among 8 texts": compute(q, k, v)[:1],
-        "in chunks of 64": pieces(64),
-        "token by token": pieces(1),
         "behind padding": padded,
     }
     for name, y in ways.items():
@@ -177,12 +162,12 @@ def compare_tokens(compute, q, k, v):
 def tokens_of_attention(args):
     """Share of the tokens whose bits are not those of one pass alone; padding is 37 columns."""
     draw = partial(torch.rand, generator=torch.Generator().manual_seed(0))
-    for kind in ["bfloat16", "float16", "float32"]:
+    for kind in KINDS:
         qkv = [
             draw(8, heads, LENGTH, HEAD).sub(0.5).mul(4).to(device, KINDS[kind])
             for heads in (HEADS, GROUPS, GROUPS)
         ]
-        for way, compute in {"torch": torch_attention, "roundoff": by_mask}.items():
+        for way, compute in {"torch": torch_attention, "roundoff": our_attention}.items():
             for row in compare_tokens(compute, *qkv):
                 yield {"dtype": kind, "way": way} | row
 
@@ -282,9 +267,9 @@ def ratios(calls, launches=1):
     return {"µs": timings.frame["median"].iloc[0] * 1e6} | row
 
 
-def compare_times(kind, x, weights):
+def compare_times(x, weights):
     """Products of one shape, each launch with another weight."""
-    ways, (n, k) = products(kind), weights[0].shape
+    ways, (n, k) = products(), weights[0].shape
     calls = {way: lambda i, f=f: f(x, weights[i % len(weights)]) for way, f in ways.items()}
     work = max(len(x), 256) * max(1, n * k >> 25)
     return ratios(calls, max(len(weights), 60 * 256 // work) if gpu else 1)
@@ -302,7 +287,7 @@ def cost(args):
             weights = [draw(n, k) for _ in range(copies(2 * n * k, device) if gpu else 1)]
             for m in TIMED:
                 row = {"dtype": kind, "weight": f"{k} → {n}", "M": m}
-                found.append(row | compare_times(kind, draw(m, k), weights))
+                found.append(row | compare_times(draw(m, k), weights))
     columns = ["dtype", "weight", "M", "µs", "one tile", OPS, "roundoff", "low", "high"]
     return pd.DataFrame(found, columns=columns)
 

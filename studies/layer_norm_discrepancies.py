@@ -168,40 +168,19 @@ def signs(args):
 
 # --- Switches: which moves a bit of float32, and what it costs. ----------------------------------
 
-ORT = {  # switch: where it acts, options of roundoff.ort.session
-    "default": (PROVIDERS, {}),
-    "graph optimisation off": (PROVIDERS, {"optimization": "none"}),
-    "use_deterministic_compute": (
-        PROVIDERS,
-        {"session_options": {"use_deterministic_compute": True}},
-    ),
-    "session.set_denormal_as_zero": (
-        [CPU],
-        {"session_options": {"session.set_denormal_as_zero": "1"}},
-    ),
-    "one thread": ([CPU], {"threads": 1}),
-    "use_tf32 = 0": ([CUDA], {"tf32": False}),
+ORT = {  # switch: options of roundoff.ort.session
+    "default": {},
+    "graph optimisation off": {"optimization": "none"},
+    "use_deterministic_compute": {"session_options": {"use_deterministic_compute": True}},
+    "use_tf32 = 0": {"tf32": False},
 }
-TORCH = {  # switch: where it acts, how it is set, to which value, to which one afterwards
-    "default": (PROVIDERS, lambda value: None, None, None),
-    "use_deterministic_algorithms": ([CPU], torch.use_deterministic_algorithms, True, False),
-    "one thread": ([CPU], torch.set_num_threads, 1, torch.get_num_threads()),
-    "set_flush_denormal": ([CPU], torch.set_flush_denormal, True, False),
-    "set_float32_matmul_precision = high": (
-        [CUDA],
-        torch.set_float32_matmul_precision,
-        "high",
-        "highest",
-    ),
-}
+TORCH = {"default": False, "set_float32_matmul_precision = high": True}  # switch: TF32
 
 
-def with_switch(evaluator, feeds, put, value, before):
-    """torch's run, with a switch set for its time."""
-    put(value)
-    z = evaluator.run(None, feeds)[0]
-    put(before)
-    return z
+def with_precision(evaluator, feeds, tf32):
+    """torch's run, with TF32 or without."""
+    with torch_precision(tf32):
+        return evaluator.run(None, feeds)[0]
 
 
 @study.table(part="provider", times=["cost"])
@@ -210,13 +189,11 @@ def switches(args):
     for provider in PROVIDERS:
         case = Case(provider, FLOAT32, "ORT alone" * (provider == CUDA))
         feeds, model, calls = case.feeds(), layer_norm_matmul(FLOAT32), {}
-        for switch, (where, options) in ORT.items():
-            if provider in where:
-                run = session(model, [provider], **{"tf32": True} | options).bind(feeds).run
-                calls["ORT", switch] = lambda run=run: run()[0]
-        for switch, (where, *how) in TORCH.items():
-            if provider in where:
-                calls["torch", switch] = partial(with_switch, case.evaluator(), feeds, *how)
+        for switch, options in ORT.items():
+            run = session(model, [provider], **{"tf32": True} | options).bind(feeds).run
+            calls["ORT", switch] = lambda run=run: run()[0]
+        for switch, tf32 in TORCH.items():
+            calls["torch", switch] = partial(with_precision, case.evaluator(), feeds, tf32)
         results = {key: call().clone() for key, call in calls.items()}
         found = measure(
             {": ".join(key): call for key, call in calls.items()},

@@ -34,9 +34,8 @@ study = Study(
     "plot_which_tolerance",
     "How often a tolerance fails a correct result, and which faults it lets pass.",
     on="amd-epyc-2-cores",
-    fresh=(20 if fast else 300, "fresh inputs of each model", 1),
-    feeds=(5 if fast else 40, "inputs of each fault", 1),
 )
+FRESH, FEEDS = (20, 5) if fast else (300, 40)  # inputs of each model, and of each fault
 
 TYPES = ("float32", "float16", "bfloat16")
 NUMPY = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
@@ -361,12 +360,12 @@ def alarms(args):
         one, other = sides(MODELS[name], dtype)
         held, proto = checks(name, dtype), MODELS[name].proto(dtype)
         failed = dict.fromkeys(held, 0)
-        for k in range(args.fresh):
+        for k in range(FRESH):
             feeds = feeds_of(proto, k)
             results = one(feeds), other(feeds)
             for method, passes in held.items():
                 failed[method] += not passes(feeds, *results)
-        case = {"model": name, "dtype": dtype, "fresh": args.fresh}
+        case = {"model": name, "dtype": dtype, "fresh": FRESH}
         rows += [case | {"method": method, "failed": failed[method]} for method in held]
     return rows
 
@@ -380,13 +379,13 @@ def faults(args):
         wrong = faulty(fault, dtype)
         held, proto = checks(fault.model, dtype), MODELS[fault.model].proto(dtype)
         caught, sizes = dict.fromkeys(held, 0), []
-        for k in range(args.feeds):
+        for k in range(FEEDS):
             feeds = feeds_of(proto, 10**5 + k)
             expected, got, truth = right(feeds), wrong(feeds), other(feeds).double()
             for method, passes in held.items():
                 caught[method] += not passes(feeds, got, expected)
             sizes.append(float((got.double() - truth).square().mean() / truth.square().mean()))
-        case = {"fault": name, "model": fault.model, "dtype": dtype, "feeds": args.feeds}
+        case = {"fault": name, "model": fault.model, "dtype": dtype, "feeds": FEEDS}
         case["size"] = float(np.sqrt(np.mean(sizes)))
         rows += [case | {"method": method, "caught": caught[method]} for method in held]
     return rows
@@ -467,7 +466,7 @@ def against_a_fixed_pair(count):
 @study.table(part="cpu")
 def limits(args):
     """Inputs on which a result exceeds a tolerance: correct results that fail, faults caught."""
-    count = min(args.fresh, 100)
+    count = min(FRESH, 100)
     rows = [*against_the_bound(count), *against_a_calibration(count)]
     return [row | {"inputs": count} for row in rows] + against_a_fixed_pair(count)
 

@@ -213,11 +213,28 @@ def inputs(m, n, dtype=torch.float16, sets=1):
     return pairs, *(torch.rand(n, generator=g, device=device).to(dtype) for _ in "wb")
 
 
+def timed(calls, nbytes, budget_s):
+    """Times of calls that have a call for each set of buffers; they take turns, set by set."""
+    kept = {}  # an output lives until its set's next turn: no call writes where another just wrote
+
+    def turn(name, i):
+        kept[name, i] = calls[name][i]()
+
+    return measure(
+        {name: partial(turn, name) for name in calls},
+        device=device,
+        cuda_graph=gpu,
+        rotate=min(map(len, calls.values())),
+        budget_s=budget_s,
+        min_rounds=5,
+        bytes=dict.fromkeys(calls, nbytes),
+    )
+
+
 def rates(direction, n, names):
     """GB/s of these steps, of torch and of the ceiling."""
     size, moved = ROWS * n * 2, 2 if direction == "forward" else 3
-    sets = copies(moved * size, device, most=16)
-    pairs, w, b = inputs(ROWS, n, sets=sets)
+    pairs, w, b = inputs(ROWS, n, sets=copies(moved * size, device, most=16))
     calls = {name: [] for name in (*names, "torch", "ceiling")}
     for x, dy in pairs:
         out = torch.empty_like(x)
@@ -232,21 +249,7 @@ def rates(direction, n, names):
             ways["ceiling"] = partial(stream, (x, dy), out)
         for name, way in ways.items():
             calls[name].append(way)
-    kept = {}  # an output lives until its set's next turn: no call writes where another just wrote
-
-    def turn(name, i):
-        kept[name, i] = calls[name][i]()
-
-    found = measure(
-        {name: partial(turn, name) for name in calls},
-        device=device,
-        cuda_graph=True,
-        rotate=sets,
-        budget_s=0.4,
-        min_rounds=5,
-        bytes=dict.fromkeys(calls, moved * size),
-    )
-    return found.frame.set_index("label")["gb_s"].to_dict()
+    return timed(calls, moved * size, 0.4).frame.set_index("label")["gb_s"].to_dict()
 
 
 def climb(direction, steps):
@@ -331,46 +334,50 @@ for step in ORDER[1:]:
     add("stages" if step == "two stages" else step, step, "backward", 8704, *ORDER)
 add("packed", "packed", "backward", 8704, "two stages", "packed", "pieces")
 add("tiles", "tiles", "backward", 4096, "two stages", "pieces", "prefetch", "tiles", "roundoff")
-for name, step in ("stages", "two stages"), ("pieces", "pieces"):
-    study.value(
-        f"narrow.{name}",
-        "rate of the backward of 4096 columns over that of the same reads and writes: "
-        f"{step}; pieces gain less than a tenth",
-        "backward",
-        share(step),
-        where={"N": 4096, "step": ["two stages", "pieces"], "GB/s": lambda s: s.notna()},
-        test=lambda v: 1 < share("pieces")(v.rows) / share("two stages")(v.rows) < 1.1,
-    )
-for name, step in ("packed", "packed"), ("two", "two programs"):
-    study.value(
-        f"narrow.{name}",
-        "rate of the backward of 4096 columns over that of the same reads and writes: "
-        f"{step}; a second program on each multiprocessor gains at least a fifth",
-        "backward",
-        share(step),
-        where={"N": 4096, "step": ["packed", "two programs"], "GB/s": lambda s: s.notna()},
-        test=lambda v: 1.2 < share("two programs")(v.rows) / share("packed")(v.rows) < 1.6,
-    )
-add("wide.packed", "packed", "backward", 32768, "pieces", "packed", "torch", "roundoff")
-study.value(
-    "wide.spilled",
-    "32-bit words that a thread of packed spills at 32,768 columns, with all registers in use",
-    "backward",
-    share("packed", "spilled"),
-    where={"N": 32768, "step": ["packed", "pieces"], "GB/s": lambda s: s.notna()},
-    test=lambda v: (
-        share("packed", "registers")(v.rows) * 16 * 32 == 65536
-        and 0 < share("packed", "spilled")(v.rows) < share("pieces", "spilled")(v.rows)
+for gains, names, steps, least, most in (
+    (
+        "pieces gain less than a tenth",
+        ("stages", "pieces"),
+        ("two stages", "pieces"),
+        1,
+        1.1,
     ),
-)
-study.value(
-    "wide.pieces.spilled",
-    "32-bit words that a thread of pieces spills at 32,768 columns",
-    "backward",
-    share("pieces", "spilled"),
-    where={"N": 32768, "step": ["packed", "pieces"], "GB/s": lambda s: s.notna()},
-    test=lambda v: v.value > share("packed", "spilled")(v.rows),
-)
+    (
+        "a second program on each multiprocessor gains at least a fifth",
+        ("packed", "two"),
+        ("packed", "two programs"),
+        1.2,
+        1.6,
+    ),
+):
+    for name, step in zip(names, steps, strict=True):
+        study.value(
+            f"narrow.{name}",
+            "rate of the backward of 4096 columns over that of the same reads and writes: "
+            f"{step}; {gains}",
+            "backward",
+            share(step),
+            where={"N": 4096, "step": steps, "GB/s": lambda s: s.notna()},
+            test=lambda v, steps=steps, least=least, most=most: (
+                least < share(steps[1])(v.rows) / share(steps[0])(v.rows) < most
+            ),
+        )
+add("wide.packed", "packed", "backward", 32768, "pieces", "packed", "torch", "roundoff")
+for name, step, words in (
+    ("wide.spilled", "packed", ", with all registers in use"),
+    ("wide.pieces.spilled", "pieces", ""),
+):
+    study.value(
+        name,
+        f"32-bit words that a thread of {step} spills at 32,768 columns{words}",
+        "backward",
+        share(step, "spilled"),
+        where={"N": 32768, "step": ["packed", "pieces"], "GB/s": lambda s: s.notna()},
+        test=lambda v: (
+            share("packed", "registers")(v.rows) * 16 * 32 == 65536
+            and 0 < share("packed", "spilled")(v.rows) < share("pieces", "spilled")(v.rows)
+        ),
+    )
 add("wide.pieces", "pieces", "backward", 32768, "pieces", "packed", "read twice", "roundoff")
 add("wide.twice", "read twice", "backward", 32768, "pieces", "packed", "read twice", "roundoff")
 add("wide.torch", "torch", "backward", 32768, "pieces", "torch", "roundoff")

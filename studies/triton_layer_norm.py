@@ -111,16 +111,16 @@ def patterns(args):
     for m, n in SHAPES:
         [(x, dy)], w, b = inputs(m, n, torch.float16)
         exact = truth(x, dy, w, b)["dw"]
+        for label, norm in norms.items():
+            call = calls(norm, x, dy, w, b)[1]
+            row = {"shape": f"{m} × {n}", "implementation": label}
+            row |= dict(zip(("dx", "dw", "db"), count(call), strict=True))
+            yield row | {"rms error": scaled_error(exact, call()[1].half()).rms}
         mean, rstd = norms["roundoff"].forward(x, w, b, EPS)[1]
-        backwards = {label: calls(norm, x, dy, w, b)[1] for label, norm in norms.items()}
         groups = None if gpu else max(1, m // 16)  # 16 rows or more in each
         locked = partial(lessons.locked, dy, x, mean, rstd, groups)
-        backwards["lock and barrier"] = lambda locked=locked: [locked()]
-        for label, call in backwards.items():
-            counts, results = count(call), call()
-            dx, dw, db = counts if len(counts) == 3 else (None, *counts, None)
-            row = {"shape": f"{m} × {n}", "implementation": label, "dx": dx, "dw": dw, "db": db}
-            yield row | {"rms error": scaled_error(exact, results[len(counts) // 2].half()).rms}
+        row = {"shape": f"{m} × {n}", "implementation": "lock and barrier"}
+        yield row | {"dw": count(lambda locked=locked: [locked()])[0]}
 
 
 # --- Errors against float64. ---------------------------------------------------------------------
@@ -149,8 +149,7 @@ def accuracy(args):
 def compare(m, n, dtype, labels):
     """For each direction: GB/s, our share of the ceiling, and our rate over the best baseline's."""
     size = m * n * dtype.itemsize
-    sets = copies(3 * size, device, most=16)
-    pairs, w, b = inputs(m, n, dtype, sets)
+    pairs, w, b = inputs(m, n, dtype, copies(3 * size, device, most=16))
     buffers = [(x, dy, torch.zeros_like(x)) for x, dy in pairs]
     exact, ways = truth(*pairs[0], w, b), {}
     for label in labels:
@@ -165,26 +164,13 @@ def compare(m, n, dtype, labels):
             ways[label] = made
         else:
             print(f"{label} is not timed, its result is wrong: {m} × {n}")
-    kept = {}  # an output lives until its set's next turn: no call writes where another just wrote
     for place, direction in enumerate(("forward", "backward")):
         reads = 1 + place
         timed = {label: [way[place] for way in each] for label, each in ways.items()}
         if direction == "forward":
             timed.pop("lesson", None)  # it has roundoff's
         timed["ceiling"] = [partial(stream, each[:reads], each[2]) for each in buffers]
-
-        def turn(label, i, timed=timed):
-            kept[label, i] = timed[label][i]()
-
-        found = measure(
-            {label: partial(turn, label) for label in timed},
-            device=device,
-            cuda_graph=gpu,
-            rotate=sets,
-            budget_s=0.2,
-            min_rounds=5,
-            bytes=dict.fromkeys(timed, (reads + 1) * size),
-        )
+        found = LADDER["timed"](timed, (reads + 1) * size, 0.2)
         rates = found.frame.set_index("label")["gb_s"].to_dict()
         row = {"direction": direction, "M": m, "N": n} | rates
         if "roundoff" in rates:
@@ -193,7 +179,6 @@ def compare(m, n, dtype, labels):
             lead = found.ratio(best, "roundoff")
             row |= {"of ceiling": rates["roundoff"] / rates["ceiling"], "best": best}
             row |= {"lead": lead.value, "lead low": lead.low, "lead high": lead.high}
-        kept.clear()
         yield row
 
 

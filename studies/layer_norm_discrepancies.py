@@ -412,33 +412,49 @@ for name, words, dropped, most in (
         where={"what": [PARTS[0], dropped]},
         test=lambda v, most=most: v.value < most,
     )
-for name, weights, signs, least, most in (
-    ("positive", "uniform", "positive weights", 20, 60),
-    ("signed", "normal", "weights of both signs", 100, 300),
+OF_TERMS = "largest error over the sum of the terms' magnitudes, of"
+for name, about, over, under, least, most in (
+    (
+        "positive.ratio",
+        "ONNX Runtime in TF32 over that of torch in float32, positive weights",
+        ("uniform", "ORT used"),
+        ("uniform", "torch used"),
+        20,
+        60,
+    ),
+    (
+        "signed.ratio",
+        "ONNX Runtime in TF32 over that of torch in float32, weights of both signs",
+        ("normal", "ORT used"),
+        ("normal", "torch used"),
+        100,
+        300,
+    ),
+    (
+        "signed.tf32",
+        "ONNX Runtime in TF32, weights: both signs over positive ones",
+        ("normal", "ORT used"),
+        ("uniform", "ORT used"),
+        0.8,
+        1.3,
+    ),
+    (
+        "signed.float32",
+        "torch in float32, weights: positive ones over both signs",
+        ("uniform", "torch used"),
+        ("normal", "torch used"),
+        3,
+        10,
+    ),
 ):
-    study.value(
-        f"{name}.ratio",
-        "largest error over the sum of the terms' magnitudes, of ONNX Runtime in TF32 over that of "
-        f"torch in float32, {signs}",
-        "limits",
-        lambda t: t["ORT used"] / t["torch used"],
-        where={"tf32": "ORT alone", "weights": weights},
-        test=lambda v, least=least, most=most: least < v.value < most,
-    )
-for name, what, column, over, under, least, most in (
-    ("signed.tf32", "ONNX Runtime in TF32", "ORT used", "normal", "uniform", 0.8, 1.3),
-    ("signed.float32", "torch in float32", "torch used", "uniform", "normal", 3, 10),
-):
-    words = {"normal": "both signs", "uniform": "positive ones"}
     study.value(
         name,
-        f"largest error over the sum of the terms' magnitudes, of {what}, weights: {words[over]} "
-        f"over {words[under]}",
+        f"{OF_TERMS} {about}",
         "limits",
-        lambda t, column=column, over=over, under=under: t.set_index("weights")[column].pipe(
-            lambda used: used[over] / used[under]
+        lambda t, over=over, under=under: t.set_index("weights").pipe(
+            lambda used: used.at[over] / used.at[under]
         ),
-        where={"tf32": "ORT alone"},
+        where={"tf32": "ORT alone", "weights": [over[0], under[0]]},
         test=lambda v, least=least, most=most: least < v.value < most,
     )
 for name, about, switch, holds in (

@@ -354,31 +354,26 @@ for name, optimization in (("nodes.unfused", UNFUSED), ("nodes.fused", BACKEND))
         where=row(optimization),
         test=lambda v, most=200 if optimization == UNFUSED else 21: 0 < v.value <= most,
     )
-for name, optimization, least in (
-    ("memory.graph", "inductor, reduce-overhead", 150),
-    ("memory.best", BEST, 500),
-    ("memory.tiers", "roundoff, CUDA graph", 300),
-    ("memory.plain", BACKEND, 200),
+for name, optimization, table, least in (
+    ("graph", "inductor, reduce-overhead", "times", 150),
+    ("best", BEST, "times", 500),
+    ("tiers", "roundoff, CUDA graph", "times", 300),
+    ("plain", BACKEND, "times", 200),
+    ("best.again", BEST, "autotuned", 400),
+    ("tiers.again", "roundoff, CUDA graph", "separated", 200),
 ):
+    chosen = {
+        "times": row(optimization),
+        "autotuned": {"optimization": optimization, "precision": "float16"},
+        "separated": {"optimization": optimization, "rules": "all"},
+    }
     study.value(
-        name,
-        f"MiB beside the model, {optimization}, {LAYER}, float16",
-        "times",
-        "memory",
-        where=row(optimization),
-        test=lambda v, least=least: least < v.value < 2 * least,
-    )
-for name, table, optimization, where, least in (
-    ("memory.best.again", "autotuned", BEST, {"precision": "float16"}, 400),
-    ("memory.tiers.again", "separated", "roundoff, CUDA graph", {"rules": "all"}, 200),
-):
-    study.value(
-        name,
-        f"MiB beside the model, {optimization}, {LAYER}, float16, a later run",
+        f"memory.{name}",
+        f"MiB beside the model, {optimization}, {LAYER}, float16" + ", a later run" * ("." in name),
         table,
         "memory",
-        where={"optimization": optimization} | where,
-        on="nvidia-h100-80gb-hbm3",
+        where=chosen[table],
+        on="nvidia-h200" if table == "times" else "nvidia-h100-80gb-hbm3",
         test=lambda v, least=least: least < v.value < 2 * least,
     )
 study.value(

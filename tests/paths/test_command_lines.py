@@ -236,7 +236,7 @@ def test_a_study_refuses_nonsense_before_it_measures(
 
 slow = pytest.mark.slow(reason="whole studies in processes of their own")
 WHOLE = [
-    ("studies/llama_backend.py", "--with_mask 1"),
+    ("studies/llama_backend.py", "--with_mask"),
     ("studies/whole_model.py", "--only times,costs"),
     ("studies/batch_invariance.py", "--prompts 1 --tokens 1 --completions 2"),
     ("studies/batch_invariance.py", "--only alone,attention"),

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from roundoff import timing
-from roundoff.errors import ArgumentError
 from roundoff.timing import compile_cache, measure, statistics
 
 
@@ -178,7 +177,7 @@ def test_intervals_of_the_median_cover_what_they_say(kind, n):
     trials = 150
     hits = 0
     for _ in range(trials):
-        found = statistics.median_interval(draw(), resamples=499)
+        found = statistics.median_interval(draw())
         hits += found.low <= truth <= found.high
     # Three standard errors of a count below 95 %; a 90 % interval would fail this.
     assert hits / trials >= 0.95 - 3 * math.sqrt(0.95 * 0.05 / trials)
@@ -191,7 +190,7 @@ def test_neighbours_that_are_alike_widen_the_interval():
         x = np.zeros(150)
         for i in range(1, 150):
             x[i] = 0.7 * x[i - 1] + rng.standard_normal()
-        found = statistics.median_interval(x[50:], resamples=499)
+        found = statistics.median_interval(x[50:])
         hits += found.low <= 0 <= found.high
     assert hits / 100 >= 0.85  # about 0.65 were they taken for independent
 
@@ -243,8 +242,6 @@ def test_copies_exceed_the_cache_and_fit_the_memory():
     assert timing.copies(cache * 2) == 2
     assert timing.copies(1) == 64
     assert timing.copies(timing.free_memory() * 2) == 1
-    with pytest.raises(ArgumentError):
-        timing.copies(0)
     assert 2**20 < timing.free_memory() < 2**50
 
 

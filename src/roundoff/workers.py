@@ -26,7 +26,7 @@ from unittest import mock
 
 import cloudpickle
 
-from .arguments import check_mapping, check_number, check_whole
+from .arguments import check_number, check_whole
 from .errors import ArgumentError, UnsupportedError, WorkerError
 
 __all__ = ["Workers"]
@@ -61,9 +61,9 @@ class Workers:
     Raises
     ------
     ArgumentError
-        When *count* or *limit_s* is out of range, or a variable is no text.
+        When *count* or *limit_s* is out of range.
     UnsupportedError
-        When processes cannot fork here, or torch lacks the backend.
+        When torch lacks the backend.
 
     Examples
     --------
@@ -90,12 +90,7 @@ class Workers:
 
         self.count = check_whole("count", count, 1)
         self.limit_s = check_number("limit_s", limit_s, above=0)
-        self.environment = check_mapping("environment", environment or {})
-        for name, value in self.environment.items():
-            if not isinstance(value, str):
-                raise ArgumentError(f"variable {name}", got=repr(value), expected="a text")
-        if not hasattr(os, "fork") or not dist.is_available():
-            raise UnsupportedError("workers need fork and torch.distributed", got=sys.platform)
+        self.environment = dict(environment or {})
         if not dist.is_backend_available(backend):
             raise UnsupportedError("this build of torch lacks a backend", got=backend)
         self.backend = backend

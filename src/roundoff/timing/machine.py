@@ -32,12 +32,9 @@ def last_level_cache(device: str = "cpu") -> int:
     """
     if torch.device(device).type == "cuda":
         return int(torch.cuda.get_device_properties(device).L2_cache_size)
-    sizes = []
-    for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
-        match = re.fullmatch(r"(\d+)([KM]?)", path.read_text("ascii").strip())
-        if match:
-            sizes.append(int(match[1]) * {"": 1, "K": 2**10, "M": 2**20}[match[2]])
-    return max(sizes, default=32 * 2**20)
+    sizes = Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")
+    kib = [int(size.read_text("ascii").strip().removesuffix("K")) for size in sizes]
+    return max(kib, default=32 * 2**10) * 2**10
 
 
 def copies(nbytes: int, device: str = "cpu", most: int = 64) -> int:

@@ -325,8 +325,7 @@ def read_record(path: str | Path) -> Record:
     (True, True)
     """
     data = _load(Path(path))
-    names = [field.name for field in dataclasses.fields(Provenance)]
-    runs = [Provenance(*(run[name] for name in names)) for run in data["runs"]]
+    runs = [Provenance(**run) for run in data["runs"]]
     record = Record(data["page"], data["machine"], {}, {}, values=data.get("values", {}))
     for name, table in data["tables"].items():
         part = table["part"]

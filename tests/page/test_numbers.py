@@ -8,7 +8,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from roundoff.page import choose
-from roundoff.page.numbers import Number, prints
+from roundoff.page.numbers import Number
 
 ROWS = pd.DataFrame(
     {
@@ -31,11 +31,11 @@ def test_a_correctly_printed_number_holds_and_its_neighbours_do_not(
     # Halfway, as far as a float64 can tell, two texts are right.
     assume(abs(abs(scaled % 1) - 0.5) > max(1e-6, 2 * math.ulp(scaled)))
     text = f"{value:.{digits}f}"
-    assert prints(text, value)
-    assert prints(f"{value:,.{digits}f}".replace("-", "−"), value)
+    assert Number("", text).holds(value)
+    assert Number("", f"{value:,.{digits}f}".replace("-", "−")).holds(value)
     for step in (-1, 1):
         changed = f"{float(text) + step * 10.0**-digits:.{digits}f}"
-        assert not prints(changed, value), changed
+        assert not Number("", changed).holds(value), changed
 
 
 @pytest.mark.parametrize(

@@ -272,13 +272,13 @@ def test_half_the_work_takes_about_half_the_time_on_a_gpu(cuda_graph):
 
 def test_a_cache_of_compiled_code_is_empty_or_as_it_was_left(monkeypatch, tmp_path) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setenv("TRITON_CACHE_DIR", "kept")
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "kept")
+    for name in ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR"):
+        monkeypatch.setenv(name, "/kept")
     found = []
     for again in (False, True, False):
         with compile_cache("a/b", again) as folder:
             assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(folder)
             found.append((folder / "compiled").exists())
             (folder / "compiled").touch()
-        assert os.environ["TRITON_CACHE_DIR"] == os.environ["TORCHINDUCTOR_CACHE_DIR"] == "kept"
+        assert os.environ["TRITON_CACHE_DIR"] == os.environ["TORCHINDUCTOR_CACHE_DIR"] == "/kept"
     assert found == [False, True, False]
